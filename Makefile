@@ -1,0 +1,417 @@
+# libmemtrain: `make` builds, `make check` tests, `make run` trains, `make help` lists the rest.
+#
+# Everything is found by wildcard: a new .c or .cpp in its folder needs no change here.
+#   libmemtrain/*.c             -> build/lib/libmemtrain.a, .so     (C11, libc and libm only)
+#   shim/*.cpp                  -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
+#   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
+#   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
+#   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
+#   bench/*.c, bench/*.cpp      -> build/bench/NAME
+# Works with GNU make 3.81 (macOS) and later. Variables are described in docs/building.md.
+
+ifneq ($(firstword $(sort 3.81 $(MAKE_VERSION))),3.81)
+$(error GNU make 3.81 or later is needed, this is $(MAKE_VERSION))
+endif
+ifneq ($(words $(CURDIR)),1)
+$(error The path of this folder has a blank in it, which make cannot handle: $(CURDIR))
+endif
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SECONDARY:
+.SUFFIXES:
+.PHONY: FORCE
+
+# ---- what can be set ---------------------------------------------------------------------------
+
+BUILD ?= build
+ifeq ($(origin CC),default)
+CC := cc
+endif
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
+CFLAGS ?= -O2 -g
+CXXFLAGS ?= -O2 -g
+WERROR ?= -Werror
+PYTHON ?= python3
+LIBTORCH ?=
+WHEELS ?=
+DEVICE ?=
+SUITES ?=
+RUN_FLAGS ?=
+SANITIZE ?=
+COVERAGE ?=
+PREFIX ?= /usr/local
+DESTDIR ?=
+V ?= 0
+
+ifeq ($(V),0)
+Q := @
+say = @echo "  $(1)  $(2)"
+else
+Q :=
+say = @:
+endif
+
+# One job per core as far as memory goes; -jN on the command line has precedence.
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell sh setup/jobs.sh)
+endif
+
+OS := $(shell uname -s)
+version_of = $(shell sed -n 's/^.define MT_VERSION_$(1) *\([0-9][0-9]*\).*/\1/p' \
+    include/memtrain/status.h 2>/dev/null)
+MAJOR := $(or $(call version_of,MAJOR),0)
+VERSION := $(MAJOR).$(or $(call version_of,MINOR),0).$(or $(call version_of,PATCH),0)
+
+# ---- sources -----------------------------------------------------------------------------------
+
+CORE_SRC := $(sort $(wildcard libmemtrain/*.c))
+SHIM_SRC := $(sort $(wildcard shim/*.cpp))
+EXAMPLE_SRC := $(sort $(wildcard examples/*.c))
+COMMON_SRC := $(sort $(wildcard examples/common/*.c))
+MODEL_SRC := $(sort $(wildcard examples/models/*.cpp))
+HELPER_SRC := $(sort $(wildcard tests/common/*.c))
+TEST_EX_SRC := $(sort $(wildcard tests/check_ex_*.c))
+TEST_CORE_SRC := $(filter-out $(TEST_EX_SRC),$(sort $(wildcard tests/check_*.c)))
+TEST_TORCH_SRC := $(sort $(wildcard tests/check_*.cpp))
+BENCH_SRC := $(sort $(wildcard bench/*.c bench/*.cpp))
+
+OBJ := $(BUILD)/obj
+objects = $(patsubst %,$(OBJ)/%.o,$(1))
+CORE_OBJ := $(call objects,$(CORE_SRC))
+SHIM_OBJ := $(call objects,$(SHIM_SRC))
+COMMON_OBJ := $(call objects,$(COMMON_SRC))
+MODEL_OBJ := $(call objects,$(MODEL_SRC))
+HELPER_OBJ := $(call objects,$(HELPER_SRC))
+APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) \
+    $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(HELPER_OBJ)
+APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))) $(MODEL_OBJ)
+
+# The registry of handles is internal to each library: both carry a copy of it.
+SHARED_OBJ := $(call objects,$(wildcard libmemtrain/handle.c))
+
+programs = $(addprefix $(BUILD)/,$(basename $(1)))
+EXAMPLES := $(call programs,$(EXAMPLE_SRC))
+TESTS_CORE := $(call programs,$(TEST_CORE_SRC))
+TESTS_EX := $(call programs,$(TEST_EX_SRC))
+TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
+BENCHES := $(call programs,$(BENCH_SRC))
+HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
+COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
+
+LIB := $(BUILD)/lib
+ifeq ($(OS),Darwin)
+so = $(LIB)/lib$(1).dylib
+else
+so = $(LIB)/lib$(1).so
+endif
+CORE_A := $(if $(CORE_SRC),$(LIB)/libmemtrain.a)
+CORE_SO := $(if $(CORE_SRC),$(call so,memtrain))
+SHIM_SO := $(if $(SHIM_SRC),$(call so,memtrain_torch))
+
+# ---- libtorch and the system's packages --------------------------------------------------------
+
+# These goals need no libtorch; for all others it is looked for, or fetched, first.
+NO_TORCH := help clean distclean format check-format core check-core check-valgrind coverage
+NO_BUILD := help clean distclean format check-format
+ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
+include build/libtorch.mk
+# Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
+ifeq ($(and $(TORCH_VERSION_FILE),$(wildcard $(TORCH_VERSION_FILE))),)
+build/libtorch.mk: FORCE
+else ifeq ($(filter setup,$(MAKECMDGOALS))$(MAKE_RESTARTS),setup)
+build/libtorch.mk build/setup.ok: FORCE
+endif
+PACKAGES := build/setup.ok
+else
+PACKAGES := build/setup-core.ok
+endif
+
+setup_env = CC='$(CC)' CXX='$(CXX)' PYTHON='$(PYTHON)' LIBTORCH='$(LIBTORCH)' WHEELS='$(WHEELS)'
+
+# A stamp is written only when its text changes; what depends on it is made again then.
+stamp = $(Q)mkdir -p $(dir $@) && printf '%s\n' '$(1)' >$@.new && \
+    if cmp -s $@.new $@; then rm -f $@.new; else mv -f $@.new $@; fi
+
+build/setup.key: FORCE
+	$(call stamp,$(LIBTORCH) $(PYTHON))
+
+build/setup.ok: setup/system.sh
+	$(Q)$(setup_env) sh setup/system.sh all $@
+
+build/setup-core.ok: setup/system.sh
+	$(Q)$(setup_env) sh setup/system.sh core $@
+
+build/libtorch.mk: build/setup.key build/setup.ok setup/libtorch.sh setup/fetch.sh \
+    $(wildcard setup/libtorch-*.txt) $(wildcard $(TORCH_VERSION_FILE))
+	$(Q)$(setup_env) sh setup/libtorch.sh $@
+
+package = $(shell pkg-config $(1) 2>/dev/null)
+CHECK_CFLAGS = $(eval CHECK_CFLAGS := $(call package,--cflags check))$(CHECK_CFLAGS)
+CHECK_LIBS = $(eval CHECK_LIBS := $(call package,--libs check))$(CHECK_LIBS)
+IMAGE_CFLAGS = $(eval IMAGE_CFLAGS := $(call package,--cflags libjpeg libpng jansson))$(IMAGE_CFLAGS)
+IMAGE_LIBS = $(eval IMAGE_LIBS := $(call package,--libs libjpeg libpng jansson))$(IMAGE_LIBS)
+ifneq ($(OS),Darwin)
+CRYPTO_CFLAGS = $(eval CRYPTO_CFLAGS := $(call package,--cflags libcrypto))$(CRYPTO_CFLAGS)
+CRYPTO_LIBS = $(eval CRYPTO_LIBS := $(call package,--libs libcrypto))$(CRYPTO_LIBS)
+endif
+
+# ---- flags -------------------------------------------------------------------------------------
+
+# Results must not depend on the optimiser: no fast-math, no contraction into fused multiply-add.
+EXACT := -ffp-contract=off
+WARN := -Wall -Wextra -Wshadow -Wpointer-arith -Wwrite-strings -Wvla $(WERROR)
+WARN_C := $(WARN) -Wstrict-prototypes -Wmissing-prototypes
+DEPEND = -MMD -MP -MF $(@:.o=.d)
+INSTRUMENT := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all \
+    -fno-omit-frame-pointer) $(if $(COVERAGE),--coverage -O0)
+ifneq ($(findstring undefined,$(SANITIZE)),)
+INSTRUMENT += -fno-sanitize=vptr
+endif
+
+CORE_FLAGS = -std=c11 -fPIC -fvisibility=hidden $(EXACT) -Wpedantic -Wfloat-conversion $(WARN_C) \
+    $(CFLAGS) $(INSTRUMENT) -Iinclude -Ilibmemtrain -iquote .
+TORCH_FLAGS = -std=$(TORCH_STD) $(addprefix -isystem ,$(TORCH_INCLUDE))
+CXX_COMMON = -fPIC $(EXACT) $(WARN) $(CXXFLAGS) $(INSTRUMENT) -Iinclude -iquote .
+SHIM_FLAGS = $(CXX_COMMON) -fvisibility=hidden -fvisibility-inlines-hidden -Ishim -Ilibmemtrain \
+    $(TORCH_FLAGS)
+APP_DIRS := -Itests -Itests/common -Iexamples -Iexamples/common -Iexamples/models
+APP_FLAGS = -std=gnu11 $(EXACT) $(WARN_C) $(CFLAGS) $(INSTRUMENT) -Iinclude -iquote . $(APP_DIRS)
+APPXX_FLAGS = $(CXX_COMMON) $(APP_DIRS) $(TORCH_FLAGS)
+
+# Programs lie beside lib/; a libtorch below build/ is found relative to them, so that the tree can
+# be moved. UP leads from a variant such as build/asan to build/.
+UP := $(if $(filter build/%,$(BUILD)),../)
+INSIDE = $(if $(filter build build/%,$(BUILD)),$(filter $(CURDIR)/build/%,$(TORCH_LIB)))
+ifeq ($(OS),Darwin)
+HERE := @loader_path
+soname = -dynamiclib -install_name @rpath/lib$(1).dylib -current_version $(VERSION) \
+    '-Wl,-exported_symbol,_mt_*'
+TORCH_LINK = -L$(TORCH_LIB) -ltorch_cpu -lc10
+LAZY := -Wl,-dead_strip_dylibs
+else
+HERE := $$ORIGIN
+soname = -shared -Wl,-soname,lib$(1).so.$(MAJOR) -Wl,--version-script=setup/exports.map \
+    $(if $(SANITIZE),,-Wl,-z,defs)
+TORCH_LINK = -L$(TORCH_LIB) -Wl,--push-state,--no-as-needed -ltorch_cpu -lc10 -Wl,--pop-state
+LAZY := -Wl,--as-needed
+endif
+TORCH_RPATH = $(if $(INSIDE),$(HERE)/../$(UP)$(patsubst $(CURDIR)/build/%,%,$(TORCH_LIB)),$(TORCH_LIB))
+rpath = '-Wl,-rpath,$(HERE)/../lib' '-Wl,-rpath,$(TORCH_RPATH)'
+LIBS_LINK = -L$(LIB) $(if $(SHIM_SO),-lmemtrain_torch) $(if $(CORE_SO),-lmemtrain)
+
+# $(call link_so,NAME,COMMAND): the file with the full version, and the two links to it.
+ifeq ($(OS),Darwin)
+link_so = $(Q)$(2) -o $(LIB)/lib$(1).dylib
+else
+link_so = $(Q)$(2) -o $(LIB)/lib$(1).so.$(VERSION) && cd $(LIB) && \
+    ln -sf lib$(1).so.$(VERSION) lib$(1).so.$(MAJOR) && ln -sf lib$(1).so.$(VERSION) lib$(1).so
+endif
+
+# ---- targets -----------------------------------------------------------------------------------
+
+.PHONY: all setup core run check check-core check-torch check-oom check-asan check-ubsan
+.PHONY: check-valgrind bench coverage format check-format symbols install uninstall clean distclean
+.PHONY: help tests
+
+all: core $(SHIM_SO) $(EXAMPLES) ## both libraries and the examples (default)
+
+core: $(CORE_A) $(CORE_SO) ## libmemtrain alone: needs a C compiler and nothing else
+
+tests: $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
+
+setup: build/libtorch.mk ## look for what is needed, and fetch or install what is not there
+	@:
+
+run: all ## build, then train on Food-101 with RUN_FLAGS
+	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} $(BUILD)/examples/food101 $(RUN_FLAGS)
+
+# SUITES="check_policy check_trace" runs these alone.
+STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
+    setup/check_readme.sh setup/check_format.sh
+chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
+static_env = CC='$(CC)' CXX='$(CXX)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)'
+suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)')
+install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' VERSION='$(VERSION)' LIB='$(LIB)' \
+    TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)'
+run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
+
+check: all tests ## all tests and static checks (DEVICE=cpu|cuda|mps, SUITES="check_a check_b")
+	@$(run_tests) $(if $(SUITES),,$(STATIC)) \
+	    $(call chosen,$(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH))
+
+check-core: core $(TESTS_CORE) ## the suites of the core, without libtorch
+	@$(run_tests) $(call chosen,$(TESTS_CORE))
+
+check-torch: all $(TESTS_EX) $(TESTS_TORCH) ## the suites that use libtorch or the examples
+	@$(run_tests) $(call chosen,$(TESTS_EX) $(TESTS_TORCH))
+
+OOM_TESTS := $(filter $(BUILD)/tests/check_oom%,$(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH))
+check-oom: all $(OOM_TESTS) ## every single allocation fails in turn (slow)
+	@MT_TEST_SLOW=1 $(run_tests) $(call chosen,$(OOM_TESTS))
+
+# gcc's and clang's sanitizers; libtorch itself is not instrumented, and it keeps memory to the end.
+check-asan: ## all suites under the address sanitizer, in build/asan
+	+@$(MAKE) --no-print-directory BUILD=build/asan SANITIZE=address check-core
+	+@ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 \
+	    $(MAKE) --no-print-directory BUILD=build/asan SANITIZE=address check-torch
+
+check-ubsan: ## all suites under the undefined-behaviour sanitizer, in build/ubsan
+	+@$(MAKE) --no-print-directory BUILD=build/ubsan SANITIZE=undefined check-core
+	+@UBSAN_OPTIONS=print_stacktrace=1 \
+	    $(MAKE) --no-print-directory BUILD=build/ubsan SANITIZE=undefined check-torch
+
+VALGRIND := valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible
+check-valgrind: core $(TESTS_CORE) ## the suites of the core under valgrind
+	@CK_TIMEOUT_MULTIPLIER=20 WRAP='$(VALGRIND)' $(run_tests) $(call chosen,$(TESTS_CORE))
+
+bench: all $(BENCHES) ## run the benchmarks on one core
+	@sh setup/run_bench.sh $(BENCHES)
+
+coverage: ## lines of libmemtrain that the suites of the core reach, in build/coverage
+	@rm -rf build/coverage/obj/libmemtrain/*.gcda
+	+@$(MAKE) --no-print-directory BUILD=build/coverage COVERAGE=1 check-core
+	@sh setup/coverage.sh build/coverage/obj/libmemtrain
+
+symbols: all ## write the lists of exported symbols anew (tests/symbols)
+	@LIB='$(LIB)' sh setup/check_symbols.sh --write
+
+format: ## rewrite the sources with clang-format
+	@sh setup/check_format.sh --write
+
+check-format: ## verify the format
+	@sh setup/check_format.sh
+
+# The installed shim looks for libtorch where this build found it.
+install: all ## install below DESTDIR and PREFIX (default /usr/local)
+	$(Q)$(install_env) sh setup/install.sh
+ifneq ($(SHIM_SO),)
+	$(Q)$(call shim_command,$(TORCH_LIB)) \
+	    -o $(DESTDIR)$(PREFIX)/lib/$(notdir $(realpath $(SHIM_SO)))
+endif
+
+uninstall: ## remove what install wrote
+	$(Q)$(install_env) sh setup/install.sh --remove
+
+clean: ## remove what was compiled; keep the fetched libtorch
+	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib examples tests bench) build/asan build/ubsan build/coverage
+
+distclean: ## remove build/ altogether
+	$(Q)rm -rf build
+
+help: ## this list
+	@echo "make [TARGET] [LIBTORCH=DIR] [PYTHON=python3] [DEVICE=cuda] [V=1]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
+
+# ---- objects -----------------------------------------------------------------------------------
+
+$(OBJ)/core.flags: FORCE
+	$(call stamp,$(CC) $(CORE_FLAGS))
+$(OBJ)/shim.flags: FORCE
+	$(call stamp,$(CXX) $(SHIM_FLAGS) $(TORCH_VERSION))
+$(OBJ)/app.flags: FORCE
+	$(call stamp,$(CC) $(APP_FLAGS))
+$(OBJ)/appxx.flags: FORCE
+	$(call stamp,$(CXX) $(APPXX_FLAGS) $(TORCH_VERSION))
+$(OBJ)/core.link: FORCE
+	$(call stamp,$(VERSION) $(CORE_OBJ))
+$(OBJ)/shim.link: FORCE
+	$(call stamp,$(VERSION) $(SHIM_OBJ) $(TORCH_LIB) $(TORCH_VERSION))
+$(OBJ)/parts.link: FORCE
+	$(call stamp,$(COMMON_OBJ) $(HELPER_OBJ))
+$(OBJ)/app.link: FORCE
+	$(call stamp,$(COMMON_OBJ) $(MODEL_OBJ) $(TORCH_LIB) $(TORCH_VERSION))
+
+$(CORE_OBJ): $(OBJ)/%.o: % $(OBJ)/core.flags | $(PACKAGES)
+	$(call say,CC  ,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CORE_FLAGS) $(DEPEND) -c -o $@ $<
+
+$(SHIM_OBJ): $(OBJ)/%.o: % $(OBJ)/shim.flags | $(PACKAGES)
+	$(call say,CXX ,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(SHIM_FLAGS) $(CRYPTO_CFLAGS) $(DEPEND) -c -o $@ $<
+
+# Tests of the core see its internal headers; the examples see the public ones only.
+$(call objects,$(TEST_CORE_SRC) $(filter %.c,$(BENCH_SRC)) $(HELPER_SRC)): INTERNAL := -Ilibmemtrain
+$(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ilibmemtrain -Ishim
+
+$(APP_C_OBJ): $(OBJ)/%.o: % $(OBJ)/app.flags | $(PACKAGES)
+	$(call say,CC  ,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(APP_FLAGS) $(INTERNAL) $(CHECK_CFLAGS) $(IMAGE_CFLAGS) $(DEPEND) -c -o $@ $<
+
+$(APP_CXX_OBJ): $(OBJ)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
+	$(call say,CXX ,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(APPXX_FLAGS) $(INTERNAL) $(CHECK_CFLAGS) $(IMAGE_CFLAGS) $(DEPEND) -c -o $@ $<
+
+# ---- libraries ---------------------------------------------------------------------------------
+
+archive = $(Q)mkdir -p $(@D) && rm -f $@ && ar rcs $@ $(filter %.o,$^)
+
+$(LIB)/libmemtrain.a: $(CORE_OBJ) $(OBJ)/core.link
+	$(call say,AR  ,$@)
+	$(archive)
+
+$(OBJ)/tests/common.a: $(HELPER_OBJ) $(OBJ)/parts.link
+	$(archive)
+
+$(OBJ)/examples/common.a: $(COMMON_OBJ) $(OBJ)/parts.link
+	$(archive)
+
+$(call so,memtrain): $(CORE_OBJ) $(OBJ)/core.link setup/exports.map
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(call link_so,memtrain,$(CC) $(call soname,memtrain) $(INSTRUMENT) $(LDFLAGS) $(CORE_OBJ) -lm)
+
+# $(call shim_command,FOLDER_OF_LIBTORCH)
+shim_command = $(CXX) $(call soname,memtrain_torch) '-Wl,-rpath,$(HERE)' '-Wl,-rpath,$(1)' \
+    $(INSTRUMENT) $(LDFLAGS) $(SHIM_OBJ) $(SHARED_OBJ) -L$(LIB) $(if $(CORE_SO),-lmemtrain) $(TORCH_LINK) $(CRYPTO_LIBS)
+
+$(call so,memtrain_torch): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(OBJ)/shim.link setup/exports.map
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(call link_so,memtrain_torch,$(call shim_command,$(TORCH_RPATH)))
+
+# ---- programs ----------------------------------------------------------------------------------
+
+$(EXAMPLES): $(BUILD)/%: $(OBJ)/%.c.o $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS_LINK) \
+	    $(TORCH_LINK) $(IMAGE_LIBS) -lm -lpthread
+
+$(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) -lm -lpthread
+
+# The archive of the core comes last: only what is internal is taken from it, the rest from the
+# shared library, so that there is one state. An example's test that uses no libtorch loads none.
+$(TESTS_EX): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_SO) $(SHIM_SO)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< $(HELPER_A) $(COMMON_A) $(LAZY) \
+	    $(LIBS_LINK) $(CORE_A) $(CHECK_LIBS) $(IMAGE_LIBS) -lm -lpthread
+
+torch_program = $(Q)mkdir -p $(@D) && $(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< \
+    $(MODEL_OBJ) $(HELPER_A) $(COMMON_A) $(LIBS_LINK) $(CORE_A) $(TORCH_LINK) $(CHECK_LIBS) \
+    $(IMAGE_LIBS) $(CRYPTO_LIBS) -lm -lpthread
+TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
+
+$(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
+	$(call say,LINK,$@)
+	$(torch_program)
+
+$(call programs,$(filter %.c,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.c.o $(TORCH_PARTS)
+	$(call say,LINK,$@)
+	$(torch_program)
+
+$(call programs,$(filter %.cpp,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
+	$(call say,LINK,$@)
+	$(torch_program)
+
+-include $(patsubst %.o,%.d,$(CORE_OBJ) $(SHIM_OBJ) $(APP_C_OBJ) $(APP_CXX_OBJ))
