@@ -1,0 +1,88 @@
+/*
+ * choose.c - the number of chunks from measured times.
+ *
+ * time(m) is not monotone per sample (a chunk can be too large for a cache, or fall off a kernel's
+ * edge), so the largest chunk that fits is only one candidate. Every chunk of training is a
+ * measurement; sizes in between are interpolated. Expectations are a little too good where little
+ * is known, so that such a size is tried once, on a real batch, and then known.
+ */
+#include "choose.h"
+
+#include <math.h>
+#include <string.h>
+
+#define WORTH_IT 0.98 /* a gain below 2 % is noise */
+#define FIRST_RUN 0.9 /* the first run of a shape pays for its set-up: expect less next time */
+#define BEYOND 0.9    /* time grows as samples^0.9 where nothing was measured: larger is better */
+
+/* Index of the first entry of at least so many samples. */
+static size_t position(const mt__timings *t, size_t samples) {
+    size_t i = 0;
+    while (i < t->count && t->entry[i].samples < samples) i++;
+    return i;
+}
+
+void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
+    mt__timing *e = timings->entry;
+    size_t i = position(timings, samples);
+    if (!(seconds > 0) || samples == 0) return;
+    if (i < timings->count && e[i].samples == samples) {
+        e[i].seconds = fmin(e[i].seconds, seconds);
+        e[i].runs = 2;
+        return;
+    }
+    if (timings->count == MT__TIMINGS) return;
+    memmove(e + i + 1, e + i, (timings->count - i) * sizeof *e);
+    e[i] = (mt__timing){samples, 1, seconds};
+    timings->count++;
+}
+
+double mt__measured_seconds(const mt__timings *timings, size_t samples) {
+    size_t i = position(timings, samples);
+    int found = i < timings->count && timings->entry[i].samples == samples;
+    return found ? timings->entry[i].seconds : 0;
+}
+
+static double expected(const mt__timing *t) {
+    return t->runs == 1 ? FIRST_RUN * t->seconds : t->seconds;
+}
+
+static double power_law(const mt__timing *t, size_t samples) {
+    return expected(t) * pow((double)samples / (double)t->samples, BEYOND);
+}
+
+double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
+    const mt__timing *e = timings->entry;
+    size_t i = position(timings, samples);
+    if (timings->count == 0) return 0;
+    if (i == timings->count) return power_law(&e[i - 1], samples);
+    if (e[i].samples == samples) return expected(&e[i]);
+    if (i == 0) return power_law(&e[0], samples);
+    double share = (double)(samples - e[i - 1].samples) / (double)(e[i].samples - e[i - 1].samples);
+    return expected(&e[i - 1]) + share * (expected(&e[i]) - expected(&e[i - 1]));
+}
+
+double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chunks) {
+    size_t small = samples / chunks, larger = samples % chunks;
+    double seconds = (double)(chunks - larger) * mt__chunk_seconds(timings, small);
+    return larger ? seconds + (double)larger * mt__chunk_seconds(timings, small + 1) : seconds;
+}
+
+size_t mt__next_candidate(size_t chunks) {
+    return mt__max(chunks + 1, chunks + chunks / 2);
+}
+
+size_t mt__choose_chunks(const mt__timings *timings, size_t samples, size_t fewest, size_t most,
+                         size_t current) {
+    size_t best = fewest;
+    double least = mt__batch_seconds(timings, samples, fewest);
+    if (timings->count == 0) return fewest;
+    for (size_t k = mt__next_candidate(fewest); k <= most; k = mt__next_candidate(k)) {
+        double seconds = mt__batch_seconds(timings, samples, k);
+        if (seconds >= least) continue;
+        best = k;
+        least = seconds;
+    }
+    if (current < fewest || current > most) return best;
+    return least < WORTH_IT * mt__batch_seconds(timings, samples, current) ? best : current;
+}

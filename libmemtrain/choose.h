@@ -1,0 +1,50 @@
+/*
+ * choose.h - the pure functions of the policy: how many chunks, from measured times.
+ */
+#ifndef MT_CHOOSE_H
+#define MT_CHOOSE_H
+
+#include "internal.h"
+
+enum { MT__TIMINGS = 64 };
+
+/* Measured time of one chunk size. */
+typedef struct mt__timing {
+    size_t samples;
+    unsigned runs;  /* 1: the first run, with its set-up; 2: more than one */
+    double seconds; /* least seen: noise only ever adds */
+} mt__timing;
+
+/* Sorted by samples. */
+typedef struct mt__timings {
+    mt__timing entry[MT__TIMINGS];
+    size_t count;
+} mt__timings;
+
+/* Notes that a chunk of so many samples took so long. Sizes past the table are not kept. */
+void mt__timings_note(mt__timings *timings, size_t samples, double seconds);
+
+/* Measured seconds of a chunk of exactly that size; 0: it never ran. */
+double mt__measured_seconds(const mt__timings *timings, size_t samples);
+
+/*
+ * Expected seconds of a chunk: measured, or between the two nearest measured sizes on a line, or
+ * beyond them by a power law; 0 when nothing was measured.
+ */
+double mt__chunk_seconds(const mt__timings *timings, size_t samples);
+
+/* Expected seconds of a batch in so many balanced chunks. */
+double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chunks);
+
+/* The candidate after so many chunks: half as many again, at least one more. */
+size_t mt__next_candidate(size_t chunks);
+
+/*
+ * The number of chunks with the least expected time, among candidates spaced geometrically from
+ * fewest to most. The current number (0: none) is kept unless another is clearly faster, so that
+ * shapes stay few.
+ */
+size_t mt__choose_chunks(const mt__timings *timings, size_t samples, size_t fewest, size_t most,
+                         size_t current);
+
+#endif

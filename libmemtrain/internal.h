@@ -1,0 +1,57 @@
+/*
+ * internal.h - what the files of libmemtrain share: host memory, argument checks, small helpers.
+ */
+#ifndef MT_INTERNAL_H
+#define MT_INTERNAL_H
+
+#include <memtrain/policy.h>
+#include <memtrain/trainer.h>
+
+#include "handle.h"
+
+/* Host memory through the replaceable functions of mt_set_allocator. Sizes of 0 give NULL. */
+void *mt__alloc(size_t count, size_t size);             /* zeroed, overflow-checked */
+void *mt__grow(void *block, size_t count, size_t size); /* realloc, overflow-checked */
+void mt__free(void *block);
+
+/*
+ * Copies a struct that starts with its own size from an older or newer caller: fields that the
+ * caller does not know stay as they are in *own.
+ */
+void mt__copy_versioned(void *own, size_t own_size, const void *theirs, size_t theirs_size);
+
+/* Sets MT_EINVAL for a handle that is NULL or stale. */
+mt_status mt__bad_handle(const void *handle, const char *function, const char *argument);
+
+/* Adds a balanced cut of samples into chunks to the end of a plan. */
+mt_status mt__plan_append(mt_plan *plan, size_t samples, size_t chunks);
+
+#define MT__CHECK(condition, ...)                                                                  \
+    do {                                                                                           \
+        if (!(condition)) return mt_set_error(MT_EINVAL, __VA_ARGS__);                             \
+    } while (0)
+
+#define MT__CHECK_HANDLE(handle, kind, function)                                                   \
+    do {                                                                                           \
+        if (!mt__handle_is(handle, kind)) return mt__bad_handle(handle, function, #handle);        \
+    } while (0)
+
+static inline size_t mt__min(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static inline size_t mt__max(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* a / b rounded up, b > 0. */
+static inline size_t mt__ceil_div(size_t a, size_t b) {
+    return a / b + (a % b != 0);
+}
+
+/* a + b, SIZE_MAX instead of overflow. */
+static inline size_t mt__add(size_t a, size_t b) {
+    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
+}
+
+#endif

@@ -1,0 +1,355 @@
+/*
+ * memory_model.c - the peak of any chunk size from recordings of two.
+ *
+ * The two sequences of allocations are paired; a pair of sizes (a at m1 samples, c at m2) stands for
+ * the line a + (c - a) (m - m1) / (m2 - m1). The bytes live at an instant are a sum of such lines,
+ * again a line, and the peak is the largest of them: only the upper envelope is kept.
+ *
+ * Pairing is a global alignment by dynamic programming (Needleman & Wunsch 1970) within a band,
+ * since the sequences differ in a few places only.
+ */
+#include "recording.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* start + rise * (m - from) / run bytes. */
+typedef struct line {
+    int64_t start, rise;
+} line;
+
+struct mt_memory_model {
+    size_t from;   /* samples of the smaller recording */
+    size_t run;    /* samples between the recordings */
+    size_t margin; /* bytes without a partner */
+    size_t count;
+    line lines[]; /* the envelope, in rising order of rise */
+};
+
+/* ---- pairing --------------------------------------------------------------------------------- */
+
+enum { GAP_COST = 2, BAND_EXTRA = 128, UNPAIRED = -1 };
+enum { STEP_PAIR = 0, STEP_SKIP_SMALL = 1, STEP_SKIP_LARGE = 2 };
+
+/* The allocations of a recording in their order, and how many there are. */
+typedef struct sequence {
+    const mt_recording *recording;
+    size_t *events; /* index of the i-th allocation */
+    size_t count;
+} sequence;
+
+static int list_allocations(const mt_recording *r, sequence *out) {
+    out->recording = r;
+    out->count = 0;
+    out->events = mt__alloc(r->allocations, sizeof *out->events);
+    if (!out->events) return 0;
+    for (size_t i = 0; i < r->count; i++)
+        if (r->events[i].bytes) out->events[out->count++] = i;
+    return 1;
+}
+
+static size_t bytes_at(const sequence *s, size_t i) {
+    return s->recording->events[s->events[i]].bytes;
+}
+
+/*
+ * Cost of pairing sizes a (m1 samples) and c (m2 > m1 samples): 0 where they are equal or
+ * proportional, 1 for another affine size that neither falls nor starts below zero, else more than
+ * two gaps.
+ */
+static int pair_cost(size_t a, size_t c, size_t m1, size_t m2) {
+    double proportional = (double)a * (double)m2 / (double)m1;
+    if (a == c || (double)c == proportional) return 0;
+    return c > a && (double)c < proportional ? 1 : 2 * GAP_COST + 1;
+}
+
+/* Whether the sequences have the same events in the same order. */
+static int same_shape(const mt_recording *a, const mt_recording *b) {
+    if (a->count != b->count) return 0;
+    for (size_t i = 0; i < a->count; i++)
+        if (a->events[i].partner != b->events[i].partner ||
+            !a->events[i].bytes != !b->events[i].bytes)
+            return 0;
+    return 1;
+}
+
+/* State of the banded dynamic programme: row i, columns i - below .. i + above. */
+typedef struct band {
+    size_t below, width;
+    uint32_t *cost;      /* two rows */
+    unsigned char *step; /* (rows + 1) x width */
+} band;
+
+static void fill_cell(band *b, const sequence *s, const sequence *l, size_t i, size_t j) {
+    const uint32_t far = UINT32_MAX / 2;
+    size_t x = j + b->below - i; /* column within the band */
+    uint32_t *row = b->cost + (i % 2) * b->width, *above = b->cost + ((i + 1) % 2) * b->width;
+    uint32_t best = far;
+    unsigned char step = STEP_SKIP_SMALL;
+    if (i == 0 && j == 0) {
+        row[x] = 0;
+        return;
+    }
+    if (i > 0 && x + 1 < b->width && above[x + 1] + GAP_COST < best)
+        best = above[x + 1] + GAP_COST; /* row i - 1, same column */
+    if (j > 0 && x > 0 && row[x - 1] + GAP_COST < best) {
+        best = row[x - 1] + GAP_COST;
+        step = STEP_SKIP_LARGE;
+    }
+    if (i > 0 && j > 0) {
+        uint32_t cost =
+            above[x] + (uint32_t)pair_cost(bytes_at(s, i - 1), bytes_at(l, j - 1),
+                                           s->recording->samples, l->recording->samples);
+        if (cost <= best) {
+            best = cost;
+            step = STEP_PAIR;
+        }
+    }
+    row[x] = best;
+    b->step[i * b->width + x] = step;
+}
+
+/* Follows the steps back from the end and writes for each allocation of l its partner in s. */
+static void trace_back(const band *b, const sequence *s, const sequence *l, ptrdiff_t *partner) {
+    size_t i = s->count, j = l->count;
+    for (size_t k = 0; k < l->count; k++) partner[k] = UNPAIRED;
+    while (i > 0 || j > 0) {
+        unsigned char step = b->step[i * b->width + (j + b->below - i)];
+        if (step == STEP_PAIR) partner[j - 1] = (ptrdiff_t)(i - 1);
+        if (step != STEP_SKIP_LARGE) i--;
+        if (step != STEP_SKIP_SMALL) j--;
+    }
+}
+
+static int align(const sequence *s, const sequence *l, ptrdiff_t *partner) {
+    size_t longer = mt__max(s->count, l->count), shorter = mt__min(s->count, l->count);
+    band b;
+    b.below = mt__min(longer, longer - shorter + BAND_EXTRA);
+    b.width = 2 * b.below + 1;
+    b.cost = mt__alloc(2 * b.width, sizeof *b.cost);
+    b.step = mt__alloc(s->count + 1, b.width);
+    int done = b.cost && b.step;
+    for (size_t i = 0; done && i <= s->count; i++) {
+        uint32_t *row = b.cost + (i % 2) * b.width;
+        for (size_t x = 0; x < b.width; x++) row[x] = UINT32_MAX / 2;
+        size_t first = i > b.below ? i - b.below : 0;
+        for (size_t j = first; j <= mt__min(l->count, i + b.below); j++) fill_cell(&b, s, l, i, j);
+    }
+    if (done) trace_back(&b, s, l, partner);
+    mt__free(b.cost);
+    mt__free(b.step);
+    return done;
+}
+
+/* Writes for the i-th allocation of l the index of its partner in s, or UNPAIRED. */
+static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
+    if (!same_shape(s->recording, l->recording)) return align(s, l, partner);
+    for (size_t i = 0; i < l->count; i++) partner[i] = (ptrdiff_t)i;
+    return 1;
+}
+
+/* Bytes on either side that have no partner. */
+static size_t unpaired_bytes(const sequence *s, const sequence *l, const ptrdiff_t *partner) {
+    size_t total = 0;
+    for (size_t i = 0; i < s->count; i++) total += bytes_at(s, i);
+    for (size_t i = 0; i < l->count; i++) {
+        if (partner[i] == UNPAIRED)
+            total += bytes_at(l, i);
+        else
+            total -= bytes_at(s, (size_t)partner[i]);
+    }
+    return total;
+}
+
+/* ---- the envelope ------------------------------------------------------------------------------ */
+
+/* Bytes live after each allocation, as lines in m; the events are those of the larger chunk. */
+static size_t collect(const sequence *s, const sequence *l, const ptrdiff_t *partner, line *out) {
+    const mt_recording *r = l->recording;
+    line now = {0, 0};
+    line *sizes = out + l->count; /* size of each allocation, by its order */
+    size_t allocation = 0;
+    size_t *order = l->events; /* ascending, so a binary search finds an event's order */
+    for (size_t e = 0; e < r->count; e++) {
+        if (r->events[e].bytes) {
+            int64_t large = (int64_t)r->events[e].bytes;
+            ptrdiff_t p = partner[allocation];
+            int64_t small = p == UNPAIRED ? large : (int64_t)bytes_at(s, (size_t)p);
+            sizes[allocation] = (line){small, large - small};
+            now.start += small;
+            now.rise += large - small;
+            out[allocation++] = now;
+        } else {
+            size_t low = 0, high = l->count, event = r->events[e].partner;
+            while (high - low > 1) {
+                size_t middle = low + (high - low) / 2;
+                if (order[middle] <= event)
+                    low = middle;
+                else
+                    high = middle;
+            }
+            now.start -= sizes[low].start;
+            now.rise -= sizes[low].rise;
+        }
+    }
+    return allocation;
+}
+
+/* Rising rise; for equal rise the higher line first. */
+static int by_rise(const void *a, const void *b) {
+    const line *x = a, *y = b;
+    if (x->rise != y->rise) return x->rise < y->rise ? -1 : 1;
+    return (x->start < y->start) - (x->start > y->start);
+}
+
+/*
+ * Whether b is nowhere the largest between a and c (rises ascending): the meeting point of a and c
+ * is at or left of that of a and b. In double: bytes squared exceed 64 bits, and a line that is kept
+ * for nothing does no harm.
+ */
+static int is_hidden(const line *a, const line *b, const line *c) {
+    double ac = (double)(a->start - c->start) * (double)(b->rise - a->rise);
+    double ab = (double)(a->start - b->start) * (double)(c->rise - a->rise);
+    return ac < ab;
+}
+
+/* Keeps the upper envelope (Andrew's monotone chain) in place; returns its size. */
+static size_t envelope(line *lines, size_t count) {
+    size_t kept = 0;
+    qsort(lines, count, sizeof *lines, by_rise);
+    for (size_t i = 0; i < count; i++) {
+        if (kept && lines[kept - 1].rise == lines[i].rise) continue;
+        while (kept >= 2 && is_hidden(&lines[kept - 2], &lines[kept - 1], &lines[i])) kept--;
+        lines[kept++] = lines[i];
+    }
+    return kept;
+}
+
+/* ---- the model --------------------------------------------------------------------------------- */
+
+static mt_status out_of_memory(void) {
+    return mt_set_error(MT_ENOMEM, "mt_memory_model_new: out of host memory");
+}
+
+static mt_status finish(const line *lines, size_t count, size_t from, size_t run, size_t margin,
+                        mt_memory_model **out) {
+    mt_memory_model *model = mt__alloc(1, sizeof *model + count * sizeof *lines);
+    if (!model || !mt__handle_add(model, MT__KIND_MEMORY_MODEL)) {
+        mt__free(model);
+        return out_of_memory();
+    }
+    model->from = from;
+    model->run = run;
+    model->margin = margin;
+    model->count = count;
+    memcpy(model->lines, lines, count * sizeof *lines);
+    *out = model;
+    return MT_OK;
+}
+
+/* Every size proportional above the recorded one, constant below it. */
+static mt_status from_one(const mt_recording *r, mt_memory_model **out) {
+    int64_t peak = (int64_t)r->peak_bytes;
+    const line lines[2] = {{peak, 0}, {peak, peak}};
+    return finish(lines, 2, r->samples, r->samples, 0, out);
+}
+
+static mt_status from_two(const mt_recording *small, const mt_recording *large,
+                          mt_memory_model **out) {
+    sequence s = {NULL, NULL, 0}, l = {NULL, NULL, 0};
+    mt_status status = MT_ENOMEM;
+    ptrdiff_t *partner = mt__alloc(large->allocations, sizeof *partner);
+    line *lines = mt__alloc(2 * large->allocations, sizeof *lines);
+    if (partner && lines && list_allocations(small, &s) && list_allocations(large, &l) &&
+        pair_up(&s, &l, partner)) {
+        size_t count = envelope(lines, collect(&s, &l, partner, lines));
+        status = finish(lines, count, small->samples, large->samples - small->samples,
+                        unpaired_bytes(&s, &l, partner), out);
+    } else {
+        out_of_memory();
+    }
+    mt__free(partner);
+    mt__free(lines);
+    mt__free(s.events);
+    mt__free(l.events);
+    return status;
+}
+
+static mt_status check_recording(const mt_recording *r, const char *name) {
+    if (!mt__handle_is(r, MT__KIND_RECORDING))
+        return mt__bad_handle(r, "mt_memory_model_new", name);
+    MT__CHECK(!r->incomplete,
+              "mt_memory_model_new: recording '%s' is incomplete: host memory ran out", name);
+    MT__CHECK(r->allocations > 0, "mt_memory_model_new: recording '%s' is empty", name);
+    return MT_OK;
+}
+
+mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *large,
+                              mt_memory_model **out) {
+    MT__CHECK(out, "mt_memory_model_new: out is NULL");
+    *out = NULL;
+    mt_status status = check_recording(small, "small");
+    if (status == MT_OK && large) status = check_recording(large, "large");
+    if (status != MT_OK) return status;
+    if (!large) return from_one(small, out);
+    MT__CHECK(
+        small->samples < large->samples,
+        "mt_memory_model_new: 'small' is of %zu samples and 'large' of %zu; large must be larger",
+        small->samples, large->samples);
+    return from_two(small, large, out);
+}
+
+void mt_memory_model_free(mt_memory_model *model) {
+    if (mt__handle_remove(model, MT__KIND_MEMORY_MODEL)) mt__free(model);
+}
+
+/* Value of a line at m, rounded up, SIZE_MAX where it leaves 63 bits. */
+static size_t value_at(const mt_memory_model *model, const line *l, size_t samples) {
+    double steps = (double)samples - (double)model->from;
+    double rough = (double)l->start + (double)l->rise * steps / (double)model->run;
+    if (rough > 9e18) return SIZE_MAX;
+    if (rough <= 0) return 0;
+    /* Exact from here: whole + rest keeps every product below 2^63. */
+    int64_t k = (int64_t)samples - (int64_t)model->from, run = (int64_t)model->run;
+    int64_t whole = l->rise / run, rest = l->rise % run;
+    int64_t part = rest * k;
+    int64_t up = part / run + (part % run > 0);
+    int64_t value = l->start + whole * k + up;
+    return value > 0 ? (size_t)value : 0;
+}
+
+size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples) {
+    size_t peak = 0;
+    if (!mt__handle_is(model, MT__KIND_MEMORY_MODEL)) return 0;
+    for (size_t i = 0; i < model->count; i++)
+        peak = mt__max(peak, value_at(model, &model->lines[i], samples));
+    return peak;
+}
+
+size_t mt_memory_model_margin(const mt_memory_model *model) {
+    return mt__handle_is(model, MT__KIND_MEMORY_MODEL) ? model->margin : 0;
+}
+
+/* Largest m at which one line is within room; SIZE_MAX where it never rises above. */
+static size_t largest_on(const mt_memory_model *model, const line *l, size_t room) {
+    if (l->rise <= 0) return value_at(model, l, 1) <= room ? SIZE_MAX : 0;
+    double m = (double)model->from +
+               ((double)room - (double)l->start) * (double)model->run / (double)l->rise;
+    if (m < 1) return 0;
+    return m > 1e15 ? SIZE_MAX : (size_t)m;
+}
+
+size_t mt_memory_model_largest(const mt_memory_model *model, size_t room_bytes) {
+    size_t m = SIZE_MAX, margin;
+    if (!mt__handle_is(model, MT__KIND_MEMORY_MODEL)) return 0;
+    if (room_bytes > INT64_MAX / 4) return SIZE_MAX; /* no limit, where values would saturate */
+    margin = model->margin;
+    if (room_bytes < margin) return 0;
+    for (size_t i = 0; i < model->count; i++)
+        m = mt__min(m, largest_on(model, &model->lines[i], room_bytes - margin));
+    if (m == SIZE_MAX) return m;
+    /* The division was in floating point: step to the exact answer. */
+    while (m > 0 && mt_memory_model_peak(model, m) > room_bytes - margin) m--;
+    while (mt_memory_model_peak(model, m + 1) <= room_bytes - margin) m++;
+    return m;
+}

@@ -1,0 +1,241 @@
+/*
+ * trace.c - writes the trace: one JSON object a line, observations and decisions.
+ *
+ * docs/trace.md lists the events. Keys are stable; new ones may be added.
+ */
+#include "trainer_state.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- JSON -------------------------------------------------------------------------------------- */
+
+static int reserve(mt__text *x, size_t more) {
+    if (x->failed) return 0;
+    if (x->length + more < x->capacity) return 1;
+    size_t capacity = mt__max(1024, 2 * (x->length + more));
+    char *data = mt__grow(x->data, capacity, 1);
+    if (!data) {
+        x->failed = 1;
+        return 0;
+    }
+    x->data = data;
+    x->capacity = capacity;
+    return 1;
+}
+
+MT_PRINTF(2, 3) static void put(mt__text *x, const char *format, ...) {
+    va_list list;
+    char piece[96]; /* a key or a number; longer texts go through put_string */
+    va_start(list, format);
+    int n = vsnprintf(piece, sizeof piece, format, list);
+    va_end(list);
+    if (n < 0 || (size_t)n >= sizeof piece || !reserve(x, (size_t)n)) return;
+    memcpy(x->data + x->length, piece, (size_t)n + 1);
+    x->length += (size_t)n;
+}
+
+/* A JSON string; bytes below 32, quotes and backslashes escaped (RFC 8259, section 7). */
+static void put_string(mt__text *x, const char *key, const char *value) {
+    put(x, ",\"%s\":\"", key);
+    for (const unsigned char *p = (const unsigned char *)(value ? value : ""); *p; p++) {
+        if (*p == '"' || *p == '\\')
+            put(x, "\\%c", *p);
+        else if (*p < 32)
+            put(x, "\\u%04x", *p);
+        else
+            put(x, "%c", *p);
+    }
+    put(x, "\"");
+}
+
+static void put_size(mt__text *x, const char *key, uint64_t value) {
+    put(x, ",\"%s\":%llu", key, (unsigned long long)value);
+}
+
+/* A number that reads back bit-equal; null for what JSON has no number for. */
+static void put_value(mt__text *x, double value) {
+    char piece[40];
+    if (!isfinite(value)) {
+        put(x, "null");
+        return;
+    }
+    snprintf(piece, sizeof piece, "%.17g", value);
+    for (char *p = piece; *p; p++)
+        if (*p == ',') *p = '.'; /* the program may have set a locale with a decimal comma */
+    put(x, "%s", piece);
+}
+
+static void put_double(mt__text *x, const char *key, double value) {
+    put(x, ",\"%s\":", key);
+    put_value(x, value);
+}
+
+static void put_list(mt__text *x, const char *key, const size_t *values, size_t count) {
+    put(x, ",\"%s\":[", key);
+    for (size_t i = 0; i < count; i++) put(x, i ? ",%zu" : "%zu", values[i]);
+    put(x, "]");
+}
+
+static void put_metrics(mt__text *x, const char *key, const mt_trainer *t, const double *values) {
+    put(x, ",\"%s\":{", key);
+    for (size_t i = 0; i < t->info.metric_count; i++) {
+        /* put_string writes ,"key":"value": a metric's name is a key, so it is written by hand. */
+        put(x, i ? ",\"" : "\"");
+        for (const char *p = t->info.metric_names[i]; p && *p; p++)
+            if (*p != '"' && *p != '\\' && (unsigned char)*p >= 32) put(x, "%c", *p);
+        put(x, "\":");
+        put_value(x, values[i]);
+    }
+    put(x, "}");
+}
+
+/* ---- lines ------------------------------------------------------------------------------------- */
+
+/* NULL without a trace. */
+static mt__text *start(mt_trainer *t, const char *event) {
+    if (!t->options.trace) return NULL;
+    t->text.length = 0;
+    t->text.failed = 0;
+    put(&t->text, "{\"event\":\"%s\"", event);
+    return &t->text;
+}
+
+static void finish(mt_trainer *t) {
+    put(&t->text, "}");
+    if (!t->text.failed) t->options.trace(t->options.trace_user, t->text.data);
+}
+
+/* The number of the step that is under way. */
+static uint64_t current_step(const mt_trainer *t) {
+    return t->run.steps + 1;
+}
+
+void mt__trace_run(mt_trainer *t, const mt_memory *memory) {
+    mt__text *x = start(t, "run");
+    if (!x) return;
+    put_string(x, "version", mt_version_string());
+    put_string(x, "torch", t->info.version);
+    put_string(x, "device", t->info.device);
+    put_size(x, "budget_bytes", memory->budget_bytes);
+    if (t->options.batch) put_size(x, "batch", t->options.batch);
+    put_size(x, "seed", t->options.seed);
+    put_size(x, "allocated_bytes", memory->allocated_bytes);
+    put_size(x, "parameter_bytes", t->info.parameter_bytes);
+    put_size(x, "gradient_bytes", t->info.gradient_bytes);
+    put_size(x, "optimizer_bytes", t->info.optimizer_bytes);
+    finish(t);
+}
+
+static int same_plan(const mt_plan *a, const mt_plan *b) {
+    if (a->samples != b->samples || a->groups != b->groups || a->reason != b->reason) return 0;
+    for (size_t g = 0; g < a->groups; g++)
+        if (a->group[g].samples != b->group[g].samples || a->group[g].times != b->group[g].times)
+            return 0;
+    return 1;
+}
+
+void mt__trace_plan(mt_trainer *t, const mt_plan *plan) {
+    if (!t->options.trace || same_plan(plan, &t->traced)) return;
+    t->traced = *plan;
+    mt__text *x = start(t, "plan");
+    put_size(x, "step", current_step(t));
+    put(x, ",\"chunks\":[");
+    for (size_t i = 0, n = mt_plan_chunks(plan); i < n; i++)
+        put(x, i ? ",%zu" : "%zu", mt_plan_chunk(plan, i));
+    put(x, "]");
+    put_string(x, "reason", mt_plan_reason_name(plan->reason));
+    put_size(x, "predicted_peak_bytes", plan->predicted_peak_bytes);
+    if (plan->discard) put(x, ",\"discard\":true");
+    finish(t);
+}
+
+void mt__trace_forced(mt_trainer *t) {
+    mt__text *x = start(t, "plan");
+    if (!x) return;
+    put_size(x, "step", current_step(t));
+    put_list(x, "chunks", t->forced.samples, t->forced.count);
+    put_string(x, "reason", mt_plan_reason_name(MT_PLAN_REPLAY));
+    put_size(x, "predicted_peak_bytes", 0);
+    finish(t);
+}
+
+void mt__trace_oom(mt_trainer *t, const mt_oom *oom, mt_action action) {
+    static const char *const actions[] = {"retry", "clear", "replan", "give_up"};
+    mt__text *x = start(t, "oom");
+    if (!x) return;
+    put_size(x, "step", current_step(t));
+    put_string(x, "phase", mt_phase_name(oom->phase));
+    put_size(x, "chunk", oom->chunk);
+    put_size(x, "requested_bytes", oom->refused_bytes);
+    put_size(x, "allocated_bytes", oom->refused_in_use_bytes);
+    put_size(x, "budget_bytes", oom->memory.budget_bytes);
+    put_size(x, "attempt", oom->attempt);
+    put_string(x, "action", actions[action]);
+    finish(t);
+}
+
+void mt__trace_clear(mt_trainer *t, mt_clear_reason reason, const mt_clear_result *result) {
+    mt__text *x = start(t, "clear");
+    if (!x) return;
+    put_size(x, "step", current_step(t));
+    put_string(x, "reason", mt_clear_reason_name(reason));
+    put_size(x, "released_bytes", result->released_bytes);
+    put_double(x, "seconds", result->seconds);
+    finish(t);
+}
+
+void mt__trace_step(mt_trainer *t, const mt_step_report *report) {
+    mt__text *x = start(t, "step");
+    if (!x) return;
+    put_size(x, "step", report->step);
+    put_size(x, "epoch", t->epoch + 1);
+    put_size(x, "samples", report->samples);
+    put_list(x, "chunks", report->chunks, report->chunk_count);
+    put_double(x, "loss", report->loss);
+    put_metrics(x, "metrics", t, report->metrics);
+    put_double(x, "seconds", report->seconds);
+    put_size(x, "retries", report->retries);
+    put_size(x, "discarded", report->discarded);
+    if (report->skipped) put(x, ",\"skipped\":true");
+    put_double(x, "grad_norm", report->grad_norm);
+    put_size(x, "predicted_peak_bytes", report->predicted_peak_bytes);
+    put_size(x, "peak_bytes", report->peak_bytes);
+    put_size(x, "allocated_bytes", report->allocated_bytes);
+    put_size(x, "reserved_bytes", report->reserved_bytes);
+    put_size(x, "budget_bytes", report->budget_bytes);
+    finish(t);
+}
+
+void mt__trace_epoch(mt_trainer *t, const mt_epoch_report *report) {
+    mt__text *x = start(t, "epoch");
+    if (!x) return;
+    put_size(x, "epoch", report->epoch);
+    put_double(x, "loss", report->loss);
+    put_metrics(x, "metrics", t, report->metrics);
+    if (report->eval_samples) {
+        put_double(x, "eval_loss", report->eval_loss);
+        put_metrics(x, "eval_metrics", t, report->eval_metrics);
+    }
+    put_double(x, "seconds", report->seconds);
+    put_size(x, "peak_bytes", report->peak_bytes);
+    finish(t);
+}
+
+void mt__trace_end(mt_trainer *t) {
+    const mt_run_report *r = &t->run;
+    mt__text *x = start(t, "end");
+    if (!x) return;
+    put_size(x, "steps", r->steps);
+    put_size(x, "samples_trained", r->samples_trained);
+    put_size(x, "samples_discarded", r->samples_discarded);
+    put_size(x, "ooms", r->ooms);
+    put_size(x, "clears", r->clears);
+    put_size(x, "peak_bytes", r->peak_bytes);
+    put_size(x, "budget_bytes", r->budget_bytes);
+    put_double(x, "seconds", r->seconds);
+    put_string(x, "state_sha256", r->state_sha256);
+    finish(t);
+}

@@ -1,0 +1,650 @@
+/*
+ * trainer.c - the transaction over mt_backend: begin, chunks, apply; or rollback, and again.
+ *
+ * What is to be done is decided in policy.c; here is the order of the calls and the bookkeeping.
+ */
+#include "trainer_state.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A step on its way through its attempts. */
+typedef struct work {
+    const mt_batch *batch;
+    mt_mode mode;
+    mt_plan plan;
+    int forced;    /* the chunks come from mt_trainer_set_chunks */
+    double units;  /* of the whole batch */
+    size_t done;   /* samples that went through in this attempt */
+    mt__sums sums; /* of this attempt */
+    mt_apply_result applied;
+    double seconds;    /* all attempts */
+    size_t peak_bytes; /* all attempts */
+    size_t discarded;  /* samples whose work was thrown away */
+    unsigned retries;
+    mt_oom oom; /* the last one */
+} work;
+
+/* ---- life -------------------------------------------------------------------------------------- */
+
+static mt_status check_backend(const mt_backend *b) {
+    MT__CHECK(b, "mt_trainer_new: backend is NULL");
+    MT__CHECK(b->size >= sizeof b->size,
+              "mt_trainer_new: backend->size is not set; use MT_BACKEND_INIT");
+    mt_backend own = MT_BACKEND_INIT;
+    mt__copy_versioned(&own, sizeof own, b, b->size);
+    MT__CHECK(own.memory, "mt_trainer_new: backend->memory is NULL");
+    MT__CHECK(own.begin, "mt_trainer_new: backend->begin is NULL");
+    MT__CHECK(own.accumulate, "mt_trainer_new: backend->accumulate is NULL");
+    MT__CHECK(own.rollback, "mt_trainer_new: backend->rollback is NULL");
+    MT__CHECK(own.apply, "mt_trainer_new: backend->apply is NULL");
+    return MT_OK;
+}
+
+static mt_status describe(mt_trainer *t) {
+    t->info.size = sizeof t->info;
+    mt_status status = t->backend.describe ? t->backend.describe(t->backend.self, &t->info) : MT_OK;
+    if (status != MT_OK) return status;
+    MT__CHECK(t->info.metric_count <= MT_METRICS_MAX,
+              "mt_trainer_new: the backend has %zu metrics; at most %d are accepted",
+              t->info.metric_count, MT_METRICS_MAX);
+    MT__CHECK(t->info.metric_count == 0 || t->info.metric_names,
+              "mt_trainer_new: the backend has metrics, but metric_names is NULL");
+    return MT_OK;
+}
+
+static mt_status read_memory(mt_trainer *t, mt_memory *out) {
+    memset(out, 0, sizeof *out);
+    out->size = sizeof *out;
+    return t->backend.memory(t->backend.self, out);
+}
+
+static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer_options *options) {
+    mt_memory memory;
+    mt__copy_versioned(&t->backend, sizeof t->backend, backend, backend->size);
+    if (options) mt__copy_versioned(&t->options, sizeof t->options, options, options->size);
+    if (t->options.policy)
+        mt__copy_versioned(&t->policy_options, sizeof t->policy_options, t->options.policy,
+                           t->options.policy->size);
+    mt_status status = describe(t);
+    if (status == MT_OK) status = mt_policy_new(t->options.policy, &t->info, &t->policy);
+    if (status == MT_OK) status = read_memory(t, &memory);
+    if (status != MT_OK) return status;
+    t->options.policy = NULL; /* it was the caller's */
+    t->run.budget_bytes = memory.budget_bytes;
+    mt__trace_run(t, &memory);
+    return t->text.failed ? mt_set_error(MT_ENOMEM, "mt_trainer_new: out of host memory") : MT_OK;
+}
+
+static void destroy(mt_trainer *t) {
+    mt_policy_free(t->policy);
+    mt__free(t->text.data);
+    mt__free(t->chunks.samples);
+    mt__free(t->forced.samples);
+    mt__free(t);
+}
+
+mt_status mt_trainer_new(const mt_backend *backend, const mt_trainer_options *options,
+                         mt_trainer **out) {
+    MT__CHECK(out, "mt_trainer_new: out is NULL");
+    *out = NULL;
+    mt_status status = check_backend(backend);
+    if (status != MT_OK) return status;
+    MT__CHECK(!options || options->size >= sizeof options->size,
+              "mt_trainer_new: options->size is not set; use MT_TRAINER_OPTIONS_INIT");
+    mt_trainer *t = mt__alloc(1, sizeof *t);
+    if (!t) return mt_set_error(MT_ENOMEM, "mt_trainer_new: out of host memory");
+    status = init(t, backend, options);
+    if (status == MT_OK && !mt__handle_add(t, MT__KIND_TRAINER))
+        status = mt_set_error(MT_ENOMEM, "mt_trainer_new: out of host memory");
+    if (status != MT_OK) {
+        destroy(t);
+        return status;
+    }
+    *out = t;
+    return MT_OK;
+}
+
+void mt_trainer_free(mt_trainer *trainer) {
+    if (mt__handle_remove(trainer, MT__KIND_TRAINER)) destroy(trainer);
+}
+
+/* ---- lists of chunks --------------------------------------------------------------------------- */
+
+static mt_status reserve(mt__chunks *c, size_t count) {
+    if (count <= c->capacity) return MT_OK;
+    size_t capacity = mt__max(count, mt__max(16, 2 * c->capacity));
+    size_t *samples = mt__grow(c->samples, capacity, sizeof *samples);
+    if (!samples)
+        return mt_set_error(MT_ENOMEM, "out of host memory for a list of %zu chunks", count);
+    c->samples = samples;
+    c->capacity = capacity;
+    return MT_OK;
+}
+
+mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks, size_t count) {
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_set_chunks");
+    MT__CHECK(chunks, "mt_trainer_set_chunks: chunks is NULL");
+    MT__CHECK(count > 0, "mt_trainer_set_chunks: count is 0; at least 1 is accepted");
+    for (size_t i = 0; i < count; i++)
+        MT__CHECK(chunks[i] > 0, "mt_trainer_set_chunks: chunk %zu is 0; at least 1 is accepted",
+                  i);
+    mt_status status = reserve(&trainer->forced, count);
+    if (status != MT_OK) return status;
+    memcpy(trainer->forced.samples, chunks, count * sizeof *chunks);
+    trainer->forced.count = count;
+    return MT_OK;
+}
+
+static size_t forced_samples(const mt_trainer *t) {
+    size_t sum = 0;
+    for (size_t i = 0; i < t->forced.count; i++) sum = mt__add(sum, t->forced.samples[i]);
+    return sum;
+}
+
+/* ---- sums -------------------------------------------------------------------------------------- */
+
+static void add_chunk(mt__sums *sums, const mt_chunk_result *r, size_t samples) {
+    sums->loss += r->loss_sum;
+    sums->units += r->units;
+    sums->samples += samples;
+    for (size_t i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += r->metric_sums[i];
+}
+
+static void add_sums(mt__sums *sums, const mt__sums *more) {
+    sums->loss += more->loss;
+    sums->units += more->units;
+    sums->samples += more->samples;
+    for (size_t i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += more->metrics[i];
+}
+
+/* Mean loss over units and metrics over samples; NaN where there were none. */
+static double means(const mt__sums *sums, double metrics[MT_METRICS_MAX]) {
+    for (size_t i = 0; i < MT_METRICS_MAX; i++)
+        metrics[i] = sums->samples ? sums->metrics[i] / (double)sums->samples : (double)NAN;
+    return sums->units > 0 ? sums->loss / sums->units : (double)NAN;
+}
+
+/* ---- one chunk --------------------------------------------------------------------------------- */
+
+static void on_event(void *user, const void *address, int64_t bytes) {
+    mt_recording_event(user, address, bytes);
+}
+
+/*
+ * Starts recording when the policy wants this chunk recorded. It is asked in any case, so that a
+ * recording that an error cut short is started anew and never taken for a whole one.
+ */
+static mt_status start_recording(mt_trainer *t, const work *w, size_t samples, int *recording) {
+    mt_event_sink sink = {mt_policy_recording(t->policy, w->mode, samples), on_event};
+    *recording = 0;
+    if (!sink.user || !t->backend.record) return MT_OK;
+    mt_status status = t->backend.record(t->backend.self, &sink);
+    *recording = status == MT_OK;
+    return status;
+}
+
+static mt_status units_of(mt_trainer *t, const work *w, size_t first, size_t count, double *out) {
+    *out = (double)count;
+    if (!t->backend.units) return MT_OK;
+    mt_status status = t->backend.units(t->backend.self, w->batch, first, count, out);
+    if (status == MT_OK && !(*out >= 0))
+        return mt_set_error(MT_EINVAL,
+                            "the backend's units of samples %zu to %zu are %g; at least 0 "
+                            "is accepted",
+                            first, first + count, *out);
+    return status;
+}
+
+static mt_status run_chunk(mt_trainer *t, work *w, size_t first, size_t count, mt_chunk_result *r) {
+    memset(r, 0, sizeof *r);
+    r->size = sizeof *r;
+    if (w->mode == MT_EVALUATE)
+        return t->backend.evaluate(t->backend.self, w->batch, first, count, r);
+    double units;
+    mt_status status = units_of(t, w, first, count, &units);
+    if (status != MT_OK) return status;
+    double weight = w->units > 0 ? units / w->units : 0;
+    return t->backend.accumulate(t->backend.self, first, count, weight, r);
+}
+
+/* Keeps what is known of a refusal for the policy and for the explanation. */
+static void note_oom(work *w, mt_phase phase, size_t chunk, const mt_chunk_result *r,
+                     size_t allocated_before) {
+    unsigned attempt = w->oom.attempt;
+    memset(&w->oom, 0, sizeof w->oom);
+    w->oom.size = sizeof w->oom;
+    w->oom.mode = w->mode;
+    w->oom.phase = phase;
+    w->oom.chunk = chunk;
+    w->oom.attempt = attempt;
+    w->oom.plan_is_fixed = w->forced;
+    w->oom.allocated_before_bytes = allocated_before;
+    if (!r) return;
+    w->oom.refused = r->refused;
+    w->oom.refused_bytes = r->refused_bytes;
+    w->oom.refused_in_use_bytes = r->refused_in_use_bytes;
+}
+
+/* Runs samples [first, first + count) as one chunk and lets the policy learn from it. */
+static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
+    mt_memory before;
+    mt_chunk_result r;
+    int recording;
+    mt_status status = read_memory(t, &before);
+    if (status == MT_OK) status = start_recording(t, w, count, &recording);
+    if (status != MT_OK) return status;
+    status = run_chunk(t, w, first, count, &r);
+    if (recording) {
+        mt_status stopped = t->backend.record(t->backend.self, NULL);
+        if (status == MT_OK) status = stopped;
+    }
+    w->peak_bytes = mt__max(w->peak_bytes, r.peak_bytes);
+    if (r.seconds > 0) w->seconds += r.seconds;
+    if (status == MT_EDEVMEM)
+        note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_ACCUMULATE : MT_PHASE_EVALUATE, count, &r,
+                 before.allocated_bytes);
+    if (status != MT_OK) return status;
+    add_chunk(&w->sums, &r, count);
+    w->done += count;
+    return mt_policy_observe(t->policy, w->mode, count, before.allocated_bytes, &r);
+}
+
+/* ---- one attempt ------------------------------------------------------------------------------- */
+
+/* Size of the next chunk, 0 at the end; extends an open plan whose chunks have run. */
+static mt_status next_chunk(mt_trainer *t, work *w, size_t index, size_t *out) {
+    mt_memory memory;
+    *out = 0;
+    if (w->forced) {
+        if (index < t->forced.count) *out = t->forced.samples[index];
+        return MT_OK;
+    }
+    *out = mt_plan_chunk(&w->plan, index);
+    if (*out || w->plan.discard || mt_plan_covered(&w->plan) >= w->plan.samples) return MT_OK;
+    mt_status status = read_memory(t, &memory);
+    if (status == MT_OK) status = mt_policy_extend(t->policy, w->mode, &memory, &w->plan);
+    if (status == MT_EDEVMEM) note_oom(w, MT_PHASE_ACCUMULATE, 0, NULL, memory.allocated_bytes);
+    if (status != MT_OK) return status;
+    mt__trace_plan(t, &w->plan);
+    *out = mt_plan_chunk(&w->plan, index);
+    return MT_OK;
+}
+
+/* All chunks of the plan. A recording that is to be taken back sees the first samples each time. */
+static mt_status do_chunks(mt_trainer *t, work *w, size_t base) {
+    size_t count;
+    for (size_t i = 0;; i++) {
+        mt_status status = next_chunk(t, w, i, &count);
+        if (status != MT_OK || count == 0) return status;
+        if (w->mode == MT_TRAIN && !w->plan.discard) {
+            status = reserve(&t->chunks, i + 1);
+            if (status != MT_OK) return status;
+            t->chunks.samples[i] = count;
+            t->chunks.count = i + 1;
+        }
+        size_t first = w->plan.discard ? 0 : base + w->done;
+        w->discarded += count; /* until apply says otherwise */
+        status = do_chunk(t, w, first, count);
+        if (status != MT_OK) return status;
+    }
+}
+
+/* Takes the step back. If that fails nothing can be relied on any more. */
+static mt_status roll_back(mt_trainer *t, mt_status because) {
+    char reason[sizeof t->poison];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    mt_status status = t->backend.rollback(t->backend.self);
+    if (status == MT_OK) {
+        if (because != MT_OK) mt_set_error(because, "%s", reason);
+        return because;
+    }
+    t->poisoned = 1;
+    snprintf(t->poison, sizeof t->poison, "%s: %.200s", mt_status_name(status), mt_last_error());
+    return mt_set_error(
+        MT_ESTATE, "the rollback of a step failed and the model's state is lost: %s", t->poison);
+}
+
+/* begin, chunks, apply; or rollback. After MT_EDEVMEM w->oom tells where. */
+static mt_status attempt_step(mt_trainer *t, work *w) {
+    memset(&w->sums, 0, sizeof w->sums);
+    w->done = 0;
+    note_oom(w, MT_PHASE_BEGIN, 0, NULL, 0);
+    mt_status status = t->backend.begin(t->backend.self, w->batch);
+    if (status != MT_OK) return status;
+    status = do_chunks(t, w, 0);
+    if (status != MT_OK || w->plan.discard) return roll_back(t, status);
+    memset(&w->applied, 0, sizeof w->applied);
+    w->applied.size = sizeof w->applied;
+    w->applied.grad_norm = (double)NAN;
+    note_oom(w, MT_PHASE_APPLY, 0, NULL, 0);
+    status = t->backend.apply(t->backend.self, &w->applied);
+    if (status != MT_OK) return roll_back(t, status);
+    w->discarded -= w->done;
+    if (w->applied.seconds > 0) w->seconds += w->applied.seconds;
+    return MT_OK;
+}
+
+/* ---- cache ------------------------------------------------------------------------------------- */
+
+static mt_status clear(mt_trainer *t, mt_clear_reason reason) {
+    mt_clear_result result = {sizeof result, 0, 0};
+    if (!t->backend.empty_cache) return MT_OK;
+    mt_status status = t->backend.empty_cache(t->backend.self, &result);
+    if (status != MT_OK) return status;
+    mt_policy_cleared(t->policy, &result);
+    t->run.clears++;
+    mt__trace_clear(t, reason, &result);
+    return MT_OK;
+}
+
+/* ---- retries ----------------------------------------------------------------------------------- */
+
+static mt_status make_plan(mt_trainer *t, work *w) {
+    mt_memory memory;
+    mt_status status = read_memory(t, &memory);
+    if (status != MT_OK) return status;
+    size_t rest = w->batch->count - (w->mode == MT_EVALUATE ? w->done : 0);
+    if (t->info.needs_whole_batch && w->mode == MT_TRAIN) {
+        status = mt_plan_balanced(rest, 1, &w->plan);
+        w->plan.reason = MT_PLAN_USER;
+    } else {
+        status = mt_policy_plan(t->policy, w->mode, rest, &memory, &w->plan);
+    }
+    if (status == MT_EDEVMEM) {
+        note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
+                 memory.allocated_bytes);
+        w->oom.memory = memory;
+    }
+    if (status == MT_OK && w->mode == MT_TRAIN &&
+        (w->plan.discard || mt_plan_covered(&w->plan) == rest))
+        mt__trace_plan(t, &w->plan);
+    return status;
+}
+
+/* Asks the policy what to do after an OOM and does it. MT_OK: try again; else the step is over. */
+static mt_status answer_oom(mt_trainer *t, work *w) {
+    mt_action action;
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    w->oom.attempt++;
+    w->oom.plan_is_fixed = w->forced || (t->info.needs_whole_batch && w->mode == MT_TRAIN);
+    t->run.ooms++;
+    mt_status status = read_memory(t, &w->oom.memory);
+    if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
+    if (status != MT_OK) return status;
+    mt__trace_oom(t, &w->oom, action);
+    if (action == MT_ACTION_GIVE_UP) return mt_set_error(MT_EDEVMEM, "%s", reason);
+    w->retries++;
+    if (action == MT_ACTION_CLEAR) status = clear(t, MT_CLEAR_OOM);
+    if (status != MT_OK && status != MT_EDEVMEM) return status;
+    /* Evaluation goes on behind the chunks that went through, so it always plans anew. */
+    return action == MT_ACTION_REPLAN || w->mode == MT_EVALUATE ? make_plan(t, w) : MT_OK;
+}
+
+static void keep_failure(mt_trainer *t, const work *w) {
+    t->has_failure = 1;
+    t->failure = w->oom;
+    t->failed_batch = w->batch->count;
+}
+
+/* Attempts until one goes through or nothing is left to try. */
+static mt_status do_step(mt_trainer *t, work *w) {
+    mt_status status = w->forced ? MT_OK : make_plan(t, w);
+    while (status == MT_OK) {
+        status = attempt_step(t, w);
+        if (status == MT_OK && !w->plan.discard) return MT_OK;
+        if (status == MT_OK)
+            status = make_plan(t, w); /* the recording is known now */
+        else if (status == MT_EDEVMEM)
+            status = answer_oom(t, w);
+    }
+    return status;
+}
+
+/* ---- checks ------------------------------------------------------------------------------------ */
+
+static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const char *function) {
+    if (!mt__handle_is(t, MT__KIND_TRAINER)) return mt__bad_handle(t, function, "trainer");
+    MT__CHECK(batch, "%s: batch is NULL", function);
+    MT__CHECK(batch->size >= sizeof(mt_batch), "%s: batch->size is not set; use MT_BATCH_INIT",
+              function);
+    MT__CHECK(batch->count > 0, "%s: batch->count is 0; at least 1 is accepted", function);
+    if (t->poisoned)
+        return mt_set_error(MT_ESTATE, "%s: the trainer is poisoned by a failed rollback: %s",
+                            function, t->poison);
+    return MT_OK;
+}
+
+/* What the options and the loss allow, and the chunks given. */
+static mt_status check_cut(mt_trainer *t, const mt_batch *batch) {
+    size_t forced = forced_samples(t), micro = t->policy_options.micro_batch;
+    int cut = t->forced.count > 1 || (!t->forced.count && micro && micro < batch->count);
+    if (t->forced.count && forced != batch->count) {
+        size_t chunks = t->forced.count;
+        t->forced.count = 0;
+        return mt_set_error(MT_EINVAL,
+                            "mt_trainer_step: the %zu chunks given add up to %zu samples; "
+                            "the batch has %zu",
+                            chunks, forced, batch->count);
+    }
+    MT__CHECK(
+        !t->info.needs_whole_batch || !cut,
+        "mt_trainer_step: the loss couples the samples of the batch, so that cutting %zu of them "
+        "into chunks would change it; run the batch whole",
+        batch->count);
+    return MT_OK;
+}
+
+static int is_dropped(const mt_trainer *t, const mt_batch *batch) {
+    size_t least = t->policy_options.min_micro_batch ? t->policy_options.min_micro_batch
+                                                     : t->info.min_micro_batch;
+    return t->options.drop_small && batch->count < least;
+}
+
+/* ---- step -------------------------------------------------------------------------------------- */
+
+/* Adds the finished step to the epoch and the run. */
+static void count_step(mt_trainer *t, const work *w) {
+    mt_run_report *r = &t->run;
+    r->steps++;
+    r->samples_trained += w->done;
+    for (size_t i = 0; i < t->chunks.count; i++) {
+        size_t m = t->chunks.samples[i];
+        r->largest_chunk = mt__max(r->largest_chunk, m);
+        r->smallest_chunk = r->smallest_chunk ? mt__min(r->smallest_chunk, m) : m;
+    }
+    add_sums(&t->train, &w->sums);
+}
+
+/* Time and peak count whether the step went through or not. */
+static void count_work(mt_trainer *t, const work *w) {
+    t->run.seconds += w->seconds;
+    t->run.samples_discarded += w->discarded;
+    t->run.peak_bytes = mt__max(t->run.peak_bytes, w->peak_bytes);
+    t->epoch_seconds += w->seconds;
+    t->epoch_peak_bytes = mt__max(t->epoch_peak_bytes, w->peak_bytes);
+}
+
+static void fill_report(mt_trainer *t, const work *w, const mt_memory *after, mt_step_report *r) {
+    memset(r, 0, sizeof *r);
+    r->size = sizeof *r;
+    r->step = t->run.steps;
+    r->samples = w->done;
+    r->chunks = t->chunks.samples;
+    r->chunk_count = t->chunks.count;
+    r->loss = means(&w->sums, r->metrics);
+    r->grad_norm = w->applied.grad_norm;
+    r->seconds = w->seconds;
+    r->retries = w->retries;
+    r->discarded = w->discarded;
+    r->skipped = w->applied.skipped;
+    r->reason = w->forced ? MT_PLAN_REPLAY : w->plan.reason;
+    r->predicted_peak_bytes = w->plan.predicted_peak_bytes;
+    r->peak_bytes = w->peak_bytes;
+    r->allocated_bytes = after->allocated_bytes;
+    r->reserved_bytes = after->reserved_bytes;
+    r->budget_bytes = after->budget_bytes;
+}
+
+/* Hands a report of the library's own size to a caller whose struct may be older. */
+static void give(void *theirs, size_t theirs_size, const void *own, size_t own_size) {
+    memcpy(theirs, own, mt__min(theirs_size, own_size));
+    memcpy(theirs, &theirs_size, sizeof theirs_size);
+}
+
+static mt_status prepare_step(mt_trainer *t, work *w) {
+    mt_memory memory;
+    t->has_failure = 0;
+    t->chunks.count = 0;
+    w->forced = t->forced.count > 0;
+    mt_status status = units_of(t, w, 0, w->batch->count, &w->units);
+    if (status == MT_OK) status = read_memory(t, &memory);
+    if (status != MT_OK) return status;
+    t->run.budget_bytes = memory.budget_bytes;
+    size_t expected = mt_policy_predict_bytes(t->policy, MT_TRAIN, t->run.largest_chunk);
+    if (expected) expected = mt__add(expected, memory.allocated_bytes);
+    mt_clear_reason reason = mt_policy_clear(t->policy, MT_TRAIN, &memory, expected);
+    if (reason != MT_CLEAR_NOT) status = clear(t, reason);
+    if (status != MT_OK) return status;
+    if (w->forced) mt__trace_forced(t);
+    return t->backend.reset_peak ? t->backend.reset_peak(t->backend.self) : MT_OK;
+}
+
+mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_report *report) {
+    mt_trainer *t = trainer;
+    mt_memory after;
+    mt_step_report own;
+    work w;
+    mt_status status = check_batch(t, batch, "mt_trainer_step");
+    if (status == MT_OK) status = check_cut(t, batch);
+    if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_step: report->size is not set; use MT_STEP_REPORT_INIT");
+    memset(&w, 0, sizeof w);
+    w.batch = batch;
+    if (!is_dropped(t, batch)) {
+        status = prepare_step(t, &w);
+        if (status == MT_OK) status = do_step(t, &w);
+        t->forced.count = 0;
+        if (status == MT_EDEVMEM) keep_failure(t, &w);
+    }
+    mt_status read = read_memory(t, &after);
+    if (read == MT_OK && t->backend.reset_peak)
+        w.peak_bytes = mt__max(w.peak_bytes, after.peak_bytes);
+    count_work(t, &w);
+    if (status == MT_OK) status = read;
+    if (status != MT_OK) return status;
+    if (w.done) count_step(t, &w);
+    fill_report(t, &w, &after, &own);
+    if (w.done) mt__trace_step(t, &own);
+    if (report) give(report, report->size, &own, sizeof own);
+    return MT_OK;
+}
+
+/* ---- evaluation -------------------------------------------------------------------------------- */
+
+/* Chunks that went through stay; an OOM takes back only the chunk that it hit. */
+static mt_status do_evaluation(mt_trainer *t, work *w) {
+    mt_status status = make_plan(t, w);
+    while (status == MT_OK && w->done < w->batch->count) {
+        size_t done = w->done;
+        w->done = 0;
+        status = do_chunks(t, w, done);
+        w->done += done;
+        if (status == MT_EDEVMEM) status = answer_oom(t, w);
+    }
+    return status;
+}
+
+mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eval_report *report) {
+    mt_trainer *t = trainer;
+    mt_memory memory;
+    work w;
+    mt_status status = check_batch(t, batch, "mt_trainer_evaluate");
+    if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_evaluate: report->size is not set; use MT_EVAL_REPORT_INIT");
+    if (!t->backend.evaluate)
+        return mt_set_error(MT_ENOTSUP, "mt_trainer_evaluate: the backend has no evaluate");
+    memset(&w, 0, sizeof w);
+    w.batch = batch;
+    w.mode = MT_EVALUATE;
+    t->has_failure = 0;
+    status = read_memory(t, &memory);
+    if (status != MT_OK) return status;
+    mt_clear_reason reason = mt_policy_clear(t->policy, MT_EVALUATE, &memory, 0);
+    if (reason != MT_CLEAR_NOT) status = clear(t, reason);
+    if (status == MT_OK) status = do_evaluation(t, &w);
+    w.discarded = 0;
+    count_work(t, &w);
+    if (status == MT_EDEVMEM) keep_failure(t, &w);
+    if (status != MT_OK) return status;
+    add_sums(&t->eval, &w.sums);
+    if (report) {
+        mt_eval_report own = MT_EVAL_REPORT_INIT;
+        own.samples = w.done;
+        own.loss = means(&w.sums, own.metrics);
+        own.seconds = w.seconds;
+        own.retries = w.retries;
+        own.peak_bytes = w.peak_bytes;
+        own.chunk_count = mt_plan_chunks(&w.plan);
+        give(report, report->size, &own, sizeof own);
+    }
+    return MT_OK;
+}
+
+/* ---- epoch and run ------------------------------------------------------------------------------ */
+
+mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
+    mt_trainer *t = trainer;
+    mt_epoch_report own = MT_EPOCH_REPORT_INIT;
+    mt_status status = MT_OK;
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_end_epoch");
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_end_epoch: report->size is not set; use MT_EPOCH_REPORT_INIT");
+    own.samples = t->train.samples;
+    own.eval_samples = t->eval.samples;
+    own.loss = means(&t->train, own.metrics);
+    own.eval_loss = means(&t->eval, own.eval_metrics);
+    own.seconds = t->epoch_seconds;
+    own.peak_bytes = t->epoch_peak_bytes;
+    own.epoch = t->epoch + 1;
+    if (t->policy_options.clear_every > 0) status = clear(t, MT_CLEAR_EPOCH);
+    if (status != MT_OK) return status;
+    t->epoch++;
+    mt__trace_epoch(t, &own);
+    memset(&t->train, 0, sizeof t->train);
+    memset(&t->eval, 0, sizeof t->eval);
+    t->epoch_seconds = 0;
+    t->epoch_peak_bytes = 0;
+    if (report) give(report, report->size, &own, sizeof own);
+    return MT_OK;
+}
+
+mt_status mt_trainer_summary(const mt_trainer *trainer, mt_run_report *report) {
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_summary");
+    MT__CHECK(report, "mt_trainer_summary: report is NULL");
+    MT__CHECK(report->size >= sizeof report->size,
+              "mt_trainer_summary: report->size is not set; use MT_RUN_REPORT_INIT");
+    give(report, report->size, &trainer->run, sizeof trainer->run);
+    return MT_OK;
+}
+
+mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report) {
+    mt_trainer *t = trainer;
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_finish");
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_finish: report->size is not set; use MT_RUN_REPORT_INIT");
+    if (t->backend.state_sha256) {
+        mt_status status = t->backend.state_sha256(t->backend.self, t->run.state_sha256);
+        if (status != MT_OK) return status;
+    }
+    mt__trace_end(t);
+    return report ? mt_trainer_summary(t, report) : MT_OK;
+}
+
+const mt_policy *mt_trainer_policy(const mt_trainer *trainer) {
+    return mt__handle_is(trainer, MT__KIND_TRAINER) ? trainer->policy : NULL;
+}

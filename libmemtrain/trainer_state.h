@@ -1,0 +1,61 @@
+/*
+ * trainer_state.h - the trainer's inside, shared by trainer.c, trace.c and explain.c.
+ */
+#ifndef MT_TRAINER_STATE_H
+#define MT_TRAINER_STATE_H
+
+#include "internal.h"
+
+/* A growing line of text; its memory is kept from line to line. */
+typedef struct mt__text {
+    char *data;
+    size_t length, capacity;
+    int failed; /* host memory ran out: the line is dropped */
+} mt__text;
+
+/* Sums over samples that make the means of a report. */
+typedef struct mt__sums {
+    double loss, units;
+    double metrics[MT_METRICS_MAX];
+    size_t samples;
+} mt__sums;
+
+/* A growing list of chunk sizes. */
+typedef struct mt__chunks {
+    size_t *samples;
+    size_t count, capacity;
+} mt__chunks;
+
+struct mt_trainer {
+    mt_backend backend;
+    mt_backend_info info;
+    mt_trainer_options options;
+    mt_policy_options policy_options;
+    mt_policy *policy;
+    mt__text text;
+    mt__chunks chunks;    /* of the step that runs, or ran last */
+    mt__chunks forced;    /* of the next step; count 0: the policy's */
+    mt_plan traced;       /* the last plan in the trace */
+    mt__sums train, eval; /* of the epoch */
+    double epoch_seconds;
+    size_t epoch_peak_bytes;
+    uint64_t epoch;
+    mt_run_report run;
+    int poisoned;
+    char poison[256]; /* why */
+    int has_failure;  /* the last call did not fit: the rest is for mt_trainer_explain */
+    mt_oom failure;
+    size_t failed_batch;
+};
+
+/* trace.c: each writes one line, or nothing without a trace. */
+void mt__trace_run(mt_trainer *t, const mt_memory *memory);
+void mt__trace_plan(mt_trainer *t, const mt_plan *plan);
+void mt__trace_forced(mt_trainer *t);
+void mt__trace_oom(mt_trainer *t, const mt_oom *oom, mt_action action);
+void mt__trace_clear(mt_trainer *t, mt_clear_reason reason, const mt_clear_result *result);
+void mt__trace_step(mt_trainer *t, const mt_step_report *report);
+void mt__trace_epoch(mt_trainer *t, const mt_epoch_report *report);
+void mt__trace_end(mt_trainer *t);
+
+#endif
