@@ -1,0 +1,55 @@
+/* autocast.cpp - the autocast guard and mt_amp_autocast. */
+#include "autocast.hpp"
+
+#include <ATen/autocast_mode.h>
+
+#include "arguments.hpp"
+#include "device_memory.hpp"
+#include "guard.hpp"
+#include "init.hpp"
+
+namespace memtrain::shim {
+
+namespace autocast = at::autocast;
+
+Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype)
+    : device_(device), enabled_before_(autocast::is_autocast_enabled(device)),
+      dtype_before_(autocast::get_autocast_dtype(device)),
+      cache_before_(autocast::is_autocast_cache_enabled()),
+      changes_dtype_(enabled_before_ && dtype_before_ != dtype) {
+    if (changes_dtype_) autocast::clear_cache();
+    autocast::set_autocast_enabled(device, true);
+    autocast::set_autocast_dtype(device, dtype);
+    autocast::set_autocast_cache_enabled(true);
+    autocast::increment_nesting();
+}
+
+Autocast::~Autocast() {
+    bool outermost = autocast::decrement_nesting() == 0;
+    if (outermost || changes_dtype_) autocast::clear_cache();
+    autocast::set_autocast_enabled(device_, enabled_before_);
+    autocast::set_autocast_dtype(device_, dtype_before_);
+    autocast::set_autocast_cache_enabled(cache_before_);
+}
+
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+extern "C" mt_status mt_amp_autocast(const char *name, mt_dtype dtype,
+                                     mt_status (*body)(void *user), void *user) {
+    c10::Device device(c10::kCPU);
+    MT_RETURN_IF_FAILED(
+        check_not_null(reinterpret_cast<const void *>(body), "mt_amp_autocast", "body"));
+    int type = number_of(dtype);
+    if (type != MT_BFLOAT16 && type != MT_FLOAT16)
+        return mt_set_error(MT_EINVAL,
+                            "mt_amp_autocast: dtype is neither MT_BFLOAT16 nor MT_FLOAT16");
+    MT_RETURN_IF_FAILED(ensure_init());
+    MT_RETURN_IF_FAILED(parse_device(name, "mt_amp_autocast", &device));
+    return guard([&] {
+        check_device("mt_amp_autocast", device);
+        Autocast on(device.type(), type == MT_FLOAT16 ? c10::kHalf : c10::kBFloat16);
+        return body(user);
+    });
+}

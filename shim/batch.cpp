@@ -1,0 +1,44 @@
+/* batch.cpp - checks of a batch and of a part of it. */
+#include "batch.hpp"
+
+#include "arguments.hpp"
+#include "guard.hpp"
+#include "tensor.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+void check_tensor(const char *function, const mt_torch_batch &batch, size_t i, size_t samples) {
+    check(check_handle(batch.tensors[i], MT__KIND_TENSOR, function, "a tensor of the batch"));
+    const at::Tensor &tensor = batch.tensors[i]->tensor;
+    if (!tensor.defined() || tensor.dim() < 1)
+        fail(MT_EINVAL, "%s: tensor %zu of the batch has no dimension of samples", function, i);
+    if (tensor.size(0) < static_cast<int64_t>(samples))
+        fail(MT_EINVAL, "%s: tensor %zu of the batch has %lld samples, the batch %zu", function, i,
+             static_cast<long long>(tensor.size(0)), samples);
+}
+
+} // namespace
+
+mt_torch_batch batch_of(const char *function, const mt_batch *batch) {
+    check(check_sized(batch, function, "batch"));
+    if (!batch->count) fail(MT_EINVAL, "%s: batch->count is 0", function);
+    const auto *data = static_cast<const mt_torch_batch *>(batch->data);
+    check(check_sized(data, function, "batch->data"));
+    mt_torch_batch own = MT_TORCH_BATCH_INIT;
+    copy_in(own, data);
+    check(check_not_null(own.tensors, function, "batch->data->tensors"));
+    if (own.count < 1 || own.count > MT_TENSORS_MAX)
+        fail(MT_EINVAL, "%s: a batch has 1 to %d tensors, not %zu", function, MT_TENSORS_MAX,
+             own.count);
+    for (size_t i = 0; i < own.count; i++) check_tensor(function, own, i, batch->count);
+    return own;
+}
+
+void check_samples(const char *function, size_t first, size_t count, size_t samples) {
+    if (count < 1 || first > samples || count > samples - first)
+        fail(MT_EINVAL, "%s: samples %zu to %zu of a batch of %zu", function, first, first + count,
+             samples);
+}
+
+} // namespace memtrain::shim

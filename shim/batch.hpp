@@ -1,0 +1,19 @@
+/* batch.hpp - what an mt_batch of this backend must be like. */
+#ifndef MEMTRAIN_SHIM_BATCH_HPP
+#define MEMTRAIN_SHIM_BATCH_HPP
+
+#include <memtrain/torch.h>
+
+namespace memtrain::shim {
+
+/*
+ * The tensors behind an mt_batch. Throws Failure unless there are 1 to MT_TENSORS_MAX live handles,
+ * each with at least batch->count samples in dimension 0.
+ */
+mt_torch_batch batch_of(const char *function, const mt_batch *batch);
+
+/* Throws Failure unless [first, first + count) is a part of samples, and not empty. */
+void check_samples(const char *function, size_t first, size_t count, size_t samples);
+
+} // namespace memtrain::shim
+#endif

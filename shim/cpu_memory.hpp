@@ -1,0 +1,54 @@
+/*
+ * cpu_memory.hpp - the budgeted allocator of CPU tensors.
+ *
+ * Counts bytes of tensors in the whole process, refuses what exceeds the budget, tells one sink a
+ * thread of its allocations, and fails requests on demand. Installed once and never taken back,
+ * since buffers of oneDNN are freed by the allocator that is current. What each function promises
+ * about threads: counters are the process's, refusals, sink and injection the calling thread's.
+ */
+#ifndef MEMTRAIN_SHIM_CPU_MEMORY_HPP
+#define MEMTRAIN_SHIM_CPU_MEMORY_HPP
+
+#include <cstddef>
+#include <cstdint>
+
+#include <memtrain/backend.h>
+
+namespace memtrain::shim::cpu {
+
+/* Puts the allocator in place; before the first tensor. */
+void install();
+bool installed() noexcept;
+
+/* Bytes of tensors, without the 64 bytes before each. */
+size_t allocated() noexcept;
+
+/* Highest allocated() since reset_peak(); never above the budget of its time. */
+size_t peak() noexcept;
+void reset_peak() noexcept;
+
+/* The same for one call: the second mark lets a chunk be measured inside a longer stretch. */
+size_t call_peak() noexcept;
+void reset_call_peak() noexcept;
+
+/* In bytes. 0 for the default: what the host has when it is first asked for, plus allocated(). */
+void set_budget(size_t bytes) noexcept;
+size_t budget() noexcept;
+
+/* Requests refused on the calling thread: over budget, by the system, or injected. */
+struct Refusals {
+    uint64_t count;
+    size_t bytes;  /* size of the last one */
+    size_t in_use; /* allocated() when it was refused */
+};
+Refusals refusals() noexcept;
+
+/* Events of the calling thread; NULL stops them. *sink is copied. */
+void set_sink(const mt_event_sink *sink) noexcept;
+
+/* See mt_inject_oom and mt_injected. */
+void inject(uint64_t nth, bool persistent) noexcept;
+void injected(uint64_t *out_requests, uint64_t *out_failed) noexcept;
+
+} // namespace memtrain::shim::cpu
+#endif

@@ -1,0 +1,315 @@
+/*
+ * device_memory.cpp - memory of the CPU, CUDA and MPS, and the public functions that tell of it.
+ */
+#include "device_memory.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+#include <unistd.h>
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/MPSHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "arguments.hpp"
+#include "compat.hpp"
+#include "cpu_memory.hpp"
+#include "guard.hpp"
+#include "init.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+/* Share of what is free that is used when no budget is given. */
+constexpr double default_share = 0.95;
+
+constexpr int max_devices = 128; /* of libtorch's CUDA build */
+
+/* Per CUDA device: the budget that was set, and the peak seen before the last start_call_peak. */
+std::atomic<size_t> cuda_budget[max_devices];
+std::atomic<size_t> cuda_peak[max_devices];
+std::atomic<size_t> mps_budget{0};
+std::atomic<size_t> watched_cpu_budget{0}; /* where no allocator of ours enforces one */
+
+size_t share_of(size_t bytes) {
+    return static_cast<size_t>(default_share * static_cast<double>(bytes));
+}
+
+mt_host_memory host_memory() {
+    mt_host_memory host = {};
+    host.size = sizeof host;
+    check(mt_host_memory_read(nullptr, &host));
+    return host;
+}
+
+/* Bytes that the host has left for this process; 0 where it has no figure. */
+size_t host_room(const mt_host_memory &host) {
+    size_t room = std::min(host.available_bytes, host.cgroup_room_bytes);
+    return room == SIZE_MAX ? 0 : room;
+}
+
+/* ---- CPU ---- */
+
+/*
+ * Reading the host takes 0.1 ms, and a step asks at its start: the figure may be 50 ms old. Two
+ * threads that read at once do no harm.
+ */
+size_t recent_host_room() {
+    using Clock = std::chrono::steady_clock;
+    static std::atomic<Clock::rep> fresh_until{0};
+    static std::atomic<size_t> room{0};
+    Clock::time_point now = Clock::now();
+    if (now.time_since_epoch().count() >= fresh_until) {
+        room = host_room(host_memory());
+        fresh_until = (now + std::chrono::milliseconds(50)).time_since_epoch().count();
+    }
+    return room;
+}
+
+/* Resident bytes of the process; 0 where /proc has no figure. */
+size_t resident_bytes() {
+    long total = 0, resident = 0;
+    FILE *file = std::fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    int fields = std::fscanf(file, "%ld %ld", &total, &resident);
+    std::fclose(file);
+    return fields == 2 ? static_cast<size_t>(resident) * static_cast<size_t>(sysconf(_SC_PAGESIZE))
+                       : 0;
+}
+
+void trim_heap() {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
+mt_memory cpu_memory() {
+    mt_memory memory = {};
+    memory.free_bytes = recent_host_room();
+    if (!cpu::installed()) {
+        memory.budget_bytes = watched_cpu_budget;
+        return memory;
+    }
+    memory.budget_bytes = cpu::budget();
+    memory.allocated_bytes = memory.reserved_bytes = cpu::allocated();
+    memory.peak_bytes = cpu::peak();
+    return memory;
+}
+
+/* ---- CUDA ---- */
+
+c10::DeviceAllocator &cuda_allocator() {
+    at::globalContext().lazyInitDevice(c10::kCUDA);
+    c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
+    if (!allocator) fail(MT_ENOTSUP, "this libtorch has no allocator for CUDA");
+    return *allocator;
+}
+
+mt_memory cuda_memory(c10::Device device) {
+    c10::DeviceAllocator &allocator = cuda_allocator();
+    compat::DeviceStats stats = allocator.getDeviceStats(device.index());
+    mt_memory memory = {};
+    /* Element 0 is the sum over the small and the large pool. */
+    memory.allocated_bytes = static_cast<size_t>(stats.allocated_bytes[0].current);
+    memory.reserved_bytes = static_cast<size_t>(stats.reserved_bytes[0].current);
+    memory.peak_bytes = std::max(static_cast<size_t>(stats.allocated_bytes[0].peak),
+                                 cuda_peak[device.index()].load());
+    memory.free_bytes = allocator.getMemoryInfo(device.index()).first;
+    memory.alloc_retries = static_cast<uint64_t>(stats.num_alloc_retries);
+    memory.budget_bytes = cuda_budget[device.index()];
+    if (!memory.budget_bytes)
+        memory.budget_bytes = share_of(memory.free_bytes + memory.reserved_bytes);
+    return memory;
+}
+
+/*
+ * The allocator's settings come as one string, and those that it does not name go back to their
+ * defaults: the ones that can be read are therefore said again. The fraction is of the total memory
+ * and holds for every device, so with several devices the last call counts for all.
+ */
+std::string cuda_settings(double fraction) {
+    char text[160];
+    size_t split = compat::max_split_bytes();
+    double threshold = compat::collection_threshold();
+    int length = std::snprintf(text, sizeof text, "per_process_memory_fraction:%.6f", fraction);
+    std::string settings(text, static_cast<size_t>(length));
+    if (split != SIZE_MAX) settings += ",max_split_size_mb:" + std::to_string(split >> 20);
+    if (threshold > 0.0) settings += ",garbage_collection_threshold:" + std::to_string(threshold);
+    return settings;
+}
+
+void set_cuda_budget(c10::Device device, size_t bytes) {
+    size_t total = cuda_allocator().getMemoryInfo(device.index()).second;
+    double fraction = bytes ? static_cast<double>(bytes) / static_cast<double>(total) : 1.0;
+    compat::set_allocator_settings(cuda_settings(std::min(fraction, 1.0)));
+    cuda_budget[device.index()] = bytes;
+}
+
+/* ---- MPS ---- */
+
+size_t mps_default_budget(const at::MPSHooksInterface &mps) {
+    size_t left = host_memory().budget_bytes;
+    size_t room = left < SIZE_MAX - mps.getDriverAllocatedMemory()
+                      ? left + mps.getDriverAllocatedMemory()
+                      : SIZE_MAX;
+    return std::min(share_of(mps.getRecommendedMaxMemory()), room);
+}
+
+mt_memory mps_memory() {
+    const auto &mps = at::detail::getMPSHooks();
+    mt_memory memory = {};
+    memory.allocated_bytes = mps.getCurrentAllocatedMemory();
+    memory.reserved_bytes = mps.getDriverAllocatedMemory();
+    memory.budget_bytes = mps_budget ? mps_budget.load() : mps_default_budget(mps);
+    memory.free_bytes = recent_host_room();
+    return memory;
+}
+
+/* MPS takes ratios up to 2 of the recommended working set; 0 would remove the limit altogether. */
+void set_mps_budget(size_t bytes) {
+    const auto &mps = at::detail::getMPSHooks();
+    double whole = static_cast<double>(std::max<size_t>(mps.getRecommendedMaxMemory(), 1));
+    double ratio = bytes ? static_cast<double>(bytes) / whole : default_share;
+    mps.setMemoryFraction(std::min(std::max(ratio, 1e-6), 2.0));
+    mps_budget = bytes;
+}
+
+} // namespace
+
+void check_device(const char *function, c10::Device device) {
+    if (device.is_mps() && (device.index() > 0 || !at::detail::getMPSHooks().hasMPS()))
+        fail(MT_ENOTSUP, "%s: this libtorch or this machine has no MPS", function);
+    if (!device.is_cuda()) return;
+    if (!compat::device_allocator(c10::kCUDA))
+        fail(MT_ENOTSUP, "%s: libtorch's CUDA part is not loaded", function);
+    int count = at::detail::getCUDAHooks().deviceCount();
+    if (device.index() >= count || device.index() >= max_devices)
+        fail(MT_ENOTSUP, "%s: there are %d CUDA devices", function, count);
+    at::globalContext().lazyInitDevice(c10::kCUDA);
+}
+
+void set_device_budget(c10::Device device, size_t bytes) {
+    if (device.is_cuda()) return set_cuda_budget(device, bytes);
+    if (device.is_mps()) return set_mps_budget(bytes);
+    watched_cpu_budget = bytes;
+    cpu::set_budget(bytes);
+}
+
+mt_memory device_memory(c10::Device device) {
+    mt_memory memory = device.is_cuda()  ? cuda_memory(device)
+                       : device.is_mps() ? mps_memory()
+                                         : cpu_memory();
+    memory.size = sizeof memory;
+    return memory;
+}
+
+void reset_device_peak(c10::Device device) {
+    if (device.is_mps()) fail(MT_ENOTSUP, "mt_device_reset_peak: MPS keeps no peak");
+    if (device.is_cpu()) return cpu::reset_peak();
+    cuda_allocator().resetPeakStats(device.index());
+    cuda_peak[device.index()] = 0;
+}
+
+/* Reserved bytes tell what was released, on the CPU resident ones: the heap is the cache there. */
+mt_clear_result empty_device_cache(c10::Device device) {
+    auto taken = [&] {
+        return device.is_cpu() ? resident_bytes() : device_memory(device).reserved_bytes;
+    };
+    mt_clear_result result = {sizeof result, 0.0, 0};
+    size_t before = taken();
+    auto start = std::chrono::steady_clock::now();
+    if (device.is_cuda())
+        cuda_allocator().emptyCache();
+    else if (device.is_mps())
+        at::detail::getMPSHooks().emptyCache();
+    else
+        trim_heap();
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    size_t after = taken();
+    result.released_bytes = before > after ? before - after : 0;
+    return result;
+}
+
+void synchronize(c10::Device device) {
+    if (device.is_mps()) at::detail::getMPSHooks().deviceSynchronize();
+    if (device.is_cuda())
+        c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+void start_call_peak(c10::Device device) {
+    if (device.is_cpu()) cpu::reset_call_peak();
+    if (!device.is_cuda()) return;
+    c10::DeviceAllocator &allocator = cuda_allocator();
+    size_t seen = device_memory(device).peak_bytes;
+    allocator.resetPeakStats(device.index());
+    cuda_peak[device.index()] = seen;
+}
+
+size_t call_peak(c10::Device device) {
+    if (device.is_mps()) return 0;
+    if (device.is_cpu()) return cpu::installed() ? cpu::call_peak() : 0;
+    compat::DeviceStats stats = cuda_allocator().getDeviceStats(device.index());
+    return static_cast<size_t>(stats.allocated_bytes[0].peak);
+}
+
+int64_t device_ooms(c10::Device device) noexcept {
+    if (!device.is_cuda()) return 0;
+    try {
+        return cuda_allocator().getDeviceStats(device.index()).num_ooms;
+    } catch (...) {
+        return 0;
+    }
+}
+
+/* Runs body(device) inside the guard, for a device that can be used. */
+template <class Body>
+static mt_status with_device(const char *function, const char *name, Body &&body) {
+    c10::Device device(c10::kCPU);
+    MT_RETURN_IF_FAILED(ensure_init());
+    MT_RETURN_IF_FAILED(parse_device(name, function, &device));
+    return guard([&] {
+        check_device(function, device);
+        body(device);
+    });
+}
+
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+extern "C" mt_status mt_device_check(const char *name) {
+    return with_device("mt_device_check", name, [](c10::Device) {});
+}
+
+extern "C" mt_status mt_device_set_budget(const char *name, size_t bytes) {
+    return with_device("mt_device_set_budget", name,
+                       [&](c10::Device device) { set_device_budget(device, bytes); });
+}
+
+extern "C" mt_status mt_device_memory(const char *name, mt_memory *out) {
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_device_memory", "out"));
+    return with_device("mt_device_memory", name,
+                       [&](c10::Device device) { hand_over(device_memory(device), out); });
+}
+
+extern "C" mt_status mt_device_reset_peak(const char *name) {
+    return with_device("mt_device_reset_peak", name,
+                       [](c10::Device device) { reset_device_peak(device); });
+}
+
+extern "C" mt_status mt_empty_cache(const char *name, mt_clear_result *out) {
+    if (out) MT_RETURN_IF_FAILED(check_sized(out, "mt_empty_cache", "out"));
+    return with_device("mt_empty_cache", name, [&](c10::Device device) {
+        mt_clear_result result = empty_device_cache(device);
+        if (out) hand_over(result, out);
+    });
+}

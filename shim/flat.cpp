@@ -1,0 +1,115 @@
+/* flat.cpp - layout of the flat blocks, and the life of a gradient in them. */
+#include "flat.hpp"
+
+#include <algorithm>
+
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/zero.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+constexpr int64_t align_bytes = 64;
+
+/* Index of the block of that dtype, made when there is none. */
+size_t block_of(std::vector<Block> &blocks, c10::ScalarType dtype) {
+    for (size_t i = 0; i < blocks.size(); i++)
+        if (blocks[i].dtype == dtype) return i;
+    blocks.push_back({dtype, 0, {}, {}});
+    return blocks.size() - 1;
+}
+
+int64_t padded(int64_t elements, c10::ScalarType dtype) {
+    int64_t unit = align_bytes / static_cast<int64_t>(c10::elementSize(dtype));
+    return (elements + unit - 1) / unit * unit;
+}
+
+} // namespace
+
+Flat::Flat(const std::vector<Named> &parameters) {
+    for (const Named &parameter : parameters)
+        if (parameter.tensor.requires_grad()) plan(parameter);
+}
+
+void Flat::plan(const Named &parameter) {
+    const at::Tensor &tensor = parameter.tensor;
+    for (const Slot &slot : slots_)
+        if (slot.parameter.is_same(tensor)) return;
+    if (!tensor.is_leaf() || tensor.layout() != c10::kStrided || !tensor.is_floating_point())
+        fail(MT_ENOTSUP, "parameter '%s' is no dense tensor of floats", parameter.name.c_str());
+    size_t index = block_of(blocks_, tensor.scalar_type());
+    Block &block = blocks_[index];
+    slots_.push_back({parameter.name, tensor, {}, index, block.elements, 0});
+    block.elements += padded(tensor.numel(), block.dtype);
+}
+
+Flat::~Flat() {
+    for (Slot &slot : slots_)
+        if (slot.gradient.defined()) slot.parameter.mutable_grad().reset();
+}
+
+/* Strides are kept where they cover the slot without gaps, channels_last for one. */
+at::Tensor Flat::view(const at::Tensor &block, const Slot &slot) {
+    const at::Tensor &shape = slot.parameter;
+    if (shape.is_non_overlapping_and_dense())
+        return block.as_strided(shape.sizes(), shape.strides(), slot.offset).variable_data();
+    return block.narrow(0, slot.offset, shape.numel()).view(shape.sizes()).variable_data();
+}
+
+/*
+ * variable_data() gives each view a version counter of its own, which detach() would not. The old
+ * memory of the parameters is released before the gradients are made, so that at no time more is
+ * needed than twice the parameters.
+ */
+void Flat::lay_out(c10::Device device) {
+    c10::NoGradGuard no_grad;
+    for (Block &block : blocks_)
+        block.parameters = at::zeros({block.elements}, at::device(device).dtype(block.dtype));
+    for (Slot &slot : slots_) {
+        at::Tensor place = view(blocks_[slot.block].parameters, slot);
+        place.copy_(slot.parameter);
+        slot.parameter.set_data(place);
+    }
+    for (Block &block : blocks_) block.gradients = at::zeros_like(block.parameters);
+    for (Slot &slot : slots_) slot.gradient = view(blocks_[slot.block].gradients, slot);
+    clear_gradients();
+}
+
+void Flat::clear_gradients() {
+    c10::NoGradGuard no_grad;
+    for (Block &block : blocks_) block.gradients.zero_();
+    for (Slot &slot : slots_) {
+        if (!slot.parameter.grad().is_same(slot.gradient))
+            slot.parameter.mutable_grad() = slot.gradient;
+        slot.version = slot.gradient._version();
+    }
+}
+
+void Flat::gather() {
+    c10::NoGradGuard no_grad;
+    for (Slot &slot : slots_) {
+        at::Tensor &current = slot.parameter.mutable_grad();
+        if (current.is_same(slot.gradient)) continue;
+        if (current.defined())
+            slot.gradient.copy_(current);
+        else
+            slot.gradient.zero_();
+        if (!current.defined()) slot.version = slot.gradient._version();
+        current = slot.gradient;
+    }
+}
+
+size_t Flat::bytes() const {
+    size_t bytes = 0;
+    for (const Block &block : blocks_)
+        bytes += static_cast<size_t>(block.elements) * c10::elementSize(block.dtype);
+    return bytes;
+}
+
+} // namespace memtrain::shim

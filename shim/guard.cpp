@@ -1,0 +1,154 @@
+/*
+ * guard.cpp - from exceptions to status codes, and the one function that tells OOM from the rest.
+ */
+#include "guard.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <memtrain/torch.h>
+
+#include "cpu_memory.hpp"
+#include "device_memory.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+/* Per thread: how deep guards are nested, and what had been refused when the outermost began. */
+struct Watch {
+    int depth = 0;
+    uint64_t refused = 0;
+    c10::Device device = c10::Device(c10::kCPU);
+    int64_t ooms = 0; /* of a CUDA device */
+};
+
+thread_local Watch watch;
+
+bool memory_was_refused() noexcept {
+    return cpu::refusals().count != watch.refused || device_ooms(watch.device) != watch.ooms;
+}
+
+/* An OOM is told once: what follows on this thread needs evidence of its own. */
+void evidence_is_used() noexcept {
+    watch.refused = cpu::refusals().count;
+    watch.ooms = device_ooms(watch.device);
+}
+
+/*
+ * The line of a text that says the most: the first, but the last one of TorchScript, whose first
+ * line only says that something failed.
+ */
+void best_line(const char *text, const char **out_start, int *out_length) {
+    static const char script[] = "The following operation failed in the TorchScript interpreter";
+    const char *start = text;
+    if (std::strncmp(text, script, sizeof script - 1) == 0) {
+        for (const char *p = text; *p; p++)
+            if (p[0] == '\n' && p[1] && p[1] != '\n') start = p + 1;
+    }
+    *out_start = start;
+    *out_length = static_cast<int>(std::strcspn(start, "\r\n"));
+}
+
+mt_status describe(bool typed, const char *text) noexcept {
+    mt_status status = classify(memory_was_refused(), typed, text);
+    const char *line;
+    int length;
+    best_line(text, &line, &length);
+    evidence_is_used();
+    return mt_set_error(status, "%.*s", length, line);
+}
+
+} // namespace
+
+void fail(mt_status status, const char *format, ...) {
+    char text[512];
+    va_list list;
+    va_start(list, format);
+    std::vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    throw Failure{mt_set_error(status, "%s", text)};
+}
+
+void check(mt_status status) {
+    if (status != MT_OK) throw Failure{status};
+}
+
+/*
+ * Evidence comes first, since TorchScript turns every type into std::runtime_error and oneDNN says
+ * only that it could not create a primitive. The texts are those of allocators that throw plain
+ * c10::Error: MPS, libtorch's own CPU allocator, CUDA's runtime and libraries, and a bad_alloc or an
+ * OutOfMemoryError that a C++ layer in between has turned into its text.
+ */
+mt_status classify(bool evidence, bool typed, const char *text) noexcept {
+    static const char *const texts[] = {
+        "out of memory",
+        "can't allocate memory",
+        "not enough memory",
+        "Invalid buffer size",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUSOLVER_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+        "std::bad_alloc",
+    };
+    if (evidence || typed) return MT_EDEVMEM;
+    for (const char *known : texts)
+        if (std::strstr(text, known)) return MT_EDEVMEM;
+    return MT_ETORCH;
+}
+
+/* what() of a c10::Error symbolises the backtrace (13 ms): what_without_backtrace() does not. */
+mt_status describe_exception() noexcept {
+    try {
+        throw;
+    } catch (const Failure &e) {
+        return e.status;
+    } catch (const c10::OutOfMemoryError &e) {
+        return describe(true, e.what_without_backtrace());
+    } catch (const std::bad_alloc &) {
+        return describe(true, "out of host memory");
+    } catch (const c10::Error &e) {
+        return describe(false, e.what_without_backtrace());
+    } catch (const std::exception &e) {
+        return describe(false, e.what());
+    } catch (...) {
+        return describe(false, "an exception that is no std::exception");
+    }
+}
+
+Scope::Scope(c10::Device device) noexcept
+    : grad_mode_(c10::GradMode::is_enabled()), watched_before_(watch.device),
+      ooms_before_(watch.ooms) {
+    if (watch.depth++ == 0) watch.refused = cpu::refusals().count;
+    if (!device.is_cuda()) return;
+    try {
+        device_.emplace(device);
+    } catch (...) {
+        /* The body will meet the same error, and report it. */
+    }
+    watch.device = device;
+    watch.ooms = device_ooms(device);
+}
+
+Scope::~Scope() {
+    watch.depth--;
+    watch.device = watched_before_;
+    watch.ooms = ooms_before_;
+    c10::GradMode::set_enabled(grad_mode_);
+    if (watch.depth == 0) watch.refused = cpu::refusals().count;
+}
+
+} // namespace memtrain::shim
+
+extern "C" mt_status mt_torch_exception(void) {
+    if (!std::current_exception())
+        return mt_set_error(MT_ESTATE, "mt_torch_exception: no exception is in flight");
+    return memtrain::shim::describe_exception();
+}

@@ -1,0 +1,81 @@
+/*
+ * guard.hpp - the only place where C++ exceptions end.
+ *
+ * Every public function that touches libtorch runs its body in guard(). What was thrown becomes a
+ * status and one error line; grad mode, device and the thread's evidence of refused memory are put
+ * back. Nothing here knows what the body does.
+ */
+#ifndef MEMTRAIN_SHIM_GUARD_HPP
+#define MEMTRAIN_SHIM_GUARD_HPP
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <memtrain/status.h>
+
+namespace memtrain::shim {
+
+/* Thrown by our own code once the error line is set; the guard returns its status as it is. */
+struct Failure {
+    mt_status status;
+};
+
+/* Sets the error line (printf format) and throws Failure. */
+[[noreturn]] void fail(mt_status status, const char *format, ...) MT_PRINTF(2, 3);
+
+/* Throws Failure for a status that is not MT_OK; the line is set already. */
+void check(mt_status status);
+
+/*
+ * What is known of an error beside its text.
+ *   evidence  a request for memory was refused on this thread since the guarded call began
+ *   typed     the exception's type says that memory ran out
+ */
+mt_status classify(bool evidence, bool typed, const char *text) noexcept;
+
+/* Inside a catch block: status and error line of the exception in flight. */
+mt_status describe_exception() noexcept;
+
+/*
+ * State of the thread that a guarded call puts back. With a CUDA device, makes it the current one
+ * and watches its count of failed allocations. Scopes nest; the outermost one starts the evidence.
+ */
+class Scope {
+public:
+    explicit Scope(c10::Device device) noexcept;
+    ~Scope();
+    Scope(const Scope &) = delete;
+    Scope &operator=(const Scope &) = delete;
+
+private:
+    bool grad_mode_;
+    std::optional<c10::DeviceGuard> device_;
+    c10::Device watched_before_;
+    int64_t ooms_before_;
+};
+
+/* body returns mt_status or nothing. */
+template <class Body> mt_status guard(c10::Device device, Body &&body) noexcept {
+    Scope scope(device);
+    try {
+        if constexpr (std::is_void_v<decltype(body())>) {
+            body();
+            return MT_OK;
+        } else {
+            return body();
+        }
+    } catch (...) {
+        return describe_exception();
+    }
+}
+
+template <class Body> mt_status guard(Body &&body) noexcept {
+    return guard(c10::Device(c10::kCPU), body);
+}
+
+} // namespace memtrain::shim
+#endif

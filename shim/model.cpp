@@ -1,0 +1,138 @@
+/* model.cpp - models as C functions: checks, calls, life. */
+#include "model.hpp"
+
+#include <cmath>
+#include <new>
+
+#include "arguments.hpp"
+#include "guard.hpp"
+#include "init.hpp"
+
+mt_model::~mt_model() {
+    if (ops.destroy) (void)memtrain::shim::guard([this] { ops.destroy(self); });
+}
+
+namespace memtrain::shim {
+namespace {
+
+mt_status collect(void *user, const char *name, mt_tensor *tensor) {
+    auto &list = *static_cast<std::vector<Named> *>(user);
+    return guard([&] {
+        if (tensor->tensor.defined()) list.push_back({name, tensor->tensor});
+    });
+}
+
+void copy_traits(mt_model &model, const mt_model_traits &traits) {
+    model.min_micro_batch = traits.min_micro_batch;
+    model.normalises_over_batch = traits.normalises_over_batch != 0;
+    model.needs_whole_batch = traits.needs_whole_batch != 0;
+    for (size_t i = 0; i < traits.metric_count; i++) {
+        if (!traits.metric_names[i]) fail(MT_EINVAL, "mt_model_new: metric_names[%zu] is NULL", i);
+        model.metrics.emplace_back(traits.metric_names[i]);
+    }
+    for (const auto &name : model.metrics) model.metric_names.push_back(name.c_str());
+}
+
+void check_traits(const mt_model_traits &traits) {
+    if (traits.metric_count > MT_METRICS_MAX)
+        fail(MT_EINVAL, "mt_model_new: metric_count is %zu, at most %d are possible",
+             traits.metric_count, MT_METRICS_MAX);
+    if (traits.metric_count && !traits.metric_names)
+        fail(MT_EINVAL, "mt_model_new: metric_names is NULL");
+}
+
+void fill(mt_model &model, const mt_model_traits *traits) {
+    mt_model_traits own = MT_MODEL_TRAITS_INIT;
+    check(ensure_init());
+    if (!model.ops.visit_parameters) fail(MT_EINVAL, "mt_model_new: ops->visit_parameters is NULL");
+    if (!model.ops.loss) fail(MT_EINVAL, "mt_model_new: ops->loss is NULL");
+    if (traits) {
+        check(check_sized(traits, "mt_model_new", "traits"));
+        copy_in(own, traits);
+    }
+    check_traits(own);
+    copy_traits(model, own);
+    if (!mt__handle_add(&model, MT__KIND_MODEL)) throw std::bad_alloc();
+}
+
+} // namespace
+
+std::vector<Named> parameters_of(const mt_model &model) {
+    std::vector<Named> list;
+    check(model.ops.visit_parameters(model.self, collect, &list));
+    return list;
+}
+
+std::vector<Named> buffers_of(const mt_model &model) {
+    std::vector<Named> list;
+    if (model.ops.visit_buffers) check(model.ops.visit_buffers(model.self, collect, &list));
+    return list;
+}
+
+Loss loss_of(const mt_model &model, const Chunk &chunk) {
+    TemporaryHandle loss, metrics;
+    check(model.ops.loss(model.self, chunk.handles(), chunk.count(), loss.get(), metrics.get()));
+    if (!loss.tensor().defined() || loss.tensor().numel() != 1)
+        fail(MT_EINVAL, "the model's loss is not a scalar");
+    at::Tensor sums = metrics.tensor();
+    if (sums.defined() && static_cast<size_t>(sums.numel()) != model.metrics.size())
+        fail(MT_EINVAL, "the model gave %lld metrics and names %zu",
+             static_cast<long long>(sums.numel()), model.metrics.size());
+    return {std::move(loss.tensor()), sums.defined() ? sums.detach() : sums};
+}
+
+double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count) {
+    if (!model.ops.units) return static_cast<double>(count);
+    double units = 0.0;
+    Chunk chunk(batch, first, count, c10::Device(c10::kCPU));
+    check(model.ops.units(model.self, chunk.handles(), chunk.count(), &units));
+    if (!(units >= 0.0) || std::isinf(units)) fail(MT_EINVAL, "the model counts %g units", units);
+    return units;
+}
+
+void set_training(const mt_model &model, bool on) {
+    if (model.ops.set_training) check(model.ops.set_training(model.self, on));
+}
+
+void release_model(mt_model *model) noexcept {
+    model->in_use = false;
+    if (model->freed) (void)guard([&] { delete model; });
+}
+
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+/* Whatever is wrong after ops has been read: the model is deleted, and with it self destroyed. */
+extern "C" mt_status mt_model_new(const mt_model_ops *ops, void *self,
+                                  const mt_model_traits *traits, mt_model **out) {
+    mt_model_ops own = MT_MODEL_OPS_INIT;
+    MT_RETURN_IF_FAILED(check_sized(ops, "mt_model_new", "ops"));
+    copy_in(own, ops);
+    mt_model *model = new (std::nothrow) mt_model(own, self);
+    if (!model) {
+        if (own.destroy) (void)guard([&] { own.destroy(self); });
+        return mt_set_error(MT_ENOMEM, "mt_model_new: out of host memory");
+    }
+    mt_status status = check_not_null(out, "mt_model_new", "out");
+    if (out) {
+        *out = nullptr;
+        status = guard([&] { fill(*model, traits); });
+    }
+    if (status == MT_OK)
+        *out = model;
+    else
+        delete model;
+    return status;
+}
+
+/* A model that trains stays until its mt_torch is freed. */
+extern "C" void mt_model_free(mt_model *model) {
+    if (!mt__handle_remove(model, MT__KIND_MODEL)) return;
+    if (model->in_use) {
+        model->freed = true;
+        mt_log(MT_LOG_WARNING, "mt_model_free: in use; freed with its mt_torch");
+        return;
+    }
+    (void)guard([&] { delete model; });
+}

@@ -1,0 +1,51 @@
+/* model.hpp - the model handle: the caller's functions, and what they are called with. */
+#ifndef MEMTRAIN_SHIM_MODEL_HPP
+#define MEMTRAIN_SHIM_MODEL_HPP
+
+#include <string>
+#include <vector>
+
+#include <memtrain/torch.h>
+
+#include "tensor.hpp"
+
+struct mt_model {
+    mt_model_ops ops;
+    void *self;
+    size_t min_micro_batch = 0;
+    bool normalises_over_batch = false;
+    bool needs_whole_batch = false;
+    std::vector<std::string> metrics;
+    std::vector<const char *> metric_names; /* into metrics */
+    bool in_use = false;                    /* by an mt_torch */
+    bool freed = false; /* mt_model_free came first: mt_torch_free destroys it */
+
+    mt_model(const mt_model_ops &own, void *model) noexcept : ops(own), self(model) {}
+    ~mt_model();
+    mt_model(const mt_model &) = delete;
+    mt_model &operator=(const mt_model &) = delete;
+};
+
+namespace memtrain::shim {
+
+/* All parameters, or all buffers, as the model tells of them; undefined ones are left out. */
+std::vector<Named> parameters_of(const mt_model &model);
+std::vector<Named> buffers_of(const mt_model &model);
+
+/* Loss and metrics of a chunk; tensors are the results as the model wrote them. */
+struct Loss {
+    at::Tensor loss;
+    at::Tensor metrics;
+};
+Loss loss_of(const mt_model &model, const Chunk &chunk);
+
+/* What the loss of these samples is averaged over; count where the model does not say. */
+double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count);
+
+void set_training(const mt_model &model, bool on);
+
+/* Ends the use by an mt_torch, and the model too when its owner has let go of it. */
+void release_model(mt_model *model) noexcept;
+
+} // namespace memtrain::shim
+#endif

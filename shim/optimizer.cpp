@@ -1,0 +1,204 @@
+/* optimizer.cpp - state, gradient norm and fused updates. */
+#include "optimizer.hpp"
+
+#include <cmath>
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+/* Elements of one partial sum of the norm: large enough to share out, small enough to round well. */
+constexpr int64_t norm_block = 1 << 15;
+
+constexpr int lanes = 8; /* independent sums, so that the compiler may use vector registers */
+
+template <class Scalar> double sum_of_squares(const Scalar *data, int64_t count) {
+    double sums[lanes] = {};
+    int64_t i = 0;
+    for (; i + lanes <= count; i += lanes)
+        for (int lane = 0; lane < lanes; lane++) {
+            double x = static_cast<double>(data[i + lane]);
+            sums[lane] += x * x;
+        }
+    for (; i < count; i++) sums[0] += static_cast<double>(data[i]) * static_cast<double>(data[i]);
+    double sum = 0.0;
+    for (double part : sums) sum += part;
+    return sum;
+}
+
+int64_t parts_of(const Block &block) {
+    return (block.elements + norm_block - 1) / norm_block;
+}
+
+/* Writes the sums over the parts of the gradient block into sums[parts_of(block)]. */
+template <class Scalar> void sum_parts(const Block &block, double *sums) {
+    const Scalar *data = block.gradients.const_data_ptr<Scalar>();
+    at::parallel_for(0, parts_of(block), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t part = begin; part < end; part++) {
+            int64_t first = part * norm_block;
+            int64_t count = std::min(norm_block, block.elements - first);
+            sums[part] = sum_of_squares(data + first, count);
+        }
+    });
+}
+
+double cpu_sum_of_squares(const Block &block, std::vector<double> &sums) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, block.dtype, "gradient_norm",
+                                    [&] { sum_parts<scalar_t>(block, sums.data()); });
+    double sum = 0.0;
+    for (int64_t i = 0; i < parts_of(block); i++) sum += sums[static_cast<size_t>(i)];
+    return sum;
+}
+
+} // namespace
+
+Optimizer::Optimizer(const mt_torch_options &options, const Flat &flat)
+    : options_(options), flat_(flat) {
+    if (options.optimizer != MT_SGD) {
+        moments_.push_back({"exp_avg", {}, {}});
+        moments_.push_back({"exp_avg_sq", {}, {}});
+    } else if (options.momentum > 0.0) {
+        moments_.push_back({"momentum_buffer", {}, {}});
+    }
+}
+
+size_t Optimizer::bytes() const {
+    size_t steps = options_.optimizer == MT_SGD ? 0 : flat_.slots().size() * sizeof(float);
+    return moments_.size() * flat_.bytes() + steps;
+}
+
+void Optimizer::lay_out(c10::Device device) {
+    c10::NoGradGuard no_grad;
+    for (Moment &moment : moments_) {
+        for (const Block &block : flat_.blocks())
+            moment.blocks.push_back(
+                at::zeros({block.elements}, at::device(device).dtype(block.dtype)));
+        for (const Slot &slot : flat_.slots())
+            moment.views.push_back(Flat::view(moment.blocks[slot.block], slot));
+    }
+    if (options_.optimizer != MT_SGD)
+        steps_ = at::zeros({static_cast<int64_t>(flat_.slots().size())},
+                           at::device(device).dtype(at::kFloat));
+    for (int64_t i = 0; steps_.defined() && i < steps_.numel(); i++)
+        step_views_.push_back(steps_.select(0, i).variable_data());
+    int64_t parts = 0;
+    for (const Block &block : flat_.blocks()) {
+        factors_.push_back(at::zeros({}, at::device(at::kCPU).dtype(block.dtype)));
+        parts = std::max(parts, parts_of(block));
+    }
+    sums_.resize(static_cast<size_t>(parts));
+    lists_.reserve(flat_.slots().size());
+}
+
+double Optimizer::gradient_norm() {
+    c10::NoGradGuard no_grad;
+    double sum = 0.0;
+    for (const Block &block : flat_.blocks()) {
+        if (block.gradients.is_cpu()) {
+            sum += cpu_sum_of_squares(block, sums_);
+        } else {
+            auto type = block.dtype == at::kDouble ? at::kDouble : at::kFloat;
+            double norm =
+                at::linalg_vector_norm(block.gradients, 2, {}, false, type).item().toDouble();
+            sum += norm * norm;
+        }
+    }
+    return std::sqrt(sum);
+}
+
+/* A scalar tensor as factor: a number would be wrapped in a new tensor at each call. */
+void Optimizer::scale_gradients(double factor) {
+    c10::NoGradGuard no_grad;
+    for (size_t i = 0; i < factors_.size(); i++) {
+        at::Tensor gradients = flat_.blocks()[i].gradients;
+        AT_DISPATCH_FLOATING_TYPES_AND2(
+            at::kHalf, at::kBFloat16, factors_[i].scalar_type(), "scale_gradients",
+            [&] { *factors_[i].mutable_data_ptr<scalar_t>() = static_cast<scalar_t>(factor); });
+        gradients.mul_(factors_[i]);
+    }
+}
+
+void Optimizer::Lists::clear() {
+    for (auto *list : {&parameters, &gradients, &first, &second, &steps}) list->clear();
+}
+
+void Optimizer::Lists::reserve(size_t count) {
+    for (auto *list : {&parameters, &gradients, &first, &second, &steps}) list->reserve(count);
+}
+
+void Optimizer::collect(size_t block) {
+    lists_.clear();
+    for (size_t i = 0; i < flat_.slots().size(); i++) {
+        const Slot &slot = flat_.slots()[i];
+        if (slot.block != block || !Flat::touched(slot)) continue;
+        lists_.parameters.push_back(slot.parameter);
+        lists_.gradients.push_back(slot.gradient);
+        if (moments_.size() > 0) lists_.first.push_back(moments_[0].views[i]);
+        if (moments_.size() > 1) lists_.second.push_back(moments_[1].views[i]);
+        if (steps_.defined()) lists_.steps.push_back(step_views_[i]);
+    }
+}
+
+/*
+ * The fused operators read the steps and do not count them; with a step of 0 the bias correction
+ * divides by zero. Adding a number to a tensor allocates, so on the CPU memory is written instead.
+ */
+void Optimizer::count_step(double by) {
+    if (steps_.defined() && !steps_.is_cpu()) at::_foreach_add_(lists_.steps, by);
+    if (!steps_.defined() || !steps_.is_cpu()) return;
+    for (at::Tensor &step : lists_.steps) *step.mutable_data_ptr<float>() += static_cast<float>(by);
+}
+
+/*
+ * SGD's momentum buffers begin as zeros, and is_first_step stays false: momentum * 0 + gradient is
+ * the copy that the first step of torch::optim::SGD makes, and holds for each parameter by itself.
+ */
+void Optimizer::update() {
+    const mt_torch_options &o = options_;
+    Lists &l = lists_;
+    if (o.optimizer == MT_SGD)
+        at::_fused_sgd_(l.parameters, l.gradients, l.first, o.weight_decay, o.momentum, o.lr,
+                        /*dampening=*/0.0, o.nesterov != 0, /*maximize=*/false,
+                        /*is_first_step=*/false);
+    else if (o.optimizer == MT_ADAM)
+        at::_fused_adam_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, o.lr, o.beta1,
+                         o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+    else
+        at::_fused_adamw_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, o.lr, o.beta1,
+                          o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+}
+
+void Optimizer::step() {
+    c10::NoGradGuard no_grad;
+    for (size_t block = 0; block < flat_.blocks().size(); block++) {
+        collect(block);
+        if (lists_.parameters.empty()) continue;
+        count_step(1.0);
+        update();
+    }
+    lists_.clear();
+}
+
+void Optimizer::append_state(std::vector<Named> &list) const {
+    for (size_t i = 0; i < flat_.slots().size(); i++) {
+        const std::string &name = flat_.slots()[i].name;
+        for (const Moment &moment : moments_)
+            list.push_back({std::string("optimizer.") + moment.name + "." + name, moment.views[i]});
+        if (steps_.defined()) list.push_back({"optimizer.step." + name, step_views_[i]});
+    }
+}
+
+} // namespace memtrain::shim

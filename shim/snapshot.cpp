@@ -1,0 +1,120 @@
+/* snapshot.cpp - keeping and restoring generators and buffers. */
+#include "snapshot.hpp"
+
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+at::CPUGeneratorImpl &cpu_generator() {
+    return *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+}
+
+bool same_kind(const at::Tensor &a, const at::Tensor &b) {
+    return a.sizes() == b.sizes() && a.dtype() == b.dtype() && a.device() == b.device();
+}
+
+/* Whether both are the same elements of the same memory. */
+bool same_place(const at::Tensor &a, const at::Tensor &b) {
+    return same_kind(a, b) && a.strides() == b.strides() && a.data_ptr() == b.data_ptr();
+}
+
+} // namespace
+
+void RngState::take(c10::Device device) {
+    at::CPUGeneratorImpl &cpu = cpu_generator();
+    {
+        std::lock_guard<std::mutex> lock(cpu.mutex_);
+        engine_ = cpu.engine();
+        next_float_ = cpu.next_float_normal_sample();
+        next_double_ = cpu.next_double_normal_sample();
+    }
+    device_ = device;
+    if (device.is_cpu()) return;
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    if (device.is_cuda()) {
+        seed_ = generator.current_seed();
+        offset_ = generator.get_offset();
+    } else {
+        state_ = generator.get_state();
+    }
+}
+
+void RngState::restore() const {
+    at::CPUGeneratorImpl &cpu = cpu_generator();
+    if (!engine_) return;
+    {
+        std::lock_guard<std::mutex> lock(cpu.mutex_);
+        cpu.set_engine(*engine_);
+        cpu.set_next_float_normal_sample(next_float_);
+        cpu.set_next_double_normal_sample(next_double_);
+    }
+    if (device_.is_cpu()) return;
+    at::Generator generator = at::globalContext().defaultGenerator(device_);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    if (device_.is_cuda()) {
+        generator.set_current_seed(seed_); /* puts the offset to 0 */
+        generator.set_offset(offset_);
+    } else {
+        generator.set_state(state_);
+    }
+}
+
+void BufferState::keep(Entry &entry, const at::Tensor &buffer) {
+    entry.buffer = buffer;
+    if (!entry.original.defined() || !same_place(entry.original, buffer))
+        entry.original = buffer.variable_data();
+    if (!entry.saved.defined() || !same_kind(entry.saved, buffer))
+        entry.saved = at::empty_like(buffer);
+    entry.saved.copy_(buffer);
+}
+
+void BufferState::take(const mt_model &model) {
+    c10::NoGradGuard no_grad;
+    std::vector<Named> buffers = buffers_of(model);
+    entries_.resize(buffers.size());
+    for (size_t i = 0; i < buffers.size(); i++) keep(entries_[i], buffers[i].tensor);
+}
+
+/* set_data() gives the model's tensor the old memory and shape, without an allocation. */
+void BufferState::restore(const mt_model &model) const {
+    c10::NoGradGuard no_grad;
+    std::vector<Named> buffers = buffers_of(model);
+    if (buffers.size() != entries_.size())
+        fail(MT_ESTATE, "the model has %zu buffers, %zu when the step began", buffers.size(),
+             entries_.size());
+    for (size_t i = 0; i < entries_.size(); i++) {
+        const Entry &entry = entries_[i];
+        entry.original.copy_(entry.saved);
+        if (!same_place(buffers[i].tensor, entry.original))
+            buffers[i].tensor.set_data(entry.original);
+    }
+}
+
+size_t BufferState::bytes() const {
+    size_t bytes = 0;
+    for (const Entry &entry : entries_) bytes += entry.buffer.nbytes();
+    return bytes;
+}
+
+void append_rng(c10::Device device, std::vector<Named> &list) {
+    auto append = [&](std::string name, at::Generator generator) {
+        std::lock_guard<std::mutex> lock(generator.mutex());
+        list.push_back({std::move(name), generator.get_state()});
+    };
+    append("rng.cpu", at::detail::getDefaultCPUGenerator());
+    if (device.is_cpu()) return;
+    std::string name = device.is_mps() ? "rng.mps" : "rng.cuda." + std::to_string(device.index());
+    append(name, at::globalContext().defaultGenerator(device));
+}
+
+} // namespace memtrain::shim

@@ -1,0 +1,59 @@
+/*
+ * snapshot.hpp - what a step can change beside gradients: random number generators and the model's
+ * buffers. Parameters and optimiser state are changed by apply alone and are not kept here.
+ */
+#ifndef MEMTRAIN_SHIM_SNAPSHOT_HPP
+#define MEMTRAIN_SHIM_SNAPSHOT_HPP
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/MT19937RNGEngine.h>
+
+#include "model.hpp"
+
+namespace memtrain::shim {
+
+/*
+ * State of the CPU's generator and of the device's. Taking and restoring allocate nothing on the
+ * CPU: the engine is copied as a value, where get_state() would make a tensor.
+ */
+class RngState {
+public:
+    void take(c10::Device device);
+    void restore() const;
+
+private:
+    std::optional<at::mt19937> engine_;
+    std::optional<float> next_float_; /* second half of a pair of normal samples */
+    std::optional<double> next_double_;
+    c10::Device device_ = c10::Device(c10::kCPU);
+    uint64_t seed_ = 0, offset_ = 0; /* CUDA */
+    at::Tensor state_;               /* MPS */
+};
+
+class BufferState {
+public:
+    /* Allocates only for buffers that are new or have another shape than the last time. */
+    void take(const mt_model &model);
+
+    /* Allocates nothing. A buffer that the model has made anew becomes the old one again. */
+    void restore(const mt_model &model) const;
+
+    size_t bytes() const;
+
+private:
+    struct Entry {
+        at::Tensor buffer;   /* the model's own */
+        at::Tensor original; /* the same memory and shape, whatever becomes of buffer */
+        at::Tensor saved;    /* a copy */
+    };
+    static void keep(Entry &entry, const at::Tensor &buffer);
+    std::vector<Entry> entries_;
+};
+
+/* The generator states for the hash: "rng.cpu", "rng.cuda.N", "rng.mps". Disturbs none. */
+void append_rng(c10::Device device, std::vector<Named> &list);
+
+} // namespace memtrain::shim
+#endif

@@ -1,0 +1,309 @@
+/*
+ * step.cpp - the parts of a step: begin, accumulate, rollback, apply, evaluate, and one plain step
+ * made of them. What is done when memory runs out is decided elsewhere.
+ */
+#include "torch_state.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <optional>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mul.h>
+#include <c10/core/GradMode.h>
+
+#include "arguments.hpp"
+#include "autocast.hpp"
+#include "backward_queue.hpp"
+#include "batch.hpp"
+#include "cpu_memory.hpp"
+#include "device_memory.hpp"
+#include "guard.hpp"
+#include "watch.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/* MT_OK when the step is in one of the two phases; they may be the same. */
+mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Phase other) {
+    if (torch.phase == one || torch.phase == other) return MT_OK;
+    switch (torch.phase) {
+    case Phase::idle:
+        return mt_set_error(MT_ESTATE, "%s: no step has begun", function);
+    case Phase::in_step:
+        return mt_set_error(MT_ESTATE, "%s: a step has begun and not ended", function);
+    case Phase::failed:
+        return mt_set_error(MT_ESTATE, "%s: the step has failed and waits for its rollback",
+                            function);
+    case Phase::poisoned:
+        break;
+    }
+    return mt_set_error(MT_ESTATE, "%s: the state is lost: %s", function, torch.poison.c_str());
+}
+
+/* ---- one chunk ---- */
+
+void set_mode(mt_torch &torch, Mode mode) {
+    if (torch.mode == mode) return;
+    torch.mode = Mode::unknown;
+    set_training(*torch.model, mode == Mode::training);
+    torch.mode = mode;
+}
+
+/* Forward, under autocast where that is on; backward is outside of it. */
+Loss forward(mt_torch &torch, const Chunk &chunk) {
+    std::optional<Autocast> autocast;
+    if (torch.options.amp == MT_BFLOAT16) autocast.emplace(torch.device.type(), c10::kBFloat16);
+    return loss_of(*torch.model, chunk);
+}
+
+/* Loss and metrics as doubles. One copy from a device; on the CPU read where they are. */
+void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics) {
+    at::Tensor all = values.loss.detach().reshape({1}), sums = values.metrics;
+    if (torch.device.is_cpu()) {
+        *loss = all[0].item().toDouble();
+        if (sums.defined()) sums = sums.reshape({-1});
+        for (int64_t i = 0; sums.defined() && i < sums.numel(); i++)
+            metrics[i] = sums[i].item().toDouble();
+        return;
+    }
+    auto type = torch.device.is_mps() ? at::kFloat : at::kDouble; /* MPS has no doubles */
+    all = all.to(type);
+    if (sums.defined()) all = at::cat({all, sums.reshape({-1}).to(torch.device, type)});
+    all = all.to(at::kCPU).to(at::kDouble);
+    *loss = all[0].item().toDouble();
+    for (int64_t i = 1; i < all.numel(); i++) metrics[i - 1] = all[i].item().toDouble();
+}
+
+/* A chunk without units has a mean over nothing, which is no number. */
+void fill_result(const mt_torch &torch, const Loss &values, double units, mt_chunk_result &result) {
+    double loss = 0.0;
+    read_values(torch, values, &loss, result.metric_sums);
+    result.units = units;
+    result.loss_sum = units > 0.0 ? loss * units : 0.0;
+}
+
+/*
+ * The loss is multiplied by the weight whatever it is, so that one chunk of 1.0 takes the same path
+ * as many. With a weight of 0 there is nothing to add, and a gradient of 0 times NaN would harm.
+ */
+void forward_backward(mt_torch &torch, size_t first, size_t count, double weight,
+                      mt_chunk_result &result) {
+    c10::AutoGradMode grad(true);
+    double units = units_of(*torch.model, torch.batch, first, count);
+    Chunk chunk(torch.batch, first, count, torch.device);
+    Loss values = forward(torch, chunk);
+    if (weight != 0.0) {
+        at::Tensor weighted = at::mul(values.loss, weight);
+        values.loss = values.loss.detach();
+        weighted.backward();
+    }
+    torch.flat->gather();
+    fill_result(torch, values, units, result);
+}
+
+void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, size_t count,
+                  mt_chunk_result &result) {
+    c10::NoGradGuard no_grad;
+    double units = units_of(*torch.model, batch, first, count);
+    Chunk chunk(batch, first, count, torch.device);
+    fill_result(torch, forward(torch, chunk), units, result);
+}
+
+/* Puts the generators back, also when an exception passes. */
+class KeepRng {
+public:
+    explicit KeepRng(c10::Device device) { state_.take(device); }
+    ~KeepRng() {
+        (void)guard([this] { state_.restore(); });
+    }
+    KeepRng(const KeepRng &) = delete;
+    KeepRng &operator=(const KeepRng &) = delete;
+
+private:
+    RngState state_;
+};
+
+/* ---- measuring ---- */
+
+size_t peak_of(mt_torch &torch, const Listening &listening) {
+    if (!torch.device.is_cpu() || cpu::installed()) return call_peak(torch.device);
+    size_t peak = torch.resident_bytes() + listening.peak();
+    torch.watched_peak = std::max(torch.watched_peak, peak);
+    return peak;
+}
+
+void add_evidence(const cpu::Refusals &before, int64_t ooms, mt_chunk_result &result) {
+    cpu::Refusals now = cpu::refusals();
+    result.refused = now.count - before.count + static_cast<uint64_t>(ooms);
+    if (now.count == before.count) return;
+    result.refused_bytes = now.bytes;
+    result.refused_in_use_bytes = now.in_use;
+}
+
+/*
+ * Runs body(result) in the guard and hands the result over. After a failure it holds the evidence
+ * alone. Where a model's own code has lost what the error was, a refusal tells that it was memory.
+ */
+template <class Body> mt_status measured(mt_torch &torch, mt_chunk_result *out, Body &&body) {
+    mt_chunk_result result = {};
+    cpu::Refusals before = cpu::refusals();
+    int64_t ooms = device_ooms(torch.device);
+    mt_status status = guard(torch.device, [&] {
+        synchronize(torch.device);
+        start_call_peak(torch.device);
+        Listening listening(torch.device, torch.sink);
+        auto start = Clock::now();
+        body(result);
+        synchronize(torch.device);
+        result.seconds = seconds_since(start);
+        result.peak_bytes = peak_of(torch, listening);
+    });
+    if (status != MT_OK) result = {};
+    add_evidence(before, device_ooms(torch.device) - ooms, result);
+    if (status == MT_ETORCH && result.refused) status = MT_EDEVMEM;
+    hand_over(result, out);
+    return status;
+}
+
+mt_status poison(mt_torch &torch, mt_status status) {
+    torch.phase = Phase::poisoned;
+    (void)guard([&] { torch.poison = mt_last_error(); });
+    return status;
+}
+
+/* As torch.nn.utils.clip_grad_norm_: with a norm that is no number all gradients become none. */
+double clip(mt_torch &torch) {
+    double most = torch.options.clip_norm;
+    if (most <= 0.0) return std::numeric_limits<double>::quiet_NaN();
+    double norm = torch.optimizer->gradient_norm();
+    double factor = most / (norm + 1e-6);
+    if (!(factor >= 1.0)) torch.optimizer->scale_gradients(factor);
+    return norm;
+}
+
+} // namespace
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+#define CHECK_TORCH(function)                                                                      \
+    MT_RETURN_IF_FAILED(check_handle(torch, MT__KIND_TORCH, function, "torch"))
+
+extern "C" mt_status mt_begin(mt_torch *torch, const mt_batch *batch) {
+    CHECK_TORCH("mt_begin");
+    MT_RETURN_IF_FAILED(check_phase("mt_begin", *torch, Phase::idle, Phase::idle));
+    return guard(torch->device, [&] {
+        mt_torch_batch own = batch_of("mt_begin", batch);
+        set_mode(*torch, Mode::training);
+        torch->rng.take(torch->device);
+        torch->buffers.take(*torch->model);
+        torch->flat->clear_gradients();
+        torch->batch = own;
+        torch->samples = batch->count;
+        torch->phase = Phase::in_step;
+    });
+}
+
+extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, double weight,
+                                   mt_chunk_result *out) {
+    CHECK_TORCH("mt_accumulate");
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_accumulate", "out"));
+    MT_RETURN_IF_FAILED(check_phase("mt_accumulate", *torch, Phase::in_step, Phase::in_step));
+    if (!(weight >= 0.0) || std::isinf(weight))
+        return mt_set_error(MT_EINVAL, "mt_accumulate: weight is %g", weight);
+    MT_RETURN_IF_FAILED(
+        guard([&] { check_samples("mt_accumulate", first, count, torch->samples); }));
+    mt_status status = measured(*torch, out, [&](mt_chunk_result &result) {
+        forward_backward(*torch, first, count, weight, result);
+    });
+    if (status == MT_OK) return MT_OK;
+    torch->phase = Phase::failed;
+    /* Without host memory for a new queue the old one's gradients stay until the next backward. */
+    char reason[512];
+    std::snprintf(reason, sizeof reason, "%s", mt_last_error());
+    (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
+    return mt_set_error(status, "%s", reason);
+}
+
+extern "C" mt_status mt_rollback(mt_torch *torch) {
+    CHECK_TORCH("mt_rollback");
+    MT_RETURN_IF_FAILED(check_phase("mt_rollback", *torch, Phase::in_step, Phase::failed));
+    mt_status status = guard(torch->device, [&] {
+        torch->flat->clear_gradients();
+        torch->buffers.restore(*torch->model);
+        torch->rng.restore();
+        torch->phase = Phase::idle;
+    });
+    return status == MT_OK ? MT_OK : poison(*torch, status);
+}
+
+extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
+    CHECK_TORCH("mt_apply");
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_apply", "out"));
+    MT_RETURN_IF_FAILED(check_phase("mt_apply", *torch, Phase::in_step, Phase::in_step));
+    mt_apply_result result = {};
+    bool changing = false;
+    mt_status status = guard(torch->device, [&] {
+        auto start = Clock::now();
+        result.grad_norm = clip(*torch);
+        changing = true;
+        torch->optimizer->step();
+        synchronize(torch->device);
+        result.seconds = seconds_since(start);
+        torch->phase = Phase::idle;
+    });
+    if (status != MT_OK && changing) return poison(*torch, status);
+    if (status != MT_OK) torch->phase = Phase::failed;
+    hand_over(result, out);
+    return status;
+}
+
+extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t first, size_t count,
+                                 mt_chunk_result *out) {
+    CHECK_TORCH("mt_evaluate");
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_evaluate", "out"));
+    MT_RETURN_IF_FAILED(check_phase("mt_evaluate", *torch, Phase::idle, Phase::idle));
+    return measured(*torch, out, [&](mt_chunk_result &result) {
+        mt_torch_batch own = batch_of("mt_evaluate", batch);
+        check_samples("mt_evaluate", first, count, batch->count);
+        KeepRng keep(torch->device);
+        set_mode(*torch, Mode::evaluation);
+        forward_only(*torch, own, first, count, result);
+    });
+}
+
+extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
+                                   mt_chunk_result *out_chunk, mt_apply_result *out_apply) {
+    mt_chunk_result chunk = {};
+    mt_apply_result applied = {};
+    chunk.size = sizeof chunk;
+    applied.size = sizeof applied;
+    CHECK_TORCH("mt_train_step");
+    if (out_chunk) MT_RETURN_IF_FAILED(check_sized(out_chunk, "mt_train_step", "out_chunk"));
+    if (out_apply) MT_RETURN_IF_FAILED(check_sized(out_apply, "mt_train_step", "out_apply"));
+    MT_RETURN_IF_FAILED(mt_begin(torch, batch));
+    mt_status status = mt_accumulate(torch, 0, batch->count, 1.0, &chunk);
+    if (status == MT_OK) status = mt_apply(torch, &applied);
+    if (out_chunk) hand_over(chunk, out_chunk);
+    if (out_apply) hand_over(applied, out_apply);
+    if (status == MT_OK || torch->phase == Phase::poisoned) return status;
+    mt_status rolled = mt_rollback(torch);
+    return rolled == MT_OK ? status : rolled;
+}
+
+extern "C" mt_status mt_torch_set_lr(mt_torch *torch, double lr) {
+    CHECK_TORCH("mt_torch_set_lr");
+    if (!(lr > 0.0) || std::isinf(lr))
+        return mt_set_error(MT_EINVAL, "mt_torch_set_lr: lr is %g, must be above 0", lr);
+    torch->optimizer->set_lr(lr);
+    return MT_OK;
+}

@@ -1,0 +1,61 @@
+/* tensor.hpp - the tensor handle, and handles that live for one call only. */
+#ifndef MEMTRAIN_SHIM_TENSOR_HPP
+#define MEMTRAIN_SHIM_TENSOR_HPP
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <memtrain/torch.h>
+
+struct mt_tensor {
+    at::Tensor tensor;
+    bool owned = false; /* made by mt_tensor_from_memory: mt_tensor_free frees no other */
+};
+
+namespace memtrain::shim {
+
+struct Named {
+    std::string name;
+    at::Tensor tensor;
+};
+
+/* A handle that is alive as long as this object, for callbacks. Throws std::bad_alloc. */
+class TemporaryHandle {
+public:
+    explicit TemporaryHandle(at::Tensor tensor = {});
+    ~TemporaryHandle();
+    TemporaryHandle(const TemporaryHandle &) = delete;
+    TemporaryHandle &operator=(const TemporaryHandle &) = delete;
+
+    mt_tensor *get() { return &handle_; }
+    at::Tensor &tensor() { return handle_.tensor; }
+
+private:
+    mt_tensor handle_;
+};
+
+/*
+ * Samples [first, first + count) of the batch's tensors as handles, on the device. On the CPU they
+ * are views of the caller's memory. The copy to a device waits only where it is used.
+ */
+class Chunk {
+public:
+    Chunk(const mt_torch_batch &batch, size_t first, size_t count, c10::Device device);
+    ~Chunk();
+    Chunk(const Chunk &) = delete;
+    Chunk &operator=(const Chunk &) = delete;
+
+    mt_tensor *const *handles() const { return handles_; }
+    size_t count() const { return count_; }
+
+private:
+    mt_tensor tensors_[MT_TENSORS_MAX];
+    mt_tensor *handles_[MT_TENSORS_MAX];
+    size_t count_ = 0;
+};
+
+} // namespace memtrain::shim
+#endif

@@ -1,0 +1,176 @@
+/*
+ * torch_backend.cpp - an mt_torch behind the seam: the struct of functions, description, memory,
+ * recording, units, and the state by name.
+ */
+#include "torch_state.hpp"
+
+#include "arguments.hpp"
+#include "batch.hpp"
+#include "cpu_memory.hpp"
+#include "device_memory.hpp"
+#include "guard.hpp"
+#include "hash.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+mt_torch *torch_of(void *self) {
+    return static_cast<mt_torch *>(self);
+}
+
+mt_status check_self(void *self, const char *function) {
+    return check_handle(self, MT__KIND_TORCH, function, "torch");
+}
+
+mt_status describe(void *self, mt_backend_info *out) {
+    MT_RETURN_IF_FAILED(check_self(self, "describe"));
+    MT_RETURN_IF_FAILED(check_sized(out, "describe", "out"));
+    const mt_torch &torch = *torch_of(self);
+    const mt_model &model = *torch.model;
+    mt_backend_info info = {};
+    info.device = torch.device_name.c_str();
+    info.version = mt_torch_version();
+    info.min_micro_batch = model.min_micro_batch;
+    info.normalises_over_batch = model.normalises_over_batch;
+    info.needs_whole_batch = model.needs_whole_batch;
+    info.parameter_bytes = torch.parameter_bytes;
+    info.gradient_bytes = torch.flat->bytes();
+    info.optimizer_bytes = torch.optimizer->bytes();
+    info.buffer_bytes = torch.buffers.bytes();
+    info.metric_count = model.metric_names.size();
+    info.metric_names = model.metric_names.data();
+    hand_over(info, out);
+    return MT_OK;
+}
+
+/* Where nothing counts for us, what is known to be there is told, and the peak that was watched. */
+void add_watched(const mt_torch &torch, mt_memory &memory) {
+    memory.allocated_bytes = memory.reserved_bytes = torch.resident_bytes();
+    memory.peak_bytes = std::max(torch.watched_peak, memory.allocated_bytes);
+}
+
+mt_status memory(void *self, mt_memory *out) {
+    MT_RETURN_IF_FAILED(check_self(self, "memory"));
+    MT_RETURN_IF_FAILED(check_sized(out, "memory", "out"));
+    mt_torch &torch = *torch_of(self);
+    return guard([&] {
+        mt_memory now = device_memory(torch.device);
+        if (torch.device.is_cpu() && !cpu::installed()) add_watched(torch, now);
+        hand_over(now, out);
+    });
+}
+
+mt_status reset_peak(void *self) {
+    MT_RETURN_IF_FAILED(check_self(self, "reset_peak"));
+    mt_torch &torch = *torch_of(self);
+    torch.watched_peak = 0;
+    return guard([&] { reset_device_peak(torch.device); });
+}
+
+mt_status empty_cache(void *self, mt_clear_result *out) {
+    MT_RETURN_IF_FAILED(check_self(self, "empty_cache"));
+    return mt_empty_cache(torch_of(self)->device_name.c_str(), out);
+}
+
+mt_status begin(void *self, const mt_batch *batch) {
+    return mt_begin(torch_of(self), batch);
+}
+
+mt_status accumulate(void *self, size_t first, size_t count, double weight, mt_chunk_result *out) {
+    return mt_accumulate(torch_of(self), first, count, weight, out);
+}
+
+mt_status rollback(void *self) {
+    return mt_rollback(torch_of(self));
+}
+
+mt_status apply(void *self, mt_apply_result *out) {
+    return mt_apply(torch_of(self), out);
+}
+
+mt_status evaluate(void *self, const mt_batch *batch, size_t first, size_t count,
+                   mt_chunk_result *out) {
+    return mt_evaluate(torch_of(self), batch, first, count, out);
+}
+
+/* On the CPU our allocator tells the sink; elsewhere a chunk listens while it runs. */
+mt_status record(void *self, const mt_event_sink *sink) {
+    MT_RETURN_IF_FAILED(check_self(self, "record"));
+    if (sink)
+        MT_RETURN_IF_FAILED(
+            check_not_null(reinterpret_cast<const void *>(sink->event), "record", "sink->event"));
+    mt_torch &torch = *torch_of(self);
+    torch.sink = sink ? *sink : mt_event_sink{nullptr, nullptr};
+    if (torch.device.is_cpu()) cpu::set_sink(sink);
+    return MT_OK;
+}
+
+mt_status units(void *self, const mt_batch *batch, size_t first, size_t count, double *out) {
+    MT_RETURN_IF_FAILED(check_self(self, "units"));
+    MT_RETURN_IF_FAILED(check_not_null(out, "units", "out"));
+    return guard([&] {
+        mt_torch_batch own = batch_of("units", batch);
+        check_samples("units", first, count, batch->count);
+        *out = units_of(*torch_of(self)->model, own, first, count);
+    });
+}
+
+mt_status state_sha256(void *self, char out[65]) {
+    return mt_torch_state_sha256(torch_of(self), out);
+}
+
+std::vector<Named> state_of(const mt_torch &torch) {
+    std::vector<Named> list = parameters_of(*torch.model);
+    for (Named &buffer : buffers_of(*torch.model)) list.push_back(std::move(buffer));
+    torch.optimizer->append_state(list);
+    return list;
+}
+
+} // namespace
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_torch_backend", "out"));
+    MT_RETURN_IF_FAILED(check_self(torch, "mt_torch_backend"));
+    mt_backend backend = MT_BACKEND_INIT;
+    backend.self = torch;
+    backend.describe = describe;
+    backend.memory = memory;
+    backend.reset_peak = torch->device.is_mps() ? nullptr : reset_peak;
+    backend.empty_cache = empty_cache;
+    backend.begin = begin;
+    backend.accumulate = accumulate;
+    backend.rollback = rollback;
+    backend.apply = apply;
+    backend.evaluate = evaluate;
+    backend.record = torch->device.is_mps() ? nullptr : record; /* MPS reports nothing */
+    backend.units = units;
+    backend.state_sha256 = state_sha256;
+    hand_over(backend, out);
+    return MT_OK;
+}
+
+extern "C" mt_status mt_torch_state_sha256(mt_torch *torch, char out[65]) {
+    MT_RETURN_IF_FAILED(check_self(torch, "mt_torch_state_sha256"));
+    MT_RETURN_IF_FAILED(check_not_null(out, "mt_torch_state_sha256", "out"));
+    return guard(torch->device, [&] {
+        std::vector<Named> list = state_of(*torch);
+        append_rng(torch->device, list);
+        sort_by_name(list);
+        sha256(list, out);
+    });
+}
+
+extern "C" mt_status mt_torch_visit_state(mt_torch *torch, mt_visit_fn fn, void *user) {
+    MT_RETURN_IF_FAILED(check_self(torch, "mt_torch_visit_state"));
+    MT_RETURN_IF_FAILED(
+        check_not_null(reinterpret_cast<const void *>(fn), "mt_torch_visit_state", "fn"));
+    return guard(torch->device, [&] {
+        std::vector<Named> list = state_of(*torch);
+        sort_by_name(list);
+        for (const Named &named : list)
+            check(mt_visit_tensor(&named.tensor, named.name.c_str(), fn, user));
+    });
+}

@@ -1,0 +1,154 @@
+/* torch_new.cpp - options, construction and end of an mt_torch. */
+#include "torch_state.hpp"
+
+#include <cmath>
+#include <new>
+
+#include "arguments.hpp"
+#include "cpu_memory.hpp"
+#include "device_memory.hpp"
+#include "guard.hpp"
+#include "init.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+constexpr char name_of[] = "mt_torch_new";
+
+/* Bytes that a model needs before its first step; known before anything is allocated. */
+struct Needs {
+    size_t parameters = 0, gradients = 0, optimizer = 0;
+};
+
+/* Throws Failure unless low <= value, or low < value, and value < high. */
+void check_range(const char *field, double value, double low, bool open, double high) {
+    if ((open ? value > low : value >= low) && value < high) return;
+    fail(MT_EINVAL, "%s: options->%s is %g, must be %s %g%s", name_of, field, value,
+         open ? "above" : "at least", low, high < HUGE_VAL ? " and below 1" : "");
+}
+
+void check_options(const mt_torch_options &o) {
+    int optimizer = number_of(o.optimizer), amp = number_of(o.amp);
+    if (optimizer != MT_SGD && optimizer != MT_ADAM && optimizer != MT_ADAMW)
+        fail(MT_EINVAL, "%s: options->optimizer is %d", name_of, optimizer);
+    check_range("lr", o.lr, 0, true, HUGE_VAL);
+    check_range("weight_decay", o.weight_decay, 0, false, HUGE_VAL);
+    check_range("clip_norm", o.clip_norm, 0, false, HUGE_VAL);
+    if (optimizer == MT_SGD) {
+        check_range("momentum", o.momentum, 0, false, 1);
+        if (o.nesterov && !(o.momentum > 0))
+            fail(MT_EINVAL, "%s: options->nesterov needs a momentum above 0", name_of);
+    } else {
+        check_range("beta1", o.beta1, 0, false, 1);
+        check_range("beta2", o.beta2, 0, false, 1);
+        check_range("eps", o.eps, 0, true, HUGE_VAL);
+    }
+    if (amp == MT_FLOAT16)
+        fail(MT_ENOTSUP, "%s: options->amp MT_FLOAT16 needs a loss scaler", name_of);
+    if (amp != MT_DTYPE_NONE && amp != MT_BFLOAT16)
+        fail(MT_EINVAL, "%s: options->amp is %d", name_of, amp);
+}
+
+std::string name_of_device(c10::Device device) {
+    if (device.is_cpu()) return "cpu";
+    return device.is_mps() ? "mps" : "cuda:" + std::to_string(device.index());
+}
+
+/* Bytes of all parameters, each tensor once. */
+size_t distinct_bytes(const std::vector<Named> &parameters) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < parameters.size(); i++) {
+        bool seen = false;
+        for (size_t j = 0; j < i && !seen; j++)
+            seen = parameters[j].tensor.is_same(parameters[i].tensor);
+        if (!seen) bytes += parameters[i].tensor.nbytes();
+    }
+    return bytes;
+}
+
+void plan(mt_torch &torch) {
+    std::vector<Named> parameters = parameters_of(*torch.model);
+    torch.parameter_bytes = distinct_bytes(parameters);
+    torch.flat = std::make_unique<Flat>(parameters);
+    torch.optimizer = std::make_unique<Optimizer>(torch.options, *torch.flat);
+}
+
+void move_model(const mt_torch &torch) {
+    const mt_model &model = *torch.model;
+    if (model.ops.to_device)
+        check(model.ops.to_device(model.self, torch.device_name.c_str()));
+    else if (!torch.device.is_cpu())
+        fail(MT_ENOTSUP, "%s: the model has no to_device", name_of);
+}
+
+/* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
+std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
+                                c10::Device device, Needs &needs) {
+    auto torch = std::make_unique<mt_torch>();
+    torch->model = model;
+    torch->options = options;
+    torch->options.device = nullptr;
+    torch->device = device;
+    torch->device_name = name_of_device(device);
+    plan(*torch);
+    needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
+    move_model(*torch);
+    plan(*torch);
+    torch->flat->lay_out(device);
+    torch->optimizer->lay_out(device);
+    torch->buffers.take(*model);
+    if (!mt__handle_add(torch.get(), MT__KIND_TORCH)) throw std::bad_alloc();
+    return torch;
+}
+
+mt_status does_not_fit(c10::Device device, const Needs &needs) {
+    char parameters[32], gradients[32], optimizer[32], budget[32] = "unknown";
+    (void)guard([&] {
+        size_t bytes = device_memory(device).budget_bytes;
+        if (bytes) mt_format_size(bytes, budget, sizeof budget);
+    });
+    return mt_set_error(MT_EDEVMEM,
+                        "%s: does not fit: parameters %s, gradients %s, optimiser state %s, "
+                        "budget %s",
+                        name_of, mt_format_size(needs.parameters, parameters, sizeof parameters),
+                        mt_format_size(needs.gradients, gradients, sizeof gradients),
+                        mt_format_size(needs.optimizer, optimizer, sizeof optimizer), budget);
+}
+
+} // namespace
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
+                                  mt_torch **out) {
+    mt_torch_options own = MT_TORCH_OPTIONS_INIT;
+    c10::Device device(c10::kCPU);
+    Needs needs;
+    MT_RETURN_IF_FAILED(check_not_null(out, name_of, "out"));
+    *out = nullptr;
+    MT_RETURN_IF_FAILED(ensure_init());
+    MT_RETURN_IF_FAILED(check_handle(model, MT__KIND_MODEL, name_of, "model"));
+    if (options) {
+        MT_RETURN_IF_FAILED(check_sized(options, name_of, "options"));
+        copy_in(own, options);
+    }
+    MT_RETURN_IF_FAILED(parse_device(own.device ? own.device : "cpu", name_of, &device));
+    if (model->in_use)
+        return mt_set_error(MT_ESTATE, "%s: model is in use by another mt_torch", name_of);
+    mt_status status = guard([&] {
+        check_options(own);
+        check_device(name_of, device);
+        *out = build(model, own, device, needs).release();
+        model->in_use = true;
+    });
+    return status == MT_EDEVMEM ? does_not_fit(device, needs) : status;
+}
+
+extern "C" void mt_torch_free(mt_torch *torch) {
+    if (!mt__handle_remove(torch, MT__KIND_TORCH)) return;
+    mt_model *model = torch->model;
+    if (torch->sink.event) cpu::set_sink(nullptr);
+    (void)guard(torch->device, [&] { delete torch; });
+    release_model(model);
+}

@@ -1,0 +1,57 @@
+/*
+ * torch_state.hpp - struct mt_torch: one model and its optimiser on one device, and the state of
+ * its current step. Made in torch_new.cpp, stepped in step.cpp, told of in torch_backend.cpp.
+ */
+#ifndef MEMTRAIN_SHIM_TORCH_STATE_HPP
+#define MEMTRAIN_SHIM_TORCH_STATE_HPP
+
+#include <memory>
+#include <string>
+
+#include "flat.hpp"
+#include "model.hpp"
+#include "optimizer.hpp"
+#include "snapshot.hpp"
+
+namespace memtrain::shim {
+
+enum class Phase {
+    idle,
+    in_step,
+    failed,  /* a chunk or the update failed: only rollback may follow */
+    poisoned /* the state is lost, nothing may follow */
+};
+
+enum class Mode { unknown, training, evaluation };
+
+} // namespace memtrain::shim
+
+struct mt_torch {
+    mt_model *model = nullptr;
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    c10::Device device = c10::Device(c10::kCPU);
+    std::string device_name;
+
+    std::unique_ptr<memtrain::shim::Flat> flat;
+    std::unique_ptr<memtrain::shim::Optimizer> optimizer; /* refers to flat */
+    memtrain::shim::RngState rng;                         /* as begin found them */
+    memtrain::shim::BufferState buffers;
+    size_t parameter_bytes = 0; /* frozen parameters included */
+
+    memtrain::shim::Phase phase = memtrain::shim::Phase::idle;
+    memtrain::shim::Mode mode = memtrain::shim::Mode::unknown;
+    std::string poison; /* what lost the state */
+
+    mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
+    size_t samples = 0;
+
+    mt_event_sink sink = {nullptr, nullptr};
+    size_t watched_peak = 0; /* where no allocator of ours counts: highest since reset_peak */
+
+    /* Parameters, gradients, optimiser state and buffers: what is there between steps. */
+    size_t resident_bytes() const {
+        return parameter_bytes + flat->bytes() + optimizer->bytes() + buffers.bytes();
+    }
+};
+
+#endif
