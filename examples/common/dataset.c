@@ -1,0 +1,727 @@
+/*
+ * dataset.c - a folder of class folders as a data set: opening, splitting, batches; see dataset.h.
+ *
+ * Order of opening: list the class folders, list each one's files, decode round by round (one
+ * picture of each class a round, so that a bound on the samples keeps the classes even), sort,
+ * split. All randomness comes from ex_random(), a pure function; there is no hidden state.
+ */
+#include "dataset.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <sys/stat.h>
+
+#define DEFAULT_KEEP_SIDE 256
+#define DEFAULT_VALIDATION 0.2
+#define MAX_ASPECT 4 /* of kept pictures: long side over keep_side */
+
+/* What the random numbers of one sample are used for. */
+enum { STREAM_SHUFFLE = 1, STREAM_AREA, STREAM_ASPECT, STREAM_X, STREAM_Y, STREAM_FLIP };
+
+static const char expected[] = "expected FOLDER/CLASS/picture.jpg or .png";
+
+static ex_status no_memory(ex_error *error, const char *name) {
+    ex_error_set(error, name, "out of host memory");
+    return EX_ENOMEM;
+}
+
+/* ---- names --------------------------------------------------------------------------------- */
+
+struct names {
+    char **items;
+    size_t count;
+    size_t capacity;
+};
+
+static void free_names(struct names *names) {
+    for (size_t i = 0; i < names->count; i++) {
+        free(names->items[i]);
+    }
+    free(names->items);
+    memset(names, 0, sizeof *names);
+}
+
+static char *copy_text(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    char *copy = malloc(bytes);
+
+    return copy ? memcpy(copy, text, bytes) : NULL;
+}
+
+static ex_status add_name(struct names *names, const char *name) {
+    if (names->count == names->capacity) {
+        size_t capacity = names->capacity ? 2 * names->capacity : 16;
+        char **grown = realloc(names->items, capacity * sizeof *grown);
+
+        if (!grown) {
+            return EX_ENOMEM;
+        }
+        names->items = grown;
+        names->capacity = capacity;
+    }
+    names->items[names->count] = copy_text(name);
+    if (!names->items[names->count]) {
+        return EX_ENOMEM;
+    }
+    names->count++;
+    return EX_OK;
+}
+
+/* A new string "folder/name", or NULL. */
+static char *join_path(const char *folder, const char *name) {
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    char *path = malloc(bytes);
+
+    if (path) {
+        snprintf(path, bytes, "%s/%s", folder, name);
+    }
+    return path;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* FNV-1a over two strings with a separator, mixed once more because FNV's high bits are weak. */
+static uint64_t hash_text(const char *class_name, const char *name, size_t length) {
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (const char *c = class_name; *c; c++) {
+        hash = (hash ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
+    }
+    hash = (hash ^ '/') * UINT64_C(0x100000001b3);
+    for (size_t i = 0; i < length; i++) {
+        hash = (hash ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
+    }
+    return ex_random(hash, 0, 0, 0);
+}
+
+/* ---- listing folders ----------------------------------------------------------------------- */
+
+/* Adds `name` if it is of the wanted kind; what cannot be looked at counts as a file. */
+static ex_status add_entry(const char *folder, const char *name, bool want_folders,
+                           struct names *out) {
+    struct stat info;
+    char *path = join_path(folder, name);
+    bool is_folder;
+
+    if (!path) {
+        return EX_ENOMEM;
+    }
+    is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    free(path);
+    return is_folder == want_folders ? add_name(out, name) : EX_OK;
+}
+
+static ex_status list_entries(DIR *stream, const char *folder, bool want_folders, struct names *out,
+                              ex_error *error) {
+    for (;;) {
+        const struct dirent *entry;
+
+        errno = 0;
+        entry = readdir(stream);
+        if (!entry) {
+            break;
+        }
+        if (entry->d_name[0] != '.' &&
+            add_entry(folder, entry->d_name, want_folders, out) != EX_OK) {
+            return no_memory(error, folder);
+        }
+    }
+    if (errno) {
+        ex_error_set(error, folder, "%s", strerror(errno));
+        return EX_EINPUT;
+    }
+    return EX_OK;
+}
+
+/* The entries of one kind, sorted by name, because readdir's order differs between machines. */
+static ex_status list_folder(const char *folder, bool want_folders, struct names *out,
+                             ex_error *error) {
+    DIR *stream = opendir(folder);
+    ex_status status;
+
+    if (!stream) {
+        ex_error_set(error, folder, "%s; %s", strerror(errno), expected);
+        return EX_EINPUT;
+    }
+    status = list_entries(stream, folder, want_folders, out, error);
+    closedir(stream);
+    if (status == EX_OK && out->count > 1) {
+        qsort(out->items, out->count, sizeof *out->items, compare_names);
+    }
+    return status;
+}
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+/* One class while the data set is being opened. */
+struct source {
+    char *folder;
+    struct names files;
+    size_t next;  /* file to try next */
+    size_t taken; /* pictures the class has so far */
+};
+
+struct opening {
+    const char *folder;
+    ex_dataset_options options;
+    ex_dataset *dataset;
+    struct source *sources; /* one for each class */
+    size_t capacity;        /* of dataset->samples */
+    ex_error *error;
+};
+
+static ex_status list_classes(struct opening *job) {
+    struct names names = {NULL, 0, 0};
+    ex_status status = list_folder(job->folder, true, &names, job->error);
+
+    if (status == EX_OK && names.count < 2) {
+        ex_error_set(job->error, job->folder, "%s; at least two classes are needed, %s",
+                     names.count ? "only one class folder" : "no class folder", expected);
+        status = EX_EINPUT;
+    }
+    if (status == EX_OK && job->options.max_samples && job->options.max_samples < names.count) {
+        ex_error_set(job->error, job->folder, "%zu samples are too few for %zu classes",
+                     job->options.max_samples, names.count);
+        status = EX_EINPUT;
+    }
+    if (status != EX_OK) {
+        free_names(&names);
+        return status;
+    }
+    job->dataset->class_names = names.items;
+    job->dataset->class_count = names.count;
+    return EX_OK;
+}
+
+struct ranked {
+    uint64_t hash;
+    char *name;
+};
+
+static int compare_ranked(const void *a, const void *b) {
+    const struct ranked *left = a, *right = b;
+
+    if (left->hash != right->hash) {
+        return left->hash < right->hash ? -1 : 1;
+    }
+    return strcmp(left->name, right->name);
+}
+
+/* With a bound on the samples the first names would be a biased choice; a hash is none. */
+static ex_status scatter_files(struct names *files, const char *class_name) {
+    struct ranked *ranked = malloc((files->count + 1) * sizeof *ranked);
+
+    if (!ranked) {
+        return EX_ENOMEM;
+    }
+    for (size_t i = 0; i < files->count; i++) {
+        ranked[i].name = files->items[i];
+        ranked[i].hash = hash_text(class_name, ranked[i].name, strlen(ranked[i].name));
+    }
+    qsort(ranked, files->count, sizeof *ranked, compare_ranked);
+    for (size_t i = 0; i < files->count; i++) {
+        files->items[i] = ranked[i].name;
+    }
+    free(ranked);
+    return EX_OK;
+}
+
+static ex_status list_sources(struct opening *job) {
+    const ex_dataset *dataset = job->dataset;
+
+    job->sources = calloc(dataset->class_count, sizeof *job->sources);
+    if (!job->sources) {
+        return no_memory(job->error, job->folder);
+    }
+    for (size_t i = 0; i < dataset->class_count; i++) {
+        struct source *source = &job->sources[i];
+        ex_status status;
+
+        source->folder = join_path(job->folder, dataset->class_names[i]);
+        if (!source->folder) {
+            return no_memory(job->error, job->folder);
+        }
+        status = list_folder(source->folder, false, &source->files, job->error);
+        if (status != EX_OK) {
+            return status;
+        }
+        if (job->options.max_samples &&
+            scatter_files(&source->files, dataset->class_names[i]) != EX_OK) {
+            return no_memory(job->error, source->folder);
+        }
+    }
+    return EX_OK;
+}
+
+/*
+ * Shrinks a picture to the size it is kept at. The bound on the long side keeps a strip of
+ * 8 x 5,000,000 pixels from taking its full size for ever.
+ */
+static ex_status shrink(ex_image *image, int keep_side) {
+    double low = fmin(image->width, image->height);
+    double high = fmax(image->width, image->height);
+    double scale = fmin(keep_side / low, (double)MAX_ASPECT * keep_side / high);
+    ex_image smaller;
+    ex_status status;
+
+    if (scale >= 1.0) {
+        return EX_OK;
+    }
+    status = ex_image_resize(image, NULL, (int)fmax(round(image->width * scale), 1.0),
+                             (int)fmax(round(image->height * scale), 1.0), &smaller);
+    if (status == EX_OK) {
+        ex_image_clear(image);
+        *image = smaller;
+    }
+    return status;
+}
+
+static ex_status reserve_sample(struct opening *job) {
+    ex_dataset *dataset = job->dataset;
+
+    if (dataset->sample_count == job->capacity) {
+        size_t capacity = job->capacity ? 2 * job->capacity : 64;
+        ex_sample *grown = realloc(dataset->samples, capacity * sizeof *grown);
+
+        if (!grown) {
+            return EX_ENOMEM;
+        }
+        dataset->samples = grown;
+        job->capacity = capacity;
+    }
+    return EX_OK;
+}
+
+/* Takes over `image` on success. */
+static ex_status keep_sample(struct opening *job, size_t label, const char *name,
+                             const ex_image *image) {
+    ex_dataset *dataset = job->dataset;
+    size_t bytes = (size_t)image->width * (size_t)image->height * 3;
+    ex_sample *sample;
+
+    if (job->options.max_bytes && dataset->pixel_bytes + bytes > job->options.max_bytes) {
+        ex_error_set(job->error, job->folder,
+                     "the pictures need more than %zu bytes of memory; use fewer or smaller ones",
+                     job->options.max_bytes);
+        return EX_EINPUT;
+    }
+    if (reserve_sample(job) != EX_OK) {
+        return no_memory(job->error, job->folder);
+    }
+    sample = &dataset->samples[dataset->sample_count];
+    *sample = (ex_sample){*image, label, false, copy_text(name)};
+    if (!sample->name) {
+        return no_memory(job->error, job->folder);
+    }
+    dataset->sample_count++;
+    dataset->pixel_bytes += bytes;
+    return EX_OK;
+}
+
+static void skip_file(struct opening *job, const ex_error *reason) {
+    job->dataset->skipped++;
+    if (job->options.warn) {
+        job->options.warn(job->options.user, reason->text);
+    }
+}
+
+/* Tries one file: a bad one is skipped, which is no failure; `taken` tells which it was. */
+static ex_status try_file(struct opening *job, size_t label, const char *name, bool *taken) {
+    char *path = join_path(job->sources[label].folder, name);
+    ex_image image;
+    ex_error reason;
+    ex_status status;
+
+    *taken = false;
+    if (!path) {
+        return no_memory(job->error, job->folder);
+    }
+    status = ex_image_load(path, &image, &reason);
+    if (status == EX_EINPUT) {
+        skip_file(job, &reason);
+        status = EX_OK;
+    } else if (status != EX_OK || shrink(&image, job->options.keep_side) != EX_OK) {
+        status = no_memory(job->error, path);
+    } else {
+        status = keep_sample(job, label, name, &image);
+        *taken = status == EX_OK;
+    }
+    if (!*taken) {
+        ex_image_clear(&image);
+    }
+    free(path);
+    return status;
+}
+
+/* Takes the next usable picture of one class, if it has any left. */
+static ex_status take_one(struct opening *job, size_t label, bool *taken) {
+    struct source *source = &job->sources[label];
+    ex_status status = EX_OK;
+
+    *taken = false;
+    while (status == EX_OK && !*taken && source->next < source->files.count) {
+        status = try_file(job, label, source->files.items[source->next++], taken);
+    }
+    source->taken += *taken;
+    if (status == EX_OK && source->taken == 0) {
+        ex_error_set(job->error, source->folder,
+                     "a class with no usable picture (%zu files tried), %s", source->next,
+                     expected);
+        return EX_EINPUT;
+    }
+    return status;
+}
+
+static ex_status decode_all(struct opening *job) {
+    size_t limit = job->options.max_samples ? job->options.max_samples : SIZE_MAX;
+    bool more = true;
+
+    while (more) {
+        more = false;
+        for (size_t i = 0; i < job->dataset->class_count; i++) {
+            bool taken;
+            ex_status status;
+
+            if (job->dataset->sample_count >= limit) {
+                return EX_OK;
+            }
+            status = take_one(job, i, &taken);
+            if (status != EX_OK) {
+                return status;
+            }
+            more = more || taken;
+        }
+    }
+    return EX_OK;
+}
+
+static int compare_samples(const void *a, const void *b) {
+    const ex_sample *left = a, *right = b;
+
+    if (left->label != right->label) {
+        return left->label < right->label ? -1 : 1;
+    }
+    return strcmp(left->name, right->name);
+}
+
+/* ---- splitting ----------------------------------------------------------------------------- */
+
+/* A sample on its way through the split. */
+struct candidate {
+    uint64_t group;
+    ex_sample *sample;
+};
+
+/* The part of a file name that decides its group: up to "__", else without the extension. */
+static size_t group_length(const char *name) {
+    const char *end = strstr(name, "__");
+
+    if (!end || end == name) {
+        end = strrchr(name, '.');
+    }
+    return end && end != name ? (size_t)(end - name) : strlen(name);
+}
+
+static int compare_candidates(const void *a, const void *b) {
+    const struct candidate *left = a, *right = b;
+
+    if (left->group != right->group) {
+        return left->group < right->group ? -1 : 1;
+    }
+    return strcmp(left->sample->name, right->sample->name);
+}
+
+static size_t run_length(const struct candidate *candidates, size_t count) {
+    size_t length = 1;
+
+    while (length < count && candidates[length].group == candidates[0].group) {
+        length++;
+    }
+    return length;
+}
+
+static void mark_run(struct candidate *candidates, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        candidates[i].sample->validation = true;
+    }
+}
+
+/* Takes whole groups in hash order while they fit under the target. */
+static size_t mark_fitting(struct candidate *candidates, size_t count, size_t target) {
+    size_t marked = 0;
+
+    for (size_t i = 0; i < count;) {
+        size_t length = run_length(candidates + i, count - i);
+
+        if (marked + length <= target) {
+            mark_run(candidates + i, length);
+            marked += length;
+        }
+        i += length;
+    }
+    return marked;
+}
+
+/* When every group is larger than the target: the smallest one, unless it is all there is. */
+static void mark_smallest(struct candidate *candidates, size_t count) {
+    size_t best = 0, best_length = count;
+
+    for (size_t i = 0; i < count;) {
+        size_t length = run_length(candidates + i, count - i);
+
+        if (length < best_length) {
+            best = i;
+            best_length = length;
+        }
+        i += length;
+    }
+    if (best_length < count) {
+        mark_run(candidates + best, best_length);
+    }
+}
+
+static void split_class(ex_sample *samples, size_t count, const char *class_name, double share,
+                        struct candidate *scratch) {
+    size_t target = (size_t)fmax(round(share * (double)count), 1.0);
+
+    if (count < 2) {
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        scratch[i].sample = &samples[i];
+        scratch[i].group = hash_text(class_name, samples[i].name, group_length(samples[i].name));
+    }
+    qsort(scratch, count, sizeof *scratch, compare_candidates);
+    if (mark_fitting(scratch, count, target < count ? target : count - 1) == 0) {
+        mark_smallest(scratch, count);
+    }
+}
+
+/* Expects the samples sorted by class. */
+static ex_status split_all(ex_dataset *dataset, double share) {
+    struct candidate *scratch = malloc(dataset->sample_count * sizeof *scratch);
+    size_t first = 0;
+
+    if (!scratch) {
+        return EX_ENOMEM;
+    }
+    while (first < dataset->sample_count) {
+        size_t label = dataset->samples[first].label;
+        size_t count = 1;
+
+        while (first + count < dataset->sample_count &&
+               dataset->samples[first + count].label == label) {
+            count++;
+        }
+        split_class(dataset->samples + first, count, dataset->class_names[label], share, scratch);
+        first += count;
+    }
+    free(scratch);
+    return EX_OK;
+}
+
+static ex_status list_members(ex_dataset *dataset) {
+    for (int split = 0; split < 2; split++) {
+        dataset->members[split] = malloc(dataset->sample_count * sizeof **dataset->members);
+        if (!dataset->members[split]) {
+            return EX_ENOMEM;
+        }
+    }
+    for (size_t i = 0; i < dataset->sample_count; i++) {
+        int split = dataset->samples[i].validation ? EX_VALIDATION : EX_TRAINING;
+
+        dataset->members[split][dataset->member_count[split]++] = i;
+    }
+    return EX_OK;
+}
+
+static ex_status open_job(struct opening *job) {
+    ex_dataset *dataset = job->dataset;
+    ex_status status = list_classes(job);
+
+    if (status == EX_OK) {
+        status = list_sources(job);
+    }
+    if (status == EX_OK) {
+        status = decode_all(job);
+    }
+    if (status != EX_OK) {
+        return status;
+    }
+    qsort(dataset->samples, dataset->sample_count, sizeof *dataset->samples, compare_samples);
+    if ((job->options.validation > 0.0 && split_all(dataset, job->options.validation) != EX_OK) ||
+        list_members(dataset) != EX_OK) {
+        return no_memory(job->error, job->folder);
+    }
+    return EX_OK;
+}
+
+static void free_sources(struct opening *job) {
+    for (size_t i = 0; job->sources && i < job->dataset->class_count; i++) {
+        free(job->sources[i].folder);
+        free_names(&job->sources[i].files);
+    }
+    free(job->sources);
+}
+
+static ex_dataset_options with_defaults(const ex_dataset_options *given) {
+    ex_dataset_options options = {0};
+
+    if (given) {
+        options = *given;
+    }
+    if (options.keep_side <= 0) {
+        options.keep_side = DEFAULT_KEEP_SIDE;
+    }
+    if (options.validation == 0.0) {
+        options.validation = DEFAULT_VALIDATION;
+    }
+    return options;
+}
+
+ex_status ex_dataset_open(const char *folder, const ex_dataset_options *options, ex_dataset **out,
+                          ex_error *error) {
+    struct opening job = {folder, with_defaults(options), NULL, NULL, 0, error};
+    ex_status status;
+
+    *out = NULL;
+    job.dataset = calloc(1, sizeof *job.dataset);
+    if (!job.dataset) {
+        return no_memory(error, folder);
+    }
+    job.dataset->seed = job.options.seed;
+    job.dataset->fit = job.options.fit;
+    status = open_job(&job);
+    free_sources(&job);
+    if (status != EX_OK) {
+        ex_dataset_free(job.dataset);
+        return status;
+    }
+    *out = job.dataset;
+    return EX_OK;
+}
+
+void ex_dataset_free(ex_dataset *dataset) {
+    if (!dataset) {
+        return;
+    }
+    for (size_t i = 0; i < dataset->sample_count; i++) {
+        ex_image_clear(&dataset->samples[i].image);
+        free(dataset->samples[i].name);
+    }
+    for (size_t i = 0; i < dataset->class_count; i++) {
+        free(dataset->class_names[i]);
+    }
+    free(dataset->samples);
+    free(dataset->class_names);
+    free(dataset->members[EX_TRAINING]);
+    free(dataset->members[EX_VALIDATION]);
+    free(dataset);
+}
+
+/* ---- batches ------------------------------------------------------------------------------- */
+
+size_t ex_dataset_count(const ex_dataset *dataset, ex_split split) {
+    return dataset->member_count[split];
+}
+
+void ex_dataset_order(const ex_dataset *dataset, ex_split split, uint64_t epoch, size_t *order) {
+    size_t count = dataset->member_count[split];
+
+    for (size_t i = 0; i < count; i++) {
+        order[i] = dataset->members[split][i];
+    }
+    if (split == EX_VALIDATION) {
+        return;
+    }
+    for (size_t i = count; i > 1; i--) {
+        double unit = ex_random_unit(dataset->seed, epoch, i, STREAM_SHUFFLE);
+        size_t other = (size_t)(unit * (double)i);
+        size_t kept = order[i - 1];
+
+        order[i - 1] = order[other];
+        order[other] = kept;
+    }
+}
+
+/* What of a picture (or around it) the network sees when nothing is augmented. */
+static ex_box plain_box(const ex_image *image, ex_fit fit) {
+    double width = image->width, height = image->height;
+    double side = fit == EX_FIT_PAD ? fmax(width, height) : fmin(width, height);
+
+    if (fit == EX_FIT_SQUASH) {
+        return (ex_box){0.0, 0.0, width, height};
+    }
+    return (ex_box){(width - side) / 2.0, (height - side) / 2.0, side, side};
+}
+
+/*
+ * A random part of the plain box: 64 to 100 % of its area, its aspect changed by up to 15 %.
+ * Both sides stay above half the box, so the part always meets the middle of the picture.
+ */
+static ex_box random_box(ex_box plain, uint64_t seed, uint64_t epoch, uint64_t index) {
+    double side = sqrt(0.64 + 0.36 * ex_random_unit(seed, epoch, index, STREAM_AREA));
+    double turn = 2.0 * ex_random_unit(seed, epoch, index, STREAM_ASPECT) - 1.0;
+    double aspect = exp(turn * 0.5 * log(1.15));
+    ex_box box = {0.0, 0.0, plain.width * fmin(side * aspect, 1.0),
+                  plain.height * fmin(side / aspect, 1.0)};
+
+    box.x = plain.x + (plain.width - box.width) * ex_random_unit(seed, epoch, index, STREAM_X);
+    box.y = plain.y + (plain.height - box.height) * ex_random_unit(seed, epoch, index, STREAM_Y);
+    return box;
+}
+
+static ex_status fill_one(const ex_dataset *dataset, size_t index, uint64_t epoch, int image_size,
+                          bool augment, float *pixels) {
+    const ex_image *image = &dataset->samples[index].image;
+    ex_box box = plain_box(image, dataset->fit);
+    ex_image view;
+    ex_status status;
+
+    if (augment) {
+        box = random_box(box, dataset->seed, epoch, index);
+    }
+    status = ex_image_view(image, &box, image_size, &view);
+    if (status != EX_OK) {
+        return status;
+    }
+    if (augment && ex_random_unit(dataset->seed, epoch, index, STREAM_FLIP) < 0.5) {
+        ex_image_flip(&view);
+    }
+    ex_image_normalise(&view, pixels);
+    ex_image_clear(&view);
+    return EX_OK;
+}
+
+ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t epoch, size_t first,
+                          size_t count, int image_size, bool augment, float *pixels,
+                          int64_t *labels) {
+    size_t total = dataset->member_count[split];
+    size_t floats = (size_t)image_size * (size_t)image_size * 3;
+    ex_status status = EX_OK;
+    size_t *order;
+
+    if (image_size <= 0 || first > total || count > total - first) {
+        return EX_EINPUT;
+    }
+    order = malloc((total + 1) * sizeof *order);
+    if (!order) {
+        return EX_ENOMEM;
+    }
+    ex_dataset_order(dataset, split, epoch, order);
+    for (size_t i = 0; status == EX_OK && i < count; i++) {
+        size_t index = order[first + i];
+
+        labels[i] = (int64_t)dataset->samples[index].label;
+        status = fill_one(dataset, index, epoch, image_size, augment, pixels + i * floats);
+    }
+    free(order);
+    return status;
+}

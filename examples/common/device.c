@@ -1,0 +1,94 @@
+/*
+ * device.c - picks the device and sets its budget; see device.h.
+ */
+#include "device.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static int is_cpu(const ex_device *device) {
+    return strcmp(device->name, "cpu") == 0;
+}
+
+/* auto takes the first that can be used; a device named by the user must be one that can. */
+static mt_status pick(const char *flag, const char **out) {
+    *out = flag;
+    if (strcmp(flag, "auto") == 0) {
+        *out = mt_device_check("cuda") == MT_OK  ? "cuda"
+               : mt_device_check("mps") == MT_OK ? "mps"
+                                                 : "cpu";
+        return MT_OK;
+    }
+    if (mt_device_check(flag) == MT_OK) return MT_OK;
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", flag, reason);
+}
+
+static mt_status set_threads(int64_t flag, int otherwise, int *out) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    *out = flag ? (int)flag : otherwise ? otherwise : cores > 0 ? (int)cores : 1;
+    return mt_torch_set_threads(*out);
+}
+
+/* What a fraction is a fraction of: what is free, and on a GPU what this process holds already. */
+static mt_status measure_room(ex_device *device) {
+    if (is_cpu(device)) {
+        mt_host_memory host = {.size = sizeof host};
+        mt_status status = mt_host_memory_read(NULL, &host);
+        device->room_bytes = least(host.available_bytes, host.cgroup_room_bytes);
+        return status;
+    }
+    mt_memory memory = {.size = sizeof memory};
+    mt_status status = mt_device_memory(device->name, &memory);
+    device->room_bytes = memory.free_bytes + memory.reserved_bytes;
+    return status;
+}
+
+static mt_status read_budget(ex_device *device, const char *text, size_t *bytes) {
+    char room[32];
+    *bytes = 0;
+    snprintf(device->budget_from, sizeof device->budget_from, "--budget auto: of %s that are free",
+             mt_format_size(device->room_bytes, room, sizeof room));
+    if (!text || strcmp(text, "auto") == 0) return MT_OK;
+    snprintf(device->budget_from, sizeof device->budget_from, "--budget %.40s", text);
+    if (mt_parse_size(text, device->room_bytes, bytes) == MT_OK && *bytes) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "--budget: '%s' is not accepted; accepted: a size such as 600MiB, 8GB%s, "
+                        "or auto",
+                        text, device->room_bytes ? ", 0.95 (a fraction of what is there)" : "");
+}
+
+static mt_status set_budget(ex_device *device, const char *text) {
+    mt_memory memory = {.size = sizeof memory};
+    size_t bytes;
+    mt_status status = measure_room(device);
+    if (status == MT_OK) status = read_budget(device, text, &bytes);
+    if (status == MT_OK) status = mt_device_set_budget(device->name, bytes);
+    if (status == MT_OK) status = mt_device_memory(device->name, &memory);
+    device->budget_bytes = memory.budget_bytes;
+    if (status == MT_OK && device->room_bytes && bytes > device->room_bytes)
+        mt_log(MT_LOG_WARNING, "%s is more than what is free: the system may swap or stop the run",
+               device->budget_from);
+    if (status == MT_OK && is_cpu(device) && !mt_torch_enforces_budget())
+        mt_log(MT_LOG_WARNING, "the budget is watched, not enforced: libtorch keeps its allocator");
+    return status;
+}
+
+mt_status ex_device_open(const ex_flags *flags, const char *budget, int threads, ex_device *out) {
+    mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
+    memset(out, 0, sizeof *out);
+    init.cuda = strcmp(flags->device, "cpu") != 0 && strcmp(flags->device, "mps") != 0;
+    mt_status status = mt_torch_init(&init);
+    if (status == MT_OK) status = pick(flags->device, &out->name);
+    if (status == MT_OK) status = set_threads(flags->threads, threads, &out->threads);
+    if (status == MT_OK) status = mt_torch_seed((uint64_t)flags->seed);
+    if (status != MT_OK) return status;
+    const char *otherwise = is_cpu(out) ? budget : NULL;
+    return set_budget(out, flags->budget ? flags->budget : otherwise);
+}

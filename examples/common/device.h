@@ -1,0 +1,27 @@
+/*
+ * device.h - from --device, --threads and --budget to a device that is ready to use.
+ */
+#ifndef EX_DEVICE_H
+#define EX_DEVICE_H
+
+#include "flags.h"
+
+typedef struct ex_device {
+    const char *name;     /* "cpu", "cuda", "cuda:1", "mps"; borrowed from the flags or static */
+    int threads;          /* of the CPU */
+    size_t budget_bytes;  /* 0: the device knows no limit */
+    size_t room_bytes;    /* what is there for tensors; 0: not known */
+    char budget_from[96]; /* where the budget comes from, in words */
+} ex_device;
+
+/*
+ * Prepares libtorch, seeds it, sets threads and budget.
+ * @param flags    the seed, --device, --threads and --budget
+ * @param budget   --budget where none is given, on the CPU; NULL: auto
+ * @param threads  where --threads is auto; 0: one a core
+ * @return MT_OK; MT_EINVAL when a flag's value cannot be had here (names it)
+ */
+MT_NODISCARD mt_status ex_device_open(const ex_flags *flags, const char *budget, int threads,
+                                      ex_device *out);
+
+#endif

@@ -1,0 +1,256 @@
+/*
+ * flags.c - the table of the shared flags; see flags.h.
+ */
+#include "flags.h"
+
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(field) offsetof(ex_flags, field)
+
+#define MANY 1000000000 /* more than any run has: a bound that catches typing errors */
+
+static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
+static const ex_word optimizers[] = {
+    {"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}, {NULL, 0}};
+static const ex_word precisions[] = {{"off", MT_DTYPE_NONE}, {"bf16", MT_BFLOAT16}, {NULL, 0}};
+static const ex_word schedules[] = {
+    {"constant", EX_SCHEDULE_CONSTANT}, {"cosine", EX_SCHEDULE_COSINE}, {NULL, 0}};
+static const ex_word clearing[] = {{"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {NULL, 0}};
+static const ex_word progress_modes[] = {{"auto", EX_PROGRESS_AUTO},
+                                         {"bar", EX_PROGRESS_BAR},
+                                         {"plain", EX_PROGRESS_PLAIN},
+                                         {"off", EX_PROGRESS_OFF},
+                                         {NULL, 0}};
+
+/* ---- values with a form of their own ----------------------------------------------------------- */
+
+/* auto, cpu, mps, cuda or cuda:N. */
+static int read_device(const char *text, void *target) {
+    static const char *const names[] = {"auto", "cpu", "cuda", "mps"};
+    int known = strncmp(text, "cuda:", 5) == 0 && strlen(text) <= 8 && text[5] &&
+                strspn(text + 5, "0123456789") == strlen(text + 5);
+    for (size_t i = 0; i < EX_ROWS(names); i++) known = known || strcmp(text, names[i]) == 0;
+    if (known) *(const char **)target = text;
+    return known;
+}
+
+/* Only the form is checked here: what a fraction is a fraction of is known with the device. */
+static int read_budget(const char *text, void *target) {
+    size_t bytes;
+    if (strcmp(text, "auto") != 0 &&
+        (mt_parse_size(text, SIZE_MAX / 2, &bytes) != MT_OK || bytes == 0))
+        return 0;
+    *(const char **)target = text;
+    return 1;
+}
+
+/* A number of at least 1; *end is where it ended, NULL when there was none. */
+static uint64_t read_positive(const char *text, const char **end) {
+    char *stop;
+    *end = NULL;
+    if (*text < '0' || *text > '9') return 0;
+    errno = 0;
+    unsigned long long value = strtoull(text, &stop, 10);
+    if (errno || value == 0) return 0;
+    *end = stop;
+    return value;
+}
+
+/* STEP:N or STEP:N:persistent */
+static int read_inject(const char *text, void *target) {
+    ex_inject inject = {0, 0, 0};
+    const char *end;
+    inject.step = read_positive(text, &end);
+    if (!end || *end != ':') return 0;
+    inject.request = read_positive(end + 1, &end);
+    if (!end) return 0;
+    inject.persistent = strcmp(end, ":persistent") == 0;
+    if (*end && !inject.persistent) return 0;
+    *(ex_inject *)target = inject;
+    return 1;
+}
+
+/* ---- the table --------------------------------------------------------------------------------- */
+
+#define FLAG(name, kind, field, ...) EX_FLAG(name, kind, ex_flags, field, __VA_ARGS__)
+#define SWITCH(name, field, help) FLAG(name, EX_SWITCH, field, NULL, help, .most = 1)
+
+static const ex_option rows[] = {
+    {.section = "Data"},
+    FLAG("data", EX_TEXT, data, "DIR", "a folder of class folders with JPEG and PNG pictures",
+         .accepts = "a folder of class folders, DIR/CLASS/picture.jpg or .png",
+         .by_default = "the pictures that come with the programs"),
+    FLAG("image-size", EX_WHOLE, image_size, "N",
+         "side of the pictures in pixels; memory grows with its square", .least = 32, .most = 2048),
+
+    {.section = "Training"},
+    FLAG("batch", EX_WHOLE, batch, "N", "samples of one optimiser step, however they are cut",
+         .least = 1, .most = 65536),
+    FLAG("epochs", EX_WHOLE, epochs, "N", "times to go through the data; 0 trains nothing",
+         .most = MANY),
+    FLAG("steps", EX_WHOLE, steps, "N", "stop after N optimiser steps; 0: no such bound",
+         .most = MANY),
+    FLAG("optimizer", EX_WORD, optimizer, "NAME", "sgd, adam or adamw", .words = optimizers),
+    FLAG("lr", EX_REAL, lr, "X", "learning rate", .min = DBL_MIN, .max = DBL_MAX,
+         .accepts = "a number above 0"),
+    FLAG("schedule", EX_WORD, schedule, "NAME",
+         "of the learning rate: constant, or cosine (down to 0 over all epochs)",
+         .words = schedules),
+    FLAG("momentum", EX_REAL, momentum, "X", "momentum of sgd", .max = 1.0 - DBL_EPSILON,
+         .accepts = "a number from 0 to below 1"),
+    FLAG("weight-decay", EX_REAL, weight_decay, "X", "L2 in sgd and adam, decoupled in adamw",
+         .max = DBL_MAX, .accepts = "a number of at least 0"),
+    FLAG("clip", EX_REAL, clip, "X", "scale the gradient down to this norm; 0 leaves it",
+         .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is"),
+    FLAG("amp", EX_WORD, amp, "off|bf16", "mixed precision in the forward pass",
+         .words = precisions),
+    FLAG("seed", EX_WHOLE, seed, "N", "of weights, order and augmentation", .most = INT64_MAX),
+
+    {.section = "Memory"},
+    FLAG("device", EX_PARSED, device, "NAME",
+         "auto, cpu, cuda, cuda:N or mps; auto takes cuda, else mps, else cpu", .read = read_device,
+         .accepts = "auto, cpu, cuda, cuda:N or mps (sim, the simulated accelerator, is not in "
+                    "this version)",
+         .by_default = "auto"),
+    FLAG("budget", EX_PARSED, budget, "SIZE|auto",
+         "most that tensors may take: 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",
+         .read = read_budget,
+         .accepts = "a size such as 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",
+         .by_default = "auto"),
+    FLAG("micro-batch", EX_WHOLE, micro_batch, "N|auto", "samples sent through the network at once",
+         .least = 1, .most = 65536, .words = automatic),
+    FLAG("min-micro-batch", EX_WHOLE, min_micro_batch, "N|auto",
+         "never fewer, where it is chosen; auto: what the network needs", .least = 1, .most = 65536,
+         .words = automatic),
+    FLAG("max-micro-batch", EX_WHOLE, max_micro_batch, "N|auto",
+         "never more, where it is chosen; auto: no bound", .least = 1, .most = 65536,
+         .words = automatic),
+    FLAG("clear-every", EX_WHOLE, clear_every, "N|auto|never",
+         "empty the device's cache each N training steps; auto: on evidence", .least = 1,
+         .most = MANY, .words = clearing),
+    FLAG("val-clear-every", EX_WHOLE, val_clear_every, "N|auto|never",
+         "the same for validation batches", .least = 1, .most = MANY, .words = clearing),
+    SWITCH("deterministic", deterministic,
+           "choose sizes by memory alone, not by time: equal on equal budgets"),
+    FLAG("threads", EX_WHOLE, threads, "N|auto",
+         "threads that compute; auto: one a core. Results depend on their number", .least = 1,
+         .most = 1024, .words = automatic),
+
+    {.section = "Watching"},
+    SWITCH("explain", explain,
+           "say before training what will take memory and how a batch will be cut; with --epochs 0 "
+           "that is all"),
+    FLAG("progress", EX_WORD, progress, "MODE",
+         "auto, bar, plain or off; auto: a bar on a terminal, else plain lines",
+         .words = progress_modes),
+    FLAG("trace", EX_TEXT, trace, "FILE.jsonl",
+         "write every decision and step, one JSON object a line", .accepts = "a file to write"),
+    FLAG("replay", EX_TEXT, replay, "FILE.jsonl",
+         "take the chunks of each step from a trace, and stop where it ends",
+         .accepts = "a trace to read"),
+    FLAG("inject-oom", EX_PARSED, inject, "STEP:N[:persistent]",
+         "let the N-th request for memory in that step fail, once or from then on",
+         .read = read_inject, .accepts = "STEP:N or STEP:N:persistent, both at least 1"),
+    SWITCH("help", help, "this list"),
+    SWITCH("version", version, "versions of the library and of libtorch"),
+};
+
+/* ---- reading ----------------------------------------------------------------------------------- */
+
+/* The one row whose default is the program's: a budget that suits its default configuration. */
+static void set_budget_default(const ex_command *command, ex_option *table, char *text,
+                               size_t capacity) {
+    if (!command->budget) return;
+    snprintf(text, capacity, "%s on the CPU, else auto", command->budget);
+    for (size_t i = 0; i < EX_ROWS(rows); i++)
+        if (table[i].offset == AT(budget) && table[i].name) table[i].by_default = text;
+}
+
+static void print_help(const ex_command *command, const ex_table *tables) {
+    printf("%s: %s\n\nFlags are --name VALUE or --name=VALUE; '-' and '_' in names are the same.\n",
+           command->program, command->summary);
+    ex_options_help(tables, stdout);
+    printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget, "
+           "130 Ctrl-C.\n");
+}
+
+static void print_version(const ex_command *command) {
+    printf("%s: libmemtrain %s, libtorch %s\n", command->program, mt_version_string(),
+           mt_torch_version());
+}
+
+static int is_given(const char *flag, int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], flag) == 0) return 1;
+    return 0;
+}
+
+/* What only two flags together can get wrong. */
+static int check_together(const ex_command *command, ex_error *error) {
+    const ex_flags *f = command->flags;
+    if (!f->min_micro_batch || !f->max_micro_batch || f->min_micro_batch <= f->max_micro_batch)
+        return 0;
+    ex_error_set(error, command->program,
+                 "--min-micro-batch: '%lld' is not accepted; accepted: at most the %lld of "
+                 "--max-micro-batch",
+                 (long long)f->min_micro_batch, (long long)f->max_micro_batch);
+    return -1;
+}
+
+int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status) {
+    ex_option shared[EX_ROWS(rows)];
+    char budget[64];
+    ex_error error;
+    memcpy(shared, rows, sizeof rows);
+    set_budget_default(command, shared, budget, sizeof budget);
+    const ex_table tables[] = {
+        command->own, {shared, EX_ROWS(rows), command->flags}, {NULL, 0, NULL}};
+    *out_status = 0;
+    if (is_given("--help", argc, argv) || is_given("-h", argc, argv)) {
+        print_help(command, tables);
+        return 0;
+    }
+    if (ex_options_parse(command->program, tables, argc, argv, &error) != 0 ||
+        check_together(command, &error) != 0) {
+        fprintf(stderr, "%s\n", error.text);
+        *out_status = 2;
+        return 0;
+    }
+    if (command->flags->version) print_version(command);
+    return !command->flags->version;
+}
+
+/* ---- handing them on --------------------------------------------------------------------------- */
+
+mt_policy_options ex_flags_policy(const ex_flags *flags) {
+    mt_policy_options options = MT_POLICY_OPTIONS_INIT;
+    options.micro_batch = (size_t)flags->micro_batch;
+    options.min_micro_batch = (size_t)flags->min_micro_batch;
+    options.max_micro_batch = (size_t)flags->max_micro_batch;
+    options.clear_every = (int)flags->clear_every;
+    options.eval_clear_every = (int)flags->val_clear_every;
+    options.deterministic = flags->deterministic;
+    return options;
+}
+
+mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    options.device = device;
+    options.optimizer = (mt_optimizer)flags->optimizer;
+    options.lr = flags->lr;
+    options.momentum = flags->momentum;
+    options.weight_decay = flags->weight_decay;
+    options.clip_norm = flags->clip;
+    options.amp = (mt_dtype)flags->amp;
+    return options;
+}
+
+double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {
+    const double pi = 3.14159265358979323846;
+    if (flags->schedule == EX_SCHEDULE_CONSTANT || step >= steps) return flags->lr;
+    return flags->lr * 0.5 * (1.0 + cos(pi * (double)step / (double)steps));
+}

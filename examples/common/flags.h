@@ -1,0 +1,85 @@
+/*
+ * flags.h - the flags that all example programs share, and what every program does with them.
+ *
+ * A program puts its own table beside the shared one and calls ex_flags_read. The order of the
+ * fields is the order of the sections in the help.
+ */
+#ifndef EX_FLAGS_H
+#define EX_FLAGS_H
+
+#include "options.h"
+
+#include <memtrain/policy.h>
+#include <memtrain/torch.h>
+
+/* --inject-oom STEP:N[:persistent] */
+typedef struct ex_inject {
+    uint64_t step; /* counted from 1; 0: nowhere */
+    uint64_t request;
+    int persistent;
+} ex_inject;
+
+typedef enum ex_progress_mode {
+    EX_PROGRESS_AUTO = 0, /* a bar on a terminal, else plain lines */
+    EX_PROGRESS_BAR,
+    EX_PROGRESS_PLAIN,
+    EX_PROGRESS_OFF
+} ex_progress_mode;
+
+/* How the learning rate goes from --lr on. */
+typedef enum ex_schedule {
+    EX_SCHEDULE_CONSTANT = 0,
+    EX_SCHEDULE_COSINE /* down to 0 at the end of the last epoch, as half a wave of a cosine */
+} ex_schedule;
+
+typedef struct ex_flags {
+    const char *data; /* NULL: the pictures that come with the programs */
+    int64_t image_size;
+    int64_t batch, epochs, steps; /* steps 0: no bound */
+    int64_t seed;
+    int64_t optimizer; /* an mt_optimizer */
+    double lr, momentum, weight_decay, clip;
+    int64_t schedule;   /* an ex_schedule */
+    int64_t amp;        /* an mt_dtype */
+    const char *device; /* "auto" or a device's name */
+    const char *budget; /* a size, "auto", or NULL: the program's default */
+    int64_t micro_batch, min_micro_batch, max_micro_batch; /* 0: chosen */
+    int64_t clear_every, val_clear_every;                  /* as in mt_policy_options */
+    int64_t threads;                                       /* 0: one a core */
+    int deterministic;
+    ex_inject inject;
+    int64_t progress; /* an ex_progress_mode */
+    const char *trace, *replay;
+    int explain, help, version;
+} ex_flags;
+
+/* Epochs, image size, learning rate and their like are for each program to set. */
+#define EX_FLAGS_INIT                                                                              \
+    {                                                                                              \
+        .image_size = 224, .batch = 32, .epochs = 5, .seed = 1, .optimizer = MT_ADAMW, .lr = 1e-3, \
+        .momentum = 0.9, .weight_decay = 0.01, .amp = MT_DTYPE_NONE, .device = "auto"              \
+    }
+
+typedef struct ex_command {
+    const char *program; /* "food101" */
+    const char *summary; /* one sentence, first line of the help */
+    const char *budget;  /* --budget where none is given, on the CPU; NULL: auto */
+    ex_table own;        /* the program's own flags, come first in the help */
+    ex_flags *flags;     /* holds the defaults */
+} ex_command;
+
+/*
+ * Reads the command line. --help and --version are answered on standard output, a wrong flag with
+ * one line on standard error.
+ * @return 1: go on; 0: the program ends, with *out_status
+ */
+int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status);
+
+/* What of the flags goes to the policy, and to the optimiser. device is borrowed. */
+mt_policy_options ex_flags_policy(const ex_flags *flags);
+mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device);
+
+/* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0. */
+double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps);
+
+#endif

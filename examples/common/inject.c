@@ -1,0 +1,24 @@
+/*
+ * inject.c - arms and disarms mt_inject_oom around one step; see inject.h.
+ */
+#include "inject.h"
+
+#include <stdio.h>
+
+mt_status ex_inject_arm(const ex_inject *inject, uint64_t step) {
+    char reason[256];
+    if (inject->step != step || mt_inject_oom(inject->request, inject->persistent) == MT_OK)
+        return MT_OK;
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    return mt_set_error(MT_EINVAL, "--inject-oom: not possible here: %s", reason);
+}
+
+void ex_inject_disarm(const ex_inject *inject, uint64_t step) {
+    uint64_t requests, failed;
+    if (inject->step != step) return;
+    mt_injected(&requests, &failed);
+    if (mt_inject_oom(0, 0) != MT_OK) return;
+    if (!failed)
+        mt_log(MT_LOG_WARNING, "--inject-oom: step %llu made %llu requests, so none has failed",
+               (unsigned long long)step, (unsigned long long)requests);
+}

@@ -1,0 +1,178 @@
+/*
+ * replay.c - reads a trace with jansson; see replay.h.
+ */
+#include "replay.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A step of the trace: where its chunks lie in the list of all. */
+typedef struct step {
+    size_t line, first, count, samples;
+} step;
+
+struct ex_replay {
+    char *path;
+    step *steps;
+    size_t count, capacity;
+    size_t *chunks; /* of all steps */
+    size_t chunk_count, chunk_capacity;
+    size_t next;
+    int threads;
+};
+
+/* ---- room -------------------------------------------------------------------------------------- */
+
+/* Room for one more item in an array that doubles; NULL leaves the old one. */
+static void *room_for_one(void *items, size_t count, size_t *capacity, size_t size) {
+    if (count < *capacity) return items;
+    size_t more = *capacity ? 2 * *capacity : 64;
+    void *grown = realloc(items, more * size);
+    if (grown) *capacity = more;
+    return grown;
+}
+
+static mt_status no_memory(void) {
+    return mt_set_error(MT_ENOMEM, "out of host memory for the trace to replay");
+}
+
+static mt_status add_chunk(ex_replay *r, size_t samples) {
+    size_t *grown = room_for_one(r->chunks, r->chunk_count, &r->chunk_capacity, sizeof *grown);
+    if (!grown) return no_memory();
+    r->chunks = grown;
+    r->chunks[r->chunk_count++] = samples;
+    return MT_OK;
+}
+
+static mt_status add_step(ex_replay *r, const step *s) {
+    step *grown = room_for_one(r->steps, r->count, &r->capacity, sizeof *grown);
+    if (!grown) return no_memory();
+    r->steps = grown;
+    r->steps[r->count++] = *s;
+    return MT_OK;
+}
+
+/* ---- lines ------------------------------------------------------------------------------------- */
+
+MT_PRINTF(3, 4)
+static mt_status bad_line(const ex_replay *r, size_t line, const char *format, ...) {
+    char reason[256];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(reason, sizeof reason, format, list);
+    va_end(list);
+    return mt_set_error(MT_EINVAL, "--replay: '%s', line %zu: %s", r->path, line, reason);
+}
+
+/* A whole number of at least 1 in an object; 0 when there is none. */
+static size_t positive(const json_t *value) {
+    json_int_t number = json_is_integer(value) ? json_integer_value(value) : 0;
+    return number > 0 ? (size_t)number : 0;
+}
+
+static mt_status take_step(ex_replay *r, size_t line, const json_t *object) {
+    const json_t *chunks = json_object_get(object, "chunks");
+    step s = {line, r->chunk_count, json_array_size(chunks), 0};
+    size_t number = positive(json_object_get(object, "step"));
+    if (number != r->count + 1)
+        return bad_line(r, line, "step %zu is expected here, not %zu", r->count + 1, number);
+    if (s.count == 0) return bad_line(r, line, "this step has no list of chunks");
+    for (size_t i = 0; i < s.count; i++) {
+        size_t samples = positive(json_array_get(chunks, i));
+        if (!samples) return bad_line(r, line, "chunk %zu is not a number of at least 1", i + 1);
+        mt_status status = add_chunk(r, samples);
+        if (status != MT_OK) return status;
+        s.samples += samples;
+    }
+    if (s.samples != positive(json_object_get(object, "samples")))
+        return bad_line(r, line,
+                        "the chunks add up to %zu samples, and 'samples' is another number",
+                        s.samples);
+    return add_step(r, &s);
+}
+
+/* Only what a replay needs is looked at; events and keys that are not known are none of its business. */
+static mt_status take_line(ex_replay *r, size_t line, const char *text) {
+    json_error_t error;
+    json_t *object = json_loads(text, 0, &error);
+    const char *event = json_string_value(json_object_get(object, "event"));
+    mt_status status = MT_OK;
+    if (!object)
+        status = bad_line(r, line, "not JSON: %s", error.text);
+    else if (!event)
+        status = bad_line(r, line, "not a line of a trace: no 'event'");
+    else if (strcmp(event, "step") == 0)
+        status = take_step(r, line, object);
+    if (event && positive(json_object_get(object, "threads")))
+        r->threads = (int)positive(json_object_get(object, "threads"));
+    json_decref(object);
+    return status;
+}
+
+static mt_status read_lines(ex_replay *r, FILE *stream) {
+    char *text = NULL;
+    size_t capacity = 0, line = 0;
+    mt_status status = MT_OK;
+    while (status == MT_OK && getline(&text, &capacity, stream) > 0)
+        status = take_line(r, ++line, text);
+    if (status == MT_OK && ferror(stream)) status = bad_line(r, line + 1, "%s", strerror(errno));
+    free(text);
+    if (status == MT_OK && r->count == 0)
+        status = mt_set_error(MT_EINVAL, "--replay: '%s' has no step to replay", r->path);
+    return status;
+}
+
+/* ---- public ------------------------------------------------------------------------------------ */
+
+mt_status ex_replay_open(const char *path, ex_replay **out) {
+    *out = NULL;
+    if (!path) return MT_OK;
+    FILE *stream = fopen(path, "r");
+    if (!stream)
+        return mt_set_error(MT_EINVAL, "--replay: cannot read '%s': %s", path, strerror(errno));
+    ex_replay *r = calloc(1, sizeof *r);
+    if (r) r->path = strdup(path);
+    mt_status status = r && r->path ? read_lines(r, stream) : no_memory();
+    fclose(stream);
+    if (status == MT_OK)
+        *out = r;
+    else
+        ex_replay_free(r);
+    return status;
+}
+
+void ex_replay_free(ex_replay *replay) {
+    if (!replay) return;
+    free(replay->path);
+    free(replay->steps);
+    free(replay->chunks);
+    free(replay);
+}
+
+size_t ex_replay_steps(const ex_replay *replay) {
+    return replay ? replay->count : SIZE_MAX;
+}
+
+int ex_replay_threads(const ex_replay *replay) {
+    return replay ? replay->threads : 0;
+}
+
+mt_status ex_replay_next(ex_replay *replay, size_t samples, size_t least, mt_trainer *trainer) {
+    ex_replay *r = replay;
+    if (!r || samples < least) return MT_OK;
+    if (r->next == r->count)
+        return mt_set_error(MT_EINVAL, "--replay: '%s' ends after step %zu", r->path, r->count);
+    const step *s = &r->steps[r->next];
+    if (s->samples != samples)
+        return bad_line(r, s->line,
+                        "step %zu has %zu samples there and %zu here; were --data, --batch "
+                        "and --seed the same?",
+                        r->next + 1, s->samples, samples);
+    mt_status status = mt_trainer_set_chunks(trainer, r->chunks + s->first, s->count);
+    if (status == MT_OK) r->next++;
+    return status;
+}

@@ -1,0 +1,41 @@
+/*
+ * replay.h - takes the chunks of each step from the trace of an earlier run.
+ *
+ * Same program, same flags, same number of threads and same chunks give the same bits, whatever
+ * memory did in the earlier run. Of the trace the `step` lines count, and the number of threads.
+ */
+#ifndef EX_REPLAY_H
+#define EX_REPLAY_H
+
+#include <memtrain/trainer.h>
+
+typedef struct ex_replay ex_replay;
+
+/*
+ * Reads the whole trace. path NULL: *out is NULL, which all functions here take as "no replay".
+ * @param out  new reference: free with ex_replay_free
+ * @return MT_OK; MT_EINVAL with a line that names the file, and the line where one is wrong;
+ *         MT_ENOMEM
+ */
+MT_NODISCARD mt_status ex_replay_open(const char *path, ex_replay **out);
+
+/* NULL is a no-op. */
+void ex_replay_free(ex_replay *replay);
+
+/* Steps in the trace; SIZE_MAX for NULL. */
+size_t ex_replay_steps(const ex_replay *replay);
+
+/* Threads of the earlier run; 0 when the trace does not tell, and for NULL. */
+int ex_replay_threads(const ex_replay *replay);
+
+/*
+ * Hands the chunks of the next step to the trainer. To be called before each mt_trainer_step, with
+ * the samples of its batch. least: a batch of fewer samples is dropped by the trainer and has no
+ * line in the trace; 0: none is.
+ * @return MT_OK; MT_EINVAL naming file and line when the trace has another number of samples, or has
+ *         ended
+ */
+MT_NODISCARD mt_status ex_replay_next(ex_replay *replay, size_t samples, size_t least,
+                                      mt_trainer *trainer);
+
+#endif

@@ -1,0 +1,121 @@
+/*
+ * report.c - results, failures and the exit status in words; see report.h.
+ */
+#include "report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- results ----------------------------------------------------------------------------------- */
+
+/* Pictures of one class in a split. */
+static size_t count_class(const ex_dataset *d, ex_split split, size_t label) {
+    size_t count = 0;
+    for (size_t i = 0; i < d->member_count[split]; i++)
+        count += d->samples[d->members[split][i]].label == label;
+    return count;
+}
+
+double ex_majority(const ex_dataset *pictures, size_t *out_label) {
+    ex_split split = ex_dataset_count(pictures, EX_VALIDATION) ? EX_VALIDATION : EX_TRAINING;
+    size_t best = 0, most = 0;
+    for (size_t i = 0; i < pictures->class_count; i++) {
+        size_t count = count_class(pictures, EX_TRAINING, i);
+        if (count <= most) continue;
+        most = count;
+        best = i;
+    }
+    if (out_label) *out_label = best;
+    return (double)count_class(pictures, split, best) / (double)ex_dataset_count(pictures, split);
+}
+
+void ex_report_epoch(const mt_epoch_report *report, const char *metric, double seconds) {
+    printf("epoch %llu", (unsigned long long)report->epoch);
+    if (report->samples)
+        printf("  train loss %.3f %s %.1f %%", report->loss, metric, 100 * report->metrics[0]);
+    if (report->eval_samples)
+        printf("  validation loss %.3f %s %.1f %%", report->eval_loss, metric,
+               100 * report->eval_metrics[0]);
+    printf("  %.1f s\n", seconds);
+    fflush(stdout);
+}
+
+void ex_report_run(const mt_run_report *report, size_t batch) {
+    char budget[32], peak[32];
+    if (report->budget_bytes)
+        printf("budget %s, ", mt_format_size(report->budget_bytes, budget, sizeof budget));
+    else
+        printf("no budget, ");
+    printf("peak %s; ", mt_format_size(report->peak_bytes, peak, sizeof peak));
+    if (report->smallest_chunk == report->largest_chunk)
+        printf("chunks of %zu", report->largest_chunk);
+    else
+        printf("chunks of %zu to %zu", report->smallest_chunk, report->largest_chunk);
+    printf(" for batch %zu; %llu OOM%s met, %llu samples discarded", batch,
+           (unsigned long long)report->ooms, report->ooms == 1 ? "" : "s",
+           (unsigned long long)report->samples_discarded);
+    if (*report->state_sha256) printf("; state sha256 %s", report->state_sha256);
+    printf("\n");
+}
+
+/* ---- failures ---------------------------------------------------------------------------------- */
+
+static void print_explanation(const mt_trainer *trainer) {
+    size_t length = mt_trainer_explain(trainer, NULL, 0);
+    char *text = length ? malloc(length + 1) : NULL;
+    if (!text) return;
+    mt_trainer_explain(trainer, text, length + 1);
+    fprintf(stderr, "%s", text);
+    free(text);
+}
+
+/* The same remedies by the names that they have on the command line, as far as they are left. */
+static void print_remedies(const ex_flags *flags, const ex_device *device) {
+    char budget[32], room[32];
+    fprintf(stderr, "Flags that help:\n");
+    fprintf(stderr, "  --budget SIZE       more than the %s of now",
+            mt_format_size(device->budget_bytes, budget, sizeof budget));
+    if (device->room_bytes)
+        fprintf(stderr, "; %s are free", mt_format_size(device->room_bytes, room, sizeof room));
+    fprintf(stderr, "\n");
+    if (flags->micro_batch)
+        fprintf(stderr,
+                "  --micro-batch auto  instead of %lld: the chunks are chosen so that they "
+                "fit\n",
+                (long long)flags->micro_batch);
+    if (flags->min_micro_batch > 1)
+        fprintf(stderr, "  --min-micro-batch N below the %lld of now\n",
+                (long long)flags->min_micro_batch);
+    if (flags->image_size > 32)
+        fprintf(stderr,
+                "  --image-size N      below the %lld of now: half the side is a quarter of "
+                "the activations\n",
+                (long long)flags->image_size);
+    if (flags->optimizer != MT_SGD)
+        fprintf(stderr, "  --optimizer sgd     keeps one number a parameter, adam and adamw keep "
+                        "two\n");
+}
+
+void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
+                       const ex_flags *flags, const ex_device *device) {
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", program, mt_last_error());
+    if (status != MT_EDEVMEM) return;
+    print_explanation(trainer);
+    print_remedies(flags, device);
+}
+
+int ex_exit_status(mt_status status, int interrupted) {
+    switch (status) {
+    case MT_OK:
+        return interrupted ? 130 : 0;
+    case MT_EINVAL:
+        return 2;
+    case MT_EDEVMEM:
+        return 3;
+    default:
+        return 1;
+    }
+}

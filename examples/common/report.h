@@ -1,0 +1,39 @@
+/*
+ * report.h - the lines of a run on standard output, and its exit status.
+ */
+#ifndef EX_REPORT_H
+#define EX_REPORT_H
+
+#include "dataset.h"
+#include "device.h"
+#include "flags.h"
+
+#include <memtrain/trainer.h>
+
+/*
+ * The share of validation pictures (of training pictures, where there are none) that are right for
+ * who always guesses the class with most training pictures: what a classifier has to beat.
+ * @param out_label  that class; may be NULL
+ */
+double ex_majority(const ex_dataset *pictures, size_t *out_label);
+
+/* epoch 1  train loss 1.91 accuracy 31.2 %  validation loss 1.80 accuracy 35.4 %  12.3 s */
+void ex_report_epoch(const mt_epoch_report *report, const char *metric, double seconds);
+
+/*
+ * budget 280.0 MiB, peak 262.1 MiB; chunks of 8 to 12 for batch 32; 0 OOMs met, 6 samples discarded;
+ * state sha256 ...
+ */
+void ex_report_run(const mt_run_report *report, size_t batch);
+
+/*
+ * Says on standard error why a run ended early: the error line; and when it did not fit, the
+ * trainer's explanation (trainer may be NULL) and the flags that help.
+ */
+void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
+                       const ex_flags *flags, const ex_device *device);
+
+/* 0 done, 2 a flag's value, 3 does not fit, 130 Ctrl-C, 1 anything else. */
+int ex_exit_status(mt_status status, int interrupted);
+
+#endif

@@ -1,0 +1,64 @@
+/*
+ * tracefile.c - writes the lines of a trace; see tracefile.h.
+ */
+#include "tracefile.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ex_tracefile {
+    FILE *stream;
+    int error; /* errno of the first write that failed */
+    char path[];
+};
+
+mt_status ex_tracefile_open(const char *path, ex_tracefile **out) {
+    *out = NULL;
+    if (!path) return MT_OK;
+    ex_tracefile *file = calloc(1, sizeof *file + strlen(path) + 1);
+    if (!file) return mt_set_error(MT_ENOMEM, "out of host memory");
+    memcpy(file->path, path, strlen(path) + 1);
+    file->stream = fopen(path, "w");
+    if (!file->stream) {
+        free(file);
+        return mt_set_error(MT_EINVAL, "--trace: cannot write '%s': %s", path, strerror(errno));
+    }
+    *out = file;
+    return MT_OK;
+}
+
+void ex_tracefile_line(void *user, const char *line) {
+    ex_tracefile *file = user;
+    if (fprintf(file->stream, "%s\n", line) < 0 || fflush(file->stream) != 0)
+        if (!file->error) file->error = errno ? errno : EIO;
+}
+
+void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, char *const *argv) {
+    if (!file) return;
+    json_t *arguments = json_array();
+    for (char *const *a = argv + 1; *argv && *a; a++) {
+        /* An argument that is not UTF-8 cannot stand in JSON. */
+        json_t *text = json_string(*a);
+        json_array_append_new(arguments, text ? text : json_string("?"));
+    }
+    json_t *object = json_pack("{ss ss si so}", "event", "program", "name", name, "threads",
+                               threads, "arguments", arguments);
+    char *line = json_dumps(object, JSON_COMPACT);
+    if (line) ex_tracefile_line(file, line);
+    free(line);
+    json_decref(object);
+}
+
+mt_status ex_tracefile_close(ex_tracefile *file) {
+    mt_status status = MT_OK;
+    if (!file) return MT_OK;
+    if (fclose(file->stream) != 0 && !file->error) file->error = errno;
+    if (file->error)
+        status = mt_set_error(MT_EIO, "--trace: cannot write '%s': %s", file->path,
+                              strerror(file->error));
+    free(file);
+    return status;
+}

@@ -1,0 +1,33 @@
+/*
+ * tracefile.h - the trace of a run as a file, one JSON object a line.
+ */
+#ifndef EX_TRACEFILE_H
+#define EX_TRACEFILE_H
+
+#include <memtrain/status.h>
+
+typedef struct ex_tracefile ex_tracefile;
+
+/*
+ * Starts the file anew. path NULL: *out is NULL, which all functions here take as "no trace".
+ * @param out  new reference: close with ex_tracefile_close
+ * @return MT_OK, MT_EINVAL (the file cannot be written), MT_ENOMEM
+ */
+MT_NODISCARD mt_status ex_tracefile_open(const char *path, ex_tracefile **out);
+
+/* An mt_trace_fn with an ex_tracefile as user. Each line is on the disk's side when it returns, so
+ * a run that is killed leaves whole lines. A failed write is reported by ex_tracefile_close. */
+void ex_tracefile_line(void *user, const char *line);
+
+/*
+ * Writes a line of the program's own, to follow the first of the trainer's: what a replay of the
+ * trace must have in common with this run and the trainer does not know.
+ *
+ *     {"event":"program","name":"food101","threads":2,"arguments":["--batch","32"]}
+ */
+void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, char *const *argv);
+
+/* @return MT_OK; MT_EIO when a line could not be written */
+MT_NODISCARD mt_status ex_tracefile_close(ex_tracefile *file);
+
+#endif

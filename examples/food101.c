@@ -1,0 +1,331 @@
+/*
+ * food101.c - trains a classifier of food pictures inside a memory budget.
+ *
+ *     build/examples/food101 --batch 32 --image-size 96 --budget 240MiB
+ *
+ * The whole program, from top to bottom: the flags; then prepare() makes the data set, the model,
+ * the backend (model + optimiser on a device) and the trainer; train() goes through the epochs; and
+ * finish() says what came out. All that concerns memory happens inside mt_trainer_step and
+ * mt_trainer_evaluate: they cut a batch into chunks that fit, and take a step back and do it again
+ * when memory runs out all the same.
+ *
+ * What is here is the training; flags, pictures, progress bar and reports are in common/, the
+ * network is in models/. Any folder of class folders can take the place of the pictures that come
+ * with the program, Food-101 itself (101 classes of 1000 photographs) included.
+ */
+#include "common/batches.h"
+#include "common/clock.h"
+#include "common/dataset.h"
+#include "common/device.h"
+#include "common/explain.h"
+#include "common/flags.h"
+#include "common/inject.h"
+#include "common/interrupt.h"
+#include "common/progress.h"
+#include "common/reexec.h"
+#include "common/replay.h"
+#include "common/report.h"
+#include "common/tracefile.h"
+#include "models/food101_model.h"
+
+#include <math.h>
+#include <memtrain/torch.h>
+#include <memtrain/trainer.h>
+#include <stdio.h>
+
+#define NAME "food101"
+#define DEFAULT_BUDGET "240MiB" /* room for 13 pictures of 96 x 96 at once */
+#define DEV_SAMPLES 500         /* of --dev-mode alone */
+
+typedef struct food101 {
+    char **argv;
+    ex_flags flags;
+    int64_t depth, fit; /* --arch, --fit */
+    int dev_mode;
+    int64_t dev_samples;
+
+    ex_device device;
+    ex_dataset *pictures;
+    ex_batches *batches;
+    mt_model *model;
+    mt_torch *torch;
+    mt_backend backend;
+    mt_backend_info info;
+    mt_trainer *trainer;
+    ex_tracefile *trace;
+    ex_replay *replay;
+    ex_progress progress;
+
+    uint64_t steps, most_steps; /* gone through, and to go through at most */
+    mt_epoch_report last;       /* the last epoch that was completed */
+} food101;
+
+/* ---- flags ------------------------------------------------------------------------------------- */
+
+static const ex_word archs[] = {{"resnet18", 18}, {"resnet34", 34}, {NULL, 0}};
+static const ex_word profiles[] = {{"ultra-safe", 4}, {"safe", 8},      {"moderate", 16},
+                                   {"target", 24},    {"original", 32}, {NULL, 0}};
+static const ex_word fits[] = {
+    {"pad", EX_FIT_PAD}, {"crop", EX_FIT_CROP}, {"squash", EX_FIT_SQUASH}, {NULL, 0}};
+
+static const ex_option own_flags[] = {
+    {.section = "Food recognition"},
+    EX_FLAG("arch", EX_WORD, food101, depth, "NAME", "resnet18 or resnet34", .words = archs),
+    EX_FLAG("profile", EX_WORD, food101, flags.batch, "NAME",
+            "--batch by name: ultra-safe 4, safe 8, moderate 16, target 24, original 32",
+            .words = profiles),
+    EX_FLAG("fit", EX_WORD, food101, fit, "HOW",
+            "how a picture becomes square: pad (clip art), crop (photographs) or squash",
+            .words = fits),
+    EX_FLAG("dev-mode", EX_SWITCH, food101, dev_mode, NULL, "train on 500 pictures only",
+            .most = 1),
+    EX_FLAG("dev-samples", EX_WHOLE, food101, dev_samples, "N",
+            "train on so many pictures only; 0: on all", .most = 1000000000),
+};
+
+static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
+    const ex_command command = {NAME,
+                                "a classifier of food pictures, trained inside a memory budget",
+                                DEFAULT_BUDGET,
+                                {own_flags, EX_ROWS(own_flags), f},
+                                &f->flags};
+    *f = (food101){.argv = argv,
+                   .flags = EX_FLAGS_INIT,
+                   .depth = 18,
+                   .fit = EX_FIT_PAD,
+                   .backend = MT_BACKEND_INIT};
+    f->flags.image_size = 96;
+    f->flags.epochs = 10;
+    f->flags.schedule = EX_SCHEDULE_COSINE;
+    return ex_flags_read(&command, argc, argv, out_status);
+}
+
+/* ---- prepare ----------------------------------------------------------------------------------- */
+
+static void warn(void *user, const char *line) {
+    (void)user;
+    mt_log(MT_LOG_WARNING, "skipped %s", line);
+}
+
+/* The pictures are decoded once and stay in memory as small RGB; a batch is rendered from them. */
+static mt_status open_pictures(food101 *f) {
+    char beside[4096];
+    ex_error error;
+    const char *folder = f->flags.data;
+    ex_dataset_options options = {.seed = (uint64_t)f->flags.seed,
+                                  .keep_side = (int)f->flags.image_size * 5 / 4,
+                                  .max_samples = (size_t)f->dev_samples,
+                                  .fit = (ex_fit)f->fit,
+                                  .warn = warn};
+    if (f->dev_mode && !f->dev_samples) options.max_samples = DEV_SAMPLES;
+    if (!folder && ex_find_in_tree(f->argv[0], "examples/data/food", beside, sizeof beside))
+        folder = beside;
+    if (!folder)
+        return mt_set_error(MT_EINVAL, "--data: examples/data/food is not found; give a "
+                                       "folder of class folders");
+    ex_status status = ex_dataset_open(folder, &options, &f->pictures, &error);
+    if (status != EX_OK)
+        return mt_set_error(status == EX_ENOMEM ? MT_ENOMEM : MT_EINVAL, "--data: %s", error.text);
+    return ex_batches_new(f->pictures, (size_t)f->flags.batch, (int)f->flags.image_size,
+                          &f->batches);
+}
+
+/* The network, and beside it on the device its gradients and the optimiser's state. */
+static mt_status make_backend(food101 *f) {
+    food101_model_options model = FOOD101_MODEL_OPTIONS_INIT;
+    mt_torch_options torch = ex_flags_torch(&f->flags, f->device.name);
+    model.depth = (int)f->depth;
+    model.classes = f->pictures->class_count;
+    mt_status status = food101_model_new(&model, &f->model);
+    if (status == MT_OK) status = mt_torch_new(f->model, &torch, &f->torch);
+    if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);
+    f->info.size = sizeof f->info;
+    if (status == MT_OK) status = f->backend.describe(f->backend.self, &f->info);
+    return status;
+}
+
+static mt_status make_trainer(food101 *f) {
+    mt_policy_options policy = ex_flags_policy(&f->flags);
+    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
+    options.policy = &policy;
+    options.trace = f->trace ? ex_tracefile_line : NULL;
+    options.trace_user = f->trace;
+    options.batch = (size_t)f->flags.batch;
+    options.seed = (uint64_t)f->flags.seed;
+    options.drop_small = 1; /* a last batch too small for the network's batch norm */
+    mt_status status = mt_trainer_new(&f->backend, &options, &f->trainer);
+    if (status == MT_OK) ex_tracefile_program(f->trace, NAME, f->device.threads, f->argv);
+    return status;
+}
+
+static void introduce(const food101 *f) {
+    char parameters[32], budget[32];
+    size_t favourite;
+    double majority = ex_majority(f->pictures, &favourite);
+    printf("%zu pictures for training, %zu for validation, %zu classes; always guessing '%s' is "
+           "right for %.1f %%\n",
+           ex_dataset_count(f->pictures, EX_TRAINING), ex_dataset_count(f->pictures, EX_VALIDATION),
+           f->pictures->class_count, f->pictures->class_names[favourite], 100 * majority);
+    printf("resnet%d at %lld pixels, parameters %s; %s, %d thread%s; budget %s (%s)\n",
+           (int)f->depth, (long long)f->flags.image_size,
+           mt_format_size(f->info.parameter_bytes, parameters, sizeof parameters), f->device.name,
+           f->device.threads, f->device.threads == 1 ? "" : "s",
+           mt_format_size(f->device.budget_bytes, budget, sizeof budget), f->device.budget_from);
+    fflush(stdout);
+}
+
+static mt_status explain(food101 *f) {
+    mt_batch batch;
+    mt_status status = ex_batches_fill(f->batches, EX_TRAINING, 1, 0, &batch);
+    return status == MT_OK ? ex_explain(&f->backend, &batch, &f->flags, &f->device) : status;
+}
+
+static mt_status prepare(food101 *f) {
+    mt_status status = ex_replay_open(f->flags.replay, &f->replay);
+    if (status == MT_OK)
+        status =
+            ex_device_open(&f->flags, DEFAULT_BUDGET, ex_replay_threads(f->replay), &f->device);
+    if (status == MT_OK) status = ex_tracefile_open(f->flags.trace, &f->trace);
+    if (status == MT_OK) status = open_pictures(f);
+    if (status == MT_OK) status = make_backend(f);
+    if (status == MT_OK) introduce(f);
+    if (status == MT_OK && f->flags.explain) status = explain(f);
+    if (status == MT_OK) status = make_trainer(f);
+    f->most_steps = ex_replay_steps(f->replay);
+    if (f->flags.steps && (uint64_t)f->flags.steps < f->most_steps)
+        f->most_steps = (uint64_t)f->flags.steps;
+    return status;
+}
+
+/* ---- train ------------------------------------------------------------------------------------- */
+
+static int goes_on(const food101 *f) {
+    return !ex_interrupted() && f->steps < f->most_steps;
+}
+
+static mt_status set_lr(food101 *f, uint64_t epoch, size_t index) {
+    uint64_t count = ex_batches_count(f->batches, EX_TRAINING);
+    uint64_t all = (uint64_t)f->flags.epochs * count;
+    return mt_torch_set_lr(f->torch, ex_flags_lr(&f->flags, (epoch - 1) * count + index, all));
+}
+
+static mt_status check_loss(const food101 *f, const mt_step_report *report) {
+    if (isfinite(report->loss)) return MT_OK;
+    return mt_set_error(MT_ESTATE,
+                        "the loss of step %llu is %g, so there is nothing to go on from; a smaller "
+                        "--lr than %g or a --clip of 1 may keep it finite",
+                        (unsigned long long)report->step, report->loss, f->flags.lr);
+}
+
+/* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */
+static mt_status train_step(food101 *f, uint64_t epoch, size_t index) {
+    mt_batch batch;
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    size_t least =
+        f->flags.min_micro_batch ? (size_t)f->flags.min_micro_batch : f->info.min_micro_batch;
+    mt_status status = ex_batches_fill(f->batches, EX_TRAINING, epoch, index, &batch);
+    if (status == MT_OK) status = ex_replay_next(f->replay, batch.count, least, f->trainer);
+    if (status == MT_OK) status = set_lr(f, epoch, index);
+    if (status == MT_OK) status = ex_inject_arm(&f->flags.inject, f->steps + 1);
+    if (status != MT_OK) return status;
+    status = mt_trainer_step(f->trainer, &batch, &report);
+    ex_inject_disarm(&f->flags.inject, f->steps + 1);
+    if (status != MT_OK || report.samples == 0) return status; /* 0: too small, dropped */
+    f->steps++;
+    ex_progress_step(&f->progress, &report);
+    return check_loss(f, &report);
+}
+
+static mt_status evaluate(food101 *f) {
+    mt_batch batch;
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_status status = MT_OK;
+    size_t count = ex_batches_count(f->batches, EX_VALIDATION);
+    for (size_t i = 0; i < count && status == MT_OK && !ex_interrupted(); i++) {
+        ex_progress_evaluate(&f->progress, i, count);
+        status = ex_batches_fill(f->batches, EX_VALIDATION, 0, i, &batch);
+        if (status == MT_OK) status = mt_trainer_evaluate(f->trainer, &batch, &report);
+    }
+    return status;
+}
+
+static mt_status train_epoch(food101 *f, uint64_t epoch) {
+    mt_epoch_report report = MT_EPOCH_REPORT_INIT;
+    mt_status status = MT_OK;
+    size_t count = ex_batches_count(f->batches, EX_TRAINING);
+    double started = ex_seconds();
+    ex_progress_epoch(&f->progress, epoch, (uint64_t)f->flags.epochs, count);
+    for (size_t i = 0; i < count && status == MT_OK && goes_on(f); i++)
+        status = train_step(f, epoch, i);
+    if (status == MT_OK) status = evaluate(f);
+    ex_progress_clear(&f->progress);
+    if (status != MT_OK || ex_interrupted()) return status;
+    status = mt_trainer_end_epoch(f->trainer, &report);
+    if (status != MT_OK) return status;
+    f->last = report;
+    ex_report_epoch(&report, f->info.metric_names[0], ex_seconds() - started);
+    return MT_OK;
+}
+
+static mt_status train(food101 *f) {
+    mt_status status = MT_OK;
+    for (uint64_t epoch = 1; epoch <= (uint64_t)f->flags.epochs; epoch++) {
+        if (status != MT_OK || !goes_on(f)) break;
+        status = train_epoch(f, epoch);
+    }
+    return status;
+}
+
+/* ---- finish ------------------------------------------------------------------------------------ */
+
+static void print_accuracy(const food101 *f) {
+    if (!f->last.eval_samples) return;
+    printf("validation accuracy %.1f %%", 100 * f->last.eval_metrics[0]);
+    if (f->info.metric_count > 1)
+        printf(", among the best %d %.1f %%", FOOD101_TOP, 100 * f->last.eval_metrics[1]);
+    printf("; always guessing one class: %.1f %%\n", 100 * ex_majority(f->pictures, NULL));
+}
+
+static mt_status finish(food101 *f) {
+    mt_run_report report = MT_RUN_REPORT_INIT;
+    mt_status status = mt_trainer_finish(f->trainer, &report);
+    if (status != MT_OK) return status;
+    if (ex_interrupted())
+        printf(
+            "stopped by Ctrl-C after step %llu, the update of which is done; nothing was saved\n",
+            (unsigned long long)f->steps);
+    else
+        print_accuracy(f);
+    if (report.steps) ex_report_run(&report, (size_t)f->flags.batch);
+    return MT_OK;
+}
+
+/* In the reverse order; each takes a NULL. */
+static mt_status clean_up(food101 *f) {
+    mt_trainer_free(f->trainer);
+    mt_torch_free(f->torch);
+    mt_model_free(f->model);
+    ex_batches_free(f->batches);
+    ex_dataset_free(f->pictures);
+    ex_replay_free(f->replay);
+    return ex_tracefile_close(f->trace);
+}
+
+int main(int argc, char **argv) {
+    food101 f;
+    int exit_status;
+    if (!read_flags(&f, argc, argv, &exit_status)) return exit_status;
+    ex_reexec_passive(argv);
+    ex_interrupt_catch();
+    ex_progress_init(&f.progress, (ex_progress_mode)f.flags.progress, "pictures", stderr);
+    mt_set_log(ex_progress_log, &f.progress);
+
+    mt_status status = prepare(&f);
+    if (status == MT_OK) status = train(&f);
+    if (status == MT_OK) status = finish(&f);
+    if (status != MT_OK) ex_report_failure(NAME, status, f.trainer, &f.flags, &f.device);
+
+    mt_status closed = clean_up(&f);
+    if (closed != MT_OK) fprintf(stderr, NAME ": %s\n", mt_last_error());
+    return ex_exit_status(status != MT_OK ? status : closed, ex_interrupted());
+}

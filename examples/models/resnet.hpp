@@ -1,0 +1,180 @@
+/*
+ * resnet.hpp - ResNet-18, 34 and 50 (He et al. 2015, arXiv 1512.03385) as a torch::nn module.
+ *
+ *     memtrain_models::ResNet net(memtrain_models::ResNetOptions{18, 101});
+ *     torch::Tensor logits = net->forward(images); // [B, 3, H, W] -> [B, 101]
+ *
+ * Names, their order and the initial values are torchvision's, so that its weights can be loaded by
+ * name. Images are expected with the mean (.485, .456, .406) and the deviation (.229, .224, .225)
+ * of ImageNet; H and W are free, from 32 on. Nothing in here is about libmemtrain.
+ */
+#ifndef MEMTRAIN_MODELS_RESNET_HPP
+#define MEMTRAIN_MODELS_RESNET_HPP
+
+#include <cstdint>
+#include <memory>
+
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/max_pool2d.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/init.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+namespace memtrain_models {
+
+struct ResNetOptions {
+    int depth = 18;         /* 18, 34 or 50 */
+    int64_t classes = 1000; /* columns of the logits */
+};
+
+/* A convolution that keeps H and W at stride 1. No bias: the batch norm behind it has one. */
+inline torch::nn::Conv2d resnet_conv(int64_t in, int64_t out, int64_t kernel, int64_t stride = 1) {
+    return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel)
+                                 .stride(stride)
+                                 .padding((kernel - 1) / 2)
+                                 .bias(false));
+}
+
+/* The way around a block whose shape changes: [B, in, H, W] -> [B, out, H/stride, W/stride]. */
+inline torch::nn::Sequential resnet_downsample(int64_t in, int64_t out, int64_t stride) {
+    return torch::nn::Sequential(resnet_conv(in, out, 1, stride), torch::nn::BatchNorm2d(out));
+}
+
+/*
+ * Two 3x3 convolutions: [B, in, H, W] -> [B, width, H/stride, W/stride].
+ *
+ * The sum and the relus write over their input, which the backward pass does not need: batch norm
+ * keeps what went in, not what came out. It is one tensor less at the moment of each relu.
+ */
+class BasicBlockImpl : public torch::nn::Module {
+public:
+    static constexpr int64_t expansion = 1; /* channels that come out, per unit of width */
+
+    BasicBlockImpl(int64_t in, int64_t width, int64_t stride)
+        : conv1(register_module("conv1", resnet_conv(in, width, 3, stride))),
+          bn1(register_module("bn1", torch::nn::BatchNorm2d(width))),
+          conv2(register_module("conv2", resnet_conv(width, width, 3))),
+          bn2(register_module("bn2", torch::nn::BatchNorm2d(width))) {
+        if (stride != 1 || in != width)
+            downsample = register_module("downsample", resnet_downsample(in, width, stride));
+    }
+
+    torch::Tensor forward(const torch::Tensor &x) {
+        torch::Tensor y = bn1(conv1(x)).relu_(); /* [B, width, H/stride, W/stride] */
+        y = bn2(conv2(y));
+        y += downsample ? downsample->forward(x) : x;
+        return y.relu_();
+    }
+
+private:
+    torch::nn::Conv2d conv1;
+    torch::nn::BatchNorm2d bn1;
+    torch::nn::Conv2d conv2;
+    torch::nn::BatchNorm2d bn2;
+    torch::nn::Sequential downsample{nullptr};
+};
+TORCH_MODULE(BasicBlock);
+
+/*
+ * 1x1, 3x3, 1x1: [B, in, H, W] -> [B, 4 width, H/stride, W/stride].
+ *
+ * The 3x3 has the stride ("v1.5"); in the paper it is the first 1x1, which is less accurate.
+ */
+class BottleneckImpl : public torch::nn::Module {
+public:
+    static constexpr int64_t expansion = 4;
+
+    BottleneckImpl(int64_t in, int64_t width, int64_t stride)
+        : conv1(register_module("conv1", resnet_conv(in, width, 1))),
+          bn1(register_module("bn1", torch::nn::BatchNorm2d(width))),
+          conv2(register_module("conv2", resnet_conv(width, width, 3, stride))),
+          bn2(register_module("bn2", torch::nn::BatchNorm2d(width))),
+          conv3(register_module("conv3", resnet_conv(width, 4 * width, 1))),
+          bn3(register_module("bn3", torch::nn::BatchNorm2d(4 * width))) {
+        if (stride != 1 || in != 4 * width)
+            downsample = register_module("downsample", resnet_downsample(in, 4 * width, stride));
+    }
+
+    torch::Tensor forward(const torch::Tensor &x) {
+        torch::Tensor y = bn1(conv1(x)).relu_(); /* [B, width, H, W] */
+        y = bn2(conv2(y)).relu_();               /* [B, width, H/stride, W/stride] */
+        y = bn3(conv3(y));                       /* [B, 4 width, H/stride, W/stride] */
+        y += downsample ? downsample->forward(x) : x;
+        return y.relu_();
+    }
+
+private:
+    torch::nn::Conv2d conv1;
+    torch::nn::BatchNorm2d bn1;
+    torch::nn::Conv2d conv2;
+    torch::nn::BatchNorm2d bn2;
+    torch::nn::Conv2d conv3;
+    torch::nn::BatchNorm2d bn3;
+    torch::nn::Sequential downsample{nullptr};
+};
+TORCH_MODULE(Bottleneck);
+
+class ResNetImpl : public torch::nn::Module {
+public:
+    explicit ResNetImpl(const ResNetOptions &options = {}) {
+        conv1 = register_module("conv1", resnet_conv(3, 64, 7, 2));
+        bn1 = register_module("bn1", torch::nn::BatchNorm2d(64));
+        TORCH_CHECK_VALUE(options.depth == 18 || options.depth == 34 || options.depth == 50,
+                          "depth is ", options.depth, ", not 18, 34 or 50");
+        if (options.depth == 18)
+            add_layers<BasicBlock>({2, 2, 2, 2}, options.classes);
+        else if (options.depth == 34)
+            add_layers<BasicBlock>({3, 4, 6, 3}, options.classes);
+        else
+            add_layers<Bottleneck>({3, 4, 6, 3}, options.classes);
+        /* Batch norms start at weight 1 and bias 0, fc as libtorch's Linear does. */
+        for (const auto &module : modules(/*include_self=*/false))
+            if (auto *conv = module->as<torch::nn::Conv2d>())
+                torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
+    }
+
+    /* [B, 3, H, W] -> [B, classes]; the sizes in the comments are those of H = W = 224. */
+    torch::Tensor forward(const torch::Tensor &images) {
+        torch::Tensor x = bn1(conv1(images)).relu_(); /* [B, 64, 112, 112] */
+        x = at::max_pool2d(x, 3, 2, 1);               /* [B, 64, 56, 56] */
+        x = layer1->forward(x);                       /* [B, 64 e, 56, 56], e = expansion */
+        x = layer2->forward(x);                       /* [B, 128 e, 28, 28] */
+        x = layer3->forward(x);                       /* [B, 256 e, 14, 14] */
+        x = layer4->forward(x);                       /* [B, 512 e, 7, 7] */
+        x = at::adaptive_avg_pool2d(x, {1, 1});       /* [B, 512 e, 1, 1] */
+        return fc(x.flatten(1));                      /* [B, classes] */
+    }
+
+private:
+    template <class Block> void add_layers(const int (&blocks)[4], int64_t classes) {
+        const int64_t e = Block::Impl::expansion;
+        layer1 = register_module("layer1", layer<Block>(blocks[0], 64, 64, 1));
+        layer2 = register_module("layer2", layer<Block>(blocks[1], 64 * e, 128, 2));
+        layer3 = register_module("layer3", layer<Block>(blocks[2], 128 * e, 256, 2));
+        layer4 = register_module("layer4", layer<Block>(blocks[3], 256 * e, 512, 2));
+        fc = register_module("fc", torch::nn::Linear(512 * e, classes));
+    }
+
+    /* The first block of a layer changes the shape, the others keep it. */
+    template <class Block>
+    static torch::nn::Sequential layer(int blocks, int64_t in, int64_t width, int64_t stride) {
+        torch::nn::Sequential layer(Block(in, width, stride));
+        for (int i = 1; i < blocks; i++)
+            layer->push_back(Block(width * Block::Impl::expansion, width, 1));
+        return layer;
+    }
+
+    torch::nn::Conv2d conv1{nullptr};
+    torch::nn::BatchNorm2d bn1{nullptr};
+    torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};
+    torch::nn::Linear fc{nullptr};
+};
+TORCH_MODULE(ResNet);
+
+} // namespace memtrain_models
+
+#endif
