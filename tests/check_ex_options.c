@@ -1,0 +1,360 @@
+/*
+ * check_ex_options.c - command lines of the examples: what is accepted, what is refused and in which
+ * words, the help, and what the flags turn into.
+ */
+#include "common/suite.h"
+#include "flags.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+/* ---- a program with a table of its own --------------------------------------------------------- */
+
+typedef struct program {
+    ex_flags flags;
+    int64_t colour, paws;
+    int purrs;
+    const char *name;
+} program;
+
+static const ex_word colours[] = {{"black", 3}, {"white", 4}, {"tabby", 5}, {NULL, 0}};
+static const ex_word some[] = {{"some", 0}, {"none", -1}, {NULL, 0}};
+static const ex_option own[] = {
+    {.section = "Cats"},
+    EX_FLAG("colour", EX_WORD, program, colour, "NAME", "of the coat", .words = colours),
+    EX_FLAG("paws-of", EX_WHOLE, program, paws, "N", "how many", .least = -3, .most = 4,
+            .words = some),
+    EX_FLAG("purrs", EX_SWITCH, program, purrs, NULL, "purrs", .most = 1),
+    EX_FLAG("name", EX_TEXT, program, name, "TEXT", "what it is called"),
+};
+
+static const program fresh = {.flags = EX_FLAGS_INIT, .colour = 4, .paws = 4};
+static program cat;
+
+#define MOST_ARGUMENTS 8
+
+static ex_command command(void) {
+    cat = fresh;
+    return (ex_command){"cat", "a cat", "240MiB", {own, EX_ROWS(own), &cat}, &cat.flags};
+}
+
+static int count(const char *const *arguments) {
+    int n = 0;
+    while (n < MOST_ARGUMENTS && arguments[n]) n++;
+    return n;
+}
+
+static void read_back(FILE *file, char *text, size_t capacity) {
+    size_t length;
+    rewind(file);
+    length = fread(text, 1, capacity - 1, file);
+    text[length] = '\0';
+    fclose(file);
+}
+
+/* ex_flags_read with what it printed; the arguments end with NULL. */
+static int read_command(const char *const *arguments, int *status, char *out, char *err,
+                        size_t capacity) {
+    char *argv[MOST_ARGUMENTS + 2] = {(char *)"cat"};
+    FILE *files[2] = {tmpfile(), tmpfile()};
+    int saved[2] = {dup(1), dup(2)}, n = count(arguments), goes_on;
+    ex_command c = command();
+    for (int i = 0; i < n; i++) argv[i + 1] = (char *)arguments[i];
+    fflush(stdout);
+    fflush(stderr);
+    for (int i = 0; i < 2; i++) dup2(fileno(files[i]), i + 1);
+    goes_on = ex_flags_read(&c, n + 1, argv, status);
+    fflush(stdout);
+    fflush(stderr);
+    for (int i = 0; i < 2; i++) {
+        dup2(saved[i], i + 1);
+        close(saved[i]);
+    }
+    read_back(files[0], out, capacity);
+    read_back(files[1], err, capacity);
+    return goes_on;
+}
+
+/* ---- accepted ---------------------------------------------------------------------------------- */
+
+enum { CAPACITY = 16384 };
+
+static void accept(const char *const *arguments) {
+    static char out[CAPACITY], err[CAPACITY];
+    int status = -1;
+    ck_assert_msg(read_command(arguments, &status, out, err, CAPACITY) == 1, "%s", err);
+    ck_assert_int_eq(status, 0);
+    ck_assert_str_eq(out, "");
+    ck_assert_str_eq(err, "");
+}
+
+#define ACCEPT(...) accept((const char *const[MOST_ARGUMENTS + 1]){__VA_ARGS__})
+
+START_TEST(nothing_leaves_the_defaults) {
+    ACCEPT(NULL);
+    ck_assert_int_eq(cat.flags.batch, 32);
+    ck_assert_int_eq(cat.colour, 4);
+    ck_assert_ptr_null(cat.flags.budget);
+    ck_assert_str_eq(cat.flags.device, "auto");
+}
+END_TEST
+
+START_TEST(values_come_in_both_forms) {
+    ACCEPT("--batch", "8", "--epochs=3", "--name", "a=b", "--trace=x=y");
+    ck_assert_int_eq(cat.flags.batch, 8);
+    ck_assert_int_eq(cat.flags.epochs, 3);
+    ck_assert_str_eq(cat.name, "a=b");
+    ck_assert_str_eq(cat.flags.trace, "x=y");
+}
+END_TEST
+
+START_TEST(dashes_and_underscores_are_the_same) {
+    ACCEPT("--micro_batch", "4", "--max-micro_batch=9", "--val_clear_every=never", "--paws_of=2");
+    ck_assert_int_eq(cat.flags.micro_batch, 4);
+    ck_assert_int_eq(cat.flags.max_micro_batch, 9);
+    ck_assert_int_eq(cat.flags.val_clear_every, MT_CLEAR_NEVER);
+    ck_assert_int_eq(cat.paws, 2);
+}
+END_TEST
+
+START_TEST(the_later_of_two_counts) {
+    ACCEPT("--batch", "8", "--batch=16", "--colour=black", "--colour", "tabby");
+    ck_assert_int_eq(cat.flags.batch, 16);
+    ck_assert_int_eq(cat.colour, 5);
+}
+END_TEST
+
+START_TEST(words_and_switches) {
+    ACCEPT("--paws-of=none", "--purrs", "--optimizer=sgd", "--amp", "bf16", "--progress=off",
+           "--deterministic");
+    ck_assert_int_eq(cat.paws, -1);
+    ck_assert_int_eq(cat.purrs, 1);
+    ck_assert_int_eq(cat.flags.optimizer, MT_SGD);
+    ck_assert_int_eq(cat.flags.amp, MT_BFLOAT16);
+    ck_assert_int_eq(cat.flags.progress, EX_PROGRESS_OFF);
+    ck_assert_int_eq(cat.flags.deterministic, 1);
+}
+END_TEST
+
+START_TEST(numbers_that_begin_with_a_minus) {
+    ACCEPT("--paws-of", "-3");
+    ck_assert_int_eq(cat.paws, -3);
+}
+END_TEST
+
+START_TEST(bounds_are_included) {
+    ACCEPT("--image-size=32", "--momentum=0", "--seed=9223372036854775807", "--threads=1024");
+    ck_assert_int_eq(cat.flags.seed, INT64_MAX);
+    ACCEPT("--image-size=2048", "--momentum=0.999", "--epochs=0", "--lr=1e-30");
+    ck_assert_int_eq(cat.flags.epochs, 0);
+}
+END_TEST
+
+static const char *const devices[] = {"auto", "cpu", "mps", "cuda", "cuda:0", "cuda:12"};
+
+START_TEST(devices_are_accepted) {
+    ACCEPT("--device", devices[_i]);
+    ck_assert_str_eq(cat.flags.device, devices[_i]);
+}
+END_TEST
+
+static const char *const budgets[] = {"600MiB", "8GB", "0.95", "auto", "1.5G", "4096"};
+
+START_TEST(budgets_are_accepted) {
+    ACCEPT("--budget", budgets[_i]);
+    ck_assert_str_eq(cat.flags.budget, budgets[_i]);
+}
+END_TEST
+
+START_TEST(a_fault_is_read) {
+    ACCEPT("--inject-oom=2:117");
+    ck_assert_uint_eq(cat.flags.inject.step, 2);
+    ck_assert_uint_eq(cat.flags.inject.request, 117);
+    ck_assert_int_eq(cat.flags.inject.persistent, 0);
+    ACCEPT("--inject_oom", "3:1:persistent");
+    ck_assert_uint_eq(cat.flags.inject.step, 3);
+    ck_assert_int_eq(cat.flags.inject.persistent, 1);
+}
+END_TEST
+
+/* ---- refused ----------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *arguments[3]; /* at most two */
+    const char *has[3];       /* what the line says */
+} refused[] = {
+    {{"--batch", "0"}, {"--batch", "'0'", "a whole number from 1 to 65536"}},
+    {{"--batch", "8x"}, {"--batch", "'8x'", "from 1"}},
+    {{"--batch", "1e3"}, {"--batch", "'1e3'", "from 1"}},
+    {{"--batch=", NULL}, {"--batch", "''", "from 1"}},
+    {{"--batch", "99999999999999999999"}, {"--batch", "99999999999999999999", "from 1"}},
+    {{"--batch", " 8"}, {"--batch", "' 8'", "from 1"}},
+    {{"--batch", NULL}, {"--batch", "needs a value", "from 1"}},
+    {{"--batch", "--purrs"}, {"--batch", "needs a value", "from 1"}},
+    {{"--epochs", "-1"}, {"--epochs", "'-1'", "from 0"}},
+    {{"--seed", "-1"}, {"--seed", "'-1'", "from 0"}},
+    {{"--image-size", "16"}, {"--image-size", "'16'", "from 32 to 2048"}},
+    {{"--paws-of", "5"}, {"--paws-of", "'5'", "a whole number from -3 to 4, some or none"}},
+    {{"--colour", "red"}, {"--colour", "'red'", "black, white or tabby"}},
+    {{"--colour", "Black"}, {"--colour", "'Black'", "black, white or tabby"}},
+    {{"--name", ""}, {"--name", "''", "TEXT"}},
+    {{"--lr", "0"}, {"--lr", "'0'", "above 0"}},
+    {{"--lr", "nan"}, {"--lr", "'nan'", "above 0"}},
+    {{"--lr", "inf"}, {"--lr", "'inf'", "above 0"}},
+    {{"--lr", "1e999"}, {"--lr", "'1e999'", "above 0"}},
+    {{"--lr", "0.1.2"}, {"--lr", "'0.1.2'", "above 0"}},
+    {{"--momentum", "1"}, {"--momentum", "'1'", "below 1"}},
+    {{"--weight-decay", "-0.1"}, {"--weight-decay", "'-0.1'", "at least 0"}},
+    {{"--optimizer", "lion"}, {"--optimizer", "'lion'", "sgd, adam or adamw"}},
+    {{"--amp", "fp16"}, {"--amp", "'fp16'", "off or bf16"}},
+    {{"--device", "sim"}, {"--device", "'sim'", "sim, the simulated accelerator, is not in"}},
+    {{"--device", "gpu"}, {"--device", "'gpu'", "cuda:N"}},
+    {{"--device", "cuda:"}, {"--device", "'cuda:'", "cuda:N"}},
+    {{"--device", "cuda:x"}, {"--device", "'cuda:x'", "cuda:N"}},
+    {{"--budget", "5XB"}, {"--budget", "'5XB'", "600MiB"}},
+    {{"--budget", "0"}, {"--budget", "'0'", "600MiB"}},
+    {{"--budget", "-5MiB"}, {"--budget", "'-5MiB'", "600MiB"}},
+    {{"--micro-batch", "0"}, {"--micro-batch", "'0'", "auto"}},
+    {{"--clear-every", "0"}, {"--clear-every", "'0'", "auto or never"}},
+    {{"--progress", "fancy"}, {"--progress", "'fancy'", "auto, bar, plain or off"}},
+    {{"--inject-oom", "2"}, {"--inject-oom", "'2'", "STEP:N"}},
+    {{"--inject-oom", "0:1"}, {"--inject-oom", "'0:1'", "STEP:N"}},
+    {{"--inject-oom", "1:0"}, {"--inject-oom", "'1:0'", "STEP:N"}},
+    {{"--inject-oom", "1:2:always"}, {"--inject-oom", "'1:2:always'", "persistent"}},
+    {{"--inject-oom", "1: 2"}, {"--inject-oom", "'1: 2'", "STEP:N"}},
+    {{"--purrs=1", NULL}, {"--purrs", "takes no value", "'1'"}},
+    {{"--bacth", "8"}, {"--bacth", "did you mean --batch?", "--help"}},
+    {{"--micro_bath=8", NULL}, {"--micro_bath", "did you mean --micro-batch?", "--help"}},
+    {{"--elephants", NULL}, {"no flag --elephants", "--help", ""}},
+    {{"8", NULL}, {"'8' is not a flag", "--help", ""}},
+    {{"-batch", "8"}, {"'-batch' is not a flag", "--help", ""}},
+    {{"--", NULL}, {"'--' is not a flag", "--help", ""}},
+    {{"--min-micro-batch=9", "--max-micro-batch=8"}, {"--min-micro-batch", "'9'", "8"}},
+};
+
+START_TEST(wrong_flags_are_refused_in_one_line) {
+    static char out[CAPACITY], err[CAPACITY];
+    const char *arguments[MOST_ARGUMENTS + 1] = {refused[_i].arguments[0], refused[_i].arguments[1],
+                                                 NULL};
+    int status = -1;
+    ck_assert_int_eq(read_command(arguments, &status, out, err, CAPACITY), 0);
+    ck_assert_int_eq(status, 2);
+    ck_assert_str_eq(out, "");
+    ck_assert_msg(strncmp(err, "cat: ", 5) == 0, "%s", err);
+    ck_assert_msg(strchr(err, '\n') == err + strlen(err) - 1, "not one line: %s", err);
+    for (int i = 0; i < 3; i++) ck_contains(err, refused[_i].has[i]);
+}
+END_TEST
+
+START_TEST(control_characters_do_not_reach_the_terminal) {
+    static char out[CAPACITY], err[CAPACITY];
+    const char *arguments[MOST_ARGUMENTS + 1] = {"--batch", "8\n9\033[2J", NULL};
+    int status;
+    ck_assert_int_eq(read_command(arguments, &status, out, err, CAPACITY), 0);
+    ck_contains(err, "'8?9?[2J'");
+}
+END_TEST
+
+/* ---- help and version -------------------------------------------------------------------------- */
+
+static const char *help_text(const char *const *arguments) {
+    static char out[CAPACITY], err[CAPACITY];
+    int status = -1;
+    ck_assert_int_eq(read_command(arguments, &status, out, err, CAPACITY), 0);
+    ck_assert_int_eq(status, 0);
+    ck_assert_str_eq(err, "");
+    return out;
+}
+
+#define HELP(...) help_text((const char *const[MOST_ARGUMENTS + 1]){__VA_ARGS__})
+
+START_TEST(help_lists_flags_and_defaults) {
+    const char *text = HELP("--help", NULL);
+    const char *has[] = {"cat: a cat",       "\nCats\n",    "--colour NAME",
+                         "(default: white)", "\nMemory\n",  "(default: 32)",
+                         "--help",           "Exit status", "240MiB on the CPU"};
+    for (int i = 0; i < LENGTH(has); i++) ck_contains(text, has[i]);
+}
+END_TEST
+
+START_TEST(help_is_narrow) {
+    const char *line = HELP("--help", NULL);
+    while (*line) {
+        size_t length = strcspn(line, "\n");
+        ck_assert_msg(length <= 100, "%.*s", (int)length, line);
+        line += length + 1;
+    }
+}
+END_TEST
+
+START_TEST(help_comes_before_complaints_and_shows_true_defaults) {
+    ck_contains(HELP("--elephants", "--batch", "8", "--help", NULL), "(default: 32)");
+    ck_contains(HELP("-h", NULL), "Exit status");
+}
+END_TEST
+
+START_TEST(version_names_both_libraries) {
+    const char *text = HELP("--version", NULL);
+    ck_contains(text, MT_VERSION_STRING);
+    ck_contains(text, "libtorch 2.");
+}
+END_TEST
+
+/* ---- what the flags turn into ------------------------------------------------------------------ */
+
+START_TEST(flags_become_options) {
+    ACCEPT("--micro-batch=4", "--clear-every=5", "--val-clear-every=never", "--deterministic",
+           "--lr=0.25", "--clip=1", "--optimizer=adam");
+    mt_policy_options policy = ex_flags_policy(&cat.flags);
+    mt_torch_options torch = ex_flags_torch(&cat.flags, "cpu");
+    ck_assert_uint_eq(policy.micro_batch, 4);
+    ck_assert_int_eq(policy.clear_every, 5);
+    ck_assert_int_eq(policy.eval_clear_every, MT_CLEAR_NEVER);
+    ck_assert_int_eq(policy.deterministic, 1);
+    ck_assert_int_eq(torch.optimizer, MT_ADAM);
+    ck_assert(torch.lr == 0.25 && torch.clip_norm == 1.0);
+    ck_assert_str_eq(torch.device, "cpu");
+}
+END_TEST
+
+START_TEST(learning_rates) {
+    ex_flags flags = EX_FLAGS_INIT;
+    flags.lr = 2.0;
+    ck_assert(ex_flags_lr(&flags, 7, 10) == 2.0);
+    flags.schedule = EX_SCHEDULE_COSINE;
+    ck_assert(ex_flags_lr(&flags, 0, 10) == 2.0);
+    ck_assert(fabs(ex_flags_lr(&flags, 5, 10) - 1.0) < 1e-12);
+    for (uint64_t i = 1; i < 10; i++)
+        ck_assert(ex_flags_lr(&flags, i, 10) < ex_flags_lr(&flags, i - 1, 10));
+    ck_assert(ex_flags_lr(&flags, 9, 10) > 0);
+}
+END_TEST
+
+/* ---- suite ------------------------------------------------------------------------------------- */
+
+int main(void) {
+    Suite *suite = suite_create("ex_options");
+    TCase *accepted = suite_case(suite, "accepted"), *wrong = suite_case(suite, "refused");
+    TCase *help = suite_case(suite, "help"), *options = suite_case(suite, "options");
+
+    tcase_add_test(accepted, nothing_leaves_the_defaults);
+    tcase_add_test(accepted, values_come_in_both_forms);
+    tcase_add_test(accepted, dashes_and_underscores_are_the_same);
+    tcase_add_test(accepted, the_later_of_two_counts);
+    tcase_add_test(accepted, words_and_switches);
+    tcase_add_test(accepted, numbers_that_begin_with_a_minus);
+    tcase_add_test(accepted, bounds_are_included);
+    tcase_add_loop_test(accepted, devices_are_accepted, 0, LENGTH(devices));
+    tcase_add_loop_test(accepted, budgets_are_accepted, 0, LENGTH(budgets));
+    tcase_add_test(accepted, a_fault_is_read);
+    tcase_add_loop_test(wrong, wrong_flags_are_refused_in_one_line, 0, LENGTH(refused));
+    tcase_add_test(wrong, control_characters_do_not_reach_the_terminal);
+    tcase_add_test(help, help_lists_flags_and_defaults);
+    tcase_add_test(help, help_is_narrow);
+    tcase_add_test(help, help_comes_before_complaints_and_shows_true_defaults);
+    tcase_add_test(help, version_names_both_libraries);
+    tcase_add_test(options, flags_become_options);
+    tcase_add_test(options, learning_rates);
+    return suite_run(suite);
+}

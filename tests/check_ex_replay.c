@@ -1,0 +1,278 @@
+/*
+ * check_ex_replay.c - traces as files: written by a run, read back, replayed to the same state; and
+ * traces that are damaged or belong to another run.
+ */
+#include "common/fake_backend.h"
+#include "common/suite.h"
+#include "replay.h"
+#include "tracefile.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#define STEP(step, samples, chunks)                                                                \
+    "{\"event\":\"step\",\"step\":" #step ",\"samples\":" #samples ",\"chunks\":" chunks "}\n"
+#define RUN "{\"event\":\"run\",\"version\":\"0.1.0\"}\n"
+
+static char path[64];
+
+static void make_file(void) {
+    snprintf(path, sizeof path, "/tmp/check_ex_replay.XXXXXX");
+    int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    close(file);
+}
+
+static void remove_file(void) {
+    remove(path);
+}
+
+static void write_file(const char *text) {
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    fputs(text, file);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+static ex_replay *open_text(const char *text) {
+    ex_replay *replay;
+    write_file(text);
+    ck_ok(ex_replay_open(path, &replay));
+    return replay;
+}
+
+/* ---- a run on the fake backend ------------------------------------------------------------------- */
+
+enum { STEPS = 6 };
+
+typedef struct run {
+    fake_backend fake;
+    ex_tracefile *trace;
+    mt_trainer *trainer;
+    char chunks[STEPS][64];
+    uint64_t hash;
+} run;
+
+static void start(run *r, size_t budget, const char *trace) {
+    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
+    fake_options fake = fake_defaults;
+    fake.budget_bytes = budget;
+    fake_init(&r->fake, &fake);
+    r->fake.counted = FAKE_BIT(FAKE_ALLOCATION);
+    ck_ok(ex_tracefile_open(trace, &r->trace));
+    mt_backend backend = fake_seam(&r->fake);
+    options.trace = r->trace ? ex_tracefile_line : NULL;
+    options.trace_user = r->trace;
+    ck_ok(mt_trainer_new(&backend, &options, &r->trainer));
+}
+
+/* Batches of 32, the last one of 20. The n-th allocation of step 2 fails; 0: none. */
+static void train(run *r, uint64_t n, ex_replay *replay) {
+    for (uint64_t i = 1; i <= STEPS; i++) {
+        mt_batch batch = {sizeof batch, NULL, i < STEPS ? 32 : 20, i};
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        if (i == 2 && n) fake_fail_at(&r->fake, n, 0);
+        ck_ok(ex_replay_next(replay, batch.count, 0, r->trainer));
+        ck_ok(mt_trainer_step(r->trainer, &batch, &report));
+        size_t used = 0;
+        for (size_t c = 0; c < report.chunk_count; c++)
+            used += (size_t)snprintf(r->chunks[i - 1] + used, sizeof r->chunks[0] - used, "%zu ",
+                                     report.chunks[c]);
+        if (replay) ck_assert_int_eq(report.reason, MT_PLAN_REPLAY);
+    }
+    r->hash = fake_hash(&r->fake);
+    ck_ok(mt_trainer_finish(r->trainer, NULL));
+    mt_trainer_free(r->trainer);
+    ck_ok(ex_tracefile_close(r->trace));
+}
+
+/* Budget in which the fake's batch of 32 has to be cut. */
+static size_t tight(void) {
+    return fake_defaults.resident_bytes + fake_program_peak(&fake_train_program, 13);
+}
+
+static void run_and_replay(uint64_t n) {
+    static run first, second;
+    ex_replay *replay;
+    start(&first, tight(), path);
+    train(&first, n, NULL);
+    ck_ok(ex_replay_open(path, &replay));
+    ck_assert_uint_eq(ex_replay_steps(replay), STEPS);
+    start(&second, 0, NULL); /* without a limit it would not cut at all */
+    train(&second, 0, replay);
+    for (int i = 0; i < STEPS; i++) ck_assert_str_eq(first.chunks[i], second.chunks[i]);
+    ck_assert_uint_eq(first.hash, second.hash);
+    ex_replay_free(replay);
+}
+
+START_TEST(a_replay_ends_in_the_same_state) {
+    run_and_replay(0);
+}
+END_TEST
+
+START_TEST(a_replay_of_a_recovery_ends_in_the_same_state) {
+    run_and_replay((uint64_t)_i);
+}
+END_TEST
+
+/* ---- reading ------------------------------------------------------------------------------------- */
+
+START_TEST(no_trace_is_no_replay) {
+    ex_replay *replay;
+    ex_tracefile *file;
+    ck_ok(ex_replay_open(NULL, &replay));
+    ck_assert_ptr_null(replay);
+    ck_assert_uint_eq(ex_replay_steps(NULL), SIZE_MAX);
+    ck_assert_int_eq(ex_replay_threads(NULL), 0);
+    ck_ok(ex_replay_next(NULL, 32, 0, NULL));
+    ex_replay_free(NULL);
+    ck_ok(ex_tracefile_open(NULL, &file));
+    ck_assert_ptr_null(file);
+    ex_tracefile_program(NULL, "cat", 1, NULL);
+    ck_ok(ex_tracefile_close(NULL));
+}
+END_TEST
+
+START_TEST(other_events_are_passed_over) {
+    ex_replay *replay = open_text(RUN "{\"event\":\"oom\",\"chunks\":0}\n" STEP(
+        1, 5, "[3,2]") "{\"event\":\"of a later version\"}\n" STEP(2, 4, "[4]"));
+    ck_assert_uint_eq(ex_replay_steps(replay), 2);
+    ck_assert_int_eq(ex_replay_threads(replay), 0);
+    ex_replay_free(replay);
+}
+END_TEST
+
+START_TEST(the_program_line_tells_the_threads) {
+    ex_tracefile *file;
+    ex_replay *replay;
+    char quoted[] = "say \"hi\"\n", broken[] = "\xff", program[] = "cat";
+    char *argv[] = {program, quoted, broken, NULL};
+    ck_ok(ex_tracefile_open(path, &file));
+    ex_tracefile_line(file, "{\"event\":\"run\"}");
+    ex_tracefile_program(file, "cat", 7, argv);
+    ex_tracefile_line(file, "{\"event\":\"step\",\"step\":1,\"samples\":3,\"chunks\":[3]}");
+    ck_ok(ex_tracefile_close(file));
+    ck_ok(ex_replay_open(path, &replay));
+    ck_assert_int_eq(ex_replay_threads(replay), 7);
+    ck_assert_uint_eq(ex_replay_steps(replay), 1);
+    ex_replay_free(replay);
+}
+END_TEST
+
+static const struct {
+    const char *text;
+    const char *has[2];
+} damaged[] = {
+    {"", {"has no step", ""}},
+    {RUN, {"has no step", ""}},
+    {RUN "{\"event\":\"st", {"line 2", "not JSON"}},
+    {RUN "hello\n", {"line 2", "not JSON"}},
+    {RUN "\n", {"line 2", "not JSON"}},
+    {"[1,2]\n", {"line 1", "no 'event'"}},
+    {"{\"step\":1}\n", {"line 1", "no 'event'"}},
+    {RUN STEP(2, 4, "[4]"), {"line 2", "step 1 is expected here, not 2"}},
+    {RUN STEP(1, 4, "[4]") STEP(1, 4, "[4]"), {"line 3", "step 2 is expected here, not 1"}},
+    {RUN STEP(1, 4, "[]"), {"line 2", "no list of chunks"}},
+    {RUN STEP(1, 4, "4"), {"line 2", "no list of chunks"}},
+    {RUN STEP(1, 4, "[4,0]"), {"line 2", "chunk 2 is not a number"}},
+    {RUN STEP(1, 4, "[4,\"a\"]"), {"line 2", "chunk 2 is not a number"}},
+    {RUN STEP(1, 4, "[-4,8]"), {"line 2", "chunk 1 is not a number"}},
+    {RUN STEP(1, 5, "[4]"), {"line 2", "add up to 4 samples"}},
+    {RUN "{\"event\":\"step\",\"step\":1,\"chunks\":[4]}\n", {"line 2", "add up to 4"}},
+};
+
+START_TEST(damaged_traces_are_refused_by_line) {
+    ex_replay *replay = (ex_replay *)path;
+    write_file(damaged[_i].text);
+    ck_status(ex_replay_open(path, &replay), MT_EINVAL);
+    ck_assert_ptr_null(replay);
+    ck_contains(mt_last_error(), path);
+    ck_contains(mt_last_error(), "--replay");
+    for (int i = 0; i < 2; i++) ck_contains(mt_last_error(), damaged[_i].has[i]);
+}
+END_TEST
+
+START_TEST(files_that_cannot_be_had) {
+    ex_replay *replay;
+    ex_tracefile *file;
+    ck_status(ex_replay_open("/nonexistent/t.jsonl", &replay), MT_EINVAL);
+    ck_contains(mt_last_error(), "--replay: cannot read '/nonexistent/t.jsonl'");
+    ck_status(ex_replay_open("/tmp", &replay), MT_EINVAL);
+    ck_contains(mt_last_error(), "/tmp");
+    ck_status(ex_tracefile_open("/nonexistent/t.jsonl", &file), MT_EINVAL);
+    ck_contains(mt_last_error(), "--trace: cannot write '/nonexistent/t.jsonl'");
+}
+END_TEST
+
+START_TEST(a_full_disk_is_told) {
+    ex_tracefile *file;
+    if (access("/dev/full", W_OK) != 0) return;
+    ck_ok(ex_tracefile_open("/dev/full", &file));
+    ex_tracefile_line(file, "{}");
+    ck_status(ex_tracefile_close(file), MT_EIO);
+    ck_contains(mt_last_error(), "/dev/full");
+}
+END_TEST
+
+/* ---- a trace of another run ---------------------------------------------------------------------- */
+
+START_TEST(other_samples_are_refused) {
+    static run r;
+    ex_replay *replay = open_text(RUN STEP(1, 32, "[16,16]") STEP(2, 32, "[32]"));
+    start(&r, 0, NULL);
+    ck_ok(ex_replay_next(replay, 32, 0, r.trainer));
+    ck_status(ex_replay_next(replay, 20, 0, r.trainer), MT_EINVAL);
+    ck_contains(mt_last_error(), "line 3");
+    ck_contains(mt_last_error(), "step 2 has 32 samples there and 20 here");
+    mt_trainer_free(r.trainer);
+    ex_replay_free(replay);
+}
+END_TEST
+
+START_TEST(the_end_of_the_trace_is_told) {
+    static run r;
+    ex_replay *replay = open_text(STEP(1, 32, "[16,16]"));
+    start(&r, 0, NULL);
+    ck_ok(ex_replay_next(replay, 32, 0, r.trainer));
+    ck_status(ex_replay_next(replay, 32, 0, r.trainer), MT_EINVAL);
+    ck_contains(mt_last_error(), "ends after step 1");
+    mt_trainer_free(r.trainer);
+    ex_replay_free(replay);
+}
+END_TEST
+
+START_TEST(dropped_batches_have_no_line) {
+    static run r;
+    ex_replay *replay = open_text(STEP(1, 32, "[32]") STEP(2, 31, "[31]"));
+    start(&r, 0, NULL);
+    ck_ok(ex_replay_next(replay, 32, 2, r.trainer));
+    ck_ok(ex_replay_next(replay, 1, 2, r.trainer));
+    ck_ok(ex_replay_next(replay, 31, 2, r.trainer));
+    mt_trainer_free(r.trainer);
+    ex_replay_free(replay);
+}
+END_TEST
+
+/* ---- suite --------------------------------------------------------------------------------------- */
+
+int main(void) {
+    Suite *suite = suite_create("ex_replay");
+    TCase *same = suite_case(suite, "same state"), *reading = suite_case(suite, "reading");
+    TCase *other = suite_case(suite, "another run");
+    TCase *cases[] = {same, reading, other};
+
+    for (int i = 0; i < LENGTH(cases); i++)
+        tcase_add_checked_fixture(cases[i], make_file, remove_file);
+    tcase_add_test(same, a_replay_ends_in_the_same_state);
+    tcase_add_loop_test(same, a_replay_of_a_recovery_ends_in_the_same_state, 1, 40);
+    tcase_add_test(reading, no_trace_is_no_replay);
+    tcase_add_test(reading, other_events_are_passed_over);
+    tcase_add_test(reading, the_program_line_tells_the_threads);
+    tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
+    tcase_add_test(reading, files_that_cannot_be_had);
+    tcase_add_test(reading, a_full_disk_is_told);
+    tcase_add_test(other, other_samples_are_refused);
+    tcase_add_test(other, the_end_of_the_trace_is_told);
+    tcase_add_test(other, dropped_batches_have_no_line);
+    return suite_run(suite);
+}

@@ -1,0 +1,491 @@
+/*
+ * check_host.c - sizes as people write them, and the host's memory read from trees of fake files.
+ */
+#include "suite.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- mt_parse_size -------------------------------------------------------------------------- */
+
+#define KI ((size_t)1024)
+#define MI (KI * KI)
+#define GI (MI * KI)
+#define TI (GI * KI)
+
+static const struct {
+    const char *text;
+    size_t whole;
+    size_t bytes;
+} sizes[] = {
+    {"600MiB", 0, 600 * MI},
+    {"8GB", 0, 8000000000U},
+    {"1.5G", 0, 3 * GI / 2},
+    {"4096", 0, 4096},
+    {"1", 0, 1},
+    {"1", 1000, 1},
+    {"0.95", 1000, 950},
+    {"0.5", GI, GI / 2},
+    {".25", 400, 100},
+    {"1KB", 0, 1000},
+    {"1MB", 0, 1000000},
+    {"2TB", 0, 2000000000000U},
+    {"1KiB", 0, KI},
+    {"1GiB", 0, GI},
+    {"2TiB", 0, 2 * TI},
+    {"3K", 0, 3 * KI},
+    {"3M", 0, 3 * MI},
+    {"3T", 0, 3 * TI},
+    {"0.5GiB", 0, GI / 2},
+    {"0.5GiB", 100, GI / 2},
+    {"  600MiB\t", 0, 600 * MI},
+    {" 0.5 ", 10, 5},
+};
+
+START_TEST(size_accepted) {
+    size_t bytes = 1;
+
+    ck_ok(mt_parse_size(sizes[_i].text, sizes[_i].whole, &bytes));
+    ck_assert_msg(bytes == sizes[_i].bytes, "'%s' is %zu, not %zu", sizes[_i].text, bytes,
+                  sizes[_i].bytes);
+}
+END_TEST
+
+static const struct {
+    const char *text;
+    size_t whole;
+} not_sizes[] = {
+    {"", 100},       {"   ", 100},       {"abc", 100},  {"MiB", 100},
+    {"-5", 100},     {"-5MiB", 100},     {"5XB", 100},  {"5MiBs", 100},
+    {"5 5", 100},    {"0.95", 0},        {"nan", 100},  {"inf", 100},
+    {"infGiB", 100}, {"1e30GiB", 100},   {"0x10", 100}, {"99999999999999999999", 100},
+    {"1..5G", 100},  {"16777216TiB", 0}, {"-0.5", 100}, {"1,5G", 100},
+    {"8 GB x", 100}, {"20000000TB", 0},
+};
+
+START_TEST(size_refused) {
+    size_t bytes = 1;
+
+    mt_set_error(MT_EIO, "-");
+    ck_assert_msg(mt_parse_size(not_sizes[_i].text, not_sizes[_i].whole, &bytes) == MT_EINVAL,
+                  "'%s' is taken as %zu", not_sizes[_i].text, bytes);
+    ck_contains(mt_last_error(), "MiB"); /* the line says what is accepted */
+    ck_assert_uint_eq(bytes, 0);
+}
+END_TEST
+
+/* ---- mt_format_size ------------------------------------------------------------------------- */
+
+static const struct {
+    size_t bytes;
+    const char *text;
+} formats[] = {
+    {1536, "1.5 KiB"},       {626314445, "597.3 MiB"}, {5 * GI / 2, "2.5 GiB"},
+    {3 * TI / 2, "1.5 TiB"}, {MI, "1.0 MiB"},
+};
+
+START_TEST(size_formatted) {
+    char text[40];
+
+    ck_assert_ptr_eq(mt_format_size(formats[_i].bytes, text, sizeof(text)), text);
+    ck_assert_str_eq(text, formats[_i].text);
+}
+END_TEST
+
+START_TEST(size_formatted_in_little_room) {
+    char text[8];
+
+    memset(text, 'x', sizeof(text));
+    ck_assert_ptr_nonnull(mt_format_size(626314445, text, 0));
+    ck_assert_int_eq(text[0], 'x'); /* no room, nothing written */
+    mt_format_size(626314445, text, 4);
+    ck_assert_str_eq(text, "597");
+    ck_assert_int_eq(text[4], 'x');
+    mt_format_size(626314445, text, 1);
+    ck_assert_str_eq(text, "");
+}
+END_TEST
+
+/* What is written can be read, to the digits shown. */
+START_TEST(size_round_trip) {
+    for (int shift = 0; shift < 64; shift++) {
+        char text[40];
+
+        mt_format_size((size_t)1 << shift, text, sizeof(text));
+        ck_assert_uint_lt(strlen(text), 16);
+        ck_assert_int_ge(text[0], '0');
+        ck_assert_int_le(text[0], '9');
+    }
+}
+END_TEST
+
+/* ---- trees of fake files -------------------------------------------------------------------- */
+
+static char root[300];
+static char made[64][600]; /* files and directories in the order they were made */
+static int made_count;
+
+static void remember(const char *path) {
+    ck_assert_int_lt(made_count, LENGTH(made));
+    strcpy(made[made_count++], path);
+}
+
+static void root_make(void) {
+    const char *base = getenv("TMPDIR");
+
+    snprintf(root, sizeof(root), "%s/check_host.XXXXXX", base != NULL ? base : "/tmp");
+    ck_assert_ptr_nonnull(mkdtemp(root));
+    made_count = 0;
+    remember(root);
+}
+
+static void root_remove(void) {
+    while (made_count > 0) remove(made[--made_count]);
+}
+
+/* Writes a file below root and the directories above it. */
+static void put(const char *path, const char *text) {
+    char full[600];
+    FILE *file;
+
+    snprintf(full, sizeof(full), "%s/%s", root, path);
+    for (char *slash = full + strlen(root) + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
+        *slash = '\0';
+        if (mkdir(full, 0700) == 0) remember(full);
+        *slash = '/';
+    }
+    file = fopen(full, "w");
+    ck_assert_ptr_nonnull(file);
+    fputs(text, file);
+    fclose(file);
+    remember(full);
+}
+
+static void put_number(const char *path, unsigned long long number) {
+    char text[40];
+
+    snprintf(text, sizeof(text), "%llu\n", number);
+    put(path, text);
+}
+
+/* 16 GiB, 8 of them available. */
+static void put_meminfo(void) {
+    put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n"
+                        "MemAvailable:    8388608 kB\nBuffers:          100000 kB\n");
+}
+
+#define V2_MOUNT "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate\n"
+#define V1_MOUNT "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+
+static void put_v2(const char *group) {
+    put("proc/self/cgroup", group);
+    put("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V2_MOUNT);
+    put("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n");
+}
+
+/* Limits and use of one group; file pages that are clean, so that they count as free. */
+static void put_v2_group(const char *group, const char *max, const char *high, size_t current,
+                         size_t file) {
+    char path[200], text[300];
+
+    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.max", group);
+    put(path, max);
+    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.high", group);
+    put(path, high);
+    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.current", group);
+    put_number(path, current);
+    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.stat", group);
+    snprintf(text, sizeof(text),
+             "anon %zu\nfile %zu\nshmem 0\nfile_mapped 0\nfile_dirty 0\nfile_writeback 0\n"
+             "inactive_anon 0\nactive_anon 0\ninactive_file %zu\nactive_file 0\n",
+             current - file, file, file);
+    put(path, text);
+}
+
+static void put_v1_group(const char *group, unsigned long long limit, size_t usage, size_t file) {
+    char path[200], text[300];
+
+    snprintf(path, sizeof(path), "sys/fs/cgroup/memory%s/memory.limit_in_bytes", group);
+    put_number(path, limit);
+    snprintf(path, sizeof(path), "sys/fs/cgroup/memory%s/memory.usage_in_bytes", group);
+    put_number(path, usage);
+    snprintf(path, sizeof(path), "sys/fs/cgroup/memory%s/memory.stat", group);
+    snprintf(text, sizeof(text),
+             "cache %zu\nrss %zu\ndirty 0\nwriteback 0\ninactive_file %zu\nactive_file 0\n"
+             "total_cache %zu\ntotal_dirty 0\ntotal_writeback 0\ntotal_inactive_file %zu\n"
+             "total_active_file 0\n",
+             file, usage - file, file, file, file);
+    put(path, text);
+}
+
+static mt_host_memory read_root(void) {
+    mt_host_memory memory = {.size = sizeof(memory)};
+
+    ck_ok(mt_host_memory_read(root, &memory));
+    ck_assert_uint_eq(memory.total_bytes, 16 * GI);
+    return memory;
+}
+
+static void check_groups(mt_host_memory memory, size_t limit, size_t room) {
+    ck_assert_uint_eq(memory.cgroup_limit_bytes, limit);
+    ck_assert_uint_eq(memory.cgroup_room_bytes, room);
+}
+
+/* 0.9 of these bytes, to a page. */
+static void check_budget(mt_host_memory memory, size_t bytes) {
+    double difference = 0.9 * (double)bytes - (double)memory.budget_bytes;
+
+    ck_assert_msg(difference > -4096 && difference < 4096, "budget %zu of %zu", memory.budget_bytes,
+                  bytes);
+}
+
+START_TEST(host_without_groups) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    memory = read_root();
+    ck_assert_uint_eq(memory.available_bytes, 8 * GI);
+    check_groups(memory, SIZE_MAX, SIZE_MAX);
+    check_budget(memory, 8 * GI);
+}
+END_TEST
+
+START_TEST(host_v2) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job/a\n");
+    put_v2_group("/job", "max\n", "max\n", 3 * GI, 0);
+    put_v2_group("/job/a", "4294967296\n", "max\n", GI, GI / 4);
+    memory = read_root();
+    check_groups(memory, 4 * GI, 3 * GI + GI / 4);
+    check_budget(memory, 3 * GI + GI / 4);
+}
+END_TEST
+
+START_TEST(host_v2_ancestor_is_tighter) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job/a\n");
+    put_v2_group("/job", "6442450944\n", "max\n", 5 * GI, 0);
+    put_v2_group("/job/a", "4294967296\n", "max\n", GI, 0);
+    memory = read_root();
+    check_groups(memory, 4 * GI, GI);
+    check_budget(memory, GI);
+}
+END_TEST
+
+START_TEST(host_v2_high) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job\n");
+    put_v2_group("/job", "4294967296\n", "2147483648\n", GI, 0);
+    memory = read_root();
+    check_groups(memory, 2 * GI, GI);
+}
+END_TEST
+
+START_TEST(host_v2_in_a_namespace) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/\n");
+    put_v2_group("", "2147483648\n", "max\n", GI / 2, 0);
+    memory = read_root();
+    check_groups(memory, 2 * GI, 3 * GI / 2);
+}
+END_TEST
+
+START_TEST(host_v2_unlimited) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job\n");
+    put_v2_group("/job", "max\n", "max\n", GI, 0);
+    memory = read_root();
+    check_groups(memory, SIZE_MAX, SIZE_MAX);
+    check_budget(memory, 8 * GI);
+}
+END_TEST
+
+START_TEST(host_v2_over_the_limit) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job\n");
+    put_v2_group("/job", "1073741824\n", "max\n", 2 * GI, 0);
+    memory = read_root();
+    check_groups(memory, GI, 0);
+    ck_assert_uint_eq(memory.budget_bytes, 0);
+}
+END_TEST
+
+/* A limit without its use tells the limit at least. */
+START_TEST(host_v2_no_use) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job\n");
+    put("sys/fs/cgroup/job/memory.max", "2147483648\n");
+    memory = read_root();
+    ck_assert_uint_eq(memory.cgroup_limit_bytes, 2 * GI);
+    ck_assert(memory.cgroup_room_bytes == 2 * GI || memory.cgroup_room_bytes == SIZE_MAX);
+}
+END_TEST
+
+static void put_v1(const char *group) {
+    put("proc/self/cgroup", group);
+    put("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V1_MOUNT);
+}
+
+START_TEST(host_v1) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v1("5:cpu,cpuacct:/box/x\n4:memory:/box/x\n");
+    put_v1_group("/box/x", 3 * GI, GI, GI / 8);
+    memory = read_root();
+    check_groups(memory, 3 * GI, 2 * GI + GI / 8);
+    check_budget(memory, 2 * GI + GI / 8);
+}
+END_TEST
+
+START_TEST(host_v1_unlimited) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v1("4:memory:/box\n");
+    put_v1_group("/box", 9223372036854771712U, GI, 0);
+    memory = read_root();
+    check_groups(memory, SIZE_MAX, SIZE_MAX);
+    check_budget(memory, 8 * GI);
+}
+END_TEST
+
+/* In a container the group's path is that of the outside; what is visible is the mount's root. */
+START_TEST(host_v1_path_not_visible) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put("proc/self/cgroup", "4:memory:/docker/abc\n");
+    put("proc/self/mountinfo",
+        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n");
+    put_v1_group("", 2 * GI, GI, 0);
+    memory = read_root();
+    check_groups(memory, 2 * GI, GI);
+}
+END_TEST
+
+/* Both versions at once: the memory controller is in v1, the unified tree has none. */
+START_TEST(host_hybrid) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put("proc/self/cgroup", "4:memory:/box\n0::/\n");
+    put("proc/self/mountinfo",
+        V1_MOUNT "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+    put("sys/fs/cgroup/unified/cgroup.controllers", "\n");
+    put_v1_group("/box", 2 * GI, GI, 0);
+    memory = read_root();
+    check_groups(memory, 2 * GI, GI);
+}
+END_TEST
+
+START_TEST(host_available_is_least) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job\n");
+    put_v2_group("/job", "12884901888\n", "max\n", GI, 0);
+    memory = read_root();
+    check_groups(memory, 12 * GI, 11 * GI);
+    check_budget(memory, 8 * GI);
+}
+END_TEST
+
+/* Kernels before 3.14 say nothing of what is available. */
+START_TEST(host_available_unknown) {
+    mt_host_memory memory;
+
+    put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n");
+    memory = read_root();
+    ck_assert_uint_eq(memory.available_bytes, SIZE_MAX);
+    ck_assert_uint_gt(memory.budget_bytes, 0);
+    ck_assert_uint_le(memory.budget_bytes, 16 * GI);
+}
+END_TEST
+
+static const char *const no_meminfo[] = {NULL, "", "nothing of use\n", "MemTotal: many kB\n"};
+
+START_TEST(host_unknown) {
+    mt_host_memory memory = {.size = sizeof(memory)};
+
+    if (no_meminfo[_i] != NULL) put("proc/meminfo", no_meminfo[_i]);
+    ck_status(mt_host_memory_read(root, &memory), MT_EIO);
+    ck_contains(mt_last_error(), "meminfo");
+}
+END_TEST
+
+/* Rubbish in the control groups is no limit, and no crash. */
+START_TEST(host_rubbish_groups) {
+    static char longest[20000];
+    mt_host_memory memory;
+
+    memset(longest, 'a', sizeof(longest) - 1);
+    longest[0] = '0';
+    longest[1] = longest[2] = ':';
+    longest[3] = '/';
+    put_meminfo();
+    put("proc/self/cgroup", longest);
+    put("proc/self/mountinfo", "rubbish\n\n - - -\n");
+    memory = read_root();
+    check_groups(memory, SIZE_MAX, SIZE_MAX);
+}
+END_TEST
+
+START_TEST(host_itself) {
+    mt_host_memory memory = {.size = sizeof(memory)};
+
+    ck_ok(mt_host_memory_read(NULL, &memory));
+    ck_assert_uint_gt(memory.total_bytes, 64 * MI);
+    ck_assert_uint_le(memory.budget_bytes, memory.total_bytes);
+}
+END_TEST
+
+static Suite *suite_host(void) {
+    Suite *suite = suite_create("host");
+    TCase *size = suite_case(suite, "size"), *host = suite_case(suite, "host");
+
+    tcase_add_loop_test(size, size_accepted, 0, LENGTH(sizes));
+    tcase_add_loop_test(size, size_refused, 0, LENGTH(not_sizes));
+    tcase_add_loop_test(size, size_formatted, 0, LENGTH(formats));
+    tcase_add_test(size, size_formatted_in_little_room);
+    tcase_add_test(size, size_round_trip);
+    tcase_add_checked_fixture(host, root_make, root_remove);
+    tcase_add_test(host, host_without_groups);
+    tcase_add_test(host, host_v2);
+    tcase_add_test(host, host_v2_ancestor_is_tighter);
+    tcase_add_test(host, host_v2_high);
+    tcase_add_test(host, host_v2_in_a_namespace);
+    tcase_add_test(host, host_v2_unlimited);
+    tcase_add_test(host, host_v2_over_the_limit);
+    tcase_add_test(host, host_v2_no_use);
+    tcase_add_test(host, host_v1);
+    tcase_add_test(host, host_v1_unlimited);
+    tcase_add_test(host, host_v1_path_not_visible);
+    tcase_add_test(host, host_hybrid);
+    tcase_add_test(host, host_available_is_least);
+    tcase_add_test(host, host_available_unknown);
+    tcase_add_loop_test(host, host_unknown, 0, LENGTH(no_meminfo));
+    tcase_add_test(host, host_rubbish_groups);
+    tcase_add_test(host, host_itself);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_host());
+}

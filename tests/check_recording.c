@@ -1,0 +1,646 @@
+/*
+ * check_recording.c - recordings and the memory model, against brute force: the reference plays the
+ * affine program itself at every chunk size.
+ */
+#include "counting_allocator.h"
+#include "fake_backend.h"
+#include "suite.h"
+
+#include <memtrain/policy.h>
+#include <stdio.h>
+
+#define SAMPLES_MAX 512
+
+/* ---- helpers -------------------------------------------------------------------------------- */
+
+static void sink_recording(void *user, const void *address, int64_t bytes) {
+    mt_recording_event(user, address, bytes);
+}
+
+static mt_recording *recording_of(const fake_program *program, size_t samples) {
+    mt_recording *recording;
+    mt_event_sink sink;
+
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, samples));
+    sink.user = recording;
+    sink.event = sink_recording;
+    fake_program_record(program, samples, &sink);
+    return recording;
+}
+
+static mt_memory_model *model_of(mt_recording *small, mt_recording *large) {
+    mt_memory_model *model;
+
+    ck_ok(mt_memory_model_new(small, large, &model));
+    mt_recording_free(small);
+    mt_recording_free(large);
+    return model;
+}
+
+static mt_memory_model *model_of_program(const fake_program *program, size_t small, size_t large) {
+    return model_of(recording_of(program, small), large > 0 ? recording_of(program, large) : NULL);
+}
+
+static size_t below(uint64_t *state, size_t bound) {
+    return (size_t)(fake_random(state) % bound);
+}
+
+/* Between 1 and 60 allocations, lifetimes that overlap at random; seed 0 is the fake's own. */
+static fake_program random_program(uint64_t seed, fake_allocation *allocations) {
+    fake_program program = {allocations, 0};
+    uint64_t state = seed * 77;
+
+    if (seed == 0) return fake_train_program;
+    program.count = 1 + below(&state, 60);
+    for (size_t i = 0; i < program.count; i++) {
+        allocations[i].base = (int64_t)below(&state, 1 + below(&state, 200000));
+        allocations[i].per_sample = (int64_t)below(&state, 1 + below(&state, 9000));
+        if (allocations[i].base + allocations[i].per_sample == 0) allocations[i].per_sample = 1;
+        allocations[i].dies_at = i + 1 + below(&state, program.count + 1 - i);
+    }
+    return program;
+}
+
+static const struct {
+    size_t small, large;
+} pairs[] = {{2, 4}, {1, 2}, {2, 3}, {4, 8}, {3, 10}, {8, 9}};
+
+#define SEEDS 150
+
+/* ---- recordings ----------------------------------------------------------------------------- */
+
+START_TEST(recording_counts) {
+    fake_allocation allocations[64];
+    fake_program program = random_program((uint64_t)_i, allocations);
+
+    for (size_t m = 1; m < 40; m += 3) {
+        mt_recording *recording = recording_of(&program, m);
+
+        ck_assert_uint_eq(mt_recording_samples(recording), m);
+        ck_assert_uint_eq(mt_recording_allocations(recording), program.count);
+        ck_assert_uint_eq(mt_recording_peak_bytes(recording), fake_program_peak(&program, m));
+        mt_recording_free(recording);
+    }
+}
+END_TEST
+
+/* A hand-made recording: event(block, bytes); the block's number is its address. */
+static mt_recording *hand;
+
+static void hand_start(size_t samples) {
+    if (hand == NULL) ck_ok(mt_recording_new(&hand));
+    ck_ok(mt_recording_start(hand, samples));
+}
+
+static void event(size_t block, int64_t bytes) {
+    mt_recording_event(hand, (const void *)(uintptr_t)(0x100 * (block + 1)), bytes);
+}
+
+static void check_hand(size_t allocations, size_t peak) {
+    ck_assert_uint_eq(mt_recording_allocations(hand), allocations);
+    ck_assert_uint_eq(mt_recording_peak_bytes(hand), peak);
+}
+
+START_TEST(recording_empty) {
+    hand_start(3);
+    check_hand(0, 0);
+    ck_assert_uint_eq(mt_recording_samples(hand), 3);
+}
+END_TEST
+
+START_TEST(recording_unknown_releases) {
+    hand_start(1);
+    event(9, -1000);
+    event(1, 100);
+    event(8, -50);
+    event(2, 30);
+    event(1, -100);
+    event(1, -100); /* a second time: unknown by now */
+    event(3, 110);
+    check_hand(3, 140);
+}
+END_TEST
+
+START_TEST(recording_reused_address) {
+    hand_start(1);
+    for (int i = 0; i < 1000; i++) {
+        event(1, 100 + i);
+        event(1, -(100 + i));
+    }
+    check_hand(1000, 1099);
+}
+END_TEST
+
+START_TEST(recording_releases_out_of_order) {
+    hand_start(1);
+    event(1, 1);
+    event(2, 20);
+    event(3, 300);
+    event(2, -20);
+    event(4, 4000);
+    event(1, -1);
+    event(3, -300);
+    event(5, 299);
+    event(5, -299);
+    event(4, -4000);
+    check_hand(5, 4301);
+}
+END_TEST
+
+START_TEST(recording_alive_at_the_end) {
+    hand_start(1);
+    event(1, 10);
+    event(2, 20);
+    event(1, -10);
+    event(3, 30);
+    check_hand(3, 50);
+}
+END_TEST
+
+START_TEST(recording_starts_anew) {
+    hand_start(1);
+    event(1, 1000);
+    hand_start(2);
+    check_hand(0, 0);
+    event(1, -1000); /* of the recording before: unknown */
+    event(2, 7);
+    check_hand(1, 7);
+    ck_assert_uint_eq(mt_recording_samples(hand), 2);
+}
+END_TEST
+
+/* Zero bytes are neither an allocation nor a release. */
+START_TEST(recording_zero_bytes) {
+    hand_start(1);
+    event(1, 10);
+    event(2, 0);
+    event(1, 0);
+    event(3, 5);
+    check_hand(2, 15);
+}
+END_TEST
+
+/* ---- the model: exactness ------------------------------------------------------------------- */
+
+START_TEST(model_exact) {
+    fake_allocation allocations[64];
+    fake_program program = random_program((uint64_t)_i, allocations);
+
+    for (int p = 0; p < LENGTH(pairs); p++) {
+        mt_memory_model *model = model_of_program(&program, pairs[p].small, pairs[p].large);
+
+        ck_assert_uint_eq(mt_memory_model_margin(model), 0);
+        for (size_t m = 1; m <= SAMPLES_MAX; m++)
+            ck_assert_msg(mt_memory_model_peak(model, m) == fake_program_peak(&program, m),
+                          "seed %d, recorded %zu and %zu, at %zu: %zu instead of %zu", _i,
+                          pairs[p].small, pairs[p].large, m, mt_memory_model_peak(model, m),
+                          fake_program_peak(&program, m));
+        mt_memory_model_free(model);
+    }
+}
+END_TEST
+
+static size_t largest_by_force(const mt_memory_model *model, size_t room) {
+    size_t m = 0;
+
+    while (m < 4 * SAMPLES_MAX &&
+           mt_memory_model_peak(model, m + 1) + mt_memory_model_margin(model) <= room)
+        m++;
+    return m;
+}
+
+static void check_largest(const mt_memory_model *model, size_t room) {
+    size_t expected = largest_by_force(model, room);
+
+    if (expected < 4 * SAMPLES_MAX)
+        ck_assert_msg(mt_memory_model_largest(model, room) == expected,
+                      "in %zu bytes: %zu instead of %zu", room,
+                      mt_memory_model_largest(model, room), expected);
+    else
+        ck_assert_uint_ge(mt_memory_model_largest(model, room), expected);
+}
+
+/* Rooms at, just below and just above the peaks, and rooms at random. */
+static void check_inverse(const mt_memory_model *model, uint64_t seed) {
+    size_t margin = mt_memory_model_margin(model);
+    uint64_t state = seed + 5;
+
+    check_largest(model, 0);
+    for (size_t m = 1; m < SAMPLES_MAX; m += 1 + m / 3) {
+        size_t need = mt_memory_model_peak(model, m) + margin;
+
+        check_largest(model, need);
+        check_largest(model, need - 1);
+        check_largest(model, need + 1);
+    }
+    for (int i = 0; i < 20; i++)
+        check_largest(model, below(&state, mt_memory_model_peak(model, SAMPLES_MAX) + 1));
+}
+
+START_TEST(model_inverse) {
+    fake_allocation allocations[64];
+    fake_program program = random_program((uint64_t)_i, allocations);
+    mt_memory_model *two = model_of_program(&program, 2, 4);
+    mt_memory_model *one = model_of_program(&program, 2, 0);
+
+    check_inverse(two, (uint64_t)_i);
+    check_inverse(one, (uint64_t)_i);
+    mt_memory_model_free(two);
+    mt_memory_model_free(one);
+}
+END_TEST
+
+START_TEST(model_grows_with_the_chunk) {
+    fake_allocation allocations[64];
+    fake_program program = random_program((uint64_t)_i, allocations);
+    mt_memory_model *model = model_of_program(&program, 2, 4);
+    size_t last = 0;
+
+    for (size_t m = 1; m <= SAMPLES_MAX; m++) {
+        ck_assert_uint_ge(mt_memory_model_peak(model, m), last);
+        last = mt_memory_model_peak(model, m);
+    }
+    ck_assert_uint_ge(mt_memory_model_peak(model, SIZE_MAX / 2), last);
+    ck_assert_uint_ge(mt_memory_model_peak(model, SIZE_MAX), last);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* Rooms beyond any memory: an answer, and at once. */
+START_TEST(model_in_all_the_room) {
+    static const size_t rooms[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX / 2, SIZE_MAX / 4};
+    mt_memory_model *two = model_of_program(&fake_train_program, 2, 4);
+    mt_memory_model *one = model_of_program(&fake_train_program, 2, 0);
+
+    ck_assert_uint_ge(mt_memory_model_largest(two, rooms[_i]), SAMPLES_MAX);
+    ck_assert_uint_ge(mt_memory_model_largest(one, rooms[_i]), SAMPLES_MAX);
+    mt_memory_model_free(two);
+    mt_memory_model_free(one);
+}
+END_TEST
+
+START_TEST(model_one_recording) {
+    static const size_t recorded[] = {1, 2, 5};
+    fake_allocation allocations[64];
+    fake_program program = random_program((uint64_t)_i, allocations);
+
+    for (int r = 0; r < LENGTH(recorded); r++) {
+        mt_memory_model *model = model_of_program(&program, recorded[r], 0);
+        size_t peak = fake_program_peak(&program, recorded[r]);
+
+        for (size_t m = 1; m <= SAMPLES_MAX; m++)
+            ck_assert_uint_ge(mt_memory_model_peak(model, m) + mt_memory_model_margin(model),
+                              fake_program_peak(&program, m));
+        ck_assert_uint_eq(mt_memory_model_peak(model, recorded[r]), peak);
+        ck_assert_uint_eq(mt_memory_model_peak(model, 7 * recorded[r]), 7 * peak);
+        mt_memory_model_free(model);
+    }
+}
+END_TEST
+
+/* Memory that does not depend on the chunk: any chunk fits, or none. */
+START_TEST(model_constant) {
+    static const fake_allocation allocations[] = {{100, 0, 2}, {50, 0, FAKE_AT_END}};
+    fake_program program = {allocations, 2};
+    mt_memory_model *model = model_of_program(&program, 2, 4);
+
+    ck_assert_uint_eq(mt_memory_model_peak(model, 100000), 150);
+    ck_assert_uint_ge(mt_memory_model_largest(model, 150), (size_t)1 << 30);
+    ck_assert_uint_eq(mt_memory_model_largest(model, 149), 0);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* Sizes that shrink as the chunk grows must not turn negative. */
+START_TEST(model_shrinking_sizes) {
+    static const fake_allocation allocations[] = {
+        {1000, -100, FAKE_AT_END},
+        {10, 100, FAKE_AT_END},
+        {500, -10, 2},
+    };
+    fake_program program = {allocations, 3};
+    mt_memory_model *model = model_of_program(&program, 2, 4);
+
+    ck_assert_uint_eq(mt_memory_model_peak(model, 2), fake_program_peak(&program, 2));
+    ck_assert_uint_eq(mt_memory_model_peak(model, 4), fake_program_peak(&program, 4));
+    ck_assert_uint_lt(mt_memory_model_peak(model, 100), 1000000);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* Allocators round; the two sizes recorded are exact nevertheless. */
+START_TEST(model_rounded_sizes) {
+    uint64_t state = (uint64_t)_i + 1;
+    mt_recording *recordings[2];
+    size_t peaks[2], slope[20];
+
+    for (int i = 0; i < 20; i++) slope[i] = 1 + below(&state, 700);
+    for (int r = 0; r < 2; r++) {
+        hand = NULL;
+        hand_start(r == 0 ? 2 : 5);
+        for (size_t i = 0; i < 20; i++)
+            event(i, (int64_t)((slope[i] * (r == 0 ? 2 : 5) + 63) / 64 * 64));
+        recordings[r] = hand;
+        peaks[r] = mt_recording_peak_bytes(hand);
+    }
+    mt_memory_model *model = model_of(recordings[0], recordings[1]);
+    ck_assert_uint_eq(mt_memory_model_peak(model, 2), peaks[0]);
+    ck_assert_uint_eq(mt_memory_model_peak(model, 5), peaks[1]);
+    ck_assert_uint_ge(mt_memory_model_peak(model, 3), peaks[0]);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* ---- the model: what is refused ------------------------------------------------------------- */
+
+static void check_refused(const mt_recording *small, const mt_recording *large) {
+    mt_memory_model *model = (mt_memory_model *)(void *)&model;
+
+    ck_status(mt_memory_model_new(small, large, &model), MT_EINVAL);
+    ck_assert_ptr_null(model);
+}
+
+START_TEST(model_refuses_empty) {
+    mt_recording *full = recording_of(&fake_train_program, 2), *unstarted;
+
+    hand_start(4);
+    check_refused(hand, NULL);
+    check_refused(full, hand);
+    ck_ok(mt_recording_new(&unstarted));
+    check_refused(unstarted, NULL);
+    check_refused(full, unstarted);
+}
+END_TEST
+
+START_TEST(model_refuses_sizes_not_ascending) {
+    mt_recording *two = recording_of(&fake_train_program, 2);
+    mt_recording *four = recording_of(&fake_train_program, 4);
+
+    check_refused(four, two);
+    check_refused(two, two);
+    mt_recording_free(two);
+    mt_recording_free(four);
+}
+END_TEST
+
+static void many_events(size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        event(i, 64);
+        if (i % 2 == 1) event(i - 1, -64);
+    }
+}
+
+/* The recorder ran out of host memory: the recording says nothing any more, until started again. */
+START_TEST(model_refuses_incomplete) {
+    mt_memory_model *model;
+
+    ck_ok(counting_install());
+    hand_start(2);
+    counting_fail_at(1, 0);
+    many_events(200000);
+    ck_assert_uint_eq(counting_fired(), 1);
+    check_refused(hand, NULL);
+    hand_start(2);
+    many_events(10);
+    ck_ok(mt_memory_model_new(hand, NULL, &model));
+    mt_memory_model_free(model);
+    mt_recording_free(hand);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+/* ---- the model: alignment ------------------------------------------------------------------- */
+
+#define BOTH 3
+#define SMALL 1
+#define LARGE 2
+
+/* One line of a script: an allocation of block, or (bytes < 0) its release; in one or both. */
+typedef struct script_line {
+    size_t block;
+    int64_t base, per_sample;
+    int in;
+} script_line;
+
+#define RELEASE (-1)
+
+/* Sizes are far apart, so there is one sensible way to pair them. */
+/* clang-format off */
+#define HEAD { 0, 200, 10, BOTH }, { 1, 4000, 300, BOTH }
+
+#define MIDDLE                                                                                     \
+    { 2, 64000, 6400, BOTH }, { 3, 900, 60, BOTH }, { 2, RELEASE, 0, BOTH },                       \
+    { 4, 256000, 25000, BOTH }, { 3, RELEASE, 0, BOTH }
+
+#define TAIL                                                                                       \
+    { 5, 16000, 1000, BOTH }, { 1, RELEASE, 0, BOTH }, { 4, RELEASE, 0, BOTH },                    \
+    { 5, RELEASE, 0, BOTH }, { 0, RELEASE, 0, BOTH }
+/* clang-format on */
+
+static const struct {
+    const char *name;
+    size_t margin;
+    script_line lines[24];
+} scripts[] = {
+    {"equal", 0, {HEAD, MIDDLE, TAIL}},
+    {"temporary in small, early",
+     2000000,
+     {{9, 2000000, 0, SMALL}, {9, RELEASE, 0, SMALL}, HEAD, MIDDLE, TAIL}},
+    {"temporary in large, early",
+     2000000,
+     {{9, 2000000, 0, LARGE}, {9, RELEASE, 0, LARGE}, HEAD, MIDDLE, TAIL}},
+    {"temporary in small, amid",
+     2000000,
+     {HEAD, {9, 2000000, 0, SMALL}, {9, RELEASE, 0, SMALL}, MIDDLE, TAIL}},
+    {"temporary in large, amid",
+     2000000,
+     {HEAD, MIDDLE, {9, 2000000, 0, LARGE}, {9, RELEASE, 0, LARGE}, TAIL}},
+    {"temporary in large, late",
+     16,
+     {HEAD, MIDDLE, TAIL, {9, 16, 0, LARGE}, {9, RELEASE, 0, LARGE}}},
+    {"lasting in small",
+     3000000,
+     {HEAD, {9, 3000000, 0, SMALL}, MIDDLE, {9, RELEASE, 0, SMALL}, TAIL}},
+    {"lasting in large",
+     3000000,
+     {HEAD, {9, 3000000, 0, LARGE}, MIDDLE, {9, RELEASE, 0, LARGE}, TAIL}},
+    {"alive at the end of large", 3000000, {HEAD, {9, 3000000, 0, LARGE}, MIDDLE, TAIL}},
+    {"one in each",
+     3000016,
+     {{8, 16, 0, SMALL},
+      HEAD,
+      {9, 3000000, 0, LARGE},
+      MIDDLE,
+      {9, RELEASE, 0, LARGE},
+      TAIL,
+      {8, RELEASE, 0, SMALL}}},
+    {"two in large",
+     5000000,
+     {HEAD,
+      {9, 3000000, 0, LARGE},
+      MIDDLE,
+      {8, 2000000, 0, LARGE},
+      {9, RELEASE, 0, LARGE},
+      TAIL,
+      {8, RELEASE, 0, LARGE}}},
+};
+
+/* Plays a script at m samples as in the recordings named by in; to the recorder, or to none. */
+static size_t script_play(int which, size_t samples, int in, int record) {
+    size_t bytes[10] = {0}, live = 0, peak = 0;
+
+    for (const script_line *line = scripts[which].lines; line->in != 0; line++) {
+        if ((line->in & in) == 0) continue;
+        if (line->base == RELEASE) {
+            live -= bytes[line->block];
+            if (record) event(line->block, -(int64_t)bytes[line->block]);
+            continue;
+        }
+        bytes[line->block] = (size_t)line->base + (size_t)line->per_sample * samples;
+        live += bytes[line->block];
+        peak = live > peak ? live : peak;
+        if (record) event(line->block, (int64_t)bytes[line->block]);
+    }
+    return peak;
+}
+
+static mt_recording *script_record(int which, size_t samples, int in) {
+    mt_recording *recording;
+
+    hand = NULL;
+    hand_start(samples);
+    ck_assert_uint_eq(script_play(which, samples, in, 1), mt_recording_peak_bytes(hand));
+    recording = hand;
+    hand = NULL;
+    return recording;
+}
+
+START_TEST(model_aligns) {
+    mt_memory_model *model = model_of(script_record(_i, 2, SMALL), script_record(_i, 4, LARGE));
+    size_t margin = mt_memory_model_margin(model);
+
+    ck_assert_msg(margin == scripts[_i].margin, "%s: margin %zu instead of %zu", scripts[_i].name,
+                  margin, scripts[_i].margin);
+    for (size_t m = 1; m <= SAMPLES_MAX; m++) {
+        size_t small = script_play(_i, m, SMALL, 0), large = script_play(_i, m, LARGE, 0);
+        size_t either = script_play(_i, m, BOTH, 0), peak = mt_memory_model_peak(model, m);
+
+        ck_assert_msg(peak + margin >= small && peak + margin >= large,
+                      "%s, at %zu: %zu and margin %zu for %zu or %zu", scripts[_i].name, m, peak,
+                      margin, small, large);
+        ck_assert_uint_le(peak, either + margin);
+    }
+    check_inverse(model, (uint64_t)_i);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* A copy of the program that lacks some allocations, and the bytes they have at m samples. */
+static fake_program thinned(const fake_program *program, fake_allocation *allocations,
+                            uint64_t *state) {
+    fake_program thin = {allocations, 0};
+    size_t place[128], kept = 0;
+    int drop[128];
+
+    for (size_t i = 0; i < program->count; i++) {
+        drop[i] = program->count > 3 && below(state, 12) == 0;
+        place[i] = kept;
+        kept += !drop[i];
+    }
+    place[program->count] = kept;
+    for (size_t i = 0; i < program->count; i++) {
+        size_t dies = program->allocations[i].dies_at;
+
+        if (drop[i]) continue;
+        allocations[thin.count] = program->allocations[i];
+        allocations[thin.count].dies_at = dies <= program->count ? place[dies] : FAKE_AT_END;
+        if (allocations[thin.count].dies_at <= thin.count)
+            allocations[thin.count].dies_at = thin.count + 1;
+        thin.count++;
+    }
+    return thin;
+}
+
+/*
+ * Events missing at random on either side: what was recorded is never more than what the model says
+ * of the sizes that were recorded.
+ */
+START_TEST(model_covers_what_was_recorded) {
+    fake_allocation all[64], some[64], others[64];
+    uint64_t state = (uint64_t)_i * 31 + 9;
+    fake_program program = random_program((uint64_t)_i + 1, all);
+    fake_program small = thinned(&program, some, &state);
+    fake_program large = thinned(&program, others, &state);
+    mt_memory_model *model;
+    size_t margin;
+
+    if (small.count == 0 || large.count == 0) return;
+    model = model_of(recording_of(&small, 2), recording_of(&large, 4));
+    margin = mt_memory_model_margin(model);
+    ck_assert_uint_ge(mt_memory_model_peak(model, 2) + margin, fake_program_peak(&small, 2));
+    ck_assert_uint_ge(mt_memory_model_peak(model, 4) + margin, fake_program_peak(&large, 4));
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* A network of the size of real ones: 20000 allocations, a handful of them without a partner. */
+static mt_recording *long_recording(size_t samples) {
+    hand = NULL;
+    hand_start(samples);
+    for (size_t i = 0; i < 20000; i++) {
+        event(i, (int64_t)(1000 + (i * 7919 % 1000) * samples));
+        if (i >= 100) event(i - 100, -1);
+        if (samples == 4 && i % 4000 == 1999) {
+            event(30000, 50);
+            event(30000, -50);
+        }
+    }
+    return hand;
+}
+
+START_TEST(model_of_long_recordings) {
+    mt_memory_model *model = model_of(long_recording(2), long_recording(4));
+
+    hand = NULL;
+    ck_assert_uint_eq(mt_memory_model_margin(model), 5 * 50);
+    ck_assert_uint_ge(mt_memory_model_peak(model, 64), 100 * 1000);
+    check_inverse(model, 3);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+static Suite *suite_recording(void) {
+    Suite *suite = suite_create("recording");
+    TCase *recording = suite_case(suite, "recording"), *model = suite_case(suite, "model"),
+          *align = suite_case(suite, "align"), *endless = suite_case(suite, "endless");
+
+    tcase_set_timeout(endless, 5);
+    tcase_add_loop_test(recording, recording_counts, 0, 20);
+    tcase_add_test(recording, recording_empty);
+    tcase_add_test(recording, recording_unknown_releases);
+    tcase_add_test(recording, recording_reused_address);
+    tcase_add_test(recording, recording_releases_out_of_order);
+    tcase_add_test(recording, recording_alive_at_the_end);
+    tcase_add_test(recording, recording_starts_anew);
+    tcase_add_test(recording, recording_zero_bytes);
+    tcase_add_loop_test(model, model_exact, 0, SEEDS);
+    tcase_add_loop_test(model, model_inverse, 0, SEEDS);
+    tcase_add_loop_test(model, model_grows_with_the_chunk, 0, 20);
+    tcase_add_loop_test(endless, model_in_all_the_room, 0, 4);
+    tcase_add_loop_test(model, model_one_recording, 0, SEEDS);
+    tcase_add_test(model, model_constant);
+    tcase_add_test(model, model_shrinking_sizes);
+    tcase_add_loop_test(model, model_rounded_sizes, 0, 20);
+    tcase_add_test(model, model_refuses_empty);
+    tcase_add_test(model, model_refuses_sizes_not_ascending);
+    tcase_add_test(model, model_refuses_incomplete);
+    tcase_add_loop_test(align, model_aligns, 0, LENGTH(scripts));
+    tcase_add_loop_test(align, model_covers_what_was_recorded, 0, SEEDS);
+    tcase_add_test(align, model_of_long_recordings);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_recording());
+}

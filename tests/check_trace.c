@@ -1,0 +1,529 @@
+/*
+ * check_trace.c - the trace: every line parses, has its keys with their types, agrees with the
+ * reports, and its step lines alone replay the run to the bit.
+ */
+#include "fake_backend.h"
+#include "suite.h"
+
+#include <jansson.h>
+#include <locale.h>
+#include <math.h>
+#include <memtrain/trainer.h>
+
+/* ---- collecting ----------------------------------------------------------------------------- */
+
+#define LINES_MAX 2000
+
+static json_t *lines[LINES_MAX];
+static char *texts[LINES_MAX];
+static size_t line_count;
+
+static void collect(void *user, const char *text) {
+    json_error_t error;
+
+    ck_assert_ptr_eq(user, lines);
+    ck_assert_uint_lt(line_count, LINES_MAX);
+    ck_assert_ptr_null(strchr(text, '\n'));
+    lines[line_count] = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+    ck_assert_msg(lines[line_count] != NULL, "%s: %s", error.text, text);
+    ck_assert(json_is_object(lines[line_count]));
+    texts[line_count] = malloc(strlen(text) + 1);
+    strcpy(texts[line_count++], text);
+}
+
+static void forget(void) {
+    while (line_count > 0) {
+        json_decref(lines[--line_count]);
+        free(texts[line_count]);
+    }
+}
+
+static const char *event_of(size_t i) {
+    return json_string_value(json_object_get(lines[i], "event"));
+}
+
+static int is_event(size_t i, const char *event) {
+    return strcmp(event_of(i), event) == 0;
+}
+
+static size_t count_event(const char *event) {
+    size_t count = 0;
+
+    for (size_t i = 0; i < line_count; i++) count += (size_t)is_event(i, event);
+    return count;
+}
+
+/* The n-th line of that event, counted from 0. */
+static const json_t *line_of(const char *event, size_t n) {
+    for (size_t i = 0; i < line_count; i++)
+        if (is_event(i, event) && n-- == 0) return lines[i];
+    ck_abort_msg("no line of event '%s'", event);
+    return NULL;
+}
+
+static uint64_t integer(const json_t *line, const char *key) {
+    const json_t *value = json_object_get(line, key);
+
+    ck_assert_msg(json_is_integer(value), "'%s' is no integer", key);
+    return (uint64_t)json_integer_value(value);
+}
+
+static double number(const json_t *line, const char *key) {
+    const json_t *value = json_object_get(line, key);
+
+    ck_assert_msg(json_is_number(value), "'%s' is no number", key);
+    return json_number_value(value);
+}
+
+static const char *string(const json_t *line, const char *key) {
+    const json_t *value = json_object_get(line, key);
+
+    ck_assert_msg(json_is_string(value), "'%s' is no string", key);
+    return json_string_value(value);
+}
+
+/* ---- a run ---------------------------------------------------------------------------------- */
+
+static fake_backend fake;
+
+static uint64_t seed = 1;
+
+static mt_trainer *traced(const fake_options *options, const mt_policy_options *policy,
+                          const mt_backend *given) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    fake_init(&fake, options);
+    seam = given != NULL ? *given : fake_seam(&fake);
+    own.policy = policy;
+    own.trace = collect;
+    own.trace_user = lines;
+    own.batch = 32;
+    own.seed = seed;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    return trainer;
+}
+
+static double seconds_of(size_t samples) {
+    return 0.001 + 0.0005 * (double)samples;
+}
+
+static fake_options eventful_options(void) {
+    fake_options options = fake_defaults;
+
+    options.budget_bytes = options.resident_bytes + fake_program_peak(&fake_train_program, 13);
+    options.seconds = seconds_of;
+    options.hog_from = 6;
+    options.hog_until = 9;
+    options.hog_bytes = 50000;
+    options.normalises_over_batch = 1;
+    options.skip_step = 4;
+    return options;
+}
+
+/* Two epochs with everything in them: faults, clears, a hog, evaluation, a step that failed. */
+static void eventful_run(mt_run_report *run) {
+    static const fake_kind faults[] = {FAKE_ALLOCATION, FAKE_APPLY, FAKE_BEGIN, FAKE_EVALUATE};
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = eventful_options();
+    mt_trainer *trainer;
+
+    policy.clear_every = 4;
+    trainer = traced(&options, &policy, NULL);
+    for (uint64_t id = 1; id <= 16; id++) {
+        mt_batch batch = {sizeof(batch), NULL, id == 5 ? 17 : 32, id};
+
+        fake_fail_kind(&fake, faults[id % 4], id % 2 == 0 ? 0 : id, MT_EDEVMEM);
+        fake_fail_kind(&fake, FAKE_ALLOCATION, id % 3 == 0 ? 0 : id, MT_EDEVMEM);
+        if (id == 11) fake_fail_kind(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
+        ck_ok(mt_trainer_step(trainer, &batch, NULL));
+        if (id % 4 == 0) ck_ok(mt_trainer_evaluate(trainer, &batch, NULL));
+        if (id % 8 == 0) ck_ok(mt_trainer_end_epoch(trainer, NULL));
+    }
+    ck_ok(mt_trainer_finish(trainer, run));
+    mt_trainer_free(trainer);
+}
+
+/* ---- keys ----------------------------------------------------------------------------------- */
+
+/* i: integer, n: number, z: number or null, s: string, c: list of positive integers, o: object. */
+static const struct {
+    const char *event, *key;
+    char type;
+} keys[] = {
+    {"run", "version", 's'},
+    {"run", "torch", 's'},
+    {"run", "device", 's'},
+    {"run", "budget_bytes", 'i'},
+    {"run", "batch", 'i'},
+    {"plan", "step", 'i'},
+    {"plan", "chunks", 'c'},
+    {"plan", "reason", 's'},
+    {"plan", "predicted_peak_bytes", 'i'},
+    {"oom", "step", 'i'},
+    {"oom", "phase", 's'},
+    {"oom", "chunk", 'i'},
+    {"oom", "requested_bytes", 'i'},
+    {"oom", "allocated_bytes", 'i'},
+    {"clear", "step", 'i'},
+    {"clear", "reason", 's'},
+    {"clear", "released_bytes", 'i'},
+    {"clear", "seconds", 'n'},
+    {"step", "step", 'i'},
+    {"step", "epoch", 'i'},
+    {"step", "samples", 'i'},
+    {"step", "chunks", 'c'},
+    {"step", "loss", 'z'},
+    {"step", "seconds", 'n'},
+    {"step", "retries", 'i'},
+    {"step", "peak_bytes", 'i'},
+    {"step", "allocated_bytes", 'i'},
+    {"step", "reserved_bytes", 'i'},
+    {"epoch", "epoch", 'i'},
+    {"epoch", "loss", 'z'},
+    {"epoch", "metrics", 'o'},
+    {"epoch", "seconds", 'n'},
+    {"epoch", "peak_bytes", 'i'},
+    {"end", "steps", 'i'},
+    {"end", "samples_trained", 'i'},
+    {"end", "samples_discarded", 'i'},
+    {"end", "ooms", 'i'},
+    {"end", "peak_bytes", 'i'},
+    {"end", "budget_bytes", 'i'},
+    {"end", "seconds", 'n'},
+    {"end", "state_sha256", 's'},
+};
+
+static int is_list_of_chunks(const json_t *value) {
+    if (!json_is_array(value) || json_array_size(value) == 0) return 0;
+    for (size_t i = 0; i < json_array_size(value); i++)
+        if (!json_is_integer(json_array_get(value, i)) ||
+            json_integer_value(json_array_get(value, i)) < 1)
+            return 0;
+    return 1;
+}
+
+static int has_type(const json_t *value, char type) {
+    switch (type) {
+    case 'i':
+        return json_is_integer(value);
+    case 'n':
+        return json_is_number(value);
+    case 'z':
+        return json_is_number(value) || json_is_null(value);
+    case 's':
+        return json_is_string(value);
+    case 'c':
+        return is_list_of_chunks(value);
+    default:
+        return json_is_object(value);
+    }
+}
+
+START_TEST(keys_and_types) {
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    size_t seen = 0;
+
+    eventful_run(&run);
+    for (size_t i = 0; i < line_count; i++) {
+        if (!is_event(i, keys[_i].event)) continue;
+        ck_assert_msg(has_type(json_object_get(lines[i], keys[_i].key), keys[_i].type),
+                      "'%s' in %s", keys[_i].key, texts[i]);
+        seen++;
+    }
+    ck_assert_msg(seen > 0, "no line of event '%s'", keys[_i].event);
+    forget();
+}
+END_TEST
+
+static int is_word(const char *word, const char *words) {
+    const char *at = strstr(words, word);
+
+    return at != NULL && (at == words || at[-1] == '|') &&
+           (at[strlen(word)] == '|' || at[strlen(word)] == '\0');
+}
+
+START_TEST(words_are_known) {
+    mt_run_report run = MT_RUN_REPORT_INIT;
+
+    eventful_run(&run);
+    for (size_t i = 0; i < line_count; i++) {
+        const char *words = NULL, *key = "reason";
+
+        ck_assert_msg(is_word(event_of(i), "run|plan|oom|clear|rung|step|epoch|end"), "%s",
+                      texts[i]);
+        if (is_event(i, "plan")) words = "start|throughput|growth|oom|budget|replay|user";
+        if (is_event(i, "clear")) words = "every|evidence|epoch|oom";
+        if (is_event(i, "oom")) {
+            words = "begin|accumulate|apply|evaluate";
+            key = "phase";
+        }
+        if (words != NULL) ck_assert_msg(is_word(string(lines[i], key), words), "%s", texts[i]);
+    }
+    forget();
+}
+END_TEST
+
+/* ---- what the lines say ---------------------------------------------------------------------- */
+
+START_TEST(lines_agree_with_the_reports) {
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    const json_t *end;
+    size_t samples = 0;
+    uint64_t step = 0;
+
+    eventful_run(&run);
+    ck_assert(is_event(0, "run"));
+    ck_assert(is_event(line_count - 1, "end"));
+    ck_assert_uint_eq(count_event("run"), 1);
+    ck_assert_uint_eq(count_event("end"), 1);
+    ck_assert_uint_eq(count_event("epoch"), 2);
+    ck_assert_uint_eq(count_event("step"), run.steps);
+    ck_assert_uint_eq(count_event("oom"), run.ooms);
+    ck_assert_uint_eq(count_event("clear"), run.clears);
+    ck_assert_uint_ge(count_event("plan"), 2);
+    for (size_t i = 0; i < line_count; i++)
+        if (is_event(i, "step")) {
+            ck_assert_uint_eq(integer(lines[i], "step"), ++step);
+            ck_assert_uint_eq(integer(lines[i], "epoch"), step <= 8 ? 1 : 2);
+            samples += integer(lines[i], "samples");
+        }
+    end = line_of("end", 0);
+    ck_assert_uint_eq(integer(end, "steps"), run.steps);
+    ck_assert_uint_eq(integer(end, "samples_trained"), samples);
+    ck_assert_uint_eq(integer(end, "samples_trained"), run.samples_trained);
+    ck_assert_uint_eq(integer(end, "samples_discarded"), run.samples_discarded);
+    ck_assert_uint_eq(integer(end, "ooms"), run.ooms);
+    ck_assert_uint_eq(integer(end, "peak_bytes"), run.peak_bytes);
+    ck_assert_double_eq(number(end, "seconds"), run.seconds);
+    ck_assert_str_eq(string(end, "state_sha256"), run.state_sha256);
+    ck_assert(json_is_true(json_object_get(line_of("step", 3), "skipped")));
+    forget();
+}
+END_TEST
+
+START_TEST(first_line) {
+    fake_options options = fake_defaults;
+    mt_trainer *trainer = traced(&options, NULL, NULL);
+    const json_t *run = line_of("run", 0);
+
+    ck_assert_str_eq(string(run, "version"), MT_VERSION_STRING);
+    ck_assert_str_eq(string(run, "torch"), "1.2.3");
+    ck_assert_str_eq(string(run, "device"), "fake:0");
+    ck_assert_uint_eq(integer(run, "budget_bytes"), options.budget_bytes);
+    ck_assert_uint_eq(integer(run, "batch"), 32);
+    ck_assert_uint_eq(integer(run, "seed"), 1);
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+/* A seed above what a signed integer holds: many parsers refuse the whole line. */
+START_TEST(large_seed) {
+    mt_trainer *trainer;
+
+    seed = UINT64_MAX;
+    trainer = traced(&fake_defaults, NULL, NULL);
+    ck_assert_uint_eq(count_event("run"), 1);
+    ck_contains(texts[0], "18446744073709551615");
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+/* ---- replay --------------------------------------------------------------------------------- */
+
+/* Chunks and samples come from the step lines; the backend has no limit this time. */
+static void replay_step(mt_trainer *trainer, const json_t *line) {
+    const json_t *list = json_object_get(line, "chunks");
+    size_t count = json_array_size(list), chunks[2000];
+    mt_batch batch = {sizeof(batch), NULL, integer(line, "samples"), integer(line, "step")};
+
+    for (size_t i = 0; i < count; i++)
+        chunks[i] = (size_t)json_integer_value(json_array_get(list, i));
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+}
+
+START_TEST(replay) {
+    mt_run_report run = MT_RUN_REPORT_INIT, again = MT_RUN_REPORT_INIT;
+    fake_options options = eventful_options();
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    eventful_run(&run);
+    ck_assert_uint_gt(run.ooms, 5);
+    options.budget_bytes = 0;
+    fake_init(&fake, &options);
+    seam = fake_seam(&fake);
+    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    for (size_t i = 0; i < line_count; i++)
+        if (is_event(i, "step")) replay_step(trainer, lines[i]);
+    ck_ok(mt_trainer_finish(trainer, &again));
+    ck_assert_str_eq(again.state_sha256, run.state_sha256);
+    ck_assert_str_eq(again.state_sha256, string(line_of("end", 0), "state_sha256"));
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+/* ---- awkward values -------------------------------------------------------------------------- */
+
+static const char *const awkward_metrics[] = {"top \"1\"", "back\\slash"};
+
+/* What a device could be called, and is not. */
+#define AWKWARD "cu\"da\\:0\n\t\x01 \xc3\xa9"
+
+static mt_status describe_awkward(void *self, mt_backend_info *out) {
+    (void)self;
+    out->device = AWKWARD;
+    out->version = NULL;
+    out->metric_count = 2;
+    out->metric_names = awkward_metrics;
+    return MT_OK;
+}
+
+START_TEST(strings_are_escaped) {
+    mt_batch batch = {sizeof(batch), NULL, 8, 1};
+    mt_backend seam;
+    mt_trainer *trainer;
+
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    seam.describe = describe_awkward;
+    trainer = traced(&fake_defaults, NULL, &seam);
+    ck_assert_str_eq(string(line_of("run", 0), "device"), AWKWARD);
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    ck_ok(mt_trainer_end_epoch(trainer, NULL));
+    ck_assert_uint_eq(json_object_size(json_object_get(line_of("epoch", 0), "metrics")), 2);
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+static mt_backend inner;
+static double bad_value;
+
+static mt_status accumulate_bad(void *self, size_t first, size_t count, double weight,
+                                mt_chunk_result *out) {
+    mt_status status = inner.accumulate(self, first, count, weight, out);
+
+    out->loss_sum = bad_value;
+    out->metric_sums[0] = bad_value;
+    return status;
+}
+
+/* JSON has no number for them. */
+START_TEST(not_finite) {
+    const double values[] = {NAN, INFINITY, -INFINITY};
+    mt_batch batch = {sizeof(batch), NULL, 8, 1};
+    mt_backend seam;
+    mt_trainer *trainer;
+
+    bad_value = values[_i];
+    fake_init(&fake, &fake_defaults);
+    seam = inner = fake_seam(&fake);
+    seam.accumulate = accumulate_bad;
+    trainer = traced(&fake_defaults, NULL, &seam);
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    ck_ok(mt_trainer_end_epoch(trainer, NULL));
+    ck_assert(json_is_null(json_object_get(line_of("step", 0), "loss")));
+    ck_assert(json_is_null(json_object_get(line_of("epoch", 0), "loss")));
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+/* Numbers are read back to the bit, whatever the locale calls a decimal point. */
+START_TEST(numbers_to_the_bit) {
+    static const char *const locales[] = {"C", "de_DE.UTF-8", "fr_FR.UTF-8"};
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_batch batch = {sizeof(batch), NULL, 8, 1};
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+    double loss;
+
+    setlocale(LC_NUMERIC, locales[_i]); /* where it is not installed, C stays */
+    options.seconds = seconds_of;
+    trainer = traced(&options, NULL, NULL);
+    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    setlocale(LC_NUMERIC, "C");
+    loss = number(line_of("step", 0), "loss");
+    ck_assert(loss == report.loss);
+    ck_assert(number(line_of("step", 0), "seconds") == report.seconds);
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+/* Lists of a thousand chunks, chosen and given. */
+START_TEST(long_lists) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_batch batch = {sizeof(batch), NULL, 1000, 1};
+    size_t ones[1000], plans = 0;
+    mt_trainer *trainer;
+
+    policy.micro_batch = 1;
+    trainer = traced(&fake_defaults, &policy, NULL);
+    for (int i = 0; i < 1000; i++) ones[i] = 1;
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    ck_ok(mt_trainer_set_chunks(trainer, ones, 1000));
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    for (size_t i = 0; i < line_count; i++) {
+        const json_t *list = json_object_get(lines[i], "chunks");
+
+        if (list == NULL) continue;
+        ck_assert(is_list_of_chunks(list));
+        ck_assert_uint_eq(json_array_size(list), 1000);
+        plans += (size_t)is_event(i, "plan");
+    }
+    ck_assert_uint_eq(plans, 2);
+    ck_assert_uint_eq(count_event("step"), 2);
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+/* A step that never went through has no step line, but its ooms are told. */
+START_TEST(failed_step) {
+    fake_options options = fake_defaults;
+    mt_batch batch = {sizeof(batch), NULL, 8, 1};
+    mt_trainer *trainer;
+
+    options.budget_bytes = options.resident_bytes + 100;
+    trainer = traced(&options, NULL, NULL);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
+    ck_assert_uint_eq(count_event("step"), 0);
+    ck_assert_uint_ge(count_event("oom"), 1);
+    ck_assert_uint_gt(integer(line_of("oom", 0), "requested_bytes"), 100);
+    ck_assert_uint_eq(integer(line_of("oom", 0), "step"), 1);
+    ck_ok(mt_trainer_finish(trainer, NULL));
+    ck_assert_uint_eq(integer(line_of("end", 0), "steps"), 0);
+    mt_trainer_free(trainer);
+    forget();
+}
+END_TEST
+
+static Suite *suite_trace(void) {
+    Suite *suite = suite_create("trace");
+    TCase *shape = suite_case(suite, "shape"), *content = suite_case(suite, "content"),
+          *awkward = suite_case(suite, "awkward");
+
+    tcase_add_loop_test(shape, keys_and_types, 0, LENGTH(keys));
+    tcase_add_test(shape, words_are_known);
+    tcase_add_test(content, lines_agree_with_the_reports);
+    tcase_add_test(content, first_line);
+    tcase_add_test(content, large_seed);
+    tcase_add_test(content, replay);
+    tcase_add_test(content, failed_step);
+    tcase_add_test(awkward, strings_are_escaped);
+    tcase_add_loop_test(awkward, not_finite, 0, 3);
+    tcase_add_loop_test(awkward, numbers_to_the_bit, 0, 3);
+    tcase_add_test(awkward, long_lists);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trace());
+}

@@ -1,0 +1,645 @@
+/*
+ * fake_backend.c - the simulated model, its memory and its faults; see fake_backend.h.
+ */
+#include "fake_backend.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Convex peak: the early instants have the large constants, the late ones the steep slopes. */
+static const fake_allocation train_allocations[] = {
+    {40000, 100, 2}, /* a workspace that is large whatever the chunk */
+    {1000, 2000, FAKE_AT_END},
+    {512, 1500, 9},
+    {64, 3000, 5},
+    {20000, 700, 6},
+    {256, 2500, 11},
+    {128, 4000, 8},
+    {8, 0, 8}, /* a scalar */
+    {300, 1250, 10},
+    {0, 3500, FAKE_AT_END},
+    {4096, 16, FAKE_AT_END},
+    {96, 900, FAKE_AT_END},
+};
+
+static const fake_allocation eval_allocations[] = {
+    {1000, 2000, 2}, {512, 1500, 3}, {64, 1800, 4}, {2000, 40, FAKE_AT_END}, {8, 8, FAKE_AT_END},
+};
+
+const fake_program fake_train_program = {train_allocations, 12};
+const fake_program fake_eval_program = {eval_allocations, 5};
+
+const fake_options fake_defaults = {
+    .seed = 1,
+    .budget_bytes = (size_t)1 << 20,
+    .resident_bytes = 10000,
+    .noise = 0.25,
+};
+
+static const char *const kind_names[FAKE_KINDS] = {
+    "describe", "memory",   "reset_peak", "empty_cache", "begin",  "accumulate", "rollback",
+    "apply",    "evaluate", "record",     "units",       "sha256", "allocation",
+};
+
+static const char *const metric_names[FAKE_METRICS] = {"positive", "mean"};
+
+uint64_t fake_random(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15U);
+
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [-1, 1). */
+static double uniform(uint64_t *state) {
+    return (double)(fake_random(state) >> 11) / 4503599627370496.0 - 1.0;
+}
+
+static void complain(fake_backend *fake, const char *text) {
+    if (fake->complaint == NULL) fake->complaint = text;
+}
+
+/* ---- programs ------------------------------------------------------------------------------- */
+
+static size_t allocation_bytes(const fake_allocation *allocation, size_t samples) {
+    return (size_t)(allocation->base + allocation->per_sample * (int64_t)samples);
+}
+
+static int dies_before(const fake_program *program, size_t which, size_t now) {
+    return program->allocations[which].dies_at == now && which < now;
+}
+
+size_t fake_program_peak(const fake_program *program, size_t samples) {
+    size_t live = 0, peak = 0;
+
+    for (size_t i = 0; i < program->count; i++) {
+        for (size_t j = 0; j < i; j++)
+            if (dies_before(program, j, i))
+                live -= allocation_bytes(&program->allocations[j], samples);
+        live += allocation_bytes(&program->allocations[i], samples);
+        if (live > peak) peak = live;
+    }
+    return peak;
+}
+
+/* Blocks of a chunk that are alive, each in a slot; the lowest free slot is taken first. */
+typedef struct blocks {
+    size_t bytes[FAKE_ALLOCATIONS_MAX];
+    size_t slot_of[FAKE_ALLOCATIONS_MAX];
+    int taken[FAKE_ALLOCATIONS_MAX];
+    int alive[FAKE_ALLOCATIONS_MAX];
+} blocks;
+
+static const void *slot_address(size_t slot) {
+    return (const void *)(uintptr_t)(0x10000 + 0x1000 * slot);
+}
+
+static void tell(const mt_event_sink *sink, size_t slot, int64_t bytes) {
+    if (sink->event != NULL) sink->event(sink->user, slot_address(slot), bytes);
+}
+
+static void block_take(blocks *all, size_t which, size_t bytes, const mt_event_sink *sink) {
+    size_t slot = 0;
+
+    while (all->taken[slot]) slot++;
+    all->taken[slot] = 1;
+    all->alive[which] = 1;
+    all->slot_of[which] = slot;
+    all->bytes[which] = bytes;
+    tell(sink, slot, (int64_t)bytes);
+}
+
+static size_t block_release(blocks *all, size_t which, const mt_event_sink *sink) {
+    if (!all->alive[which]) return 0;
+    all->alive[which] = 0;
+    all->taken[all->slot_of[which]] = 0;
+    tell(sink, all->slot_of[which], -(int64_t)all->bytes[which]);
+    return all->bytes[which];
+}
+
+void fake_program_record(const fake_program *program, size_t samples, const mt_event_sink *sink) {
+    blocks all = {0};
+
+    for (size_t i = 0; i < program->count; i++) {
+        for (size_t j = 0; j < i; j++)
+            if (dies_before(program, j, i)) block_release(&all, j, sink);
+        block_take(&all, i, allocation_bytes(&program->allocations[i], samples), sink);
+    }
+    for (size_t i = program->count; i-- > 0;) block_release(&all, i, sink);
+}
+
+/* ---- faults --------------------------------------------------------------------------------- */
+
+void fake_fault(void) {}
+
+static void fail_reset(fake_backend *fake) {
+    fake->calls = 0;
+    fake->fired = 0;
+    fake->fail_at = 0;
+    fake->persistent = 0;
+    fake->fail_status = MT_EDEVMEM;
+}
+
+void fake_fail_at(fake_backend *fake, uint64_t n, int persistent) {
+    fail_reset(fake);
+    fake->fail_at = n;
+    fake->persistent = persistent;
+}
+
+void fake_fail_with(fake_backend *fake, uint64_t n, mt_status status) {
+    fail_reset(fake);
+    fake->fail_at = n;
+    fake->fail_status = status;
+}
+
+void fake_fail_kind(fake_backend *fake, fake_kind kind, uint64_t n, mt_status status) {
+    fake->kind_calls[kind] = 0;
+    fake->kind_fail_at[kind] = n;
+    fake->kind_status[kind] = status;
+}
+
+static int counted_call_fails(fake_backend *fake, fake_kind kind) {
+    if ((fake->counted & FAKE_BIT(kind)) == 0) return 0;
+    fake->calls++;
+    if (fake->fail_at == 0 || fake->calls < fake->fail_at) return 0;
+    return fake->persistent || fake->calls == fake->fail_at;
+}
+
+/* Counts a fallible call; anything but MT_OK is an injected failure with its text set. */
+static mt_status fallible(fake_backend *fake, fake_kind kind) {
+    mt_status status = MT_OK;
+
+    if (counted_call_fails(fake, kind)) status = fake->fail_status;
+    if (++fake->kind_calls[kind] == fake->kind_fail_at[kind]) status = fake->kind_status[kind];
+    if (status == MT_OK) return MT_OK;
+    fake->fired++;
+    fake_fault();
+    return mt_set_error(status, "injected: %s", kind_names[kind]);
+}
+
+/* ---- log ------------------------------------------------------------------------------------ */
+
+static mt_status note(fake_backend *fake, fake_kind kind, size_t first, size_t count, double weight,
+                      mt_status status) {
+    fake_call call = {kind, first, count, weight, status};
+
+    if (fake->logged < FAKE_CALLS_MAX) fake->log[fake->logged++] = call;
+    return status;
+}
+
+void fake_log_clear(fake_backend *fake) {
+    fake->logged = 0;
+}
+
+static size_t call_text(const fake_call *call, char *text, size_t capacity) {
+    const char *mark = call->status == MT_OK ? "" : "!";
+    int length;
+
+    if (call->count > 0)
+        length = snprintf(text, capacity, "%s%s(%zu+%zu) ", kind_names[call->kind], mark,
+                          call->first, call->count);
+    else
+        length = snprintf(text, capacity, "%s%s ", kind_names[call->kind], mark);
+    return (size_t)length;
+}
+
+const char *fake_log_text(const fake_backend *fake, unsigned kinds) {
+    static char text[65536];
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (size_t i = 0; i < fake->logged && used + 100 < sizeof(text); i++)
+        if (kinds & FAKE_BIT(fake->log[i].kind))
+            used += call_text(&fake->log[i], text + used, sizeof(text) - used);
+    if (used > 0) text[used - 1] = '\0';
+    return text;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static size_t budget_now(const fake_backend *fake) {
+    const fake_options *o = &fake->options;
+    uint64_t step = fake->step + 1;
+
+    if (o->budget_bytes > 0 && o->hog_from > 0 && step >= o->hog_from && step < o->hog_until)
+        return o->budget_bytes - o->hog_bytes;
+    return o->budget_bytes;
+}
+
+/* The lesser of the budget that is told and the limit that is not. */
+static size_t limit_now(const fake_backend *fake) {
+    size_t budget = budget_now(fake), device = fake->options.device_bytes;
+
+    if (budget == 0) budget = SIZE_MAX;
+    return device > 0 && device < budget ? device : budget;
+}
+
+static mt_status refuse(fake_backend *fake, size_t bytes, mt_status status, mt_chunk_result *out) {
+    if (status == MT_EDEVMEM && !fake->options.no_evidence) {
+        out->refused++;
+        out->refused_bytes = bytes;
+        out->refused_in_use_bytes = fake->allocated;
+    }
+    return status;
+}
+
+static mt_status allocate(fake_backend *fake, size_t bytes, mt_chunk_result *out) {
+    mt_status status = fallible(fake, FAKE_ALLOCATION);
+
+    if (status != MT_OK) return refuse(fake, bytes, status, out);
+    if (fake->allocated + bytes > limit_now(fake)) {
+        fake->genuine++;
+        mt_set_error(MT_EDEVMEM, "refused %zu bytes", bytes);
+        return refuse(fake, bytes, MT_EDEVMEM, out);
+    }
+    fake->allocated += bytes;
+    fake->live++;
+    if (fake->allocated > fake->peak) fake->peak = fake->allocated;
+    if (fake->allocated > fake->reserved) fake->reserved = fake->allocated;
+    return MT_OK;
+}
+
+static void deallocate(fake_backend *fake, blocks *all, size_t which) {
+    if (!all->alive[which]) return;
+    fake->allocated -= block_release(all, which, &fake->sink);
+    fake->live--;
+}
+
+/* The cache grows with each chunk until it meets the limit; then the allocator empties it. */
+static void cache_grow(fake_backend *fake) {
+    fake->reserved += fake->options.cache_keeps_bytes;
+    if (fake->reserved > limit_now(fake)) {
+        fake->reserved = fake->allocated;
+        fake->retries++;
+    }
+}
+
+static mt_status program_run(fake_backend *fake, const fake_program *program, size_t samples,
+                             blocks *all, size_t *peak, mt_chunk_result *out) {
+    for (size_t i = 0; i < program->count; i++) {
+        size_t bytes = allocation_bytes(&program->allocations[i], samples);
+        mt_status status;
+
+        for (size_t j = 0; j < i; j++)
+            if (dies_before(program, j, i)) deallocate(fake, all, j);
+        status = allocate(fake, bytes, out);
+        if (status != MT_OK) return status;
+        block_take(all, i, bytes, &fake->sink);
+        if (fake->allocated > *peak) *peak = fake->allocated;
+    }
+    return MT_OK;
+}
+
+/* Runs a chunk's allocations; whatever happens, none is alive afterwards. */
+static mt_status chunk_memory(fake_backend *fake, const fake_program *program, size_t samples,
+                              mt_chunk_result *out) {
+    blocks all = {0};
+    size_t peak = fake->allocated;
+    mt_status status;
+
+    if (fake->sink.event != NULL) /* a block older than the recording */
+        fake->sink.event(fake->sink.user, (const void *)(uintptr_t)0x10, -4096);
+    status = program_run(fake, program, samples, &all, &peak, out);
+    for (size_t i = program->count; i-- > 0;) deallocate(fake, &all, i);
+    cache_grow(fake);
+    if (!fake->options.no_peaks) out->peak_bytes = peak;
+    if (fake->options.seconds != NULL) out->seconds = fake->options.seconds(samples);
+    return status;
+}
+
+/* ---- the model ------------------------------------------------------------------------------ */
+
+/* FAKE_PARAMETERS features and the target of one sample. */
+static double sample_read(const mt_batch *batch, size_t index, double *features) {
+    uint64_t state = batch->id * 0x100000001b3U + index;
+
+    fake_random(&state);
+    for (size_t j = 0; j < FAKE_PARAMETERS; j++) features[j] = uniform(&state);
+    return uniform(&state);
+}
+
+static double sample_units(const fake_backend *fake, size_t index) {
+    const fake_options *o = &fake->options;
+
+    return o->units == NULL ? 1.0 : o->units[index % o->unit_count];
+}
+
+static double range_units(const fake_backend *fake, size_t first, size_t count) {
+    double sum = 0;
+
+    for (size_t i = first; i < first + count; i++) sum += sample_units(fake, i);
+    return sum;
+}
+
+static double predict(const fake_backend *fake, const double *features, double scale) {
+    double sum = 0;
+
+    for (size_t j = 0; j < FAKE_PARAMETERS; j++)
+        sum += fake->state.parameters[j] * features[j] * scale;
+    return sum;
+}
+
+/* Adds one sample to the result; returns the derivative of its loss by the prediction. */
+static double sample_run(const fake_backend *fake, const mt_batch *batch, size_t index,
+                         double scale, double *features, mt_chunk_result *out) {
+    double target = sample_read(batch, index, features);
+    double prediction = predict(fake, features, scale);
+    double error = prediction - target, units = sample_units(fake, index);
+
+    out->loss_sum += 0.5 * error * error * units;
+    out->units += units;
+    out->metric_sums[0] += prediction > 0 ? 1.0 : 0.0;
+    out->metric_sums[1] += features[0];
+    return error * units;
+}
+
+static void buffers_move(fake_backend *fake, const double *sums, size_t count) {
+    for (size_t j = 0; j < FAKE_BUFFERS; j++)
+        fake->state.buffers[j] += 0.1 * (sums[j] / (double)count - fake->state.buffers[j]);
+}
+
+static void chunk_train(fake_backend *fake, size_t first, size_t count, double weight,
+                        mt_chunk_result *out) {
+    double features[FAKE_PARAMETERS], sums[FAKE_BUFFERS] = {0};
+    double scale = 1.0 + fake->options.noise * uniform(&fake->state.rng);
+    double units = range_units(fake, first, count);
+
+    for (size_t i = first; i < first + count; i++) {
+        double error = sample_run(fake, fake->batch, i, scale, features, out);
+
+        for (size_t j = 0; j < FAKE_PARAMETERS && units > 0; j++)
+            fake->gradients[j] += weight / units * error * features[j] * scale;
+        for (size_t j = 0; j < FAKE_BUFFERS; j++) sums[j] += features[j];
+    }
+    buffers_move(fake, sums, count);
+}
+
+/* What a chunk that died leaves behind: rubbish everywhere that rollback must put right. */
+static void chunk_spoil(fake_backend *fake) {
+    fake_random(&fake->state.rng);
+    fake->state.buffers[0] += 1.0;
+    for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->gradients[j] = NAN;
+}
+
+/* ---- the seam ------------------------------------------------------------------------------- */
+
+static mt_status fake_describe(void *self, mt_backend_info *out) {
+    fake_backend *fake = self;
+
+    if (out->size != sizeof(*out)) complain(fake, "describe: size not set");
+    out->device = "fake:0";
+    out->version = "1.2.3";
+    out->min_micro_batch = fake->options.min_micro_batch;
+    out->normalises_over_batch = fake->options.normalises_over_batch;
+    out->needs_whole_batch = fake->options.needs_whole_batch;
+    out->parameter_bytes = 4000;
+    out->gradient_bytes = 3000;
+    out->optimizer_bytes = 2000;
+    out->buffer_bytes = 1000;
+    out->metric_count = FAKE_METRICS;
+    out->metric_names = metric_names;
+    return note(fake, FAKE_DESCRIBE, 0, 0, 0, fallible(fake, FAKE_DESCRIBE));
+}
+
+static mt_status fake_memory(void *self, mt_memory *out) {
+    fake_backend *fake = self;
+
+    if (out->size != sizeof(*out)) complain(fake, "memory: size not set");
+    out->budget_bytes = budget_now(fake);
+    out->allocated_bytes = fake->allocated;
+    out->reserved_bytes = fake->reserved;
+    out->peak_bytes = fake->peak;
+    out->free_bytes = budget_now(fake) > fake->reserved ? budget_now(fake) - fake->reserved : 0;
+    out->alloc_retries = fake->retries;
+    return note(fake, FAKE_MEMORY, 0, 0, 0, fallible(fake, FAKE_MEMORY));
+}
+
+static mt_status fake_reset_peak(void *self) {
+    fake_backend *fake = self;
+
+    fake->peak = fake->allocated;
+    return note(fake, FAKE_RESET_PEAK, 0, 0, 0, fallible(fake, FAKE_RESET_PEAK));
+}
+
+static mt_status fake_empty_cache(void *self, mt_clear_result *out) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_EMPTY_CACHE);
+
+    if (out->size != sizeof(*out)) complain(fake, "empty_cache: size not set");
+    if (status == MT_OK) {
+        out->released_bytes = fake->reserved - fake->allocated;
+        out->seconds = fake->options.clear_seconds;
+        fake->reserved = fake->allocated;
+        fake->clears++;
+    }
+    return note(fake, FAKE_EMPTY_CACHE, 0, 0, 0, status);
+}
+
+static mt_status fake_begin(void *self, const mt_batch *batch) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_BEGIN);
+
+    if (fake->batch != NULL) complain(fake, "begin inside a step");
+    if (status == MT_OK) {
+        fake->before = fake->state;
+        fake->batch = batch;
+        fake->batch_seen = *batch;
+        fake->covered = 0;
+        fake->disorder = 0;
+        memset(fake->gradients, 0, sizeof(fake->gradients));
+    }
+    return note(fake, FAKE_BEGIN, 0, 0, 0, status);
+}
+
+static void accumulate_check(fake_backend *fake, size_t first, size_t count,
+                             const mt_chunk_result *out) {
+    if (fake->batch == NULL)
+        complain(fake, "accumulate outside a step");
+    else if (count == 0 || first + count > fake->batch->count)
+        complain(fake, "accumulate: samples out of range");
+    else if (first != fake->covered)
+        fake->disorder = 1; /* allowed in a step that is taken back */
+    if (out->size != sizeof(*out) || out->units != 0 || out->loss_sum != 0 || out->refused != 0)
+        complain(fake, "accumulate: result not zeroed");
+}
+
+static const fake_program *train_program(const fake_backend *fake, size_t samples) {
+    const fake_options *o = &fake->options;
+
+    if (o->wide.count > 0 && samples > o->wide_above) return &o->wide;
+    return o->train.count > 0 ? &o->train : &fake_train_program;
+}
+
+static mt_status fake_accumulate(void *self, size_t first, size_t count, double weight,
+                                 mt_chunk_result *out) {
+    fake_backend *fake = self;
+    mt_status status;
+
+    accumulate_check(fake, first, count, out);
+    if (fake->batch == NULL) return mt_set_error(MT_ESTATE, "accumulate outside a step");
+    status = fallible(fake, FAKE_ACCUMULATE);
+    if (status == MT_OK) status = chunk_memory(fake, train_program(fake, count), count, out);
+    if (status == MT_OK) {
+        chunk_train(fake, first, count, weight, out);
+        fake->covered += count;
+    } else {
+        chunk_spoil(fake);
+    }
+    return note(fake, FAKE_ACCUMULATE, first, count, weight, status);
+}
+
+static mt_status fake_rollback(void *self) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_ROLLBACK);
+
+    if (fake->batch == NULL) complain(fake, "rollback outside a step");
+    fake->batch = NULL;
+    if (status == MT_OK) {
+        fake->state = fake->before;
+        memset(fake->gradients, 0, sizeof(fake->gradients));
+    }
+    return note(fake, FAKE_ROLLBACK, 0, 0, 0, status);
+}
+
+static void update(fake_backend *fake) {
+    for (size_t j = 0; j < FAKE_PARAMETERS; j++) {
+        fake->state.momentum[j] = 0.9 * fake->state.momentum[j] + fake->gradients[j];
+        fake->state.parameters[j] -= 0.05 * fake->state.momentum[j];
+    }
+    fake->state.updates++;
+}
+
+static mt_status fake_apply(void *self, mt_apply_result *out) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_APPLY);
+    double squares = 0;
+
+    if (fake->batch == NULL)
+        complain(fake, "apply outside a step");
+    else if (fake->covered != fake->batch->count || fake->disorder)
+        complain(fake, "apply without each sample accumulated once, in order");
+    if (out->size != sizeof(*out)) complain(fake, "apply: size not set");
+    if (status == MT_OK) {
+        for (size_t j = 0; j < FAKE_PARAMETERS; j++)
+            squares += fake->gradients[j] * fake->gradients[j];
+        out->grad_norm = sqrt(squares);
+        out->skipped = ++fake->step == fake->options.skip_step;
+        if (!out->skipped) update(fake);
+        fake->batch = NULL;
+    }
+    return note(fake, FAKE_APPLY, 0, 0, 0, status);
+}
+
+static mt_status fake_evaluate(void *self, const mt_batch *batch, size_t first, size_t count,
+                               mt_chunk_result *out) {
+    fake_backend *fake = self;
+    const fake_program *program =
+        fake->options.eval.count > 0 ? &fake->options.eval : &fake_eval_program;
+    double features[FAKE_PARAMETERS];
+    mt_status status;
+
+    if (fake->batch != NULL) complain(fake, "evaluate inside a step");
+    if (out->size != sizeof(*out) || out->units != 0) complain(fake, "evaluate: result not zeroed");
+    if (count == 0 || first + count > batch->count)
+        complain(fake, "evaluate: samples out of range");
+    status = fallible(fake, FAKE_EVALUATE);
+    if (status == MT_OK) status = chunk_memory(fake, program, count, out);
+    for (size_t i = first; i < first + count && status == MT_OK; i++)
+        sample_run(fake, batch, i, 1.0, features, out);
+    return note(fake, FAKE_EVALUATE, first, count, 0, status);
+}
+
+static mt_status fake_record(void *self, const mt_event_sink *sink) {
+    static const mt_event_sink none = {NULL, NULL};
+    fake_backend *fake = self;
+    mt_status status = MT_OK;
+
+    if (sink != NULL) /* stopping does not fail */
+        status = fallible(fake, FAKE_RECORD);
+    if (status == MT_OK) fake->sink = sink != NULL ? *sink : none;
+    return note(fake, FAKE_RECORD, 0, 0, 0, status);
+}
+
+static mt_status fake_units(void *self, const mt_batch *batch, size_t first, size_t count,
+                            double *out) {
+    fake_backend *fake = self;
+
+    if (count == 0 || first + count > batch->count) complain(fake, "units: samples out of range");
+    *out = range_units(fake, first, count);
+    return note(fake, FAKE_UNITS, first, count, 0, fallible(fake, FAKE_UNITS));
+}
+
+static mt_status fake_sha256(void *self, char out[65]) {
+    fake_backend *fake = self;
+    unsigned long long hash = fake_hash(fake);
+
+    snprintf(out, 65, "%016llx%016llx%016llx%016llx", hash, hash ^ 1, hash ^ 2, hash ^ 3);
+    return note(fake, FAKE_SHA256, 0, 0, 0, fallible(fake, FAKE_SHA256));
+}
+
+/* ---- setting up, looking in ----------------------------------------------------------------- */
+
+void fake_init(fake_backend *fake, const fake_options *options) {
+    uint64_t state = options->seed;
+
+    memset(fake, 0, sizeof(*fake));
+    fake->options = *options;
+    for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->state.parameters[j] = uniform(&state);
+    fake->state.rng = fake_random(&state);
+    fake->allocated = fake->reserved = fake->peak = options->resident_bytes;
+    fake->counted = ~(FAKE_BIT(FAKE_ROLLBACK) | FAKE_BIT(FAKE_DESCRIBE) | FAKE_BIT(FAKE_SHA256));
+    fail_reset(fake);
+}
+
+static int present(const fake_backend *fake, fake_kind kind) {
+    return (fake->options.absent & FAKE_BIT(kind)) == 0;
+}
+
+mt_backend fake_seam(fake_backend *fake) {
+    mt_backend seam = MT_BACKEND_INIT;
+
+    seam.self = fake;
+    seam.memory = fake_memory;
+    seam.begin = fake_begin;
+    seam.accumulate = fake_accumulate;
+    seam.rollback = fake_rollback;
+    seam.apply = fake_apply;
+    seam.describe = present(fake, FAKE_DESCRIBE) ? fake_describe : NULL;
+    seam.reset_peak = present(fake, FAKE_RESET_PEAK) ? fake_reset_peak : NULL;
+    seam.empty_cache = present(fake, FAKE_EMPTY_CACHE) ? fake_empty_cache : NULL;
+    seam.evaluate = present(fake, FAKE_EVALUATE) ? fake_evaluate : NULL;
+    seam.record = present(fake, FAKE_RECORD) ? fake_record : NULL;
+    seam.units = present(fake, FAKE_UNITS) ? fake_units : NULL;
+    seam.state_sha256 = present(fake, FAKE_SHA256) ? fake_sha256 : NULL;
+    return seam;
+}
+
+static uint64_t fnv(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *byte = data;
+
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 0x100000001b3U;
+    return hash;
+}
+
+uint64_t fake_hash(const fake_backend *fake) {
+    const fake_state *state = &fake->state;
+    uint64_t hash = 0xcbf29ce484222325U;
+
+    hash = fnv(hash, state->parameters, sizeof(state->parameters));
+    hash = fnv(hash, state->momentum, sizeof(state->momentum));
+    hash = fnv(hash, state->buffers, sizeof(state->buffers));
+    hash = fnv(hash, &state->rng, sizeof(state->rng));
+    return fnv(hash, &state->updates, sizeof(state->updates));
+}
+
+size_t fake_live_handles(const fake_backend *fake) {
+    return fake->live + (fake->batch != NULL) + (fake->sink.event != NULL);
+}
+
+int fake_gradients_zero(const fake_backend *fake) {
+    for (size_t j = 0; j < FAKE_PARAMETERS; j++)
+        if (fake->gradients[j] != 0) return 0;
+    return 1;
+}

@@ -1,0 +1,187 @@
+/*
+ * fake_backend.h - a backend without a device, for tests of everything behind the seam.
+ *
+ * It trains a linear model on samples that are a pure function of (batch id, index), in plain C
+ * arrays: parameters, momentum, buffers (running means that every chunk moves), and a random number
+ * generator whose draw changes every chunk. Other chunks therefore give other bits, and a step that
+ * half-happened shows in fake_hash().
+ *
+ * Memory is simulated: a chunk of m samples runs through a program of allocations whose sizes are
+ * affine in m and whose lifetimes overlap. Each one is held against the budget. Every fallible call
+ * is counted, the allocations included, and any of them can be told to fail.
+ *
+ * The fake also watches its caller: the first call out of order is kept in fake.complaint.
+ */
+#ifndef MEMTRAIN_TESTS_FAKE_BACKEND_H
+#define MEMTRAIN_TESTS_FAKE_BACKEND_H
+
+#include <memtrain/backend.h>
+
+#define FAKE_PARAMETERS 6
+#define FAKE_BUFFERS 3
+#define FAKE_METRICS 2
+#define FAKE_ALLOCATIONS_MAX 128
+#define FAKE_CALLS_MAX 8192
+#define FAKE_AT_END SIZE_MAX
+
+/* The calls of the seam and, as one more kind, each simulated allocation. */
+typedef enum fake_kind {
+    FAKE_DESCRIBE = 0,
+    FAKE_MEMORY = 1,
+    FAKE_RESET_PEAK = 2,
+    FAKE_EMPTY_CACHE = 3,
+    FAKE_BEGIN = 4,
+    FAKE_ACCUMULATE = 5,
+    FAKE_ROLLBACK = 6,
+    FAKE_APPLY = 7,
+    FAKE_EVALUATE = 8,
+    FAKE_RECORD = 9,
+    FAKE_UNITS = 10,
+    FAKE_SHA256 = 11,
+    FAKE_ALLOCATION = 12,
+    FAKE_KINDS = 13
+} fake_kind;
+
+#define FAKE_BIT(kind) (1U << (kind))
+
+/* One allocation: base + per_sample * m bytes, released just before allocation number dies_at. */
+typedef struct fake_allocation {
+    int64_t base;
+    int64_t per_sample;
+    size_t dies_at; /* FAKE_AT_END: with the chunk */
+} fake_allocation;
+
+typedef struct fake_program {
+    const fake_allocation *allocations;
+    size_t count;
+} fake_program;
+
+/* The twelve allocations of training and the five of evaluation that most tests use. */
+extern const fake_program fake_train_program;
+extern const fake_program fake_eval_program;
+
+/* Bytes above the start at the peak of m samples, by playing the program. */
+size_t fake_program_peak(const fake_program *program, size_t samples);
+
+/* Sends the program's events for m samples to sink, addresses of released blocks used again. */
+void fake_program_record(const fake_program *program, size_t samples, const mt_event_sink *sink);
+
+typedef struct fake_options {
+    uint64_t seed;
+    size_t budget_bytes;      /* 0: none */
+    size_t device_bytes;      /* a limit that memory() does not tell; 0: none */
+    size_t resident_bytes;    /* parameters and the like, allocated for good */
+    size_t cache_keeps_bytes; /* each chunk leaves so much more in the cache */
+    size_t hog_bytes;         /* taken from the budget by others ... */
+    uint64_t hog_from;        /* ... from this step on (counted from 1) ... */
+    uint64_t hog_until;       /* ... until before this one */
+    fake_program train, eval; /* count 0: the ones above */
+    fake_program wide;        /* train program above wide_above samples; count 0: none */
+    size_t wide_above;
+    size_t min_micro_batch;
+    int normalises_over_batch;
+    int needs_whole_batch;
+    const double *units; /* units of sample i: units[i % unit_count]; NULL: 1 each */
+    size_t unit_count;
+    double noise; /* of the draws; 0: chunks sum up to the whole batch's gradient */
+    double (*seconds)(size_t samples); /* simulated time of a chunk; NULL: not measured */
+    double clear_seconds;              /* simulated time of empty_cache */
+    unsigned absent;                   /* bits of optional functions to leave NULL */
+    int no_peaks;                      /* 1: peak_bytes are not known */
+    int no_evidence;                   /* 1: refusals leave no evidence */
+    uint64_t skip_step;                /* the scaler skips the update of this step; 0: none */
+} fake_options;
+
+/* Budget of a mebibyte, the programs above, noise, nothing absent. */
+extern const fake_options fake_defaults;
+
+/* What a step may change; hashed field by field. */
+typedef struct fake_state {
+    double parameters[FAKE_PARAMETERS];
+    double momentum[FAKE_PARAMETERS];
+    double buffers[FAKE_BUFFERS];
+    uint64_t rng;
+    uint64_t updates;
+} fake_state;
+
+typedef struct fake_call {
+    fake_kind kind;
+    size_t first, count;
+    double weight;
+    mt_status status;
+} fake_call;
+
+typedef struct fake_backend {
+    fake_options options;
+    fake_state state, before; /* before: as begin saw it */
+    double gradients[FAKE_PARAMETERS];
+    const mt_batch *batch; /* of the step that is open, or NULL */
+    mt_batch batch_seen;
+    size_t covered;     /* samples accumulated since begin */
+    int disorder;       /* 1: not one after the other */
+    mt_event_sink sink; /* sink.event NULL: not recording */
+    uint64_t step;      /* steps applied */
+    size_t allocated, reserved, peak;
+    uint64_t retries; /* the cache was emptied to serve a request */
+    size_t live;      /* blocks of chunks that have not been released */
+    /* faults */
+    uint64_t calls, fail_at, fired;
+    int persistent;
+    mt_status fail_status;
+    unsigned counted; /* bits of the kinds that count; all fallible ones at the start */
+    uint64_t kind_calls[FAKE_KINDS], kind_fail_at[FAKE_KINDS];
+    mt_status kind_status[FAKE_KINDS];
+    /* what was seen */
+    fake_call log[FAKE_CALLS_MAX];
+    size_t logged;
+    uint64_t genuine; /* refusals by the budget */
+    uint64_t clears;
+    const char *complaint; /* first call out of order; NULL: none */
+} fake_backend;
+
+void fake_init(fake_backend *fake, const fake_options *options);
+
+/* The seam of this fake, functions in options.absent left out. */
+mt_backend fake_seam(fake_backend *fake);
+
+/*
+ * From now on counts fallible calls from 1 and fails the n-th with MT_EDEVMEM, as an injected
+ * refusal that the budget does not explain; persistent: that one and all after it. 0: none.
+ * Rollback is not among them, since it must not fail.
+ */
+void fake_fail_at(fake_backend *fake, uint64_t n, int persistent);
+
+/* The same, once, with another status and no evidence of a refusal. */
+void fake_fail_with(fake_backend *fake, uint64_t n, mt_status status);
+
+/* Fails the n-th call of one kind from now on, once. */
+void fake_fail_kind(fake_backend *fake, fake_kind kind, uint64_t n, mt_status status);
+
+/* Called for every injected failure; does nothing: a place for a breakpoint. */
+void fake_fault(void);
+
+/* FNV-1a over all that a step may change. */
+uint64_t fake_hash(const fake_backend *fake);
+
+/* Blocks not released, a step left open and a recording left running. */
+size_t fake_live_handles(const fake_backend *fake);
+
+/* 1: all gradients are zero. */
+int fake_gradients_zero(const fake_backend *fake);
+
+void fake_log_clear(fake_backend *fake);
+
+/*
+ * The calls of these kinds as text, "begin accumulate(0+16) apply", failed ones marked with "!".
+ * Static: the next call overwrites it.
+ */
+const char *fake_log_text(const fake_backend *fake, unsigned kinds);
+
+#define FAKE_STEP_KINDS                                                                            \
+    (FAKE_BIT(FAKE_BEGIN) | FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_ROLLBACK) |                  \
+     FAKE_BIT(FAKE_APPLY) | FAKE_BIT(FAKE_EVALUATE))
+
+/* The next number of a splitmix64 generator; tests use it for programs with fixed seeds. */
+uint64_t fake_random(uint64_t *state);
+
+#endif

@@ -1,0 +1,47 @@
+/*
+ * suite.h - what every check_*.c has in common: running its one suite, and a few assertions.
+ */
+#ifndef MEMTRAIN_TESTS_SUITE_H
+#define MEMTRAIN_TESTS_SUITE_H
+
+#include <check.h>
+#include <memtrain/status.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+/* The status must be this one; a difference shows both names and the error line. */
+#define ck_status(expression, expected)                                                            \
+    do {                                                                                           \
+        mt_status status_ = (expression);                                                          \
+        ck_assert_msg(status_ == (expected), "%s: %s instead of %s, '%s'", #expression,            \
+                      mt_status_name(status_), mt_status_name(expected), mt_last_error());         \
+    } while (0)
+
+#define ck_ok(expression) ck_status(expression, MT_OK)
+
+/* The text must have the word in it. */
+#define ck_contains(text, word)                                                                    \
+    ck_assert_msg(strstr(text, word) != NULL, "'%s' is not in '%s'", word, text)
+
+/* A case with the timeout that all cases have, in seconds; Check's own of 4 is too short. */
+static inline TCase *suite_case(Suite *suite, const char *name) {
+    TCase *test_case = tcase_create(name);
+
+    tcase_set_timeout(test_case, 60);
+    suite_add_tcase(suite, test_case);
+    return test_case;
+}
+
+static inline int suite_run(Suite *suite) {
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+#endif
