@@ -387,7 +387,7 @@ $(EXAMPLES): $(BUILD)/%: $(OBJ)/%.c.o $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(SH
 $(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) -lm -lpthread
+	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(IMAGE_LIBS) -lm -lpthread
 
 # The archive of the core comes last: only what is internal is taken from it, the rest from the
 # shared library, so that there is one state. An example's test that uses no libtorch loads none.

@@ -15,12 +15,12 @@
  */
 #include "common/batches.h"
 #include "common/clock.h"
-#include "common/dataset.h"
 #include "common/device.h"
 #include "common/explain.h"
 #include "common/flags.h"
 #include "common/inject.h"
 #include "common/interrupt.h"
+#include "common/pictures.h"
 #include "common/progress.h"
 #include "common/reexec.h"
 #include "common/replay.h"
@@ -35,7 +35,8 @@
 
 #define NAME "food101"
 #define DEFAULT_BUDGET "240MiB" /* room for 13 pictures of 96 x 96 at once */
-#define DEV_SAMPLES 500         /* of --dev-mode alone */
+#define DATA "examples/data/food"
+#define DEV_SAMPLES 500 /* of --dev-mode alone */
 
 typedef struct food101 {
     char **argv;
@@ -102,30 +103,13 @@ static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
 
 /* ---- prepare ----------------------------------------------------------------------------------- */
 
-static void warn(void *user, const char *line) {
-    (void)user;
-    mt_log(MT_LOG_WARNING, "skipped %s", line);
-}
-
-/* The pictures are decoded once and stay in memory as small RGB; a batch is rendered from them. */
+/* The pictures are decoded once and stay in memory as small RGB; each batch is rendered anew. */
 static mt_status open_pictures(food101 *f) {
-    char beside[4096];
-    ex_error error;
-    const char *folder = f->flags.data;
-    ex_dataset_options options = {.seed = (uint64_t)f->flags.seed,
-                                  .keep_side = (int)f->flags.image_size * 5 / 4,
-                                  .max_samples = (size_t)f->dev_samples,
-                                  .fit = (ex_fit)f->fit,
-                                  .warn = warn};
-    if (f->dev_mode && !f->dev_samples) options.max_samples = DEV_SAMPLES;
-    if (!folder && ex_find_in_tree(f->argv[0], "examples/data/food", beside, sizeof beside))
-        folder = beside;
-    if (!folder)
-        return mt_set_error(MT_EINVAL, "--data: examples/data/food is not found; give a "
-                                       "folder of class folders");
-    ex_status status = ex_dataset_open(folder, &options, &f->pictures, &error);
-    if (status != EX_OK)
-        return mt_set_error(status == EX_ENOMEM ? MT_ENOMEM : MT_EINVAL, "--data: %s", error.text);
+    size_t samples = (size_t)f->dev_samples;
+    if (f->dev_mode && !samples) samples = DEV_SAMPLES;
+    mt_status status =
+        ex_pictures_open(&f->flags, f->argv[0], DATA, (ex_fit)f->fit, samples, &f->pictures);
+    if (status != MT_OK) return status;
     return ex_batches_new(f->pictures, (size_t)f->flags.batch, (int)f->flags.image_size,
                           &f->batches);
 }
@@ -159,19 +143,13 @@ static mt_status make_trainer(food101 *f) {
 }
 
 static void introduce(const food101 *f) {
-    char parameters[32], budget[32];
-    size_t favourite;
-    double majority = ex_majority(f->pictures, &favourite);
-    printf("%zu pictures for training, %zu for validation, %zu classes; always guessing '%s' is "
-           "right for %.1f %%\n",
-           ex_dataset_count(f->pictures, EX_TRAINING), ex_dataset_count(f->pictures, EX_VALIDATION),
-           f->pictures->class_count, f->pictures->class_names[favourite], 100 * majority);
-    printf("resnet%d at %lld pixels, parameters %s; %s, %d thread%s; budget %s (%s)\n",
-           (int)f->depth, (long long)f->flags.image_size,
-           mt_format_size(f->info.parameter_bytes, parameters, sizeof parameters), f->device.name,
-           f->device.threads, f->device.threads == 1 ? "" : "s",
-           mt_format_size(f->device.budget_bytes, budget, sizeof budget), f->device.budget_from);
-    fflush(stdout);
+    size_t rest = ex_dataset_count(f->pictures, EX_TRAINING) % (size_t)f->flags.batch;
+    size_t least = ex_flags_least(&f->flags, &f->info);
+    ex_report_pictures(f->pictures);
+    ex_report_job(f->depth == 18 ? "resnet18" : "resnet34", &f->flags, &f->device, &f->info);
+    if (rest && rest < least)
+        mt_log(MT_LOG_INFO, "the last %zu of each epoch are left out: a chunk has at least %zu",
+               rest, least);
 }
 
 static mt_status explain(food101 *f) {
@@ -212,28 +190,29 @@ static mt_status set_lr(food101 *f, uint64_t epoch, size_t index) {
 static mt_status check_loss(const food101 *f, const mt_step_report *report) {
     if (isfinite(report->loss)) return MT_OK;
     return mt_set_error(MT_ESTATE,
-                        "the loss of step %llu is %g, so there is nothing to go on from; a smaller "
-                        "--lr than %g or a --clip of 1 may keep it finite",
-                        (unsigned long long)report->step, report->loss, f->flags.lr);
+                        "the loss of step %llu is not finite: there is nothing to go on from; a "
+                        "smaller --lr than %g or --clip 1 may keep it finite",
+                        (unsigned long long)report->step, f->flags.lr);
 }
 
 /* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */
 static mt_status train_step(food101 *f, uint64_t epoch, size_t index) {
     mt_batch batch;
     mt_step_report report = MT_STEP_REPORT_INIT;
-    size_t least =
-        f->flags.min_micro_batch ? (size_t)f->flags.min_micro_batch : f->info.min_micro_batch;
     mt_status status = ex_batches_fill(f->batches, EX_TRAINING, epoch, index, &batch);
-    if (status == MT_OK) status = ex_replay_next(f->replay, batch.count, least, f->trainer);
+    if (status == MT_OK)
+        status =
+            ex_replay_next(f->replay, batch.count, ex_flags_least(&f->flags, &f->info), f->trainer);
     if (status == MT_OK) status = set_lr(f, epoch, index);
     if (status == MT_OK) status = ex_inject_arm(&f->flags.inject, f->steps + 1);
     if (status != MT_OK) return status;
     status = mt_trainer_step(f->trainer, &batch, &report);
     ex_inject_disarm(&f->flags.inject, f->steps + 1);
-    if (status != MT_OK || report.samples == 0) return status; /* 0: too small, dropped */
+    if (status != MT_OK || report.samples == 0) return status; /* 0: dropped, see introduce() */
     f->steps++;
-    ex_progress_step(&f->progress, &report);
-    return check_loss(f, &report);
+    status = check_loss(f, &report);
+    if (status == MT_OK) ex_progress_step(&f->progress, &report);
+    return status;
 }
 
 static mt_status evaluate(food101 *f) {
@@ -283,17 +262,17 @@ static void print_accuracy(const food101 *f) {
     printf("validation accuracy %.1f %%", 100 * f->last.eval_metrics[0]);
     if (f->info.metric_count > 1)
         printf(", among the best %d %.1f %%", FOOD101_TOP, 100 * f->last.eval_metrics[1]);
-    printf("; always guessing one class: %.1f %%\n", 100 * ex_majority(f->pictures, NULL));
+    printf("; always guessing one class: %.1f %%\n", 100 * ex_pictures_majority(f->pictures, NULL));
 }
 
 static mt_status finish(food101 *f) {
     mt_run_report report = MT_RUN_REPORT_INIT;
     mt_status status = mt_trainer_finish(f->trainer, &report);
     if (status != MT_OK) return status;
+    ex_inject_finish(&f->flags.inject, f->steps);
     if (ex_interrupted())
-        printf(
-            "stopped by Ctrl-C after step %llu, the update of which is done; nothing was saved\n",
-            (unsigned long long)f->steps);
+        printf("stopped by Ctrl-C after step %llu, which is done; nothing was saved\n",
+               (unsigned long long)f->steps);
     else
         print_accuracy(f);
     if (report.steps) ex_report_run(&report, (size_t)f->flags.batch);
@@ -324,6 +303,8 @@ int main(int argc, char **argv) {
     if (status == MT_OK) status = train(&f);
     if (status == MT_OK) status = finish(&f);
     if (status != MT_OK) ex_report_failure(NAME, status, f.trainer, &f.flags, &f.device);
+    if (status == MT_EDEVMEM && f.depth > 18)
+        fprintf(stderr, "  --arch resnet18      has half the parameters\n");
 
     mt_status closed = clean_up(&f);
     if (closed != MT_OK) fprintf(stderr, NAME ": %s\n", mt_last_error());

@@ -33,6 +33,7 @@ typedef struct curve {
     size_t failed_chunk;              /* a size that did not fit ... */
     size_t failed_room;               /* ... into this many bytes */
     mt__timings timings;
+    int has_run;    /* a chunk went through: two sizes are recorded before that, or never */
     int has_spread; /* the plan that measures several sizes has been given */
     seen_batch seen[SEEN];
     size_t next_seen;
@@ -44,6 +45,7 @@ struct mt_policy {
     curve curves[MODES];
     int replanning;       /* memory ran out since the last plan */
     size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
+    size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
     unsigned unexplained; /* refusals of this step that the budget does not explain */
     int cleared;          /* the cache was cleared in this step's recovery */
     uint64_t calls[MODES];
@@ -214,6 +216,7 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     MT__CHECK(result, "mt_policy_observe: result is NULL");
     MT__CHECK(samples > 0, "mt_policy_observe: samples is 0");
     curve *c = &policy->curves[mode];
+    c->has_run = 1;
     take_recording(c);
     if (result->peak_bytes > allocated_before)
         learn_peak(c, samples, result->peak_bytes - allocated_before);
@@ -252,14 +255,19 @@ static mt_plan_reason explain(mt_policy *p, curve *c, size_t samples, size_t few
 static mt_status does_not_fit(const curve *c, size_t samples, const mt_memory *memory) {
     char need[32], used[32], budget[32];
     size_t bytes = predict(c, samples);
-    return mt_set_error(
-        MT_EDEVMEM,
-        "a chunk of %zu needs %s beside the %s in use, and the budget is %s; a budget "
-        "of %zu bytes would do, or smaller samples",
-        samples, mt_format_size(bytes, need, sizeof need),
-        mt_format_size(memory->allocated_bytes, used, sizeof used),
-        mt_format_size(memory->budget_bytes, budget, sizeof budget),
-        mt__add(bytes, memory->allocated_bytes));
+    mt_format_size(bytes, need, sizeof need);
+    mt_format_size(memory->allocated_bytes, used, sizeof used);
+    mt_format_size(memory->budget_bytes, budget, sizeof budget);
+    if (!bytes || bytes <= room_of(memory))
+        return mt_set_error(
+            MT_EDEVMEM,
+            "a chunk of %zu did not fit beside the %s in use of %s, and no legal cut "
+            "is smaller",
+            samples, used, budget);
+    return mt_set_error(MT_EDEVMEM,
+                        "a chunk of %zu needs %s beside the %s in use, and the budget is %s; a "
+                        "budget of %zu bytes would do, or smaller samples",
+                        samples, need, used, budget, mt__add(bytes, memory->allocated_bytes));
 }
 
 /*
@@ -291,7 +299,7 @@ static mt_status limits(const mt_policy *p, mt_mode mode, size_t samples, const 
     *most = mt__max(*fewest, samples / smallest_worth(p, mode, mt__min(chunk, samples), least));
     /* No legal cut is below what has just failed: 10 samples in chunks of at least 4 that must be
        smaller than 5, say. */
-    if (p->replanning && c->failed_chunk && mt__ceil_div(samples, *fewest) >= c->failed_chunk)
+    if (p->step_failed && mt__ceil_div(samples, *fewest) >= p->step_failed)
         return does_not_fit(c, mt__ceil_div(samples, *fewest), memory);
     return MT_OK;
 }
@@ -341,8 +349,6 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
 
 /* The two recording chunks: run and taken back, or the first part of an open plan. */
 static int plan_recording(const mt_policy *p, mt_mode mode, mt_plan *plan) {
-    const curve *c = &p->curves[mode];
-    if (c->recorded || c->bound_samples || c->failed_chunk) return 0;
     size_t first = mt__max(FIRST_RECORDED, smallest_chunk(p));
     int discard = p->info.normalises_over_batch && mode == MT_TRAIN;
     size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : SIZE_MAX;
@@ -383,15 +389,17 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     MT__CHECK(memory, "mt_policy_plan: memory is NULL");
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
     out->samples = samples;
-    if (!policy->replanning) policy->step_cap = 0;
+    if (!policy->replanning) policy->step_cap = policy->step_failed = 0;
     if (policy->options.micro_batch) return plan_fixed(policy, mode, memory, out);
-    if (memory->budget_bytes && plan_recording(policy, mode, out)) return MT_OK;
-    const curve *c = &policy->curves[mode];
-    if (memory->budget_bytes && !c->recorded && !c->bound_samples && !c->failed_chunk) {
-        plan_small(policy, out);
+    /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
+    curve *c = &policy->curves[mode];
+    if (memory->budget_bytes && !c->has_run && !c->failed_chunk) {
+        if (!plan_recording(policy, mode, out)) plan_small(policy, out);
         return MT_OK;
     }
-    return plan_rest(policy, mode, memory, out);
+    mt_status status = plan_rest(policy, mode, memory, out);
+    if (status != MT_OK) policy->replanning = 0;
+    return status;
 }
 
 mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *memory,
@@ -450,7 +458,10 @@ static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom, int fixed) 
 
 static mt_action answer_explained(mt_policy *p, const mt_oom *oom, int fixed) {
     if (fixed) return clear_or(p, MT_ACTION_GIVE_UP);
-    if (oom->chunk) learn_failure(&p->curves[oom->mode], oom);
+    if (oom->chunk) {
+        learn_failure(&p->curves[oom->mode], oom);
+        p->step_failed = oom->chunk;
+    }
     if (oom->chunk <= smallest_chunk(p)) return clear_or(p, MT_ACTION_GIVE_UP);
     size_t cached = oom->memory.reserved_bytes -
                     mt__min(oom->memory.reserved_bytes, oom->memory.allocated_bytes);

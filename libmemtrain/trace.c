@@ -55,6 +55,12 @@ static void put_size(mt__text *x, const char *key, uint64_t value) {
     put(x, ",\"%s\":%llu", key, (unsigned long long)value);
 }
 
+/* Above 2^63 - 1 as a string: many readers have no larger integers and would refuse the line. */
+static void put_seed(mt__text *x, uint64_t seed) {
+    const char *quote = seed > INT64_MAX ? "\"" : "";
+    put(x, ",\"seed\":%s%llu%s", quote, (unsigned long long)seed, quote);
+}
+
 /* A number that reads back bit-equal; null for what JSON has no number for. */
 static void put_value(mt__text *x, double value) {
     char piece[40];
@@ -121,7 +127,7 @@ void mt__trace_run(mt_trainer *t, const mt_memory *memory) {
     put_string(x, "device", t->info.device);
     put_size(x, "budget_bytes", memory->budget_bytes);
     if (t->options.batch) put_size(x, "batch", t->options.batch);
-    put_size(x, "seed", t->options.seed);
+    put_seed(x, t->options.seed);
     put_size(x, "allocated_bytes", memory->allocated_bytes);
     put_size(x, "parameter_bytes", t->info.parameter_bytes);
     put_size(x, "gradient_bytes", t->info.gradient_bytes);

@@ -17,6 +17,7 @@ typedef struct work {
     int forced;    /* the chunks come from mt_trainer_set_chunks */
     double units;  /* of the whole batch */
     size_t done;   /* samples that went through in this attempt */
+    size_t chunks; /* that went through, in all attempts */
     mt__sums sums; /* of this attempt */
     mt_apply_result applied;
     double seconds;    /* all attempts */
@@ -123,8 +124,14 @@ static mt_status reserve(mt__chunks *c, size_t count) {
     return MT_OK;
 }
 
+static mt_status is_poisoned(const mt_trainer *t, const char *function) {
+    return mt_set_error(MT_ESTATE, "%s: the trainer is poisoned by a failed rollback: %s", function,
+                        t->poison);
+}
+
 mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks, size_t count) {
     MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_set_chunks");
+    if (trainer->poisoned) return is_poisoned(trainer, "mt_trainer_set_chunks");
     MT__CHECK(chunks, "mt_trainer_set_chunks: chunks is NULL");
     MT__CHECK(count > 0, "mt_trainer_set_chunks: count is 0; at least 1 is accepted");
     for (size_t i = 0; i < count; i++)
@@ -248,6 +255,7 @@ static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
     if (status != MT_OK) return status;
     add_chunk(&w->sums, &r, count);
     w->done += count;
+    w->chunks++;
     return mt_policy_observe(t->policy, w->mode, count, before.allocated_bytes, &r);
 }
 
@@ -411,10 +419,7 @@ static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const c
     MT__CHECK(batch->size >= sizeof(mt_batch), "%s: batch->size is not set; use MT_BATCH_INIT",
               function);
     MT__CHECK(batch->count > 0, "%s: batch->count is 0; at least 1 is accepted", function);
-    if (t->poisoned)
-        return mt_set_error(MT_ESTATE, "%s: the trainer is poisoned by a failed rollback: %s",
-                            function, t->poison);
-    return MT_OK;
+    return t->poisoned ? is_poisoned(t, function) : MT_OK;
 }
 
 /* What the options and the loss allow, and the chunks given. */
@@ -423,7 +428,6 @@ static mt_status check_cut(mt_trainer *t, const mt_batch *batch) {
     int cut = t->forced.count > 1 || (!t->forced.count && micro && micro < batch->count);
     if (t->forced.count && forced != batch->count) {
         size_t chunks = t->forced.count;
-        t->forced.count = 0;
         return mt_set_error(MT_EINVAL,
                             "mt_trainer_step: the %zu chunks given add up to %zu samples; "
                             "the batch has %zu",
@@ -497,7 +501,6 @@ static void give(void *theirs, size_t theirs_size, const void *own, size_t own_s
 static mt_status prepare_step(mt_trainer *t, work *w) {
     mt_memory memory;
     t->has_failure = 0;
-    t->chunks.count = 0;
     w->forced = t->forced.count > 0;
     mt_status status = units_of(t, w, 0, w->batch->count, &w->units);
     if (status == MT_OK) status = read_memory(t, &memory);
@@ -518,23 +521,28 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     mt_step_report own;
     work w;
     mt_status status = check_batch(t, batch, "mt_trainer_step");
-    if (status == MT_OK) status = check_cut(t, batch);
     if (status != MT_OK) return status;
+    status = check_cut(t, batch);
+    if (status != MT_OK) {
+        t->forced.count = 0;
+        return status;
+    }
     MT__CHECK(!report || report->size >= sizeof report->size,
               "mt_trainer_step: report->size is not set; use MT_STEP_REPORT_INIT");
     memset(&w, 0, sizeof w);
     w.batch = batch;
+    t->chunks.count = 0;
     if (!is_dropped(t, batch)) {
         status = prepare_step(t, &w);
         if (status == MT_OK) status = do_step(t, &w);
         t->forced.count = 0;
         if (status == MT_EDEVMEM) keep_failure(t, &w);
     }
-    mt_status read = read_memory(t, &after);
-    if (read == MT_OK && t->backend.reset_peak)
+    /* Only the report wants this figure: without it the step has gone through all the same. */
+    if (status == MT_OK && read_memory(t, &after) != MT_OK) memset(&after, 0, sizeof after);
+    if (status == MT_OK && t->backend.reset_peak)
         w.peak_bytes = mt__max(w.peak_bytes, after.peak_bytes);
     count_work(t, &w);
-    if (status == MT_OK) status = read;
     if (status != MT_OK) return status;
     if (w.done) count_step(t, &w);
     fill_report(t, &w, &after, &own);
@@ -589,7 +597,7 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
         own.seconds = w.seconds;
         own.retries = w.retries;
         own.peak_bytes = w.peak_bytes;
-        own.chunk_count = mt_plan_chunks(&w.plan);
+        own.chunk_count = w.chunks;
         give(report, report->size, &own, sizeof own);
     }
     return MT_OK;
@@ -604,6 +612,7 @@ mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
     MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_end_epoch");
     MT__CHECK(!report || report->size >= sizeof report->size,
               "mt_trainer_end_epoch: report->size is not set; use MT_EPOCH_REPORT_INIT");
+    if (t->poisoned) return is_poisoned(t, "mt_trainer_end_epoch");
     own.samples = t->train.samples;
     own.eval_samples = t->eval.samples;
     own.loss = means(&t->train, own.metrics);
@@ -637,6 +646,7 @@ mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report) {
     MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_finish");
     MT__CHECK(!report || report->size >= sizeof report->size,
               "mt_trainer_finish: report->size is not set; use MT_RUN_REPORT_INIT");
+    if (t->poisoned) return is_poisoned(t, "mt_trainer_finish");
     if (t->backend.state_sha256) {
         mt_status status = t->backend.state_sha256(t->backend.self, t->run.state_sha256);
         if (status != MT_OK) return status;

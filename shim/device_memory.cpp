@@ -106,11 +106,16 @@ mt_memory cpu_memory() {
 
 /* ---- CUDA ---- */
 
+/* Its allocator; before CUDA has been initialised it knows the card, but keeps no statistics. */
+c10::DeviceAllocator &early_cuda_allocator() {
+    c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
+    if (!allocator) fail(MT_ENOTSUP, "libtorch's CUDA part is not loaded");
+    return *allocator;
+}
+
 c10::DeviceAllocator &cuda_allocator() {
     at::globalContext().lazyInitDevice(c10::kCUDA);
-    c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
-    if (!allocator) fail(MT_ENOTSUP, "this libtorch has no allocator for CUDA");
-    return *allocator;
+    return early_cuda_allocator();
 }
 
 mt_memory cuda_memory(c10::Device device) {
@@ -132,8 +137,7 @@ mt_memory cuda_memory(c10::Device device) {
 
 /*
  * The allocator's settings come as one string, and those that it does not name go back to their
- * defaults: the ones that can be read are therefore said again. The fraction is of the total memory
- * and holds for every device, so with several devices the last call counts for all.
+ * defaults: the ones that can be read are therefore said again.
  */
 std::string cuda_settings(double fraction) {
     char text[160];
@@ -146,11 +150,21 @@ std::string cuda_settings(double fraction) {
     return settings;
 }
 
+/*
+ * The allocator reads its fraction of the card once, when CUDA is initialised, and for all cards
+ * alike; changing it later needs CUDA's headers. A budget that comes later is therefore kept by
+ * those who ask for it in device_memory() alone.
+ */
 void set_cuda_budget(c10::Device device, size_t bytes) {
-    size_t total = cuda_allocator().getMemoryInfo(device.index()).second;
-    double fraction = bytes ? static_cast<double>(bytes) / static_cast<double>(total) : 1.0;
-    compat::set_allocator_settings(cuda_settings(std::min(fraction, 1.0)));
+    c10::DeviceAllocator &allocator = early_cuda_allocator();
     cuda_budget[device.index()] = bytes;
+    if (allocator.initialized()) {
+        mt_log(MT_LOG_INFO, "CUDA is in use: its allocator keeps the limit that it has");
+        return;
+    }
+    double total = static_cast<double>(allocator.getMemoryInfo(device.index()).second);
+    double fraction = bytes ? std::min(static_cast<double>(bytes) / total, 1.0) : 1.0;
+    compat::set_allocator_settings(cuda_settings(fraction));
 }
 
 /* ---- MPS ---- */
@@ -193,7 +207,6 @@ void check_device(const char *function, c10::Device device) {
     int count = at::detail::getCUDAHooks().deviceCount();
     if (device.index() >= count || device.index() >= max_devices)
         fail(MT_ENOTSUP, "%s: there are %d CUDA devices", function, count);
-    at::globalContext().lazyInitDevice(c10::kCUDA);
 }
 
 void set_device_budget(c10::Device device, size_t bytes) {

@@ -85,13 +85,14 @@ static fake_backend fake, clean;
 
 static size_t chunks[CHUNKS_MAX], chunk_count;
 static size_t chunks_of_step[LENGTH(script)];
-static double eval_loss[LENGTH(script)];
+static double loss_of_step[LENGTH(script)], eval_loss[LENGTH(script)];
 
 static void keep_chunks(int index, const mt_step_report *report) {
     ck_assert_uint_le(chunk_count + report->chunk_count, CHUNKS_MAX);
     memcpy(chunks + chunk_count, report->chunks, report->chunk_count * sizeof(*chunks));
     chunk_count += report->chunk_count;
     chunks_of_step[index] = report->chunk_count;
+    loss_of_step[index] = report->loss;
 }
 
 /* ---- one run under fault --------------------------------------------------------------------- */
@@ -225,6 +226,7 @@ static double eval_loss_of(const mt_batch *batch) {
 /* Replays the chunks of the run in a backend without limits and compares the end, bit by bit. */
 static void check_replay(const variant *v, uint64_t n) {
     fake_options options = options_of(v);
+    mt_step_report report = MT_STEP_REPORT_INIT;
     mt_trainer *trainer;
     mt_backend seam;
     size_t at = 0;
@@ -241,7 +243,8 @@ static void check_replay(const variant *v, uint64_t n) {
             continue;
         }
         ck_ok(mt_trainer_set_chunks(trainer, chunks + at, chunks_of_step[i]));
-        ck_ok(mt_trainer_step(trainer, &batch, NULL));
+        ck_ok(mt_trainer_step(trainer, &batch, &report));
+        ck_assert_msg(report.loss == loss_of_step[i], "%s: another loss", where(v, n, i));
         at += chunks_of_step[i];
     }
     ck_assert_msg(fake_hash(&clean) == fake_hash(&fake),

@@ -374,6 +374,21 @@ START_TEST(learning_without_recordings) {
 }
 END_TEST
 
+/* A recording that an OOM cut short is not taken for that of a later chunk. */
+START_TEST(learning_after_an_oom) {
+    device dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_recording *recording = mt_policy_recording(dev.policy, MT_TRAIN, 2);
+    mt_chunk_result result = {.size = sizeof(result)};
+
+    ck_assert_ptr_nonnull(recording);
+    mt_recording_event(recording, &dev, 100);
+    answer(&dev, oom_explained(&dev, 2, 1));
+    ck_ok(mt_policy_observe(dev.policy, MT_TRAIN, 1, dev.resident, &result));
+    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 1), 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
 /*
@@ -992,6 +1007,7 @@ static Suite *suite_policy(void) {
     tcase_add_loop_test(learning, learning_any_batch, 0, 40);
     tcase_add_test(learning, learning_from_the_smallest_legal);
     tcase_add_test(learning, learning_without_recordings);
+    tcase_add_test(learning, learning_after_an_oom);
     tcase_add_loop_test(sizes, cut_deterministic, 0, LENGTH(cuts));
     tcase_add_loop_test(sizes, cut_property, 0, 70);
     tcase_add_test(sizes, bounds_conflict);

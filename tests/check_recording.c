@@ -299,6 +299,23 @@ START_TEST(model_one_recording) {
 }
 END_TEST
 
+/* Sizes beyond what a double holds exactly. */
+START_TEST(model_huge) {
+    static const fake_allocation allocations[] = {
+        {1000000000000007, 123456789012345, 2},
+        {3, 98765432109877, FAKE_AT_END},
+        {77, 150000000000001, FAKE_AT_END},
+    };
+    fake_program program = {allocations, 3};
+    mt_memory_model *model = model_of_program(&program, 2, 4);
+
+    for (size_t m = 1; m <= SAMPLES_MAX; m++)
+        ck_assert_uint_eq(mt_memory_model_peak(model, m), fake_program_peak(&program, m));
+    check_inverse(model, 11);
+    mt_memory_model_free(model);
+}
+END_TEST
+
 /* Memory that does not depend on the chunk: any chunk fits, or none. */
 START_TEST(model_constant) {
     static const fake_allocation allocations[] = {{100, 0, 2}, {50, 0, FAKE_AT_END}};
@@ -629,6 +646,7 @@ static Suite *suite_recording(void) {
     tcase_add_loop_test(model, model_grows_with_the_chunk, 0, 20);
     tcase_add_loop_test(endless, model_in_all_the_room, 0, 4);
     tcase_add_loop_test(model, model_one_recording, 0, SEEDS);
+    tcase_add_test(model, model_huge);
     tcase_add_test(model, model_constant);
     tcase_add_test(model, model_shrinking_sizes);
     tcase_add_loop_test(model, model_rounded_sizes, 0, 20);

@@ -26,7 +26,7 @@ Card card;
 struct FakeAllocator final : c10::DeviceAllocator {
     c10::DataPtr allocate(size_t) override { return {}; }
     void copy_data(void *, const void *, size_t) const override {}
-    bool initialized() override { return true; }
+    bool initialized() override { return card.inits > 0; }
     void emptyCache(c10::MempoolId_t) override { card.reserved = card.allocated; }
     void recordStream(const c10::DataPtr &, c10::Stream) override {}
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
@@ -80,7 +80,7 @@ C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, FakeCUDAHooks)
 START_TEST(presence) {
     ck_ok(mt_device_check("cuda"));
     ck_ok(mt_device_check("cuda:1"));
-    ck_assert_int_eq(card.inits, 1);
+    ck_assert_int_eq(card.inits, 0);
     ck_status(mt_device_check("cuda:2"), MT_ENOTSUP);
     ck_assert_str_eq(mt_last_error(), "mt_device_check: there are 2 CUDA devices");
 }
@@ -103,7 +103,10 @@ START_TEST(figures) {
 }
 END_TEST
 
-/* The limit is a share of the whole card; other settings that can be read are said again. */
+/*
+ * The allocator's own limit is a share of the whole card, and is read when CUDA is initialised;
+ * other settings that can be read are said again. A later budget is only told.
+ */
 START_TEST(budget) {
     using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
     c10::CachingAllocator::setAllocatorSettings(
@@ -113,11 +116,17 @@ START_TEST(budget) {
     ck_contains(settings.c_str(), "per_process_memory_fraction:0.250000");
     ck_assert_uint_eq(Config::max_split_size(), 64 * MiB);
     ck_assert_double_eq(Config::garbage_collection_threshold(), 0.8);
-    ck_assert_uint_eq(memory_of("cuda:0").budget_bytes, 250 * MiB);
-    ck_assert_uint_eq(memory_of("cuda:1").budget_bytes, 760 * MiB);
     ck_ok(mt_device_set_budget("cuda:0", 5000 * MiB));
     settings = c10::CachingAllocator::getAllocatorSettings();
     ck_contains(settings.c_str(), "per_process_memory_fraction:1.000000");
+    ck_ok(mt_device_set_budget("cuda:0", 250 * MiB));
+    ck_assert_uint_eq(memory_of("cuda:0").budget_bytes, 250 * MiB);
+    ck_assert_uint_eq(memory_of("cuda:1").budget_bytes, 760 * MiB);
+    ck_assert_int_eq(card.inits, 1);
+    ck_ok(mt_device_set_budget("cuda:0", 300 * MiB));
+    settings = c10::CachingAllocator::getAllocatorSettings();
+    ck_contains(settings.c_str(), "per_process_memory_fraction:0.250000");
+    ck_assert_uint_eq(memory_of("cuda:0").budget_bytes, 300 * MiB);
     ck_ok(mt_device_set_budget("cuda:0", 0));
     ck_assert_uint_eq(memory_of("cuda:0").budget_bytes, 760 * MiB);
 }

@@ -5,7 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/square.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -254,6 +255,40 @@ START_TEST(same_as_torch_optim) {
 }
 END_TEST
 
+/* The norm is summed over fixed parts, in the same order whatever the number of threads. */
+START_TEST(norm_and_threads) {
+    struct Wide : nn::Module {
+        at::Tensor weight = register_parameter("weight", at::randn({300000}));
+    };
+    double norms[2];
+    for (int threads = 1; threads <= 2; threads++) {
+        mt_torch_options options = options_of(MT_SGD, 1.0);
+        mt_model *model;
+        mt_torch *torch;
+        mt_apply_result applied = apply_result();
+        std::shared_ptr<Wide> net;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_seed(3));
+        ck_ok(mt_torch_set_threads(threads));
+        ck_ok(memtrain::make_model(&model, [&] {
+            net = std::make_shared<Wide>();
+            return memtrain::model(net, {}, [](Wide &wide, const memtrain::Tensors &) {
+                return memtrain::Output{wide.weight.square().sum(), {}};
+            });
+        }));
+        Batch batch(1);
+        double exact = net->weight.detach().to(at::kDouble).norm().item().toDouble() * 2.0;
+        ck_ok(mt_torch_new(model, &options, &torch));
+        ck_ok(mt_train_step(torch, batch.get(), nullptr, &applied));
+        ck_assert_double_eq_tol(applied.grad_norm / exact, 1.0, 1e-12);
+        norms[threads - 1] = applied.grad_norm;
+        mt_torch_free(torch);
+        mt_model_free(model);
+    }
+    ck_assert_double_eq(norms[0], norms[1]);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("shim_step");
     TCase *sums = suite_case(suite, "sums"), *faults = suite_case(suite, "faults"),
@@ -265,5 +300,6 @@ int main() {
     tcase_add_test(faults, begin_and_rollback_allocate_nothing);
     tcase_add_loop_test(updates, apply_allocates_nothing, 0, 6);
     tcase_add_test(updates, same_as_torch_optim);
+    tcase_add_test(updates, norm_and_threads);
     return suite_run(suite);
 }

@@ -311,6 +311,21 @@ START_TEST(given_chunks) {
 }
 END_TEST
 
+/* Any two sizes teach the model, the larger one first as well. */
+START_TEST(given_chunks_teach) {
+    static const size_t chunks[] = {9, 7};
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    const mt_policy *policy = mt_trainer_policy(trainer);
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    step(trainer, 16, 1);
+    for (size_t m = 1; m < 40; m++)
+        ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, m),
+                          fake_program_peak(&fake_train_program, m));
+    done(trainer);
+}
+END_TEST
+
 /* The caller's array may change after the call, and the last one given counts. */
 START_TEST(given_chunks_are_copied) {
     size_t chunks[] = {3, 5};
@@ -1252,6 +1267,7 @@ static Suite *suite_trainer(void) {
     tcase_add_test(weights, weights_of_no_units);
     tcase_add_loop_test(weights, gradients_add_up, 0, 2);
     tcase_add_test(given, given_chunks);
+    tcase_add_test(given, given_chunks_teach);
     tcase_add_test(given, given_chunks_are_copied);
     tcase_add_test(given, given_chunks_that_do_not_add_up);
     tcase_add_test(given, given_chunks_retry_but_stay);

@@ -30,9 +30,14 @@ static mt_status pick(const char *flag, const char **out) {
     return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", flag, reason);
 }
 
-static mt_status set_threads(int64_t flag, int otherwise, int *out) {
+static mt_status set_threads(int64_t flag, int replayed, int *out) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    *out = flag ? (int)flag : otherwise ? otherwise : cores > 0 ? (int)cores : 1;
+    if (flag && replayed && flag != replayed)
+        return mt_set_error(MT_EINVAL,
+                            "--threads: '%lld' is not accepted; accepted: %d, as in the trace of "
+                            "--replay, or auto",
+                            (long long)flag, replayed);
+    *out = flag ? (int)flag : replayed ? replayed : cores > 0 ? (int)cores : 1;
     return mt_torch_set_threads(*out);
 }
 
@@ -80,13 +85,13 @@ static mt_status set_budget(ex_device *device, const char *text) {
     return status;
 }
 
-mt_status ex_device_open(const ex_flags *flags, const char *budget, int threads, ex_device *out) {
+mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed, ex_device *out) {
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
     init.cuda = strcmp(flags->device, "cpu") != 0 && strcmp(flags->device, "mps") != 0;
     mt_status status = mt_torch_init(&init);
     if (status == MT_OK) status = pick(flags->device, &out->name);
-    if (status == MT_OK) status = set_threads(flags->threads, threads, &out->threads);
+    if (status == MT_OK) status = set_threads(flags->threads, replayed, &out->threads);
     if (status == MT_OK) status = mt_torch_seed((uint64_t)flags->seed);
     if (status != MT_OK) return status;
     const char *otherwise = is_cpu(out) ? budget : NULL;

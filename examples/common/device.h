@@ -16,12 +16,12 @@ typedef struct ex_device {
 
 /*
  * Prepares libtorch, seeds it, sets threads and budget.
- * @param flags    the seed, --device, --threads and --budget
- * @param budget   --budget where none is given, on the CPU; NULL: auto
- * @param threads  where --threads is auto; 0: one a core
+ * @param flags     the seed, --device, --threads and --budget
+ * @param budget    --budget where none is given, on the CPU; NULL: auto
+ * @param replayed  threads of the trace that is to be replayed, since sums depend on them; 0: any
  * @return MT_OK; MT_EINVAL when a flag's value cannot be had here (names it)
  */
-MT_NODISCARD mt_status ex_device_open(const ex_flags *flags, const char *budget, int threads,
+MT_NODISCARD mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed,
                                       ex_device *out);
 
 #endif

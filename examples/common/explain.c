@@ -97,21 +97,16 @@ static void print_chunks(const mt_memory_model *model, const mt_memory *memory, 
     }
 }
 
-static void print_verdict(const mt_memory *memory, const ex_flags *flags, size_t batch,
-                          size_t largest) {
+static void print_verdict(const ex_flags *flags, size_t batch, size_t largest) {
+    const char *choice = flags->deterministic ? "--deterministic takes the fewest chunks"
+                                              : "the fastest number of chunks is measured";
     if (flags->micro_batch)
-        printf("--micro-batch %lld fixes the chunks: they are not chosen.\n",
-               (long long)flags->micro_batch);
-    else if (!memory->budget_bytes || largest >= batch)
-        printf("A batch of %zu fits whole; other cuts are tried for speed%s.\n", batch,
-               flags->deterministic ? " only without --deterministic" : "");
+        printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
     else if (largest == 0)
         printf("Not even one sample fits.\n");
     else
-        printf("A batch of %zu is cut into %zu chunks or more%s.\n", batch,
-               (batch + largest - 1) / largest,
-               flags->deterministic ? "; --deterministic takes the fewest"
-                                    : ", whatever number turns out to be fastest");
+        printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", batch,
+               (batch + largest - 1) / largest, largest >= batch ? "" : "s", choice);
 }
 
 static mt_status explain_chunks(const mt_backend *backend, const mt_backend_info *info,
@@ -132,7 +127,7 @@ static mt_status explain_chunks(const mt_backend *backend, const mt_backend_info
     size_t largest = memory->budget_bytes ? mt_memory_model_largest(model, room) : batch->count;
     if (largest > batch->count) largest = batch->count;
     print_chunks(model, memory, batch->count, largest);
-    print_verdict(memory, flags, batch->count, largest);
+    print_verdict(flags, batch->count, largest);
     mt_memory_model_free(model);
     return MT_OK;
 }

@@ -192,12 +192,12 @@ static int is_given(const char *flag, int argc, char **argv) {
 /* What only two flags together can get wrong. */
 static int check_together(const ex_command *command, ex_error *error) {
     const ex_flags *f = command->flags;
-    if (!f->min_micro_batch || !f->max_micro_batch || f->min_micro_batch <= f->max_micro_batch)
-        return 0;
+    const char *other = f->min_micro_batch > f->batch ? "--batch" : "--max-micro-batch";
+    int64_t most = f->min_micro_batch > f->batch ? f->batch : f->max_micro_batch;
+    if (!most || f->min_micro_batch <= most) return 0;
     ex_error_set(error, command->program,
-                 "--min-micro-batch: '%lld' is not accepted; accepted: at most the %lld of "
-                 "--max-micro-batch",
-                 (long long)f->min_micro_batch, (long long)f->max_micro_batch);
+                 "--min-micro-batch: '%lld' is not accepted; accepted: at most the %lld of %s",
+                 (long long)f->min_micro_batch, (long long)most, other);
     return -1;
 }
 
@@ -247,6 +247,10 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     options.clip_norm = flags->clip;
     options.amp = (mt_dtype)flags->amp;
     return options;
+}
+
+size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info) {
+    return flags->min_micro_batch ? (size_t)flags->min_micro_batch : info->min_micro_batch;
 }
 
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {

@@ -79,6 +79,9 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
 mt_policy_options ex_flags_policy(const ex_flags *flags);
 mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device);
 
+/* Samples below which a batch makes no chunk: --min-micro-batch, or what the network needs. */
+size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info);
+
 /* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0. */
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps);
 

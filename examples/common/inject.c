@@ -22,3 +22,9 @@ void ex_inject_disarm(const ex_inject *inject, uint64_t step) {
         mt_log(MT_LOG_WARNING, "--inject-oom: step %llu made %llu requests, so none has failed",
                (unsigned long long)step, (unsigned long long)requests);
 }
+
+void ex_inject_finish(const ex_inject *inject, uint64_t steps) {
+    if (inject->step > steps)
+        mt_log(MT_LOG_WARNING, "--inject-oom: the run had %llu steps, so step %llu did not fail",
+               (unsigned long long)steps, (unsigned long long)inject->step);
+}

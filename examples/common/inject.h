@@ -12,4 +12,7 @@ MT_NODISCARD mt_status ex_inject_arm(const ex_inject *inject, uint64_t step);
 /* Right after it: disarms, and says so when the step made fewer requests than that. */
 void ex_inject_disarm(const ex_inject *inject, uint64_t step);
 
+/* After the run: says so when it had no such step. */
+void ex_inject_finish(const ex_inject *inject, uint64_t steps);
+
 #endif

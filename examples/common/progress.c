@@ -54,7 +54,8 @@ enum { PIECES = 4, PIECE = 48 };
 
 static void make_pieces(const ex_progress *p, char pieces[PIECES][PIECE]) {
     double seconds = ex_seconds() - p->started;
-    snprintf(pieces[0], PIECE, "  loss %.3g", p->loss_sum / (double)p->samples);
+    double loss = p->loss_sum / (double)p->samples;
+    snprintf(pieces[0], PIECE, loss < 1000 ? "  loss %.2f" : "  loss %.3g", loss);
     snprintf(pieces[1], PIECE, "  %.*f %.24s/s", (double)p->samples < 10 * seconds ? 1 : 0,
              seconds > 0 ? (double)p->samples / seconds : 0, p->unit);
     format_memory(p->peak_bytes, p->budget_bytes, pieces[2], PIECE);
@@ -98,7 +99,7 @@ static void draw_cells(size_t done, size_t total, size_t cells, char *out) {
 void ex_progress_line(const ex_progress *progress, size_t columns, char *line, size_t capacity) {
     const ex_progress *p = progress;
     char cells[BAR_MOST + 1], head[48], tail[48];
-    size_t room = columns ? columns - 1 : 0; /* the last column would make some terminals wrap */
+    size_t room = columns > 3 ? columns - 3 : 0; /* a terminal writes ^C behind the line */
     snprintf(head, sizeof head, "epoch %llu/%llu", (unsigned long long)p->epoch,
              (unsigned long long)p->epochs);
     snprintf(tail, sizeof tail, " %zu/%zu", p->done, p->steps);

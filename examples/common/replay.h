@@ -22,7 +22,7 @@ MT_NODISCARD mt_status ex_replay_open(const char *path, ex_replay **out);
 /* NULL is a no-op. */
 void ex_replay_free(ex_replay *replay);
 
-/* Steps in the trace; SIZE_MAX for NULL. */
+/* Steps in the trace: a replay stops where it ends. SIZE_MAX for NULL. */
 size_t ex_replay_steps(const ex_replay *replay);
 
 /* Threads of the earlier run; 0 when the trace does not tell, and for NULL. */

@@ -10,25 +10,28 @@
 
 /* ---- results ----------------------------------------------------------------------------------- */
 
-/* Pictures of one class in a split. */
-static size_t count_class(const ex_dataset *d, ex_split split, size_t label) {
-    size_t count = 0;
-    for (size_t i = 0; i < d->member_count[split]; i++)
-        count += d->samples[d->members[split][i]].label == label;
-    return count;
+void ex_report_pictures(const ex_dataset *pictures) {
+    size_t guess;
+    double share = ex_pictures_majority(pictures, &guess);
+    printf("%zu pictures for training, %zu for validation, %zu classes; always guessing '%s' is "
+           "right for %.1f %%\n",
+           ex_dataset_count(pictures, EX_TRAINING), ex_dataset_count(pictures, EX_VALIDATION),
+           pictures->class_count, pictures->class_names[guess], 100 * share);
 }
 
-double ex_majority(const ex_dataset *pictures, size_t *out_label) {
-    ex_split split = ex_dataset_count(pictures, EX_VALIDATION) ? EX_VALIDATION : EX_TRAINING;
-    size_t best = 0, most = 0;
-    for (size_t i = 0; i < pictures->class_count; i++) {
-        size_t count = count_class(pictures, EX_TRAINING, i);
-        if (count <= most) continue;
-        most = count;
-        best = i;
-    }
-    if (out_label) *out_label = best;
-    return (double)count_class(pictures, split, best) / (double)ex_dataset_count(pictures, split);
+void ex_report_job(const char *model, const ex_flags *flags, const ex_device *device,
+                   const mt_backend_info *info) {
+    char parameters[32], budget[32];
+    printf("%s at %lld pixels, parameters %s; %s, %d thread%s; ", model,
+           (long long)flags->image_size,
+           mt_format_size(info->parameter_bytes, parameters, sizeof parameters), device->name,
+           device->threads, device->threads == 1 ? "" : "s");
+    if (device->budget_bytes)
+        printf("budget %s (%s)\n", mt_format_size(device->budget_bytes, budget, sizeof budget),
+               device->budget_from);
+    else
+        printf("no budget\n");
+    fflush(stdout);
 }
 
 void ex_report_epoch(const mt_epoch_report *report, const char *metric, double seconds) {
@@ -72,30 +75,27 @@ static void print_explanation(const mt_trainer *trainer) {
 }
 
 /* The same remedies by the names that they have on the command line, as far as they are left. */
-static void print_remedies(const ex_flags *flags, const ex_device *device) {
+static void print_remedies(const ex_flags *flags, const ex_device *device, int is_state) {
     char budget[32], room[32];
-    fprintf(stderr, "Flags that help:\n");
-    fprintf(stderr, "  --budget SIZE       more than the %s of now",
+    fprintf(stderr, "Flags that help:\n  --budget SIZE        more than the %s of now",
             mt_format_size(device->budget_bytes, budget, sizeof budget));
     if (device->room_bytes)
         fprintf(stderr, "; %s are free", mt_format_size(device->room_bytes, room, sizeof room));
     fprintf(stderr, "\n");
-    if (flags->micro_batch)
-        fprintf(stderr,
-                "  --micro-batch auto  instead of %lld: the chunks are chosen so that they "
-                "fit\n",
+    if (flags->micro_batch && !is_state)
+        fprintf(stderr, "  --micro-batch auto   instead of %lld: chunks that fit are chosen\n",
                 (long long)flags->micro_batch);
-    if (flags->min_micro_batch > 1)
-        fprintf(stderr, "  --min-micro-batch N below the %lld of now\n",
+    if (flags->min_micro_batch > 1 && !is_state)
+        fprintf(stderr, "  --min-micro-batch N  below the %lld of now\n",
                 (long long)flags->min_micro_batch);
-    if (flags->image_size > 32)
+    if (flags->image_size > 32 && !is_state)
         fprintf(stderr,
-                "  --image-size N      below the %lld of now: half the side is a quarter of "
+                "  --image-size N       below the %lld of now: half the side takes a quarter of "
                 "the activations\n",
                 (long long)flags->image_size);
     if (flags->optimizer != MT_SGD)
-        fprintf(stderr, "  --optimizer sgd     keeps one number a parameter, adam and adamw keep "
-                        "two\n");
+        fprintf(stderr, "  --optimizer sgd      one number of state for a parameter instead of "
+                        "two; none with --momentum 0\n");
 }
 
 void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
@@ -104,7 +104,7 @@ void ex_report_failure(const char *program, mt_status status, const mt_trainer *
     fprintf(stderr, "%s: %s\n", program, mt_last_error());
     if (status != MT_EDEVMEM) return;
     print_explanation(trainer);
-    print_remedies(flags, device);
+    print_remedies(flags, device, trainer == NULL);
 }
 
 int ex_exit_status(mt_status status, int interrupted) {

@@ -4,18 +4,21 @@
 #ifndef EX_REPORT_H
 #define EX_REPORT_H
 
-#include "dataset.h"
 #include "device.h"
 #include "flags.h"
+#include "pictures.h"
 
 #include <memtrain/trainer.h>
 
 /*
- * The share of validation pictures (of training pictures, where there are none) that are right for
- * who always guesses the class with most training pictures: what a classifier has to beat.
- * @param out_label  that class; may be NULL
+ * 224 pictures for training, 55 for validation, 8 classes; always guessing 'fruit' is right for
+ * 25.5 %
  */
-double ex_majority(const ex_dataset *pictures, size_t *out_label);
+void ex_report_pictures(const ex_dataset *pictures);
+
+/* resnet18 at 96 pixels, parameters 42.7 MiB; cpu, 2 threads; budget 240.0 MiB (--budget 240MiB) */
+void ex_report_job(const char *model, const ex_flags *flags, const ex_device *device,
+                   const mt_backend_info *info);
 
 /* epoch 1  train loss 1.91 accuracy 31.2 %  validation loss 1.80 accuracy 35.4 %  12.3 s */
 void ex_report_epoch(const mt_epoch_report *report, const char *metric, double seconds);
@@ -28,7 +31,7 @@ void ex_report_run(const mt_run_report *report, size_t batch);
 
 /*
  * Says on standard error why a run ended early: the error line; and when it did not fit, the
- * trainer's explanation (trainer may be NULL) and the flags that help.
+ * trainer's explanation and the flags that help. trainer NULL: not even the model's state did.
  */
 void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
                        const ex_flags *flags, const ex_device *device);

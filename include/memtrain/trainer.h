@@ -119,7 +119,7 @@ typedef struct mt_eval_report {
     double seconds;
     unsigned retries;
     size_t peak_bytes;
-    size_t chunk_count;
+    size_t chunk_count; /* chunks that went through */
 } mt_eval_report;
 
 #define MT_EVAL_REPORT_INIT                                                                        \
