@@ -36,6 +36,13 @@ static size_t needed(const mt_trainer *t, size_t chunk, int *at_least) {
     return mt__max(seen, predicted);
 }
 
+/* Whether the request that was refused would have exceeded the budget; so when nothing is known. */
+static int budget_explains(const mt_trainer *t) {
+    const mt_oom *oom = &t->failure;
+    size_t wanted = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
+    return !oom->refused || !oom->memory.budget_bytes || wanted > oom->memory.budget_bytes;
+}
+
 static void say_consumers(page *p, const mt_trainer *t) {
     const mt_backend_info *i = &t->info;
     size_t known = i->parameter_bytes + i->gradient_bytes + i->optimizer_bytes + i->buffer_bytes;
@@ -49,11 +56,16 @@ static void say_consumers(page *p, const mt_trainer *t) {
 }
 
 static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t bytes, int at_least) {
-    char text[32];
+    char text[32], less[32];
     size_t budget = mt__add(t->failure.memory.allocated_bytes, bytes);
     say(p, "What would make it fit:\n");
-    say(p, "  a budget of %s%s (%zu bytes)\n", at_least ? "more than " : "",
-        mt_format_size(budget, text, sizeof text), budget);
+    if (!budget_explains(t))
+        say(p, "  what the system or a test refuses, not the budget: the request was within it\n");
+    else if (at_least)
+        say(p, "  a budget of more than %s: the request that was refused is not the last one\n",
+            mt_format_size(budget, text, sizeof text));
+    else
+        say(p, "  a budget of %s (%zu bytes)\n", mt_format_size(budget, text, sizeof text), budget);
     if (t->info.needs_whole_batch)
         say(p, "  a smaller batch: its loss couples the samples, so it cannot be cut\n");
     else if (t->policy_options.micro_batch > 1)
@@ -63,7 +75,8 @@ static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t byte
         say(p, "  a smaller min_micro_batch than %zu, if the network allows it\n", chunk);
     say(p, "  smaller samples: activations shrink with the area of a picture\n");
     if (t->info.optimizer_bytes > t->info.parameter_bytes)
-        say(p, "  an optimiser with less state, such as SGD: up to %s less\n",
+        say(p, "  an optimiser with less state: SGD keeps %s less, without momentum %s\n",
+            mt_format_size(t->info.optimizer_bytes - t->info.parameter_bytes, less, sizeof less),
             mt_format_size(t->info.optimizer_bytes, text, sizeof text));
 }
 

@@ -216,6 +216,10 @@ static mt_status run_chunk(mt_trainer *t, work *w, size_t first, size_t count, m
     return t->backend.accumulate(t->backend.self, first, count, weight, r);
 }
 
+static mt_phase phase_of(const work *w) {
+    return w->mode == MT_TRAIN ? MT_PHASE_ACCUMULATE : MT_PHASE_EVALUATE;
+}
+
 /* Keeps what is known of a refusal for the policy and for the explanation. */
 static void note_oom(work *w, mt_phase phase, size_t chunk, const mt_chunk_result *r,
                      size_t allocated_before) {
@@ -249,9 +253,7 @@ static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
     }
     w->peak_bytes = mt__max(w->peak_bytes, r.peak_bytes);
     if (r.seconds > 0) w->seconds += r.seconds;
-    if (status == MT_EDEVMEM)
-        note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_ACCUMULATE : MT_PHASE_EVALUATE, count, &r,
-                 before.allocated_bytes);
+    if (status == MT_EDEVMEM) note_oom(w, phase_of(w), count, &r, before.allocated_bytes);
     if (status != MT_OK) return status;
     add_chunk(&w->sums, &r, count);
     w->done += count;
@@ -273,9 +275,9 @@ static mt_status next_chunk(mt_trainer *t, work *w, size_t index, size_t *out) {
     if (*out || w->plan.discard || mt_plan_covered(&w->plan) >= w->plan.samples) return MT_OK;
     mt_status status = read_memory(t, &memory);
     if (status == MT_OK) status = mt_policy_extend(t->policy, w->mode, &memory, &w->plan);
-    if (status == MT_EDEVMEM) note_oom(w, MT_PHASE_ACCUMULATE, 0, NULL, memory.allocated_bytes);
+    if (status == MT_EDEVMEM) note_oom(w, phase_of(w), 0, NULL, memory.allocated_bytes);
     if (status != MT_OK) return status;
-    mt__trace_plan(t, &w->plan);
+    if (w->mode == MT_TRAIN) mt__trace_plan(t, &w->plan);
     *out = mt_plan_chunk(&w->plan, index);
     return MT_OK;
 }

@@ -376,6 +376,8 @@ static Suite *suite_oom(void) {
     tcase_set_tags(once, "oom");
     tcase_set_tags(for_ever, "oom");
     tcase_set_tags(other, "oom");
+    tcase_set_tags(random, "oom");
+    tcase_set_timeout(random, 10);
     tcase_add_loop_test(none, no_fault, 0, LENGTH(variants));
     tcase_add_loop_test(once, oom_once, 0, LENGTH(variants));
     tcase_add_loop_test(for_ever, oom_for_ever, 0, LENGTH(variants));

@@ -170,6 +170,34 @@ START_TEST(recording_starts_anew) {
 }
 END_TEST
 
+/* Thousands of blocks alive at addresses as a heap gives them, released in any order. */
+START_TEST(recording_many_alive) {
+    enum { BLOCKS = 6000, EVENTS = 60000 };
+    static int64_t bytes[BLOCKS];
+    uint64_t state = (uint64_t)_i + 3;
+    size_t live = 0, peak = 0, allocations = 0, spread = (size_t)1 << (4 * _i);
+
+    hand_start(1);
+    for (int i = 0; i < EVENTS; i++) {
+        size_t block = below(&state, BLOCKS);
+
+        if (bytes[block] == 0) {
+            bytes[block] = (int64_t)(1 + below(&state, 5000));
+            live += (size_t)bytes[block];
+            peak = live > peak ? live : peak;
+            allocations++;
+            event(block * spread, bytes[block]);
+        } else {
+            live -= (size_t)bytes[block];
+            event(block * spread, -bytes[block]);
+            bytes[block] = 0;
+        }
+    }
+    check_hand(allocations, peak);
+    mt_recording_free(hand);
+}
+END_TEST
+
 /* Zero bytes are neither an allocation nor a release. */
 START_TEST(recording_zero_bytes) {
     hand_start(1);
@@ -640,6 +668,7 @@ static Suite *suite_recording(void) {
     tcase_add_test(recording, recording_releases_out_of_order);
     tcase_add_test(recording, recording_alive_at_the_end);
     tcase_add_test(recording, recording_starts_anew);
+    tcase_add_loop_test(recording, recording_many_alive, 0, 7);
     tcase_add_test(recording, recording_zero_bytes);
     tcase_add_loop_test(model, model_exact, 0, SEEDS);
     tcase_add_loop_test(model, model_inverse, 0, SEEDS);

@@ -609,6 +609,21 @@ START_TEST(stale_trainer) {
 }
 END_TEST
 
+/* Thousands of handles alive at once, freed in another order; none is mistaken for another. */
+START_TEST(many_handles) {
+    enum { HANDLES = 3000 };
+    static mt_recording *handles[HANDLES];
+
+    for (int i = 0; i < HANDLES; i++) ck_ok(mt_recording_new(&handles[i]));
+    for (int i = 0; i < HANDLES; i++) ck_ok(mt_recording_start(handles[i], (size_t)i + 1));
+    for (int i = 0; i < HANDLES; i += 3) mt_recording_free(handles[i]);
+    for (int i = 0; i < HANDLES; i++)
+        ck_assert_uint_eq(mt_recording_samples(handles[i]), i % 3 == 0 ? 0 : (size_t)i + 1);
+    for (int i = HANDLES; i-- > 0;) mt_recording_free(handles[i]);
+    for (int i = 0; i < HANDLES; i++) refuses(mt_recording_start(handles[i], 1), "recording");
+}
+END_TEST
+
 /* A handle of another kind is no handle either. */
 START_TEST(foreign_handle) {
     mt_batch batch = {sizeof(batch), NULL, 4, 1};
@@ -654,6 +669,7 @@ static Suite *suite_status(void) {
     tcase_add_test(stale, stale_recording);
     tcase_add_test(stale, stale_policy);
     tcase_add_test(stale, stale_trainer);
+    tcase_add_test(stale, many_handles);
     tcase_add_test(stale, foreign_handle);
     return suite;
 }

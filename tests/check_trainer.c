@@ -263,6 +263,24 @@ START_TEST(weights_of_no_units) {
 }
 END_TEST
 
+/* Units are counts or sums: no backend means a negative one, or none that is a number. */
+START_TEST(weights_of_impossible_units) {
+    static const double values[] = {-1, NAN};
+    fake_options options = with_units(40);
+    mt_batch batch = batch_of(8, 1);
+    mt_trainer *trainer;
+    uint64_t before;
+
+    options.units = &values[_i];
+    options.unit_count = 1;
+    trainer = trainer_with(&options, NULL);
+    before = fake_hash(&fake);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
+    ck_assert_uint_eq(fake_hash(&fake), before);
+    done(trainer);
+}
+END_TEST
+
 /* The parameters after one step on 23 samples in k balanced chunks. */
 static void parameters_in_chunks(const fake_options *options, size_t k, double *out, double *loss) {
     mt_trainer *trainer = trainer_with(options, NULL);
@@ -1019,6 +1037,41 @@ START_TEST(explained) {
 }
 END_TEST
 
+static mt_status describe_adam(void *self, mt_backend_info *out) {
+    (void)self;
+    out->parameter_bytes = 4000;
+    out->optimizer_bytes = 8000;
+    return MT_OK;
+}
+
+/* What would help depends: on the size that was fixed, on the optimiser, on what is known. */
+START_TEST(explained_by_case) {
+    static const char *const words[] = {"micro-batch", "optimiser", "not known"};
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    fake_options options = fits(2);
+    mt_batch batch = batch_of(32, 1);
+    mt_trainer *trainer;
+    mt_backend seam;
+    char text[4000];
+
+    if (_i == 2) { /* a device with a limit that it does not tell */
+        options.device_bytes = options.resident_bytes + 100;
+        options.budget_bytes = 0;
+    }
+    fake_init(&fake, &options);
+    seam = fake_seam(&fake);
+    seam.describe = describe_adam;
+    policy.micro_batch = 8;
+    own.policy = &policy;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
+    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
+    ck_contains(text, words[_i]);
+    done(trainer);
+}
+END_TEST
+
 /* The budget that the text asks for is the one that suffices, to the byte. */
 START_TEST(explained_budget_suffices) {
     fake_options options = fits(40);
@@ -1265,6 +1318,7 @@ static Suite *suite_trainer(void) {
     tcase_add_test(weights, weights_are_shares);
     tcase_add_test(weights, weights_without_units);
     tcase_add_test(weights, weights_of_no_units);
+    tcase_add_loop_test(weights, weights_of_impossible_units, 0, 2);
     tcase_add_loop_test(weights, gradients_add_up, 0, 2);
     tcase_add_test(given, given_chunks);
     tcase_add_test(given, given_chunks_teach);
@@ -1297,6 +1351,7 @@ static Suite *suite_trainer(void) {
     tcase_add_loop_test(failure, poisoned, 0, 2);
     tcase_add_loop_test(memory, retries_are_bounded, 0, 4);
     tcase_add_test(memory, explained);
+    tcase_add_loop_test(memory, explained_by_case, 0, 3);
     tcase_add_test(memory, explained_budget_suffices);
     tcase_add_test(memory, fixed_micro_batch_does_not_fit);
     tcase_add_test(memory, hog_comes_and_goes);

@@ -155,7 +155,7 @@ typedef struct mt_backend {
      * the chunk's units) multiplied by weight before backward; adds to the gradients. weight is
      * units(chunk) / units(batch), so the chunks of a batch sum up to its gradient. MT_EDEVMEM when
      * memory ran out, std::bad_alloc and its like included; gradients may then hold rubbish: the
-     * trainer calls rollback next.
+     * trainer calls rollback next, and nothing else is legal.
      */
     mt_status (*accumulate)(void *self, size_t first, size_t count, double weight,
                             mt_chunk_result *out);

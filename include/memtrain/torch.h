@@ -12,6 +12,8 @@
  * Devices are named as libtorch names them: "cpu", "cuda", "cuda:1", "mps". Memory is counted in
  * bytes of tensors ("counted bytes"), not in resident bytes of the process.
  *
+ * Structs that are handed out have their size set by the caller, as everywhere in the library.
+ *
  * No C++ exception leaves any function. Besides the codes named, each may return MT_EINVAL for a
  * NULL or stale argument (named in the error line), MT_EDEVMEM when memory ran out, and MT_ETORCH
  * with libtorch's own words.
@@ -75,7 +77,9 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
  * mt_host_memory's budget, the limit holds for the whole process and is enforced at each
  * allocation. On CUDA the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
  * recommended working set; both also set the allocator's own limit. It may be changed at any time;
- * a limit below what is allocated refuses every further request until enough is released.
+ * a limit below what is allocated refuses every further request until enough is released. CUDA's
+ * allocator reads its limit once, when the device is first used, and for all cards alike: set later,
+ * the budget is kept by the policy alone, and the log says so.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t bytes);
 
@@ -255,7 +259,10 @@ MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_optio
 /* NULL is a no-op. The model stays and keeps its parameters. */
 MT_API void mt_torch_free(mt_torch *torch);
 
-/* Fills in the seam. out->self is torch, which must outlive the trainer. */
+/*
+ * Fills in the seam. out->size is set by the caller (MT_BACKEND_INIT); out->self is torch, which must
+ * outlive the trainer. What the device cannot do stays NULL: MPS has no record and no reset_peak.
+ */
 MT_API MT_NODISCARD mt_status mt_torch_backend(mt_torch *torch, mt_backend *out);
 
 /* ---- the primitives, for loops of one's own (no policy) --------------------------------------- */
