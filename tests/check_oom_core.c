@@ -145,6 +145,16 @@ static int failed_after_apply(mt_status injected) {
     return 0;
 }
 
+/* Whether the injected failure hit what a retry can do again. */
+static int failed_in_the_work(void) {
+    const unsigned work = FAKE_BIT(FAKE_BEGIN) | FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_APPLY) |
+                          FAKE_BIT(FAKE_EVALUATE);
+
+    for (size_t i = 0; i < fake.logged; i++)
+        if (fake.log[i].status != MT_OK && (FAKE_BIT(fake.log[i].kind) & work) == 0) return 0;
+    return 1;
+}
+
 /*
  * Performs one line of the script. If it does not go through under the fault, it must once the
  * fault is gone. Returns the number of faults, so that the caller knows whether any is left.
@@ -161,6 +171,9 @@ static uint64_t line_under_fault(mt_trainer *trainer, const variant *v, uint64_t
                       failed_after_apply(allowed),
                   "%s: the failure was swallowed", where(v, n, index));
     if (status == MT_OK) return 0;
+    ck_assert_msg(fake.persistent || allowed != MT_EDEVMEM || fake.genuine > genuine ||
+                      !failed_in_the_work(),
+                  "%s: one failure, and it gave up: '%s'", where(v, n, index), mt_last_error());
     ck_assert_msg(fake.fired > fired || fake.genuine > genuine, "%s: gave up without a cause",
                   where(v, n, index));
     fired = fake.fired;
