@@ -423,7 +423,8 @@ const char *mt_phase_name(mt_phase phase) {
 /* Whether the budget explains the refusal: no evidence, or in use + request above it. */
 static int is_explained(const mt_oom *oom) {
     size_t budget = oom->memory.budget_bytes;
-    if (!oom->refused || !budget) return 1;
+    if (!oom->refused) return oom->chunk > 0; /* begin and apply have no size that could be wrong */
+    if (!budget) return 1;
     return mt__add(oom->refused_in_use_bytes, oom->refused_bytes) > budget;
 }
 
@@ -488,6 +489,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     *out = is_explained(oom) ? answer_explained(policy, oom, fixed)
                              : answer_unexplained(policy, oom, fixed);
     policy->replanning = *out == MT_ACTION_REPLAN;
+    if (!policy->replanning) policy->step_failed = 0; /* the same plan is tried again */
     return MT_OK;
 }
 

@@ -99,7 +99,9 @@ typedef struct mt_chunk_result {
     size_t refused_in_use_bytes; /* what was allocated when it was refused */
 } mt_chunk_result;
 
-/* What apply did. The trainer zeroes the struct and sets size before the call. */
+/*
+ * What apply did. The trainer sets size, grad_norm to NaN and the rest to zero before the call.
+ */
 typedef struct mt_apply_result {
     size_t size;      /* sizeof(mt_apply_result) */
     double seconds;   /* 0: not measured */
@@ -132,8 +134,8 @@ typedef struct mt_backend {
     mt_status (*describe)(void *self, mt_backend_info *out);
 
     /*
-     * Memory of the device as it is now. Called at the start of each step and after each OOM, so
-     * it should cost microseconds.
+     * Memory of the device as it is now. Called before each step and each chunk and after each OOM,
+     * so it should cost microseconds. A failure before begin reaches the caller as it is.
      */
     mt_status (*memory)(void *self, mt_memory *out);
 
@@ -144,7 +146,8 @@ typedef struct mt_backend {
     mt_status (*empty_cache)(void *self, mt_clear_result *out);
 
     /*
-     * Starts a step: remembers whatever a step can change (random number generators, module
+     * Starts a step (the parts of one batch may then be asked for in any order, and more than once
+     * before a rollback: a recording runs the first samples twice): remembers whatever a step can change (random number generators, module
      * buffers); parameters and optimiser state are changed by apply alone. Gradients are zero
      * afterwards. On failure nothing has begun, and neither rollback nor apply follows.
      */
@@ -178,7 +181,7 @@ typedef struct mt_backend {
 
     /*
      * Optional. From now on, tells sink of every allocation and release that this thread makes on
-     * the device; sink NULL stops. *sink is copied. Without it, chunk sizes are found by trying.
+     * the device; sink NULL stops, and must not fail. *sink is copied. Without it, chunk sizes are found by trying.
      */
     mt_status (*record)(void *self, const mt_event_sink *sink);
 

@@ -149,7 +149,8 @@ MT_API MT_NODISCARD mt_status mt_plan_balanced(size_t samples, size_t chunks, mt
 /* Zero is the default of every field. */
 typedef struct mt_policy_options {
     size_t size;        /* sizeof(mt_policy_options) */
-    size_t micro_batch; /* chunk size fixed by the user; 0: chosen */
+    size_t micro_batch; /* largest chunk, fixed by the user: as few balanced chunks as it allows;
+                               0: chosen */
     size_t
         min_micro_batch; /* never smaller, except for a batch that is; 0: what the backend says */
     size_t max_micro_batch; /* never larger; 0: no bound */
@@ -239,8 +240,10 @@ typedef enum mt_action {
 
 /*
  * What to do after an OOM. A refusal that the budget does not explain (in use + request is within
- * it) is retried once and teaches nothing; one that it does explain corrects the model, and the
- * next plan comes from the model, not from halving. Bounded by max_retries.
+ * it, or there was no chunk and no evidence) teaches nothing: the same plan again, then once more with
+ * an empty cache, then smaller chunks for this step alone. One that it does explain (or that came
+ * without evidence in a chunk) corrects the model, and the next plan comes from the model, not from
+ * halving. Bounded by max_retries.
  */
 MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
 
@@ -259,7 +262,8 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
  * Whether to empty the cache now; asked once before each step (or evaluation call).
  * Automatic clearing acts when cached bytes and the predicted peak together exceed the budget, when
  * the allocator had to retry, or when the mode changed and the cache holds more than a tenth of the
- * budget, and only while all clears together have cost less than 1 % of the time.
+ * budget, and only while all clears together have cost no more than 1 % of the time, the first one
+ * apart. Clearing each N steps comes before step N + 1, 2 N + 1, and so on.
  * @param predicted_peak_bytes  of the plan, 0: not known
  */
 MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,

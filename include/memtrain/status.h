@@ -8,6 +8,8 @@
  * Words used in all headers:
  *   new reference   the caller owns it and gives it back with the function named;
  *   borrowed        valid until the moment named, never to be freed by the caller;
+ *   stale           freed: functions answer MT_EINVAL, not with a crash, unless a newer handle of the
+ *                   same kind has taken the address;
  *   thread rule     "any thread" may be called at any time from anywhere; "one thread at a time"
  *                   leaves the locking to the caller.
  */
@@ -118,7 +120,7 @@ MT_API MT_NODISCARD mt_status mt_set_allocator(void *(*malloc_fn)(size_t),
 
 /*
  * Reads a size as people write it: "600MiB", "8GB", "1.5G", "4096", or a fraction of what is there,
- * "0.95" (0 < x < 1, no unit). KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB and the bare
+ * "0.95" (0 < x < 1, no unit). Case and blanks before the unit do not matter. KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB and the bare
  * letters K, M, G, T powers of 1024.
  *
  * @param text      the text; blanks around it are ignored

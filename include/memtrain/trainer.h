@@ -77,14 +77,14 @@ typedef struct mt_step_report {
     double grad_norm;               /* before clipping; NaN: not computed */
     double seconds;                 /* as the backend measured, discarded work included */
     unsigned retries;               /* times that the step was taken back and done again */
-    size_t discarded;               /* samples whose work was thrown away */
-    int skipped;                    /* 1: the loss scaler skipped the update */
-    mt_plan_reason reason;          /* of the last plan */
-    size_t predicted_peak_bytes;    /* 0: no prediction */
-    size_t peak_bytes;              /* highest allocated during the step */
-    size_t allocated_bytes;         /* after the step */
+    size_t discarded;      /* samples whose work was thrown away, the failed chunk's included */
+    int skipped;           /* 1: the loss scaler skipped the update */
+    mt_plan_reason reason; /* of the last plan */
+    size_t predicted_peak_bytes; /* 0: no prediction */
+    size_t peak_bytes;           /* highest allocated during the step */
+    size_t allocated_bytes;      /* after the step */
     size_t reserved_bytes;
-    size_t budget_bytes;
+    size_t budget_bytes; /* after the step: it may have been changed on the way */
 } mt_step_report;
 
 /* Zero but for the size. */
@@ -97,7 +97,8 @@ typedef struct mt_step_report {
  * @param batch   borrowed for the call
  * @param report  may be NULL
  * @return MT_OK; MT_EDEVMEM: did not fit, nothing changed; MT_EINVAL; MT_ESTATE: the trainer is
- *         poisoned by a failed rollback; any other status of the backend after a rollback
+ *         poisoned by a failed rollback, this step's or an earlier one's; any other status of the
+ *         backend after a rollback. After MT_OK the update has been made, whatever the report lacks.
  */
 MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch,
                                               mt_step_report *report);
