@@ -8,7 +8,7 @@
 
 namespace {
 
-void on_event(void *user, const void *address, int64_t bytes) {
+void on_event(void *user, void *address, int64_t bytes) {
     mt_recording_event(static_cast<mt_recording *>(user), address, bytes);
 }
 

@@ -73,7 +73,7 @@ static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t byte
             t->policy_options.micro_batch);
     else if (chunk > 1)
         say(p, "  a smaller min_micro_batch than %zu, if the network allows it\n", chunk);
-    say(p, "  smaller samples: activations shrink with the area of a picture\n");
+    say(p, "  smaller samples: a smaller picture, a shorter sequence\n");
     if (t->info.optimizer_bytes > t->info.parameter_bytes)
         say(p, "  an optimiser with less state: SGD keeps %s less, without momentum %s\n",
             mt_format_size(t->info.optimizer_bytes - t->info.parameter_bytes, less, sizeof less),
@@ -92,10 +92,15 @@ size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity
                                                                 : t->info.min_micro_batch);
     size_t chunk = oom->chunk ? oom->chunk : mt__min(least, t->failed_batch);
     size_t bytes = needed(t, chunk, &at_least);
-    say(&p,
-        "A batch of %zu samples does not fit on %s: memory ran out in %s, and nothing is left to "
-        "try.\n",
-        t->failed_batch, t->info.device ? t->info.device : "the device", mt_phase_name(oom->phase));
+    const char *device = t->info.device ? t->info.device : "the device";
+    if (oom->attempt)
+        say(&p,
+            "A batch of %zu samples does not fit on %s: memory ran out in %s, and nothing is left "
+            "to try.\n",
+            t->failed_batch, device, mt_phase_name(oom->phase));
+    else
+        say(&p, "A batch of %zu samples does not fit on %s: it is known before it is tried.\n",
+            t->failed_batch, device);
     if (oom->memory.budget_bytes)
         row(&p, "budget", oom->memory.budget_bytes);
     else

@@ -141,6 +141,15 @@ static size_t smaller(size_t chunk) {
     return chunk - mt__max(1, chunk / 3);
 }
 
+/*
+ * The largest size that may be tried after one that did not fit: where the prediction was compared
+ * with a budget it has been corrected and says more, else there is nothing to go by.
+ */
+static size_t next_below(const curve *c) {
+    int is_known = predict(c, 1) > 0 && c->failed_room < SIZE_MAX;
+    return is_known ? c->failed_chunk - 1 : smaller(c->failed_chunk);
+}
+
 /* Largest chunk that is predicted to fit; SIZE_MAX when nothing is known. */
 static size_t largest(const curve *c, size_t room) {
     size_t left = room - mt__min(room, c->residual);
@@ -151,8 +160,7 @@ static size_t largest(const curve *c, size_t room) {
         m = 0;
     else if (c->bound_samples && c->bound_peak)
         m = (size_t)((double)left / (double)c->bound_peak * (double)c->bound_samples);
-    if (c->failed_chunk && room <= c->failed_room)
-        m = mt__min(m, predict(c, 1) ? c->failed_chunk - 1 : smaller(c->failed_chunk));
+    if (c->failed_chunk && room <= c->failed_room) m = mt__min(m, next_below(c));
     return m;
 }
 
@@ -197,11 +205,24 @@ static void take_recording(curve *c) {
     c->residual = 0;
 }
 
+/*
+ * A correction that measured peaks do not bear out came from something that passed: it fades by a
+ * sixteenth a chunk, so that one refusal without evidence does not keep chunks small for ever.
+ */
+static void forget_slowly(curve *c, size_t samples, size_t peak) {
+    if (!c->residual || peak > predict(c, samples) - c->residual) return;
+    c->residual -= mt__ceil_div(c->residual, 16);
+    if (!c->residual) c->failed_chunk = 0;
+}
+
 /* Compares a measured peak with the prediction, or keeps it where there are no recordings. */
 static void learn_peak(curve *c, size_t samples, size_t peak) {
     if (c->model) {
         size_t predicted = predict(c, samples);
-        if (peak > predicted) c->residual += peak - predicted;
+        if (peak > predicted)
+            c->residual += peak - predicted;
+        else
+            forget_slowly(c, samples, peak);
     } else if (samples > c->bound_samples ||
                (samples == c->bound_samples && peak > c->bound_peak)) {
         c->bound_samples = samples;

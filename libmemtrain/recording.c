@@ -116,7 +116,7 @@ static void note_allocation(mt_recording *r, const void *address, size_t bytes) 
     r->peak_bytes = mt__max(r->peak_bytes, r->live_bytes);
 }
 
-void mt_recording_event(mt_recording *r, const void *address, int64_t bytes) {
+void mt_recording_event(mt_recording *r, void *address, int64_t bytes) {
     if (!mt__handle_is(r, MT__KIND_RECORDING) || !address || bytes == 0 || r->incomplete) return;
     if (!reserve_events(r) || (bytes > 0 && !reserve_live(r))) {
         r->incomplete = 1;

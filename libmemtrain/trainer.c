@@ -175,7 +175,7 @@ static double means(const mt__sums *sums, double metrics[MT_METRICS_MAX]) {
 
 /* ---- one chunk --------------------------------------------------------------------------------- */
 
-static void on_event(void *user, const void *address, int64_t bytes) {
+static void on_event(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
 
@@ -320,6 +320,7 @@ static mt_status roll_back(mt_trainer *t, mt_status because) {
 static mt_status attempt_step(mt_trainer *t, work *w) {
     memset(&w->sums, 0, sizeof w->sums);
     w->done = 0;
+    mt_set_error(MT_OK, "%s", ""); /* a backend may fail without a word: no older line is its own */
     note_oom(w, MT_PHASE_BEGIN, 0, NULL, 0);
     mt_status status = t->backend.begin(t->backend.self, w->batch);
     if (status != MT_OK) return status;
@@ -356,7 +357,7 @@ static mt_status make_plan(mt_trainer *t, work *w) {
     mt_status status = read_memory(t, &memory);
     if (status != MT_OK) return status;
     size_t rest = w->batch->count - (w->mode == MT_EVALUATE ? w->done : 0);
-    if (t->info.needs_whole_batch && w->mode == MT_TRAIN) {
+    if (t->info.needs_whole_batch) {
         status = mt_plan_balanced(rest, 1, &w->plan);
         w->plan.reason = MT_PLAN_USER;
     } else {
@@ -366,6 +367,7 @@ static mt_status make_plan(mt_trainer *t, work *w) {
         note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
                  memory.allocated_bytes);
         w->oom.memory = memory;
+        mt__trace_oom(t, &w->oom, MT_ACTION_GIVE_UP);
     }
     if (status == MT_OK && w->mode == MT_TRAIN &&
         (w->plan.discard || mt_plan_covered(&w->plan) == rest))
@@ -379,7 +381,7 @@ static mt_status answer_oom(mt_trainer *t, work *w) {
     char reason[256];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     w->oom.attempt++;
-    w->oom.plan_is_fixed = w->forced || (t->info.needs_whole_batch && w->mode == MT_TRAIN);
+    w->oom.plan_is_fixed = w->forced || t->info.needs_whole_batch;
     t->run.ooms++;
     mt_status status = read_memory(t, &w->oom.memory);
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
@@ -393,10 +395,16 @@ static mt_status answer_oom(mt_trainer *t, work *w) {
     return action == MT_ACTION_REPLAN || w->mode == MT_EVALUATE ? make_plan(t, w) : MT_OK;
 }
 
+/* Keeps the failure for mt_trainer_explain and puts what it was about before the backend's words. */
 static void keep_failure(mt_trainer *t, const work *w) {
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
     t->has_failure = 1;
     t->failure = w->oom;
     t->failed_batch = w->batch->count;
+    mt_set_error(MT_EDEVMEM, "a batch of %zu samples does not fit on %s: %s", w->batch->count,
+                 t->info.device ? t->info.device : "the device",
+                 reason[0] ? reason : mt_status_text(MT_EDEVMEM));
 }
 
 /* Attempts until one goes through or nothing is left to try. */
@@ -560,6 +568,7 @@ static mt_status do_evaluation(mt_trainer *t, work *w) {
     mt_status status = make_plan(t, w);
     while (status == MT_OK && w->done < w->batch->count) {
         size_t done = w->done;
+        mt_set_error(MT_OK, "%s", "");
         w->done = 0;
         status = do_chunks(t, w, done);
         w->done += done;

@@ -132,7 +132,7 @@ static size_t device_fits(const device *dev) {
     return m;
 }
 
-static void sink_recording(void *user, const void *address, int64_t bytes) {
+static void sink_recording(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
 
@@ -884,6 +884,53 @@ START_TEST(oom_long_ago) {
 }
 END_TEST
 
+/* No budget is known: sizes shrink by a third, not by one chunk, until they fit. */
+START_TEST(oom_without_a_budget) {
+    device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
+    mt_action action = MT_ACTION_REPLAN;
+    size_t chunk = 90;
+    unsigned attempt = 0;
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 90));
+    ck_ok(device_chunk(&dev, MT_TRAIN, 4));
+    while (chunk > 8) {
+        mt_oom oom = oom_explained(&dev, chunk, ++attempt);
+
+        oom.memory.budget_bytes = 0;
+        action = answer(&dev, oom);
+        ck_assert_int_eq(action, MT_ACTION_REPLAN);
+        ck_ok(device_plan(&dev, MT_TRAIN, 90));
+        ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), chunk);
+        chunk = mt_plan_chunk(&dev.plan, 0);
+    }
+    ck_assert_uint_le(attempt, 8);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Eight refusals without evidence that never come again: the plan is as before some batches later. */
+START_TEST(oom_that_passes_is_forgotten) {
+    device dev =
+        device_new(need(64), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    size_t before, after;
+
+    for (int step = 0; step < 2; step++) ck_ok(device_batch(&dev, MT_TRAIN, 128));
+    before = mt_plan_chunks(&dev.plan);
+    for (unsigned attempt = 1; attempt <= 8; attempt++) {
+        mt_oom oom = oom_explained(&dev, mt_plan_chunk(&dev.plan, 0), attempt);
+
+        oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
+        if (answer(&dev, oom) == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 128));
+    }
+    ck_assert_uint_gt(mt_plan_chunks(&dev.plan), before);
+    for (int step = 0; step < 100; step++) ck_ok(device_batch(&dev, MT_TRAIN, 128));
+    after = mt_plan_chunks(&dev.plan);
+    ck_assert_uint_eq(after, before);
+    ck_assert_uint_eq(dev.ooms, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* ---- cache ---------------------------------------------------------------------------------- */
 
 static mt_memory cached(size_t allocated, size_t reserved, uint64_t retries) {
@@ -1034,6 +1081,8 @@ static Suite *suite_policy(void) {
     tcase_add_loop_test(oom, oom_outside_a_chunk, 0, 2);
     tcase_add_test(oom, oom_is_forgotten_in_more_room);
     tcase_add_test(oom, oom_long_ago);
+    tcase_add_test(oom, oom_without_a_budget);
+    tcase_add_test(oom, oom_that_passes_is_forgotten);
     tcase_add_loop_test(cache, clear_automatic, 0, LENGTH(clears));
     tcase_add_test(cache, clear_every);
     tcase_add_loop_test(cache, clear_costs_at_most_one_percent, 0, 4);

@@ -13,7 +13,7 @@
 
 /* ---- helpers -------------------------------------------------------------------------------- */
 
-static void sink_recording(void *user, const void *address, int64_t bytes) {
+static void sink_recording(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
 
@@ -94,7 +94,7 @@ static void hand_start(size_t samples) {
 }
 
 static void event(size_t block, int64_t bytes) {
-    mt_recording_event(hand, (const void *)(uintptr_t)(0x100 * (block + 1)), bytes);
+    mt_recording_event(hand, (void *)(uintptr_t)(0x100 * (block + 1)), bytes);
 }
 
 static void check_hand(size_t allocations, size_t peak) {

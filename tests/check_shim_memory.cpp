@@ -40,7 +40,7 @@ struct Recorder {
     int64_t in_use = 0, peak = 0;
     size_t events = 0;
 
-    static void event(void *user, const void *address, int64_t bytes) {
+    static void event(void *user, void *address, int64_t bytes) {
         auto &self = *static_cast<Recorder *>(user);
         self.events++;
         if (bytes > 0) {

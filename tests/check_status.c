@@ -144,7 +144,7 @@ static void trace_drop(void *user, const char *line) {
     (void)line;
 }
 
-static void sink_recording(void *user, const void *address, int64_t bytes) {
+static void sink_recording(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
 

@@ -226,7 +226,7 @@ START_TEST(a_recording_has_the_measured_peak) {
         result.size = sizeof result;
         bench::must(t.backend.begin(t.backend.self, &batch.batch), "begin");
         bench::must(mt_recording_start(recording, sizes[_i]), "start");
-        mt_event_sink sink = {recording, [](void *user, const void *address, int64_t bytes) {
+        mt_event_sink sink = {recording, [](void *user, void *address, int64_t bytes) {
                                   mt_recording_event(static_cast<mt_recording *>(user), address,
                                                      bytes);
                               }};

@@ -682,6 +682,24 @@ START_TEST(whole_batch_is_not_cut) {
 }
 END_TEST
 
+/* A loss that couples the samples is another figure in chunks: evaluation does not cut it either. */
+START_TEST(whole_batch_is_evaluated_whole) {
+    fake_options options = fits(30);
+    mt_batch batch = batch_of(16, 1);
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer;
+
+    options.needs_whole_batch = 1;
+    trainer = trainer_with(&options, NULL);
+    ck_ok(mt_trainer_evaluate(trainer, &batch, &report));
+    ck_assert_uint_eq(report.chunk_count, 1);
+    batch.count = 4000;
+    ck_status(mt_trainer_evaluate(trainer, &batch, &report), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a batch of 4000 samples does not fit");
+    done(trainer);
+}
+END_TEST
+
 START_TEST(whole_batch_against_micro_batch) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
@@ -1338,6 +1356,7 @@ static Suite *suite_trainer(void) {
     tcase_add_test(cut, whole_batch_does_not_fit);
     tcase_add_test(cut, whole_batch_is_not_cut);
     tcase_add_test(cut, whole_batch_against_micro_batch);
+    tcase_add_test(cut, whole_batch_is_evaluated_whole);
     tcase_add_test(eval, evaluation_counts_once);
     tcase_add_test(eval, evaluation_in_its_own_chunks);
     tcase_add_test(eval, evaluation_does_not_fit);

@@ -32,7 +32,7 @@ static void print_state(const mt_backend_info *info, const mt_memory *memory,
 
 /* ---- recording --------------------------------------------------------------------------------- */
 
-static void on_event(void *user, const void *address, int64_t bytes) {
+static void on_event(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
 

@@ -56,7 +56,11 @@ typedef struct mt_batch {
 #define MT_BATCH_INIT                                                                              \
     { sizeof(mt_batch), NULL, 0, 0 }
 
-/* Memory of the backend's device as it is now, in bytes. What is not known is 0. */
+/*
+ * Memory of the backend's device as it is now, in bytes. What is not known is 0. The budget may differ
+ * from call to call; with nothing left, report 1 and not 0, which means that there is no limit. A
+ * backend without a cache reports what is allocated as reserved.
+ */
 typedef struct mt_memory {
     size_t size;         /* sizeof(mt_memory), set by the trainer */
     size_t budget_bytes; /* most that may be allocated; 0: no limit known, nothing is predicted */
@@ -67,7 +71,10 @@ typedef struct mt_memory {
     uint64_t alloc_retries; /* times the device's allocator had to empty its cache to serve */
 } mt_memory;
 
-/* What the policy must know of the model before the first step; all zero is a legal answer. */
+/*
+ * What the policy must know of the model before the first step; all zero is a legal answer. The byte
+ * figures are full sizes, allocated yet or not, for the trace and mt_trainer_explain alone.
+ */
 typedef struct mt_backend_info {
     size_t size;               /* sizeof(mt_backend_info), set by the trainer */
     const char *device;        /* "cpu", "cuda:0", ...; borrowed for the backend's life */
@@ -93,7 +100,11 @@ typedef struct mt_chunk_result {
     double metric_sums[MT_METRICS_MAX]; /* sums over samples, in the order of metric_names */
     double seconds;    /* time that the chunk took, the device waited for; 0: not measured */
     size_t peak_bytes; /* highest allocated during the call; 0: not known */
-    /* Evidence of an OOM, valid whatever the status: */
+    /*
+     * Evidence of an OOM, to be filled in with MT_EDEVMEM (it does no harm beside MT_OK): requests
+     * that the allocator refused in this call. With it an OOM is compared with the budget and
+     * corrects the model by bytes; left at 0, the chunk's size is taken for what did not fit.
+     */
     uint64_t refused;            /* requests refused on this thread during this call */
     size_t refused_bytes;        /* size of the last one */
     size_t refused_in_use_bytes; /* what was allocated when it was refused */
@@ -119,11 +130,12 @@ typedef struct mt_clear_result {
 /*
  * Receives every allocation and release on the recording thread: bytes > 0 is an allocation of the
  * block at address, bytes < 0 its release. Releases of blocks older than the recording come too and
- * are ignored by the recorder. Must not allocate on the device and must not fail.
+ * are ignored by the recorder. The address is compared, never read. Must
+ * not allocate on the device and must not fail.
  */
 typedef struct mt_event_sink {
     void *user;
-    void (*event)(void *user, const void *address, int64_t bytes);
+    void (*event)(void *user, void *address, int64_t bytes);
 } mt_event_sink;
 
 typedef struct mt_backend {
@@ -134,8 +146,9 @@ typedef struct mt_backend {
     mt_status (*describe)(void *self, mt_backend_info *out);
 
     /*
-     * Memory of the device as it is now. Called before each step and each chunk and after each OOM,
-     * so it should cost microseconds. A failure before begin reaches the caller as it is.
+     * Memory of the device as it is now; *out comes zeroed but for its size. Called by
+     * mt_trainer_new, several times a step, before each chunk and after each OOM, so it should cost
+     * microseconds. A failure before begin reaches the caller as it is.
      */
     mt_status (*memory)(void *self, mt_memory *out);
 
@@ -146,10 +159,13 @@ typedef struct mt_backend {
     mt_status (*empty_cache)(void *self, mt_clear_result *out);
 
     /*
-     * Starts a step (the parts of one batch may then be asked for in any order, and more than once
-     * before a rollback: a recording runs the first samples twice): remembers whatever a step can change (random number generators, module
+     * Starts a step: remembers whatever a step can change (random number generators, module
      * buffers); parameters and optimiser state are changed by apply alone. Gradients are zero
-     * afterwards. On failure nothing has begun, and neither rollback nor apply follows.
+     * afterwards. The batch stays borrowed until apply or rollback; its parts may be asked for more
+     * than once (a recording that is taken back runs the first samples twice).
+     * May return MT_EDEVMEM. On failure nothing has begun, and neither rollback nor apply follows.
+     * Memory that lives on (gradients, optimiser state) is best taken here or before, not in
+     * accumulate, where it would be recorded as the chunk's.
      */
     mt_status (*begin)(void *self, const mt_batch *batch);
 
@@ -158,7 +174,8 @@ typedef struct mt_backend {
      * the chunk's units) multiplied by weight before backward; adds to the gradients. weight is
      * units(chunk) / units(batch), so the chunks of a batch sum up to its gradient. MT_EDEVMEM when
      * memory ran out, std::bad_alloc and its like included; gradients may then hold rubbish: the
-     * trainer calls rollback next, and nothing else is legal.
+     * trainer calls rollback next, and nothing else is legal. Memory of a chunk that failed is
+     * released before returning.
      */
     mt_status (*accumulate)(void *self, size_t first, size_t count, double weight,
                             mt_chunk_result *out);
@@ -175,25 +192,32 @@ typedef struct mt_backend {
      */
     mt_status (*apply)(void *self, mt_apply_result *out);
 
-    /* Optional. Forward only, in evaluation mode, outside a step; changes no state. */
+    /*
+     * Optional. Forward only, in evaluation mode, outside a step; changes no state. Evidence and
+     * release of memory as in accumulate; no rollback follows a failure.
+     */
     mt_status (*evaluate)(void *self, const mt_batch *batch, size_t first, size_t count,
                           mt_chunk_result *out);
 
     /*
      * Optional. From now on, tells sink of every allocation and release that this thread makes on
-     * the device; sink NULL stops, and must not fail. *sink is copied. Without it, chunk sizes are found by trying.
+     * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks, of
+     * which two a mode are recorded. Without it, chunks grow step by step from measured peaks.
      */
     mt_status (*record)(void *self, const mt_event_sink *sink);
 
     /*
-     * Optional. What the loss is averaged over in samples [first, first + count) of the batch; 0 is
-     * legal and gives weight 0. Without it, units are samples.
+     * Optional. What the loss is averaged over in samples [first, first + count) of the batch.
+     * Without it, units are samples. Called before begin for the whole batch and before each chunk,
+     * so it must be cheap. 0 is legal: the chunk gets weight 0, must add nothing (mind 0 / 0) and
+     * reports loss_sum 0 and units 0.
      */
     mt_status (*units)(void *self, const mt_batch *batch, size_t first, size_t count, double *out);
 
     /*
      * Optional. SHA-256 over name, dtype, shape and bytes of every tensor of the state in name order
-     * (parameters, buffers, optimiser state, RNG), as 64 hex digits and a zero, for the trace.
+     * (parameters, buffers, optimiser state, RNG), as 64 hex digits and a zero, for the trace. Any
+     * 64 digits that identify the state will do: they are compared, not verified.
      */
     mt_status (*state_sha256)(void *self, char out[65]);
 } mt_backend;

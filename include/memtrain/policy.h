@@ -42,7 +42,7 @@ MT_API MT_NODISCARD mt_status mt_recording_start(mt_recording *recording, size_t
  * Releases of blocks that the recording has not seen allocated are ignored. If the recorder itself
  * runs out of host memory it stops and the recording counts as incomplete.
  */
-MT_API void mt_recording_event(mt_recording *recording, const void *address, int64_t bytes);
+MT_API void mt_recording_event(mt_recording *recording, void *address, int64_t bytes);
 
 /* Samples of the chunk, number of allocations, highest bytes above the start. 0 for NULL. */
 MT_API size_t mt_recording_samples(const mt_recording *recording);

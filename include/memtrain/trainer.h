@@ -13,7 +13,8 @@
  *
  * A step cuts the batch into chunks, accumulates their gradients and updates the parameters once.
  * When memory runs out the step is taken back whole and done again under another plan; a run that
- * met OOMs ends bit-equal to a run that was given the same chunks from the start. When nothing is
+ * met OOMs ends bit-equal to a run that was given the same chunks from the start (which chunks a run
+ * takes depends on measured times, unless the policy is deterministic). When nothing is
  * left to try the step returns MT_EDEVMEM, the model is as it was before the step, and the error
  * line (mt_trainer_explain: a longer text) says what would make it fit.
  *
@@ -57,7 +58,7 @@ typedef struct mt_trainer_options {
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_trainer_free; NULL on failure
  * @return MT_OK; MT_EINVAL (names the function or field that is missing); MT_ENOMEM; what describe
- *         returned
+ *         or memory returned
  */
 MT_API MT_NODISCARD mt_status mt_trainer_new(const mt_backend *backend,
                                              const mt_trainer_options *options, mt_trainer **out);
@@ -65,7 +66,10 @@ MT_API MT_NODISCARD mt_status mt_trainer_new(const mt_backend *backend,
 /* NULL is a no-op. The backend is not touched. */
 MT_API void mt_trainer_free(mt_trainer *trainer);
 
-/* What one step did. */
+/*
+ * What one step did; left alone when the step failed. To repeat a step bit for bit, hand its chunks to
+ * mt_trainer_set_chunks: those of recordings that were taken back are not among them.
+ */
 typedef struct mt_step_report {
     size_t size;          /* sizeof(mt_step_report), set by the caller */
     uint64_t step;        /* counted from 1 */
@@ -105,7 +109,7 @@ MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batc
 
 /*
  * The chunks of the next step, instead of the policy's; for replaying a trace. Used once and
- * forgotten; they must add up to the next batch. Such a step retries but never changes its chunks.
+ * forgotten, also when that step fails; they must add up to the next batch. Such a step retries but never changes its chunks.
  * @return MT_OK, MT_EINVAL (a chunk of 0), MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks,

@@ -92,8 +92,8 @@ typedef struct blocks {
     int alive[FAKE_ALLOCATIONS_MAX];
 } blocks;
 
-static const void *slot_address(size_t slot) {
-    return (const void *)(uintptr_t)(0x10000 + 0x1000 * slot);
+static void *slot_address(size_t slot) {
+    return (void *)(uintptr_t)(0x10000 + 0x1000 * slot);
 }
 
 static void tell(const mt_event_sink *sink, size_t slot, int64_t bytes) {
@@ -300,7 +300,7 @@ static mt_status chunk_memory(fake_backend *fake, const fake_program *program, s
     mt_status status;
 
     if (fake->sink.event != NULL) /* a block older than the recording */
-        fake->sink.event(fake->sink.user, (const void *)(uintptr_t)0x10, -4096);
+        fake->sink.event(fake->sink.user, (void *)(uintptr_t)0x10, -4096);
     status = program_run(fake, program, samples, &all, &peak, out);
     for (size_t i = program->count; i-- > 0;) deallocate(fake, &all, i);
     cache_grow(fake);
