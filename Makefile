@@ -225,7 +225,7 @@ tests: $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
 setup: build/libtorch.mk ## look for what is needed, and fetch or install what is not there
 	@:
 
-run: all ## build, then train on Food-101 with RUN_FLAGS
+run: all ## build, then train on the pictures that come with it (RUN_FLAGS)
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} $(BUILD)/examples/food101 $(RUN_FLAGS)
 
 # SUITES="check_policy check_trace" runs these alone.

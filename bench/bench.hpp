@@ -49,9 +49,9 @@ inline mt_model *resnet18(int64_t classes) {
                  return memtrain::model(
                      std::make_shared<memtrain_models::ResNetImpl>(options), {"accuracy"},
                      [](memtrain_models::ResNetImpl &net, const memtrain::Tensors &batch) {
-                         auto logits = net.forward(batch[0]);
-                         return memtrain::Output{at::cross_entropy_loss(logits, batch[1]),
-                                                 memtrain::correct(logits, batch[1])};
+                         auto logits = net.forward(batch.at(0));
+                         return memtrain::Output{at::cross_entropy_loss(logits, batch.at(1)),
+                                                 memtrain::correct(logits, batch.at(1))};
                      });
              }),
          "make_model");

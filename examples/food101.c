@@ -125,6 +125,12 @@ static mt_status make_backend(food101 *f) {
     if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);
     f->info.size = sizeof f->info;
     if (status == MT_OK) status = f->backend.describe(f->backend.self, &f->info);
+    size_t least = ex_flags_least(&f->flags, &f->info);
+    if (status == MT_OK && (size_t)f->flags.batch < least)
+        status = mt_set_error(MT_EINVAL,
+                              "--batch: %lld is below %zu, the fewest samples that this "
+                              "network can be trained on at once",
+                              (long long)f->flags.batch, least);
     return status;
 }
 
@@ -138,7 +144,8 @@ static mt_status make_trainer(food101 *f) {
     options.seed = (uint64_t)f->flags.seed;
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&f->backend, &options, &f->trainer);
-    if (status == MT_OK) ex_tracefile_program(f->trace, NAME, f->device.threads, f->argv);
+    if (status == MT_OK)
+        ex_tracefile_program(f->trace, NAME, f->device.threads, f->flags.image_size, f->argv);
     return status;
 }
 
@@ -160,6 +167,7 @@ static mt_status explain(food101 *f) {
 
 static mt_status prepare(food101 *f) {
     mt_status status = ex_replay_open(f->flags.replay, &f->replay);
+    if (status == MT_OK) status = ex_replay_check(f->replay, f->flags.seed, f->flags.image_size);
     if (status == MT_OK)
         status =
             ex_device_open(&f->flags, DEFAULT_BUDGET, ex_replay_threads(f->replay), &f->device);
@@ -303,6 +311,8 @@ int main(int argc, char **argv) {
     if (status == MT_OK) status = train(&f);
     if (status == MT_OK) status = finish(&f);
     if (status != MT_OK) ex_report_failure(NAME, status, f.trainer, &f.flags, &f.device);
+    /* What did not fit has changed nothing: the trace ends like that of any run. */
+    if (status == MT_EDEVMEM && f.trainer) (void)!mt_trainer_finish(f.trainer, NULL);
     if (status == MT_EDEVMEM && f.depth > 18)
         fprintf(stderr, "  --arch resnet18      has half the parameters\n");
 

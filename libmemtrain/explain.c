@@ -62,7 +62,9 @@ static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t byte
     if (!budget_explains(t))
         say(p, "  what the system or a test refuses, not the budget: the request was within it\n");
     else if (at_least)
-        say(p, "  a budget of more than %s: the request that was refused is not the last one\n",
+        say(p,
+            "  a budget of more than %s, how much is not known: the chunk stopped at the first "
+            "request that was refused (try half as much again)\n",
             mt_format_size(budget, text, sizeof text));
     else
         say(p, "  a budget of %s (%zu bytes)\n", mt_format_size(budget, text, sizeof text), budget);

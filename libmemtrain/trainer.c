@@ -428,7 +428,9 @@ static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const c
     MT__CHECK(batch, "%s: batch is NULL", function);
     MT__CHECK(batch->size >= sizeof(mt_batch), "%s: batch->size is not set; use MT_BATCH_INIT",
               function);
-    MT__CHECK(batch->count > 0, "%s: batch->count is 0; at least 1 is accepted", function);
+    MT__CHECK(batch->count > 0 && batch->count <= INT64_MAX,
+              "%s: batch->count is %zu; at least 1 is accepted, and less than 2^63", function,
+              batch->count);
     return t->poisoned ? is_poisoned(t, function) : MT_OK;
 }
 

@@ -41,10 +41,10 @@ mt_model *plain() {
                                          return memtrain::model(
                                              std::make_shared<Plain>(), {"accuracy"},
                                              [](Plain &net, const memtrain::Tensors &batch) {
-                                                 auto logits = net.forward(batch[0]);
+                                                 auto logits = net.forward(batch.at(0));
                                                  return memtrain::Output{
-                                                     at::cross_entropy_loss(logits, batch[1]),
-                                                     memtrain::correct(logits, batch[1])};
+                                                     at::cross_entropy_loss(logits, batch.at(1)),
+                                                     memtrain::correct(logits, batch.at(1))};
                                              });
                                      }),
                 "make_model");

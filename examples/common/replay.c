@@ -23,6 +23,7 @@ struct ex_replay {
     size_t chunk_count, chunk_capacity;
     size_t next;
     int threads;
+    int64_t seed, image_size; /* -1: the trace does not tell */
 };
 
 /* ---- room -------------------------------------------------------------------------------------- */
@@ -95,6 +96,12 @@ static mt_status take_step(ex_replay *r, size_t line, const json_t *object) {
     return add_step(r, &s);
 }
 
+/* The number behind a key, where there is one. */
+static void take_number(const json_t *object, const char *key, int64_t *out) {
+    const json_t *value = json_object_get(object, key);
+    if (json_is_integer(value)) *out = json_integer_value(value);
+}
+
 /* Only what a replay needs is looked at; events and keys that are not known are none of its business. */
 static mt_status take_line(ex_replay *r, size_t line, const char *text) {
     json_error_t error;
@@ -109,6 +116,8 @@ static mt_status take_line(ex_replay *r, size_t line, const char *text) {
         status = take_step(r, line, object);
     if (event && positive(json_object_get(object, "threads")))
         r->threads = (int)positive(json_object_get(object, "threads"));
+    take_number(object, "seed", &r->seed);
+    take_number(object, "image_size", &r->image_size);
     json_decref(object);
     return status;
 }
@@ -135,7 +144,10 @@ mt_status ex_replay_open(const char *path, ex_replay **out) {
     if (!stream)
         return mt_set_error(MT_EINVAL, "--replay: cannot read '%s': %s", path, strerror(errno));
     ex_replay *r = calloc(1, sizeof *r);
-    if (r) r->path = strdup(path);
+    if (r) {
+        r->path = strdup(path);
+        r->seed = r->image_size = -1;
+    }
     mt_status status = r && r->path ? read_lines(r, stream) : no_memory();
     fclose(stream);
     if (status == MT_OK)
@@ -155,6 +167,20 @@ void ex_replay_free(ex_replay *replay) {
 
 size_t ex_replay_steps(const ex_replay *replay) {
     return replay ? replay->count : SIZE_MAX;
+}
+
+/* One line when a flag has another value than in the earlier run. */
+static mt_status same(const ex_replay *r, const char *flag, int64_t now, int64_t then) {
+    if (then < 0 || now == then) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "--%s: %lld, but '%s' was written with %lld; a replay needs the same", flag,
+                        (long long)now, r->path, (long long)then);
+}
+
+mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size) {
+    if (!replay) return MT_OK;
+    mt_status status = same(replay, "seed", seed, replay->seed);
+    return status == MT_OK ? same(replay, "image-size", image_size, replay->image_size) : status;
 }
 
 int ex_replay_threads(const ex_replay *replay) {

@@ -2,7 +2,8 @@
  * replay.h - takes the chunks of each step from the trace of an earlier run.
  *
  * Same program, same flags, same number of threads and same chunks give the same bits, whatever
- * memory did in the earlier run. Of the trace the `step` lines count, and the number of threads.
+ * memory did in the earlier run. Of the trace the `step` lines count, and what has to be the same:
+ * threads, seed and image size.
  */
 #ifndef EX_REPLAY_H
 #define EX_REPLAY_H
@@ -24,6 +25,12 @@ void ex_replay_free(ex_replay *replay);
 
 /* Steps in the trace: a replay stops where it ends. SIZE_MAX for NULL. */
 size_t ex_replay_steps(const ex_replay *replay);
+
+/*
+ * Whether seed and image size are those of the earlier run, as far as the trace tells.
+ * @return MT_OK, also for NULL; MT_EINVAL with a line that names flag, value and trace
+ */
+MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size);
 
 /* Threads of the earlier run; 0 when the trace does not tell, and for NULL. */
 int ex_replay_threads(const ex_replay *replay);

@@ -17,6 +17,7 @@ void ex_report_pictures(const ex_dataset *pictures) {
            "right for %.1f %%\n",
            ex_dataset_count(pictures, EX_TRAINING), ex_dataset_count(pictures, EX_VALIDATION),
            pictures->class_count, pictures->class_names[guess], 100 * share);
+    if (pictures->skipped) printf("%zu files were skipped\n", pictures->skipped);
 }
 
 void ex_report_job(const char *model, const ex_flags *flags, const ex_device *device,

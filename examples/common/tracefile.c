@@ -36,7 +36,8 @@ void ex_tracefile_line(void *user, const char *line) {
         if (!file->error) file->error = errno ? errno : EIO;
 }
 
-void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, char *const *argv) {
+void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int64_t image_size,
+                          char *const *argv) {
     if (!file) return;
     json_t *arguments = json_array();
     for (char *const *a = argv + 1; *argv && *a; a++) {
@@ -44,8 +45,9 @@ void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, cha
         json_t *text = json_string(*a);
         json_array_append_new(arguments, text ? text : json_string("?"));
     }
-    json_t *object = json_pack("{ss ss si so}", "event", "program", "name", name, "threads",
-                               threads, "arguments", arguments);
+    json_t *object =
+        json_pack("{ss ss si sI so}", "event", "program", "name", name, "threads", threads,
+                  "image_size", (json_int_t)image_size, "arguments", arguments);
     char *line = json_dumps(object, JSON_COMPACT);
     if (line) ex_tracefile_line(file, line);
     free(line);

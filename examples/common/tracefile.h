@@ -25,7 +25,8 @@ void ex_tracefile_line(void *user, const char *line);
  *
  *     {"event":"program","name":"food101","threads":2,"arguments":["--batch","32"]}
  */
-void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, char *const *argv);
+void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int64_t image_size,
+                          char *const *argv);
 
 /* @return MT_OK; MT_EIO when a line could not be written */
 MT_NODISCARD mt_status ex_tracefile_close(ex_tracefile *file);

@@ -7,9 +7,9 @@
  *         return memtrain::make_model(out, [] {
  *             return memtrain::model(std::make_shared<Net>(), {"accuracy"},
  *                 [](Net &net, const memtrain::Tensors &batch) {
- *                     auto logits = net.forward(batch[0]);
- *                     return memtrain::Output{torch::cross_entropy_loss(logits, batch[1]),
- *                                             memtrain::correct(logits, batch[1])};
+ *                     auto logits = net.forward(batch.at(0));
+ *                     return memtrain::Output{torch::cross_entropy_loss(logits, batch.at(1)),
+ *                                             memtrain::correct(logits, batch.at(1))};
  *                 });
  *         });
  *     }
