@@ -6,7 +6,7 @@
 #   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
 #   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
 #   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
-#   bench/*.c, bench/*.cpp      -> build/bench/NAME
+#   tests/bench/*.c, *.cpp      -> build/tests/bench/NAME
 # Works with GNU make 3.81 (macOS) and later. Variables are described in docs/building.md.
 
 ifneq ($(firstword $(sort 3.81 $(MAKE_VERSION))),3.81)
@@ -76,7 +76,7 @@ HELPER_SRC := $(sort $(wildcard tests/common/*.c))
 TEST_EX_SRC := $(sort $(wildcard tests/check_ex_*.c))
 TEST_CORE_SRC := $(filter-out $(TEST_EX_SRC),$(sort $(wildcard tests/check_*.c)))
 TEST_TORCH_SRC := $(sort $(wildcard tests/check_*.cpp))
-BENCH_SRC := $(sort $(wildcard bench/*.c bench/*.cpp))
+BENCH_SRC := $(sort $(wildcard tests/bench/*.c tests/bench/*.cpp))
 
 OBJ := $(BUILD)/obj
 objects = $(patsubst %,$(OBJ)/%.o,$(1))
@@ -199,7 +199,8 @@ TORCH_LINK = -L$(TORCH_LIB) -Wl,--push-state,--no-as-needed -ltorch_cpu -lc10 -W
 LAZY := -Wl,--as-needed
 endif
 TORCH_RPATH = $(if $(INSIDE),$(HERE)/../$(UP)$(patsubst $(CURDIR)/build/%,%,$(TORCH_LIB)),$(TORCH_LIB))
-rpath = '-Wl,-rpath,$(HERE)/../lib' '-Wl,-rpath,$(TORCH_RPATH)'
+rpath = '-Wl,-rpath,$(HERE)/$(DEEPER)../lib' \
+    '-Wl,-rpath,$(patsubst $(HERE)/%,$(HERE)/$(DEEPER)%,$(TORCH_RPATH))'
 LIBS_LINK = -L$(LIB) $(if $(SHIM_SO),-lmemtrain_torch) $(if $(CORE_SO),-lmemtrain)
 
 # $(call link_so,NAME,COMMAND): the file with the full version, and the two links to it.
@@ -296,7 +297,7 @@ uninstall: ## remove what install wrote
 	$(Q)$(install_env) sh setup/install.sh --remove
 
 clean: ## remove what was compiled; keep the fetched libtorch
-	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib examples tests bench) build/asan build/ubsan build/coverage
+	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib examples tests) build/asan build/ubsan build/coverage
 
 distclean: ## remove build/ altogether
 	$(Q)rm -rf build
@@ -405,6 +406,9 @@ TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(SHIM_
 $(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 	$(call say,LINK,$@)
 	$(torch_program)
+
+# One folder deeper than the other programs.
+$(BENCHES): DEEPER := ../
 
 $(call programs,$(filter %.c,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.c.o $(TORCH_PARTS)
 	$(call say,LINK,$@)

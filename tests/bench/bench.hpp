@@ -17,7 +17,7 @@
 #include <memtrain/torch.hpp>
 #include <memtrain/trainer.h>
 
-#include "../examples/models/resnet.hpp"
+#include "../../examples/models/resnet.hpp"
 
 namespace bench {
 
