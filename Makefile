@@ -229,7 +229,7 @@ setup: build/libtorch.mk ## look for what is needed, and fetch or install what i
 run: all ## build, then train on the pictures that come with it (RUN_FLAGS)
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} $(BUILD)/examples/food101 $(RUN_FLAGS)
 
-# SUITES="check_policy check_trace" runs these alone.
+# SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_readme.sh setup/check_format.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))

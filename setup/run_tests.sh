@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs static checks (*.sh) and test programs, from the project's root, and adds up:
 #
-#     sh setup/run_tests.sh setup/check_links.sh build/tests/check_policy ...
+#     sh setup/run_tests.sh setup/check_links.sh build/tests/check_policy_oom ...
 #
 # The last line is "N passed, N failed, N skipped". A test program is one of Check's: its line
 # "100%: Checks: 12, Failures: 0, Errors: 0" is read; a line that starts with "SKIP:" is one skipped.

@@ -15,17 +15,6 @@
 /* What a run does, one after the other: batches to train on (> 0) or to evaluate (< 0). */
 static const int script[] = {32, 32, -40, 20, 32, -24, 1, 32};
 
-static const double units_table[] = {3, 1, 0, 0, 5, 2.5, 1, 7, 0, 0, 0};
-
-static const fake_allocation wide_allocations[] = {
-    {40000, 100, 2}, {1000, 2000, FAKE_AT_END},  {90000, 9000, 4}, {512, 1500, 9},
-    {64, 3000, 6},   {30000, 8000, FAKE_AT_END},
-};
-
-static double seconds_of(size_t samples) {
-    return 0.001 + 0.0005 * (double)samples;
-}
-
 /* A way to set up a run; fits: samples of a chunk that the budget holds, 0: no budget. */
 typedef struct variant {
     const char *name;
@@ -41,10 +30,10 @@ static const variant variants[] = {
     {"roomy", 100, {0}, {0}},
     {"tight", 2, {0}, {0}},
     {"no budget", 0, {0}, {0}},
-    {"timed", 14, {.seconds = seconds_of}, {0}},
+    {"timed", 14, {.seconds = fake_seconds}, {0}},
     {"deterministic", 14, {0}, {.deterministic = 1}},
     {"normalising", 14, {.normalises_over_batch = 1}, {0}},
-    {"units", 14, {.units = units_table, .unit_count = 11}, {0}},
+    {"units", 14, {.units = fake_unit_table, .unit_count = FAKE_UNITS_COUNT}, {0}},
     {"large chunks", 14, {.min_micro_batch = 4}, {0}},
     {"fixed", 14, {0}, {.micro_batch = 8}},
     {"without recordings", 14, {.absent = FAKE_BIT(FAKE_RECORD)}, {0}},
@@ -52,12 +41,12 @@ static const variant variants[] = {
     {"nothing known", 14, {.absent = FAKE_BIT(FAKE_RECORD), .no_peaks = 1, .no_evidence = 1}, {0}},
     {"another kernel",
      14,
-     {.wide = {wide_allocations, 6}, .wide_above = 6, .seconds = seconds_of},
+     {.wide = {fake_wide_allocations, FAKE_WIDE_COUNT}, .wide_above = 6, .seconds = fake_seconds},
      {0}},
     {"less than told", 24, {.device_bytes = 150000}, {0}},
     {"growing cache",
      14,
-     {.cache_keeps_bytes = 30000, .seconds = seconds_of, .clear_seconds = 0.001},
+     {.cache_keeps_bytes = 30000, .seconds = fake_seconds, .clear_seconds = 0.001},
      {0}},
     {"cleared", 14, {0}, {.clear_every = 2, .eval_clear_every = 1}},
     {"tight and normalising", 2, {.normalises_over_batch = 1}, {0}},
@@ -322,9 +311,9 @@ static variant random_variant(uint64_t *state) {
     fake_options *o = &v.options;
 
     v.fits = 1 + below(state, 40);
-    o->units = below(state, 2) ? units_table : NULL;
-    o->unit_count = 11;
-    o->seconds = below(state, 2) ? seconds_of : NULL;
+    o->units = below(state, 2) ? fake_unit_table : NULL;
+    o->unit_count = FAKE_UNITS_COUNT;
+    o->seconds = below(state, 2) ? fake_seconds : NULL;
     o->cache_keeps_bytes = below(state, 2) * below(state, 50000);
     o->clear_seconds = 0.0001;
     o->normalises_over_batch = below(state, 4) == 0;
@@ -333,7 +322,7 @@ static variant random_variant(uint64_t *state) {
     o->absent &= below(state, 2) ? ~0U : ~FAKE_BIT(FAKE_RECORD);
     o->no_peaks = below(state, 4) == 0;
     o->no_evidence = below(state, 4) == 0;
-    if (below(state, 3) == 0) o->wide = (fake_program){wide_allocations, 6};
+    if (below(state, 3) == 0) o->wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
     o->wide_above = 1 + below(state, 20);
     o->hog_from = below(state, 5);
     o->hog_until = o->hog_from + below(state, 4);

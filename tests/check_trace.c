@@ -105,15 +105,10 @@ static mt_trainer *traced(const fake_options *options, const mt_policy_options *
     return trainer;
 }
 
-static double seconds_of(size_t samples) {
-    return 0.001 + 0.0005 * (double)samples;
-}
-
 static fake_options eventful_options(void) {
-    fake_options options = fake_defaults;
+    fake_options options = fake_fits(&fake_train_program, 13);
 
-    options.budget_bytes = options.resident_bytes + fake_program_peak(&fake_train_program, 13);
-    options.seconds = seconds_of;
+    options.seconds = fake_seconds;
     options.hog_from = 6;
     options.hog_until = 9;
     options.hog_bytes = 50000;
@@ -445,7 +440,7 @@ START_TEST(numbers_to_the_bit) {
     double loss;
 
     setlocale(LC_NUMERIC, locales[_i]); /* where it is not installed, C stays */
-    options.seconds = seconds_of;
+    options.seconds = fake_seconds;
     trainer = traced(&options, NULL, NULL);
     ck_ok(mt_trainer_step(trainer, &batch, &report));
     setlocale(LC_NUMERIC, "C");

@@ -27,6 +27,13 @@ static const fake_allocation eval_allocations[] = {
     {1000, 2000, 2}, {512, 1500, 3}, {64, 1800, 4}, {2000, 40, FAKE_AT_END}, {8, 8, FAKE_AT_END},
 };
 
+const fake_allocation fake_wide_allocations[FAKE_WIDE_COUNT] = {
+    {40000, 100, 2}, {1000, 2000, FAKE_AT_END},  {90000, 9000, 4}, {512, 1500, 9},
+    {64, 3000, 6},   {30000, 8000, FAKE_AT_END},
+};
+
+const double fake_unit_table[FAKE_UNITS_COUNT] = {3, 1, 0, 0, 5, 2.5, 1, 7, 0, 0, 0};
+
 const fake_program fake_train_program = {train_allocations, 12};
 const fake_program fake_eval_program = {eval_allocations, 5};
 
@@ -57,6 +64,10 @@ static double uniform(uint64_t *state) {
     return (double)(fake_random(state) >> 11) / 4503599627370496.0 - 1.0;
 }
 
+double fake_seconds(size_t samples) {
+    return 0.001 + 0.0005 * (double)samples;
+}
+
 static void complain(fake_backend *fake, const char *text) {
     if (fake->complaint == NULL) fake->complaint = text;
 }
@@ -82,6 +93,13 @@ size_t fake_program_peak(const fake_program *program, size_t samples) {
         if (live > peak) peak = live;
     }
     return peak;
+}
+
+fake_options fake_fits(const fake_program *program, size_t m) {
+    fake_options options = fake_defaults;
+
+    options.budget_bytes = options.resident_bytes + fake_program_peak(program, m);
+    return options;
 }
 
 /* Blocks of a chunk that are alive, each in a slot; the lowest free slot is taken first. */

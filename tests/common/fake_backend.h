@@ -60,6 +60,17 @@ typedef struct fake_program {
 extern const fake_program fake_train_program;
 extern const fake_program fake_eval_program;
 
+/* What another kernel might need, for fake_options.wide. */
+#define FAKE_WIDE_COUNT 6
+extern const fake_allocation fake_wide_allocations[FAKE_WIDE_COUNT];
+
+/* Units per sample with fractions and zeros, for fake_options.units. */
+#define FAKE_UNITS_COUNT 11
+extern const double fake_unit_table[FAKE_UNITS_COUNT];
+
+/* A time of a chunk that is affine in its samples, for fake_options.seconds. */
+double fake_seconds(size_t samples);
+
 /* Bytes above the start at the peak of m samples, by playing the program. */
 size_t fake_program_peak(const fake_program *program, size_t samples);
 
@@ -94,6 +105,9 @@ typedef struct fake_options {
 
 /* Budget of a mebibyte, the programs above, noise, nothing absent. */
 extern const fake_options fake_defaults;
+
+/* The defaults with a budget that holds chunks of at most m samples of the program. */
+fake_options fake_fits(const fake_program *program, size_t m);
 
 /* What a step may change; hashed field by field. */
 typedef struct fake_state {

@@ -1,0 +1,245 @@
+/*
+ * check_policy_oom.c - what an OOM is answered with, and what is remembered of it.
+ */
+#include "policy_device.h"
+#include "suite.h"
+
+/* A device that has learnt, at a plan of two chunks of 32. */
+static device oom_device(mt_policy_options options) {
+    device dev = device_new(need(40), options, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    return dev;
+}
+
+/*
+ * The model is wrong, chunks of 32 do not fit: smaller ones are planned, and 32 is never planned
+ * again in the same room.
+ */
+START_TEST(oom_by_the_budget) {
+    mt_policy_options options = {.deterministic = 1};
+    device dev = oom_device(options);
+    size_t failed = mt_plan_chunk(&dev.plan, 0);
+
+    ck_assert_uint_eq(failed, 32);
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, failed, 1)), MT_ACTION_REPLAN);
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_OOM);
+    for (int step = 0; step < 20; step++) {
+        ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), failed);
+        ck_ok(device_batch(&dev, MT_TRAIN, 64));
+        ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Refused again and again: each plan is smaller than what has failed, until none is left. */
+START_TEST(oom_again_and_again) {
+    mt_policy_options options = {.deterministic = _i};
+    device dev = oom_device(options);
+    mt_action action = MT_ACTION_REPLAN;
+    mt_status status = MT_OK;
+    unsigned attempt = 0;
+    size_t last = SIZE_MAX;
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    while (status == MT_OK && action != MT_ACTION_GIVE_UP) {
+        size_t m = mt_plan_chunk(&dev.plan, 0);
+
+        if (action == MT_ACTION_REPLAN) ck_assert_uint_lt(m, last);
+        last = m;
+        ck_assert_uint_le(++attempt, 17);
+        action = answer(&dev, oom_explained(&dev, m, attempt));
+        if (action == MT_ACTION_REPLAN) status = device_plan(&dev, MT_TRAIN, 64);
+    }
+    ck_assert(status == MT_EDEVMEM || status == MT_OK);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Injected: the same plan once more, and nothing is learnt. */
+START_TEST(oom_not_by_the_budget) {
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    mt_plan before = dev.plan;
+    size_t bytes = mt_policy_predict_bytes(dev.policy, MT_TRAIN, 32);
+
+    for (int step = 0; step < 10; step++) {
+        ck_assert_int_eq(answer(&dev, oom_injected(&dev, 32, 1)), MT_ACTION_RETRY);
+        ck_ok(device_plan(&dev, MT_TRAIN, 64));
+        check_balanced(&dev.plan, 64, mt_plan_chunks(&before));
+        ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 32), bytes);
+        ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Whatever is answered to endless refusals, it ends; the next step is as if nothing had been. */
+START_TEST(oom_injected_for_ever) {
+    static const unsigned retries[] = {0, 1, 3, 30};
+    mt_policy_options options = {.deterministic = 1, .max_retries = retries[_i]};
+    device dev = oom_device(options);
+    unsigned bound = retries[_i] > 0 ? retries[_i] : 16, attempt = 0;
+    mt_action action;
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    do {
+        size_t m = mt_plan_chunk(&dev.plan, 0);
+
+        ck_assert_uint_le(++attempt, bound + 1);
+        action = answer(&dev, oom_injected(&dev, m, attempt));
+        if (action == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    } while (action != MT_ACTION_GIVE_UP);
+    ck_assert_uint_gt(attempt, 1);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 2);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Fixed chunks, by replay or by the options, are tried again but never cut anew. */
+START_TEST(oom_fixed_plan) {
+    mt_policy_options options = {.micro_batch = _i / 2 == 0 ? 0 : 32};
+    device dev = oom_device(options);
+    mt_action action;
+    unsigned attempt = 0;
+
+    do {
+        mt_oom oom =
+            _i % 2 == 0 ? oom_explained(&dev, 32, ++attempt) : oom_injected(&dev, 32, ++attempt);
+
+        oom.plan_is_fixed = _i / 2 == 0;
+        ck_assert_uint_le(attempt, 17);
+        action = answer(&dev, oom);
+        ck_assert_int_ne(action, MT_ACTION_REPLAN);
+    } while (action != MT_ACTION_GIVE_UP);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Outside of a chunk there is nothing to make smaller. */
+START_TEST(oom_outside_a_chunk) {
+    static const mt_phase phases[] = {MT_PHASE_BEGIN, MT_PHASE_APPLY};
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    mt_oom oom = {.size = sizeof(oom), .phase = phases[_i]};
+    unsigned attempt = 0;
+
+    oom.memory = device_memory(&dev);
+    do {
+        oom.attempt = ++attempt;
+        ck_assert_uint_le(attempt, 17);
+    } while (answer(&dev, oom) != MT_ACTION_GIVE_UP);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 2);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What failed in little room may be tried in more. */
+START_TEST(oom_is_forgotten_in_more_room) {
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 32, 1)), MT_ACTION_REPLAN);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_uint_lt(dev.chunks[0], 32);
+    dev.budget = 4 * need(64);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What once failed in little room is no reason against a cut that is made for another reason. */
+START_TEST(oom_long_ago) {
+    mt_policy_options options = {.deterministic = 1};
+    device dev = device_new(need(12), options, (mt_backend_info){0});
+    mt_action action = MT_ACTION_RETRY;
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_REPLAN);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    dev.budget = need(400);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 1);
+    for (unsigned attempt = 1; attempt < 8 && action != MT_ACTION_REPLAN; attempt++) {
+        action = answer(&dev, oom_injected(&dev, 64, attempt));
+        ck_assert_int_ne(action, MT_ACTION_GIVE_UP);
+    }
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    ck_assert_uint_ge(mt_plan_chunks(&dev.plan), 2);
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 1); /* nothing was learnt */
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* No budget is known: sizes shrink by a third, not by one chunk, until they fit. */
+START_TEST(oom_without_a_budget) {
+    device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
+    mt_action action = MT_ACTION_REPLAN;
+    size_t chunk = 90;
+    unsigned attempt = 0;
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 90));
+    ck_ok(device_chunk(&dev, MT_TRAIN, 4));
+    while (chunk > 8) {
+        mt_oom oom = oom_explained(&dev, chunk, ++attempt);
+
+        oom.memory.budget_bytes = 0;
+        action = answer(&dev, oom);
+        ck_assert_int_eq(action, MT_ACTION_REPLAN);
+        ck_ok(device_plan(&dev, MT_TRAIN, 90));
+        ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), chunk);
+        chunk = mt_plan_chunk(&dev.plan, 0);
+    }
+    ck_assert_uint_le(attempt, 8);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Eight refusals without evidence that never come again: the plan is as before some batches later. */
+START_TEST(oom_that_passes_is_forgotten) {
+    device dev =
+        device_new(need(64), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    size_t before, after;
+
+    for (int step = 0; step < 2; step++) ck_ok(device_batch(&dev, MT_TRAIN, 128));
+    before = mt_plan_chunks(&dev.plan);
+    for (unsigned attempt = 1; attempt <= 8; attempt++) {
+        mt_oom oom = oom_explained(&dev, mt_plan_chunk(&dev.plan, 0), attempt);
+
+        oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
+        if (answer(&dev, oom) == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 128));
+    }
+    ck_assert_uint_gt(mt_plan_chunks(&dev.plan), before);
+    for (int step = 0; step < 100; step++) ck_ok(device_batch(&dev, MT_TRAIN, 128));
+    after = mt_plan_chunks(&dev.plan);
+    ck_assert_uint_eq(after, before);
+    ck_assert_uint_eq(dev.ooms, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+static Suite *suite_policy_oom(void) {
+    Suite *suite = suite_create("policy_oom");
+    TCase *oom = suite_case(suite, "oom");
+
+    tcase_set_tags(oom, "oom");
+    tcase_add_test(oom, oom_by_the_budget);
+    tcase_add_loop_test(oom, oom_again_and_again, 0, 2);
+    tcase_add_test(oom, oom_not_by_the_budget);
+    tcase_add_loop_test(oom, oom_injected_for_ever, 0, 4);
+    tcase_add_loop_test(oom, oom_fixed_plan, 0, 4);
+    tcase_add_loop_test(oom, oom_outside_a_chunk, 0, 2);
+    tcase_add_test(oom, oom_is_forgotten_in_more_room);
+    tcase_add_test(oom, oom_long_ago);
+    tcase_add_test(oom, oom_without_a_budget);
+    tcase_add_test(oom, oom_that_passes_is_forgotten);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_policy_oom());
+}

@@ -1,0 +1,269 @@
+/*
+ * check_policy_plan.c - plans, and the sizes that memory and bounds leave.
+ */
+#include "counting_allocator.h"
+#include "policy_device.h"
+#include "suite.h"
+
+/* ---- plans ---------------------------------------------------------------------------------- */
+
+START_TEST(balanced) {
+    mt_plan plan;
+
+    for (size_t samples = 1; samples <= 64; samples++)
+        for (size_t chunks = 1; chunks <= samples; chunks++) {
+            ck_ok(mt_plan_balanced(samples, chunks, &plan));
+            ck_assert_uint_eq(plan.size, sizeof(plan));
+            ck_assert_uint_eq(plan.samples, samples);
+            ck_assert_int_eq(plan.discard, 0);
+            check_balanced(&plan, samples, chunks);
+        }
+}
+END_TEST
+
+START_TEST(balanced_refused) {
+    mt_plan plan;
+
+    ck_status(mt_plan_balanced(0, 0, &plan), MT_EINVAL);
+    ck_status(mt_plan_balanced(0, 1, &plan), MT_EINVAL);
+    ck_status(mt_plan_balanced(5, 0, &plan), MT_EINVAL);
+    ck_status(mt_plan_balanced(5, 6, &plan), MT_EINVAL);
+    ck_status(mt_plan_balanced(5, SIZE_MAX, &plan), MT_EINVAL);
+}
+END_TEST
+
+START_TEST(plan_by_hand) {
+    static const size_t expected[] = {2, 4, 9, 9, 9, 8, 0, 0};
+    mt_plan plan = {.size = sizeof(plan),
+                    .samples = 60,
+                    .groups = 4,
+                    .group = {{2, 1}, {4, 1}, {9, 3}, {8, 1}}};
+
+    ck_assert_uint_eq(mt_plan_chunks(&plan), 6);
+    ck_assert_uint_eq(mt_plan_covered(&plan), 41);
+    for (int i = 0; i < LENGTH(expected); i++)
+        ck_assert_uint_eq(mt_plan_chunk(&plan, (size_t)i), expected[i]);
+}
+END_TEST
+
+START_TEST(words) {
+    static const char *const reasons[] = {"start",  "throughput", "growth", "oom",
+                                          "budget", "replay",     "user"};
+    static const char *const phases[] = {"begin", "accumulate", "apply", "evaluate"};
+    static const char *const clears[] = {"every", "evidence", "epoch", "oom"};
+
+    for (int i = 0; i < LENGTH(reasons); i++)
+        ck_assert_str_eq(mt_plan_reason_name((mt_plan_reason)i), reasons[i]);
+    for (int i = 0; i < LENGTH(phases); i++)
+        ck_assert_str_eq(mt_phase_name((mt_phase)i), phases[i]);
+    for (int i = 0; i < LENGTH(clears); i++)
+        ck_assert_str_eq(mt_clear_reason_name((mt_clear_reason)(i + 1)), clears[i]);
+}
+END_TEST
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+/*
+ * Deterministic plans after learning, by brute force: as few balanced chunks as memory and bounds
+ * allow. Rows whose bounds leave no legal cut are in bounds_conflict below.
+ */
+static const struct {
+    size_t fits, samples, least, most;
+    size_t chunks;
+} cuts[] = {
+    {32, 32, 0, 0, 1},   {31, 32, 0, 0, 2},   {16, 32, 0, 0, 2},   {15, 32, 0, 0, 3},
+    {7, 32, 0, 0, 5},    {6, 32, 0, 0, 6},    {6, 6, 0, 0, 1},     {6, 7, 0, 0, 2},
+    {100, 64, 0, 16, 4}, {100, 64, 0, 10, 7}, {12, 64, 0, 16, 6},  {12, 64, 4, 0, 6},
+    {12, 64, 4, 8, 8},   {50, 5, 8, 0, 1},    {50, 17, 8, 0, 1},   {6, 512, 0, 0, 86},
+    {300, 512, 0, 0, 2}, {100, 1, 0, 0, 1},   {100, 64, 0, 3, 22}, {100, 64, 0, 1, 64},
+    {100, 64, 0, 2, 32},
+};
+
+START_TEST(cut_deterministic) {
+    mt_policy_options options = {.deterministic = 1};
+    device dev;
+
+    options.min_micro_batch = cuts[_i].least;
+    options.max_micro_batch = cuts[_i].most;
+    dev = device_new(need(cuts[_i].fits), options, (mt_backend_info){0});
+    ck_assert_uint_eq(device_fits(&dev), cuts[_i].fits);
+    for (int step = 0; step < 4; step++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, cuts[_i].samples));
+        check_covers(&dev, cuts[_i].samples);
+        ck_assert_uint_eq(dev.ooms, 0);
+        for (size_t i = 0; i < dev.count && cuts[_i].most > 0; i++)
+            ck_assert_uint_le(dev.chunks[i], cuts[_i].most);
+    }
+    check_balanced(&dev.plan, cuts[_i].samples, cuts[_i].chunks);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The same for many budgets at once, without a table. */
+START_TEST(cut_property) {
+    size_t fits = 4 + (size_t)_i;
+    mt_policy_options options = {.deterministic = 1};
+    device dev = device_new(need(fits), options, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    for (size_t samples = 1; samples <= 64; samples++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, samples));
+        ck_assert_uint_eq(dev.ooms, 0);
+        check_balanced(&dev.plan, samples, (samples + fits - 1) / fits);
+        ck_assert_uint_eq(dev.plan.predicted_peak_bytes, need(dev.chunks[0]));
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* No cut of 10 has all chunks between 4 and 4: no size may be tried that has just failed. */
+START_TEST(bounds_conflict) {
+    mt_policy_options options = {.min_micro_batch = 4};
+    device dev = device_new(need(4), options, (mt_backend_info){0});
+    mt_status status = device_batch(&dev, MT_TRAIN, 10);
+
+    ck_assert(status == MT_OK || status == MT_EDEVMEM);
+    for (unsigned i = 1; i < dev.ooms; i++)
+        ck_assert_msg(dev.tried_too_large[i] < dev.tried_too_large[i - 1],
+                      "%zu samples did not fit, and were tried again", dev.tried_too_large[i]);
+    dev.budget = need(40); /* there is room now: what failed before is no obstacle */
+    for (int step = 0; step < 3; step++) ck_ok(device_batch(&dev, MT_TRAIN, 10));
+    check_covers(&dev, 10);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+START_TEST(no_budget) {
+    mt_backend_info info = {.normalises_over_batch = _i};
+    device dev = device_new(0, (mt_policy_options){0}, info);
+
+    for (size_t samples = 1; samples < 600; samples += 37) {
+        ck_ok(device_plan(&dev, MT_TRAIN, samples));
+        check_balanced(&dev.plan, samples, 1);
+        ck_assert_int_eq(dev.plan.discard, 0);
+        ck_ok(device_chunk(&dev, MT_TRAIN, samples));
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The budget is not known any more after the sizes are: whole batches, and no hanging. */
+START_TEST(budget_forgotten) {
+    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = 0;
+    ck_ok(device_plan(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* More budget than any memory: the same. */
+START_TEST(budget_endless) {
+    static const size_t budgets[] = {SIZE_MAX, SIZE_MAX / 2, (size_t)1 << 62};
+    device dev = device_new(budgets[_i], (mt_policy_options){0}, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_ok(device_plan(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Known not to fit: said before anything is run. */
+START_TEST(nothing_fits) {
+    static const size_t least[] = {0, 8};
+    mt_policy_options options = {.min_micro_batch = least[_i]};
+    device dev = device_new(need(24), options, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = need(least[_i] > 0 ? least[_i] : 1) - 1;
+    ck_status(device_plan(&dev, MT_TRAIN, 32), MT_EDEVMEM);
+    ck_assert_uint_gt(strlen(mt_last_error()), 20); /* it says what is missing */
+    dev.budget++;
+    ck_ok(device_plan(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), least[_i] > 0 ? least[_i] : 1);
+    dev.budget = need(24);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A budget in which not even the first recording fits is found out by trying. */
+START_TEST(first_recording_does_not_fit) {
+    device dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
+    device none = device_new(need(1) - 1, (mt_policy_options){0}, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 8));
+    check_covers(&dev, 8);
+    ck_assert_uint_le(dev.ooms, 3);
+    ck_status(device_batch(&none, MT_TRAIN, 8), MT_EDEVMEM);
+    ck_assert_uint_le(none.ooms, 5);
+    mt_policy_free(dev.policy);
+    mt_policy_free(none.policy);
+}
+END_TEST
+
+START_TEST(fixed_micro_batch) {
+    static const size_t samples[] = {32, 33, 5, 1, 64};
+    mt_policy_options options = {.micro_batch = 8};
+    device dev = device_new(need(30), options, (mt_backend_info){0});
+
+    for (int i = 0; i < LENGTH(samples); i++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, samples[i]));
+        check_covers(&dev, samples[i]);
+        ck_assert_uint_eq(dev.count, (samples[i] + 7) / 8);
+        ck_assert_int_eq(dev.plan.reason, MT_PLAN_USER);
+        for (size_t j = 0; j < dev.count; j++) ck_assert_uint_le(dev.chunks[j], 8);
+    }
+    ck_assert_uint_eq(dev.chunks[0], 8);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+START_TEST(plans_allocate_nothing) {
+    mt_memory memory;
+    device dev;
+
+    ck_ok(counting_install());
+    dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+    counting_fail_at(1, 1);
+    memory = device_memory(&dev);
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &dev.plan));
+    counting_fail_at(0, 0);
+    for (int step = 0; step < 3; step++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    counting_fail_at(1, 1);
+    for (size_t samples = 1; samples < 64; samples++) ck_ok(device_batch(&dev, MT_TRAIN, samples));
+    ck_assert_uint_eq(counting_requests(), 0);
+    mt_policy_free(dev.policy);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+static Suite *suite_policy_plan(void) {
+    Suite *suite = suite_create("policy_plan");
+    TCase *plan = suite_case(suite, "plan"), *sizes = suite_case(suite, "sizes"),
+          *endless = suite_case(suite, "endless");
+
+    tcase_set_timeout(endless, 5);
+    tcase_add_test(plan, balanced);
+    tcase_add_test(plan, balanced_refused);
+    tcase_add_test(plan, plan_by_hand);
+    tcase_add_test(plan, words);
+    tcase_add_loop_test(sizes, cut_deterministic, 0, LENGTH(cuts));
+    tcase_add_loop_test(sizes, cut_property, 0, 70);
+    tcase_add_test(sizes, bounds_conflict);
+    tcase_add_loop_test(sizes, no_budget, 0, 2);
+    tcase_add_loop_test(sizes, nothing_fits, 0, 2);
+    tcase_add_test(sizes, first_recording_does_not_fit);
+    tcase_add_test(sizes, fixed_micro_batch);
+    tcase_add_test(sizes, plans_allocate_nothing);
+    tcase_add_test(endless, budget_forgotten);
+    tcase_add_loop_test(endless, budget_endless, 0, 3);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_policy_plan());
+}

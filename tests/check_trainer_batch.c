@@ -1,0 +1,155 @@
+/*
+ * check_trainer_batch.c - batches below the smallest legal chunk, and those that must not be cut.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+START_TEST(small_batch_is_one_chunk) {
+    fake_options options = fits(30);
+    mt_trainer *trainer;
+
+    options.min_micro_batch = 8;
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 64, 1);
+    fake_log_clear(&fake);
+    step(trainer, 5, 2);
+    check_log("begin accumulate(0+5) apply");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(small_batch_is_dropped) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_batch small = batch_of(7, 2);
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+    uint64_t before;
+
+    options.min_micro_batch = 8;
+    own.drop_small = 1;
+    trainer = trainer_of(&options, &own);
+    step(trainer, 32, 1);
+    before = fake_hash(&fake);
+    fake_log_clear(&fake);
+    ck_ok(mt_trainer_step(trainer, &small, &report));
+    check_log("");
+    ck_assert_uint_eq(report.samples, 0);
+    ck_assert_uint_eq(report.chunk_count, 0);
+    ck_assert_uint_eq(fake_hash(&fake), before);
+    step(trainer, 8, 3);
+    ck_ok(mt_trainer_summary(trainer, &run));
+    ck_assert_uint_eq(run.samples_trained, 40);
+    ck_assert_uint_eq(run.steps, 2);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(whole_batch_fits) {
+    fake_options options = fits(30);
+    mt_trainer *trainer;
+
+    options.needs_whole_batch = 1;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id < 4; id++) {
+        fake_log_clear(&fake);
+        step(trainer, 30, id);
+        check_log("begin accumulate(0+30) apply");
+    }
+    done(trainer);
+}
+END_TEST
+
+START_TEST(whole_batch_does_not_fit) {
+    fake_options options = fits(30);
+    char text[2000];
+    mt_trainer *trainer;
+
+    options.needs_whole_batch = 1;
+    trainer = trainer_with(&options, NULL);
+    step_fails(trainer, 31, 1, MT_EDEVMEM);
+    ck_assert_uint_le(count_kind(FAKE_BEGIN), 17);
+    check_only_chunks_of(31);
+    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
+    step(trainer, 30, 2);
+    done(trainer);
+}
+END_TEST
+
+/* Cutting would change the loss, whoever asks for it; and the refusal is over with the step. */
+START_TEST(whole_batch_is_not_cut) {
+    static const size_t chunks[] = {8, 8}, whole[] = {16};
+    fake_options options = fits(30);
+    mt_trainer *trainer;
+
+    options.needs_whole_batch = 1;
+    trainer = trainer_with(&options, NULL);
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    step_fails(trainer, 16, 1, MT_EINVAL);
+    check_log("");
+    step(trainer, 16, 1);
+    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
+    step(trainer, 16, 2);
+    done(trainer);
+}
+END_TEST
+
+/* A loss that couples the samples is another figure in chunks: evaluation does not cut it either. */
+START_TEST(whole_batch_is_evaluated_whole) {
+    fake_options options = fits(30);
+    mt_batch batch = batch_of(16, 1);
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer;
+
+    options.needs_whole_batch = 1;
+    trainer = trainer_with(&options, NULL);
+    ck_ok(mt_trainer_evaluate(trainer, &batch, &report));
+    ck_assert_uint_eq(report.chunk_count, 1);
+    batch.count = 4000;
+    ck_status(mt_trainer_evaluate(trainer, &batch, &report), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a batch of 4000 samples does not fit");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(whole_batch_against_micro_batch) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    fake_options options = fits(30);
+    mt_batch batch = batch_of(16, 1);
+    mt_trainer *trainer;
+    mt_backend seam;
+    mt_status status;
+
+    options.needs_whole_batch = 1;
+    fake_init(&fake, &options);
+    seam = fake_seam(&fake);
+    policy.micro_batch = 4;
+    own.policy = &policy;
+    status = mt_trainer_new(&seam, &own, &trainer);
+    if (status == MT_OK) /* refused here or at the first batch */
+        status = mt_trainer_step(trainer, &batch, NULL);
+    ck_status(status, MT_EINVAL);
+    ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 0);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+static Suite *suite_trainer_batch(void) {
+    Suite *suite = suite_create("trainer_batch");
+    TCase *cut = suite_case(suite, "cut");
+
+    tcase_add_test(cut, small_batch_is_one_chunk);
+    tcase_add_test(cut, small_batch_is_dropped);
+    tcase_add_test(cut, whole_batch_fits);
+    tcase_add_test(cut, whole_batch_does_not_fit);
+    tcase_add_test(cut, whole_batch_is_not_cut);
+    tcase_add_test(cut, whole_batch_against_micro_batch);
+    tcase_add_test(cut, whole_batch_is_evaluated_whole);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_batch());
+}

@@ -1,0 +1,125 @@
+/*
+ * check_trainer_errors.c - what fails for good and is no matter of memory; a poisoned trainer.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+static const struct {
+    fake_kind kind;
+    mt_status status;
+} failures[] = {
+    {FAKE_MEMORY, MT_EIO},        {FAKE_RESET_PEAK, MT_ETORCH}, {FAKE_BEGIN, MT_ESTATE},
+    {FAKE_ACCUMULATE, MT_EUSER},  {FAKE_ACCUMULATE, MT_ETORCH}, {FAKE_ACCUMULATE, MT_ENOMEM},
+    {FAKE_ALLOCATION, MT_ETORCH}, {FAKE_APPLY, MT_EUSER},       {FAKE_APPLY, MT_EIO},
+    {FAKE_RECORD, MT_ENOTSUP},    {FAKE_UNITS, MT_EINVAL},
+};
+
+/* A failure that is no matter of memory: the step is over and undone, its text arrives. */
+START_TEST(failure_is_handed_on) {
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+
+    fake_fail_kind(&fake, failures[_i].kind, 1, failures[_i].status);
+    step_fails(trainer, 32, 1, failures[_i].status);
+    ck_contains(mt_last_error(), "injected: ");
+    ck_assert_uint_eq(fake.fired, 1);
+    ck_assert(fake_gradients_zero(&fake));
+    ck_assert_uint_eq(fake_live_handles(&fake), 0);
+    ck_assert_uint_le(count_kind(FAKE_BEGIN), 1);
+    ck_assert_uint_eq(mt_trainer_explain(trainer, NULL, 0), 0); /* not for memory */
+    ck_assert_uint_eq(step(trainer, 32, 1).step, 1);
+    done(trainer);
+}
+END_TEST
+
+/* A user's callback stops in the middle of a batch. */
+START_TEST(user_stops) {
+    fake_options options = fits(6);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    mt_run_report run = MT_RUN_REPORT_INIT;
+
+    step(trainer, 30, 1);
+    fake_log_clear(&fake);
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 3, MT_EUSER);
+    step_fails(trainer, 30, 2, MT_EUSER);
+    check_log("begin accumulate(0+6) accumulate(6+6) accumulate!(12+6) rollback");
+    ck_ok(mt_trainer_summary(trainer, &run));
+    ck_assert_uint_eq(run.steps, 1);
+    ck_assert_uint_eq(run.samples_trained, 30);
+    ck_assert_uint_eq(run.ooms, 0);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(describe_fails) {
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    fake_fail_kind(&fake, FAKE_DESCRIBE, 1, MT_ENOTSUP);
+    ck_status(mt_trainer_new(&seam, NULL, &trainer), MT_ENOTSUP);
+    ck_assert_ptr_null(trainer);
+    ck_contains(mt_last_error(), "injected: describe");
+}
+END_TEST
+
+static mt_status describe_too_many(void *self, mt_backend_info *out) {
+    (void)self;
+    out->metric_count = MT_METRICS_MAX + 1;
+    return MT_OK;
+}
+
+START_TEST(describe_too_many_metrics) {
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    seam.describe = describe_too_many;
+    ck_status(mt_trainer_new(&seam, NULL, &trainer), MT_EINVAL);
+    ck_contains(mt_last_error(), "metric");
+}
+END_TEST
+
+/* After a failed rollback nothing is done any more, and each refusal says why. */
+START_TEST(poisoned) {
+    static const size_t chunks[] = {8};
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_batch batch = batch_of(8, 1);
+    size_t calls;
+
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 1, MT_EDEVMEM);
+    fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
+    ck_assert_int_ne(mt_trainer_step(trainer, &batch, NULL), MT_OK);
+    calls = fake.logged;
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_contains(mt_last_error(), "injected: rollback");
+    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_ESTATE);
+    ck_contains(mt_last_error(), "injected: rollback");
+    ck_assert_uint_eq(fake.logged, calls);
+    if (_i == 1) {
+        ck_status(mt_trainer_set_chunks(trainer, chunks, 1), MT_ESTATE);
+        ck_status(mt_trainer_end_epoch(trainer, NULL), MT_ESTATE);
+        ck_status(mt_trainer_finish(trainer, &run), MT_ESTATE);
+        ck_contains(mt_last_error(), "injected: rollback");
+    }
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+static Suite *suite_trainer_errors(void) {
+    Suite *suite = suite_create("trainer_errors");
+    TCase *failure = suite_case(suite, "failure");
+
+    tcase_add_loop_test(failure, failure_is_handed_on, 0, LENGTH(failures));
+    tcase_add_test(failure, user_stops);
+    tcase_add_test(failure, describe_fails);
+    tcase_add_test(failure, describe_too_many_metrics);
+    tcase_add_loop_test(failure, poisoned, 0, 2);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_errors());
+}

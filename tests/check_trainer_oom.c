@@ -1,0 +1,297 @@
+/*
+ * check_trainer_oom.c - memory runs out for good, budgets that change, models that are wrong,
+ * and the cache.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+#include <stdio.h>
+
+/* ---- memory runs out for good --------------------------------------------------------------- */
+
+START_TEST(retries_are_bounded) {
+    static const unsigned retries[] = {0, 1, 2, 5};
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(14);
+    unsigned bound = retries[_i] > 0 ? retries[_i] : 16;
+    mt_trainer *trainer;
+
+    policy.max_retries = retries[_i];
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 32, 1);
+    fake_log_clear(&fake);
+    fake.counted = FAKE_BIT(FAKE_ALLOCATION);
+    fake_fail_at(&fake, 1, 1);
+    step_fails(trainer, 32, 2, MT_EDEVMEM);
+    ck_assert_uint_le(count_kind(FAKE_BEGIN), bound + 1);
+    ck_assert_uint_ge(count_kind(FAKE_BEGIN), 2);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), count_kind(FAKE_ROLLBACK));
+    fake_fail_at(&fake, 0, 0);
+    step(trainer, 32, 2);
+    done(trainer);
+}
+END_TEST
+
+/* The text names the budget, what is allocated and by whom, what a chunk needs, what would help. */
+START_TEST(explained) {
+    fake_options options = fits(1);
+    char text[4000], budget[40], cut[20];
+    mt_trainer *trainer;
+    size_t length;
+
+    options.budget_bytes--;
+    trainer = trainer_with(&options, NULL);
+    ck_assert_uint_eq(mt_trainer_explain(trainer, text, sizeof(text)), 0);
+    ck_assert_str_eq(text, "");
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    length = mt_trainer_explain(trainer, text, sizeof(text));
+    ck_assert_uint_eq(length, strlen(text));
+    ck_contains(text, "budget");
+    ck_contains(text, mt_format_size(options.budget_bytes, budget, sizeof(budget)));
+    ck_contains(text, "parameter");
+    ck_contains(text, "gradient");
+    ck_contains(text, "optimi");
+    ck_contains(text, "fit");
+    ck_contains(text, "\n");
+    ck_assert_uint_eq(mt_trainer_explain(trainer, cut, sizeof(cut)), length);
+    ck_assert_uint_eq(strlen(cut), sizeof(cut) - 1);
+    ck_assert_int_eq(strncmp(cut, text, sizeof(cut) - 1), 0);
+    fake.options.budget_bytes *= 10;
+    step(trainer, 32, 1);
+    ck_assert_uint_eq(mt_trainer_explain(trainer, text, sizeof(text)), 0);
+    done(trainer);
+}
+END_TEST
+
+static mt_status describe_adam(void *self, mt_backend_info *out) {
+    (void)self;
+    out->parameter_bytes = 4000;
+    out->optimizer_bytes = 8000;
+    return MT_OK;
+}
+
+/* What would help depends: on the size that was fixed, on the optimiser, on what is known. */
+START_TEST(explained_by_case) {
+    static const char *const words[] = {"micro-batch", "optimiser", "not known"};
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    fake_options options = fits(2);
+    mt_trainer *trainer;
+    mt_backend seam;
+    char text[4000];
+
+    if (_i == 2) { /* a device with a limit that it does not tell */
+        options.device_bytes = options.resident_bytes + 100;
+        options.budget_bytes = 0;
+    }
+    fake_init(&fake, &options);
+    seam = fake_seam(&fake);
+    seam.describe = describe_adam;
+    policy.micro_batch = 8;
+    own.policy = &policy;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
+    ck_contains(text, words[_i]);
+    done(trainer);
+}
+END_TEST
+
+/* The budget that the text asks for is the one that suffices, to the byte. */
+START_TEST(explained_budget_suffices) {
+    fake_options options = fits(40);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    size_t enough = options.resident_bytes + fake_program_peak(&fake_train_program, 8);
+    char text[4000], number[40];
+    mt_trainer *trainer;
+
+    policy.min_micro_batch = 8;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 32, 1);
+    fake.options.budget_bytes = enough - 1;
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    snprintf(number, sizeof(number), "%zu", enough);
+    ck_contains(text, number);
+    fake.options.budget_bytes = enough;
+    step(trainer, 32, 1);
+    done(trainer);
+}
+END_TEST
+
+/* A size that the user fixed is not made smaller behind the user's back. */
+START_TEST(fixed_micro_batch_does_not_fit) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(6);
+    mt_trainer *trainer;
+
+    policy.micro_batch = 8;
+    trainer = trainer_with(&options, &policy);
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    ck_assert_uint_le(count_kind(FAKE_BEGIN), 17);
+    check_only_chunks_of(8);
+    step(trainer, 6, 2); /* one chunk of 6 */
+    done(trainer);
+}
+END_TEST
+
+/* ---- budgets that change, models that are wrong ---------------------------------------------- */
+
+/* Memory taken by others and given back, between steps: no OOM at all. */
+START_TEST(hog_comes_and_goes) {
+    fake_options options = fits(20);
+    mt_trainer *trainer;
+    size_t largest[31];
+
+    options.hog_from = 10;
+    options.hog_until = 20;
+    options.hog_bytes = 100000;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 30; id++) largest[id] = step(trainer, 64, id).chunks[0];
+    ck_assert_uint_eq(fake.genuine, 0);
+    for (uint64_t id = 10; id < 20; id++) ck_assert_uint_lt(largest[id], largest[9]);
+    ck_assert_uint_eq(largest[30], largest[9]);
+    done(trainer);
+}
+END_TEST
+
+/* A limit of the device below the budget that it tells. */
+START_TEST(device_holds_less_than_it_says) {
+    fake_options options = fits(40);
+    mt_trainer *trainer;
+
+    options.device_bytes = options.resident_bytes + fake_program_peak(&fake_train_program, 13);
+    options.no_evidence = _i;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 10; id++) step(trainer, 64, id);
+    done(trainer);
+}
+END_TEST
+
+/* Another kernel above 10 samples, which the recordings of 2 and 4 do not show. */
+START_TEST(kernel_changes_with_the_chunk) {
+    fake_options options = fits(25);
+    mt_trainer *trainer;
+
+    options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
+    options.wide_above = 10;
+    options.absent = _i == 0 ? 0 : FAKE_BIT(FAKE_RECORD);
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 30; id++) step(trainer, 64, id);
+    ck_assert_uint_ge(fake.genuine, 1);
+    ck_assert_uint_le(fake.genuine, 8); /* it learns: not one OOM a step */
+    done(trainer);
+}
+END_TEST
+
+/* A recording that is run and taken back, and from which nothing is learnt, is not run for ever. */
+START_TEST(nothing_is_learnt_from_the_recording) {
+    fake_options options = fits(_i == 0 ? 30 : 12);
+    mt_trainer *trainer;
+
+    options.normalises_over_batch = 1;
+    options.absent = FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK);
+    options.no_peaks = 1;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 10; id++) {
+        mt_step_report report = step(trainer, 32, id);
+
+        ck_assert_uint_le(report.discarded, id == 1 ? 200 : 64);
+    }
+    done(trainer);
+}
+END_TEST
+
+/* Nothing but the budget is known: no recordings, no peaks, no evidence. */
+START_TEST(nothing_is_known) {
+    fake_options options = fits(13);
+    mt_trainer *trainer;
+
+    options.absent = FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK);
+    options.no_peaks = 1;
+    options.no_evidence = 1;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 30; id++) step(trainer, 64, id);
+    ck_assert_uint_le(fake.genuine, 12);
+    done(trainer);
+}
+END_TEST
+
+/* ---- cache ---------------------------------------------------------------------------------- */
+
+START_TEST(cache_every) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_trainer *trainer;
+
+    policy.clear_every = 3;
+    trainer = trainer_with(&fake_defaults, &policy);
+    for (uint64_t id = 1; id <= 31; id++) step(trainer, 16, id);
+    ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), 10);
+    ck_ok(mt_trainer_summary(trainer, &run));
+    ck_assert_uint_eq(run.clears, 10);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(cache_never) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(14);
+    mt_trainer *trainer;
+
+    policy.clear_every = MT_CLEAR_NEVER;
+    policy.eval_clear_every = MT_CLEAR_NEVER;
+    options.cache_keeps_bytes = 30000;
+    trainer = trainer_with(&options, &policy);
+    for (uint64_t id = 1; id <= 20; id++) {
+        step(trainer, 32, id);
+        evaluate(trainer, 16, id);
+    }
+    ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), 0);
+    done(trainer);
+}
+END_TEST
+
+/* On evidence, at no more than 1 % of the time. */
+START_TEST(cache_automatic) {
+    fake_options options = fits(14);
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_trainer *trainer;
+
+    options.cache_keeps_bytes = 30000;
+    options.seconds = fake_seconds;
+    options.clear_seconds = 0.004;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 200; id++) step(trainer, 32, id);
+    ck_ok(mt_trainer_summary(trainer, &run));
+    ck_assert_uint_gt(fake.clears, 2);
+    ck_assert_double_le((double)fake.clears * 0.004, 0.01 * run.seconds + 0.004);
+    done(trainer);
+}
+END_TEST
+
+static Suite *suite_trainer_oom(void) {
+    Suite *suite = suite_create("trainer_oom");
+    TCase *memory = suite_case(suite, "memory"), *endless = suite_case(suite, "endless"),
+          *cache = suite_case(suite, "cache");
+
+    tcase_set_timeout(endless, 5);
+    tcase_add_loop_test(memory, retries_are_bounded, 0, 4);
+    tcase_add_test(memory, explained);
+    tcase_add_loop_test(memory, explained_by_case, 0, 3);
+    tcase_add_test(memory, explained_budget_suffices);
+    tcase_add_test(memory, fixed_micro_batch_does_not_fit);
+    tcase_add_test(memory, hog_comes_and_goes);
+    tcase_add_loop_test(memory, device_holds_less_than_it_says, 0, 2);
+    tcase_add_loop_test(memory, kernel_changes_with_the_chunk, 0, 2);
+    tcase_add_test(memory, nothing_is_known);
+    tcase_add_test(cache, cache_every);
+    tcase_add_test(cache, cache_never);
+    tcase_add_test(cache, cache_automatic);
+    tcase_add_loop_test(endless, nothing_is_learnt_from_the_recording, 0, 2);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_oom());
+}

@@ -1,0 +1,396 @@
+/*
+ * check_trainer_step.c - the step as a transaction: order of the calls, weights of the chunks,
+ * chunks that are given, two trainers at once. Failures of memory one by one are in
+ * check_oom_core.c.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+#include <math.h>
+#include <pthread.h>
+
+/* ---- order of the calls --------------------------------------------------------------------- */
+
+START_TEST(order_plain) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(12);
+    mt_trainer *trainer;
+
+    policy.deterministic = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 32, 1);
+    check_log("begin accumulate(0+2) accumulate(2+4) accumulate(6+9) accumulate(15+9) "
+              "accumulate(24+8) apply");
+    step(trainer, 32, 2);
+    check_log("begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
+    step(trainer, 12, 3);
+    check_log("begin accumulate(0+12) apply");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(order_discarded_recording) {
+    fake_options options = fits(12);
+    mt_step_report report;
+    mt_trainer *trainer;
+
+    options.normalises_over_batch = 1;
+    trainer = trainer_with(&options, NULL);
+    report = step(trainer, 24, 1);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 2);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
+    ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 4);
+    ck_assert_uint_eq(report.chunk_count, 2);
+    ck_assert_uint_eq(report.discarded, 6);
+    fake_log_clear(&fake);
+    step(trainer, 24, 2);
+    check_log("begin accumulate(0+12) accumulate(12+12) apply");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(order_transient_failure) {
+    fake_options options = fits(16);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+
+    step(trainer, 32, 1);
+    fake_log_clear(&fake);
+    fake_fail_kind(&fake, FAKE_ALLOCATION, 15, MT_EDEVMEM);
+    ck_assert_uint_eq(step(trainer, 32, 2).retries, 1);
+    check_log("begin accumulate(0+16) accumulate!(16+16) rollback "
+              "begin accumulate(0+16) accumulate(16+16) apply");
+    done(trainer);
+}
+END_TEST
+
+/* Nothing has begun when begin fails, so nothing is taken back. */
+START_TEST(order_begin_fails) {
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+
+    fake_fail_kind(&fake, FAKE_BEGIN, 1, MT_EIO);
+    step_fails(trainer, 16, 1, MT_EIO);
+    ck_contains(mt_last_error(), "injected: begin");
+    check_log("begin!");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(order_apply_fails) {
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+
+    options.budget_bytes = 0;
+    trainer = trainer_with(&options, NULL);
+    fake_fail_kind(&fake, FAKE_APPLY, 1, MT_ETORCH);
+    step_fails(trainer, 16, 1, MT_ETORCH);
+    ck_contains(mt_last_error(), "injected: apply");
+    check_log("begin accumulate(0+16) apply! rollback");
+    done(trainer);
+}
+END_TEST
+
+/* The least a backend has: memory, begin, accumulate, rollback, apply. */
+START_TEST(order_least_backend) {
+    fake_options options = fits(12);
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_batch batch = batch_of(32, 1);
+    mt_trainer *trainer;
+
+    options.absent = ~0U;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 10; id++) step(trainer, 32, id);
+    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_ENOTSUP);
+    ck_ok(mt_trainer_finish(trainer, &run));
+    ck_assert_str_eq(run.state_sha256, "");
+    ck_assert_uint_eq(run.samples_trained, 320);
+    ck_assert_uint_eq(fake.state.updates, 10);
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/* The batch that begin sees is the caller's. */
+START_TEST(order_batch_is_passed_on) {
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    mt_batch batch = batch_of(7, 99);
+
+    batch.data = &fake;
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    ck_assert_ptr_eq(fake.batch_seen.data, &fake);
+    ck_assert_uint_eq(fake.batch_seen.count, 7);
+    ck_assert_uint_eq(fake.batch_seen.id, 99);
+    done(trainer);
+}
+END_TEST
+
+/* ---- weights and gradients ------------------------------------------------------------------ */
+
+/* Each weight is the chunk's share of the batch's units; they sum to 1. */
+START_TEST(weights_are_shares) {
+    fake_options options = with_units(5);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    double sum = 0;
+
+    step(trainer, 31, 1);
+    fake_log_clear(&fake);
+    step(trainer, 31, 2);
+    for (size_t i = 0; i < fake.logged; i++) {
+        const fake_call *call = &fake.log[i];
+
+        if (call->kind != FAKE_ACCUMULATE) continue;
+        ck_assert_double_eq_tol(call->weight, units_in(call->first, call->count) / units_in(0, 31),
+                                1e-15);
+        sum += call->weight;
+    }
+    ck_assert_double_eq_tol(sum, 1, 1e-12);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(weights_without_units) {
+    static const size_t chunks[] = {5, 5, 1};
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    size_t seen = 0;
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 3));
+    step(trainer, 11, 1);
+    for (size_t i = 0; i < fake.logged; i++)
+        if (fake.log[i].kind == FAKE_ACCUMULATE)
+            ck_assert_double_eq(fake.log[i].weight, (double)chunks[seen++] / 11.0);
+    ck_assert_uint_eq(seen, 3);
+    done(trainer);
+}
+END_TEST
+
+/* A chunk without units has no weight, and a batch without any moves nothing. */
+START_TEST(weights_of_no_units) {
+    static const size_t chunks[] = {2, 2, 4}, empty[] = {2, 1};
+    static const double nothing[] = {0};
+    fake_options options = with_units(40);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    uint64_t before;
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 3));
+    ck_assert(isfinite(step(trainer, 8, 1).loss));
+    fake.options.units = nothing;
+    fake.options.unit_count = 1;
+    memset(fake.state.momentum, 0, sizeof(fake.state.momentum));
+    before = fake_hash(&fake);
+    ck_ok(mt_trainer_set_chunks(trainer, empty, 2));
+    step(trainer, 3, 2);
+    ck_assert_uint_ne(fake_hash(&fake), before); /* buffers move, parameters stay finite */
+    for (size_t i = 0; i < fake.logged; i++) ck_assert(isfinite(fake.log[i].weight));
+    for (int j = 0; j < FAKE_PARAMETERS; j++) ck_assert(isfinite(fake.state.parameters[j]));
+    done(trainer);
+}
+END_TEST
+
+/* Units are counts or sums: no backend means a negative one, or none that is a number. */
+START_TEST(weights_of_impossible_units) {
+    static const double values[] = {-1, NAN};
+    fake_options options = with_units(40);
+    mt_trainer *trainer;
+
+    options.units = &values[_i];
+    options.unit_count = 1;
+    trainer = trainer_with(&options, NULL);
+    step_fails(trainer, 8, 1, MT_EINVAL);
+    done(trainer);
+}
+END_TEST
+
+/* The parameters after one step on 23 samples in k balanced chunks. */
+static void parameters_in_chunks(const fake_options *options, size_t k, double *out, double *loss) {
+    mt_trainer *trainer = trainer_with(options, NULL);
+    size_t chunks[23];
+    mt_plan plan;
+
+    ck_ok(mt_plan_balanced(23, k, &plan));
+    for (size_t i = 0; i < k; i++) chunks[i] = mt_plan_chunk(&plan, i);
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, k));
+    *loss = step(trainer, 23, 5).loss;
+    memcpy(out, fake.state.parameters, sizeof(fake.state.parameters));
+    done(trainer);
+}
+
+/* k chunks give the gradient and the loss of the whole batch; with and without units. */
+START_TEST(gradients_add_up) {
+    fake_options options = _i == 0 ? with_units(40) : fake_defaults;
+    double whole[FAKE_PARAMETERS], cut[FAKE_PARAMETERS], whole_loss, loss;
+
+    options.noise = 0;
+    parameters_in_chunks(&options, 1, whole, &whole_loss);
+    for (size_t k = 2; k <= 23; k++) {
+        parameters_in_chunks(&options, k, cut, &loss);
+        ck_assert_double_eq_tol(loss, whole_loss, 1e-12);
+        for (int j = 0; j < FAKE_PARAMETERS; j++) ck_assert_double_eq_tol(cut[j], whole[j], 1e-13);
+    }
+}
+END_TEST
+
+/* ---- chunks given --------------------------------------------------------------------------- */
+
+START_TEST(given_chunks) {
+    static const size_t chunks[] = {1, 7, 2, 6};
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    mt_step_report report;
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 4));
+    report = step(trainer, 16, 1);
+    check_log("begin accumulate(0+1) accumulate(1+7) accumulate(8+2) accumulate(10+6) apply");
+    ck_assert_int_eq(report.reason, MT_PLAN_REPLAY);
+    ck_assert_uint_eq(report.chunk_count, 4);
+    ck_assert_mem_eq(report.chunks, chunks, sizeof(chunks));
+    report = step(trainer, 16, 2); /* used once */
+    ck_assert_int_ne(report.reason, MT_PLAN_REPLAY);
+    done(trainer);
+}
+END_TEST
+
+/* Any two sizes teach the model, the larger one first as well. */
+START_TEST(given_chunks_teach) {
+    static const size_t chunks[] = {9, 7};
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    const mt_policy *policy = mt_trainer_policy(trainer);
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    step(trainer, 16, 1);
+    for (size_t m = 1; m < 40; m++)
+        ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, m),
+                          fake_program_peak(&fake_train_program, m));
+    done(trainer);
+}
+END_TEST
+
+/* The caller's array may change after the call, and the last one given counts. */
+START_TEST(given_chunks_are_copied) {
+    size_t chunks[] = {3, 5};
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    chunks[0] = 4;
+    chunks[1] = 4;
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    chunks[0] = 0;
+    step(trainer, 8, 1);
+    check_log("begin accumulate(0+4) accumulate(4+4) apply");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(given_chunks_that_do_not_add_up) {
+    static const size_t few[] = {4, 4}, overflow[] = {SIZE_MAX, 9};
+    mt_batch batch = batch_of(9, 1);
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    uint64_t before = fake_hash(&fake);
+
+    ck_ok(mt_trainer_set_chunks(trainer, few, 2));
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
+    ck_assert_uint_eq(fake_hash(&fake), before);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
+    step(trainer, 9, 1); /* forgotten with the step that was refused */
+    ck_ok(mt_trainer_set_chunks(trainer, overflow, 2));
+    batch.count = 8; /* what the sum is, modulo 2^64 */
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(given_chunks_retry_but_stay) {
+    static const size_t chunks[] = {9, 7};
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    fake_fail_kind(&fake, FAKE_ALLOCATION, 14, MT_EDEVMEM);
+    step(trainer, 16, 1);
+    check_log("begin accumulate(0+9) accumulate!(9+7) rollback "
+              "begin accumulate(0+9) accumulate(9+7) apply");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(given_chunks_that_do_not_fit) {
+    static const size_t chunks[] = {30, 2};
+    fake_options options = fits(20);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    check_only_chunks_of(30);
+    step(trainer, 32, 1);
+    done(trainer);
+}
+END_TEST
+
+/* ---- two at once ---------------------------------------------------------------------------- */
+
+static fake_backend fakes[2];
+
+static void *trainer_thread(void *argument) {
+    fake_backend *own = argument;
+    mt_backend seam = fake_seam(own);
+    mt_trainer *trainer = NULL;
+    mt_status status = mt_trainer_new(&seam, NULL, &trainer);
+
+    for (uint64_t id = 1; id <= 300 && status == MT_OK; id++) {
+        mt_batch batch = batch_of(32, id);
+
+        if (id % 10 == 0) fake_fail_kind(own, FAKE_ALLOCATION, 3, MT_EDEVMEM);
+        status = mt_trainer_step(trainer, &batch, NULL);
+        if (status == MT_OK) status = mt_trainer_evaluate(trainer, &batch, NULL);
+    }
+    mt_trainer_free(trainer);
+    return status == MT_OK ? own : NULL;
+}
+
+/* Two trainers in two threads go their way as if alone. */
+START_TEST(two_threads) {
+    fake_options options = fits(14);
+    pthread_t threads[2];
+    void *result;
+
+    for (int i = 0; i < 2; i++) {
+        fake_init(&fakes[i], &options);
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, trainer_thread, &fakes[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(pthread_join(threads[i], &result), 0);
+        ck_assert_ptr_eq(result, &fakes[i]);
+    }
+    fake_init(&fake, &options);
+    ck_assert_ptr_nonnull(trainer_thread(&fake));
+    ck_assert_uint_eq(fake_hash(&fakes[0]), fake_hash(&fake));
+    ck_assert_uint_eq(fake_hash(&fakes[1]), fake_hash(&fake));
+}
+END_TEST
+
+static Suite *suite_trainer_step(void) {
+    Suite *suite = suite_create("trainer_step");
+    TCase *order = suite_case(suite, "order"), *weights = suite_case(suite, "weights"),
+          *given = suite_case(suite, "given"), *threads = suite_case(suite, "threads");
+
+    tcase_add_test(order, order_plain);
+    tcase_add_test(order, order_discarded_recording);
+    tcase_add_test(order, order_transient_failure);
+    tcase_add_test(order, order_begin_fails);
+    tcase_add_test(order, order_apply_fails);
+    tcase_add_test(order, order_least_backend);
+    tcase_add_test(order, order_batch_is_passed_on);
+    tcase_add_test(weights, weights_are_shares);
+    tcase_add_test(weights, weights_without_units);
+    tcase_add_test(weights, weights_of_no_units);
+    tcase_add_loop_test(weights, weights_of_impossible_units, 0, 2);
+    tcase_add_loop_test(weights, gradients_add_up, 0, 2);
+    tcase_add_test(given, given_chunks);
+    tcase_add_test(given, given_chunks_teach);
+    tcase_add_test(given, given_chunks_are_copied);
+    tcase_add_test(given, given_chunks_that_do_not_add_up);
+    tcase_add_test(given, given_chunks_retry_but_stay);
+    tcase_add_test(given, given_chunks_that_do_not_fit);
+    tcase_add_test(threads, two_threads);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_step());
+}

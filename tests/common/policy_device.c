@@ -1,0 +1,164 @@
+/*
+ * policy_device.c - see policy_device.h.
+ */
+#include "policy_device.h"
+#include "suite.h"
+
+void check_balanced(const mt_plan *plan, size_t samples, size_t chunks) {
+    size_t sum = 0, last = SIZE_MAX;
+
+    ck_assert_uint_eq(mt_plan_chunks(plan), chunks);
+    ck_assert_uint_eq(mt_plan_covered(plan), samples);
+    for (size_t i = 0; i < chunks; i++) {
+        size_t m = mt_plan_chunk(plan, i);
+
+        ck_assert_uint_ge(m, samples / chunks);
+        ck_assert_uint_le(m, samples / chunks + 1);
+        ck_assert_uint_le(m, last);
+        last = m;
+        sum += m;
+    }
+    ck_assert_uint_eq(sum, samples);
+    ck_assert_uint_eq(mt_plan_chunk(plan, chunks), 0);
+    ck_assert_uint_eq(mt_plan_chunk(plan, SIZE_MAX), 0);
+}
+
+mt_policy *policy_new(mt_policy_options options, mt_backend_info info) {
+    mt_policy *policy;
+
+    options.size = sizeof(options);
+    info.size = sizeof(info);
+    ck_ok(mt_policy_new(&options, &info, &policy));
+    return policy;
+}
+
+device device_new(size_t budget, mt_policy_options options, mt_backend_info info) {
+    device dev = {.budget = budget, .resident = 5000, .records = 1};
+
+    dev.policy = policy_new(options, info);
+    return dev;
+}
+
+mt_memory device_memory(const device *dev) {
+    mt_memory memory = {.size = sizeof(memory)};
+
+    memory.budget_bytes = dev->budget;
+    memory.allocated_bytes = memory.reserved_bytes = memory.peak_bytes = dev->resident;
+    return memory;
+}
+
+size_t device_fits(const device *dev) {
+    size_t m = 0;
+
+    while (dev->resident + fake_program_peak(&fake_train_program, m + 1) <= dev->budget) m++;
+    return m;
+}
+
+static void sink_recording(void *user, void *address, int64_t bytes) {
+    mt_recording_event(user, address, bytes);
+}
+
+mt_status device_chunk(device *dev, mt_mode mode, size_t samples) {
+    mt_event_sink sink = {mt_policy_recording(dev->policy, mode, samples), sink_recording};
+    mt_chunk_result result = {.size = sizeof(result)};
+    size_t peak = dev->resident + fake_program_peak(&fake_train_program, samples);
+
+    if (dev->budget > 0 && peak > dev->budget) return mt_set_error(MT_EDEVMEM, "refused");
+    if (sink.user != NULL && dev->records) fake_program_record(&fake_train_program, samples, &sink);
+    result.peak_bytes = peak;
+    result.loss_sum = result.units = (double)samples;
+    result.seconds = dev->seconds != NULL ? dev->seconds(samples) : 0;
+    return mt_policy_observe(dev->policy, mode, samples, dev->resident, &result);
+}
+
+mt_oom oom_explained(const device *dev, size_t chunk, unsigned attempt) {
+    mt_oom oom = {.size = sizeof(oom), .mode = MT_TRAIN, .phase = MT_PHASE_ACCUMULATE};
+
+    oom.chunk = chunk;
+    oom.attempt = attempt;
+    oom.refused = 1;
+    oom.refused_in_use_bytes = dev->budget - 100;
+    oom.refused_bytes = 4096;
+    oom.allocated_before_bytes = dev->resident;
+    oom.memory = device_memory(dev);
+    return oom;
+}
+
+mt_oom oom_injected(const device *dev, size_t chunk, unsigned attempt) {
+    mt_oom oom = oom_explained(dev, chunk, attempt);
+
+    oom.refused_in_use_bytes = dev->resident;
+    oom.refused_bytes = 8;
+    return oom;
+}
+
+mt_action answer(device *dev, mt_oom oom) {
+    mt_action action = (mt_action)99;
+
+    ck_ok(mt_policy_oom(dev->policy, &oom, &action));
+    ck_assert_int_ge((int)action, MT_ACTION_RETRY);
+    ck_assert_int_le((int)action, MT_ACTION_GIVE_UP);
+    return action;
+}
+
+mt_status device_plan(device *dev, mt_mode mode, size_t samples) {
+    mt_memory memory = device_memory(dev);
+
+    return mt_policy_plan(dev->policy, mode, samples, &memory, &dev->plan);
+}
+
+/* All chunks of the plan, extended where it is open. */
+static mt_status device_attempt(device *dev, mt_mode mode, size_t *failed) {
+    mt_memory memory = device_memory(dev);
+    mt_status status = MT_OK;
+    size_t m;
+
+    dev->count = 0;
+    for (size_t i = 0; status == MT_OK; i++) {
+        m = mt_plan_chunk(&dev->plan, i);
+        if (m == 0 && !dev->plan.discard && mt_plan_covered(&dev->plan) < dev->plan.samples) {
+            status = mt_policy_extend(dev->policy, mode, &memory, &dev->plan);
+            m = mt_plan_chunk(&dev->plan, i);
+        }
+        if (m == 0 || status != MT_OK) return status;
+        ck_assert_uint_lt(dev->count, DEVICE_CHUNKS_MAX);
+        dev->chunks[dev->count++] = *failed = m;
+        status = device_chunk(dev, mode, m);
+    }
+    return status;
+}
+
+mt_status device_batch(device *dev, mt_mode mode, size_t samples) {
+    mt_status status = device_plan(dev, mode, samples);
+    size_t failed = 0;
+
+    dev->ooms = 0;
+    dev->discarded = 0;
+    while (status == MT_OK) {
+        mt_action action;
+
+        status = device_attempt(dev, mode, &failed);
+        if (status == MT_OK && !dev->plan.discard) return MT_OK;
+        if (status == MT_OK) {
+            dev->discarded += mt_plan_covered(&dev->plan);
+            status = device_plan(dev, mode, samples);
+            continue;
+        }
+        dev->tried_too_large[dev->ooms++] = failed;
+        action = answer(dev, oom_explained(dev, failed, dev->ooms));
+        if (action == MT_ACTION_GIVE_UP) return MT_EDEVMEM;
+        status = action == MT_ACTION_REPLAN ? device_plan(dev, mode, samples) : MT_OK;
+    }
+    return status;
+}
+
+void check_covers(const device *dev, size_t samples) {
+    size_t sum = 0;
+
+    for (size_t i = 0; i < dev->count; i++) sum += dev->chunks[i];
+    ck_assert_uint_eq(sum, samples);
+}
+
+size_t need(size_t m) {
+    return 5000 + fake_program_peak(&fake_train_program, m);
+}
