@@ -90,8 +90,7 @@ size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity
     if (p.capacity) text[0] = '\0';
     if (!mt__handle_is(t, MT__KIND_TRAINER) || !t->has_failure) return 0;
     const mt_oom *oom = &t->failure;
-    size_t least = mt__max(1, t->policy_options.min_micro_batch ? t->policy_options.min_micro_batch
-                                                                : t->info.min_micro_batch);
+    size_t least = mt__smallest_chunk(&t->policy_options, &t->info);
     size_t chunk = oom->chunk ? oom->chunk : mt__min(least, t->failed_batch);
     size_t bytes = needed(t, chunk, &at_least);
     const char *device = t->info.device ? t->info.device : "the device";

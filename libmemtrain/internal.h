@@ -26,6 +26,12 @@ mt_status mt__bad_handle(const void *handle, const char *function, const char *a
 /* Adds a balanced cut of samples into chunks to the end of a plan. */
 mt_status mt__plan_append(mt_plan *plan, size_t samples, size_t chunks);
 
+/* The smallest chunk that options and backend allow; a batch that is smaller is one chunk. */
+size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info);
+
+/* Whether the chunks of the next step are given; such chunks have their gradients in place. */
+void mt__policy_forced(mt_policy *policy, int forced);
+
 #define MT__CHECK(condition, ...)                                                                  \
     do {                                                                                           \
         if (!(condition)) return mt_set_error(MT_EINVAL, __VA_ARGS__);                             \

@@ -1,88 +1,51 @@
 /*
- * policy.c - what decides. One curve a mode: recordings, the memory model and times; a plan is the
- * fastest cut whose predicted peak fits; an OOM corrects the curve.
+ * policy.c - what decides: a plan is the fastest cut whose predicted peak fits; an OOM corrects what
+ * was predicted; where no cut fits, the ladder (ladder.c).
  *
  * The rules and their reasons are in docs/policy.md.
  */
-#include "choose.h"
-#include "recording.h"
+#include "policy_state.h"
 
 #include <string.h>
 
-enum { MODES = 2, SEEN = 8, DEFAULT_RETRIES = 16, FIRST_RECORDED = 2, LEAST_NORMALISED = 8 };
-
-#define CLEAR_SHARE 0.01     /* of the time, for automatic clearing */
-#define PHASE_CACHE_SHARE 10 /* a cache above budget / 10 is worth clearing at a change of mode */
-
-/* The last plan for a batch size, to tell why the next one differs. */
-typedef struct seen_batch {
-    size_t samples; /* 0: free */
-    size_t fewest;  /* chunks that memory asked for */
-    size_t chunks;  /* chunks that were planned */
-    mt_plan_reason reason;
-} seen_batch;
-
-/* What is known of one mode. */
-typedef struct curve {
-    mt_recording *recording[2];
-    size_t recorded;                  /* complete recordings, 0 to 2 */
-    int filling;                      /* the next recording is being filled */
-    mt_memory_model *model;           /* from the recordings */
-    size_t bound_peak, bound_samples; /* without recordings: measured peak of the largest chunk */
-    size_t residual;                  /* bytes by which the prediction was seen to be too low */
-    size_t failed_chunk;              /* a size that did not fit ... */
-    size_t failed_room;               /* ... into this many bytes */
-    mt__timings timings;
-    int has_run;    /* a chunk went through: two sizes are recorded before that, or never */
-    int has_spread; /* the plan that measures several sizes has been given */
-    seen_batch seen[SEEN];
-    size_t next_seen;
-} curve;
-
-struct mt_policy {
-    mt_policy_options options;
-    mt_backend_info info;
-    curve curves[MODES];
-    int replanning;       /* memory ran out since the last plan */
-    size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
-    size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
-    unsigned unexplained; /* refusals of this step that the budget does not explain */
-    int cleared;          /* the cache was cleared in this step's recovery */
-    uint64_t calls[MODES];
-    int has_mode;
-    mt_mode last_mode;
-    uint64_t last_alloc_retries;
-    double seconds, clear_seconds, last_clear_seconds;
-};
+enum { DEFAULT_RETRIES = 16, FIRST_RECORDED = 2, LEAST_NORMALISED = 8 };
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
-static mt_status check_options(const mt_policy_options *o) {
+static mt_status check_sizes(const mt_policy_options *o) {
     MT__CHECK(o->min_micro_batch == 0 || o->max_micro_batch == 0 ||
                   o->min_micro_batch <= o->max_micro_batch,
               "mt_policy_options: min_micro_batch %zu is above max_micro_batch %zu",
               o->min_micro_batch, o->max_micro_batch);
+    MT__CHECK(o->micro_batch == 0 || o->micro_batch >= o->min_micro_batch,
+              "mt_policy_options: micro_batch %zu is below min_micro_batch %zu", o->micro_batch,
+              o->min_micro_batch);
+    MT__CHECK(o->micro_batch == 0 || o->max_micro_batch == 0 ||
+                  o->micro_batch <= o->max_micro_batch,
+              "mt_policy_options: micro_batch %zu is above max_micro_batch %zu", o->micro_batch,
+              o->max_micro_batch);
+    return MT_OK;
+}
+
+static mt_status check_options(const mt_policy_options *o) {
+    const unsigned all = MT_RUNG_BIT(MT_RUNGS) - 1;
     MT__CHECK(
         o->clear_every >= MT_CLEAR_NEVER && o->eval_clear_every >= MT_CLEAR_NEVER,
         "mt_policy_options: clear_every %d, eval_clear_every %d; accepted: a number of steps, "
         "MT_CLEAR_AUTO (0), MT_CLEAR_NEVER (-1)",
         o->clear_every, o->eval_clear_every);
-    return MT_OK;
-}
-
-static int new_recordings(mt_policy *p) {
-    for (int m = 0; m < MODES; m++)
-        for (int i = 0; i < 2; i++)
-            if (mt_recording_new(&p->curves[m].recording[i]) != MT_OK) return 0;
-    return 1;
+    MT__CHECK(((o->allow_rungs | o->forbid_rungs) & ~all) == 0,
+              "mt_policy_options: allow_rungs 0x%x, forbid_rungs 0x%x; accepted: sums of "
+              "MT_RUNG_BIT, up to 0x%x",
+              o->allow_rungs, o->forbid_rungs, all);
+    MT__CHECK((unsigned)o->rate_rule <= MT_RATE_SQRT,
+              "mt_policy_options: rate_rule is %d; accepted: 0 to %d", (int)o->rate_rule,
+              MT_RATE_SQRT);
+    return check_sizes(o);
 }
 
 static void destroy(mt_policy *p) {
-    for (int m = 0; m < MODES; m++) {
-        mt_recording_free(p->curves[m].recording[0]);
-        mt_recording_free(p->curves[m].recording[1]);
-        mt_memory_model_free(p->curves[m].model);
-    }
+    for (size_t i = 0; i < MT__CURVES; i++) mt__curve_free(p->curves[i]);
     mt__free(p);
 }
 
@@ -101,7 +64,9 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
     p->options = own;
     if (info) mt__copy_versioned(&p->info, sizeof p->info, info, info->size);
     if (!p->options.max_retries) p->options.max_retries = DEFAULT_RETRIES;
-    if (!new_recordings(p) || !mt__handle_add(p, MT__KIND_POLICY)) {
+    /* Made now, so that a policy that could be made can also plan. */
+    if (!mt__policy_curve(p, MT_TRAIN, 0, 0) || !mt__policy_curve(p, MT_EVALUATE, 0, 0) ||
+        !mt__handle_add(p, MT__KIND_POLICY)) {
         destroy(p);
         return mt_set_error(MT_ENOMEM, "mt_policy_new: out of host memory");
     }
@@ -113,151 +78,120 @@ void mt_policy_free(mt_policy *policy) {
     if (mt__handle_remove(policy, MT__KIND_POLICY)) destroy(policy);
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------ */
+/* ---- curves ------------------------------------------------------------------------------------ */
 
-static size_t smallest_chunk(const mt_policy *p) {
-    if (p->options.min_micro_batch) return p->options.min_micro_batch;
-    size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : SIZE_MAX;
-    return mt__max(1, mt__min(p->info.min_micro_batch, most));
+/* A smaller batch changes no chunk, so it is no kind of its own. */
+static mt__kind kind_of(const mt_policy *p, mt_mode mode, unsigned rungs, int keep) {
+    rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    return (mt__kind){mode, p->shape, rungs, keep};
 }
 
-static size_t room_of(const mt_memory *memory) {
+static int same_kind(const mt__kind *a, const mt__kind *b) {
+    return a->mode == b->mode && a->shape == b->shape && a->rungs == b->rungs && a->keep == b->keep;
+}
+
+mt__curve *mt__policy_find_curve(const mt_policy *p, mt_mode mode, unsigned rungs, int keep) {
+    mt__kind kind = kind_of(p, mode, rungs, keep);
+    for (size_t i = 0; i < MT__CURVES; i++)
+        if (p->curves[i] && same_kind(&p->curves[i]->kind, &kind)) return p->curves[i];
+    return NULL;
+}
+
+/* A free place for a curve, or that of the one least recently used. */
+static mt__curve **place_for_curve(mt_policy *p) {
+    mt__curve **oldest = &p->curves[0];
+    for (size_t i = 0; i < MT__CURVES; i++) {
+        if (!p->curves[i]) return &p->curves[i];
+        if (p->curves[i]->used < (*oldest)->used) oldest = &p->curves[i];
+    }
+    return oldest;
+}
+
+mt__curve *mt__policy_curve(mt_policy *p, mt_mode mode, unsigned rungs, int keep) {
+    mt__curve *c = mt__policy_find_curve(p, mode, rungs, keep);
+    if (!c) {
+        mt__kind kind = kind_of(p, mode, rungs, keep);
+        mt__curve **place = place_for_curve(p);
+        c = mt__curve_new(&kind);
+        if (!c) return NULL;
+        mt__curve_free(*place);
+        *place = c;
+    }
+    c->used = ++p->uses;
+    return c;
+}
+
+/* The curve that sizes chunks: gradients in place. It is there once a plan was made. */
+static mt__curve *sizing_curve(mt_policy *p, mt_mode mode) {
+    return mt__policy_curve(p, mode, mt__ladder_rungs(p), 0);
+}
+
+/* The curve of the chunks that run now. */
+static mt__curve *running_curve(mt_policy *p, mt_mode mode) {
+    return mt__policy_curve(p, mode, mt__ladder_rungs(p), mode == MT_TRAIN && p->keep);
+}
+
+mt_status mt_policy_select(mt_policy *policy, uint64_t shape) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_select");
+    policy->shape = shape;
+    return MT_OK;
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------- */
+
+size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info) {
+    if (options->min_micro_batch) return options->min_micro_batch;
+    size_t most = options->max_micro_batch ? options->max_micro_batch : SIZE_MAX;
+    return mt__max(1, mt__min(info->min_micro_batch, most));
+}
+
+size_t mt__policy_least(const mt_policy *p, size_t samples) {
+    if (p->info.needs_whole_batch) return samples;
+    if (p->options.micro_batch) return mt__min(p->options.micro_batch, samples);
+    return mt__min(mt__smallest_chunk(&p->options, &p->info), samples);
+}
+
+size_t mt__room(const mt_memory *memory) {
     return memory->budget_bytes - mt__min(memory->budget_bytes, memory->allocated_bytes);
 }
 
-/* Predicted bytes above the start, corrections included; 0: nothing known. */
-static size_t predict(const curve *c, size_t samples) {
-    if (c->model)
-        return mt__add(mt_memory_model_peak(c->model, samples),
-                       mt__add(mt_memory_model_margin(c->model), c->residual));
-    if (!c->bound_samples) return 0;
-    if (samples <= c->bound_samples) return mt__add(c->bound_peak, c->residual);
-    double proportional = (double)c->bound_peak * (double)samples / (double)c->bound_samples;
-    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, c->residual);
+void mt__policy_forced(mt_policy *policy, int forced) {
+    if (forced) policy->keep = 0;
 }
 
-/* The next size to try where nothing predicts one: two thirds, as candidates are spaced. */
-static size_t smaller(size_t chunk) {
-    return chunk - mt__max(1, chunk / 3);
-}
-
-/*
- * The largest size that may be tried after one that did not fit: where the prediction was compared
- * with a budget it has been corrected and says more, else there is nothing to go by.
- */
-static size_t next_below(const curve *c) {
-    int is_known = predict(c, 1) > 0 && c->failed_room < SIZE_MAX;
-    return is_known ? c->failed_chunk - 1 : smaller(c->failed_chunk);
-}
-
-/* Largest chunk that is predicted to fit; SIZE_MAX when nothing is known. */
-static size_t largest(const curve *c, size_t room) {
-    size_t left = room - mt__min(room, c->residual);
-    size_t m = SIZE_MAX;
-    if (c->model)
-        m = mt_memory_model_largest(c->model, left);
-    else if (c->bound_samples && left < c->bound_peak)
-        m = 0;
-    else if (c->bound_samples && c->bound_peak)
-        m = (size_t)((double)left / (double)c->bound_peak * (double)c->bound_samples);
-    if (c->failed_chunk && room <= c->failed_room) m = mt__min(m, next_below(c));
-    return m;
-}
-
-/* ---- recordings -------------------------------------------------------------------------------- */
+/* ---- recordings and measurements ---------------------------------------------------------------- */
 
 mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t samples) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MODES || samples == 0)
+    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || samples == 0)
         return NULL;
-    curve *c = &policy->curves[mode];
+    mt__curve *c = running_curve(policy, mode);
+    if (!c) return NULL;
     c->filling = 0;
-    if (c->recorded == 2 || policy->options.micro_batch) return NULL;
-    if (c->recorded == 1 && mt_recording_samples(c->recording[0]) == samples) return NULL;
-    mt_recording *r = c->recording[c->recorded];
-    if (mt_recording_start(r, samples) != MT_OK) return NULL;
-    c->filling = 1;
-    return r;
-}
-
-/*
- * Builds the model anew after a recording. One that is empty, or that host memory has no room for,
- * is dropped: the next chunk will be recorded instead.
- */
-static void take_recording(curve *c) {
-    mt_memory_model *model;
-    mt_recording **r = c->recording;
-    if (!c->filling) return;
-    c->filling = 0;
-    if (r[c->recorded]->incomplete || r[c->recorded]->allocations == 0) return;
-    c->recorded++;
-    if (c->recorded == 2 && r[0]->samples > r[1]->samples) {
-        mt_recording *swap = r[0];
-        r[0] = r[1];
-        r[1] = swap;
-    }
-    if (mt_memory_model_new(r[0], c->recorded == 2 ? r[1] : NULL, &model) != MT_OK) {
-        mt_log(MT_LOG_WARNING, "a recording is dropped: %s", mt_last_error());
-        c->recorded--;
-        return;
-    }
-    mt_memory_model_free(c->model);
-    c->model = model;
-    c->residual = 0;
-}
-
-/*
- * A correction that measured peaks do not bear out came from something that passed: it fades by a
- * sixteenth a chunk, so that one refusal without evidence does not keep chunks small for ever.
- */
-static void forget_slowly(curve *c, size_t samples, size_t peak) {
-    if (!c->residual || peak > predict(c, samples) - c->residual) return;
-    c->residual -= mt__ceil_div(c->residual, 16);
-    if (!c->residual) c->failed_chunk = 0;
-}
-
-/* Compares a measured peak with the prediction, or keeps it where there are no recordings. */
-static void learn_peak(curve *c, size_t samples, size_t peak) {
-    if (c->model) {
-        size_t predicted = predict(c, samples);
-        if (peak > predicted)
-            c->residual += peak - predicted;
-        else
-            forget_slowly(c, samples, peak);
-    } else if (samples > c->bound_samples ||
-               (samples == c->bound_samples && peak > c->bound_peak)) {
-        c->bound_samples = samples;
-        c->bound_peak = peak;
-    }
+    return policy->options.micro_batch ? NULL : mt__curve_record(c, samples);
 }
 
 mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
                             size_t allocated_before, const mt_chunk_result *result) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_observe");
-    MT__CHECK((unsigned)mode < MODES, "mt_policy_observe: mode is %d", (int)mode);
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_observe: mode is %d", (int)mode);
     MT__CHECK(result, "mt_policy_observe: result is NULL");
     MT__CHECK(samples > 0, "mt_policy_observe: samples is 0");
-    curve *c = &policy->curves[mode];
-    c->has_run = 1;
-    take_recording(c);
-    if (result->peak_bytes > allocated_before)
-        learn_peak(c, samples, result->peak_bytes - allocated_before);
+    mt__curve *runs = running_curve(policy, mode), *sizes = sizing_curve(policy, mode);
+    if (!runs || !sizes) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
+    size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
+    mt__curve_learn(runs, samples, peak);
+    sizes->has_run = 1;
     if (result->seconds > 0) policy->seconds += result->seconds;
-    if (!policy->options.deterministic) mt__timings_note(&c->timings, samples, result->seconds);
+    if (!policy->options.deterministic) mt__timings_note(&sizes->timings, samples, result->seconds);
     return MT_OK;
 }
 
-/* ---- plans ------------------------------------------------------------------------------------ */
-
-static seen_batch *find_seen(curve *c, size_t samples) {
-    for (size_t i = 0; i < SEEN; i++)
-        if (c->seen[i].samples == samples) return &c->seen[i];
-    return NULL;
-}
+/* ---- plans ------------------------------------------------------------------------------------- */
 
 /* Why this plan, compared with the last one for a batch of this size; remembers it. */
-static mt_plan_reason explain(mt_policy *p, curve *c, size_t samples, size_t fewest,
+static mt_plan_reason explain(mt_policy *p, mt__curve *c, size_t samples, size_t fewest,
                               size_t chunks) {
-    seen_batch *s = find_seen(c, samples);
+    mt__seen *s = mt__curve_find_seen(c, samples);
     mt_plan_reason reason = MT_PLAN_START;
     if (p->replanning)
         reason = MT_PLAN_OOM;
@@ -267,19 +201,18 @@ static mt_plan_reason explain(mt_policy *p, curve *c, size_t samples, size_t few
         reason = MT_PLAN_BUDGET;
     else if (s)
         reason = chunks == s->chunks ? s->reason : MT_PLAN_THROUGHPUT;
-    if (!s) s = &c->seen[c->next_seen++ % SEEN];
-    *s = (seen_batch){samples, fewest, chunks, reason};
-    p->replanning = 0;
+    if (!s) s = mt__curve_new_seen(c);
+    *s = (mt__seen){samples, fewest, chunks, reason};
     return reason;
 }
 
-static mt_status does_not_fit(const curve *c, size_t samples, const mt_memory *memory) {
+static mt_status does_not_fit(const mt__curve *c, size_t samples, const mt_memory *memory) {
     char need[32], used[32], budget[32];
-    size_t bytes = predict(c, samples);
+    size_t bytes = mt__curve_predict(c, samples);
     mt_format_size(bytes, need, sizeof need);
     mt_format_size(memory->allocated_bytes, used, sizeof used);
     mt_format_size(memory->budget_bytes, budget, sizeof budget);
-    if (!bytes || bytes <= room_of(memory))
+    if (!bytes || bytes <= mt__room(memory))
         return mt_set_error(
             MT_EDEVMEM,
             "a chunk of %zu did not fit beside the %s in use of %s, and no legal cut "
@@ -305,19 +238,19 @@ static size_t smallest_worth(const mt_policy *p, mt_mode mode, size_t fits, size
  * Fewest chunks that memory allows for so many samples, and the most that the search for speed may
  * try. MT_EDEVMEM when the exact model says that the smallest legal chunk does not fit.
  */
-static mt_status limits(const mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory,
-                        size_t *fewest, size_t *most) {
-    const curve *c = &p->curves[mode];
-    size_t least = mt__min(smallest_chunk(p), samples);
+static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
+                        const mt_memory *memory, size_t *fewest, size_t *most) {
+    size_t least = mt__policy_least(p, samples);
     size_t top = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
     if (p->step_cap) top = mt__min(top, p->step_cap);
-    size_t fits = memory->budget_bytes ? largest(c, room_of(memory)) : largest(c, SIZE_MAX);
-    if (fits < least && c->recorded == 2 && !c->failed_chunk &&
-        mt_memory_model_peak(c->model, least) > room_of(memory))
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t fits = mt__curve_largest(c, room);
+    if (fits < least && memory->budget_bytes && mt__curve_rules_out(c, least, room))
         return does_not_fit(c, least, memory);
     size_t chunk = mt__max(least, mt__min(mt__min(fits, top), samples));
+    size_t worth = smallest_worth(p, c->kind.mode, mt__min(chunk, samples), least);
     *fewest = mt__min(mt__ceil_div(samples, chunk), samples / least);
-    *most = mt__max(*fewest, samples / smallest_worth(p, mode, mt__min(chunk, samples), least));
+    *most = mt__max(*fewest, samples / worth);
     /* No legal cut is below what has just failed: 10 samples in chunks of at least 4 that must be
        smaller than 5, say. */
     if (p->step_failed && mt__ceil_div(samples, *fewest) >= p->step_failed)
@@ -331,7 +264,8 @@ static mt_status limits(const mt_policy *p, mt_mode mode, size_t samples, const 
  */
 static int spread(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
-    size_t least = smallest_chunk(p), first = mt__max(top / 4, smallest_worth(p, mode, top, least));
+    size_t least = mt__policy_least(p, rest);
+    size_t first = mt__max(top / 4, smallest_worth(p, mode, top, least));
     if (top < 4 || 2 * first >= top || rest < 3 * first + least) return 0;
     rest -= 3 * first;
     size_t chunks = mt__ceil_div(rest, top);
@@ -341,22 +275,50 @@ static int spread(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan
     return mt__plan_append(plan, rest, chunks) == MT_OK;
 }
 
-/* Predicted highest allocated bytes of a plan; 0: nothing known. */
-static size_t plan_peak(const curve *c, const mt_plan *plan, const mt_memory *memory) {
-    size_t peak = 0;
-    if (!memory->budget_bytes) return 0;
+/* Predicted bytes above the start at the peak of a plan's largest chunk; 0: nothing known. */
+static size_t plan_bytes(const mt__curve *c, const mt_plan *plan) {
+    size_t bytes = 0;
     for (size_t g = 0; g < plan->groups; g++)
-        peak = mt__max(peak, predict(c, plan->group[g].samples));
-    return peak ? mt__add(peak, memory->allocated_bytes) : 0;
+        bytes = mt__max(bytes, mt__curve_predict(c, plan->group[g].samples));
+    return bytes;
+}
+
+/*
+ * Whether a second set of gradients fits beside the plan: as its own recordings say, or else by the
+ * bound that it adds no more than the gradients. Tells what the peak is then.
+ */
+static int has_room_to_keep(const mt_policy *p, const mt_plan *plan, const mt_memory *memory,
+                            size_t *bytes) {
+    if (!p->info.keeps_chunks || p->options.whole_steps || plan->discard) return 0;
+    mt__curve *apart = mt__policy_find_curve(p, MT_TRAIN, mt__ladder_rungs(p), 1);
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t largest = 0, bound = mt__add(*bytes, p->info.gradient_bytes);
+    for (size_t g = 0; g < plan->groups; g++) largest = mt__max(largest, plan->group[g].samples);
+    size_t known = apart && apart->model ? plan_bytes(apart, plan) : 0;
+    if (known > 0) bound = mt__min(bound, known);
+    if (memory->budget_bytes && (!*bytes || bound > room)) return 0;
+    if (apart && mt__curve_has_failed(apart, largest, room)) return 0;
+    *bytes = bound;
+    return 1;
+}
+
+/* Fills in what a plan promises, once its chunks are known. */
+static void promise(mt_policy *p, mt_mode mode, const mt__curve *c, const mt_memory *memory,
+                    mt_plan *plan) {
+    size_t bytes = plan_bytes(c, plan);
+    plan->keep = mode == MT_TRAIN && has_room_to_keep(p, plan, memory, &bytes);
+    plan->predicted_peak_bytes =
+        bytes && memory->budget_bytes ? mt__add(bytes, memory->allocated_bytes) : 0;
+    if (mode == MT_TRAIN) p->keep = plan->keep;
 }
 
 /* Appends the rest of the batch as the fastest cut that fits. */
 static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
-    curve *c = &p->curves[mode];
+    mt__curve *c = sizing_curve(p, mode);
     size_t rest = plan->samples - mt_plan_covered(plan), fewest = 1, most = 1;
-    mt_status status = limits(p, mode, rest, memory, &fewest, &most);
+    mt_status status = limits(p, c, rest, memory, &fewest, &most);
     if (status != MT_OK) return status;
-    const seen_batch *s = find_seen(c, plan->samples);
+    const mt__seen *s = mt__curve_find_seen(c, plan->samples);
     size_t chunks = p->options.deterministic
                         ? fewest
                         : mt__choose_chunks(&c->timings, rest, fewest, most, s ? s->chunks : 0);
@@ -364,19 +326,18 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     if (!plan->groups) plan->reason = explain(p, c, plan->samples, fewest, chunks);
     c->has_spread = 1;
     if (!several || !spread(p, mode, fewest, plan)) status = mt__plan_append(plan, rest, chunks);
-    plan->predicted_peak_bytes = plan_peak(c, plan, memory);
     return status;
 }
 
 /* The two recording chunks: run and taken back, or the first part of an open plan. */
 static int plan_recording(const mt_policy *p, mt_mode mode, mt_plan *plan) {
-    size_t first = mt__max(FIRST_RECORDED, smallest_chunk(p));
+    size_t least = mt__policy_least(p, plan->samples), first = mt__max(FIRST_RECORDED, least);
     int discard = p->info.normalises_over_batch && mode == MT_TRAIN;
     size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : SIZE_MAX;
     size_t second = 2 * first, both = first + second;
     if (second > most || plan->samples < (discard ? second : both)) return 0;
     /* What is left over must be a legal chunk. */
-    if (!discard && plan->samples > both && plan->samples - both < smallest_chunk(p)) return 0;
+    if (!discard && plan->samples > both && plan->samples - both < least) return 0;
     plan->discard = discard;
     plan->group[0] = (mt_chunk_group){first, 1};
     plan->group[1] = (mt_chunk_group){second, 1};
@@ -385,18 +346,46 @@ static int plan_recording(const mt_policy *p, mt_mode mode, mt_plan *plan) {
 }
 
 /* A batch too small for two recording chunks: chunks of the first recorded size, known by its end. */
-static void plan_small(const mt_policy *p, mt_plan *plan) {
-    size_t chunk = mt__max(FIRST_RECORDED, smallest_chunk(p));
+static mt_status plan_small(const mt_policy *p, mt_plan *plan) {
+    size_t least = mt__policy_least(p, plan->samples), chunk = mt__max(FIRST_RECORDED, least);
     if (p->options.max_micro_batch) chunk = mt__min(chunk, p->options.max_micro_batch);
-    size_t chunks = mt__ceil_div(plan->samples, chunk), most = plan->samples / smallest_chunk(p);
-    if (mt__plan_append(plan, plan->samples, mt__max(1, mt__min(chunks, most))) != MT_OK) return;
+    size_t chunks = mt__min(mt__ceil_div(plan->samples, chunk), plan->samples / least);
+    return mt__plan_append(plan, plan->samples, mt__max(1, chunks));
 }
 
-static mt_status plan_fixed(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
-    size_t chunks = mt__ceil_div(plan->samples, p->options.micro_batch);
-    mt_status status = mt__plan_append(plan, plan->samples, chunks);
-    plan->reason = MT_PLAN_USER;
-    plan->predicted_peak_bytes = plan_peak(&p->curves[mode], plan, memory);
+/* Chunks that the user fixed, or one of the whole batch where its loss couples the samples. */
+static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *memory,
+                            mt_plan *plan) {
+    size_t least = mt__policy_least(p, plan->samples);
+    plan->reason = p->replanning ? MT_PLAN_OOM : MT_PLAN_USER;
+    if (memory->budget_bytes && mt__curve_rules_out(c, least, mt__room(memory)))
+        return does_not_fit(c, least, memory);
+    return mt__plan_append(plan, plan->samples, mt__ceil_div(plan->samples, least));
+}
+
+/* The plan with the rungs that are on. */
+static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory,
+                           mt_plan *plan) {
+    mt__curve *c = sizing_curve(p, mode);
+    mt_status status = MT_OK;
+    if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_plan: out of host memory");
+    memset(plan, 0, sizeof *plan);
+    plan->size = sizeof *plan;
+    plan->samples = mode == MT_TRAIN ? mt__ladder_samples(p, samples) : samples;
+    plan->rungs = mt__ladder_rungs(p);
+    plan->rate = mt__ladder_rate(p, samples);
+    /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
+    int is_new = memory->budget_bytes && !c->has_run && !c->failed_chunk;
+    if (p->options.micro_batch || p->info.needs_whole_batch)
+        status = plan_fixed(p, c, memory, plan);
+    else if (!is_new)
+        status = plan_rest(p, mode, memory, plan);
+    else if (!plan_recording(p, mode, plan))
+        status = plan_small(p, plan);
+    if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
+        promise(p, mode, c, memory, plan);
+    else if (mode == MT_TRAIN)
+        p->keep = 0;
     return status;
 }
 
@@ -406,32 +395,37 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     memset(out, 0, sizeof *out);
     out->size = sizeof *out;
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_plan");
-    MT__CHECK((unsigned)mode < MODES, "mt_policy_plan: mode is %d", (int)mode);
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_plan: mode is %d", (int)mode);
     MT__CHECK(memory, "mt_policy_plan: memory is NULL");
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
-    out->samples = samples;
-    if (!policy->replanning) policy->step_cap = policy->step_failed = 0;
-    if (policy->options.micro_batch) return plan_fixed(policy, mode, memory, out);
-    /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
-    curve *c = &policy->curves[mode];
-    if (memory->budget_bytes && !c->has_run && !c->failed_chunk) {
-        if (!plan_recording(policy, mode, out)) plan_small(policy, out);
-        return MT_OK;
+    mt_policy *p = policy;
+    if (!p->replanning) p->step_cap = p->step_failed = 0;
+    if (!p->replanning && mode == MT_TRAIN) mt__ladder_leave(p, samples, memory);
+    mt_status status = plan_here(p, mode, samples, memory, out);
+    /* Also what is known beforehand not to fit is a reason to climb. */
+    while (status == MT_EDEVMEM && mt__ladder_climb(p, samples)) {
+        p->step_cap = p->step_failed = 0;
+        status = plan_here(p, mode, samples, memory, out);
     }
-    mt_status status = plan_rest(policy, mode, memory, out);
-    if (status != MT_OK) policy->replanning = 0;
+    if (status == MT_EDEVMEM) mt__ladder_give_back(p);
+    p->replanning = 0;
+    p->samples = samples;
     return status;
 }
 
 mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *memory,
                            mt_plan *plan) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_extend");
-    MT__CHECK((unsigned)mode < MODES, "mt_policy_extend: mode is %d", (int)mode);
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_extend: mode is %d", (int)mode);
     MT__CHECK(memory, "mt_policy_extend: memory is NULL");
     MT__CHECK(plan, "mt_policy_extend: plan is NULL");
     MT__CHECK(mt_plan_covered(plan) < plan->samples,
               "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
-    return plan_rest(policy, mode, memory, plan);
+    mt__curve *c = sizing_curve(policy, mode);
+    if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
+    mt_status status = plan_rest(policy, mode, memory, plan);
+    if (status == MT_OK) promise(policy, mode, c, memory, plan);
+    return status;
 }
 
 /* ---- OOM --------------------------------------------------------------------------------------- */
@@ -449,48 +443,60 @@ static int is_explained(const mt_oom *oom) {
     return mt__add(oom->refused_in_use_bytes, oom->refused_bytes) > budget;
 }
 
-/* The size did not fit: corrects the prediction so that it says so. */
-static void learn_failure(curve *c, const mt_oom *oom) {
+/* The size did not fit: what ran is corrected, and where gradients lay apart nothing else is. */
+static void learn_failure(mt_policy *p, const mt_oom *oom) {
     mt_memory then = oom->memory;
+    mt__curve *c = running_curve(p, oom->mode);
     then.allocated_bytes = oom->allocated_before_bytes;
-    size_t room = then.budget_bytes ? room_of(&then) : SIZE_MAX;
-    size_t predicted = predict(c, oom->chunk);
-    c->failed_chunk = oom->chunk;
-    c->failed_room = room;
-    /* Doubling bounds the number of corrections when the model is far off. */
-    if (predicted && predicted <= room && room < SIZE_MAX)
-        c->residual = mt__add(c->residual, mt__max(c->residual, room + 1 - predicted));
+    if (c) mt__curve_fail(c, oom->chunk, then.budget_bytes ? mt__room(&then) : SIZE_MAX);
 }
 
-/* The first rung: clear once a step where a cache may hold what is missing. */
-static mt_action clear_or(mt_policy *p, mt_action other) {
-    if (p->cleared) return other;
+/* The cheapest answer, once a step: a cache may hold what is missing. */
+static mt_action clear(mt_policy *p) {
     p->cleared = 1;
     return MT_ACTION_CLEAR;
 }
 
-static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom, int fixed) {
-    p->unexplained++;
-    if (p->unexplained == 1) return MT_ACTION_RETRY;
-    if (!p->cleared) return clear_or(p, MT_ACTION_RETRY);
-    if (fixed || oom->chunk <= smallest_chunk(p)) return MT_ACTION_GIVE_UP;
-    p->step_cap = smaller(oom->chunk); /* for this step alone: nothing is learnt */
+static mt_action clear_or(mt_policy *p, mt_action other) {
+    return p->cleared ? other : clear(p);
+}
+
+/* No cut is left: the next rung, unless the chunks are given. */
+static mt_action climb(mt_policy *p, const mt_oom *oom) {
+    if (oom->plan_is_fixed || !mt__ladder_climb(p, mt__max(1, p->samples)))
+        return MT_ACTION_GIVE_UP;
+    p->step_cap = p->step_failed = 0;
+    p->unexplained = 0;
+    p->cleared = 0;
     return MT_ACTION_REPLAN;
 }
 
-static mt_action answer_explained(mt_policy *p, const mt_oom *oom, int fixed) {
-    if (fixed) return clear_or(p, MT_ACTION_GIVE_UP);
-    if (oom->chunk) {
-        learn_failure(&p->curves[oom->mode], oom);
-        p->step_failed = oom->chunk;
-    }
-    if (oom->chunk <= smallest_chunk(p)) return clear_or(p, MT_ACTION_GIVE_UP);
+/* Whether no smaller chunk is legal. */
+static int is_smallest(const mt_policy *p, const mt_oom *oom) {
+    if (oom->plan_is_fixed || !oom->chunk) return 1;
+    return oom->chunk <= mt__policy_least(p, mt__max(1, p->samples));
+}
+
+static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom) {
+    p->unexplained++;
+    if (p->unexplained == 1) return MT_ACTION_RETRY;
+    if (!p->cleared) return clear(p);
+    if (is_smallest(p, oom)) return climb(p, oom);
+    p->step_cap = mt__smaller(oom->chunk); /* for this step alone: nothing is learnt */
+    return MT_ACTION_REPLAN;
+}
+
+static mt_action answer_explained(mt_policy *p, const mt_oom *oom) {
     size_t cached = oom->memory.reserved_bytes -
                     mt__min(oom->memory.reserved_bytes, oom->memory.allocated_bytes);
-    if (cached >= oom->refused_bytes && cached > 0 && !p->cleared) {
-        p->curves[oom->mode].failed_chunk = 0; /* fragmentation, not the size */
-        return clear_or(p, MT_ACTION_REPLAN);
-    }
+    if (oom->plan_is_fixed) return clear_or(p, MT_ACTION_GIVE_UP);
+    /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
+    if (cached > 0 && cached >= oom->refused_bytes && !p->cleared) return clear(p);
+    if (oom->chunk) learn_failure(p, oom);
+    /* The second set of gradients is given up before anything else is. */
+    if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
+    if (is_smallest(p, oom)) return p->cleared ? climb(p, oom) : clear(p);
+    p->step_failed = oom->chunk;
     return MT_ACTION_REPLAN;
 }
 
@@ -499,72 +505,35 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     *out = MT_ACTION_GIVE_UP;
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_oom");
     MT__CHECK(oom, "mt_policy_oom: oom is NULL");
-    MT__CHECK((unsigned)oom->mode < MODES, "mt_policy_oom: mode is %d", (int)oom->mode);
+    MT__CHECK((unsigned)oom->mode < MT__MODES, "mt_policy_oom: mode is %d", (int)oom->mode);
+    mt_policy *p = policy;
+    mt__curve *c = running_curve(p, oom->mode);
+    if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
+    c->filling = 0;
     if (oom->attempt <= 1) {
-        policy->unexplained = 0;
-        policy->cleared = 0;
+        p->unexplained = 0;
+        p->cleared = 0;
     }
-    policy->curves[oom->mode].filling = 0;
-    if (oom->attempt > policy->options.max_retries) return MT_OK;
-    int fixed = oom->plan_is_fixed || policy->options.micro_batch > 0 || oom->chunk == 0;
-    *out = is_explained(oom) ? answer_explained(policy, oom, fixed)
-                             : answer_unexplained(policy, oom, fixed);
-    policy->replanning = *out == MT_ACTION_REPLAN;
-    if (!policy->replanning) policy->step_failed = 0; /* the same plan is tried again */
+    if (oom->attempt <= p->options.max_retries)
+        *out = is_explained(oom) ? answer_explained(p, oom) : answer_unexplained(p, oom);
+    p->replanning = *out == MT_ACTION_REPLAN;
+    if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */
+    if (*out == MT_ACTION_GIVE_UP) mt__ladder_give_back(p);
     return MT_OK;
 }
 
-/* ---- cache ------------------------------------------------------------------------------------ */
-
-const char *mt_clear_reason_name(mt_clear_reason reason) {
-    static const char *const names[] = {"not", "every", "evidence", "epoch", "oom"};
-    return (size_t)reason < sizeof names / sizeof *names ? names[reason] : "?";
-}
-
-/* Whether cached bytes stand in the way, or the allocator had to clear by itself. */
-static int has_evidence(const mt_policy *p, const mt_memory *m, size_t predicted,
-                        int mode_changed) {
-    size_t cached = m->reserved_bytes - mt__min(m->reserved_bytes, m->allocated_bytes);
-    if (!cached || !m->budget_bytes) return 0;
-    if (predicted && mt__add(predicted, cached) > m->budget_bytes) return 1;
-    if (m->alloc_retries > p->last_alloc_retries) return 1;
-    return mode_changed && cached > m->budget_bytes / PHASE_CACHE_SHARE;
-}
-
-static int is_affordable(const mt_policy *p) {
-    return p->clear_seconds + p->last_clear_seconds <= CLEAR_SHARE * p->seconds;
-}
-
-mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
-                                size_t predicted_peak_bytes) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || !memory || (unsigned)mode >= MODES)
-        return MT_CLEAR_NOT;
-    int every = mode == MT_TRAIN ? policy->options.clear_every : policy->options.eval_clear_every;
-    int mode_changed = policy->has_mode && policy->last_mode != mode;
-    int evidence = has_evidence(policy, memory, predicted_peak_bytes, mode_changed);
-    uint64_t calls = policy->calls[mode]++;
-    policy->has_mode = 1;
-    policy->last_mode = mode;
-    policy->last_alloc_retries = memory->alloc_retries;
-    if (every > 0) return calls && calls % (uint64_t)every == 0 ? MT_CLEAR_EVERY : MT_CLEAR_NOT;
-    if (every == MT_CLEAR_NEVER || !evidence || !is_affordable(policy)) return MT_CLEAR_NOT;
-    return MT_CLEAR_EVIDENCE;
-}
-
-void mt_policy_cleared(mt_policy *policy, const mt_clear_result *result) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || !result || !(result->seconds > 0)) return;
-    policy->clear_seconds += result->seconds;
-    policy->last_clear_seconds = result->seconds;
-}
-
-/* ---- reports ---------------------------------------------------------------------------------- */
+/* ---- reports ----------------------------------------------------------------------------------- */
 
 size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MODES || !samples) return 0;
-    return predict(&policy->curves[mode], samples);
+    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
+        return 0;
+    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy), 0);
+    return c ? mt__curve_predict(c, samples) : 0;
 }
 
 double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MODES || !samples) return 0;
-    return mt__measured_seconds(&policy->curves[mode].timings, samples);
+    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
+        return 0;
+    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy), 0);
+    return c ? mt__measured_seconds(&c->timings, samples) : 0;
 }

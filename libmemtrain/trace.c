@@ -136,7 +136,9 @@ void mt__trace_run(mt_trainer *t, const mt_memory *memory) {
 }
 
 static int same_plan(const mt_plan *a, const mt_plan *b) {
-    if (a->samples != b->samples || a->groups != b->groups || a->reason != b->reason) return 0;
+    if (a->samples != b->samples || a->groups != b->groups || a->reason != b->reason ||
+        a->keep != b->keep)
+        return 0;
     for (size_t g = 0; g < a->groups; g++)
         if (a->group[g].samples != b->group[g].samples || a->group[g].times != b->group[g].times)
             return 0;
@@ -155,6 +157,7 @@ void mt__trace_plan(mt_trainer *t, const mt_plan *plan) {
     put_string(x, "reason", mt_plan_reason_name(plan->reason));
     put_size(x, "predicted_peak_bytes", plan->predicted_peak_bytes);
     if (plan->discard) put(x, ",\"discard\":true");
+    if (plan->keep) put(x, ",\"keep\":true");
     finish(t);
 }
 
@@ -193,6 +196,28 @@ void mt__trace_clear(mt_trainer *t, mt_clear_reason reason, const mt_clear_resul
     finish(t);
 }
 
+void mt__trace_rung(mt_trainer *t, mt_rung rung, int on, const char *reason) {
+    mt__text *x = start(t, "rung");
+    if (!x) return;
+    put_size(x, "step", current_step(t));
+    put_string(x, "name", mt_rung_name(rung));
+    put(x, ",\"on\":%s", on ? "true" : "false");
+    put_string(x, "reason", reason);
+    finish(t);
+}
+
+/* Rungs by name, and what a replay needs beside them; nothing where none is on. */
+static void put_rungs(mt__text *x, unsigned rungs, double rate) {
+    int some = 0;
+    for (unsigned r = 0; r < MT_RUNGS; r++) {
+        if (!(rungs & MT_RUNG_BIT(r))) continue;
+        put(x, some ? ",\"%s\"" : ",\"rungs\":[\"%s\"", mt_rung_name((mt_rung)r));
+        some = 1;
+    }
+    if (some) put(x, "]");
+    if (rate != 1.0) put_double(x, "rate", rate);
+}
+
 void mt__trace_step(mt_trainer *t, const mt_step_report *report) {
     mt__text *x = start(t, "step");
     if (!x) return;
@@ -206,6 +231,7 @@ void mt__trace_step(mt_trainer *t, const mt_step_report *report) {
     put_size(x, "retries", report->retries);
     put_size(x, "discarded", report->discarded);
     if (report->skipped) put(x, ",\"skipped\":true");
+    put_rungs(x, report->rungs, report->rate);
     put_double(x, "grad_norm", report->grad_norm);
     put_size(x, "predicted_peak_bytes", report->predicted_peak_bytes);
     put_size(x, "peak_bytes", report->peak_bytes);

@@ -14,11 +14,17 @@ typedef struct work {
     const mt_batch *batch;
     mt_mode mode;
     mt_plan plan;
-    int forced;    /* the chunks come from mt_trainer_set_chunks */
-    double units;  /* of the whole batch */
-    size_t done;   /* samples that went through in this attempt */
-    size_t chunks; /* that went through, in all attempts */
-    mt__sums sums; /* of this attempt */
+    int forced;          /* the chunks come from mt_trainer_set_chunks */
+    size_t count;        /* samples of the step: the batch's, or less where it was made smaller */
+    double units;        /* of these */
+    size_t unit_samples; /* that units was asked for */
+    size_t done;         /* samples that went through, and have not been taken back */
+    size_t next;         /* index of the next chunk in the plan */
+    size_t placed;       /* chunks that went through, of a step that is open or applied */
+    size_t chunks;       /* that went through, in all attempts */
+    int open;            /* begun, and neither applied nor taken back */
+    int marked;          /* a chunk that fails can be taken back alone */
+    mt__sums sums;       /* of this attempt */
     mt_apply_result applied;
     double seconds;    /* all attempts */
     size_t peak_bytes; /* all attempts */
@@ -65,10 +71,13 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
     mt_memory memory;
     mt__copy_versioned(&t->backend, sizeof t->backend, backend, backend->size);
     if (options) mt__copy_versioned(&t->options, sizeof t->options, options, options->size);
+    t->rate = 1.0;
     if (t->options.policy)
         mt__copy_versioned(&t->policy_options, sizeof t->policy_options, t->options.policy,
                            t->options.policy->size);
     mt_status status = describe(t);
+    t->info.keeps_chunks = t->backend.mark && t->backend.rewind;
+    if (!t->backend.set_rung) t->info.rungs = 0;
     if (status == MT_OK) status = mt_policy_new(t->options.policy, &t->info, &t->policy);
     if (status == MT_OK) status = read_memory(t, &memory);
     if (status != MT_OK) return status;
@@ -141,6 +150,23 @@ mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks, size_
     if (status != MT_OK) return status;
     memcpy(trainer->forced.samples, chunks, count * sizeof *chunks);
     trainer->forced.count = count;
+    trainer->forced_rungs = 0;
+    trainer->forced_rate = 1.0;
+    return MT_OK;
+}
+
+mt_status mt_trainer_set_rungs(mt_trainer *trainer, unsigned rungs, double rate) {
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_set_rungs");
+    if (trainer->poisoned) return is_poisoned(trainer, "mt_trainer_set_rungs");
+    unsigned known = trainer->info.rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    MT__CHECK((rungs & ~known) == 0, "mt_trainer_set_rungs: rungs is 0x%x; the backend knows 0x%x",
+              rungs, known);
+    MT__CHECK(rate > 0 && isfinite(rate),
+              "mt_trainer_set_rungs: rate is %g; a factor above 0 is accepted", rate);
+    MT__CHECK(trainer->forced.count,
+              "mt_trainer_set_rungs: no chunks are set; call mt_trainer_set_chunks first");
+    trainer->forced_rungs = rungs;
+    trainer->forced_rate = rate;
     return MT_OK;
 }
 
@@ -186,7 +212,7 @@ static void on_event(void *user, void *address, int64_t bytes) {
 static mt_status start_recording(mt_trainer *t, const work *w, size_t samples, int *recording) {
     mt_event_sink sink = {mt_policy_recording(t->policy, w->mode, samples), on_event};
     *recording = 0;
-    if (!sink.user || !t->backend.record) return MT_OK;
+    if (!sink.user || !t->backend.record || (w->forced && t->rungs)) return MT_OK;
     mt_status status = t->backend.record(t->backend.self, &sink);
     *recording = status == MT_OK;
     return status;
@@ -238,17 +264,28 @@ static void note_oom(work *w, mt_phase phase, size_t chunk, const mt_chunk_resul
     w->oom.refused_in_use_bytes = r->refused_in_use_bytes;
 }
 
+/* Has the next chunk be one that can be taken back alone. Without that it runs all the same. */
+static mt_status mark(mt_trainer *t, work *w) {
+    w->marked = 0;
+    if (w->mode != MT_TRAIN || w->forced || !w->plan.keep) return MT_OK;
+    mt_status status = t->backend.mark(t->backend.self);
+    w->marked = status == MT_OK;
+    return status == MT_EDEVMEM || status == MT_ENOTSUP ? MT_OK : status;
+}
+
 /* Runs samples [first, first + count) as one chunk and lets the policy learn from it. */
 static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
     mt_memory before;
     mt_chunk_result r;
     int recording;
-    mt_status status = read_memory(t, &before);
+    mt_status status = mark(t, w);
+    if (status == MT_OK) status = read_memory(t, &before);
     if (status == MT_OK) status = start_recording(t, w, count, &recording);
     if (status != MT_OK) return status;
     status = run_chunk(t, w, first, count, &r);
     if (recording) {
         mt_status stopped = t->backend.record(t->backend.self, NULL);
+        if (stopped != MT_OK) w->marked = 0; /* no chunk that failed: not to be taken back alone */
         if (status == MT_OK) status = stopped;
     }
     w->peak_bytes = mt__max(w->peak_bytes, r.peak_bytes);
@@ -257,81 +294,118 @@ static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
     if (status != MT_OK) return status;
     add_chunk(&w->sums, &r, count);
     w->done += count;
+    w->placed++;
     w->chunks++;
+    w->next++;
+    w->marked = 0;
+    if (w->forced && w->mode == MT_TRAIN && t->rungs) return MT_OK; /* of another kind, perhaps */
     return mt_policy_observe(t->policy, w->mode, count, before.allocated_bytes, &r);
 }
 
 /* ---- one attempt ------------------------------------------------------------------------------- */
 
 /* Size of the next chunk, 0 at the end; extends an open plan whose chunks have run. */
-static mt_status next_chunk(mt_trainer *t, work *w, size_t index, size_t *out) {
+static mt_status next_chunk(mt_trainer *t, work *w, size_t *out) {
     mt_memory memory;
     *out = 0;
     if (w->forced) {
-        if (index < t->forced.count) *out = t->forced.samples[index];
+        if (w->next < t->forced.count) *out = t->forced.samples[w->next];
         return MT_OK;
     }
-    *out = mt_plan_chunk(&w->plan, index);
+    *out = mt_plan_chunk(&w->plan, w->next);
     if (*out || w->plan.discard || mt_plan_covered(&w->plan) >= w->plan.samples) return MT_OK;
     mt_status status = read_memory(t, &memory);
     if (status == MT_OK) status = mt_policy_extend(t->policy, w->mode, &memory, &w->plan);
     if (status == MT_EDEVMEM) note_oom(w, phase_of(w), 0, NULL, memory.allocated_bytes);
     if (status != MT_OK) return status;
     if (w->mode == MT_TRAIN) mt__trace_plan(t, &w->plan);
-    *out = mt_plan_chunk(&w->plan, index);
+    *out = mt_plan_chunk(&w->plan, w->next);
     return MT_OK;
 }
 
-/* All chunks of the plan. A recording that is to be taken back sees the first samples each time. */
-static mt_status do_chunks(mt_trainer *t, work *w, size_t base) {
+/* Keeps the size of a chunk for the report. */
+static mt_status list_chunk(mt_trainer *t, const work *w, size_t count) {
+    if (w->mode != MT_TRAIN || w->plan.discard) return MT_OK;
+    mt_status status = reserve(&t->chunks, w->placed + 1);
+    if (status != MT_OK) return status;
+    t->chunks.samples[w->placed] = count;
+    t->chunks.count = w->placed + 1;
+    return MT_OK;
+}
+
+/* The chunks that are left. A recording that is to be taken back sees the first samples each time. */
+static mt_status do_chunks(mt_trainer *t, work *w) {
     size_t count;
-    for (size_t i = 0;; i++) {
-        mt_status status = next_chunk(t, w, i, &count);
+    for (;;) {
+        mt_status status = next_chunk(t, w, &count);
         if (status != MT_OK || count == 0) return status;
-        if (w->mode == MT_TRAIN && !w->plan.discard) {
-            status = reserve(&t->chunks, i + 1);
-            if (status != MT_OK) return status;
-            t->chunks.samples[i] = count;
-            t->chunks.count = i + 1;
-        }
-        size_t first = w->plan.discard ? 0 : base + w->done;
+        status = list_chunk(t, w, count);
+        if (status != MT_OK) return status;
         w->discarded += count; /* until apply says otherwise */
-        status = do_chunk(t, w, first, count);
+        status = do_chunk(t, w, w->plan.discard ? 0 : w->done, count);
         if (status != MT_OK) return status;
     }
 }
 
-/* Takes the step back. If that fails nothing can be relied on any more. */
-static mt_status roll_back(mt_trainer *t, mt_status because) {
+/* After a failed rollback or rewind nothing can be relied on any more. */
+static mt_status poison(mt_trainer *t, const char *what, mt_status status) {
+    t->poisoned = 1;
+    snprintf(t->poison, sizeof t->poison, "%s: %.200s", mt_status_name(status), mt_last_error());
+    return mt_set_error(MT_ESTATE, "the %s of a step failed and the model's state is lost: %s",
+                        what, t->poison);
+}
+
+/* Forgets what this step has done so far; its work counts as discarded. */
+static void forget(work *w) {
+    memset(&w->sums, 0, sizeof w->sums);
+    w->done = w->next = w->placed = 0;
+    w->open = w->marked = 0;
+}
+
+/* Takes the step back and returns why, with the words that belong to it. */
+static mt_status roll_back(mt_trainer *t, work *w, mt_status because) {
     char reason[sizeof t->poison];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     mt_status status = t->backend.rollback(t->backend.self);
-    if (status == MT_OK) {
-        if (because != MT_OK) mt_set_error(because, "%s", reason);
-        return because;
-    }
-    t->poisoned = 1;
-    snprintf(t->poison, sizeof t->poison, "%s: %.200s", mt_status_name(status), mt_last_error());
-    return mt_set_error(
-        MT_ESTATE, "the rollback of a step failed and the model's state is lost: %s", t->poison);
+    forget(w);
+    if (status != MT_OK) return poison(t, "rollback", status);
+    if (because != MT_OK) mt_set_error(because, "%s", reason);
+    return because;
 }
 
-/* begin, chunks, apply; or rollback. After MT_EDEVMEM w->oom tells where. */
-static mt_status attempt_step(mt_trainer *t, work *w) {
-    memset(&w->sums, 0, sizeof w->sums);
-    w->done = 0;
-    mt_set_error(MT_OK, "%s", ""); /* a backend may fail without a word: no older line is its own */
+/* Takes one chunk back, finished ones stay; or the whole step where that cannot be done. */
+static mt_status take_back(mt_trainer *t, work *w, mt_status because) {
+    char reason[sizeof t->poison];
+    if (because != MT_EDEVMEM || !w->marked || w->plan.discard) return roll_back(t, w, because);
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    w->marked = 0;
+    mt_status status = t->backend.rewind(t->backend.self);
+    if (status != MT_OK) return poison(t, "rewind", status);
+    mt_set_error(because, "%s", reason);
+    return because;
+}
+
+static mt_status begin(mt_trainer *t, work *w) {
     note_oom(w, MT_PHASE_BEGIN, 0, NULL, 0);
     mt_status status = t->backend.begin(t->backend.self, w->batch);
+    w->open = status == MT_OK;
+    return status;
+}
+
+/* begin, chunks, apply; or what has to be taken back. After MT_EDEVMEM w->oom tells where. */
+static mt_status attempt_step(mt_trainer *t, work *w) {
+    mt_set_error(MT_OK, "%s", ""); /* a backend may fail without a word: no older line is its own */
+    mt_status status = w->open ? MT_OK : begin(t, w);
     if (status != MT_OK) return status;
-    status = do_chunks(t, w, 0);
-    if (status != MT_OK || w->plan.discard) return roll_back(t, status);
+    status = do_chunks(t, w);
+    if (status != MT_OK || w->plan.discard) return take_back(t, w, status);
     memset(&w->applied, 0, sizeof w->applied);
     w->applied.size = sizeof w->applied;
     w->applied.grad_norm = (double)NAN;
     note_oom(w, MT_PHASE_APPLY, 0, NULL, 0);
     status = t->backend.apply(t->backend.self, &w->applied);
-    if (status != MT_OK) return roll_back(t, status);
+    if (status != MT_OK) return roll_back(t, w, status);
+    w->open = 0;
     w->discarded -= w->done;
     if (w->applied.seconds > 0) w->seconds += w->applied.seconds;
     return MT_OK;
@@ -350,38 +424,113 @@ static mt_status clear(mt_trainer *t, mt_clear_reason reason) {
     return MT_OK;
 }
 
+/* ---- the ladder -------------------------------------------------------------------------------- */
+
+/* Turns one rung on or off. A smaller batch is the trainer's own affair. */
+static mt_status set_rung(mt_trainer *t, mt_rung rung, int on, const char *reason) {
+    mt_status status = MT_OK;
+    if (rung != MT_RUNG_SMALLER_BATCH) status = t->backend.set_rung(t->backend.self, rung, on);
+    if (status == MT_EDEVMEM && clear(t, MT_CLEAR_OOM) == MT_OK)
+        status = t->backend.set_rung(t->backend.self, rung, on);
+    if (status != MT_OK) return status;
+    t->rungs ^= MT_RUNG_BIT(rung);
+    mt__trace_rung(t, rung, on, reason);
+    return MT_OK;
+}
+
+static mt_status set_rate(mt_trainer *t, double rate) {
+    if (rate == t->rate || !t->backend.set_rate) return MT_OK;
+    mt_status status = t->backend.set_rate(t->backend.self, rate);
+    if (status == MT_OK) t->rate = rate;
+    return status;
+}
+
+/* Brings the backend to these rungs; out_failed is the one that could not be set, or MT_RUNGS. */
+static mt_status set_rungs(mt_trainer *t, unsigned rungs, double rate, const char *reason_on,
+                           unsigned *out_failed) {
+    *out_failed = MT_RUNGS;
+    for (unsigned r = 0; r < MT_RUNGS; r++) {
+        int on = (rungs & MT_RUNG_BIT(r)) != 0;
+        if (!((rungs ^ t->rungs) & MT_RUNG_BIT(r))) continue;
+        mt_status status = set_rung(t, (mt_rung)r, on, on ? reason_on : "room");
+        if (status != MT_OK) {
+            *out_failed = r;
+            return status;
+        }
+    }
+    return set_rate(t, rate);
+}
+
 /* ---- retries ----------------------------------------------------------------------------------- */
 
-static mt_status make_plan(mt_trainer *t, work *w) {
+/* One plan for what is left of the step. */
+static mt_status ask_plan(mt_trainer *t, work *w) {
     mt_memory memory;
     mt_status status = read_memory(t, &memory);
     if (status != MT_OK) return status;
-    size_t rest = w->batch->count - (w->mode == MT_EVALUATE ? w->done : 0);
-    if (t->info.needs_whole_batch) {
-        status = mt_plan_balanced(rest, 1, &w->plan);
-        w->plan.reason = MT_PLAN_USER;
-    } else {
-        status = mt_policy_plan(t->policy, w->mode, rest, &memory, &w->plan);
+    status = mt_policy_plan(t->policy, w->mode, w->count - w->done, &memory, &w->plan);
+    w->next = 0;
+    if (status != MT_EDEVMEM) return status;
+    note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
+             memory.allocated_bytes);
+    w->oom.memory = memory;
+    if (!w->open) mt__trace_oom(t, &w->oom, MT_ACTION_GIVE_UP);
+    return status;
+}
+
+/* What the plan asks of the ladder; a rung that cannot be set makes another plan. */
+static mt_status take_rungs(mt_trainer *t, work *w) {
+    unsigned failed;
+    for (;;) {
+        mt_status status =
+            set_rungs(t, w->plan.rungs, w->plan.rate, w->oom.attempt ? "oom" : "budget", &failed);
+        if (failed == MT_RUNGS || (status != MT_EDEVMEM && status != MT_ENOTSUP)) return status;
+        int on = (w->plan.rungs & MT_RUNG_BIT(failed)) != 0;
+        mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name((mt_rung)failed),
+               on ? "on" : "off", mt_last_error());
+        status = mt_policy_rung_failed(t->policy, (mt_rung)failed, on, status);
+        if (status == MT_OK) status = ask_plan(t, w);
+        if (status != MT_OK) return status;
     }
-    if (status == MT_EDEVMEM) {
-        note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
-                 memory.allocated_bytes);
-        w->oom.memory = memory;
-        mt__trace_oom(t, &w->oom, MT_ACTION_GIVE_UP);
+}
+
+/* The step is to have fewer samples than the batch: the first ones. */
+static mt_status shorten(mt_trainer *t, work *w) {
+    if (w->mode != MT_TRAIN || w->done) return MT_OK;
+    w->count = w->plan.samples;
+    if (w->unit_samples == w->count) return MT_OK;
+    w->unit_samples = w->count;
+    return units_of(t, w, 0, w->count, &w->units);
+}
+
+/*
+ * Plans what is left. Rungs change outside a step alone, so where the plan wants others the finished
+ * chunks are taken back too, and the whole batch is planned.
+ */
+static mt_status make_plan(mt_trainer *t, work *w) {
+    if (!w->open) w->count = w->batch->count;
+    mt_status status = ask_plan(t, w);
+    if (w->open && (status == MT_EDEVMEM || (status == MT_OK && w->plan.rungs != t->rungs))) {
+        mt_status rolled = roll_back(t, w, status);
+        if (rolled != MT_OK) return rolled;
+        w->count = w->batch->count;
+        status = ask_plan(t, w);
     }
+    if (status == MT_OK) status = take_rungs(t, w);
+    if (status == MT_OK) status = shorten(t, w);
     if (status == MT_OK && w->mode == MT_TRAIN &&
-        (w->plan.discard || mt_plan_covered(&w->plan) == rest))
+        (w->plan.discard || mt_plan_covered(&w->plan) == w->count - w->done))
         mt__trace_plan(t, &w->plan);
     return status;
 }
 
 /* Asks the policy what to do after an OOM and does it. MT_OK: try again; else the step is over. */
 static mt_status answer_oom(mt_trainer *t, work *w) {
-    mt_action action;
+    mt_action action = MT_ACTION_GIVE_UP;
     char reason[256];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     w->oom.attempt++;
-    w->oom.plan_is_fixed = w->forced || t->info.needs_whole_batch;
+    w->oom.plan_is_fixed = w->forced;
     t->run.ooms++;
     mt_status status = read_memory(t, &w->oom.memory);
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
@@ -407,7 +556,7 @@ static void keep_failure(mt_trainer *t, const work *w) {
                  reason[0] ? reason : mt_status_text(MT_EDEVMEM));
 }
 
-/* Attempts until one goes through or nothing is left to try. */
+/* Attempts until one goes through or nothing is left to try; then nothing has happened. */
 static mt_status do_step(mt_trainer *t, work *w) {
     mt_status status = w->forced ? MT_OK : make_plan(t, w);
     while (status == MT_OK) {
@@ -418,7 +567,7 @@ static mt_status do_step(mt_trainer *t, work *w) {
         else if (status == MT_EDEVMEM)
             status = answer_oom(t, w);
     }
-    return status;
+    return w->open && !t->poisoned ? roll_back(t, w, status) : status;
 }
 
 /* ---- checks ------------------------------------------------------------------------------------ */
@@ -454,9 +603,7 @@ static mt_status check_cut(mt_trainer *t, const mt_batch *batch) {
 }
 
 static int is_dropped(const mt_trainer *t, const mt_batch *batch) {
-    size_t least = t->policy_options.min_micro_batch ? t->policy_options.min_micro_batch
-                                                     : t->info.min_micro_batch;
-    return t->options.drop_small && batch->count < least;
+    return t->options.drop_small && batch->count < mt__smallest_chunk(&t->policy_options, &t->info);
 }
 
 /* ---- step -------------------------------------------------------------------------------------- */
@@ -502,6 +649,8 @@ static void fill_report(mt_trainer *t, const work *w, const mt_memory *after, mt
     r->allocated_bytes = after->allocated_bytes;
     r->reserved_bytes = after->reserved_bytes;
     r->budget_bytes = after->budget_bytes;
+    r->rungs = t->rungs;
+    r->rate = t->rate;
 }
 
 /* Hands a report of the library's own size to a caller whose struct may be older. */
@@ -510,11 +659,28 @@ static void give(void *theirs, size_t theirs_size, const void *own, size_t own_s
     memcpy(theirs, &theirs_size, sizeof theirs_size);
 }
 
+/* Tells the policy what kind of batch comes. */
+static mt_status select_shape(mt_trainer *t, const mt_batch *batch) {
+    uint64_t shape = 0;
+    if (!t->backend.shape) return MT_OK;
+    mt_status status = t->backend.shape(t->backend.self, batch, &shape);
+    return status == MT_OK ? mt_policy_select(t->policy, shape) : status;
+}
+
+/* The rungs of a step whose chunks are given. */
+static mt_status force_rungs(mt_trainer *t) {
+    unsigned failed;
+    mt__trace_forced(t);
+    return set_rungs(t, t->forced_rungs, t->forced_rate, "replay", &failed);
+}
+
 static mt_status prepare_step(mt_trainer *t, work *w) {
     mt_memory memory;
     t->has_failure = 0;
     w->forced = t->forced.count > 0;
-    mt_status status = units_of(t, w, 0, w->batch->count, &w->units);
+    w->count = w->unit_samples = w->batch->count;
+    mt_status status = units_of(t, w, 0, w->count, &w->units);
+    if (status == MT_OK) status = select_shape(t, w->batch);
     if (status == MT_OK) status = read_memory(t, &memory);
     if (status != MT_OK) return status;
     t->run.budget_bytes = memory.budget_bytes;
@@ -523,7 +689,9 @@ static mt_status prepare_step(mt_trainer *t, work *w) {
     mt_clear_reason reason = mt_policy_clear(t->policy, MT_TRAIN, &memory, expected);
     if (reason != MT_CLEAR_NOT) status = clear(t, reason);
     if (status != MT_OK) return status;
-    if (w->forced) mt__trace_forced(t);
+    mt__policy_forced(t->policy, w->forced);
+    if (w->forced) status = force_rungs(t);
+    if (status != MT_OK) return status;
     return t->backend.reset_peak ? t->backend.reset_peak(t->backend.self) : MT_OK;
 }
 
@@ -568,12 +736,9 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
 /* Chunks that went through stay; an OOM takes back only the chunk that it hit. */
 static mt_status do_evaluation(mt_trainer *t, work *w) {
     mt_status status = make_plan(t, w);
-    while (status == MT_OK && w->done < w->batch->count) {
-        size_t done = w->done;
+    while (status == MT_OK && w->done < w->count) {
         mt_set_error(MT_OK, "%s", "");
-        w->done = 0;
-        status = do_chunks(t, w, done);
-        w->done += done;
+        status = do_chunks(t, w);
         if (status == MT_EDEVMEM) status = answer_oom(t, w);
     }
     return status;
@@ -593,7 +758,8 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     w.batch = batch;
     w.mode = MT_EVALUATE;
     t->has_failure = 0;
-    status = read_memory(t, &memory);
+    status = select_shape(t, batch);
+    if (status == MT_OK) status = read_memory(t, &memory);
     if (status != MT_OK) return status;
     mt_clear_reason reason = mt_policy_clear(t->policy, MT_EVALUATE, &memory, 0);
     if (reason != MT_CLEAR_NOT) status = clear(t, reason);

@@ -33,8 +33,12 @@ struct mt_trainer {
     mt_policy_options policy_options;
     mt_policy *policy;
     mt__text text;
-    mt__chunks chunks;    /* of the step that runs, or ran last */
-    mt__chunks forced;    /* of the next step; count 0: the policy's */
+    mt__chunks chunks; /* of the step that runs, or ran last */
+    mt__chunks forced; /* of the next step; count 0: the policy's */
+    unsigned forced_rungs;
+    double forced_rate;
+    unsigned rungs;       /* that are on */
+    double rate;          /* factor of the learning rate that the backend was told last */
     mt_plan traced;       /* the last plan in the trace */
     mt__sums train, eval; /* of the epoch */
     double epoch_seconds;
@@ -54,6 +58,7 @@ void mt__trace_plan(mt_trainer *t, const mt_plan *plan);
 void mt__trace_forced(mt_trainer *t);
 void mt__trace_oom(mt_trainer *t, const mt_oom *oom, mt_action action);
 void mt__trace_clear(mt_trainer *t, mt_clear_reason reason, const mt_clear_result *result);
+void mt__trace_rung(mt_trainer *t, mt_rung rung, int on, const char *reason);
 void mt__trace_step(mt_trainer *t, const mt_step_report *report);
 void mt__trace_epoch(mt_trainer *t, const mt_epoch_report *report);
 void mt__trace_end(mt_trainer *t);

@@ -25,6 +25,8 @@ typedef struct variant {
 
 #define ALL_ABSENT (~(FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_DESCRIBE)))
 
+#define BIT(rung) MT_RUNG_BIT(MT_RUNG_##rung)
+
 static const variant variants[] = {
     {"plain", 14, {0}, {0}},
     {"roomy", 100, {0}, {0}},
@@ -52,6 +54,26 @@ static const variant variants[] = {
     {"tight and normalising", 2, {.normalises_over_batch = 1}, {0}},
     {"tight, large chunks", 4, {.min_micro_batch = 4}, {.deterministic = 1}},
     {"bounded", 50, {0}, {.min_micro_batch = 2, .max_micro_batch = 6}},
+    {"kept chunks", 14, {.keep = 1}, {0}},
+    {"kept chunks, tight", 5, {.keep = 1, .seconds = fake_seconds}, {0}},
+    {"kept chunks, normalising", 14, {.keep = 1, .normalises_over_batch = 1}, {0}},
+    {"kept chunks, no budget", 0, {.keep = 1}, {0}},
+    {"kept chunks, fixed", 14, {.keep = 1}, {.micro_batch = 8}},
+    {"kept chunks, hog",
+     20,
+     {.keep = 1, .hog_from = 3, .hog_until = 5, .hog_bytes = 60000, .seconds = fake_seconds},
+     {0}},
+    {"whole steps", 14, {.keep = 1}, {.whole_steps = 1}},
+    {"a saver", 3, {.keep = 1, .rungs = BIT(CHECKPOINTING), .min_micro_batch = 4}, {0}},
+    {"savers",
+     2,
+     {.rungs = BIT(CHECKPOINTING) | BIT(OFFLOAD), .min_micro_batch = 4, .seconds = fake_seconds},
+     {0}},
+    {"the other device",
+     2,
+     {.keep = 1, .rungs = BIT(CPU), .cpu_bytes = 1000000, .min_micro_batch = 4},
+     {.allow_rungs = BIT(CPU)}},
+    {"shapes", 60, {.shapes = 1, .keep = 1, .seconds = fake_seconds}, {0}},
     {"hog", 20, {.hog_from = 3, .hog_until = 5, .hog_bytes = 60000}, {0}},
 };
 
@@ -68,6 +90,11 @@ static fake_options options_of(const variant *v) {
 }
 
 static fake_backend fake, clean;
+
+/* Every other batch of a run with shapes has larger samples. */
+static uint64_t id_of(const variant *v, int index) {
+    return (uint64_t)index | (v->options.shapes ? (uint64_t)(index % 2) << 32 : 0);
+}
 
 /* Chunks of the steps of a run, one list after the other, and what evaluation said. */
 #define CHUNKS_MAX 2000
@@ -86,10 +113,10 @@ static void keep_chunks(int index, const mt_step_report *report) {
 
 /* ---- one run under fault --------------------------------------------------------------------- */
 
-static mt_status perform(mt_trainer *trainer, int index) {
+static mt_status perform(mt_trainer *trainer, const variant *v, int index) {
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_eval_report eval = MT_EVAL_REPORT_INIT;
-    mt_batch batch = {sizeof(batch), NULL, (size_t)abs(script[index]), (uint64_t)index};
+    mt_batch batch = {sizeof(batch), NULL, (size_t)abs(script[index]), id_of(v, index)};
     mt_status status;
 
     if (script[index] < 0) {
@@ -136,7 +163,8 @@ static int failed_after_apply(mt_status injected) {
 
 /* Whether the injected failure hit what a retry can do again. */
 static int failed_in_the_work(void) {
-    const unsigned work = FAKE_BIT(FAKE_BEGIN) | FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_APPLY) |
+    const unsigned work = FAKE_BIT(FAKE_MARK) | FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_BEGIN) |
+                          FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_APPLY) |
                           FAKE_BIT(FAKE_EVALUATE);
 
     for (size_t i = 0; i < fake.logged; i++)
@@ -154,7 +182,7 @@ static uint64_t line_under_fault(mt_trainer *trainer, const variant *v, uint64_t
     mt_status status;
 
     fake_log_clear(&fake);
-    status = perform(trainer, index);
+    status = perform(trainer, v, index);
     check_after(status, allowed, before, where(v, n, index));
     ck_assert_msg(status != MT_OK || allowed == MT_EDEVMEM || fake.fired == fired ||
                       failed_after_apply(allowed),
@@ -167,7 +195,7 @@ static uint64_t line_under_fault(mt_trainer *trainer, const variant *v, uint64_t
                   where(v, n, index));
     fired = fake.fired;
     fake_fail_at(&fake, 0, 0);
-    status = perform(trainer, index);
+    status = perform(trainer, v, index);
     check_after(status, MT_OK, before, where(v, n, index));
     return fired;
 }
@@ -238,7 +266,7 @@ static void check_replay(const variant *v, uint64_t n) {
     seam = fake_seam(&clean);
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
     for (int i = 0; i < LENGTH(script); i++) {
-        mt_batch batch = {sizeof(batch), NULL, (size_t)abs(script[i]), (uint64_t)i};
+        mt_batch batch = {sizeof(batch), NULL, (size_t)abs(script[i]), id_of(v, i)};
 
         if (script[i] < 0) {
             ck_assert_double_eq_tol(eval_loss[i], eval_loss_of(&batch), 1e-12);
@@ -318,7 +346,7 @@ static variant random_variant(uint64_t *state) {
     o->clear_seconds = 0.0001;
     o->normalises_over_batch = below(state, 4) == 0;
     o->min_micro_batch = below(state, 3) == 0 ? 1 + below(state, v.fits) : 0;
-    o->absent = (unsigned)below(state, 1U << FAKE_KINDS) & ALL_ABSENT;
+    o->absent = (unsigned)below(state, 1U << FAKE_ALLOCATION) & ALL_ABSENT;
     o->absent &= below(state, 2) ? ~0U : ~FAKE_BIT(FAKE_RECORD);
     o->no_peaks = below(state, 4) == 0;
     o->no_evidence = below(state, 4) == 0;
@@ -326,6 +354,13 @@ static variant random_variant(uint64_t *state) {
     o->wide_above = 1 + below(state, 20);
     o->hog_from = below(state, 5);
     o->hog_until = o->hog_from + below(state, 4);
+    o->keep = below(state, 2) == 0;
+    o->shapes = below(state, 4) == 0;
+    o->rungs = (unsigned)below(state, 1U << MT_RUNGS) & ~BIT(SMALLER_BATCH);
+    o->cpu_bytes = 500000 + below(state, 1000000);
+    v.policy.allow_rungs = (unsigned)below(state, 1U << MT_RUNGS) & ~BIT(SMALLER_BATCH);
+    v.policy.forbid_rungs = below(state, 2) ? (unsigned)below(state, 1U << MT_RUNGS) : 0;
+    v.policy.whole_steps = below(state, 4) == 0;
     v.policy.deterministic = below(state, 2) == 0;
     v.policy.max_retries = (unsigned)below(state, 12);
     v.policy.clear_every = (int)below(state, 4) - 1;
@@ -342,13 +377,14 @@ static void line_at_random(mt_trainer *trainer, const variant *v, int index, uin
     if (below(state, 3) == 0)
         fake_fail_kind(&fake, FAKE_ALLOCATION, 1 + below(state, 60), MT_EDEVMEM);
     fake_log_clear(&fake);
-    status = perform(trainer, index);
+    status = perform(trainer, v, index);
     check_after(status, MT_EDEVMEM, before, where(v, (uint64_t)v->fits, index));
     fake_fail_at(&fake, 0, 0);
     fake_fail_kind(&fake, FAKE_ALLOCATION, 0, MT_OK);
     for (int tries = 0; status != MT_OK && tries < 4; tries++) {
+        fake.options.cpu_bytes *= 2;
         fake.options.budget_bytes *= 2; /* it may have been too small for the bounds */
-        status = perform(trainer, index);
+        status = perform(trainer, v, index);
         check_after(status, MT_EDEVMEM, before, where(v, (uint64_t)v->fits, index));
     }
     ck_ok(status);

@@ -22,6 +22,9 @@
  *
  *     begin  accumulate...  apply              a step that went through
  *     begin  accumulate...  rollback           a step taken back; the batch may be begun again
+ *     begin  mark accumulate  mark accumulate(failed) rewind  mark accumulate...  apply
+ *                                              the same, where finished chunks are kept
+ *     set_rung, set_rate                       outside a step only
  *     evaluate...                              outside a step only
  *     memory, reset_peak, empty_cache, units, record   inside or outside
  *
@@ -40,6 +43,25 @@ extern "C" {
 
 /* Most metrics that a backend can report beside the loss. */
 #define MT_METRICS_MAX 8
+
+/*
+ * The rungs of the ladder: savers for when the smallest legal chunk does not fit, in the order of their
+ * price. A rung is on or off; memtrain/policy.h says when.
+ */
+typedef enum mt_rung {
+    MT_RUNG_CHECKPOINTING = 0, /* activations are computed again in the backward pass */
+    MT_RUNG_OFFLOAD = 1,       /* activations are packed, or wait on the host */
+    MT_RUNG_AMP = 2,           /* half precision where it is safe: other numbers */
+    MT_RUNG_SMALLER_BATCH = 3, /* fewer samples a step, by 20 % at a time: another optimisation */
+    MT_RUNG_CPU = 4,           /* off the accelerator: other roundings, and slow */
+    MT_RUNG_MINIMAL = 5        /* one thread, nothing beside the training */
+} mt_rung;
+
+#define MT_RUNGS 6
+#define MT_RUNG_BIT(rung) (1U << (rung)) /* sets of rungs are sums of these */
+
+/* "checkpointing", "offload", "amp", "smaller_batch", "cpu", "minimal". Static. Any thread. */
+MT_API const char *mt_rung_name(mt_rung rung);
 
 /*
  * The samples of one optimiser step (or one evaluation call). Borrowed and read-only from begin to
@@ -73,7 +95,8 @@ typedef struct mt_memory {
 
 /*
  * What the policy must know of the model before the first step; all zero is a legal answer. The byte
- * figures are full sizes, allocated yet or not, for the trace and mt_trainer_explain alone.
+ * figures are full sizes, allocated yet or not, for the trace and mt_trainer_explain; gradient_bytes
+ * also tells whether there is room for a second set (mark).
  */
 typedef struct mt_backend_info {
     size_t size;               /* sizeof(mt_backend_info), set by the trainer */
@@ -90,6 +113,8 @@ typedef struct mt_backend_info {
     size_t buffer_bytes;
     size_t metric_count;             /* at most MT_METRICS_MAX */
     const char *const *metric_names; /* metric_count names; borrowed for the backend's life */
+    unsigned rungs;                  /* MT_RUNG_BITs that set_rung knows */
+    int keeps_chunks;                /* 1: mark and rewind exist; the trainer sets it itself */
 } mt_backend_info;
 
 /* What one chunk gave. The trainer zeroes the struct and sets size before the call. */
@@ -220,12 +245,42 @@ typedef struct mt_backend {
      * 64 digits that identify the state will do: they are compared, not verified.
      */
     mt_status (*state_sha256)(void *self, char out[65]);
+
+    /*
+     * Optional, both or neither. mark is called before a chunk whose failure shall not cost the
+     * chunks before it: remembers what accumulate can change beside the gradients, and has the next
+     * accumulate add its gradients only once its backward is through; until then they are a second
+     * set, of up to gradient_bytes. Until that accumulate has succeeded, rewind takes back to what mark
+     * saw, gradients of finished chunks included, allocating nothing; rollback is legal then too. A
+     * mark that fails with MT_EDEVMEM or MT_ENOTSUP has not happened, and the chunk runs without; a
+     * rewind that fails has lost the state, as rollback.
+     */
+    mt_status (*mark)(void *self);
+    mt_status (*rewind)(void *self);
+
+    /*
+     * Optional. Turns a saver on or off, outside a step. MT_RUNG_CPU moves the whole state, random
+     * number generators included, and memory() tells of the new device from then on. Called for
+     * rungs of mt_backend_info.rungs alone. On failure nothing has changed; MT_ENOTSUP and
+     * MT_EDEVMEM make the policy do without the rung.
+     */
+    mt_status (*set_rung)(void *self, mt_rung rung, int on);
+
+    /* Optional. Factor of the learning rate from now on, for a batch made smaller; 1 at the start. */
+    mt_status (*set_rate)(void *self, double factor);
+
+    /*
+     * Optional. A number that is equal for batches whose samples have the same shape (picture size,
+     * sequence length), in any way made: each has recordings and times of its own. Without it, all
+     * batches are taken to be of one shape.
+     */
+    mt_status (*shape)(void *self, const mt_batch *batch, uint64_t *out);
 } mt_backend;
 
 #define MT_BACKEND_INIT                                                                            \
     {                                                                                              \
         sizeof(mt_backend), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,      \
-            NULL, NULL                                                                             \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL                                               \
     }
 
 #ifdef __cplusplus

@@ -116,18 +116,22 @@ typedef struct mt_chunk_group {
 /*
  * The chunks of one batch, in the order of the groups. A plain value: copy it freely.
  *
- * A plan that covers fewer samples than the batch is open: once its chunks have run (and have been
+ * With MT_RUNG_SMALLER_BATCH in rungs, samples is less than was asked for: the step trains the first
+ * samples of the batch alone. A plan that covers fewer than samples is open: once its chunks have run (and have been
  * recorded), mt_policy_extend adds the rest. A plan with discard set is a recording only: run it,
  * take the step back, and ask for a plan again.
  */
 typedef struct mt_plan {
     size_t size;    /* sizeof(mt_plan) */
-    size_t samples; /* of the batch */
+    size_t samples; /* of the step */
     mt_chunk_group group[MT_PLAN_GROUPS];
     size_t groups;
     mt_plan_reason reason;
     int discard;
     size_t predicted_peak_bytes; /* allocated bytes at the peak; 0: no prediction */
+    unsigned rungs;              /* MT_RUNG_BITs that are to be on */
+    int keep;    /* 1: there is room for a second set of gradients, so mark before each chunk */
+    double rate; /* factor of the learning rate, for a batch made smaller; 1 otherwise */
 } mt_plan;
 
 /* Number of chunks, samples covered by them, and samples of chunk index (0 past the end). */
@@ -142,6 +146,16 @@ MT_API size_t mt_plan_chunk(const mt_plan *plan, size_t index);
 MT_API MT_NODISCARD mt_status mt_plan_balanced(size_t samples, size_t chunks, mt_plan *out);
 
 /* ---- the policy ----------------------------------------------------------------------------- */
+
+/* The rungs that keep the numbers, used where the backend has them unless they are forbidden. */
+#define MT_RUNGS_DEFAULT (MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD))
+
+/* What becomes of the learning rate when the batch is made smaller to a share s of what was asked. */
+typedef enum mt_rate_rule {
+    MT_RATE_KEEP = 0,   /* it stays */
+    MT_RATE_LINEAR = 1, /* times s (Goyal et al. 2017, arXiv 1706.02677) */
+    MT_RATE_SQRT = 2    /* times the root of s (Krizhevsky 2014, arXiv 1404.5997) */
+} mt_rate_rule;
 
 #define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time */
 #define MT_CLEAR_NEVER (-1)
@@ -158,10 +172,14 @@ typedef struct mt_policy_options {
     int eval_clear_every;   /* the same for evaluation calls */
     int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
     unsigned max_retries;   /* of one step; 0: 16 */
+    unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
+    unsigned forbid_rungs;  /* never used */
+    mt_rate_rule rate_rule;
+    int whole_steps; /* 1: an OOM takes back the whole step, even where chunks could be kept */
 } mt_policy_options;
 
 #define MT_POLICY_OPTIONS_INIT                                                                     \
-    { sizeof(mt_policy_options), 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(mt_policy_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, MT_RATE_KEEP, 0 }
 
 typedef struct mt_policy mt_policy;
 
@@ -178,10 +196,21 @@ MT_API MT_NODISCARD mt_status mt_policy_new(const mt_policy_options *options,
 MT_API void mt_policy_free(mt_policy *policy);
 
 /*
+ * From now on all calls are about batches of that shape (mt_backend.shape); 0 at the start. Shapes have
+ * recordings, predictions and times of their own; the least recently used are forgotten when there
+ * are more than a few dozen.
+ */
+MT_API MT_NODISCARD mt_status mt_policy_select(mt_policy *policy, uint64_t shape);
+
+/*
  * The chunks of the next batch of that many samples, given the memory as it is before the step.
- * Allocates nothing; costs well under 2 microseconds once the sizes are known.
+ * Allocates nothing once the sizes of a shape are known; costs well under 2 microseconds.
  *
- * @return MT_OK; MT_EINVAL; MT_EDEVMEM when the model knows that not even the smallest legal chunk
+ * Where the smallest legal chunk does not fit, the plan asks for the next rung that is allowed. A rung
+ * is left again when what is known of the plan without it says that it fits, and is not slower; one
+ * that had to be taken again soon is kept twice as long the next time.
+ *
+ * @return MT_OK; MT_EINVAL; MT_ENOMEM; MT_EDEVMEM when the model knows that not even the smallest legal chunk
  *         fits (the error line says what is missing)
  */
 MT_API MT_NODISCARD mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples,
@@ -204,6 +233,14 @@ MT_API mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t
 MT_API MT_NODISCARD mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
                                                 size_t allocated_before,
                                                 const mt_chunk_result *result);
+
+/*
+ * The backend could not turn a rung of the plan on or off; ask for a plan again. A rung that could not be
+ * turned on is not asked for again in this step, or never where why is MT_ENOTSUP; one that could not
+ * be turned off stays on for longer.
+ */
+MT_API MT_NODISCARD mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on,
+                                                    mt_status why);
 
 /* Where a step was when memory ran out. */
 typedef enum mt_phase {

@@ -12,7 +12,8 @@
  *     mt_trainer_free(trainer);
  *
  * A step cuts the batch into chunks, accumulates their gradients and updates the parameters once.
- * When memory runs out the step is taken back whole and done again under another plan; a run that
+ * When memory runs out the chunk that failed is taken back, or the whole step where there is no room
+ * for a second set of gradients, and what is missing is done again under another plan; a run that
  * met OOMs ends bit-equal to a run that was given the same chunks from the start (which chunks a run
  * takes depends on measured times, unless the policy is deterministic). When nothing is
  * left to try the step returns MT_EDEVMEM, the model is as it was before the step, and the error
@@ -71,9 +72,10 @@ MT_API void mt_trainer_free(mt_trainer *trainer);
  * mt_trainer_set_chunks: those of recordings that were taken back are not among them.
  */
 typedef struct mt_step_report {
-    size_t size;          /* sizeof(mt_step_report), set by the caller */
-    uint64_t step;        /* counted from 1 */
-    size_t samples;       /* trained; 0 when the batch was dropped */
+    size_t size;    /* sizeof(mt_step_report), set by the caller */
+    uint64_t step;  /* counted from 1 */
+    size_t samples; /* trained: the first of the batch, all but where the batch was made smaller;
+                       0 when the batch was dropped */
     const size_t *chunks; /* samples of each chunk; borrowed until the next call */
     size_t chunk_count;
     double loss;                    /* mean over the batch's units */
@@ -89,11 +91,16 @@ typedef struct mt_step_report {
     size_t allocated_bytes;      /* after the step */
     size_t reserved_bytes;
     size_t budget_bytes; /* after the step: it may have been changed on the way */
+    unsigned rungs;      /* MT_RUNG_BITs that were on */
+    double rate;         /* factor of the learning rate; 1 but where the batch was made smaller */
 } mt_step_report;
 
 /* Zero but for the size. */
 #define MT_STEP_REPORT_INIT                                                                        \
-    { sizeof(mt_step_report), 0, 0, NULL, 0, 0, {0}, 0, 0, 0, 0, 0, MT_PLAN_START, 0, 0, 0, 0, 0 }
+    {                                                                                              \
+        sizeof(mt_step_report), 0, 0, NULL, 0, 0, {0}, 0, 0, 0, 0, 0, MT_PLAN_START, 0, 0, 0, 0,   \
+            0, 0, 0                                                                                \
+    }
 
 /*
  * One optimiser step on a batch.
@@ -114,6 +121,14 @@ MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batc
  */
 MT_API MT_NODISCARD mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks,
                                                     size_t count);
+
+/*
+ * The rungs and the factor of the learning rate of the next step, beside mt_trainer_set_chunks and for
+ * the same purpose; used once. Without it, such a step runs with no rung and a factor of 1.
+ * @return MT_OK, MT_EINVAL (a rung that the backend does not know, a factor not above 0)
+ */
+MT_API MT_NODISCARD mt_status mt_trainer_set_rungs(mt_trainer *trainer, unsigned rungs,
+                                                   double rate);
 
 /* What one evaluation call gave. */
 typedef struct mt_eval_report {

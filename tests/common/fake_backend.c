@@ -45,8 +45,9 @@ const fake_options fake_defaults = {
 };
 
 static const char *const kind_names[FAKE_KINDS] = {
-    "describe", "memory",   "reset_peak", "empty_cache", "begin",  "accumulate", "rollback",
-    "apply",    "evaluate", "record",     "units",       "sha256", "allocation",
+    "describe",   "memory", "reset_peak", "empty_cache", "begin",    "accumulate",
+    "rollback",   "apply",  "evaluate",   "record",      "units",    "sha256",
+    "allocation", "mark",   "rewind",     "set_rung",    "set_rate", "shape",
 };
 
 static const char *const metric_names[FAKE_METRICS] = {"positive", "mean"};
@@ -241,6 +242,7 @@ static size_t budget_now(const fake_backend *fake) {
     const fake_options *o = &fake->options;
     uint64_t step = fake->step + 1;
 
+    if (fake->rungs & MT_RUNG_BIT(MT_RUNG_CPU)) return o->cpu_bytes;
     if (o->budget_bytes > 0 && o->hog_from > 0 && step >= o->hog_from && step < o->hog_until)
         return o->budget_bytes - o->hog_bytes;
     return o->budget_bytes;
@@ -294,10 +296,34 @@ static void cache_grow(fake_backend *fake) {
     }
 }
 
+/* Bytes of an allocation as the rungs and the shape of the batch make it. */
+static size_t bytes_now(const fake_backend *fake, const fake_allocation *allocation,
+                        size_t samples) {
+    size_t times = fake->options.shapes && fake->batch ? 1 + (size_t)(fake->batch->id >> 32) : 1;
+    size_t bytes = allocation_bytes(allocation, samples * times);
+
+    for (unsigned r = 0; r < MT_RUNGS; r++)
+        if (fake->rungs & MT_RUNG_BIT(r)) bytes = bytes * 3 / 5;
+    return bytes;
+}
+
+/* The second set of gradients comes to be at the end, when the chunk is through. */
+static mt_status run_gradients(fake_backend *fake, blocks *all, size_t which, size_t *peak,
+                               mt_chunk_result *out) {
+    mt_status status;
+
+    if (!fake->marked) return MT_OK;
+    status = allocate(fake, FAKE_GRADIENT_BYTES, out);
+    if (status != MT_OK) return status;
+    block_take(all, which, FAKE_GRADIENT_BYTES, &fake->sink);
+    if (fake->allocated > *peak) *peak = fake->allocated;
+    return MT_OK;
+}
+
 static mt_status program_run(fake_backend *fake, const fake_program *program, size_t samples,
                              blocks *all, size_t *peak, mt_chunk_result *out) {
     for (size_t i = 0; i < program->count; i++) {
-        size_t bytes = allocation_bytes(&program->allocations[i], samples);
+        size_t bytes = bytes_now(fake, &program->allocations[i], samples);
         mt_status status;
 
         for (size_t j = 0; j < i; j++)
@@ -307,7 +333,7 @@ static mt_status program_run(fake_backend *fake, const fake_program *program, si
         block_take(all, i, bytes, &fake->sink);
         if (fake->allocated > *peak) *peak = fake->allocated;
     }
-    return MT_OK;
+    return run_gradients(fake, all, program->count, peak, out);
 }
 
 /* Runs a chunk's allocations; whatever happens, none is alive afterwards. */
@@ -320,7 +346,7 @@ static mt_status chunk_memory(fake_backend *fake, const fake_program *program, s
     if (fake->sink.event != NULL) /* a block older than the recording */
         fake->sink.event(fake->sink.user, (void *)(uintptr_t)0x10, -4096);
     status = program_run(fake, program, samples, &all, &peak, out);
-    for (size_t i = program->count; i-- > 0;) deallocate(fake, &all, i);
+    for (size_t i = program->count + 1; i-- > 0;) deallocate(fake, &all, i);
     cache_grow(fake);
     if (!fake->options.no_peaks) out->peak_bytes = peak;
     if (fake->options.seconds != NULL) out->seconds = fake->options.seconds(samples);
@@ -382,22 +408,27 @@ static void chunk_train(fake_backend *fake, size_t first, size_t count, double w
                         mt_chunk_result *out) {
     double features[FAKE_PARAMETERS], sums[FAKE_BUFFERS] = {0};
     double scale = 1.0 + fake->options.noise * uniform(&fake->state.rng);
-    double units = range_units(fake, first, count);
+    double units = range_units(fake, first, count), own[FAKE_PARAMETERS] = {0};
 
     for (size_t i = first; i < first + count; i++) {
         double error = sample_run(fake, fake->batch, i, scale, features, out);
 
         for (size_t j = 0; j < FAKE_PARAMETERS && units > 0; j++)
-            fake->gradients[j] += weight / units * error * features[j] * scale;
+            own[j] += weight / units * error * features[j] * scale;
         for (size_t j = 0; j < FAKE_BUFFERS; j++) sums[j] += features[j];
     }
+    for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->gradients[j] += own[j];
     buffers_move(fake, sums, count);
 }
 
-/* What a chunk that died leaves behind: rubbish everywhere that rollback must put right. */
+/*
+ * What a chunk that died leaves behind: rubbish everywhere that rollback must put right, and in a
+ * marked chunk everywhere but in the gradients.
+ */
 static void chunk_spoil(fake_backend *fake) {
     fake_random(&fake->state.rng);
     fake->state.buffers[0] += 1.0;
+    if (fake->marked) return;
     for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->gradients[j] = NAN;
 }
 
@@ -413,7 +444,8 @@ static mt_status fake_describe(void *self, mt_backend_info *out) {
     out->normalises_over_batch = fake->options.normalises_over_batch;
     out->needs_whole_batch = fake->options.needs_whole_batch;
     out->parameter_bytes = 4000;
-    out->gradient_bytes = 3000;
+    out->gradient_bytes = FAKE_GRADIENT_BYTES;
+    out->rungs = fake->options.rungs;
     out->optimizer_bytes = 2000;
     out->buffer_bytes = 1000;
     out->metric_count = FAKE_METRICS;
@@ -466,6 +498,7 @@ static mt_status fake_begin(void *self, const mt_batch *batch) {
         fake->batch_seen = *batch;
         fake->covered = 0;
         fake->disorder = 0;
+        fake->marked = fake->rewindable = 0;
         memset(fake->gradients, 0, sizeof(fake->gradients));
     }
     return note(fake, FAKE_BEGIN, 0, 0, 0, status);
@@ -477,6 +510,8 @@ static void accumulate_check(fake_backend *fake, size_t first, size_t count,
         complain(fake, "accumulate outside a step");
     else if (count == 0 || first + count > fake->batch->count)
         complain(fake, "accumulate: samples out of range");
+    else if (fake->rewindable && !fake->marked)
+        complain(fake, "accumulate after a failed one without rewind");
     else if (first != fake->covered)
         fake->disorder = 1; /* allowed in a step that is taken back */
     if (out->size != sizeof(*out) || out->units != 0 || out->loss_sum != 0 || out->refused != 0)
@@ -502,10 +537,62 @@ static mt_status fake_accumulate(void *self, size_t first, size_t count, double 
     if (status == MT_OK) {
         chunk_train(fake, first, count, weight, out);
         fake->covered += count;
+        fake->rewindable = 0;
     } else {
         chunk_spoil(fake);
     }
+    fake->marked = 0;
     return note(fake, FAKE_ACCUMULATE, first, count, weight, status);
+}
+
+static mt_status fake_mark(void *self) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_MARK);
+
+    if (fake->batch == NULL) complain(fake, "mark outside a step");
+    if (fake->marked || fake->rewindable) complain(fake, "mark twice");
+    if (status == MT_OK) {
+        fake->chunk_before = fake->state;
+        fake->marked = fake->rewindable = 1;
+    }
+    return note(fake, FAKE_MARK, 0, 0, 0, status);
+}
+
+static mt_status fake_rewind(void *self) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_REWIND);
+
+    if (!fake->rewindable) complain(fake, "rewind without a mark");
+    fake->marked = fake->rewindable = 0;
+    if (status == MT_OK) fake->state = fake->chunk_before;
+    return note(fake, FAKE_REWIND, 0, 0, 0, status);
+}
+
+static mt_status fake_set_rung(void *self, mt_rung rung, int on) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_SET_RUNG);
+
+    if (fake->batch != NULL) complain(fake, "set_rung inside a step");
+    if (!(fake->options.rungs & MT_RUNG_BIT(rung))) complain(fake, "set_rung: not known");
+    if (!on != !(fake->rungs & MT_RUNG_BIT(rung)) ? 0 : 1) complain(fake, "set_rung: no change");
+    if (status == MT_OK) fake->rungs ^= MT_RUNG_BIT(rung);
+    return note(fake, FAKE_SET_RUNG, (size_t)on, 1 + (size_t)rung, 0, status);
+}
+
+static mt_status fake_set_rate(void *self, double factor) {
+    fake_backend *fake = self;
+    mt_status status = fallible(fake, FAKE_SET_RATE);
+
+    if (fake->batch != NULL) complain(fake, "set_rate inside a step");
+    if (status == MT_OK) fake->rate = factor;
+    return note(fake, FAKE_SET_RATE, 0, 0, factor, status);
+}
+
+static mt_status fake_shape(void *self, const mt_batch *batch, uint64_t *out) {
+    fake_backend *fake = self;
+
+    *out = batch->id >> 32;
+    return note(fake, FAKE_SHAPE, 0, 0, 0, fallible(fake, FAKE_SHAPE));
 }
 
 static mt_status fake_rollback(void *self) {
@@ -514,6 +601,7 @@ static mt_status fake_rollback(void *self) {
 
     if (fake->batch == NULL) complain(fake, "rollback outside a step");
     fake->batch = NULL;
+    fake->marked = fake->rewindable = 0;
     if (status == MT_OK) {
         fake->state = fake->before;
         memset(fake->gradients, 0, sizeof(fake->gradients));
@@ -524,7 +612,7 @@ static mt_status fake_rollback(void *self) {
 static void update(fake_backend *fake) {
     for (size_t j = 0; j < FAKE_PARAMETERS; j++) {
         fake->state.momentum[j] = 0.9 * fake->state.momentum[j] + fake->gradients[j];
-        fake->state.parameters[j] -= 0.05 * fake->state.momentum[j];
+        fake->state.parameters[j] -= 0.05 * fake->rate * fake->state.momentum[j];
     }
     fake->state.updates++;
 }
@@ -536,7 +624,8 @@ static mt_status fake_apply(void *self, mt_apply_result *out) {
 
     if (fake->batch == NULL)
         complain(fake, "apply outside a step");
-    else if (fake->covered != fake->batch->count || fake->disorder)
+    else if (fake->disorder || fake->rewindable || fake->covered == 0 ||
+             (fake->covered != fake->batch->count && !fake->options.may_shorten))
         complain(fake, "apply without each sample accumulated once, in order");
     if (out->size != sizeof(*out)) complain(fake, "apply: size not set");
     if (status == MT_OK) {
@@ -607,7 +696,9 @@ void fake_init(fake_backend *fake, const fake_options *options) {
     for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->state.parameters[j] = uniform(&state);
     fake->state.rng = fake_random(&state);
     fake->allocated = fake->reserved = fake->peak = options->resident_bytes;
-    fake->counted = ~(FAKE_BIT(FAKE_ROLLBACK) | FAKE_BIT(FAKE_DESCRIBE) | FAKE_BIT(FAKE_SHA256));
+    fake->rate = 1.0;
+    fake->counted = ~(FAKE_BIT(FAKE_ROLLBACK) | FAKE_BIT(FAKE_REWIND) | FAKE_BIT(FAKE_DESCRIBE) |
+                      FAKE_BIT(FAKE_SHA256));
     fail_reset(fake);
 }
 
@@ -631,6 +722,11 @@ mt_backend fake_seam(fake_backend *fake) {
     seam.record = present(fake, FAKE_RECORD) ? fake_record : NULL;
     seam.units = present(fake, FAKE_UNITS) ? fake_units : NULL;
     seam.state_sha256 = present(fake, FAKE_SHA256) ? fake_sha256 : NULL;
+    seam.mark = fake->options.keep ? fake_mark : NULL;
+    seam.rewind = fake->options.keep ? fake_rewind : NULL;
+    seam.set_rung = fake->options.rungs ? fake_set_rung : NULL;
+    seam.set_rate = fake_set_rate;
+    seam.shape = fake->options.shapes ? fake_shape : NULL;
     return seam;
 }
 

@@ -39,7 +39,12 @@ typedef enum fake_kind {
     FAKE_UNITS = 10,
     FAKE_SHA256 = 11,
     FAKE_ALLOCATION = 12,
-    FAKE_KINDS = 13
+    FAKE_MARK = 13,
+    FAKE_REWIND = 14,
+    FAKE_SET_RUNG = 15,
+    FAKE_SET_RATE = 16,
+    FAKE_SHAPE = 17,
+    FAKE_KINDS = 18
 } fake_kind;
 
 #define FAKE_BIT(kind) (1U << (kind))
@@ -101,7 +106,14 @@ typedef struct fake_options {
     int no_peaks;                      /* 1: peak_bytes are not known */
     int no_evidence;                   /* 1: refusals leave no evidence */
     uint64_t skip_step;                /* the scaler skips the update of this step; 0: none */
+    int keep;                          /* 1: mark and rewind are there */
+    unsigned rungs;   /* MT_RUNG_BITs there are; each one on leaves 60 % of a chunk's bytes */
+    size_t cpu_bytes; /* budget while MT_RUNG_CPU is on */
+    int may_shorten;  /* 1: a step may cover less than its batch */
+    int shapes;       /* 1: samples of a batch are 1 + (id >> 32) times as large */
 } fake_options;
+
+#define FAKE_GRADIENT_BYTES 3000
 
 /* Budget of a mebibyte, the programs above, noise, nothing absent. */
 extern const fake_options fake_defaults;
@@ -131,7 +143,12 @@ typedef struct fake_backend {
     double gradients[FAKE_PARAMETERS];
     const mt_batch *batch; /* of the step that is open, or NULL */
     mt_batch batch_seen;
-    size_t covered;     /* samples accumulated since begin */
+    size_t covered; /* samples accumulated since begin */
+    int marked;     /* mark was called, and accumulate not yet */
+    int rewindable; /* from mark until that chunk is through */
+    fake_state chunk_before;
+    unsigned rungs; /* that are on */
+    double rate;
     int disorder;       /* 1: not one after the other */
     mt_event_sink sink; /* sink.event NULL: not recording */
     uint64_t step;      /* steps applied */
@@ -193,7 +210,8 @@ const char *fake_log_text(const fake_backend *fake, unsigned kinds);
 
 #define FAKE_STEP_KINDS                                                                            \
     (FAKE_BIT(FAKE_BEGIN) | FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_ROLLBACK) |                  \
-     FAKE_BIT(FAKE_APPLY) | FAKE_BIT(FAKE_EVALUATE))
+     FAKE_BIT(FAKE_APPLY) | FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_REWIND) |                      \
+     FAKE_BIT(FAKE_SET_RUNG))
 
 /* The next number of a splitmix64 generator; tests use it for programs with fixed seeds. */
 uint64_t fake_random(uint64_t *state);

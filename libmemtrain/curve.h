@@ -1,0 +1,84 @@
+/*
+ * curve.h - what is known of one kind of chunk: recordings, predicted peaks, times.
+ *
+ * A kind is a mode, an input shape, the rungs that are on, and whether gradients are kept apart. Pure
+ * functions over a value; policy.c says when.
+ */
+#ifndef MT_CURVE_H
+#define MT_CURVE_H
+
+#include "choose.h"
+#include "recording.h"
+
+enum { MT__SEEN = 8 };
+
+typedef struct mt__kind {
+    mt_mode mode;
+    uint64_t shape;
+    unsigned rungs; /* MT_RUNG_BITs */
+    int keep;       /* gradients of the chunk are a second set */
+} mt__kind;
+
+/* The last plan for a batch size, to tell why the next one differs. */
+typedef struct mt__seen {
+    size_t samples; /* 0: free */
+    size_t fewest;  /* chunks that memory asked for */
+    size_t chunks;  /* chunks that were planned */
+    mt_plan_reason reason;
+} mt__seen;
+
+typedef struct mt__curve {
+    mt__kind kind;
+    uint64_t used; /* when it was last asked for, in plans */
+    mt_recording *recording[2];
+    size_t recorded;                  /* complete recordings, 0 to 2 */
+    int filling;                      /* the next recording is being filled */
+    mt_memory_model *model;           /* from the recordings */
+    size_t bound_peak, bound_samples; /* without recordings: measured peak of the largest chunk */
+    size_t residual;                  /* bytes by which the prediction was seen to be too low */
+    size_t failed_chunk;              /* a size that did not fit ... */
+    size_t failed_room;               /* ... into this many bytes */
+    unsigned refusals;                /* answers of mt__curve_has_failed since then */
+    mt__timings timings;
+    int has_run;    /* a chunk went through: two sizes are recorded before that, or never */
+    int has_spread; /* the plan that measures several sizes has been given */
+    mt__seen seen[MT__SEEN];
+    size_t next_seen;
+} mt__curve;
+
+/* NULL when out of host memory. */
+mt__curve *mt__curve_new(const mt__kind *kind);
+void mt__curve_free(mt__curve *curve); /* NULL is a no-op */
+
+/* Whether bytes are predicted, and how many above the start, corrections included; 0: not known. */
+size_t mt__curve_predict(const mt__curve *curve, size_t samples);
+
+/* Largest chunk that is predicted to fit into room; SIZE_MAX when nothing is known. */
+size_t mt__curve_largest(const mt__curve *curve, size_t room);
+
+/* Whether it is known, exactly and not by a guess, that so many samples do not fit into room. */
+int mt__curve_rules_out(const mt__curve *curve, size_t samples, size_t room);
+
+/* The recording to fill while a chunk of that many samples runs, or NULL. */
+mt_recording *mt__curve_record(mt__curve *curve, size_t samples);
+
+/* A chunk went through and peaked so many bytes above its start (0: not known). */
+void mt__curve_learn(mt__curve *curve, size_t samples, size_t peak);
+
+/* A chunk did not fit into room (SIZE_MAX: of a size not known): the prediction will say so. */
+void mt__curve_fail(mt__curve *curve, size_t samples, size_t room);
+
+/*
+ * Whether so many samples have failed in no more room than this. Such a memory lasts for a number of
+ * questions, since what took the room may have passed.
+ */
+int mt__curve_has_failed(mt__curve *curve, size_t samples, size_t room);
+
+/* The next size to try where nothing predicts one: two thirds, as candidates are spaced. */
+size_t mt__smaller(size_t chunk);
+
+/* The entry of a batch size, or NULL; and one to overwrite. */
+mt__seen *mt__curve_find_seen(mt__curve *curve, size_t samples);
+mt__seen *mt__curve_new_seen(mt__curve *curve);
+
+#endif

@@ -1,0 +1,192 @@
+/*
+ * ladder.c - savers for when the smallest legal chunk does not fit, in the order of their price.
+ *
+ * Climbing is forced by memory and adds the next rung that is allowed. Leaving drops a rung and those
+ * above it, decided from what is known of the chunks without them; a rung that has to be taken again
+ * soon is kept for twice as long the next time.
+ */
+#include "policy_state.h"
+
+#include <math.h>
+
+enum {
+    PATIENCE = 8, /* plans before a rung is left; doubled each time that was in vain */
+    MOST_PATIENCE = 4096,
+    DEVICE_PATIENCE = 8 /* times as long where the room on the other device is not known */
+};
+
+#define CUT 0.8 /* of the batch, each time: what document after document did by hand */
+
+const char *mt_rung_name(mt_rung rung) {
+    static const char *const names[] = {"checkpointing", "offload", "amp",
+                                        "smaller_batch", "cpu",     "minimal"};
+    return (size_t)rung < sizeof names / sizeof *names ? names[rung] : "?";
+}
+
+/* Rungs that the user allows and the backend has. A smaller batch needs nothing of the backend. */
+static unsigned allowed(const mt_policy *p) {
+    unsigned has = p->info.rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    unsigned may = MT_RUNGS_DEFAULT | p->options.allow_rungs;
+    return has & may & ~p->options.forbid_rungs & ~p->unusable & ~p->failed;
+}
+
+/* The rungs below one of them. */
+static unsigned below(unsigned rungs, unsigned rung) {
+    return rungs & (MT_RUNG_BIT(rung) - 1);
+}
+
+unsigned mt__ladder_rungs(const mt_policy *p) {
+    return p->rungs;
+}
+
+static size_t cut_samples(size_t samples, unsigned cuts) {
+    for (unsigned i = 0; i < cuts && samples > 1; i++)
+        samples = mt__max(1, (size_t)((double)samples * CUT));
+    return samples;
+}
+
+size_t mt__ladder_samples(const mt_policy *p, size_t samples) {
+    return cut_samples(samples, p->cuts);
+}
+
+double mt__ladder_rate(const mt_policy *p, size_t samples) {
+    double share = (double)cut_samples(samples, p->cuts) / (double)samples;
+    switch (p->options.rate_rule) {
+    case MT_RATE_LINEAR:
+        return share;
+    case MT_RATE_SQRT:
+        return sqrt(share);
+    case MT_RATE_KEEP:
+        break;
+    }
+    return 1.0;
+}
+
+/* ---- up ---------------------------------------------------------------------------------------- */
+
+/* A smaller batch helps only where the batch is one chunk that cannot be cut. */
+static int cut_again(mt_policy *p, size_t samples) {
+    size_t now = mt__ladder_samples(p, samples);
+    if (now <= 1 || mt__policy_least(p, now) < now) return 0;
+    if (!p->info.needs_whole_batch && now <= p->options.min_micro_batch) return 0;
+    p->cuts++;
+    return 1;
+}
+
+static void arrive(mt_policy *p, unsigned rungs) {
+    p->rungs = rungs;
+    p->steps_here = 0;
+}
+
+/* A rung that is taken within twice the patience after one was left was left too soon. */
+static void set_patience(mt_policy *p) {
+    int too_soon = p->has_left && p->steps_here < 2 * p->patience;
+    if (too_soon) p->patience = (unsigned)mt__min(2 * p->patience, MOST_PATIENCE);
+    if (!too_soon && !p->rungs) p->patience = PATIENCE;
+    p->has_left = 0;
+}
+
+int mt__ladder_climb(mt_policy *p, size_t samples) {
+    unsigned rung = MT_RUNGS;
+    while (rung > 0 && !(p->rungs & MT_RUNG_BIT(rung - 1))) rung--;
+    if (rung == MT_RUNG_SMALLER_BATCH + 1 && cut_again(p, samples)) return 1;
+    for (; rung < MT_RUNGS; rung++) {
+        if (!(allowed(p) & MT_RUNG_BIT(rung))) continue;
+        if (rung == MT_RUNG_SMALLER_BATCH && !cut_again(p, samples)) continue;
+        set_patience(p);
+        arrive(p, p->rungs | MT_RUNG_BIT(rung));
+        if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
+            p->rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+            p->cuts = 0;
+        }
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- down -------------------------------------------------------------------------------------- */
+
+/* Expected seconds a sample of the fastest cut that fits; 0: not known. */
+static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
+    size_t least = mt__policy_least(p, samples), chunk = mt__min(samples, mt__max(fits, least));
+    size_t fewest = mt__ceil_div(samples, chunk), most = mt__max(fewest, samples / least);
+    if (!c->timings.count) return 0;
+    size_t k = mt__choose_chunks(&c->timings, samples, fewest, most, 0);
+    return mt__batch_seconds(&c->timings, samples, k) / (double)samples;
+}
+
+/* Whether what is known of these rungs says that they fit, and not that they are slower. */
+static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
+                     const mt_memory *memory) {
+    const mt__curve *there = mt__policy_find_curve(p, MT_TRAIN, rungs, 0);
+    const mt__curve *here = mt__policy_find_curve(p, MT_TRAIN, p->rungs, 0);
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t wanted = cut_samples(samples, cuts);
+    if (!there || mt__curve_largest(there, room) < mt__policy_least(p, wanted)) return 0;
+    if (!here) return 1;
+    double then = sample_seconds(p, there, wanted, mt__curve_largest(there, room));
+    double now =
+        sample_seconds(p, here, mt__ladder_samples(p, samples), mt__curve_largest(here, room));
+    return then == 0 || now == 0 || then <= now;
+}
+
+static int crosses_device(const mt_policy *p, unsigned rungs) {
+    return ((rungs ^ p->rungs) & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
+}
+
+/* The room on the accelerator is not known from the CPU: after a long time it is simply tried. */
+static int try_device(mt_policy *p, unsigned rungs) {
+    if (p->steps_here < DEVICE_PATIENCE * p->patience) return 0;
+    mt__curve *c = mt__policy_find_curve(p, MT_TRAIN, rungs, 0);
+    if (c) c->failed_chunk = 0;
+    return 1;
+}
+
+static void leave(mt_policy *p, unsigned rungs, unsigned cuts) {
+    arrive(p, rungs);
+    p->cuts = cuts;
+    p->has_left = 1;
+}
+
+void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
+    p->failed = 0;
+    p->steps_here++;
+    p->start_rungs = p->rungs;
+    p->start_cuts = p->cuts;
+    if (!p->rungs || p->steps_here <= p->patience) return;
+    for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
+        unsigned rest = below(p->rungs, rung);
+        if (!(p->rungs & MT_RUNG_BIT(rung))) continue;
+        if (crosses_device(p, rest) ? !try_device(p, rest)
+                                    : !is_better(p, rest, 0, samples, memory))
+            continue;
+        leave(p, rest, 0);
+        return;
+    }
+    /* The batch may grow by one cut at a time. */
+    if (p->cuts > 1 && is_better(p, p->rungs, p->cuts - 1, samples, memory))
+        leave(p, p->rungs, p->cuts - 1);
+}
+
+void mt__ladder_give_back(mt_policy *p) {
+    p->rungs = p->start_rungs;
+    p->cuts = p->start_cuts;
+}
+
+mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_rung_failed");
+    MT__CHECK((unsigned)rung < MT_RUNGS, "mt_policy_rung_failed: rung is %d; accepted: 0 to %d",
+              (int)rung, MT_RUNGS - 1);
+    mt_policy *p = policy;
+    if (on) {
+        *(why == MT_ENOTSUP ? &p->unusable : &p->failed) |= MT_RUNG_BIT(rung);
+        p->rungs = below(p->rungs, (unsigned)rung);
+        if (!(p->rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->cuts = 0;
+    } else {
+        set_patience(p);
+        p->rungs |= MT_RUNG_BIT(rung);
+    }
+    p->steps_here = 0;
+    p->replanning = 1;
+    return MT_OK;
+}

@@ -1,0 +1,72 @@
+/*
+ * policy_state.h - the policy's inside, shared by policy.c, ladder.c and clear.c.
+ */
+#ifndef MT_POLICY_STATE_H
+#define MT_POLICY_STATE_H
+
+#include "curve.h"
+
+enum { MT__CURVES = 32, MT__MODES = 2 };
+
+struct mt_policy {
+    mt_policy_options options;
+    mt_backend_info info;
+    mt__curve *curves[MT__CURVES]; /* made when first asked for */
+    uint64_t uses;                 /* of curves, to find the one least recently used */
+    uint64_t shape;                /* of the batches that calls are about */
+    /* this step */
+    int replanning;       /* memory ran out since the last plan */
+    size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
+    size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
+    unsigned unexplained; /* refusals of this step that the budget does not explain */
+    int cleared;          /* the cache was cleared in this step's recovery */
+    int keep;             /* of the last plan */
+    size_t samples;       /* of the last plan */
+    /* the ladder */
+    unsigned rungs;       /* MT_RUNG_BITs that are taken */
+    unsigned cuts;        /* times that the batch was made smaller by 20 % */
+    unsigned unusable;    /* those that the backend cannot turn on ... */
+    unsigned failed;      /* ... and not in this step */
+    unsigned steps_here;  /* training plans since the rungs changed */
+    unsigned patience;    /* plans before a rung may be left */
+    int has_left;         /* they changed last because there was room */
+    unsigned start_rungs; /* where this step began, to go back to when all was in vain */
+    unsigned start_cuts;
+    /* the cache */
+    uint64_t calls[MT__MODES];
+    int has_mode;
+    mt_mode last_mode;
+    uint64_t last_shape;
+    uint64_t last_alloc_retries;
+    double seconds, clear_seconds, last_clear_seconds;
+};
+
+/* Bytes of the budget that are not allocated. */
+size_t mt__room(const mt_memory *memory);
+
+/* The smallest legal chunk of a batch of so many samples. */
+size_t mt__policy_least(const mt_policy *policy, size_t samples);
+
+/* The curve of the current shape; NULL when out of host memory, or for find when there is none. */
+mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs, int keep);
+mt__curve *mt__policy_find_curve(const mt_policy *policy, mt_mode mode, unsigned rungs, int keep);
+
+/* ---- ladder.c ---- */
+
+/* The rungs that are taken now. */
+unsigned mt__ladder_rungs(const mt_policy *policy);
+
+/* Samples of a step on this batch, less where the batch was made smaller; and the rate's factor. */
+size_t mt__ladder_samples(const mt_policy *policy, size_t samples);
+double mt__ladder_rate(const mt_policy *policy, size_t samples);
+
+/* Takes the next rung that helps a batch of so many samples. Returns 0 at the end of the ladder. */
+int mt__ladder_climb(mt_policy *policy, size_t samples);
+
+/* Back to where the step began: the rungs that were taken in it were of no use. */
+void mt__ladder_give_back(mt_policy *policy);
+
+/* Leaves rungs where there is room, before a training step is planned. */
+void mt__ladder_leave(mt_policy *policy, size_t samples, const mt_memory *memory);
+
+#endif
