@@ -2,7 +2,8 @@
  * host.c - what the host has for this process: /proc/meminfo and the control groups.
  *
  * Sources: Documentation/filesystems/proc.rst (MemAvailable), admin-guide/cgroup-v2.rst
- * (memory.max, memory.high, memory.current), admin-guide/cgroup-v1/memory.rst.
+ * (memory.max, memory.high, memory.current, memory.pressure), admin-guide/cgroup-v1/memory.rst,
+ * Documentation/accounting/psi.rst.
  */
 #include "internal.h"
 
@@ -17,7 +18,9 @@
 
 enum { PATH = 4096 };
 
-#define BUDGET_SHARE 0.9 /* of what is there; the rest is for code, heap and the page cache */
+#define BUDGET_SHARE 0.9   /* of what is there; the rest is for code, heap and the page cache */
+#define PRESSED_SHARE 0.75 /* of it while others wait for memory */
+#define PRESSED_FROM 0.1   /* of the last 10 seconds */
 
 /* Joins up to four parts; 0 when they do not fit. */
 static int join(char out[PATH], const char *a, const char *b, const char *c, const char *d) {
@@ -55,6 +58,25 @@ static size_t read_key(const char *path, const char *key) {
     return value;
 }
 
+/* "some avg10=1.23 avg60=...": hundredths of the time in which some task waited; 0 if not there. */
+static double read_pressure(const char *dir, const char *file) {
+    char path[PATH], line[256];
+    unsigned whole = 0, hundredths = 0;
+    if (!join(path, dir, "/", file, "")) return 0;
+    FILE *f = fopen(path, "r");
+    if (!f) return 0;
+    /* Two integers: a locale may have another decimal point. */
+    if (!fgets(line, sizeof line, f) ||
+        sscanf(line, "some avg10=%3u.%2u", &whole, &hundredths) != 2)
+        whole = hundredths = 0;
+    fclose(f);
+    return whole < 100 ? whole / 100.0 + hundredths / 10000.0 : 1.0;
+}
+
+static void raise_pressure(mt_host_memory *m, double pressure) {
+    if (pressure > m->pressure) m->pressure = pressure;
+}
+
 /* ---- control groups ------------------------------------------------------------------------- */
 
 /* The files of the two versions. */
@@ -73,6 +95,7 @@ static const cgroup_names names_v1 = {
 static void apply_group(const char *dir, const cgroup_names *names, mt_host_memory *m) {
     char path[PATH];
     size_t limit = read_limit(dir, names->limits[0]);
+    raise_pressure(m, read_pressure(dir, "memory.pressure"));
     if (names->limits[1]) limit = mt__min(limit, read_limit(dir, names->limits[1]));
     if (limit == SIZE_MAX) return;
     size_t used = read_limit(dir, names->usage);
@@ -188,7 +211,8 @@ static int read_system(const char *root, mt_host_memory *m) {
 #endif
 
 mt_status mt_host_memory_read(const char *root, mt_host_memory *out) {
-    mt_host_memory m = {sizeof m, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX};
+    mt_host_memory m = {sizeof m, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, 0};
+    char proc[PATH];
     MT__CHECK(out, "mt_host_memory_read: out is NULL");
     MT__CHECK(out->size >= sizeof out->size,
               "mt_host_memory_read: out->size is %zu; set it to "
@@ -202,7 +226,9 @@ mt_status mt_host_memory_read(const char *root, mt_host_memory *out) {
     read_cgroups(root, 1, &m);
     size_t least = mt__min(m.available_bytes, m.cgroup_room_bytes);
     double room = (double)mt__min(least, m.total_bytes);
-    m.budget_bytes = (size_t)(BUDGET_SHARE * room);
+    if (join(proc, root, "/proc/pressure", "", ""))
+        raise_pressure(&m, read_pressure(proc, "memory"));
+    m.budget_bytes = (size_t)((m.pressure < PRESSED_FROM ? BUDGET_SHARE : PRESSED_SHARE) * room);
     size_t theirs = out->size;
     memcpy(out, &m, mt__min(theirs, sizeof m));
     out->size = theirs;

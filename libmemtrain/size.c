@@ -32,7 +32,7 @@ static const struct unit {
 
 static mt_status refuse(const char *text, size_t whole) {
     return mt_set_error(MT_EINVAL, "'%.64s' is not a size; accepted: 600MiB, 8GB, 1.5G, 4096%s",
-                        text, whole ? ", or a fraction such as 0.95" : "");
+                        text, whole ? ", or a share such as 0.95 or 80%" : "");
 }
 
 /* Compares without regard to case: ASCII only, so that the locale does not matter. */
@@ -74,6 +74,12 @@ mt_status mt_parse_size(const char *text, size_t whole, size_t *out_bytes) {
     while (isspace((unsigned char)*p)) p++;
     size_t length = strlen(p);
     while (length && isspace((unsigned char)p[length - 1])) length--;
+    if (length == 1 && *p == '%') { /* a share in hundredths */
+        length = 0;
+        is_fraction = 1;
+        value /= 100;
+        if (value > 1) return refuse(text, whole);
+    }
     const struct unit *unit = find_unit(p, length);
     if (!unit || value <= 0) return refuse(text, whole);
     if (length == 0 && is_fraction) {

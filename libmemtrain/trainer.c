@@ -58,6 +58,12 @@ static mt_status describe(mt_trainer *t) {
               t->info.metric_count, MT_METRICS_MAX);
     MT__CHECK(t->info.metric_count == 0 || t->info.metric_names,
               "mt_trainer_new: the backend has metrics, but metric_names is NULL");
+    for (size_t i = 0; t->info.metric_over && i < t->info.metric_count; i++)
+        MT__CHECK(t->info.metric_over[i] >= MT_OVER_UNITS &&
+                      t->info.metric_over[i] < (int)t->info.metric_count,
+                  "mt_trainer_new: metric_over[%zu] is %d; accepted: MT_OVER_SAMPLES (-1), "
+                  "MT_OVER_UNITS (-2), or a metric below %zu",
+                  i, t->info.metric_over[i], t->info.metric_count);
     return MT_OK;
 }
 
@@ -192,10 +198,20 @@ static void add_sums(mt__sums *sums, const mt__sums *more) {
     for (size_t i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += more->metrics[i];
 }
 
-/* Mean loss over units and metrics over samples; NaN where there were none. */
-static double means(const mt__sums *sums, double metrics[MT_METRICS_MAX]) {
-    for (size_t i = 0; i < MT_METRICS_MAX; i++)
-        metrics[i] = sums->samples ? sums->metrics[i] / (double)sums->samples : (double)NAN;
+/* What the sum of a metric is divided by. */
+static double divisor(const mt_trainer *t, const mt__sums *sums, size_t metric) {
+    int over = MT_OVER_SAMPLES;
+    if (t->info.metric_over && metric < t->info.metric_count) over = t->info.metric_over[metric];
+    if (over == MT_OVER_UNITS) return sums->units;
+    return over < 0 ? (double)sums->samples : sums->metrics[over];
+}
+
+/* Mean loss over units and metrics over what they say; NaN where there was none. */
+static double means(const mt_trainer *t, const mt__sums *sums, double metrics[MT_METRICS_MAX]) {
+    for (size_t i = 0; i < MT_METRICS_MAX; i++) {
+        double by = divisor(t, sums, i);
+        metrics[i] = by != 0 ? sums->metrics[i] / by : (double)NAN;
+    }
     return sums->units > 0 ? sums->loss / sums->units : (double)NAN;
 }
 
@@ -637,7 +653,7 @@ static void fill_report(mt_trainer *t, const work *w, const mt_memory *after, mt
     r->samples = w->done;
     r->chunks = t->chunks.samples;
     r->chunk_count = t->chunks.count;
-    r->loss = means(&w->sums, r->metrics);
+    r->loss = means(t, &w->sums, r->metrics);
     r->grad_norm = w->applied.grad_norm;
     r->seconds = w->seconds;
     r->retries = w->retries;
@@ -772,7 +788,7 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     if (report) {
         mt_eval_report own = MT_EVAL_REPORT_INIT;
         own.samples = w.done;
-        own.loss = means(&w.sums, own.metrics);
+        own.loss = means(t, &w.sums, own.metrics);
         own.seconds = w.seconds;
         own.retries = w.retries;
         own.peak_bytes = w.peak_bytes;
@@ -794,8 +810,8 @@ mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
     if (t->poisoned) return is_poisoned(t, "mt_trainer_end_epoch");
     own.samples = t->train.samples;
     own.eval_samples = t->eval.samples;
-    own.loss = means(&t->train, own.metrics);
-    own.eval_loss = means(&t->eval, own.eval_metrics);
+    own.loss = means(t, &t->train, own.metrics);
+    own.eval_loss = means(t, &t->eval, own.eval_metrics);
     own.seconds = t->epoch_seconds;
     own.peak_bytes = t->epoch_peak_bytes;
     own.epoch = t->epoch + 1;

@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/copy.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zero.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -23,6 +25,12 @@ size_t block_of(std::vector<Block> &blocks, c10::ScalarType dtype) {
         if (blocks[i].dtype == dtype) return i;
     blocks.push_back({dtype, 0, {}, {}});
     return blocks.size() - 1;
+}
+
+/* Whether adding one to the other needs no memory. */
+bool is_alike(const at::Tensor &a, const at::Tensor &b) {
+    return a.layout() == b.layout() && a.dtype() == b.dtype() && a.device() == b.device() &&
+           a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
 int64_t padded(int64_t elements, c10::ScalarType dtype) {
@@ -45,7 +53,7 @@ void Flat::plan(const Named &parameter) {
         fail(MT_ENOTSUP, "parameter '%s' is no dense tensor of floats", parameter.name.c_str());
     size_t index = block_of(blocks_, tensor.scalar_type());
     Block &block = blocks_[index];
-    slots_.push_back({parameter.name, tensor, {}, index, block.elements, 0});
+    slots_.push_back({parameter.name, tensor, {}, index, block.elements, 0, false});
     block.elements += padded(tensor.numel(), block.dtype);
 }
 
@@ -88,19 +96,91 @@ void Flat::clear_gradients() {
         if (!slot.parameter.grad().is_same(slot.gradient))
             slot.parameter.mutable_grad() = slot.gradient;
         slot.version = slot.gradient._version();
+        slot.received = false;
+    }
+    stale_ = false;
+}
+
+void Flat::begin() {
+    for (Slot &slot : slots_) slot.received = false;
+    stale_ = true;
+}
+
+/* Nothing received yet is the usual case, and one pass over each block. */
+void Flat::zero_the_rest() {
+    bool some = false;
+    if (!stale_) return;
+    for (const Slot &slot : slots_) some |= slot.received;
+    for (Block &block : blocks_)
+        if (!some) block.gradients.zero_();
+    for (Slot &slot : slots_)
+        if (some && !slot.received) slot.gradient.zero_();
+    stale_ = false;
+}
+
+void Flat::begin_chunk(bool apart) {
+    c10::NoGradGuard no_grad;
+    if (!apart) zero_the_rest();
+    for (Slot &slot : slots_) {
+        at::Tensor &current = slot.parameter.mutable_grad();
+        if (apart)
+            current.reset();
+        else if (!current.is_same(slot.gradient))
+            current = slot.gradient;
+        slot.version = slot.gradient._version();
     }
 }
 
-void Flat::gather() {
-    c10::NoGradGuard no_grad;
+/* Only what the model's own code has put there, or a sparse gradient, is not. */
+void Flat::make_addable() {
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
-        if (current.is_same(slot.gradient)) continue;
+        if (!current.defined() || is_alike(current, slot.gradient)) continue;
+        at::Tensor dense = at::empty_like(slot.gradient);
+        current = dense.copy_(current.is_sparse() ? current.to_dense() : current);
+    }
+}
+
+void Flat::end_chunk(bool apart, bool whole) {
+    c10::NoGradGuard no_grad;
+    if (!apart) return gather();
+    make_addable();
+    for (Slot &slot : slots_) {
+        at::Tensor &current = slot.parameter.mutable_grad();
+        if (current.defined() && !whole) {
+            slot.received ? slot.gradient.add_(current) : slot.gradient.copy_(current);
+            current.reset();
+        }
+        slot.received |= current.defined() || slot.gradient._version() != slot.version;
+        if (slot.received && !current.defined()) current = slot.gradient;
+    }
+}
+
+void Flat::drop_chunk() {
+    for (Slot &slot : slots_) {
+        slot.parameter.mutable_grad().reset();
+        if (slot.received) slot.parameter.mutable_grad() = slot.gradient;
+    }
+}
+
+void Flat::end_step() {
+    for (Slot &slot : slots_)
+        if (!slot.parameter.grad().is_same(slot.gradient)) slot.parameter.mutable_grad().reset();
+}
+
+/* In place: what is in `.grad` after the chunk. */
+void Flat::gather() {
+    for (Slot &slot : slots_) {
+        at::Tensor &current = slot.parameter.mutable_grad();
+        if (current.is_same(slot.gradient)) {
+            slot.received |= slot.gradient._version() != slot.version;
+            continue;
+        }
+        slot.received = current.defined();
         if (current.defined())
             slot.gradient.copy_(current);
         else
             slot.gradient.zero_();
-        if (!current.defined()) slot.version = slot.gradient._version();
         current = slot.gradient;
     }
 }

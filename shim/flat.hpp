@@ -1,9 +1,16 @@
 /*
  * flat.hpp - parameters and gradients in flat blocks, one pair a dtype.
  *
- * Each trainable parameter becomes a view of its block, so that modules go on seeing it, and its
- * `.grad` a view of the gradient block. Which parameters received a gradient is read off the
- * version counters of the gradient views, without hooks. Frozen parameters stay where they are.
+ * Each trainable parameter becomes a view of its block, so that modules go on seeing it; frozen
+ * parameters stay where they are. Gradients of a chunk come to their block in one of two ways:
+ *
+ * In place: `.grad` is the view of the slot, zero at first, and autograd adds to it. Which parameters
+ * received a gradient is read off the version counters of the views, without hooks.
+ *
+ * Apart: `.grad` is undefined when the chunk begins, so that autograd leaves the chunk's gradients as
+ * they are made, a second set; once the backward is through they are added to the block, and are gone.
+ * A chunk that fails has not touched the block. Where the chunk is the whole batch they are not moved
+ * at all: the update reads them where they lie.
  */
 #ifndef MEMTRAIN_SHIM_FLAT_HPP
 #define MEMTRAIN_SHIM_FLAT_HPP
@@ -22,7 +29,8 @@ struct Slot {
     at::Tensor gradient;  /* view with a version counter of its own */
     size_t block;
     int64_t offset;
-    int64_t version; /* of gradient when the step began */
+    int64_t version; /* of gradient when the chunk began, in place */
+    bool received;   /* a gradient, in this step */
 };
 
 struct Block {
@@ -48,17 +56,31 @@ public:
     /* Allocates the blocks and moves the parameters into them. */
     void lay_out(c10::Device device);
 
-    /* Gradients zero, each `.grad` the view of its slot, nothing touched. Allocates nothing. */
+    /* A step begins, without gradients. The blocks are made zero when that is needed. */
+    void begin();
+
+    /* Gradients zero, each `.grad` the view of its slot. Allocates nothing. */
     void clear_gradients();
 
-    /*
-     * Takes over what the model's code has put in the place of a `.grad`: another tensor is the
-     * gradient from now on, none means that there is none.
-     */
-    void gather();
+    /* Before the forward pass of a chunk. Allocates nothing. */
+    void begin_chunk(bool apart);
 
-    /* Whether the slot received a gradient since clear_gradients(). */
-    static bool touched(const Slot &slot) { return slot.gradient._version() != slot.version; }
+    /*
+     * After its backward pass. In place, what the model's code has put in the place of a `.grad` is
+     * the gradient from now on; none means that there is none. Apart, a chunk that is the whole batch
+     * keeps its gradients where they are until end_step(). Throws before it changes anything, or not
+     * at all.
+     */
+    void end_chunk(bool apart, bool whole);
+
+    /* Forgets the gradients of a chunk that ran apart and failed. Allocates nothing. */
+    void drop_chunk();
+
+    /* After the update: gradients that are no views of the block are released. */
+    void end_step();
+
+    /* Whether the slot received a gradient in this step; it is the parameter's `.grad` then. */
+    static bool touched(const Slot &slot) { return slot.received; }
 
     /* A view of a block laid out like this one, with the shape and strides of the parameter. */
     static at::Tensor view(const at::Tensor &block, const Slot &slot);
@@ -71,8 +93,12 @@ public:
 
 private:
     void plan(const Named &parameter);
+    void gather();
+    void zero_the_rest();
+    void make_addable();
     std::vector<Slot> slots_;
     std::vector<Block> blocks_;
+    bool stale_ = false; /* slots that received nothing hold an older step's gradients */
 };
 
 } // namespace memtrain::shim

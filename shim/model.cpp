@@ -31,6 +31,8 @@ void copy_traits(mt_model &model, const mt_model_traits &traits) {
         model.metrics.emplace_back(traits.metric_names[i]);
     }
     for (const auto &name : model.metrics) model.metric_names.push_back(name.c_str());
+    if (traits.metric_over)
+        model.metric_over.assign(traits.metric_over, traits.metric_over + traits.metric_count);
 }
 
 void check_traits(const mt_model_traits &traits) {

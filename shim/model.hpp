@@ -17,6 +17,7 @@ struct mt_model {
     bool needs_whole_batch = false;
     std::vector<std::string> metrics;
     std::vector<const char *> metric_names; /* into metrics */
+    std::vector<int> metric_over;           /* empty: over the samples */
     bool in_use = false;                    /* by an mt_torch */
     bool freed = false; /* mt_model_free came first: mt_torch_free destroys it */
 

@@ -39,28 +39,36 @@ template <class Scalar> double sum_of_squares(const Scalar *data, int64_t count)
     return sum;
 }
 
-int64_t parts_of(const Block &block) {
-    return (block.elements + norm_block - 1) / norm_block;
+int64_t parts_of(const at::Tensor &tensor) {
+    return (tensor.numel() + norm_block - 1) / norm_block;
 }
 
-/* Writes the sums over the parts of the gradient block into sums[parts_of(block)]. */
-template <class Scalar> void sum_parts(const Block &block, double *sums) {
-    const Scalar *data = block.gradients.const_data_ptr<Scalar>();
-    at::parallel_for(0, parts_of(block), 1, [&](int64_t begin, int64_t end) {
+/* Writes the sums over the parts of a gradient into sums[parts_of(gradient)]. */
+template <class Scalar> void sum_parts(const at::Tensor &gradient, double *sums) {
+    const Scalar *data = gradient.const_data_ptr<Scalar>();
+    at::parallel_for(0, parts_of(gradient), 1, [&](int64_t begin, int64_t end) {
         for (int64_t part = begin; part < end; part++) {
             int64_t first = part * norm_block;
-            int64_t count = std::min(norm_block, block.elements - first);
+            int64_t count = std::min(norm_block, gradient.numel() - first);
             sums[part] = sum_of_squares(data + first, count);
         }
     });
 }
 
-double cpu_sum_of_squares(const Block &block, std::vector<double> &sums) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, block.dtype, "gradient_norm",
-                                    [&] { sum_parts<scalar_t>(block, sums.data()); });
+/* Gradients have no gaps, whatever the order of their strides. */
+double cpu_sum_of_squares(const at::Tensor &gradient, std::vector<double> &sums) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, gradient.scalar_type(),
+                                    "gradient_norm",
+                                    [&] { sum_parts<scalar_t>(gradient, sums.data()); });
     double sum = 0.0;
-    for (int64_t i = 0; i < parts_of(block); i++) sum += sums[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < parts_of(gradient); i++) sum += sums[static_cast<size_t>(i)];
     return sum;
+}
+
+double device_sum_of_squares(const at::Tensor &gradient) {
+    auto type = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    double norm = at::linalg_vector_norm(gradient, 2, {}, false, type).item().toDouble();
+    return norm * norm;
 }
 
 } // namespace
@@ -95,10 +103,9 @@ void Optimizer::lay_out(c10::Device device) {
     for (int64_t i = 0; steps_.defined() && i < steps_.numel(); i++)
         step_views_.push_back(steps_.select(0, i).variable_data());
     int64_t parts = 0;
-    for (const Block &block : flat_.blocks()) {
+    for (const Block &block : flat_.blocks())
         factors_.push_back(at::zeros({}, at::device(at::kCPU).dtype(block.dtype)));
-        parts = std::max(parts, parts_of(block));
-    }
+    for (const Slot &slot : flat_.slots()) parts = std::max(parts, parts_of(slot.parameter));
     sums_.resize(static_cast<size_t>(parts));
     lists_.reserve(flat_.slots().size());
 }
@@ -106,15 +113,11 @@ void Optimizer::lay_out(c10::Device device) {
 double Optimizer::gradient_norm() {
     c10::NoGradGuard no_grad;
     double sum = 0.0;
-    for (const Block &block : flat_.blocks()) {
-        if (block.gradients.is_cpu()) {
-            sum += cpu_sum_of_squares(block, sums_);
-        } else {
-            auto type = block.dtype == at::kDouble ? at::kDouble : at::kFloat;
-            double norm =
-                at::linalg_vector_norm(block.gradients, 2, {}, false, type).item().toDouble();
-            sum += norm * norm;
-        }
+    for (const Slot &slot : flat_.slots()) {
+        if (!Flat::touched(slot)) continue;
+        const at::Tensor &gradient = slot.parameter.grad();
+        sum += gradient.is_cpu() ? cpu_sum_of_squares(gradient, sums_)
+                                 : device_sum_of_squares(gradient);
     }
     return std::sqrt(sum);
 }
@@ -122,13 +125,12 @@ double Optimizer::gradient_norm() {
 /* A scalar tensor as factor: a number would be wrapped in a new tensor at each call. */
 void Optimizer::scale_gradients(double factor) {
     c10::NoGradGuard no_grad;
-    for (size_t i = 0; i < factors_.size(); i++) {
-        at::Tensor gradients = flat_.blocks()[i].gradients;
+    for (at::Tensor &scalar : factors_)
         AT_DISPATCH_FLOATING_TYPES_AND2(
-            at::kHalf, at::kBFloat16, factors_[i].scalar_type(), "scale_gradients",
-            [&] { *factors_[i].mutable_data_ptr<scalar_t>() = static_cast<scalar_t>(factor); });
-        gradients.mul_(factors_[i]);
-    }
+            at::kHalf, at::kBFloat16, scalar.scalar_type(), "scale_gradients",
+            [&] { *scalar.mutable_data_ptr<scalar_t>() = static_cast<scalar_t>(factor); });
+    for (const Slot &slot : flat_.slots())
+        if (Flat::touched(slot)) slot.parameter.mutable_grad().mul_(factors_[slot.block]);
 }
 
 void Optimizer::Lists::clear() {
@@ -145,7 +147,7 @@ void Optimizer::collect(size_t block) {
         const Slot &slot = flat_.slots()[i];
         if (slot.block != block || !Flat::touched(slot)) continue;
         lists_.parameters.push_back(slot.parameter);
-        lists_.gradients.push_back(slot.gradient);
+        lists_.gradients.push_back(slot.parameter.grad());
         if (moments_.size() > 0) lists_.first.push_back(moments_[0].views[i]);
         if (moments_.size() > 1) lists_.second.push_back(moments_[1].views[i]);
         if (steps_.defined()) lists_.steps.push_back(step_views_[i]);
@@ -168,16 +170,17 @@ void Optimizer::count_step(double by) {
  */
 void Optimizer::update() {
     const mt_torch_options &o = options_;
+    double rate = o.lr * rate_;
     Lists &l = lists_;
     if (o.optimizer == MT_SGD)
-        at::_fused_sgd_(l.parameters, l.gradients, l.first, o.weight_decay, o.momentum, o.lr,
+        at::_fused_sgd_(l.parameters, l.gradients, l.first, o.weight_decay, o.momentum, rate,
                         /*dampening=*/0.0, o.nesterov != 0, /*maximize=*/false,
                         /*is_first_step=*/false);
     else if (o.optimizer == MT_ADAM)
-        at::_fused_adam_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, o.lr, o.beta1,
+        at::_fused_adam_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, rate, o.beta1,
                          o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
     else
-        at::_fused_adamw_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, o.lr, o.beta1,
+        at::_fused_adamw_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, rate, o.beta1,
                           o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
 }
 

@@ -34,6 +34,7 @@ public:
     void step();
 
     void set_lr(double lr) { options_.lr = lr; }
+    void set_rate(double factor) { rate_ = factor; }
     size_t bytes() const;
 
     /* Adds "optimizer.exp_avg.NAME" and so on to the list. */
@@ -59,6 +60,7 @@ private:
     void update();
 
     mt_torch_options options_;
+    double rate_ = 1.0; /* factor of the learning rate */
     const Flat &flat_;
     std::vector<Moment> moments_;
     at::Tensor steps_; /* [slots] float32, as the fused operators want it; Adam and AdamW */

@@ -100,14 +100,15 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     c10::AutoGradMode grad(true);
     double units = units_of(*torch.model, torch.batch, first, count);
     Chunk chunk(torch.batch, first, count, torch.device);
+    torch.flat->begin_chunk(torch.marked);
     Loss values = forward(torch, chunk);
     if (weight != 0.0) {
         at::Tensor weighted = at::mul(values.loss, weight);
         values.loss = values.loss.detach();
         weighted.backward();
     }
-    torch.flat->gather();
     fill_result(torch, values, units, result);
+    torch.flat->end_chunk(torch.marked, count == torch.samples);
 }
 
 void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, size_t count,
@@ -206,7 +207,7 @@ extern "C" mt_status mt_begin(mt_torch *torch, const mt_batch *batch) {
         set_mode(*torch, Mode::training);
         torch->rng.take(torch->device);
         torch->buffers.take(*torch->model);
-        torch->flat->clear_gradients();
+        torch->flat->begin();
         torch->batch = own;
         torch->samples = batch->count;
         torch->phase = Phase::in_step;
@@ -225,6 +226,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     mt_status status = measured(*torch, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
+    if (status == MT_OK) torch->marked = false;
     if (status == MT_OK) return MT_OK;
     torch->phase = Phase::failed;
     /* Without host memory for a new queue the old one's gradients stay until the next backward. */
@@ -234,6 +236,31 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     return mt_set_error(status, "%s", reason);
 }
 
+extern "C" mt_status mt_mark(mt_torch *torch) {
+    CHECK_TORCH("mt_mark");
+    MT_RETURN_IF_FAILED(check_phase("mt_mark", *torch, Phase::in_step, Phase::in_step));
+    return guard(torch->device, [&] {
+        torch->chunk_rng.take(torch->device);
+        torch->chunk_buffers.take(*torch->model);
+        torch->marked = true;
+    });
+}
+
+extern "C" mt_status mt_rewind(mt_torch *torch) {
+    CHECK_TORCH("mt_rewind");
+    MT_RETURN_IF_FAILED(check_phase("mt_rewind", *torch, Phase::in_step, Phase::failed));
+    if (!torch->marked)
+        return mt_set_error(MT_ESTATE, "mt_rewind: no chunk was marked, or it went through");
+    mt_status status = guard(torch->device, [&] {
+        torch->flat->drop_chunk();
+        torch->chunk_buffers.restore(*torch->model);
+        torch->chunk_rng.restore();
+        torch->marked = false;
+        torch->phase = Phase::in_step;
+    });
+    return status == MT_OK ? MT_OK : poison(*torch, status);
+}
+
 extern "C" mt_status mt_rollback(mt_torch *torch) {
     CHECK_TORCH("mt_rollback");
     MT_RETURN_IF_FAILED(check_phase("mt_rollback", *torch, Phase::in_step, Phase::failed));
@@ -241,6 +268,7 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
         torch->flat->clear_gradients();
         torch->buffers.restore(*torch->model);
         torch->rng.restore();
+        torch->marked = false;
         torch->phase = Phase::idle;
     });
     return status == MT_OK ? MT_OK : poison(*torch, status);
@@ -257,6 +285,8 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
         result.grad_norm = clip(*torch);
         changing = true;
         torch->optimizer->step();
+        torch->flat->end_step();
+        torch->marked = false;
         synchronize(torch->device);
         result.seconds = seconds_since(start);
         torch->phase = Phase::idle;

@@ -4,6 +4,8 @@
  */
 #include "torch_state.hpp"
 
+#include <cmath>
+
 #include "arguments.hpp"
 #include "batch.hpp"
 #include "cpu_memory.hpp"
@@ -39,6 +41,8 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.buffer_bytes = torch.buffers.bytes();
     info.metric_count = model.metric_names.size();
     info.metric_names = model.metric_names.data();
+    info.metric_over = model.metric_over.empty() ? nullptr : model.metric_over.data();
+    info.rungs = MT_RUNG_BIT(MT_RUNG_MINIMAL);
     hand_over(info, out);
     return MT_OK;
 }
@@ -105,6 +109,59 @@ mt_status record(void *self, const mt_event_sink *sink) {
     return MT_OK;
 }
 
+mt_status mark(void *self) {
+    return mt_mark(torch_of(self));
+}
+
+mt_status rewind(void *self) {
+    return mt_rewind(torch_of(self));
+}
+
+/* FNV-1a (Fowler, Noll, Vo) over the dtype and the sizes of one sample of each tensor. */
+mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
+    MT_RETURN_IF_FAILED(check_self(self, "shape"));
+    MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
+    return guard([&] {
+        mt_torch_batch own = batch_of("shape", batch);
+        uint64_t hash = 0xcbf29ce484222325U;
+        auto add = [&](int64_t value) {
+            hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3U;
+        };
+        for (size_t i = 0; i < own.count; i++) {
+            const at::Tensor &tensor = own.tensors[i]->tensor;
+            add(static_cast<int64_t>(tensor.scalar_type()));
+            for (int64_t size : tensor.sizes().slice(1)) add(size);
+        }
+        *out = hash;
+    });
+}
+
+mt_status set_rate(void *self, double factor) {
+    MT_RETURN_IF_FAILED(check_self(self, "set_rate"));
+    if (!(factor > 0.0) || std::isinf(factor))
+        return mt_set_error(MT_EINVAL, "set_rate: factor is %g, must be above 0", factor);
+    torch_of(self)->optimizer->set_rate(factor);
+    return MT_OK;
+}
+
+/* One thread: scratch memory of operators that have one share a thread goes. */
+void set_minimal(mt_torch &torch, bool on) {
+    if (on) torch.threads = mt_torch_get_threads();
+    check(mt_torch_set_threads(on ? 1 : torch.threads));
+    if (!on) torch.threads = 0;
+}
+
+mt_status set_rung(void *self, mt_rung rung, int on) {
+    MT_RETURN_IF_FAILED(check_self(self, "set_rung"));
+    mt_torch &torch = *torch_of(self);
+    if (torch.phase != Phase::idle)
+        return mt_set_error(MT_ESTATE, "set_rung: a step has begun and not ended");
+    if (rung != MT_RUNG_MINIMAL)
+        return mt_set_error(MT_ENOTSUP, "set_rung: %s is not there", mt_rung_name(rung));
+    if ((torch.threads != 0) == (on != 0)) return MT_OK;
+    return guard(torch.device, [&] { set_minimal(torch, on != 0); });
+}
+
 mt_status units(void *self, const mt_batch *batch, size_t first, size_t count, double *out) {
     MT_RETURN_IF_FAILED(check_self(self, "units"));
     MT_RETURN_IF_FAILED(check_not_null(out, "units", "out"));
@@ -147,6 +204,11 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
     backend.evaluate = evaluate;
     backend.record = torch->device.is_mps() ? nullptr : record; /* MPS reports nothing */
     backend.units = units;
+    backend.mark = mark;
+    backend.rewind = rewind;
+    backend.set_rung = set_rung;
+    backend.set_rate = set_rate;
+    backend.shape = shape;
     backend.state_sha256 = state_sha256;
     hand_over(backend, out);
     return MT_OK;

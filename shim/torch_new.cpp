@@ -97,6 +97,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->flat->lay_out(device);
     torch->optimizer->lay_out(device);
     torch->buffers.take(*model);
+    torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
     if (!mt__handle_add(torch.get(), MT__KIND_TORCH)) throw std::bad_alloc();
     return torch;
 }

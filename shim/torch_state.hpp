@@ -45,12 +45,17 @@ struct mt_torch {
     mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
     size_t samples = 0;
 
+    bool marked = false;                /* the next chunk runs apart, or has and failed */
+    memtrain::shim::RngState chunk_rng; /* as mark found them */
+    memtrain::shim::BufferState chunk_buffers;
+    int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
+
     mt_event_sink sink = {nullptr, nullptr};
     size_t watched_peak = 0; /* where no allocator of ours counts: highest since reset_peak */
 
     /* Parameters, gradients, optimiser state and buffers: what is there between steps. */
     size_t resident_bytes() const {
-        return parameter_bytes + flat->bytes() + optimizer->bytes() + buffers.bytes();
+        return parameter_bytes + flat->bytes() + optimizer->bytes() + 2 * buffers.bytes();
     }
 };
 

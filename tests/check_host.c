@@ -42,6 +42,9 @@ static const struct {
     {"0.5GiB", 100, GI / 2},
     {"  600MiB\t", 0, 600 * MI},
     {" 0.5 ", 10, 5},
+    {"80%", 1000, 800},
+    {"100%", 1000, 1000},
+    {"0.5 %", 1000, 5},
 };
 
 START_TEST(size_accepted) {
@@ -62,7 +65,8 @@ static const struct {
     {"5 5", 100},    {"0.95", 0},        {"nan", 100},  {"inf", 100},
     {"infGiB", 100}, {"1e30GiB", 100},   {"0x10", 100}, {"99999999999999999999", 100},
     {"1..5G", 100},  {"16777216TiB", 0}, {"-0.5", 100}, {"1,5G", 100},
-    {"8 GB x", 100}, {"20000000TB", 0},
+    {"8 GB x", 100}, {"20000000TB", 0},  {"80%", 0},    {"101%", 100},
+    {"0%", 100},     {"%", 100},         {"80%%", 100},
 };
 
 START_TEST(size_refused) {
@@ -447,6 +451,36 @@ START_TEST(host_rubbish_groups) {
 }
 END_TEST
 
+#define SOME(avg10) "some avg10=" avg10 " avg60=0.00 avg300=0.00 total=0\nfull avg10=99.00\n"
+
+static const struct {
+    const char *system, *group; /* NULL: no such file */
+    double pressure, share;
+} pressures[] = {
+    {NULL, NULL, 0, 0.9},
+    {SOME("0.00"), NULL, 0, 0.9},
+    {SOME("9.99"), NULL, 0.0999, 0.9},
+    {SOME("10.00"), NULL, 0.1, 0.75},
+    {SOME("0.00"), SOME("42.50"), 0.425, 0.75},
+    {SOME("50.00"), SOME("1.00"), 0.5, 0.75},
+    {SOME("100.00"), NULL, 1, 0.75},
+    {"rubbish\n", "", 0, 0.9},
+};
+
+START_TEST(host_pressure) {
+    mt_host_memory memory;
+
+    put_meminfo();
+    put_v2("0::/job\n");
+    put_v2_group("/job", "max\n", "max\n", GI, 0);
+    if (pressures[_i].system) put("proc/pressure/memory", pressures[_i].system);
+    if (pressures[_i].group) put("sys/fs/cgroup/job/memory.pressure", pressures[_i].group);
+    memory = read_root();
+    ck_assert_double_eq_tol(memory.pressure, pressures[_i].pressure, 1e-9);
+    ck_assert_double_eq_tol((double)memory.budget_bytes, pressures[_i].share * 8.0 * GI, 1.0);
+}
+END_TEST
+
 START_TEST(host_itself) {
     mt_host_memory memory = {.size = sizeof(memory)};
 
@@ -482,6 +516,7 @@ static Suite *suite_host(void) {
     tcase_add_test(host, host_available_unknown);
     tcase_add_loop_test(host, host_unknown, 0, LENGTH(no_meminfo));
     tcase_add_test(host, host_rubbish_groups);
+    tcase_add_loop_test(host, host_pressure, 0, LENGTH(pressures));
     tcase_add_test(host, host_itself);
     return suite;
 }

@@ -44,6 +44,9 @@ extern "C" {
 /* Most metrics that a backend can report beside the loss. */
 #define MT_METRICS_MAX 8
 
+#define MT_OVER_SAMPLES (-1)
+#define MT_OVER_UNITS (-2)
+
 /*
  * The rungs of the ladder: savers for when the smallest legal chunk does not fit, in the order of their
  * price. A rung is on or off; memtrain/policy.h says when.
@@ -115,6 +118,9 @@ typedef struct mt_backend_info {
     const char *const *metric_names; /* metric_count names; borrowed for the backend's life */
     unsigned rungs;                  /* MT_RUNG_BITs that set_rung knows */
     int keeps_chunks;                /* 1: mark and rewind exist; the trainer sets it itself */
+    const int *metric_over; /* metric_count numbers, what each metric's sum is divided by for a
+                               report: MT_OVER_SAMPLES, MT_OVER_UNITS, or the index of another
+                               metric's sum (IoU: intersection over union). NULL: samples. Borrowed */
 } mt_backend_info;
 
 /* What one chunk gave. The trainer zeroes the struct and sets size before the call. */
@@ -122,7 +128,7 @@ typedef struct mt_chunk_result {
     size_t size;     /* sizeof(mt_chunk_result) */
     double loss_sum; /* sum over units of the loss, without the weight */
     double units;    /* what the loss was averaged over: samples, tokens, pixels */
-    double metric_sums[MT_METRICS_MAX]; /* sums over samples, in the order of metric_names */
+    double metric_sums[MT_METRICS_MAX]; /* sums over the chunk, in the order of metric_names */
     double seconds;    /* time that the chunk took, the device waited for; 0: not measured */
     size_t peak_bytes; /* highest allocated during the call; 0: not known */
     /*

@@ -145,13 +145,17 @@ typedef struct mt_host_memory {
     size_t available_bytes;    /* MemAvailable: what can be used without swapping */
     size_t cgroup_limit_bytes; /* least limit of the control group and its visible ancestors */
     size_t cgroup_room_bytes;  /* least of limit - use, clean file pages counted as free */
-    size_t budget_bytes;       /* 0.9 x the least of available and cgroup room: the default */
+    size_t budget_bytes;       /* 0.9 x the least of available and cgroup room: the default;
+                                  0.75 x under pressure */
+    double pressure;           /* share of the last 10 seconds in which some task waited for memory,
+                                  0 to 1, the worst of system and control groups; 0: not known */
 } mt_host_memory;
 
 /*
  * Reads /proc/meminfo and the control groups (v2: memory.max and memory.high of the group and each
  * ancestor; v1: memory.limit_in_bytes, which excludes what is outside the namespace). On macOS
- * hw.memsize and the free, inactive and purgeable pages.
+ * hw.memsize and the free, inactive and purgeable pages. Pressure is PSI's "some avg10"
+ * (Documentation/accounting/psi.rst); from a tenth on, the default budget leaves more to others.
  *
  * @param root  prefix for the files that are read, NULL for "/": lets a test give a tree of its own
  * @return MT_OK; MT_EIO when not even the physical memory can be told. Any thread.

@@ -189,10 +189,11 @@ typedef struct mt_model_traits {
     int needs_whole_batch;
     size_t metric_count;
     const char *const *metric_names; /* copied */
+    const int *metric_over;          /* see mt_backend_info; NULL: samples. Copied */
 } mt_model_traits;
 
 #define MT_MODEL_TRAITS_INIT                                                                       \
-    { sizeof(mt_model_traits), 0, 0, 0, 0, NULL }
+    { sizeof(mt_model_traits), 0, 0, 0, 0, NULL, NULL }
 
 /*
  * @param ops     copied
@@ -245,7 +246,9 @@ typedef struct mt_torch mt_torch;
 /*
  * Moves the model to the device and lays parameters, gradients and optimiser state out in flat
  * blocks, so that nothing can fail for memory in the middle of an update. Parameters stay where the
- * model's modules see them; `.grad` of each is a view of the gradient block.
+ * model's modules see them; `.grad` of each is a view of the gradient block from the chunk that reaches
+ * it to the end of the step, except in a marked chunk of the whole batch, whose gradients stay where
+ * autograd has made them.
  *
  * @param model    borrowed until mt_torch_free
  * @param options  NULL: defaults; copied
@@ -278,6 +281,8 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
 MT_API MT_NODISCARD mt_status mt_begin(mt_torch *torch, const mt_batch *batch);
 MT_API MT_NODISCARD mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count,
                                             double weight, mt_chunk_result *out);
+MT_API MT_NODISCARD mt_status mt_mark(mt_torch *torch);
+MT_API MT_NODISCARD mt_status mt_rewind(mt_torch *torch);
 MT_API MT_NODISCARD mt_status mt_rollback(mt_torch *torch);
 MT_API MT_NODISCARD mt_status mt_apply(mt_torch *torch, mt_apply_result *out);
 MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t first,

@@ -19,14 +19,18 @@
 #ifndef MEMTRAIN_TORCH_HPP
 #define MEMTRAIN_TORCH_HPP
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/topk.h>
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -53,6 +57,34 @@ inline at::Tensor correct(const at::Tensor &logits, const at::Tensor &target) {
     return logits.detach().argmax(1).eq(target).sum().reshape({1}).to(at::kFloat);
 }
 
+/* Number of samples whose target is among the k largest logits (all of them where k is too large). */
+inline at::Tensor top_k(const at::Tensor &logits, const at::Tensor &target, int64_t k) {
+    at::Tensor best = std::get<1>(logits.detach().topk(std::min(k, logits.size(1)), 1));
+    return best.eq(target.unsqueeze(1)).sum().reshape({1}).to(at::kFloat);
+}
+
+/* Sum over the samples of a sample's mean absolute error: over the samples, the MAE. */
+inline at::Tensor absolute_error(const at::Tensor &output, const at::Tensor &target) {
+    double each = static_cast<double>(output.numel()) / static_cast<double>(output.size(0));
+    return (output.detach() - target).abs().sum().div(each).reshape({1}).to(at::kFloat);
+}
+
+/* The same of the squared error: over the samples, the MSE. */
+inline at::Tensor squared_error(const at::Tensor &output, const at::Tensor &target) {
+    double each = static_cast<double>(output.numel()) / static_cast<double>(output.size(0));
+    return (output.detach() - target).square().sum().div(each).reshape({1}).to(at::kFloat);
+}
+
+/*
+ * [2]: elements that two masks (of ones and zeros, or booleans) have in common, and elements that
+ * either has. As metrics "iou" with metric_over 1 and "union": the IoU over all pixels seen.
+ */
+inline at::Tensor intersection_union(const at::Tensor &output, const at::Tensor &target) {
+    at::Tensor a = output.detach().to(at::kBool), b = target.to(at::kBool);
+    return at::cat({a.logical_and(b).sum().reshape({1}), a.logical_or(b).sum().reshape({1})})
+        .to(at::kFloat);
+}
+
 /* Describes a model for make_model. Loss: Output(Net &, const Tensors &). */
 template <class Net, class Loss> struct Description {
     std::shared_ptr<Net> net;
@@ -62,12 +94,15 @@ template <class Net, class Loss> struct Description {
     size_t min_micro_batch = 0;
     /* The loss couples the samples of a batch (contrastive): it must not be cut. */
     bool needs_whole_batch = false;
+    /* What each metric's sum is divided by, see mt_backend_info; empty: samples. */
+    std::vector<int> metric_over = {};
 };
 
 template <class Net, class Loss>
 Description<Net, Loss> model(std::shared_ptr<Net> net, std::vector<std::string> metrics,
                              Loss loss) {
-    return Description<Net, Loss>{std::move(net), std::move(metrics), std::move(loss)};
+    return Description<Net, Loss>{
+        std::move(net), std::move(metrics), std::move(loss), 0, false, {}};
 }
 
 namespace detail {
@@ -146,6 +181,9 @@ mt_status wrap(Description<Net, Loss> description, mt_model **out) {
     traits.needs_whole_batch = description.needs_whole_batch;
     traits.metric_count = names.size();
     traits.metric_names = names.data();
+    std::vector<int> over = description.metric_over;
+    if (!over.empty()) over.resize(names.size(), MT_OVER_SAMPLES);
+    traits.metric_over = over.empty() ? nullptr : over.data();
 
     mt_model_ops ops = MT_MODEL_OPS_INIT;
     ops.visit_parameters = H::visit_parameters;

@@ -79,7 +79,7 @@ typedef struct mt_step_report {
     const size_t *chunks; /* samples of each chunk; borrowed until the next call */
     size_t chunk_count;
     double loss;                    /* mean over the batch's units */
-    double metrics[MT_METRICS_MAX]; /* means over samples, in the backend's order */
+    double metrics[MT_METRICS_MAX]; /* means, in the backend's order */
     double grad_norm;               /* before clipping; NaN: not computed */
     double seconds;                 /* as the backend measured, discarded work included */
     unsigned retries;               /* times that the step was taken back and done again */
@@ -135,7 +135,7 @@ typedef struct mt_eval_report {
     size_t size; /* sizeof(mt_eval_report), set by the caller */
     size_t samples;
     double loss;                    /* mean over the batch's units */
-    double metrics[MT_METRICS_MAX]; /* means over samples */
+    double metrics[MT_METRICS_MAX]; /* means, as metric_over says */
     double seconds;
     unsigned retries;
     size_t peak_bytes;
