@@ -16,8 +16,15 @@ typedef struct ex_tracefile ex_tracefile;
 MT_NODISCARD mt_status ex_tracefile_open(const char *path, ex_tracefile **out);
 
 /* An mt_trace_fn with an ex_tracefile as user. Each line is on the disk's side when it returns, so
- * a run that is killed leaves whole lines. A failed write is reported by ex_tracefile_close. */
+ * a run that is killed leaves whole lines. */
 void ex_tracefile_line(void *user, const char *line);
+
+/*
+ * To be called once after the first lines: what cannot be written is better known before hours of
+ * training than after. A write that fails later is warned of at once, and does not stop the run.
+ * @return MT_OK; MT_EIO when a line could not be written
+ */
+MT_NODISCARD mt_status ex_tracefile_check(ex_tracefile *file);
 
 /*
  * Writes a line of the program's own, to follow the first of the trainer's: what a replay of the
