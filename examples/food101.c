@@ -18,6 +18,7 @@
 #include "common/device.h"
 #include "common/explain.h"
 #include "common/flags.h"
+#include "common/html_report.h"
 #include "common/inject.h"
 #include "common/interrupt.h"
 #include "common/output.h"
@@ -55,6 +56,7 @@ typedef struct food101 {
     mt_backend_info info;
     mt_trainer *trainer;
     ex_tracefile *trace;
+    ex_html_report *report;
     ex_replay *replay;
     ex_progress progress;
 
@@ -141,18 +143,24 @@ static mt_status make_backend(food101 *f) {
     return status;
 }
 
+static void on_trace(void *user, const char *line) {
+    food101 *f = user;
+    ex_tracefile_line(f->trace, line);
+    ex_html_report_line(f->report, line);
+}
+
 static mt_status make_trainer(food101 *f) {
     mt_policy_options policy = ex_flags_policy(&f->flags);
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
     options.policy = &policy;
-    options.trace = f->trace ? ex_tracefile_line : NULL;
-    options.trace_user = f->trace;
+    options.trace = f->trace || f->report ? on_trace : NULL;
+    options.trace_user = f;
     options.batch = (size_t)f->flags.batch;
     options.seed = (uint64_t)f->flags.seed;
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&f->backend, &options, &f->trainer);
     if (status != MT_OK) return status;
-    ex_tracefile_program(f->trace, NAME, f->device.threads, f->flags.image_size, f->argv);
+    ex_trace_program(on_trace, f, NAME, f->device.threads, f->flags.image_size, f->argv);
     return ex_tracefile_check(f->trace);
 }
 
@@ -194,6 +202,7 @@ static mt_status prepare(food101 *f) {
         status =
             ex_device_open(&f->flags, DEFAULT_BUDGET, ex_replay_threads(f->replay), &f->device);
     if (status == MT_OK) status = ex_tracefile_open(f->flags.trace, &f->trace);
+    if (status == MT_OK) status = ex_html_report_open(f->flags.report, &f->report);
     if (status == MT_OK) status = open_pictures(f);
     if (status == MT_OK) status = make_backend(f);
     if (status == MT_EDEVMEM && f->flags.explain) explain_state(f);
@@ -310,6 +319,17 @@ static mt_status finish(food101 *f) {
     return MT_OK;
 }
 
+/* The page says in one line how the run ended. */
+static mt_status close_report(food101 *f, mt_status status, const char *reason) {
+    char text[64];
+    int stopped_by = ex_interrupted();
+    if (status != MT_OK) return ex_html_report_close(f->report, EX_HTML_FAILED, reason);
+    snprintf(text, sizeof text, "stopped by %s after step %llu", ex_interrupt_name(stopped_by),
+             (unsigned long long)f->steps);
+    return ex_html_report_close(f->report, stopped_by ? EX_HTML_STOPPED : EX_HTML_DONE,
+                                stopped_by ? text : NULL);
+}
+
 /* In the reverse order; each takes a NULL. */
 static mt_status clean_up(food101 *f) {
     mt_trainer_free(f->trainer);
@@ -319,6 +339,27 @@ static mt_status clean_up(food101 *f) {
     ex_dataset_free(f->pictures);
     ex_replay_free(f->replay);
     return ex_tracefile_close(f->trace);
+}
+
+/* The first failure is what the exit status says; each has its line. */
+static mt_status and_also(mt_status status, mt_status other) {
+    if (other != MT_OK) fprintf(stderr, NAME ": %s\n", mt_last_error());
+    return status != MT_OK ? status : other;
+}
+
+/* What a run has to say at its end, whatever that is; the status of all of it. */
+static mt_status end(food101 *f, mt_status status) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", status != MT_OK ? mt_last_error() : "");
+    if (status != MT_OK)
+        ex_report_failure(NAME, status, f->trainer, f->torch != NULL, &f->flags, &f->device);
+    if (status == MT_EDEVMEM && f->depth > 18)
+        fprintf(stderr, "  --arch resnet18      has half the parameters\n");
+    /* A step that failed has changed nothing: the trace ends like that of any run. */
+    if (status != MT_OK && f->trainer) (void)!mt_trainer_finish(f->trainer, NULL);
+    status = and_also(status, close_report(f, status, reason));
+    status = and_also(status, clean_up(f));
+    return ex_output_end(NAME) || status != MT_OK ? status : MT_EIO;
 }
 
 int main(int argc, char **argv) {
@@ -333,16 +374,5 @@ int main(int argc, char **argv) {
     mt_status status = prepare(&f);
     if (status == MT_OK) status = train(&f);
     if (status == MT_OK) status = finish(&f);
-    if (status != MT_OK)
-        ex_report_failure(NAME, status, f.trainer, f.torch != NULL, &f.flags, &f.device);
-    /* A step that failed has changed nothing: the trace ends like that of any run. */
-    if (status != MT_OK && f.trainer) (void)!mt_trainer_finish(f.trainer, NULL);
-    if (status == MT_EDEVMEM && f.depth > 18)
-        fprintf(stderr, "  --arch resnet18      has half the parameters\n");
-
-    mt_status closed = clean_up(&f);
-    if (closed != MT_OK) fprintf(stderr, NAME ": %s\n", mt_last_error());
-    if (status == MT_OK) status = closed;
-    if (!ex_output_end(NAME) && status == MT_OK) status = MT_EIO;
-    return ex_exit_status(status, ex_interrupted());
+    return ex_exit_status(end(&f, status), ex_interrupted());
 }

@@ -150,6 +150,10 @@ static const ex_option rows[] = {
          .words = progress_modes),
     FLAG("trace", EX_TEXT, trace, "FILE.jsonl",
          "write every decision and step, one JSON object a line", .accepts = "a file to write"),
+    FLAG("report", EX_TEXT, report, "FILE.html",
+         "draw the run on one page: chunks, peak against budget and time over the steps, OOMs, "
+         "epochs, settings",
+         .accepts = "a file to write"),
     FLAG("replay", EX_TEXT, replay, "FILE.jsonl",
          "take the chunks of each step from a trace, and stop where it ends",
          .accepts = "a trace to read"),
@@ -213,8 +217,26 @@ static int check_sizes(const ex_command *command, ex_error *error) {
     return 0;
 }
 
+/* One file for two: the later of the two would destroy the other. */
+static int check_files(const ex_command *command, ex_error *error) {
+    const ex_flags *f = command->flags;
+    const struct {
+        const char *name, *path;
+    } files[] = {{"--replay", f->replay}, {"--trace", f->trace}, {"--report", f->report}};
+    for (size_t i = 1; i < EX_ROWS(files); i++)
+        for (size_t j = 0; j < i; j++) {
+            if (!files[i].path || !files[j].path || strcmp(files[i].path, files[j].path) != 0)
+                continue;
+            ex_error_set(error, command->program,
+                         "%s: '%s' is not accepted; accepted: another file than that of %s",
+                         files[i].name, files[i].path, files[j].name);
+            return -1;
+        }
+    return 0;
+}
+
 static int check_together(const ex_command *command, ex_error *error) {
-    return check_sizes(command, error);
+    return check_sizes(command, error) != 0 ? -1 : check_files(command, error);
 }
 
 int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status) {

@@ -50,9 +50,8 @@ mt_status ex_tracefile_check(ex_tracefile *file) {
                         strerror(file->error));
 }
 
-void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int64_t image_size,
-                          char *const *argv) {
-    if (!file) return;
+void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
+                      int64_t image_size, char *const *argv) {
     json_t *arguments = json_array();
     for (char *const *a = argv + 1; *argv && *a; a++) {
         /* An argument that is not UTF-8 cannot stand in JSON. */
@@ -63,7 +62,7 @@ void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int
         json_pack("{ss ss si sI so}", "event", "program", "name", name, "threads", threads,
                   "image_size", (json_int_t)image_size, "arguments", arguments);
     char *line = json_dumps(object, JSON_COMPACT);
-    if (line) ex_tracefile_line(file, line);
+    if (line) trace(user, line);
     free(line);
     json_decref(object);
 }

@@ -4,7 +4,7 @@
 #ifndef EX_TRACEFILE_H
 #define EX_TRACEFILE_H
 
-#include <memtrain/status.h>
+#include <memtrain/trainer.h>
 
 typedef struct ex_tracefile ex_tracefile;
 
@@ -27,13 +27,13 @@ void ex_tracefile_line(void *user, const char *line);
 MT_NODISCARD mt_status ex_tracefile_check(ex_tracefile *file);
 
 /*
- * Writes a line of the program's own, to follow the first of the trainer's: what a replay of the
+ * Hands over a line of the program's own, to follow the first of the trainer's: what a replay of the
  * trace must have in common with this run and the trainer does not know.
  *
  *     {"event":"program","name":"food101","threads":2,"arguments":["--batch","32"]}
  */
-void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int64_t image_size,
-                          char *const *argv);
+void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
+                      int64_t image_size, char *const *argv);
 
 /* @return MT_OK; MT_EIO when a line could not be written */
 MT_NODISCARD mt_status ex_tracefile_close(ex_tracefile *file);
