@@ -18,8 +18,10 @@
 #include "common/device.h"
 #include "common/explain.h"
 #include "common/flags.h"
+#include "common/html_report.h"
 #include "common/inject.h"
 #include "common/interrupt.h"
+#include "common/output.h"
 #include "common/pictures.h"
 #include "common/progress.h"
 #include "common/reexec.h"
@@ -54,6 +56,7 @@ typedef struct food101 {
     mt_backend_info info;
     mt_trainer *trainer;
     ex_tracefile *trace;
+    ex_html_report *report;
     ex_replay *replay;
     ex_progress progress;
 
@@ -78,10 +81,11 @@ static const ex_option own_flags[] = {
     EX_FLAG("fit", EX_WORD, food101, fit, "HOW",
             "how a picture becomes square: pad (clip art), crop (photographs) or squash",
             .words = fits),
-    EX_FLAG("dev-mode", EX_SWITCH, food101, dev_mode, NULL, "train on 500 pictures only",
-            .most = 1),
+    EX_FLAG("dev-mode", EX_SWITCH, food101, dev_mode, NULL, "as --dev-samples 500", .most = 1),
     EX_FLAG("dev-samples", EX_WHOLE, food101, dev_samples, "N",
-            "train on so many pictures only; 0: on all", .most = 1000000000),
+            "use so many pictures only, evenly from the classes, those for validation (one in "
+            "five) among them; 0: all",
+            .most = 1000000000),
 };
 
 static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
@@ -114,12 +118,17 @@ static mt_status open_pictures(food101 *f) {
                           &f->batches);
 }
 
+static food101_model_options model_options(const food101 *f) {
+    food101_model_options options = FOOD101_MODEL_OPTIONS_INIT;
+    options.depth = (int)f->depth;
+    options.classes = f->pictures->class_count;
+    return options;
+}
+
 /* The network, and beside it on the device its gradients and the optimiser's state. */
 static mt_status make_backend(food101 *f) {
-    food101_model_options model = FOOD101_MODEL_OPTIONS_INIT;
+    food101_model_options model = model_options(f);
     mt_torch_options torch = ex_flags_torch(&f->flags, f->device.name);
-    model.depth = (int)f->depth;
-    model.classes = f->pictures->class_count;
     mt_status status = food101_model_new(&model, &f->model);
     if (status == MT_OK) status = mt_torch_new(f->model, &torch, &f->torch);
     if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);
@@ -134,19 +143,25 @@ static mt_status make_backend(food101 *f) {
     return status;
 }
 
+static void on_trace(void *user, const char *line) {
+    food101 *f = user;
+    ex_tracefile_line(f->trace, line);
+    ex_html_report_line(f->report, line);
+}
+
 static mt_status make_trainer(food101 *f) {
     mt_policy_options policy = ex_flags_policy(&f->flags);
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
     options.policy = &policy;
-    options.trace = f->trace ? ex_tracefile_line : NULL;
-    options.trace_user = f->trace;
+    options.trace = f->trace || f->report ? on_trace : NULL;
+    options.trace_user = f;
     options.batch = (size_t)f->flags.batch;
     options.seed = (uint64_t)f->flags.seed;
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&f->backend, &options, &f->trainer);
-    if (status == MT_OK)
-        ex_tracefile_program(f->trace, NAME, f->device.threads, f->flags.image_size, f->argv);
-    return status;
+    if (status != MT_OK) return status;
+    ex_trace_program(on_trace, f, NAME, f->device.threads, f->flags.image_size, f->argv);
+    return ex_tracefile_check(f->trace);
 }
 
 static void introduce(const food101 *f) {
@@ -165,6 +180,21 @@ static mt_status explain(food101 *f) {
     return status == MT_OK ? ex_explain(&f->backend, &batch, &f->flags, &f->device) : status;
 }
 
+/*
+ * The budget is too small even for what is there before the first step. A network that is made for a
+ * moment without it tells the figures; the error line stays the one of the failure.
+ */
+static void explain_state(food101 *f) {
+    char reason[512];
+    size_t bytes;
+    food101_model_options model = model_options(f);
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    mt_status status = mt_device_set_budget(f->device.name, 0);
+    if (status == MT_OK) status = food101_model_bytes(&model, &bytes);
+    if (status == MT_OK) ex_explain_state(bytes, &f->flags, &f->device);
+    (void)!mt_set_error(MT_EDEVMEM, "%s", reason);
+}
+
 static mt_status prepare(food101 *f) {
     mt_status status = ex_replay_open(f->flags.replay, &f->replay);
     if (status == MT_OK) status = ex_replay_check(f->replay, f->flags.seed, f->flags.image_size);
@@ -172,8 +202,10 @@ static mt_status prepare(food101 *f) {
         status =
             ex_device_open(&f->flags, DEFAULT_BUDGET, ex_replay_threads(f->replay), &f->device);
     if (status == MT_OK) status = ex_tracefile_open(f->flags.trace, &f->trace);
+    if (status == MT_OK) status = ex_html_report_open(f->flags.report, &f->report);
     if (status == MT_OK) status = open_pictures(f);
     if (status == MT_OK) status = make_backend(f);
+    if (status == MT_EDEVMEM && f->flags.explain) explain_state(f);
     if (status == MT_OK) introduce(f);
     if (status == MT_OK && f->flags.explain) status = explain(f);
     if (status == MT_OK) status = make_trainer(f);
@@ -279,12 +311,23 @@ static mt_status finish(food101 *f) {
     if (status != MT_OK) return status;
     ex_inject_finish(&f->flags.inject, f->steps);
     if (ex_interrupted())
-        printf("stopped by Ctrl-C after step %llu, which is done; nothing was saved\n",
-               (unsigned long long)f->steps);
+        printf("stopped by %s after step %llu, which is done; nothing was saved\n",
+               ex_interrupt_name(ex_interrupted()), (unsigned long long)f->steps);
     else
         print_accuracy(f);
     if (report.steps) ex_report_run(&report, (size_t)f->flags.batch);
     return MT_OK;
+}
+
+/* The page says in one line how the run ended. */
+static mt_status close_report(food101 *f, mt_status status, const char *reason) {
+    char text[64];
+    int stopped_by = ex_interrupted();
+    if (status != MT_OK) return ex_html_report_close(f->report, EX_HTML_FAILED, reason);
+    snprintf(text, sizeof text, "stopped by %s after step %llu", ex_interrupt_name(stopped_by),
+             (unsigned long long)f->steps);
+    return ex_html_report_close(f->report, stopped_by ? EX_HTML_STOPPED : EX_HTML_DONE,
+                                stopped_by ? text : NULL);
 }
 
 /* In the reverse order; each takes a NULL. */
@@ -296,6 +339,27 @@ static mt_status clean_up(food101 *f) {
     ex_dataset_free(f->pictures);
     ex_replay_free(f->replay);
     return ex_tracefile_close(f->trace);
+}
+
+/* The first failure is what the exit status says; each has its line. */
+static mt_status and_also(mt_status status, mt_status other) {
+    if (other != MT_OK) fprintf(stderr, NAME ": %s\n", mt_last_error());
+    return status != MT_OK ? status : other;
+}
+
+/* What a run has to say at its end, whatever that is; the status of all of it. */
+static mt_status end(food101 *f, mt_status status) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", status != MT_OK ? mt_last_error() : "");
+    if (status != MT_OK)
+        ex_report_failure(NAME, status, f->trainer, f->torch != NULL, &f->flags, &f->device);
+    if (status == MT_EDEVMEM && f->depth > 18)
+        fprintf(stderr, "  --arch resnet18      has half the parameters\n");
+    /* A step that failed has changed nothing: the trace ends like that of any run. */
+    if (status != MT_OK && f->trainer) (void)!mt_trainer_finish(f->trainer, NULL);
+    status = and_also(status, close_report(f, status, reason));
+    status = and_also(status, clean_up(f));
+    return ex_output_end(NAME) || status != MT_OK ? status : MT_EIO;
 }
 
 int main(int argc, char **argv) {
@@ -310,13 +374,5 @@ int main(int argc, char **argv) {
     mt_status status = prepare(&f);
     if (status == MT_OK) status = train(&f);
     if (status == MT_OK) status = finish(&f);
-    if (status != MT_OK) ex_report_failure(NAME, status, f.trainer, &f.flags, &f.device);
-    /* What did not fit has changed nothing: the trace ends like that of any run. */
-    if (status == MT_EDEVMEM && f.trainer) (void)!mt_trainer_finish(f.trainer, NULL);
-    if (status == MT_EDEVMEM && f.depth > 18)
-        fprintf(stderr, "  --arch resnet18      has half the parameters\n");
-
-    mt_status closed = clean_up(&f);
-    if (closed != MT_OK) fprintf(stderr, NAME ": %s\n", mt_last_error());
-    return ex_exit_status(status != MT_OK ? status : closed, ex_interrupted());
+    return ex_exit_status(end(&f, status), ex_interrupted());
 }

@@ -13,32 +13,34 @@ void check_tensor(const char *function, const mt_torch_batch &batch, size_t i, s
     const at::Tensor &tensor = batch.tensors[i]->tensor;
     if (!tensor.defined() || tensor.dim() < 1)
         fail(MT_EINVAL, "%s: tensor %zu of the batch has no dimension of samples", function, i);
-    if (tensor.size(0) < static_cast<int64_t>(samples))
-        fail(MT_EINVAL, "%s: tensor %zu of the batch has %lld samples, the batch %zu", function, i,
-             static_cast<long long>(tensor.size(0)), samples);
+    if (static_cast<uint64_t>(tensor.size(0)) < samples)
+        fail(MT_EINVAL, "%s: batch->count is %zu; accepted: 1 to %lld, the samples of tensor %zu",
+             function, samples, static_cast<long long>(tensor.size(0)), i);
 }
 
 } // namespace
 
 mt_torch_batch batch_of(const char *function, const mt_batch *batch) {
     check(check_sized(batch, function, "batch"));
-    if (!batch->count) fail(MT_EINVAL, "%s: batch->count is 0", function);
+    if (!batch->count) fail(MT_EINVAL, "%s: batch->count is 0; accepted: at least 1", function);
     const auto *data = static_cast<const mt_torch_batch *>(batch->data);
     check(check_sized(data, function, "batch->data"));
     mt_torch_batch own = MT_TORCH_BATCH_INIT;
     copy_in(own, data);
     check(check_not_null(own.tensors, function, "batch->data->tensors"));
     if (own.count < 1 || own.count > MT_TENSORS_MAX)
-        fail(MT_EINVAL, "%s: a batch has 1 to %d tensors, not %zu", function, MT_TENSORS_MAX,
-             own.count);
+        fail(MT_EINVAL, "%s: batch->data->count is %zu; accepted: 1 to %d tensors", function,
+             own.count, MT_TENSORS_MAX);
     for (size_t i = 0; i < own.count; i++) check_tensor(function, own, i, batch->count);
     return own;
 }
 
 void check_samples(const char *function, size_t first, size_t count, size_t samples) {
-    if (count < 1 || first > samples || count > samples - first)
-        fail(MT_EINVAL, "%s: samples %zu to %zu of a batch of %zu", function, first, first + count,
-             samples);
+    if (first >= samples)
+        fail(MT_EINVAL, "%s: first is %zu; accepted: 0 to %zu", function, first, samples - 1);
+    if (count < 1 || count > samples - first)
+        fail(MT_EINVAL, "%s: count is %zu; accepted: 1 to %zu from sample %zu on", function, count,
+             samples - first, first);
 }
 
 } // namespace memtrain::shim

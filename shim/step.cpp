@@ -191,6 +191,20 @@ double clip(mt_torch &torch) {
     return norm;
 }
 
+mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
+    MT_RETURN_IF_FAILED(check_phase(function, *torch, Phase::idle, Phase::idle));
+    return guard(torch->device, [&] {
+        mt_torch_batch own = batch_of(function, batch);
+        set_mode(*torch, Mode::training);
+        torch->rng.take(torch->device);
+        torch->buffers.take(*torch->model);
+        torch->flat->begin();
+        torch->batch = own;
+        torch->samples = batch->count;
+        torch->phase = Phase::in_step;
+    });
+}
+
 } // namespace
 } // namespace memtrain::shim
 
@@ -201,17 +215,7 @@ using namespace memtrain::shim;
 
 extern "C" mt_status mt_begin(mt_torch *torch, const mt_batch *batch) {
     CHECK_TORCH("mt_begin");
-    MT_RETURN_IF_FAILED(check_phase("mt_begin", *torch, Phase::idle, Phase::idle));
-    return guard(torch->device, [&] {
-        mt_torch_batch own = batch_of("mt_begin", batch);
-        set_mode(*torch, Mode::training);
-        torch->rng.take(torch->device);
-        torch->buffers.take(*torch->model);
-        torch->flat->begin();
-        torch->batch = own;
-        torch->samples = batch->count;
-        torch->phase = Phase::in_step;
-    });
+    return begin("mt_begin", torch, batch);
 }
 
 extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, double weight,
@@ -320,7 +324,7 @@ extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
     CHECK_TORCH("mt_train_step");
     if (out_chunk) MT_RETURN_IF_FAILED(check_sized(out_chunk, "mt_train_step", "out_chunk"));
     if (out_apply) MT_RETURN_IF_FAILED(check_sized(out_apply, "mt_train_step", "out_apply"));
-    MT_RETURN_IF_FAILED(mt_begin(torch, batch));
+    MT_RETURN_IF_FAILED(begin("mt_train_step", torch, batch));
     mt_status status = mt_accumulate(torch, 0, batch->count, 1.0, &chunk);
     if (status == MT_OK) status = mt_apply(torch, &applied);
     if (out_chunk) hand_over(chunk, out_chunk);

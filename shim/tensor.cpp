@@ -1,6 +1,7 @@
 /* tensor.cpp - tensor handles: over the caller's memory, temporary ones, chunks of a batch. */
 #include "tensor.hpp"
 
+#include <limits>
 #include <memory>
 #include <new>
 
@@ -45,8 +46,21 @@ void check_shape(const char *function, size_t dims, const int64_t *shape) {
     if (dims && !shape) fail(MT_EINVAL, "%s: shape is NULL", function);
     for (size_t i = 0; i < dims; i++)
         if (shape[i] < 0)
-            fail(MT_EINVAL, "%s: shape[%zu] is %lld", function, i,
+            fail(MT_EINVAL, "%s: shape[%zu] is %lld; accepted: at least 0", function, i,
                  static_cast<long long>(shape[i]));
+}
+
+/* A size of 0 counts as 1: strides are products too, and libtorch multiplies them unchecked. */
+void check_bytes(const char *function, size_t dims, const int64_t *shape, size_t item) {
+    const int64_t most = std::numeric_limits<int64_t>::max();
+    int64_t left = most / static_cast<int64_t>(item);
+    for (size_t i = 0; i < dims; i++) {
+        if (shape[i] > left)
+            fail(MT_EINVAL, "%s: shape[%zu] is %lld; accepted: at most %lld there, for %lld bytes",
+                 function, i, static_cast<long long>(shape[i]), static_cast<long long>(left),
+                 static_cast<long long>(most));
+        if (shape[i] > 1) left /= shape[i];
+    }
 }
 
 mt_tensor *tensor_over(void *data, int dtype, size_t dims, const int64_t *shape) {
@@ -54,6 +68,7 @@ mt_tensor *tensor_over(void *data, int dtype, size_t dims, const int64_t *shape)
     check_shape(name, dims, shape);
     auto handle = std::make_unique<mt_tensor>();
     c10::ScalarType type = scalar_type(name, dtype);
+    check_bytes(name, dims, shape, c10::elementSize(type));
     handle->tensor =
         at::from_blob(data, at::IntArrayRef(shape, dims), at::device(c10::kCPU).dtype(type));
     if (!data && handle->tensor.numel()) fail(MT_EINVAL, "%s: data is NULL", name);

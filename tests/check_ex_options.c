@@ -231,6 +231,14 @@ static const struct {
     {{"-batch", "8"}, {"'-batch' is not a flag", "--help", ""}},
     {{"--", NULL}, {"'--' is not a flag", "--help", ""}},
     {{"--min-micro-batch=9", "--max-micro-batch=8"}, {"--min-micro-batch", "'9'", "8"}},
+    {{"--min-micro-batch=33", NULL}, {"--min-micro-batch", "'33'", "at most the 32 of --batch"}},
+    {{"--min-micro-batch=9", "--micro-batch=8"},
+     {"--min-micro-batch", "'9'", "at most the 8 of --micro-batch"}},
+    {{"--micro-batch=64", "--batch=32"}, {"--micro-batch", "'64'", "at most the 32 of --batch"}},
+    {{"--micro-batch=9", "--max-micro-batch=8"},
+     {"--micro-batch", "'9'", "at most the 8 of --max-micro-batch"}},
+    {{"--trace=a", "--replay=a"}, {"--trace", "'a'", "another file than that of --replay"}},
+    {{"--trace=a", "--report=a"}, {"--report", "'a'", "another file than that of --trace"}},
 };
 
 START_TEST(wrong_flags_are_refused_in_one_line) {

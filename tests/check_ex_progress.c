@@ -50,6 +50,26 @@ START_TEST(the_line_keeps_within_the_terminal) {
 }
 END_TEST
 
+/* The last column at which each part is still left out, from the one that goes first on. */
+START_TEST(memory_goes_last) {
+    static const char *const parts[] = {"chunks", "pictures/s", "[", "loss", "MiB"};
+    char line[512];
+    size_t narrow[LENGTH(parts)] = {0};
+    FILE *file = tmpfile();
+    ex_progress progress = halfway(file, EX_PROGRESS_OFF);
+    for (size_t columns = 1; columns < 200; columns++) {
+        ex_progress_line(&progress, columns, line, sizeof line);
+        for (int i = 0; i < LENGTH(parts); i++)
+            if (!strstr(line, parts[i])) narrow[i] = columns;
+    }
+    for (int i = 1; i < LENGTH(parts); i++) ck_assert_uint_lt(narrow[i], narrow[i - 1]);
+    ex_progress_line(&progress, 60, line, sizeof line);
+    ck_contains(line, "  loss 1.43  214/280 MiB");
+    ck_contains(line, "epoch 2/5 [=");
+    fclose(file);
+}
+END_TEST
+
 static const struct {
     size_t chunks[9];
     size_t count;
@@ -127,6 +147,7 @@ int main(void) {
 
     tcase_add_test(lines, a_wide_line_has_it_all);
     tcase_add_test(lines, the_line_keeps_within_the_terminal);
+    tcase_add_test(lines, memory_goes_last);
     tcase_add_loop_test(lines, chunks_are_short, 0, LENGTH(lists));
     tcase_add_test(lines, huge_chunks_are_short_too);
     tcase_add_test(modes, a_pipe_gets_a_few_plain_lines);

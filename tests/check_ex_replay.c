@@ -128,7 +128,7 @@ START_TEST(no_trace_is_no_replay) {
     ex_replay_free(NULL);
     ck_ok(ex_tracefile_open(NULL, &file));
     ck_assert_ptr_null(file);
-    ex_tracefile_program(NULL, "cat", 1, 32, NULL);
+    ex_tracefile_line(NULL, "{}");
     ck_ok(ex_tracefile_close(NULL));
 }
 END_TEST
@@ -149,7 +149,7 @@ START_TEST(the_program_line_tells_the_threads) {
     char *argv[] = {program, quoted, broken, NULL};
     ck_ok(ex_tracefile_open(path, &file));
     ex_tracefile_line(file, "{\"event\":\"run\"}");
-    ex_tracefile_program(file, "cat", 7, 32, argv);
+    ex_trace_program(ex_tracefile_line, file, "cat", 7, 32, argv);
     ex_tracefile_line(file, "{\"event\":\"step\",\"step\":1,\"samples\":3,\"chunks\":[3]}");
     ck_ok(ex_tracefile_close(file));
     ck_ok(ex_replay_open(path, &replay));

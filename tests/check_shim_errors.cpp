@@ -67,7 +67,7 @@ START_TEST(null_arguments) {
     refused(mt_tensor_from_memory(data, MT_FLOAT32, 1, nullptr, &tensor),
             "mt_tensor_from_memory: shape is NULL");
     refused(mt_tensor_from_memory(data, MT_FLOAT32, 2, shape, &tensor),
-            "mt_tensor_from_memory: shape[1] is -1");
+            "mt_tensor_from_memory: shape[1] is -1; accepted: at least 0");
     refused(mt_tensor_from_memory(data, MT_DTYPE_NONE, 1, shape, &tensor),
             "mt_tensor_from_memory: dtype 0 is none of mt_dtype");
     ck_assert_ptr_null(tensor);
@@ -163,30 +163,64 @@ START_TEST(bad_batches) {
     mt_batch bad = *batch.get();
     refused(mt_begin(trainer.torch, nullptr), "mt_begin: batch is NULL");
     bad.count = 0;
-    refused(mt_begin(trainer.torch, &bad), "mt_begin: batch->count is 0");
+    refused(mt_begin(trainer.torch, &bad), "mt_begin: batch->count is 0; accepted: at least 1");
+    refused(mt_train_step(trainer.torch, nullptr, nullptr, nullptr),
+            "mt_train_step: batch is NULL");
     bad.count = 5;
     refused(mt_begin(trainer.torch, &bad),
-            "mt_begin: tensor 0 of the batch has 4 samples, the batch 5");
+            "mt_begin: batch->count is 5; accepted: 1 to 4, the samples of tensor 0");
+    refused(mt_train_step(trainer.torch, &bad, nullptr, nullptr),
+            "mt_train_step: batch->count is 5; accepted: 1 to 4, the samples of tensor 0");
+    refused(mt_evaluate(trainer.torch, &bad, 0, 4, &chunk),
+            "mt_evaluate: batch->count is 5; accepted: 1 to 4, the samples of tensor 0");
+    bad.count = SIZE_MAX; /* negative where a size is a signed number */
+    refused(mt_begin(trainer.torch, &bad),
+            "mt_begin: batch->count is 18446744073709551615; accepted: 1 to 4, the samples of "
+            "tensor 0");
+    refused(mt_evaluate(trainer.torch, batch.get(), 3, 2, &chunk),
+            "mt_evaluate: count is 2; accepted: 1 to 1 from sample 3 on");
+    refused(mt_evaluate(trainer.torch, batch.get(), 4, 1, &chunk),
+            "mt_evaluate: first is 4; accepted: 0 to 3");
     bad.count = 4;
     bad.data = nullptr;
     refused(mt_begin(trainer.torch, &bad), "mt_begin: batch->data is NULL");
     mt_torch_batch data = *static_cast<const mt_torch_batch *>(batch.get()->data);
     bad.data = &data;
     data.count = 9;
-    refused(mt_begin(trainer.torch, &bad), "mt_begin: a batch has 1 to 8 tensors, not 9");
+    refused(mt_begin(trainer.torch, &bad),
+            "mt_begin: batch->data->count is 9; accepted: 1 to 8 tensors");
 
     ck_ok(mt_begin(trainer.torch, batch.get()));
     refused(mt_accumulate(trainer.torch, 2, 3, 1.0, &chunk),
-            "mt_accumulate: samples 2 to 5 of a batch of 4");
+            "mt_accumulate: count is 3; accepted: 1 to 2 from sample 2 on");
     refused(mt_accumulate(trainer.torch, 0, 0, 1.0, &chunk),
-            "mt_accumulate: samples 0 to 0 of a batch of 4");
+            "mt_accumulate: count is 0; accepted: 1 to 4 from sample 0 on");
     refused(mt_accumulate(trainer.torch, SIZE_MAX, 2, 1.0, &chunk),
-            "mt_accumulate: samples 18446744073709551615 to 1 of a batch of 4");
+            "mt_accumulate: first is 18446744073709551615; accepted: 0 to 3");
     refused(mt_accumulate(trainer.torch, 0, 4, -1.0, &chunk), "mt_accumulate: weight is -1");
     refused(mt_accumulate(trainer.torch, 0, 4, 1.0, nullptr), "mt_accumulate: out is NULL");
     /* Arguments that were refused have not harmed the step. */
     ck_ok(mt_accumulate(trainer.torch, 0, 4, 1.0, &chunk));
     ck_ok(mt_rollback(trainer.torch));
+}
+END_TEST
+
+/* Sizes whose product is more than a tensor can have, also where one of them is 0. */
+START_TEST(bad_shapes) {
+    const int64_t most = INT64_MAX, half = int64_t(1) << 31;
+    const int64_t product[] = {half, 2, half, 2}, with_zero[] = {0, most, 2}, one[] = {most};
+    const int64_t empty[] = {0, 3};
+    float data[2] = {0, 0};
+    mt_tensor *tensor;
+    refused(mt_tensor_from_memory(data, MT_FLOAT32, 4, product, &tensor),
+            "mt_tensor_from_memory: shape[2] is 2147483648; accepted: at most 536870911 there, for "
+            "9223372036854775807 bytes");
+    ck_status(mt_tensor_from_memory(data, MT_UINT8, 4, product, &tensor), MT_EINVAL);
+    ck_status(mt_tensor_from_memory(data, MT_FLOAT32, 1, one, &tensor), MT_EINVAL);
+    ck_status(mt_tensor_from_memory(data, MT_UINT8, 3, with_zero, &tensor), MT_EINVAL);
+    ck_assert_ptr_null(tensor);
+    ck_ok(mt_tensor_from_memory(nullptr, MT_FLOAT32, 2, empty, &tensor));
+    mt_tensor_free(tensor);
 }
 END_TEST
 
@@ -538,6 +572,7 @@ int main() {
     tcase_add_test(arguments, null_arguments);
     tcase_add_test(arguments, stale_handles);
     tcase_add_test(arguments, bad_batches);
+    tcase_add_test(arguments, bad_shapes);
     tcase_add_test(arguments, bad_options);
     tcase_add_test(arguments, order_of_calls);
     tcase_add_test(arguments, poison);

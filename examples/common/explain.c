@@ -14,20 +14,50 @@ static void row(const char *name, size_t bytes) {
     printf("  %-28s %12s\n", name, mt_format_size(bytes, text, sizeof text));
 }
 
-static void print_state(const mt_backend_info *info, const mt_memory *memory,
-                        const ex_device *device) {
+static size_t room_of(const mt_memory *memory) {
+    return memory->budget_bytes > memory->allocated_bytes
+               ? memory->budget_bytes - memory->allocated_bytes
+               : 0;
+}
+
+static void print_parts(const mt_backend_info *info, const ex_device *device) {
     printf("What takes memory on %s\n", device->name);
     row("parameters", info->parameter_bytes);
     row("gradients", info->gradient_bytes);
     row("optimiser state", info->optimizer_bytes);
+}
+
+static void print_budget(size_t bytes, const ex_device *device) {
+    row("budget", bytes);
+    printf("  %-28s %s\n", "  which comes from", device->budget_from);
+}
+
+static void print_state(const mt_backend_info *info, const mt_memory *memory,
+                        const ex_device *device) {
+    print_parts(info, device);
     row("buffers", info->buffer_bytes);
     row("in use before the first step", memory->allocated_bytes);
     if (!memory->budget_bytes) return;
-    row("budget", memory->budget_bytes);
-    printf("  %-28s %s\n", "  which comes from", device->budget_from);
-    row("left for activations", memory->budget_bytes > memory->allocated_bytes
-                                    ? memory->budget_bytes - memory->allocated_bytes
-                                    : 0);
+    print_budget(memory->budget_bytes, device);
+    row("left for activations", room_of(memory));
+}
+
+/* Numbers of optimiser state for each parameter. */
+static size_t moments(const ex_flags *flags) {
+    return flags->optimizer != MT_SGD ? 2 : flags->momentum > 0;
+}
+
+void ex_explain_state(size_t parameter_bytes, const ex_flags *flags, const ex_device *device) {
+    mt_backend_info info = {.size = sizeof info};
+    size_t all = (2 + moments(flags)) * parameter_bytes;
+    info.parameter_bytes = info.gradient_bytes = parameter_bytes;
+    info.optimizer_bytes = moments(flags) * parameter_bytes;
+    print_parts(&info, device);
+    row("these together", all);
+    print_budget(device->budget_bytes, device);
+    if (all > device->budget_bytes) row("missing", all - device->budget_bytes);
+    printf("Activations come on top: what a chunk needs is known once these fit.\n\n");
+    fflush(stdout);
 }
 
 /* ---- recording --------------------------------------------------------------------------------- */
@@ -55,18 +85,24 @@ static mt_status record(const mt_backend *backend, const mt_batch *batch, size_t
     return back != MT_OK ? back : status;
 }
 
-/* A memory model from chunks of `first` and twice as many samples. */
+/*
+ * A memory model from chunks of `first` and twice as many samples. *tried: samples of the last chunk
+ * that was run, so of the one that did not fit after MT_EDEVMEM.
+ */
 static mt_status learn(const mt_backend *backend, const mt_batch *batch, size_t first,
-                       mt_memory_model **out) {
+                       size_t *tried, mt_memory_model **out) {
     mt_recording *small = NULL, *large = NULL;
+    int has_two = 2 * first <= batch->count;
     *out = NULL;
+    *tried = first;
     mt_status status = mt_recording_new(&small);
     if (status == MT_OK) status = mt_recording_new(&large);
     if (status == MT_OK) status = record(backend, batch, first, small);
-    if (status == MT_OK && 2 * first <= batch->count)
+    if (status == MT_OK && has_two) {
+        *tried = 2 * first;
         status = record(backend, batch, 2 * first, large);
-    if (status == MT_OK)
-        status = mt_memory_model_new(small, 2 * first <= batch->count ? large : NULL, out);
+    }
+    if (status == MT_OK) status = mt_memory_model_new(small, has_two ? large : NULL, out);
     mt_recording_free(large);
     mt_recording_free(small);
     return status;
@@ -109,27 +145,73 @@ static void print_verdict(const ex_flags *flags, size_t batch, size_t largest) {
                (batch + largest - 1) / largest, largest >= batch ? "" : "s", choice);
 }
 
+/* ---- whether it can fit at all ----------------------------------------------------------------- */
+
+static size_t least_of(const mt_batch *batch, size_t samples) {
+    return samples < 1 ? 1 : samples > batch->count ? batch->count : samples;
+}
+
+/* Samples of the smallest chunk that the flags and the network allow. */
+static size_t smallest_chunk(const ex_flags *flags, const mt_backend_info *info,
+                             const mt_batch *batch) {
+    return least_of(batch,
+                    flags->micro_batch ? (size_t)flags->micro_batch : ex_flags_least(flags, info));
+}
+
+static int fits(const mt_backend *backend, const mt_batch *batch, size_t samples) {
+    mt_recording *recording = NULL;
+    mt_status status = mt_recording_new(&recording);
+    if (status == MT_OK) status = record(backend, batch, samples, recording);
+    mt_recording_free(recording);
+    return status == MT_OK;
+}
+
+/*
+ * A recording did not fit: no sizes can be told, but whether the smallest chunk goes through can.
+ * went_through: samples of one that did; 0: of none so far.
+ */
+static mt_status explain_tight(const mt_backend *backend, const mt_batch *batch, size_t failed,
+                               size_t went_through, size_t smallest) {
+    printf("%zu sample%s at once do%s not fit: %s\n", failed, failed == 1 ? "" : "s",
+           failed == 1 ? "es" : "", mt_last_error());
+    if (smallest < failed && !went_through && fits(backend, batch, smallest))
+        went_through = smallest;
+    if (went_through) printf("%zu at once fit%s.\n", went_through, went_through == 1 ? "s" : "");
+    if (went_through && smallest < failed) return MT_OK;
+    return mt_set_error(MT_EDEVMEM, "the smallest chunk, of %zu sample%s, does not fit", smallest,
+                        smallest == 1 ? "" : "s");
+}
+
+/* The margin is left out: what is refused here must be known not to fit. */
+static mt_status check_smallest(const mt_memory_model *model, const mt_memory *memory,
+                                size_t smallest) {
+    char needs[32], budget[32];
+    size_t peak = memory->allocated_bytes + mt_memory_model_peak(model, smallest);
+    if (!memory->budget_bytes || peak <= memory->budget_bytes) return MT_OK;
+    return mt_set_error(
+        MT_EDEVMEM, "the smallest chunk, of %zu sample%s, needs %s, and the budget is %s", smallest,
+        smallest == 1 ? "" : "s", mt_format_size(peak, needs, sizeof needs),
+        mt_format_size(memory->budget_bytes, budget, sizeof budget));
+}
+
 static mt_status explain_chunks(const mt_backend *backend, const mt_backend_info *info,
                                 const mt_batch *batch, const mt_memory *memory,
                                 const ex_flags *flags) {
-    size_t first = info->min_micro_batch > 2 ? info->min_micro_batch : 2;
+    size_t first = least_of(batch, info->min_micro_batch > 2 ? info->min_micro_batch : 2);
+    size_t tried, smallest = smallest_chunk(flags, info, batch);
     mt_memory_model *model;
-    if (first > batch->count) first = batch->count;
-    mt_status status = learn(backend, batch, first, &model);
-    if (status == MT_EDEVMEM) {
-        printf("Not even %zu samples at once fit: %s\n", first, mt_last_error());
-        return MT_OK;
-    }
+    mt_status status = learn(backend, batch, first, &tried, &model);
+    if (status == MT_EDEVMEM)
+        return explain_tight(backend, batch, tried, tried > first ? first : 0, smallest);
     if (status != MT_OK) return status;
-    size_t room = memory->budget_bytes > memory->allocated_bytes
-                      ? memory->budget_bytes - memory->allocated_bytes
-                      : 0;
-    size_t largest = memory->budget_bytes ? mt_memory_model_largest(model, room) : batch->count;
+    size_t largest =
+        memory->budget_bytes ? mt_memory_model_largest(model, room_of(memory)) : batch->count;
     if (largest > batch->count) largest = batch->count;
     print_chunks(model, memory, batch->count, largest);
     print_verdict(flags, batch->count, largest);
+    status = check_smallest(model, memory, smallest);
     mt_memory_model_free(model);
-    return MT_OK;
+    return status;
 }
 
 mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_flags *flags,

@@ -13,9 +13,16 @@
  * where it comes from, and what chunks of a batch need. The last is known from a recording of two
  * small chunks, which are run on `batch` and taken back: the run that follows is the same, bit by
  * bit, as without --explain.
- * @return MT_OK also when nothing fits; else what the backend returned
+ * @return MT_OK; MT_EDEVMEM, after everything that is known was written, when the smallest chunk that
+ *         the flags allow is known not to fit; else what the backend returned
  */
 MT_NODISCARD mt_status ex_explain(const mt_backend *backend, const mt_batch *batch,
                                   const ex_flags *flags, const ex_device *device);
+
+/*
+ * What is known when not even parameters, gradients and optimiser state fit, so that there is no
+ * backend to ask: the bytes of these three against the budget.
+ */
+void ex_explain_state(size_t parameter_bytes, const ex_flags *flags, const ex_device *device);
 
 #endif

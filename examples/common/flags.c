@@ -2,6 +2,7 @@
  * flags.c - the table of the shared flags; see flags.h.
  */
 #include "flags.h"
+#include "output.h"
 
 #include <errno.h>
 #include <float.h>
@@ -149,6 +150,10 @@ static const ex_option rows[] = {
          .words = progress_modes),
     FLAG("trace", EX_TEXT, trace, "FILE.jsonl",
          "write every decision and step, one JSON object a line", .accepts = "a file to write"),
+    FLAG("report", EX_TEXT, report, "FILE.html",
+         "draw the run on one page: chunks, peak against budget and time over the steps, OOMs, "
+         "epochs, settings",
+         .accepts = "a file to write"),
     FLAG("replay", EX_TEXT, replay, "FILE.jsonl",
          "take the chunks of each step from a trace, and stop where it ends",
          .accepts = "a trace to read"),
@@ -175,7 +180,7 @@ static void print_help(const ex_command *command, const ex_table *tables) {
            command->program, command->summary);
     ex_options_help(tables, stdout);
     printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget, "
-           "130 Ctrl-C.\n");
+           "130 Ctrl-C,\n143 SIGTERM.\n");
 }
 
 static void print_version(const ex_command *command) {
@@ -189,16 +194,49 @@ static int is_given(const char *flag, int argc, char **argv) {
     return 0;
 }
 
-/* What only two flags together can get wrong. */
-static int check_together(const ex_command *command, ex_error *error) {
+/* What only two flags together can get wrong: one number is above another. */
+static int check_sizes(const ex_command *command, ex_error *error) {
     const ex_flags *f = command->flags;
-    const char *other = f->min_micro_batch > f->batch ? "--batch" : "--max-micro-batch";
-    int64_t most = f->min_micro_batch > f->batch ? f->batch : f->max_micro_batch;
-    if (!most || f->min_micro_batch <= most) return 0;
-    ex_error_set(error, command->program,
-                 "--min-micro-batch: '%lld' is not accepted; accepted: at most the %lld of %s",
-                 (long long)f->min_micro_batch, (long long)most, other);
-    return -1;
+    const struct {
+        const char *name, *bound;
+        int64_t value, most; /* 0: not given */
+    } pairs[] = {
+        {"--min-micro-batch", "--batch", f->min_micro_batch, f->batch},
+        {"--min-micro-batch", "--max-micro-batch", f->min_micro_batch, f->max_micro_batch},
+        {"--min-micro-batch", "--micro-batch", f->min_micro_batch, f->micro_batch},
+        {"--micro-batch", "--batch", f->micro_batch, f->batch},
+        {"--micro-batch", "--max-micro-batch", f->micro_batch, f->max_micro_batch},
+    };
+    for (size_t i = 0; i < EX_ROWS(pairs); i++) {
+        if (!pairs[i].value || !pairs[i].most || pairs[i].value <= pairs[i].most) continue;
+        ex_error_set(error, command->program,
+                     "%s: '%lld' is not accepted; accepted: at most the %lld of %s", pairs[i].name,
+                     (long long)pairs[i].value, (long long)pairs[i].most, pairs[i].bound);
+        return -1;
+    }
+    return 0;
+}
+
+/* One file for two: the later of the two would destroy the other. */
+static int check_files(const ex_command *command, ex_error *error) {
+    const ex_flags *f = command->flags;
+    const struct {
+        const char *name, *path;
+    } files[] = {{"--replay", f->replay}, {"--trace", f->trace}, {"--report", f->report}};
+    for (size_t i = 1; i < EX_ROWS(files); i++)
+        for (size_t j = 0; j < i; j++) {
+            if (!files[i].path || !files[j].path || strcmp(files[i].path, files[j].path) != 0)
+                continue;
+            ex_error_set(error, command->program,
+                         "%s: '%s' is not accepted; accepted: another file than that of %s",
+                         files[i].name, files[i].path, files[j].name);
+            return -1;
+        }
+    return 0;
+}
+
+static int check_together(const ex_command *command, ex_error *error) {
+    return check_sizes(command, error) != 0 ? -1 : check_files(command, error);
 }
 
 int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status) {
@@ -212,6 +250,7 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
     *out_status = 0;
     if (is_given("--help", argc, argv) || is_given("-h", argc, argv)) {
         print_help(command, tables);
+        *out_status = ex_output_end(command->program) ? 0 : 1;
         return 0;
     }
     if (ex_options_parse(command->program, tables, argc, argv, &error) != 0 ||
@@ -220,8 +259,10 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
         *out_status = 2;
         return 0;
     }
-    if (command->flags->version) print_version(command);
-    return !command->flags->version;
+    if (!command->flags->version) return 1;
+    print_version(command);
+    *out_status = ex_output_end(command->program) ? 0 : 1;
+    return 0;
 }
 
 /* ---- handing them on --------------------------------------------------------------------------- */

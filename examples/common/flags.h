@@ -49,7 +49,7 @@ typedef struct ex_flags {
     int deterministic;
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */
-    const char *trace, *replay;
+    const char *trace, *replay, *report;
     int explain, help, version;
 } ex_flags;
 

@@ -12,7 +12,8 @@
 #define REDRAW_SECONDS 0.1 /* a bar is drawn at most this often */
 #define PLAIN_SECONDS 60.0 /* a plain line comes at least this often, and ... */
 #define PLAIN_LINES 4      /* ... so often in an epoch */
-#define BAR_LEAST 10       /* cells of the bar */
+#define BAR_LEAST 5        /* cells of the bar */
+#define BAR_USUAL 10
 #define BAR_MOST 30
 
 enum { LINE = 512 }; /* bytes of a line; a terminal that is wider gets no more */
@@ -49,36 +50,25 @@ static void format_memory(size_t peak, size_t budget, char *text, size_t capacit
         snprintf(text, capacity, "  %.*f %s", digits, (double)peak / unit, name);
 }
 
-/* What stands behind the bar, in the order in which it is given up when the line is too long. */
-enum { PIECES = 4, PIECE = 48 };
+/* What stands behind the bar, from left to right. */
+enum { LOSS, SPEED, MEMORY, CHUNKS, PIECES };
+enum { PIECE = 48 };
+
+/*
+ * What gets room first when the line is too long for all: memory against the budget is what one of
+ * these programs is watched for. BAR is the bar at its shortest.
+ */
+enum { BAR = PIECES };
+static const int by_weight[] = {MEMORY, LOSS, BAR, SPEED, CHUNKS};
 
 static void make_pieces(const ex_progress *p, char pieces[PIECES][PIECE]) {
     double seconds = ex_seconds() - p->started;
     double loss = p->loss_sum / (double)p->samples;
-    snprintf(pieces[0], PIECE, loss < 1000 ? "  loss %.2f" : "  loss %.3g", loss);
-    snprintf(pieces[1], PIECE, "  %.*f %.24s/s", (double)p->samples < 10 * seconds ? 1 : 0,
+    snprintf(pieces[LOSS], PIECE, loss < 1000 ? "  loss %.2f" : "  loss %.3g", loss);
+    snprintf(pieces[SPEED], PIECE, "  %.*f %.24s/s", (double)p->samples < 10 * seconds ? 1 : 0,
              seconds > 0 ? (double)p->samples / seconds : 0, p->unit);
-    format_memory(p->peak_bytes, p->budget_bytes, pieces[2], PIECE);
-    snprintf(pieces[3], PIECE, "  chunks %s", p->chunks);
-}
-
-/* Adds the pieces from the first on as long as the line stays below columns. */
-static void add_pieces(const ex_progress *p, size_t columns, char *line, size_t capacity) {
-    char pieces[PIECES][PIECE];
-    if (!p->samples) return;
-    make_pieces(p, pieces);
-    for (int i = 0; i < PIECES; i++) {
-        size_t used = strlen(line), more = strlen(pieces[i]);
-        if (used + more > columns || used + more >= capacity) return;
-        memcpy(line + used, pieces[i], more + 1);
-    }
-}
-
-/* Bytes of all pieces, to see how wide the bar may be. */
-static size_t length_of_pieces(const ex_progress *p) {
-    char line[LINE] = "";
-    add_pieces(p, LINE, line, sizeof line);
-    return strlen(line);
+    format_memory(p->peak_bytes, p->budget_bytes, pieces[MEMORY], PIECE);
+    snprintf(pieces[CHUNKS], PIECE, "  chunks %s", p->chunks);
 }
 
 static size_t clamp(size_t value, size_t low, size_t high) {
@@ -96,26 +86,45 @@ static void draw_cells(size_t done, size_t total, size_t cells, char *out) {
 
 /* ---- lines ------------------------------------------------------------------------------------- */
 
+/* Takes the weightiest pieces that go into room, empties the others, and returns what is left. */
+static size_t choose_pieces(char pieces[PIECES][PIECE], size_t room, int *has_bar) {
+    int full = 0;
+    *has_bar = 0;
+    for (size_t i = 0; i < sizeof by_weight / sizeof by_weight[0]; i++) {
+        int which = by_weight[i];
+        size_t length = which == BAR ? strlen(" []") + BAR_LEAST : strlen(pieces[which]);
+        full = full || length > room; /* nothing less weighty comes in for what had no room */
+        if (full && which != BAR) pieces[which][0] = '\0';
+        if (full) continue;
+        if (which == BAR) *has_bar = 1;
+        room -= length;
+    }
+    return room;
+}
+
 void ex_progress_line(const ex_progress *progress, size_t columns, char *line, size_t capacity) {
     const ex_progress *p = progress;
-    char cells[BAR_MOST + 1], head[48], tail[48];
+    char cells[BAR_MOST + 1] = "", pieces[PIECES][PIECE] = {""}, head[48], tail[48];
     size_t room = columns > 3 ? columns - 3 : 0; /* a terminal writes ^C behind the line */
+    int has_bar;
     snprintf(head, sizeof head, "epoch %llu/%llu", (unsigned long long)p->epoch,
              (unsigned long long)p->epochs);
     snprintf(tail, sizeof tail, " %zu/%zu", p->done, p->steps);
-    size_t others = strlen(head) + strlen(" []") + strlen(tail) + length_of_pieces(p);
-    draw_cells(p->done, p->steps, clamp(room > others ? room - others : 0, BAR_LEAST, BAR_MOST),
-               cells);
-    snprintf(line, capacity, "%s [%s]%s", head, cells, tail);
-    if (strlen(line) > room) snprintf(line, capacity, "%s%s", head, tail);
+    if (p->samples) make_pieces(p, pieces);
+    size_t others = strlen(head) + strlen(tail);
+    size_t left = choose_pieces(pieces, room > others ? room - others : 0, &has_bar);
+    if (has_bar) draw_cells(p->done, p->steps, clamp(BAR_LEAST + left, 0, BAR_MOST), cells);
+    snprintf(line, capacity, "%s%s%s%s%s%s%s%s%s", head, has_bar ? " [" : "", cells,
+             has_bar ? "]" : "", tail, pieces[LOSS], pieces[SPEED], pieces[MEMORY], pieces[CHUNKS]);
     if (strlen(line) > room && room < capacity) line[room] = '\0';
-    add_pieces(p, room, line, capacity);
 }
 
 static void plain_line(const ex_progress *p, char *line, size_t capacity) {
-    snprintf(line, capacity, "epoch %llu/%llu  step %zu/%zu", (unsigned long long)p->epoch,
-             (unsigned long long)p->epochs, p->done, p->steps);
-    add_pieces(p, capacity, line, capacity);
+    char pieces[PIECES][PIECE] = {""};
+    if (p->samples) make_pieces(p, pieces);
+    snprintf(line, capacity, "epoch %llu/%llu  step %zu/%zu%s%s%s%s", (unsigned long long)p->epoch,
+             (unsigned long long)p->epochs, p->done, p->steps, pieces[LOSS], pieces[SPEED],
+             pieces[MEMORY], pieces[CHUNKS]);
 }
 
 /* ---- drawing ----------------------------------------------------------------------------------- */
@@ -197,9 +206,9 @@ void ex_progress_step(ex_progress *progress, const mt_step_report *report) {
 }
 
 void ex_progress_evaluate(ex_progress *progress, size_t done, size_t total) {
-    char cells[BAR_LEAST + 1], line[64];
+    char cells[BAR_USUAL + 1], line[64];
     if (progress->mode != EX_PROGRESS_BAR) return;
-    draw_cells(done, total, BAR_LEAST, cells);
+    draw_cells(done, total, BAR_USUAL, cells);
     snprintf(line, sizeof line, "validation [%s] %zu/%zu", cells, done, total);
     size_t columns = columns_of(progress->stream);
     if (columns <= strlen(line)) line[columns - 1] = '\0';

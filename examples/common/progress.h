@@ -46,7 +46,10 @@ void ex_progress_clear(ex_progress *progress);
 /* An mt_log_fn with an ex_progress as user: warnings and notes on standard error. */
 void ex_progress_log(void *user, mt_log_level level, const char *text);
 
-/* The line as it is drawn for a terminal of so many columns: what does not fit is left out. */
+/*
+ * The line as it is drawn for a terminal of so many columns. What does not fit is left out: the bar
+ * gets shorter first, memory against the budget goes last.
+ */
 void ex_progress_line(const ex_progress *progress, size_t columns, char *line, size_t capacity);
 
 /* "11,11,10", or for a long list "16 of 2" or "16 of 2-3". */

@@ -76,20 +76,20 @@ static void print_explanation(const mt_trainer *trainer) {
 }
 
 /* The same remedies by the names that they have on the command line, as far as they are left. */
-static void print_remedies(const ex_flags *flags, const ex_device *device, int is_state) {
+static void print_remedies(const ex_flags *flags, const ex_device *device, int has_state) {
     char budget[32], room[32];
     fprintf(stderr, "Flags that help:\n  --budget SIZE        more than the %s of now",
             mt_format_size(device->budget_bytes, budget, sizeof budget));
     if (device->room_bytes)
         fprintf(stderr, "; %s are free", mt_format_size(device->room_bytes, room, sizeof room));
     fprintf(stderr, "\n");
-    if (flags->micro_batch && !is_state)
+    if (flags->micro_batch && has_state)
         fprintf(stderr, "  --micro-batch auto   instead of %lld: chunks that fit are chosen\n",
                 (long long)flags->micro_batch);
-    if (flags->min_micro_batch > 1 && !is_state)
+    if (flags->min_micro_batch > 1 && has_state)
         fprintf(stderr, "  --min-micro-batch N  below the %lld of now\n",
                 (long long)flags->min_micro_batch);
-    if (flags->image_size > 32 && !is_state)
+    if (flags->image_size > 32 && has_state)
         fprintf(stderr,
                 "  --image-size N       below the %lld of now: half the side takes a quarter of "
                 "the activations\n",
@@ -100,18 +100,18 @@ static void print_remedies(const ex_flags *flags, const ex_device *device, int i
 }
 
 void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
-                       const ex_flags *flags, const ex_device *device) {
+                       int has_state, const ex_flags *flags, const ex_device *device) {
     fflush(stdout);
     fprintf(stderr, "%s: %s\n", program, mt_last_error());
     if (status != MT_EDEVMEM) return;
     print_explanation(trainer);
-    print_remedies(flags, device, trainer == NULL);
+    print_remedies(flags, device, has_state);
 }
 
 int ex_exit_status(mt_status status, int interrupted) {
     switch (status) {
     case MT_OK:
-        return interrupted ? 130 : 0;
+        return interrupted ? 128 + interrupted : 0;
     case MT_EINVAL:
         return 2;
     case MT_EDEVMEM:

@@ -31,12 +31,13 @@ void ex_report_run(const mt_run_report *report, size_t batch);
 
 /*
  * Says on standard error why a run ended early: the error line; and when it did not fit, the
- * trainer's explanation and the flags that help. trainer NULL: not even the model's state did.
+ * trainer's explanation and the flags that help. trainer may be NULL; has_state 0: not even the
+ * model's state did fit.
  */
 void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
-                       const ex_flags *flags, const ex_device *device);
+                       int has_state, const ex_flags *flags, const ex_device *device);
 
-/* 0 done, 2 a flag's value, 3 does not fit, 130 Ctrl-C, 1 anything else. */
+/* 0 done, 2 a flag's value, 3 does not fit, 128 + the signal that stopped it, 1 anything else. */
 int ex_exit_status(mt_status status, int interrupted);
 
 #endif

@@ -11,7 +11,8 @@
 
 struct ex_tracefile {
     FILE *stream;
-    int error; /* errno of the first write that failed */
+    int error;   /* errno of the first write that failed */
+    int checked; /* the first lines were written, and the run is under way */
     char path[];
 };
 
@@ -32,13 +33,25 @@ mt_status ex_tracefile_open(const char *path, ex_tracefile **out) {
 
 void ex_tracefile_line(void *user, const char *line) {
     ex_tracefile *file = user;
-    if (fprintf(file->stream, "%s\n", line) < 0 || fflush(file->stream) != 0)
-        if (!file->error) file->error = errno ? errno : EIO;
+    errno = 0;
+    if (!file || (fprintf(file->stream, "%s\n", line) >= 0 && fflush(file->stream) == 0)) return;
+    if (file->error) return;
+    file->error = errno ? errno : EIO;
+    if (file->checked)
+        mt_log(MT_LOG_WARNING, "--trace: from here on '%s' is not whole: %s", file->path,
+               strerror(file->error));
 }
 
-void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int64_t image_size,
-                          char *const *argv) {
-    if (!file) return;
+mt_status ex_tracefile_check(ex_tracefile *file) {
+    if (!file) return MT_OK;
+    file->checked = 1;
+    if (!file->error) return MT_OK;
+    return mt_set_error(MT_EIO, "--trace: cannot write '%s': %s", file->path,
+                        strerror(file->error));
+}
+
+void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
+                      int64_t image_size, char *const *argv) {
     json_t *arguments = json_array();
     for (char *const *a = argv + 1; *argv && *a; a++) {
         /* An argument that is not UTF-8 cannot stand in JSON. */
@@ -49,18 +62,15 @@ void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int
         json_pack("{ss ss si sI so}", "event", "program", "name", name, "threads", threads,
                   "image_size", (json_int_t)image_size, "arguments", arguments);
     char *line = json_dumps(object, JSON_COMPACT);
-    if (line) ex_tracefile_line(file, line);
+    if (line) trace(user, line);
     free(line);
     json_decref(object);
 }
 
 mt_status ex_tracefile_close(ex_tracefile *file) {
-    mt_status status = MT_OK;
     if (!file) return MT_OK;
     if (fclose(file->stream) != 0 && !file->error) file->error = errno;
-    if (file->error)
-        status = mt_set_error(MT_EIO, "--trace: cannot write '%s': %s", file->path,
-                              strerror(file->error));
+    mt_status status = ex_tracefile_check(file);
     free(file);
     return status;
 }

@@ -4,7 +4,7 @@
 #ifndef EX_TRACEFILE_H
 #define EX_TRACEFILE_H
 
-#include <memtrain/status.h>
+#include <memtrain/trainer.h>
 
 typedef struct ex_tracefile ex_tracefile;
 
@@ -16,17 +16,24 @@ typedef struct ex_tracefile ex_tracefile;
 MT_NODISCARD mt_status ex_tracefile_open(const char *path, ex_tracefile **out);
 
 /* An mt_trace_fn with an ex_tracefile as user. Each line is on the disk's side when it returns, so
- * a run that is killed leaves whole lines. A failed write is reported by ex_tracefile_close. */
+ * a run that is killed leaves whole lines. */
 void ex_tracefile_line(void *user, const char *line);
 
 /*
- * Writes a line of the program's own, to follow the first of the trainer's: what a replay of the
+ * To be called once after the first lines: what cannot be written is better known before hours of
+ * training than after. A write that fails later is warned of at once, and does not stop the run.
+ * @return MT_OK; MT_EIO when a line could not be written
+ */
+MT_NODISCARD mt_status ex_tracefile_check(ex_tracefile *file);
+
+/*
+ * Hands over a line of the program's own, to follow the first of the trainer's: what a replay of the
  * trace must have in common with this run and the trainer does not know.
  *
  *     {"event":"program","name":"food101","threads":2,"arguments":["--batch","32"]}
  */
-void ex_tracefile_program(ex_tracefile *file, const char *name, int threads, int64_t image_size,
-                          char *const *argv);
+void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
+                      int64_t image_size, char *const *argv);
 
 /* @return MT_OK; MT_EIO when a line could not be written */
 MT_NODISCARD mt_status ex_tracefile_close(ex_tracefile *file);

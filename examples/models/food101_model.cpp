@@ -33,6 +33,10 @@ mt_status check(const food101_model_options *options) {
     return MT_OK;
 }
 
+ResNetOptions resnet_of(const food101_model_options *options) {
+    return {options->depth, static_cast<int64_t>(options->classes)};
+}
+
 } // namespace
 
 mt_status food101_model_new(const food101_model_options *options, mt_model **out) {
@@ -42,9 +46,8 @@ mt_status food101_model_new(const food101_model_options *options, mt_model **out
     return memtrain::make_model(out, [&] {
         std::vector<std::string> metrics = {"accuracy"};
         if (top5) metrics.push_back("top5");
-        ResNetOptions resnet{options->depth, static_cast<int64_t>(options->classes)};
         return memtrain::model(
-            std::make_shared<ResNetImpl>(resnet), metrics,
+            std::make_shared<ResNetImpl>(resnet_of(options)), metrics,
             [top5](ResNetImpl &net, const memtrain::Tensors &batch) {
                 at::Tensor logits = net.forward(batch.at(0)), labels = batch.at(1);
                 return memtrain::Output{at::cross_entropy_loss(logits, labels),
@@ -52,4 +55,17 @@ mt_status food101_model_new(const food101_model_options *options, mt_model **out
                                              : memtrain::correct(logits, labels)};
             });
     });
+}
+
+mt_status food101_model_bytes(const food101_model_options *options, size_t *out) {
+    *out = 0;
+    mt_status status = check(options);
+    if (status != MT_OK) return status;
+    try {
+        for (const at::Tensor &parameter : ResNetImpl(resnet_of(options)).parameters())
+            *out += parameter.nbytes();
+    } catch (...) {
+        return mt_torch_exception();
+    }
+    return MT_OK;
 }

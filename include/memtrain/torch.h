@@ -115,7 +115,7 @@ typedef struct mt_tensor mt_tensor;
 /*
  * A tensor over memory of the caller's, contiguous in row-major order. Nothing is copied; the
  * memory must stay until the handle is freed and no step uses it.
- * @param shape  dims sizes, each at least 0
+ * @param shape  dims sizes, each at least 0; all bytes together below 2^63
  * @param out    new reference: free with mt_tensor_free
  */
 MT_API MT_NODISCARD mt_status mt_tensor_from_memory(void *data, mt_dtype dtype, size_t dims,

@@ -1,0 +1,92 @@
+/*
+ * html_page.h - the report of a run as one page of HTML: plots over the steps, what the budget did,
+ * epochs, events and settings. Nothing is fetched; a script shows figures below the pointer, and
+ * without it all else is there.
+ */
+#ifndef EX_HTML_PAGE_H
+#define EX_HTML_PAGE_H
+
+#include "html_text.h"
+#include "series.h"
+
+#include <memtrain/backend.h> /* MT_METRICS_MAX */
+
+enum {
+    EX_HTML_EPOCHS = 128, /* in the table; of more, each second one, fourth, ... and the last */
+    EX_HTML_EVENTS = 100, /* the first ones */
+    EX_HTML_SETTINGS = 40,
+    EX_HTML_SAVERS = 8,
+    EX_HTML_NAME = 48,
+    EX_HTML_TEXT = 160
+};
+
+typedef struct ex_html_epoch {
+    uint64_t epoch;
+    double loss, eval_loss; /* NaN: none */
+    double metrics[MT_METRICS_MAX], eval_metrics[MT_METRICS_MAX];
+    double seconds, peak_bytes;
+} ex_html_epoch;
+
+typedef struct ex_html_event {
+    uint64_t step;
+    ex_mark kind;
+    char text[EX_HTML_TEXT];
+} ex_html_event;
+
+typedef struct ex_html_setting {
+    char name[EX_HTML_NAME];
+    char *value; /* owned */
+} ex_html_setting;
+
+typedef enum ex_html_outcome {
+    EX_HTML_RUNNING = 0,
+    EX_HTML_DONE,
+    EX_HTML_STOPPED,
+    EX_HTML_FAILED
+} ex_html_outcome;
+
+/* A memory saver and the steps that it was on in. */
+typedef struct ex_html_saver {
+    char name[EX_HTML_NAME];
+    uint64_t steps;
+} ex_html_saver;
+
+/* Words of the trace, counted. */
+enum { EX_HTML_ACTIONS = 4, EX_HTML_REASONS = 7 };
+extern const char *const ex_html_actions[EX_HTML_ACTIONS];
+extern const char *const ex_html_reasons[EX_HTML_REASONS];
+
+/* What is known of a run; zero is a run of which nothing is. */
+typedef struct ex_html_run {
+    ex_series series;
+    char program[EX_HTML_NAME], device[EX_HTML_NAME];
+    ex_html_setting settings[EX_HTML_SETTINGS];
+    size_t setting_count;
+    double parameter_bytes, gradient_bytes, optimizer_bytes, budget_bytes;
+    uint64_t batch;
+
+    char metric_names[MT_METRICS_MAX][EX_HTML_NAME];
+    size_t metric_count;
+    ex_html_epoch epochs[EX_HTML_EPOCHS], last_epoch;
+    size_t epoch_count; /* in the table */
+    uint64_t epoch_total, epoch_stride;
+
+    ex_html_event events[EX_HTML_EVENTS];
+    uint64_t event_count; /* of them all */
+
+    uint64_t steps, samples, discarded, skipped;
+    uint64_t marks[EX_MARKS], actions[EX_HTML_ACTIONS], plans[EX_HTML_REASONS];
+    ex_html_saver savers[EX_HTML_SAVERS];
+    size_t saver_count;
+    double seconds, clear_seconds;
+    double most_used;        /* largest share of the budget of its step that a peak took */
+    double worst_prediction; /* share that a predicted peak was off by; -1: none was predicted */
+    char state_sha256[65];
+
+    ex_html_outcome outcome;
+    char outcome_text[512];
+} ex_html_run;
+
+void ex_html_page(const ex_html_run *run, FILE *out);
+
+#endif

@@ -1,0 +1,48 @@
+/*
+ * cli.h - runs build/examples/food101 and looks at what it left behind, for the check_ex_*.c.
+ *
+ * The program is found beside the test. Pictures of 32 x 32 keep the runs short; --threads 1 and
+ * --deterministic keep them the same on any machine.
+ */
+#ifndef MEMTRAIN_TESTS_CLI_H
+#define MEMTRAIN_TESTS_CLI_H
+
+#include <check.h>
+#include <sys/types.h>
+
+enum { CLI_CAPACITY = 65536, CLI_PATH = 512, CLI_MOST_ARGUMENTS = 32 };
+
+/* A folder of the test's own, and two traces in it. */
+extern char cli_root[CLI_PATH], cli_trace[CLI_PATH], cli_replayed[CLI_PATH];
+
+/* What the last run wrote. */
+extern char cli_out[CLI_CAPACITY], cli_err[CLI_CAPACITY];
+
+/* Where its standard output goes, "/dev/full" say; NULL: to cli_out. */
+extern const char *cli_stdout;
+
+#define SMALL "--device", "cpu", "--image-size", "32", "--threads", "1", "--deterministic"
+
+/* A run that has to end with this exit status. */
+#define EXPECT(status, ...) cli_expect(status, (const char *const[]){__VA_ARGS__, NULL})
+void cli_expect(int expected, const char *const *arguments);
+
+/* The two halves: the arguments end with NULL; the exit status is 128 + number after a signal. */
+pid_t cli_start(const char *const *arguments);
+int cli_finish(pid_t child);
+
+/* Waits until the n-th step stands in cli_trace. */
+void cli_wait_for_step(int n);
+
+void cli_read_file(const char *path, char *text);
+
+/* A number of the n-th line (from 1) of an event in a trace; -1 when there is none. */
+long long cli_number(const char *path, const char *name, int n, const char *key);
+
+/* The two traces end with the same state_sha256. */
+void cli_same_state(void);
+
+/* A case of tests that run the program: with a folder, and time enough to load libtorch. */
+TCase *cli_case(Suite *suite, const char *name);
+
+#endif
