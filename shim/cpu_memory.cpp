@@ -3,8 +3,17 @@
  */
 #include "cpu_memory.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <unistd.h>
 
 #include <c10/util/Exception.h>
 
@@ -15,6 +24,9 @@ namespace {
 
 /* Alignment of tensors, and size of the header, so that the data behind it keeps the alignment. */
 constexpr size_t line_bytes = 64;
+
+constexpr int64_t follow_milliseconds = 200;
+constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 
@@ -42,6 +54,7 @@ std::atomic<size_t> used{0};
 std::atomic<size_t> highest{0};
 std::atomic<size_t> highest_in_call{0};
 std::atomic<size_t> limit{0}; /* 0: not yet asked of the host */
+std::atomic<bool> is_default{true};
 std::atomic<bool> in_place{false};
 
 Header *header_of(void *data) {
@@ -151,11 +164,37 @@ public:
     }
 };
 
+/*
+ * glibc gives the top of the heap back after each step and faults the pages in again in the next one:
+ * a fifth of the time of a small step, or nothing, as the heap's layout has it. So pages are kept until
+ * empty_cache asks for them; above 32 MiB, the most that may be set, requests have pages of their own.
+ * What the environment says about it has precedence.
+ */
+void keep_pages() {
+#ifdef __GLIBC__
+    if (!std::getenv("MALLOC_TRIM_THRESHOLD_")) mallopt(M_TRIM_THRESHOLD, INT32_MAX);
+    if (!std::getenv("MALLOC_MMAP_THRESHOLD_")) mallopt(M_MMAP_THRESHOLD, 32 << 20);
+#endif
+}
+
+/* What the host has for us now; what we hold of it already counts, in use or kept by the heap. */
+size_t host_budget() {
+    static const size_t code = resident_bytes() - std::min(resident_bytes(), allocated());
+    mt_host_memory host = {};
+    host.size = sizeof host;
+    if (mt_host_memory_read(nullptr, &host) != MT_OK) return SIZE_MAX;
+    size_t resident = resident_bytes(), held = resident - std::min(resident, code);
+    held = std::max(held, allocated());
+    return host.budget_bytes < SIZE_MAX - held ? std::max<size_t>(host.budget_bytes + held, 1)
+                                               : SIZE_MAX;
+}
+
 } // namespace
 
 void install() {
     /* Never destroyed: tensors may be freed by destructors of static objects. */
     static Allocator *allocator = new Allocator;
+    keep_pages();
     c10::SetCPUAllocator(allocator, 255);
     in_place = true;
 }
@@ -185,20 +224,37 @@ void reset_call_peak() noexcept {
 }
 
 void set_budget(size_t bytes) noexcept {
+    is_default.store(bytes == 0, std::memory_order_relaxed);
     limit.store(bytes, std::memory_order_relaxed);
+}
+
+void follow_host() {
+    using namespace std::chrono;
+    static std::atomic<int64_t> last{0};
+    int64_t now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
+    size_t old = limit.load(std::memory_order_relaxed);
+    if (!is_default || !old || now - last.load() < follow_milliseconds) return;
+    last = now;
+    size_t bytes = host_budget(), change = bytes > old ? bytes - old : old - bytes;
+    if (change > old / follow_share) limit.compare_exchange_strong(old, bytes);
 }
 
 /* Without any figure of the host there is no limit. */
 size_t budget() noexcept {
     size_t now = limit.load(std::memory_order_relaxed);
     if (now) return now;
-    mt_host_memory host = {};
-    host.size = sizeof host;
-    size_t bytes = SIZE_MAX;
-    if (mt_host_memory_read(nullptr, &host) == MT_OK && host.budget_bytes < SIZE_MAX - allocated())
-        bytes = host.budget_bytes + allocated();
-    if (!bytes) bytes = 1; /* 0 would mean "ask again" */
+    size_t bytes = host_budget();
     return limit.compare_exchange_strong(now, bytes) ? bytes : now;
+}
+
+size_t resident_bytes() noexcept {
+    long total = 0, resident = 0;
+    std::FILE *file = std::fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    int fields = std::fscanf(file, "%ld %ld", &total, &resident);
+    std::fclose(file);
+    return fields == 2 ? static_cast<size_t>(resident) * static_cast<size_t>(sysconf(_SC_PAGESIZE))
+                       : 0;
 }
 
 Refusals refusals() noexcept {

@@ -31,9 +31,18 @@ void reset_peak() noexcept;
 size_t call_peak() noexcept;
 void reset_call_peak() noexcept;
 
-/* In bytes. 0 for the default: what the host has when it is first asked for, plus allocated(). */
+/* In bytes. 0 for the default: what the host has, and what this process holds of it already. */
 void set_budget(size_t bytes) noexcept;
 size_t budget() noexcept;
+
+/*
+ * Where the budget is the default, brings it up to date with what the host has now: at most five times
+ * a second, and where it has changed by a tenth. Called between chunks, never within one.
+ */
+void follow_host();
+
+/* Resident bytes of the process; 0 where /proc has no figure. */
+size_t resident_bytes() noexcept;
 
 /* Requests refused on the calling thread: over budget, by the system, or injected. */
 struct Refusals {

@@ -74,17 +74,6 @@ size_t recent_host_room() {
     return room;
 }
 
-/* Resident bytes of the process; 0 where /proc has no figure. */
-size_t resident_bytes() {
-    long total = 0, resident = 0;
-    FILE *file = std::fopen("/proc/self/statm", "r");
-    if (!file) return 0;
-    int fields = std::fscanf(file, "%ld %ld", &total, &resident);
-    std::fclose(file);
-    return fields == 2 ? static_cast<size_t>(resident) * static_cast<size_t>(sysconf(_SC_PAGESIZE))
-                       : 0;
-}
-
 void trim_heap() {
 #ifdef __GLIBC__
     malloc_trim(0);
@@ -98,6 +87,7 @@ mt_memory cpu_memory() {
         memory.budget_bytes = watched_cpu_budget;
         return memory;
     }
+    cpu::follow_host();
     memory.budget_bytes = cpu::budget();
     memory.allocated_bytes = memory.reserved_bytes = cpu::allocated();
     memory.peak_bytes = cpu::peak();
@@ -234,7 +224,7 @@ void reset_device_peak(c10::Device device) {
 /* Reserved bytes tell what was released, on the CPU resident ones: the heap is the cache there. */
 mt_clear_result empty_device_cache(c10::Device device) {
     auto taken = [&] {
-        return device.is_cpu() ? resident_bytes() : device_memory(device).reserved_bytes;
+        return device.is_cpu() ? cpu::resident_bytes() : device_memory(device).reserved_bytes;
     };
     mt_clear_result result = {sizeof result, 0.0, 0};
     size_t before = taken();

@@ -201,6 +201,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
         torch->flat->begin();
         torch->batch = own;
         torch->samples = batch->count;
+        torch->fresh = true;
         torch->phase = Phase::in_step;
     });
 }
@@ -230,7 +231,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     mt_status status = measured(*torch, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
-    if (status == MT_OK) torch->marked = false;
+    if (status == MT_OK) torch->marked = torch->fresh = false;
     if (status == MT_OK) return MT_OK;
     torch->phase = Phase::failed;
     /* Without host memory for a new queue the old one's gradients stay until the next backward. */
@@ -244,8 +245,10 @@ extern "C" mt_status mt_mark(mt_torch *torch) {
     CHECK_TORCH("mt_mark");
     MT_RETURN_IF_FAILED(check_phase("mt_mark", *torch, Phase::in_step, Phase::in_step));
     return guard(torch->device, [&] {
-        torch->chunk_rng.take(torch->device);
-        torch->chunk_buffers.take(*torch->model);
+        if (!torch->fresh) {
+            torch->chunk_rng.take(torch->device);
+            torch->chunk_buffers.take(*torch->model);
+        }
         torch->marked = true;
     });
 }
@@ -257,8 +260,8 @@ extern "C" mt_status mt_rewind(mt_torch *torch) {
         return mt_set_error(MT_ESTATE, "mt_rewind: no chunk was marked, or it went through");
     mt_status status = guard(torch->device, [&] {
         torch->flat->drop_chunk();
-        torch->chunk_buffers.restore(*torch->model);
-        torch->chunk_rng.restore();
+        (torch->fresh ? torch->buffers : torch->chunk_buffers).restore(*torch->model);
+        (torch->fresh ? torch->rng : torch->chunk_rng).restore();
         torch->marked = false;
         torch->phase = Phase::in_step;
     });

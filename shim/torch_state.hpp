@@ -46,7 +46,8 @@ struct mt_torch {
     size_t samples = 0;
 
     bool marked = false;                /* the next chunk runs apart, or has and failed */
-    memtrain::shim::RngState chunk_rng; /* as mark found them */
+    bool fresh = false;                 /* no chunk has run since begin */
+    memtrain::shim::RngState chunk_rng; /* as mark found them, unless it was fresh */
     memtrain::shim::BufferState chunk_buffers;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
 

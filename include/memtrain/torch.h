@@ -77,7 +77,8 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
  * mt_host_memory's budget, the limit holds for the whole process and is enforced at each
  * allocation. On CUDA the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
  * recommended working set; both also set the allocator's own limit. It may be changed at any time;
- * a limit below what is allocated refuses every further request until enough is released. CUDA's
+ * a limit below what is allocated refuses every further request until enough is released. The CPU's
+ * default follows the host while the program runs, so memory that others take or give back is seen. CUDA's
  * allocator reads its limit once, when the device is first used, and for all cards alike: set later,
  * the budget is kept by the policy alone, and the log says so.
  */
