@@ -68,14 +68,15 @@ Loss forward(mt_torch &torch, const Chunk &chunk) {
 /* Loss and metrics as doubles. One copy from a device; on the CPU read where they are. */
 void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics) {
     at::Tensor all = values.loss.detach().reshape({1}), sums = values.metrics;
-    if (torch.device.is_cpu()) {
+    if (torch.device.is_host()) {
         *loss = all[0].item().toDouble();
         if (sums.defined()) sums = sums.reshape({-1});
         for (int64_t i = 0; sums.defined() && i < sums.numel(); i++)
             metrics[i] = sums[i].item().toDouble();
         return;
     }
-    auto type = torch.device.is_mps() ? at::kFloat : at::kDouble; /* MPS has no doubles */
+    auto type =
+        torch.device.memory() == Memory::mps ? at::kFloat : at::kDouble; /* MPS has no doubles */
     all = all.to(type);
     if (sums.defined()) all = at::cat({all, sums.reshape({-1}).to(torch.device, type)});
     all = all.to(at::kCPU).to(at::kDouble);
