@@ -239,7 +239,7 @@ install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' VERSION='$(VERSION)' LIB='
     TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)'
 run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 
-check: all tests ## all tests and static checks (DEVICE=cpu|cuda|mps, SUITES="check_a check_b")
+check: all tests ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps, SUITES="check_a check_b")
 	@$(run_tests) $(if $(SUITES),,$(STATIC)) \
 	    $(call chosen,$(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH))
 

@@ -2,6 +2,7 @@
 #include "arguments.hpp"
 
 #include "guard.hpp"
+#include "sim_memory.hpp"
 
 namespace memtrain::shim {
 
@@ -24,9 +25,11 @@ mt_status check_sized(const void *sized, const char *function, const char *argum
     return mt_set_error(MT_EINVAL, "%s: %s->size is not set", function, argument);
 }
 
-mt_status parse_device(const char *name, const char *function, c10::Device *out) {
+mt_status parse_device(const char *name, const char *function, Device *out) {
     MT_RETURN_IF_FAILED(check_not_null(name, function, "device"));
     c10::Device device(c10::kCPU);
+    MT_RETURN_IF_FAILED(guard([&] { *out = Device(device, sim::card_of(name)); }));
+    if (out->card) return MT_OK;
     if (guard([&] { device = c10::Device(std::string(name)); }) != MT_OK)
         return mt_set_error(MT_EINVAL, "%s: '%s' is no name of a device", function, name);
     if (!device.is_cpu() && !device.is_cuda() && !device.is_mps())

@@ -8,10 +8,9 @@
 #include <cstddef>
 #include <cstring>
 
-#include <c10/core/Device.h>
-
 #include <memtrain/torch.h>
 
+#include "device.hpp"
 #include "handle.h"
 
 namespace memtrain::shim {
@@ -49,10 +48,11 @@ template <class Enum> int number_of(const Enum &value) {
 }
 
 /*
- * Reads "cpu", "cuda", "cuda:1", "mps"; without an index the first device is meant. MT_EINVAL for a
- * name that is none, MT_ENOTSUP for a device of libtorch's that this library does not know.
+ * Reads "cpu", "cuda", "cuda:1", "mps", "sim:cuda", "sim:mps"; without an index the first device is
+ * meant. MT_EINVAL for a name that is none, MT_ENOTSUP for a device of libtorch's that this library
+ * does not know.
  */
-mt_status parse_device(const char *name, const char *function, c10::Device *out);
+mt_status parse_device(const char *name, const char *function, Device *out);
 
 } // namespace memtrain::shim
 

@@ -38,7 +38,7 @@ using namespace memtrain::shim;
 
 extern "C" mt_status mt_amp_autocast(const char *name, mt_dtype dtype,
                                      mt_status (*body)(void *user), void *user) {
-    c10::Device device(c10::kCPU);
+    Device device = c10::Device(c10::kCPU);
     MT_RETURN_IF_FAILED(
         check_not_null(reinterpret_cast<const void *>(body), "mt_amp_autocast", "body"));
     int type = number_of(dtype);

@@ -18,6 +18,7 @@
 #include <c10/util/Exception.h>
 
 #include "compat.hpp"
+#include "sim_memory.hpp"
 
 namespace memtrain::shim::cpu {
 namespace {
@@ -29,6 +30,7 @@ constexpr int64_t follow_milliseconds = 200;
 constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
+constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
 
 /*
  * The last 16 bytes before the data, where glibc's malloc has its own header: they can be read also
@@ -36,12 +38,20 @@ constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
  */
 struct Header {
     size_t bytes;
-    uintptr_t cookie; /* the data's address ^ cookie_key; 0 once freed */
+    uintptr_t cookie; /* the data's address ^ cookie_key or card_key; 0 once freed */
 };
+
+/* Before the header, where the cookie has the card_key. */
+struct OnCardHeader {
+    sim::Card *card;
+    sim::Place place;
+};
+static_assert(sizeof(OnCardHeader) + sizeof(Header) <= line_bytes, "both lie before the data");
 
 struct Thread {
     Refusals refusals = {0, 0, 0};
     mt_event_sink sink = {nullptr, nullptr};
+    sim::Card *card = nullptr;
     uint64_t requests = 0; /* since inject() */
     uint64_t failed = 0;
     uint64_t fail_at = 0; /* 0: disarmed */
@@ -61,13 +71,22 @@ Header *header_of(void *data) {
     return reinterpret_cast<Header *>(static_cast<char *>(data) - sizeof(Header));
 }
 
-uintptr_t cookie_of(const void *data) {
-    return reinterpret_cast<uintptr_t>(data) ^ cookie_key;
+OnCardHeader *card_header_of(void *data) {
+    return reinterpret_cast<OnCardHeader *>(static_cast<char *>(data) - sizeof(Header) -
+                                            sizeof(OnCardHeader));
+}
+
+uintptr_t cookie_of(const void *data, uintptr_t key) {
+    return reinterpret_cast<uintptr_t>(data) ^ key;
 }
 
 /* Reads before blocks that are not ours, which the address sanitizer would take for an error. */
-__attribute__((no_sanitize("address"))) bool is_ours(void *data) {
-    return header_of(data)->cookie == cookie_of(data);
+__attribute__((no_sanitize("address"))) bool has_key(void *data, uintptr_t key) {
+    return header_of(data)->cookie == cookie_of(data, key);
+}
+
+bool is_ours(void *data) {
+    return has_key(data, cookie_key) || has_key(data, card_key);
 }
 
 void raise(std::atomic<size_t> &mark, size_t value) noexcept {
@@ -76,9 +95,17 @@ void raise(std::atomic<size_t> &mark, size_t value) noexcept {
     }
 }
 
-/* Sign of bytes: + allocated, - released. Both listeners cost a load each while nobody listens. */
-void tell(void *data, int64_t bytes) noexcept {
-    if (thread.sink.event) thread.sink.event(thread.sink.user, data, bytes);
+/*
+ * Sign of bytes: + allocated, - released. Both listeners cost a load each while nobody listens. The
+ * sink is told what the device's allocator counts, as CUDA's tells it: on a card the whole block.
+ */
+void tell(void *data, int64_t sign) noexcept {
+    int64_t bytes = sign * static_cast<int64_t>(header_of(data)->bytes);
+    if (thread.sink.event) {
+        bool on_card = has_key(data, card_key);
+        size_t block = on_card ? card_header_of(data)->place.bytes : header_of(data)->bytes;
+        thread.sink.event(thread.sink.user, data, sign * static_cast<int64_t>(block));
+    }
     if (!c10::memoryProfilingEnabled()) return;
     try {
         size_t total = allocated();
@@ -120,9 +147,8 @@ size_t reserve(size_t bytes) noexcept {
     return now + bytes;
 }
 
-void *take(size_t bytes) {
+void *take_from_host(size_t bytes) {
     void *block = nullptr;
-    if (shall_fail()) refuse("injected refusal of", bytes);
     size_t sum = reserve(bytes);
     if (!sum) refuse("there is no room for", bytes);
     if (bytes > SIZE_MAX - line_bytes || posix_memalign(&block, line_bytes, bytes + line_bytes)) {
@@ -132,8 +158,31 @@ void *take(size_t bytes) {
     raise(highest, sum);
     raise(highest_in_call, sum);
     void *data = static_cast<char *>(block) + line_bytes;
-    *header_of(data) = {bytes, cookie_of(data)};
+    *header_of(data) = {bytes, cookie_of(data, cookie_key)};
     return data;
+}
+
+void *take_on_card(sim::Card &card, size_t bytes) {
+    sim::Place place = card.take(bytes);
+    void *data;
+    try {
+        data = take_from_host(bytes);
+    } catch (...) {
+        card.give_back(place);
+        throw;
+    }
+    header_of(data)->cookie = cookie_of(data, card_key);
+    *card_header_of(data) = {&card, place};
+    return data;
+}
+
+/* A request that shall fail is refused by the card in its own words. */
+void *take(size_t bytes) {
+    sim::Card *card = thread.card;
+    bool fails = shall_fail();
+    if (fails && card) card->refuse(bytes);
+    if (fails) refuse("injected refusal of", bytes);
+    return card ? take_on_card(*card, bytes) : take_from_host(bytes);
 }
 
 /* Deleter of every tensor, and of buffers that oneDNN took through raw_allocate. */
@@ -143,11 +192,10 @@ void give_back(void *data) {
         std::free(data); /* made by libtorch's own allocator before ours was installed */
         return;
     }
-    Header *header = header_of(data);
-    size_t bytes = header->bytes;
-    header->cookie = 0;
-    used.fetch_sub(bytes, std::memory_order_relaxed);
-    tell(data, -static_cast<int64_t>(bytes));
+    used.fetch_sub(header_of(data)->bytes, std::memory_order_relaxed);
+    tell(data, -1);
+    if (has_key(data, card_key)) card_header_of(data)->card->give_back(card_header_of(data)->place);
+    header_of(data)->cookie = 0;
     std::free(static_cast<char *>(data) - line_bytes);
 }
 
@@ -155,7 +203,7 @@ class Allocator final : public c10::Allocator {
 public:
     c10::DataPtr allocate(size_t bytes) override {
         void *data = bytes ? take(bytes) : nullptr;
-        if (data) tell(data, static_cast<int64_t>(bytes));
+        if (data) tell(data, 1);
         return {data, data, &give_back, c10::Device(c10::kCPU)};
     }
     c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
@@ -263,6 +311,14 @@ Refusals refusals() noexcept {
 
 void set_sink(const mt_event_sink *sink) noexcept {
     thread.sink = sink ? *sink : mt_event_sink{nullptr, nullptr};
+}
+
+void set_card(sim::Card *card) noexcept {
+    thread.card = card;
+}
+
+sim::Card *card() noexcept {
+    return thread.card;
 }
 
 void inject(uint64_t nth, bool persistent) noexcept {

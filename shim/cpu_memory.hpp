@@ -14,6 +14,10 @@
 
 #include <memtrain/backend.h>
 
+namespace memtrain::shim::sim {
+class Card;
+}
+
 namespace memtrain::shim::cpu {
 
 /* Puts the allocator in place; before the first tensor. */
@@ -54,6 +58,13 @@ Refusals refusals() noexcept;
 
 /* Events of the calling thread; NULL stops them. *sink is copied. */
 void set_sink(const mt_event_sink *sink) noexcept;
+
+/*
+ * The simulated card against which tensors of the calling thread count beside the budget; NULL: none,
+ * which costs nothing. See sim::OnCard.
+ */
+void set_card(sim::Card *card) noexcept;
+sim::Card *card() noexcept;
 
 /* See mt_inject_oom and mt_injected. */
 void inject(uint64_t nth, bool persistent) noexcept;

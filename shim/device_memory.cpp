@@ -24,6 +24,7 @@
 #include "cpu_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "sim_memory.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -33,10 +34,20 @@ constexpr double default_share = 0.95;
 
 constexpr int max_devices = 128; /* of libtorch's CUDA build */
 
-/* Per CUDA device: the budget that was set, and the peak seen before the last start_call_peak. */
-std::atomic<size_t> cuda_budget[max_devices];
-std::atomic<size_t> cuda_peak[max_devices];
-std::atomic<size_t> mps_budget{0};
+/*
+ * What is kept of a device whose allocator is not ours: the budget that was set, and on CUDA the peak
+ * seen before the last start_call_peak. One for each CUDA device, for MPS, and for the simulated cards.
+ */
+struct Kept {
+    std::atomic<size_t> budget{0}, peak{0};
+};
+Kept cuda_kept[max_devices], mps_kept, simulated_kept[2];
+
+Kept &kept(const Device &device) {
+    if (device.card) return simulated_kept[device.card->is_mps()];
+    return device.is_mps() ? mps_kept : cuda_kept[device.index()];
+}
+
 std::atomic<size_t> watched_cpu_budget{0}; /* where no allocator of ours enforces one */
 
 size_t share_of(size_t bytes) {
@@ -97,29 +108,33 @@ mt_memory cpu_memory() {
 /* ---- CUDA ---- */
 
 /* Its allocator; before CUDA has been initialised it knows the card, but keeps no statistics. */
-c10::DeviceAllocator &early_cuda_allocator() {
+c10::DeviceAllocator &early_cuda_allocator(const Device &device) {
+    if (device.card) return device.card->cuda();
     c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
     if (!allocator) fail(MT_ENOTSUP, "libtorch's CUDA part is not loaded");
     return *allocator;
 }
 
-c10::DeviceAllocator &cuda_allocator() {
-    at::globalContext().lazyInitDevice(c10::kCUDA);
-    return early_cuda_allocator();
+c10::DeviceAllocator &cuda_allocator(const Device &device) {
+    if (device.card)
+        device.card->start();
+    else
+        at::globalContext().lazyInitDevice(c10::kCUDA);
+    return early_cuda_allocator(device);
 }
 
-mt_memory cuda_memory(c10::Device device) {
-    c10::DeviceAllocator &allocator = cuda_allocator();
+mt_memory cuda_memory(const Device &device) {
+    c10::DeviceAllocator &allocator = cuda_allocator(device);
     compat::DeviceStats stats = allocator.getDeviceStats(device.index());
     mt_memory memory = {};
     /* Element 0 is the sum over the small and the large pool. */
     memory.allocated_bytes = static_cast<size_t>(stats.allocated_bytes[0].current);
     memory.reserved_bytes = static_cast<size_t>(stats.reserved_bytes[0].current);
-    memory.peak_bytes = std::max(static_cast<size_t>(stats.allocated_bytes[0].peak),
-                                 cuda_peak[device.index()].load());
+    memory.peak_bytes =
+        std::max(static_cast<size_t>(stats.allocated_bytes[0].peak), kept(device).peak.load());
     memory.free_bytes = allocator.getMemoryInfo(device.index()).first;
     memory.alloc_retries = static_cast<uint64_t>(stats.num_alloc_retries);
-    memory.budget_bytes = cuda_budget[device.index()];
+    memory.budget_bytes = kept(device).budget;
     if (!memory.budget_bytes)
         memory.budget_bytes = share_of(memory.free_bytes + memory.reserved_bytes);
     return memory;
@@ -145,19 +160,26 @@ std::string cuda_settings(double fraction) {
  * alike; changing it later needs CUDA's headers. A budget that comes later is therefore kept by
  * those who ask for it in device_memory() alone.
  */
-void set_cuda_budget(c10::Device device, size_t bytes) {
-    c10::DeviceAllocator &allocator = early_cuda_allocator();
-    cuda_budget[device.index()] = bytes;
+void set_cuda_budget(const Device &device, size_t bytes) {
+    c10::DeviceAllocator &allocator = early_cuda_allocator(device);
+    kept(device).budget = bytes;
     if (allocator.initialized()) {
         mt_log(MT_LOG_INFO, "CUDA is in use: its allocator keeps the limit that it has");
         return;
     }
     double total = static_cast<double>(allocator.getMemoryInfo(device.index()).second);
     double fraction = bytes ? std::min(static_cast<double>(bytes) / total, 1.0) : 1.0;
-    compat::set_allocator_settings(cuda_settings(fraction));
+    if (device.card)
+        device.card->set_ratio(fraction);
+    else
+        compat::set_allocator_settings(cuda_settings(fraction));
 }
 
 /* ---- MPS ---- */
+
+const at::MPSHooksInterface &mps_hooks(const Device &device) {
+    return device.card ? device.card->mps() : at::detail::getMPSHooks();
+}
 
 size_t mps_default_budget(const at::MPSHooksInterface &mps) {
     size_t left = host_memory().budget_bytes;
@@ -167,28 +189,32 @@ size_t mps_default_budget(const at::MPSHooksInterface &mps) {
     return std::min(share_of(mps.getRecommendedMaxMemory()), room);
 }
 
-mt_memory mps_memory() {
-    const auto &mps = at::detail::getMPSHooks();
+mt_memory mps_memory(const Device &device) {
+    const auto &mps = mps_hooks(device);
     mt_memory memory = {};
     memory.allocated_bytes = mps.getCurrentAllocatedMemory();
     memory.reserved_bytes = mps.getDriverAllocatedMemory();
-    memory.budget_bytes = mps_budget ? mps_budget.load() : mps_default_budget(mps);
+    memory.budget_bytes = kept(device).budget;
+    if (!memory.budget_bytes) memory.budget_bytes = mps_default_budget(mps);
     memory.free_bytes = recent_host_room();
     return memory;
 }
 
 /* MPS takes ratios up to 2 of the recommended working set; 0 would remove the limit altogether. */
-void set_mps_budget(size_t bytes) {
-    const auto &mps = at::detail::getMPSHooks();
+void set_mps_budget(const Device &device, size_t bytes) {
+    const auto &mps = mps_hooks(device);
     double whole = static_cast<double>(std::max<size_t>(mps.getRecommendedMaxMemory(), 1));
     double ratio = bytes ? static_cast<double>(bytes) / whole : default_share;
     mps.setMemoryFraction(std::min(std::max(ratio, 1e-6), 2.0));
-    mps_budget = bytes;
+    kept(device).budget = bytes;
 }
 
 } // namespace
 
-void check_device(const char *function, c10::Device device) {
+void check_device(const char *function, const Device &device) {
+    if (device.card && !cpu::installed())
+        fail(MT_ENOTSUP, "%s: %s needs our CPU allocator, which is not installed", function,
+             device.card->name());
     if (device.is_mps() && (device.index() > 0 || !at::detail::getMPSHooks().hasMPS()))
         fail(MT_ENOTSUP, "%s: this libtorch or this machine has no MPS", function);
     if (!device.is_cuda()) return;
@@ -199,40 +225,47 @@ void check_device(const char *function, c10::Device device) {
         fail(MT_ENOTSUP, "%s: there are %d CUDA devices", function, count);
 }
 
-void set_device_budget(c10::Device device, size_t bytes) {
-    if (device.is_cuda()) return set_cuda_budget(device, bytes);
-    if (device.is_mps()) return set_mps_budget(bytes);
-    watched_cpu_budget = bytes;
-    cpu::set_budget(bytes);
+void set_device_budget(const Device &device, size_t bytes) {
+    switch (device.memory()) {
+    case Memory::cuda:
+        return set_cuda_budget(device, bytes);
+    case Memory::mps:
+        return set_mps_budget(device, bytes);
+    case Memory::cpu:
+        watched_cpu_budget = bytes;
+        cpu::set_budget(bytes);
+    }
 }
 
-mt_memory device_memory(c10::Device device) {
-    mt_memory memory = device.is_cuda()  ? cuda_memory(device)
-                       : device.is_mps() ? mps_memory()
-                                         : cpu_memory();
+mt_memory device_memory(const Device &device) {
+    Memory kind = device.memory();
+    mt_memory memory = kind == Memory::cuda  ? cuda_memory(device)
+                       : kind == Memory::mps ? mps_memory(device)
+                                             : cpu_memory();
     memory.size = sizeof memory;
     return memory;
 }
 
-void reset_device_peak(c10::Device device) {
-    if (device.is_mps()) fail(MT_ENOTSUP, "mt_device_reset_peak: MPS keeps no peak");
-    if (device.is_cpu()) return cpu::reset_peak();
-    cuda_allocator().resetPeakStats(device.index());
-    cuda_peak[device.index()] = 0;
+void reset_device_peak(const Device &device) {
+    if (device.memory() == Memory::mps) fail(MT_ENOTSUP, "mt_device_reset_peak: MPS keeps no peak");
+    if (device.memory() == Memory::cpu) return cpu::reset_peak();
+    cuda_allocator(device).resetPeakStats(device.index());
+    kept(device).peak = 0;
 }
 
 /* Reserved bytes tell what was released, on the CPU resident ones: the heap is the cache there. */
-mt_clear_result empty_device_cache(c10::Device device) {
+mt_clear_result empty_device_cache(const Device &device) {
+    Memory kind = device.memory();
     auto taken = [&] {
-        return device.is_cpu() ? cpu::resident_bytes() : device_memory(device).reserved_bytes;
+        return kind == Memory::cpu ? cpu::resident_bytes() : device_memory(device).reserved_bytes;
     };
     mt_clear_result result = {sizeof result, 0.0, 0};
     size_t before = taken();
     auto start = std::chrono::steady_clock::now();
-    if (device.is_cuda())
-        cuda_allocator().emptyCache();
-    else if (device.is_mps())
-        at::detail::getMPSHooks().emptyCache();
+    if (kind == Memory::cuda)
+        cuda_allocator(device).emptyCache();
+    else if (kind == Memory::mps)
+        mps_hooks(device).emptyCache();
     else
         trim_heap();
     result.seconds =
@@ -242,32 +275,32 @@ mt_clear_result empty_device_cache(c10::Device device) {
     return result;
 }
 
-void synchronize(c10::Device device) {
-    if (device.is_mps()) at::detail::getMPSHooks().deviceSynchronize();
+void synchronize(const Device &device) {
+    if (device.memory() == Memory::mps) mps_hooks(device).deviceSynchronize();
     if (device.is_cuda())
         c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-void start_call_peak(c10::Device device) {
-    if (device.is_cpu()) cpu::reset_call_peak();
-    if (!device.is_cuda()) return;
-    c10::DeviceAllocator &allocator = cuda_allocator();
+void start_call_peak(const Device &device) {
+    if (device.memory() == Memory::cpu) cpu::reset_call_peak();
+    if (device.memory() != Memory::cuda) return;
+    c10::DeviceAllocator &allocator = cuda_allocator(device);
     size_t seen = device_memory(device).peak_bytes;
     allocator.resetPeakStats(device.index());
-    cuda_peak[device.index()] = seen;
+    kept(device).peak = seen;
 }
 
-size_t call_peak(c10::Device device) {
-    if (device.is_mps()) return 0;
-    if (device.is_cpu()) return cpu::installed() ? cpu::call_peak() : 0;
-    compat::DeviceStats stats = cuda_allocator().getDeviceStats(device.index());
+size_t call_peak(const Device &device) {
+    if (device.memory() == Memory::mps) return 0;
+    if (device.memory() == Memory::cpu) return cpu::installed() ? cpu::call_peak() : 0;
+    compat::DeviceStats stats = cuda_allocator(device).getDeviceStats(device.index());
     return static_cast<size_t>(stats.allocated_bytes[0].peak);
 }
 
-int64_t device_ooms(c10::Device device) noexcept {
-    if (!device.is_cuda()) return 0;
+int64_t device_ooms(const Device &device) noexcept {
+    if (device.memory() != Memory::cuda) return 0;
     try {
-        return cuda_allocator().getDeviceStats(device.index()).num_ooms;
+        return cuda_allocator(device).getDeviceStats(device.index()).num_ooms;
     } catch (...) {
         return 0;
     }
@@ -276,11 +309,20 @@ int64_t device_ooms(c10::Device device) noexcept {
 /* Runs body(device) inside the guard, for a device that can be used. */
 template <class Body>
 static mt_status with_device(const char *function, const char *name, Body &&body) {
-    c10::Device device(c10::kCPU);
+    Device device = c10::Device(c10::kCPU);
     MT_RETURN_IF_FAILED(ensure_init());
     MT_RETURN_IF_FAILED(parse_device(name, function, &device));
     return guard([&] {
         check_device(function, device);
+        body(device);
+    });
+}
+
+/* The same for a simulated card. */
+template <class Body>
+static mt_status with_card(const char *function, const char *name, Body &&body) {
+    return with_device(function, name, [&](const Device &device) {
+        if (!device.card) fail(MT_EINVAL, "%s: '%s' is no simulated device", function, name);
         body(device);
     });
 }
@@ -290,29 +332,49 @@ static mt_status with_device(const char *function, const char *name, Body &&body
 using namespace memtrain::shim;
 
 extern "C" mt_status mt_device_check(const char *name) {
-    return with_device("mt_device_check", name, [](c10::Device) {});
+    return with_device("mt_device_check", name, [](const Device &) {});
 }
 
 extern "C" mt_status mt_device_set_budget(const char *name, size_t bytes) {
     return with_device("mt_device_set_budget", name,
-                       [&](c10::Device device) { set_device_budget(device, bytes); });
+                       [&](const Device &device) { set_device_budget(device, bytes); });
 }
 
 extern "C" mt_status mt_device_memory(const char *name, mt_memory *out) {
     MT_RETURN_IF_FAILED(check_sized(out, "mt_device_memory", "out"));
     return with_device("mt_device_memory", name,
-                       [&](c10::Device device) { hand_over(device_memory(device), out); });
+                       [&](const Device &device) { hand_over(device_memory(device), out); });
 }
 
 extern "C" mt_status mt_device_reset_peak(const char *name) {
     return with_device("mt_device_reset_peak", name,
-                       [](c10::Device device) { reset_device_peak(device); });
+                       [](const Device &device) { reset_device_peak(device); });
 }
 
 extern "C" mt_status mt_empty_cache(const char *name, mt_clear_result *out) {
     if (out) MT_RETURN_IF_FAILED(check_sized(out, "mt_empty_cache", "out"));
-    return with_device("mt_empty_cache", name, [&](c10::Device device) {
+    return with_device("mt_empty_cache", name, [&](const Device &device) {
         mt_clear_result result = empty_device_cache(device);
         if (out) hand_over(result, out);
     });
+}
+
+extern "C" mt_status mt_device_simulate(const char *name, const mt_sim_options *options) {
+    static const char function[] = "mt_device_simulate";
+    if (options) MT_RETURN_IF_FAILED(check_sized(options, function, "options"));
+    return with_card(function, name, [&](const Device &device) {
+        device.card->replace(function, options);
+        kept(device).budget = kept(device).peak = 0;
+    });
+}
+
+extern "C" mt_status mt_device_hold(const char *name, size_t bytes) {
+    return with_card("mt_device_hold", name,
+                     [&](const Device &device) { device.card->set_others(bytes); });
+}
+
+extern "C" mt_status mt_device_sim_stats(const char *name, mt_sim_stats *out) {
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_device_sim_stats", "out"));
+    return with_card("mt_device_sim_stats", name,
+                     [&](const Device &device) { hand_over(device.card->stats(), out); });
 }

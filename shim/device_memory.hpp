@@ -2,40 +2,41 @@
  * device_memory.hpp - what is known and set of the memory of a device, by device type.
  *
  * CUDA is driven through libtorch's generic allocator interface and MPS through its hooks, so that
- * no header of a device's own is needed. The functions throw what libtorch throws.
+ * no header of a device's own is needed, and a simulated card takes the same path with interfaces of
+ * its own. The functions throw what libtorch throws.
  */
 #ifndef MEMTRAIN_SHIM_DEVICE_MEMORY_HPP
 #define MEMTRAIN_SHIM_DEVICE_MEMORY_HPP
 
-#include <c10/core/Device.h>
-
 #include <memtrain/backend.h>
+
+#include "device.hpp"
 
 namespace memtrain::shim {
 
 /* Throws Failure (MT_ENOTSUP) when the device cannot be used. */
-void check_device(const char *function, c10::Device device);
+void check_device(const char *function, const Device &device);
 
-void set_device_budget(c10::Device device, size_t bytes);
+void set_device_budget(const Device &device, size_t bytes);
 
 /* Without an allocator of ours the CPU's figures are 0, but for a budget that was set. */
-mt_memory device_memory(c10::Device device);
+mt_memory device_memory(const Device &device);
 
-void reset_device_peak(c10::Device device);
-mt_clear_result empty_device_cache(c10::Device device);
+void reset_device_peak(const Device &device);
+mt_clear_result empty_device_cache(const Device &device);
 
 /* Waits until the device has done what it was given; nothing to wait for on the CPU. */
-void synchronize(c10::Device device);
+void synchronize(const Device &device);
 
 /*
  * The peak of one call, without disturbing the peak that device_memory() tells. 0 on MPS, which
  * keeps no peak.
  */
-void start_call_peak(c10::Device device);
-size_t call_peak(c10::Device device);
+void start_call_peak(const Device &device);
+size_t call_peak(const Device &device);
 
-/* Times that CUDA's allocator gave up; 0 for other devices. Never throws. */
-int64_t device_ooms(c10::Device device) noexcept;
+/* Times that CUDA's allocator, or its model, gave up; 0 for other devices. Never throws. */
+int64_t device_ooms(const Device &device) noexcept;
 
 } // namespace memtrain::shim
 #endif

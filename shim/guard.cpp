@@ -24,8 +24,8 @@ namespace {
 struct Watch {
     int depth = 0;
     uint64_t refused = 0;
-    c10::Device device = c10::Device(c10::kCPU);
-    int64_t ooms = 0; /* of a CUDA device */
+    Device device = c10::Device(c10::kCPU);
+    int64_t ooms = 0; /* of a CUDA device, or its model */
 };
 
 thread_local Watch watch;
@@ -123,13 +123,13 @@ mt_status describe_exception() noexcept {
     }
 }
 
-Scope::Scope(c10::Device device) noexcept
-    : grad_mode_(c10::GradMode::is_enabled()), watched_before_(watch.device),
+Scope::Scope(const Device &device) noexcept
+    : grad_mode_(c10::GradMode::is_enabled()), on_card_(device.card), watched_before_(watch.device),
       ooms_before_(watch.ooms) {
     if (watch.depth++ == 0) watch.refused = cpu::refusals().count;
-    if (!device.is_cuda()) return;
+    if (device.memory() != Memory::cuda) return;
     try {
-        device_.emplace(device);
+        if (device.is_cuda()) device_.emplace(device);
     } catch (...) {
         /* The body will meet the same error, and report it. */
     }

@@ -17,6 +17,9 @@
 
 #include <memtrain/status.h>
 
+#include "device.hpp"
+#include "sim_memory.hpp"
+
 namespace memtrain::shim {
 
 /* Thrown by our own code once the error line is set; the guard returns its status as it is. */
@@ -41,25 +44,27 @@ mt_status classify(bool evidence, bool typed, const char *text) noexcept;
 mt_status describe_exception() noexcept;
 
 /*
- * State of the thread that a guarded call puts back. With a CUDA device, makes it the current one
- * and watches its count of failed allocations. Scopes nest; the outermost one starts the evidence.
+ * State of the thread that a guarded call puts back. With a CUDA device, makes it the current one;
+ * with one or its model, watches its count of failed allocations; with a simulated card, makes what
+ * the thread allocates count against it. Scopes nest; the outermost one starts the evidence.
  */
 class Scope {
 public:
-    explicit Scope(c10::Device device) noexcept;
+    explicit Scope(const Device &device) noexcept;
     ~Scope();
     Scope(const Scope &) = delete;
     Scope &operator=(const Scope &) = delete;
 
 private:
     bool grad_mode_;
+    sim::OnCard on_card_;
     std::optional<c10::DeviceGuard> device_;
-    c10::Device watched_before_;
+    Device watched_before_;
     int64_t ooms_before_;
 };
 
 /* body returns mt_status or nothing. */
-template <class Body> mt_status guard(c10::Device device, Body &&body) noexcept {
+template <class Body> mt_status guard(const Device &device, Body &&body) noexcept {
     Scope scope(device);
     try {
         if constexpr (std::is_void_v<decltype(body())>) {

@@ -68,14 +68,15 @@ Loss forward(mt_torch &torch, const Chunk &chunk) {
 /* Loss and metrics as doubles. One copy from a device; on the CPU read where they are. */
 void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics) {
     at::Tensor all = values.loss.detach().reshape({1}), sums = values.metrics;
-    if (torch.device.is_cpu()) {
+    if (torch.device.is_host()) {
         *loss = all[0].item().toDouble();
         if (sums.defined()) sums = sums.reshape({-1});
         for (int64_t i = 0; sums.defined() && i < sums.numel(); i++)
             metrics[i] = sums[i].item().toDouble();
         return;
     }
-    auto type = torch.device.is_mps() ? at::kFloat : at::kDouble; /* MPS has no doubles */
+    auto type =
+        torch.device.memory() == Memory::mps ? at::kFloat : at::kDouble; /* MPS has no doubles */
     all = all.to(type);
     if (sums.defined()) all = at::cat({all, sums.reshape({-1}).to(torch.device, type)});
     all = all.to(at::kCPU).to(at::kDouble);
@@ -142,10 +143,14 @@ size_t peak_of(mt_torch &torch, const Listening &listening) {
     return peak;
 }
 
-void add_evidence(const cpu::Refusals &before, int64_t ooms, mt_chunk_result &result) {
+/*
+ * CUDA counts its refusals and does not tell their bytes. Told without bytes they would pass for
+ * requests within the budget, of which nothing is to be learnt, so they are not told.
+ */
+void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
     cpu::Refusals now = cpu::refusals();
-    result.refused = now.count - before.count + static_cast<uint64_t>(ooms);
-    if (now.count == before.count) return;
+    result.refused = now.count - before.count;
+    if (!result.refused) return;
     result.refused_bytes = now.bytes;
     result.refused_in_use_bytes = now.in_use;
 }
@@ -169,8 +174,9 @@ template <class Body> mt_status measured(mt_torch &torch, mt_chunk_result *out, 
         result.peak_bytes = peak_of(torch, listening);
     });
     if (status != MT_OK) result = {};
-    add_evidence(before, device_ooms(torch.device) - ooms, result);
-    if (status == MT_ETORCH && result.refused) status = MT_EDEVMEM;
+    add_evidence(before, result);
+    bool was_refused = result.refused || device_ooms(torch.device) != ooms;
+    if (status == MT_ETORCH && was_refused) status = MT_EDEVMEM;
     hand_over(result, out);
     return status;
 }

@@ -87,11 +87,13 @@ TemporaryHandle::~TemporaryHandle() {
     mt__handle_remove(&handle_, MT__KIND_TENSOR);
 }
 
-Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, c10::Device device) {
+Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Device &device) {
     for (size_t i = 0; i < batch.count; i++) {
         at::Tensor part = batch.tensors[i]->tensor.narrow(0, static_cast<int64_t>(first),
                                                           static_cast<int64_t>(count));
-        tensors_[i].tensor = device.is_cpu() ? part : part.to(device, /*non_blocking=*/true);
+        tensors_[i].tensor = device.is_host() ? part
+                             : device.card    ? part.clone()
+                                              : part.to(device, /*non_blocking=*/true);
         handles_[i] = &tensors_[i];
     }
     /* Registered last: a constructor that throws has no destructor to take handles back. */

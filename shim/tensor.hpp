@@ -10,6 +10,8 @@
 
 #include <memtrain/torch.h>
 
+#include "device.hpp"
+
 struct mt_tensor {
     at::Tensor tensor;
     bool owned = false; /* made by mt_tensor_from_memory: mt_tensor_free frees no other */
@@ -39,11 +41,12 @@ private:
 
 /*
  * Samples [first, first + count) of the batch's tensors as handles, on the device. On the CPU they
- * are views of the caller's memory. The copy to a device waits only where it is used.
+ * are views of the caller's memory. The copy to a device waits only where it is used; to a simulated
+ * card it is a copy in the host's memory.
  */
 class Chunk {
 public:
-    Chunk(const mt_torch_batch &batch, size_t first, size_t count, c10::Device device);
+    Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Device &device);
     ~Chunk();
     Chunk(const Chunk &) = delete;
     Chunk &operator=(const Chunk &) = delete;

@@ -195,14 +195,15 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
     backend.self = torch;
     backend.describe = describe;
     backend.memory = memory;
-    backend.reset_peak = torch->device.is_mps() ? nullptr : reset_peak;
+    bool is_mps = torch->device.memory() == Memory::mps;
+    backend.reset_peak = is_mps ? nullptr : reset_peak;
     backend.empty_cache = empty_cache;
     backend.begin = begin;
     backend.accumulate = accumulate;
     backend.rollback = rollback;
     backend.apply = apply;
     backend.evaluate = evaluate;
-    backend.record = torch->device.is_mps() ? nullptr : record; /* MPS reports nothing */
+    backend.record = is_mps ? nullptr : record; /* MPS reports nothing */
     backend.units = units;
     backend.mark = mark;
     backend.rewind = rewind;

@@ -4,11 +4,15 @@
 #include <cmath>
 #include <new>
 
+#include <ATen/ops/clone.h>
+#include <c10/core/GradMode.h>
+
 #include "arguments.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "sim_memory.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -49,47 +53,60 @@ void check_options(const mt_torch_options &o) {
         fail(MT_EINVAL, "%s: options->amp is %d", name_of, amp);
 }
 
-std::string name_of_device(c10::Device device) {
-    if (device.is_cpu()) return "cpu";
-    return device.is_mps() ? "mps" : "cuda:" + std::to_string(device.index());
+/* The list with each tensor once. */
+std::vector<Named> distinct(const std::vector<Named> &all) {
+    std::vector<Named> list;
+    for (const Named &named : all) {
+        bool seen = false;
+        for (size_t i = 0; i < list.size() && !seen; i++)
+            seen = list[i].tensor.is_same(named.tensor);
+        if (!seen) list.push_back(named);
+    }
+    return list;
 }
 
-/* Bytes of all parameters, each tensor once. */
-size_t distinct_bytes(const std::vector<Named> &parameters) {
+size_t bytes_of(const std::vector<Named> &list) {
     size_t bytes = 0;
-    for (size_t i = 0; i < parameters.size(); i++) {
-        bool seen = false;
-        for (size_t j = 0; j < i && !seen; j++)
-            seen = parameters[j].tensor.is_same(parameters[i].tensor);
-        if (!seen) bytes += parameters[i].tensor.nbytes();
-    }
+    for (const Named &named : list) bytes += named.tensor.nbytes();
     return bytes;
 }
 
 void plan(mt_torch &torch) {
     std::vector<Named> parameters = parameters_of(*torch.model);
-    torch.parameter_bytes = distinct_bytes(parameters);
+    torch.parameter_bytes = bytes_of(distinct(parameters));
     torch.flat = std::make_unique<Flat>(parameters);
     torch.optimizer = std::make_unique<Optimizer>(torch.options, *torch.flat);
 }
 
+/* New memory for every parameter and buffer, as a module's to() does. */
+void move_to_card(const mt_model &model) {
+    c10::NoGradGuard no_grad;
+    std::vector<Named> list = parameters_of(model);
+    for (Named &buffer : buffers_of(model)) list.push_back(std::move(buffer));
+    for (const Named &named : distinct(list)) named.tensor.set_data(named.tensor.clone());
+}
+
+/* To the model a simulated card is the CPU. */
 void move_model(const mt_torch &torch) {
     const mt_model &model = *torch.model;
     if (model.ops.to_device)
-        check(model.ops.to_device(model.self, torch.device_name.c_str()));
+        check(
+            model.ops.to_device(model.self, torch.device.card ? "cpu" : torch.device_name.c_str()));
     else if (!torch.device.is_cpu())
         fail(MT_ENOTSUP, "%s: the model has no to_device", name_of);
+    if (torch.device.card) move_to_card(model);
 }
 
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
-                                c10::Device device, Needs &needs) {
+                                const Device &device, Needs &needs) {
+    sim::OnCard on_card(device.card);
     auto torch = std::make_unique<mt_torch>();
     torch->model = model;
     torch->options = options;
     torch->options.device = nullptr;
     torch->device = device;
-    torch->device_name = name_of_device(device);
+    torch->device_name = device.name();
     plan(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
     move_model(*torch);
@@ -102,7 +119,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     return torch;
 }
 
-mt_status does_not_fit(c10::Device device, const Needs &needs) {
+mt_status does_not_fit(const Device &device, const Needs &needs) {
     char parameters[32], gradients[32], optimizer[32], budget[32] = "unknown";
     (void)guard([&] {
         size_t bytes = device_memory(device).budget_bytes;
@@ -124,7 +141,7 @@ using namespace memtrain::shim;
 extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
                                   mt_torch **out) {
     mt_torch_options own = MT_TORCH_OPTIONS_INIT;
-    c10::Device device(c10::kCPU);
+    Device device = c10::Device(c10::kCPU);
     Needs needs;
     MT_RETURN_IF_FAILED(check_not_null(out, name_of, "out"));
     *out = nullptr;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "device.hpp"
 #include "flat.hpp"
 #include "model.hpp"
 #include "optimizer.hpp"
@@ -29,7 +30,7 @@ enum class Mode { unknown, training, evaluation };
 struct mt_torch {
     mt_model *model = nullptr;
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
-    c10::Device device = c10::Device(c10::kCPU);
+    memtrain::shim::Device device = c10::Device(c10::kCPU);
     std::string device_name;
 
     std::unique_ptr<memtrain::shim::Flat> flat;

@@ -43,7 +43,6 @@ static const char *const wrong[][3] = {
     {"--batch", "none", "from 1"},
     {"--profile", "fast", "ultra-safe, safe, moderate, target or original"},
     {"--arch", "resnet19", "resnet18 or resnet34"},
-    {"--device", "sim", "not in this version"},
     {"--device", "mps", "cannot be used here"},
     {"--budget", "much", "600MiB"},
     {"--data", "/nonexistent", "FOLDER/CLASS/picture.jpg"},

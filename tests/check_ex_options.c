@@ -151,7 +151,8 @@ START_TEST(bounds_are_included) {
 }
 END_TEST
 
-static const char *const devices[] = {"auto", "cpu", "mps", "cuda", "cuda:0", "cuda:12"};
+static const char *const devices[] = {"auto",    "cpu", "mps",      "cuda",   "cuda:0",
+                                      "cuda:12", "sim", "sim:cuda", "sim:mps"};
 
 START_TEST(devices_are_accepted) {
     ACCEPT("--device", devices[_i]);
@@ -208,7 +209,7 @@ static const struct {
     {{"--weight-decay", "-0.1"}, {"--weight-decay", "'-0.1'", "at least 0"}},
     {{"--optimizer", "lion"}, {"--optimizer", "'lion'", "sgd, adam or adamw"}},
     {{"--amp", "fp16"}, {"--amp", "'fp16'", "off or bf16"}},
-    {{"--device", "sim"}, {"--device", "'sim'", "sim, the simulated accelerator, is not in"}},
+    {{"--device", "sim:xla"}, {"--device", "'sim:xla'", "sim:cuda or sim:mps"}},
     {{"--device", "gpu"}, {"--device", "'gpu'", "cuda:N"}},
     {{"--device", "cuda:"}, {"--device", "'cuda:'", "cuda:N"}},
     {{"--device", "cuda:x"}, {"--device", "'cuda:x'", "cuda:N"}},

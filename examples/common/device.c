@@ -15,6 +15,10 @@ static int is_cpu(const ex_device *device) {
     return strcmp(device->name, "cpu") == 0;
 }
 
+static int is_simulated(const ex_device *device) {
+    return strncmp(device->name, "sim", 3) == 0;
+}
+
 /* auto takes the first that can be used; a device named by the user must be one that can. */
 static mt_status pick(const char *flag, const char **out) {
     *out = flag;
@@ -69,11 +73,25 @@ static mt_status read_budget(ex_device *device, const char *text, size_t *bytes)
                         text, device->room_bytes ? ", 0.95 (a fraction of what is there)" : "");
 }
 
+/* A simulated card of that size, on MPS the recommended working set; its budget is the default. */
+static mt_status simulate(ex_device *device, size_t *bytes) {
+    mt_sim_options options = MT_SIM_OPTIONS_INIT;
+    if (!is_simulated(device) || !*bytes) return MT_OK;
+    if (strcmp(device->name, "sim:mps") == 0)
+        options.recommended_bytes = *bytes;
+    else
+        options.total_bytes = *bytes;
+    *bytes = 0;
+    mt_status status = mt_device_simulate(device->name, &options);
+    return status == MT_OK ? measure_room(device) : status;
+}
+
 static mt_status set_budget(ex_device *device, const char *text) {
     mt_memory memory = {.size = sizeof memory};
     size_t bytes;
     mt_status status = measure_room(device);
     if (status == MT_OK) status = read_budget(device, text, &bytes);
+    if (status == MT_OK) status = simulate(device, &bytes);
     if (status == MT_OK) status = mt_device_set_budget(device->name, bytes);
     if (status == MT_OK) status = mt_device_memory(device->name, &memory);
     device->budget_bytes = memory.budget_bytes;
@@ -88,7 +106,7 @@ static mt_status set_budget(ex_device *device, const char *text) {
 mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed, ex_device *out) {
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
-    init.cuda = strcmp(flags->device, "cpu") != 0 && strcmp(flags->device, "mps") != 0;
+    init.cuda = strcmp(flags->device, "auto") == 0 || strncmp(flags->device, "cuda", 4) == 0;
     mt_status status = mt_torch_init(&init);
     if (status == MT_OK) status = pick(flags->device, &out->name);
     if (status == MT_OK) status = set_threads(flags->threads, replayed, &out->threads);

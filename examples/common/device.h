@@ -7,7 +7,7 @@
 #include "flags.h"
 
 typedef struct ex_device {
-    const char *name;     /* "cpu", "cuda", "cuda:1", "mps"; borrowed from the flags or static */
+    const char *name;     /* "cpu", "cuda:1", "sim:mps"; borrowed from the flags or static */
     int threads;          /* of the CPU */
     size_t budget_bytes;  /* 0: the device knows no limit */
     size_t room_bytes;    /* what is there for tensors; 0: not known */

@@ -29,9 +29,9 @@ static const ex_word progress_modes[] = {{"auto", EX_PROGRESS_AUTO},
 
 /* ---- values with a form of their own ----------------------------------------------------------- */
 
-/* auto, cpu, mps, cuda or cuda:N. */
+/* auto, cpu, mps, cuda or cuda:N, sim:cuda or sim:mps. */
 static int read_device(const char *text, void *target) {
-    static const char *const names[] = {"auto", "cpu", "cuda", "mps"};
+    static const char *const names[] = {"auto", "cpu", "cuda", "mps", "sim", "sim:cuda", "sim:mps"};
     int known = strncmp(text, "cuda:", 5) == 0 && strlen(text) <= 8 && text[5] &&
                 strspn(text + 5, "0123456789") == strlen(text + 5);
     for (size_t i = 0; i < EX_ROWS(names); i++) known = known || strcmp(text, names[i]) == 0;
@@ -113,9 +113,9 @@ static const ex_option rows[] = {
 
     {.section = "Memory"},
     FLAG("device", EX_PARSED, device, "NAME",
-         "auto, cpu, cuda, cuda:N or mps; auto takes cuda, else mps, else cpu", .read = read_device,
-         .accepts = "auto, cpu, cuda, cuda:N or mps (sim, the simulated accelerator, is not in "
-                    "this version)",
+         "auto, cpu, cuda, cuda:N, mps, or a simulated card of --budget: sim:cuda, sim:mps; auto "
+         "takes cuda, else mps, else cpu",
+         .read = read_device, .accepts = "auto, cpu, cuda, cuda:N, mps, sim:cuda or sim:mps",
          .by_default = "auto"),
     FLAG("budget", EX_PARSED, budget, "SIZE|auto",
          "most that tensors may take: 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",

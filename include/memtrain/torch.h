@@ -9,8 +9,9 @@
  *     mt_torch_backend(torch, &backend);
  *     mt_trainer_new(&backend, NULL, &trainer);
  *
- * Devices are named as libtorch names them: "cpu", "cuda", "cuda:1", "mps". Memory is counted in
- * bytes of tensors ("counted bytes"), not in resident bytes of the process.
+ * Devices are named as libtorch names them: "cpu", "cuda", "cuda:1", "mps"; beside them there are
+ * the simulated cards "sim:cuda" (or "sim") and "sim:mps", see mt_device_simulate. Memory is counted
+ * in bytes of tensors ("counted bytes"), not in resident bytes of the process.
  *
  * Structs that are handed out have their size set by the caller, as everywhere in the library.
  *
@@ -22,6 +23,7 @@
 #define MEMTRAIN_TORCH_H
 
 #include <memtrain/backend.h>
+#include <memtrain/sim.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -96,6 +98,33 @@ MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
  * bytes, on the CPU resident bytes.
  */
 MT_API MT_NODISCARD mt_status mt_empty_cache(const char *device, mt_clear_result *out);
+
+/*
+ * What the simulated card is like that stands behind "sim:cuda" or "sim:mps"; until it is called, a
+ * card of the defaults in memtrain/sim.h. Tensors of such a device lie in the host's memory and are
+ * computed by the CPU; each is booked on the card as well, by the rules of CUDA's or MPS's caching
+ * allocator, and what the card has no room for is refused with that allocator's type and words.
+ * Everything above goes for it as for the real device: budgets, figures, OOMs, their evidence.
+ *
+ * A tensor is on the card when it was made inside a call of an mt_torch on that device, on the
+ * calling thread; batches, and models before mt_torch_new, are the host's. The CPU's own budget holds
+ * beside the card's. The card is the process's: several mt_torch share it.
+ *
+ * @param device   the flavour; that of the options is not looked at
+ * @param options  NULL: defaults; copied
+ * @return MT_OK; MT_ESTATE while tensors lie on the card; MT_EINVAL for a device that is not
+ *         simulated; MT_ENOTSUP without our CPU allocator (mt_torch_enforces_budget)
+ */
+MT_API MT_NODISCARD mt_status mt_device_simulate(const char *device, const mt_sim_options *options);
+
+/*
+ * Bytes of the simulated card that others hold from now on, for instance to see a run shrink: see
+ * mt_sim_set_others. Any thread.
+ */
+MT_API MT_NODISCARD mt_status mt_device_hold(const char *device, size_t bytes);
+
+/* The books of the simulated card. out->size is set by the caller. Any thread. */
+MT_API MT_NODISCARD mt_status mt_device_sim_stats(const char *device, mt_sim_stats *out);
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
@@ -315,6 +344,7 @@ MT_API MT_NODISCARD mt_status mt_torch_visit_state(mt_torch *torch, mt_visit_fn 
 /*
  * Makes the nth request for CPU memory of the calling thread from now on fail once (persistent 0),
  * or that one and every later one (persistent 1); nth 0 disarms. Requests of 0 bytes do not count.
+ * One for a simulated card is refused as that card does.
  * @return MT_OK; MT_ENOTSUP when our allocator is not installed
  */
 MT_API MT_NODISCARD mt_status mt_inject_oom(uint64_t nth, int persistent);

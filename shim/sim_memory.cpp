@@ -1,0 +1,194 @@
+/* sim_memory.cpp - the simulated cards: one model each, and the interfaces of CUDA and MPS over it. */
+#include "sim_memory.hpp"
+
+#include <cstring>
+#include <new>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+#include "cpu_memory.hpp"
+#include "device.hpp"
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace sim {
+namespace {
+
+/* What libtorch_cuda's allocator tells and does, as far as device_memory.cpp asks. */
+class CudaAllocator final : public c10::DeviceAllocator {
+public:
+    explicit CudaAllocator(Card &card) : card_(card) {}
+    bool initialized() override { return card_.started(); }
+    void emptyCache(c10::MempoolId_t) override { card_.empty_cache(); }
+    void recordStream(const c10::DataPtr &, c10::Stream) override {}
+    void resetAccumulatedStats(c10::DeviceIndex) override {}
+    void resetPeakStats(c10::DeviceIndex) override { card_.reset_peak(); }
+    compat::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+        mt_sim_stats now = card_.stats();
+        compat::DeviceStats stats;
+        stats.allocated_bytes[0].current = static_cast<int64_t>(now.allocated_bytes);
+        stats.allocated_bytes[0].peak = static_cast<int64_t>(now.peak_allocated_bytes);
+        stats.reserved_bytes[0].current = static_cast<int64_t>(now.reserved_bytes);
+        stats.reserved_bytes[0].peak = static_cast<int64_t>(now.peak_reserved_bytes);
+        stats.num_alloc_retries = static_cast<int64_t>(now.alloc_retries);
+        stats.num_ooms = static_cast<int64_t>(now.ooms);
+        return stats;
+    }
+    std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+        mt_sim_stats now = card_.stats();
+        return {now.free_bytes, now.total_bytes};
+    }
+
+    /* Tensors come from the CPU's allocator, which asks the card itself. */
+    c10::DataPtr allocate(size_t) override {
+        fail(MT_ENOTSUP, "%s allocates nothing", card_.name());
+    }
+    void copy_data(void *to, const void *from, size_t bytes) const override {
+        default_copy_data(to, from, bytes);
+    }
+
+private:
+    Card &card_;
+};
+
+/* libtorch's MPS backend, likewise. There is no counter of peaks here, and none on a Mac. */
+class MpsHooks final : public at::MPSHooksInterface {
+public:
+    explicit MpsHooks(Card &card) : card_(card) {}
+    bool hasMPS() const override { return true; }
+    void deviceSynchronize() const override {}
+    void emptyCache() const override { card_.empty_cache(); }
+    size_t getCurrentAllocatedMemory() const override { return card_.stats().allocated_bytes; }
+    size_t getDriverAllocatedMemory() const override {
+        mt_sim_stats now = card_.stats();
+        return now.reserved_bytes + now.others_bytes;
+    }
+    size_t getRecommendedMaxMemory() const override { return card_.stats().recommended_bytes; }
+    void setMemoryFraction(double ratio) const override { card_.set_ratio(ratio); }
+
+private:
+    Card &card_;
+};
+
+mt_sim *new_model(mt_sim_flavour flavour, const mt_sim_options *options) {
+    mt_sim_options own = MT_SIM_OPTIONS_INIT;
+    mt_sim *model = nullptr;
+    if (options) std::memcpy(&own, options, std::min(options->size, sizeof own));
+    own.size = sizeof own;
+    own.flavour = flavour;
+    check(mt_sim_new(&own, &model));
+    return model;
+}
+
+} // namespace
+
+Card::Card(mt_sim_flavour flavour) : flavour_(flavour), model_(new_model(flavour, nullptr)) {
+    if (is_mps())
+        mps_ = std::make_unique<MpsHooks>(*this);
+    else
+        cuda_ = std::make_unique<CudaAllocator>(*this);
+}
+
+void Card::replace(const char *function, const mt_sim_options *options) {
+    if (stats().allocations) fail(MT_ESTATE, "%s: there are tensors on %s", function, name());
+    mt_sim *model = new_model(flavour_, options);
+    std::lock_guard<std::mutex> lock(mutex_);
+    mt_sim_free(model_);
+    model_ = model;
+    started_ = false;
+}
+
+/* The words are in the error line. */
+void Card::throw_refusal() const {
+    std::string words = mt_last_error();
+    TORCH_CHECK_WITH(OutOfMemoryError, is_mps(), words);
+    TORCH_CHECK(false, words);
+}
+
+Place Card::take(size_t bytes) {
+    mt_sim_block block = {};
+    started_ = true;
+    mutex_.lock();
+    mt_status status = mt_sim_alloc(model_, bytes, &block);
+    mutex_.unlock();
+    if (status == MT_EDEVMEM) throw_refusal();
+    if (status != MT_OK) throw std::bad_alloc();
+    return {block.address, block.bytes};
+}
+
+void Card::refuse(size_t bytes) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        mt_sim_refuse(model_, bytes);
+    }
+    throw_refusal();
+}
+
+void Card::give_back(const Place &place) noexcept {
+    std::lock_guard<std::mutex> lock(mutex_);
+    (void)!mt_sim_release(model_, place.address);
+}
+
+mt_sim_stats Card::stats() const {
+    mt_sim_stats now = {};
+    now.size = sizeof now;
+    std::lock_guard<std::mutex> lock(mutex_);
+    check(mt_sim_read_stats(model_, &now));
+    return now;
+}
+
+void Card::set_ratio(double ratio) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check(mt_sim_set_ratio(model_, ratio));
+}
+
+void Card::set_others(size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check(mt_sim_set_others(model_, bytes));
+}
+
+void Card::reset_peak() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check(mt_sim_reset_peak(model_));
+}
+
+void Card::empty_cache() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check(mt_sim_empty_cache(model_, nullptr));
+}
+
+/* Never destroyed: tensors may be freed by destructors of static objects. */
+template <mt_sim_flavour flavour> Card *only_card() {
+    static Card *const card = new Card(flavour);
+    return card;
+}
+
+Card *card_of(const char *name) {
+    if (std::strcmp(name, "sim") == 0 || std::strcmp(name, "sim:cuda") == 0)
+        return only_card<MT_SIM_CUDA>();
+    return std::strcmp(name, "sim:mps") == 0 ? only_card<MT_SIM_MPS>() : nullptr;
+}
+
+OnCard::OnCard(Card *card) noexcept : before_(cpu::card()) {
+    if (card) cpu::set_card(card);
+}
+
+OnCard::~OnCard() {
+    cpu::set_card(before_);
+}
+
+} // namespace sim
+
+Memory Device::memory() const {
+    if (card) return card->is_mps() ? Memory::mps : Memory::cuda;
+    return is_cpu() ? Memory::cpu : is_mps() ? Memory::mps : Memory::cuda;
+}
+
+std::string Device::name() const {
+    if (card) return card->name();
+    if (is_cpu()) return "cpu";
+    return is_mps() ? "mps" : "cuda:" + std::to_string(index());
+}
+
+} // namespace memtrain::shim
