@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int batches = 20, turns = 3;
-constexpr double budgets[] = {0.4, 0.7, 1.1}; /* of what the whole batch needs */
+constexpr double budgets[] = {0.15, 0.5, 1.1}; /* between the smallest chunk and the whole batch */
 
 /* Pictures and batches of each network, in its order, so that a batch takes a tenth of a second. */
 constexpr struct { int64_t side, samples; } work[networks::count] = {{32, 64}, {64, 32}, {32, 64}};
@@ -132,7 +132,9 @@ void lock_step(const Sides &sides, int count) {
 /* ---- the oracle --------------------------------------------------------------------------------------- */
 
 size_t room_of(double share, const Sides &sides) {
-    return static_cast<size_t>(share * static_cast<double>(sides[0]->peak));
+    double whole = static_cast<double>(sides.front()->peak);
+    double least = static_cast<double>(sides.back()->peak);
+    return static_cast<size_t>(least + share * (whole - least));
 }
 
 /* Of a batch, the first one left out. */
@@ -149,14 +151,13 @@ const Side &best_within(const Sides &sides, size_t room) {
     return *best;
 }
 
-/* One micro-batch for each number of chunks; the first is the whole batch. */
+/* One micro-batch for each number of chunks; the first is the whole batch, the last the smallest. */
 Sides start_all(const char *program, int network) {
     const int64_t least = networks::all[network].normalises ? 2 : 1, all = work[network].samples;
     Sides sides;
-    for (int64_t micro = all, chunks = 0; micro >= least; micro--) {
-        int64_t needed = (all + micro - 1) / micro;
-        if (needed == chunks) continue;
-        chunks = needed;
+    for (int64_t chunks = 1; chunks * least <= all; chunks++) {
+        int64_t micro = (all + chunks - 1) / chunks;
+        if (!sides.empty() && sides.back()->micro == static_cast<size_t>(micro)) continue;
         sides.push_back(std::make_unique<Side>(program, network, static_cast<size_t>(micro), 0));
     }
     return sides;
@@ -216,7 +217,7 @@ int main(int argc, char **argv) {
     std::signal(SIGPIPE, SIG_IGN);
     for (int network = 0; network < networks::count; network++) {
         Sides sides = start_all(argv[0], network);
-        lock_step(sides, 4);
+        lock_step(sides, 3);
         run_finalists(sides);
         for (auto &side : sides) side->finish();
         for (auto &side : sides)
