@@ -1,8 +1,8 @@
 /*
- * peak.cpp - how well two small recordings predict the peak of larger chunks: ResNet-18 at 32, 64
- * and 128 pixels, recorded at 2 and 4 samples, measured up to 32 times that. To be within 0.5 %.
+ * peak.cpp - how well two small recordings predict the peak of larger chunks: each network at 32 and
+ * 64 pixels, recorded at 2 and 4 samples, measured up to 32 times that. To be within 1 %.
  */
-#include "bench.hpp"
+#include "networks/networks.hpp"
 
 #include <cmath>
 
@@ -32,43 +32,41 @@ size_t run_chunk(const mt_backend &b, const mt_batch &batch, size_t count,
     return result.peak_bytes - memory.allocated_bytes;
 }
 
-double worst_at(int64_t side, size_t most) {
-    mt_model *model = bench::resnet18(10);
-    mt_torch *torch = nullptr;
-    mt_backend backend = MT_BACKEND_INIT;
+double worst_of(const networks::Network &network, int64_t side) {
+    const size_t most = 128;
+    networks::Subject s(network, side);
     mt_recording *small = nullptr, *large = nullptr;
     mt_memory_model *memory = nullptr;
     bench::Batch batch(static_cast<int64_t>(most), side, 10);
-    bench::must(mt_torch_new(model, nullptr, &torch), "torch");
-    bench::must(mt_torch_backend(torch, &backend), "backend");
     bench::must(mt_recording_new(&small), "recording");
     bench::must(mt_recording_new(&large), "recording");
-    run_chunk(backend, batch.batch, 2, small);
-    run_chunk(backend, batch.batch, 4, large);
+    run_chunk(s.backend, batch.batch, 2, small);
+    run_chunk(s.backend, batch.batch, 4, large);
     bench::must(mt_memory_model_new(small, large, &memory), "model");
     double worst = 0;
     for (size_t m = 2; m <= most; m *= 2) {
-        size_t measured = run_chunk(backend, batch.batch, m, nullptr);
+        size_t measured = run_chunk(s.backend, batch.batch, m, nullptr);
         size_t predicted = mt_memory_model_peak(memory, m);
         double error = 100.0 * (static_cast<double>(predicted) / static_cast<double>(measured) - 1);
-        std::printf("peak  pixels=%lld chunk=%zu predicted=%zu measured=%zu error_percent=%.4f\n",
-                    static_cast<long long>(side), m, predicted, measured, error);
+        std::printf("peak  network=%s pixels=%lld chunk=%zu predicted=%zu measured=%zu "
+                    "error_percent=%.4f\n",
+                    network.name, static_cast<long long>(side), m, predicted, measured, error);
         worst = std::max(worst, std::fabs(error));
     }
     mt_memory_model_free(memory);
     mt_recording_free(small);
     mt_recording_free(large);
-    mt_torch_free(torch);
-    mt_model_free(model);
     return worst;
 }
 
 } // namespace
 
 int main() {
-    bench::must(mt_torch_init(nullptr), "init");
-    bench::must(mt_torch_set_threads(1), "threads");
-    double worst = std::max({worst_at(32, 128), worst_at(64, 128), worst_at(128, 64)});
+    double worst = 0;
+    networks::prepare();
+    for (const networks::Network &network : networks::all)
+        for (int64_t side : {network.side, 2 * network.side})
+            worst = std::max(worst, worst_of(network, side));
     std::printf("peak  worst_percent=%.4f\n", worst);
     return 0;
 }

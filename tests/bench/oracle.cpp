@@ -1,0 +1,233 @@
+/*
+ * oracle.cpp - automatic sizing against the best fixed micro-batch, found by trying all of them: for
+ * each network and three budgets the time of 20 batches, learning included, over that of the oracle;
+ * and the samples that were thrown away. To be at most 1.05, and 6 where layers normalise, else 0.
+ *
+ * Every side is a process of its own, since a heap remembers the sizes it has served. The processes
+ * go in lock step, one batch each in turn: a slow moment of the machine hits all of them.
+ */
+#include "networks/networks.hpp"
+
+#include <csignal>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace {
+
+constexpr int batches = 20, turns = 3;
+constexpr double budgets[] = {0.15, 0.5, 1.1}; /* between the smallest chunk and the whole batch */
+
+/* Pictures and batches of each network, in its order, so that a batch takes a tenth of a second. */
+constexpr struct { int64_t side, samples; } work[networks::count] = {{32, 64}, {64, 32}, {32, 64}};
+
+/* ---- one side: a step for each byte that comes in --------------------------------------------------- */
+
+void report(mt_trainer *trainer) {
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    bench::must(mt_trainer_summary(trainer, &run), "summary");
+    std::printf("%llu %llu %zu\n", static_cast<unsigned long long>(run.ooms),
+                static_cast<unsigned long long>(run.samples_discarded), run.largest_chunk);
+}
+
+/* micro 0: automatic; room 0: without a budget of its own. */
+void run_side(int index, size_t micro, size_t room) {
+    const networks::Network &network = networks::all[index];
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
+    networks::prepare();
+    networks::Subject s(network, work[index].side);
+    bench::Batch batch(work[index].samples, work[index].side, 10);
+    policy.micro_batch = micro;
+    options.policy = &policy;
+    if (room) networks::Subject::set_budget(room);
+    mt_trainer *trainer = s.trainer(&options);
+    size_t before = networks::Subject::allocated();
+    for (char byte; read(STDIN_FILENO, &byte, 1) == 1;) {
+        mt_step_report step = MT_STEP_REPORT_INIT;
+        double start = bench::now();
+        bench::must(mt_trainer_step(trainer, &batch.batch, &step), "step");
+        std::printf("%.6f %zu\n", bench::now() - start, step.peak_bytes - before);
+        std::fflush(stdout);
+    }
+    report(trainer);
+    mt_trainer_free(trainer);
+}
+
+/* ---- a side seen from the parent, which never uses libtorch itself ---------------------------------- */
+
+[[noreturn]] void give_up(const char *what) {
+    std::perror(what);
+    std::exit(1);
+}
+
+struct Side {
+    size_t micro;
+    pid_t pid;
+    int to;
+    FILE *from;
+    std::vector<double> seconds;
+    size_t peak = 0;
+    unsigned long long ooms = 0, discarded = 0;
+    size_t largest = 0;
+
+    Side(const char *program, int network, size_t micro_batch, size_t room) : micro(micro_batch) {
+        int in[2], out[2];
+        std::string words[] = {program, std::to_string(network), std::to_string(micro),
+                               std::to_string(room)};
+        char *argv[] = {&words[0][0], &words[1][0], &words[2][0], &words[3][0], nullptr};
+        if (pipe(in) || pipe(out)) give_up("pipe");
+        pid = fork();
+        if (pid < 0) give_up("fork");
+        if (pid == 0) {
+            dup2(in[0], STDIN_FILENO);
+            dup2(out[1], STDOUT_FILENO);
+            for (int fd = 3; fd < 256; fd++) close(fd); /* ends of the other sides' pipes */
+            execv(program, argv);
+            _exit(127);
+        }
+        close(in[0]);
+        close(out[1]);
+        to = in[1];
+        from = fdopen(out[0], "r");
+    }
+    Side(const Side &) = delete;
+    Side &operator=(const Side &) = delete;
+
+    void step() {
+        double time;
+        if (write(to, "s", 1) != 1 || std::fscanf(from, "%lf %zu", &time, &peak) != 2)
+            give_up("a side has ended early");
+        seconds.push_back(time);
+    }
+    ~Side() {
+        if (to >= 0) finish();
+    }
+    void finish() {
+        int status;
+        close(to);
+        to = -1;
+        bool told = std::fscanf(from, "%llu %llu %zu", &ooms, &discarded, &largest) == 3;
+        std::fclose(from);
+        if (waitpid(pid, &status, 0) != pid || status || !told) give_up("a side has failed");
+    }
+    double total() const {
+        double sum = 0;
+        for (double s : seconds) sum += s;
+        return sum;
+    }
+};
+
+using Sides = std::vector<std::unique_ptr<Side>>;
+
+/* In alternating order, so that none is always behind the same one. */
+void lock_step(const Sides &sides, int count) {
+    for (int i = 0; i < count; i++)
+        for (size_t j = 0; j < sides.size(); j++) sides[i % 2 ? sides.size() - 1 - j : j]->step();
+}
+
+/* ---- the oracle --------------------------------------------------------------------------------------- */
+
+size_t room_of(double share, const Sides &sides) {
+    double whole = static_cast<double>(sides.front()->peak);
+    double least = static_cast<double>(sides.back()->peak);
+    return static_cast<size_t>(least + share * (whole - least));
+}
+
+/* Of a batch, the first one left out. */
+double seconds_of(const Side &side) {
+    return bench::median(std::vector<double>(side.seconds.begin() + 1, side.seconds.end()));
+}
+
+const Side &best_within(const Sides &sides, size_t room) {
+    const Side *best = nullptr;
+    for (auto &side : sides)
+        if (side->peak <= room && (!best || seconds_of(*side) < seconds_of(*best)))
+            best = side.get();
+    if (!best) give_up("nothing fits");
+    return *best;
+}
+
+/* One micro-batch for each number of chunks; the first is the whole batch, the last the smallest. */
+Sides start_all(const char *program, int network) {
+    const int64_t least = networks::all[network].normalises ? 2 : 1, all = work[network].samples;
+    Sides sides;
+    for (int64_t chunks = 1; chunks * least <= all; chunks++) {
+        int64_t micro = (all + chunks - 1) / chunks;
+        if (!sides.empty() && sides.back()->micro == static_cast<size_t>(micro)) continue;
+        sides.push_back(std::make_unique<Side>(program, network, static_cast<size_t>(micro), 0));
+    }
+    return sides;
+}
+
+/* Goes on with those that are nearly the best within some budget: there the choice is close. */
+void run_finalists(const Sides &sides) {
+    std::vector<size_t> finalists;
+    for (size_t i = 0; i < sides.size(); i++)
+        for (double share : budgets) {
+            size_t room = room_of(share, sides);
+            if (sides[i]->peak > room) continue;
+            if (seconds_of(*sides[i]) > 1.1 * seconds_of(best_within(sides, room))) continue;
+            finalists.push_back(i);
+            break;
+        }
+    for (int batch = 0; batch < 6; batch++)
+        for (size_t i : finalists) sides[i]->step();
+}
+
+/* Automatic sizing against the best fixed micro-batch, both from their first batch on. */
+void race(const char *program, int network, size_t oracle, size_t room) {
+    std::vector<double> ratios;
+    double ours = 0, theirs = 0;
+    unsigned long long ooms = 0, discarded = 0;
+    size_t largest = 0;
+    for (int turn = 0; turn < turns; turn++) {
+        Sides sides;
+        sides.push_back(std::make_unique<Side>(program, network, 0, room));
+        sides.push_back(std::make_unique<Side>(program, network, oracle, room));
+        lock_step(sides, batches);
+        for (auto &side : sides) side->finish();
+        ratios.push_back(sides[0]->total() / sides[1]->total());
+        ours += sides[0]->total();
+        theirs += sides[1]->total();
+        ooms = std::max(ooms, sides[0]->ooms);
+        discarded = std::max(discarded, sides[0]->discarded);
+        largest = sides[0]->largest;
+    }
+    std::printf(
+        "oracle  network=%s room_mib=%.1f ratio_median=%.4f ratio_best=%.4f auto_ms=%.1f "
+        "oracle_ms=%.1f oracle_micro_batch=%zu largest_chunk=%zu discarded=%llu ooms=%llu\n",
+        networks::all[network].name, static_cast<double>(room) / (1 << 20), bench::median(ratios),
+        *std::min_element(ratios.begin(), ratios.end()), 1e3 * ours / turns, 1e3 * theirs / turns,
+        oracle, largest, discarded, ooms);
+    std::fflush(stdout);
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    if (argc == 4) {
+        run_side(std::atoi(argv[1]), std::strtoul(argv[2], nullptr, 10),
+                 std::strtoul(argv[3], nullptr, 10));
+        return 0;
+    }
+    std::signal(SIGPIPE, SIG_IGN);
+    for (int network = 0; network < networks::count; network++) {
+        Sides sides = start_all(argv[0], network);
+        lock_step(sides, 3);
+        run_finalists(sides);
+        for (auto &side : sides) side->finish();
+        for (auto &side : sides)
+            std::printf("oracle  network=%s micro_batch=%zu ms=%.2f peak=%zu\n",
+                        networks::all[network].name, side->micro, 1e3 * seconds_of(*side),
+                        side->peak);
+        for (double share : budgets) {
+            size_t room = room_of(share, sides);
+            race(argv[0], network, best_within(sides, room).micro, room);
+        }
+    }
+    return 0;
+}
