@@ -159,6 +159,10 @@ void mt__policy_forced(mt_policy *policy, int forced) {
     if (forced) policy->keep = 0;
 }
 
+unsigned mt__policy_rungs(const mt_policy *policy) {
+    return mt__ladder_rungs(policy);
+}
+
 /* ---- recordings and measurements ---------------------------------------------------------------- */
 
 mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t samples) {
