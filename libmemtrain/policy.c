@@ -472,6 +472,7 @@ static mt_action climb(mt_policy *p, const mt_oom *oom) {
     p->step_cap = p->step_failed = 0;
     p->unexplained = 0;
     p->cleared = 0;
+    p->climbed_at = oom->attempt;
     return MT_ACTION_REPLAN;
 }
 
@@ -517,8 +518,9 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (oom->attempt <= 1) {
         p->unexplained = 0;
         p->cleared = 0;
+        p->climbed_at = 0;
     }
-    if (oom->attempt <= p->options.max_retries)
+    if (oom->attempt - p->climbed_at <= p->options.max_retries)
         *out = is_explained(oom) ? answer_explained(p, oom) : answer_unexplained(p, oom);
     p->replanning = *out == MT_ACTION_REPLAN;
     if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */

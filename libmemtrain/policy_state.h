@@ -20,6 +20,7 @@ struct mt_policy {
     size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
     unsigned unexplained; /* refusals of this step that the budget does not explain */
     int cleared;          /* the cache was cleared in this step's recovery */
+    unsigned climbed_at;  /* OOMs of this step when it last took a rung */
     int keep;             /* of the last plan */
     size_t samples;       /* of the last plan */
     /* the ladder */

@@ -171,7 +171,7 @@ typedef struct mt_policy_options {
     int clear_every;        /* clear the cache each N training steps, MT_CLEAR_AUTO or _NEVER */
     int eval_clear_every;   /* the same for evaluation calls */
     int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
-    unsigned max_retries;   /* of one step; 0: 16 */
+    unsigned max_retries;   /* of one step with the same rungs; 0: 16 */
     unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
     unsigned forbid_rungs;  /* never used */
     mt_rate_rule rate_rule;
