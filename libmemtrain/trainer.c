@@ -520,6 +520,7 @@ static mt_status make_plan(mt_trainer *t, work *w) {
         mt_status rolled = roll_back(t, w, status);
         if (rolled != MT_OK) return rolled;
         w->count = w->batch->count;
+        mt__policy_same_step(t->policy);
         status = ask_plan(t, w);
     }
     if (status == MT_OK) status = take_rungs(t, w);
@@ -547,6 +548,7 @@ static mt_status answer_oom(mt_trainer *t, work *w) {
     if (action == MT_ACTION_CLEAR) status = clear(t, MT_CLEAR_OOM);
     if (status != MT_OK && status != MT_EDEVMEM) return status;
     /* Evaluation goes on behind the chunks that went through, so it always plans anew. */
+    if (w->mode == MT_EVALUATE) mt__policy_same_step(t->policy);
     return action == MT_ACTION_REPLAN || w->mode == MT_EVALUATE ? make_plan(t, w) : MT_OK;
 }
 
