@@ -524,9 +524,9 @@ START_TEST(gives_up_for_no_reason) {
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
     step(trainer, 32, 1);
-    fake_fail_kind_for_ever(&fake, FAKE_ACCUMULATE, 2, MT_EDEVMEM);
+    fake_fail_kind_for_ever(&fake, FAKE_ALLOCATION, 20, MT_EDEVMEM);
     step_fails(trainer, 32, 2, MT_EDEVMEM);
-    fake_fail_kind(&fake, FAKE_ACCUMULATE, 0, MT_OK);
+    fake_fail_kind(&fake, FAKE_ALLOCATION, 0, MT_OK);
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, 0);
     done(trainer);
 }
@@ -540,6 +540,7 @@ START_TEST(evaluation_gives_up) {
     mt_trainer *trainer;
 
     options.eval = (fake_program){huge, 1};
+    options.absent = FAKE_BIT(FAKE_RECORD); /* so that to climb again would cost an OOM */
     trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
