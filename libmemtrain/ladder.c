@@ -51,15 +51,8 @@ size_t mt__ladder_samples(const mt_policy *p, size_t samples) {
 
 double mt__ladder_rate(const mt_policy *p, size_t samples) {
     double share = (double)cut_samples(samples, p->cuts) / (double)samples;
-    switch (p->options.rate_rule) {
-    case MT_RATE_LINEAR:
-        return share;
-    case MT_RATE_SQRT:
-        return sqrt(share);
-    case MT_RATE_KEEP:
-        break;
-    }
-    return 1.0;
+    if (p->options.rate_rule == MT_RATE_LINEAR) return share;
+    return p->options.rate_rule == MT_RATE_SQRT ? sqrt(share) : 1.0;
 }
 
 /* ---- up ---------------------------------------------------------------------------------------- */

@@ -276,8 +276,7 @@ static int spread(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan
     size_t first = mt__max(top / 4, smallest_worth(p, mode, top, least));
     if (top < 4 || 2 * first >= top || rest < 3 * first + least) return 0;
     rest -= 3 * first;
-    size_t chunks = mt__ceil_div(rest, top);
-    if (rest / chunks < least) return 0;
+    size_t chunks = mt__ceil_div(rest, top); /* none below least, since top is above 2 * first */
     if (mt__plan_append(plan, first, 1) != MT_OK) return 0;
     if (mt__plan_append(plan, 2 * first, 1) != MT_OK) return 0;
     return mt__plan_append(plan, rest, chunks) == MT_OK;
@@ -298,7 +297,7 @@ static size_t plan_bytes(const mt__curve *c, const mt_plan *plan) {
 static int has_room_to_keep(const mt_policy *p, const mt_plan *plan, const mt_memory *memory,
                             size_t *bytes) {
     /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
-    if (!p->info.keeps_chunks || p->options.whole_steps || p->cuts || plan->discard) return 0;
+    if (!p->info.keeps_chunks || p->options.whole_steps || p->cuts) return 0;
     mt__curve *apart = mt__policy_find_curve(p, MT_TRAIN, mt__ladder_rungs(p), 1);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     size_t largest = 0, bound = mt__add(*bytes, p->info.gradient_bytes);
@@ -467,11 +466,10 @@ static int is_explained(const mt_oom *oom) {
 }
 
 /* The size did not fit: what ran is corrected, and where gradients lay apart nothing else is. */
-static void learn_failure(mt_policy *p, const mt_oom *oom) {
+static void learn_failure(mt__curve *c, const mt_oom *oom) {
     mt_memory then = oom->memory;
-    mt__curve *c = running_curve(p, oom->mode);
     then.allocated_bytes = oom->allocated_before_bytes;
-    if (c) mt__curve_fail(c, oom->chunk, then.budget_bytes ? mt__room(&then) : SIZE_MAX);
+    mt__curve_fail(c, oom->chunk, then.budget_bytes ? mt__room(&then) : SIZE_MAX);
 }
 
 /* The cheapest answer, once a step: a cache may hold what is missing. */
@@ -509,13 +507,13 @@ static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom) {
     return MT_ACTION_REPLAN;
 }
 
-static mt_action answer_explained(mt_policy *p, const mt_oom *oom) {
+static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom) {
     size_t cached = oom->memory.reserved_bytes -
                     mt__min(oom->memory.reserved_bytes, oom->memory.allocated_bytes);
     if (oom->plan_is_fixed) return clear_or(p, MT_ACTION_GIVE_UP);
     /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
     if (cached > 0 && cached >= oom->refused_bytes && !p->cleared) return clear(p);
-    if (oom->chunk) learn_failure(p, oom);
+    if (oom->chunk) learn_failure(c, oom);
     /* The second set of gradients is given up before anything else is. */
     if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
     if (is_smallest(p, oom)) return p->cleared ? climb(p, oom) : clear(p);
@@ -539,7 +537,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
         p->climbed_at = 0;
     }
     if (oom->attempt - p->climbed_at <= p->options.max_retries)
-        *out = is_explained(oom) ? answer_explained(p, oom) : answer_unexplained(p, oom);
+        *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, oom);
     p->replanning = *out == MT_ACTION_REPLAN;
     if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */
     if (*out == MT_ACTION_GIVE_UP) mt__ladder_give_back(p);
