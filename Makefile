@@ -271,7 +271,7 @@ check-valgrind: core $(TESTS_CORE) ## the suites of the core under valgrind
 bench: all $(BENCHES) ## run the benchmarks on one core
 	@sh setup/run_bench.sh $(BENCHES)
 
-coverage: ## lines of libmemtrain that the suites of the core reach, in build/coverage
+coverage: ## lines and branches of libmemtrain that the suites of the core reach (build/coverage)
 	@rm -rf build/coverage/obj/libmemtrain/*.gcda
 	+@$(MAKE) --no-print-directory BUILD=build/coverage COVERAGE=1 check-core
 	@sh setup/coverage.sh build/coverage/obj/libmemtrain
