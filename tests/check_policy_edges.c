@@ -157,12 +157,25 @@ void *calloc(size_t count, size_t size) {
     return block;
 }
 
+/* Under valgrind, say, the library does not get this one. */
+static int calloc_is_ours(void) {
+    void *(*volatile ask)(size_t, size_t) = calloc;
+    void *block;
+
+    calloc_fails = 1;
+    block = ask(1, 1);
+    calloc_fails = 0;
+    free(block);
+    return block == NULL;
+}
+
 START_TEST(new_without_a_handle) {
     enum { HALF_OF_THE_TABLE = 32, OF_THE_POLICY = 4 };
     mt_recording *recordings[HALF_OF_THE_TABLE];
     mt_policy *policy;
     int count = HALF_OF_THE_TABLE - OF_THE_POLICY;
 
+    if (!calloc_is_ours()) return;
     for (int i = 0; i < count; i++) ck_ok(mt_recording_new(&recordings[i]));
     calloc_fails = 1;
     ck_status(mt_policy_new(NULL, NULL, &policy), MT_ENOMEM);
