@@ -6,7 +6,8 @@
 #   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
 #   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
 #   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
-#   tests/bench/*.c, *.cpp      -> build/tests/bench/NAME
+#   tests/bench/*.c             -> build/tests/bench/NAME          (core only, no libtorch)
+#   tests/bench/*.cpp           -> build/tests/bench/NAME
 # Works with GNU make 3.81 (macOS) and later. Variables are described in docs/building.md.
 
 ifneq ($(firstword $(sort 3.81 $(MAKE_VERSION))),3.81)
@@ -98,6 +99,7 @@ TESTS_CORE := $(call programs,$(TEST_CORE_SRC))
 TESTS_EX := $(call programs,$(TEST_EX_SRC))
 TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
 BENCHES := $(call programs,$(BENCH_SRC))
+BENCHES_CORE := $(call programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
 COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
 
@@ -114,7 +116,8 @@ SHIM_SO := $(if $(SHIM_SRC),$(call so,memtrain_torch))
 # ---- libtorch and the system's packages --------------------------------------------------------
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
-NO_TORCH := help clean distclean format check-format core check-core check-valgrind coverage
+NO_TORCH := help clean distclean format check-format core check-core check-valgrind coverage \
+    bench-core
 NO_BUILD := help clean distclean format check-format
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include build/libtorch.mk
@@ -214,7 +217,7 @@ endif
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: all setup core run check check-core check-torch check-oom check-asan check-ubsan
-.PHONY: check-valgrind bench coverage format check-format symbols install uninstall clean distclean
+.PHONY: check-valgrind bench bench-core coverage format check-format symbols install uninstall clean distclean
 .PHONY: help tests
 
 all: core $(SHIM_SO) $(EXAMPLES) ## both libraries and the examples (default)
@@ -271,7 +274,10 @@ check-valgrind: core $(TESTS_CORE) ## the suites of the core under valgrind
 bench: all $(BENCHES) ## run the benchmarks on one core
 	@sh setup/run_bench.sh $(BENCHES)
 
-coverage: ## lines of libmemtrain that the suites of the core reach, in build/coverage
+bench-core: core $(BENCHES_CORE) ## those of the core, without libtorch
+	@sh setup/run_bench.sh $(BENCHES_CORE)
+
+coverage: ## lines and branches of libmemtrain that the suites of the core reach (build/coverage)
 	@rm -rf build/coverage/obj/libmemtrain/*.gcda
 	+@$(MAKE) --no-print-directory BUILD=build/coverage COVERAGE=1 check-core
 	@sh setup/coverage.sh build/coverage/obj/libmemtrain
@@ -410,9 +416,10 @@ $(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 # One folder deeper than the other programs.
 $(BENCHES): DEEPER := ../
 
-$(call programs,$(filter %.c,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.c.o $(TORCH_PARTS)
+$(BENCHES_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
 	$(call say,LINK,$@)
-	$(torch_program)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ -lm -lpthread
 
 $(call programs,$(filter %.cpp,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 	$(call say,LINK,$@)

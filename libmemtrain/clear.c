@@ -33,7 +33,8 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
         policy->has_mode && (policy->last_mode != mode || policy->last_shape != policy->shape);
     int evidence = has_evidence(policy, memory, predicted_peak_bytes, changed);
     uint64_t calls = policy->calls[mode]++;
-    policy->replanning = 0; /* a step that failed before it was planned again is over */
+    /* A step that failed before it was planned again is over. */
+    policy->replanning = policy->same_step = 0;
     policy->has_mode = 1;
     policy->last_mode = mode;
     policy->last_shape = policy->shape;

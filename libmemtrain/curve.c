@@ -55,7 +55,7 @@ size_t mt__curve_largest(const mt__curve *c, size_t room) {
         m = mt_memory_model_largest(c->model, left);
     else if (c->bound_samples && left < c->bound_peak)
         m = 0;
-    else if (c->bound_samples && c->bound_peak)
+    else if (c->bound_samples)
         m = (size_t)((double)left / (double)c->bound_peak * (double)c->bound_samples);
     if (c->failed_chunk && room <= c->failed_room) m = mt__min(m, next_below(c));
     return m;
@@ -71,7 +71,7 @@ mt_recording *mt__curve_record(mt__curve *c, size_t samples) {
     c->filling = 0;
     if (c->recorded == 2) return NULL;
     if (c->recorded == 1 && c->recording[0]->samples == samples) return NULL;
-    if (mt_recording_start(c->recording[c->recorded], samples) != MT_OK) return NULL;
+    mt__recording_restart(c->recording[c->recorded], samples);
     c->filling = 1;
     return c->recording[c->recorded];
 }

@@ -32,6 +32,12 @@ size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_inf
 /* Whether the chunks of the next step are given; such chunks have their gradients in place. */
 void mt__policy_forced(mt_policy *policy, int forced);
 
+/* The next plan is for the same step as the last one, without memory having run out in between. */
+void mt__policy_same_step(mt_policy *policy);
+
+/* The rungs that the policy's observations are of. */
+unsigned mt__policy_rungs(const mt_policy *policy);
+
 #define MT__CHECK(condition, ...)                                                                  \
     do {                                                                                           \
         if (!(condition)) return mt_set_error(MT_EINVAL, __VA_ARGS__);                             \

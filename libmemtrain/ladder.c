@@ -51,26 +51,17 @@ size_t mt__ladder_samples(const mt_policy *p, size_t samples) {
 
 double mt__ladder_rate(const mt_policy *p, size_t samples) {
     double share = (double)cut_samples(samples, p->cuts) / (double)samples;
-    switch (p->options.rate_rule) {
-    case MT_RATE_LINEAR:
-        return share;
-    case MT_RATE_SQRT:
-        return sqrt(share);
-    case MT_RATE_KEEP:
-        break;
-    }
-    return 1.0;
+    if (p->options.rate_rule == MT_RATE_LINEAR) return share;
+    return p->options.rate_rule == MT_RATE_SQRT ? sqrt(share) : 1.0;
 }
 
 /* ---- up ---------------------------------------------------------------------------------------- */
 
-/* A smaller batch helps only where the batch is one chunk that cannot be cut. */
-static int cut_again(mt_policy *p, size_t samples) {
-    size_t now = mt__ladder_samples(p, samples);
-    if (now <= 1 || mt__policy_least(p, now) < now) return 0;
-    if (!p->info.needs_whole_batch && now <= p->options.min_micro_batch) return 0;
-    p->cuts++;
-    return 1;
+/* A smaller batch helps only where the batch is one chunk that cannot be cut, and no evaluation. */
+static int can_shorten(const mt_policy *p, mt_mode mode) {
+    size_t now = mt__ladder_samples(p, p->samples);
+    if (mode != MT_TRAIN || now <= 1 || mt__policy_least(p, now) < now) return 0;
+    return p->info.needs_whole_batch || now > p->options.min_micro_batch;
 }
 
 static void arrive(mt_policy *p, unsigned rungs) {
@@ -86,22 +77,29 @@ static void set_patience(mt_policy *p) {
     p->has_left = 0;
 }
 
-int mt__ladder_climb(mt_policy *p, size_t samples) {
+/* The next rung to take; MT_RUNGS: none is left. A batch may be made smaller again and again. */
+static unsigned next_rung(const mt_policy *p, mt_mode mode) {
     unsigned rung = MT_RUNGS;
     while (rung > 0 && !(p->rungs & MT_RUNG_BIT(rung - 1))) rung--;
-    if (rung == MT_RUNG_SMALLER_BATCH + 1 && cut_again(p, samples)) return 1;
+    if (rung == MT_RUNG_SMALLER_BATCH + 1) rung--;
     for (; rung < MT_RUNGS; rung++) {
         if (!(allowed(p) & MT_RUNG_BIT(rung))) continue;
-        if (rung == MT_RUNG_SMALLER_BATCH && !cut_again(p, samples)) continue;
-        set_patience(p);
-        arrive(p, p->rungs | MT_RUNG_BIT(rung));
-        if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
-            p->rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-            p->cuts = 0;
-        }
-        return 1;
+        if (rung != MT_RUNG_SMALLER_BATCH || can_shorten(p, mode)) break;
     }
-    return 0;
+    return rung;
+}
+
+int mt__ladder_climb(mt_policy *p, mt_mode mode) {
+    unsigned rung = next_rung(p, mode);
+    if (rung == MT_RUNGS) return 0;
+    set_patience(p);
+    arrive(p, p->rungs | MT_RUNG_BIT(rung));
+    if (rung == MT_RUNG_SMALLER_BATCH) p->cuts++;
+    if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
+        p->rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+        p->cuts = 0;
+    }
+    return 1;
 }
 
 /* ---- down -------------------------------------------------------------------------------------- */
@@ -148,11 +146,18 @@ static void leave(mt_policy *p, unsigned rungs, unsigned cuts) {
     p->has_left = 1;
 }
 
-void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
+int mt__ladder_crosses(const mt_policy *p) {
+    return crosses_device(p, p->device);
+}
+
+void mt__ladder_begin(mt_policy *p) {
     p->failed = 0;
-    p->steps_here++;
     p->start_rungs = p->rungs;
     p->start_cuts = p->cuts;
+}
+
+void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
+    p->steps_here++;
     if (!p->rungs || p->steps_here <= p->patience) return;
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
         unsigned rest = below(p->rungs, rung);
@@ -187,6 +192,7 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
         p->rungs |= MT_RUNG_BIT(rung);
     }
     p->steps_here = 0;
+    p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     p->replanning = 1;
     return MT_OK;
 }

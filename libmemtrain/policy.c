@@ -159,6 +159,14 @@ void mt__policy_forced(mt_policy *policy, int forced) {
     if (forced) policy->keep = 0;
 }
 
+void mt__policy_same_step(mt_policy *policy) {
+    policy->same_step = 1;
+}
+
+unsigned mt__policy_rungs(const mt_policy *policy) {
+    return mt__ladder_rungs(policy);
+}
+
 /* ---- recordings and measurements ---------------------------------------------------------------- */
 
 mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t samples) {
@@ -268,8 +276,7 @@ static int spread(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan
     size_t first = mt__max(top / 4, smallest_worth(p, mode, top, least));
     if (top < 4 || 2 * first >= top || rest < 3 * first + least) return 0;
     rest -= 3 * first;
-    size_t chunks = mt__ceil_div(rest, top);
-    if (rest / chunks < least) return 0;
+    size_t chunks = mt__ceil_div(rest, top); /* none below least, since top is above 2 * first */
     if (mt__plan_append(plan, first, 1) != MT_OK) return 0;
     if (mt__plan_append(plan, 2 * first, 1) != MT_OK) return 0;
     return mt__plan_append(plan, rest, chunks) == MT_OK;
@@ -289,7 +296,8 @@ static size_t plan_bytes(const mt__curve *c, const mt_plan *plan) {
  */
 static int has_room_to_keep(const mt_policy *p, const mt_plan *plan, const mt_memory *memory,
                             size_t *bytes) {
-    if (!p->info.keeps_chunks || p->options.whole_steps || plan->discard) return 0;
+    /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
+    if (!p->info.keeps_chunks || p->options.whole_steps || p->cuts) return 0;
     mt__curve *apart = mt__policy_find_curve(p, MT_TRAIN, mt__ladder_rungs(p), 1);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     size_t largest = 0, bound = mt__add(*bytes, p->info.gradient_bytes);
@@ -363,7 +371,17 @@ static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *m
     return mt__plan_append(plan, plan->samples, mt__ceil_div(plan->samples, least));
 }
 
-/* The plan with the rungs that are on. */
+/* The first chunks of a plan, or all of them. */
+static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
+                     mt_plan *plan) {
+    /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
+    int is_new = memory->budget_bytes && !c->has_run && !c->failed_chunk;
+    if (p->options.micro_batch || p->info.needs_whole_batch) return plan_fixed(p, c, memory, plan);
+    if (!is_new) return plan_rest(p, mode, memory, plan);
+    return plan_recording(p, mode, plan) ? MT_OK : plan_small(p, plan);
+}
+
+/* The plan with the rungs that are taken: left open where they are of a device not known yet. */
 static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory,
                            mt_plan *plan) {
     mt__curve *c = sizing_curve(p, mode);
@@ -374,19 +392,20 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
     plan->samples = mode == MT_TRAIN ? mt__ladder_samples(p, samples) : samples;
     plan->rungs = mt__ladder_rungs(p);
     plan->rate = mt__ladder_rate(p, samples);
-    /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
-    int is_new = memory->budget_bytes && !c->has_run && !c->failed_chunk;
-    if (p->options.micro_batch || p->info.needs_whole_batch)
-        status = plan_fixed(p, c, memory, plan);
-    else if (!is_new)
-        status = plan_rest(p, mode, memory, plan);
-    else if (!plan_recording(p, mode, plan))
-        status = plan_small(p, plan);
+    if (!mt__ladder_crosses(p)) status = cut(p, mode, c, memory, plan);
     if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
         promise(p, mode, c, memory, plan);
     else if (mode == MT_TRAIN)
         p->keep = 0;
     return status;
+}
+
+/* What the step before left behind is over. */
+static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
+    p->step_cap = p->step_failed = 0;
+    p->samples = samples;
+    mt__ladder_begin(p);
+    if (mode == MT_TRAIN) mt__ladder_leave(p, samples, memory);
 }
 
 mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const mt_memory *memory,
@@ -399,17 +418,17 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     MT__CHECK(memory, "mt_policy_plan: memory is NULL");
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
     mt_policy *p = policy;
-    if (!p->replanning) p->step_cap = p->step_failed = 0;
-    if (!p->replanning && mode == MT_TRAIN) mt__ladder_leave(p, samples, memory);
+    if (!p->replanning && !p->same_step) begin_step(p, mode, samples, memory);
     mt_status status = plan_here(p, mode, samples, memory, out);
     /* Also what is known beforehand not to fit is a reason to climb. */
-    while (status == MT_EDEVMEM && mt__ladder_climb(p, samples)) {
+    while (status == MT_EDEVMEM && mt__ladder_climb(p, mode)) {
         p->step_cap = p->step_failed = 0;
         status = plan_here(p, mode, samples, memory, out);
     }
     if (status == MT_EDEVMEM) mt__ladder_give_back(p);
+    if (status == MT_OK) p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     p->replanning = 0;
-    p->samples = samples;
+    p->same_step = status == MT_OK && out->discard;
     return status;
 }
 
@@ -423,8 +442,11 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
               "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
     mt__curve *c = sizing_curve(policy, mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
-    mt_status status = plan_rest(policy, mode, memory, plan);
-    if (status == MT_OK) promise(policy, mode, c, memory, plan);
+    mt_status status =
+        plan->groups ? plan_rest(policy, mode, memory, plan) : cut(policy, mode, c, memory, plan);
+    if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
+        promise(policy, mode, c, memory, plan);
+    policy->same_step = plan->discard;
     return status;
 }
 
@@ -444,11 +466,10 @@ static int is_explained(const mt_oom *oom) {
 }
 
 /* The size did not fit: what ran is corrected, and where gradients lay apart nothing else is. */
-static void learn_failure(mt_policy *p, const mt_oom *oom) {
+static void learn_failure(mt__curve *c, const mt_oom *oom) {
     mt_memory then = oom->memory;
-    mt__curve *c = running_curve(p, oom->mode);
     then.allocated_bytes = oom->allocated_before_bytes;
-    if (c) mt__curve_fail(c, oom->chunk, then.budget_bytes ? mt__room(&then) : SIZE_MAX);
+    mt__curve_fail(c, oom->chunk, then.budget_bytes ? mt__room(&then) : SIZE_MAX);
 }
 
 /* The cheapest answer, once a step: a cache may hold what is missing. */
@@ -463,10 +484,10 @@ static mt_action clear_or(mt_policy *p, mt_action other) {
 
 /* No cut is left: the next rung, unless the chunks are given. */
 static mt_action climb(mt_policy *p, const mt_oom *oom) {
-    if (oom->plan_is_fixed || !mt__ladder_climb(p, mt__max(1, p->samples)))
-        return MT_ACTION_GIVE_UP;
+    if (oom->plan_is_fixed || !mt__ladder_climb(p, oom->mode)) return MT_ACTION_GIVE_UP;
     p->step_cap = p->step_failed = 0;
     p->unexplained = 0;
+    p->climbed_at = oom->attempt;
     p->cleared = 0;
     return MT_ACTION_REPLAN;
 }
@@ -486,13 +507,13 @@ static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom) {
     return MT_ACTION_REPLAN;
 }
 
-static mt_action answer_explained(mt_policy *p, const mt_oom *oom) {
+static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom) {
     size_t cached = oom->memory.reserved_bytes -
                     mt__min(oom->memory.reserved_bytes, oom->memory.allocated_bytes);
     if (oom->plan_is_fixed) return clear_or(p, MT_ACTION_GIVE_UP);
     /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
     if (cached > 0 && cached >= oom->refused_bytes && !p->cleared) return clear(p);
-    if (oom->chunk) learn_failure(p, oom);
+    if (oom->chunk) learn_failure(c, oom);
     /* The second set of gradients is given up before anything else is. */
     if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
     if (is_smallest(p, oom)) return p->cleared ? climb(p, oom) : clear(p);
@@ -513,9 +534,10 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (oom->attempt <= 1) {
         p->unexplained = 0;
         p->cleared = 0;
+        p->climbed_at = 0;
     }
-    if (oom->attempt <= p->options.max_retries)
-        *out = is_explained(oom) ? answer_explained(p, oom) : answer_unexplained(p, oom);
+    if (oom->attempt - p->climbed_at <= p->options.max_retries)
+        *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, oom);
     p->replanning = *out == MT_ACTION_REPLAN;
     if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */
     if (*out == MT_ACTION_GIVE_UP) mt__ladder_give_back(p);

@@ -16,12 +16,14 @@ struct mt_policy {
     uint64_t shape;                /* of the batches that calls are about */
     /* this step */
     int replanning;       /* memory ran out since the last plan */
+    int same_step;        /* the next plan is for the step of the last one */
     size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
     size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
     unsigned unexplained; /* refusals of this step that the budget does not explain */
     int cleared;          /* the cache was cleared in this step's recovery */
     int keep;             /* of the last plan */
-    size_t samples;       /* of the last plan */
+    size_t samples;       /* of the whole batch */
+    unsigned climbed_at;  /* OOMs of this step when it last took a rung */
     /* the ladder */
     unsigned rungs;       /* MT_RUNG_BITs that are taken */
     unsigned cuts;        /* times that the batch was made smaller by 20 % */
@@ -29,6 +31,7 @@ struct mt_policy {
     unsigned failed;      /* ... and not in this step */
     unsigned steps_here;  /* training plans since the rungs changed */
     unsigned patience;    /* plans before a rung may be left */
+    unsigned device;      /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
     int has_left;         /* they changed last because there was room */
     unsigned start_rungs; /* where this step began, to go back to when all was in vain */
     unsigned start_cuts;
@@ -60,13 +63,19 @@ unsigned mt__ladder_rungs(const mt_policy *policy);
 size_t mt__ladder_samples(const mt_policy *policy, size_t samples);
 double mt__ladder_rate(const mt_policy *policy, size_t samples);
 
-/* Takes the next rung that helps a batch of so many samples. Returns 0 at the end of the ladder. */
-int mt__ladder_climb(mt_policy *policy, size_t samples);
+/* Takes the next rung that helps the batch of this step. Returns 0 at the end of the ladder. */
+int mt__ladder_climb(mt_policy *policy, mt_mode mode);
 
 /* Back to where the step began: the rungs that were taken in it were of no use. */
 void mt__ladder_give_back(mt_policy *policy);
 
+/* A step begins: this is where to go back to. */
+void mt__ladder_begin(mt_policy *policy);
+
 /* Leaves rungs where there is room, before a training step is planned. */
 void mt__ladder_leave(mt_policy *policy, size_t samples, const mt_memory *memory);
+
+/* Whether the rungs that are taken are of another device than that whose memory is known. */
+int mt__ladder_crosses(const mt_policy *policy);
 
 #endif

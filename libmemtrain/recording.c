@@ -32,16 +32,19 @@ void mt_recording_free(mt_recording *r) {
     mt__free(r);
 }
 
-mt_status mt_recording_start(mt_recording *recording, size_t samples) {
-    mt_recording *r = recording;
-    MT__CHECK_HANDLE(recording, MT__KIND_RECORDING, "mt_recording_start");
-    MT__CHECK(samples > 0, "mt_recording_start: samples is 0; at least 1 is accepted");
+void mt__recording_restart(mt_recording *r, size_t samples) {
     r->samples = samples;
     r->count = r->allocations = 0;
     r->live_bytes = r->peak_bytes = 0;
     r->incomplete = 0;
     r->live_count = 0;
     if (r->live) memset(r->live, 0, r->live_capacity * sizeof *r->live);
+}
+
+mt_status mt_recording_start(mt_recording *recording, size_t samples) {
+    MT__CHECK_HANDLE(recording, MT__KIND_RECORDING, "mt_recording_start");
+    MT__CHECK(samples > 0, "mt_recording_start: samples is 0; at least 1 is accepted");
+    mt__recording_restart(recording, samples);
     return MT_OK;
 }
 

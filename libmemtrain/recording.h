@@ -26,4 +26,7 @@ struct mt_recording {
     int incomplete; /* host memory ran out */
 };
 
+/* Forgets all events and starts anew, for a chunk of at least 1 sample. */
+void mt__recording_restart(mt_recording *recording, size_t samples);
+
 #endif

@@ -221,6 +221,12 @@ static void on_event(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
 
+/* Whether chunks run with the rungs that the policy takes them to: those of a replay may not. */
+static int is_of_the_policys_kind(const mt_trainer *t) {
+    const unsigned no_kind = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    return ((t->rungs ^ mt__policy_rungs(t->policy)) & ~no_kind) == 0;
+}
+
 /*
  * Starts recording when the policy wants this chunk recorded. It is asked in any case, so that a
  * recording that an error cut short is started anew and never taken for a whole one.
@@ -228,7 +234,7 @@ static void on_event(void *user, void *address, int64_t bytes) {
 static mt_status start_recording(mt_trainer *t, const work *w, size_t samples, int *recording) {
     mt_event_sink sink = {mt_policy_recording(t->policy, w->mode, samples), on_event};
     *recording = 0;
-    if (!sink.user || !t->backend.record || (w->forced && t->rungs)) return MT_OK;
+    if (!sink.user || !t->backend.record || !is_of_the_policys_kind(t)) return MT_OK;
     mt_status status = t->backend.record(t->backend.self, &sink);
     *recording = status == MT_OK;
     return status;
@@ -314,7 +320,7 @@ static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
     w->chunks++;
     w->next++;
     w->marked = 0;
-    if (w->forced && w->mode == MT_TRAIN && t->rungs) return MT_OK; /* of another kind, perhaps */
+    if (!is_of_the_policys_kind(t)) return MT_OK;
     return mt_policy_observe(t->policy, w->mode, count, before.allocated_bytes, &r);
 }
 
@@ -530,6 +536,7 @@ static mt_status make_plan(mt_trainer *t, work *w) {
         mt_status rolled = roll_back(t, w, status);
         if (rolled != MT_OK) return rolled;
         w->count = w->batch->count;
+        mt__policy_same_step(t->policy);
         status = ask_plan(t, w);
     }
     if (status == MT_OK) status = take_rungs(t, w);
@@ -557,6 +564,7 @@ static mt_status answer_oom(mt_trainer *t, work *w) {
     if (action == MT_ACTION_CLEAR) status = clear(t, MT_CLEAR_OOM);
     if (status != MT_OK && status != MT_EDEVMEM) return status;
     /* Evaluation goes on behind the chunks that went through, so it always plans anew. */
+    if (w->mode == MT_EVALUATE) mt__policy_same_step(t->policy);
     return action == MT_ACTION_REPLAN || w->mode == MT_EVALUATE ? make_plan(t, w) : MT_OK;
 }
 

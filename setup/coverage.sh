@@ -1,16 +1,41 @@
 #!/bin/sh
-# Prints the share of lines that ran, for each source of libmemtrain: sh setup/coverage.sh OBJ_DIR
+# Prints the shares of lines that ran and of branches that were taken, for each source of libmemtrain,
+# and fails where a branch of what decides was not taken: sh setup/coverage.sh OBJ_DIR
 set -eu
 objects=$1
-# Whatever gcov prints comes in pairs: File 'x.c', Lines executed:90.00% of 120.
+whole=" policy.c curve.c ladder.c clear.c choose.c plan.c "
+# What gcov prints of a file: File 'x.c', Lines executed:90.00% of 120, Branches executed:...,
+# Taken at least once:80.00% of 60 (or No branches).
 for source in libmemtrain/*.c; do
-    gcov -n -o "$objects/${source##*/}.o" "$source" 2>/dev/null | awk -v source="$source" '
+    gcov -b -n -o "$objects/${source##*/}.o" "$source" 2>/dev/null | awk -v source="$source" '
         /^File / { wanted = index($0, source "\x27") > 0 }
-        wanted && /^Lines executed:/ {
-            split($0, part, /[:% ]+/)
-            printf "%7.2f %% of %5d lines  %s\n", part[3], part[5], source
+        wanted && /^Lines executed:/ { split($0, lines, /[:% ]+/) }
+        wanted && /^Taken at least once:/ { split($0, taken, /[:% ]+/) }
+        wanted && /^(Calls executed|No calls)/ {
+            printf "%7.2f %% of %5d lines %7.2f %% of %5d branches  %s\n", \
+                lines[3], lines[5], taken[5], taken[7], source
             wanted = 0
         }'
-done | awk '
-    { print; lines += $4; ran += $1 * $4 / 100 }
-    END { if (lines) printf "%7.2f %% of %5d lines  in all\n", 100 * ran / lines, lines }'
+done | awk -v whole="$whole" '
+    {
+        print
+        lines += $4; ran += $1 * $4 / 100
+        branches += $9; taken += $6 * $9 / 100
+        name = $NF
+        sub(/.*\//, "", name)
+        if (index(whole, " " name " ")) {
+            seen++
+            if ($6 < 100) missing = missing " " name
+        }
+    }
+    END {
+        if (lines)
+            printf "%7.2f %% of %5d lines %7.2f %% of %5d branches  in all\n", \
+                100 * ran / lines, lines, 100 * taken / branches, branches
+        if (missing) print "FAIL coverage: branches that no suite of the core takes in" missing
+        if (seen != split(whole, all, / +/) - 2) {
+            print "FAIL coverage: no figures for one of" whole
+            missing = 1
+        }
+        exit missing != ""
+    }'

@@ -117,9 +117,10 @@ typedef struct mt_chunk_group {
  * The chunks of one batch, in the order of the groups. A plain value: copy it freely.
  *
  * With MT_RUNG_SMALLER_BATCH in rungs, samples is less than was asked for: the step trains the first
- * samples of the batch alone. A plan that covers fewer than samples is open: once its chunks have run (and have been
- * recorded), mt_policy_extend adds the rest. A plan with discard set is a recording only: run it,
- * take the step back, and ask for a plan again.
+ * samples of the batch alone. A plan that covers fewer than samples is open: once its chunks have
+ * run (and have been recorded), mt_policy_extend adds the rest. So is one that turns MT_RUNG_CPU on
+ * or off: it has no chunks until the memory of that device is known. A plan with discard set is a
+ * recording only: run it, take the step back, and ask for a plan again.
  */
 typedef struct mt_plan {
     size_t size;    /* sizeof(mt_plan) */
@@ -171,7 +172,7 @@ typedef struct mt_policy_options {
     int clear_every;        /* clear the cache each N training steps, MT_CLEAR_AUTO or _NEVER */
     int eval_clear_every;   /* the same for evaluation calls */
     int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
-    unsigned max_retries;   /* of one step; 0: 16 */
+    unsigned max_retries;   /* of one step with the same rungs; 0: 16 */
     unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
     unsigned forbid_rungs;  /* never used */
     mt_rate_rule rate_rule;

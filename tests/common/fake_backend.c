@@ -79,6 +79,24 @@ static size_t allocation_bytes(const fake_allocation *allocation, size_t samples
     return (size_t)(allocation->base + allocation->per_sample * (int64_t)samples);
 }
 
+static int64_t share(int64_t bytes, unsigned rungs) {
+    for (rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH); rungs > 0; rungs &= rungs - 1)
+        bytes = bytes * 3 / 5;
+    return bytes;
+}
+
+fake_program fake_program_with(const fake_program *program, unsigned rungs,
+                               fake_allocation storage[FAKE_ALLOCATIONS_MAX]) {
+    fake_program scaled = {storage, program->count};
+
+    for (size_t i = 0; i < program->count; i++) {
+        storage[i] = program->allocations[i];
+        storage[i].base = share(storage[i].base, rungs);
+        storage[i].per_sample = share(storage[i].per_sample, rungs);
+    }
+    return scaled;
+}
+
 static int dies_before(const fake_program *program, size_t which, size_t now) {
     return program->allocations[which].dies_at == now && which < now;
 }
@@ -175,8 +193,19 @@ void fake_fail_with(fake_backend *fake, uint64_t n, mt_status status) {
 
 void fake_fail_kind(fake_backend *fake, fake_kind kind, uint64_t n, mt_status status) {
     fake->kind_calls[kind] = 0;
-    fake->kind_fail_at[kind] = n;
+    fake->kind_fail_at[kind] = fake->kind_fail_until[kind] = n;
     fake->kind_status[kind] = status;
+}
+
+void fake_fail_kind_for_ever(fake_backend *fake, fake_kind kind, uint64_t n, mt_status status) {
+    fake_fail_kind(fake, kind, n, status);
+    fake->kind_fail_until[kind] = UINT64_MAX;
+}
+
+static int kind_fails(fake_backend *fake, fake_kind kind) {
+    uint64_t call = ++fake->kind_calls[kind];
+
+    return call >= fake->kind_fail_at[kind] && call <= fake->kind_fail_until[kind];
 }
 
 static int counted_call_fails(fake_backend *fake, fake_kind kind) {
@@ -191,7 +220,7 @@ static mt_status fallible(fake_backend *fake, fake_kind kind) {
     mt_status status = MT_OK;
 
     if (counted_call_fails(fake, kind)) status = fake->fail_status;
-    if (++fake->kind_calls[kind] == fake->kind_fail_at[kind]) status = fake->kind_status[kind];
+    if (kind_fails(fake, kind)) status = fake->kind_status[kind];
     if (status == MT_OK) return MT_OK;
     fake->fired++;
     fake_fault();
@@ -296,15 +325,20 @@ static void cache_grow(fake_backend *fake) {
     }
 }
 
-/* Bytes of an allocation as the rungs and the shape of the batch make it. */
-static size_t bytes_now(const fake_backend *fake, const fake_allocation *allocation,
-                        size_t samples) {
+/* Samples of the first shape that need as much as so many of the batch's. */
+static size_t samples_of_first_shape(const fake_backend *fake, size_t samples) {
     size_t times = fake->options.shapes && fake->batch ? 1 + (size_t)(fake->batch->id >> 32) : 1;
-    size_t bytes = allocation_bytes(allocation, samples * times);
+
+    return samples * times;
+}
+
+static double seconds_now(const fake_backend *fake, size_t samples) {
+    const fake_options *o = &fake->options;
+    double seconds = o->seconds != NULL ? o->seconds(samples_of_first_shape(fake, samples)) : 0;
 
     for (unsigned r = 0; r < MT_RUNGS; r++)
-        if (fake->rungs & MT_RUNG_BIT(r)) bytes = bytes * 3 / 5;
-    return bytes;
+        if ((fake->rungs & MT_RUNG_BIT(r)) && o->rung_seconds[r] > 0) seconds *= o->rung_seconds[r];
+    return seconds;
 }
 
 /* The second set of gradients comes to be at the end, when the chunk is through. */
@@ -323,7 +357,7 @@ static mt_status run_gradients(fake_backend *fake, blocks *all, size_t which, si
 static mt_status program_run(fake_backend *fake, const fake_program *program, size_t samples,
                              blocks *all, size_t *peak, mt_chunk_result *out) {
     for (size_t i = 0; i < program->count; i++) {
-        size_t bytes = bytes_now(fake, &program->allocations[i], samples);
+        size_t bytes = allocation_bytes(&program->allocations[i], samples);
         mt_status status;
 
         for (size_t j = 0; j < i; j++)
@@ -339,17 +373,19 @@ static mt_status program_run(fake_backend *fake, const fake_program *program, si
 /* Runs a chunk's allocations; whatever happens, none is alive afterwards. */
 static mt_status chunk_memory(fake_backend *fake, const fake_program *program, size_t samples,
                               mt_chunk_result *out) {
+    fake_allocation storage[FAKE_ALLOCATIONS_MAX];
+    fake_program now = fake_program_with(program, fake->rungs, storage);
     blocks all = {0};
     size_t peak = fake->allocated;
     mt_status status;
 
     if (fake->sink.event != NULL) /* a block older than the recording */
         fake->sink.event(fake->sink.user, (void *)(uintptr_t)0x10, -4096);
-    status = program_run(fake, program, samples, &all, &peak, out);
+    status = program_run(fake, &now, samples_of_first_shape(fake, samples), &all, &peak, out);
     for (size_t i = program->count + 1; i-- > 0;) deallocate(fake, &all, i);
     cache_grow(fake);
     if (!fake->options.no_peaks) out->peak_bytes = peak;
-    if (fake->options.seconds != NULL) out->seconds = fake->options.seconds(samples);
+    out->seconds = seconds_now(fake, samples);
     return status;
 }
 
@@ -568,9 +604,20 @@ static mt_status fake_rewind(void *self) {
     return note(fake, FAKE_REWIND, 0, 0, 0, status);
 }
 
+/* A rung that is refused whatever is tried. */
+static mt_status rung_refused(const fake_backend *fake, mt_rung rung, int on) {
+    const fake_options *o = &fake->options;
+
+    if (!((on ? o->refused_on : o->refused_off) & MT_RUNG_BIT(rung))) return MT_OK;
+    return mt_set_error(o->refused_status == MT_OK ? MT_ENOTSUP : o->refused_status, "refused: %s",
+                        mt_rung_name(rung));
+}
+
 static mt_status fake_set_rung(void *self, mt_rung rung, int on) {
     fake_backend *fake = self;
     mt_status status = fallible(fake, FAKE_SET_RUNG);
+
+    if (status == MT_OK) status = rung_refused(fake, rung, on);
 
     if (fake->batch != NULL) complain(fake, "set_rung inside a step");
     if (!(fake->options.rungs & MT_RUNG_BIT(rung))) complain(fake, "set_rung: not known");
@@ -725,7 +772,7 @@ mt_backend fake_seam(fake_backend *fake) {
     seam.mark = fake->options.keep ? fake_mark : NULL;
     seam.rewind = fake->options.keep ? fake_rewind : NULL;
     seam.set_rung = fake->options.rungs ? fake_set_rung : NULL;
-    seam.set_rate = fake_set_rate;
+    seam.set_rate = present(fake, FAKE_SET_RATE) ? fake_set_rate : NULL;
     seam.shape = fake->options.shapes ? fake_shape : NULL;
     return seam;
 }

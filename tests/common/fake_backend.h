@@ -65,6 +65,13 @@ typedef struct fake_program {
 extern const fake_program fake_train_program;
 extern const fake_program fake_eval_program;
 
+/*
+ * The program while these rungs are on: each leaves 60 % of an allocation, but for a smaller batch,
+ * which is none of the backend's. The allocations are kept in storage.
+ */
+fake_program fake_program_with(const fake_program *program, unsigned rungs,
+                               fake_allocation storage[FAKE_ALLOCATIONS_MAX]);
+
 /* What another kernel might need, for fake_options.wide. */
 #define FAKE_WIDE_COUNT 6
 extern const fake_allocation fake_wide_allocations[FAKE_WIDE_COUNT];
@@ -109,8 +116,11 @@ typedef struct fake_options {
     int keep;                          /* 1: mark and rewind are there */
     unsigned rungs;   /* MT_RUNG_BITs there are; each one on leaves 60 % of a chunk's bytes */
     size_t cpu_bytes; /* budget while MT_RUNG_CPU is on */
-    int may_shorten;  /* 1: a step may cover less than its batch */
-    int shapes;       /* 1: samples of a batch are 1 + (id >> 32) times as large */
+    unsigned refused_on, refused_off; /* rungs that cannot be turned on, or off ... */
+    mt_status refused_status;         /* ... and why; 0: MT_ENOTSUP */
+    double rung_seconds[MT_RUNGS];    /* factor of a chunk's time while a rung is on; 0: 1 */
+    int may_shorten;                  /* 1: a step may cover less than its batch */
+    int shapes;                       /* 1: samples of a batch are 1 + (id >> 32) times as large */
 } fake_options;
 
 #define FAKE_GRADIENT_BYTES 3000
@@ -160,7 +170,7 @@ typedef struct fake_backend {
     int persistent;
     mt_status fail_status;
     unsigned counted; /* bits of the kinds that count; all fallible ones at the start */
-    uint64_t kind_calls[FAKE_KINDS], kind_fail_at[FAKE_KINDS];
+    uint64_t kind_calls[FAKE_KINDS], kind_fail_at[FAKE_KINDS], kind_fail_until[FAKE_KINDS];
     mt_status kind_status[FAKE_KINDS];
     /* what was seen */
     fake_call log[FAKE_CALLS_MAX];
@@ -185,7 +195,8 @@ void fake_fail_at(fake_backend *fake, uint64_t n, int persistent);
 /* The same, once, with another status and no evidence of a refusal. */
 void fake_fail_with(fake_backend *fake, uint64_t n, mt_status status);
 
-/* Fails the n-th call of one kind from now on, once. */
+/* Fails the n-th call of one kind from now on, once; the other: that one and all after it. */
+void fake_fail_kind_for_ever(fake_backend *fake, fake_kind kind, uint64_t n, mt_status status);
 void fake_fail_kind(fake_backend *fake, fake_kind kind, uint64_t n, mt_status status);
 
 /* Called for every injected failure; does nothing: a place for a breakpoint. */

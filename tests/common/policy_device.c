@@ -42,9 +42,24 @@ device device_new(size_t budget, mt_policy_options options, mt_backend_info info
 mt_memory device_memory(const device *dev) {
     mt_memory memory = {.size = sizeof(memory)};
 
-    memory.budget_bytes = dev->budget;
+    memory.budget_bytes = dev->rungs & MT_RUNG_BIT(MT_RUNG_CPU) ? dev->cpu_budget : dev->budget;
     memory.allocated_bytes = memory.reserved_bytes = memory.peak_bytes = dev->resident;
     return memory;
+}
+
+size_t rung_peak(unsigned rungs, size_t m) {
+    fake_allocation storage[FAKE_ALLOCATIONS_MAX];
+    fake_program program = fake_program_with(&fake_train_program, rungs, storage);
+
+    return fake_program_peak(&program, m);
+}
+
+static double chunk_seconds(const device *dev, size_t samples) {
+    double seconds = dev->seconds != NULL ? dev->seconds(samples) : 0;
+
+    for (unsigned r = 0; r < MT_RUNGS; r++)
+        if ((dev->rungs & MT_RUNG_BIT(r)) && dev->slower[r] > 0) seconds *= dev->slower[r];
+    return seconds;
 }
 
 size_t device_fits(const device *dev) {
@@ -61,13 +76,16 @@ static void sink_recording(void *user, void *address, int64_t bytes) {
 mt_status device_chunk(device *dev, mt_mode mode, size_t samples) {
     mt_event_sink sink = {mt_policy_recording(dev->policy, mode, samples), sink_recording};
     mt_chunk_result result = {.size = sizeof(result)};
-    size_t peak = dev->resident + fake_program_peak(&fake_train_program, samples);
+    fake_allocation storage[FAKE_ALLOCATIONS_MAX];
+    fake_program program = fake_program_with(&fake_train_program, dev->rungs, storage);
+    size_t peak = dev->resident + fake_program_peak(&program, samples);
+    size_t budget = device_memory(dev).budget_bytes;
 
-    if (dev->budget > 0 && peak > dev->budget) return mt_set_error(MT_EDEVMEM, "refused");
-    if (sink.user != NULL && dev->records) fake_program_record(&fake_train_program, samples, &sink);
+    if (budget > 0 && peak > budget) return mt_set_error(MT_EDEVMEM, "refused");
+    if (sink.user != NULL && dev->records) fake_program_record(&program, samples, &sink);
     result.peak_bytes = peak;
     result.loss_sum = result.units = (double)samples;
-    result.seconds = dev->seconds != NULL ? dev->seconds(samples) : 0;
+    result.seconds = chunk_seconds(dev, samples);
     return mt_policy_observe(dev->policy, mode, samples, dev->resident, &result);
 }
 
@@ -77,7 +95,7 @@ mt_oom oom_explained(const device *dev, size_t chunk, unsigned attempt) {
     oom.chunk = chunk;
     oom.attempt = attempt;
     oom.refused = 1;
-    oom.refused_in_use_bytes = dev->budget - 100;
+    oom.refused_in_use_bytes = device_memory(dev).budget_bytes - 100;
     oom.refused_bytes = 4096;
     oom.allocated_before_bytes = dev->resident;
     oom.memory = device_memory(dev);
@@ -101,10 +119,26 @@ mt_action answer(device *dev, mt_oom oom) {
     return action;
 }
 
+/* The rung of the plan that is refused, or MT_RUNGS. */
+static unsigned refused_rung(const device *dev) {
+    unsigned rung = 0;
+
+    while (rung < MT_RUNGS && !(dev->plan.rungs & dev->refused_on & MT_RUNG_BIT(rung))) rung++;
+    return rung;
+}
+
 mt_status device_plan(device *dev, mt_mode mode, size_t samples) {
     mt_memory memory = device_memory(dev);
+    mt_status status = mt_policy_plan(dev->policy, mode, samples, &memory, &dev->plan);
 
-    return mt_policy_plan(dev->policy, mode, samples, &memory, &dev->plan);
+    while (status == MT_OK && refused_rung(dev) < MT_RUNGS) {
+        mt_rung rung = (mt_rung)refused_rung(dev);
+
+        ck_ok(mt_policy_rung_failed(dev->policy, rung, 1, dev->why));
+        status = mt_policy_plan(dev->policy, mode, samples, &memory, &dev->plan);
+    }
+    if (status == MT_OK) dev->rungs = dev->plan.rungs;
+    return status;
 }
 
 /* All chunks of the plan, extended where it is open. */
@@ -136,6 +170,7 @@ mt_status device_batch(device *dev, mt_mode mode, size_t samples) {
     dev->discarded = 0;
     while (status == MT_OK) {
         mt_action action;
+        mt_oom oom;
 
         status = device_attempt(dev, mode, &failed);
         if (status == MT_OK && !dev->plan.discard) return MT_OK;
@@ -145,7 +180,9 @@ mt_status device_batch(device *dev, mt_mode mode, size_t samples) {
             continue;
         }
         dev->tried_too_large[dev->ooms++] = failed;
-        action = answer(dev, oom_explained(dev, failed, dev->ooms));
+        oom = oom_explained(dev, failed, dev->ooms);
+        oom.mode = mode;
+        action = answer(dev, oom);
         if (action == MT_ACTION_GIVE_UP) return MT_EDEVMEM;
         status = action == MT_ACTION_REPLAN ? device_plan(dev, mode, samples) : MT_OK;
     }

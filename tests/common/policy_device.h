@@ -16,6 +16,12 @@ typedef struct device {
     size_t budget, resident;
     double (*seconds)(size_t samples);
     int records; /* recordings are filled */
+    /* the ladder */
+    unsigned rungs;          /* that are on */
+    unsigned refused_on;     /* those that cannot be turned on ... */
+    mt_status why;           /* ... and why */
+    size_t cpu_budget;       /* while MT_RUNG_CPU is on */
+    double slower[MT_RUNGS]; /* factor of the time while a rung is on; 0: 1 */
     /* of the last batch */
     mt_plan plan;
     size_t chunks[DEVICE_CHUNKS_MAX], count;
@@ -45,12 +51,16 @@ mt_oom oom_injected(const device *dev, size_t chunk, unsigned attempt);
 
 mt_action answer(device *dev, mt_oom oom);
 
+/* A plan, its rungs turned on or refused. */
 mt_status device_plan(device *dev, mt_mode mode, size_t samples);
 
 /* One batch, as a trainer would run it. */
 mt_status device_batch(device *dev, mt_mode mode, size_t samples);
 
 void check_covers(const device *dev, size_t samples);
+
+/* Bytes above the start at the peak of m samples with these rungs on. */
+size_t rung_peak(unsigned rungs, size_t m);
 
 /* The bytes that m samples need in all, resident ones included. */
 size_t need(size_t m);

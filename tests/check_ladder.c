@@ -1,0 +1,662 @@
+/*
+ * check_ladder.c - the rungs: in which order they are taken, when they are left, and what becomes of
+ * one that cannot be turned on or off. check_trainer_ladder.c: the same through a trainer.
+ */
+#include "policy_device.h"
+#include "suite.h"
+
+#define BIT(rung) MT_RUNG_BIT(MT_RUNG_##rung)
+#define ALL (MT_RUNG_BIT(MT_RUNGS) - 1)
+#define NOTHING_FITS ((size_t)5000)
+
+enum { PATIENCE = 8, DEVICE_PATIENCE = 64 };
+
+/* Rungs as letters: "co" for checkpointing and offload; "-" for none. Static. */
+static const char *letters(unsigned rungs) {
+    static const char letter[] = "coasum";
+    static char text[MT_RUNGS + 1];
+    size_t used = 0;
+
+    for (unsigned r = 0; r < MT_RUNGS; r++)
+        if (rungs & MT_RUNG_BIT(r)) text[used++] = letter[r];
+    text[used] = '\0';
+    return used > 0 ? text : "-";
+}
+
+static void add_word(char *text, size_t capacity, const char *word) {
+    ck_assert_uint_lt(strlen(text) + strlen(word) + 2, capacity);
+    if (text[0] != '\0') strcat(text, " ");
+    strcat(text, word);
+}
+
+/* ---- up ------------------------------------------------------------------------------------- */
+
+/* What the backend has, what the user allows and forbids, and the rungs in the order taken. */
+static const struct {
+    const char *name;
+    unsigned has, allow, forbid;
+    int whole; /* the batch must not be cut */
+    const char *expected;
+} climbs[] = {
+    {"nothing there", 0, 0, 0, 0, "-"},
+    {"nothing there, all allowed", 0, ALL, 0, 0, "-"},
+    {"those that keep the numbers", ALL, 0, 0, 0, "- c co"},
+    {"one of them", BIT(OFFLOAD), 0, 0, 0, "- o"},
+    {"one forbidden", ALL, 0, BIT(CHECKPOINTING), 0, "- o"},
+    {"all forbidden", ALL, ALL, ALL, 0, "-"},
+    {"all allowed", ALL, ALL, 0, 0, "- c co coa coau coaum"},
+    {"all allowed, whole batch", ALL, ALL, 0, 1, "- c co coa coas coau coaum"},
+    {"whole batch, by default", ALL, 0, 0, 1, "- c co"},
+    {"a smaller batch needs no backend", 0, BIT(SMALLER_BATCH), 0, 1, "- s"},
+    {"a smaller batch forbidden", ALL, ALL, BIT(SMALLER_BATCH), 1, "- c co coa coau coaum"},
+    {"the other device at once", BIT(CPU), BIT(CPU), 0, 0, "- u"},
+    {"minimal alone", BIT(MINIMAL), ALL, 0, 0, "- m"},
+    {"forbidden goes before allowed", ALL, ALL, BIT(AMP) | BIT(CPU), 0, "- c co com"},
+    {"smaller, then minimal", BIT(MINIMAL), ALL, 0, 1, "- s sm"},
+};
+
+static device climbing(int row, size_t budget) {
+    mt_backend_info info = {.rungs = climbs[row].has, .needs_whole_batch = climbs[row].whole};
+    mt_policy_options options = {
+        .allow_rungs = climbs[row].allow, .forbid_rungs = climbs[row].forbid, .max_retries = 1000};
+    device dev = device_new(budget, options, info);
+
+    dev.cpu_budget = budget;
+    return dev;
+}
+
+/* Nothing fits: what is tried until the end, and then the next batch begins without rungs. */
+START_TEST(climb_by_oom) {
+    device dev = climbing(_i, NOTHING_FITS);
+    mt_action action = MT_ACTION_REPLAN;
+    char taken[100] = "";
+    unsigned attempt = 0, last = ALL + 1;
+
+    while (action != MT_ACTION_GIVE_UP) {
+        if (action == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 2));
+        if (dev.rungs != last) add_word(taken, sizeof(taken), letters(dev.rungs));
+        last = dev.rungs;
+        action = answer(&dev, oom_explained(&dev, mt_plan_chunk(&dev.plan, 0), ++attempt));
+    }
+    ck_assert_msg(strcmp(taken, climbs[_i].expected) == 0, "%s: %s", climbs[_i].name, taken);
+    ck_ok(device_plan(&dev, MT_TRAIN, 2));
+    ck_assert_uint_eq(dev.plan.rungs, 0);
+    ck_assert_uint_eq(dev.plan.samples, 2);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/*
+ * The same where it is known beforehand: each time the budget falls below what one sample is known to
+ * need, and no chunk is run in vain. A batch that must not be cut has one size, which teaches too
+ * little.
+ */
+START_TEST(climb_beforehand) {
+    device dev = climbing(_i, need(40));
+    char taken[100] = "";
+    mt_status status;
+
+    if (climbs[_i].whole) return;
+    while ((status = device_batch(&dev, MT_TRAIN, 12)) == MT_OK) {
+        add_word(taken, sizeof(taken), letters(dev.rungs));
+        ck_assert_uint_eq(dev.ooms, 0);
+        dev.budget = dev.cpu_budget = dev.resident + rung_peak(dev.rungs, 1) - 1;
+        ck_assert_uint_lt(strlen(taken), 90);
+    }
+    ck_status(status, MT_EDEVMEM);
+    ck_assert_msg(strcmp(taken, climbs[_i].expected) == 0, "%s: %s", climbs[_i].name, taken);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- a rung that cannot be set --------------------------------------------------------------- */
+
+/* A device that has learnt without rungs, and may use these. */
+static device learnt(unsigned rungs, size_t budget) {
+    device dev = device_new(budget, (mt_policy_options){.allow_rungs = rungs},
+                            (mt_backend_info){.rungs = rungs});
+
+    dev.cpu_budget = need(40);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(dev.rungs, 0);
+    return dev;
+}
+
+/* Not enough for one sample without a rung, and enough for four with one. */
+static size_t for_one_rung(void) {
+    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING), 4);
+
+    ck_assert_uint_lt(budget, need(1));
+    return budget;
+}
+
+/* The same for two rungs. */
+static size_t for_two_rungs(void) {
+    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING) | BIT(OFFLOAD), 4);
+
+    ck_assert_uint_lt(budget, 5000 + rung_peak(BIT(CHECKPOINTING), 1));
+    return budget;
+}
+
+/* The next one is taken instead; that it was refused lasts for the step, or for good. */
+START_TEST(refused_on) {
+    static const struct {
+        mt_status why;
+        int for_good;
+    } cases[] = {{MT_EDEVMEM, 0}, {MT_ENOTSUP, 1}};
+    device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
+
+    dev.budget = for_one_rung();
+    dev.refused_on = BIT(CHECKPOINTING);
+    dev.why = cases[_i].why;
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "o");
+    dev.budget = need(40);
+    dev.refused_on = 0;
+    for (int step = 0; step < PATIENCE + 2; step++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "-");
+    dev.budget = for_one_rung();
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), cases[_i].for_good ? "o" : "c");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* None is left: the step fails, the next one in more room goes on without rungs. */
+START_TEST(refused_all) {
+    device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
+
+    dev.budget = for_one_rung();
+    dev.refused_on = ALL;
+    dev.why = _i == 0 ? MT_EDEVMEM : MT_ENOTSUP;
+    ck_status(device_batch(&dev, MT_TRAIN, 32), MT_EDEVMEM);
+    dev.budget = need(40);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A refused rung takes those above it along: they were asked for because it was not enough. */
+START_TEST(refused_below_others) {
+    device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD) | BIT(AMP), need(40));
+    mt_memory memory;
+    mt_plan plan;
+
+    dev.budget = for_one_rung();
+    memory = device_memory(&dev);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = memory.budget_bytes = for_two_rungs();
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &plan));
+    ck_assert_str_eq(letters(plan.rungs), "co");
+    ck_ok(mt_policy_rung_failed(dev.policy, MT_RUNG_CHECKPOINTING, 1, MT_ENOTSUP));
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &plan));
+    ck_assert_str_eq(letters(plan.rungs), "o");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* It stays on, and is tried again only after a longer time. */
+START_TEST(refused_off) {
+    device dev = learnt(BIT(CHECKPOINTING), need(40));
+    mt_memory memory;
+    mt_plan plan;
+    int asked = 0;
+
+    dev.budget = for_one_rung();
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = need(40);
+    memory = device_memory(&dev);
+    for (int step = 0; step < 200; step++) {
+        ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &plan));
+        if (plan.rungs) continue;
+        asked++;
+        ck_ok(mt_policy_rung_failed(dev.policy, MT_RUNG_CHECKPOINTING, 0, MT_EDEVMEM));
+        ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &plan));
+        ck_assert_str_eq(letters(plan.rungs), "c");
+    }
+    ck_assert_int_ge(asked, 2);
+    ck_assert_int_le(asked, 5); /* after 8, 16, 32, 64 plans */
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- down ----------------------------------------------------------------------------------- */
+
+/* Batches until other rungs are on; 0: within so many none were. */
+static int batches_until_other(device *dev, int most) {
+    unsigned before = dev->rungs;
+
+    for (int batch = 1; batch <= most; batch++) {
+        ck_ok(device_batch(dev, MT_TRAIN, 32));
+        ck_assert_uint_eq(dev->ooms, 0);
+        if (dev->rungs != before) return batch;
+    }
+    return 0;
+}
+
+static double each_sample(size_t samples) {
+    return 0.01 * (double)samples;
+}
+
+/* Budgets with a rung on and after it, whether it is slower, and what is left of "co" then. */
+static const struct {
+    const char *name;
+    int fits_without, fits_with_one; /* the room that there is later */
+    double slower;
+    const char *expected;
+} leaves[] = {
+    {"room for all", 1, 1, 0, "-"},  {"room for all, and faster", 1, 1, 1.3, "-"},
+    {"room with one", 0, 1, 0, "c"}, {"room with one, and faster", 0, 1, 1.3, "c"},
+    {"no room", 0, 0, 0, "co"},      {"room, but slower without", 1, 1, 0.5, "co"},
+};
+
+START_TEST(leave) {
+    device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
+    int left;
+
+    dev.seconds = leaves[_i].slower > 0 ? each_sample : NULL;
+    dev.slower[MT_RUNG_CHECKPOINTING] = dev.slower[MT_RUNG_OFFLOAD] = leaves[_i].slower;
+    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = for_one_rung();
+    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = for_two_rungs();
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "co");
+    dev.budget = leaves[_i].fits_without    ? need(40)
+                 : leaves[_i].fits_with_one ? for_one_rung()
+                                            : for_two_rungs();
+    left = batches_until_other(&dev, 100);
+    ck_assert_msg(strcmp(letters(dev.rungs), leaves[_i].expected) == 0, "%s: %s", leaves[_i].name,
+                  letters(dev.rungs));
+    ck_assert_int_eq(left, dev.rungs == (BIT(CHECKPOINTING) | BIT(OFFLOAD)) ? 0 : PATIENCE + 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Room comes and goes: each time the rung is kept for twice as long, up to a bound. */
+START_TEST(patience_doubles) {
+    device dev = learnt(BIT(CHECKPOINTING), need(40));
+    int wait = PATIENCE;
+
+    for (int round = 0; round < 12; round++) {
+        dev.budget = for_one_rung();
+        ck_assert_int_eq(batches_until_other(&dev, 1), 1);
+        dev.budget = need(40);
+        ck_assert_int_eq(batches_until_other(&dev, 5000), wait + 1);
+        wait = 2 * wait > 4096 ? 4096 : 2 * wait;
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A rung that is taken long after it was left was not left too soon. */
+START_TEST(patience_starts_anew) {
+    device dev = learnt(BIT(CHECKPOINTING), need(40));
+
+    for (int round = 0; round < 4; round++) {
+        dev.budget = for_one_rung();
+        ck_assert_int_eq(batches_until_other(&dev, 1), 1);
+        dev.budget = need(40);
+        ck_assert_int_eq(batches_until_other(&dev, 100), PATIENCE + 1);
+        ck_assert_int_eq(batches_until_other(&dev, 2 * PATIENCE), 0);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What is not known without a rung is not left for. */
+START_TEST(stays_where_nothing_is_known) {
+    device dev = device_new(for_one_rung(), (mt_policy_options){0},
+                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
+
+    dev.records = 0;
+    ck_ok(device_batch(&dev, MT_TRAIN, 1));
+    ck_assert_str_eq(letters(dev.rungs), "c");
+    for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 1));
+    ck_assert_str_eq(letters(dev.rungs), "c");
+    dev.budget = need(40);
+    for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 1));
+    ck_assert_str_eq(letters(dev.rungs), "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Evaluation neither counts for the patience nor leaves a rung. */
+START_TEST(evaluation_leaves_nothing) {
+    device dev = learnt(BIT(CHECKPOINTING), need(40));
+
+    dev.budget = for_one_rung();
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = need(40);
+    for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_EVALUATE, 32));
+    ck_assert_str_eq(letters(dev.rungs), "c");
+    ck_assert_int_eq(batches_until_other(&dev, 40), PATIENCE + 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- a smaller batch ------------------------------------------------------------------------ */
+
+static device whole_batches(size_t fits, mt_rate_rule rule) {
+    mt_policy_options options = {
+        .allow_rungs = BIT(SMALLER_BATCH), .rate_rule = rule, .max_retries = 1000};
+
+    return device_new(need(fits), options, (mt_backend_info){.needs_whole_batch = 1});
+}
+
+/* A fifth less each time, rounded down, and never below one sample. */
+static const struct {
+    size_t fits, samples;
+} shorter[] = {{100, 100}, {99, 80}, {80, 80}, {79, 64}, {63, 51},
+               {50, 40},   {10, 9},  {2, 2},   {1, 1}};
+
+START_TEST(a_fifth_less) {
+    device dev = whole_batches(shorter[_i].fits, MT_RATE_KEEP);
+    size_t last = 100;
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    for (unsigned i = 0; i < dev.ooms; i++) { /* one try, and one with an empty cache, for each */
+        ck_assert_uint_ge(5 * dev.tried_too_large[i], 4 * last - 5);
+        last = dev.tried_too_large[i];
+    }
+    ck_assert_uint_eq(dev.plan.samples, shorter[_i].samples);
+    ck_assert_uint_eq(dev.count, 1);
+    ck_assert_uint_eq(dev.chunks[0], shorter[_i].samples);
+    ck_assert_str_eq(letters(dev.rungs), shorter[_i].samples < 100 ? "s" : "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+START_TEST(rate_follows_the_batch) {
+    static const struct {
+        mt_rate_rule rule;
+        double rate;
+    } rules[] = {{MT_RATE_KEEP, 1}, {MT_RATE_LINEAR, 0.64}, {MT_RATE_SQRT, 0.8}};
+    device dev = whole_batches(64, rules[_i].rule);
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_uint_eq(dev.plan.samples, 64);
+    ck_assert_double_eq_tol(dev.plan.rate, rules[_i].rate, 1e-15);
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_double_eq_tol(dev.plan.rate, rules[_i].rate, 1e-15);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Only a batch that is one chunk as it is; smallest chunk, batch, whether it is made smaller. */
+static const struct {
+    const char *name;
+    size_t backend_least, user_least, user_fixed, samples;
+    int shortened;
+} indivisible[] = {
+    {"can be cut", 1, 0, 0, 8, 0},
+    {"two chunks of the smallest", 4, 0, 0, 8, 0},
+    {"less than two of the smallest", 8, 0, 0, 10, 0},
+    {"the smallest that the backend takes", 8, 0, 0, 8, 1},
+    {"below the smallest", 8, 0, 0, 7, 1},
+    {"the smallest that the user wants", 8, 8, 0, 8, 0},
+    {"fixed by the user, one chunk", 1, 0, 8, 8, 1},
+    {"fixed by the user, two chunks", 1, 0, 4, 8, 0},
+    {"a single sample", 1, 0, 0, 1, 0},
+};
+
+START_TEST(only_what_cannot_be_cut) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH),
+                                 .min_micro_batch = indivisible[_i].user_least,
+                                 .micro_batch = indivisible[_i].user_fixed};
+    mt_backend_info info = {.min_micro_batch = indivisible[_i].backend_least};
+    device dev = device_new(NOTHING_FITS, options, info);
+    mt_action action = MT_ACTION_REPLAN;
+    unsigned attempt = 0, shortened = 0;
+
+    while (action != MT_ACTION_GIVE_UP) {
+        if (action == MT_ACTION_REPLAN && device_plan(&dev, MT_TRAIN, indivisible[_i].samples))
+            break;
+        shortened |= dev.rungs & BIT(SMALLER_BATCH);
+        action = answer(&dev, oom_explained(&dev, mt_plan_chunk(&dev.plan, 0), ++attempt));
+    }
+    ck_assert_msg(!shortened == !indivisible[_i].shortened, "%s", indivisible[_i].name);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* More room: one cut less after each wait, as much as fits, and at last the whole batch. */
+START_TEST(grows_back) {
+    device dev = whole_batches(40, MT_RATE_LINEAR);
+    static const size_t rooms[] = {50, 52, 64, 100};
+    static const size_t grown[] = {40, 51, 64, 100};
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_uint_eq(dev.plan.samples, 40);
+    for (int r = 0; r < LENGTH(rooms); r++) {
+        size_t last = dev.plan.samples;
+
+        dev.budget = need(rooms[r]);
+        for (int batch = 0; batch < 4 * (PATIENCE + 1); batch++) {
+            ck_ok(device_batch(&dev, MT_TRAIN, 100));
+            ck_assert_uint_ge(dev.plan.samples, last);
+            ck_assert(dev.plan.samples <= last + last / 4 + 2 || dev.plan.samples == 100);
+            last = dev.plan.samples;
+        }
+        ck_assert_uint_eq(dev.plan.samples, grown[r]);
+        ck_assert_double_eq_tol(dev.plan.rate, (double)grown[r] / 100, 1e-15);
+    }
+    ck_assert_str_eq(letters(dev.rungs), "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A growth that was in vain is not tried as soon again. */
+START_TEST(growth_has_patience) {
+    device dev = whole_batches(40, MT_RATE_KEEP);
+    int wait = 0, last = 0;
+
+    for (int round = 0; round < 5; round++) {
+        dev.budget = need(40);
+        ck_ok(device_batch(&dev, MT_TRAIN, 100));
+        ck_assert_uint_eq(dev.plan.samples, 40);
+        dev.budget = need(52); /* with one recording, sizes count as proportional */
+        for (wait = 0; dev.plan.samples == 40 && wait < 1000; wait++)
+            ck_ok(device_batch(&dev, MT_TRAIN, 100));
+        ck_assert_int_gt(wait, last);
+        last = wait;
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Evaluation has all its samples, and no smaller batch for want of room. */
+START_TEST(evaluation_is_not_shortened) {
+    device dev = whole_batches(40, MT_RATE_KEEP);
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 40));
+    ck_status(device_batch(&dev, MT_EVALUATE, 100), MT_EDEVMEM);
+    ck_assert_uint_le(dev.ooms, 3);
+    ck_ok(device_batch(&dev, MT_TRAIN, 40));
+    ck_assert_uint_eq(dev.plan.samples, 40);
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_uint_eq(dev.plan.samples, 40);
+    ck_ok(device_batch(&dev, MT_EVALUATE, 40));
+    ck_assert_uint_eq(dev.plan.samples, 40);
+    ck_assert_double_eq(dev.plan.rate, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- the other device ----------------------------------------------------------------------- */
+
+/* Another device has other memory: nothing is known of it, and the whole batch is tried again. */
+START_TEST(cpu_has_the_whole_batch) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH) | BIT(CPU),
+                                 .rate_rule = MT_RATE_LINEAR};
+    mt_backend_info info = {.rungs = BIT(CPU), .needs_whole_batch = 1};
+    device dev = device_new(NOTHING_FITS + 10, options, info);
+
+    dev.cpu_budget = need(100);
+    ck_ok(device_batch(&dev, MT_TRAIN, 4));
+    ck_assert_str_eq(letters(dev.rungs), "u");
+    ck_assert_uint_eq(dev.plan.samples, 4);
+    ck_assert_double_eq(dev.plan.rate, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The room on the accelerator is not known from the CPU: after a long time it is tried. */
+START_TEST(cpu_and_back) {
+    device dev = learnt(BIT(CPU), need(40));
+
+    dev.budget = need(1) - 1;
+    ck_assert_int_eq(batches_until_other(&dev, 1), 1);
+    ck_assert_str_eq(letters(dev.rungs), "u");
+    dev.budget = need(40);
+    ck_assert_int_eq(batches_until_other(&dev, 1000), DEVICE_PATIENCE);
+    ck_assert_str_eq(letters(dev.rungs), "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Again and again, with less room on the accelerator than a sample on the CPU is known to need. */
+START_TEST(cpu_again) {
+    device dev = learnt(BIT(CPU), need(40));
+
+    for (int round = 0; round < 3; round++) {
+        dev.budget = NOTHING_FITS + 10;
+        ck_ok(device_batch(&dev, MT_TRAIN, 32));
+        ck_assert_str_eq(letters(dev.rungs), "u");
+        dev.budget = need(40);
+        ck_assert_int_gt(batches_until_other(&dev, 5000), 0);
+        ck_assert_str_eq(letters(dev.rungs), "-");
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- shapes --------------------------------------------------------------------------------- */
+
+/* What is known of one shape says nothing of another. */
+START_TEST(shapes_are_apart) {
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+
+    dev.seconds = each_sample;
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), 0);
+    ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
+    ck_assert_ptr_nonnull(mt_policy_recording(dev.policy, MT_TRAIN, 2));
+    ck_ok(mt_policy_select(dev.policy, 0));
+    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), rung_peak(0, 8));
+    ck_assert_double_gt(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
+    ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 2));
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* 32 kinds are known at once; the one that was not used for the longest time makes room. */
+START_TEST(old_shapes_are_forgotten) {
+    enum { KINDS = 32 };
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+
+    for (uint64_t shape = 0; shape < KINDS - 1; shape++) { /* evaluation has one already */
+        ck_ok(mt_policy_select(dev.policy, shape));
+        ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    }
+    ck_ok(mt_policy_select(dev.policy, 0));
+    ck_ok(device_batch(&dev, MT_TRAIN, 32)); /* used again */
+    for (uint64_t shape = 100; shape < 102;
+         shape++) { /* for evaluation's and for that of shape 1 */
+        ck_ok(mt_policy_select(dev.policy, shape));
+        ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    }
+    for (uint64_t shape = 0; shape < KINDS - 1; shape++) {
+        size_t expected = shape == 1 ? 0 : rung_peak(0, 8);
+
+        ck_ok(mt_policy_select(dev.policy, shape));
+        ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), expected);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- words and arguments --------------------------------------------------------------------- */
+
+START_TEST(words) {
+    static const char *const names[] = {"checkpointing", "offload", "amp", "smaller_batch",
+                                        "cpu",           "minimal", "?",   "?"};
+
+    for (int r = 0; r < LENGTH(names); r++) ck_assert_str_eq(mt_rung_name((mt_rung)r), names[r]);
+    ck_assert_str_eq(mt_rung_name((mt_rung)-1), "?");
+}
+END_TEST
+
+static const struct {
+    mt_policy_options options;
+    const char *named;
+} bad_options[] = {
+    {{.allow_rungs = MT_RUNG_BIT(MT_RUNGS)}, "allow_rungs 0x40"},
+    {{.forbid_rungs = 1U << 31}, "forbid_rungs 0x80000000"},
+    {{.rate_rule = (mt_rate_rule)3}, "rate_rule is 3"},
+    {{.rate_rule = (mt_rate_rule)-1}, "rate_rule is -1"},
+};
+
+START_TEST(options_are_checked) {
+    mt_policy_options options = bad_options[_i].options;
+    mt_policy *policy;
+
+    options.size = sizeof(options);
+    ck_status(mt_policy_new(&options, NULL, &policy), MT_EINVAL);
+    ck_assert_ptr_null(policy);
+    ck_contains(mt_last_error(), bad_options[_i].named);
+}
+END_TEST
+
+START_TEST(rung_failed_is_checked) {
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+
+    ck_status(mt_policy_rung_failed(NULL, MT_RUNG_CPU, 1, MT_EDEVMEM), MT_EINVAL);
+    ck_status(mt_policy_rung_failed(policy, (mt_rung)MT_RUNGS, 1, MT_EDEVMEM), MT_EINVAL);
+    ck_contains(mt_last_error(), "rung is 6");
+    ck_status(mt_policy_rung_failed(policy, (mt_rung)-1, 0, MT_EDEVMEM), MT_EINVAL);
+    ck_status(mt_policy_select(NULL, 1), MT_EINVAL);
+    mt_policy_free(policy);
+}
+END_TEST
+
+static Suite *suite_ladder(void) {
+    Suite *suite = suite_create("ladder");
+    TCase *up = suite_case(suite, "up"), *refused = suite_case(suite, "refused"),
+          *down = suite_case(suite, "down"), *smaller = suite_case(suite, "smaller"),
+          *cpu = suite_case(suite, "cpu"), *shapes = suite_case(suite, "shapes"),
+          *arguments = suite_case(suite, "arguments");
+
+    tcase_add_loop_test(up, climb_by_oom, 0, LENGTH(climbs));
+    tcase_add_loop_test(up, climb_beforehand, 0, LENGTH(climbs));
+    tcase_add_loop_test(refused, refused_on, 0, 2);
+    tcase_add_loop_test(refused, refused_all, 0, 2);
+    tcase_add_test(refused, refused_below_others);
+    tcase_add_test(refused, refused_off);
+    tcase_add_loop_test(down, leave, 0, LENGTH(leaves));
+    tcase_add_test(down, patience_doubles);
+    tcase_add_test(down, patience_starts_anew);
+    tcase_add_test(down, stays_where_nothing_is_known);
+    tcase_add_test(down, evaluation_leaves_nothing);
+    tcase_add_loop_test(smaller, a_fifth_less, 0, LENGTH(shorter));
+    tcase_add_loop_test(smaller, rate_follows_the_batch, 0, 3);
+    tcase_add_loop_test(smaller, only_what_cannot_be_cut, 0, LENGTH(indivisible));
+    tcase_add_test(smaller, grows_back);
+    tcase_add_test(smaller, growth_has_patience);
+    tcase_add_test(smaller, evaluation_is_not_shortened);
+    tcase_add_test(cpu, cpu_has_the_whole_batch);
+    tcase_add_test(cpu, cpu_and_back);
+    tcase_add_test(cpu, cpu_again);
+    tcase_add_test(shapes, shapes_are_apart);
+    tcase_add_test(shapes, old_shapes_are_forgotten);
+    tcase_add_test(arguments, words);
+    tcase_add_loop_test(arguments, options_are_checked, 0, LENGTH(bad_options));
+    tcase_add_test(arguments, rung_failed_is_checked);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_ladder());
+}

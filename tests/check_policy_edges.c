@@ -1,0 +1,537 @@
+/*
+ * check_policy_edges.c - conditions that a run seldom or never meets: arguments that make no sense, host
+ * memory that has run out, tables that are full. With the other suites of the policy they leave no
+ * branch of it untried (make coverage).
+ */
+#include "choose.h"
+#include "counting_allocator.h"
+#include "curve.h"
+#include "policy_device.h"
+#include "suite.h"
+
+#define BIT(rung) MT_RUNG_BIT(MT_RUNG_##rung)
+
+/* ---- arguments ------------------------------------------------------------------------------ */
+
+static const struct {
+    mt_policy_options options;
+    const char *named;
+} bad_options[] = {
+    {{.micro_batch = 3, .min_micro_batch = 4}, "micro_batch 3 is below min_micro_batch 4"},
+    {{.micro_batch = 9, .max_micro_batch = 8}, "micro_batch 9 is above max_micro_batch 8"},
+    {{.min_micro_batch = 9, .max_micro_batch = 8}, "min_micro_batch 9 is above max_micro_batch 8"},
+    {{.clear_every = -2}, "clear_every -2"},
+    {{.eval_clear_every = -2}, "eval_clear_every -2"},
+};
+
+START_TEST(options_are_checked) {
+    mt_policy_options options = bad_options[_i].options;
+    mt_policy *policy;
+
+    options.size = sizeof(options);
+    ck_status(mt_policy_new(&options, NULL, &policy), MT_EINVAL);
+    ck_assert_ptr_null(policy);
+    ck_contains(mt_last_error(), bad_options[_i].named);
+}
+END_TEST
+
+/* Options that lie on the bounds of each other. */
+START_TEST(options_on_the_bounds) {
+    static const mt_policy_options options[] = {
+        {.micro_batch = 4, .min_micro_batch = 4},
+        {.micro_batch = 8, .max_micro_batch = 8},
+        {.min_micro_batch = 8, .max_micro_batch = 8},
+        {.clear_every = -1, .eval_clear_every = -1},
+    };
+
+    mt_policy_free(policy_new(options[_i], (mt_backend_info){0}));
+}
+END_TEST
+
+START_TEST(arguments_are_checked) {
+    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = device_memory(&dev);
+    mt_chunk_result result = {.size = sizeof(result)};
+    mt_oom oom = oom_explained(&dev, 4, 1);
+    mt_policy *p = dev.policy;
+    const mt_mode bad = (mt_mode)2;
+    mt_action action;
+    mt_plan plan;
+
+    ck_status(mt_policy_new(NULL, NULL, NULL), MT_EINVAL);
+    ck_status(mt_policy_plan(p, bad, 8, &memory, &plan), MT_EINVAL);
+    ck_status(mt_policy_plan(p, MT_TRAIN, 0, &memory, &plan), MT_EINVAL);
+    ck_status(mt_policy_plan(p, MT_TRAIN, 8, NULL, &plan), MT_EINVAL);
+    ck_status(mt_policy_plan(p, MT_TRAIN, 8, &memory, NULL), MT_EINVAL);
+    ck_assert_ptr_null(mt_policy_recording(p, bad, 8));
+    ck_assert_ptr_null(mt_policy_recording(p, MT_TRAIN, 0));
+    ck_assert_ptr_null(mt_policy_recording(NULL, MT_TRAIN, 8));
+    ck_status(mt_policy_observe(p, bad, 8, 0, &result), MT_EINVAL);
+    ck_status(mt_policy_observe(p, MT_TRAIN, 0, 0, &result), MT_EINVAL);
+    ck_status(mt_policy_observe(p, MT_TRAIN, 8, 0, NULL), MT_EINVAL);
+    ck_status(mt_policy_oom(p, &oom, NULL), MT_EINVAL);
+    ck_status(mt_policy_oom(p, NULL, &action), MT_EINVAL);
+    oom.mode = bad;
+    ck_status(mt_policy_oom(p, &oom, &action), MT_EINVAL);
+    ck_assert_int_eq(action, MT_ACTION_GIVE_UP);
+    ck_assert_int_eq(mt_policy_clear(p, bad, &memory, 0), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(p, MT_TRAIN, NULL, 0), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(NULL, MT_TRAIN, &memory, 0), MT_CLEAR_NOT);
+    ck_assert_uint_eq(mt_policy_predict_bytes(p, bad, 8), 0);
+    ck_assert_uint_eq(mt_policy_predict_bytes(NULL, MT_TRAIN, 8), 0);
+    ck_assert_double_eq(mt_policy_predict_seconds(p, bad, 8), 0);
+    ck_assert_double_eq(mt_policy_predict_seconds(p, MT_TRAIN, 0), 0);
+    ck_assert_double_eq(mt_policy_predict_seconds(NULL, MT_TRAIN, 8), 0);
+    mt_policy_free(p);
+}
+END_TEST
+
+/* What extends a plan: an open one, with groups left for it. */
+START_TEST(extend_is_checked) {
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = device_memory(&dev);
+    mt_plan plan = {.size = sizeof(plan), .samples = 8, .groups = 1, .group = {{8, 1}}};
+
+    ck_status(mt_policy_extend(dev.policy, (mt_mode)2, &memory, &plan), MT_EINVAL);
+    ck_status(mt_policy_extend(dev.policy, MT_TRAIN, NULL, &plan), MT_EINVAL);
+    ck_status(mt_policy_extend(dev.policy, MT_TRAIN, &memory, NULL), MT_EINVAL);
+    ck_status(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &plan), MT_EINVAL);
+    ck_contains(mt_last_error(), "covers its 8 samples already");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A plan by hand that has so many groups already is refused, not written past its end. */
+START_TEST(extend_a_full_plan) {
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = device_memory(&dev);
+    mt_plan plan = {.size = sizeof(plan), .samples = 200};
+
+    plan.groups =
+        5 + (size_t)_i; /* the first part of a spread, the second, or the rest is too much */
+    for (size_t g = 0; g < plan.groups; g++) plan.group[g] = (mt_chunk_group){2, 1};
+    ck_ok(device_chunk(&dev, MT_TRAIN, 2));
+    ck_ok(device_chunk(&dev, MT_TRAIN, 4));
+    ck_status(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &plan), MT_EINVAL);
+    ck_contains(mt_last_error(), "too many groups");
+    ck_assert_uint_le(plan.groups, MT_PLAN_GROUPS);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- host memory ----------------------------------------------------------------------------- */
+
+/* Each request in turn: an error, nothing kept, and the same call goes through afterwards. */
+START_TEST(new_without_host_memory) {
+    mt_policy *policy = NULL;
+    size_t n = 0, live;
+
+    ck_ok(counting_install());
+    live = counting_live();
+    do {
+        mt_status status;
+
+        counting_fail_at(++n, 0);
+        status = mt_policy_new(NULL, NULL, &policy);
+        ck_assert(status == MT_OK || status == MT_ENOMEM);
+        if (status == MT_OK) break;
+        ck_assert_ptr_null(policy);
+        ck_contains(mt_last_error(), "out of host memory");
+        ck_assert_uint_eq(counting_live(), live);
+    } while (n < 100);
+    ck_assert_uint_gt(n, 5);
+    ck_assert_uint_lt(n, 100);
+    mt_policy_free(policy);
+}
+END_TEST
+
+#ifndef __SANITIZE_ADDRESS__ /* it has a calloc of its own */
+static int calloc_fails;
+static void *(*volatile take)(void *, size_t) = realloc; /* or the compiler would make it calloc */
+
+/* The registry of handles asks the C library itself. */
+void *calloc(size_t count, size_t size) {
+    void *block = calloc_fails ? NULL : take(NULL, count * size);
+
+    if (block != NULL) memset(block, 0, count * size);
+    return block;
+}
+
+/* Under valgrind, say, the library does not get this one. */
+static int calloc_is_ours(void) {
+    void *(*volatile ask)(size_t, size_t) = calloc;
+    void *block;
+
+    calloc_fails = 1;
+    block = ask(1, 1);
+    calloc_fails = 0;
+    free(block);
+    return block == NULL;
+}
+
+START_TEST(new_without_a_handle) {
+    enum { HALF_OF_THE_TABLE = 32, OF_THE_POLICY = 4 };
+    mt_recording *recordings[HALF_OF_THE_TABLE];
+    mt_policy *policy;
+    int count = HALF_OF_THE_TABLE - OF_THE_POLICY;
+
+    if (!calloc_is_ours()) return;
+    for (int i = 0; i < count; i++) ck_ok(mt_recording_new(&recordings[i]));
+    calloc_fails = 1;
+    ck_status(mt_policy_new(NULL, NULL, &policy), MT_ENOMEM);
+    calloc_fails = 0;
+    ck_assert_ptr_null(policy);
+    ck_ok(mt_policy_new(NULL, NULL, &policy));
+    mt_policy_free(policy);
+    for (int i = 0; i < count; i++) mt_recording_free(recordings[i]);
+}
+END_TEST
+#endif
+
+/* A device whose chunks are kept, so that a chunk is of two kinds. */
+static device keeping(void) {
+    mt_backend_info info = {.keeps_chunks = 1};
+    device dev = device_new(need(40), (mt_policy_options){.deterministic = 1}, info);
+
+    for (int batch = 0; batch < 2; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_int_eq(dev.plan.keep, 1);
+    return dev;
+}
+
+/* A shape not seen before needs memory: each call says so, and leaves what is known alone. */
+static mt_status ask(device *dev, int call) {
+    mt_memory memory = device_memory(dev);
+    mt_chunk_result result = {.size = sizeof(result)};
+    mt_oom oom = oom_explained(dev, 4, 1);
+    mt_plan open = {.size = sizeof(open), .samples = 8, .groups = 1, .group = {{4, 1}}};
+    mt_action action;
+
+    switch (call) {
+    case 0:
+        return mt_policy_plan(dev->policy, MT_TRAIN, 8, &memory, &dev->plan);
+    case 1:
+        return mt_policy_extend(dev->policy, MT_TRAIN, &memory, &open);
+    case 2:
+        return mt_policy_observe(dev->policy, MT_TRAIN, 8, 0, &result);
+    case 3:
+        return mt_policy_oom(dev->policy, &oom, &action);
+    default:
+        return mt_policy_recording(dev->policy, MT_TRAIN, 8) != NULL ? MT_OK : MT_ENOMEM;
+    }
+}
+
+START_TEST(shape_without_host_memory) {
+    mt_status status = MT_ENOMEM;
+    size_t n = 0;
+    device dev;
+
+    ck_ok(counting_install());
+    dev = keeping();
+    ck_ok(mt_policy_select(dev.policy, 7));
+    while (status == MT_ENOMEM && n < 100) {
+        counting_fail_at(++n, 0);
+        status = ask(&dev, _i);
+        if (status == MT_OK) break;
+        ck_status(status, MT_ENOMEM);
+    }
+    ck_ok(status);
+    ck_assert_uint_ge(n, 4); /* a curve and its two recordings */
+    counting_fail_at(0, 0);
+    ck_ok(mt_policy_select(dev.policy, 0));
+    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), rung_peak(0, 8));
+    mt_policy_free(dev.policy);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+/* A kept chunk is of two kinds, by which it runs and by which it is sized: the second is refused. */
+START_TEST(second_kind_without_host_memory) {
+    mt_chunk_result result = {.size = sizeof(result)};
+    device dev;
+
+    ck_ok(counting_install());
+    dev = keeping();
+    ck_ok(mt_policy_select(dev.policy, 7));
+    counting_fail_at(4, 0); /* each is a curve and its two recordings */
+    ck_status(mt_policy_observe(dev.policy, MT_TRAIN, 8, 0, &result), MT_ENOMEM);
+    ck_ok(mt_policy_observe(dev.policy, MT_TRAIN, 8, 0, &result));
+    mt_policy_free(dev.policy);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+/* ---- sizes and times ------------------------------------------------------------------------- */
+
+/* So many samples that their bytes are no number any more. */
+START_TEST(endless_samples) {
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+
+    dev.records = 0;
+    ck_ok(device_chunk(&dev, MT_TRAIN, 8));
+    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, SIZE_MAX), SIZE_MAX);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Without recordings: the highest peak of the largest size counts. */
+START_TEST(higher_peak_of_the_same_size) {
+    static const size_t peaks[] = {1000, 1200, 1100};
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+
+    for (int i = 0; i < LENGTH(peaks); i++) {
+        mt_chunk_result result = {.size = sizeof(result), .peak_bytes = peaks[i]};
+
+        ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
+    }
+    ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, 8), 1200);
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* More sizes than are kept: those known stay, the others are not noted. */
+START_TEST(times_are_full) {
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+
+    for (size_t m = 1; m <= MT__TIMINGS + 6; m++) {
+        mt_chunk_result result = {.size = sizeof(result), .seconds = (double)m};
+
+        ck_ok(mt_policy_observe(policy, MT_TRAIN, 2 * m, 0, &result));
+    }
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 2 * MT__TIMINGS), MT__TIMINGS);
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 2 * MT__TIMINGS + 2), 0);
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 7), 0); /* between two */
+    mt_policy_free(policy);
+}
+END_TEST
+
+START_TEST(times_of_nothing) {
+    mt__timings timings = {.count = 0};
+
+    mt__timings_note(&timings, 0, 1.0);
+    mt__timings_note(&timings, 4, 0.0);
+    mt__timings_note(&timings, 4, (double)-1);
+    ck_assert_uint_eq(timings.count, 0);
+}
+END_TEST
+
+/* ---- what does not fit ----------------------------------------------------------------------- */
+
+/* It failed in less room than there is now, but no legal cut is smaller: the line says just that. */
+START_TEST(failed_though_it_should_fit) {
+    device dev =
+        device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, (mt_backend_info){0});
+    mt_oom oom;
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = need(5) - 1;
+    ck_ok(device_batch(&dev, MT_TRAIN, 8));
+    oom = oom_explained(&dev, 5, 1);
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN);
+    dev.budget = need(24);
+    ck_status(device_plan(&dev, MT_TRAIN, 5), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "did not fit beside");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* No budget is told, and a single sample has failed: it is tried again all the same. */
+START_TEST(one_sample_without_a_budget) {
+    device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
+    mt_oom oom = oom_explained(&dev, 1, 1);
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 1));
+    oom.memory.budget_bytes = 0;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
+    oom.attempt = 2;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
+    ck_ok(device_plan(&dev, MT_TRAIN, 1));
+    check_balanced(&dev.plan, 1, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A batch that must not be cut, and is known from two sizes not to fit: said beforehand. */
+START_TEST(whole_batch_known_not_to_fit) {
+    device dev =
+        device_new(need(40), (mt_policy_options){0}, (mt_backend_info){.needs_whole_batch = 1});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 20));
+    ck_ok(device_batch(&dev, MT_TRAIN, 30));
+    dev.budget = need(10) - 1;
+    ck_status(device_plan(&dev, MT_TRAIN, 10), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a chunk of 10 needs");
+    dev.budget++;
+    ck_ok(device_batch(&dev, MT_TRAIN, 10));
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- the ladder ------------------------------------------------------------------------------ */
+
+enum { PATIENCE = 8 };
+
+/* A device with a rung on, as long as its budget is not enough without it. */
+static device on_a_rung(unsigned rung) {
+    mt_policy_options options = {.allow_rungs = rung};
+    device dev = device_new(need(40), options, (mt_backend_info){.rungs = rung});
+
+    dev.cpu_budget = need(40);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_ok(mt_policy_select(dev.policy, 0));
+    dev.budget = 5000 + rung_peak(rung, 4);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(dev.rungs, rung);
+    return dev;
+}
+
+/* Long after it was taken, and no batch has been planned in more room. */
+static void wait_for_it(device *dev, int batches) {
+    for (int batch = 0; batch < batches; batch++) ck_ok(device_batch(dev, MT_TRAIN, 32));
+}
+
+/* A shape not seen before: nothing is known of it without the rung, which stays. */
+START_TEST(new_shape_on_a_rung) {
+    unsigned rung = _i == 0 ? BIT(CHECKPOINTING) : BIT(CPU);
+    device dev = on_a_rung(rung);
+
+    wait_for_it(&dev, _i == 0 ? PATIENCE : 8 * PATIENCE - 1);
+    dev.budget = need(40);
+    ck_ok(mt_policy_select(dev.policy, 99));
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(dev.rungs, _i == 0 ? rung : 0); /* the way back from the CPU is just tried */
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* One that has been seen without it, and not with it: it is left. */
+START_TEST(shape_known_without_the_rung) {
+    device dev = on_a_rung(BIT(CHECKPOINTING));
+
+    wait_for_it(&dev, PATIENCE);
+    dev.budget = need(40);
+    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(dev.rungs, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The budget is not known any more: there is room. */
+START_TEST(leaves_without_a_budget) {
+    device dev = on_a_rung(BIT(CHECKPOINTING));
+
+    wait_for_it(&dev, PATIENCE);
+    dev.budget = 0;
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(dev.rungs, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+static double steady(size_t samples) {
+    return 0.01 * (double)samples;
+}
+
+/* Times are known without the rung, and not with it: they cannot be compared. */
+START_TEST(leaves_without_times) {
+    device dev = device_new(need(40), (mt_policy_options){0},
+                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
+
+    dev.seconds = steady;
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.seconds = NULL;
+    dev.budget = 5000 + rung_peak(BIT(CHECKPOINTING), 4);
+    wait_for_it(&dev, PATIENCE + 1);
+    ck_assert_uint_eq(dev.rungs, BIT(CHECKPOINTING));
+    dev.budget = need(40);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_uint_eq(dev.rungs, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A batch of one sample has nothing to give, however often others were made smaller. */
+START_TEST(one_sample_is_not_shortened) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH), .rate_rule = MT_RATE_LINEAR};
+    device dev = device_new(need(4), options, (mt_backend_info){.needs_whole_batch = 1});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 8));
+    ck_assert_uint_eq(dev.plan.samples, 4);
+    ck_ok(device_batch(&dev, MT_TRAIN, 1));
+    ck_assert_uint_eq(dev.plan.samples, 1);
+    ck_assert_double_eq(dev.plan.rate, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A rung above the smaller batch is refused: the batch stays as small as it was. */
+START_TEST(refused_above_a_smaller_batch) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH) | BIT(MINIMAL)};
+    mt_backend_info info = {.rungs = BIT(MINIMAL), .needs_whole_batch = 1};
+    device dev = device_new(need(1) - 1, options, info);
+
+    dev.refused_on = BIT(MINIMAL);
+    dev.why = MT_EDEVMEM;
+    ck_status(device_batch(&dev, MT_TRAIN, 8), MT_EDEVMEM);
+    ck_assert_uint_eq(dev.plan.samples, 1);
+    ck_assert_uint_eq(dev.plan.rungs, BIT(SMALLER_BATCH));
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* On another device the first batch may be a recording and nothing else. */
+START_TEST(recording_on_the_cpu) {
+    mt_policy_options options = {.allow_rungs = BIT(CPU)};
+    mt_backend_info info = {.rungs = BIT(CPU), .normalises_over_batch = 1};
+    device dev = device_new(need(40), options, info);
+
+    dev.cpu_budget = need(40);
+    ck_ok(device_batch(&dev, MT_TRAIN, 6));
+    dev.budget = need(1) - 1;
+    ck_ok(device_batch(&dev, MT_TRAIN, 6));
+    ck_assert_uint_eq(dev.rungs, BIT(CPU));
+    ck_assert_uint_eq(dev.discarded, 6);
+    ck_assert_uint_eq(dev.count, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+static Suite *suite_policy_edges(void) {
+    Suite *suite = suite_create("policy_edges");
+    TCase *arguments = suite_case(suite, "arguments"), *host = suite_case(suite, "host memory"),
+          *sizes = suite_case(suite, "sizes"), *fit = suite_case(suite, "fit"),
+          *ladder = suite_case(suite, "ladder");
+
+    tcase_add_loop_test(arguments, options_are_checked, 0, LENGTH(bad_options));
+    tcase_add_loop_test(arguments, options_on_the_bounds, 0, 4);
+    tcase_add_test(arguments, arguments_are_checked);
+    tcase_add_test(arguments, extend_is_checked);
+    tcase_add_loop_test(arguments, extend_a_full_plan, 0, 3);
+    tcase_add_test(host, new_without_host_memory);
+#ifndef __SANITIZE_ADDRESS__
+    tcase_add_test(host, new_without_a_handle);
+#endif
+    tcase_add_loop_test(host, shape_without_host_memory, 0, 5);
+    tcase_add_test(host, second_kind_without_host_memory);
+    tcase_add_test(sizes, endless_samples);
+    tcase_add_test(sizes, higher_peak_of_the_same_size);
+    tcase_add_test(sizes, times_are_full);
+    tcase_add_test(sizes, times_of_nothing);
+    tcase_add_test(fit, failed_though_it_should_fit);
+    tcase_add_test(fit, one_sample_without_a_budget);
+    tcase_add_test(fit, whole_batch_known_not_to_fit);
+    tcase_add_loop_test(ladder, new_shape_on_a_rung, 0, 2);
+    tcase_add_test(ladder, shape_known_without_the_rung);
+    tcase_add_test(ladder, leaves_without_a_budget);
+    tcase_add_test(ladder, leaves_without_times);
+    tcase_add_test(ladder, one_sample_is_not_shortened);
+    tcase_add_test(ladder, refused_above_a_smaller_batch);
+    tcase_add_test(ladder, recording_on_the_cpu);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_policy_edges());
+}

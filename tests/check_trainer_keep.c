@@ -1,0 +1,558 @@
+/*
+ * check_trainer_keep.c - chunks that are finished stay: with mark and rewind an OOM costs the chunk that
+ * it hits, where there is room for a second set of gradients.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+/* One allocation that lives as long as the chunk: a second set of gradients adds to the peak. */
+static const fake_allocation plain_allocations[] = {{1000, 2000, FAKE_AT_END}};
+static const fake_program plain = {plain_allocations, 1};
+
+#define KEEP_KINDS (FAKE_STEP_KINDS | FAKE_BIT(FAKE_MARK))
+
+/* Bytes for a chunk of m samples, and for a second set of gradients beside it. */
+static size_t room_for(size_t m) {
+    return fake_defaults.resident_bytes + fake_program_peak(&plain, m);
+}
+
+static fake_options keeping(size_t budget) {
+    fake_options options = fake_defaults;
+
+    options.train = plain;
+    options.keep = 1;
+    options.budget_bytes = budget;
+    return options;
+}
+
+/* Chunks of 16, as memory and options have it. */
+static mt_policy_options by_sixteen(void) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+
+    policy.deterministic = 1;
+    policy.max_micro_batch = 16;
+    return policy;
+}
+
+static void check_calls(const char *expected) {
+    ck_assert_str_eq(fake_log_text(&fake, KEEP_KINDS), expected);
+    fake_log_clear(&fake);
+}
+
+/* The budget becomes another in the middle of a step, before so many more chunks. */
+static struct {
+    mt_backend seam;
+    int chunks;
+    size_t budget;
+} change;
+
+static mt_status accumulate_and_change(void *self, size_t first, size_t count, double weight,
+                                       mt_chunk_result *out) {
+    if (change.chunks > 0 && --change.chunks == 0) fake.options.budget_bytes = change.budget;
+    return change.seam.accumulate(self, first, count, weight, out);
+}
+
+static void change_budget_at(int chunks, size_t budget) {
+    change.chunks = chunks;
+    change.budget = budget;
+}
+
+/* A trainer that has learnt, and whose log is empty. */
+static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    own.policy = policy;
+    fake_init(&fake, options);
+    change.seam = seam = fake_seam(&fake);
+    seam.accumulate = accumulate_and_change;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    step(trainer, 64, 1);
+    fake_log_clear(&fake);
+    return trainer;
+}
+
+/* The last step's chunks, given to a trainer that meets no OOM, end with the same bits. */
+static void check_same_bits(const fake_options *options, const mt_policy_options *policy,
+                            const mt_step_report *report) {
+    static const size_t first[] = {2, 4, 15, 15, 14, 14}; /* as the one that has learnt took them */
+    fake_options clean = *options;
+    size_t chunks[64], count = report->chunk_count;
+    uint64_t hash = fake_hash(&fake);
+    mt_trainer *trainer;
+
+    memcpy(chunks, report->chunks, count * sizeof(*chunks));
+    clean.budget_bytes = 0;
+    trainer = trainer_with(&clean, policy);
+    ck_ok(mt_trainer_set_chunks(trainer, first, 6));
+    step(trainer, 64, 1);
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
+    step(trainer, 64, 2);
+    ck_assert_uint_eq(fake_hash(&fake), hash);
+    done(trainer);
+}
+
+/* ---- one chunk is taken back ----------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    int first, second; /* calls of accumulate that fail */
+    const char *calls;
+    unsigned retries;
+    size_t discarded;
+} failures[] = {
+    {"none", 0, 0,
+     "begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
+     "accumulate(48+16) apply",
+     0, 0},
+    {"the first chunk", 1, 0,
+     "begin mark accumulate!(0+16) rewind mark accumulate(0+16) mark accumulate(16+16) mark "
+     "accumulate(32+16) mark accumulate(48+16) apply",
+     1, 16},
+    {"the third", 3, 0,
+     "begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate!(32+16) rewind mark "
+     "accumulate(32+16) mark accumulate(48+16) apply",
+     1, 16},
+    {"the last", 4, 0,
+     "begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
+     "accumulate!(48+16) rewind mark accumulate(48+16) apply",
+     1, 16},
+    {"two", 2, 4,
+     "begin mark accumulate(0+16) mark accumulate!(16+16) rewind mark accumulate(16+16) mark "
+     "accumulate!(32+16) rewind mark accumulate(32+16) mark accumulate(48+16) apply",
+     2, 32},
+    {"one twice", 2, 3,
+     "begin mark accumulate(0+16) mark accumulate!(16+16) rewind mark accumulate!(16+16) rewind "
+     "mark accumulate(16+16) mark accumulate(32+16) mark accumulate(48+16) apply",
+     2, 32},
+};
+
+static int calls_to_fail[2];
+
+static mt_status accumulate_and_fail(void *self, size_t first, size_t count, double weight,
+                                     mt_chunk_result *out) {
+    for (int i = 0; i < 2; i++)
+        if (calls_to_fail[i] > 0 && --calls_to_fail[i] == 0)
+            fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+    return change.seam.accumulate(self, first, count, weight, out);
+}
+
+START_TEST(finished_chunks_stay) {
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_step_report report;
+    mt_backend seam;
+
+    own.policy = &policy;
+    fake_init(&fake, &options);
+    change.seam = seam = fake_seam(&fake);
+    seam.accumulate = accumulate_and_fail;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    step(trainer, 64, 1);
+    fake_log_clear(&fake);
+    calls_to_fail[0] = failures[_i].first;
+    calls_to_fail[1] = failures[_i].second;
+    report = step(trainer, 64, 2);
+    check_calls(failures[_i].calls);
+    ck_assert_uint_eq(report.retries, failures[_i].retries);
+    ck_assert_uint_eq(report.discarded, failures[_i].discarded);
+    ck_assert_uint_eq(report.chunk_count, 4);
+    check_same_bits(&options, &policy, &report);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+/* Apply and begin have nothing that could be kept. */
+START_TEST(apply_fails) {
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_step_report report;
+
+    fake_fail_kind(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
+    report = step(trainer, 32, 2);
+    check_log("begin accumulate(0+16) accumulate(16+16) apply! rollback begin accumulate(0+16) "
+              "accumulate(16+16) apply");
+    ck_assert_uint_eq(report.discarded, 32);
+    done(trainer);
+}
+END_TEST
+
+/* ---- when there is room ----------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    size_t budget; /* above a chunk of 16; SIZE_MAX: no budget */
+    int absent, whole_steps, normalises;
+    size_t marks;
+} rooms[] = {
+    {"to the byte", FAKE_GRADIENT_BYTES, 0, 0, 0, 4},
+    {"one byte is missing", FAKE_GRADIENT_BYTES - 1, 0, 0, 0, 0},
+    {"the chunk alone", 0, 0, 0, 0, 0},
+    {"much", 100000, 0, 0, 0, 4},
+    {"no budget", SIZE_MAX, 0, 0, 0, 4},
+    {"whole steps are wanted", 100000, 0, 1, 0, 0},
+    {"no mark", 100000, FAKE_MARK, 0, 0, 0},
+    {"no rewind", 100000, FAKE_REWIND, 0, 0, 0},
+    {"normalising", 100000, 0, 0, 1, 4},
+};
+
+START_TEST(room_for_a_second_set) {
+    size_t more = rooms[_i].budget;
+    fake_options options = keeping(more == SIZE_MAX ? 0 : room_for(16) + more);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    policy.whole_steps = rooms[_i].whole_steps;
+    own.policy = &policy;
+    options.normalises_over_batch = rooms[_i].normalises;
+    fake_init(&fake, &options);
+    seam = fake_seam(&fake);
+    if (rooms[_i].absent == FAKE_MARK) seam.mark = NULL;
+    if (rooms[_i].absent == FAKE_REWIND) seam.rewind = NULL;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    step(trainer, 64, 1);
+    fake_log_clear(&fake);
+    step(trainer, 64, 2);
+    ck_assert_msg(count_kind(FAKE_MARK) == rooms[_i].marks, "%s", rooms[_i].name);
+    ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 4);
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/* What chunks with a second set were measured to need goes before the bound. */
+START_TEST(known_by_measuring) {
+    fake_options options = keeping(0);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+
+    options.train = fake_train_program; /* its peak is past when the gradients come */
+    options.budget_bytes = fake_defaults.resident_bytes +
+                           fake_program_peak(&fake_train_program, 16) + FAKE_GRADIENT_BYTES;
+    trainer = trainer_with(&options, &policy);
+    for (uint64_t id = 1; id < 5; id++) step(trainer, 50, id); /* chunks of two sizes */
+    fake.options.budget_bytes -= FAKE_GRADIENT_BYTES;
+    fake_log_clear(&fake);
+    step(trainer, 64, 5);
+    ck_assert_uint_eq(count_kind(FAKE_MARK), 4);
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Chunks of an evaluation, of a replay and of a recording that is taken back are not marked. */
+START_TEST(not_marked) {
+    static const size_t chunks[] = {16, 16};
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+
+    options.normalises_over_batch = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 6, 1);
+    check_calls("begin accumulate(0+2) accumulate(0+4) rollback begin mark accumulate(0+6) apply");
+    evaluate(trainer, 32, 1);
+    ck_assert_uint_eq(count_kind(FAKE_MARK), 0);
+    fake_log_clear(&fake);
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EDEVMEM);
+    step(trainer, 32, 2);
+    check_calls("begin accumulate(0+16) accumulate!(16+16) rollback begin accumulate(0+16) "
+                "accumulate(16+16) apply");
+    done(trainer);
+}
+END_TEST
+
+/* ---- the second set is given up ---------------------------------------------------------------- */
+
+/* The room for it is gone in the middle of a step: chunks keep their size, and what is done stays. */
+START_TEST(given_up_first) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_step_report report;
+
+    change_budget_at(2, room_for(16) + 100);
+    report = step(trainer, 64, 2);
+    check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rewind accumulate(16+16) "
+                "accumulate(32+16) accumulate(48+16) apply");
+    ck_assert_uint_eq(report.discarded, 16);
+    check_same_bits(&options, &policy, &report);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+/* Less room than for the chunk itself: then it is made smaller, and what is done is done again. */
+START_TEST(then_smaller_chunks) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_step_report report;
+
+    change_budget_at(2, room_for(9));
+    report = step(trainer, 64, 2);
+    check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rewind accumulate(16+8) "
+                "accumulate(24+8) accumulate(32+8) accumulate(40+8) accumulate(48+8) "
+                "accumulate(56+8) apply");
+    ck_assert_uint_eq(report.chunk_count, 7);
+    check_same_bits(&options, &policy, &report);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+/* More room than there was when it failed: it is kept again at once. */
+START_TEST(kept_again_in_more_room) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    change_budget_at(2, room_for(16) + 100);
+    step(trainer, 64, 2);
+    fake_log_clear(&fake);
+    step(trainer, 64, 3);
+    ck_assert_uint_eq(count_kind(FAKE_MARK), 0);
+    fake.options.budget_bytes = options.budget_bytes;
+    step(trainer, 64, 4);
+    ck_assert_uint_eq(count_kind(FAKE_MARK), 4);
+    done(trainer);
+}
+END_TEST
+
+/* The budget says that there is room, and there is not: tried again once in 64 plans, no sooner. */
+START_TEST(forgotten_after_a_while) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+    uint64_t id = 2;
+
+    fake.options.device_bytes = room_for(16) + 100;
+    fake.options.no_evidence = 1;
+    step(trainer, 64, id++); /* it fails, and is given up */
+    for (int round = 0; round < 3; round++) {
+        int without = 0;
+
+        for (fake_log_clear(&fake); count_kind(FAKE_MARK) == 0 && without < 100; without++)
+            step(trainer, 64, id++);
+        ck_assert_int_ge(without, 63);
+        ck_assert_int_le(without, 64);
+    }
+    done(trainer);
+}
+END_TEST
+
+/* ---- other rungs ------------------------------------------------------------------------------- */
+
+/* They change outside a step alone: what is done has to be taken back after all. */
+START_TEST(other_rungs) {
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    policy.min_micro_batch = 8;
+    trainer = learnt(&options, &policy);
+    change_budget_at(3, room_for(8) - 1);
+    report = step(trainer, 64, 2);
+    ck_assert_uint_eq(report.rungs, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING));
+    ck_assert_uint_eq(count_kind(FAKE_REWIND), 1);
+    ck_assert_ptr_nonnull(strstr(fake_log_text(&fake, FAKE_STEP_KINDS),
+                                 "accumulate!(32+16) rewind rollback set_rung(1+1) begin "));
+    ck_assert_uint_ge(report.discarded, 48);
+    done(trainer);
+}
+END_TEST
+
+/* A batch made smaller: its chunks cover its samples, in every attempt. */
+START_TEST(with_a_smaller_batch) {
+    static const fake_kind kinds[] = {FAKE_ACCUMULATE, FAKE_MARK, FAKE_APPLY};
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_batch small = batch_of(8, 1), large = batch_of(30, 2);
+    mt_trainer *trainer;
+
+    options.may_shorten = 1;
+    options.min_micro_batch = 8;
+    options.units = fake_unit_table;
+    options.unit_count = FAKE_UNITS_COUNT;
+    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    policy.rate_rule = MT_RATE_LINEAR;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 64, 1);
+    fake.options.budget_bytes = room_for(8) - 1;
+    ck_ok(mt_trainer_step(trainer, &small, &report));
+    ck_assert_uint_eq(report.samples, 6);
+    fake.options.budget_bytes = room_for(12) + FAKE_GRADIENT_BYTES;
+    fake_fail_kind_for_ever(&fake, kinds[_i], 2, MT_EDEVMEM);
+    fake.kind_fail_until[kinds[_i]] = 3; /* twice: the second time it is planned again */
+    ck_ok(mt_trainer_step(trainer, &large, &report));
+    ck_assert_uint_eq(report.samples, 24);
+    ck_assert_double_eq(fake.rate, 0.8);
+    done(trainer);
+}
+END_TEST
+
+/* A step of one chunk that has failed for no reason twice is made smaller outside of it. */
+START_TEST(made_smaller_outside_the_step) {
+    fake_options options = keeping(room_for(100));
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_batch batch = batch_of(50, 2);
+    mt_trainer *trainer;
+
+    options.may_shorten = 1;
+    options.needs_whole_batch = 1;
+    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    policy.rate_rule = MT_RATE_LINEAR;
+    policy.max_retries = 100;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 50, 1);
+    fake_fail_kind_for_ever(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+    fake.kind_fail_until[FAKE_ALLOCATION] = 6;
+    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    ck_assert_uint_eq(report.samples, 32);
+    ck_assert_uint_eq(report.discarded, 3 * 50 + 3 * 40);
+    done(trainer);
+}
+END_TEST
+
+/* ---- what fails -------------------------------------------------------------------------------- */
+
+/* A mark for which there was no room has not happened: the chunk runs without. */
+START_TEST(mark_refused) {
+    static const mt_status why[] = {MT_EDEVMEM, MT_ENOTSUP};
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    fake_fail_kind(&fake, FAKE_MARK, 2, why[_i % 2]);
+    if (_i / 2 == 1) fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EDEVMEM);
+    ck_assert_uint_eq(step(trainer, 48, 2).retries, (unsigned)_i / 2);
+    if (_i / 2 == 0)
+        check_calls("begin mark accumulate(0+16) mark! accumulate(16+16) mark accumulate(32+16) "
+                    "apply");
+    else /* and where it fails it costs the step */
+        check_calls("begin mark accumulate(0+16) mark! accumulate!(16+16) rollback begin mark "
+                    "accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) apply");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(mark_fails) {
+    static const mt_status why[] = {MT_EIO, MT_EUSER, MT_ETORCH};
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    fake_fail_kind(&fake, FAKE_MARK, 2, why[_i]);
+    step_fails(trainer, 48, 2, why[_i]);
+    ck_contains(mt_last_error(), "injected: mark");
+    check_calls("begin mark accumulate(0+16) mark! rollback");
+    step(trainer, 48, 2);
+    done(trainer);
+}
+END_TEST
+
+/* A chunk that fails for another reason than memory ends the step, which is taken back whole. */
+START_TEST(chunk_fails) {
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EUSER);
+    step_fails(trainer, 48, 2, MT_EUSER);
+    check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rollback");
+    done(trainer);
+}
+END_TEST
+
+START_TEST(rewind_fails) {
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_batch batch = batch_of(48, 2);
+    size_t calls;
+
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EDEVMEM);
+    fake_fail_kind(&fake, FAKE_REWIND, 1, MT_EIO);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_contains(mt_last_error(), "rewind");
+    calls = fake.logged;
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_contains(mt_last_error(), "injected: rewind");
+    ck_status(mt_trainer_set_rungs(trainer, 0, 1), MT_ESTATE);
+    ck_assert_uint_eq(fake.logged, calls);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+/* ---- the trace --------------------------------------------------------------------------------- */
+
+static size_t plans, plans_with_keep;
+
+static void count_plans(void *user, const char *line) {
+    (void)user;
+    if (strstr(line, "\"event\":\"plan\"") == NULL) return;
+    plans++;
+    plans_with_keep += strstr(line, ",\"keep\":true") != NULL;
+}
+
+/* Plans say whether chunks are kept; giving that up is another plan. */
+START_TEST(keep_in_the_trace) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    own.policy = &policy;
+    own.trace = count_plans;
+    trainer = trainer_of(&options, &own);
+    step(trainer, 64, 1);
+    plans = plans_with_keep = 0;
+    step(trainer, 64, 2);
+    ck_assert_uint_eq(plans, 1);
+    ck_assert_uint_eq(plans_with_keep, 1);
+    fake.options.budget_bytes -= FAKE_GRADIENT_BYTES;
+    step(trainer, 64, 3);
+    ck_assert_uint_eq(plans, 2);
+    ck_assert_uint_eq(plans_with_keep, 1);
+    done(trainer);
+}
+END_TEST
+
+static Suite *suite_trainer_keep(void) {
+    Suite *suite = suite_create("trainer_keep");
+    TCase *back = suite_case(suite, "back"), *room = suite_case(suite, "room"),
+          *up = suite_case(suite, "given up"), *rungs = suite_case(suite, "rungs"),
+          *fails = suite_case(suite, "fails"), *lines = suite_case(suite, "trace");
+
+    tcase_add_loop_test(back, finished_chunks_stay, 0, LENGTH(failures));
+    tcase_add_test(back, apply_fails);
+    tcase_add_loop_test(room, room_for_a_second_set, 0, LENGTH(rooms));
+    tcase_add_test(room, known_by_measuring);
+    tcase_add_test(room, not_marked);
+    tcase_add_test(up, given_up_first);
+    tcase_add_test(up, then_smaller_chunks);
+    tcase_add_test(up, kept_again_in_more_room);
+    tcase_add_test(up, forgotten_after_a_while);
+    tcase_add_test(rungs, other_rungs);
+    tcase_add_loop_test(rungs, with_a_smaller_batch, 0, 3);
+    tcase_add_test(rungs, made_smaller_outside_the_step);
+    tcase_add_loop_test(fails, mark_refused, 0, 4);
+    tcase_add_loop_test(fails, mark_fails, 0, 3);
+    tcase_add_test(fails, chunk_fails);
+    tcase_add_test(fails, rewind_fails);
+    tcase_add_test(lines, keep_in_the_trace);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_keep());
+}
