@@ -72,16 +72,26 @@ size_t mt__next_candidate(size_t chunks) {
     return mt__max(chunks + 1, chunks + chunks / 2);
 }
 
+/* Takes that number of chunks if it is expected to be faster than the best so far. */
+static void try_chunks(const mt__timings *timings, size_t samples, size_t chunks, size_t *best,
+                       double *least) {
+    double seconds = mt__batch_seconds(timings, samples, chunks);
+    if (seconds >= *least) return;
+    *best = chunks;
+    *least = seconds;
+}
+
 size_t mt__choose_chunks(const mt__timings *timings, size_t samples, size_t fewest, size_t most,
                          size_t current) {
     size_t best = fewest;
     double least = mt__batch_seconds(timings, samples, fewest);
     if (timings->count == 0) return fewest;
-    for (size_t k = mt__next_candidate(fewest); k <= most; k = mt__next_candidate(k)) {
-        double seconds = mt__batch_seconds(timings, samples, k);
-        if (seconds >= least) continue;
-        best = k;
-        least = seconds;
+    for (size_t k = mt__next_candidate(fewest); k <= most; k = mt__next_candidate(k))
+        try_chunks(timings, samples, k, &best, &least);
+    /* Sizes that were measured are no guess, and no new shape. */
+    for (size_t i = 0; i < timings->count; i++) {
+        size_t k = mt__ceil_div(samples, timings->entry[i].samples);
+        if (k > fewest && k <= most) try_chunks(timings, samples, k, &best, &least);
     }
     if (current < fewest || current > most) return best;
     return least < WORTH_IT * mt__batch_seconds(timings, samples, current) ? best : current;

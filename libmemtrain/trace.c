@@ -137,7 +137,7 @@ void mt__trace_run(mt_trainer *t, const mt_memory *memory) {
 
 static int same_plan(const mt_plan *a, const mt_plan *b) {
     if (a->samples != b->samples || a->groups != b->groups || a->reason != b->reason ||
-        a->keep != b->keep)
+        a->keep != b->keep || a->rungs != b->rungs)
         return 0;
     for (size_t g = 0; g < a->groups; g++)
         if (a->group[g].samples != b->group[g].samples || a->group[g].times != b->group[g].times)

@@ -79,6 +79,9 @@ public:
     /* After the update: gradients that are no views of the block are released. */
     void end_step();
 
+    /* Another Flat has the parameters now: their gradients are no business of this one's. */
+    void forget() { slots_.clear(); }
+
     /* Whether the slot received a gradient in this step; it is the parameter's `.grad` then. */
     static bool touched(const Slot &slot) { return slot.received; }
 

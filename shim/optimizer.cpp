@@ -110,6 +110,16 @@ void Optimizer::lay_out(c10::Device device) {
     lists_.reserve(flat_.slots().size());
 }
 
+void Optimizer::copy_state(const Optimizer &other) {
+    c10::NoGradGuard no_grad;
+    for (size_t m = 0; m < moments_.size(); m++)
+        for (size_t b = 0; b < moments_[m].blocks.size(); b++)
+            moments_[m].blocks[b].copy_(other.moments_[m].blocks[b]);
+    if (steps_.defined()) steps_.copy_(other.steps_);
+    options_.lr = other.options_.lr;
+    rate_ = other.rate_;
+}
+
 double Optimizer::gradient_norm() {
     c10::NoGradGuard no_grad;
     double sum = 0.0;

@@ -33,6 +33,9 @@ public:
     /* Updates every parameter that was touched. Allocates nothing on the CPU. */
     void step();
 
+    /* The state of another, for the same parameters in the same order; on any device. */
+    void copy_state(const Optimizer &other);
+
     void set_lr(double lr) { options_.lr = lr; }
     void set_rate(double factor) { rate_ = factor; }
     size_t bytes() const;

@@ -12,6 +12,7 @@
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "hash.hpp"
+#include "relocate.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -43,6 +44,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.metric_names = model.metric_names.data();
     info.metric_over = model.metric_over.empty() ? nullptr : model.metric_over.data();
     info.rungs = MT_RUNG_BIT(MT_RUNG_MINIMAL);
+    if (!torch.home.is_host()) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
     hand_over(info, out);
     return MT_OK;
 }
@@ -146,9 +148,17 @@ mt_status set_rate(void *self, double factor) {
 
 /* One thread: scratch memory of operators that have one share a thread goes. */
 void set_minimal(mt_torch &torch, bool on) {
+    if ((torch.threads != 0) == on) return;
     if (on) torch.threads = mt_torch_get_threads();
     check(mt_torch_set_threads(on ? 1 : torch.threads));
     if (!on) torch.threads = 0;
+}
+
+/* Peaks and recordings of the accelerator say nothing of the CPU, nor the other way round. */
+void set_cpu(mt_torch &torch, bool on) {
+    Device to = on ? Device(c10::Device(c10::kCPU)) : torch.home;
+    if (torch.home.is_host() || torch.device.is_host() == on) return;
+    relocate(torch, to);
 }
 
 mt_status set_rung(void *self, mt_rung rung, int on) {
@@ -156,10 +166,14 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
     mt_torch &torch = *torch_of(self);
     if (torch.phase != Phase::idle)
         return mt_set_error(MT_ESTATE, "set_rung: a step has begun and not ended");
-    if (rung != MT_RUNG_MINIMAL)
+    switch (number_of(rung)) {
+    case MT_RUNG_CPU:
+        return guard(torch.device, [&] { set_cpu(torch, on != 0); });
+    case MT_RUNG_MINIMAL:
+        return guard(torch.device, [&] { set_minimal(torch, on != 0); });
+    default:
         return mt_set_error(MT_ENOTSUP, "set_rung: %s is not there", mt_rung_name(rung));
-    if ((torch.threads != 0) == (on != 0)) return MT_OK;
-    return guard(torch.device, [&] { set_minimal(torch, on != 0); });
+    }
 }
 
 mt_status units(void *self, const mt_batch *batch, size_t first, size_t count, double *out) {

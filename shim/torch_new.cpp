@@ -105,7 +105,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->model = model;
     torch->options = options;
     torch->options.device = nullptr;
-    torch->device = device;
+    torch->device = torch->home = device;
     torch->device_name = device.name();
     plan(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};

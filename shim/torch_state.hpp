@@ -32,6 +32,7 @@ struct mt_torch {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     memtrain::shim::Device device = c10::Device(c10::kCPU);
     std::string device_name;
+    memtrain::shim::Device home = c10::Device(c10::kCPU); /* where it is without MT_RUNG_CPU */
 
     std::unique_ptr<memtrain::shim::Flat> flat;
     std::unique_ptr<memtrain::shim::Optimizer> optimizer; /* refers to flat */

@@ -1,0 +1,98 @@
+/*
+ * relocate.cpp - from one device to another between steps: parameters, optimiser state and buffers.
+ *
+ * New memory is filled first and takes the old one's place last, in ways that cannot fail; when memory
+ * runs out before that, the model is given its old tensors again, and nothing has happened.
+ */
+#include "relocate.hpp"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+
+#include "guard.hpp"
+#include "sim_memory.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+/* A tensor of the model and the memory that it had. */
+struct Kept {
+    at::Tensor tensor, original;
+};
+
+/* All tensors of the model as they are, so that they can be put back. */
+std::vector<Kept> keep_all(const mt_model &model) {
+    std::vector<Kept> list;
+    std::vector<Named> all = parameters_of(model);
+    for (Named &buffer : buffers_of(model)) all.push_back(std::move(buffer));
+    for (const Named &named : all) list.push_back({named.tensor, named.tensor.variable_data()});
+    return list;
+}
+
+/* set_data() moves no bytes and needs no memory of the device. */
+void put_back(const std::vector<Kept> &list) {
+    for (const Kept &kept : list) kept.tensor.set_data(kept.original);
+}
+
+/* Memory of the device for every tensor that is not in the flat blocks. */
+void move_tensors(const mt_model &model, const Device &to) {
+    for (const Kept &kept : keep_all(model)) {
+        at::Tensor copy = at::empty_like(kept.original, at::device(to.where));
+        copy.copy_(kept.original);
+        kept.tensor.set_data(copy);
+    }
+}
+
+/* What the model's own to_device moves beside its parameters and buffers. */
+void tell_model(const mt_model &model, const Device &to) {
+    if (model.ops.to_device)
+        check(model.ops.to_device(model.self, to.card ? "cpu" : to.name().c_str()));
+    else if (!to.is_cpu())
+        fail(MT_ENOTSUP, "the model has no to_device");
+}
+
+/* The state on the other device, beside the old one. */
+struct Moved {
+    std::unique_ptr<Flat> flat;
+    std::unique_ptr<Optimizer> optimizer;
+    BufferState buffers, chunk_buffers;
+};
+
+Moved move(const mt_torch &torch, const Device &to) {
+    sim::OnCard on_card(to.card);
+    Moved moved;
+    tell_model(*torch.model, to);
+    move_tensors(*torch.model, to);
+    moved.flat = std::make_unique<Flat>(parameters_of(*torch.model));
+    moved.optimizer = std::make_unique<Optimizer>(torch.options, *moved.flat);
+    moved.flat->lay_out(to);
+    moved.optimizer->lay_out(to);
+    moved.optimizer->copy_state(*torch.optimizer);
+    moved.buffers.take(*torch.model);
+    moved.chunk_buffers.take(*torch.model);
+    return moved;
+}
+
+} // namespace
+
+void relocate(mt_torch &torch, const Device &to) {
+    c10::NoGradGuard no_grad;
+    std::vector<Kept> before = keep_all(*torch.model);
+    try {
+        Moved moved = move(torch, to);
+        torch.flat->forget();
+        torch.optimizer = std::move(moved.optimizer); /* refers to the old flat until here */
+        torch.flat = std::move(moved.flat);
+        torch.buffers = std::move(moved.buffers);
+        torch.chunk_buffers = std::move(moved.chunk_buffers);
+        torch.device = to;
+        torch.device_name = to.name();
+        torch.mode = Mode::unknown;
+    } catch (...) {
+        (void)guard([&] { tell_model(*torch.model, torch.device); });
+        put_back(before);
+        throw;
+    }
+}
+
+} // namespace memtrain::shim
