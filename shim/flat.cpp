@@ -62,6 +62,11 @@ Flat::~Flat() {
         if (slot.gradient.defined()) slot.parameter.mutable_grad().reset();
 }
 
+void Flat::forget() {
+    for (Slot &slot : slots_) slot.parameter.mutable_grad().reset();
+    slots_.clear();
+}
+
 /* Strides are kept where they cover the slot without gaps, channels_last for one. */
 at::Tensor Flat::view(const at::Tensor &block, const Slot &slot) {
     const at::Tensor &shape = slot.parameter;

@@ -80,7 +80,7 @@ public:
     void end_step();
 
     /* Another Flat has the parameters now: their gradients are no business of this one's. */
-    void forget() { slots_.clear(); }
+    void forget();
 
     /* Whether the slot received a gradient in this step; it is the parameter's `.grad` then. */
     static bool touched(const Slot &slot) { return slot.received; }

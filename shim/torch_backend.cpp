@@ -168,7 +168,8 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
         return mt_set_error(MT_ESTATE, "set_rung: a step has begun and not ended");
     switch (number_of(rung)) {
     case MT_RUNG_CPU:
-        return guard(torch.device, [&] { set_cpu(torch, on != 0); });
+        return guard(on ? Device(c10::Device(c10::kCPU)) : torch.home,
+                     [&] { set_cpu(torch, on != 0); });
     case MT_RUNG_MINIMAL:
         return guard(torch.device, [&] { set_minimal(torch, on != 0); });
     default:
