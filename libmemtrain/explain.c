@@ -76,6 +76,12 @@ static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t byte
     else if (chunk > 1)
         say(p, "  a smaller min_micro_batch than %zu, if the network allows it\n", chunk);
     say(p, "  smaller samples: a smaller picture, a shorter sequence\n");
+    unsigned free = ~(t->policy_options.allow_rungs | MT_RUNGS_DEFAULT);
+    if (t->info.needs_whole_batch && (free & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)))
+        say(p,
+            "  rung smaller_batch, which takes 20 %% off the batch at a time, if it is allowed\n");
+    if (t->info.rungs & free & MT_RUNG_BIT(MT_RUNG_CPU))
+        say(p, "  rung cpu, which goes on there, if it is allowed\n");
     if (t->info.optimizer_bytes > t->info.parameter_bytes)
         say(p, "  an optimiser with less state: SGD keeps %s less, without momentum %s\n",
             mt_format_size(t->info.optimizer_bytes - t->info.parameter_bytes, less, sizeof less),

@@ -20,6 +20,11 @@ static const ex_word optimizers[] = {
 static const ex_word precisions[] = {{"off", MT_DTYPE_NONE}, {"bf16", MT_BFLOAT16}, {NULL, 0}};
 static const ex_word schedules[] = {
     {"constant", EX_SCHEDULE_CONSTANT}, {"cosine", EX_SCHEDULE_COSINE}, {NULL, 0}};
+static const ex_word fallbacks[] = {
+    {"none", 0},
+    {"cpu", MT_RUNG_BIT(MT_RUNG_CPU)},
+    {"minimal", MT_RUNG_BIT(MT_RUNG_CPU) | MT_RUNG_BIT(MT_RUNG_MINIMAL)},
+    {NULL, 0}};
 static const ex_word clearing[] = {{"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {NULL, 0}};
 static const ex_word progress_modes[] = {{"auto", EX_PROGRESS_AUTO},
                                          {"bar", EX_PROGRESS_BAR},
@@ -135,6 +140,10 @@ static const ex_option rows[] = {
          .most = MANY, .words = clearing),
     FLAG("val-clear-every", EX_WHOLE, val_clear_every, "N|auto|never",
          "the same for validation batches", .least = 1, .most = MANY, .words = clearing),
+    FLAG("fallback", EX_WORD, fallback, "NAME",
+         "where not even the smallest chunk fits the device: none gives up, cpu goes on there, "
+         "minimal then with one thread",
+         .words = fallbacks),
     SWITCH("deterministic", deterministic,
            "choose sizes by memory alone, not by time: equal on equal budgets"),
     FLAG("threads", EX_WHOLE, threads, "N|auto",
@@ -275,6 +284,7 @@ mt_policy_options ex_flags_policy(const ex_flags *flags) {
     options.clear_every = (int)flags->clear_every;
     options.eval_clear_every = (int)flags->val_clear_every;
     options.deterministic = flags->deterministic;
+    options.allow_rungs = (unsigned)flags->fallback;
     return options;
 }
 

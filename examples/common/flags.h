@@ -47,6 +47,7 @@ typedef struct ex_flags {
     int64_t clear_every, val_clear_every;                  /* as in mt_policy_options */
     int64_t threads;                                       /* 0: one a core */
     int deterministic;
+    int64_t fallback; /* MT_RUNG_BITs to allow beside the default ones */
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */
     const char *trace, *replay, *report;

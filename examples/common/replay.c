@@ -13,6 +13,8 @@
 /* A step of the trace: where its chunks lie in the list of all. */
 typedef struct step {
     size_t line, first, count, samples;
+    unsigned rungs;
+    double rate;
 } step;
 
 struct ex_replay {
@@ -75,9 +77,24 @@ static size_t positive(const json_t *value) {
     return number > 0 ? (size_t)number : 0;
 }
 
+/* The savers that were on, by name, and the factor of the learning rate. */
+static mt_status take_rungs(const ex_replay *r, size_t line, const json_t *object, step *s) {
+    const json_t *rungs = json_object_get(object, "rungs"), *rate = json_object_get(object, "rate");
+    for (size_t i = 0; i < json_array_size(rungs); i++) {
+        const char *name = json_string_value(json_array_get(rungs, i));
+        unsigned rung = 0;
+        while (rung < MT_RUNGS && (!name || strcmp(name, mt_rung_name((mt_rung)rung)) != 0)) rung++;
+        if (rung == MT_RUNGS)
+            return bad_line(r, line, "'%s' is no rung that is known", name ? name : "?");
+        s->rungs |= MT_RUNG_BIT(rung);
+    }
+    if (rate) s->rate = json_number_value(rate);
+    return MT_OK;
+}
+
 static mt_status take_step(ex_replay *r, size_t line, const json_t *object) {
     const json_t *chunks = json_object_get(object, "chunks");
-    step s = {line, r->chunk_count, json_array_size(chunks), 0};
+    step s = {line, r->chunk_count, json_array_size(chunks), 0, 0, 1.0};
     size_t number = positive(json_object_get(object, "step"));
     if (number != r->count + 1)
         return bad_line(r, line, "step %zu is expected here, not %zu", r->count + 1, number);
@@ -93,7 +110,8 @@ static mt_status take_step(ex_replay *r, size_t line, const json_t *object) {
         return bad_line(r, line,
                         "the chunks add up to %zu samples, and 'samples' is another number",
                         s.samples);
-    return add_step(r, &s);
+    mt_status status = take_rungs(r, line, object, &s);
+    return status == MT_OK ? add_step(r, &s) : status;
 }
 
 /* The number behind a key, where there is one. */
@@ -199,6 +217,7 @@ mt_status ex_replay_next(ex_replay *replay, size_t samples, size_t least, mt_tra
                         "and --seed the same?",
                         r->next + 1, s->samples, samples);
     mt_status status = mt_trainer_set_chunks(trainer, r->chunks + s->first, s->count);
+    if (status == MT_OK) status = mt_trainer_set_rungs(trainer, s->rungs, s->rate);
     if (status == MT_OK) r->next++;
     return status;
 }
