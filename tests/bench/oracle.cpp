@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int batches = 20, turns = 3;
-constexpr double budgets[] = {0.15, 0.5, 1.1}; /* between the smallest chunk and the whole batch */
+constexpr double budgets[] = {0.3, 0.6, 1.1}; /* between the smallest chunk and the whole batch */
 
 /* Pictures and batches of each network, in its order, so that a batch takes a tenth of a second. */
 constexpr struct { int64_t side, samples; } work[networks::count] = {{32, 64}, {64, 32}, {32, 64}};
