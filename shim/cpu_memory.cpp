@@ -80,13 +80,12 @@ uintptr_t cookie_of(const void *data, uintptr_t key) {
     return reinterpret_cast<uintptr_t>(data) ^ key;
 }
 
-/* Reads before blocks that are not ours, which the address sanitizer would take for an error. */
-__attribute__((no_sanitize("address"))) bool has_key(void *data, uintptr_t key) {
-    return header_of(data)->cookie == cookie_of(data, key);
-}
-
-bool is_ours(void *data) {
-    return has_key(data, cookie_key) || has_key(data, card_key);
+/*
+ * cookie_key or card_key, anything else for a block that is not ours. There it reads what lies before
+ * the block, which the address sanitizer would take for an error.
+ */
+__attribute__((no_sanitize("address"))) uintptr_t key_of(void *data) {
+    return header_of(data)->cookie ^ reinterpret_cast<uintptr_t>(data);
 }
 
 void raise(std::atomic<size_t> &mark, size_t value) noexcept {
@@ -102,7 +101,7 @@ void raise(std::atomic<size_t> &mark, size_t value) noexcept {
 void tell(void *data, int64_t sign) noexcept {
     int64_t bytes = sign * static_cast<int64_t>(header_of(data)->bytes);
     if (thread.sink.event) {
-        bool on_card = has_key(data, card_key);
+        bool on_card = key_of(data) == card_key;
         size_t block = on_card ? card_header_of(data)->place.bytes : header_of(data)->bytes;
         thread.sink.event(thread.sink.user, data, sign * static_cast<int64_t>(block));
     }
@@ -127,11 +126,10 @@ void tell(void *data, int64_t sign) noexcept {
 }
 
 /* Counts one request of this thread; whether it is one that shall fail. */
-bool shall_fail() noexcept {
-    thread.requests++;
-    bool now = thread.fail_at && (thread.persistent ? thread.requests >= thread.fail_at
-                                                    : thread.requests == thread.fail_at);
-    thread.failed += now;
+bool shall_fail(Thread &t) noexcept {
+    t.requests++;
+    bool now = t.fail_at && (t.persistent ? t.requests >= t.fail_at : t.requests == t.fail_at);
+    t.failed += now;
     return now;
 }
 
@@ -178,8 +176,9 @@ void *take_on_card(sim::Card &card, size_t bytes) {
 
 /* A request that shall fail is refused by the card in its own words. */
 void *take(size_t bytes) {
-    sim::Card *card = thread.card;
-    bool fails = shall_fail();
+    Thread &own = thread;
+    sim::Card *card = own.card;
+    bool fails = shall_fail(own);
     if (fails && card) card->refuse(bytes);
     if (fails) refuse("injected refusal of", bytes);
     return card ? take_on_card(*card, bytes) : take_from_host(bytes);
@@ -188,13 +187,14 @@ void *take(size_t bytes) {
 /* Deleter of every tensor, and of buffers that oneDNN took through raw_allocate. */
 void give_back(void *data) {
     if (!data) return;
-    if (!is_ours(data)) {
+    uintptr_t key = key_of(data);
+    if (key != cookie_key && key != card_key) {
         std::free(data); /* made by libtorch's own allocator before ours was installed */
         return;
     }
     used.fetch_sub(header_of(data)->bytes, std::memory_order_relaxed);
     tell(data, -1);
-    if (has_key(data, card_key)) card_header_of(data)->card->give_back(card_header_of(data)->place);
+    if (key == card_key) card_header_of(data)->card->give_back(card_header_of(data)->place);
     header_of(data)->cookie = 0;
     std::free(static_cast<char *>(data) - line_bytes);
 }

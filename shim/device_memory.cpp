@@ -164,7 +164,7 @@ void set_cuda_budget(const Device &device, size_t bytes) {
     c10::DeviceAllocator &allocator = early_cuda_allocator(device);
     kept(device).budget = bytes;
     if (allocator.initialized()) {
-        mt_log(MT_LOG_INFO, "CUDA is in use: its allocator keeps the limit that it has");
+        if (bytes) mt_log(MT_LOG_INFO, "CUDA is in use: its allocator keeps the limit that it has");
         return;
     }
     double total = static_cast<double>(allocator.getMemoryInfo(device.index()).second);

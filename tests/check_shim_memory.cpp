@@ -340,6 +340,10 @@ START_TEST(watched_only) {
 END_TEST
 
 int main() {
+    if (!suite_on_cpu()) {
+        printf("SKIP: shim_memory: of the CPU's allocator alone\n");
+        return EXIT_SUCCESS;
+    }
     Suite *suite = suite_create("shim_memory");
     TCase *budget = suite_case(suite, "budget"), *rest = suite_case(suite, "rest"),
           *watched = suite_case(suite, "watched");

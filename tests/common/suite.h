@@ -34,6 +34,25 @@ static inline TCase *suite_case(Suite *suite, const char *name) {
     return test_case;
 }
 
+/* The device of `make check DEVICE=...`; without one the CPU. */
+static inline const char *suite_device(void) {
+    const char *name = getenv("MT_TEST_DEVICE");
+
+    return name && *name ? name : "cpu";
+}
+
+/*
+ * What a test may expect of it: the CPU's allocator tells the bytes of what it refuses, and MPS, or
+ * its model, has no peaks and nothing but the text of an error.
+ */
+static inline int suite_on_cpu(void) {
+    return strcmp(suite_device(), "cpu") == 0;
+}
+
+static inline int suite_on_mps(void) {
+    return strstr(suite_device(), "mps") != NULL;
+}
+
 static inline int suite_run(Suite *suite) {
     SRunner *runner = srunner_create(suite);
     int failed;
