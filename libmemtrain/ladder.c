@@ -158,6 +158,7 @@ void mt__ladder_begin(mt_policy *p) {
 
 void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     p->steps_here++;
+    p->wary -= p->wary > 0;
     if (!p->rungs || p->steps_here <= p->patience) return;
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
         unsigned rest = below(p->rungs, rung);

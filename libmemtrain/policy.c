@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { DEFAULT_RETRIES = 16, FIRST_RECORDED = 2, LEAST_NORMALISED = 8 };
+enum { WARY_STEPS = 64, DEFAULT_RETRIES = 16, FIRST_RECORDED = 2, LEAST_NORMALISED = 8 };
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
@@ -274,12 +274,18 @@ static int spread(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan
     size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
     size_t least = mt__policy_least(p, rest);
     size_t first = mt__max(top / 4, smallest_worth(p, mode, top, least));
+    first = mt__max(first, FIRST_RECORDED); /* one sample takes other kernels */
     if (top < 4 || 2 * first >= top || rest < 3 * first + least) return 0;
     rest -= 3 * first;
     size_t chunks = mt__ceil_div(rest, top); /* none below least, since top is above 2 * first */
     if (mt__plan_append(plan, first, 1) != MT_OK) return 0;
     if (mt__plan_append(plan, 2 * first, 1) != MT_OK) return 0;
     return mt__plan_append(plan, rest, chunks) == MT_OK;
+}
+
+/* Chunks that nothing chooses: the user's, or the whole batch. */
+static int is_fixed(const mt_policy *p) {
+    return p->options.micro_batch || p->info.needs_whole_batch;
 }
 
 /* Predicted bytes above the start at the peak of a plan's largest chunk; 0: nothing known. */
@@ -297,7 +303,8 @@ static size_t plan_bytes(const mt__curve *c, const mt_plan *plan) {
 static int has_room_to_keep(const mt_policy *p, const mt_plan *plan, const mt_memory *memory,
                             size_t *bytes) {
     /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
-    if (!p->info.keeps_chunks || p->options.whole_steps || p->cuts) return 0;
+    if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->cuts) return 0;
+    if (p->options.keep_chunks == MT_KEEP_AUTO && !p->wary && !is_fixed(p)) return 0;
     mt__curve *apart = mt__policy_find_curve(p, MT_TRAIN, mt__ladder_rungs(p), 1);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     size_t largest = 0, bound = mt__add(*bytes, p->info.gradient_bytes);
@@ -376,7 +383,7 @@ static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *
                      mt_plan *plan) {
     /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
     int is_new = memory->budget_bytes && !c->has_run && !c->failed_chunk;
-    if (p->options.micro_batch || p->info.needs_whole_batch) return plan_fixed(p, c, memory, plan);
+    if (is_fixed(p)) return plan_fixed(p, c, memory, plan);
     if (!is_new) return plan_rest(p, mode, memory, plan);
     return plan_recording(p, mode, plan) ? MT_OK : plan_small(p, plan);
 }
@@ -531,6 +538,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     mt__curve *c = running_curve(p, oom->mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     c->filling = 0;
+    p->wary = WARY_STEPS;
     if (oom->attempt <= 1) {
         p->unexplained = 0;
         p->cleared = 0;

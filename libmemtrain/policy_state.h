@@ -22,6 +22,7 @@ struct mt_policy {
     unsigned unexplained; /* refusals of this step that the budget does not explain */
     int cleared;          /* the cache was cleared in this step's recovery */
     int keep;             /* of the last plan */
+    unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
     unsigned climbed_at;  /* OOMs of this step when it last took a rung */
     /* the ladder */

@@ -54,16 +54,22 @@ static const variant variants[] = {
     {"tight and normalising", 2, {.normalises_over_batch = 1}, {0}},
     {"tight, large chunks", 4, {.min_micro_batch = 4}, {.deterministic = 1}},
     {"bounded", 50, {0}, {.min_micro_batch = 2, .max_micro_batch = 6}},
-    {"kept chunks", 14, {.keep = 1}, {0}},
-    {"kept chunks, tight", 5, {.keep = 1, .seconds = fake_seconds}, {0}},
-    {"kept chunks, normalising", 14, {.keep = 1, .normalises_over_batch = 1}, {0}},
-    {"kept chunks, no budget", 0, {.keep = 1}, {0}},
+    {"kept chunks", 14, {.keep = 1}, {.keep_chunks = MT_KEEP_ALWAYS}},
+    {"kept chunks, tight",
+     5,
+     {.keep = 1, .seconds = fake_seconds},
+     {.keep_chunks = MT_KEEP_ALWAYS}},
+    {"kept chunks, normalising",
+     14,
+     {.keep = 1, .normalises_over_batch = 1},
+     {.keep_chunks = MT_KEEP_ALWAYS}},
+    {"kept chunks, no budget", 0, {.keep = 1}, {.keep_chunks = MT_KEEP_ALWAYS}},
     {"kept chunks, fixed", 14, {.keep = 1}, {.micro_batch = 8}},
     {"kept chunks, hog",
      20,
      {.keep = 1, .hog_from = 3, .hog_until = 5, .hog_bytes = 60000, .seconds = fake_seconds},
-     {0}},
-    {"whole steps", 14, {.keep = 1}, {.whole_steps = 1}},
+     {.keep_chunks = MT_KEEP_ALWAYS}},
+    {"whole steps", 14, {.keep = 1}, {.keep_chunks = MT_KEEP_NEVER}},
     {"a saver", 3, {.keep = 1, .rungs = BIT(CHECKPOINTING), .min_micro_batch = 4}, {0}},
     {"savers",
      2,
@@ -360,7 +366,7 @@ static variant random_variant(uint64_t *state) {
     o->cpu_bytes = 500000 + below(state, 1000000);
     v.policy.allow_rungs = (unsigned)below(state, 1U << MT_RUNGS) & ~BIT(SMALLER_BATCH);
     v.policy.forbid_rungs = below(state, 2) ? (unsigned)below(state, 1U << MT_RUNGS) : 0;
-    v.policy.whole_steps = below(state, 4) == 0;
+    v.policy.keep_chunks = (int)below(state, 3) - 1;
     v.policy.deterministic = below(state, 2) == 0;
     v.policy.max_retries = (unsigned)below(state, 12);
     v.policy.clear_every = (int)below(state, 4) - 1;

@@ -191,7 +191,8 @@ END_TEST
 /* A device whose chunks are kept, so that a chunk is of two kinds. */
 static device keeping(void) {
     mt_backend_info info = {.keeps_chunks = 1};
-    device dev = device_new(need(40), (mt_policy_options){.deterministic = 1}, info);
+    device dev = device_new(
+        need(40), (mt_policy_options){.deterministic = 1, .keep_chunks = MT_KEEP_ALWAYS}, info);
 
     for (int batch = 0; batch < 2; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
     ck_assert_int_eq(dev.plan.keep, 1);

@@ -31,6 +31,7 @@ static mt_policy_options by_sixteen(void) {
 
     policy.deterministic = 1;
     policy.max_micro_batch = 16;
+    policy.keep_chunks = MT_KEEP_ALWAYS;
     return policy;
 }
 
@@ -208,7 +209,7 @@ START_TEST(room_for_a_second_set) {
     mt_trainer *trainer;
     mt_backend seam;
 
-    policy.whole_steps = rooms[_i].whole_steps;
+    policy.keep_chunks = rooms[_i].whole_steps ? MT_KEEP_NEVER : MT_KEEP_ALWAYS;
     own.policy = &policy;
     options.normalises_over_batch = rooms[_i].normalises;
     fake_init(&fake, &options);

@@ -158,6 +158,15 @@ typedef enum mt_rate_rule {
     MT_RATE_SQRT = 2    /* times the root of s (Krizhevsky 2014, arXiv 1404.5997) */
 } mt_rate_rule;
 
+/*
+ * Whether an OOM costs the chunk that it hits, by a second set of gradients, or the whole step. Both
+ * only where there is room. Automatic: for 64 steps after an OOM, and where the chunks are fixed, since
+ * until such chunks have been recorded their predicted peak is no more than a bound.
+ */
+#define MT_KEEP_AUTO 0
+#define MT_KEEP_ALWAYS 1
+#define MT_KEEP_NEVER (-1)
+
 #define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time */
 #define MT_CLEAR_NEVER (-1)
 
@@ -176,7 +185,7 @@ typedef struct mt_policy_options {
     unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
     unsigned forbid_rungs;  /* never used */
     mt_rate_rule rate_rule;
-    int whole_steps; /* 1: an OOM takes back the whole step, even where chunks could be kept */
+    int keep_chunks; /* MT_KEEP_AUTO, MT_KEEP_ALWAYS or MT_KEEP_NEVER */
 } mt_policy_options;
 
 #define MT_POLICY_OPTIONS_INIT                                                                     \
