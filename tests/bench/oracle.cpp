@@ -42,6 +42,7 @@ void run_side(int index, size_t micro, size_t room) {
     networks::Subject s(network, work[index].side);
     bench::Batch batch(work[index].samples, work[index].side, 10);
     policy.micro_batch = micro;
+    policy.keep_chunks = MT_KEEP_NEVER; /* both sides in the same memory */
     options.policy = &policy;
     if (room) networks::Subject::set_budget(room);
     mt_trainer *trainer = s.trainer(&options);
