@@ -12,8 +12,9 @@
 #include <string.h>
 
 #define WORTH_IT 0.98 /* a gain below 2 % is noise */
-#define FIRST_RUN 0.9 /* the first run of a shape pays for its set-up: expect less next time */
-#define BEYOND 0.9    /* time grows as samples^0.9 where nothing was measured: larger is better */
+#define FIRST_RUN 0.9 /* the first run of a size pays for its set-up: expect less next time, ... */
+#define MOST_SET_UP 0.4 /* ... as much less as other sizes have shown, up to this */
+#define BEYOND 0.9      /* time grows as samples^0.9 where nothing was measured: larger is better */
 
 /* Index of the first entry of at least so many samples. */
 static size_t position(const mt__timings *t, size_t samples) {
@@ -22,11 +23,17 @@ static size_t position(const mt__timings *t, size_t samples) {
     return i;
 }
 
+/* Of a second run, compared with the first. */
+static void note_set_up(mt__timings *t, double share) {
+    t->set_up = fmax(MOST_SET_UP, t->set_up > 0 ? fmin(t->set_up, share) : share);
+}
+
 void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     mt__timing *e = timings->entry;
     size_t i = position(timings, samples);
     if (!(seconds > 0) || samples == 0) return;
     if (i < timings->count && e[i].samples == samples) {
+        if (e[i].runs == 1) note_set_up(timings, seconds / e[i].seconds);
         e[i].seconds = fmin(e[i].seconds, seconds);
         e[i].runs = 2;
         return;
@@ -43,23 +50,29 @@ double mt__measured_seconds(const mt__timings *timings, size_t samples) {
     return found ? timings->entry[i].seconds : 0;
 }
 
-static double expected(const mt__timing *t) {
-    return t->runs == 1 ? FIRST_RUN * t->seconds : t->seconds;
+static double expected(const mt__timings *all, const mt__timing *t) {
+    double share = all->set_up > 0 ? fmin(all->set_up, FIRST_RUN) : FIRST_RUN;
+    return t->runs == 1 ? share * t->seconds : t->seconds;
 }
 
-static double power_law(const mt__timing *t, size_t samples) {
-    return expected(t) * pow((double)samples / (double)t->samples, BEYOND);
+static double power_law(const mt__timings *all, const mt__timing *t, size_t samples) {
+    return expected(all, t) * pow((double)samples / (double)t->samples, BEYOND);
 }
 
 double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     const mt__timing *e = timings->entry;
     size_t i = position(timings, samples);
     if (timings->count == 0) return 0;
-    if (i == timings->count) return power_law(&e[i - 1], samples);
-    if (e[i].samples == samples) return expected(&e[i]);
-    if (i == 0) return power_law(&e[0], samples);
+    if (i == timings->count) return power_law(timings, &e[i - 1], samples);
+    if (e[i].samples == samples) return expected(timings, &e[i]);
+    if (i == 0) return power_law(timings, &e[0], samples);
     double share = (double)(samples - e[i - 1].samples) / (double)(e[i].samples - e[i - 1].samples);
-    return expected(&e[i - 1]) + share * (expected(&e[i]) - expected(&e[i - 1]));
+    double line = expected(timings, &e[i - 1]) +
+                  share * (expected(timings, &e[i]) - expected(timings, &e[i - 1]));
+    /* An upper end that is slower a sample lies beyond a cliff: a line to it would hide what is before. */
+    double upper = expected(timings, &e[i]) / (double)e[i].samples;
+    double lower = expected(timings, &e[i - 1]) / (double)e[i - 1].samples;
+    return upper > lower ? fmin(line, power_law(timings, &e[i - 1], samples)) : line;
 }
 
 double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chunks) {

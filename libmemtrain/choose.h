@@ -19,6 +19,8 @@ typedef struct mt__timing {
 typedef struct mt__timings {
     mt__timing entry[MT__TIMINGS];
     size_t count;
+    double
+        set_up; /* share of its first run that a size takes later, the least seen; 0: none seen */
 } mt__timings;
 
 /* Notes that a chunk of so many samples took so long. Sizes past the table are not kept. */

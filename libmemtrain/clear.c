@@ -13,7 +13,7 @@ const char *mt_clear_reason_name(mt_clear_reason reason) {
 
 /* Whether cached bytes stand in the way, or the allocator had to clear by itself. */
 static int has_evidence(const mt_policy *p, const mt_memory *m, size_t predicted, int changed) {
-    size_t cached = m->reserved_bytes - mt__min(m->reserved_bytes, m->allocated_bytes);
+    size_t cached = mt__cached(m);
     if (!cached || !m->budget_bytes) return 0;
     if (predicted && mt__add(predicted, cached) > m->budget_bytes) return 1;
     if (m->alloc_retries > p->last_alloc_retries) return 1;
@@ -33,8 +33,6 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
         policy->has_mode && (policy->last_mode != mode || policy->last_shape != policy->shape);
     int evidence = has_evidence(policy, memory, predicted_peak_bytes, changed);
     uint64_t calls = policy->calls[mode]++;
-    /* A step that failed before it was planned again is over. */
-    policy->replanning = policy->same_step = 0;
     policy->has_mode = 1;
     policy->last_mode = mode;
     policy->last_shape = policy->shape;

@@ -3,36 +3,88 @@
  */
 #include "curve.h"
 
-enum { FORGOTTEN_AFTER = 64 };
+#include <math.h>
+
+enum { FORGOTTEN_AFTER = 64, TOLERANCE = 1024 };
 
 mt__curve *mt__curve_new(const mt__kind *kind) {
     mt__curve *c = mt__alloc(1, sizeof *c);
     if (!c) return NULL;
     c->kind = *kind;
-    if (mt_recording_new(&c->recording[0]) == MT_OK && mt_recording_new(&c->recording[1]) == MT_OK)
-        return c;
+    if (mt_recording_new(&c->first) == MT_OK && mt_recording_new(&c->recording) == MT_OK) return c;
     mt__curve_free(c);
     return NULL;
 }
 
 void mt__curve_free(mt__curve *curve) {
     if (!curve) return;
-    mt_recording_free(curve->recording[0]);
-    mt_recording_free(curve->recording[1]);
-    mt_memory_model_free(curve->model);
+    mt_recording_free(curve->first);
+    mt_recording_free(curve->recording);
+    for (size_t i = 0; i < curve->ranges; i++)
+        for (int keep = 0; keep < 2; keep++) mt_memory_model_free(curve->range[i].model[keep]);
     mt__free(curve);
 }
 
 /* ---- prediction -------------------------------------------------------------------------------- */
 
-size_t mt__curve_predict(const mt__curve *c, size_t samples) {
-    if (c->model)
-        return mt__add(mt_memory_model_peak(c->model, samples),
-                       mt__add(mt_memory_model_margin(c->model), c->residual));
-    if (!c->bound_samples) return 0;
-    if (samples <= c->bound_samples) return mt__add(c->bound_peak, c->residual);
-    double proportional = (double)c->bound_peak * (double)samples / (double)c->bound_samples;
-    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, c->residual);
+/* Index of the range of so many samples; there is one. */
+static size_t range_of(const mt__curve *c, size_t samples) {
+    size_t i = c->ranges - 1;
+    while (i > 0 && samples < c->range[i].from) i--;
+    return i;
+}
+
+/* The range whose model a range uses: its own, but while there is only one recording of it. */
+static size_t modelled(const mt__curve *c, size_t range) {
+    return range - (range > 0 && !c->range[range].model[0]);
+}
+
+int mt__curve_is_recorded(const mt__curve *c, int keep) {
+    return c->ranges && c->range[modelled(c, c->ranges - 1)].model[keep];
+}
+
+static size_t scaled(double scale, size_t bytes) {
+    double product = scale * (double)bytes;
+    if (scale == 1) return bytes;
+    return product > 9e18 ? SIZE_MAX : (size_t)product + 1;
+}
+
+/* What the recordings say, which there are. */
+static size_t recorded_peak(const mt__curve *c, int keep, size_t samples) {
+    size_t range = range_of(c, samples);
+    const mt_memory_model *model = c->range[modelled(c, range)].model[keep];
+    size_t bytes = mt__add(mt_memory_model_peak(model, samples), mt_memory_model_margin(model));
+    return scaled(c->range[range].scale, bytes);
+}
+
+/* The largest bytes that scaled() leaves within room. */
+static size_t below_quotient(size_t room, double scale) {
+    size_t bytes = (size_t)fmin((double)room / scale, 9e18);
+    while (bytes > 0 && scaled(scale, bytes) > room) bytes--;
+    return bytes;
+}
+
+/* The largest size of a range, or of those below, that fits into room. */
+static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
+    size_t below = SIZE_MAX; /* where the next range begins */
+    for (size_t i = c->ranges; i-- > 0; below = c->range[i].from) {
+        const mt_memory_model *model = c->range[modelled(c, i)].model[keep];
+        double scale = c->range[i].scale;
+        size_t own = scale == 1 ? room : below_quotient(room, scale);
+        size_t m = mt__min(mt_memory_model_largest(model, own), below - (below < SIZE_MAX));
+        if (i == 0 || m >= c->range[i].from) return m;
+    }
+    return SIZE_MAX;
+}
+
+size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
+    const mt__evidence *e = &c->evidence[keep];
+    if (mt__curve_is_recorded(c, keep))
+        return mt__add(recorded_peak(c, keep, samples), e->residual);
+    if (!e->bound_samples) return 0;
+    if (samples <= e->bound_samples) return mt__add(e->bound_peak, e->residual);
+    double proportional = (double)e->bound_peak * (double)samples / (double)e->bound_samples;
+    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, e->residual);
 }
 
 size_t mt__smaller(size_t chunk) {
@@ -43,69 +95,152 @@ size_t mt__smaller(size_t chunk) {
  * The largest size that may be tried after one that did not fit: where the prediction was compared
  * with a budget it has been corrected and says more, else there is nothing to go by.
  */
-static size_t next_below(const mt__curve *c) {
-    int is_known = mt__curve_predict(c, 1) > 0 && c->failed_room < SIZE_MAX;
-    return is_known ? c->failed_chunk - 1 : mt__smaller(c->failed_chunk);
+static size_t next_below(const mt__curve *c, int keep) {
+    const mt__evidence *e = &c->evidence[keep];
+    int is_known = mt__curve_predict(c, keep, 1) > 0 && e->failed_room < SIZE_MAX;
+    return is_known ? e->failed_chunk - 1 : mt__smaller(e->failed_chunk);
 }
 
-size_t mt__curve_largest(const mt__curve *c, size_t room) {
-    size_t left = room - mt__min(room, c->residual);
+size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
+    const mt__evidence *e = &c->evidence[keep];
+    size_t left = room - mt__min(room, e->residual);
     size_t m = SIZE_MAX;
-    if (c->model)
-        m = mt_memory_model_largest(c->model, left);
-    else if (c->bound_samples && left < c->bound_peak)
+    if (mt__curve_is_recorded(c, keep))
+        m = recorded_largest(c, keep, left);
+    else if (e->bound_samples && left < e->bound_peak)
         m = 0;
-    else if (c->bound_samples)
-        m = (size_t)((double)left / (double)c->bound_peak * (double)c->bound_samples);
-    if (c->failed_chunk && room <= c->failed_room) m = mt__min(m, next_below(c));
+    else if (e->bound_samples)
+        m = (size_t)((double)left / (double)e->bound_peak * (double)e->bound_samples);
+    if (e->failed_chunk && room <= e->failed_room) m = mt__min(m, next_below(c, keep));
     return m;
 }
 
+/* Of the sizes for which two recordings speak. */
 int mt__curve_rules_out(const mt__curve *c, size_t samples, size_t room) {
-    return c->recorded == 2 && !c->failed_chunk && mt_memory_model_peak(c->model, samples) > room;
+    if (!c->ranges || (c->ranges == 1 && c->has_first) || c->evidence[0].failed_chunk) return 0;
+    const mt__range *range = &c->range[range_of(c, samples)];
+    return range->model[0] && mt_memory_model_peak(range->model[0], samples) > room;
 }
 
 /* ---- recordings -------------------------------------------------------------------------------- */
 
-mt_recording *mt__curve_record(mt__curve *c, size_t samples) {
-    c->filling = 0;
-    if (c->recorded == 2) return NULL;
-    if (c->recorded == 1 && c->recording[0]->samples == samples) return NULL;
-    mt__recording_restart(c->recording[c->recorded], samples);
-    c->filling = 1;
-    return c->recording[c->recorded];
+/* Whether recordings of smaller and of larger chunks of the same range say what this one needs. */
+static int is_covered(const mt__curve *c, size_t samples) {
+    if (!c->ranges) return 0;
+    if (c->has_first && c->first->samples == samples) return 1;
+    if (c->has_first && c->ranges == 1) return 0;
+    return samples <= c->range[range_of(c, samples)].top;
 }
 
-/* The smaller of two recordings comes first. */
-static void sort_recordings(mt__curve *c) {
-    mt_recording **r = c->recording;
-    if (c->recorded < 2 || r[0]->samples < r[1]->samples) return;
-    mt_recording *larger = r[0];
-    r[0] = r[1];
-    r[1] = larger;
+mt_recording *mt__curve_record(mt__curve *c, size_t samples) {
+    c->filling = !is_covered(c, samples);
+    if (c->filling) mt__recording_restart(c->recording, samples);
+    return c->filling ? c->recording : NULL;
+}
+
+static void free_models(mt_memory_model *model[2]) {
+    for (int keep = 0; keep < 2; keep++) {
+        mt_memory_model_free(model[keep]);
+        model[keep] = NULL;
+    }
+}
+
+/* Both models. Where no gradient was seen to be handed over, that of chunks apart is not known. */
+static mt_status make_models(const mt_recording *small, const mt_recording *large,
+                             mt_memory_model *model[2]) {
+    mt_status status = mt__memory_model_new(small, large, 0, &model[0]);
+    if (status == MT_OK && small->handed_over)
+        status = mt__memory_model_new(small, large, 1, &model[1]);
+    if (status != MT_OK) {
+        mt_log(MT_LOG_WARNING, "a recording is dropped: %s", mt_last_error());
+        free_models(model);
+    }
+    return status;
+}
+
+/* Keeps what was recorded until there is another size. */
+static void keep_recording(mt__curve *c) {
+    mt_recording *other = c->first;
+    c->first = c->recording;
+    c->recording = other;
+    c->has_first = 1;
+}
+
+static void start_over(mt__curve *c) {
+    c->evidence[0].residual = c->evidence[1].residual = 0;
+}
+
+/* The newest range has come to its second recording. */
+static void take_second(mt__curve *c) {
+    mt_memory_model *model[2] = {NULL, NULL};
+    mt__range *range = &c->range[c->ranges - 1];
+    int is_larger = c->recording->samples > c->first->samples;
+    const mt_recording *small = is_larger ? c->first : c->recording;
+    const mt_recording *large = is_larger ? c->recording : c->first;
+    if (make_models(small, large, model) != MT_OK) return;
+    free_models(range->model);
+    *range = (mt__range){small->samples, large->samples, {model[0], model[1]}, 1};
+    c->has_first = 0;
+    start_over(c);
+}
+
+/* The first recording of all: every size is proportional to it. */
+static void take_first(mt__curve *c) {
+    mt_memory_model *model[2] = {NULL, NULL};
+    size_t samples = c->recording->samples;
+    if (make_models(c->recording, NULL, model) != MT_OK) return;
+    c->range[0] = (mt__range){samples, samples, {model[0], model[1]}, 1};
+    c->ranges = 1;
+    keep_recording(c);
+    start_over(c);
+}
+
+/* Whether the model of the range that a recording falls in has predicted its peak. */
+static int bears_out(const mt__curve *c, const mt_recording *recording) {
+    size_t peak = mt__recording_peak(recording, 0);
+    size_t predicted = recorded_peak(c, 0, recording->samples);
+    size_t error = peak > predicted ? peak - predicted : predicted - peak;
+    return error <= predicted / TOLERANCE;
+}
+
+/* Kernels have changed above the ranges that there are. */
+static void begin_range(mt__curve *c) {
+    size_t samples = c->recording->samples;
+    double peak = (double)mt__recording_peak(c->recording, 0);
+    if (c->ranges == MT__RANGES) return;
+    double scale = peak / (double)recorded_peak(c, 0, samples);
+    c->range[c->ranges++] = (mt__range){samples, samples, {NULL, NULL}, scale};
+    keep_recording(c);
+    start_over(c);
+}
+
+/* A size between two ranges or above them all belongs to the one below if that has predicted it. */
+static void take_other(mt__curve *c, size_t range) {
+    size_t samples = c->recording->samples;
+    if (bears_out(c, c->recording))
+        c->range[range].top = samples;
+    else if (range + 1 == c->ranges)
+        begin_range(c);
+    else if (c->has_first && range + 2 == c->ranges)
+        take_second(c);
+    else
+        c->range[range + 1].from = samples;
 }
 
 /*
- * Builds the model anew after a recording. One that is empty, or that host memory has no room for,
- * is dropped: the next chunk will be recorded instead.
+ * One that is empty, or that host memory has no room for, is dropped: the next chunk will be recorded
+ * instead. So is one of gradients apart that does not tell which blocks they are.
  */
-static void take_recording(mt__curve *c) {
-    mt_recording *first = c->recording[0], *last = c->recording[c->recorded];
-    mt_memory_model *model;
-    if (last->incomplete || last->allocations == 0) return;
-    if (c->recorded == 1 && first->samples > last->samples) {
-        first = last;
-        last = c->recording[0];
-    }
-    if (mt_memory_model_new(first, c->recorded ? last : NULL, &model) != MT_OK) {
-        mt_log(MT_LOG_WARNING, "a recording is dropped: %s", mt_last_error());
-        return;
-    }
-    mt_memory_model_free(c->model);
-    c->model = model;
-    c->recorded++;
-    c->residual = 0;
-    sort_recordings(c);
+static void take_recording(mt__curve *c, int keep) {
+    mt_recording *last = c->recording;
+    if (last->incomplete || last->allocations == 0 || (keep && !last->handed_over)) return;
+    size_t range = c->ranges ? range_of(c, last->samples) : 0;
+    if (!c->ranges)
+        take_first(c);
+    else if (c->has_first && range + 1 == c->ranges)
+        take_second(c);
+    else
+        take_other(c, range);
 }
 
 /* ---- corrections ------------------------------------------------------------------------------- */
@@ -114,44 +249,47 @@ static void take_recording(mt__curve *c) {
  * A correction that measured peaks do not bear out came from something that passed: it fades by a
  * sixteenth a chunk, so that one refusal without evidence does not keep chunks small for ever.
  */
-static void forget_slowly(mt__curve *c, size_t samples, size_t peak) {
-    if (!c->residual || peak > mt__curve_predict(c, samples) - c->residual) return;
-    c->residual -= mt__ceil_div(c->residual, 16);
-    if (!c->residual) c->failed_chunk = 0;
+static void forget_slowly(mt__evidence *e, size_t predicted, size_t peak) {
+    if (!e->residual || peak > predicted - e->residual) return;
+    e->residual -= mt__ceil_div(e->residual, 16);
+    if (!e->residual) e->failed_chunk = 0;
 }
 
-void mt__curve_learn(mt__curve *c, size_t samples, size_t peak) {
-    if (c->filling) take_recording(c);
+void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
+    mt__evidence *e = &c->evidence[keep];
+    if (c->filling) take_recording(c, keep);
     c->filling = 0;
     c->has_run = 1;
     if (!peak) return;
-    if (c->model) {
-        size_t predicted = mt__curve_predict(c, samples);
+    if (mt__curve_is_recorded(c, keep)) {
+        size_t predicted = mt__curve_predict(c, keep, samples);
         if (peak > predicted)
-            c->residual += peak - predicted;
+            e->residual += peak - predicted;
         else
-            forget_slowly(c, samples, peak);
-    } else if (samples > c->bound_samples ||
-               (samples == c->bound_samples && peak > c->bound_peak)) {
-        c->bound_samples = samples;
-        c->bound_peak = peak;
+            forget_slowly(e, predicted, peak);
+    } else if (samples > e->bound_samples ||
+               (samples == e->bound_samples && peak > e->bound_peak)) {
+        e->bound_samples = samples;
+        e->bound_peak = peak;
     }
 }
 
 /* Doubling bounds the number of corrections when the model is far off. */
-void mt__curve_fail(mt__curve *c, size_t samples, size_t room) {
-    size_t predicted = mt__curve_predict(c, samples);
-    c->failed_chunk = samples;
-    c->failed_room = room;
+void mt__curve_fail(mt__curve *c, int keep, size_t samples, size_t room) {
+    mt__evidence *e = &c->evidence[keep];
+    size_t predicted = mt__curve_predict(c, keep, samples);
+    e->failed_chunk = samples;
+    e->failed_room = room;
     if (predicted && predicted <= room && room < SIZE_MAX)
-        c->residual = mt__add(c->residual, mt__max(c->residual, room + 1 - predicted));
+        e->residual = mt__add(e->residual, mt__max(e->residual, room + 1 - predicted));
 }
 
-int mt__curve_has_failed(mt__curve *c, size_t samples, size_t room) {
-    if (!c->failed_chunk || samples < c->failed_chunk || room > c->failed_room) return 0;
-    if (++c->refusals < FORGOTTEN_AFTER) return 1;
-    c->refusals = 0;
-    c->failed_chunk = 0;
+int mt__curve_has_failed(mt__curve *c, int keep, size_t samples, size_t room) {
+    mt__evidence *e = &c->evidence[keep];
+    if (!e->failed_chunk || samples < e->failed_chunk || room > e->failed_room) return 0;
+    if (++e->refusals < FORGOTTEN_AFTER) return 1;
+    e->refusals = 0;
+    e->failed_chunk = 0;
     return 0;
 }
 

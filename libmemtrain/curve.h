@@ -1,8 +1,9 @@
 /*
  * curve.h - what is known of one kind of chunk: recordings, predicted peaks, times.
  *
- * A kind is a mode, an input shape, the rungs that are on, and whether gradients are kept apart. Pure
- * functions over a value; policy.c says when.
+ * A kind is a mode, an input shape, and the rungs that are on. Its chunks run in one of two ways,
+ * gradients in place or apart (keep: a second set, so that a chunk can be taken back alone), whose
+ * peaks differ and are both known from one recording. Pure functions over a value; policy.c says when.
  */
 #ifndef MT_CURVE_H
 #define MT_CURVE_H
@@ -10,13 +11,12 @@
 #include "choose.h"
 #include "recording.h"
 
-enum { MT__SEEN = 8 };
+enum { MT__SEEN = 8, MT__RANGES = 4 };
 
 typedef struct mt__kind {
     mt_mode mode;
     uint64_t shape;
     unsigned rungs; /* MT_RUNG_BITs */
-    int keep;       /* gradients of the chunk are a second set */
 } mt__kind;
 
 /* The last plan for a batch size, to tell why the next one differs. */
@@ -27,21 +27,38 @@ typedef struct mt__seen {
     mt_plan_reason reason;
 } mt__seen;
 
-typedef struct mt__curve {
-    mt__kind kind;
-    uint64_t used; /* when it was last asked for, in plans */
-    mt_recording *recording[2];
-    size_t recorded;                  /* complete recordings, 0 to 2 */
-    int filling;                      /* the next recording is being filled */
-    mt_memory_model *model;           /* from the recordings */
-    size_t bound_peak, bound_samples; /* without recordings: measured peak of the largest chunk */
+/*
+ * Sizes that use the same kernels, as far as recordings have shown; the ranges of a curve follow one
+ * another, and a size between two of them is taken to be of the lower one.
+ */
+typedef struct mt__range {
+    size_t from, top;          /* sizes that have been recorded, the smallest and the largest */
+    mt_memory_model *model[2]; /* by keep; NULL: that of the range below, times scale */
+    double scale;
+} mt__range;
+
+/* What corrects the predictions of chunks that run one way, or stands in for them. */
+typedef struct mt__evidence {
+    size_t bound_peak, bound_samples; /* measured peak of the largest chunk */
     size_t residual;                  /* bytes by which the prediction was seen to be too low */
     size_t failed_chunk;              /* a size that did not fit ... */
     size_t failed_room;               /* ... into this many bytes */
     unsigned refusals;                /* answers of mt__curve_has_failed since then */
+} mt__evidence;
+
+typedef struct mt__curve {
+    mt__kind kind;
+    uint64_t used;           /* when it was last asked for, in plans */
+    mt_recording *first;     /* of the newest range, while that is its only one */
+    mt_recording *recording; /* to be filled next */
+    int has_first;           /* first is there, and waits for another size */
+    int filling;             /* recording is being filled */
+    mt__range range[MT__RANGES];
+    size_t ranges;
+    mt__evidence evidence[2]; /* by keep */
     mt__timings timings;
-    int has_run;    /* a chunk went through: two sizes are recorded before that, or never */
-    int has_spread; /* the plan that measures several sizes has been given */
+    int has_run;   /* a chunk went through: two sizes are recorded before that, or never */
+    int has_begun; /* the plan that measures two sizes has been given */
     mt__seen seen[MT__SEEN];
     size_t next_seen;
 } mt__curve;
@@ -50,29 +67,35 @@ typedef struct mt__curve {
 mt__curve *mt__curve_new(const mt__kind *kind);
 void mt__curve_free(mt__curve *curve); /* NULL is a no-op */
 
+/* Whether recordings tell the peaks of chunks that run this way. */
+int mt__curve_is_recorded(const mt__curve *curve, int keep);
+
 /* Whether bytes are predicted, and how many above the start, corrections included; 0: not known. */
-size_t mt__curve_predict(const mt__curve *curve, size_t samples);
+size_t mt__curve_predict(const mt__curve *curve, int keep, size_t samples);
 
 /* Largest chunk that is predicted to fit into room; SIZE_MAX when nothing is known. */
-size_t mt__curve_largest(const mt__curve *curve, size_t room);
+size_t mt__curve_largest(const mt__curve *curve, int keep, size_t room);
 
 /* Whether it is known, exactly and not by a guess, that so many samples do not fit into room. */
 int mt__curve_rules_out(const mt__curve *curve, size_t samples, size_t room);
 
-/* The recording to fill while a chunk of that many samples runs, or NULL. */
+/*
+ * The recording to fill while a chunk of that many samples runs, or NULL: of two sizes at the start,
+ * and of each size beyond those recorded, since larger chunks may take other kernels.
+ */
 mt_recording *mt__curve_record(mt__curve *curve, size_t samples);
 
 /* A chunk went through and peaked so many bytes above its start (0: not known). */
-void mt__curve_learn(mt__curve *curve, size_t samples, size_t peak);
+void mt__curve_learn(mt__curve *curve, int keep, size_t samples, size_t peak);
 
 /* A chunk did not fit into room (SIZE_MAX: of a size not known): the prediction will say so. */
-void mt__curve_fail(mt__curve *curve, size_t samples, size_t room);
+void mt__curve_fail(mt__curve *curve, int keep, size_t samples, size_t room);
 
 /*
  * Whether so many samples have failed in no more room than this. Such a memory lasts for a number of
  * questions, since what took the room may have passed.
  */
-int mt__curve_has_failed(mt__curve *curve, size_t samples, size_t room);
+int mt__curve_has_failed(mt__curve *curve, int keep, size_t samples, size_t room);
 
 /* The next size to try where nothing predicts one: two thirds, as candidates are spaced. */
 size_t mt__smaller(size_t chunk);

@@ -29,6 +29,9 @@ mt_status mt__plan_append(mt_plan *plan, size_t samples, size_t chunks);
 /* The smallest chunk that options and backend allow; a batch that is smaller is one chunk. */
 size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info);
 
+/* The next plan is for another step, also if the last one failed before it was planned again. */
+void mt__policy_begin_step(mt_policy *policy);
+
 /* Whether the chunks of the next step are given; such chunks have their gradients in place. */
 void mt__policy_forced(mt_policy *policy, int forced);
 

@@ -116,15 +116,15 @@ static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samp
 /* Whether what is known of these rungs says that they fit, and not that they are slower. */
 static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
                      const mt_memory *memory) {
-    const mt__curve *there = mt__policy_find_curve(p, MT_TRAIN, rungs, 0);
-    const mt__curve *here = mt__policy_find_curve(p, MT_TRAIN, p->rungs, 0);
+    const mt__curve *there = mt__policy_find_curve(p, MT_TRAIN, rungs);
+    const mt__curve *here = mt__policy_find_curve(p, MT_TRAIN, p->rungs);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     size_t wanted = cut_samples(samples, cuts);
-    if (!there || mt__curve_largest(there, room) < mt__policy_least(p, wanted)) return 0;
+    if (!there || mt__curve_largest(there, 0, room) < mt__policy_least(p, wanted)) return 0;
     if (!here) return 1;
-    double then = sample_seconds(p, there, wanted, mt__curve_largest(there, room));
+    double then = sample_seconds(p, there, wanted, mt__curve_largest(there, 0, room));
     double now =
-        sample_seconds(p, here, mt__ladder_samples(p, samples), mt__curve_largest(here, room));
+        sample_seconds(p, here, mt__ladder_samples(p, samples), mt__curve_largest(here, 0, room));
     return then == 0 || now == 0 || then <= now;
 }
 
@@ -135,8 +135,8 @@ static int crosses_device(const mt_policy *p, unsigned rungs) {
 /* The room on the accelerator is not known from the CPU: after a long time it is simply tried. */
 static int try_device(mt_policy *p, unsigned rungs) {
     if (p->steps_here < DEVICE_PATIENCE * p->patience) return 0;
-    mt__curve *c = mt__policy_find_curve(p, MT_TRAIN, rungs, 0);
-    if (c) c->failed_chunk = 0;
+    mt__curve *c = mt__policy_find_curve(p, MT_TRAIN, rungs);
+    if (c) c->evidence[0].failed_chunk = 0;
     return 1;
 }
 

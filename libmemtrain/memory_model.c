@@ -63,16 +63,6 @@ static int pair_cost(size_t a, size_t c, size_t m1, size_t m2) {
     return c > a && (double)c < proportional ? 1 : 2 * GAP_COST + 1;
 }
 
-/* Whether the sequences have the same events in the same order. */
-static int same_shape(const mt_recording *a, const mt_recording *b) {
-    if (a->count != b->count) return 0;
-    for (size_t i = 0; i < a->count; i++)
-        if (a->events[i].partner != b->events[i].partner ||
-            !a->events[i].bytes != !b->events[i].bytes)
-            return 0;
-    return 1;
-}
-
 /* State of the banded dynamic programme: row i, columns i - below .. i + above. */
 typedef struct band {
     size_t below, width;
@@ -143,7 +133,7 @@ static int align(const sequence *s, const sequence *l, ptrdiff_t *partner) {
 
 /* Writes for the i-th allocation of l the index of its partner in s, or UNPAIRED. */
 static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
-    if (!same_shape(s->recording, l->recording)) return align(s, l, partner);
+    if (!mt__same_shape(s->recording, l->recording)) return align(s, l, partner);
     for (size_t i = 0; i < l->count; i++) partner[i] = (ptrdiff_t)i;
     return 1;
 }
@@ -163,15 +153,28 @@ static size_t unpaired_bytes(const sequence *s, const sequence *l, const ptrdiff
 
 /* ---- the envelope ------------------------------------------------------------------------------ */
 
+/* Order among the allocations, whose events ascend, of one of them. */
+static size_t order_of(const sequence *s, size_t event) {
+    size_t low = 0, high = s->count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (s->events[middle] <= event)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* Bytes live after each allocation, as lines in m; the events are those of the larger chunk. */
-static size_t collect(const sequence *s, const sequence *l, const ptrdiff_t *partner, line *out) {
+static size_t collect(const sequence *s, const sequence *l, const ptrdiff_t *partner, int apart,
+                      line *out) {
     const mt_recording *r = l->recording;
     line now = {0, 0};
     line *sizes = out + l->count; /* size of each allocation, by its order */
     size_t allocation = 0;
-    size_t *order = l->events; /* ascending, so a binary search finds an event's order */
     for (size_t e = 0; e < r->count; e++) {
-        if (r->events[e].bytes) {
+        if (r->events[e].what == MT__TAKEN) {
             int64_t large = (int64_t)r->events[e].bytes;
             ptrdiff_t p = partner[allocation];
             int64_t small = p == UNPAIRED ? large : (int64_t)bytes_at(s, (size_t)p);
@@ -179,17 +182,10 @@ static size_t collect(const sequence *s, const sequence *l, const ptrdiff_t *par
             now.start += small;
             now.rise += large - small;
             out[allocation++] = now;
-        } else {
-            size_t low = 0, high = l->count, event = r->events[e].partner;
-            while (high - low > 1) {
-                size_t middle = low + (high - low) / 2;
-                if (order[middle] <= event)
-                    low = middle;
-                else
-                    high = middle;
-            }
-            now.start -= sizes[low].start;
-            now.rise -= sizes[low].rise;
+        } else if (mt__ends_life(r, &r->events[e], apart)) {
+            size_t dead = order_of(l, r->events[e].partner);
+            now.start -= sizes[dead].start;
+            now.rise -= sizes[dead].rise;
         }
     }
     return allocation;
@@ -248,13 +244,13 @@ static mt_status finish(const line *lines, size_t count, size_t from, size_t run
 }
 
 /* Every size proportional above the recorded one, constant below it. */
-static mt_status from_one(const mt_recording *r, mt_memory_model **out) {
-    int64_t peak = (int64_t)r->peak_bytes;
+static mt_status from_one(const mt_recording *r, int apart, mt_memory_model **out) {
+    int64_t peak = (int64_t)mt__recording_peak(r, apart);
     const line lines[2] = {{peak, 0}, {peak, peak}};
     return finish(lines, 2, r->samples, r->samples, 0, out);
 }
 
-static mt_status from_two(const mt_recording *small, const mt_recording *large,
+static mt_status from_two(const mt_recording *small, const mt_recording *large, int apart,
                           mt_memory_model **out) {
     sequence s = {NULL, NULL, 0}, l = {NULL, NULL, 0};
     mt_status status = MT_ENOMEM;
@@ -262,7 +258,7 @@ static mt_status from_two(const mt_recording *small, const mt_recording *large,
     line *lines = mt__alloc(2 * large->allocations, sizeof *lines);
     if (partner && lines && list_allocations(small, &s) && list_allocations(large, &l) &&
         pair_up(&s, &l, partner)) {
-        size_t count = envelope(lines, collect(&s, &l, partner, lines));
+        size_t count = envelope(lines, collect(&s, &l, partner, apart, lines));
         status = finish(lines, count, small->samples, large->samples - small->samples,
                         unpaired_bytes(&s, &l, partner), out);
     } else {
@@ -284,6 +280,11 @@ static mt_status check_recording(const mt_recording *r, const char *name) {
     return MT_OK;
 }
 
+mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
+                               mt_memory_model **out) {
+    return large ? from_two(small, large, apart, out) : from_one(small, apart, out);
+}
+
 mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *large,
                               mt_memory_model **out) {
     MT__CHECK(out, "mt_memory_model_new: out is NULL");
@@ -291,12 +292,11 @@ mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *lar
     mt_status status = check_recording(small, "small");
     if (status == MT_OK && large) status = check_recording(large, "large");
     if (status != MT_OK) return status;
-    if (!large) return from_one(small, out);
     MT__CHECK(
-        small->samples < large->samples,
+        !large || small->samples < large->samples,
         "mt_memory_model_new: 'small' is of %zu samples and 'large' of %zu; large must be larger",
         small->samples, large->samples);
-    return from_two(small, large, out);
+    return mt__memory_model_new(small, large, 0, out);
 }
 
 void mt_memory_model_free(mt_memory_model *model) {

@@ -8,7 +8,13 @@
 
 #include <string.h>
 
-enum { WARY_STEPS = 64, DEFAULT_RETRIES = 16, FIRST_RECORDED = 2, LEAST_NORMALISED = 8 };
+enum {
+    WARY_STEPS = 64,
+    DEFAULT_RETRIES = 16,
+    FIRST_RECORDED = 2,
+    LEAST_NORMALISED = 8,
+    SPARE_SHARE = 20
+};
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
@@ -65,7 +71,7 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
     if (info) mt__copy_versioned(&p->info, sizeof p->info, info, info->size);
     if (!p->options.max_retries) p->options.max_retries = DEFAULT_RETRIES;
     /* Made now, so that a policy that could be made can also plan. */
-    if (!mt__policy_curve(p, MT_TRAIN, 0, 0) || !mt__policy_curve(p, MT_EVALUATE, 0, 0) ||
+    if (!mt__policy_curve(p, MT_TRAIN, 0) || !mt__policy_curve(p, MT_EVALUATE, 0) ||
         !mt__handle_add(p, MT__KIND_POLICY)) {
         destroy(p);
         return mt_set_error(MT_ENOMEM, "mt_policy_new: out of host memory");
@@ -81,17 +87,17 @@ void mt_policy_free(mt_policy *policy) {
 /* ---- curves ------------------------------------------------------------------------------------ */
 
 /* A smaller batch changes no chunk, so it is no kind of its own. */
-static mt__kind kind_of(const mt_policy *p, mt_mode mode, unsigned rungs, int keep) {
+static mt__kind kind_of(const mt_policy *p, mt_mode mode, unsigned rungs) {
     rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-    return (mt__kind){mode, p->shape, rungs, keep};
+    return (mt__kind){mode, p->shape, rungs};
 }
 
 static int same_kind(const mt__kind *a, const mt__kind *b) {
-    return a->mode == b->mode && a->shape == b->shape && a->rungs == b->rungs && a->keep == b->keep;
+    return a->mode == b->mode && a->shape == b->shape && a->rungs == b->rungs;
 }
 
-mt__curve *mt__policy_find_curve(const mt_policy *p, mt_mode mode, unsigned rungs, int keep) {
-    mt__kind kind = kind_of(p, mode, rungs, keep);
+mt__curve *mt__policy_find_curve(const mt_policy *p, mt_mode mode, unsigned rungs) {
+    mt__kind kind = kind_of(p, mode, rungs);
     for (size_t i = 0; i < MT__CURVES; i++)
         if (p->curves[i] && same_kind(&p->curves[i]->kind, &kind)) return p->curves[i];
     return NULL;
@@ -107,10 +113,10 @@ static mt__curve **place_for_curve(mt_policy *p) {
     return oldest;
 }
 
-mt__curve *mt__policy_curve(mt_policy *p, mt_mode mode, unsigned rungs, int keep) {
-    mt__curve *c = mt__policy_find_curve(p, mode, rungs, keep);
+mt__curve *mt__policy_curve(mt_policy *p, mt_mode mode, unsigned rungs) {
+    mt__curve *c = mt__policy_find_curve(p, mode, rungs);
     if (!c) {
-        mt__kind kind = kind_of(p, mode, rungs, keep);
+        mt__kind kind = kind_of(p, mode, rungs);
         mt__curve **place = place_for_curve(p);
         c = mt__curve_new(&kind);
         if (!c) return NULL;
@@ -121,14 +127,14 @@ mt__curve *mt__policy_curve(mt_policy *p, mt_mode mode, unsigned rungs, int keep
     return c;
 }
 
-/* The curve that sizes chunks: gradients in place. It is there once a plan was made. */
-static mt__curve *sizing_curve(mt_policy *p, mt_mode mode) {
-    return mt__policy_curve(p, mode, mt__ladder_rungs(p), 0);
+/* The curve of the chunks that run now. It is there once a plan was made. */
+static mt__curve *current_curve(mt_policy *p, mt_mode mode) {
+    return mt__policy_curve(p, mode, mt__ladder_rungs(p));
 }
 
-/* The curve of the chunks that run now. */
-static mt__curve *running_curve(mt_policy *p, mt_mode mode) {
-    return mt__policy_curve(p, mode, mt__ladder_rungs(p), mode == MT_TRAIN && p->keep);
+/* The way in which chunks run now: whether gradients are a second set. */
+static int keeps(const mt_policy *p, mt_mode mode) {
+    return mode == MT_TRAIN && p->keep;
 }
 
 mt_status mt_policy_select(mt_policy *policy, uint64_t shape) {
@@ -155,6 +161,14 @@ size_t mt__room(const mt_memory *memory) {
     return memory->budget_bytes - mt__min(memory->budget_bytes, memory->allocated_bytes);
 }
 
+size_t mt__cached(const mt_memory *memory) {
+    return memory->reserved_bytes - mt__min(memory->reserved_bytes, memory->allocated_bytes);
+}
+
+void mt__policy_begin_step(mt_policy *policy) {
+    policy->replanning = policy->same_step = 0;
+}
+
 void mt__policy_forced(mt_policy *policy, int forced) {
     if (forced) policy->keep = 0;
 }
@@ -172,7 +186,7 @@ unsigned mt__policy_rungs(const mt_policy *policy) {
 mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t samples) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || samples == 0)
         return NULL;
-    mt__curve *c = running_curve(policy, mode);
+    mt__curve *c = current_curve(policy, mode);
     if (!c) return NULL;
     c->filling = 0;
     return policy->options.micro_batch ? NULL : mt__curve_record(c, samples);
@@ -184,13 +198,12 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_observe: mode is %d", (int)mode);
     MT__CHECK(result, "mt_policy_observe: result is NULL");
     MT__CHECK(samples > 0, "mt_policy_observe: samples is 0");
-    mt__curve *runs = running_curve(policy, mode), *sizes = sizing_curve(policy, mode);
-    if (!runs || !sizes) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
+    mt__curve *c = current_curve(policy, mode);
+    if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
     size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
-    mt__curve_learn(runs, samples, peak);
-    sizes->has_run = 1;
+    mt__curve_learn(c, keeps(policy, mode), samples, peak);
     if (result->seconds > 0) policy->seconds += result->seconds;
-    if (!policy->options.deterministic) mt__timings_note(&sizes->timings, samples, result->seconds);
+    if (!policy->options.deterministic) mt__timings_note(&c->timings, samples, result->seconds);
     return MT_OK;
 }
 
@@ -200,7 +213,7 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
 static mt_plan_reason explain(mt_policy *p, mt__curve *c, size_t samples, size_t fewest,
                               size_t chunks) {
     mt__seen *s = mt__curve_find_seen(c, samples);
-    mt_plan_reason reason = MT_PLAN_START;
+    mt_plan_reason reason = chunks > fewest ? MT_PLAN_THROUGHPUT : MT_PLAN_START;
     if (p->replanning)
         reason = MT_PLAN_OOM;
     else if (s && fewest < s->fewest)
@@ -216,7 +229,7 @@ static mt_plan_reason explain(mt_policy *p, mt__curve *c, size_t samples, size_t
 
 static mt_status does_not_fit(const mt__curve *c, size_t samples, const mt_memory *memory) {
     char need[32], used[32], budget[32];
-    size_t bytes = mt__curve_predict(c, samples);
+    size_t bytes = mt__curve_predict(c, 0, samples);
     mt_format_size(bytes, need, sizeof need);
     mt_format_size(memory->allocated_bytes, used, sizeof used);
     mt_format_size(memory->budget_bytes, budget, sizeof budget);
@@ -252,7 +265,7 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
     size_t top = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
     if (p->step_cap) top = mt__min(top, p->step_cap);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
-    size_t fits = mt__curve_largest(c, room);
+    size_t fits = mt__curve_largest(c, 0, room);
     if (fits < least && memory->budget_bytes && mt__curve_rules_out(c, least, room))
         return does_not_fit(c, least, memory);
     size_t chunk = mt__max(least, mt__min(mt__min(fits, top), samples));
@@ -267,20 +280,27 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
 }
 
 /*
- * Cuts the first batch into sizes of several kinds, a quarter and a half of what fits and then all of
- * it, so that times are known from the second batch on. Returns whether there is room for that.
+ * Begins the first batch with the largest chunk in two halves, so that the times of two sizes are known,
+ * and other kernels of larger chunks are met below the limit. The rest of it, which is planned when they
+ * have run, can be cut as the batches to come will be. Returns whether there is room for that.
  */
-static int spread(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan) {
+static int begin_with_halves(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
-    size_t least = mt__policy_least(p, rest);
-    size_t first = mt__max(top / 4, smallest_worth(p, mode, top, least));
-    first = mt__max(first, FIRST_RECORDED); /* one sample takes other kernels */
-    if (top < 4 || 2 * first >= top || rest < 3 * first + least) return 0;
-    rest -= 3 * first;
-    size_t chunks = mt__ceil_div(rest, top); /* none below least, since top is above 2 * first */
-    if (mt__plan_append(plan, first, 1) != MT_OK) return 0;
-    if (mt__plan_append(plan, 2 * first, 1) != MT_OK) return 0;
-    return mt__plan_append(plan, rest, chunks) == MT_OK;
+    size_t least = mt__max(FIRST_RECORDED, mt__policy_least(p, rest)); /* one takes other kernels */
+    size_t halves = 2 * (top / 2);
+    if (halves / 2 < mt__max(least, smallest_worth(p, mode, top, least))) return 0;
+    if (rest > halves && rest - halves < least) return 0;
+    return mt__plan_append(plan, halves, 2) == MT_OK;
+}
+
+/*
+ * Whether memory decides how the batch is cut, or nearly so. Where all of it fits with room to spare,
+ * other kernels do no harm, and a half would cost as much as it tells.
+ */
+static int is_limited(const mt__curve *c, size_t rest, size_t fewest, const mt_memory *memory) {
+    size_t room = mt__room(memory);
+    if (!memory->budget_bytes) return 0;
+    return fewest > 1 || mt__curve_predict(c, 0, rest) > room - room / SPARE_SHARE;
 }
 
 /* Chunks that nothing chooses: the user's, or the whole batch. */
@@ -288,40 +308,38 @@ static int is_fixed(const mt_policy *p) {
     return p->options.micro_batch || p->info.needs_whole_batch;
 }
 
-/* Predicted bytes above the start at the peak of a plan's largest chunk; 0: nothing known. */
-static size_t plan_bytes(const mt__curve *c, const mt_plan *plan) {
-    size_t bytes = 0;
-    for (size_t g = 0; g < plan->groups; g++)
-        bytes = mt__max(bytes, mt__curve_predict(c, plan->group[g].samples));
-    return bytes;
+/* The largest chunk of a plan. */
+static size_t largest_chunk(const mt_plan *plan) {
+    size_t largest = 0;
+    for (size_t g = 0; g < plan->groups; g++) largest = mt__max(largest, plan->group[g].samples);
+    return largest;
 }
 
 /*
- * Whether a second set of gradients fits beside the plan: as its own recordings say, or else by the
- * bound that it adds no more than the gradients. Tells what the peak is then.
+ * Whether a second set of gradients fits beside the plan: as recordings say, or else by the bound that
+ * it adds no more than the gradients. Tells what the peak is then.
  */
-static int has_room_to_keep(const mt_policy *p, const mt_plan *plan, const mt_memory *memory,
-                            size_t *bytes) {
+static int has_room_to_keep(const mt_policy *p, mt__curve *c, const mt_plan *plan,
+                            const mt_memory *memory, size_t *bytes) {
+    size_t largest = largest_chunk(plan), bound = mt__add(*bytes, p->info.gradient_bytes);
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    int is_known = mt__curve_is_recorded(c, 1);
     /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
     if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->cuts) return 0;
-    if (p->options.keep_chunks == MT_KEEP_AUTO && !p->wary && !is_fixed(p)) return 0;
-    mt__curve *apart = mt__policy_find_curve(p, MT_TRAIN, mt__ladder_rungs(p), 1);
-    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
-    size_t largest = 0, bound = mt__add(*bytes, p->info.gradient_bytes);
-    for (size_t g = 0; g < plan->groups; g++) largest = mt__max(largest, plan->group[g].samples);
-    size_t known = apart && apart->model ? plan_bytes(apart, plan) : 0;
-    if (known > 0) bound = mt__min(bound, known);
+    if (p->options.keep_chunks == MT_KEEP_AUTO && !is_known && !p->wary && !is_fixed(p)) return 0;
+    if (is_known || c->evidence[1].bound_samples >= largest)
+        bound = mt__curve_predict(c, 1, largest);
     if (memory->budget_bytes && (!*bytes || bound > room)) return 0;
-    if (apart && mt__curve_has_failed(apart, largest, room)) return 0;
+    if (mt__curve_has_failed(c, 1, largest, room)) return 0;
     *bytes = bound;
     return 1;
 }
 
 /* Fills in what a plan promises, once its chunks are known. */
-static void promise(mt_policy *p, mt_mode mode, const mt__curve *c, const mt_memory *memory,
+static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                     mt_plan *plan) {
-    size_t bytes = plan_bytes(c, plan);
-    plan->keep = mode == MT_TRAIN && has_room_to_keep(p, plan, memory, &bytes);
+    size_t bytes = mt__curve_predict(c, 0, largest_chunk(plan));
+    plan->keep = mode == MT_TRAIN && has_room_to_keep(p, c, plan, memory, &bytes);
     plan->predicted_peak_bytes =
         bytes && memory->budget_bytes ? mt__add(bytes, memory->allocated_bytes) : 0;
     if (mode == MT_TRAIN) p->keep = plan->keep;
@@ -329,7 +347,7 @@ static void promise(mt_policy *p, mt_mode mode, const mt__curve *c, const mt_mem
 
 /* Appends the rest of the batch as the fastest cut that fits. */
 static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
-    mt__curve *c = sizing_curve(p, mode);
+    mt__curve *c = current_curve(p, mode);
     size_t rest = plan->samples - mt_plan_covered(plan), fewest = 1, most = 1;
     mt_status status = limits(p, c, rest, memory, &fewest, &most);
     if (status != MT_OK) return status;
@@ -337,10 +355,11 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     size_t chunks = p->options.deterministic
                         ? fewest
                         : mt__choose_chunks(&c->timings, rest, fewest, most, s ? s->chunks : 0);
-    int several = !p->options.deterministic && !c->has_spread && memory->budget_bytes;
+    int halves = !p->options.deterministic && !c->has_begun && is_limited(c, rest, fewest, memory);
     if (!plan->groups) plan->reason = explain(p, c, plan->samples, fewest, chunks);
-    c->has_spread = 1;
-    if (!several || !spread(p, mode, fewest, plan)) status = mt__plan_append(plan, rest, chunks);
+    c->has_begun = 1;
+    if (!halves || !begin_with_halves(p, mode, fewest, plan))
+        status = mt__plan_append(plan, rest, chunks);
     return status;
 }
 
@@ -382,7 +401,7 @@ static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *m
 static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                      mt_plan *plan) {
     /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
-    int is_new = memory->budget_bytes && !c->has_run && !c->failed_chunk;
+    int is_new = memory->budget_bytes && !c->has_run && !c->evidence[0].failed_chunk;
     if (is_fixed(p)) return plan_fixed(p, c, memory, plan);
     if (!is_new) return plan_rest(p, mode, memory, plan);
     return plan_recording(p, mode, plan) ? MT_OK : plan_small(p, plan);
@@ -391,7 +410,7 @@ static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *
 /* The plan with the rungs that are taken: left open where they are of a device not known yet. */
 static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory,
                            mt_plan *plan) {
-    mt__curve *c = sizing_curve(p, mode);
+    mt__curve *c = current_curve(p, mode);
     mt_status status = MT_OK;
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_plan: out of host memory");
     memset(plan, 0, sizeof *plan);
@@ -447,7 +466,7 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     MT__CHECK(plan, "mt_policy_extend: plan is NULL");
     MT__CHECK(mt_plan_covered(plan) < plan->samples,
               "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
-    mt__curve *c = sizing_curve(policy, mode);
+    mt__curve *c = current_curve(policy, mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
     mt_status status =
         plan->groups ? plan_rest(policy, mode, memory, plan) : cut(policy, mode, c, memory, plan);
@@ -473,10 +492,11 @@ static int is_explained(const mt_oom *oom) {
 }
 
 /* The size did not fit: what ran is corrected, and where gradients lay apart nothing else is. */
-static void learn_failure(mt__curve *c, const mt_oom *oom) {
+static void learn_failure(const mt_policy *p, mt__curve *c, const mt_oom *oom) {
     mt_memory then = oom->memory;
     then.allocated_bytes = oom->allocated_before_bytes;
-    mt__curve_fail(c, oom->chunk, then.budget_bytes ? mt__room(&then) : SIZE_MAX);
+    mt__curve_fail(c, keeps(p, oom->mode), oom->chunk,
+                   then.budget_bytes ? mt__room(&then) : SIZE_MAX);
 }
 
 /* The cheapest answer, once a step: a cache may hold what is missing. */
@@ -515,12 +535,11 @@ static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom) {
 }
 
 static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom) {
-    size_t cached = oom->memory.reserved_bytes -
-                    mt__min(oom->memory.reserved_bytes, oom->memory.allocated_bytes);
+    size_t cached = mt__cached(&oom->memory);
     if (oom->plan_is_fixed) return clear_or(p, MT_ACTION_GIVE_UP);
     /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
     if (cached > 0 && cached >= oom->refused_bytes && !p->cleared) return clear(p);
-    if (oom->chunk) learn_failure(c, oom);
+    if (oom->chunk) learn_failure(p, c, oom);
     /* The second set of gradients is given up before anything else is. */
     if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
     if (is_smallest(p, oom)) return p->cleared ? climb(p, oom) : clear(p);
@@ -535,7 +554,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     MT__CHECK(oom, "mt_policy_oom: oom is NULL");
     MT__CHECK((unsigned)oom->mode < MT__MODES, "mt_policy_oom: mode is %d", (int)oom->mode);
     mt_policy *p = policy;
-    mt__curve *c = running_curve(p, oom->mode);
+    mt__curve *c = current_curve(p, oom->mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     c->filling = 0;
     p->wary = WARY_STEPS;
@@ -557,13 +576,13 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
 size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
         return 0;
-    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy), 0);
-    return c ? mt__curve_predict(c, samples) : 0;
+    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy));
+    return c ? mt__curve_predict(c, 0, samples) : 0;
 }
 
 double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
         return 0;
-    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy), 0);
+    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy));
     return c ? mt__measured_seconds(&c->timings, samples) : 0;
 }

@@ -48,12 +48,15 @@ struct mt_policy {
 /* Bytes of the budget that are not allocated. */
 size_t mt__room(const mt_memory *memory);
 
+/* Bytes that the allocator holds and no tensor uses. */
+size_t mt__cached(const mt_memory *memory);
+
 /* The smallest legal chunk of a batch of so many samples. */
 size_t mt__policy_least(const mt_policy *policy, size_t samples);
 
 /* The curve of the current shape; NULL when out of host memory, or for find when there is none. */
-mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs, int keep);
-mt__curve *mt__policy_find_curve(const mt_policy *policy, mt_mode mode, unsigned rungs, int keep);
+mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs);
+mt__curve *mt__policy_find_curve(const mt_policy *policy, mt_mode mode, unsigned rungs);
 
 /* ---- ladder.c ---- */
 

@@ -34,7 +34,7 @@ void mt_recording_free(mt_recording *r) {
 
 void mt__recording_restart(mt_recording *r, size_t samples) {
     r->samples = samples;
-    r->count = r->allocations = 0;
+    r->count = r->allocations = r->handed_over = 0;
     r->live_bytes = r->peak_bytes = 0;
     r->incomplete = 0;
     r->live_count = 0;
@@ -105,7 +105,17 @@ static void note_release(mt_recording *r, const void *address) {
     remove_live(r, i);
     r->events[event].partner = r->count;
     r->live_bytes -= r->events[event].bytes;
-    r->events[r->count++] = (mt__event){0, event};
+    r->events[r->count++] = (mt__event){0, event, MT__RELEASED, 0};
+}
+
+/* Once a block: a parameter has one gradient. */
+static void note_handed_over(mt_recording *r, const void *address) {
+    if (!r->live_capacity) return;
+    size_t i = find(r->live, r->live_capacity, address);
+    if (!r->live[i].address || r->events[r->live[i].event].handed_over) return;
+    r->events[r->live[i].event].handed_over = 1;
+    r->events[r->count++] = (mt__event){0, r->live[i].event, MT__HANDED_OVER, 0};
+    r->handed_over++;
 }
 
 static void note_allocation(mt_recording *r, const void *address, size_t bytes) {
@@ -113,22 +123,49 @@ static void note_allocation(mt_recording *r, const void *address, size_t bytes) 
     size_t i = find(r->live, r->live_capacity, address);
     r->live_count++;
     r->live[i] = (struct mt__live){address, r->count};
-    r->events[r->count++] = (mt__event){bytes, SIZE_MAX};
+    r->events[r->count++] = (mt__event){bytes, SIZE_MAX, MT__TAKEN, 0};
     r->allocations++;
     r->live_bytes += bytes;
     r->peak_bytes = mt__max(r->peak_bytes, r->live_bytes);
 }
 
 void mt_recording_event(mt_recording *r, void *address, int64_t bytes) {
-    if (!mt__handle_is(r, MT__KIND_RECORDING) || !address || bytes == 0 || r->incomplete) return;
+    if (!mt__handle_is(r, MT__KIND_RECORDING) || !address || r->incomplete) return;
     if (!reserve_events(r) || (bytes > 0 && !reserve_live(r))) {
         r->incomplete = 1;
         return;
     }
     if (bytes > 0)
         note_allocation(r, address, (size_t)bytes);
-    else
+    else if (bytes < 0)
         note_release(r, address);
+    else
+        note_handed_over(r, address);
+}
+
+int mt__same_shape(const mt_recording *a, const mt_recording *b) {
+    if (a->count != b->count) return 0;
+    for (size_t i = 0; i < a->count; i++)
+        if (a->events[i].partner != b->events[i].partner || a->events[i].what != b->events[i].what)
+            return 0;
+    return 1;
+}
+
+int mt__ends_life(const mt_recording *r, const mt__event *e, int apart) {
+    if (!r->events[e->partner].handed_over) return e->what == MT__RELEASED;
+    return e->what == MT__HANDED_OVER && !apart;
+}
+
+size_t mt__recording_peak(const mt_recording *r, int apart) {
+    size_t now = 0, peak = 0;
+    for (size_t e = 0; e < r->count; e++) {
+        const mt__event *event = &r->events[e];
+        if (event->what == MT__TAKEN)
+            peak = mt__max(peak, now += event->bytes);
+        else if (mt__ends_life(r, event, apart))
+            now -= r->events[event->partner].bytes;
+    }
+    return peak;
 }
 
 size_t mt_recording_samples(const mt_recording *r) {

@@ -6,13 +6,18 @@
 
 #include "internal.h"
 
+/* What happened to a block. */
+typedef enum mt__what { MT__TAKEN, MT__HANDED_OVER, MT__RELEASED } mt__what;
+
 /*
  * One event. An allocation has its size in bytes and, once released, the index of that release in
- * partner; a release has the index of its allocation. SIZE_MAX: still alive at the end.
+ * partner, SIZE_MAX while it is alive; the other events of a block have the index of its allocation.
  */
 typedef struct mt__event {
-    size_t bytes; /* 0: a release */
+    size_t bytes; /* 0 but for an allocation */
     size_t partner;
+    mt__what what;
+    int handed_over; /* of an allocation: there is such an event */
 } mt__event;
 
 struct mt_recording {
@@ -21,6 +26,7 @@ struct mt_recording {
     size_t count, capacity;
     size_t allocations;
     size_t live_bytes, peak_bytes;
+    size_t handed_over;    /* events of that kind */
     struct mt__live *live; /* hash table: address of a live block -> its event */
     size_t live_capacity, live_count;
     int incomplete; /* host memory ran out */
@@ -28,5 +34,24 @@ struct mt_recording {
 
 /* Forgets all events and starts anew, for a chunk of at least 1 sample. */
 void mt__recording_restart(mt_recording *recording, size_t samples);
+
+/* Whether two recordings have the same events in the same order. */
+int mt__same_shape(const mt_recording *a, const mt_recording *b);
+
+/*
+ * Whether an event ends the life of its block. A gradient that was handed over is dead at once where
+ * gradients are added in place, and lives to the end of the chunk where they are a second set (apart).
+ */
+int mt__ends_life(const mt_recording *recording, const mt__event *event, int apart);
+
+/* The most bytes live at a time, with gradients in place or apart. */
+size_t mt__recording_peak(const mt_recording *recording, int apart);
+
+/*
+ * As mt_memory_model_new, of recordings known to be complete and ascending; apart: for chunks whose
+ * gradients are a second set, whichever way the recordings were made.
+ */
+mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
+                               mt_memory_model **out);
 
 #endif

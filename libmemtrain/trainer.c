@@ -710,6 +710,7 @@ static mt_status prepare_step(mt_trainer *t, work *w) {
     t->run.budget_bytes = memory.budget_bytes;
     size_t expected = mt_policy_predict_bytes(t->policy, MT_TRAIN, t->run.largest_chunk);
     if (expected) expected = mt__add(expected, memory.allocated_bytes);
+    mt__policy_begin_step(t->policy);
     mt_clear_reason reason = mt_policy_clear(t->policy, MT_TRAIN, &memory, expected);
     if (reason != MT_CLEAR_NOT) status = clear(t, reason);
     if (status != MT_OK) return status;
@@ -785,6 +786,7 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     status = select_shape(t, batch);
     if (status == MT_OK) status = read_memory(t, &memory);
     if (status != MT_OK) return status;
+    mt__policy_begin_step(t->policy);
     mt_clear_reason reason = mt_policy_clear(t->policy, MT_EVALUATE, &memory, 0);
     if (reason != MT_CLEAR_NOT) status = clear(t, reason);
     if (status == MT_OK) status = do_evaluation(t, &w);

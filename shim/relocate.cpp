@@ -25,7 +25,8 @@ std::vector<Kept> keep_all(const mt_model &model) {
     std::vector<Kept> list;
     std::vector<Named> all = parameters_of(model);
     for (Named &buffer : buffers_of(model)) all.push_back(std::move(buffer));
-    for (const Named &named : all) list.push_back({named.tensor, named.tensor.variable_data()});
+    for (const Named &named : distinct(all))
+        list.push_back({named.tensor, named.tensor.variable_data()});
     return list;
 }
 
@@ -34,8 +35,9 @@ void put_back(const std::vector<Kept> &list) {
     for (const Kept &kept : list) kept.tensor.set_data(kept.original);
 }
 
-/* Memory of the device for every tensor that is not in the flat blocks. */
-void move_tensors(const mt_model &model, const Device &to) {
+/* New memory of the device for every tensor, as a module's to() takes it. */
+void copy_tensors(const mt_model &model, const Device &to) {
+    c10::NoGradGuard no_grad;
     for (const Kept &kept : keep_all(model)) {
         at::Tensor copy = at::empty_like(kept.original, at::device(to.where));
         copy.copy_(kept.original);
@@ -43,7 +45,6 @@ void move_tensors(const mt_model &model, const Device &to) {
     }
 }
 
-/* What the model's own to_device moves beside its parameters and buffers. */
 void tell_model(const mt_model &model, const Device &to) {
     if (model.ops.to_device)
         check(model.ops.to_device(model.self, to.card ? "cpu" : to.name().c_str()));
@@ -61,8 +62,7 @@ struct Moved {
 Moved move(const mt_torch &torch, const Device &to) {
     sim::OnCard on_card(to.card);
     Moved moved;
-    tell_model(*torch.model, to);
-    move_tensors(*torch.model, to);
+    move_model(torch, to);
     moved.flat = std::make_unique<Flat>(parameters_of(*torch.model));
     moved.optimizer = std::make_unique<Optimizer>(torch.options, *moved.flat);
     moved.flat->lay_out(to);
@@ -74,6 +74,11 @@ Moved move(const mt_torch &torch, const Device &to) {
 }
 
 } // namespace
+
+void move_model(const mt_torch &torch, const Device &to) {
+    tell_model(*torch.model, to);
+    if (to.card || torch.device.card) copy_tensors(*torch.model, to);
+}
 
 void relocate(mt_torch &torch, const Device &to) {
     c10::NoGradGuard no_grad;

@@ -104,6 +104,7 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     torch.flat->begin_chunk(torch.marked);
     Loss values = forward(torch, chunk);
     if (weight != 0.0) {
+        GradientWatch watch(*torch.flat, torch.sink);
         at::Tensor weighted = at::mul(values.loss, weight);
         values.loss = values.loss.detach();
         weighted.backward();

@@ -13,6 +13,18 @@
 #include "init.hpp"
 
 namespace memtrain::shim {
+
+std::vector<Named> distinct(const std::vector<Named> &all) {
+    std::vector<Named> list;
+    for (const Named &named : all) {
+        bool seen = false;
+        for (size_t i = 0; i < list.size() && !seen; i++)
+            seen = list[i].tensor.is_same(named.tensor);
+        if (!seen) list.push_back(named);
+    }
+    return list;
+}
+
 namespace {
 
 void register_handle(mt_tensor *handle) {

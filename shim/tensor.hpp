@@ -24,6 +24,9 @@ struct Named {
     at::Tensor tensor;
 };
 
+/* The list with each tensor once, under its first name. */
+std::vector<Named> distinct(const std::vector<Named> &all);
+
 /* A handle that is alive as long as this object, for callbacks. Throws std::bad_alloc. */
 class TemporaryHandle {
 public:

@@ -4,14 +4,12 @@
 #include <cmath>
 #include <new>
 
-#include <ATen/ops/clone.h>
-#include <c10/core/GradMode.h>
-
 #include "arguments.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "relocate.hpp"
 #include "sim_memory.hpp"
 
 namespace memtrain::shim {
@@ -53,18 +51,6 @@ void check_options(const mt_torch_options &o) {
         fail(MT_EINVAL, "%s: options->amp is %d", name_of, amp);
 }
 
-/* The list with each tensor once. */
-std::vector<Named> distinct(const std::vector<Named> &all) {
-    std::vector<Named> list;
-    for (const Named &named : all) {
-        bool seen = false;
-        for (size_t i = 0; i < list.size() && !seen; i++)
-            seen = list[i].tensor.is_same(named.tensor);
-        if (!seen) list.push_back(named);
-    }
-    return list;
-}
-
 size_t bytes_of(const std::vector<Named> &list) {
     size_t bytes = 0;
     for (const Named &named : list) bytes += named.tensor.nbytes();
@@ -76,25 +62,6 @@ void plan(mt_torch &torch) {
     torch.parameter_bytes = bytes_of(distinct(parameters));
     torch.flat = std::make_unique<Flat>(parameters);
     torch.optimizer = std::make_unique<Optimizer>(torch.options, *torch.flat);
-}
-
-/* New memory for every parameter and buffer, as a module's to() does. */
-void move_to_card(const mt_model &model) {
-    c10::NoGradGuard no_grad;
-    std::vector<Named> list = parameters_of(model);
-    for (Named &buffer : buffers_of(model)) list.push_back(std::move(buffer));
-    for (const Named &named : distinct(list)) named.tensor.set_data(named.tensor.clone());
-}
-
-/* To the model a simulated card is the CPU. */
-void move_model(const mt_torch &torch) {
-    const mt_model &model = *torch.model;
-    if (model.ops.to_device)
-        check(
-            model.ops.to_device(model.self, torch.device.card ? "cpu" : torch.device_name.c_str()));
-    else if (!torch.device.is_cpu())
-        fail(MT_ENOTSUP, "%s: the model has no to_device", name_of);
-    if (torch.device.card) move_to_card(model);
 }
 
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
@@ -109,7 +76,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->device_name = device.name();
     plan(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
-    move_model(*torch);
+    move_model(*torch, device);
     plan(*torch);
     torch->flat->lay_out(device);
     torch->optimizer->lay_out(device);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cpu_memory.hpp"
+#include "guard.hpp"
 
 namespace memtrain::shim {
 
@@ -19,6 +20,23 @@ Listening::Listening(c10::Device device, const mt_event_sink &sink) {
     if (!counts && (device.is_cpu() || !sink.event)) return;
     reporter_ = std::make_shared<Reporter>(device.type(), sink);
     guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, reporter_);
+}
+
+GradientWatch::GradientWatch(const Flat &flat, const mt_event_sink &sink) {
+    if (!sink.event) return;
+    for (const Slot &slot : flat.slots()) {
+        unsigned hook = slot.parameter.register_hook([sink](const at::TensorBase &gradient) {
+            if (gradient.defined() && gradient.has_storage())
+                sink.event(sink.user, const_cast<void *>(gradient.storage().data()), 0);
+        });
+        hooks_.emplace_back(slot.parameter, hook);
+    }
+}
+
+GradientWatch::~GradientWatch() {
+    (void)guard([this] {
+        for (const auto &[parameter, hook] : hooks_) parameter.remove_hook(hook);
+    });
 }
 
 } // namespace memtrain::shim

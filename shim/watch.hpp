@@ -7,10 +7,13 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "compat.hpp"
+#include "flat.hpp"
 
 #include <memtrain/backend.h>
 
@@ -46,6 +49,21 @@ public:
 private:
     std::shared_ptr<Reporter> reporter_;
     std::optional<c10::DebugInfoGuard> guard_;
+};
+
+/*
+ * As long as it lives, tells the sink when a backward pass has a gradient ready for its parameter. The
+ * gradient itself is left alone: autograd takes it as it is or adds it, as without anybody watching.
+ */
+class GradientWatch {
+public:
+    GradientWatch(const Flat &flat, const mt_event_sink &sink);
+    ~GradientWatch();
+    GradientWatch(const GradientWatch &) = delete;
+    GradientWatch &operator=(const GradientWatch &) = delete;
+
+private:
+    std::vector<std::pair<at::Tensor, unsigned>> hooks_; /* a parameter and its hook */
 };
 
 } // namespace memtrain::shim

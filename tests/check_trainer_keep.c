@@ -237,11 +237,50 @@ START_TEST(known_by_measuring) {
     options.budget_bytes = fake_defaults.resident_bytes +
                            fake_program_peak(&fake_train_program, 16) + FAKE_GRADIENT_BYTES;
     trainer = trainer_with(&options, &policy);
-    for (uint64_t id = 1; id < 5; id++) step(trainer, 50, id); /* chunks of two sizes */
+    for (uint64_t id = 1; id < 3; id++) step(trainer, 64, id);
     fake.options.budget_bytes -= FAKE_GRADIENT_BYTES;
     fake_log_clear(&fake);
     step(trainer, 64, 5);
     ck_assert_uint_eq(count_kind(FAKE_MARK), 4);
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/*
+ * Told of the gradients in it, one recording knows both peaks: chunks are kept from the first step on
+ * where there is room for that, without an OOM before.
+ */
+static const struct {
+    const char *name;
+    const fake_program *program;
+    size_t budget; /* above a chunk of 16 */
+    int tells;
+    size_t marks, chunks;
+} known_rooms[] = {
+    {"past the peak", &fake_train_program, 0, 1, 4, 4},
+    {"past the peak, not told", &fake_train_program, 0, 0, 0, 4},
+    {"at the peak", &plain, FAKE_GRADIENT_BYTES, 1, 4, 4},
+    {"at the peak, one byte is missing", &plain, FAKE_GRADIENT_BYTES - 1, 1, 5, 5},
+    {"at the peak, not told", &plain, FAKE_GRADIENT_BYTES, 0, 0, 4},
+};
+
+START_TEST(known_from_one_recording) {
+    fake_options options = keeping(0);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+
+    policy.keep_chunks = MT_KEEP_AUTO;
+    options.train = *known_rooms[_i].program;
+    options.tells_gradients = known_rooms[_i].tells;
+    options.budget_bytes = fake_defaults.resident_bytes + known_rooms[_i].budget +
+                           fake_program_peak(&options.train, 16);
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 64, 1);
+    fake_log_clear(&fake);
+    step(trainer, 64, 2);
+    ck_assert_msg(count_kind(FAKE_MARK) == known_rooms[_i].marks, "%s", known_rooms[_i].name);
+    ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), known_rooms[_i].chunks);
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
@@ -538,6 +577,7 @@ static Suite *suite_trainer_keep(void) {
     tcase_add_test(back, apply_fails);
     tcase_add_loop_test(room, room_for_a_second_set, 0, LENGTH(rooms));
     tcase_add_test(room, known_by_measuring);
+    tcase_add_loop_test(room, known_from_one_recording, 0, LENGTH(known_rooms));
     tcase_add_test(room, not_marked);
     tcase_add_test(up, given_up_first);
     tcase_add_test(up, then_smaller_chunks);

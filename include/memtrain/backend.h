@@ -161,8 +161,13 @@ typedef struct mt_clear_result {
 /*
  * Receives every allocation and release on the recording thread: bytes > 0 is an allocation of the
  * block at address, bytes < 0 its release. Releases of blocks older than the recording come too and
- * are ignored by the recorder. The address is compared, never read. Must
- * not allocate on the device and must not fail.
+ * are ignored by the recorder. The address is compared, never read. Must not allocate on the device
+ * and must not fail.
+ *
+ * bytes == 0: the block is a finished gradient that is now handed over to its parameter. Where chunks
+ * are marked it stays to the end of the chunk, else it is added to the gradient that is there and
+ * dies: told of these, the recorder knows both peaks from one recording. A backend with mark that does
+ * not tell them has gradient_bytes added, which can only be too much.
  */
 typedef struct mt_event_sink {
     void *user;
@@ -232,8 +237,9 @@ typedef struct mt_backend {
 
     /*
      * Optional. From now on, tells sink of every allocation and release that this thread makes on
-     * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks, of
-     * which two a mode are recorded. Without it, chunks grow step by step from measured peaks.
+     * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks:
+     * two at the start, and sizes beyond those recorded. Without it, chunks grow step by step from
+     * measured peaks.
      */
     mt_status (*record)(void *self, const mt_event_sink *sink);
 

@@ -38,7 +38,8 @@ MT_API void mt_recording_free(mt_recording *recording);
 MT_API MT_NODISCARD mt_status mt_recording_start(mt_recording *recording, size_t samples);
 
 /*
- * Notes one event: bytes > 0, the block at address was allocated; bytes < 0, it was released.
+ * Notes one event: bytes > 0, the block at address was allocated; bytes < 0, it was released;
+ * bytes == 0, it is a gradient that is handed over (see mt_event_sink).
  * Releases of blocks that the recording has not seen allocated are ignored. If the recorder itself
  * runs out of host memory it stops and the recording counts as incomplete.
  */
@@ -159,9 +160,9 @@ typedef enum mt_rate_rule {
 } mt_rate_rule;
 
 /*
- * Whether an OOM costs the chunk that it hits, by a second set of gradients, or the whole step. Both
- * only where there is room. Automatic: for 64 steps after an OOM, and where the chunks are fixed, since
- * until such chunks have been recorded their predicted peak is no more than a bound.
+ * Whether an OOM costs the chunk that it hits, by a second set of gradients where there is room for
+ * one, or the whole step. Automatic: where recordings know what it needs; by a bound alone (the backend
+ * does not tell of gradients, or nothing is recorded) for 64 steps after an OOM and for fixed chunks.
  */
 #define MT_KEEP_AUTO 0
 #define MT_KEEP_ALWAYS 1

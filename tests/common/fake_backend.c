@@ -341,16 +341,21 @@ static double seconds_now(const fake_backend *fake, size_t samples) {
     return seconds;
 }
 
-/* The second set of gradients comes to be at the end, when the chunk is through. */
+/*
+ * The second set of gradients comes to be at the end, when the chunk is through. In place they are
+ * added as they come, and only a fake that tells of them needs memory for that.
+ */
 static mt_status run_gradients(fake_backend *fake, blocks *all, size_t which, size_t *peak,
                                mt_chunk_result *out) {
     mt_status status;
 
-    if (!fake->marked) return MT_OK;
+    if (!fake->marked && !fake->options.tells_gradients) return MT_OK;
     status = allocate(fake, FAKE_GRADIENT_BYTES, out);
     if (status != MT_OK) return status;
     block_take(all, which, FAKE_GRADIENT_BYTES, &fake->sink);
     if (fake->allocated > *peak) *peak = fake->allocated;
+    if (fake->options.tells_gradients) tell(&fake->sink, all->slot_of[which], 0);
+    if (!fake->marked) deallocate(fake, all, which);
     return MT_OK;
 }
 

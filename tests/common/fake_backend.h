@@ -114,6 +114,7 @@ typedef struct fake_options {
     int no_evidence;                   /* 1: refusals leave no evidence */
     uint64_t skip_step;                /* the scaler skips the update of this step; 0: none */
     int keep;                          /* 1: mark and rewind are there */
+    int tells_gradients;               /* 1: and the sink hears of gradients handed over */
     unsigned rungs;   /* MT_RUNG_BITs there are; each one on leaves 60 % of a chunk's bytes */
     size_t cpu_bytes; /* budget while MT_RUNG_CPU is on */
     unsigned refused_on, refused_off; /* rungs that cannot be turned on, or off ... */

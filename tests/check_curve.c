@@ -1,0 +1,271 @@
+/*
+ * check_curve.c - what recordings of chunks say of other sizes: the range of sizes that takes the same
+ * kernels, where the next one begins, and both peaks of chunks whose gradients are handed over.
+ */
+#include "curve.h"
+#include "counting_allocator.h"
+#include "suite.h"
+
+static const mt__kind training = {MT_TRAIN, 0, 0};
+
+static mt__curve *curve_new(void) {
+    mt__curve *curve = mt__curve_new(&training);
+
+    ck_assert_ptr_nonnull(curve);
+    return curve;
+}
+
+/* A block is taken and dies; gradient: it is handed over before that, where chunks are apart later. */
+static void event(mt_recording *recording, uintptr_t address, int64_t bytes) {
+    mt_recording_event(recording, (void *)address, bytes);
+}
+
+/* Kernels of sizes from here on need other memory. */
+#define CHANGE 16
+#define GRADIENT 500
+
+/* Bytes of the activations of m samples. */
+static size_t activations(size_t m) {
+    return m < CHANGE ? 1000 + 100 * m : 1200 + 110 * m;
+}
+
+/* The peak of m samples, which comes when activations and gradient are there; or in all, apart. */
+static size_t peak(size_t m, int apart) {
+    size_t backward = activations(m) + GRADIENT, update = GRADIENT + 10 * m + 900;
+
+    return apart && update + GRADIENT > backward ? update + GRADIENT : backward;
+}
+
+/*
+ * A chunk of m samples as it runs one way: activations, a gradient, and another gradient when the
+ * activations are gone. handed: the sink is told of them.
+ */
+static void fill(mt_recording *recording, size_t m, int apart, int handed) {
+    event(recording, 0x100, (int64_t)activations(m));
+    event(recording, 0x200, GRADIENT);
+    if (handed) event(recording, 0x200, 0);
+    if (!apart) event(recording, 0x200, -GRADIENT);
+    event(recording, 0x100, -1);
+    event(recording, 0x300, (int64_t)(900 + 10 * m));
+    event(recording, 0x400, GRADIENT);
+    if (handed) event(recording, 0x400, 0);
+    event(recording, 0x400, -GRADIENT);
+    event(recording, 0x300, -1);
+    if (apart) event(recording, 0x200, -1);
+}
+
+/* Runs a chunk as a policy does; returns whether it was recorded. */
+static int run(mt__curve *curve, size_t m, int keep, int handed) {
+    mt_recording *recording = mt__curve_record(curve, m);
+
+    if (recording != NULL) fill(recording, m, keep, handed);
+    mt__curve_learn(curve, keep, m, peak(m, keep));
+    return recording != NULL;
+}
+
+/* ---- both peaks ------------------------------------------------------------------------------- */
+
+START_TEST(both_peaks_from_one_recording) {
+    int keep = _i & 1, handed = _i >> 1;
+    mt__curve *curve = curve_new();
+
+    ck_assert(!mt__curve_is_recorded(curve, 0));
+    ck_assert(run(curve, 2, keep, handed));
+    ck_assert(run(curve, 4, keep, handed));
+    ck_assert_int_eq(mt__curve_is_recorded(curve, 0), !keep || handed);
+    ck_assert_int_eq(mt__curve_is_recorded(curve, 1), handed);
+    for (size_t m = 2; m < CHANGE; m++) {
+        if (!keep || handed) ck_assert_uint_eq(mt__curve_predict(curve, 0, m), peak(m, 0));
+        if (handed) ck_assert_uint_eq(mt__curve_predict(curve, 1, m), peak(m, 1));
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* One that is handed over twice, or not known, is no other block. */
+START_TEST(handed_over_once) {
+    mt_recording *recording;
+
+    ck_ok(mt_recording_new(&recording));
+    event(recording, 0x100, 0);
+    mt__recording_restart(recording, 2);
+    event(recording, 0x100, 0);
+    event(recording, 0x100, 64);
+    event(recording, 0x100, 0);
+    event(recording, 0x100, 0);
+    event(recording, 0x200, 0);
+    event(recording, 0x200, 32);
+    ck_assert_uint_eq(recording->handed_over, 1);
+    ck_assert_uint_eq(mt__recording_peak(recording, 0), 64);
+    ck_assert_uint_eq(mt__recording_peak(recording, 1), 96);
+    mt_recording_free(recording);
+}
+END_TEST
+
+/* ---- ranges ------------------------------------------------------------------------------------ */
+
+/* Sizes that run one after the other, whether each is recorded, and what is predicted then. */
+typedef struct expected {
+    size_t run;
+    int recorded;
+    size_t ranges;
+    size_t exact_from, exact_to; /* sizes predicted to the byte afterwards; 0: none but those run */
+} expected;
+
+static const expected runs[][8] = {
+    {{2, 1, 1, 0, 0}, {2, 0, 1, 0, 0}, {4, 1, 1, 2, 15}, {3, 0, 1, 2, 15}, {8, 1, 1, 2, 15}},
+    {{4, 1, 1, 0, 0}, {2, 1, 1, 2, 15}, {12, 1, 1, 2, 15}, {8, 0, 1, 2, 15}},
+    /* Two of the larger sizes make a range of their own. */
+    {{2, 1, 1, 0, 0},
+     {4, 1, 1, 2, 15},
+     {16, 1, 2, 2, 15},
+     {16, 0, 2, 2, 15},
+     {32, 1, 2, 2, 400},
+     {64, 1, 2, 2, 400},
+     {50, 0, 2, 2, 400}},
+    /* The upper range comes down to where it begins. */
+    {{2, 1, 1, 0, 0},
+     {4, 1, 1, 2, 15},
+     {40, 1, 2, 2, 15},
+     {80, 1, 2, 2, 15},
+     {20, 1, 2, 2, 15},
+     {16, 1, 2, 2, 400}},
+    /* The lower one goes up, also while the upper one waits for its second size. */
+    {{2, 1, 1, 0, 0},
+     {4, 1, 1, 2, 15},
+     {64, 1, 2, 2, 15},
+     {8, 1, 2, 2, 15},
+     {8, 0, 2, 2, 15},
+     {32, 1, 2, 2, 15},
+     {128, 1, 2, 2, 15}},
+};
+
+START_TEST(ranges_follow_the_kernels) {
+    mt__curve *curve = curve_new();
+
+    for (const expected *e = runs[_i]; e < runs[_i] + 8 && e->run > 0; e++) {
+        ck_assert_int_eq(run(curve, e->run, 0, 1), e->recorded);
+        ck_assert_uint_eq(curve->ranges, e->ranges);
+        ck_assert_uint_ge(mt__curve_predict(curve, 0, e->run), peak(e->run, 0));
+        ck_assert_uint_le(mt__curve_predict(curve, 0, e->run), peak(e->run, 0) + 1);
+        for (size_t m = e->exact_from; m > 0 && m <= e->exact_to; m++)
+            for (int keep = 0; keep < 2; keep++)
+                ck_assert_uint_eq(mt__curve_predict(curve, keep, m), peak(m, keep));
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* The largest that fits is the last of which the prediction says so, whatever range that is in. */
+START_TEST(largest_agrees_with_predict) {
+    mt__curve *curve = curve_new();
+    const size_t sizes[] = {2, 4, 16, 32};
+
+    for (int i = 0; i < LENGTH(sizes); i++) {
+        (void)run(curve, sizes[i], 0, 1);
+        for (size_t room = 1; room < 12000; room += 37)
+            for (int keep = 0; keep < 2; keep++) {
+                size_t m = mt__curve_largest(curve, keep, room);
+
+                if (m > 0) ck_assert_uint_le(mt__curve_predict(curve, keep, m), room);
+                ck_assert_uint_gt(mt__curve_predict(curve, keep, m + 1), room);
+            }
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* Kernels that change all the time: there are no more ranges than there is place for. */
+START_TEST(ranges_are_full) {
+    mt__curve *curve = curve_new();
+
+    for (size_t m = 2; m < ((size_t)1 << 20); m *= 2) {
+        mt_recording *recording = mt__curve_record(curve, m);
+
+        ck_assert_ptr_nonnull(recording);
+        event(recording, 0x100, (int64_t)(m * m));
+        mt__curve_learn(curve, 0, m, m * m);
+        ck_assert_uint_ge(mt__curve_predict(curve, 0, m), m * m);
+    }
+    ck_assert_uint_eq(curve->ranges, MT__RANGES);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, SIZE_MAX), SIZE_MAX);
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* While one recording speaks for all larger sizes, nothing is ruled out by it. */
+START_TEST(one_recording_rules_nothing_out) {
+    mt__curve *curve = curve_new();
+
+    ck_assert(!mt__curve_rules_out(curve, 2, 1));
+    (void)run(curve, 2, 0, 1);
+    ck_assert(!mt__curve_rules_out(curve, 2, 1));
+    (void)run(curve, 4, 0, 1);
+    ck_assert(mt__curve_rules_out(curve, 8, peak(8, 0) - 1));
+    ck_assert(!mt__curve_rules_out(curve, 8, peak(8, 0)));
+    (void)run(curve, 16, 0, 1);
+    ck_assert(!mt__curve_rules_out(curve, 20, 1));
+    (void)run(curve, 32, 0, 1);
+    ck_assert(mt__curve_rules_out(curve, 20, peak(20, 0) - 1));
+    mt__curve_fail(curve, 0, 20, SIZE_MAX);
+    ck_assert(!mt__curve_rules_out(curve, 20, 1));
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* ---- recordings that are of no use -------------------------------------------------------------- */
+
+/* Host memory runs out while a chunk is recorded or taken in: the next one is recorded instead. */
+START_TEST(without_host_memory) {
+    const size_t sizes[] = {2, 4, 16, 32, 64};
+    int failed = 0;
+
+    ck_ok(counting_install());
+    for (int at = 1; at < 60; at++) {
+        mt__curve *curve = curve_new();
+
+        counting_fail_at((size_t)at, 0);
+        for (int again = 0; again < 2; again++)
+            for (int i = 0; i < LENGTH(sizes); i++) (void)run(curve, sizes[i], 0, 1);
+        failed += counting_fired() > 0;
+        counting_fail_at(0, 0);
+        for (size_t m = 2 * CHANGE; m < 100; m++) {
+            ck_assert_uint_ge(mt__curve_predict(curve, 0, m), peak(m, 0));
+            ck_assert_uint_le(mt__curve_predict(curve, 0, m), peak(m, 0) * 21 / 20);
+        }
+        mt__curve_free(curve);
+    }
+    ck_assert_int_gt(failed, 10);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+/* A chunk that needs nothing cannot say what others need. */
+START_TEST(empty_recording) {
+    mt__curve *curve = curve_new();
+
+    for (int i = 0; i < 2; i++) {
+        ck_assert_ptr_nonnull(mt__curve_record(curve, 2));
+        mt__curve_learn(curve, 0, 2, 0);
+    }
+    ck_assert_uint_eq(curve->ranges, 0);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 2), 0);
+    mt__curve_free(curve);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("curve");
+    TCase *both = suite_case(suite, "both peaks"), *ranges = suite_case(suite, "ranges");
+    TCase *useless = suite_case(suite, "of no use");
+
+    tcase_add_loop_test(both, both_peaks_from_one_recording, 0, 4);
+    tcase_add_test(both, handed_over_once);
+    tcase_add_loop_test(ranges, ranges_follow_the_kernels, 0, LENGTH(runs));
+    tcase_add_test(ranges, largest_agrees_with_predict);
+    tcase_add_test(ranges, ranges_are_full);
+    tcase_add_test(ranges, one_recording_rules_nothing_out);
+    tcase_add_test(useless, without_host_memory);
+    tcase_add_test(useless, empty_recording);
+    return suite_run(suite);
+}
