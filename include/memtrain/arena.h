@@ -1,0 +1,102 @@
+/*
+ * memtrain/arena.h - one piece of memory for all blocks of a chunk, laid out before it runs.
+ *
+ * A chunk takes the same blocks in the same order each time, so where each one lies can be decided once,
+ * from when they live: blocks that are never alive together may share bytes. This is the dynamic storage
+ * allocation problem (Garey & Johnson 1979, SR2), hard to solve and easy to come near to: blocks are placed
+ * one after the other, each into a gap between those that it lives together with. In which order they are
+ * placed matters, so several are tried and the best is kept; a search that moves blocks about can go on
+ * beside other work. After Sekiyama et al. 2018 (profile-guided memory planning, arXiv 1804.10001), with
+ * the greedy orders of TFLite's and TVM's planners (Pisarchyk & Lee 2020, arXiv 2001.03288), and for what
+ * a solver could still gain OLLA (Steiner et al. 2022, arXiv 2210.12924).
+ *
+ * Pure functions over the caller's arrays: no device, no clock, no memory but the host's.
+ */
+#ifndef MEMTRAIN_ARENA_H
+#define MEMTRAIN_ARENA_H
+
+#include <memtrain/policy.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A block that is alive from one instant to another, and where it lies. */
+typedef struct mt_block {
+    size_t bytes;
+    size_t begin;  /* instant at which it is taken; any unit that orders instants */
+    size_t end;    /* instant at which it is released, after begin; SIZE_MAX: at the end of all */
+    size_t offset; /* out: from the start of the arena */
+} mt_block;
+
+typedef struct mt_layout {
+    size_t size;              /* sizeof(mt_layout) */
+    size_t bytes;             /* of the arena */
+    size_t lower_bound_bytes; /* most bytes alive at a time: no layout can do with less */
+    const char *order;        /* what the best layout was placed by, "size", ...; static */
+} mt_layout;
+
+#define MT_LAYOUT_INIT                                                                             \
+    { sizeof(mt_layout), 0, 0, NULL }
+
+/*
+ * Writes an offset into each block such that blocks alive together do not overlap.
+ *
+ * @param blocks     count of them; sizes are rounded up to alignment
+ * @param alignment  of every offset, a power of two
+ * @param out        what came of it
+ * @return MT_OK; MT_EINVAL (a block that ends before it begins, an alignment that is no power of two,
+ *         bytes beyond any memory); MT_ENOMEM. After a failure the offsets are as they were.
+ *
+ * Any thread. For 1,000 blocks it takes a few milliseconds; beyond some thousands fewer orders are tried.
+ */
+MT_API MT_NODISCARD mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t alignment,
+                                              mt_layout *out);
+
+/* A search for a smaller layout, that goes on from where it is. One thread at a time. */
+typedef struct mt_arena_search mt_arena_search;
+
+/*
+ * @param blocks  as laid out by mt_arena_layout with the same alignment; copied
+ * @param out     new reference: free with mt_arena_search_free
+ * @return MT_OK, MT_EINVAL, MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_arena_search_new(const mt_block *blocks, size_t count,
+                                                  size_t alignment, mt_arena_search **out);
+
+/* NULL is a no-op. */
+MT_API void mt_arena_search_free(mt_arena_search *search);
+
+/*
+ * Tries that many changes (one takes about as long as placing all blocks once) and returns the bytes of
+ * the best layout so far; 0 for a bad handle. The same numbers come in every run.
+ */
+MT_API size_t mt_arena_search_run(mt_arena_search *search, unsigned tries);
+
+/* Writes the offsets of the best layout into the blocks that the search was made from. */
+MT_API MT_NODISCARD mt_status mt_arena_search_result(const mt_arena_search *search,
+                                                     mt_block *blocks, size_t count,
+                                                     mt_layout *out);
+
+/*
+ * The blocks of a chunk of m samples, in the order in which they are taken: lifetimes as recorded, sizes
+ * on the lines through those of two recordings. A block that was released after the chunk, or never, lives
+ * to its end (SIZE_MAX).
+ *
+ * @param small, large  recordings whose events are the same but for the sizes; large NULL: blocks of
+ *                      small as they are, samples must be those of small
+ * @param apart         1: gradients that are handed over live to the end (see mt_event_sink)
+ * @param blocks        room for capacity of them; NULL with capacity 0 to ask for the count
+ * @param count         out: how many there are
+ * @return MT_OK; MT_ENOTSUP when the recordings differ in more than sizes, or a size is no whole number of
+ *         bytes at m; MT_EINVAL
+ */
+MT_API MT_NODISCARD mt_status mt_recording_blocks(const mt_recording *small,
+                                                  const mt_recording *large, size_t samples,
+                                                  int apart, mt_block *blocks, size_t capacity,
+                                                  size_t *count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,383 @@
+/*
+ * check_arena.c - layouts: blocks alive together never overlap, the arena comes near to the bound, the
+ * search only ever makes it smaller; and the blocks of a chunk size that never ran.
+ */
+#include "counting_allocator.h"
+#include "fake_backend.h"
+#include "suite.h"
+
+#include <memtrain/arena.h>
+
+#define LINE 64
+#define MOST_BLOCKS 4000
+
+static size_t rounded(size_t bytes) {
+    return (bytes + LINE - 1) / LINE * LINE;
+}
+
+/* No two blocks alive together share a byte, and none reaches above the arena. */
+static void check_layout(const mt_block *blocks, size_t count, const mt_layout *layout) {
+    for (size_t i = 0; i < count; i++) {
+        const mt_block *a = &blocks[i];
+
+        ck_assert_uint_eq(a->offset % LINE, 0);
+        ck_assert_uint_le(a->offset + rounded(a->bytes), layout->bytes);
+        for (size_t j = 0; j < i; j++) {
+            const mt_block *b = &blocks[j];
+            int together = a->begin < b->end && b->begin < a->end;
+
+            if (!together || a->bytes == 0 || b->bytes == 0) continue;
+            ck_assert(a->offset + rounded(a->bytes) <= b->offset ||
+                      b->offset + rounded(b->bytes) <= a->offset);
+        }
+    }
+    ck_assert_uint_ge(layout->bytes, layout->lower_bound_bytes);
+    ck_assert_ptr_nonnull(layout->order);
+}
+
+/* ---- small cases ------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *name;
+    size_t count;
+    mt_block blocks[6];
+    size_t bytes; /* of the arena, and the bound but where it says otherwise */
+    size_t bound;
+} cases[] = {
+    {"none", 0, {{0, 0, 0, 0}}, 0, 0},
+    {"one", 1, {{100, 0, 5, 0}}, 128, 128},
+    {"one after the other", 2, {{128, 0, 5, 0}, {128, 5, 9, 0}}, 128, 128},
+    {"together", 2, {{128, 0, 6, 0}, {128, 5, 9, 0}}, 256, 256},
+    {"to the end", 2, {{64, 3, SIZE_MAX, 0}, {64, 0, SIZE_MAX, 0}}, 128, 128},
+    {"empty blocks", 2, {{0, 0, 9, 0}, {64, 1, 2, 0}}, 64, 64},
+    {"a gap is filled",
+     4,
+     {{128, 0, 10, 0}, {256, 0, 4, 0}, {128, 0, 10, 0}, {192, 5, 9, 0}},
+     512,
+     512},
+    /* The two in the middle cannot both lie beside their neighbours: no layout reaches the bound. */
+    {"above the bound",
+     6,
+     {{128, 0, 2, 0}, {64, 0, 4, 0}, {64, 1, 6, 0}, {128, 3, 8, 0}, {64, 5, 9, 0}, {128, 7, 10, 0}},
+     0,
+     0},
+};
+
+START_TEST(small_cases) {
+    mt_block blocks[6];
+    mt_layout layout = MT_LAYOUT_INIT;
+
+    memcpy(blocks, cases[_i].blocks, sizeof(blocks));
+    ck_ok(mt_arena_layout(blocks, cases[_i].count, LINE, &layout));
+    check_layout(blocks, cases[_i].count, &layout);
+    if (cases[_i].bound || !cases[_i].count) {
+        ck_assert_uint_eq(layout.bytes, cases[_i].bytes);
+        ck_assert_uint_eq(layout.lower_bound_bytes, cases[_i].bound);
+    }
+}
+END_TEST
+
+/* ---- what a training step looks like ------------------------------------------------------------ */
+
+/* Activations that live until their backward, short helpers in between, and gradients to the end. */
+static size_t training_step(mt_block *blocks, size_t layers, uint64_t *random) {
+    size_t n = 0, last = 8 * layers;
+
+    for (size_t layer = 0; layer < layers; layer++) {
+        size_t bytes = 64 + fake_random(random) % 100000, back = last - 4 * layer;
+
+        blocks[n++] = (mt_block){bytes, 4 * layer, back + 3, 0};
+        blocks[n++] = (mt_block){bytes / 2, 4 * layer + 1, 4 * layer + 2, 0};
+        blocks[n++] = (mt_block){bytes, back, back + 4, 0};
+        blocks[n++] = (mt_block){1 + fake_random(random) % 30000, back + 1, SIZE_MAX, 0};
+    }
+    return n;
+}
+
+START_TEST(training_steps) {
+    static mt_block blocks[MOST_BLOCKS];
+    uint64_t random = (uint64_t)_i;
+    size_t count = training_step(blocks, 3 + 20 * (size_t)_i, &random);
+    mt_layout layout = MT_LAYOUT_INIT;
+
+    ck_ok(mt_arena_layout(blocks, count, LINE, &layout));
+    check_layout(blocks, count, &layout);
+    ck_assert_double_le((double)layout.bytes, 1.08 * (double)layout.lower_bound_bytes);
+}
+END_TEST
+
+/* Blocks without any order: the bound is out of reach, the rules are not. */
+START_TEST(random_blocks) {
+    static mt_block blocks[MOST_BLOCKS];
+    uint64_t random = 77 + (uint64_t)_i;
+    size_t count = 1 + fake_random(&random) % 300;
+    mt_layout layout = MT_LAYOUT_INIT;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t begin = fake_random(&random) % 100;
+
+        blocks[i] = (mt_block){fake_random(&random) % 5000, begin,
+                               begin + 1 + fake_random(&random) % 30, 0};
+    }
+    ck_ok(mt_arena_layout(blocks, count, LINE, &layout));
+    check_layout(blocks, count, &layout);
+}
+END_TEST
+
+/* The same blocks have the same layout each time. */
+START_TEST(no_chance) {
+    static mt_block blocks[2][MOST_BLOCKS];
+    mt_layout layout[2] = {MT_LAYOUT_INIT, MT_LAYOUT_INIT};
+
+    for (int i = 0; i < 2; i++) {
+        uint64_t random = 5;
+        size_t count = training_step(blocks[i], 50, &random);
+
+        ck_ok(mt_arena_layout(blocks[i], count, LINE, &layout[i]));
+    }
+    ck_assert_mem_eq(blocks[0], blocks[1], sizeof(blocks[0]));
+    ck_assert_uint_eq(layout[0].bytes, layout[1].bytes);
+}
+END_TEST
+
+/* So many that not every order can be tried. */
+START_TEST(many_blocks) {
+    const size_t layers = 4000;
+    mt_block *blocks = calloc(4 * layers, sizeof(*blocks));
+    uint64_t random = 9;
+    mt_layout layout = MT_LAYOUT_INIT;
+
+    ck_assert_ptr_nonnull(blocks);
+    ck_ok(mt_arena_layout(blocks, training_step(blocks, layers, &random), LINE, &layout));
+    ck_assert_double_le((double)layout.bytes, 1.08 * (double)layout.lower_bound_bytes);
+    free(blocks);
+}
+END_TEST
+
+/* ---- the search --------------------------------------------------------------------------------- */
+
+START_TEST(the_search_gains) {
+    static mt_block blocks[MOST_BLOCKS];
+    uint64_t random = (uint64_t)_i;
+    size_t count = training_step(blocks, 30, &random), before;
+    mt_layout first = MT_LAYOUT_INIT, later = MT_LAYOUT_INIT;
+    mt_arena_search *search;
+
+    ck_ok(mt_arena_layout(blocks, count, LINE, &first));
+    ck_ok(mt_arena_search_new(blocks, count, LINE, &search));
+    ck_assert_uint_eq(mt_arena_search_run(search, 0), first.bytes);
+    before = first.bytes;
+    for (int slice = 0; slice < 20; slice++) {
+        size_t now = mt_arena_search_run(search, 10);
+
+        ck_assert_uint_le(now, before);
+        before = now;
+        ck_ok(mt_arena_search_result(search, blocks, count, &later));
+        ck_assert_uint_eq(later.bytes, now);
+        check_layout(blocks, count, &later);
+    }
+    ck_assert_uint_eq(later.lower_bound_bytes, first.lower_bound_bytes);
+    mt_arena_search_free(search);
+}
+END_TEST
+
+START_TEST(the_search_is_checked) {
+    mt_block blocks[2] = {{64, 0, 2, 0}, {64, 1, 3, 0}};
+    mt_layout layout = MT_LAYOUT_INIT, unset = {0, 0, 0, NULL};
+    mt_arena_search *search;
+
+    ck_status(mt_arena_search_new(blocks, 2, LINE, NULL), MT_EINVAL);
+    ck_status(mt_arena_search_new(NULL, 2, LINE, &search), MT_EINVAL);
+    ck_status(mt_arena_search_new(blocks, 0, LINE, &search), MT_EINVAL);
+    ck_assert_ptr_null(search);
+    ck_ok(mt_arena_search_new(blocks, 2, LINE, &search));
+    ck_status(mt_arena_search_result(search, NULL, 2, &layout), MT_EINVAL);
+    ck_status(mt_arena_search_result(search, blocks, 1, &layout), MT_EINVAL);
+    ck_status(mt_arena_search_result(search, blocks, 2, NULL), MT_EINVAL);
+    ck_status(mt_arena_search_result(search, blocks, 2, &unset), MT_EINVAL);
+    mt_arena_search_free(search);
+    mt_arena_search_free(search);
+    ck_assert_uint_eq(mt_arena_search_run(search, 1), 0);
+    ck_status(mt_arena_search_result(search, blocks, 2, &layout), MT_EINVAL);
+}
+END_TEST
+
+/* ---- arguments and host memory ------------------------------------------------------------------ */
+
+START_TEST(arguments_are_checked) {
+    mt_block good = {64, 0, 2, 7}, empty = {64, 2, 2, 7}, huge[2] = {{SIZE_MAX / 2, 0, 1, 7}};
+    mt_layout layout = MT_LAYOUT_INIT, unset = {0, 0, 0, NULL};
+
+    ck_status(mt_arena_layout(&good, 1, LINE, NULL), MT_EINVAL);
+    ck_status(mt_arena_layout(&good, 1, LINE, &unset), MT_EINVAL);
+    ck_status(mt_arena_layout(NULL, 1, LINE, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(&good, 1, 0, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(&good, 1, 48, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(&empty, 1, LINE, &layout), MT_EINVAL);
+    ck_contains(mt_last_error(), "block 0 lives from 2 to 2");
+    huge[1] = huge[0];
+    ck_status(mt_arena_layout(huge, 2, LINE, &layout), MT_EINVAL);
+    ck_assert_uint_eq(good.offset, 7);
+    ck_assert_uint_eq(layout.bytes, 0);
+}
+END_TEST
+
+START_TEST(without_host_memory) {
+    mt_status status = MT_ENOMEM;
+    size_t n = 0;
+
+    ck_ok(counting_install());
+    while (status == MT_ENOMEM) {
+        mt_block blocks[2] = {{64, 0, 2, 7}, {128, 1, 3, 7}};
+        mt_layout layout = MT_LAYOUT_INIT;
+        mt_arena_search *search = NULL;
+
+        counting_fail_at(++n, 0);
+        status = mt_arena_layout(blocks, 2, LINE, &layout);
+        if (status != MT_OK) ck_assert_uint_eq(blocks[0].offset, 7);
+        if (status == MT_OK) status = mt_arena_search_new(blocks, 2, LINE, &search);
+        if (status != MT_OK) ck_assert_ptr_null(search);
+        mt_arena_search_free(search);
+        ck_assert_uint_eq(counting_live(), 0);
+    }
+    counting_fail_at(0, 0);
+    ck_ok(status);
+    ck_assert_uint_gt(n, 12);
+}
+END_TEST
+
+/* ---- blocks of recordings ------------------------------------------------------------------------ */
+
+static void event(void *recording, void *address, int64_t bytes) {
+    mt_recording_event(recording, address, bytes);
+}
+
+static mt_recording *record(const fake_program *program, size_t samples) {
+    mt_recording *recording;
+    mt_event_sink sink;
+
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, samples));
+    sink = (mt_event_sink){recording, event};
+    fake_program_record(program, samples, &sink);
+    return recording;
+}
+
+/* Of any size, also between and below those recorded: as if it had been recorded itself. */
+START_TEST(blocks_of_any_size) {
+    mt_recording *small = record(&fake_train_program, 2), *large = record(&fake_train_program, 4);
+    mt_block blocks[FAKE_ALLOCATIONS_MAX], own[FAKE_ALLOCATIONS_MAX];
+    size_t count, own_count;
+
+    for (size_t m = 1; m < 40; m++) {
+        mt_recording *recording = record(&fake_train_program, m);
+        mt_layout layout = MT_LAYOUT_INIT;
+
+        ck_ok(mt_recording_blocks(small, large, m, 0, NULL, 0, &count));
+        ck_assert_uint_eq(count, fake_train_program.count);
+        ck_ok(mt_recording_blocks(small, large, m, 0, blocks, FAKE_ALLOCATIONS_MAX, &count));
+        ck_ok(mt_recording_blocks(recording, NULL, m, 0, own, FAKE_ALLOCATIONS_MAX, &own_count));
+        ck_assert_uint_eq(count, own_count);
+        ck_assert_mem_eq(blocks, own, count * sizeof(*blocks));
+        ck_ok(mt_arena_layout(blocks, count, 1, &layout));
+        ck_assert_uint_eq(layout.lower_bound_bytes, fake_program_peak(&fake_train_program, m));
+        mt_recording_free(recording);
+    }
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
+/* A gradient ends where it is handed over, or with the chunk. */
+START_TEST(gradients_live_on) {
+    mt_recording *recording;
+    mt_block blocks[2];
+    size_t count;
+
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, 3));
+    event(recording, (void *)0x40, 100);
+    event(recording, (void *)0x80, 200);
+    event(recording, (void *)0x80, 0);
+    event(recording, (void *)0x40, -100);
+    event(recording, (void *)0x80, -200);
+    ck_ok(mt_recording_blocks(recording, NULL, 3, 0, blocks, 2, &count));
+    ck_assert_uint_eq(count, 2);
+    ck_assert_uint_eq(blocks[0].end, 3);
+    ck_assert_uint_eq(blocks[1].begin, 1);
+    ck_assert_uint_eq(blocks[1].end, 2);
+    ck_ok(mt_recording_blocks(recording, NULL, 3, 1, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].end, 3);
+    ck_assert_uint_eq(blocks[1].end, SIZE_MAX);
+    mt_recording_free(recording);
+}
+END_TEST
+
+START_TEST(recordings_that_do_not_fit) {
+    static const fake_allocation odd_allocations[] = {{1001, 0, FAKE_AT_END}, {100, -30, 2}};
+    static const fake_program odd = {odd_allocations, 2};
+    mt_recording *two = record(&fake_train_program, 2), *four = record(&fake_train_program, 4);
+    mt_recording *other = record(&fake_eval_program, 4), *sinking = record(&odd, 1);
+    mt_recording *sunk = record(&odd, 3);
+    mt_block blocks[FAKE_ALLOCATIONS_MAX];
+    size_t count = 9, all = FAKE_ALLOCATIONS_MAX;
+
+    ck_status(mt_recording_blocks(NULL, four, 8, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, all, NULL), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 8, 0, NULL, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, 3, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 0, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, NULL, 4, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(four, two, 8, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, other, 8, 0, blocks, all, &count), MT_ENOTSUP);
+    ck_assert_uint_eq(count, 0);
+    ck_ok(mt_recording_blocks(sinking, sunk, 2, 0, blocks, all, &count));
+    ck_assert_uint_eq(blocks[1].bytes, 40);
+    ck_status(mt_recording_blocks(sinking, sunk, 4, 0, blocks, all, &count), MT_ENOTSUP);
+    mt_recording_free(two);
+    mt_recording_free(four);
+    mt_recording_free(other);
+    mt_recording_free(sinking);
+    mt_recording_free(sunk);
+}
+END_TEST
+
+/* Sizes of odd samples that are no line: 3 bytes more in 2 samples have no whole number at one more. */
+START_TEST(no_whole_number) {
+    mt_recording *recording[2];
+    mt_block block;
+    size_t count;
+
+    for (size_t i = 0; i < 2; i++) {
+        ck_ok(mt_recording_new(&recording[i]));
+        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
+        event(recording[i], (void *)0x40, 100 + 3 * (int64_t)i);
+    }
+    ck_ok(mt_recording_blocks(recording[0], recording[1], 8, 0, &block, 1, &count));
+    ck_assert_uint_eq(block.bytes, 109);
+    ck_status(mt_recording_blocks(recording[0], recording[1], 7, 0, &block, 1, &count), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "no whole number of bytes at 7 samples");
+    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("arena");
+    TCase *layouts = suite_case(suite, "layouts"), *search = suite_case(suite, "search");
+    TCase *arguments = suite_case(suite, "arguments"), *blocks = suite_case(suite, "blocks");
+
+    tcase_add_loop_test(layouts, small_cases, 0, LENGTH(cases));
+    tcase_add_loop_test(layouts, training_steps, 0, 12);
+    tcase_add_loop_test(layouts, random_blocks, 0, 20);
+    tcase_add_test(layouts, no_chance);
+    tcase_add_test(layouts, many_blocks);
+    tcase_add_loop_test(search, the_search_gains, 0, 8);
+    tcase_add_test(search, the_search_is_checked);
+    tcase_add_test(arguments, arguments_are_checked);
+    tcase_add_test(arguments, without_host_memory);
+    tcase_add_test(blocks, blocks_of_any_size);
+    tcase_add_test(blocks, gradients_live_on);
+    tcase_add_test(blocks, recordings_that_do_not_fit);
+    tcase_add_test(blocks, no_whole_number);
+    return suite_run(suite);
+}
