@@ -10,7 +10,7 @@
 #include "recording.h"
 
 /* Comparisons of blocks that the first layout may cost: about a tenth of a second. */
-#define MOST_WORK ((uint64_t)100000000)
+#define MOST_WORK ((uint64_t)70000000)
 
 /* ---- placement --------------------------------------------------------------------------------- */
 
@@ -21,6 +21,7 @@ typedef struct placed {
 
 typedef struct problem {
     size_t count;
+    size_t fixed;     /* the first of them have their place */
     mt_block *blocks; /* own copy, bytes rounded up */
     placed *list;     /* room for all */
     size_t *offsets;  /* of the placement that was made last */
@@ -62,15 +63,18 @@ static void insert(problem *p, size_t placed_count, const mt_block *block, size_
     p->list[low] = (placed){offset, offset + block->bytes, block->begin, block->end};
 }
 
-/* Places all blocks in that order; returns the bytes, or SIZE_MAX when they would be most or more. */
+/*
+ * Places all blocks, those that are not fixed in that order; returns the bytes, or SIZE_MAX when they
+ * would be most or more.
+ */
 static size_t place(problem *p, const size_t *order, fit how, size_t most) {
     size_t bytes = 0;
     for (size_t i = 0; i < p->count; i++) {
         const mt_block *block = &p->blocks[order[i]];
-        size_t offset = find_gap(p, i, block, how);
+        size_t offset = i < p->fixed ? block->offset : find_gap(p, i, block, how);
         p->work += i;
         bytes = mt__max(bytes, offset + block->bytes);
-        if (bytes >= most) return SIZE_MAX;
+        if (bytes >= most && i >= p->fixed) return SIZE_MAX;
         p->offsets[order[i]] = offset;
         insert(p, i, block, offset);
     }
@@ -118,8 +122,8 @@ static const struct {
     fit how;
 } orders[] = {
     {"size", by_size, BEST_FIT},
-    {"long life", by_long_life, BEST_FIT},
     {"area", by_area, BEST_FIT},
+    {"long life", by_long_life, BEST_FIT},
     {"root of area", by_root_of_area, BEST_FIT},
     {"lifetime", lifetime, BEST_FIT},
     {"size, first fit", by_size, FIRST_FIT},
@@ -149,7 +153,7 @@ static size_t last_instant(const problem *p) {
 static void sort(const problem *p, size_t which, key *keys, size_t *order) {
     size_t last = last_instant(p);
     for (size_t i = 0; i < p->count; i++)
-        keys[i] = (key){orders[which].value(&p->blocks[i], last), i};
+        keys[i] = (key){i < p->fixed ? INFINITY : orders[which].value(&p->blocks[i], last), i};
     qsort(keys, p->count, sizeof *keys, by_value);
     for (size_t i = 0; i < p->count; i++) order[i] = keys[i].index;
 }
@@ -190,10 +194,29 @@ static mt_status find_lower_bound(problem *p) {
     return MT_OK;
 }
 
+static int overlap(const mt_block *a, const mt_block *b) {
+    return a->begin < b->end && b->begin < a->end && a->offset < b->offset + b->bytes &&
+           b->offset < a->offset + a->bytes;
+}
+
+static mt_status check_fixed(const char *function, const mt_block *blocks, size_t fixed,
+                             size_t alignment) {
+    for (size_t i = 0; i < fixed; i++) {
+        MT__CHECK(blocks[i].offset % alignment == 0 && blocks[i].offset < SIZE_MAX / 4,
+                  "%s: fixed block %zu lies at %zu; a multiple of %zu is accepted", function, i,
+                  blocks[i].offset, alignment);
+        for (size_t j = 0; j < i; j++)
+            MT__CHECK(!overlap(&blocks[i], &blocks[j]), "%s: fixed blocks %zu and %zu overlap",
+                      function, j, i);
+    }
+    return MT_OK;
+}
+
 static mt_status check_blocks(const char *function, const mt_block *blocks, size_t count,
-                              size_t alignment) {
+                              size_t fixed, size_t alignment) {
     size_t total = 0;
     MT__CHECK(blocks || count == 0, "%s: blocks is NULL", function);
+    MT__CHECK(fixed <= count, "%s: fixed is %zu of %zu blocks", function, fixed, count);
     MT__CHECK(alignment && !(alignment & (alignment - 1)),
               "%s: alignment is %zu; a power of two is accepted", function, alignment);
     for (size_t i = 0; i < count; i++) {
@@ -202,8 +225,8 @@ static mt_status check_blocks(const char *function, const mt_block *blocks, size
                   blocks[i].begin, blocks[i].end);
         total = mt__add(total, mt__add(blocks[i].bytes, alignment));
     }
-    MT__CHECK(total < SIZE_MAX / 2, "%s: the blocks have more bytes than any memory", function);
-    return MT_OK;
+    MT__CHECK(total < SIZE_MAX / 4, "%s: the blocks have more bytes than any memory", function);
+    return check_fixed(function, blocks, fixed, alignment);
 }
 
 static void problem_free(problem *p) {
@@ -212,8 +235,9 @@ static void problem_free(problem *p) {
     mt__free(p->offsets);
 }
 
-static mt_status problem_new(const mt_block *blocks, size_t count, size_t alignment, problem *p) {
-    *p = (problem){.count = count};
+static mt_status problem_new(const mt_block *blocks, size_t count, size_t fixed, size_t alignment,
+                             problem *p) {
+    *p = (problem){.count = count, .fixed = fixed};
     p->blocks = mt__alloc(count, sizeof *p->blocks);
     p->list = mt__alloc(count + 1, sizeof *p->list);
     p->offsets = mt__alloc(count, sizeof *p->offsets);
@@ -235,7 +259,7 @@ static mt_status try_orders(problem *p, size_t *best_offsets, size_t *which, siz
     int has_memory = keys && order;
     *bytes = SIZE_MAX;
     for (size_t i = 0; has_memory && i < ORDERS; i++) {
-        if (*bytes == p->lower_bound || (i > 0 && p->work > MOST_WORK)) break;
+        if (*bytes <= p->lower_bound || (i > 0 && p->work > MOST_WORK)) break;
         sort(p, i, keys, order);
         size_t now = place(p, order, orders[i].how, *bytes);
         if (now == SIZE_MAX) continue;
@@ -254,18 +278,19 @@ static void give(mt_layout *out, const mt_layout *own) {
     out->size = size;
 }
 
-mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t alignment, mt_layout *out) {
+mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t fixed, size_t alignment,
+                          mt_layout *out) {
     mt_layout own = MT_LAYOUT_INIT;
     size_t which = 0;
     problem p;
     MT__CHECK(out && out->size >= sizeof out->size,
               "mt_arena_layout: out->size is not set; use MT_LAYOUT_INIT");
-    mt_status status = check_blocks("mt_arena_layout", blocks, count, alignment);
+    mt_status status = check_blocks("mt_arena_layout", blocks, count, fixed, alignment);
     if (status != MT_OK) return status;
     own.order = orders[0].name;
     if (count > 0) {
         size_t *offsets = mt__alloc(count, sizeof *offsets);
-        status = problem_new(blocks, count, alignment, &p);
+        status = problem_new(blocks, count, fixed, alignment, &p);
         if (status == MT_OK && !offsets)
             status = mt_set_error(MT_ENOMEM, "mt_arena_layout: out of host memory");
         if (status == MT_OK) status = try_orders(&p, offsets, &which, &own.bytes);
@@ -308,15 +333,15 @@ static void move_up(size_t *order, size_t k, size_t to) {
 /* One of the blocks that reach the top of the arena: place it before some that it now lies above. */
 static void change_order(mt_arena_search *s) {
     const problem *p = &s->problem;
-    size_t n = p->count, tops = 0, chosen = 0;
-    for (size_t k = 0; k < n; k++) {
+    size_t first = p->fixed, n = p->count - first, tops = 0, chosen = first;
+    for (size_t k = first; k < p->count; k++) {
         size_t i = s->trial[k];
         if (s->offsets[i] + p->blocks[i].bytes < s->bytes) continue;
         if (random_below(s, ++tops) == 0) chosen = k;
     }
-    if (chosen > 0) move_up(s->trial, chosen, random_below(s, chosen));
+    if (chosen > first) move_up(s->trial, chosen, first + random_below(s, chosen - first));
     if (random_below(s, 3)) return;
-    size_t a = random_below(s, n), b = random_below(s, n), other = s->trial[a];
+    size_t a = first + random_below(s, n), b = first + random_below(s, n), other = s->trial[a];
     s->trial[a] = s->trial[b];
     s->trial[b] = other;
 }
@@ -357,16 +382,18 @@ static mt_status begin_search(mt_arena_search *s) {
     return status;
 }
 
-mt_status mt_arena_search_new(const mt_block *blocks, size_t count, size_t alignment,
+mt_status mt_arena_search_new(const mt_block *blocks, size_t count, size_t fixed, size_t alignment,
                               mt_arena_search **out) {
     MT__CHECK(out, "mt_arena_search_new: out is NULL");
     *out = NULL;
-    mt_status status = check_blocks("mt_arena_search_new", blocks, count, alignment);
+    mt_status status = check_blocks("mt_arena_search_new", blocks, count, fixed, alignment);
     if (status != MT_OK) return status;
-    MT__CHECK(count > 0, "mt_arena_search_new: count is 0; at least 1 is accepted");
+    MT__CHECK(count > fixed,
+              "mt_arena_search_new: there is no block to move: %zu, and fixed is %zu", count,
+              fixed);
     mt_arena_search *s = mt__alloc(1, sizeof *s);
     if (!s) return mt_set_error(MT_ENOMEM, "mt_arena_search_new: out of host memory");
-    status = problem_new(blocks, count, alignment, &s->problem);
+    status = problem_new(blocks, count, fixed, alignment, &s->problem);
     s->order = mt__alloc(count, sizeof *s->order);
     s->trial = mt__alloc(count, sizeof *s->trial);
     s->offsets = mt__alloc(count, sizeof *s->offsets);

@@ -17,6 +17,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "arena.hpp"
 #include "compat.hpp"
 #include "sim_memory.hpp"
 
@@ -31,6 +32,7 @@ constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
+constexpr uintptr_t arena_key = cookie_key << 1;      /* it lies in an arena */
 
 /*
  * The last 16 bytes before the data, where glibc's malloc has its own header: they can be read also
@@ -38,7 +40,7 @@ constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts again
  */
 struct Header {
     size_t bytes;
-    uintptr_t cookie; /* the data's address ^ cookie_key or card_key; 0 once freed */
+    uintptr_t cookie; /* the data's address ^ one of the keys; 0 once freed */
 };
 
 /* Before the header, where the cookie has the card_key. */
@@ -47,11 +49,13 @@ struct OnCardHeader {
     sim::Place place;
 };
 static_assert(sizeof(OnCardHeader) + sizeof(Header) <= line_bytes, "both lie before the data");
+static_assert(Arena::header_bytes == line_bytes, "an arena leaves room for the header");
 
 struct Thread {
     Refusals refusals = {0, 0, 0};
     mt_event_sink sink = {nullptr, nullptr};
     sim::Card *card = nullptr;
+    Arena *arena = nullptr;
     uint64_t requests = 0; /* since inject() */
     uint64_t failed = 0;
     uint64_t fail_at = 0; /* 0: disarmed */
@@ -76,12 +80,17 @@ OnCardHeader *card_header_of(void *data) {
                                             sizeof(OnCardHeader));
 }
 
+/* There as well, where the cookie has the arena_key. */
+Place **place_of(void *data) {
+    return reinterpret_cast<Place **>(static_cast<char *>(data) - sizeof(Header) - sizeof(Place *));
+}
+
 uintptr_t cookie_of(const void *data, uintptr_t key) {
     return reinterpret_cast<uintptr_t>(data) ^ key;
 }
 
 /*
- * cookie_key or card_key, anything else for a block that is not ours. There it reads what lies before
+ * One of the keys, anything else for a block that is not ours. There it reads what lies before
  * the block, which the address sanitizer would take for an error.
  */
 __attribute__((no_sanitize("address"))) uintptr_t key_of(void *data) {
@@ -105,6 +114,8 @@ void tell(void *data, int64_t sign) noexcept {
         size_t block = on_card ? card_header_of(data)->place.bytes : header_of(data)->bytes;
         thread.sink.event(thread.sink.user, data, sign * static_cast<int64_t>(block));
     }
+    if (thread.arena && thread.arena->recording())
+        mt_recording_event(thread.arena->recording(), data, bytes);
     if (!c10::memoryProfilingEnabled()) return;
     try {
         size_t total = allocated();
@@ -145,18 +156,33 @@ size_t reserve(size_t bytes) noexcept {
     return now + bytes;
 }
 
-void *take_from_host(size_t bytes) {
+/* Memory for the data behind a header that is filled in, from the arena or else from the heap. */
+void *take_block(size_t bytes) {
     void *block = nullptr;
+    Place *place = nullptr;
+    char *data = thread.arena ? thread.arena->serve(bytes, &place) : nullptr;
+    if (data) {
+        *header_of(data) = {bytes, cookie_of(data, arena_key)};
+        *place_of(data) = place;
+        return data;
+    }
+    if (bytes > SIZE_MAX - line_bytes || posix_memalign(&block, line_bytes, bytes + line_bytes))
+        return nullptr;
+    data = static_cast<char *>(block) + line_bytes;
+    *header_of(data) = {bytes, cookie_of(data, cookie_key)};
+    return data;
+}
+
+void *take_from_host(size_t bytes) {
     size_t sum = reserve(bytes);
     if (!sum) refuse("there is no room for", bytes);
-    if (bytes > SIZE_MAX - line_bytes || posix_memalign(&block, line_bytes, bytes + line_bytes)) {
+    void *data = take_block(bytes);
+    if (!data) {
         used.fetch_sub(bytes, std::memory_order_relaxed);
         refuse("the system refuses", bytes);
     }
     raise(highest, sum);
     raise(highest_in_call, sum);
-    void *data = static_cast<char *>(block) + line_bytes;
-    *header_of(data) = {bytes, cookie_of(data, cookie_key)};
     return data;
 }
 
@@ -188,7 +214,7 @@ void *take(size_t bytes) {
 void give_back(void *data) {
     if (!data) return;
     uintptr_t key = key_of(data);
-    if (key != cookie_key && key != card_key) {
+    if (key != cookie_key && key != card_key && key != arena_key) {
         std::free(data); /* made by libtorch's own allocator before ours was installed */
         return;
     }
@@ -196,7 +222,10 @@ void give_back(void *data) {
     tell(data, -1);
     if (key == card_key) card_header_of(data)->card->give_back(card_header_of(data)->place);
     header_of(data)->cookie = 0;
-    std::free(static_cast<char *>(data) - line_bytes);
+    if (key == arena_key)
+        Arena::release(*place_of(data));
+    else
+        std::free(static_cast<char *>(data) - line_bytes);
 }
 
 class Allocator final : public c10::Allocator {
@@ -311,6 +340,10 @@ Refusals refusals() noexcept {
 
 void set_sink(const mt_event_sink *sink) noexcept {
     thread.sink = sink ? *sink : mt_event_sink{nullptr, nullptr};
+}
+
+void set_arena(Arena *arena) noexcept {
+    thread.arena = arena;
 }
 
 void set_card(sim::Card *card) noexcept {

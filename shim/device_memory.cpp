@@ -21,6 +21,7 @@
 
 #include "arguments.hpp"
 #include "compat.hpp"
+#include "arena.hpp"
 #include "cpu_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
@@ -85,7 +86,9 @@ size_t recent_host_room() {
     return room;
 }
 
-void trim_heap() {
+/* Pages of arenas without tensors, and of the heap. */
+void drop_pages() {
+    cpu::Arena::drop_all_pages();
 #ifdef __GLIBC__
     malloc_trim(0);
 #endif
@@ -267,7 +270,7 @@ mt_clear_result empty_device_cache(const Device &device) {
     else if (kind == Memory::mps)
         mps_hooks(device).emptyCache();
     else
-        trim_heap();
+        drop_pages();
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     size_t after = taken();

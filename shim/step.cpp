@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
@@ -104,7 +105,8 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     torch.flat->begin_chunk(torch.marked);
     Loss values = forward(torch, chunk);
     if (weight != 0.0) {
-        GradientWatch watch(*torch.flat, torch.sink);
+        GradientWatch watch(*torch.flat, torch.sink,
+                            torch.arena ? torch.arena->recording() : nullptr);
         at::Tensor weighted = at::mul(values.loss, weight);
         values.loss = values.loss.detach();
         weighted.backward();
@@ -156,11 +158,29 @@ void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
     result.refused_in_use_bytes = now.in_use;
 }
 
+/* A chunk that is about to run. */
+struct Run {
+    bool training;
+    const mt_torch_batch &batch;
+    size_t samples;
+    bool apart;
+};
+
+/* NULL where tensors are another device's. */
+cpu::Arena *arena_of(const mt_torch &torch) {
+    return torch.device.is_host() ? torch.arena.get() : nullptr;
+}
+
+cpu::Kind kind_of(const Run &run) {
+    return {run.training, shape_of(run.batch), at::get_num_threads()};
+}
+
 /*
  * Runs body(result) in the guard and hands the result over. After a failure it holds the evidence
  * alone. Where a model's own code has lost what the error was, a refusal tells that it was memory.
  */
-template <class Body> mt_status measured(mt_torch &torch, mt_chunk_result *out, Body &&body) {
+template <class Body>
+mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &&body) {
     mt_chunk_result result = {};
     cpu::Refusals before = cpu::refusals();
     int64_t ooms = device_ooms(torch.device);
@@ -168,10 +188,12 @@ template <class Body> mt_status measured(mt_torch &torch, mt_chunk_result *out, 
         synchronize(torch.device);
         start_call_peak(torch.device);
         Listening listening(torch.device, torch.sink);
+        cpu::Planned planned(arena_of(torch), kind_of(run), run.samples, run.apart);
         auto start = Clock::now();
         body(result);
         synchronize(torch.device);
         result.seconds = seconds_since(start);
+        planned.done(result.seconds);
         result.peak_bytes = peak_of(torch, listening);
     });
     if (status != MT_OK) result = {};
@@ -235,7 +257,8 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
         return mt_set_error(MT_EINVAL, "mt_accumulate: weight is %g", weight);
     MT_RETURN_IF_FAILED(
         guard([&] { check_samples("mt_accumulate", first, count, torch->samples); }));
-    mt_status status = measured(*torch, out, [&](mt_chunk_result &result) {
+    Run run = {true, torch->batch, count, torch->marked};
+    mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
     if (status == MT_OK) torch->marked = torch->fresh = false;
@@ -316,9 +339,12 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
     CHECK_TORCH("mt_evaluate");
     MT_RETURN_IF_FAILED(check_sized(out, "mt_evaluate", "out"));
     MT_RETURN_IF_FAILED(check_phase("mt_evaluate", *torch, Phase::idle, Phase::idle));
-    return measured(*torch, out, [&](mt_chunk_result &result) {
-        mt_torch_batch own = batch_of("mt_evaluate", batch);
+    mt_torch_batch own = MT_TORCH_BATCH_INIT;
+    MT_RETURN_IF_FAILED(guard([&] {
+        own = batch_of("mt_evaluate", batch);
         check_samples("mt_evaluate", first, count, batch->count);
+    }));
+    return measured(*torch, Run{false, own, count, false}, out, [&](mt_chunk_result &result) {
         KeepRng keep(torch->device);
         set_mode(*torch, Mode::evaluation);
         forward_only(*torch, own, first, count, result);

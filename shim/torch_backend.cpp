@@ -119,23 +119,10 @@ mt_status rewind(void *self) {
     return mt_rewind(torch_of(self));
 }
 
-/* FNV-1a (Fowler, Noll, Vo) over the dtype and the sizes of one sample of each tensor. */
 mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
     MT_RETURN_IF_FAILED(check_self(self, "shape"));
     MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
-    return guard([&] {
-        mt_torch_batch own = batch_of("shape", batch);
-        uint64_t hash = 0xcbf29ce484222325U;
-        auto add = [&](int64_t value) {
-            hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3U;
-        };
-        for (size_t i = 0; i < own.count; i++) {
-            const at::Tensor &tensor = own.tensors[i]->tensor;
-            add(static_cast<int64_t>(tensor.scalar_type()));
-            for (int64_t size : tensor.sizes().slice(1)) add(size);
-        }
-        *out = hash;
-    });
+    return guard([&] { *out = shape_of(batch_of("shape", batch)); });
 }
 
 mt_status set_rate(void *self, double factor) {

@@ -31,6 +31,10 @@ void check_range(const char *field, double value, double low, bool open, double 
 
 void check_options(const mt_torch_options &o) {
     int optimizer = number_of(o.optimizer), amp = number_of(o.amp);
+    if (o.arena != MT_ARENA_AUTO && o.arena != MT_ARENA_NEVER)
+        fail(MT_EINVAL,
+             "%s: options->arena is %d; accepted: MT_ARENA_AUTO (0), MT_ARENA_NEVER (-1)", name_of,
+             o.arena);
     if (optimizer != MT_SGD && optimizer != MT_ADAM && optimizer != MT_ADAMW)
         fail(MT_EINVAL, "%s: options->optimizer is %d", name_of, optimizer);
     check_range("lr", o.lr, 0, true, HUGE_VAL);
@@ -74,6 +78,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->options.device = nullptr;
     torch->device = torch->home = device;
     torch->device_name = device.name();
+    if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
     move_model(*torch, device);
@@ -136,4 +141,17 @@ extern "C" void mt_torch_free(mt_torch *torch) {
     if (torch->sink.event) cpu::set_sink(nullptr);
     (void)guard(torch->device, [&] { delete torch; });
     release_model(model);
+}
+
+extern "C" mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out) {
+    mt_arena_stats own = MT_ARENA_STATS_INIT;
+    MT_RETURN_IF_FAILED(check_handle(torch, MT__KIND_TORCH, "mt_torch_arena", "torch"));
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_torch_arena", "out"));
+    if (torch->arena) {
+        cpu::ArenaStats stats = torch->arena->stats();
+        own = {sizeof own,    stats.bytes,    stats.lower_bound, stats.plans,
+               stats.windows, stats.recorded, stats.served,      stats.missed};
+    }
+    hand_over(own, out);
+    return MT_OK;
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "arena.hpp"
 #include "device.hpp"
 #include "flat.hpp"
 #include "model.hpp"
@@ -52,6 +53,9 @@ struct mt_torch {
     memtrain::shim::RngState chunk_rng; /* as mark found them, unless it was fresh */
     memtrain::shim::BufferState chunk_buffers;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
+
+    std::unique_ptr<memtrain::shim::cpu::Arena, memtrain::shim::cpu::CloseArena>
+        arena; /* or none */
 
     mt_event_sink sink = {nullptr, nullptr};
     size_t watched_peak = 0; /* where no allocator of ours counts: highest since reset_peak */

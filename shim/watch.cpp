@@ -22,15 +22,16 @@ Listening::Listening(c10::Device device, const mt_event_sink &sink) {
     guard_.emplace(c10::DebugInfoKind::PROFILER_STATE, reporter_);
 }
 
-GradientWatch::GradientWatch(const Flat &flat, const mt_event_sink &sink) {
-    if (!sink.event) return;
-    for (const Slot &slot : flat.slots()) {
-        unsigned hook = slot.parameter.register_hook([sink](const at::TensorBase &gradient) {
-            if (gradient.defined() && gradient.has_storage())
-                sink.event(sink.user, const_cast<void *>(gradient.storage().data()), 0);
-        });
-        hooks_.emplace_back(slot.parameter, hook);
-    }
+GradientWatch::GradientWatch(const Flat &flat, const mt_event_sink &sink, mt_recording *recording) {
+    if (!sink.event && !recording) return;
+    auto tell = [sink, recording](const at::TensorBase &gradient) {
+        if (!gradient.defined() || !gradient.has_storage()) return;
+        void *address = const_cast<void *>(gradient.storage().data());
+        if (sink.event) sink.event(sink.user, address, 0);
+        if (recording) mt_recording_event(recording, address, 0);
+    };
+    for (const Slot &slot : flat.slots())
+        hooks_.emplace_back(slot.parameter, slot.parameter.register_hook(tell));
 }
 
 GradientWatch::~GradientWatch() {

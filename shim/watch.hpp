@@ -15,7 +15,7 @@
 #include "compat.hpp"
 #include "flat.hpp"
 
-#include <memtrain/backend.h>
+#include <memtrain/policy.h>
 
 namespace memtrain::shim {
 
@@ -52,12 +52,13 @@ private:
 };
 
 /*
- * As long as it lives, tells the sink when a backward pass has a gradient ready for its parameter. The
+ * As long as it lives, tells the sink and the recording when a backward pass has a gradient ready for its parameter. The
  * gradient itself is left alone: autograd takes it as it is or adds it, as without anybody watching.
  */
 class GradientWatch {
 public:
-    GradientWatch(const Flat &flat, const mt_event_sink &sink);
+    /* The recording may be NULL. */
+    GradientWatch(const Flat &flat, const mt_event_sink &sink, mt_recording *recording);
     ~GradientWatch();
     GradientWatch(const GradientWatch &) = delete;
     GradientWatch &operator=(const GradientWatch &) = delete;

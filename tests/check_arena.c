@@ -68,7 +68,7 @@ START_TEST(small_cases) {
     mt_layout layout = MT_LAYOUT_INIT;
 
     memcpy(blocks, cases[_i].blocks, sizeof(blocks));
-    ck_ok(mt_arena_layout(blocks, cases[_i].count, LINE, &layout));
+    ck_ok(mt_arena_layout(blocks, cases[_i].count, 0, LINE, &layout));
     check_layout(blocks, cases[_i].count, &layout);
     if (cases[_i].bound || !cases[_i].count) {
         ck_assert_uint_eq(layout.bytes, cases[_i].bytes);
@@ -100,7 +100,7 @@ START_TEST(training_steps) {
     size_t count = training_step(blocks, 3 + 20 * (size_t)_i, &random);
     mt_layout layout = MT_LAYOUT_INIT;
 
-    ck_ok(mt_arena_layout(blocks, count, LINE, &layout));
+    ck_ok(mt_arena_layout(blocks, count, 0, LINE, &layout));
     check_layout(blocks, count, &layout);
     ck_assert_double_le((double)layout.bytes, 1.08 * (double)layout.lower_bound_bytes);
 }
@@ -119,8 +119,53 @@ START_TEST(random_blocks) {
         blocks[i] = (mt_block){fake_random(&random) % 5000, begin,
                                begin + 1 + fake_random(&random) % 30, 0};
     }
-    ck_ok(mt_arena_layout(blocks, count, LINE, &layout));
+    ck_ok(mt_arena_layout(blocks, count, 0, LINE, &layout));
     check_layout(blocks, count, &layout);
+}
+END_TEST
+
+/* Blocks that stay where they are: others lie around them, and above only where they must. */
+START_TEST(fixed_blocks) {
+    static mt_block blocks[MOST_BLOCKS + 3];
+    uint64_t random = (uint64_t)_i;
+    mt_layout layout = MT_LAYOUT_INIT, later = MT_LAYOUT_INIT;
+    mt_arena_search *search;
+    size_t count;
+
+    blocks[0] = (mt_block){5000, 0, SIZE_MAX, 128};
+    blocks[1] = (mt_block){300000, 0, 70, 640000};
+    blocks[2] = (mt_block){300000, 70, SIZE_MAX, 640064};
+    count = 3 + training_step(blocks + 3, 20, &random);
+    ck_ok(mt_arena_layout(blocks, count, 3, LINE, &layout));
+    check_layout(blocks, count, &layout);
+    ck_assert_uint_eq(blocks[0].offset, 128);
+    ck_assert_uint_eq(blocks[1].offset, 640000);
+    ck_assert_uint_eq(blocks[2].offset, 640064);
+    ck_ok(mt_arena_search_new(blocks, count, 3, LINE, &search));
+    ck_assert_uint_le(mt_arena_search_run(search, 100), layout.bytes);
+    ck_ok(mt_arena_search_result(search, blocks, count, &later));
+    check_layout(blocks, count, &later);
+    ck_assert_uint_eq(blocks[2].offset, 640064);
+    mt_arena_search_free(search);
+}
+END_TEST
+
+START_TEST(fixed_blocks_are_checked) {
+    mt_block blocks[3] = {{100, 0, 5, 0}, {100, 4, 9, 64}, {100, 0, 9, 0}};
+    mt_layout layout = MT_LAYOUT_INIT;
+    mt_arena_search *search;
+
+    ck_status(mt_arena_layout(blocks, 3, 4, LINE, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(blocks, 3, 2, LINE, &layout), MT_EINVAL);
+    ck_contains(mt_last_error(), "fixed blocks 0 and 1 overlap");
+    blocks[1].offset = 130;
+    ck_status(mt_arena_layout(blocks, 3, 2, LINE, &layout), MT_EINVAL);
+    blocks[1].offset = 128;
+    ck_ok(mt_arena_layout(blocks, 3, 2, LINE, &layout));
+    ck_assert_uint_eq(blocks[2].offset, 256);
+    ck_ok(mt_arena_layout(blocks, 2, 2, LINE, &layout));
+    ck_assert_uint_eq(layout.bytes, 256);
+    ck_status(mt_arena_search_new(blocks, 2, 2, LINE, &search), MT_EINVAL);
 }
 END_TEST
 
@@ -133,7 +178,7 @@ START_TEST(no_chance) {
         uint64_t random = 5;
         size_t count = training_step(blocks[i], 50, &random);
 
-        ck_ok(mt_arena_layout(blocks[i], count, LINE, &layout[i]));
+        ck_ok(mt_arena_layout(blocks[i], count, 0, LINE, &layout[i]));
     }
     ck_assert_mem_eq(blocks[0], blocks[1], sizeof(blocks[0]));
     ck_assert_uint_eq(layout[0].bytes, layout[1].bytes);
@@ -148,7 +193,7 @@ START_TEST(many_blocks) {
     mt_layout layout = MT_LAYOUT_INIT;
 
     ck_assert_ptr_nonnull(blocks);
-    ck_ok(mt_arena_layout(blocks, training_step(blocks, layers, &random), LINE, &layout));
+    ck_ok(mt_arena_layout(blocks, training_step(blocks, layers, &random), 0, LINE, &layout));
     ck_assert_double_le((double)layout.bytes, 1.08 * (double)layout.lower_bound_bytes);
     free(blocks);
 }
@@ -163,8 +208,8 @@ START_TEST(the_search_gains) {
     mt_layout first = MT_LAYOUT_INIT, later = MT_LAYOUT_INIT;
     mt_arena_search *search;
 
-    ck_ok(mt_arena_layout(blocks, count, LINE, &first));
-    ck_ok(mt_arena_search_new(blocks, count, LINE, &search));
+    ck_ok(mt_arena_layout(blocks, count, 0, LINE, &first));
+    ck_ok(mt_arena_search_new(blocks, count, 0, LINE, &search));
     ck_assert_uint_eq(mt_arena_search_run(search, 0), first.bytes);
     before = first.bytes;
     for (int slice = 0; slice < 20; slice++) {
@@ -186,11 +231,11 @@ START_TEST(the_search_is_checked) {
     mt_layout layout = MT_LAYOUT_INIT, unset = {0, 0, 0, NULL};
     mt_arena_search *search;
 
-    ck_status(mt_arena_search_new(blocks, 2, LINE, NULL), MT_EINVAL);
-    ck_status(mt_arena_search_new(NULL, 2, LINE, &search), MT_EINVAL);
-    ck_status(mt_arena_search_new(blocks, 0, LINE, &search), MT_EINVAL);
+    ck_status(mt_arena_search_new(blocks, 2, 0, LINE, NULL), MT_EINVAL);
+    ck_status(mt_arena_search_new(NULL, 2, 0, LINE, &search), MT_EINVAL);
+    ck_status(mt_arena_search_new(blocks, 0, 0, LINE, &search), MT_EINVAL);
     ck_assert_ptr_null(search);
-    ck_ok(mt_arena_search_new(blocks, 2, LINE, &search));
+    ck_ok(mt_arena_search_new(blocks, 2, 0, LINE, &search));
     ck_status(mt_arena_search_result(search, NULL, 2, &layout), MT_EINVAL);
     ck_status(mt_arena_search_result(search, blocks, 1, &layout), MT_EINVAL);
     ck_status(mt_arena_search_result(search, blocks, 2, NULL), MT_EINVAL);
@@ -208,15 +253,15 @@ START_TEST(arguments_are_checked) {
     mt_block good = {64, 0, 2, 7}, empty = {64, 2, 2, 7}, huge[2] = {{SIZE_MAX / 2, 0, 1, 7}};
     mt_layout layout = MT_LAYOUT_INIT, unset = {0, 0, 0, NULL};
 
-    ck_status(mt_arena_layout(&good, 1, LINE, NULL), MT_EINVAL);
-    ck_status(mt_arena_layout(&good, 1, LINE, &unset), MT_EINVAL);
-    ck_status(mt_arena_layout(NULL, 1, LINE, &layout), MT_EINVAL);
-    ck_status(mt_arena_layout(&good, 1, 0, &layout), MT_EINVAL);
-    ck_status(mt_arena_layout(&good, 1, 48, &layout), MT_EINVAL);
-    ck_status(mt_arena_layout(&empty, 1, LINE, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(&good, 1, 0, LINE, NULL), MT_EINVAL);
+    ck_status(mt_arena_layout(&good, 1, 0, LINE, &unset), MT_EINVAL);
+    ck_status(mt_arena_layout(NULL, 1, 0, LINE, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(&good, 1, 0, 0, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(&good, 1, 0, 48, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(&empty, 1, 0, LINE, &layout), MT_EINVAL);
     ck_contains(mt_last_error(), "block 0 lives from 2 to 2");
     huge[1] = huge[0];
-    ck_status(mt_arena_layout(huge, 2, LINE, &layout), MT_EINVAL);
+    ck_status(mt_arena_layout(huge, 2, 0, LINE, &layout), MT_EINVAL);
     ck_assert_uint_eq(good.offset, 7);
     ck_assert_uint_eq(layout.bytes, 0);
 }
@@ -233,9 +278,9 @@ START_TEST(without_host_memory) {
         mt_arena_search *search = NULL;
 
         counting_fail_at(++n, 0);
-        status = mt_arena_layout(blocks, 2, LINE, &layout);
+        status = mt_arena_layout(blocks, 2, 0, LINE, &layout);
         if (status != MT_OK) ck_assert_uint_eq(blocks[0].offset, 7);
-        if (status == MT_OK) status = mt_arena_search_new(blocks, 2, LINE, &search);
+        if (status == MT_OK) status = mt_arena_search_new(blocks, 2, 0, LINE, &search);
         if (status != MT_OK) ck_assert_ptr_null(search);
         mt_arena_search_free(search);
         ck_assert_uint_eq(counting_live(), 0);
@@ -279,7 +324,7 @@ START_TEST(blocks_of_any_size) {
         ck_ok(mt_recording_blocks(recording, NULL, m, 0, own, FAKE_ALLOCATIONS_MAX, &own_count));
         ck_assert_uint_eq(count, own_count);
         ck_assert_mem_eq(blocks, own, count * sizeof(*blocks));
-        ck_ok(mt_arena_layout(blocks, count, 1, &layout));
+        ck_ok(mt_arena_layout(blocks, count, 0, 1, &layout));
         ck_assert_uint_eq(layout.lower_bound_bytes, fake_program_peak(&fake_train_program, m));
         mt_recording_free(recording);
     }
@@ -369,6 +414,8 @@ int main(void) {
     tcase_add_loop_test(layouts, small_cases, 0, LENGTH(cases));
     tcase_add_loop_test(layouts, training_steps, 0, 12);
     tcase_add_loop_test(layouts, random_blocks, 0, 20);
+    tcase_add_loop_test(layouts, fixed_blocks, 0, 8);
+    tcase_add_test(layouts, fixed_blocks_are_checked);
     tcase_add_test(layouts, no_chance);
     tcase_add_test(layouts, many_blocks);
     tcase_add_loop_test(search, the_search_gains, 0, 8);

@@ -38,7 +38,7 @@ void init(void) {
 struct Recorder {
     std::map<const void *, int64_t> live;
     int64_t in_use = 0, peak = 0;
-    size_t events = 0;
+    size_t events = 0, handed_over = 0;
 
     static void event(void *user, void *address, int64_t bytes) {
         auto &self = *static_cast<Recorder *>(user);
@@ -47,6 +47,8 @@ struct Recorder {
             self.live[address] = bytes;
             self.in_use += bytes;
             self.peak = std::max(self.peak, self.in_use);
+        } else if (bytes == 0) {
+            self.handed_over += self.live.count(address);
         } else if (self.live.erase(address)) {
             self.in_use += bytes;
         }

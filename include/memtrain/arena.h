@@ -43,26 +43,28 @@ typedef struct mt_layout {
  * Writes an offset into each block such that blocks alive together do not overlap.
  *
  * @param blocks     count of them; sizes are rounded up to alignment
+ * @param fixed      so many blocks, the first ones, lie where their offset says and stay there
  * @param alignment  of every offset, a power of two
  * @param out        what came of it
- * @return MT_OK; MT_EINVAL (a block that ends before it begins, an alignment that is no power of two,
- *         bytes beyond any memory); MT_ENOMEM. After a failure the offsets are as they were.
+ * @return MT_OK; MT_EINVAL (a block that ends before it begins, fixed blocks that overlap, an alignment that
+ *         is no power of two, bytes beyond any memory); MT_ENOMEM. After a failure the offsets are as they were.
  *
  * Any thread. For 1,000 blocks it takes a few milliseconds; beyond some thousands fewer orders are tried.
  */
-MT_API MT_NODISCARD mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t alignment,
-                                              mt_layout *out);
+MT_API MT_NODISCARD mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t fixed,
+                                              size_t alignment, mt_layout *out);
 
 /* A search for a smaller layout, that goes on from where it is. One thread at a time. */
 typedef struct mt_arena_search mt_arena_search;
 
 /*
- * @param blocks  as laid out by mt_arena_layout with the same alignment; copied
+ * @param blocks  as for mt_arena_layout, with the same fixed and alignment; copied
  * @param out     new reference: free with mt_arena_search_free
  * @return MT_OK, MT_EINVAL, MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_arena_search_new(const mt_block *blocks, size_t count,
-                                                  size_t alignment, mt_arena_search **out);
+                                                  size_t fixed, size_t alignment,
+                                                  mt_arena_search **out);
 
 /* NULL is a no-op. */
 MT_API void mt_arena_search_free(mt_arena_search *search);

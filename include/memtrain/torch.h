@@ -250,6 +250,14 @@ MT_API mt_status mt_torch_exception(void);
 typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer;
 
 /* Fields count as they are written; MT_TORCH_OPTIONS_INIT has the usual values. */
+/*
+ * Whether the tensors of chunks on the CPU are served from planned memory (memtrain/arena.h): where
+ * they lie is decided once for each size of chunk, so they need neither malloc nor page faults, and the
+ * process holds hardly more than the tensors that are alive at once. Results are the same bits.
+ */
+#define MT_ARENA_AUTO 0 /* where our CPU allocator is installed */
+#define MT_ARENA_NEVER (-1)
+
 typedef struct mt_torch_options {
     size_t size;        /* sizeof(mt_torch_options) */
     const char *device; /* NULL: "cpu" */
@@ -262,12 +270,13 @@ typedef struct mt_torch_options {
     double weight_decay; /* L2 in SGD and Adam; decoupled in AdamW (Loshchilov & Hutter 2019) */
     double clip_norm;    /* scale the gradient down to this L2 norm; 0: leave it */
     mt_dtype amp;        /* MT_BFLOAT16: forward under autocast; MT_DTYPE_NONE: off */
+    int arena;           /* MT_ARENA_AUTO or MT_ARENA_NEVER */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
-            MT_DTYPE_NONE                                                                          \
+            MT_DTYPE_NONE, MT_ARENA_AUTO                                                           \
     }
 
 /* One model and its optimiser on one device. */
@@ -297,6 +306,24 @@ MT_API void mt_torch_free(mt_torch *torch);
  * outlive the trainer. What the device cannot do stays NULL: MPS has no record and no reset_peak.
  */
 MT_API MT_NODISCARD mt_status mt_torch_backend(mt_torch *torch, mt_backend *out);
+
+/* How planned memory does. */
+typedef struct mt_arena_stats {
+    size_t size;              /* sizeof(mt_arena_stats) */
+    size_t bytes;             /* of the largest plan */
+    size_t lower_bound_bytes; /* most bytes alive at a time in that plan */
+    size_t plans;             /* one for each size and kind of chunk */
+    uint64_t chunks;          /* that ran */
+    uint64_t recorded;        /* of these, such that served to make plans */
+    uint64_t served;          /* requests of planned chunks that were served from the arena ... */
+    uint64_t missed;          /* ... and that departed from the plan */
+} mt_arena_stats;
+
+#define MT_ARENA_STATS_INIT                                                                        \
+    { sizeof(mt_arena_stats), 0, 0, 0, 0, 0, 0, 0 }
+
+/* Zeros where there is no arena. @return MT_OK, MT_EINVAL */
+MT_API MT_NODISCARD mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out);
 
 /* ---- the primitives, for loops of one's own (no policy) --------------------------------------- */
 

@@ -54,9 +54,9 @@ static double run(size_t count) {
     if (blocks == NULL) return -1;
     fill(blocks, count / 4);
     start = now();
-    if (mt_arena_layout(blocks, count, 64, &layout) != MT_OK) return -1;
+    if (mt_arena_layout(blocks, count, 0, 64, &layout) != MT_OK) return -1;
     seconds = now() - start;
-    if (mt_arena_search_new(blocks, count, 64, &search) != MT_OK) return -1;
+    if (mt_arena_search_new(blocks, count, 0, 64, &search) != MT_OK) return -1;
     bound = (double)layout.lower_bound_bytes;
     start = now();
     later = (double)mt_arena_search_run(search, TRIES);

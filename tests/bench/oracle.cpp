@@ -7,14 +7,11 @@
  * go in lock step, one batch each in turn: a slow moment of the machine hits all of them.
  */
 #include "networks/networks.hpp"
+#include "process.hpp"
 
 #include <csignal>
-#include <cstring>
 #include <memory>
 #include <string>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 namespace {
 
@@ -29,8 +26,8 @@ constexpr struct { int64_t side, samples; } work[networks::count] = {{32, 64}, {
 void report(mt_trainer *trainer) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     bench::must(mt_trainer_summary(trainer, &run), "summary");
-    std::printf("%llu %llu %zu\n", static_cast<unsigned long long>(run.ooms),
-                static_cast<unsigned long long>(run.samples_discarded), run.largest_chunk);
+    bench::answer("%llu %llu %zu", static_cast<unsigned long long>(run.ooms),
+                  static_cast<unsigned long long>(run.samples_discarded), run.largest_chunk);
 }
 
 /* micro 0: automatic; room 0: without a budget of its own. */
@@ -47,12 +44,11 @@ void run_side(int index, size_t micro, size_t room) {
     if (room) networks::Subject::set_budget(room);
     mt_trainer *trainer = s.trainer(&options);
     size_t before = networks::Subject::allocated();
-    for (char byte; read(STDIN_FILENO, &byte, 1) == 1;) {
+    while (bench::asked()) {
         mt_step_report step = MT_STEP_REPORT_INIT;
         double start = bench::now();
         bench::must(mt_trainer_step(trainer, &batch.batch, &step), "step");
-        std::printf("%.6f %zu\n", bench::now() - start, step.peak_bytes - before);
-        std::fflush(stdout);
+        bench::answer("%.6f %zu", bench::now() - start, step.peak_bytes - before);
     }
     report(trainer);
     mt_trainer_free(trainer);
@@ -60,60 +56,28 @@ void run_side(int index, size_t micro, size_t room) {
 
 /* ---- a side seen from the parent, which never uses libtorch itself ---------------------------------- */
 
-[[noreturn]] void give_up(const char *what) {
-    std::perror(what);
-    std::exit(1);
-}
-
 struct Side {
     size_t micro;
-    pid_t pid;
-    int to;
-    FILE *from;
+    bench::Process process;
     std::vector<double> seconds;
     size_t peak = 0;
     unsigned long long ooms = 0, discarded = 0;
     size_t largest = 0;
 
-    Side(const char *program, int network, size_t micro_batch, size_t room) : micro(micro_batch) {
-        int in[2], out[2];
-        std::string words[] = {program, std::to_string(network), std::to_string(micro),
-                               std::to_string(room)};
-        char *argv[] = {&words[0][0], &words[1][0], &words[2][0], &words[3][0], nullptr};
-        if (pipe(in) || pipe(out)) give_up("pipe");
-        pid = fork();
-        if (pid < 0) give_up("fork");
-        if (pid == 0) {
-            dup2(in[0], STDIN_FILENO);
-            dup2(out[1], STDOUT_FILENO);
-            for (int fd = 3; fd < 256; fd++) close(fd); /* ends of the other sides' pipes */
-            execv(program, argv);
-            _exit(127);
-        }
-        close(in[0]);
-        close(out[1]);
-        to = in[1];
-        from = fdopen(out[0], "r");
-    }
-    Side(const Side &) = delete;
-    Side &operator=(const Side &) = delete;
+    Side(const char *program, int network, size_t micro_batch, size_t room)
+        : micro(micro_batch), process({program, std::to_string(network),
+                                       std::to_string(micro_batch), std::to_string(room)}) {}
 
     void step() {
         double time;
-        if (write(to, "s", 1) != 1 || std::fscanf(from, "%lf %zu", &time, &peak) != 2)
-            give_up("a side has ended early");
+        if (std::sscanf(process.step().c_str(), "%lf %zu", &time, &peak) != 2)
+            bench::give_up("a side has said nothing");
         seconds.push_back(time);
     }
-    ~Side() {
-        if (to >= 0) finish();
-    }
     void finish() {
-        int status;
-        close(to);
-        to = -1;
-        bool told = std::fscanf(from, "%llu %llu %zu", &ooms, &discarded, &largest) == 3;
-        std::fclose(from);
-        if (waitpid(pid, &status, 0) != pid || status || !told) give_up("a side has failed");
+        if (std::sscanf(process.finish().c_str(), "%llu %llu %zu", &ooms, &discarded, &largest) !=
+            3)
+            bench::give_up("a side has said nothing");
     }
     double total() const {
         double sum = 0;
@@ -148,7 +112,7 @@ const Side &best_within(const Sides &sides, size_t room) {
     for (auto &side : sides)
         if (side->peak <= room && (!best || seconds_of(*side) < seconds_of(*best)))
             best = side.get();
-    if (!best) give_up("nothing fits");
+    if (!best) bench::give_up("nothing fits");
     return *best;
 }
 

@@ -1,0 +1,594 @@
+/* arena.cpp - recordings become plans, plans serve requests. */
+#include "arena.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+#include "cpu_memory.hpp"
+#include "guard.hpp"
+
+namespace memtrain::shim::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t alignment = 64;
+constexpr size_t huge_page = size_t(2) << 20;
+constexpr size_t look_ahead = 8;     /* requests that may be missing from a chunk */
+constexpr size_t missed_share = 50;  /* more than a fiftieth of a plan's requests is too much */
+constexpr unsigned bad_windows = 2;  /* in a row, before a chunk is recorded anew ... */
+constexpr unsigned most_retries = 4; /* ... as often as this */
+constexpr unsigned kept_times = 2; /* tensors that outlive their chunk, before the heap has them */
+constexpr size_t most_recordings = 6;              /* of a kind; the oldest go */
+constexpr size_t most_kinds = 32, most_plans = 64; /* the oldest go */
+constexpr double search_share = 0.004;             /* of the time */
+constexpr unsigned most_tries = 3000;
+constexpr double worth_searching = 1.003; /* over the lower bound */
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+size_t rounded(size_t bytes, size_t unit) {
+    return (bytes + unit - 1) / unit * unit;
+}
+
+void poison([[maybe_unused]] void *data, [[maybe_unused]] size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(data, bytes);
+#endif
+}
+
+void unpoison([[maybe_unused]] void *data, [[maybe_unused]] size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(data, bytes);
+#endif
+}
+
+struct RecordingDeleter {
+    void operator()(mt_recording *recording) const { mt_recording_free(recording); }
+};
+using Recording = std::unique_ptr<mt_recording, RecordingDeleter>;
+
+struct SearchDeleter {
+    void operator()(mt_arena_search *search) const { mt_arena_search_free(search); }
+};
+
+/* All arenas, for drop_all_pages(). */
+std::mutex arenas_mutex;
+std::vector<Arena *> &arenas() {
+    static auto *all = new std::vector<Arena *>;
+    return *all;
+}
+
+} // namespace
+
+struct Plan {
+    Kind kind;
+    size_t samples;
+    bool apart;
+    std::vector<mt_block> blocks; /* tensors that stay, and places that are not on the heap */
+    size_t fixed = 0;             /* of them stay */
+    unsigned busy = 0; /* windows in a row in which tensors of earlier ones were in the way */
+    std::unique_ptr<Place[]> places;
+    size_t count = 0;
+    std::vector<uint32_t> before;
+    mt_layout layout = MT_LAYOUT_INIT;
+    std::atomic<size_t> alive{0};
+    unsigned bad = 0; /* windows in a row in which too much departed from it */
+    std::unique_ptr<mt_arena_search, SearchDeleter> search;
+    double credit = 0, try_seconds = 0; /* time the search may take, and what the last try took */
+    unsigned tries = 0;
+};
+
+/* What is known of a kind of chunk. */
+struct Arena::Family {
+    Kind kind;
+    std::vector<Recording> recordings;
+    std::map<size_t, unsigned> retries; /* sizes that must be recorded themselves, and how often */
+};
+
+/* ---- the mapping --------------------------------------------------------------------------------- */
+
+Mapping::~Mapping() {
+    if (start_) munmap(start_, range_);
+}
+
+/* Addresses for all the memory there is cost nothing; under a limit of addresses less will do. */
+bool Mapping::reserve(size_t bytes) noexcept {
+    long pages = sysconf(_SC_PHYS_PAGES);
+    size_t wanted = static_cast<size_t>(std::max(pages, 1L)) * static_cast<size_t>(getpagesize());
+    bytes = rounded(bytes, huge_page);
+    for (size_t range = std::max(wanted, bytes); !start_ && range >= bytes; range /= 2) {
+        void *start = mmap(nullptr, range + huge_page, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (start == MAP_FAILED) continue;
+        start_ = static_cast<char *>(start);
+        range_ = range + huge_page;
+        base_ = reinterpret_cast<char *>(rounded(reinterpret_cast<size_t>(start), huge_page));
+    }
+    if (bytes <= bytes_) return true;
+    if (!start_ || bytes > range_ - huge_page) return false;
+    if (mprotect(base_ + bytes_, bytes - bytes_, PROT_READ | PROT_WRITE)) return false;
+#ifdef MADV_HUGEPAGE
+    (void)madvise(base_ + bytes_, bytes - bytes_, MADV_HUGEPAGE);
+#endif
+    poison(base_ + bytes_, bytes - bytes_);
+    bytes_ = bytes;
+    return true;
+}
+
+void Mapping::drop_pages() noexcept {
+    if (bytes_) (void)madvise(base_, bytes_, MADV_DONTNEED);
+}
+
+/* ---- plans ---------------------------------------------------------------------------------------- */
+
+namespace {
+
+/* Writes the offsets of the blocks into the places. */
+void take_offsets(Plan &plan) {
+    size_t block = plan.fixed;
+    for (size_t i = 0; i < plan.count; i++)
+        if (!plan.places[i].on_heap) plan.places[i].offset = plan.blocks[block++].offset;
+}
+
+/*
+ * For each place those that had its bytes last: when they are released, so is all that was there before.
+ */
+void find_before(Plan &plan) {
+    struct Piece {
+        size_t top;
+        uint32_t owner;
+    };
+    std::map<size_t, Piece> pieces; /* by where they begin */
+    plan.before.clear();
+    for (uint32_t i = 0; i < plan.count; i++) {
+        Place &place = plan.places[i];
+        size_t from = place.offset, top = place.offset + place.room;
+        place.before = place.before_end = static_cast<uint32_t>(plan.before.size());
+        if (place.on_heap) continue;
+        auto piece = pieces.upper_bound(from);
+        if (piece != pieces.begin()) --piece;
+        while (piece != pieces.end() && piece->first < top) {
+            auto [start, rest] = *piece;
+            if (rest.top <= from) {
+                ++piece;
+                continue;
+            }
+            plan.before.push_back(rest.owner);
+            piece = pieces.erase(piece);
+            if (start < from) pieces[start] = {from, rest.owner};
+            if (rest.top > top) piece = pieces.emplace(top, Piece{rest.top, rest.owner}).first;
+        }
+        pieces[from] = {top, i};
+        place.before_end = static_cast<uint32_t>(plan.before.size());
+    }
+}
+
+/* Lays out the blocks of all places that are not on the heap, around those that stay. */
+bool lay_out(Plan &plan, const std::vector<mt_block> &all, const std::vector<mt_block> &fixed) {
+    plan.blocks = fixed;
+    plan.fixed = fixed.size();
+    for (size_t i = 0; i < plan.count; i++) {
+        if (plan.places[i].on_heap) continue;
+        mt_block block = all[i];
+        block.bytes = plan.places[i].room;
+        plan.blocks.push_back(block);
+    }
+    auto start = Clock::now();
+    if (mt_arena_layout(plan.blocks.data(), plan.blocks.size(), plan.fixed, alignment,
+                        &plan.layout) != MT_OK)
+        return false;
+    plan.try_seconds = seconds_since(start); /* beginning a search lays out once more */
+    take_offsets(plan);
+    find_before(plan);
+    return true;
+}
+
+/* The blocks of m samples: from its own recording, or from the two nearest. */
+mt_status blocks_of(const std::vector<Recording> &recordings, size_t samples, bool apart,
+                    bool own_only, std::vector<mt_block> &out) {
+    const mt_recording *small = nullptr, *large = nullptr;
+    size_t count = 0;
+    auto distance = [samples](const mt_recording *r) {
+        size_t m = mt_recording_samples(r);
+        return m > samples ? m - samples : samples - m;
+    };
+    for (const Recording &recording : recordings) {
+        const mt_recording *r = recording.get();
+        if (!small || distance(r) < distance(small)) {
+            large = small;
+            small = r;
+        } else if (!large || distance(r) < distance(large)) {
+            large = r;
+        }
+    }
+    if (small && mt_recording_samples(small) == samples)
+        large = nullptr;
+    else if (!large || own_only)
+        return MT_ENOTSUP;
+    else if (mt_recording_samples(small) > mt_recording_samples(large))
+        std::swap(small, large);
+    mt_status status = mt_recording_blocks(small, large, samples, apart, nullptr, 0, &count);
+    if (status != MT_OK) return status;
+    out.resize(count);
+    return mt_recording_blocks(small, large, samples, apart, out.data(), count, &count);
+}
+
+} // namespace
+
+Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
+    auto plan = std::make_unique<Plan>();
+    std::vector<mt_block> blocks;
+    auto again = family.retries.find(samples);
+    bool own_only = again != family.retries.end();
+    if (blocks_of(family.recordings, samples, apart, own_only, blocks) != MT_OK) return nullptr;
+    plan->kind = family.kind;
+    plan->samples = samples;
+    plan->apart = apart;
+    plan->count = blocks.size();
+    plan->places = std::make_unique<Place[]>(plan->count);
+    for (size_t i = 0; i < plan->count; i++) {
+        Place &place = plan->places[i];
+        place.arena = this;
+        place.plan = plan.get();
+        place.bytes = blocks[i].bytes;
+        place.room = rounded(blocks[i].bytes + header_bytes, alignment);
+    }
+    if (!lay_out(*plan, blocks, {}) || !mapping_.reserve(plan->layout.bytes)) return nullptr;
+    if (plans_.size() == most_plans) retire(plans_.front().get());
+    plans_.push_back(std::move(plan));
+    return plans_.back().get();
+}
+
+Arena::Family &Arena::family_of(const Kind &kind) {
+    for (auto &family : families_)
+        if (family->kind == kind) return *family;
+    if (families_.size() == most_kinds) families_.erase(families_.begin());
+    families_.push_back(std::make_unique<Family>());
+    families_.back()->kind = kind;
+    return *families_.back();
+}
+
+Plan *Arena::find_plan(const Kind &kind, size_t samples, bool apart) {
+    for (auto &plan : plans_)
+        if (plan->kind == kind && plan->samples == samples && plan->apart == apart)
+            return plan.get();
+    return nullptr;
+}
+
+/* It stays until its last tensor is gone. */
+void Arena::retire(Plan *plan) {
+    for (size_t i = 0; i < plans_.size(); i++) {
+        if (plans_[i].get() != plan) continue;
+        retired_.push_back(std::move(plans_[i]));
+        plans_.erase(plans_.begin() + static_cast<ptrdiff_t>(i));
+        return;
+    }
+}
+
+/* ---- tensors that are kept ------------------------------------------------------------------------- */
+
+namespace {
+
+/* Calls f(place) for each place of a plan whose tensor is alive. */
+template <class F> void for_alive(const Plan &plan, F &&f) {
+    for (size_t i = 0; plan.alive && i < plan.count; i++)
+        if (plan.places[i].alive.load(std::memory_order_acquire)) f(plan.places[i]);
+}
+
+bool overlap(const Place &a, const Place &b) {
+    return a.offset < b.offset + b.room && b.offset < a.offset + a.room;
+}
+
+} // namespace
+
+/* Tensors of earlier chunks are alive: places that overlap them are not served in this window. */
+void Arena::mark_busy() {
+    bool some = false;
+    auto mark = [&](const Place &old) {
+        for (size_t i = 0; i < plan_->count; i++) {
+            Place &place = plan_->places[i];
+            if (place.on_heap || !overlap(place, old)) continue;
+            place.busy = window_;
+            some = true;
+        }
+    };
+    for (auto &plan : plans_) for_alive(*plan, mark);
+    for (auto &plan : retired_) for_alive(*plan, mark);
+    plan_->busy = some ? plan_->busy + 1 : 0;
+}
+
+/*
+ * A plan anew where tensors outlive their chunks: those places are left to the heap from now on, and
+ * the others lie around what is alive. It is made once more when nothing is alive any more.
+ */
+void Arena::plan_around_kept() {
+    bool some = plan_->busy >= bad_windows || (plan_->fixed && references_ == 1);
+    for_alive(*plan_, [&](Place &place) { some |= ++place.kept == kept_times; });
+    if (!some) return;
+    auto plan = std::make_unique<Plan>();
+    std::vector<mt_block> blocks(plan_->count), fixed;
+    auto stay = [&](const Place &place) {
+        fixed.push_back({place.room, 0, SIZE_MAX, place.offset});
+    };
+    for (auto &other : plans_) for_alive(*other, stay);
+    for (auto &other : retired_) for_alive(*other, stay);
+    plan->kind = plan_->kind;
+    plan->samples = plan_->samples;
+    plan->apart = plan_->apart;
+    plan->count = plan_->count;
+    plan->places = std::make_unique<Place[]>(plan->count);
+    for (size_t i = 0, block = plan_->fixed; i < plan->count; i++) {
+        const Place &old = plan_->places[i];
+        Place &place = plan->places[i];
+        if (!old.on_heap) blocks[i] = plan_->blocks[block++];
+        place.arena = this;
+        place.plan = plan.get();
+        place.bytes = old.bytes;
+        place.room = old.room;
+        place.kept = old.kept;
+        place.on_heap = old.on_heap || old.kept >= kept_times;
+    }
+    if (!lay_out(*plan, blocks, fixed) || !mapping_.reserve(plan->layout.bytes)) return;
+    retire(plan_);
+    plans_.push_back(std::move(plan));
+    plan_ = plans_.back().get();
+}
+
+/* ---- a smaller layout, by and by --------------------------------------------------------------------- */
+
+void Arena::search(Plan &plan, double seconds) {
+    if (plan.tries >= most_tries || plan.blocks.size() == plan.fixed) return;
+    if (double(plan.layout.bytes) <= worth_searching * double(plan.layout.lower_bound_bytes))
+        return;
+    plan.credit += search_share * seconds;
+    if (plan.credit < plan.try_seconds) return;
+    auto start = Clock::now();
+    if (!plan.search) {
+        mt_arena_search *search = nullptr;
+        if (mt_arena_search_new(plan.blocks.data(), plan.blocks.size(), plan.fixed, alignment,
+                                &search) != MT_OK)
+            plan.tries = most_tries;
+        plan.search.reset(search);
+        plan.credit -= seconds_since(start);
+        plan.try_seconds /= 10; /* there were ten orders */
+        return;
+    }
+    while (plan.tries < most_tries && plan.credit >= plan.try_seconds) {
+        start = Clock::now();
+        (void)mt_arena_search_run(plan.search.get(), 1);
+        plan.try_seconds = seconds_since(start);
+        plan.credit -= plan.try_seconds;
+        plan.tries++;
+    }
+}
+
+/* Takes what the search has found, while no tensor lies where the old layout had it. */
+void Arena::adopt_search(Plan &plan) {
+    if (!plan.search || plan.alive) return;
+    size_t found = mt_arena_search_run(plan.search.get(), 0);
+    if (!found || found >= plan.layout.bytes) return;
+    if (mt_arena_search_result(plan.search.get(), plan.blocks.data(), plan.blocks.size(),
+                               &plan.layout) != MT_OK)
+        return;
+    take_offsets(plan);
+    find_before(plan);
+}
+
+/* ---- a window ---------------------------------------------------------------------------------------- */
+
+void Arena::start_recording(Family &family, size_t samples) {
+    mt_recording *recording = nullptr;
+    if (mt_recording_new(&recording) != MT_OK) return;
+    if (mt_recording_start(recording, samples) != MT_OK) {
+        mt_recording_free(recording);
+        return;
+    }
+    recording_ = recording;
+    recorded_family_ = &family;
+}
+
+/* Another one of the same size is older, and goes. */
+void Arena::take_recording() noexcept {
+    Recording recording(recording_);
+    Family &family = *recorded_family_;
+    recording_ = nullptr;
+    if (!mt_recording_allocations(recording.get())) return;
+    (void)guard([&] {
+        size_t samples = mt_recording_samples(recording.get());
+        auto &all = family.recordings;
+        for (size_t i = 0; i < all.size(); i++)
+            if (mt_recording_samples(all[i].get()) == samples)
+                all.erase(all.begin() + static_cast<ptrdiff_t>(i));
+        if (all.size() == most_recordings) all.erase(all.begin());
+        all.push_back(std::move(recording));
+        stats_.recorded++;
+    });
+}
+
+void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        in_window_ = true;
+    }
+    window_++;
+    next_ = missed_ = 0;
+    skipped_ = false;
+    plan_ = nullptr;
+    mt_status status = guard([&] {
+        retired_.erase(std::remove_if(retired_.begin(), retired_.end(),
+                                      [](const auto &plan) { return !plan->alive; }),
+                       retired_.end());
+        Family &family = family_of(kind);
+        plan_ = find_plan(kind, samples, apart);
+        if (plan_) adopt_search(*plan_);
+        if (plan_ && (plan_->alive || plan_->busy || plan_->fixed)) plan_around_kept();
+        if (!plan_) plan_ = make_plan(family, samples, apart);
+        if (!plan_) start_recording(family, samples);
+    });
+    if (status != MT_OK) plan_ = nullptr;
+    if (plan_ && references_ > 1)
+        mark_busy();
+    else if (plan_)
+        plan_->busy = 0;
+    stats_.windows++;
+}
+
+/* Records a size anew whose requests keep departing from its plan. */
+void Arena::judge(Plan &plan) {
+    missed_ += plan.count - next_;
+    plan.bad = missed_ > plan.count / missed_share + 1 ? plan.bad + 1 : 0;
+    stats_.missed += missed_;
+    if (plan.bad < bad_windows) return;
+    Family &family = family_of(plan.kind);
+    unsigned &retries = family.retries[plan.samples];
+    plan.bad = 0;
+    if (retries == most_retries) return;
+    retries++;
+    auto &all = family.recordings;
+    all.erase(std::remove_if(all.begin(), all.end(),
+                             [&](const Recording &r) {
+                                 return mt_recording_samples(r.get()) == plan.samples;
+                             }),
+              all.end());
+    retire(&plan);
+}
+
+void Arena::end(double seconds) noexcept {
+    if (recording_ && seconds > 0) take_recording();
+    mt_recording_free(recording_); /* of a chunk that failed */
+    recording_ = nullptr;
+    if (plan_ && seconds > 0)
+        (void)guard([&] {
+            search(*plan_, seconds);
+            judge(*plan_);
+        });
+    plan_ = nullptr;
+    std::lock_guard<std::mutex> lock(mutex_);
+    in_window_ = false;
+}
+
+/* Index of the place that a request is for; count where there is none. */
+size_t Arena::match(size_t bytes) const {
+    size_t last = std::min(plan_->count, next_ + look_ahead);
+    for (size_t i = next_; i < last; i++)
+        if (plan_->places[i].bytes == bytes) return i;
+    return plan_->count;
+}
+
+/*
+ * Whether nothing of this window lies where the place is. As long as every place before it was served in
+ * its turn, those that had its bytes last speak for all others.
+ */
+bool Arena::is_free(size_t index) const {
+    const Place &place = plan_->places[index];
+    if (place.busy == window_) return false;
+    for (uint32_t i = place.before; !skipped_ && i < place.before_end; i++)
+        if (plan_->places[plan_->before[i]].alive.load(std::memory_order_acquire)) return false;
+    for (size_t i = 0; skipped_ && i < index; i++) {
+        const Place &other = plan_->places[i];
+        if (other.on_heap || !other.alive.load(std::memory_order_acquire)) continue;
+        if (place.offset < other.offset + other.room && other.offset < place.offset + place.room)
+            return false;
+    }
+    return true;
+}
+
+char *Arena::serve(size_t bytes, Place **out) noexcept {
+    if (!plan_) return nullptr;
+    size_t index = match(bytes);
+    if (index == plan_->count) {
+        missed_++;
+        return nullptr;
+    }
+    missed_ += index - next_;
+    skipped_ |= index != next_;
+    next_ = index + 1;
+    Place &place = plan_->places[index];
+    if (place.on_heap) return nullptr;
+    if (!is_free(index)) {
+        skipped_ = true;
+        missed_++;
+        return nullptr;
+    }
+    place.alive.store(true, std::memory_order_relaxed);
+    place.served = window_;
+    plan_->alive++;
+    references_++;
+    stats_.served++;
+    *out = &place;
+    unpoison(mapping_.base() + place.offset, place.room);
+    return mapping_.base() + place.offset + header_bytes;
+}
+
+/* The place is free once alive is false, and may be another tensor's: nothing of it is read after that. */
+void Arena::release(Place *place) noexcept {
+    Arena *arena = place->arena;
+    Plan *plan = place->plan; /* which stays until it has none alive */
+    poison(arena->mapping_.base() + place->offset, place->room);
+    place->alive.store(false, std::memory_order_release);
+    plan->alive--;
+    arena->release_reference();
+}
+
+Planned::Planned(Arena *arena, const Kind &kind, size_t samples, bool apart) noexcept
+    : arena_(arena) {
+    if (!arena_) return;
+    arena_->begin(kind, samples, apart);
+    set_arena(arena_);
+}
+
+Planned::~Planned() {
+    if (!arena_) return;
+    set_arena(nullptr);
+    arena_->end(seconds_);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+Arena::Arena() {
+    std::lock_guard<std::mutex> lock(arenas_mutex);
+    arenas().push_back(this);
+}
+
+Arena::~Arena() {
+    std::lock_guard<std::mutex> lock(arenas_mutex);
+    arenas().erase(std::find(arenas().begin(), arenas().end(), this));
+    mt_recording_free(recording_);
+    unpoison(mapping_.base(), mapping_.bytes());
+}
+
+void Arena::release_reference() noexcept {
+    if (--references_ == 0) delete this;
+}
+
+void Arena::drop_all_pages() noexcept {
+    std::lock_guard<std::mutex> list(arenas_mutex);
+    for (Arena *arena : arenas()) {
+        std::lock_guard<std::mutex> lock(arena->mutex_);
+        if (!arena->in_window_ && arena->references_ <= 1) arena->mapping_.drop_pages();
+    }
+}
+
+ArenaStats Arena::stats() const {
+    ArenaStats stats = stats_;
+    stats.plans = plans_.size();
+    for (const auto &plan : plans_) {
+        if (plan->layout.bytes < stats.bytes) continue;
+        stats.bytes = plan->layout.bytes;
+        stats.lower_bound = plan->layout.lower_bound_bytes;
+    }
+    return stats;
+}
+
+} // namespace memtrain::shim::cpu

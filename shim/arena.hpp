@@ -1,0 +1,174 @@
+/*
+ * arena.hpp - planned memory: the tensors of a chunk on the CPU, each where a layout has put it.
+ *
+ * A chunk of one kind and size makes the same requests in the same order every time. The first chunks
+ * are recorded (memtrain/arena.h makes layouts of any size from two); from then on requests are matched
+ * against the plan in their order and served from one mapping, without malloc and without page faults.
+ *
+ * What departs from the plan goes to the heap and stays right: a request of another size, and one whose
+ * place overlaps a tensor that is still alive, since somebody kept it. Where that repeats, the chunk is
+ * recorded anew, and a slot whose tensors outlive their chunks is left to the heap.
+ *
+ * An arena belongs to one mt_torch and is used by one thread at a time; requests of other threads never
+ * meet it. Tensors may be released on any thread, also after the mt_torch.
+ */
+#ifndef MEMTRAIN_SHIM_ARENA_HPP
+#define MEMTRAIN_SHIM_ARENA_HPP
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <memtrain/arena.h>
+
+namespace memtrain::shim::cpu {
+
+class Arena;
+struct Plan;
+
+/* What the requests of a chunk depend on beside its size. */
+struct Kind {
+    bool training;
+    uint64_t shape; /* of a sample */
+    int threads;
+
+    bool operator==(const Kind &other) const {
+        return training == other.training && shape == other.shape && threads == other.threads;
+    }
+};
+
+/* The place of one request of a plan. */
+struct Place {
+    Arena *arena;
+    Plan *plan;
+    size_t bytes;  /* as they are requested */
+    size_t offset; /* of the block, its header first */
+    size_t room;   /* of the block, rounded up */
+    uint32_t before,
+        before_end;        /* in Plan::before: places that it overlaps and that come before it */
+    uint64_t served, busy; /* windows in which it was served, or not to be served */
+    unsigned kept;         /* times that its tensor outlived its chunk */
+    bool on_heap;          /* it has no place */
+    std::atomic<bool> alive;
+};
+
+/* An address range that grows in place; pages are there when they are touched. */
+class Mapping {
+public:
+    ~Mapping();
+    Mapping() = default;
+    Mapping(const Mapping &) = delete;
+    Mapping &operator=(const Mapping &) = delete;
+
+    /* Whether so many bytes can be used now. */
+    bool reserve(size_t bytes) noexcept;
+    char *base() const { return base_; }
+    size_t bytes() const { return bytes_; }
+
+    /* Gives the pages back; their contents are lost. */
+    void drop_pages() noexcept;
+
+private:
+    char *start_ = nullptr, *base_ = nullptr;
+    size_t range_ = 0, bytes_ = 0;
+};
+
+struct ArenaStats {
+    size_t bytes = 0;       /* of the mapping in use, the largest plan's */
+    size_t lower_bound = 0; /* of that plan: the most bytes alive at a time */
+    size_t plans = 0;
+    uint64_t windows = 0, recorded = 0; /* chunks, and those that were recorded */
+    uint64_t served = 0, missed = 0;    /* requests of planned chunks */
+};
+
+class Arena {
+public:
+    static Arena *open() { return new Arena; }
+
+    /* The owner lets go; tensors in it keep it until the last of them is released. */
+    void close() noexcept { release_reference(); }
+
+    /* A chunk begins on this thread. Never throws: without host memory the heap serves. */
+    void begin(const Kind &kind, size_t samples, bool apart) noexcept;
+
+    /* It has ended after so many seconds; 0: it failed, and nothing is learnt. */
+    void end(double seconds) noexcept;
+
+    /* Memory for so many bytes behind a header of header_bytes, and its place; NULL: take the heap's. */
+    char *serve(size_t bytes, Place **place) noexcept;
+    static void release(Place *place) noexcept;
+
+    /* The recording that requests of this chunk go to, or NULL. */
+    mt_recording *recording() const { return recording_; }
+
+    ArenaStats stats() const;
+
+    /* Gives the pages of all arenas back that hold no tensor and run no chunk. */
+    static void drop_all_pages() noexcept;
+
+    static constexpr size_t header_bytes = 64;
+
+private:
+    struct Family;
+    Arena();
+    ~Arena();
+    Arena(const Arena &) = delete;
+    Arena &operator=(const Arena &) = delete;
+
+    void release_reference() noexcept;
+    Family &family_of(const Kind &kind);
+    Plan *find_plan(const Kind &kind, size_t samples, bool apart);
+    Plan *make_plan(Family &family, size_t samples, bool apart);
+    void start_recording(Family &family, size_t samples);
+    void take_recording() noexcept;
+    void retire(Plan *plan);
+    void mark_busy();
+    void plan_around_kept();
+    void adopt_search(Plan &plan);
+    void search(Plan &plan, double seconds);
+    void judge(Plan &plan);
+    bool is_free(size_t index) const;
+    size_t match(size_t bytes) const;
+
+    std::atomic<size_t> references_{1}; /* the owner's, and one a tensor */
+    mutable std::mutex mutex_;          /* of in_window_, against drop_all_pages() */
+    bool in_window_ = false;
+    Mapping mapping_;
+    std::vector<std::unique_ptr<Family>> families_;
+    std::vector<std::unique_ptr<Plan>> plans_, retired_;
+    ArenaStats stats_;
+
+    /* of this window */
+    Plan *plan_ = nullptr;
+    Family *recorded_family_ = nullptr;
+    mt_recording *recording_ = nullptr;
+    uint64_t window_ = 0;
+    size_t next_ = 0, missed_ = 0;
+    bool skipped_ = false; /* a place was not served though its turn had come */
+};
+
+struct CloseArena {
+    void operator()(Arena *arena) const noexcept { arena->close(); }
+};
+
+/* A chunk on this thread, served by an arena (NULL: by the heap) as long as the object lives. */
+class Planned {
+public:
+    Planned(Arena *arena, const Kind &kind, size_t samples, bool apart) noexcept;
+    ~Planned();
+    Planned(const Planned &) = delete;
+    Planned &operator=(const Planned &) = delete;
+
+    /* It went through, in so many seconds. */
+    void done(double seconds) { seconds_ = seconds; }
+
+private:
+    Arena *arena_;
+    double seconds_ = 0;
+};
+
+} // namespace memtrain::shim::cpu
+#endif

@@ -1,0 +1,414 @@
+/*
+ * check_shim_arena.cpp - planned memory under users who do not keep to the plan: who keep tensors, ask for
+ * others, release them elsewhere or later. The numbers are those of the heap, and what departs from a plan
+ * once does not for ever.
+ */
+#include <deque>
+#include <thread>
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+
+#include "check_shim.hpp"
+
+using namespace check_shim;
+
+namespace {
+
+/* What a model does beside its work, with the activations of its chunk. */
+using Habit = std::function<void(const at::Tensor &)>;
+
+/* Two layers whose activations a habit sees. */
+struct Layers : nn::Module {
+    nn::Linear first, second;
+    Habit habit;
+
+    explicit Layers(Habit h)
+        : first(register_module("first", nn::Linear(192, 300))),
+          second(register_module("second", nn::Linear(300, 5))), habit(std::move(h)) {}
+
+    at::Tensor forward(const at::Tensor &x) {
+        at::Tensor hidden = at::relu(first(x.flatten(1)));
+        if (habit) habit(hidden);
+        return second(hidden);
+    }
+};
+
+struct Subject {
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    std::shared_ptr<Layers> layers;
+
+    explicit Subject(int arena, Habit habit = {}) {
+        mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+        options.arena = arena;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_set_threads(1));
+        ck_ok(mt_torch_seed(7));
+        ck_ok(memtrain::make_model(&model, [&] {
+            layers = std::make_shared<Layers>(habit);
+            return memtrain::model(
+                layers, {"accuracy"}, [](Layers &net, const memtrain::Tensors &batch) {
+                    at::Tensor logits = net.forward(batch[0]);
+                    return memtrain::Output{at::cross_entropy_loss(logits, batch[1]),
+                                            memtrain::correct(logits, batch[1])};
+                });
+        }));
+        ck_ok(mt_torch_new(model, &options, &torch));
+    }
+    ~Subject() { close(); }
+    void close() {
+        mt_torch_free(torch);
+        mt_model_free(model);
+        torch = nullptr;
+        model = nullptr;
+        layers.reset();
+    }
+    Subject(const Subject &) = delete;
+    Subject &operator=(const Subject &) = delete;
+
+    /* One step in chunks of so many samples. */
+    void step(const Batch &batch, size_t chunk, bool marked = false) {
+        size_t all = batch.get()->count;
+        mt_apply_result applied = {};
+        applied.size = sizeof applied;
+        ck_ok(mt_begin(torch, batch.get()));
+        for (size_t first = 0; first < all; first += chunk) {
+            size_t count = std::min(chunk, all - first);
+            mt_chunk_result result = {};
+            result.size = sizeof result;
+            if (marked) ck_ok(mt_mark(torch));
+            ck_ok(mt_accumulate(torch, first, count,
+                                static_cast<double>(count) / static_cast<double>(all), &result));
+        }
+        ck_ok(mt_apply(torch, &applied));
+    }
+    void evaluate(const Batch &batch, size_t count) {
+        mt_chunk_result result = {};
+        result.size = sizeof result;
+        ck_ok(mt_evaluate(torch, batch.get(), 0, count, &result));
+    }
+    mt_arena_stats stats() const {
+        mt_arena_stats stats = MT_ARENA_STATS_INIT;
+        ck_ok(mt_torch_arena(torch, &stats));
+        return stats;
+    }
+    std::string hash() const {
+        char text[65];
+        ck_ok(mt_torch_state_sha256(torch, text));
+        return text;
+    }
+};
+
+/* ---- those who keep to the plan ------------------------------------------------------------------- */
+
+/* Chunks of several sizes, apart and in place, and evaluations between: the bits of the heap. */
+START_TEST(the_bits_of_the_heap) {
+    const size_t chunks[] = {2, 4, 16, 5, 7, 16, 3, 16, 16};
+    std::string hash[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        Subject s(arena);
+        Batch batch(16);
+        for (size_t chunk : chunks) {
+            s.step(batch, chunk, chunk % 2);
+            s.evaluate(batch, chunk);
+        }
+        hash[arena == MT_ARENA_NEVER] = s.hash();
+        mt_arena_stats stats = s.stats();
+        ck_assert_uint_eq(stats.missed, 0);
+        ck_assert_int_eq(stats.served > 100, arena == MT_ARENA_AUTO);
+        ck_assert_int_eq(stats.plans > 4, arena == MT_ARENA_AUTO);
+        ck_assert_uint_le(stats.recorded, 6);
+        ck_assert_uint_ge(stats.bytes, stats.lower_bound_bytes);
+        ck_assert_double_le(static_cast<double>(stats.bytes),
+                            1.1 * static_cast<double>(stats.lower_bound_bytes));
+    }
+    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+}
+END_TEST
+
+/* Counted bytes and refusals are the same: what is served from the arena counts as from the heap. */
+START_TEST(the_bytes_of_the_heap) {
+    size_t peak[2], refused[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        Subject s(arena);
+        Batch batch(16);
+        mt_chunk_result result = {};
+        result.size = sizeof result;
+        for (size_t chunk : {2, 4, 16}) s.step(batch, chunk);
+        ck_ok(mt_begin(s.torch, batch.get()));
+        ck_ok(mt_accumulate(s.torch, 0, 16, 1.0, &result));
+        peak[arena == MT_ARENA_NEVER] = result.peak_bytes;
+        ck_ok(mt_rollback(s.torch));
+        ck_ok(mt_device_set_budget("cpu", result.peak_bytes - 1));
+        ck_ok(mt_begin(s.torch, batch.get()));
+        ck_status(mt_accumulate(s.torch, 0, 16, 1.0, &result), MT_EDEVMEM);
+        refused[arena == MT_ARENA_NEVER] = result.refused_bytes;
+        ck_ok(mt_rollback(s.torch));
+        ck_ok(mt_device_set_budget("cpu", 0));
+        s.step(batch, 16);
+    }
+    ck_assert_uint_eq(peak[0], peak[1]);
+    ck_assert_uint_eq(refused[0], refused[1]);
+}
+END_TEST
+
+/* ---- those who keep tensors -------------------------------------------------------------------------- */
+
+/* Tensors that were kept, and copies of what was in them then. */
+struct Kept {
+    std::deque<std::pair<at::Tensor, at::Tensor>> tensors;
+
+    void keep(const at::Tensor &tensor) {
+        tensors.emplace_back(tensor.detach(), tensor.detach().clone());
+    }
+    void check() const {
+        for (const auto &[tensor, copy] : tensors) ck_assert(at::equal(tensor, copy));
+    }
+};
+
+/* For ever, until so many steps later, or now and then. */
+static const struct {
+    const char *name;
+    size_t steps; /* that a tensor is kept; 0: for ever */
+    int every;    /* steps between those that keep one */
+} keepers[] = {
+    {"for ever", 0, 1}, {"one step", 1, 1}, {"three steps", 3, 1}, {"now and then", 5, 7}};
+
+START_TEST(tensors_are_kept) {
+    std::string hash[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        Kept kept;
+        int step = 0;
+        uint64_t missed = 0;
+        Subject s(arena, [&](const at::Tensor &hidden) {
+            if (step % keepers[_i].every == 0) kept.keep(hidden);
+        });
+        Batch batch(16);
+        for (; step < 40; step++) {
+            s.step(batch, step < 4 ? 2 + 2 * static_cast<size_t>(step) : 16);
+            kept.check();
+            while (keepers[_i].steps && kept.tensors.size() > keepers[_i].steps)
+                kept.tensors.pop_front();
+            if (step == 30) missed = s.stats().missed;
+        }
+        /* What is kept is left to the heap, and then nothing departs from the plan any more. */
+        if (keepers[_i].every == 1) ck_assert_uint_eq(s.stats().missed, missed);
+        hash[arena == MT_ARENA_NEVER] = s.hash();
+        kept.check();
+    }
+    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+}
+END_TEST
+
+/* Released on another thread, while the next chunk runs, and after the trainer is gone. */
+START_TEST(released_elsewhere) {
+    Kept kept;
+    {
+        Subject s(MT_ARENA_AUTO, [&](const at::Tensor &hidden) { kept.keep(hidden); });
+        Batch batch(16);
+        for (int step = 0; step < 30; step++) {
+            std::thread other;
+            if (kept.tensors.size() > 2)
+                other =
+                    std::thread([tensors = std::move(kept.tensors)]() mutable { tensors.clear(); });
+            s.step(batch, step < 2 ? 2 + 2 * static_cast<size_t>(step) : 16);
+            if (other.joinable()) other.join();
+            kept.check();
+        }
+        ck_assert_uint_gt(s.stats().served, 100);
+        kept.keep(at::ones({3}));
+    }
+    kept.check();
+    kept.tensors.clear();
+}
+END_TEST
+
+/* ---- those who ask for something else ------------------------------------------------------------------ */
+
+/* What a model asks for beside its work. */
+static const struct {
+    const char *name;
+    std::function<void(int step, const at::Tensor &)> ask;
+    bool settles; /* the same in each step, from some time on */
+} askers[] = {
+    {"one more, at times",
+     [](int step, const at::Tensor &) {
+         if (step % 5 == 0) at::full({100 + step}, 1.0);
+     },
+     false},
+    {"of another size each time", [](int step, const at::Tensor &) { at::full({50 + step}, 1.0); },
+     false},
+    {"something new from step 10 on",
+     [](int step, const at::Tensor &hidden) {
+         if (step >= 10)
+             for (int i = 0; i < 20; i++) (hidden.detach() * 2.0).slice(0, 0, 1).clone();
+     },
+     true},
+    {"nothing any more from step 10 on",
+     [](int step, const at::Tensor &hidden) {
+         if (step < 10)
+             for (int i = 0; i < 20; i++) (hidden.detach() * 2.0).slice(0, 0, 1).clone();
+     },
+     true},
+    {"the same sizes in another order",
+     [](int step, const at::Tensor &) {
+         at::Tensor a = at::full({step % 2 ? 900 : 700}, 1.0),
+                    b = at::full({step % 2 ? 700 : 900}, 2.0);
+         a = at::Tensor();
+         at::Tensor c = at::full({800}, 3.0);
+         ck_assert(at::equal(c, at::full({800}, 3.0)));
+         ck_assert_double_eq(b.sum().item().toDouble(), 2.0 * static_cast<double>(b.numel()));
+     },
+     false},
+    {"a tensor that is resized",
+     [](int step, const at::Tensor &) {
+         at::Tensor a = at::full({64}, 1.0);
+         a.resize_({64 + 64 * (step % 4)}).fill_(2.0);
+         ck_assert_double_eq(a.sum().item().toDouble(), 2.0 * static_cast<double>(a.numel()));
+     },
+     false},
+    {"memory that is swapped with that of a kept one",
+     [](int, const at::Tensor &hidden) {
+         static at::Tensor kept = at::ones({4});
+         at::Tensor own = hidden.detach().clone(), copy = own.clone();
+         kept.set_data(own);
+         ck_assert(at::equal(kept, copy));
+     },
+     true},
+};
+
+START_TEST(something_else) {
+    std::string hash[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        int step = 0;
+        uint64_t missed = 0;
+        Subject s(arena, [&](const at::Tensor &hidden) { askers[_i].ask(step, hidden); });
+        Batch batch(16);
+        for (; step < 40; step++) {
+            s.step(batch, step < 2 ? 2 + 2 * static_cast<size_t>(step) : 16);
+            if (step == 30) missed = s.stats().missed;
+        }
+        if (askers[_i].settles) ck_assert_uint_eq(s.stats().missed, missed);
+        /* A chunk that is not as planned finds back to its plan. */
+        if (arena == MT_ARENA_AUTO) ck_assert_uint_gt(s.stats().served, s.stats().missed);
+        hash[arena == MT_ARENA_NEVER] = s.hash();
+    }
+    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+}
+END_TEST
+
+/* A loader's requests on its own thread never meet the plan. */
+START_TEST(another_thread_asks) {
+    Subject s(MT_ARENA_AUTO);
+    Batch batch(16);
+    std::atomic<bool> stop{false}, right{true};
+    std::thread loader([&] {
+        for (int i = 0; !stop; i++) {
+            at::Tensor a = at::full({1 + i % 3000}, static_cast<double>(i % 100));
+            std::this_thread::yield();
+            if (!at::equal(a, at::full({1 + i % 3000}, static_cast<double>(i % 100))))
+                right = false;
+        }
+    });
+    for (int step = 0; step < 40; step++)
+        s.step(batch, step < 2 ? 2 + 2 * static_cast<size_t>(step) : 16);
+    stop = true;
+    loader.join();
+    ck_assert(right);
+    ck_assert_uint_eq(s.stats().missed, 0);
+}
+END_TEST
+
+/* Two trainers in two threads have an arena each. */
+START_TEST(two_threads) {
+    /* Made one after the other: the seed is the process's. */
+    Subject one(MT_ARENA_AUTO), other(MT_ARENA_AUTO);
+    std::thread threads[2];
+    Subject *subjects[] = {&one, &other};
+    for (int i = 0; i < 2; i++)
+        threads[i] = std::thread([&, i] {
+            at::set_num_threads(1);
+            Batch batch(16);
+            for (int step = 0; step < 20; step++) subjects[i]->step(batch, step < 2 ? 4 : 16);
+        });
+    for (std::thread &thread : threads) thread.join();
+    ck_assert(one.hash() == other.hash());
+}
+END_TEST
+
+/* ---- pages and options ----------------------------------------------------------------------------------- */
+
+START_TEST(pages_come_and_go) {
+    Subject s(MT_ARENA_AUTO);
+    Batch batch(64);
+    mt_clear_result cleared = {};
+    cleared.size = sizeof cleared;
+    for (size_t chunk : {2, 4, 64, 64}) s.step(batch, chunk);
+    std::string before = s.hash();
+    ck_ok(mt_empty_cache("cpu", &cleared));
+    ck_assert(s.hash() == before);
+    for (int i = 0; i < 3; i++) {
+        s.step(batch, 64);
+        ck_ok(mt_empty_cache("cpu", &cleared));
+    }
+    ck_assert_uint_eq(s.stats().missed, 0);
+}
+END_TEST
+
+/* While a tensor of the arena is alive, its pages stay. */
+START_TEST(pages_of_kept_tensors_stay) {
+    Kept kept;
+    Subject s(MT_ARENA_AUTO, [&](const at::Tensor &hidden) { kept.keep(hidden); });
+    Batch batch(16);
+    for (size_t chunk : {2, 4, 16, 16}) {
+        s.step(batch, chunk);
+        ck_ok(mt_empty_cache("cpu", nullptr));
+        kept.check();
+    }
+}
+END_TEST
+
+START_TEST(arguments_are_checked) {
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    mt_arena_stats stats = MT_ARENA_STATS_INIT, unset = {};
+    mt_torch *torch = nullptr;
+    Subject s(MT_ARENA_NEVER);
+    options.arena = 1;
+    ck_status(mt_torch_new(s.model, &options, &torch), MT_ESTATE);
+    s.close();
+    ck_ok(net_model_new({}, &s.model));
+    ck_status(mt_torch_new(s.model, &options, &torch), MT_EINVAL);
+    ck_contains(mt_last_error(), "options->arena is 1");
+    options.arena = MT_ARENA_AUTO;
+    ck_ok(mt_torch_new(s.model, &options, &s.torch));
+    ck_status(mt_torch_arena(nullptr, &stats), MT_EINVAL);
+    ck_status(mt_torch_arena(s.torch, nullptr), MT_EINVAL);
+    ck_status(mt_torch_arena(s.torch, &unset), MT_EINVAL);
+    ck_assert_uint_eq(s.stats().plans, 0);
+}
+END_TEST
+
+Suite *suite_arena() {
+    Suite *suite = suite_create("shim_arena");
+    TCase *plan = suite_case(suite, "plan"), *kept = suite_case(suite, "kept");
+    TCase *other = suite_case(suite, "something else"), *pages = suite_case(suite, "pages");
+    tcase_add_test(plan, the_bits_of_the_heap);
+    tcase_add_test(plan, the_bytes_of_the_heap);
+    tcase_add_loop_test(kept, tensors_are_kept, 0, LENGTH(keepers));
+    tcase_add_test(kept, released_elsewhere);
+    tcase_add_loop_test(other, something_else, 0, LENGTH(askers));
+    tcase_add_test(other, another_thread_asks);
+    tcase_add_test(other, two_threads);
+    tcase_add_test(pages, pages_come_and_go);
+    tcase_add_test(pages, pages_of_kept_tensors_stay);
+    tcase_add_test(pages, arguments_are_checked);
+    return suite;
+}
+
+} // namespace
+
+int main() {
+    return suite_run(suite_arena());
+}
