@@ -316,6 +316,7 @@ static mt_status finish(food101 *f) {
     else
         print_accuracy(f);
     if (report.steps) ex_report_run(&report, (size_t)f->flags.batch);
+    ex_report_resident(&f->flags, &f->device);
     return MT_OK;
 }
 

@@ -138,6 +138,15 @@ static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
     return 1;
 }
 
+int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t *partner) {
+    sequence s = {NULL, NULL, 0}, l = {NULL, NULL, 0};
+    int done = list_allocations(small, &s) && list_allocations(large, &l);
+    if (done) done = pair_up(&s, &l, partner);
+    mt__free(s.events);
+    mt__free(l.events);
+    return done;
+}
+
 /* Bytes on either side that have no partner. */
 static size_t unpaired_bytes(const sequence *s, const sequence *l, const ptrdiff_t *partner) {
     size_t total = 0;

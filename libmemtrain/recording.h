@@ -44,6 +44,12 @@ int mt__same_shape(const mt_recording *a, const mt_recording *b);
  */
 int mt__ends_life(const mt_recording *recording, const mt__event *event, int apart);
 
+/*
+ * Writes for the i-th allocation of large the number of its partner in small, negative for none. Returns
+ * 0 when out of host memory.
+ */
+int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t *partner);
+
 /* The most bytes live at a time, with gradients in place or apart. */
 size_t mt__recording_peak(const mt_recording *recording, int apart);
 

@@ -194,34 +194,32 @@ bool lay_out(Plan &plan, const std::vector<mt_block> &all, const std::vector<mt_
     return true;
 }
 
-/* The blocks of m samples: from its own recording, or from the two nearest. */
-mt_status blocks_of(const std::vector<Recording> &recordings, size_t samples, bool apart,
-                    bool own_only, std::vector<mt_block> &out) {
-    const mt_recording *small = nullptr, *large = nullptr;
+mt_status blocks_of(const mt_recording *small, const mt_recording *large, size_t samples,
+                    bool apart, std::vector<mt_block> &out) {
     size_t count = 0;
-    auto distance = [samples](const mt_recording *r) {
-        size_t m = mt_recording_samples(r);
-        return m > samples ? m - samples : samples - m;
-    };
-    for (const Recording &recording : recordings) {
-        const mt_recording *r = recording.get();
-        if (!small || distance(r) < distance(small)) {
-            large = small;
-            small = r;
-        } else if (!large || distance(r) < distance(large)) {
-            large = r;
-        }
-    }
-    if (small && mt_recording_samples(small) == samples)
-        large = nullptr;
-    else if (!large || own_only)
-        return MT_ENOTSUP;
-    else if (mt_recording_samples(small) > mt_recording_samples(large))
-        std::swap(small, large);
     mt_status status = mt_recording_blocks(small, large, samples, apart, nullptr, 0, &count);
     if (status != MT_OK) return status;
     out.resize(count);
     return mt_recording_blocks(small, large, samples, apart, out.data(), count, &count);
+}
+
+/* The blocks of m samples: from its own recording, or from two that are near and go together. */
+bool find_blocks(const std::vector<Recording> &recordings, size_t samples, bool apart,
+                 bool own_only, std::vector<mt_block> &out) {
+    std::vector<std::pair<size_t, const mt_recording *>> near; /* by distance */
+    for (const Recording &recording : recordings) {
+        size_t m = mt_recording_samples(recording.get());
+        if (m == samples) return blocks_of(recording.get(), nullptr, samples, apart, out) == MT_OK;
+        near.emplace_back(m > samples ? m - samples : samples - m, recording.get());
+    }
+    std::sort(near.begin(), near.end());
+    for (size_t j = 1; !own_only && j < near.size(); j++)
+        for (size_t i = 0; i < j; i++) {
+            const mt_recording *a = near[i].second, *b = near[j].second;
+            if (mt_recording_samples(a) > mt_recording_samples(b)) std::swap(a, b);
+            if (blocks_of(a, b, samples, apart, out) == MT_OK) return true;
+        }
+    return false;
 }
 
 } // namespace
@@ -231,7 +229,7 @@ Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
     std::vector<mt_block> blocks;
     auto again = family.retries.find(samples);
     bool own_only = again != family.retries.end();
-    if (blocks_of(family.recordings, samples, apart, own_only, blocks) != MT_OK) return nullptr;
+    if (!find_blocks(family.recordings, samples, apart, own_only, blocks)) return nullptr;
     plan->kind = family.kind;
     plan->samples = samples;
     plan->apart = apart;
@@ -396,6 +394,11 @@ void Arena::start_recording(Family &family, size_t samples) {
     }
     recording_ = recording;
     recorded_family_ = &family;
+    /* The heap serves this chunk: under a limit there may be no room for idle pages beside it. */
+    if (!resident_limit() || references_ > 1) return;
+    mapping_.drop_pages();
+    std::lock_guard<std::mutex> lock(mutex_);
+    touched_ = 0;
 }
 
 /* Another one of the same size is older, and goes. */
@@ -414,6 +417,7 @@ void Arena::take_recording() noexcept {
         all.push_back(std::move(recording));
         stats_.recorded++;
     });
+    trim_heap(); /* which has served this chunk, and will hardly serve another */
 }
 
 void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
@@ -473,8 +477,9 @@ void Arena::end(double seconds) noexcept {
             search(*plan_, seconds);
             judge(*plan_);
         });
-    plan_ = nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
+    if (plan_) touched_ = std::max(touched_, plan_->layout.bytes);
+    plan_ = nullptr;
     in_window_ = false;
 }
 
@@ -576,8 +581,20 @@ void Arena::drop_all_pages() noexcept {
     std::lock_guard<std::mutex> list(arenas_mutex);
     for (Arena *arena : arenas()) {
         std::lock_guard<std::mutex> lock(arena->mutex_);
-        if (!arena->in_window_ && arena->references_ <= 1) arena->mapping_.drop_pages();
+        if (arena->in_window_ || arena->references_ > 1) continue;
+        arena->mapping_.drop_pages();
+        arena->touched_ = 0;
     }
+}
+
+size_t Arena::touched_bytes() noexcept {
+    size_t bytes = 0;
+    std::lock_guard<std::mutex> list(arenas_mutex);
+    for (Arena *arena : arenas()) {
+        std::lock_guard<std::mutex> lock(arena->mutex_);
+        bytes += arena->touched_;
+    }
+    return bytes;
 }
 
 ArenaStats Arena::stats() const {

@@ -106,6 +106,9 @@ public:
 
     ArenaStats stats() const;
 
+    /* Bytes of all arenas that plans have used since their pages were given back. */
+    static size_t touched_bytes() noexcept;
+
     /* Gives the pages of all arenas back that hold no tensor and run no chunk. */
     static void drop_all_pages() noexcept;
 
@@ -134,8 +137,9 @@ private:
     size_t match(size_t bytes) const;
 
     std::atomic<size_t> references_{1}; /* the owner's, and one a tensor */
-    mutable std::mutex mutex_;          /* of in_window_, against drop_all_pages() */
+    mutable std::mutex mutex_;          /* of the next two, against drop_all_pages() */
     bool in_window_ = false;
+    size_t touched_ = 0;
     Mapping mapping_;
     std::vector<std::unique_ptr<Family>> families_;
     std::vector<std::unique_ptr<Plan>> plans_, retired_;

@@ -29,6 +29,7 @@ constexpr size_t line_bytes = 64;
 
 constexpr int64_t follow_milliseconds = 200;
 constexpr size_t follow_share = 10; /* a change below a tenth is noise */
+constexpr size_t resident_spare = 50;
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
@@ -68,6 +69,9 @@ std::atomic<size_t> used{0};
 std::atomic<size_t> highest{0};
 std::atomic<size_t> highest_in_call{0};
 std::atomic<size_t> limit{0}; /* 0: not yet asked of the host */
+std::atomic<size_t> in_arenas{0};
+std::atomic<size_t> most_resident{0};      /* the resident limit; 0: none */
+std::atomic<size_t> room_within{SIZE_MAX}; /* what it leaves for tensors */
 std::atomic<bool> is_default{true};
 std::atomic<bool> in_place{false};
 
@@ -164,6 +168,7 @@ void *take_block(size_t bytes) {
     if (data) {
         *header_of(data) = {bytes, cookie_of(data, arena_key)};
         *place_of(data) = place;
+        in_arenas.fetch_add(bytes, std::memory_order_relaxed);
         return data;
     }
     if (bytes > SIZE_MAX - line_bytes || posix_memalign(&block, line_bytes, bytes + line_bytes))
@@ -219,6 +224,7 @@ void give_back(void *data) {
         return;
     }
     used.fetch_sub(header_of(data)->bytes, std::memory_order_relaxed);
+    if (key == arena_key) in_arenas.fetch_sub(header_of(data)->bytes, std::memory_order_relaxed);
     tell(data, -1);
     if (key == card_key) card_header_of(data)->card->give_back(card_header_of(data)->place);
     header_of(data)->cookie = 0;
@@ -266,6 +272,17 @@ size_t host_budget() {
                                                : SIZE_MAX;
 }
 
+/*
+ * What is neither a tensor nor a page that waits for one has to fit beside them; a fiftieth is for what
+ * an arena takes above the bytes that are alive in it.
+ */
+void follow_resident_limit() {
+    size_t most = resident_limit(), now = resident_bytes();
+    size_t tensors = outside_arenas() + Arena::touched_bytes();
+    size_t others = now - std::min(now, tensors), room = most - std::min(most, others);
+    room_within = most ? std::max<size_t>(room - room / resident_spare, 1) : SIZE_MAX;
+}
+
 } // namespace
 
 void install() {
@@ -300,6 +317,26 @@ void reset_call_peak() noexcept {
     highest_in_call.store(allocated(), std::memory_order_relaxed);
 }
 
+void trim_heap() noexcept {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
+size_t outside_arenas() noexcept {
+    size_t inside = in_arenas.load(std::memory_order_relaxed), all = allocated();
+    return all - std::min(all, inside);
+}
+
+void set_resident_limit(size_t bytes) noexcept {
+    most_resident = bytes;
+    follow_resident_limit();
+}
+
+size_t resident_limit() noexcept {
+    return most_resident.load(std::memory_order_relaxed);
+}
+
 void set_budget(size_t bytes) noexcept {
     is_default.store(bytes == 0, std::memory_order_relaxed);
     limit.store(bytes, std::memory_order_relaxed);
@@ -307,6 +344,7 @@ void set_budget(size_t bytes) noexcept {
 
 void follow_host() {
     using namespace std::chrono;
+    if (resident_limit()) follow_resident_limit();
     static std::atomic<int64_t> last{0};
     int64_t now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
     size_t old = limit.load(std::memory_order_relaxed);
@@ -318,10 +356,12 @@ void follow_host() {
 
 /* Without any figure of the host there is no limit. */
 size_t budget() noexcept {
-    size_t now = limit.load(std::memory_order_relaxed);
-    if (now) return now;
-    size_t bytes = host_budget();
-    return limit.compare_exchange_strong(now, bytes) ? bytes : now;
+    size_t now = limit.load(std::memory_order_relaxed), bytes = now;
+    if (!now) {
+        bytes = host_budget();
+        if (!limit.compare_exchange_strong(now, bytes)) bytes = now;
+    }
+    return std::min(bytes, room_within.load(std::memory_order_relaxed));
 }
 
 size_t resident_bytes() noexcept {
@@ -332,6 +372,16 @@ size_t resident_bytes() noexcept {
     std::fclose(file);
     return fields == 2 ? static_cast<size_t>(resident) * static_cast<size_t>(sysconf(_SC_PAGESIZE))
                        : 0;
+}
+
+size_t peak_resident_bytes() noexcept {
+    char line[256];
+    size_t kib = 0;
+    std::FILE *file = std::fopen("/proc/self/status", "r");
+    while (file && !kib && std::fgets(line, sizeof line, file))
+        if (std::sscanf(line, "VmHWM: %zu", &kib) != 1) kib = 0;
+    if (file) std::fclose(file);
+    return kib << 10;
 }
 
 Refusals refusals() noexcept {

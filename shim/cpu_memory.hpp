@@ -41,14 +41,25 @@ void reset_call_peak() noexcept;
 void set_budget(size_t bytes) noexcept;
 size_t budget() noexcept;
 
+/* In bytes of the whole process; 0: none. Takes effect now and at each follow_host(). */
+void set_resident_limit(size_t bytes) noexcept;
+size_t resident_limit() noexcept;
+
+/* Gives the free pages of the heap back to the system; some milliseconds. */
+void trim_heap() noexcept;
+
+/* Bytes of tensors that do not lie in an arena. */
+size_t outside_arenas() noexcept;
+
 /*
- * Where the budget is the default, brings it up to date with what the host has now: at most five times
+ * Brings the budget up to date with a resident limit. Where the budget is the default, brings it up to date with what the host has now: at most five times
  * a second, and where it has changed by a tenth. Called between chunks, never within one.
  */
 void follow_host();
 
-/* Resident bytes of the process; 0 where /proc has no figure. */
+/* Resident bytes of the process, now and at most so far; 0 where /proc has no figure. */
 size_t resident_bytes() noexcept;
+size_t peak_resident_bytes() noexcept;
 
 /* Requests refused on the calling thread: over budget, by the system, or injected. */
 struct Refusals {

@@ -86,12 +86,22 @@ size_t recent_host_room() {
     return room;
 }
 
-/* Pages of arenas without tensors, and of the heap. */
-void drop_pages() {
-    cpu::Arena::drop_all_pages();
-#ifdef __GLIBC__
-    malloc_trim(0);
-#endif
+void check_resident(const char *function, const Device &device) {
+    if (device.memory() != Memory::cpu || device.card)
+        fail(MT_ENOTSUP, "%s: resident bytes are those of the CPU's process alone", function);
+    if (!cpu::resident_bytes()) fail(MT_ENOTSUP, "%s: /proc does not tell them here", function);
+}
+
+mt_resident resident_memory() {
+    mt_resident resident = MT_RESIDENT_INIT;
+    resident.limit_bytes = cpu::resident_limit();
+    resident.resident_bytes = cpu::resident_bytes();
+    resident.tensor_bytes = std::min(cpu::outside_arenas(), resident.resident_bytes);
+    resident.arena_bytes =
+        std::min(cpu::Arena::touched_bytes(), resident.resident_bytes - resident.tensor_bytes);
+    resident.other_bytes = resident.resident_bytes - resident.tensor_bytes - resident.arena_bytes;
+    resident.peak_bytes = cpu::peak_resident_bytes();
+    return resident;
 }
 
 mt_memory cpu_memory() {
@@ -269,8 +279,10 @@ mt_clear_result empty_device_cache(const Device &device) {
         cuda_allocator(device).emptyCache();
     else if (kind == Memory::mps)
         mps_hooks(device).emptyCache();
-    else
-        drop_pages();
+    else {
+        cpu::Arena::drop_all_pages();
+        cpu::trim_heap();
+    }
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     size_t after = taken();
@@ -341,6 +353,24 @@ extern "C" mt_status mt_device_check(const char *name) {
 extern "C" mt_status mt_device_set_budget(const char *name, size_t bytes) {
     return with_device("mt_device_set_budget", name,
                        [&](const Device &device) { set_device_budget(device, bytes); });
+}
+
+extern "C" mt_status mt_device_set_resident_budget(const char *name, size_t bytes) {
+    static const char function[] = "mt_device_set_resident_budget";
+    return with_device(function, name, [&](const Device &device) {
+        check_resident(function, device);
+        if (!cpu::installed()) fail(MT_ENOTSUP, "%s: our CPU allocator is not installed", function);
+        cpu::set_resident_limit(bytes);
+    });
+}
+
+extern "C" mt_status mt_device_resident(const char *name, mt_resident *out) {
+    static const char function[] = "mt_device_resident";
+    MT_RETURN_IF_FAILED(check_sized(out, function, "out"));
+    return with_device(function, name, [&](const Device &device) {
+        check_resident(function, device);
+        hand_over(resident_memory(), out);
+    });
 }
 
 extern "C" mt_status mt_device_memory(const char *name, mt_memory *out) {

@@ -348,22 +348,18 @@ START_TEST(gradients_live_on) {
     event(recording, (void *)0x80, -200);
     ck_ok(mt_recording_blocks(recording, NULL, 3, 0, blocks, 2, &count));
     ck_assert_uint_eq(count, 2);
-    ck_assert_uint_eq(blocks[0].end, 3);
+    ck_assert_uint_eq(blocks[0].end, 2);
     ck_assert_uint_eq(blocks[1].begin, 1);
     ck_assert_uint_eq(blocks[1].end, 2);
     ck_ok(mt_recording_blocks(recording, NULL, 3, 1, blocks, 2, &count));
-    ck_assert_uint_eq(blocks[0].end, 3);
+    ck_assert_uint_eq(blocks[0].end, 2);
     ck_assert_uint_eq(blocks[1].end, SIZE_MAX);
     mt_recording_free(recording);
 }
 END_TEST
 
-START_TEST(recordings_that_do_not_fit) {
-    static const fake_allocation odd_allocations[] = {{1001, 0, FAKE_AT_END}, {100, -30, 2}};
-    static const fake_program odd = {odd_allocations, 2};
+START_TEST(recordings_are_checked) {
     mt_recording *two = record(&fake_train_program, 2), *four = record(&fake_train_program, 4);
-    mt_recording *other = record(&fake_eval_program, 4), *sinking = record(&odd, 1);
-    mt_recording *sunk = record(&odd, 3);
     mt_block blocks[FAKE_ALLOCATIONS_MAX];
     size_t count = 9, all = FAKE_ALLOCATIONS_MAX;
 
@@ -374,34 +370,78 @@ START_TEST(recordings_that_do_not_fit) {
     ck_status(mt_recording_blocks(two, four, 0, 0, blocks, all, &count), MT_EINVAL);
     ck_status(mt_recording_blocks(two, NULL, 4, 0, blocks, all, &count), MT_EINVAL);
     ck_status(mt_recording_blocks(four, two, 8, 0, blocks, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, other, 8, 0, blocks, all, &count), MT_ENOTSUP);
     ck_assert_uint_eq(count, 0);
-    ck_ok(mt_recording_blocks(sinking, sunk, 2, 0, blocks, all, &count));
-    ck_assert_uint_eq(blocks[1].bytes, 40);
-    ck_status(mt_recording_blocks(sinking, sunk, 4, 0, blocks, all, &count), MT_ENOTSUP);
     mt_recording_free(two);
     mt_recording_free(four);
-    mt_recording_free(other);
-    mt_recording_free(sinking);
-    mt_recording_free(sunk);
 }
 END_TEST
 
-/* Sizes of odd samples that are no line: 3 bytes more in 2 samples have no whole number at one more. */
+/* The larger chunk has a block that the smaller one has not: it keeps its size, the others grow. */
+START_TEST(one_block_more) {
+    static const fake_allocation few[] = {{0, 100, FAKE_AT_END}, {64, 30, FAKE_AT_END}};
+    static const fake_allocation more[] = {
+        {0, 100, FAKE_AT_END}, {7777, 0, 2}, {64, 30, FAKE_AT_END}};
+    static const fake_program small_program = {few, 2}, large_program = {more, 3};
+    mt_recording *small = record(&small_program, 2), *large = record(&large_program, 4);
+    mt_block blocks[3];
+    size_t count;
+
+    ck_ok(mt_recording_blocks(small, large, 8, 0, NULL, 0, &count));
+    ck_assert_uint_eq(count, 3);
+    ck_ok(mt_recording_blocks(small, large, 8, 0, blocks, 3, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 800);
+    ck_assert_uint_eq(blocks[1].bytes, 7777);
+    ck_assert_uint_eq(blocks[1].end, 2);
+    ck_assert_uint_eq(blocks[2].bytes, 304);
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
+/* One chunk ran apart and the other in place: the same blocks, as either of them asks. */
+START_TEST(recordings_of_both_ways) {
+    mt_recording *recording[2];
+    mt_block blocks[2];
+    size_t count;
+
+    for (size_t i = 0; i < 2; i++) {
+        ck_ok(mt_recording_new(&recording[i]));
+        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
+        event(recording[i], (void *)0x80, 200);
+        event(recording[i], (void *)0x80, 0);
+        if (i == 0) event(recording[i], (void *)0x80, -200);
+        event(recording[i], (void *)0x40, 100 + 20 * (int64_t)i);
+        event(recording[i], (void *)0x40, -1);
+        if (i == 1) event(recording[i], (void *)0x80, -200);
+    }
+    for (int apart = 0; apart < 2; apart++) {
+        ck_ok(mt_recording_blocks(recording[0], recording[1], 8, apart, blocks, 2, &count));
+        ck_assert_uint_eq(blocks[0].bytes, 200);
+        ck_assert_uint_eq(blocks[0].end, apart ? SIZE_MAX : 1);
+        ck_assert_uint_eq(blocks[1].bytes, 160);
+        ck_assert_uint_eq(blocks[1].end, 2);
+    }
+    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
+}
+END_TEST
+
+/* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
 START_TEST(no_whole_number) {
     mt_recording *recording[2];
-    mt_block block;
+    mt_block blocks[2];
     size_t count;
 
     for (size_t i = 0; i < 2; i++) {
         ck_ok(mt_recording_new(&recording[i]));
         ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
         event(recording[i], (void *)0x40, 100 + 3 * (int64_t)i);
+        event(recording[i], (void *)0x80, 100 - 60 * (int64_t)i);
     }
-    ck_ok(mt_recording_blocks(recording[0], recording[1], 8, 0, &block, 1, &count));
-    ck_assert_uint_eq(block.bytes, 109);
-    ck_status(mt_recording_blocks(recording[0], recording[1], 7, 0, &block, 1, &count), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "no whole number of bytes at 7 samples");
+    ck_ok(mt_recording_blocks(recording[0], recording[1], 7, 0, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 108);
+    ck_assert_uint_ge(blocks[1].bytes, 1);
+    ck_ok(mt_recording_blocks(recording[0], recording[1], 1, 0, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 99);
     for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
 }
 END_TEST
@@ -424,7 +464,9 @@ int main(void) {
     tcase_add_test(arguments, without_host_memory);
     tcase_add_test(blocks, blocks_of_any_size);
     tcase_add_test(blocks, gradients_live_on);
-    tcase_add_test(blocks, recordings_that_do_not_fit);
+    tcase_add_test(blocks, recordings_are_checked);
+    tcase_add_test(blocks, one_block_more);
+    tcase_add_test(blocks, recordings_of_both_ways);
     tcase_add_test(blocks, no_whole_number);
     return suite_run(suite);
 }

@@ -86,15 +86,21 @@ static mt_status simulate(ex_device *device, size_t *bytes) {
     return status == MT_OK ? measure_room(device) : status;
 }
 
-static mt_status set_budget(ex_device *device, const char *text) {
+/* The budget as it is now. */
+static mt_status read_device(ex_device *device) {
     mt_memory memory = {.size = sizeof memory};
+    mt_status status = mt_device_memory(device->name, &memory);
+    device->budget_bytes = memory.budget_bytes;
+    return status;
+}
+
+static mt_status set_budget(ex_device *device, const char *text) {
     size_t bytes;
     mt_status status = measure_room(device);
     if (status == MT_OK) status = read_budget(device, text, &bytes);
     if (status == MT_OK) status = simulate(device, &bytes);
     if (status == MT_OK) status = mt_device_set_budget(device->name, bytes);
-    if (status == MT_OK) status = mt_device_memory(device->name, &memory);
-    device->budget_bytes = memory.budget_bytes;
+    if (status == MT_OK) status = read_device(device);
     if (status == MT_OK && device->room_bytes && bytes > device->room_bytes)
         mt_log(MT_LOG_WARNING, "%s is more than what is free: the system may swap or stop the run",
                device->budget_from);
@@ -113,5 +119,8 @@ mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed
     if (status == MT_OK) status = mt_torch_seed((uint64_t)flags->seed);
     if (status != MT_OK) return status;
     const char *otherwise = is_cpu(out) ? budget : NULL;
-    return set_budget(out, flags->budget ? flags->budget : otherwise);
+    status = set_budget(out, flags->budget ? flags->budget : otherwise);
+    if (status != MT_OK || !flags->budget_resident) return status;
+    status = mt_device_set_resident_budget(out->name, flags->budget_resident);
+    return status == MT_OK ? read_device(out) : status;
 }

@@ -18,6 +18,7 @@ static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
 static const ex_word optimizers[] = {
     {"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}, {NULL, 0}};
 static const ex_word precisions[] = {{"off", MT_DTYPE_NONE}, {"bf16", MT_BFLOAT16}, {NULL, 0}};
+static const ex_word arenas[] = {{"auto", MT_ARENA_AUTO}, {"never", MT_ARENA_NEVER}, {NULL, 0}};
 static const ex_word schedules[] = {
     {"constant", EX_SCHEDULE_CONSTANT}, {"cosine", EX_SCHEDULE_COSINE}, {NULL, 0}};
 static const ex_word fallbacks[] = {
@@ -52,6 +53,10 @@ static int read_budget(const char *text, void *target) {
         return 0;
     *(const char **)target = text;
     return 1;
+}
+
+static int read_resident(const char *text, void *target) {
+    return mt_parse_size(text, 0, target) == MT_OK && *(size_t *)target > 0;
 }
 
 /* A number of at least 1; *end is where it ended, NULL when there was none. */
@@ -127,6 +132,13 @@ static const ex_option rows[] = {
          .read = read_budget,
          .accepts = "a size such as 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",
          .by_default = "auto"),
+    FLAG("budget-resident", EX_PARSED, budget_resident, "SIZE",
+         "most that the whole process may hold, on the CPU: code, libraries and heap included",
+         .read = read_resident, .accepts = "a size such as 900MiB or 2GB",
+         .by_default = "no such limit"),
+    FLAG("arena", EX_WORD, arena, "auto|never",
+         "serve the tensors of chunks on the CPU from planned memory, or from the heap",
+         .words = arenas),
     FLAG("micro-batch", EX_WHOLE, micro_batch, "N|auto", "samples sent through the network at once",
          .least = 1, .most = 65536, .words = automatic),
     FLAG("min-micro-batch", EX_WHOLE, min_micro_batch, "N|auto",
@@ -297,6 +309,7 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     options.weight_decay = flags->weight_decay;
     options.clip_norm = flags->clip;
     options.amp = (mt_dtype)flags->amp;
+    options.arena = (int)flags->arena;
     return options;
 }
 

@@ -64,6 +64,18 @@ void ex_report_run(const mt_run_report *report, size_t batch) {
     printf("\n");
 }
 
+void ex_report_resident(const ex_flags *flags, const ex_device *device) {
+    mt_resident now = MT_RESIDENT_INIT;
+    char peak[32], limit[32], tensors[32], arena[32], other[32];
+    if (!flags->budget_resident || mt_device_resident(device->name, &now) != MT_OK) return;
+    printf("process %s at most of %s; now tensors %s, arena %s, code and the rest %s\n",
+           mt_format_size(now.peak_bytes, peak, sizeof peak),
+           mt_format_size(now.limit_bytes, limit, sizeof limit),
+           mt_format_size(now.tensor_bytes, tensors, sizeof tensors),
+           mt_format_size(now.arena_bytes, arena, sizeof arena),
+           mt_format_size(now.other_bytes, other, sizeof other));
+}
+
 /* ---- failures ---------------------------------------------------------------------------------- */
 
 static void print_explanation(const mt_trainer *trainer) {

@@ -30,6 +30,13 @@ void ex_report_epoch(const mt_epoch_report *report, const char *metric, double s
 void ex_report_run(const mt_run_report *report, size_t batch);
 
 /*
+ * process 361.2 MiB at most of 400.0 MiB; now tensors 131.1 MiB, arena 64.0 MiB, code and the rest 160.3 MiB
+ *
+ * Nothing where there is no resident budget.
+ */
+void ex_report_resident(const ex_flags *flags, const ex_device *device);
+
+/*
  * Says on standard error why a run ended early: the error line; and when it did not fit, the
  * trainer's explanation and the flags that help. trainer may be NULL; has_state 0: not even the
  * model's state did fit.

@@ -81,17 +81,17 @@ MT_API MT_NODISCARD mt_status mt_arena_search_result(const mt_arena_search *sear
                                                      mt_layout *out);
 
 /*
- * The blocks of a chunk of m samples, in the order in which they are taken: lifetimes as recorded, sizes
- * on the lines through those of two recordings. A block that was released after the chunk, or never, lives
- * to its end (SIZE_MAX).
+ * The blocks of a chunk of m samples, in the order in which they are taken: lifetimes as recorded, in
+ * blocks taken, and sizes on the lines through those of two recordings. A block that was released after
+ * the chunk, or never, lives to its end (SIZE_MAX).
  *
- * @param small, large  recordings whose events are the same but for the sizes; large NULL: blocks of
- *                      small as they are, samples must be those of small
+ * @param small, large  two recordings: the blocks are those of large, each with the size that it and its
+ *                      partner in small tell (see mt_memory_model), or its own where it has none. large
+ *                      NULL: blocks of small as they are, samples must be those of small
  * @param apart         1: gradients that are handed over live to the end (see mt_event_sink)
  * @param blocks        room for capacity of them; NULL with capacity 0 to ask for the count
  * @param count         out: how many there are
- * @return MT_OK; MT_ENOTSUP when the recordings differ in more than sizes, or a size is no whole number of
- *         bytes at m; MT_EINVAL
+ * @return MT_OK, MT_EINVAL, MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_recording_blocks(const mt_recording *small,
                                                   const mt_recording *large, size_t samples,

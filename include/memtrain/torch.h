@@ -86,6 +86,31 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
  */
 MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t bytes);
 
+/*
+ * Limits what the whole process holds in memory, code and libraries included (libtorch alone is 110 MB),
+ * in bytes; 0: no such limit. Between chunks the budget of tensors becomes what the limit leaves for them,
+ * and no more than the budget that is set. What others than tensors take in the middle of a chunk is not
+ * seen, so leave some room. "cpu" alone, and where /proc tells; else MT_ENOTSUP.
+ */
+MT_API MT_NODISCARD mt_status mt_device_set_resident_budget(const char *device, size_t bytes);
+
+/* What the process holds in memory, in bytes. */
+typedef struct mt_resident {
+    size_t size;           /* sizeof(mt_resident) */
+    size_t limit_bytes;    /* the resident budget; 0: none */
+    size_t resident_bytes; /* now, the sum of the next three ... */
+    size_t tensor_bytes;   /* ... tensors outside of arenas, for parameters and optimiser state */
+    size_t arena_bytes;    /* ... pages of arenas, in use or to be used by the next chunk */
+    size_t other_bytes;    /* ... code, libraries, heap */
+    size_t peak_bytes;     /* highest resident bytes since the process began; 0: not known */
+} mt_resident;
+
+#define MT_RESIDENT_INIT                                                                           \
+    { sizeof(mt_resident), 0, 0, 0, 0, 0, 0 }
+
+/* @param device "cpu"; MT_ENOTSUP for others, and where /proc does not tell */
+MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident *out);
+
 /* Memory of the device as it is now. out->size is set by the caller. Any thread. */
 MT_API MT_NODISCARD mt_status mt_device_memory(const char *device, mt_memory *out);
 
