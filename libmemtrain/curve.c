@@ -40,7 +40,9 @@ static size_t modelled(const mt__curve *c, size_t range) {
 }
 
 int mt__curve_is_recorded(const mt__curve *c, int keep) {
-    return c->ranges && c->range[modelled(c, c->ranges - 1)].model[keep];
+    for (size_t i = 0; i < c->ranges; i++)
+        if (!c->range[modelled(c, i)].model[keep]) return 0;
+    return c->ranges > 0;
 }
 
 static size_t scaled(double scale, size_t bytes) {
@@ -59,7 +61,8 @@ static size_t recorded_peak(const mt__curve *c, int keep, size_t samples) {
 
 /* The largest bytes that scaled() leaves within room. */
 static size_t below_quotient(size_t room, double scale) {
-    size_t bytes = (size_t)fmin((double)room / scale, 9e18);
+    if (room > INT64_MAX / 4) return room; /* no limit, where values would saturate */
+    size_t bytes = (size_t)((double)room / scale);
     while (bytes > 0 && scaled(scale, bytes) > room) bytes--;
     return bytes;
 }
@@ -101,16 +104,22 @@ static size_t next_below(const mt__curve *c, int keep) {
     return is_known ? e->failed_chunk - 1 : mt__smaller(e->failed_chunk);
 }
 
+/* Samples that so much room has place for, by one measured peak. */
+static size_t proportional(size_t room, size_t peak, size_t samples) {
+    double m = (double)room / (double)peak * (double)samples;
+    return m < 9e18 ? (size_t)m : SIZE_MAX;
+}
+
 size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
     size_t left = room - mt__min(room, e->residual);
     size_t m = SIZE_MAX;
     if (mt__curve_is_recorded(c, keep))
-        m = recorded_largest(c, keep, left);
+        m = left ? recorded_largest(c, keep, left) : 0;
     else if (e->bound_samples && left < e->bound_peak)
         m = 0;
     else if (e->bound_samples)
-        m = (size_t)((double)left / (double)e->bound_peak * (double)e->bound_samples);
+        m = proportional(left, e->bound_peak, e->bound_samples);
     if (e->failed_chunk && room <= e->failed_room) m = mt__min(m, next_below(c, keep));
     return m;
 }
@@ -208,7 +217,7 @@ static void begin_range(mt__curve *c) {
     size_t samples = c->recording->samples;
     double peak = (double)mt__recording_peak(c->recording, 0);
     if (c->ranges == MT__RANGES) return;
-    double scale = peak / (double)recorded_peak(c, 0, samples);
+    double scale = peak / (double)mt__max(1, recorded_peak(c, 0, samples));
     c->range[c->ranges++] = (mt__range){samples, samples, {NULL, NULL}, scale};
     keep_recording(c);
     start_over(c);

@@ -547,16 +547,15 @@ void Arena::release(Place *place) noexcept {
 }
 
 Planned::Planned(Arena *arena, const Kind &kind, size_t samples, bool apart) noexcept
-    : arena_(arena) {
+    : arena_(arena && arena->in_window() ? nullptr : arena), before_(set_arena(nullptr)) {
     if (!arena_) return;
     arena_->begin(kind, samples, apart);
     set_arena(arena_);
 }
 
 Planned::~Planned() {
-    if (!arena_) return;
-    set_arena(nullptr);
-    arena_->end(seconds_);
+    set_arena(before_);
+    if (arena_) arena_->end(seconds_);
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -573,6 +572,15 @@ Arena::~Arena() {
     unpoison(mapping_.base(), mapping_.bytes());
 }
 
+/* One reference is a tensor's from now on: its pages must stay. */
+void Arena::close() noexcept {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        closed_ = true;
+    }
+    release_reference();
+}
+
 void Arena::release_reference() noexcept {
     if (--references_ == 0) delete this;
 }
@@ -581,7 +589,7 @@ void Arena::drop_all_pages() noexcept {
     std::lock_guard<std::mutex> list(arenas_mutex);
     for (Arena *arena : arenas()) {
         std::lock_guard<std::mutex> lock(arena->mutex_);
-        if (arena->in_window_ || arena->references_ > 1) continue;
+        if (arena->in_window_ || arena->closed_ || arena->references_ > 1) continue;
         arena->mapping_.drop_pages();
         arena->touched_ = 0;
     }

@@ -31,12 +31,13 @@ struct Plan;
 
 /* What the requests of a chunk depend on beside its size. */
 struct Kind {
-    bool training;
-    uint64_t shape; /* of a sample */
+    bool training, backward; /* backward: not without a weight */
+    uint64_t shape;          /* of a sample */
     int threads;
 
     bool operator==(const Kind &other) const {
-        return training == other.training && shape == other.shape && threads == other.threads;
+        return training == other.training && backward == other.backward && shape == other.shape &&
+               threads == other.threads;
     }
 };
 
@@ -89,7 +90,7 @@ public:
     static Arena *open() { return new Arena; }
 
     /* The owner lets go; tensors in it keep it until the last of them is released. */
-    void close() noexcept { release_reference(); }
+    void close() noexcept;
 
     /* A chunk begins on this thread. Never throws: without host memory the heap serves. */
     void begin(const Kind &kind, size_t samples, bool apart) noexcept;
@@ -100,6 +101,9 @@ public:
     /* Memory for so many bytes behind a header of header_bytes, and its place; NULL: take the heap's. */
     char *serve(size_t bytes, Place **place) noexcept;
     static void release(Place *place) noexcept;
+
+    /* On the owner's thread. */
+    bool in_window() const { return in_window_; }
 
     /* The recording that requests of this chunk go to, or NULL. */
     mt_recording *recording() const { return recording_; }
@@ -137,8 +141,8 @@ private:
     size_t match(size_t bytes) const;
 
     std::atomic<size_t> references_{1}; /* the owner's, and one a tensor */
-    mutable std::mutex mutex_;          /* of the next two, against drop_all_pages() */
-    bool in_window_ = false;
+    mutable std::mutex mutex_;          /* of the next three, against drop_all_pages() */
+    bool in_window_ = false, closed_ = false;
     size_t touched_ = 0;
     Mapping mapping_;
     std::vector<std::unique_ptr<Family>> families_;
@@ -158,7 +162,10 @@ struct CloseArena {
     void operator()(Arena *arena) const noexcept { arena->close(); }
 };
 
-/* A chunk on this thread, served by an arena (NULL: by the heap) as long as the object lives. */
+/*
+ * A chunk on this thread, served by an arena (NULL: by the heap) as long as the object lives. A chunk that
+ * is run from within another one of the same arena is served by the heap.
+ */
 class Planned {
 public:
     Planned(Arena *arena, const Kind &kind, size_t samples, bool apart) noexcept;
@@ -170,7 +177,7 @@ public:
     void done(double seconds) { seconds_ = seconds; }
 
 private:
-    Arena *arena_;
+    Arena *arena_, *before_;
     double seconds_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -164,7 +165,8 @@ size_t reserve(size_t bytes) noexcept {
 void *take_block(size_t bytes) {
     void *block = nullptr;
     Place *place = nullptr;
-    char *data = thread.arena ? thread.arena->serve(bytes, &place) : nullptr;
+    bool planned = thread.arena && !thread.card; /* a card's tensor has a header of its own */
+    char *data = planned ? thread.arena->serve(bytes, &place) : nullptr;
     if (data) {
         *header_of(data) = {bytes, cookie_of(data, arena_key)};
         *place_of(data) = place;
@@ -392,8 +394,8 @@ void set_sink(const mt_event_sink *sink) noexcept {
     thread.sink = sink ? *sink : mt_event_sink{nullptr, nullptr};
 }
 
-void set_arena(Arena *arena) noexcept {
-    thread.arena = arena;
+Arena *set_arena(Arena *arena) noexcept {
+    return std::exchange(thread.arena, arena);
 }
 
 void set_card(sim::Card *card) noexcept {

@@ -79,8 +79,11 @@ void set_sink(const mt_event_sink *sink) noexcept;
 void set_card(sim::Card *card) noexcept;
 sim::Card *card() noexcept;
 
-/* The arena that serves the requests of the calling thread; NULL: the heap. See Planned. */
-void set_arena(Arena *arena) noexcept;
+/*
+ * The arena that serves the requests of the calling thread; NULL: the heap. Returns the one before. See
+ * Planned.
+ */
+Arena *set_arena(Arena *arena) noexcept;
 
 /* See mt_inject_oom and mt_injected. */
 void inject(uint64_t nth, bool persistent) noexcept;

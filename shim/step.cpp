@@ -160,7 +160,7 @@ void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
 
 /* A chunk that is about to run. */
 struct Run {
-    bool training;
+    bool training, backward;
     const mt_torch_batch &batch;
     size_t samples;
     bool apart;
@@ -172,7 +172,7 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const Run &run) {
-    return {run.training, shape_of(run.batch), at::get_num_threads()};
+    return {run.training, run.backward, shape_of(run.batch), at::get_num_threads()};
 }
 
 /*
@@ -257,7 +257,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
         return mt_set_error(MT_EINVAL, "mt_accumulate: weight is %g", weight);
     MT_RETURN_IF_FAILED(
         guard([&] { check_samples("mt_accumulate", first, count, torch->samples); }));
-    Run run = {true, torch->batch, count, torch->marked};
+    Run run = {true, weight != 0.0, torch->batch, count, torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
@@ -344,11 +344,12 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
         own = batch_of("mt_evaluate", batch);
         check_samples("mt_evaluate", first, count, batch->count);
     }));
-    return measured(*torch, Run{false, own, count, false}, out, [&](mt_chunk_result &result) {
-        KeepRng keep(torch->device);
-        set_mode(*torch, Mode::evaluation);
-        forward_only(*torch, own, first, count, result);
-    });
+    return measured(*torch, Run{false, false, own, count, false}, out,
+                    [&](mt_chunk_result &result) {
+                        KeepRng keep(torch->device);
+                        set_mode(*torch, Mode::evaluation);
+                        forward_only(*torch, own, first, count, result);
+                    });
 }
 
 extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,

@@ -30,11 +30,22 @@ GradientWatch::GradientWatch(const Flat &flat, const mt_event_sink &sink, mt_rec
         if (sink.event) sink.event(sink.user, address, 0);
         if (recording) mt_recording_event(recording, address, 0);
     };
-    for (const Slot &slot : flat.slots())
-        hooks_.emplace_back(slot.parameter, slot.parameter.register_hook(tell));
+    hooks_.reserve(flat.slots().size());
+    try {
+        for (const Slot &slot : flat.slots())
+            if (slot.parameter.requires_grad()) /* not frozen since */
+                hooks_.emplace_back(slot.parameter, slot.parameter.register_hook(tell));
+    } catch (...) {
+        remove();
+        throw;
+    }
 }
 
 GradientWatch::~GradientWatch() {
+    remove();
+}
+
+void GradientWatch::remove() noexcept {
     (void)guard([this] {
         for (const auto &[parameter, hook] : hooks_) parameter.remove_hook(hook);
     });

@@ -64,6 +64,7 @@ public:
     GradientWatch &operator=(const GradientWatch &) = delete;
 
 private:
+    void remove() noexcept;
     std::vector<std::pair<at::Tensor, unsigned>> hooks_; /* a parameter and its hook */
 };
 

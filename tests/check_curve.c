@@ -213,6 +213,52 @@ START_TEST(one_recording_rules_nothing_out) {
 }
 END_TEST
 
+/* Rooms without an end, where values would saturate: an answer, and at once. */
+START_TEST(endless_room) {
+    static const size_t rooms[] = {SIZE_MAX, SIZE_MAX - 99, SIZE_MAX / 2, INT64_MAX / 2};
+    const size_t sizes[] = {2, 4, 16};
+    mt__curve *curve = curve_new();
+
+    for (int i = 0; i < LENGTH(sizes); i++) {
+        mt_recording *recording = mt__curve_record(curve, sizes[i]);
+
+        fill(recording, sizes[i], 0, 1);
+        mt__curve_learn(curve, 0, sizes[i], peak(sizes[i], 0) + 99); /* others take something too */
+        for (int r = 0; r < LENGTH(rooms); r++)
+            ck_assert_uint_ge(mt__curve_largest(curve, 0, rooms[r]), (size_t)1 << 40);
+    }
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, 90), 0);
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* A measured peak alone, smaller than its samples: room for all of them is no overflow. */
+START_TEST(endless_room_by_a_bound) {
+    mt__curve *curve = curve_new();
+
+    mt__curve_learn(curve, 0, 1024, 512);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, SIZE_MAX), SIZE_MAX);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, 511), 0);
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* Lines that fall to nothing beyond a change of kernels: a range begins all the same. */
+START_TEST(a_model_that_falls_to_nothing) {
+    static const size_t bytes[] = {1000, 100, 5000, 9000};
+    static const size_t sizes[] = {2, 4, 64, 128};
+    mt__curve *curve = curve_new();
+
+    for (int i = 0; i < LENGTH(sizes); i++) {
+        event(mt__curve_record(curve, sizes[i]), 0x100, (int64_t)bytes[i]);
+        mt__curve_learn(curve, 0, sizes[i], bytes[i]);
+        ck_assert_uint_ge(mt__curve_predict(curve, 0, sizes[i]), bytes[i]);
+        (void)mt__curve_largest(curve, 0, 3000);
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
 /* ---- recordings that are of no use -------------------------------------------------------------- */
 
 /* Host memory runs out while a chunk is recorded or taken in: the next one is recorded instead. */
@@ -265,6 +311,9 @@ int main(void) {
     tcase_add_test(ranges, largest_agrees_with_predict);
     tcase_add_test(ranges, ranges_are_full);
     tcase_add_test(ranges, one_recording_rules_nothing_out);
+    tcase_add_test(ranges, endless_room);
+    tcase_add_test(ranges, endless_room_by_a_bound);
+    tcase_add_test(ranges, a_model_that_falls_to_nothing);
     tcase_add_test(useless, without_host_memory);
     tcase_add_test(useless, empty_recording);
     return suite_run(suite);

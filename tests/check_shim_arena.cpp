@@ -370,6 +370,88 @@ START_TEST(pages_of_kept_tensors_stay) {
 }
 END_TEST
 
+/* Also the pages of the last tensor, when the trainer is gone. */
+START_TEST(pages_outlive_the_trainer) {
+    Kept kept;
+    int step = 0;
+    Subject s(MT_ARENA_AUTO, [&](const at::Tensor &hidden) {
+        if (step == 3) kept.keep(hidden);
+    });
+    Batch batch(16);
+    for (size_t chunk : {2, 4, 16, 16}) {
+        s.step(batch, chunk);
+        step++;
+    }
+    ck_assert_uint_eq(kept.tensors.size(), 1);
+    kept.tensors.front().second = kept.tensors.front().second.to(at::kDouble).to(at::kFloat);
+    s.close();
+    ck_ok(mt_empty_cache("cpu", nullptr));
+    kept.check();
+    kept.tensors.clear();
+    ck_ok(mt_empty_cache("cpu", nullptr));
+}
+END_TEST
+
+/* ---- chunks within chunks ---------------------------------------------------------------------------------- */
+
+/* A model that asks another one, on the CPU or on a simulated card, or itself, from within its chunk. */
+START_TEST(a_chunk_within_a_chunk) {
+    std::string hash[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        Batch batch(16);
+        Subject teacher(arena), *itself = nullptr;
+        mt_model *carded = nullptr;
+        mt_torch *on_card = nullptr;
+        mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+        options.device = "sim:cuda";
+        ck_ok(net_model_new({}, &carded));
+        ck_ok(mt_torch_new(carded, &options, &on_card));
+        int depth = 0;
+        Subject student(arena, [&](const at::Tensor &) {
+            mt_chunk_result result = {};
+            result.size = sizeof result;
+            if (depth++ == 0) {
+                teacher.evaluate(batch, 16);
+                ck_ok(mt_evaluate(on_card, batch.get(), 0, 16, &result));
+                if (!at::GradMode::is_enabled()) itself->evaluate(batch, 5);
+            }
+            depth--;
+        });
+        itself = &student;
+        for (int step = 0; step < 12; step++) {
+            student.step(batch, step < 2 ? 2 + 2 * static_cast<size_t>(step) : 16);
+            student.evaluate(batch, 16);
+        }
+        hash[arena == MT_ARENA_NEVER] = student.hash();
+        if (arena == MT_ARENA_AUTO) {
+            ck_assert_uint_gt(student.stats().served, 200);
+            ck_assert_uint_gt(teacher.stats().served, 50);
+            ck_assert_uint_lt(student.stats().missed, 50);
+        }
+        mt_torch_free(on_card);
+        mt_model_free(carded);
+    }
+    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+}
+END_TEST
+
+/* A layer that is frozen between steps has no gradient to tell of, and trains on. */
+START_TEST(a_layer_is_frozen) {
+    std::string hash[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        Subject s(arena);
+        Batch batch(16);
+        s.step(batch, 16);
+        s.layers->first->weight.set_requires_grad(false);
+        for (size_t chunk : {2, 4, 16, 5}) s.step(batch, chunk);
+        s.layers->first->weight.set_requires_grad(true);
+        for (size_t chunk : {7, 16}) s.step(batch, chunk);
+        hash[arena == MT_ARENA_NEVER] = s.hash();
+    }
+    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+}
+END_TEST
+
 START_TEST(arguments_are_checked) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     mt_arena_stats stats = MT_ARENA_STATS_INIT, unset = {};
@@ -394,6 +476,7 @@ Suite *suite_arena() {
     Suite *suite = suite_create("shim_arena");
     TCase *plan = suite_case(suite, "plan"), *kept = suite_case(suite, "kept");
     TCase *other = suite_case(suite, "something else"), *pages = suite_case(suite, "pages");
+    TCase *within = suite_case(suite, "within");
     tcase_add_test(plan, the_bits_of_the_heap);
     tcase_add_test(plan, the_bytes_of_the_heap);
     tcase_add_loop_test(kept, tensors_are_kept, 0, LENGTH(keepers));
@@ -403,6 +486,9 @@ Suite *suite_arena() {
     tcase_add_test(other, two_threads);
     tcase_add_test(pages, pages_come_and_go);
     tcase_add_test(pages, pages_of_kept_tensors_stay);
+    tcase_add_test(pages, pages_outlive_the_trainer);
+    tcase_add_test(within, a_chunk_within_a_chunk);
+    tcase_add_test(within, a_layer_is_frozen);
     tcase_add_test(pages, arguments_are_checked);
     return suite;
 }
