@@ -125,6 +125,11 @@ static food101_model_options model_options(const food101 *f) {
     return options;
 }
 
+/* Pictures of an epoch's last batch; 0: it is as large as the others. */
+static size_t rest_of_epoch(const food101 *f) {
+    return ex_dataset_count(f->pictures, EX_TRAINING) % (size_t)f->flags.batch;
+}
+
 /* The network, and beside it on the device its gradients and the optimiser's state. */
 static mt_status make_backend(food101 *f) {
     food101_model_options model = model_options(f);
@@ -134,13 +139,7 @@ static mt_status make_backend(food101 *f) {
     if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);
     f->info.size = sizeof f->info;
     if (status == MT_OK) status = f->backend.describe(f->backend.self, &f->info);
-    size_t least = ex_flags_least(&f->flags, &f->info);
-    if (status == MT_OK && (size_t)f->flags.batch < least)
-        status = mt_set_error(MT_EINVAL,
-                              "--batch: %lld is below %zu, the fewest samples that this "
-                              "network can be trained on at once",
-                              (long long)f->flags.batch, least);
-    return status;
+    return status == MT_OK ? ex_flags_check(&f->flags, &f->info, rest_of_epoch(f)) : status;
 }
 
 static void on_trace(void *user, const char *line) {
@@ -165,8 +164,7 @@ static mt_status make_trainer(food101 *f) {
 }
 
 static void introduce(const food101 *f) {
-    size_t rest = ex_dataset_count(f->pictures, EX_TRAINING) % (size_t)f->flags.batch;
-    size_t least = ex_flags_least(&f->flags, &f->info);
+    size_t rest = rest_of_epoch(f), least = ex_flags_least(&f->flags, &f->info);
     ex_report_pictures(f->pictures);
     ex_report_job(f->depth == 18 ? "resnet18" : "resnet34", &f->flags, &f->device, &f->info);
     if (rest && rest < least)

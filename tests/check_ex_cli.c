@@ -52,6 +52,27 @@ static const char *const wrong[][3] = {
     {"--min-micro-batch", "33", "at most the 32 of --batch"},
 };
 
+/* BatchNorm at 32 pixels needs two samples: known before the first step. */
+static const char *const too_few[][5] = {
+    {"--batch", "1", NULL},
+    {"--micro-batch", "1", NULL},
+    {"--max-micro-batch", "1", NULL},
+    {"--micro-batch", "2", "--batch", "3", NULL},
+    {"--micro-batch", "2", "--batch", "13", NULL}, /* 224 pictures: a rest of 3 */
+};
+
+START_TEST(chunks_of_one_are_refused_by_flag) {
+    const char *const *flags = too_few[_i];
+    if (flags[2])
+        EXPECT(2, SMALL, flags[0], flags[1], flags[2], flags[3]);
+    else
+        EXPECT(2, SMALL, flags[0], flags[1]);
+    ck_assert_msg(strncmp(cli_err, "food101: --", 11) == 0, "%s", cli_err);
+    ck_contains(cli_err, flags[0]);
+    ck_contains(cli_err, "the fewest samples that this network can be trained on at once");
+}
+END_TEST
+
 START_TEST(wrong_values_exit_2_with_one_line) {
     if (strcmp(wrong[_i][1], "mps") == 0 && access("/System/Library", F_OK) == 0) return;
     EXPECT(2, wrong[_i][0], wrong[_i][1]);
@@ -273,6 +294,7 @@ int main(void) {
 
     tcase_add_test(flags, help_and_version_go_to_standard_output);
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_loop_test(flags, chunks_of_one_are_refused_by_flag, 0, LENGTH(too_few));
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, the_pictures_are_found_from_anywhere);
     tcase_add_test(runs, two_runs_are_equal);

@@ -327,6 +327,45 @@ START_TEST(flags_become_options) {
 }
 END_TEST
 
+/* The network needs two samples at once; --batch 32 where the row does not say. */
+static const struct {
+    const char *arguments[2];
+    size_t rest;
+    const char *has; /* NULL: accepted */
+} cuts[] = {
+    {{"--batch=2", NULL}, 0, NULL},
+    {{"--batch=1", NULL}, 0, "--batch: 1 is below 2"},
+    {{"--micro-batch=1", NULL}, 0, "--micro-batch: 1 is below 2"},
+    {{"--max-micro-batch=1", NULL}, 0, "--max-micro-batch: 1 is below 2"},
+    {{"--micro-batch=1", "--min-micro-batch=1"}, 0, NULL},
+    {{"--batch=16", "--min-micro-batch=16"}, 15, NULL},
+    {{"--micro-batch=2", NULL}, 0, NULL},
+    {{"--micro-batch=2", NULL}, 4, NULL},
+    {{"--micro-batch=2", NULL}, 1, NULL}, /* left out */
+    {{"--micro-batch=2", NULL}, 5, "--micro-batch: 2 cuts the last batch of an epoch, of 5 into"},
+    {{"--batch=3", "--micro-batch=2"},
+     0,
+     "--micro-batch: 2 cuts a --batch of 3 into chunks of 2 and 1, and 2 are the fewest"},
+    {{"--batch=33", "--micro-batch=2"}, 0, "a --batch of 33 into chunks of 2 and 1"},
+    {{"--batch=3", "--micro-batch=3"}, 0, NULL},
+    {{"--batch=7", "--micro-batch=3"}, 0, NULL},     /* 3, 2, 2 */
+    {{"--batch=3", "--max-micro-batch=2"}, 0, NULL}, /* the policy makes it one chunk */
+};
+
+START_TEST(chunks_that_cannot_be_trained_are_refused) {
+    const char *const arguments[MOST_ARGUMENTS + 1] = {cuts[_i].arguments[0], cuts[_i].arguments[1],
+                                                       NULL};
+    mt_backend_info info = {.size = sizeof info, .min_micro_batch = 2};
+    accept(arguments);
+    if (!cuts[_i].has) {
+        ck_ok(ex_flags_check(&cat.flags, &info, cuts[_i].rest));
+        return;
+    }
+    ck_status(ex_flags_check(&cat.flags, &info, cuts[_i].rest), MT_EINVAL);
+    ck_contains(mt_last_error(), cuts[_i].has);
+}
+END_TEST
+
 START_TEST(learning_rates) {
     ex_flags flags = EX_FLAGS_INIT;
     flags.lr = 2.0;
@@ -364,6 +403,7 @@ int main(void) {
     tcase_add_test(help, help_comes_before_complaints_and_shows_true_defaults);
     tcase_add_test(help, version_names_both_libraries);
     tcase_add_test(options, flags_become_options);
+    tcase_add_loop_test(options, chunks_that_cannot_be_trained_are_refused, 0, LENGTH(cuts));
     tcase_add_test(options, learning_rates);
     return suite_run(suite);
 }

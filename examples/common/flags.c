@@ -317,6 +317,38 @@ size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info) {
     return flags->min_micro_batch ? (size_t)flags->min_micro_batch : info->min_micro_batch;
 }
 
+/* A batch of so many samples in the chunks that --micro-batch asks for: sizes differ by one at most. */
+static mt_status check_cut(const ex_flags *flags, const char *batch, size_t samples, size_t least) {
+    size_t most = (size_t)flags->micro_batch;
+    if (!most || samples < least) return MT_OK;
+    size_t chunks = (samples + most - 1) / most;
+    if (samples / chunks >= least) return MT_OK;
+    return mt_set_error(
+        MT_EINVAL,
+        "--micro-batch: %zu cuts %s of %zu into chunks of %zu and %zu, and %zu are the "
+        "fewest samples that this network can be trained on at once",
+        most, batch, samples, (samples + chunks - 1) / chunks, samples / chunks, least);
+}
+
+mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info, size_t rest) {
+    const struct {
+        const char *name;
+        int64_t value; /* 0: not given */
+    } sizes[] = {{"--batch", flags->batch},
+                 {"--micro-batch", flags->micro_batch},
+                 {"--max-micro-batch", flags->max_micro_batch}};
+    size_t least = ex_flags_least(flags, info);
+    for (size_t i = 0; i < EX_ROWS(sizes); i++)
+        if (sizes[i].value && (size_t)sizes[i].value < least)
+            return mt_set_error(
+                MT_EINVAL,
+                "%s: %lld is below %zu, the fewest samples that this network can be "
+                "trained on at once",
+                sizes[i].name, (long long)sizes[i].value, least);
+    mt_status status = check_cut(flags, "a --batch", (size_t)flags->batch, least);
+    return status == MT_OK ? check_cut(flags, "the last batch of an epoch,", rest, least) : status;
+}
+
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {
     const double pi = 3.14159265358979323846;
     if (flags->schedule == EX_SCHEDULE_CONSTANT || step >= steps) return flags->lr;

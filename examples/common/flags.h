@@ -85,6 +85,14 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device);
 /* Samples below which a batch makes no chunk: --min-micro-batch, or what the network needs. */
 size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info);
 
+/*
+ * Whether the network can be trained on the chunks that the flags ask for. rest: samples of the last
+ * batch of an epoch, which is left out where it is too small; 0: it is as large as the others.
+ * @return MT_OK; MT_EINVAL with a line that names the flag
+ */
+MT_NODISCARD mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info,
+                                      size_t rest);
+
 /* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0. */
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps);
 
