@@ -160,7 +160,8 @@ START_TEST(devices_are_accepted) {
 }
 END_TEST
 
-static const char *const budgets[] = {"600MiB", "8GB", "0.95", "auto", "1.5G", "4096"};
+static const char *const budgets[] = {"600MiB", "8GB",     "0.95", "80%",  "auto",
+                                      "1.5G",   "1048576", "1KiB", "4096B"};
 
 START_TEST(budgets_are_accepted) {
     ACCEPT("--budget", budgets[_i]);
@@ -215,6 +216,14 @@ static const struct {
     {{"--device", "cuda:x"}, {"--device", "'cuda:x'", "cuda:N"}},
     {{"--budget", "5XB"}, {"--budget", "'5XB'", "600MiB"}},
     {{"--budget", "0"}, {"--budget", "'0'", "600MiB"}},
+    {{"--budget", "1.0"}, {"--budget", "'1.0'", "80% (of what is there)"}},
+    {{"--budget", "1.5"}, {"--budget", "'1.5'", "without a unit at least 1048576 bytes"}},
+    {{"--budget", "4096"}, {"--budget", "'4096'", "without a unit"}},
+    {{"--budget", "1048575 \t"}, {"--budget", "'1048575 ", "without a unit"}},
+    {{"--budget", "120%"}, {"--budget", "'120%'", "80%"}},
+    {{"--budget-resident", "2"}, {"--budget-resident", "'2'", "without a unit"}},
+    {{"--budget-resident", "0.5"}, {"--budget-resident", "'0.5'", "900MiB"}},
+    {{"--budget-resident", "50%"}, {"--budget-resident", "'50%'", "900MiB"}},
     {{"--budget", "-5MiB"}, {"--budget", "'-5MiB'", "600MiB"}},
     {{"--micro-batch", "0"}, {"--micro-batch", "'0'", "auto"}},
     {{"--clear-every", "0"}, {"--clear-every", "'0'", "auto or never"}},

@@ -70,7 +70,7 @@ static mt_status read_budget(ex_device *device, const char *text, size_t *bytes)
     return mt_set_error(MT_EINVAL,
                         "--budget: '%s' is not accepted; accepted: a size such as 600MiB, 8GB%s, "
                         "or auto",
-                        text, device->room_bytes ? ", 0.95 (a fraction of what is there)" : "");
+                        text, device->room_bytes ? ", 0.95 or 80% (of what is there)" : "");
 }
 
 /* A simulated card of that size, on MPS the recommended working set; its budget is the default. */

@@ -4,6 +4,7 @@
 #include "flags.h"
 #include "output.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -12,7 +13,8 @@
 
 #define AT(field) offsetof(ex_flags, field)
 
-#define MANY 1000000000 /* more than any run has: a bound that catches typing errors */
+#define LEAST_BYTES 1048576 /* of a size without a unit */
+#define MANY 1000000000     /* more than any run has: a bound that catches typing errors */
 
 static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
 static const ex_word optimizers[] = {
@@ -45,18 +47,28 @@ static int read_device(const char *text, void *target) {
     return known;
 }
 
+/* "1.5" or "64": so few bytes are meant by nobody, GiB or a share perhaps. */
+static int lacks_unit(const char *text, size_t bytes) {
+    size_t length = strlen(text);
+    while (length && isspace((unsigned char)text[length - 1])) length--;
+    return bytes < LEAST_BYTES && length && strchr("0123456789.", text[length - 1]);
+}
+
 /* Only the form is checked here: what a fraction is a fraction of is known with the device. */
 static int read_budget(const char *text, void *target) {
     size_t bytes;
     if (strcmp(text, "auto") != 0 &&
-        (mt_parse_size(text, SIZE_MAX / 2, &bytes) != MT_OK || bytes == 0))
+        (mt_parse_size(text, SIZE_MAX / 2, &bytes) != MT_OK || lacks_unit(text, bytes)))
         return 0;
     *(const char **)target = text;
     return 1;
 }
 
 static int read_resident(const char *text, void *target) {
-    return mt_parse_size(text, 0, target) == MT_OK && *(size_t *)target > 0;
+    size_t bytes;
+    if (mt_parse_size(text, 0, &bytes) != MT_OK || lacks_unit(text, bytes)) return 0;
+    *(size_t *)target = bytes;
+    return 1;
 }
 
 /* A number of at least 1; *end is where it ended, NULL when there was none. */
@@ -128,13 +140,15 @@ static const ex_option rows[] = {
          .read = read_device, .accepts = "auto, cpu, cuda, cuda:N, mps, sim:cuda or sim:mps",
          .by_default = "auto"),
     FLAG("budget", EX_PARSED, budget, "SIZE|auto",
-         "most that tensors may take: 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",
+         "most that tensors may take: 600MiB, 8GB, 0.95 or 80% (of what is there), or auto",
          .read = read_budget,
-         .accepts = "a size such as 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",
+         .accepts = "a size such as 600MiB, 8GB, 0.95 or 80% (of what is there), or auto; without "
+                    "a unit at least 1048576 bytes",
          .by_default = "auto"),
     FLAG("budget-resident", EX_PARSED, budget_resident, "SIZE",
          "most that the whole process may hold, on the CPU: code, libraries and heap included",
-         .read = read_resident, .accepts = "a size such as 900MiB or 2GB",
+         .read = read_resident,
+         .accepts = "a size such as 900MiB or 2GB; without a unit at least 1048576 bytes",
          .by_default = "no such limit"),
     FLAG("arena", EX_WORD, arena, "auto|never",
          "serve the tensors of chunks on the CPU from planned memory, or from the heap",
