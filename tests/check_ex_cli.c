@@ -214,13 +214,40 @@ START_TEST(a_replay_stops_where_the_trace_ends) {
 }
 END_TEST
 
+/* Another value would replay to another state. */
+static const char *const others[][3] = {
+    {"--batch", "16", "--batch: 16, but '"},
+    {"--lr", "0.01", "was written with 0.001"},
+    {"--optimizer", "sgd", "with adamw;"},
+    {"--amp", "bf16", "--amp: bf16, but '"},
+    {"--arch", "resnet34", "with resnet18;"},
+    {"--fit", "crop", "with pad;"},
+    {"--epochs", "11", "with 10;"},
+    {"--schedule", "constant", "with cosine;"},
+    {"--weight-decay", "0", "with 0.01;"},
+    {"--clip", "1", "with 0;"},
+    {"--dev-samples", "60", "with 0;"},
+    {"--seed", "2", "--seed: 2, but '"},
+    {"--image-size", "64", "--image-size: 64"},
+    {"--threads", "2", "food101: --threads: '2'"},
+};
+
 START_TEST(a_replay_of_another_run_is_refused) {
-    EXPECT(0, SMALL, "--steps", "2", "--trace", cli_trace);
-    EXPECT(2, SMALL, "--replay", cli_trace, "--batch", "16");
+    EXPECT(0, SMALL, "--steps", "1", "--batch", "32", "--trace", cli_trace);
+    for (int i = 0; i < LENGTH(others); i++) {
+        EXPECT(2, SMALL, "--replay", cli_trace, others[i][0], others[i][1]);
+        ck_contains(cli_err, others[i][2]);
+    }
+}
+END_TEST
+
+START_TEST(a_replay_on_another_device_is_refused) {
+    EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--batch",
+           "8", "--steps", "1", "--fallback", "cpu", "--trace", cli_trace);
+    EXPECT(2, SMALL, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
     ck_contains(cli_err, "t.jsonl', line ");
-    ck_contains(cli_err, "32 samples there and 16 here");
-    EXPECT(2, "--image-size", "32", "--threads", "2", "--replay", cli_trace);
-    ck_contains(cli_err, "food101: --threads: '2'");
+    ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
+    ck_contains(cli_err, "--device sim:cuda");
 }
 END_TEST
 
@@ -308,6 +335,7 @@ int main(void) {
     tcase_add_test(recoveries, a_fault_that_never_comes_is_told);
     tcase_add_test(recoveries, a_replay_stops_where_the_trace_ends);
     tcase_add_test(recoveries, a_replay_of_another_run_is_refused);
+    tcase_add_test(recoveries, a_replay_on_another_device_is_refused);
     tcase_add_test(pictures, bad_pictures_are_skipped_by_name);
 #ifdef __linux__
     tcase_add_test(threads, threads_wait_asleep);

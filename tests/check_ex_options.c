@@ -22,7 +22,8 @@ static const ex_word colours[] = {{"black", 3}, {"white", 4}, {"tabby", 5}, {NUL
 static const ex_word some[] = {{"some", 0}, {"none", -1}, {NULL, 0}};
 static const ex_option own[] = {
     {.section = "Cats"},
-    EX_FLAG("colour", EX_WORD, program, colour, "NAME", "of the coat", .words = colours),
+    EX_FLAG("colour", EX_WORD, program, colour, "NAME", "of the coat", .words = colours,
+            .decides = 1),
     EX_FLAG("paws-of", EX_WHOLE, program, paws, "N", "how many", .least = -3, .most = 4,
             .words = some),
     EX_FLAG("purrs", EX_SWITCH, program, purrs, NULL, "purrs", .most = 1),
@@ -375,6 +376,35 @@ START_TEST(chunks_that_cannot_be_trained_are_refused) {
 }
 END_TEST
 
+static const char *setting(const char *name) {
+    static ex_setting settings[EX_SETTINGS];
+    const ex_table cats = {own, EX_ROWS(own), &cat};
+    size_t found = ex_flags_settings(&cat.flags, &cats, settings);
+    ck_assert_uint_lt(found, EX_SETTINGS);
+    for (size_t i = 0; i < found; i++)
+        if (strcmp(settings[i].name, name) == 0) return settings[i].value;
+    return "idle";
+}
+
+START_TEST(settings_are_what_decides) {
+    ACCEPT("--lr=0.1", "--batch=7", "--amp=bf16", "--micro-batch=3", "--schedule=constant");
+    ck_assert_str_eq(setting("lr"), "0.1");
+    ck_assert_str_eq(setting("batch"), "7");
+    ck_assert_str_eq(setting("amp"), "bf16");
+    ck_assert_str_eq(setting("optimizer"), "adamw");
+    ck_assert_str_eq(setting("weight-decay"), "0.01");
+    ck_assert_str_eq(setting("colour"), "white");
+    ck_assert_str_eq(setting("paws-of"), "idle");
+    ck_assert_str_eq(setting("momentum"), "idle");
+    ck_assert_str_eq(setting("epochs"), "idle");
+    ck_assert_str_eq(setting("micro-batch"), "idle");
+    ACCEPT("--optimizer=sgd", "--schedule=cosine", "--epochs=9", "--lr=0.30000000000000004");
+    ck_assert_str_eq(setting("momentum"), "0.9");
+    ck_assert_str_eq(setting("epochs"), "9");
+    ck_assert_str_eq(setting("lr"), "0.30000000000000004");
+}
+END_TEST
+
 START_TEST(learning_rates) {
     ex_flags flags = EX_FLAGS_INIT;
     flags.lr = 2.0;
@@ -413,6 +443,7 @@ int main(void) {
     tcase_add_test(help, version_names_both_libraries);
     tcase_add_test(options, flags_become_options);
     tcase_add_loop_test(options, chunks_that_cannot_be_trained_are_refused, 0, LENGTH(cuts));
+    tcase_add_test(options, settings_are_what_decides);
     tcase_add_test(options, learning_rates);
     return suite_run(suite);
 }

@@ -112,25 +112,27 @@ static const ex_option rows[] = {
 
     {.section = "Training"},
     FLAG("batch", EX_WHOLE, batch, "N", "samples of one optimiser step, however they are cut",
-         .least = 1, .most = 65536),
+         .least = 1, .most = 65536, .decides = 1),
     FLAG("epochs", EX_WHOLE, epochs, "N", "times to go through the data; 0 trains nothing",
-         .most = MANY),
+         .most = MANY, .decides = 1),
     FLAG("steps", EX_WHOLE, steps, "N", "stop after N optimiser steps; 0: no such bound",
          .most = MANY),
-    FLAG("optimizer", EX_WORD, optimizer, "NAME", "sgd, adam or adamw", .words = optimizers),
+    FLAG("optimizer", EX_WORD, optimizer, "NAME", "sgd, adam or adamw", .words = optimizers,
+         .decides = 1),
     FLAG("lr", EX_REAL, lr, "X", "learning rate", .min = DBL_MIN, .max = DBL_MAX,
-         .accepts = "a number above 0"),
+         .accepts = "a number above 0", .decides = 1),
     FLAG("schedule", EX_WORD, schedule, "NAME",
          "of the learning rate: constant, or cosine (down to 0 over all epochs)",
-         .words = schedules),
+         .words = schedules, .decides = 1),
     FLAG("momentum", EX_REAL, momentum, "X", "momentum of sgd", .max = 1.0 - DBL_EPSILON,
-         .accepts = "a number from 0 to below 1"),
+         .accepts = "a number from 0 to below 1", .decides = 1),
     FLAG("weight-decay", EX_REAL, weight_decay, "X", "L2 in sgd and adam, decoupled in adamw",
-         .max = DBL_MAX, .accepts = "a number of at least 0"),
+         .max = DBL_MAX, .accepts = "a number of at least 0", .decides = 1),
     FLAG("clip", EX_REAL, clip, "X", "scale the gradient down to this norm; 0 leaves it",
-         .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is"),
+         .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is",
+         .decides = 1),
     FLAG("amp", EX_WORD, amp, "off|bf16", "mixed precision in the forward pass",
-         .words = precisions),
+         .words = precisions, .decides = 1),
     FLAG("seed", EX_WHOLE, seed, "N", "of weights, order and augmentation", .most = INT64_MAX),
 
     {.section = "Memory"},
@@ -298,6 +300,21 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
     print_version(command);
     *out_status = ex_output_end(command->program) ? 0 : 1;
     return 0;
+}
+
+/* Momentum is of sgd, and how many epochs there are is of a rate that goes down over all of them. */
+static int is_idle(const ex_flags *flags, const char *name) {
+    if (strcmp(name, "momentum") == 0) return flags->optimizer != MT_SGD;
+    return strcmp(name, "epochs") == 0 && flags->schedule == EX_SCHEDULE_CONSTANT;
+}
+
+size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting out[EX_SETTINGS]) {
+    ex_flags copy = *flags; /* a table's base is not const */
+    const ex_table tables[] = {*own, {rows, EX_ROWS(rows), &copy}, {NULL, 0, NULL}};
+    size_t kept = 0, count = ex_options_settings(tables, out, EX_SETTINGS);
+    for (size_t i = 0; i < count && i < EX_SETTINGS; i++)
+        if (!is_idle(flags, out[i].name)) out[kept++] = out[i];
+    return kept;
 }
 
 /* ---- handing them on --------------------------------------------------------------------------- */

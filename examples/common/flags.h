@@ -78,6 +78,15 @@ typedef struct ex_command {
  */
 int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status);
 
+enum { EX_SETTINGS = 32 }; /* more than the programs have */
+
+/*
+ * What of the shared flags and of a program's own decides the state in which a run ends, beside the
+ * seed, the size of the pictures and the threads; what the other flags make idle is left out.
+ * @return their number
+ */
+size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting out[EX_SETTINGS]);
+
 /* What of the flags goes to the policy, and to the optimiser. device is borrowed. */
 mt_policy_options ex_flags_policy(const ex_flags *flags);
 mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device);
