@@ -173,6 +173,42 @@ START_TEST(a_model_that_does_not_fit_exits_3) {
 }
 END_TEST
 
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+/* Limits well above code and state (300 MiB), in which the batches do not fit whole. */
+static const struct {
+    const char *side, *batch, *limit;
+    double mib;
+} limits[] = {
+    {"64", "32", "400MiB", 400}, {"96", "64", "480MiB", 480}, {"96", "64", "550MiB", 550}};
+
+START_TEST(a_limit_of_the_process_is_kept) {
+    double peak = 0, limit = 0;
+    EXPECT(0, SMALL, "--image-size", limits[_i].side, "--batch", limits[_i].batch, "--steps", "2",
+           "--epochs", "1", "--budget", "auto", "--budget-resident", limits[_i].limit);
+    const char *line = strstr(cli_out, "\nprocess ");
+    ck_assert_msg(line && sscanf(line, " process %lf MiB at most of %lf MiB;", &peak, &limit) == 2,
+                  "%s", cli_out);
+    ck_assert(limit == limits[_i].mib);
+    ck_assert_msg(peak > 0 && peak <= 1.02 * limit, "%.1f MiB of %.1f", peak, limit);
+    ck_assert_ptr_null(strstr(strchr(line + 1, '\n') + 1, "process ")); /* the last line */
+}
+END_TEST
+#endif
+
+START_TEST(an_arena_changes_no_number) {
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
+    ck_assert_ptr_null(strstr(cli_out, "\nprocess "));
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--arena",
+           "auto");
+    cli_same_state();
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--arena",
+           "never");
+    cli_same_state();
+    EXPECT(2, SMALL, "--arena", "always");
+    ck_contains(cli_err, "auto or never");
+}
+END_TEST
+
 /* ---- recoveries ---------------------------------------------------------------------------------- */
 
 static const char *const faults[] = {"2:1", "2:60", "2:200", "2:500", "2:900"};
@@ -330,6 +366,10 @@ int main(void) {
     tcase_add_test(runs, a_loss_that_explodes_stops_the_run);
     tcase_add_test(budgets, a_budget_is_kept_where_the_whole_batch_does_not_fit);
     tcase_add_test(budgets, a_model_that_does_not_fit_exits_3);
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+    tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
+#endif
+    tcase_add_test(budgets, an_arena_changes_no_number);
     tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
     tcase_add_test(recoveries, a_fault_that_stays_exits_3);
     tcase_add_test(recoveries, a_fault_that_never_comes_is_told);
