@@ -92,6 +92,7 @@ static const struct {
 } explained[] = {
     /* BatchNorm at 32 pixels needs two samples: one is in no table. */
     {{"--batch", "8"}, 0, {"    2 ", "    8 ", "is cut into 1 chunk or more"}, {"    1 ", ""}},
+    {{"--batch", "5", "--max-micro-batch", "2"}, 0, {"is cut into 2 chunks", "", ""}, {"", ""}},
     {{"--max-micro-batch", "4"}, 0, {"is cut into 8 chunks or more", "", ""}, {"", ""}},
     {{"--min-micro-batch", "30"},
      0,

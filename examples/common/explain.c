@@ -161,6 +161,8 @@ static void print_verdict(const ex_flags *flags, const cuts *c, size_t largest) 
                                               : "the fastest number of chunks is measured";
     size_t most = flags->max_micro_batch ? (size_t)flags->max_micro_batch : c->batch;
     if (most > largest) most = largest;
+    size_t fewest = most ? ceil_div(c->batch, most) : 0, finest = c->batch / c->least;
+    if (fewest > finest) fewest = finest; /* what is legal comes before --max-micro-batch */
     if (flags->micro_batch)
         printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
     else if (largest == 0)
@@ -170,11 +172,11 @@ static void print_verdict(const ex_flags *flags, const cuts *c, size_t largest) 
             "At most %zu at once fit, and chunks of at least %zu leave a batch of %zu in chunks of "
             "%zu at the smallest.\n",
             largest, c->least, c->batch, c->smallest);
-    else if (c->batch / c->least == 1)
+    else if (finest == 1)
         printf("A batch of %zu is one chunk: each has at least %zu samples.\n", c->batch, c->least);
     else
-        printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", c->batch,
-               ceil_div(c->batch, most), most >= c->batch ? "" : "s", choice);
+        printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", c->batch, fewest,
+               fewest == 1 ? "" : "s", choice);
 }
 
 /* ---- whether it can fit at all ----------------------------------------------------------------- */
