@@ -46,6 +46,8 @@ typedef struct food101 {
     int64_t depth, fit; /* --arch, --fit */
     int dev_mode;
     int64_t dev_samples;
+    ex_setting settings[EX_SETTINGS]; /* the flags that decide how the run ends */
+    size_t setting_count;
 
     ex_device device;
     ex_dataset *pictures;
@@ -74,18 +76,19 @@ static const ex_word fits[] = {
 
 static const ex_option own_flags[] = {
     {.section = "Food recognition"},
-    EX_FLAG("arch", EX_WORD, food101, depth, "NAME", "resnet18 or resnet34", .words = archs),
+    EX_FLAG("arch", EX_WORD, food101, depth, "NAME", "resnet18 or resnet34", .words = archs,
+            .decides = 1),
     EX_FLAG("profile", EX_WORD, food101, flags.batch, "NAME",
             "--batch by name: ultra-safe 4, safe 8, moderate 16, target 24, original 32",
             .words = profiles),
     EX_FLAG("fit", EX_WORD, food101, fit, "HOW",
             "how a picture becomes square: pad (clip art), crop (photographs) or squash",
-            .words = fits),
+            .words = fits, .decides = 1),
     EX_FLAG("dev-mode", EX_SWITCH, food101, dev_mode, NULL, "as --dev-samples 500", .most = 1),
     EX_FLAG("dev-samples", EX_WHOLE, food101, dev_samples, "N",
             "use so many pictures only, evenly from the classes, those for validation (one in "
             "five) among them; 0: all",
-            .most = 1000000000),
+            .most = 1000000000, .decides = 1),
 };
 
 static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
@@ -102,17 +105,18 @@ static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
     f->flags.image_size = 96;
     f->flags.epochs = 10;
     f->flags.schedule = EX_SCHEDULE_COSINE;
-    return ex_flags_read(&command, argc, argv, out_status);
+    if (!ex_flags_read(&command, argc, argv, out_status)) return 0;
+    if (f->dev_mode && !f->dev_samples) f->dev_samples = DEV_SAMPLES;
+    f->setting_count = ex_flags_settings(&f->flags, &command.own, f->settings);
+    return 1;
 }
 
 /* ---- prepare ----------------------------------------------------------------------------------- */
 
 /* The pictures are decoded once and stay in memory as small RGB; each batch is rendered anew. */
 static mt_status open_pictures(food101 *f) {
-    size_t samples = (size_t)f->dev_samples;
-    if (f->dev_mode && !samples) samples = DEV_SAMPLES;
-    mt_status status =
-        ex_pictures_open(&f->flags, f->argv[0], DATA, (ex_fit)f->fit, samples, &f->pictures);
+    mt_status status = ex_pictures_open(&f->flags, f->argv[0], DATA, (ex_fit)f->fit,
+                                        (size_t)f->dev_samples, &f->pictures);
     if (status != MT_OK) return status;
     return ex_batches_new(f->pictures, (size_t)f->flags.batch, (int)f->flags.image_size,
                           &f->batches);
@@ -125,6 +129,11 @@ static food101_model_options model_options(const food101 *f) {
     return options;
 }
 
+/* Pictures of an epoch's last batch; 0: it is as large as the others. */
+static size_t rest_of_epoch(const food101 *f) {
+    return ex_dataset_count(f->pictures, EX_TRAINING) % (size_t)f->flags.batch;
+}
+
 /* The network, and beside it on the device its gradients and the optimiser's state. */
 static mt_status make_backend(food101 *f) {
     food101_model_options model = model_options(f);
@@ -134,13 +143,7 @@ static mt_status make_backend(food101 *f) {
     if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);
     f->info.size = sizeof f->info;
     if (status == MT_OK) status = f->backend.describe(f->backend.self, &f->info);
-    size_t least = ex_flags_least(&f->flags, &f->info);
-    if (status == MT_OK && (size_t)f->flags.batch < least)
-        status = mt_set_error(MT_EINVAL,
-                              "--batch: %lld is below %zu, the fewest samples that this "
-                              "network can be trained on at once",
-                              (long long)f->flags.batch, least);
-    return status;
+    return status == MT_OK ? ex_flags_check(&f->flags, &f->info, rest_of_epoch(f)) : status;
 }
 
 static void on_trace(void *user, const char *line) {
@@ -160,13 +163,13 @@ static mt_status make_trainer(food101 *f) {
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&f->backend, &options, &f->trainer);
     if (status != MT_OK) return status;
-    ex_trace_program(on_trace, f, NAME, f->device.threads, f->flags.image_size, f->argv);
+    ex_trace_program(on_trace, f, NAME, f->device.threads, f->flags.image_size, f->settings,
+                     f->setting_count, f->argv);
     return ex_tracefile_check(f->trace);
 }
 
 static void introduce(const food101 *f) {
-    size_t rest = ex_dataset_count(f->pictures, EX_TRAINING) % (size_t)f->flags.batch;
-    size_t least = ex_flags_least(&f->flags, &f->info);
+    size_t rest = rest_of_epoch(f), least = ex_flags_least(&f->flags, &f->info);
     ex_report_pictures(f->pictures);
     ex_report_job(f->depth == 18 ? "resnet18" : "resnet34", &f->flags, &f->device, &f->info);
     if (rest && rest < least)
@@ -197,7 +200,9 @@ static void explain_state(food101 *f) {
 
 static mt_status prepare(food101 *f) {
     mt_status status = ex_replay_open(f->flags.replay, &f->replay);
-    if (status == MT_OK) status = ex_replay_check(f->replay, f->flags.seed, f->flags.image_size);
+    if (status == MT_OK)
+        status = ex_replay_check(f->replay, f->flags.seed, f->flags.image_size, f->settings,
+                                 f->setting_count);
     if (status == MT_OK)
         status =
             ex_device_open(&f->flags, DEFAULT_BUDGET, ex_replay_threads(f->replay), &f->device);
@@ -206,6 +211,7 @@ static mt_status prepare(food101 *f) {
     if (status == MT_OK) status = open_pictures(f);
     if (status == MT_OK) status = make_backend(f);
     if (status == MT_EDEVMEM && f->flags.explain) explain_state(f);
+    if (status == MT_OK) status = ex_replay_check_rungs(f->replay, f->info.rungs);
     if (status == MT_OK) introduce(f);
     if (status == MT_OK && f->flags.explain) status = explain(f);
     if (status == MT_OK) status = make_trainer(f);

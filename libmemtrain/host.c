@@ -172,14 +172,22 @@ static int read_mount(const char *root, int v1, char mount[PATH], char base[PATH
     return found;
 }
 
+/*
+ * The part of the group's path that lies below the mounted part: "" for the mounted part itself, and
+ * for a group outside of it. "/docker/abcd" is not below "/docker/abc".
+ */
+static const char *path_below(const char *group, const char *base) {
+    size_t length = strcmp(base, "/") == 0 ? 0 : strlen(base);
+    if (strncmp(group, base, length) != 0 || group[length] != '/') return "";
+    return group[length + 1] ? group + length : "";
+}
+
 static void read_cgroups(const char *root, int v1, mt_host_memory *m) {
     char group[PATH], mount[PATH], base[PATH], dir[PATH];
     if (!read_group(root, v1, group) || !read_mount(root, v1, mount, base)) return;
     /* In a container the mounted part is the group itself: what is above cannot be seen. */
-    size_t length = strcmp(base, "/") == 0 ? 0 : strlen(base);
-    const char *below = strncmp(group, base, length) == 0 ? group + length : "";
-    if (strcmp(below, "/") == 0) below = "";
-    if (join(dir, root, mount, "", "")) walk_groups(dir, below, v1 ? &names_v1 : &names_v2, m);
+    if (join(dir, root, mount, "", ""))
+        walk_groups(dir, path_below(group, base), v1 ? &names_v1 : &names_v2, m);
 }
 
 /* ---- the host -------------------------------------------------------------------------------- */
@@ -229,6 +237,8 @@ mt_status mt_host_memory_read(const char *root, mt_host_memory *out) {
     if (join(proc, root, "/proc/pressure", "", ""))
         raise_pressure(&m, read_pressure(proc, "memory"));
     m.budget_bytes = (size_t)((m.pressure < PRESSED_FROM ? BUDGET_SHARE : PRESSED_SHARE) * room);
+    m.budget_bytes =
+        mt__max(m.budget_bytes, 1); /* 0 would be no limit, just where nothing is left */
     size_t theirs = out->size;
     memcpy(out, &m, mt__min(theirs, sizeof m));
     out->size = theirs;

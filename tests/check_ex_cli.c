@@ -52,6 +52,27 @@ static const char *const wrong[][3] = {
     {"--min-micro-batch", "33", "at most the 32 of --batch"},
 };
 
+/* BatchNorm at 32 pixels needs two samples: known before the first step. */
+static const char *const too_few[][5] = {
+    {"--batch", "1", NULL},
+    {"--micro-batch", "1", NULL},
+    {"--max-micro-batch", "1", NULL},
+    {"--micro-batch", "2", "--batch", "3", NULL},
+    {"--micro-batch", "2", "--batch", "13", NULL}, /* 224 pictures: a rest of 3 */
+};
+
+START_TEST(chunks_of_one_are_refused_by_flag) {
+    const char *const *flags = too_few[_i];
+    if (flags[2])
+        EXPECT(2, SMALL, flags[0], flags[1], flags[2], flags[3]);
+    else
+        EXPECT(2, SMALL, flags[0], flags[1]);
+    ck_assert_msg(strncmp(cli_err, "food101: --", 11) == 0, "%s", cli_err);
+    ck_contains(cli_err, flags[0]);
+    ck_contains(cli_err, "the fewest samples that this network can be trained on at once");
+}
+END_TEST
+
 START_TEST(wrong_values_exit_2_with_one_line) {
     if (strcmp(wrong[_i][1], "mps") == 0 && access("/System/Library", F_OK) == 0) return;
     EXPECT(2, wrong[_i][0], wrong[_i][1]);
@@ -152,6 +173,42 @@ START_TEST(a_model_that_does_not_fit_exits_3) {
 }
 END_TEST
 
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+/* Limits well above code and state (300 MiB), in which the batches do not fit whole. */
+static const struct {
+    const char *side, *batch, *limit;
+    double mib;
+} limits[] = {
+    {"64", "32", "400MiB", 400}, {"96", "64", "480MiB", 480}, {"96", "64", "550MiB", 550}};
+
+START_TEST(a_limit_of_the_process_is_kept) {
+    double peak = 0, limit = 0;
+    EXPECT(0, SMALL, "--image-size", limits[_i].side, "--batch", limits[_i].batch, "--steps", "2",
+           "--epochs", "1", "--budget", "auto", "--budget-resident", limits[_i].limit);
+    const char *line = strstr(cli_out, "\nprocess ");
+    ck_assert_msg(line && sscanf(line, " process %lf MiB at most of %lf MiB;", &peak, &limit) == 2,
+                  "%s", cli_out);
+    ck_assert(limit == limits[_i].mib);
+    ck_assert_msg(peak > 0 && peak <= 1.02 * limit, "%.1f MiB of %.1f", peak, limit);
+    ck_assert_ptr_null(strstr(strchr(line + 1, '\n') + 1, "process ")); /* the last line */
+}
+END_TEST
+#endif
+
+START_TEST(an_arena_changes_no_number) {
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
+    ck_assert_ptr_null(strstr(cli_out, "\nprocess "));
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--arena",
+           "auto");
+    cli_same_state();
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--arena",
+           "never");
+    cli_same_state();
+    EXPECT(2, SMALL, "--arena", "always");
+    ck_contains(cli_err, "auto or never");
+}
+END_TEST
+
 /* ---- recoveries ---------------------------------------------------------------------------------- */
 
 static const char *const faults[] = {"2:1", "2:60", "2:200", "2:500", "2:900"};
@@ -193,13 +250,40 @@ START_TEST(a_replay_stops_where_the_trace_ends) {
 }
 END_TEST
 
+/* Another value would replay to another state. */
+static const char *const others[][3] = {
+    {"--batch", "16", "--batch: 16, but '"},
+    {"--lr", "0.01", "was written with 0.001"},
+    {"--optimizer", "sgd", "with adamw;"},
+    {"--amp", "bf16", "--amp: bf16, but '"},
+    {"--arch", "resnet34", "with resnet18;"},
+    {"--fit", "crop", "with pad;"},
+    {"--epochs", "11", "with 10;"},
+    {"--schedule", "constant", "with cosine;"},
+    {"--weight-decay", "0", "with 0.01;"},
+    {"--clip", "1", "with 0;"},
+    {"--dev-samples", "60", "with 0;"},
+    {"--seed", "2", "--seed: 2, but '"},
+    {"--image-size", "64", "--image-size: 64"},
+    {"--threads", "2", "food101: --threads: '2'"},
+};
+
 START_TEST(a_replay_of_another_run_is_refused) {
-    EXPECT(0, SMALL, "--steps", "2", "--trace", cli_trace);
-    EXPECT(2, SMALL, "--replay", cli_trace, "--batch", "16");
+    EXPECT(0, SMALL, "--steps", "1", "--batch", "32", "--trace", cli_trace);
+    for (int i = 0; i < LENGTH(others); i++) {
+        EXPECT(2, SMALL, "--replay", cli_trace, others[i][0], others[i][1]);
+        ck_contains(cli_err, others[i][2]);
+    }
+}
+END_TEST
+
+START_TEST(a_replay_on_another_device_is_refused) {
+    EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--batch",
+           "8", "--steps", "1", "--fallback", "cpu", "--trace", cli_trace);
+    EXPECT(2, SMALL, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
     ck_contains(cli_err, "t.jsonl', line ");
-    ck_contains(cli_err, "32 samples there and 16 here");
-    EXPECT(2, "--image-size", "32", "--threads", "2", "--replay", cli_trace);
-    ck_contains(cli_err, "food101: --threads: '2'");
+    ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
+    ck_contains(cli_err, "--device sim:cuda");
 }
 END_TEST
 
@@ -273,6 +357,7 @@ int main(void) {
 
     tcase_add_test(flags, help_and_version_go_to_standard_output);
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_loop_test(flags, chunks_of_one_are_refused_by_flag, 0, LENGTH(too_few));
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, the_pictures_are_found_from_anywhere);
     tcase_add_test(runs, two_runs_are_equal);
@@ -281,11 +366,16 @@ int main(void) {
     tcase_add_test(runs, a_loss_that_explodes_stops_the_run);
     tcase_add_test(budgets, a_budget_is_kept_where_the_whole_batch_does_not_fit);
     tcase_add_test(budgets, a_model_that_does_not_fit_exits_3);
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+    tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
+#endif
+    tcase_add_test(budgets, an_arena_changes_no_number);
     tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
     tcase_add_test(recoveries, a_fault_that_stays_exits_3);
     tcase_add_test(recoveries, a_fault_that_never_comes_is_told);
     tcase_add_test(recoveries, a_replay_stops_where_the_trace_ends);
     tcase_add_test(recoveries, a_replay_of_another_run_is_refused);
+    tcase_add_test(recoveries, a_replay_on_another_device_is_refused);
     tcase_add_test(pictures, bad_pictures_are_skipped_by_name);
 #ifdef __linux__
     tcase_add_test(threads, threads_wait_asleep);

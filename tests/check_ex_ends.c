@@ -6,6 +6,7 @@
 #include "common/suite.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <unistd.h>
 
 /* ---- signals ------------------------------------------------------------------------------------- */
@@ -82,6 +83,84 @@ START_TEST(explaining_what_cannot_fit_exits_3) {
 }
 END_TEST
 
+/* ---- what is known beforehand -------------------------------------------------------------------- */
+
+static const struct {
+    const char *flags[6];
+    int status;
+    const char *has[3], *has_not[2];
+} explained[] = {
+    /* BatchNorm at 32 pixels needs two samples: one is in no table. */
+    {{"--batch", "8"}, 0, {"    2 ", "    8 ", "is cut into 1 chunk or more"}, {"    1 ", ""}},
+    {{"--batch", "5", "--max-micro-batch", "2"}, 0, {"is cut into 2 chunks", "", ""}, {"", ""}},
+    {{"--max-micro-batch", "4"}, 0, {"is cut into 8 chunks or more", "", ""}, {"", ""}},
+    {{"--min-micro-batch", "30"},
+     0,
+     {"    32 ", "A batch of 32 is one chunk: each has at least 30", ""},
+     {"2 chunks", "    30 "}},
+    {{"--min-micro-batch", "30", "--budget", "200MiB"},
+     3,
+     {"at once fit, and chunks of at least 30 leave a batch of 32 in chunks of 32",
+      "the smallest chunk, of 32 samples", "--min-micro-batch N  at most 16, instead of 30"},
+     {"cut into", ""}},
+    /* The state alone is too large: another device helps, and the card's size is what there is. */
+    {{"--device", "sim:mps", "--budget", "150MiB"},
+     3,
+     {"missing", "a simulated card of more than 150.0 MiB", "  --device cpu "},
+     {"are free", "--fallback"}},
+    {{"--device", "sim:cuda", "--budget", "150MiB"},
+     3,
+     {"missing", "a simulated card of more than 150.0 MiB", "  --device cpu "},
+     {"are free", "--fallback"}},
+    {{"--device", "cpu", "--budget", "100MiB"},
+     3,
+     {"missing", "more than the 100.0 MiB of now; ", "are free"},
+     {"--device cpu", "--fallback"}},
+    {{"--device", "sim:mps", "--budget", "auto"},
+     0,
+     {"of a simulated card of the default size", "", ""},
+     {"are free", ""}},
+    {{"--micro-batch", "20", "--budget", "196MiB"}, 0, {"fixes the chunks", "", ""}, {"", ""}},
+    {{"--device", "sim:mps", "--budget", "300MiB"},
+     0,
+     {"not known beforehand on sim:mps", "two thirds of it", ""},
+     {"samples at once", ""}},
+    {{"--device", "sim:mps", "--budget", "300MiB", "--micro-batch", "8"},
+     0,
+     {"not known beforehand on sim:mps", "--micro-batch 8 fixes the chunks", ""},
+     {"two thirds", ""}},
+};
+
+START_TEST(explaining_says_what_is_known) {
+    const char *const *flags = explained[_i].flags;
+    const char *arguments[CLI_MOST_ARGUMENTS] = {SMALL, "--explain", "--epochs", "0"};
+    static char all[2 * CLI_CAPACITY];
+    int n = 0;
+    while (arguments[n]) n++;
+    for (int i = 0; i < LENGTH(explained[_i].flags) && flags[i]; i++) arguments[n++] = flags[i];
+    cli_expect(explained[_i].status, arguments);
+    snprintf(all, sizeof all, "%s%s", cli_out, cli_err);
+    for (int i = 0; i < LENGTH(explained[_i].has); i++) ck_contains(all, explained[_i].has[i]);
+    for (int i = 0; i < LENGTH(explained[_i].has_not); i++)
+        if (*explained[_i].has_not[i])
+            ck_assert_msg(!strstr(all, explained[_i].has_not[i]), "%s", all);
+}
+END_TEST
+
+#define ON_A_SMALL_CARD                                                                            \
+    "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--threads", "1",          \
+        "--batch", "8", "--steps", "1", "--progress", "off"
+
+START_TEST(explaining_a_fallback) {
+    EXPECT(3, ON_A_SMALL_CARD, "--explain");
+    ck_contains(cli_err, "--fallback cpu");
+    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "cpu", "--trace", cli_trace);
+    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "cpu", "--trace", cli_replayed, "--explain");
+    ck_contains(cli_out, "--fallback goes on on the CPU: 2 at once fit.");
+    cli_same_state();
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("ex_ends");
     TCase *stops = cli_case(suite, "signals"), *full = cli_case(suite, "full");
@@ -92,5 +171,7 @@ int main(void) {
     tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);
     tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
+    tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
+    tcase_add_test(fits, explaining_a_fallback);
     return suite_run(suite);
 }

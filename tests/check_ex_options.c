@@ -22,7 +22,8 @@ static const ex_word colours[] = {{"black", 3}, {"white", 4}, {"tabby", 5}, {NUL
 static const ex_word some[] = {{"some", 0}, {"none", -1}, {NULL, 0}};
 static const ex_option own[] = {
     {.section = "Cats"},
-    EX_FLAG("colour", EX_WORD, program, colour, "NAME", "of the coat", .words = colours),
+    EX_FLAG("colour", EX_WORD, program, colour, "NAME", "of the coat", .words = colours,
+            .decides = 1),
     EX_FLAG("paws-of", EX_WHOLE, program, paws, "N", "how many", .least = -3, .most = 4,
             .words = some),
     EX_FLAG("purrs", EX_SWITCH, program, purrs, NULL, "purrs", .most = 1),
@@ -160,7 +161,8 @@ START_TEST(devices_are_accepted) {
 }
 END_TEST
 
-static const char *const budgets[] = {"600MiB", "8GB", "0.95", "auto", "1.5G", "4096"};
+static const char *const budgets[] = {"600MiB", "8GB",     "0.95", "80%",  "auto",
+                                      "1.5G",   "1048576", "1KiB", "4096B"};
 
 START_TEST(budgets_are_accepted) {
     ACCEPT("--budget", budgets[_i]);
@@ -215,6 +217,14 @@ static const struct {
     {{"--device", "cuda:x"}, {"--device", "'cuda:x'", "cuda:N"}},
     {{"--budget", "5XB"}, {"--budget", "'5XB'", "600MiB"}},
     {{"--budget", "0"}, {"--budget", "'0'", "600MiB"}},
+    {{"--budget", "1.0"}, {"--budget", "'1.0'", "80% (of what is there)"}},
+    {{"--budget", "1.5"}, {"--budget", "'1.5'", "without a unit at least 1048576 bytes"}},
+    {{"--budget", "4096"}, {"--budget", "'4096'", "without a unit"}},
+    {{"--budget", "1048575 \t"}, {"--budget", "'1048575 ", "without a unit"}},
+    {{"--budget", "120%"}, {"--budget", "'120%'", "80%"}},
+    {{"--budget-resident", "2"}, {"--budget-resident", "'2'", "without a unit"}},
+    {{"--budget-resident", "0.5"}, {"--budget-resident", "'0.5'", "900MiB"}},
+    {{"--budget-resident", "50%"}, {"--budget-resident", "'50%'", "900MiB"}},
     {{"--budget", "-5MiB"}, {"--budget", "'-5MiB'", "600MiB"}},
     {{"--micro-batch", "0"}, {"--micro-batch", "'0'", "auto"}},
     {{"--clear-every", "0"}, {"--clear-every", "'0'", "auto or never"}},
@@ -327,6 +337,74 @@ START_TEST(flags_become_options) {
 }
 END_TEST
 
+/* The network needs two samples at once; --batch 32 where the row does not say. */
+static const struct {
+    const char *arguments[2];
+    size_t rest;
+    const char *has; /* NULL: accepted */
+} cuts[] = {
+    {{"--batch=2", NULL}, 0, NULL},
+    {{"--batch=1", NULL}, 0, "--batch: 1 is below 2"},
+    {{"--micro-batch=1", NULL}, 0, "--micro-batch: 1 is below 2"},
+    {{"--max-micro-batch=1", NULL}, 0, "--max-micro-batch: 1 is below 2"},
+    {{"--micro-batch=1", "--min-micro-batch=1"}, 0, NULL},
+    {{"--batch=16", "--min-micro-batch=16"}, 15, NULL},
+    {{"--micro-batch=2", NULL}, 0, NULL},
+    {{"--micro-batch=2", NULL}, 4, NULL},
+    {{"--micro-batch=2", NULL}, 1, NULL}, /* left out */
+    {{"--micro-batch=2", NULL}, 5, "--micro-batch: 2 cuts the last batch of an epoch, of 5 into"},
+    {{"--batch=3", "--micro-batch=2"},
+     0,
+     "--micro-batch: 2 cuts a --batch of 3 into chunks of 2 and 1, and 2 are the fewest"},
+    {{"--batch=33", "--micro-batch=2"}, 0, "a --batch of 33 into chunks of 2 and 1"},
+    {{"--batch=3", "--micro-batch=3"}, 0, NULL},
+    {{"--batch=7", "--micro-batch=3"}, 0, NULL},     /* 3, 2, 2 */
+    {{"--batch=3", "--max-micro-batch=2"}, 0, NULL}, /* the policy makes it one chunk */
+};
+
+START_TEST(chunks_that_cannot_be_trained_are_refused) {
+    const char *const arguments[MOST_ARGUMENTS + 1] = {cuts[_i].arguments[0], cuts[_i].arguments[1],
+                                                       NULL};
+    mt_backend_info info = {.size = sizeof info, .min_micro_batch = 2};
+    accept(arguments);
+    if (!cuts[_i].has) {
+        ck_ok(ex_flags_check(&cat.flags, &info, cuts[_i].rest));
+        return;
+    }
+    ck_status(ex_flags_check(&cat.flags, &info, cuts[_i].rest), MT_EINVAL);
+    ck_contains(mt_last_error(), cuts[_i].has);
+}
+END_TEST
+
+static const char *setting(const char *name) {
+    static ex_setting settings[EX_SETTINGS];
+    const ex_table cats = {own, EX_ROWS(own), &cat};
+    size_t found = ex_flags_settings(&cat.flags, &cats, settings);
+    ck_assert_uint_lt(found, EX_SETTINGS);
+    for (size_t i = 0; i < found; i++)
+        if (strcmp(settings[i].name, name) == 0) return settings[i].value;
+    return "idle";
+}
+
+START_TEST(settings_are_what_decides) {
+    ACCEPT("--lr=0.1", "--batch=7", "--amp=bf16", "--micro-batch=3", "--schedule=constant");
+    ck_assert_str_eq(setting("lr"), "0.1");
+    ck_assert_str_eq(setting("batch"), "7");
+    ck_assert_str_eq(setting("amp"), "bf16");
+    ck_assert_str_eq(setting("optimizer"), "adamw");
+    ck_assert_str_eq(setting("weight-decay"), "0.01");
+    ck_assert_str_eq(setting("colour"), "white");
+    ck_assert_str_eq(setting("paws-of"), "idle");
+    ck_assert_str_eq(setting("momentum"), "idle");
+    ck_assert_str_eq(setting("epochs"), "idle");
+    ck_assert_str_eq(setting("micro-batch"), "idle");
+    ACCEPT("--optimizer=sgd", "--schedule=cosine", "--epochs=9", "--lr=0.30000000000000004");
+    ck_assert_str_eq(setting("momentum"), "0.9");
+    ck_assert_str_eq(setting("epochs"), "9");
+    ck_assert_str_eq(setting("lr"), "0.30000000000000004");
+}
+END_TEST
+
 START_TEST(learning_rates) {
     ex_flags flags = EX_FLAGS_INIT;
     flags.lr = 2.0;
@@ -364,6 +442,8 @@ int main(void) {
     tcase_add_test(help, help_comes_before_complaints_and_shows_true_defaults);
     tcase_add_test(help, version_names_both_libraries);
     tcase_add_test(options, flags_become_options);
+    tcase_add_loop_test(options, chunks_that_cannot_be_trained_are_refused, 0, LENGTH(cuts));
+    tcase_add_test(options, settings_are_what_decides);
     tcase_add_test(options, learning_rates);
     return suite_run(suite);
 }

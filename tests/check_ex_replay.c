@@ -124,6 +124,8 @@ START_TEST(no_trace_is_no_replay) {
     ck_assert_ptr_null(replay);
     ck_assert_uint_eq(ex_replay_steps(NULL), SIZE_MAX);
     ck_assert_int_eq(ex_replay_threads(NULL), 0);
+    ck_ok(ex_replay_check(NULL, 1, 32, NULL, 0));
+    ck_ok(ex_replay_check_rungs(NULL, 0));
     ck_ok(ex_replay_next(NULL, 32, 0, NULL));
     ex_replay_free(NULL);
     ck_ok(ex_tracefile_open(NULL, &file));
@@ -147,13 +149,22 @@ START_TEST(the_program_line_tells_the_threads) {
     ex_replay *replay;
     char quoted[] = "say \"hi\"\n", broken[] = "\xff", program[] = "cat";
     char *argv[] = {program, quoted, broken, NULL};
+    const ex_setting settings[] = {{"batch", "3"}, {"lr", "0.001"}}, rate = {"lr", "0.1"};
+    const ex_setting later = {"of-a-later-version", "1"};
     ck_ok(ex_tracefile_open(path, &file));
     ex_tracefile_line(file, "{\"event\":\"run\"}");
-    ex_trace_program(ex_tracefile_line, file, "cat", 7, 32, argv);
+    ex_trace_program(ex_tracefile_line, file, "cat", 7, 32, settings, LENGTH(settings), argv);
     ex_tracefile_line(file, "{\"event\":\"step\",\"step\":1,\"samples\":3,\"chunks\":[3]}");
     ck_ok(ex_tracefile_close(file));
     ck_ok(ex_replay_open(path, &replay));
     ck_assert_int_eq(ex_replay_threads(replay), 7);
+    ck_ok(ex_replay_check(replay, 1, 32, settings, LENGTH(settings)));
+    ck_ok(ex_replay_check(replay, 1, 32, &later, 1));
+    ck_status(ex_replay_check(replay, 1, 32, &rate, 1), MT_EINVAL);
+    ck_contains(mt_last_error(), "--lr: 0.1, but '");
+    ck_contains(mt_last_error(), "' was written with 0.001; a replay needs the same");
+    ck_status(ex_replay_check(replay, 1, 64, settings, LENGTH(settings)), MT_EINVAL);
+    ck_contains(mt_last_error(), "--image-size: 64");
     ck_assert_uint_eq(ex_replay_steps(replay), 1);
     ex_replay_free(replay);
 }
@@ -241,6 +252,36 @@ START_TEST(the_end_of_the_trace_is_told) {
 }
 END_TEST
 
+#define SAVED(step, rungs)                                                                         \
+    "{\"event\":\"step\",\"step\":" #step ",\"samples\":4,\"chunks\":[4],\"rungs\":[" rungs "]}\n"
+#define ON_CARD "{\"event\":\"run\",\"device\":\"cuda:1\"}\n"
+
+/* What the device of the replay has beside smaller batches, and the line about it; NULL: it is enough. */
+static const struct {
+    const char *text;
+    unsigned known;
+    const char *has[3];
+} savers[] = {
+    {ON_CARD STEP(1, 4, "[4]"), 0, {NULL}},
+    {ON_CARD SAVED(1, "\"cpu\""), MT_RUNG_BIT(MT_RUNG_CPU), {NULL}},
+    {ON_CARD SAVED(1, "\"smaller_batch\""), 0, {NULL}},
+    {ON_CARD STEP(1, 4, "[4]") SAVED(2, "\"cpu\",\"minimal\""),
+     MT_RUNG_BIT(MT_RUNG_MINIMAL),
+     {"line 3: step 2 went on with cpu, which", "--device cuda:1", "--replay"}},
+    {ON_CARD SAVED(1, "\"cpu\",\"minimal\""), 0, {"line 2", "with cpu, minimal, which", "cuda:1"}},
+    {SAVED(1, "\"cpu\""), 0, {"line 1", "with cpu, which", "of another kind"}},
+};
+
+START_TEST(savers_of_another_device_are_refused) {
+    ex_replay *replay = open_text(savers[_i].text);
+    mt_status status = ex_replay_check_rungs(replay, savers[_i].known);
+    ck_status(status, savers[_i].has[0] ? MT_EINVAL : MT_OK);
+    for (int i = 0; i < 3 && savers[_i].has[i]; i++)
+        ck_contains(mt_last_error(), savers[_i].has[i]);
+    ex_replay_free(replay);
+}
+END_TEST
+
 START_TEST(dropped_batches_have_no_line) {
     static run r;
     ex_replay *replay = open_text(STEP(1, 32, "[32]") STEP(2, 31, "[31]"));
@@ -273,6 +314,7 @@ int main(void) {
     tcase_add_test(reading, a_full_disk_is_told);
     tcase_add_test(other, other_samples_are_refused);
     tcase_add_test(other, the_end_of_the_trace_is_told);
+    tcase_add_loop_test(other, savers_of_another_device_are_refused, 0, LENGTH(savers));
     tcase_add_test(other, dropped_batches_have_no_line);
     return suite_run(suite);
 }

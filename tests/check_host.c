@@ -324,7 +324,7 @@ START_TEST(host_v2_over_the_limit) {
     put_v2_group("/job", "1073741824\n", "max\n", 2 * GI, 0);
     memory = read_root();
     check_groups(memory, GI, 0);
-    ck_assert_uint_eq(memory.budget_bytes, 0);
+    ck_assert_uint_eq(memory.budget_bytes, 1); /* not 0, which is no limit */
 }
 END_TEST
 
@@ -381,6 +381,52 @@ START_TEST(host_v1_path_not_visible) {
     put_v1_group("", 2 * GI, GI, 0);
     memory = read_root();
     check_groups(memory, 2 * GI, GI);
+}
+END_TEST
+
+/*
+ * The mount shows one group, which has a limit of 2 GiB and below it /x with 1 GiB: which of them is
+ * this process's own. A path that only begins with the same letters is outside.
+ */
+static const struct {
+    const char *group, *base;
+    size_t limit;
+} mounts[] = {
+    {"/docker/abc", "/docker/abc", 2 * GI},
+    {"/docker/abc/", "/docker/abc", 2 * GI},
+    {"/docker/abc/x", "/docker/abc", GI},
+    {"/docker/abcd", "/docker/abc", 2 * GI},
+    {"/docker/abcd/x", "/docker/abc", 2 * GI},
+    {"/docker/abcx", "/docker/abc", 2 * GI},
+    {"/docker/ab", "/docker/abc", 2 * GI},
+    {"/", "/docker/abc", 2 * GI},
+    {"/x", "/", GI},
+    {"/", "/", 2 * GI},
+};
+
+START_TEST(host_group_below_a_mount) {
+    char text[300];
+    int v1 = _i % 2, row = _i / 2;
+    mt_host_memory memory;
+
+    put_meminfo();
+    snprintf(text, sizeof(text), "%s:%s\n", v1 ? "4:memory" : "0:", mounts[row].group);
+    put("proc/self/cgroup", text);
+    snprintf(text, sizeof(text), "35 31 0:32 %s /sys/fs/cgroup%s ro - %s rw,memory\n",
+             mounts[row].base, v1 ? "/memory" : "", v1 ? "cgroup cgroup" : "cgroup2 cgroup2");
+    put("proc/self/mountinfo", text);
+    if (v1) {
+        put_v1_group("", 2 * GI, 0, 0);
+        put_v1_group("/x", GI, 0, 0);
+        put_v1_group("d/x", 4 * GI, 0, 0); /* where the rest of /docker/abcd/x would lead */
+    } else {
+        put_v2_group("", "2147483648\n", "max\n", 0, 0);
+        put_v2_group("/x", "1073741824\n", "max\n", 0, 0);
+        put_v2_group("d/x", "4294967296\n", "max\n", 0, 0);
+    }
+    memory = read_root();
+    ck_assert_msg(memory.cgroup_limit_bytes == mounts[row].limit, "%s below %s: limit %zu",
+                  mounts[row].group, mounts[row].base, memory.cgroup_limit_bytes);
 }
 END_TEST
 
@@ -511,6 +557,7 @@ static Suite *suite_host(void) {
     tcase_add_test(host, host_v1);
     tcase_add_test(host, host_v1_unlimited);
     tcase_add_test(host, host_v1_path_not_visible);
+    tcase_add_loop_test(host, host_group_below_a_mount, 0, 2 * LENGTH(mounts));
     tcase_add_test(host, host_hybrid);
     tcase_add_test(host, host_available_is_least);
     tcase_add_test(host, host_available_unknown);

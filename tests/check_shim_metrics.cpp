@@ -2,7 +2,11 @@
  * check_shim_metrics.cpp - the metrics of memtrain/torch.hpp against figures worked out by hand, and
  * that their sums do not depend on how a batch is cut.
  */
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include "check_shim.hpp"
 
@@ -41,6 +45,78 @@ START_TEST(overlap) {
 }
 END_TEST
 
+/* 2^24 + 1 is the first whole number that a float does not hold. */
+START_TEST(overlap_of_many) {
+    at::Tensor all = at::ones({1, (1 << 24) + 3}, at::kBool);
+    at::Tensor sums = memtrain::intersection_union(all, all);
+    ck_assert_double_eq(value(sums, 0), 16777219.0);
+    ck_assert_double_eq(value(sums, 1), 16777219.0);
+    at::Tensor beside = at::cat({sums, at::tensor({0.5F})});
+    ck_assert_double_eq(value(beside, 1), 16777219.0);
+}
+END_TEST
+
+/* 1000 samples of one value each: bfloat16 stops counting at 256, half at 2048. */
+static const struct {
+    at::ScalarType output, target;
+    double error; /* of each, exact in both types */
+} halves[] = {
+    {at::kBFloat16, at::kBFloat16, 1.0}, {at::kHalf, at::kHalf, 4.0},
+    {at::kBFloat16, at::kFloat, 1.5},    {at::kFloat, at::kHalf, 1.5},
+    {at::kHalf, at::kLong, 3.0},         {at::kDouble, at::kFloat, 1.5},
+};
+
+START_TEST(errors_in_half_precision) {
+    at::Tensor target = at::ones({1000, 2}).to(halves[_i].target);
+    at::Tensor output = at::full({1000, 2}, 1.0 + halves[_i].error).to(halves[_i].output);
+    double error = halves[_i].error;
+    ck_assert_double_eq(value(memtrain::absolute_error(output, target)), 1000 * error);
+    ck_assert_double_eq(value(memtrain::squared_error(output, target)), 1000 * error * error);
+}
+END_TEST
+
+using Metric = at::Tensor (*)(const at::Tensor &, const at::Tensor &);
+
+at::Tensor top_2(const at::Tensor &logits, const at::Tensor &target) {
+    return memtrain::top_k(logits, target, 2);
+}
+
+static const struct {
+    const char *name;
+    Metric metric;
+    std::vector<int64_t> output, target;
+    const char *shapes[2];
+} misfits[] = {
+    {"absolute_error", memtrain::absolute_error, {8, 1}, {8}, {"[8, 1]", "[8]"}},
+    {"squared_error", memtrain::squared_error, {8}, {8, 1}, {"[8]", "[8, 1]"}},
+    {"squared_error", memtrain::squared_error, {8, 3}, {1, 3}, {"[8, 3]", "[1, 3]"}},
+    {"intersection_union", memtrain::intersection_union, {2, 1, 4, 4}, {2, 4, 4}, {"1, 4", "2, 4"}},
+    {"correct", memtrain::correct, {8, 5}, {8, 1}, {"[8, 5]", "[8, 1]"}},
+    {"correct", memtrain::correct, {8, 5}, {1}, {"[8, 5]", "[1]"}},
+    {"correct", memtrain::correct, {8}, {8}, {"[8]", "[8]"}},
+    {"top_k", top_2, {8, 5, 3}, {8}, {"[8, 5, 3]", "[8]"}},
+};
+
+START_TEST(shapes_that_differ_are_refused) {
+    std::string text;
+    try {
+        misfits[_i].metric(at::zeros(misfits[_i].output), at::zeros(misfits[_i].target, at::kLong));
+    } catch (const std::invalid_argument &e) {
+        text = e.what();
+    }
+    ck_contains(text.c_str(), misfits[_i].name);
+    for (const char *shape : misfits[_i].shapes) ck_contains(text.c_str(), shape);
+}
+END_TEST
+
+/* A label for each pixel is no misfit. */
+START_TEST(labels_of_pixels) {
+    at::Tensor logits = at::zeros({2, 3, 4, 4}), labels = at::zeros({2, 4, 4}, at::kLong);
+    ck_assert_double_eq(value(memtrain::correct(logits, labels)), 32.0);
+    ck_assert_double_eq(value(memtrain::top_k(logits, labels, 3)), 32.0);
+}
+END_TEST
+
 START_TEST(sums_of_chunks) {
     at::Tensor output = at::tensor({0.5, 0.25, -1.0, 2.0, 0.0, 1.0}).reshape({6, 1});
     at::Tensor target = at::tensor({0.0, 0.25, 1.0, 1.0, 0.5, 1.0}).reshape({6, 1});
@@ -60,6 +136,10 @@ Suite *suite_metrics() {
     tcase_add_test(sums, top_k);
     tcase_add_test(sums, errors);
     tcase_add_test(sums, overlap);
+    tcase_add_test(sums, overlap_of_many);
+    tcase_add_loop_test(sums, errors_in_half_precision, 0, LENGTH(halves));
+    tcase_add_loop_test(sums, shapes_that_differ_are_refused, 0, LENGTH(misfits));
+    tcase_add_test(sums, labels_of_pixels);
     tcase_add_test(sums, sums_of_chunks);
     return suite;
 }

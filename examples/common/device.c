@@ -70,20 +70,27 @@ static mt_status read_budget(ex_device *device, const char *text, size_t *bytes)
     return mt_set_error(MT_EINVAL,
                         "--budget: '%s' is not accepted; accepted: a size such as 600MiB, 8GB%s, "
                         "or auto",
-                        text, device->room_bytes ? ", 0.95 (a fraction of what is there)" : "");
+                        text, device->room_bytes ? ", 0.95 or 80% (of what is there)" : "");
 }
 
 /* A simulated card of that size, on MPS the recommended working set; its budget is the default. */
 static mt_status simulate(ex_device *device, size_t *bytes) {
     mt_sim_options options = MT_SIM_OPTIONS_INIT;
-    if (!is_simulated(device) || !*bytes) return MT_OK;
-    if (strcmp(device->name, "sim:mps") == 0)
+    int is_mps = strcmp(device->name, "sim:mps") == 0;
+    if (!is_simulated(device)) return MT_OK;
+    if (!*bytes) { /* a default card; what is free on MPS is a figure of the host's */
+        if (is_mps) device->room_bytes = 0;
+        snprintf(device->budget_from, sizeof device->budget_from,
+                 "--budget auto: of a simulated card of the default size");
+        return MT_OK;
+    }
+    if (is_mps)
         options.recommended_bytes = *bytes;
     else
         options.total_bytes = *bytes;
+    device->card_bytes = device->room_bytes = *bytes;
     *bytes = 0;
-    mt_status status = mt_device_simulate(device->name, &options);
-    return status == MT_OK ? measure_room(device) : status;
+    return mt_device_simulate(device->name, &options);
 }
 
 /* The budget as it is now. */

@@ -11,6 +11,7 @@ typedef struct ex_device {
     int threads;          /* of the CPU */
     size_t budget_bytes;  /* 0: the device knows no limit */
     size_t room_bytes;    /* what is there for tensors; 0: not known */
+    size_t card_bytes;    /* of a simulated card whose size was given; 0: no such card */
     char budget_from[96]; /* where the budget comes from, in words */
 } ex_device;
 

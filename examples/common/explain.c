@@ -120,42 +120,69 @@ static void print_chunk(const mt_memory_model *model, const mt_memory *memory, s
     printf("  %17zu %22s  %s\n", samples, mt_format_size(peak, text, sizeof text), verdict);
 }
 
+/* How a batch may be cut: samples that a chunk must have, and those of the chunks of the finest cut. */
+typedef struct cuts {
+    size_t batch, least, smallest;
+} cuts;
+
+static size_t ceil_div(size_t a, size_t b) {
+    return (a + b - 1) / b;
+}
+
+/*
+ * 32 samples in chunks of at least 30 are one chunk of 32: what counts is the number of chunks, whose
+ * sizes differ by one at most.
+ */
+static cuts cuts_of(const ex_flags *flags, const mt_backend_info *info, size_t batch) {
+    size_t least = ex_flags_least(flags, info);
+    cuts c = {batch, least < 1 ? 1 : least > batch ? batch : least, 0};
+    size_t chunks =
+        flags->micro_batch ? ceil_div(batch, (size_t)flags->micro_batch) : batch / c.least;
+    c.smallest = ceil_div(batch, chunks);
+    return c;
+}
+
 /* The sizes of a batch cut into 1, 2, 3, 4, 8 ... chunks, and the largest that fits. */
-static void print_chunks(const mt_memory_model *model, const mt_memory *memory, size_t batch,
+static void print_chunks(const mt_memory_model *model, const mt_memory *memory, const cuts *c,
                          size_t largest) {
     size_t last = 0;
     printf("What a chunk of the batch needs\n  samples at once       peak with all else\n");
-    for (size_t cut = batch; cut >= 1; cut = cut > 4 ? cut / 2 : cut - 1) {
-        size_t samples = (batch + cut - 1) / cut;
-        if (largest > last && largest < samples) print_chunk(model, memory, largest);
+    for (size_t cut = c->batch / c->least; cut >= 1; cut = cut > 4 ? cut / 2 : cut - 1) {
+        size_t samples = ceil_div(c->batch, cut);
+        if (largest > last && largest < samples && largest >= c->least)
+            print_chunk(model, memory, largest);
         if (samples > last) print_chunk(model, memory, samples);
         last = samples;
     }
 }
 
-static void print_verdict(const ex_flags *flags, size_t batch, size_t largest) {
+static void print_verdict(const ex_flags *flags, const cuts *c, size_t largest) {
     const char *choice = flags->deterministic ? "--deterministic takes the fewest chunks"
                                               : "the fastest number of chunks is measured";
+    size_t most = flags->max_micro_batch ? (size_t)flags->max_micro_batch : c->batch;
+    if (most > largest) most = largest;
+    size_t fewest = most ? ceil_div(c->batch, most) : 0, finest = c->batch / c->least;
+    if (fewest > finest) fewest = finest; /* what is legal comes before --max-micro-batch */
     if (flags->micro_batch)
         printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
     else if (largest == 0)
         printf("Not even one sample fits.\n");
+    else if (largest < c->smallest)
+        printf(
+            "At most %zu at once fit, and chunks of at least %zu leave a batch of %zu in chunks of "
+            "%zu at the smallest.\n",
+            largest, c->least, c->batch, c->smallest);
+    else if (finest == 1)
+        printf("A batch of %zu is one chunk: each has at least %zu samples.\n", c->batch, c->least);
     else
-        printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", batch,
-               (batch + largest - 1) / largest, largest >= batch ? "" : "s", choice);
+        printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", c->batch, fewest,
+               fewest == 1 ? "" : "s", choice);
 }
 
 /* ---- whether it can fit at all ----------------------------------------------------------------- */
 
 static size_t least_of(const mt_batch *batch, size_t samples) {
     return samples < 1 ? 1 : samples > batch->count ? batch->count : samples;
-}
-
-/* Samples of the smallest chunk that the flags and the network allow. */
-static size_t smallest_chunk(const ex_flags *flags, const mt_backend_info *info,
-                             const mt_batch *batch) {
-    return least_of(batch,
-                    flags->micro_batch ? (size_t)flags->micro_batch : ex_flags_least(flags, info));
 }
 
 static int fits(const mt_backend *backend, const mt_batch *batch, size_t samples) {
@@ -198,20 +225,75 @@ static mt_status explain_chunks(const mt_backend *backend, const mt_backend_info
                                 const mt_batch *batch, const mt_memory *memory,
                                 const ex_flags *flags) {
     size_t first = least_of(batch, info->min_micro_batch > 2 ? info->min_micro_batch : 2);
-    size_t tried, smallest = smallest_chunk(flags, info, batch);
+    const cuts c = cuts_of(flags, info, batch->count);
+    size_t tried;
     mt_memory_model *model;
     mt_status status = learn(backend, batch, first, &tried, &model);
     if (status == MT_EDEVMEM)
-        return explain_tight(backend, batch, tried, tried > first ? first : 0, smallest);
+        return explain_tight(backend, batch, tried, tried > first ? first : 0, c.smallest);
     if (status != MT_OK) return status;
     size_t largest =
         memory->budget_bytes ? mt_memory_model_largest(model, room_of(memory)) : batch->count;
     if (largest > batch->count) largest = batch->count;
-    print_chunks(model, memory, batch->count, largest);
-    print_verdict(flags, batch->count, largest);
-    status = check_smallest(model, memory, smallest);
+    print_chunks(model, memory, &c, largest);
+    print_verdict(flags, &c, largest);
+    status = check_smallest(model, memory, c.smallest);
     mt_memory_model_free(model);
     return status;
+}
+
+/* ---- what else can be done --------------------------------------------------------------------- */
+
+/* The savers in the order in which the policy takes them. */
+static const struct {
+    mt_rung rung;
+    const char *what;
+} savers[] = {{MT_RUNG_CPU, "on the CPU"}, {MT_RUNG_MINIMAL, "there with one thread"}};
+
+/*
+ * The smallest chunk does not fit. Turns on the savers that --fallback allows, one after the other as
+ * the run would, to see whether it fits with them, and then off again. failed: the status so far, with
+ * its line, which is returned where nothing helps.
+ */
+static mt_status explain_fallback(const mt_backend *backend, const mt_backend_info *info,
+                                  const mt_batch *batch, const ex_flags *flags, mt_status failed) {
+    char reason[512];
+    size_t smallest = cuts_of(flags, info, batch->count).smallest;
+    unsigned allowed = (unsigned)flags->fallback & info->rungs, on = 0;
+    int helps = 0;
+    if (!allowed || !backend->set_rung) return failed;
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    for (size_t i = 0; i < EX_ROWS(savers) && !helps; i++) {
+        if (!(allowed & MT_RUNG_BIT(savers[i].rung))) continue;
+        if (backend->set_rung(backend->self, savers[i].rung, 1) != MT_OK) continue;
+        on |= MT_RUNG_BIT(savers[i].rung);
+        helps = fits(backend, batch, smallest);
+        printf("--fallback goes on %s: %zu at once %s.\n",
+               info->rungs & MT_RUNG_BIT(MT_RUNG_CPU) ? savers[i].what : "with one thread",
+               smallest, helps ? "fit" : "do not fit either");
+    }
+    for (size_t i = EX_ROWS(savers); i-- > 0;) {
+        if (!(on & MT_RUNG_BIT(savers[i].rung))) continue;
+        mt_status status = backend->set_rung(backend->self, savers[i].rung, 0);
+        if (status != MT_OK) return status;
+    }
+    return helps ? MT_OK : mt_set_error(failed, "%s", reason);
+}
+
+/* No allocations can be watched: how the trainer finds its sizes then, see docs/policy.md. */
+static void explain_unknown(const mt_backend *backend, const ex_flags *flags,
+                            const ex_device *device) {
+    printf("What a chunk needs is not known beforehand on %s, which does not tell of its "
+           "allocations.\n",
+           device->name);
+    if (flags->micro_batch)
+        printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
+    else if (backend->reset_peak)
+        printf("Chunks grow from step to step, by the peaks of those that went through.\n");
+    else
+        printf(
+            "The largest chunk is tried first; one that is refused is taken back, and the next is "
+            "two thirds of it.\n");
 }
 
 mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_flags *flags,
@@ -222,7 +304,11 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     if (status == MT_OK) status = backend->memory(backend->self, &memory);
     if (status != MT_OK) return status;
     print_state(&info, &memory, device);
-    if (backend->record) status = explain_chunks(backend, &info, batch, &memory, flags);
+    if (backend->record)
+        status = explain_chunks(backend, &info, batch, &memory, flags);
+    else
+        explain_unknown(backend, flags, device);
+    if (status == MT_EDEVMEM) status = explain_fallback(backend, &info, batch, flags, status);
     printf("\n");
     fflush(stdout);
     return status;

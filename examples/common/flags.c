@@ -4,6 +4,7 @@
 #include "flags.h"
 #include "output.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -12,7 +13,8 @@
 
 #define AT(field) offsetof(ex_flags, field)
 
-#define MANY 1000000000 /* more than any run has: a bound that catches typing errors */
+#define LEAST_BYTES 1048576 /* of a size without a unit */
+#define MANY 1000000000     /* more than any run has: a bound that catches typing errors */
 
 static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
 static const ex_word optimizers[] = {
@@ -45,18 +47,28 @@ static int read_device(const char *text, void *target) {
     return known;
 }
 
+/* "1.5" or "64": so few bytes are meant by nobody, GiB or a share perhaps. */
+static int lacks_unit(const char *text, size_t bytes) {
+    size_t length = strlen(text);
+    while (length && isspace((unsigned char)text[length - 1])) length--;
+    return bytes < LEAST_BYTES && length && strchr("0123456789.", text[length - 1]);
+}
+
 /* Only the form is checked here: what a fraction is a fraction of is known with the device. */
 static int read_budget(const char *text, void *target) {
     size_t bytes;
     if (strcmp(text, "auto") != 0 &&
-        (mt_parse_size(text, SIZE_MAX / 2, &bytes) != MT_OK || bytes == 0))
+        (mt_parse_size(text, SIZE_MAX / 2, &bytes) != MT_OK || lacks_unit(text, bytes)))
         return 0;
     *(const char **)target = text;
     return 1;
 }
 
 static int read_resident(const char *text, void *target) {
-    return mt_parse_size(text, 0, target) == MT_OK && *(size_t *)target > 0;
+    size_t bytes;
+    if (mt_parse_size(text, 0, &bytes) != MT_OK || lacks_unit(text, bytes)) return 0;
+    *(size_t *)target = bytes;
+    return 1;
 }
 
 /* A number of at least 1; *end is where it ended, NULL when there was none. */
@@ -100,25 +112,27 @@ static const ex_option rows[] = {
 
     {.section = "Training"},
     FLAG("batch", EX_WHOLE, batch, "N", "samples of one optimiser step, however they are cut",
-         .least = 1, .most = 65536),
+         .least = 1, .most = 65536, .decides = 1),
     FLAG("epochs", EX_WHOLE, epochs, "N", "times to go through the data; 0 trains nothing",
-         .most = MANY),
+         .most = MANY, .decides = 1),
     FLAG("steps", EX_WHOLE, steps, "N", "stop after N optimiser steps; 0: no such bound",
          .most = MANY),
-    FLAG("optimizer", EX_WORD, optimizer, "NAME", "sgd, adam or adamw", .words = optimizers),
+    FLAG("optimizer", EX_WORD, optimizer, "NAME", "sgd, adam or adamw", .words = optimizers,
+         .decides = 1),
     FLAG("lr", EX_REAL, lr, "X", "learning rate", .min = DBL_MIN, .max = DBL_MAX,
-         .accepts = "a number above 0"),
+         .accepts = "a number above 0", .decides = 1),
     FLAG("schedule", EX_WORD, schedule, "NAME",
          "of the learning rate: constant, or cosine (down to 0 over all epochs)",
-         .words = schedules),
+         .words = schedules, .decides = 1),
     FLAG("momentum", EX_REAL, momentum, "X", "momentum of sgd", .max = 1.0 - DBL_EPSILON,
-         .accepts = "a number from 0 to below 1"),
+         .accepts = "a number from 0 to below 1", .decides = 1),
     FLAG("weight-decay", EX_REAL, weight_decay, "X", "L2 in sgd and adam, decoupled in adamw",
-         .max = DBL_MAX, .accepts = "a number of at least 0"),
+         .max = DBL_MAX, .accepts = "a number of at least 0", .decides = 1),
     FLAG("clip", EX_REAL, clip, "X", "scale the gradient down to this norm; 0 leaves it",
-         .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is"),
+         .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is",
+         .decides = 1),
     FLAG("amp", EX_WORD, amp, "off|bf16", "mixed precision in the forward pass",
-         .words = precisions),
+         .words = precisions, .decides = 1),
     FLAG("seed", EX_WHOLE, seed, "N", "of weights, order and augmentation", .most = INT64_MAX),
 
     {.section = "Memory"},
@@ -128,13 +142,15 @@ static const ex_option rows[] = {
          .read = read_device, .accepts = "auto, cpu, cuda, cuda:N, mps, sim:cuda or sim:mps",
          .by_default = "auto"),
     FLAG("budget", EX_PARSED, budget, "SIZE|auto",
-         "most that tensors may take: 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",
+         "most that tensors may take: 600MiB, 8GB, 0.95 or 80% (of what is there), or auto",
          .read = read_budget,
-         .accepts = "a size such as 600MiB, 8GB, 0.95 (a fraction of what is there), or auto",
+         .accepts = "a size such as 600MiB, 8GB, 0.95 or 80% (of what is there), or auto; without "
+                    "a unit at least 1048576 bytes",
          .by_default = "auto"),
     FLAG("budget-resident", EX_PARSED, budget_resident, "SIZE",
          "most that the whole process may hold, on the CPU: code, libraries and heap included",
-         .read = read_resident, .accepts = "a size such as 900MiB or 2GB",
+         .read = read_resident,
+         .accepts = "a size such as 900MiB or 2GB; without a unit at least 1048576 bytes",
          .by_default = "no such limit"),
     FLAG("arena", EX_WORD, arena, "auto|never",
          "serve the tensors of chunks on the CPU from planned memory, or from the heap",
@@ -286,6 +302,21 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
     return 0;
 }
 
+/* Momentum is of sgd, and how many epochs there are is of a rate that goes down over all of them. */
+static int is_idle(const ex_flags *flags, const char *name) {
+    if (strcmp(name, "momentum") == 0) return flags->optimizer != MT_SGD;
+    return strcmp(name, "epochs") == 0 && flags->schedule == EX_SCHEDULE_CONSTANT;
+}
+
+size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting out[EX_SETTINGS]) {
+    ex_flags copy = *flags; /* a table's base is not const */
+    const ex_table tables[] = {*own, {rows, EX_ROWS(rows), &copy}, {NULL, 0, NULL}};
+    size_t kept = 0, count = ex_options_settings(tables, out, EX_SETTINGS);
+    for (size_t i = 0; i < count && i < EX_SETTINGS; i++)
+        if (!is_idle(flags, out[i].name)) out[kept++] = out[i];
+    return kept;
+}
+
 /* ---- handing them on --------------------------------------------------------------------------- */
 
 mt_policy_options ex_flags_policy(const ex_flags *flags) {
@@ -315,6 +346,38 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
 
 size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info) {
     return flags->min_micro_batch ? (size_t)flags->min_micro_batch : info->min_micro_batch;
+}
+
+/* A batch of so many samples in the chunks that --micro-batch asks for: sizes differ by one at most. */
+static mt_status check_cut(const ex_flags *flags, const char *batch, size_t samples, size_t least) {
+    size_t most = (size_t)flags->micro_batch;
+    if (!most || samples < least) return MT_OK;
+    size_t chunks = (samples + most - 1) / most;
+    if (samples / chunks >= least) return MT_OK;
+    return mt_set_error(
+        MT_EINVAL,
+        "--micro-batch: %zu cuts %s of %zu into chunks of %zu and %zu, and %zu are the "
+        "fewest samples that this network can be trained on at once",
+        most, batch, samples, (samples + chunks - 1) / chunks, samples / chunks, least);
+}
+
+mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info, size_t rest) {
+    const struct {
+        const char *name;
+        int64_t value; /* 0: not given */
+    } sizes[] = {{"--batch", flags->batch},
+                 {"--micro-batch", flags->micro_batch},
+                 {"--max-micro-batch", flags->max_micro_batch}};
+    size_t least = ex_flags_least(flags, info);
+    for (size_t i = 0; i < EX_ROWS(sizes); i++)
+        if (sizes[i].value && (size_t)sizes[i].value < least)
+            return mt_set_error(
+                MT_EINVAL,
+                "%s: %lld is below %zu, the fewest samples that this network can be "
+                "trained on at once",
+                sizes[i].name, (long long)sizes[i].value, least);
+    mt_status status = check_cut(flags, "a --batch", (size_t)flags->batch, least);
+    return status == MT_OK ? check_cut(flags, "the last batch of an epoch,", rest, least) : status;
 }
 
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {

@@ -78,12 +78,29 @@ typedef struct ex_command {
  */
 int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status);
 
+enum { EX_SETTINGS = 32 }; /* more than the programs have */
+
+/*
+ * What of the shared flags and of a program's own decides the state in which a run ends, beside the
+ * seed, the size of the pictures and the threads; what the other flags make idle is left out.
+ * @return their number
+ */
+size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting out[EX_SETTINGS]);
+
 /* What of the flags goes to the policy, and to the optimiser. device is borrowed. */
 mt_policy_options ex_flags_policy(const ex_flags *flags);
 mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device);
 
 /* Samples below which a batch makes no chunk: --min-micro-batch, or what the network needs. */
 size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info);
+
+/*
+ * Whether the network can be trained on the chunks that the flags ask for. rest: samples of the last
+ * batch of an epoch, which is left out where it is too small; 0: it is as large as the others.
+ * @return MT_OK; MT_EINVAL with a line that names the flag
+ */
+MT_NODISCARD mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info,
+                                      size_t rest);
 
 /* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0. */
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps);

@@ -210,13 +210,49 @@ int ex_options_parse(const char *program, const ex_table *tables, int argc, char
     return 0;
 }
 
-/* ---- help -------------------------------------------------------------------------------------- */
+/* ---- settings ---------------------------------------------------------------------------------- */
 
 static const char *word_for(const ex_word *words, int64_t value) {
     for (const ex_word *w = words; w && w->name; w++)
         if (w->value == value) return w->name;
     return NULL;
 }
+
+/* The fewest digits that read back as the same number. */
+static void write_real(double value, char *text, size_t capacity) {
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, capacity, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) return;
+    }
+}
+
+static void write_value(const ex_option *row, const void *base, char *text, size_t capacity) {
+    const void *target = (const char *)base + row->offset;
+    if (row->kind == EX_REAL) {
+        write_real(*(const double *)target, text, capacity);
+        return;
+    }
+    int64_t value = *(const int64_t *)target;
+    const char *word = word_for(row->words, value);
+    if (word)
+        snprintf(text, capacity, "%s", word);
+    else
+        snprintf(text, capacity, "%" PRId64, value);
+}
+
+size_t ex_options_settings(const ex_table *tables, ex_setting *out, size_t capacity) {
+    size_t count = 0;
+    for (; tables->rows; tables++)
+        for (size_t i = 0; i < tables->count; i++) {
+            const ex_option *row = &tables->rows[i];
+            if (!row->decides || count++ >= capacity) continue;
+            out[count - 1].name = row->name;
+            write_value(row, tables->base, out[count - 1].value, sizeof out->value);
+        }
+    return count;
+}
+
+/* ---- help -------------------------------------------------------------------------------------- */
 
 /* The default of a row as text, "" when there is nothing to say. */
 static const char *describe_default(const ex_option *row, const void *base, char *text,

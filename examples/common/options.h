@@ -48,6 +48,7 @@ typedef struct ex_option {
     const ex_word *words;
     int64_t least, most; /* both included */
     double min, max;     /* both included */
+    int decides; /* 1: another value ends in another state, so that a replay needs the same */
     /* EX_PARSED: 1 when text was accepted and stored, 0 when not. text lives as long as argv. */
     int (*read)(const char *text, void *target);
 } ex_option;
@@ -75,6 +76,18 @@ typedef struct ex_table {
  */
 int ex_options_parse(const char *program, const ex_table *tables, int argc, char **argv,
                      ex_error *error);
+
+/* A flag that decides the state in which a run ends, and its value as text. */
+typedef struct ex_setting {
+    const char *name;
+    char value[32];
+} ex_setting;
+
+/*
+ * Those of the tables, given or not, into out[capacity].
+ * @return their number, of which those beyond capacity are not written
+ */
+size_t ex_options_settings(const ex_table *tables, ex_setting *out, size_t capacity);
 
 /* Writes the flags by section, with the values that the targets have now as defaults. */
 void ex_options_help(const ex_table *tables, FILE *out);

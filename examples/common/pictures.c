@@ -16,7 +16,7 @@ static void warn(void *user, const char *line) {
 static size_t most_bytes(void) {
     mt_host_memory host = {.size = sizeof host};
     if (mt_host_memory_read(NULL, &host) != MT_OK) return 0;
-    return host.budget_bytes / 2;
+    return (host.budget_bytes + 1) / 2; /* not 0 where nothing is left */
 }
 
 mt_status ex_pictures_open(const ex_flags *flags, const char *argv0, const char *otherwise,

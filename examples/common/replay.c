@@ -26,6 +26,8 @@ struct ex_replay {
     size_t next;
     int threads;
     int64_t seed, image_size; /* -1: the trace does not tell */
+    json_t *settings; /* an object of texts, and the device; NULL: the trace does not tell */
+    char *device;
 };
 
 /* ---- room -------------------------------------------------------------------------------------- */
@@ -120,6 +122,15 @@ static void take_number(const json_t *object, const char *key, int64_t *out) {
     if (json_is_integer(value)) *out = json_integer_value(value);
 }
 
+/* The device stands in the first line, the settings in the program's. */
+static mt_status take_texts(ex_replay *r, const json_t *object) {
+    const char *device = json_string_value(json_object_get(object, "device"));
+    json_t *settings = json_object_get(object, "settings");
+    if (device && !r->device && !(r->device = strdup(device))) return no_memory();
+    if (settings && !r->settings) r->settings = json_incref(settings);
+    return MT_OK;
+}
+
 /* Only what a replay needs is looked at; events and keys that are not known are none of its business. */
 static mt_status take_line(ex_replay *r, size_t line, const char *text) {
     json_error_t error;
@@ -134,6 +145,7 @@ static mt_status take_line(ex_replay *r, size_t line, const char *text) {
         status = take_step(r, line, object);
     if (event && positive(json_object_get(object, "threads")))
         r->threads = (int)positive(json_object_get(object, "threads"));
+    if (status == MT_OK && event) status = take_texts(r, object);
     take_number(object, "seed", &r->seed);
     take_number(object, "image_size", &r->image_size);
     json_decref(object);
@@ -177,6 +189,8 @@ mt_status ex_replay_open(const char *path, ex_replay **out) {
 
 void ex_replay_free(ex_replay *replay) {
     if (!replay) return;
+    json_decref(replay->settings);
+    free(replay->device);
     free(replay->path);
     free(replay->steps);
     free(replay->chunks);
@@ -195,10 +209,49 @@ static mt_status same(const ex_replay *r, const char *flag, int64_t now, int64_t
                         (long long)now, r->path, (long long)then);
 }
 
-mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size) {
+/* A trace of an earlier version has no settings, and a later one more of them. */
+static mt_status same_setting(const ex_replay *r, const ex_setting *now) {
+    const char *then = json_string_value(json_object_get(r->settings, now->name));
+    if (!then || strcmp(then, now->value) == 0) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "--%s: %s, but '%s' was written with %s; a replay needs the same",
+                        now->name, now->value, r->path, then);
+}
+
+mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size,
+                          const ex_setting *settings, size_t count) {
     if (!replay) return MT_OK;
     mt_status status = same(replay, "seed", seed, replay->seed);
-    return status == MT_OK ? same(replay, "image-size", image_size, replay->image_size) : status;
+    if (status == MT_OK) status = same(replay, "image-size", image_size, replay->image_size);
+    for (size_t i = 0; i < count && status == MT_OK; i++)
+        status = same_setting(replay, &settings[i]);
+    return status;
+}
+
+/* "cpu, minimal" */
+static void write_rungs(unsigned rungs, char *text, size_t capacity) {
+    size_t used = 0;
+    *text = '\0';
+    for (unsigned r = 0; r < MT_RUNGS && used < capacity; r++)
+        if (rungs & MT_RUNG_BIT(r))
+            used += (size_t)snprintf(text + used, capacity - used, "%s%s", used ? ", " : "",
+                                     mt_rung_name((mt_rung)r));
+}
+
+mt_status ex_replay_check_rungs(const ex_replay *replay, unsigned known) {
+    char names[96];
+    known |= MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH); /* the trainer's own */
+    for (size_t i = 0; replay && i < replay->count; i++) {
+        const step *s = &replay->steps[i];
+        if (!(s->rungs & ~known)) continue;
+        write_rungs(s->rungs & ~known, names, sizeof names);
+        return bad_line(replay, s->line,
+                        "step %zu went on with %s, which this device does not have; the trace was "
+                        "made with %s%s",
+                        i + 1, names, replay->device ? "--device " : "a device of another kind",
+                        replay->device ? replay->device : "");
+    }
+    return MT_OK;
 }
 
 int ex_replay_threads(const ex_replay *replay) {

@@ -3,10 +3,12 @@
  *
  * Same program, same flags, same number of threads and same chunks give the same bits, whatever
  * memory did in the earlier run. Of the trace the `step` lines count, and what has to be the same:
- * threads, seed and image size.
+ * threads, seed, image size, and the flags that decide what is computed (ex_flags_settings).
  */
 #ifndef EX_REPLAY_H
 #define EX_REPLAY_H
+
+#include "options.h"
 
 #include <memtrain/trainer.h>
 
@@ -27,10 +29,18 @@ void ex_replay_free(ex_replay *replay);
 size_t ex_replay_steps(const ex_replay *replay);
 
 /*
- * Whether seed and image size are those of the earlier run, as far as the trace tells.
+ * Whether seed, image size and settings are those of the earlier run, as far as the trace tells.
  * @return MT_OK, also for NULL; MT_EINVAL with a line that names flag, value and trace
  */
-MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size);
+MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size,
+                                       const ex_setting *settings, size_t count);
+
+/*
+ * Whether each saver that a step of the earlier run had on is to be had, before any of them is
+ * replayed. known: mt_backend_info.rungs
+ * @return MT_OK, also for NULL; MT_EINVAL naming file, line, saver and the earlier run's device
+ */
+MT_NODISCARD mt_status ex_replay_check_rungs(const ex_replay *replay, unsigned known);
 
 /* Threads of the earlier run; 0 when the trace does not tell, and for NULL. */
 int ex_replay_threads(const ex_replay *replay);

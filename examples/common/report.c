@@ -87,20 +87,45 @@ static void print_explanation(const mt_trainer *trainer) {
     free(text);
 }
 
+/* The largest --min-micro-batch that lets a batch be cut finer than the one of now does. */
+static int64_t one_chunk_more(const ex_flags *flags) {
+    return flags->batch / (flags->batch / flags->min_micro_batch + 1);
+}
+
+/* On a simulated card --budget is the size of it, and what the host has free is no measure. */
+static void print_budget(const ex_device *device) {
+    char budget[32], room[32];
+    mt_format_size(device->budget_bytes, budget, sizeof budget);
+    mt_format_size(device->room_bytes, room, sizeof room);
+    fprintf(stderr, "  --budget SIZE        ");
+    if (device->card_bytes)
+        fprintf(stderr, "a simulated card of more than %s, of which tensors may take %s now\n",
+                room, budget);
+    else if (device->room_bytes)
+        fprintf(stderr, "more than the %s of now; %s are free\n", budget, room);
+    else
+        fprintf(stderr, "more than the %s of now\n", budget);
+}
+
+/* What needs the backend to be there already is not said where the state alone is too large. */
+static void print_devices(const ex_flags *flags, const ex_device *device, int has_state) {
+    if (strcmp(device->name, "cpu") == 0) return;
+    if (has_state && !(flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)))
+        fprintf(stderr, "  --fallback cpu       goes on there where not even the smallest chunk "
+                        "fits\n");
+    fprintf(stderr, "  --device cpu         the host's memory: slower\n");
+}
+
 /* The same remedies by the names that they have on the command line, as far as they are left. */
 static void print_remedies(const ex_flags *flags, const ex_device *device, int has_state) {
-    char budget[32], room[32];
-    fprintf(stderr, "Flags that help:\n  --budget SIZE        more than the %s of now",
-            mt_format_size(device->budget_bytes, budget, sizeof budget));
-    if (device->room_bytes)
-        fprintf(stderr, "; %s are free", mt_format_size(device->room_bytes, room, sizeof room));
-    fprintf(stderr, "\n");
+    fprintf(stderr, "Flags that help:\n");
+    print_budget(device);
     if (flags->micro_batch && has_state)
         fprintf(stderr, "  --micro-batch auto   instead of %lld: chunks that fit are chosen\n",
                 (long long)flags->micro_batch);
     if (flags->min_micro_batch > 1 && has_state)
-        fprintf(stderr, "  --min-micro-batch N  below the %lld of now\n",
-                (long long)flags->min_micro_batch);
+        fprintf(stderr, "  --min-micro-batch N  at most %lld, instead of %lld: one chunk more\n",
+                (long long)one_chunk_more(flags), (long long)flags->min_micro_batch);
     if (flags->image_size > 32 && has_state)
         fprintf(stderr,
                 "  --image-size N       below the %lld of now: half the side takes a quarter of "
@@ -109,6 +134,7 @@ static void print_remedies(const ex_flags *flags, const ex_device *device, int h
     if (flags->optimizer != MT_SGD)
         fprintf(stderr, "  --optimizer sgd      one number of state for a parameter instead of "
                         "two; none with --momentum 0\n");
+    print_devices(flags, device, has_state);
 }
 
 void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,

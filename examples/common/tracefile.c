@@ -51,16 +51,19 @@ mt_status ex_tracefile_check(ex_tracefile *file) {
 }
 
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
-                      int64_t image_size, char *const *argv) {
-    json_t *arguments = json_array();
+                      int64_t image_size, const ex_setting *settings, size_t count,
+                      char *const *argv) {
+    json_t *arguments = json_array(), *values = json_object();
+    for (size_t i = 0; i < count; i++)
+        json_object_set_new(values, settings[i].name, json_string(settings[i].value));
     for (char *const *a = argv + 1; *argv && *a; a++) {
         /* An argument that is not UTF-8 cannot stand in JSON. */
         json_t *text = json_string(*a);
         json_array_append_new(arguments, text ? text : json_string("?"));
     }
     json_t *object =
-        json_pack("{ss ss si sI so}", "event", "program", "name", name, "threads", threads,
-                  "image_size", (json_int_t)image_size, "arguments", arguments);
+        json_pack("{ss ss si sI so so}", "event", "program", "name", name, "threads", threads,
+                  "image_size", (json_int_t)image_size, "settings", values, "arguments", arguments);
     char *line = json_dumps(object, JSON_COMPACT);
     if (line) trace(user, line);
     free(line);

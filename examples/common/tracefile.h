@@ -4,6 +4,8 @@
 #ifndef EX_TRACEFILE_H
 #define EX_TRACEFILE_H
 
+#include "options.h"
+
 #include <memtrain/trainer.h>
 
 typedef struct ex_tracefile ex_tracefile;
@@ -30,10 +32,12 @@ MT_NODISCARD mt_status ex_tracefile_check(ex_tracefile *file);
  * Hands over a line of the program's own, to follow the first of the trainer's: what a replay of the
  * trace must have in common with this run and the trainer does not know.
  *
- *     {"event":"program","name":"food101","threads":2,"arguments":["--batch","32"]}
+ *     {"event":"program","name":"food101","threads":2,"image_size":96,
+ *      "settings":{"batch":"32"},"arguments":["--batch","32"]}
  */
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
-                      int64_t image_size, char *const *argv);
+                      int64_t image_size, const ex_setting *settings, size_t count,
+                      char *const *argv);
 
 /* @return MT_OK; MT_EIO when a line could not be written */
 MT_NODISCARD mt_status ex_tracefile_close(ex_tracefile *file);

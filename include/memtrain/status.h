@@ -120,8 +120,9 @@ MT_API MT_NODISCARD mt_status mt_set_allocator(void *(*malloc_fn)(size_t),
 
 /*
  * Reads a size as people write it: "600MiB", "8GB", "1.5G", "4096", or a fraction of what is there,
- * "0.95" (0 < x < 1, no unit). Case and blanks before the unit do not matter. KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB and the bare
- * letters K, M, G, T powers of 1024.
+ * "0.95" (0 < x < 1, no unit) or "80%" (up to 100%). Case and blanks before the unit do not matter.
+ * KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB and the bare letters K, M, G, T powers of
+ * 1024. A number of 1 or more without a unit is bytes: "1.0" is one byte, "100%" the whole.
  *
  * @param text      the text; blanks around it are ignored
  * @param whole     what a fraction is a fraction of, in bytes; 0 when fractions are not accepted
@@ -146,7 +147,7 @@ typedef struct mt_host_memory {
     size_t cgroup_limit_bytes; /* least limit of the control group and its visible ancestors */
     size_t cgroup_room_bytes;  /* least of limit - use, clean file pages counted as free */
     size_t budget_bytes;       /* 0.9 x the least of available and cgroup room: the default;
-                                  0.75 x under pressure */
+                                  0.75 x under pressure; at least 1, since a budget of 0 is none */
     double pressure;           /* share of the last 10 seconds in which some task waited for memory,
                                   0 to 1, the worst of system and control groups; 0: not known */
 } mt_host_memory;

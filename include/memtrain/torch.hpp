@@ -21,6 +21,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -32,6 +34,8 @@
 #include <ATen/ops/eq.h>
 #include <ATen/ops/topk.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -52,37 +56,83 @@ inline at::Tensor &tensor(mt_tensor *handle) {
     return *static_cast<at::Tensor *>(mt_tensor_get(handle));
 }
 
+namespace detail {
+
+/* Shapes that differ would broadcast to pairs that nobody asked for, [8,1] and [8] to 64. */
+inline void check_shapes(const char *metric, at::IntArrayRef output, at::IntArrayRef target) {
+    if (output == target) return;
+    std::ostringstream text;
+    text << metric << ": the output is " << output << " and the target " << target
+         << "; the same shape is needed";
+    throw std::invalid_argument(text.str());
+}
+
+/* Logits have one dimension more than labels, the second: that of the classes. */
+inline void check_labels(const char *metric, const at::Tensor &logits, const at::Tensor &target) {
+    std::vector<int64_t> labels = logits.sizes().vec();
+    if (labels.size() > 1) labels.erase(labels.begin() + 1);
+    if (logits.dim() > 1 && at::IntArrayRef(labels) == target.sizes()) return;
+    std::ostringstream text;
+    text << metric << ": the logits are " << logits.sizes() << " and the labels " << target.sizes()
+         << "; the shape of the logits without its second dimension is needed";
+    throw std::invalid_argument(text.str());
+}
+
+/* Half precision has 8 or 11 bits: enough for a value, not for a difference or a sum. */
+inline at::Tensor difference(const char *metric, const at::Tensor &output,
+                             const at::Tensor &target) {
+    check_shapes(metric, output.sizes(), target.sizes());
+    auto type = at::promote_types(at::promote_types(output.scalar_type(), target.scalar_type()),
+                                  at::kFloat);
+    return output.detach().to(type) - target.to(type);
+}
+
+inline at::Tensor sum_over_samples(const at::Tensor &each) {
+    double size = static_cast<double>(each.numel()) / static_cast<double>(each.size(0));
+    return each.sum().div(size).reshape({1}).to(at::kFloat);
+}
+
+} // namespace detail
+
+/*
+ * All metrics throw std::invalid_argument, with both shapes, where those of output and target do not
+ * belong together.
+ */
+
 /* Number of samples whose largest logit is the target's, as the [1] tensor of one metric. */
 inline at::Tensor correct(const at::Tensor &logits, const at::Tensor &target) {
+    detail::check_labels("correct", logits, target);
     return logits.detach().argmax(1).eq(target).sum().reshape({1}).to(at::kFloat);
 }
 
 /* Number of samples whose target is among the k largest logits (all of them where k is too large). */
 inline at::Tensor top_k(const at::Tensor &logits, const at::Tensor &target, int64_t k) {
+    detail::check_labels("top_k", logits, target);
     at::Tensor best = std::get<1>(logits.detach().topk(std::min(k, logits.size(1)), 1));
     return best.eq(target.unsqueeze(1)).sum().reshape({1}).to(at::kFloat);
 }
 
 /* Sum over the samples of a sample's mean absolute error: over the samples, the MAE. */
 inline at::Tensor absolute_error(const at::Tensor &output, const at::Tensor &target) {
-    double each = static_cast<double>(output.numel()) / static_cast<double>(output.size(0));
-    return (output.detach() - target).abs().sum().div(each).reshape({1}).to(at::kFloat);
+    return detail::sum_over_samples(detail::difference("absolute_error", output, target).abs());
 }
 
 /* The same of the squared error: over the samples, the MSE. */
 inline at::Tensor squared_error(const at::Tensor &output, const at::Tensor &target) {
-    double each = static_cast<double>(output.numel()) / static_cast<double>(output.size(0));
-    return (output.detach() - target).square().sum().div(each).reshape({1}).to(at::kFloat);
+    return detail::sum_over_samples(detail::difference("squared_error", output, target).square());
 }
 
 /*
  * [2]: elements that two masks (of ones and zeros, or booleans) have in common, and elements that
- * either has. As metrics "iou" with metric_over 1 and "union": the IoU over all pixels seen.
+ * either has. As metrics "iou" with metric_over 1 and "union": the IoU over all pixels seen. Whole
+ * numbers, and exact; beside a floating-point metric (at::cat) as exact as that type is.
  */
 inline at::Tensor intersection_union(const at::Tensor &output, const at::Tensor &target) {
+    detail::check_shapes("intersection_union", output.sizes(), target.sizes());
     at::Tensor a = output.detach().to(at::kBool), b = target.to(at::kBool);
-    return at::cat({a.logical_and(b).sum().reshape({1}), a.logical_or(b).sum().reshape({1})})
-        .to(at::kFloat);
+    at::Tensor sums =
+        at::cat({a.logical_and(b).sum().reshape({1}), a.logical_or(b).sum().reshape({1})});
+    return sums.is_mps() ? sums : sums.to(at::kDouble); /* MPS has no doubles */
 }
 
 /* Describes a model for make_model. Loss: Output(Net &, const Tensors &). */
