@@ -11,6 +11,7 @@
 enum {
     WARY_STEPS = 64,
     DEFAULT_RETRIES = 16,
+    SAME_CAUSE = 8, /* steps within which a chunk that needs an empty cache again does not fit */
     FIRST_RECORDED = 2,
     LEAST_NORMALISED = 8,
     SPARE_SHARE = 20
@@ -429,6 +430,7 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
 /* What the step before left behind is over. */
 static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
     p->step_cap = p->step_failed = 0;
+    p->steps++;
     p->samples = samples;
     mt__ladder_begin(p);
     if (mode == MT_TRAIN) mt__ladder_leave(p, samples, memory);
@@ -499,10 +501,21 @@ static void learn_failure(const mt_policy *p, mt__curve *c, const mt_oom *oom) {
                    then.budget_bytes ? mt__room(&then) : SIZE_MAX);
 }
 
-/* The cheapest answer, once a step: a cache may hold what is missing. */
+/*
+ * The cheapest answer, once for each chunk size: a cache may hold what is missing. Only the first one
+ * of a step counts as a retry, or the way down to a small chunk would take too many of them.
+ */
 static mt_action clear(mt_policy *p) {
     p->cleared = 1;
+    p->excused += p->clears_here > 0;
+    p->clears_here++;
     return MT_ACTION_CLEAR;
+}
+
+/* Whether this chunk has needed an empty cache a few steps ago as well: then that is its size. */
+static int needs_it_again(const mt_policy *p, const mt__curve *c, const mt_oom *oom) {
+    return p->helped.chunk && p->helped.chunk == oom->chunk &&
+           same_kind(&p->helped.kind, &c->kind) && p->steps - p->helped.step <= SAME_CAUSE;
 }
 
 static mt_action clear_or(mt_policy *p, mt_action other) {
@@ -514,8 +527,8 @@ static mt_action climb(mt_policy *p, const mt_oom *oom) {
     if (oom->plan_is_fixed || !mt__ladder_climb(p, oom->mode)) return MT_ACTION_GIVE_UP;
     p->step_cap = p->step_failed = 0;
     p->unexplained = 0;
-    p->climbed_at = oom->attempt;
-    p->cleared = 0;
+    p->excused = oom->attempt;
+    p->cleared = p->clears_here = 0;
     return MT_ACTION_REPLAN;
 }
 
@@ -538,12 +551,16 @@ static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom)
     size_t cached = mt__cached(&oom->memory);
     if (oom->plan_is_fixed) return clear_or(p, MT_ACTION_GIVE_UP);
     /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
-    if (cached > 0 && cached >= oom->refused_bytes && !p->cleared) return clear(p);
+    if (cached > 0 && cached >= oom->refused_bytes && !p->cleared && !needs_it_again(p, c, oom)) {
+        p->helped = (mt__helped){c->kind, oom->chunk, p->steps};
+        return clear(p);
+    }
     if (oom->chunk) learn_failure(p, c, oom);
     /* The second set of gradients is given up before anything else is. */
     if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
     if (is_smallest(p, oom)) return p->cleared ? climb(p, oom) : clear(p);
     p->step_failed = oom->chunk;
+    p->cleared = 0;
     return MT_ACTION_REPLAN;
 }
 
@@ -560,10 +577,10 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     p->wary = WARY_STEPS;
     if (oom->attempt <= 1) {
         p->unexplained = 0;
-        p->cleared = 0;
-        p->climbed_at = 0;
+        p->cleared = p->clears_here = 0;
+        p->excused = 0;
     }
-    if (oom->attempt - p->climbed_at <= p->options.max_retries)
+    if (oom->attempt - p->excused <= p->options.max_retries)
         *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, oom);
     p->replanning = *out == MT_ACTION_REPLAN;
     if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */

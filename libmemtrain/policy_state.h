@@ -8,6 +8,13 @@
 
 enum { MT__CURVES = 32, MT__MODES = 2 };
 
+/* A chunk that did not fit while the cache held what was missing. */
+typedef struct mt__helped {
+    mt__kind kind;
+    size_t chunk; /* 0: none yet */
+    uint64_t step;
+} mt__helped;
+
 struct mt_policy {
     mt_policy_options options;
     mt_backend_info info;
@@ -20,11 +27,14 @@ struct mt_policy {
     size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
     size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
     unsigned unexplained; /* refusals of this step that the budget does not explain */
-    int cleared;          /* the cache was cleared in this step's recovery */
+    int cleared;          /* the cache was cleared for the chunk size that is tried now */
+    unsigned clears_here; /* in this step, with the same rungs */
     int keep;             /* of the last plan */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
-    unsigned climbed_at;  /* OOMs of this step when it last took a rung */
+    unsigned excused;  /* OOMs of this step that are no retries: before a rung, or of more clears */
+    uint64_t steps;    /* planned so far, of either mode */
+    mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
     /* the ladder */
     unsigned rungs;       /* MT_RUNG_BITs that are taken */
     unsigned cuts;        /* times that the batch was made smaller by 20 % */

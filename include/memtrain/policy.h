@@ -291,7 +291,7 @@ typedef enum mt_action {
  * it, or there was no chunk and no evidence) teaches nothing: the same plan again, then once more with
  * an empty cache, then smaller chunks for this step alone. One that it does explain (or that came
  * without evidence in a chunk) corrects the model, and the next plan comes from the model, not from
- * halving. Bounded by max_retries.
+ * halving. Bounded by max_retries; each smaller chunk may have the cache emptied once beside them.
  */
 MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
 
