@@ -270,6 +270,46 @@ START_TEST(cache_automatic) {
 }
 END_TEST
 
+/* The cache cannot be emptied for want of memory: whatever it was for goes on. */
+START_TEST(cache_is_not_emptied) {
+    mt_status why = _i == 0 ? MT_EDEVMEM : MT_EIO;
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_batch batch = batch_of(16, 1);
+    mt_trainer *trainer;
+
+    policy.clear_every = policy.eval_clear_every = 1;
+    trainer = trainer_with(&fake_defaults, &policy);
+    step(trainer, 16, 1);
+    evaluate(trainer, 16, 1);
+    fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, why);
+    ck_assert_int_eq(mt_trainer_step(trainer, &batch, NULL), _i == 0 ? MT_OK : why);
+    ck_assert_int_eq(mt_trainer_evaluate(trainer, &batch, &report), _i == 0 ? MT_OK : why);
+    ck_assert_int_eq(mt_trainer_end_epoch(trainer, NULL), _i == 0 ? MT_OK : why);
+    ck_ok(mt_trainer_summary(trainer, &run));
+    ck_assert_uint_eq(run.clears, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Nor does it matter in the answer to an OOM. */
+START_TEST(cache_is_not_emptied_for_an_oom) {
+    fake_options options = fits(6);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.micro_batch = 8;
+    trainer = trainer_with(&options, &policy);
+    fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, MT_EDEVMEM);
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a batch of 32 samples does not fit");
+    ck_assert_uint_ge(count_kind(FAKE_EMPTY_CACHE), 1);
+    step(trainer, 6, 2);
+    done(trainer);
+}
+END_TEST
+
 static Suite *suite_trainer_oom(void) {
     Suite *suite = suite_create("trainer_oom");
     TCase *memory = suite_case(suite, "memory"), *endless = suite_case(suite, "endless"),
@@ -288,6 +328,8 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_test(cache, cache_every);
     tcase_add_test(cache, cache_never);
     tcase_add_test(cache, cache_automatic);
+    tcase_add_loop_test(cache, cache_is_not_emptied, 0, 2);
+    tcase_add_test(cache, cache_is_not_emptied_for_an_oom);
     tcase_add_loop_test(endless, nothing_is_learnt_from_the_recording, 0, 2);
     return suite;
 }
