@@ -30,7 +30,9 @@ typedef struct work {
     size_t peak_bytes; /* all attempts */
     size_t discarded;  /* samples whose work was thrown away */
     unsigned retries;
-    mt_oom oom; /* the last one */
+    unsigned rungs_before; /* the backend's, when the step began, ... */
+    double rate_before;    /* ... and its rate */
+    mt_oom oom;            /* the last one */
 } work;
 
 /* ---- life -------------------------------------------------------------------------------------- */
@@ -585,6 +587,29 @@ static void keep_failure(mt_trainer *t, const work *w) {
                  reason[0] ? reason : mt_status_text(MT_EDEVMEM));
 }
 
+/* One rung back to where the step found it. One that cannot be set back is told to the policy. */
+static mt_status give_rung_back(mt_trainer *t, const work *w, mt_rung rung) {
+    int on = (w->rungs_before & MT_RUNG_BIT(rung)) != 0;
+    if (!((w->rungs_before ^ t->rungs) & MT_RUNG_BIT(rung))) return MT_OK;
+    mt_status status = set_rung(t, rung, on, "oom");
+    if (status != MT_EDEVMEM && status != MT_ENOTSUP) return status;
+    mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name(rung), on ? "on" : "off",
+           mt_last_error());
+    return mt_policy_rung_failed(t->policy, rung, on, status);
+}
+
+/* The rungs that were taken in vain are turned off, the newest first. Returns why, or what failed. */
+static mt_status give_rungs_back(mt_trainer *t, const work *w) {
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    for (unsigned r = MT_RUNGS; r-- > 0;) {
+        mt_status status = give_rung_back(t, w, (mt_rung)r);
+        if (status != MT_OK) return status;
+    }
+    mt_status status = set_rate(t, w->rate_before);
+    return status == MT_OK ? mt_set_error(MT_EDEVMEM, "%s", reason) : status;
+}
+
 /* Attempts until one goes through or nothing is left to try; then nothing has happened. */
 static mt_status do_step(mt_trainer *t, work *w) {
     mt_status status = w->forced ? MT_OK : make_plan(t, w);
@@ -596,7 +621,8 @@ static mt_status do_step(mt_trainer *t, work *w) {
         else if (status == MT_EDEVMEM)
             status = answer_oom(t, w);
     }
-    return w->open && !t->poisoned ? roll_back(t, w, status) : status;
+    if (w->open && !t->poisoned) status = roll_back(t, w, status);
+    return status == MT_EDEVMEM ? give_rungs_back(t, w) : status;
 }
 
 /* ---- checks ------------------------------------------------------------------------------------ */
@@ -706,6 +732,8 @@ static mt_status force_rungs(mt_trainer *t) {
 static mt_status prepare_step(mt_trainer *t, work *w) {
     mt_memory memory;
     t->has_failure = 0;
+    w->rungs_before = t->rungs;
+    w->rate_before = t->rate;
     w->forced = t->forced.count > 0;
     w->count = w->unit_samples = w->batch->count;
     mt_status status = units_of(t, w, 0, w->count, &w->units);
@@ -771,7 +799,7 @@ static mt_status do_evaluation(mt_trainer *t, work *w) {
         status = do_chunks(t, w);
         if (status == MT_EDEVMEM) status = answer_oom(t, w);
     }
-    return status;
+    return status == MT_EDEVMEM ? give_rungs_back(t, w) : status;
 }
 
 mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eval_report *report) {
@@ -787,6 +815,8 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     memset(&w, 0, sizeof w);
     w.batch = batch;
     w.mode = MT_EVALUATE;
+    w.rungs_before = t->rungs;
+    w.rate_before = t->rate;
     t->has_failure = 0;
     status = select_shape(t, batch);
     if (status == MT_OK) status = read_memory(t, &memory);
