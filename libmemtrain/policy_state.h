@@ -37,7 +37,8 @@ struct mt_policy {
     mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
     /* the ladder */
     unsigned rungs;       /* MT_RUNG_BITs that are taken */
-    unsigned cuts;        /* times that the batch was made smaller by 20 % */
+    unsigned cuts;        /* times that the batch was made smaller by 20 % ... */
+    size_t cut_chunk;     /* ... which was in chunks of so many samples */
     unsigned unusable;    /* those that the backend cannot turn on ... */
     unsigned failed;      /* ... and not in this step */
     unsigned steps_here;  /* training plans since the rungs changed */
@@ -46,6 +47,7 @@ struct mt_policy {
     int has_left;         /* they changed last because there was room */
     unsigned start_rungs; /* where this step began, to go back to when all was in vain */
     unsigned start_cuts;
+    size_t start_cut_chunk;
     /* the cache */
     uint64_t calls[MT__MODES];
     int has_mode;
@@ -63,6 +65,12 @@ size_t mt__cached(const mt_memory *memory);
 
 /* The smallest legal chunk of a batch of so many samples. */
 size_t mt__policy_least(const mt_policy *policy, size_t samples);
+
+/*
+ * The largest number of chunks that a batch of so many samples can legally have, at least 1: the
+ * smallest legal chunk goes before the size that the user fixed.
+ */
+size_t mt__policy_most_chunks(const mt_policy *policy, size_t samples);
 
 /* The curve of the current shape; NULL when out of host memory, or for find when there is none. */
 mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs);

@@ -372,8 +372,11 @@ START_TEST(smallest_chunk) {
     trainer = trainer_with(&options, &policy);
     ck_assert_uint_eq(some(trainer, 30, 1).samples, 30);
     ck_assert_uint_eq(some(trainer, 8, 2).samples, 8);
+    ck_assert_uint_eq(some(trainer, 12, 3).samples, 9);
+    ck_assert_uint_eq(some(trainer, 8, 4).samples, 8);
     fake.options.budget_bytes = budget_with(0, 8) - 1;
-    ck_assert_uint_eq(some(trainer, 8, 3).samples, 6);
+    step_fails(trainer, 8, 5, MT_EDEVMEM); /* a smaller chunk is not legal */
+    ck_assert_uint_eq(some(trainer, 7, 6).samples, 7);
     done(trainer);
 }
 END_TEST

@@ -117,8 +117,8 @@ typedef struct mt_chunk_group {
 /*
  * The chunks of one batch, in the order of the groups. A plain value: copy it freely.
  *
- * With MT_RUNG_SMALLER_BATCH in rungs, samples is less than was asked for: the step trains the first
- * samples of the batch alone. A plan that covers fewer than samples is open: once its chunks have
+ * With MT_RUNG_SMALLER_BATCH in rungs, samples may be less than was asked for: the step trains the first
+ * samples of the batch alone. One whose chunks are small enough already stays whole. A plan that covers fewer than samples is open: once its chunks have
  * run (and have been recorded), mt_policy_extend adds the rest. So is one that turns MT_RUNG_CPU on
  * or off: it has no chunks until the memory of that device is known. A plan with discard set is a
  * recording only: run it, take the step back, and ask for a plan again.
@@ -178,7 +178,8 @@ typedef struct mt_policy_options {
                                0: chosen */
     size_t
         min_micro_batch; /* never smaller, except for a batch that is; 0: what the backend says */
-    size_t max_micro_batch; /* never larger; 0: no bound */
+    size_t max_micro_batch; /* never larger, where a cut into chunks that are not too small allows
+                               it (8 samples, at least 5 and at most 5: one chunk); 0: no bound */
     int clear_every;        /* clear the cache each N training steps, MT_CLEAR_AUTO or _NEVER */
     int eval_clear_every;   /* the same for evaluation calls */
     int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
