@@ -731,7 +731,6 @@ static mt_status force_rungs(mt_trainer *t) {
 
 static mt_status prepare_step(mt_trainer *t, work *w) {
     mt_memory memory;
-    t->has_failure = 0;
     w->rungs_before = t->rungs;
     w->rate_before = t->rate;
     w->forced = t->forced.count > 0;
@@ -760,6 +759,7 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     work w;
     mt_status status = check_batch(t, batch, "mt_trainer_step");
     if (status != MT_OK) return status;
+    t->has_failure = 0;
     status = check_cut(t, batch);
     if (status != MT_OK) {
         t->forced.count = 0;
@@ -773,9 +773,9 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     if (!is_dropped(t, batch)) {
         status = prepare_step(t, &w);
         if (status == MT_OK) status = do_step(t, &w);
-        t->forced.count = 0;
         if (status == MT_EDEVMEM) keep_failure(t, &w);
     }
+    t->forced.count = 0; /* also those for a batch that is dropped */
     /* Only the report wants this figure: without it the step has gone through all the same. */
     if (status == MT_OK && read_memory(t, &after) != MT_OK) memset(&after, 0, sizeof after);
     if (status == MT_OK && t->backend.reset_peak)
