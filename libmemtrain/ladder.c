@@ -42,8 +42,7 @@ unsigned mt__ladder_rungs(const mt_policy *p) {
 /* The chunk that was cut, so often, but not below the smallest legal one. */
 static size_t cut_chunk(const mt_policy *p, unsigned cuts) {
     size_t samples = p->cut_chunk, least = mt__smallest_chunk(&p->options, &p->info);
-    for (unsigned i = 0; i < cuts && samples > least; i++)
-        samples = mt__max(least, (size_t)((double)samples * CUT));
+    for (unsigned i = 0; i < cuts; i++) samples = mt__max(least, (size_t)((double)samples * CUT));
     return samples;
 }
 

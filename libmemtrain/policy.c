@@ -11,7 +11,6 @@
 enum {
     WARY_STEPS = 64,
     DEFAULT_RETRIES = 16,
-    SAME_CAUSE = 8, /* steps within which a chunk that needs an empty cache again does not fit */
     FIRST_RECORDED = 2,
     LEAST_NORMALISED = 8,
     SPARE_SHARE = 20
@@ -537,7 +536,7 @@ static mt_action clear(mt_policy *p) {
 /* Whether this chunk has needed an empty cache a few steps ago as well: then that is its size. */
 static int needs_it_again(const mt_policy *p, const mt__curve *c, const mt_oom *oom) {
     return p->helped.chunk && p->helped.chunk == oom->chunk &&
-           same_kind(&p->helped.kind, &c->kind) && p->steps - p->helped.step <= SAME_CAUSE;
+           same_kind(&p->helped.kind, &c->kind) && p->steps - p->helped.step <= MT__SAME_CAUSE;
 }
 
 static mt_action clear_or(mt_policy *p, mt_action other) {
@@ -575,6 +574,7 @@ static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom)
     /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
     if (cached > 0 && cached >= oom->refused_bytes && !p->cleared && !needs_it_again(p, c, oom)) {
         p->helped = (mt__helped){c->kind, oom->chunk, p->steps};
+        p->in_the_way = p->steps + 1;
         return clear(p);
     }
     if (oom->chunk) learn_failure(p, c, oom);
@@ -582,7 +582,7 @@ static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom)
     if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
     /* What is left may be a batch that cannot be cut, even where the whole one can. */
     if (!p->cleared && mt__policy_most_chunks(p, mt__max(1, oom->chunk)) == 1) return clear(p);
-    if (is_smallest(p, oom)) return p->cleared ? climb(p, oom) : clear(p);
+    if (is_smallest(p, oom)) return climb(p, oom);
     p->step_failed = oom->chunk;
     p->cleared = 0;
     return MT_ACTION_REPLAN;

@@ -6,7 +6,11 @@
 
 #include "curve.h"
 
-enum { MT__CURVES = 32, MT__MODES = 2 };
+enum {
+    MT__CURVES = 32,
+    MT__MODES = 2,
+    MT__SAME_CAUSE = 8 /* steps within which a cache that is in the way again is no accident */
+};
 
 /* A chunk that did not fit while the cache held what was missing. */
 typedef struct mt__helped {
@@ -54,6 +58,8 @@ struct mt_policy {
     mt_mode last_mode;
     uint64_t last_shape;
     uint64_t last_alloc_retries;
+    uint64_t in_the_way; /* 1 + the step that last failed beside a cache, or was slowed; 0: none */
+    uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
     double seconds, clear_seconds, last_clear_seconds;
 };
 

@@ -344,6 +344,20 @@ START_TEST(failed_though_it_should_fit) {
 }
 END_TEST
 
+/* The same of a chunk of which nothing is known. */
+START_TEST(failed_and_nothing_is_known) {
+    device dev =
+        device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, (mt_backend_info){0});
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 8));
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_CLEAR);
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 2)), MT_ACTION_REPLAN);
+    ck_status(device_plan(&dev, MT_TRAIN, 5), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a chunk of 5 did not fit beside");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* No budget is told, and a single sample has failed: it is tried again all the same. */
 START_TEST(one_sample_without_a_budget) {
     device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
@@ -568,6 +582,7 @@ static Suite *suite_policy_edges(void) {
     tcase_add_test(sizes, times_are_full);
     tcase_add_test(sizes, times_of_nothing);
     tcase_add_test(fit, failed_though_it_should_fit);
+    tcase_add_test(fit, failed_and_nothing_is_known);
     tcase_add_test(fit, one_sample_without_a_budget);
     tcase_add_test(fit, whole_batch_known_not_to_fit);
     tcase_add_test(fit, attainable_chunk_known_not_to_fit);

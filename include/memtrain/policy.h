@@ -168,7 +168,7 @@ typedef enum mt_rate_rule {
 #define MT_KEEP_ALWAYS 1
 #define MT_KEEP_NEVER (-1)
 
-#define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time */
+#define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time (of the steps, if deterministic) */
 #define MT_CLEAR_NEVER (-1)
 
 /* Zero is the default of every field. */
@@ -309,10 +309,12 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
 
 /*
  * Whether to empty the cache now; asked once before each step (or evaluation call).
- * Automatic clearing acts when cached bytes and the predicted peak together exceed the budget, when
- * the allocator had to retry, or when the mode changed and the cache holds more than a tenth of the
- * budget, and only while all clears together have cost no more than 1 % of the time, the first one
- * apart. Clearing each N steps comes before step N + 1, 2 N + 1, and so on.
+ * Automatic clearing acts when more is reserved than the budget; when the allocator had to retry; when
+ * it had to in the last 8 steps, or an OOM of theirs was answered by a clear, and cached bytes and the
+ * predicted peak together exceed the budget; or when the mode changed and the cache holds more than a tenth of the budget; and
+ * only while all clears together have cost no more than 1 % of the time, the first one apart. Where no
+ * time is measured, and in deterministic runs, it is one clear in 100 calls instead. Clearing each N
+ * steps comes before step N + 1, 2 N + 1, and so on.
  * @param predicted_peak_bytes  of the plan, 0: not known
  */
 MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
