@@ -57,6 +57,13 @@ static mt_status check_options(const mt_policy_options *o) {
               "mt_policy_options: allow_rungs 0x%x, forbid_rungs 0x%x; accepted: sums of "
               "MT_RUNG_BIT, up to 0x%x",
               o->allow_rungs, o->forbid_rungs, all);
+    MT__CHECK((o->allow_rungs & o->forbid_rungs) == 0,
+              "mt_policy_options: allow_rungs 0x%x, forbid_rungs 0x%x; accepted: no rung in both",
+              o->allow_rungs, o->forbid_rungs);
+    MT__CHECK(o->keep_chunks >= MT_KEEP_NEVER && o->keep_chunks <= MT_KEEP_ALWAYS,
+              "mt_policy_options: keep_chunks is %d; accepted: MT_KEEP_AUTO (0), MT_KEEP_ALWAYS "
+              "(1), MT_KEEP_NEVER (-1)",
+              o->keep_chunks);
     MT__CHECK((unsigned)o->rate_rule <= MT_RATE_SQRT,
               "mt_policy_options: rate_rule is %d; accepted: 0 to %d", (int)o->rate_rule,
               MT_RATE_SQRT);

@@ -22,6 +22,10 @@ static const struct {
     {{.min_micro_batch = 9, .max_micro_batch = 8}, "min_micro_batch 9 is above max_micro_batch 8"},
     {{.clear_every = -2}, "clear_every -2"},
     {{.eval_clear_every = -2}, "eval_clear_every -2"},
+    {{.keep_chunks = -2}, "keep_chunks is -2"},
+    {{.keep_chunks = 2}, "keep_chunks is 2"},
+    {{.allow_rungs = BIT(CPU) | BIT(AMP), .forbid_rungs = BIT(AMP)},
+     "allow_rungs 0x14, forbid_rungs 0x4; accepted: no rung in both"},
 };
 
 START_TEST(options_are_checked) {
@@ -65,7 +69,8 @@ START_TEST(options_on_the_bounds) {
         {.micro_batch = 4, .min_micro_batch = 4},
         {.micro_batch = 8, .max_micro_batch = 8},
         {.min_micro_batch = 8, .max_micro_batch = 8},
-        {.clear_every = -1, .eval_clear_every = -1},
+        {.clear_every = -1, .eval_clear_every = -1, .keep_chunks = -1},
+        {.keep_chunks = 1, .allow_rungs = BIT(AMP), .forbid_rungs = BIT(CPU)},
     };
 
     mt_policy_free(policy_new(options[_i], (mt_backend_info){0}));
@@ -568,7 +573,7 @@ static Suite *suite_policy_edges(void) {
 
     tcase_add_loop_test(arguments, options_are_checked, 0, LENGTH(bad_options));
     tcase_add_loop_test(arguments, options_and_the_backend, 0, LENGTH(of_backend));
-    tcase_add_loop_test(arguments, options_on_the_bounds, 0, 4);
+    tcase_add_loop_test(arguments, options_on_the_bounds, 0, 5);
     tcase_add_test(arguments, arguments_are_checked);
     tcase_add_test(arguments, extend_is_checked);
     tcase_add_loop_test(arguments, extend_a_full_plan, 0, 2);

@@ -185,7 +185,7 @@ typedef struct mt_policy_options {
     int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
     unsigned max_retries;   /* of one step with the same rungs; 0: 16 */
     unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
-    unsigned forbid_rungs;  /* never used */
+    unsigned forbid_rungs;  /* never used; none of allow_rungs */
     mt_rate_rule rate_rule;
     int keep_chunks; /* MT_KEEP_AUTO, MT_KEEP_ALWAYS or MT_KEEP_NEVER */
 } mt_policy_options;
