@@ -33,6 +33,7 @@ typedef struct work {
     unsigned rungs_before; /* the backend's, when the step began, ... */
     double rate_before;    /* ... and its rate */
     mt_oom oom;            /* the last one */
+    size_t ruled_out;      /* samples for which there was no plan to try after it, or at all */
 } work;
 
 /* ---- life -------------------------------------------------------------------------------------- */
@@ -275,6 +276,7 @@ static void note_oom(work *w, mt_phase phase, size_t chunk, const mt_chunk_resul
                      size_t allocated_before) {
     unsigned attempt = w->oom.attempt;
     memset(&w->oom, 0, sizeof w->oom);
+    w->ruled_out = 0;
     w->oom.size = sizeof w->oom;
     w->oom.mode = w->mode;
     w->oom.phase = phase;
@@ -340,7 +342,10 @@ static mt_status next_chunk(mt_trainer *t, work *w, size_t *out) {
     if (*out || w->plan.discard || mt_plan_covered(&w->plan) >= w->plan.samples) return MT_OK;
     mt_status status = read_memory(t, &memory);
     if (status == MT_OK) status = mt_policy_extend(t->policy, w->mode, &memory, &w->plan);
-    if (status == MT_EDEVMEM) note_oom(w, phase_of(w), 0, NULL, memory.allocated_bytes);
+    if (status == MT_EDEVMEM) {
+        note_oom(w, phase_of(w), 0, NULL, memory.allocated_bytes);
+        w->ruled_out = w->plan.samples - mt_plan_covered(&w->plan);
+    }
     if (status != MT_OK) return status;
     if (w->mode == MT_TRAIN) mt__trace_plan(t, &w->plan);
     *out = mt_plan_chunk(&w->plan, w->next);
@@ -500,8 +505,11 @@ static mt_status ask_plan(mt_trainer *t, work *w) {
     status = mt_policy_plan(t->policy, w->mode, w->count - w->done, &memory, &w->plan);
     w->next = 0;
     if (status != MT_EDEVMEM) return status;
-    note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
-             memory.allocated_bytes);
+    /* What an OOM of this step has shown is all the evidence there is. */
+    if (!w->oom.attempt)
+        note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
+                 memory.allocated_bytes);
+    w->ruled_out = w->count - w->done;
     w->oom.memory = memory;
     if (!w->open) mt__trace_oom(t, &w->oom, MT_ACTION_GIVE_UP);
     return status;
@@ -581,6 +589,7 @@ static void keep_failure(mt_trainer *t, const work *w) {
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     t->has_failure = 1;
     t->failure = w->oom;
+    t->ruled_out = w->ruled_out;
     t->failed_batch = w->batch->count;
     mt_set_error(MT_EDEVMEM, "a batch of %zu samples does not fit on %s: %s", w->batch->count,
                  t->info.device ? t->info.device : "the device",

@@ -119,6 +119,71 @@ START_TEST(explained_budget_suffices) {
 }
 END_TEST
 
+/*
+ * No budget is named below the one that there is, whatever failed: the figures of a chunk are no reason
+ * for what begin or apply lacked, and what was seen of an OOM is not forgotten where no plan is left.
+ */
+static const struct {
+    fake_kind kind; /* fails from the n-th call on, without evidence */
+    uint64_t n;
+    size_t samples, least;
+    const char *phase;  /* that is told */
+    const char *has;    /* told as well ... */
+    const char *has_no; /* ... or not */
+} untold[] = {
+    {FAKE_BEGIN, 1, 32, 0, "begin", "how much is not known", "a chunk needs"},
+    {FAKE_APPLY, 1, 32, 0, "apply", "how much is not known", "min_micro_batch"},
+    {FAKE_ACCUMULATE, 1, 32, 8, "accumulate", "min_micro_batch than 8", "before it is tried"},
+    {FAKE_ACCUMULATE, 1, 11, 6, "accumulate", "of 11 samples)", "before it is tried"},
+    {FAKE_EVALUATE, 2, 23, 6, "evaluate", "of 11 samples", "before it is tried"},
+};
+
+START_TEST(explained_without_evidence) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(12);
+    mt_batch batch = batch_of(untold[_i].samples, 2);
+    char text[4000], phase[60];
+    mt_trainer *trainer;
+    const char *budget;
+
+    options.eval = fake_train_program;
+    policy.min_micro_batch = untold[_i].least;
+    policy.deterministic = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 36, 1);
+    evaluate(trainer, 36, 1);
+    fake_fail_kind_for_ever(&fake, untold[_i].kind, untold[_i].n, MT_EDEVMEM);
+    if (untold[_i].kind == FAKE_EVALUATE)
+        ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+    else
+        step_fails(trainer, untold[_i].samples, 2, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    snprintf(phase, sizeof(phase), "memory ran out in %s,", untold[_i].phase);
+    ck_contains(text, phase);
+    ck_contains(text, untold[_i].has);
+    ck_assert_msg(strstr(text, untold[_i].has_no) == NULL, "%s", text);
+    budget = strstr(text, "  a budget of ");
+    budget = budget != NULL ? strchr(budget, '(') : NULL;
+    if (budget != NULL) ck_assert_uint_gt(strtoull(budget + 1, NULL, 10), options.budget_bytes);
+    done(trainer);
+}
+END_TEST
+
+/* Chunks that were given can be given smaller. */
+START_TEST(explained_for_given_chunks) {
+    static const size_t chunks[] = {16};
+    fake_options options = fits(12);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    char text[4000];
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 1));
+    step_fails(trainer, 16, 1, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, "smaller chunks than those that are given");
+    done(trainer);
+}
+END_TEST
+
 /* A size that the user fixed is not made smaller behind the user's back. */
 START_TEST(fixed_micro_batch_does_not_fit) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -320,6 +385,8 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_test(memory, explained);
     tcase_add_loop_test(memory, explained_by_case, 0, 3);
     tcase_add_test(memory, explained_budget_suffices);
+    tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
+    tcase_add_test(memory, explained_for_given_chunks);
     tcase_add_test(memory, fixed_micro_batch_does_not_fit);
     tcase_add_test(memory, hog_comes_and_goes);
     tcase_add_loop_test(memory, device_holds_less_than_it_says, 0, 2);
