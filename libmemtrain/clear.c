@@ -1,9 +1,11 @@
 /*
- * clear.c - when to empty the cache: every so often, or on evidence and within 1 % of the time.
+ * clear.c - when to empty the cache: every so often, or on evidence and within 1 % of the time, or of
+ * the steps where no time is to count.
  */
 #include "policy_state.h"
 
-#define CLEAR_SHARE 0.01     /* of the time, for automatic clearing */
+#define CLEAR_SHARE 0.01 /* of the time, for automatic clearing */
+#define CLEAR_STEPS 100  /* at least, from one automatic clear to the next, where it has no price */
 #define PHASE_CACHE_SHARE 10 /* a cache above budget / 10 is worth clearing at a change of mode */
 
 const char *mt_clear_reason_name(mt_clear_reason reason) {
@@ -11,17 +13,33 @@ const char *mt_clear_reason_name(mt_clear_reason reason) {
     return (size_t)reason < sizeof names / sizeof *names ? names[reason] : "?";
 }
 
-/* Whether cached bytes stand in the way, or the allocator had to clear by itself. */
-static int has_evidence(const mt_policy *p, const mt_memory *m, size_t predicted, int changed) {
+/* Whether the allocator has had to clear by itself since the last call, which is remembered. */
+static int has_retried(mt_policy *p, const mt_memory *m) {
+    int has = p->has_mode && m->alloc_retries > p->last_alloc_retries;
+    p->last_alloc_retries = m->alloc_retries;
+    if (has) p->in_the_way = p->steps + 1;
+    return has;
+}
+
+/*
+ * Whether the cache is in the way. That it and the peak exceed the budget is no evidence by itself: a
+ * step takes from the cache what the one before has left there.
+ */
+static int has_evidence(const mt_policy *p, const mt_memory *m, size_t predicted, int retried,
+                        int changed) {
     size_t cached = mt__cached(m);
+    int fits = predicted && mt__add(predicted, cached) <= m->budget_bytes;
     if (!cached || !m->budget_bytes) return 0;
-    if (predicted && mt__add(predicted, cached) > m->budget_bytes) return 1;
-    if (m->alloc_retries > p->last_alloc_retries) return 1;
+    if (m->reserved_bytes > m->budget_bytes || retried) return 1;
+    if (p->in_the_way && p->steps + 1 - p->in_the_way <= MT__SAME_CAUSE && !fits) return 1;
     return changed && cached > m->budget_bytes / PHASE_CACHE_SHARE;
 }
 
-static int is_affordable(const mt_policy *p) {
-    return p->clear_seconds + p->last_clear_seconds <= CLEAR_SHARE * p->seconds;
+/* The first one is, since its price is not known. Deterministic runs know no prices. */
+static int is_affordable(const mt_policy *p, uint64_t call) {
+    int is_priced = p->last_clear_seconds > 0 && p->seconds > 0 && !p->options.deterministic;
+    if (is_priced) return p->clear_seconds + p->last_clear_seconds <= CLEAR_SHARE * p->seconds;
+    return !p->cleared_at || call - p->cleared_at >= CLEAR_STEPS;
 }
 
 mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
@@ -31,14 +49,16 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
     int every = mode == MT_TRAIN ? policy->options.clear_every : policy->options.eval_clear_every;
     int changed =
         policy->has_mode && (policy->last_mode != mode || policy->last_shape != policy->shape);
-    int evidence = has_evidence(policy, memory, predicted_peak_bytes, changed);
+    int retried = has_retried(policy, memory);
+    int evidence = has_evidence(policy, memory, predicted_peak_bytes, retried, changed);
     uint64_t calls = policy->calls[mode]++;
+    uint64_t call = policy->calls[MT_TRAIN] + policy->calls[MT_EVALUATE];
     policy->has_mode = 1;
     policy->last_mode = mode;
     policy->last_shape = policy->shape;
-    policy->last_alloc_retries = memory->alloc_retries;
     if (every > 0) return calls && calls % (uint64_t)every == 0 ? MT_CLEAR_EVERY : MT_CLEAR_NOT;
-    if (every == MT_CLEAR_NEVER || !evidence || !is_affordable(policy)) return MT_CLEAR_NOT;
+    if (every == MT_CLEAR_NEVER || !evidence || !is_affordable(policy, call)) return MT_CLEAR_NOT;
+    policy->cleared_at = call;
     return MT_CLEAR_EVIDENCE;
 }
 

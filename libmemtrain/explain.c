@@ -26,12 +26,18 @@ static void row(page *p, const char *name, size_t bytes) {
     if (bytes) say(p, "  %-28s %12s\n", name, mt_format_size(bytes, text, sizeof text));
 }
 
-/* Bytes that the smallest chunk needs above what is in use: predicted, or seen until it was refused. */
+/* The chunk that does not fit; 0: it was no chunk that memory ran out in. */
+static size_t failed_chunk(const mt_trainer *t) {
+    return t->ruled_out ? mt__policy_attainable(t->policy, t->ruled_out) : t->failure.chunk;
+}
+
+/* Bytes that it needs above what is in use: predicted, or seen until it was refused. 0: not known. */
 static size_t needed(const mt_trainer *t, size_t chunk, int *at_least) {
     const mt_oom *oom = &t->failure;
     size_t predicted = mt_policy_predict_bytes(t->policy, oom->mode, chunk);
     size_t seen = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
     seen -= mt__min(seen, oom->allocated_before_bytes);
+    if (oom->chunk > chunk) seen = 0; /* what a larger one has asked for */
     *at_least = seen >= predicted;
     return mt__max(seen, predicted);
 }
@@ -55,12 +61,15 @@ static void say_consumers(page *p, const mt_trainer *t) {
     if (known) row(p, "  other tensors", in_use - mt__min(in_use, known));
 }
 
-static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t bytes, int at_least) {
-    char text[32], less[32];
-    size_t budget = mt__add(t->failure.memory.allocated_bytes, bytes);
-    say(p, "What would make it fit:\n");
+/* No budget is named that there is already: then it is not known what is missing. */
+static void say_budget(page *p, const mt_trainer *t, size_t bytes, int at_least) {
+    const mt_memory *memory = &t->failure.memory;
+    size_t budget = mt__add(memory->allocated_bytes, bytes);
+    char text[32];
     if (!budget_explains(t))
         say(p, "  what the system or a test refuses, not the budget: the request was within it\n");
+    else if (!bytes || budget <= memory->budget_bytes)
+        say(p, "  more memory, how much is not known: nothing tells what was asked for\n");
     else if (at_least)
         say(p,
             "  a budget of more than %s, how much is not known: the chunk stopped at the first "
@@ -68,14 +77,28 @@ static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t byte
             mt_format_size(budget, text, sizeof text));
     else
         say(p, "  a budget of %s (%zu bytes)\n", mt_format_size(budget, text, sizeof text), budget);
+}
+
+/* What makes a chunk smaller. */
+static void say_sizes(page *p, const mt_trainer *t) {
+    size_t least = mt__smallest_chunk(&t->policy_options, &t->info);
     if (t->info.needs_whole_batch)
         say(p, "  a smaller batch: its loss couples the samples, so it cannot be cut\n");
+    else if (t->failure.plan_is_fixed)
+        say(p, "  smaller chunks than those that are given\n");
     else if (t->policy_options.micro_batch > 1)
         say(p, "  a smaller micro-batch than the %zu that is asked for, or one that is chosen\n",
             t->policy_options.micro_batch);
-    else if (chunk > 1)
-        say(p, "  a smaller min_micro_batch than %zu, if the network allows it\n", chunk);
+    else if (least > 1)
+        say(p, "  a smaller min_micro_batch than %zu, if the network allows it\n", least);
     say(p, "  smaller samples: a smaller picture, a shorter sequence\n");
+}
+
+static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t bytes, int at_least) {
+    char text[32], less[32];
+    say(p, "What would make it fit:\n");
+    say_budget(p, t, bytes, at_least);
+    if (chunk) say_sizes(p, t);
     unsigned free = ~(t->policy_options.allow_rungs | MT_RUNGS_DEFAULT);
     if (t->info.needs_whole_batch && (free & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)))
         say(p,
@@ -92,13 +115,11 @@ size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity
     const mt_trainer *t = trainer;
     page p = {text, text ? capacity : 0, 0};
     char size[32];
-    int at_least;
+    int at_least = 0;
     if (p.capacity) text[0] = '\0';
     if (!mt__handle_is(t, MT__KIND_TRAINER) || !t->has_failure) return 0;
     const mt_oom *oom = &t->failure;
-    size_t least = mt__smallest_chunk(&t->policy_options, &t->info);
-    size_t chunk = oom->chunk ? oom->chunk : mt__min(least, t->failed_batch);
-    size_t bytes = needed(t, chunk, &at_least);
+    size_t chunk = failed_chunk(t), bytes = chunk ? needed(t, chunk, &at_least) : 0;
     const char *device = t->info.device ? t->info.device : "the device";
     if (oom->attempt)
         say(&p,

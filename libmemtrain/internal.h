@@ -29,6 +29,12 @@ mt_status mt__plan_append(mt_plan *plan, size_t samples, size_t chunks);
 /* The smallest chunk that options and backend allow; a batch that is smaller is one chunk. */
 size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info);
 
+/*
+ * The largest chunk of the smallest legal cut of so many samples: 11 samples in chunks of at least 6
+ * are one of 11.
+ */
+size_t mt__policy_attainable(const mt_policy *policy, size_t samples);
+
 /* The next plan is for another step, also if the last one failed before it was planned again. */
 void mt__policy_begin_step(mt_policy *policy);
 

@@ -39,29 +39,52 @@ unsigned mt__ladder_rungs(const mt_policy *p) {
     return p->rungs;
 }
 
-static size_t cut_samples(size_t samples, unsigned cuts) {
-    for (unsigned i = 0; i < cuts && samples > 1; i++)
-        samples = mt__max(1, (size_t)((double)samples * CUT));
+/* The chunk that was cut, so often, but not below the smallest legal one. */
+static size_t cut_chunk(const mt_policy *p, unsigned cuts) {
+    size_t samples = p->cut_chunk, least = mt__smallest_chunk(&p->options, &p->info);
+    for (unsigned i = 0; i < cuts; i++) samples = mt__max(least, (size_t)((double)samples * CUT));
     return samples;
 }
 
+/*
+ * What a step takes of a batch after so many cuts: all that goes into chunks of what is left of the one
+ * that was cut. So a batch that is smaller, or can be cut into chunks, stays whole.
+ */
+static size_t shortened(const mt_policy *p, size_t samples, unsigned cuts) {
+    if (!cuts || mt__policy_attainable(p, samples) <= cut_chunk(p, cuts)) return samples;
+    return mt__policy_most_chunks(p, samples) * cut_chunk(p, cuts);
+}
+
 size_t mt__ladder_samples(const mt_policy *p, size_t samples) {
-    return cut_samples(samples, p->cuts);
+    return shortened(p, samples, p->cuts);
 }
 
 double mt__ladder_rate(const mt_policy *p, size_t samples) {
-    double share = (double)cut_samples(samples, p->cuts) / (double)samples;
+    double share = (double)mt__ladder_samples(p, samples) / (double)samples;
     if (p->options.rate_rule == MT_RATE_LINEAR) return share;
     return p->options.rate_rule == MT_RATE_SQRT ? sqrt(share) : 1.0;
 }
 
 /* ---- up ---------------------------------------------------------------------------------------- */
 
-/* A smaller batch helps only where the batch is one chunk that cannot be cut, and no evaluation. */
+/*
+ * A smaller batch helps training alone, and only where fewer samples are a smaller chunk that is legal:
+ * a batch that cannot be cut, or not small enough. Not where the user has fixed the chunks.
+ */
 static int can_shorten(const mt_policy *p, mt_mode mode) {
     size_t now = mt__ladder_samples(p, p->samples);
-    if (mode != MT_TRAIN || now <= 1 || mt__policy_least(p, now) < now) return 0;
-    return p->info.needs_whole_batch || now > p->options.min_micro_batch;
+    size_t least = mt__smallest_chunk(&p->options, &p->info);
+    if (mode != MT_TRAIN || mt__policy_attainable(p, now) <= least) return 0;
+    return !p->options.micro_batch || mt__policy_most_chunks(p, now) == 1;
+}
+
+/* One cut more; of this batch's chunk, where those so far have left it whole. */
+static void shorten(mt_policy *p) {
+    if (mt__ladder_samples(p, p->samples) == p->samples) {
+        p->cut_chunk = mt__policy_attainable(p, p->samples);
+        p->cuts = 0;
+    }
+    p->cuts++;
 }
 
 static void arrive(mt_policy *p, unsigned rungs) {
@@ -94,7 +117,7 @@ int mt__ladder_climb(mt_policy *p, mt_mode mode) {
     if (rung == MT_RUNGS) return 0;
     set_patience(p);
     arrive(p, p->rungs | MT_RUNG_BIT(rung));
-    if (rung == MT_RUNG_SMALLER_BATCH) p->cuts++;
+    if (rung == MT_RUNG_SMALLER_BATCH) shorten(p);
     if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
         p->rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
         p->cuts = 0;
@@ -106,8 +129,9 @@ int mt__ladder_climb(mt_policy *p, mt_mode mode) {
 
 /* Expected seconds a sample of the fastest cut that fits; 0: not known. */
 static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
-    size_t least = mt__policy_least(p, samples), chunk = mt__min(samples, mt__max(fits, least));
-    size_t fewest = mt__ceil_div(samples, chunk), most = mt__max(fewest, samples / least);
+    size_t chunk = mt__max(fits, mt__policy_least(p, samples));
+    size_t most = mt__policy_most_chunks(p, samples);
+    size_t fewest = mt__min(most, mt__ceil_div(samples, chunk));
     if (!c->timings.count) return 0;
     size_t k = mt__choose_chunks(&c->timings, samples, fewest, most, 0);
     return mt__batch_seconds(&c->timings, samples, k) / (double)samples;
@@ -119,8 +143,8 @@ static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t s
     const mt__curve *there = mt__policy_find_curve(p, MT_TRAIN, rungs);
     const mt__curve *here = mt__policy_find_curve(p, MT_TRAIN, p->rungs);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
-    size_t wanted = cut_samples(samples, cuts);
-    if (!there || mt__curve_largest(there, 0, room) < mt__policy_least(p, wanted)) return 0;
+    size_t wanted = shortened(p, samples, cuts);
+    if (!there || mt__curve_largest(there, 0, room) < mt__policy_attainable(p, wanted)) return 0;
     if (!here) return 1;
     double then = sample_seconds(p, there, wanted, mt__curve_largest(there, 0, room));
     double now =
@@ -154,12 +178,15 @@ void mt__ladder_begin(mt_policy *p) {
     p->failed = 0;
     p->start_rungs = p->rungs;
     p->start_cuts = p->cuts;
+    p->start_cut_chunk = p->cut_chunk;
 }
 
 void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     p->steps_here++;
     p->wary -= p->wary > 0;
     if (!p->rungs || p->steps_here <= p->patience) return;
+    /* That a small batch fits says nothing of the chunk that was cut. */
+    if (p->cuts) samples = mt__max(samples, p->cut_chunk);
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
         unsigned rest = below(p->rungs, rung);
         if (!(p->rungs & MT_RUNG_BIT(rung))) continue;
@@ -177,6 +204,7 @@ void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
 void mt__ladder_give_back(mt_policy *p) {
     p->rungs = p->start_rungs;
     p->cuts = p->start_cuts;
+    p->cut_chunk = p->start_cut_chunk;
 }
 
 mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {

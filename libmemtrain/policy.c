@@ -33,6 +33,19 @@ static mt_status check_sizes(const mt_policy_options *o) {
     return MT_OK;
 }
 
+/* What the backend says holds where the user has not said otherwise. */
+static mt_status check_backend_sizes(const mt_policy_options *o, size_t least) {
+    if (o->min_micro_batch) return MT_OK;
+    MT__CHECK(o->micro_batch == 0 || o->micro_batch >= least,
+              "mt_policy_options: micro_batch is %zu; the backend accepts chunks of at least %zu",
+              o->micro_batch, least);
+    MT__CHECK(o->max_micro_batch == 0 || o->max_micro_batch >= least,
+              "mt_policy_options: max_micro_batch is %zu; the backend accepts chunks of at least "
+              "%zu",
+              o->max_micro_batch, least);
+    return MT_OK;
+}
+
 static mt_status check_options(const mt_policy_options *o) {
     const unsigned all = MT_RUNG_BIT(MT_RUNGS) - 1;
     MT__CHECK(
@@ -44,6 +57,13 @@ static mt_status check_options(const mt_policy_options *o) {
               "mt_policy_options: allow_rungs 0x%x, forbid_rungs 0x%x; accepted: sums of "
               "MT_RUNG_BIT, up to 0x%x",
               o->allow_rungs, o->forbid_rungs, all);
+    MT__CHECK((o->allow_rungs & o->forbid_rungs) == 0,
+              "mt_policy_options: allow_rungs 0x%x, forbid_rungs 0x%x; accepted: no rung in both",
+              o->allow_rungs, o->forbid_rungs);
+    MT__CHECK(o->keep_chunks >= MT_KEEP_NEVER && o->keep_chunks <= MT_KEEP_ALWAYS,
+              "mt_policy_options: keep_chunks is %d; accepted: MT_KEEP_AUTO (0), MT_KEEP_ALWAYS "
+              "(1), MT_KEEP_NEVER (-1)",
+              o->keep_chunks);
     MT__CHECK((unsigned)o->rate_rule <= MT_RATE_SQRT,
               "mt_policy_options: rate_rule is %d; accepted: 0 to %d", (int)o->rate_rule,
               MT_RATE_SQRT);
@@ -58,17 +78,20 @@ static void destroy(mt_policy *p) {
 mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info *info,
                         mt_policy **out) {
     mt_policy_options own = MT_POLICY_OPTIONS_INIT;
+    mt_backend_info told = {0};
     MT__CHECK(out, "mt_policy_new: out is NULL");
     *out = NULL;
     MT__CHECK(!options || options->size >= sizeof options->size,
               "mt_policy_new: options->size is not set; use MT_POLICY_OPTIONS_INIT");
     if (options) mt__copy_versioned(&own, sizeof own, options, options->size);
     mt_status status = check_options(&own);
+    if (info) mt__copy_versioned(&told, sizeof told, info, info->size);
+    if (status == MT_OK) status = check_backend_sizes(&own, told.min_micro_batch);
     if (status != MT_OK) return status;
     mt_policy *p = mt__alloc(1, sizeof *p);
     if (!p) return mt_set_error(MT_ENOMEM, "mt_policy_new: out of host memory");
     p->options = own;
-    if (info) mt__copy_versioned(&p->info, sizeof p->info, info, info->size);
+    p->info = told;
     if (!p->options.max_retries) p->options.max_retries = DEFAULT_RETRIES;
     /* Made now, so that a policy that could be made can also plan. */
     if (!mt__policy_curve(p, MT_TRAIN, 0) || !mt__policy_curve(p, MT_EVALUATE, 0) ||
@@ -146,15 +169,21 @@ mt_status mt_policy_select(mt_policy *policy, uint64_t shape) {
 /* ---- sizes ------------------------------------------------------------------------------------- */
 
 size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info) {
-    if (options->min_micro_batch) return options->min_micro_batch;
-    size_t most = options->max_micro_batch ? options->max_micro_batch : SIZE_MAX;
-    return mt__max(1, mt__min(info->min_micro_batch, most));
+    return mt__max(1, options->min_micro_batch ? options->min_micro_batch : info->min_micro_batch);
 }
 
 size_t mt__policy_least(const mt_policy *p, size_t samples) {
     if (p->info.needs_whole_batch) return samples;
-    if (p->options.micro_batch) return mt__min(p->options.micro_batch, samples);
     return mt__min(mt__smallest_chunk(&p->options, &p->info), samples);
+}
+
+size_t mt__policy_most_chunks(const mt_policy *p, size_t samples) {
+    size_t most = samples / mt__policy_least(p, samples), fixed = p->options.micro_batch;
+    return fixed ? mt__min(most, mt__ceil_div(samples, fixed)) : most;
+}
+
+size_t mt__policy_attainable(const mt_policy *p, size_t samples) {
+    return mt__ceil_div(samples, mt__policy_most_chunks(p, samples));
 }
 
 size_t mt__room(const mt_memory *memory) {
@@ -257,17 +286,17 @@ static size_t smallest_worth(const mt_policy *p, mt_mode mode, size_t fits, size
 
 /*
  * Fewest chunks that memory allows for so many samples, and the most that the search for speed may
- * try. MT_EDEVMEM when the exact model says that the smallest legal chunk does not fit.
+ * try. MT_EDEVMEM when the exact model says that the smallest legal cut does not fit.
  */
 static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
                         const mt_memory *memory, size_t *fewest, size_t *most) {
-    size_t least = mt__policy_least(p, samples);
+    size_t least = mt__policy_least(p, samples), small = mt__policy_attainable(p, samples);
     size_t top = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
     if (p->step_cap) top = mt__min(top, p->step_cap);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     size_t fits = mt__curve_largest(c, 0, room);
-    if (fits < least && memory->budget_bytes && mt__curve_rules_out(c, least, room))
-        return does_not_fit(c, least, memory);
+    if (fits < small && memory->budget_bytes && mt__curve_rules_out(c, small, room))
+        return does_not_fit(c, small, memory);
     size_t chunk = mt__max(least, mt__min(mt__min(fits, top), samples));
     size_t worth = smallest_worth(p, c->kind.mode, mt__min(chunk, samples), least);
     *fewest = mt__min(mt__ceil_div(samples, chunk), samples / least);
@@ -390,11 +419,11 @@ static mt_status plan_small(const mt_policy *p, mt_plan *plan) {
 /* Chunks that the user fixed, or one of the whole batch where its loss couples the samples. */
 static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *memory,
                             mt_plan *plan) {
-    size_t least = mt__policy_least(p, plan->samples);
+    size_t largest = mt__policy_attainable(p, plan->samples);
     plan->reason = p->replanning ? MT_PLAN_OOM : MT_PLAN_USER;
-    if (memory->budget_bytes && mt__curve_rules_out(c, least, mt__room(memory)))
-        return does_not_fit(c, least, memory);
-    return mt__plan_append(plan, plan->samples, mt__ceil_div(plan->samples, least));
+    if (memory->budget_bytes && mt__curve_rules_out(c, largest, mt__room(memory)))
+        return does_not_fit(c, largest, memory);
+    return mt__plan_append(plan, plan->samples, mt__policy_most_chunks(p, plan->samples));
 }
 
 /* The first chunks of a plan, or all of them. */
@@ -429,6 +458,7 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
 /* What the step before left behind is over. */
 static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
     p->step_cap = p->step_failed = 0;
+    p->steps++;
     p->samples = samples;
     mt__ladder_begin(p);
     if (mode == MT_TRAIN) mt__ladder_leave(p, samples, memory);
@@ -499,10 +529,21 @@ static void learn_failure(const mt_policy *p, mt__curve *c, const mt_oom *oom) {
                    then.budget_bytes ? mt__room(&then) : SIZE_MAX);
 }
 
-/* The cheapest answer, once a step: a cache may hold what is missing. */
+/*
+ * The cheapest answer, once for each chunk size: a cache may hold what is missing. Only the first one
+ * of a step counts as a retry, or the way down to a small chunk would take too many of them.
+ */
 static mt_action clear(mt_policy *p) {
     p->cleared = 1;
+    p->excused += p->clears_here > 0;
+    p->clears_here++;
     return MT_ACTION_CLEAR;
+}
+
+/* Whether this chunk has needed an empty cache a few steps ago as well: then that is its size. */
+static int needs_it_again(const mt_policy *p, const mt__curve *c, const mt_oom *oom) {
+    return p->helped.chunk && p->helped.chunk == oom->chunk &&
+           same_kind(&p->helped.kind, &c->kind) && p->steps - p->helped.step <= MT__SAME_CAUSE;
 }
 
 static mt_action clear_or(mt_policy *p, mt_action other) {
@@ -514,15 +555,15 @@ static mt_action climb(mt_policy *p, const mt_oom *oom) {
     if (oom->plan_is_fixed || !mt__ladder_climb(p, oom->mode)) return MT_ACTION_GIVE_UP;
     p->step_cap = p->step_failed = 0;
     p->unexplained = 0;
-    p->climbed_at = oom->attempt;
-    p->cleared = 0;
+    p->excused = oom->attempt;
+    p->cleared = p->clears_here = 0;
     return MT_ACTION_REPLAN;
 }
 
 /* Whether no smaller chunk is legal. */
 static int is_smallest(const mt_policy *p, const mt_oom *oom) {
-    if (oom->plan_is_fixed || !oom->chunk) return 1;
-    return oom->chunk <= mt__policy_least(p, mt__max(1, p->samples));
+    if (oom->plan_is_fixed || !oom->chunk || is_fixed(p)) return 1;
+    return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->samples));
 }
 
 static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom) {
@@ -538,12 +579,19 @@ static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom)
     size_t cached = mt__cached(&oom->memory);
     if (oom->plan_is_fixed) return clear_or(p, MT_ACTION_GIVE_UP);
     /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
-    if (cached > 0 && cached >= oom->refused_bytes && !p->cleared) return clear(p);
+    if (cached > 0 && cached >= oom->refused_bytes && !p->cleared && !needs_it_again(p, c, oom)) {
+        p->helped = (mt__helped){c->kind, oom->chunk, p->steps};
+        p->in_the_way = p->steps + 1;
+        return clear(p);
+    }
     if (oom->chunk) learn_failure(p, c, oom);
     /* The second set of gradients is given up before anything else is. */
     if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
-    if (is_smallest(p, oom)) return p->cleared ? climb(p, oom) : clear(p);
+    /* What is left may be a batch that cannot be cut, even where the whole one can. */
+    if (!p->cleared && mt__policy_most_chunks(p, mt__max(1, oom->chunk)) == 1) return clear(p);
+    if (is_smallest(p, oom)) return climb(p, oom);
     p->step_failed = oom->chunk;
+    p->cleared = 0;
     return MT_ACTION_REPLAN;
 }
 
@@ -560,10 +608,10 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     p->wary = WARY_STEPS;
     if (oom->attempt <= 1) {
         p->unexplained = 0;
-        p->cleared = 0;
-        p->climbed_at = 0;
+        p->cleared = p->clears_here = 0;
+        p->excused = 0;
     }
-    if (oom->attempt - p->climbed_at <= p->options.max_retries)
+    if (oom->attempt - p->excused <= p->options.max_retries)
         *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, oom);
     p->replanning = *out == MT_ACTION_REPLAN;
     if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */

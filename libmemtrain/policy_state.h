@@ -6,7 +6,18 @@
 
 #include "curve.h"
 
-enum { MT__CURVES = 32, MT__MODES = 2 };
+enum {
+    MT__CURVES = 32,
+    MT__MODES = 2,
+    MT__SAME_CAUSE = 8 /* steps within which a cache that is in the way again is no accident */
+};
+
+/* A chunk that did not fit while the cache held what was missing. */
+typedef struct mt__helped {
+    mt__kind kind;
+    size_t chunk; /* 0: none yet */
+    uint64_t step;
+} mt__helped;
 
 struct mt_policy {
     mt_policy_options options;
@@ -20,14 +31,18 @@ struct mt_policy {
     size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
     size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
     unsigned unexplained; /* refusals of this step that the budget does not explain */
-    int cleared;          /* the cache was cleared in this step's recovery */
+    int cleared;          /* the cache was cleared for the chunk size that is tried now */
+    unsigned clears_here; /* in this step, with the same rungs */
     int keep;             /* of the last plan */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
-    unsigned climbed_at;  /* OOMs of this step when it last took a rung */
+    unsigned excused;  /* OOMs of this step that are no retries: before a rung, or of more clears */
+    uint64_t steps;    /* planned so far, of either mode */
+    mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
     /* the ladder */
     unsigned rungs;       /* MT_RUNG_BITs that are taken */
-    unsigned cuts;        /* times that the batch was made smaller by 20 % */
+    unsigned cuts;        /* times that the batch was made smaller by 20 % ... */
+    size_t cut_chunk;     /* ... which was in chunks of so many samples */
     unsigned unusable;    /* those that the backend cannot turn on ... */
     unsigned failed;      /* ... and not in this step */
     unsigned steps_here;  /* training plans since the rungs changed */
@@ -36,12 +51,15 @@ struct mt_policy {
     int has_left;         /* they changed last because there was room */
     unsigned start_rungs; /* where this step began, to go back to when all was in vain */
     unsigned start_cuts;
+    size_t start_cut_chunk;
     /* the cache */
     uint64_t calls[MT__MODES];
     int has_mode;
     mt_mode last_mode;
     uint64_t last_shape;
     uint64_t last_alloc_retries;
+    uint64_t in_the_way; /* 1 + the step that last failed beside a cache, or was slowed; 0: none */
+    uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
     double seconds, clear_seconds, last_clear_seconds;
 };
 
@@ -53,6 +71,12 @@ size_t mt__cached(const mt_memory *memory);
 
 /* The smallest legal chunk of a batch of so many samples. */
 size_t mt__policy_least(const mt_policy *policy, size_t samples);
+
+/*
+ * The largest number of chunks that a batch of so many samples can legally have, at least 1: the
+ * smallest legal chunk goes before the size that the user fixed.
+ */
+size_t mt__policy_most_chunks(const mt_policy *policy, size_t samples);
 
 /* The curve of the current shape; NULL when out of host memory, or for find when there is none. */
 mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs);

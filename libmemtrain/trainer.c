@@ -30,7 +30,10 @@ typedef struct work {
     size_t peak_bytes; /* all attempts */
     size_t discarded;  /* samples whose work was thrown away */
     unsigned retries;
-    mt_oom oom; /* the last one */
+    unsigned rungs_before; /* the backend's, when the step began, ... */
+    double rate_before;    /* ... and its rate */
+    mt_oom oom;            /* the last one */
+    size_t ruled_out;      /* samples for which there was no plan to try after it, or at all */
 } work;
 
 /* ---- life -------------------------------------------------------------------------------------- */
@@ -273,6 +276,7 @@ static void note_oom(work *w, mt_phase phase, size_t chunk, const mt_chunk_resul
                      size_t allocated_before) {
     unsigned attempt = w->oom.attempt;
     memset(&w->oom, 0, sizeof w->oom);
+    w->ruled_out = 0;
     w->oom.size = sizeof w->oom;
     w->oom.mode = w->mode;
     w->oom.phase = phase;
@@ -338,7 +342,10 @@ static mt_status next_chunk(mt_trainer *t, work *w, size_t *out) {
     if (*out || w->plan.discard || mt_plan_covered(&w->plan) >= w->plan.samples) return MT_OK;
     mt_status status = read_memory(t, &memory);
     if (status == MT_OK) status = mt_policy_extend(t->policy, w->mode, &memory, &w->plan);
-    if (status == MT_EDEVMEM) note_oom(w, phase_of(w), 0, NULL, memory.allocated_bytes);
+    if (status == MT_EDEVMEM) {
+        note_oom(w, phase_of(w), 0, NULL, memory.allocated_bytes);
+        w->ruled_out = w->plan.samples - mt_plan_covered(&w->plan);
+    }
     if (status != MT_OK) return status;
     if (w->mode == MT_TRAIN) mt__trace_plan(t, &w->plan);
     *out = mt_plan_chunk(&w->plan, w->next);
@@ -435,10 +442,15 @@ static mt_status attempt_step(mt_trainer *t, work *w) {
 
 /* ---- cache ------------------------------------------------------------------------------------- */
 
+/* A clear that memory does not suffice for is none: what it was for goes on without. */
 static mt_status clear(mt_trainer *t, mt_clear_reason reason) {
     mt_clear_result result = {sizeof result, 0, 0};
     if (!t->backend.empty_cache) return MT_OK;
     mt_status status = t->backend.empty_cache(t->backend.self, &result);
+    if (status == MT_EDEVMEM) {
+        mt_log(MT_LOG_WARNING, "the cache is not emptied: %s", mt_last_error());
+        return mt_set_error(MT_OK, "%s", "");
+    }
     if (status != MT_OK) return status;
     mt_policy_cleared(t->policy, &result);
     t->run.clears++;
@@ -493,8 +505,11 @@ static mt_status ask_plan(mt_trainer *t, work *w) {
     status = mt_policy_plan(t->policy, w->mode, w->count - w->done, &memory, &w->plan);
     w->next = 0;
     if (status != MT_EDEVMEM) return status;
-    note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
-             memory.allocated_bytes);
+    /* What an OOM of this step has shown is all the evidence there is. */
+    if (!w->oom.attempt)
+        note_oom(w, w->mode == MT_TRAIN ? MT_PHASE_BEGIN : MT_PHASE_EVALUATE, 0, NULL,
+                 memory.allocated_bytes);
+    w->ruled_out = w->count - w->done;
     w->oom.memory = memory;
     if (!w->open) mt__trace_oom(t, &w->oom, MT_ACTION_GIVE_UP);
     return status;
@@ -562,7 +577,7 @@ static mt_status answer_oom(mt_trainer *t, work *w) {
     if (action == MT_ACTION_GIVE_UP) return mt_set_error(MT_EDEVMEM, "%s", reason);
     w->retries++;
     if (action == MT_ACTION_CLEAR) status = clear(t, MT_CLEAR_OOM);
-    if (status != MT_OK && status != MT_EDEVMEM) return status;
+    if (status != MT_OK) return status;
     /* Evaluation goes on behind the chunks that went through, so it always plans anew. */
     if (w->mode == MT_EVALUATE) mt__policy_same_step(t->policy);
     return action == MT_ACTION_REPLAN || w->mode == MT_EVALUATE ? make_plan(t, w) : MT_OK;
@@ -574,10 +589,34 @@ static void keep_failure(mt_trainer *t, const work *w) {
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     t->has_failure = 1;
     t->failure = w->oom;
+    t->ruled_out = w->ruled_out;
     t->failed_batch = w->batch->count;
     mt_set_error(MT_EDEVMEM, "a batch of %zu samples does not fit on %s: %s", w->batch->count,
                  t->info.device ? t->info.device : "the device",
                  reason[0] ? reason : mt_status_text(MT_EDEVMEM));
+}
+
+/* One rung back to where the step found it. One that cannot be set back is told to the policy. */
+static mt_status give_rung_back(mt_trainer *t, const work *w, mt_rung rung) {
+    int on = (w->rungs_before & MT_RUNG_BIT(rung)) != 0;
+    if (!((w->rungs_before ^ t->rungs) & MT_RUNG_BIT(rung))) return MT_OK;
+    mt_status status = set_rung(t, rung, on, "oom");
+    if (status != MT_EDEVMEM && status != MT_ENOTSUP) return status;
+    mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name(rung), on ? "on" : "off",
+           mt_last_error());
+    return mt_policy_rung_failed(t->policy, rung, on, status);
+}
+
+/* The rungs that were taken in vain are turned off, the newest first. Returns why, or what failed. */
+static mt_status give_rungs_back(mt_trainer *t, const work *w) {
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    for (unsigned r = MT_RUNGS; r-- > 0;) {
+        mt_status status = give_rung_back(t, w, (mt_rung)r);
+        if (status != MT_OK) return status;
+    }
+    mt_status status = set_rate(t, w->rate_before);
+    return status == MT_OK ? mt_set_error(MT_EDEVMEM, "%s", reason) : status;
 }
 
 /* Attempts until one goes through or nothing is left to try; then nothing has happened. */
@@ -591,7 +630,8 @@ static mt_status do_step(mt_trainer *t, work *w) {
         else if (status == MT_EDEVMEM)
             status = answer_oom(t, w);
     }
-    return w->open && !t->poisoned ? roll_back(t, w, status) : status;
+    if (w->open && !t->poisoned) status = roll_back(t, w, status);
+    return status == MT_EDEVMEM ? give_rungs_back(t, w) : status;
 }
 
 /* ---- checks ------------------------------------------------------------------------------------ */
@@ -700,7 +740,8 @@ static mt_status force_rungs(mt_trainer *t) {
 
 static mt_status prepare_step(mt_trainer *t, work *w) {
     mt_memory memory;
-    t->has_failure = 0;
+    w->rungs_before = t->rungs;
+    w->rate_before = t->rate;
     w->forced = t->forced.count > 0;
     w->count = w->unit_samples = w->batch->count;
     mt_status status = units_of(t, w, 0, w->count, &w->units);
@@ -727,6 +768,7 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     work w;
     mt_status status = check_batch(t, batch, "mt_trainer_step");
     if (status != MT_OK) return status;
+    t->has_failure = 0;
     status = check_cut(t, batch);
     if (status != MT_OK) {
         t->forced.count = 0;
@@ -740,9 +782,9 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     if (!is_dropped(t, batch)) {
         status = prepare_step(t, &w);
         if (status == MT_OK) status = do_step(t, &w);
-        t->forced.count = 0;
         if (status == MT_EDEVMEM) keep_failure(t, &w);
     }
+    t->forced.count = 0; /* also those for a batch that is dropped */
     /* Only the report wants this figure: without it the step has gone through all the same. */
     if (status == MT_OK && read_memory(t, &after) != MT_OK) memset(&after, 0, sizeof after);
     if (status == MT_OK && t->backend.reset_peak)
@@ -766,7 +808,7 @@ static mt_status do_evaluation(mt_trainer *t, work *w) {
         status = do_chunks(t, w);
         if (status == MT_EDEVMEM) status = answer_oom(t, w);
     }
-    return status;
+    return status == MT_EDEVMEM ? give_rungs_back(t, w) : status;
 }
 
 mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eval_report *report) {
@@ -782,6 +824,8 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     memset(&w, 0, sizeof w);
     w.batch = batch;
     w.mode = MT_EVALUATE;
+    w.rungs_before = t->rungs;
+    w.rate_before = t->rate;
     t->has_failure = 0;
     status = select_shape(t, batch);
     if (status == MT_OK) status = read_memory(t, &memory);

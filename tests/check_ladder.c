@@ -43,15 +43,16 @@ static const struct {
     {"those that keep the numbers", ALL, 0, 0, 0, "- c co"},
     {"one of them", BIT(OFFLOAD), 0, 0, 0, "- o"},
     {"one forbidden", ALL, 0, BIT(CHECKPOINTING), 0, "- o"},
-    {"all forbidden", ALL, ALL, ALL, 0, "-"},
+    {"all forbidden", ALL, 0, ALL, 0, "-"},
     {"all allowed", ALL, ALL, 0, 0, "- c co coa coau coaum"},
     {"all allowed, whole batch", ALL, ALL, 0, 1, "- c co coa coas coau coaum"},
     {"whole batch, by default", ALL, 0, 0, 1, "- c co"},
     {"a smaller batch needs no backend", 0, BIT(SMALLER_BATCH), 0, 1, "- s"},
-    {"a smaller batch forbidden", ALL, ALL, BIT(SMALLER_BATCH), 1, "- c co coa coau coaum"},
+    {"a smaller batch forbidden", ALL, ALL & ~BIT(SMALLER_BATCH), BIT(SMALLER_BATCH), 1,
+     "- c co coa coau coaum"},
     {"the other device at once", BIT(CPU), BIT(CPU), 0, 0, "- u"},
     {"minimal alone", BIT(MINIMAL), ALL, 0, 0, "- m"},
-    {"forbidden goes before allowed", ALL, ALL, BIT(AMP) | BIT(CPU), 0, "- c co com"},
+    {"two forbidden", ALL, BIT(MINIMAL), BIT(AMP) | BIT(CPU), 0, "- c co com"},
     {"smaller, then minimal", BIT(MINIMAL), ALL, 0, 1, "- s sm"},
 };
 
@@ -384,7 +385,7 @@ START_TEST(rate_follows_the_batch) {
 }
 END_TEST
 
-/* Only a batch that is one chunk as it is; smallest chunk, batch, whether it is made smaller. */
+/* Only where fewer samples are a smaller legal chunk; smallest chunk, batch, whether it is made smaller. */
 static const struct {
     const char *name;
     size_t backend_least, user_least, user_fixed, samples;
@@ -392,9 +393,12 @@ static const struct {
 } indivisible[] = {
     {"can be cut", 1, 0, 0, 8, 0},
     {"two chunks of the smallest", 4, 0, 0, 8, 0},
-    {"less than two of the smallest", 8, 0, 0, 10, 0},
-    {"the smallest that the backend takes", 8, 0, 0, 8, 1},
-    {"below the smallest", 8, 0, 0, 7, 1},
+    {"less than two of the smallest", 8, 0, 0, 10, 1},
+    {"two chunks, larger than the smallest", 8, 0, 0, 18, 1},
+    {"less than two that the user wants", 1, 4, 0, 5, 1},
+    {"the smallest that the backend takes", 8, 0, 0, 8, 0},
+    {"a pair that the backend takes", 2, 0, 0, 2, 0},
+    {"below the smallest", 8, 0, 0, 7, 0},
     {"the smallest that the user wants", 8, 8, 0, 8, 0},
     {"fixed by the user, one chunk", 1, 0, 8, 8, 1},
     {"fixed by the user, two chunks", 1, 0, 4, 8, 0},
@@ -417,6 +421,83 @@ START_TEST(only_what_cannot_be_cut) {
         action = answer(&dev, oom_explained(&dev, mt_plan_chunk(&dev.plan, 0), ++attempt));
     }
     ck_assert_msg(!shortened == !indivisible[_i].shortened, "%s", indivisible[_i].name);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The chunk is no smaller than the backend takes, where 20 % less would be. */
+START_TEST(not_below_the_smallest_chunk) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH), .rate_rule = MT_RATE_LINEAR};
+    device dev = device_new(need(8), options, (mt_backend_info){.min_micro_batch = 8});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 9));
+    ck_assert_uint_eq(dev.plan.samples, 8);
+    ck_assert_double_eq(dev.plan.rate, 8.0 / 9);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/*
+ * A batch of 100 was made smaller, to 64. One that fits whole stays whole, one that is larger has as
+ * many samples, one that is smaller and does not fit after all is made smaller in its turn.
+ */
+static const struct {
+    const char *name;
+    size_t fits, samples, taken;
+} others[] = {
+    {"smaller", 64, 20, 20},
+    {"just as small", 64, 64, 64},
+    {"in between", 64, 70, 64},
+    {"larger", 64, 200, 64},
+    {"less room, the same", 60, 100, 51},
+    {"less room, smaller", 50, 60, 48},
+    {"less room, fits whole", 50, 50, 50},
+};
+
+START_TEST(other_batches) {
+    device dev = whole_batches(64, MT_RATE_LINEAR);
+    size_t taken = others[_i].taken, samples = others[_i].samples;
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_uint_eq(dev.plan.samples, 64);
+    dev.budget = need(others[_i].fits);
+    ck_ok(device_batch(&dev, MT_TRAIN, samples));
+    ck_assert_msg(dev.plan.samples == taken, "%s: %zu", others[_i].name, dev.plan.samples);
+    ck_assert_double_eq_tol(dev.plan.rate, (double)taken / (double)samples, 1e-15);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A chunk of 12 was made smaller, to 9: other batches are cut into chunks of at most that. */
+static const size_t uncuttable[][2] = {
+    {8, 8}, {7, 7}, {9, 9}, {11, 9}, {15, 9}, {16, 16}, {18, 18}, {20, 18}, {30, 27}, {64, 64},
+};
+
+START_TEST(other_batches_in_chunks) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH), .deterministic = 1};
+    device dev = device_new(need(10), options, (mt_backend_info){.min_micro_batch = 8});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 12));
+    ck_assert_uint_eq(dev.plan.samples, 9);
+    ck_ok(device_batch(&dev, MT_TRAIN, uncuttable[_i][0]));
+    ck_assert_uint_eq(dev.plan.samples, uncuttable[_i][1]);
+    for (size_t i = 0; i < dev.count; i++) ck_assert_uint_le(dev.chunks[i], 9);
+    ck_assert_uint_eq(dev.ooms, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Small batches that fit are no reason to give a large one all its samples back. */
+START_TEST(small_batches_in_between) {
+    device dev = whole_batches(64, MT_RATE_KEEP);
+
+    for (int batch = 0; batch < 20 * PATIENCE; batch++) {
+        size_t samples = batch % 10 == 0 ? 100 : 20;
+
+        ck_ok(device_batch(&dev, MT_TRAIN, samples));
+        ck_assert_uint_eq(dev.plan.samples, samples == 100 ? 64 : 20);
+        ck_assert(dev.ooms == 0 || batch == 0);
+    }
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -643,6 +724,10 @@ static Suite *suite_ladder(void) {
     tcase_add_loop_test(smaller, a_fifth_less, 0, LENGTH(shorter));
     tcase_add_loop_test(smaller, rate_follows_the_batch, 0, 3);
     tcase_add_loop_test(smaller, only_what_cannot_be_cut, 0, LENGTH(indivisible));
+    tcase_add_test(smaller, not_below_the_smallest_chunk);
+    tcase_add_loop_test(smaller, other_batches, 0, LENGTH(others));
+    tcase_add_loop_test(smaller, other_batches_in_chunks, 0, LENGTH(uncuttable));
+    tcase_add_test(smaller, small_batches_in_between);
     tcase_add_test(smaller, grows_back);
     tcase_add_test(smaller, growth_has_patience);
     tcase_add_test(smaller, evaluation_is_not_shortened);

@@ -366,6 +366,7 @@ static variant random_variant(uint64_t *state) {
     o->cpu_bytes = 500000 + below(state, 1000000);
     v.policy.allow_rungs = (unsigned)below(state, 1U << MT_RUNGS) & ~BIT(SMALLER_BATCH);
     v.policy.forbid_rungs = below(state, 2) ? (unsigned)below(state, 1U << MT_RUNGS) : 0;
+    v.policy.allow_rungs &= ~v.policy.forbid_rungs;
     v.policy.keep_chunks = (int)below(state, 3) - 1;
     v.policy.deterministic = below(state, 2) == 0;
     v.policy.max_retries = (unsigned)below(state, 12);

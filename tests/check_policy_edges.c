@@ -22,6 +22,10 @@ static const struct {
     {{.min_micro_batch = 9, .max_micro_batch = 8}, "min_micro_batch 9 is above max_micro_batch 8"},
     {{.clear_every = -2}, "clear_every -2"},
     {{.eval_clear_every = -2}, "eval_clear_every -2"},
+    {{.keep_chunks = -2}, "keep_chunks is -2"},
+    {{.keep_chunks = 2}, "keep_chunks is 2"},
+    {{.allow_rungs = BIT(CPU) | BIT(AMP), .forbid_rungs = BIT(AMP)},
+     "allow_rungs 0x14, forbid_rungs 0x4; accepted: no rung in both"},
 };
 
 START_TEST(options_are_checked) {
@@ -35,13 +39,38 @@ START_TEST(options_are_checked) {
 }
 END_TEST
 
+/* What the backend says of its smallest chunk; a smallest one of the user's goes before it. */
+static const struct {
+    mt_policy_options options;
+    const char *named; /* NULL: accepted */
+} of_backend[] = {
+    {{.micro_batch = 3}, "micro_batch is 3; the backend accepts chunks of at least 4"},
+    {{.max_micro_batch = 3}, "max_micro_batch is 3; the backend accepts chunks of at least 4"},
+    {{.micro_batch = 4, .max_micro_batch = 4}, NULL},
+    {{.min_micro_batch = 2, .micro_batch = 3, .max_micro_batch = 3}, NULL},
+};
+
+START_TEST(options_and_the_backend) {
+    mt_backend_info info = {.size = sizeof(info), .min_micro_batch = 4};
+    mt_policy_options options = of_backend[_i].options;
+    const char *named = of_backend[_i].named;
+    mt_policy *policy;
+
+    options.size = sizeof(options);
+    ck_status(mt_policy_new(&options, &info, &policy), named != NULL ? MT_EINVAL : MT_OK);
+    if (named != NULL) ck_contains(mt_last_error(), named);
+    mt_policy_free(policy);
+}
+END_TEST
+
 /* Options that lie on the bounds of each other. */
 START_TEST(options_on_the_bounds) {
     static const mt_policy_options options[] = {
         {.micro_batch = 4, .min_micro_batch = 4},
         {.micro_batch = 8, .max_micro_batch = 8},
         {.min_micro_batch = 8, .max_micro_batch = 8},
-        {.clear_every = -1, .eval_clear_every = -1},
+        {.clear_every = -1, .eval_clear_every = -1, .keep_chunks = -1},
+        {.keep_chunks = 1, .allow_rungs = BIT(AMP), .forbid_rungs = BIT(CPU)},
     };
 
     mt_policy_free(policy_new(options[_i], (mt_backend_info){0}));
@@ -310,10 +339,26 @@ START_TEST(failed_though_it_should_fit) {
     dev.budget = need(5) - 1;
     ck_ok(device_batch(&dev, MT_TRAIN, 8));
     oom = oom_explained(&dev, 5, 1);
-    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN);
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR); /* it cannot be cut */
+    oom.attempt = 2;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN); /* the batch of 8 can */
     dev.budget = need(24);
     ck_status(device_plan(&dev, MT_TRAIN, 5), MT_EDEVMEM);
     ck_contains(mt_last_error(), "did not fit beside");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The same of a chunk of which nothing is known. */
+START_TEST(failed_and_nothing_is_known) {
+    device dev =
+        device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, (mt_backend_info){0});
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 8));
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_CLEAR);
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 2)), MT_ACTION_REPLAN);
+    ck_status(device_plan(&dev, MT_TRAIN, 5), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a chunk of 5 did not fit beside");
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -346,6 +391,44 @@ START_TEST(whole_batch_known_not_to_fit) {
     ck_contains(mt_last_error(), "a chunk of 10 needs");
     dev.budget++;
     ck_ok(device_batch(&dev, MT_TRAIN, 10));
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* 11 samples in chunks of at least 6 are one chunk: that is what is looked at, and what is told. */
+START_TEST(attainable_chunk_known_not_to_fit) {
+    device dev =
+        device_new(need(40), (mt_policy_options){.min_micro_batch = 6}, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    dev.budget = need(8);
+    ck_status(device_plan(&dev, MT_TRAIN, 11), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a chunk of 11 needs");
+    ck_ok(device_batch(&dev, MT_TRAIN, 12));
+    dev.budget = need(11);
+    ck_ok(device_batch(&dev, MT_TRAIN, 11));
+    ck_assert_uint_eq(dev.ooms, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* One OOM of such a chunk that says nothing: cleared and tried again, as any other. */
+START_TEST(attainable_chunk_fails_once) {
+    device dev =
+        device_new(need(40), (mt_policy_options){.min_micro_batch = 6}, (mt_backend_info){0});
+    mt_mode mode = _i == 0 ? MT_TRAIN : MT_EVALUATE;
+    mt_oom oom;
+
+    ck_ok(device_batch(&dev, mode, 64));
+    ck_ok(device_plan(&dev, mode, 11));
+    oom = oom_explained(&dev, 11, 1);
+    oom.mode = mode;
+    oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
+    ck_ok(device_plan(&dev, mode, 11));
+    check_balanced(&dev.plan, 11, 1);
+    oom.attempt = 2;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -489,7 +572,8 @@ static Suite *suite_policy_edges(void) {
           *ladder = suite_case(suite, "ladder");
 
     tcase_add_loop_test(arguments, options_are_checked, 0, LENGTH(bad_options));
-    tcase_add_loop_test(arguments, options_on_the_bounds, 0, 4);
+    tcase_add_loop_test(arguments, options_and_the_backend, 0, LENGTH(of_backend));
+    tcase_add_loop_test(arguments, options_on_the_bounds, 0, 5);
     tcase_add_test(arguments, arguments_are_checked);
     tcase_add_test(arguments, extend_is_checked);
     tcase_add_loop_test(arguments, extend_a_full_plan, 0, 2);
@@ -503,8 +587,11 @@ static Suite *suite_policy_edges(void) {
     tcase_add_test(sizes, times_are_full);
     tcase_add_test(sizes, times_of_nothing);
     tcase_add_test(fit, failed_though_it_should_fit);
+    tcase_add_test(fit, failed_and_nothing_is_known);
     tcase_add_test(fit, one_sample_without_a_budget);
     tcase_add_test(fit, whole_batch_known_not_to_fit);
+    tcase_add_test(fit, attainable_chunk_known_not_to_fit);
+    tcase_add_loop_test(fit, attainable_chunk_fails_once, 0, 2);
     tcase_add_loop_test(ladder, new_shape_on_a_rung, 0, 2);
     tcase_add_test(ladder, shape_known_without_the_rung);
     tcase_add_test(ladder, leaves_without_a_budget);

@@ -222,6 +222,81 @@ START_TEST(oom_that_passes_is_forgotten) {
 }
 END_TEST
 
+/* ---- a cache in the way ---------------------------------------------------------------------- */
+
+/* Without evidence, beside a cache: all that a device like MPS tells. */
+static mt_oom oom_beside_a_cache(const device *dev, size_t chunk, unsigned attempt) {
+    mt_oom oom = oom_explained(dev, chunk, attempt);
+
+    oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
+    oom.memory.reserved_bytes += 2000;
+    return oom;
+}
+
+/* A device of which nothing but the budget is known. */
+static device silent_device(void) {
+    device dev = device_new(need(64), (mt_policy_options){0}, (mt_backend_info){0});
+
+    dev.records = 0;
+    return dev;
+}
+
+/* Down to one sample, each size is tried again with an empty cache, within the retries there are. */
+START_TEST(each_size_has_its_clear) {
+    static const size_t batches[] = {8, 64, 512};
+    device dev = silent_device();
+    mt_action action = MT_ACTION_REPLAN, before;
+    unsigned attempt = 0;
+    size_t chunk;
+
+    ck_ok(device_plan(&dev, MT_TRAIN, batches[_i]));
+    do {
+        before = action;
+        chunk = mt_plan_chunk(&dev.plan, 0);
+        action = answer(&dev, oom_beside_a_cache(&dev, chunk, ++attempt));
+        if (before == MT_ACTION_REPLAN) ck_assert_int_eq(action, MT_ACTION_CLEAR);
+        if (before == MT_ACTION_CLEAR) ck_assert_int_ne(action, MT_ACTION_CLEAR);
+        if (action == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, batches[_i]));
+    } while (action != MT_ACTION_GIVE_UP);
+    ck_assert_uint_eq(chunk, 1);
+    ck_assert_uint_le(attempt, 2 * 16 + 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The same chunk needs an empty cache again and again: from the second time on it is too large. */
+static const struct {
+    const char *name;
+    size_t chunk;   /* that fails the second time */
+    int steps;      /* in between */
+    uint64_t shape; /* of the second batch */
+    mt_mode mode;
+    mt_action expected;
+} agains[] = {
+    {"in the next step", 32, 0, 0, MT_TRAIN, MT_ACTION_REPLAN},
+    {"a few steps later", 32, 7, 0, MT_TRAIN, MT_ACTION_REPLAN},
+    {"long after", 32, 8, 0, MT_TRAIN, MT_ACTION_CLEAR},
+    {"another size", 30, 0, 0, MT_TRAIN, MT_ACTION_CLEAR},
+    {"another shape", 32, 0, 7, MT_TRAIN, MT_ACTION_CLEAR},
+    {"another mode", 32, 0, 0, MT_EVALUATE, MT_ACTION_CLEAR},
+};
+
+START_TEST(needs_a_clear_again) {
+    device dev = silent_device();
+    mt_oom oom;
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    ck_assert_int_eq(answer(&dev, oom_beside_a_cache(&dev, 32, 1)), MT_ACTION_CLEAR);
+    for (int step = 0; step < agains[_i].steps; step++) ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    ck_ok(mt_policy_select(dev.policy, agains[_i].shape));
+    ck_ok(device_plan(&dev, agains[_i].mode, 64));
+    oom = oom_beside_a_cache(&dev, agains[_i].chunk, 1);
+    oom.mode = agains[_i].mode;
+    ck_assert_msg(answer(&dev, oom) == agains[_i].expected, "%s", agains[_i].name);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 static Suite *suite_policy_oom(void) {
     Suite *suite = suite_create("policy_oom");
     TCase *oom = suite_case(suite, "oom");
@@ -237,6 +312,8 @@ static Suite *suite_policy_oom(void) {
     tcase_add_test(oom, oom_long_ago);
     tcase_add_test(oom, oom_without_a_budget);
     tcase_add_test(oom, oom_that_passes_is_forgotten);
+    tcase_add_loop_test(oom, each_size_has_its_clear, 0, 3);
+    tcase_add_loop_test(oom, needs_a_clear_again, 0, LENGTH(agains));
     return suite;
 }
 

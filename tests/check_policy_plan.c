@@ -116,19 +116,44 @@ START_TEST(cut_property) {
 }
 END_TEST
 
-/* No cut of 10 has all chunks between 4 and 4: no size may be tried that has just failed. */
+/*
+ * No cut of 10 has all chunks between 4 and 4: no size may be tried that has just failed, but once more
+ * with an empty cache.
+ */
 START_TEST(bounds_conflict) {
     mt_policy_options options = {.min_micro_batch = 4};
     device dev = device_new(need(4), options, (mt_backend_info){0});
     mt_status status = device_batch(&dev, MT_TRAIN, 10);
 
     ck_assert(status == MT_OK || status == MT_EDEVMEM);
-    for (unsigned i = 1; i < dev.ooms; i++)
-        ck_assert_msg(dev.tried_too_large[i] < dev.tried_too_large[i - 1],
+    for (unsigned i = 2; i < dev.ooms; i++)
+        ck_assert_msg(dev.tried_too_large[i] < dev.tried_too_large[i - 2],
                       "%zu samples did not fit, and were tried again", dev.tried_too_large[i]);
     dev.budget = need(40); /* there is room now: what failed before is no obstacle */
     for (int step = 0; step < 3; step++) ck_ok(device_batch(&dev, MT_TRAIN, 10));
     check_covers(&dev, 10);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Chunks that the user has fixed: none below the smallest, and else none above the size. */
+static const struct {
+    size_t least, fixed, samples, chunks;
+} fixed_cuts[] = {
+    {0, 1, 5, 5}, {0, 2, 5, 3},  {2, 2, 3, 1},  {2, 2, 5, 2}, {2, 2, 8, 4},
+    {5, 5, 8, 1}, {5, 5, 10, 2}, {5, 6, 14, 2}, {5, 9, 4, 1}, {3, 7, 15, 3},
+};
+
+START_TEST(cut_fixed) {
+    mt_policy_options by_user = {.micro_batch = fixed_cuts[_i / 2].fixed};
+    mt_backend_info info = {0};
+    device dev;
+
+    if (_i % 2 == 0) by_user.min_micro_batch = fixed_cuts[_i / 2].least;
+    if (_i % 2 == 1) info.min_micro_batch = fixed_cuts[_i / 2].least;
+    dev = device_new(need(40), by_user, info);
+    ck_ok(device_batch(&dev, MT_TRAIN, fixed_cuts[_i / 2].samples));
+    check_balanced(&dev.plan, fixed_cuts[_i / 2].samples, fixed_cuts[_i / 2].chunks);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -254,6 +279,7 @@ static Suite *suite_policy_plan(void) {
     tcase_add_loop_test(sizes, cut_deterministic, 0, LENGTH(cuts));
     tcase_add_loop_test(sizes, cut_property, 0, 70);
     tcase_add_test(sizes, bounds_conflict);
+    tcase_add_loop_test(sizes, cut_fixed, 0, 2 * LENGTH(fixed_cuts));
     tcase_add_loop_test(sizes, no_budget, 0, 2);
     tcase_add_loop_test(sizes, nothing_fits, 0, 2);
     tcase_add_test(sizes, first_recording_does_not_fit);

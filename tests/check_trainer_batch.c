@@ -46,6 +46,32 @@ START_TEST(small_batch_is_dropped) {
 }
 END_TEST
 
+/* What was said of a dropped batch is said of it alone: its chunks, and no failure of before. */
+START_TEST(dropped_batch_leaves_nothing) {
+    static const size_t chunks[] = {4, 3};
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_batch small = batch_of(7, 2);
+    fake_options options = fits(20);
+    mt_trainer *trainer;
+
+    options.min_micro_batch = 8;
+    own.drop_small = 1;
+    trainer = trainer_of(&options, &own);
+    step(trainer, 32, 1);
+    fake.options.budget_bytes = options.resident_bytes + 100;
+    step_fails(trainer, 32, 2, MT_EDEVMEM);
+    ck_assert_uint_gt(mt_trainer_explain(trainer, NULL, 0), 0);
+    fake.options.budget_bytes = options.budget_bytes;
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    ck_ok(mt_trainer_step(trainer, &small, NULL));
+    ck_assert_uint_eq(mt_trainer_explain(trainer, NULL, 0), 0);
+    fake_log_clear(&fake);
+    ck_assert_int_ne(step(trainer, 16, 3).reason, MT_PLAN_REPLAY);
+    check_log("begin accumulate(0+16) apply");
+    done(trainer);
+}
+END_TEST
+
 START_TEST(whole_batch_fits) {
     fake_options options = fits(30);
     mt_trainer *trainer;
@@ -142,6 +168,8 @@ static Suite *suite_trainer_batch(void) {
 
     tcase_add_test(cut, small_batch_is_one_chunk);
     tcase_add_test(cut, small_batch_is_dropped);
+    ;
+    tcase_add_test(cut, dropped_batch_leaves_nothing);
     tcase_add_test(cut, whole_batch_fits);
     tcase_add_test(cut, whole_batch_does_not_fit);
     tcase_add_test(cut, whole_batch_is_not_cut);

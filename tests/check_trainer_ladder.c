@@ -372,8 +372,11 @@ START_TEST(smallest_chunk) {
     trainer = trainer_with(&options, &policy);
     ck_assert_uint_eq(some(trainer, 30, 1).samples, 30);
     ck_assert_uint_eq(some(trainer, 8, 2).samples, 8);
+    ck_assert_uint_eq(some(trainer, 12, 3).samples, 9);
+    ck_assert_uint_eq(some(trainer, 8, 4).samples, 8);
     fake.options.budget_bytes = budget_with(0, 8) - 1;
-    ck_assert_uint_eq(some(trainer, 8, 3).samples, 6);
+    step_fails(trainer, 8, 5, MT_EDEVMEM); /* a smaller chunk is not legal */
+    ck_assert_uint_eq(some(trainer, 7, 6).samples, 7);
     done(trainer);
 }
 END_TEST
@@ -507,6 +510,79 @@ START_TEST(gives_up) {
     ck_assert_uint_eq(step(trainer, 20, 2).rungs, 0);
     ck_assert_uint_eq(fake.rungs, 0);
     ck_assert_double_eq(fake.rate, 1);
+    done(trainer);
+}
+END_TEST
+
+/* What was taken in vain is turned off, the newest first; those of before stay, and are not tried. */
+static const struct {
+    const char *name;
+    int on_before;     /* a rung is on when the step begins */
+    int evaluates;     /* no step but an evaluation gives up */
+    unsigned stays_on; /* cannot be turned off ... */
+    mt_status why;
+    mt_status expected;
+    unsigned on_after;
+    const char *calls;
+} backs[] = {
+    {"a step", 0, 0, 0, MT_OK, MT_EDEVMEM, 0,
+     "set_rung(1+1) set_rung(1+2) set_rung(0+2) set_rung(0+1)"},
+    {"an evaluation", 0, 1, 0, MT_OK, MT_EDEVMEM, 0,
+     "set_rung(1+1) set_rung(1+2) set_rung(0+2) set_rung(0+1)"},
+    {"on one already", 1, 0, 0, MT_OK, MT_EDEVMEM, BIT(CHECKPOINTING),
+     "set_rung(1+2) set_rung(0+2)"},
+    {"no room to turn it off", 0, 0, BIT(OFFLOAD), MT_EDEVMEM, MT_EDEVMEM, BIT(OFFLOAD),
+     "set_rung(1+1) set_rung(1+2) set_rung!(0+2) set_rung!(0+2) set_rung(0+1)"},
+    {"another failure", 0, 0, BIT(OFFLOAD), MT_EIO, MT_EIO, SAVERS,
+     "set_rung(1+1) set_rung(1+2) set_rung!(0+2)"},
+};
+
+START_TEST(gives_rungs_back) {
+    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
+    static const fake_allocation huge[] = {{10000000, 1, FAKE_AT_END}};
+    mt_batch batch = batch_of(32, 3);
+    mt_trainer *trainer;
+    mt_status status;
+
+    if (backs[_i].evaluates) options.eval = (fake_program){huge, 1};
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 32, 1);
+    if (backs[_i].on_before) fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    step(trainer, 32, 2);
+    fake.options.refused_off = backs[_i].stays_on;
+    fake.options.refused_status = backs[_i].why;
+    if (!backs[_i].evaluates) fake.options.budget_bytes = options.resident_bytes + 10;
+    fake_log_clear(&fake);
+    status = backs[_i].evaluates ? mt_trainer_evaluate(trainer, &batch, NULL)
+                                 : mt_trainer_step(trainer, &batch, NULL);
+    ck_status(status, backs[_i].expected);
+    if (backs[_i].expected == MT_EDEVMEM) ck_contains(mt_last_error(), "does not fit on");
+    ck_assert_msg(strcmp(fake_log_text(&fake, FAKE_BIT(FAKE_SET_RUNG)), backs[_i].calls) == 0,
+                  "%s: %s", backs[_i].name, fake_log_text(&fake, FAKE_BIT(FAKE_SET_RUNG)));
+    ck_assert_uint_eq(fake.rungs, backs[_i].on_after);
+    fake.options.refused_off = 0;
+    fake.options.budget_bytes = budget_with(0, 20);
+    step(trainer, 32, 4);
+    done(trainer);
+}
+END_TEST
+
+/* Nor does the rate of a batch made smaller stay. */
+START_TEST(gives_rate_back) {
+    fake_options options = whole(20);
+    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
+    mt_batch batch = batch_of(20, 2);
+    mt_trainer *trainer;
+
+    policy.rate_rule = MT_RATE_LINEAR;
+    options.absent = FAKE_BIT(FAKE_RECORD); /* so that it is tried */
+    trainer = trainer_with(&options, &policy);
+    some(trainer, 20, 1);
+    fake.options.budget_bytes = options.resident_bytes + 10;
+    fake_log_clear(&fake);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
+    ck_assert_double_eq(fake.rate, 1);
+    ck_assert_uint_ge(count_kind(FAKE_SET_RATE), 2);
     done(trainer);
 }
 END_TEST
@@ -775,6 +851,8 @@ static Suite *suite_trainer_ladder(void) {
     tcase_add_loop_test(device, to_the_cpu_and_back, 0, 2);
     tcase_add_test(device, chunks_fit_the_device);
     tcase_add_loop_test(end, gives_up, 0, 4);
+    tcase_add_loop_test(end, gives_rungs_back, 0, LENGTH(backs));
+    tcase_add_test(end, gives_rate_back);
     tcase_add_loop_test(end, gives_up_for_no_reason, 0, 4);
     tcase_add_test(end, evaluation_gives_up);
     tcase_add_test(end, evaluation_is_not_shortened);

@@ -119,6 +119,71 @@ START_TEST(explained_budget_suffices) {
 }
 END_TEST
 
+/*
+ * No budget is named below the one that there is, whatever failed: the figures of a chunk are no reason
+ * for what begin or apply lacked, and what was seen of an OOM is not forgotten where no plan is left.
+ */
+static const struct {
+    fake_kind kind; /* fails from the n-th call on, without evidence */
+    uint64_t n;
+    size_t samples, least;
+    const char *phase;  /* that is told */
+    const char *has;    /* told as well ... */
+    const char *has_no; /* ... or not */
+} untold[] = {
+    {FAKE_BEGIN, 1, 32, 0, "begin", "how much is not known", "a chunk needs"},
+    {FAKE_APPLY, 1, 32, 0, "apply", "how much is not known", "min_micro_batch"},
+    {FAKE_ACCUMULATE, 1, 32, 8, "accumulate", "min_micro_batch than 8", "before it is tried"},
+    {FAKE_ACCUMULATE, 1, 11, 6, "accumulate", "of 11 samples)", "before it is tried"},
+    {FAKE_EVALUATE, 2, 23, 6, "evaluate", "of 11 samples", "before it is tried"},
+};
+
+START_TEST(explained_without_evidence) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(12);
+    mt_batch batch = batch_of(untold[_i].samples, 2);
+    char text[4000], phase[60];
+    mt_trainer *trainer;
+    const char *budget;
+
+    options.eval = fake_train_program;
+    policy.min_micro_batch = untold[_i].least;
+    policy.deterministic = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 36, 1);
+    evaluate(trainer, 36, 1);
+    fake_fail_kind_for_ever(&fake, untold[_i].kind, untold[_i].n, MT_EDEVMEM);
+    if (untold[_i].kind == FAKE_EVALUATE)
+        ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+    else
+        step_fails(trainer, untold[_i].samples, 2, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    snprintf(phase, sizeof(phase), "memory ran out in %s,", untold[_i].phase);
+    ck_contains(text, phase);
+    ck_contains(text, untold[_i].has);
+    ck_assert_msg(strstr(text, untold[_i].has_no) == NULL, "%s", text);
+    budget = strstr(text, "  a budget of ");
+    budget = budget != NULL ? strchr(budget, '(') : NULL;
+    if (budget != NULL) ck_assert_uint_gt(strtoull(budget + 1, NULL, 10), options.budget_bytes);
+    done(trainer);
+}
+END_TEST
+
+/* Chunks that were given can be given smaller. */
+START_TEST(explained_for_given_chunks) {
+    static const size_t chunks[] = {16};
+    fake_options options = fits(12);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    char text[4000];
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 1));
+    step_fails(trainer, 16, 1, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, "smaller chunks than those that are given");
+    done(trainer);
+}
+END_TEST
+
 /* A size that the user fixed is not made smaller behind the user's back. */
 START_TEST(fixed_micro_batch_does_not_fit) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -270,6 +335,46 @@ START_TEST(cache_automatic) {
 }
 END_TEST
 
+/* The cache cannot be emptied for want of memory: whatever it was for goes on. */
+START_TEST(cache_is_not_emptied) {
+    mt_status why = _i == 0 ? MT_EDEVMEM : MT_EIO;
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_batch batch = batch_of(16, 1);
+    mt_trainer *trainer;
+
+    policy.clear_every = policy.eval_clear_every = 1;
+    trainer = trainer_with(&fake_defaults, &policy);
+    step(trainer, 16, 1);
+    evaluate(trainer, 16, 1);
+    fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, why);
+    ck_assert_int_eq(mt_trainer_step(trainer, &batch, NULL), _i == 0 ? MT_OK : why);
+    ck_assert_int_eq(mt_trainer_evaluate(trainer, &batch, &report), _i == 0 ? MT_OK : why);
+    ck_assert_int_eq(mt_trainer_end_epoch(trainer, NULL), _i == 0 ? MT_OK : why);
+    ck_ok(mt_trainer_summary(trainer, &run));
+    ck_assert_uint_eq(run.clears, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Nor does it matter in the answer to an OOM. */
+START_TEST(cache_is_not_emptied_for_an_oom) {
+    fake_options options = fits(6);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.micro_batch = 8;
+    trainer = trainer_with(&options, &policy);
+    fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, MT_EDEVMEM);
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a batch of 32 samples does not fit");
+    ck_assert_uint_ge(count_kind(FAKE_EMPTY_CACHE), 1);
+    step(trainer, 6, 2);
+    done(trainer);
+}
+END_TEST
+
 static Suite *suite_trainer_oom(void) {
     Suite *suite = suite_create("trainer_oom");
     TCase *memory = suite_case(suite, "memory"), *endless = suite_case(suite, "endless"),
@@ -280,6 +385,8 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_test(memory, explained);
     tcase_add_loop_test(memory, explained_by_case, 0, 3);
     tcase_add_test(memory, explained_budget_suffices);
+    tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
+    tcase_add_test(memory, explained_for_given_chunks);
     tcase_add_test(memory, fixed_micro_batch_does_not_fit);
     tcase_add_test(memory, hog_comes_and_goes);
     tcase_add_loop_test(memory, device_holds_less_than_it_says, 0, 2);
@@ -288,6 +395,8 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_test(cache, cache_every);
     tcase_add_test(cache, cache_never);
     tcase_add_test(cache, cache_automatic);
+    tcase_add_loop_test(cache, cache_is_not_emptied, 0, 2);
+    tcase_add_test(cache, cache_is_not_emptied_for_an_oom);
     tcase_add_loop_test(endless, nothing_is_learnt_from_the_recording, 0, 2);
     return suite;
 }

@@ -191,7 +191,8 @@ typedef struct mt_backend {
     /* Optional. peak_bytes of memory() starts again from what is allocated now. */
     mt_status (*reset_peak)(void *self);
 
-    /* Optional. Gives cached memory back to the system; legal after a failed chunk. */
+    /* Optional. Gives cached memory back to the system; legal after a failed chunk. MT_EDEVMEM is no
+       failure of the step: it goes on without. */
     mt_status (*empty_cache)(void *self, mt_clear_result *out);
 
     /*

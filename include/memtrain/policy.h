@@ -117,8 +117,8 @@ typedef struct mt_chunk_group {
 /*
  * The chunks of one batch, in the order of the groups. A plain value: copy it freely.
  *
- * With MT_RUNG_SMALLER_BATCH in rungs, samples is less than was asked for: the step trains the first
- * samples of the batch alone. A plan that covers fewer than samples is open: once its chunks have
+ * With MT_RUNG_SMALLER_BATCH in rungs, samples may be less than was asked for: the step trains the first
+ * samples of the batch alone. One whose chunks are small enough already stays whole. A plan that covers fewer than samples is open: once its chunks have
  * run (and have been recorded), mt_policy_extend adds the rest. So is one that turns MT_RUNG_CPU on
  * or off: it has no chunks until the memory of that device is known. A plan with discard set is a
  * recording only: run it, take the step back, and ask for a plan again.
@@ -168,7 +168,7 @@ typedef enum mt_rate_rule {
 #define MT_KEEP_ALWAYS 1
 #define MT_KEEP_NEVER (-1)
 
-#define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time */
+#define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time (of the steps, if deterministic) */
 #define MT_CLEAR_NEVER (-1)
 
 /* Zero is the default of every field. */
@@ -178,13 +178,14 @@ typedef struct mt_policy_options {
                                0: chosen */
     size_t
         min_micro_batch; /* never smaller, except for a batch that is; 0: what the backend says */
-    size_t max_micro_batch; /* never larger; 0: no bound */
+    size_t max_micro_batch; /* never larger, where a cut into chunks that are not too small allows
+                               it (8 samples, at least 5 and at most 5: one chunk); 0: no bound */
     int clear_every;        /* clear the cache each N training steps, MT_CLEAR_AUTO or _NEVER */
     int eval_clear_every;   /* the same for evaluation calls */
     int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
     unsigned max_retries;   /* of one step with the same rungs; 0: 16 */
     unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
-    unsigned forbid_rungs;  /* never used */
+    unsigned forbid_rungs;  /* never used; none of allow_rungs */
     mt_rate_rule rate_rule;
     int keep_chunks; /* MT_KEEP_AUTO, MT_KEEP_ALWAYS or MT_KEEP_NEVER */
 } mt_policy_options;
@@ -291,7 +292,7 @@ typedef enum mt_action {
  * it, or there was no chunk and no evidence) teaches nothing: the same plan again, then once more with
  * an empty cache, then smaller chunks for this step alone. One that it does explain (or that came
  * without evidence in a chunk) corrects the model, and the next plan comes from the model, not from
- * halving. Bounded by max_retries.
+ * halving. Bounded by max_retries; each smaller chunk may have the cache emptied once beside them.
  */
 MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
 
@@ -308,10 +309,12 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
 
 /*
  * Whether to empty the cache now; asked once before each step (or evaluation call).
- * Automatic clearing acts when cached bytes and the predicted peak together exceed the budget, when
- * the allocator had to retry, or when the mode changed and the cache holds more than a tenth of the
- * budget, and only while all clears together have cost no more than 1 % of the time, the first one
- * apart. Clearing each N steps comes before step N + 1, 2 N + 1, and so on.
+ * Automatic clearing acts when more is reserved than the budget; when the allocator had to retry; when
+ * it had to in the last 8 steps, or an OOM of theirs was answered by a clear, and cached bytes and the
+ * predicted peak together exceed the budget; or when the mode changed and the cache holds more than a tenth of the budget; and
+ * only while all clears together have cost no more than 1 % of the time, the first one apart. Where no
+ * time is measured, and in deterministic runs, it is one clear in 100 calls instead. Clearing each N
+ * steps comes before step N + 1, 2 N + 1, and so on.
  * @param predicted_peak_bytes  of the plan, 0: not known
  */
 MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
