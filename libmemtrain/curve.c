@@ -70,14 +70,13 @@ static size_t below_quotient(size_t room, double scale) {
 /* The largest size of a range, or of those below, that fits into room. */
 static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
     size_t below = SIZE_MAX; /* where the next range begins */
-    for (size_t i = c->ranges; i-- > 0; below = c->range[i].from) {
+    for (size_t i = c->ranges - 1;; below = c->range[i--].from) {
         const mt_memory_model *model = c->range[modelled(c, i)].model[keep];
         double scale = c->range[i].scale;
         size_t own = scale == 1 ? room : below_quotient(room, scale);
         size_t m = mt__min(mt_memory_model_largest(model, own), below - (below < SIZE_MAX));
         if (i == 0 || m >= c->range[i].from) return m;
     }
-    return SIZE_MAX;
 }
 
 size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {

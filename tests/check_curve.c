@@ -224,10 +224,46 @@ START_TEST(endless_room) {
 
         fill(recording, sizes[i], 0, 1);
         mt__curve_learn(curve, 0, sizes[i], peak(sizes[i], 0) + 99); /* others take something too */
+        ck_assert_uint_eq(mt__curve_predict(curve, 0, SIZE_MAX), SIZE_MAX);
         for (int r = 0; r < LENGTH(rooms); r++)
             ck_assert_uint_ge(mt__curve_largest(curve, 0, rooms[r]), (size_t)1 << 40);
     }
     ck_assert_uint_eq(mt__curve_largest(curve, 0, 90), 0);
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* A third range waits for its second size while the second one comes down to where it begins. */
+START_TEST(a_range_comes_down_below_another) {
+    static const size_t sizes[] = {2, 4, 40, 80, 400, 20};
+    mt__curve *curve = curve_new();
+
+    for (int i = 0; i < LENGTH(sizes); i++) {
+        size_t m = sizes[i], bytes = m < 20 ? 100 * m : m < 400 ? 150 * m : 170 * m;
+
+        event(mt__curve_record(curve, m), 0x100, (int64_t)bytes);
+        mt__curve_learn(curve, 0, m, bytes);
+    }
+    ck_assert_uint_eq(curve->ranges, 3);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 10), 1000);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 20), 3000);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 300), 45000);
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* A correction stays while part of it is borne out, and fades while none is. */
+START_TEST(corrections_fade) {
+    mt__curve *curve = curve_new();
+
+    (void)run(curve, 2, 0, 1);
+    (void)run(curve, 4, 0, 1);
+    mt__curve_learn(curve, 0, 4, peak(4, 0) + 160);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 160);
+    mt__curve_learn(curve, 0, 4, peak(4, 0) + 80);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 160);
+    mt__curve_learn(curve, 0, 4, peak(4, 0));
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 150);
     mt__curve_free(curve);
 }
 END_TEST
@@ -312,6 +348,8 @@ int main(void) {
     tcase_add_test(ranges, ranges_are_full);
     tcase_add_test(ranges, one_recording_rules_nothing_out);
     tcase_add_test(ranges, endless_room);
+    tcase_add_test(ranges, corrections_fade);
+    tcase_add_test(ranges, a_range_comes_down_below_another);
     tcase_add_test(ranges, endless_room_by_a_bound);
     tcase_add_test(ranges, a_model_that_falls_to_nothing);
     tcase_add_test(useless, without_host_memory);
