@@ -234,10 +234,11 @@ static int is_of_the_policys_kind(const mt_trainer *t) {
  * Starts recording when the policy wants this chunk recorded. It is asked in any case, so that a
  * recording that an error cut short is started anew and never taken for a whole one.
  */
-static mt_status start_recording(mt_trainer *t, const work *w, size_t samples, int *recording) {
+static mt_status start_recording(mt_trainer *t, const work *w, size_t samples, double weight,
+                                 int *recording) {
     mt_event_sink sink = {mt_policy_recording(t->policy, w->mode, samples), on_event};
     *recording = 0;
-    if (!sink.user || !t->backend.record || !is_of_the_policys_kind(t)) return MT_OK;
+    if (!sink.user || !t->backend.record || weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
     mt_status status = t->backend.record(t->backend.self, &sink);
     *recording = status == MT_OK;
     return status;
@@ -255,15 +256,22 @@ static mt_status units_of(mt_trainer *t, const work *w, size_t first, size_t cou
     return status;
 }
 
-static mt_status run_chunk(mt_trainer *t, work *w, size_t first, size_t count, mt_chunk_result *r) {
+/* A chunk's share of the batch; of an evaluation 1. */
+static mt_status weigh(mt_trainer *t, const work *w, size_t first, size_t count, double *weight) {
+    double units;
+    *weight = 1;
+    if (w->mode == MT_EVALUATE) return MT_OK;
+    mt_status status = units_of(t, w, first, count, &units);
+    *weight = status == MT_OK && w->units > 0 ? units / w->units : 0;
+    return status;
+}
+
+static mt_status run_chunk(mt_trainer *t, work *w, size_t first, size_t count, double weight,
+                           mt_chunk_result *r) {
     memset(r, 0, sizeof *r);
     r->size = sizeof *r;
     if (w->mode == MT_EVALUATE)
         return t->backend.evaluate(t->backend.self, w->batch, first, count, r);
-    double units;
-    mt_status status = units_of(t, w, first, count, &units);
-    if (status != MT_OK) return status;
-    double weight = w->units > 0 ? units / w->units : 0;
     return t->backend.accumulate(t->backend.self, first, count, weight, r);
 }
 
@@ -304,11 +312,13 @@ static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
     mt_memory before;
     mt_chunk_result r;
     int recording;
-    mt_status status = mark(t, w);
+    double weight;
+    mt_status status = weigh(t, w, first, count, &weight);
+    if (status == MT_OK) status = mark(t, w);
     if (status == MT_OK) status = read_memory(t, &before);
-    if (status == MT_OK) status = start_recording(t, w, count, &recording);
+    if (status == MT_OK) status = start_recording(t, w, count, weight, &recording);
     if (status != MT_OK) return status;
-    status = run_chunk(t, w, first, count, &r);
+    status = run_chunk(t, w, first, count, weight, &r);
     if (recording) {
         mt_status stopped = t->backend.record(t->backend.self, NULL);
         if (stopped != MT_OK) w->marked = 0; /* no chunk that failed: not to be taken back alone */
@@ -324,7 +334,8 @@ static mt_status do_chunk(mt_trainer *t, work *w, size_t first, size_t count) {
     w->chunks++;
     w->next++;
     w->marked = 0;
-    if (!is_of_the_policys_kind(t)) return MT_OK;
+    /* Without a weight there is no backward pass, which tells nothing of other chunks. */
+    if (weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
     return mt_policy_observe(t->policy, w->mode, count, before.allocated_bytes, &r);
 }
 

@@ -186,6 +186,29 @@ START_TEST(weights_of_no_units) {
 END_TEST
 
 /* Units are counts or sums: no backend means a negative one, or none that is a number. */
+/* Chunks without a weight run no backward pass: they are not recorded, and those that have one are. */
+START_TEST(weights_of_no_units_teach_nothing) {
+    static const double units[] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    fake_options options = fits(40);
+    mt_trainer *trainer;
+
+    options.units = units;
+    options.unit_count = LENGTH(units);
+    options.seconds = fake_seconds;
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 6, 1);
+    ck_assert_uint_eq(count_kind(FAKE_RECORD), 0);
+    ck_assert_uint_eq(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 4), 0);
+    ck_assert_double_eq(mt_policy_predict_seconds(mt_trainer_policy(trainer), MT_TRAIN, 4), 0);
+    for (uint64_t id = 2; id < 5; id++) step(trainer, 16, id);
+    ck_assert_uint_gt(count_kind(FAKE_RECORD), 0);
+    ck_assert_uint_eq(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 16),
+                      fake_program_peak(&fake_train_program, 16));
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
 START_TEST(weights_of_impossible_units) {
     static const double values[] = {-1, NAN};
     fake_options options = with_units(40);
@@ -379,6 +402,7 @@ static Suite *suite_trainer_step(void) {
     tcase_add_test(weights, weights_are_shares);
     tcase_add_test(weights, weights_without_units);
     tcase_add_test(weights, weights_of_no_units);
+    tcase_add_test(weights, weights_of_no_units_teach_nothing);
     tcase_add_loop_test(weights, weights_of_impossible_units, 0, 2);
     tcase_add_loop_test(weights, gradients_add_up, 0, 2);
     tcase_add_test(given, given_chunks);
