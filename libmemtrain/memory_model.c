@@ -63,6 +63,15 @@ static int pair_cost(size_t a, size_t c, size_t m1, size_t m2) {
     return c > a && (double)c < proportional ? 1 : 2 * GAP_COST + 1;
 }
 
+/* Whether the sequences have the same events in the same order. */
+static int same_shape(const mt_recording *a, const mt_recording *b) {
+    if (a->count != b->count) return 0;
+    for (size_t i = 0; i < a->count; i++)
+        if (a->events[i].partner != b->events[i].partner || a->events[i].what != b->events[i].what)
+            return 0;
+    return 1;
+}
+
 /* State of the banded dynamic programme: row i, columns i - below .. i + above. */
 typedef struct band {
     size_t below, width;
@@ -133,7 +142,7 @@ static int align(const sequence *s, const sequence *l, ptrdiff_t *partner) {
 
 /* Writes for the i-th allocation of l the index of its partner in s, or UNPAIRED. */
 static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
-    if (!mt__same_shape(s->recording, l->recording)) return align(s, l, partner);
+    if (!same_shape(s->recording, l->recording)) return align(s, l, partner);
     for (size_t i = 0; i < l->count; i++) partner[i] = (ptrdiff_t)i;
     return 1;
 }

@@ -143,14 +143,6 @@ void mt_recording_event(mt_recording *r, void *address, int64_t bytes) {
         note_handed_over(r, address);
 }
 
-int mt__same_shape(const mt_recording *a, const mt_recording *b) {
-    if (a->count != b->count) return 0;
-    for (size_t i = 0; i < a->count; i++)
-        if (a->events[i].partner != b->events[i].partner || a->events[i].what != b->events[i].what)
-            return 0;
-    return 1;
-}
-
 int mt__ends_life(const mt_recording *r, const mt__event *e, int apart) {
     if (!r->events[e->partner].handed_over) return e->what == MT__RELEASED;
     return e->what == MT__HANDED_OVER && !apart;

@@ -35,9 +35,6 @@ struct mt_recording {
 /* Forgets all events and starts anew, for a chunk of at least 1 sample. */
 void mt__recording_restart(mt_recording *recording, size_t samples);
 
-/* Whether two recordings have the same events in the same order. */
-int mt__same_shape(const mt_recording *a, const mt_recording *b);
-
 /*
  * Whether an event ends the life of its block. A gradient that was handed over is dead at once where
  * gradients are added in place, and lives to the end of the chunk where they are a second set (apart).

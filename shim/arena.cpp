@@ -203,7 +203,7 @@ mt_status blocks_of(const mt_recording *small, const mt_recording *large, size_t
     return mt_recording_blocks(small, large, samples, apart, out.data(), count, &count);
 }
 
-/* The blocks of m samples: from its own recording, or from two that are near and go together. */
+/* The blocks of m samples: from its own recording, or from the two that are nearest. */
 bool find_blocks(const std::vector<Recording> &recordings, size_t samples, bool apart,
                  bool own_only, std::vector<mt_block> &out) {
     std::vector<std::pair<size_t, const mt_recording *>> near; /* by distance */
@@ -212,14 +212,11 @@ bool find_blocks(const std::vector<Recording> &recordings, size_t samples, bool 
         if (m == samples) return blocks_of(recording.get(), nullptr, samples, apart, out) == MT_OK;
         near.emplace_back(m > samples ? m - samples : samples - m, recording.get());
     }
+    if (own_only || near.size() < 2) return false;
     std::sort(near.begin(), near.end());
-    for (size_t j = 1; !own_only && j < near.size(); j++)
-        for (size_t i = 0; i < j; i++) {
-            const mt_recording *a = near[i].second, *b = near[j].second;
-            if (mt_recording_samples(a) > mt_recording_samples(b)) std::swap(a, b);
-            if (blocks_of(a, b, samples, apart, out) == MT_OK) return true;
-        }
-    return false;
+    const mt_recording *small = near[0].second, *large = near[1].second;
+    if (mt_recording_samples(small) > mt_recording_samples(large)) std::swap(small, large);
+    return blocks_of(small, large, samples, apart, out) == MT_OK;
 }
 
 } // namespace
@@ -503,8 +500,7 @@ bool Arena::is_free(size_t index) const {
     for (size_t i = 0; skipped_ && i < index; i++) {
         const Place &other = plan_->places[i];
         if (other.on_heap || !other.alive.load(std::memory_order_acquire)) continue;
-        if (place.offset < other.offset + other.room && other.offset < place.offset + place.room)
-            return false;
+        if (overlap(place, other)) return false;
     }
     return true;
 }
@@ -527,7 +523,6 @@ char *Arena::serve(size_t bytes, Place **out) noexcept {
         return nullptr;
     }
     place.alive.store(true, std::memory_order_relaxed);
-    place.served = window_;
     plan_->alive++;
     references_++;
     stats_.served++;

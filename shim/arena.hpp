@@ -49,10 +49,10 @@ struct Place {
     size_t offset; /* of the block, its header first */
     size_t room;   /* of the block, rounded up */
     uint32_t before,
-        before_end;        /* in Plan::before: places that it overlaps and that come before it */
-    uint64_t served, busy; /* windows in which it was served, or not to be served */
-    unsigned kept;         /* times that its tensor outlived its chunk */
-    bool on_heap;          /* it has no place */
+        before_end; /* in Plan::before: places that it overlaps and that come before it */
+    uint64_t busy;  /* window in which it is not to be served */
+    unsigned kept;  /* times that its tensor outlived its chunk */
+    bool on_heap;   /* it has no place */
     std::atomic<bool> alive;
 };
 

@@ -9,9 +9,6 @@
 #include <cstdio>
 #include <string>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 #include <unistd.h>
 
 #include <ATen/Context.h>
