@@ -7,10 +7,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout.h"
 #include "recording.h"
 
 /* Comparisons of blocks that the first layout may cost: about a tenth of a second. */
 #define MOST_WORK ((uint64_t)70000000)
+
+/* splitmix64 (Steele, Lea & Flood 2014). */
+size_t mt__random_below(uint64_t *random, size_t n) {
+    uint64_t z = (*random += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (size_t)((z ^ (z >> 31)) % n);
+}
+
+size_t mt__rounded(size_t bytes, size_t alignment) {
+    return (bytes + alignment - 1) & ~(alignment - 1);
+}
 
 /* ---- placement --------------------------------------------------------------------------------- */
 
@@ -212,8 +225,8 @@ static mt_status check_fixed(const char *function, const mt_block *blocks, size_
     return MT_OK;
 }
 
-static mt_status check_blocks(const char *function, const mt_block *blocks, size_t count,
-                              size_t fixed, size_t alignment) {
+mt_status mt__check_blocks(const char *function, const mt_block *blocks, size_t count, size_t fixed,
+                           size_t alignment) {
     size_t total = 0;
     MT__CHECK(blocks || count == 0, "%s: blocks is NULL", function);
     MT__CHECK(fixed <= count, "%s: fixed is %zu of %zu blocks", function, fixed, count);
@@ -245,7 +258,7 @@ static mt_status problem_new(const mt_block *blocks, size_t count, size_t fixed,
         return mt_set_error(MT_ENOMEM, "mt_arena_layout: out of host memory");
     for (size_t i = 0; i < count; i++) {
         p->blocks[i] = blocks[i];
-        p->blocks[i].bytes = (blocks[i].bytes + alignment - 1) & ~(alignment - 1);
+        p->blocks[i].bytes = mt__rounded(blocks[i].bytes, alignment);
     }
     return find_lower_bound(p);
 }
@@ -285,7 +298,7 @@ mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t fixed, size_t a
     problem p;
     MT__CHECK(out && out->size >= sizeof out->size,
               "mt_arena_layout: out->size is not set; use MT_LAYOUT_INIT");
-    mt_status status = check_blocks("mt_arena_layout", blocks, count, fixed, alignment);
+    mt_status status = mt__check_blocks("mt_arena_layout", blocks, count, fixed, alignment);
     if (status != MT_OK) return status;
     own.order = orders[0].name;
     if (count > 0) {
@@ -315,14 +328,6 @@ struct mt_arena_search {
     uint64_t random;
 };
 
-/* splitmix64 (Steele, Lea & Flood 2014). */
-static size_t random_below(mt_arena_search *s, size_t n) {
-    uint64_t z = (s->random += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (size_t)((z ^ (z >> 31)) % n);
-}
-
 /* Moves the k-th of the order to an earlier place. */
 static void move_up(size_t *order, size_t k, size_t to) {
     size_t moved = order[k];
@@ -337,11 +342,13 @@ static void change_order(mt_arena_search *s) {
     for (size_t k = first; k < p->count; k++) {
         size_t i = s->trial[k];
         if (s->offsets[i] + p->blocks[i].bytes < s->bytes) continue;
-        if (random_below(s, ++tops) == 0) chosen = k;
+        if (mt__random_below(&s->random, ++tops) == 0) chosen = k;
     }
-    if (chosen > first) move_up(s->trial, chosen, first + random_below(s, chosen - first));
-    if (random_below(s, 3)) return;
-    size_t a = first + random_below(s, n), b = first + random_below(s, n), other = s->trial[a];
+    if (chosen > first)
+        move_up(s->trial, chosen, first + mt__random_below(&s->random, chosen - first));
+    if (mt__random_below(&s->random, 3)) return;
+    size_t a = first + mt__random_below(&s->random, n), b = first + mt__random_below(&s->random, n),
+           other = s->trial[a];
     s->trial[a] = s->trial[b];
     s->trial[b] = other;
 }
@@ -386,7 +393,7 @@ mt_status mt_arena_search_new(const mt_block *blocks, size_t count, size_t fixed
                               mt_arena_search **out) {
     MT__CHECK(out, "mt_arena_search_new: out is NULL");
     *out = NULL;
-    mt_status status = check_blocks("mt_arena_search_new", blocks, count, fixed, alignment);
+    mt_status status = mt__check_blocks("mt_arena_search_new", blocks, count, fixed, alignment);
     if (status != MT_OK) return status;
     MT__CHECK(count > fixed,
               "mt_arena_search_new: there is no block to move: %zu, and fixed is %zu", count,

@@ -31,7 +31,12 @@ constexpr size_t most_recordings = 6;              /* of a kind; the oldest go *
 constexpr size_t most_kinds = 32, most_plans = 64; /* the oldest go */
 constexpr double search_share = 0.004;             /* of the time */
 constexpr unsigned most_tries = 3000;
-constexpr double worth_searching = 1.003; /* over the lower bound */
+constexpr double warm_share = 0.1;       /* of the time of a chunk, once a plan */
+constexpr size_t warm_tries = 150;       /* a block, at most ... */
+constexpr size_t warm_slice = 2000;      /* ... so many at a time */
+constexpr double worth_searching = 1.02; /* over the lower bound: a tight layout is colder ... */
+constexpr double tight = 1.003;          /* ... and wanted where resident bytes are limited */
+constexpr size_t worth_adopting = 100;   /* a hundredth less, since what is adopted is cold */
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
@@ -85,6 +90,7 @@ struct Plan {
     std::atomic<size_t> alive{0};
     unsigned bad = 0; /* windows in a row in which too much departed from it */
     std::unique_ptr<mt_arena_search, SearchDeleter> search;
+    double chunk_seconds = 0;           /* of one that was recorded */
     double credit = 0, try_seconds = 0; /* time the search may take, and what the last try took */
     unsigned tries = 0;
 };
@@ -93,6 +99,7 @@ struct Plan {
 struct Arena::Family {
     Kind kind;
     std::vector<Recording> recordings;
+    double seconds = 0;                 /* of the one that was recorded last */
     std::map<size_t, unsigned> retries; /* sizes that must be recorded themselves, and how often */
 };
 
@@ -174,6 +181,20 @@ void find_before(Plan &plan) {
     }
 }
 
+/* For as long as it is cheap beside the chunks that will be the faster for it. */
+void warm(Plan &plan) {
+    auto start = Clock::now();
+    size_t count = plan.blocks.size(), tries = 0;
+    uint64_t random = 0;
+    double cold = 0;
+    while (tries < warm_tries * count && seconds_since(start) < warm_share * plan.chunk_seconds) {
+        tries += warm_slice;
+        if (mt_arena_warm(plan.blocks.data(), count, plan.fixed, alignment, plan.layout.bytes,
+                          warm_slice, &random, &cold) != MT_OK)
+            return;
+    }
+}
+
 /* Lays out the blocks of all places that are not on the heap, around those that stay. */
 bool lay_out(Plan &plan, const std::vector<mt_block> &all, const std::vector<mt_block> &fixed) {
     plan.blocks = fixed;
@@ -189,6 +210,7 @@ bool lay_out(Plan &plan, const std::vector<mt_block> &all, const std::vector<mt_
                         &plan.layout) != MT_OK)
         return false;
     plan.try_seconds = seconds_since(start); /* beginning a search lays out once more */
+    warm(plan);
     take_offsets(plan);
     find_before(plan);
     return true;
@@ -221,23 +243,31 @@ bool find_blocks(const std::vector<Recording> &recordings, size_t samples, bool 
 
 } // namespace
 
-Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
+/* A plan whose places are still to be filled in. */
+std::unique_ptr<Plan> Arena::new_plan(const Kind &kind, size_t samples, bool apart, size_t count) {
     auto plan = std::make_unique<Plan>();
+    plan->kind = kind;
+    plan->samples = samples;
+    plan->apart = apart;
+    plan->count = count;
+    plan->places = std::make_unique<Place[]>(count);
+    for (size_t i = 0; i < count; i++) {
+        plan->places[i].arena = this;
+        plan->places[i].plan = plan.get();
+    }
+    return plan;
+}
+
+Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
     std::vector<mt_block> blocks;
     auto again = family.retries.find(samples);
     bool own_only = again != family.retries.end();
     if (!find_blocks(family.recordings, samples, apart, own_only, blocks)) return nullptr;
-    plan->kind = family.kind;
-    plan->samples = samples;
-    plan->apart = apart;
-    plan->count = blocks.size();
-    plan->places = std::make_unique<Place[]>(plan->count);
+    auto plan = new_plan(family.kind, samples, apart, blocks.size());
+    plan->chunk_seconds = family.seconds;
     for (size_t i = 0; i < plan->count; i++) {
-        Place &place = plan->places[i];
-        place.arena = this;
-        place.plan = plan.get();
-        place.bytes = blocks[i].bytes;
-        place.room = rounded(blocks[i].bytes + header_bytes, alignment);
+        plan->places[i].bytes = blocks[i].bytes;
+        plan->places[i].room = rounded(blocks[i].bytes + header_bytes, alignment);
     }
     if (!lay_out(*plan, blocks, {}) || !mapping_.reserve(plan->layout.bytes)) return nullptr;
     if (plans_.size() == most_plans) retire(plans_.front().get());
@@ -311,24 +341,18 @@ void Arena::plan_around_kept() {
     bool some = plan_->busy >= bad_windows || (plan_->fixed && references_ == 1);
     for_alive(*plan_, [&](Place &place) { some |= ++place.kept == kept_times; });
     if (!some) return;
-    auto plan = std::make_unique<Plan>();
     std::vector<mt_block> blocks(plan_->count), fixed;
     auto stay = [&](const Place &place) {
         fixed.push_back({place.room, 0, SIZE_MAX, place.offset});
     };
     for (auto &other : plans_) for_alive(*other, stay);
     for (auto &other : retired_) for_alive(*other, stay);
-    plan->kind = plan_->kind;
-    plan->samples = plan_->samples;
-    plan->apart = plan_->apart;
-    plan->count = plan_->count;
-    plan->places = std::make_unique<Place[]>(plan->count);
+    auto plan = new_plan(plan_->kind, plan_->samples, plan_->apart, plan_->count);
+    plan->chunk_seconds = plan_->chunk_seconds;
     for (size_t i = 0, block = plan_->fixed; i < plan->count; i++) {
         const Place &old = plan_->places[i];
         Place &place = plan->places[i];
         if (!old.on_heap) blocks[i] = plan_->blocks[block++];
-        place.arena = this;
-        place.plan = plan.get();
         place.bytes = old.bytes;
         place.room = old.room;
         place.kept = old.kept;
@@ -342,10 +366,18 @@ void Arena::plan_around_kept() {
 
 /* ---- a smaller layout, by and by --------------------------------------------------------------------- */
 
+namespace {
+
+bool is_small_enough(const Plan &plan, size_t bytes) {
+    double accepted = resident_limit() ? tight : worth_searching;
+    return double(bytes) <= accepted * double(plan.layout.lower_bound_bytes);
+}
+
+} // namespace
+
 void Arena::search(Plan &plan, double seconds) {
     if (plan.tries >= most_tries || plan.blocks.size() == plan.fixed) return;
-    if (double(plan.layout.bytes) <= worth_searching * double(plan.layout.lower_bound_bytes))
-        return;
+    if (is_small_enough(plan, plan.layout.bytes)) return;
     plan.credit += search_share * seconds;
     if (plan.credit < plan.try_seconds) return;
     auto start = Clock::now();
@@ -371,11 +403,13 @@ void Arena::search(Plan &plan, double seconds) {
 /* Takes what the search has found, while no tensor lies where the old layout had it. */
 void Arena::adopt_search(Plan &plan) {
     if (!plan.search || plan.alive) return;
-    size_t found = mt_arena_search_run(plan.search.get(), 0);
-    if (!found || found >= plan.layout.bytes) return;
+    size_t found = mt_arena_search_run(plan.search.get(), 0), now = plan.layout.bytes;
+    bool ended = plan.tries >= most_tries || is_small_enough(plan, found);
+    if (!found || found >= now || (!ended && found > now - now / worth_adopting)) return;
     if (mt_arena_search_result(plan.search.get(), plan.blocks.data(), plan.blocks.size(),
                                &plan.layout) != MT_OK)
         return;
+    warm(plan);
     take_offsets(plan);
     find_before(plan);
 }
@@ -399,11 +433,12 @@ void Arena::start_recording(Family &family, size_t samples) {
 }
 
 /* Another one of the same size is older, and goes. */
-void Arena::take_recording() noexcept {
+void Arena::take_recording(double seconds) noexcept {
     Recording recording(recording_);
     Family &family = *recorded_family_;
     recording_ = nullptr;
     if (!mt_recording_allocations(recording.get())) return;
+    family.seconds = seconds;
     (void)guard([&] {
         size_t samples = mt_recording_samples(recording.get());
         auto &all = family.recordings;
@@ -466,7 +501,7 @@ void Arena::judge(Plan &plan) {
 }
 
 void Arena::end(double seconds) noexcept {
-    if (recording_ && seconds > 0) take_recording();
+    if (recording_ && seconds > 0) take_recording(seconds);
     mt_recording_free(recording_); /* of a chunk that failed */
     recording_ = nullptr;
     if (plan_ && seconds > 0)

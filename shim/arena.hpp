@@ -128,9 +128,10 @@ private:
     void release_reference() noexcept;
     Family &family_of(const Kind &kind);
     Plan *find_plan(const Kind &kind, size_t samples, bool apart);
+    std::unique_ptr<Plan> new_plan(const Kind &kind, size_t samples, bool apart, size_t count);
     Plan *make_plan(Family &family, size_t samples, bool apart);
     void start_recording(Family &family, size_t samples);
-    void take_recording() noexcept;
+    void take_recording(double seconds) noexcept;
     void retire(Plan *plan);
     void mark_busy();
     void plan_around_kept();
