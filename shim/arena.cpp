@@ -24,6 +24,8 @@ constexpr size_t alignment = 64;
 constexpr size_t huge_page = size_t(2) << 20;
 constexpr size_t look_ahead = 8;     /* requests that may be missing from a chunk */
 constexpr size_t missed_share = 50;  /* more than a fiftieth of a plan's requests is too much */
+constexpr size_t guest_bytes = 4096; /* what no plan knows of and is smaller goes to the heap */
+constexpr size_t guests_a_list = 512;
 constexpr unsigned bad_windows = 2;  /* in a row, before a chunk is recorded anew ... */
 constexpr unsigned most_retries = 4; /* ... as often as this */
 constexpr unsigned kept_times = 2; /* tensors that outlive their chunk, before the heap has them */
@@ -425,11 +427,6 @@ void Arena::start_recording(Family &family, size_t samples) {
     }
     recording_ = recording;
     recorded_family_ = &family;
-    /* The heap serves this chunk: under a limit there may be no room for idle pages beside it. */
-    if (!resident_limit() || references_ > 1) return;
-    mapping_.drop_pages();
-    std::lock_guard<std::mutex> lock(mutex_);
-    touched_ = 0;
 }
 
 /* Another one of the same size is older, and goes. */
@@ -449,7 +446,6 @@ void Arena::take_recording(double seconds) noexcept {
         all.push_back(std::move(recording));
         stats_.recorded++;
     });
-    trim_heap(); /* which has served this chunk, and will hardly serve another */
 }
 
 void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
@@ -459,9 +455,12 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
     }
     window_++;
     next_ = missed_ = 0;
-    skipped_ = false;
+    skipped_ = tracks_ = false;
+    held_.clear();
     plan_ = nullptr;
     mt_status status = guard([&] {
+        if (guests_ && guests_->alive) retired_.push_back(std::move(guests_));
+        if (guests_) guests_->count = 0;
         retired_.erase(std::remove_if(retired_.begin(), retired_.end(),
                                       [](const auto &plan) { return !plan->alive; }),
                        retired_.end());
@@ -524,24 +523,23 @@ size_t Arena::match(size_t bytes) const {
 }
 
 /*
- * Whether nothing of this window lies where the place is. As long as every place before it was served in
- * its turn, those that had its bytes last speak for all others.
+ * Whether nothing lies where the place is. As long as every place before it was served in its turn, those
+ * that had its bytes last speak for all others.
  */
-bool Arena::is_free(size_t index) const {
+bool Arena::is_free(size_t index) {
     const Place &place = plan_->places[index];
     if (place.busy == window_) return false;
-    for (uint32_t i = place.before; !skipped_ && i < place.before_end; i++)
+    if (skipped_ || tracks_) track();
+    if (tracks_)
+        return std::none_of(held_.begin(), held_.end(),
+                            [&](const Place *other) { return overlap(place, *other); });
+    for (uint32_t i = place.before; i < place.before_end; i++)
         if (plan_->places[plan_->before[i]].alive.load(std::memory_order_acquire)) return false;
-    for (size_t i = 0; skipped_ && i < index; i++) {
-        const Place &other = plan_->places[i];
-        if (other.on_heap || !other.alive.load(std::memory_order_acquire)) continue;
-        if (overlap(place, other)) return false;
-    }
     return true;
 }
 
-char *Arena::serve(size_t bytes, Place **out) noexcept {
-    if (!plan_) return nullptr;
+/* What the plan has for a request, NULL if it cannot be served there. */
+Place *Arena::find_planned(size_t bytes, bool *to_heap) {
     size_t index = match(bytes);
     if (index == plan_->count) {
         missed_++;
@@ -551,19 +549,101 @@ char *Arena::serve(size_t bytes, Place **out) noexcept {
     skipped_ |= index != next_;
     next_ = index + 1;
     Place &place = plan_->places[index];
+    *to_heap = place.on_heap;
     if (place.on_heap) return nullptr;
-    if (!is_free(index)) {
-        skipped_ = true;
-        missed_++;
-        return nullptr;
+    if (is_free(index)) return &place;
+    skipped_ = true;
+    missed_++;
+    return nullptr;
+}
+
+/* ---- guests ------------------------------------------------------------------------------------------ */
+
+/* Brings the list of what is alive up to date: the entries that stay do not overlap. */
+void Arena::track() {
+    auto hold_all = [this](const Plan &plan) {
+        for_alive(plan, [this](const Place &place) { held_.push_back(&place); });
+    };
+    if (tracks_) {
+        held_.erase(std::remove_if(held_.begin(), held_.end(),
+                                   [](const Place *place) { return !place->alive; }),
+                    held_.end());
+        return;
     }
-    place.alive.store(true, std::memory_order_relaxed);
-    plan_->alive++;
+    for (const auto &plan : plans_) hold_all(*plan);
+    for (const auto &plan : retired_) hold_all(*plan);
+    std::sort(held_.begin(), held_.end(),
+              [](const Place *a, const Place *b) { return a->offset < b->offset; });
+    tracks_ = true;
+}
+
+void Arena::hold(const Place *place) {
+    auto at =
+        std::upper_bound(held_.begin(), held_.end(), place->offset,
+                         [](size_t offset, const Place *other) { return offset < other->offset; });
+    held_.insert(at, place);
+}
+
+/* The smallest gap from there on, or above all that is alive. */
+size_t Arena::find_gap(size_t room, size_t from) const {
+    size_t best = SIZE_MAX, offset = SIZE_MAX;
+    for (const Place *place : held_) {
+        if (place->offset > from && place->offset - from >= room && place->offset - from < best) {
+            best = place->offset - from;
+            offset = from;
+        }
+        from = std::max(from, place->offset + place->room);
+    }
+    return best < SIZE_MAX ? offset : from;
+}
+
+/* A place that is still to be filled in. A full list stays until nothing in it is alive. */
+Place *Arena::guest_place() {
+    if (guests_ && guests_->count == guests_a_list) retired_.push_back(std::move(guests_));
+    if (!guests_) {
+        guests_ = new_plan(Kind{}, 0, false, guests_a_list);
+        guests_->count = 0;
+    }
+    return &guests_->places[guests_->count];
+}
+
+/* Above the plan, as long as that fits the chunk; anywhere otherwise. */
+Place *Arena::make_guest(size_t bytes) {
+    bool keeps_to_plan = plan_ && missed_ <= plan_->count / missed_share + 1;
+    size_t room = rounded(bytes + header_bytes, alignment);
+    track();
+    size_t offset = find_gap(room, keeps_to_plan ? plan_->layout.bytes : 0);
+    if (!mapping_.reserve(offset + room)) return nullptr;
+    Place *place = guest_place();
+    place->bytes = bytes;
+    place->offset = offset;
+    place->room = room;
+    hold(place);
+    guests_->count++;
+    stats_.guests++;
+    std::lock_guard<std::mutex> lock(mutex_);
+    touched_ = std::max(touched_, offset + room);
+    return place;
+}
+
+char *Arena::serve(size_t bytes, Place **out) noexcept {
+    Place *place = nullptr;
+    try {
+        bool to_heap = bytes < guest_bytes;
+        if (plan_) place = find_planned(bytes, &to_heap);
+        if (place) stats_.served++;
+        if (place && tracks_) hold(place);
+        if (!place && !to_heap) place = make_guest(bytes);
+    } catch (const std::bad_alloc &) {
+        return nullptr; /* no host memory for the lists */
+    }
+    if (!place) return nullptr;
+    place->alive.store(true, std::memory_order_relaxed);
+    place->plan->alive++;
     references_++;
-    stats_.served++;
-    *out = &place;
-    unpoison(mapping_.base() + place.offset, place.room);
-    return mapping_.base() + place.offset + header_bytes;
+    *out = place;
+    unpoison(mapping_.base() + place->offset, place->room);
+    return mapping_.base() + place->offset + header_bytes;
 }
 
 /* The place is free once alive is false, and may be another tensor's: nothing of it is read after that. */

@@ -5,9 +5,10 @@
  * are recorded (memtrain/arena.h makes layouts of any size from two); from then on requests are matched
  * against the plan in their order and served from one mapping, without malloc and without page faults.
  *
- * What departs from the plan goes to the heap and stays right: a request of another size, and one whose
- * place overlaps a tensor that is still alive, since somebody kept it. Where that repeats, the chunk is
- * recorded anew, and a slot whose tensors outlive their chunks is left to the heap.
+ * What departs from the plan is a guest, and lies where the mapping is free at that moment: a request of
+ * another size, one whose place overlaps a tensor that is still alive, since somebody kept it, and every
+ * one of a chunk without a plan. Where that repeats, the chunk is recorded anew, and a place whose tensors
+ * outlive their chunks is left to the heap, as small guests are.
  *
  * An arena belongs to one mt_torch and is used by one thread at a time; requests of other threads never
  * meet it. Tensors may be released on any thread, also after the mt_torch.
@@ -83,6 +84,7 @@ struct ArenaStats {
     size_t plans = 0;
     uint64_t windows = 0, recorded = 0; /* chunks, and those that were recorded */
     uint64_t served = 0, missed = 0;    /* requests of planned chunks */
+    uint64_t guests = 0; /* that no plan knew of, and that were served all the same */
 };
 
 class Arena {
@@ -138,8 +140,14 @@ private:
     void adopt_search(Plan &plan);
     void search(Plan &plan, double seconds);
     void judge(Plan &plan);
-    bool is_free(size_t index) const;
+    bool is_free(size_t index);
     size_t match(size_t bytes) const;
+    Place *find_planned(size_t bytes, bool *to_heap);
+    Place *make_guest(size_t bytes);
+    Place *guest_place();
+    size_t find_gap(size_t room, size_t from) const;
+    void track();
+    void hold(const Place *place);
 
     std::atomic<size_t> references_{1}; /* the owner's, and one a tensor */
     mutable std::mutex mutex_;          /* of the next three, against drop_all_pages() */
@@ -157,6 +165,9 @@ private:
     uint64_t window_ = 0;
     size_t next_ = 0, missed_ = 0;
     bool skipped_ = false; /* a place was not served though its turn had come */
+    bool tracks_ = false;  /* something was served that no plan knows of; from then on: */
+    std::vector<const Place *> held_; /* what is alive in the mapping, by offset */
+    std::unique_ptr<Plan> guests_;    /* places of requests that no plan knows of */
 };
 
 struct CloseArena {

@@ -31,6 +31,7 @@ constexpr size_t line_bytes = 64;
 constexpr int64_t follow_milliseconds = 200;
 constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 constexpr size_t resident_spare = 50;
+constexpr size_t group_spare = 20; /* of a control group's limit */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
@@ -74,6 +75,7 @@ std::atomic<size_t> in_arenas{0};
 std::atomic<size_t> most_resident{0};      /* the resident limit; 0: none */
 std::atomic<size_t> room_within{SIZE_MAX}; /* what it leaves for tensors */
 std::atomic<bool> is_default{true};
+std::atomic<bool> in_group{false}; /* the default follows a control group's limit */
 std::atomic<bool> in_place{false};
 
 Header *header_of(void *data) {
@@ -262,27 +264,42 @@ void keep_pages() {
 #endif
 }
 
-/* What the host has for us now; what we hold of it already counts, in use or kept by the heap. */
+/*
+ * What may be tensors where so many bytes may be resident: what is neither a tensor nor a page that waits
+ * for one has to fit beside them; a fiftieth is for what an arena takes above the bytes alive in it.
+ */
+size_t tensors_within(size_t most) {
+    size_t now = resident_bytes(), tensors = outside_arenas() + Arena::touched_bytes();
+    size_t others = now - std::min(now, tensors), room = most - std::min(most, others);
+    return std::max<size_t>(room - room / resident_spare, 1);
+}
+
+/* Nobody is under pressure, and a control group leaves less than the host has. */
+bool binds(const mt_host_memory &host) {
+    size_t room = host.cgroup_room_bytes;
+    return room < host.available_bytes && host.budget_bytes >= room - room / 5;
+}
+
+/*
+ * What the host has for us now; what we hold of it already counts, in use or kept by the heap. A control
+ * group counts resident bytes and ends who has too many, so its limit is taken as one on these.
+ */
 size_t host_budget() {
     static const size_t code = resident_bytes() - std::min(resident_bytes(), allocated());
     mt_host_memory host = {};
     host.size = sizeof host;
     if (mt_host_memory_read(nullptr, &host) != MT_OK) return SIZE_MAX;
     size_t resident = resident_bytes(), held = resident - std::min(resident, code);
+    size_t group = resident + std::min(host.cgroup_room_bytes, SIZE_MAX - resident);
+    in_group = binds(host);
+    if (in_group) return tensors_within(group - group / group_spare);
     held = std::max(held, allocated());
     return host.budget_bytes < SIZE_MAX - held ? std::max<size_t>(host.budget_bytes + held, 1)
                                                : SIZE_MAX;
 }
 
-/*
- * What is neither a tensor nor a page that waits for one has to fit beside them; a fiftieth is for what
- * an arena takes above the bytes that are alive in it.
- */
 void follow_resident_limit() {
-    size_t most = resident_limit(), now = resident_bytes();
-    size_t tensors = outside_arenas() + Arena::touched_bytes();
-    size_t others = now - std::min(now, tensors), room = most - std::min(most, others);
-    room_within = most ? std::max<size_t>(room - room / resident_spare, 1) : SIZE_MAX;
+    room_within = resident_limit() ? tensors_within(resident_limit()) : SIZE_MAX;
 }
 
 } // namespace
@@ -353,7 +370,8 @@ void follow_host() {
     if (!is_default || !old || now - last.load() < follow_milliseconds) return;
     last = now;
     size_t bytes = host_budget(), change = bytes > old ? bytes - old : old - bytes;
-    if (change > old / follow_share) limit.compare_exchange_strong(old, bytes);
+    if (change > old / follow_share || (in_group && bytes < old))
+        limit.compare_exchange_strong(old, bytes);
 }
 
 /* Without any figure of the host there is no limit. */

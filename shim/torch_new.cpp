@@ -149,8 +149,8 @@ extern "C" mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out) 
     MT_RETURN_IF_FAILED(check_sized(out, "mt_torch_arena", "out"));
     if (torch->arena) {
         cpu::ArenaStats stats = torch->arena->stats();
-        own = {sizeof own,    stats.bytes,    stats.lower_bound, stats.plans,
-               stats.windows, stats.recorded, stats.served,      stats.missed};
+        own = {sizeof own,     stats.bytes,  stats.lower_bound, stats.plans, stats.windows,
+               stats.recorded, stats.served, stats.missed,      stats.guests};
     }
     hand_over(own, out);
     return MT_OK;

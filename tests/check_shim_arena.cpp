@@ -4,6 +4,7 @@
  * once does not for ever.
  */
 #include <deque>
+#include <random>
 #include <thread>
 
 #include <ATen/ops/equal.h>
@@ -252,6 +253,18 @@ static const struct {
              for (int i = 0; i < 20; i++) (hidden.detach() * 2.0).slice(0, 0, 1).clone();
      },
      true},
+    {"of another large size each time",
+     [](int step, const at::Tensor &) { at::full({5000 + 1000 * (step % 17)}, 1.0); }, false},
+    {"large ones that come and go in another order",
+     [](int step, const at::Tensor &) {
+         at::Tensor a = at::full({step % 2 ? 90000 : 7000}, 1.0),
+                    b = at::full({step % 2 ? 7000 : 90000}, 2.0);
+         a = at::Tensor();
+         at::Tensor c = at::full({step % 3 ? 8000 : 80000}, 3.0);
+         ck_assert_double_eq(b.min().item().toDouble(), 2.0);
+         ck_assert_double_eq(c.min().item().toDouble(), 3.0);
+     },
+     false},
     {"the same sizes in another order",
      [](int step, const at::Tensor &) {
          at::Tensor a = at::full({step % 2 ? 900 : 700}, 1.0),
@@ -293,6 +306,40 @@ START_TEST(something_else) {
         if (askers[_i].settles) ck_assert_uint_eq(s.stats().missed, missed);
         /* A chunk that is not as planned finds back to its plan. */
         if (arena == MT_ARENA_AUTO) ck_assert_uint_gt(s.stats().served, s.stats().missed);
+        hash[arena == MT_ARENA_NEVER] = s.hash();
+    }
+    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+}
+END_TEST
+
+/* Large tensors at random, some kept for many chunks: none is ever written over by another one. */
+START_TEST(guests_at_random) {
+    std::string hash[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        std::vector<std::pair<at::Tensor, double>> kept;
+        std::mt19937 random(static_cast<unsigned>(_i));
+        auto check = [&](size_t i) {
+            auto &[tensor, value] = kept[i];
+            ck_assert_double_eq(tensor.min().item().toDouble(), value);
+            ck_assert_double_eq(tensor.max().item().toDouble(), value);
+        };
+        auto ask = [&](const at::Tensor &) {
+            for (int i = 0; i < 12; i++) {
+                if (kept.size() < 20 && random() % 2) {
+                    double value = static_cast<double>(random() % 1000);
+                    kept.emplace_back(at::full({600 + int64_t(random() % 40000)}, value), value);
+                } else if (!kept.empty()) {
+                    size_t which = random() % kept.size();
+                    check(which);
+                    kept.erase(kept.begin() + static_cast<ptrdiff_t>(which));
+                }
+            }
+        };
+        Subject s(arena, ask);
+        Batch batch(16);
+        for (int step = 0; step < 60; step++) s.step(batch, 1 + random() % 16, random() % 2);
+        for (size_t i = 0; i < kept.size(); i++) check(i);
+        ck_assert_int_eq(s.stats().guests > 100, arena == MT_ARENA_AUTO);
         hash[arena == MT_ARENA_NEVER] = s.hash();
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
@@ -482,6 +529,7 @@ Suite *suite_arena() {
     tcase_add_loop_test(kept, tensors_are_kept, 0, LENGTH(keepers));
     tcase_add_test(kept, released_elsewhere);
     tcase_add_loop_test(other, something_else, 0, LENGTH(askers));
+    tcase_add_loop_test(other, guests_at_random, 0, 8);
     tcase_add_test(other, another_thread_asks);
     tcase_add_test(other, two_threads);
     tcase_add_test(pages, pages_come_and_go);

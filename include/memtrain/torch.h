@@ -76,7 +76,8 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
 
 /*
  * Limits what tensors on the device may take, in bytes; 0: the default. On the CPU the default is
- * mt_host_memory's budget, the limit holds for the whole process and is enforced at each
+ * mt_host_memory's budget, or in a control group that leaves less than the host what a resident budget
+ * (below) of 0.95 of its limit would; it holds for the whole process and is enforced at each
  * allocation. On CUDA the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
  * recommended working set; both also set the allocator's own limit. It may be changed at any time;
  * a limit below what is allocated refuses every further request until enough is released. The CPU's
@@ -342,10 +343,11 @@ typedef struct mt_arena_stats {
     uint64_t recorded;        /* of these, such that served to make plans */
     uint64_t served;          /* requests of planned chunks that were served from the arena ... */
     uint64_t missed;          /* ... and that departed from the plan */
+    uint64_t guests;          /* requests that no plan knew of and that it served all the same */
 } mt_arena_stats;
 
 #define MT_ARENA_STATS_INIT                                                                        \
-    { sizeof(mt_arena_stats), 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(mt_arena_stats), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Zeros where there is no arena. @return MT_OK, MT_EINVAL */
 MT_API MT_NODISCARD mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out);
