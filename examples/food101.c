@@ -137,9 +137,8 @@ static size_t rest_of_epoch(const food101 *f) {
 /* The network, and beside it on the device its gradients and the optimiser's state. */
 static mt_status make_backend(food101 *f) {
     food101_model_options model = model_options(f);
-    mt_torch_options torch = ex_flags_torch(&f->flags, f->device.name);
     mt_status status = food101_model_new(&model, &f->model);
-    if (status == MT_OK) status = mt_torch_new(f->model, &torch, &f->torch);
+    if (status == MT_OK) status = ex_device_torch(&f->flags, &f->device, f->model, &f->torch);
     if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);
     f->info.size = sizeof f->info;
     if (status == MT_OK) status = f->backend.describe(f->backend.self, &f->info);

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#define SPAN 16       /* runs of a size; older ones are forgotten with time */
 #define WORTH_IT 0.98 /* a gain below 2 % is noise */
 #define FIRST_RUN 0.9 /* the first run of a size pays for its set-up: expect less next time, ... */
 #define MOST_SET_UP 0.4 /* ... as much less as other sizes have shown, up to this */
@@ -28,19 +29,28 @@ static void note_set_up(mt__timings *t, double share) {
     t->set_up = fmax(MOST_SET_UP, t->set_up > 0 ? fmin(t->set_up, share) : share);
 }
 
+/* At the end of a span only its own runs count. */
+static void note_again(mt__timing *e, double seconds) {
+    e->seconds = fmin(e->seconds, seconds);
+    e->recent = e->recent > 0 ? fmin(e->recent, seconds) : seconds;
+    if (++e->runs < 2 + SPAN) return;
+    e->seconds = e->recent;
+    e->recent = 0;
+    e->runs = 2;
+}
+
 void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     mt__timing *e = timings->entry;
     size_t i = position(timings, samples);
     if (!(seconds > 0) || samples == 0) return;
     if (i < timings->count && e[i].samples == samples) {
         if (e[i].runs == 1) note_set_up(timings, seconds / e[i].seconds);
-        e[i].seconds = fmin(e[i].seconds, seconds);
-        e[i].runs = 2;
+        note_again(&e[i], seconds);
         return;
     }
     if (timings->count == MT__TIMINGS) return;
     memmove(e + i + 1, e + i, (timings->count - i) * sizeof *e);
-    e[i] = (mt__timing){samples, 1, seconds};
+    e[i] = (mt__timing){samples, 1, seconds, 0};
     timings->count++;
 }
 

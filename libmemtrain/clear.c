@@ -57,7 +57,7 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
     policy->last_mode = mode;
     policy->last_shape = policy->shape;
     if (every > 0) return calls && calls % (uint64_t)every == 0 ? MT_CLEAR_EVERY : MT_CLEAR_NOT;
-    if (every == MT_CLEAR_NEVER || !evidence || !is_affordable(policy, call)) return MT_CLEAR_NOT;
+    if (every != MT_CLEAR_AUTO || !evidence || !is_affordable(policy, call)) return MT_CLEAR_NOT;
     policy->cleared_at = call;
     return MT_CLEAR_EVIDENCE;
 }

@@ -49,9 +49,9 @@ static mt_status check_backend_sizes(const mt_policy_options *o, size_t least) {
 static mt_status check_options(const mt_policy_options *o) {
     const unsigned all = MT_RUNG_BIT(MT_RUNGS) - 1;
     MT__CHECK(
-        o->clear_every >= MT_CLEAR_NEVER && o->eval_clear_every >= MT_CLEAR_NEVER,
+        o->clear_every >= MT_CLEAR_EPOCHS && o->eval_clear_every >= MT_CLEAR_NEVER,
         "mt_policy_options: clear_every %d, eval_clear_every %d; accepted: a number of steps, "
-        "MT_CLEAR_AUTO (0), MT_CLEAR_NEVER (-1)",
+        "MT_CLEAR_AUTO (0), MT_CLEAR_NEVER (-1), and for clear_every MT_CLEAR_EPOCHS (-2)",
         o->clear_every, o->eval_clear_every);
     MT__CHECK(((o->allow_rungs | o->forbid_rungs) & ~all) == 0,
               "mt_policy_options: allow_rungs 0x%x, forbid_rungs 0x%x; accepted: sums of "

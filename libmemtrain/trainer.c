@@ -880,7 +880,8 @@ mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
     own.seconds = t->epoch_seconds;
     own.peak_bytes = t->epoch_peak_bytes;
     own.epoch = t->epoch + 1;
-    if (t->policy_options.clear_every > 0) status = clear(t, MT_CLEAR_EPOCH);
+    int every = t->policy_options.clear_every;
+    if (every > 0 || every == MT_CLEAR_EPOCHS) status = clear(t, MT_CLEAR_EPOCH);
     if (status != MT_OK) return status;
     t->epoch++;
     mt__trace_epoch(t, &own);

@@ -66,23 +66,23 @@ Loss forward(mt_torch &torch, const Chunk &chunk) {
     return loss_of(*torch.model, chunk);
 }
 
-/* Loss and metrics as doubles. One copy from a device; on the CPU read where they are. */
+/*
+ * Loss and metrics as doubles. One copy from a device; two from MPS, which has no doubles to put counts of
+ * pixels and a loss together in; on the CPU they are read where they are.
+ */
 void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics) {
-    at::Tensor all = values.loss.detach().reshape({1}), sums = values.metrics;
-    if (torch.device.is_host()) {
-        *loss = all[0].item().toDouble();
-        if (sums.defined()) sums = sums.reshape({-1});
-        for (int64_t i = 0; sums.defined() && i < sums.numel(); i++)
-            metrics[i] = sums[i].item().toDouble();
-        return;
+    at::Tensor first = values.loss.detach().reshape({1}), sums = values.metrics;
+    if (sums.defined()) sums = sums.reshape({-1});
+    if (sums.defined() && !sums.is_cpu() && torch.device.memory() != Memory::mps) {
+        at::Tensor all = at::cat({first.to(at::kDouble), sums.to(at::kDouble)});
+        all = all.to(at::kCPU);
+        first = all.narrow(0, 0, 1);
+        sums = all.narrow(0, 1, sums.numel());
     }
-    auto type =
-        torch.device.memory() == Memory::mps ? at::kFloat : at::kDouble; /* MPS has no doubles */
-    all = all.to(type);
-    if (sums.defined()) all = at::cat({all, sums.reshape({-1}).to(torch.device, type)});
-    all = all.to(at::kCPU).to(at::kDouble);
-    *loss = all[0].item().toDouble();
-    for (int64_t i = 1; i < all.numel(); i++) metrics[i - 1] = all[i].item().toDouble();
+    if (sums.defined()) sums = sums.to(at::kCPU);
+    *loss = first[0].item().toDouble();
+    for (int64_t i = 0; sums.defined() && i < sums.numel(); i++)
+        metrics[i] = sums[i].item().toDouble();
 }
 
 /* A chunk without units has a mean over nothing, which is no number. */

@@ -83,6 +83,15 @@ START_TEST(explaining_what_cannot_fit_exits_3) {
 }
 END_TEST
 
+START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
+    EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu", "--steps",
+           "2");
+    ck_contains(cli_err, "--fallback: going on on the CPU: ");
+    ck_contains(cli_out, "cpu");
+    EXPECT(3, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--steps", "2");
+}
+END_TEST
+
 /* ---- what is known beforehand -------------------------------------------------------------------- */
 
 static const struct {
@@ -107,11 +116,12 @@ static const struct {
     {{"--device", "sim:mps", "--budget", "150MiB"},
      3,
      {"missing", "a simulated card of more than 150.0 MiB", "  --device cpu "},
-     {"are free", "--fallback"}},
+     {"are free", ""}},
     {{"--device", "sim:cuda", "--budget", "150MiB"},
      3,
-     {"missing", "a simulated card of more than 150.0 MiB", "  --device cpu "},
-     {"are free", "--fallback"}},
+     {"missing", "a simulated card of more than 150.0 MiB",
+      "--fallback cpu       goes on there where not even the model fits"},
+     {"are free", ""}},
     {{"--device", "cpu", "--budget", "100MiB"},
      3,
      {"missing", "more than the 100.0 MiB of now; ", "are free"},
@@ -170,6 +180,7 @@ int main(void) {
     tcase_add_loop_test(full, a_full_standard_output_is_told, 0, LENGTH(printing));
     tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);
+    tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);
     tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
     tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
     tcase_add_test(fits, explaining_a_fallback);

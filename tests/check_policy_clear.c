@@ -65,11 +65,14 @@ static const struct {
     {"another mode, small cache", 0, 300, 400, 0, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT, 0, 0},
     {"and back, large cache", 0, 300, 401, 0, 5, MT_EVALUATE, MT_TRAIN, MT_CLEAR_EVIDENCE, 0, 0},
     {"never, with all evidence", -1, 300, 900, 900, 9, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT, 0, 0},
+    {"epochs alone, with all evidence", -2, 300, 1100, 900, 9, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0,
+     0},
 };
 
 START_TEST(clear_automatic) {
     mt_policy_options options = {.clear_every = clears[_i].every,
-                                 .eval_clear_every = clears[_i].every};
+                                 .eval_clear_every =
+                                     clears[_i].every < 0 ? MT_CLEAR_NEVER : clears[_i].every};
     mt_policy *policy = policy_new(options, (mt_backend_info){0});
     mt_memory memory = cached(300, 300, 5);
 

@@ -59,6 +59,25 @@ START_TEST(time_steady) {
 }
 END_TEST
 
+/* What was fastest and then becomes slow is left, though it was fast once. */
+static double throttled(size_t m) {
+    return m > 16 ? 0.05 * (double)m : 0.05 + 0.01 * (double)m;
+}
+
+START_TEST(time_gets_worse) {
+    device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
+    size_t largest;
+
+    dev.seconds = steady;
+    ck_assert_uint_eq(largest_chunk_of_the_last(&dev, 96, 60, 40), 96);
+    dev.seconds = throttled;
+    largest = largest_chunk_of_the_last(&dev, 96, 200, 40);
+    ck_assert_uint_le(largest, 16);
+    ck_assert_uint_ge(largest, 8);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 START_TEST(time_shallow) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
     size_t largest;
@@ -152,6 +171,7 @@ static Suite *suite_policy_time(void) {
 
     tcase_add_test(time, time_cliff);
     tcase_add_test(time, time_steady);
+    tcase_add_test(time, time_gets_worse);
     tcase_add_test(time, time_shallow);
     tcase_add_test(time, time_within_memory);
     tcase_add_test(time, time_deterministic);

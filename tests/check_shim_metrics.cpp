@@ -28,6 +28,16 @@ START_TEST(top_k) {
 }
 END_TEST
 
+/* The same numbers, and neither graph nor device behind them. */
+START_TEST(on_the_cpu) {
+    at::Tensor logits = at::tensor({0.1, 0.5, 0.9, 0.4}).reshape({2, 2}).requires_grad_();
+    at::Tensor target = at::tensor({1, 1}, at::kLong);
+    at::Tensor there = memtrain::on_cpu(logits * 2);
+    ck_assert(there.is_cpu() && !there.requires_grad());
+    ck_assert_double_eq(value(memtrain::correct(there, memtrain::on_cpu(target))), 1.0);
+}
+END_TEST
+
 START_TEST(errors) {
     at::Tensor output = at::tensor({1.0, 2.0, 3.0, 5.0}).reshape({2, 2});
     at::Tensor target = at::tensor({0.0, 4.0, 3.0, 1.0}).reshape({2, 2});
@@ -134,6 +144,7 @@ Suite *suite_metrics() {
     Suite *suite = suite_create("shim_metrics");
     TCase *sums = suite_case(suite, "sums");
     tcase_add_test(sums, top_k);
+    tcase_add_test(sums, on_the_cpu);
     tcase_add_test(sums, errors);
     tcase_add_test(sums, overlap);
     tcase_add_test(sums, overlap_of_many);

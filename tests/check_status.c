@@ -445,8 +445,8 @@ START_TEST(policy_options_refused) {
         const char *word;
     } rows[] = {
         {{.min_micro_batch = 8, .max_micro_batch = 4}, "micro_batch"},
-        {{.clear_every = -2}, "clear_every"},
-        {{.eval_clear_every = -7}, "eval_clear_every"},
+        {{.clear_every = -3}, "clear_every"},
+        {{.eval_clear_every = -2}, "eval_clear_every"},
     };
 
     for (int i = 0; i < LENGTH(rows); i++) {

@@ -299,6 +299,24 @@ START_TEST(cache_every) {
 }
 END_TEST
 
+START_TEST(cache_after_epochs) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(14);
+    mt_trainer *trainer;
+
+    policy.clear_every = MT_CLEAR_EPOCHS;
+    options.cache_keeps_bytes = 30000;
+    trainer = trainer_with(&options, &policy);
+    for (int epoch = 0; epoch < 3; epoch++) {
+        for (uint64_t id = 1; id <= 10; id++) step(trainer, 16, id);
+        ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), epoch);
+        ck_ok(mt_trainer_end_epoch(trainer, NULL));
+        ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), epoch + 1);
+    }
+    done(trainer);
+}
+END_TEST
+
 START_TEST(cache_never) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(14);
@@ -393,6 +411,7 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_loop_test(memory, kernel_changes_with_the_chunk, 0, 2);
     tcase_add_test(memory, nothing_is_known);
     tcase_add_test(cache, cache_every);
+    tcase_add_test(cache, cache_after_epochs);
     tcase_add_test(cache, cache_never);
     tcase_add_test(cache, cache_automatic);
     tcase_add_loop_test(cache, cache_is_not_emptied, 0, 2);

@@ -131,3 +131,16 @@ mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed
     status = mt_device_set_resident_budget(out->name, flags->budget_resident);
     return status == MT_OK ? read_device(out) : status;
 }
+
+mt_status ex_device_torch(const ex_flags *flags, ex_device *device, mt_model *model,
+                          mt_torch **out) {
+    mt_torch_options options = ex_flags_torch(flags, device->name);
+    mt_status status = mt_torch_new(model, &options, out);
+    int may_fall_back = (flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)) && !is_cpu(device);
+    if (status != MT_EDEVMEM || !may_fall_back) return status;
+    mt_log(MT_LOG_WARNING, "--fallback: going on on the CPU: %s", mt_last_error());
+    device->name = options.device = "cpu";
+    device->card_bytes = 0;
+    status = set_budget(device, NULL);
+    return status == MT_OK ? mt_torch_new(model, &options, out) : status;
+}

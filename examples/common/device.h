@@ -25,4 +25,12 @@ typedef struct ex_device {
 MT_NODISCARD mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed,
                                       ex_device *out);
 
+/*
+ * mt_torch_new on that device, with the options that the flags say. Where not even parameters, gradients and
+ * optimiser state fit it and --fallback allows the CPU, goes on there, with a warning; the device is the CPU
+ * with its default budget then.
+ */
+MT_NODISCARD mt_status ex_device_torch(const ex_flags *flags, ex_device *device, mt_model *model,
+                                       mt_torch **out);
+
 #endif

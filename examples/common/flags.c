@@ -28,7 +28,10 @@ static const ex_word fallbacks[] = {
     {"cpu", MT_RUNG_BIT(MT_RUNG_CPU)},
     {"minimal", MT_RUNG_BIT(MT_RUNG_CPU) | MT_RUNG_BIT(MT_RUNG_MINIMAL)},
     {NULL, 0}};
-static const ex_word clearing[] = {{"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {NULL, 0}};
+static const ex_word clearing[] = {
+    {"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {"epoch", MT_CLEAR_EPOCHS}, {NULL, 0}};
+static const ex_word val_clearing[] = {
+    {"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {NULL, 0}};
 static const ex_word progress_modes[] = {{"auto", EX_PROGRESS_AUTO},
                                          {"bar", EX_PROGRESS_BAR},
                                          {"plain", EX_PROGRESS_PLAIN},
@@ -163,11 +166,12 @@ static const ex_option rows[] = {
     FLAG("max-micro-batch", EX_WHOLE, max_micro_batch, "N|auto",
          "never more, where it is chosen; auto: no bound", .least = 1, .most = 65536,
          .words = automatic),
-    FLAG("clear-every", EX_WHOLE, clear_every, "N|auto|never",
-         "empty the device's cache each N training steps; auto: on evidence", .least = 1,
-         .most = MANY, .words = clearing),
+    FLAG("clear-every", EX_WHOLE, clear_every, "N|auto|never|epoch",
+         "empty the device's cache each N training steps and after each epoch; epoch: only then; "
+         "auto: on evidence",
+         .least = 1, .most = MANY, .words = clearing),
     FLAG("val-clear-every", EX_WHOLE, val_clear_every, "N|auto|never",
-         "the same for validation batches", .least = 1, .most = MANY, .words = clearing),
+         "the same for validation batches", .least = 1, .most = MANY, .words = val_clearing),
     FLAG("fallback", EX_WORD, fallback, "NAME",
          "where not even the smallest chunk fits the device: none gives up, cpu goes on there, "
          "minimal then with one thread",

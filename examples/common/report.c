@@ -107,12 +107,11 @@ static void print_budget(const ex_device *device) {
         fprintf(stderr, "more than the %s of now\n", budget);
 }
 
-/* What needs the backend to be there already is not said where the state alone is too large. */
 static void print_devices(const ex_flags *flags, const ex_device *device, int has_state) {
     if (strcmp(device->name, "cpu") == 0) return;
-    if (has_state && !(flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)))
-        fprintf(stderr, "  --fallback cpu       goes on there where not even the smallest chunk "
-                        "fits\n");
+    if (!(flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)))
+        fprintf(stderr, "  --fallback cpu       goes on there where not even %s fits\n",
+                has_state ? "the smallest chunk" : "the model");
     fprintf(stderr, "  --device cpu         the host's memory: slower\n");
 }
 

@@ -170,6 +170,7 @@ typedef enum mt_rate_rule {
 
 #define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time (of the steps, if deterministic) */
 #define MT_CLEAR_NEVER (-1)
+#define MT_CLEAR_EPOCHS (-2) /* at the end of each epoch (mt_trainer_end_epoch) alone */
 
 /* Zero is the default of every field. */
 typedef struct mt_policy_options {
@@ -180,8 +181,9 @@ typedef struct mt_policy_options {
         min_micro_batch; /* never smaller, except for a batch that is; 0: what the backend says */
     size_t max_micro_batch; /* never larger, where a cut into chunks that are not too small allows
                                it (8 samples, at least 5 and at most 5: one chunk); 0: no bound */
-    int clear_every;        /* clear the cache each N training steps, MT_CLEAR_AUTO or _NEVER */
-    int eval_clear_every;   /* the same for evaluation calls */
+    int clear_every;        /* clear the cache each N training steps and after each epoch, or
+                               MT_CLEAR_AUTO, _NEVER or _EPOCHS */
+    int eval_clear_every;   /* each N evaluation calls, MT_CLEAR_AUTO or _NEVER */
     int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
     unsigned max_retries;   /* of one step with the same rungs; 0: 16 */
     unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */

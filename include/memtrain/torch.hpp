@@ -95,6 +95,15 @@ inline at::Tensor sum_over_samples(const at::Tensor &each) {
 } // namespace detail
 
 /*
+ * A tensor without its graph, on the CPU. Metrics of such tensors are computed there, and take nothing of
+ * the device: correct(on_cpu(logits), on_cpu(labels)). The copy waits for the device; metrics that stay on
+ * it do not, since they are read with the loss when the chunk has ended.
+ */
+inline at::Tensor on_cpu(const at::Tensor &tensor) {
+    return tensor.detach().to(at::kCPU);
+}
+
+/*
  * All metrics throw std::invalid_argument, with both shapes, where those of output and target do not
  * belong together.
  */
