@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t alignment = 64;
 constexpr size_t huge_page = size_t(2) << 20;
-constexpr size_t look_ahead = 8;     /* requests that may be missing from a chunk */
+constexpr size_t huge_from = 16 * huge_page; /* the last page of a smaller arena is much of it */
+constexpr size_t look_ahead = 8;             /* requests that may be missing from a chunk */
 constexpr size_t missed_share = 50;  /* more than a fiftieth of a plan's requests is too much */
 constexpr size_t guest_bytes = 4096; /* what no plan knows of and is smaller goes to the heap */
 constexpr size_t guests_a_list = 512;
@@ -128,7 +129,7 @@ bool Mapping::reserve(size_t bytes) noexcept {
     if (!start_ || bytes > range_ - huge_page) return false;
     if (mprotect(base_ + bytes_, bytes - bytes_, PROT_READ | PROT_WRITE)) return false;
 #ifdef MADV_HUGEPAGE
-    (void)madvise(base_ + bytes_, bytes - bytes_, MADV_HUGEPAGE);
+    if (bytes >= huge_from) (void)madvise(base_, bytes, MADV_HUGEPAGE);
 #endif
     poison(base_ + bytes_, bytes - bytes_);
     bytes_ = bytes;

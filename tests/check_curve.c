@@ -279,6 +279,23 @@ START_TEST(endless_room_by_a_bound) {
 }
 END_TEST
 
+/* Without recordings the highest peak of the largest chunk stands for it. */
+START_TEST(the_bound_is_the_highest) {
+    static const struct {
+        size_t samples, peak, bound_samples, bound;
+    } rows[] = {{16, 500, 16, 500}, {16, 600, 16, 600}, {16, 550, 16, 600},
+                {8, 700, 16, 600},  {20, 590, 20, 590}, {20, 0, 20, 590}};
+    mt__curve *curve = curve_new();
+
+    for (int i = 0; i < LENGTH(rows); i++) {
+        mt__curve_learn(curve, 0, rows[i].samples, rows[i].peak);
+        ck_assert_uint_eq(curve->evidence[0].bound_samples, rows[i].bound_samples);
+        ck_assert_uint_eq(curve->evidence[0].bound_peak, rows[i].bound);
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
 /* Lines that fall to nothing beyond a change of kernels: a range begins all the same. */
 START_TEST(a_model_that_falls_to_nothing) {
     static const size_t bytes[] = {1000, 100, 5000, 9000};
@@ -351,6 +368,7 @@ int main(void) {
     tcase_add_test(ranges, corrections_fade);
     tcase_add_test(ranges, a_range_comes_down_below_another);
     tcase_add_test(ranges, endless_room_by_a_bound);
+    tcase_add_test(ranges, the_bound_is_the_highest);
     tcase_add_test(ranges, a_model_that_falls_to_nothing);
     tcase_add_test(useless, without_host_memory);
     tcase_add_test(useless, empty_recording);

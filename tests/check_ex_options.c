@@ -227,7 +227,7 @@ static const struct {
     {{"--budget-resident", "50%"}, {"--budget-resident", "'50%'", "900MiB"}},
     {{"--budget", "-5MiB"}, {"--budget", "'-5MiB'", "600MiB"}},
     {{"--micro-batch", "0"}, {"--micro-batch", "'0'", "auto"}},
-    {{"--clear-every", "0"}, {"--clear-every", "'0'", "auto or never"}},
+    {{"--clear-every", "0"}, {"--clear-every", "'0'", "auto, never or epoch"}},
     {{"--progress", "fancy"}, {"--progress", "'fancy'", "auto, bar, plain or off"}},
     {{"--inject-oom", "2"}, {"--inject-oom", "'2'", "STEP:N"}},
     {{"--inject-oom", "0:1"}, {"--inject-oom", "'0:1'", "STEP:N"}},

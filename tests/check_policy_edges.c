@@ -20,7 +20,7 @@ static const struct {
     {{.micro_batch = 3, .min_micro_batch = 4}, "micro_batch 3 is below min_micro_batch 4"},
     {{.micro_batch = 9, .max_micro_batch = 8}, "micro_batch 9 is above max_micro_batch 8"},
     {{.min_micro_batch = 9, .max_micro_batch = 8}, "min_micro_batch 9 is above max_micro_batch 8"},
-    {{.clear_every = -2}, "clear_every -2"},
+    {{.clear_every = -3}, "clear_every -3"},
     {{.eval_clear_every = -2}, "eval_clear_every -2"},
     {{.keep_chunks = -2}, "keep_chunks is -2"},
     {{.keep_chunks = 2}, "keep_chunks is 2"},
