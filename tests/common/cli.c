@@ -14,17 +14,18 @@
 
 char cli_root[CLI_PATH], cli_trace[CLI_PATH], cli_replayed[CLI_PATH];
 char cli_out[CLI_CAPACITY], cli_err[CLI_CAPACITY];
-const char *cli_stdout;
+const char *cli_stdout, *cli_program = "food101";
+const char *const *cli_environment;
 
 static char program[CLI_PATH], out_path[CLI_PATH], err_path[CLI_PATH];
 
 /* ---- running ------------------------------------------------------------------------------------- */
 
 static void find_program(void) {
-    char self[CLI_PATH - 32];
+    char self[CLI_PATH - 64];
     ck_assert(ex_program_path(NULL, self, sizeof self));
     *strrchr(self, '/') = '\0';
-    snprintf(program, sizeof program, "%s/../examples/food101", self);
+    snprintf(program, sizeof program, "%s/../examples/%.31s", self, cli_program);
     ck_assert_msg(access(program, X_OK) == 0, "%s is not there", program);
 }
 
@@ -70,6 +71,7 @@ pid_t cli_start(const char *const *arguments) {
     redirect(err_path, 2);
     unsetenv("OMP_WAIT_POLICY");
     unsetenv("GOMP_SPINCOUNT");
+    for (int i = 0; cli_environment && cli_environment[i]; i++) putenv((char *)cli_environment[i]);
     execv(program, argv);
     _exit(99);
 }

@@ -1,5 +1,6 @@
 /*
- * cli.h - runs build/examples/food101 and looks at what it left behind, for the check_ex_*.c.
+ * cli.h - runs build/examples/food101, or another example, and looks at what it left behind, for the
+ * check_ex_*.c.
  *
  * The program is found beside the test. Pictures of 32 x 32 keep the runs short; --threads 1 and
  * --deterministic keep them the same on any machine.
@@ -20,6 +21,12 @@ extern char cli_out[CLI_CAPACITY], cli_err[CLI_CAPACITY];
 
 /* Where its standard output goes, "/dev/full" say; NULL: to cli_out. */
 extern const char *cli_stdout;
+
+/* What is run, "food101" unless a suite sets another before its cases run. */
+extern const char *cli_program;
+
+/* "NAME=VALUE", ..., NULL, for its environment; NULL: nothing beside this one. */
+extern const char *const *cli_environment;
 
 #define SMALL "--device", "cpu", "--image-size", "32", "--threads", "1", "--deterministic"
 

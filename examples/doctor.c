@@ -1,0 +1,427 @@
+/*
+ * doctor.c - tells what is here, and what it means for training inside a memory budget.
+ *
+ *     build/examples/doctor
+ *
+ * What the process holds is read first and printed late: asking a card for its memory takes memory.
+ * Nothing is trained and nothing is changed.
+ */
+#include "common/options.h"
+#include "common/output.h"
+
+#include <memtrain/torch.h>
+#include <memtrain/trainer.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#define NAME "doctor"
+
+/* Where text begins in a row, and where it is broken. */
+enum { COLUMN = 22, REASON_COLUMN = 6, WIDTH = 96 };
+
+/* How the process was before anything else happened, and what came of starting libtorch. */
+typedef struct start {
+    size_t resident; /* before; 0: not known */
+    mt_status init;
+    mt_resident held; /* after */
+    mt_status held_status;
+    char failure[512], warning[512]; /* lines of init, of held, or ""; what was logged last */
+    mt_host_memory host;
+    mt_status host_status;
+} start;
+
+/* ---- rows -------------------------------------------------------------------------------------- */
+
+static void section(const char *title) {
+    printf("\n%s\n", title);
+}
+
+/* Words from column on, broken before WIDTH; the cursor stands at column already. */
+static void print_wrapped(const char *text, size_t column) {
+    size_t at = column;
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        int is_first = at == column;
+        if (!is_first && at + 1 + length > WIDTH) {
+            printf("\n%*s", (int)column, "");
+            at = column;
+        } else if (!is_first) {
+            putchar(' ');
+            at++;
+        }
+        printf("%.*s", (int)length, text);
+        at += length;
+        text += length + strspn(text + length, " ");
+    }
+    putchar('\n');
+}
+
+static void row(const char *label, const char *format, ...) MT_PRINTF(2, 3);
+
+static void row(const char *label, const char *format, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    printf("  %-*s", COLUMN - 2, label);
+    print_wrapped(text, COLUMN);
+}
+
+/* The error line without the name of the function that wrote it. */
+static const char *last_reason(void) {
+    const char *line = mt_last_error(), *colon = strstr(line, ": ");
+    return colon && strncmp(line, "mt_", 3) == 0 ? colon + 2 : line;
+}
+
+typedef struct size_text {
+    char text[32];
+} size_text;
+
+/* A struct, so that one call of printf can have several. */
+static size_text in_words(size_t bytes) {
+    size_text words = {"none"};
+    if (bytes != SIZE_MAX) mt_format_size(bytes, words.text, sizeof words.text);
+    return words;
+}
+
+/* ---- the start of libtorch --------------------------------------------------------------------- */
+
+/* mt_device_resident starts libtorch, so what was held before has to be read without it. */
+static size_t resident_now(void) {
+    unsigned long all, resident;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    int fields = fscanf(file, "%lu %lu", &all, &resident);
+    fclose(file);
+    return fields == 2 ? (size_t)resident * (size_t)sysconf(_SC_PAGESIZE) : 0;
+}
+
+/* Why CUDA was left out is told to the log alone. */
+static void on_log(void *user, mt_log_level level, const char *text) {
+    start *s = user;
+    if (level == MT_LOG_WARNING) snprintf(s->warning, sizeof s->warning, "%s", text);
+}
+
+static void open_start(start *s) {
+    *s = (start){.held = MT_RESIDENT_INIT, .host = {.size = sizeof s->host}};
+    s->resident = resident_now();
+    mt_set_log(on_log, s);
+    s->init = mt_torch_init(NULL);
+    s->held_status = mt_device_resident("cpu", &s->held);
+    if (s->held_status != MT_OK) snprintf(s->failure, sizeof s->failure, "%s", last_reason());
+    s->host_status = mt_host_memory_read(NULL, &s->host);
+}
+
+/* ---- the library ------------------------------------------------------------------------------- */
+
+static void print_library(const start *s) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    section("Library");
+    row("libmemtrain", "%s%s", mt_version_string(),
+        mt_version_number() == MT_VERSION_NUMBER ? "" : ", this program is of " MT_VERSION_STRING);
+    if (s->init == MT_OK)
+        row("libtorch", "%s", mt_torch_version());
+    else
+        row("libtorch", "%s is not usable: %s", mt_torch_version(), s->failure);
+    if (*s->warning) row("warning", "%s", s->warning);
+    row("threads", "%d, on %ld cores", mt_torch_get_threads(), cores);
+    row("CPU budget", "%s",
+        mt_torch_enforces_budget() ? "enforced by our allocator: what exceeds it is refused"
+                                   : "watched, not enforced: libtorch keeps its allocator");
+    row("planned memory", "%s",
+        mt_torch_enforces_budget() ? "for chunks on the CPU, unless a program turns it off"
+                                   : "none: it needs our allocator");
+    row("at most", "%d tensors a batch, %d metrics a model", MT_TENSORS_MAX, MT_METRICS_MAX);
+}
+
+/* ---- devices ----------------------------------------------------------------------------------- */
+
+typedef struct device {
+    const char *name;
+    const char *run_on, *with; /* where it last ran, and with what */
+} device;
+
+/* docs/devices.md says the same, and tests/check_ex_doctor.c compares the two. */
+static const device devices[] = {
+    {"cpu", "x86-64 Linux, 2 cores", "libtorch 2.11.0: all suites, food101"},
+    {"cuda", "never run on a card; check_shim_cuda has an allocator of its own in its place", NULL},
+    {"mps", "never run on a Mac; check_shim_mps has hooks of its own in their place", NULL},
+    {"sim:cuda", "x86-64 Linux",
+     "libtorch 2.11.0: check_sim, check_shim_sim, make check DEVICE=sim:cuda, food101"},
+    {"sim:mps", "x86-64 Linux",
+     "libtorch 2.11.0: check_sim, check_shim_sim, make check DEVICE=sim:mps, food101"},
+};
+
+/* What is free of a simulated card is the card's; libtorch's figure on MPS would be the host's. */
+static void print_card(const char *name, size_t budget) {
+    mt_sim_stats stats = {.size = sizeof stats};
+    if (mt_device_sim_stats(name, &stats) != MT_OK) {
+        row("  memory", "%s", last_reason());
+        return;
+    }
+    row("  memory", "a model of %s, %s free; budget by default %s",
+        in_words(stats.total_bytes).text, in_words(stats.free_bytes).text, in_words(budget).text);
+    if (stats.recommended_bytes)
+        row("  recommended", "%s as the working set", in_words(stats.recommended_bytes).text);
+}
+
+static void print_memory(const char *name, const start *s) {
+    mt_memory memory = {.size = sizeof memory};
+    if (mt_device_memory(name, &memory) != MT_OK)
+        row("  memory", "%s", last_reason());
+    else if (strncmp(name, "sim:", 4) == 0)
+        print_card(name, memory.budget_bytes);
+    else if (strcmp(name, "cpu") == 0 && s->host_status == MT_OK)
+        row("  memory", "%s, %s free; budget by default %s", in_words(s->host.total_bytes).text,
+            in_words(memory.free_bytes).text, in_words(memory.budget_bytes).text);
+    else
+        row("  memory", "%s free; budget by default %s", in_words(memory.free_bytes).text,
+            in_words(memory.budget_bytes).text);
+}
+
+static void print_device(const device *d, const start *s) {
+    if (mt_device_check(d->name) == MT_OK) {
+        row(d->name, "usable");
+        print_memory(d->name, s);
+    } else {
+        row(d->name, "not usable: %s", last_reason());
+    }
+    row("  run so far", "%s%s%s", d->run_on, d->with ? "; " : "", d->with ? d->with : "");
+}
+
+static void print_devices(const start *s) {
+    section("Devices");
+    for (size_t i = 0; i < EX_ROWS(devices); i++) print_device(&devices[i], s);
+}
+
+/* ---- host memory ------------------------------------------------------------------------------- */
+
+#define PRESSED_FROM 0.1 /* of the time, as for mt_host_memory's budget_bytes */
+
+static int group_is_least(const mt_host_memory *host) {
+    return host->cgroup_room_bytes < host->available_bytes;
+}
+
+static void print_group(const mt_host_memory *host) {
+    if (host->cgroup_limit_bytes == SIZE_MAX) {
+        row("control group", "no limit");
+        return;
+    }
+    row("control group", "limit %s, room %s; %s", in_words(host->cgroup_limit_bytes).text,
+        in_words(host->cgroup_room_bytes).text,
+        group_is_least(host) ? "it binds, since the host has more"
+                             : "it does not bind, since the host has less");
+}
+
+/* docs/policy.md, "Where the budget comes from", and docs/memory.md, "A limit for the process". */
+static const char *budget_rule(const mt_host_memory *host) {
+    if (host->pressure >= PRESSED_FROM)
+        return group_is_least(host)
+                   ? "0.75 of the control group's room, since tasks wait for memory"
+                   : "0.75 of the available memory, since tasks wait for it";
+    return group_is_least(host) ? "0.95 of what the process holds and the control group has left, "
+                                  "less code, libraries and heap"
+                                : "0.9 of the available memory, and what the process holds already";
+}
+
+static void print_host(const start *s) {
+    mt_memory cpu = {.size = sizeof cpu};
+    section("Host memory");
+    if (s->host_status != MT_OK) {
+        row("memory", "not known here");
+        return;
+    }
+    row("in all", "%s", in_words(s->host.total_bytes).text);
+    row("available", "%s", in_words(s->host.available_bytes).text);
+    print_group(&s->host);
+    if (s->host.pressure > 0)
+        row("pressure", "tasks waited for memory in %.1f %% of the last 10 seconds",
+            100 * s->host.pressure);
+    else
+        row("pressure", "none in the last 10 seconds, or not told");
+    if (mt_device_memory("cpu", &cpu) != MT_OK || !mt_torch_enforces_budget()) return;
+    row("budget by default", "%s for tensors on the CPU", in_words(cpu.budget_bytes).text);
+    row("  its rule", "%s", budget_rule(&s->host));
+}
+
+/* ---- this process ------------------------------------------------------------------------------ */
+
+static void print_process(const start *s) {
+    const mt_resident *held = &s->held;
+    section("This process");
+    if (s->resident)
+        row("at its start", "%s, code and libraries, libtorch among them",
+            in_words(s->resident).text);
+    if (s->held_status != MT_OK) {
+        row("libtorch prepared", "not known: %s", s->failure);
+        return;
+    }
+    row("libtorch prepared", "%s", in_words(held->resident_bytes).text);
+    row("  tensors", "%s", in_words(held->tensor_bytes).text);
+    row("  arenas", "%s", in_words(held->arena_bytes).text);
+    row("  code, libraries", "%s, heap included", in_words(held->other_bytes).text);
+    if (held->peak_bytes) row("  at most so far", "%s", in_words(held->peak_bytes).text);
+    row("  limit", "%s",
+        held->limit_bytes ? in_words(held->limit_bytes).text : "none (--budget-resident sets one)");
+}
+
+/* ---- environment ------------------------------------------------------------------------------- */
+
+#define MATTERS "matters"
+#define NOTHING "does nothing"
+#define HARM "does harm"
+
+typedef struct variable {
+    const char *name;
+    const char *device; /* that alone reads it; NULL: any */
+    const char *verdict, *reason;
+    int (*holds)(const char *value); /* for which values; NULL: any */
+} variable;
+
+static int sleeps(const char *value) {
+    return strcasecmp(value, "passive") == 0;
+}
+
+static int spins(const char *value) {
+    return !sleeps(value);
+}
+
+static int brings_a_heap(const char *value) {
+    return strstr(value, "jemalloc") || strstr(value, "tcmalloc") || strstr(value, "mimalloc");
+}
+
+static const variable variables[] = {
+    {"PYTORCH_CUDA_ALLOC_CONF", "cuda", MATTERS,
+     "a budget undoes its roundup_power2_divisions and max_non_split_rounding_mb", NULL},
+    {"PYTORCH_ALLOC_CONF", "cuda", MATTERS,
+     "as PYTORCH_CUDA_ALLOC_CONF, which libtorch 2.11 reads first", NULL},
+    {"PYTORCH_NO_CUDA_MEMORY_CACHING", "cuda", HARM,
+     "CUDA's allocator counts nothing then, so no peak is known", NULL},
+    {"CUDA_VISIBLE_DEVICES", NULL, MATTERS,
+     "CUDA sees the cards that it names alone; the first is cuda:0", NULL},
+    {"CUDA_LAUNCH_BLOCKING", "cuda", MATTERS,
+     "with 1 each kernel is waited for, which is for debugging and slow", NULL},
+    {"PYTORCH_MPS_HIGH_WATERMARK_RATIO", "mps", MATTERS,
+     "a budget replaces it; below the low ratio, but not 0, MPS does not start", NULL},
+    {"PYTORCH_MPS_LOW_WATERMARK_RATIO", "mps", MATTERS,
+     "cached buffers are collected from there on; above the high ratio MPS does not start", NULL},
+    {"PYTORCH_MPS_ALLOCATOR_POLICY", NULL, NOTHING, "MPS's allocator reads no such variable", NULL},
+    {"PYTORCH_ENABLE_MPS_FALLBACK", "mps", MATTERS,
+     "with 1 operators that MPS lacks run on the CPU, slower, inside the CPU's budget", NULL},
+    {"OMP_NUM_THREADS", NULL, MATTERS,
+     "the threads of a program that sets none; food101 does (--threads)", NULL},
+    {"MKL_NUM_THREADS", NULL, MATTERS,
+     "as OMP_NUM_THREADS, and before it; food101 sets its own (--threads)", NULL},
+    {"OMP_WAIT_POLICY", NULL, MATTERS,
+     "threads sleep while they wait, which keeps them fast beside other programs", sleeps},
+    {"OMP_WAIT_POLICY", NULL, HARM,
+     "threads spin while they wait: two were up to 60 times slower on a busy machine", spins},
+    {"GOMP_SPINCOUNT", NULL, MATTERS,
+     "how long threads spin while they wait; 0 is best beside other programs", NULL},
+    {"MALLOC_TRIM_THRESHOLD_", NULL, MATTERS,
+     "kept as set; freed pages go back above it, up to a fifth of a small step's time", NULL},
+    {"MALLOC_MMAP_THRESHOLD_", NULL, MATTERS,
+     "kept as set; larger requests of the heap are mapped anew, with page faults each", NULL},
+    {"LD_PRELOAD", NULL, HARM,
+     "not the C library's heap: clearing (malloc_trim) gives none of its pages back",
+     brings_a_heap},
+    {"LD_LIBRARY_PATH", NULL, MATTERS,
+     "a libtorch there is loaded before the one that the program was built with", NULL},
+    {"TORCH_SHOW_CPP_STACKTRACES", NULL, NOTHING, "our error lines never have the stack", NULL},
+};
+
+/* 1 when it is set to such a value. */
+static int print_variable(const variable *v) {
+    char text[256];
+    const char *value = getenv(v->name);
+    if (!value || (v->holds && !v->holds(value))) return 0;
+    printf("  %s=%.50s%s\n%*s", v->name, value, strlen(value) > 50 ? "..." : "", REASON_COLUMN, "");
+    if (v->device && mt_device_check(v->device) != MT_OK)
+        snprintf(text, sizeof text, NOTHING ": it is for %s, which is not usable here", v->device);
+    else
+        snprintf(text, sizeof text, "%s: %s", v->verdict, v->reason);
+    print_wrapped(text, REASON_COLUMN);
+    return 1;
+}
+
+static void print_environment(void) {
+    int found = 0;
+    section("Environment");
+    for (size_t i = 0; i < EX_ROWS(variables); i++) found += print_variable(&variables[i]);
+    if (!found) printf("  none set of the variables that matter\n");
+}
+
+/* ---- what follows ------------------------------------------------------------------------------ */
+
+/* The order in which --device auto looks. */
+static const char *chosen_device(void) {
+    return mt_device_check("cuda") == MT_OK  ? "cuda"
+           : mt_device_check("mps") == MT_OK ? "mps"
+                                             : "cpu";
+}
+
+static void print_advice(const start *s) {
+    mt_memory memory = {.size = sizeof memory};
+    const char *name = chosen_device();
+    section("A run here");
+    row("--device auto", "%s", name);
+    if (mt_device_memory(name, &memory) == MT_OK && memory.budget_bytes)
+        row("--budget auto", "%s for tensors", in_words(memory.budget_bytes).text);
+    if (s->held_status == MT_OK)
+        row("--budget-resident", "more than %s, which code and libraries take",
+            in_words(s->held.other_bytes).text);
+}
+
+/* ---- main -------------------------------------------------------------------------------------- */
+
+typedef struct flags {
+    int help, version;
+} flags;
+
+static const ex_option rows[] = {
+    {.section = "Flags"},
+    EX_FLAG("help", EX_SWITCH, flags, help, NULL, "this list", .most = 1),
+    EX_FLAG("version", EX_SWITCH, flags, version, NULL, "versions of the library and of libtorch",
+            .most = 1),
+};
+
+static void diagnose(void) {
+    start s;
+    open_start(&s);
+    printf(NAME ": what is here, and what it means for training inside a memory budget\n");
+    print_library(&s);
+    print_devices(&s);
+    print_host(&s);
+    print_process(&s);
+    print_environment();
+    print_advice(&s);
+    mt_set_log(NULL, NULL);
+}
+
+static void print_help(const ex_table *tables) {
+    printf(NAME ": tells what is here, and what it means for training inside a memory budget\n");
+    ex_options_help(tables, stdout);
+    printf("\nExit status: 0 done, 1 standard output could not be written, 2 wrong flag.\n");
+}
+
+int main(int argc, char **argv) {
+    flags given = {0, 0};
+    ex_error error;
+    const ex_table tables[] = {{rows, EX_ROWS(rows), &given}, {NULL, 0, NULL}};
+    if (ex_options_parse(NAME, tables, argc, argv, &error) != 0) {
+        fprintf(stderr, "%s\n", error.text);
+        return 2;
+    }
+    if (given.help)
+        print_help(tables);
+    else if (given.version)
+        printf(NAME ": libmemtrain %s, libtorch %s\n", mt_version_string(), mt_torch_version());
+    else
+        diagnose();
+    return ex_output_end(NAME) ? 0 : 1;
+}
