@@ -83,8 +83,9 @@ struct Plan {
     Kind kind;
     size_t samples;
     bool apart;
-    std::vector<mt_block> blocks; /* tensors that stay, and places that are not on the heap */
-    size_t fixed = 0;             /* of them stay */
+    std::vector<mt_block> blocks;    /* tensors that stay, and places that are not on the heap */
+    size_t fixed = 0;                /* of them stay */
+    unsigned patience = bad_windows; /* so many of the following, before it is made anew */
     unsigned busy = 0; /* windows in a row in which tensors of earlier ones were in the way */
     std::unique_ptr<Place[]> places;
     size_t count = 0;
@@ -136,8 +137,11 @@ bool Mapping::reserve(size_t bytes) noexcept {
     return true;
 }
 
-void Mapping::drop_pages() noexcept {
-    if (bytes_) (void)madvise(base_, bytes_, MADV_DONTNEED);
+void Mapping::drop_pages(size_t from, size_t top) noexcept {
+    size_t page = static_cast<size_t>(getpagesize());
+    from = rounded(from, page);
+    top = std::min(top, bytes_) / page * page;
+    if (from < top) (void)madvise(base_ + from, top - from, MADV_DONTNEED);
 }
 
 /* ---- plans ---------------------------------------------------------------------------------------- */
@@ -188,6 +192,7 @@ void find_before(Plan &plan) {
 void warm(Plan &plan) {
     auto start = Clock::now();
     size_t count = plan.blocks.size(), tries = 0;
+    if (count == plan.fixed) return;
     uint64_t random = 0;
     double cold = 0;
     while (tries < warm_tries * count && seconds_since(start) < warm_share * plan.chunk_seconds) {
@@ -246,6 +251,16 @@ bool find_blocks(const std::vector<Recording> &recordings, size_t samples, bool 
 
 } // namespace
 
+namespace {
+
+/* Calls f(place) for each place of a plan whose tensor is alive. */
+template <class F> void for_alive(const Plan &plan, F &&f) {
+    for (size_t i = 0; plan.alive && i < plan.count; i++)
+        if (plan.places[i].alive.load(std::memory_order_acquire)) f(plan.places[i]);
+}
+
+} // namespace
+
 /* A plan whose places are still to be filled in. */
 std::unique_ptr<Plan> Arena::new_plan(const Kind &kind, size_t samples, bool apart, size_t count) {
     auto plan = std::make_unique<Plan>();
@@ -261,6 +276,20 @@ std::unique_ptr<Plan> Arena::new_plan(const Kind &kind, size_t samples, bool apa
     return plan;
 }
 
+/* What is alive now, for plans to lie around. */
+std::vector<mt_block> Arena::find_kept() const {
+    std::vector<mt_block> blocks;
+    auto add = [&](const Plan &plan) {
+        for_alive(plan, [&](const Place &place) {
+            blocks.push_back({place.room, 0, SIZE_MAX, place.offset});
+        });
+    };
+    for (auto &plan : plans_) add(*plan);
+    for (auto &plan : retired_) add(*plan);
+    if (guests_) add(*guests_);
+    return blocks;
+}
+
 Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
     std::vector<mt_block> blocks;
     auto again = family.retries.find(samples);
@@ -272,7 +301,8 @@ Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
         plan->places[i].bytes = blocks[i].bytes;
         plan->places[i].room = rounded(blocks[i].bytes + header_bytes, alignment);
     }
-    if (!lay_out(*plan, blocks, {}) || !mapping_.reserve(plan->layout.bytes)) return nullptr;
+    if (!lay_out(*plan, blocks, find_kept()) || !mapping_.reserve(plan->layout.bytes))
+        return nullptr;
     if (plans_.size() == most_plans) retire(plans_.front().get());
     plans_.push_back(std::move(plan));
     return plans_.back().get();
@@ -308,12 +338,6 @@ void Arena::retire(Plan *plan) {
 
 namespace {
 
-/* Calls f(place) for each place of a plan whose tensor is alive. */
-template <class F> void for_alive(const Plan &plan, F &&f) {
-    for (size_t i = 0; plan.alive && i < plan.count; i++)
-        if (plan.places[i].alive.load(std::memory_order_acquire)) f(plan.places[i]);
-}
-
 bool overlap(const Place &a, const Place &b) {
     return a.offset < b.offset + b.room && b.offset < a.offset + a.room;
 }
@@ -333,6 +357,7 @@ void Arena::mark_busy() {
     };
     for (auto &plan : plans_) for_alive(*plan, mark);
     for (auto &plan : retired_) for_alive(*plan, mark);
+    if (guests_) for_alive(*guests_, mark);
     plan_->busy = some ? plan_->busy + 1 : 0;
 }
 
@@ -341,17 +366,13 @@ void Arena::mark_busy() {
  * the others lie around what is alive. It is made once more when nothing is alive any more.
  */
 void Arena::plan_around_kept() {
-    bool some = plan_->busy >= bad_windows || (plan_->fixed && references_ == 1);
+    bool some = plan_->busy >= plan_->patience || (plan_->fixed && references_ == 1);
     for_alive(*plan_, [&](Place &place) { some |= ++place.kept == kept_times; });
     if (!some) return;
-    std::vector<mt_block> blocks(plan_->count), fixed;
-    auto stay = [&](const Place &place) {
-        fixed.push_back({place.room, 0, SIZE_MAX, place.offset});
-    };
-    for (auto &other : plans_) for_alive(*other, stay);
-    for (auto &other : retired_) for_alive(*other, stay);
+    std::vector<mt_block> blocks(plan_->count), fixed = find_kept();
     auto plan = new_plan(plan_->kind, plan_->samples, plan_->apart, plan_->count);
     plan->chunk_seconds = plan_->chunk_seconds;
+    plan->patience = std::min(2 * plan_->patience, 1u << 16);
     for (size_t i = 0, block = plan_->fixed; i < plan->count; i++) {
         const Place &old = plan_->places[i];
         Place &place = plan->places[i];
@@ -455,13 +476,12 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
         in_window_ = true;
     }
     window_++;
-    next_ = missed_ = 0;
+    next_ = missed_ = in_the_way_ = top_ = taken_ = 0;
     skipped_ = tracks_ = false;
     held_.clear();
     plan_ = nullptr;
     mt_status status = guard([&] {
-        if (guests_ && guests_->alive) retired_.push_back(std::move(guests_));
-        if (guests_) guests_->count = 0;
+        if (guests_ && !guests_->alive) guests_->count = 0;
         retired_.erase(std::remove_if(retired_.begin(), retired_.end(),
                                       [](const auto &plan) { return !plan->alive; }),
                        retired_.end());
@@ -472,6 +492,7 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
         if (!plan_) plan_ = make_plan(family, samples, apart);
         if (!plan_) start_recording(family, samples);
     });
+    if (status != MT_OK && plan_) plan_->samples = 0; /* half made: it is never found again */
     if (status != MT_OK) plan_ = nullptr;
     if (plan_ && references_ > 1)
         mark_busy();
@@ -483,7 +504,9 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
 /* Records a size anew whose requests keep departing from its plan. */
 void Arena::judge(Plan &plan) {
     missed_ += plan.count - next_;
-    plan.bad = missed_ > plan.count / missed_share + 1 ? plan.bad + 1 : 0;
+    bool departs = missed_ > plan.count / missed_share + 1;
+    plan.bad =
+        departs && !in_the_way_ ? plan.bad + 1 : 0; /* what is in the way will be there anew */
     stats_.missed += missed_;
     if (plan.bad < bad_windows) return;
     Family &family = family_of(plan.kind);
@@ -510,7 +533,7 @@ void Arena::end(double seconds) noexcept {
             judge(*plan_);
         });
     std::lock_guard<std::mutex> lock(mutex_);
-    if (plan_) touched_ = std::max(touched_, plan_->layout.bytes);
+    touched_ = std::max(touched_, std::min(top_, touched_ + taken_)); /* a chunk may end early */
     plan_ = nullptr;
     in_window_ = false;
 }
@@ -553,6 +576,7 @@ Place *Arena::find_planned(size_t bytes, bool *to_heap) {
     *to_heap = place.on_heap;
     if (place.on_heap) return nullptr;
     if (is_free(index)) return &place;
+    in_the_way_ += place.busy == window_;
     skipped_ = true;
     missed_++;
     return nullptr;
@@ -571,8 +595,10 @@ void Arena::track() {
                     held_.end());
         return;
     }
+    held_.clear();
     for (const auto &plan : plans_) hold_all(*plan);
     for (const auto &plan : retired_) hold_all(*plan);
+    if (guests_) hold_all(*guests_);
     std::sort(held_.begin(), held_.end(),
               [](const Place *a, const Place *b) { return a->offset < b->offset; });
     tracks_ = true;
@@ -585,9 +611,9 @@ void Arena::hold(const Place *place) {
     held_.insert(at, place);
 }
 
-/* The smallest gap from there on, or above all that is alive. */
-size_t Arena::find_gap(size_t room, size_t from) const {
-    size_t best = SIZE_MAX, offset = SIZE_MAX;
+/* The smallest gap, or above all that is alive. */
+size_t Arena::find_gap(size_t room) const {
+    size_t from = 0, best = SIZE_MAX, offset = SIZE_MAX;
     for (const Place *place : held_) {
         if (place->offset > from && place->offset - from >= room && place->offset - from < best) {
             best = place->offset - from;
@@ -608,12 +634,16 @@ Place *Arena::guest_place() {
     return &guests_->places[guests_->count];
 }
 
-/* Above the plan, as long as that fits the chunk; anywhere otherwise. */
+/*
+ * A chunk that keeps to its plan has few guests, which go to the heap: in the mapping those that are kept
+ * would be in the way of plans. One that departs from it, or has none, has its memory here once and not twice.
+ */
 Place *Arena::make_guest(size_t bytes) {
     bool keeps_to_plan = plan_ && missed_ <= plan_->count / missed_share + 1;
+    if (keeps_to_plan || bytes > SIZE_MAX / 4) return nullptr;
     size_t room = rounded(bytes + header_bytes, alignment);
     track();
-    size_t offset = find_gap(room, keeps_to_plan ? plan_->layout.bytes : 0);
+    size_t offset = find_gap(room);
     if (!mapping_.reserve(offset + room)) return nullptr;
     Place *place = guest_place();
     place->bytes = bytes;
@@ -622,8 +652,6 @@ Place *Arena::make_guest(size_t bytes) {
     hold(place);
     guests_->count++;
     stats_.guests++;
-    std::lock_guard<std::mutex> lock(mutex_);
-    touched_ = std::max(touched_, offset + room);
     return place;
 }
 
@@ -639,6 +667,8 @@ char *Arena::serve(size_t bytes, Place **out) noexcept {
         return nullptr; /* no host memory for the lists */
     }
     if (!place) return nullptr;
+    top_ = std::max(top_, place->offset + place->room);
+    taken_ += place->room;
     place->alive.store(true, std::memory_order_relaxed);
     place->plan->alive++;
     references_++;
@@ -687,7 +717,7 @@ Arena::~Arena() {
 void Arena::close() noexcept {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        closed_ = true;
+        drop_free_pages();
     }
     release_reference();
 }
@@ -696,13 +726,28 @@ void Arena::release_reference() noexcept {
     if (--references_ == 0) delete this;
 }
 
+/* Between two chunks nothing is served, so what is free stays so: tensors may be released meanwhile. */
+void Arena::drop_free_pages() noexcept {
+    (void)guard([&] {
+        std::vector<mt_block> kept = find_kept();
+        std::sort(kept.begin(), kept.end(),
+                  [](const mt_block &a, const mt_block &b) { return a.offset < b.offset; });
+        size_t from = 0;
+        touched_ = 0;
+        for (const mt_block &block : kept) {
+            mapping_.drop_pages(from, block.offset);
+            from = block.offset + block.bytes;
+            touched_ += block.bytes;
+        }
+        mapping_.drop_pages(from, mapping_.bytes());
+    });
+}
+
 void Arena::drop_all_pages() noexcept {
     std::lock_guard<std::mutex> list(arenas_mutex);
     for (Arena *arena : arenas()) {
         std::lock_guard<std::mutex> lock(arena->mutex_);
-        if (arena->in_window_ || arena->closed_ || arena->references_ > 1) continue;
-        arena->mapping_.drop_pages();
-        arena->touched_ = 0;
+        if (!arena->in_window_) arena->drop_free_pages();
     }
 }
 

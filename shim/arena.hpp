@@ -5,10 +5,10 @@
  * are recorded (memtrain/arena.h makes layouts of any size from two); from then on requests are matched
  * against the plan in their order and served from one mapping, without malloc and without page faults.
  *
- * What departs from the plan is a guest, and lies where the mapping is free at that moment: a request of
- * another size, one whose place overlaps a tensor that is still alive, since somebody kept it, and every
- * one of a chunk without a plan. Where that repeats, the chunk is recorded anew, and a place whose tensors
- * outlive their chunks is left to the heap, as small guests are.
+ * What departs from the plan is a guest: a request of another size, one whose place overlaps a tensor that
+ * is still alive, since somebody kept it, and every one of a chunk without a plan. A few go to the heap;
+ * those of a chunk that is not as planned lie where the mapping is free at that moment. Where that repeats,
+ * the chunk is recorded anew, and a place whose tensors outlive their chunks is left to the heap.
  *
  * An arena belongs to one mt_torch and is used by one thread at a time; requests of other threads never
  * meet it. Tensors may be released on any thread, also after the mt_torch.
@@ -70,8 +70,8 @@ public:
     char *base() const { return base_; }
     size_t bytes() const { return bytes_; }
 
-    /* Gives the pages back; their contents are lost. */
-    void drop_pages() noexcept;
+    /* Gives the pages between two offsets back; their contents are lost. */
+    void drop_pages(size_t from, size_t top) noexcept;
 
 private:
     char *start_ = nullptr, *base_ = nullptr;
@@ -112,10 +112,10 @@ public:
 
     ArenaStats stats() const;
 
-    /* Bytes of all arenas that plans have used since their pages were given back. */
+    /* Bytes of all arenas that chunks have used since pages were given back. */
     static size_t touched_bytes() noexcept;
 
-    /* Gives the pages of all arenas back that hold no tensor and run no chunk. */
+    /* Gives the pages of all arenas back in which no tensor lies; not while a chunk runs there. */
     static void drop_all_pages() noexcept;
 
     static constexpr size_t header_bytes = 64;
@@ -136,6 +136,8 @@ private:
     void take_recording(double seconds) noexcept;
     void retire(Plan *plan);
     void mark_busy();
+    std::vector<mt_block> find_kept() const;
+    void drop_free_pages() noexcept;
     void plan_around_kept();
     void adopt_search(Plan &plan);
     void search(Plan &plan, double seconds);
@@ -145,13 +147,13 @@ private:
     Place *find_planned(size_t bytes, bool *to_heap);
     Place *make_guest(size_t bytes);
     Place *guest_place();
-    size_t find_gap(size_t room, size_t from) const;
+    size_t find_gap(size_t room) const;
     void track();
     void hold(const Place *place);
 
     std::atomic<size_t> references_{1}; /* the owner's, and one a tensor */
-    mutable std::mutex mutex_;          /* of the next three, against drop_all_pages() */
-    bool in_window_ = false, closed_ = false;
+    mutable std::mutex mutex_;          /* of the next two, against drop_all_pages() */
+    bool in_window_ = false;
     size_t touched_ = 0;
     Mapping mapping_;
     std::vector<std::unique_ptr<Family>> families_;
@@ -164,8 +166,10 @@ private:
     mt_recording *recording_ = nullptr;
     uint64_t window_ = 0;
     size_t next_ = 0, missed_ = 0;
-    bool skipped_ = false; /* a place was not served though its turn had come */
-    bool tracks_ = false;  /* something was served that no plan knows of; from then on: */
+    size_t top_ = 0, taken_ = 0;      /* of what was served: where it ends, and its sum */
+    size_t in_the_way_ = 0;           /* of these, places on which tensors of earlier chunks lay */
+    bool skipped_ = false;            /* a place was not served though its turn had come */
+    bool tracks_ = false;             /* something was skipped, or has no plan; from then on: */
     std::vector<const Place *> held_; /* what is alive in the mapping, by offset */
     std::unique_ptr<Plan> guests_;    /* places of requests that no plan knows of */
 };

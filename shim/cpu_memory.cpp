@@ -31,7 +31,8 @@ constexpr size_t line_bytes = 64;
 constexpr int64_t follow_milliseconds = 200;
 constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 constexpr size_t resident_spare = 50;
-constexpr size_t group_spare = 20; /* of a control group's limit */
+constexpr size_t group_spare = 20;   /* of a control group's limit */
+constexpr double pressed_from = 0.1; /* as for mt_host_memory's budget_bytes */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
@@ -274,12 +275,6 @@ size_t tensors_within(size_t most) {
     return std::max<size_t>(room - room / resident_spare, 1);
 }
 
-/* Nobody is under pressure, and a control group leaves less than the host has. */
-bool binds(const mt_host_memory &host) {
-    size_t room = host.cgroup_room_bytes;
-    return room < host.available_bytes && host.budget_bytes >= room - room / 5;
-}
-
 /*
  * What the host has for us now; what we hold of it already counts, in use or kept by the heap. A control
  * group counts resident bytes and ends who has too many, so its limit is taken as one on these.
@@ -291,11 +286,12 @@ size_t host_budget() {
     if (mt_host_memory_read(nullptr, &host) != MT_OK) return SIZE_MAX;
     size_t resident = resident_bytes(), held = resident - std::min(resident, code);
     size_t group = resident + std::min(host.cgroup_room_bytes, SIZE_MAX - resident);
-    in_group = binds(host);
-    if (in_group) return tensors_within(group - group / group_spare);
     held = std::max(held, allocated());
-    return host.budget_bytes < SIZE_MAX - held ? std::max<size_t>(host.budget_bytes + held, 1)
-                                               : SIZE_MAX;
+    size_t all = host.budget_bytes < SIZE_MAX - held ? host.budget_bytes + held : SIZE_MAX;
+    in_group = host.cgroup_room_bytes < host.available_bytes;
+    if (!in_group) return std::max<size_t>(all, 1);
+    size_t within = tensors_within(group - group / group_spare);
+    return host.pressure < pressed_from ? within : std::min(within, all);
 }
 
 void follow_resident_limit() {

@@ -519,6 +519,78 @@ START_TEST(arguments_are_checked) {
 }
 END_TEST
 
+/* ---- what is made in a recorded chunk and stays ------------------------------------------------------------ */
+
+size_t arena_bytes() {
+    mt_resident resident = MT_RESIDENT_INIT;
+    ck_ok(mt_device_resident("cpu", &resident));
+    return resident.arena_bytes;
+}
+
+/* A mask or a table of positions, made in the first forward: plans lie around it, other pages go. */
+START_TEST(a_buffer_is_made_late) {
+    const size_t chunks[] = {64, 128, 256, 512};
+    at::Tensor buffer;
+    Subject s(MT_ARENA_AUTO, [&](const at::Tensor &) {
+        if (!buffer.defined()) buffer = at::full({16384}, 3.0);
+    });
+    Batch batch(512);
+    for (int step = 0; step < 60; step++) s.step(batch, chunks[step % 4]);
+    ck_assert_uint_le(s.stats().recorded, 3);
+    ck_assert_uint_lt(20 * s.stats().missed, s.stats().served);
+    ck_assert_uint_gt(arena_bytes(), size_t(1) << 20);
+    ck_ok(mt_empty_cache("cpu", nullptr));
+    ck_assert_uint_le(arena_bytes(), buffer.nbytes() + 4096);
+    ck_assert_double_eq(buffer.min().item().toDouble(), 3.0);
+    s.step(batch, 512);
+    s.close();
+    ck_assert_uint_le(arena_bytes(), buffer.nbytes() + 4096);
+    ck_assert_double_eq(buffer.max().item().toDouble(), 3.0);
+}
+END_TEST
+
+/* Each chunk keeps a tensor of another size for 15 chunks: the mapping ends at some height. */
+START_TEST(the_mapping_does_not_creep) {
+    const size_t chunks[] = {64, 128, 256, 512};
+    std::deque<at::Tensor> kept;
+    std::mt19937 random(3);
+    Subject s(MT_ARENA_AUTO, [&](const at::Tensor &) {
+        kept.push_back(at::full({5000 + int64_t(random() % 50000)}, 3.0));
+        if (kept.size() > 15) kept.pop_front();
+    });
+    Batch batch(512);
+    size_t then = 0;
+    for (int step = 0; step < 900; step++) {
+        s.step(batch, chunks[step < 4 ? static_cast<size_t>(step) : random() % 4]);
+        if (step == 300) then = arena_bytes();
+    }
+    ck_assert_uint_le(arena_bytes(), then + then / 10);
+}
+END_TEST
+
+/* What a chunk would have taken is no room for others. */
+START_TEST(a_refused_chunk_makes_no_room) {
+    Subject s(MT_ARENA_AUTO);
+    Batch few(16), many(100000);
+    mt_chunk_result result = {};
+    mt_resident resident = MT_RESIDENT_INIT;
+    mt_memory memory = {};
+    result.size = sizeof result;
+    memory.size = sizeof memory;
+    for (size_t chunk : {2, 4, 16}) s.step(few, chunk);
+    ck_ok(mt_empty_cache("cpu", nullptr));
+    ck_ok(mt_device_resident("cpu", &resident));
+    ck_ok(mt_device_set_resident_budget("cpu", resident.resident_bytes + (size_t(40) << 20)));
+    ck_ok(mt_begin(s.torch, many.get()));
+    ck_status(mt_accumulate(s.torch, 0, 100000, 1.0, &result), MT_EDEVMEM);
+    ck_ok(mt_rollback(s.torch));
+    ck_assert_uint_lt(arena_bytes(), size_t(4) << 20);
+    ck_ok(mt_device_memory("cpu", &memory));
+    ck_assert_uint_le(memory.budget_bytes, size_t(44) << 20);
+    ck_ok(mt_device_set_resident_budget("cpu", 0));
+}
+END_TEST
+
 Suite *suite_arena() {
     Suite *suite = suite_create("shim_arena");
     TCase *plan = suite_case(suite, "plan"), *kept = suite_case(suite, "kept");
@@ -532,6 +604,9 @@ Suite *suite_arena() {
     tcase_add_loop_test(other, guests_at_random, 0, 8);
     tcase_add_test(other, another_thread_asks);
     tcase_add_test(other, two_threads);
+    tcase_add_test(pages, a_buffer_is_made_late);
+    tcase_add_test(pages, the_mapping_does_not_creep);
+    tcase_add_test(pages, a_refused_chunk_makes_no_room);
     tcase_add_test(pages, pages_come_and_go);
     tcase_add_test(pages, pages_of_kept_tensors_stay);
     tcase_add_test(pages, pages_outlive_the_trainer);
