@@ -222,7 +222,7 @@ static void print_group(const mt_host_memory *host) {
 static const char *budget_rule(const mt_host_memory *host) {
     if (host->pressure >= PRESSED_FROM)
         return group_is_least(host)
-                   ? "0.75 of the control group's room, since tasks wait for memory"
+                   ? "the smaller of the two for a control group and for pressure: tasks wait"
                    : "0.75 of the available memory, since tasks wait for it";
     return group_is_least(host) ? "0.95 of what the process holds and the control group has left, "
                                   "less code, libraries and heap"
