@@ -11,11 +11,10 @@ enum { MT__TIMINGS = 64 };
 /* Measured time of one chunk size. */
 typedef struct mt__timing {
     size_t samples;
-    unsigned runs; /* 1: the first run, with its set-up; more: of this span, and 2 */
-    double
-        seconds;   /* least of this span and the one before: noise only ever adds, but a machine may
-                       become slower for good */
-    double recent; /* least of this span; 0: none yet */
+    unsigned runs;  /* 1: the first run, with its set-up; more: of this span, and 2 */
+    double seconds; /* least of this span and the one before: noise only ever adds, but a machine
+                       may become slower for good */
+    double recent;  /* least of this span; 0: none yet */
 } mt__timing;
 
 /* Sorted by samples. */

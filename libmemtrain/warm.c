@@ -25,8 +25,8 @@ typedef struct range {
 typedef struct heat {
     size_t count, fixed;
     mt_block *blocks;
-    double *taken,
-        *released; /* bytes taken by all before a block begins, and before it has ended */
+    double *taken;             /* bytes that were taken by all before a block begins ... */
+    double *released;          /* ... and before it has ended */
     size_t *by_begin, *by_end; /* blocks in those orders */
     size_t *ended;             /* how many of by_end have ended when a block begins */
     size_t *begun;             /* how many of by_begin have begun when it ends */

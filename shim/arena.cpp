@@ -249,10 +249,6 @@ bool find_blocks(const std::vector<Recording> &recordings, size_t samples, bool 
     return blocks_of(small, large, samples, apart, out) == MT_OK;
 }
 
-} // namespace
-
-namespace {
-
 /* Calls f(place) for each place of a plan whose tensor is alive. */
 template <class F> void for_alive(const Plan &plan, F &&f) {
     for (size_t i = 0; plan.alive && i < plan.count; i++)
@@ -505,8 +501,8 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
 void Arena::judge(Plan &plan) {
     missed_ += plan.count - next_;
     bool departs = missed_ > plan.count / missed_share + 1;
-    plan.bad =
-        departs && !in_the_way_ ? plan.bad + 1 : 0; /* what is in the way will be there anew */
+    /* What is in the way will be there when it is recorded anew. */
+    plan.bad = departs && !in_the_way_ ? plan.bad + 1 : 0;
     stats_.missed += missed_;
     if (plan.bad < bad_windows) return;
     Family &family = family_of(plan.kind);

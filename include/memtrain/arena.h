@@ -95,7 +95,7 @@ MT_API MT_NODISCARD mt_status mt_arena_search_result(const mt_arena_search *sear
  *                        was), and in proportion if less
  * @return MT_OK, MT_EINVAL, MT_ENOMEM; after a failure the offsets are as they were
  *
- * Any thread. 10,000 tries on 500 blocks take some ten milliseconds.
+ * Any thread. 10,000 tries on 500 blocks take a few milliseconds.
  */
 MT_API MT_NODISCARD mt_status mt_arena_warm(mt_block *blocks, size_t count, size_t fixed,
                                             size_t alignment, size_t bytes, size_t tries,
