@@ -32,7 +32,7 @@ constexpr unsigned most_retries = 4; /* ... as often as this */
 constexpr unsigned kept_times = 2; /* tensors that outlive their chunk, before the heap has them */
 constexpr size_t most_recordings = 6;              /* of a kind; the oldest go */
 constexpr size_t most_kinds = 32, most_plans = 64; /* the oldest go */
-constexpr double search_share = 0.004;             /* of the time */
+constexpr double search_share = 0.002;             /* of the time */
 constexpr unsigned most_tries = 3000;
 constexpr double warm_share = 0.1;       /* of the time of a chunk, once a plan */
 constexpr size_t warm_tries = 150;       /* a block, at most ... */

@@ -52,8 +52,9 @@ void trim_heap() noexcept;
 size_t outside_arenas() noexcept;
 
 /*
- * Brings the budget up to date with a resident limit. Where the budget is the default, brings it up to date with what the host has now: at most five times
- * a second, and where it has changed by a tenth. Called between chunks, never within one.
+ * Brings the budget up to date with a resident limit, and the default with what the host has now: at most
+ * five times a second, and where it has changed by a tenth; in a control group that binds at once where it
+ * has become less. Called between chunks, never within one.
  */
 void follow_host();
 
