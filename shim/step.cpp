@@ -73,7 +73,8 @@ Loss forward(mt_torch &torch, const Chunk &chunk) {
 void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics) {
     at::Tensor first = values.loss.detach().reshape({1}), sums = values.metrics;
     if (sums.defined()) sums = sums.reshape({-1});
-    if (sums.defined() && !sums.is_cpu() && torch.device.memory() != Memory::mps) {
+    if (sums.defined() && !first.is_cpu() && sums.device() == first.device() &&
+        torch.device.memory() != Memory::mps) {
         at::Tensor all = at::cat({first.to(at::kDouble), sums.to(at::kDouble)});
         all = all.to(at::kCPU);
         first = all.narrow(0, 0, 1);

@@ -4,6 +4,7 @@
  */
 #include "counting_allocator.h"
 #include "fake_backend.h"
+#include "fake_blocks.h"
 #include "suite.h"
 
 #include <memtrain/arena.h>
@@ -79,25 +80,10 @@ END_TEST
 
 /* ---- what a training step looks like ------------------------------------------------------------ */
 
-/* Activations that live until their backward, short helpers in between, and gradients to the end. */
-static size_t training_step(mt_block *blocks, size_t layers, uint64_t *random) {
-    size_t n = 0, last = 8 * layers;
-
-    for (size_t layer = 0; layer < layers; layer++) {
-        size_t bytes = 64 + fake_random(random) % 100000, back = last - 4 * layer;
-
-        blocks[n++] = (mt_block){bytes, 4 * layer, back + 3, 0};
-        blocks[n++] = (mt_block){bytes / 2, 4 * layer + 1, 4 * layer + 2, 0};
-        blocks[n++] = (mt_block){bytes, back, back + 4, 0};
-        blocks[n++] = (mt_block){1 + fake_random(random) % 30000, back + 1, SIZE_MAX, 0};
-    }
-    return n;
-}
-
 START_TEST(training_steps) {
     static mt_block blocks[MOST_BLOCKS];
     uint64_t random = (uint64_t)_i;
-    size_t count = training_step(blocks, 3 + 20 * (size_t)_i, &random);
+    size_t count = fake_blocks(blocks, 3 + 20 * (size_t)_i, &random);
     mt_layout layout = MT_LAYOUT_INIT;
 
     ck_ok(mt_arena_layout(blocks, count, 0, LINE, &layout));
@@ -135,7 +121,7 @@ START_TEST(fixed_blocks) {
     blocks[0] = (mt_block){5000, 0, SIZE_MAX, 128};
     blocks[1] = (mt_block){300000, 0, 70, 640000};
     blocks[2] = (mt_block){300000, 70, SIZE_MAX, 640064};
-    count = 3 + training_step(blocks + 3, 20, &random);
+    count = 3 + fake_blocks(blocks + 3, 20, &random);
     ck_ok(mt_arena_layout(blocks, count, 3, LINE, &layout));
     check_layout(blocks, count, &layout);
     ck_assert_uint_eq(blocks[0].offset, 128);
@@ -176,7 +162,7 @@ START_TEST(no_chance) {
 
     for (int i = 0; i < 2; i++) {
         uint64_t random = 5;
-        size_t count = training_step(blocks[i], 50, &random);
+        size_t count = fake_blocks(blocks[i], 50, &random);
 
         ck_ok(mt_arena_layout(blocks[i], count, 0, LINE, &layout[i]));
     }
@@ -193,7 +179,7 @@ START_TEST(many_blocks) {
     mt_layout layout = MT_LAYOUT_INIT;
 
     ck_assert_ptr_nonnull(blocks);
-    ck_ok(mt_arena_layout(blocks, training_step(blocks, layers, &random), 0, LINE, &layout));
+    ck_ok(mt_arena_layout(blocks, fake_blocks(blocks, layers, &random), 0, LINE, &layout));
     ck_assert_double_le((double)layout.bytes, 1.08 * (double)layout.lower_bound_bytes);
     free(blocks);
 }
@@ -204,7 +190,7 @@ END_TEST
 START_TEST(the_search_gains) {
     static mt_block blocks[MOST_BLOCKS];
     uint64_t random = (uint64_t)_i;
-    size_t count = training_step(blocks, 30, &random), before;
+    size_t count = fake_blocks(blocks, 30, &random), before;
     mt_layout first = MT_LAYOUT_INIT, later = MT_LAYOUT_INIT;
     mt_arena_search *search;
 

@@ -3,7 +3,7 @@
  * moved layout is still one, no colder and no larger.
  */
 #include "counting_allocator.h"
-#include "fake_backend.h"
+#include "fake_blocks.h"
 #include "suite.h"
 
 #include <memtrain/arena.h>
@@ -68,26 +68,11 @@ static void check_apart(const mt_block *blocks, size_t count) {
     }
 }
 
-/* As in a training step: activations until their backward, helpers between, gradients to the end. */
-static size_t training_step(mt_block *blocks, size_t layers, uint64_t *random) {
-    size_t n = 0, last = 8 * layers;
-
-    for (size_t layer = 0; layer < layers; layer++) {
-        size_t bytes = 64 + fake_random(random) % 200000, back = last - 4 * layer;
-
-        blocks[n++] = (mt_block){bytes, 4 * layer, back + 3, 0};
-        blocks[n++] = (mt_block){bytes / 2, 4 * layer + 1, 4 * layer + 2, 0};
-        blocks[n++] = (mt_block){bytes, back, back + 4, 0};
-        blocks[n++] = (mt_block){1 + fake_random(random) % 90000, back + 1, SIZE_MAX, 0};
-    }
-    return n;
-}
-
 /* The cost is the one counted, before and after; the layout stays one; it gets no colder. */
 START_TEST(training_steps) {
     mt_block blocks[MOST_BLOCKS];
     uint64_t random = (uint64_t)_i, state = 3;
-    size_t count = training_step(blocks, 10 + 2 * (size_t)_i, &random), last = 0;
+    size_t count = fake_blocks(blocks, 10 + 2 * (size_t)_i, &random), last = 0;
     mt_layout layout = MT_LAYOUT_INIT;
     double first, cold, before;
 
@@ -131,7 +116,7 @@ START_TEST(fixed_blocks_stay) {
 
     blocks[0] = (mt_block){5000, 0, SIZE_MAX, 128};
     blocks[1] = (mt_block){300000, 0, 70, 640000};
-    size_t count = 2 + training_step(blocks + 2, 20, &random);
+    size_t count = 2 + fake_blocks(blocks + 2, 20, &random);
     ck_ok(mt_arena_layout(blocks, count, 2, LINE, &layout));
     ck_ok(mt_arena_warm(blocks, count, 2, LINE, layout.bytes, 5000, &state, &cold));
     ck_assert_uint_eq(blocks[0].offset, 128);
@@ -149,7 +134,7 @@ START_TEST(repeatable) {
 
     for (size_t i = 0; i < 2; i++) {
         uint64_t random = 5;
-        size_t count = training_step(blocks[i], 30, &random);
+        size_t count = fake_blocks(blocks[i], 30, &random);
         mt_layout layout = MT_LAYOUT_INIT;
 
         ck_ok(mt_arena_layout(blocks[i], count, 0, LINE, &layout));
