@@ -284,6 +284,12 @@ static size_t smallest_worth(const mt_policy *p, mt_mode mode, size_t fits, size
     return mt__max(1, mt__min(floor, fits));
 }
 
+/* The largest chunk that options and this step allow. */
+static size_t largest_allowed(const mt_policy *p, size_t samples) {
+    size_t top = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
+    return p->step_cap ? mt__min(top, p->step_cap) : top;
+}
+
 /*
  * Fewest chunks that memory allows for so many samples, and the most that the search for speed may
  * try. MT_EDEVMEM when the exact model says that the smallest legal cut does not fit.
@@ -291,8 +297,7 @@ static size_t smallest_worth(const mt_policy *p, mt_mode mode, size_t fits, size
 static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
                         const mt_memory *memory, size_t *fewest, size_t *most) {
     size_t least = mt__policy_least(p, samples), small = mt__policy_attainable(p, samples);
-    size_t top = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
-    if (p->step_cap) top = mt__min(top, p->step_cap);
+    size_t top = largest_allowed(p, samples);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     size_t fits = mt__curve_largest(c, 0, room);
     if (fits < small && memory->budget_bytes && mt__curve_rules_out(c, small, room))
@@ -364,32 +369,73 @@ static int has_room_to_keep(const mt_policy *p, mt__curve *c, const mt_plan *pla
     return 1;
 }
 
+/* Bytes in use while gradients are not held. */
+static size_t allocated_alone(const mt_policy *p, const mt_memory *memory) {
+    return memory->allocated_bytes - mt__min(memory->allocated_bytes, p->info.gradient_bytes);
+}
+
 /* Fills in what a plan promises, once its chunks are known. */
 static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                     mt_plan *plan) {
-    size_t bytes = mt__curve_predict(c, 0, largest_chunk(plan));
-    plan->keep = mode == MT_TRAIN && has_room_to_keep(p, c, plan, memory, &bytes);
-    plan->predicted_peak_bytes =
-        bytes && memory->budget_bytes ? mt__add(bytes, memory->allocated_bytes) : 0;
+    size_t bytes = mt__curve_predict(c, plan->alone, largest_chunk(plan));
+    size_t allocated = plan->alone ? allocated_alone(p, memory) : memory->allocated_bytes;
+    plan->keep =
+        plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, plan, memory, &bytes));
+    plan->predicted_peak_bytes = bytes && memory->budget_bytes ? mt__add(bytes, allocated) : 0;
     if (mode == MT_TRAIN) p->keep = plan->keep;
+}
+
+/*
+ * Whether the whole batch fits as one chunk whose gradients are the only ones, since nothing is there to
+ * add up those of several: known by recordings, never tried for.
+ */
+static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
+                      const mt_memory *memory) {
+    size_t n = plan->samples, top = largest_allowed(p, n);
+    mt_memory without = *memory;
+    without.allocated_bytes = allocated_alone(p, memory);
+    size_t room = memory->budget_bytes ? mt__room(&without) : SIZE_MAX;
+    if (!p->info.holds_gradients || !p->info.keeps_chunks || c->kind.mode != MT_TRAIN) return 0;
+    if (p->options.keep_chunks == MT_KEEP_NEVER || !mt__curve_is_recorded(c, 1)) return 0;
+    /* What is left of a step that has begun has the gradients before it to add to. */
+    if (p->begun || plan->groups || n != p->samples) return 0;
+    if (n > top || (p->step_failed && n >= p->step_failed)) return 0;
+    return mt__curve_predict(c, 1, n) <= room && !mt__curve_has_failed(c, 1, n, room);
+}
+
+/* The fastest number of chunks, as far as times are known and may be asked. */
+static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, size_t samples,
+                      size_t fewest, size_t most) {
+    const mt__seen *s = mt__curve_find_seen(c, plan->samples);
+    if (p->options.deterministic) return fewest;
+    return mt__choose_chunks(&c->timings, samples, fewest, most, s ? s->chunks : 0);
+}
+
+/* The number of chunks for what is left; fewest above that: only the whole batch alone fits. */
+static size_t choose(const mt_policy *p, mt__curve *c, int alone, size_t rest, size_t *fewest,
+                     size_t most, mt_plan *plan) {
+    int is_all = *fewest > rest;
+    plan->alone = alone && (is_all || fastest(p, c, plan, rest, 1, most) == 1);
+    if (plan->alone) *fewest = most = 1;
+    return fastest(p, c, plan, rest, *fewest, most);
 }
 
 /* Appends the rest of the batch as the fastest cut that fits. */
 static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
     mt__curve *c = current_curve(p, mode);
     size_t rest = plan->samples - mt_plan_covered(plan), fewest = 1, most = 1;
+    int is_first = !plan->groups, alone = fits_alone(p, c, plan, memory);
     mt_status status = limits(p, c, rest, memory, &fewest, &most);
-    if (status != MT_OK) return status;
-    const mt__seen *s = mt__curve_find_seen(c, plan->samples);
-    size_t chunks = p->options.deterministic
-                        ? fewest
-                        : mt__choose_chunks(&c->timings, rest, fewest, most, s ? s->chunks : 0);
-    int halves = !p->options.deterministic && !c->has_begun && is_limited(c, rest, fewest, memory);
-    if (!plan->groups) plan->reason = explain(p, c, plan->samples, fewest, chunks);
+    if (status != MT_OK && !alone) return status;
+    if (status != MT_OK) fewest = rest + 1;
+    int halved = status == MT_OK && !p->options.deterministic && !c->has_begun &&
+                 is_limited(c, rest, fewest, memory) && begin_with_halves(p, mode, fewest, plan);
+    /* Where there is room for them, gradients that are held stay so, and those that are not too. */
+    alone = alone && !halved && (fewest > 1 || p->alone);
+    size_t chunks = choose(p, c, alone, rest, &fewest, most, plan);
+    if (is_first) plan->reason = explain(p, c, plan->samples, fewest, chunks);
     c->has_begun = 1;
-    if (!halves || !begin_with_halves(p, mode, fewest, plan))
-        status = mt__plan_append(plan, rest, chunks);
-    return status;
+    return halved ? MT_OK : mt__plan_append(plan, rest, chunks);
 }
 
 /* The two recording chunks: run and taken back, or the first part of an open plan. */
@@ -475,6 +521,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
     mt_policy *p = policy;
     if (!p->replanning && !p->same_step) begin_step(p, mode, samples, memory);
+    p->begun = 0;
     mt_status status = plan_here(p, mode, samples, memory, out);
     /* Also what is known beforehand not to fit is a reason to climb. */
     while (status == MT_EDEVMEM && mt__ladder_climb(p, mode)) {
@@ -483,6 +530,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     }
     if (status == MT_EDEVMEM) mt__ladder_give_back(p);
     if (status == MT_OK) p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
+    if (status == MT_OK && mode == MT_TRAIN) p->alone = out->alone;
     p->replanning = 0;
     p->same_step = status == MT_OK && out->discard;
     return status;
@@ -498,6 +546,7 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
               "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
     mt__curve *c = current_curve(policy, mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
+    policy->begun = 1;
     mt_status status =
         plan->groups ? plan_rest(policy, mode, memory, plan) : cut(policy, mode, c, memory, plan);
     if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)

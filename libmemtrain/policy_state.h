@@ -34,6 +34,8 @@ struct mt_policy {
     int cleared;          /* the cache was cleared for the chunk size that is tried now */
     unsigned clears_here; /* in this step, with the same rungs */
     int keep;             /* of the last plan */
+    int alone;            /* of the last training plan */
+    int begun;            /* the plan that is extended is that of a step that has begun */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
     unsigned excused;  /* OOMs of this step that are no retries: before a rung, or of more clears */

@@ -137,7 +137,7 @@ void mt__trace_run(mt_trainer *t, const mt_memory *memory) {
 
 static int same_plan(const mt_plan *a, const mt_plan *b) {
     if (a->samples != b->samples || a->groups != b->groups || a->reason != b->reason ||
-        a->keep != b->keep || a->rungs != b->rungs)
+        a->keep != b->keep || a->alone != b->alone || a->rungs != b->rungs)
         return 0;
     for (size_t g = 0; g < a->groups; g++)
         if (a->group[g].samples != b->group[g].samples || a->group[g].times != b->group[g].times)
@@ -158,6 +158,7 @@ void mt__trace_plan(mt_trainer *t, const mt_plan *plan) {
     put_size(x, "predicted_peak_bytes", plan->predicted_peak_bytes);
     if (plan->discard) put(x, ",\"discard\":true");
     if (plan->keep) put(x, ",\"keep\":true");
+    if (plan->alone) put(x, ",\"alone\":true");
     finish(t);
 }
 

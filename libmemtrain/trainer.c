@@ -20,6 +20,7 @@ typedef struct work {
     size_t unit_samples; /* that units was asked for */
     size_t done;         /* samples that went through, and have not been taken back */
     size_t next;         /* index of the next chunk in the plan */
+    size_t planned;      /* samples that were done when the plan was made */
     size_t placed;       /* chunks that went through, of a step that is open or applied */
     size_t chunks;       /* that went through, in all attempts */
     int open;            /* begun, and neither applied nor taken back */
@@ -85,7 +86,11 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
         mt__copy_versioned(&t->policy_options, sizeof t->policy_options, t->options.policy,
                            t->options.policy->size);
     mt_status status = describe(t);
+    if (status == MT_OK && t->backend.hold_gradients)
+        status = t->backend.hold_gradients(t->backend.self, 1);
     t->info.keeps_chunks = t->backend.mark && t->backend.rewind;
+    t->info.holds_gradients = t->backend.hold_gradients != NULL;
+    t->holding = 1;
     if (!t->backend.set_rung) t->info.rungs = 0;
     if (status == MT_OK) status = mt_policy_new(t->options.policy, &t->info, &t->policy);
     if (status == MT_OK) status = read_memory(t, &memory);
@@ -304,6 +309,7 @@ static mt_status mark(mt_trainer *t, work *w) {
     if (w->mode != MT_TRAIN || w->forced || !w->plan.keep) return MT_OK;
     mt_status status = t->backend.mark(t->backend.self);
     w->marked = status == MT_OK;
+    if (!t->holding) return status; /* its gradients have no other place */
     return status == MT_EDEVMEM || status == MT_ENOTSUP ? MT_OK : status;
 }
 
@@ -425,9 +431,23 @@ static mt_status take_back(mt_trainer *t, work *w, mt_status because) {
     return because;
 }
 
+/* Whether the next attempt needs the memory in which gradients are added up. */
+static int wants_gradients(const work *w) {
+    return w->forced || w->mode != MT_TRAIN || !w->plan.alone;
+}
+
+static mt_status hold_gradients(mt_trainer *t, int on) {
+    if (on == t->holding) return MT_OK;
+    mt_status status = t->backend.hold_gradients(t->backend.self, on);
+    if (status == MT_OK) t->holding = on;
+    return status;
+}
+
 static mt_status begin(mt_trainer *t, work *w) {
     note_oom(w, MT_PHASE_BEGIN, 0, NULL, 0);
-    mt_status status = t->backend.begin(t->backend.self, w->batch);
+    mt_status status = hold_gradients(t, wants_gradients(w));
+    if (status != MT_OK) return status;
+    status = t->backend.begin(t->backend.self, w->batch);
     w->open = status == MT_OK;
     return status;
 }
@@ -508,13 +528,21 @@ static mt_status set_rungs(mt_trainer *t, unsigned rungs, double rate, const cha
 
 /* ---- retries ----------------------------------------------------------------------------------- */
 
+/* As if gradients were held, which is how the policy is told. */
+static void add_gradients(const mt_trainer *t, mt_memory *memory) {
+    memory->allocated_bytes = mt__add(memory->allocated_bytes, t->info.gradient_bytes);
+    memory->reserved_bytes = mt__add(memory->reserved_bytes, t->info.gradient_bytes);
+}
+
 /* One plan for what is left of the step. */
 static mt_status ask_plan(mt_trainer *t, work *w) {
     mt_memory memory;
     mt_status status = read_memory(t, &memory);
     if (status != MT_OK) return status;
+    if (w->mode == MT_TRAIN && !t->holding) add_gradients(t, &memory);
     status = mt_policy_plan(t->policy, w->mode, w->count - w->done, &memory, &w->plan);
     w->next = 0;
+    w->planned = w->done;
     if (status != MT_EDEVMEM) return status;
     /* What an OOM of this step has shown is all the evidence there is. */
     if (!w->oom.attempt)
@@ -551,14 +579,19 @@ static mt_status shorten(mt_trainer *t, work *w) {
     return units_of(t, w, 0, w->count, &w->units);
 }
 
+/* Whether what the plan asks for changes outside a step alone. */
+static int wants_a_new_step(const mt_trainer *t, const work *w) {
+    return w->plan.rungs != t->rungs || (w->mode == MT_TRAIN && wants_gradients(w) != t->holding);
+}
+
 /*
- * Plans what is left. Rungs change outside a step alone, so where the plan wants others the finished
+ * Plans what is left. Where the plan wants other rungs, or gradients held that are not, the finished
  * chunks are taken back too, and the whole batch is planned.
  */
 static mt_status make_plan(mt_trainer *t, work *w) {
     if (!w->open) w->count = w->batch->count;
     mt_status status = ask_plan(t, w);
-    if (w->open && (status == MT_EDEVMEM || (status == MT_OK && w->plan.rungs != t->rungs))) {
+    if (w->open && (status == MT_EDEVMEM || (status == MT_OK && wants_a_new_step(t, w)))) {
         mt_status rolled = roll_back(t, w, status);
         if (rolled != MT_OK) return rolled;
         w->count = w->batch->count;
@@ -589,9 +622,12 @@ static mt_status answer_oom(mt_trainer *t, work *w) {
     w->retries++;
     if (action == MT_ACTION_CLEAR) status = clear(t, MT_CLEAR_OOM);
     if (status != MT_OK) return status;
-    /* Evaluation goes on behind the chunks that went through, so it always plans anew. */
-    if (w->mode == MT_EVALUATE) mt__policy_same_step(t->policy);
-    return action == MT_ACTION_REPLAN || w->mode == MT_EVALUATE ? make_plan(t, w) : MT_OK;
+    if (action == MT_ACTION_REPLAN) return make_plan(t, w);
+    /* Evaluation goes on behind the chunks that went through. A training step that has been taken back
+       behind the place where its plan begins needs one for all of it. */
+    if (w->mode != MT_EVALUATE && w->planned <= w->done) return MT_OK;
+    mt__policy_same_step(t->policy);
+    return make_plan(t, w);
 }
 
 /* Keeps the failure for mt_trainer_explain and puts what it was about before the backend's words. */

@@ -38,6 +38,7 @@ struct mt_trainer {
     unsigned forced_rungs;
     double forced_rate;
     unsigned rungs;       /* that are on */
+    int holding;          /* the backend has the memory in which gradients are added up */
     double rate;          /* factor of the learning rate that the backend was told last */
     mt_plan traced;       /* the last plan in the trace */
     mt__sums train, eval; /* of the epoch */

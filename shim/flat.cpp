@@ -33,6 +33,11 @@ bool is_alike(const at::Tensor &a, const at::Tensor &b) {
            a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+/* Of a gradient that there may be no memory for. */
+int64_t version_of(const at::Tensor &gradient) {
+    return gradient.defined() ? gradient._version() : 0;
+}
+
 int64_t padded(int64_t elements, c10::ScalarType dtype) {
     int64_t unit = align_bytes / static_cast<int64_t>(c10::elementSize(dtype));
     return (elements + unit - 1) / unit * unit;
@@ -59,7 +64,7 @@ void Flat::plan(const Named &parameter) {
 
 Flat::~Flat() {
     for (Slot &slot : slots_)
-        if (slot.gradient.defined()) slot.parameter.mutable_grad().reset();
+        if (is_laid_out_) slot.parameter.mutable_grad().reset();
 }
 
 void Flat::forget() {
@@ -89,18 +94,41 @@ void Flat::lay_out(c10::Device device) {
         place.copy_(slot.parameter);
         slot.parameter.set_data(place);
     }
-    for (Block &block : blocks_) block.gradients = at::zeros_like(block.parameters);
-    for (Slot &slot : slots_) slot.gradient = view(blocks_[slot.block].gradients, slot);
+    is_laid_out_ = true;
+    make_gradients();
+}
+
+/* Nothing changes until all of the memory is there. */
+void Flat::make_gradients() {
+    std::vector<at::Tensor> blocks, views;
+    for (const Block &block : blocks_) blocks.push_back(at::zeros_like(block.parameters));
+    for (const Slot &slot : slots_) views.push_back(view(blocks[slot.block], slot));
+    for (size_t i = 0; i < blocks.size(); i++) blocks_[i].gradients = std::move(blocks[i]);
+    for (size_t i = 0; i < views.size(); i++) slots_[i].gradient = std::move(views[i]);
+    holds_ = true;
     clear_gradients();
+}
+
+void Flat::hold_gradients(bool on) {
+    c10::NoGradGuard no_grad;
+    if (on == holds_) return;
+    if (on) return make_gradients();
+    for (Slot &slot : slots_) {
+        slot.parameter.mutable_grad().reset();
+        slot.gradient.reset();
+    }
+    for (Block &block : blocks_) block.gradients.reset();
+    holds_ = false;
 }
 
 void Flat::clear_gradients() {
     c10::NoGradGuard no_grad;
-    for (Block &block : blocks_) block.gradients.zero_();
+    for (Block &block : blocks_)
+        if (holds_) block.gradients.zero_();
     for (Slot &slot : slots_) {
         if (!slot.parameter.grad().is_same(slot.gradient))
             slot.parameter.mutable_grad() = slot.gradient;
-        slot.version = slot.gradient._version();
+        slot.version = version_of(slot.gradient);
         slot.received = false;
     }
     stale_ = false;
@@ -132,7 +160,7 @@ void Flat::begin_chunk(bool apart) {
             current.reset();
         else if (!current.is_same(slot.gradient))
             current = slot.gradient;
-        slot.version = slot.gradient._version();
+        slot.version = version_of(slot.gradient);
     }
 }
 
@@ -140,8 +168,8 @@ void Flat::begin_chunk(bool apart) {
 void Flat::make_addable() {
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
-        if (!current.defined() || is_alike(current, slot.gradient)) continue;
-        at::Tensor dense = at::empty_like(slot.gradient);
+        if (!current.defined() || is_alike(current, slot.parameter)) continue;
+        at::Tensor dense = at::empty_like(slot.parameter);
         current = dense.copy_(current.is_sparse() ? current.to_dense() : current);
     }
 }
@@ -156,7 +184,7 @@ void Flat::end_chunk(bool apart, bool whole) {
             slot.received ? slot.gradient.add_(current) : slot.gradient.copy_(current);
             current.reset();
         }
-        slot.received |= current.defined() || slot.gradient._version() != slot.version;
+        slot.received |= current.defined() || version_of(slot.gradient) != slot.version;
         if (slot.received && !current.defined()) current = slot.gradient;
     }
 }

@@ -10,7 +10,7 @@
  * Apart: `.grad` is undefined when the chunk begins, so that autograd leaves the chunk's gradients as
  * they are made, a second set; once the backward is through they are added to the block, and are gone.
  * A chunk that fails has not touched the block. Where the chunk is the whole batch they are not moved
- * at all: the update reads them where they lie.
+ * at all: the update reads them where they lie, and the blocks of gradients may be given back.
  */
 #ifndef MEMTRAIN_SHIM_FLAT_HPP
 #define MEMTRAIN_SHIM_FLAT_HPP
@@ -26,7 +26,7 @@ namespace memtrain::shim {
 struct Slot {
     std::string name;
     at::Tensor parameter; /* the model's own, now a view of the block */
-    at::Tensor gradient;  /* view with a version counter of its own */
+    at::Tensor gradient;  /* view with a version counter of its own; undefined while none is held */
     size_t block;
     int64_t offset;
     int64_t version; /* of gradient when the chunk began, in place */
@@ -55,6 +55,10 @@ public:
 
     /* Allocates the blocks and moves the parameters into them. */
     void lay_out(c10::Device device);
+
+    /* Gives the blocks of gradients back or makes them again, zero. Outside a step. */
+    void hold_gradients(bool on);
+    bool holds_gradients() const { return holds_; }
 
     /* A step begins, without gradients. The blocks are made zero when that is needed. */
     void begin();
@@ -91,7 +95,7 @@ public:
     const std::vector<Slot> &slots() const { return slots_; }
     const std::vector<Block> &blocks() const { return blocks_; }
 
-    /* Bytes of the blocks of parameters; those of gradients are as many. */
+    /* Bytes of the blocks of parameters; those of gradients are as many, while they are held. */
     size_t bytes() const;
 
 private:
@@ -99,8 +103,11 @@ private:
     void gather();
     void zero_the_rest();
     void make_addable();
+    void make_gradients();
     std::vector<Slot> slots_;
     std::vector<Block> blocks_;
+    bool holds_ = false; /* the blocks of gradients are there */
+    bool is_laid_out_ = false;
     bool stale_ = false; /* slots that received nothing hold an older step's gradients */
 };
 

@@ -68,6 +68,7 @@ Moved move(const mt_torch &torch, const Device &to) {
     moved.flat->lay_out(to);
     moved.optimizer->lay_out(to);
     moved.optimizer->copy_state(*torch.optimizer);
+    moved.flat->hold_gradients(torch.flat->holds_gradients());
     moved.buffers.take(*torch.model);
     moved.chunk_buffers.take(*torch.model);
     return moved;

@@ -258,6 +258,11 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
         return mt_set_error(MT_EINVAL, "mt_accumulate: weight is %g", weight);
     MT_RETURN_IF_FAILED(
         guard([&] { check_samples("mt_accumulate", first, count, torch->samples); }));
+    if (!torch->flat->holds_gradients() && !(torch->marked && count == torch->samples))
+        return mt_set_error(MT_ESTATE,
+                            "mt_accumulate: gradients are not held (mt_hold_gradients), so a chunk "
+                            "must be marked and the whole batch, %zu samples; this one has %zu",
+                            torch->samples, count);
     Run run = {true, weight != 0.0, torch->batch, count, torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
@@ -282,6 +287,12 @@ extern "C" mt_status mt_mark(mt_torch *torch) {
         }
         torch->marked = true;
     });
+}
+
+extern "C" mt_status mt_hold_gradients(mt_torch *torch, int on) {
+    CHECK_TORCH("mt_hold_gradients");
+    MT_RETURN_IF_FAILED(check_phase("mt_hold_gradients", *torch, Phase::idle, Phase::idle));
+    return guard(torch->device, [&] { torch->flat->hold_gradients(on != 0); });
 }
 
 extern "C" mt_status mt_rewind(mt_torch *torch) {
@@ -363,7 +374,8 @@ extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
     if (out_chunk) MT_RETURN_IF_FAILED(check_sized(out_chunk, "mt_train_step", "out_chunk"));
     if (out_apply) MT_RETURN_IF_FAILED(check_sized(out_apply, "mt_train_step", "out_apply"));
     MT_RETURN_IF_FAILED(begin("mt_train_step", torch, batch));
-    mt_status status = mt_accumulate(torch, 0, batch->count, 1.0, &chunk);
+    mt_status status = torch->flat->holds_gradients() ? MT_OK : mt_mark(torch);
+    if (status == MT_OK) status = mt_accumulate(torch, 0, batch->count, 1.0, &chunk);
     if (status == MT_OK) status = mt_apply(torch, &applied);
     if (out_chunk) hand_over(chunk, out_chunk);
     if (out_apply) hand_over(applied, out_apply);

@@ -119,6 +119,10 @@ mt_status rewind(void *self) {
     return mt_rewind(torch_of(self));
 }
 
+mt_status hold_gradients(void *self, int on) {
+    return mt_hold_gradients(torch_of(self), on);
+}
+
 mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
     MT_RETURN_IF_FAILED(check_self(self, "shape"));
     MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
@@ -212,6 +216,7 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
     backend.set_rung = set_rung;
     backend.set_rate = set_rate;
     backend.shape = shape;
+    backend.hold_gradients = hold_gradients;
     backend.state_sha256 = state_sha256;
     hand_over(backend, out);
     return MT_OK;

@@ -62,7 +62,8 @@ struct mt_torch {
 
     /* Parameters, gradients, optimiser state and buffers: what is there between steps. */
     size_t resident_bytes() const {
-        return parameter_bytes + flat->bytes() + optimizer->bytes() + 2 * buffers.bytes();
+        size_t gradient_bytes = flat->holds_gradients() ? flat->bytes() : 0;
+        return parameter_bytes + gradient_bytes + optimizer->bytes() + 2 * buffers.bytes();
     }
 };
 

@@ -79,6 +79,21 @@ static const variant variants[] = {
      2,
      {.keep = 1, .rungs = BIT(CPU), .cpu_bytes = 1000000, .min_micro_batch = 4},
      {.allow_rungs = BIT(CPU)}},
+    {"alone", 32, {.keep = 1, .tells_gradients = 1, .holds = 1}, {.deterministic = 1}},
+    {"alone, normalising",
+     32,
+     {.keep = 1, .tells_gradients = 1, .holds = 1, .normalises_over_batch = 1},
+     {0}},
+    {"alone, hog",
+     32,
+     {.keep = 1,
+      .tells_gradients = 1,
+      .holds = 1,
+      .hog_from = 3,
+      .hog_until = 5,
+      .hog_bytes = 60000,
+      .seconds = fake_seconds},
+     {0}},
     {"shapes", 60, {.shapes = 1, .keep = 1, .seconds = fake_seconds}, {0}},
     {"hog", 20, {.hog_from = 3, .hog_until = 5, .hog_bytes = 60000}, {0}},
 };
@@ -171,7 +186,7 @@ static int failed_after_apply(mt_status injected) {
 static int failed_in_the_work(void) {
     const unsigned work = FAKE_BIT(FAKE_MARK) | FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_BEGIN) |
                           FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_APPLY) |
-                          FAKE_BIT(FAKE_EVALUATE);
+                          FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_HOLD_GRADIENTS);
 
     for (size_t i = 0; i < fake.logged; i++)
         if (fake.log[i].status != MT_OK && (FAKE_BIT(fake.log[i].kind) & work) == 0) return 0;
@@ -361,6 +376,8 @@ static variant random_variant(uint64_t *state) {
     o->hog_from = below(state, 5);
     o->hog_until = o->hog_from + below(state, 4);
     o->keep = below(state, 2) == 0;
+    o->tells_gradients = below(state, 2) == 0;
+    o->holds = below(state, 2) == 0;
     o->shapes = below(state, 4) == 0;
     o->rungs = (unsigned)below(state, 1U << MT_RUNGS) & ~BIT(SMALLER_BATCH);
     o->cpu_bytes = 500000 + below(state, 1000000);

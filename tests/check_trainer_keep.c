@@ -182,6 +182,23 @@ START_TEST(apply_fails) {
 }
 END_TEST
 
+/* A plan for what was left of a step is none for the whole of it, once that is taken back. */
+START_TEST(apply_fails_after_a_chunk) {
+    fake_options options = keeping(room_for(40));
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_step_report report;
+
+    change_budget_at(4, room_for(12));
+    fake_fail_kind(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
+    report = step(trainer, 64, 2);
+    ck_assert_uint_eq(report.samples, 64);
+    ck_assert_uint_eq(count_kind(FAKE_APPLY), 2);
+    check_same_bits(&options, &policy, &report);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
 /* ---- when there is room ----------------------------------------------------------------------- */
 
 static const struct {
@@ -576,6 +593,7 @@ static Suite *suite_trainer_keep(void) {
 
     tcase_add_loop_test(back, finished_chunks_stay, 0, LENGTH(failures));
     tcase_add_test(back, apply_fails);
+    tcase_add_test(back, apply_fails_after_a_chunk);
     tcase_add_loop_test(room, room_for_a_second_set, 0, LENGTH(rooms));
     tcase_add_test(room, known_by_measuring);
     tcase_add_loop_test(room, known_from_one_recording, 0, LENGTH(known_rooms));

@@ -24,7 +24,7 @@
  *     begin  accumulate...  rollback           a step taken back; the batch may be begun again
  *     begin  mark accumulate  mark accumulate(failed) rewind  mark accumulate...  apply
  *                                              the same, where finished chunks are kept
- *     set_rung, set_rate                       outside a step only
+ *     set_rung, set_rate, hold_gradients       outside a step only
  *     evaluate...                              outside a step only
  *     memory, reset_peak, empty_cache, units, record   inside or outside
  *
@@ -121,6 +121,7 @@ typedef struct mt_backend_info {
     const int *metric_over; /* metric_count numbers, what each metric's sum is divided by for a
                                report: MT_OVER_SAMPLES, MT_OVER_UNITS, or the index of another
                                metric's sum (IoU: intersection over union). NULL: samples. Borrowed */
+    int holds_gradients;    /* 1: hold_gradients exists; the trainer sets it itself */
 } mt_backend_info;
 
 /* What one chunk gave. The trainer zeroes the struct and sets size before the call. */
@@ -288,12 +289,21 @@ typedef struct mt_backend {
      * batches are taken to be of one shape.
      */
     mt_status (*shape)(void *self, const mt_batch *batch, uint64_t *out);
+
+    /*
+     * Optional, and of use beside mark alone. Outside a step. on 0 gives the memory back in which the
+     * gradients of chunks are added up (gradient_bytes), and must not fail. Each step from then on is one
+     * marked chunk of all its samples, whose gradients stay where they were made until apply or rollback.
+     * on 1 takes the memory again, or has it; where that fails (MT_EDEVMEM) nothing has changed.
+     * mt_trainer_new asks for it.
+     */
+    mt_status (*hold_gradients)(void *self, int on);
 } mt_backend;
 
 #define MT_BACKEND_INIT                                                                            \
     {                                                                                              \
         sizeof(mt_backend), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,      \
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL                                               \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                         \
     }
 
 #ifdef __cplusplus

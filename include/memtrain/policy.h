@@ -134,6 +134,7 @@ typedef struct mt_plan {
     unsigned rungs;              /* MT_RUNG_BITs that are to be on */
     int keep;    /* 1: there is room for a second set of gradients, so mark before each chunk */
     double rate; /* factor of the learning rate, for a batch made smaller; 1 otherwise */
+    int alone;   /* 1: the one chunk's gradients are the only ones: hold_gradients off before begin */
 } mt_plan;
 
 /* Number of chunks, samples covered by them, and samples of chunk index (0 past the end). */
@@ -219,6 +220,9 @@ MT_API MT_NODISCARD mt_status mt_policy_select(mt_policy *policy, uint64_t shape
 /*
  * The chunks of the next batch of that many samples, given the memory as it is before the step.
  * Allocates nothing once the sizes of a shape are known; costs well under 2 microseconds.
+ *
+ * In training, memory->allocated_bytes is told as if gradients were held: with gradient_bytes added while
+ * they are not (mt_backend.hold_gradients).
  *
  * Where the smallest legal chunk does not fit, the plan asks for the next rung that is allowed. A rung
  * is left again when what is known of the plan without it says that it fits, and is not slower; one

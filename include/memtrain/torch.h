@@ -355,7 +355,8 @@ MT_API MT_NODISCARD mt_status mt_torch_arena(const mt_torch *torch, mt_arena_sta
 /* ---- the primitives, for loops of one's own (no policy) --------------------------------------- */
 
 /*
- * One plain step: begin, the whole batch as one chunk, apply. On any failure the step is taken back.
+ * One plain step: begin, the whole batch as one chunk, apply. On any failure the step is taken back. Where
+ * gradients are not held (mt_hold_gradients) the chunk is a marked one.
  * @param out_chunk, out_apply  may be NULL
  */
 MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
@@ -367,6 +368,7 @@ MT_API MT_NODISCARD mt_status mt_accumulate(mt_torch *torch, size_t first, size_
                                             double weight, mt_chunk_result *out);
 MT_API MT_NODISCARD mt_status mt_mark(mt_torch *torch);
 MT_API MT_NODISCARD mt_status mt_rewind(mt_torch *torch);
+MT_API MT_NODISCARD mt_status mt_hold_gradients(mt_torch *torch, int on);
 MT_API MT_NODISCARD mt_status mt_rollback(mt_torch *torch);
 MT_API MT_NODISCARD mt_status mt_apply(mt_torch *torch, mt_apply_result *out);
 MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t first,

@@ -48,6 +48,7 @@ static const char *const kind_names[FAKE_KINDS] = {
     "describe",   "memory", "reset_peak", "empty_cache", "begin",    "accumulate",
     "rollback",   "apply",  "evaluate",   "record",      "units",    "sha256",
     "allocation", "mark",   "rewind",     "set_rung",    "set_rate", "shape",
+    "hold",
 };
 
 static const char *const metric_names[FAKE_METRICS] = {"positive", "mean"};
@@ -551,6 +552,8 @@ static void accumulate_check(fake_backend *fake, size_t first, size_t count,
         complain(fake, "accumulate outside a step");
     else if (count == 0 || first + count > fake->batch->count)
         complain(fake, "accumulate: samples out of range");
+    else if (!fake->holding && (!fake->marked || count != fake->batch->count))
+        complain(fake, "accumulate in parts while gradients are not held");
     else if (fake->rewindable && !fake->marked)
         complain(fake, "accumulate after a failed one without rewind");
     else if (first != fake->covered)
@@ -638,6 +641,21 @@ static mt_status fake_set_rate(void *self, double factor) {
     if (fake->batch != NULL) complain(fake, "set_rate inside a step");
     if (status == MT_OK) fake->rate = factor;
     return note(fake, FAKE_SET_RATE, 0, 0, factor, status);
+}
+
+static mt_status fake_hold_gradients(void *self, int on) {
+    fake_backend *fake = self;
+    mt_chunk_result unused = {0};
+    mt_status status = on ? fallible(fake, FAKE_HOLD_GRADIENTS) : MT_OK;
+
+    if (fake->batch != NULL) complain(fake, "hold_gradients inside a step");
+    if (status == MT_OK && on && !fake->holding) {
+        status = allocate(fake, FAKE_GRADIENT_BYTES, &unused);
+        if (status == MT_OK) fake->live--; /* no block of a chunk */
+    }
+    if (!on && fake->holding) fake->allocated -= FAKE_GRADIENT_BYTES;
+    if (status == MT_OK) fake->holding = on;
+    return note(fake, FAKE_HOLD_GRADIENTS, 0, (size_t)on, 0, status);
 }
 
 static mt_status fake_shape(void *self, const mt_batch *batch, uint64_t *out) {
@@ -747,7 +765,9 @@ void fake_init(fake_backend *fake, const fake_options *options) {
     fake->options = *options;
     for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->state.parameters[j] = uniform(&state);
     fake->state.rng = fake_random(&state);
-    fake->allocated = fake->reserved = fake->peak = options->resident_bytes;
+    fake->allocated = options->resident_bytes + (options->holds ? FAKE_GRADIENT_BYTES : 0);
+    fake->reserved = fake->peak = fake->allocated;
+    fake->holding = 1;
     fake->rate = 1.0;
     fake->counted = ~(FAKE_BIT(FAKE_ROLLBACK) | FAKE_BIT(FAKE_REWIND) | FAKE_BIT(FAKE_DESCRIBE) |
                       FAKE_BIT(FAKE_SHA256));
@@ -779,6 +799,7 @@ mt_backend fake_seam(fake_backend *fake) {
     seam.set_rung = fake->options.rungs ? fake_set_rung : NULL;
     seam.set_rate = present(fake, FAKE_SET_RATE) ? fake_set_rate : NULL;
     seam.shape = fake->options.shapes ? fake_shape : NULL;
+    seam.hold_gradients = fake->options.holds ? fake_hold_gradients : NULL;
     return seam;
 }
 

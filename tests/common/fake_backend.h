@@ -44,7 +44,8 @@ typedef enum fake_kind {
     FAKE_SET_RUNG = 15,
     FAKE_SET_RATE = 16,
     FAKE_SHAPE = 17,
-    FAKE_KINDS = 18
+    FAKE_HOLD_GRADIENTS = 18,
+    FAKE_KINDS = 19
 } fake_kind;
 
 #define FAKE_BIT(kind) (1U << (kind))
@@ -115,6 +116,7 @@ typedef struct fake_options {
     uint64_t skip_step;                /* the scaler skips the update of this step; 0: none */
     int keep;                          /* 1: mark and rewind are there */
     int tells_gradients;               /* 1: and the sink hears of gradients handed over */
+    int holds;                         /* 1: hold_gradients is there; they are allocated too */
     unsigned rungs;   /* MT_RUNG_BITs there are; each one on leaves 60 % of a chunk's bytes */
     size_t cpu_bytes; /* budget while MT_RUNG_CPU is on */
     unsigned refused_on, refused_off; /* rungs that cannot be turned on, or off ... */
@@ -159,6 +161,7 @@ typedef struct fake_backend {
     int rewindable; /* from mark until that chunk is through */
     fake_state chunk_before;
     unsigned rungs; /* that are on */
+    int holding;    /* the memory of gradients is there; 1 without options.holds */
     double rate;
     int disorder;       /* 1: not one after the other */
     mt_event_sink sink; /* sink.event NULL: not recording */
@@ -223,7 +226,7 @@ const char *fake_log_text(const fake_backend *fake, unsigned kinds);
 #define FAKE_STEP_KINDS                                                                            \
     (FAKE_BIT(FAKE_BEGIN) | FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_ROLLBACK) |                  \
      FAKE_BIT(FAKE_APPLY) | FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_REWIND) |                      \
-     FAKE_BIT(FAKE_SET_RUNG))
+     FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_HOLD_GRADIENTS))
 
 /* The next number of a splitmix64 generator; tests use it for programs with fixed seeds. */
 uint64_t fake_random(uint64_t *state);

@@ -1,0 +1,359 @@
+/*
+ * check_trainer_alone.c - a batch that fits as one chunk only where its gradients are the only ones: the
+ * memory in which those of several are added up is given back, and taken again when it is needed.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+/* One allocation that lives as long as the chunk: the gradients add to the peak. */
+static const fake_allocation plain_allocations[] = {{1000, 2000, FAKE_AT_END}};
+static const fake_program plain = {plain_allocations, 1};
+
+#define BATCH 64
+
+/* Bytes that a batch of so many samples needs without gradients beside its own. */
+static size_t room_for(size_t samples) {
+    return fake_defaults.resident_bytes + fake_program_peak(&plain, samples) + FAKE_GRADIENT_BYTES;
+}
+
+static fake_options holding(size_t budget) {
+    fake_options options = fake_defaults;
+
+    options.train = plain;
+    options.keep = options.tells_gradients = options.holds = 1;
+    options.budget_bytes = budget;
+    return options;
+}
+
+static mt_policy_options by_memory(void) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+
+    policy.deterministic = 1;
+    return policy;
+}
+
+/* The budget becomes another before the next chunk. */
+static struct {
+    mt_backend seam;
+    size_t budget; /* 0: it stays */
+} change;
+
+static mt_status accumulate_and_change(void *self, size_t first, size_t count, double weight,
+                                       mt_chunk_result *out) {
+    if (change.budget) fake.options.budget_bytes = change.budget;
+    change.budget = 0;
+    return change.seam.accumulate(self, first, count, weight, out);
+}
+
+/* A trainer that has learnt from one batch, and whose log is empty. */
+static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    own.policy = policy;
+    fake_init(&fake, options);
+    change.seam = seam = fake_seam(&fake);
+    seam.accumulate = accumulate_and_change;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    step(trainer, BATCH, 1);
+    fake_log_clear(&fake);
+    return trainer;
+}
+
+#define PARTS "begin accumulate(0+32) accumulate(32+32) apply"
+
+/* ---- when it is done ------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    long more; /* bytes above what the batch alone needs */
+    fake_options options;
+    mt_policy_options policy;
+    const char *calls;
+} rooms[] = {
+    {"to the byte", 0, {0}, {0}, "hold begin accumulate(0+64) apply"},
+    {"one byte is missing", -1, {0}, {0}, PARTS},
+    {"gradients fit beside it", FAKE_GRADIENT_BYTES, {0}, {0}, "begin accumulate(0+64) apply"},
+    {"all but one byte of them",
+     FAKE_GRADIENT_BYTES - 1,
+     {0},
+     {0},
+     "hold begin accumulate(0+64) apply"},
+    {"whole steps are wanted", 0, {0}, {.keep_chunks = MT_KEEP_NEVER}, PARTS},
+    {"chunks are bounded", 0, {0}, {.max_micro_batch = 63}, PARTS},
+    {"chunks are given", 0, {0}, {.micro_batch = 32}, PARTS},
+    {"nothing is recorded", 0, {.absent = FAKE_BIT(FAKE_RECORD)}, {0}, NULL},
+    {"normalising", 0, {.normalises_over_batch = 1}, {0}, "begin accumulate(0+64) apply"},
+};
+
+START_TEST(room_for_it_alone) {
+    fake_options options = holding(room_for(BATCH) + (size_t)rooms[_i].more);
+    mt_policy_options policy = rooms[_i].policy;
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    policy.size = sizeof(policy);
+    policy.deterministic = 1;
+    options.absent = rooms[_i].options.absent;
+    options.normalises_over_batch = rooms[_i].options.normalises_over_batch;
+    trainer = learnt(&options, &policy);
+    report = step(trainer, BATCH, 2);
+    if (rooms[_i].calls != NULL) check_log(rooms[_i].calls);
+    ck_assert_uint_eq(fake.genuine, 0);
+    ck_assert_uint_le(report.peak_bytes, options.budget_bytes);
+    if (options.absent == 0 && policy.micro_batch == 0)
+        ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
+    done(trainer);
+}
+END_TEST
+
+/* Chunks that are faster are taken where they are: memory that is given back gains nothing then. */
+static double cliff(size_t samples) {
+    return 0.001 * (double)samples * (samples > 40 ? 3 : 1);
+}
+
+static double no_cliff(size_t samples) {
+    return 0.010 + 0.001 * (double)samples;
+}
+
+static const struct {
+    double (*seconds)(size_t samples);
+    int holding;
+} speeds[] = {{cliff, 1}, {no_cliff, 0}};
+
+START_TEST(the_fastest_that_fits) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    options.seconds = speeds[_i].seconds;
+    trainer = learnt(&options, &policy);
+    for (uint64_t id = 2; id < 12; id++) step(trainer, BATCH, id);
+    ck_assert_int_eq(fake.holding, speeds[_i].holding);
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/* ---- and back --------------------------------------------------------------------------------- */
+
+/* What needs parts takes the memory again; what does not leaves it where it is. */
+START_TEST(there_and_back) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    check_log("hold begin accumulate(0+64) apply");
+    step(trainer, BATCH, 3);
+    check_log("begin accumulate(0+64) apply");
+    step(trainer, 20, 4); /* would fit beside them too */
+    check_log("begin accumulate(0+20) apply");
+    step(trainer, 2 * BATCH, 5);
+    check_log("hold(0+1) begin accumulate(0+43) accumulate(43+43) accumulate(86+42) apply");
+    step(trainer, BATCH, 6);
+    check_log("hold begin accumulate(0+64) apply");
+    fake.options.budget_bytes -= 1;
+    step(trainer, BATCH, 7);
+    check_log("hold(0+1) begin accumulate(0+32) accumulate(32+32) apply");
+    fake.options.budget_bytes += FAKE_GRADIENT_BYTES + 1;
+    step(trainer, BATCH, 8);
+    check_log("begin accumulate(0+64) apply");
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(evaluation_in_between) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    evaluate(trainer, 20, 3);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
+    step(trainer, BATCH, 4);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
+    done(trainer);
+}
+END_TEST
+
+/* A replay may cut as it likes. */
+START_TEST(chunks_are_given) {
+    static const size_t chunks[] = {30, 30};
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    step(trainer, 60, 3);
+    check_log("hold(0+1) begin accumulate(0+30) accumulate(30+30) apply");
+    done(trainer);
+}
+END_TEST
+
+/* The backend of one that held nothing is another trainer's now. */
+START_TEST(another_trainer) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_backend seam = fake_seam(&fake);
+
+    step(trainer, BATCH, 2);
+    mt_trainer_free(trainer);
+    ck_assert_int_eq(fake.holding, 0);
+    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    ck_assert_int_eq(fake.holding, 1);
+    step(trainer, BATCH, 3);
+    done(trainer);
+}
+END_TEST
+
+/* ---- what fails ------------------------------------------------------------------------------- */
+
+/* The same chunks with gradients held all the time end with the same bits. */
+static void check_same_bits(const mt_step_report *last) {
+    static const size_t first[] = {2, 4, 58}, whole[] = {BATCH};
+    fake_options options = holding(0);
+    mt_policy_options policy = by_memory();
+    uint64_t hash = fake_hash(&fake);
+    size_t chunks[8], count = last->chunk_count;
+    mt_trainer *trainer;
+
+    memcpy(chunks, last->chunks, count * sizeof(*chunks));
+    trainer = trainer_with(&options, &policy);
+    ck_ok(mt_trainer_set_chunks(trainer, first, 3));
+    step(trainer, BATCH, 1);
+    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
+    step(trainer, BATCH, 2);
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
+    step(trainer, BATCH, 3);
+    ck_assert_uint_eq(fake_hash(&fake), hash);
+    done(trainer);
+}
+
+/* Less room in the middle of such a step: it is taken back, and cut. */
+START_TEST(less_room) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_step_report report;
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    change.budget = room_for(40) + FAKE_GRADIENT_BYTES;
+    report = step(trainer, BATCH, 3);
+    check_log("begin accumulate!(0+64) rewind rollback hold(0+1) begin accumulate(0+32) "
+              "accumulate(32+32) apply");
+    ck_assert_uint_eq(report.discarded, BATCH);
+    check_same_bits(&report);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+/* A refusal that the budget does not explain costs the chunk. */
+START_TEST(an_accident) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_step_report report;
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+    report = step(trainer, BATCH, 3);
+    check_log("begin accumulate!(0+64) rewind accumulate(0+64) apply");
+    check_same_bits(&report);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+/* Without a mark the chunk must not run: its gradients would have no place. */
+START_TEST(mark_fails) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    fake_fail_kind(&fake, FAKE_MARK, 1, MT_EDEVMEM);
+    step(trainer, BATCH, 3);
+    check_log("begin rollback begin accumulate(0+64) apply");
+    done(trainer);
+}
+END_TEST
+
+/* The memory is not there when it is wanted again: tried like any other that is refused. */
+START_TEST(not_given_back) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    fake_fail_kind(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EDEVMEM);
+    step(trainer, 2 * BATCH, 3);
+    check_log("hold!(0+1) hold(0+1) begin accumulate(0+43) accumulate(43+43) accumulate(86+42) "
+              "apply");
+    step(trainer, BATCH, 4);
+    fake_fail_kind_for_ever(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EDEVMEM);
+    step_fails(trainer, 2 * BATCH, 5, MT_EDEVMEM);
+    fake_fail_kind(&fake, FAKE_HOLD_GRADIENTS, 0, MT_OK);
+    step(trainer, 2 * BATCH, 5);
+    fake_fail_kind(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EUSER);
+    step(trainer, BATCH, 6);
+    step_fails(trainer, 2 * BATCH, 7, MT_EUSER);
+    done(trainer);
+}
+END_TEST
+
+/* ---- the trace -------------------------------------------------------------------------------- */
+
+static size_t plans_alone;
+
+static void count_plans(void *user, const char *line) {
+    (void)user;
+    plans_alone += strstr(line, "\"chunks\":[64]") != NULL && strstr(line, "\"alone\":true") != NULL;
+}
+
+START_TEST(in_the_trace) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    own.policy = &policy;
+    own.trace = count_plans;
+    trainer = trainer_of(&options, &own);
+    for (uint64_t id = 1; id < 4; id++) step(trainer, BATCH, id);
+    ck_assert_uint_eq(plans_alone, 1);
+    done(trainer);
+}
+END_TEST
+
+static Suite *suite_trainer_alone(void) {
+    Suite *suite = suite_create("trainer_alone");
+    TCase *when = suite_case(suite, "when"), *back = suite_case(suite, "and back"),
+          *fails = suite_case(suite, "fails"), *lines = suite_case(suite, "trace");
+
+    tcase_add_loop_test(when, room_for_it_alone, 0, LENGTH(rooms));
+    tcase_add_loop_test(when, the_fastest_that_fits, 0, LENGTH(speeds));
+    tcase_add_test(back, there_and_back);
+    tcase_add_test(back, evaluation_in_between);
+    tcase_add_test(back, chunks_are_given);
+    tcase_add_test(back, another_trainer);
+    tcase_add_test(fails, less_room);
+    tcase_add_test(fails, an_accident);
+    tcase_add_test(fails, mark_fails);
+    tcase_add_test(fails, not_given_back);
+    tcase_add_test(lines, in_the_trace);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_alone());
+}
