@@ -379,8 +379,7 @@ static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *m
                     mt_plan *plan) {
     size_t bytes = mt__curve_predict(c, plan->alone, largest_chunk(plan));
     size_t allocated = plan->alone ? allocated_alone(p, memory) : memory->allocated_bytes;
-    plan->keep =
-        plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, plan, memory, &bytes));
+    plan->keep = plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, plan, memory, &bytes));
     plan->predicted_peak_bytes = bytes && memory->budget_bytes ? mt__add(bytes, allocated) : 0;
     if (mode == MT_TRAIN) p->keep = plan->keep;
 }

@@ -142,6 +142,13 @@ struct Trainer {
     }
 };
 
+/* What a trainer drives. */
+inline mt_backend seam_of(const Trainer &trainer) {
+    mt_backend seam = MT_BACKEND_INIT;
+    ck_ok(mt_torch_backend(trainer.torch, &seam));
+    return seam;
+}
+
 inline mt_torch_options options_of(mt_optimizer optimizer, double clip_norm = 0.0) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     options.device = suite_device();

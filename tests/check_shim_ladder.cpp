@@ -16,12 +16,6 @@ namespace {
 
 constexpr size_t MiB = size_t{1} << 20;
 
-mt_backend seam_of(const Trainer &trainer) {
-    mt_backend backend = MT_BACKEND_INIT;
-    ck_ok(mt_torch_backend(trainer.torch, &backend));
-    return backend;
-}
-
 /* A marked chunk of the batch of 12, its weight the share of its samples. */
 mt_status marked(const Trainer &trainer, size_t first, size_t count) {
     mt_chunk_result result = chunk_result();

@@ -317,7 +317,8 @@ static size_t plans_alone;
 
 static void count_plans(void *user, const char *line) {
     (void)user;
-    plans_alone += strstr(line, "\"chunks\":[64]") != NULL && strstr(line, "\"alone\":true") != NULL;
+    plans_alone +=
+        strstr(line, "\"chunks\":[64]") != NULL && strstr(line, "\"alone\":true") != NULL;
 }
 
 START_TEST(in_the_trace) {

@@ -134,7 +134,7 @@ typedef struct mt_plan {
     unsigned rungs;              /* MT_RUNG_BITs that are to be on */
     int keep;    /* 1: there is room for a second set of gradients, so mark before each chunk */
     double rate; /* factor of the learning rate, for a batch made smaller; 1 otherwise */
-    int alone;   /* 1: the one chunk's gradients are the only ones: hold_gradients off before begin */
+    int alone; /* 1: the one chunk's gradients are the only ones: hold_gradients off before begin */
 } mt_plan;
 
 /* Number of chunks, samples covered by them, and samples of chunk index (0 past the end). */

@@ -45,10 +45,9 @@ const fake_options fake_defaults = {
 };
 
 static const char *const kind_names[FAKE_KINDS] = {
-    "describe",   "memory", "reset_peak", "empty_cache", "begin",    "accumulate",
-    "rollback",   "apply",  "evaluate",   "record",      "units",    "sha256",
-    "allocation", "mark",   "rewind",     "set_rung",    "set_rate", "shape",
-    "hold",
+    "describe", "memory",   "reset_peak", "empty_cache", "begin",  "accumulate", "rollback",
+    "apply",    "evaluate", "record",     "units",       "sha256", "allocation", "mark",
+    "rewind",   "set_rung", "set_rate",   "shape",       "hold",
 };
 
 static const char *const metric_names[FAKE_METRICS] = {"positive", "mean"};

@@ -1,0 +1,269 @@
+/*
+ * check_shim_hold.cpp - without the memory in which gradients of several chunks are added up: whole
+ * batches give the same bits, parts are refused, and every allocation may fail.
+ */
+#include <memtrain/trainer.h>
+
+#include "check_shim.hpp"
+
+using namespace check_shim;
+
+namespace {
+
+const mt_optimizer optimizers[] = {MT_SGD, MT_ADAM, MT_ADAMW};
+
+mt_memory memory_of(const mt_backend &seam) {
+    mt_memory memory = {};
+    memory.size = sizeof memory;
+    ck_ok(seam.memory(seam.self, &memory));
+    return memory;
+}
+
+size_t gradient_bytes(const mt_backend &seam) {
+    mt_backend_info info = {};
+    info.size = sizeof info;
+    ck_ok(seam.describe(seam.self, &info));
+    return info.gradient_bytes;
+}
+
+mt_status plain_step(const Trainer &trainer, const Batch &batch) {
+    return mt_train_step(trainer.torch, batch.get(), nullptr, nullptr);
+}
+
+void check_gradients(const Trainer &trainer, bool are_there) {
+    for (const at::Tensor &parameter : trainer.net->parameters())
+        ck_assert_int_eq(parameter.grad().defined(), are_there);
+}
+
+} // namespace
+
+/* Given back they take nothing, taken again they are zeros, and the state does not see it. */
+START_TEST(there_and_back) {
+    Trainer trainer(options_of(MT_ADAMW));
+    mt_backend seam = seam_of(trainer);
+    size_t before = memory_of(seam).allocated_bytes;
+    std::string hash = trainer.hash();
+    for (int i = 0; i < 2; i++) {
+        ck_ok(mt_hold_gradients(trainer.torch, 0));
+        ck_assert_uint_eq(memory_of(seam).allocated_bytes, before - gradient_bytes(seam));
+        check_gradients(trainer, false);
+    }
+    for (int i = 0; i < 2; i++) {
+        ck_ok(mt_hold_gradients(trainer.torch, 1));
+        ck_assert_uint_eq(memory_of(seam).allocated_bytes, before);
+        check_gradients(trainer, true);
+    }
+    ck_assert(trainer.hash() == hash);
+}
+END_TEST
+
+/* Steps of both ways in turn give the bits of one way. */
+START_TEST(same_bits) {
+    mt_torch_options options = options_of(optimizers[_i % 3], _i < 3 ? 0.0 : 0.01);
+    Trainer plain(options);
+    Batch batch(12);
+    for (int i = 0; i < 6; i++) ck_ok(plain_step(plain, batch));
+    std::string expected = plain.hash();
+    Trainer other(options);
+    for (int i = 0; i < 6; i++) {
+        ck_ok(mt_hold_gradients(other.torch, i % 3 == 1));
+        ck_ok(plain_step(other, batch));
+    }
+    ck_assert(other.hash() == expected);
+}
+END_TEST
+
+/* Gradients are where the chunk made them until the update, and gone then. */
+START_TEST(released_after_the_update) {
+    Trainer trainer(options_of(MT_SGD));
+    mt_backend seam = seam_of(trainer);
+    Batch batch(12);
+    ck_ok(mt_hold_gradients(trainer.torch, 0));
+    size_t before = memory_of(seam).allocated_bytes;
+    for (int taken_back = 0; taken_back < 2; taken_back++) {
+        mt_chunk_result result = chunk_result();
+        ck_ok(mt_begin(trainer.torch, batch.get()));
+        ck_ok(mt_mark(trainer.torch));
+        ck_ok(mt_accumulate(trainer.torch, 0, 12, 1.0, &result));
+        ck_assert_uint_gt(memory_of(seam).allocated_bytes, before);
+        mt_apply_result applied = apply_result();
+        ck_ok(taken_back ? mt_rollback(trainer.torch) : mt_apply(trainer.torch, &applied));
+        ck_assert_uint_eq(memory_of(seam).allocated_bytes, before);
+        check_gradients(trainer, false);
+    }
+}
+END_TEST
+
+START_TEST(out_of_order) {
+    Trainer trainer(options_of(MT_SGD));
+    Batch batch(12);
+    mt_chunk_result result = chunk_result();
+    ck_status(mt_hold_gradients(nullptr, 0), MT_EINVAL);
+    ck_ok(mt_hold_gradients(trainer.torch, 0));
+    ck_ok(mt_begin(trainer.torch, batch.get()));
+    ck_status(mt_hold_gradients(trainer.torch, 1), MT_ESTATE);
+    ck_status(mt_accumulate(trainer.torch, 0, 12, 1.0, &result), MT_ESTATE);
+    ck_ok(mt_mark(trainer.torch));
+    ck_status(mt_accumulate(trainer.torch, 0, 6, 0.5, &result), MT_ESTATE);
+    ck_assert_ptr_nonnull(strstr(mt_last_error(), "mt_hold_gradients"));
+    ck_ok(mt_accumulate(trainer.torch, 0, 12, 1.0, &result));
+    ck_ok(mt_rollback(trainer.torch));
+}
+END_TEST
+
+/* Every request of a step fails in turn, once or from then on: nothing has happened, or all of it. */
+START_TEST(every_allocation_fails) {
+    Trainer trainer(options_of(optimizers[_i % 3], 0.5));
+    mt_backend seam = seam_of(trainer);
+    Batch batch(12);
+    ck_ok(mt_hold_gradients(trainer.torch, 0));
+    ck_ok(plain_step(trainer, batch));
+    size_t held = memory_of(seam).allocated_bytes;
+    uint64_t failed = 1, failures = 0;
+    for (uint64_t n = 1; failed; n++) {
+        std::string before = trainer.hash();
+        ck_ok(mt_inject_oom(n, _i / 3));
+        mt_status status = plain_step(trainer, batch);
+        mt_injected(nullptr, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        ck_assert_uint_eq(memory_of(seam).allocated_bytes, held);
+        if (status == MT_OK) continue;
+        ck_assert_int_eq(status, MT_EDEVMEM);
+        ck_assert(trainer.hash() == before);
+        check_gradients(trainer, false);
+        failures++;
+    }
+    ck_assert_uint_gt(failures, 50);
+}
+END_TEST
+
+/* Where the memory is not there any more, nothing has changed, and whole batches go on. */
+START_TEST(not_taken_again) {
+    Trainer trainer(options_of(MT_ADAM));
+    mt_backend seam = seam_of(trainer);
+    Batch batch(12);
+    ck_ok(mt_hold_gradients(trainer.torch, 0));
+    size_t held = memory_of(seam).allocated_bytes;
+    uint64_t failures = 0;
+    for (uint64_t n = 1;; n++) {
+        ck_ok(mt_inject_oom(n, 0));
+        mt_status status = mt_hold_gradients(trainer.torch, 1);
+        ck_ok(mt_inject_oom(0, 0));
+        if (status == MT_OK) break;
+        ck_assert_int_eq(status, MT_EDEVMEM);
+        ck_assert_uint_eq(memory_of(seam).allocated_bytes, held);
+        check_gradients(trainer, false);
+        ck_ok(plain_step(trainer, batch));
+        failures++;
+    }
+    ck_assert_uint_gt(failures, 0);
+    ck_ok(step(trainer, batch, {6, 6}));
+}
+END_TEST
+
+/* From a card to the CPU and back, gradients stay where they are: nowhere. */
+START_TEST(on_another_device) {
+    mt_sim_options card = MT_SIM_OPTIONS_INIT;
+    card.total_bytes = card.recommended_bytes = 200 << 20;
+    ck_ok(mt_device_simulate("sim:cuda", &card));
+    mt_torch_options options = options_of(MT_ADAM);
+    options.device = "sim:cuda";
+    Trainer trainer(options);
+    mt_backend seam = seam_of(trainer);
+    Batch batch(12);
+    ck_ok(mt_hold_gradients(trainer.torch, 0));
+    size_t held = memory_of(seam).allocated_bytes;
+    for (int on : {1, 0}) {
+        ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, on));
+        check_gradients(trainer, false);
+        ck_ok(plain_step(trainer, batch));
+    }
+    ck_assert_uint_eq(memory_of(seam).allocated_bytes, held);
+    ck_ok(mt_hold_gradients(trainer.torch, 1));
+    ck_ok(step(trainer, batch, {6, 6}));
+}
+END_TEST
+
+/* ---- through the policy ---- */
+
+struct Run {
+    std::vector<std::vector<size_t>> chunks;
+    size_t peak = 0, predicted = 0, allocated = 0;
+    std::string hash;
+};
+
+/* On the CPU, whose budget is kept to the byte. */
+mt_torch_options on_the_cpu() {
+    mt_torch_options options = options_of(MT_ADAMW);
+    options.device = "cpu";
+    return options;
+}
+
+/* Steps of 12 within a budget, or with chunks that are given. */
+Run run(size_t budget, const Run *given) {
+    Trainer trainer(on_the_cpu(), {false, true});
+    mt_backend seam = seam_of(trainer);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *runner;
+    Batch batch(12);
+    Run run;
+    policy.deterministic = 1;
+    own.policy = &policy;
+    ck_ok(mt_device_set_budget("cpu", budget));
+    ck_ok(mt_trainer_new(&seam, &own, &runner));
+    for (size_t i = 0; i < 5; i++) {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        if (given)
+            ck_ok(mt_trainer_set_chunks(runner, given->chunks[i].data(), given->chunks[i].size()));
+        ck_ok(mt_trainer_step(runner, batch.get(), &report));
+        run.chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
+        run.peak = report.peak_bytes;
+        run.predicted = report.predicted_peak_bytes;
+        run.allocated = report.allocated_bytes;
+        ck_assert_uint_eq(report.retries, 0);
+    }
+    mt_trainer_free(runner);
+    run.hash = trainer.hash();
+    return run;
+}
+
+/* The budget goes down by the gradients, and the batch is whole all the same; by one byte more it is not. */
+START_TEST(one_chunk_in_less) {
+    Run roomy = run(64 << 20, nullptr);
+    ck_assert_uint_eq(roomy.chunks.back().size(), 1);
+    size_t gradients;
+    {
+        Trainer trainer(on_the_cpu(), {false, true});
+        gradients = gradient_bytes(seam_of(trainer));
+    }
+    Run tight = run(roomy.peak - gradients, nullptr);
+    ck_assert_uint_eq(tight.chunks.back().size(), 1);
+    ck_assert_uint_eq(tight.peak, roomy.peak - gradients);
+    ck_assert_uint_eq(tight.predicted, tight.peak);
+    ck_assert_uint_eq(tight.allocated, roomy.allocated - gradients);
+    Run tighter = run(roomy.peak - gradients - 1, nullptr);
+    ck_assert_uint_gt(tighter.chunks.back().size(), 1);
+    ck_assert(run(64 << 20, &tight).hash == tight.hash);
+}
+END_TEST
+
+static Suite *suite_shim_hold(void) {
+    Suite *suite = suite_create("shim_hold");
+    TCase *steps = suite_case(suite, "steps"), *fails = suite_case(suite, "fails"),
+          *policy = suite_case(suite, "policy");
+
+    tcase_add_test(steps, there_and_back);
+    tcase_add_loop_test(steps, same_bits, 0, 6);
+    tcase_add_test(steps, released_after_the_update);
+    tcase_add_test(steps, out_of_order);
+    tcase_add_loop_test(fails, every_allocation_fails, 0, 6);
+    tcase_add_test(fails, not_taken_again);
+    tcase_add_test(policy, on_another_device);
+    tcase_add_test(policy, one_chunk_in_less);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_shim_hold());
+}
