@@ -397,8 +397,7 @@ static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
     if (!p->info.holds_gradients || !p->info.keeps_chunks || c->kind.mode != MT_TRAIN) return 0;
     if (p->options.keep_chunks == MT_KEEP_NEVER || !mt__curve_is_recorded(c, 1)) return 0;
     /* What is left of a step that has begun has the gradients before it to add to. */
-    if (p->begun || plan->groups || n != p->samples) return 0;
-    if (n > top || (p->step_failed && n >= p->step_failed)) return 0;
+    if (p->begun || n != p->samples || n > top || p->step_failed) return 0;
     return mt__curve_predict(c, 1, n) <= room && !mt__curve_has_failed(c, 1, n, room);
 }
 

@@ -433,7 +433,7 @@ static mt_status take_back(mt_trainer *t, work *w, mt_status because) {
 
 /* Whether the next attempt needs the memory in which gradients are added up. */
 static int wants_gradients(const work *w) {
-    return w->forced || w->mode != MT_TRAIN || !w->plan.alone;
+    return w->forced || !w->plan.alone;
 }
 
 static mt_status hold_gradients(mt_trainer *t, int on) {
@@ -581,7 +581,7 @@ static mt_status shorten(mt_trainer *t, work *w) {
 
 /* Whether what the plan asks for changes outside a step alone. */
 static int wants_a_new_step(const mt_trainer *t, const work *w) {
-    return w->plan.rungs != t->rungs || (w->mode == MT_TRAIN && wants_gradients(w) != t->holding);
+    return w->plan.rungs != t->rungs || wants_gradients(w) != t->holding;
 }
 
 /*

@@ -136,6 +136,27 @@ START_TEST(the_fastest_that_fits) {
 }
 END_TEST
 
+/* No cut is legal, and the whole batch does not fit beside gradients: known before it is tried. */
+START_TEST(no_other_way) {
+    fake_options options = holding(room_for(4 * BATCH));
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.min_micro_batch = BATCH;
+    policy.deterministic = _i;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 3 * BATCH, 1);
+    fake.options.budget_bytes = room_for(BATCH);
+    fake_log_clear(&fake);
+    step(trainer, BATCH, 2);
+    check_log("hold begin accumulate(0+64) apply");
+    fake.options.budget_bytes -= 1;
+    step_fails(trainer, BATCH, 3, MT_EDEVMEM);
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
 /* ---- and back --------------------------------------------------------------------------------- */
 
 /* What needs parts takes the memory again; what does not leaves it where it is. */
@@ -255,6 +276,42 @@ START_TEST(less_room) {
 }
 END_TEST
 
+/* A limit that nobody tells of: what did not fit is not tried again. */
+START_TEST(no_budget_any_more) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    fake.options.budget_bytes = 0;
+    fake.options.device_bytes = room_for(BATCH) - 1;
+    step(trainer, BATCH, 3);
+    ck_assert_uint_eq(fake.genuine, 2);
+    ck_assert_int_eq(fake.holding, 1);
+    done(trainer);
+}
+END_TEST
+
+/* On another device it is cut as that device's memory has it, in the step that goes there. */
+START_TEST(on_the_way_to_the_cpu) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer;
+
+    options.rungs = policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_CPU);
+    options.cpu_bytes = options.budget_bytes;
+    trainer = learnt(&options, &policy);
+    step(trainer, BATCH, 2);
+    fake.options.budget_bytes = 1;
+    step(trainer, BATCH, 3);
+    ck_assert_int_eq(fake.holding, 1);
+    step(trainer, BATCH, 4);
+    ck_assert_uint_eq(fake.rungs, MT_RUNG_BIT(MT_RUNG_CPU));
+    done(trainer);
+}
+END_TEST
+
 /* A refusal that the budget does not explain costs the chunk. */
 START_TEST(an_accident) {
     fake_options options = holding(room_for(BATCH));
@@ -343,11 +400,14 @@ static Suite *suite_trainer_alone(void) {
 
     tcase_add_loop_test(when, room_for_it_alone, 0, LENGTH(rooms));
     tcase_add_loop_test(when, the_fastest_that_fits, 0, LENGTH(speeds));
+    tcase_add_loop_test(when, no_other_way, 0, 2);
     tcase_add_test(back, there_and_back);
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
     tcase_add_test(back, another_trainer);
     tcase_add_test(fails, less_room);
+    tcase_add_test(fails, no_budget_any_more);
+    tcase_add_test(fails, on_the_way_to_the_cpu);
     tcase_add_test(fails, an_accident);
     tcase_add_test(fails, mark_fails);
     tcase_add_test(fails, not_given_back);
