@@ -632,10 +632,11 @@ Place *Arena::guest_place() {
 
 /*
  * A chunk that keeps to its plan has few guests, which go to the heap: in the mapping those that are kept
- * would be in the way of plans. One that departs from it, or has none, has its memory here once and not twice.
+ * would be in the way of plans. One that departs from it, or did the last time, or has none, has its memory
+ * here once and not twice.
  */
 Place *Arena::make_guest(size_t bytes) {
-    bool keeps_to_plan = plan_ && missed_ <= plan_->count / missed_share + 1;
+    bool keeps_to_plan = plan_ && !plan_->bad && missed_ <= plan_->count / missed_share + 1;
     if (keeps_to_plan || bytes > SIZE_MAX / 4) return nullptr;
     size_t room = rounded(bytes + header_bytes, alignment);
     track();
