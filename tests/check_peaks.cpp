@@ -3,6 +3,7 @@
  * each network, in training and in evaluation, within 2 % where kernels change beyond them; and what
  * a trainer predicts in a budget is what its steps need.
  */
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <vector>
@@ -57,17 +58,29 @@ size_t peak_of(const Subject &s, mt_mode mode, const mt_batch &batch, size_t cou
     return result.peak_bytes - before;
 }
 
-/* The model of recordings of so many samples and twice as many; free with mt_memory_model_free. */
-mt_memory_model *record(const Subject &s, mt_mode mode, const mt_batch &batch, size_t count) {
+/* Recordings of so many samples and twice as many. */
+struct Pair {
     mt_recording *small = nullptr, *large = nullptr;
+
+    Pair(const Subject &s, mt_mode mode, const mt_batch &batch, size_t count) {
+        bench::must(mt_recording_new(&small), "recording");
+        bench::must(mt_recording_new(&large), "recording");
+        peak_of(s, mode, batch, count, small);
+        peak_of(s, mode, batch, 2 * count, large);
+    }
+    ~Pair() {
+        mt_recording_free(small);
+        mt_recording_free(large);
+    }
+    Pair(const Pair &) = delete;
+    Pair &operator=(const Pair &) = delete;
+};
+
+/* The model of such recordings; free with mt_memory_model_free. */
+mt_memory_model *record(const Subject &s, mt_mode mode, const mt_batch &batch, size_t count) {
     mt_memory_model *model = nullptr;
-    bench::must(mt_recording_new(&small), "recording");
-    bench::must(mt_recording_new(&large), "recording");
-    peak_of(s, mode, batch, count, small);
-    peak_of(s, mode, batch, 2 * count, large);
-    bench::must(mt_memory_model_new(small, large, &model), "model");
-    mt_recording_free(small);
-    mt_recording_free(large);
+    Pair pair(s, mode, batch, count);
+    bench::must(mt_memory_model_new(pair.small, pair.large, &model), "model");
     return model;
 }
 
@@ -177,6 +190,79 @@ START_TEST(a_step_needs_what_was_predicted) {
 }
 END_TEST
 
+/* ---- what a caching allocator reserves ---- */
+
+constexpr size_t card_bytes = size_t{4} << 30;
+
+mt_sim_stats stats_of(const mt_sim *sim) {
+    mt_sim_stats stats = {};
+    stats.size = sizeof stats;
+    bench::must(mt_sim_read_stats(sim, &stats), "stats");
+    return stats;
+}
+
+mt_sim_stats card_stats() {
+    mt_sim_stats stats = {};
+    stats.size = sizeof stats;
+    bench::must(mt_device_sim_stats("sim:cuda", &stats), "stats");
+    return stats;
+}
+
+/* Segments that an empty card reserves for a chunk of so many samples. */
+size_t reserved_for(const Pair &pair, size_t samples) {
+    mt_sim_options options = MT_SIM_OPTIONS_INIT;
+    mt_sim *card = nullptr;
+    size_t count = 0;
+    options.total_bytes = card_bytes;
+    bench::must(mt_recording_blocks(pair.small, pair.large, samples, 0, nullptr, 0, &count), "ask");
+    std::vector<mt_block> blocks(count);
+    bench::must(
+        mt_recording_blocks(pair.small, pair.large, samples, 0, blocks.data(), count, &count),
+        "blocks");
+    bench::must(mt_sim_new(&options, &card), "card");
+    bench::must(mt_sim_play(card, blocks.data(), blocks.size()), "play");
+    size_t bytes = stats_of(card).peak_reserved_bytes;
+    mt_sim_free(card);
+    return bytes;
+}
+
+/* What the card of the run reserves for it, beside what it had. */
+size_t reserved_by(const Subject &s, const mt_batch &batch, size_t samples) {
+    bench::must(mt_empty_cache("sim:cuda", nullptr), "empty_cache");
+    bench::must(mt_device_reset_peak("sim:cuda"), "reset_peak");
+    size_t before = card_stats().reserved_bytes;
+    peak_of(s, MT_TRAIN, batch, samples);
+    return card_stats().peak_reserved_bytes - before;
+}
+
+/*
+ * Played on an empty card the blocks of any chunk tell what this one reserves, but for the free parts of
+ * segments that the state lies in: one of 2 MiB, one of 20, and what is left of larger ones.
+ */
+START_TEST(what_a_card_reserves) {
+    const Network &network = networks::all[_i];
+    mt_sim_options card = MT_SIM_OPTIONS_INIT;
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    networks::prepare();
+    card.total_bytes = card_bytes;
+    bench::must(mt_device_simulate("sim:cuda", &card), "simulate");
+    options.device = "sim:cuda";
+    Subject s(network, 2 * network.side, &options);
+    bench::Batch batch(static_cast<int64_t>(most), 2 * network.side, 10);
+    Pair pair(s, MT_TRAIN, batch.batch, 2);
+    size_t most_above = 0;
+    for (size_t m : {6, 8, 12, 16, 24, 32, 48, 64, 96}) {
+        size_t played = reserved_for(pair, m), reserved = reserved_by(s, batch.batch, m);
+        ck_assert_uint_ge(played, reserved);
+        most_above = std::max(most_above, played - reserved);
+    }
+    std::printf("%s, reserved on a card: at most %zu MiB less than played\n", network.name,
+                most_above >> 20);
+    std::fflush(stdout);
+    ck_assert_uint_le(most_above, size_t{32} << 20);
+}
+END_TEST
+
 } // namespace
 
 int main() {
@@ -185,6 +271,7 @@ int main() {
     tcase_set_timeout(tcase, 300);
     tcase_add_loop_test(tcase, recordings_predict_every_size, 0, 2 * networks::count);
     tcase_add_loop_test(tcase, a_step_needs_what_was_predicted, 0, 2 * networks::count);
+    tcase_add_loop_test(tcase, what_a_card_reserves, 0, networks::count);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);

@@ -38,6 +38,7 @@
 #ifndef MEMTRAIN_SIM_H
 #define MEMTRAIN_SIM_H
 
+#include <memtrain/arena.h>
 #include <memtrain/backend.h>
 
 #ifdef __cplusplus
@@ -190,6 +191,16 @@ MT_API MT_NODISCARD mt_status mt_sim_reset_peak(mt_sim *sim);
  * set by the caller.
  */
 MT_API MT_NODISCARD mt_status mt_sim_memory(const mt_sim *sim, mt_memory *out);
+
+/*
+ * Takes and releases the blocks of a chunk in their turn, on the card as it is, and in the end what is
+ * left of them. With those of a chunk of any size (mt_recording_blocks), mt_sim_read_stats tells afterwards
+ * what the allocator reserves for such a chunk, beside what it allocates.
+ *
+ * @param blocks  count of them, ascending by begin; offsets are not looked at
+ * @return MT_OK; MT_EDEVMEM as mt_sim_alloc, and all that was taken is released; MT_EINVAL; MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_sim_play(mt_sim *sim, const mt_block *blocks, size_t count);
 
 /* Told of one block; borrowed for the call. Must not change the card. */
 typedef void (*mt_sim_block_fn)(void *user, const mt_sim_block *block);
