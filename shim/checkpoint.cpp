@@ -114,12 +114,6 @@ Rest rest_of(const mt_torch &torch, const TensorFile &file, const char *path, si
     return rest;
 }
 
-/* A tensor of the state and where the file has it. */
-struct Match {
-    at::Tensor tensor;
-    size_t index;
-};
-
 bool is_rng(const std::string &name) {
     return name.rfind("rng.", 0) == 0;
 }

@@ -22,6 +22,12 @@ using Texts = std::vector<std::pair<std::string, std::string>>;
 void save_tensors(const char *path, const std::vector<Named> &list, const Texts &metadata,
                   bool keep);
 
+/* A tensor here and where a file has it. */
+struct Match {
+    at::Tensor tensor;
+    size_t index;
+};
+
 /* An open file. Functions throw Failure. */
 class TensorFile {
 public:

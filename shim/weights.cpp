@@ -44,11 +44,6 @@ const Entry *find(const std::vector<Entry> &list, const std::string &name) {
     return nullptr;
 }
 
-struct Match {
-    at::Tensor tensor;
-    size_t index;
-};
-
 /* Tied weights are one tensor under several names: the first that the file has counts. */
 bool is_there(const std::vector<Match> &matches, const at::Tensor &tensor) {
     for (const Match &match : matches)

@@ -67,10 +67,19 @@ static struct {
     size_t calls, fail_at;
     int error;
     const char *failed; /* which one */
+    char seen[16];      /* their first letters, in their order; many of one kind are one */
 } disk;
 
+static void note(const char *which) {
+    size_t length = strlen(disk.seen);
+    if (length && disk.seen[length - 1] == *which) return;
+    if (length + 1 < sizeof disk.seen) disk.seen[length] = *which;
+}
+
 static int disk_fails(const char *which) {
-    if (!disk.fail_at || ++disk.calls != disk.fail_at) return 0;
+    if (!disk.fail_at) return 0;
+    note(which);
+    if (++disk.calls != disk.fail_at) return 0;
     disk.failed = which;
     errno = disk.error;
     return 1;
@@ -91,7 +100,12 @@ ssize_t pread(int file, void *data, size_t bytes, off_t at) {
 }
 
 int fsync(int file) {
-    return disk_fails("fsync") && disk.error ? -1 : fdatasync(file);
+    if (disk_fails("fsync") && disk.error) return -1;
+#ifdef F_FULLFSYNC
+    return fcntl(file, F_FULLFSYNC);
+#else
+    return fdatasync(file);
+#endif
 }
 
 int rename(const char *from, const char *to) {
@@ -107,6 +121,7 @@ static void disk_fail_at(size_t n, int error) {
     disk.fail_at = n;
     disk.error = error;
     disk.failed = NULL;
+    memset(disk.seen, 0, sizeof disk.seen);
 }
 
 /* ---- files to write ------------------------------------------------------------------------------ */
@@ -737,6 +752,16 @@ START_TEST(every_call_of_save_fails) {
 }
 END_TEST
 
+/* Written, synchronised, the old one kept, renamed, and the folder synchronised: no other order is safe. */
+START_TEST(on_the_disk_before_its_name) {
+    ck_ok(save_other(0));
+    disk_fail_at(SIZE_MAX, EIO);
+    ck_ok(save_other(1));
+    ck_assert_str_eq(disk.seen, "wflrf");
+    disk_fail_at(0, 0);
+}
+END_TEST
+
 /* Half of a write, or none because a signal came, is no failure. */
 START_TEST(every_write_is_short) {
     static unsigned char whole[FILE_MOST], now[FILE_MOST];
@@ -888,6 +913,7 @@ int main(void) {
     tcase_add_loop_test(faults, every_allocation_of_open_fails, 0, 2);
     tcase_add_loop_test(faults, every_allocation_of_save_fails, 0, 2);
     tcase_add_loop_test(faults, every_call_of_save_fails, 0, 6);
+    tcase_add_test(faults, on_the_disk_before_its_name);
     tcase_add_test(faults, every_write_is_short);
     tcase_add_loop_test(faults, every_read_fails, 0, 3);
     tcase_add_test(faults, disk_full_anywhere);
