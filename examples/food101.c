@@ -14,6 +14,7 @@
  * with the program, Food-101 itself (101 classes of 1000 photographs) included.
  */
 #include "common/batches.h"
+#include "common/checkpoint.h"
 #include "common/clock.h"
 #include "common/device.h"
 #include "common/explain.h"
@@ -46,6 +47,7 @@ typedef struct food101 {
     int64_t depth, fit; /* --arch, --fit */
     int dev_mode;
     int64_t dev_samples;
+    const char *save, *resume;
     ex_setting settings[EX_SETTINGS]; /* the flags that decide how the run ends */
     size_t setting_count;
 
@@ -62,8 +64,10 @@ typedef struct food101 {
     ex_replay *replay;
     ex_progress progress;
 
-    uint64_t steps, most_steps; /* gone through, and to go through at most */
-    mt_epoch_report last;       /* the last epoch that was completed */
+    ex_position at;       /* the next batch, and the steps gone through */
+    uint64_t most_steps;  /* to go through at most */
+    uint64_t saved_steps; /* those of the last checkpoint; UINT64_MAX: there is none */
+    mt_epoch_report last; /* the last epoch that was completed */
 } food101;
 
 /* ---- flags ------------------------------------------------------------------------------------- */
@@ -89,6 +93,13 @@ static const ex_option own_flags[] = {
             "use so many pictures only, evenly from the classes, those for validation (one in "
             "five) among them; 0: all",
             .most = 1000000000, .decides = 1),
+    EX_FLAG("save", EX_TEXT, food101, save, "FILE",
+            "write all that is needed to go on, after each epoch and when the run is stopped; the "
+            "file before it becomes FILE.1",
+            .accepts = "a file to write"),
+    EX_FLAG("resume", EX_TEXT, food101, resume, "FILE",
+            "go on where the run of that file was; --steps counts from its beginning",
+            .accepts = "a file of --save"),
 };
 
 static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
@@ -108,7 +119,11 @@ static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
     if (!ex_flags_read(&command, argc, argv, out_status)) return 0;
     if (f->dev_mode && !f->dev_samples) f->dev_samples = DEV_SAMPLES;
     f->setting_count = ex_flags_settings(&f->flags, &command.own, f->settings);
-    return 1;
+    if (!f->resume || !f->flags.replay) return 1;
+    fprintf(stderr,
+            NAME ": --resume: not together with --replay, which begins at the first step\n");
+    *out_status = 2;
+    return 0;
 }
 
 /* ---- prepare ----------------------------------------------------------------------------------- */
@@ -134,11 +149,22 @@ static size_t rest_of_epoch(const food101 *f) {
     return ex_dataset_count(f->pictures, EX_TRAINING) % (size_t)f->flags.batch;
 }
 
+/* What a checkpoint says of the run beside its state. */
+static ex_run this_run(const food101 *f) {
+    return (ex_run){.program = NAME,
+                    .seed = f->flags.seed,
+                    .image_size = f->flags.image_size,
+                    .threads = f->device.threads,
+                    .settings = f->settings,
+                    .setting_count = f->setting_count};
+}
+
 /* The network, and beside it on the device its gradients and the optimiser's state. */
 static mt_status make_backend(food101 *f) {
     food101_model_options model = model_options(f);
     mt_status status = food101_model_new(&model, &f->model);
     if (status == MT_OK) status = ex_device_torch(&f->flags, &f->device, f->model, &f->torch);
+    if (status == MT_OK && f->resume) status = mt_torch_load(f->torch, f->resume, NULL, 0);
     if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);
     f->info.size = sizeof f->info;
     if (status == MT_OK) status = f->backend.describe(f->backend.self, &f->info);
@@ -171,6 +197,9 @@ static void introduce(const food101 *f) {
     size_t rest = rest_of_epoch(f), least = ex_flags_least(&f->flags, &f->info);
     ex_report_pictures(f->pictures);
     ex_report_job(f->depth == 18 ? "resnet18" : "resnet34", &f->flags, &f->device, &f->info);
+    if (f->resume)
+        mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
+               f->resume, (unsigned long long)f->at.epoch, f->at.index);
     if (rest && rest < least)
         mt_log(MT_LOG_INFO, "the last %zu of each epoch are left out: a chunk has at least %zu",
                rest, least);
@@ -198,13 +227,16 @@ static void explain_state(food101 *f) {
 }
 
 static mt_status prepare(food101 *f) {
-    mt_status status = ex_replay_open(f->flags.replay, &f->replay);
+    const ex_run run = this_run(f);
+    mt_status status = ex_checkpoint_open(f->resume, &run, &f->at);
+    f->saved_steps = UINT64_MAX;
+    if (status == MT_OK) status = ex_checkpoint_check(f->save);
+    if (status == MT_OK) status = ex_replay_open(f->flags.replay, &f->replay);
     if (status == MT_OK)
         status = ex_replay_check(f->replay, f->flags.seed, f->flags.image_size, f->settings,
                                  f->setting_count);
-    if (status == MT_OK)
-        status =
-            ex_device_open(&f->flags, DEFAULT_BUDGET, ex_replay_threads(f->replay), &f->device);
+    int threads = f->resume ? f->at.threads : ex_replay_threads(f->replay);
+    if (status == MT_OK) status = ex_device_open(&f->flags, DEFAULT_BUDGET, threads, &f->device);
     if (status == MT_OK) status = ex_tracefile_open(f->flags.trace, &f->trace);
     if (status == MT_OK) status = ex_html_report_open(f->flags.report, &f->report);
     if (status == MT_OK) status = open_pictures(f);
@@ -223,7 +255,15 @@ static mt_status prepare(food101 *f) {
 /* ---- train ------------------------------------------------------------------------------------- */
 
 static int goes_on(const food101 *f) {
-    return !ex_interrupted() && f->steps < f->most_steps;
+    return !ex_interrupted() && f->at.steps < f->most_steps;
+}
+
+/* Between steps, where the position is that of the next batch. */
+static mt_status save(food101 *f) {
+    const ex_run run = this_run(f);
+    if (!f->save) return MT_OK;
+    f->saved_steps = f->at.steps;
+    return ex_checkpoint_save(f->torch, f->save, &run, &f->at);
 }
 
 static mt_status set_lr(food101 *f, uint64_t epoch, size_t index) {
@@ -249,12 +289,13 @@ static mt_status train_step(food101 *f, uint64_t epoch, size_t index) {
         status =
             ex_replay_next(f->replay, batch.count, ex_flags_least(&f->flags, &f->info), f->trainer);
     if (status == MT_OK) status = set_lr(f, epoch, index);
-    if (status == MT_OK) status = ex_inject_arm(&f->flags.inject, f->steps + 1);
+    if (status == MT_OK) status = ex_inject_arm(&f->flags.inject, f->at.steps + 1);
     if (status != MT_OK) return status;
     status = mt_trainer_step(f->trainer, &batch, &report);
-    ex_inject_disarm(&f->flags.inject, f->steps + 1);
+    ex_inject_disarm(&f->flags.inject, f->at.steps + 1);
+    if (status == MT_OK) f->at.index++;
     if (status != MT_OK || report.samples == 0) return status; /* 0: dropped, see introduce() */
-    f->steps++;
+    f->at.steps++;
     status = check_loss(f, &report);
     if (status == MT_OK) ex_progress_step(&f->progress, &report);
     return status;
@@ -279,25 +320,25 @@ static mt_status train_epoch(food101 *f, uint64_t epoch) {
     size_t count = ex_batches_count(f->batches, EX_TRAINING);
     double started = ex_seconds();
     ex_progress_epoch(&f->progress, epoch, (uint64_t)f->flags.epochs, count);
-    for (size_t i = 0; i < count && status == MT_OK && goes_on(f); i++)
-        status = train_step(f, epoch, i);
+    while (f->at.index < count && status == MT_OK && goes_on(f))
+        status = train_step(f, epoch, f->at.index);
     if (status == MT_OK) status = evaluate(f);
     ex_progress_clear(&f->progress);
     if (status != MT_OK || ex_interrupted()) return status;
     status = mt_trainer_end_epoch(f->trainer, &report);
     if (status != MT_OK) return status;
+    report.epoch = epoch; /* the trainer counts those of this process */
     f->last = report;
     ex_report_epoch(&report, f->info.metric_names[0], ex_seconds() - started);
-    return MT_OK;
+    if (f->at.index == count) f->at = (ex_position){epoch + 1, 0, f->at.steps, f->at.threads};
+    return save(f);
 }
 
 static mt_status train(food101 *f) {
     mt_status status = MT_OK;
-    for (uint64_t epoch = 1; epoch <= (uint64_t)f->flags.epochs; epoch++) {
-        if (status != MT_OK || !goes_on(f)) break;
-        status = train_epoch(f, epoch);
-    }
-    return status;
+    while (f->at.epoch <= (uint64_t)f->flags.epochs && status == MT_OK && goes_on(f))
+        status = train_epoch(f, f->at.epoch);
+    return status == MT_OK && f->saved_steps != f->at.steps ? save(f) : status;
 }
 
 /* ---- finish ------------------------------------------------------------------------------------ */
@@ -314,10 +355,11 @@ static mt_status finish(food101 *f) {
     mt_run_report report = MT_RUN_REPORT_INIT;
     mt_status status = mt_trainer_finish(f->trainer, &report);
     if (status != MT_OK) return status;
-    ex_inject_finish(&f->flags.inject, f->steps);
+    ex_inject_finish(&f->flags.inject, f->at.steps);
     if (ex_interrupted())
-        printf("stopped by %s after step %llu, which is done; nothing was saved\n",
-               ex_interrupt_name(ex_interrupted()), (unsigned long long)f->steps);
+        printf("stopped by %s after step %llu, which is done; %s%s\n",
+               ex_interrupt_name(ex_interrupted()), (unsigned long long)f->at.steps,
+               f->save ? "go on with --resume " : "nothing was saved", f->save ? f->save : "");
     else
         print_accuracy(f);
     if (report.steps) ex_report_run(&report, (size_t)f->flags.batch);
@@ -331,7 +373,7 @@ static mt_status close_report(food101 *f, mt_status status, const char *reason) 
     int stopped_by = ex_interrupted();
     if (status != MT_OK) return ex_html_report_close(f->report, EX_HTML_FAILED, reason);
     snprintf(text, sizeof text, "stopped by %s after step %llu", ex_interrupt_name(stopped_by),
-             (unsigned long long)f->steps);
+             (unsigned long long)f->at.steps);
     return ex_html_report_close(f->report, stopped_by ? EX_HTML_STOPPED : EX_HTML_DONE,
                                 stopped_by ? text : NULL);
 }

@@ -6,96 +6,61 @@
 #include "trainer_state.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 /* ---- JSON -------------------------------------------------------------------------------------- */
 
-static int reserve(mt__text *x, size_t more) {
-    if (x->failed) return 0;
-    if (x->length + more < x->capacity) return 1;
-    size_t capacity = mt__max(1024, 2 * (x->length + more));
-    char *data = mt__grow(x->data, capacity, 1);
-    if (!data) {
-        x->failed = 1;
-        return 0;
-    }
-    x->data = data;
-    x->capacity = capacity;
-    return 1;
-}
-
-MT_PRINTF(2, 3) static void put(mt__text *x, const char *format, ...) {
-    va_list list;
-    char piece[96]; /* a key or a number; longer texts go through put_string */
-    va_start(list, format);
-    int n = vsnprintf(piece, sizeof piece, format, list);
-    va_end(list);
-    if (n < 0 || (size_t)n >= sizeof piece || !reserve(x, (size_t)n)) return;
-    memcpy(x->data + x->length, piece, (size_t)n + 1);
-    x->length += (size_t)n;
-}
-
-/* A JSON string; bytes below 32, quotes and backslashes escaped (RFC 8259, section 7). */
 static void put_string(mt__text *x, const char *key, const char *value) {
-    put(x, ",\"%s\":\"", key);
-    for (const unsigned char *p = (const unsigned char *)(value ? value : ""); *p; p++) {
-        if (*p == '"' || *p == '\\')
-            put(x, "\\%c", *p);
-        else if (*p < 32)
-            put(x, "\\u%04x", *p);
-        else
-            put(x, "%c", *p);
-    }
-    put(x, "\"");
+    mt__put(x, ",\"%s\":", key);
+    mt__put_quoted(x, value ? value : "");
 }
 
 static void put_size(mt__text *x, const char *key, uint64_t value) {
-    put(x, ",\"%s\":%llu", key, (unsigned long long)value);
+    mt__put(x, ",\"%s\":%llu", key, (unsigned long long)value);
 }
 
 /* Above 2^63 - 1 as a string: many readers have no larger integers and would refuse the line. */
 static void put_seed(mt__text *x, uint64_t seed) {
     const char *quote = seed > INT64_MAX ? "\"" : "";
-    put(x, ",\"seed\":%s%llu%s", quote, (unsigned long long)seed, quote);
+    mt__put(x, ",\"seed\":%s%llu%s", quote, (unsigned long long)seed, quote);
 }
 
 /* A number that reads back bit-equal; null for what JSON has no number for. */
 static void put_value(mt__text *x, double value) {
     char piece[40];
     if (!isfinite(value)) {
-        put(x, "null");
+        mt__put(x, "null");
         return;
     }
     snprintf(piece, sizeof piece, "%.17g", value);
     for (char *p = piece; *p; p++)
         if (*p == ',') *p = '.'; /* the program may have set a locale with a decimal comma */
-    put(x, "%s", piece);
+    mt__put(x, "%s", piece);
 }
 
 static void put_double(mt__text *x, const char *key, double value) {
-    put(x, ",\"%s\":", key);
+    mt__put(x, ",\"%s\":", key);
     put_value(x, value);
 }
 
 static void put_list(mt__text *x, const char *key, const size_t *values, size_t count) {
-    put(x, ",\"%s\":[", key);
-    for (size_t i = 0; i < count; i++) put(x, i ? ",%zu" : "%zu", values[i]);
-    put(x, "]");
+    mt__put(x, ",\"%s\":[", key);
+    for (size_t i = 0; i < count; i++) mt__put(x, i ? ",%zu" : "%zu", values[i]);
+    mt__put(x, "]");
 }
 
 static void put_metrics(mt__text *x, const char *key, const mt_trainer *t, const double *values) {
-    put(x, ",\"%s\":{", key);
+    mt__put(x, ",\"%s\":{", key);
     for (size_t i = 0; i < t->info.metric_count; i++) {
         /* put_string writes ,"key":"value": a metric's name is a key, so it is written by hand. */
-        put(x, i ? ",\"" : "\"");
+        mt__put(x, i ? ",\"" : "\"");
         for (const char *p = t->info.metric_names[i]; p && *p; p++)
-            if (*p != '"' && *p != '\\' && (unsigned char)*p >= 32) put(x, "%c", *p);
-        put(x, "\":");
+            if (*p != '"' && *p != '\\' && (unsigned char)*p >= 32) mt__put(x, "%c", *p);
+        mt__put(x, "\":");
         put_value(x, values[i]);
     }
-    put(x, "}");
+    mt__put(x, "}");
 }
 
 /* ---- lines ------------------------------------------------------------------------------------- */
@@ -105,12 +70,12 @@ static mt__text *start(mt_trainer *t, const char *event) {
     if (!t->options.trace) return NULL;
     t->text.length = 0;
     t->text.failed = 0;
-    put(&t->text, "{\"event\":\"%s\"", event);
+    mt__put(&t->text, "{\"event\":\"%s\"", event);
     return &t->text;
 }
 
 static void finish(mt_trainer *t) {
-    put(&t->text, "}");
+    mt__put(&t->text, "}");
     if (!t->text.failed) t->options.trace(t->options.trace_user, t->text.data);
 }
 
@@ -150,15 +115,15 @@ void mt__trace_plan(mt_trainer *t, const mt_plan *plan) {
     t->traced = *plan;
     mt__text *x = start(t, "plan");
     put_size(x, "step", current_step(t));
-    put(x, ",\"chunks\":[");
+    mt__put(x, ",\"chunks\":[");
     for (size_t i = 0, n = mt_plan_chunks(plan); i < n; i++)
-        put(x, i ? ",%zu" : "%zu", mt_plan_chunk(plan, i));
-    put(x, "]");
+        mt__put(x, i ? ",%zu" : "%zu", mt_plan_chunk(plan, i));
+    mt__put(x, "]");
     put_string(x, "reason", mt_plan_reason_name(plan->reason));
     put_size(x, "predicted_peak_bytes", plan->predicted_peak_bytes);
-    if (plan->discard) put(x, ",\"discard\":true");
-    if (plan->keep) put(x, ",\"keep\":true");
-    if (plan->alone) put(x, ",\"alone\":true");
+    if (plan->discard) mt__put(x, ",\"discard\":true");
+    if (plan->keep) mt__put(x, ",\"keep\":true");
+    if (plan->alone) mt__put(x, ",\"alone\":true");
     finish(t);
 }
 
@@ -202,7 +167,7 @@ void mt__trace_rung(mt_trainer *t, mt_rung rung, int on, const char *reason) {
     if (!x) return;
     put_size(x, "step", current_step(t));
     put_string(x, "name", mt_rung_name(rung));
-    put(x, ",\"on\":%s", on ? "true" : "false");
+    mt__put(x, ",\"on\":%s", on ? "true" : "false");
     put_string(x, "reason", reason);
     finish(t);
 }
@@ -212,10 +177,10 @@ static void put_rungs(mt__text *x, unsigned rungs, double rate) {
     int some = 0;
     for (unsigned r = 0; r < MT_RUNGS; r++) {
         if (!(rungs & MT_RUNG_BIT(r))) continue;
-        put(x, some ? ",\"%s\"" : ",\"rungs\":[\"%s\"", mt_rung_name((mt_rung)r));
+        mt__put(x, some ? ",\"%s\"" : ",\"rungs\":[\"%s\"", mt_rung_name((mt_rung)r));
         some = 1;
     }
-    if (some) put(x, "]");
+    if (some) mt__put(x, "]");
     if (rate != 1.0) put_double(x, "rate", rate);
 }
 
@@ -231,7 +196,7 @@ void mt__trace_step(mt_trainer *t, const mt_step_report *report) {
     put_double(x, "seconds", report->seconds);
     put_size(x, "retries", report->retries);
     put_size(x, "discarded", report->discarded);
-    if (report->skipped) put(x, ",\"skipped\":true");
+    if (report->skipped) mt__put(x, ",\"skipped\":true");
     put_rungs(x, report->rungs, report->rate);
     put_double(x, "grad_norm", report->grad_norm);
     put_size(x, "predicted_peak_bytes", report->predicted_peak_bytes);

@@ -4,14 +4,7 @@
 #ifndef MT_TRAINER_STATE_H
 #define MT_TRAINER_STATE_H
 
-#include "internal.h"
-
-/* A growing line of text; its memory is kept from line to line. */
-typedef struct mt__text {
-    char *data;
-    size_t length, capacity;
-    int failed; /* host memory ran out: the line is dropped */
-} mt__text;
+#include "json.h"
 
 /* Sums over samples that make the means of a report. */
 typedef struct mt__sums {

@@ -15,18 +15,17 @@
 #include <openssl/evp.h>
 #endif
 
-#include <ATen/ops/contiguous.h>
 #include <c10/core/GradMode.h>
 
+#include "bytes.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
-namespace {
 
-constexpr size_t digest_bytes = 32;
+static constexpr size_t digest_bytes = 32;
 
 #ifdef __APPLE__
-class Digest {
+class StateHash::Digest {
 public:
     Digest() { CC_SHA256_Init(&context_); }
     void add(const void *data, size_t bytes) {
@@ -41,7 +40,7 @@ private:
     CC_SHA256_CTX context_;
 };
 #else
-class Digest {
+class StateHash::Digest {
 public:
     Digest() : context_(EVP_MD_CTX_new()) {
         if (!context_ || !EVP_DigestInit_ex(context_, EVP_sha256(), nullptr)) {
@@ -64,16 +63,30 @@ private:
 };
 #endif
 
-void add_tensor(Digest &digest, const Named &named) {
-    at::Tensor tensor = named.tensor.detach().to(at::kCPU).contiguous();
-    std::string head = named.name + '\0' + c10::toString(tensor.scalar_type()) + '\0';
-    for (int64_t size : tensor.sizes()) head += std::to_string(size) + ',';
+StateHash::StateHash() : digest_(std::make_unique<Digest>()) {}
+StateHash::~StateHash() = default;
+
+void StateHash::head(const std::string &name, c10::ScalarType type, at::IntArrayRef sizes) {
+    std::string head = name + '\0' + c10::toString(type) + '\0';
+    for (int64_t size : sizes) head += std::to_string(size) + ',';
     head += '\0';
-    digest.add(head.data(), head.size());
-    if (tensor.nbytes()) digest.add(tensor.const_data_ptr(), tensor.nbytes());
+    bytes(head.data(), head.size());
 }
 
-} // namespace
+void StateHash::bytes(const void *data, size_t count) {
+    if (count) digest_->add(data, count);
+}
+
+void StateHash::finish(char out[65]) {
+    static const char digits[] = "0123456789abcdef";
+    unsigned char bytes[digest_bytes];
+    digest_->finish(bytes);
+    for (size_t i = 0; i < digest_bytes; i++) {
+        out[2 * i] = digits[bytes[i] >> 4];
+        out[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    out[2 * digest_bytes] = '\0';
+}
 
 void sort_by_name(std::vector<Named> &list) {
     std::stable_sort(list.begin(), list.end(),
@@ -81,17 +94,19 @@ void sort_by_name(std::vector<Named> &list) {
 }
 
 void sha256(const std::vector<Named> &list, char out[65]) {
-    static const char digits[] = "0123456789abcdef";
-    unsigned char bytes[digest_bytes];
     c10::NoGradGuard no_grad;
-    Digest digest;
-    for (const Named &named : list) add_tensor(digest, named);
-    digest.finish(bytes);
-    for (size_t i = 0; i < digest_bytes; i++) {
-        out[2 * i] = digits[bytes[i] >> 4];
-        out[2 * i + 1] = digits[bytes[i] & 15];
+    StateHash hash;
+    Staging staging;
+    for (const Named &named : list) {
+        const at::Tensor &tensor = named.tensor;
+        hash.head(named.name, tensor.scalar_type(), tensor.sizes());
+        for (size_t offset = 0; offset < tensor.nbytes();) {
+            Staging::Bytes piece = staging.get(tensor, offset);
+            hash.bytes(piece.data, piece.count);
+            offset += piece.count;
+        }
     }
-    out[2 * digest_bytes] = '\0';
+    hash.finish(out);
 }
 
 } // namespace memtrain::shim

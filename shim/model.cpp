@@ -71,6 +71,12 @@ std::vector<Named> buffers_of(const mt_model &model) {
     return list;
 }
 
+std::vector<Named> weights_of(const mt_model &model) {
+    std::vector<Named> list = parameters_of(model);
+    for (Named &buffer : buffers_of(model)) list.push_back(std::move(buffer));
+    return list;
+}
+
 Loss loss_of(const mt_model &model, const Chunk &chunk) {
     TemporaryHandle loss, metrics;
     check(model.ops.loss(model.self, chunk.handles(), chunk.count(), loss.get(), metrics.get()));

@@ -33,6 +33,9 @@ namespace memtrain::shim {
 std::vector<Named> parameters_of(const mt_model &model);
 std::vector<Named> buffers_of(const mt_model &model);
 
+/* Both. */
+std::vector<Named> weights_of(const mt_model &model);
+
 /* Loss and metrics of a chunk; tensors are the results as the model wrote them. */
 struct Loss {
     at::Tensor loss;

@@ -38,6 +38,7 @@ public:
 
     void set_lr(double lr) { options_.lr = lr; }
     void set_rate(double factor) { rate_ = factor; }
+    double lr() const { return options_.lr; }
     size_t bytes() const;
 
     /* Adds "optimizer.exp_avg.NAME" and so on to the list. */

@@ -23,9 +23,7 @@ struct Kept {
 /* All tensors of the model as they are, so that they can be put back. */
 std::vector<Kept> keep_all(const mt_model &model) {
     std::vector<Kept> list;
-    std::vector<Named> all = parameters_of(model);
-    for (Named &buffer : buffers_of(model)) all.push_back(std::move(buffer));
-    for (const Named &named : distinct(all))
+    for (const Named &named : distinct(weights_of(model)))
         list.push_back({named.tensor, named.tensor.variable_data()});
     return list;
 }

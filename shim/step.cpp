@@ -25,15 +25,7 @@
 #include "watch.hpp"
 
 namespace memtrain::shim {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/* MT_OK when the step is in one of the two phases; they may be the same. */
 mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Phase other) {
     if (torch.phase == one || torch.phase == other) return MT_OK;
     switch (torch.phase) {
@@ -48,6 +40,20 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
         break;
     }
     return mt_set_error(MT_ESTATE, "%s: the state is lost: %s", function, torch.poison.c_str());
+}
+
+mt_status poison(mt_torch &torch, mt_status status) {
+    torch.phase = Phase::poisoned;
+    (void)guard([&] { torch.poison = mt_last_error(); });
+    return status;
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 /* ---- one chunk ---- */
@@ -202,12 +208,6 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
     bool was_refused = result.refused || device_ooms(torch.device) != ooms;
     if (status == MT_ETORCH && was_refused) status = MT_EDEVMEM;
     hand_over(result, out);
-    return status;
-}
-
-mt_status poison(mt_torch &torch, mt_status status) {
-    torch.phase = Phase::poisoned;
-    (void)guard([&] { torch.poison = mt_last_error(); });
     return status;
 }
 

@@ -182,14 +182,14 @@ mt_status state_sha256(void *self, char out[65]) {
     return mt_torch_state_sha256(torch_of(self), out);
 }
 
+} // namespace
+
 std::vector<Named> state_of(const mt_torch &torch) {
-    std::vector<Named> list = parameters_of(*torch.model);
-    for (Named &buffer : buffers_of(*torch.model)) list.push_back(std::move(buffer));
+    std::vector<Named> list = weights_of(*torch.model);
     torch.optimizer->append_state(list);
     return list;
 }
 
-} // namespace
 } // namespace memtrain::shim
 
 using namespace memtrain::shim;

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "arena.hpp"
 #include "device.hpp"
@@ -25,6 +26,15 @@ enum class Phase {
 };
 
 enum class Mode { unknown, training, evaluation };
+
+/* MT_OK when the step is in one of the two phases; they may be the same. Else MT_ESTATE. */
+mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Phase other);
+
+/* The state is lost, for the reason that the error line gives; returns status. */
+mt_status poison(mt_torch &torch, mt_status status);
+
+/* Parameters, buffers and optimiser state by name. */
+std::vector<Named> state_of(const mt_torch &torch);
 
 } // namespace memtrain::shim
 

@@ -2,6 +2,7 @@
  * replay.c - reads a trace with jansson; see replay.h.
  */
 #include "replay.h"
+#include "settings.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -201,31 +202,14 @@ size_t ex_replay_steps(const ex_replay *replay) {
     return replay ? replay->count : SIZE_MAX;
 }
 
-/* One line when a flag has another value than in the earlier run. */
-static mt_status same(const ex_replay *r, const char *flag, int64_t now, int64_t then) {
-    if (then < 0 || now == then) return MT_OK;
-    return mt_set_error(MT_EINVAL,
-                        "--%s: %lld, but '%s' was written with %lld; a replay needs the same", flag,
-                        (long long)now, r->path, (long long)then);
-}
-
-/* A trace of an earlier version has no settings, and a later one more of them. */
-static mt_status same_setting(const ex_replay *r, const ex_setting *now) {
-    const char *then = json_string_value(json_object_get(r->settings, now->name));
-    if (!then || strcmp(then, now->value) == 0) return MT_OK;
-    return mt_set_error(MT_EINVAL,
-                        "--%s: %s, but '%s' was written with %s; a replay needs the same",
-                        now->name, now->value, r->path, then);
-}
-
 mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size,
                           const ex_setting *settings, size_t count) {
     if (!replay) return MT_OK;
-    mt_status status = same(replay, "seed", seed, replay->seed);
-    if (status == MT_OK) status = same(replay, "image-size", image_size, replay->image_size);
-    for (size_t i = 0; i < count && status == MT_OK; i++)
-        status = same_setting(replay, &settings[i]);
-    return status;
+    const ex_earlier earlier = {replay->path, "a replay"};
+    mt_status status = ex_settings_same_number(&earlier, "seed", seed, replay->seed);
+    if (status == MT_OK)
+        status = ex_settings_same_number(&earlier, "image-size", image_size, replay->image_size);
+    return status == MT_OK ? ex_settings_same(&earlier, replay->settings, settings, count) : status;
 }
 
 /* "cpu, minimal" */

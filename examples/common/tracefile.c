@@ -2,6 +2,7 @@
  * tracefile.c - writes the lines of a trace; see tracefile.h.
  */
 #include "tracefile.h"
+#include "settings.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -53,9 +54,7 @@ mt_status ex_tracefile_check(ex_tracefile *file) {
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
                       int64_t image_size, const ex_setting *settings, size_t count,
                       char *const *argv) {
-    json_t *arguments = json_array(), *values = json_object();
-    for (size_t i = 0; i < count; i++)
-        json_object_set_new(values, settings[i].name, json_string(settings[i].value));
+    json_t *arguments = json_array(), *values = ex_settings_json(settings, count);
     for (char *const *a = argv + 1; *argv && *a; a++) {
         /* An argument that is not UTF-8 cannot stand in JSON. */
         json_t *text = json_string(*a);

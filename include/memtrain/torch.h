@@ -395,6 +395,82 @@ MT_API MT_NODISCARD mt_status mt_torch_state_sha256(mt_torch *torch, char out[65
 /* Tells fn of parameters, buffers and optimiser state, in name order. */
 MT_API MT_NODISCARD mt_status mt_torch_visit_state(mt_torch *torch, mt_visit_fn fn, void *user);
 
+/* ---- checkpoints ------------------------------------------------------------------------------- */
+
+typedef struct mt_torch_save_options {
+    size_t size; /* sizeof(mt_torch_save_options) */
+    const char
+        *extra; /* the caller's own text, such as the position in the data, UTF-8; NULL: "" */
+    int keep;   /* 1: the file that is there becomes PATH.1, in the place of an older one */
+} mt_torch_save_options;
+
+#define MT_TORCH_SAVE_OPTIONS_INIT                                                                 \
+    { sizeof(mt_torch_save_options), NULL, 1 }
+
+/*
+ * Writes the whole state into one file of memtrain/safetensors.h, between steps: the tensors of
+ * mt_torch_state_sha256 under their names, and as metadata the learning rate, the hash, versions and
+ * extra ("memtrain.extra"). A crash or a full disk leaves a whole file, see
+ * mt_safetensors_save. Tensors are written a few MiB at a time and need no room in the budget.
+ *
+ * @param options  NULL: defaults
+ * @return MT_OK; MT_ESTATE while a step is open, or when the state is lost; MT_EIO with the system's
+ *         words; MT_ENOTSUP for a tensor that such files cannot hold
+ */
+MT_API MT_NODISCARD mt_status mt_torch_save(mt_torch *torch, const char *path,
+                                            const mt_torch_save_options *options);
+
+/*
+ * Puts the state back, between steps: the run then goes on bit for bit as the one that was saved, given
+ * the same model, options, device, number of threads, batches and chunks. The options are the caller's
+ * but for the learning rate, which is the file's; another kind of optimiser is refused. What a policy has
+ * decided (chunks, rungs, the rate of a smaller batch) is not in it. A generator of a device that only
+ * one of the two runs has is left alone, with a warning in the log.
+ *
+ * First everything is compared (names, dtypes, shapes) and read once (the hash), then it is copied in
+ * place: until then a failure has changed nothing. Should the file fail in the second reading, the state
+ * is lost and MT_ESTATE what every step returns; a load that goes through is what revives it.
+ *
+ * @param extra     gets the text of mt_torch_save_options; NULL: not wanted
+ * @param capacity  bytes of extra, the final zero counted; mt_safetensors_metadata tells it beforehand
+ * @return MT_OK; MT_EINVAL for a file that is damaged, no checkpoint, or one of another network (the
+ *         line names the first tensors that differ), and when extra is too small; MT_ESTATE; MT_EIO
+ */
+MT_API MT_NODISCARD mt_status mt_torch_load(mt_torch *torch, const char *path, char *extra,
+                                            size_t capacity);
+
+/*
+ * Writes parameters and buffers alone, in row-major order whatever their strides are, under the names
+ * that a state_dict has: Python's safetensors reads them. Tied weights, one tensor under several names,
+ * are written under each. Not during a step.
+ * @return MT_OK, MT_EIO, MT_ENOTSUP
+ */
+MT_API MT_NODISCARD mt_status mt_model_save_weights(mt_model *model, const char *path);
+
+typedef struct mt_weights_options {
+    size_t size; /* sizeof(mt_weights_options) */
+    int strict;  /* 1: file and model have the same names; 0: what both have is loaded */
+    const char
+        *prefix; /* what the file's names begin with and the model's do not, "module." say; others
+                           are no names of the model's. NULL: nothing */
+    const char *skip; /* names of the model's that begin so are left alone, "fc." say. NULL: none */
+} mt_weights_options;
+
+#define MT_WEIGHTS_OPTIONS_INIT                                                                    \
+    { sizeof(mt_weights_options), 1, NULL, NULL }
+
+/*
+ * Reads parameters and buffers by name, from mt_model_save_weights, mt_torch_save (strict 0) or Python.
+ * Everything is compared and read once before anything changes; dtypes and shapes must be equal. Of
+ * tied weights one name is enough, and the first that the file has counts. Not during a step; the
+ * optimiser's state of an mt_torch stays as it is.
+ *
+ * @param options  NULL: defaults
+ * @return MT_OK; MT_EINVAL (the line names the first tensors that differ); MT_EIO
+ */
+MT_API MT_NODISCARD mt_status mt_model_load_weights(mt_model *model, const char *path,
+                                                    const mt_weights_options *options);
+
 /* ---- watching a recovery ----------------------------------------------------------------------- */
 
 /*

@@ -1,0 +1,91 @@
+/*
+ * checkpoint.c - the position as JSON in a checkpoint's metadata; see checkpoint.h.
+ */
+#include "checkpoint.h"
+
+#include <errno.h>
+#include <memtrain/safetensors.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
+                             const ex_position *position) {
+    mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
+    json_t *object = json_pack(
+        "{ss sI sI sI si sI sI so}", "program", run->program, "epoch", (json_int_t)position->epoch,
+        "batches", (json_int_t)position->index, "steps", (json_int_t)position->steps, "threads",
+        run->threads, "seed", (json_int_t)run->seed, "image_size", (json_int_t)run->image_size,
+        "settings", ex_settings_json(run->settings, run->setting_count));
+    char *extra = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    options.extra = extra;
+    mt_status status = extra ? mt_torch_save(torch, path, &options)
+                             : mt_set_error(MT_ENOMEM, "out of host memory for --save");
+    free(extra);
+    json_decref(object);
+    return status;
+}
+
+mt_status ex_checkpoint_check(const char *path) {
+    char folder[4096];
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    if (!path) return MT_OK;
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1,
+             slash ? path : ".");
+    if (access(folder, W_OK) == 0) return MT_OK;
+    return mt_set_error(MT_EINVAL, "--save: cannot write '%s': %s", path, strerror(errno));
+}
+
+static mt_status take_position(const char *path, const json_t *object, const ex_run *run,
+                               ex_position *out) {
+    const json_t *epoch = json_object_get(object, "epoch"),
+                 *done = json_object_get(object, "batches"),
+                 *steps = json_object_get(object, "steps");
+    const char *program = json_string_value(json_object_get(object, "program"));
+    if (!program || !json_is_integer(epoch) || !json_is_integer(done) || !json_is_integer(steps) ||
+        json_integer_value(epoch) < 1 || json_integer_value(done) < 0 ||
+        json_integer_value(steps) < 0)
+        return mt_set_error(MT_EINVAL, "--resume: '%s' does not say where its run was", path);
+    if (strcmp(program, run->program) != 0)
+        return mt_set_error(MT_EINVAL, "--resume: '%s' is a run of %s", path, program);
+    *out = (ex_position){(uint64_t)json_integer_value(epoch), (size_t)json_integer_value(done),
+                         (uint64_t)json_integer_value(steps),
+                         (int)json_integer_value(json_object_get(object, "threads"))};
+    return MT_OK;
+}
+
+static mt_status take_run(const char *path, const json_t *object, const ex_run *run,
+                          ex_position *out) {
+    const ex_earlier earlier = {path, "a run that goes on"};
+    mt_status status = take_position(path, object, run, out);
+    if (status == MT_OK)
+        status = ex_settings_same_number(&earlier, "seed", run->seed,
+                                         json_integer_value(json_object_get(object, "seed")));
+    if (status == MT_OK)
+        status = ex_settings_same_number(&earlier, "image-size", run->image_size,
+                                         json_integer_value(json_object_get(object, "image_size")));
+    if (status != MT_OK) return status;
+    return ex_settings_same(&earlier, json_object_get(object, "settings"), run->settings,
+                            run->setting_count);
+}
+
+/* A path that is wrong is a flag that is wrong. */
+static mt_status cannot_open(void) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    return mt_set_error(MT_EINVAL, "--resume: %s", reason);
+}
+
+mt_status ex_checkpoint_open(const char *path, const ex_run *run, ex_position *out) {
+    mt_safetensors *file;
+    *out = (ex_position){.epoch = 1};
+    if (!path) return MT_OK;
+    mt_status status = mt_safetensors_open(path, &file);
+    if (status != MT_OK) return status == MT_ENOMEM ? status : cannot_open();
+    const char *extra = mt_safetensors_metadata(file, "memtrain.extra");
+    json_t *object = json_loads(extra ? extra : "", 0, NULL);
+    status = take_run(path, object, run, out);
+    json_decref(object);
+    mt_safetensors_free(file);
+    return status;
+}

@@ -1,0 +1,47 @@
+/*
+ * checkpoint.h - where in the data a run was, beside its state in one file (mt_torch_save).
+ *
+ * The order of the pictures is a function of seed and epoch, so two numbers say where to go on: the
+ * epoch, and how many of its batches have gone through.
+ */
+#ifndef EX_CHECKPOINT_H
+#define EX_CHECKPOINT_H
+
+#include "settings.h"
+
+#include <memtrain/torch.h>
+
+/* What a run has to have in common with the one that it goes on from. */
+typedef struct ex_run {
+    const char *program;
+    int64_t seed, image_size;
+    int threads; /* 0: not known yet */
+    const ex_setting *settings;
+    size_t setting_count;
+} ex_run;
+
+typedef struct ex_position {
+    uint64_t epoch; /* from 1 on, the one that the next batch is of */
+    size_t index;   /* of the next batch in it */
+    uint64_t steps; /* gone through since the beginning */
+    int threads;    /* of the run that was saved; 0: not known */
+} ex_position;
+
+/* Writes the file; the one that was there becomes PATH.1. */
+MT_NODISCARD mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
+                                          const ex_position *position);
+
+/*
+ * Whether a file can be written there, as far as its folder tells: better now than after an epoch.
+ * @return MT_OK, also for NULL; MT_EINVAL
+ */
+MT_NODISCARD mt_status ex_checkpoint_check(const char *path);
+
+/*
+ * Where the run of a file was, before anything is prepared. path NULL: MT_OK, and the beginning.
+ * @return MT_OK; MT_EINVAL for a file that is none of this program's, or whose run had other settings
+ *         (names the flag); MT_ENOMEM
+ */
+MT_NODISCARD mt_status ex_checkpoint_open(const char *path, const ex_run *run, ex_position *out);
+
+#endif

@@ -1,0 +1,162 @@
+/*
+ * memtrain/safetensors.h - files of named tensors in the safetensors format, read and written.
+ *
+ *     mt_safetensors *file;
+ *     mt_safetensors_tensor tensor;
+ *     size_t index;
+ *     if (mt_safetensors_open("resnet18.safetensors", &file) == MT_OK &&
+ *         mt_safetensors_find(file, "fc.bias", &index) == MT_OK &&
+ *         mt_safetensors_get(file, index, &tensor) == MT_OK)
+ *         status = mt_safetensors_read(file, index, 0, memory, (size_t)tensor.bytes);
+ *     mt_safetensors_free(file);
+ *
+ * Such a file is 8 bytes with the length of its header (little-endian), the header, which is JSON, and
+ * the bytes of the tensors in row-major order, little-endian. Nothing in it is ever executed. A file is
+ * checked as a whole before any of it is handed out: what these functions tell of a tensor is true.
+ *
+ * Plain C without libtorch; memtrain/torch.h has checkpoints of a whole training state.
+ */
+#ifndef MEMTRAIN_SAFETENSORS_H
+#define MEMTRAIN_SAFETENSORS_H
+
+#include <memtrain/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The format's names of them are those behind MT_ST_. */
+typedef enum mt_st_dtype {
+    MT_ST_NONE = 0,
+    MT_ST_BOOL = 1,
+    MT_ST_U8 = 5,
+    MT_ST_I8 = 6,
+    MT_ST_F8_E5M2 = 7,
+    MT_ST_F8_E4M3 = 8,
+    MT_ST_F8_E8M0 = 9,
+    MT_ST_I16 = 10,
+    MT_ST_U16 = 11,
+    MT_ST_F16 = 12,
+    MT_ST_BF16 = 13,
+    MT_ST_I32 = 14,
+    MT_ST_U32 = 15,
+    MT_ST_F32 = 16,
+    MT_ST_C64 = 17, /* two F32 */
+    MT_ST_F64 = 18,
+    MT_ST_I64 = 19,
+    MT_ST_U64 = 20
+} mt_st_dtype;
+
+/* "F32", and bytes of an element; "?" and 0 for a number that is none of these. Any thread. */
+MT_API const char *mt_st_dtype_name(mt_st_dtype dtype);
+MT_API size_t mt_st_dtype_bytes(mt_st_dtype dtype);
+
+/* One tensor of a file. */
+typedef struct mt_safetensors_tensor {
+    const char *name; /* UTF-8, any text but "__metadata__" */
+    mt_st_dtype dtype;
+    size_t dims;          /* 0: a scalar, one element */
+    const int64_t *shape; /* dims sizes, each at least 0 */
+    uint64_t bytes;       /* of all elements, below 2^63 */
+    const void *data;     /* for writing; a reader leaves it NULL */
+} mt_safetensors_tensor;
+
+/* A text and its name in the file's metadata, both UTF-8. */
+typedef struct mt_safetensors_text {
+    const char *key, *value;
+} mt_safetensors_text;
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+/*
+ * An open file. Thread rule: any number of threads may read from it at once; free it last. It keeps the
+ * file open, so one that is replaced by another under its name can still be read.
+ */
+typedef struct mt_safetensors mt_safetensors;
+
+/*
+ * Opens a file and checks it: the header's length (at most 100 MB, as the format has it), its JSON, names
+ * that occur twice, dtypes, shapes against bytes, bytes that overlap, that are missing or that belong to
+ * no tensor.
+ *
+ * @param out  new reference: free with mt_safetensors_free; NULL on failure
+ * @return MT_OK; MT_EINVAL for a file that is not as it should be, with one line that names the file,
+ *         the tensor, what is wrong and what is accepted; MT_EIO when it cannot be read; MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_safetensors_open(const char *path, mt_safetensors **out);
+
+/* NULL is a no-op. */
+MT_API void mt_safetensors_free(mt_safetensors *file);
+
+/* Number of tensors; 0 for NULL or a stale handle. */
+MT_API size_t mt_safetensors_count(const mt_safetensors *file);
+
+/*
+ * Tells of a tensor, from 0 on in the byte order of the names. What out points to is borrowed until the
+ * file is freed.
+ * @return MT_OK, MT_EINVAL (index beyond the last)
+ */
+MT_API MT_NODISCARD mt_status mt_safetensors_get(const mt_safetensors *file, size_t index,
+                                                 mt_safetensors_tensor *out);
+
+/* The index of the tensor with this name. @return MT_OK; MT_EINVAL when there is none */
+MT_API MT_NODISCARD mt_status mt_safetensors_find(const mt_safetensors *file, const char *name,
+                                                  size_t *out_index);
+
+/*
+ * Reads bytes [offset, offset + bytes) of a tensor's into data.
+ * @return MT_OK; MT_EINVAL beyond the tensor's bytes; MT_EIO, data may have been written to
+ */
+MT_API MT_NODISCARD mt_status mt_safetensors_read(const mt_safetensors *file, size_t index,
+                                                  uint64_t offset, void *data, size_t bytes);
+
+/* The metadata's text of that name, borrowed until the file is freed; NULL when there is none. */
+MT_API const char *mt_safetensors_metadata(const mt_safetensors *file, const char *key);
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/*
+ * Gives the bytes of a tensor without data, piece by piece: *out_data to at least one byte from offset
+ * on, as many as *out_bytes says and at most what is left. Borrowed until the next call. A status that is
+ * not MT_OK ends the writing and is what mt_safetensors_save returns.
+ * @param index  in the list that was handed to mt_safetensors_save
+ */
+typedef mt_status (*mt_safetensors_fetch_fn)(void *user, size_t index, uint64_t offset,
+                                             const void **out_data, size_t *out_bytes);
+
+typedef struct mt_safetensors_save_options {
+    size_t size;                         /* sizeof(mt_safetensors_save_options) */
+    const mt_safetensors_text *metadata; /* metadata_count texts, keys differ; NULL: none */
+    size_t metadata_count;
+    mt_safetensors_fetch_fn fetch; /* for tensors without data; NULL: there are none */
+    void *user;
+    int keep; /* 1: a file that is there already becomes PATH.1, in the place of an older one */
+} mt_safetensors_save_options;
+
+#define MT_SAFETENSORS_SAVE_OPTIONS_INIT                                                           \
+    { sizeof(mt_safetensors_save_options), NULL, 0, NULL, NULL, 0 }
+
+/*
+ * Writes a file. The tensors may come in any order; in the file the largest elements come first and
+ * names are in byte order, so that every tensor is aligned to its elements.
+ *
+ * The file is written as PATH.tmp beside it and takes its name when it is safely on the disk: whatever
+ * happens, a crash included, PATH is a whole file, the old one or the new one. After a failure it is the
+ * old one, and PATH.tmp is gone; one that a crash has left is written over by the next call. Where a
+ * file system has no hard links, keep has a moment in which the good file is PATH.1 alone.
+ *
+ * @param path     no name of a folder, device or pipe
+ * @param tensors  count of them, borrowed for the call; bytes must be what dtype and shape make
+ * @param options  NULL: defaults
+ * @return MT_OK; MT_EIO with the system's words (disk full, and its like), also when another process
+ *         writes the same file; MT_EINVAL (names the tensor or the field); MT_ENOMEM; what fetch returned
+ */
+MT_API MT_NODISCARD mt_status mt_safetensors_save(const char *path,
+                                                  const mt_safetensors_tensor *tensors,
+                                                  size_t count,
+                                                  const mt_safetensors_save_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,187 @@
+/* tensor_file.cpp - dtypes by both names, writing and reading of tensors. */
+#include "tensor_file.hpp"
+
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+constexpr size_t named_most = 3; /* names of a kind in an error line */
+
+const struct {
+    mt_st_dtype theirs;
+    c10::ScalarType ours;
+} dtypes[] = {
+    {MT_ST_BOOL, c10::kBool},
+    {MT_ST_U8, c10::kByte},
+    {MT_ST_I8, c10::kChar},
+    {MT_ST_F8_E5M2, c10::ScalarType::Float8_e5m2},
+    {MT_ST_F8_E4M3, c10::ScalarType::Float8_e4m3fn},
+    {MT_ST_I16, c10::kShort},
+    {MT_ST_U16, c10::ScalarType::UInt16},
+    {MT_ST_F16, c10::kHalf},
+    {MT_ST_BF16, c10::kBFloat16},
+    {MT_ST_I32, c10::kInt},
+    {MT_ST_U32, c10::ScalarType::UInt32},
+    {MT_ST_F32, c10::kFloat},
+    {MT_ST_C64, c10::ScalarType::ComplexFloat},
+    {MT_ST_F64, c10::kDouble},
+    {MT_ST_I64, c10::kLong},
+    {MT_ST_U64, c10::ScalarType::UInt64},
+};
+
+mt_st_dtype theirs_of(c10::ScalarType type) {
+    for (const auto &row : dtypes)
+        if (row.ours == type) return row.theirs;
+    return MT_ST_NONE;
+}
+
+c10::ScalarType ours_of(mt_st_dtype type) {
+    for (const auto &row : dtypes)
+        if (row.theirs == type) return row.ours;
+    return c10::ScalarType::Undefined;
+}
+
+std::string describe(mt_st_dtype dtype, at::IntArrayRef sizes) {
+    std::string text = std::string(mt_st_dtype_name(dtype)) + " [";
+    for (size_t i = 0; i < sizes.size(); i++) text += (i ? "," : "") + std::to_string(sizes[i]);
+    return text + "]";
+}
+
+at::IntArrayRef sizes_of(const mt_safetensors_tensor &entry) {
+    return {entry.shape, entry.dims};
+}
+
+mt_safetensors_tensor entry_of(const Named &named) {
+    const at::Tensor &tensor = named.tensor;
+    mt_st_dtype dtype =
+        tensor.layout() == c10::kStrided ? theirs_of(tensor.scalar_type()) : MT_ST_NONE;
+    if (dtype == MT_ST_NONE)
+        fail(MT_ENOTSUP, "'%.150s' cannot be saved: files have no %s tensors of dtype %s",
+             named.name.c_str(), tensor.layout() == c10::kStrided ? "dense" : "sparse",
+             c10::toString(tensor.scalar_type()));
+    return {named.name.c_str(),    dtype,           static_cast<size_t>(tensor.dim()),
+            tensor.sizes().data(), tensor.nbytes(), nullptr};
+}
+
+/* What fetch needs. */
+struct Source {
+    const std::vector<Named> &list;
+    Staging staging;
+};
+
+mt_status fetch(void *user, size_t index, uint64_t offset, const void **out_data,
+                size_t *out_bytes) {
+    auto &source = *static_cast<Source *>(user);
+    return guard([&] {
+        c10::NoGradGuard no_grad;
+        Staging::Bytes piece =
+            source.staging.get(source.list[index].tensor, static_cast<size_t>(offset));
+        *out_data = piece.data;
+        *out_bytes = piece.count;
+    });
+}
+
+} // namespace
+
+std::string description_of(const at::Tensor &tensor) {
+    return describe(theirs_of(tensor.scalar_type()), tensor.sizes());
+}
+
+void save_tensors(const char *path, const std::vector<Named> &list, const Texts &metadata,
+                  bool keep) {
+    std::vector<mt_safetensors_tensor> entries;
+    std::vector<mt_safetensors_text> texts;
+    for (const Named &named : list) entries.push_back(entry_of(named));
+    for (const auto &text : metadata) texts.push_back({text.first.c_str(), text.second.c_str()});
+    Source source{list, {}};
+    mt_safetensors_save_options options = MT_SAFETENSORS_SAVE_OPTIONS_INIT;
+    options.metadata = texts.data();
+    options.metadata_count = texts.size();
+    options.fetch = fetch;
+    options.user = &source;
+    options.keep = keep;
+    check(mt_safetensors_save(path, entries.data(), entries.size(), &options));
+}
+
+TensorFile::TensorFile(const char *path) {
+    check(mt_safetensors_open(path, &file_));
+    try {
+        entries_.resize(mt_safetensors_count(file_));
+        for (size_t i = 0; i < entries_.size(); i++)
+            check(mt_safetensors_get(file_, i, &entries_[i]));
+    } catch (...) {
+        mt_safetensors_free(file_);
+        throw;
+    }
+}
+
+TensorFile::~TensorFile() {
+    mt_safetensors_free(file_);
+}
+
+const char *TensorFile::metadata(const char *key) const {
+    return mt_safetensors_metadata(file_, key);
+}
+
+std::string TensorFile::description(size_t index) const {
+    return describe(entries_[index].dtype, sizes_of(entries_[index]));
+}
+
+bool TensorFile::fits(size_t index, const at::Tensor &tensor) const {
+    const mt_safetensors_tensor &entry = entries_[index];
+    return tensor.layout() == c10::kStrided && entry.dtype == theirs_of(tensor.scalar_type()) &&
+           sizes_of(entry) == tensor.sizes();
+}
+
+void TensorFile::read(size_t index, const at::Tensor &tensor, Staging &staging) const {
+    c10::NoGradGuard no_grad;
+    staging.put(tensor, [&](size_t offset, void *data, size_t count) {
+        check(mt_safetensors_read(file_, index, offset, data, count));
+    });
+}
+
+void TensorFile::read_through(StateHash *hash, Staging &staging) const {
+    for (size_t i = 0; i < entries_.size(); i++) {
+        const mt_safetensors_tensor &entry = entries_[i];
+        if (hash) hash->head(entry.name, ours_of(entry.dtype), sizes_of(entry));
+        for (uint64_t offset = 0; offset < entry.bytes;) {
+            uint64_t left = entry.bytes - offset;
+            size_t count = static_cast<size_t>(std::min<uint64_t>(left, Staging::piece_bytes));
+            check(mt_safetensors_read(file_, i, offset, staging.buffer(), count));
+            if (hash) hash->bytes(staging.buffer(), count);
+            offset += count;
+        }
+    }
+}
+
+/* ---- differences ---- */
+
+void Differences::List::add(const std::string &name) {
+    if (count++ < named_most) names += (names.empty() ? "" : ", ") + name.substr(0, 80);
+}
+
+std::string Differences::List::text(const char *what) const {
+    if (!count) return "";
+    std::string more =
+        count > named_most ? " and " + std::to_string(count - named_most) + " more" : "";
+    return std::string("; ") + what + " " + names + more;
+}
+
+void Differences::add_different(const std::string &name, const std::string &there,
+                                const std::string &here) {
+    different_.add(name + " (" + there + " there, " + here + " here)");
+}
+
+void Differences::check(const char *function, const char *path) const {
+    std::string text = missing_.text("missing there:") + unexpected_.text("not in the model:") +
+                       different_.text("different:");
+    if (text.empty()) return;
+    fail(MT_EINVAL, "%s: '%.120s' does not fit the model%s", function, path, text.c_str());
+}
+
+} // namespace memtrain::shim

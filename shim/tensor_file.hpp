@@ -1,0 +1,87 @@
+/*
+ * tensor_file.hpp - libtorch's tensors in files of memtrain/safetensors.h.
+ */
+#ifndef MEMTRAIN_SHIM_TENSOR_FILE_HPP
+#define MEMTRAIN_SHIM_TENSOR_FILE_HPP
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <memtrain/safetensors.h>
+
+#include "bytes.hpp"
+#include "hash.hpp"
+#include "tensor.hpp"
+
+namespace memtrain::shim {
+
+using Texts = std::vector<std::pair<std::string, std::string>>;
+
+/* Writes them under their names, piece by piece. keep: as in mt_safetensors_save_options. */
+void save_tensors(const char *path, const std::vector<Named> &list, const Texts &metadata,
+                  bool keep);
+
+/* A tensor here and where a file has it. */
+struct Match {
+    at::Tensor tensor;
+    size_t index;
+};
+
+/* An open file. Functions throw Failure. */
+class TensorFile {
+public:
+    explicit TensorFile(const char *path);
+    ~TensorFile();
+    TensorFile(const TensorFile &) = delete;
+    TensorFile &operator=(const TensorFile &) = delete;
+
+    size_t count() const { return entries_.size(); }
+    const mt_safetensors_tensor &entry(size_t index) const { return entries_[index]; }
+    const char *metadata(const char *key) const; /* NULL: there is none */
+
+    /* "F32 [64,3,7,7]" of an entry. */
+    std::string description(size_t index) const;
+
+    /* Whether the bytes are those of such a tensor: dtype and shape. */
+    bool fits(size_t index, const at::Tensor &tensor) const;
+
+    /* Copies the bytes into the tensor's memory, which they fit. */
+    void read(size_t index, const at::Tensor &tensor, Staging &staging) const;
+
+    /*
+     * Reads all there is, so that a disk that fails does so before anything is changed.
+     * @param hash  is told of all tensors in the order of their names; NULL: nobody is
+     */
+    void read_through(StateHash *hash, Staging &staging) const;
+
+private:
+    mt_safetensors *file_ = nullptr;
+    std::vector<mt_safetensors_tensor> entries_; /* by name */
+};
+
+/* "F32 [64,3,7,7]" of a tensor. */
+std::string description_of(const at::Tensor &tensor);
+
+/* What differs between a file and a model: the first names of each kind and how many there are. */
+class Differences {
+public:
+    void add_missing(const std::string &name) { missing_.add(name); }
+    void add_unexpected(const std::string &name) { unexpected_.add(name); }
+    void add_different(const std::string &name, const std::string &there, const std::string &here);
+
+    /* Throws MT_EINVAL with all of them in one line, when there are any. */
+    void check(const char *function, const char *path) const;
+
+private:
+    struct List {
+        std::string names;
+        size_t count = 0;
+        void add(const std::string &name);
+        std::string text(const char *what) const;
+    };
+    List missing_, unexpected_, different_;
+};
+
+} // namespace memtrain::shim
+#endif

@@ -1,0 +1,115 @@
+/*
+ * weights.cpp - parameters and buffers alone in a file, under the names that they have in Python too.
+ */
+#include "model.hpp"
+
+#include <cstring>
+
+#include "arguments.hpp"
+#include "guard.hpp"
+#include "tensor_file.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+constexpr char name_of[] = "mt_model_load_weights";
+
+bool begins_with(const std::string &text, const char *start) {
+    return text.compare(0, std::strlen(start), start) == 0;
+}
+
+/* What a file has, by the names that are the model's. */
+struct Entry {
+    std::string name;
+    size_t index;
+};
+
+std::vector<Entry> entries_of(const TensorFile &file, const mt_weights_options &options,
+                              Differences &differences) {
+    std::vector<Entry> list;
+    const char *prefix = options.prefix ? options.prefix : "";
+    for (size_t i = 0; i < file.count(); i++) {
+        std::string name = file.entry(i).name;
+        if (begins_with(name, prefix))
+            list.push_back({name.substr(std::strlen(prefix)), i});
+        else if (options.strict)
+            differences.add_unexpected(name);
+    }
+    return list;
+}
+
+const Entry *find(const std::vector<Entry> &list, const std::string &name) {
+    for (const Entry &entry : list)
+        if (entry.name == name) return &entry;
+    return nullptr;
+}
+
+/* Tied weights are one tensor under several names: the first that the file has counts. */
+bool is_there(const std::vector<Match> &matches, const at::Tensor &tensor) {
+    for (const Match &match : matches)
+        if (match.tensor.is_same(tensor)) return true;
+    return false;
+}
+
+std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file, const char *path,
+                         const mt_weights_options &options) {
+    Differences differences;
+    std::vector<Entry> entries = entries_of(file, options, differences);
+    std::vector<Match> matches;
+    auto is_skipped = [&](const std::string &name) {
+        return options.skip && begins_with(name, options.skip);
+    };
+    for (const Named &named : model) {
+        const Entry *entry = is_skipped(named.name) ? nullptr : find(entries, named.name);
+        if (!entry) continue;
+        if (!file.fits(entry->index, named.tensor))
+            differences.add_different(named.name, file.description(entry->index),
+                                      description_of(named.tensor));
+        else if (!is_there(matches, named.tensor))
+            matches.push_back({named.tensor, entry->index});
+    }
+    for (const Named &named : model)
+        if (options.strict && !is_skipped(named.name) && !find(entries, named.name) &&
+            !is_there(matches, named.tensor))
+            differences.add_missing(named.name);
+    for (const Entry &entry : entries) {
+        bool known = is_skipped(entry.name);
+        for (size_t i = 0; i < model.size() && !known; i++) known = model[i].name == entry.name;
+        if (options.strict && !known) differences.add_unexpected(entry.name);
+    }
+    differences.check(name_of, path);
+    if (matches.empty())
+        fail(MT_EINVAL, "%s: '%.200s' has no tensor under a name of the model's", name_of, path);
+    return matches;
+}
+
+void load_weights(const mt_model &model, const char *path, const mt_weights_options &options) {
+    Staging staging;
+    TensorFile file(path);
+    std::vector<Match> matches = match(weights_of(model), file, path, options);
+    file.read_through(nullptr, staging);
+    for (const Match &match : matches) file.read(match.index, match.tensor, staging);
+}
+
+} // namespace
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+extern "C" mt_status mt_model_save_weights(mt_model *model, const char *path) {
+    MT_RETURN_IF_FAILED(check_handle(model, MT__KIND_MODEL, "mt_model_save_weights", "model"));
+    MT_RETURN_IF_FAILED(check_not_null(path, "mt_model_save_weights", "path"));
+    return guard([&] { save_tensors(path, weights_of(*model), {{"format", "pt"}}, false); });
+}
+
+extern "C" mt_status mt_model_load_weights(mt_model *model, const char *path,
+                                           const mt_weights_options *options) {
+    mt_weights_options own = MT_WEIGHTS_OPTIONS_INIT;
+    MT_RETURN_IF_FAILED(check_handle(model, MT__KIND_MODEL, name_of, "model"));
+    MT_RETURN_IF_FAILED(check_not_null(path, name_of, "path"));
+    if (options) {
+        MT_RETURN_IF_FAILED(check_sized(options, name_of, "options"));
+        copy_in(own, options);
+    }
+    return guard([&] { load_weights(*model, path, own); });
+}

@@ -1,0 +1,134 @@
+/*
+ * check_ex_resume.c - food101 in parts: a run that is saved and goes on ends as the one that was never
+ * stopped, to the bit; and files that it cannot go on from are refused before anything is trained.
+ */
+#include "cli.h"
+#include "common/suite.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+/* 40 pictures are enough: 3 to 5 steps an epoch. */
+#define FEW SMALL, "--dev-samples", "40", "--batch", "8", "--progress", "off"
+
+static char file[CLI_PATH];
+
+static void name_file(void) {
+    snprintf(file, sizeof file, "%.400s/c", cli_root);
+}
+
+static int is_there(const char *end) {
+    char name[CLI_PATH + 8];
+    snprintf(name, sizeof name, "%s%s", file, end);
+    return access(name, F_OK) == 0;
+}
+
+/* Stopped in the middle of an epoch, at its end, after it; twice in a row. */
+static const char *const stops[] = {"1", "4", "5", "7"};
+
+START_TEST(in_parts_as_in_one) {
+    EXPECT(0, FEW, "--epochs", "3", "--trace", cli_trace);
+    EXPECT(0, FEW, "--epochs", "3", "--steps", stops[_i], "--save", file);
+    ck_assert(is_there("") && !is_there(".tmp"));
+    EXPECT(0, FEW, "--epochs", "3", "--steps", "8", "--save", file, "--resume", file);
+    ck_assert(is_there(".1"));
+    EXPECT(0, FEW, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
+    ck_contains(cli_out, "epoch 3");
+    cli_same_state();
+}
+END_TEST
+
+/* Each epoch is saved: the file and the one before it are those of the last two. */
+START_TEST(after_each_epoch) {
+    char first[CLI_PATH + 8];
+    EXPECT(0, FEW, "--epochs", "3", "--save", file, "--trace", cli_trace);
+    EXPECT(0, FEW, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 0); /* nothing is left */
+    cli_same_state();
+    snprintf(first, sizeof first, "%s.1", file);
+    EXPECT(0, FEW, "--epochs", "3", "--resume", first, "--trace", cli_replayed);
+    ck_assert_int_gt(cli_number(cli_replayed, "end", 1, "steps"), 0);
+    cli_same_state();
+}
+END_TEST
+
+START_TEST(a_signal_saves) {
+    char steps[32];
+    const char *const arguments[] = {FEW,       "--epochs", "1000", "--trace",
+                                     cli_trace, "--save",   file,   NULL};
+    pid_t child = cli_start(arguments);
+    cli_wait_for_step(2);
+    ck_assert_int_eq(kill(child, SIGINT), 0);
+    ck_assert_int_eq(cli_finish(child), 128 + SIGINT);
+    ck_contains(cli_out, "which is done; go on with --resume ");
+    snprintf(steps, sizeof steps, "%lld", cli_number(cli_trace, "end", 1, "steps") + 3);
+    EXPECT(0, FEW, "--epochs", "1000", "--steps", steps, "--trace", cli_trace);
+    EXPECT(0, FEW, "--epochs", "1000", "--steps", steps, "--trace", cli_replayed, "--resume", file);
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 3);
+    cli_same_state();
+}
+END_TEST
+
+static const struct {
+    const char *flags[2], *word;
+} others[] = {
+    {{"--arch", "resnet34"}, "--arch: resnet34, but '"},
+    {{"--lr", "0.5"}, "--lr: 0.5, but '"},
+    {{"--seed", "2"}, "--seed: 2, but '"},
+    {{"--image-size", "64"}, "--image-size: 64, but '"},
+    {{"--epochs", "4"}, "--epochs: 4, but '"},
+    {{"--replay", "x"}, "--resume: not together with --replay"},
+    {{"--save", "/nonexistent/c"}, "--save: cannot write '/nonexistent/c': No such file"},
+    {{"--resume", "/nonexistent/c"}, "--resume: cannot open '/nonexistent/c': No such file"},
+};
+
+START_TEST(another_run_is_refused) {
+    EXPECT(0, FEW, "--epochs", "3", "--steps", "1", "--save", file);
+    for (int i = 0; i < LENGTH(others); i++) {
+        EXPECT(2, FEW, "--epochs", "3", "--resume", file, others[i].flags[0], others[i].flags[1]);
+        ck_contains(cli_err, others[i].word);
+        ck_assert_ptr_null(strstr(cli_out, "epoch "));
+    }
+}
+END_TEST
+
+/* Two classes of pictures: the same flags, and another last layer. */
+START_TEST(another_network_is_refused) {
+    char data[CLI_PATH + 16], command[4 * CLI_PATH];
+    snprintf(data, sizeof data, "%.400s/data", cli_root);
+    snprintf(command, sizeof command,
+             "mkdir '%s' && for c in $(ls examples/data/food | grep -v '\\.' | head -n 2); do "
+             "cp -r examples/data/food/$c '%s'; done",
+             data, data);
+    ck_assert_int_eq(system(command), 0);
+    EXPECT(0, FEW, "--steps", "1", "--save", file);
+    EXPECT(2, FEW, "--data", data, "--resume", file);
+    ck_contains(cli_err, "does not fit the model; different: fc.bias (F32 [");
+    ck_assert_ptr_null(strstr(cli_out, "epoch "));
+}
+END_TEST
+
+START_TEST(a_damaged_file_is_refused) {
+    EXPECT(0, FEW, "--steps", "1", "--save", file);
+    ck_assert_int_eq(truncate(file, 1000000), 0);
+    EXPECT(2, FEW, "--resume", file);
+    ck_contains(cli_err, "is no safetensors file");
+    EXPECT(2, FEW, "--resume", cli_root);
+    ck_contains(cli_err, "no regular file");
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_resume");
+    TCase *parts = cli_case(suite, "parts"), *refused = cli_case(suite, "refused");
+    tcase_add_checked_fixture(parts, name_file, NULL);
+    tcase_add_checked_fixture(refused, name_file, NULL);
+    tcase_add_loop_test(parts, in_parts_as_in_one, 0, LENGTH(stops));
+    tcase_add_test(parts, after_each_epoch);
+    tcase_add_test(parts, a_signal_saves);
+    tcase_add_test(refused, another_run_is_refused);
+    tcase_add_test(refused, another_network_is_refused);
+    tcase_add_test(refused, a_damaged_file_is_refused);
+    return suite_run(suite);
+}
