@@ -209,6 +209,18 @@ START_TEST(an_arena_changes_no_number) {
 }
 END_TEST
 
+/* Whether activations are kept or computed again shows in the memory alone. */
+START_TEST(segments_change_no_number) {
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--checkpointing",
+           "off");
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+           "--checkpointing", "on");
+    cli_same_state();
+    EXPECT(2, SMALL, "--checkpointing", "always");
+    ck_contains(cli_err, "auto, on or off");
+}
+END_TEST
+
 /* ---- recoveries ---------------------------------------------------------------------------------- */
 
 static const char *const faults[] = {"2:1", "2:60", "2:200", "2:500", "2:900"};
@@ -370,6 +382,7 @@ int main(void) {
     tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
 #endif
     tcase_add_test(budgets, an_arena_changes_no_number);
+    tcase_add_test(budgets, segments_change_no_number);
     tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
     tcase_add_test(recoveries, a_fault_that_stays_exits_3);
     tcase_add_test(recoveries, a_fault_that_never_comes_is_told);

@@ -504,9 +504,246 @@ START_TEST(memory_runs_out_alone) {
 }
 END_TEST
 
+/* ---- in an mt_torch ---------------------------------------------------------------------------------- */
+
+using networks::Network;
+using networks::Subject;
+
+enum { CLASSES = 10 };
+
+mt_torch_options options_for(int checkpointing, mt_dtype amp = MT_DTYPE_NONE) {
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    options.optimizer = MT_SGD;
+    options.clip_norm = 1.0;
+    options.checkpointing = checkpointing;
+    options.amp = amp;
+    return options;
+}
+
+std::string hash_of(const Subject &subject) {
+    char text[65];
+    ck_ok(mt_torch_state_sha256(subject.torch, text));
+    return text;
+}
+
+/* A step of these chunks, marked or not; losses are appended. Returns the highest peak. */
+size_t step(const Subject &subject, const bench::Batch &batch, const std::vector<size_t> &chunks,
+            bool marked, std::vector<double> *losses) {
+    size_t first = 0, peak = 0;
+    ck_ok(mt_begin(subject.torch, &batch.batch));
+    for (size_t size : chunks) {
+        mt_chunk_result result = chunk_result();
+        if (marked) ck_ok(mt_mark(subject.torch));
+        ck_ok(mt_accumulate(subject.torch, first, size,
+                            static_cast<double>(size) / static_cast<double>(batch.batch.count),
+                            &result));
+        first += size;
+        peak = std::max(peak, result.peak_bytes);
+        if (losses) losses->push_back(result.loss_sum);
+    }
+    mt_apply_result applied = apply_result();
+    ck_ok(mt_apply(subject.torch, &applied));
+    return peak;
+}
+
+struct Trained {
+    std::string hash;
+    std::vector<double> losses;
+    size_t peak;
+    mt_arena_stats arena;
+};
+
+/* Enough steps for the arena to have plans; kind: 0 in place, 1 marked, 2 one marked chunk. */
+Trained train(const Network &network, int checkpointing, int kind, mt_dtype amp) {
+    networks::prepare();
+    mt_torch_options options = options_for(checkpointing, amp);
+    Subject subject(network, network.side, &options);
+    bench::Batch batch(5, network.side, CLASSES);
+    Trained trained = {"", {}, 0, MT_ARENA_STATS_INIT};
+    const std::vector<size_t> chunks =
+        kind == 2 ? std::vector<size_t>{5} : std::vector<size_t>{3, 2};
+    for (int i = 0; i < 5; i++)
+        trained.peak = step(subject, batch, chunks, kind > 0, &trained.losses);
+    trained.hash = hash_of(subject);
+    ck_ok(mt_torch_arena(subject.torch, &trained.arena));
+    return trained;
+}
+
+START_TEST(same_bits) {
+    const Network &network = networks::all[_i % networks::count];
+    int kind = _i / networks::count;
+    for (mt_dtype amp : {MT_DTYPE_NONE, MT_BFLOAT16}) {
+        Trained plain = train(network, MT_CHECKPOINTING_AUTO, kind, amp);
+        Trained again = train(network, MT_CHECKPOINTING_ON, kind, amp);
+        ck_assert(again.losses == plain.losses);
+        ck_assert(again.hash == plain.hash);
+        if (kind == 0)
+            ck_assert_uint_lt(again.peak, plain.peak); /* else gradients are most of it */
+        ck_assert_uint_gt(again.arena.served, 0);
+        ck_assert_uint_eq(again.arena.missed, 0);
+        ck_assert_uint_lt(again.arena.recorded, again.arena.chunks);
+    }
+}
+END_TEST
+
+/* Turned on and off between steps it is all the same bits, and evaluation is what it was. */
+START_TEST(on_and_off) {
+    const Network &network = networks::all[_i];
+    std::string hashes[2];
+    for (int changes = 0; changes < 2; changes++) {
+        networks::prepare();
+        mt_torch_options options = options_for(MT_CHECKPOINTING_AUTO);
+        Subject subject(network, network.side, &options);
+        bench::Batch batch(5, network.side, CLASSES);
+        size_t peaks[2];
+        for (int i = 0; i < 4; i++) {
+            mt_chunk_result result = chunk_result();
+            if (changes)
+                ck_ok(subject.backend.set_rung(subject.torch, MT_RUNG_CHECKPOINTING, i % 2));
+            size_t peak = step(subject, batch, {3, 2}, i > 1, nullptr);
+            if (i < 2) peaks[i] = peak; /* those of marked chunks are gradients for the most part */
+            ck_ok(mt_evaluate(subject.torch, &batch.batch, 0, 5, &result));
+        }
+        if (changes) ck_assert_uint_lt(peaks[1], peaks[0]);
+        hashes[changes] = hash_of(subject);
+    }
+    ck_assert(hashes[0] == hashes[1]);
+}
+END_TEST
+
+unsigned rungs_of(const mt_torch *torch, const mt_backend &seam) {
+    mt_backend_info info = {};
+    info.size = sizeof info;
+    ck_ok(seam.describe(const_cast<mt_torch *>(torch), &info));
+    return info.rungs & MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+}
+
+/* The rung is there for a model with segments, unless they are on anyway. */
+START_TEST(whose_rung_it_is) {
+    const Network &network = networks::all[2];
+    bench::Batch batch(5, network.side, CLASSES);
+    for (int on : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
+        mt_torch_options options = options_for(on);
+        Subject subject(network, network.side, &options);
+        ck_assert_int_eq(rungs_of(subject.torch, subject.backend) == 0, on);
+        ck_status(subject.backend.set_rung(subject.torch, MT_RUNG_CHECKPOINTING, 1),
+                  on ? MT_ENOTSUP : MT_OK);
+        ck_ok(mt_begin(subject.torch, &batch.batch));
+        ck_status(subject.backend.set_rung(subject.torch, MT_RUNG_CHECKPOINTING, 0), MT_ESTATE);
+        ck_ok(mt_rollback(subject.torch));
+    }
+    Trainer without(options_of(MT_SGD));
+    mt_backend seam = MT_BACKEND_INIT;
+    ck_ok(mt_torch_backend(without.torch, &seam));
+    ck_assert_uint_eq(rungs_of(without.torch, seam), 0);
+    ck_status(seam.set_rung(seam.self, MT_RUNG_CHECKPOINTING, 1), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "checkpointing");
+    mt_torch_options options = options_for(7);
+    mt_torch *torch = nullptr;
+    mt_model *model = network.make(CLASSES, network.side);
+    ck_status(mt_torch_new(model, &options, &torch), MT_EINVAL);
+    ck_contains(mt_last_error(), "options->checkpointing is 7");
+    mt_model_free(model);
+}
+END_TEST
+
+/* A function names no buffers: inside an mt_torch all those of the model are watched. */
+START_TEST(functions_in_a_model) {
+    std::string hashes[2];
+    for (int on : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
+        networks::prepare();
+        mt_model *model = nullptr;
+        mt_torch *torch = nullptr;
+        mt_torch_options options = options_for(on);
+        bench::Batch batch(5, 8, 4);
+        char text[65];
+        ck_ok(memtrain::make_model(&model, [] {
+            auto net = three_blocks(4).ptr();
+            return memtrain::model(net, {}, [](nn::SequentialImpl &n, const Tensors &b) {
+                auto run = [&n](const at::Tensor &x) { return n.forward(x); };
+                at::Tensor y = checkpoint(run, b[0]).flatten(2).mean(2);
+                return memtrain::Output{at::cross_entropy_loss(y, b[1]), {}};
+            });
+        }));
+        ck_ok(mt_torch_new(model, &options, &torch));
+        for (int i = 0; i < 3; i++) ck_ok(mt_train_step(torch, &batch.batch, nullptr, nullptr));
+        ck_ok(mt_torch_state_sha256(torch, text));
+        hashes[on] = text;
+        mt_torch_free(torch);
+        mt_model_free(model);
+    }
+    ck_assert(hashes[0] == hashes[1]);
+}
+END_TEST
+
+/* ---- the ladder -------------------------------------------------------------------------------------- */
+
+struct Ladder {
+    enum { SIDE = 64, SAMPLES = 4, STEPS = 3 };
+    const Network &network;
+    bench::Batch batch{SAMPLES, SIDE, CLASSES};
+    std::vector<std::vector<size_t>> chunks = {};
+
+    explicit Ladder(const Network &n) : network(n) {}
+
+    std::string run(int checkpointing, size_t beside, unsigned *out_rungs) {
+        networks::prepare();
+        mt_torch_options options = options_for(checkpointing);
+        Subject subject(network, SIDE, &options);
+        if (beside) Subject::set_budget(beside);
+        mt_trainer *trainer = subject.trainer();
+        for (size_t i = 0; i < STEPS; i++) {
+            mt_step_report report = MT_STEP_REPORT_INIT;
+            if (!beside) ck_ok(mt_trainer_set_chunks(trainer, chunks[i].data(), chunks[i].size()));
+            ck_ok(mt_trainer_step(trainer, &batch.batch, &report));
+            ck_assert_uint_eq(report.samples, SAMPLES);
+            if (beside) chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
+            *out_rungs = report.rungs;
+        }
+        std::string hash = hash_of(subject);
+        mt_trainer_free(trainer);
+        return hash;
+    }
+    /* What the smallest legal chunk takes beside the state. */
+    size_t smallest(int checkpointing) {
+        networks::prepare();
+        mt_torch_options options = options_for(checkpointing);
+        Subject subject(network, SIDE, &options);
+        mt_chunk_result result = chunk_result();
+        size_t before = Subject::allocated();
+        ck_ok(mt_begin(subject.torch, &batch.batch));
+        ck_ok(mt_accumulate(subject.torch, 0, network.normalises ? 2 : 1, 0.5, &result));
+        return result.peak_bytes - before;
+    }
+};
+
+/* Where even the smallest chunk does not fit, segments do; the bits are those of a run that had them. */
+START_TEST(as_a_rung) {
+    Ladder ladder(networks::all[_i]);
+    unsigned rungs = 0;
+    size_t plain = ladder.smallest(MT_CHECKPOINTING_AUTO);
+    size_t least = ladder.smallest(MT_CHECKPOINTING_ON);
+    ck_assert_uint_lt(least + least / 2, plain);
+    std::string climbed = ladder.run(MT_CHECKPOINTING_AUTO, (plain + least) / 2, &rungs);
+    ck_assert_uint_eq(rungs, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING));
+    ck_ok(mt_device_set_budget("cpu", size_t{4} << 30));
+    ck_assert(ladder.run(MT_CHECKPOINTING_ON, 0, &rungs) == climbed);
+    ck_assert(ladder.run(MT_CHECKPOINTING_AUTO, 0, &rungs) == climbed);
+    ck_assert_uint_eq(rungs, 0);
+}
+END_TEST
+
 Suite *suite_checkpointing() {
     Suite *suite = suite_create("shim_checkpointing");
-    TCase *alone = suite_case(suite, "alone");
+    TCase *alone = suite_case(suite, "alone"), *torch = suite_case(suite, "torch");
+    TCase *ladder = suite_case(suite, "ladder");
+    tcase_set_timeout(torch, 240);
+    tcase_set_timeout(ladder, 240);
+    tcase_add_loop_test(torch, same_bits, 0, 3 * networks::count);
+    tcase_add_loop_test(torch, on_and_off, 0, networks::count);
+    tcase_add_test(torch, whose_rung_it_is);
+    tcase_add_test(torch, functions_in_a_model);
+    tcase_add_loop_test(ladder, as_a_rung, 1, networks::count);
     tcase_add_loop_test(alone, same_bits_alone, 0, LENGTH(settings));
     tcase_add_test(alone, buffers_are_asked_for);
     tcase_add_test(alone, memory);
