@@ -291,7 +291,8 @@ END_TEST
 
 START_TEST(a_replay_on_another_device_is_refused) {
     EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--batch",
-           "8", "--steps", "1", "--fallback", "cpu", "--trace", cli_trace);
+           "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off", "--trace",
+           cli_trace);
     EXPECT(2, SMALL, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
     ck_contains(cli_err, "t.jsonl', line ");
     ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
