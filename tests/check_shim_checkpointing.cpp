@@ -165,6 +165,32 @@ START_TEST(same_bits_alone) {
 }
 END_TEST
 
+/* A weight that a segment uses and its successor too: the first run's cast of it has no graph. */
+START_TEST(casts_are_not_left_behind) {
+    prepare();
+    nn::Linear linear(8, 8);
+    at::Tensor x = at::randn({4, 8}), expected;
+    for (int forget = 0; forget < 2; forget++) {
+        at::Tensor y;
+        auto body = [&] {
+            y = forget ? checkpoint(linear, x) : linear(x);
+            y = linear(y);
+        };
+        ck_ok(mt_amp_autocast(
+            "cpu", MT_BFLOAT16,
+            [](void *user) {
+                (*static_cast<decltype(body) *>(user))();
+                return MT_OK;
+            },
+            &body));
+        y.to(at::kFloat).square().sum().backward();
+        if (forget) ck_assert(linear->weight.grad().allclose(expected, 0.05, 0.05));
+        expected = linear->weight.grad().clone();
+        linear->weight.mutable_grad().reset();
+    }
+}
+END_TEST
+
 /* Without the names of its buffers a function's running statistics count twice: so they are needed. */
 START_TEST(buffers_are_asked_for) {
     prepare();
@@ -745,6 +771,7 @@ Suite *suite_checkpointing() {
     tcase_add_test(torch, functions_in_a_model);
     tcase_add_loop_test(ladder, as_a_rung, 1, networks::count);
     tcase_add_loop_test(alone, same_bits_alone, 0, LENGTH(settings));
+    tcase_add_test(alone, casts_are_not_left_behind);
     tcase_add_test(alone, buffers_are_asked_for);
     tcase_add_test(alone, memory);
     tcase_add_test(alone, several_tensors);
