@@ -26,7 +26,10 @@ private:
     bool changes_dtype_;
 };
 
-/* Autocast keeps no casts while it lives: one that was made without a graph would be used by others. */
+/*
+ * Autocast keeps no casts while it lives. Versions of libtorch that keep one made without a graph would use
+ * it for others, whose weights would get no gradient; and a kept cast takes memory.
+ */
 class AutocastUncached {
 public:
     AutocastUncached();

@@ -637,6 +637,32 @@ START_TEST(on_and_off) {
 }
 END_TEST
 
+/* What segments compute again lies on the card too, and is gone from it. */
+START_TEST(on_a_simulated_card) {
+    const Network &network = networks::all[2];
+    std::string hashes[2];
+    size_t peaks[2];
+    for (int on : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
+        networks::prepare();
+        mt_torch_options options = options_for(on);
+        options.device = "sim:cuda";
+        Subject subject(network, network.side, &options);
+        bench::Batch batch(5, network.side, CLASSES);
+        mt_sim_stats stats = {};
+        stats.size = sizeof stats;
+        step(subject, batch, {3, 2}, false, nullptr);
+        ck_ok(mt_device_sim_stats("sim:cuda", &stats));
+        size_t held = stats.allocated_bytes;
+        peaks[on] = step(subject, batch, {3, 2}, false, nullptr);
+        ck_ok(mt_device_sim_stats("sim:cuda", &stats));
+        ck_assert_uint_eq(stats.allocated_bytes, held);
+        hashes[on] = hash_of(subject);
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_lt(peaks[1], peaks[0]);
+}
+END_TEST
+
 unsigned rungs_of(const mt_torch *torch, const mt_backend &seam) {
     mt_backend_info info = {};
     info.size = sizeof info;
@@ -767,6 +793,7 @@ Suite *suite_checkpointing() {
     tcase_set_timeout(ladder, 240);
     tcase_add_loop_test(torch, same_bits, 0, 3 * networks::count);
     tcase_add_loop_test(torch, on_and_off, 0, networks::count);
+    tcase_add_test(torch, on_a_simulated_card);
     tcase_add_test(torch, whose_rung_it_is);
     tcase_add_test(torch, functions_in_a_model);
     tcase_add_loop_test(ladder, as_a_rung, 1, networks::count);
