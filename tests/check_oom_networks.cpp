@@ -7,7 +7,7 @@
  * before. Both for steps whose chunks are given, for the first step of a trainer that chooses them
  * (recordings included; the optimisers share its faults among them), for steps with segments that are
  * computed again, and for evaluation. `make check` runs all faults of ResNet-18 with SGD and given
- * chunks, and every 47th of the others; MT_TEST_SLOW=1 (make check-oom) all of them.
+ * chunks, and every 47th of the others, 94th with segments; MT_TEST_SLOW=1 (make check-oom) all of them.
  */
 #include <cstdlib>
 #include <cstring>
@@ -285,6 +285,7 @@ void run_setting(int index, Kind kind, int persistent, int checkpointing = MT_CH
     /* The optimisers take turns where they share; 47 and 3 have no common divisor. */
     bool all = is_slow() || (index == 0 && kind == GIVEN && !checkpointing);
     uint64_t stride = (all ? 1 : STRIDE) * (kind == CHOSEN_STEP ? OPTIMIZERS : 1);
+    if (checkpointing && !all) stride *= 2;
     uint64_t first = stride == 1 ? 1 : static_cast<uint64_t>(optimizer) + 1;
     uint64_t fired = all_faults(f, first, stride, persistent, clean);
     std::printf("%s, %s: %llu faults of N = %llu\n", f.name.c_str(),
