@@ -444,13 +444,14 @@ template <class Fn> at::Tensor checkpoint(Fn fn, const at::Tensor &input, Module
 }
 
 /* The modules of a Sequential, as so many segments of about as many modules each. */
-inline at::Tensor checkpoint_sequential(const torch::nn::Sequential &sequential, size_t segments,
+inline at::Tensor checkpoint_sequential(torch::nn::Sequential sequential, size_t segments,
                                         at::Tensor x) {
     size_t count = sequential->size();
     if (!segments || segments > count)
         throw std::invalid_argument("checkpoint_sequential: segments is " +
                                     std::to_string(segments) + "; accepted: 1 to " +
                                     std::to_string(count));
+    if (!mt_checkpoint_forgets()) return sequential->forward(x);
     for (size_t i = 0; i < segments; i++) {
         torch::nn::Sequential part;
         for (size_t j = count * i / segments; j < count * (i + 1) / segments; j++)
