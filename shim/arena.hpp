@@ -33,11 +33,13 @@ struct Plan;
 /* What the requests of a chunk depend on beside its size. */
 struct Kind {
     bool training, backward; /* backward: not without a weight */
-    uint64_t shape;          /* of a sample */
+    bool checkpointing;
+    uint64_t shape; /* of a sample */
     int threads;
 
     bool operator==(const Kind &other) const {
-        return training == other.training && backward == other.backward && shape == other.shape &&
+        return training == other.training && backward == other.backward &&
+               checkpointing == other.checkpointing && shape == other.shape &&
                threads == other.threads;
     }
 };

@@ -15,12 +15,10 @@ namespace autocast = at::autocast;
 Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype)
     : device_(device), enabled_before_(autocast::is_autocast_enabled(device)),
       dtype_before_(autocast::get_autocast_dtype(device)),
-      cache_before_(autocast::is_autocast_cache_enabled()),
       changes_dtype_(enabled_before_ && dtype_before_ != dtype) {
     if (changes_dtype_) autocast::clear_cache();
     autocast::set_autocast_enabled(device, true);
     autocast::set_autocast_dtype(device, dtype);
-    autocast::set_autocast_cache_enabled(true);
     autocast::increment_nesting();
 }
 
@@ -29,7 +27,40 @@ Autocast::~Autocast() {
     if (outermost || changes_dtype_) autocast::clear_cache();
     autocast::set_autocast_enabled(device_, enabled_before_);
     autocast::set_autocast_dtype(device_, dtype_before_);
-    autocast::set_autocast_cache_enabled(cache_before_);
+}
+
+AutocastUncached::AutocastUncached() : before_(autocast::is_autocast_cache_enabled()) {
+    autocast::set_autocast_cache_enabled(false);
+}
+
+AutocastUncached::~AutocastUncached() {
+    autocast::set_autocast_cache_enabled(before_);
+}
+
+AutocastState::AutocastState(c10::DeviceType device) {
+    const c10::DeviceType types[] = {c10::kCPU, device};
+    for (int i = 0; i < 2; i++)
+        settings_[i] = {types[i], autocast::is_autocast_enabled(types[i]),
+                        autocast::get_autocast_dtype(types[i])};
+}
+
+void AutocastState::set() const {
+    for (const Setting &setting : settings_) {
+        autocast::set_autocast_enabled(setting.type, setting.enabled);
+        autocast::set_autocast_dtype(setting.type, setting.dtype);
+    }
+}
+
+ReplayAutocast::ReplayAutocast(const AutocastState &state) : before_(state.device()) {
+    autocast::clear_cache();
+    state.set();
+    autocast::increment_nesting();
+}
+
+ReplayAutocast::~ReplayAutocast() {
+    autocast::decrement_nesting();
+    autocast::clear_cache();
+    before_.set();
 }
 
 } // namespace memtrain::shim

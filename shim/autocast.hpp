@@ -23,8 +23,50 @@ private:
     c10::DeviceType device_;
     bool enabled_before_;
     c10::ScalarType dtype_before_;
-    bool cache_before_;
     bool changes_dtype_;
+};
+
+/*
+ * Autocast keeps no casts while it lives. Versions of libtorch that keep one made without a graph would use
+ * it for others, whose weights would get no gradient; and a kept cast takes memory.
+ */
+class AutocastUncached {
+public:
+    AutocastUncached();
+    ~AutocastUncached();
+    AutocastUncached(const AutocastUncached &) = delete;
+    AutocastUncached &operator=(const AutocastUncached &) = delete;
+
+private:
+    bool before_;
+};
+
+/* Autocast of the CPU and of one device type as it is on this thread when the object is made. */
+class AutocastState {
+public:
+    explicit AutocastState(c10::DeviceType device);
+    void set() const;
+    c10::DeviceType device() const { return settings_[1].type; }
+
+private:
+    struct Setting {
+        c10::DeviceType type;
+        bool enabled;
+        c10::ScalarType dtype;
+    };
+    Setting settings_[2];
+};
+
+/* That state again as long as the object lives, with casts of its own. */
+class ReplayAutocast {
+public:
+    explicit ReplayAutocast(const AutocastState &state);
+    ~ReplayAutocast();
+    ReplayAutocast(const ReplayAutocast &) = delete;
+    ReplayAutocast &operator=(const ReplayAutocast &) = delete;
+
+private:
+    AutocastState before_;
 };
 
 } // namespace memtrain::shim

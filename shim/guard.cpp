@@ -66,17 +66,21 @@ mt_status describe(bool typed, const char *text) noexcept {
 
 } // namespace
 
+Failure::Failure(mt_status status) noexcept : status_(status) {
+    std::snprintf(line_, sizeof line_, "%s", mt_last_error());
+}
+
 void fail(mt_status status, const char *format, ...) {
     char text[512];
     va_list list;
     va_start(list, format);
     std::vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    throw Failure{mt_set_error(status, "%s", text)};
+    throw Failure(mt_set_error(status, "%s", text));
 }
 
 void check(mt_status status) {
-    if (status != MT_OK) throw Failure{status};
+    if (status != MT_OK) throw Failure(status);
 }
 
 /*
@@ -109,7 +113,7 @@ mt_status describe_exception() noexcept {
     try {
         throw;
     } catch (const Failure &e) {
-        return e.status;
+        return mt_set_error(e.status(), "%s", e.what());
     } catch (const c10::OutOfMemoryError &e) {
         return describe(true, e.what_without_backtrace());
     } catch (const std::bad_alloc &) {

@@ -9,6 +9,7 @@
 #define MEMTRAIN_SHIM_GUARD_HPP
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <type_traits>
 
@@ -22,9 +23,19 @@
 
 namespace memtrain::shim {
 
-/* Thrown by our own code once the error line is set; the guard returns its status as it is. */
-struct Failure {
-    mt_status status;
+/*
+ * Thrown by our own code once the error line is set; the guard returns its status as it is. It keeps the
+ * line, since libtorch's engine may carry it to another thread; what it carries are std::exceptions.
+ */
+class Failure : public std::exception {
+public:
+    explicit Failure(mt_status status) noexcept;
+    mt_status status() const noexcept { return status_; }
+    const char *what() const noexcept override { return line_; }
+
+private:
+    mt_status status_;
+    char line_[512];
 };
 
 /* Sets the error line (printf format) and throws Failure. */

@@ -15,17 +15,11 @@ mt_model::~mt_model() {
 namespace memtrain::shim {
 namespace {
 
-mt_status collect(void *user, const char *name, mt_tensor *tensor) {
-    auto &list = *static_cast<std::vector<Named> *>(user);
-    return guard([&] {
-        if (tensor->tensor.defined()) list.push_back({name, tensor->tensor});
-    });
-}
-
 void copy_traits(mt_model &model, const mt_model_traits &traits) {
     model.min_micro_batch = traits.min_micro_batch;
     model.normalises_over_batch = traits.normalises_over_batch != 0;
     model.needs_whole_batch = traits.needs_whole_batch != 0;
+    model.checkpoints = traits.checkpoints != 0;
     for (size_t i = 0; i < traits.metric_count; i++) {
         if (!traits.metric_names[i]) fail(MT_EINVAL, "mt_model_new: metric_names[%zu] is NULL", i);
         model.metrics.emplace_back(traits.metric_names[i]);

@@ -15,6 +15,7 @@ struct mt_model {
     size_t min_micro_batch = 0;
     bool normalises_over_batch = false;
     bool needs_whole_batch = false;
+    bool checkpoints = false;
     std::vector<std::string> metrics;
     std::vector<const char *> metric_names; /* into metrics */
     std::vector<int> metric_over;           /* empty: over the samples */

@@ -78,17 +78,27 @@ void BufferState::keep(Entry &entry, const at::Tensor &buffer) {
     entry.saved.copy_(buffer);
 }
 
+KeepRng::~KeepRng() {
+    (void)guard([this] { state_.restore(); });
+}
+
 void BufferState::take(const mt_model &model) {
+    take(buffers_of(model));
+}
+
+void BufferState::take(const std::vector<Named> &buffers) {
     c10::NoGradGuard no_grad;
-    std::vector<Named> buffers = buffers_of(model);
     entries_.resize(buffers.size());
     for (size_t i = 0; i < buffers.size(); i++) keep(entries_[i], buffers[i].tensor);
 }
 
-/* set_data() gives the model's tensor the old memory and shape, without an allocation. */
 void BufferState::restore(const mt_model &model) const {
+    restore(buffers_of(model));
+}
+
+/* set_data() gives the model's tensor the old memory and shape, without an allocation. */
+void BufferState::restore(const std::vector<Named> &buffers) const {
     c10::NoGradGuard no_grad;
-    std::vector<Named> buffers = buffers_of(model);
     if (buffers.size() != entries_.size())
         fail(MT_ESTATE, "the model has %zu buffers, %zu when the step began", buffers.size(),
              entries_.size());
@@ -104,6 +114,16 @@ size_t BufferState::bytes() const {
     size_t bytes = 0;
     for (const Entry &entry : entries_) bytes += entry.buffer.nbytes();
     return bytes;
+}
+
+std::vector<Named> BufferState::named() const {
+    std::vector<Named> list;
+    for (const Entry &entry : entries_) list.push_back({"", entry.buffer});
+    return list;
+}
+
+KeepBuffers::~KeepBuffers() {
+    (void)guard([this] { state_.restore(buffers_); });
 }
 
 void append_rng(c10::Device device, std::vector<Named> &list) {

@@ -6,6 +6,7 @@
 #define MEMTRAIN_SHIM_SNAPSHOT_HPP
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/MT19937RNGEngine.h>
@@ -32,15 +33,32 @@ private:
     at::Tensor state_;               /* MPS */
 };
 
+/* Puts the generators back, also when an exception passes. */
+class KeepRng {
+public:
+    explicit KeepRng(c10::Device device) { state_.take(device); }
+    ~KeepRng();
+    KeepRng(const KeepRng &) = delete;
+    KeepRng &operator=(const KeepRng &) = delete;
+
+private:
+    RngState state_;
+};
+
 class BufferState {
 public:
     /* Allocates only for buffers that are new or have another shape than the last time. */
     void take(const mt_model &model);
+    void take(const std::vector<Named> &buffers);
 
     /* Allocates nothing. A buffer that the model has made anew becomes the old one again. */
     void restore(const mt_model &model) const;
+    void restore(const std::vector<Named> &buffers) const;
 
     size_t bytes() const;
+
+    /* The buffers themselves, without their names. */
+    std::vector<Named> named() const;
 
 private:
     struct Entry {
@@ -50,6 +68,21 @@ private:
     };
     static void keep(Entry &entry, const at::Tensor &buffer);
     std::vector<Entry> entries_;
+};
+
+/* Puts buffers back, also when an exception passes. Version counters do not see it. */
+class KeepBuffers {
+public:
+    explicit KeepBuffers(std::vector<Named> buffers) : buffers_(std::move(buffers)) {
+        state_.take(buffers_);
+    }
+    ~KeepBuffers();
+    KeepBuffers(const KeepBuffers &) = delete;
+    KeepBuffers &operator=(const KeepBuffers &) = delete;
+
+private:
+    std::vector<Named> buffers_;
+    BufferState state_;
 };
 
 /* The generator states for the hash: "rng.cpu", "rng.cuda.N", "rng.mps". Disturbs none. */

@@ -19,6 +19,7 @@
 #include "autocast.hpp"
 #include "backward_queue.hpp"
 #include "batch.hpp"
+#include "checkpointing.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
@@ -107,6 +108,8 @@ void fill_result(const mt_torch &torch, const Loss &values, double units, mt_chu
 void forward_backward(mt_torch &torch, size_t first, size_t count, double weight,
                       mt_chunk_result &result) {
     c10::AutoGradMode grad(true);
+    Checkpointing segments(torch.checkpointing,
+                           torch.checkpointing ? torch.buffers.named() : std::vector<Named>());
     double units = units_of(*torch.model, torch.batch, first, count);
     Chunk chunk(torch.batch, first, count, torch.device);
     torch.flat->begin_chunk(torch.marked);
@@ -129,20 +132,6 @@ void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, si
     Chunk chunk(batch, first, count, torch.device);
     fill_result(torch, forward(torch, chunk), units, result);
 }
-
-/* Puts the generators back, also when an exception passes. */
-class KeepRng {
-public:
-    explicit KeepRng(c10::Device device) { state_.take(device); }
-    ~KeepRng() {
-        (void)guard([this] { state_.restore(); });
-    }
-    KeepRng(const KeepRng &) = delete;
-    KeepRng &operator=(const KeepRng &) = delete;
-
-private:
-    RngState state_;
-};
 
 /* ---- measuring ---- */
 
@@ -167,7 +156,7 @@ void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
 
 /* A chunk that is about to run. */
 struct Run {
-    bool training, backward;
+    bool training, backward, checkpointing;
     const mt_torch_batch &batch;
     size_t samples;
     bool apart;
@@ -179,7 +168,8 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const Run &run) {
-    return {run.training, run.backward, shape_of(run.batch), at::get_num_threads()};
+    return {run.training, run.backward, run.checkpointing, shape_of(run.batch),
+            at::get_num_threads()};
 }
 
 /*
@@ -263,7 +253,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
                             "mt_accumulate: gradients are not held (mt_hold_gradients), so a chunk "
                             "must be marked and the whole batch, %zu samples; this one has %zu",
                             torch->samples, count);
-    Run run = {true, weight != 0.0, torch->batch, count, torch->marked};
+    Run run = {true, weight != 0.0, torch->checkpointing, torch->batch, count, torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
@@ -356,7 +346,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
         own = batch_of("mt_evaluate", batch);
         check_samples("mt_evaluate", first, count, batch->count);
     }));
-    return measured(*torch, Run{false, false, own, count, false}, out,
+    return measured(*torch, Run{false, false, false, own, count, false}, out,
                     [&](mt_chunk_result &result) {
                         KeepRng keep(torch->device);
                         set_mode(*torch, Mode::evaluation);

@@ -25,6 +25,13 @@ std::vector<Named> distinct(const std::vector<Named> &all) {
     return list;
 }
 
+mt_status collect(void *user, const char *name, mt_tensor *tensor) {
+    auto &list = *static_cast<std::vector<Named> *>(user);
+    return guard([&] {
+        if (tensor->tensor.defined()) list.push_back({name, tensor->tensor});
+    });
+}
+
 namespace {
 
 void register_handle(mt_tensor *handle) {
@@ -130,6 +137,17 @@ extern "C" mt_status mt_tensor_from_memory(void *data, mt_dtype dtype, size_t di
     *out = nullptr;
     MT_RETURN_IF_FAILED(ensure_init());
     return guard([&] { *out = tensor_over(data, number_of(dtype), dims, shape); });
+}
+
+extern "C" mt_status mt_tensor_new(mt_tensor **out) {
+    MT_RETURN_IF_FAILED(check_not_null(out, "mt_tensor_new", "out"));
+    *out = nullptr;
+    return guard([&] {
+        auto handle = std::make_unique<mt_tensor>();
+        handle->owned = true;
+        register_handle(handle.get());
+        *out = handle.release();
+    });
 }
 
 extern "C" void mt_tensor_free(mt_tensor *tensor) {

@@ -14,7 +14,7 @@
 
 struct mt_tensor {
     at::Tensor tensor;
-    bool owned = false; /* made by mt_tensor_from_memory: mt_tensor_free frees no other */
+    bool owned = false; /* the caller's: mt_tensor_free frees no other */
 };
 
 namespace memtrain::shim {
@@ -26,6 +26,9 @@ struct Named {
 
 /* The list with each tensor once, under its first name. */
 std::vector<Named> distinct(const std::vector<Named> &all);
+
+/* An mt_visit_fn: appends what it is told of to the std::vector<Named> at user. */
+mt_status collect(void *user, const char *name, mt_tensor *tensor);
 
 /* A handle that is alive as long as this object, for callbacks. Throws std::bad_alloc. */
 class TemporaryHandle {

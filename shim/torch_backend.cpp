@@ -25,6 +25,11 @@ mt_status check_self(void *self, const char *function) {
     return check_handle(self, MT__KIND_TORCH, function, "torch");
 }
 
+/* A rung only where it is not on from the start. */
+bool can_checkpoint(const mt_torch &torch) {
+    return torch.model->checkpoints && torch.options.checkpointing == MT_CHECKPOINTING_AUTO;
+}
+
 mt_status describe(void *self, mt_backend_info *out) {
     MT_RETURN_IF_FAILED(check_self(self, "describe"));
     MT_RETURN_IF_FAILED(check_sized(out, "describe", "out"));
@@ -44,6 +49,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.metric_names = model.metric_names.data();
     info.metric_over = model.metric_over.empty() ? nullptr : model.metric_over.data();
     info.rungs = MT_RUNG_BIT(MT_RUNG_MINIMAL);
+    if (can_checkpoint(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     if (!torch.home.is_host()) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
     hand_over(info, out);
     return MT_OK;
@@ -158,14 +164,17 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
     if (torch.phase != Phase::idle)
         return mt_set_error(MT_ESTATE, "set_rung: a step has begun and not ended");
     switch (number_of(rung)) {
+    case MT_RUNG_CHECKPOINTING:
+        if (!can_checkpoint(torch)) break;
+        torch.checkpointing = on != 0;
+        return MT_OK;
     case MT_RUNG_CPU:
         return guard(on ? Device(c10::Device(c10::kCPU)) : torch.home,
                      [&] { set_cpu(torch, on != 0); });
     case MT_RUNG_MINIMAL:
         return guard(torch.device, [&] { set_minimal(torch, on != 0); });
-    default:
-        return mt_set_error(MT_ENOTSUP, "set_rung: %s is not there", mt_rung_name(rung));
     }
+    return mt_set_error(MT_ENOTSUP, "set_rung: %s is not there", mt_rung_name(rung));
 }
 
 mt_status units(void *self, const mt_batch *batch, size_t first, size_t count, double *out) {

@@ -35,6 +35,11 @@ void check_options(const mt_torch_options &o) {
         fail(MT_EINVAL,
              "%s: options->arena is %d; accepted: MT_ARENA_AUTO (0), MT_ARENA_NEVER (-1)", name_of,
              o.arena);
+    if (o.checkpointing != MT_CHECKPOINTING_AUTO && o.checkpointing != MT_CHECKPOINTING_ON)
+        fail(MT_EINVAL,
+             "%s: options->checkpointing is %d; accepted: MT_CHECKPOINTING_AUTO (0), "
+             "MT_CHECKPOINTING_ON (1)",
+             name_of, o.checkpointing);
     if (optimizer != MT_SGD && optimizer != MT_ADAM && optimizer != MT_ADAMW)
         fail(MT_EINVAL, "%s: options->optimizer is %d", name_of, optimizer);
     check_range("lr", o.lr, 0, true, HUGE_VAL);
@@ -78,6 +83,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->options.device = nullptr;
     torch->device = torch->home = device;
     torch->device_name = device.name();
+    torch->checkpointing = options.checkpointing == MT_CHECKPOINTING_ON;
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};

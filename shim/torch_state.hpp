@@ -63,6 +63,7 @@ struct mt_torch {
     memtrain::shim::RngState chunk_rng; /* as mark found them, unless it was fresh */
     memtrain::shim::BufferState chunk_buffers;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
+    bool checkpointing = false;
 
     std::unique_ptr<memtrain::shim::cpu::Arena, memtrain::shim::cpu::CloseArena>
         arena; /* or none */

@@ -149,7 +149,9 @@ END_TEST
 
 START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
     const char *budget = tight_budget();
-    EXPECT(3, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2");
+    EXPECT(0, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2"); /* with the rung */
+    EXPECT(3, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2", "--checkpointing",
+           "off");
     ck_contains(cli_err, "A batch of 32 samples does not fit on cpu");
     ck_contains(cli_err, "--micro-batch auto");
     ck_contains(cli_err, "--budget SIZE");
@@ -206,6 +208,18 @@ START_TEST(an_arena_changes_no_number) {
     cli_same_state();
     EXPECT(2, SMALL, "--arena", "always");
     ck_contains(cli_err, "auto or never");
+}
+END_TEST
+
+/* Whether activations are kept or computed again shows in the memory alone. */
+START_TEST(segments_change_no_number) {
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--checkpointing",
+           "off");
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+           "--checkpointing", "on");
+    cli_same_state();
+    EXPECT(2, SMALL, "--checkpointing", "always");
+    ck_contains(cli_err, "auto, on or off");
 }
 END_TEST
 
@@ -279,7 +293,8 @@ END_TEST
 
 START_TEST(a_replay_on_another_device_is_refused) {
     EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--batch",
-           "8", "--steps", "1", "--fallback", "cpu", "--trace", cli_trace);
+           "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off", "--trace",
+           cli_trace);
     EXPECT(2, SMALL, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
     ck_contains(cli_err, "t.jsonl', line ");
     ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
@@ -370,6 +385,7 @@ int main(void) {
     tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
 #endif
     tcase_add_test(budgets, an_arena_changes_no_number);
+    tcase_add_test(budgets, segments_change_no_number);
     tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
     tcase_add_test(recoveries, a_fault_that_stays_exits_3);
     tcase_add_test(recoveries, a_fault_that_never_comes_is_told);

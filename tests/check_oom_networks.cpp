@@ -5,9 +5,9 @@
  * Transient: the step recovers and ends bit-equal to a replay of its chunks without a fault.
  * Persistent: it gives up with MT_EDEVMEM within bounded retries, and everything is as it was
  * before. Both for steps whose chunks are given, for the first step of a trainer that chooses them
- * (recordings included; the optimisers share its faults among them), and for evaluation. `make check`
- * runs all faults of ResNet-18 with SGD and given chunks, and every 47th of the others;
- * MT_TEST_SLOW=1 (make check-oom) all of them.
+ * (recordings included; the optimisers share its faults among them), for steps with segments that are
+ * computed again, and for evaluation. `make check` runs all faults of ResNet-18 with SGD and given
+ * chunks, and every 47th of the others, 94th with segments; MT_TEST_SLOW=1 (make check-oom) all of them.
  */
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +37,8 @@ const struct {
 
 enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 47 };
 enum { SETTINGS = OPTIMIZERS * networks::count };
-enum { FIXED = 5, CHOSEN = 10, ROOM_FOR = 4, MOST_OOMS = 17 }; /* samples, and max_retries + 1 */
+enum { FIXED = 5, CHOSEN = 10, ROOM_FOR = 4 }; /* samples */
+enum { MOST_OOMS = 2 * 17 };                   /* max_retries + 1, without the rung and with it */
 
 const std::vector<size_t> given = {3, 2};
 
@@ -269,18 +270,22 @@ void set_budget(Fixture &f) {
     restore(f.subject, f.before);
 }
 
-void run_setting(int index, Kind kind, int persistent) {
+void run_setting(int index, Kind kind, int persistent, int checkpointing = MT_CHECKPOINTING_AUTO) {
     const Network &network = networks::all[index / OPTIMIZERS];
     int optimizer = index % OPTIMIZERS;
     networks::prepare();
-    Fixture f(network, optimizer, Fixture::options(optimizer), kind);
+    mt_torch_options options = Fixture::options(optimizer);
+    options.checkpointing = checkpointing;
+    Fixture f(network, optimizer, options, kind);
+    if (checkpointing) f.name += ", segments";
     if (kind != GIVEN) set_budget(f);
     Outcome clean = f.attempt(0, 0);
     ck_assert_int_eq(clean.status, MT_OK);
     restore(f.subject, f.before);
     /* The optimisers take turns where they share; 47 and 3 have no common divisor. */
-    bool all = is_slow() || (index == 0 && kind == GIVEN);
+    bool all = is_slow() || (index == 0 && kind == GIVEN && !checkpointing);
     uint64_t stride = (all ? 1 : STRIDE) * (kind == CHOSEN_STEP ? OPTIMIZERS : 1);
+    if (checkpointing && !all) stride *= 2;
     uint64_t first = stride == 1 ? 1 : static_cast<uint64_t>(optimizer) + 1;
     uint64_t fired = all_faults(f, first, stride, persistent, clean);
     std::printf("%s, %s: %llu faults of N = %llu\n", f.name.c_str(),
@@ -307,6 +312,22 @@ END_TEST
 
 START_TEST(a_lasting_fault_while_sizes_are_learnt) {
     run_setting(_i, CHOSEN_STEP, 1);
+}
+END_TEST
+
+/* In the second run of a segment, and the backward pass inside the backward pass, as anywhere. */
+START_TEST(a_fault_in_segments) {
+    run_setting(_i * OPTIMIZERS, GIVEN, 0, MT_CHECKPOINTING_ON);
+}
+END_TEST
+
+START_TEST(a_lasting_fault_in_segments) {
+    run_setting(_i * OPTIMIZERS, GIVEN, 1, MT_CHECKPOINTING_ON);
+}
+END_TEST
+
+START_TEST(a_fault_in_segments_while_sizes_are_learnt) {
+    run_setting(_i * OPTIMIZERS, CHOSEN_STEP, 0, MT_CHECKPOINTING_ON);
 }
 END_TEST
 
@@ -342,11 +363,14 @@ int main() {
     keep_pages();
     Suite *suite = suite_create("oom_networks");
     TCase *steps = add_case(suite, "given"), *first = add_case(suite, "chosen");
-    TCase *evaluation = add_case(suite, "evaluation");
+    TCase *segments = add_case(suite, "segments"), *evaluation = add_case(suite, "evaluation");
     tcase_add_loop_test(steps, a_fault_is_recovered_from, 0, SETTINGS);
     tcase_add_loop_test(steps, a_lasting_fault_changes_nothing, 0, SETTINGS);
     tcase_add_loop_test(first, a_fault_while_sizes_are_learnt, 0, SETTINGS);
     tcase_add_loop_test(first, a_lasting_fault_while_sizes_are_learnt, 0, SETTINGS);
+    tcase_add_loop_test(segments, a_fault_in_segments, 0, networks::count);
+    tcase_add_loop_test(segments, a_lasting_fault_in_segments, 0, networks::count);
+    tcase_add_loop_test(segments, a_fault_in_segments_while_sizes_are_learnt, 0, networks::count);
     tcase_add_loop_test(evaluation, a_fault_in_evaluation, 0, networks::count);
     tcase_add_loop_test(evaluation, a_lasting_fault_in_evaluation, 0, networks::count);
     SRunner *runner = srunner_create(suite);

@@ -1,6 +1,6 @@
 /*
  * check_peaks.cpp - two small recordings predict the peak of every other chunk size within 1 %, for
- * each network, in training and in evaluation, within 2 % where kernels change beyond them; and what
+ * each network, in training, with segments and without, and in evaluation, within 2 % where kernels change beyond them; and what
  * a trainer predicts in a budget is what its steps need.
  */
 #include <algorithm>
@@ -111,8 +111,11 @@ struct Worst {
  * Chunks of one sample take other kernels, so they are never recorded; the prediction for them is
  * printed and not held to anything.
  */
-void compare(const Network &network, int64_t side, mt_mode mode) {
-    Subject s(network, side);
+void compare(const Network &network, int64_t side, mt_mode mode,
+             int checkpointing = MT_CHECKPOINTING_AUTO) {
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    options.checkpointing = checkpointing;
+    Subject s(network, side, &options);
     bench::Batch batch(static_cast<int64_t>(most), side, 10);
     mt_memory_model *model = record(s, mode, batch.batch, 2);
     mt_memory_model *changed = record(s, mode, batch.batch, network.change ? network.change : 2);
@@ -125,11 +128,11 @@ void compare(const Network &network, int64_t side, mt_mode mode) {
         (m == 1 ? one : is_above ? from : below).add(error, m);
         if (is_above) known.add(percent(mt_memory_model_peak(changed, m), peak), m);
     }
-    std::printf("%s, %s, %lld pixels: worst %.4f %%, with other kernels %.4f %% at %zu "
+    std::printf("%s, %s%s, %lld pixels: worst %.4f %%, with other kernels %.4f %% at %zu "
                 "and, once these are recorded, %.4f %%, of one sample %.2f %%, margin %zu\n",
                 network.name, mode == MT_TRAIN ? "training" : "evaluation",
-                static_cast<long long>(side), below.percent, from.percent, from.size, known.percent,
-                one.percent, mt_memory_model_margin(model));
+                checkpointing ? " with segments" : "", static_cast<long long>(side), below.percent,
+                from.percent, from.size, known.percent, one.percent, mt_memory_model_margin(model));
     std::fflush(stdout);
     mt_memory_model_free(model);
     mt_memory_model_free(changed);
@@ -143,6 +146,12 @@ START_TEST(recordings_predict_every_size) {
     networks::prepare();
     compare(network, network.side, _i % 2 ? MT_EVALUATE : MT_TRAIN);
     compare(network, 2 * network.side, _i % 2 ? MT_EVALUATE : MT_TRAIN);
+}
+END_TEST
+
+START_TEST(and_of_segments) {
+    networks::prepare();
+    compare(networks::all[_i], networks::all[_i].side, MT_TRAIN, MT_CHECKPOINTING_ON);
 }
 END_TEST
 
@@ -270,6 +279,7 @@ int main() {
     TCase *tcase = tcase_create("prediction");
     tcase_set_timeout(tcase, 300);
     tcase_add_loop_test(tcase, recordings_predict_every_size, 0, 2 * networks::count);
+    tcase_add_loop_test(tcase, and_of_segments, 0, networks::count);
     tcase_add_loop_test(tcase, a_step_needs_what_was_predicted, 0, 2 * networks::count);
     tcase_add_loop_test(tcase, what_a_card_reserves, 0, networks::count);
     suite_add_tcase(suite, tcase);

@@ -21,6 +21,10 @@ static const ex_word optimizers[] = {
     {"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}, {NULL, 0}};
 static const ex_word precisions[] = {{"off", MT_DTYPE_NONE}, {"bf16", MT_BFLOAT16}, {NULL, 0}};
 static const ex_word arenas[] = {{"auto", MT_ARENA_AUTO}, {"never", MT_ARENA_NEVER}, {NULL, 0}};
+static const ex_word checkpointing[] = {{"auto", MT_CHECKPOINTING_AUTO},
+                                        {"on", MT_CHECKPOINTING_ON},
+                                        {"off", EX_CHECKPOINTING_OFF},
+                                        {NULL, 0}};
 static const ex_word schedules[] = {
     {"constant", EX_SCHEDULE_CONSTANT}, {"cosine", EX_SCHEDULE_COSINE}, {NULL, 0}};
 static const ex_word fallbacks[] = {
@@ -158,6 +162,10 @@ static const ex_option rows[] = {
     FLAG("arena", EX_WORD, arena, "auto|never",
          "serve the tensors of chunks on the CPU from planned memory, or from the heap",
          .words = arenas),
+    FLAG("checkpointing", EX_WORD, checkpointing, "auto|on|off",
+         "compute activations again in the backward pass, where the network has segments; auto: "
+         "where not even the smallest chunk fits without",
+         .words = checkpointing),
     FLAG("micro-batch", EX_WHOLE, micro_batch, "N|auto", "samples sent through the network at once",
          .least = 1, .most = 65536, .words = automatic),
     FLAG("min-micro-batch", EX_WHOLE, min_micro_batch, "N|auto",
@@ -332,6 +340,8 @@ mt_policy_options ex_flags_policy(const ex_flags *flags) {
     options.eval_clear_every = (int)flags->val_clear_every;
     options.deterministic = flags->deterministic;
     options.allow_rungs = (unsigned)flags->fallback;
+    if (flags->checkpointing == EX_CHECKPOINTING_OFF)
+        options.forbid_rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     return options;
 }
 
@@ -345,6 +355,7 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     options.clip_norm = flags->clip;
     options.amp = (mt_dtype)flags->amp;
     options.arena = (int)flags->arena;
+    if (flags->checkpointing == MT_CHECKPOINTING_ON) options.checkpointing = MT_CHECKPOINTING_ON;
     return options;
 }
 

@@ -32,6 +32,9 @@ typedef enum ex_schedule {
     EX_SCHEDULE_COSINE /* down to 0 at the end of the last epoch, as half a wave of a cosine */
 } ex_schedule;
 
+/* Of ex_flags.checkpointing: the rung is forbidden. */
+#define EX_CHECKPOINTING_OFF (-1)
+
 typedef struct ex_flags {
     const char *data; /* NULL: the pictures that come with the programs */
     int64_t image_size;
@@ -44,6 +47,7 @@ typedef struct ex_flags {
     const char *device;     /* "auto" or a device's name */
     const char *budget;     /* a size, "auto", or NULL: the program's default */
     int64_t arena;          /* as in mt_torch_options */
+    int64_t checkpointing;  /* as in mt_torch_options, or EX_CHECKPOINTING_OFF */
     size_t budget_resident; /* bytes of the whole process; 0: no limit */
     int64_t micro_batch, min_micro_batch, max_micro_batch; /* 0: chosen */
     int64_t clear_every, val_clear_every;                  /* as in mt_policy_options */

@@ -46,14 +46,16 @@ mt_status food101_model_new(const food101_model_options *options, mt_model **out
     return memtrain::make_model(out, [&] {
         std::vector<std::string> metrics = {"accuracy"};
         if (top5) metrics.push_back("top5");
-        return memtrain::model(
-            std::make_shared<ResNetImpl>(resnet_of(options)), metrics,
-            [top5](ResNetImpl &net, const memtrain::Tensors &batch) {
-                at::Tensor logits = net.forward(batch.at(0)), labels = batch.at(1);
-                return memtrain::Output{at::cross_entropy_loss(logits, labels),
-                                        top5 ? count_correct(logits, labels)
-                                             : memtrain::correct(logits, labels)};
-            });
+        auto description =
+            memtrain::model(std::make_shared<ResNetImpl>(resnet_of(options)), metrics,
+                            [top5](ResNetImpl &net, const memtrain::Tensors &batch) {
+                                at::Tensor logits = net.forward(batch.at(0)), labels = batch.at(1);
+                                return memtrain::Output{at::cross_entropy_loss(logits, labels),
+                                                        top5 ? count_correct(logits, labels)
+                                                             : memtrain::correct(logits, labels)};
+                            });
+        description.checkpoints = true;
+        return description;
     });
 }
 

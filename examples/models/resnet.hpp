@@ -6,7 +6,8 @@
  *
  * Names, their order and the initial values are torchvision's, so that its weights can be loaded by
  * name. Images are expected with the mean (.485, .456, .406) and the deviation (.229, .224, .225)
- * of ImageNet; H and W are free, from 32 on. Nothing in here is about libmemtrain.
+ * of ImageNet; H and W are free, from 32 on. Each block, and the stem, is a segment that can be computed
+ * again in the backward pass (memtrain::checkpoint); all else in here is libtorch's alone.
  */
 #ifndef MEMTRAIN_MODELS_RESNET_HPP
 #define MEMTRAIN_MODELS_RESNET_HPP
@@ -23,6 +24,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+
+#include <memtrain/torch.hpp>
 
 namespace memtrain_models {
 
@@ -139,17 +142,23 @@ public:
 
     /* [B, 3, H, W] -> [B, classes]; the sizes in the comments are those of H = W = 224. */
     torch::Tensor forward(const torch::Tensor &images) {
-        torch::Tensor x = bn1(conv1(images)).relu_(); /* [B, 64, 112, 112] */
-        x = at::max_pool2d(x, 3, 2, 1);               /* [B, 64, 56, 56] */
-        x = layer1->forward(x);                       /* [B, 64 e, 56, 56], e = expansion */
-        x = layer2->forward(x);                       /* [B, 128 e, 28, 28] */
-        x = layer3->forward(x);                       /* [B, 256 e, 14, 14] */
-        x = layer4->forward(x);                       /* [B, 512 e, 7, 7] */
-        x = at::adaptive_avg_pool2d(x, {1, 1});       /* [B, 512 e, 1, 1] */
-        return fc(x.flatten(1));                      /* [B, classes] */
+        auto stem = [this](const torch::Tensor &x) {
+            return at::max_pool2d(bn1(conv1(x)).relu_(), 3, 2, 1);
+        };
+        torch::Tensor x = memtrain::checkpoint(stem, images, {bn1.ptr()}); /* [B, 64, 56, 56] */
+        x = blocks(layer1, x);                  /* [B, 64 e, 56, 56], e = expansion */
+        x = blocks(layer2, x);                  /* [B, 128 e, 28, 28] */
+        x = blocks(layer3, x);                  /* [B, 256 e, 14, 14] */
+        x = blocks(layer4, x);                  /* [B, 512 e, 7, 7] */
+        x = at::adaptive_avg_pool2d(x, {1, 1}); /* [B, 512 e, 1, 1] */
+        return fc(x.flatten(1));                /* [B, classes] */
     }
 
 private:
+    static torch::Tensor blocks(const torch::nn::Sequential &layer, const torch::Tensor &x) {
+        return memtrain::checkpoint_sequential(layer, layer->size(), x);
+    }
+
     template <class Block> void add_layers(const int (&blocks)[4], int64_t classes) {
         const int64_t e = Block::Impl::expansion;
         layer1 = register_module("layer1", layer<Block>(blocks[0], 64, 64, 1));

@@ -177,6 +177,12 @@ typedef struct mt_tensor mt_tensor;
 MT_API MT_NODISCARD mt_status mt_tensor_from_memory(void *data, mt_dtype dtype, size_t dims,
                                                     const int64_t *shape, mt_tensor **out);
 
+/*
+ * A handle without a tensor, for a function that writes one into it (mt_checkpoint).
+ * @param out  new reference: free with mt_tensor_free
+ */
+MT_API MT_NODISCARD mt_status mt_tensor_new(mt_tensor **out);
+
 /* NULL is a no-op. */
 MT_API void mt_tensor_free(mt_tensor *tensor);
 
@@ -246,10 +252,11 @@ typedef struct mt_model_traits {
     size_t metric_count;
     const char *const *metric_names; /* copied */
     const int *metric_over;          /* see mt_backend_info; NULL: samples. Copied */
+    int checkpoints; /* 1: the loss function calls mt_checkpoint, so that checkpointing can be on */
 } mt_model_traits;
 
 #define MT_MODEL_TRAITS_INIT                                                                       \
-    { sizeof(mt_model_traits), 0, 0, 0, 0, NULL, NULL }
+    { sizeof(mt_model_traits), 0, 0, 0, 0, NULL, NULL, 0 }
 
 /*
  * @param ops     copied
@@ -271,6 +278,61 @@ MT_API void mt_model_free(mt_model *model);
  */
 MT_API mt_status mt_torch_exception(void);
 
+/* ---- segments --------------------------------------------------------------------------------- */
+
+/*
+ * A part of a forward pass that can be run a second time. Functions that raise C++ exceptions must end
+ * them: `catch (...) { return mt_torch_exception(); }`.
+ */
+typedef struct mt_segment_ops {
+    size_t size; /* sizeof(mt_segment_ops) */
+    /*
+     * Computes the outputs from the inputs and writes each into its handle; changes no input in place.
+     * Called once more by the backward pass, with equal inputs, random numbers and autocast, on the
+     * thread that libtorch uses for it: what it reads must not have changed in between.
+     */
+    mt_status (*run)(void *self, mt_tensor *const *inputs, size_t input_count,
+                     mt_tensor *const *outputs, size_t output_count);
+    /*
+     * Buffers that run changes, such as the running statistics of BatchNorm: they are put back after the
+     * second run, so that they count once. NULL: inside an mt_torch all buffers of its model, else none.
+     */
+    mt_status (*visit_buffers)(void *self, mt_visit_fn fn, void *user);
+    void (*destroy)(void *self); /* may be NULL */
+} mt_segment_ops;
+
+#define MT_SEGMENT_OPS_INIT                                                                        \
+    { sizeof(mt_segment_ops), NULL, NULL, NULL }
+
+/*
+ * Activation checkpointing: runs a segment and keeps nothing but its inputs for the backward pass,
+ * which runs it again for what it needs (Chen et al. 2016, arXiv 1604.06174). The activations of a
+ * chain of segments are then there one segment at a time; it costs a second forward pass. Outputs and
+ * gradients have the bits of a plain run, unless a parameter or an input is used by several segments,
+ * where their gradients are added in another order. memtrain/torch.hpp has it for C++.
+ *
+ * Without a graph (mt_evaluate) and inside an mt_torch whose checkpointing is off the segment is
+ * simply run. Segments may contain segments. Where none of the inputs and parameters needs a gradient,
+ * do without: the outputs would need one all the same.
+ *
+ * What the second run gives must have the shapes and dtypes of the first: else the backward pass fails
+ * with MT_EINVAL, and the line has both. A backward pass to some inputs alone, and one with
+ * create_graph, is refused with MT_ENOTSUP.
+ *
+ * @param ops      copied
+ * @param self     first argument of every function; destroy(self) is called when the backward pass, or
+ *                 the graph, is through with it, on the thread that ends it; also when this function fails
+ * @param inputs   borrowed for the call; handles may be empty
+ * @param outputs  handles whose tensors are written; empty after a failure
+ * @return MT_OK; what run returned
+ */
+MT_API MT_NODISCARD mt_status mt_checkpoint(const mt_segment_ops *ops, void *self,
+                                            mt_tensor *const *inputs, size_t input_count,
+                                            mt_tensor *const *outputs, size_t output_count);
+
+/* 1 when a segment that runs now on this thread would forget its activations, 0 when it simply runs. */
+MT_API int mt_checkpoint_forgets(void);
+
 /* ---- the backend ------------------------------------------------------------------------------ */
 
 typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer;
@@ -283,6 +345,10 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
  */
 #define MT_ARENA_AUTO 0 /* where our CPU allocator is installed */
 #define MT_ARENA_NEVER (-1)
+
+/* When segments of the model forget their activations (mt_checkpoint). */
+#define MT_CHECKPOINTING_AUTO 0 /* as MT_RUNG_CHECKPOINTING says: where a chunk does not fit else */
+#define MT_CHECKPOINTING_ON 1
 
 typedef struct mt_torch_options {
     size_t size;        /* sizeof(mt_torch_options) */
@@ -297,12 +363,13 @@ typedef struct mt_torch_options {
     double clip_norm;    /* scale the gradient down to this L2 norm; 0: leave it */
     mt_dtype amp;        /* MT_BFLOAT16: forward under autocast; MT_DTYPE_NONE: off */
     int arena;           /* MT_ARENA_AUTO or MT_ARENA_NEVER */
+    int checkpointing; /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
-            MT_DTYPE_NONE, MT_ARENA_AUTO                                                           \
+            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO                                    \
     }
 
 /* One model and its optimiser on one device. */

@@ -20,11 +20,13 @@
 #define MEMTRAIN_TORCH_HPP
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,8 +38,12 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/pimpl.h>
 
 #include <memtrain/torch.h>
 
@@ -155,13 +161,15 @@ template <class Net, class Loss> struct Description {
     bool needs_whole_batch = false;
     /* What each metric's sum is divided by, see mt_backend_info; empty: samples. */
     std::vector<int> metric_over = {};
+    /* The forward pass has segments (checkpoint), so that checkpointing can be turned on for it. */
+    bool checkpoints = false;
 };
 
 template <class Net, class Loss>
 Description<Net, Loss> model(std::shared_ptr<Net> net, std::vector<std::string> metrics,
                              Loss loss) {
-    return Description<Net, Loss>{
-        std::move(net), std::move(metrics), std::move(loss), 0, false, {}};
+    return Description<Net, Loss>{std::move(net), std::move(metrics), std::move(loss), 0, false, {},
+                                  false};
 }
 
 namespace detail {
@@ -238,6 +246,7 @@ mt_status wrap(Description<Net, Loss> description, mt_model **out) {
     traits.min_micro_batch =
         description.min_micro_batch ? description.min_micro_batch : (normalises ? 2 : 1);
     traits.needs_whole_batch = description.needs_whole_batch;
+    traits.checkpoints = description.checkpoints;
     traits.metric_count = names.size();
     traits.metric_names = names.data();
     std::vector<int> over = description.metric_over;
@@ -268,6 +277,188 @@ template <class Build> mt_status make_model(mt_model **out, Build &&build) noexc
     mt_status status = mt_torch_init(nullptr);
     if (status != MT_OK) return status;
     return detail::guard([&] { return detail::wrap(build(), out); });
+}
+
+/* ---- segments, see mt_checkpoint --------------------------------------------------------------- */
+
+using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+namespace detail {
+
+/* A handle of one's own, to hand a tensor to a C function. */
+class Handle {
+public:
+    explicit Handle(const at::Tensor &content = {}) {
+        if (mt_tensor_new(&handle_) != MT_OK) throw std::runtime_error(mt_last_error());
+        tensor(handle_) = content;
+    }
+    Handle(Handle &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    Handle &operator=(Handle &&) = delete;
+    ~Handle() { mt_tensor_free(handle_); }
+    mt_tensor *get() const { return handle_; }
+
+private:
+    mt_tensor *handle_ = nullptr;
+};
+
+/* Handles to the tensors as C has them. */
+class Handles {
+public:
+    explicit Handles(const Tensors &tensors) {
+        handles_.reserve(tensors.size());
+        for (const at::Tensor &one : tensors) {
+            handles_.emplace_back(one);
+            pointers_.push_back(handles_.back().get());
+        }
+    }
+    mt_tensor *const *get() const { return pointers_.data(); }
+
+private:
+    std::vector<Handle> handles_;
+    std::vector<mt_tensor *> pointers_;
+};
+
+/* fn: Tensors(const Tensors &), as the self of mt_segment_ops. */
+template <class Fn> struct Segment {
+    Fn fn;
+    Modules modules;
+    std::shared_ptr<std::exception_ptr> thrown; /* by fn, for the caller of checkpoint */
+
+    static mt_status run(void *self, mt_tensor *const *inputs, size_t input_count,
+                         mt_tensor *const *outputs, size_t output_count) {
+        auto &segment = *static_cast<Segment *>(self);
+        return guard([&] {
+            try {
+                return segment.call(inputs, input_count, outputs, output_count);
+            } catch (...) {
+                *segment.thrown = std::current_exception();
+                throw;
+            }
+        });
+    }
+    mt_status call(mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
+                   size_t output_count) {
+        Tensors in, out;
+        for (size_t i = 0; i < input_count; i++) in.push_back(tensor(inputs[i]));
+        out = fn(in);
+        if (out.size() != output_count)
+            throw std::invalid_argument("checkpoint: the segment gave " +
+                                        std::to_string(out.size()) + " tensors instead of " +
+                                        std::to_string(output_count));
+        for (size_t i = 0; i < output_count; i++) tensor(outputs[i]) = std::move(out[i]);
+        return MT_OK;
+    }
+    static mt_status visit_buffers(void *self, mt_visit_fn visitor, void *user) {
+        return guard([&] {
+            for (const auto &module : static_cast<Segment *>(self)->modules) {
+                mt_status status = visit(module->named_buffers(), visitor, user);
+                if (status != MT_OK) return status;
+            }
+            return MT_OK;
+        });
+    }
+    static void destroy(void *self) { delete static_cast<Segment *>(self); }
+};
+
+/* What fn threw; memory that ran out always as libtorch says so. */
+[[noreturn]] inline void raise(mt_status status, const std::exception_ptr &thrown) {
+    std::string line = mt_last_error();
+    TORCH_CHECK_WITH(OutOfMemoryError, status != MT_EDEVMEM, line);
+    if (thrown) std::rethrow_exception(thrown);
+    throw std::runtime_error(line);
+}
+
+/* What a module, a holder of one, or an AnyModule of a Sequential is; NULL for a function. */
+template <class T> std::shared_ptr<torch::nn::Module> module_of(const T &callable) {
+    if constexpr (std::is_base_of<torch::detail::ModuleHolderIndicator, T>::value ||
+                  std::is_same<torch::nn::AnyModule, T>::value)
+        return callable.ptr();
+    else if constexpr (std::is_convertible<T, std::shared_ptr<torch::nn::Module>>::value)
+        return callable;
+    else
+        return nullptr;
+}
+
+template <class T> at::Tensor call(T &callable, const at::Tensor &input) {
+    if constexpr (std::is_convertible<T, std::shared_ptr<torch::nn::Module>>::value ||
+                  std::is_base_of<torch::detail::ModuleHolderIndicator, T>::value)
+        return callable->forward(input);
+    else if constexpr (std::is_same<torch::nn::AnyModule, T>::value)
+        return callable.forward(input);
+    else
+        return callable(input);
+}
+
+/* A part that learns nothing and passes no gradient on keeps nothing either. */
+inline bool needs_gradient(const torch::nn::Module &module, const at::Tensor &input) {
+    if (input.requires_grad()) return true;
+    for (const at::Tensor &parameter : module.parameters())
+        if (parameter.requires_grad()) return true;
+    return false;
+}
+
+} // namespace detail
+
+/*
+ * fn(inputs), of which nothing but the inputs is kept: the backward pass calls fn again, with the same
+ * random numbers and autocast. Inside an mt_torch that holds while its checkpointing is on; outside
+ * always. Throws what fn throws.
+ *
+ *     x = memtrain::checkpoint(block, x);             (a module: its buffers are known)
+ *     x = memtrain::checkpoint([this](const torch::Tensor &t) { return stem(t); }, x);
+ *
+ * @param fn       Tensors(const Tensors &); copied, and kept until the backward pass is through: what it
+ *                 refers to must live as long
+ * @param outputs  number of tensors that fn gives
+ * @param modules  those whose buffers fn changes (BatchNorm), which are to count once; inside an
+ *                 mt_torch all buffers of the model are watched where none are named
+ */
+template <class Fn>
+Tensors checkpoint(Fn fn, const Tensors &inputs, size_t outputs, Modules modules = {}) {
+    using Segment = detail::Segment<Fn>;
+    if (!mt_checkpoint_forgets()) return fn(inputs);
+    mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
+    ops.run = Segment::run;
+    ops.visit_buffers = modules.empty() ? nullptr : Segment::visit_buffers;
+    ops.destroy = Segment::destroy;
+    detail::Handles in(inputs), out{Tensors(outputs)};
+    auto thrown = std::make_shared<std::exception_ptr>();
+    mt_status status = mt_checkpoint(&ops, new Segment{std::move(fn), std::move(modules), thrown},
+                                     in.get(), inputs.size(), out.get(), outputs);
+    if (status != MT_OK) detail::raise(status, *thrown);
+    Tensors results;
+    for (size_t i = 0; i < outputs; i++) results.push_back(tensor(out.get()[i]));
+    return results;
+}
+
+/* The same for one tensor. fn: a function of a tensor, or a module in any of libtorch's holders. */
+template <class Fn> at::Tensor checkpoint(Fn fn, const at::Tensor &input, Modules modules = {}) {
+    auto module = detail::module_of(fn);
+    if (!mt_checkpoint_forgets() || (module && !detail::needs_gradient(*module, input)))
+        return detail::call(fn, input);
+    if (module) modules.push_back(module);
+    auto run = [fn = std::move(fn)](const Tensors &in) mutable {
+        return Tensors{detail::call(fn, in[0])};
+    };
+    return checkpoint(std::move(run), Tensors{input}, 1, std::move(modules))[0];
+}
+
+/* The modules of a Sequential, as so many segments of about as many modules each. */
+inline at::Tensor checkpoint_sequential(torch::nn::Sequential sequential, size_t segments,
+                                        at::Tensor x) {
+    size_t count = sequential->size();
+    if (!segments || segments > count)
+        throw std::invalid_argument("checkpoint_sequential: segments is " +
+                                    std::to_string(segments) + "; accepted: 1 to " +
+                                    std::to_string(count));
+    if (!mt_checkpoint_forgets()) return sequential->forward(x);
+    for (size_t i = 0; i < segments; i++) {
+        torch::nn::Sequential part;
+        for (size_t j = count * i / segments; j < count * (i + 1) / segments; j++)
+            part->push_back(*(sequential->begin() + static_cast<std::ptrdiff_t>(j)));
+        x = checkpoint(part, x);
+    }
+    return x;
 }
 
 } // namespace memtrain

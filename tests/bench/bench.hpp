@@ -46,13 +46,15 @@ inline mt_model *resnet18(int64_t classes) {
                  memtrain_models::ResNetOptions options;
                  options.depth = 18;
                  options.classes = classes;
-                 return memtrain::model(
+                 auto description = memtrain::model(
                      std::make_shared<memtrain_models::ResNetImpl>(options), {"accuracy"},
                      [](memtrain_models::ResNetImpl &net, const memtrain::Tensors &batch) {
                          auto logits = net.forward(batch.at(0));
                          return memtrain::Output{at::cross_entropy_loss(logits, batch.at(1)),
                                                  memtrain::correct(logits, batch.at(1))};
                      });
+                 description.checkpoints = true;
+                 return description;
              }),
          "make_model");
     return model;

@@ -17,6 +17,8 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
+#include <memtrain/torch.hpp>
+
 namespace networks {
 
 /* Convolution and batch norm: [B, in, H, W] -> [B, out, H/stride, W/stride]; ReLU6 if asked for. */
@@ -80,7 +82,9 @@ public:
         fc = register_module("fc", torch::nn::Linear(256, classes));
     }
     torch::Tensor forward(const torch::Tensor &images) {
-        torch::Tensor x = head(blocks->forward(stem(images)));
+        torch::Tensor x = memtrain::checkpoint(stem, images);
+        x = memtrain::checkpoint_sequential(blocks, blocks->size(), x);
+        x = memtrain::checkpoint(head, x);
         return fc(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
     }
 

@@ -28,12 +28,14 @@ mt_model *classifier(std::shared_ptr<Net> (*build)(int64_t, int64_t), int64_t cl
                      int64_t side) {
     mt_model *model = nullptr;
     mt_status status = memtrain::make_model(&model, [&] {
-        return memtrain::model(
+        auto description = memtrain::model(
             build(classes, side), {"accuracy"}, [](Net &net, const memtrain::Tensors &batch) {
                 auto logits = net.forward(batch.at(0));
                 return memtrain::Output{at::cross_entropy_loss(logits, batch.at(1)),
                                         memtrain::correct(logits, batch.at(1))};
             });
+        description.checkpoints = true;
+        return description;
     });
     bench::must(status, "make_model");
     return model;

@@ -20,6 +20,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <memtrain/torch.hpp>
+
 namespace networks {
 
 struct VitOptions {
@@ -85,7 +87,8 @@ public:
     torch::Tensor forward(const torch::Tensor &images) {
         torch::Tensor x = embed(images).flatten(2).transpose(1, 2); /* [B, T - 1, width] */
         x = at::cat({class_token.expand({x.size(0), -1, -1}), x}, 1) + positions;
-        x = blocks->forward(at::dropout(x, dropout_, is_training()));
+        x = at::dropout(x, dropout_, is_training());
+        x = memtrain::checkpoint_sequential(blocks, blocks->size(), x);
         return fc(norm(x.select(1, 0))); /* what became of the class token */
     }
 

@@ -1,0 +1,333 @@
+/*
+ * checkpointing.cpp - a segment as one node of the graph: it keeps the inputs and what the forward pass
+ * depended on (random numbers, autocast), and computes the rest again when its gradient is asked for.
+ *
+ * The node is no torch::autograd::Function, which would have no node at all where no input needs a
+ * gradient, and with it lose those of the segment's parameters.
+ */
+#include "checkpointing.hpp"
+
+#include <deque>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "arguments.hpp"
+#include "autocast.hpp"
+#include "guard.hpp"
+#include "init.hpp"
+#include "snapshot.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+namespace autograd = torch::autograd;
+using autograd::variable_list;
+
+constexpr char name_of[] = "mt_checkpoint";
+
+thread_local const Checkpointing *current = nullptr;
+
+bool forgets() {
+    return c10::GradMode::is_enabled() && (!current || current->on());
+}
+
+/* The caller's functions and self, which is destroyed once. */
+class Segment {
+public:
+    Segment(const mt_segment_ops &ops, void *self) noexcept : ops_(ops), self_(self) {}
+    ~Segment() {
+        if (ops_.destroy) (void)guard([this] { ops_.destroy(self_); });
+    }
+    Segment(Segment &&other) noexcept : ops_(other.ops_), self_(other.self_) {
+        other.ops_.destroy = nullptr;
+    }
+    Segment &operator=(Segment &&) = delete;
+
+    void run(mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
+             size_t output_count) const {
+        check(ops_.run(self_, inputs, input_count, outputs, output_count));
+    }
+    bool names_buffers() const { return ops_.visit_buffers != nullptr; }
+    std::vector<Named> buffers() const {
+        std::vector<Named> list;
+        check(ops_.visit_buffers(self_, collect, &list));
+        return list;
+    }
+
+private:
+    mt_segment_ops ops_;
+    void *self_;
+};
+
+/* Handles that live as long as the object. */
+class Handles {
+public:
+    explicit Handles(const variable_list &tensors) {
+        for (const at::Tensor &tensor : tensors) {
+            handles_.emplace_back(tensor);
+            pointers_.push_back(handles_.back().get());
+        }
+    }
+    mt_tensor *const *get() const { return pointers_.data(); }
+    size_t count() const { return pointers_.size(); }
+    at::Tensor &tensor(size_t i) { return handles_[i].tensor(); }
+
+private:
+    std::deque<TemporaryHandle> handles_;
+    std::vector<mt_tensor *> pointers_;
+};
+
+variable_list tensors_of(mt_tensor *const *handles, size_t count) {
+    variable_list list;
+    for (size_t i = 0; i < count; i++) list.push_back(handles[i]->tensor);
+    return list;
+}
+
+/* The accelerator that computes on them, or the CPU. */
+c10::Device device_of(const variable_list &tensors) {
+    for (const at::Tensor &tensor : tensors)
+        if (tensor.defined() && !tensor.is_cpu()) return tensor.device();
+    return c10::Device(c10::kCPU);
+}
+
+/* What a segment must give each time. */
+struct Form {
+    c10::ScalarType dtype;
+    std::vector<int64_t> shape;
+
+    explicit Form(const at::Tensor &tensor)
+        : dtype(tensor.scalar_type()), shape(tensor.sizes().vec()) {}
+    bool operator==(const Form &other) const {
+        return dtype == other.dtype && shape == other.shape;
+    }
+    std::string text() const {
+        std::ostringstream text;
+        text << dtype << ' ' << at::IntArrayRef(shape);
+        return text.str();
+    }
+};
+
+bool shares_memory(const at::Tensor &tensor, const variable_list &others) {
+    for (const at::Tensor &other : others)
+        if (other.defined() && other.has_storage() && tensor.has_storage() &&
+            tensor.is_alias_of(other))
+            return true;
+    return false;
+}
+
+/* ---- the node ---- */
+
+class Recomputation final : public autograd::Node {
+public:
+    Recomputation(Segment &&segment, const variable_list &inputs)
+        : Node(autograd::collect_next_edges(inputs)), segment_(std::move(segment)),
+          device_(device_of(inputs)), autocast_(device_.type()) {
+        rng_.take(device_);
+        if (current) buffers_ = current->buffers();
+        for (const at::Tensor &input : inputs) {
+            saved_.emplace_back(input, /*is_output=*/false);
+            needs_gradient_.push_back(input.defined() && input.requires_grad());
+        }
+    }
+
+    const Segment &segment() const { return *segment_; }
+
+    /* Makes a tensor of the forward pass an output of the node. */
+    void adopt(const std::shared_ptr<Node> &self, at::Tensor &output, const variable_list &inputs) {
+        if (!output.defined())
+            fail(MT_EINVAL, "%s: the segment left outputs[%zu] empty", name_of, forms_.size());
+        forms_.emplace_back(output);
+        output = (shares_memory(output, inputs) ? output.clone() : output).variable_data();
+        if (autograd::isDifferentiableType(output.scalar_type()))
+            autograd::set_history(output, self);
+        else
+            add_input_metadata(undefined_input());
+    }
+
+    std::string name() const override { return "MemtrainSegment"; }
+
+    void release_variables() override {
+        std::lock_guard<std::mutex> lock(mutex_);
+        saved_.clear();
+        segment_.reset();
+    }
+
+    variable_list apply(variable_list &&gradients) override {
+        try {
+            return backward(std::move(gradients));
+        } catch (const Failure &failure) {
+            TORCH_CHECK_WITH(OutOfMemoryError, failure.status() != MT_EDEVMEM, failure.what());
+            throw;
+        }
+    }
+
+private:
+    /* What this node cannot do would be wrong without a word. */
+    void check_call() const {
+        TORCH_CHECK(segment_, autograd::ERR_BACKWARD_TWICE);
+        if (c10::GradMode::is_enabled())
+            fail(MT_ENOTSUP, "%s: gradients of gradients do not go through a segment", name_of);
+        if (!autograd::Engine::get_default_engine().is_checkpoint_valid())
+            fail(MT_ENOTSUP, "%s: needs a backward pass to all parameters, not to some inputs",
+                 name_of);
+    }
+
+    variable_list backward(variable_list &&gradients) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        check_call();
+        variable_list inputs = detached();
+        autograd::edge_list roots;
+        compute_again(inputs, gradients, roots);
+        if (!roots.empty())
+            autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
+                                                           /*create_graph=*/false,
+                                                           /*accumulate_grad=*/true);
+        for (at::Tensor &input : inputs) {
+            if (!input.defined()) continue;
+            at::Tensor gradient = std::move(input.mutable_grad());
+            input = std::move(gradient);
+        }
+        return inputs;
+    }
+
+    /* The inputs as leaves of a graph of their own. */
+    variable_list detached() const {
+        variable_list inputs;
+        for (size_t i = 0; i < saved_.size(); i++) {
+            at::Tensor input = saved_[i].unpack();
+            inputs.push_back(input.defined() ? input.detach() : input);
+            if (needs_gradient_[i]) inputs.back().set_requires_grad(true);
+        }
+        return inputs;
+    }
+
+    /*
+     * Leaves the edges to start from in roots, and their gradients in gradients. The outputs themselves
+     * are gone by then, unless the graph holds them.
+     */
+    void compute_again(const variable_list &inputs, variable_list &gradients,
+                       autograd::edge_list &roots) const {
+        Handles in(inputs), out(variable_list(forms_.size()));
+        run_again(in, out);
+        variable_list kept;
+        for (size_t i = 0; i < forms_.size(); i++) {
+            check_form(i, out.tensor(i));
+            if (!gradients[i].defined() || !out.tensor(i).requires_grad()) continue;
+            roots.push_back(autograd::impl::gradient_edge(out.tensor(i)));
+            kept.push_back(std::move(gradients[i]));
+        }
+        gradients = std::move(kept);
+    }
+
+    /* As in the forward pass; what that left behind is put back. */
+    void run_again(Handles &in, Handles &out) const {
+        KeepRng keep_rng(device_);
+        KeepBuffers keep_buffers(segment_->names_buffers() ? segment_->buffers() : buffers_);
+        ReplayAutocast autocast(autocast_);
+        Checkpointing inner(true, buffers_);
+        c10::AutoGradMode with_graph(true);
+        rng_.restore();
+        segment_->run(in.get(), in.count(), out.get(), out.count());
+    }
+
+    void check_form(size_t i, const at::Tensor &output) const {
+        if (output.defined() && Form(output) == forms_[i]) return;
+        fail(MT_EINVAL,
+             "%s: outputs[%zu] was %s and is %s when it is computed again; a segment must give the "
+             "same each time",
+             name_of, i, forms_[i].text().c_str(),
+             output.defined() ? Form(output).text().c_str() : "empty");
+    }
+
+    std::optional<Segment> segment_;
+    std::vector<autograd::SavedVariable> saved_;
+    std::vector<bool> needs_gradient_;
+    c10::Device device_;
+    RngState rng_;
+    AutocastState autocast_;
+    std::vector<Named> buffers_;
+    std::vector<Form> forms_;
+};
+
+/* ---- the forward pass ---- */
+
+std::vector<uint32_t> versions_of(const variable_list &tensors) {
+    std::vector<uint32_t> list;
+    for (const at::Tensor &tensor : tensors)
+        list.push_back(tensor.defined() ? static_cast<uint32_t>(tensor._version()) : 0);
+    return list;
+}
+
+void forward(Segment &&segment, mt_tensor *const *inputs, size_t input_count,
+             mt_tensor *const *outputs, size_t output_count) {
+    variable_list in = tensors_of(inputs, input_count);
+    std::shared_ptr<Recomputation> node(new Recomputation(std::move(segment), in),
+                                        autograd::deleteNode);
+    std::vector<uint32_t> versions = versions_of(in);
+    {
+        c10::NoGradGuard no_graph;
+        AutocastUncached uncached;
+        node->segment().run(inputs, input_count, outputs, output_count);
+    }
+    if (versions_of(in) != versions)
+        fail(MT_EINVAL,
+             "%s: the segment changes an input in place, and could not start from it again",
+             name_of);
+    for (size_t i = 0; i < output_count; i++) node->adopt(node, outputs[i]->tensor, in);
+}
+
+void check_handles(const char *argument, mt_tensor *const *handles, size_t count) {
+    if (count && !handles) fail(MT_EINVAL, "%s: %s is NULL", name_of, argument);
+    for (size_t i = 0; i < count; i++)
+        if (!mt__handle_is(handles[i], MT__KIND_TENSOR))
+            fail(MT_EINVAL, "%s: %s[%zu] is not a live handle", name_of, argument, i);
+}
+
+} // namespace
+
+Checkpointing::Checkpointing(bool on, std::vector<Named> buffers)
+    : on_(on), buffers_(std::move(buffers)), before_(current) {
+    current = this;
+}
+
+Checkpointing::~Checkpointing() {
+    current = before_;
+}
+
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+extern "C" int mt_checkpoint_forgets(void) {
+    return forgets();
+}
+
+extern "C" mt_status mt_checkpoint(const mt_segment_ops *ops, void *self, mt_tensor *const *inputs,
+                                   size_t input_count, mt_tensor *const *outputs,
+                                   size_t output_count) {
+    mt_segment_ops own = MT_SEGMENT_OPS_INIT;
+    MT_RETURN_IF_FAILED(check_sized(ops, name_of, "ops"));
+    copy_in(own, ops);
+    Segment segment(own, self);
+    MT_RETURN_IF_FAILED(
+        check_not_null(reinterpret_cast<const void *>(own.run), name_of, "ops->run"));
+    mt_status status = guard([&] {
+        check_handles("inputs", inputs, input_count);
+        check_handles("outputs", outputs, output_count);
+        if (!forgets()) return segment.run(inputs, input_count, outputs, output_count);
+        forward(std::move(segment), inputs, input_count, outputs, output_count);
+    });
+    for (size_t i = 0; status != MT_OK && outputs && i < output_count; i++)
+        if (mt__handle_is(outputs[i], MT__KIND_TENSOR)) outputs[i]->tensor.reset();
+    return status;
+}
