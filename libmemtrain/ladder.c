@@ -100,15 +100,19 @@ static void set_patience(mt_policy *p) {
     p->has_left = 0;
 }
 
+/* Some spare what the backward pass needs, which an evaluation has none of. */
+static int helps(const mt_policy *p, unsigned rung, mt_mode mode) {
+    const unsigned backward = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD);
+    if (rung == MT_RUNG_SMALLER_BATCH) return can_shorten(p, mode);
+    return mode == MT_TRAIN || !(backward & MT_RUNG_BIT(rung));
+}
+
 /* The next rung to take; MT_RUNGS: none is left. A batch may be made smaller again and again. */
 static unsigned next_rung(const mt_policy *p, mt_mode mode) {
     unsigned rung = MT_RUNGS;
     while (rung > 0 && !(p->rungs & MT_RUNG_BIT(rung - 1))) rung--;
     if (rung == MT_RUNG_SMALLER_BATCH + 1) rung--;
-    for (; rung < MT_RUNGS; rung++) {
-        if (!(allowed(p) & MT_RUNG_BIT(rung))) continue;
-        if (rung != MT_RUNG_SMALLER_BATCH || can_shorten(p, mode)) break;
-    }
+    while (rung < MT_RUNGS && !((allowed(p) & MT_RUNG_BIT(rung)) && helps(p, rung, mode))) rung++;
     return rung;
 }
 
