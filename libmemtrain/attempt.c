@@ -1,0 +1,279 @@
+/*
+ * attempt.c - the transaction over mt_backend: begin, chunks, apply; or rollback.
+ *
+ * What is to be done is decided in policy.c, and done again in retry.c; here is the order of the calls.
+ */
+#include "attempt.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+mt_status mt__read_memory(mt_trainer *t, mt_memory *out) {
+    memset(out, 0, sizeof *out);
+    out->size = sizeof *out;
+    return t->backend.memory(t->backend.self, out);
+}
+
+mt_status mt__reserve_chunks(mt__chunks *c, size_t count) {
+    if (count <= c->capacity) return MT_OK;
+    size_t capacity = mt__max(count, mt__max(16, 2 * c->capacity));
+    size_t *samples = mt__grow(c->samples, capacity, sizeof *samples);
+    if (!samples)
+        return mt_set_error(MT_ENOMEM, "out of host memory for a list of %zu chunks", count);
+    c->samples = samples;
+    c->capacity = capacity;
+    return MT_OK;
+}
+
+/* ---- one chunk --------------------------------------------------------------------------------- */
+
+static void add_chunk(mt__sums *sums, const mt_chunk_result *r, size_t samples) {
+    sums->loss += r->loss_sum;
+    sums->units += r->units;
+    sums->samples += samples;
+    for (size_t i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += r->metric_sums[i];
+}
+
+static void on_event(void *user, void *address, int64_t bytes) {
+    mt_recording_event(user, address, bytes);
+}
+
+/* Whether chunks run with the rungs that the policy takes them to: those of a replay may not. */
+static int is_of_the_policys_kind(const mt_trainer *t) {
+    const unsigned no_kind = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    return ((t->rungs ^ mt__policy_rungs(t->policy)) & ~no_kind) == 0;
+}
+
+/*
+ * Starts recording when the policy wants this chunk recorded. It is asked in any case, so that a
+ * recording that an error cut short is started anew and never taken for a whole one.
+ */
+static mt_status start_recording(mt_trainer *t, const mt__work *w, size_t samples, double weight,
+                                 int *recording) {
+    mt_event_sink sink = {mt_policy_recording(t->policy, w->mode, samples), on_event};
+    *recording = 0;
+    if (!sink.user || !t->backend.record || weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
+    mt_status status = t->backend.record(t->backend.self, &sink);
+    *recording = status == MT_OK;
+    return status;
+}
+
+mt_status mt__units_of(mt_trainer *t, const mt__work *w, size_t first, size_t count, double *out) {
+    *out = (double)count;
+    if (!t->backend.units) return MT_OK;
+    mt_status status = t->backend.units(t->backend.self, w->batch, first, count, out);
+    if (status == MT_OK && !(*out >= 0))
+        return mt_set_error(MT_EINVAL,
+                            "the backend's units of samples %zu to %zu are %g; at least 0 "
+                            "is accepted",
+                            first, first + count, *out);
+    return status;
+}
+
+/* A chunk's share of the batch; of an evaluation 1. */
+static mt_status weigh(mt_trainer *t, const mt__work *w, size_t first, size_t count,
+                       double *weight) {
+    double units;
+    *weight = 1;
+    if (w->mode == MT_EVALUATE) return MT_OK;
+    mt_status status = mt__units_of(t, w, first, count, &units);
+    *weight = status == MT_OK && w->units > 0 ? units / w->units : 0;
+    return status;
+}
+
+static mt_status run_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count, double weight,
+                           mt_chunk_result *r) {
+    memset(r, 0, sizeof *r);
+    r->size = sizeof *r;
+    if (w->mode == MT_EVALUATE)
+        return t->backend.evaluate(t->backend.self, w->batch, first, count, r);
+    return t->backend.accumulate(t->backend.self, first, count, weight, r);
+}
+
+static mt_phase phase_of(const mt__work *w) {
+    return w->mode == MT_TRAIN ? MT_PHASE_ACCUMULATE : MT_PHASE_EVALUATE;
+}
+
+void mt__note_oom(mt__work *w, mt_phase phase, size_t chunk, const mt_chunk_result *r,
+                  size_t allocated_before) {
+    unsigned attempt = w->oom.attempt;
+    memset(&w->oom, 0, sizeof w->oom);
+    w->ruled_out = 0;
+    w->oom.size = sizeof w->oom;
+    w->oom.mode = w->mode;
+    w->oom.phase = phase;
+    w->oom.chunk = chunk;
+    w->oom.attempt = attempt;
+    w->oom.plan_is_fixed = w->forced;
+    w->oom.allocated_before_bytes = allocated_before;
+    if (!r) return;
+    w->oom.refused = r->refused;
+    w->oom.refused_bytes = r->refused_bytes;
+    w->oom.refused_in_use_bytes = r->refused_in_use_bytes;
+}
+
+/* Has the next chunk be one that can be taken back alone. Without that it runs all the same. */
+static mt_status mark(mt_trainer *t, mt__work *w) {
+    w->marked = 0;
+    if (w->mode != MT_TRAIN || w->forced || !w->plan.keep) return MT_OK;
+    mt_status status = t->backend.mark(t->backend.self);
+    w->marked = status == MT_OK;
+    if (!t->holding) return status; /* its gradients have no other place */
+    return status == MT_EDEVMEM || status == MT_ENOTSUP ? MT_OK : status;
+}
+
+/* Runs samples [first, first + count) as one chunk and lets the policy learn from it. */
+static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count) {
+    mt_memory before;
+    mt_chunk_result r;
+    int recording;
+    double weight;
+    mt_status status = weigh(t, w, first, count, &weight);
+    if (status == MT_OK) status = mark(t, w);
+    if (status == MT_OK) status = mt__read_memory(t, &before);
+    if (status == MT_OK) status = start_recording(t, w, count, weight, &recording);
+    if (status != MT_OK) return status;
+    status = run_chunk(t, w, first, count, weight, &r);
+    if (recording) {
+        mt_status stopped = t->backend.record(t->backend.self, NULL);
+        if (stopped != MT_OK) w->marked = 0; /* no chunk that failed: not to be taken back alone */
+        if (status == MT_OK) status = stopped;
+    }
+    w->peak_bytes = mt__max(w->peak_bytes, r.peak_bytes);
+    if (r.seconds > 0) w->seconds += r.seconds;
+    if (status == MT_EDEVMEM) mt__note_oom(w, phase_of(w), count, &r, before.allocated_bytes);
+    if (status != MT_OK) return status;
+    add_chunk(&w->sums, &r, count);
+    w->done += count;
+    w->placed++;
+    w->chunks++;
+    w->next++;
+    w->marked = 0;
+    /* Without a weight there is no backward pass, which tells nothing of other chunks. */
+    if (weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
+    return mt_policy_observe(t->policy, w->mode, count, before.allocated_bytes, &r);
+}
+
+/* ---- one attempt ------------------------------------------------------------------------------- */
+
+/* Size of the next chunk, 0 at the end; extends an open plan whose chunks have run. */
+static mt_status next_chunk(mt_trainer *t, mt__work *w, size_t *out) {
+    mt_memory memory;
+    *out = 0;
+    if (w->forced) {
+        if (w->next < t->forced.count) *out = t->forced.samples[w->next];
+        return MT_OK;
+    }
+    *out = mt_plan_chunk(&w->plan, w->next);
+    if (*out || w->plan.discard || mt_plan_covered(&w->plan) >= w->plan.samples) return MT_OK;
+    mt_status status = mt__read_memory(t, &memory);
+    if (status == MT_OK) status = mt_policy_extend(t->policy, w->mode, &memory, &w->plan);
+    if (status == MT_EDEVMEM) {
+        mt__note_oom(w, phase_of(w), 0, NULL, memory.allocated_bytes);
+        w->ruled_out = w->plan.samples - mt_plan_covered(&w->plan);
+    }
+    if (status != MT_OK) return status;
+    if (w->mode == MT_TRAIN) mt__trace_plan(t, &w->plan);
+    *out = mt_plan_chunk(&w->plan, w->next);
+    return MT_OK;
+}
+
+/* Keeps the size of a chunk for the report. */
+static mt_status list_chunk(mt_trainer *t, const mt__work *w, size_t count) {
+    if (w->mode != MT_TRAIN || w->plan.discard) return MT_OK;
+    mt_status status = mt__reserve_chunks(&t->chunks, w->placed + 1);
+    if (status != MT_OK) return status;
+    t->chunks.samples[w->placed] = count;
+    t->chunks.count = w->placed + 1;
+    return MT_OK;
+}
+
+/* The chunks that are left. A recording that is to be taken back sees the first samples each time. */
+mt_status mt__do_chunks(mt_trainer *t, mt__work *w) {
+    size_t count;
+    for (;;) {
+        mt_status status = next_chunk(t, w, &count);
+        if (status != MT_OK || count == 0) return status;
+        status = list_chunk(t, w, count);
+        if (status != MT_OK) return status;
+        w->discarded += count; /* until apply says otherwise */
+        status = do_chunk(t, w, w->plan.discard ? 0 : w->done, count);
+        if (status != MT_OK) return status;
+    }
+}
+
+/* After a failed rollback or rewind nothing can be relied on any more. */
+static mt_status poison(mt_trainer *t, const char *what, mt_status status) {
+    t->poisoned = 1;
+    snprintf(t->poison, sizeof t->poison, "%s: %.200s", mt_status_name(status), mt_last_error());
+    return mt_set_error(MT_ESTATE, "the %s of a step failed and the model's state is lost: %s",
+                        what, t->poison);
+}
+
+/* Forgets what this step has done so far; its work counts as discarded. */
+static void forget(mt__work *w) {
+    memset(&w->sums, 0, sizeof w->sums);
+    w->done = w->next = w->placed = 0;
+    w->open = w->marked = 0;
+}
+
+mt_status mt__roll_back(mt_trainer *t, mt__work *w, mt_status because) {
+    char reason[sizeof t->poison];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    mt_status status = t->backend.rollback(t->backend.self);
+    forget(w);
+    if (status != MT_OK) return poison(t, "rollback", status);
+    if (because != MT_OK) mt_set_error(because, "%s", reason);
+    return because;
+}
+
+/* Takes one chunk back, finished ones stay; or the whole step where that cannot be done. */
+static mt_status take_back(mt_trainer *t, mt__work *w, mt_status because) {
+    char reason[sizeof t->poison];
+    if (because != MT_EDEVMEM || !w->marked || w->plan.discard) return mt__roll_back(t, w, because);
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    w->marked = 0;
+    mt_status status = t->backend.rewind(t->backend.self);
+    if (status != MT_OK) return poison(t, "rewind", status);
+    mt_set_error(because, "%s", reason);
+    return because;
+}
+
+int mt__wants_gradients(const mt__work *w) {
+    return w->forced || !w->plan.alone;
+}
+
+static mt_status hold_gradients(mt_trainer *t, int on) {
+    if (on == t->holding) return MT_OK;
+    mt_status status = t->backend.hold_gradients(t->backend.self, on);
+    if (status == MT_OK) t->holding = on;
+    return status;
+}
+
+static mt_status begin(mt_trainer *t, mt__work *w) {
+    mt__note_oom(w, MT_PHASE_BEGIN, 0, NULL, 0);
+    mt_status status = hold_gradients(t, mt__wants_gradients(w));
+    if (status != MT_OK) return status;
+    status = t->backend.begin(t->backend.self, w->batch);
+    w->open = status == MT_OK;
+    return status;
+}
+
+mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
+    mt_set_error(MT_OK, "%s", ""); /* a backend may fail without a word: no older line is its own */
+    mt_status status = w->open ? MT_OK : begin(t, w);
+    if (status != MT_OK) return status;
+    status = mt__do_chunks(t, w);
+    if (status != MT_OK || w->plan.discard) return take_back(t, w, status);
+    memset(&w->applied, 0, sizeof w->applied);
+    w->applied.size = sizeof w->applied;
+    w->applied.grad_norm = (double)NAN;
+    mt__note_oom(w, MT_PHASE_APPLY, 0, NULL, 0);
+    status = t->backend.apply(t->backend.self, &w->applied);
+    if (status != MT_OK) return mt__roll_back(t, w, status);
+    w->open = 0;
+    w->discarded -= w->done;
+    if (w->applied.seconds > 0) w->seconds += w->applied.seconds;
+    return MT_OK;
+}
