@@ -128,13 +128,16 @@ static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
 
 /* ---- prepare ----------------------------------------------------------------------------------- */
 
-/* The pictures are decoded once and stay in memory as small RGB; each batch is rendered anew. */
+/*
+ * The pictures are decoded once and stay in memory as small RGB, as far as there is room; each batch is
+ * rendered anew, by a thread while the step before it runs.
+ */
 static mt_status open_pictures(food101 *f) {
+    const ex_batches_options options = ex_batches_options_of(&f->flags);
     mt_status status = ex_pictures_open(&f->flags, f->argv[0], DATA, (ex_fit)f->fit,
                                         (size_t)f->dev_samples, &f->pictures);
     if (status != MT_OK) return status;
-    return ex_batches_new(f->pictures, (size_t)f->flags.batch, (int)f->flags.image_size,
-                          &f->batches);
+    return ex_batches_new(f->pictures, &options, &f->batches);
 }
 
 static food101_model_options model_options(const food101 *f) {

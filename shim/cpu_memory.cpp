@@ -320,6 +320,14 @@ size_t peak() noexcept {
     return highest.load(std::memory_order_relaxed);
 }
 
+void hold(size_t bytes) noexcept {
+    static std::atomic<size_t> held{0};
+    size_t before = held.exchange(bytes);
+    size_t now = used.fetch_add(bytes - before) + bytes - before; /* modulo 2^64 */
+    raise(highest, now);
+    raise(highest_in_call, now);
+}
+
 void reset_peak() noexcept {
     highest.store(allocated(), std::memory_order_relaxed);
 }

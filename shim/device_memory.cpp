@@ -399,8 +399,14 @@ extern "C" mt_status mt_device_simulate(const char *name, const mt_sim_options *
 }
 
 extern "C" mt_status mt_device_hold(const char *name, size_t bytes) {
-    return with_card("mt_device_hold", name,
-                     [&](const Device &device) { device.card->set_others(bytes); });
+    static const char function[] = "mt_device_hold";
+    return with_device(function, name, [&](const Device &device) {
+        if (device.card) return device.card->set_others(bytes);
+        if (!device.is_cpu())
+            fail(MT_EINVAL, "%s: '%s' is neither \"cpu\" nor a simulated device", function, name);
+        if (!cpu::installed()) fail(MT_ENOTSUP, "%s: nothing counts the CPU's tensors", function);
+        cpu::hold(bytes);
+    });
 }
 
 extern "C" mt_status mt_device_sim_stats(const char *name, mt_sim_stats *out) {

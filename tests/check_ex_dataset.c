@@ -264,9 +264,41 @@ START_TEST(memory_bound_is_kept) {
     make_two_classes(2);
     dataset = open_good(root, &options);
     ck_assert_uint_eq(dataset->pixel_bytes, options.max_bytes);
+    ck_assert_uint_eq(dataset->not_kept, 0);
     ex_dataset_free(dataset);
     options.max_bytes--;
-    check_refused(root, &options, root, "bytes of memory");
+    dataset = open_good(root, &options);
+    ck_assert_uint_eq(dataset->pixel_bytes, 3 * 20 * 20 * 3);
+    ck_assert_uint_eq(dataset->not_kept, 1);
+    ex_dataset_free(dataset);
+}
+END_TEST
+
+/* What is decoded again looks as it does when it is kept, also where it is kept smaller. */
+START_TEST(not_kept_is_decoded_again) {
+    static float kept[4 * 3 * 16 * 16], again[4 * 3 * 16 * 16];
+    ex_dataset_options options = {.keep_side = 18, .validation = -1, .seed = 5};
+    ex_dataset *dataset;
+    int64_t labels[4], others[4];
+    ex_error error;
+
+    make_two_classes(2);
+    for (int i = 0; i < 2; i++) {
+        options.max_bytes = (size_t)i;
+        dataset = open_good(root, &options);
+        ck_assert_uint_eq(dataset->not_kept, i ? 4 : 0);
+        ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 3, 0, 4, 16, true, i ? again : kept,
+                                         i ? others : labels, &error),
+                         EX_OK);
+        if (i == 0) ex_dataset_free(dataset);
+    }
+    ck_assert_mem_eq(kept, again, sizeof(kept));
+    ck_assert_mem_eq(labels, others, sizeof(labels));
+    remove(below_root("a/000.png"));
+    ck_assert_int_eq(
+        ex_dataset_fill(dataset, EX_TRAINING, 3, 0, 4, 16, true, again, others, &error), EX_EINPUT);
+    ck_assert_ptr_nonnull(strstr(error.text, "a/000.png"));
+    ex_dataset_free(dataset);
 }
 END_TEST
 
@@ -492,8 +524,8 @@ START_TEST(fill_gives_pixels_and_labels) {
 
     make_two_classes(10);
     dataset = open_good(root, &options);
-    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 0, 0, 20, SIDE, true, pixels, labels),
-                     EX_OK);
+    ck_assert_int_eq(
+        ex_dataset_fill(dataset, EX_TRAINING, 0, 0, 20, SIDE, true, pixels, labels, NULL), EX_OK);
     for (size_t i = 0; i < 20; i++) { /* the middle pixel's red: class a is 10, class b 200 */
         float value = labels[i] ? 200.0f : 10.0f;
         float red = pixels[i * FLOATS + SIDE / 2 * SIDE + SIDE / 2];
@@ -511,13 +543,14 @@ START_TEST(fill_does_not_depend_on_the_batch) {
     int64_t labels[24], part_labels[24];
     ex_dataset *dataset = open_good(DATA, NULL);
 
-    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 2, 8, 24, SIDE, true, whole, labels),
-                     EX_OK);
+    ck_assert_int_eq(
+        ex_dataset_fill(dataset, EX_TRAINING, 2, 8, 24, SIDE, true, whole, labels, NULL), EX_OK);
     ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 2, 20, 12, SIDE, true,
-                                     parts + 12 * FLOATS, part_labels + 12),
+                                     parts + 12 * FLOATS, part_labels + 12, NULL),
                      EX_OK);
     ck_assert_int_eq(
-        ex_dataset_fill(dataset, EX_TRAINING, 2, 8, 12, SIDE, true, parts, part_labels), EX_OK);
+        ex_dataset_fill(dataset, EX_TRAINING, 2, 8, 12, SIDE, true, parts, part_labels, NULL),
+        EX_OK);
     ck_assert(memcmp(whole, parts, sizeof whole) == 0);
     ck_assert_mem_eq(labels, part_labels, sizeof labels);
     ex_dataset_free(dataset);
@@ -530,11 +563,11 @@ START_TEST(augmentation_follows_the_epoch) {
     int64_t labels[4];
     ex_dataset *dataset = open_good(DATA, NULL);
 
-    ex_dataset_fill(dataset, EX_VALIDATION, 0, 0, 4, SIDE, false, plain, labels);
-    ex_dataset_fill(dataset, EX_VALIDATION, 1, 0, 4, SIDE, false, first, labels);
+    ex_dataset_fill(dataset, EX_VALIDATION, 0, 0, 4, SIDE, false, plain, labels, NULL);
+    ex_dataset_fill(dataset, EX_VALIDATION, 1, 0, 4, SIDE, false, first, labels, NULL);
     ck_assert(memcmp(plain, first, sizeof plain) == 0);
-    ex_dataset_fill(dataset, EX_VALIDATION, 0, 0, 4, SIDE, true, first, labels);
-    ex_dataset_fill(dataset, EX_VALIDATION, 1, 0, 4, SIDE, true, second, labels);
+    ex_dataset_fill(dataset, EX_VALIDATION, 0, 0, 4, SIDE, true, first, labels, NULL);
+    ex_dataset_fill(dataset, EX_VALIDATION, 1, 0, 4, SIDE, true, second, labels, NULL);
     for (size_t i = 0; i < 4 * FLOATS; i += FLOATS) {
         ck_assert(memcmp(plain + i, first + i, FLOATS * sizeof *plain) != 0);
         ck_assert(memcmp(plain + i, second + i, FLOATS * sizeof *plain) != 0);
@@ -550,8 +583,8 @@ static float corner_of(ex_fit fit) {
     ex_dataset *dataset = open_good(root, &options);
     int64_t label;
 
-    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 0, 0, 1, SIDE, false, pixels, &label),
-                     EX_OK);
+    ck_assert_int_eq(
+        ex_dataset_fill(dataset, EX_TRAINING, 0, 0, 1, SIDE, false, pixels, &label, NULL), EX_OK);
     ex_dataset_free(dataset);
     return pixels[0];
 }
@@ -581,7 +614,7 @@ START_TEST(fill_covers_all) {
             int finite = 1;
 
             ck_assert_int_eq(
-                ex_dataset_fill(dataset, (ex_split)split, 1, i, 1, 224, true, pixels, &label),
+                ex_dataset_fill(dataset, (ex_split)split, 1, i, 1, 224, true, pixels, &label, NULL),
                 EX_OK);
             for (size_t j = 0; j < 3 * 224 * 224; j++) {
                 finite &= fabsf(pixels[j]) < 3.0f;
@@ -599,13 +632,15 @@ START_TEST(fill_refuses_bad_positions) {
     float pixel[3];
     int64_t label;
 
-    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 0, total, 0, 1, false, pixel, &label),
-                     EX_OK);
-    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 0, total, 1, 1, false, pixel, &label),
-                     EX_EINPUT);
-    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 0, 1, SIZE_MAX, 1, false, pixel, &label),
-                     EX_EINPUT);
-    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 0, 0, 1, 0, false, pixel, &label),
+    ck_assert_int_eq(
+        ex_dataset_fill(dataset, EX_TRAINING, 0, total, 0, 1, false, pixel, &label, NULL), EX_OK);
+    ck_assert_int_eq(
+        ex_dataset_fill(dataset, EX_TRAINING, 0, total, 1, 1, false, pixel, &label, NULL),
+        EX_EINPUT);
+    ck_assert_int_eq(
+        ex_dataset_fill(dataset, EX_TRAINING, 0, 1, SIZE_MAX, 1, false, pixel, &label, NULL),
+        EX_EINPUT);
+    ck_assert_int_eq(ex_dataset_fill(dataset, EX_TRAINING, 0, 0, 1, 0, false, pixel, &label, NULL),
                      EX_EINPUT);
     ex_dataset_free(dataset);
     ex_dataset_free(NULL);
@@ -626,6 +661,7 @@ static TCase *opening_case(void) {
     tcase_add_test(opening, one_class_is_refused);
     tcase_add_test(opening, class_without_pictures_is_refused);
     tcase_add_test(opening, memory_bound_is_kept);
+    tcase_add_test(opening, not_kept_is_decoded_again);
     tcase_add_test(opening, pictures_are_kept_small);
     tcase_add_test(opening, sample_bound_is_even);
     tcase_add_test(opening, sample_bound_uses_what_is_there);

@@ -117,7 +117,7 @@ START_TEST(names) {
     stats.size = sizeof stats;
     ck_status(mt_device_sim_stats("cpu", &stats), MT_EINVAL);
     ck_assert_str_eq(mt_last_error(), "mt_device_sim_stats: 'cpu' is no simulated device");
-    ck_status(mt_device_hold("cpu", 1), MT_EINVAL);
+    ck_status(mt_device_hold("cuda:77", 1), MT_ENOTSUP);
     ck_status(mt_device_simulate("cpu", nullptr), MT_EINVAL);
     mt_sim_options unset = {};
     ck_status(mt_device_simulate("sim", &unset), MT_EINVAL);

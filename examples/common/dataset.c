@@ -299,18 +299,16 @@ static ex_status reserve_sample(struct opening *job) {
     return EX_OK;
 }
 
-/* Takes over `image` on success. */
-static ex_status keep_sample(struct opening *job, size_t label, const char *name,
-                             const ex_image *image) {
+/* Takes over `image` on success; pixels for which there is no room are left to be decoded again. */
+static ex_status keep_sample(struct opening *job, size_t label, const char *name, ex_image *image) {
     ex_dataset *dataset = job->dataset;
     size_t bytes = (size_t)image->width * (size_t)image->height * 3;
     ex_sample *sample;
 
     if (job->options.max_bytes && dataset->pixel_bytes + bytes > job->options.max_bytes) {
-        ex_error_set(job->error, job->folder,
-                     "the pictures need more than %zu bytes of memory; use fewer or smaller ones",
-                     job->options.max_bytes);
-        return EX_EINPUT;
+        ex_image_clear(image);
+        dataset->not_kept++;
+        bytes = 0;
     }
     if (reserve_sample(job) != EX_OK) {
         return no_memory(job->error, job->folder);
@@ -598,7 +596,9 @@ ex_status ex_dataset_open(const char *folder, const ex_dataset_options *options,
     }
     job.dataset->seed = job.options.seed;
     job.dataset->fit = job.options.fit;
-    status = open_job(&job);
+    job.dataset->keep_side = job.options.keep_side;
+    job.dataset->folder = copy_text(folder);
+    status = job.dataset->folder ? open_job(&job) : no_memory(error, folder);
     free_sources(&job);
     if (status != EX_OK) {
         ex_dataset_free(job.dataset);
@@ -620,6 +620,7 @@ void ex_dataset_free(ex_dataset *dataset) {
         free(dataset->class_names[i]);
     }
     free(dataset->samples);
+    free(dataset->folder);
     free(dataset->class_names);
     free(dataset->members[EX_TRAINING]);
     free(dataset->members[EX_VALIDATION]);
@@ -678,9 +679,24 @@ static ex_box random_box(ex_box plain, uint64_t seed, uint64_t epoch, uint64_t i
     return box;
 }
 
-static ex_status fill_one(const ex_dataset *dataset, size_t index, uint64_t epoch, int image_size,
-                          bool augment, float *pixels) {
-    const ex_image *image = &dataset->samples[index].image;
+/* Decodes a picture that was not kept, as it was when the data set was opened. */
+static ex_status load_again(const ex_dataset *dataset, const ex_sample *sample, ex_image *image,
+                            ex_error *error) {
+    char *folder = join_path(dataset->folder, dataset->class_names[sample->label]);
+    char *path = folder ? join_path(folder, sample->name) : NULL;
+    ex_status status = path ? ex_image_load(path, image, error) : EX_ENOMEM;
+
+    if (status == EX_OK) {
+        status = shrink(image, dataset->keep_side);
+    }
+    free(path);
+    free(folder);
+    return status;
+}
+
+/* Writes what the network sees of a picture. */
+static ex_status render(const ex_dataset *dataset, const ex_image *image, size_t index,
+                        uint64_t epoch, int image_size, bool augment, float *pixels) {
     ex_box box = plain_box(image, dataset->fit);
     ex_image view;
     ex_status status;
@@ -700,9 +716,26 @@ static ex_status fill_one(const ex_dataset *dataset, size_t index, uint64_t epoc
     return EX_OK;
 }
 
+static ex_status fill_one(const ex_dataset *dataset, size_t index, uint64_t epoch, int image_size,
+                          bool augment, float *pixels, ex_error *error) {
+    const ex_sample *sample = &dataset->samples[index];
+    ex_image again = {0};
+    ex_status status = EX_OK;
+
+    if (!sample->image.pixels) {
+        status = load_again(dataset, sample, &again, error);
+    }
+    if (status == EX_OK) {
+        status = render(dataset, again.pixels ? &again : &sample->image, index, epoch, image_size,
+                        augment, pixels);
+    }
+    ex_image_clear(&again);
+    return status;
+}
+
 ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t epoch, size_t first,
                           size_t count, int image_size, bool augment, float *pixels,
-                          int64_t *labels) {
+                          int64_t *labels, ex_error *error) {
     size_t total = dataset->member_count[split];
     size_t floats = (size_t)image_size * (size_t)image_size * 3;
     ex_status status = EX_OK;
@@ -720,7 +753,7 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
         size_t index = order[first + i];
 
         labels[i] = (int64_t)dataset->samples[index].label;
-        status = fill_one(dataset, index, epoch, image_size, augment, pixels + i * floats);
+        status = fill_one(dataset, index, epoch, image_size, augment, pixels + i * floats, error);
     }
     free(order);
     return status;

@@ -6,7 +6,8 @@
  * Classes are the folders directly below FOLDER in the byte order of their names; pictures are
  * the files directly inside them. Hidden entries, files beside the class folders and folders
  * inside them are ignored; symbolic links are followed. Each picture is decoded once, when the
- * data set is opened, and kept small in memory; nothing reads the disk afterwards. Nothing prints.
+ * data set is opened, and kept small in memory as far as there is room; the others are decoded again
+ * whenever they are used. Nothing prints.
  */
 #ifndef EX_DATASET_H
 #define EX_DATASET_H
@@ -32,14 +33,15 @@ typedef struct ex_dataset_options {
     int keep_side;      /* larger pictures are kept with this short side; 0: 256 */
     double validation;  /* share of each class kept for validation; 0: 0.2, negative: none */
     size_t max_samples; /* stop at this many pictures, taken evenly from the classes; 0: all */
-    size_t max_bytes;   /* refuse to keep more than this in memory; 0: no bound */
+    size_t max_bytes;   /* keep no more than this in memory; 0: no bound */
     ex_fit fit;
     void (*warn)(void *user, const char *line); /* one call for each skipped file; may be NULL */
     void *user;
 } ex_dataset_options;
 
 typedef struct ex_sample {
-    ex_image image; /* short side at most keep_side, long side at most 4 * keep_side */
+    ex_image image; /* short side at most keep_side, long side at most 4 * keep_side; pixels NULL:
+                       not kept, to be decoded again */
     size_t label;
     bool validation;
     char *name; /* file name without the folder */
@@ -54,7 +56,10 @@ typedef struct ex_dataset {
     size_t *members[2]; /* sample numbers of each split, ascending */
     size_t member_count[2];
     size_t skipped;     /* files that could not be used */
+    size_t not_kept;    /* pictures that are decoded whenever they are used */
     size_t pixel_bytes; /* memory the kept pictures take */
+    char *folder;
+    int keep_side;
     uint64_t seed;
     ex_fit fit;
 } ex_dataset;
@@ -97,11 +102,14 @@ void ex_dataset_order(const ex_dataset *dataset, ex_split split, uint64_t epoch,
  * (count x 3 x image_size x image_size, planes red, green, blue) and their labels.
  * With `augment` each picture is scaled, shifted and mirrored at random as a pure function of
  * (seed, epoch, sample number). Calls may run on several threads at once: the data set is only
- * read. What comes out depends on neither the batch size nor the order of the calls.
- * @return EX_OK; EX_EINPUT if the positions do not exist or image_size is not positive; EX_ENOMEM.
+ * read. What comes out depends on neither the batch size nor the order of the calls, nor on which
+ * pictures are kept.
+ * @param error  names a picture that can no longer be decoded; may be NULL
+ * @return EX_OK; EX_EINPUT for such a picture, if the positions do not exist or image_size is not
+ * positive; EX_ENOMEM.
  */
 ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t epoch, size_t first,
                           size_t count, int image_size, bool augment, float *pixels,
-                          int64_t *labels);
+                          int64_t *labels, ex_error *error);
 
 #endif

@@ -189,6 +189,11 @@ static const ex_option rows[] = {
     FLAG("threads", EX_WHOLE, threads, "N|auto",
          "threads that compute; auto: one a core. Results depend on their number", .least = 1,
          .most = 1024, .words = automatic),
+    FLAG("workers", EX_WHOLE, workers, "N",
+         "threads that render batches ahead; 0: each when it is needed", .most = EX_WORKERS_MAX),
+    FLAG("prefetch", EX_WHOLE, prefetch, "N",
+         "batches that workers render ahead; their bytes count against the CPU's budget",
+         .least = 1, .most = 64),
 
     {.section = "Watching"},
     SWITCH("explain", explain,

@@ -52,6 +52,7 @@ typedef struct ex_flags {
     int64_t micro_batch, min_micro_batch, max_micro_batch; /* 0: chosen */
     int64_t clear_every, val_clear_every;                  /* as in mt_policy_options */
     int64_t threads;                                       /* 0: one a core */
+    int64_t workers, prefetch;                             /* as in ex_batches_options */
     int deterministic;
     int64_t fallback; /* MT_RUNG_BITs to allow beside the default ones */
     ex_inject inject;
@@ -64,8 +65,11 @@ typedef struct ex_flags {
 #define EX_FLAGS_INIT                                                                              \
     {                                                                                              \
         .image_size = 224, .batch = 32, .epochs = 5, .seed = 1, .optimizer = MT_ADAMW, .lr = 1e-3, \
-        .momentum = 0.9, .weight_decay = 0.01, .amp = MT_DTYPE_NONE, .device = "auto"              \
+        .momentum = 0.9, .weight_decay = 0.01, .amp = MT_DTYPE_NONE, .device = "auto",             \
+        .workers = 1, .prefetch = 1                                                                \
     }
+
+#define EX_WORKERS_MAX 16
 
 typedef struct ex_command {
     const char *program; /* "food101" */

@@ -10,7 +10,8 @@
 /*
  * Opens --data, or where that is not given the folder `otherwise`, relative to the root of the source
  * tree. Files that cannot be used are skipped with a warning that names them. Pictures are kept a
- * little larger than --image-size, in at most half of the memory that the host has free.
+ * little larger than --image-size, in at most half of the memory that the host has free; what does not go
+ * into that is decoded whenever it is used.
  *
  * @param fit      how they become square
  * @param samples  take so many, evenly from the classes; 0: all

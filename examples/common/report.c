@@ -2,6 +2,7 @@
  * report.c - results, failures and the exit status in words; see report.h.
  */
 #include "report.h"
+#include "batches.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -18,6 +19,9 @@ void ex_report_pictures(const ex_dataset *pictures) {
            ex_dataset_count(pictures, EX_TRAINING), ex_dataset_count(pictures, EX_VALIDATION),
            pictures->class_count, pictures->class_names[guess], 100 * share);
     if (pictures->skipped) printf("%zu files were skipped\n", pictures->skipped);
+    if (pictures->not_kept)
+        printf("%zu pictures find no room in memory and are decoded whenever they are used\n",
+               pictures->not_kept);
 }
 
 void ex_report_job(const char *model, const ex_flags *flags, const ex_device *device,
@@ -107,6 +111,14 @@ static void print_budget(const ex_device *device) {
         fprintf(stderr, "more than the %s of now\n", budget);
 }
 
+/* Batches ahead are counted on the CPU alone. */
+static void print_workers(const ex_flags *flags, const ex_device *device) {
+    char bytes[32];
+    if (strcmp(device->name, "cpu") != 0 || !ex_flags_ahead_bytes(flags)) return;
+    fprintf(stderr, "  --workers 0          %s less: no batch is rendered ahead\n",
+            mt_format_size(ex_flags_ahead_bytes(flags), bytes, sizeof bytes));
+}
+
 static void print_devices(const ex_flags *flags, const ex_device *device, int has_state) {
     if (strcmp(device->name, "cpu") == 0) return;
     if (!(flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)))
@@ -133,6 +145,7 @@ static void print_remedies(const ex_flags *flags, const ex_device *device, int h
     if (flags->optimizer != MT_SGD)
         fprintf(stderr, "  --optimizer sgd      one number of state for a parameter instead of "
                         "two; none with --momentum 0\n");
+    print_workers(flags, device);
     print_devices(flags, device, has_state);
 }
 

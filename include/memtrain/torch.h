@@ -144,8 +144,10 @@ MT_API MT_NODISCARD mt_status mt_empty_cache(const char *device, mt_clear_result
 MT_API MT_NODISCARD mt_status mt_device_simulate(const char *device, const mt_sim_options *options);
 
 /*
- * Bytes of the simulated card that others hold from now on, for instance to see a run shrink: see
- * mt_sim_set_others. Any thread.
+ * Bytes that others than tensors hold from now on. "cpu": memory of the host that counts against its budget
+ * as if it were allocated, such as a loader's buffers; MT_ENOTSUP without our allocator. A simulated card:
+ * other processes, for instance to see a run shrink, see mt_sim_set_others. More than there is is legal.
+ * Any thread.
  */
 MT_API MT_NODISCARD mt_status mt_device_hold(const char *device, size_t bytes);
 
