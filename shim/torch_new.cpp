@@ -54,10 +54,18 @@ void check_options(const mt_torch_options &o) {
         check_range("beta2", o.beta2, 0, false, 1);
         check_range("eps", o.eps, 0, true, HUGE_VAL);
     }
-    if (amp == MT_FLOAT16)
-        fail(MT_ENOTSUP, "%s: options->amp MT_FLOAT16 needs a loss scaler", name_of);
-    if (amp != MT_DTYPE_NONE && amp != MT_BFLOAT16)
+    if (amp != MT_DTYPE_NONE && amp != MT_BFLOAT16 && amp != MT_FLOAT16)
         fail(MT_EINVAL, "%s: options->amp is %d", name_of, amp);
+    if (o.scale_start != 0 && !Scaler::is_scale(o.scale_start))
+        fail(MT_EINVAL,
+             "%s: options->scale_start is %g; accepted: a power of two from 2^-16 to 2^32, or 0",
+             name_of, o.scale_start);
+}
+
+/* MPS has fused updates that do not divide by a scale. */
+void check_amp(const mt_torch_options &o, const Device &device) {
+    if (number_of(o.amp) == MT_FLOAT16 && device.is_mps())
+        fail(MT_ENOTSUP, "%s: options->amp is MT_FLOAT16; accepted on MPS: MT_BFLOAT16", name_of);
 }
 
 size_t bytes_of(const std::vector<Named> &list) {
@@ -84,6 +92,9 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->device = torch->home = device;
     torch->device_name = device.name();
     torch->checkpointing = options.checkpointing == MT_CHECKPOINTING_ON;
+    torch->amp = number_of(options.amp);
+    if (torch->amp == MT_FLOAT16)
+        torch->scaler.emplace(options.scale_start, options.scale_growth_interval);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
@@ -135,6 +146,7 @@ extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *optio
     mt_status status = guard([&] {
         check_options(own);
         check_device(name_of, device);
+        check_amp(own, device);
         *out = build(model, own, device, needs).release();
         model->in_use = true;
     });

@@ -6,6 +6,7 @@
 #define MEMTRAIN_SHIM_TORCH_STATE_HPP
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "flat.hpp"
 #include "model.hpp"
 #include "optimizer.hpp"
+#include "scaler.hpp"
 #include "snapshot.hpp"
 
 namespace memtrain::shim {
@@ -33,7 +35,7 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
 /* The state is lost, for the reason that the error line gives; returns status. */
 mt_status poison(mt_torch &torch, mt_status status);
 
-/* Parameters, buffers and optimiser state by name. */
+/* Parameters, buffers, optimiser state and the loss scaler's by name. */
 std::vector<Named> state_of(const mt_torch &torch);
 
 } // namespace memtrain::shim
@@ -47,6 +49,7 @@ struct mt_torch {
 
     std::unique_ptr<memtrain::shim::Flat> flat;
     std::unique_ptr<memtrain::shim::Optimizer> optimizer; /* refers to flat */
+    std::optional<memtrain::shim::Scaler> scaler;         /* with MT_FLOAT16 */
     memtrain::shim::RngState rng;                         /* as begin found them */
     memtrain::shim::BufferState buffers;
     size_t parameter_bytes = 0; /* frozen parameters included */
@@ -64,6 +67,7 @@ struct mt_torch {
     memtrain::shim::BufferState chunk_buffers;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
     bool checkpointing = false;
+    int amp = MT_DTYPE_NONE; /* autocast of the forward pass */
 
     std::unique_ptr<memtrain::shim::cpu::Arena, memtrain::shim::cpu::CloseArena>
         arena; /* or none */
