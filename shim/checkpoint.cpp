@@ -206,7 +206,7 @@ void set_generators(std::vector<Generator> &list) {
 at::Tensor read_scaler(const std::vector<Match> &matches, const TensorFile &file,
                        Staging &staging) {
     for (const Match &match : matches) {
-        if (file.entry(match.index).name != Scaler::name) continue;
+        if (std::strcmp(file.entry(match.index).name, Scaler::name) != 0) continue;
         file.read(match.index, match.tensor, staging);
         Scaler::check_state(match.tensor);
         return match.tensor;
