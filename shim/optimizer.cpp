@@ -80,8 +80,10 @@ double device_sum_of_squares(const at::Tensor &gradient) {
 
 } // namespace
 
-Optimizer::Optimizer(const mt_torch_options &options, const Flat &flat)
-    : options_(options), flat_(flat) {
+Optimizer::Optimizer(const mt_torch_options &options, const std::vector<Group> &groups,
+                     const Flat &flat)
+    : options_(options), flat_(flat), groups_(groups) {
+    for (const Slot &slot : flat.slots()) group_of_.push_back(group_of(groups, slot.name));
     if (options.optimizer != MT_SGD) {
         moments_.push_back({"exp_avg", {}, {}});
         moments_.push_back({"exp_avg_sq", {}, {}});
@@ -158,12 +160,12 @@ void Optimizer::scale_gradients(double factor) {
 /* In float32: gradients of half precision times the largest scale are far from its end. */
 at::Tensor Optimizer::norm_on_device() {
     std::vector<at::Tensor> norms;
-    for (size_t block = 0; block < flat_.blocks().size(); block++) {
-        collect(block);
-        if (lists_.gradients.empty()) continue;
-        for (const at::Tensor &norm : at::_foreach_norm(lists_.gradients, 2))
-            norms.push_back(norm.to(at::kFloat));
-    }
+    for (size_t block = 0; block < flat_.blocks().size(); block++)
+        for (size_t group = 0; group < groups_.size(); group++) {
+            if (!collect(block, group)) continue;
+            for (const at::Tensor &norm : at::_foreach_norm(lists_.gradients, 2))
+                norms.push_back(norm.to(at::kFloat));
+        }
     lists_.clear();
     if (norms.empty()) return at::zeros({}, flat_.slots().at(0).parameter.options().dtype(at::kFloat));
     return at::linalg_vector_norm(at::stack(norms), 2);
@@ -232,17 +234,19 @@ void Optimizer::Lists::reserve(size_t count) {
     for (auto *list : {&parameters, &gradients, &first, &second, &steps}) list->reserve(count);
 }
 
-void Optimizer::collect(size_t block) {
+/* Whether there is something to update. */
+bool Optimizer::collect(size_t block, size_t group) {
     lists_.clear();
     for (size_t i = 0; i < flat_.slots().size(); i++) {
         const Slot &slot = flat_.slots()[i];
-        if (slot.block != block || !Flat::touched(slot)) continue;
+        if (slot.block != block || group_of_[i] != group || !Flat::touched(slot)) continue;
         lists_.parameters.push_back(slot.parameter);
         lists_.gradients.push_back(slot.parameter.grad());
         if (moments_.size() > 0) lists_.first.push_back(moments_[0].views[i]);
         if (moments_.size() > 1) lists_.second.push_back(moments_[1].views[i]);
         if (steps_.defined()) lists_.steps.push_back(step_views_[i]);
     }
+    return !lists_.parameters.empty();
 }
 
 /*
@@ -263,33 +267,33 @@ void Optimizer::count_step() {
  * SGD's momentum buffers begin as zeros, and is_first_step stays false: momentum * 0 + gradient is
  * the copy that the first step of torch::optim::SGD makes, and holds for each parameter by itself.
  */
-void Optimizer::update() {
+void Optimizer::update(const Group &group) {
     const mt_torch_options &o = options_;
-    double rate = o.lr * rate_;
+    double rate = o.lr * rate_ * group.lr_factor, decay = group.weight_decay;
     Lists &l = lists_;
     if (o.optimizer == MT_SGD)
-        at::_fused_sgd_(l.parameters, l.gradients, l.first, o.weight_decay, o.momentum, rate,
+        at::_fused_sgd_(l.parameters, l.gradients, l.first, decay, o.momentum, rate,
                         /*dampening=*/0.0, o.nesterov != 0, /*maximize=*/false,
                         /*is_first_step=*/false, divisor_, skips_);
     else if (o.optimizer == MT_ADAM)
         at::_fused_adam_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, rate, o.beta1,
-                         o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false,
-                         divisor_, skips_);
+                         o.beta2, decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, divisor_,
+                         skips_);
     else
         at::_fused_adamw_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, rate, o.beta1,
-                          o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false,
-                          divisor_, skips_);
+                          o.beta2, decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, divisor_,
+                          skips_);
 }
 
 void Optimizer::step() {
     c10::NoGradGuard no_grad;
     if (update_.skipped) return;
-    for (size_t block = 0; block < flat_.blocks().size(); block++) {
-        collect(block);
-        if (lists_.parameters.empty()) continue;
-        count_step();
-        update();
-    }
+    for (size_t block = 0; block < flat_.blocks().size(); block++)
+        for (size_t group = 0; group < groups_.size(); group++) {
+            if (!collect(block, group)) continue;
+            count_step();
+            update(groups_[group]);
+        }
     lists_.clear();
 }
 

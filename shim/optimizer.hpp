@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "flat.hpp"
+#include "groups.hpp"
 
 namespace memtrain::shim {
 
@@ -27,7 +28,7 @@ struct Update {
 class Optimizer {
 public:
     /* Plans and touches nothing. */
-    Optimizer(const mt_torch_options &options, const Flat &flat);
+    Optimizer(const mt_torch_options &options, const std::vector<Group> &groups, const Flat &flat);
 
     /* Makes the state: zero moments, steps of 0. */
     void lay_out(const Device &device);
@@ -64,7 +65,7 @@ private:
         std::vector<at::Tensor> views;  /* as Flat's slots */
     };
 
-    /* What the fused operators take, for the touched slots of one block. */
+    /* What the fused operators take, for touched slots of one block. */
     struct Lists {
         std::vector<at::Tensor> parameters, gradients, first, second, steps;
         void clear();
@@ -77,13 +78,15 @@ private:
     void clip();
     void prepare_on_host(double scale);
     void prepare_on_device(double scale);
-    void collect(size_t block);
+    bool collect(size_t block, size_t group);
     void count_step();
-    void update();
+    void update(const Group &group);
 
     mt_torch_options options_;
     double rate_ = 1.0; /* factor of the learning rate */
     const Flat &flat_;
+    std::vector<Group> groups_;
+    std::vector<size_t> group_of_; /* as Flat's slots */
     std::vector<Moment> moments_;
     at::Tensor steps_; /* [slots] float32, as the fused operators want it; Adam and AdamW */
     std::vector<at::Tensor> step_views_;

@@ -42,6 +42,10 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
     return mt_set_error(MT_ESTATE, "%s: the state is lost: %s", function, torch.poison.c_str());
 }
 
+uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch) {
+    return shape_of(batch) ^ torch.flat->frozen_set();
+}
+
 mt_status poison(mt_torch &torch, mt_status status) {
     torch.phase = Phase::poisoned;
     (void)guard([&] { torch.poison = mt_last_error(); });
@@ -176,8 +180,12 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
-    return {run.training,        run.backward,          run.checkpointing,
-            shape_of(run.batch), at::get_num_threads(), torch.amp};
+    return {run.training,
+            run.backward,
+            run.checkpointing,
+            shape_in(torch, run.batch),
+            at::get_num_threads(),
+            torch.amp};
 }
 
 /*

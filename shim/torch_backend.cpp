@@ -137,7 +137,7 @@ mt_status hold_gradients(void *self, int on) {
 mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
     MT_RETURN_IF_FAILED(check_self(self, "shape"));
     MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
-    return guard([&] { *out = shape_of(batch_of("shape", batch)); });
+    return guard([&] { *out = shape_in(*torch_of(self), batch_of("shape", batch)); });
 }
 
 mt_status set_rate(void *self, double factor) {

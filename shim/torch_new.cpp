@@ -78,7 +78,28 @@ void plan(mt_torch &torch) {
     std::vector<Named> parameters = parameters_of(*torch.model);
     torch.parameter_bytes = bytes_of(distinct(parameters));
     torch.flat = std::make_unique<Flat>(parameters);
-    torch.optimizer = std::make_unique<Optimizer>(torch.options, *torch.flat);
+    torch.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *torch.flat);
+}
+
+bool is_frozen(const mt_torch &torch, const Slot &slot) {
+    return torch.groups[group_of(torch.groups, slot.name)].frozen;
+}
+
+/* A pattern that fits nothing is a slip of the pen, and a loss without parameters has no gradient. */
+void check_groups(const mt_torch &torch) {
+    const std::vector<Slot> &slots = torch.flat->slots();
+    size_t trained = 0;
+    for (size_t i = 1; i < torch.groups.size(); i++) {
+        const char *pattern = torch.groups[i].pattern.c_str();
+        bool fits = false;
+        for (const Slot &slot : slots) fits |= matches(pattern, slot.name);
+        if (!fits)
+            fail(MT_EINVAL, "%s: options->groups[%zu].pattern '%.100s' matches no trainable parameter",
+                 name_of, i - 1, pattern);
+    }
+    for (const Slot &slot : slots) trained += !is_frozen(torch, slot);
+    if (!slots.empty() && !trained)
+        fail(MT_EINVAL, "%s: options->groups leave no parameter to train", name_of);
 }
 
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
@@ -89,6 +110,8 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->model = model;
     torch->options = options;
     torch->options.device = nullptr;
+    torch->groups = groups_of(name_of, options);
+    torch->options.groups = nullptr; /* the caller's */
     torch->device = torch->home = device;
     torch->device_name = device.name();
     torch->checkpointing = options.checkpointing == MT_CHECKPOINTING_ON;
@@ -97,6 +120,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
         torch->scaler.emplace(options.scale_start, options.scale_growth_interval);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
+    check_groups(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
     move_model(*torch, device);
     plan(*torch);
@@ -104,6 +128,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->optimizer->lay_out(device);
     torch->buffers.take(*model);
     torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
+    torch->flat->freeze([&](const Slot &slot) { return is_frozen(*torch, slot); }, true);
     if (!mt__handle_add(torch.get(), MT__KIND_TORCH)) throw std::bad_alloc();
     return torch;
 }

@@ -13,6 +13,7 @@
 #include "arena.hpp"
 #include "device.hpp"
 #include "flat.hpp"
+#include "groups.hpp"
 #include "model.hpp"
 #include "optimizer.hpp"
 #include "scaler.hpp"
@@ -38,6 +39,9 @@ mt_status poison(mt_torch &torch, mt_status status);
 /* Parameters, buffers, optimiser state and the loss scaler's by name. */
 std::vector<Named> state_of(const mt_torch &torch);
 
+/* What chunks of such a batch depend on beside their size: the samples' shape and what is frozen. */
+uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch);
+
 } // namespace memtrain::shim
 
 struct mt_torch {
@@ -47,6 +51,7 @@ struct mt_torch {
     std::string device_name;
     memtrain::shim::Device home = c10::Device(c10::kCPU); /* where it is without MT_RUNG_CPU */
 
+    std::vector<memtrain::shim::Group> groups;
     std::unique_ptr<memtrain::shim::Flat> flat;
     std::unique_ptr<memtrain::shim::Optimizer> optimizer; /* refers to flat */
     std::optional<memtrain::shim::Scaler> scaler;         /* with MT_FLOAT16 */

@@ -350,6 +350,23 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
 #define MT_CHECKPOINTING_AUTO 0 /* as MT_RUNG_CHECKPOINTING says: where a chunk does not fit else */
 #define MT_CHECKPOINTING_ON 1
 
+/*
+ * Parameters that are trained in another way than the options say. A pattern without a * is what their
+ * names begin with ("fc."); one with a * is the whole name, * standing for any letters or none
+ * ("*.bias", "layer1.*.weight"). The first group whose pattern fits counts; tied weights go by their
+ * first name.
+ */
+typedef struct mt_parameter_group {
+    size_t size; /* sizeof(mt_parameter_group), the same in all of an array */
+    const char *pattern;
+    double lr_factor;    /* of the learning rate, > 0 */
+    double weight_decay; /* below 0 or NaN: that of the options */
+    int frozen;          /* 1: as mt_torch_freeze, from the start */
+} mt_parameter_group;
+
+#define MT_PARAMETER_GROUP_INIT                                                                    \
+    { sizeof(mt_parameter_group), NULL, 1.0, -1.0, 0 }
+
 typedef struct mt_torch_options {
     size_t size;        /* sizeof(mt_torch_options) */
     const char *device; /* NULL: "cpu" */
@@ -368,12 +385,15 @@ typedef struct mt_torch_options {
     double scale_start; /* first scale of the loss under MT_FLOAT16: a power of two from 2^-16 to
                            2^32; 0: 65536 */
     uint64_t scale_growth_interval; /* updates without an infinity before it is doubled; 0: 2000 */
+    const mt_parameter_group *groups; /* group_count of them; may be NULL without any. Copied. A
+                                         pattern that fits no trainable parameter is refused */
+    size_t group_count;
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
-            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, 0.0, 0                            \
+            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, 0.0, 0, NULL, 0                   \
     }
 
 /* One model and its optimiser on one device. */
@@ -461,6 +481,20 @@ MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch
  * @return the scale of the next step; 0 where there is no scaler, or no such handle
  */
 MT_API double mt_torch_scale(const mt_torch *torch);
+
+/*
+ * Freezes parameters (on 1) or has them train again (on 0), between steps; patterns are those of
+ * mt_parameter_group. A frozen parameter needs no gradient, which saves the time and the activations that
+ * it would take; it is left out of the norm that is clipped, and it and its optimiser state stay as they
+ * are until it goes on with them. The memory for them is not given back. What is frozen is no part of
+ * the state: whoever loads a checkpoint freezes anew. mt_torch_free has everything train again.
+ *
+ * A policy keeps recordings and times of its own for each set of frozen parameters.
+ *
+ * @return MT_OK; MT_EINVAL when no trainable parameter fits the pattern, or none would be left to train;
+ *         MT_ESTATE during a step
+ */
+MT_API MT_NODISCARD mt_status mt_torch_freeze(mt_torch *torch, const char *pattern, int on);
 
 /* The learning rate of the next step, > 0. */
 MT_API MT_NODISCARD mt_status mt_torch_set_lr(mt_torch *torch, double lr);
