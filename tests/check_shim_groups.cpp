@@ -66,6 +66,11 @@ std::string frozen(const Net &net) {
     return names;
 }
 
+void check_frozen(const Net &net, const char *names) {
+    std::string seen = frozen(net);
+    ck_assert_str_eq(seen.c_str(), names);
+}
+
 /* The tensors that the step has changed are those whose name the text is in, or is not. */
 void check_changed(const std::map<std::string, std::string> &before,
                    const std::map<std::string, std::string> &after, const char *text, bool is_in) {
@@ -134,11 +139,13 @@ const std::vector<mt_parameter_group> three_groups() {
 START_TEST(as_libtorch) {
     std::vector<mt_parameter_group> groups = three_groups();
     mt_torch_options options = with_groups(options_of(optimizers[_i]), groups);
-    Trainer trainer(options);
+    NetOptions no_norm; /* behind it a bias has no gradient but rounding, which Adam makes large */
+    no_norm.norm = false;
+    Trainer trainer(options, no_norm);
     groups.assign(3, group_of("nothing of this is read again"));
     Batch batch(8);
     ck_ok(mt_torch_seed(7));
-    Net net{NetOptions{}};
+    Net net(no_norm);
     auto by_hand = optimizer_of(net, options);
     ck_ok(mt_torch_seed(3));
     for (int i = 0; i < 5; i++) ck_ok(train(trainer, batch));
@@ -169,7 +176,7 @@ START_TEST(same_as_none) {
         for (int k = 0; k < 4; k++) ck_ok(step(trainer, batch, {3, 5}));
         hashes[i] = trainer.hash();
     }
-    if (strcmp(suite_device(), "sim:cuda") != 0 || _i < 3) ck_assert(hashes[0] == hashes[1]);
+    ck_assert(hashes[0] == hashes[1]);
 }
 END_TEST
 
@@ -197,7 +204,7 @@ START_TEST(patterns) {
         if (!row.frozen) {
             ck_status(status, MT_EINVAL);
             ck_contains(mt_last_error(), row.pattern);
-            ck_assert(frozen(*trainer.net).empty());
+            check_frozen(*trainer.net, "");
             continue;
         }
         ck_ok(status);
@@ -249,7 +256,7 @@ START_TEST(refused) {
     ck_ok(mt_begin(trainer.torch, batch.get()));
     ck_status(mt_torch_freeze(trainer.torch, "conv", 1), MT_ESTATE);
     ck_ok(mt_rollback(trainer.torch));
-    ck_assert(frozen(*trainer.net).empty());
+    check_frozen(*trainer.net, "");
 }
 END_TEST
 
@@ -269,13 +276,13 @@ START_TEST(phases) {
     for (int i = 0; i < 2; i++) ck_ok(step(trainer, batch, {3, 5}));
     auto after = contents(trainer);
     check_changed(before, after, "conv1", false);
-    ck_assert_str_eq(frozen(*trainer.net).c_str(), "conv1.weight conv1.bias ");
+    check_frozen(*trainer.net, "conv1.weight conv1.bias ");
     ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 0));
     ck_ok(mt_torch_freeze(trainer.torch, "linear.", 1));
     for (int i = 0; i < 2; i++) ck_ok(train(trainer, batch));
     check_changed(after, contents(trainer), "linear", false);
     ck_ok(mt_torch_freeze(trainer.torch, "", 0));
-    ck_assert(frozen(*trainer.net).empty());
+    check_frozen(*trainer.net, "");
     before = contents(trainer);
     ck_ok(train(trainer, batch));
     check_changed(before, contents(trainer), "", true);
@@ -354,7 +361,8 @@ START_TEST(predictions) {
     size_t peaks[3] = {};
     for (int phase = 0; phase < 3; phase++) {
         uint64_t shape = 0;
-        if (phase) ck_ok(mt_torch_freeze(trainer.torch, "conv", phase == 1));
+        for (const char *pattern : {"conv", "norm"})
+            if (phase) ck_ok(mt_torch_freeze(trainer.torch, pattern, phase == 1));
         ck_ok(seam.shape(seam.self, batch.get(), &shape));
         shapes.push_back(shape);
         for (int i = 0; i < 8; i++) {
@@ -387,7 +395,7 @@ START_TEST(moves) {
     for (int on : {1, 0}) {
         ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, on));
         ck_assert(contents(trainer) == before);
-        ck_assert_str_eq(frozen(*trainer.net).c_str(), "conv1.weight conv1.bias ");
+        check_frozen(*trainer.net, "conv1.weight conv1.bias ");
     }
     ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, 1));
     ck_ok(train(trainer, batch));
@@ -404,7 +412,7 @@ START_TEST(moves) {
     ck_status(seam.set_rung(seam.self, MT_RUNG_CPU, 0), MT_EDEVMEM);
     ck_ok(mt_inject_oom(0, 0));
     ck_assert(contents(trainer) == before);
-    ck_assert_str_eq(frozen(*trainer.net).c_str(), "conv1.weight conv1.bias ");
+    check_frozen(*trainer.net, "conv1.weight conv1.bias ");
 }
 END_TEST
 
@@ -419,9 +427,9 @@ START_TEST(given_back) {
     ck_ok(net_model_new({}, &model, &net));
     net->conv2->bias.set_requires_grad(false); /* the caller's own */
     ck_ok(mt_torch_new(model, &options, &torch));
-    ck_assert_str_eq(frozen(*net).c_str(), "conv1.weight conv1.bias conv2.bias ");
+    check_frozen(*net, "conv1.weight conv1.bias conv2.bias ");
     mt_torch_free(torch);
-    ck_assert_str_eq(frozen(*net).c_str(), "conv2.bias ");
+    check_frozen(*net, "conv2.bias ");
     mt_model_free(model);
 }
 END_TEST

@@ -34,6 +34,12 @@ mt_torch_options half(mt_optimizer optimizer, double clip_norm = 0.0, double sca
     return options;
 }
 
+NetOptions no_norm() {
+    NetOptions options;
+    options.norm = false;
+    return options;
+}
+
 /* One step that must go through. */
 mt_apply_result train(const Trainer &trainer, const Batch &batch) {
     mt_apply_result applied = apply_result();
@@ -86,7 +92,7 @@ struct Hand {
 
     Hand(const mt_torch_options &o) {
         ck_ok(mt_torch_seed(7));
-        net = std::make_shared<Net>(NetOptions{});
+        net = std::make_shared<Net>(no_norm());
         if (o.optimizer == MT_SGD)
             optimizer = std::make_unique<torch::optim::SGD>(
                 net->parameters(),
@@ -150,11 +156,11 @@ START_TEST(trains) {
 }
 END_TEST
 
-/* Dropout, BatchNorm and the scale as in a loop by hand. */
+/* As in a loop by hand. Behind BatchNorm a bias has no gradient but rounding, which Adam makes large. */
 START_TEST(as_by_hand) {
     mt_torch_options options = half(optimizers[_i % 3], 0.0, 1024.0);
     options.device = devices[_i / 3];
-    Trainer trainer(options);
+    Trainer trainer(options, no_norm());
     Hand hand(options);
     Batch batch(8);
     ck_ok(mt_torch_seed(3));
