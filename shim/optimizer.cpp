@@ -167,7 +167,8 @@ at::Tensor Optimizer::norm_on_device() {
                 norms.push_back(norm.to(at::kFloat));
         }
     lists_.clear();
-    if (norms.empty()) return at::zeros({}, flat_.slots().at(0).parameter.options().dtype(at::kFloat));
+    if (norms.empty())
+        return at::zeros({}, flat_.slots().at(0).parameter.options().dtype(at::kFloat));
     return at::linalg_vector_norm(at::stack(norms), 2);
 }
 

@@ -54,8 +54,8 @@ at::Tensor Scaler::state() const {
 void Scaler::check_state(const at::Tensor &state) {
     const double *data = state.const_data_ptr<double>();
     if (!is_scale(data[0]) || !(data[1] >= 0.0) || data[1] > most_steps)
-        fail(MT_EINVAL, "%s is %g after %g steps; accepted: a power of two from 2^-16 to 2^32", name,
-             data[0], data[1]);
+        fail(MT_EINVAL, "%s is %g after %g steps; accepted: a power of two from 2^-16 to 2^32",
+             name, data[0], data[1]);
 }
 
 void Scaler::set_state(const at::Tensor &state) {

@@ -180,12 +180,8 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
-    return {run.training,
-            run.backward,
-            run.checkpointing,
-            shape_in(torch, run.batch),
-            at::get_num_threads(),
-            torch.amp};
+    return {run.training,          run.backward, run.checkpointing, shape_in(torch, run.batch),
+            at::get_num_threads(), torch.amp};
 }
 
 /*

@@ -94,7 +94,8 @@ void check_groups(const mt_torch &torch) {
         bool fits = false;
         for (const Slot &slot : slots) fits |= matches(pattern, slot.name);
         if (!fits)
-            fail(MT_EINVAL, "%s: options->groups[%zu].pattern '%.100s' matches no trainable parameter",
+            fail(MT_EINVAL,
+                 "%s: options->groups[%zu].pattern '%.100s' matches no trainable parameter",
                  name_of, i - 1, pattern);
     }
     for (const Slot &slot : slots) trained += !is_frozen(torch, slot);

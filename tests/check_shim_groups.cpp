@@ -88,8 +88,8 @@ void check_changed(const std::map<std::string, std::string> &before,
 /* ---- the same with an optimiser of libtorch's ---- */
 
 template <class Options>
-std::vector<torch::optim::OptimizerParamGroup>
-parts_of(Net &net, const Options &base, const std::function<void(const std::string &, Options &)> &f) {
+std::vector<torch::optim::OptimizerParamGroup> parts_of(
+    Net &net, const Options &base, const std::function<void(const std::string &, Options &)> &f) {
     std::vector<torch::optim::OptimizerParamGroup> list;
     for (auto &item : net.named_parameters()) {
         Options own = base;
@@ -114,9 +114,9 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(Net &net, const mt_torch_o
     using namespace torch::optim;
     if (o.optimizer == MT_SGD)
         return std::make_unique<SGD>(
-            parts_of<SGDOptions>(
-                net, SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay),
-                set<SGDOptions>),
+            parts_of<SGDOptions>(net,
+                                 SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay),
+                                 set<SGDOptions>),
             SGDOptions(o.lr));
     if (o.optimizer == MT_ADAM)
         return std::make_unique<Adam>(

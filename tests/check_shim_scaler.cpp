@@ -232,7 +232,7 @@ START_TEST(grows) {
     const struct {
         bool good;
         double then;
-    } steps[] = {{true, 16}, {true, 16}, {true, 32},  {true, 32},  {true, 32},
+    } steps[] = {{true, 16},  {true, 16}, {true, 32}, {true, 32}, {true, 32},
                  {false, 16}, {true, 16}, {true, 16}, {true, 32}, {false, 16}};
     for (const auto &s : steps) {
         ck_assert_int_eq(train(trainer, s.good ? batch : bad).skipped, !s.good);

@@ -381,7 +381,7 @@ typedef struct mt_torch_options {
     mt_dtype amp;        /* forward under autocast: MT_BFLOAT16, or MT_FLOAT16 with a loss scaler
                             (not on MPS); MT_DTYPE_NONE: off */
     int arena;           /* MT_ARENA_AUTO or MT_ARENA_NEVER */
-    int checkpointing; /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
+    int checkpointing;  /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
     double scale_start; /* first scale of the loss under MT_FLOAT16: a power of two from 2^-16 to
                            2^32; 0: 65536 */
     uint64_t scale_growth_interval; /* updates without an infinity before it is doubled; 0: 2000 */
