@@ -115,7 +115,7 @@ static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
                    .backend = MT_BACKEND_INIT};
     f->flags.image_size = 96;
     f->flags.epochs = 10;
-    f->flags.schedule = EX_SCHEDULE_COSINE;
+    f->flags.schedule = MT_SCHEDULE_COSINE;
     if (!ex_flags_read(&command, argc, argv, out_status)) return 0;
     if (f->dev_mode && !f->dev_samples) f->dev_samples = DEV_SAMPLES;
     f->setting_count = ex_flags_settings(&f->flags, &command.own, f->settings);

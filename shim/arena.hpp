@@ -36,11 +36,12 @@ struct Kind {
     bool checkpointing;
     uint64_t shape; /* of a sample */
     int threads;
+    int amp; /* mt_dtype of autocast */
 
     bool operator==(const Kind &other) const {
         return training == other.training && backward == other.backward &&
                checkpointing == other.checkpointing && shape == other.shape &&
-               threads == other.threads;
+               threads == other.threads && amp == other.amp;
     }
 };
 

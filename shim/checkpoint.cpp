@@ -123,9 +123,14 @@ bool is_of_device(const std::string &name) {
     return is_rng(name) && name != "rng.cpu";
 }
 
+/* What a run may do without: a generator that it does not have, a loss scaler of another precision. */
+bool is_optional(const std::string &name) {
+    return is_of_device(name) || name == Scaler::name;
+}
+
 void warn(const char *path, const std::string &name, const char *what) {
-    mt_log(MT_LOG_WARNING, "'%.200s' %s %s: the run does not go on with the same random numbers",
-           path, what, name.c_str());
+    mt_log(MT_LOG_WARNING, "'%.200s' %s %s: the run does not go on with the same %s", path, what,
+           name.c_str(), name == Scaler::name ? "loss scale" : "random numbers");
 }
 
 /* Both lists are sorted by the bytes of the names. */
@@ -138,9 +143,9 @@ std::vector<Match> match(const std::vector<Named> &list, const TensorFile &file,
                     : there == file.count() ? -1
                                             : list[here].name.compare(file.entry(there).name);
         const std::string name = order > 0 ? file.entry(there).name : list[here].name;
-        if (order < 0 && is_of_device(name))
+        if (order < 0 && is_optional(name))
             warn(path, name, "does not have");
-        else if (order > 0 && is_of_device(name))
+        else if (order > 0 && is_optional(name))
             warn(path, name, "is of a run with");
         else if (order < 0)
             differences.add_missing(name);
@@ -197,6 +202,18 @@ void set_generators(std::vector<Generator> &list) {
     }
 }
 
+/* The scaler's state, read and checked; undefined: there is none to set. */
+at::Tensor read_scaler(const std::vector<Match> &matches, const TensorFile &file,
+                       Staging &staging) {
+    for (const Match &match : matches) {
+        if (std::strcmp(file.entry(match.index).name, Scaler::name) != 0) continue;
+        file.read(match.index, match.tensor, staging);
+        Scaler::check_state(match.tensor);
+        return match.tensor;
+    }
+    return {};
+}
+
 /* Whatever it throws has not changed anything, unless *out_changing is set. */
 void load(mt_torch &torch, const char *path, char *extra, size_t capacity, bool *out_changing) {
     c10::NoGradGuard no_grad;
@@ -209,7 +226,9 @@ void load(mt_torch &torch, const char *path, char *extra, size_t capacity, bool 
     std::vector<Match> matches = match(list, file, path);
     check_hash(file, path, rest.hash, staging);
     std::vector<Generator> generators = read_generators(matches, file, torch.device, staging);
+    at::Tensor scaler = read_scaler(matches, file, staging);
     *out_changing = true;
+    if (scaler.defined()) torch.scaler->set_state(scaler);
     set_generators(generators);
     for (const Match &match : matches)
         if (!is_rng(file.entry(match.index).name)) file.read(match.index, match.tensor, staging);

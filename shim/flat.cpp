@@ -45,9 +45,10 @@ int64_t padded(int64_t elements, c10::ScalarType dtype) {
 
 } // namespace
 
-Flat::Flat(const std::vector<Named> &parameters) {
+Flat::Flat(const std::vector<Named> &parameters, const Flat *before) {
     for (const Named &parameter : parameters)
-        if (parameter.tensor.requires_grad()) plan(parameter);
+        if (parameter.tensor.requires_grad() || (before && before->has_frozen(parameter.name)))
+            plan(parameter);
 }
 
 void Flat::plan(const Named &parameter) {
@@ -58,18 +59,45 @@ void Flat::plan(const Named &parameter) {
         fail(MT_ENOTSUP, "parameter '%s' is no dense tensor of floats", parameter.name.c_str());
     size_t index = block_of(blocks_, tensor.scalar_type());
     Block &block = blocks_[index];
-    slots_.push_back({parameter.name, tensor, {}, index, block.elements, 0, false});
+    slots_.push_back({parameter.name, tensor, {}, index, block.elements, 0, false, false});
     block.elements += padded(tensor.numel(), block.dtype);
 }
 
 Flat::~Flat() {
-    for (Slot &slot : slots_)
+    for (Slot &slot : slots_) {
+        if (slot.frozen) set_frozen(slot, false);
         if (is_laid_out_) slot.parameter.mutable_grad().reset();
+    }
 }
 
-void Flat::forget() {
-    for (Slot &slot : slots_) slot.parameter.mutable_grad().reset();
+void Flat::hand_over(Flat &other) {
+    for (size_t i = 0; i < slots_.size(); i++) {
+        slots_[i].parameter.mutable_grad().reset();
+        other.slots_[i].frozen = slots_[i].frozen;
+    }
     slots_.clear();
+}
+
+void Flat::set_frozen(Slot &slot, bool on) {
+    slot.parameter.set_requires_grad(!on);
+    slot.frozen = on;
+}
+
+bool Flat::has_frozen(const std::string &name) const {
+    for (const Slot &slot : slots_)
+        if (slot.frozen && slot.name == name) return true;
+    return false;
+}
+
+/* FNV-1a (Fowler, Noll, Vo) over the slots' numbers. */
+uint64_t Flat::frozen_set() const {
+    uint64_t hash = 0;
+    for (size_t i = 0; i < slots_.size(); i++) {
+        if (!slots_[i].frozen) continue;
+        if (!hash) hash = 0xcbf29ce484222325U;
+        hash = (hash ^ (i + 1)) * 0x100000001b3U;
+    }
+    return hash;
 }
 
 /* Strides are kept where they cover the slot without gaps, channels_last for one. */

@@ -31,6 +31,7 @@ struct Slot {
     int64_t offset;
     int64_t version; /* of gradient when the chunk began, in place */
     bool received;   /* a gradient, in this step */
+    bool frozen;     /* no gradient is wanted for now */
 };
 
 struct Block {
@@ -45,10 +46,11 @@ public:
     /*
      * Plans the layout and touches nothing. Throws Failure for parameters that cannot be trained.
      * A parameter under two names (tied weights) is laid out once, under its first.
+     * What another Flat has frozen (NULL: there is none) is laid out like what can be trained.
      */
-    explicit Flat(const std::vector<Named> &parameters);
+    explicit Flat(const std::vector<Named> &parameters, const Flat *before = nullptr);
 
-    /* Takes the gradients away from the parameters, which keep their values. */
+    /* Takes the gradients away from the parameters, which keep their values and can be trained. */
     ~Flat();
     Flat(const Flat &) = delete;
     Flat &operator=(const Flat &) = delete;
@@ -83,11 +85,20 @@ public:
     /* After the update: gradients that are no views of the block are released. */
     void end_step();
 
-    /* Another Flat has the parameters now: their gradients are no business of this one's. */
-    void forget();
+    /* Freezes the slots that are meant, or has them train again. Between steps. */
+    template <class Predicate> void freeze(Predicate &&is_meant, bool on) {
+        for (Slot &slot : slots_)
+            if (is_meant(slot)) set_frozen(slot, on);
+    }
+
+    /* A number that is equal for equal sets of frozen slots, 0 for none. */
+    uint64_t frozen_set() const;
+
+    /* Another Flat with the same slots has the parameters now: they are no business of this one's. */
+    void hand_over(Flat &other);
 
     /* Whether the slot received a gradient in this step; it is the parameter's `.grad` then. */
-    static bool touched(const Slot &slot) { return slot.received; }
+    static bool touched(const Slot &slot) { return slot.received && !slot.frozen; }
 
     /* A view of a block laid out like this one, with the shape and strides of the parameter. */
     static at::Tensor view(const at::Tensor &block, const Slot &slot);
@@ -100,6 +111,8 @@ public:
 
 private:
     void plan(const Named &parameter);
+    static void set_frozen(Slot &slot, bool on);
+    bool has_frozen(const std::string &name) const;
     void gather();
     void zero_the_rest();
     void make_addable();

@@ -2,16 +2,23 @@
 #include "optimizer.hpp"
 
 #include <cmath>
+#include <limits>
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -73,8 +80,10 @@ double device_sum_of_squares(const at::Tensor &gradient) {
 
 } // namespace
 
-Optimizer::Optimizer(const mt_torch_options &options, const Flat &flat)
-    : options_(options), flat_(flat) {
+Optimizer::Optimizer(const mt_torch_options &options, const std::vector<Group> &groups,
+                     const Flat &flat)
+    : options_(options), flat_(flat), groups_(groups) {
+    for (const Slot &slot : flat.slots()) group_of_.push_back(group_of(groups, slot.name));
     if (options.optimizer != MT_SGD) {
         moments_.push_back({"exp_avg", {}, {}});
         moments_.push_back({"exp_avg_sq", {}, {}});
@@ -88,8 +97,11 @@ size_t Optimizer::bytes() const {
     return moments_.size() * flat_.bytes() + steps;
 }
 
-void Optimizer::lay_out(c10::Device device) {
+void Optimizer::lay_out(const Device &where) {
     c10::NoGradGuard no_grad;
+    c10::Device device = where;
+    on_device_ = where.memory() == Memory::cuda;
+    host_divisor_ = at::zeros({}, at::device(at::kCPU).dtype(at::kFloat));
     for (Moment &moment : moments_) {
         for (const Block &block : flat_.blocks())
             moment.blocks.push_back(
@@ -120,8 +132,11 @@ void Optimizer::copy_state(const Optimizer &other) {
     rate_ = other.rate_;
 }
 
+/*
+ * On the CPU summed in double over fixed blocks, so that the result does not depend on the number of
+ * threads; float32 cannot overflow there, so a sum that is not finite tells of a gradient that is not.
+ */
 double Optimizer::gradient_norm() {
-    c10::NoGradGuard no_grad;
     double sum = 0.0;
     for (const Slot &slot : flat_.slots()) {
         if (!Flat::touched(slot)) continue;
@@ -134,13 +149,82 @@ double Optimizer::gradient_norm() {
 
 /* A scalar tensor as factor: a number would be wrapped in a new tensor at each call. */
 void Optimizer::scale_gradients(double factor) {
-    c10::NoGradGuard no_grad;
     for (at::Tensor &scalar : factors_)
         AT_DISPATCH_FLOATING_TYPES_AND2(
             at::kHalf, at::kBFloat16, scalar.scalar_type(), "scale_gradients",
             [&] { *scalar.mutable_data_ptr<scalar_t>() = static_cast<scalar_t>(factor); });
     for (const Slot &slot : flat_.slots())
         if (Flat::touched(slot)) slot.parameter.mutable_grad().mul_(factors_[slot.block]);
+}
+
+/* In float32: gradients of half precision times the largest scale are far from its end. */
+at::Tensor Optimizer::norm_on_device() {
+    std::vector<at::Tensor> norms;
+    for (size_t block = 0; block < flat_.blocks().size(); block++)
+        for (size_t group = 0; group < groups_.size(); group++) {
+            if (!collect(block, group)) continue;
+            for (const at::Tensor &norm : at::_foreach_norm(lists_.gradients, 2))
+                norms.push_back(norm.to(at::kFloat));
+        }
+    lists_.clear();
+    if (norms.empty())
+        return at::zeros({}, flat_.slots().at(0).parameter.options().dtype(at::kFloat));
+    return at::linalg_vector_norm(at::stack(norms), 2);
+}
+
+/* As torch.nn.utils.clip_grad_norm_: with a norm that is no number all gradients become none. */
+void Optimizer::clip() {
+    update_.norm = gradient_norm();
+    double factor = options_.clip_norm / (update_.norm + 1e-6);
+    if (!(factor >= 1.0)) scale_gradients(factor);
+}
+
+/* The fused update divides by the scale and clips in one: it passes over the gradients anyway. */
+void Optimizer::prepare_on_host(double scale) {
+    double most = options_.clip_norm, norm = gradient_norm();
+    update_ = {norm / scale, !std::isfinite(norm)};
+    double factor = most > 0.0 ? most / (update_.norm + 1e-6) : 1.0;
+    *host_divisor_.mutable_data_ptr<float>() =
+        static_cast<float>(factor < 1.0 ? scale / factor : scale);
+    divisor_ = host_divisor_;
+}
+
+/* The same without a word to the host. */
+void Optimizer::prepare_on_device(double scale) {
+    double unit = scale > 0.0 ? scale : 1.0, most = options_.clip_norm;
+    at::Tensor norm = norm_on_device();
+    at::Tensor infinite = at::rsub(at::isfinite(norm).to(at::kFloat), 1);
+    norm = norm.div(unit);
+    at::Tensor divisor = most > 0.0 ? norm.add(1e-6).div(most).clamp_min(1.0).mul(unit)
+                                    : at::full({}, unit, norm.options());
+    at::Tensor counted = at::rsub(infinite, 1), outcome = at::stack({norm, infinite});
+    divisor_ = divisor;
+    outcome_ = outcome;
+    if (scale <= 0.0) return;
+    skips_ = infinite;
+    counted_ = counted;
+}
+
+void Optimizer::prepare(double scale) {
+    c10::NoGradGuard no_grad;
+    update_ = {std::numeric_limits<double>::quiet_NaN(), false};
+    divisor_.reset();
+    skips_.reset();
+    for (at::Tensor *tensor : {&counted_, &outcome_}) tensor->reset();
+    if (scale <= 0.0 && options_.clip_norm <= 0.0) return;
+    if (on_device_)
+        prepare_on_device(scale);
+    else if (scale > 0.0)
+        prepare_on_host(scale);
+    else
+        clip();
+}
+
+Update Optimizer::finish() const {
+    if (!outcome_.defined()) return update_;
+    at::Tensor outcome = outcome_.to(at::kCPU);
+    const float *values = outcome.const_data_ptr<float>();
+    return {values[0], skips_ && values[1] != 0.0f};
 }
 
 void Optimizer::Lists::clear() {
@@ -151,57 +235,66 @@ void Optimizer::Lists::reserve(size_t count) {
     for (auto *list : {&parameters, &gradients, &first, &second, &steps}) list->reserve(count);
 }
 
-void Optimizer::collect(size_t block) {
+/* Whether there is something to update. */
+bool Optimizer::collect(size_t block, size_t group) {
     lists_.clear();
     for (size_t i = 0; i < flat_.slots().size(); i++) {
         const Slot &slot = flat_.slots()[i];
-        if (slot.block != block || !Flat::touched(slot)) continue;
+        if (slot.block != block || group_of_[i] != group || !Flat::touched(slot)) continue;
         lists_.parameters.push_back(slot.parameter);
         lists_.gradients.push_back(slot.parameter.grad());
         if (moments_.size() > 0) lists_.first.push_back(moments_[0].views[i]);
         if (moments_.size() > 1) lists_.second.push_back(moments_[1].views[i]);
         if (steps_.defined()) lists_.steps.push_back(step_views_[i]);
     }
+    return !lists_.parameters.empty();
 }
 
 /*
  * The fused operators read the steps and do not count them; with a step of 0 the bias correction
  * divides by zero. Adding a number to a tensor allocates, so on the CPU memory is written instead.
  */
-void Optimizer::count_step(double by) {
-    if (steps_.defined() && !steps_.is_cpu()) at::_foreach_add_(lists_.steps, by);
-    if (!steps_.defined() || !steps_.is_cpu()) return;
-    for (at::Tensor &step : lists_.steps) *step.mutable_data_ptr<float>() += static_cast<float>(by);
+void Optimizer::count_step() {
+    if (!steps_.defined()) return;
+    if (counted_.defined())
+        at::_foreach_add_(lists_.steps, counted_);
+    else if (!steps_.is_cpu())
+        at::_foreach_add_(lists_.steps, 1.0);
+    else
+        for (at::Tensor &step : lists_.steps) *step.mutable_data_ptr<float>() += 1.0f;
 }
 
 /*
  * SGD's momentum buffers begin as zeros, and is_first_step stays false: momentum * 0 + gradient is
  * the copy that the first step of torch::optim::SGD makes, and holds for each parameter by itself.
  */
-void Optimizer::update() {
+void Optimizer::update(const Group &group) {
     const mt_torch_options &o = options_;
-    double rate = o.lr * rate_;
+    double rate = o.lr * rate_ * group.lr_factor, decay = group.weight_decay;
     Lists &l = lists_;
     if (o.optimizer == MT_SGD)
-        at::_fused_sgd_(l.parameters, l.gradients, l.first, o.weight_decay, o.momentum, rate,
+        at::_fused_sgd_(l.parameters, l.gradients, l.first, decay, o.momentum, rate,
                         /*dampening=*/0.0, o.nesterov != 0, /*maximize=*/false,
-                        /*is_first_step=*/false);
+                        /*is_first_step=*/false, divisor_, skips_);
     else if (o.optimizer == MT_ADAM)
         at::_fused_adam_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, rate, o.beta1,
-                         o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+                         o.beta2, decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, divisor_,
+                         skips_);
     else
         at::_fused_adamw_(l.parameters, l.gradients, l.first, l.second, {}, l.steps, rate, o.beta1,
-                          o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+                          o.beta2, decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, divisor_,
+                          skips_);
 }
 
 void Optimizer::step() {
     c10::NoGradGuard no_grad;
-    for (size_t block = 0; block < flat_.blocks().size(); block++) {
-        collect(block);
-        if (lists_.parameters.empty()) continue;
-        count_step(1.0);
-        update();
-    }
+    if (update_.skipped) return;
+    for (size_t block = 0; block < flat_.blocks().size(); block++)
+        for (size_t group = 0; group < groups_.size(); group++) {
+            if (!collect(block, group)) continue;
+            count_step();
+            update(groups_[group]);
+        }
     lists_.clear();
 }
 

@@ -1,37 +1,50 @@
 /*
  * optimizer.hpp - SGD, Adam and AdamW over the flat blocks, with libtorch's fused operators.
  *
+ * An update is prepare, step, finish. prepare looks at the gradients: their norm, whether they are finite,
+ * and what the update shall divide them by. On a CUDA device nothing of it comes back to the host before
+ * finish; the fused operators read divisor and infinities where they lie.
+ *
  * State is made beforehand and flat, so that a step on the CPU allocates nothing. A parameter that
  * got no gradient is left alone: AdamW would move it on a gradient of zero.
  */
 #ifndef MEMTRAIN_SHIM_OPTIMIZER_HPP
 #define MEMTRAIN_SHIM_OPTIMIZER_HPP
 
+#include <optional>
 #include <vector>
 
 #include "flat.hpp"
+#include "groups.hpp"
 
 namespace memtrain::shim {
+
+/* What an update came to. */
+struct Update {
+    double norm;  /* of the whole gradient, without scale and before clipping; NaN: not computed */
+    bool skipped; /* it was not finite, and nothing was changed */
+};
 
 class Optimizer {
 public:
     /* Plans and touches nothing. */
-    Optimizer(const mt_torch_options &options, const Flat &flat);
+    Optimizer(const mt_torch_options &options, const std::vector<Group> &groups, const Flat &flat);
 
     /* Makes the state: zero moments, steps of 0. */
-    void lay_out(c10::Device device);
+    void lay_out(const Device &device);
 
     /*
-     * L2 norm of the whole gradient. On the CPU summed in double over fixed blocks, so that the
-     * result does not depend on the number of threads.
+     * Before step(). The gradient is that of a loss times scale (0: there is no scaler, and nothing is
+     * skipped), and is clipped as the options say. Allocates nothing on the CPU; throws before anything
+     * has changed.
      */
-    double gradient_norm();
-
-    /* Multiplies all gradients. Allocates nothing on the CPU. */
-    void scale_gradients(double factor);
+    void prepare(double scale);
 
     /* Updates every parameter that was touched. Allocates nothing on the CPU. */
     void step();
+
+    /* Once the device has been waited for. */
+    Update finish() const;
 
     /* The state of another, for the same parameters in the same order; on any device. */
     void copy_state(const Optimizer &other);
@@ -52,26 +65,43 @@ private:
         std::vector<at::Tensor> views;  /* as Flat's slots */
     };
 
-    /* What the fused operators take, for the touched slots of one block. */
+    /* What the fused operators take, for touched slots of one block. */
     struct Lists {
         std::vector<at::Tensor> parameters, gradients, first, second, steps;
         void clear();
         void reserve(size_t count);
     };
 
-    void collect(size_t block);
-    void count_step(double by);
-    void update();
+    double gradient_norm();
+    void scale_gradients(double factor);
+    at::Tensor norm_on_device();
+    void clip();
+    void prepare_on_host(double scale);
+    void prepare_on_device(double scale);
+    bool collect(size_t block, size_t group);
+    void count_step();
+    void update(const Group &group);
 
     mt_torch_options options_;
     double rate_ = 1.0; /* factor of the learning rate */
     const Flat &flat_;
+    std::vector<Group> groups_;
+    std::vector<size_t> group_of_; /* as Flat's slots */
     std::vector<Moment> moments_;
     at::Tensor steps_; /* [slots] float32, as the fused operators want it; Adam and AdamW */
     std::vector<at::Tensor> step_views_;
     std::vector<at::Tensor> factors_; /* a CPU scalar per block's dtype, for scale_gradients */
     std::vector<double> sums_;        /* partial sums of gradient_norm */
     Lists lists_;
+
+    /* Of one update. Scalars in float32, where the parameters are; undefined: not wanted. */
+    std::optional<at::Tensor> divisor_; /* of the gradients, as the fused operators want it */
+    std::optional<at::Tensor> skips_;   /* 1: there was an infinity. On a device alone */
+    at::Tensor counted_;                /* what is added to the steps: 1 less that */
+    at::Tensor outcome_;                /* float32 [2]: norm, infinity */
+    at::Tensor host_divisor_;           /* what divisor_ is on the CPU, made beforehand */
+    Update update_ = {};                /* on the CPU */
+    bool on_device_ = false;            /* CUDA, or its model */
 };
 
 } // namespace memtrain::shim

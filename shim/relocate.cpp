@@ -61,8 +61,8 @@ Moved move(const mt_torch &torch, const Device &to) {
     sim::OnCard on_card(to.card);
     Moved moved;
     move_model(torch, to);
-    moved.flat = std::make_unique<Flat>(parameters_of(*torch.model));
-    moved.optimizer = std::make_unique<Optimizer>(torch.options, *moved.flat);
+    moved.flat = std::make_unique<Flat>(parameters_of(*torch.model), torch.flat.get());
+    moved.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *moved.flat);
     moved.flat->lay_out(to);
     moved.optimizer->lay_out(to);
     moved.optimizer->copy_state(*torch.optimizer);
@@ -84,7 +84,7 @@ void relocate(mt_torch &torch, const Device &to) {
     std::vector<Kept> before = keep_all(*torch.model);
     try {
         Moved moved = move(torch, to);
-        torch.flat->forget();
+        torch.flat->hand_over(*moved.flat);
         torch.optimizer = std::move(moved.optimizer); /* refers to the old flat until here */
         torch.flat = std::move(moved.flat);
         torch.buffers = std::move(moved.buffers);

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <optional>
 
 #include <ATen/Parallel.h>
@@ -43,6 +42,10 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
     return mt_set_error(MT_ESTATE, "%s: the state is lost: %s", function, torch.poison.c_str());
 }
 
+uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch) {
+    return shape_of(batch) ^ torch.flat->frozen_set();
+}
+
 mt_status poison(mt_torch &torch, mt_status status) {
     torch.phase = Phase::poisoned;
     (void)guard([&] { torch.poison = mt_last_error(); });
@@ -69,8 +72,17 @@ void set_mode(mt_torch &torch, Mode mode) {
 /* Forward, under autocast where that is on; backward is outside of it. */
 Loss forward(mt_torch &torch, const Chunk &chunk) {
     std::optional<Autocast> autocast;
-    if (torch.options.amp == MT_BFLOAT16) autocast.emplace(torch.device.type(), c10::kBFloat16);
+    if (torch.amp != MT_DTYPE_NONE)
+        autocast.emplace(torch.device.type(),
+                         torch.amp == MT_FLOAT16 ? c10::kHalf : c10::kBFloat16);
     return loss_of(*torch.model, chunk);
+}
+
+/* What is differentiated. A loss in half precision has no room for a scale. */
+at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight) {
+    if (!torch.scaler) return at::mul(loss, weight);
+    bool is_half = loss.scalar_type() == at::kHalf;
+    return at::mul(is_half ? loss.to(at::kFloat) : loss, weight * torch.scaler->scale());
 }
 
 /*
@@ -117,7 +129,7 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     if (weight != 0.0) {
         GradientWatch watch(*torch.flat, torch.sink,
                             torch.arena ? torch.arena->recording() : nullptr);
-        at::Tensor weighted = at::mul(values.loss, weight);
+        at::Tensor weighted = weigh(torch, values.loss, weight);
         values.loss = values.loss.detach();
         weighted.backward();
     }
@@ -167,9 +179,9 @@ cpu::Arena *arena_of(const mt_torch &torch) {
     return torch.device.is_host() ? torch.arena.get() : nullptr;
 }
 
-cpu::Kind kind_of(const Run &run) {
-    return {run.training, run.backward, run.checkpointing, shape_of(run.batch),
-            at::get_num_threads()};
+cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
+    return {run.training,          run.backward, run.checkpointing, shape_in(torch, run.batch),
+            at::get_num_threads(), torch.amp};
 }
 
 /*
@@ -185,7 +197,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         synchronize(torch.device);
         start_call_peak(torch.device);
         Listening listening(torch.device, torch.sink);
-        cpu::Planned planned(arena_of(torch), kind_of(run), run.samples, run.apart);
+        cpu::Planned planned(arena_of(torch), kind_of(torch, run), run.samples, run.apart);
         auto start = Clock::now();
         body(result);
         synchronize(torch.device);
@@ -201,14 +213,14 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
     return status;
 }
 
-/* As torch.nn.utils.clip_grad_norm_: with a norm that is no number all gradients become none. */
-double clip(mt_torch &torch) {
-    double most = torch.options.clip_norm;
-    if (most <= 0.0) return std::numeric_limits<double>::quiet_NaN();
-    double norm = torch.optimizer->gradient_norm();
-    double factor = most / (norm + 1e-6);
-    if (!(factor >= 1.0)) torch.optimizer->scale_gradients(factor);
-    return norm;
+/*
+ * After an update that was made or skipped, the device waited for. What it throws has changed nothing.
+ */
+void settle(mt_torch &torch, const Update &update) {
+    if (!torch.scaler) return;
+    if (update.skipped && torch.scaler->is_spent()) torch.scaler->give_up();
+    if (update.skipped) torch.buffers.restore(*torch.model);
+    torch.scaler->count(update.skipped);
 }
 
 mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
@@ -321,12 +333,18 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     bool changing = false;
     mt_status status = guard(torch->device, [&] {
         auto start = Clock::now();
-        result.grad_norm = clip(*torch);
+        torch->optimizer->prepare(torch->scaler ? torch->scaler->scale() : 0.0);
         changing = true;
         torch->optimizer->step();
+        synchronize(torch->device);
+        Update update = torch->optimizer->finish();
+        changing = !update.skipped;
+        settle(*torch, update);
+        changing = true;
         torch->flat->end_step();
         torch->marked = false;
-        synchronize(torch->device);
+        result.grad_norm = update.norm;
+        result.skipped = update.skipped;
         result.seconds = seconds_since(start);
         torch->phase = Phase::idle;
     });
@@ -372,6 +390,11 @@ extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
     if (status == MT_OK || torch->phase == Phase::poisoned) return status;
     mt_status rolled = mt_rollback(torch);
     return rolled == MT_OK ? status : rolled;
+}
+
+extern "C" double mt_torch_scale(const mt_torch *torch) {
+    if (!mt__handle_is(torch, MT__KIND_TORCH) || !torch->scaler) return 0.0;
+    return torch->scaler->scale();
 }
 
 extern "C" mt_status mt_torch_set_lr(mt_torch *torch, double lr) {

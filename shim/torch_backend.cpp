@@ -30,6 +30,10 @@ bool can_checkpoint(const mt_torch &torch) {
     return torch.model->checkpoints && torch.options.checkpointing == MT_CHECKPOINTING_AUTO;
 }
 
+bool can_amp(const mt_torch &torch) {
+    return number_of(torch.options.amp) == MT_DTYPE_NONE;
+}
+
 mt_status describe(void *self, mt_backend_info *out) {
     MT_RETURN_IF_FAILED(check_self(self, "describe"));
     MT_RETURN_IF_FAILED(check_sized(out, "describe", "out"));
@@ -50,6 +54,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.metric_over = model.metric_over.empty() ? nullptr : model.metric_over.data();
     info.rungs = MT_RUNG_BIT(MT_RUNG_MINIMAL);
     if (can_checkpoint(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    if (can_amp(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_AMP);
     if (!torch.home.is_host()) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
     hand_over(info, out);
     return MT_OK;
@@ -132,7 +137,7 @@ mt_status hold_gradients(void *self, int on) {
 mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
     MT_RETURN_IF_FAILED(check_self(self, "shape"));
     MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
-    return guard([&] { *out = shape_of(batch_of("shape", batch)); });
+    return guard([&] { *out = shape_in(*torch_of(self), batch_of("shape", batch)); });
 }
 
 mt_status set_rate(void *self, double factor) {
@@ -168,6 +173,10 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
         if (!can_checkpoint(torch)) break;
         torch.checkpointing = on != 0;
         return MT_OK;
+    case MT_RUNG_AMP:
+        if (!can_amp(torch)) break;
+        torch.amp = on ? MT_BFLOAT16 : MT_DTYPE_NONE;
+        return MT_OK;
     case MT_RUNG_CPU:
         return guard(on ? Device(c10::Device(c10::kCPU)) : torch.home,
                      [&] { set_cpu(torch, on != 0); });
@@ -196,6 +205,7 @@ mt_status state_sha256(void *self, char out[65]) {
 std::vector<Named> state_of(const mt_torch &torch) {
     std::vector<Named> list = weights_of(*torch.model);
     torch.optimizer->append_state(list);
+    if (torch.scaler) list.push_back({Scaler::name, torch.scaler->state()});
     return list;
 }
 

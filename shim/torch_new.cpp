@@ -54,10 +54,18 @@ void check_options(const mt_torch_options &o) {
         check_range("beta2", o.beta2, 0, false, 1);
         check_range("eps", o.eps, 0, true, HUGE_VAL);
     }
-    if (amp == MT_FLOAT16)
-        fail(MT_ENOTSUP, "%s: options->amp MT_FLOAT16 needs a loss scaler", name_of);
-    if (amp != MT_DTYPE_NONE && amp != MT_BFLOAT16)
+    if (amp != MT_DTYPE_NONE && amp != MT_BFLOAT16 && amp != MT_FLOAT16)
         fail(MT_EINVAL, "%s: options->amp is %d", name_of, amp);
+    if (o.scale_start != 0 && !Scaler::is_scale(o.scale_start))
+        fail(MT_EINVAL,
+             "%s: options->scale_start is %g; accepted: a power of two from 2^-16 to 2^32, or 0",
+             name_of, o.scale_start);
+}
+
+/* MPS has fused updates that do not divide by a scale. */
+void check_amp(const mt_torch_options &o, const Device &device) {
+    if (number_of(o.amp) == MT_FLOAT16 && device.is_mps())
+        fail(MT_ENOTSUP, "%s: options->amp is MT_FLOAT16; accepted on MPS: MT_BFLOAT16", name_of);
 }
 
 size_t bytes_of(const std::vector<Named> &list) {
@@ -70,7 +78,29 @@ void plan(mt_torch &torch) {
     std::vector<Named> parameters = parameters_of(*torch.model);
     torch.parameter_bytes = bytes_of(distinct(parameters));
     torch.flat = std::make_unique<Flat>(parameters);
-    torch.optimizer = std::make_unique<Optimizer>(torch.options, *torch.flat);
+    torch.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *torch.flat);
+}
+
+bool is_frozen(const mt_torch &torch, const Slot &slot) {
+    return torch.groups[group_of(torch.groups, slot.name)].frozen;
+}
+
+/* A pattern that fits nothing is a slip of the pen, and a loss without parameters has no gradient. */
+void check_groups(const mt_torch &torch) {
+    const std::vector<Slot> &slots = torch.flat->slots();
+    size_t trained = 0;
+    for (size_t i = 1; i < torch.groups.size(); i++) {
+        const char *pattern = torch.groups[i].pattern.c_str();
+        bool fits = false;
+        for (const Slot &slot : slots) fits |= matches(pattern, slot.name);
+        if (!fits)
+            fail(MT_EINVAL,
+                 "%s: options->groups[%zu].pattern '%.100s' matches no trainable parameter",
+                 name_of, i - 1, pattern);
+    }
+    for (const Slot &slot : slots) trained += !is_frozen(torch, slot);
+    if (!slots.empty() && !trained)
+        fail(MT_EINVAL, "%s: options->groups leave no parameter to train", name_of);
 }
 
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
@@ -81,11 +111,17 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->model = model;
     torch->options = options;
     torch->options.device = nullptr;
+    torch->groups = groups_of(name_of, options);
+    torch->options.groups = nullptr; /* the caller's */
     torch->device = torch->home = device;
     torch->device_name = device.name();
     torch->checkpointing = options.checkpointing == MT_CHECKPOINTING_ON;
+    torch->amp = number_of(options.amp);
+    if (torch->amp == MT_FLOAT16)
+        torch->scaler.emplace(options.scale_start, options.scale_growth_interval);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
+    check_groups(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
     move_model(*torch, device);
     plan(*torch);
@@ -93,6 +129,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->optimizer->lay_out(device);
     torch->buffers.take(*model);
     torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
+    torch->flat->freeze([&](const Slot &slot) { return is_frozen(*torch, slot); }, true);
     if (!mt__handle_add(torch.get(), MT__KIND_TORCH)) throw std::bad_alloc();
     return torch;
 }
@@ -135,6 +172,7 @@ extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *optio
     mt_status status = guard([&] {
         check_options(own);
         check_device(name_of, device);
+        check_amp(own, device);
         *out = build(model, own, device, needs).release();
         model->in_use = true;
     });

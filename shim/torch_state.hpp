@@ -6,14 +6,17 @@
 #define MEMTRAIN_SHIM_TORCH_STATE_HPP
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "arena.hpp"
 #include "device.hpp"
 #include "flat.hpp"
+#include "groups.hpp"
 #include "model.hpp"
 #include "optimizer.hpp"
+#include "scaler.hpp"
 #include "snapshot.hpp"
 
 namespace memtrain::shim {
@@ -33,8 +36,11 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
 /* The state is lost, for the reason that the error line gives; returns status. */
 mt_status poison(mt_torch &torch, mt_status status);
 
-/* Parameters, buffers and optimiser state by name. */
+/* Parameters, buffers, optimiser state and the loss scaler's by name. */
 std::vector<Named> state_of(const mt_torch &torch);
+
+/* What chunks of such a batch depend on beside their size: the samples' shape and what is frozen. */
+uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch);
 
 } // namespace memtrain::shim
 
@@ -45,8 +51,10 @@ struct mt_torch {
     std::string device_name;
     memtrain::shim::Device home = c10::Device(c10::kCPU); /* where it is without MT_RUNG_CPU */
 
+    std::vector<memtrain::shim::Group> groups;
     std::unique_ptr<memtrain::shim::Flat> flat;
     std::unique_ptr<memtrain::shim::Optimizer> optimizer; /* refers to flat */
+    std::optional<memtrain::shim::Scaler> scaler;         /* with MT_FLOAT16 */
     memtrain::shim::RngState rng;                         /* as begin found them */
     memtrain::shim::BufferState buffers;
     size_t parameter_bytes = 0; /* frozen parameters included */
@@ -64,6 +72,7 @@ struct mt_torch {
     memtrain::shim::BufferState chunk_buffers;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
     bool checkpointing = false;
+    int amp = MT_DTYPE_NONE; /* autocast of the forward pass */
 
     std::unique_ptr<memtrain::shim::cpu::Arena, memtrain::shim::cpu::CloseArena>
         arena; /* or none */

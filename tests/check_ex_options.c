@@ -210,7 +210,7 @@ static const struct {
     {{"--momentum", "1"}, {"--momentum", "'1'", "below 1"}},
     {{"--weight-decay", "-0.1"}, {"--weight-decay", "'-0.1'", "at least 0"}},
     {{"--optimizer", "lion"}, {"--optimizer", "'lion'", "sgd, adam or adamw"}},
-    {{"--amp", "fp16"}, {"--amp", "'fp16'", "off or bf16"}},
+    {{"--amp", "fp8"}, {"--amp", "'fp8'", "off, bf16 or fp16"}},
     {{"--device", "sim:xla"}, {"--device", "'sim:xla'", "sim:cuda or sim:mps"}},
     {{"--device", "gpu"}, {"--device", "'gpu'", "cuda:N"}},
     {{"--device", "cuda:"}, {"--device", "'cuda:'", "cuda:N"}},
@@ -409,12 +409,23 @@ START_TEST(learning_rates) {
     ex_flags flags = EX_FLAGS_INIT;
     flags.lr = 2.0;
     ck_assert(ex_flags_lr(&flags, 7, 10) == 2.0);
-    flags.schedule = EX_SCHEDULE_COSINE;
+    flags.schedule = MT_SCHEDULE_COSINE;
     ck_assert(ex_flags_lr(&flags, 0, 10) == 2.0);
     ck_assert(fabs(ex_flags_lr(&flags, 5, 10) - 1.0) < 1e-12);
     for (uint64_t i = 1; i < 10; i++)
         ck_assert(ex_flags_lr(&flags, i, 10) < ex_flags_lr(&flags, i - 1, 10));
     ck_assert(ex_flags_lr(&flags, 9, 10) > 0);
+    flags.warmup = 4;
+    for (int kind = MT_SCHEDULE_CONSTANT; kind <= MT_SCHEDULE_STEP; kind++) {
+        flags.schedule = kind;
+        ck_assert(ex_flags_lr(&flags, 0, 10) == 2.0 / 5);
+        ck_assert(ex_flags_lr(&flags, 2, 10) < ex_flags_lr(&flags, 3, 10));
+        ck_assert(ex_flags_lr(&flags, 4, 10) == 2.0);
+        for (uint64_t i = 5; i < 10; i++)
+            ck_assert(ex_flags_lr(&flags, i, 10) <= ex_flags_lr(&flags, i - 1, 10));
+        ck_assert(ex_flags_lr(&flags, 9, 10) > 0);
+        ck_assert(ex_flags_lr(&flags, 1, 3) > 0); /* shorter than its warm-up */
+    }
 }
 END_TEST
 

@@ -249,9 +249,12 @@ START_TEST(bad_options) {
                 o.nesterov = 1;
             }),
             "mt_torch_new: options->nesterov needs a momentum above 0");
+    refused(
+        with([](auto &o) { o.scale_start = 3; }),
+        "mt_torch_new: options->scale_start is 3; accepted: a power of two from 2^-16 to 2^32, or "
+        "0");
     refused(with([](auto &o) { o.device = "toaster"; }),
             "mt_torch_new: 'toaster' is no name of a device");
-    ck_status(with([](auto &o) { o.amp = MT_FLOAT16; }), MT_ENOTSUP);
     ck_status(with([](auto &o) { o.device = "cuda:77"; }), MT_ENOTSUP);
     ck_assert_ptr_null(torch);
     ck_ok(with([](auto &) {}));

@@ -7,7 +7,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <float.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,14 +18,18 @@
 static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
 static const ex_word optimizers[] = {
     {"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}, {NULL, 0}};
-static const ex_word precisions[] = {{"off", MT_DTYPE_NONE}, {"bf16", MT_BFLOAT16}, {NULL, 0}};
+static const ex_word precisions[] = {
+    {"off", MT_DTYPE_NONE}, {"bf16", MT_BFLOAT16}, {"fp16", MT_FLOAT16}, {NULL, 0}};
 static const ex_word arenas[] = {{"auto", MT_ARENA_AUTO}, {"never", MT_ARENA_NEVER}, {NULL, 0}};
 static const ex_word checkpointing[] = {{"auto", MT_CHECKPOINTING_AUTO},
                                         {"on", MT_CHECKPOINTING_ON},
                                         {"off", EX_CHECKPOINTING_OFF},
                                         {NULL, 0}};
-static const ex_word schedules[] = {
-    {"constant", EX_SCHEDULE_CONSTANT}, {"cosine", EX_SCHEDULE_COSINE}, {NULL, 0}};
+static const ex_word schedules[] = {{"constant", MT_SCHEDULE_CONSTANT},
+                                    {"cosine", MT_SCHEDULE_COSINE},
+                                    {"linear", MT_SCHEDULE_LINEAR},
+                                    {"step", MT_SCHEDULE_STEP},
+                                    {NULL, 0}};
 static const ex_word fallbacks[] = {
     {"none", 0},
     {"cpu", MT_RUNG_BIT(MT_RUNG_CPU)},
@@ -129,8 +132,11 @@ static const ex_option rows[] = {
     FLAG("lr", EX_REAL, lr, "X", "learning rate", .min = DBL_MIN, .max = DBL_MAX,
          .accepts = "a number above 0", .decides = 1),
     FLAG("schedule", EX_WORD, schedule, "NAME",
-         "of the learning rate: constant, or cosine (down to 0 over all epochs)",
+         "of the learning rate: constant; cosine or linear, down to 0 over all epochs; step, to a "
+         "tenth at each third of them",
          .words = schedules, .decides = 1),
+    FLAG("warmup", EX_WHOLE, warmup, "N", "first steps, in which the learning rate rises to --lr",
+         .most = MANY, .decides = 1),
     FLAG("momentum", EX_REAL, momentum, "X", "momentum of sgd", .max = 1.0 - DBL_EPSILON,
          .accepts = "a number from 0 to below 1", .decides = 1),
     FLAG("weight-decay", EX_REAL, weight_decay, "X", "L2 in sgd and adam, decoupled in adamw",
@@ -138,8 +144,9 @@ static const ex_option rows[] = {
     FLAG("clip", EX_REAL, clip, "X", "scale the gradient down to this norm; 0 leaves it",
          .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is",
          .decides = 1),
-    FLAG("amp", EX_WORD, amp, "off|bf16", "mixed precision in the forward pass",
-         .words = precisions, .decides = 1),
+    FLAG("amp", EX_WORD, amp, "off|bf16|fp16",
+         "mixed precision in the forward pass; fp16 has a loss scaler", .words = precisions,
+         .decides = 1),
     FLAG("seed", EX_WHOLE, seed, "N", "of weights, order and augmentation", .most = INT64_MAX),
 
     {.section = "Memory"},
@@ -322,7 +329,7 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
 /* Momentum is of sgd, and how many epochs there are is of a rate that goes down over all of them. */
 static int is_idle(const ex_flags *flags, const char *name) {
     if (strcmp(name, "momentum") == 0) return flags->optimizer != MT_SGD;
-    return strcmp(name, "epochs") == 0 && flags->schedule == EX_SCHEDULE_CONSTANT;
+    return strcmp(name, "epochs") == 0 && flags->schedule == MT_SCHEDULE_CONSTANT;
 }
 
 size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting out[EX_SETTINGS]) {
@@ -401,7 +408,13 @@ mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info, siz
 }
 
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {
-    const double pi = 3.14159265358979323846;
-    if (flags->schedule == EX_SCHEDULE_CONSTANT || step >= steps) return flags->lr;
-    return flags->lr * 0.5 * (1.0 + cos(pi * (double)step / (double)steps));
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    uint64_t warmup = (uint64_t)flags->warmup;
+    schedule.kind = (mt_schedule_kind)flags->schedule;
+    schedule.rate = flags->lr;
+    schedule.warmup = warmup;
+    schedule.warmup_factor = 1.0 / (double)(warmup + 1); /* not 0, which no optimiser takes */
+    schedule.steps = steps > warmup ? steps : warmup + 1;
+    schedule.step_every = (steps + 2) / 3 ? (steps + 2) / 3 : 1;
+    return mt_schedule_rate(&schedule, step);
 }

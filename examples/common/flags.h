@@ -10,6 +10,7 @@
 #include "options.h"
 
 #include <memtrain/policy.h>
+#include <memtrain/schedule.h>
 #include <memtrain/torch.h>
 
 /* --inject-oom STEP:N[:persistent] */
@@ -26,12 +27,6 @@ typedef enum ex_progress_mode {
     EX_PROGRESS_OFF
 } ex_progress_mode;
 
-/* How the learning rate goes from --lr on. */
-typedef enum ex_schedule {
-    EX_SCHEDULE_CONSTANT = 0,
-    EX_SCHEDULE_COSINE /* down to 0 at the end of the last epoch, as half a wave of a cosine */
-} ex_schedule;
-
 /* Of ex_flags.checkpointing: the rung is forbidden. */
 #define EX_CHECKPOINTING_OFF (-1)
 
@@ -42,7 +37,8 @@ typedef struct ex_flags {
     int64_t seed;
     int64_t optimizer; /* an mt_optimizer */
     double lr, momentum, weight_decay, clip;
-    int64_t schedule;       /* an ex_schedule */
+    int64_t schedule;       /* an mt_schedule_kind */
+    int64_t warmup;         /* steps */
     int64_t amp;            /* an mt_dtype */
     const char *device;     /* "auto" or a device's name */
     const char *budget;     /* a size, "auto", or NULL: the program's default */
@@ -110,7 +106,7 @@ size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info);
 MT_NODISCARD mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info,
                                       size_t rest);
 
-/* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0. */
+/* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0 below steps. */
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps);
 
 #endif

@@ -352,6 +352,23 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
 #define MT_CHECKPOINTING_AUTO 0 /* as MT_RUNG_CHECKPOINTING says: where a chunk does not fit else */
 #define MT_CHECKPOINTING_ON 1
 
+/*
+ * Parameters that are trained in another way than the options say. A pattern without a * is what their
+ * names begin with ("fc."); one with a * is the whole name, * standing for any letters or none
+ * ("*.bias", "layer1.*.weight"). The first group whose pattern fits counts; tied weights go by their
+ * first name.
+ */
+typedef struct mt_parameter_group {
+    size_t size; /* sizeof(mt_parameter_group), the same in all of an array */
+    const char *pattern;
+    double lr_factor;    /* of the learning rate, > 0 */
+    double weight_decay; /* below 0 or NaN: that of the options */
+    int frozen;          /* 1: as mt_torch_freeze, from the start */
+} mt_parameter_group;
+
+#define MT_PARAMETER_GROUP_INIT                                                                    \
+    { sizeof(mt_parameter_group), NULL, 1.0, -1.0, 0 }
+
 typedef struct mt_torch_options {
     size_t size;        /* sizeof(mt_torch_options) */
     const char *device; /* NULL: "cpu" */
@@ -363,15 +380,22 @@ typedef struct mt_torch_options {
     double eps;          /* Adam and AdamW, > 0 */
     double weight_decay; /* L2 in SGD and Adam; decoupled in AdamW (Loshchilov & Hutter 2019) */
     double clip_norm;    /* scale the gradient down to this L2 norm; 0: leave it */
-    mt_dtype amp;        /* MT_BFLOAT16: forward under autocast; MT_DTYPE_NONE: off */
+    mt_dtype amp;        /* forward under autocast: MT_BFLOAT16, or MT_FLOAT16 with a loss scaler
+                            (not on MPS); MT_DTYPE_NONE: off */
     int arena;           /* MT_ARENA_AUTO or MT_ARENA_NEVER */
-    int checkpointing; /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
+    int checkpointing;  /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
+    double scale_start; /* first scale of the loss under MT_FLOAT16: a power of two from 2^-16 to
+                           2^32; 0: 65536 */
+    uint64_t scale_growth_interval; /* updates without an infinity before it is doubled; 0: 2000 */
+    const mt_parameter_group *groups; /* group_count of them; may be NULL without any. Copied. A
+                                         pattern that fits no trainable parameter is refused */
+    size_t group_count;
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
-            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO                                    \
+            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, 0.0, 0, NULL, 0                   \
     }
 
 /* One model and its optimiser on one device. */
@@ -443,6 +467,37 @@ MT_API MT_NODISCARD mt_status mt_apply(mt_torch *torch, mt_apply_result *out);
 MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t first,
                                           size_t count, mt_chunk_result *out);
 
+/*
+ * The loss scaler of MT_FLOAT16 (Micikevicius et al. 2018, arXiv 1710.03740). Half precision has no room
+ * for small gradients, so each chunk's loss is multiplied by a scale, and mt_apply divides the gradient,
+ * which is float32, by it again. A gradient that is not finite has mt_apply skip the update
+ * (mt_apply_result.skipped) and halve the scale; after scale_growth_interval updates in a row it is
+ * doubled, up to 2^32. A skipped step leaves parameters, buffers, optimiser state and its counts as they
+ * were; random numbers have been drawn. Where a scale of 2^-16 does not help either, the loss is not
+ * finite by itself: mt_apply then fails with MT_ESTATE and nothing has changed.
+ *
+ * From the first chunk to mt_apply gradients are those of the scaled loss. The norm that is reported and
+ * clipped is that of the gradient itself. The scale is part of the state: "amp.scaler", the scale and the
+ * updates since it last changed.
+ *
+ * @return the scale of the next step; 0 where there is no scaler, or no such handle
+ */
+MT_API double mt_torch_scale(const mt_torch *torch);
+
+/*
+ * Freezes parameters (on 1) or has them train again (on 0), between steps; patterns are those of
+ * mt_parameter_group. A frozen parameter needs no gradient, which saves the time and the activations that
+ * it would take; it is left out of the norm that is clipped, and it and its optimiser state stay as they
+ * are until it goes on with them. The memory for them is not given back. What is frozen is no part of
+ * the state: whoever loads a checkpoint freezes anew. mt_torch_free has everything train again.
+ *
+ * A policy keeps recordings and times of its own for each set of frozen parameters.
+ *
+ * @return MT_OK; MT_EINVAL when no trainable parameter fits the pattern, or none would be left to train;
+ *         MT_ESTATE during a step
+ */
+MT_API MT_NODISCARD mt_status mt_torch_freeze(mt_torch *torch, const char *pattern, int on);
+
 /* The learning rate of the next step, > 0. */
 MT_API MT_NODISCARD mt_status mt_torch_set_lr(mt_torch *torch, double lr);
 
@@ -457,11 +512,11 @@ MT_API MT_NODISCARD mt_status mt_amp_autocast(const char *device, mt_dtype dtype
 
 /*
  * SHA-256 over name, dtype, shape and bytes of every tensor of the state, sorted by name:
- * parameters, buffers, optimiser state and rng.cpu (rng.cuda.N). 64 hex digits and a zero.
+ * parameters, buffers, optimiser state, amp.scaler and rng.cpu (rng.cuda.N). 64 hex digits and a zero.
  */
 MT_API MT_NODISCARD mt_status mt_torch_state_sha256(mt_torch *torch, char out[65]);
 
-/* Tells fn of parameters, buffers and optimiser state, in name order. */
+/* Tells fn of parameters, buffers, optimiser state and a copy of amp.scaler, in name order. */
 MT_API MT_NODISCARD mt_status mt_torch_visit_state(mt_torch *torch, mt_visit_fn fn, void *user);
 
 /* ---- checkpoints ------------------------------------------------------------------------------- */
@@ -494,7 +549,7 @@ MT_API MT_NODISCARD mt_status mt_torch_save(mt_torch *torch, const char *path,
  * the same model, options, device, number of threads, batches and chunks. The options are the caller's
  * but for the learning rate, which is the file's; another kind of optimiser is refused. What a policy has
  * decided (chunks, rungs, the rate of a smaller batch) is not in it. A generator of a device that only
- * one of the two runs has is left alone, with a warning in the log.
+ * one of the two runs has is left alone, with a warning in the log, and so is a loss scaler.
  *
  * First everything is compared (names, dtypes, shapes) and read once (the hash), then it is copied in
  * place: until then a failure has changed nothing. Should the file fail in the second reading, the state

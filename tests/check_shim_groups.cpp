@@ -1,0 +1,491 @@
+/*
+ * check_shim_groups.cpp - groups of parameters with a learning rate and a weight decay of their own, and
+ * parameters that are frozen for some steps or for all.
+ */
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <unistd.h>
+
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <memtrain/trainer.h>
+
+#include "check_shim.hpp"
+
+using namespace check_shim;
+
+namespace {
+
+const mt_optimizer optimizers[] = {MT_SGD, MT_ADAM, MT_ADAMW};
+
+mt_parameter_group group_of(const char *pattern, double lr_factor = 1.0, double weight_decay = -1.0,
+                            int frozen = 0) {
+    mt_parameter_group group = MT_PARAMETER_GROUP_INIT;
+    group.pattern = pattern;
+    group.lr_factor = lr_factor;
+    group.weight_decay = weight_decay;
+    group.frozen = frozen;
+    return group;
+}
+
+mt_torch_options with_groups(mt_torch_options options,
+                             const std::vector<mt_parameter_group> &groups) {
+    options.groups = groups.data();
+    options.group_count = groups.size();
+    return options;
+}
+
+mt_status train(const Trainer &trainer, const Batch &batch) {
+    return mt_train_step(trainer.torch, batch.get(), nullptr, nullptr);
+}
+
+/* The bytes of each tensor of the state. */
+std::map<std::string, std::string> contents(const Trainer &trainer) {
+    std::map<std::string, std::string> state;
+    ck_ok(mt_torch_visit_state(
+        trainer.torch,
+        [](void *user, const char *name, mt_tensor *handle) {
+            const at::Tensor tensor = memtrain::tensor(handle).detach().contiguous().cpu();
+            auto &map = *static_cast<std::map<std::string, std::string> *>(user);
+            map[name] = std::string(static_cast<const char *>(tensor.data_ptr()), tensor.nbytes());
+            return MT_OK;
+        },
+        &state));
+    return state;
+}
+
+/* Names of the parameters that need no gradient, in order. */
+std::string frozen(const Net &net) {
+    std::string names;
+    for (const auto &item : net.named_parameters())
+        if (!item.value().requires_grad()) names += item.key() + " ";
+    return names;
+}
+
+void check_frozen(const Net &net, const char *names) {
+    std::string seen = frozen(net);
+    ck_assert_str_eq(seen.c_str(), names);
+}
+
+/* The tensors that the step has changed are those whose name the text is in, or is not. */
+void check_changed(const std::map<std::string, std::string> &before,
+                   const std::map<std::string, std::string> &after, const char *text, bool is_in) {
+    ck_assert_uint_eq(before.size(), after.size());
+    for (const auto &[name, bytes] : before) {
+        if (name.find("unused") != std::string::npos) continue;
+        bool has = name.find(text) != std::string::npos;
+        if (has != is_in)
+            ck_assert_msg(after.at(name) == bytes, "%s has changed", name.c_str());
+        else
+            ck_assert_msg(after.at(name) != bytes, "%s has not changed", name.c_str());
+    }
+}
+
+/* ---- the same with an optimiser of libtorch's ---- */
+
+template <class Options>
+std::vector<torch::optim::OptimizerParamGroup> parts_of(
+    Net &net, const Options &base, const std::function<void(const std::string &, Options &)> &f) {
+    std::vector<torch::optim::OptimizerParamGroup> list;
+    for (auto &item : net.named_parameters()) {
+        Options own = base;
+        f(item.key(), own);
+        list.emplace_back(std::vector<at::Tensor>{item.value()}, std::make_unique<Options>(own));
+    }
+    return list;
+}
+
+template <class Options> void set(const std::string &name, Options &o) {
+    bool is_bias = name.size() > 5 && name.substr(name.size() - 5) == ".bias";
+    if (name.rfind("linear.", 0) == 0) {
+        o.lr(o.lr() * 10).weight_decay(0);
+    } else if (is_bias) {
+        o.lr(o.lr() * 0.5).weight_decay(0.3);
+    } else if (name.rfind("conv1", 0) == 0) {
+        o.lr(o.lr() * 3);
+    }
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(Net &net, const mt_torch_options &o) {
+    using namespace torch::optim;
+    if (o.optimizer == MT_SGD)
+        return std::make_unique<SGD>(
+            parts_of<SGDOptions>(net,
+                                 SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay),
+                                 set<SGDOptions>),
+            SGDOptions(o.lr));
+    if (o.optimizer == MT_ADAM)
+        return std::make_unique<Adam>(
+            parts_of<AdamOptions>(net, AdamOptions(o.lr).weight_decay(o.weight_decay),
+                                  set<AdamOptions>),
+            AdamOptions(o.lr));
+    return std::make_unique<AdamW>(
+        parts_of<AdamWOptions>(net, AdamWOptions(o.lr).weight_decay(o.weight_decay),
+                               set<AdamWOptions>),
+        AdamWOptions(o.lr));
+}
+
+const std::vector<mt_parameter_group> three_groups() {
+    return {group_of("linear.", 10, 0), group_of("*.bias", 0.5, 0.3), group_of("conv1", 3)};
+}
+
+} // namespace
+
+/* The first group that fits counts, the rest goes by the options: as libtorch's own groups do. */
+START_TEST(as_libtorch) {
+    std::vector<mt_parameter_group> groups = three_groups();
+    mt_torch_options options = with_groups(options_of(optimizers[_i]), groups);
+    NetOptions no_norm; /* behind it a bias has no gradient but rounding, which Adam makes large */
+    no_norm.norm = false;
+    Trainer trainer(options, no_norm);
+    groups.assign(3, group_of("nothing of this is read again"));
+    Batch batch(8);
+    ck_ok(mt_torch_seed(7));
+    Net net(no_norm);
+    auto by_hand = optimizer_of(net, options);
+    ck_ok(mt_torch_seed(3));
+    for (int i = 0; i < 5; i++) ck_ok(train(trainer, batch));
+    ck_ok(mt_torch_seed(3));
+    for (int i = 0; i < 5; i++) {
+        by_hand->zero_grad();
+        at::cross_entropy_loss(net.forward(memtrain::tensor(batch.images())),
+                               memtrain::tensor(batch.labels()))
+            .backward();
+        by_hand->step();
+    }
+    auto ours = trainer.net->parameters(), theirs = net.parameters();
+    for (size_t i = 0; i < ours.size(); i++)
+        ck_assert_double_lt((ours[i].cpu() - theirs[i]).abs().max().item().toDouble(), 1e-6);
+}
+END_TEST
+
+/* Groups that say what the options say, and options without groups, give the same bits. */
+START_TEST(same_as_none) {
+    mt_torch_options options = options_of(optimizers[_i % 3], _i < 3 ? 0.0 : 0.05);
+    std::vector<mt_parameter_group> groups = {
+        group_of("*bias"), group_of("conv", 1.0, options.weight_decay),
+        group_of("", 1.0, std::numeric_limits<double>::quiet_NaN())};
+    std::string hashes[2];
+    Batch batch(8);
+    for (int i = 0; i < 2; i++) {
+        Trainer trainer(i ? with_groups(options, groups) : options);
+        for (int k = 0; k < 4; k++) ck_ok(step(trainer, batch, {3, 5}));
+        hashes[i] = trainer.hash();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+}
+END_TEST
+
+START_TEST(patterns) {
+    const struct {
+        const char *pattern, *frozen;
+    } rows[] = {
+        {"conv1", "conv1.weight conv1.bias "},
+        {"conv", "conv1.weight conv1.bias conv2.weight conv2.bias "},
+        {"conv*", "conv1.weight conv1.bias conv2.weight conv2.bias "},
+        {"*1.bias", "conv1.bias "},
+        {"*bias", "conv1.bias conv2.bias linear.bias norm.bias "},
+        {"c*1*.w*t", "conv1.weight "},
+        {"**near.*", "linear.weight linear.bias "},
+        {"linear.bias", "linear.bias "},
+        {"bias", nullptr},
+        {"*.bia", nullptr},
+        {"conv3*", nullptr},
+        {"conv1.bias.more", nullptr},
+        {"*conv1.bias?", nullptr},
+    };
+    for (const auto &row : rows) {
+        Trainer trainer(options_of(MT_SGD));
+        mt_status status = mt_torch_freeze(trainer.torch, row.pattern, 1);
+        if (!row.frozen) {
+            ck_status(status, MT_EINVAL);
+            ck_contains(mt_last_error(), row.pattern);
+            check_frozen(*trainer.net, "");
+            continue;
+        }
+        ck_ok(status);
+        std::string seen = frozen(*trainer.net);
+        ck_assert_uint_eq(seen.size(), strlen(row.frozen));
+        for (size_t at = 0; at < seen.size(); at = seen.find(' ', at) + 1)
+            ck_contains(row.frozen, seen.substr(at, seen.find(' ', at) - at).c_str());
+    }
+}
+END_TEST
+
+START_TEST(refused) {
+    const double inf = std::numeric_limits<double>::infinity();
+    mt_parameter_group small = group_of("conv1");
+    small.size = 3;
+    const struct {
+        std::vector<mt_parameter_group> groups;
+        const char *words;
+    } rows[] = {
+        {{group_of("conv1"), group_of("fc.")}, "groups[1].pattern 'fc.' matches no trainable"},
+        {{group_of(nullptr)}, "groups[0].pattern is NULL"},
+        {{group_of("conv1", 0.0)}, "groups[0].lr_factor is 0"},
+        {{group_of("conv1", inf)}, "groups[0].lr_factor is inf"},
+        {{group_of("conv1", 1.0, inf)}, "groups[0].weight_decay is inf"},
+        {{small}, "groups[0].size is 3"},
+        {{group_of("conv1"), small}, "groups[1].size is 3"},
+        {{group_of("*", 1.0, 0.0, 1)}, "leave no parameter to train"},
+    };
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(net_model_new({}, &model));
+    for (const auto &row : rows) {
+        mt_torch_options options = with_groups(options_of(MT_SGD), row.groups);
+        ck_status(mt_torch_new(model, &options, &torch), MT_EINVAL);
+        ck_contains(mt_last_error(), row.words);
+    }
+    mt_torch_options options = options_of(MT_SGD);
+    options.group_count = 1;
+    ck_status(mt_torch_new(model, &options, &torch), MT_EINVAL);
+    mt_model_free(model);
+
+    Trainer trainer(options_of(MT_SGD));
+    Batch batch(8);
+    ck_status(mt_torch_freeze(nullptr, "conv", 1), MT_EINVAL);
+    ck_status(mt_torch_freeze(trainer.torch, nullptr, 1), MT_EINVAL);
+    ck_status(mt_torch_freeze(trainer.torch, "*", 1), MT_EINVAL);
+    ck_contains(mt_last_error(), "no parameter to train");
+    ck_ok(mt_begin(trainer.torch, batch.get()));
+    ck_status(mt_torch_freeze(trainer.torch, "conv", 1), MT_ESTATE);
+    ck_ok(mt_rollback(trainer.torch));
+    check_frozen(*trainer.net, "");
+}
+END_TEST
+
+/* Frozen parameters and their optimiser state stay to the bit, all others move; thawed they go on. */
+START_TEST(phases) {
+    mt_torch_options options = options_of(optimizers[_i % 3], 0.5);
+    std::vector<mt_parameter_group> groups = {group_of("conv1.", 2.0, 0.1, _i >= 3)};
+    Trainer trainer(with_groups(options, groups));
+    Batch batch(8);
+    if (_i < 3) {
+        ck_ok(train(trainer, batch));
+        ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 1));
+        ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 1));
+    }
+    auto before = contents(trainer);
+    for (int i = 0; i < 2; i++) ck_ok(train(trainer, batch));
+    for (int i = 0; i < 2; i++) ck_ok(step(trainer, batch, {3, 5}));
+    auto after = contents(trainer);
+    check_changed(before, after, "conv1", false);
+    check_frozen(*trainer.net, "conv1.weight conv1.bias ");
+    ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 0));
+    ck_ok(mt_torch_freeze(trainer.torch, "linear.", 1));
+    for (int i = 0; i < 2; i++) ck_ok(train(trainer, batch));
+    check_changed(after, contents(trainer), "linear", false);
+    ck_ok(mt_torch_freeze(trainer.torch, "", 0));
+    check_frozen(*trainer.net, "");
+    before = contents(trainer);
+    ck_ok(train(trainer, batch));
+    check_changed(before, contents(trainer), "", true);
+}
+END_TEST
+
+/* Chunks in place, marked, and without gradients that are held: the same bits in every phase. */
+START_TEST(same_bits_in_any_way) {
+    std::string hashes[3];
+    Batch batch(8);
+    for (int way = 0; way < 3; way++) {
+        Trainer trainer(options_of(optimizers[_i], 0.1));
+        if (way == 2) ck_ok(mt_hold_gradients(trainer.torch, 0));
+        for (int i = 0; i < 9; i++) {
+            mt_chunk_result chunk = chunk_result();
+            mt_apply_result applied = apply_result();
+            if (i % 3 == 1) ck_ok(mt_torch_freeze(trainer.torch, "conv", i != 4));
+            if (i == 5) ck_ok(mt_torch_freeze(trainer.torch, "*bias", 1));
+            ck_ok(mt_begin(trainer.torch, batch.get()));
+            if (way) ck_ok(mt_mark(trainer.torch));
+            ck_ok(mt_accumulate(trainer.torch, 0, 8, 1.0, &chunk));
+            ck_ok(mt_apply(trainer.torch, &applied));
+        }
+        hashes[way] = trainer.hash();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert(hashes[0] == hashes[2]);
+}
+END_TEST
+
+/* Each allocation of a step with frozen parameters fails in turn. */
+START_TEST(every_allocation_fails) {
+    std::vector<mt_parameter_group> groups = three_groups();
+    Trainer trainer(with_groups(options_of(MT_ADAMW, 0.1), groups));
+    Batch batch(8);
+    ck_ok(train(trainer, batch));
+    ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 1));
+    uint64_t failed = 1;
+    for (uint64_t n = 1; failed; n++) {
+        std::string before = trainer.hash();
+        ck_ok(mt_inject_oom(n, 0));
+        mt_status status = train(trainer, batch);
+        mt_injected(nullptr, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        if (failed) ck_status(status, MT_EDEVMEM);
+        ck_assert_int_eq(trainer.hash() == before, failed != 0);
+    }
+}
+END_TEST
+
+START_TEST(apply_allocates_nothing) {
+    std::vector<mt_parameter_group> groups = three_groups();
+    Trainer trainer(with_groups(options_of(optimizers[_i], 0.01), groups));
+    Batch batch(8);
+    mt_chunk_result chunk = chunk_result();
+    mt_apply_result applied = apply_result();
+    uint64_t requests = 1, failed = 1;
+    ck_ok(mt_torch_freeze(trainer.torch, "conv1.weight", 1));
+    ck_ok(mt_begin(trainer.torch, batch.get()));
+    ck_ok(mt_accumulate(trainer.torch, 0, 8, 1.0, &chunk));
+    ck_ok(mt_inject_oom(0, 0));
+    ck_ok(mt_apply(trainer.torch, &applied));
+    mt_injected(&requests, &failed);
+    ck_assert_uint_eq(requests, 0);
+}
+END_TEST
+
+/* A policy knows each phase by itself: predictions are as good after thawing as they were before. */
+START_TEST(predictions) {
+    Trainer trainer(options_of(MT_ADAMW));
+    mt_backend seam = seam_of(trainer);
+    mt_trainer *driver = nullptr;
+    Batch batch(32);
+    std::vector<uint64_t> shapes;
+    ck_ok(mt_trainer_new(&seam, nullptr, &driver));
+    size_t peaks[3] = {};
+    for (int phase = 0; phase < 3; phase++) {
+        uint64_t shape = 0;
+        for (const char *pattern : {"conv", "norm"})
+            if (phase) ck_ok(mt_torch_freeze(trainer.torch, pattern, phase == 1));
+        ck_ok(seam.shape(seam.self, batch.get(), &shape));
+        shapes.push_back(shape);
+        for (int i = 0; i < 8; i++) {
+            mt_step_report report = {};
+            report.size = sizeof report;
+            ck_ok(mt_trainer_step(driver, batch.get(), &report));
+            if (i < 6) continue;
+            ck_assert_uint_eq(report.peak_bytes, report.predicted_peak_bytes);
+            peaks[phase] = report.peak_bytes;
+        }
+    }
+    ck_assert_uint_lt(peaks[1], peaks[0]);
+    ck_assert_uint_eq(peaks[2], peaks[0]);
+    ck_assert(shapes[1] != shapes[0]);
+    ck_assert(shapes[2] == shapes[0]);
+    mt_trainer_free(driver);
+}
+END_TEST
+
+/* From a card to the CPU and back, with frozen parameters: nothing is lost, and thawing works there. */
+START_TEST(moves) {
+    mt_torch_options options = options_of(MT_ADAMW);
+    options.device = "sim:cuda";
+    Trainer trainer(options);
+    mt_backend seam = seam_of(trainer);
+    Batch batch(8);
+    ck_ok(train(trainer, batch));
+    ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 1));
+    auto before = contents(trainer);
+    for (int on : {1, 0}) {
+        ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, on));
+        ck_assert(contents(trainer) == before);
+        check_frozen(*trainer.net, "conv1.weight conv1.bias ");
+    }
+    ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, 1));
+    ck_ok(train(trainer, batch));
+    check_changed(before, contents(trainer), "conv1", false);
+    ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 0));
+    before = contents(trainer);
+    ck_ok(train(trainer, batch));
+    check_changed(before, contents(trainer), "", true);
+
+    /* Without room on the way back nothing has happened. */
+    ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 1));
+    before = contents(trainer);
+    ck_ok(mt_inject_oom(3, 1));
+    ck_status(seam.set_rung(seam.self, MT_RUNG_CPU, 0), MT_EDEVMEM);
+    ck_ok(mt_inject_oom(0, 0));
+    ck_assert(contents(trainer) == before);
+    check_frozen(*trainer.net, "conv1.weight conv1.bias ");
+}
+END_TEST
+
+/* The model that is given back can be trained. */
+START_TEST(given_back) {
+    std::vector<mt_parameter_group> groups = {group_of("conv1.", 1.0, 0.0, 1)};
+    mt_torch_options options = with_groups(options_of(MT_ADAMW), groups);
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    std::shared_ptr<Net> net;
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(net_model_new({}, &model, &net));
+    net->conv2->bias.set_requires_grad(false); /* the caller's own */
+    ck_ok(mt_torch_new(model, &options, &torch));
+    check_frozen(*net, "conv1.weight conv1.bias conv2.bias ");
+    mt_torch_free(torch);
+    check_frozen(*net, "conv2.bias ");
+    mt_model_free(model);
+}
+END_TEST
+
+/* Half precision, groups and phases, saved in the middle of one: the run goes on to the bit. */
+START_TEST(resumes) {
+    char path[] = "/tmp/check_groups.XXXXXX";
+    int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    close(file);
+    std::vector<mt_parameter_group> groups = three_groups();
+    mt_torch_options options = with_groups(options_of(optimizers[_i], 0.1), groups);
+    mt_torch_save_options saving = MT_TORCH_SAVE_OPTIONS_INIT;
+    saving.keep = 0;
+    options.amp = MT_FLOAT16;
+    options.scale_start = 4194304.0;
+    options.scale_growth_interval = 3;
+    Batch batch(8);
+    auto run = [&](const Trainer &trainer, int first, int last) {
+        for (int i = first; i < last; i++) {
+            if (i % 4 == 0) ck_ok(mt_torch_freeze(trainer.torch, "conv1", i % 8 == 0));
+            ck_ok(step(trainer, batch, {3, 5}));
+        }
+    };
+    std::string expected;
+    for (int again = 0; again < 2; again++) {
+        Trainer trainer(options);
+        run(trainer, 0, 10);
+        if (!again) ck_ok(mt_torch_save(trainer.torch, path, &saving));
+        run(trainer, 10, 20);
+        if (again) ck_assert(trainer.hash() == expected);
+        expected = trainer.hash();
+    }
+    Trainer trainer(options);
+    ck_ok(mt_torch_freeze(trainer.torch, "conv1", 1)); /* as in step 8 */
+    ck_ok(mt_torch_load(trainer.torch, path, nullptr, 0));
+    run(trainer, 10, 20);
+    ck_assert(trainer.hash() == expected);
+    remove(path);
+}
+END_TEST
+
+int main() {
+    Suite *suite = suite_create("shim_groups");
+    TCase *groups = suite_case(suite, "groups"), *freeze = suite_case(suite, "freeze");
+    tcase_add_loop_test(groups, as_libtorch, 0, 3);
+    tcase_add_loop_test(groups, same_as_none, 0, 6);
+    tcase_add_test(groups, patterns);
+    tcase_add_test(groups, refused);
+    tcase_add_loop_test(groups, apply_allocates_nothing, 0, 3);
+    tcase_add_loop_test(groups, resumes, 0, 3);
+    tcase_add_loop_test(freeze, phases, 0, 6);
+    tcase_add_loop_test(freeze, same_bits_in_any_way, 0, 3);
+    tcase_add_test(freeze, every_allocation_fails);
+    tcase_add_test(freeze, predictions);
+    tcase_add_test(freeze, moves);
+    tcase_add_test(freeze, given_back);
+    return suite_run(suite);
+}
