@@ -34,13 +34,14 @@ struct Plan;
 struct Kind {
     bool training, backward; /* backward: not without a weight */
     bool checkpointing;
+    int offload;    /* an MT_OFFLOAD_..., 0: off */
     uint64_t shape; /* of a sample */
     int threads;
 
     bool operator==(const Kind &other) const {
         return training == other.training && backward == other.backward &&
-               checkpointing == other.checkpointing && shape == other.shape &&
-               threads == other.threads;
+               checkpointing == other.checkpointing && offload == other.offload &&
+               shape == other.shape && threads == other.threads;
     }
 };
 

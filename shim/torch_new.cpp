@@ -9,6 +9,7 @@
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "offload.hpp"
 #include "relocate.hpp"
 #include "sim_memory.hpp"
 
@@ -40,6 +41,13 @@ void check_options(const mt_torch_options &o) {
              "%s: options->checkpointing is %d; accepted: MT_CHECKPOINTING_AUTO (0), "
              "MT_CHECKPOINTING_ON (1)",
              name_of, o.checkpointing);
+    if (o.offload < MT_OFFLOAD_NEVER || o.offload > MT_OFFLOAD_AUTO_PACK)
+        fail(MT_EINVAL,
+             "%s: options->offload is %d; accepted: MT_OFFLOAD_NEVER (-1), AUTO (0), HOST (1), FILE "
+             "(2), PACK (3), AUTO_PACK (4)",
+             name_of, o.offload);
+    if (o.offload > MT_OFFLOAD_AUTO && o.offload != MT_OFFLOAD_AUTO_PACK)
+        check_offload(name_of, "options->offload", o.offload);
     if (optimizer != MT_SGD && optimizer != MT_ADAM && optimizer != MT_ADAMW)
         fail(MT_EINVAL, "%s: options->optimizer is %d", name_of, optimizer);
     check_range("lr", o.lr, 0, true, HUGE_VAL);
@@ -73,6 +81,14 @@ void plan(mt_torch &torch) {
     torch.optimizer = std::make_unique<Optimizer>(torch.options, *torch.flat);
 }
 
+/* None where libtorch asks others for hooks. */
+void open_offload(mt_torch &torch, const mt_torch_options &options) {
+    int kind = offload_kind(options, torch.device);
+    if (kind == MT_OFFLOAD_NEVER || !has_saving_hooks()) return;
+    torch.offload = std::make_shared<Offload>(name_of, kind, options.offload_dir);
+    torch.offloading = options.offload == kind;
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -80,10 +96,11 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     auto torch = std::make_unique<mt_torch>();
     torch->model = model;
     torch->options = options;
-    torch->options.device = nullptr;
+    torch->options.device = torch->options.offload_dir = nullptr;
     torch->device = torch->home = device;
     torch->device_name = device.name();
     torch->checkpointing = options.checkpointing == MT_CHECKPOINTING_ON;
+    open_offload(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
     needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
@@ -158,6 +175,16 @@ extern "C" mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out) 
         own = {sizeof own,     stats.bytes,  stats.lower_bound, stats.plans, stats.windows,
                stats.recorded, stats.served, stats.missed,      stats.guests};
     }
+    hand_over(own, out);
+    return MT_OK;
+}
+
+extern "C" mt_status mt_torch_offload_stats(const mt_torch *torch, mt_offload_stats *out) {
+    mt_offload_stats own = MT_OFFLOAD_STATS_INIT;
+    MT_RETURN_IF_FAILED(check_handle(torch, MT__KIND_TORCH, "mt_torch_offload_stats", "torch"));
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_torch_offload_stats", "out"));
+    if (torch->offload) own = torch->offload->stats();
+    own.on = torch->offloading;
     hand_over(own, out);
     return MT_OK;
 }
