@@ -1,6 +1,7 @@
 /*
  * checkpointing.cpp - a segment as one node of the graph: it keeps the inputs and what the forward pass
- * depended on (random numbers, autocast, where saved tensors go), and computes the rest again when its gradient is asked for.
+ * depended on (random numbers, autocast, where saved tensors go), and computes the rest again when its
+ * gradient is asked for.
  *
  * The node is no torch::autograd::Function, which would have no node at all where no input needs a
  * gradient, and with it lose those of the segment's parameters.
@@ -136,6 +137,8 @@ public:
           offloaded_to_(Offloading::current()) {
         rng_.take(device_);
         if (current) buffers_ = current->buffers();
+        bool rounds = offloaded_to_ && offloaded_to_->offload().kind() == MT_OFFLOAD_PACK;
+        Offloading inputs_to(rounds ? nullptr : offloaded_to_); /* what is run again starts from bits */
         for (const at::Tensor &input : inputs) {
             saved_.emplace_back(input, /*is_output=*/false);
             needs_gradient_.push_back(input.defined() && input.requires_grad());
