@@ -138,7 +138,8 @@ public:
         rng_.take(device_);
         if (current) buffers_ = current->buffers();
         bool rounds = offloaded_to_ && offloaded_to_->offload().kind() == MT_OFFLOAD_PACK;
-        Offloading inputs_to(rounds ? nullptr : offloaded_to_); /* what is run again starts from bits */
+        Offloading inputs_to(rounds ? nullptr
+                                    : offloaded_to_); /* what is run again starts from bits */
         for (const at::Tensor &input : inputs) {
             saved_.emplace_back(input, /*is_output=*/false);
             needs_gradient_.push_back(input.defined() && input.requires_grad());

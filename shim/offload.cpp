@@ -112,9 +112,9 @@ Packed::Packed(std::shared_ptr<Offload> offload, const at::Tensor &tensor,
     size_t storage_bytes = tensor.storage().nbytes();
     if (!tensor.is_non_overlapping_and_dense() && storage_bytes <= 2 * span_of(tensor)) {
         offset_ = tensor.storage_offset();
-        common_ = common ? std::move(common)
-                         : std::make_shared<CommonStorage>(
-                               CommonStorage{storage_bytes, no_storage()});
+        common_ = common
+                      ? std::move(common)
+                      : std::make_shared<CommonStorage>(CommonStorage{storage_bytes, no_storage()});
     }
     kept_ = offload_->store().keep(tensor);
     offload_->add_packed(bytes_, tensor.nbytes(), seconds_of(start));
@@ -348,12 +348,14 @@ std::shared_ptr<SavedTensors> Offloading::current() {
 
 void check_offload(const char *function, const char *argument, int kind) {
     if (kind != MT_OFFLOAD_HOST && kind != MT_OFFLOAD_FILE && kind != MT_OFFLOAD_PACK)
-        fail(MT_EINVAL,
-             "%s: %s is %d; accepted: MT_OFFLOAD_HOST (1), MT_OFFLOAD_FILE (2), MT_OFFLOAD_PACK (3)",
-             function, argument, kind);
+        fail(
+            MT_EINVAL,
+            "%s: %s is %d; accepted: MT_OFFLOAD_HOST (1), MT_OFFLOAD_FILE (2), MT_OFFLOAD_PACK (3)",
+            function, argument, kind);
     if (!has_saving_hooks())
         fail(MT_ENOTSUP,
-             "%s: %s is %d, but Python's torch is loaded, and libtorch asks it for the hooks of saved "
+             "%s: %s is %d, but Python's torch is loaded, and libtorch asks it for the hooks of "
+             "saved "
              "tensors",
              function, argument, kind);
 }
@@ -378,8 +380,7 @@ using namespace memtrain::shim;
 extern "C" mt_status mt_offload(const char *name, int kind, const char *dir,
                                 mt_status (*body)(void *user), void *user) {
     Device device = c10::Device(c10::kCPU);
-    MT_RETURN_IF_FAILED(
-        check_not_null(reinterpret_cast<const void *>(body), "mt_offload", "body"));
+    MT_RETURN_IF_FAILED(check_not_null(reinterpret_cast<const void *>(body), "mt_offload", "body"));
     MT_RETURN_IF_FAILED(ensure_init());
     MT_RETURN_IF_FAILED(parse_device(name, "mt_offload", &device));
     return guard([&] {

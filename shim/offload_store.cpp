@@ -144,9 +144,9 @@ void Spool::refuse(const char *verb, size_t bytes, const char *reason) const {
 
 void Spool::write(const void *data, size_t bytes, uint64_t offset) const {
     for (size_t done = 0; done < bytes;) {
-        ssize_t count = pwrite(file_, static_cast<const char *>(data) + done,
-                               std::min(bytes - done, most_at_once),
-                               static_cast<off_t>(offset + done));
+        ssize_t count =
+            pwrite(file_, static_cast<const char *>(data) + done,
+                   std::min(bytes - done, most_at_once), static_cast<off_t>(offset + done));
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) refuse("write", bytes, std::strerror(count ? errno : ENOSPC));
         done += static_cast<size_t>(count);

@@ -185,8 +185,8 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const Run &run) {
-    return {run.training,    run.backward,        run.checkpointing,
-            run.offload,     shape_of(run.batch), at::get_num_threads()};
+    return {run.training, run.backward,        run.checkpointing,
+            run.offload,  shape_of(run.batch), at::get_num_threads()};
 }
 
 /*
@@ -271,13 +271,8 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
                             "must be marked and the whole batch, %zu samples; this one has %zu",
                             torch->samples, count);
     std::shared_ptr<Offload> offload = offload_of(*torch);
-    Run run = {true,
-               weight != 0.0,
-               torch->checkpointing,
-               offload ? offload->kind() : 0,
-               torch->batch,
-               count,
-               torch->marked};
+    Run run = {true,         weight != 0.0, torch->checkpointing, offload ? offload->kind() : 0,
+               torch->batch, count,         torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });

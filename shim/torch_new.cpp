@@ -42,10 +42,11 @@ void check_options(const mt_torch_options &o) {
              "MT_CHECKPOINTING_ON (1)",
              name_of, o.checkpointing);
     if (o.offload < MT_OFFLOAD_NEVER || o.offload > MT_OFFLOAD_AUTO_PACK)
-        fail(MT_EINVAL,
-             "%s: options->offload is %d; accepted: MT_OFFLOAD_NEVER (-1), AUTO (0), HOST (1), FILE "
-             "(2), PACK (3), AUTO_PACK (4)",
-             name_of, o.offload);
+        fail(
+            MT_EINVAL,
+            "%s: options->offload is %d; accepted: MT_OFFLOAD_NEVER (-1), AUTO (0), HOST (1), FILE "
+            "(2), PACK (3), AUTO_PACK (4)",
+            name_of, o.offload);
     if (o.offload > MT_OFFLOAD_AUTO && o.offload != MT_OFFLOAD_AUTO_PACK)
         check_offload(name_of, "options->offload", o.offload);
     if (optimizer != MT_SGD && optimizer != MT_ADAM && optimizer != MT_ADAMW)

@@ -132,8 +132,9 @@ void compare(const Network &network, int64_t side, mt_mode mode,
     std::printf("%s, %s%s%s, %lld pixels: worst %.4f %%, with other kernels %.4f %% at %zu "
                 "and, once these are recorded, %.4f %%, of one sample %.2f %%, margin %zu\n",
                 network.name, mode == MT_TRAIN ? "training" : "evaluation",
-                checkpointing ? " with segments" : "", offload ? " with offload" : "", static_cast<long long>(side), below.percent,
-                from.percent, from.size, known.percent, one.percent, mt_memory_model_margin(model));
+                checkpointing ? " with segments" : "", offload ? " with offload" : "",
+                static_cast<long long>(side), below.percent, from.percent, from.size, known.percent,
+                one.percent, mt_memory_model_margin(model));
     std::fflush(stdout);
     mt_memory_model_free(model);
     mt_memory_model_free(changed);

@@ -96,7 +96,9 @@ const struct {
          return y.slice(1, 0, 500) * y.slice(1, 12, 512);
      }},
     {"few columns of many",
-     [](const at::Tensor &x) { return x.repeat({4, 4}).slice(1, 3, 300).square(); }},
+     [](const at::Tensor &x) {
+         return x.repeat({4, 4}).slice(1, 3, 300).square();
+     }},
     {"rows", [](const at::Tensor &x) { return x.tanh().slice(0, 1, 60).square(); }},
     {"expanded",
      [](const at::Tensor &x) {
@@ -121,7 +123,10 @@ const struct {
          return y * y * z;
      }},
     {"an output", [](const at::Tensor &x) { return x.sigmoid().square() * x.softmax(1); }},
-    {"a leaf without a gradient", [](const at::Tensor &x) { return x * at::ones({ROWS, COLUMNS}); }},
+    {"a leaf without a gradient",
+     [](const at::Tensor &x) {
+         return x * at::ones({ROWS, COLUMNS});
+     }},
     {"doubles", [](const at::Tensor &x) { return x.to(at::kDouble).exp().square(); }},
 };
 
@@ -341,7 +346,8 @@ Trained train(const Network &network, int way, const mt_torch_options &options) 
     Subject subject(network, network.side, &options);
     bench::Batch batch(5, network.side, CLASSES);
     Trained trained;
-    const std::vector<size_t> chunks = way == 2 ? std::vector<size_t>{5} : std::vector<size_t>{3, 2};
+    const std::vector<size_t> chunks =
+        way == 2 ? std::vector<size_t>{5} : std::vector<size_t>{3, 2};
     for (int i = 0; i < 5; i++) trained.peak = step(subject, batch, chunks, way > 0);
     trained.hash = hash_of(subject);
     ck_ok(mt_torch_arena(subject.torch, &trained.arena));
@@ -368,8 +374,7 @@ START_TEST(same_bits) {
         ck_assert_int_eq(plain.offload.kind, MT_OFFLOAD_NEVER);
         for (int i = 0; i < EXACT; i++)
             for (int segments : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
-                Trained other =
-                    train(network, way, options_for(kinds[i].kind, amp, segments));
+                Trained other = train(network, way, options_for(kinds[i].kind, amp, segments));
                 expect_same(plain, other, kinds[i].name);
                 ck_assert_int_eq(other.offload.kind, kinds[i].kind);
                 if (way == 0) ck_assert_uint_lt(other.peak, plain.peak);
@@ -417,10 +422,11 @@ START_TEST(gradients_of_packed) {
         error += (packed.at(name) - gradient).square().sum().item().toDouble();
         sum += gradient.square().sum().item().toDouble();
     }
-    std::printf("%s%s: gradients of bf16 are off by %.5f; %llu packed, %llu shared, %llu left alone\n",
-                network.name, segments ? " with segments" : "", std::sqrt(error / sum),
-                (unsigned long long)stats.packed, (unsigned long long)stats.shared,
-                (unsigned long long)stats.left_alone);
+    std::printf(
+        "%s%s: gradients of bf16 are off by %.5f; %llu packed, %llu shared, %llu left alone\n",
+        network.name, segments ? " with segments" : "", std::sqrt(error / sum),
+        (unsigned long long)stats.packed, (unsigned long long)stats.shared,
+        (unsigned long long)stats.left_alone);
     std::fflush(stdout);
     ck_assert_double_gt(error, 0);
     ck_assert_double_lt(std::sqrt(error / sum), 0.01);
@@ -535,12 +541,12 @@ START_TEST(a_graph_that_is_kept) {
         at::Tensor kept, weight;
         mt_model *model = nullptr;
         bench::Batch batch(4, 64, CLASSES);
-        mt_torch *torch = torch_of(&model, options_for(kind.kind),
-                                   [&](nn::LinearImpl &n, const at::Tensor &x) {
-                                       kept = n.forward(x).sin().exp().sum();
-                                       weight = n.weight;
-                                       return n.forward(x);
-                                   });
+        mt_torch *torch =
+            torch_of(&model, options_for(kind.kind), [&](nn::LinearImpl &n, const at::Tensor &x) {
+                kept = n.forward(x).sin().exp().sum();
+                weight = n.weight;
+                return n.forward(x);
+            });
         ck_ok(mt_train_step(torch, &batch.batch, nullptr, nullptr));
         ck_assert_uint_gt(stats_of(torch).packed_bytes, 0);
         mt_torch_free(torch);
@@ -827,7 +833,8 @@ START_TEST(without_hooks) {
         ck_status(mt_torch_new(model, &options, &torch), MT_ENOTSUP);
         ck_contains(mt_last_error(), "Python's torch");
     }
-    ck_status(mt_offload("cpu", MT_OFFLOAD_HOST, nullptr, [](void *) { return MT_OK; }, nullptr),
+    ck_status(mt_offload(
+                  "cpu", MT_OFFLOAD_HOST, nullptr, [](void *) { return MT_OK; }, nullptr),
               MT_ENOTSUP);
     mt_model_free(model);
     mt_torch_options options = options_for(MT_OFFLOAD_AUTO);

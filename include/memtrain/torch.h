@@ -46,7 +46,8 @@ typedef struct mt_torch_init_options {
  * that needs it calls it with the defaults.
  *
  * In a process where Python's torch is loaded no allocator is installed, since tensors exist that
- * it did not make: CPU budgets are then watched, not enforced (see mt_torch_enforces_budget).
+ * it did not make: CPU budgets are then watched, not enforced (see mt_torch_enforces_budget). Nor is
+ * the engine of autograd that offload needs (mt_offload).
  *
  * @param options  NULL: defaults
  * @return MT_OK; MT_ENOTSUP for a libtorch outside the supported versions
@@ -436,15 +437,15 @@ MT_API MT_NODISCARD mt_status mt_torch_arena(const mt_torch *torch, mt_arena_sta
 
 /* How offload does, since mt_torch_new. */
 typedef struct mt_offload_stats {
-    size_t size;                   /* sizeof(mt_offload_stats) */
-    int kind;                      /* MT_OFFLOAD_HOST, _FILE or _PACK; MT_OFFLOAD_NEVER: there is none */
-    int on;                        /* whether the next chunk uses it */
-    size_t packed_bytes;           /* that wait now: in the host's memory, in the file, or as bf16 ... */
-    size_t peak_packed_bytes;      /* ... and at most */
-    uint64_t packed;               /* tensors that were put away */
-    uint64_t shared;               /* saved once more, and there already */
-    uint64_t left_alone;           /* small, not floating point, parameters, buffers, inputs */
-    uint64_t unpacked;             /* brought back */
+    size_t size;              /* sizeof(mt_offload_stats) */
+    int kind;                 /* MT_OFFLOAD_HOST, _FILE or _PACK; MT_OFFLOAD_NEVER: there is none */
+    int on;                   /* whether the next chunk uses it */
+    size_t packed_bytes;      /* that wait now: in the host's memory, in the file, or as bf16 ... */
+    size_t peak_packed_bytes; /* ... and at most */
+    uint64_t packed;          /* tensors that were put away */
+    uint64_t shared;          /* saved once more, and there already */
+    uint64_t left_alone;      /* small, not floating point, parameters, buffers, inputs */
+    uint64_t unpacked;        /* brought back */
     uint64_t total_packed_bytes;   /* of all that were put away: there ... */
     uint64_t total_original_bytes; /* ... and as they were */
     double seconds;                /* that putting away and bringing back has taken */

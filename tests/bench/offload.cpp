@@ -70,8 +70,7 @@ int main() {
     for (int i = 0; i < warm_up + rounds; i++)
         for (Side &side : sides) {
             run_chunk(batch, side);
-            if (i >= warm_up)
-                side.ratios.push_back(side.seconds.back() / sides[0].seconds.back());
+            if (i >= warm_up) side.ratios.push_back(side.seconds.back() / sides[0].seconds.back());
         }
     for (int i = 1; i < 4; i++) print(sides[i], sides[0]);
     return 0;
