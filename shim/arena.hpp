@@ -34,14 +34,15 @@ struct Plan;
 struct Kind {
     bool training, backward; /* backward: not without a weight */
     bool checkpointing;
+    int offload;    /* an MT_OFFLOAD_..., 0: off */
     uint64_t shape; /* of a sample */
     int threads;
     int amp; /* mt_dtype of autocast */
 
     bool operator==(const Kind &other) const {
         return training == other.training && backward == other.backward &&
-               checkpointing == other.checkpointing && shape == other.shape &&
-               threads == other.threads && amp == other.amp;
+               checkpointing == other.checkpointing && offload == other.offload &&
+               shape == other.shape && threads == other.threads && amp == other.amp;
     }
 };
 

@@ -1,6 +1,7 @@
 /*
  * checkpointing.cpp - a segment as one node of the graph: it keeps the inputs and what the forward pass
- * depended on (random numbers, autocast), and computes the rest again when its gradient is asked for.
+ * depended on (random numbers, autocast, where saved tensors go), and computes the rest again when its
+ * gradient is asked for.
  *
  * The node is no torch::autograd::Function, which would have no node at all where no input needs a
  * gradient, and with it lose those of the segment's parameters.
@@ -25,6 +26,7 @@
 #include "autocast.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "offload.hpp"
 #include "snapshot.hpp"
 
 namespace memtrain::shim {
@@ -131,9 +133,13 @@ class Recomputation final : public autograd::Node {
 public:
     Recomputation(Segment &&segment, const variable_list &inputs)
         : Node(autograd::collect_next_edges(inputs)), segment_(std::move(segment)),
-          device_(device_of(inputs)), autocast_(device_.type()) {
+          device_(device_of(inputs)), autocast_(device_.type()),
+          offloaded_to_(Offloading::current()) {
         rng_.take(device_);
         if (current) buffers_ = current->buffers();
+        bool rounds = offloaded_to_ && offloaded_to_->offload().kind() == MT_OFFLOAD_PACK;
+        Offloading inputs_to(rounds ? nullptr
+                                    : offloaded_to_); /* what is run again starts from bits */
         for (const at::Tensor &input : inputs) {
             saved_.emplace_back(input, /*is_output=*/false);
             needs_gradient_.push_back(input.defined() && input.requires_grad());
@@ -235,6 +241,7 @@ private:
         KeepBuffers keep_buffers(segment_->names_buffers() ? segment_->buffers() : buffers_);
         ReplayAutocast autocast(autocast_);
         Checkpointing inner(true, buffers_);
+        Offloading offloading(offloaded_to_);
         c10::AutoGradMode with_graph(true);
         rng_.restore();
         segment_->run(in.get(), in.count(), out.get(), out.count());
@@ -255,6 +262,7 @@ private:
     c10::Device device_;
     RngState rng_;
     AutocastState autocast_;
+    std::shared_ptr<SavedTensors> offloaded_to_; /* or none */
     std::vector<Named> buffers_;
     std::vector<Form> forms_;
 };

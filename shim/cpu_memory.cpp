@@ -308,6 +308,13 @@ void install() {
     in_place = true;
 }
 
+void *take_beside(size_t bytes) {
+    void *data = nullptr;
+    if (shall_fail(thread)) refuse("injected refusal of", bytes);
+    if (posix_memalign(&data, line_bytes, bytes)) refuse("the system refuses", bytes);
+    return data;
+}
+
 bool installed() noexcept {
     return in_place.load(std::memory_order_relaxed);
 }

@@ -40,6 +40,12 @@ void hold(size_t bytes) noexcept;
 size_t call_peak() noexcept;
 void reset_call_peak() noexcept;
 
+/*
+ * Memory of the host beside the budget, for std::free; never NULL. It is refused as a tensor's is, by the
+ * system or injected.
+ */
+void *take_beside(size_t bytes);
+
 /* In bytes. 0 for the default: what the host has, and what this process holds of it already. */
 void set_budget(size_t bytes) noexcept;
 size_t budget() noexcept;

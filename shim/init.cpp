@@ -1,5 +1,6 @@
 /*
- * init.cpp - the process: version check, CUDA's part of libtorch, the allocator, seed, threads.
+ * init.cpp - the process: version check, CUDA's part of libtorch, the allocator,
+ * autograd's engine, seed, threads.
  */
 #include "init.hpp"
 
@@ -19,6 +20,7 @@
 #include "compat.hpp"
 #include "cpu_memory.hpp"
 #include "guard.hpp"
+#include "offload.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -67,7 +69,9 @@ mt_status init_once(const mt_torch_init_options &options) {
     if (done) return MT_OK;
     MT_RETURN_IF_FAILED(check_version());
     if (options.cuda) load_cuda();
-    if (!options.keep_allocator && !python_torch_is_loaded()) cpu::install();
+    bool is_python = python_torch_is_loaded();
+    if (!options.keep_allocator && !is_python) cpu::install();
+    if (!is_python) install_saving_hooks();
     done = true;
     return MT_OK;
 }

@@ -22,6 +22,7 @@
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
+#include "offload.hpp"
 #include "watch.hpp"
 
 namespace memtrain::shim {
@@ -113,6 +114,17 @@ void fill_result(const mt_torch &torch, const Loss &values, double units, mt_chu
     result.loss_sum = units > 0.0 ? loss * units : 0.0;
 }
 
+/* NULL where nothing is to be put away. What is there anyway, the chunk's own tensors too, stays. */
+std::shared_ptr<SavedTensors> saved_tensors(const mt_torch &torch, const Chunk &chunk,
+                                            size_t samples) {
+    std::shared_ptr<Offload> offload = offload_of(torch);
+    if (!offload) return nullptr;
+    auto saved = std::make_shared<SavedTensors>(offload, torch.device.type(), samples);
+    for (const Named &named : weights_of(*torch.model)) saved->leave_alone(named.tensor);
+    for (size_t i = 0; i < chunk.count(); i++) saved->leave_alone(chunk.handles()[i]->tensor);
+    return saved;
+}
+
 /*
  * The loss is multiplied by the weight whatever it is, so that one chunk of 1.0 takes the same path
  * as many. With a weight of 0 there is nothing to add, and a gradient of 0 times NaN would harm.
@@ -125,7 +137,11 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     double units = units_of(*torch.model, torch.batch, first, count);
     Chunk chunk(torch.batch, first, count, torch.device);
     torch.flat->begin_chunk(torch.marked);
-    Loss values = forward(torch, chunk);
+    Loss values;
+    {
+        Offloading offloading(weight != 0.0 ? saved_tensors(torch, chunk, count) : nullptr);
+        values = forward(torch, chunk);
+    }
     if (weight != 0.0) {
         GradientWatch watch(*torch.flat, torch.sink,
                             torch.arena ? torch.arena->recording() : nullptr);
@@ -169,6 +185,7 @@ void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
 /* A chunk that is about to run. */
 struct Run {
     bool training, backward, checkpointing;
+    int offload;
     const mt_torch_batch &batch;
     size_t samples;
     bool apart;
@@ -180,7 +197,7 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
-    return {run.training,          run.backward, run.checkpointing, shape_in(torch, run.batch),
+    return {run.training, run.backward, run.checkpointing, run.offload, shape_in(torch, run.batch),
             at::get_num_threads(), torch.amp};
 }
 
@@ -265,7 +282,9 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
                             "mt_accumulate: gradients are not held (mt_hold_gradients), so a chunk "
                             "must be marked and the whole batch, %zu samples; this one has %zu",
                             torch->samples, count);
-    Run run = {true, weight != 0.0, torch->checkpointing, torch->batch, count, torch->marked};
+    std::shared_ptr<Offload> offload = offload_of(*torch);
+    Run run = {true,         weight != 0.0, torch->checkpointing, offload ? offload->kind() : 0,
+               torch->batch, count,         torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
@@ -364,7 +383,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
         own = batch_of("mt_evaluate", batch);
         check_samples("mt_evaluate", first, count, batch->count);
     }));
-    return measured(*torch, Run{false, false, false, own, count, false}, out,
+    return measured(*torch, Run{false, false, false, 0, own, count, false}, out,
                     [&](mt_chunk_result &result) {
                         KeepRng keep(torch->device);
                         set_mode(*torch, Mode::evaluation);

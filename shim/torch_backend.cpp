@@ -12,6 +12,7 @@
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "hash.hpp"
+#include "offload.hpp"
 #include "relocate.hpp"
 
 namespace memtrain::shim {
@@ -28,6 +29,12 @@ mt_status check_self(void *self, const char *function) {
 /* A rung only where it is not on from the start. */
 bool can_checkpoint(const mt_torch &torch) {
     return torch.model->checkpoints && torch.options.checkpointing == MT_CHECKPOINTING_AUTO;
+}
+
+/* Likewise. */
+bool can_offload(const mt_torch &torch) {
+    int option = torch.options.offload;
+    return torch.offload && (option == MT_OFFLOAD_AUTO || option == MT_OFFLOAD_AUTO_PACK);
 }
 
 bool can_amp(const mt_torch &torch) {
@@ -54,6 +61,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.metric_over = model.metric_over.empty() ? nullptr : model.metric_over.data();
     info.rungs = MT_RUNG_BIT(MT_RUNG_MINIMAL);
     if (can_checkpoint(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    if (can_offload(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_OFFLOAD);
     if (can_amp(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_AMP);
     if (!torch.home.is_host()) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
     hand_over(info, out);
@@ -173,6 +181,10 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
         if (!can_checkpoint(torch)) break;
         torch.checkpointing = on != 0;
         return MT_OK;
+    case MT_RUNG_OFFLOAD:
+        if (!can_offload(torch)) break;
+        torch.offloading = on != 0;
+        return MT_OK;
     case MT_RUNG_AMP:
         if (!can_amp(torch)) break;
         torch.amp = on ? MT_BFLOAT16 : MT_DTYPE_NONE;
@@ -201,6 +213,13 @@ mt_status state_sha256(void *self, char out[65]) {
 }
 
 } // namespace
+
+std::shared_ptr<Offload> offload_of(const mt_torch &torch) {
+    if (!torch.offloading) return nullptr;
+    bool is_rung_elsewhere = can_offload(torch) && torch.device.is_host() != torch.home.is_host();
+    if (is_rung_elsewhere && torch.offload->kind() == MT_OFFLOAD_HOST) return nullptr;
+    return torch.offload;
+}
 
 std::vector<Named> state_of(const mt_torch &torch) {
     std::vector<Named> list = weights_of(*torch.model);

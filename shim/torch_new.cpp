@@ -9,6 +9,7 @@
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "offload.hpp"
 #include "relocate.hpp"
 #include "sim_memory.hpp"
 
@@ -40,6 +41,14 @@ void check_options(const mt_torch_options &o) {
              "%s: options->checkpointing is %d; accepted: MT_CHECKPOINTING_AUTO (0), "
              "MT_CHECKPOINTING_ON (1)",
              name_of, o.checkpointing);
+    if (o.offload < MT_OFFLOAD_NEVER || o.offload > MT_OFFLOAD_AUTO_PACK)
+        fail(
+            MT_EINVAL,
+            "%s: options->offload is %d; accepted: MT_OFFLOAD_NEVER (-1), AUTO (0), HOST (1), FILE "
+            "(2), PACK (3), AUTO_PACK (4)",
+            name_of, o.offload);
+    if (o.offload > MT_OFFLOAD_AUTO && o.offload != MT_OFFLOAD_AUTO_PACK)
+        check_offload(name_of, "options->offload", o.offload);
     if (optimizer != MT_SGD && optimizer != MT_ADAM && optimizer != MT_ADAMW)
         fail(MT_EINVAL, "%s: options->optimizer is %d", name_of, optimizer);
     check_range("lr", o.lr, 0, true, HUGE_VAL);
@@ -103,6 +112,14 @@ void check_groups(const mt_torch &torch) {
         fail(MT_EINVAL, "%s: options->groups leave no parameter to train", name_of);
 }
 
+/* None where libtorch asks others for hooks. */
+void open_offload(mt_torch &torch, const mt_torch_options &options) {
+    int kind = offload_kind(options, torch.device);
+    if (kind == MT_OFFLOAD_NEVER || !has_saving_hooks()) return;
+    torch.offload = std::make_shared<Offload>(name_of, kind, options.offload_dir);
+    torch.offloading = options.offload == kind;
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -110,7 +127,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     auto torch = std::make_unique<mt_torch>();
     torch->model = model;
     torch->options = options;
-    torch->options.device = nullptr;
+    torch->options.device = torch->options.offload_dir = nullptr;
     torch->groups = groups_of(name_of, options);
     torch->options.groups = nullptr; /* the caller's */
     torch->device = torch->home = device;
@@ -119,6 +136,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->amp = number_of(options.amp);
     if (torch->amp == MT_FLOAT16)
         torch->scaler.emplace(options.scale_start, options.scale_growth_interval);
+    open_offload(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
     check_groups(*torch);
@@ -196,6 +214,16 @@ extern "C" mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out) 
         own = {sizeof own,     stats.bytes,  stats.lower_bound, stats.plans, stats.windows,
                stats.recorded, stats.served, stats.missed,      stats.guests};
     }
+    hand_over(own, out);
+    return MT_OK;
+}
+
+extern "C" mt_status mt_torch_offload_stats(const mt_torch *torch, mt_offload_stats *out) {
+    mt_offload_stats own = MT_OFFLOAD_STATS_INIT;
+    MT_RETURN_IF_FAILED(check_handle(torch, MT__KIND_TORCH, "mt_torch_offload_stats", "torch"));
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_torch_offload_stats", "out"));
+    if (torch->offload) own = torch->offload->stats();
+    own.on = torch->offloading;
     hand_over(own, out);
     return MT_OK;
 }

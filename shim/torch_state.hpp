@@ -21,6 +21,8 @@
 
 namespace memtrain::shim {
 
+class Offload;
+
 enum class Phase {
     idle,
     in_step,
@@ -35,6 +37,9 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
 
 /* The state is lost, for the reason that the error line gives; returns status. */
 mt_status poison(mt_torch &torch, mt_status status);
+
+/* Where the next chunk's saved tensors wait, or NULL. On the CPU no rung of an accelerator's. */
+std::shared_ptr<Offload> offload_of(const mt_torch &torch);
 
 /* Parameters, buffers, optimiser state and the loss scaler's by name. */
 std::vector<Named> state_of(const mt_torch &torch);
@@ -73,6 +78,8 @@ struct mt_torch {
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
     bool checkpointing = false;
     int amp = MT_DTYPE_NONE; /* autocast of the forward pass */
+    std::shared_ptr<memtrain::shim::Offload> offload; /* or none */
+    bool offloading = false;
 
     std::unique_ptr<memtrain::shim::cpu::Arena, memtrain::shim::cpu::CloseArena>
         arena; /* or none */

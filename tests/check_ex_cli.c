@@ -211,6 +211,24 @@ START_TEST(an_arena_changes_no_number) {
 }
 END_TEST
 
+/* Where activations wait shows in the memory alone, but for those that are rounded. */
+START_TEST(offload_changes_no_number) {
+    static const char *const kinds[] = {"host", "file"};
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--offload",
+           "never");
+    for (int i = 0; i < LENGTH(kinds); i++) {
+        EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--offload",
+               kinds[i], "--offload-dir", "/tmp");
+        cli_same_state();
+    }
+    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--offload", "pack");
+    EXPECT(2, SMALL, "--offload", "always");
+    ck_contains(cli_err, "auto, host, file, pack or never");
+    EXPECT(1, SMALL, "--steps", "1", "--offload", "file", "--offload-dir", "/no/such/folder");
+    ck_contains(cli_err, "/no/such/folder");
+}
+END_TEST
+
 /* Whether activations are kept or computed again shows in the memory alone. */
 START_TEST(segments_change_no_number) {
     EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--checkpointing",
@@ -293,8 +311,8 @@ END_TEST
 
 START_TEST(a_replay_on_another_device_is_refused) {
     EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--batch",
-           "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off", "--trace",
-           cli_trace);
+           "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off", "--offload", "never",
+           "--trace", cli_trace);
     EXPECT(2, SMALL, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
     ck_contains(cli_err, "t.jsonl', line ");
     ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
@@ -385,6 +403,7 @@ int main(void) {
     tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
 #endif
     tcase_add_test(budgets, an_arena_changes_no_number);
+    tcase_add_test(budgets, offload_changes_no_number);
     tcase_add_test(budgets, segments_change_no_number);
     tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
     tcase_add_test(recoveries, a_fault_that_stays_exits_3);

@@ -6,8 +6,9 @@
  * Persistent: it gives up with MT_EDEVMEM within bounded retries, and everything is as it was
  * before. Both for steps whose chunks are given, for the first step of a trainer that chooses them
  * (recordings included; the optimisers share its faults among them), for steps with segments that are
- * computed again, and for evaluation. `make check` runs all faults of ResNet-18 with SGD and given
- * chunks, and every 47th of the others, 94th with segments; MT_TEST_SLOW=1 (make check-oom) all of them.
+ * computed again, with saved tensors that wait elsewhere, and for evaluation. `make check` runs all faults
+ * of ResNet-18 with SGD and given chunks, and every 47th of the others, 94th with savers; MT_TEST_SLOW=1
+ * (make check-oom) all of them.
  */
 #include <cstdlib>
 #include <cstring>
@@ -119,6 +120,7 @@ const char *const kinds[] = {"given", "chosen", "evaluation"};
 struct Outcome {
     mt_status status = MT_OK;
     uint64_t requests = 0, failed = 0;
+    size_t waiting = 0; /* bytes that offload holds */
     unsigned ooms = 0;
     std::vector<size_t> chunks; /* of a step that went through */
     double loss = 0;
@@ -179,6 +181,9 @@ struct Fixture {
                          : mt_trainer_step(trainer, &batch.batch, &report);
         mt_injected(&out.requests, &out.failed);
         bench::must(mt_inject_oom(0, 0), "inject");
+        mt_offload_stats stats = MT_OFFLOAD_STATS_INIT;
+        bench::must(mt_torch_offload_stats(subject.torch, &stats), "stats");
+        out.waiting = stats.packed_bytes;
         out.chunks.assign(report.chunks, report.chunks + report.chunk_count);
         out.loss = evaluation.loss;
         out.samples = kind == CHOSEN_EVALUATION ? evaluation.samples : report.samples;
@@ -247,6 +252,7 @@ uint64_t all_faults(Fixture &f, uint64_t first, uint64_t stride, int persistent,
     for (uint64_t n = first;; n += stride) {
         Outcome o = f.attempt(n, persistent);
         EXPECT(Subject::allocated() == f.baseline, f, n, o);
+        EXPECT(o.waiting == 0, f, n, o);
         if (!o.failed && n > clean.requests) return fired;
         if (!o.failed) {
             EXPECT(f.kind != GIVEN && o.status == MT_OK, f, n, o);
@@ -270,22 +276,26 @@ void set_budget(Fixture &f) {
     restore(f.subject, f.before);
 }
 
-void run_setting(int index, Kind kind, int persistent, int checkpointing = MT_CHECKPOINTING_AUTO) {
+void run_setting(int index, Kind kind, int persistent, int checkpointing = MT_CHECKPOINTING_AUTO,
+                 int offload = MT_OFFLOAD_AUTO) {
     const Network &network = networks::all[index / OPTIMIZERS];
     int optimizer = index % OPTIMIZERS;
     networks::prepare();
     mt_torch_options options = Fixture::options(optimizer);
     options.checkpointing = checkpointing;
+    options.offload = offload;
     Fixture f(network, optimizer, options, kind);
     if (checkpointing) f.name += ", segments";
+    if (offload) f.name += ", offload " + std::to_string(offload);
     if (kind != GIVEN) set_budget(f);
     Outcome clean = f.attempt(0, 0);
     ck_assert_int_eq(clean.status, MT_OK);
     restore(f.subject, f.before);
     /* The optimisers take turns where they share; 47 and 3 have no common divisor. */
-    bool all = is_slow() || (index == 0 && kind == GIVEN && !checkpointing);
+    bool is_saving = checkpointing || offload;
+    bool all = is_slow() || (index == 0 && kind == GIVEN && !is_saving);
     uint64_t stride = (all ? 1 : STRIDE) * (kind == CHOSEN_STEP ? OPTIMIZERS : 1);
-    if (checkpointing && !all) stride *= 2;
+    if (is_saving && !all) stride *= 2;
     uint64_t first = stride == 1 ? 1 : static_cast<uint64_t>(optimizer) + 1;
     uint64_t fired = all_faults(f, first, stride, persistent, clean);
     std::printf("%s, %s: %llu faults of N = %llu\n", f.name.c_str(),
@@ -331,6 +341,25 @@ START_TEST(a_fault_in_segments_while_sizes_are_learnt) {
 }
 END_TEST
 
+/* With saved tensors that wait elsewhere: requests for their memory fail too. */
+const int places[] = {MT_OFFLOAD_HOST, MT_OFFLOAD_FILE, MT_OFFLOAD_PACK};
+
+START_TEST(a_fault_in_offload) {
+    run_setting(_i / 3 * OPTIMIZERS, GIVEN, 0, MT_CHECKPOINTING_AUTO, places[_i % 3]);
+}
+END_TEST
+
+START_TEST(a_lasting_fault_in_offload) {
+    run_setting(_i / 3 * OPTIMIZERS, GIVEN, 1, MT_CHECKPOINTING_AUTO, places[_i % 3]);
+}
+END_TEST
+
+/* Not ResNet-18, whose gradients are most of what is left: a batch that fits alone does without them. */
+START_TEST(a_fault_in_offload_while_sizes_are_learnt) {
+    run_setting(_i * OPTIMIZERS, CHOSEN_STEP, 0, MT_CHECKPOINTING_ON, MT_OFFLOAD_HOST);
+}
+END_TEST
+
 /* Evaluation has no optimiser: one each network. */
 START_TEST(a_fault_in_evaluation) {
     run_setting(_i * OPTIMIZERS, CHOSEN_EVALUATION, 0);
@@ -364,6 +393,7 @@ int main() {
     Suite *suite = suite_create("oom_networks");
     TCase *steps = add_case(suite, "given"), *first = add_case(suite, "chosen");
     TCase *segments = add_case(suite, "segments"), *evaluation = add_case(suite, "evaluation");
+    TCase *offload = add_case(suite, "offload"), *learnt = add_case(suite, "offload chosen");
     tcase_add_loop_test(steps, a_fault_is_recovered_from, 0, SETTINGS);
     tcase_add_loop_test(steps, a_lasting_fault_changes_nothing, 0, SETTINGS);
     tcase_add_loop_test(first, a_fault_while_sizes_are_learnt, 0, SETTINGS);
@@ -371,6 +401,9 @@ int main() {
     tcase_add_loop_test(segments, a_fault_in_segments, 0, networks::count);
     tcase_add_loop_test(segments, a_lasting_fault_in_segments, 0, networks::count);
     tcase_add_loop_test(segments, a_fault_in_segments_while_sizes_are_learnt, 0, networks::count);
+    tcase_add_loop_test(offload, a_fault_in_offload, 0, 3 * networks::count);
+    tcase_add_loop_test(offload, a_lasting_fault_in_offload, 0, 3 * networks::count);
+    tcase_add_loop_test(learnt, a_fault_in_offload_while_sizes_are_learnt, 1, networks::count);
     tcase_add_loop_test(evaluation, a_fault_in_evaluation, 0, networks::count);
     tcase_add_loop_test(evaluation, a_lasting_fault_in_evaluation, 0, networks::count);
     SRunner *runner = srunner_create(suite);

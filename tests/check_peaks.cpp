@@ -1,6 +1,6 @@
 /*
  * check_peaks.cpp - two small recordings predict the peak of every other chunk size within 1 %, for
- * each network, in training, with segments and without, and in evaluation, within 2 % where kernels change beyond them; and what
+ * each network, in training, with segments and offload and without, and in evaluation, within 2 % where kernels change beyond them; and what
  * a trainer predicts in a budget is what its steps need.
  */
 #include <algorithm>
@@ -112,9 +112,10 @@ struct Worst {
  * printed and not held to anything.
  */
 void compare(const Network &network, int64_t side, mt_mode mode,
-             int checkpointing = MT_CHECKPOINTING_AUTO) {
+             int checkpointing = MT_CHECKPOINTING_AUTO, int offload = MT_OFFLOAD_AUTO) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     options.checkpointing = checkpointing;
+    options.offload = offload;
     Subject s(network, side, &options);
     bench::Batch batch(static_cast<int64_t>(most), side, 10);
     mt_memory_model *model = record(s, mode, batch.batch, 2);
@@ -128,11 +129,12 @@ void compare(const Network &network, int64_t side, mt_mode mode,
         (m == 1 ? one : is_above ? from : below).add(error, m);
         if (is_above) known.add(percent(mt_memory_model_peak(changed, m), peak), m);
     }
-    std::printf("%s, %s%s, %lld pixels: worst %.4f %%, with other kernels %.4f %% at %zu "
+    std::printf("%s, %s%s%s, %lld pixels: worst %.4f %%, with other kernels %.4f %% at %zu "
                 "and, once these are recorded, %.4f %%, of one sample %.2f %%, margin %zu\n",
                 network.name, mode == MT_TRAIN ? "training" : "evaluation",
-                checkpointing ? " with segments" : "", static_cast<long long>(side), below.percent,
-                from.percent, from.size, known.percent, one.percent, mt_memory_model_margin(model));
+                checkpointing ? " with segments" : "", offload ? " with offload" : "",
+                static_cast<long long>(side), below.percent, from.percent, from.size, known.percent,
+                one.percent, mt_memory_model_margin(model));
     std::fflush(stdout);
     mt_memory_model_free(model);
     mt_memory_model_free(changed);
@@ -152,6 +154,14 @@ END_TEST
 START_TEST(and_of_segments) {
     networks::prepare();
     compare(networks::all[_i], networks::all[_i].side, MT_TRAIN, MT_CHECKPOINTING_ON);
+}
+END_TEST
+
+START_TEST(and_of_offload) {
+    networks::prepare();
+    for (int segments : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON})
+        compare(networks::all[_i], networks::all[_i].side, MT_TRAIN, segments, MT_OFFLOAD_HOST);
+    compare(networks::all[_i], networks::all[_i].side, MT_TRAIN, 0, MT_OFFLOAD_PACK);
 }
 END_TEST
 
@@ -280,6 +290,7 @@ int main() {
     tcase_set_timeout(tcase, 300);
     tcase_add_loop_test(tcase, recordings_predict_every_size, 0, 2 * networks::count);
     tcase_add_loop_test(tcase, and_of_segments, 0, networks::count);
+    tcase_add_loop_test(tcase, and_of_offload, 0, networks::count);
     tcase_add_loop_test(tcase, a_step_needs_what_was_predicted, 0, 2 * networks::count);
     tcase_add_loop_test(tcase, what_a_card_reserves, 0, networks::count);
     suite_add_tcase(suite, tcase);

@@ -207,6 +207,7 @@ START_TEST(falls_to_the_cpu) {
     simulate(cards[_i], 30 * MiB);
     mt_torch_options options = options_of(MT_SGD);
     options.device = cards[_i];
+    options.offload = MT_OFFLOAD_NEVER; /* a rung before that */
     bool crowded = false;
     Trainer trainer(options, {}, [&](Net &) {
         if (crowded) at::empty({40 << 20}, at::kByte);

@@ -25,6 +25,9 @@ static const ex_word checkpointing[] = {{"auto", MT_CHECKPOINTING_AUTO},
                                         {"on", MT_CHECKPOINTING_ON},
                                         {"off", EX_CHECKPOINTING_OFF},
                                         {NULL, 0}};
+static const ex_word offloads[] = {{"auto", MT_OFFLOAD_AUTO},   {"host", MT_OFFLOAD_HOST},
+                                   {"file", MT_OFFLOAD_FILE},   {"pack", MT_OFFLOAD_PACK},
+                                   {"never", MT_OFFLOAD_NEVER}, {NULL, 0}};
 static const ex_word schedules[] = {{"constant", MT_SCHEDULE_CONSTANT},
                                     {"cosine", MT_SCHEDULE_COSINE},
                                     {"linear", MT_SCHEDULE_LINEAR},
@@ -173,6 +176,17 @@ static const ex_option rows[] = {
          "compute activations again in the backward pass, where the network has segments; auto: "
          "where not even the smallest chunk fits without",
          .words = checkpointing),
+    FLAG("offload", EX_WORD, offload, "auto|host|file|pack|never",
+         "where activations wait for the backward pass: beside the budget in the host's memory, in "
+         "a "
+         "file, or as bf16, which changes the numbers; auto: on the host, or on the CPU in a file "
+         "of "
+         "--offload-dir, where not even the smallest chunk fits without",
+         .words = offloads, .decides = 1),
+    FLAG("offload-dir", EX_TEXT, offload_dir, "DIR",
+         "folder of the file of --offload file, which is as large as the activations of a chunk",
+         .accepts = "a folder to write to",
+         .by_default = "TMPDIR, or /tmp; with --offload auto on the CPU: no file"),
     FLAG("micro-batch", EX_WHOLE, micro_batch, "N|auto", "samples sent through the network at once",
          .least = 1, .most = 65536, .words = automatic),
     FLAG("min-micro-batch", EX_WHOLE, min_micro_batch, "N|auto",
@@ -326,9 +340,13 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
     return 0;
 }
 
-/* Momentum is of sgd, and how many epochs there are is of a rate that goes down over all of them. */
+/*
+ * Momentum is of sgd, of the places where activations wait bf16 alone changes them, and how many epochs there
+ * are is of a rate that goes down over all of them.
+ */
 static int is_idle(const ex_flags *flags, const char *name) {
     if (strcmp(name, "momentum") == 0) return flags->optimizer != MT_SGD;
+    if (strcmp(name, "offload") == 0) return flags->offload != MT_OFFLOAD_PACK;
     return strcmp(name, "epochs") == 0 && flags->schedule == MT_SCHEDULE_CONSTANT;
 }
 
@@ -368,6 +386,8 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     options.amp = (mt_dtype)flags->amp;
     options.arena = (int)flags->arena;
     if (flags->checkpointing == MT_CHECKPOINTING_ON) options.checkpointing = MT_CHECKPOINTING_ON;
+    options.offload = (int)flags->offload;
+    options.offload_dir = flags->offload_dir;
     return options;
 }
 

@@ -44,6 +44,8 @@ typedef struct ex_flags {
     const char *budget;     /* a size, "auto", or NULL: the program's default */
     int64_t arena;          /* as in mt_torch_options */
     int64_t checkpointing;  /* as in mt_torch_options, or EX_CHECKPOINTING_OFF */
+    int64_t offload;        /* as in mt_torch_options */
+    const char *offload_dir;
     size_t budget_resident; /* bytes of the whole process; 0: no limit */
     int64_t micro_batch, min_micro_batch, max_micro_batch; /* 0: chosen */
     int64_t clear_every, val_clear_every;                  /* as in mt_policy_options */

@@ -46,7 +46,8 @@ typedef struct mt_torch_init_options {
  * that needs it calls it with the defaults.
  *
  * In a process where Python's torch is loaded no allocator is installed, since tensors exist that
- * it did not make: CPU budgets are then watched, not enforced (see mt_torch_enforces_budget).
+ * it did not make: CPU budgets are then watched, not enforced (see mt_torch_enforces_budget). Nor is
+ * the engine of autograd that offload needs (mt_offload).
  *
  * @param options  NULL: defaults
  * @return MT_OK; MT_ENOTSUP for a libtorch outside the supported versions
@@ -353,6 +354,18 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
 #define MT_CHECKPOINTING_ON 1
 
 /*
+ * Where tensors wait that autograd has saved for the backward pass, see mt_offload. HOST, FILE and PACK
+ * are on from the start; as a rung (MT_RUNG_OFFLOAD) it is the host's memory on accelerators, and on the
+ * CPU, whose memory that is, a file where offload_dir is set: without it there is no such rung there.
+ */
+#define MT_OFFLOAD_NEVER (-1)
+#define MT_OFFLOAD_AUTO 0 /* as the rung says: where a chunk does not fit else; the same numbers */
+#define MT_OFFLOAD_HOST 1
+#define MT_OFFLOAD_FILE 2
+#define MT_OFFLOAD_PACK 3
+#define MT_OFFLOAD_AUTO_PACK 4 /* as the rung says, on every device packed: other numbers */
+
+/*
  * Parameters that are trained in another way than the options say. A pattern without a * is what their
  * names begin with ("fc."); one with a * is the whole name, * standing for any letters or none
  * ("*.bias", "layer1.*.weight"). The first group whose pattern fits counts; tied weights go by their
@@ -383,7 +396,9 @@ typedef struct mt_torch_options {
     mt_dtype amp;        /* forward under autocast: MT_BFLOAT16, or MT_FLOAT16 with a loss scaler
                             (not on MPS); MT_DTYPE_NONE: off */
     int arena;           /* MT_ARENA_AUTO or MT_ARENA_NEVER */
-    int checkpointing;  /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
+    int checkpointing; /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
+    int offload;       /* one of MT_OFFLOAD_... */
+    const char *offload_dir; /* folder of the file, NULL: TMPDIR, or /tmp; opened by mt_torch_new */
     double scale_start; /* first scale of the loss under MT_FLOAT16: a power of two from 2^-16 to
                            2^32; 0: 65536 */
     uint64_t scale_growth_interval; /* updates without an infinity before it is doubled; 0: 2000 */
@@ -395,7 +410,7 @@ typedef struct mt_torch_options {
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
-            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, 0.0, 0, NULL, 0                   \
+            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, NULL, 0.0, 0, NULL, 0  \
     }
 
 /* One model and its optimiser on one device. */
@@ -412,7 +427,8 @@ typedef struct mt_torch mt_torch;
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_torch_free
  * @return MT_OK; MT_EDEVMEM when parameters, gradients and optimiser state do not fit (the line
- *         gives the bytes of each); MT_EINVAL (names the field); MT_ENOTSUP
+ *         gives the bytes of each); MT_EINVAL (names the field); MT_ENOTSUP; MT_EIO where no file can be
+ *         made in offload_dir
  */
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
                                            mt_torch **out);
@@ -444,6 +460,28 @@ typedef struct mt_arena_stats {
 
 /* Zeros where there is no arena. @return MT_OK, MT_EINVAL */
 MT_API MT_NODISCARD mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out);
+
+/* How offload does, since mt_torch_new. */
+typedef struct mt_offload_stats {
+    size_t size;              /* sizeof(mt_offload_stats) */
+    int kind;                 /* MT_OFFLOAD_HOST, _FILE or _PACK; MT_OFFLOAD_NEVER: there is none */
+    int on;                   /* whether the next chunk uses it */
+    size_t packed_bytes;      /* that wait now: in the host's memory, in the file, or as bf16 ... */
+    size_t peak_packed_bytes; /* ... and at most */
+    uint64_t packed;          /* tensors that were put away */
+    uint64_t shared;          /* saved once more, and there already */
+    uint64_t left_alone;      /* small, not floating point, parameters, buffers, inputs */
+    uint64_t unpacked;        /* brought back */
+    uint64_t total_packed_bytes;   /* of all that were put away: there ... */
+    uint64_t total_original_bytes; /* ... and as they were */
+    double seconds;                /* that putting away and bringing back has taken */
+} mt_offload_stats;
+
+#define MT_OFFLOAD_STATS_INIT                                                                      \
+    { sizeof(mt_offload_stats), MT_OFFLOAD_NEVER, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0 }
+
+/* @return MT_OK, MT_EINVAL */
+MT_API MT_NODISCARD mt_status mt_torch_offload_stats(const mt_torch *torch, mt_offload_stats *out);
 
 /* ---- the primitives, for loops of one's own (no policy) --------------------------------------- */
 
@@ -509,6 +547,26 @@ MT_API MT_NODISCARD mt_status mt_torch_set_lr(mt_torch *torch, double lr);
  */
 MT_API MT_NODISCARD mt_status mt_amp_autocast(const char *device, mt_dtype dtype,
                                               mt_status (*body)(void *user), void *user);
+
+/*
+ * Calls body, and what autograd saves in it on this thread for a backward pass waits elsewhere until that
+ * asks for it: MT_OFFLOAD_HOST in memory of the host beside the budget, MT_OFFLOAD_FILE in a file of dir
+ * without a name (NULL: of TMPDIR, or /tmp), MT_OFFLOAD_PACK as bf16 on the device, in half the bytes. Host and
+ * file bring back the bits; bf16 is within 2^-8 of each number (from 2^-126 to 3.38e38, others lose more).
+ * A tensor that is saved several times waits once; what is small (64 KiB), no floating-point number, or a
+ * parameter stays where it is. May nest; the innermost counts. In an mt_torch it is
+ * mt_torch_options.offload, and this need not be called.
+ *
+ * What is changed in place after it was saved: what waits keeps the numbers that were saved, what stays
+ * is refused by the backward pass, as without.
+ *
+ * @param device  of the tensors
+ * @param body    runs the forward pass; the backward pass may be in it or come later
+ * @return what body returned; MT_EIO where no file can be made; MT_ENOTSUP inside Python's torch. The
+ *         functions of libtorch throw what fails in it: in body, or in the backward pass
+ */
+MT_API MT_NODISCARD mt_status mt_offload(const char *device, int kind, const char *dir,
+                                         mt_status (*body)(void *user), void *user);
 
 /*
  * SHA-256 over name, dtype, shape and bytes of every tensor of the state, sorted by name:
