@@ -472,6 +472,46 @@ START_TEST(resumes) {
 }
 END_TEST
 
+/* A run of half precision, groups and phases that met OOMs, and one that is given its chunks: same bits. */
+START_TEST(replays) {
+    std::vector<mt_parameter_group> groups = three_groups();
+    mt_torch_options options = with_groups(options_of(MT_ADAMW, 0.1), groups);
+    options.amp = MT_FLOAT16;
+    options.scale_start = 4194304.0;
+    options.scale_growth_interval = 3;
+    std::vector<std::vector<size_t>> chunks;
+    std::string hashes[2];
+    uint64_t retries = 0, skipped = 0;
+    Batch batch(24);
+    for (int again = 0; again < 2; again++) {
+        Trainer trainer(options);
+        mt_backend seam = seam_of(trainer);
+        mt_trainer *driver = nullptr;
+        ck_ok(mt_trainer_new(&seam, nullptr, &driver));
+        for (size_t i = 0; i < 10; i++) {
+            mt_step_report report = {};
+            report.size = sizeof report;
+            if (i % 3 == 1) ck_ok(mt_torch_freeze(trainer.torch, "conv1", i % 2 == 0));
+            if (again)
+                ck_ok(mt_trainer_set_chunks(driver, chunks[i].data(), chunks[i].size()));
+            else
+                ck_ok(mt_inject_oom(i % 2 ? 20 * i : 0, 0));
+            ck_ok(mt_trainer_step(driver, batch.get(), &report));
+            ck_ok(mt_inject_oom(0, 0));
+            if (again) continue;
+            chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
+            retries += report.retries;
+            skipped += report.skipped != 0;
+        }
+        hashes[again] = trainer.hash();
+        mt_trainer_free(driver);
+    }
+    ck_assert_uint_gt(retries, 0);
+    ck_assert_uint_gt(skipped, 0);
+    ck_assert(hashes[0] == hashes[1]);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("shim_groups");
     TCase *groups = suite_case(suite, "groups"), *freeze = suite_case(suite, "freeze");
@@ -481,6 +521,7 @@ int main() {
     tcase_add_test(groups, refused);
     tcase_add_loop_test(groups, apply_allocates_nothing, 0, 3);
     tcase_add_loop_test(groups, resumes, 0, 3);
+    tcase_add_test(groups, replays);
     tcase_add_loop_test(freeze, phases, 0, 6);
     tcase_add_loop_test(freeze, same_bits_in_any_way, 0, 3);
     tcase_add_test(freeze, every_allocation_fails);
