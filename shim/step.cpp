@@ -197,8 +197,13 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
-    return {run.training, run.backward, run.checkpointing, run.offload, shape_in(torch, run.batch),
-            at::get_num_threads(), torch.amp};
+    return {run.training,
+            run.backward,
+            run.checkpointing,
+            run.offload,
+            shape_in(torch, run.batch),
+            at::get_num_threads(),
+            torch.amp};
 }
 
 /*

@@ -77,7 +77,7 @@ struct mt_torch {
     memtrain::shim::BufferState chunk_buffers;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
     bool checkpointing = false;
-    int amp = MT_DTYPE_NONE; /* autocast of the forward pass */
+    int amp = MT_DTYPE_NONE;                          /* autocast of the forward pass */
     std::shared_ptr<memtrain::shim::Offload> offload; /* or none */
     bool offloading = false;
 

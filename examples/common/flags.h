@@ -37,14 +37,14 @@ typedef struct ex_flags {
     int64_t seed;
     int64_t optimizer; /* an mt_optimizer */
     double lr, momentum, weight_decay, clip;
-    int64_t schedule;       /* an mt_schedule_kind */
-    int64_t warmup;         /* steps */
-    int64_t amp;            /* an mt_dtype */
-    const char *device;     /* "auto" or a device's name */
-    const char *budget;     /* a size, "auto", or NULL: the program's default */
-    int64_t arena;          /* as in mt_torch_options */
-    int64_t checkpointing;  /* as in mt_torch_options, or EX_CHECKPOINTING_OFF */
-    int64_t offload;        /* as in mt_torch_options */
+    int64_t schedule;      /* an mt_schedule_kind */
+    int64_t warmup;        /* steps */
+    int64_t amp;           /* an mt_dtype */
+    const char *device;    /* "auto" or a device's name */
+    const char *budget;    /* a size, "auto", or NULL: the program's default */
+    int64_t arena;         /* as in mt_torch_options */
+    int64_t checkpointing; /* as in mt_torch_options, or EX_CHECKPOINTING_OFF */
+    int64_t offload;       /* as in mt_torch_options */
     const char *offload_dir;
     size_t budget_resident; /* bytes of the whole process; 0: no limit */
     int64_t micro_batch, min_micro_batch, max_micro_batch; /* 0: chosen */

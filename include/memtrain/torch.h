@@ -410,7 +410,8 @@ typedef struct mt_torch_options {
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
-            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, NULL, 0.0, 0, NULL, 0  \
+            MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, NULL, 0.0, 0,    \
+            NULL, 0                                                                                \
     }
 
 /* One model and its optimiser on one device. */
