@@ -2,6 +2,7 @@
 #include "flat.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/add.h>
@@ -192,11 +193,18 @@ void Flat::begin_chunk(bool apart) {
     }
 }
 
-/* Only what the model's own code has put there, or a sparse gradient, is not. */
+/*
+ * Only what the model's own code has put there, or a sparse gradient, is not. Two gradients may share their
+ * memory, those of a + b for one; what is done to one in place would be done to the other.
+ */
 void Flat::make_addable() {
+    std::unordered_set<const c10::StorageImpl *> seen;
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
-        if (!current.defined() || is_alike(current, slot.parameter)) continue;
+        if (!current.defined()) continue;
+        bool is_alone =
+            current.is_sparse() || seen.insert(current.storage().unsafeGetStorageImpl()).second;
+        if (is_alone && is_alike(current, slot.parameter)) continue;
         at::Tensor dense = at::empty_like(slot.parameter);
         current = dense.copy_(current.is_sparse() ? current.to_dense() : current);
     }

@@ -125,6 +125,11 @@ std::shared_ptr<SavedTensors> saved_tensors(const mt_torch &torch, const Chunk &
     return saved;
 }
 
+/* Whether a chunk is the step, and its gradients may stay where they are made. */
+bool is_whole(const mt_torch &torch, size_t count) {
+    return torch.marked && torch.fresh && count == torch.samples;
+}
+
 /*
  * The loss is multiplied by the weight whatever it is, so that one chunk of 1.0 takes the same path
  * as many. With a weight of 0 there is nothing to add, and a gradient of 0 times NaN would harm.
@@ -150,7 +155,7 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
         weighted.backward();
     }
     fill_result(torch, values, units, result);
-    torch.flat->end_chunk(torch.marked, count == torch.samples);
+    torch.flat->end_chunk(torch.marked, is_whole(torch, count));
 }
 
 void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, size_t count,
@@ -256,6 +261,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
         torch->batch = own;
         torch->samples = batch->count;
         torch->fresh = true;
+        torch->whole = false;
         torch->phase = Phase::in_step;
     });
 }
@@ -282,7 +288,11 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
         return mt_set_error(MT_EINVAL, "mt_accumulate: weight is %g", weight);
     MT_RETURN_IF_FAILED(
         guard([&] { check_samples("mt_accumulate", first, count, torch->samples); }));
-    if (!torch->flat->holds_gradients() && !(torch->marked && count == torch->samples))
+    if (torch->whole)
+        return mt_set_error(MT_ESTATE, "mt_accumulate: all %zu samples have been one marked chunk",
+                            torch->samples);
+    bool whole = is_whole(*torch, count);
+    if (!torch->flat->holds_gradients() && !whole)
         return mt_set_error(MT_ESTATE,
                             "mt_accumulate: gradients are not held (mt_hold_gradients), so a chunk "
                             "must be marked and the whole batch, %zu samples; this one has %zu",
@@ -293,6 +303,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
+    if (status == MT_OK) torch->whole = whole;
     if (status == MT_OK) torch->marked = torch->fresh = false;
     if (status == MT_OK) return MT_OK;
     torch->phase = Phase::failed;

@@ -193,6 +193,7 @@ extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *optio
         check_amp(own, device);
         *out = build(model, own, device, needs).release();
         model->in_use = true;
+        cpu::trim_heap(); /* the memory that the parameters had before */
     });
     return status == MT_EDEVMEM ? does_not_fit(device, needs) : status;
 }

@@ -71,8 +71,10 @@ struct mt_torch {
     mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
     size_t samples = 0;
 
-    bool marked = false;                /* the next chunk runs apart, or has and failed */
-    bool fresh = false;                 /* no chunk has run since begin */
+    bool marked = false; /* the next chunk runs apart, or has and failed */
+    bool fresh = false;  /* no chunk has run since begin */
+    bool whole =
+        false; /* one marked chunk has had all samples: its gradients lie where they were made */
     memtrain::shim::RngState chunk_rng; /* as mark found them, unless it was fresh */
     memtrain::shim::BufferState chunk_buffers;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */

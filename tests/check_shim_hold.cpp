@@ -111,6 +111,80 @@ START_TEST(out_of_order) {
 }
 END_TEST
 
+/* All samples have been one marked chunk: what came after it would not be added to its gradients. */
+START_TEST(nothing_after_the_whole) {
+    Trainer trainer(options_of(MT_SGD));
+    Batch batch(12);
+    mt_chunk_result result = chunk_result();
+    for (int marked = 0; marked < 2; marked++) {
+        ck_ok(mt_begin(trainer.torch, batch.get()));
+        ck_ok(mt_mark(trainer.torch));
+        ck_ok(mt_accumulate(trainer.torch, 0, 12, 0.5, &result));
+        if (marked) ck_ok(mt_mark(trainer.torch));
+        ck_status(mt_accumulate(trainer.torch, 0, 12, 0.5, &result), MT_ESTATE);
+        ck_ok(mt_rollback(trainer.torch));
+    }
+    /* The other way round they are added up. */
+    ck_ok(mt_begin(trainer.torch, batch.get()));
+    ck_ok(mt_accumulate(trainer.torch, 0, 12, 0.5, &result));
+    at::Tensor gradient = trainer.net->linear->weight.grad();
+    double half = gradient.abs().sum().item().toDouble();
+    ck_ok(mt_mark(trainer.torch));
+    ck_ok(mt_accumulate(trainer.torch, 0, 12, 0.5, &result));
+    ck_assert_double_gt(trainer.net->linear->weight.grad().abs().sum().item().toDouble(), half);
+    ck_ok(mt_rollback(trainer.torch));
+}
+END_TEST
+
+/* Two parameters whose gradients libtorch gives one memory. */
+struct Shared : nn::Module {
+    at::Tensor a, b;
+    Shared() {
+        a = register_parameter("a", at::ones({2, 6}));
+        b = register_parameter("b", at::ones({12}));
+    }
+};
+
+std::string shared_gradients(bool hold, bool mark) {
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    mt_torch_options options = options_of(MT_SGD, 0.01);
+    Batch batch(12);
+    char hash[65];
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_seed(7));
+    ck_ok(memtrain::make_model(&model, [] {
+        return memtrain::model(std::make_shared<Shared>(), {},
+                               [](Shared &net, const memtrain::Tensors &inputs) {
+                                   at::Tensor sum = net.a + net.b.view({2, 6});
+                                   at::Tensor loss = (sum * inputs[0].mean()).square().sum();
+                                   return memtrain::Output{loss, {}};
+                               });
+    }));
+    ck_ok(mt_torch_new(model, &options, &torch));
+    ck_ok(mt_hold_gradients(torch, hold));
+    for (int i = 0; i < 3; i++) {
+        mt_chunk_result result = chunk_result();
+        mt_apply_result applied = apply_result();
+        ck_ok(mt_begin(torch, batch.get()));
+        if (mark) ck_ok(mt_mark(torch));
+        ck_ok(mt_accumulate(torch, 0, 12, 1.0, &result));
+        ck_ok(mt_apply(torch, &applied));
+    }
+    ck_ok(mt_torch_state_sha256(torch, hash));
+    mt_torch_free(torch);
+    mt_model_free(model);
+    return hash;
+}
+
+/* They are clipped once each, wherever they are. */
+START_TEST(gradients_that_share_memory) {
+    std::string expected = shared_gradients(true, false);
+    ck_assert(shared_gradients(true, true) == expected);
+    ck_assert(shared_gradients(false, true) == expected);
+}
+END_TEST
+
 /* Every request of a step fails in turn, once or from then on: nothing has happened, or all of it. */
 START_TEST(every_allocation_fails) {
     Trainer trainer(options_of(optimizers[_i % 3], 0.5));
@@ -257,6 +331,8 @@ static Suite *suite_shim_hold(void) {
     tcase_add_loop_test(steps, same_bits, 0, 6);
     tcase_add_test(steps, released_after_the_update);
     tcase_add_test(steps, out_of_order);
+    tcase_add_test(steps, nothing_after_the_whole);
+    tcase_add_test(steps, gradients_that_share_memory);
     tcase_add_loop_test(fails, every_allocation_fails, 0, 6);
     tcase_add_test(fails, not_taken_again);
     tcase_add_test(policy, on_another_device);

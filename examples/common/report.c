@@ -97,14 +97,19 @@ static int64_t one_chunk_more(const ex_flags *flags) {
 }
 
 /* On a simulated card --budget is the size of it, and what the host has free is no measure. */
-static void print_budget(const ex_device *device) {
+static void print_budget(const ex_flags *flags, const ex_device *device) {
     char budget[32], room[32];
+    if (flags->budget_resident)
+        fprintf(stderr, "  --budget-resident    more than the %s of now\n",
+                mt_format_size(flags->budget_resident, budget, sizeof budget));
     mt_format_size(device->budget_bytes, budget, sizeof budget);
     mt_format_size(device->room_bytes, room, sizeof room);
     fprintf(stderr, "  --budget SIZE        ");
     if (device->card_bytes)
         fprintf(stderr, "a simulated card of more than %s, of which tensors may take %s now\n",
                 room, budget);
+    else if (flags->budget_resident)
+        fprintf(stderr, "no help: --budget-resident leaves tensors %s\n", budget);
     else if (device->room_bytes)
         fprintf(stderr, "more than the %s of now; %s are free\n", budget, room);
     else
@@ -130,7 +135,7 @@ static void print_devices(const ex_flags *flags, const ex_device *device, int ha
 /* The same remedies by the names that they have on the command line, as far as they are left. */
 static void print_remedies(const ex_flags *flags, const ex_device *device, int has_state) {
     fprintf(stderr, "Flags that help:\n");
-    print_budget(device);
+    print_budget(flags, device);
     if (flags->micro_batch && has_state)
         fprintf(stderr, "  --micro-batch auto   instead of %lld: chunks that fit are chosen\n",
                 (long long)flags->micro_batch);
