@@ -61,6 +61,17 @@ static mt_trainer *learnt(const fake_options *options, const mt_policy_options *
     return trainer;
 }
 
+/* One whose gradients are not held any more: a batch has been one chunk without. */
+static mt_trainer *alone(void) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    fake_log_clear(&fake);
+    return trainer;
+}
+
 #define PARTS "begin accumulate(0+32) accumulate(32+32) apply"
 
 /* ---- when it is done ------------------------------------------------------------------------- */
@@ -187,12 +198,8 @@ START_TEST(there_and_back) {
 END_TEST
 
 START_TEST(evaluation_in_between) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    mt_trainer *trainer = alone();
 
-    step(trainer, BATCH, 2);
-    fake_log_clear(&fake);
     evaluate(trainer, 20, 3);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
     step(trainer, BATCH, 4);
@@ -204,12 +211,8 @@ END_TEST
 /* A replay may cut as it likes. */
 START_TEST(chunks_are_given) {
     static const size_t chunks[] = {30, 30};
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    mt_trainer *trainer = alone();
 
-    step(trainer, BATCH, 2);
-    fake_log_clear(&fake);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     step(trainer, 60, 3);
     check_log("hold(0+1) begin accumulate(0+30) accumulate(30+30) apply");
@@ -259,13 +262,9 @@ static void check_same_bits(const mt_step_report *last) {
 
 /* Less room in the middle of such a step: it is taken back, and cut. */
 START_TEST(less_room) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    mt_trainer *trainer = alone();
     mt_step_report report;
 
-    step(trainer, BATCH, 2);
-    fake_log_clear(&fake);
     change.budget = room_for(40) + FAKE_GRADIENT_BYTES;
     report = step(trainer, BATCH, 3);
     check_log("begin accumulate!(0+64) rewind rollback hold(0+1) begin accumulate(0+32) "
@@ -278,12 +277,8 @@ END_TEST
 
 /* A limit that nobody tells of: what did not fit is not tried again. */
 START_TEST(no_budget_any_more) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    mt_trainer *trainer = alone();
 
-    step(trainer, BATCH, 2);
-    fake_log_clear(&fake);
     fake.options.budget_bytes = 0;
     fake.options.device_bytes = room_for(BATCH) - 1;
     step(trainer, BATCH, 3);
@@ -314,13 +309,9 @@ END_TEST
 
 /* A refusal that the budget does not explain costs the chunk. */
 START_TEST(an_accident) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    mt_trainer *trainer = alone();
     mt_step_report report;
 
-    step(trainer, BATCH, 2);
-    fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
     report = step(trainer, BATCH, 3);
     check_log("begin accumulate!(0+64) rewind accumulate(0+64) apply");
@@ -331,12 +322,8 @@ END_TEST
 
 /* Without a mark the chunk must not run: its gradients would have no place. */
 START_TEST(mark_fails) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    mt_trainer *trainer = alone();
 
-    step(trainer, BATCH, 2);
-    fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_MARK, 1, MT_EDEVMEM);
     step(trainer, BATCH, 3);
     check_log("begin rollback begin accumulate(0+64) apply");
@@ -346,12 +333,8 @@ END_TEST
 
 /* The memory is not there when it is wanted again: tried like any other that is refused. */
 START_TEST(not_given_back) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    mt_trainer *trainer = alone();
 
-    step(trainer, BATCH, 2);
-    fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EDEVMEM);
     step(trainer, 2 * BATCH, 3);
     check_log("hold!(0+1) hold(0+1) begin accumulate(0+43) accumulate(43+43) accumulate(86+42) "
