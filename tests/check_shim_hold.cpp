@@ -140,7 +140,7 @@ END_TEST
 struct Shared : nn::Module {
     at::Tensor a, b;
     Shared() {
-        a = register_parameter("a", at::ones({2, 6}));
+        a = register_parameter("a", at::ones({12}));
         b = register_parameter("b", at::ones({12}));
     }
 };
@@ -156,8 +156,8 @@ std::string shared_gradients(bool hold, bool mark) {
     ck_ok(memtrain::make_model(&model, [] {
         return memtrain::model(std::make_shared<Shared>(), {},
                                [](Shared &net, const memtrain::Tensors &inputs) {
-                                   at::Tensor sum = net.a + net.b.view({2, 6});
-                                   at::Tensor loss = (sum * inputs[0].mean()).square().sum();
+                                   at::Tensor sum = net.a.view({2, 6}) + net.b.view({2, 6});
+                                   at::Tensor loss = (sum - 3 + inputs[0].mean()).square().sum();
                                    return memtrain::Output{loss, {}};
                                });
     }));
