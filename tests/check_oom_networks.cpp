@@ -146,6 +146,8 @@ struct Fixture {
         : kind(k),
           name(std::string(network.name) + ", " + optimizers[optimizer].name + ", " + kinds[k]),
           subject(network, network.side, &o), batch(k == GIVEN ? FIXED : CHOSEN, network.side, 10) {
+        /* What is allocated is compared with what was, so gradients stay held: check_shim_hold has the rest. */
+        subject.backend.hold_gradients = nullptr;
         step(given, FIXED); /* sets the kernels up, fills the optimiser's state */
         before = state_of(subject);
         baseline = Subject::allocated();
