@@ -194,17 +194,17 @@ void Flat::begin_chunk(bool apart) {
 }
 
 /*
- * Only what the model's own code has put there, or a sparse gradient, is not. Two gradients may share their
- * memory, those of a + b for one; what is done to one in place would be done to the other.
+ * Only what the model's own code has put there, or a sparse gradient, is not. Where gradients stay, two may
+ * share their memory, those of a.view(s) + b.view(s): what is done to one in place is done to the other.
  */
-void Flat::make_addable() {
+void Flat::make_addable(bool stay) {
     std::unordered_set<const c10::StorageImpl *> seen;
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
         if (!current.defined()) continue;
-        bool is_alone =
-            current.is_sparse() || seen.insert(current.storage().unsafeGetStorageImpl()).second;
-        if (is_alone && is_alike(current, slot.parameter)) continue;
+        bool is_shared = stay && !current.is_sparse() &&
+                         !seen.insert(current.storage().unsafeGetStorageImpl()).second;
+        if (!is_shared && is_alike(current, slot.parameter)) continue;
         at::Tensor dense = at::empty_like(slot.parameter);
         current = dense.copy_(current.is_sparse() ? current.to_dense() : current);
     }
@@ -213,7 +213,7 @@ void Flat::make_addable() {
 void Flat::end_chunk(bool apart, bool whole) {
     c10::NoGradGuard no_grad;
     if (!apart) return gather();
-    make_addable();
+    make_addable(whole);
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
         if (current.defined() && !whole) {

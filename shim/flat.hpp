@@ -115,7 +115,7 @@ private:
     bool has_frozen(const std::string &name) const;
     void gather();
     void zero_the_rest();
-    void make_addable();
+    void make_addable(bool stay);
     void make_gradients();
     std::vector<Slot> slots_;
     std::vector<Block> blocks_;

@@ -303,9 +303,11 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
     });
-    if (status == MT_OK) torch->whole = whole;
-    if (status == MT_OK) torch->marked = torch->fresh = false;
-    if (status == MT_OK) return MT_OK;
+    if (status == MT_OK) {
+        torch->whole = whole;
+        torch->marked = torch->fresh = false;
+        return MT_OK;
+    }
     torch->phase = Phase::failed;
     /* Without host memory for a new queue the old one's gradients stay until the next backward. */
     char reason[512];
