@@ -224,7 +224,7 @@ all: core $(SHIM_SO) $(EXAMPLES) ## both libraries and the examples (default)
 
 core: $(CORE_A) $(CORE_SO) ## libmemtrain alone: needs a C compiler and nothing else
 
-tests: $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
+tests: $(TESTS)
 
 setup: build/libtorch.mk ## look for what is needed, and fetch or install what is not there
 	@:
@@ -237,14 +237,20 @@ STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh set
     setup/check_readme.sh setup/check_format.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)'
-suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)')
+# One at a time where they share a card.
+suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
+    $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
 install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' VERSION='$(VERSION)' LIB='$(LIB)' \
     TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)'
 run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 
+# Two run at a time: the longest come first, so that none is left alone at the end.
+TESTS := $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
+LONG := $(addprefix $(BUILD)/tests/,check_oom_networks check_peaks check_ex_cli check_shim_offload)
+longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
+
 check: all tests ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps, SUITES="check_a check_b")
-	@$(run_tests) $(if $(SUITES),,$(STATIC)) \
-	    $(call chosen,$(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH))
+	@$(run_tests) $(call longest_first,$(call chosen,$(TESTS))) $(if $(SUITES),,$(STATIC))
 
 check-core: core $(TESTS_CORE) ## the suites of the core, without libtorch
 	@$(run_tests) $(call chosen,$(TESTS_CORE))

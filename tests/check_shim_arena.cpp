@@ -549,7 +549,10 @@ START_TEST(a_buffer_is_made_late) {
 }
 END_TEST
 
-/* Each chunk keeps a tensor of another size for 15 chunks: the mapping ends at some height. */
+/*
+ * Each chunk keeps a tensor of another size for 15 chunks: the mapping ends at some height, which
+ * depends on how far the search for layouts got between steps. What creeps would triple.
+ */
 START_TEST(the_mapping_does_not_creep) {
     const size_t chunks[] = {64, 128, 256, 512};
     std::deque<at::Tensor> kept;
@@ -560,11 +563,11 @@ START_TEST(the_mapping_does_not_creep) {
     });
     Batch batch(512);
     size_t then = 0;
-    for (int step = 0; step < 900; step++) {
+    for (int step = 0; step < 1800; step++) {
         s.step(batch, chunks[step < 4 ? static_cast<size_t>(step) : random() % 4]);
-        if (step == 300) then = arena_bytes();
+        if (step == 600) then = arena_bytes();
     }
-    ck_assert_uint_le(arena_bytes(), then + then / 10);
+    ck_assert_uint_le(arena_bytes(), then + then / 5);
 }
 END_TEST
 
