@@ -98,6 +98,7 @@ EXAMPLES := $(call programs,$(EXAMPLE_SRC))
 TESTS_CORE := $(call programs,$(TEST_CORE_SRC))
 TESTS_EX := $(call programs,$(TEST_EX_SRC))
 TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
+TESTS := $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
 BENCHES := $(call programs,$(BENCH_SRC))
 BENCHES_CORE := $(call programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
@@ -245,7 +246,6 @@ install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' VERSION='$(VERSION)' LIB='
 run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 
 # Two run at a time: the longest come first, so that none is left alone at the end.
-TESTS := $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
 LONG := $(addprefix $(BUILD)/tests/,check_oom_networks check_peaks check_ex_cli check_shim_offload)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
