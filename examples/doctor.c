@@ -201,8 +201,6 @@ static void print_devices(const start *s) {
 
 /* ---- host memory ------------------------------------------------------------------------------- */
 
-#define PRESSED_FROM 0.1 /* of the time, as for mt_host_memory's budget_bytes */
-
 static int group_is_least(const mt_host_memory *host) {
     return host->cgroup_room_bytes < host->available_bytes;
 }
@@ -220,7 +218,7 @@ static void print_group(const mt_host_memory *host) {
 
 /* docs/policy.md, "Where the budget comes from", and docs/memory.md, "A limit for the process". */
 static const char *budget_rule(const mt_host_memory *host) {
-    if (host->pressure >= PRESSED_FROM)
+    if (host->pressed)
         return group_is_least(host)
                    ? "the smaller of the two for a control group and for pressure: tasks wait"
                    : "0.75 of the available memory, since tasks wait for it";

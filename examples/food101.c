@@ -47,7 +47,7 @@ typedef struct food101 {
     int64_t depth, fit; /* --arch, --fit */
     int dev_mode;
     int64_t dev_samples;
-    const char *save, *resume;
+    const char *weights, *save, *resume;
     ex_setting settings[EX_SETTINGS]; /* the flags that decide how the run ends */
     size_t setting_count;
 
@@ -93,6 +93,10 @@ static const ex_option own_flags[] = {
             "use so many pictures only, evenly from the classes, those for validation (one in "
             "five) among them; 0: all",
             .most = 1000000000, .decides = 1),
+    EX_FLAG("weights", EX_TEXT, food101, weights, "FILE",
+            "begin with the weights of a safetensors file, of torchvision's or timm's network of that "
+            "name; the last layer (fc) is trained anew, since its classes are others",
+            .accepts = "a safetensors file of the network's weights", .decides = 1),
     EX_FLAG("save", EX_TEXT, food101, save, "FILE",
             "write all that is needed to go on, after each epoch and when the run is stopped; the "
             "file before it becomes FILE.1",
@@ -119,9 +123,13 @@ static int read_flags(food101 *f, int argc, char **argv, int *out_status) {
     if (!ex_flags_read(&command, argc, argv, out_status)) return 0;
     if (f->dev_mode && !f->dev_samples) f->dev_samples = DEV_SAMPLES;
     f->setting_count = ex_flags_settings(&f->flags, &command.own, f->settings);
-    if (!f->resume || !f->flags.replay) return 1;
-    fprintf(stderr,
-            NAME ": --resume: not together with --replay, which begins at the first step\n");
+    const char *wrong = NULL;
+    if (f->resume && f->flags.replay)
+        wrong = "--resume: not together with --replay, which begins at the first step";
+    if (f->resume && f->weights)
+        wrong = "--weights: not together with --resume, whose file has the weights";
+    if (!wrong) return 1;
+    fprintf(stderr, NAME ": %s\n", wrong);
     *out_status = 2;
     return 0;
 }
@@ -162,10 +170,17 @@ static ex_run this_run(const food101 *f) {
                     .setting_count = f->setting_count};
 }
 
+static mt_status read_weights(food101 *f) {
+    mt_weights_options options = MT_WEIGHTS_OPTIONS_INIT;
+    options.skip = "fc.";
+    return f->weights ? mt_model_load_weights(f->model, f->weights, &options) : MT_OK;
+}
+
 /* The network, and beside it on the device its gradients and the optimiser's state. */
 static mt_status make_backend(food101 *f) {
     food101_model_options model = model_options(f);
     mt_status status = food101_model_new(&model, &f->model);
+    if (status == MT_OK) status = read_weights(f);
     if (status == MT_OK) status = ex_device_torch(&f->flags, &f->device, f->model, &f->torch);
     if (status == MT_OK && f->resume) status = mt_torch_load(f->torch, f->resume, NULL, 0);
     if (status == MT_OK) status = mt_torch_backend(f->torch, &f->backend);

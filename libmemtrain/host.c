@@ -219,7 +219,7 @@ static int read_system(const char *root, mt_host_memory *m) {
 #endif
 
 mt_status mt_host_memory_read(const char *root, mt_host_memory *out) {
-    mt_host_memory m = {sizeof m, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, 0};
+    mt_host_memory m = {sizeof m, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, 0, 0};
     char proc[PATH];
     MT__CHECK(out, "mt_host_memory_read: out is NULL");
     MT__CHECK(out->size >= sizeof out->size,
@@ -236,7 +236,8 @@ mt_status mt_host_memory_read(const char *root, mt_host_memory *out) {
     double room = (double)mt__min(least, m.total_bytes);
     if (join(proc, root, "/proc/pressure", "", ""))
         raise_pressure(&m, read_pressure(proc, "memory"));
-    m.budget_bytes = (size_t)((m.pressure < PRESSED_FROM ? BUDGET_SHARE : PRESSED_SHARE) * room);
+    m.pressed = m.pressure >= PRESSED_FROM;
+    m.budget_bytes = (size_t)((m.pressed ? PRESSED_SHARE : BUDGET_SHARE) * room);
     m.budget_bytes =
         mt__max(m.budget_bytes, 1); /* 0 would be no limit, just where nothing is left */
     size_t theirs = out->size;

@@ -32,7 +32,6 @@ constexpr int64_t follow_milliseconds = 200;
 constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 constexpr size_t resident_spare = 50;
 constexpr size_t group_spare = 20;   /* of a control group's limit */
-constexpr double pressed_from = 0.1; /* as for mt_host_memory's budget_bytes */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
@@ -291,7 +290,7 @@ size_t host_budget() {
     in_group = host.cgroup_room_bytes < host.available_bytes;
     if (!in_group) return std::max<size_t>(all, 1);
     size_t within = tensors_within(group - group / group_spare);
-    return host.pressure < pressed_from ? within : std::min(within, all);
+    return host.pressed ? std::min(within, all) : within;
 }
 
 void follow_resident_limit() {

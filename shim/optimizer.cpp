@@ -157,15 +157,21 @@ void Optimizer::scale_gradients(double factor) {
         if (Flat::touched(slot)) slot.parameter.mutable_grad().mul_(factors_[slot.block]);
 }
 
-/* In float32: gradients of half precision times the largest scale are far from its end. */
+/*
+ * In float32: gradients of half precision times the largest scale are far from its end. By block and
+ * slot whatever the groups, so that the same gradients give the same bits.
+ */
 at::Tensor Optimizer::norm_on_device() {
     std::vector<at::Tensor> norms;
-    for (size_t block = 0; block < flat_.blocks().size(); block++)
-        for (size_t group = 0; group < groups_.size(); group++) {
-            if (!collect(block, group)) continue;
-            for (const at::Tensor &norm : at::_foreach_norm(lists_.gradients, 2))
-                norms.push_back(norm.to(at::kFloat));
-        }
+    for (size_t block = 0; block < flat_.blocks().size(); block++) {
+        lists_.clear();
+        for (const Slot &slot : flat_.slots())
+            if (slot.block == block && Flat::touched(slot))
+                lists_.gradients.push_back(slot.parameter.grad());
+        if (lists_.gradients.empty()) continue;
+        for (const at::Tensor &norm : at::_foreach_norm(lists_.gradients, 2))
+            norms.push_back(norm.to(at::kFloat));
+    }
     lists_.clear();
     if (norms.empty())
         return at::zeros({}, flat_.slots().at(0).parameter.options().dtype(at::kFloat));

@@ -523,6 +523,7 @@ START_TEST(host_pressure) {
     if (pressures[_i].group) put("sys/fs/cgroup/job/memory.pressure", pressures[_i].group);
     memory = read_root();
     ck_assert_double_eq_tol(memory.pressure, pressures[_i].pressure, 1e-9);
+    ck_assert_int_eq(memory.pressed, pressures[_i].share < 0.9);
     ck_assert_double_eq_tol((double)memory.budget_bytes, pressures[_i].share * 8.0 * GI, 1.0);
 }
 END_TEST

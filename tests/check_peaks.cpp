@@ -1,7 +1,7 @@
 /*
  * check_peaks.cpp - two small recordings predict the peak of every other chunk size within 1 %, for
- * each network, in training, with segments and offload and without, and in evaluation, within 2 % where kernels change beyond them; and what
- * a trainer predicts in a budget is what its steps need.
+ * each network, in training and evaluation, without savers and with each; within 2 % where one thread
+ * has kernels change beyond them; and what a trainer predicts in a budget is what its steps need.
  */
 #include <algorithm>
 #include <cmath>
@@ -107,34 +107,45 @@ struct Worst {
     }
 };
 
+struct Setting {
+    const char *name = "";
+    int checkpointing = MT_CHECKPOINTING_AUTO, offload = MT_OFFLOAD_AUTO;
+    mt_dtype amp = MT_DTYPE_NONE;
+
+    mt_torch_options options() const {
+        mt_torch_options o = MT_TORCH_OPTIONS_INIT;
+        o.checkpointing = checkpointing;
+        o.offload = offload;
+        o.amp = amp;
+        return o;
+    }
+};
+
 /*
  * Chunks of one sample take other kernels, so they are never recorded; the prediction for them is
  * printed and not held to anything.
  */
-void compare(const Network &network, int64_t side, mt_mode mode,
-             int checkpointing = MT_CHECKPOINTING_AUTO, int offload = MT_OFFLOAD_AUTO) {
-    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
-    options.checkpointing = checkpointing;
-    options.offload = offload;
+void compare(const Network &network, int64_t side, mt_mode mode, const Setting &setting = {}) {
+    mt_torch_options options = setting.options();
+    size_t change = mt_torch_get_threads() > 1 ? 0 : network.change;
     Subject s(network, side, &options);
     bench::Batch batch(static_cast<int64_t>(most), side, 10);
     mt_memory_model *model = record(s, mode, batch.batch, 2);
-    mt_memory_model *changed = record(s, mode, batch.batch, network.change ? network.change : 2);
+    mt_memory_model *changed = record(s, mode, batch.batch, change ? change : 2);
     Worst one, below, from, known;
     for (size_t m : sizes_to_try(side == network.side)) {
         if (m == 1 && network.normalises && mode == MT_TRAIN) continue; /* illegal */
         size_t peak = peak_of(s, mode, batch.batch, m);
         double error = percent(mt_memory_model_peak(model, m), peak);
-        bool is_above = network.change && m >= network.change;
+        bool is_above = change && m >= change;
         (m == 1 ? one : is_above ? from : below).add(error, m);
         if (is_above) known.add(percent(mt_memory_model_peak(changed, m), peak), m);
     }
-    std::printf("%s, %s%s%s, %lld pixels: worst %.4f %%, with other kernels %.4f %% at %zu "
+    std::printf("%s, %s%s, %lld pixels, threads %d: worst %.4f %%, with other kernels %.4f %% at %zu "
                 "and, once these are recorded, %.4f %%, of one sample %.2f %%, margin %zu\n",
-                network.name, mode == MT_TRAIN ? "training" : "evaluation",
-                checkpointing ? " with segments" : "", offload ? " with offload" : "",
-                static_cast<long long>(side), below.percent, from.percent, from.size, known.percent,
-                one.percent, mt_memory_model_margin(model));
+                network.name, mode == MT_TRAIN ? "training" : "evaluation", setting.name,
+                static_cast<long long>(side), mt_torch_get_threads(), below.percent, from.percent,
+                from.size, known.percent, one.percent, mt_memory_model_margin(model));
     std::fflush(stdout);
     mt_memory_model_free(model);
     mt_memory_model_free(changed);
@@ -151,17 +162,30 @@ START_TEST(recordings_predict_every_size) {
 }
 END_TEST
 
-START_TEST(and_of_segments) {
+/* Two threads and more have oneDNN do 1x1 convolutions of few samples too: no kernel changes. */
+START_TEST(and_with_two_threads) {
+    const Network &network = networks::all[_i];
     networks::prepare();
-    compare(networks::all[_i], networks::all[_i].side, MT_TRAIN, MT_CHECKPOINTING_ON);
+    bench::must(mt_torch_set_threads(2), "threads");
+    for (mt_mode mode : {MT_TRAIN, MT_EVALUATE}) compare(network, network.side, mode);
+    compare(network, 2 * network.side, MT_TRAIN);
 }
 END_TEST
 
-START_TEST(and_of_offload) {
+const Setting savers[] = {
+    {" with segments", MT_CHECKPOINTING_ON, MT_OFFLOAD_AUTO, MT_DTYPE_NONE},
+    {" with offload", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_HOST, MT_DTYPE_NONE},
+    {" with segments and offload", MT_CHECKPOINTING_ON, MT_OFFLOAD_HOST, MT_DTYPE_NONE},
+    {" packed", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_PACK, MT_DTYPE_NONE},
+    {" with bfloat16", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, MT_BFLOAT16},
+    {" with bfloat16 and segments", MT_CHECKPOINTING_ON, MT_OFFLOAD_AUTO, MT_BFLOAT16},
+};
+enum { SAVERS = sizeof savers / sizeof *savers };
+
+START_TEST(and_of_savers) {
+    const Network &network = networks::all[_i / SAVERS];
     networks::prepare();
-    for (int segments : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON})
-        compare(networks::all[_i], networks::all[_i].side, MT_TRAIN, segments, MT_OFFLOAD_HOST);
-    compare(networks::all[_i], networks::all[_i].side, MT_TRAIN, 0, MT_OFFLOAD_PACK);
+    compare(network, network.side, MT_TRAIN, savers[_i % SAVERS]);
 }
 END_TEST
 
@@ -289,8 +313,8 @@ int main() {
     TCase *tcase = tcase_create("prediction");
     tcase_set_timeout(tcase, 300);
     tcase_add_loop_test(tcase, recordings_predict_every_size, 0, 2 * networks::count);
-    tcase_add_loop_test(tcase, and_of_segments, 0, networks::count);
-    tcase_add_loop_test(tcase, and_of_offload, 0, networks::count);
+    tcase_add_loop_test(tcase, and_with_two_threads, 0, networks::count);
+    tcase_add_loop_test(tcase, and_of_savers, 0, SAVERS * networks::count);
     tcase_add_loop_test(tcase, a_step_needs_what_was_predicted, 0, 2 * networks::count);
     tcase_add_loop_test(tcase, what_a_card_reserves, 0, networks::count);
     suite_add_tcase(suite, tcase);

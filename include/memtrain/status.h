@@ -150,6 +150,7 @@ typedef struct mt_host_memory {
                                   0.75 x under pressure; at least 1, since a budget of 0 is none */
     double pressure;           /* share of the last 10 seconds in which some task waited for memory,
                                   0 to 1, the worst of system and control groups; 0: not known */
+    int pressed;               /* 1: pressure is from a tenth on, and budget_bytes says so */
 } mt_host_memory;
 
 /*
