@@ -123,6 +123,19 @@ static mt_status mark(mt_trainer *t, mt__work *w) {
     return status == MT_EDEVMEM || status == MT_ENOTSUP ? MT_OK : status;
 }
 
+/* Whether the backend is told beforehand of the chunks. */
+static int is_told(const mt_trainer *t, const mt__work *w) {
+    return t->backend.prepare && w->mode == MT_TRAIN;
+}
+
+/*
+ * Bytes in use that a chunk's peak comes on top of. What was prepared for the chunks counts as theirs: it
+ * is not there yet when the next step is planned.
+ */
+static size_t base_of(const mt_trainer *t, const mt__work *w, const mt_memory *before) {
+    return is_told(t, w) ? w->allocated_before : before->allocated_bytes;
+}
+
 /* Runs samples [first, first + count) as one chunk and lets the policy learn from it. */
 static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count) {
     mt_memory before;
@@ -142,7 +155,7 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     }
     w->peak_bytes = mt__max(w->peak_bytes, r.peak_bytes);
     if (r.seconds > 0) w->seconds += r.seconds;
-    if (status == MT_EDEVMEM) mt__note_oom(w, phase_of(w), count, &r, before.allocated_bytes);
+    if (status == MT_EDEVMEM) mt__note_oom(w, phase_of(w), count, &r, base_of(t, w, &before));
     if (status != MT_OK) return status;
     add_chunk(&w->sums, &r, count);
     w->done += count;
@@ -152,21 +165,14 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     w->marked = 0;
     /* Without a weight there is no backward pass, which tells nothing of other chunks. */
     if (weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
-    return mt_policy_observe(t->policy, w->mode, count, before.allocated_bytes, &r);
+    return mt_policy_observe(t->policy, w->mode, count, base_of(t, w, &before), &r);
 }
 
 /* ---- one attempt ------------------------------------------------------------------------------- */
 
-/* Size of the next chunk, 0 at the end; extends an open plan whose chunks have run. */
-static mt_status next_chunk(mt_trainer *t, mt__work *w, size_t *out) {
+/* Adds the rest to an open plan. */
+static mt_status extend(mt_trainer *t, mt__work *w) {
     mt_memory memory;
-    *out = 0;
-    if (w->forced) {
-        if (w->next < t->forced.count) *out = t->forced.samples[w->next];
-        return MT_OK;
-    }
-    *out = mt_plan_chunk(&w->plan, w->next);
-    if (*out || w->plan.discard || mt_plan_covered(&w->plan) >= w->plan.samples) return MT_OK;
     mt_status status = mt__read_memory(t, &memory);
     if (status == MT_OK) status = mt_policy_extend(t->policy, w->mode, &memory, &w->plan);
     if (status == MT_EDEVMEM) {
@@ -175,8 +181,61 @@ static mt_status next_chunk(mt_trainer *t, mt__work *w, size_t *out) {
     }
     if (status != MT_OK) return status;
     if (w->mode == MT_TRAIN) mt__trace_plan(t, &w->plan);
-    *out = mt_plan_chunk(&w->plan, w->next);
     return MT_OK;
+}
+
+static int is_open(const mt__work *w) {
+    return !w->plan.discard && mt_plan_covered(&w->plan) < w->plan.samples;
+}
+
+/*
+ * Size of the next chunk, 0 at the end; extends an open plan whose chunks have run, or at once where all
+ * of them are to be told.
+ */
+static mt_status next_chunk(mt_trainer *t, mt__work *w, size_t *out) {
+    *out = 0;
+    if (w->forced) {
+        if (w->next < t->forced.count) *out = t->forced.samples[w->next];
+        return MT_OK;
+    }
+    *out = mt_plan_chunk(&w->plan, w->next);
+    while (is_open(w) && (*out == 0 || is_told(t, w))) {
+        mt_status status = extend(t, w);
+        if (status != MT_OK) return status;
+        *out = mt_plan_chunk(&w->plan, w->next);
+    }
+    return MT_OK;
+}
+
+/* The backend's prepare. What does not fit there is taken to be the largest chunk. */
+static mt_status prepare(mt_trainer *t, mt__work *w, const size_t *chunks, size_t count) {
+    mt_memory before;
+    mt_chunk_result r;
+    size_t largest = 0;
+    mt_status status = mt__read_memory(t, &before);
+    if (status != MT_OK) return status;
+    memset(&r, 0, sizeof r);
+    r.size = sizeof r;
+    w->allocated_before = before.allocated_bytes;
+    status = t->backend.prepare(t->backend.self, chunks, count, &r);
+    w->peak_bytes = mt__max(w->peak_bytes, r.peak_bytes);
+    for (size_t i = 0; i < count; i++) largest = mt__max(largest, chunks[i]);
+    if (status == MT_EDEVMEM) mt__note_oom(w, phase_of(w), largest, &r, before.allocated_bytes);
+    return status;
+}
+
+/* Tells of all chunks before the first, in the list where they will be reported from; of those of a
+   recording one by one. */
+static mt_status tell_chunks(mt_trainer *t, mt__work *w, size_t next) {
+    if (!is_told(t, w)) return MT_OK;
+    if (w->plan.discard) return prepare(t, w, &next, 1);
+    if (w->next > 0) return MT_OK;
+    size_t count = w->forced ? t->forced.count : mt_plan_chunks(&w->plan);
+    mt_status status = mt__reserve_chunks(&t->chunks, count);
+    if (status != MT_OK) return status;
+    for (size_t i = 0; i < count; i++)
+        t->chunks.samples[i] = w->forced ? t->forced.samples[i] : mt_plan_chunk(&w->plan, i);
+    return prepare(t, w, t->chunks.samples, count);
 }
 
 /* Keeps the size of a chunk for the report. */
@@ -195,7 +254,8 @@ mt_status mt__do_chunks(mt_trainer *t, mt__work *w) {
     for (;;) {
         mt_status status = next_chunk(t, w, &count);
         if (status != MT_OK || count == 0) return status;
-        status = list_chunk(t, w, count);
+        status = tell_chunks(t, w, count);
+        if (status == MT_OK) status = list_chunk(t, w, count);
         if (status != MT_OK) return status;
         w->discarded += count; /* until apply says otherwise */
         status = do_chunk(t, w, w->plan.discard ? 0 : w->done, count);

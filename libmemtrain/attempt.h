@@ -22,7 +22,8 @@ typedef struct mt__work {
     size_t chunks;       /* that went through, in all attempts */
     int open;            /* begun, and neither applied nor taken back */
     int marked;          /* a chunk that fails can be taken back alone */
-    mt__sums sums;       /* of this attempt */
+    size_t allocated_before; /* the chunks of this attempt were told of and prepared */
+    mt__sums sums;           /* of this attempt */
     mt_apply_result applied;
     double seconds;    /* all attempts */
     size_t peak_bytes; /* all attempts */

@@ -54,8 +54,12 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
     mt_status status = describe(t);
     if (status == MT_OK && t->backend.hold_gradients)
         status = t->backend.hold_gradients(t->backend.self, 1);
-    t->info.keeps_chunks = t->backend.mark && t->backend.rewind;
-    t->info.holds_gradients = t->backend.hold_gradients != NULL;
+    /* Chunks that are told beforehand are the step: none is taken back alone, and two small ones are no
+       beginning of it. */
+    int is_told = t->backend.prepare != NULL;
+    t->info.keeps_chunks = t->backend.mark && t->backend.rewind && !is_told;
+    t->info.holds_gradients = t->backend.hold_gradients && !is_told;
+    if (is_told) t->info.normalises_over_batch = 1;
     t->holding = 1;
     if (!t->backend.set_rung) t->info.rungs = 0;
     if (status == MT_OK) status = mt_policy_new(t->options.policy, &t->info, &t->policy);

@@ -29,6 +29,10 @@ Autocast::~Autocast() {
     autocast::set_autocast_dtype(device_, dtype_before_);
 }
 
+AutocastIf::AutocastIf(c10::DeviceType device, int amp) {
+    if (amp != MT_DTYPE_NONE) on_.emplace(device, amp == MT_FLOAT16 ? c10::kHalf : c10::kBFloat16);
+}
+
 AutocastUncached::AutocastUncached() : before_(autocast::is_autocast_cache_enabled()) {
     autocast::set_autocast_cache_enabled(false);
 }

@@ -2,6 +2,8 @@
 #ifndef MEMTRAIN_SHIM_AUTOCAST_HPP
 #define MEMTRAIN_SHIM_AUTOCAST_HPP
 
+#include <optional>
+
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
@@ -24,6 +26,15 @@ private:
     bool enabled_before_;
     c10::ScalarType dtype_before_;
     bool changes_dtype_;
+};
+
+/* The same where it is wanted; amp: an mt_dtype, MT_DTYPE_NONE for no autocast. */
+class AutocastIf {
+public:
+    AutocastIf(c10::DeviceType device, int amp);
+
+private:
+    std::optional<Autocast> on_;
 };
 
 /*

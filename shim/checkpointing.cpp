@@ -71,24 +71,6 @@ private:
     void *self_;
 };
 
-/* Handles that live as long as the object. */
-class Handles {
-public:
-    explicit Handles(const variable_list &tensors) {
-        for (const at::Tensor &tensor : tensors) {
-            handles_.emplace_back(tensor);
-            pointers_.push_back(handles_.back().get());
-        }
-    }
-    mt_tensor *const *get() const { return pointers_.data(); }
-    size_t count() const { return pointers_.size(); }
-    at::Tensor &tensor(size_t i) { return handles_[i].tensor(); }
-
-private:
-    std::deque<TemporaryHandle> handles_;
-    std::vector<mt_tensor *> pointers_;
-};
-
 variable_list tensors_of(mt_tensor *const *handles, size_t count) {
     variable_list list;
     for (size_t i = 0; i < count; i++) list.push_back(handles[i]->tensor);

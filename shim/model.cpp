@@ -20,6 +20,7 @@ void copy_traits(mt_model &model, const mt_model_traits &traits) {
     model.normalises_over_batch = traits.normalises_over_batch != 0;
     model.needs_whole_batch = traits.needs_whole_batch != 0;
     model.checkpoints = traits.checkpoints != 0;
+    model.embedding_count = traits.embedding_count;
     for (size_t i = 0; i < traits.metric_count; i++) {
         if (!traits.metric_names[i]) fail(MT_EINVAL, "mt_model_new: metric_names[%zu] is NULL", i);
         model.metrics.emplace_back(traits.metric_names[i]);
@@ -35,18 +36,45 @@ void check_traits(const mt_model_traits &traits) {
              traits.metric_count, MT_METRICS_MAX);
     if (traits.metric_count && !traits.metric_names)
         fail(MT_EINVAL, "mt_model_new: metric_names is NULL");
+    if (traits.embedding_count > MT_TENSORS_MAX)
+        fail(MT_EINVAL, "mt_model_new: embedding_count is %zu; accepted: at most %d",
+             traits.embedding_count, MT_TENSORS_MAX);
+    if (traits.embedding_count && traits.normalises_over_batch)
+        fail(MT_EINVAL,
+             "mt_model_new: embedding_count is %zu and normalises_over_batch is set: statistics "
+             "over a "
+             "chunk couple its samples, so that embeddings of chunks are not those of the batch; "
+             "use "
+             "layers that normalise over a sample, or keep these in evaluation mode",
+             traits.embedding_count);
+    if (traits.embedding_count && traits.needs_whole_batch)
+        fail(MT_EINVAL,
+             "mt_model_new: embedding_count is %zu and needs_whole_batch is set; accepted: one of "
+             "them",
+             traits.embedding_count);
+}
+
+/* Either the loss of a chunk, or the embeddings of a chunk and the loss of all. */
+void check_ops(const mt_model_ops &ops, size_t embedding_count) {
+    if (!ops.visit_parameters) fail(MT_EINVAL, "mt_model_new: ops->visit_parameters is NULL");
+    if (!embedding_count && !ops.loss) fail(MT_EINVAL, "mt_model_new: ops->loss is NULL");
+    if (!embedding_count) return;
+    if (!ops.embed) fail(MT_EINVAL, "mt_model_new: ops->embed is NULL");
+    if (!ops.join) fail(MT_EINVAL, "mt_model_new: ops->join is NULL");
+    if (ops.units)
+        fail(MT_EINVAL, "mt_model_new: ops->units is set; with embeddings the loss is a mean over "
+                        "samples, accepted: NULL");
 }
 
 void fill(mt_model &model, const mt_model_traits *traits) {
     mt_model_traits own = MT_MODEL_TRAITS_INIT;
     check(ensure_init());
-    if (!model.ops.visit_parameters) fail(MT_EINVAL, "mt_model_new: ops->visit_parameters is NULL");
-    if (!model.ops.loss) fail(MT_EINVAL, "mt_model_new: ops->loss is NULL");
     if (traits) {
         check(check_sized(traits, "mt_model_new", "traits"));
         copy_in(own, traits);
     }
     check_traits(own);
+    check_ops(model.ops, own.embedding_count);
     copy_traits(model, own);
     if (!mt__handle_add(&model, MT__KIND_MODEL)) throw std::bad_alloc();
 }
@@ -71,9 +99,9 @@ std::vector<Named> weights_of(const mt_model &model) {
     return list;
 }
 
-Loss loss_of(const mt_model &model, const Chunk &chunk) {
-    TemporaryHandle loss, metrics;
-    check(model.ops.loss(model.self, chunk.handles(), chunk.count(), loss.get(), metrics.get()));
+namespace {
+
+Loss checked(const mt_model &model, TemporaryHandle &loss, TemporaryHandle &metrics) {
     if (!loss.tensor().defined() || loss.tensor().numel() != 1)
         fail(MT_EINVAL, "the model's loss is not a scalar");
     at::Tensor sums = metrics.tensor();
@@ -81,6 +109,39 @@ Loss loss_of(const mt_model &model, const Chunk &chunk) {
         fail(MT_EINVAL, "the model gave %lld metrics and names %zu",
              static_cast<long long>(sums.numel()), model.metrics.size());
     return {std::move(loss.tensor()), sums.defined() ? sums.detach() : sums};
+}
+
+} // namespace
+
+Loss loss_of(const mt_model &model, const Chunk &chunk) {
+    TemporaryHandle loss, metrics;
+    check(model.ops.loss(model.self, chunk.handles(), chunk.count(), loss.get(), metrics.get()));
+    return checked(model, loss, metrics);
+}
+
+std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size_t samples) {
+    Handles out{std::vector<at::Tensor>(model.embedding_count)};
+    check(model.ops.embed(model.self, chunk.handles(), chunk.count(), out.get(), out.count()));
+    std::vector<at::Tensor> list;
+    for (size_t i = 0; i < out.count(); i++) {
+        list.push_back(std::move(out.tensor(i)));
+        const at::Tensor &one = list.back();
+        if (!one.defined() || one.dim() < 1 || static_cast<size_t>(one.size(0)) != samples)
+            fail(MT_EINVAL,
+                 "the model's embedding %zu of a chunk is %s with %lld samples in dimension 0; "
+                 "accepted: "
+                 "the chunk's %zu",
+                 i, !one.defined() ? "empty," : "a tensor",
+                 static_cast<long long>(one.defined() && one.dim() ? one.size(0) : 0), samples);
+    }
+    return list;
+}
+
+Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings) {
+    TemporaryHandle loss, metrics;
+    Handles in(embeddings);
+    check(model.ops.join(model.self, in.get(), in.count(), loss.get(), metrics.get()));
+    return checked(model, loss, metrics);
 }
 
 double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count) {

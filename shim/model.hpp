@@ -16,6 +16,7 @@ struct mt_model {
     bool normalises_over_batch = false;
     bool needs_whole_batch = false;
     bool checkpoints = false;
+    size_t embedding_count = 0; /* 0: there is a loss of each chunk */
     std::vector<std::string> metrics;
     std::vector<const char *> metric_names; /* into metrics */
     std::vector<int> metric_over;           /* empty: over the samples */
@@ -43,6 +44,10 @@ struct Loss {
     at::Tensor metrics;
 };
 Loss loss_of(const mt_model &model, const Chunk &chunk);
+
+/* Embeddings of a chunk of so many samples; loss and metrics of a batch from all of its embeddings. */
+std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size_t samples);
+Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings);
 
 /* What the loss of these samples is averaged over; count where the model does not say. */
 double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count);

@@ -2,12 +2,10 @@
  * step.cpp - the parts of a step: begin, accumulate, rollback, apply, evaluate, and one plain step
  * made of them. What is done when memory runs out is decided elsewhere.
  */
-#include "torch_state.hpp"
+#include "step.hpp"
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <optional>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
@@ -55,12 +53,6 @@ mt_status poison(mt_torch &torch, mt_status status) {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 /* ---- one chunk ---- */
 
 void set_mode(mt_torch &torch, Mode mode) {
@@ -72,14 +64,13 @@ void set_mode(mt_torch &torch, Mode mode) {
 
 /* Forward, under autocast where that is on; backward is outside of it. */
 Loss forward(mt_torch &torch, const Chunk &chunk) {
-    std::optional<Autocast> autocast;
-    if (torch.amp != MT_DTYPE_NONE)
-        autocast.emplace(torch.device.type(),
-                         torch.amp == MT_FLOAT16 ? c10::kHalf : c10::kBFloat16);
+    AutocastIf autocast(torch.device.type(), torch.amp);
     return loss_of(*torch.model, chunk);
 }
 
-/* What is differentiated. A loss in half precision has no room for a scale. */
+} // namespace
+
+/* A loss in half precision has no room for a scale. */
 at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight) {
     if (!torch.scaler) return at::mul(loss, weight);
     bool is_half = loss.scalar_type() == at::kHalf;
@@ -87,8 +78,8 @@ at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight) {
 }
 
 /*
- * Loss and metrics as doubles. One copy from a device; two from MPS, which has no doubles to put counts of
- * pixels and a loss together in; on the CPU they are read where they are.
+ * One copy from a device; two from MPS, which has no doubles to put counts of pixels and a loss together
+ * in; on the CPU they are read where they are.
  */
 void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics) {
     at::Tensor first = values.loss.detach().reshape({1}), sums = values.metrics;
@@ -106,6 +97,8 @@ void read_values(const mt_torch &torch, const Loss &values, double *loss, double
         metrics[i] = sums[i].item().toDouble();
 }
 
+namespace {
+
 /* A chunk without units has a mean over nothing, which is no number. */
 void fill_result(const mt_torch &torch, const Loss &values, double units, mt_chunk_result &result) {
     double loss = 0.0;
@@ -114,7 +107,9 @@ void fill_result(const mt_torch &torch, const Loss &values, double units, mt_chu
     result.loss_sum = units > 0.0 ? loss * units : 0.0;
 }
 
-/* NULL where nothing is to be put away. What is there anyway, the chunk's own tensors too, stays. */
+} // namespace
+
+/* What is there anyway, the chunk's own tensors too, stays. */
 std::shared_ptr<SavedTensors> saved_tensors(const mt_torch &torch, const Chunk &chunk,
                                             size_t samples) {
     std::shared_ptr<Offload> offload = offload_of(torch);
@@ -124,6 +119,8 @@ std::shared_ptr<SavedTensors> saved_tensors(const mt_torch &torch, const Chunk &
     for (size_t i = 0; i < chunk.count(); i++) saved->leave_alone(chunk.handles()[i]->tensor);
     return saved;
 }
+
+namespace {
 
 /* Whether a chunk is the step, and its gradients may stay where they are made. */
 bool is_whole(const mt_torch &torch, size_t count) {
@@ -187,7 +184,7 @@ void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
     result.refused_in_use_bytes = now.in_use;
 }
 
-/* A chunk that is about to run. */
+/* A chunk that is about to run; samples 0: several. */
 struct Run {
     bool training, backward, checkpointing;
     int offload;
@@ -196,9 +193,9 @@ struct Run {
     bool apart;
 };
 
-/* NULL where tensors are another device's. */
-cpu::Arena *arena_of(const mt_torch &torch) {
-    return torch.device.is_host() ? torch.arena.get() : nullptr;
+/* NULL where tensors are another device's, and where they are not those of one chunk. */
+cpu::Arena *arena_of(const mt_torch &torch, const Run &run) {
+    return torch.device.is_host() && run.samples ? torch.arena.get() : nullptr;
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
@@ -224,12 +221,13 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         synchronize(torch.device);
         start_call_peak(torch.device);
         Listening listening(torch.device, torch.sink);
-        cpu::Planned planned(arena_of(torch), kind_of(torch, run), run.samples, run.apart);
+        cpu::Planned planned(arena_of(torch, run), kind_of(torch, run), run.samples, run.apart);
         auto start = Clock::now();
         body(result);
         synchronize(torch.device);
-        result.seconds = seconds_since(start);
-        planned.done(result.seconds);
+        double seconds = seconds_since(start);
+        result.seconds += seconds;
+        planned.done(seconds);
         result.peak_bytes = peak_of(torch, listening);
     });
     if (status != MT_OK) result = {};
@@ -250,10 +248,21 @@ void settle(mt_torch &torch, const Update &update) {
     torch.scaler->count(update.skipped);
 }
 
+/* A part of the step has failed. */
+mt_status fail_step(mt_torch &torch, mt_status status) {
+    torch.phase = Phase::failed;
+    /* Without host memory for a new queue the old one's gradients stay until the next backward. */
+    char reason[512];
+    std::snprintf(reason, sizeof reason, "%s", mt_last_error());
+    (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
+    return mt_set_error(status, "%s", reason);
+}
+
 mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
     MT_RETURN_IF_FAILED(check_phase(function, *torch, Phase::idle, Phase::idle));
     return guard(torch->device, [&] {
         mt_torch_batch own = batch_of(function, batch);
+        torch->evaluation.clear();
         set_mode(*torch, Mode::training);
         torch->rng.take(torch->device);
         torch->buffers.take(*torch->model);
@@ -288,6 +297,8 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
         return mt_set_error(MT_EINVAL, "mt_accumulate: weight is %g", weight);
     MT_RETURN_IF_FAILED(
         guard([&] { check_samples("mt_accumulate", first, count, torch->samples); }));
+    if (torch->model->embedding_count)
+        MT_RETURN_IF_FAILED(torch->cached.check_next("mt_accumulate", first, count));
     if (torch->whole)
         return mt_set_error(MT_ESTATE, "mt_accumulate: all %zu samples have been one marked chunk",
                             torch->samples);
@@ -301,24 +312,42 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     Run run = {true,         weight != 0.0, torch->checkpointing, offload ? offload->kind() : 0,
                torch->batch, count,         torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
-        forward_backward(*torch, first, count, weight, result);
+        if (torch->model->embedding_count)
+            torch->cached.accumulate(*torch, result);
+        else
+            forward_backward(*torch, first, count, weight, result);
     });
-    if (status == MT_OK) {
-        torch->whole = whole;
-        torch->marked = torch->fresh = false;
-        return MT_OK;
-    }
-    torch->phase = Phase::failed;
-    /* Without host memory for a new queue the old one's gradients stay until the next backward. */
-    char reason[512];
-    std::snprintf(reason, sizeof reason, "%s", mt_last_error());
-    (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
-    return mt_set_error(status, "%s", reason);
+    if (status != MT_OK) return fail_step(*torch, status);
+    torch->whole = whole;
+    torch->marked = torch->fresh = false;
+    return MT_OK;
+}
+
+extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t count,
+                                mt_chunk_result *out) {
+    CHECK_TORCH("mt_prepare");
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_prepare", "out"));
+    MT_RETURN_IF_FAILED(check_phase("mt_prepare", *torch, Phase::in_step, Phase::in_step));
+    MT_RETURN_IF_FAILED(check_cached("mt_prepare", *torch, true));
+    MT_RETURN_IF_FAILED(guard([&] { check_chunks("mt_prepare", chunks, count, torch->samples); }));
+    Run run = {true, false, torch->checkpointing, 0, torch->batch, 0, false};
+    mt_status status = measured(*torch, run, out, [&](mt_chunk_result &) {
+        torch->cached.clear();
+        torch->flat->begin();
+        if (!torch->fresh) {
+            torch->buffers.restore(*torch->model);
+            torch->rng.restore();
+        }
+        torch->fresh = false;
+        torch->cached.prepare(*torch, chunks, count);
+    });
+    return status == MT_OK ? MT_OK : fail_step(*torch, status);
 }
 
 extern "C" mt_status mt_mark(mt_torch *torch) {
     CHECK_TORCH("mt_mark");
     MT_RETURN_IF_FAILED(check_phase("mt_mark", *torch, Phase::in_step, Phase::in_step));
+    MT_RETURN_IF_FAILED(check_cached("mt_mark", *torch, false));
     return guard(torch->device, [&] {
         if (!torch->fresh) {
             torch->chunk_rng.take(torch->device);
@@ -331,6 +360,7 @@ extern "C" mt_status mt_mark(mt_torch *torch) {
 extern "C" mt_status mt_hold_gradients(mt_torch *torch, int on) {
     CHECK_TORCH("mt_hold_gradients");
     MT_RETURN_IF_FAILED(check_phase("mt_hold_gradients", *torch, Phase::idle, Phase::idle));
+    if (!on) MT_RETURN_IF_FAILED(check_cached("mt_hold_gradients", *torch, false));
     return guard(torch->device, [&] { torch->flat->hold_gradients(on != 0); });
 }
 
@@ -353,6 +383,7 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
     CHECK_TORCH("mt_rollback");
     MT_RETURN_IF_FAILED(check_phase("mt_rollback", *torch, Phase::in_step, Phase::failed));
     mt_status status = guard(torch->device, [&] {
+        torch->cached.clear();
         torch->flat->clear_gradients();
         torch->buffers.restore(*torch->model);
         torch->rng.restore();
@@ -366,6 +397,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     CHECK_TORCH("mt_apply");
     MT_RETURN_IF_FAILED(check_sized(out, "mt_apply", "out"));
     MT_RETURN_IF_FAILED(check_phase("mt_apply", *torch, Phase::in_step, Phase::in_step));
+    if (torch->model->embedding_count) MT_RETURN_IF_FAILED(torch->cached.check_done("mt_apply"));
     mt_apply_result result = {};
     bool changing = false;
     mt_status status = guard(torch->device, [&] {
@@ -379,6 +411,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
         settle(*torch, update);
         changing = true;
         torch->flat->end_step();
+        torch->cached.clear();
         torch->marked = false;
         result.grad_norm = update.norm;
         result.skipped = update.skipped;
@@ -401,26 +434,36 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
         own = batch_of("mt_evaluate", batch);
         check_samples("mt_evaluate", first, count, batch->count);
     }));
-    return measured(*torch, Run{false, false, false, 0, own, count, false}, out,
-                    [&](mt_chunk_result &result) {
-                        KeepRng keep(torch->device);
-                        set_mode(*torch, Mode::evaluation);
-                        forward_only(*torch, own, first, count, result);
-                    });
+    bool cached = torch->model->embedding_count != 0;
+    if (cached) MT_RETURN_IF_FAILED(torch->evaluation.check_next("mt_evaluate", *batch, first));
+    mt_status status = measured(
+        *torch, Run{false, false, false, 0, own, count, false}, out, [&](mt_chunk_result &result) {
+            KeepRng keep(torch->device);
+            set_mode(*torch, Mode::evaluation);
+            if (cached)
+                torch->evaluation.run(*torch, own, *batch, first, count, result);
+            else
+                forward_only(*torch, own, first, count, result);
+        });
+    if (cached) torch->evaluation.end_chunk(first, status == MT_OK ? count : 0);
+    return status;
 }
 
 extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
                                    mt_chunk_result *out_chunk, mt_apply_result *out_apply) {
-    mt_chunk_result chunk = {};
+    mt_chunk_result chunk = {}, prepared = {};
     mt_apply_result applied = {};
-    chunk.size = sizeof chunk;
+    chunk.size = prepared.size = sizeof chunk;
     applied.size = sizeof applied;
     CHECK_TORCH("mt_train_step");
     if (out_chunk) MT_RETURN_IF_FAILED(check_sized(out_chunk, "mt_train_step", "out_chunk"));
     if (out_apply) MT_RETURN_IF_FAILED(check_sized(out_apply, "mt_train_step", "out_apply"));
     MT_RETURN_IF_FAILED(begin("mt_train_step", torch, batch));
     mt_status status = torch->flat->holds_gradients() ? MT_OK : mt_mark(torch);
+    if (status == MT_OK && torch->model->embedding_count)
+        status = mt_prepare(torch, &batch->count, 1, &prepared);
     if (status == MT_OK) status = mt_accumulate(torch, 0, batch->count, 1.0, &chunk);
+    chunk.peak_bytes = std::max(chunk.peak_bytes, prepared.peak_bytes);
     if (status == MT_OK) status = mt_apply(torch, &applied);
     if (out_chunk) hand_over(chunk, out_chunk);
     if (out_apply) hand_over(applied, out_apply);

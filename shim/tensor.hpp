@@ -2,6 +2,7 @@
 #ifndef MEMTRAIN_SHIM_TENSOR_HPP
 #define MEMTRAIN_SHIM_TENSOR_HPP
 
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,24 @@ public:
 
 private:
     mt_tensor handle_;
+};
+
+/* Handles that live as long as the object. */
+class Handles {
+public:
+    explicit Handles(const std::vector<at::Tensor> &tensors) {
+        for (const at::Tensor &tensor : tensors) {
+            handles_.emplace_back(tensor);
+            pointers_.push_back(handles_.back().get());
+        }
+    }
+    mt_tensor *const *get() const { return pointers_.data(); }
+    size_t count() const { return pointers_.size(); }
+    at::Tensor &tensor(size_t i) { return handles_[i].tensor(); }
+
+private:
+    std::deque<TemporaryHandle> handles_;
+    std::vector<mt_tensor *> pointers_;
 };
 
 /*

@@ -105,6 +105,10 @@ mt_status accumulate(void *self, size_t first, size_t count, double weight, mt_c
     return mt_accumulate(torch_of(self), first, count, weight, out);
 }
 
+mt_status prepare(void *self, const size_t *chunks, size_t count, mt_chunk_result *out) {
+    return mt_prepare(torch_of(self), chunks, count, out);
+}
+
 mt_status rollback(void *self) {
     return mt_rollback(torch_of(self));
 }
@@ -249,12 +253,16 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
     backend.evaluate = evaluate;
     backend.record = is_mps ? nullptr : record; /* MPS reports nothing */
     backend.units = units;
-    backend.mark = mark;
-    backend.rewind = rewind;
+    if (torch->model->embedding_count) {
+        backend.prepare = prepare;
+    } else {
+        backend.mark = mark;
+        backend.rewind = rewind;
+        backend.hold_gradients = hold_gradients;
+    }
     backend.set_rung = set_rung;
     backend.set_rate = set_rate;
     backend.shape = shape;
-    backend.hold_gradients = hold_gradients;
     backend.state_sha256 = state_sha256;
     hand_over(backend, out);
     return MT_OK;

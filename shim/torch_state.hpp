@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arena.hpp"
+#include "contrastive.hpp"
 #include "device.hpp"
 #include "flat.hpp"
 #include "groups.hpp"
@@ -77,6 +78,8 @@ struct mt_torch {
         false; /* one marked chunk has had all samples: its gradients lie where they were made */
     memtrain::shim::RngState chunk_rng; /* as mark found them, unless it was fresh */
     memtrain::shim::BufferState chunk_buffers;
+    memtrain::shim::CachedStep cached; /* of a model with embeddings, as the next */
+    memtrain::shim::CachedEvaluation evaluation;
     int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
     bool checkpointing = false;
     int amp = MT_DTYPE_NONE;                          /* autocast of the forward pass */

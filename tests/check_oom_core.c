@@ -96,6 +96,21 @@ static const variant variants[] = {
      {0}},
     {"shapes", 60, {.shapes = 1, .keep = 1, .seconds = fake_seconds}, {0}},
     {"hog", 20, {.hog_from = 3, .hog_until = 5, .hog_bytes = 60000}, {0}},
+    {"told", 14, {.prepares = 1}, {0}},
+    {"told, tight", 2, {.prepares = 1, .seconds = fake_seconds}, {.deterministic = 1}},
+    {"told, timed", 14, {.prepares = 1, .seconds = fake_seconds, .keep = 1, .holds = 1}, {0}},
+    {"told, no budget", 0, {.prepares = 1}, {0}},
+    {"told, fixed", 14, {.prepares = 1, .keep = 1}, {.micro_batch = 8}},
+    {"told, without recordings", 14, {.prepares = 1, .absent = FAKE_BIT(FAKE_RECORD)}, {0}},
+    {"told, a saver", 3, {.prepares = 1, .rungs = BIT(CHECKPOINTING), .min_micro_batch = 4}, {0}},
+    {"told, the other device",
+     2,
+     {.prepares = 1, .rungs = BIT(CPU), .cpu_bytes = 1000000, .min_micro_batch = 4},
+     {.allow_rungs = BIT(CPU)}},
+    {"told, hog",
+     20,
+     {.prepares = 1, .hog_from = 3, .hog_until = 5, .hog_bytes = 60000, .seconds = fake_seconds},
+     {0}},
 };
 
 static fake_options options_of(const variant *v) {
@@ -186,7 +201,8 @@ static int failed_after_apply(mt_status injected) {
 static int failed_in_the_work(void) {
     const unsigned work = FAKE_BIT(FAKE_MARK) | FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_BEGIN) |
                           FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_APPLY) |
-                          FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_HOLD_GRADIENTS);
+                          FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_HOLD_GRADIENTS) |
+                          FAKE_BIT(FAKE_PREPARE);
 
     for (size_t i = 0; i < fake.logged; i++)
         if (fake.log[i].status != MT_OK && (FAKE_BIT(fake.log[i].kind) & work) == 0) return 0;
@@ -342,8 +358,9 @@ START_TEST(no_fault) {
 
     ck_assert_uint_eq(run_under_fault(v, 0, 0, MT_EDEVMEM), 0);
     check_replay(v, 0);
+    /* What is prepared takes memory that recordings know nothing of. */
     if (v->options.wide.count == 0 && v->options.device_bytes == 0 && v->fits > 4 &&
-        !v->options.no_peaks)
+        !v->options.no_peaks && !v->options.prepares)
         ck_assert_uint_eq(fake.genuine, 0);
 }
 END_TEST
@@ -389,6 +406,7 @@ static variant random_variant(uint64_t *state) {
     v.policy.max_retries = (unsigned)below(state, 12);
     v.policy.clear_every = (int)below(state, 4) - 1;
     v.policy.max_micro_batch = below(state, 4) == 0 ? o->min_micro_batch + 1 + below(state, 20) : 0;
+    o->prepares = below(state, 3) == 0;
     return v;
 }
 

@@ -24,6 +24,7 @@
  *     begin  accumulate...  rollback           a step taken back; the batch may be begun again
  *     begin  mark accumulate  mark accumulate(failed) rewind  mark accumulate...  apply
  *                                              the same, where finished chunks are kept
+ *     begin  prepare accumulate...  apply      where the backend has prepare
  *     set_rung, set_rate, hold_gradients       outside a step only
  *     evaluate...                              outside a step only
  *     memory, reset_peak, empty_cache, units, record   inside or outside
@@ -107,7 +108,8 @@ typedef struct mt_backend_info {
     const char *version;       /* of what does the work, "2.11.0"; borrowed likewise */
     size_t min_micro_batch;    /* smallest legal chunk; 0 means 1 */
     int normalises_over_batch; /* 1: layers such as BatchNorm in training mode see the chunk, so
-                                     the two small recording chunks are run and taken back */
+                                     the two small recording chunks are run and taken back; the
+                                     trainer sets it for a backend with prepare */
     int needs_whole_batch;     /* 1: the loss couples the samples (contrastive); cutting the
                                      batch would change it, and the trainer refuses to */
     size_t parameter_bytes;
@@ -298,12 +300,28 @@ typedef struct mt_backend {
      * mt_trainer_new asks for it.
      */
     mt_status (*hold_gradients)(void *self, int on);
+
+    /*
+     * Optional. For a gradient that wants to see all samples before the first of them is trained: after
+     * begin, tells the sizes of the chunks that accumulate is going to be asked for, from sample 0 on, in
+     * this order, and asks for exactly these. They are the whole step: where they cover less than the
+     * batch, the step is made of those samples alone. A recording that is taken back is told chunk by
+     * chunk, each time from sample 0 on: prepare then forgets what it prepared before.
+     *
+     * A failure is followed by rollback. MT_EDEVMEM, with the evidence in out, is answered as an OOM of
+     * the largest chunk would be; of out only that and peak_bytes are read, so the time that this takes
+     * belongs into the seconds of the chunks. Memory that is taken here lives until apply or rollback.
+     *
+     * A step that has run out of memory is taken back whole and planned anew: mark, rewind and
+     * hold_gradients off are not called for such a backend.
+     */
+    mt_status (*prepare)(void *self, const size_t *chunks, size_t count, mt_chunk_result *out);
 } mt_backend;
 
 #define MT_BACKEND_INIT                                                                            \
     {                                                                                              \
         sizeof(mt_backend), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,      \
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                         \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                   \
     }
 
 #ifdef __cplusplus

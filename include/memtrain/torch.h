@@ -241,10 +241,24 @@ typedef struct mt_model_ops {
     mt_status (*units)(void *self, mt_tensor *const *tensors, size_t count, double *out);
     mt_status (*to_device)(void *self, const char *device); /* may be NULL on the CPU */
     void (*destroy)(void *self);                            /* may be NULL */
+    /*
+     * In the place of loss, where the loss couples the samples of the batch (contrastive) and
+     * mt_model_traits.embedding_count is not 0. See mt_prepare.
+     *
+     * embed writes the embeddings of one chunk, on the device: tensors of any dtype whose dimension 0 is
+     * the sample. What stands for a sample must depend on that sample alone.
+     * join has those of the whole batch, in its order. It writes the loss (a scalar, the mean over the
+     * batch's samples, with its graph) and the metrics (sums over the samples, detached, or nothing). What
+     * it wants of the batch beside, such as labels, embed hands on as one more embedding.
+     */
+    mt_status (*embed)(void *self, mt_tensor *const *tensors, size_t count,
+                       mt_tensor *const *out_embeddings, size_t embedding_count);
+    mt_status (*join)(void *self, mt_tensor *const *embeddings, size_t embedding_count,
+                      mt_tensor *out_loss, mt_tensor *out_metrics);
 } mt_model_ops;
 
 #define MT_MODEL_OPS_INIT                                                                          \
-    { sizeof(mt_model_ops), NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+    { sizeof(mt_model_ops), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 /* What the policy must know of a model; see mt_backend_info. Zero is the default of every field. */
 typedef struct mt_model_traits {
@@ -256,10 +270,13 @@ typedef struct mt_model_traits {
     const char *const *metric_names; /* copied */
     const int *metric_over;          /* see mt_backend_info; NULL: samples. Copied */
     int checkpoints; /* 1: the loss function calls mt_checkpoint, so that checkpointing can be on */
+    size_t
+        embedding_count; /* tensors that embed writes, at most MT_TENSORS_MAX; the model is trained by
+                               cached embeddings then, and loss and units may be NULL */
 } mt_model_traits;
 
 #define MT_MODEL_TRAITS_INIT                                                                       \
-    { sizeof(mt_model_traits), 0, 0, 0, 0, NULL, NULL, 0 }
+    { sizeof(mt_model_traits), 0, 0, 0, 0, NULL, NULL, 0, 0 }
 
 /*
  * @param ops     copied
@@ -498,6 +515,8 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
 MT_API MT_NODISCARD mt_status mt_begin(mt_torch *torch, const mt_batch *batch);
 MT_API MT_NODISCARD mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count,
                                             double weight, mt_chunk_result *out);
+MT_API MT_NODISCARD mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t count,
+                                         mt_chunk_result *out);
 MT_API MT_NODISCARD mt_status mt_mark(mt_torch *torch);
 MT_API MT_NODISCARD mt_status mt_rewind(mt_torch *torch);
 MT_API MT_NODISCARD mt_status mt_hold_gradients(mt_torch *torch, int on);
@@ -505,6 +524,29 @@ MT_API MT_NODISCARD mt_status mt_rollback(mt_torch *torch);
 MT_API MT_NODISCARD mt_status mt_apply(mt_torch *torch, mt_apply_result *out);
 MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t first,
                                           size_t count, mt_chunk_result *out);
+
+/*
+ * A model with embeddings (mt_model_traits.embedding_count) is trained by cached embeddings (Gao et al.
+ * 2021, arXiv 2101.06983): the exact gradient of the whole batch's loss over pairs, at the memory of a
+ * chunk. mt_prepare, between mt_begin and the first mt_accumulate, runs the chunks that it is told of
+ * (which together are the step's batch) forward without a graph, keeping their embeddings and the state of
+ * the random numbers, and join forward and backward, which gives the gradient of each embedding and of what
+ * join alone uses. Each mt_accumulate, for the chunks in this order, then draws the same random numbers
+ * again and runs backward from these gradients. Its weight is not looked at. Two forward passes and one
+ * backward pass are about 4/3 of the time.
+ *
+ * Losses, units and metrics of the chunks add up to those of the batch; the metrics come with the first.
+ * Buffers that embed changes have changed once, those that only join changes not at all. Called again,
+ * mt_prepare begins the step's work anew.
+ *
+ * Such a model has no mt_mark, and its gradients are held (MT_ENOTSUP). An mt_accumulate of other samples
+ * than the next chunk's, and an mt_apply before all of them, is MT_ESTATE. mt_evaluate wants a batch's
+ * chunks in their order, too, a failed one again: the last one tells loss and metrics of all, and those
+ * before have no units. Their embeddings are kept until then, or until the next mt_begin or evaluation.
+ *
+ * mt_model_new refuses embeddings together with layers that normalise over the batch in training: what
+ * stands for a sample would depend on the chunk, and not on the sample alone.
+ */
 
 /*
  * The loss scaler of MT_FLOAT16 (Micikevicius et al. 2018, arXiv 1710.03740). Half precision has no room

@@ -172,6 +172,30 @@ Description<Net, Loss> model(std::shared_ptr<Net> net, std::vector<std::string> 
                                   false};
 }
 
+/*
+ * Describes a model whose loss is one over pairs of samples (mt_prepare). Embed: Tensors(Net &, const
+ * Tensors &batch), the embeddings of one chunk; Join: Output(Net &, const Tensors &embeddings), the loss as
+ * a mean over the samples of the batch whose embeddings these are, and metrics of all of them.
+ */
+template <class Net, class Embed, class Join> struct ContrastiveDescription {
+    std::shared_ptr<Net> net;
+    std::vector<std::string> metrics;
+    Embed embed;
+    Join join;
+    size_t embeddings = 2; /* that Embed gives */
+    size_t min_micro_batch = 0;
+    std::vector<int> metric_over = {};
+    bool checkpoints = false; /* Embed has segments */
+};
+
+template <class Net, class Embed, class Join>
+ContrastiveDescription<Net, Embed, Join> contrastive_model(std::shared_ptr<Net> net,
+                                                           std::vector<std::string> metrics,
+                                                           Embed embed, Join join) {
+    return ContrastiveDescription<Net, Embed, Join>{
+        std::move(net), std::move(metrics), std::move(embed), std::move(join), 2, 0, {}, false};
+}
+
 namespace detail {
 
 template <class Body> mt_status guard(Body &&body) noexcept {
@@ -182,9 +206,10 @@ template <class Body> mt_status guard(Body &&body) noexcept {
     }
 }
 
-/* Whether a layer in training mode normalises over the samples of a chunk. */
-inline bool normalises_over_batch(const torch::nn::Module &module) {
+/* Whether a layer in training mode normalises over the samples of a chunk; now: one that is in it. */
+inline bool normalises_over_batch(const torch::nn::Module &module, bool now = false) {
     for (const auto &m : module.modules()) {
+        if (now && !m->is_training()) continue;
         if (m->as<torch::nn::BatchNorm1d>() || m->as<torch::nn::BatchNorm2d>() ||
             m->as<torch::nn::BatchNorm3d>())
             return true;
@@ -201,11 +226,24 @@ template <class Items> mt_status visit(const Items &items, mt_visit_fn fn, void 
     return MT_OK;
 }
 
-/* A description as the self of mt_model_ops. */
-template <class Net, class Loss> struct Holder {
-    Description<Net, Loss> description;
+inline Tensors tensors_of(mt_tensor *const *handles, size_t count) {
+    Tensors list;
+    list.reserve(count);
+    for (size_t i = 0; i < count; i++) list.push_back(tensor(handles[i]));
+    return list;
+}
 
-    static Net &net(void *self) { return *static_cast<Holder *>(self)->description.net; }
+inline void write(Output &&output, mt_tensor *out_loss, mt_tensor *out_metrics) {
+    tensor(out_loss) = std::move(output.loss);
+    tensor(out_metrics) = std::move(output.metrics);
+}
+
+/* A description, of either kind, as the self of mt_model_ops. */
+template <class Described> struct Holder {
+    Described description;
+
+    static Described &of(void *self) { return static_cast<Holder *>(self)->description; }
+    static auto &net(void *self) { return *of(self).net; }
 
     static mt_status visit_parameters(void *self, mt_visit_fn fn, void *user) {
         return guard([&] { return visit(net(self).named_parameters(), fn, user); });
@@ -222,46 +260,78 @@ template <class Net, class Loss> struct Holder {
     static mt_status loss(void *self, mt_tensor *const *handles, size_t count, mt_tensor *out_loss,
                           mt_tensor *out_metrics) {
         return guard([&] {
-            Tensors batch;
-            batch.reserve(count);
-            for (size_t i = 0; i < count; i++) batch.push_back(tensor(handles[i]));
-            Output output = static_cast<Holder *>(self)->description.loss(net(self), batch);
-            tensor(out_loss) = std::move(output.loss);
-            tensor(out_metrics) = std::move(output.metrics);
+            write(of(self).loss(net(self), tensors_of(handles, count)), out_loss, out_metrics);
+            return MT_OK;
+        });
+    }
+    static mt_status embed(void *self, mt_tensor *const *handles, size_t count,
+                           mt_tensor *const *out, size_t out_count) {
+        return guard([&] {
+            Tensors embeddings = of(self).embed(net(self), tensors_of(handles, count));
+            if (embeddings.size() != out_count)
+                throw std::invalid_argument("embed gave " + std::to_string(embeddings.size()) +
+                                            " tensors instead of " + std::to_string(out_count));
+            for (size_t i = 0; i < out_count; i++) tensor(out[i]) = std::move(embeddings[i]);
+            return MT_OK;
+        });
+    }
+    static mt_status join(void *self, mt_tensor *const *handles, size_t count, mt_tensor *out_loss,
+                          mt_tensor *out_metrics) {
+        return guard([&] {
+            write(of(self).join(net(self), tensors_of(handles, count)), out_loss, out_metrics);
             return MT_OK;
         });
     }
     static void destroy(void *self) { delete static_cast<Holder *>(self); }
 };
 
-template <class Net, class Loss>
-mt_status wrap(Description<Net, Loss> description, mt_model **out) {
-    using H = Holder<Net, Loss>;
-    bool normalises = normalises_over_batch(*description.net);
+/* What both kinds have in common; the rest of ops and traits is set. */
+template <class Described>
+mt_status wrap_as(Described description, mt_model_ops ops, mt_model_traits traits, mt_model **out) {
+    using H = Holder<Described>;
     std::vector<const char *> names;
     for (const auto &name : description.metrics) names.push_back(name.c_str());
-
-    mt_model_traits traits = MT_MODEL_TRAITS_INIT;
-    traits.normalises_over_batch = normalises;
-    traits.min_micro_batch =
-        description.min_micro_batch ? description.min_micro_batch : (normalises ? 2 : 1);
-    traits.needs_whole_batch = description.needs_whole_batch;
     traits.checkpoints = description.checkpoints;
     traits.metric_count = names.size();
     traits.metric_names = names.data();
     std::vector<int> over = description.metric_over;
     if (!over.empty()) over.resize(names.size(), MT_OVER_SAMPLES);
     traits.metric_over = over.empty() ? nullptr : over.data();
-
-    mt_model_ops ops = MT_MODEL_OPS_INIT;
     ops.visit_parameters = H::visit_parameters;
     ops.visit_buffers = H::visit_buffers;
     ops.set_training = H::set_training;
-    ops.loss = H::loss;
     ops.to_device = H::to_device;
     ops.destroy = H::destroy;
     /* mt_model_new takes the holder over, also when it fails. */
     return mt_model_new(&ops, new H{std::move(description)}, &traits, out);
+}
+
+template <class Net, class Loss>
+mt_status wrap(Description<Net, Loss> description, mt_model **out) {
+    mt_model_ops ops = MT_MODEL_OPS_INIT;
+    mt_model_traits traits = MT_MODEL_TRAITS_INIT;
+    bool normalises = normalises_over_batch(*description.net);
+    traits.normalises_over_batch = normalises;
+    traits.min_micro_batch =
+        description.min_micro_batch ? description.min_micro_batch : (normalises ? 2 : 1);
+    traits.needs_whole_batch = description.needs_whole_batch;
+    ops.loss = Holder<Description<Net, Loss>>::loss;
+    return wrap_as(std::move(description), ops, traits, out);
+}
+
+/* A BatchNorm layer that the net's own train() keeps in evaluation mode is a layer like others. */
+template <class Net, class Embed, class Join>
+mt_status wrap(ContrastiveDescription<Net, Embed, Join> description, mt_model **out) {
+    using H = Holder<ContrastiveDescription<Net, Embed, Join>>;
+    mt_model_ops ops = MT_MODEL_OPS_INIT;
+    mt_model_traits traits = MT_MODEL_TRAITS_INIT;
+    description.net->train();
+    traits.normalises_over_batch = normalises_over_batch(*description.net, true);
+    traits.min_micro_batch = description.min_micro_batch ? description.min_micro_batch : 1;
+    traits.embedding_count = description.embeddings;
+    ops.embed = H::embed;
+    ops.join = H::join;
+    return wrap_as(std::move(description), ops, traits, out);
 }
 
 } // namespace detail

@@ -47,7 +47,7 @@ const fake_options fake_defaults = {
 static const char *const kind_names[FAKE_KINDS] = {
     "describe", "memory",   "reset_peak", "empty_cache", "begin",  "accumulate", "rollback",
     "apply",    "evaluate", "record",     "units",       "sha256", "allocation", "mark",
-    "rewind",   "set_rung", "set_rate",   "shape",       "hold",
+    "rewind",   "set_rung", "set_rate",   "shape",       "hold",   "prepare",
 };
 
 static const char *const metric_names[FAKE_METRICS] = {"positive", "mean"};
@@ -473,6 +473,75 @@ static void chunk_spoil(fake_backend *fake) {
     for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->gradients[j] = NAN;
 }
 
+/* ---- chunks that are told beforehand -------------------------------------------------------- */
+
+static void forget_prepared(fake_backend *fake) {
+    fake->allocated -= fake->prepared_bytes;
+    fake->live -= fake->prepared_blocks;
+    fake->prepared_bytes = fake->prepared_blocks = 0;
+    fake->told_count = fake->told_next = fake->told_first = 0;
+}
+
+static mt_status take_prepared(fake_backend *fake, size_t samples, mt_chunk_result *out) {
+    mt_status status = allocate(fake, FAKE_PREPARED_BYTES * samples, out);
+
+    if (status != MT_OK) return status;
+    fake->prepared_bytes += FAKE_PREPARED_BYTES * samples;
+    fake->prepared_blocks++;
+    return MT_OK;
+}
+
+static size_t prepare_check(fake_backend *fake, const size_t *chunks, size_t count,
+                            const mt_chunk_result *out) {
+    size_t samples = 0;
+
+    if (fake->batch == NULL) complain(fake, "prepare outside a step");
+    if (count == 0 || count > FAKE_TOLD_MAX) complain(fake, "prepare: so many chunks");
+    for (size_t i = 0; i < count; i++) {
+        if (chunks[i] == 0) complain(fake, "prepare: a chunk without samples");
+        samples += chunks[i];
+    }
+    if (fake->batch != NULL && samples > fake->batch->count)
+        complain(fake, "prepare: more samples than the batch has");
+    if (out->size != sizeof(*out) || out->peak_bytes != 0 || out->refused != 0)
+        complain(fake, "prepare: result not zeroed");
+    return samples;
+}
+
+/* Whatever becomes of it, a number is drawn and memory is held: rollback must put both right. */
+static mt_status fake_prepare(void *self, const size_t *chunks, size_t count,
+                              mt_chunk_result *out) {
+    fake_backend *fake = self;
+    size_t samples = prepare_check(fake, chunks, count, out);
+    mt_status status = fallible(fake, FAKE_PREPARE);
+
+    forget_prepared(fake);
+    fake_random(&fake->state.rng);
+    for (size_t i = 0; i < count && status == MT_OK; i++)
+        status = take_prepared(fake, chunks[i], out);
+    if (!fake->options.no_peaks) out->peak_bytes = fake->allocated;
+    if (status == MT_OK) {
+        memcpy(fake->told, chunks, count * sizeof(*chunks));
+        fake->told_count = count;
+    }
+    return note(fake, FAKE_PREPARE, count, samples, 0, status);
+}
+
+static void told_check(fake_backend *fake, size_t first, size_t count) {
+    if (!fake->options.prepares) return;
+    if (fake->told_next == fake->told_count || fake->told[fake->told_next] != count ||
+        fake->told_first != first)
+        complain(fake, "accumulate of a chunk that was not told next");
+}
+
+/* One that failed is not asked for again without rollback and another prepare. */
+static void told_done(fake_backend *fake, size_t count, mt_status status) {
+    if (status != MT_OK) fake->told_count = fake->told_next = 0;
+    if (status != MT_OK || !fake->options.prepares) return;
+    fake->told_next++;
+    fake->told_first += count;
+}
+
 /* ---- the seam ------------------------------------------------------------------------------- */
 
 static mt_status fake_describe(void *self, mt_backend_info *out) {
@@ -540,6 +609,7 @@ static mt_status fake_begin(void *self, const mt_batch *batch) {
         fake->covered = 0;
         fake->disorder = 0;
         fake->marked = fake->rewindable = 0;
+        forget_prepared(fake);
         memset(fake->gradients, 0, sizeof(fake->gradients));
     }
     return note(fake, FAKE_BEGIN, 0, 0, 0, status);
@@ -574,6 +644,7 @@ static mt_status fake_accumulate(void *self, size_t first, size_t count, double 
     mt_status status;
 
     accumulate_check(fake, first, count, out);
+    told_check(fake, first, count);
     if (fake->batch == NULL) return mt_set_error(MT_ESTATE, "accumulate outside a step");
     status = fallible(fake, FAKE_ACCUMULATE);
     if (status == MT_OK) status = chunk_memory(fake, train_program(fake, count), count, out);
@@ -585,6 +656,7 @@ static mt_status fake_accumulate(void *self, size_t first, size_t count, double 
         chunk_spoil(fake);
     }
     fake->marked = 0;
+    told_done(fake, count, status);
     return note(fake, FAKE_ACCUMULATE, first, count, weight, status);
 }
 
@@ -593,6 +665,7 @@ static mt_status fake_mark(void *self) {
     mt_status status = fallible(fake, FAKE_MARK);
 
     if (fake->batch == NULL) complain(fake, "mark outside a step");
+    if (fake->options.prepares) complain(fake, "mark though chunks are told");
     if (fake->marked || fake->rewindable) complain(fake, "mark twice");
     if (status == MT_OK) {
         fake->chunk_before = fake->state;
@@ -648,6 +721,7 @@ static mt_status fake_hold_gradients(void *self, int on) {
     mt_status status = on ? fallible(fake, FAKE_HOLD_GRADIENTS) : MT_OK;
 
     if (fake->batch != NULL) complain(fake, "hold_gradients inside a step");
+    if (fake->options.prepares && !on) complain(fake, "hold_gradients off though chunks are told");
     if (status == MT_OK && on && !fake->holding) {
         status = allocate(fake, FAKE_GRADIENT_BYTES, &unused);
         if (status == MT_OK) fake->live--; /* no block of a chunk */
@@ -669,6 +743,7 @@ static mt_status fake_rollback(void *self) {
     mt_status status = fallible(fake, FAKE_ROLLBACK);
 
     if (fake->batch == NULL) complain(fake, "rollback outside a step");
+    forget_prepared(fake);
     fake->batch = NULL;
     fake->marked = fake->rewindable = 0;
     if (status == MT_OK) {
@@ -696,6 +771,8 @@ static mt_status fake_apply(void *self, mt_apply_result *out) {
     else if (fake->disorder || fake->rewindable || fake->covered == 0 ||
              (fake->covered != fake->batch->count && !fake->options.may_shorten))
         complain(fake, "apply without each sample accumulated once, in order");
+    if (fake->told_next != fake->told_count)
+        complain(fake, "apply before all chunks that were told");
     if (out->size != sizeof(*out)) complain(fake, "apply: size not set");
     if (status == MT_OK) {
         for (size_t j = 0; j < FAKE_PARAMETERS; j++)
@@ -703,6 +780,7 @@ static mt_status fake_apply(void *self, mt_apply_result *out) {
         out->grad_norm = sqrt(squares);
         out->skipped = ++fake->step == fake->options.skip_step;
         if (!out->skipped) update(fake);
+        forget_prepared(fake);
         fake->batch = NULL;
     }
     return note(fake, FAKE_APPLY, 0, 0, 0, status);
@@ -799,6 +877,7 @@ mt_backend fake_seam(fake_backend *fake) {
     seam.set_rate = present(fake, FAKE_SET_RATE) ? fake_set_rate : NULL;
     seam.shape = fake->options.shapes ? fake_shape : NULL;
     seam.hold_gradients = fake->options.holds ? fake_hold_gradients : NULL;
+    seam.prepare = fake->options.prepares ? fake_prepare : NULL;
     return seam;
 }
 

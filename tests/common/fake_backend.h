@@ -45,7 +45,8 @@ typedef enum fake_kind {
     FAKE_SET_RATE = 16,
     FAKE_SHAPE = 17,
     FAKE_HOLD_GRADIENTS = 18,
-    FAKE_KINDS = 19
+    FAKE_PREPARE = 19,
+    FAKE_KINDS = 20
 } fake_kind;
 
 #define FAKE_BIT(kind) (1U << (kind))
@@ -124,9 +125,12 @@ typedef struct fake_options {
     double rung_seconds[MT_RUNGS];    /* factor of a chunk's time while a rung is on; 0: 1 */
     int may_shorten;                  /* 1: a step may cover less than its batch */
     int shapes;                       /* 1: samples of a batch are 1 + (id >> 32) times as large */
+    int prepares;                     /* 1: prepare is there; what it leaves takes memory */
 } fake_options;
 
 #define FAKE_GRADIENT_BYTES 3000
+#define FAKE_PREPARED_BYTES 24 /* a sample */
+#define FAKE_TOLD_MAX 256
 
 /* Budget of a mebibyte, the programs above, noise, nothing absent. */
 extern const fake_options fake_defaults;
@@ -163,7 +167,9 @@ typedef struct fake_backend {
     unsigned rungs; /* that are on */
     int holding;    /* the memory of gradients is there; 1 without options.holds */
     double rate;
-    int disorder;       /* 1: not one after the other */
+    int disorder;                                                  /* 1: not one after the other */
+    size_t told[FAKE_TOLD_MAX], told_count, told_next, told_first; /* chunks, by prepare */
+    size_t prepared_bytes, prepared_blocks;
     mt_event_sink sink; /* sink.event NULL: not recording */
     uint64_t step;      /* steps applied */
     size_t allocated, reserved, peak;
@@ -226,7 +232,7 @@ const char *fake_log_text(const fake_backend *fake, unsigned kinds);
 #define FAKE_STEP_KINDS                                                                            \
     (FAKE_BIT(FAKE_BEGIN) | FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_ROLLBACK) |                  \
      FAKE_BIT(FAKE_APPLY) | FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_REWIND) |                      \
-     FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_HOLD_GRADIENTS))
+     FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_HOLD_GRADIENTS) | FAKE_BIT(FAKE_PREPARE))
 
 /* The next number of a splitmix64 generator; tests use it for programs with fixed seeds. */
 uint64_t fake_random(uint64_t *state);

@@ -1,0 +1,30 @@
+/* step.hpp - what the chunks of a step have in common, however they are trained; see step.cpp. */
+#ifndef MEMTRAIN_SHIM_STEP_HPP
+#define MEMTRAIN_SHIM_STEP_HPP
+
+#include <chrono>
+
+#include "torch_state.hpp"
+
+namespace memtrain::shim {
+
+class SavedTensors;
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/* What is differentiated: the loss times weight, and times the loss scale where there is one. */
+at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight);
+
+/* Loss and metrics as doubles. */
+void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics);
+
+/* Where tensors that autograd saves for a chunk's backward pass wait; NULL: they stay. */
+std::shared_ptr<SavedTensors> saved_tensors(const mt_torch &torch, const Chunk &chunk,
+                                            size_t samples);
+
+} // namespace memtrain::shim
+#endif

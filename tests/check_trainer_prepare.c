@@ -1,0 +1,278 @@
+/*
+ * check_trainer_prepare.c - a backend that is told of a step's chunks beforehand (mt_backend.prepare) is
+ * asked for these and no others, whatever fails. The fake complains of any other; failures one by one are
+ * in check_oom_core.c.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+#define PREPARE_KINDS (FAKE_STEP_KINDS | FAKE_BIT(FAKE_MARK))
+
+/* Room for chunks of m samples beside what is prepared for a batch of 64. */
+static fake_options telling(size_t m) {
+    fake_options options = fits(m);
+
+    options.prepares = 1;
+    options.budget_bytes += (size_t)64 * FAKE_PREPARED_BYTES;
+    return options;
+}
+
+static mt_policy_options deterministic(void) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+
+    policy.deterministic = 1;
+    return policy;
+}
+
+/* A trainer that has had a batch of 32, and whose log is empty. */
+static mt_trainer *learnt(const fake_options *options) {
+    mt_policy_options policy = deterministic();
+    mt_trainer *trainer = trainer_with(options, &policy);
+
+    step(trainer, 32, 1);
+    fake_log_clear(&fake);
+    return trainer;
+}
+
+/* ---- the order of the calls ----------------------------------------------------------------------- */
+
+/* Recordings are taken back, each told of alone; then all chunks of the batch. "prepare(3+32)": three of
+   32 samples. */
+START_TEST(order) {
+    fake_options options = telling(12);
+    mt_policy_options policy = deterministic();
+    mt_trainer *trainer = trainer_with(&options, &policy);
+
+    step(trainer, 32, 1);
+    check_log("begin prepare(1+2) accumulate(0+2) prepare(1+4) accumulate(0+4) rollback "
+              "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
+    step(trainer, 12, 2);
+    check_log("begin prepare(1+12) accumulate(0+12) apply");
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/* A first batch that begins with two halves is closed before it begins. */
+START_TEST(halves) {
+    fake_options options = telling(24);
+    mt_trainer *trainer;
+
+    options.seconds = fake_seconds;
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 60, 1);
+    check_log("begin prepare(1+2) accumulate(0+2) prepare(1+4) accumulate(0+4) rollback "
+              "begin prepare(4+60) accumulate(0+10) accumulate(10+10) accumulate(20+20) "
+              "accumulate(40+20) apply");
+    for (uint64_t id = 2; id < 30; id++) step(trainer, 60, id);
+    done(trainer);
+}
+END_TEST
+
+/* Chunks that are given; and those of a batch too small to record two. */
+START_TEST(given_and_small) {
+    static const size_t chunks[] = {5, 20, 7};
+    fake_options options = telling(40);
+    mt_trainer *trainer = learnt(&options);
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 3));
+    step(trainer, 32, 2);
+    check_log("begin prepare(3+32) accumulate(0+5) accumulate(5+20) accumulate(25+7) apply");
+    done(trainer);
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 3, 1);
+    check_log("begin prepare(2+3) accumulate(0+2) accumulate(2+1) apply");
+    done(trainer);
+}
+END_TEST
+
+/* Chunks are neither marked nor are gradients given back, though the backend could. */
+START_TEST(neither_marked_nor_alone) {
+    fake_options options = telling(32);
+    mt_policy_options policy = deterministic();
+    mt_trainer *trainer;
+
+    options.keep = options.holds = options.tells_gradients = 1;
+    policy.keep_chunks = MT_KEEP_ALWAYS;
+    trainer = trainer_with(&options, &policy);
+    for (uint64_t id = 1; id < 5; id++) step(trainer, 32, id);
+    ck_assert_uint_eq(count_kind(FAKE_MARK) + count_kind(FAKE_REWIND), 0);
+    ck_assert_int_eq(fake.holding, 1);
+    done(trainer);
+}
+END_TEST
+
+/* Evaluation is not told of, and its first chunks are recorded as ever. */
+START_TEST(evaluation) {
+    fake_options options = telling(12);
+    mt_trainer *trainer = learnt(&options);
+
+    evaluate(trainer, 40, 1);
+    ck_assert_uint_eq(count_kind(FAKE_PREPARE), 0);
+    done(trainer);
+}
+END_TEST
+
+/* A batch that is made smaller is told of as such. */
+START_TEST(fewer_samples) {
+    fake_options options = telling(4);
+    mt_policy_options policy = deterministic();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_batch batch = batch_of(10, 1);
+    mt_trainer *trainer;
+
+    options.may_shorten = 1;
+    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    options.needs_whole_batch = 1;
+    own.policy = &policy;
+    trainer = trainer_of(&options, &own);
+    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    ck_assert_uint_lt(report.samples, 10);
+    ck_assert_uint_eq(fake.told_next, 0); /* forgotten with the step */
+    done(trainer);
+}
+END_TEST
+
+/* ---- what fails -------------------------------------------------------------------------------------- */
+
+static const struct {
+    fake_kind kind;
+    int call;
+    const char *calls;
+} failures[] = {
+    {FAKE_PREPARE, 1,
+     "begin prepare!(3+32) rollback begin prepare(3+32) accumulate(0+11) accumulate(11+11) "
+     "accumulate(22+10) apply"},
+    {FAKE_ALLOCATION, 2,
+     "begin prepare!(3+32) rollback begin prepare(3+32) accumulate(0+11) accumulate(11+11) "
+     "accumulate(22+10) apply"},
+    {FAKE_ACCUMULATE, 2,
+     "begin prepare(3+32) accumulate(0+11) accumulate!(11+11) rollback begin prepare(3+32) "
+     "accumulate(0+11) accumulate(11+11) accumulate(22+10) apply"},
+    {FAKE_APPLY, 1,
+     "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply! rollback "
+     "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply"},
+};
+
+/* Whatever runs out of memory once, the whole step is taken back and told of again. */
+START_TEST(taken_back_whole) {
+    fake_options options = telling(12);
+    mt_trainer *trainer = learnt(&options);
+
+    fake_fail_kind(&fake, failures[_i].kind, (uint64_t)failures[_i].call, MT_EDEVMEM);
+    ck_assert_uint_eq(step(trainer, 32, 2).retries, 1);
+    check_log(failures[_i].calls);
+    done(trainer);
+}
+END_TEST
+
+/* What is no matter of memory ends the step, also in prepare. */
+START_TEST(failure_is_handed_on) {
+    fake_options options = telling(12);
+    mt_trainer *trainer = learnt(&options);
+
+    fake_fail_kind(&fake, FAKE_PREPARE, 1, MT_EUSER);
+    step_fails(trainer, 32, 2, MT_EUSER);
+    ck_contains(mt_last_error(), "injected: prepare");
+    check_log("begin prepare!(3+32) rollback");
+    step(trainer, 32, 2);
+    done(trainer);
+}
+END_TEST
+
+/* prepare runs out of memory while there are chunks as large as this. */
+static mt_backend real;
+static size_t too_large;
+
+static mt_status prepare_small(void *self, const size_t *chunks, size_t count,
+                               mt_chunk_result *out) {
+    for (size_t i = 0; i < count; i++)
+        if (chunks[i] >= too_large) fake_fail_kind(&fake, FAKE_PREPARE, 1, MT_EDEVMEM);
+    return real.prepare(self, chunks, count, out);
+}
+
+/* An OOM of prepare is one of the largest chunk: without evidence it is that size that did not fit. */
+START_TEST(answered_as_the_largest) {
+    fake_options options = telling(12);
+    mt_policy_options policy = deterministic();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_step_report report;
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    own.policy = &policy;
+    options.no_evidence = 1;
+    fake_init(&fake, &options);
+    real = seam = fake_seam(&fake);
+    seam.prepare = prepare_small;
+    too_large = 8;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    report = step(trainer, 32, 1);
+    ck_assert_uint_gt(report.retries, 0);
+    for (size_t i = 0; i < report.chunk_count; i++) ck_assert_uint_lt(report.chunks[i], 8);
+    too_large = 0;
+    done(trainer);
+}
+END_TEST
+
+/* Given chunks are not changed: after a clear the step gives up. */
+START_TEST(given_chunks_give_up) {
+    static const size_t chunks[] = {16, 16};
+    fake_options options = telling(40);
+    mt_trainer *trainer = learnt(&options);
+
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
+    fake_fail_kind_for_ever(&fake, FAKE_PREPARE, 1, MT_EDEVMEM);
+    step_fails(trainer, 32, 2, MT_EDEVMEM);
+    fake_fail_kind(&fake, FAKE_PREPARE, 0, MT_OK);
+    step(trainer, 32, 2);
+    done(trainer);
+}
+END_TEST
+
+/*
+ * Recordings do not know what is prepared. The chunk that it leaves too little room for is known from the
+ * first step on, and not tried in each.
+ */
+START_TEST(what_is_prepared_is_learnt) {
+    fake_options options = fits(16);
+    mt_policy_options policy = deterministic();
+    mt_trainer *trainer;
+
+    options.prepares = 1;
+    options.budget_bytes += (size_t)4 * FAKE_PREPARED_BYTES; /* as much as recordings have shown */
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 64, 1);
+    ck_assert_uint_eq(fake.genuine, 2); /* once more with an empty cache */
+    fake_log_clear(&fake);
+    step(trainer, 64, 2);
+    check_log("begin prepare(5+64) accumulate(0+13) accumulate(13+13) accumulate(26+13) "
+              "accumulate(39+13) accumulate(52+12) apply");
+    for (uint64_t id = 3; id <= 20; id++) step(trainer, 64, id);
+    ck_assert_uint_eq(fake.genuine, 2);
+    done(trainer);
+}
+END_TEST
+
+static Suite *suite_prepare(void) {
+    Suite *suite = suite_create("trainer_prepare");
+    TCase *calls = suite_case(suite, "calls"), *fails = suite_case(suite, "fails");
+
+    tcase_add_test(calls, order);
+    tcase_add_test(calls, halves);
+    tcase_add_test(calls, given_and_small);
+    tcase_add_test(calls, neither_marked_nor_alone);
+    tcase_add_test(calls, evaluation);
+    tcase_add_test(calls, fewer_samples);
+    tcase_add_loop_test(fails, taken_back_whole, 0, LENGTH(failures));
+    tcase_add_test(fails, failure_is_handed_on);
+    tcase_add_test(fails, answered_as_the_largest);
+    tcase_add_test(fails, given_chunks_give_up);
+    tcase_add_test(fails, what_is_prepared_is_learnt);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_prepare());
+}
