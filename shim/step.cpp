@@ -130,6 +130,24 @@ bool is_whole(const mt_torch &torch, size_t count) {
     return torch.marked && torch.fresh && count == torch.samples;
 }
 
+/* Which segments of the next chunk forget. Without a backward pass there is nothing to measure. */
+Forgetting forgetting(const mt_torch &torch, double weight) {
+    Forgetting rule;
+    rule.on = torch.checkpointing || torch.segments;
+    if (torch.checkpointing || !torch.segments) return rule;
+    rule.inner = false;
+    rule.set = torch.segments->set(torch.shape);
+    if (!rule.set && weight != 0.0) rule.meter = std::make_shared<SegmentMeter>(torch.device);
+    return rule;
+}
+
+/* The same as a number: chunks of one kind make the same requests. */
+uint64_t segments_kind(const mt_torch &torch) {
+    if (torch.checkpointing) return 1;
+    if (!torch.segments) return 0;
+    return 2 + torch.segments->kind(torch.shape);
+}
+
 /*
  * The loss is multiplied by the weight whatever it is, so that one chunk of 1.0 takes the same path
  * as many. With a weight of 0 there is nothing to add, and a gradient of 0 times NaN would harm.
@@ -137,8 +155,8 @@ bool is_whole(const mt_torch &torch, size_t count) {
 void forward_backward(mt_torch &torch, size_t first, size_t count, double weight,
                       mt_chunk_result &result) {
     c10::AutoGradMode grad(true);
-    Checkpointing segments(torch.checkpointing,
-                           torch.checkpointing ? torch.buffers.named() : std::vector<Named>());
+    Forgetting rule = forgetting(torch, weight);
+    Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
     double units = units_of(*torch.model, torch.batch, first, count);
     Chunk chunk(torch.batch, first, count, torch.device);
     torch.flat->begin_chunk(torch.marked);
@@ -156,6 +174,9 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     }
     fill_result(torch, values, units, result);
     torch.flat->end_chunk(torch.marked, is_whole(torch, count));
+    if (!rule.meter) return;
+    torch.segments->note(torch.shape, count, rule.meter->finish());
+    result.peak_bytes = rule.meter->peak();
 }
 
 void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, size_t count,
@@ -189,7 +210,8 @@ void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
 
 /* A chunk that is about to run. */
 struct Run {
-    bool training, backward, checkpointing;
+    bool training, backward;
+    uint64_t segments;
     int offload;
     const mt_torch_batch &batch;
     size_t samples;
@@ -202,13 +224,9 @@ cpu::Arena *arena_of(const mt_torch &torch) {
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
-    return {run.training,
-            run.backward,
-            run.checkpointing,
-            run.offload,
-            shape_in(torch, run.batch),
-            at::get_num_threads(),
-            torch.amp};
+    return {
+        run.training,          run.backward, run.segments, run.offload, shape_in(torch, run.batch),
+        at::get_num_threads(), torch.amp};
 }
 
 /*
@@ -230,7 +248,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         synchronize(torch.device);
         result.seconds = seconds_since(start);
         planned.done(result.seconds);
-        result.peak_bytes = peak_of(torch, listening);
+        result.peak_bytes = std::max(result.peak_bytes, peak_of(torch, listening));
     });
     if (status != MT_OK) result = {};
     add_evidence(before, result);
@@ -259,6 +277,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
         torch->buffers.take(*torch->model);
         torch->flat->begin();
         torch->batch = own;
+        torch->shape = shape_in(*torch, own);
         torch->samples = batch->count;
         torch->fresh = true;
         torch->whole = false;
@@ -298,7 +317,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
                             "must be marked and the whole batch, %zu samples; this one has %zu",
                             torch->samples, count);
     std::shared_ptr<Offload> offload = offload_of(*torch);
-    Run run = {true,         weight != 0.0, torch->checkpointing, offload ? offload->kind() : 0,
+    Run run = {true,         weight != 0.0, segments_kind(*torch), offload ? offload->kind() : 0,
                torch->batch, count,         torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         forward_backward(*torch, first, count, weight, result);
@@ -387,6 +406,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     });
     if (status != MT_OK && changing) return poison(*torch, status);
     if (status != MT_OK) torch->phase = Phase::failed;
+    if (status == MT_OK && torch->segments) torch->segments->choose(torch->shape);
     hand_over(result, out);
     return status;
 }
@@ -401,7 +421,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
         own = batch_of("mt_evaluate", batch);
         check_samples("mt_evaluate", first, count, batch->count);
     }));
-    return measured(*torch, Run{false, false, false, 0, own, count, false}, out,
+    return measured(*torch, Run{false, false, 0, 0, own, count, false}, out,
                     [&](mt_chunk_result &result) {
                         KeepRng keep(torch->device);
                         set_mode(*torch, Mode::evaluation);
