@@ -72,7 +72,7 @@ typedef struct food101 {
 
 /* ---- flags ------------------------------------------------------------------------------------- */
 
-static const ex_word archs[] = {{"resnet18", 18}, {"resnet34", 34}, {NULL, 0}};
+static const ex_word archs[] = {{"resnet18", 18}, {"resnet34", 34}, {"resnet50", 50}, {NULL, 0}};
 static const ex_word profiles[] = {{"ultra-safe", 4}, {"safe", 8},      {"moderate", 16},
                                    {"target", 24},    {"original", 32}, {NULL, 0}};
 static const ex_word fits[] = {
@@ -80,8 +80,8 @@ static const ex_word fits[] = {
 
 static const ex_option own_flags[] = {
     {.section = "Food recognition"},
-    EX_FLAG("arch", EX_WORD, food101, depth, "NAME", "resnet18 or resnet34", .words = archs,
-            .decides = 1),
+    EX_FLAG("arch", EX_WORD, food101, depth, "NAME", "resnet18, resnet34 or resnet50",
+            .words = archs, .decides = 1),
     EX_FLAG("profile", EX_WORD, food101, flags.batch, "NAME",
             "--batch by name: ultra-safe 4, safe 8, moderate 16, target 24, original 32",
             .words = profiles),
@@ -211,10 +211,16 @@ static mt_status make_trainer(food101 *f) {
     return ex_tracefile_check(f->trace);
 }
 
+static const char *arch_name(int64_t depth) {
+    const ex_word *arch = archs;
+    while (arch->value != depth) arch++;
+    return arch->name;
+}
+
 static void introduce(const food101 *f) {
     size_t rest = rest_of_epoch(f), least = ex_flags_least(&f->flags, &f->info);
     ex_report_pictures(f->pictures);
-    ex_report_job(f->depth == 18 ? "resnet18" : "resnet34", &f->flags, &f->device, &f->info);
+    ex_report_job(arch_name(f->depth), &f->flags, &f->device, &f->info);
     if (f->resume)
         mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
                f->resume, (unsigned long long)f->at.epoch, f->at.index);
@@ -420,7 +426,7 @@ static mt_status end(food101 *f, mt_status status) {
     if (status != MT_OK)
         ex_report_failure(NAME, status, f->trainer, f->torch != NULL, &f->flags, &f->device);
     if (status == MT_EDEVMEM && f->depth > 18)
-        fprintf(stderr, "  --arch resnet18      has half the parameters\n");
+        fprintf(stderr, "  --arch resnet18      has at most half the parameters\n");
     /* A step that failed has changed nothing: the trace ends like that of any run. */
     if (status != MT_OK && f->trainer) (void)!mt_trainer_finish(f->trainer, NULL);
     status = and_also(status, close_report(f, status, reason));

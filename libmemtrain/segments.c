@@ -34,29 +34,41 @@ typedef struct list {
 
 /* ---- the chain --------------------------------------------------------------------------------- */
 
-static mt_status check_segment(const mt_segment_cost *s, size_t i) {
+static mt_status check_segment(const char *function, const mt_segment_cost *s, size_t i) {
     MT__CHECK(s->output_bytes <= s->kept_bytes,
-              "mt_segments_choose: segments[%zu].output_bytes is %zu; accepted: up to its "
-              "kept_bytes, %zu",
-              i, s->output_bytes, s->kept_bytes);
+              "%s: segments[%zu].output_bytes is %zu; accepted: up to its kept_bytes, %zu",
+              function, i, s->output_bytes, s->kept_bytes);
     MT__CHECK(s->seconds >= 0 && isfinite(s->seconds),
-              "mt_segments_choose: segments[%zu].seconds is %g; accepted: at least 0", i,
-              s->seconds);
+              "%s: segments[%zu].seconds is %g; accepted: at least 0", function, i, s->seconds);
     return MT_OK;
 }
 
-static mt_status check_chain(const mt_segment_cost *segments, size_t count) {
+/* Most bytes of its own that are alive at a time. */
+static size_t alive(const mt_segment_cost *s) {
+    return mt__max(s->kept_bytes, s->work_bytes);
+}
+
+static mt_status check_chain(const char *function, const mt_segment_cost *segments, size_t count) {
     size_t sum = 0;
     for (size_t i = 0; i < count; i++) {
-        mt_status status = check_segment(&segments[i], i);
+        mt_status status = check_segment(function, &segments[i], i);
         if (status != MT_OK) return status;
-        MT__CHECK(segments[i].kept_bytes <= SIZE_MAX - sum,
-                  "mt_segments_choose: segments[%zu].kept_bytes is %zu, with those before it "
-                  "beyond any memory",
-                  i, segments[i].kept_bytes);
+        MT__CHECK(alive(&segments[i]) <= SIZE_MAX - sum,
+                  "%s: segments[%zu].%s is %zu, with those before it beyond any memory", function,
+                  i, segments[i].work_bytes > segments[i].kept_bytes ? "work_bytes" : "kept_bytes",
+                  alive(&segments[i]));
         sum += segments[i].kept_bytes;
     }
     return MT_OK;
+}
+
+static mt_status check_arguments(const char *function, const mt_segment_cost *segments,
+                                 size_t count, const mt_segments_choice *out) {
+    MT__CHECK(segments, "%s: segments is NULL", function);
+    MT__CHECK(count, "%s: count is 0; accepted: at least 1", function);
+    MT__CHECK(out && out->size >= sizeof out->size, "%s: out%s", function,
+              out ? "->size is not set" : " is NULL");
+    return check_chain(function, segments, count);
 }
 
 static size_t left_behind(const mt_segment_cost *s, int again) {
@@ -68,10 +80,11 @@ static void summarise(const mt_segment_cost *segments, size_t count, const unsig
     mt_segments_choice own = MT_SEGMENTS_CHOICE_INIT;
     size_t behind = 0;
     for (size_t i = 0; i < count; i++) {
-        own.peak_bytes = mt__max(own.peak_bytes, behind + segments[i].kept_bytes);
-        behind += left_behind(&segments[i], again[i]);
-        own.recomputed += again[i];
-        own.seconds += again[i] ? segments[i].seconds : 0.0;
+        int is_again = again && again[i];
+        own.peak_bytes = mt__max(own.peak_bytes, behind + alive(&segments[i]));
+        behind += left_behind(&segments[i], is_again);
+        own.recomputed += (size_t)is_again;
+        own.seconds += is_again ? segments[i].seconds : 0.0;
     }
     mt__copy_versioned(out, out->size, &own, sizeof own);
 }
@@ -106,11 +119,11 @@ static void thin_out(list *l, size_t budget) {
     l->count = count;
 }
 
-/* Both ways to go on from each set that the segment's own activations fit beside, merged. */
+/* Both ways to go on from each set that what the segment needs fits beside, merged. */
 static mt_status walk(const list *before, const mt_segment_cost *s, size_t budget, list *out) {
     size_t i = 0, j = 0, fit = 0;
-    while (fit < before->count && s->kept_bytes <= budget &&
-           before->sets[fit].bytes <= budget - s->kept_bytes)
+    while (fit < before->count && alive(s) <= budget &&
+           before->sets[fit].bytes <= budget - alive(s))
         fit++;
     out->count = 0;
     out->sets = mt__alloc(2 * fit + 1, sizeof *out->sets);
@@ -159,13 +172,9 @@ static mt_status does_not_fit(size_t least, size_t budget) {
 
 mt_status mt_segments_choose(const mt_segment_cost *segments, size_t count, size_t budget_bytes,
                              unsigned char *out_recompute, mt_segments_choice *out) {
-    MT__CHECK(segments, "mt_segments_choose: segments is NULL");
-    MT__CHECK(count, "mt_segments_choose: count is 0; accepted: at least 1");
-    MT__CHECK(out_recompute, "mt_segments_choose: out_recompute is NULL");
-    MT__CHECK(out && out->size >= sizeof out->size, "mt_segments_choose: out%s",
-              out ? "->size is not set" : " is NULL");
-    mt_status status = check_chain(segments, count);
+    mt_status status = check_arguments("mt_segments_choose", segments, count, out);
     if (status != MT_OK) return status;
+    MT__CHECK(out_recompute, "mt_segments_choose: out_recompute is NULL");
     list *lists = mt__alloc(count + 1, sizeof *lists);
     if (!lists) return mt_set_error(MT_ENOMEM, "mt_segments_choose: out of host memory");
     status = walk_all(segments, count, budget_bytes, lists);
@@ -175,4 +184,11 @@ mt_status mt_segments_choose(const mt_segment_cost *segments, size_t count, size
     if (status == MT_EDEVMEM) memset(out_recompute, 1, count);
     if (status == MT_OK || status == MT_EDEVMEM) summarise(segments, count, out_recompute, out);
     return status == MT_EDEVMEM ? does_not_fit(out->peak_bytes, budget_bytes) : status;
+}
+
+mt_status mt_segments_price(const mt_segment_cost *segments, size_t count,
+                            const unsigned char *recompute, mt_segments_choice *out) {
+    mt_status status = check_arguments("mt_segments_price", segments, count, out);
+    if (status == MT_OK) summarise(segments, count, recompute, out);
+    return status;
 }

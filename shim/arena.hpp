@@ -33,16 +33,16 @@ struct Plan;
 /* What the requests of a chunk depend on beside its size. */
 struct Kind {
     bool training, backward; /* backward: not without a weight */
-    bool checkpointing;
-    int offload;    /* an MT_OFFLOAD_..., 0: off */
-    uint64_t shape; /* of a sample */
+    uint64_t segments;       /* which of them are computed again */
+    int offload;             /* an MT_OFFLOAD_..., 0: off */
+    uint64_t shape;          /* of a sample */
     int threads;
     int amp; /* mt_dtype of autocast */
 
     bool operator==(const Kind &other) const {
         return training == other.training && backward == other.backward &&
-               checkpointing == other.checkpointing && offload == other.offload &&
-               shape == other.shape && threads == other.threads && amp == other.amp;
+               segments == other.segments && offload == other.offload && shape == other.shape &&
+               threads == other.threads && amp == other.amp;
     }
 };
 

@@ -37,10 +37,21 @@ using autograd::variable_list;
 
 constexpr char name_of[] = "mt_checkpoint";
 
-thread_local const Checkpointing *current = nullptr;
+thread_local Checkpointing *current = nullptr;
 
-bool forgets() {
-    return c10::GradMode::is_enabled() && (!current || current->on());
+/* Whether a segment that comes now may forget. */
+bool may_forget() {
+    return c10::GradMode::is_enabled() && (!current || current->rule().on);
+}
+
+std::shared_ptr<SegmentMeter> current_meter() {
+    return current ? current->rule().meter : nullptr;
+}
+
+size_t bytes_of(const variable_list &tensors) {
+    size_t bytes = 0;
+    for (const at::Tensor &tensor : tensors) bytes += tensor.defined() ? tensor.nbytes() : 0;
+    return bytes;
 }
 
 /* The caller's functions and self, which is destroyed once. */
@@ -116,9 +127,12 @@ public:
     Recomputation(Segment &&segment, const variable_list &inputs)
         : Node(autograd::collect_next_edges(inputs)), segment_(std::move(segment)),
           device_(device_of(inputs)), autocast_(device_.type()),
-          offloaded_to_(Offloading::current()) {
+          offloaded_to_(Offloading::current()), meter_(current_meter()) {
         rng_.take(device_);
-        if (current) buffers_ = current->buffers();
+        if (current) {
+            buffers_ = current->buffers();
+            inner_ = current->rule().inner;
+        }
         bool rounds = offloaded_to_ && offloaded_to_->offload().kind() == MT_OFFLOAD_PACK;
         Offloading inputs_to(rounds ? nullptr
                                     : offloaded_to_); /* what is run again starts from bits */
@@ -129,6 +143,7 @@ public:
     }
 
     const Segment &segment() const { return *segment_; }
+    void set_number(size_t number) { number_ = number; }
 
     /* Makes a tensor of the forward pass an output of the node. */
     void adopt(const std::shared_ptr<Node> &self, at::Tensor &output, const variable_list &inputs) {
@@ -173,6 +188,7 @@ private:
     variable_list backward(variable_list &&gradients) {
         std::lock_guard<std::mutex> lock(mutex_);
         check_call();
+        if (meter_) meter_->begin_backward(number_, bytes_of(gradients));
         variable_list inputs = detached();
         autograd::edge_list roots;
         compute_again(inputs, gradients, roots);
@@ -185,6 +201,7 @@ private:
             at::Tensor gradient = std::move(input.mutable_grad());
             input = std::move(gradient);
         }
+        if (meter_) meter_->end_backward(number_);
         return inputs;
     }
 
@@ -222,11 +239,15 @@ private:
         KeepRng keep_rng(device_);
         KeepBuffers keep_buffers(segment_->names_buffers() ? segment_->buffers() : buffers_);
         ReplayAutocast autocast(autocast_);
-        Checkpointing inner(true, buffers_);
+        Forgetting inside;
+        inside.on = inner_;
+        Checkpointing inner(inside, buffers_);
         Offloading offloading(offloaded_to_);
         c10::AutoGradMode with_graph(true);
         rng_.restore();
+        if (meter_) meter_->begin_again();
         segment_->run(in.get(), in.count(), out.get(), out.count());
+        if (meter_) meter_->end_again(number_);
     }
 
     void check_form(size_t i, const at::Tensor &output) const {
@@ -247,6 +268,9 @@ private:
     std::shared_ptr<SavedTensors> offloaded_to_; /* or none */
     std::vector<Named> buffers_;
     std::vector<Form> forms_;
+    std::shared_ptr<SegmentMeter> meter_; /* or none */
+    size_t number_ = 0;                   /* for the meter */
+    bool inner_ = true;                   /* segments in it forget */
 };
 
 /* ---- the forward pass ---- */
@@ -260,7 +284,9 @@ std::vector<uint32_t> versions_of(const variable_list &tensors) {
 
 void forward(Segment &&segment, mt_tensor *const *inputs, size_t input_count,
              mt_tensor *const *outputs, size_t output_count) {
+    std::shared_ptr<SegmentMeter> meter = current_meter();
     variable_list in = tensors_of(inputs, input_count);
+    if (meter) meter->enter();
     std::shared_ptr<Recomputation> node(new Recomputation(std::move(segment), in),
                                         autograd::deleteNode);
     std::vector<uint32_t> versions = versions_of(in);
@@ -274,6 +300,14 @@ void forward(Segment &&segment, mt_tensor *const *inputs, size_t input_count,
              "%s: the segment changes an input in place, and could not start from it again",
              name_of);
     for (size_t i = 0; i < output_count; i++) node->adopt(node, outputs[i]->tensor, in);
+    if (meter) node->set_number(meter->leave());
+}
+
+/* As it is, and so those within it. */
+void run_plainly(const Segment &segment, mt_tensor *const *inputs, size_t input_count,
+                 mt_tensor *const *outputs, size_t output_count) {
+    Checkpointing off(Forgetting{}, {});
+    segment.run(inputs, input_count, outputs, output_count);
 }
 
 void check_handles(const char *argument, mt_tensor *const *handles, size_t count) {
@@ -285,9 +319,15 @@ void check_handles(const char *argument, mt_tensor *const *handles, size_t count
 
 } // namespace
 
-Checkpointing::Checkpointing(bool on, std::vector<Named> buffers)
-    : on_(on), buffers_(std::move(buffers)), before_(current) {
+Checkpointing::Checkpointing(Forgetting rule, std::vector<Named> buffers)
+    : rule_(std::move(rule)), buffers_(std::move(buffers)), before_(current) {
     current = this;
+}
+
+/* One beyond the set forgets: it is for a model whose forward pass is always the same. */
+bool Checkpointing::take_turn() {
+    size_t turn = next_++;
+    return rule_.on && (!rule_.set || turn >= rule_.set->size() || (*rule_.set)[turn]);
 }
 
 Checkpointing::~Checkpointing() {
@@ -299,7 +339,7 @@ Checkpointing::~Checkpointing() {
 using namespace memtrain::shim;
 
 extern "C" int mt_checkpoint_forgets(void) {
-    return forgets();
+    return may_forget();
 }
 
 extern "C" mt_status mt_checkpoint(const mt_segment_ops *ops, void *self, mt_tensor *const *inputs,
@@ -314,8 +354,11 @@ extern "C" mt_status mt_checkpoint(const mt_segment_ops *ops, void *self, mt_ten
     mt_status status = guard([&] {
         check_handles("inputs", inputs, input_count);
         check_handles("outputs", outputs, output_count);
-        if (!forgets()) return segment.run(inputs, input_count, outputs, output_count);
-        forward(std::move(segment), inputs, input_count, outputs, output_count);
+        if (!may_forget()) return segment.run(inputs, input_count, outputs, output_count);
+        if (!current || current->take_turn())
+            forward(std::move(segment), inputs, input_count, outputs, output_count);
+        else
+            run_plainly(segment, inputs, input_count, outputs, output_count);
     });
     for (size_t i = 0; status != MT_OK && outputs && i < output_count; i++)
         if (mt__handle_is(outputs[i], MT__KIND_TENSOR)) outputs[i]->tensor.reset();

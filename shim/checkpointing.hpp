@@ -5,30 +5,48 @@
 #ifndef MEMTRAIN_SHIM_CHECKPOINTING_HPP
 #define MEMTRAIN_SHIM_CHECKPOINTING_HPP
 
+#include <memory>
 #include <vector>
 
+#include "segment_choice.hpp"
+#include "segment_meter.hpp"
 #include "tensor.hpp"
 
 namespace memtrain::shim {
 
+/* Which segments forget their activations. */
+struct Forgetting {
+    bool on = false;                       /* false: none */
+    bool inner = true;                     /* segments within segments that forget do so, too */
+    std::shared_ptr<const SegmentSet> set; /* those that do, by number; NULL: all */
+    std::shared_ptr<SegmentMeter> meter = nullptr; /* where all do and are measured, else NULL */
+};
+
 /*
  * While it lives, segments on this thread forget their activations, or do not. buffers: those that a
  * segment may change that does not name its own. Outside of any, segments forget, and have none.
+ *
+ * Segments are numbered in the order in which a forward pass comes to them, from 0; those within others
+ * are not.
  */
 class Checkpointing {
 public:
-    Checkpointing(bool on, std::vector<Named> buffers);
+    Checkpointing(Forgetting rule, std::vector<Named> buffers);
     ~Checkpointing();
     Checkpointing(const Checkpointing &) = delete;
     Checkpointing &operator=(const Checkpointing &) = delete;
 
-    bool on() const { return on_; }
+    const Forgetting &rule() const { return rule_; }
     const std::vector<Named> &buffers() const { return buffers_; }
 
+    /* The next segment's turn; whether it forgets. */
+    bool take_turn();
+
 private:
-    bool on_;
+    Forgetting rule_;
+    size_t next_ = 0;
     std::vector<Named> buffers_;
-    const Checkpointing *before_;
+    Checkpointing *before_;
 };
 
 } // namespace memtrain::shim

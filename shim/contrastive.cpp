@@ -169,8 +169,8 @@ void CachedStep::join(mt_torch &torch, Embeddings &all) {
 void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
     const Told &told = told_[next_];
     c10::AutoGradMode with_graph(true);
-    Checkpointing segments(torch.checkpointing,
-                           torch.checkpointing ? torch.buffers.named() : std::vector<Named>());
+    Forgetting rule = forgetting(torch, true);
+    Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
     Chunk chunk(torch.batch, told.first, told.count, torch.device);
     std::vector<at::Tensor> embeddings;
     torch.flat->begin_chunk(false);
@@ -181,6 +181,7 @@ void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
     }
     backward(torch, told, std::move(embeddings));
     torch.flat->end_chunk(false, false);
+    note_segments(torch, rule, told.count, result);
     after_.restore();
     result.units = static_cast<double>(told.count);
     result.loss_sum = loss_ * result.units;

@@ -309,6 +309,13 @@ size_t call_peak(const Device &device) {
     return static_cast<size_t>(stats.allocated_bytes[0].peak);
 }
 
+size_t device_allocated(const Device &device) {
+    if (device.memory() == Memory::mps) return mps_hooks(device).getCurrentAllocatedMemory();
+    if (device.memory() == Memory::cpu) return cpu::installed() ? cpu::allocated() : 0;
+    compat::DeviceStats stats = cuda_allocator(device).getDeviceStats(device.index());
+    return static_cast<size_t>(stats.allocated_bytes[0].current);
+}
+
 int64_t device_ooms(const Device &device) noexcept {
     if (device.memory() != Memory::cuda) return 0;
     try {

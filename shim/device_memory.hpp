@@ -22,6 +22,9 @@ void set_device_budget(const Device &device, size_t bytes);
 /* Without an allocator of ours the CPU's figures are 0, but for a budget that was set. */
 mt_memory device_memory(const Device &device);
 
+/* What is allocated now, and nothing else: also within a chunk. 0 where it is not known. */
+size_t device_allocated(const Device &device);
+
 void reset_device_peak(const Device &device);
 mt_clear_result empty_device_cache(const Device &device);
 

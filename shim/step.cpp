@@ -70,6 +70,23 @@ Loss forward(mt_torch &torch, const Chunk &chunk) {
 
 } // namespace
 
+Forgetting forgetting(const mt_torch &torch, bool backward) {
+    Forgetting rule;
+    rule.on = torch.checkpointing || torch.segments;
+    if (torch.checkpointing || !torch.segments) return rule;
+    rule.inner = false;
+    rule.set = torch.segments->set(torch.shape);
+    if (!rule.set && backward) rule.meter = std::make_shared<SegmentMeter>(torch.device);
+    return rule;
+}
+
+void note_segments(mt_torch &torch, const Forgetting &rule, size_t samples,
+                   mt_chunk_result &result) {
+    if (!rule.meter) return;
+    torch.segments->note(torch.shape, samples, rule.meter->finish());
+    result.peak_bytes = rule.meter->peak();
+}
+
 /* A loss in half precision has no room for a scale. */
 at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight) {
     if (!torch.scaler) return at::mul(loss, weight);
@@ -127,6 +144,13 @@ bool is_whole(const mt_torch &torch, size_t count) {
     return torch.marked && torch.fresh && count == torch.samples;
 }
 
+/* The same as a number: chunks of one kind make the same requests. */
+uint64_t segments_kind(const mt_torch &torch) {
+    if (torch.checkpointing) return 1;
+    if (!torch.segments) return 0;
+    return 2 + torch.segments->kind(torch.shape);
+}
+
 /*
  * The loss is multiplied by the weight whatever it is, so that one chunk of 1.0 takes the same path
  * as many. With a weight of 0 there is nothing to add, and a gradient of 0 times NaN would harm.
@@ -134,8 +158,8 @@ bool is_whole(const mt_torch &torch, size_t count) {
 void forward_backward(mt_torch &torch, size_t first, size_t count, double weight,
                       mt_chunk_result &result) {
     c10::AutoGradMode grad(true);
-    Checkpointing segments(torch.checkpointing,
-                           torch.checkpointing ? torch.buffers.named() : std::vector<Named>());
+    Forgetting rule = forgetting(torch, weight != 0.0);
+    Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
     double units = units_of(*torch.model, torch.batch, first, count);
     Chunk chunk(torch.batch, first, count, torch.device);
     torch.flat->begin_chunk(torch.marked);
@@ -153,6 +177,7 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     }
     fill_result(torch, values, units, result);
     torch.flat->end_chunk(torch.marked, is_whole(torch, count));
+    note_segments(torch, rule, count, result);
 }
 
 void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, size_t count,
@@ -186,7 +211,8 @@ void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
 
 /* A chunk that is about to run; samples 0: several. */
 struct Run {
-    bool training, backward, checkpointing;
+    bool training, backward;
+    uint64_t segments;
     int offload;
     const mt_torch_batch &batch;
     size_t samples;
@@ -199,13 +225,9 @@ cpu::Arena *arena_of(const mt_torch &torch, const Run &run) {
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
-    return {run.training,
-            run.backward,
-            run.checkpointing,
-            run.offload,
-            shape_in(torch, run.batch),
-            at::get_num_threads(),
-            torch.amp};
+    return {
+        run.training,          run.backward, run.segments, run.offload, shape_in(torch, run.batch),
+        at::get_num_threads(), torch.amp};
 }
 
 /*
@@ -228,7 +250,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         double seconds = seconds_since(start);
         result.seconds += seconds;
         planned.done(seconds);
-        result.peak_bytes = peak_of(torch, listening);
+        result.peak_bytes = std::max(result.peak_bytes, peak_of(torch, listening));
     });
     if (status != MT_OK) result = {};
     add_evidence(before, result);
@@ -268,6 +290,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
         torch->buffers.take(*torch->model);
         torch->flat->begin();
         torch->batch = own;
+        torch->shape = shape_in(*torch, own);
         torch->samples = batch->count;
         torch->fresh = true;
         torch->whole = false;
@@ -309,7 +332,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
                             "must be marked and the whole batch, %zu samples; this one has %zu",
                             torch->samples, count);
     std::shared_ptr<Offload> offload = offload_of(*torch);
-    Run run = {true,         weight != 0.0, torch->checkpointing, offload ? offload->kind() : 0,
+    Run run = {true,         weight != 0.0, segments_kind(*torch), offload ? offload->kind() : 0,
                torch->batch, count,         torch->marked};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         if (torch->model->embedding_count)
@@ -330,7 +353,7 @@ extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t co
     MT_RETURN_IF_FAILED(check_phase("mt_prepare", *torch, Phase::in_step, Phase::in_step));
     MT_RETURN_IF_FAILED(check_cached("mt_prepare", *torch, true));
     MT_RETURN_IF_FAILED(guard([&] { check_chunks("mt_prepare", chunks, count, torch->samples); }));
-    Run run = {true, false, torch->checkpointing, 0, torch->batch, 0, false};
+    Run run = {true, false, segments_kind(*torch), 0, torch->batch, 0, false};
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &) {
         torch->cached.clear();
         torch->flat->begin();
@@ -420,6 +443,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     });
     if (status != MT_OK && changing) return poison(*torch, status);
     if (status != MT_OK) torch->phase = Phase::failed;
+    if (status == MT_OK && torch->segments) torch->segments->choose(torch->shape);
     hand_over(result, out);
     return status;
 }
@@ -437,7 +461,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
     bool cached = torch->model->embedding_count != 0;
     if (cached) MT_RETURN_IF_FAILED(torch->evaluation.check_next("mt_evaluate", *batch, first));
     mt_status status = measured(
-        *torch, Run{false, false, false, 0, own, count, false}, out, [&](mt_chunk_result &result) {
+        *torch, Run{false, false, 0, 0, own, count, false}, out, [&](mt_chunk_result &result) {
             KeepRng keep(torch->device);
             set_mode(*torch, Mode::evaluation);
             if (cached)

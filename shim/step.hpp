@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "checkpointing.hpp"
 #include "torch_state.hpp"
 
 namespace memtrain::shim {
@@ -15,6 +16,13 @@ using Clock = std::chrono::steady_clock;
 inline double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
+
+/* Which segments of the next chunk forget. Without a backward pass there is nothing to measure. */
+Forgetting forgetting(const mt_torch &torch, bool backward);
+
+/* Such a chunk is through: keeps what was measured of its segments, if anything was. */
+void note_segments(mt_torch &torch, const Forgetting &rule, size_t samples,
+                   mt_chunk_result &result);
 
 /* What is differentiated: the loss times weight, and times the loss scale where there is one. */
 at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight);

@@ -26,9 +26,9 @@ mt_status check_self(void *self, const char *function) {
     return check_handle(self, MT__KIND_TORCH, function, "torch");
 }
 
-/* A rung only where it is not on from the start. */
+/* A rung only where it is not on from the start. Where segments are chosen, it is all of them. */
 bool can_checkpoint(const mt_torch &torch) {
-    return torch.model->checkpoints && torch.options.checkpointing == MT_CHECKPOINTING_AUTO;
+    return torch.model->checkpoints && torch.options.checkpointing != MT_CHECKPOINTING_ON;
 }
 
 /* Likewise. */
@@ -149,7 +149,11 @@ mt_status hold_gradients(void *self, int on) {
 mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
     MT_RETURN_IF_FAILED(check_self(self, "shape"));
     MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
-    return guard([&] { *out = shape_in(*torch_of(self), batch_of("shape", batch)); });
+    const mt_torch &torch = *torch_of(self);
+    return guard([&] {
+        uint64_t samples = shape_in(torch, batch_of("shape", batch));
+        *out = samples ^ (torch.segments ? torch.segments->kind(samples) : 0);
+    });
 }
 
 mt_status set_rate(void *self, double factor) {

@@ -36,10 +36,10 @@ void check_options(const mt_torch_options &o) {
         fail(MT_EINVAL,
              "%s: options->arena is %d; accepted: MT_ARENA_AUTO (0), MT_ARENA_NEVER (-1)", name_of,
              o.arena);
-    if (o.checkpointing != MT_CHECKPOINTING_AUTO && o.checkpointing != MT_CHECKPOINTING_ON)
+    if (o.checkpointing < MT_CHECKPOINTING_AUTO || o.checkpointing > MT_CHECKPOINTING_CHOSEN)
         fail(MT_EINVAL,
              "%s: options->checkpointing is %d; accepted: MT_CHECKPOINTING_AUTO (0), "
-             "MT_CHECKPOINTING_ON (1)",
+             "MT_CHECKPOINTING_ON (1), MT_CHECKPOINTING_CHOSEN (2)",
              name_of, o.checkpointing);
     if (o.offload < MT_OFFLOAD_NEVER || o.offload > MT_OFFLOAD_AUTO_PACK)
         fail(
@@ -120,6 +120,17 @@ void open_offload(mt_torch &torch, const mt_torch_options &options) {
     torch.offloading = options.offload == kind;
 }
 
+/* What is chosen by is measured: where nothing counts tensors there is nothing to choose by. */
+void open_segments(mt_torch &torch, const mt_torch_options &options) {
+    if (options.checkpointing != MT_CHECKPOINTING_CHOSEN) return;
+    if (torch.device.is_cpu() && !cpu::installed())
+        fail(MT_ENOTSUP,
+             "%s: options->checkpointing is MT_CHECKPOINTING_CHOSEN, which needs the budgeted CPU "
+             "allocator (mt_torch_enforces_budget)",
+             name_of);
+    torch.segments = std::make_unique<SegmentChoice>(name_of, options);
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -137,6 +148,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     if (torch->amp == MT_FLOAT16)
         torch->scaler.emplace(options.scale_start, options.scale_growth_interval);
     open_offload(*torch, options);
+    open_segments(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
     check_groups(*torch);

@@ -18,6 +18,7 @@
 #include "model.hpp"
 #include "optimizer.hpp"
 #include "scaler.hpp"
+#include "segment_choice.hpp"
 #include "snapshot.hpp"
 
 namespace memtrain::shim {
@@ -45,7 +46,7 @@ std::shared_ptr<Offload> offload_of(const mt_torch &torch);
 /* Parameters, buffers, optimiser state and the loss scaler's by name. */
 std::vector<Named> state_of(const mt_torch &torch);
 
-/* What chunks of such a batch depend on beside their size: the samples' shape and what is frozen. */
+/* What a batch's chunks depend on beside their size and its saver: samples' shape, what is frozen. */
 uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch);
 
 } // namespace memtrain::shim
@@ -80,10 +81,12 @@ struct mt_torch {
     memtrain::shim::BufferState chunk_buffers;
     memtrain::shim::CachedStep cached; /* of a model with embeddings, as the next */
     memtrain::shim::CachedEvaluation evaluation;
-    int threads = 0; /* before MT_RUNG_MINIMAL; 0: it is off */
-    bool checkpointing = false;
-    int amp = MT_DTYPE_NONE;                          /* autocast of the forward pass */
-    std::shared_ptr<memtrain::shim::Offload> offload; /* or none */
+    int threads = 0;            /* before MT_RUNG_MINIMAL; 0: it is off */
+    bool checkpointing = false; /* all segments are computed again */
+    std::unique_ptr<memtrain::shim::SegmentChoice> segments; /* those that are otherwise, or none */
+    uint64_t shape = 0;                                      /* of the last step, see shape_in */
+    int amp = MT_DTYPE_NONE;                                 /* autocast of the forward pass */
+    std::shared_ptr<memtrain::shim::Offload> offload;        /* or none */
     bool offloading = false;
 
     std::unique_ptr<memtrain::shim::cpu::Arena, memtrain::shim::cpu::CloseArena>

@@ -42,7 +42,7 @@ END_TEST
 static const char *const wrong[][3] = {
     {"--batch", "none", "from 1"},
     {"--profile", "fast", "ultra-safe, safe, moderate, target or original"},
-    {"--arch", "resnet19", "resnet18 or resnet34"},
+    {"--arch", "resnet19", "resnet18, resnet34 or resnet50"},
     {"--device", "mps", "cannot be used here"},
     {"--budget", "much", "600MiB"},
     {"--data", "/nonexistent", "FOLDER/CLASS/picture.jpg"},

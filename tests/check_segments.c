@@ -25,7 +25,18 @@ static void make_chain(mt_segment_cost *chain, size_t count, size_t range) {
         chain[i].output_bytes = draw(range);
         chain[i].kept_bytes = chain[i].output_bytes + draw(4 * range);
         chain[i].seconds = (double)draw(range);
+        chain[i].work_bytes = 0;
     }
+}
+
+/* What operators need: more than what stays, or less, which counts for nothing. */
+static void add_work(mt_segment_cost *chain, size_t count, size_t range) {
+    for (size_t i = 0; i < count; i++)
+        chain[i].work_bytes = draw(2) ? chain[i].kept_bytes + draw(2 * range) : draw(range);
+}
+
+static size_t alive(const mt_segment_cost *s) {
+    return s->work_bytes > s->kept_bytes ? s->work_bytes : s->kept_bytes;
 }
 
 /* The sums of the header, by hand. */
@@ -33,7 +44,7 @@ static size_t peak_of(const mt_segment_cost *chain, size_t count, const unsigned
     size_t behind = 0, peak = 0;
 
     for (size_t i = 0; i < count; i++) {
-        if (behind + chain[i].kept_bytes > peak) peak = behind + chain[i].kept_bytes;
+        if (behind + alive(&chain[i]) > peak) peak = behind + alive(&chain[i]);
         behind += again[i] ? chain[i].output_bytes : chain[i].kept_bytes;
     }
     return peak;
@@ -61,6 +72,7 @@ static double try_all(const mt_segment_cost *chain, size_t count, size_t budget)
     return best;
 }
 
+/* Of a set: what was chosen, and the price of it. */
 static void check_choice(const mt_segment_cost *chain, size_t count, const unsigned char *again,
                          const mt_segments_choice *choice) {
     size_t recomputed = 0;
@@ -72,6 +84,9 @@ static void check_choice(const mt_segment_cost *chain, size_t count, const unsig
     ck_assert_uint_eq(choice->recomputed, recomputed);
     ck_assert_uint_eq(choice->peak_bytes, peak_of(chain, count, again));
     ck_assert_double_eq(choice->seconds, seconds_of(chain, count, again));
+    mt_segments_choice price = MT_SEGMENTS_CHOICE_INIT;
+    ck_ok(mt_segments_price(chain, count, again, &price));
+    ck_assert_mem_eq(&price, choice, sizeof price);
 }
 
 START_TEST(best_of_all_sets) {
@@ -89,6 +104,7 @@ START_TEST(best_of_all_sets) {
         state = seed;
         count = 1 + draw(SHORT);
         make_chain(chain, count, ranges[_i]);
+        if (seed % 2) add_work(chain, count, ranges[_i]);
         budget = draw(peak_of(chain, count, none) + 2);
         best = try_all(chain, count, budget);
         status = mt_segments_choose(chain, count, budget, again, &choice);
@@ -119,18 +135,18 @@ START_TEST(by_hand) {
         size_t peak;
     } table[] = {
         /* room for all */
-        {3, 30, {{10, 1, 1}, {10, 1, 1}, {10, 1, 1}}, MT_OK, {0, 0, 0}, 30},
+        {3, 30, {{10, 1, 1, 0}, {10, 1, 1, 0}, {10, 1, 1, 0}}, MT_OK, {0, 0, 0}, 30},
         /* one is enough: the cheapest, and never the last, which is alive at the peak anyway */
-        {3, 29, {{10, 1, 2}, {10, 1, 1}, {10, 1, .5}}, MT_OK, {0, 1, 0}, 21},
-        {3, 12, {{10, 1, 2}, {10, 1, 1}, {10, 1, 1}}, MT_OK, {1, 1, 0}, 12},
-        {3, 11, {{10, 1, 2}, {10, 1, 1}, {10, 1, 1}}, MT_EDEVMEM, {1, 1, 1}, 12},
+        {3, 29, {{10, 1, 2, 0}, {10, 1, 1, 0}, {10, 1, .5, 0}}, MT_OK, {0, 1, 0}, 21},
+        {3, 12, {{10, 1, 2, 0}, {10, 1, 1, 0}, {10, 1, 1, 0}}, MT_OK, {1, 1, 0}, 12},
+        {3, 11, {{10, 1, 2, 0}, {10, 1, 1, 0}, {10, 1, 1, 0}}, MT_EDEVMEM, {1, 1, 1}, 12},
         /* a peak in the middle: what comes before it counts, not the cheap one behind */
-        {3, 107, {{9, 4, 1}, {100, 2, 5}, {3, 1, .5}}, MT_OK, {1, 0, 0}, 107},
-        {3, 106, {{9, 4, 1}, {100, 2, 5}, {3, 1, .5}}, MT_OK, {1, 1, 0}, 104},
+        {3, 107, {{9, 4, 1, 0}, {100, 2, 5, 0}, {3, 1, .5, 0}}, MT_OK, {1, 0, 0}, 107},
+        {3, 106, {{9, 4, 1, 0}, {100, 2, 5, 0}, {3, 1, .5, 0}}, MT_OK, {1, 1, 0}, 104},
         /* a segment of no activations beside its output gains nothing by a second run */
-        {2, 10, {{5, 5, 1}, {5, 1, 1}}, MT_OK, {0, 0, 0}, 10},
-        {1, 10, {{10, 10, 1}, {0, 0, 0}}, MT_OK, {0}, 10},
-        {1, 0, {{0, 0, 1}, {0, 0, 0}}, MT_OK, {0}, 0},
+        {2, 10, {{5, 5, 1, 0}, {5, 1, 1, 0}}, MT_OK, {0, 0, 0}, 10},
+        {1, 10, {{10, 10, 1, 0}, {0, 0, 0, 0}}, MT_OK, {0}, 10},
+        {1, 0, {{0, 0, 1, 0}, {0, 0, 0, 0}}, MT_OK, {0}, 0},
     };
 
     for (int i = 0; i < LENGTH(table); i++) {
@@ -189,14 +205,17 @@ START_TEST(long_chains) {
 END_TEST
 
 START_TEST(refused) {
-    mt_segment_cost good[] = {{10, 1, 1}, {10, 1, 1}};
+    mt_segment_cost good[] = {{10, 1, 1, 0}, {10, 1, 1, 0}};
     const struct {
         mt_segment_cost second;
         const char *word;
     } table[] = {
-        {{10, 11, 1}, "segments[1].output_bytes is 11"}, {{10, 1, -1}, "segments[1].seconds is -1"},
-        {{10, 1, NAN}, "segments[1].seconds"},           {{10, 1, INFINITY}, "segments[1].seconds"},
-        {{SIZE_MAX, 1, 1}, "segments[1].kept_bytes"},
+        {{10, 11, 1, 0}, "segments[1].output_bytes is 11"},
+        {{10, 1, -1, 0}, "segments[1].seconds is -1"},
+        {{10, 1, NAN, 0}, "segments[1].seconds"},
+        {{10, 1, INFINITY, 0}, "segments[1].seconds"},
+        {{SIZE_MAX, 1, 1, 0}, "segments[1].kept_bytes"},
+        {{10, 1, 1, SIZE_MAX}, "segments[1].work_bytes"},
     };
     unsigned char again[2];
     mt_segments_choice choice = MT_SEGMENTS_CHOICE_INIT, unset = {0, 0, 0, 0};
@@ -206,19 +225,27 @@ START_TEST(refused) {
 
         ck_status(mt_segments_choose(chain, 2, 100, again, &choice), MT_EINVAL);
         ck_contains(mt_last_error(), table[i].word);
+        ck_status(mt_segments_price(chain, 2, NULL, &choice), MT_EINVAL);
+        ck_contains(mt_last_error(), table[i].word);
     }
+    ck_status(mt_segments_price(NULL, 2, NULL, &choice), MT_EINVAL);
+    ck_contains(mt_last_error(), "mt_segments_price: segments is NULL");
+    ck_status(mt_segments_price(good, 2, NULL, NULL), MT_EINVAL);
     ck_status(mt_segments_choose(NULL, 2, 100, again, &choice), MT_EINVAL);
     ck_status(mt_segments_choose(good, 0, 100, again, &choice), MT_EINVAL);
     ck_status(mt_segments_choose(good, 2, 100, NULL, &choice), MT_EINVAL);
     ck_status(mt_segments_choose(good, 2, 100, again, NULL), MT_EINVAL);
     ck_status(mt_segments_choose(good, 2, 100, again, &unset), MT_EINVAL);
+    ck_ok(mt_segments_price(good, 2, NULL, &choice));
+    ck_assert_uint_eq(choice.peak_bytes, 20);
+    ck_assert_uint_eq(choice.recomputed, 0);
     ck_status(mt_segments_choose(good, 2, 10, again, &choice), MT_EDEVMEM);
     ck_contains(mt_last_error(), "11 B");
 }
 END_TEST
 
 START_TEST(without_host_memory) {
-    mt_segment_cost chain[] = {{10, 1, 1}, {10, 1, 1}, {10, 1, 1}};
+    mt_segment_cost chain[] = {{10, 1, 1, 0}, {10, 1, 1, 0}, {10, 1, 1, 0}};
     unsigned char again[3];
     mt_segments_choice choice = MT_SEGMENTS_CHOICE_INIT;
     size_t n = 1;

@@ -18,9 +18,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "networks/networks.hpp"
-
-#include "check_shim.hpp"
+#include "networks/steps.hpp"
 
 using namespace check_shim;
 using memtrain::checkpoint;
@@ -532,10 +530,12 @@ END_TEST
 
 /* ---- in an mt_torch ---------------------------------------------------------------------------------- */
 
+using networks::CLASSES;
+using networks::hash_of;
+using networks::Ladder;
 using networks::Network;
+using networks::step;
 using networks::Subject;
-
-enum { CLASSES = 10 };
 
 mt_torch_options options_for(int checkpointing, mt_dtype amp = MT_DTYPE_NONE) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
@@ -544,32 +544,6 @@ mt_torch_options options_for(int checkpointing, mt_dtype amp = MT_DTYPE_NONE) {
     options.checkpointing = checkpointing;
     options.amp = amp;
     return options;
-}
-
-std::string hash_of(const Subject &subject) {
-    char text[65];
-    ck_ok(mt_torch_state_sha256(subject.torch, text));
-    return text;
-}
-
-/* A step of these chunks, marked or not; losses are appended. Returns the highest peak. */
-size_t step(const Subject &subject, const bench::Batch &batch, const std::vector<size_t> &chunks,
-            bool marked, std::vector<double> *losses) {
-    size_t first = 0, peak = 0;
-    ck_ok(mt_begin(subject.torch, &batch.batch));
-    for (size_t size : chunks) {
-        mt_chunk_result result = chunk_result();
-        if (marked) ck_ok(mt_mark(subject.torch));
-        ck_ok(mt_accumulate(subject.torch, first, size,
-                            static_cast<double>(size) / static_cast<double>(batch.batch.count),
-                            &result));
-        first += size;
-        peak = std::max(peak, result.peak_bytes);
-        if (losses) losses->push_back(result.loss_sum);
-    }
-    mt_apply_result applied = apply_result();
-    ck_ok(mt_apply(subject.torch, &applied));
-    return peak;
 }
 
 struct Trained {
@@ -730,48 +704,42 @@ END_TEST
 
 /* ---- the ladder -------------------------------------------------------------------------------------- */
 
-struct Ladder {
-    enum { SIDE = 64, SAMPLES = 4, STEPS = 3 };
-    const Network &network;
-    bench::Batch batch{SAMPLES, SIDE, CLASSES};
-    std::vector<std::vector<size_t>> chunks = {};
+explicit Ladder(const Network &n) : network(n) {}
 
-    explicit Ladder(const Network &n) : network(n) {}
-
-    std::string run(int checkpointing, size_t beside, unsigned *out_rungs) {
-        networks::prepare();
-        mt_torch_options options = options_for(checkpointing);
-        Subject subject(network, SIDE, &options);
-        if (beside) Subject::set_budget(beside);
-        mt_trainer *trainer = subject.trainer();
-        for (size_t i = 0; i < STEPS; i++) {
-            mt_step_report report = MT_STEP_REPORT_INIT;
-            if (!beside) ck_ok(mt_trainer_set_chunks(trainer, chunks[i].data(), chunks[i].size()));
-            ck_ok(mt_trainer_step(trainer, &batch.batch, &report));
-            ck_assert_uint_eq(report.samples, SAMPLES);
-            if (beside) chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
-            *out_rungs = report.rungs;
-        }
-        std::string hash = hash_of(subject);
-        mt_trainer_free(trainer);
-        return hash;
+std::string run(int checkpointing, size_t beside, unsigned *out_rungs) {
+    networks::prepare();
+    mt_torch_options options = options_for(checkpointing);
+    Subject subject(network, SIDE, &options);
+    if (beside) Subject::set_budget(beside);
+    mt_trainer *trainer = subject.trainer();
+    for (size_t i = 0; i < STEPS; i++) {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        if (!beside) ck_ok(mt_trainer_set_chunks(trainer, chunks[i].data(), chunks[i].size()));
+        ck_ok(mt_trainer_step(trainer, &batch.batch, &report));
+        ck_assert_uint_eq(report.samples, SAMPLES);
+        if (beside) chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
+        *out_rungs = report.rungs;
     }
-    /* What the smallest legal chunk takes beside the state. */
-    size_t smallest(int checkpointing) {
-        networks::prepare();
-        mt_torch_options options = options_for(checkpointing);
-        Subject subject(network, SIDE, &options);
-        mt_chunk_result result = chunk_result();
-        size_t before = Subject::allocated();
-        ck_ok(mt_begin(subject.torch, &batch.batch));
-        ck_ok(mt_accumulate(subject.torch, 0, network.normalises ? 2 : 1, 0.5, &result));
-        return result.peak_bytes - before;
-    }
+    std::string hash = hash_of(subject);
+    mt_trainer_free(trainer);
+    return hash;
+}
+/* What the smallest legal chunk takes beside the state. */
+size_t smallest(int checkpointing) {
+    networks::prepare();
+    mt_torch_options options = options_for(checkpointing);
+    Subject subject(network, SIDE, &options);
+    mt_chunk_result result = chunk_result();
+    size_t before = Subject::allocated();
+    ck_ok(mt_begin(subject.torch, &batch.batch));
+    ck_ok(mt_accumulate(subject.torch, 0, network.normalises ? 2 : 1, 0.5, &result));
+    return result.peak_bytes - before;
+}
 };
 
 /* Where even the smallest chunk does not fit, segments do; the bits are those of a run that had them. */
 START_TEST(as_a_rung) {
-    Ladder ladder(networks::all[_i]);
+    Ladder ladder(networks::all[_i], [](int on) { return options_for(on); });
     unsigned rungs = 0;
     size_t plain = ladder.smallest(MT_CHECKPOINTING_AUTO);
     size_t least = ladder.smallest(MT_CHECKPOINTING_ON);

@@ -27,9 +27,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "networks/networks.hpp"
-
-#include "check_shim.hpp"
+#include "networks/steps.hpp"
 
 using namespace check_shim;
 using memtrain::Tensors;
@@ -283,10 +281,13 @@ END_TEST
 
 /* ---- in an mt_torch ---------------------------------------------------------------------------------- */
 
+using networks::CLASSES;
+using networks::accumulate;
+using networks::hash_of;
+using networks::Ladder;
 using networks::Network;
+using networks::step;
 using networks::Subject;
-
-enum { CLASSES = 10 };
 
 mt_torch_options options_for(int offload, mt_dtype amp = MT_DTYPE_NONE, int checkpointing = 0) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
@@ -298,39 +299,10 @@ mt_torch_options options_for(int offload, mt_dtype amp = MT_DTYPE_NONE, int chec
     return options;
 }
 
-std::string hash_of(const Subject &subject) {
-    char text[65];
-    ck_ok(mt_torch_state_sha256(subject.torch, text));
-    return text;
-}
-
 mt_offload_stats stats_of(const mt_torch *torch) {
     mt_offload_stats stats = MT_OFFLOAD_STATS_INIT;
     ck_ok(mt_torch_offload_stats(torch, &stats));
     return stats;
-}
-
-mt_status accumulate(const Subject &subject, const bench::Batch &batch, size_t first, size_t size,
-                     mt_chunk_result *result) {
-    double weight = static_cast<double>(size) / static_cast<double>(batch.batch.count);
-    return mt_accumulate(subject.torch, first, size, weight, result);
-}
-
-/* A step of these chunks, marked or not. Returns the highest peak. */
-size_t step(const Subject &subject, const bench::Batch &batch, const std::vector<size_t> &chunks,
-            bool marked) {
-    size_t first = 0, peak = 0;
-    ck_ok(mt_begin(subject.torch, &batch.batch));
-    for (size_t size : chunks) {
-        mt_chunk_result result = chunk_result();
-        if (marked) ck_ok(mt_mark(subject.torch));
-        ck_ok(accumulate(subject, batch, first, size, &result));
-        first += size;
-        peak = std::max(peak, result.peak_bytes);
-    }
-    mt_apply_result applied = apply_result();
-    ck_ok(mt_apply(subject.torch, &applied));
-    return peak;
 }
 
 struct Trained {
@@ -866,67 +838,15 @@ END_TEST
 
 /* ---- the ladder -------------------------------------------------------------------------------------- */
 
-struct Ladder {
-    enum { SIDE = 64, SAMPLES = 4, STEPS = 3 };
-    const Network &network;
-    const char *device;
-    bench::Batch batch{SAMPLES, SIDE, CLASSES};
-    std::vector<std::vector<size_t>> chunks = {};
-
-    Ladder(const Network &n, const char *d) : network(n), device(d) {}
-
-    mt_torch_options options(int offload) const {
-        mt_torch_options o = options_for(offload);
-        o.device = device;
-        o.offload_dir = "/tmp";
-        return o;
-    }
-    size_t allocated() const {
-        mt_memory now = {};
-        now.size = sizeof now;
-        ck_ok(mt_device_memory(device, &now));
-        return now.allocated_bytes;
-    }
-    /* In a budget of so much beside the state the policy chooses; without one the chunks are those. */
-    std::string run(int offload, size_t beside, unsigned *out_rungs) {
-        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-        mt_trainer_options trainer_options = MT_TRAINER_OPTIONS_INIT;
-        policy.forbid_rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
-        trainer_options.policy = &policy;
-        networks::prepare();
-        mt_torch_options own = options(offload);
-        Subject subject(network, SIDE, &own);
-        if (beside) ck_ok(mt_device_set_budget(device, allocated() + beside));
-        mt_trainer *trainer = subject.trainer(&trainer_options);
-        for (size_t i = 0; i < STEPS; i++) {
-            mt_step_report report = MT_STEP_REPORT_INIT;
-            if (!beside) ck_ok(mt_trainer_set_chunks(trainer, chunks[i].data(), chunks[i].size()));
-            ck_ok(mt_trainer_step(trainer, &batch.batch, &report));
-            ck_assert_uint_eq(report.samples, SAMPLES);
-            if (beside) chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
-            *out_rungs = report.rungs;
-        }
-        std::string hash = hash_of(subject);
-        mt_trainer_free(trainer);
-        return hash;
-    }
-    /* What the smallest legal chunk takes beside the state. */
-    size_t smallest(int offload) {
-        networks::prepare();
-        mt_torch_options own = options(offload);
-        Subject subject(network, SIDE, &own);
-        mt_chunk_result result = chunk_result();
-        size_t before = allocated();
-        ck_ok(mt_begin(subject.torch, &batch.batch));
-        ck_ok(mt_accumulate(subject.torch, 0, network.normalises ? 2 : 1, 0.5, &result));
-        return result.peak_bytes - before;
-    }
-};
-
 /* Where even the smallest chunk does not fit, the rung does; the bits are those of a run without it. */
 START_TEST(as_a_rung) {
     const Network &network = networks::all[_i];
-    Ladder ladder(network, "cpu");
+    auto options = [](int offload) {
+        mt_torch_options o = options_for(offload);
+        o.offload_dir = "/tmp";
+        return o;
+    };
+    Ladder ladder(network, options, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING));
     unsigned rungs = 0;
     size_t plain = ladder.smallest(MT_OFFLOAD_NEVER), least = ladder.smallest(MT_OFFLOAD_FILE);
     std::printf("%s: the smallest chunk takes %zu, and %zu with the rung\n", network.name, plain,

@@ -24,8 +24,8 @@ at::Tensor count_correct(const at::Tensor &logits, const at::Tensor &labels) {
 mt_status check(const food101_model_options *options) {
     if (!options || options->size < sizeof *options)
         return mt_set_error(MT_EINVAL, "food101_model_new: use FOOD101_MODEL_OPTIONS_INIT");
-    if (options->depth != 18 && options->depth != 34)
-        return mt_set_error(MT_EINVAL, "food101_model_new: depth is %d, not 18 or 34",
+    if (options->depth != 18 && options->depth != 34 && options->depth != 50)
+        return mt_set_error(MT_EINVAL, "food101_model_new: depth is %d, not 18, 34 or 50",
                             options->depth);
     if (options->classes < 2)
         return mt_set_error(MT_EINVAL, "food101_model_new: classes is %zu, not at least 2",

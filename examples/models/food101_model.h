@@ -19,7 +19,7 @@ extern "C" {
 
 typedef struct food101_model_options {
     size_t size;    /* sizeof(food101_model_options) */
-    int depth;      /* of the ResNet: 18 or 34 */
+    int depth;      /* of the ResNet: 18, 34 or 50 */
     size_t classes; /* at least 2 */
 } food101_model_options;
 

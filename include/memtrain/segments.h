@@ -27,6 +27,8 @@ typedef struct mt_segment_cost {
     size_t kept_bytes;   /* what a plain run keeps for the backward pass, its output included */
     size_t output_bytes; /* of these, its output */
     double seconds;      /* of its forward pass */
+    size_t work_bytes;   /* most bytes of its own that are alive while it runs, forward or backward;
+                            0, or less than kept_bytes: these */
 } mt_segment_cost;
 
 typedef struct mt_segments_choice {
@@ -44,9 +46,9 @@ typedef struct mt_segments_choice {
  * one that leaves the least behind.
  *
  * The peak: while a segment is computed again, or for the first time, its own activations are all
- * alive, and of each segment before it the activations, or its output where that one is computed again.
- * The largest of these sums is the peak; gradients, parameters and the chain's input are the caller's
- * to leave room for.
+ * alive, and what its operators need beside them (work_bytes), and of each segment before it the
+ * activations, or its output where that one is computed again. The largest of these sums is the peak;
+ * parameters, their gradients and the chain's input are the caller's to leave room for.
  *
  * Exact as long as no more than some thousand partial sets are worth comparing; beyond, sets whose
  * bytes differ by less than a thousandth of the budget count as equal, so that what is chosen still keeps
@@ -63,6 +65,16 @@ typedef struct mt_segments_choice {
 MT_API MT_NODISCARD mt_status mt_segments_choose(const mt_segment_cost *segments, size_t count,
                                                  size_t budget_bytes, unsigned char *out_recompute,
                                                  mt_segments_choice *out);
+
+/*
+ * What a given set comes to, by the same sums.
+ *
+ * @param recompute  count numbers, not 0 for a segment that is computed again; NULL: none is
+ * @return MT_OK; MT_EINVAL (names the segment and the field). Any thread.
+ */
+MT_API MT_NODISCARD mt_status mt_segments_price(const mt_segment_cost *segments, size_t count,
+                                                const unsigned char *recompute,
+                                                mt_segments_choice *out);
 
 #ifdef __cplusplus
 }

@@ -23,6 +23,7 @@
 #define MEMTRAIN_TORCH_H
 
 #include <memtrain/backend.h>
+#include <memtrain/segments.h>
 #include <memtrain/sim.h>
 
 #ifdef __cplusplus
@@ -350,7 +351,10 @@ MT_API MT_NODISCARD mt_status mt_checkpoint(const mt_segment_ops *ops, void *sel
                                             mt_tensor *const *inputs, size_t input_count,
                                             mt_tensor *const *outputs, size_t output_count);
 
-/* 1 when a segment that runs now on this thread would forget its activations, 0 when it simply runs. */
+/*
+ * 0 when a segment that runs now on this thread simply runs, and may be run without mt_checkpoint; 1 when
+ * it would forget its activations, or mt_checkpoint is to say which ones do (MT_CHECKPOINTING_CHOSEN).
+ */
 MT_API int mt_checkpoint_forgets(void);
 
 /* ---- the backend ------------------------------------------------------------------------------ */
@@ -369,6 +373,14 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
 /* When segments of the model forget their activations (mt_checkpoint). */
 #define MT_CHECKPOINTING_AUTO 0 /* as MT_RUNG_CHECKPOINTING says: where a chunk does not fit else */
 #define MT_CHECKPOINTING_ON 1
+/*
+ * Those segments that cost the least time of all sets that keep within activation_share or
+ * activation_bytes. In the first step with samples of a shape all segments forget, and what each keeps and
+ * takes is measured; when that step is through the set is chosen (memtrain/segments.h), for its largest
+ * chunk, and stays. To a policy chunks before and after it are of different shapes, with recordings and
+ * times of their own; as MT_RUNG_CHECKPOINTING it can have all segments forget. The bits are the same.
+ */
+#define MT_CHECKPOINTING_CHOSEN 2
 
 /*
  * Where tensors wait that autograd has saved for the backward pass, see mt_offload. HOST, FILE and PACK
@@ -413,8 +425,8 @@ typedef struct mt_torch_options {
     mt_dtype amp;        /* forward under autocast: MT_BFLOAT16, or MT_FLOAT16 with a loss scaler
                             (not on MPS); MT_DTYPE_NONE: off */
     int arena;           /* MT_ARENA_AUTO or MT_ARENA_NEVER */
-    int checkpointing; /* MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON, for models with segments */
-    int offload;       /* one of MT_OFFLOAD_... */
+    int checkpointing;   /* MT_CHECKPOINTING_AUTO, _ON or _CHOSEN, for models with segments */
+    int offload;         /* one of MT_OFFLOAD_... */
     const char *offload_dir; /* folder of the file, NULL: TMPDIR, or /tmp; opened by mt_torch_new */
     double scale_start; /* first scale of the loss under MT_FLOAT16: a power of two from 2^-16 to
                            2^32; 0: 65536 */
@@ -422,13 +434,16 @@ typedef struct mt_torch_options {
     const mt_parameter_group *groups; /* group_count of them; may be NULL without any. Copied. A
                                          pattern that fits no trainable parameter is refused */
     size_t group_count;
+    double activation_share; /* MT_CHECKPOINTING_CHOSEN: peak of a chunk beside parameters, their
+                                gradients and optimiser state, of that without segments; up to 1 */
+    size_t activation_bytes; /* the same in bytes. One of the two, the other 0 */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
             MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, NULL, 0.0, 0,    \
-            NULL, 0                                                                                \
+            NULL, 0, 0.0, 0                                                                        \
     }
 
 /* One model and its optimiser on one device. */
@@ -478,6 +493,44 @@ typedef struct mt_arena_stats {
 
 /* Zeros where there is no arena. @return MT_OK, MT_EINVAL */
 MT_API MT_NODISCARD mt_status mt_torch_arena(const mt_torch *torch, mt_arena_stats *out);
+
+/* Which segments are computed again, of chunks like those of the last step. */
+typedef struct mt_segments_stats {
+    size_t size;                    /* sizeof(mt_segments_stats) */
+    size_t segments;                /* of a chunk; 0: not measured */
+    size_t recomputed;              /* of these are computed again */
+    size_t samples;                 /* of the chunk that was measured, whose figures these are */
+    size_t budget_bytes;            /* for its peak above what was allocated before it ... */
+    size_t peak_bytes;              /* ... which is expected with these segments, ... */
+    size_t plain_peak_bytes;        /* ... with none ... */
+    size_t least_peak_bytes;        /* ... and with all of them */
+    double seconds;                 /* that the second runs of these take ... */
+    double all_seconds;             /* ... and those of all */
+    const mt_segment_cost *costs;   /* of each segment, and 1 for one that is computed again: */
+    const unsigned char *recompute; /* borrowed until the next step or mt_torch_set_segments */
+} mt_segments_stats;
+
+#define MT_SEGMENTS_STATS_INIT                                                                     \
+    { sizeof(mt_segments_stats), 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL }
+
+/*
+ * Zeros until something was measured, and where checkpointing is not MT_CHECKPOINTING_CHOSEN. Not in there
+ * are gradients of a marked chunk, and that the rung may have all segments forget.
+ * @return MT_OK, MT_EINVAL
+ */
+MT_API MT_NODISCARD mt_status mt_torch_segments(const mt_torch *torch, mt_segments_stats *out);
+
+/*
+ * With MT_CHECKPOINTING_CHOSEN: the caller's own set from the next step on, whatever the shape, instead of
+ * one that depends on measured times.
+ *
+ * @param recompute  count numbers, not 0 for a segment that is computed again, in the order in which the
+ *                   forward pass comes to them (segments within segments not counted); those beyond are.
+ *                   NULL with a count of 0: what is measured chooses, as before
+ * @return MT_OK; MT_EINVAL; MT_ESTATE during a step, or with another checkpointing; MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_torch_set_segments(mt_torch *torch, const unsigned char *recompute,
+                                                    size_t count);
 
 /* How offload does, since mt_torch_new. */
 typedef struct mt_offload_stats {

@@ -1,5 +1,5 @@
 /*
- * bench.hpp - what the benchmarks share: a ResNet-18 model behind the C API, a batch, a clock.
+ * bench.hpp - what the benchmarks share: a ResNet behind the C API, a batch, a clock.
  */
 #ifndef BENCH_HPP
 #define BENCH_HPP
@@ -38,13 +38,13 @@ inline void must(mt_status status, const char *what) {
     std::exit(1);
 }
 
-inline mt_model *resnet18(int64_t classes) {
+inline mt_model *resnet(int depth, int64_t classes) {
     mt_model *model = nullptr;
     must(memtrain::make_model(
              &model,
              [&] {
                  memtrain_models::ResNetOptions options;
-                 options.depth = 18;
+                 options.depth = depth;
                  options.classes = classes;
                  auto description = memtrain::model(
                      std::make_shared<memtrain_models::ResNetImpl>(options), {"accuracy"},
@@ -58,6 +58,10 @@ inline mt_model *resnet18(int64_t classes) {
              }),
          "make_model");
     return model;
+}
+
+inline mt_model *resnet18(int64_t classes) {
+    return resnet(18, classes);
 }
 
 /* A batch of noise: pictures [count, 3, side, side] and labels [count]. */

@@ -9,6 +9,10 @@
 
 #include <memtrain/status.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* What mt_set_allocator returned. */
 mt_status counting_install(void);
 
@@ -23,4 +27,7 @@ size_t counting_requests(void);
 void counting_fail_at(size_t n, int persistent);
 size_t counting_fired(void);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -71,6 +71,12 @@ constexpr Network all[] = {
 };
 constexpr int count = sizeof all / sizeof all[0];
 
+/* Too large to be looped over. */
+inline mt_model *resnet50_model(int64_t classes, int64_t) {
+    return bench::resnet(50, classes);
+}
+constexpr Network resnet50 = {"resnet50", resnet50_model, 32, true, 16};
+
 /* A network with its optimiser behind the seam; made and used by one test process. */
 struct Subject {
     mt_model *model;
