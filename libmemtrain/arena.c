@@ -27,53 +27,72 @@ size_t mt__rounded(size_t bytes, size_t alignment) {
 
 /* ---- placement --------------------------------------------------------------------------------- */
 
-/* A block that has its place; a list of them is sorted by offset. */
+/* A block that has its place. Instants are numbers of instants, so that many fit into the cache. */
 typedef struct placed {
-    size_t offset, top, begin, end;
+    uint32_t begin, end, index;
 } placed;
 
 typedef struct problem {
     size_t count;
-    size_t fixed;     /* the first of them have their place */
-    mt_block *blocks; /* own copy, bytes rounded up */
-    placed *list;     /* room for all */
-    size_t *offsets;  /* of the placement that was made last */
+    size_t fixed;            /* the first of them have their place */
+    mt_block *blocks;        /* own copy, bytes rounded up */
+    uint32_t *begins, *ends; /* instants of the blocks, numbered in their order */
+    placed *list;            /* room for all; sorted by offset */
+    size_t *offsets, *tops;  /* of the placement that was made last */
     size_t lower_bound;
     uint64_t work; /* comparisons so far */
 } problem;
 
 typedef enum fit { BEST_FIT, FIRST_FIT, FITS } fit;
 
+/* What is looked through at a time, without a branch that nobody can predict. */
+#define SLICE 128
+
+/* Those of a slice of the list that live together with a block; returns how many. */
+static size_t find_neighbours(const placed *list, size_t count, uint32_t begin, uint32_t end,
+                              uint32_t *neighbours) {
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        neighbours[found] = list[i].index;
+        found += (size_t)((list[i].begin < end) & (begin < list[i].end));
+    }
+    return found;
+}
+
 /* The offset of the smallest gap, or the lowest, that holds the block; above all where there is none. */
-static size_t find_gap(const problem *p, size_t placed_count, const mt_block *block, fit how) {
-    size_t free_from = 0, best = SIZE_MAX, offset = SIZE_MAX;
-    for (size_t i = 0; i < placed_count; i++) {
-        const placed *other = &p->list[i];
-        if (other->begin >= block->end || block->begin >= other->end) continue;
-        if (other->offset > free_from) {
-            size_t gap = other->offset - free_from;
-            if (gap >= block->bytes && gap < best) {
+static size_t find_gap(const problem *p, size_t placed_count, size_t index, fit how) {
+    size_t bytes = p->blocks[index].bytes, free_from = 0, best = SIZE_MAX, offset = SIZE_MAX;
+    uint32_t neighbours[SLICE];
+    for (size_t at = 0; at < placed_count; at += SLICE) {
+        size_t found = find_neighbours(p->list + at, mt__min(placed_count - at, SLICE),
+                                       p->begins[index], p->ends[index], neighbours);
+        for (size_t i = 0; i < found; i++) {
+            size_t other = p->offsets[neighbours[i]];
+            size_t gap = other > free_from ? other - free_from : 0;
+            if (gap && gap >= bytes && gap < best) {
                 best = gap;
                 offset = free_from;
-                if (how == FIRST_FIT || gap == block->bytes) break;
+                if (how == FIRST_FIT || gap == bytes) return offset;
             }
+            free_from = mt__max(free_from, p->tops[neighbours[i]]);
         }
-        free_from = mt__max(free_from, other->top);
     }
     return best < SIZE_MAX ? offset : free_from;
 }
 
-static void insert(problem *p, size_t placed_count, const mt_block *block, size_t offset) {
+static void insert(problem *p, size_t placed_count, size_t index, size_t offset) {
     size_t low = 0, high = placed_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (p->list[middle].offset <= offset)
+        if (p->offsets[p->list[middle].index] <= offset)
             low = middle + 1;
         else
             high = middle;
     }
     memmove(p->list + low + 1, p->list + low, (placed_count - low) * sizeof *p->list);
-    p->list[low] = (placed){offset, offset + block->bytes, block->begin, block->end};
+    p->list[low] = (placed){p->begins[index], p->ends[index], (uint32_t)index};
+    p->offsets[index] = offset;
+    p->tops[index] = offset + p->blocks[index].bytes;
 }
 
 /*
@@ -84,12 +103,11 @@ static size_t place(problem *p, const size_t *order, fit how, size_t most) {
     size_t bytes = 0;
     for (size_t i = 0; i < p->count; i++) {
         const mt_block *block = &p->blocks[order[i]];
-        size_t offset = i < p->fixed ? block->offset : find_gap(p, i, block, how);
+        size_t offset = i < p->fixed ? block->offset : find_gap(p, i, order[i], how);
         p->work += i;
         bytes = mt__max(bytes, offset + block->bytes);
         if (bytes >= most && i >= p->fixed) return SIZE_MAX;
-        p->offsets[order[i]] = offset;
-        insert(p, i, block, offset);
+        insert(p, i, order[i], offset);
     }
     return bytes;
 }
@@ -175,7 +193,7 @@ static void sort(const problem *p, size_t which, key *keys, size_t *order) {
 
 /* A change of the bytes that are alive. */
 typedef struct change {
-    size_t instant, bytes;
+    size_t instant, index;
     int is_release;
 } change;
 
@@ -186,23 +204,30 @@ static int by_instant(const void *a, const void *b) {
     return y->is_release - x->is_release;
 }
 
-static mt_status find_lower_bound(problem *p) {
-    change *changes = mt__alloc(2 * p->count, sizeof *changes);
+/* The most bytes alive at a time, and the number of each instant. */
+static void play(problem *p, const change *changes) {
     size_t now = 0;
+    uint32_t instant = 0;
+    for (size_t i = 0; i < 2 * p->count; i++) {
+        const change *c = &changes[i];
+        if (i > 0 && c->instant != c[-1].instant) instant++;
+        (c->is_release ? p->ends : p->begins)[c->index] = instant;
+        if (c->is_release)
+            now -= p->blocks[c->index].bytes;
+        else
+            p->lower_bound = mt__max(p->lower_bound, now += p->blocks[c->index].bytes);
+    }
+}
+
+static mt_status number_instants(problem *p) {
+    change *changes = mt__alloc(2 * p->count, sizeof *changes);
     if (!changes) return mt_set_error(MT_ENOMEM, "mt_arena_layout: out of host memory");
     for (size_t i = 0; i < p->count; i++) {
-        const mt_block *b = &p->blocks[i];
-        changes[2 * i] = (change){b->begin, b->bytes, 0};
-        changes[2 * i + 1] = (change){b->end, b->bytes, 1};
+        changes[2 * i] = (change){p->blocks[i].begin, i, 0};
+        changes[2 * i + 1] = (change){p->blocks[i].end, i, 1};
     }
     qsort(changes, 2 * p->count, sizeof *changes, by_instant);
-    p->lower_bound = 0;
-    for (size_t i = 0; i < 2 * p->count; i++) {
-        if (changes[i].is_release)
-            now -= changes[i].bytes;
-        else
-            p->lower_bound = mt__max(p->lower_bound, now += changes[i].bytes);
-    }
+    play(p, changes);
     mt__free(changes);
     return MT_OK;
 }
@@ -229,6 +254,8 @@ mt_status mt__check_blocks(const char *function, const mt_block *blocks, size_t 
                            size_t alignment) {
     size_t total = 0;
     MT__CHECK(blocks || count == 0, "%s: blocks is NULL", function);
+    MT__CHECK(count < UINT32_MAX / 2, "%s: count is %zu; fewer than 2^31 are accepted", function,
+              count);
     MT__CHECK(fixed <= count, "%s: fixed is %zu of %zu blocks", function, fixed, count);
     MT__CHECK(alignment && !(alignment & (alignment - 1)),
               "%s: alignment is %zu; a power of two is accepted", function, alignment);
@@ -244,23 +271,29 @@ mt_status mt__check_blocks(const char *function, const mt_block *blocks, size_t 
 
 static void problem_free(problem *p) {
     mt__free(p->blocks);
+    mt__free(p->begins);
+    mt__free(p->ends);
     mt__free(p->list);
     mt__free(p->offsets);
+    mt__free(p->tops);
 }
 
 static mt_status problem_new(const mt_block *blocks, size_t count, size_t fixed, size_t alignment,
                              problem *p) {
     *p = (problem){.count = count, .fixed = fixed};
     p->blocks = mt__alloc(count, sizeof *p->blocks);
+    p->begins = mt__alloc(count, sizeof *p->begins);
+    p->ends = mt__alloc(count, sizeof *p->ends);
     p->list = mt__alloc(count + 1, sizeof *p->list);
     p->offsets = mt__alloc(count, sizeof *p->offsets);
-    if (count && (!p->blocks || !p->list || !p->offsets))
+    p->tops = mt__alloc(count, sizeof *p->tops);
+    if (!p->blocks || !p->begins || !p->ends || !p->list || !p->offsets || !p->tops)
         return mt_set_error(MT_ENOMEM, "mt_arena_layout: out of host memory");
     for (size_t i = 0; i < count; i++) {
         p->blocks[i] = blocks[i];
         p->blocks[i].bytes = mt__rounded(blocks[i].bytes, alignment);
     }
-    return find_lower_bound(p);
+    return number_instants(p);
 }
 
 /* ---- the first layout ------------------------------------------------------------------------------ */

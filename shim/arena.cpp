@@ -13,6 +13,7 @@
 #endif
 
 #include "cpu_memory.hpp"
+#include "follow.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim::cpu {
@@ -23,12 +24,17 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t alignment = 64;
 constexpr size_t huge_page = size_t(2) << 20;
 constexpr size_t huge_from = 16 * huge_page; /* the last page of a smaller arena is much of it */
-constexpr size_t look_ahead = 8;             /* requests that may be missing from a chunk */
-constexpr size_t missed_share = 50;  /* more than a fiftieth of a plan's requests is too much */
+constexpr size_t departed_share =
+    50;                              /* more than a fiftieth of a plan's requests is too much ... */
+constexpr size_t merged_share = 10;  /* ... a tenth where it is of several sequences */
+constexpr size_t hopeless = 16;      /* requests in a row that the plan has no place for */
 constexpr size_t guest_bytes = 4096; /* what no plan knows of and is smaller goes to the heap */
 constexpr size_t guests_a_list = 512;
-constexpr unsigned bad_windows = 2;  /* in a row, before a chunk is recorded anew ... */
+constexpr int bad_windows = 2;       /* among the last eight, before one is recorded anew ... */
+constexpr unsigned to_record = 32;   /* ... of so many, if it departs ... */
 constexpr unsigned most_retries = 4; /* ... as often as this */
+constexpr size_t most_merged = 4;    /* times the requests of a chunk that a merged plan may have */
+constexpr size_t most_own = 64;      /* sizes of a kind that were recorded anew; the smallest go */
 constexpr unsigned kept_times = 2; /* tensors that outlive their chunk, before the heap has them */
 constexpr size_t most_recordings = 6;              /* of a kind; the oldest go */
 constexpr size_t most_kinds = 32, most_plans = 64; /* the oldest go */
@@ -83,28 +89,38 @@ struct Plan {
     Kind kind;
     size_t samples;
     bool apart;
-    std::vector<mt_block> blocks;    /* tensors that stay, and places that are not on the heap */
-    size_t fixed = 0;                /* of them stay */
-    unsigned patience = bad_windows; /* so many of the following, before it is made anew */
+    std::vector<mt_block> blocks; /* tensors that stay, and places that are not on the heap */
+    size_t fixed = 0;             /* of them stay */
+    unsigned patience = 2;        /* so many of the following, before it is made anew */
     unsigned busy = 0; /* windows in a row in which tensors of earlier ones were in the way */
     std::unique_ptr<Place[]> places;
     size_t count = 0;
+    std::vector<size_t> sizes; /* of their requests */
+    bool merged = false;       /* of several sequences, of which each chunk makes a part */
     std::vector<uint32_t> before;
     mt_layout layout = MT_LAYOUT_INIT;
     std::atomic<size_t> alive{0};
-    unsigned bad = 0; /* windows in a row in which too much departed from it */
+    uint8_t bad = 0; /* of the last windows those in which too much departed, the last one 1 */
+    unsigned to_record = 0; /* so many windows more, until one departs */
     std::unique_ptr<mt_arena_search, SearchDeleter> search;
     double chunk_seconds = 0;           /* of one that was recorded */
     double credit = 0, try_seconds = 0; /* time the search may take, and what the last try took */
     unsigned tries = 0;
 };
 
+/* The requests of a size that were recorded since chunks departed from a plan. */
+struct Own {
+    unsigned retries = 0;
+    bool merged = false;
+    std::vector<mt_block> blocks[2]; /* by whether gradients are apart */
+};
+
 /* What is known of a kind of chunk. */
 struct Arena::Family {
     Kind kind;
     std::vector<Recording> recordings;
-    double seconds = 0;                 /* of the one that was recorded last */
-    std::map<size_t, unsigned> retries; /* sizes that must be recorded themselves, and how often */
+    double seconds = 0; /* of the one that was recorded last */
+    std::map<size_t, Own> own;
 };
 
 /* ---- the mapping --------------------------------------------------------------------------------- */
@@ -235,14 +251,14 @@ mt_status blocks_of(const mt_recording *small, const mt_recording *large, size_t
 
 /* The blocks of m samples: from its own recording, or from the two that are nearest. */
 bool find_blocks(const std::vector<Recording> &recordings, size_t samples, bool apart,
-                 bool own_only, std::vector<mt_block> &out) {
+                 std::vector<mt_block> &out) {
     std::vector<std::pair<size_t, const mt_recording *>> near; /* by distance */
     for (const Recording &recording : recordings) {
         size_t m = mt_recording_samples(recording.get());
         if (m == samples) return blocks_of(recording.get(), nullptr, samples, apart, out) == MT_OK;
         near.emplace_back(m > samples ? m - samples : samples - m, recording.get());
     }
-    if (own_only || near.size() < 2) return false;
+    if (near.size() < 2) return false;
     std::sort(near.begin(), near.end());
     const mt_recording *small = near[0].second, *large = near[1].second;
     if (mt_recording_samples(small) > mt_recording_samples(large)) std::swap(small, large);
@@ -264,6 +280,7 @@ std::unique_ptr<Plan> Arena::new_plan(const Kind &kind, size_t samples, bool apa
     plan->samples = samples;
     plan->apart = apart;
     plan->count = count;
+    plan->sizes.resize(count);
     plan->places = std::make_unique<Place[]>(count);
     for (size_t i = 0; i < count; i++) {
         plan->places[i].arena = this;
@@ -288,14 +305,18 @@ std::vector<mt_block> Arena::find_kept() const {
 
 Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
     std::vector<mt_block> blocks;
-    auto again = family.retries.find(samples);
-    bool own_only = again != family.retries.end();
-    if (!find_blocks(family.recordings, samples, apart, own_only, blocks)) return nullptr;
+    auto own = family.own.find(samples);
+    if (own != family.own.end())
+        blocks = own->second.blocks[apart];
+    else if (!find_blocks(family.recordings, samples, apart, blocks))
+        return nullptr;
     auto plan = new_plan(family.kind, samples, apart, blocks.size());
     plan->chunk_seconds = family.seconds;
+    plan->merged = own != family.own.end() && own->second.merged;
     for (size_t i = 0; i < plan->count; i++) {
         plan->places[i].bytes = blocks[i].bytes;
         plan->places[i].room = rounded(blocks[i].bytes + header_bytes, alignment);
+        plan->sizes[i] = blocks[i].bytes;
     }
     if (!lay_out(*plan, blocks, find_kept()) || !mapping_.reserve(plan->layout.bytes))
         return nullptr;
@@ -318,6 +339,12 @@ Plan *Arena::find_plan(const Kind &kind, size_t samples, bool apart) {
         if (plan->kind == kind && plan->samples == samples && plan->apart == apart)
             return plan.get();
     return nullptr;
+}
+
+/* All plans of a size, whose blocks are not those any more. */
+void Arena::retire_size(const Kind &kind, size_t samples) {
+    for (size_t i = plans_.size(); i-- > 0;)
+        if (plans_[i]->kind == kind && plans_[i]->samples == samples) retire(plans_[i].get());
 }
 
 /* It stays until its last tensor is gone. */
@@ -369,6 +396,10 @@ void Arena::plan_around_kept() {
     auto plan = new_plan(plan_->kind, plan_->samples, plan_->apart, plan_->count);
     plan->chunk_seconds = plan_->chunk_seconds;
     plan->patience = std::min(2 * plan_->patience, 1u << 16);
+    plan->sizes = plan_->sizes;
+    plan->merged = plan_->merged;
+    plan->bad = plan_->bad;
+    plan->to_record = plan_->to_record;
     for (size_t i = 0, block = plan_->fixed; i < plan->count; i++) {
         const Place &old = plan_->places[i];
         Place &place = plan->places[i];
@@ -455,6 +486,7 @@ void Arena::take_recording(double seconds) noexcept {
     if (!mt_recording_allocations(recording.get())) return;
     family.seconds = seconds;
     (void)guard([&] {
+        if (plan_) replace(*plan_, recording.get());
         size_t samples = mt_recording_samples(recording.get());
         auto &all = family.recordings;
         for (size_t i = 0; i < all.size(); i++)
@@ -466,13 +498,37 @@ void Arena::take_recording(double seconds) noexcept {
     });
 }
 
+/*
+ * The blocks of a chunk that departed from the plan. Where others of late have not, or it is not the first
+ * to do so, chunks go more than one way, and the next plan is of both.
+ */
+void Arena::replace(Plan &plan, const mt_recording *recording) {
+    Family &family = *recorded_family_;
+    bool takes_turns = (plan.bad & (plan.bad + 1)) || plan.merged;
+    auto found = family.own.find(plan.samples);
+    Own own, old = found == family.own.end() ? Own() : found->second;
+    own.retries = old.retries + 1;
+    for (bool apart : {false, true}) {
+        std::vector<mt_block> &blocks = own.blocks[apart], &before = old.blocks[apart];
+        check(blocks_of(recording, nullptr, plan.samples, apart, blocks));
+        if (!takes_turns && !old.retries) continue;
+        if (!old.retries && !find_blocks(family.recordings, plan.samples, apart, before)) continue;
+        before = merge_blocks(before, blocks);
+        own.merged = before.size() <= most_merged * blocks.size();
+        if (own.merged) blocks = std::move(before);
+    }
+    if (family.own.size() == most_own && !old.retries) family.own.erase(family.own.begin());
+    family.own[plan.samples] = std::move(own);
+    retire_size(plan.kind, plan.samples);
+}
+
 void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         in_window_ = true;
     }
     window_++;
-    next_ = missed_ = in_the_way_ = top_ = taken_ = 0;
+    next_ = missed_ = found_ = in_the_way_ = top_ = taken_ = 0;
     skipped_ = tracks_ = false;
     held_.clear();
     plan_ = nullptr;
@@ -486,7 +542,8 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
         if (plan_) adopt_search(*plan_);
         if (plan_ && (plan_->alive || plan_->busy || plan_->fixed)) plan_around_kept();
         if (!plan_) plan_ = make_plan(family, samples, apart);
-        if (!plan_) start_recording(family, samples);
+        if (!plan_ || plan_->to_record) start_recording(family, samples);
+        if (plan_) follower_->begin(&plan_->sizes);
     });
     if (status != MT_OK && plan_) plan_->samples = 0; /* half made: it is never found again */
     if (status != MT_OK) plan_ = nullptr;
@@ -497,49 +554,47 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
     stats_.windows++;
 }
 
-/* Records a size anew whose requests keep departing from its plan. */
+/*
+ * Whether too much departed from the plan: requests without a place, and places that nobody asked for,
+ * unless each chunk makes a part of the plan alone.
+ */
+bool Arena::departs(const Plan &plan) const {
+    if (plan.merged) return missed_ > plan.count / merged_share + 1;
+    return missed_ + (plan.count - std::min(found_, plan.count)) > plan.count / departed_share + 1;
+}
+
+/*
+ * Has a chunk that departs be recorded beside its plan, once several have: that is the next plan. What is
+ * in the way would be in the way of that, too.
+ */
 void Arena::judge(Plan &plan) {
-    missed_ += plan.count - next_;
-    bool departs = missed_ > plan.count / missed_share + 1;
-    /* What is in the way will be there when it is recorded anew. */
-    plan.bad = departs && !in_the_way_ ? plan.bad + 1 : 0;
+    plan.bad = in_the_way_ ? 0 : static_cast<uint8_t>(plan.bad << 1 | departs(plan));
     stats_.missed += missed_;
-    if (plan.bad < bad_windows) return;
-    Family &family = family_of(plan.kind);
-    unsigned &retries = family.retries[plan.samples];
-    plan.bad = 0;
-    if (retries == most_retries) return;
-    retries++;
-    auto &all = family.recordings;
-    all.erase(std::remove_if(all.begin(), all.end(),
-                             [&](const Recording &r) {
-                                 return mt_recording_samples(r.get()) == plan.samples;
-                             }),
-              all.end());
-    retire(&plan);
+    if (plan.to_record) {
+        plan.to_record--;
+        return;
+    }
+    const auto &own = family_of(plan.kind).own;
+    auto found = own.find(plan.samples);
+    bool may = found == own.end() || found->second.retries < most_retries;
+    if (may && (plan.bad & 1) && __builtin_popcount(plan.bad) >= bad_windows)
+        plan.to_record = to_record;
 }
 
 void Arena::end(double seconds) noexcept {
-    if (recording_ && seconds > 0) take_recording(seconds);
-    mt_recording_free(recording_); /* of a chunk that failed */
-    recording_ = nullptr;
     if (plan_ && seconds > 0)
         (void)guard([&] {
             search(*plan_, seconds);
             judge(*plan_);
         });
+    bool is_new = !plan_ || (plan_->bad & 1);
+    if (recording_ && seconds > 0 && is_new) take_recording(seconds);
+    mt_recording_free(recording_); /* of a chunk that failed, or that was as planned */
+    recording_ = nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
     touched_ = std::max(touched_, std::min(top_, touched_ + taken_)); /* a chunk may end early */
     plan_ = nullptr;
     in_window_ = false;
-}
-
-/* Index of the place that a request is for; count where there is none. */
-size_t Arena::match(size_t bytes) const {
-    size_t last = std::min(plan_->count, next_ + look_ahead);
-    for (size_t i = next_; i < last; i++)
-        if (plan_->places[i].bytes == bytes) return i;
-    return plan_->count;
 }
 
 /*
@@ -560,12 +615,12 @@ bool Arena::is_free(size_t index) {
 
 /* What the plan has for a request, NULL if it cannot be served there. */
 Place *Arena::find_planned(size_t bytes, bool *to_heap) {
-    size_t index = match(bytes);
-    if (index == plan_->count) {
+    size_t index = follower_->next(bytes);
+    if (index == Follower::none) {
         missed_++;
         return nullptr;
     }
-    missed_ += index - next_;
+    found_++;
     skipped_ |= index != next_;
     next_ = index + 1;
     Place &place = plan_->places[index];
@@ -607,9 +662,9 @@ void Arena::hold(const Place *place) {
     held_.insert(at, place);
 }
 
-/* The smallest gap, or above all that is alive. */
-size_t Arena::find_gap(size_t room) const {
-    size_t from = 0, best = SIZE_MAX, offset = SIZE_MAX;
+/* The smallest gap from an offset on, or above all that is alive. */
+size_t Arena::find_gap(size_t from, size_t room) const {
+    size_t best = SIZE_MAX, offset = SIZE_MAX;
     for (const Place *place : held_) {
         if (place->offset > from && place->offset - from >= room && place->offset - from < best) {
             best = place->offset - from;
@@ -633,14 +688,15 @@ Place *Arena::guest_place() {
 /*
  * A chunk that keeps to its plan has few guests, which go to the heap: in the mapping those that are kept
  * would be in the way of plans. One that departs from it, or did the last time, or has none, has its memory
- * here once and not twice.
+ * here once and not twice: above the plan while that may still be found back to, and then anywhere.
  */
 Place *Arena::make_guest(size_t bytes) {
-    bool keeps_to_plan = plan_ && !plan_->bad && missed_ <= plan_->count / missed_share + 1;
+    bool keeps_to_plan = plan_ && !(plan_->bad & 1) && missed_ <= plan_->count / departed_share + 1;
     if (keeps_to_plan || bytes > SIZE_MAX / 4) return nullptr;
+    bool is_hopeless = !plan_ || follower_->unknown() >= hopeless;
     size_t room = rounded(bytes + header_bytes, alignment);
     track();
-    size_t offset = find_gap(room);
+    size_t offset = find_gap(is_hopeless ? 0 : plan_->layout.bytes, room);
     if (!mapping_.reserve(offset + room)) return nullptr;
     Place *place = guest_place();
     place->bytes = bytes;
@@ -698,7 +754,7 @@ Planned::~Planned() {
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-Arena::Arena() {
+Arena::Arena() : follower_(std::make_unique<Follower>()) {
     std::lock_guard<std::mutex> lock(arenas_mutex);
     arenas().push_back(this);
 }

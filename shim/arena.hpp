@@ -28,6 +28,7 @@
 namespace memtrain::shim::cpu {
 
 class Arena;
+class Follower;
 struct Plan;
 
 /* What the requests of a chunk depend on beside its size. */
@@ -87,8 +88,8 @@ struct ArenaStats {
     size_t lower_bound = 0; /* of that plan: the most bytes alive at a time */
     size_t plans = 0;
     uint64_t windows = 0, recorded = 0; /* chunks, and those that were recorded */
-    uint64_t served = 0, missed = 0;    /* requests of planned chunks */
-    uint64_t guests = 0; /* that no plan knew of, and that were served all the same */
+    uint64_t served = 0, missed = 0;    /* requests of planned chunks, by their plan or not */
+    uint64_t guests = 0; /* that no plan had a place for, and that were served all the same */
 };
 
 class Arena {
@@ -138,6 +139,8 @@ private:
     Plan *make_plan(Family &family, size_t samples, bool apart);
     void start_recording(Family &family, size_t samples);
     void take_recording(double seconds) noexcept;
+    void replace(Plan &plan, const mt_recording *recording);
+    void retire_size(const Kind &kind, size_t samples);
     void retire(Plan *plan);
     void mark_busy();
     std::vector<mt_block> find_kept() const;
@@ -147,11 +150,11 @@ private:
     void search(Plan &plan, double seconds);
     void judge(Plan &plan);
     bool is_free(size_t index);
-    size_t match(size_t bytes) const;
+    bool departs(const Plan &plan) const;
     Place *find_planned(size_t bytes, bool *to_heap);
     Place *make_guest(size_t bytes);
     Place *guest_place();
-    size_t find_gap(size_t room) const;
+    size_t find_gap(size_t from, size_t room) const;
     void track();
     void hold(const Place *place);
 
@@ -169,11 +172,13 @@ private:
     Family *recorded_family_ = nullptr;
     mt_recording *recording_ = nullptr;
     uint64_t window_ = 0;
-    size_t next_ = 0, missed_ = 0;
-    size_t top_ = 0, taken_ = 0;      /* of what was served: where it ends, and its sum */
-    size_t in_the_way_ = 0;           /* of these, places on which tensors of earlier chunks lay */
-    bool skipped_ = false;            /* a place was not served though its turn had come */
-    bool tracks_ = false;             /* something was skipped, or has no plan; from then on: */
+    std::unique_ptr<Follower> follower_;
+    size_t next_ = 0;               /* after the place that was found last */
+    size_t found_ = 0, missed_ = 0; /* requests that have a place, and such without, or not free */
+    size_t top_ = 0, taken_ = 0;    /* of what was served: where it ends, and its sum */
+    size_t in_the_way_ = 0;         /* of these, places on which tensors of earlier chunks lay */
+    bool skipped_ = false;          /* a place was not served though its turn had come */
+    bool tracks_ = false;           /* something was skipped, or has no plan; from then on: */
     std::vector<const Place *> held_; /* what is alive in the mapping, by offset */
     std::unique_ptr<Plan> guests_;    /* places of requests that no plan knows of */
 };

@@ -366,6 +366,15 @@ size_t resident_limit() noexcept {
     return most_resident.load(std::memory_order_relaxed);
 }
 
+/* The other way round from tensors_within(). */
+size_t resident_for(size_t bytes) noexcept {
+    size_t now = resident_bytes(), tensors = outside_arenas() + Arena::touched_bytes();
+    size_t others = now - std::min(now, tensors), room = SIZE_MAX - others;
+    if (bytes > room / 2) return SIZE_MAX;
+    size_t all = bytes + (bytes - std::min(bytes, outside_arenas())) / resident_spare;
+    return std::max(now, others + all);
+}
+
 void set_budget(size_t bytes) noexcept {
     is_default.store(bytes == 0, std::memory_order_relaxed);
     limit.store(bytes, std::memory_order_relaxed);

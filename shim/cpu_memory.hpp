@@ -54,6 +54,9 @@ size_t budget() noexcept;
 void set_resident_limit(size_t bytes) noexcept;
 size_t resident_limit() noexcept;
 
+/* What will be resident at most where tensors take so many bytes, some of which they take now. */
+size_t resident_for(size_t tensor_bytes) noexcept;
+
 /* Gives the free pages of the heap back to the system; some milliseconds. */
 void trim_heap() noexcept;
 

@@ -377,6 +377,16 @@ extern "C" mt_status mt_device_resident(const char *name, mt_resident *out) {
     });
 }
 
+extern "C" mt_status mt_device_predict_resident(const char *name, size_t peak_bytes, size_t *out) {
+    static const char function[] = "mt_device_predict_resident";
+    MT_RETURN_IF_FAILED(check_not_null(out, function, "out"));
+    *out = 0;
+    return with_device(function, name, [&](const Device &device) {
+        check_resident(function, device);
+        *out = cpu::resident_for(peak_bytes);
+    });
+}
+
 extern "C" mt_status mt_device_memory(const char *name, mt_memory *out) {
     MT_RETURN_IF_FAILED(check_sized(out, "mt_device_memory", "out"));
     return with_device("mt_device_memory", name,

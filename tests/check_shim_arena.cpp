@@ -11,7 +11,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
-#include "check_shim.hpp"
+#include "arena_subject.hpp"
 
 using namespace check_shim;
 
@@ -36,70 +36,8 @@ struct Layers : nn::Module {
     }
 };
 
-struct Subject {
-    mt_model *model = nullptr;
-    mt_torch *torch = nullptr;
-    std::shared_ptr<Layers> layers;
-
-    explicit Subject(int arena, Habit habit = {}) {
-        mt_torch_options options = MT_TORCH_OPTIONS_INIT;
-        options.arena = arena;
-        ck_ok(mt_torch_init(nullptr));
-        ck_ok(mt_torch_set_threads(1));
-        ck_ok(mt_torch_seed(7));
-        ck_ok(memtrain::make_model(&model, [&] {
-            layers = std::make_shared<Layers>(habit);
-            return memtrain::model(
-                layers, {"accuracy"}, [](Layers &net, const memtrain::Tensors &batch) {
-                    at::Tensor logits = net.forward(batch[0]);
-                    return memtrain::Output{at::cross_entropy_loss(logits, batch[1]),
-                                            memtrain::correct(logits, batch[1])};
-                });
-        }));
-        ck_ok(mt_torch_new(model, &options, &torch));
-    }
-    ~Subject() { close(); }
-    void close() {
-        mt_torch_free(torch);
-        mt_model_free(model);
-        torch = nullptr;
-        model = nullptr;
-        layers.reset();
-    }
-    Subject(const Subject &) = delete;
-    Subject &operator=(const Subject &) = delete;
-
-    /* One step in chunks of so many samples. */
-    void step(const Batch &batch, size_t chunk, bool marked = false) {
-        size_t all = batch.get()->count;
-        mt_apply_result applied = {};
-        applied.size = sizeof applied;
-        ck_ok(mt_begin(torch, batch.get()));
-        for (size_t first = 0; first < all; first += chunk) {
-            size_t count = std::min(chunk, all - first);
-            mt_chunk_result result = {};
-            result.size = sizeof result;
-            if (marked) ck_ok(mt_mark(torch));
-            ck_ok(mt_accumulate(torch, first, count,
-                                static_cast<double>(count) / static_cast<double>(all), &result));
-        }
-        ck_ok(mt_apply(torch, &applied));
-    }
-    void evaluate(const Batch &batch, size_t count) {
-        mt_chunk_result result = {};
-        result.size = sizeof result;
-        ck_ok(mt_evaluate(torch, batch.get(), 0, count, &result));
-    }
-    mt_arena_stats stats() const {
-        mt_arena_stats stats = MT_ARENA_STATS_INIT;
-        ck_ok(mt_torch_arena(torch, &stats));
-        return stats;
-    }
-    std::string hash() const {
-        char text[65];
-        ck_ok(mt_torch_state_sha256(torch, text));
-        return text;
-    }
+struct Subject : ArenaSubject<Layers> {
+    explicit Subject(int arena, Habit habit = {}) : ArenaSubject(arena, std::move(habit)) {}
 };
 
 /* ---- those who keep to the plan ------------------------------------------------------------------- */
@@ -489,9 +427,9 @@ START_TEST(a_layer_is_frozen) {
         Subject s(arena);
         Batch batch(16);
         s.step(batch, 16);
-        s.layers->first->weight.set_requires_grad(false);
+        s.net->first->weight.set_requires_grad(false);
         for (size_t chunk : {2, 4, 16, 5}) s.step(batch, chunk);
-        s.layers->first->weight.set_requires_grad(true);
+        s.net->first->weight.set_requires_grad(true);
         for (size_t chunk : {7, 16}) s.step(batch, chunk);
         hash[arena == MT_ARENA_NEVER] = s.hash();
     }
@@ -594,6 +532,60 @@ START_TEST(a_refused_chunk_makes_no_room) {
 }
 END_TEST
 
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+/* A chunk of so many samples, noted and taken back. */
+mt_recording *record(const Subject &s, const Batch &batch, size_t samples) {
+    mt_recording *recording = nullptr;
+    mt_backend backend = MT_BACKEND_INIT;
+    mt_chunk_result result = {};
+    result.size = sizeof result;
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, samples));
+    mt_event_sink sink = {recording, [](void *user, void *address, int64_t bytes) {
+                              mt_recording_event(static_cast<mt_recording *>(user), address, bytes);
+                          }};
+    ck_ok(mt_torch_backend(s.torch, &backend));
+    ck_ok(mt_begin(s.torch, batch.get()));
+    ck_ok(backend.record(backend.self, &sink));
+    ck_ok(mt_accumulate(s.torch, 0, samples, 0.5, &result));
+    ck_ok(backend.record(backend.self, nullptr));
+    ck_ok(mt_rollback(s.torch));
+    return recording;
+}
+
+/* From two small chunks, against what the process has held at most when the large one has run. */
+START_TEST(the_resident_peak_is_told) {
+    const size_t samples = 20000;
+    Subject s(MT_ARENA_AUTO);
+    Batch batch(samples);
+    mt_recording *small = record(s, batch, 200), *large = record(s, batch, 400);
+    mt_memory_model *model = nullptr;
+    mt_memory memory = {};
+    mt_resident resident = MT_RESIDENT_INIT;
+    size_t told = 0;
+    memory.size = sizeof memory;
+    ck_ok(mt_memory_model_new(small, large, &model));
+    ck_ok(mt_device_memory("cpu", &memory));
+    size_t peak = memory.allocated_bytes + mt_memory_model_peak(model, samples);
+    ck_assert_uint_gt(peak, size_t(50) << 20);
+    ck_ok(mt_device_predict_resident("cpu", peak, &told));
+    for (int i = 0; i < 3; i++) s.step(batch, samples);
+    ck_ok(mt_device_resident("cpu", &resident));
+    double share = static_cast<double>(told) / static_cast<double>(resident.peak_bytes);
+    ck_assert_msg(share > 0.97 && share < 1.05, "%.3f of the peak is told", share);
+    ck_ok(mt_device_predict_resident("cpu", 0, &told));
+    ck_assert_uint_ge(told, resident.resident_bytes / 2);
+    ck_ok(mt_device_predict_resident("cpu", SIZE_MAX, &told));
+    ck_assert_uint_eq(told, SIZE_MAX);
+    ck_status(mt_device_predict_resident("cpu", 0, nullptr), MT_EINVAL);
+    ck_status(mt_device_predict_resident("sim:cuda", 0, &told), MT_ENOTSUP);
+    mt_memory_model_free(model);
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+#endif
+
 Suite *suite_arena() {
     Suite *suite = suite_create("shim_arena");
     TCase *plan = suite_case(suite, "plan"), *kept = suite_case(suite, "kept");
@@ -610,6 +602,9 @@ Suite *suite_arena() {
     tcase_add_test(pages, a_buffer_is_made_late);
     tcase_add_test(pages, the_mapping_does_not_creep);
     tcase_add_test(pages, a_refused_chunk_makes_no_room);
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+    tcase_add_test(pages, the_resident_peak_is_told);
+#endif
     tcase_add_test(pages, pages_come_and_go);
     tcase_add_test(pages, pages_of_kept_tensors_stay);
     tcase_add_test(pages, pages_outlive_the_trainer);

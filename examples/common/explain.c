@@ -8,6 +8,7 @@
 #include "batches.h"
 
 #include <memtrain/policy.h>
+#include <memtrain/torch.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -190,6 +191,17 @@ static void print_verdict(const ex_flags *flags, const cuts *c, size_t largest) 
                fewest == 1 ? "" : "s", choice);
 }
 
+/* What --budget-resident and a control group's limit are about, where /proc tells of it. */
+static void print_process(const mt_memory_model *model, const mt_memory *memory, size_t samples,
+                          const ex_device *device) {
+    char text[32];
+    size_t peak = memory->allocated_bytes + mt_memory_model_peak(model, samples), bytes;
+    if (!samples || strcmp(device->name, "cpu") != 0) return;
+    if (mt_device_predict_resident(device->name, peak, &bytes) != MT_OK) return;
+    printf("With %zu at once the process takes %s at most, code and libraries included.\n", samples,
+           mt_format_size(bytes, text, sizeof text));
+}
+
 /* ---- whether it can fit at all ----------------------------------------------------------------- */
 
 static size_t least_of(const mt_batch *batch, size_t samples) {
@@ -234,7 +246,7 @@ static mt_status check_smallest(const mt_memory_model *model, const mt_memory *m
 
 static mt_status explain_chunks(const mt_backend *backend, const mt_backend_info *info,
                                 const mt_batch *batch, const mt_memory *memory,
-                                const ex_flags *flags) {
+                                const ex_flags *flags, const ex_device *device) {
     size_t first = least_of(batch, info->min_micro_batch > 2 ? info->min_micro_batch : 2);
     const cuts c = cuts_of(flags, info, batch->count);
     size_t tried;
@@ -248,6 +260,7 @@ static mt_status explain_chunks(const mt_backend *backend, const mt_backend_info
     if (largest > batch->count) largest = batch->count;
     print_chunks(model, memory, &c, largest);
     print_verdict(flags, &c, largest);
+    print_process(model, memory, largest, device);
     status = check_smallest(model, memory, c.smallest);
     mt_memory_model_free(model);
     return status;
@@ -316,7 +329,7 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     if (status != MT_OK) return status;
     print_state(&info, &memory, flags, device);
     if (backend->record)
-        status = explain_chunks(backend, &info, batch, &memory, flags);
+        status = explain_chunks(backend, &info, batch, &memory, flags, device);
     else
         explain_unknown(backend, flags, device);
     if (status == MT_EDEVMEM) status = explain_fallback(backend, &info, batch, flags, status);

@@ -114,6 +114,19 @@ typedef struct mt_resident {
 /* @param device "cpu"; MT_ENOTSUP for others, and where /proc does not tell */
 MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident *out);
 
+/*
+ * The most that the process will hold in memory while its tensors take at most so many counted bytes: a
+ * plan's predicted_peak_bytes, or mt_memory's allocated_bytes with what mt_memory_model_peak or
+ * mt_policy_predict_bytes tells. The rest is as it is now, so ask after some chunks have run; chunks are
+ * taken to be served from planned memory (without it the heap may hold twice their bytes).
+ *
+ * @param device      "cpu"; MT_ENOTSUP for others, and where /proc does not tell
+ * @param peak_bytes  of all tensors together, those that are there now included
+ * @param out         bytes, what is held now at the least; 0 on failure
+ */
+MT_API MT_NODISCARD mt_status mt_device_predict_resident(const char *device, size_t peak_bytes,
+                                                         size_t *out);
+
 /* Memory of the device as it is now. out->size is set by the caller. Any thread. */
 MT_API MT_NODISCARD mt_status mt_device_memory(const char *device, mt_memory *out);
 
@@ -484,8 +497,9 @@ typedef struct mt_arena_stats {
     uint64_t chunks;          /* that ran */
     uint64_t recorded;        /* of these, such that served to make plans */
     uint64_t served;          /* requests of planned chunks that were served from the arena ... */
-    uint64_t missed;          /* ... and that departed from the plan */
-    uint64_t guests;          /* requests that no plan knew of and that it served all the same */
+    uint64_t missed; /* ... and that were not: the plan had no place for them, or one that was
+                                 not free. Not those that it leaves to the heap */
+    uint64_t guests; /* requests without such a place that it served all the same */
 } mt_arena_stats;
 
 #define MT_ARENA_STATS_INIT                                                                        \
