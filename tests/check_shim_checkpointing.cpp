@@ -704,39 +704,6 @@ END_TEST
 
 /* ---- the ladder -------------------------------------------------------------------------------------- */
 
-explicit Ladder(const Network &n) : network(n) {}
-
-std::string run(int checkpointing, size_t beside, unsigned *out_rungs) {
-    networks::prepare();
-    mt_torch_options options = options_for(checkpointing);
-    Subject subject(network, SIDE, &options);
-    if (beside) Subject::set_budget(beside);
-    mt_trainer *trainer = subject.trainer();
-    for (size_t i = 0; i < STEPS; i++) {
-        mt_step_report report = MT_STEP_REPORT_INIT;
-        if (!beside) ck_ok(mt_trainer_set_chunks(trainer, chunks[i].data(), chunks[i].size()));
-        ck_ok(mt_trainer_step(trainer, &batch.batch, &report));
-        ck_assert_uint_eq(report.samples, SAMPLES);
-        if (beside) chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
-        *out_rungs = report.rungs;
-    }
-    std::string hash = hash_of(subject);
-    mt_trainer_free(trainer);
-    return hash;
-}
-/* What the smallest legal chunk takes beside the state. */
-size_t smallest(int checkpointing) {
-    networks::prepare();
-    mt_torch_options options = options_for(checkpointing);
-    Subject subject(network, SIDE, &options);
-    mt_chunk_result result = chunk_result();
-    size_t before = Subject::allocated();
-    ck_ok(mt_begin(subject.torch, &batch.batch));
-    ck_ok(mt_accumulate(subject.torch, 0, network.normalises ? 2 : 1, 0.5, &result));
-    return result.peak_bytes - before;
-}
-};
-
 /* Where even the smallest chunk does not fit, segments do; the bits are those of a run that had them. */
 START_TEST(as_a_rung) {
     Ladder ladder(networks::all[_i], [](int on) { return options_for(on); });
