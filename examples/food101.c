@@ -93,10 +93,11 @@ static const ex_option own_flags[] = {
             "use so many pictures only, evenly from the classes, those for validation (one in "
             "five) among them; 0: all",
             .most = 1000000000, .decides = 1),
-    EX_FLAG("weights", EX_TEXT, food101, weights, "FILE",
-            "begin with the weights of a safetensors file, of torchvision's or timm's network of that "
-            "name; the last layer (fc) is trained anew, since its classes are others",
-            .accepts = "a safetensors file of the network's weights", .decides = 1),
+    EX_FLAG(
+        "weights", EX_TEXT, food101, weights, "FILE",
+        "begin with the weights of a safetensors file, of torchvision's or timm's network of that "
+        "name; the last layer (fc) is trained anew, since its classes are others",
+        .accepts = "a safetensors file of the network's weights", .decides = 1),
     EX_FLAG("save", EX_TEXT, food101, save, "FILE",
             "write all that is needed to go on, after each epoch and when the run is stopped; the "
             "file before it becomes FILE.1",

@@ -31,7 +31,7 @@ constexpr size_t line_bytes = 64;
 constexpr int64_t follow_milliseconds = 200;
 constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 constexpr size_t resident_spare = 50;
-constexpr size_t group_spare = 20;   /* of a control group's limit */
+constexpr size_t group_spare = 20; /* of a control group's limit */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */

@@ -22,6 +22,7 @@
 
 #include <ATen/Context.h>
 
+#include "common/slow.h"
 #include "networks/networks.hpp"
 
 #include <check.h> /* last: its macro fail would break C++ headers */
@@ -44,11 +45,6 @@ enum { FIXED = 5, CHOSEN = 10, ROOM_FOR = 4 }; /* samples */
 enum { MOST_OOMS = 2 * 17 };                   /* max_retries + 1, without the rung and with it */
 
 const std::vector<size_t> given = {3, 2};
-
-bool is_slow() {
-    const char *text = std::getenv("MT_TEST_SLOW");
-    return text && *text == '1';
-}
 
 /* ---- the state, by name --------------------------------------------------------------------------- */
 

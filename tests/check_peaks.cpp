@@ -141,11 +141,12 @@ void compare(const Network &network, int64_t side, mt_mode mode, const Setting &
         (m == 1 ? one : is_above ? from : below).add(error, m);
         if (is_above) known.add(percent(mt_memory_model_peak(changed, m), peak), m);
     }
-    std::printf("%s, %s%s, %lld pixels, threads %d: worst %.4f %%, with other kernels %.4f %% at %zu "
-                "and, once these are recorded, %.4f %%, of one sample %.2f %%, margin %zu\n",
-                network.name, mode == MT_TRAIN ? "training" : "evaluation", setting.name,
-                static_cast<long long>(side), mt_torch_get_threads(), below.percent, from.percent,
-                from.size, known.percent, one.percent, mt_memory_model_margin(model));
+    std::printf(
+        "%s, %s%s, %lld pixels, threads %d: worst %.4f %%, with other kernels %.4f %% at %zu "
+        "and, once these are recorded, %.4f %%, of one sample %.2f %%, margin %zu\n",
+        network.name, mode == MT_TRAIN ? "training" : "evaluation", setting.name,
+        static_cast<long long>(side), mt_torch_get_threads(), below.percent, from.percent,
+        from.size, known.percent, one.percent, mt_memory_model_margin(model));
     std::fflush(stdout);
     mt_memory_model_free(model);
     mt_memory_model_free(changed);
