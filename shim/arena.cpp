@@ -97,6 +97,7 @@ struct Plan {
     size_t count = 0;
     std::vector<size_t> sizes; /* of their requests */
     bool merged = false;       /* of several sequences, of which each chunk makes a part */
+    bool proved = false;       /* a chunk has kept to it */
     std::vector<uint32_t> before;
     mt_layout layout = MT_LAYOUT_INIT;
     std::atomic<size_t> alive{0};
@@ -398,6 +399,7 @@ void Arena::plan_around_kept() {
     plan->patience = std::min(2 * plan_->patience, 1u << 16);
     plan->sizes = plan_->sizes;
     plan->merged = plan_->merged;
+    plan->proved = plan_->proved;
     plan->bad = plan_->bad;
     plan->to_record = plan_->to_record;
     for (size_t i = 0, block = plan_->fixed; i < plan->count; i++) {
@@ -569,6 +571,7 @@ bool Arena::departs(const Plan &plan) const {
  */
 void Arena::judge(Plan &plan) {
     plan.bad = in_the_way_ ? 0 : static_cast<uint8_t>(plan.bad << 1 | departs(plan));
+    plan.proved |= !departs(plan);
     stats_.missed += missed_;
     if (plan.to_record) {
         plan.to_record--;
@@ -613,9 +616,22 @@ bool Arena::is_free(size_t index) {
     return true;
 }
 
+/* Whether chunks have kept to the plan, or to the sequences that it is of. */
+bool Arena::is_known() const {
+    return plan_ && (plan_->proved || plan_->merged);
+}
+
+/*
+ * Whether the rest of the chunk does without its plan: it departs from one that none has kept to yet, as
+ * where a kernel changes with the size, so it will not find back to what never was.
+ */
+bool Arena::is_given_up() const {
+    return !is_known() && missed_ > plan_->count / departed_share + 1;
+}
+
 /* What the plan has for a request, NULL if it cannot be served there. */
 Place *Arena::find_planned(size_t bytes, bool *to_heap) {
-    size_t index = follower_->next(bytes);
+    size_t index = is_given_up() ? Follower::none : follower_->next(bytes);
     if (index == Follower::none) {
         missed_++;
         return nullptr;
@@ -688,12 +704,14 @@ Place *Arena::guest_place() {
 /*
  * A chunk that keeps to its plan has few guests, which go to the heap: in the mapping those that are kept
  * would be in the way of plans. One that departs from it, or did the last time, or has none, has its memory
- * here once and not twice: above the plan while that may still be found back to, and then anywhere.
+ * here once and not twice: above a plan that others have kept to while it may still be found back to, and
+ * else anywhere.
  */
 Place *Arena::make_guest(size_t bytes) {
-    bool keeps_to_plan = plan_ && !(plan_->bad & 1) && missed_ <= plan_->count / departed_share + 1;
+    bool keeps_to_plan =
+        is_known() && !(plan_->bad & 1) && missed_ <= plan_->count / departed_share + 1;
     if (keeps_to_plan || bytes > SIZE_MAX / 4) return nullptr;
-    bool is_hopeless = !plan_ || follower_->unknown() >= hopeless;
+    bool is_hopeless = !is_known() || follower_->unknown() >= hopeless;
     size_t room = rounded(bytes + header_bytes, alignment);
     track();
     size_t offset = find_gap(is_hopeless ? 0 : plan_->layout.bytes, room);

@@ -151,6 +151,8 @@ private:
     void judge(Plan &plan);
     bool is_free(size_t index);
     bool departs(const Plan &plan) const;
+    bool is_known() const;
+    bool is_given_up() const;
     Place *find_planned(size_t bytes, bool *to_heap);
     Place *make_guest(size_t bytes);
     Place *guest_place();

@@ -133,7 +133,7 @@ void compare(const Network &network, int64_t side, mt_mode mode, const Setting &
     mt_memory_model *model = record(s, mode, batch.batch, 2);
     mt_memory_model *changed = record(s, mode, batch.batch, change ? change : 2);
     Worst one, below, from, known;
-    for (size_t m : sizes_to_try(side == network.side)) {
+    for (size_t m : sizes_to_try(side == network.side && !*setting.name)) {
         if (m == 1 && network.normalises && mode == MT_TRAIN) continue; /* illegal */
         size_t peak = peak_of(s, mode, batch.batch, m);
         double error = percent(mt_memory_model_peak(model, m), peak);
