@@ -570,8 +570,9 @@ bool Arena::departs(const Plan &plan) const {
  * in the way would be in the way of that, too.
  */
 void Arena::judge(Plan &plan) {
-    plan.bad = in_the_way_ ? 0 : static_cast<uint8_t>(plan.bad << 1 | departs(plan));
-    plan.proved |= !departs(plan);
+    bool departed = departs(plan);
+    plan.bad = in_the_way_ ? 0 : static_cast<uint8_t>(plan.bad << 1 | departed);
+    plan.proved |= !departed;
     stats_.missed += missed_;
     if (plan.to_record) {
         plan.to_record--;
@@ -621,12 +622,17 @@ bool Arena::is_known() const {
     return plan_ && (plan_->proved || plan_->merged);
 }
 
+/* By now, without the places that nobody asked for. */
+bool Arena::misses_too_much() const {
+    return missed_ > plan_->count / departed_share + 1;
+}
+
 /*
  * Whether the rest of the chunk does without its plan: it departs from one that none has kept to yet, as
  * where a kernel changes with the size, so it will not find back to what never was.
  */
 bool Arena::is_given_up() const {
-    return !is_known() && missed_ > plan_->count / departed_share + 1;
+    return !is_known() && misses_too_much();
 }
 
 /* What the plan has for a request, NULL if it cannot be served there. */
@@ -708,8 +714,7 @@ Place *Arena::guest_place() {
  * else anywhere.
  */
 Place *Arena::make_guest(size_t bytes) {
-    bool keeps_to_plan =
-        is_known() && !(plan_->bad & 1) && missed_ <= plan_->count / departed_share + 1;
+    bool keeps_to_plan = is_known() && !(plan_->bad & 1) && !misses_too_much();
     if (keeps_to_plan || bytes > SIZE_MAX / 4) return nullptr;
     bool is_hopeless = !is_known() || follower_->unknown() >= hopeless;
     size_t room = rounded(bytes + header_bytes, alignment);

@@ -152,6 +152,7 @@ private:
     bool is_free(size_t index);
     bool departs(const Plan &plan) const;
     bool is_known() const;
+    bool misses_too_much() const;
     bool is_given_up() const;
     Place *find_planned(size_t bytes, bool *to_heap);
     Place *make_guest(size_t bytes);
