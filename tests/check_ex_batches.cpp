@@ -16,6 +16,7 @@
 
 extern "C" {
 #include "examples/common/batches.h"
+#include "examples/common/pictures.h"
 }
 
 #include "common/suite.h"
@@ -42,10 +43,14 @@ ex_dataset *open_pictures(const char *folder, size_t max_bytes = 0) {
 
 constexpr char food[] = "examples/data/food";
 
-ex_batches *make(const ex_dataset *pictures, size_t workers, size_t prefetch) {
-    ex_batches_options options = {batch, side, workers, prefetch};
+/* One at a time reads its pictures. */
+ex_batches *make(ex_dataset *dataset, size_t workers, size_t prefetch) {
+    static ex_pictures pictures;
+    pictures = {dataset, side};
+    ex_batches_options options = {batch, workers, prefetch};
     ex_batches *batches = nullptr;
-    ck_ok(ex_batches_new(pictures, &options, &batches));
+    ex_source source = ex_pictures_source(&pictures);
+    ck_ok(ex_batches_new(&source, &options, &batches));
     return batches;
 }
 

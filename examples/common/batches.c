@@ -1,5 +1,5 @@
 /*
- * batches.c - renders pictures into the buffers of batches; see batches.h.
+ * batches.c - renders samples into the buffers of batches; see batches.h.
  */
 #include "batches.h"
 
@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Which batch. */
 typedef struct place {
@@ -19,7 +20,7 @@ typedef struct place {
  * left at the end of either split. */
 typedef struct view {
     size_t samples;
-    mt_tensor *tensors[2]; /* pictures and labels */
+    mt_tensor *tensors[EX_TENSORS];
     mt_torch_batch torch;
 } view;
 
@@ -38,13 +39,12 @@ typedef struct slot {
     uint64_t order; /* smaller ones are wanted first */
     ex_status status;
     ex_error error;
-    float *pixels;   /* batch x 3 x side x side */
-    int64_t *labels; /* batch */
+    void *buffers[EX_TENSORS]; /* a batch of each tensor */
     view views[VIEWS];
 } slot;
 
 struct ex_batches {
-    const ex_dataset *pictures;
+    ex_source source;
     ex_batches_options options;
     slot *slots; /* options.prefetch + 1 */
     size_t count;
@@ -61,17 +61,16 @@ struct ex_batches {
 /* ---- rendering --------------------------------------------------------------------------------- */
 
 static size_t samples_of(const ex_batches *b, place at) {
-    size_t total = ex_dataset_count(b->pictures, at.split), first = at.index * b->options.batch;
+    size_t total = b->source.count(b->source.self, at.split), first = at.index * b->options.batch;
     return total - first < b->options.batch ? total - first : b->options.batch;
 }
 
 /* By any thread, for a slot that is BUSY. */
 static void render(const ex_batches *b, slot *s) {
     s->error.text[0] = '\0';
-    s->status =
-        ex_dataset_fill(b->pictures, s->place.split, s->place.epoch,
-                        s->place.index * b->options.batch, samples_of(b, s->place), b->options.side,
-                        s->place.split == EX_TRAINING, s->pixels, s->labels, &s->error);
+    s->status = b->source.fill(b->source.self, s->place.split, s->place.epoch,
+                               s->place.index * b->options.batch, samples_of(b, s->place),
+                               s->buffers, &s->error);
 }
 
 /* Called and left with the mutex locked. */
@@ -107,16 +106,27 @@ static void *work(void *user) {
 
 /* ---- life -------------------------------------------------------------------------------------- */
 
-static size_t slot_bytes(const ex_batches_options *options) {
-    size_t side = (size_t)options->side;
-    return options->batch * (side * side * 3 * sizeof(float) + sizeof(int64_t));
+/* Of one sample. */
+static size_t tensor_bytes(const ex_tensor *tensor) {
+    size_t bytes = tensor->dtype == MT_INT64 ? sizeof(int64_t) : sizeof(float);
+    for (size_t i = 0; i < tensor->dims; i++) bytes *= (size_t)tensor->shape[i];
+    return bytes;
+}
+
+static size_t slot_bytes(const ex_batches *b) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < b->source.tensor_count; i++)
+        bytes += tensor_bytes(&b->source.tensors[i]);
+    return b->options.batch * bytes;
 }
 
 static int make_slot(const ex_batches *b, slot *s) {
-    size_t side = (size_t)b->options.side;
-    s->pixels = calloc(b->options.batch, side * side * 3 * sizeof *s->pixels);
-    s->labels = calloc(b->options.batch, sizeof *s->labels);
-    return s->pixels && s->labels;
+    int made = 1;
+    for (size_t i = 0; i < b->source.tensor_count; i++) {
+        s->buffers[i] = calloc(b->options.batch, tensor_bytes(&b->source.tensors[i]));
+        made = made && s->buffers[i];
+    }
+    return made;
 }
 
 /* Signals are the main thread's. */
@@ -135,17 +145,16 @@ static void start_threads(ex_batches *b) {
 
 ex_batches_options ex_batches_options_of(const ex_flags *flags) {
     return (ex_batches_options){.batch = (size_t)flags->batch,
-                                .side = (int)flags->image_size,
                                 .workers = (size_t)flags->workers,
                                 .prefetch = (size_t)flags->prefetch};
 }
 
-mt_status ex_batches_new(const ex_dataset *pictures, const ex_batches_options *options,
+mt_status ex_batches_new(const ex_source *source, const ex_batches_options *options,
                          ex_batches **out) {
     *out = NULL;
     ex_batches *b = calloc(1, sizeof *b);
     if (!b) return mt_set_error(MT_ENOMEM, "out of host memory");
-    b->pictures = pictures;
+    b->source = *source;
     b->options = *options;
     pthread_mutex_init(&b->mutex, NULL);
     pthread_cond_init(&b->changed, NULL);
@@ -155,8 +164,8 @@ mt_status ex_batches_new(const ex_dataset *pictures, const ex_batches_options *o
     if (b->count < wanted) {
         b->count += b->slots != NULL; /* the one that was not made whole */
         ex_batches_free(b);
-        return mt_set_error(MT_ENOMEM, "out of host memory for %zu batches of %zu pictures", wanted,
-                            options->batch);
+        return mt_set_error(MT_ENOMEM, "out of host memory for %zu batches of %zu %s", wanted,
+                            options->batch, source->unit);
     }
     if (mt_device_hold("cpu", ex_batches_ahead_bytes(b)) != MT_OK)
         mt_log(MT_LOG_WARNING, "batches that are rendered ahead are not counted: %s",
@@ -167,12 +176,10 @@ mt_status ex_batches_new(const ex_dataset *pictures, const ex_batches_options *o
 }
 
 static void free_slot(slot *s) {
-    for (int i = 0; i < VIEWS; i++) {
-        mt_tensor_free(s->views[i].tensors[0]);
-        mt_tensor_free(s->views[i].tensors[1]);
+    for (int t = 0; t < EX_TENSORS; t++) {
+        for (int i = 0; i < VIEWS; i++) mt_tensor_free(s->views[i].tensors[t]);
+        free(s->buffers[t]);
     }
-    free(s->pixels);
-    free(s->labels);
 }
 
 void ex_batches_free(ex_batches *b) {
@@ -191,16 +198,11 @@ void ex_batches_free(ex_batches *b) {
 }
 
 size_t ex_batches_count(const ex_batches *b, ex_split split) {
-    return (ex_dataset_count(b->pictures, split) + b->options.batch - 1) / b->options.batch;
+    return (b->source.count(b->source.self, split) + b->options.batch - 1) / b->options.batch;
 }
 
 size_t ex_batches_ahead_bytes(const ex_batches *b) {
-    return b->count ? (b->count - 1) * slot_bytes(&b->options) : 0;
-}
-
-size_t ex_flags_ahead_bytes(const ex_flags *flags) {
-    ex_batches_options options = ex_batches_options_of(flags);
-    return options.workers ? options.prefetch * slot_bytes(&options) : 0;
+    return b->count ? (b->count - 1) * slot_bytes(b) : 0;
 }
 
 /* ---- ahead ------------------------------------------------------------------------------------- */
@@ -270,13 +272,18 @@ static slot *take(ex_batches *b, place at) {
 /* ---- tensors ----------------------------------------------------------------------------------- */
 
 /* Wraps the first samples of the buffer; nothing is copied. */
+static mt_status wrap(const ex_tensor *tensor, void *buffer, size_t samples, mt_tensor **out) {
+    int64_t shape[EX_DIMS + 1] = {(int64_t)samples};
+    memcpy(shape + 1, tensor->shape, sizeof tensor->shape);
+    return mt_tensor_from_memory(buffer, tensor->dtype, tensor->dims + 1, shape, out);
+}
+
 static mt_status make_view(const ex_batches *b, slot *s, size_t samples, view *v) {
-    const int64_t shape[] = {(int64_t)samples, 3, b->options.side, b->options.side};
-    mt_status status = mt_tensor_from_memory(s->pixels, MT_FLOAT32, 4, shape, &v->tensors[0]);
-    if (status == MT_OK)
-        status = mt_tensor_from_memory(s->labels, MT_INT64, 1, shape, &v->tensors[1]);
+    mt_status status = MT_OK;
+    for (size_t i = 0; i < b->source.tensor_count && status == MT_OK; i++)
+        status = wrap(&b->source.tensors[i], s->buffers[i], samples, &v->tensors[i]);
     if (status != MT_OK) return status;
-    v->torch = (mt_torch_batch){sizeof v->torch, v->tensors, 2};
+    v->torch = (mt_torch_batch){sizeof v->torch, v->tensors, b->source.tensor_count};
     v->samples = samples;
     return MT_OK;
 }
@@ -299,10 +306,11 @@ mt_status ex_batches_fill(ex_batches *b, ex_split split, uint64_t epoch, size_t 
     want_ahead(b, at);
     pthread_mutex_unlock(&b->mutex);
     if (s->status == EX_ENOMEM)
-        return mt_set_error(MT_ENOMEM, "out of host memory for a batch of %zu pictures", samples);
+        return mt_set_error(MT_ENOMEM, "out of host memory for a batch of %zu %s", samples,
+                            b->source.unit);
     if (s->status != EX_OK)
-        return mt_set_error(MT_EINVAL, "a batch of %zu pictures could not be rendered: %s", samples,
-                            s->error.text);
+        return mt_set_error(MT_EINVAL, "a batch of %zu %s could not be rendered: %s", samples,
+                            b->source.unit, s->error.text);
     mt_status status = find_view(b, s, samples, &v);
     *out = (mt_batch){sizeof *out, &v->torch, samples, index};
     return status;

@@ -12,11 +12,13 @@
 mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
                              const ex_position *position) {
     mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
-    json_t *object = json_pack(
-        "{ss sI sI sI si sI sI so}", "program", run->program, "epoch", (json_int_t)position->epoch,
-        "batches", (json_int_t)position->index, "steps", (json_int_t)position->steps, "threads",
-        run->threads, "seed", (json_int_t)run->seed, "image_size", (json_int_t)run->image_size,
-        "settings", ex_settings_json(run->settings, run->setting_count));
+    json_t *object =
+        json_pack("{ss sI sI sI si sI sI sf sI so}", "program", run->program, "epoch",
+                  (json_int_t)position->epoch, "batches", (json_int_t)position->index, "steps",
+                  (json_int_t)position->steps, "threads", run->threads, "seed",
+                  (json_int_t)run->seed, "image_size", (json_int_t)run->image_size, "best",
+                  position->best, "best_epoch", (json_int_t)position->best_epoch, "settings",
+                  ex_settings_json(run->settings, run->setting_count));
     char *extra = object ? json_dumps(object, JSON_COMPACT) : NULL;
     options.extra = extra;
     mt_status status = extra ? mt_torch_save(torch, path, &options)
@@ -48,9 +50,12 @@ static mt_status take_position(const char *path, const json_t *object, const ex_
         return mt_set_error(MT_EINVAL, "--resume: '%s' does not say where its run was", path);
     if (strcmp(program, run->program) != 0)
         return mt_set_error(MT_EINVAL, "--resume: '%s' is a run of %s", path, program);
-    *out = (ex_position){(uint64_t)json_integer_value(epoch), (size_t)json_integer_value(done),
+    *out = (ex_position){(uint64_t)json_integer_value(epoch),
+                         (size_t)json_integer_value(done),
                          (uint64_t)json_integer_value(steps),
-                         (int)json_integer_value(json_object_get(object, "threads"))};
+                         (int)json_integer_value(json_object_get(object, "threads")),
+                         json_number_value(json_object_get(object, "best")),
+                         (uint64_t)json_integer_value(json_object_get(object, "best_epoch"))};
     return MT_OK;
 }
 

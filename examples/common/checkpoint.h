@@ -21,10 +21,12 @@ typedef struct ex_run {
 } ex_run;
 
 typedef struct ex_position {
-    uint64_t epoch; /* from 1 on, the one that the next batch is of */
-    size_t index;   /* of the next batch in it */
-    uint64_t steps; /* gone through since the beginning */
-    int threads;    /* of the run that was saved; 0: not known */
+    uint64_t epoch;      /* from 1 on, the one that the next batch is of */
+    size_t index;        /* of the next batch in it */
+    uint64_t steps;      /* gone through since the beginning */
+    int threads;         /* of the run that was saved; 0: not known */
+    double best;         /* highest validation metric of an epoch; 0 where there is none */
+    uint64_t best_epoch; /* its epoch; 0: none */
 } ex_position;
 
 /* Writes the file; the one that was there becomes PATH.1. */

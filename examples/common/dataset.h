@@ -12,13 +12,11 @@
 #ifndef EX_DATASET_H
 #define EX_DATASET_H
 
-#include "image.h"
+#include "source.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-typedef enum ex_split { EX_TRAINING = 0, EX_VALIDATION = 1 } ex_split;
 
 /* How a picture that is not square becomes square. */
 typedef enum ex_fit {

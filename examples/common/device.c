@@ -132,9 +132,10 @@ mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed
     return status == MT_OK ? read_device(out) : status;
 }
 
-mt_status ex_device_torch(const ex_flags *flags, ex_device *device, mt_model *model,
-                          mt_torch **out) {
-    mt_torch_options options = ex_flags_torch(flags, device->name);
+mt_status ex_device_torch(const ex_flags *flags, ex_device *device, const mt_torch_options *wanted,
+                          mt_model *model, mt_torch **out) {
+    mt_torch_options options = *wanted;
+    options.device = device->name;
     mt_status status = mt_torch_new(model, &options, out);
     int may_fall_back = (flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)) && !is_cpu(device);
     if (status != MT_EDEVMEM || !may_fall_back) return status;

@@ -12,6 +12,7 @@ typedef struct ex_device {
     size_t budget_bytes;  /* 0: the device knows no limit */
     size_t room_bytes;    /* what is there for tensors; 0: not known */
     size_t card_bytes;    /* of a simulated card whose size was given; 0: no such card */
+    size_t ahead_bytes;   /* of the CPU's budget, held by batches that are rendered ahead */
     char budget_from[96]; /* where the budget comes from, in words */
 } ex_device;
 
@@ -26,11 +27,12 @@ MT_NODISCARD mt_status ex_device_open(const ex_flags *flags, const char *budget,
                                       ex_device *out);
 
 /*
- * mt_torch_new on that device, with the options that the flags say. Where not even parameters, gradients and
+ * mt_torch_new on that device, with these options. Where not even parameters, gradients and
  * optimiser state fit it and --fallback allows the CPU, goes on there, with a warning; the device is the CPU
  * with its default budget then.
  */
-MT_NODISCARD mt_status ex_device_torch(const ex_flags *flags, ex_device *device, mt_model *model,
+MT_NODISCARD mt_status ex_device_torch(const ex_flags *flags, ex_device *device,
+                                       const mt_torch_options *options, mt_model *model,
                                        mt_torch **out);
 
 #endif

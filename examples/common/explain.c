@@ -5,7 +5,6 @@
  * made of two, and the questions that it answers.
  */
 #include "explain.h"
-#include "batches.h"
 
 #include <memtrain/policy.h>
 #include <memtrain/torch.h>
@@ -31,8 +30,8 @@ static void print_parts(const mt_backend_info *info, const ex_device *device) {
 }
 
 /* Batches that are rendered ahead count against the CPU's budget. */
-static size_t print_ahead(const ex_flags *flags, const ex_device *device) {
-    size_t bytes = strcmp(device->name, "cpu") == 0 ? ex_flags_ahead_bytes(flags) : 0;
+static size_t print_ahead(const ex_device *device) {
+    size_t bytes = strcmp(device->name, "cpu") == 0 ? device->ahead_bytes : 0;
     if (bytes) row("batches ahead (--workers)", bytes);
     return bytes;
 }
@@ -42,11 +41,11 @@ static void print_budget(size_t bytes, const ex_device *device) {
     printf("  %-28s %s\n", "  which comes from", device->budget_from);
 }
 
-static void print_state(const mt_backend_info *info, const mt_memory *memory, const ex_flags *flags,
+static void print_state(const mt_backend_info *info, const mt_memory *memory,
                         const ex_device *device) {
     print_parts(info, device);
     row("buffers", info->buffer_bytes);
-    print_ahead(flags, device);
+    print_ahead(device);
     row("in use before the first step", memory->allocated_bytes);
     if (!memory->budget_bytes) return;
     print_budget(memory->budget_bytes, device);
@@ -64,7 +63,7 @@ void ex_explain_state(size_t parameter_bytes, const ex_flags *flags, const ex_de
     info.parameter_bytes = info.gradient_bytes = parameter_bytes;
     info.optimizer_bytes = moments(flags) * parameter_bytes;
     print_parts(&info, device);
-    all += print_ahead(flags, device);
+    all += print_ahead(device);
     row("these together", all);
     print_budget(device->budget_bytes, device);
     if (all > device->budget_bytes) row("missing", all - device->budget_bytes);
@@ -327,7 +326,7 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     mt_status status = backend->describe(backend->self, &info);
     if (status == MT_OK) status = backend->memory(backend->self, &memory);
     if (status != MT_OK) return status;
-    print_state(&info, &memory, flags, device);
+    print_state(&info, &memory, device);
     if (backend->record)
         status = explain_chunks(backend, &info, batch, &memory, flags, device);
     else

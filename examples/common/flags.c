@@ -7,6 +7,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,8 +19,13 @@
 static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
 static const ex_word optimizers[] = {
     {"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}, {NULL, 0}};
-static const ex_word precisions[] = {
-    {"off", MT_DTYPE_NONE}, {"bf16", MT_BFLOAT16}, {"fp16", MT_FLOAT16}, {NULL, 0}};
+static const ex_word precisions[] = {{"auto", EX_AMP_AUTO},
+                                     {"off", MT_DTYPE_NONE},
+                                     {"bf16", MT_BFLOAT16},
+                                     {"fp16", MT_FLOAT16},
+                                     {NULL, 0}};
+static const ex_word scalings[] = {
+    {"none", EX_LR_AS_IT_IS}, {"linear", EX_LR_LINEAR}, {"sqrt", EX_LR_SQRT}, {NULL, 0}};
 static const ex_word arenas[] = {{"auto", MT_ARENA_AUTO}, {"never", MT_ARENA_NEVER}, {NULL, 0}};
 static const ex_word checkpointing[] = {{"auto", MT_CHECKPOINTING_AUTO},
                                         {"on", MT_CHECKPOINTING_ON},
@@ -126,14 +132,24 @@ static const ex_option rows[] = {
     {.section = "Training"},
     FLAG("batch", EX_WHOLE, batch, "N", "samples of one optimiser step, however they are cut",
          .least = 1, .most = 65536, .decides = 1),
+    FLAG("accumulate", EX_WHOLE, accumulate, "N",
+         "an optimiser step takes N times --batch, in chunks of at most --batch", .least = 1,
+         .most = 65536),
     FLAG("epochs", EX_WHOLE, epochs, "N", "times to go through the data; 0 trains nothing",
          .most = MANY, .decides = 1),
     FLAG("steps", EX_WHOLE, steps, "N", "stop after N optimiser steps; 0: no such bound",
+         .most = MANY),
+    FLAG("patience", EX_WHOLE, patience, "N",
+         "stop when the validation's first metric has not risen for N epochs; 0: never",
          .most = MANY),
     FLAG("optimizer", EX_WORD, optimizer, "NAME", "sgd, adam or adamw", .words = optimizers,
          .decides = 1),
     FLAG("lr", EX_REAL, lr, "X", "learning rate", .min = DBL_MIN, .max = DBL_MAX,
          .accepts = "a number above 0", .decides = 1),
+    FLAG("lr-scaling", EX_WORD, lr_scaling, "HOW",
+         "the learning rate with the batch: none, linear, or sqrt; --lr is that of the default "
+         "batch then",
+         .words = scalings, .decides = 1),
     FLAG("schedule", EX_WORD, schedule, "NAME",
          "of the learning rate: constant; cosine or linear, down to 0 over all epochs; step, to a "
          "tenth at each third of them",
@@ -147,9 +163,10 @@ static const ex_option rows[] = {
     FLAG("clip", EX_REAL, clip, "X", "scale the gradient down to this norm; 0 leaves it",
          .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is",
          .decides = 1),
-    FLAG("amp", EX_WORD, amp, "off|bf16|fp16",
-         "mixed precision in the forward pass; fp16 has a loss scaler", .words = precisions,
-         .decides = 1),
+    FLAG(
+        "amp", EX_WORD, amp, "auto|off|bf16|fp16",
+        "mixed precision in the forward pass; fp16 has a loss scaler; auto: fp16 on CUDA, else off",
+        .words = precisions, .decides = 1),
     FLAG("seed", EX_WHOLE, seed, "N", "of weights, order and augmentation", .most = INT64_MAX),
 
     {.section = "Memory"},
@@ -232,6 +249,13 @@ static const ex_option rows[] = {
     FLAG("replay", EX_TEXT, replay, "FILE.jsonl",
          "take the chunks of each step from a trace, and stop where it ends",
          .accepts = "a trace to read"),
+    FLAG("save", EX_TEXT, save, "FILE",
+         "write all that is needed to go on, after each epoch and when the run is stopped; the "
+         "file before it becomes FILE.1, and the one of the best epoch is FILE.best",
+         .accepts = "a file to write"),
+    FLAG("resume", EX_TEXT, resume, "FILE",
+         "go on where the run of that file was; --steps counts from its beginning",
+         .accepts = "a file of --save"),
     FLAG("inject-oom", EX_PARSED, inject, "STEP:N[:persistent]",
          "let the N-th request for memory in that step fail, once or from then on",
          .read = read_inject, .accepts = "STEP:N or STEP:N:persistent, both at least 1"),
@@ -310,8 +334,32 @@ static int check_files(const ex_command *command, ex_error *error) {
     return 0;
 }
 
+/* A replay begins at the first step, which a run that goes on has behind it. */
+static int check_start(const ex_command *command, ex_error *error) {
+    if (!command->flags->resume || !command->flags->replay) return 0;
+    ex_error_set(error, command->program,
+                 "--resume: not together with --replay, which begins at the first step");
+    return -1;
+}
+
 static int check_together(const ex_command *command, ex_error *error) {
-    return check_sizes(command, error) != 0 ? -1 : check_files(command, error);
+    int status = check_sizes(command, error);
+    if (status == 0) status = check_files(command, error);
+    return status == 0 ? check_start(command, error) : status;
+}
+
+/* The effective batch; chunks stay within what was the batch, since that is what was seen to fit. */
+static int accumulate(const ex_command *command, ex_error *error) {
+    ex_flags *f = command->flags;
+    if (f->accumulate == 1) return 0;
+    if (!f->max_micro_batch && !f->micro_batch) f->max_micro_batch = f->batch;
+    f->batch *= f->accumulate;
+    if (f->batch <= 65536) return 0;
+    ex_error_set(error, command->program,
+                 "--accumulate: '%lld' is not accepted; accepted: at most 65536 samples a step, "
+                 "these are %lld",
+                 (long long)f->accumulate, (long long)f->batch);
+    return -1;
 }
 
 int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status) {
@@ -329,7 +377,7 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
         return 0;
     }
     if (ex_options_parse(command->program, tables, argc, argv, &error) != 0 ||
-        check_together(command, &error) != 0) {
+        check_together(command, &error) != 0 || accumulate(command, &error) != 0) {
         fprintf(stderr, "%s\n", error.text);
         *out_status = 2;
         return 0;
@@ -375,15 +423,26 @@ mt_policy_options ex_flags_policy(const ex_flags *flags) {
     return options;
 }
 
+static mt_dtype amp_of(const ex_flags *flags, const char *device) {
+    if (flags->amp != EX_AMP_AUTO) return (mt_dtype)flags->amp;
+    return strncmp(device, "cuda", 4) == 0 ? MT_FLOAT16 : MT_DTYPE_NONE;
+}
+
+double ex_flags_base_lr(const ex_flags *flags) {
+    double times = (double)flags->batch / (double)flags->lr_batch;
+    if (flags->lr_scaling == EX_LR_LINEAR) return flags->lr * times;
+    return flags->lr_scaling == EX_LR_SQRT ? flags->lr * sqrt(times) : flags->lr;
+}
+
 mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     options.device = device;
     options.optimizer = (mt_optimizer)flags->optimizer;
-    options.lr = flags->lr;
+    options.lr = ex_flags_base_lr(flags);
     options.momentum = flags->momentum;
     options.weight_decay = flags->weight_decay;
     options.clip_norm = flags->clip;
-    options.amp = (mt_dtype)flags->amp;
+    options.amp = amp_of(flags, device);
     options.arena = (int)flags->arena;
     if (flags->checkpointing == MT_CHECKPOINTING_ON) options.checkpointing = MT_CHECKPOINTING_ON;
     options.offload = (int)flags->offload;
@@ -431,7 +490,7 @@ double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {
     mt_schedule schedule = MT_SCHEDULE_INIT;
     uint64_t warmup = (uint64_t)flags->warmup;
     schedule.kind = (mt_schedule_kind)flags->schedule;
-    schedule.rate = flags->lr;
+    schedule.rate = ex_flags_base_lr(flags);
     schedule.warmup = warmup;
     schedule.warmup_factor = 1.0 / (double)(warmup + 1); /* not 0, which no optimiser takes */
     schedule.steps = steps > warmup ? steps : warmup + 1;

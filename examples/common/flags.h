@@ -27,6 +27,11 @@ typedef enum ex_progress_mode {
     EX_PROGRESS_OFF
 } ex_progress_mode;
 
+typedef enum ex_lr_scaling { EX_LR_AS_IT_IS = 0, EX_LR_LINEAR, EX_LR_SQRT } ex_lr_scaling;
+
+/* Of ex_flags.amp: half precision on CUDA alone. */
+#define EX_AMP_AUTO (-1)
+
 /* Of ex_flags.checkpointing: the rung is forbidden. */
 #define EX_CHECKPOINTING_OFF (-1)
 
@@ -34,12 +39,16 @@ typedef struct ex_flags {
     const char *data; /* NULL: the pictures that come with the programs */
     int64_t image_size;
     int64_t batch, epochs, steps; /* steps 0: no bound */
+    int64_t accumulate;           /* batch is that many times --batch: done by ex_flags_read */
+    int64_t patience;             /* epochs; 0: no early stop */
     int64_t seed;
     int64_t optimizer; /* an mt_optimizer */
     double lr, momentum, weight_decay, clip;
+    int64_t lr_scaling;    /* an ex_lr_scaling */
+    int64_t lr_batch;      /* the batch that lr is for, where it is scaled */
     int64_t schedule;      /* an mt_schedule_kind */
     int64_t warmup;        /* steps */
-    int64_t amp;           /* an mt_dtype */
+    int64_t amp;           /* an mt_dtype, or EX_AMP_AUTO */
     const char *device;    /* "auto" or a device's name */
     const char *budget;    /* a size, "auto", or NULL: the program's default */
     int64_t arena;         /* as in mt_torch_options */
@@ -55,16 +64,16 @@ typedef struct ex_flags {
     int64_t fallback; /* MT_RUNG_BITs to allow beside the default ones */
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */
-    const char *trace, *replay, *report;
+    const char *trace, *replay, *report, *save, *resume;
     int explain, help, version;
 } ex_flags;
 
 /* Epochs, image size, learning rate and their like are for each program to set. */
 #define EX_FLAGS_INIT                                                                              \
     {                                                                                              \
-        .image_size = 224, .batch = 32, .epochs = 5, .seed = 1, .optimizer = MT_ADAMW, .lr = 1e-3, \
-        .momentum = 0.9, .weight_decay = 0.01, .amp = MT_DTYPE_NONE, .device = "auto",             \
-        .workers = 1, .prefetch = 1                                                                \
+        .image_size = 224, .batch = 32, .accumulate = 1, .epochs = 5, .seed = 1,                   \
+        .optimizer = MT_ADAMW, .lr = 1e-3, .lr_batch = 32, .momentum = 0.9, .weight_decay = 0.01,  \
+        .amp = MT_DTYPE_NONE, .device = "auto", .workers = 1, .prefetch = 1                        \
     }
 
 #define EX_WORKERS_MAX 16
@@ -107,6 +116,9 @@ size_t ex_flags_least(const ex_flags *flags, const mt_backend_info *info);
  */
 MT_NODISCARD mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info,
                                       size_t rest);
+
+/* --lr for this batch, as --lr-scaling says. */
+double ex_flags_base_lr(const ex_flags *flags);
 
 /* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0 below steps. */
 double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps);

@@ -42,6 +42,28 @@ mt_status ex_pictures_open(const ex_flags *flags, const char *argv0, const char 
     return mt_set_error(status == EX_ENOMEM ? MT_ENOMEM : MT_EINVAL, "--data: %s", error.text);
 }
 
+static size_t count(const void *self, ex_split split) {
+    const ex_pictures *p = self;
+    return ex_dataset_count(p->dataset, split);
+}
+
+static ex_status fill(const void *self, ex_split split, uint64_t epoch, size_t first, size_t number,
+                      void *const *buffers, ex_error *error) {
+    const ex_pictures *p = self;
+    return ex_dataset_fill(p->dataset, split, epoch, first, number, p->side, split == EX_TRAINING,
+                           buffers[0], buffers[1], error);
+}
+
+ex_source ex_pictures_source(const ex_pictures *pictures) {
+    return (ex_source){
+        .self = pictures,
+        .unit = "pictures",
+        .tensor_count = 2,
+        .tensors = {{MT_FLOAT32, 3, {3, pictures->side, pictures->side}}, {MT_INT64, 0, {0}}},
+        .count = count,
+        .fill = fill};
+}
+
 /* Pictures of one class in a split. */
 static size_t count_class(const ex_dataset *d, ex_split split, size_t label) {
     size_t count = 0;

@@ -22,6 +22,15 @@ MT_NODISCARD mt_status ex_pictures_open(const ex_flags *flags, const char *argv0
                                         const char *otherwise, ex_fit fit, size_t samples,
                                         ex_dataset **out);
 
+/* A data set as the source of batches: pictures [3, side, side], normalised, and labels. */
+typedef struct ex_pictures {
+    ex_dataset *dataset;
+    int side;
+} ex_pictures;
+
+/* @param pictures  borrowed as long as the source is used */
+ex_source ex_pictures_source(const ex_pictures *pictures);
+
 /*
  * The share of validation pictures (of training pictures, where there are none) that are right for
  * who always guesses the class with most training pictures: what a classifier has to beat.

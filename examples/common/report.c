@@ -2,7 +2,6 @@
  * report.c - results, failures and the exit status in words; see report.h.
  */
 #include "report.h"
-#include "batches.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -117,11 +116,11 @@ static void print_budget(const ex_flags *flags, const ex_device *device) {
 }
 
 /* Batches ahead are counted on the CPU alone. */
-static void print_workers(const ex_flags *flags, const ex_device *device) {
+static void print_workers(const ex_device *device) {
     char bytes[32];
-    if (strcmp(device->name, "cpu") != 0 || !ex_flags_ahead_bytes(flags)) return;
+    if (strcmp(device->name, "cpu") != 0 || !device->ahead_bytes) return;
     fprintf(stderr, "  --workers 0          %s less: no batch is rendered ahead\n",
-            mt_format_size(ex_flags_ahead_bytes(flags), bytes, sizeof bytes));
+            mt_format_size(device->ahead_bytes, bytes, sizeof bytes));
 }
 
 static void print_devices(const ex_flags *flags, const ex_device *device, int has_state) {
@@ -150,7 +149,7 @@ static void print_remedies(const ex_flags *flags, const ex_device *device, int h
     if (flags->optimizer != MT_SGD)
         fprintf(stderr, "  --optimizer sgd      one number of state for a parameter instead of "
                         "two; none with --momentum 0\n");
-    print_workers(flags, device);
+    print_workers(device);
     print_devices(flags, device, has_state);
 }
 

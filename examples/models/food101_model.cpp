@@ -58,16 +58,3 @@ mt_status food101_model_new(const food101_model_options *options, mt_model **out
         return description;
     });
 }
-
-mt_status food101_model_bytes(const food101_model_options *options, size_t *out) {
-    *out = 0;
-    mt_status status = check(options);
-    if (status != MT_OK) return status;
-    try {
-        for (const at::Tensor &parameter : ResNetImpl(resnet_of(options)).parameters())
-            *out += parameter.nbytes();
-    } catch (...) {
-        return mt_torch_exception();
-    }
-    return MT_OK;
-}

@@ -33,13 +33,6 @@ typedef struct food101_model_options {
  */
 MT_NODISCARD mt_status food101_model_new(const food101_model_options *options, mt_model **out);
 
-/*
- * Bytes of all parameters of such a model, of which one is made for a moment: on the CPU, within the
- * budget that is set at the time.
- * @return as food101_model_new
- */
-MT_NODISCARD mt_status food101_model_bytes(const food101_model_options *options, size_t *out);
-
 #ifdef __cplusplus
 }
 #endif

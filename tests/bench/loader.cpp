@@ -14,6 +14,7 @@
 
 extern "C" {
 #include "../../examples/common/batches.h"
+#include "../../examples/common/pictures.h"
 }
 
 namespace {
@@ -29,7 +30,7 @@ void use_all_cores() {
 }
 
 struct Loader {
-    ex_dataset *pictures = nullptr;
+    ex_pictures pictures = {nullptr, side};
     ex_batches *batches = nullptr;
     uint64_t epoch = 1;
     size_t index = 0;
@@ -40,22 +41,23 @@ struct Loader {
         options.keep_side = side * 5 / 4;
         options.max_bytes = kept ? 0 : 1;
         options.validation = -1;
-        if (ex_dataset_open("examples/data/food", &options, &pictures, &error) != EX_OK) {
+        if (ex_dataset_open("examples/data/food", &options, &pictures.dataset, &error) != EX_OK) {
             std::fprintf(stderr, "%s\n", error.text);
             std::exit(1);
         }
-        const ex_batches_options how = {batch, side, workers, 1};
-        bench::must(ex_batches_new(pictures, &how, &batches), "batches");
+        const ex_batches_options how = {batch, workers, 1};
+        const ex_source source = ex_pictures_source(&pictures);
+        bench::must(ex_batches_new(&source, &how, &batches), "batches");
     }
     ~Loader() {
         ex_batches_free(batches);
-        ex_dataset_free(pictures);
+        ex_dataset_free(pictures.dataset);
     }
     /* Whole batches alone. */
     mt_batch next() {
         mt_batch out = MT_BATCH_INIT;
         bench::must(ex_batches_fill(batches, EX_TRAINING, epoch, index, &out), "fill");
-        if (++index == ex_dataset_count(pictures, EX_TRAINING) / batch) index = 0, epoch++;
+        if (++index == ex_dataset_count(pictures.dataset, EX_TRAINING) / batch) index = 0, epoch++;
         return out;
     }
 };

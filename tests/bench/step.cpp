@@ -14,6 +14,8 @@
 #include <string>
 
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -36,8 +38,19 @@ struct Hand {
             steps.push_back(at::zeros({}, at::kFloat));
         }
     }
+    /* Without its segments: outside an mt_torch these would be computed a second time. */
+    at::Tensor forward(const at::Tensor &images) {
+        auto part = net->named_children();
+        at::Tensor x = part["conv1"]->as<torch::nn::Conv2d>()->forward(images);
+        x = part["bn1"]->as<torch::nn::BatchNorm2d>()->forward(x).relu_();
+        x = at::max_pool2d(x, 3, 2, 1);
+        for (auto name : {"layer1", "layer2", "layer3", "layer4"})
+            x = part[name]->as<torch::nn::Sequential>()->forward(x);
+        x = at::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
+        return part["fc"]->as<torch::nn::Linear>()->forward(x);
+    }
     double step(const at::Tensor &x, const at::Tensor &y) {
-        auto loss = at::cross_entropy_loss(net->forward(x), y);
+        auto loss = at::cross_entropy_loss(forward(x), y);
         loss.backward();
         torch::NoGradGuard no_grad;
         std::vector<at::Tensor> gradients;

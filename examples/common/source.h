@@ -1,0 +1,42 @@
+/*
+ * source.h - where samples come from: what a program's data has to offer to be cut into batches.
+ *
+ * A source is its table of tensors and two functions. It owns nothing here: who makes it frees what
+ * self points to, after the batches that read it.
+ */
+#ifndef EX_SOURCE_H
+#define EX_SOURCE_H
+
+#include "image.h"
+
+#include <memtrain/torch.h>
+
+typedef enum ex_split { EX_TRAINING = 0, EX_VALIDATION = 1 } ex_split;
+
+enum { EX_TENSORS = 6, EX_DIMS = 5 };
+
+/* What one sample has of a tensor: a picture is {MT_FLOAT32, 3, {3, 96, 96}}, a label {MT_INT64, 0, {0}}. */
+typedef struct ex_tensor {
+    mt_dtype dtype; /* MT_FLOAT32 or MT_INT64 */
+    size_t dims;
+    int64_t shape[EX_DIMS];
+} ex_tensor;
+
+typedef struct ex_source {
+    const void *self;
+    const char *unit; /* what samples are called: "pictures" */
+    size_t tensor_count;
+    ex_tensor tensors[EX_TENSORS];
+    /* Samples of an epoch. */
+    size_t (*count)(const void *self, ex_split split);
+    /*
+     * Writes samples first to first + count - 1 in the order of an epoch, one after another in each of
+     * the buffers. A pure function of its arguments and the seed, since several threads call it at
+     * once, in whatever order: ex_random draws its numbers. Validation is the same in each epoch.
+     * @return EX_OK; EX_EINPUT for what can no longer be read, with its name in error; EX_ENOMEM
+     */
+    ex_status (*fill)(const void *self, ex_split split, uint64_t epoch, size_t first, size_t count,
+                      void *const *buffers, ex_error *error);
+} ex_source;
+
+#endif

@@ -1,0 +1,401 @@
+/*
+ * training.c - the flow of a run; see training.h. prepare() makes everything, train() goes through the
+ * epochs, finish() says what came out, and end() what went wrong.
+ */
+#include "training.h"
+
+#include "clock.h"
+#include "explain.h"
+#include "inject.h"
+#include "interrupt.h"
+#include "output.h"
+#include "reexec.h"
+#include "report.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <string.h>
+
+int ex_training_flags(const ex_program *program, const char *summary, ex_flags *flags, int argc,
+                      char **argv, int *out_status) {
+    const ex_command command = {program->name, summary, program->budget, program->own, flags};
+    return ex_flags_read(&command, argc, argv, out_status);
+}
+
+int ex_training_refuse(const ex_program *program, const char *format, ...) {
+    va_list arguments;
+    fprintf(stderr, "%s: ", program->name);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    return 2;
+}
+
+/* ---- prepare ----------------------------------------------------------------------------------- */
+
+/* Samples of an epoch's last batch; 0: it is as large as the others. */
+static size_t rest_of_epoch(const ex_training *t) {
+    return t->source.count(t->source.self, EX_TRAINING) % (size_t)t->flags->batch;
+}
+
+/* What a checkpoint says of the run beside its state. */
+static ex_run this_run(const ex_training *t) {
+    return (ex_run){.program = t->program->name,
+                    .seed = t->flags->seed,
+                    .image_size = t->flags->image_size,
+                    .threads = t->device.threads,
+                    .settings = t->settings,
+                    .setting_count = t->setting_count};
+}
+
+/* Batches are rendered by threads while the step before them runs. */
+static mt_status open_data(ex_training *t) {
+    const ex_batches_options options = ex_batches_options_of(t->flags);
+    mt_status status = t->program->open(t->program->self, t, &t->source);
+    if (status != MT_OK) return status;
+    t->progress.unit = t->source.unit;
+    status = ex_batches_new(&t->source, &options, &t->batches);
+    if (status == MT_OK) t->device.ahead_bytes = ex_batches_ahead_bytes(t->batches);
+    return status;
+}
+
+static mt_status describe(ex_training *t) {
+    mt_status status = mt_torch_backend(t->torch, &t->backend);
+    t->info.size = sizeof t->info;
+    return status == MT_OK ? t->backend.describe(t->backend.self, &t->info) : status;
+}
+
+static mt_torch_options torch_options(const ex_training *t) {
+    mt_torch_options options = ex_flags_torch(t->flags, t->device.name);
+    if (t->program->options) t->program->options(t->program->self, &options);
+    return options;
+}
+
+/* The network, and beside it on the device its gradients and the optimiser's state. */
+static mt_status make_backend(ex_training *t) {
+    const mt_torch_options options = torch_options(t);
+    mt_status status = t->program->model(t->program->self, t, &t->model);
+    if (status == MT_OK)
+        status = ex_device_torch(t->flags, &t->device, &options, t->model, &t->torch);
+    if (status == MT_OK && t->flags->resume)
+        status = mt_torch_load(t->torch, t->flags->resume, NULL, 0);
+    if (status == MT_OK) status = describe(t);
+    return status == MT_OK ? ex_flags_check(t->flags, &t->info, rest_of_epoch(t)) : status;
+}
+
+static void on_trace(void *user, const char *line) {
+    ex_training *t = user;
+    ex_tracefile_line(t->trace, line);
+    ex_html_report_line(t->report, line);
+}
+
+static mt_status make_trainer(ex_training *t) {
+    mt_policy_options policy = ex_flags_policy(t->flags);
+    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
+    options.policy = &policy;
+    options.trace = t->trace || t->report ? on_trace : NULL;
+    options.trace_user = t;
+    options.batch = (size_t)t->flags->batch;
+    options.seed = (uint64_t)t->flags->seed;
+    options.drop_small = 1; /* a last batch too small for the network's batch norm */
+    mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
+    if (status != MT_OK) return status;
+    ex_trace_program(on_trace, t, t->program->name, t->device.threads, t->flags->image_size,
+                     t->settings, t->setting_count, t->argv);
+    return ex_tracefile_check(t->trace);
+}
+
+static void introduce(const ex_training *t) {
+    size_t rest = rest_of_epoch(t), least = ex_flags_least(t->flags, &t->info);
+    if (t->program->introduce) t->program->introduce(t->program->self, t);
+    ex_report_job(t->program->model_name, t->flags, &t->device, &t->info);
+    if (t->flags->accumulate > 1)
+        printf("Effective batch size: %lld\n", (long long)t->flags->batch);
+    if (t->flags->resume)
+        mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
+               t->flags->resume, (unsigned long long)t->at.epoch, t->at.index);
+    if (rest && rest < least)
+        mt_log(MT_LOG_INFO, "the last %zu of each epoch are left out: a chunk has at least %zu",
+               rest, least);
+}
+
+static mt_status explain(ex_training *t) {
+    mt_batch batch;
+    mt_status status = ex_batches_fill(t->batches, EX_TRAINING, 1, 0, &batch);
+    return status == MT_OK ? ex_explain(&t->backend, &batch, t->flags, &t->device) : status;
+}
+
+/*
+ * The budget is too small even for what is there before the first step. The same without a budget, for a
+ * moment, tells the figures; the error line stays the one of the failure.
+ */
+static void explain_state(ex_training *t) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    const mt_torch_options options = torch_options(t);
+    mt_model_free(t->model);
+    t->model = NULL;
+    mt_status status = mt_device_set_budget(t->device.name, 0);
+    if (status == MT_OK) status = t->program->model(t->program->self, t, &t->model);
+    if (status == MT_OK) status = mt_torch_new(t->model, &options, &t->torch);
+    if (status == MT_OK) status = describe(t);
+    if (status == MT_OK) ex_explain_state(t->info.parameter_bytes, t->flags, &t->device);
+    mt_torch_free(t->torch);
+    t->torch = NULL;
+    (void)!mt_set_error(MT_EDEVMEM, "%s", reason);
+}
+
+static mt_status open_files(ex_training *t) {
+    const ex_flags *flags = t->flags;
+    const ex_run run = this_run(t);
+    mt_status status = ex_checkpoint_open(flags->resume, &run, &t->at);
+    t->saved_steps = UINT64_MAX;
+    if (status == MT_OK) status = ex_checkpoint_check(flags->save);
+    if (status == MT_OK) status = ex_replay_open(flags->replay, &t->replay);
+    if (status == MT_OK)
+        status = ex_replay_check(t->replay, flags->seed, flags->image_size, t->settings,
+                                 t->setting_count);
+    return status;
+}
+
+/* A run that is replayed or goes on has the threads of the first. */
+static mt_status open_device(ex_training *t) {
+    int threads = t->flags->resume ? t->at.threads : ex_replay_threads(t->replay);
+    mt_status status = ex_device_open(t->flags, t->program->budget, threads, &t->device);
+    if (status == MT_OK) status = ex_tracefile_open(t->flags->trace, &t->trace);
+    return status == MT_OK ? ex_html_report_open(t->flags->report, &t->report) : status;
+}
+
+static mt_status prepare(ex_training *t) {
+    mt_status status = open_files(t);
+    if (status == MT_OK) status = open_device(t);
+    if (status == MT_OK) status = open_data(t);
+    if (status == MT_OK) status = make_backend(t);
+    if (status == MT_EDEVMEM && t->flags->explain && !t->torch) explain_state(t);
+    if (status == MT_OK) status = ex_replay_check_rungs(t->replay, t->info.rungs);
+    if (status == MT_OK) introduce(t);
+    if (status == MT_OK && t->flags->explain) status = explain(t);
+    if (status == MT_OK) status = make_trainer(t);
+    t->most_steps = ex_replay_steps(t->replay);
+    if (t->flags->steps && (uint64_t)t->flags->steps < t->most_steps)
+        t->most_steps = (uint64_t)t->flags->steps;
+    return status;
+}
+
+/* ---- train ------------------------------------------------------------------------------------- */
+
+static int goes_on(const ex_training *t) {
+    return !ex_interrupted() && t->at.steps < t->most_steps;
+}
+
+/* Between steps, where the position is that of the next batch. */
+static mt_status save(ex_training *t) {
+    const ex_run run = this_run(t);
+    if (!t->flags->save) return MT_OK;
+    t->saved_steps = t->at.steps;
+    return ex_checkpoint_save(t->torch, t->flags->save, &run, &t->at);
+}
+
+static mt_status save_best(ex_training *t) {
+    char path[4096];
+    const ex_run run = this_run(t);
+    if (!t->flags->save) return MT_OK;
+    snprintf(path, sizeof path, "%s.best", t->flags->save);
+    return ex_checkpoint_save(t->torch, path, &run, &t->at);
+}
+
+static mt_status set_lr(ex_training *t, uint64_t epoch, size_t index) {
+    uint64_t count = ex_batches_count(t->batches, EX_TRAINING);
+    uint64_t all = (uint64_t)t->flags->epochs * count;
+    double lr = ex_flags_lr(t->flags, (epoch - 1) * count + index, all);
+    return mt_torch_set_lr(t->torch, t->lr_factor * lr);
+}
+
+static mt_status check_loss(const ex_training *t, const mt_step_report *report) {
+    if (isfinite(report->loss)) return MT_OK;
+    return mt_set_error(MT_ESTATE,
+                        "the loss of step %llu is not finite: there is nothing to go on from; a "
+                        "smaller --lr than %g or --clip 1 may keep it finite",
+                        (unsigned long long)report->step, t->flags->lr);
+}
+
+/* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */
+static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
+    mt_batch batch;
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_status status = ex_batches_fill(t->batches, EX_TRAINING, epoch, index, &batch);
+    if (status == MT_OK)
+        status =
+            ex_replay_next(t->replay, batch.count, ex_flags_least(t->flags, &t->info), t->trainer);
+    if (status == MT_OK) status = set_lr(t, epoch, index);
+    if (status == MT_OK) status = ex_inject_arm(&t->flags->inject, t->at.steps + 1);
+    if (status != MT_OK) return status;
+    status = mt_trainer_step(t->trainer, &batch, &report);
+    ex_inject_disarm(&t->flags->inject, t->at.steps + 1);
+    if (status == MT_OK) t->at.index++;
+    if (status != MT_OK || report.samples == 0) return status; /* 0: dropped, see introduce() */
+    t->at.steps++;
+    status = check_loss(t, &report);
+    if (status != MT_OK) return status;
+    if (t->program->after_step) t->program->after_step(t->program->self, t, &report);
+    ex_progress_step(&t->progress, &report);
+    return MT_OK;
+}
+
+static mt_status evaluate(ex_training *t) {
+    mt_batch batch;
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_status status = MT_OK;
+    size_t count = ex_batches_count(t->batches, EX_VALIDATION);
+    for (size_t i = 0; i < count && status == MT_OK && !ex_interrupted(); i++) {
+        ex_progress_evaluate(&t->progress, i, count);
+        status = ex_batches_fill(t->batches, EX_VALIDATION, 0, i, &batch);
+        if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
+    }
+    return status;
+}
+
+/* The epoch whose validation metric is the highest so far has a checkpoint of its own. */
+static mt_status keep_best(ex_training *t) {
+    double metric = t->last.eval_metrics[0];
+    if (!t->last.eval_samples || !t->info.metric_count) return MT_OK;
+    if (t->at.best_epoch && !(metric > t->at.best)) return MT_OK;
+    t->at.best = metric;
+    t->at.best_epoch = t->last.epoch;
+    return save_best(t);
+}
+
+static mt_status end_epoch(ex_training *t, uint64_t epoch, double seconds) {
+    mt_epoch_report report = MT_EPOCH_REPORT_INIT;
+    mt_status status = mt_trainer_end_epoch(t->trainer, &report);
+    if (status != MT_OK) return status;
+    report.epoch = epoch; /* the trainer counts those of this process */
+    t->last = report;
+    ex_report_epoch(&report, t->info.metric_names[0], seconds);
+    if (t->at.index == ex_batches_count(t->batches, EX_TRAINING)) {
+        t->at.epoch++;
+        t->at.index = 0;
+    }
+    status = keep_best(t);
+    if (status == MT_OK) status = save(t);
+    if (status == MT_OK && t->program->after_epoch)
+        status = t->program->after_epoch(t->program->self, t, &report);
+    return status;
+}
+
+static mt_status train_epoch(ex_training *t, uint64_t epoch) {
+    mt_status status = MT_OK;
+    size_t count = ex_batches_count(t->batches, EX_TRAINING);
+    double started = ex_seconds();
+    ex_progress_epoch(&t->progress, epoch, (uint64_t)t->flags->epochs, count);
+    if (t->program->begin_epoch) status = t->program->begin_epoch(t->program->self, t, epoch);
+    while (t->at.index < count && status == MT_OK && goes_on(t))
+        status = train_step(t, epoch, t->at.index);
+    if (status == MT_OK) status = evaluate(t);
+    ex_progress_clear(&t->progress);
+    if (status != MT_OK || ex_interrupted()) return status;
+    return end_epoch(t, epoch, ex_seconds() - started);
+}
+
+/* --patience: no epoch since the best one was better. */
+static int is_stale(const ex_training *t) {
+    uint64_t patience = (uint64_t)t->flags->patience;
+    if (!patience || !t->at.best_epoch || t->at.epoch <= t->at.best_epoch + patience) return 0;
+    mt_log(MT_LOG_INFO, "no epoch since %llu was better: --patience %llu ends the run",
+           (unsigned long long)t->at.best_epoch, (unsigned long long)patience);
+    return 1;
+}
+
+static mt_status train(ex_training *t) {
+    mt_status status = MT_OK;
+    while (t->at.epoch <= (uint64_t)t->flags->epochs && status == MT_OK && goes_on(t) &&
+           !is_stale(t))
+        status = train_epoch(t, t->at.epoch);
+    return status == MT_OK && t->saved_steps != t->at.steps ? save(t) : status;
+}
+
+/* ---- finish ------------------------------------------------------------------------------------ */
+
+static void print_stopped(const ex_training *t) {
+    const char *path = t->flags->save;
+    printf("stopped by %s after step %llu, which is done; %s%s\n",
+           ex_interrupt_name(ex_interrupted()), (unsigned long long)t->at.steps,
+           path ? "go on with --resume " : "nothing was saved", path ? path : "");
+}
+
+static mt_status finish(ex_training *t) {
+    mt_run_report report = MT_RUN_REPORT_INIT;
+    mt_status status = mt_trainer_finish(t->trainer, &report);
+    if (status != MT_OK) return status;
+    ex_inject_finish(&t->flags->inject, t->at.steps);
+    if (ex_interrupted())
+        print_stopped(t);
+    else if (t->program->result)
+        t->program->result(t->program->self, t);
+    if (report.steps) ex_report_run(&report, (size_t)t->flags->batch);
+    ex_report_resident(t->flags, &t->device);
+    return MT_OK;
+}
+
+/* The page says in one line how the run ended. */
+static mt_status close_report(ex_training *t, mt_status status, const char *reason) {
+    char text[64];
+    int stopped_by = ex_interrupted();
+    if (status != MT_OK) return ex_html_report_close(t->report, EX_HTML_FAILED, reason);
+    snprintf(text, sizeof text, "stopped by %s after step %llu", ex_interrupt_name(stopped_by),
+             (unsigned long long)t->at.steps);
+    return ex_html_report_close(t->report, stopped_by ? EX_HTML_STOPPED : EX_HTML_DONE,
+                                stopped_by ? text : NULL);
+}
+
+/* In the reverse order; each takes a NULL. */
+static mt_status clean_up(ex_training *t) {
+    mt_trainer_free(t->trainer);
+    mt_torch_free(t->torch);
+    mt_model_free(t->model);
+    ex_batches_free(t->batches);
+    if (t->program->close) t->program->close(t->program->self);
+    ex_replay_free(t->replay);
+    return ex_tracefile_close(t->trace);
+}
+
+/* The first failure is what the exit status says; each has its line. */
+static mt_status and_also(const ex_training *t, mt_status status, mt_status other) {
+    if (other != MT_OK) fprintf(stderr, "%s: %s\n", t->program->name, mt_last_error());
+    return status != MT_OK ? status : other;
+}
+
+static void report_failure(const ex_training *t, mt_status status) {
+    ex_report_failure(t->program->name, status, t->trainer, t->torch != NULL, t->flags, &t->device);
+    if (status == MT_EDEVMEM && t->program->remedies) t->program->remedies(t->program->self, t);
+}
+
+/* What a run has to say at its end, whatever that is; the status of all of it. */
+static mt_status end(ex_training *t, mt_status status) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", status != MT_OK ? mt_last_error() : "");
+    if (status != MT_OK) report_failure(t, status);
+    /* A step that failed has changed nothing: the trace ends like that of any run. */
+    if (status != MT_OK && t->trainer) (void)!mt_trainer_finish(t->trainer, NULL);
+    status = and_also(t, status, close_report(t, status, reason));
+    status = and_also(t, status, clean_up(t));
+    return ex_output_end(t->program->name) || status != MT_OK ? status : MT_EIO;
+}
+
+int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
+    ex_training t = {.program = program,
+                     .flags = flags,
+                     .argv = argv,
+                     .backend = MT_BACKEND_INIT,
+                     .lr_factor = 1};
+    t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
+    ex_reexec_passive(argv);
+    ex_interrupt_catch();
+    ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
+    mt_set_log(ex_progress_log, &t.progress);
+    mt_status status = prepare(&t);
+    if (status == MT_OK) status = train(&t);
+    if (status == MT_OK) status = finish(&t);
+    return ex_exit_status(end(&t, status), ex_interrupted());
+}

@@ -1,0 +1,103 @@
+/*
+ * training.h - a run from the flags to the exit status: what all example programs have in common.
+ *
+ * A program fills in an ex_program, reads its flags and calls ex_training_main. That opens the device
+ * and the program's data, makes its model, the backend (model + optimiser on the device) and the
+ * trainer, goes through the epochs, and says what came out. All that concerns memory happens inside
+ * mt_trainer_step and mt_trainer_evaluate. Traces, replays, checkpoints, reports, signals and failures are
+ * looked after here, alike for every program.
+ */
+#ifndef EX_TRAINING_H
+#define EX_TRAINING_H
+
+#include "batches.h"
+#include "checkpoint.h"
+#include "device.h"
+#include "flags.h"
+#include "html_report.h"
+#include "progress.h"
+#include "replay.h"
+#include "source.h"
+#include "tracefile.h"
+
+#include <memtrain/torch.h>
+#include <memtrain/trainer.h>
+#include <stdio.h>
+
+typedef struct ex_training ex_training;
+
+/* What a program is. Functions are called in this order, with the program's own self. */
+typedef struct ex_program {
+    const char *name;       /* "food101" */
+    const char *model_name; /* "resnet18" */
+    const char *budget;     /* --budget where none is given, on the CPU; NULL: auto */
+    ex_table own;           /* its own flags */
+    void *self;
+    /* Opens the data; the device is ready. out's self must live until close. */
+    mt_status (*open)(void *self, const ex_training *run, ex_source *out);
+    /* Makes the model on the CPU. */
+    mt_status (*model)(void *self, const ex_training *run, mt_model **out);
+    /* Changes what the flags say of the optimiser: groups, betas. NULL: nothing. */
+    void (*options)(void *self, mt_torch_options *options);
+    /* Says in a line or two what the data is. NULL: nothing. */
+    void (*introduce)(void *self, const ex_training *run);
+    /* Before the first step of an epoch (from 1 on): lr_factor, layers that are frozen.
+       Also called before the first step of a run that goes on. NULL: nothing. */
+    mt_status (*begin_epoch)(void *self, ex_training *run, uint64_t epoch);
+    /* After each step, and after each epoch. NULL: nothing. */
+    void (*after_step)(void *self, ex_training *run, const mt_step_report *report);
+    mt_status (*after_epoch)(void *self, ex_training *run, const mt_epoch_report *report);
+    /* The result of a run that was not stopped: run->last has the last epoch. NULL: nothing. */
+    void (*result)(void *self, const ex_training *run);
+    /* More flags that would help where memory does not do, in lines for stderr. NULL: none. */
+    void (*remedies)(void *self, const ex_training *run);
+    /* Frees what open made. Also called when open failed; not when the flags were wrong. */
+    void (*close)(void *self);
+} ex_program;
+
+/* Open for reading. */
+struct ex_training {
+    const ex_program *program;
+    char **argv;
+    ex_flags *flags;
+    ex_setting settings[EX_SETTINGS]; /* the flags that decide how the run ends */
+    size_t setting_count;
+
+    ex_device device;
+    ex_source source;
+    ex_batches *batches;
+    mt_model *model;
+    mt_torch *torch;
+    mt_backend backend;
+    mt_backend_info info;
+    mt_trainer *trainer;
+    ex_tracefile *trace;
+    ex_html_report *report;
+    ex_replay *replay;
+    ex_progress progress;
+    double lr_factor; /* of the learning rate that the flags say; begin_epoch may set it */
+
+    ex_position at;       /* the next batch, and the steps gone through */
+    uint64_t most_steps;  /* to go through at most */
+    uint64_t saved_steps; /* those of the last checkpoint; UINT64_MAX: there is none */
+    mt_epoch_report last; /* the last epoch that was completed */
+};
+
+/*
+ * Reads shared and own flags; summary is the first line of --help.
+ * @return 1: go on; 0: the program ends, with *out_status
+ */
+int ex_training_flags(const ex_program *program, const char *summary, ex_flags *flags, int argc,
+                      char **argv, int *out_status);
+
+/* The whole run. @return the exit status */
+int ex_training_main(const ex_program *program, ex_flags *flags, char **argv);
+
+/* Prints "NAME: TEXT" for flags that only the program can tell are wrong. @return exit status 2 */
+int ex_training_refuse(const ex_program *program, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+#endif
