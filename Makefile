@@ -117,9 +117,9 @@ SHIM_SO := $(if $(SHIM_SRC),$(call so,memtrain_torch))
 # ---- libtorch and the system's packages --------------------------------------------------------
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
-NO_TORCH := help clean distclean format check-format core check-core check-valgrind coverage \
+NO_TORCH := help clean distclean format check-format data core check-core check-valgrind coverage \
     bench-core
-NO_BUILD := help clean distclean format check-format
+NO_BUILD := help clean distclean format check-format data
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include build/libtorch.mk
 # Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
@@ -217,7 +217,7 @@ endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: all setup core run check check-core check-torch check-oom check-asan check-ubsan
+.PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan
 .PHONY: check-valgrind bench bench-core coverage format check-format symbols install uninstall clean distclean
 .PHONY: help tests
 
@@ -232,6 +232,9 @@ setup: build/libtorch.mk ## look for what is needed, and fetch or install what i
 
 run: all ## build, then train on the pictures that come with it (RUN_FLAGS)
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} $(BUILD)/examples/food101 $(RUN_FLAGS)
+
+data: ## fetch the pictures that those in examples/data were taken from (130 MB), for --data
+	@sh setup/data.sh
 
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \

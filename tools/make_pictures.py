@@ -4,13 +4,14 @@
     python3 tools/make_pictures.py tools/pictures_food.json examples/data/food
 
 Only whoever changes the embedded pictures needs this script (and Pillow, 10.1 or newer); the
-example programs read its results.  The list maps every class to {source file: new name}.  A new
-name has the form GROUP or GROUP__VARIANT: ex_dataset never lets two variants of one group fall
-on different sides of the training/validation split.
+example programs read its results.  The list maps every folder ("." for the target itself) to
+{source file: new name}.  A new name has the form GROUP or GROUP__VARIANT: ex_dataset never lets
+two variants of one group fall on different sides of the training/validation split.
 
-Each picture is cropped to what is drawn, shrunk to SIDE pixels on its long side (never enlarged)
-and written either as an RGB JPEG on white or as a PNG with a palette that carries alpha, so that
-the programs exercise both decoders.  Which of the two depends on the source's name alone.
+Each picture is cropped to what is drawn (--whole: it is not), shrunk to --side pixels on its long
+side (never enlarged) and written either as an RGB JPEG on white or as a PNG with a palette that
+carries alpha, so that the programs exercise both decoders.  Which of the two depends on the
+source's name alone; with --png all are PNGs.
 """
 
 import argparse
@@ -22,20 +23,21 @@ import zlib
 from PIL import Image
 
 SOURCE = pathlib.Path("/usr/share/openclipart/png")
-SIDE = 128
-COLOURS = 64
 QUALITY = 85
 MARGIN = 0.03           # of the long side, kept around what is drawn
 MAX_PIXELS = 30_000_000  # a few files of the package are decompression bombs
 MIN_COVERAGE = 0.02     # mean alpha below which a picture counts as empty
 
 
-def read_cropped(path):
-    """Returns the picture as RGBA, cut to the box of its visible pixels."""
+def read(path):
     with Image.open(path) as opened:
         if opened.width * opened.height > MAX_PIXELS:
             raise ValueError("too many pixels")
-        picture = opened.convert("RGBA")
+        return opened.convert("RGBA")
+
+
+def crop(picture):
+    """Cuts a picture to the box of its visible pixels."""
     alpha = picture.getchannel("A")
     if sum(alpha.histogram()[128:]) < MIN_COVERAGE * picture.width * picture.height / 4:
         raise ValueError("practically empty")
@@ -44,9 +46,9 @@ def read_cropped(path):
     return picture.crop((left - margin, top - margin, right + margin, bottom + margin))
 
 
-def shrink(picture):
+def shrink(picture, side):
     """Resizes in premultiplied alpha (thumbnail() alone would bleed hidden colours)."""
-    scale = min(1.0, SIDE / max(picture.size))
+    scale = min(1.0, side / max(picture.size))
     size = tuple(max(1, round(scale * side)) for side in picture.size)
     return picture.convert("RGBa").resize(size, Image.Resampling.LANCZOS).convert("RGBA")
 
@@ -57,43 +59,53 @@ def write_jpeg(picture, path):
     flat.save(path, "JPEG", quality=QUALITY, optimize=True)
 
 
-def write_png(picture, path):
-    palette = picture.quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
+def write_png(picture, path, colours):
+    palette = picture.quantize(colours, method=Image.Quantize.FASTOCTREE)
     palette.save(path, "PNG", optimize=True)
 
 
-def make(source, target_stem):
+def make(source, target_stem, how):
     """Writes one picture and returns the path it got."""
-    picture = shrink(read_cropped(SOURCE / source))
-    if zlib.crc32(source.encode()) % 2:
+    picture = read(how.source / source)
+    picture = shrink(picture if how.whole else crop(picture), how.side)
+    if zlib.crc32(source.encode()) % 2 and not how.png:
         target = target_stem.with_name(target_stem.name + ".jpg")
         write_jpeg(picture, target)
     else:
         target = target_stem.with_name(target_stem.name + ".png")
-        write_png(picture, target)
+        write_png(picture, target, how.colours)
     return target
 
 
-def main():
+def arguments_of():
     parser = argparse.ArgumentParser(description="Make the embedded pictures of the examples.")
-    parser.add_argument("list", type=pathlib.Path, help="JSON: class -> {source: name}")
-    parser.add_argument("target", type=pathlib.Path, help="folder that gets one folder a class")
-    arguments = parser.parse_args()
-    classes = json.loads(arguments.list.read_text())
+    parser.add_argument("list", type=pathlib.Path, help="JSON: folder -> {source: name}")
+    parser.add_argument("target", type=pathlib.Path, help="folder that gets those of the list")
+    parser.add_argument("--source", type=pathlib.Path, default=SOURCE, help="the package's files")
+    parser.add_argument("--side", type=int, default=128, help="pixels of the long side")
+    parser.add_argument("--colours", type=int, default=64, help="of a PNG's palette")
+    parser.add_argument("--png", action="store_true", help="no JPEGs")
+    parser.add_argument("--whole", action="store_true", help="do not crop")
+    return parser.parse_args()
+
+
+def main():
+    how = arguments_of()
+    folders = json.loads(how.list.read_text())
     total = 0
-    for name, pictures in sorted(classes.items()):
-        folder = arguments.target / name
+    for name, pictures in sorted(folders.items()):
+        folder = how.target / name
         folder.mkdir(parents=True, exist_ok=True)
         made = []
         for source, stem in sorted(pictures.items()):
             try:
-                made.append(make(source, folder / stem))
+                made.append(make(source, folder / stem, how))
             except (OSError, ValueError) as error:
                 sys.exit(f"{source}: {error}")
         size = sum(path.stat().st_size for path in made)
         total += size
         jpegs = sum(path.suffix == ".jpg" for path in made)
-        print(f"{name:12} {len(made):4} pictures {jpegs:4} JPEG {size:8} bytes")
+        print(f"{name:18} {len(made):4} pictures {jpegs:4} JPEG {size:8} bytes")
     print(f"total {total} bytes")
 
 
