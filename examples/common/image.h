@@ -66,7 +66,13 @@ void ex_error_set(ex_error *error, const char *name, const char *format, ...)
  */
 ex_status ex_image_load(const char *path, ex_image *out, ex_error *error);
 
-/* The same from memory; `name` serves the error text only. */
+/*
+ * The same with 4 bytes a pixel, the last of them the alpha, not multiplied in; 255 where the file has
+ * none. ex_image_clear releases it; all else in this header takes pictures of 3 bytes a pixel.
+ */
+ex_status ex_image_load_alpha(const char *path, ex_image *out, ex_error *error);
+
+/* ex_image_load from memory; `name` serves the error text only. */
 ex_status ex_image_decode(const void *bytes, size_t byte_count, const char *name, ex_image *out,
                           ex_error *error);
 
