@@ -7,8 +7,8 @@
  * before. Both for steps whose chunks are given, for the first step of a trainer that chooses them
  * (recordings included; the optimisers share its faults among them), for steps with segments that are
  * computed again, with saved tensors that wait elsewhere, and for evaluation. `make check` runs all transient
- * faults of ResNet-18 with SGD and given chunks, every 7th that lasts there, and every 47th of the
- * others, 94th with savers; MT_TEST_SLOW=1 (make check-oom) all of them.
+ * faults of ResNet-18 with SGD and given chunks, every 13th that lasts there, and every 97th of the
+ * others, 194th with savers; MT_TEST_SLOW=1 (make check-oom) all of them.
  */
 #include <cstdlib>
 #include <cstring>
@@ -37,10 +37,10 @@ const struct {
     mt_optimizer optimizer;
 } optimizers[] = {{"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}};
 
-enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 47 };
+enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 97 };
 enum { SETTINGS = OPTIMIZERS * networks::count };
 /* Of lasting faults of ResNet-18 with SGD and given chunks, whose transient ones are all run. */
-enum { LASTING_STRIDE = 7 };
+enum { LASTING_STRIDE = 13 };
 enum { FIXED = 5, CHOSEN = 10, ROOM_FOR = 4 }; /* samples */
 enum { MOST_OOMS = 2 * 17 };                   /* max_retries + 1, without the rung and with it */
 

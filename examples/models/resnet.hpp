@@ -140,8 +140,8 @@ public:
                 torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
     }
 
-    /* [B, 3, H, W] -> [B, classes]; the sizes in the comments are those of H = W = 224. */
-    torch::Tensor forward(const torch::Tensor &images) {
+    /* [B, 3, H, W] -> [B, 512 e, h, w]; the sizes in the comments are those of H = W = 224. */
+    torch::Tensor maps(const torch::Tensor &images) {
         auto stem = [this](const torch::Tensor &x) {
             return at::max_pool2d(bn1(conv1(x)).relu_(), 3, 2, 1);
         };
@@ -149,10 +149,16 @@ public:
         x = blocks(layer1, x);                  /* [B, 64 e, 56, 56], e = expansion */
         x = blocks(layer2, x);                  /* [B, 128 e, 28, 28] */
         x = blocks(layer3, x);                  /* [B, 256 e, 14, 14] */
-        x = blocks(layer4, x);                  /* [B, 512 e, 7, 7] */
-        x = at::adaptive_avg_pool2d(x, {1, 1}); /* [B, 512 e, 1, 1] */
-        return fc(x.flatten(1));                /* [B, classes] */
+        return blocks(layer4, x);               /* [B, 512 e, 7, 7] */
     }
+    /* [B, 3, H, W] -> [B, 512 e] */
+    torch::Tensor features(const torch::Tensor &images) {
+        return at::adaptive_avg_pool2d(maps(images), {1, 1}).flatten(1);
+    }
+    /* [B, 3, H, W] -> [B, classes] */
+    torch::Tensor forward(const torch::Tensor &images) { return fc(features(images)); }
+
+    torch::nn::Linear fc{nullptr};
 
 private:
     static torch::Tensor blocks(const torch::nn::Sequential &layer, const torch::Tensor &x) {
@@ -180,7 +186,6 @@ private:
     torch::nn::Conv2d conv1{nullptr};
     torch::nn::BatchNorm2d bn1{nullptr};
     torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};
-    torch::nn::Linear fc{nullptr};
 };
 TORCH_MODULE(ResNet);
 
