@@ -12,6 +12,7 @@
  * Any folder of class folders can take the place of the pictures that come with the program, Food-101
  * itself (101 classes of 1000 photographs) included.
  */
+#include "common/nutrition.h"
 #include "common/pictures.h"
 #include "common/report.h"
 #include "common/training.h"
@@ -22,16 +23,18 @@
 
 #define NAME "food101"
 #define DEFAULT_BUDGET "240MiB" /* room for 13 pictures of 96 x 96 at once */
+#define TABLE_BUDGET "300MiB"   /* the batch of 24 fits at once, that of 32 does not */
 #define DATA "examples/data/food"
 #define DEV_SAMPLES 500 /* of --dev-mode alone */
 
 typedef struct food101 {
     ex_flags flags;
     int64_t depth, fit; /* --arch, --fit */
-    int dev_mode;
+    int dev_mode, include_nutrition, table;
     int64_t dev_samples;
     const char *weights;
     ex_pictures pictures;
+    ex_nutrition *nutrition; /* NULL: not included */
 } food101;
 
 /* ---- flags ------------------------------------------------------------------------------------- */
@@ -52,6 +55,14 @@ static const ex_option own_flags[] = {
     EX_FLAG("fit", EX_WORD, food101, fit, "HOW",
             "how a picture becomes square: pad (clip art), crop (photographs) or squash",
             .words = fits, .decides = 1),
+    EX_FLAG("table", EX_SWITCH, food101, table, NULL,
+            "instead of one run, a table of short ones (3 epochs): which batches fit at once, and "
+            "how fast they are; in " TABLE_BUDGET " where --budget is not given",
+            .most = 1),
+    EX_FLAG("include-nutrition", EX_SWITCH, food101, include_nutrition, NULL,
+            "train a second head, on calories, protein, carbohydrates, fat and mass made up from "
+            "DIR/nutrition.json and the size of what is drawn",
+            .most = 1, .decides = 1),
     EX_FLAG("dev-mode", EX_SWITCH, food101, dev_mode, NULL, "as --dev-samples 500", .most = 1),
     EX_FLAG("dev-samples", EX_WHOLE, food101, dev_samples, "N",
             "use so many pictures only, evenly from the classes, those for validation (one in "
@@ -79,6 +90,9 @@ static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
                                         (size_t)f->dev_samples, &f->pictures.dataset);
     f->pictures.side = (int)f->flags.image_size;
     *out = ex_pictures_source(&f->pictures);
+    if (status != MT_OK || !f->include_nutrition) return status;
+    status = ex_nutrition_open(&f->pictures, &f->nutrition);
+    if (status == MT_OK) *out = ex_nutrition_source(f->nutrition);
     return status;
 }
 
@@ -89,6 +103,7 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     (void)run;
     options.depth = (int)f->depth;
     options.classes = f->pictures.dataset->class_count;
+    options.nutrition = f->include_nutrition;
     mt_status status = food101_model_new(&options, out);
     weights.skip = "fc.";
     return status == MT_OK && f->weights ? mt_model_load_weights(*out, f->weights, &weights)
@@ -101,15 +116,31 @@ static void introduce(void *self, const ex_training *run) {
     ex_report_pictures(f->pictures.dataset);
 }
 
-static void print_accuracy(void *self, const ex_training *run) {
-    const food101 *f = self;
+static void print_accuracy(const food101 *f, const ex_training *run) {
     const double *metrics = run->last.eval_metrics;
-    if (!run->last.eval_samples) return;
     printf("validation accuracy %.1f %%", 100 * metrics[0]);
-    if (run->info.metric_count > 1)
+    if (f->pictures.dataset->class_count > FOOD101_TOP)
         printf(", among the best %d %.1f %%", FOOD101_TOP, 100 * metrics[1]);
     printf("; always guessing one class: %.1f %%\n",
            100 * ex_pictures_majority(f->pictures.dataset, NULL));
+}
+
+/* The mean absolute errors, the last of the metrics, beside those of guessing the mean. */
+static void print_nutrition(const food101 *f, const ex_training *run) {
+    double guess[EX_NUTRIENTS];
+    const double *errors = run->last.eval_metrics + run->info.metric_count - EX_NUTRIENTS;
+    if (ex_nutrition_guess(f->nutrition, guess) != MT_OK) return;
+    printf("mean absolute errors on made-up nutrition (always guessing the mean):");
+    for (int i = 0; i < EX_NUTRIENTS; i++)
+        printf("%s %s %.1f (%.1f)", i ? "," : "", ex_nutrient_names[i], errors[i], guess[i]);
+    printf("\n");
+}
+
+static void print_result(void *self, const ex_training *run) {
+    const food101 *f = self;
+    if (!run->last.eval_samples) return;
+    print_accuracy(f, run);
+    if (f->nutrition) print_nutrition(f, run);
 }
 
 static void print_remedies(void *self, const ex_training *run) {
@@ -120,7 +151,55 @@ static void print_remedies(void *self, const ex_training *run) {
 
 static void close_data(void *self) {
     food101 *f = self;
+    ex_nutrition_free(f->nutrition);
     ex_dataset_free(f->pictures.dataset);
+}
+
+/* ---- --table ----------------------------------------------------------------------------------- */
+
+/* Numbers of a run that fitted. */
+static void print_row(const ex_row *row) {
+    char peak[32], chunks[32];
+    size_t least = row->report.smallest_chunk, most = row->report.largest_chunk;
+    snprintf(chunks, sizeof chunks, least == most ? "%zu" : "%zu to %zu", least, most);
+    printf("%-14s %-14s %16.2f %14s\n", chunks, "ok", 50 * row->seconds / (double)row->samples,
+           mt_format_size(row->report.peak_bytes, peak, sizeof peak));
+}
+
+/* One batch, at once with nothing saved, as the script had it, or as the budget allows. */
+static mt_status run_row(food101 *f, ex_program *program, char **argv, const ex_word *profile,
+                         int at_once) {
+    ex_row row;
+    const int64_t checkpointing = f->flags.checkpointing;
+    f->flags.batch = profile->value;
+    f->flags.micro_batch = at_once ? profile->value : 0;
+    if (at_once) f->flags.checkpointing = EX_CHECKPOINTING_OFF;
+    ex_training_row(program, &f->flags, argv, &row);
+    f->flags.checkpointing = checkpointing;
+    f->nutrition = NULL; /* freed with the run */
+    f->pictures.dataset = NULL;
+    printf("%-12s %6lld   ", profile->name, (long long)profile->value);
+    if (row.status == MT_OK)
+        print_row(&row);
+    else if (row.status == MT_EDEVMEM)
+        printf("%-14lld does not fit\n", (long long)profile->value);
+    fflush(stdout);
+    return row.status == MT_EDEVMEM ? MT_OK : row.status;
+}
+
+/* The table of the script that this follows: each profile's batch at once; and the last one in chunks. */
+static int print_table(food101 *f, ex_program *program, char **argv) {
+    mt_status status = MT_OK;
+    const ex_word *profile = profiles;
+    program->budget = TABLE_BUDGET;
+    if (f->flags.epochs > 3) f->flags.epochs = 3;
+    ex_training_start(argv);
+    printf("%-12s %6s   %-14s %-14s %16s %14s\n", "profile", "batch", "chunks", "status",
+           "s / 50 pictures", "peak");
+    for (; profile->name && status == MT_OK; profile++)
+        status = run_row(f, program, argv, profile, 1);
+    if (status == MT_OK) status = run_row(f, program, argv, profile - 1, 0);
+    return ex_exit_status(status, 0);
 }
 
 int main(int argc, char **argv) {
@@ -132,7 +211,7 @@ int main(int argc, char **argv) {
                           .open = open_data,
                           .model = make_model,
                           .introduce = introduce,
-                          .result = print_accuracy,
+                          .result = print_result,
                           .remedies = print_remedies,
                           .close = close_data};
     int exit_status;
@@ -148,5 +227,6 @@ int main(int argc, char **argv) {
             &program, "--weights: not together with --resume, whose file has the weights");
     if (f.dev_mode && !f.dev_samples) f.dev_samples = DEV_SAMPLES;
     program.model_name = arch_name(f.depth);
+    if (f.table) return print_table(&f, &program, argv);
     return ex_training_main(&program, &f.flags, argv);
 }

@@ -340,6 +340,41 @@ static void write_broken(const char *class_name) {
     fclose(file);
 }
 
+/* The second head has metrics of its own, and a table that lacks a class is refused. */
+START_TEST(nutrition_is_a_second_head) {
+    char data[CLI_PATH + 8], table[CLI_PATH + 32];
+    EXPECT(0, SMALL, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch", "16");
+    ck_contains(cli_out, "mean absolute errors on made-up nutrition");
+    ck_contains(cli_out, "mass_g ");
+    snprintf(data, sizeof data, "%s/data", cli_root);
+    snprintf(table, sizeof table, "%s/nutrition.json", data);
+    copy_class("sweets", "examples/data/food/sweets/*");
+    copy_class("drink", "examples/data/food/drink/*");
+    EXPECT(2, SMALL, "--include-nutrition", "--data", data);
+    ck_contains(cli_err, "food101: --include-nutrition: '");
+    FILE *file = fopen(table, "w");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file, "{\"drink\": {\"calories\": 1, \"protein_g\": 1, \"carb_g\": 1, \"fat_g\": 1, "
+                  "\"portion_g\": 1}}\n");
+    fclose(file);
+    EXPECT(2, SMALL, "--include-nutrition", "--data", data);
+    ck_contains(cli_err, "has no number 'calories' for class 'sweets'");
+}
+END_TEST
+
+/* Each profile has its row; a batch that does not fit at once does in chunks. */
+START_TEST(a_table_of_profiles) {
+    static const char *const rows[] = {"ultra-safe        4   4 ", "safe              8   8 ",
+                                       "original         32   32             does not fit"};
+    EXPECT(0, SMALL, "--table", "--epochs", "1", "--dev-samples", "80", "--budget", tight_budget());
+    for (size_t i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
+    const char *last = strstr(strstr(cli_out, "does not fit"), "original ");
+    ck_assert_ptr_nonnull(last);
+    ck_contains(last, " ok ");
+    ck_assert_str_eq(cli_err, "");
+}
+END_TEST
+
 START_TEST(bad_pictures_are_skipped_by_name) {
     char data[CLI_PATH + 8];
     snprintf(data, sizeof data, "%s/data", cli_root);
@@ -396,8 +431,10 @@ int main(void) {
     tcase_add_test(runs, two_runs_are_equal);
     tcase_add_test(runs, explaining_changes_nothing);
     tcase_add_test(runs, explaining_alone);
+    tcase_add_test(runs, nutrition_is_a_second_head);
     tcase_add_test(runs, a_loss_that_explodes_stops_the_run);
     tcase_add_test(budgets, a_budget_is_kept_where_the_whole_batch_does_not_fit);
+    tcase_add_test(budgets, a_table_of_profiles);
     tcase_add_test(budgets, a_model_that_does_not_fit_exits_3);
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
     tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));

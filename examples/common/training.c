@@ -174,7 +174,7 @@ static mt_status prepare(ex_training *t) {
     if (status == MT_OK) status = make_backend(t);
     if (status == MT_EDEVMEM && t->flags->explain && !t->torch) explain_state(t);
     if (status == MT_OK) status = ex_replay_check_rungs(t->replay, t->info.rungs);
-    if (status == MT_OK) introduce(t);
+    if (status == MT_OK && !t->quiet) introduce(t);
     if (status == MT_OK && t->flags->explain) status = explain(t);
     if (status == MT_OK) status = make_trainer(t);
     t->most_steps = ex_replay_steps(t->replay);
@@ -272,7 +272,7 @@ static mt_status end_epoch(ex_training *t, uint64_t epoch, double seconds) {
     if (status != MT_OK) return status;
     report.epoch = epoch; /* the trainer counts those of this process */
     t->last = report;
-    ex_report_epoch(&report, t->info.metric_names[0], seconds);
+    if (!t->quiet) ex_report_epoch(&report, t->info.metric_names[0], seconds);
     if (t->at.index == ex_batches_count(t->batches, EX_TRAINING)) {
         t->at.epoch++;
         t->at.index = 0;
@@ -292,6 +292,8 @@ static mt_status train_epoch(ex_training *t, uint64_t epoch) {
     if (t->program->begin_epoch) status = t->program->begin_epoch(t->program->self, t, epoch);
     while (t->at.index < count && status == MT_OK && goes_on(t))
         status = train_step(t, epoch, t->at.index);
+    double seconds = ex_seconds() - started;
+    if (!t->least_seconds || seconds < t->least_seconds) t->least_seconds = seconds;
     if (status == MT_OK) status = evaluate(t);
     ex_progress_clear(&t->progress);
     if (status != MT_OK || ex_interrupted()) return status;
@@ -383,19 +385,45 @@ static mt_status end(ex_training *t, mt_status status) {
     return ex_output_end(t->program->name) || status != MT_OK ? status : MT_EIO;
 }
 
-int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
+static ex_training new_run(const ex_program *program, ex_flags *flags, char **argv) {
     ex_training t = {.program = program,
                      .flags = flags,
                      .argv = argv,
                      .backend = MT_BACKEND_INIT,
                      .lr_factor = 1};
     t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
+    return t;
+}
+
+void ex_training_start(char **argv) {
     ex_reexec_passive(argv);
     ex_interrupt_catch();
+}
+
+int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
+    ex_training t = new_run(program, flags, argv);
+    ex_training_start(argv);
     ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
     mt_set_log(ex_progress_log, &t.progress);
     mt_status status = prepare(&t);
     if (status == MT_OK) status = train(&t);
     if (status == MT_OK) status = finish(&t);
     return ex_exit_status(end(&t, status), ex_interrupted());
+}
+
+void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out) {
+    ex_training t = new_run(program, flags, argv);
+    t.quiet = 1;
+    *out = (ex_row){.report = MT_RUN_REPORT_INIT};
+    ex_progress_init(&t.progress, EX_PROGRESS_OFF, "samples", stderr);
+    mt_set_log(ex_progress_log, &t.progress);
+    out->status = prepare(&t);
+    if (out->status == MT_OK) out->status = train(&t);
+    if (out->status == MT_OK) out->status = mt_trainer_summary(t.trainer, &out->report);
+    if (out->status != MT_OK && out->status != MT_EDEVMEM)
+        fprintf(stderr, "%s: %s\n", program->name, mt_last_error());
+    out->seconds = t.least_seconds;
+    out->samples = t.last.samples;
+    (void)!clean_up(&t);
+    mt_set_log(NULL, NULL);
 }

@@ -81,6 +81,8 @@ struct ex_training {
     uint64_t most_steps;  /* to go through at most */
     uint64_t saved_steps; /* those of the last checkpoint; UINT64_MAX: there is none */
     mt_epoch_report last; /* the last epoch that was completed */
+    int quiet;            /* 1: nothing is printed but errors: a row of a table */
+    double least_seconds; /* of the training steps of an epoch; 0 before the first */
 };
 
 /*
@@ -92,6 +94,20 @@ int ex_training_flags(const ex_program *program, const char *summary, ex_flags *
 
 /* The whole run. @return the exit status */
 int ex_training_main(const ex_program *program, ex_flags *flags, char **argv);
+
+/* What one run of several gave. */
+typedef struct ex_row {
+    mt_status status;     /* MT_EDEVMEM: did not fit; others have been printed */
+    double seconds;       /* of the training steps of its fastest epoch */
+    size_t samples;       /* of that epoch */
+    mt_run_report report; /* without the hash */
+} ex_row;
+
+/* A run that prints nothing, for a table of runs; ex_training_start comes before the first. */
+void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out);
+
+/* Signals, threads and the log, as ex_training_main begins with them: may start the process anew. */
+void ex_training_start(char **argv);
 
 /* Prints "NAME: TEXT" for flags that only the program can tell are wrong. @return exit status 2 */
 int ex_training_refuse(const ex_program *program, const char *format, ...)

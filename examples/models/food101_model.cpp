@@ -4,13 +4,17 @@
 #include "food101_model.h"
 #include "resnet.hpp"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/mse_loss.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
 #include <memtrain/torch.hpp>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/dropout.h>
 
 using memtrain_models::ResNetImpl;
-using memtrain_models::ResNetOptions;
 
 namespace {
 
@@ -33,27 +37,66 @@ mt_status check(const food101_model_options *options) {
     return MT_OK;
 }
 
-ResNetOptions resnet_of(const food101_model_options *options) {
-    return {options->depth, static_cast<int64_t>(options->classes)};
+/*
+ * The ResNet, and beside its last layer, where asked for, a head for nutrition. The script that this
+ * follows ends that head with a ReLU, which may die; softplus is never without a gradient.
+ */
+struct FoodNetImpl : ResNetImpl {
+    explicit FoodNetImpl(const food101_model_options &options)
+        : ResNetImpl({options.depth, static_cast<int64_t>(options.classes)}) {
+        using namespace torch::nn;
+        if (!options.nutrition) return;
+        nutrition_head = register_module(
+            "nutrition_head",
+            Sequential(Dropout(0.3), Linear(fc->options.in_features(), 256), ReLU(), Dropout(0.15),
+                       Linear(256, 128), ReLU(), Linear(128, 5), Softplus()));
+    }
+    torch::nn::Sequential nutrition_head{nullptr};
+};
+
+/* What the numbers of the nutrition head are in units of. */
+at::Tensor units(const at::Tensor &like) {
+    return at::tensor({500.f, 50.f, 100.f, 50.f, 500.f}, like.options());
 }
+
+/* Sums over the samples of the absolute errors, one a column. */
+at::Tensor column_errors(const at::Tensor &output, const at::Tensor &target) {
+    return (output.detach() - target).abs().sum(0);
+}
+
+struct Loss {
+    bool top5, nutrition;
+
+    memtrain::Output operator()(FoodNetImpl &net, const memtrain::Tensors &batch) const {
+        at::Tensor features = net.features(batch.at(0)), labels = batch.at(1);
+        at::Tensor logits = net.fc(features);
+        memtrain::Output out{at::cross_entropy_loss(logits, labels),
+                             top5 ? count_correct(logits, labels)
+                                  : memtrain::correct(logits, labels)};
+        if (nutrition) add_nutrition(net.nutrition_head->forward(features), batch.at(2), out);
+        return out;
+    }
+    static void add_nutrition(const at::Tensor &head, const at::Tensor &target,
+                              memtrain::Output &out) {
+        at::Tensor unit = units(target);
+        out.loss = out.loss + 0.5 * at::mse_loss(head, target / unit);
+        out.metrics = at::cat({out.metrics, column_errors(head * unit, target)});
+    }
+};
 
 } // namespace
 
 mt_status food101_model_new(const food101_model_options *options, mt_model **out) {
     mt_status status = check(options);
     if (status != MT_OK) return status;
-    const bool top5 = options->classes > FOOD101_TOP;
+    const Loss loss = {options->classes > FOOD101_TOP, options->nutrition != 0};
     return memtrain::make_model(out, [&] {
         std::vector<std::string> metrics = {"accuracy"};
-        if (top5) metrics.push_back("top5");
-        auto description =
-            memtrain::model(std::make_shared<ResNetImpl>(resnet_of(options)), metrics,
-                            [top5](ResNetImpl &net, const memtrain::Tensors &batch) {
-                                at::Tensor logits = net.forward(batch.at(0)), labels = batch.at(1);
-                                return memtrain::Output{at::cross_entropy_loss(logits, labels),
-                                                        top5 ? count_correct(logits, labels)
-                                                             : memtrain::correct(logits, labels)};
-                            });
+        if (loss.top5) metrics.push_back("top5");
+        if (loss.nutrition)
+            for (auto name : {"calories", "protein_g", "carb_g", "fat_g", "mass_g"})
+                metrics.push_back(name);
+        auto description = memtrain::model(std::make_shared<FoodNetImpl>(*options), metrics, loss);
         description.checkpoints = true;
         return description;
     });

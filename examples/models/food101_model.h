@@ -5,6 +5,10 @@
  * labels [B]. The loss is the mean cross entropy. The first metric is "accuracy", the share of
  * pictures whose label has the largest logit; with more than FOOD101_TOP classes a second one,
  * "top5", the share whose label is among the FOOD101_TOP largest.
+ *
+ * With a nutrition head a batch has a third tensor, float [B, 5]: calories, grams of protein,
+ * carbohydrates and fat, and the mass in grams. Half of the mean squared error, in units of 500 kcal and
+ * 50, 100, 50, 500 g, is added to the loss, and five metrics follow: the mean absolute errors.
  */
 #ifndef FOOD101_MODEL_H
 #define FOOD101_MODEL_H
@@ -21,10 +25,11 @@ typedef struct food101_model_options {
     size_t size;    /* sizeof(food101_model_options) */
     int depth;      /* of the ResNet: 18, 34 or 50 */
     size_t classes; /* at least 2 */
+    int nutrition;  /* 1: with the nutrition head */
 } food101_model_options;
 
 #define FOOD101_MODEL_OPTIONS_INIT                                                                 \
-    { sizeof(food101_model_options), 18, 101 }
+    { sizeof(food101_model_options), 18, 101, 0 }
 
 /*
  * Makes the model on the CPU with random weights, from libtorch's generator (mt_torch_seed).

@@ -146,10 +146,10 @@ public:
             return at::max_pool2d(bn1(conv1(x)).relu_(), 3, 2, 1);
         };
         torch::Tensor x = memtrain::checkpoint(stem, images, {bn1.ptr()}); /* [B, 64, 56, 56] */
-        x = blocks(layer1, x);                  /* [B, 64 e, 56, 56], e = expansion */
-        x = blocks(layer2, x);                  /* [B, 128 e, 28, 28] */
-        x = blocks(layer3, x);                  /* [B, 256 e, 14, 14] */
-        return blocks(layer4, x);               /* [B, 512 e, 7, 7] */
+        x = blocks(layer1, x);    /* [B, 64 e, 56, 56], e = expansion */
+        x = blocks(layer2, x);    /* [B, 128 e, 28, 28] */
+        x = blocks(layer3, x);    /* [B, 256 e, 14, 14] */
+        return blocks(layer4, x); /* [B, 512 e, 7, 7] */
     }
     /* [B, 3, H, W] -> [B, 512 e] */
     torch::Tensor features(const torch::Tensor &images) {
