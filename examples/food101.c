@@ -20,6 +20,7 @@
 
 #include <memtrain/torch.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #define NAME "food101"
 #define DEFAULT_BUDGET "240MiB" /* room for 13 pictures of 96 x 96 at once */
@@ -30,7 +31,7 @@
 typedef struct food101 {
     ex_flags flags;
     int64_t depth, fit; /* --arch, --fit */
-    int dev_mode, include_nutrition, table;
+    int dev_mode, include_nutrition, balance, table;
     int64_t dev_samples;
     const char *weights;
     ex_pictures pictures;
@@ -59,6 +60,9 @@ static const ex_option own_flags[] = {
             "instead of one run, a table of short ones (3 epochs): which batches fit at once, and "
             "how fast they are; in " TABLE_BUDGET " where --budget is not given",
             .most = 1),
+    EX_FLAG("class-weights", EX_SWITCH, food101, balance, NULL,
+            "weigh pictures so that each class counts alike, however many it has", .most = 1,
+            .decides = 1),
     EX_FLAG("include-nutrition", EX_SWITCH, food101, include_nutrition, NULL,
             "train a second head, on calories, protein, carbohydrates, fat and mass made up from "
             "DIR/nutrition.json and the size of what is drawn",
@@ -100,11 +104,15 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     const food101 *f = self;
     food101_model_options options = FOOD101_MODEL_OPTIONS_INIT;
     mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
+    float *balance = f->balance ? ex_pictures_balance(f->pictures.dataset) : NULL;
     (void)run;
+    if (f->balance && !balance) return mt_set_error(MT_ENOMEM, "out of host memory");
     options.depth = (int)f->depth;
     options.classes = f->pictures.dataset->class_count;
     options.nutrition = f->include_nutrition;
+    options.class_weights = balance;
     mt_status status = food101_model_new(&options, out);
+    free(balance);
     weights.skip = "fc.";
     return status == MT_OK && f->weights ? mt_model_load_weights(*out, f->weights, &weights)
                                          : status;

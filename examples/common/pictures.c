@@ -4,6 +4,8 @@
 #include "pictures.h"
 #include "reexec.h"
 
+#include <stdlib.h>
+
 /* A flip and a crop need a little more than what the network sees. */
 #define KEPT_SIDE(side) ((side)*5 / 4)
 
@@ -83,4 +85,13 @@ double ex_pictures_majority(const ex_dataset *pictures, size_t *out_label) {
     }
     if (out_label) *out_label = best;
     return (double)count_class(pictures, split, best) / (double)ex_dataset_count(pictures, split);
+}
+
+float *ex_pictures_balance(const ex_dataset *pictures) {
+    double all = (double)ex_dataset_count(pictures, EX_TRAINING);
+    float *weights = calloc(pictures->class_count, sizeof *weights);
+    for (size_t i = 0; weights && i < pictures->class_count; i++)
+        weights[i] = (float)(all / ((double)pictures->class_count *
+                                    (double)count_class(pictures, EX_TRAINING, i)));
+    return weights;
 }

@@ -38,4 +38,10 @@ ex_source ex_pictures_source(const ex_pictures *pictures);
  */
 double ex_pictures_majority(const ex_dataset *pictures, size_t *out_label);
 
+/*
+ * A weight for each class, inverse to its training pictures, with a mean of 1 over all of these.
+ * @return an array of class_count, free() it; NULL: out of host memory
+ */
+float *ex_pictures_balance(const ex_dataset *pictures);
+
 #endif

@@ -4,6 +4,7 @@
 #include "food101_model.h"
 #include "resnet.hpp"
 
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/mse_loss.h>
@@ -64,13 +65,25 @@ at::Tensor column_errors(const at::Tensor &output, const at::Tensor &target) {
     return (output.detach() - target).abs().sum(0);
 }
 
+/*
+ * Divided by the pictures, not by their weights as libtorch's mean is: a chunk's weights differ from the
+ * batch's, and its loss would not add up.
+ */
+at::Tensor weighted(const at::Tensor &logits, const at::Tensor &labels, const at::Tensor &weights) {
+    at::Tensor each =
+        at::cross_entropy_loss(logits, labels, weights.to(logits.device()), at::Reduction::None);
+    return each.mean();
+}
+
 struct Loss {
     bool top5, nutrition;
+    at::Tensor weights; /* undefined: all 1 */
 
     memtrain::Output operator()(FoodNetImpl &net, const memtrain::Tensors &batch) const {
         at::Tensor features = net.features(batch.at(0)), labels = batch.at(1);
         at::Tensor logits = net.fc(features);
-        memtrain::Output out{at::cross_entropy_loss(logits, labels),
+        memtrain::Output out{weights.defined() ? weighted(logits, labels, weights)
+                                               : at::cross_entropy_loss(logits, labels),
                              top5 ? count_correct(logits, labels)
                                   : memtrain::correct(logits, labels)};
         if (nutrition) add_nutrition(net.nutrition_head->forward(features), batch.at(2), out);
@@ -84,13 +97,19 @@ struct Loss {
     }
 };
 
+at::Tensor weights_of(const food101_model_options &options) {
+    if (!options.class_weights) return {};
+    return at::tensor(at::ArrayRef<float>(options.class_weights, options.classes));
+}
+
 } // namespace
 
 mt_status food101_model_new(const food101_model_options *options, mt_model **out) {
     mt_status status = check(options);
     if (status != MT_OK) return status;
-    const Loss loss = {options->classes > FOOD101_TOP, options->nutrition != 0};
     return memtrain::make_model(out, [&] {
+        const Loss loss = {options->classes > FOOD101_TOP, options->nutrition != 0,
+                           weights_of(*options)};
         std::vector<std::string> metrics = {"accuracy"};
         if (loss.top5) metrics.push_back("top5");
         if (loss.nutrition)

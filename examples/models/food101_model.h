@@ -22,14 +22,17 @@ extern "C" {
 #define FOOD101_TOP 5
 
 typedef struct food101_model_options {
-    size_t size;    /* sizeof(food101_model_options) */
-    int depth;      /* of the ResNet: 18, 34 or 50 */
-    size_t classes; /* at least 2 */
-    int nutrition;  /* 1: with the nutrition head */
+    size_t size;                /* sizeof(food101_model_options) */
+    int depth;                  /* of the ResNet: 18, 34 or 50 */
+    size_t classes;             /* at least 2 */
+    int nutrition;              /* 1: with the nutrition head */
+    const float *class_weights; /* classes of them, factors of a picture's cross entropy; copied.
+                                   NULL: all 1. With a mean of 1 over the pictures, chunks of any
+                                   size add up to the batch. */
 } food101_model_options;
 
 #define FOOD101_MODEL_OPTIONS_INIT                                                                 \
-    { sizeof(food101_model_options), 18, 101, 0 }
+    { sizeof(food101_model_options), 18, 101, 0, NULL }
 
 /*
  * Makes the model on the CPU with random weights, from libtorch's generator (mt_torch_seed).

@@ -1,0 +1,201 @@
+/*
+ * plan.c - what a configuration would need, and whether it fits a budget, before anything is trained.
+ *
+ *     build/examples/plan                                  the configurations there are
+ *     build/examples/plan --budget 8GiB                    all of them against a budget
+ *     build/examples/plan --example prsmed --config 1 --budget 8GiB
+ *
+ * The configurations are those of the scripts that the example programs follow. Each is the program itself
+ * with --explain and no epochs: a recording of two small chunks, run once and taken back, tells what
+ * chunks of any size take.
+ */
+#include "common/options.h"
+#include "common/output.h"
+#include "common/reexec.h"
+
+#include <memtrain/status.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NAME "plan"
+
+typedef struct configuration {
+    const char *example, *name, *what, *flags;
+} configuration;
+
+static const configuration configurations[] = {
+    {"food101", "first", "batch 32 at 1024 pixels, which ran out of 47.7 GiB",
+     "--batch 32 --image-size 1024"},
+    {"food101", "original", "batch 32 at 224 pixels", "--profile original --image-size 224"},
+    {"food101", "target", "batch 24 at 224 pixels", "--profile target --image-size 224"},
+    {"food101", "safe", "batch 8 at 224 pixels", "--profile safe --image-size 224"},
+};
+
+typedef struct plan {
+    const char *example, *config, *budget;
+    int help;
+} plan;
+
+static const ex_option rows[] = {
+    EX_FLAG("example", EX_TEXT, plan, example, "NAME", "one program instead of all",
+            .accepts = "the name of an example program"),
+    EX_FLAG("config", EX_TEXT, plan, config, "NAME", "one of its configurations",
+            .accepts = "a configuration of --example"),
+    EX_FLAG("budget", EX_TEXT, plan, budget, "SIZE",
+            "what tensors may take: 8GiB, 0.95 of what is there",
+            .accepts = "a size, or a share of what is there", .by_default = "none: a list"),
+    EX_FLAG("help", EX_SWITCH, plan, help, NULL, "this list", .most = 1),
+};
+
+/* ---- choosing ---------------------------------------------------------------------------------- */
+
+static int is_chosen(const plan *p, const configuration *c) {
+    return (!p->example || strcmp(p->example, c->example) == 0) &&
+           (!p->config || strcmp(p->config, c->name) == 0);
+}
+
+static size_t count_chosen(const plan *p) {
+    size_t count = 0;
+    for (size_t i = 0; i < EX_ROWS(configurations); i++) count += is_chosen(p, &configurations[i]);
+    return count;
+}
+
+static void print_list(const plan *p) {
+    for (size_t i = 0; i < EX_ROWS(configurations); i++) {
+        const configuration *c = &configurations[i];
+        if (is_chosen(p, c)) printf("%-10s %-12s %s\n", c->example, c->name, c->what);
+    }
+}
+
+/* ---- asking a program -------------------------------------------------------------------------- */
+
+/* What a program's table says of one size of chunk. */
+typedef struct chunk {
+    size_t samples;
+    double size;
+    char unit[8];
+    int fits;
+} chunk;
+
+typedef struct answer {
+    chunk whole, most; /* the batch at once; the most samples that fit, 0: none do */
+    char error[512];   /* its last other line, where it failed */
+    int exit_status;
+} answer;
+
+static void command_of(const plan *p, const configuration *c, const char *program, char *text,
+                       size_t capacity) {
+    snprintf(text, capacity, "'%.*s/%s' %s --explain --epochs 0 --device cpu --budget '%s' 2>&1",
+             (int)(strrchr(program, '/') - program), program, c->example, c->flags, p->budget);
+}
+
+static void read_line(const char *line, answer *a) {
+    chunk seen = {0, 0, "", 0};
+    char fits[16] = "";
+    if (sscanf(line, "%zu %lf %7s %15s", &seen.samples, &seen.size, seen.unit, fits) < 3) {
+        if (strstr(line, ": ")) snprintf(a->error, sizeof a->error, "%s", line);
+        return;
+    }
+    seen.fits = strcmp(fits, "fits") == 0;
+    if (seen.samples >= a->whole.samples) a->whole = seen;
+    if (seen.fits && seen.samples > a->most.samples) a->most = seen;
+}
+
+static int ask(const char *command, answer *a) {
+    char line[512];
+    memset(a, 0, sizeof *a);
+    FILE *pipe = popen(command, "r");
+    if (!pipe) return 0;
+    while (fgets(line, sizeof line, pipe)) {
+        line[strcspn(line, "\n")] = '\0';
+        read_line(line, a);
+    }
+    int status = pclose(pipe);
+    a->exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    return 1;
+}
+
+static void print_answer(const configuration *c, const answer *a) {
+    printf("%-10s %-12s ", c->example, c->name);
+    if (a->exit_status != 0 && !a->whole.samples)
+        printf("does not fit: %s\n", a->error);
+    else if (a->whole.fits)
+        printf("fits: %zu at once take %.1f %s\n", a->whole.samples, a->whole.size, a->whole.unit);
+    else if (a->most.samples)
+        printf("fits in chunks of %zu; %zu at once would take %.1f %s\n", a->most.samples,
+               a->whole.samples, a->whole.size, a->whole.unit);
+    else
+        printf("does not fit: %zu at once would take %.1f %s\n", a->whole.samples, a->whole.size,
+               a->whole.unit);
+    fflush(stdout);
+}
+
+/* One configuration alone: all that the program says. */
+static int show(const plan *p, const configuration *c, const char *program) {
+    char command[8192];
+    command_of(p, c, program, command, sizeof command);
+    printf("%s, %s: %s\n%s\n\n", c->example, c->name, c->what, c->flags);
+    fflush(stdout);
+    int status = system(command);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+/* @return 3 where one of them does not fit */
+static int compare(const plan *p, const char *program) {
+    int worst = 0;
+    for (size_t i = 0; i < EX_ROWS(configurations); i++) {
+        char command[8192];
+        answer a;
+        if (!is_chosen(p, &configurations[i])) continue;
+        command_of(p, &configurations[i], program, command, sizeof command);
+        if (!ask(command, &a)) return 1;
+        print_answer(&configurations[i], &a);
+        if (a.exit_status > worst) worst = a.exit_status;
+    }
+    return worst;
+}
+
+static int run(const plan *p, const char *argv0) {
+    char program[4096];
+    if (!ex_program_path(argv0, program, sizeof program)) {
+        fprintf(stderr, NAME ": the folder of the program is not known\n");
+        return 1;
+    }
+    for (size_t i = 0; count_chosen(p) == 1 && i < EX_ROWS(configurations); i++)
+        if (is_chosen(p, &configurations[i])) return show(p, &configurations[i], program);
+    return compare(p, program);
+}
+
+/* ---- main -------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv) {
+    plan p = {NULL, NULL, NULL, 0};
+    ex_error error;
+    const ex_table tables[] = {{rows, EX_ROWS(rows), &p}, {NULL, 0, NULL}};
+    size_t bytes;
+    if (ex_options_parse(NAME, tables, argc, argv, &error) != 0) {
+        fprintf(stderr, "%s\n", error.text);
+        return 2;
+    }
+    if (p.help) {
+        printf(NAME ": what a configuration would need, and whether it fits a budget\n\n");
+        ex_options_help(tables, stdout);
+        return ex_output_end(NAME) ? 0 : 1;
+    }
+    if (!count_chosen(&p)) {
+        fprintf(stderr, NAME ": --config: there is none of that name; accepted: one of the list\n");
+        print_list(&(plan){NULL, NULL, NULL, 0});
+        return 2;
+    }
+    if (p.budget && mt_parse_size(p.budget, SIZE_MAX / 2, &bytes) != MT_OK) {
+        fprintf(stderr, NAME ": --budget: '%s' is not accepted; accepted: a size such as 8GiB\n",
+                p.budget);
+        return 2;
+    }
+    if (!p.budget) print_list(&p);
+    int status = p.budget ? run(&p, argv[0]) : 0;
+    return ex_output_end(NAME) ? status : 1;
+}
