@@ -85,7 +85,9 @@ static mt_status record(const mt_backend *backend, const mt_batch *batch, size_t
     mt_status status = mt_recording_start(recording, samples);
     if (status == MT_OK) status = backend->begin(backend->self, batch);
     if (status != MT_OK) return status;
-    status = backend->record(backend->self, &sink);
+    if (backend->prepare) /* a loss over pairs */
+        status = backend->prepare(backend->self, &samples, 1, &result);
+    if (status == MT_OK) status = backend->record(backend->self, &sink);
     if (status == MT_OK) {
         double weight = (double)samples / (double)batch->count;
         status = backend->accumulate(backend->self, 0, samples, weight, &result);
