@@ -21,7 +21,7 @@
 #include <string.h>
 
 #define NAME "profoct"
-#define DEFAULT_BUDGET "300MiB"
+#define DEFAULT_BUDGET "320MiB" /* room for one episode of 65 pictures of 48 x 48, not for two */
 #define DATA "examples/data/clipart"
 #define SEGMENTS "expandable_segments:True" /* for CUDA's allocator, before the device starts */
 
@@ -240,6 +240,7 @@ int main(int argc, char **argv) {
                  .vic_detach = 1,
                  .vic_dynamic = 1,
                  .variants = 1,
+                 .running = 1,
                  .episodes = 60,
                  .val_episodes = 20,
                  .test_episodes = 100,
@@ -259,6 +260,7 @@ int main(int argc, char **argv) {
     p.flags.image_size = 48;
     p.flags.batch = 2;
     p.flags.epochs = 3;
+    p.flags.warmup = 10;
     p.flags.weight_decay = 1e-5;
     p.flags.schedule = MT_SCHEDULE_COSINE;
     p.flags.amp = EX_AMP_AUTO;
