@@ -241,8 +241,8 @@ int main(int argc, char **argv) {
                  .vic_dynamic = 1,
                  .variants = 1,
                  .running = 1,
-                 .episodes = 60,
-                 .val_episodes = 20,
+                 .episodes = 40,
+                 .val_episodes = 10,
                  .test_episodes = 100,
                  .tested = MT_EVAL_REPORT_INIT};
     ex_program program = {.name = NAME,
@@ -259,7 +259,7 @@ int main(int argc, char **argv) {
     int exit_status;
     p.flags.image_size = 48;
     p.flags.batch = 2;
-    p.flags.epochs = 3;
+    p.flags.epochs = 4;
     p.flags.warmup = 10;
     p.flags.weight_decay = 1e-5;
     p.flags.schedule = MT_SCHEDULE_COSINE;

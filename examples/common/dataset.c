@@ -753,8 +753,8 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
         size_t index = order[first + i];
 
         labels[i] = (int64_t)dataset->samples[index].label;
-        status = ex_dataset_picture(dataset, index, epoch, image_size, augment,
-                                    pixels + i * floats, error);
+        status = ex_dataset_picture(dataset, index, epoch, image_size, augment, pixels + i * floats,
+                                    error);
     }
     free(order);
     return status;
