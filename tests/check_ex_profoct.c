@@ -30,11 +30,8 @@ START_TEST(help_has_the_flags_of_the_script) {
 END_TEST
 
 static const char *const wrong[][3] = {
-    {"--method", "MAML", "FSCT_cosine or ProFOCT_cosine"},
     {"--backbone", "ResNet50", "ResNet18 or ResNet34"},
     {"--preset", "huge", "minimal, balanced or maximum"},
-    {"--FETI", "2", "0 to 1"},
-    {"--use_amp", "yes", "0 or 1"},
     {"--n_way", "9", "more than the 5 for 'val'"},
     {"--k_shot", "20", "more than the 20 pictures of --k-shot"},
     {"--data", "/nonexistent", "/nonexistent"},
@@ -48,35 +45,25 @@ START_TEST(wrong_values_exit_2_with_one_line) {
 }
 END_TEST
 
-START_TEST(a_run_ends_with_a_test) {
-    EXPECT(0, RUN, "--trace", cli_trace);
+/* Flags after a preset have the last word; steps of its accumulation are episodes of a batch. */
+static long long run_whole(void) {
+    EXPECT(0, "--preset", "balanced", RUN, "--backbone", "ResNet18", "--budget=auto",
+           "--micro-batch=2", "--trace", cli_trace);
     ck_contains(cli_out,
                 "2-way 1-shot, 1 queries a class; classes: 20 for training, 5 for validation, 8 "
                 "for tests; guessing is right for 50.0 %");
     ck_contains(cli_out, "ProFOCT_cosine at 32 pixels");
     ck_contains(cli_out, "\nepoch 1  train loss ");
     ck_contains(cli_out, "over 5 episodes of classes that were never seen; guessing: 50.0 %");
+    ck_contains(cli_out, "chunks of 2 for batch 2; ");
     ck_assert_int_eq(cli_number(cli_trace, "end", 1, "steps"), 2);
+    return cli_number(cli_trace, "step", 1, "peak_bytes");
 }
-END_TEST
 
-/* What the flags after a preset say counts; steps of its accumulation are episodes of a batch. */
-START_TEST(presets_set_several_flags) {
-    EXPECT(0, "--preset", "minimal", RUN, "--steps", "1");
-    ck_contains(cli_out, "FSCT_cosine at 32 pixels");
-    ck_contains(cli_out, " for batch 4; ");
-    EXPECT(0, "--preset", "balanced", RUN, "--backbone", "ResNet18",
-           "--gradient_accumulation_steps", "1", "--steps", "1");
-    ck_contains(cli_out, "ProFOCT_cosine at 32 pixels");
-    ck_contains(cli_out, " for batch 1; ");
-}
-END_TEST
-
-/* Two episodes do not fit at once: each is a chunk, and the step is the same but for roundings. */
+/* Where two episodes do not fit at once each is a chunk. */
 START_TEST(an_episode_is_never_cut) {
     static char budget[32];
-    EXPECT(0, RUN, "--budget", "auto", "--micro-batch", "2", "--trace", cli_trace);
-    long long bytes = cli_number(cli_trace, "step", 1, "peak_bytes");
+    long long bytes = run_whole();
     ck_assert_int_gt(bytes, 0);
     snprintf(budget, sizeof budget, "%lld", bytes - 1);
     EXPECT(0, RUN, "--budget", budget);
@@ -100,8 +87,6 @@ int main(void) {
     cli_program = "profoct";
     tcase_add_test(flags, help_has_the_flags_of_the_script);
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
-    tcase_add_test(runs, a_run_ends_with_a_test);
-    tcase_add_test(runs, presets_set_several_flags);
     tcase_add_test(runs, an_episode_is_never_cut);
     tcase_add_test(runs, the_self_test_passes);
     return suite_run(suite);
