@@ -261,7 +261,8 @@ check-core: core $(TESTS_CORE) ## the suites of the core, without libtorch
 check-torch: all $(TESTS_EX) $(TESTS_TORCH) ## the suites that use libtorch or the examples
 	@$(run_tests) $(call chosen,$(TESTS_EX) $(TESTS_TORCH))
 
-OOM_TESTS := $(filter $(BUILD)/tests/check_oom% %/check_shim_contrastive,$(TESTS))
+OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
+    %/check_shim_contrastive,$(TESTS))
 check-oom: all $(OOM_TESTS) ## every single allocation fails in turn (slow)
 	@MT_TEST_SLOW=1 $(run_tests) $(call chosen,$(OOM_TESTS))
 

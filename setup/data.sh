@@ -1,11 +1,12 @@
 #!/bin/sh
 # Fetches the pictures that those in examples/data were taken from: the package openclipart-png of Debian
 # and Ubuntu (130 MB, 8,100 PNGs in folders by subject, public domain). It is installed as root (or with
-# sudo that asks for no password); elsewhere the command is printed. Then it says which folder of it each
-# program takes.
+# sudo that asks for no password); elsewhere the command is printed. Then its folders that have at least 20
+# pictures are linked in build/data/classes, one folder of class folders, and it is said what --data takes.
 set -eu
 package=openclipart-png
-folder=/usr/share/openclipart/png
+folder=${OPENCLIPART:-/usr/share/openclipart/png}
+classes=build/data/classes
 
 stop() {
     for line in "$@"; do
@@ -32,10 +33,21 @@ install() {
         stop "sudo apt-get update && sudo $command"
 }
 
+link_classes() {
+    rm -rf "$classes"
+    mkdir -p "$classes"
+    find "$folder" -type d | while IFS= read -r one; do
+        count=$(find "$one" -maxdepth 1 -name '*.png' | wc -l)
+        [ "$count" -lt 20 ] || ln -s "$one" "$classes/$(echo "${one#"$folder"/}" | tr '/ ' '__')"
+    done
+}
+
 [ -d "$folder" ] || install
 [ -d "$folder" ] || stop "$package is installed, but there is no $folder"
+link_classes
 cat <<END
-data: $(find "$folder" -name '*.png' | wc -l | tr -d ' ') pictures in $folder; for instance
+data: $(find "$folder" -name '*.png' | wc -l | tr -d ' ') pictures in $folder,
+data: $(find "$classes" -type l | wc -l | tr -d ' ') folders of them linked in $classes; for instance
   build/examples/food101 --data $folder/food
-  build/examples/profoct --data $folder/animals
+  build/examples/profoct --data $classes
 END

@@ -716,8 +716,8 @@ static ex_status render(const ex_dataset *dataset, const ex_image *image, size_t
     return EX_OK;
 }
 
-static ex_status fill_one(const ex_dataset *dataset, size_t index, uint64_t epoch, int image_size,
-                          bool augment, float *pixels, ex_error *error) {
+ex_status ex_dataset_picture(const ex_dataset *dataset, size_t index, uint64_t epoch,
+                             int image_size, bool augment, float *pixels, ex_error *error) {
     const ex_sample *sample = &dataset->samples[index];
     ex_image again = {0};
     ex_status status = EX_OK;
@@ -753,7 +753,8 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
         size_t index = order[first + i];
 
         labels[i] = (int64_t)dataset->samples[index].label;
-        status = fill_one(dataset, index, epoch, image_size, augment, pixels + i * floats, error);
+        status = ex_dataset_picture(dataset, index, epoch, image_size, augment, pixels + i * floats,
+                                    error);
     }
     free(order);
     return status;

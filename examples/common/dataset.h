@@ -110,4 +110,12 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
                           size_t count, int image_size, bool augment, float *pixels,
                           int64_t *labels, ex_error *error);
 
+/*
+ * Writes one picture, by its number among the samples, as ex_dataset_fill does: 3 x image_size x
+ * image_size floats.
+ * @return EX_OK; EX_EINPUT for a picture that was not kept and can no longer be read; EX_ENOMEM
+ */
+ex_status ex_dataset_picture(const ex_dataset *dataset, size_t index, uint64_t epoch,
+                             int image_size, bool augment, float *pixels, ex_error *error);
+
 #endif

@@ -317,6 +317,46 @@ static mt_status train(ex_training *t) {
     return status == MT_OK && t->saved_steps != t->at.steps ? save(t) : status;
 }
 
+/* ---- test -------------------------------------------------------------------------------------- */
+
+/* Sums, which become means when all is through. */
+static void add_up(mt_eval_report *sums, const mt_eval_report *report) {
+    const double samples = (double)report->samples;
+    sums->samples += report->samples;
+    sums->loss += samples * report->loss;
+    sums->seconds += report->seconds;
+    sums->chunk_count += report->chunk_count;
+    for (int i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += samples * report->metrics[i];
+}
+
+static void divide(mt_eval_report *sums) {
+    const double samples = (double)sums->samples;
+    if (!sums->samples) return;
+    sums->loss /= samples;
+    for (int i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] /= samples;
+}
+
+mt_status ex_training_test(ex_training *t, const ex_source *source, mt_eval_report *out) {
+    const ex_batches_options options = ex_batches_options_of(t->flags);
+    mt_eval_report report = MT_EVAL_REPORT_INIT, sums = MT_EVAL_REPORT_INIT;
+    ex_batches *batches;
+    mt_batch batch;
+    mt_status status = ex_batches_new(source, &options, &batches);
+    if (status != MT_OK) return status;
+    size_t count = ex_batches_count(batches, EX_VALIDATION);
+    for (size_t i = 0; i < count && status == MT_OK && !ex_interrupted(); i++) {
+        ex_progress_evaluate(&t->progress, i, count);
+        status = ex_batches_fill(batches, EX_VALIDATION, 0, i, &batch);
+        if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
+        if (status == MT_OK) add_up(&sums, &report);
+    }
+    ex_progress_clear(&t->progress);
+    ex_batches_free(batches);
+    divide(&sums);
+    *out = sums;
+    return status;
+}
+
 /* ---- finish ------------------------------------------------------------------------------------ */
 
 static void print_stopped(const ex_training *t) {
@@ -407,6 +447,8 @@ int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     mt_set_log(ex_progress_log, &t.progress);
     mt_status status = prepare(&t);
     if (status == MT_OK) status = train(&t);
+    if (status == MT_OK && program->test && !ex_interrupted())
+        status = program->test(program->self, &t);
     if (status == MT_OK) status = finish(&t);
     return ex_exit_status(end(&t, status), ex_interrupted());
 }

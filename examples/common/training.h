@@ -47,6 +47,8 @@ typedef struct ex_program {
     /* After each step, and after each epoch. NULL: nothing. */
     void (*after_step)(void *self, ex_training *run, const mt_step_report *report);
     mt_status (*after_epoch)(void *self, ex_training *run, const mt_epoch_report *report);
+    /* After the last epoch of a run that was not stopped: evaluations that are no epoch's. NULL: nothing. */
+    mt_status (*test)(void *self, ex_training *run);
     /* The result of a run that was not stopped: run->last has the last epoch. NULL: nothing. */
     void (*result)(void *self, const ex_training *run);
     /* More flags that would help where memory does not do, in lines for stderr. NULL: none. */
@@ -108,6 +110,13 @@ void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex
 
 /* Signals, threads and the log, as ex_training_main begins with them: may start the process anew. */
 void ex_training_start(char **argv);
+
+/*
+ * Evaluates all of a source's validation, outside of any epoch; for ex_program.test.
+ * @param out  means over the samples, and their number
+ */
+MT_NODISCARD mt_status ex_training_test(ex_training *run, const ex_source *source,
+                                        mt_eval_report *out);
 
 /* Prints "NAME: TEXT" for flags that only the program can tell are wrong. @return exit status 2 */
 int ex_training_refuse(const ex_program *program, const char *format, ...)

@@ -8,6 +8,8 @@
  * name. Images are expected with the mean (.485, .456, .406) and the deviation (.229, .224, .225)
  * of ImageNet; H and W are free, from 32 on. Each block, and the stem, is a segment that can be computed
  * again in the backward pass (memtrain::checkpoint); all else in here is libtorch's alone.
+ *
+ * ResNetOf<Norm> is the same with another norm than BatchNorm2d, Norm(channels).
  */
 #ifndef MEMTRAIN_MODELS_RESNET_HPP
 #define MEMTRAIN_MODELS_RESNET_HPP
@@ -31,20 +33,26 @@ namespace memtrain_models {
 
 struct ResNetOptions {
     int depth = 18;         /* 18, 34 or 50 */
-    int64_t classes = 1000; /* columns of the logits */
+    int64_t classes = 1000; /* columns of the logits; 0: no fc, maps() and features() alone */
+    bool small = false;     /* for small pictures: a stem of 5x5, padding 1, and no max pool */
 };
 
-/* A convolution that keeps H and W at stride 1. No bias: the batch norm behind it has one. */
+/* A convolution; no bias: the batch norm behind it has one. */
+inline torch::nn::Conv2d resnet_conv(int64_t in, int64_t out, int64_t kernel, int64_t stride,
+                                     int64_t padding) {
+    return torch::nn::Conv2d(
+        torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(padding).bias(false));
+}
+
+/* One that keeps H and W at stride 1. */
 inline torch::nn::Conv2d resnet_conv(int64_t in, int64_t out, int64_t kernel, int64_t stride = 1) {
-    return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel)
-                                 .stride(stride)
-                                 .padding((kernel - 1) / 2)
-                                 .bias(false));
+    return resnet_conv(in, out, kernel, stride, (kernel - 1) / 2);
 }
 
 /* The way around a block whose shape changes: [B, in, H, W] -> [B, out, H/stride, W/stride]. */
-inline torch::nn::Sequential resnet_downsample(int64_t in, int64_t out, int64_t stride) {
-    return torch::nn::Sequential(resnet_conv(in, out, 1, stride), torch::nn::BatchNorm2d(out));
+template <class Norm>
+torch::nn::Sequential resnet_downsample(int64_t in, int64_t out, int64_t stride) {
+    return torch::nn::Sequential(resnet_conv(in, out, 1, stride), Norm(out));
 }
 
 /*
@@ -53,17 +61,17 @@ inline torch::nn::Sequential resnet_downsample(int64_t in, int64_t out, int64_t 
  * The sum and the relus write over their input, which the backward pass does not need: batch norm
  * keeps what went in, not what came out. It is one tensor less at the moment of each relu.
  */
-class BasicBlockImpl : public torch::nn::Module {
+template <class Norm> class BasicBlockOf : public torch::nn::Module {
 public:
     static constexpr int64_t expansion = 1; /* channels that come out, per unit of width */
 
-    BasicBlockImpl(int64_t in, int64_t width, int64_t stride)
+    BasicBlockOf(int64_t in, int64_t width, int64_t stride)
         : conv1(register_module("conv1", resnet_conv(in, width, 3, stride))),
-          bn1(register_module("bn1", torch::nn::BatchNorm2d(width))),
+          bn1(register_module("bn1", Norm(width))),
           conv2(register_module("conv2", resnet_conv(width, width, 3))),
-          bn2(register_module("bn2", torch::nn::BatchNorm2d(width))) {
+          bn2(register_module("bn2", Norm(width))) {
         if (stride != 1 || in != width)
-            downsample = register_module("downsample", resnet_downsample(in, width, stride));
+            downsample = register_module("downsample", resnet_downsample<Norm>(in, width, stride));
     }
 
     torch::Tensor forward(const torch::Tensor &x) {
@@ -75,31 +83,31 @@ public:
 
 private:
     torch::nn::Conv2d conv1;
-    torch::nn::BatchNorm2d bn1;
+    Norm bn1;
     torch::nn::Conv2d conv2;
-    torch::nn::BatchNorm2d bn2;
+    Norm bn2;
     torch::nn::Sequential downsample{nullptr};
 };
-TORCH_MODULE(BasicBlock);
 
 /*
  * 1x1, 3x3, 1x1: [B, in, H, W] -> [B, 4 width, H/stride, W/stride].
  *
  * The 3x3 has the stride ("v1.5"); in the paper it is the first 1x1, which is less accurate.
  */
-class BottleneckImpl : public torch::nn::Module {
+template <class Norm> class BottleneckOf : public torch::nn::Module {
 public:
     static constexpr int64_t expansion = 4;
 
-    BottleneckImpl(int64_t in, int64_t width, int64_t stride)
+    BottleneckOf(int64_t in, int64_t width, int64_t stride)
         : conv1(register_module("conv1", resnet_conv(in, width, 1))),
-          bn1(register_module("bn1", torch::nn::BatchNorm2d(width))),
+          bn1(register_module("bn1", Norm(width))),
           conv2(register_module("conv2", resnet_conv(width, width, 3, stride))),
-          bn2(register_module("bn2", torch::nn::BatchNorm2d(width))),
+          bn2(register_module("bn2", Norm(width))),
           conv3(register_module("conv3", resnet_conv(width, 4 * width, 1))),
-          bn3(register_module("bn3", torch::nn::BatchNorm2d(4 * width))) {
+          bn3(register_module("bn3", Norm(4 * width))) {
         if (stride != 1 || in != 4 * width)
-            downsample = register_module("downsample", resnet_downsample(in, 4 * width, stride));
+            downsample =
+                register_module("downsample", resnet_downsample<Norm>(in, 4 * width, stride));
     }
 
     torch::Tensor forward(const torch::Tensor &x) {
@@ -112,28 +120,28 @@ public:
 
 private:
     torch::nn::Conv2d conv1;
-    torch::nn::BatchNorm2d bn1;
+    Norm bn1;
     torch::nn::Conv2d conv2;
-    torch::nn::BatchNorm2d bn2;
+    Norm bn2;
     torch::nn::Conv2d conv3;
-    torch::nn::BatchNorm2d bn3;
+    Norm bn3;
     torch::nn::Sequential downsample{nullptr};
 };
-TORCH_MODULE(Bottleneck);
 
-class ResNetImpl : public torch::nn::Module {
+template <class Norm> class ResNetOf : public torch::nn::Module {
 public:
-    explicit ResNetImpl(const ResNetOptions &options = {}) {
-        conv1 = register_module("conv1", resnet_conv(3, 64, 7, 2));
-        bn1 = register_module("bn1", torch::nn::BatchNorm2d(64));
+    explicit ResNetOf(const ResNetOptions &options = {}) : small(options.small) {
+        conv1 = register_module("conv1",
+                                small ? resnet_conv(3, 64, 5, 2, 1) : resnet_conv(3, 64, 7, 2));
+        bn1 = register_module("bn1", Norm(64));
         TORCH_CHECK_VALUE(options.depth == 18 || options.depth == 34 || options.depth == 50,
                           "depth is ", options.depth, ", not 18, 34 or 50");
         if (options.depth == 18)
-            add_layers<BasicBlock>({2, 2, 2, 2}, options.classes);
+            add_layers<BasicBlockOf<Norm>>({2, 2, 2, 2}, options.classes);
         else if (options.depth == 34)
-            add_layers<BasicBlock>({3, 4, 6, 3}, options.classes);
+            add_layers<BasicBlockOf<Norm>>({3, 4, 6, 3}, options.classes);
         else
-            add_layers<Bottleneck>({3, 4, 6, 3}, options.classes);
+            add_layers<BottleneckOf<Norm>>({3, 4, 6, 3}, options.classes);
         /* Batch norms start at weight 1 and bias 0, fc as libtorch's Linear does. */
         for (const auto &module : modules(/*include_self=*/false))
             if (auto *conv = module->as<torch::nn::Conv2d>())
@@ -143,7 +151,8 @@ public:
     /* [B, 3, H, W] -> [B, 512 e, h, w]; the sizes in the comments are those of H = W = 224. */
     torch::Tensor maps(const torch::Tensor &images) {
         auto stem = [this](const torch::Tensor &x) {
-            return at::max_pool2d(bn1(conv1(x)).relu_(), 3, 2, 1);
+            torch::Tensor y = bn1(conv1(x)).relu_();
+            return small ? y : at::max_pool2d(y, 3, 2, 1);
         };
         torch::Tensor x = memtrain::checkpoint(stem, images, {bn1.ptr()}); /* [B, 64, 56, 56] */
         x = blocks(layer1, x);    /* [B, 64 e, 56, 56], e = expansion */
@@ -166,27 +175,29 @@ private:
     }
 
     template <class Block> void add_layers(const int (&blocks)[4], int64_t classes) {
-        const int64_t e = Block::Impl::expansion;
+        const int64_t e = Block::expansion;
         layer1 = register_module("layer1", layer<Block>(blocks[0], 64, 64, 1));
         layer2 = register_module("layer2", layer<Block>(blocks[1], 64 * e, 128, 2));
         layer3 = register_module("layer3", layer<Block>(blocks[2], 128 * e, 256, 2));
         layer4 = register_module("layer4", layer<Block>(blocks[3], 256 * e, 512, 2));
-        fc = register_module("fc", torch::nn::Linear(512 * e, classes));
+        if (classes) fc = register_module("fc", torch::nn::Linear(512 * e, classes));
     }
 
     /* The first block of a layer changes the shape, the others keep it. */
     template <class Block>
     static torch::nn::Sequential layer(int blocks, int64_t in, int64_t width, int64_t stride) {
-        torch::nn::Sequential layer(Block(in, width, stride));
+        torch::nn::Sequential layer(std::make_shared<Block>(in, width, stride));
         for (int i = 1; i < blocks; i++)
-            layer->push_back(Block(width * Block::Impl::expansion, width, 1));
+            layer->push_back(std::make_shared<Block>(width * Block::expansion, width, 1));
         return layer;
     }
 
+    bool small;
     torch::nn::Conv2d conv1{nullptr};
-    torch::nn::BatchNorm2d bn1{nullptr};
+    Norm bn1{nullptr};
     torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};
 };
+using ResNetImpl = ResNetOf<torch::nn::BatchNorm2d>;
 TORCH_MODULE(ResNet);
 
 } // namespace memtrain_models
