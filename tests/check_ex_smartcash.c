@@ -16,16 +16,10 @@
 static const char *const wrong[][3] = {
     {"--tier", "4", "auto, 1, 2 or 3"},
     {"--backbone", "resnet18", "efficientnet_b4, efficientnet_b0, cspdarknet or"},
-    {"--classes", "colours", "suits or ranks"},
     {"--image-size", "100", "multiples of 32 from 64 on"},
-    {"--image-size", "32", "multiples of 32 from 64 on"},
     {"--cpu-budget", "little", "at least 1MiB"},
-    {"--phase1-epochs", "-1", "from 0"},
-    {"--batch-size", "0", "from 1"},
     {"--gradient-accumulation", "x", "from 1"},
-    {"--backbone-lr", "2", "to 1"},
     {"--data", "/nonexistent", "STYLE_SUIT_RANK.png"},
-    {"--weights", "/nonexistent", "No such file"},
 };
 
 START_TEST(wrong_values_exit_2_with_one_line) {
@@ -78,7 +72,7 @@ START_TEST(a_tier_trains) {
 }
 END_TEST
 
-static const char *const networks[] = {"efficientnet_b4", "efficientnet_b0", "cspdarknet"};
+static const char *const networks[] = {"efficientnet_b4", "cspdarknet"};
 
 START_TEST(each_backbone_trains) {
     EXPECT(0, TINY, "--steps", "1", "--batch", "2", "--phase1-epochs", "0", "--budget", "auto",

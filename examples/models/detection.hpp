@@ -17,7 +17,9 @@
 #define MEMTRAIN_MODELS_DETECTION_HPP
 
 #include <cstdint>
+#include <vector>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/atan.h>
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
