@@ -56,6 +56,6 @@ void ex_tier_changed(ex_tier before, ex_tier now, const mt_step_report *report, 
                  "in %s, all %zu samples of it",
                  tiers[before].name, step, tiers[now].name, report->samples);
     else
-        snprintf(line, capacity, "%s, is left with step %llu: %s, has room again",
+        snprintf(line, capacity, "%s, was left in step %llu: %s, has room again",
                  tiers[before].name, step, tiers[now].name);
 }
