@@ -359,10 +359,11 @@ END_TEST
  */
 START_TEST(every_allocation_of_a_step_fails) {
     const std::vector<size_t> chunks = {3, 2};
-    Subject subject(small_ones[_i / 2 % 2], 5, MT_ADAMW);
-    bool persistent = _i % 2, frozen = _i / 4;
+    smartcash_backbone backbone = small_ones[_i % 2];
+    Subject subject(backbone, 5, MT_ADAMW);
+    bool persistent = (_i + _i / 2) % 2, frozen = _i / 4;
     uint64_t stride = is_slow() ? 1 : 701, requests, failed = 1, fired = 0;
-    if (frozen) subject.freeze(small_ones[_i / 2 % 2]);
+    if (frozen) subject.freeze(backbone);
     ck_ok(subject.step(chunks, nullptr));
     std::vector<at::Tensor> before = subject.state();
     subject.restore(before);
@@ -400,6 +401,6 @@ int main() {
     tcase_set_timeout(memory, 1800);
     tcase_add_loop_test(memory, chunks_add_up_to_the_batch, 0, LENGTH(small_ones));
     tcase_add_loop_test(memory, every_allocation_of_a_step_fails, 0,
-                        (is_slow() ? 4 : 2) * LENGTH(small_ones));
+                        (is_slow() ? 4 : 1) * LENGTH(small_ones));
     return suite_run(suite);
 }
