@@ -447,7 +447,7 @@ int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     mt_set_log(ex_progress_log, &t.progress);
     mt_status status = prepare(&t);
     if (status == MT_OK) status = train(&t);
-    if (status == MT_OK && program->test && !ex_interrupted())
+    if (status == MT_OK && program->test && t.at.steps && !ex_interrupted())
         status = program->test(program->self, &t);
     if (status == MT_OK) status = finish(&t);
     return ex_exit_status(end(&t, status), ex_interrupted());

@@ -47,7 +47,8 @@ typedef struct ex_program {
     /* After each step, and after each epoch. NULL: nothing. */
     void (*after_step)(void *self, ex_training *run, const mt_step_report *report);
     mt_status (*after_epoch)(void *self, ex_training *run, const mt_epoch_report *report);
-    /* After the last epoch of a run that was not stopped: evaluations that are no epoch's. NULL: nothing. */
+    /* After the last epoch, where there was a step and nothing stopped the run: evaluations that are no
+       epoch's. NULL: nothing. */
     mt_status (*test)(void *self, ex_training *run);
     /* The result of a run that was not stopped: run->last has the last epoch. NULL: nothing. */
     void (*result)(void *self, const ex_training *run);
