@@ -32,6 +32,21 @@ static const configuration configurations[] = {
     {"food101", "original", "batch 32 at 224 pixels", "--profile original --image-size 224"},
     {"food101", "target", "batch 24 at 224 pixels", "--profile target --image-size 224"},
     {"food101", "safe", "batch 8 at 224 pixels", "--profile safe --image-size 224"},
+    {"smartcash", "tier1", "EfficientNet-B4 at 640 pixels, 8 batches of 1",
+     "--tier 1 --backbone efficientnet_b4 --image-size 640"},
+    {"smartcash", "tier3", "CSPDarkNet-53 at 640 pixels, 32 batches of 1",
+     "--tier 3 --backbone cspdarknet --image-size 640"},
+    {"prsmed", "0", "batch 8 at 1024 pixels", "--config 0 --image-size 1024 --encoder vit_ti"},
+    {"prsmed", "1", "2 x 4 at 1024 pixels, checkpointing",
+     "--config 1 --image-size 1024 --encoder vit_ti"},
+    {"prsmed", "16gb", "1 x 8 at 1024 pixels, checkpointing",
+     "--config 16gb --image-size 1024 --encoder vit_ti"},
+    {"car_clip", "16x8", "ViT-S/16 at 128 pixels, 8 batches of 16",
+     "--size w384-l12 --image-size 128 --batch 16 --accumulate 8"},
+    {"car_clip", "128", "ViT-S/16 at 128 pixels, one batch of 128",
+     "--size w384-l12 --image-size 128 --batch 128 --accumulate 1"},
+    {"profoct", "minimal", "few-shot episodes, its preset for 8 GB", "--preset minimal"},
+    {"profoct", "maximum", "few-shot episodes, its preset for 24 GB", "--preset maximum"},
 };
 
 typedef struct plan {
@@ -81,8 +96,8 @@ typedef struct chunk {
 } chunk;
 
 typedef struct answer {
-    chunk whole, most; /* the batch at once; the most samples that fit, 0: none do */
-    char error[512];   /* its last other line, where it failed */
+    chunk whole, most; /* the batch at once; the most samples that fit; 0: not told */
+    char error[512];   /* the program's line, where it failed */
     int exit_status;
 } answer;
 
@@ -92,26 +107,36 @@ static void command_of(const plan *p, const configuration *c, const char *progra
              (int)(strrchr(program, '/') - program), program, c->example, c->flags, p->budget);
 }
 
-static void read_line(const char *line, answer *a) {
-    chunk seen = {0, 0, "", 0};
+/* A row of the table, or where the second of two small chunks did not fit: "1 at once fits." */
+static int read_chunk(const char *line, chunk *out) {
     char fits[16] = "";
-    if (sscanf(line, "%zu %lf %7s %15s", &seen.samples, &seen.size, seen.unit, fits) < 3) {
-        if (strstr(line, ": ")) snprintf(a->error, sizeof a->error, "%s", line);
-        return;
-    }
-    seen.fits = strcmp(fits, "fits") == 0;
-    if (seen.samples >= a->whole.samples) a->whole = seen;
+    int length = 0;
+    *out = (chunk){0, 0, "", 0};
+    if (sscanf(line, "%zu at once fit%n", &out->samples, &length) == 1 && length)
+        return out->fits = 1;
+    if (sscanf(line, "%zu %lf %7s %15s", &out->samples, &out->size, out->unit, fits) < 4) return 0;
+    out->fits = strcmp(fits, "fits") == 0;
+    return 1;
+}
+
+static void read_line(const configuration *c, const char *line, answer *a) {
+    chunk seen;
+    size_t length = strlen(c->example);
+    if (strncmp(line, c->example, length) == 0 && line[length] == ':')
+        snprintf(a->error, sizeof a->error, "%s", line + length + 2);
+    if (!read_chunk(line, &seen)) return;
+    if (seen.size > 0 && seen.samples >= a->whole.samples) a->whole = seen;
     if (seen.fits && seen.samples > a->most.samples) a->most = seen;
 }
 
-static int ask(const char *command, answer *a) {
+static int ask(const configuration *c, const char *command, answer *a) {
     char line[512];
     memset(a, 0, sizeof *a);
     FILE *pipe = popen(command, "r");
     if (!pipe) return 0;
     while (fgets(line, sizeof line, pipe)) {
         line[strcspn(line, "\n")] = '\0';
-        read_line(line, a);
+        read_line(c, line, a);
     }
     int status = pclose(pipe);
     a->exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
@@ -120,16 +145,15 @@ static int ask(const char *command, answer *a) {
 
 static void print_answer(const configuration *c, const answer *a) {
     printf("%-10s %-12s ", c->example, c->name);
-    if (a->exit_status != 0 && !a->whole.samples)
+    if (a->exit_status != 0)
         printf("does not fit: %s\n", a->error);
     else if (a->whole.fits)
         printf("fits: %zu at once take %.1f %s\n", a->whole.samples, a->whole.size, a->whole.unit);
-    else if (a->most.samples)
+    else if (a->whole.samples)
         printf("fits in chunks of %zu; %zu at once would take %.1f %s\n", a->most.samples,
                a->whole.samples, a->whole.size, a->whole.unit);
     else
-        printf("does not fit: %zu at once would take %.1f %s\n", a->whole.samples, a->whole.size,
-               a->whole.unit);
+        printf("fits in chunks of %zu\n", a->most.samples);
     fflush(stdout);
 }
 
@@ -151,7 +175,7 @@ static int compare(const plan *p, const char *program) {
         answer a;
         if (!is_chosen(p, &configurations[i])) continue;
         command_of(p, &configurations[i], program, command, sizeof command);
-        if (!ask(command, &a)) return 1;
+        if (!ask(&configurations[i], command, &a)) return 1;
         print_answer(&configurations[i], &a);
         if (a.exit_status > worst) worst = a.exit_status;
     }
