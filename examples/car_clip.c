@@ -28,7 +28,7 @@ typedef struct car_clip {
     ex_flags flags;
     int64_t contrastive; /* a car_clip_contrastive */
     int64_t network;     /* index into networks */
-    int keywords;
+    int64_t keywords;    /* 1: said in training */
     ex_captions *captions;
     size_t peak_bytes; /* of all steps so far */
 } car_clip;
@@ -45,6 +45,7 @@ static const struct {
 static const ex_word sizes[] = {{"w128-l4", 0}, {"w192-l6", 1},  {"w192-l12", 2},
                                 {"w384-l6", 3}, {"w384-l12", 4}, {NULL, 0}};
 static const ex_word ways[] = {{"cached", CAR_CLIP_CACHED}, {"plain", CAR_CLIP_PLAIN}, {NULL, 0}};
+static const ex_word switches[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
 static const ex_word precisions[] = {{"on", EX_AMP_AUTO}, {"off", MT_DTYPE_NONE}, {NULL, 0}};
 
 /* A share of the device's memory, as the budget that it is. */
@@ -71,9 +72,11 @@ static const ex_option own_flags[] = {
             "width and layers of the picture tower: w128-l4, w192-l6, w192-l12, w384-l6 or "
             "w384-l12",
             .words = sizes, .decides = 1),
-    EX_FLAG("keywords", EX_SWITCH, car_clip, keywords, NULL,
-            "let half of the captions in training say a keyword in the place of the folder",
-            .most = 1, .decides = 1),
+    EX_FLAG(
+        "keywords", EX_WORD, car_clip, keywords, "on|off",
+        "on: captions in training say a keyword in the place of the title every other time, and "
+        "in that of the folder",
+        .words = switches, .decides = 1),
     {.section = "Other names of shared flags"},
     ALIAS("batch-size", EX_WHOLE, batch, "N", "batch", .least = 1, .most = 65536),
     ALIAS("gradient-accumulation", EX_WHOLE, accumulate, "N", "accumulate", .least = 1,
@@ -105,8 +108,8 @@ static int fix_chunks(car_clip *c) {
     if ((f->micro_batch && f->micro_batch != chunk) || f->min_micro_batch > chunk ||
         (f->max_micro_batch && f->max_micro_batch != chunk))
         return 0;
-    f->micro_batch = f->min_micro_batch = chunk;
-    f->max_micro_batch = 0;
+    f->micro_batch = chunk;
+    f->min_micro_batch = f->max_micro_batch = 0;
     return 1;
 }
 
@@ -114,7 +117,7 @@ static int fix_chunks(car_clip *c) {
 
 static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
     car_clip *c = self;
-    mt_status status = ex_captions_open(&c->flags, run->argv[0], c->keywords, &c->captions);
+    mt_status status = ex_captions_open(&c->flags, run->argv[0], (int)c->keywords, &c->captions);
     if (status == MT_OK) *out = ex_captions_source(c->captions);
     return status;
 }
@@ -246,10 +249,10 @@ static ex_flags defaults(void) {
     f.batch = CHUNK;
     f.accumulate = CHUNKS;
     f.lr_batch = CHUNK * CHUNKS;
-    f.epochs = 8;
-    f.lr = 1e-3;
+    f.epochs = 20;
+    f.lr = 6e-4;
     f.schedule = MT_SCHEDULE_COSINE;
-    f.warmup = 5;
+    f.warmup = 10;
     f.weight_decay = 0.2;
     f.clip = 1.0;
     f.clear_every = 10;
@@ -259,7 +262,7 @@ static ex_flags defaults(void) {
 }
 
 int main(int argc, char **argv) {
-    car_clip c = {.flags = defaults(), .contrastive = CAR_CLIP_CACHED, .network = 0};
+    car_clip c = {.flags = defaults(), .contrastive = CAR_CLIP_CACHED, .network = 0, .keywords = 1};
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
                           .own = {own_flags, EX_ROWS(own_flags), &c},
