@@ -28,7 +28,8 @@ typedef struct car_clip {
     ex_flags flags;
     int64_t contrastive; /* a car_clip_contrastive */
     int64_t network;     /* index into networks */
-    int64_t keywords;    /* 1: said in training */
+    int64_t patch;
+    int64_t keywords; /* 1: said in training */
     ex_captions *captions;
     size_t peak_bytes; /* of all steps so far */
 } car_clip;
@@ -72,6 +73,9 @@ static const ex_option own_flags[] = {
             "width and layers of the picture tower: w128-l4, w192-l6, w192-l12, w384-l6 or "
             "w384-l12",
             .words = sizes, .decides = 1),
+    EX_FLAG("patch", EX_WHOLE, car_clip, patch, "N",
+            "side of the squares of a picture that are a token each, in pixels", .least = 4,
+            .most = 32, .decides = 1),
     EX_FLAG(
         "keywords", EX_WORD, car_clip, keywords, "on|off",
         "on: captions in training say a keyword in the place of the title every other time, and "
@@ -132,6 +136,7 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     options.text_layers = networks[c->network].text_layers;
     options.embedding = networks[c->network].embedding;
     options.side = (int)c->flags.image_size;
+    options.patch = (int)c->patch;
     options.vocabulary = EX_TOKEN_COUNT;
     options.context = EX_CAPTION_CONTEXT;
     options.contrastive = (car_clip_contrastive)c->contrastive;
@@ -262,7 +267,11 @@ static ex_flags defaults(void) {
 }
 
 int main(int argc, char **argv) {
-    car_clip c = {.flags = defaults(), .contrastive = CAR_CLIP_CACHED, .network = 0, .keywords = 1};
+    car_clip c = {.flags = defaults(),
+                  .contrastive = CAR_CLIP_CACHED,
+                  .network = 0,
+                  .patch = 16,
+                  .keywords = 1};
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
                           .own = {own_flags, EX_ROWS(own_flags), &c},
