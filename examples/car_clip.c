@@ -250,11 +250,11 @@ static void close_data(void *self) {
 
 static ex_flags defaults(void) {
     ex_flags f = EX_FLAGS_INIT;
-    f.image_size = 64;
+    f.image_size = 32;
     f.batch = CHUNK;
     f.accumulate = CHUNKS;
     f.lr_batch = CHUNK * CHUNKS;
-    f.epochs = 20;
+    f.epochs = 16;
     f.lr = 6e-4;
     f.schedule = MT_SCHEDULE_COSINE;
     f.warmup = 10;
@@ -270,7 +270,7 @@ int main(int argc, char **argv) {
     car_clip c = {.flags = defaults(),
                   .contrastive = CAR_CLIP_CACHED,
                   .network = 0,
-                  .patch = 16,
+                  .patch = 8,
                   .keywords = 1};
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,

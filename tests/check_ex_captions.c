@@ -87,16 +87,18 @@ END_TEST
 
 START_TEST(captions_say_title_and_folder) {
     static const char *const captions[] = {"a picture of an apple, fruit",
-                                           "a picture of banana, yellow", "a picture of cherries",
+                                           "a picture of banana, bent", "a picture of cherries",
                                            "a picture of lemon"};
     char text[128];
-    write_file("captions.json",
-               "[[\"fruit/apple.jpg\", \"an apple\", [\"food\"]],"
-               " [\"captioned/banana.jpg\", \"banana\", [\"unsorted\", \"yellow\", \"bent\"]],"
-               " [\"captioned/cherries.jpg\", \"cherries\", [\"unsorted\"]],"
-               " [\"captioned/lemon.png\", \"lemon\"],"
-               " [\"fruit/orange.png\", \"orange\"], [\"fruit/pear.png\", \"pear\"],"
-               " [\"fruit/prune.png\", \"prune\"]]");
+    write_file(
+        "captions.json",
+        "[[\"fruit/apple.jpg\", \"an apple\", [\"food\"]],"
+        " [\"captioned/banana.jpg\", \"banana\", [\"unsorted\", \"yellow\", \"bent\", \"long\"]],"
+        " [\"captioned/cherries.jpg\", \"cherries\", [\"unsorted\"]],"
+        " [\"captioned/lemon.png\", \"lemon\"],"
+        " [\"fruit/orange.png\", \"orange\", [\"unsorted\", \"bent\", \"unsorted\"]], "
+        "[\"fruit/pear.png\", \"pear\"],"
+        " [\"fruit/prune.png\", \"prune\"]]");
     ex_captions *c = open_with(root, options_of(0));
     ck_assert_uint_eq(c->count, 7);
     ck_assert_uint_eq(c->validation, 1);

@@ -38,15 +38,6 @@ static char *folder_of(const char *file) {
     return strndup(begin, (size_t)(end - begin));
 }
 
-static char *word_of(const ex_pair *pair) {
-    char *folder = folder_of(pair->file);
-    if (!folder || strcmp(folder, NO_CLASS) != 0) return folder;
-    free(folder);
-    for (size_t i = 0; i < pair->keyword_count; i++)
-        if (strcmp(pair->keywords[i], NO_KEYWORD) != 0) return strdup(pair->keywords[i]);
-    return strdup("");
-}
-
 /* Of the title in small letters, up to a bracket: "glove" and "Glove (b and w)" are one group. */
 static uint64_t group_of(const char *title) {
     size_t length = strcspn(title, "(");
@@ -81,9 +72,8 @@ static ex_status take_entry(const json_t *entry, ex_pair *out) {
     out->title = strdup(json_string_value(title));
     if (!out->file || !out->title || !take_keywords(json_array_get(entry, 2), out))
         return EX_ENOMEM;
-    out->word = word_of(out);
     out->group = group_of(out->title);
-    return out->word ? EX_OK : EX_ENOMEM;
+    return EX_OK;
 }
 
 static void clear_pair(ex_pair *pair) {
@@ -96,7 +86,69 @@ static void clear_pair(ex_pair *pair) {
     memset(pair, 0, sizeof *pair);
 }
 
-/* ---- its picture ------------------------------------------------------------------------------- */
+/* ---- words ------------------------------------------------------------------------------------- */
+
+/* All keywords of all pairs, sorted. */
+typedef struct words {
+    const char **items;
+    size_t count;
+} words;
+
+static int compare_words(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int collect_words(const ex_captions *c, words *out) {
+    size_t count = 0;
+    for (size_t i = 0; i < c->count; i++) count += c->pairs[i].keyword_count;
+    *out = (words){malloc((count + 1) * sizeof *out->items), 0};
+    for (size_t i = 0; out->items && i < c->count; i++)
+        for (size_t j = 0; j < c->pairs[i].keyword_count; j++)
+            out->items[out->count++] = c->pairs[i].keywords[j];
+    if (out->count > 1) qsort(out->items, out->count, sizeof *out->items, compare_words);
+    return out->items != NULL;
+}
+
+/* How many of the words come before this one; with it: or are this one. */
+static size_t count_before(const words *w, const char *word, int with_it) {
+    size_t low = 0, high = w->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (strcmp(w->items[middle], word) < with_it)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The folder, or the keyword that most pairs have: one of a single picture tells nothing of others. */
+static char *choose_word(const ex_pair *pair, const words *all) {
+    char *folder = folder_of(pair->file);
+    const char *best = "";
+    size_t most = 0;
+    if (!folder || strcmp(folder, NO_CLASS) != 0) return folder;
+    free(folder);
+    for (size_t i = 0; i < pair->keyword_count; i++) {
+        const char *word = pair->keywords[i];
+        size_t times = count_before(all, word, 1) - count_before(all, word, 0);
+        if (times <= most || strcmp(word, NO_KEYWORD) == 0) continue;
+        most = times;
+        best = word;
+    }
+    return strdup(best);
+}
+
+static ex_status set_words(ex_captions *c, ex_error *error) {
+    words all;
+    int done = collect_words(c, &all);
+    for (size_t i = 0; i < c->count && done; i++)
+        done = (c->pairs[i].word = choose_word(&c->pairs[i], &all)) != NULL;
+    free(all.items);
+    return done ? EX_OK : no_memory(error, c->folder);
+}
+
+/* ---- pictures ------------------------------------------------------------------------------- */
 
 static ex_status load(const ex_captions *c, const ex_pair *pair, ex_image *out, ex_error *error) {
     char path[4096];
@@ -188,6 +240,7 @@ static ex_status read_list(ex_captions *c, ex_error *error) {
     }
     ex_status status = take_list(c, list, path, error);
     json_decref(list);
+    if (status == EX_OK) status = set_words(c, error);
     return status == EX_OK ? split_pairs(c, path, error) : status;
 }
 

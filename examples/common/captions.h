@@ -4,8 +4,8 @@
  *     DIR/captions.json    [["animals/birds/crow.png", "crow", ["bird", "animal"]], ...]
  *
  * Each entry is a picture's file below DIR, its title, and its keywords, which may be left out. The caption
- * is "a picture of TITLE, FOLDER" with the folder that the picture lies in, or the first keyword where that
- * is "captioned", which says nothing.
+ * is "a picture of TITLE, FOLDER" with the folder that the picture lies in, or where that is "captioned", which
+ * says nothing, that of its keywords which most pictures have.
  */
 #ifndef EX_CAPTIONS_H
 #define EX_CAPTIONS_H
