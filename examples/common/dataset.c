@@ -18,10 +18,6 @@
 
 #define DEFAULT_KEEP_SIDE 256
 #define DEFAULT_VALIDATION 0.2
-#define MAX_ASPECT 4 /* of kept pictures: long side over keep_side */
-
-/* What the random numbers of one sample are used for. */
-enum { STREAM_SHUFFLE = 1, STREAM_AREA, STREAM_ASPECT, STREAM_X, STREAM_Y, STREAM_FLIP };
 
 static const char expected[] = "expected FOLDER/CLASS/picture.jpg or .png";
 
@@ -260,29 +256,6 @@ static ex_status list_sources(struct opening *job) {
     return EX_OK;
 }
 
-/*
- * Shrinks a picture to the size it is kept at. The bound on the long side keeps a strip of
- * 8 x 5,000,000 pixels from taking its full size for ever.
- */
-static ex_status shrink(ex_image *image, int keep_side) {
-    double low = fmin(image->width, image->height);
-    double high = fmax(image->width, image->height);
-    double scale = fmin(keep_side / low, (double)MAX_ASPECT * keep_side / high);
-    ex_image smaller;
-    ex_status status;
-
-    if (scale >= 1.0) {
-        return EX_OK;
-    }
-    status = ex_image_resize(image, NULL, (int)fmax(round(image->width * scale), 1.0),
-                             (int)fmax(round(image->height * scale), 1.0), &smaller);
-    if (status == EX_OK) {
-        ex_image_clear(image);
-        *image = smaller;
-    }
-    return status;
-}
-
 static ex_status reserve_sample(struct opening *job) {
     ex_dataset *dataset = job->dataset;
 
@@ -345,7 +318,7 @@ static ex_status try_file(struct opening *job, size_t label, const char *name, b
     if (status == EX_EINPUT) {
         skip_file(job, &reason);
         status = EX_OK;
-    } else if (status != EX_OK || shrink(&image, job->options.keep_side) != EX_OK) {
+    } else if (status != EX_OK || ex_view_shrink(&image, job->options.keep_side) != EX_OK) {
         status = no_memory(job->error, path);
     } else {
         status = keep_sample(job, label, name, &image);
@@ -642,41 +615,7 @@ void ex_dataset_order(const ex_dataset *dataset, ex_split split, uint64_t epoch,
     if (split == EX_VALIDATION) {
         return;
     }
-    for (size_t i = count; i > 1; i--) {
-        double unit = ex_random_unit(dataset->seed, epoch, i, STREAM_SHUFFLE);
-        size_t other = (size_t)(unit * (double)i);
-        size_t kept = order[i - 1];
-
-        order[i - 1] = order[other];
-        order[other] = kept;
-    }
-}
-
-/* What of a picture (or around it) the network sees when nothing is augmented. */
-static ex_box plain_box(const ex_image *image, ex_fit fit) {
-    double width = image->width, height = image->height;
-    double side = fit == EX_FIT_PAD ? fmax(width, height) : fmin(width, height);
-
-    if (fit == EX_FIT_SQUASH) {
-        return (ex_box){0.0, 0.0, width, height};
-    }
-    return (ex_box){(width - side) / 2.0, (height - side) / 2.0, side, side};
-}
-
-/*
- * A random part of the plain box: 64 to 100 % of its area, its aspect changed by up to 15 %.
- * Both sides stay above half the box, so the part always meets the middle of the picture.
- */
-static ex_box random_box(ex_box plain, uint64_t seed, uint64_t epoch, uint64_t index) {
-    double side = sqrt(0.64 + 0.36 * ex_random_unit(seed, epoch, index, STREAM_AREA));
-    double turn = 2.0 * ex_random_unit(seed, epoch, index, STREAM_ASPECT) - 1.0;
-    double aspect = exp(turn * 0.5 * log(1.15));
-    ex_box box = {0.0, 0.0, plain.width * fmin(side * aspect, 1.0),
-                  plain.height * fmin(side / aspect, 1.0)};
-
-    box.x = plain.x + (plain.width - box.width) * ex_random_unit(seed, epoch, index, STREAM_X);
-    box.y = plain.y + (plain.height - box.height) * ex_random_unit(seed, epoch, index, STREAM_Y);
-    return box;
+    ex_shuffle(dataset->seed, epoch, order, count);
 }
 
 /* Decodes a picture that was not kept, as it was when the data set was opened. */
@@ -687,38 +626,17 @@ static ex_status load_again(const ex_dataset *dataset, const ex_sample *sample, 
     ex_status status = path ? ex_image_load(path, image, error) : EX_ENOMEM;
 
     if (status == EX_OK) {
-        status = shrink(image, dataset->keep_side);
+        status = ex_view_shrink(image, dataset->keep_side);
     }
     free(path);
     free(folder);
     return status;
 }
 
-/* Writes what the network sees of a picture. */
-static ex_status render(const ex_dataset *dataset, const ex_image *image, size_t index,
-                        uint64_t epoch, int image_size, bool augment, float *pixels) {
-    ex_box box = plain_box(image, dataset->fit);
-    ex_image view;
-    ex_status status;
-
-    if (augment) {
-        box = random_box(box, dataset->seed, epoch, index);
-    }
-    status = ex_image_view(image, &box, image_size, &view);
-    if (status != EX_OK) {
-        return status;
-    }
-    if (augment && ex_random_unit(dataset->seed, epoch, index, STREAM_FLIP) < 0.5) {
-        ex_image_flip(&view);
-    }
-    ex_image_normalise(&view, pixels);
-    ex_image_clear(&view);
-    return EX_OK;
-}
-
 ex_status ex_dataset_picture(const ex_dataset *dataset, size_t index, uint64_t epoch,
                              int image_size, bool augment, float *pixels, ex_error *error) {
     const ex_sample *sample = &dataset->samples[index];
+    const ex_draw draw = {dataset->seed, epoch, index};
     ex_image again = {0};
     ex_status status = EX_OK;
 
@@ -726,8 +644,8 @@ ex_status ex_dataset_picture(const ex_dataset *dataset, size_t index, uint64_t e
         status = load_again(dataset, sample, &again, error);
     }
     if (status == EX_OK) {
-        status = render(dataset, again.pixels ? &again : &sample->image, index, epoch, image_size,
-                        augment, pixels);
+        status = ex_view_fill(again.pixels ? &again : &sample->image, dataset->fit, image_size,
+                              augment ? &draw : NULL, pixels);
     }
     ex_image_clear(&again);
     return status;

@@ -13,17 +13,11 @@
 #define EX_DATASET_H
 
 #include "source.h"
+#include "view.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* How a picture that is not square becomes square. */
-typedef enum ex_fit {
-    EX_FIT_PAD = 0, /* all of it, white beside it: right for cut-outs, loses nothing */
-    EX_FIT_CROP,    /* the middle square: usual for photographs */
-    EX_FIT_SQUASH   /* all of it, distorted */
-} ex_fit;
 
 /* Zero-initialise and set what matters; zero means the default. */
 typedef struct ex_dataset_options {

@@ -9,13 +9,12 @@
 /* A flip and a crop need a little more than what the network sees. */
 #define KEPT_SIDE(side) ((side)*5 / 4)
 
-static void warn(void *user, const char *line) {
+void ex_pictures_warn(void *user, const char *line) {
     (void)user;
     mt_log(MT_LOG_WARNING, "skipped %s", line);
 }
 
-/* Half of what is free: the rest is for the batches, the network and the system. 0: not known. */
-static size_t most_bytes(void) {
+size_t ex_pictures_most_bytes(void) {
     mt_host_memory host = {.size = sizeof host};
     if (mt_host_memory_read(NULL, &host) != MT_OK) return 0;
     return (host.budget_bytes + 1) / 2; /* not 0 where nothing is left */
@@ -28,9 +27,9 @@ mt_status ex_pictures_open(const ex_flags *flags, const char *argv0, const char 
     const ex_dataset_options options = {.seed = (uint64_t)flags->seed,
                                         .keep_side = (int)KEPT_SIDE(flags->image_size),
                                         .max_samples = samples,
-                                        .max_bytes = most_bytes(),
+                                        .max_bytes = ex_pictures_most_bytes(),
                                         .fit = fit,
-                                        .warn = warn};
+                                        .warn = ex_pictures_warn};
     const char *folder = flags->data;
     *out = NULL;
     if (!folder && ex_find_in_tree(argv0, otherwise, found, sizeof found)) folder = found;

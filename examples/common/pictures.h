@@ -22,6 +22,15 @@ MT_NODISCARD mt_status ex_pictures_open(const ex_flags *flags, const char *argv0
                                         const char *otherwise, ex_fit fit, size_t samples,
                                         ex_dataset **out);
 
+/* Logs the line of a picture that is skipped. */
+void ex_pictures_warn(void *user, const char *line);
+
+/*
+ * Bytes of pictures to keep in memory: half of what the host has free, since the rest is for the batches, the
+ * network and the system. 0: not known.
+ */
+size_t ex_pictures_most_bytes(void);
+
 /* A data set as the source of batches: pictures [3, side, side], normalised, and labels. */
 typedef struct ex_pictures {
     ex_dataset *dataset;
