@@ -243,14 +243,14 @@ START_TEST(the_prompt_decides) {
     const Words words = net->words_of(prompts);
     torch::optim::AdamW adam(net->decoder->parameters(), torch::optim::AdamWOptions(1e-3));
     at::Tensor logits;
-    for (int step = 0; step <= 130; step++) {
-        Marks marks(step < 130 ? 8 : 64);
+    for (int step = 0; step <= 110; step++) {
+        Marks marks(step < 110 ? 8 : 64);
         logits = net->decoder(marks.features, words.states.index_select(0, marks.prompt),
                               words.exist.index_select(0, marks.prompt))
                      .squeeze(1);
         at::Tensor loss = mask_loss(logits, marks.target);
-        if (step == 130)
-            ck_assert_double_gt(mask_metrics(logits, marks.target)[0].item<double>() / 64, 0.8);
+        if (step == 110)
+            ck_assert_double_gt(mask_metrics(logits, marks.target)[0].item<double>() / 64, 0.75);
         adam.zero_grad();
         loss.backward();
         adam.step();
