@@ -1,0 +1,169 @@
+/*
+ * prsmed_subject.hpp - the network of examples/models/prsmed_net.hpp in small, scenes for it, and both behind the
+ * seam. Comes after the C++ headers, since check.h does.
+ */
+#ifndef PRSMED_SUBJECT_HPP
+#define PRSMED_SUBJECT_HPP
+
+#include "../examples/models/prsmed_net.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+
+#include <memtrain/trainer.h>
+
+#include "check_shim.hpp"
+
+namespace prsmed_subject {
+
+using namespace memtrain_models;
+
+constexpr int64_t side = 32, length = 24, samples = 4;
+
+inline prsmed_model_options options_of(int encoder = PRSMED_CONV, double dropout = 0) {
+    prsmed_model_options o = PRSMED_MODEL_OPTIONS_INIT;
+    o.encoder = encoder;
+    o.side = side;
+    o.text_width = 64;
+    o.text_layers = 1;
+    o.dropout = dropout;
+    return o;
+}
+
+inline void seed(uint64_t number = 1) {
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_set_threads(1));
+    ck_ok(mt_torch_seed(number));
+}
+
+inline int64_t count(const torch::nn::Module &module) {
+    int64_t elements = 0;
+    for (const at::Tensor &parameter : module.parameters()) elements += parameter.numel();
+    return elements;
+}
+
+/* Two prompts of different lengths, padded. */
+inline at::Tensor tokens_of(int64_t rows, int64_t columns = length) {
+    at::Tensor tokens = at::full({rows, columns}, token_padding, at::kLong);
+    for (int64_t i = 0; i < rows; i++) {
+        const std::string text = i % 2 ? "the cat" : "a dog on the left";
+        int64_t *row = tokens.data_ptr<int64_t>() + i * columns;
+        *row++ = token_begin;
+        for (char c : text) *row++ = c;
+        *row = token_end;
+    }
+    return tokens;
+}
+
+/* Pictures with a bright square, its mask, and a prompt. */
+struct Scenes {
+    at::Tensor pictures, masks, tokens;
+    mt_tensor *handles[3] = {};
+    mt_torch_batch data = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+
+    explicit Scenes(int64_t rows = samples) {
+        pictures = at::randn({rows, 3, side, side});
+        masks = at::zeros({rows, side, side});
+        for (int64_t i = 0; i < rows; i++)
+            masks[i].narrow(0, 4 * i, 10).narrow(1, 3 * i, 8).fill_(1);
+        pictures += 2 * masks.unsqueeze(1);
+        tokens = tokens_of(rows);
+        handle(0, pictures, MT_FLOAT32);
+        handle(1, masks, MT_FLOAT32);
+        handle(2, tokens, MT_INT64);
+        data.tensors = handles;
+        data.count = 3;
+        batch.data = &data;
+        batch.count = static_cast<size_t>(rows);
+    }
+    ~Scenes() {
+        for (mt_tensor *h : handles) mt_tensor_free(h);
+    }
+    Scenes(const Scenes &) = delete;
+    Scenes &operator=(const Scenes &) = delete;
+
+private:
+    void handle(int i, const at::Tensor &t, mt_dtype type) {
+        ck_ok(mt_tensor_from_memory(t.data_ptr(), type, static_cast<size_t>(t.dim()),
+                                    t.sizes().data(), &handles[i]));
+    }
+};
+
+using State = std::map<std::string, std::vector<char>>;
+
+inline mt_status copy_out(void *user, const char *name, mt_tensor *handle) {
+    const at::Tensor &t = memtrain::tensor(handle);
+    const char *data = static_cast<const char *>(t.data_ptr());
+    (*static_cast<State *>(user))[name].assign(data, data + t.nbytes());
+    return MT_OK;
+}
+
+inline mt_status copy_in(void *user, const char *name, mt_tensor *handle) {
+    const at::Tensor &t = memtrain::tensor(handle);
+    std::memcpy(t.data_ptr(), (*static_cast<State *>(user))[name].data(), t.nbytes());
+    return MT_OK;
+}
+
+/* A network with its optimiser behind the seam. */
+struct Subject {
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    mt_backend backend = MT_BACKEND_INIT;
+
+    explicit Subject(const prsmed_model_options &o, int checkpointing = MT_CHECKPOINTING_AUTO,
+                     mt_optimizer optimizer = MT_SGD) {
+        mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+        options.optimizer = optimizer;
+        options.lr = 0.1;
+        options.checkpointing = checkpointing;
+        seed(3);
+        ck_ok(prsmed_model_new(&o, &model));
+        ck_ok(mt_torch_new(model, &options, &torch));
+        ck_ok(mt_torch_backend(torch, &backend));
+        backend.hold_gradients = nullptr; /* what is allocated is compared with what was */
+    }
+    ~Subject() {
+        mt_torch_free(torch);
+        mt_model_free(model);
+    }
+    Subject(const Subject &) = delete;
+    Subject &operator=(const Subject &) = delete;
+
+    State state() const {
+        State state;
+        ck_ok(mt_torch_visit_state(torch, copy_out, &state));
+        return state;
+    }
+    void restore(State &state) const { ck_ok(mt_torch_visit_state(torch, copy_in, &state)); }
+
+    mt_status step(const Scenes &scenes, const std::vector<size_t> &chunks) const {
+        mt_trainer *trainer = nullptr;
+        ck_ok(mt_trainer_new(&backend, nullptr, &trainer));
+        ck_ok(mt_trainer_set_chunks(trainer, chunks.data(), chunks.size()));
+        mt_status status = mt_trainer_step(trainer, &scenes.batch, nullptr);
+        mt_trainer_free(trainer);
+        return status;
+    }
+};
+
+inline double largest_difference(const State &a, const State &b) {
+    double largest = 0;
+    for (const auto &item : a) {
+        const auto *x = reinterpret_cast<const float *>(item.second.data());
+        const auto *y = reinterpret_cast<const float *>(b.at(item.first).data());
+        for (size_t i = 0; i < item.second.size() / sizeof(float); i++)
+            largest = std::max(largest, std::abs(static_cast<double>(x[i]) - y[i]));
+    }
+    return largest;
+}
+
+} // namespace prsmed_subject
+
+#endif
