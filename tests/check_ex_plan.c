@@ -1,0 +1,65 @@
+/*
+ * check_ex_plan.c - build/examples/plan as a person runs it: the list, one configuration, and all of a
+ * program against budgets.
+ */
+#include "cli.h"
+#include "common/suite.h"
+
+#include <string.h>
+
+START_TEST(a_list_without_a_budget) {
+    static const char *const programs[] = {"food101    original", "smartcash  tier1",
+                                           "prsmed     0", "car_clip   16x8", "profoct    minimal"};
+    EXPECT(0, NULL);
+    for (size_t i = 0; i < LENGTH(programs); i++) ck_contains(cli_out, programs[i]);
+    EXPECT(0, "--example", "profoct");
+    ck_assert_ptr_null(strstr(cli_out, "food101"));
+}
+END_TEST
+
+static const char *const wrong[][4] = {
+    {"--budget", "much", NULL, "--budget: 'much'"},
+    {"--config", "best", NULL, "--config: "},
+    {"--example", "nothing", NULL, "accepted: one of the list"},
+    {"--nothing", NULL, NULL, "--nothing"},
+};
+
+START_TEST(wrong_flags_exit_2) {
+    cli_expect(2, wrong[_i]);
+    ck_contains(cli_err, "plan: ");
+    ck_contains(cli_err, wrong[_i][3]);
+}
+END_TEST
+
+/* The state of FSCT alone takes 187 MiB: without a network, with a chunk of one, and with all four. */
+static const char *const budgets[][2] = {
+    {"100MiB", "minimal      does not fit: mt_torch_new: "},
+    {"300MiB", "minimal      fits in chunks of 1"},
+    {"900MiB", "minimal      fits: 4 at once take "},
+};
+
+START_TEST(a_program_against_budgets) {
+    EXPECT(_i == 0 || _i == 1 ? 3 : 0, "--example", "profoct", "--budget", budgets[_i][0]);
+    ck_contains(cli_out, budgets[_i][1]);
+}
+END_TEST
+
+START_TEST(one_configuration_alone) {
+    EXPECT(0, "--example", "profoct", "--config", "minimal", "--budget", "900MiB");
+    ck_contains(cli_out, "--preset minimal\n");
+    ck_contains(cli_out, "What takes memory on cpu");
+    EXPECT(3, "--example", "profoct", "--config", "minimal", "--budget", "100MiB");
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_plan");
+    cli_program = "plan";
+    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
+
+    tcase_add_test(flags, a_list_without_a_budget);
+    tcase_add_loop_test(flags, wrong_flags_exit_2, 0, LENGTH(wrong));
+    tcase_add_loop_test(runs, a_program_against_budgets, 0, LENGTH(budgets));
+    tcase_add_test(runs, one_configuration_alone);
+    return suite_run(suite);
+}
