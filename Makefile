@@ -230,7 +230,7 @@ tests: $(TESTS)
 setup: build/libtorch.mk ## look for what is needed, and fetch or install what is not there
 	@:
 
-run: all ## build, then train on the pictures that come with it (RUN_FLAGS)
+run: core $(SHIM_SO) $(BUILD)/examples/food101 ## build, then train on the pictures that come with it (RUN_FLAGS)
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} $(BUILD)/examples/food101 $(RUN_FLAGS)
 
 data: ## fetch the pictures that those in examples/data were taken from (130 MB), for --data
