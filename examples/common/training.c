@@ -127,16 +127,17 @@ static mt_status explain(ex_training *t) {
 }
 
 /*
- * The budget is too small even for what is there before the first step. The same without a budget, for a
- * moment, tells the figures; the error line stays the one of the failure.
+ * The budget is too small even for what is there before the first step. The same on the CPU without a
+ * budget, for a moment, tells the figures; the error line stays the one of the failure.
  */
 static void explain_state(ex_training *t) {
     char reason[512];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
-    const mt_torch_options options = torch_options(t);
+    mt_torch_options options = torch_options(t);
+    options.device = "cpu";
     mt_model_free(t->model);
     t->model = NULL;
-    mt_status status = mt_device_set_budget(t->device.name, 0);
+    mt_status status = mt_device_set_budget("cpu", 0);
     if (status == MT_OK) status = t->program->model(t->program->self, t, &t->model);
     if (status == MT_OK) status = mt_torch_new(t->model, &options, &t->torch);
     if (status == MT_OK) status = describe(t);
