@@ -41,9 +41,8 @@ static char *folder_of(const char *file) {
 /* Of the title in small letters, up to a bracket: "glove" and "Glove (b and w)" are one group. */
 static uint64_t group_of(const char *title) {
     size_t length = strcspn(title, "(");
-    uint64_t hash = length;
     while (length && isspace((unsigned char)title[length - 1])) length--;
-    hash = length;
+    uint64_t hash = length;
     for (size_t i = 0; i < length; i++)
         hash = ex_random(hash, (uint64_t)tolower((unsigned char)title[i]), 0, 0);
     return hash;

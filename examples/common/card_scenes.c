@@ -6,9 +6,9 @@
  */
 #include "card_scenes.h"
 #include "cutout.h"
+#include "folder.h"
 #include "kmeans.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,16 +96,8 @@ static ex_status no_memory(ex_error *error, const char *name) {
     return EX_ENOMEM;
 }
 
-static int is_picture(const struct dirent *entry) {
-    size_t length = strlen(entry->d_name);
-    return entry->d_name[0] != '.' && length > 4 && strcmp(entry->d_name + length - 4, ".png") == 0;
-}
-
-static int by_name(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-static ex_status add_card(ex_card_scenes *s, const char *path, const char *name, ex_error *error) {
+static ex_status add_card(void *user, const char *path, const char *name, ex_error *error) {
+    ex_card_scenes *s = user;
     int most = (int)(MOST_HEIGHT * s->options.side) + 1; /* never drawn larger */
     card one;
     read_name(name, s->options.classes, &one);
@@ -118,8 +110,8 @@ static ex_status add_card(ex_card_scenes *s, const char *path, const char *name,
     return status;
 }
 
-static ex_status add_pattern(ex_card_scenes *s, const char *path, const char *name,
-                             ex_error *error) {
+static ex_status add_pattern(void *user, const char *path, const char *name, ex_error *error) {
+    ex_card_scenes *s = user;
     (void)name;
     ex_cutout *grown = realloc(s->patterns, (s->pattern_count + 1) * sizeof *grown);
     if (!grown) return no_memory(error, path);
@@ -129,22 +121,12 @@ static ex_status add_pattern(ex_card_scenes *s, const char *path, const char *na
     return status;
 }
 
-typedef ex_status (*add_fn)(ex_card_scenes *s, const char *path, const char *name, ex_error *error);
-
-/* The pictures of a folder by their names; a folder that is not there has none. */
-static ex_status add_folder(ex_card_scenes *s, const char *inside, add_fn add, ex_error *error) {
-    char folder[2048], path[4096];
-    struct dirent **entries;
-    ex_status status = EX_OK;
+/* A folder that is not there has none. */
+static ex_status add_folder(ex_card_scenes *s, const char *inside, ex_folder_fn add,
+                            ex_error *error) {
+    char folder[2048];
     snprintf(folder, sizeof folder, "%s/%s", s->options.folder, inside);
-    int count = scandir(folder, &entries, is_picture, by_name);
-    for (int i = 0; i < count; i++) {
-        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
-        if (status == EX_OK) status = add(s, path, entries[i]->d_name, error);
-        free(entries[i]);
-    }
-    if (count >= 0) free(entries);
-    return status;
+    return ex_folder_pngs(folder, add, s, error);
 }
 
 static ex_status read_all(ex_card_scenes *s, ex_error *error) {

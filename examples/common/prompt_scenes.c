@@ -4,9 +4,9 @@
 #include "prompt_scenes.h"
 
 #include "dataset.h"
+#include "folder.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,36 +74,22 @@ static ex_status index_classes(ex_prompt_scenes *s, ex_error *error) {
     return EX_OK;
 }
 
-static int is_picture(const struct dirent *entry) {
-    size_t length = strlen(entry->d_name);
-    return entry->d_name[0] != '.' && length > 4 && strcmp(entry->d_name + length - 4, ".png") == 0;
-}
-
-static ex_status load_pattern(ex_prompt_scenes *s, const char *name, ex_error *error) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", s->options.patterns, name);
+static ex_status load_pattern(void *user, const char *path, const char *name, ex_error *error) {
+    ex_prompt_scenes *s = user;
+    (void)name;
+    ex_image *grown = realloc(s->patterns, (s->pattern_count + 1) * sizeof *grown);
+    if (!grown) return no_memory(error, path);
+    s->patterns = grown;
     ex_status status = ex_image_load(path, &s->patterns[s->pattern_count], error);
     s->pattern_count += status == EX_OK;
     return status;
 }
 
 static ex_status load_patterns(ex_prompt_scenes *s, ex_error *error) {
-    const char *folder = s->options.patterns;
-    struct dirent **entries = NULL;
-    int count = scandir(folder, &entries, is_picture, alphasort);
-    ex_status status = EX_OK;
-    if (count <= 0) {
-        ex_error_set(error, folder, "there is no PNG picture here; expected patterns");
-        status = EX_EINPUT;
-    } else if (!(s->patterns = calloc((size_t)count, sizeof *s->patterns))) {
-        status = no_memory(error, folder);
-    }
-    for (int i = 0; i < count; i++) {
-        if (status == EX_OK) status = load_pattern(s, entries[i]->d_name, error);
-        free(entries[i]);
-    }
-    free(entries);
-    return status;
+    ex_status status = ex_folder_pngs(s->options.patterns, load_pattern, s, error);
+    if (status != EX_OK || s->pattern_count) return status;
+    ex_error_set(error, s->options.patterns, "there is no PNG picture here; expected patterns");
+    return EX_EINPUT;
 }
 
 ex_status ex_prompt_scenes_open(const ex_prompt_scenes_options *options, ex_prompt_scenes **out,

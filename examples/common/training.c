@@ -190,20 +190,23 @@ static int goes_on(const ex_training *t) {
     return !ex_interrupted() && t->at.steps < t->most_steps;
 }
 
-/* Between steps, where the position is that of the next batch. */
-static mt_status save(ex_training *t) {
+static mt_status save_as(const ex_training *t, const char *path) {
     const ex_run run = this_run(t);
-    if (!t->flags->save) return MT_OK;
-    t->saved_steps = t->at.steps;
-    return ex_checkpoint_save(t->torch, t->flags->save, &run, &t->at);
+    return ex_checkpoint_save(t->torch, path, &run, &t->at);
 }
 
-static mt_status save_best(ex_training *t) {
+/* Between steps, where the position is that of the next batch. */
+static mt_status save(ex_training *t) {
+    if (!t->flags->save) return MT_OK;
+    t->saved_steps = t->at.steps;
+    return save_as(t, t->flags->save);
+}
+
+static mt_status save_best(const ex_training *t) {
     char path[4096];
-    const ex_run run = this_run(t);
     if (!t->flags->save) return MT_OK;
     snprintf(path, sizeof path, "%s.best", t->flags->save);
-    return ex_checkpoint_save(t->torch, path, &run, &t->at);
+    return save_as(t, path);
 }
 
 static mt_status set_lr(ex_training *t, uint64_t epoch, size_t index) {
@@ -244,16 +247,28 @@ static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     return MT_OK;
 }
 
-static mt_status evaluate(ex_training *t) {
+/* Sums, which ex_training_test makes means of. */
+static void add_up(mt_eval_report *sums, const mt_eval_report *report) {
+    const double samples = (double)report->samples;
+    sums->samples += report->samples;
+    sums->loss += samples * report->loss;
+    sums->seconds += report->seconds;
+    sums->chunk_count += report->chunk_count;
+    for (int i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += samples * report->metrics[i];
+}
+
+static mt_status evaluate(ex_training *t, ex_batches *batches, mt_eval_report *sums) {
     mt_batch batch;
     mt_eval_report report = MT_EVAL_REPORT_INIT;
     mt_status status = MT_OK;
-    size_t count = ex_batches_count(t->batches, EX_VALIDATION);
+    size_t count = ex_batches_count(batches, EX_VALIDATION);
     for (size_t i = 0; i < count && status == MT_OK && !ex_interrupted(); i++) {
         ex_progress_evaluate(&t->progress, i, count);
-        status = ex_batches_fill(t->batches, EX_VALIDATION, 0, i, &batch);
+        status = ex_batches_fill(batches, EX_VALIDATION, 0, i, &batch);
         if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
+        if (status == MT_OK) add_up(sums, &report);
     }
+    ex_progress_clear(&t->progress);
     return status;
 }
 
@@ -295,7 +310,8 @@ static mt_status train_epoch(ex_training *t, uint64_t epoch) {
         status = train_step(t, epoch, t->at.index);
     double seconds = ex_seconds() - started;
     if (!t->least_seconds || seconds < t->least_seconds) t->least_seconds = seconds;
-    if (status == MT_OK) status = evaluate(t);
+    mt_eval_report sums = MT_EVAL_REPORT_INIT; /* the trainer has the epoch's own */
+    if (status == MT_OK) status = evaluate(t, t->batches, &sums);
     ex_progress_clear(&t->progress);
     if (status != MT_OK || ex_interrupted()) return status;
     return end_epoch(t, epoch, ex_seconds() - started);
@@ -320,16 +336,6 @@ static mt_status train(ex_training *t) {
 
 /* ---- test -------------------------------------------------------------------------------------- */
 
-/* Sums, which become means when all is through. */
-static void add_up(mt_eval_report *sums, const mt_eval_report *report) {
-    const double samples = (double)report->samples;
-    sums->samples += report->samples;
-    sums->loss += samples * report->loss;
-    sums->seconds += report->seconds;
-    sums->chunk_count += report->chunk_count;
-    for (int i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += samples * report->metrics[i];
-}
-
 static void divide(mt_eval_report *sums) {
     const double samples = (double)sums->samples;
     if (!sums->samples) return;
@@ -339,19 +345,11 @@ static void divide(mt_eval_report *sums) {
 
 mt_status ex_training_test(ex_training *t, const ex_source *source, mt_eval_report *out) {
     const ex_batches_options options = ex_batches_options_of(t->flags);
-    mt_eval_report report = MT_EVAL_REPORT_INIT, sums = MT_EVAL_REPORT_INIT;
+    mt_eval_report sums = MT_EVAL_REPORT_INIT;
     ex_batches *batches;
-    mt_batch batch;
     mt_status status = ex_batches_new(source, &options, &batches);
     if (status != MT_OK) return status;
-    size_t count = ex_batches_count(batches, EX_VALIDATION);
-    for (size_t i = 0; i < count && status == MT_OK && !ex_interrupted(); i++) {
-        ex_progress_evaluate(&t->progress, i, count);
-        status = ex_batches_fill(batches, EX_VALIDATION, 0, i, &batch);
-        if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
-        if (status == MT_OK) add_up(&sums, &report);
-    }
-    ex_progress_clear(&t->progress);
+    status = evaluate(t, batches, &sums);
     ex_batches_free(batches);
     divide(&sums);
     *out = sums;

@@ -1,0 +1,19 @@
+/*
+ * folder.h - the pictures of one folder, for sources that are not class folders (dataset.h).
+ */
+#ifndef EX_FOLDER_H
+#define EX_FOLDER_H
+
+#include "image.h"
+
+/* Takes one of them; another status than EX_OK ends the list. */
+typedef ex_status (*ex_folder_fn)(void *user, const char *path, const char *name, ex_error *error);
+
+/*
+ * Calls fn with each file whose name ends in ".png", in the byte order of their names, hidden ones left
+ * out. A folder that cannot be read has none.
+ * @return what fn returned
+ */
+ex_status ex_folder_pngs(const char *folder, ex_folder_fn fn, void *user, ex_error *error);
+
+#endif
