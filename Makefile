@@ -263,8 +263,13 @@ check-torch: all $(TESTS_EX) $(TESTS_TORCH) ## the suites that use libtorch or t
 
 OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
     %/check_shim_contrastive,$(TESTS))
+# The longest by its cases, so that two of them run at a time.
+OOM_LONG := $(BUILD)/tests/check_oom_networks
+OOM_CASES = $(shell sed -n 's/.*add_case(suite, "\([a-z]*\)").*/\1/p' tests/check_oom_networks.cpp)
+by_cases = $(patsubst %,$(OOM_LONG):%,$(if $(filter $(OOM_LONG),$(1)),$(OOM_CASES))) \
+    $(filter-out $(OOM_LONG),$(1))
 check-oom: all $(OOM_TESTS) ## every single allocation fails in turn (slow)
-	@MT_TEST_SLOW=1 $(run_tests) $(call chosen,$(OOM_TESTS))
+	@MT_TEST_SLOW=1 $(run_tests) $(call by_cases,$(call chosen,$(OOM_TESTS)))
 
 # gcc's and clang's sanitizers; libtorch itself is not instrumented, and it keeps memory to the end.
 check-asan: ## all suites under the address sanitizer, in build/asan

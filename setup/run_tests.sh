@@ -8,7 +8,8 @@
 # "N passed, N failed, N skipped". A test program is one of Check's: its line
 # "100%: Checks: 12, Failures: 0, Errors: 0" is read; a line that starts with "SKIP:" is one skipped.
 # A static check prints "ok NAME", "FAIL NAME: why" or "SKIP: NAME: why". Fails when anything failed,
-# and when nothing passed. WRAP is put before each test program (valgrind).
+# and when nothing passed. PROGRAM:CASE runs that case of the program alone. WRAP is put before each test
+# program (valgrind).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -19,6 +20,7 @@ run_one() {
     rc=0
     case $1 in
     *.sh) static=1 && sh "$1" >"$log.log" 2>&1 || rc=$? ;;
+    *:*) static=0 && CK_RUN_CASE=${1#*:} ${WRAP:-} "${1%:*}" >"$log.log" 2>&1 || rc=$? ;;
     *) static=0 && ${WRAP:-} "$1" >"$log.log" 2>&1 || rc=$? ;;
     esac
     awk -v static="$static" -v rc="$rc" -v item="$1" -v seconds="$(($(date +%s) - start))" \

@@ -437,10 +437,29 @@ END_TEST
 
 /* ---- as an mt_model --------------------------------------------------------------------------------- */
 
-mt_status make_model(mt_model **out) {
-    const profoct_model_options o = small_options(1);
-    return profoct_model_new(&o, out);
-}
+/* The network with its optimiser behind the seam. */
+struct Subject {
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    mt_backend backend = MT_BACKEND_INIT;
+
+    explicit Subject(const mt_torch_options &options = MT_TORCH_OPTIONS_INIT, int width = 64) {
+        profoct_model_options o = small_options(1);
+        o.width = width;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_set_threads(1));
+        ck_ok(mt_torch_seed(1));
+        ck_ok(profoct_model_new(&o, &model));
+        ck_ok(mt_torch_new(model, &options, &torch));
+        ck_ok(mt_torch_backend(torch, &backend));
+    }
+    ~Subject() {
+        mt_torch_free(torch);
+        mt_model_free(model);
+    }
+    Subject(const Subject &) = delete;
+    Subject &operator=(const Subject &) = delete;
+};
 
 /* A batch of three small episodes. */
 struct Batch {
@@ -462,10 +481,10 @@ struct Batch {
 
 /* An episode may be a chunk, and a batch may be cut; metrics are those of the network. */
 START_TEST(the_model_says_what_it_is) {
-    model_faults::Subject subject(make_model);
+    Subject subject;
     mt_backend_info info = {};
     info.size = sizeof info;
-    ck_ok(subject.backend().describe(subject.backend().self, &info));
+    ck_ok(subject.backend.describe(subject.backend.self, &info));
     ck_assert_uint_eq(info.min_micro_batch, 1);
     ck_assert(!info.normalises_over_batch && !info.needs_whole_batch);
     ck_assert_uint_eq(info.metric_count, 6);
@@ -478,11 +497,12 @@ END_TEST
 START_TEST(a_fault_changes_nothing) {
     if (!is_slow() && _i != 0 && _i != 3) return;
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
-    options.optimizer = MT_SGD; /* less of a state to compare */
     if (_i & 2) options.checkpointing = MT_CHECKPOINTING_ON;
-    model_faults::Subject subject(make_model, options);
+    Subject subject(options, 16); /* as many requests, and less of a state to compare */
     Batch batch(3);
-    model_faults::every_allocation_fails(subject, batch.batch, {2, 1}, _i & 1 ? 1499 : 397, _i & 1);
+    model_faults::every_allocation_fails({subject.torch, subject.backend, &batch.batch, {2, 1}},
+                                         _i & 1 ? 1499 : 397, _i & 1,
+                                         _i & 2 ? "profoct, segments" : "profoct");
 }
 END_TEST
 

@@ -4,14 +4,13 @@
  */
 #include <set>
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 
-#include "common/slow.h"
-
-/* Comes last: check.h has macros with short names. */
+/* Come last: check.h has macros with short names. */
 #include "prsmed_subject.hpp"
+
+#include "model_faults.hpp"
 
 using namespace prsmed_subject;
 
@@ -311,33 +310,13 @@ END_TEST
 
 /* ---- every allocation fails ---------------------------------------------------------------------- */
 
-/* Once: the step ends as one without a fault. For good: nothing has happened. */
 START_TEST(a_fault_changes_nothing) {
-    const bool persistent = _i % 2, segments = _i / 2;
-    const uint64_t stride = is_slow() ? 1 : 251;
+    const bool segments = _i / 2;
     Subject subject(options_of(PRSMED_CONV, 0.1),
                     segments ? MT_CHECKPOINTING_ON : MT_CHECKPOINTING_AUTO, MT_ADAMW);
     Scenes scenes(3);
-    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-    ck_ok(subject.step(scenes, {2, 1})); /* sets kernels up */
-    at::Tensor random = generator.get_state().clone();
-    State before = subject.state();
-    ck_ok(subject.step(scenes, {2, 1}));
-    State expected = persistent ? before : subject.state();
-    uint64_t requests, failed = 1, fired = 0;
-    for (uint64_t n = 1 + stride / 2; failed; n += stride, fired += failed > 0) {
-        generator.set_state(random);
-        subject.restore(before);
-        ck_ok(mt_inject_oom(n, persistent));
-        mt_status status = subject.step(scenes, {2, 1});
-        mt_injected(&requests, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        if (!failed) break;
-        ck_status(status, persistent ? MT_EDEVMEM : MT_OK);
-        ck_assert_msg(subject.state() == expected, "fault %llu",
-                      static_cast<unsigned long long>(n));
-    }
-    ck_assert_uint_gt(fired, 3);
+    model_faults::every_allocation_fails({subject.torch, subject.backend, &scenes.batch, {2, 1}},
+                                         251, _i % 2, segments ? "prsmed, segments" : "prsmed");
 }
 END_TEST
 

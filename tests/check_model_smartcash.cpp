@@ -18,8 +18,8 @@
 
 #include <memtrain/trainer.h>
 
-#include "common/slow.h"
 #include "check_shim.hpp"
+#include "model_faults.hpp"
 
 using namespace memtrain_models;
 
@@ -352,37 +352,16 @@ START_TEST(chunks_add_up_to_the_batch) {
 }
 END_TEST
 
-/*
- * A request that fails once costs time and nothing else, one that fails for good ends the step with the
- * state that was there before. Every 701st of them, and with MT_TEST_SLOW=1 all, also while the
- * backbone is frozen.
- */
-START_TEST(every_allocation_of_a_step_fails) {
-    const std::vector<size_t> chunks = {3, 2};
-    smartcash_backbone backbone = small_ones[_i % 2];
+/* Every 701st request of two of these in `make check`; of all, and all of them, in `make check-oom`. */
+START_TEST(a_fault_changes_nothing) {
+    static const char *const names[] = {"efficientnet-b0", "cspdarknet-small",
+                                        "efficientnet-b0, frozen", "cspdarknet-small, frozen"};
+    const smartcash_backbone backbone = small_ones[_i % 2];
+    const int frozen = _i / 4;
     Subject subject(backbone, 5, MT_ADAMW);
-    bool persistent = (_i + _i / 2) % 2, frozen = _i / 4;
-    uint64_t stride = is_slow() ? 1 : 701, requests, failed = 1, fired = 0;
     if (frozen) subject.freeze(backbone);
-    ck_ok(subject.step(chunks, nullptr));
-    std::vector<at::Tensor> before = subject.state();
-    subject.restore(before);
-    ck_ok(subject.step(chunks, nullptr));
-    std::vector<at::Tensor> after = subject.state();
-    for (uint64_t n = 1 + static_cast<uint64_t>(_i) % stride; failed; n += stride) {
-        subject.restore(before);
-        ck_ok(mt_inject_oom(n, persistent));
-        mt_status status = subject.step(chunks, nullptr);
-        mt_injected(&requests, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        bool has_failed = failed && persistent;
-        ck_assert_msg(status == (has_failed ? MT_EDEVMEM : MT_OK), "fault %llu: %s",
-                      static_cast<unsigned long long>(n), mt_last_error());
-        ck_assert_msg(equal(subject.state(), has_failed ? before : after), "fault %llu",
-                      static_cast<unsigned long long>(n));
-        fired += failed > 0;
-    }
-    ck_assert_uint_gt(fired, is_slow() ? 500 : 1);
+    model_faults::every_allocation_fails({subject.torch, subject.backend, &subject.batch, {3, 2}},
+                                         701, (_i + _i / 2) % 2, names[_i % 2 + 2 * frozen]);
 }
 END_TEST
 
@@ -400,7 +379,7 @@ int main() {
     tcase_add_test(network, options_are_checked);
     tcase_set_timeout(memory, 1800);
     tcase_add_loop_test(memory, chunks_add_up_to_the_batch, 0, LENGTH(small_ones));
-    tcase_add_loop_test(memory, every_allocation_of_a_step_fails, 0,
+    tcase_add_loop_test(memory, a_fault_changes_nothing, 0,
                         (is_slow() ? 4 : 1) * LENGTH(small_ones));
     return suite_run(suite);
 }

@@ -7,6 +7,8 @@
 #ifndef MODEL_FAULTS_HPP
 #define MODEL_FAULTS_HPP
 
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -22,9 +24,14 @@
 namespace model_faults {
 
 using Bytes = std::vector<char>;
-using State = std::vector<Bytes>;
+using State =
+    std::vector<Bytes>; /* parameters, buffers, what the optimiser keeps; the generator's */
 
-/* The bytes of a tensor in `from`, which are copied out of it, or back into it. */
+inline at::Generator generator() {
+    return at::globalContext().defaultGenerator(at::kCPU);
+}
+
+/* The bytes of a tensor in `from`, which are copied out of it, back into it, or compared. */
 inline mt_status copy_out(void *user, const char *, mt_tensor *handle) {
     const at::Tensor &t = memtrain::tensor(handle);
     const char *data = static_cast<const char *>(t.const_data_ptr());
@@ -34,7 +41,8 @@ inline mt_status copy_out(void *user, const char *, mt_tensor *handle) {
 
 struct Reader {
     const State *from;
-    size_t next;
+    size_t next = 0;
+    bool is_equal = true;
 };
 
 inline mt_status copy_in(void *user, const char *, mt_tensor *handle) {
@@ -44,103 +52,103 @@ inline mt_status copy_in(void *user, const char *, mt_tensor *handle) {
     return MT_OK;
 }
 
-/* One thread, a seed, and a model with its optimiser, whose state can be put back. */
-class Subject {
-public:
-    template <class Make>
-    explicit Subject(Make make, mt_torch_options options = MT_TORCH_OPTIONS_INIT) {
-        ck_ok(mt_torch_init(nullptr));
-        ck_ok(mt_torch_set_threads(1));
-        ck_ok(mt_torch_seed(1));
-        ck_ok(make(&model_));
-        ck_ok(mt_torch_new(model_, &options, &torch_));
-        ck_ok(mt_torch_backend(torch_, &backend_));
-        /* What is allocated after a step is compared with what was, so gradients stay held. */
-        backend_.hold_gradients = nullptr;
-    }
-    ~Subject() {
-        mt_torch_free(torch_);
-        mt_model_free(model_);
-    }
-    Subject(const Subject &) = delete;
-    Subject &operator=(const Subject &) = delete;
+inline mt_status compare(void *user, const char *, mt_tensor *handle) {
+    auto *reader = static_cast<Reader *>(user);
+    const Bytes &bytes = reader->from->at(reader->next++);
+    const at::Tensor &t = memtrain::tensor(handle);
+    reader->is_equal = reader->is_equal && t.nbytes() == bytes.size() &&
+                       !std::memcmp(t.const_data_ptr(), bytes.data(), bytes.size());
+    return MT_OK;
+}
 
-    State state() const {
-        State state;
-        ck_ok(mt_torch_visit_state(torch_, copy_out, &state));
-        at::Tensor rng = generator().get_state();
-        ck_ok(copy_out(&state, "rng", memtrain::detail::Handle(rng).get()));
-        return state;
-    }
-    void restore(const State &state) const {
-        Reader reader{&state, 0};
-        ck_ok(mt_torch_visit_state(torch_, copy_in, &reader));
-        at::Tensor rng = generator().get_state();
-        std::memcpy(rng.data_ptr(), state.back().data(), state.back().size());
-        generator().set_state(rng);
-    }
-    static size_t allocated() {
-        mt_memory memory = {};
-        memory.size = sizeof memory;
-        ck_ok(mt_device_memory("cpu", &memory));
-        return memory.allocated_bytes;
-    }
+inline State state_of(mt_torch *torch) {
+    State state;
+    ck_ok(mt_torch_visit_state(torch, copy_out, &state));
+    at::Tensor rng = generator().get_state();
+    ck_ok(copy_out(&state, "rng", memtrain::detail::Handle(rng).get()));
+    return state;
+}
 
-    /* A step of these chunks by a trainer of its own, of which the n-th request fails; 0: none. */
-    mt_status step(const mt_batch &batch, const std::vector<size_t> &chunks, uint64_t n = 0,
-                   int persistent = 0, uint64_t *out_requests = nullptr,
-                   uint64_t *out_failed = nullptr) const {
-        mt_trainer *trainer = nullptr;
-        uint64_t requests = 0, failed = 0;
-        ck_ok(mt_trainer_new(&backend_, nullptr, &trainer));
-        ck_ok(mt_trainer_set_chunks(trainer, chunks.data(), chunks.size()));
-        ck_ok(mt_inject_oom(n, persistent));
-        mt_status status = mt_trainer_step(trainer, &batch, nullptr);
-        mt_injected(&requests, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        mt_trainer_free(trainer);
-        if (out_requests) *out_requests = requests;
-        if (out_failed) *out_failed = failed;
-        return status;
-    }
+inline void restore(mt_torch *torch, const State &state) {
+    Reader reader{&state};
+    ck_ok(mt_torch_visit_state(torch, copy_in, &reader));
+    at::Tensor rng = generator().get_state();
+    std::memcpy(rng.data_ptr(), state.back().data(), state.back().size());
+    generator().set_state(rng);
+}
 
-    mt_torch *torch() const { return torch_; }
-    const mt_backend &backend() const { return backend_; }
+inline bool is_state(mt_torch *torch, const State &state) {
+    Reader reader{&state};
+    ck_ok(mt_torch_visit_state(torch, compare, &reader));
+    at::Tensor rng = generator().get_state();
+    ck_ok(compare(&reader, "rng", memtrain::detail::Handle(rng).get()));
+    return reader.is_equal && reader.next == state.size();
+}
 
-private:
-    static at::Generator generator() { return at::globalContext().defaultGenerator(at::kCPU); }
-
-    mt_model *model_ = nullptr;
-    mt_torch *torch_ = nullptr;
-    mt_backend backend_ = MT_BACKEND_INIT;
+/* A step of these chunks on a batch. */
+struct Step {
+    mt_torch *torch;
+    mt_backend backend;
+    const mt_batch *batch;
+    std::vector<size_t> chunks;
 };
 
+struct Injected {
+    uint64_t requests = 0, failed = 0;
+};
+
+/* By a trainer of its own; the n-th request fails, none where n is 0. */
+inline mt_status run(const Step &step, uint64_t n, int persistent, Injected *out) {
+    mt_trainer *trainer = nullptr;
+    ck_ok(mt_trainer_new(&step.backend, nullptr, &trainer));
+    ck_ok(mt_trainer_set_chunks(trainer, step.chunks.data(), step.chunks.size()));
+    ck_ok(mt_inject_oom(n, persistent));
+    mt_status status = mt_trainer_step(trainer, step.batch, nullptr);
+    mt_injected(&out->requests, &out->failed);
+    ck_ok(mt_inject_oom(0, 0));
+    mt_trainer_free(trainer);
+    return status;
+}
+
+inline size_t allocated() {
+    mt_memory memory = {};
+    memory.size = sizeof memory;
+    ck_ok(mt_device_memory("cpu", &memory));
+    return memory.allocated_bytes;
+}
+
 /*
- * Each stride-th request of a step fails, all of them in `make check-oom`. Once: the step ends as one without
+ * Each stride-th request of the step fails, all of them in `make check-oom`. Once: the step ends as one without
  * a fault, to the bit. From then on: MT_EDEVMEM, and nothing has happened. Nothing is left behind.
  */
-inline void every_allocation_fails(const Subject &subject, const mt_batch &batch,
-                                   const std::vector<size_t> &chunks, uint64_t stride,
-                                   int persistent) {
-    ck_ok(subject.step(batch, chunks)); /* sets the kernels up, fills the optimiser's state */
-    const State before = subject.state();
-    const size_t baseline = Subject::allocated();
-    uint64_t requests = 0, fired = 0, failed = 1;
-    ck_ok(subject.step(batch, chunks, 0, 0, &requests));
-    const State after = subject.state();
+inline void every_allocation_fails(Step step, uint64_t stride, int persistent, const char *name) {
+    const auto start = std::chrono::steady_clock::now();
+    Injected clean, injected;
+    uint64_t fired = 0;
     if (is_slow()) stride = 1;
-    for (uint64_t n = 1; failed; n += stride) {
-        subject.restore(before);
-        mt_status status = subject.step(batch, chunks, n, persistent, nullptr, &failed);
-        const bool gave_up = failed && persistent;
-        ck_assert_msg(status == (gave_up ? MT_EDEVMEM : MT_OK), "fault %llu: %s, '%s'",
+    step.backend.hold_gradients = nullptr; /* what is allocated is compared with what was */
+    ck_ok(run(step, 0, 0, &clean));        /* sets the kernels up, fills the optimiser's state */
+    const State before = state_of(step.torch);
+    const size_t baseline = allocated();
+    ck_ok(run(step, 0, 0, &clean));
+    const State after = state_of(step.torch);
+    for (uint64_t n = 1; n == 1 || injected.failed; n += stride) {
+        restore(step.torch, before);
+        mt_status status = run(step, n, persistent, &injected);
+        const bool gave_up = injected.failed && persistent;
+        ck_assert_msg(status == (gave_up ? MT_EDEVMEM : MT_OK), "%s, fault %llu: %s, '%s'", name,
                       static_cast<unsigned long long>(n), mt_status_name(status), mt_last_error());
-        ck_assert_msg(subject.state() == (gave_up ? before : after), "fault %llu: another state",
-                      static_cast<unsigned long long>(n));
-        ck_assert_uint_eq(Subject::allocated(), baseline);
-        fired += failed > 0;
+        ck_assert_msg(is_state(step.torch, gave_up ? before : after),
+                      "%s, fault %llu: another state", name, static_cast<unsigned long long>(n));
+        ck_assert_uint_eq(allocated(), baseline);
+        fired += injected.failed > 0;
     }
-    ck_assert_uint_ge(fired, requests / stride);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("%s, %s: %llu faults of N = %llu, %.0f s\n", name,
+                persistent ? "persistent" : "transient", static_cast<unsigned long long>(fired),
+                static_cast<unsigned long long>(clean.requests), seconds.count());
+    std::fflush(stdout);
+    ck_assert_uint_ge(fired, clean.requests / stride);
 }
 
 } // namespace model_faults

@@ -57,7 +57,7 @@ public:
 
     explicit ProfoctImpl(const profoct_model_options &o)
         : CosineTransformerImpl(head_of(o)), options(o) {
-        const ResNetOptions backbone{o.depth, 0, o.feti != 0};
+        const ResNetOptions backbone{o.depth, 0, o.feti != 0, o.width};
         feature = register_module("feature", std::make_shared<Backbone>(backbone));
         if (o.vic)
             vic_weights = register_buffer("vic_weights",
@@ -164,7 +164,7 @@ private:
         CosineTransformerOptions head;
         head.ways = o.ways;
         head.shots = o.shots;
-        head.width = 512 * o.pool * o.pool;
+        head.width = 8 * o.width * o.pool * o.pool;
         return head;
     }
 

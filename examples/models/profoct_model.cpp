@@ -24,6 +24,7 @@ mt_status check(const profoct_model_options *options) {
     } counts[] = {{"ways", options->ways, 2},
                   {"shots", options->shots, 1},
                   {"queries", options->queries, 1},
+                  {"width", options->width, 1},
                   {"pool", options->pool, 1}};
     for (const auto &count : counts)
         if (count.value < count.least)

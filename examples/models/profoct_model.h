@@ -26,7 +26,8 @@ typedef struct profoct_model_options {
     size_t size; /* sizeof(profoct_model_options) */
     int depth;   /* of the ResNet: 18 or 34 */
     int feti;    /* 1: a stem of 5x5 without a max pool */
-    int pool;    /* side of the averaged feature map: a picture has 512 * pool^2 features */
+    int width;   /* channels of the ResNet's first layer, 64 in the paper */
+    int pool;    /* side of the averaged feature map: a picture has 8 * width * pool^2 features */
     int ways, shots, queries; /* of an episode; queries are those of a class */
     int vic;                  /* 1: the terms of ProFOCT */
     int vic_on_attention;     /* 1: variance and covariance of what attention gives, too */
@@ -38,7 +39,7 @@ typedef struct profoct_model_options {
 } profoct_model_options;
 
 #define PROFOCT_MODEL_OPTIONS_INIT                                                                 \
-    { sizeof(profoct_model_options), 18, 0, 1, 5, 5, 8, 1, 1, 1, 1, 0, 0.5, 9.0, 0.5, 0 }
+    { sizeof(profoct_model_options), 18, 0, 64, 1, 5, 5, 8, 1, 1, 1, 1, 0, 0.5, 9.0, 0.5, 0 }
 
 /*
  * Makes the model on the CPU with random weights, from libtorch's generator (mt_torch_seed).

@@ -35,6 +35,8 @@ struct ResNetOptions {
     int depth = 18;         /* 18, 34 or 50 */
     int64_t classes = 1000; /* columns of the logits; 0: no fc, maps() and features() alone */
     bool small = false;     /* for small pictures: a stem of 5x5, padding 1, and no max pool */
+    int64_t width =
+        64; /* channels of the stem and of layer1; layer2 has twice as many, and so on */
 };
 
 /* A convolution; no bias: the batch norm behind it has one. */
@@ -131,24 +133,25 @@ private:
 template <class Norm> class ResNetOf : public torch::nn::Module {
 public:
     explicit ResNetOf(const ResNetOptions &options = {}) : small(options.small) {
-        conv1 = register_module("conv1",
-                                small ? resnet_conv(3, 64, 5, 2, 1) : resnet_conv(3, 64, 7, 2));
-        bn1 = register_module("bn1", Norm(64));
+        const int64_t width = options.width;
+        conv1 = register_module("conv1", small ? resnet_conv(3, width, 5, 2, 1)
+                                               : resnet_conv(3, width, 7, 2));
+        bn1 = register_module("bn1", Norm(width));
         TORCH_CHECK_VALUE(options.depth == 18 || options.depth == 34 || options.depth == 50,
                           "depth is ", options.depth, ", not 18, 34 or 50");
         if (options.depth == 18)
-            add_layers<BasicBlockOf<Norm>>({2, 2, 2, 2}, options.classes);
+            add_layers<BasicBlockOf<Norm>>({2, 2, 2, 2}, options);
         else if (options.depth == 34)
-            add_layers<BasicBlockOf<Norm>>({3, 4, 6, 3}, options.classes);
+            add_layers<BasicBlockOf<Norm>>({3, 4, 6, 3}, options);
         else
-            add_layers<BottleneckOf<Norm>>({3, 4, 6, 3}, options.classes);
+            add_layers<BottleneckOf<Norm>>({3, 4, 6, 3}, options);
         /* Batch norms start at weight 1 and bias 0, fc as libtorch's Linear does. */
         for (const auto &module : modules(/*include_self=*/false))
             if (auto *conv = module->as<torch::nn::Conv2d>())
                 torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
     }
 
-    /* [B, 3, H, W] -> [B, 512 e, h, w]; the sizes in the comments are those of H = W = 224. */
+    /* [B, 3, H, W] -> [B, 512 e, h, w]; the sizes in the comments are those of H = W = 224, width 64. */
     torch::Tensor maps(const torch::Tensor &images) {
         auto stem = [this](const torch::Tensor &x) {
             torch::Tensor y = bn1(conv1(x)).relu_();
@@ -174,13 +177,14 @@ private:
         return memtrain::checkpoint_sequential(layer, layer->size(), x);
     }
 
-    template <class Block> void add_layers(const int (&blocks)[4], int64_t classes) {
-        const int64_t e = Block::expansion;
-        layer1 = register_module("layer1", layer<Block>(blocks[0], 64, 64, 1));
-        layer2 = register_module("layer2", layer<Block>(blocks[1], 64 * e, 128, 2));
-        layer3 = register_module("layer3", layer<Block>(blocks[2], 128 * e, 256, 2));
-        layer4 = register_module("layer4", layer<Block>(blocks[3], 256 * e, 512, 2));
-        if (classes) fc = register_module("fc", torch::nn::Linear(512 * e, classes));
+    template <class Block> void add_layers(const int (&blocks)[4], const ResNetOptions &options) {
+        const int64_t e = Block::expansion, w = options.width;
+        layer1 = register_module("layer1", layer<Block>(blocks[0], w, w, 1));
+        layer2 = register_module("layer2", layer<Block>(blocks[1], w * e, 2 * w, 2));
+        layer3 = register_module("layer3", layer<Block>(blocks[2], 2 * w * e, 4 * w, 2));
+        layer4 = register_module("layer4", layer<Block>(blocks[3], 4 * w * e, 8 * w, 2));
+        if (options.classes)
+            fc = register_module("fc", torch::nn::Linear(8 * w * e, options.classes));
     }
 
     /* The first block of a layer changes the shape, the others keep it. */

@@ -38,7 +38,7 @@ inline void must(mt_status status, const char *what) {
     std::exit(1);
 }
 
-inline mt_model *resnet(int depth, int64_t classes) {
+inline mt_model *resnet(int depth, int64_t classes, int64_t width = 64) {
     mt_model *model = nullptr;
     must(memtrain::make_model(
              &model,
@@ -46,6 +46,7 @@ inline mt_model *resnet(int depth, int64_t classes) {
                  memtrain_models::ResNetOptions options;
                  options.depth = depth;
                  options.classes = classes;
+                 options.width = width;
                  auto description = memtrain::model(
                      std::make_shared<memtrain_models::ResNetImpl>(options), {"accuracy"},
                      [](memtrain_models::ResNetImpl &net, const memtrain::Tensors &batch) {

@@ -71,6 +71,12 @@ constexpr Network all[] = {
 };
 constexpr int count = sizeof all / sizeof all[0];
 
+/* The same requests as ResNet-18, and 1 / 16 of its parameters to update, keep and compare. */
+inline mt_model *resnet18_narrow_model(int64_t classes, int64_t) {
+    return bench::resnet(18, classes, 16);
+}
+constexpr Network resnet18_narrow = {"resnet18 of width 16", resnet18_narrow_model, 32, true, 0};
+
 /* Too large to be looped over. */
 inline mt_model *resnet50_model(int64_t classes, int64_t) {
     return bench::resnet(50, classes);
