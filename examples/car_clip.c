@@ -274,6 +274,7 @@ int main(int argc, char **argv) {
                   .keywords = 1};
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
+                          .data = "a folder with captions.json and the pictures that it names",
                           .own = {own_flags, EX_ROWS(own_flags), &c},
                           .self = &c,
                           .open = open_data,

@@ -2,12 +2,14 @@
  * doctor.c - tells what is here, and what it means for training inside a memory budget.
  *
  *     build/examples/doctor
+ *     build/examples/doctor --configurations     and which of plan's fit here, which takes minutes
  *
  * What the process holds is read first and printed late: asking a card for its memory takes memory.
  * Nothing is trained and nothing is changed.
  */
 #include "common/options.h"
 #include "common/output.h"
+#include "common/reexec.h"
 
 #include <memtrain/torch.h>
 #include <memtrain/trainer.h>
@@ -16,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define NAME "doctor"
@@ -373,16 +376,38 @@ static void print_advice(const start *s) {
     if (s->held_status == MT_OK)
         row("--budget-resident", "more than %s, which code and libraries take",
             in_words(s->held.other_bytes).text);
+    row("configurations",
+        "of the scripts that the examples follow: doctor --configurations, or plan");
+}
+
+/* What the scripts that the examples follow would need, inside what may be used here. */
+static int print_configurations(const char *argv0) {
+    mt_memory memory = {.size = sizeof memory};
+    char program[4096], command[8192];
+    section("Configurations");
+    fflush(stdout);
+    if (!ex_program_path(argv0, program, sizeof program) ||
+        mt_device_memory("cpu", &memory) != MT_OK || !memory.budget_bytes) {
+        printf("  not known: neither where plan is nor how much may be used\n");
+        return 0;
+    }
+    snprintf(command, sizeof command, "'%.*s/plan' --budget %zu",
+             (int)(strrchr(program, '/') - program), program, memory.budget_bytes);
+    int status = system(command);
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 3);
 }
 
 /* ---- main -------------------------------------------------------------------------------------- */
 
 typedef struct flags {
-    int help, version;
+    int configurations, help, version;
 } flags;
 
 static const ex_option rows[] = {
     {.section = "Flags"},
+    EX_FLAG("configurations", EX_SWITCH, flags, configurations, NULL,
+            "and what the scripts that the examples follow would need, and whether it fits",
+            .most = 1),
     EX_FLAG("help", EX_SWITCH, flags, help, NULL, "this list", .most = 1),
     EX_FLAG("version", EX_SWITCH, flags, version, NULL, "versions of the library and of libtorch",
             .most = 1),
@@ -404,11 +429,13 @@ static void diagnose(void) {
 static void print_help(const ex_table *tables) {
     printf(NAME ": tells what is here, and what it means for training inside a memory budget\n");
     ex_options_help(tables, stdout);
-    printf("\nExit status: 0 done, 1 standard output could not be written, 2 wrong flag.\n");
+    printf("\nExit status: 0 done, 1 standard output could not be written or plan failed, 2 wrong "
+           "flag.\n");
 }
 
 int main(int argc, char **argv) {
-    flags given = {0, 0};
+    flags given = {0, 0, 0};
+    int is_told = 1;
     ex_error error;
     const ex_table tables[] = {{rows, EX_ROWS(rows), &given}, {NULL, 0, NULL}};
     if (ex_options_parse(NAME, tables, argc, argv, &error) != 0) {
@@ -421,5 +448,7 @@ int main(int argc, char **argv) {
         printf(NAME ": libmemtrain %s, libtorch %s\n", mt_version_string(), mt_torch_version());
     else
         diagnose();
-    return ex_output_end(NAME) ? 0 : 1;
+    if (given.configurations && !given.help && !given.version)
+        is_told = print_configurations(argv[0]);
+    return ex_output_end(NAME) && is_told ? 0 : 1;
 }

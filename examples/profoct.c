@@ -247,6 +247,7 @@ int main(int argc, char **argv) {
                  .tested = MT_EVAL_REPORT_INIT};
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
+                          .data = "class folders, or folders train, val and test of these",
                           .own = {own_flags, EX_ROWS(own_flags), &p},
                           .self = &p,
                           .open = open_data,

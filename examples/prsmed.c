@@ -339,17 +339,19 @@ static void set_defaults(ex_flags *flags) {
 
 int main(int argc, char **argv) {
     prsmed p = {.flags = EX_FLAGS_INIT, .encoder = PRSMED_CONV, .text = 128, .scenes = {640, 128}};
-    ex_program program = {.name = NAME,
-                          .model_name = NAME,
-                          .budget = DEFAULT_BUDGET,
-                          .own = {own_flags, EX_ROWS(own_flags), &p},
-                          .self = &p,
-                          .open = open_data,
-                          .model = make_model,
-                          .introduce = introduce,
-                          .after_epoch = log_memory,
-                          .result = print_dice,
-                          .close = close_data};
+    ex_program program = {
+        .name = NAME,
+        .model_name = NAME,
+        .budget = DEFAULT_BUDGET,
+        .data = "a folder of class folders with PNG cut-outs, whose names are prompts",
+        .own = {own_flags, EX_ROWS(own_flags), &p},
+        .self = &p,
+        .open = open_data,
+        .model = make_model,
+        .introduce = introduce,
+        .after_epoch = log_memory,
+        .result = print_dice,
+        .close = close_data};
     int exit_status;
     set_defaults(&p.flags);
     if (!ex_training_flags(&program, "a segmenter that is told in words what to outline", &p.flags,

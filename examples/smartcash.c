@@ -309,6 +309,7 @@ int main(int argc, char **argv) {
     smartcash f;
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
+                          .data = "a folder with cards/STYLE_SUIT_RANK.png and patterns/*.png",
                           .own = {own_flags, EX_ROWS(own_flags), &f},
                           .self = &f,
                           .open = open_data,

@@ -320,6 +320,25 @@ static mt_status begin(mt_trainer *t, mt__work *w) {
     return status;
 }
 
+/* Takes back what would spoil the parameters; samples and sums stay for the report. */
+static mt_status skip(mt_trainer *t, mt__work *w) {
+    mt_status status = t->backend.rollback(t->backend.self);
+    if (status != MT_OK) return poison(t, "rollback", status);
+    w->open = w->marked = 0;
+    w->not_finite = w->applied.skipped = 1;
+    return MT_OK;
+}
+
+static mt_status apply(mt_trainer *t, mt__work *w) {
+    mt__note_oom(w, MT_PHASE_APPLY, 0, NULL, 0);
+    mt_status status = t->backend.apply(t->backend.self, &w->applied);
+    if (status != MT_OK) return mt__roll_back(t, w, status);
+    w->open = 0;
+    w->discarded -= w->done;
+    if (w->applied.seconds > 0) w->seconds += w->applied.seconds;
+    return MT_OK;
+}
+
 mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
     mt_set_error(MT_OK, "%s", ""); /* a backend may fail without a word: no older line is its own */
     mt_status status = w->open ? MT_OK : begin(t, w);
@@ -329,11 +348,6 @@ mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
     memset(&w->applied, 0, sizeof w->applied);
     w->applied.size = sizeof w->applied;
     w->applied.grad_norm = (double)NAN;
-    mt__note_oom(w, MT_PHASE_APPLY, 0, NULL, 0);
-    status = t->backend.apply(t->backend.self, &w->applied);
-    if (status != MT_OK) return mt__roll_back(t, w, status);
-    w->open = 0;
-    w->discarded -= w->done;
-    if (w->applied.seconds > 0) w->seconds += w->applied.seconds;
-    return MT_OK;
+    if (t->options.skip_not_finite && !isfinite(w->sums.loss)) return skip(t, w);
+    return apply(t, w);
 }

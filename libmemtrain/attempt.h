@@ -25,6 +25,7 @@ typedef struct mt__work {
     size_t allocated_before; /* the chunks of this attempt were told of and prepared */
     mt__sums sums;           /* of this attempt */
     mt_apply_result applied;
+    int not_finite;    /* taken back since its loss is no number, and over */
     double seconds;    /* all attempts */
     size_t peak_bytes; /* all attempts */
     size_t discarded;  /* samples whose work was thrown away */

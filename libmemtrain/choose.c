@@ -15,7 +15,8 @@
 #define WORTH_IT 0.98 /* a gain below 2 % is noise */
 #define FIRST_RUN 0.9 /* the first run of a size pays for its set-up: expect less next time, ... */
 #define MOST_SET_UP 0.4 /* ... as much less as other sizes have shown, up to this */
-#define BEYOND 0.9      /* time grows as samples^0.9 where nothing was measured: larger is better */
+#define HOPE 0.9   /* what a first run says nothing of may be so much faster than the fastest */
+#define BEYOND 0.9 /* time grows as samples^0.9 where nothing was measured: larger is better */
 
 /* Index of the first entry of at least so many samples. */
 static size_t position(const mt__timings *t, size_t samples) {
@@ -24,9 +25,20 @@ static size_t position(const mt__timings *t, size_t samples) {
     return i;
 }
 
-/* Of a second run, compared with the first. */
-static void note_set_up(mt__timings *t, double share) {
+/* Of a second run, compared with the first; less than noise is none. */
+static void note_set_up(mt__timings *t, double first, double second) {
+    double share = second / first, more = first - second;
     t->set_up = fmax(MOST_SET_UP, t->set_up > 0 ? fmin(t->set_up, share) : share);
+    if (share < WORTH_IT)
+        t->set_up_seconds = t->set_up_seconds > 0 ? fmin(t->set_up_seconds, more) : more;
+}
+
+static void note_rate(mt__timings *t) {
+    t->rate = 0;
+    for (const mt__timing *e = t->entry; e < t->entry + t->count; e++) {
+        double rate = e->seconds / (double)e->samples;
+        if (e->runs > 1 && (t->rate == 0 || rate < t->rate)) t->rate = rate;
+    }
 }
 
 /* At the end of a span only its own runs count. */
@@ -44,8 +56,9 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     size_t i = position(timings, samples);
     if (!(seconds > 0) || samples == 0) return;
     if (i < timings->count && e[i].samples == samples) {
-        if (e[i].runs == 1) note_set_up(timings, seconds / e[i].seconds);
+        if (e[i].runs == 1) note_set_up(timings, e[i].seconds, seconds);
         note_again(&e[i], seconds);
+        note_rate(timings);
         return;
     }
     if (timings->count == MT__TIMINGS) return;
@@ -69,6 +82,22 @@ static double power_law(const mt__timings *all, const mt__timing *t, size_t samp
     return expected(all, t) * pow((double)samples / (double)t->samples, BEYOND);
 }
 
+/*
+ * A first run that took little more than its set-up, as recordings of few samples do, says nothing of
+ * the second.
+ */
+static double hoped(const mt__timings *all, const mt__timing *t) {
+    double second = t->seconds - all->set_up_seconds;
+    if (t->runs > 1 || !(all->set_up_seconds > 0)) return expected(all, t);
+    return fmin(expected(all, t), fmax(second, HOPE * all->rate * (double)t->samples));
+}
+
+/* On a line from one measured size to the next, whose seconds are these. */
+static double between(const mt__timing *lower, double from, double to, size_t samples) {
+    double share = (double)(samples - lower->samples) / (double)(lower[1].samples - lower->samples);
+    return from + share * (to - from);
+}
+
 double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     const mt__timing *e = timings->entry;
     size_t i = position(timings, samples);
@@ -76,13 +105,13 @@ double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     if (i == timings->count) return power_law(timings, &e[i - 1], samples);
     if (e[i].samples == samples) return expected(timings, &e[i]);
     if (i == 0) return power_law(timings, &e[0], samples);
-    double share = (double)(samples - e[i - 1].samples) / (double)(e[i].samples - e[i - 1].samples);
-    double line = expected(timings, &e[i - 1]) +
-                  share * (expected(timings, &e[i]) - expected(timings, &e[i - 1]));
+    const mt__timing *low = &e[i - 1];
+    double from = expected(timings, low), to = expected(timings, &e[i]);
+    double line = between(low, from, to, samples);
     /* An upper end that is slower a sample lies beyond a cliff: a line to it would hide what is before. */
-    double upper = expected(timings, &e[i]) / (double)e[i].samples;
-    double lower = expected(timings, &e[i - 1]) / (double)e[i - 1].samples;
-    return upper > lower ? fmin(line, power_law(timings, &e[i - 1], samples)) : line;
+    if (to / (double)e[i].samples > from / (double)low->samples)
+        line = fmin(line, power_law(timings, low, samples));
+    return fmin(line, between(low, hoped(timings, low), to, samples));
 }
 
 double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chunks) {

@@ -23,6 +23,9 @@ typedef struct mt__timings {
     size_t count;
     double
         set_up; /* share of its first run that a size takes later, the least seen; 0: none seen */
+    double
+        set_up_seconds; /* what a first run takes longer than the second, the least seen; 0: none */
+    double rate;        /* seconds a sample of the fastest size that ran twice; 0: none did */
 } mt__timings;
 
 /* Notes that a chunk of so many samples took so long. Sizes past the table are not kept. */

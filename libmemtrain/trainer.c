@@ -236,7 +236,7 @@ static void count_step(mt_trainer *t, const mt__work *w) {
         r->largest_chunk = mt__max(r->largest_chunk, m);
         r->smallest_chunk = r->smallest_chunk ? mt__min(r->smallest_chunk, m) : m;
     }
-    add_sums(&t->train, &w->sums);
+    if (!w->not_finite) add_sums(&t->train, &w->sums); /* the epoch's mean stays a number */
 }
 
 /* Time and peak count whether the step went through or not. */

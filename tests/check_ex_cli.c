@@ -145,6 +145,13 @@ START_TEST(a_loss_that_explodes_stops_the_run) {
 }
 END_TEST
 
+START_TEST(losses_that_are_no_numbers_are_skipped_for_a_while) {
+    EXPECT(1, SMALL, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--skip-not-finite");
+    ck_contains(cli_err, "is not finite: there is no update");
+    ck_contains(cli_err, "the losses of 10 steps up to step ");
+}
+END_TEST
+
 /* ---- budgets ------------------------------------------------------------------------------------- */
 
 START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
@@ -433,6 +440,7 @@ int main(void) {
     tcase_add_test(runs, explaining_alone);
     tcase_add_test(runs, nutrition_is_a_second_head);
     tcase_add_test(runs, a_loss_that_explodes_stops_the_run);
+    tcase_add_test(runs, losses_that_are_no_numbers_are_skipped_for_a_while);
     tcase_add_test(budgets, a_budget_is_kept_where_the_whole_batch_does_not_fit);
     tcase_add_test(budgets, a_table_of_profiles);
     tcase_add_test(budgets, a_model_that_does_not_fit_exits_3);

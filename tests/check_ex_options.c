@@ -37,7 +37,7 @@ static program cat;
 
 static ex_command command(void) {
     cat = fresh;
-    return (ex_command){"cat", "a cat", "240MiB", {own, EX_ROWS(own), &cat}, &cat.flags};
+    return (ex_command){"cat", "a cat", "240MiB", NULL, {own, EX_ROWS(own), &cat}, &cat.flags};
 }
 
 static int count(const char *const *arguments) {

@@ -13,11 +13,10 @@
 
 #include <ATen/Parallel.h>
 #include <cmath>
-#include <sstream>
 
-/* Comes last: check.h has macros with short names. */
-#include "common/suite.h"
+#include "golden_checks.hpp" /* last: check.h has macros with short names */
 
+using namespace golden_checks;
 using memtrain_models::ResNet;
 using memtrain_models::ResNetOptions;
 
@@ -39,36 +38,6 @@ static golden::File golden_file(int i) {
 }
 
 /* ---- what there is -------------------------------------------------------------------------- */
-
-/* A line for each tensor, as torchvision's state_dict: a module's parameters, then its buffers. */
-static std::string describe_state(const torch::nn::Module &net) {
-    std::ostringstream out;
-    for (const auto &module : net.named_modules())
-        for (const auto &list :
-             {module.value()->named_parameters(false), module.value()->named_buffers(false)})
-            for (const auto &item : list) {
-                out << module.key() << (module.key().empty() ? "" : ".") << item.key();
-                for (int64_t n : item.value().sizes()) out << ' ' << n;
-                out << '\n';
-            }
-    return out.str();
-}
-
-static std::string describe_parameters(const torch::nn::Module &net) {
-    std::string out;
-    for (const auto &item : net.named_parameters()) out += item.key() + '\n';
-    return out;
-}
-
-static void same_lines(const std::string &actual, const std::string &expected) {
-    std::istringstream a(actual), e(expected);
-    std::string left, right;
-    while (std::getline(e, right)) {
-        std::getline(a, left);
-        ck_assert_str_eq(left.c_str(), right.c_str());
-    }
-    ck_assert_msg(!std::getline(a, left), "'%s' is one too many", left.c_str());
-}
 
 START_TEST(names_and_shapes) {
     const golden::File file = golden_file(_i);
@@ -125,22 +94,6 @@ static const Tolerance tolerances[] = {
     {at::kDouble, 1e-11, 1e-11, 1e-12, 1e-10, 1e-10, 1e-11},
     {at::kFloat, 2e-5, 2e-3, 1e-4, 5e-2, HUGE_VAL, 3e-4},
 };
-
-static void within(const std::string &name, double difference, double tolerance) {
-    ck_assert_msg(difference <= tolerance, "%s: differs by %g, allowed is %g", name.c_str(),
-                  difference, tolerance);
-}
-
-/* The record KIND/NAME is the digest of the tensor. */
-static void digest_within(const golden::File &file, const std::string &kind,
-                          const std::string &name, const at::Tensor &tensor, double tolerance,
-                          double element_tolerance) {
-    const golden::Difference off =
-        golden::digest_difference(name, tensor, file.tensor(kind + "/" + name));
-    within(kind + "/" + name + ", sum", off.sum, tolerance);
-    within(kind + "/" + name + ", norm", off.norm, tolerance);
-    within(kind + "/" + name + ", an element", off.element, element_tolerance);
-}
 
 /*
  * The same random numbers are drawn in the same order. The vectorised log and cos that make normal

@@ -143,6 +143,52 @@ START_TEST(report_skipped) {
 }
 END_TEST
 
+/* Asked for, a loss that is no number takes the step back: no update, and the epoch's mean stays one. */
+START_TEST(report_not_finite) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    fake_options options = fake_defaults;
+    mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
+    mt_step_report report;
+    mt_trainer *trainer;
+    uint64_t before;
+
+    own.skip_not_finite = _i;
+    trainer = trainer_of(&options, &own);
+    step(trainer, 8, 1);
+    before = fake_hash(&fake);
+    fake.options.not_finite = 1;
+    report = step(trainer, 8, 2);
+    ck_assert(isnan(report.loss));
+    ck_assert_int_eq(report.skipped, _i);
+    ck_assert_uint_eq(report.samples, 8);
+    ck_assert_uint_eq(report.discarded, _i ? 8 : 0);
+    ck_assert_int_eq(fake_hash(&fake) == before, _i);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), (size_t)_i);
+    fake.options.not_finite = 0;
+    ck_assert_int_eq(step(trainer, 8, 3).skipped, 0);
+    ck_ok(mt_trainer_end_epoch(trainer, &epoch));
+    ck_assert_int_eq(isfinite(epoch.loss) != 0, _i);
+    ck_assert_uint_eq(epoch.samples, _i ? 16 : 24);
+    done(trainer);
+}
+END_TEST
+
+/* A rollback that fails there loses the state as any other does. */
+START_TEST(report_not_finite_and_no_rollback) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    fake_options options = fake_defaults;
+    mt_batch batch = batch_of(8, 1);
+    mt_trainer *trainer;
+
+    own.skip_not_finite = options.not_finite = 1;
+    trainer = trainer_of(&options, &own);
+    fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    done(trainer);
+}
+END_TEST
+
 START_TEST(report_of_finish) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
@@ -182,6 +228,8 @@ static Suite *suite_trainer_report(void) {
     tcase_add_test(report, report_loss_and_metrics);
     tcase_add_test(report, report_predictions);
     tcase_add_test(report, report_skipped);
+    tcase_add_loop_test(report, report_not_finite, 0, 2);
+    tcase_add_test(report, report_not_finite_and_no_rollback);
     tcase_add_test(report, report_of_finish);
     tcase_add_test(report, report_of_an_older_caller);
     return suite;

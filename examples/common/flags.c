@@ -163,6 +163,9 @@ static const ex_option rows[] = {
     FLAG("clip", EX_REAL, clip, "X", "scale the gradient down to this norm; 0 leaves it",
          .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is",
          .decides = 1),
+    FLAG("skip-not-finite", EX_SWITCH, skip_not_finite, NULL,
+         "go on after a loss that is infinite or not a number, without its update", .most = 1,
+         .decides = 1),
     FLAG(
         "amp", EX_WORD, amp, "auto|off|bf16|fp16",
         "mixed precision in the forward pass; fp16 has a loss scaler; auto: fp16 on CUDA, else off",
@@ -266,12 +269,19 @@ static const ex_option rows[] = {
 /* ---- reading ----------------------------------------------------------------------------------- */
 
 /* The one row whose default is the program's: a budget that suits its default configuration. */
-static void set_budget_default(const ex_command *command, ex_option *table, char *text,
-                               size_t capacity) {
-    if (!command->budget) return;
-    snprintf(text, capacity, "%s on the CPU, else auto", command->budget);
-    for (size_t i = 0; i < EX_ROWS(rows); i++)
-        if (table[i].offset == AT(budget) && table[i].name) table[i].by_default = text;
+static ex_option *row_of(ex_option *table, size_t offset) {
+    for (size_t i = 0;; i++)
+        if (table[i].offset == offset && table[i].name) return &table[i];
+}
+
+/* What differs from program to program. */
+static void adapt(const ex_command *command, ex_option *table, char *text, size_t capacity) {
+    if (command->budget) {
+        snprintf(text, capacity, "%s on the CPU, else auto", command->budget);
+        row_of(table, AT(budget))->by_default = text;
+    }
+    if (command->data)
+        row_of(table, AT(data))->help = row_of(table, AT(data))->accepts = command->data;
 }
 
 static void print_help(const ex_command *command, const ex_table *tables) {
@@ -367,7 +377,7 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
     char budget[64];
     ex_error error;
     memcpy(shared, rows, sizeof rows);
-    set_budget_default(command, shared, budget, sizeof budget);
+    adapt(command, shared, budget, sizeof budget);
     const ex_table tables[] = {
         command->own, {shared, EX_ROWS(rows), command->flags}, {NULL, 0, NULL}};
     *out_status = 0;

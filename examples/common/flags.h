@@ -44,6 +44,7 @@ typedef struct ex_flags {
     int64_t seed;
     int64_t optimizer; /* an mt_optimizer */
     double lr, momentum, weight_decay, clip;
+    int skip_not_finite;   /* as in mt_trainer_options */
     int64_t lr_scaling;    /* an ex_lr_scaling */
     int64_t lr_batch;      /* the batch that lr is for, where it is scaled */
     int64_t schedule;      /* an mt_schedule_kind */
@@ -82,6 +83,7 @@ typedef struct ex_command {
     const char *program; /* "food101" */
     const char *summary; /* one sentence, first line of the help */
     const char *budget;  /* --budget where none is given, on the CPU; NULL: auto */
+    const char *data;    /* what --data DIR is; NULL: a folder of class folders */
     ex_table own;        /* the program's own flags, come first in the help */
     ex_flags *flags;     /* holds the defaults */
 } ex_command;

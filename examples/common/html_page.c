@@ -234,7 +234,7 @@ static void write_other_lines(const ex_html_run *run, FILE *out) {
         fprintf(out, "<li>Predicted peaks were off by at most %.3g %%.</li>\n",
                 100 * run->worst_prediction);
     if (run->skipped)
-        fprintf(out, "<li>The loss scaler skipped %llu update%s.</li>\n",
+        fprintf(out, "<li>%llu update%s left out: the loss or a gradient was not finite.</li>\n",
                 (unsigned long long)run->skipped, plural(run->skipped));
 }
 

@@ -18,7 +18,8 @@
 
 int ex_training_flags(const ex_program *program, const char *summary, ex_flags *flags, int argc,
                       char **argv, int *out_status) {
-    const ex_command command = {program->name, summary, program->budget, program->own, flags};
+    const ex_command command = {program->name, summary,      program->budget,
+                                program->data, program->own, flags};
     return ex_flags_read(&command, argc, argv, out_status);
 }
 
@@ -98,6 +99,7 @@ static mt_status make_trainer(ex_training *t) {
     options.trace_user = t;
     options.batch = (size_t)t->flags->batch;
     options.seed = (uint64_t)t->flags->seed;
+    options.skip_not_finite = t->flags->skip_not_finite;
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
@@ -216,12 +218,26 @@ static mt_status set_lr(ex_training *t, uint64_t epoch, size_t index) {
     return mt_torch_set_lr(t->torch, t->lr_factor * lr);
 }
 
-static mt_status check_loss(const ex_training *t, const mt_step_report *report) {
-    if (isfinite(report->loss)) return MT_OK;
-    return mt_set_error(MT_ESTATE,
-                        "the loss of step %llu is not finite: there is nothing to go on from; a "
-                        "smaller --lr than %g or --clip 1 may keep it finite",
-                        (unsigned long long)report->step, t->flags->lr);
+/* One such loss may be a batch's; so many in a row are the network's. */
+enum { MOST_NOT_FINITE = 10 };
+
+static mt_status check_loss(ex_training *t, const mt_step_report *report) {
+    const unsigned long long step = report->step;
+    t->not_finite = isfinite(report->loss) ? 0 : t->not_finite + 1;
+    if (!t->not_finite) return MT_OK;
+    if (!t->flags->skip_not_finite)
+        return mt_set_error(MT_ESTATE,
+                            "the loss of step %llu is not finite: there is nothing to go on from; "
+                            "a smaller --lr than %g or --clip 1 may keep it finite, and "
+                            "--skip-not-finite goes on without the update",
+                            step, t->flags->lr);
+    if (t->not_finite >= MOST_NOT_FINITE)
+        return mt_set_error(MT_ESTATE,
+                            "the losses of %u steps up to step %llu are not finite: there is "
+                            "nothing to go on from",
+                            t->not_finite, step);
+    mt_log(MT_LOG_WARNING, "the loss of step %llu is not finite: there is no update", step);
+    return MT_OK;
 }
 
 /* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */

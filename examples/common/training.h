@@ -31,6 +31,7 @@ typedef struct ex_program {
     const char *name;       /* "food101" */
     const char *model_name; /* "resnet18" */
     const char *budget;     /* --budget where none is given, on the CPU; NULL: auto */
+    const char *data;       /* what --data DIR is; NULL: a folder of class folders */
     ex_table own;           /* its own flags */
     void *self;
     /* Opens the data; the device is ready. out's self must live until close. */
@@ -86,6 +87,7 @@ struct ex_training {
     mt_epoch_report last; /* the last epoch that was completed */
     int quiet;            /* 1: nothing is printed but errors: a row of a table */
     double least_seconds; /* of the training steps of an epoch; 0 before the first */
+    unsigned not_finite;  /* losses in a row that were no numbers */
 };
 
 /*

@@ -45,14 +45,16 @@ typedef struct mt_trainer_options {
     const mt_policy_options *policy; /* NULL: defaults; copied */
     mt_trace_fn trace;               /* NULL: no trace */
     void *trace_user;
-    size_t batch;   /* for the trace's first line only; 0: left out */
-    uint64_t seed;  /* likewise */
-    int drop_small; /* 1: a batch below the smallest legal chunk is dropped;
+    size_t batch;        /* for the trace's first line only; 0: left out */
+    uint64_t seed;       /* likewise */
+    int drop_small;      /* 1: a batch below the smallest legal chunk is dropped;
                                         0: it is run as one chunk */
+    int skip_not_finite; /* 1: a step whose loss is infinite or not a number is taken back before the
+                            update, and its report says skipped; 0: the update is made */
 } mt_trainer_options;
 
 #define MT_TRAINER_OPTIONS_INIT                                                                    \
-    { sizeof(mt_trainer_options), NULL, NULL, NULL, 0, 0, 0 }
+    { sizeof(mt_trainer_options), NULL, NULL, NULL, 0, 0, 0, 0 }
 
 /*
  * @param backend  copied; what its self points to must outlive the trainer
@@ -84,7 +86,7 @@ typedef struct mt_step_report {
     double seconds;                 /* as the backend measured, discarded work included */
     unsigned retries;               /* times that the step was taken back and done again */
     size_t discarded;      /* samples whose work was thrown away, the failed chunk's included */
-    int skipped;           /* 1: the loss scaler skipped the update */
+    int skipped;           /* 1: no update, by the loss scaler or by skip_not_finite */
     mt_plan_reason reason; /* of the last plan */
     size_t predicted_peak_bytes; /* 0: no prediction */
     size_t peak_bytes;           /* highest allocated during the step */
@@ -173,7 +175,7 @@ MT_API MT_NODISCARD mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch
 typedef struct mt_run_report {
     size_t size; /* sizeof(mt_run_report), set by the caller */
     uint64_t steps;
-    uint64_t samples_trained;   /* once for each step that was applied or skipped by the scaler */
+    uint64_t samples_trained;   /* once for each step that was applied or skipped */
     uint64_t samples_discarded; /* forward and backward work that a rollback threw away */
     uint64_t ooms, clears;
     size_t peak_bytes, budget_bytes;

@@ -433,7 +433,7 @@ static double sample_run(const fake_backend *fake, const mt_batch *batch, size_t
     double prediction = predict(fake, features, scale);
     double error = prediction - target, units = sample_units(fake, index);
 
-    out->loss_sum += 0.5 * error * error * units;
+    out->loss_sum += fake->options.not_finite ? (double)NAN : 0.5 * error * error * units;
     out->units += units;
     out->metric_sums[0] += prediction > 0 ? 1.0 : 0.0;
     out->metric_sums[1] += features[0];

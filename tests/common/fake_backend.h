@@ -115,6 +115,7 @@ typedef struct fake_options {
     int no_peaks;                      /* 1: peak_bytes are not known */
     int no_evidence;                   /* 1: refusals leave no evidence */
     uint64_t skip_step;                /* the scaler skips the update of this step; 0: none */
+    int not_finite;                    /* 1: losses are not numbers */
     int keep;                          /* 1: mark and rewind are there */
     int tells_gradients;               /* 1: and the sink hears of gradients handed over */
     int holds;                         /* 1: hold_gradients is there; they are allocated too */
