@@ -10,9 +10,9 @@ CC=${CC:-cc} CXX=${CXX:-c++}
 os=$(uname -s)
 
 # The wanted things are named by what is looked for: a command, or a module of pkg-config.
-wanted="$CC pkg-config check"
+wanted="$CC pkg-config check jansson"
 if [ "$what" = all ]; then
-    wanted="$wanted $CXX libjpeg libpng jansson"
+    wanted="$wanted $CXX libjpeg libpng"
     [ "$os" = Darwin ] || wanted="$wanted libcrypto"
 fi
 
