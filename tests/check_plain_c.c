@@ -141,9 +141,15 @@ START_TEST(each_request_that_fails_ends_as_its_replay) {
 }
 END_TEST
 
-/* The chunks before it stay, so that the chunk that failed is all that is thrown away. */
+/* The chunks before it stay, so that the chunk that failed is all that is thrown away. The budget does not
+   explain the failure, as the evidence tells, and so it teaches nothing. */
 START_TEST(a_failure_costs_its_chunk) {
+    static char trace[CLI_CAPACITY];
     EXPECT(0, SHORT, "--budget", "200KiB", "--trace", cli_trace, "--inject-oom", "2:20");
+    cli_read_file(cli_trace, trace);
+    const char *oom = strstr(trace, "{\"event\":\"oom\""), *keep = strstr(trace, "\"keep\":true");
+    ck_assert_msg(oom && keep && keep < oom, "%s", trace);
+    ck_contains(oom, "\"action\":\"retry\"");
     ck_assert_int_eq(cli_number(cli_trace, "step", 2, "retries"), 1);
     ck_assert_int_gt(cli_number(cli_trace, "step", 2, "discarded"), 0);
     ck_assert_int_le(cli_number(cli_trace, "step", 2, "discarded"), 8);
