@@ -136,6 +136,8 @@ else ifeq ($(filter setup,$(MAKECMDGOALS))$(MAKE_RESTARTS),setup)
 build/libtorch.mk build/setup.ok: FORCE
 endif
 PACKAGES := build/setup.ok
+else ifeq ($(filter-out core $(NO_BUILD),$(MAKECMDGOALS)),)
+PACKAGES := build/setup-cc.ok
 else
 PACKAGES := build/setup-core.ok
 endif
@@ -154,6 +156,9 @@ build/setup.ok: setup/system.sh
 
 build/setup-core.ok: setup/system.sh
 	$(Q)$(setup_env) sh setup/system.sh core $@
+
+build/setup-cc.ok: setup/system.sh
+	$(Q)$(setup_env) sh setup/system.sh cc $@
 
 build/libtorch.mk: build/setup.key build/setup.ok setup/libtorch.sh setup/fetch.sh \
     $(wildcard setup/libtorch-*.txt) $(wildcard $(TORCH_VERSION_FILE))

@@ -4,7 +4,8 @@
  * It teaches a small network to read digits that it draws itself. Memory, network, backward pass and
  * optimiser are its own. From libmemtrain it gets chunks that fit into the budget, steps that are taken
  * back when memory runs out, a trace, and replays; for that it fills in an mt_backend. docs/backend.md
- * goes through that part function by function.
+ * goes through that part function by function. What is trained is in plain/digits.c, flags and the
+ * reading of traces in plain/command.c.
  *
  *     cc -std=c11 -Iinclude examples/plain_c.c examples/plain/{command,digits}.c -Lbuild/lib -lmemtrain -lm
  */
@@ -426,13 +427,13 @@ static mt_status finish(run *r) {
     if (d->requests < d->fail_at)
         fprintf(stderr, "plain_c: warning: --inject-oom: step %llu made %llu requests for memory\n",
                 (unsigned long long)d->fail_step, (unsigned long long)d->requests);
-    printf("budget %s, peak %s (%.1f %%): chunks of %zu to %zu for batch %zu; %llu OOMs met, %llu "
+    printf("budget %s, peak %s (%.1f %%): chunks of %zu to %zu for batch %zu; %llu OOM%s met, %llu "
            "samples discarded; state %s\n",
            mt_format_size(f.budget_bytes, budget, sizeof budget),
            mt_format_size(f.peak_bytes, peak, sizeof peak),
            100 * (double)f.peak_bytes / (double)f.budget_bytes, f.smallest_chunk, f.largest_chunk,
-           r->flags.batch, (unsigned long long)f.ooms, (unsigned long long)f.samples_discarded,
-           f.state_sha256 + 48);
+           r->flags.batch, (unsigned long long)f.ooms, f.ooms == 1 ? "" : "s",
+           (unsigned long long)f.samples_discarded, f.state_sha256 + 48);
     return MT_OK;
 }
 

@@ -7,8 +7,8 @@ failed=0
 
 # needed FILE: the libraries it asks for.
 needed() {
-    case $1 in
-    *.dylib) otool -L "$1" | awk 'NR > 1 { print $1 }' ;;
+    case $(uname -s) in
+    Darwin) otool -L "$1" | awk 'NR > 1 { print $1 }' ;;
     *) readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\].*/\1/p' ;;
     esac
 }

@@ -3,14 +3,15 @@
 # as root (or with sudo that asks for no password) on apt systems, with brew on macOS. Elsewhere
 # it prints the command. What was found goes into STAMP.
 #
-#     sh setup/system.sh all|core STAMP      (core: what libmemtrain and its tests need)
+#     sh setup/system.sh all|core|cc STAMP   (core: what libmemtrain and its tests need; cc: no tests)
 set -eu
 what=$1 stamp=$2
 CC=${CC:-cc} CXX=${CXX:-c++}
 os=$(uname -s)
 
 # The wanted things are named by what is looked for: a command, or a module of pkg-config.
-wanted="$CC pkg-config check jansson"
+wanted="$CC"
+[ "$what" = cc ] || wanted="$wanted pkg-config check jansson"
 if [ "$what" = all ]; then
     wanted="$wanted $CXX libjpeg libpng"
     [ "$os" = Darwin ] || wanted="$wanted libcrypto"
@@ -46,6 +47,7 @@ package() {
     apt:c++) echo g++ ;;
     dnf:pkg-config) echo pkgconf-pkg-config ;;
     dnf:check) echo check-devel ;;
+    dnf:jansson) echo jansson-devel ;;
     dnf:libjpeg) echo libjpeg-turbo-devel ;;
     dnf:libpng) echo libpng-devel ;;
     dnf:jansson) echo jansson-devel ;;
