@@ -4,7 +4,7 @@
 #   libmemtrain/*.c             -> build/lib/libmemtrain.a, .so     (C11, libc and libm only)
 #   shim/*.cpp                  -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
 #   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
-#   examples/plain_*.c          -> build/examples/NAME             (core only, with plain/*.c)
+#   examples/plain_*.c          -> build/examples/NAME              (core only, with plain/*.c)
 #   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
 #   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
 #   tests/bench/*.c             -> build/tests/bench/NAME          (core only, no libtorch)

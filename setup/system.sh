@@ -47,7 +47,6 @@ package() {
     apt:c++) echo g++ ;;
     dnf:pkg-config) echo pkgconf-pkg-config ;;
     dnf:check) echo check-devel ;;
-    dnf:jansson) echo jansson-devel ;;
     dnf:libjpeg) echo libjpeg-turbo-devel ;;
     dnf:libpng) echo libpng-devel ;;
     dnf:jansson) echo jansson-devel ;;

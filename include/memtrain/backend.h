@@ -218,8 +218,8 @@ typedef struct mt_backend {
      * the chunk's units) multiplied by weight before backward; adds to the gradients. weight is
      * units(chunk) / units(batch), so the chunks of a batch sum up to its gradient. MT_EDEVMEM when
      * memory ran out, std::bad_alloc and its like included; gradients may then hold rubbish: the
-     * trainer calls rollback next (rewind, where the chunk was marked), and nothing else but record and
-     * memory is legal. Memory of a chunk that failed is released before returning; of out only the
+     * trainer ends a recording, then calls rollback (or rewind, where the chunk was marked), and nothing
+     * else is legal. Memory of a chunk that failed is released before returning; of out only the
      * evidence, seconds and peak_bytes are read then.
      */
     mt_status (*accumulate)(void *self, size_t first, size_t count, double weight,
