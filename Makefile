@@ -4,6 +4,7 @@
 #   libmemtrain/*.c             -> build/lib/libmemtrain.a, .so     (C11, libc and libm only)
 #   shim/*.cpp                  -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
 #   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
+#   examples/plain_*.c          -> build/examples/NAME              (core only, with plain/*.c)
 #   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
 #   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
 #   tests/bench/*.c             -> build/tests/bench/NAME          (core only, no libtorch)
@@ -70,7 +71,9 @@ VERSION := $(MAJOR).$(or $(call version_of,MINOR),0).$(or $(call version_of,PATC
 
 CORE_SRC := $(sort $(wildcard libmemtrain/*.c))
 SHIM_SRC := $(sort $(wildcard shim/*.cpp))
-EXAMPLE_SRC := $(sort $(wildcard examples/*.c))
+PLAIN_SRC := $(sort $(wildcard examples/plain_*.c))
+PLAIN_PART_SRC := $(sort $(wildcard examples/plain/*.c))
+EXAMPLE_SRC := $(filter-out $(PLAIN_SRC),$(sort $(wildcard examples/*.c)))
 COMMON_SRC := $(sort $(wildcard examples/common/*.c))
 MODEL_SRC := $(sort $(wildcard examples/models/*.cpp))
 HELPER_SRC := $(sort $(wildcard tests/common/*.c))
@@ -85,9 +88,12 @@ CORE_OBJ := $(call objects,$(CORE_SRC))
 SHIM_OBJ := $(call objects,$(SHIM_SRC))
 COMMON_OBJ := $(call objects,$(COMMON_SRC))
 MODEL_OBJ := $(call objects,$(MODEL_SRC))
+PLAIN_PART_OBJ := $(call objects,$(PLAIN_PART_SRC))
 HELPER_OBJ := $(call objects,$(HELPER_SRC))
-APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) \
-    $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(HELPER_OBJ)
+# A suite finds the program that it runs as the examples find what lies beside them.
+HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/common/reexec.c)
+APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) \
+    $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
 APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))) $(MODEL_OBJ)
 
 # The registry of handles is internal to each library: both carry a copy of it.
@@ -95,6 +101,7 @@ SHARED_OBJ := $(call objects,$(wildcard libmemtrain/handle.c))
 
 programs = $(addprefix $(BUILD)/,$(basename $(1)))
 EXAMPLES := $(call programs,$(EXAMPLE_SRC))
+PLAIN := $(call programs,$(PLAIN_SRC))
 TESTS_CORE := $(call programs,$(TEST_CORE_SRC))
 TESTS_EX := $(call programs,$(TEST_EX_SRC))
 TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
@@ -129,6 +136,8 @@ else ifeq ($(filter setup,$(MAKECMDGOALS))$(MAKE_RESTARTS),setup)
 build/libtorch.mk build/setup.ok: FORCE
 endif
 PACKAGES := build/setup.ok
+else ifeq ($(filter-out core $(NO_BUILD),$(MAKECMDGOALS)),)
+PACKAGES := build/setup-cc.ok
 else
 PACKAGES := build/setup-core.ok
 endif
@@ -148,15 +157,21 @@ build/setup.ok: setup/system.sh
 build/setup-core.ok: setup/system.sh
 	$(Q)$(setup_env) sh setup/system.sh core $@
 
+build/setup-cc.ok: setup/system.sh
+	$(Q)$(setup_env) sh setup/system.sh cc $@
+
 build/libtorch.mk: build/setup.key build/setup.ok setup/libtorch.sh setup/fetch.sh \
     $(wildcard setup/libtorch-*.txt) $(wildcard $(TORCH_VERSION_FILE))
 	$(Q)$(setup_env) sh setup/libtorch.sh $@
 
+# Each library is asked for alone: where one is not there, the others are.
 package = $(shell pkg-config $(1) 2>/dev/null)
+JSON_CFLAGS = $(eval JSON_CFLAGS := $(call package,--cflags jansson))$(JSON_CFLAGS)
+JSON_LIBS = $(eval JSON_LIBS := $(call package,--libs jansson))$(JSON_LIBS)
 CHECK_CFLAGS = $(eval CHECK_CFLAGS := $(call package,--cflags check))$(CHECK_CFLAGS)
 CHECK_LIBS = $(eval CHECK_LIBS := $(call package,--libs check))$(CHECK_LIBS)
-IMAGE_CFLAGS = $(eval IMAGE_CFLAGS := $(call package,--cflags libjpeg libpng jansson))$(IMAGE_CFLAGS)
-IMAGE_LIBS = $(eval IMAGE_LIBS := $(call package,--libs libjpeg libpng jansson))$(IMAGE_LIBS)
+IMAGE_CFLAGS = $(eval IMAGE_CFLAGS := $(call package,--cflags libjpeg libpng))$(IMAGE_CFLAGS)
+IMAGE_LIBS = $(eval IMAGE_LIBS := $(call package,--libs libjpeg libpng))$(IMAGE_LIBS)
 ifneq ($(OS),Darwin)
 CRYPTO_CFLAGS = $(eval CRYPTO_CFLAGS := $(call package,--cflags libcrypto))$(CRYPTO_CFLAGS)
 CRYPTO_LIBS = $(eval CRYPTO_LIBS := $(call package,--libs libcrypto))$(CRYPTO_LIBS)
@@ -223,7 +238,7 @@ endif
 
 all: core $(SHIM_SO) $(EXAMPLES) ## both libraries and the examples (default)
 
-core: $(CORE_A) $(CORE_SO) ## libmemtrain alone: needs a C compiler and nothing else
+core: $(CORE_A) $(CORE_SO) $(PLAIN) ## libmemtrain alone, and the example that needs no more
 
 tests: $(TESTS)
 
@@ -342,7 +357,7 @@ $(OBJ)/core.link: FORCE
 $(OBJ)/shim.link: FORCE
 	$(call stamp,$(VERSION) $(SHIM_OBJ) $(TORCH_LIB) $(TORCH_VERSION))
 $(OBJ)/parts.link: FORCE
-	$(call stamp,$(COMMON_OBJ) $(HELPER_OBJ))
+	$(call stamp,$(COMMON_OBJ) $(HELPER_PARTS))
 $(OBJ)/app.link: FORCE
 	$(call stamp,$(COMMON_OBJ) $(MODEL_OBJ) $(TORCH_LIB) $(TORCH_VERSION))
 
@@ -363,12 +378,12 @@ $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ili
 $(APP_C_OBJ): $(OBJ)/%.o: % $(OBJ)/app.flags | $(PACKAGES)
 	$(call say,CC  ,$<)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(APP_FLAGS) $(INTERNAL) $(CHECK_CFLAGS) $(IMAGE_CFLAGS) $(DEPEND) -c -o $@ $<
+	$(Q)$(CC) $(APP_FLAGS) $(INTERNAL) $(CHECK_CFLAGS) $(JSON_CFLAGS) $(IMAGE_CFLAGS) $(DEPEND) -c -o $@ $<
 
 $(APP_CXX_OBJ): $(OBJ)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
 	$(call say,CXX ,$<)
 	@mkdir -p $(@D)
-	$(Q)$(CXX) $(APPXX_FLAGS) $(INTERNAL) $(CHECK_CFLAGS) $(IMAGE_CFLAGS) $(DEPEND) -c -o $@ $<
+	$(Q)$(CXX) $(APPXX_FLAGS) $(INTERNAL) $(CHECK_CFLAGS) $(JSON_CFLAGS) $(IMAGE_CFLAGS) $(DEPEND) -c -o $@ $<
 
 # ---- libraries ---------------------------------------------------------------------------------
 
@@ -378,7 +393,7 @@ $(LIB)/libmemtrain.a: $(CORE_OBJ) $(OBJ)/core.link
 	$(call say,AR  ,$@)
 	$(archive)
 
-$(OBJ)/tests/common.a: $(HELPER_OBJ) $(OBJ)/parts.link
+$(OBJ)/tests/common.a: $(HELPER_PARTS) $(OBJ)/parts.link
 	$(archive)
 
 $(OBJ)/examples/common.a: $(COMMON_OBJ) $(OBJ)/parts.link
@@ -404,12 +419,18 @@ $(EXAMPLES): $(BUILD)/%: $(OBJ)/%.c.o $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(SH
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS_LINK) \
-	    $(TORCH_LINK) $(IMAGE_LIBS) -lm -lpthread
+	    $(TORCH_LINK) $(IMAGE_LIBS) $(JSON_LIBS) -lm -lpthread
+
+$(PLAIN): $(BUILD)/%: $(OBJ)/%.c.o $(PLAIN_PART_OBJ) $(CORE_SO)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(INSTRUMENT) '-Wl,-rpath,$(HERE)/../lib' $(LDFLAGS) -o $@ $(filter %.o,$^) \
+	    -L$(LIB) -lmemtrain -lm
 
 $(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(IMAGE_LIBS) -lm -lpthread
+	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(JSON_LIBS) -lm -lpthread
 
 # The archive of the core comes last: only what is internal is taken from it, the rest from the
 # shared library, so that there is one state. An example's test that uses no libtorch loads none.
@@ -417,11 +438,11 @@ $(TESTS_EX): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_S
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< $(HELPER_A) $(COMMON_A) $(LAZY) \
-	    $(LIBS_LINK) $(CORE_A) $(CHECK_LIBS) $(IMAGE_LIBS) -lm -lpthread
+	    $(LIBS_LINK) $(CORE_A) $(CHECK_LIBS) $(IMAGE_LIBS) $(JSON_LIBS) -lm -lpthread
 
 torch_program = $(Q)mkdir -p $(@D) && $(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< \
     $(MODEL_OBJ) $(HELPER_A) $(COMMON_A) $(LIBS_LINK) $(CORE_A) $(TORCH_LINK) $(CHECK_LIBS) \
-    $(IMAGE_LIBS) $(CRYPTO_LIBS) -lm -lpthread
+    $(IMAGE_LIBS) $(JSON_LIBS) $(CRYPTO_LIBS) -lm -lpthread
 TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
 
 $(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)

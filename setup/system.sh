@@ -3,16 +3,17 @@
 # as root (or with sudo that asks for no password) on apt systems, with brew on macOS. Elsewhere
 # it prints the command. What was found goes into STAMP.
 #
-#     sh setup/system.sh all|core STAMP      (core: what libmemtrain and its tests need)
+#     sh setup/system.sh all|core|cc STAMP   (core: what libmemtrain and its tests need; cc: no tests)
 set -eu
 what=$1 stamp=$2
 CC=${CC:-cc} CXX=${CXX:-c++}
 os=$(uname -s)
 
 # The wanted things are named by what is looked for: a command, or a module of pkg-config.
-wanted="$CC pkg-config check"
+wanted="$CC"
+[ "$what" = cc ] || wanted="$wanted pkg-config check jansson"
 if [ "$what" = all ]; then
-    wanted="$wanted $CXX libjpeg libpng jansson"
+    wanted="$wanted $CXX libjpeg libpng"
     [ "$os" = Darwin ] || wanted="$wanted libcrypto"
 fi
 

@@ -5,6 +5,7 @@
  * the model, the optimiser and the device. Between them stands one struct of functions, mt_backend.
  * libmemtrain_torch fills it in for libtorch (memtrain/torch.h); a trainer of your own fills it in
  * with a page of C and gets budgets, chunks, recovery, trace and replay without libtorch.
+ * docs/backend.md goes through one function by function, examples/plain_c.c.
  *
  * The least a backend has: memory, begin, accumulate, rollback, apply. Whatever else it does not
  * have it leaves NULL, and the trainer does without.
@@ -133,7 +134,8 @@ typedef struct mt_chunk_result {
     double units;    /* what the loss was averaged over: samples, tokens, pixels */
     double metric_sums[MT_METRICS_MAX]; /* sums over the chunk, in the order of metric_names */
     double seconds;    /* time that the chunk took, the device waited for; 0: not measured */
-    size_t peak_bytes; /* highest allocated during the call; 0: not known */
+    size_t peak_bytes; /* highest allocated during the call, what was there before it included;
+                          0: not known */
     /*
      * Evidence of an OOM, to be filled in with MT_EDEVMEM (it does no harm beside MT_OK): requests
      * that the allocator refused in this call. With it an OOM is compared with the budget and
@@ -165,12 +167,14 @@ typedef struct mt_clear_result {
  * Receives every allocation and release on the recording thread: bytes > 0 is an allocation of the
  * block at address, bytes < 0 its release. Releases of blocks older than the recording come too and
  * are ignored by the recorder. The address is compared, never read. Must not allocate on the device
- * and must not fail.
+ * and must not fail. Bytes are those by which memory()'s allocated_bytes changes: where they are rounded
+ * differently there, predictions are off by as much.
  *
  * bytes == 0: the block is a finished gradient that is now handed over to its parameter. Where chunks
  * are marked it stays to the end of the chunk, else it is added to the gradient that is there and
- * dies: told of these, the recorder knows both peaks from one recording. A backend with mark that does
- * not tell them has gradient_bytes added, which can only be too much.
+ * dies: told of these, the recorder knows both peaks from one recording. A backend whose chunks have
+ * gradients of their own in any case tells of them where it adds them up, before it releases them. One with
+ * mark that does not tell of gradients has gradient_bytes added, which can only be too much.
  */
 typedef struct mt_event_sink {
     void *user;
@@ -214,8 +218,9 @@ typedef struct mt_backend {
      * the chunk's units) multiplied by weight before backward; adds to the gradients. weight is
      * units(chunk) / units(batch), so the chunks of a batch sum up to its gradient. MT_EDEVMEM when
      * memory ran out, std::bad_alloc and its like included; gradients may then hold rubbish: the
-     * trainer calls rollback next, and nothing else is legal. Memory of a chunk that failed is
-     * released before returning.
+     * trainer ends a recording, then calls rollback (or rewind, where the chunk was marked), and nothing
+     * else is legal. Memory of a chunk that failed is released before returning; of out only the
+     * evidence, seconds and peak_bytes are read then.
      */
     mt_status (*accumulate)(void *self, size_t first, size_t count, double weight,
                             mt_chunk_result *out);
@@ -241,9 +246,10 @@ typedef struct mt_backend {
 
     /*
      * Optional. From now on, tells sink of every allocation and release that this thread makes on
-     * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks:
-     * two at the start, and sizes beyond those recorded. Without it, chunks grow step by step from
-     * measured peaks.
+     * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks,
+     * right before accumulate or evaluate and right after it, also where that failed: two at the start,
+     * and sizes beyond those recorded; never where mt_policy_options.micro_batch fixes the size. Without
+     * it, chunks grow step by step from measured peaks.
      */
     mt_status (*record)(void *self, const mt_event_sink *sink);
 

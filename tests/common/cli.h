@@ -1,6 +1,6 @@
 /*
  * cli.h - runs build/examples/food101, or another example, and looks at what it left behind, for the
- * check_ex_*.c.
+ * check_ex_*.c and check_plain_c.c.
  *
  * The program is found beside the test. Pictures of 32 x 32 keep the runs short; --threads 1 and
  * --deterministic keep them the same on any machine.
