@@ -45,7 +45,10 @@ RUN_FLAGS ?=
 SANITIZE ?=
 COVERAGE ?=
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
 DESTDIR ?=
+INSTALL_RPATH ?= $(TORCH_LIB)
 V ?= 0
 
 ifeq ($(V),0)
@@ -65,7 +68,10 @@ OS := $(shell uname -s)
 version_of = $(shell sed -n 's/^.define MT_VERSION_$(1) *\([0-9][0-9]*\).*/\1/p' \
     include/memtrain/status.h 2>/dev/null)
 MAJOR := $(or $(call version_of,MAJOR),0)
-VERSION := $(MAJOR).$(or $(call version_of,MINOR),0).$(or $(call version_of,PATCH),0)
+MINOR := $(or $(call version_of,MINOR),0)
+VERSION := $(MAJOR).$(MINOR).$(or $(call version_of,PATCH),0)
+# What programs are linked to: the part of the version that changes with the ABI.
+SOVERSION := $(if $(filter 0,$(MAJOR)),0.$(MINOR),$(MAJOR))
 
 # ---- sources -----------------------------------------------------------------------------------
 
@@ -114,19 +120,24 @@ COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
 LIB := $(BUILD)/lib
 ifeq ($(OS),Darwin)
 so = $(LIB)/lib$(1).dylib
+so_file = lib$(1).dylib
 else
 so = $(LIB)/lib$(1).so
+so_file = lib$(1).so.$(VERSION)
 endif
 CORE_A := $(if $(CORE_SRC),$(LIB)/libmemtrain.a)
 CORE_SO := $(if $(CORE_SRC),$(call so,memtrain))
 SHIM_SO := $(if $(SHIM_SRC),$(call so,memtrain_torch))
+SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torch))
 
 # ---- libtorch and the system's packages --------------------------------------------------------
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
 NO_TORCH := help clean distclean format check-format data core check-core check-valgrind coverage \
-    bench-core
-NO_BUILD := help clean distclean format check-format data
+    bench-core install-core installcheck-core uninstall dist distcheck
+# Of these, the ones that build no test, or nothing: they need a compiler and no package.
+CC_ALONE := core install-core installcheck-core
+NO_BUILD := help clean distclean format check-format data uninstall dist distcheck
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include build/libtorch.mk
 # Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
@@ -136,7 +147,7 @@ else ifeq ($(filter setup,$(MAKECMDGOALS))$(MAKE_RESTARTS),setup)
 build/libtorch.mk build/setup.ok: FORCE
 endif
 PACKAGES := build/setup.ok
-else ifeq ($(filter-out core $(NO_BUILD),$(MAKECMDGOALS)),)
+else ifeq ($(filter-out $(CC_ALONE) $(NO_BUILD),$(MAKECMDGOALS)),)
 PACKAGES := build/setup-cc.ok
 else
 PACKAGES := build/setup-core.ok
@@ -212,7 +223,7 @@ TORCH_LINK = -L$(TORCH_LIB) -ltorch_cpu -lc10
 LAZY := -Wl,-dead_strip_dylibs
 else
 HERE := $$ORIGIN
-soname = -shared -Wl,-soname,lib$(1).so.$(MAJOR) -Wl,--version-script=setup/exports.map \
+soname = -shared -Wl,-soname,lib$(1).so.$(SOVERSION) -Wl,--version-script=$(OBJ)/exports.map \
     $(if $(SANITIZE),,-Wl,-z,defs)
 TORCH_LINK = -L$(TORCH_LIB) -Wl,--push-state,--no-as-needed -ltorch_cpu -lc10 -Wl,--pop-state
 LAZY := -Wl,--as-needed
@@ -222,19 +233,20 @@ rpath = '-Wl,-rpath,$(HERE)/$(DEEPER)../lib' \
     '-Wl,-rpath,$(patsubst $(HERE)/%,$(HERE)/$(DEEPER)%,$(TORCH_RPATH))'
 LIBS_LINK = -L$(LIB) $(if $(SHIM_SO),-lmemtrain_torch) $(if $(CORE_SO),-lmemtrain)
 
+comma := ,
 # $(call link_so,NAME,COMMAND): the file with the full version, and the two links to it.
 ifeq ($(OS),Darwin)
 link_so = $(Q)$(2) -o $(LIB)/lib$(1).dylib
 else
 link_so = $(Q)$(2) -o $(LIB)/lib$(1).so.$(VERSION) && cd $(LIB) && \
-    ln -sf lib$(1).so.$(VERSION) lib$(1).so.$(MAJOR) && ln -sf lib$(1).so.$(VERSION) lib$(1).so
+    ln -sf lib$(1).so.$(VERSION) lib$(1).so.$(SOVERSION) && ln -sf lib$(1).so.$(VERSION) lib$(1).so
 endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan
-.PHONY: check-valgrind bench bench-core coverage format check-format symbols install uninstall clean distclean
-.PHONY: help tests
+.PHONY: check-valgrind bench bench-core coverage format check-format symbols clean distclean
+.PHONY: install install-core uninstall installcheck installcheck-core dist distcheck help tests
 
 all: core $(SHIM_SO) $(EXAMPLES) ## both libraries and the examples (default)
 
@@ -259,8 +271,12 @@ static_env = CC='$(CC)' CXX='$(CXX)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)'
 # One at a time where they share a card.
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
     $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
-install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' VERSION='$(VERSION)' LIB='$(LIB)' \
-    TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)'
+install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
+    INCLUDEDIR='$(INCLUDEDIR)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
+    SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
+    TORCH_STD='$(TORCH_STD)' INSTALL_RPATH='$(INSTALL_RPATH)'
+outside_env = OMP_WAIT_POLICY=PASSIVE MAKE='$(MAKE)' CC='$(CC)' CXX='$(CXX)' \
+    SOVERSION='$(SOVERSION)' TORCH_STD='$(TORCH_STD)' TORCH_LIB='$(TORCH_LIB)'
 run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 
 # Two run at a time: the longest come first, so that none is left alone at the end.
@@ -321,26 +337,36 @@ format: ## rewrite the sources with clang-format
 check-format: ## verify the format
 	@sh setup/check_format.sh
 
-# The installed shim looks for libtorch where this build found it.
-install: all ## install below DESTDIR and PREFIX (default /usr/local)
-	$(Q)$(install_env) sh setup/install.sh
-ifneq ($(SHIM_SO),)
-	$(Q)$(call shim_command,$(TORCH_LIB)) \
-	    -o $(DESTDIR)$(PREFIX)/lib/$(notdir $(realpath $(SHIM_SO)))
-endif
+install: $(CORE_A) $(CORE_SO) $(SHIM_INSTALLED) ## install below PREFIX (default /usr/local), LIBDIR, INCLUDEDIR; DESTDIR
+	$(Q)$(install_env) sh setup/install.sh core torch
+
+install-core: $(CORE_A) $(CORE_SO) ## the same for libmemtrain alone, without libtorch
+	$(Q)$(install_env) sh setup/install.sh core
 
 uninstall: ## remove what install wrote
 	$(Q)$(install_env) sh setup/install.sh --remove
 
+installcheck: $(CORE_A) $(CORE_SO) $(SHIM_INSTALLED) ## install into a temporary folder; build and run programs against it; uninstall
+	+@$(outside_env) sh setup/check_install.sh core torch
+
+installcheck-core: $(CORE_A) $(CORE_SO) ## the same for libmemtrain alone, without libtorch
+	+@$(outside_env) sh setup/check_install.sh core
+
+dist: ## build/memtrain-VERSION.tar.gz from the last commit, the same bytes each time
+	@sh setup/dist.sh
+
+distcheck: ## make it twice and compare; build, install and check the core from what it holds
+	+@MAKE='$(MAKE)' sh setup/dist.sh --check
+
 clean: ## remove what was compiled; keep the fetched libtorch
-	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib examples tests) build/asan build/ubsan build/coverage
+	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib install examples tests) build/asan build/ubsan build/coverage
 
 distclean: ## remove build/ altogether
 	$(Q)rm -rf build
 
 help: ## this list
 	@echo "make [TARGET] [LIBTORCH=DIR] [PYTHON=python3] [DEVICE=cuda] [V=1]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
 
 # ---- objects -----------------------------------------------------------------------------------
 
@@ -356,6 +382,12 @@ $(OBJ)/core.link: FORCE
 	$(call stamp,$(VERSION) $(CORE_OBJ))
 $(OBJ)/shim.link: FORCE
 	$(call stamp,$(VERSION) $(SHIM_OBJ) $(TORCH_LIB) $(TORCH_VERSION))
+$(OBJ)/install.link: FORCE
+	$(call stamp,$(INSTALL_RPATH))
+# One version of all symbols for each soname, so that two of them can live in one process and packagers'
+# tools see which one a program needs.
+$(OBJ)/exports.map: FORCE
+	$(call stamp,MEMTRAIN_$(SOVERSION) { global: mt_*; local: *; };)
 $(OBJ)/parts.link: FORCE
 	$(call stamp,$(COMMON_OBJ) $(HELPER_PARTS))
 $(OBJ)/app.link: FORCE
@@ -399,19 +431,25 @@ $(OBJ)/tests/common.a: $(HELPER_PARTS) $(OBJ)/parts.link
 $(OBJ)/examples/common.a: $(COMMON_OBJ) $(OBJ)/parts.link
 	$(archive)
 
-$(call so,memtrain): $(CORE_OBJ) $(OBJ)/core.link setup/exports.map
+$(call so,memtrain): $(CORE_OBJ) $(OBJ)/core.link $(OBJ)/exports.map
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(call link_so,memtrain,$(CC) $(call soname,memtrain) $(INSTRUMENT) $(LDFLAGS) $(CORE_OBJ) -lm)
 
-# $(call shim_command,FOLDER_OF_LIBTORCH)
-shim_command = $(CXX) $(call soname,memtrain_torch) '-Wl,-rpath,$(HERE)' '-Wl,-rpath,$(1)' \
+# $(call shim_command,FOLDER_OF_LIBTORCH...)
+shim_command = $(CXX) $(call soname,memtrain_torch) $(patsubst %,'-Wl$(comma)-rpath$(comma)%',$(HERE) $(1)) \
     $(INSTRUMENT) $(LDFLAGS) $(SHIM_OBJ) $(SHARED_OBJ) -L$(LIB) $(if $(CORE_SO),-lmemtrain) $(TORCH_LINK) $(CRYPTO_LIBS)
 
-$(call so,memtrain_torch): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(OBJ)/shim.link setup/exports.map
+$(call so,memtrain_torch): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(OBJ)/shim.link $(OBJ)/exports.map
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(call link_so,memtrain_torch,$(call shim_command,$(TORCH_RPATH)))
+
+# The one that is installed looks for libtorch where this build found it, or where INSTALL_RPATH says.
+$(SHIM_INSTALLED): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(addprefix $(OBJ)/,shim.link install.link exports.map)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(call shim_command,$(INSTALL_RPATH)) -o $@
 
 # ---- programs ----------------------------------------------------------------------------------
 

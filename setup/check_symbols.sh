@@ -5,11 +5,11 @@ LIB=${LIB:-build/lib}
 lists=tests/symbols
 failed=0
 
-# exported FILE: the names, one a line.
+# exported FILE: the names without their version, one a line.
 exported() {
     case $1 in
     *.dylib) nm -gU "$1" | awk 'NF == 3 { sub(/^_/, "", $3); print $3 }' ;;
-    *) nm -D --defined-only "$1" | awk 'NF == 3 { print $3 }' ;;
+    *) nm -D --defined-only "$1" | awk 'NF == 3 && $2 != "A" { sub(/@.*/, "", $3); print $3 }' ;;
     esac | LC_ALL=C sort
 }
 

@@ -1,43 +1,148 @@
 #!/bin/sh
-# Installs headers, libraries and pkg-config files below $DESTDIR$PREFIX; --remove takes them away.
+# Installs below $DESTDIR: sh setup/install.sh core [torch]. --remove takes away what that writes.
+#
+# Both go by one list, packages() below, so that what is removed is what was written. The list needs
+# nothing but the sources of the same version: no record of the installation is kept.
 set -eu
-root=${DESTDIR:-}$PREFIX
+umask 022
 
-if [ "${1:-}" = --remove ]; then
-    rm -rf "$root/include/memtrain"
-    rm -f "$root"/lib/libmemtrain.* "$root"/lib/libmemtrain_torch.*
-    rm -f "$root/lib/pkgconfig/memtrain.pc" "$root/lib/pkgconfig/memtrain-torch.pc"
+# checked NAME VALUE: the value with single slashes and without one at the end.
+checked() {
+    case $2 in
+    *[[:space:]\"\'\\\|\&\$]* | [!/]* | '')
+        echo "install: $1=$2: accepted is an absolute path without blanks, quotes, \\, |, & and \$" >&2
+        exit 2
+        ;;
+    esac
+    printf '%s\n' "$2" | sed -e 's|//*|/|g' -e 's|\(.\)/$|\1|'
+}
+
+PREFIX=$(checked PREFIX "$PREFIX")
+LIBDIR=$(checked LIBDIR "$LIBDIR")
+INCLUDEDIR=$(checked INCLUDEDIR "$INCLUDEDIR")
+root=${DESTDIR:-}
+standard=${TORCH_STD:-} standard=${standard#c++}
+case $(uname -s) in
+Darwin) suffix=dylib ;;
+*) suffix=so ;;
+esac
+
+# so_file NAME, so_name NAME: the file itself, and what programs are linked to.
+so_file() { [ $suffix = dylib ] && echo "$1.dylib" || echo "$1.so.$VERSION"; }
+so_name() { [ $suffix = dylib ] && echo "@rpath/$1.dylib" || echo "$1.so.$SOVERSION"; }
+
+# for_pc FOLDER: in terms of ${prefix} where it is below it, so that pkg-config can redefine that.
+for_pc() {
+    case $1 in
+    "$PREFIX"/*) echo "\${prefix}${1#"$PREFIX"}" ;;
+    *) echo "$1" ;;
+    esac
+}
+
+# The include folder as seen from the folder of the libraries, where both are below PREFIX.
+include_from_lib() {
+    case $LIBDIR:$INCLUDEDIR in
+    "$PREFIX"/*:"$PREFIX"/*)
+        up=$(printf '%s\n' "${LIBDIR#"$PREFIX"/}" | sed 's|[^/][^/]*|..|g')
+        echo "$up/${INCLUDEDIR#"$PREFIX"/}"
+        ;;
+    *) echo "$INCLUDEDIR" ;;
+    esac
+}
+
+# filled TEMPLATE: on standard output.
+filled() {
+    sed -e "s|@PREFIX@|$PREFIX|g" -e "s|@VERSION@|$VERSION|g" -e "s|@SOVERSION@|$SOVERSION|g" \
+        -e "s|@PC_LIBDIR@|$(for_pc "$LIBDIR")|g" -e "s|@PC_INCLUDEDIR@|$(for_pc "$INCLUDEDIR")|g" \
+        -e "s|@INCLUDE_FROM_LIB@|$(include_from_lib)|g" \
+        -e "s|@CORE_FILE@|$(so_file libmemtrain)|g" -e "s|@CORE_NAME@|$(so_name libmemtrain)|g" \
+        -e "s|@SHIM_FILE@|$(so_file libmemtrain_torch)|g" \
+        -e "s|@SHIM_NAME@|$(so_name libmemtrain_torch)|g" \
+        -e "s|@TORCH_LIB@|${TORCH_LIB:-}|g" -e "s|@TORCH_INCLUDE@|${TORCH_INCLUDE:-}|g" \
+        -e "s|@TORCH_ISYSTEM@|$(printf ' -isystem %s' ${TORCH_INCLUDE:-})|g" \
+        -e "s|@TORCH_STANDARD@|$standard|g" -e "s|@SUFFIX@|$suffix|g" "$1"
+}
+
+# ---- what is installed: each of these writes one file, or removes it -----------------------------
+
+# put MODE SOURCE FILE
+put() {
+    if [ "$remove" = 1 ]; then
+        rm -f "$root$3"
+    else
+        mkdir -p "$root$(dirname "$3")"
+        install -m "$1" "$2" "$root$3"
+    fi
+}
+
+# fill TEMPLATE FOLDER
+fill() {
+    name=$(basename "$1" .in)
+    if [ "$remove" = 0 ]; then filled "$1" >"$scratch/$name"; fi
+    put 644 "$scratch/$name" "$2/$name"
+}
+
+# link TARGET FILE
+link() {
+    rm -f "$root$2"
+    if [ "$remove" = 0 ]; then ln -s "$1" "$root$2"; fi
+}
+
+# shared NAME SOURCE: the library, and the names by which the loader and the linker ask for it.
+shared() {
+    put 755 "$2" "$LIBDIR/$(so_file "$1")"
+    if [ $suffix = so ]; then
+        link "$1.so.$VERSION" "$LIBDIR/$1.so.$SOVERSION"
+        link "$1.so.$SOVERSION" "$LIBDIR/$1.so"
+    fi
+}
+
+# headers core|torch
+headers() {
+    for header in include/memtrain/*; do
+        case $1:${header##*/} in
+        core:torch*) continue ;;
+        core:* | torch:torch*) put 644 "$header" "$INCLUDEDIR/memtrain/${header##*/}" ;;
+        esac
+    done
+}
+
+core() {
+    headers core
+    shared libmemtrain "$LIB/$(so_file libmemtrain)"
+    put 644 "$LIB/libmemtrain.a" "$LIBDIR/libmemtrain.a"
+    fill setup/package/memtrain.pc.in "$LIBDIR/pkgconfig"
+    fill setup/package/memtrain-config.cmake.in "$LIBDIR/cmake/memtrain"
+    fill setup/package/memtrain-config-version.cmake.in "$LIBDIR/cmake/memtrain"
+}
+
+torch() {
+    headers torch
+    shared libmemtrain_torch "$SHIM"
+    fill setup/package/memtrain-torch.pc.in "$LIBDIR/pkgconfig"
+    fill setup/package/memtrain-torch-cxx.pc.in "$LIBDIR/pkgconfig"
+    fill setup/package/memtrain-torch.cmake.in "$LIBDIR/cmake/memtrain"
+}
+
+scratch=
+if [ "$1" = --remove ]; then
+    remove=1
+    core
+    torch
+    # Folders of ours, unless something else has been put into them.
+    rmdir "$root$INCLUDEDIR/memtrain" "$root$LIBDIR/cmake/memtrain" 2>/dev/null || :
     exit 0
 fi
-
-mkdir -p "$root/include/memtrain" "$root/lib/pkgconfig"
-cp include/memtrain/* "$root/include/memtrain/"
-cp -R -P "$LIB"/libmemtrain* "$root/lib/"
-
-cat >"$root/lib/pkgconfig/memtrain.pc" <<PC
-prefix=$PREFIX
-Name: memtrain
-Description: Trains neural networks inside a memory budget
-Version: $VERSION
-Cflags: -I\${prefix}/include
-Libs: -L\${prefix}/lib -lmemtrain
-Libs.private: -lm
-PC
-
-flags=
-for dir in $TORCH_INCLUDE; do
-    flags="$flags -isystem $dir"
+remove=0
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+for part in "$@"; do
+    $part
+    echo "  INSTALL  $root$LIBDIR ($part)"
 done
-cat >"$root/lib/pkgconfig/memtrain-torch.pc" <<PC
-prefix=$PREFIX
-torch_lib=$TORCH_LIB
-# memtrain/torch.hpp needs libtorch's headers:
-torch_cflags=$flags
-Name: memtrain-torch
-Description: memtrain's backend over libtorch
-Version: $VERSION
-Requires: memtrain
-Cflags: -I\${prefix}/include
-Libs: -L\${prefix}/lib -lmemtrain_torch
-Libs.private: -L\${torch_lib} -ltorch_cpu -lc10 -lstdc++
-PC
+case ${INSTALL_RPATH:-} in
+"$PWD"/*)
+    echo "install: libmemtrain_torch looks for libtorch in $INSTALL_RPATH, which make distclean" \
+        "removes; INSTALL_RPATH=DIR names a lasting place"
+    ;;
+esac
