@@ -170,41 +170,6 @@ project() {
     done
 }
 
-# Which versions a program may ask for. What they share is the ABI.
-check_versions() {
-    cat >"$dir/versions.txt" <<'CMAKE'
-cmake_minimum_required(VERSION 3.16)
-project(versions NONE)
-file(READ "${INSTALLED}/include/memtrain/status.h" status)
-foreach(part IN ITEMS MAJOR MINOR PATCH)
-  string(REGEX MATCH "MT_VERSION_${part} ([0-9]+)" ignored "${status}")
-  set(${part} ${CMAKE_MATCH_1})
-endforeach()
-math(EXPR next_major "${MAJOR} + 1")
-math(EXPR next_minor "${MINOR} + 1")
-math(EXPR next_patch "${PATCH} + 1")
-# asked(VERSION WANTED): whether find_package finds it.
-function(asked version wanted)
-  find_package(memtrain ${version} QUIET)
-  if(NOT memtrain_FOUND EQUAL wanted)
-    message(SEND_ERROR "memtrain ${version}: found is ${memtrain_FOUND} instead of ${wanted}")
-  endif()
-  unset(memtrain_DIR CACHE)
-endfunction()
-asked(${MAJOR}.${MINOR} 1)
-asked(${MAJOR}.${MINOR}.${PATCH} 1)
-asked(${MAJOR}.${MINOR}.${next_patch} 0)
-asked(${MAJOR}.${next_minor} 0)
-asked(${next_major} 0)
-if(MAJOR EQUAL 0 AND MINOR GREATER 0)
-  asked(0.0 0)
-endif()
-CMAKE
-    mkdir -p "$dir/versions"
-    mv "$dir/versions.txt" "$dir/versions/CMakeLists.txt"
-    attempt "cmake versions" configures "$dir/versions" "$dir/versions/build" "$by_prefix" -DINSTALLED="$root"
-}
-
 # The core alone is there: who wants the shim is told so.
 check_missing() {
     if configures tests/install/torch "$dir/missing" "$by_folder" >"$dir/log" 2>&1; then
@@ -224,7 +189,7 @@ check_cmake() {
     fi
     attempt "cmake core" project tests/install/core "$dir/core" "$by_prefix" line line_static
     attempt "cmake core in other folders" project tests/install/core "$dir/core_own" "$by_folder" line
-    check_versions
+    attempt "cmake versions" cmake -DOUT="$dir" -P tests/install/versions.cmake
     # The project is in C and C++.
     if command -v "${CXX%% *}" >/dev/null 2>&1; then check_missing; fi
     case $parts in
