@@ -265,9 +265,10 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
-    setup/check_readme.sh setup/check_format.sh
+    setup/check_readme.sh setup/check_format.sh setup/check_install.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
-static_env = CC='$(CC)' CXX='$(CXX)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)'
+static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)' \
+    MAKE='$(MAKE)' SOVERSION='$(SOVERSION)'
 # One at a time where they share a card.
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
     $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
@@ -275,8 +276,7 @@ install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
     INCLUDEDIR='$(INCLUDEDIR)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
     SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
     TORCH_STD='$(TORCH_STD)' INSTALL_RPATH='$(INSTALL_RPATH)'
-outside_env = OMP_WAIT_POLICY=PASSIVE MAKE='$(MAKE)' CC='$(CC)' CXX='$(CXX)' \
-    SOVERSION='$(SOVERSION)' TORCH_STD='$(TORCH_STD)' TORCH_LIB='$(TORCH_LIB)'
+outside_env = $(static_env) OMP_WAIT_POLICY=PASSIVE TORCH_STD='$(TORCH_STD)' TORCH_LIB='$(TORCH_LIB)'
 run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 
 # Two run at a time: the longest come first, so that none is left alone at the end.

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Installs into temporary folders, builds and runs the programs of tests/install against what lies there
-# alone, uninstalls, and looks for what is left: sh setup/check_install.sh core [torch]
+# alone, uninstalls, and looks for what is left: sh setup/check_install.sh [core [torch]]
 #
+# Without arguments the core, as in make check. Expects what is installed to be built.
 # Prints "ok install NAME", "FAIL install NAME: why" or "SKIP: install NAME: why". Uses MAKE, CC, CXX,
-# SOVERSION, TORCH_STD and TORCH_LIB, as make installcheck sets them.
+# SOVERSION, TORCH_STD and TORCH_LIB as make sets them.
 set -eu
 cd "$(dirname "$0")/.."
-parts=$*
+parts=${*:-core}
 MAKE=${MAKE:-make} CC=${CC:-cc} CXX=${CXX:-c++}
 unset LD_LIBRARY_PATH DYLD_LIBRARY_PATH PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR DESTDIR || :
 dir=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The core links the C library and libm alone, and the example without libtorch nothing but these and
+# The core is small and links the C library and libm alone, and the example without libtorch nothing but these and
 # the core; the shim links neither libtorch.so nor CUDA.
 set -eu
 LIB=${LIB:-build/lib}
@@ -13,16 +13,18 @@ needed() {
     esac
 }
 
-# judge NAME PATTERN WANT: the lines of needed that match (WANT=none) or do not (WANT=only). NAME is a
-# library, or a program beside the libraries.
-judge() {
+# built NAME: sets file, that of a library or of a program beside the libraries, or says that there is none.
+built() {
     for file in "$LIB/$1.so" "$LIB/$1.dylib" "$LIB/../examples/$1"; do
-        [ ! -e "$file" ] || break
+        [ ! -e "$file" ] || return 0
     done
-    if [ ! -e "$file" ]; then
-        echo "SKIP: links $1: it is not built"
-        return 0
-    fi
+    echo "SKIP: links $1: it is not built"
+    return 1
+}
+
+# judge NAME PATTERN WANT: the lines of needed that match (WANT=none) or do not (WANT=only).
+judge() {
+    built "$1" || return 0
     if [ "$3" = only ]; then
         bad=$(needed "$file" | grep -vE "$2" || true)
     else
@@ -36,9 +38,30 @@ judge() {
     fi
 }
 
+# weigh NAME BYTES: at most so many without symbols and debug information.
+weigh() {
+    built "$1" || return 0
+    if [ "$(uname -sm):${CFLAGS:--O2 -g}" != "Linux x86_64:-O2 -g" ]; then
+        echo "SKIP: links size $1: the limit is for x86-64, Linux and CFLAGS=-O2 -g"
+        return 0
+    fi
+    stripped=$(mktemp "${TMPDIR:-/tmp}/memtrain.XXXXXX")
+    strip -o "$stripped" "$file"
+    size=$(wc -c <"$stripped" | tr -d ' ')
+    rm -f "$stripped"
+    if [ "$size" -le "$2" ]; then
+        echo "ok links size $1 ($size bytes stripped, at most $2)"
+    else
+        echo "FAIL links size $1: $size bytes stripped, at most $2"
+        failed=1
+    fi
+}
+
 # The dynamic linker is named where there are thread-local variables; otool names the library itself.
 core='^(libc\.|libm\.|ld-|libc\.musl|ld-musl|/usr/lib/libSystem|@rpath/libmemtrain\.)'
 judge libmemtrain "$core" only
 judge plain_c "$core|^libmemtrain\." only
 judge libmemtrain_torch '(^|/)(libtorch\.|libtorch_cuda|libc10_cuda|libcuda)' none
+# A limit against growth, some tenth above what gcc 12 and clang 14 make on x86-64.
+weigh libmemtrain 180000
 exit $failed
