@@ -159,7 +159,9 @@ setup_env = CC='$(CC)' CXX='$(CXX)' PYTHON='$(PYTHON)' LIBTORCH='$(LIBTORCH)' WH
 stamp = $(Q)mkdir -p $(dir $@) && printf '%s\n' '$(1)' >$@.new && \
     if cmp -s $@.new $@; then rm -f $@.new; else mv -f $@.new $@; fi
 
-build/setup.key: FORCE
+# `sudo make install` after `make LIBTORCH=DIR` installs what was built, and looks for no other libtorch.
+BUILT := $(if $(LIBTORCH)$(filter-out install,$(or $(MAKECMDGOALS),all)),,$(wildcard build/libtorch.mk))
+build/setup.key: $(if $(BUILT),,FORCE)
 	$(call stamp,$(LIBTORCH) $(PYTHON))
 
 build/setup.ok: setup/system.sh

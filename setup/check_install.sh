@@ -108,6 +108,9 @@ flags() {
     PKG_CONFIG_PATH=$root/lib/pkgconfig pkg-config --define-variable=prefix="$root" --cflags --libs "$@"
 }
 
+# People copy these programs, so they have no warnings.
+strict="-Wall -Wextra -Werror"
+
 # builds OUTPUT COMMAND...: compiles, links, and runs what came out.
 builds() {
     output=$1
@@ -116,7 +119,7 @@ builds() {
 }
 
 check_core() {
-    attempt core builds "$dir/line" $CC tests/install/core/main.c $(flags memtrain) "-Wl,-rpath,$root/lib"
+    attempt core builds "$dir/line" $CC -std=c11 $strict tests/install/core/main.c $(flags memtrain) "-Wl,-rpath,$root/lib"
     attempt "core in other folders" builds "$dir/line_own" $CC tests/install/core/main.c \
         $(PKG_CONFIG_PATH=$lib/pkgconfig pkg-config --cflags --libs memtrain) "-Wl,-rpath,$lib"
 }
@@ -132,9 +135,9 @@ check_static() {
 }
 
 check_torch() {
-    attempt "torch in C" builds "$dir/device" $CC tests/install/torch/device.c $(flags memtrain-torch) \
-        "-Wl,-rpath,$root/lib"
-    attempt "torch in C++" builds "$dir/net" $CXX "-std=$TORCH_STD" tests/install/torch/net.cpp \
+    attempt "torch in C" builds "$dir/device" $CC -std=c11 $strict tests/install/torch/device.c \
+        $(flags memtrain-torch) "-Wl,-rpath,$root/lib"
+    attempt "torch in C++" builds "$dir/net" $CXX "-std=$TORCH_STD" $strict tests/install/torch/net.cpp \
         $(flags memtrain-torch-cxx) "-Wl,-rpath,$root/lib:$TORCH_LIB"
 }
 
