@@ -95,6 +95,8 @@ check_soname() {
             fail "soname $name" "$soname instead of $name.so.$SOVERSION"
         elif [ ! -e "$root/lib/$soname" ]; then
             fail "soname $name" "nothing is called $soname"
+        elif nm -D --defined-only "$file" | grep ' mt_' | grep -qv "@@MEMTRAIN_$SOVERSION\$"; then
+            fail "soname $name" "not all symbols have the version MEMTRAIN_$SOVERSION"
         else
             ok "soname $name"
         fi
@@ -138,7 +140,7 @@ check_torch() {
     attempt "torch in C" builds "$dir/device" $CC -std=c11 $strict tests/install/torch/device.c \
         $(flags memtrain-torch) "-Wl,-rpath,$root/lib"
     attempt "torch in C++" builds "$dir/net" $CXX "-std=$TORCH_STD" $strict tests/install/torch/net.cpp \
-        $(flags memtrain-torch-cxx) "-Wl,-rpath,$root/lib:$TORCH_LIB"
+        $(flags memtrain-torch-cxx) "-Wl,-rpath,$root/lib" "-Wl,-rpath,$TORCH_LIB"
 }
 
 check_pkg_config() {
@@ -174,15 +176,30 @@ project() {
     done
 }
 
-# The core alone is there: who wants the shim is told so.
-check_missing() {
-    if configures tests/install/torch "$dir/missing" "$by_folder" >"$dir/log" 2>&1; then
-        fail "cmake without torch" "it finds a component that is not installed"
-    elif grep -q 'libmemtrain_torch is not installed' "$dir/log"; then
-        ok "cmake without torch"
+# refused NAME OPTION WORDS: who wants the shim is told why there is none. CMake breaks lines at blanks.
+refused() {
+    if configures tests/install/torch "$dir/refused $1" "$2" >"$dir/log" 2>&1; then
+        fail "$1" "it finds a component that cannot be used"
+    elif tr -s ' \n' '  ' <"$dir/log" | grep -q "$3"; then
+        ok "$1"
     else
         cat "$dir/log" >&2
-        fail "cmake without torch" "it does not say that libmemtrain_torch is not installed"
+        fail "$1" "it does not say: $3"
+    fi
+}
+
+# libtorch has gone from where it was, and is somewhere else.
+check_moved_libtorch() {
+    config=$root/lib/cmake/memtrain/memtrain-torch.cmake
+    sed "s|$TORCH_LIB|/nonexistent|" "$config" >"$dir/moved.cmake"
+    cp "$dir/moved.cmake" "$config"
+    refused "cmake libtorch has gone" "$by_prefix" "set memtrain_LIBTORCH"
+    libtorch=$(dirname "$TORCH_LIB")
+    if [ -d "$libtorch/include/ATen" ] && [ "$libtorch/lib" = "$TORCH_LIB" ]; then
+        attempt "cmake libtorch elsewhere" configures tests/install/torch "$dir/elsewhere" \
+            "$by_prefix" -Dmemtrain_LIBTORCH="$libtorch"
+    else
+        skip "cmake libtorch elsewhere" "$TORCH_LIB has no include/ beside it"
     fi
 }
 
@@ -195,9 +212,14 @@ check_cmake() {
     attempt "cmake core in other folders" project tests/install/core "$dir/core_own" "$by_folder" line
     attempt "cmake versions" cmake -DOUT="$dir" -P tests/install/versions.cmake
     # The project is in C and C++.
-    if command -v "${CXX%% *}" >/dev/null 2>&1; then check_missing; fi
+    if command -v "${CXX%% *}" >/dev/null 2>&1; then
+        refused "cmake without torch" "$by_folder" "libmemtrain_torch is not installed"
+    fi
     case $parts in
-    *torch*) attempt "cmake torch" project tests/install/torch "$dir/torch" "$by_prefix" device net ;;
+    *torch*)
+        attempt "cmake torch" project tests/install/torch "$dir/torch" "$by_prefix" device net
+        check_moved_libtorch
+        ;;
     esac
 }
 
