@@ -299,8 +299,9 @@ OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
 # The longest by its cases, so that two of them run at a time.
 OOM_LONG := $(BUILD)/tests/check_oom_networks
 OOM_CASES = $(shell sed -n 's/.*add_case(suite, "\([a-z]*\)").*/\1/p' tests/check_oom_networks.cpp)
+OOM_NEXT := $(addprefix $(BUILD)/tests/,check_model_smartcash check_model_profoct)
 by_cases = $(patsubst %,$(OOM_LONG):%,$(if $(filter $(OOM_LONG),$(1)),$(OOM_CASES))) \
-    $(filter-out $(OOM_LONG),$(1))
+    $(filter $(OOM_NEXT),$(1)) $(filter-out $(OOM_LONG) $(OOM_NEXT),$(1))
 check-oom: all $(OOM_TESTS) ## every single allocation fails in turn (slow)
 	@MT_TEST_SLOW=1 $(run_tests) $(call by_cases,$(call chosen,$(OOM_TESTS)))
 
