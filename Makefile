@@ -47,6 +47,7 @@ COVERAGE ?=
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
+MANDIR ?= $(PREFIX)/share/man
 DESTDIR ?=
 INSTALL_RPATH ?= $(TORCH_LIB)
 V ?= 0
@@ -248,7 +249,7 @@ endif
 
 .PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan
 .PHONY: check-valgrind bench bench-core coverage format check-format symbols clean distclean
-.PHONY: install install-core uninstall installcheck installcheck-core dist distcheck help tests
+.PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
 all: core $(SHIM_SO) $(EXAMPLES) ## both libraries and the examples (default)
 
@@ -267,7 +268,8 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
-    setup/check_readme.sh setup/check_format.sh setup/check_install.sh
+    setup/check_readme.sh setup/check_format.sh setup/check_install.sh \
+    setup/check_man.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)' \
     MAKE='$(MAKE)' SOVERSION='$(SOVERSION)'
@@ -275,7 +277,7 @@ static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
     $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
 install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
-    INCLUDEDIR='$(INCLUDEDIR)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
+    INCLUDEDIR='$(INCLUDEDIR)' MANDIR='$(MANDIR)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
     SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
     TORCH_STD='$(TORCH_STD)' INSTALL_RPATH='$(INSTALL_RPATH)'
 outside_env = $(static_env) OMP_WAIT_POLICY=PASSIVE TORCH_STD='$(TORCH_STD)' TORCH_LIB='$(TORCH_LIB)'
@@ -345,6 +347,10 @@ install: $(CORE_A) $(CORE_SO) $(SHIM_INSTALLED) ## install below PREFIX (default
 
 install-core: $(CORE_A) $(CORE_SO) ## the same for libmemtrain alone, without libtorch
 	$(Q)$(install_env) sh setup/install.sh core
+
+man: ## manual pages: of the headers, and of the programs that are built (build/man)
+	@sh setup/man.sh $(BUILD)/man $(wildcard $(EXAMPLES) $(PLAIN))
+	@echo "  MAN      $(BUILD)/man"
 
 uninstall: ## remove what install wrote
 	$(Q)$(install_env) sh setup/install.sh --remove

@@ -20,6 +20,7 @@ checked() {
 PREFIX=$(checked PREFIX "$PREFIX")
 LIBDIR=$(checked LIBDIR "$LIBDIR")
 INCLUDEDIR=$(checked INCLUDEDIR "$INCLUDEDIR")
+MANDIR=$(checked MANDIR "$MANDIR")
 root=${DESTDIR:-}
 standard=${TORCH_STD:-} standard=${standard#c++}
 case $(uname -s) in
@@ -107,8 +108,16 @@ headers() {
     done
 }
 
+# pages HEADER...: of section 3.
+pages() {
+    for page in $(sh setup/man.sh --list "$@"); do
+        put 644 "$scratch/man/man3/$page" "$MANDIR/man3/$page"
+    done
+}
+
 core() {
     headers core
+    pages $(ls include/memtrain/*.h | grep -v /torch)
     shared libmemtrain "$LIB/$(so_file libmemtrain)"
     put 644 "$LIB/libmemtrain.a" "$LIBDIR/libmemtrain.a"
     fill setup/package/memtrain.pc.in "$LIBDIR/pkgconfig"
@@ -118,6 +127,7 @@ core() {
 
 torch() {
     headers torch
+    pages include/memtrain/torch.h
     shared libmemtrain_torch "$SHIM"
     fill setup/package/memtrain-torch.pc.in "$LIBDIR/pkgconfig"
     fill setup/package/memtrain-torch-cxx.pc.in "$LIBDIR/pkgconfig"
@@ -136,6 +146,7 @@ fi
 remove=0
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
+sh setup/man.sh "$scratch/man"
 for part in "$@"; do
     $part
     echo "  INSTALL  $root$LIBDIR ($part)"
