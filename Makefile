@@ -348,7 +348,7 @@ install: $(CORE_A) $(CORE_SO) $(SHIM_INSTALLED) ## install below PREFIX (default
 install-core: $(CORE_A) $(CORE_SO) ## the same for libmemtrain alone, without libtorch
 	$(Q)$(install_env) sh setup/install.sh core
 
-man: ## manual pages: of the headers, and of the programs that are built (build/man)
+man: core ## manual pages: of the headers, and of the programs that are built (build/man)
 	@sh setup/man.sh $(BUILD)/man $(wildcard $(EXAMPLES) $(PLAIN))
 	@echo "  MAN      $(BUILD)/man"
 
