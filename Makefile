@@ -5,6 +5,7 @@
 #   shim/*.cpp                  -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
 #   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
 #   examples/plain_*.c          -> build/examples/NAME              (core only, with plain/*.c)
+#   examples/*.cpp              -> build/examples/NAME              (libtorch, plain/digits.c)
 #   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
 #   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
 #   tests/bench/*.c             -> build/tests/bench/NAME          (core only, no libtorch)
@@ -80,6 +81,7 @@ CORE_SRC := $(sort $(wildcard libmemtrain/*.c))
 SHIM_SRC := $(sort $(wildcard shim/*.cpp))
 PLAIN_SRC := $(sort $(wildcard examples/plain_*.c))
 PLAIN_PART_SRC := $(sort $(wildcard examples/plain/*.c))
+LOOP_SRC := $(sort $(wildcard examples/*.cpp))
 EXAMPLE_SRC := $(filter-out $(PLAIN_SRC),$(sort $(wildcard examples/*.c)))
 COMMON_SRC := $(sort $(wildcard examples/common/*.c))
 MODEL_SRC := $(sort $(wildcard examples/models/*.cpp))
@@ -96,12 +98,13 @@ SHIM_OBJ := $(call objects,$(SHIM_SRC))
 COMMON_OBJ := $(call objects,$(COMMON_SRC))
 MODEL_OBJ := $(call objects,$(MODEL_SRC))
 PLAIN_PART_OBJ := $(call objects,$(PLAIN_PART_SRC))
+DIGITS_OBJ := $(call objects,examples/plain/digits.c)
 HELPER_OBJ := $(call objects,$(HELPER_SRC))
 # A suite finds the program that it runs as the examples find what lies beside them.
 HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/common/reexec.c)
 APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) \
     $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
-APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))) $(MODEL_OBJ)
+APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(LOOP_SRC)) $(MODEL_OBJ)
 
 # The registry of handles is internal to each library: both carry a copy of it.
 SHARED_OBJ := $(call objects,$(wildcard libmemtrain/handle.c))
@@ -109,6 +112,7 @@ SHARED_OBJ := $(call objects,$(wildcard libmemtrain/handle.c))
 programs = $(addprefix $(BUILD)/,$(basename $(1)))
 EXAMPLES := $(call programs,$(EXAMPLE_SRC))
 PLAIN := $(call programs,$(PLAIN_SRC))
+LOOPS := $(call programs,$(LOOP_SRC))
 TESTS_CORE := $(call programs,$(TEST_CORE_SRC))
 TESTS_EX := $(call programs,$(TEST_EX_SRC))
 TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
@@ -251,7 +255,7 @@ endif
 .PHONY: check-valgrind bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
-all: core $(SHIM_SO) $(EXAMPLES) ## both libraries and the examples (default)
+all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) ## both libraries and the examples (default)
 
 core: $(CORE_A) $(CORE_SO) $(PLAIN) ## libmemtrain alone, and the example that needs no more
 
@@ -268,7 +272,7 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
-    setup/check_readme.sh setup/check_format.sh setup/check_install.sh \
+    setup/check_readme.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)' \
@@ -474,6 +478,13 @@ $(PLAIN): $(BUILD)/%: $(OBJ)/%.c.o $(PLAIN_PART_OBJ) $(CORE_SO)
 	$(Q)$(CC) $(INSTRUMENT) '-Wl,-rpath,$(HERE)/../lib' $(LDFLAGS) -o $@ $(filter %.o,$^) \
 	    -L$(LIB) -lmemtrain -lm
 
+# One that uses libtorch alone loads nothing of ours.
+$(LOOPS): $(BUILD)/%: $(OBJ)/%.cpp.o $(DIGITS_OBJ) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(TORCH_LINK) $(LAZY) \
+	    $(LIBS_LINK) -lm -lpthread
+
 $(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
@@ -488,6 +499,7 @@ $(TESTS_EX): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_S
 	    $(LIBS_LINK) $(CORE_A) $(CHECK_LIBS) $(IMAGE_LIBS) $(JSON_LIBS) -lm -lpthread
 
 torch_program = $(Q)mkdir -p $(@D) && $(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< \
+    $(filter $(DIGITS_OBJ),$^) \
     $(MODEL_OBJ) $(HELPER_A) $(COMMON_A) $(LIBS_LINK) $(CORE_A) $(TORCH_LINK) $(CHECK_LIBS) \
     $(IMAGE_LIBS) $(JSON_LIBS) $(CRYPTO_LIBS) -lm -lpthread
 TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
@@ -495,6 +507,9 @@ TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(SHIM_
 $(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 	$(call say,LINK,$@)
 	$(torch_program)
+
+# It has two of the examples in it.
+$(BUILD)/tests/check_adopt: $(DIGITS_OBJ)
 
 # One folder deeper than the other programs.
 $(BENCHES): DEEPER := ../

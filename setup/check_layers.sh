@@ -1,11 +1,11 @@
 #!/bin/sh
-# Only the shim, the example models, memtrain/torch.hpp and tests see libtorch; plain_c sees the core's
+# Only the shim, the example models, examples in C++, memtrain/torch.hpp and tests see libtorch; plain_c sees the core's
 # public headers and C11 alone.
 set -eu
 CC=${CC:-cc}
 found=$(find include libmemtrain shim examples tests -type f \
     \( -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp' \) 2>/dev/null |
-    grep -vE '^(shim|examples/models|tests)/|^include/memtrain/torch\.hpp$' |
+    grep -vE '^(shim|examples/models|tests)/|^examples/[^/]*\.cpp$|^include/memtrain/torch\.hpp$' |
     while IFS= read -r file; do
         grep -HnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"](torch|ATen|c10|caffe2)/' "$file" || true
     done)

@@ -102,8 +102,8 @@ shared() {
 headers() {
     for header in include/memtrain/*; do
         case $1:${header##*/} in
-        core:torch*) continue ;;
-        core:* | torch:torch*) put 644 "$header" "$INCLUDEDIR/memtrain/${header##*/}" ;;
+        core:torch* | core:*.hpp) continue ;;
+        core:* | torch:torch* | torch:*.hpp) put 644 "$header" "$INCLUDEDIR/memtrain/${header##*/}" ;;
         esac
     done
 }

@@ -1,0 +1,124 @@
+/*
+ * memtrain/trainer.hpp - a trainer in C++: model, optimiser and trainer in one object that frees them, and
+ * exceptions instead of status codes. Header only; needs libtorch headers.
+ *
+ *     memtrain::must(mt_device_set_budget("cpu", 600 << 20));
+ *     auto net = std::make_shared<Net>();
+ *     memtrain::Trainer trainer(memtrain::model(net, {}, loss), memtrain::sgd(0.01, 0.5));
+ *     for (auto &batch : *loader) sum += trainer.step({batch.data, batch.target}).loss;
+ *
+ * What these do is described at the functions that they call, in memtrain/torch.h and memtrain/trainer.h;
+ * how a loop that is there takes them up, in docs/adopt.md.
+ */
+#ifndef MEMTRAIN_TRAINER_HPP
+#define MEMTRAIN_TRAINER_HPP
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+#include <memtrain/torch.hpp>
+#include <memtrain/trainer.h>
+
+namespace memtrain {
+
+/* A call that failed; what() is the error line. */
+struct Error : std::runtime_error {
+    explicit Error(mt_status why) : std::runtime_error(mt_last_error()), status(why) {}
+    mt_status status;
+};
+
+/* Throws Error unless the status is MT_OK. */
+inline void must(mt_status status) {
+    if (status != MT_OK) throw Error(status);
+}
+
+/* SGD with the defaults of torch::optim::SGD: MT_TORCH_OPTIONS_INIT has a weight decay and a momentum. */
+inline mt_torch_options sgd(double lr, double momentum = 0.0, double weight_decay = 0.0) {
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    options.optimizer = MT_SGD;
+    options.lr = lr;
+    options.momentum = momentum;
+    options.weight_decay = weight_decay;
+    return options;
+}
+
+/* A model that is being trained. May be moved; belongs to one thread at a time, as an mt_trainer does. */
+class Trainer {
+public:
+    /*
+     * @param description  of memtrain::model or memtrain::contrastive_model; its net stays the caller's too,
+     *                     and after each step has the parameters of that step
+     * @param optimizer    device and optimiser
+     * @param options      NULL: defaults
+     */
+    template <class Described>
+    explicit Trainer(Described description,
+                     const mt_torch_options &optimizer = MT_TORCH_OPTIONS_INIT,
+                     const mt_trainer_options *options = nullptr) {
+        mt_model *model = nullptr;
+        mt_torch *torch = nullptr;
+        mt_trainer *trainer = nullptr;
+        mt_backend backend = MT_BACKEND_INIT;
+        must(make_model(&model, [&] { return std::move(description); }));
+        model_.reset(model);
+        must(mt_torch_new(model, &optimizer, &torch));
+        torch_.reset(torch);
+        must(mt_torch_backend(torch, &backend));
+        must(mt_trainer_new(&backend, options, &trainer));
+        trainer_.reset(trainer);
+    }
+
+    /* mt_trainer_step; the tensors are those that the loss function gets, dimension 0 is the sample. */
+    mt_step_report step(const Tensors &tensors) {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        with_batch(tensors,
+                   [&](const mt_batch *batch) { return mt_trainer_step(get(), batch, &report); });
+        return report;
+    }
+
+    /* mt_trainer_evaluate */
+    mt_eval_report evaluate(const Tensors &tensors) {
+        mt_eval_report report = MT_EVAL_REPORT_INIT;
+        with_batch(tensors, [&](const mt_batch *batch) {
+            return mt_trainer_evaluate(get(), batch, &report);
+        });
+        return report;
+    }
+
+    /* mt_trainer_summary */
+    mt_run_report summary() const {
+        mt_run_report report = MT_RUN_REPORT_INIT;
+        must(mt_trainer_summary(get(), &report));
+        return report;
+    }
+
+    /* For the functions that take these; borrowed. */
+    mt_trainer *get() const { return trainer_.get(); }
+    mt_torch *torch() const { return torch_.get(); }
+    mt_model *model() const { return model_.get(); }
+
+private:
+    template <auto release> struct Release {
+        template <class T> void operator()(T *handle) const { release(handle); }
+    };
+
+    template <class Call> static void with_batch(const Tensors &tensors, Call &&call) {
+        detail::Handles handles(tensors);
+        mt_torch_batch data = {sizeof data, handles.get(), tensors.size()};
+        mt_batch batch = MT_BATCH_INIT;
+        batch.data = &data;
+        if (!tensors.empty() && tensors[0].dim() > 0)
+            batch.count = static_cast<std::size_t>(tensors[0].size(0));
+        must(call(&batch));
+    }
+
+    /* Each is used by the next one, and freed after it. */
+    std::unique_ptr<mt_model, Release<mt_model_free>> model_;
+    std::unique_ptr<mt_torch, Release<mt_torch_free>> torch_;
+    std::unique_ptr<mt_trainer, Release<mt_trainer_free>> trainer_;
+};
+
+} // namespace memtrain
+#endif
