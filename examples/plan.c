@@ -85,6 +85,21 @@ static void print_list(const plan *p) {
     }
 }
 
+/* The flag that is wrong: a name of no program, or of none of its configurations. */
+static void print_unknown(const plan *p) {
+    const plan all = {p->example, NULL, NULL, 0};
+    int is_example = !count_chosen(&all);
+    fprintf(stderr,
+            NAME ": --%s: '%s' is not accepted; accepted: one of the list that " NAME
+                 " prints without flags\n",
+            is_example ? "example" : "config", is_example ? p->example : p->config);
+}
+
+static int is_budget(const char *text) {
+    size_t bytes;
+    return mt_parse_size(text, SIZE_MAX / 2, &bytes) == MT_OK && bytes >= 1048576;
+}
+
 /* ---- asking a program -------------------------------------------------------------------------- */
 
 /* What a program's table says of one size of chunk. */
@@ -199,7 +214,6 @@ int main(int argc, char **argv) {
     plan p = {NULL, NULL, NULL, 0};
     ex_error error;
     const ex_table tables[] = {{rows, EX_ROWS(rows), &p}, {NULL, 0, NULL}};
-    size_t bytes;
     if (ex_options_parse(NAME, tables, argc, argv, &error) != 0) {
         fprintf(stderr, "%s\n", error.text);
         return 2;
@@ -210,12 +224,13 @@ int main(int argc, char **argv) {
         return ex_output_end(NAME) ? 0 : 1;
     }
     if (!count_chosen(&p)) {
-        fprintf(stderr, NAME ": --config: there is none of that name; accepted: one of the list\n");
-        print_list(&(plan){NULL, NULL, NULL, 0});
+        print_unknown(&p);
         return 2;
     }
-    if (p.budget && mt_parse_size(p.budget, SIZE_MAX / 2, &bytes) != MT_OK) {
-        fprintf(stderr, NAME ": --budget: '%s' is not accepted; accepted: a size such as 8GiB\n",
+    if (p.budget && !is_budget(p.budget)) {
+        fprintf(stderr,
+                NAME ": --budget: '%s' is not accepted; accepted: a size of at least 1MiB such as "
+                     "8GiB, or 0.95 or 80%% (of what is there)\n",
                 p.budget);
         return 2;
     }
