@@ -80,6 +80,8 @@ static const struct {
     {{"--epochs", "4"}, "--epochs: 4, but '"},
     {{"--replay", "x"}, "--resume: not together with --replay"},
     {{"--save", "/nonexistent/c"}, "--save: cannot write '/nonexistent/c': No such file"},
+    {{"--save", "/dev/null"}, "--save: '/dev/null' is there and is no regular file"},
+    {{"--save", "/tmp"}, "--save: '/tmp' is there and is no regular file"},
     {{"--resume", "/nonexistent/c"}, "--resume: cannot open '/nonexistent/c': No such file"},
 };
 
