@@ -198,6 +198,17 @@ static mt_status run_row(food101 *f, ex_program *program, char **argv, const ex_
     return row.status == MT_EDEVMEM ? MT_OK : row.status;
 }
 
+/* Several runs have no one file. @return 0, or the exit status */
+static int check_table(const ex_flags *flags, const ex_program *program) {
+    if (flags->save || flags->resume || flags->trace || flags->report || flags->replay)
+        return ex_training_refuse(program, "--table: not together with --save, --resume, --trace, "
+                                           "--report or --replay, which are of one run");
+    if (!flags->epochs)
+        return ex_training_refuse(
+            program, "--epochs: '0' is not accepted; accepted: at least 1, for --table");
+    return 0;
+}
+
 /* The table of the script that this follows: each profile's batch at once; and the last one in chunks. */
 static int print_table(food101 *f, ex_program *program, char **argv) {
     mt_status status = MT_OK;
@@ -238,6 +249,8 @@ int main(int argc, char **argv) {
             &program, "--weights: not together with --resume, whose file has the weights");
     if (f.dev_mode && !f.dev_samples) f.dev_samples = DEV_SAMPLES;
     program.model_name = arch_name(f.depth);
+    if (f.table) exit_status = check_table(&f.flags, &program);
+    if (exit_status) return exit_status;
     if (f.table) return print_table(&f, &program, argv);
     return ex_training_main(&program, &f.flags, argv);
 }

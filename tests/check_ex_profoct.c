@@ -78,6 +78,7 @@ START_TEST(the_self_test_passes) {
     for (int i = 0; i < LENGTH(names); i++) ck_contains(cli_out, names[i]);
     ck_assert_ptr_null(strstr(cli_out, "FAILED"));
     ck_contains(cli_out, "self-test: passed\n");
+    EXPECT(0, TINY, "--self-test", "--backbone", "ResNet34"); /* more than a run has by default */
 }
 END_TEST
 
