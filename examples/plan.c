@@ -42,9 +42,9 @@ static const configuration configurations[] = {
     {"prsmed", "16gb", "1 x 8 at 1024 pixels, checkpointing",
      "--config 16gb --image-size 1024 --encoder vit_ti"},
     {"car_clip", "16x8", "ViT-S/16 at 128 pixels, 8 batches of 16",
-     "--size w384-l12 --image-size 128 --batch 16 --accumulate 8"},
+     "--size w384-l12 --image-size 128 --patch 16 --batch 16 --accumulate 8"},
     {"car_clip", "128", "ViT-S/16 at 128 pixels, one batch of 128",
-     "--size w384-l12 --image-size 128 --batch 128 --accumulate 1"},
+     "--size w384-l12 --image-size 128 --patch 16 --batch 128 --accumulate 1"},
     {"profoct", "minimal", "few-shot episodes, its preset for 8 GB", "--preset minimal"},
     {"profoct", "maximum", "few-shot episodes, its preset for 24 GB", "--preset maximum"},
 };

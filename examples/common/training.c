@@ -129,6 +129,9 @@ static void introduce(const ex_training *t) {
     if (t->flags->resume)
         mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
                t->flags->resume, (unsigned long long)t->at.epoch, t->at.index);
+    if (t->at.epoch > (uint64_t)t->flags->epochs && t->flags->resume)
+        mt_log(MT_LOG_INFO, "nothing is left to do: --epochs %lld are done",
+               (long long)t->flags->epochs);
     if (rest && rest < least)
         mt_log(MT_LOG_INFO, "the last %zu of each epoch are left out: a chunk has at least %zu",
                rest, least);
