@@ -66,7 +66,7 @@ static int read_preset(const char *text, void *target) {
         p->method = presets[i].method;
         p->depth = presets[i].depth;
         p->feti = presets[i].feti;
-        p->shape = (ex_shape){5, 5, presets[i].queries};
+        p->shape.queries = presets[i].queries;
         p->flags.batch = presets[i].steps;
         p->flags.amp = EX_AMP_AUTO;
         return 1;

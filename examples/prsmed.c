@@ -94,7 +94,7 @@ static const ex_option own_flags[] = {
         .accepts = "a folder of PNG pictures", .by_default = "those that come with the programs"),
     OWN("config", EX_PARSED, flags, "NAME",
         "0: batch 8; 1: 2 x 4 and checkpointing; 2: 4 x 2; 3: 8, the paper's; 16gb: 1 x 8 and "
-        "checkpointing; each with --use-amp",
+        "checkpointing; each with --use-amp; flags after it change them",
         .read = read_config, .accepts = "0, 1, 2, 3 or 16gb", .by_default = "3"),
     OWN("gpu-size", EX_PARSED, flags, "GB",
         "the configuration for a card of 80, 24, 16 or 8 GB: 0, 2, 1 or 16gb",
