@@ -117,6 +117,27 @@ static int fix_chunks(car_clip *c) {
     return 1;
 }
 
+/* What only flags together can get wrong. @return 0, or the exit status */
+static int check_flags(const ex_program *program, car_clip *c) {
+    size_t pairs = c->contrastive == CAR_CLIP_PLAIN ? chunk_of(c) : (size_t)c->flags.batch;
+    if (c->flags.image_size % c->patch)
+        return ex_training_refuse(
+            program, "--patch: '%lld' is not accepted; accepted: a divisor of --image-size, %lld",
+            (long long)c->patch, (long long)c->flags.image_size);
+    if (pairs < 2)
+        return ex_training_refuse(
+            program,
+            "--batch: '%lld' is not accepted; accepted: at least 2, since a pair is told "
+            "from the others",
+            (long long)chunk_of(c));
+    if (!fix_chunks(c))
+        return ex_training_refuse(program,
+                                  "--micro-batch: not with --contrastive plain, whose chunks are "
+                                  "those of --batch, %zu",
+                                  chunk_of(c));
+    return 0;
+}
+
 /* ---- what the program adds to a run ------------------------------------------------------------ */
 
 static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
@@ -187,6 +208,8 @@ static void after_step(void *self, ex_training *run, const mt_step_report *repor
     if (report->peak_bytes > c->peak_bytes) c->peak_bytes = report->peak_bytes;
     if (run->at.steps % (uint64_t)every || mt_device_memory(run->device.name, &memory) != MT_OK)
         return;
+    /* MPS tells no peak: what is there now is the least that it was. */
+    if (memory.allocated_bytes > c->peak_bytes) c->peak_bytes = memory.allocated_bytes;
     ex_progress_clear(&run->progress);
     printf("%s Memory - Allocated: %.2f GB, Peak: %.2f GB\n",
            strcmp(run->device.name, "cpu") == 0 ? "CPU" : "GPU",
@@ -291,11 +314,8 @@ int main(int argc, char **argv) {
                            "budget",
                            &c.flags, argc, argv, &exit_status))
         return exit_status;
-    if (!fix_chunks(&c))
-        return ex_training_refuse(&program,
-                                  "--micro-batch: not with --contrastive plain, whose chunks are "
-                                  "those of --batch, %zu",
-                                  chunk_of(&c));
+    exit_status = check_flags(&program, &c);
+    if (exit_status) return exit_status;
     program.model_name = sizes[c.network].name;
     return ex_training_main(&program, &c.flags, argv);
 }

@@ -12,8 +12,11 @@
  * Any folder of class folders can take the place of the pictures that come with the program, Food-101
  * itself (101 classes of 1000 photographs) included.
  */
+#include "common/checkpoint.h"
+#include "common/interrupt.h"
 #include "common/nutrition.h"
 #include "common/pictures.h"
+#include "common/reexec.h"
 #include "common/report.h"
 #include "common/training.h"
 #include "models/food101_model.h"
@@ -114,8 +117,7 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     mt_status status = food101_model_new(&options, out);
     free(balance);
     weights.skip = "fc.";
-    return status == MT_OK && f->weights ? mt_model_load_weights(*out, f->weights, &weights)
-                                         : status;
+    return status == MT_OK ? ex_checkpoint_weights(*out, f->weights, &weights) : status;
 }
 
 static void introduce(void *self, const ex_training *run) {
@@ -186,6 +188,7 @@ static mt_status run_row(food101 *f, ex_program *program, char **argv, const ex_
     f->flags.checkpointing = checkpointing;
     f->nutrition = NULL; /* freed with the run */
     f->pictures.dataset = NULL;
+    if (ex_interrupted()) return MT_OK; /* half a run has no figures */
     printf("%-12s %6lld   ", profile->name, (long long)profile->value);
     if (row.status == MT_OK)
         print_row(&row);
@@ -195,19 +198,30 @@ static mt_status run_row(food101 *f, ex_program *program, char **argv, const ex_
     return row.status == MT_EDEVMEM ? MT_OK : row.status;
 }
 
+/* Several runs have no one file. @return 0, or the exit status */
+static int check_table(const ex_flags *flags, const ex_program *program) {
+    if (flags->save || flags->resume || flags->trace || flags->report || flags->replay)
+        return ex_training_refuse(program, "--table: not together with --save, --resume, --trace, "
+                                           "--report or --replay, which are of one run");
+    if (!flags->epochs)
+        return ex_training_refuse(
+            program, "--epochs: '0' is not accepted; accepted: at least 1, for --table");
+    return 0;
+}
+
 /* The table of the script that this follows: each profile's batch at once; and the last one in chunks. */
 static int print_table(food101 *f, ex_program *program, char **argv) {
     mt_status status = MT_OK;
     const ex_word *profile = profiles;
     program->budget = TABLE_BUDGET;
     if (f->flags.epochs > 3) f->flags.epochs = 3;
-    ex_training_start(argv);
+    ex_reexec_passive(argv);
     printf("%-12s %6s   %-14s %-14s %16s %14s\n", "profile", "batch", "chunks", "status",
            "s / 50 pictures", "peak");
-    for (; profile->name && status == MT_OK; profile++)
+    for (; profile->name && status == MT_OK && !ex_interrupted(); profile++)
         status = run_row(f, program, argv, profile, 1);
-    if (status == MT_OK) status = run_row(f, program, argv, profile - 1, 0);
-    return ex_exit_status(status, 0);
+    if (status == MT_OK && !ex_interrupted()) status = run_row(f, program, argv, profile - 1, 0);
+    return ex_exit_status(status, ex_interrupted());
 }
 
 int main(int argc, char **argv) {
@@ -235,6 +249,8 @@ int main(int argc, char **argv) {
             &program, "--weights: not together with --resume, whose file has the weights");
     if (f.dev_mode && !f.dev_samples) f.dev_samples = DEV_SAMPLES;
     program.model_name = arch_name(f.depth);
+    if (f.table) exit_status = check_table(&f.flags, &program);
+    if (exit_status) return exit_status;
     if (f.table) return print_table(&f, &program, argv);
     return ex_training_main(&program, &f.flags, argv);
 }

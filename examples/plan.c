@@ -42,9 +42,9 @@ static const configuration configurations[] = {
     {"prsmed", "16gb", "1 x 8 at 1024 pixels, checkpointing",
      "--config 16gb --image-size 1024 --encoder vit_ti"},
     {"car_clip", "16x8", "ViT-S/16 at 128 pixels, 8 batches of 16",
-     "--size w384-l12 --image-size 128 --batch 16 --accumulate 8"},
+     "--size w384-l12 --image-size 128 --patch 16 --batch 16 --accumulate 8"},
     {"car_clip", "128", "ViT-S/16 at 128 pixels, one batch of 128",
-     "--size w384-l12 --image-size 128 --batch 128 --accumulate 1"},
+     "--size w384-l12 --image-size 128 --patch 16 --batch 128 --accumulate 1"},
     {"profoct", "minimal", "few-shot episodes, its preset for 8 GB", "--preset minimal"},
     {"profoct", "maximum", "few-shot episodes, its preset for 24 GB", "--preset maximum"},
 };
@@ -83,6 +83,21 @@ static void print_list(const plan *p) {
         const configuration *c = &configurations[i];
         if (is_chosen(p, c)) printf("%-10s %-12s %s\n", c->example, c->name, c->what);
     }
+}
+
+/* The flag that is wrong: a name of no program, or of none of its configurations. */
+static void print_unknown(const plan *p) {
+    const plan all = {p->example, NULL, NULL, 0};
+    int is_example = !count_chosen(&all);
+    fprintf(stderr,
+            NAME ": --%s: '%s' is not accepted; accepted: one of the list that " NAME
+                 " prints without flags\n",
+            is_example ? "example" : "config", is_example ? p->example : p->config);
+}
+
+static int is_budget(const char *text) {
+    size_t bytes;
+    return mt_parse_size(text, SIZE_MAX / 2, &bytes) == MT_OK && bytes >= 1048576;
 }
 
 /* ---- asking a program -------------------------------------------------------------------------- */
@@ -199,7 +214,6 @@ int main(int argc, char **argv) {
     plan p = {NULL, NULL, NULL, 0};
     ex_error error;
     const ex_table tables[] = {{rows, EX_ROWS(rows), &p}, {NULL, 0, NULL}};
-    size_t bytes;
     if (ex_options_parse(NAME, tables, argc, argv, &error) != 0) {
         fprintf(stderr, "%s\n", error.text);
         return 2;
@@ -210,12 +224,13 @@ int main(int argc, char **argv) {
         return ex_output_end(NAME) ? 0 : 1;
     }
     if (!count_chosen(&p)) {
-        fprintf(stderr, NAME ": --config: there is none of that name; accepted: one of the list\n");
-        print_list(&(plan){NULL, NULL, NULL, 0});
+        print_unknown(&p);
         return 2;
     }
-    if (p.budget && mt_parse_size(p.budget, SIZE_MAX / 2, &bytes) != MT_OK) {
-        fprintf(stderr, NAME ": --budget: '%s' is not accepted; accepted: a size such as 8GiB\n",
+    if (p.budget && !is_budget(p.budget)) {
+        fprintf(stderr,
+                NAME ": --budget: '%s' is not accepted; accepted: a size of at least 1MiB such as "
+                     "8GiB, or 0.95 or 80%% (of what is there)\n",
                 p.budget);
         return 2;
     }

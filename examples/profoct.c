@@ -66,7 +66,7 @@ static int read_preset(const char *text, void *target) {
         p->method = presets[i].method;
         p->depth = presets[i].depth;
         p->feti = presets[i].feti;
-        p->shape = (ex_shape){5, 5, presets[i].queries};
+        p->shape.queries = presets[i].queries;
         p->flags.batch = presets[i].steps;
         p->flags.amp = EX_AMP_AUTO;
         return 1;
@@ -209,11 +209,10 @@ static void print_accuracy(void *self, const ex_training *run) {
     const profoct *p = self;
     (void)run;
     if (!p->tested.samples) return;
-    printf("test accuracy %.2f %% +- %.2f %% over %zu episodes of classes that were never seen; "
-           "guessing: "
-           "%.1f %%\n",
-           100 * p->tested.metrics[0], 100 * half_interval(&p->tested), p->tested.samples,
-           100.0 / (double)p->shape.ways);
+    printf("test accuracy %.2f %%", 100 * p->tested.metrics[0]);
+    if (p->tested.samples > 1) printf(" +- %.2f %%", 100 * half_interval(&p->tested));
+    printf(" over %zu episode%s of classes that were never seen; guessing: %.1f %%\n",
+           p->tested.samples, p->tested.samples == 1 ? "" : "s", 100.0 / (double)p->shape.ways);
 }
 
 static void print_remedies(void *self, const ex_training *run) {
@@ -271,7 +270,7 @@ int main(int argc, char **argv) {
     setenv("PYTORCH_CUDA_ALLOC_CONF", SEGMENTS, 0);
     if (p.self_test) {
         const profoct_model_options model = model_of(&p);
-        return ex_few_shot_test(&p.flags, argv[0], program.budget, DATA, &p.shape, &model);
+        return ex_few_shot_test(&p.flags, argv[0], DATA, &p.shape, &model);
     }
     program.model_name = p.method == PROFOCT ? "ProFOCT_cosine" : "FSCT_cosine";
     return ex_training_main(&program, &p.flags, argv);

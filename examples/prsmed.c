@@ -94,7 +94,7 @@ static const ex_option own_flags[] = {
         .accepts = "a folder of PNG pictures", .by_default = "those that come with the programs"),
     OWN("config", EX_PARSED, flags, "NAME",
         "0: batch 8; 1: 2 x 4 and checkpointing; 2: 4 x 2; 3: 8, the paper's; 16gb: 1 x 8 and "
-        "checkpointing; each with --use-amp",
+        "checkpointing; each with --use-amp; flags after it change them",
         .read = read_config, .accepts = "0, 1, 2, 3 or 16gb", .by_default = "3"),
     OWN("gpu-size", EX_PARSED, flags, "GB",
         "the configuration for a card of 80, 24, 16 or 8 GB: 0, 2, 1 or 16gb",
@@ -129,6 +129,12 @@ static const char *folder_of(const char *named, const char *argv0, const char *o
     return ex_find_in_tree(argv0, otherwise, found, 4096) ? found : otherwise;
 }
 
+/* An error begins with the path that is wrong. */
+static const char *flag_of(const ex_prompt_scenes_options *options, const char *error) {
+    size_t length = strlen(options->patterns);
+    return strncmp(error, options->patterns, length) == 0 ? "--patterns" : "--data";
+}
+
 static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
     prsmed *p = self;
     char found[2][4096];
@@ -142,7 +148,8 @@ static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
         .warn = warn};
     ex_status status = ex_prompt_scenes_open(&options, &p->data, &error);
     if (status == EX_ENOMEM) return mt_set_error(MT_ENOMEM, "%s", error.text);
-    if (status != EX_OK) return mt_set_error(MT_EINVAL, "--data, --patterns: %s", error.text);
+    if (status != EX_OK)
+        return mt_set_error(MT_EINVAL, "%s: %s", flag_of(&options, error.text), error.text);
     *out = ex_prompt_scenes_source(p->data);
     return MT_OK;
 }
@@ -302,6 +309,11 @@ static int check(const prsmed *p, const ex_program *program) {
             "and chunks here follow the memory that there is");
     if (p->use_amp && p->no_use_amp)
         return ex_training_refuse(program, "--no-use-amp: not together with --use-amp");
+    if (p->use_amp && p->flags.amp == MT_DTYPE_NONE)
+        return ex_training_refuse(program, "--use-amp: not together with --amp off");
+    if (p->checkpointing && p->flags.checkpointing == EX_CHECKPOINTING_OFF)
+        return ex_training_refuse(
+            program, "--gradient-checkpointing: not together with --checkpointing off");
     if (p->flags.image_size % stride)
         return ex_training_refuse(
             program,

@@ -2,7 +2,7 @@
  * smartcash.c - trains a detector of playing cards that goes on with less when memory runs out.
  *
  *     build/examples/smartcash                             whatever there is, tier after tier
- *     build/examples/smartcash --tier 2 --backbone efficientnet_b4
+ *     build/examples/smartcash --tier 2 --backbone efficientnet_b4 --budget auto
  *     build/examples/smartcash --device sim:mps --budget 300MiB
  *
  * A tier is a device and what is done on it to need little memory: 1 an accelerator, 2 the CPU, 3 the CPU with
@@ -14,6 +14,7 @@
  * There are two phases. In the first the backbone is frozen and the head alone learns; in the second all do.
  */
 #include "common/card_scenes.h"
+#include "common/checkpoint.h"
 #include "common/output.h"
 #include "common/reexec.h"
 #include "common/tiers.h"
@@ -145,6 +146,13 @@ static int share_epochs(smartcash *f) {
     return given == epochs_of[f->tier].all || given == first + second;
 }
 
+/* Not the tier's own. */
+static int given_device(const smartcash *f) {
+    smartcash without;
+    set_defaults(&without, (ex_tier)f->tier);
+    return strcmp(f->flags.device, without.flags.device) != 0;
+}
+
 /* What only flags together, or the network, can tell is wrong. @return 0: all is well */
 static int check_flags(const ex_program *program, smartcash *f) {
     int64_t given = f->flags.epochs;
@@ -160,6 +168,9 @@ static int check_flags(const ex_program *program, smartcash *f) {
                                   "--epochs: '%lld' is not accepted; accepted: %lld, as many as "
                                   "--phase1-epochs and --phase2-epochs together",
                                   (long long)given, (long long)f->flags.epochs);
+    if (f->force_cpu && given_device(f) && strcmp(f->flags.device, "cpu") != 0)
+        return ex_training_refuse(program, "--force-cpu: not together with --device %s",
+                                  f->flags.device);
     if (f->force_cpu) f->flags.device = "cpu";
     if (f->disable_tqdm) f->flags.progress = EX_PROGRESS_OFF;
     return 0;
@@ -199,8 +210,7 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     ex_card_scenes_anchors(f->data, SMARTCASH_ANCHORS, options.anchors);
     mt_status status = smartcash_model_new(&options, out);
     weights.strict = 0; /* the file has a classifier, and the model a head */
-    return status == MT_OK && f->weights ? mt_model_load_weights(*out, f->weights, &weights)
-                                         : status;
+    return status == MT_OK ? ex_checkpoint_weights(*out, f->weights, &weights) : status;
 }
 
 /* A backbone that was trained before wants smaller steps than a head that was not. */
@@ -225,7 +235,10 @@ static void introduce(void *self, const ex_training *run) {
            (long long)f->scenes, ex_card_scenes_cards(f->data, EX_TRAINING),
            ex_card_scenes_patterns(f->data, EX_TRAINING), classes, (long long)f->validation_scenes,
            ex_card_scenes_unseen(f->data), ex_card_scenes_patterns(f->data, EX_VALIDATION));
-    printf("begins in %s\n", ex_tier_name(ex_tier_of(run->device.name, 0)));
+    if (f->tier == EX_TIER_AUTO)
+        printf("begins in %s\n", ex_tier_name(ex_tier_of(run->device.name, 0)));
+    else
+        printf("as in %s, where flags do not say otherwise\n", ex_tier_name((ex_tier)f->tier));
 }
 
 static mt_status freeze_backbone(smartcash *f, mt_torch *torch, int on) {

@@ -28,7 +28,7 @@ static const char *const wrong[][3] = {
     {"--contrastive", "both", "cached or plain"}, {"--size", "w100", "w192-l6"},
     {"--memory-fraction", "1.5", "up to 1"},      {"--memory-fraction", "0", "above 0"},
     {"--mixed-precision", "True", "on or off"},   {"--gradient-accumulation", "0", "from 1"},
-    {"--data", "/nonexistent", "captions.json"},
+    {"--data", "/nonexistent", "captions.json"},  {"--patch", "7", "a divisor of --image-size, 32"},
 };
 
 START_TEST(wrong_values_exit_2_with_one_line) {
@@ -46,6 +46,14 @@ START_TEST(plain_chunks_are_not_chosen) {
     EXPECT(2, "--contrastive", "plain", "--micro-batch", "4");
     ck_contains(cli_err, "car_clip: --micro-batch");
     ck_contains(cli_err, "16");
+}
+END_TEST
+
+START_TEST(one_pair_is_told_from_nothing) {
+    EXPECT(2, "--batch", "1", "--accumulate", "1");
+    ck_contains(cli_err, "car_clip: --batch: '1' is not accepted; accepted: at least 2");
+    EXPECT(2, "--batch", "1", "--contrastive", "plain");
+    EXPECT(0, TINY, "--batch", "1", "--epochs", "0");
 }
 END_TEST
 
@@ -147,6 +155,7 @@ int main(void) {
     tcase_add_test(flags, help_names_the_flags);
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
     tcase_add_test(flags, plain_chunks_are_not_chosen);
+    tcase_add_test(flags, one_pair_is_told_from_nothing);
     tcase_add_test(flags, the_script_s_names_mean_the_same);
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, plain_says_what_it_is);

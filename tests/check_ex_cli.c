@@ -231,8 +231,8 @@ START_TEST(offload_changes_no_number) {
     EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--offload", "pack");
     EXPECT(2, SMALL, "--offload", "always");
     ck_contains(cli_err, "auto, host, file, pack or never");
-    EXPECT(1, SMALL, "--steps", "1", "--offload", "file", "--offload-dir", "/no/such/folder");
-    ck_contains(cli_err, "/no/such/folder");
+    EXPECT(2, SMALL, "--steps", "1", "--offload", "file", "--offload-dir", "/no/such/folder");
+    ck_contains(cli_err, "--offload-dir: cannot write to '/no/such/folder'");
 }
 END_TEST
 
@@ -373,6 +373,10 @@ END_TEST
 START_TEST(a_table_of_profiles) {
     static const char *const rows[] = {"ultra-safe        4   4 ", "safe              8   8 ",
                                        "original         32   32             does not fit"};
+    EXPECT(2, SMALL, "--table", "--epochs", "0");
+    ck_contains(cli_err, "--epochs: '0' is not accepted; accepted: at least 1, for --table");
+    EXPECT(2, SMALL, "--table", "--trace", cli_trace);
+    ck_contains(cli_err, "--table: not together with --save, --resume, --trace,");
     EXPECT(0, SMALL, "--table", "--epochs", "1", "--dev-samples", "80", "--budget", tight_budget());
     for (size_t i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
     const char *last = strstr(strstr(cli_out, "does not fit"), "original ");

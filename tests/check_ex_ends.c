@@ -5,8 +5,10 @@
 #include "cli.h"
 #include "common/suite.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- signals ------------------------------------------------------------------------------------- */
@@ -31,6 +33,19 @@ START_TEST(a_signal_finishes_the_step) {
 }
 END_TEST
 
+/* There is nothing to save yet, and it may take long: here it reads a trace that does not end. */
+START_TEST(a_signal_before_training_ends_at_once) {
+    const char *const arguments[] = {SMALL, "--replay", cli_trace, NULL};
+    int writer;
+    ck_assert_int_eq(mkfifo(cli_trace, 0600), 0);
+    pid_t child = cli_start(arguments);
+    while ((writer = open(cli_trace, O_WRONLY | O_NONBLOCK)) < 0) usleep(10000);
+    ck_assert_int_eq(kill(child, signals[_i].number), 0);
+    ck_assert_int_eq(cli_finish(child), 128 + signals[_i].number);
+    close(writer);
+}
+END_TEST
+
 /* ---- what cannot be written -------------------------------------------------------------------------- */
 
 static const char *const printing[] = {"--help", "--version", "--explain"};
@@ -49,6 +64,7 @@ START_TEST(a_full_disk_for_the_trace_is_told_at_once) {
     if (access("/dev/full", W_OK) != 0) return;
     EXPECT(1, SMALL, "--epochs", "100000", "--trace", "/dev/full");
     ck_contains(cli_err, "food101: --trace: cannot write '/dev/full': ");
+    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1); /* once */
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
 END_TEST
@@ -127,6 +143,10 @@ static const struct {
      3,
      {"missing", "more than the 100.0 MiB of now; ", "are free"},
      {"--device cpu", "--fallback"}},
+    {{"--device", "cpu", "--arch", "resnet50"},
+     3,
+     {"missing", "or auto, instead of the 240.0 MiB that suit the defaults", "are free"},
+     {"of now", ""}},
     {{"--device", "sim:mps", "--budget", "auto"},
      0,
      {"of a simulated card of the default size", "", ""},
@@ -178,6 +198,7 @@ int main(void) {
     TCase *fits = cli_case(suite, "fits");
 
     tcase_add_loop_test(stops, a_signal_finishes_the_step, 0, LENGTH(signals));
+    tcase_add_loop_test(stops, a_signal_before_training_ends_at_once, 0, LENGTH(signals));
     tcase_add_loop_test(full, a_full_standard_output_is_told, 0, LENGTH(printing));
     tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);

@@ -250,6 +250,8 @@ static const struct {
      {"--micro-batch", "'9'", "at most the 8 of --max-micro-batch"}},
     {{"--trace=a", "--replay=a"}, {"--trace", "'a'", "another file than that of --replay"}},
     {{"--trace=a", "--report=a"}, {"--report", "'a'", "another file than that of --trace"}},
+    {{"--trace=a", "--resume=a"}, {"--trace", "'a'", "another file than that of --resume"}},
+    {{"--report=a", "--save=a"}, {"--report", "'a'", "another file than that of --save"}},
 };
 
 START_TEST(wrong_flags_are_refused_in_one_line) {

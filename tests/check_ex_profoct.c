@@ -45,6 +45,12 @@ START_TEST(wrong_values_exit_2_with_one_line) {
 }
 END_TEST
 
+START_TEST(a_preset_leaves_what_is_not_its_own) {
+    EXPECT(0, SMALL, "--k_shot", "1", "--n_query", "1", "--preset", "minimal", "--epochs", "0");
+    ck_contains(cli_out, "5-way 1-shot, 8 queries a class");
+}
+END_TEST
+
 /* Flags after a preset have the last word; steps of its accumulation are episodes of a batch. */
 static long long run_whole(void) {
     EXPECT(0, "--preset", "balanced", RUN, "--backbone", "ResNet18", "--budget=auto",
@@ -78,6 +84,7 @@ START_TEST(the_self_test_passes) {
     for (int i = 0; i < LENGTH(names); i++) ck_contains(cli_out, names[i]);
     ck_assert_ptr_null(strstr(cli_out, "FAILED"));
     ck_contains(cli_out, "self-test: passed\n");
+    EXPECT(0, TINY, "--self-test", "--backbone", "ResNet34"); /* more than a run has by default */
 }
 END_TEST
 
@@ -87,6 +94,7 @@ int main(void) {
     cli_program = "profoct";
     tcase_add_test(flags, help_has_the_flags_of_the_script);
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_test(flags, a_preset_leaves_what_is_not_its_own);
     tcase_add_test(runs, an_episode_is_never_cut);
     tcase_add_test(runs, the_self_test_passes);
     return suite_run(suite);

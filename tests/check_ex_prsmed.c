@@ -18,7 +18,9 @@ static const char *const wrong[][3] = {
     {"--config", "4", "accepted: 0, 1, 2, 3 or 16gb"},
     {"--gpu-size", "12", "accepted: 80, 24, 16 or 8"},
     {"--image-size", "42", "a multiple of 4"},
-    {"--data", "/nonexistent", "/nonexistent"},
+    {"--data", "/nonexistent", "--data: /nonexistent: No such file"},
+    {"--patterns", "/nonexistent", "--patterns: /nonexistent: No such file"},
+    {"--patterns", "examples", "--patterns: examples: no PNG picture"},
 };
 
 START_TEST(wrong_values_exit_2_with_one_line) {
@@ -36,6 +38,10 @@ START_TEST(what_there_is_not_is_refused) {
     ck_contains(cli_err, "torch.compile");
     EXPECT(2, "--use-amp", "--no-use-amp");
     ck_contains(cli_err, "--no-use-amp: not together with --use-amp");
+    EXPECT(2, "--use-amp", "--amp", "off");
+    ck_contains(cli_err, "--use-amp: not together with --amp off");
+    EXPECT(2, "--gradient-checkpointing", "--checkpointing", "off");
+    ck_contains(cli_err, "--gradient-checkpointing: not together with --checkpointing off");
     cli_environment = processes;
     EXPECT(2, "--epochs", "0");
     ck_contains(cli_err, "WORLD_SIZE");

@@ -124,7 +124,7 @@ START_TEST(no_trace_is_no_replay) {
     ck_assert_ptr_null(replay);
     ck_assert_uint_eq(ex_replay_steps(NULL), SIZE_MAX);
     ck_assert_int_eq(ex_replay_threads(NULL), 0);
-    ck_ok(ex_replay_check(NULL, 1, 32, NULL, 0));
+    ck_ok(ex_replay_check(NULL, "cat", 1, 32, NULL, 0));
     ck_ok(ex_replay_check_rungs(NULL, 0));
     ck_ok(ex_replay_next(NULL, 32, 0, NULL));
     ex_replay_free(NULL);
@@ -158,13 +158,15 @@ START_TEST(the_program_line_tells_the_threads) {
     ck_ok(ex_tracefile_close(file));
     ck_ok(ex_replay_open(path, &replay));
     ck_assert_int_eq(ex_replay_threads(replay), 7);
-    ck_ok(ex_replay_check(replay, 1, 32, settings, LENGTH(settings)));
-    ck_ok(ex_replay_check(replay, 1, 32, &later, 1));
-    ck_status(ex_replay_check(replay, 1, 32, &rate, 1), MT_EINVAL);
+    ck_ok(ex_replay_check(replay, "cat", 1, 32, settings, LENGTH(settings)));
+    ck_ok(ex_replay_check(replay, "cat", 1, 32, &later, 1));
+    ck_status(ex_replay_check(replay, "cat", 1, 32, &rate, 1), MT_EINVAL);
     ck_contains(mt_last_error(), "--lr: 0.1, but '");
     ck_contains(mt_last_error(), "' was written with 0.001; a replay needs the same");
-    ck_status(ex_replay_check(replay, 1, 64, settings, LENGTH(settings)), MT_EINVAL);
+    ck_status(ex_replay_check(replay, "cat", 1, 64, settings, LENGTH(settings)), MT_EINVAL);
     ck_contains(mt_last_error(), "--image-size: 64");
+    ck_status(ex_replay_check(replay, "dog", 1, 32, settings, LENGTH(settings)), MT_EINVAL);
+    ck_contains(mt_last_error(), "' is a run of cat");
     ck_assert_uint_eq(ex_replay_steps(replay), 1);
     ex_replay_free(replay);
 }

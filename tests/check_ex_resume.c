@@ -44,7 +44,8 @@ START_TEST(after_each_epoch) {
     char first[CLI_PATH + 8];
     EXPECT(0, FEW, "--epochs", "3", "--save", file, "--trace", cli_trace);
     EXPECT(0, FEW, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
-    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 0); /* nothing is left */
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 0);
+    ck_contains(cli_err, "nothing is left to do: --epochs 3 are done");
     cli_same_state();
     snprintf(first, sizeof first, "%s.1", file);
     EXPECT(0, FEW, "--epochs", "3", "--resume", first, "--trace", cli_replayed);
@@ -80,6 +81,8 @@ static const struct {
     {{"--epochs", "4"}, "--epochs: 4, but '"},
     {{"--replay", "x"}, "--resume: not together with --replay"},
     {{"--save", "/nonexistent/c"}, "--save: cannot write '/nonexistent/c': No such file"},
+    {{"--save", "/dev/null"}, "--save: '/dev/null' is there and is no regular file"},
+    {{"--save", "/tmp"}, "--save: '/tmp' is there and is no regular file"},
     {{"--resume", "/nonexistent/c"}, "--resume: cannot open '/nonexistent/c': No such file"},
 };
 

@@ -18,7 +18,10 @@ static const char *const wrong[][3] = {
     {"--tier", "4", "auto, 1, 2 or 3"},
     {"--backbone", "resnet18", "efficientnet_b4, efficientnet_b0, cspdarknet or"},
     {"--image-size", "100", "multiples of 32 from 64 on"},
-    {"--data", "/nonexistent", "STYLE_SUIT_RANK.png"},
+    {"--data", "/nonexistent", "/nonexistent: No such file"},
+    {"--data", "examples/data/food", "STYLE_SUIT_RANK.png"},
+    {"--device", "sim:mps", "--force-cpu: not together with --device sim:mps"},
+    {"--weights", "/nonexistent", "--weights: cannot open '/nonexistent'"},
 };
 
 START_TEST(wrong_values_exit_2_with_one_line) {
@@ -27,6 +30,13 @@ START_TEST(wrong_values_exit_2_with_one_line) {
     ck_contains(cli_err, wrong[_i][0]);
     ck_contains(cli_err, wrong[_i][2]);
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+}
+END_TEST
+
+START_TEST(an_epoch_of_nothing_is_refused) {
+    EXPECT(2, TINY, "--scenes", "1");
+    ck_contains(cli_err, "only 1 pictures for training; 2 are the fewest");
+    EXPECT(0, TINY, "--scenes", "1", "--tier", "3", "--phase2-epochs", "0");
 }
 END_TEST
 
@@ -47,6 +57,7 @@ END_TEST
 /* The figures of a tier, and some of them given otherwise. */
 START_TEST(tiers_by_name) {
     EXPECT(0, "--tier", "1", "--epochs", "0", "--device", "sim:mps");
+    ck_contains(cli_out, "as in tier 1, the accelerator");
     ck_contains(cli_out, "sim:mps, 4 threads");
     ck_contains(cli_out, "Effective batch size: 8");
     EXPECT(0, "--tier", "1", "--epochs", "0", "--force-cpu", "--gradient-accumulation", "16",
@@ -115,6 +126,7 @@ int main(void) {
     TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
     cli_program = "smartcash";
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_test(flags, an_epoch_of_nothing_is_refused);
     tcase_add_test(flags, epochs_are_those_of_the_phases);
     tcase_add_test(flags, tiers_by_name);
     tcase_add_test(runs, a_tier_trains);

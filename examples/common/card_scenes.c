@@ -137,7 +137,7 @@ static ex_status read_all(ex_card_scenes *s, ex_error *error) {
                                         "recreation/games/cards/ornamental",
                                         "recreation/games/cards/cardbacks"};
     static const char *const patterns[] = {"patterns", "special/patterns"};
-    ex_status status = EX_OK;
+    ex_status status = ex_folder_check(s->options.folder, error);
     for (size_t i = 0; i < sizeof cards / sizeof *cards && status == EX_OK; i++)
         status = add_folder(s, cards[i], add_card, error);
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns && status == EX_OK; i++)

@@ -7,6 +7,7 @@
 #include <memtrain/safetensors.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
@@ -30,8 +31,11 @@ mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *ru
 
 mt_status ex_checkpoint_check(const char *path) {
     char folder[4096];
+    struct stat there;
     const char *slash = path ? strrchr(path, '/') : NULL;
     if (!path) return MT_OK;
+    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
+        return mt_set_error(MT_EINVAL, "--save: '%s' is there and is no regular file", path);
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1,
              slash ? path : ".");
     if (access(folder, W_OK) == 0) return MT_OK;
@@ -75,10 +79,17 @@ static mt_status take_run(const char *path, const json_t *object, const ex_run *
 }
 
 /* A path that is wrong is a flag that is wrong. */
-static mt_status cannot_open(void) {
+static mt_status cannot_open(const char *flag) {
     char reason[512];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
-    return mt_set_error(MT_EINVAL, "--resume: %s", reason);
+    return mt_set_error(MT_EINVAL, "%s: %s", flag, reason);
+}
+
+mt_status ex_checkpoint_weights(mt_model *model, const char *path,
+                                const mt_weights_options *options) {
+    if (!path) return MT_OK;
+    mt_status status = mt_model_load_weights(model, path, options);
+    return status == MT_EIO || status == MT_EINVAL ? cannot_open("--weights") : status;
 }
 
 mt_status ex_checkpoint_open(const char *path, const ex_run *run, ex_position *out) {
@@ -86,7 +97,7 @@ mt_status ex_checkpoint_open(const char *path, const ex_run *run, ex_position *o
     *out = (ex_position){.epoch = 1};
     if (!path) return MT_OK;
     mt_status status = mt_safetensors_open(path, &file);
-    if (status != MT_OK) return status == MT_ENOMEM ? status : cannot_open();
+    if (status != MT_OK) return status == MT_ENOMEM ? status : cannot_open("--resume");
     const char *extra = mt_safetensors_metadata(file, "memtrain.extra");
     json_t *object = json_loads(extra ? extra : "", 0, NULL);
     status = take_run(path, object, run, out);

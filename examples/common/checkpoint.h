@@ -40,6 +40,13 @@ MT_NODISCARD mt_status ex_checkpoint_save(mt_torch *torch, const char *path, con
 MT_NODISCARD mt_status ex_checkpoint_check(const char *path);
 
 /*
+ * The weights of --weights. path NULL: MT_OK, and nothing is loaded.
+ * @return MT_OK; MT_EINVAL with a line that names flag and file; else as mt_model_load_weights
+ */
+MT_NODISCARD mt_status ex_checkpoint_weights(mt_model *model, const char *path,
+                                             const mt_weights_options *options);
+
+/*
  * Where the run of a file was, before anything is prepared. path NULL: MT_OK, and the beginning.
  * @return MT_OK; MT_EINVAL for a file that is none of this program's, or whose run had other settings
  *         (names the flag); MT_ENOMEM

@@ -3,6 +3,7 @@
  */
 #include "device.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -116,11 +117,18 @@ static mt_status set_budget(ex_device *device, const char *text) {
     return status;
 }
 
+static mt_status check_offload_dir(const char *folder) {
+    if (!folder || access(folder, W_OK) == 0) return MT_OK;
+    return mt_set_error(MT_EINVAL, "--offload-dir: cannot write to '%s': %s", folder,
+                        strerror(errno));
+}
+
 mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed, ex_device *out) {
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
     init.cuda = strcmp(flags->device, "auto") == 0 || strncmp(flags->device, "cuda", 4) == 0;
-    mt_status status = mt_torch_init(&init);
+    mt_status status = check_offload_dir(flags->offload_dir);
+    if (status == MT_OK) status = mt_torch_init(&init);
     if (status == MT_OK) status = pick(flags->device, &out->name);
     if (status == MT_OK) status = set_threads(flags->threads, replayed, &out->threads);
     if (status == MT_OK) status = mt_torch_seed((uint64_t)flags->seed);

@@ -189,9 +189,10 @@ static mt_status check_clearing(bench *b) {
 
 /* ---- all of them ------------------------------------------------------------------------------- */
 
-static mt_status prepare(bench *b, const char *argv0, const char *budget, const char *folder) {
+/* Batches are not cut here, and would not fit the budget that suits a run. */
+static mt_status prepare(bench *b, const char *argv0, const char *folder) {
     const ex_batches_options options = {.batch = EPISODES};
-    mt_status status = ex_device_open(b->flags, budget, 0, &b->device);
+    mt_status status = ex_device_open(b->flags, "auto", 0, &b->device);
     if (status == MT_OK)
         status = ex_class_sets_open(b->flags, argv0, folder, &b->episodes.shape, &b->classes);
     if (status != MT_OK) return status;
@@ -208,16 +209,15 @@ static mt_status check_all(bench *b) {
     return status;
 }
 
-int ex_few_shot_test(const ex_flags *flags, const char *argv0, const char *budget,
-                     const char *folder, const ex_shape *shape,
-                     const profoct_model_options *model) {
+int ex_few_shot_test(const ex_flags *flags, const char *argv0, const char *folder,
+                     const ex_shape *shape, const profoct_model_options *model) {
     bench b = {.flags = flags, .model = *model};
     b.episodes = (ex_episodes){.set = {EX_TRAIN_CLASSES, EX_VAL_CLASSES},
                                .counts = {EPISODES * STEPS, 0},
                                .shape = *shape,
                                .side = (int)flags->image_size,
                                .seed = (uint64_t)flags->seed};
-    mt_status status = prepare(&b, argv0, budget, folder);
+    mt_status status = prepare(&b, argv0, folder);
     if (status == MT_OK) status = check_all(&b);
     if (status != MT_OK)
         ex_report_failure("profoct", status, NULL, 1, flags, &b.device);

@@ -13,12 +13,11 @@
  * Gradient accumulation, half precision, what is detached, and clearing of the cache: a line on standard
  * output for each that says whether it passed, and what was seen.
  * @param argv0     where the program is, to find the pictures that come with it
- * @param budget    --budget where none is given, on the CPU
  * @param folder    the pictures, where --data names none
  * @param model     the network; its terms of the loss are turned on where they are checked
  * @return the exit status: 0 when all passed
  */
-int ex_few_shot_test(const ex_flags *flags, const char *argv0, const char *budget,
-                     const char *folder, const ex_shape *shape, const profoct_model_options *model);
+int ex_few_shot_test(const ex_flags *flags, const char *argv0, const char *folder,
+                     const ex_shape *shape, const profoct_model_options *model);
 
 #endif

@@ -285,7 +285,9 @@ static void adapt(const ex_command *command, ex_option *table, char *text, size_
 }
 
 static void print_help(const ex_command *command, const ex_table *tables) {
-    printf("%s: %s\n\nFlags are --name VALUE or --name=VALUE; '-' and '_' in names are the same.\n",
+    printf("%s: %s\n\nFlags are --name VALUE or --name=VALUE; '-' and '_' in names are the same. "
+           "Where a\n"
+           "flag is given twice, the last one counts.\n",
            command->program, command->summary);
     ex_options_help(tables, stdout);
     printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget, "
@@ -331,8 +333,12 @@ static int check_files(const ex_command *command, ex_error *error) {
     const ex_flags *f = command->flags;
     const struct {
         const char *name, *path;
-    } files[] = {{"--replay", f->replay}, {"--trace", f->trace}, {"--report", f->report}};
-    for (size_t i = 1; i < EX_ROWS(files); i++)
+    } files[] = {{"--resume", f->resume},
+                 {"--save", f->save},
+                 {"--replay", f->replay},
+                 {"--trace", f->trace},
+                 {"--report", f->report}};
+    for (size_t i = 2; i < EX_ROWS(files); i++) /* --save and --resume may well have the same */
         for (size_t j = 0; j < i; j++) {
             if (!files[i].path || !files[j].path || strcmp(files[i].path, files[j].path) != 0)
                 continue;

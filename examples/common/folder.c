@@ -4,6 +4,7 @@
 #include "folder.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,4 +30,12 @@ ex_status ex_folder_pngs(const char *folder, ex_folder_fn fn, void *user, ex_err
     }
     free(entries);
     return status;
+}
+
+ex_status ex_folder_check(const char *folder, ex_error *error) {
+    DIR *opened = opendir(folder);
+    if (!opened) ex_error_set(error, folder, "%s", strerror(errno));
+    if (!opened) return EX_EINPUT;
+    closedir(opened);
+    return EX_OK;
 }

@@ -16,4 +16,7 @@ typedef ex_status (*ex_folder_fn)(void *user, const char *path, const char *name
  */
 ex_status ex_folder_pngs(const char *folder, ex_folder_fn fn, void *user, ex_error *error);
 
+/* Whether there is such a folder. @return EX_OK; EX_EINPUT with the system's words */
+ex_status ex_folder_check(const char *folder, ex_error *error);
+
 #endif

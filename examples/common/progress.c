@@ -196,7 +196,8 @@ void ex_progress_step(ex_progress *progress, const mt_step_report *report) {
     p->done++;
     p->samples += report->samples;
     p->loss_sum += report->loss * (double)report->samples;
-    p->peak_bytes = report->peak_bytes;
+    /* A device that tells no peak, as MPS, tells what is there after the step. */
+    p->peak_bytes = report->peak_bytes ? report->peak_bytes : report->allocated_bytes;
     p->budget_bytes = report->budget_bytes;
     ex_progress_chunks(report->chunks, report->chunk_count, p->chunks, sizeof p->chunks);
     if (p->mode == EX_PROGRESS_PLAIN && is_due(p)) print_plain(p);

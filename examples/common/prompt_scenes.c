@@ -86,9 +86,10 @@ static ex_status load_pattern(void *user, const char *path, const char *name, ex
 }
 
 static ex_status load_patterns(ex_prompt_scenes *s, ex_error *error) {
-    ex_status status = ex_folder_pngs(s->options.patterns, load_pattern, s, error);
+    ex_status status = ex_folder_check(s->options.patterns, error);
+    if (status == EX_OK) status = ex_folder_pngs(s->options.patterns, load_pattern, s, error);
     if (status != EX_OK || s->pattern_count) return status;
-    ex_error_set(error, s->options.patterns, "there is no PNG picture here; expected patterns");
+    ex_error_set(error, s->options.patterns, "no PNG picture; expected FOLDER/picture.png");
     return EX_EINPUT;
 }
 

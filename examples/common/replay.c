@@ -27,8 +27,8 @@ struct ex_replay {
     size_t next;
     int threads;
     int64_t seed, image_size; /* -1: the trace does not tell */
-    json_t *settings; /* an object of texts, and the device; NULL: the trace does not tell */
-    char *device;
+    json_t *settings;         /* an object of texts; NULL: the trace does not tell */
+    char *device, *program;   /* NULL: the trace does not tell */
 };
 
 /* ---- room -------------------------------------------------------------------------------------- */
@@ -123,13 +123,20 @@ static void take_number(const json_t *object, const char *key, int64_t *out) {
     if (json_is_integer(value)) *out = json_integer_value(value);
 }
 
+/* A copy of the text behind a key, unless an earlier line had one. */
+static mt_status take_text(const json_t *object, const char *key, char **out) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text && !*out && !(*out = strdup(text)) ? no_memory() : MT_OK;
+}
+
 /* The device stands in the first line, the settings in the program's. */
-static mt_status take_texts(ex_replay *r, const json_t *object) {
-    const char *device = json_string_value(json_object_get(object, "device"));
+static mt_status take_texts(ex_replay *r, const char *event, const json_t *object) {
     json_t *settings = json_object_get(object, "settings");
-    if (device && !r->device && !(r->device = strdup(device))) return no_memory();
+    mt_status status = take_text(object, "device", &r->device);
+    if (status == MT_OK && strcmp(event, "program") == 0)
+        status = take_text(object, "name", &r->program);
     if (settings && !r->settings) r->settings = json_incref(settings);
-    return MT_OK;
+    return status;
 }
 
 /* Only what a replay needs is looked at; events and keys that are not known are none of its business. */
@@ -146,7 +153,7 @@ static mt_status take_line(ex_replay *r, size_t line, const char *text) {
         status = take_step(r, line, object);
     if (event && positive(json_object_get(object, "threads")))
         r->threads = (int)positive(json_object_get(object, "threads"));
-    if (status == MT_OK && event) status = take_texts(r, object);
+    if (status == MT_OK && event) status = take_texts(r, event, object);
     take_number(object, "seed", &r->seed);
     take_number(object, "image_size", &r->image_size);
     json_decref(object);
@@ -192,6 +199,7 @@ void ex_replay_free(ex_replay *replay) {
     if (!replay) return;
     json_decref(replay->settings);
     free(replay->device);
+    free(replay->program);
     free(replay->path);
     free(replay->steps);
     free(replay->chunks);
@@ -202,9 +210,12 @@ size_t ex_replay_steps(const ex_replay *replay) {
     return replay ? replay->count : SIZE_MAX;
 }
 
-mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size,
-                          const ex_setting *settings, size_t count) {
+mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t seed,
+                          int64_t image_size, const ex_setting *settings, size_t count) {
     if (!replay) return MT_OK;
+    if (replay->program && strcmp(replay->program, program) != 0)
+        return mt_set_error(MT_EINVAL, "--replay: '%s' is a run of %s", replay->path,
+                            replay->program);
     const ex_earlier earlier = {replay->path, "a replay"};
     mt_status status = ex_settings_same_number(&earlier, "seed", seed, replay->seed);
     if (status == MT_OK)

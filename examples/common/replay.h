@@ -29,11 +29,13 @@ void ex_replay_free(ex_replay *replay);
 size_t ex_replay_steps(const ex_replay *replay);
 
 /*
- * Whether seed, image size and settings are those of the earlier run, as far as the trace tells.
+ * Whether program, seed, image size and settings are those of the earlier run, as far as the trace
+ * tells.
  * @return MT_OK, also for NULL; MT_EINVAL with a line that names flag, value and trace
  */
-MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, int64_t seed, int64_t image_size,
-                                       const ex_setting *settings, size_t count);
+MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t seed,
+                                       int64_t image_size, const ex_setting *settings,
+                                       size_t count);
 
 /*
  * Whether each saver that a step of the earlier run had on is to be had, before any of them is

@@ -55,7 +55,8 @@ void ex_report_run(const mt_run_report *report, size_t batch) {
         printf("budget %s, ", mt_format_size(report->budget_bytes, budget, sizeof budget));
     else
         printf("no budget, ");
-    printf("peak %s; ", mt_format_size(report->peak_bytes, peak, sizeof peak));
+    printf("peak %s; ", report->peak_bytes ? mt_format_size(report->peak_bytes, peak, sizeof peak)
+                                           : "not told by the device");
     if (report->smallest_chunk == report->largest_chunk)
         printf("chunks of %zu", report->largest_chunk);
     else
@@ -109,6 +110,9 @@ static void print_budget(const ex_flags *flags, const ex_device *device) {
                 room, budget);
     else if (flags->budget_resident)
         fprintf(stderr, "no help: --budget-resident leaves tensors %s\n", budget);
+    else if (device->room_bytes && !flags->budget)
+        fprintf(stderr, "or auto, instead of the %s that suit the defaults; %s are free\n", budget,
+                room);
     else if (device->room_bytes)
         fprintf(stderr, "more than the %s of now; %s are free\n", budget, room);
     else
@@ -135,6 +139,8 @@ static void print_devices(const ex_flags *flags, const ex_device *device, int ha
 static void print_remedies(const ex_flags *flags, const ex_device *device, int has_state) {
     fprintf(stderr, "Flags that help:\n");
     print_budget(flags, device);
+    if (!has_state && !flags->explain)
+        fprintf(stderr, "  --explain            says how much the model takes\n");
     if (flags->micro_batch && has_state)
         fprintf(stderr, "  --micro-batch auto   instead of %lld: chunks that fit are chosen\n",
                 (long long)flags->micro_batch);

@@ -14,6 +14,7 @@ struct ex_tracefile {
     FILE *stream;
     int error;   /* errno of the first write that failed */
     int checked; /* the first lines were written, and the run is under way */
+    int told;    /* the failure has been returned */
     char path[];
 };
 
@@ -46,7 +47,8 @@ void ex_tracefile_line(void *user, const char *line) {
 mt_status ex_tracefile_check(ex_tracefile *file) {
     if (!file) return MT_OK;
     file->checked = 1;
-    if (!file->error) return MT_OK;
+    if (!file->error || file->told) return MT_OK;
+    file->told = 1;
     return mt_set_error(MT_EIO, "--trace: cannot write '%s': %s", file->path,
                         strerror(file->error));
 }

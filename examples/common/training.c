@@ -73,6 +73,17 @@ static mt_torch_options torch_options(const ex_training *t) {
     return options;
 }
 
+/* An epoch that is left out as a whole would be one of nothing. */
+static mt_status check_samples(const ex_training *t) {
+    size_t count = t->source.count(t->source.self, EX_TRAINING);
+    size_t least = ex_flags_least(t->flags, &t->info);
+    if (count >= least) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "only %zu %s for training; %zu are the fewest that this network can be "
+                        "trained on at once",
+                        count, t->source.unit, least);
+}
+
 /* The network, and beside it on the device its gradients and the optimiser's state. */
 static mt_status make_backend(ex_training *t) {
     const mt_torch_options options = torch_options(t);
@@ -82,6 +93,7 @@ static mt_status make_backend(ex_training *t) {
     if (status == MT_OK && t->flags->resume)
         status = mt_torch_load(t->torch, t->flags->resume, NULL, 0);
     if (status == MT_OK) status = describe(t);
+    if (status == MT_OK) status = check_samples(t);
     return status == MT_OK ? ex_flags_check(t->flags, &t->info, rest_of_epoch(t)) : status;
 }
 
@@ -117,6 +129,9 @@ static void introduce(const ex_training *t) {
     if (t->flags->resume)
         mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
                t->flags->resume, (unsigned long long)t->at.epoch, t->at.index);
+    if (t->at.epoch > (uint64_t)t->flags->epochs && t->flags->resume)
+        mt_log(MT_LOG_INFO, "nothing is left to do: --epochs %lld are done",
+               (long long)t->flags->epochs);
     if (rest && rest < least)
         mt_log(MT_LOG_INFO, "the last %zu of each epoch are left out: a chunk has at least %zu",
                rest, least);
@@ -157,8 +172,8 @@ static mt_status open_files(ex_training *t) {
     if (status == MT_OK) status = ex_checkpoint_check(flags->save);
     if (status == MT_OK) status = ex_replay_open(flags->replay, &t->replay);
     if (status == MT_OK)
-        status = ex_replay_check(t->replay, flags->seed, flags->image_size, t->settings,
-                                 t->setting_count);
+        status = ex_replay_check(t->replay, t->program->name, flags->seed, flags->image_size,
+                                 t->settings, t->setting_count);
     return status;
 }
 
@@ -342,8 +357,10 @@ static int is_stale(const ex_training *t) {
     return 1;
 }
 
+/* Until here there is nothing to save: a signal ends the program at once, however long it measures. */
 static mt_status train(ex_training *t) {
     mt_status status = MT_OK;
+    ex_interrupt_catch();
     while (t->at.epoch <= (uint64_t)t->flags->epochs && status == MT_OK && goes_on(t) &&
            !is_stale(t))
         status = train_epoch(t, t->at.epoch);
@@ -450,14 +467,9 @@ static ex_training new_run(const ex_program *program, ex_flags *flags, char **ar
     return t;
 }
 
-void ex_training_start(char **argv) {
-    ex_reexec_passive(argv);
-    ex_interrupt_catch();
-}
-
 int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     ex_training t = new_run(program, flags, argv);
-    ex_training_start(argv);
+    ex_reexec_passive(argv);
     ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
     mt_set_log(ex_progress_log, &t.progress);
     mt_status status = prepare(&t);

@@ -108,11 +108,8 @@ typedef struct ex_row {
     mt_run_report report; /* without the hash */
 } ex_row;
 
-/* A run that prints nothing, for a table of runs; ex_training_start comes before the first. */
+/* A run that prints nothing, for a table of runs; ex_reexec_passive comes before the first. */
 void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out);
-
-/* Signals, threads and the log, as ex_training_main begins with them: may start the process anew. */
-void ex_training_start(char **argv);
 
 /*
  * Evaluates all of a source's validation, outside of any epoch; for ex_program.test.
