@@ -37,7 +37,7 @@ function prose(text, file,   n, i, line, all, code) {
     n = split(text, all, "\n")
     for (i = 1; i <= n; i++) {
         line = all[i]
-        if ((line ~ /^  / && line != "") != code && line != "") {
+        if (line != "" && (line ~ /^  /) != code) {
             code = !code
             print code ? ".PP\n.nf" : ".fi\n.PP" > file
         }
@@ -164,7 +164,7 @@ BEGIN {
     next
 }
 
-/^MT_API/ { declaration = "" ; in_declaration = 1 }
+/^MT_API/ { in_declaration = 1 }
 in_declaration {
     declaration = declaration (declaration == "" ? "" : "\n") $0
     if ($0 ~ /;$/) {
@@ -179,7 +179,7 @@ in_declaration {
 /^typedef|^#define MT_/ && !/^#define MT_(API|NODISCARD|PRINTF)/ {
     block = $0
     ends = $0 ~ /^#define/ ? "[^\\\\]$" : ";$"
-    if ($0 ~ /^typedef (struct|enum|union)[^;]*\{/) ends = "^}.*;$|\\}.*;$"
+    if ($0 ~ /^typedef (struct|enum|union)[^;]*\{/) ends = "[}].*;$"
     while (block !~ ends && (getline line) > 0) {
         block = block "\n" line
         if (line ~ ends) break

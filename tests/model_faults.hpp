@@ -132,6 +132,7 @@ inline void every_allocation_fails(Step step, uint64_t stride, int persistent, c
     const size_t baseline = allocated();
     ck_ok(run(step, 0, 0, &clean));
     const State after = state_of(step.torch);
+    ck_assert_uint_gt(clean.requests, 300); /* else nothing was counted, and nothing will fail */
     for (uint64_t n = 1; n == 1 || injected.failed; n += stride) {
         restore(step.torch, before);
         mt_status status = run(step, n, persistent, &injected);

@@ -34,8 +34,10 @@ ex_status ex_folder_pngs(const char *folder, ex_folder_fn fn, void *user, ex_err
 
 ex_status ex_folder_check(const char *folder, ex_error *error) {
     DIR *opened = opendir(folder);
-    if (!opened) ex_error_set(error, folder, "%s", strerror(errno));
-    if (!opened) return EX_EINPUT;
+    if (!opened) {
+        ex_error_set(error, folder, "%s", strerror(errno));
+        return EX_EINPUT;
+    }
     closedir(opened);
     return EX_OK;
 }
