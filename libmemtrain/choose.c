@@ -15,6 +15,7 @@
 #define WORTH_IT 0.98 /* a gain below 2 % is noise */
 #define FIRST_RUN 0.9 /* the first run of a size pays for its set-up: expect less next time, ... */
 #define MOST_SET_UP 0.4 /* ... as much less as other sizes have shown, up to this */
+#define EARLY 0.9  /* what ran in the first batch alone, while heap and caches fill: expect less */
 #define HOPE 0.9   /* what a first run says nothing of may be so much faster than the fastest */
 #define BEYOND 0.9 /* time grows as samples^0.9 where nothing was measured: larger is better */
 
@@ -58,12 +59,13 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     if (i < timings->count && e[i].samples == samples) {
         if (e[i].runs == 1) note_set_up(timings, e[i].seconds, seconds);
         note_again(&e[i], seconds);
+        e[i].early = e[i].early && !timings->settled;
         note_rate(timings);
         return;
     }
     if (timings->count == MT__TIMINGS) return;
     memmove(e + i + 1, e + i, (timings->count - i) * sizeof *e);
-    e[i] = (mt__timing){samples, 1, seconds, 0};
+    e[i] = (mt__timing){samples, 1, !timings->settled, seconds, seconds, 0};
     timings->count++;
 }
 
@@ -75,21 +77,22 @@ double mt__measured_seconds(const mt__timings *timings, size_t samples) {
 
 static double expected(const mt__timings *all, const mt__timing *t) {
     double share = all->set_up > 0 ? fmin(all->set_up, FIRST_RUN) : FIRST_RUN;
-    return t->runs == 1 ? share * t->seconds : t->seconds;
-}
-
-static double power_law(const mt__timings *all, const mt__timing *t, size_t samples) {
-    return expected(all, t) * pow((double)samples / (double)t->samples, BEYOND);
+    if (t->runs == 1) return share * t->seconds;
+    return t->early && all->settled ? EARLY * t->seconds : t->seconds;
 }
 
 /*
- * A first run that took little more than its set-up, as recordings of few samples do, says nothing of
- * the second.
+ * A first run that took little more than its set-up, as those of few samples do, says nothing of the
+ * second.
  */
 static double hoped(const mt__timings *all, const mt__timing *t) {
     double second = t->seconds - all->set_up_seconds;
     if (t->runs > 1 || !(all->set_up_seconds > 0)) return expected(all, t);
     return fmin(expected(all, t), fmax(second, HOPE * all->rate * (double)t->samples));
+}
+
+static double power_law(const mt__timings *all, const mt__timing *t, size_t samples) {
+    return expected(all, t) * pow((double)samples / (double)t->samples, BEYOND);
 }
 
 /* On a line from one measured size to the next, whose seconds are these. */
@@ -103,7 +106,7 @@ double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     size_t i = position(timings, samples);
     if (timings->count == 0) return 0;
     if (i == timings->count) return power_law(timings, &e[i - 1], samples);
-    if (e[i].samples == samples) return expected(timings, &e[i]);
+    if (e[i].samples == samples) return hoped(timings, &e[i]);
     if (i == 0) return power_law(timings, &e[0], samples);
     const mt__timing *low = &e[i - 1];
     double from = expected(timings, low), to = expected(timings, &e[i]);
@@ -118,6 +121,32 @@ double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chun
     size_t small = samples / chunks, larger = samples % chunks;
     double seconds = (double)(chunks - larger) * mt__chunk_seconds(timings, small);
     return larger ? seconds + (double)larger * mt__chunk_seconds(timings, small + 1) : seconds;
+}
+
+size_t mt__largest_measured(const mt__timings *timings) {
+    return timings->count ? timings->entry[timings->count - 1].samples : 0;
+}
+
+/* Whether a size was slower a sample than another; first runs are compared with first runs. */
+static int is_slower(const mt__timing *t, const mt__timing *other) {
+    int twice = t->runs > 1 && other->runs > 1;
+    double seconds = twice ? t->seconds : t->first;
+    double others = twice ? other->seconds : other->first;
+    return WORTH_IT * seconds / (double)t->samples > others / (double)other->samples;
+}
+
+/* Whether the largest size was no slower than all others. */
+static int growth_pays(const mt__timings *timings) {
+    const mt__timing *largest = timings->entry + timings->count - 1;
+    for (const mt__timing *e = timings->entry; e < largest; e++)
+        if (is_slower(largest, e)) return 0;
+    return 1;
+}
+
+size_t mt__largest_worth(const mt__timings *timings) {
+    size_t largest = mt__largest_measured(timings);
+    if (largest == 0) return SIZE_MAX;
+    return growth_pays(timings) ? 2 * largest : largest;
 }
 
 size_t mt__next_candidate(size_t chunks) {

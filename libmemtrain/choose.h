@@ -12,6 +12,8 @@ enum { MT__TIMINGS = 64 };
 typedef struct mt__timing {
     size_t samples;
     unsigned runs;  /* 1: the first run, with its set-up; more: of this span, and 2 */
+    int early;      /* all of them were in the first batch */
+    double first;   /* seconds of the first run */
     double seconds; /* least of this span and the one before: noise only ever adds, but a machine
                        may become slower for good */
     double recent;  /* least of this span; 0: none yet */
@@ -26,6 +28,7 @@ typedef struct mt__timings {
     double
         set_up_seconds; /* what a first run takes longer than the second, the least seen; 0: none */
     double rate;        /* seconds a sample of the fastest size that ran twice; 0: none did */
+    int settled;        /* the first batch is over */
 } mt__timings;
 
 /* Notes that a chunk of so many samples took so long. Sizes past the table are not kept. */
@@ -42,6 +45,15 @@ double mt__chunk_seconds(const mt__timings *timings, size_t samples);
 
 /* Expected seconds of a batch in so many balanced chunks. */
 double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chunks);
+
+/* Samples of the largest chunk that ran; 0: none was measured. */
+size_t mt__largest_measured(const mt__timings *timings);
+
+/*
+ * The largest chunk that is worth trying: twice the largest that ran, as long as that was no slower a
+ * sample than smaller ones. SIZE_MAX where nothing was measured.
+ */
+size_t mt__largest_worth(const mt__timings *timings);
 
 /* The candidate after so many chunks: half as many again, at least one more. */
 size_t mt__next_candidate(size_t chunks);

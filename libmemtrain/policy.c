@@ -13,7 +13,7 @@ enum {
     DEFAULT_RETRIES = 16,
     FIRST_RECORDED = 2,
     LEAST_NORMALISED = 8,
-    SPARE_SHARE = 20
+    SMALLEST_SHARE = 8
 };
 
 /* ---- life ------------------------------------------------------------------------------------- */
@@ -279,7 +279,7 @@ static mt_status does_not_fit(const mt__curve *c, size_t samples, const mt_memor
  * nothing and, where layers normalise over them, do harm.
  */
 static size_t smallest_worth(const mt_policy *p, mt_mode mode, size_t fits, size_t least) {
-    size_t floor = mt__max(least, fits / 8);
+    size_t floor = mt__max(least, fits / SMALLEST_SHARE);
     if (p->info.normalises_over_batch && mode == MT_TRAIN) floor = mt__max(floor, LEAST_NORMALISED);
     return mt__max(1, mt__min(floor, fits));
 }
@@ -314,27 +314,16 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
 }
 
 /*
- * Begins the first batch with the largest chunk in two halves, so that the times of two sizes are known,
- * and other kernels of larger chunks are met below the limit. The rest of it, which is planned when they
- * have run, can be cut as the batches to come will be. Returns whether there is room for that.
+ * Begins the first batch with a small chunk. From there sizes grow while that pays, so memory is touched
+ * when it is worth it, and other kernels of larger chunks are met below the limit. What is left of the
+ * batch is planned when it has run. Returns whether there is room for that.
  */
-static int begin_with_halves(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan) {
+static int begin_small(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
     size_t least = mt__max(FIRST_RECORDED, mt__policy_least(p, rest)); /* one takes other kernels */
-    size_t halves = 2 * (top / 2);
-    if (halves / 2 < mt__max(least, smallest_worth(p, mode, top, least))) return 0;
-    if (rest > halves && rest - halves < least) return 0;
-    return mt__plan_append(plan, halves, 2) == MT_OK;
-}
-
-/*
- * Whether memory decides how the batch is cut, or nearly so. Where all of it fits with room to spare,
- * other kernels do no harm, and a half would cost as much as it tells.
- */
-static int is_limited(const mt__curve *c, size_t rest, size_t fewest, const mt_memory *memory) {
-    size_t room = mt__room(memory);
-    if (!memory->budget_bytes) return 0;
-    return fewest > 1 || mt__curve_predict(c, 0, rest) > room - room / SPARE_SHARE;
+    size_t chunk = mt__min(top / 2, mt__max(top / SMALLEST_SHARE, LEAST_NORMALISED));
+    if (chunk < mt__max(least, smallest_worth(p, mode, top, least))) return 0;
+    return mt__plan_append(plan, chunk, 1) == MT_OK;
 }
 
 /* Chunks that nothing chooses: the user's, or the whole batch. */
@@ -409,13 +398,36 @@ static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, siz
     return mt__choose_chunks(&c->timings, samples, fewest, most, s ? s->chunks : 0);
 }
 
+/* Sizes grow step by step; the whole batch alone may be the step after the largest that fits else. */
+static int alone_is_faster(const mt_policy *p, mt__curve *c, const mt_plan *plan, size_t rest,
+                           size_t fewest, size_t most) {
+    if (mt__largest_worth(&c->timings) < mt__ceil_div(rest, fewest)) return 0;
+    return fastest(p, c, plan, rest, 1, most) == 1;
+}
+
 /* The number of chunks for what is left; fewest above that: only the whole batch alone fits. */
 static size_t choose(const mt_policy *p, mt__curve *c, int alone, size_t rest, size_t *fewest,
                      size_t most, mt_plan *plan) {
+    size_t largest = mt__max(mt__largest_worth(&c->timings), largest_chunk(plan));
     int is_all = *fewest > rest;
-    plan->alone = alone && (is_all || fastest(p, c, plan, rest, 1, most) == 1);
-    if (plan->alone) *fewest = most = 1;
-    return fastest(p, c, plan, rest, *fewest, most);
+    plan->alone = alone && (is_all || alone_is_faster(p, c, plan, rest, *fewest, most));
+    if (plan->alone) return *fewest = 1;
+    return fastest(p, c, plan, rest, mt__min(most, mt__max(*fewest, mt__ceil_div(rest, largest))),
+                   most);
+}
+
+/*
+ * In the first batch a larger size than before runs once, before the rest is planned: twice the largest,
+ * or all that is left when that is not much more. 0: the rest is cut at once.
+ */
+static size_t grown(const mt_policy *p, const mt__curve *c, const mt_plan *plan, size_t rest,
+                    size_t top, size_t chunk) {
+    size_t ran = mt__largest_measured(&c->timings), twice = mt__min(2 * ran, top);
+    if (c->timings.settled || ran == 0 || chunk <= ran || chunk == rest) return 0;
+    if (plan->groups + 4 > MT_PLAN_GROUPS) return 0;
+    /* Beside a balanced cut of several chunks a legal one is always left. */
+    int leaves_little = rest - twice < mt__max(twice / 2, mt__policy_least(p, rest));
+    return rest <= top && leaves_little ? rest : twice;
 }
 
 /* Appends the rest of the batch as the fastest cut that fits. */
@@ -426,14 +438,17 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     mt_status status = limits(p, c, rest, memory, &fewest, &most);
     if (status != MT_OK && !alone) return status;
     if (status != MT_OK) fewest = rest + 1;
-    int halved = status == MT_OK && !p->options.deterministic && !c->has_begun &&
-                 is_limited(c, rest, fewest, memory) && begin_with_halves(p, mode, fewest, plan);
+    if (c->has_begun && !p->begun) c->timings.settled = 1;
+    int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
+    int begins = may_begin && status == MT_OK && begin_small(p, mode, fewest, plan);
     /* Where there is room for them, gradients that are held stay so, and those that are not too. */
-    alone = alone && !halved && (fewest > 1 || p->alone);
+    alone = alone && !begins && (fewest > 1 || p->alone);
     size_t chunks = choose(p, c, alone, rest, &fewest, most, plan);
     if (is_first) plan->reason = explain(p, c, plan->samples, fewest, chunks);
     c->has_begun = 1;
-    return halved ? MT_OK : mt__plan_append(plan, rest, chunks);
+    if (begins) return MT_OK;
+    size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), mt__ceil_div(rest, chunks));
+    return next ? mt__plan_append(plan, next, 1) : mt__plan_append(plan, rest, chunks);
 }
 
 /* The two recording chunks: run and taken back, or the first part of an open plan. */

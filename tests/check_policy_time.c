@@ -135,6 +135,101 @@ START_TEST(time_shallow) {
 }
 END_TEST
 
+/* Slower a sample the larger the chunk. */
+static double ever_slower(size_t m) {
+    return 0.01 * (double)m * (1 + (double)m / 100);
+}
+
+/*
+ * The first batch, or what recordings that count have left of it, begins with an eighth of the largest chunk, or
+ * with 8, or half of it, and sizes grow from there unless that makes them slower.
+ */
+static const struct {
+    double (*seconds)(size_t);
+    size_t room;
+    int normalises;
+    size_t first, largest; /* chunks: that after the recordings, and the largest in ten batches */
+} first_chunks[] = {
+    {steady, 200, 0, 11, 96}, {steady, 200, 1, 12, 96},      {ever_slower, 200, 0, 11, 12},
+    {steady, 20, 1, 8, 20},   {ever_slower, 200, 1, 12, 12}, {steady, 12, 0, 6, 12},
+};
+
+START_TEST(time_of_the_first_batches) {
+    mt_backend_info info = {.normalises_over_batch = first_chunks[_i].normalises};
+    device dev = device_new(need(first_chunks[_i].room), (mt_policy_options){0}, info);
+    size_t largest = 0;
+    size_t recordings = first_chunks[_i].normalises ? 0 : 2; /* that are chunks of the batch */
+
+    dev.seconds = first_chunks[_i].seconds;
+    for (int batch = 0; batch < 10; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 96));
+        if (batch == 0) ck_assert_uint_eq(dev.chunks[recordings], first_chunks[_i].first);
+        for (size_t i = 0; i < dev.count; i++)
+            largest = dev.chunks[i] > largest ? dev.chunks[i] : largest;
+    }
+    ck_assert_uint_eq(largest, first_chunks[_i].largest);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* All chunks of a first batch: recordings of the smallest legal size and twice that, then each size once. */
+static const struct {
+    size_t room, least, samples, chunks[12];
+} first_batches[] = {
+    {200, 0, 64, {2, 4, 8, 16, 34}},         /* what is left is not much more than twice as much */
+    {30, 0, 100, {2, 4, 8, 16, 24, 23, 23}}, /* what fits is less */
+    {71, 0, 500, {2, 4, 8, 16, 32, 63, 63, 63}}, /* that is all that a plan has room for */
+    {20, 4, 45, {4, 8, 8, 13, 12}},              /* twice as much would leave too little */
+};
+
+START_TEST(time_of_the_first_batch) {
+    size_t room = need(first_batches[_i].room), i;
+    mt_policy_options options = {.min_micro_batch = first_batches[_i].least};
+    device dev = device_new(room, options, (mt_backend_info){0});
+
+    dev.seconds = steady;
+    ck_ok(device_batch(&dev, MT_TRAIN, first_batches[_i].samples));
+    for (i = 0; i < LENGTH(first_batches[_i].chunks) && first_batches[_i].chunks[i]; i++)
+        ck_assert_uint_eq(dev.chunks[i], first_batches[_i].chunks[i]);
+    check_covers(&dev, first_batches[_i].samples);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Runs in the first batch and after it, in their order; and what they tell. */
+static const struct {
+    struct run {
+        size_t samples;
+        double seconds;
+    } early[5], late[3];
+    size_t largest_worth;
+    double expected; /* of a chunk of 8 */
+} told[] = {
+    {{{0}}, {{0}}, SIZE_MAX, 0},
+    {{{8, 1.0}}, {{0}}, 16, 0.9},                        /* nothing to compare with */
+    {{{8, 1.0}, {8, 0.8}}, {{0}}, 16, 0.8},              /* in the first batch itself */
+    {{{8, 1.0}, {8, 0.8}}, {{2, 1.0}}, 16, 0.9 * 0.8},   /* after it */
+    {{{8, 1.0}, {8, 0.8}}, {{8, 0.8}}, 16, 0.8},         /* ran again */
+    {{{8, 1.0}, {8, 0.8}, {16, 2.0}}, {{0}}, 32, 0.8},   /* first runs are no slower */
+    {{{8, 1.0}, {8, 0.8}, {16, 2.1}}, {{0}}, 16, 0.8},   /* they are */
+    {{{8, 1.0}, {16, 2.1}, {16, 1.0}}, {{0}}, 16, 0.45}, /* the second says nothing of it */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {16, 1.7}}, {{0}}, 16, 0.8}, /* second runs are */
+    {{{8, 1.0}, {8, 0.8}, {16, 2.1}, {16, 1.6}}, {{0}}, 32, 0.8}, /* they are not */
+};
+
+START_TEST(time_told) {
+    mt__timings timings = {.count = 0};
+
+    for (size_t i = 0; i < LENGTH(told[_i].early); i++)
+        mt__timings_note(&timings, told[_i].early[i].samples, told[_i].early[i].seconds);
+    timings.settled = told[_i].late[0].samples > 0;
+    for (size_t i = 0; i < LENGTH(told[_i].late); i++)
+        mt__timings_note(&timings, told[_i].late[i].samples, told[_i].late[i].seconds);
+    ck_assert_uint_eq(mt__largest_worth(&timings), told[_i].largest_worth);
+    ck_assert_double_eq_tol(mt__chunk_seconds(&timings, 8), told[_i].expected, 1e-12);
+}
+END_TEST
+
 /* The fastest of those that fit, not the fastest. */
 START_TEST(time_within_memory) {
     device dev = device_new(need(20), (mt_policy_options){0}, (mt_backend_info){0});
@@ -220,6 +315,9 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_of_small_sizes_is_found_out);
     tcase_add_loop_test(time, time_between, 0, LENGTH(between_runs));
     tcase_add_test(time, time_shallow);
+    tcase_add_loop_test(time, time_of_the_first_batches, 0, LENGTH(first_chunks));
+    tcase_add_loop_test(time, time_of_the_first_batch, 0, LENGTH(first_batches));
+    tcase_add_loop_test(time, time_told, 0, LENGTH(told));
     tcase_add_test(time, time_within_memory);
     tcase_add_test(time, time_deterministic);
     tcase_add_test(room, room_shrinks_and_grows);

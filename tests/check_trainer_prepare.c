@@ -53,8 +53,8 @@ START_TEST(order) {
 }
 END_TEST
 
-/* A first batch that begins with two halves is closed before it begins. */
-START_TEST(halves) {
+/* A first batch that begins with a small chunk is closed before it begins. */
+START_TEST(begins_small) {
     fake_options options = telling(24);
     mt_trainer *trainer;
 
@@ -62,8 +62,8 @@ START_TEST(halves) {
     trainer = trainer_with(&options, NULL);
     step(trainer, 60, 1);
     check_log("begin prepare(1+2) accumulate(0+2) prepare(1+4) accumulate(0+4) rollback "
-              "begin prepare(4+60) accumulate(0+10) accumulate(10+10) accumulate(20+20) "
-              "accumulate(40+20) apply");
+              "begin prepare(7+60) accumulate(0+8) accumulate(8+8) accumulate(16+8) "
+              "accumulate(24+8) accumulate(32+8) accumulate(40+10) accumulate(50+10) apply");
     for (uint64_t id = 2; id < 30; id++) step(trainer, 60, id);
     done(trainer);
 }
@@ -260,7 +260,7 @@ static Suite *suite_prepare(void) {
     TCase *calls = suite_case(suite, "calls"), *fails = suite_case(suite, "fails");
 
     tcase_add_test(calls, order);
-    tcase_add_test(calls, halves);
+    tcase_add_test(calls, begins_small);
     tcase_add_test(calls, given_and_small);
     tcase_add_test(calls, neither_marked_nor_alone);
     tcase_add_test(calls, evaluation);
