@@ -187,7 +187,7 @@ static inline mt_value mt_value_tensors(mt_tensor *const *tensors, size_t count)
     return value;
 }
 
-/* Lists on the spot, each standing for the two arguments that a list has. */
+/* Lists on the spot, each standing for the two arguments that a list has; in C alone. */
 #define MT_NO_VALUES NULL, 0
 #define MT_NO_KEYWORDS NULL, 0
 #ifndef __cplusplus
