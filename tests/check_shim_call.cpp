@@ -9,6 +9,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/library.h>
 
 #include <memtrain/call.h>
 #include <memtrain/torch.hpp>
@@ -279,6 +280,55 @@ START_TEST(results_of_each_kind) {
     ck_status(call("aten::item", {complex}, {}, result, 1), MT_ENOTSUP);
     ck_contains(mt_last_error(), "Complex");
     ck_assert_int_eq(result[0].kind, MT_VALUE_NONE);
+}
+END_TEST
+
+std::string text_of(std::string text) {
+    return text + "!";
+}
+std::vector<int64_t> ints_of(int64_t n) {
+    return {n, n + 1};
+}
+std::vector<double> doubles_of(double x) {
+    return {x, 2 * x};
+}
+c10::List<bool> bools_of(c10::List<bool> list) {
+    list.push_back(true);
+    return list;
+}
+std::vector<std::string> texts_of(std::string text) {
+    return {text};
+}
+
+/* Those of a library that is registered when others have been called already; and what only such ones give. */
+START_TEST(operators_of_others) {
+    mt_value result[1], one = mt_value_int(1), text = mt_value_string("so");
+    const unsigned char two[] = {1, 0};
+    ck_status(call("check_call::ints", {one}, {}, result, 1), MT_EINVAL);
+    torch::Library library(torch::Library::DEF, "check_call", std::nullopt, __FILE__, __LINE__);
+    library.def("text", text_of).def("ints", ints_of).def("doubles", doubles_of);
+    library.def("bools", bools_of).def("texts", texts_of);
+    ck_ok(call("check_call::text", {text}, {}, result, 1));
+    ck_assert_int_eq(result[0].kind, MT_VALUE_STRING);
+    ck_assert_str_eq(result[0].is.text, "so!");
+    mt_values_free(result, 1);
+    ck_ok(call("check_call::ints", {mt_value_int(7)}, {}, result, 1));
+    ck_assert_int_eq(result[0].kind, MT_VALUE_INTS);
+    ck_assert_uint_eq(result[0].count, 2);
+    ck_assert_int_eq(result[0].is.integers[1], 8);
+    mt_values_free(result, 1);
+    ck_ok(call("check_call::doubles.default", {one}, {}, result, 1));
+    ck_assert_int_eq(result[0].kind, MT_VALUE_DOUBLES);
+    ck_assert_double_eq(result[0].is.reals[1], 2);
+    mt_values_free(result, 1);
+    ck_ok(call("check_call::bools", {mt_value_bools(two, 2)}, {}, result, 1));
+    ck_assert_int_eq(result[0].kind, MT_VALUE_BOOLS);
+    ck_assert_uint_eq(result[0].count, 3);
+    ck_assert_int_eq(result[0].is.booleans[0], 1);
+    ck_assert_int_eq(result[0].is.booleans[1], 0);
+    mt_values_free(result, 1);
+    ck_status(call("check_call::texts", {text}, {}, result, 1), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "the result is a list of another kind");
 }
 END_TEST
 
@@ -672,6 +722,7 @@ int main() {
     TCase *results = suite_case(suite, "results");
     tcase_add_test(results, several_results);
     tcase_add_test(results, results_of_each_kind);
+    tcase_add_test(results, operators_of_others);
     tcase_add_test(results, values_that_are_no_results_stay);
     TCase *wrong = suite_case(suite, "refused");
     tcase_add_test(wrong, wrong_names);
