@@ -98,12 +98,13 @@ shared() {
     fi
 }
 
-# headers_of core|torch: those that need libmemtrain_torch, and the others.
+# headers_of core|torch: those of libmemtrain_torch include its main one.
 headers_of() {
     for header in include/memtrain/*; do
+        part=core
         case ${header##*/} in
-        torch.* | call.h | *.hpp) part=torch ;;
-        *) part=core ;;
+        torch.* | *.hpp) part=torch ;;
+        *) grep -q '^#include <memtrain/torch[.]h>' "$header" && part=torch ;;
         esac
         [ $part != "$1" ] || echo "$header"
     done
