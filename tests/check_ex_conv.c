@@ -103,16 +103,16 @@ static void every_request_fails(const char *device, int persistent, uint64_t str
         if (status != MT_OK) ck_assert_uint_eq(allocated(), before);
         close_subject(&s);
     }
-    ck_assert_uint_gt(n, 60);
+    ck_assert_uint_gt(n, 120);
 }
 
 START_TEST(a_step_recovers_to_the_bit) {
-    every_request_fails(devices[_i], 0, _i ? 29 : 7);
+    every_request_fails(devices[_i], 0, _i ? 13 : 3);
 }
 END_TEST
 
 START_TEST(a_step_that_cannot_be_done_is_taken_back) {
-    every_request_fails(devices[_i], 1, _i ? 61 : 29);
+    every_request_fails(devices[_i], 1, _i ? 29 : 13);
 }
 END_TEST
 
