@@ -245,6 +245,13 @@ typedef struct run {
     int64_t labels[MOST_BATCH];
 } run;
 
+static mt_status check_device(const char *name) {
+    char why[256];
+    if (mt_device_check(name) == MT_OK) return MT_OK;
+    snprintf(why, sizeof why, "%s", mt_last_error());
+    return mt_set_error(MT_EINVAL, "--device: '%.32s' is not accepted: %s", name, why);
+}
+
 static mt_status start(run *r) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -254,7 +261,8 @@ static mt_status start(run *r) {
     options.lr = r->flags.lr;
     policy.micro_batch = (size_t)r->flags.micro_batch;
     training.policy = &policy;
-    mt_status status = mt_device_set_budget(r->flags.device, r->flags.budget_bytes);
+    mt_status status = check_device(r->flags.device);
+    if (status == MT_OK) status = mt_device_set_budget(r->flags.device, r->flags.budget_bytes);
     if (status == MT_OK) status = mt_torch_seed((uint64_t)r->flags.seed);
     if (status == MT_OK) status = make_model(&r->model);
     if (status == MT_OK) status = mt_torch_new(r->model, &options, &r->torch);
@@ -338,5 +346,5 @@ int main(int argc, char **argv) {
     mt_torch_free(r.torch);
     mt_model_free(r.model);
     if (status == MT_OK) return ex_output_end(NAME) ? 0 : 1;
-    return status == MT_EINVAL || status == MT_ENOTSUP ? 2 : status == MT_EDEVMEM ? 3 : 1;
+    return status == MT_EINVAL ? 2 : status == MT_EDEVMEM ? 3 : 1;
 }

@@ -189,7 +189,7 @@ static const struct {
     {"--micro-batch", "half", "from 2 to 1024", 2},
     {"--budget", "much", "a size such as", 2},
     {"--lr", "0", "from", 2},
-    {"--device", "toaster", "'toaster' is no name of a device", 2},
+    {"--device", "toaster", "--device: 'toaster' is not accepted", 2},
     {"--bogus", NULL, "--bogus", 2},
     {"--budget", "300KiB", "does not fit", 3},
     {"--micro-batch", "128", "A batch of 128 samples does not fit", 3},
