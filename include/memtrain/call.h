@@ -47,7 +47,8 @@
  *     mt_call: aten::relu: 2 values, accepted: at most 1; aten::relu(Tensor self) -> Tensor
  *
  * What the operator itself has to say is MT_ETORCH with its own words behind its name, and MT_EDEVMEM where
- * memory ran out, like everywhere.
+ * memory ran out, like everywhere. Some that are not meant to be called directly, such as the backward passes of
+ * others, trust the sizes and indices that they are given.
  *
  * Thread rule: any thread; a tensor that is changed belongs to one thread at a time. Operators of a library
  * that has been unloaded since must not be called.
