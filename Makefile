@@ -5,6 +5,7 @@
 #   shim/*.cpp                  -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
 #   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
 #   examples/plain_*.c          -> build/examples/NAME              (core only, with plain/*.c)
+#   examples/conv.c             -> build/examples/NAME              (with common/*.c, plain/digits.c; no C++)
 #   examples/*.cpp              -> build/examples/NAME              (libtorch, plain/digits.c)
 #   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
 #   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
@@ -82,7 +83,8 @@ SHIM_SRC := $(sort $(wildcard shim/*.cpp))
 PLAIN_SRC := $(sort $(wildcard examples/plain_*.c))
 PLAIN_PART_SRC := $(sort $(wildcard examples/plain/*.c))
 LOOP_SRC := $(sort $(wildcard examples/*.cpp))
-EXAMPLE_SRC := $(filter-out $(PLAIN_SRC),$(sort $(wildcard examples/*.c)))
+CALL_SRC := $(wildcard examples/conv.c)
+EXAMPLE_SRC := $(filter-out $(PLAIN_SRC) $(CALL_SRC),$(sort $(wildcard examples/*.c)))
 COMMON_SRC := $(sort $(wildcard examples/common/*.c))
 MODEL_SRC := $(sort $(wildcard examples/models/*.cpp))
 HELPER_SRC := $(sort $(wildcard tests/common/*.c))
@@ -102,7 +104,7 @@ DIGITS_OBJ := $(call objects,examples/plain/digits.c)
 HELPER_OBJ := $(call objects,$(HELPER_SRC))
 # A suite finds the program that it runs as the examples find what lies beside them.
 HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/common/reexec.c)
-APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) \
+APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) \
     $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
 APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(LOOP_SRC)) $(MODEL_OBJ)
 
@@ -113,6 +115,7 @@ programs = $(addprefix $(BUILD)/,$(basename $(1)))
 EXAMPLES := $(call programs,$(EXAMPLE_SRC))
 PLAIN := $(call programs,$(PLAIN_SRC))
 LOOPS := $(call programs,$(LOOP_SRC))
+CALLS := $(call programs,$(CALL_SRC))
 TESTS_CORE := $(call programs,$(TEST_CORE_SRC))
 TESTS_EX := $(call programs,$(TEST_EX_SRC))
 TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
@@ -255,7 +258,7 @@ endif
 .PHONY: check-valgrind bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
-all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) ## both libraries and the examples (default)
+all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## both libraries and the examples (default)
 
 core: $(CORE_A) $(CORE_SO) $(PLAIN) ## libmemtrain alone, and the example that needs no more
 
@@ -353,7 +356,7 @@ install-core: $(CORE_A) $(CORE_SO) ## the same for libmemtrain alone, without li
 	$(Q)$(install_env) sh setup/install.sh core
 
 man: core ## manual pages: of the headers, and of the programs that are built (build/man)
-	@sh setup/man.sh $(BUILD)/man $(wildcard $(EXAMPLES) $(PLAIN))
+	@sh setup/man.sh $(BUILD)/man $(wildcard $(EXAMPLES) $(CALLS) $(PLAIN))
 	@echo "  MAN      $(BUILD)/man"
 
 uninstall: ## remove what install wrote
@@ -485,6 +488,13 @@ $(LOOPS): $(BUILD)/%: $(OBJ)/%.cpp.o $(DIGITS_OBJ) $(CORE_SO) $(SHIM_SO) $(OBJ)/
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(TORCH_LINK) $(LAZY) \
 	    $(LIBS_LINK) -lm -lpthread
 
+# What computes is in the shim: the program is C, and linked as such.
+$(CALLS): $(BUILD)/%: $(OBJ)/%.c.o $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(SHIM_SO)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(COMMON_A) $(LAZY) \
+	    $(LIBS_LINK) -lm -lpthread
+
 $(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
@@ -495,7 +505,8 @@ $(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
 $(TESTS_EX): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_SO) $(SHIM_SO)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< $(HELPER_A) $(COMMON_A) $(LAZY) \
+	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< $(filter $(DIGITS_OBJ),$^) $(HELPER_A) \
+	    $(COMMON_A) $(LAZY) \
 	    $(LIBS_LINK) $(CORE_A) $(CHECK_LIBS) $(IMAGE_LIBS) $(JSON_LIBS) -lm -lpthread
 
 torch_program = $(Q)mkdir -p $(@D) && $(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< \
@@ -508,8 +519,8 @@ $(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 	$(call say,LINK,$@)
 	$(torch_program)
 
-# It has two of the examples in it.
-$(BUILD)/tests/check_adopt: $(DIGITS_OBJ)
+# They have examples in them.
+$(BUILD)/tests/check_adopt $(BUILD)/tests/check_ex_conv: $(DIGITS_OBJ)
 
 # One folder deeper than the other programs.
 $(BENCHES): DEEPER := ../

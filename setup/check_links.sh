@@ -1,6 +1,6 @@
 #!/bin/sh
 # The core is small and links the C library and libm alone, and the example without libtorch nothing but these and
-# the core; the shim links neither libtorch.so nor CUDA.
+# the core; the shim links neither libtorch.so nor CUDA, and the example in C neither libtorch nor C++.
 set -eu
 LIB=${LIB:-build/lib}
 failed=0
@@ -62,6 +62,7 @@ core='^(libc\.|libm\.|ld-|libc\.musl|ld-musl|/usr/lib/libSystem|@rpath/libmemtra
 judge libmemtrain "$core" only
 judge plain_c "$core|^libmemtrain\." only
 judge libmemtrain_torch '(^|/)(libtorch\.|libtorch_cuda|libc10_cuda|libcuda)' none
+judge conv '(^|/)(libtorch|libc10|libstdc\+\+|libc\+\+)' none
 # A limit against growth, some tenth above what gcc 12 and clang 14 make on x86-64.
 weigh libmemtrain 180000
 exit $failed

@@ -98,13 +98,22 @@ shared() {
     fi
 }
 
+# headers_of core|torch: those of libmemtrain_torch include its main one.
+headers_of() {
+    for header in include/memtrain/*; do
+        part=core
+        case ${header##*/} in
+        torch.* | *.hpp) part=torch ;;
+        *) grep -q '^#include <memtrain/torch[.]h>' "$header" && part=torch ;;
+        esac
+        [ $part != "$1" ] || echo "$header"
+    done
+}
+
 # headers core|torch
 headers() {
-    for header in include/memtrain/*; do
-        case $1:${header##*/} in
-        core:torch* | core:*.hpp) continue ;;
-        core:* | torch:torch* | torch:*.hpp) put 644 "$header" "$INCLUDEDIR/memtrain/${header##*/}" ;;
-        esac
+    for header in $(headers_of "$1"); do
+        put 644 "$header" "$INCLUDEDIR/memtrain/${header##*/}"
     done
 }
 
@@ -117,7 +126,7 @@ pages() {
 
 core() {
     headers core
-    pages $(ls include/memtrain/*.h | grep -v /torch)
+    pages $(headers_of core)
     shared libmemtrain "$LIB/$(so_file libmemtrain)"
     put 644 "$LIB/libmemtrain.a" "$LIBDIR/libmemtrain.a"
     fill setup/package/memtrain.pc.in "$LIBDIR/pkgconfig"
@@ -127,7 +136,7 @@ core() {
 
 torch() {
     headers torch
-    pages include/memtrain/torch.h
+    pages $(headers_of torch | grep '[.]h$')
     shared libmemtrain_torch "$SHIM"
     fill setup/package/memtrain-torch.pc.in "$LIBDIR/pkgconfig"
     fill setup/package/memtrain-torch-cxx.pc.in "$LIBDIR/pkgconfig"

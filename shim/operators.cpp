@@ -1,0 +1,127 @@
+/*
+ * operators.cpp - an index of libtorch's operators by name.
+ *
+ * The dispatcher knows overloads by their whole names alone. Its list of all of them has no order; what it
+ * tells a listener has that of registration, in which an operator's usual overload comes before the rarer ones.
+ */
+#include "operators.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <numeric>
+#include <shared_mutex>
+#include <string_view>
+#include <unordered_map>
+
+namespace memtrain::shim {
+namespace {
+
+/* Told of all operators that there are, and taken away again. */
+class Collector : public c10::OpRegistrationListener {
+public:
+    explicit Collector(Overloads &list) : list_(list) {}
+    void onOperatorRegistered(const c10::OperatorHandle &op) override { list_.push_back(op); }
+    void onOperatorDeregistered(const c10::OperatorHandle &) override {}
+
+private:
+    Overloads &list_;
+};
+
+Overloads all_operators() {
+    Overloads list;
+    auto registration =
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Collector>(list));
+    return list;
+}
+
+std::string full_name(const c10::OperatorName &name) {
+    return name.name + "." + (name.overload_name.empty() ? "default" : name.overload_name);
+}
+
+/* What has been added stays where it is: callers hold on to the lists. */
+class Index {
+public:
+    const Overloads *find(std::string_view name) const {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        auto found = lists_.find(name);
+        return found == lists_.end() ? nullptr : &found->second;
+    }
+
+    /* Names that are there already keep the overloads that they have. */
+    void refresh() {
+        std::lock_guard<std::shared_mutex> lock(mutex_);
+        std::unordered_map<std::string, Overloads> fresh;
+        for (const c10::OperatorHandle &op : all_operators()) {
+            if (!op.hasSchema()) continue;
+            fresh[op.operator_name().name].push_back(op);
+            fresh[full_name(op.operator_name())].push_back(op);
+        }
+        for (auto &[name, list] : fresh) add(name, std::move(list));
+    }
+
+    template <class Visit> void each(Visit &&visit) const {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        for (const auto &entry : lists_) visit(entry.first);
+    }
+
+private:
+    void add(const std::string &name, Overloads &&list) {
+        if (lists_.count(name)) return;
+        names_.push_back(name);
+        lists_.emplace(names_.back(), std::move(list));
+    }
+
+    mutable std::shared_mutex mutex_;
+    std::deque<std::string> names_; /* what the keys look at */
+    std::unordered_map<std::string_view, Overloads> lists_;
+};
+
+/* Never freed: the dispatcher ends before or after this library. */
+Index &index() {
+    static Index &own = *new Index;
+    return own;
+}
+
+/* Letters to put in, take out or change (Levenshtein 1966), by rows. */
+size_t distance(std::string_view a, std::string_view b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 0; i < a.size(); i++) {
+        size_t diagonal = row[0]++;
+        for (size_t j = 0; j < b.size(); j++) {
+            size_t above = row[j + 1];
+            row[j + 1] = std::min({row[j] + 1, above + 1, diagonal + (a[i] != b[j])});
+            diagonal = above;
+        }
+    }
+    return row.back();
+}
+
+} // namespace
+
+const Overloads *find_operators(const char *name) {
+    const Overloads *list = index().find(name);
+    if (list) return list;
+    index().refresh();
+    return index().find(name);
+}
+
+std::string similar_operator(const char *name) {
+    const size_t most = 3; /* letters that are wrong */
+    std::string best;
+    size_t least = most + 1, length = std::strlen(name);
+    if (length > 128) return best;
+    index().each([&](std::string_view other) {
+        size_t shorter = std::min(length, other.size()), longer = std::max(length, other.size());
+        if (longer - shorter > most) return;
+        size_t apart = distance(name, other);
+        if (apart > least || (apart == least && (best.empty() || other >= best))) return;
+        least = apart;
+        best = other;
+    });
+    return best.empty() ? best : "; there is '" + best + "'";
+}
+
+} // namespace memtrain::shim
