@@ -1,0 +1,52 @@
+/* arena_mapping.cpp - the address range of an arena: reserved once, pages by use. */
+#include "arena_plan.hpp"
+
+#include <algorithm>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace memtrain::shim::cpu {
+namespace {
+
+constexpr size_t huge_page = size_t(2) << 20;
+constexpr size_t huge_from = 16 * huge_page; /* the last page of a smaller arena is much of it */
+
+} // namespace
+
+Mapping::~Mapping() {
+    if (start_) munmap(start_, range_);
+}
+
+/* Addresses for all the memory there is cost nothing; under a limit of addresses less will do. */
+bool Mapping::reserve(size_t bytes) noexcept {
+    long pages = sysconf(_SC_PHYS_PAGES);
+    size_t wanted = static_cast<size_t>(std::max(pages, 1L)) * static_cast<size_t>(getpagesize());
+    bytes = rounded(bytes, huge_page);
+    for (size_t range = std::max(wanted, bytes); !start_ && range >= bytes; range /= 2) {
+        void *start = mmap(nullptr, range + huge_page, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (start == MAP_FAILED) continue;
+        start_ = static_cast<char *>(start);
+        range_ = range + huge_page;
+        base_ = reinterpret_cast<char *>(rounded(reinterpret_cast<size_t>(start), huge_page));
+    }
+    if (bytes <= bytes_) return true;
+    if (!start_ || bytes > range_ - huge_page) return false;
+    if (mprotect(base_ + bytes_, bytes - bytes_, PROT_READ | PROT_WRITE)) return false;
+#ifdef MADV_HUGEPAGE
+    if (bytes >= huge_from) (void)madvise(base_, bytes, MADV_HUGEPAGE);
+#endif
+    poison(base_ + bytes_, bytes - bytes_);
+    bytes_ = bytes;
+    return true;
+}
+
+void Mapping::drop_pages(size_t from, size_t top) noexcept {
+    size_t page = static_cast<size_t>(getpagesize());
+    from = rounded(from, page);
+    top = std::min(top, bytes_) / page * page;
+    if (from < top) (void)madvise(base_ + from, top - from, MADV_DONTNEED);
+}
+
+} // namespace memtrain::shim::cpu
