@@ -3,6 +3,7 @@
  *
  *     build/examples/doctor
  *     build/examples/doctor --configurations     and which of plan's fit here, which takes minutes
+ *     build/examples/doctor --budget 600MiB      and what a process holds whose tensors take that
  *
  * What the process holds is read first and printed late: asking a card for its memory takes memory.
  * Nothing is trained and nothing is changed.
@@ -31,6 +32,7 @@ typedef struct start {
     size_t resident; /* before; 0: not known */
     mt_status init;
     mt_resident held; /* after */
+    size_t files;     /* of that code and libraries; 0: not known */
     mt_status held_status;
     char failure[512], warning[512]; /* lines of init, of held, or ""; what was logged last */
     mt_host_memory host;
@@ -104,6 +106,24 @@ static size_t resident_now(void) {
     return fields == 2 ? (size_t)resident * (size_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
+/* Resident bytes of mappings that have a file behind them, whatever was written to them since. */
+static size_t mapped_files(void) {
+    char line[4096];
+    unsigned long from, to;
+    size_t bytes = 0, kib;
+    int is_file = 0;
+    FILE *file = fopen("/proc/self/smaps", "r");
+    if (!file) return 0;
+    while (fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            is_file = strchr(line, '/') != NULL;
+        else if (is_file && sscanf(line, "Rss: %zu kB", &kib) == 1)
+            bytes += kib << 10;
+    }
+    fclose(file);
+    return bytes;
+}
+
 /* Why CUDA was left out is told to the log alone. */
 static void on_log(void *user, mt_log_level level, const char *text) {
     start *s = user;
@@ -117,6 +137,7 @@ static void open_start(start *s) {
     s->init = mt_torch_init(NULL);
     s->held_status = mt_device_resident("cpu", &s->held);
     if (s->held_status != MT_OK) snprintf(s->failure, sizeof s->failure, "%s", last_reason());
+    s->files = mapped_files();
     s->host_status = mt_host_memory_read(NULL, &s->host);
 }
 
@@ -263,9 +284,12 @@ static void print_process(const start *s) {
         return;
     }
     row("libtorch prepared", "%s", in_words(held->resident_bytes).text);
+    size_t files = s->files < held->other_bytes ? s->files : 0;
+    if (files) row("  code, libraries", "%s", in_words(files).text);
+    row("  heap", "%s%s", in_words(held->other_bytes - files).text,
+        files ? "" : ", code and libraries included");
     row("  tensors", "%s", in_words(held->tensor_bytes).text);
     row("  arenas", "%s", in_words(held->arena_bytes).text);
-    row("  code, libraries", "%s, heap included", in_words(held->other_bytes).text);
     if (held->peak_bytes) row("  at most so far", "%s", in_words(held->peak_bytes).text);
     row("  limit", "%s",
         held->limit_bytes ? in_words(held->limit_bytes).text : "none (--budget-resident sets one)");
@@ -366,13 +390,26 @@ static const char *chosen_device(void) {
                                              : "cpu";
 }
 
-static void print_advice(const start *s) {
+/* A budget is one of tensors; the system counts the process. */
+static void print_budget(const char *label, size_t budget, const char *reason) {
+    size_t bytes;
+    row(label, "%s for tensors%s", in_words(budget).text, reason);
+    if (strcmp(chosen_device(), "cpu") != 0) return;
+    if (mt_device_predict_resident("cpu", budget, &bytes) == MT_OK)
+        row("  the process", "%s at most", in_words(bytes).text);
+    else
+        row("  the process", "not known: %s", last_reason());
+}
+
+/* budget: of a run that is asked about; 0: none. */
+static void print_advice(const start *s, size_t budget) {
     mt_memory memory = {.size = sizeof memory};
     const char *name = chosen_device();
     section("A run here");
     row("--device auto", "%s", name);
+    if (budget) print_budget("--budget", budget, " (a program's --explain tells what it needs)");
     if (mt_device_memory(name, &memory) == MT_OK && memory.budget_bytes)
-        row("--budget auto", "%s for tensors", in_words(memory.budget_bytes).text);
+        print_budget("--budget auto", memory.budget_bytes, "");
     if (s->held_status == MT_OK)
         row("--budget-resident", "more than %s, which code and libraries take",
             in_words(s->held.other_bytes).text);
@@ -401,19 +438,27 @@ static int print_configurations(const char *argv0) {
 
 typedef struct flags {
     int configurations, help, version;
+    size_t budget; /* bytes; 0: not asked about */
 } flags;
+
+static int read_size(const char *text, void *target) {
+    return mt_parse_size(text, 0, target) == MT_OK && *(size_t *)target >= (size_t)1 << 20;
+}
 
 static const ex_option rows[] = {
     {.section = "Flags"},
     EX_FLAG("configurations", EX_SWITCH, flags, configurations, NULL,
             "and what the scripts that the examples follow would need, and whether it fits",
             .most = 1),
+    EX_FLAG("budget", EX_PARSED, flags, budget, "SIZE",
+            "and what the process of a run holds whose tensors take so much", .read = read_size,
+            .accepts = "a size with its unit, like 600MiB", .by_default = ""),
     EX_FLAG("help", EX_SWITCH, flags, help, NULL, "this list", .most = 1),
     EX_FLAG("version", EX_SWITCH, flags, version, NULL, "versions of the library and of libtorch",
             .most = 1),
 };
 
-static void diagnose(void) {
+static void diagnose(size_t budget) {
     start s;
     open_start(&s);
     printf(NAME ": what is here, and what it means for training inside a memory budget\n");
@@ -422,7 +467,7 @@ static void diagnose(void) {
     print_host(&s);
     print_process(&s);
     print_environment();
-    print_advice(&s);
+    print_advice(&s, budget);
     mt_set_log(NULL, NULL);
 }
 
@@ -434,7 +479,7 @@ static void print_help(const ex_table *tables) {
 }
 
 int main(int argc, char **argv) {
-    flags given = {0, 0, 0};
+    flags given = {0, 0, 0, 0};
     int is_told = 1;
     ex_error error;
     const ex_table tables[] = {{rows, EX_ROWS(rows), &given}, {NULL, 0, NULL}};
@@ -447,7 +492,7 @@ int main(int argc, char **argv) {
     else if (given.version)
         printf(NAME ": libmemtrain %s, libtorch %s\n", mt_version_string(), mt_torch_version());
     else
-        diagnose();
+        diagnose(given.budget);
     if (given.configurations && !given.help && !given.version)
         is_told = print_configurations(argv[0]);
     return ex_output_end(NAME) && is_told ? 0 : 1;

@@ -76,6 +76,18 @@ START_TEST(an_unknown_argument_exits_2_and_is_named) {
 }
 END_TEST
 
+START_TEST(a_budget_that_is_none_exits_2) {
+    static const char *const none[] = {"much", "0", "0.5", "80%", "-1MiB", "4000"};
+    for (int i = 0; i < LENGTH(none); i++) {
+        char expected[80];
+        EXPECT(2, "--budget", none[i]);
+        snprintf(expected, sizeof expected, "doctor: --budget: '%s' is not accepted; ", none[i]);
+        ck_assert_msg(strncmp(cli_err, expected, strlen(expected)) == 0, "%s", cli_err);
+        ck_contains(cli_err, "600MiB");
+    }
+}
+END_TEST
+
 START_TEST(a_full_standard_output_is_told) {
     if (access("/dev/full", W_OK) != 0) return;
     cli_stdout = "/dev/full";
@@ -138,13 +150,48 @@ START_TEST(figures_of_the_host_are_those_of_the_library) {
 END_TEST
 
 #ifdef __linux__
+/* The size that a row begins with, in bytes. */
+static double size_in(const char *text, const char *label) {
+    static const struct {
+        const char *unit;
+        double bytes;
+    } units[] = {{"B", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
+    double size;
+    char start[64], unit[8];
+    snprintf(start, sizeof start, "\n  %-20s", label);
+    const char *row = strstr(text, start);
+    ck_assert_msg(row && sscanf(row + strlen(start), "%lf %7[A-Za-z]", &size, unit) == 2,
+                  "no size behind '%s' in %s", label, text);
+    for (int i = 0; i < LENGTH(units); i++)
+        if (strcmp(unit, units[i].unit) == 0) return size * units[i].bytes;
+    ck_abort_msg("'%s' in the row of '%s'", unit, label);
+    return 0;
+}
+
 START_TEST(the_process_is_described) {
+    static const char *const parts[] = {"  code, libraries", "  heap", "  tensors", "  arenas"};
     const char *text = diagnosis();
-    ck_contains(text, "\n  at its start        ");
-    ck_contains(text, "\n  libtorch prepared   ");
+    double all = size_in(text, "libtorch prepared"), sum = 0;
+    for (int i = 0; i < LENGTH(parts); i++) sum += size_in(text, parts[i]);
+    ck_assert_msg(sum > 0.99 * all && sum < 1.01 * all, "%.0f of %.0f", sum, all);
+    ck_assert(size_in(text, "at its start") <= all);
+    ck_assert(size_in(text, "  code, libraries") > all / 2);
+    ck_assert(size_in(text, "  heap") > 0);
     ck_contains(text, "\n    tensors           0 B\n    arenas            0 B\n");
-    ck_contains(text, "\n    code, libraries   ");
     ck_contains(text, "\n  --budget-resident   more than ");
+}
+END_TEST
+
+/* On top of tensors come a fiftieth, for what an arena takes above them, and what first chunks map. */
+START_TEST(the_process_of_a_budget_is_told) {
+    EXPECT(0, "--budget", "600MiB");
+    double held = size_in(cli_out, "libtorch prepared"), budget = size_in(cli_out, "--budget");
+    ck_assert(budget == 600.0 * (1 << 20));
+    if (strstr(cli_out, "--device auto       cpu\n") == NULL)
+        return; /* a card's is not the process's */
+    double told = size_in(strstr(cli_out, "\n  --budget "), "  the process");
+    ck_assert_msg(told > 0.97 * (held + budget) && told < 1.03 * (held + 1.08 * budget),
+                  "%.0f with %.0f and %.0f", told, held, budget);
 }
 END_TEST
 #endif
@@ -292,6 +339,7 @@ int main(void) {
 
     tcase_add_test(flags, help_and_version_go_to_standard_output);
     tcase_add_loop_test(flags, an_unknown_argument_exits_2_and_is_named, 0, LENGTH(wrong));
+    tcase_add_test(flags, a_budget_that_is_none_exits_2);
     tcase_add_test(flags, a_full_standard_output_is_told);
     tcase_add_test(rows, each_section_is_there);
     tcase_add_test(rows, it_fits_a_screen);
@@ -299,6 +347,7 @@ int main(void) {
     tcase_add_test(rows, figures_of_the_host_are_those_of_the_library);
 #ifdef __linux__
     tcase_add_test(rows, the_process_is_described);
+    tcase_add_test(rows, the_process_of_a_budget_is_told);
 #endif
     tcase_add_loop_test(places, a_device_is_usable_or_says_why_not, 0, LENGTH(devices));
     tcase_add_loop_test(places, the_status_of_a_device_is_that_of_the_docs, 0, LENGTH(devices));
