@@ -58,13 +58,21 @@ public:
 
     /* Has it end; its last line. */
     std::string finish() {
+        std::string last;
+        if (end(&last)) give_up("a side has failed");
+        return last;
+    }
+
+    /* The same, as waitpid tells how it has ended; *last stays where it said nothing. */
+    int end(std::string *last) {
         int status;
+        char text[512];
         close(to_);
         to_ = -1;
-        std::string last = line();
+        while (std::fgets(text, sizeof text, from_)) *last = text;
         std::fclose(from_);
-        if (waitpid(pid_, &status, 0) != pid_ || status) give_up("a side has failed");
-        return last;
+        if (waitpid(pid_, &status, 0) != pid_) give_up("waitpid");
+        return status;
     }
 
 private:
