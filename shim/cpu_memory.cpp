@@ -31,7 +31,10 @@ constexpr size_t line_bytes = 64;
 constexpr int64_t follow_milliseconds = 200;
 constexpr size_t follow_share = 10; /* a change below a tenth is noise */
 constexpr size_t resident_spare = 50;
-constexpr size_t group_spare = 20; /* of a control group's limit */
+constexpr size_t group_spare = 20;               /* of a control group's limit */
+constexpr unsigned first_chunks = 16;            /* map code of libtorch and make kernels: ... */
+constexpr size_t first_bytes = size_t(36) << 20; /* ... so much, ... */
+constexpr size_t first_share = 8;                /* ... and at most an eighth of the room */
 
 constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
@@ -74,6 +77,8 @@ std::atomic<size_t> limit{0}; /* 0: not yet asked of the host */
 std::atomic<size_t> in_arenas{0};
 std::atomic<size_t> most_resident{0};      /* the resident limit; 0: none */
 std::atomic<size_t> room_within{SIZE_MAX}; /* what it leaves for tensors */
+std::atomic<unsigned> chunks{0};           /* that have begun */
+std::atomic<size_t> at_first_chunk{0};     /* resident bytes of others than tensors */
 std::atomic<bool> is_default{true};
 std::atomic<bool> in_group{false}; /* the default follows a control group's limit */
 std::atomic<bool> in_place{false};
@@ -264,14 +269,30 @@ void keep_pages() {
 #endif
 }
 
+/* Resident bytes of others than tensors. */
+size_t others_now() {
+    size_t now = resident_bytes(), tensors = outside_arenas() + Arena::touched_bytes();
+    return now - std::min(now, tensors);
+}
+
+/* What the first chunks will take beside tensors, beyond what others take now. */
+size_t still_to_come(size_t others) {
+    unsigned begun = chunks.load(std::memory_order_relaxed);
+    if (begun > first_chunks) return 0;
+    size_t expected = (begun ? at_first_chunk.load() : others) + first_bytes;
+    return expected - std::min(expected, others);
+}
+
 /*
  * What may be tensors where so many bytes may be resident: what is neither a tensor nor a page that waits
- * for one has to fit beside them; a fiftieth is for what an arena takes above the bytes alive in it.
+ * for one has to fit beside them; a fiftieth is for what an arena takes above the bytes alive in it, so
+ * what lies outside of arenas needs none.
  */
 size_t tensors_within(size_t most) {
-    size_t now = resident_bytes(), tensors = outside_arenas() + Arena::touched_bytes();
-    size_t others = now - std::min(now, tensors), room = most - std::min(most, others);
-    return std::max<size_t>(room - room / resident_spare, 1);
+    size_t outside = outside_arenas(), others = others_now();
+    size_t room = most - std::min(most, others);
+    room -= std::min(still_to_come(others), room / first_share);
+    return std::max<size_t>(room - (room - std::min(room, outside)) / (resident_spare + 1), 1);
 }
 
 /*
@@ -343,6 +364,7 @@ size_t call_peak() noexcept {
 }
 
 void reset_call_peak() noexcept {
+    if (chunks.fetch_add(1, std::memory_order_relaxed) == 0) at_first_chunk = others_now();
     highest_in_call.store(allocated(), std::memory_order_relaxed);
 }
 
@@ -366,13 +388,13 @@ size_t resident_limit() noexcept {
     return most_resident.load(std::memory_order_relaxed);
 }
 
-/* The other way round from tensors_within(). */
+/* The other way round from tensors_within(), but that after the first chunk nothing more is expected. */
 size_t resident_for(size_t bytes) noexcept {
-    size_t now = resident_bytes(), tensors = outside_arenas() + Arena::touched_bytes();
-    size_t others = now - std::min(now, tensors), room = SIZE_MAX - others;
-    if (bytes > room / 2) return SIZE_MAX;
+    size_t others = others_now();
+    if (bytes > (SIZE_MAX - others) / 2) return SIZE_MAX;
     size_t all = bytes + (bytes - std::min(bytes, outside_arenas())) / resident_spare;
-    return std::max(now, others + all);
+    if (!chunks) all += std::min(still_to_come(others), all / (first_share - 1));
+    return std::max(resident_bytes(), others + all);
 }
 
 void set_budget(size_t bytes) noexcept {
