@@ -1,16 +1,15 @@
 /* tensor.cpp - tensor handles: over the caller's memory, temporary ones, chunks of a batch. */
 #include "tensor.hpp"
 
-#include <limits>
 #include <memory>
 #include <new>
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/narrow.h>
 
 #include "arguments.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "lend.hpp"
 
 namespace memtrain::shim {
 
@@ -38,65 +37,15 @@ void register_handle(mt_tensor *handle) {
     if (!mt__handle_add(handle, MT__KIND_TENSOR)) throw std::bad_alloc();
 }
 
-/* Throws Failure for a number that is no dtype. */
-c10::ScalarType scalar_type(const char *function, int dtype) {
-    switch (dtype) {
-    case MT_FLOAT32:
-        return c10::kFloat;
-    case MT_FLOAT64:
-        return c10::kDouble;
-    case MT_FLOAT16:
-        return c10::kHalf;
-    case MT_BFLOAT16:
-        return c10::kBFloat16;
-    case MT_INT64:
-        return c10::kLong;
-    case MT_INT32:
-        return c10::kInt;
-    case MT_UINT8:
-        return c10::kByte;
-    case MT_BOOL:
-        return c10::kBool;
-    }
-    fail(MT_EINVAL, "%s: dtype %d is none of mt_dtype", function, dtype);
-}
+} // namespace
 
-void check_shape(const char *function, size_t dims, const int64_t *shape) {
-    if (dims && !shape) fail(MT_EINVAL, "%s: shape is NULL", function);
-    for (size_t i = 0; i < dims; i++)
-        if (shape[i] < 0)
-            fail(MT_EINVAL, "%s: shape[%zu] is %lld; accepted: at least 0", function, i,
-                 static_cast<long long>(shape[i]));
-}
-
-/* A size of 0 counts as 1: strides are products too, and libtorch multiplies them unchecked. */
-void check_bytes(const char *function, size_t dims, const int64_t *shape, size_t item) {
-    const int64_t most = std::numeric_limits<int64_t>::max();
-    int64_t left = most / static_cast<int64_t>(item);
-    for (size_t i = 0; i < dims; i++) {
-        if (shape[i] > left)
-            fail(MT_EINVAL, "%s: shape[%zu] is %lld; accepted: at most %lld there, for %lld bytes",
-                 function, i, static_cast<long long>(shape[i]), static_cast<long long>(left),
-                 static_cast<long long>(most));
-        if (shape[i] > 1) left /= shape[i];
-    }
-}
-
-mt_tensor *tensor_over(void *data, int dtype, size_t dims, const int64_t *shape) {
-    static const char name[] = "mt_tensor_from_memory";
-    check_shape(name, dims, shape);
+mt_tensor *new_handle(at::Tensor tensor) {
     auto handle = std::make_unique<mt_tensor>();
-    c10::ScalarType type = scalar_type(name, dtype);
-    check_bytes(name, dims, shape, c10::elementSize(type));
-    handle->tensor =
-        at::from_blob(data, at::IntArrayRef(shape, dims), at::device(c10::kCPU).dtype(type));
-    if (!data && handle->tensor.numel()) fail(MT_EINVAL, "%s: data is NULL", name);
+    handle->tensor = std::move(tensor);
     handle->owned = true;
     register_handle(handle.get());
     return handle.release();
 }
-
-} // namespace
 
 TemporaryHandle::TemporaryHandle(at::Tensor tensor) : handle_{std::move(tensor), false} {
     register_handle(&handle_);
@@ -136,18 +85,17 @@ extern "C" mt_status mt_tensor_from_memory(void *data, mt_dtype dtype, size_t di
     MT_RETURN_IF_FAILED(check_not_null(out, "mt_tensor_from_memory", "out"));
     *out = nullptr;
     MT_RETURN_IF_FAILED(ensure_init());
-    return guard([&] { *out = tensor_over(data, number_of(dtype), dims, shape); });
+    return guard([&] {
+        static const char name[] = "mt_tensor_from_memory";
+        c10::ScalarType type = scalar_type(name, number_of(dtype));
+        *out = new_handle(lend({name, "", data, Lent::unknown, type, dims, shape}, Loan()));
+    });
 }
 
 extern "C" mt_status mt_tensor_new(mt_tensor **out) {
     MT_RETURN_IF_FAILED(check_not_null(out, "mt_tensor_new", "out"));
     *out = nullptr;
-    return guard([&] {
-        auto handle = std::make_unique<mt_tensor>();
-        handle->owned = true;
-        register_handle(handle.get());
-        *out = handle.release();
-    });
+    return guard([&] { *out = new_handle({}); });
 }
 
 extern "C" void mt_tensor_free(mt_tensor *tensor) {

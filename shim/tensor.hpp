@@ -31,6 +31,9 @@ std::vector<Named> distinct(const std::vector<Named> &all);
 /* An mt_visit_fn: appends what it is told of to the std::vector<Named> at user. */
 mt_status collect(void *user, const char *name, mt_tensor *tensor);
 
+/* A handle of the caller's, to be freed with mt_tensor_free. */
+mt_tensor *new_handle(at::Tensor tensor);
+
 /* A handle that is alive as long as this object, for callbacks. Throws std::bad_alloc. */
 class TemporaryHandle {
 public:
