@@ -276,10 +276,10 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_readme.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
-    setup/check_man.sh
+    setup/check_man.sh setup/check_python.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)' \
-    MAKE='$(MAKE)' SOVERSION='$(SOVERSION)'
+    MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)'
 # One at a time where they share a card.
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
     $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
