@@ -180,8 +180,9 @@ static double means(const mt_trainer *t, const mt__sums *sums, double metrics[MT
 static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const char *function) {
     if (!mt__handle_is(t, MT__KIND_TRAINER)) return mt__bad_handle(t, function, "trainer");
     MT__CHECK(batch, "%s: batch is NULL", function);
-    MT__CHECK(batch->size >= sizeof(mt_batch), "%s: batch->size is not set; use MT_BATCH_INIT",
-              function);
+    /* What the first version had, so that its callers are served when fields are added. */
+    MT__CHECK(batch->size >= offsetof(mt_batch, id) + sizeof batch->id,
+              "%s: batch->size is not set; use MT_BATCH_INIT", function);
     MT__CHECK(batch->count > 0 && batch->count <= INT64_MAX,
               "%s: batch->count is %zu; at least 1 is accepted, and less than 2^63", function,
               batch->count);

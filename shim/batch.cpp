@@ -22,6 +22,9 @@ void check_tensor(const char *function, const mt_torch_batch &batch, size_t i, s
 
 mt_torch_batch batch_of(const char *function, const mt_batch *batch) {
     check(check_sized(batch, function, "batch"));
+    if (batch->size < offsetof(mt_batch, id))
+        fail(MT_EINVAL, "%s: batch->size is %zu; accepted: sizeof(mt_batch)", function,
+             batch->size);
     if (!batch->count) fail(MT_EINVAL, "%s: batch->count is 0; accepted: at least 1", function);
     const auto *data = static_cast<const mt_torch_batch *>(batch->data);
     check(check_sized(data, function, "batch->data"));

@@ -15,8 +15,9 @@
 
 typedef struct edge_row {
     const char *name;
-    size_t full;  /* sizeof the struct */
-    size_t least; /* from this size on the call succeeds; below it may be refused, and nothing else */
+    size_t full; /* sizeof the struct */
+    size_t
+        least; /* from this size on the call succeeds; below it may be refused, and nothing else */
     const void *initial;
     mt_status (*call)(void *given);
 } edge_row;
