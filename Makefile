@@ -276,7 +276,7 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_readme.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
-    setup/check_man.sh setup/check_python.sh
+    setup/check_man.sh setup/check_abi.sh setup/check_python.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)' \
     MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)'
@@ -340,8 +340,9 @@ coverage: ## lines and branches of libmemtrain that the suites of the core reach
 	+@$(MAKE) --no-print-directory BUILD=build/coverage COVERAGE=1 check-core
 	@sh setup/coverage.sh build/coverage/obj/libmemtrain
 
-symbols: all ## write the lists of exported symbols anew (tests/symbols)
+symbols: all ## write the lists of exported symbols, fields and numbers anew (tests/symbols, tests/abi)
 	@LIB='$(LIB)' sh setup/check_symbols.sh --write
+	@CC='$(CC)' sh setup/check_abi.sh --write
 
 format: ## rewrite the sources with clang-format
 	@sh setup/check_format.sh --write

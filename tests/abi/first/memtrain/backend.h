@@ -1,0 +1,234 @@
+/*
+ * memtrain/backend.h - the seam between deciding and doing.
+ *
+ * libmemtrain decides: how to cut a batch, what to do when memory runs out. A backend does: it owns
+ * the model, the optimiser and the device. Between them stands one struct of functions, mt_backend.
+ * libmemtrain_torch fills it in for libtorch (memtrain/torch.h); a trainer of your own fills it in
+ * with a page of C and gets budgets, chunks, recovery, trace and replay without libtorch.
+ *
+ * The least a backend has: memory, begin, accumulate, rollback, apply. Whatever else it does not
+ * have it leaves NULL, and the trainer does without.
+ *
+ *     mt_backend backend = MT_BACKEND_INIT;
+ *     backend.self = &my_trainer;
+ *     backend.memory = my_memory;
+ *     backend.begin = my_begin;
+ *     backend.accumulate = my_accumulate;
+ *     backend.rollback = my_rollback;
+ *     backend.apply = my_apply;
+ *     mt_trainer_new(&backend, NULL, &trainer);
+ *
+ * Order of the calls in one step (the trainer keeps it):
+ *
+ *     begin  accumulate...  apply              a step that went through
+ *     begin  accumulate...  rollback           a step taken back; the batch may be begun again
+ *     evaluate...                              outside a step only
+ *     memory, reset_peak, empty_cache, units, record   inside or outside
+ *
+ * Thread rule: all calls for one trainer come from the thread that calls the trainer. Calls do not
+ * re-enter. Errors: return a status, with mt_set_error() for the text. MT_EDEVMEM means "did not
+ * fit" and nothing else; every other failure ends the step and reaches the caller after rollback.
+ */
+#ifndef MEMTRAIN_BACKEND_H
+#define MEMTRAIN_BACKEND_H
+
+#include <memtrain/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Most metrics that a backend can report beside the loss. */
+#define MT_METRICS_MAX 8
+
+/*
+ * The samples of one optimiser step (or one evaluation call). Borrowed and read-only from begin to
+ * apply or rollback, and readable again after a rollback. What data points to is between the caller
+ * and the backend; libmemtrain never looks.
+ */
+typedef struct mt_batch {
+    size_t size;      /* sizeof(mt_batch) */
+    const void *data; /* e.g. an mt_torch_batch */
+    size_t count;     /* samples, at least 1 */
+    uint64_t id;      /* the caller's own number, not interpreted */
+} mt_batch;
+
+#define MT_BATCH_INIT                                                                              \
+    { sizeof(mt_batch), NULL, 0, 0 }
+
+/*
+ * Memory of the backend's device as it is now, in bytes. What is not known is 0. The budget may differ
+ * from call to call; with nothing left, report 1 and not 0, which means that there is no limit. A
+ * backend without a cache reports what is allocated as reserved.
+ */
+typedef struct mt_memory {
+    size_t size;         /* sizeof(mt_memory), set by the trainer */
+    size_t budget_bytes; /* most that may be allocated; 0: no limit known, nothing is predicted */
+    size_t allocated_bytes; /* in use by tensors */
+    size_t reserved_bytes;  /* taken from the system: allocated and cached */
+    size_t peak_bytes;      /* highest allocated since reset_peak */
+    size_t free_bytes;      /* free on the device, other processes considered */
+    uint64_t alloc_retries; /* times the device's allocator had to empty its cache to serve */
+} mt_memory;
+
+/*
+ * What the policy must know of the model before the first step; all zero is a legal answer. The byte
+ * figures are full sizes, allocated yet or not, for the trace and mt_trainer_explain alone.
+ */
+typedef struct mt_backend_info {
+    size_t size;               /* sizeof(mt_backend_info), set by the trainer */
+    const char *device;        /* "cpu", "cuda:0", ...; borrowed for the backend's life */
+    const char *version;       /* of what does the work, "2.11.0"; borrowed likewise */
+    size_t min_micro_batch;    /* smallest legal chunk; 0 means 1 */
+    int normalises_over_batch; /* 1: layers such as BatchNorm in training mode see the chunk, so
+                                     the two small recording chunks are run and taken back */
+    int needs_whole_batch;     /* 1: the loss couples the samples (contrastive); cutting the
+                                     batch would change it, and the trainer refuses to */
+    size_t parameter_bytes;
+    size_t gradient_bytes;
+    size_t optimizer_bytes;
+    size_t buffer_bytes;
+    size_t metric_count;             /* at most MT_METRICS_MAX */
+    const char *const *metric_names; /* metric_count names; borrowed for the backend's life */
+} mt_backend_info;
+
+/* What one chunk gave. The trainer zeroes the struct and sets size before the call. */
+typedef struct mt_chunk_result {
+    size_t size;     /* sizeof(mt_chunk_result) */
+    double loss_sum; /* sum over units of the loss, without the weight */
+    double units;    /* what the loss was averaged over: samples, tokens, pixels */
+    double metric_sums[MT_METRICS_MAX]; /* sums over samples, in the order of metric_names */
+    double seconds;    /* time that the chunk took, the device waited for; 0: not measured */
+    size_t peak_bytes; /* highest allocated during the call; 0: not known */
+    /*
+     * Evidence of an OOM, to be filled in with MT_EDEVMEM (it does no harm beside MT_OK): requests
+     * that the allocator refused in this call. With it an OOM is compared with the budget and
+     * corrects the model by bytes; left at 0, the chunk's size is taken for what did not fit.
+     */
+    uint64_t refused;            /* requests refused on this thread during this call */
+    size_t refused_bytes;        /* size of the last one */
+    size_t refused_in_use_bytes; /* what was allocated when it was refused */
+} mt_chunk_result;
+
+/*
+ * What apply did. The trainer sets size, grad_norm to NaN and the rest to zero before the call.
+ */
+typedef struct mt_apply_result {
+    size_t size;      /* sizeof(mt_apply_result) */
+    double seconds;   /* 0: not measured */
+    double grad_norm; /* L2 norm of the whole gradient before clipping; NaN: not computed */
+    int skipped;      /* 1: the loss scaler found an infinity and left everything as it was */
+} mt_apply_result;
+
+/* What empty_cache did. The trainer zeroes the struct and sets size before the call. */
+typedef struct mt_clear_result {
+    size_t size;           /* sizeof(mt_clear_result) */
+    double seconds;        /* time that it took; 0: not measured */
+    size_t released_bytes; /* given back to the system; 0: not known */
+} mt_clear_result;
+
+/*
+ * Receives every allocation and release on the recording thread: bytes > 0 is an allocation of the
+ * block at address, bytes < 0 its release. Releases of blocks older than the recording come too and
+ * are ignored by the recorder. The address is compared, never read. Must
+ * not allocate on the device and must not fail.
+ */
+typedef struct mt_event_sink {
+    void *user;
+    void (*event)(void *user, void *address, int64_t bytes);
+} mt_event_sink;
+
+typedef struct mt_backend {
+    size_t size; /* sizeof(mt_backend) */
+    void *self;  /* first argument of every function */
+
+    /* Optional. Called once, by mt_trainer_new. */
+    mt_status (*describe)(void *self, mt_backend_info *out);
+
+    /*
+     * Memory of the device as it is now; *out comes zeroed but for its size. Called by
+     * mt_trainer_new, several times a step, before each chunk and after each OOM, so it should cost
+     * microseconds. A failure before begin reaches the caller as it is.
+     */
+    mt_status (*memory)(void *self, mt_memory *out);
+
+    /* Optional. peak_bytes of memory() starts again from what is allocated now. */
+    mt_status (*reset_peak)(void *self);
+
+    /* Optional. Gives cached memory back to the system; legal after a failed chunk. */
+    mt_status (*empty_cache)(void *self, mt_clear_result *out);
+
+    /*
+     * Starts a step: remembers whatever a step can change (random number generators, module
+     * buffers); parameters and optimiser state are changed by apply alone. Gradients are zero
+     * afterwards. The batch stays borrowed until apply or rollback; its parts may be asked for more
+     * than once (a recording that is taken back runs the first samples twice).
+     * May return MT_EDEVMEM. On failure nothing has begun, and neither rollback nor apply follows.
+     * Memory that lives on (gradients, optimiser state) is best taken here or before, not in
+     * accumulate, where it would be recorded as the chunk's.
+     */
+    mt_status (*begin)(void *self, const mt_batch *batch);
+
+    /*
+     * Forward and backward on samples [first, first + count) of the batch, the loss (a mean over
+     * the chunk's units) multiplied by weight before backward; adds to the gradients. weight is
+     * units(chunk) / units(batch), so the chunks of a batch sum up to its gradient. MT_EDEVMEM when
+     * memory ran out, std::bad_alloc and its like included; gradients may then hold rubbish: the
+     * trainer calls rollback next, and nothing else is legal. Memory of a chunk that failed is
+     * released before returning.
+     */
+    mt_status (*accumulate)(void *self, size_t first, size_t count, double weight,
+                            mt_chunk_result *out);
+
+    /*
+     * Back to what begin saw, gradients zero. Allocates nothing. If it fails, the state is lost:
+     * the trainer is poisoned and refuses everything from then on.
+     */
+    mt_status (*rollback)(void *self);
+
+    /*
+     * Ends a step: unscale, clip, optimiser update. Allocates nothing, or fails before anything has
+     * changed (MT_EDEVMEM then, and rollback follows).
+     */
+    mt_status (*apply)(void *self, mt_apply_result *out);
+
+    /*
+     * Optional. Forward only, in evaluation mode, outside a step; changes no state. Evidence and
+     * release of memory as in accumulate; no rollback follows a failure.
+     */
+    mt_status (*evaluate)(void *self, const mt_batch *batch, size_t first, size_t count,
+                          mt_chunk_result *out);
+
+    /*
+     * Optional. From now on, tells sink of every allocation and release that this thread makes on
+     * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks, of
+     * which two a mode are recorded. Without it, chunks grow step by step from measured peaks.
+     */
+    mt_status (*record)(void *self, const mt_event_sink *sink);
+
+    /*
+     * Optional. What the loss is averaged over in samples [first, first + count) of the batch.
+     * Without it, units are samples. Called before begin for the whole batch and before each chunk,
+     * so it must be cheap. 0 is legal: the chunk gets weight 0, must add nothing (mind 0 / 0) and
+     * reports loss_sum 0 and units 0.
+     */
+    mt_status (*units)(void *self, const mt_batch *batch, size_t first, size_t count, double *out);
+
+    /*
+     * Optional. SHA-256 over name, dtype, shape and bytes of every tensor of the state in name order
+     * (parameters, buffers, optimiser state, RNG), as 64 hex digits and a zero, for the trace. Any
+     * 64 digits that identify the state will do: they are compared, not verified.
+     */
+    mt_status (*state_sha256)(void *self, char out[65]);
+} mt_backend;
+
+#define MT_BACKEND_INIT                                                                            \
+    {                                                                                              \
+        sizeof(mt_backend), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,      \
+            NULL, NULL                                                                             \
+    }
+
+#ifdef __cplusplus
+}
+#endif
+#endif

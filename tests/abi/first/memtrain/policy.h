@@ -1,0 +1,286 @@
+/*
+ * memtrain/policy.h - what decides: recordings, the memory model, plans, the policy.
+ *
+ * Everything here is plain C without a device, a tensor or a clock: observations go in, decisions
+ * come out. Most programs never call it, since mt_trainer (memtrain/trainer.h) does. Include it to
+ * set options, or to drive the policy from a training loop that cannot be turned inside out:
+ *
+ *     mt_policy_plan(policy, MT_TRAIN, batch, &memory, &plan);
+ *     for each chunk of the plan: run it, mt_policy_observe(policy, ...);
+ *     on an OOM, after taking the step back: mt_policy_oom(policy, &oom, &action);
+ *
+ * Thread rule for all objects here: one thread at a time.
+ */
+#ifndef MEMTRAIN_POLICY_H
+#define MEMTRAIN_POLICY_H
+
+#include <memtrain/backend.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a chunk is run for; each mode has recordings and times of its own. */
+typedef enum mt_mode { MT_TRAIN = 0, MT_EVALUATE = 1 } mt_mode;
+
+/* ---- recordings ----------------------------------------------------------------------------- */
+
+/* The allocations and releases of one chunk in their order. */
+typedef struct mt_recording mt_recording;
+
+/* New reference: free with mt_recording_free. @return MT_OK, MT_EINVAL, MT_ENOMEM. */
+MT_API MT_NODISCARD mt_status mt_recording_new(mt_recording **out);
+
+/* NULL is a no-op. */
+MT_API void mt_recording_free(mt_recording *recording);
+
+/* Forgets all events and starts anew, for a chunk of that many samples (at least 1). */
+MT_API MT_NODISCARD mt_status mt_recording_start(mt_recording *recording, size_t samples);
+
+/*
+ * Notes one event: bytes > 0, the block at address was allocated; bytes < 0, it was released.
+ * Releases of blocks that the recording has not seen allocated are ignored. If the recorder itself
+ * runs out of host memory it stops and the recording counts as incomplete.
+ */
+MT_API void mt_recording_event(mt_recording *recording, void *address, int64_t bytes);
+
+/* Samples of the chunk, number of allocations, highest bytes above the start. 0 for NULL. */
+MT_API size_t mt_recording_samples(const mt_recording *recording);
+MT_API size_t mt_recording_allocations(const mt_recording *recording);
+MT_API size_t mt_recording_peak_bytes(const mt_recording *recording);
+
+/* ---- the memory model ------------------------------------------------------------------------ */
+
+/*
+ * The peak of any chunk size, from recordings of two.
+ *
+ * The i-th allocation of a chunk of m samples has a size that is affine in m, so the bytes live at
+ * each instant t are affine too, and the peak is the maximum of those lines: convex and piecewise
+ * affine in m. The model keeps the upper envelope of the lines; a query walks a few segments.
+ *
+ * Where the two sequences differ (a kernel that changes with m, several threads), they are aligned
+ * by a longest common subsequence; an event without a partner counts with its bytes, and these
+ * bytes are the model's margin. With one recording alone every size is taken as proportional to m
+ * above the recorded one, which can only be too much.
+ */
+typedef struct mt_memory_model mt_memory_model;
+
+/*
+ * @param small  a complete recording
+ * @param large  one of another, larger chunk size; NULL: model from small alone
+ * @param out    new reference: free with mt_memory_model_free
+ * @return MT_OK; MT_EINVAL (empty, incomplete, or sizes not ascending); MT_ENOMEM. The recordings
+ *         are not needed afterwards.
+ */
+MT_API MT_NODISCARD mt_status mt_memory_model_new(const mt_recording *small,
+                                                  const mt_recording *large, mt_memory_model **out);
+
+/* NULL is a no-op. */
+MT_API void mt_memory_model_free(mt_memory_model *model);
+
+/* Bytes above the start at the peak of a chunk of that many samples, margin not included. */
+MT_API size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples);
+
+/* Bytes of events without a partner: how much the peak may be off. */
+MT_API size_t mt_memory_model_margin(const mt_memory_model *model);
+
+/*
+ * Largest chunk whose peak and margin are within room_bytes; 0 when not even one sample is,
+ * SIZE_MAX when every chunk is, or room_bytes is 2^61 and more: no limit.
+ */
+MT_API size_t mt_memory_model_largest(const mt_memory_model *model, size_t room_bytes);
+
+/* ---- plans ---------------------------------------------------------------------------------- */
+
+typedef enum mt_plan_reason {
+    MT_PLAN_START = 0,      /* the first plan of a run, or of a batch size not seen before */
+    MT_PLAN_THROUGHPUT = 1, /* measured (or to be measured) as faster */
+    MT_PLAN_GROWTH = 2,     /* there is more room than before */
+    MT_PLAN_OOM = 3,        /* memory ran out under the plan before */
+    MT_PLAN_BUDGET = 4,     /* there is less room than before */
+    MT_PLAN_REPLAY = 5,     /* given by the caller, from a trace */
+    MT_PLAN_USER = 6        /* a chunk size fixed by the options */
+} mt_plan_reason;
+
+/* "start", "throughput", ...; the words of the trace. Static. Any thread. */
+MT_API const char *mt_plan_reason_name(mt_plan_reason reason);
+
+#define MT_PLAN_GROUPS 8
+
+/* So many chunks of so many samples. */
+typedef struct mt_chunk_group {
+    size_t samples;
+    size_t times;
+} mt_chunk_group;
+
+/*
+ * The chunks of one batch, in the order of the groups. A plain value: copy it freely.
+ *
+ * A plan that covers fewer samples than the batch is open: once its chunks have run (and have been
+ * recorded), mt_policy_extend adds the rest. A plan with discard set is a recording only: run it,
+ * take the step back, and ask for a plan again.
+ */
+typedef struct mt_plan {
+    size_t size;    /* sizeof(mt_plan) */
+    size_t samples; /* of the batch */
+    mt_chunk_group group[MT_PLAN_GROUPS];
+    size_t groups;
+    mt_plan_reason reason;
+    int discard;
+    size_t predicted_peak_bytes; /* allocated bytes at the peak; 0: no prediction */
+} mt_plan;
+
+/* Number of chunks, samples covered by them, and samples of chunk index (0 past the end). */
+MT_API size_t mt_plan_chunks(const mt_plan *plan);
+MT_API size_t mt_plan_covered(const mt_plan *plan);
+MT_API size_t mt_plan_chunk(const mt_plan *plan, size_t index);
+
+/*
+ * Cuts samples into that many chunks whose sizes differ by at most one, larger ones first.
+ * @return MT_OK; MT_EINVAL unless 1 <= chunks <= samples.
+ */
+MT_API MT_NODISCARD mt_status mt_plan_balanced(size_t samples, size_t chunks, mt_plan *out);
+
+/* ---- the policy ----------------------------------------------------------------------------- */
+
+#define MT_CLEAR_AUTO 0 /* on evidence, at most 1 % of the time */
+#define MT_CLEAR_NEVER (-1)
+
+/* Zero is the default of every field. */
+typedef struct mt_policy_options {
+    size_t size;        /* sizeof(mt_policy_options) */
+    size_t micro_batch; /* largest chunk, fixed by the user: as few balanced chunks as it allows;
+                               0: chosen */
+    size_t
+        min_micro_batch; /* never smaller, except for a batch that is; 0: what the backend says */
+    size_t max_micro_batch; /* never larger; 0: no bound */
+    int clear_every;        /* clear the cache each N training steps, MT_CLEAR_AUTO or _NEVER */
+    int eval_clear_every;   /* the same for evaluation calls */
+    int deterministic;      /* 1: sizes from memory alone, no times: equal on equal budgets */
+    unsigned max_retries;   /* of one step; 0: 16 */
+} mt_policy_options;
+
+#define MT_POLICY_OPTIONS_INIT                                                                     \
+    { sizeof(mt_policy_options), 0, 0, 0, 0, 0, 0, 0 }
+
+typedef struct mt_policy mt_policy;
+
+/*
+ * @param options  NULL: defaults; copied
+ * @param info     what the backend says of itself, NULL: nothing; copied
+ * @param out      new reference: free with mt_policy_free
+ * @return MT_OK, MT_EINVAL (names the field), MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_policy_new(const mt_policy_options *options,
+                                            const mt_backend_info *info, mt_policy **out);
+
+/* NULL is a no-op. */
+MT_API void mt_policy_free(mt_policy *policy);
+
+/*
+ * The chunks of the next batch of that many samples, given the memory as it is before the step.
+ * Allocates nothing; costs well under 2 microseconds once the sizes are known.
+ *
+ * @return MT_OK; MT_EINVAL; MT_EDEVMEM when the model knows that not even the smallest legal chunk
+ *         fits (the error line says what is missing)
+ */
+MT_API MT_NODISCARD mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples,
+                                             const mt_memory *memory, mt_plan *out);
+
+/* Adds the rest of the batch to an open plan whose chunks have run. @return as mt_policy_plan. */
+MT_API MT_NODISCARD mt_status mt_policy_extend(mt_policy *policy, mt_mode mode,
+                                               const mt_memory *memory, mt_plan *plan);
+
+/*
+ * The recording to fill while a chunk of that many samples runs: borrowed until mt_policy_observe,
+ * or NULL when nothing is to be learnt from this chunk. Started already.
+ */
+MT_API mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t samples);
+
+/*
+ * A chunk went through. Takes its recording (if one was asked for), its time and its peak.
+ * @param allocated_before  allocated bytes when the chunk began
+ */
+MT_API MT_NODISCARD mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
+                                                size_t allocated_before,
+                                                const mt_chunk_result *result);
+
+/* Where a step was when memory ran out. */
+typedef enum mt_phase {
+    MT_PHASE_BEGIN = 0,
+    MT_PHASE_ACCUMULATE = 1,
+    MT_PHASE_APPLY = 2,
+    MT_PHASE_EVALUATE = 3
+} mt_phase;
+
+/* "begin", "accumulate", "apply", "evaluate". Static. Any thread. */
+MT_API const char *mt_phase_name(mt_phase phase);
+
+/* An OOM as it was seen; the step has been taken back. */
+typedef struct mt_oom {
+    size_t size; /* sizeof(mt_oom) */
+    mt_mode mode;
+    mt_phase phase;
+    size_t chunk;      /* samples of the chunk; 0 outside of one */
+    unsigned attempt;  /* OOMs of this step so far, this one included: 1, 2, ... */
+    int plan_is_fixed; /* 1: the chunks are given (replay) and may not be changed */
+    uint64_t refused;  /* evidence, see mt_chunk_result; 0: none */
+    size_t refused_bytes;
+    size_t refused_in_use_bytes;
+    size_t allocated_before_bytes; /* when the chunk began */
+    mt_memory memory;              /* after the step was taken back */
+} mt_oom;
+
+typedef enum mt_action {
+    MT_ACTION_RETRY = 0,  /* the same plan again */
+    MT_ACTION_CLEAR = 1,  /* empty the cache, then the same plan again */
+    MT_ACTION_REPLAN = 2, /* ask mt_policy_plan again */
+    MT_ACTION_GIVE_UP = 3 /* nothing is left to try */
+} mt_action;
+
+/*
+ * What to do after an OOM. A refusal that the budget does not explain (in use + request is within
+ * it, or there was no chunk and no evidence) teaches nothing: the same plan again, then once more with
+ * an empty cache, then smaller chunks for this step alone. One that it does explain (or that came
+ * without evidence in a chunk) corrects the model, and the next plan comes from the model, not from
+ * halving. Bounded by max_retries.
+ */
+MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
+
+typedef enum mt_clear_reason {
+    MT_CLEAR_NOT = 0,
+    MT_CLEAR_EVERY = 1,
+    MT_CLEAR_EVIDENCE = 2,
+    MT_CLEAR_EPOCH = 3,
+    MT_CLEAR_OOM = 4
+} mt_clear_reason;
+
+/* "every", "evidence", "epoch", "oom". Static. Any thread. */
+MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
+
+/*
+ * Whether to empty the cache now; asked once before each step (or evaluation call).
+ * Automatic clearing acts when cached bytes and the predicted peak together exceed the budget, when
+ * the allocator had to retry, or when the mode changed and the cache holds more than a tenth of the
+ * budget, and only while all clears together have cost no more than 1 % of the time, the first one
+ * apart. Clearing each N steps comes before step N + 1, 2 N + 1, and so on.
+ * @param predicted_peak_bytes  of the plan, 0: not known
+ */
+MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
+                                       size_t predicted_peak_bytes);
+
+/* The cache was emptied, at that cost. */
+MT_API void mt_policy_cleared(mt_policy *policy, const mt_clear_result *result);
+
+/*
+ * What the policy knows of a mode, for reports: the predicted peak above the start of a chunk of so
+ * many samples with margin, 0 when nothing has been recorded; and its measured time in seconds, 0
+ * when it has not run.
+ */
+MT_API size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples);
+MT_API double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t samples);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
