@@ -1,5 +1,6 @@
 #!/bin/sh
-# The libraries from Python's ctypes, and tensors from and to NumPy: what tests/python/check_ctypes.py prints.
+# The libraries from Python's ctypes, tensors from and to NumPy, and in a process with Python's torch: what
+# tests/python/check_*.py print.
 # A Python without NumPy gets one into build/numpy, once; where that cannot be, its tests are skipped.
 set -eu
 PYTHON=${PYTHON:-python3} LIB=${LIB:-build/lib}
@@ -18,4 +19,20 @@ if ! "$PYTHON" -c 'import numpy' 2>/dev/null; then
     PYTHONPATH=$PWD/build/numpy${PYTHONPATH:+:$PYTHONPATH}
     export PYTHONPATH
 fi
-PYTHONDONTWRITEBYTECODE=1 exec "$PYTHON" tests/python/check_ctypes.py "$LIB"
+
+export PYTHONDONTWRITEBYTECODE=1
+failed=0
+"$PYTHON" tests/python/check_ctypes.py "$LIB" || failed=1
+"$PYTHON" tests/python/check_inside_torch.py "$LIB" || failed=1
+
+# The same where Python has no torch: what tells that it is loaded is a library of that name.
+stub=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
+trap 'rm -rf "$stub"' EXIT
+case $(uname -s) in
+Darwin) name=libtorch_python.dylib options=-dynamiclib ;;
+*) name=libtorch_python.so options="-shared -fPIC -Wl,-soname,libtorch_python.so" ;;
+esac
+echo 'int nothing;' >"$stub/stub.c"
+${CC:-cc} $options -o "$stub/$name" "$stub/stub.c"
+"$PYTHON" tests/python/check_inside_torch.py "$LIB" "$stub/$name" || failed=1
+exit $failed

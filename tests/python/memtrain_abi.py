@@ -129,6 +129,13 @@ def load(folder, name):
     return library
 
 
+def text(library, function):
+    """What a function without arguments says."""
+    call = getattr(library, function)
+    call.restype = c.c_char_p
+    return call().decode()
+
+
 class Failed(Exception):
     """A status that is not MT_OK, with the line that the library left for the thread."""
 
