@@ -195,6 +195,8 @@ extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *optio
     if (options) {
         MT_RETURN_IF_FAILED(check_sized(options, name_of, "options"));
         copy_in(own, options);
+        /* The first callers' struct ends with amp, and has padding where arena is. */
+        if (options->size == offsetof(mt_torch_options, checkpointing)) own.arena = MT_ARENA_AUTO;
     }
     MT_RETURN_IF_FAILED(parse_device(own.device ? own.device : "cpu", name_of, &device));
     if (model->in_use)

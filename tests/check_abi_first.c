@@ -99,9 +99,11 @@ static mt_status evaluate(void *self, const mt_batch *batch, size_t first, size_
     return MT_OK;
 }
 
+/* Of a line that has learnt nothing. */
 static mt_backend seam(void) {
     mt_backend backend = MT_BACKEND_INIT;
 
+    memset(&line, 0, sizeof line);
     backend.self = &line;
     backend.describe = describe;
     backend.memory = memory;
@@ -187,7 +189,7 @@ END_TEST
 START_TEST(options_of_then) {
     const mt_policy_options policy_init = MT_POLICY_OPTIONS_INIT;
     FENCED(mt_policy_options) policy;
-    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer_options options;
     mt_step_report step = MT_STEP_REPORT_INIT;
     mt_backend backend = seam();
     mt_batch batch = {sizeof batch, NULL, POINTS, 7};
@@ -195,12 +197,24 @@ START_TEST(options_of_then) {
 
     FENCE(policy, policy_init); /* what follows would be refused as rungs and rules */
     policy.it.micro_batch = 4;
+    /* Field by field, so that there is anything in its padding. */
+    memset(&options, 0xa5, sizeof options);
+    options.size = sizeof options;
     options.policy = &policy.it;
+    options.trace = NULL;
+    options.trace_user = NULL;
+    options.batch = 0;
+    options.seed = 0;
+    options.drop_small = 0;
     ck_ok(mt_trainer_new(&backend, &options, &trainer));
     ck_ok(mt_trainer_step(trainer, &batch, &step));
     ck_assert_uint_eq(line.most, 4);
     ck_assert_uint_eq(step.chunk_count, POINTS / 4);
     ck_assert_int_eq(step.reason, MT_PLAN_USER);
+    /* Steps that are left out are an option of later callers. */
+    line.w = INFINITY;
+    ck_ok(mt_trainer_step(trainer, &batch, &step));
+    ck_assert_int_eq(step.skipped, 0);
     mt_trainer_free(trainer);
 }
 END_TEST

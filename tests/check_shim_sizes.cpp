@@ -131,6 +131,14 @@ void each(const char *name, size_t least, const Struct &initial, mt_status (*cal
 
 } // namespace
 
+/* While no tensor lies on the card. */
+START_TEST(a_card) {
+    mt_sim_options card = MT_SIM_OPTIONS_INIT;
+    each("mt_sim_options", 0, card,
+         [](void *given) { return mt_device_simulate("sim", as<mt_sim_options>(given)); });
+}
+END_TEST
+
 START_TEST(what_comes_in) {
     Trainer own(options_of(MT_SGD));
     Batch four(4);
@@ -138,7 +146,6 @@ START_TEST(what_comes_in) {
     trainer = &own, batch = &four, one = &model;
     float number = 1;
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
-    mt_sim_options card = MT_SIM_OPTIONS_INIT;
     mt_model_traits traits = MT_MODEL_TRAITS_INIT;
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     mt_parameter_group group = MT_PARAMETER_GROUP_INIT;
@@ -154,8 +161,6 @@ START_TEST(what_comes_in) {
     };
     each("mt_torch_init_options", 0, init,
          [](void *given) { return mt_torch_init(as<mt_torch_init_options>(given)); });
-    each("mt_sim_options", 0, card,
-         [](void *given) { return mt_device_simulate("sim", as<mt_sim_options>(given)); });
     each("mt_model_ops", offsetof(mt_model_ops, units), least_ops,
          [](void *given) { return made(as<mt_model_ops>(given), nullptr); });
     each("mt_model_traits", 0, traits,
@@ -220,6 +225,7 @@ END_TEST
 int main() {
     Suite *suite = suite_create("shim_sizes");
     TCase *sizes = suite_case(suite, "sizes");
+    tcase_add_test(sizes, a_card);
     tcase_add_test(sizes, what_comes_in);
     tcase_add_test(sizes, what_goes_out);
     return suite_run(suite);

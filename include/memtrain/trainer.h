@@ -49,12 +49,13 @@ typedef struct mt_trainer_options {
     uint64_t seed;       /* likewise */
     int drop_small;      /* 1: a batch below the smallest legal chunk is dropped;
                                         0: it is run as one chunk */
+    int unused;          /* not read: older callers have padding here, with anything in it */
     int skip_not_finite; /* 1: a step whose loss is infinite or not a number is taken back before the
                             update, and its report says skipped; 0: the update is made */
 } mt_trainer_options;
 
 #define MT_TRAINER_OPTIONS_INIT                                                                    \
-    { sizeof(mt_trainer_options), NULL, NULL, NULL, 0, 0, 0, 0 }
+    { sizeof(mt_trainer_options), NULL, NULL, NULL, 0, 0, 0, 0, 0 }
 
 /*
  * @param backend  copied; what its self points to must outlive the trainer
