@@ -82,9 +82,21 @@ START_TEST(strides) {
     ck_ok(mt_tensor_read(memory.tensor, MT_FLOAT32, out, sizeof out));
     ck_assert_float_eq(out[7], 20);
     refused(mt_tensor_write(memory.tensor, MT_FLOAT32, out, sizeof out), MT_EINVAL,
-            "mt_tensor_write: elements of tensor share memory: it has a stride of 0");
+            "mt_tensor_write: elements of tensor share memory, as its strides tell");
     mt_tensor_free(memory.tensor);
-    ck_assert_int_eq(memory.released, 2);
+    /* Windows of two that share one, and pairs with a gap between them. */
+    memory.shape[0] = memory.shape[1] = 2;
+    memory.strides[0] = 1;
+    ck_ok(mt_tensor_wrap(&memory.m, &memory.tensor));
+    ck_status(mt_tensor_write(memory.tensor, MT_FLOAT32, out, 16), MT_EINVAL);
+    mt_tensor_free(memory.tensor);
+    memory.strides[0] = 3;
+    memory.m.bytes = sizeof memory.data;
+    ck_ok(mt_tensor_wrap(&memory.m, &memory.tensor));
+    ck_ok(mt_tensor_write(memory.tensor, MT_FLOAT32, other, 16));
+    ck_assert_float_eq(memory.data[3], 20);
+    mt_tensor_free(memory.tensor);
+    ck_assert_int_eq(memory.released, 4);
 }
 END_TEST
 
