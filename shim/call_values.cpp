@@ -14,6 +14,7 @@
 
 #include "arguments.hpp"
 #include "guard.hpp"
+#include "lend.hpp"
 #include "tensor.hpp"
 
 namespace memtrain::shim {
@@ -25,23 +26,6 @@ using c10::TypeKind;
 constexpr const char *kinds[] = {"none",  "tensor", "bool", "int",     "double", "string",
                                  "dtype", "device", "ints", "doubles", "bools",  "tensors"};
 constexpr int kind_count = sizeof kinds / sizeof kinds[0];
-
-struct Dtype {
-    int mine;
-    c10::ScalarType theirs;
-};
-
-constexpr Dtype dtypes[] = {
-    {MT_FLOAT32, c10::kFloat},     {MT_FLOAT64, c10::kDouble}, {MT_FLOAT16, c10::kHalf},
-    {MT_BFLOAT16, c10::kBFloat16}, {MT_INT64, c10::kLong},     {MT_INT32, c10::kInt},
-    {MT_UINT8, c10::kByte},        {MT_BOOL, c10::kBool},
-};
-
-const Dtype *dtype_of(int mine) {
-    for (const Dtype &dtype : dtypes)
-        if (dtype.mine == mine) return &dtype;
-    return nullptr;
-}
 
 /* Values that a schema has as numbers, by the names that Python has for them. */
 struct Word {
@@ -107,7 +91,7 @@ void check_value(const char *function, const char *list, size_t index, const mt_
              value.is.tensor ? "not a live handle" : "a tensor that is NULL");
     if ((kind == MT_VALUE_STRING || kind == MT_VALUE_DEVICE) && !value.is.text)
         fail(MT_EINVAL, "%s: %s[%zu] is a %s that is NULL", function, list, index, kinds[kind]);
-    if (kind == MT_VALUE_DTYPE && !dtype_of(number_of(value.is.dtype)))
+    if (kind == MT_VALUE_DTYPE && !type_named(number_of(value.is.dtype)))
         fail(MT_EINVAL, "%s: %s[%zu]: dtype %d is none of mt_dtype", function, list, index,
              number_of(value.is.dtype));
     if (is_list(kind) && value.count && !value.is.integers)
@@ -178,7 +162,7 @@ bool convert_one(const mt_value &value, TypeKind wanted, IValue &out) {
         return true;
     case TypeKind::ScalarTypeType:
         if (value.kind != MT_VALUE_DTYPE) return false;
-        out = IValue(dtype_of(number_of(value.is.dtype))->theirs);
+        out = IValue(*type_named(number_of(value.is.dtype)));
         return true;
     case TypeKind::LayoutType:
         return convert_word(layouts, value, out);
@@ -359,11 +343,11 @@ mt_value tensors_out(const std::vector<at::Tensor> &list) {
 }
 
 mt_value dtype_out(int64_t number) {
-    for (const Dtype &dtype : dtypes)
-        if (static_cast<int64_t>(dtype.theirs) == number)
-            return mt_value_dtype(static_cast<mt_dtype>(dtype.mine));
+    auto type = static_cast<c10::ScalarType>(number);
+    mt_dtype dtype = dtype_of(type);
+    if (dtype != MT_DTYPE_NONE) return mt_value_dtype(dtype);
     fail(MT_ENOTSUP, "mt_call: the result is the dtype %s, which mt_dtype has not",
-         c10::toString(static_cast<c10::ScalarType>(number)));
+         c10::toString(type));
 }
 
 mt_value list_out(const IValue &result) {

@@ -138,9 +138,14 @@ bool is_read_only(const at::Tensor &tensor) {
     return kept && kept->read_only;
 }
 
-c10::ScalarType scalar_type(const char *function, int dtype) {
+std::optional<c10::ScalarType> type_named(int dtype) {
     for (const auto &row : dtypes)
         if (row.ours == dtype) return row.theirs;
+    return std::nullopt;
+}
+
+c10::ScalarType scalar_type(const char *function, int dtype) {
+    if (auto type = type_named(dtype)) return *type;
     fail(MT_EINVAL, "%s: dtype %d is none of mt_dtype", function, dtype);
 }
 

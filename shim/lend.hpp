@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -57,7 +58,10 @@ at::Tensor lend(const Lent &memory, Loan loan);
 /* Whether the tensor lies over memory that was lent for reading. */
 bool is_read_only(const at::Tensor &tensor);
 
-/* Throws Failure for a number that is no dtype. */
+/* Nothing for a number that is no dtype. */
+std::optional<c10::ScalarType> type_named(int dtype);
+
+/* Throws Failure for one. */
 c10::ScalarType scalar_type(const char *function, int dtype);
 
 /* MT_DTYPE_NONE for one that mt_dtype does not name. */
