@@ -305,13 +305,6 @@ template <class Item> Item *take_items(size_t count) {
     return items;
 }
 
-mt_tensor *new_tensor(at::Tensor tensor) {
-    mt_tensor *handle = nullptr;
-    check(mt_tensor_new(&handle));
-    handle->tensor = std::move(tensor);
-    return handle;
-}
-
 mt_value owned(mt_value value) {
     value.owned = 1;
     return value;
@@ -334,7 +327,7 @@ mt_value tensors_out(const std::vector<at::Tensor> &list) {
     auto **handles = take_items<mt_tensor *>(list.size());
     mt_value value = owned(mt_value_tensors(handles, list.size()));
     try {
-        for (size_t i = 0; i < list.size(); i++) handles[i] = new_tensor(list[i]);
+        for (size_t i = 0; i < list.size(); i++) handles[i] = new_handle(list[i]);
     } catch (...) {
         mt_values_free(&value, 1);
         throw;
@@ -376,7 +369,7 @@ mt_value hand_out(IValue &&result, const c10::Argument &declared) {
     if (result.isNone()) return mt_value_none();
     if (result.isTensor()) {
         at::Tensor tensor = std::move(result).toTensor();
-        return tensor.defined() ? owned(mt_value_tensor(new_tensor(std::move(tensor))))
+        return tensor.defined() ? owned(mt_value_tensor(new_handle(std::move(tensor))))
                                 : mt_value_none();
     }
     if (result.isInt())
