@@ -342,6 +342,7 @@ START_TEST(same_bits) {
     const Network &network = networks::all[_i % networks::count];
     int way = _i / networks::count;
     for (mt_dtype amp : {MT_DTYPE_NONE, MT_BFLOAT16}) {
+        if (amp != MT_DTYPE_NONE && way != 0) break; /* autocast does not know the ways apart */
         Trained plain = train(network, way, options_for(MT_OFFLOAD_NEVER, amp));
         ck_assert_int_eq(plain.offload.kind, MT_OFFLOAD_NEVER);
         for (int i = 0; i < EXACT; i++)
