@@ -116,7 +116,8 @@ void mt__note_oom(mt__work *w, mt_phase phase, size_t chunk, const mt_chunk_resu
 /* Has the next chunk be one that can be taken back alone. Without that it runs all the same. */
 static mt_status mark(mt_trainer *t, mt__work *w) {
     w->marked = 0;
-    if (w->mode != MT_TRAIN || w->forced || !w->plan.keep) return MT_OK;
+    if (w->mode != MT_TRAIN || (w->forced ? t->holding : !w->plan.keep)) return MT_OK;
+    if (w->forced) mt__policy_forced_alone(t->policy);
     mt_status status = t->backend.mark(t->backend.self);
     w->marked = status == MT_OK;
     if (!t->holding) return status; /* its gradients have no other place */
@@ -300,11 +301,21 @@ static mt_status take_back(mt_trainer *t, mt__work *w, mt_status because) {
     return because;
 }
 
-int mt__wants_gradients(const mt__work *w) {
-    return w->forced || !w->plan.alone;
+/* Whether the chunks are given and are one that can do without gradients beside its own. */
+static int is_given_whole(const mt_trainer *t, const mt__work *w) {
+    return w->forced && t->forced.count == 1 && t->info.holds_gradients && t->info.keeps_chunks &&
+           t->policy_options.keep_chunks != MT_KEEP_NEVER;
 }
 
-static mt_status hold_gradients(mt_trainer *t, int on) {
+int mt__wants_gradients(const mt_trainer *t, const mt__work *w) {
+    return w->forced ? t->holding || !is_given_whole(t, w) : !w->plan.alone;
+}
+
+int mt__may_go_alone(const mt_trainer *t, const mt__work *w) {
+    return t->holding && is_given_whole(t, w);
+}
+
+mt_status mt__hold_gradients(mt_trainer *t, int on) {
     if (on == t->holding) return MT_OK;
     mt_status status = t->backend.hold_gradients(t->backend.self, on);
     if (status == MT_OK) t->holding = on;
@@ -313,7 +324,7 @@ static mt_status hold_gradients(mt_trainer *t, int on) {
 
 static mt_status begin(mt_trainer *t, mt__work *w) {
     mt__note_oom(w, MT_PHASE_BEGIN, 0, NULL, 0);
-    mt_status status = hold_gradients(t, mt__wants_gradients(w));
+    mt_status status = mt__hold_gradients(t, mt__wants_gradients(t, w));
     if (status != MT_OK) return status;
     status = t->backend.begin(t->backend.self, w->batch);
     w->open = status == MT_OK;

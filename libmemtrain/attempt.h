@@ -60,7 +60,16 @@ mt_status mt__roll_back(mt_trainer *t, mt__work *w, mt_status because);
 mt_status mt__attempt_step(mt_trainer *t, mt__work *w);
 
 /* Whether an attempt needs the memory in which gradients of several chunks are added up. */
-int mt__wants_gradients(const mt__work *w);
+int mt__wants_gradients(const mt_trainer *trainer, const mt__work *w);
+
+/*
+ * Whether a step that ran out of memory beside gradients that are held may be tried without: its chunks are
+ * given, and are one of the whole batch.
+ */
+int mt__may_go_alone(const mt_trainer *trainer, const mt__work *w);
+
+/* Outside a step: gives the memory back in which gradients are added up, or takes it again. */
+mt_status mt__hold_gradients(mt_trainer *trainer, int on);
 
 /* ---- retry.c: plans, and what is done when memory runs out ---- */
 

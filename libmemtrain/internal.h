@@ -41,6 +41,9 @@ void mt__policy_begin_step(mt_policy *policy);
 /* Whether the chunks of the next step are given; such chunks have their gradients in place. */
 void mt__policy_forced(mt_policy *policy, int forced);
 
+/* They are one chunk whose gradients are the only ones. */
+void mt__policy_forced_alone(mt_policy *policy);
+
 /* The next plan is for the same step as the last one, without memory having run out in between. */
 void mt__policy_same_step(mt_policy *policy);
 

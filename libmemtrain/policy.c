@@ -202,6 +202,10 @@ void mt__policy_forced(mt_policy *policy, int forced) {
     if (forced) policy->keep = 0;
 }
 
+void mt__policy_forced_alone(mt_policy *policy) {
+    policy->keep = 1;
+}
+
 void mt__policy_same_step(mt_policy *policy) {
     policy->same_step = 1;
 }

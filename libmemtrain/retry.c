@@ -114,7 +114,7 @@ static mt_status shorten(mt_trainer *t, mt__work *w) {
 
 /* Whether what the plan asks for changes outside a step alone. */
 static int wants_a_new_step(const mt_trainer *t, const mt__work *w) {
-    return w->plan.rungs != t->rungs || mt__wants_gradients(w) != t->holding;
+    return w->plan.rungs != t->rungs || mt__wants_gradients(t, w) != t->holding;
 }
 
 /*
@@ -139,6 +139,13 @@ static mt_status make_plan(mt_trainer *t, mt__work *w) {
     return status;
 }
 
+/* What is replayed ran in this budget, so it may have run without gradients held beside its own. */
+static mt_status go_alone(mt_trainer *t, mt__work *w) {
+    mt__trace_oom(t, &w->oom, MT_ACTION_RETRY);
+    w->retries++;
+    return mt__hold_gradients(t, 0);
+}
+
 /* Asks the policy what to do after an OOM and does it. MT_OK: try again; else the step is over. */
 static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     mt_action action = MT_ACTION_GIVE_UP;
@@ -148,6 +155,7 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     w->oom.plan_is_fixed = w->forced;
     t->run.ooms++;
     mt_status status = mt__read_memory(t, &w->oom.memory);
+    if (status == MT_OK && mt__may_go_alone(t, w)) return go_alone(t, w);
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
     if (status != MT_OK) return status;
     mt__trace_oom(t, &w->oom, action);

@@ -220,6 +220,43 @@ START_TEST(chunks_are_given) {
 }
 END_TEST
 
+/* A whole batch that is given goes without them where it does not fit else, and leaves them where they are. */
+START_TEST(a_whole_batch_is_given) {
+    static const size_t whole[] = {BATCH};
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+    mt_step_report report;
+
+    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
+    report = step(trainer, BATCH, 2);
+    check_log("begin accumulate!(0+64) rollback hold begin accumulate(0+64) apply");
+    ck_assert_uint_le(report.peak_bytes, options.budget_bytes);
+    fake_log_clear(&fake);
+    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
+    step(trainer, BATCH, 3);
+    check_log("begin accumulate(0+64) apply");
+    done(trainer);
+}
+END_TEST
+
+/* With less room still it gives up, bounded; and without the permission at once. */
+START_TEST(a_whole_batch_that_does_not_fit) {
+    static const size_t whole[] = {BATCH};
+    fake_options options = holding(room_for(BATCH) - (size_t)_i);
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer;
+
+    if (_i == 0) policy.keep_chunks = MT_KEEP_NEVER;
+    trainer = learnt(&options, &policy);
+    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
+    step_fails(trainer, BATCH, 2, MT_EDEVMEM);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), (size_t)_i);
+    step(trainer, BATCH, 3);
+    done(trainer);
+}
+END_TEST
+
 /* The backend of one that held nothing is another trainer's now. */
 START_TEST(another_trainer) {
     fake_options options = holding(room_for(BATCH));
@@ -387,6 +424,8 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(back, there_and_back);
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
+    tcase_add_test(back, a_whole_batch_is_given);
+    tcase_add_loop_test(back, a_whole_batch_that_does_not_fit, 0, 2);
     tcase_add_test(back, another_trainer);
     tcase_add_test(fails, less_room);
     tcase_add_test(fails, no_budget_any_more);
