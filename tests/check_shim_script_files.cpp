@@ -10,6 +10,8 @@
 
 #include "script_subject.hpp"
 
+#include "common/edge.h"
+
 using namespace script_subject;
 
 namespace {
@@ -201,6 +203,24 @@ START_TEST(options_that_are_wrong) {
 }
 END_TEST
 
+/* Of callers who know fewer fields. */
+START_TEST(options_of_each_size) {
+    static std::string path;
+    Folder folder;
+    prepare();
+    path = saved_net(folder);
+    mt_script_options options = MT_SCRIPT_OPTIONS_INIT;
+    edge_row row = {"mt_script_options", sizeof options, 0, &options, [](void *given) {
+                        mt_model *model = nullptr;
+                        mt_status status = mt_script_load(
+                            path.c_str(), static_cast<const mt_script_options *>(given), &model);
+                        mt_model_free(model);
+                        return status;
+                    }};
+    edge_each(&row);
+}
+END_TEST
+
 /* ---- saving that fails -------------------------------------------------------------------------------- */
 
 START_TEST(what_cannot_be_saved) {
@@ -260,5 +280,6 @@ int main() {
     tcase_add_test(modules, modules_that_cannot_be_trained);
     tcase_add_test(modules, nothing_to_train);
     tcase_add_test(modules, options_that_are_wrong);
+    tcase_add_test(modules, options_of_each_size);
     return suite_run(suite);
 }
