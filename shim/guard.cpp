@@ -41,12 +41,12 @@ void evidence_is_used() noexcept {
 }
 
 /*
- * The line of a text that says the most: the first, but the last one of TorchScript, whose first
- * line only says that something failed.
+ * The line of a text that says the most: the first that is not empty, but the last one of TorchScript,
+ * whose first line only says that something failed.
  */
 void best_line(const char *text, const char **out_start, int *out_length) {
     static const char script[] = "The following operation failed in the TorchScript interpreter";
-    const char *start = text;
+    const char *start = text + std::strspn(text, "\r\n");
     if (std::strncmp(text, script, sizeof script - 1) == 0) {
         for (const char *p = text; *p; p++)
             if (p[0] == '\n' && p[1] && p[1] != '\n') start = p + 1;

@@ -27,7 +27,7 @@ static const ex_option own[] = {
     EX_FLAG("paws-of", EX_WHOLE, program, paws, "N", "how many", .least = -3, .most = 4,
             .words = some),
     EX_FLAG("purrs", EX_SWITCH, program, purrs, NULL, "purrs", .most = 1),
-    EX_FLAG("name", EX_TEXT, program, name, "TEXT", "what it is called"),
+    EX_FLAG("name", EX_TEXT, program, name, "TEXT", "what it is called", .decides = 1),
 };
 
 static const program fresh = {.flags = EX_FLAGS_INIT, .colour = 4, .paws = 4};
@@ -396,6 +396,7 @@ START_TEST(settings_are_what_decides) {
     ck_assert_str_eq(setting("optimizer"), "adamw");
     ck_assert_str_eq(setting("weight-decay"), "0.01");
     ck_assert_str_eq(setting("colour"), "white");
+    ck_assert_str_eq(setting("name"), "idle"); /* not given */
     ck_assert_str_eq(setting("paws-of"), "idle");
     ck_assert_str_eq(setting("momentum"), "idle");
     ck_assert_str_eq(setting("epochs"), "idle");
@@ -404,6 +405,10 @@ START_TEST(settings_are_what_decides) {
     ck_assert_str_eq(setting("momentum"), "0.9");
     ck_assert_str_eq(setting("epochs"), "9");
     ck_assert_str_eq(setting("lr"), "0.30000000000000004");
+    ACCEPT("--name=Tom");
+    ck_assert_str_eq(setting("name"), "Tom");
+    ACCEPT("--name=a/path/that/is/longer/than/a/setting");
+    ck_assert_str_eq(setting("name"), "h/that/is/longer/than/a/setting");
 }
 END_TEST
 

@@ -29,17 +29,17 @@ mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *ru
     return status;
 }
 
-mt_status ex_checkpoint_check(const char *path) {
+mt_status ex_checkpoint_check(const char *flag, const char *path) {
     char folder[4096];
     struct stat there;
     const char *slash = path ? strrchr(path, '/') : NULL;
     if (!path) return MT_OK;
     if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
-        return mt_set_error(MT_EINVAL, "--save: '%s' is there and is no regular file", path);
+        return mt_set_error(MT_EINVAL, "%s: '%s' is there and is no regular file", flag, path);
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1,
              slash ? path : ".");
     if (access(folder, W_OK) == 0) return MT_OK;
-    return mt_set_error(MT_EINVAL, "--save: cannot write '%s': %s", path, strerror(errno));
+    return mt_set_error(MT_EINVAL, "%s: cannot write '%s': %s", flag, path, strerror(errno));
 }
 
 static mt_status take_position(const char *path, const json_t *object, const ex_run *run,

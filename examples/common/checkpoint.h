@@ -35,9 +35,10 @@ MT_NODISCARD mt_status ex_checkpoint_save(mt_torch *torch, const char *path, con
 
 /*
  * Whether a file can be written there, as far as its folder tells: better now than after an epoch.
- * @return MT_OK, also for NULL; MT_EINVAL
+ * @param flag  that names it, "--save"
+ * @return MT_OK, also for a path of NULL; MT_EINVAL
  */
-MT_NODISCARD mt_status ex_checkpoint_check(const char *path);
+MT_NODISCARD mt_status ex_checkpoint_check(const char *flag, const char *path);
 
 /*
  * The weights of --weights. path NULL: MT_OK, and nothing is loaded.
