@@ -343,12 +343,12 @@ static size_t largest_chunk(const mt_plan *plan) {
 }
 
 /*
- * Whether a second set of gradients fits beside the plan: as recordings say, or else by the bound that
+ * Whether a second set of gradients fits beside chunks up to that size: as recordings say, or else by the bound that
  * it adds no more than the gradients. Tells what the peak is then.
  */
-static int has_room_to_keep(const mt_policy *p, mt__curve *c, const mt_plan *plan,
+static int has_room_to_keep(const mt_policy *p, mt__curve *c, size_t largest,
                             const mt_memory *memory, size_t *bytes) {
-    size_t largest = largest_chunk(plan), bound = mt__add(*bytes, p->info.gradient_bytes);
+    size_t bound = mt__add(*bytes, p->info.gradient_bytes);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     int is_known = mt__curve_is_recorded(c, 1);
     /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
@@ -367,12 +367,18 @@ static size_t allocated_alone(const mt_policy *p, const mt_memory *memory) {
     return memory->allocated_bytes - mt__min(memory->allocated_bytes, p->info.gradient_bytes);
 }
 
-/* Fills in what a plan promises, once its chunks are known. */
-static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
-                    mt_plan *plan) {
-    size_t bytes = mt__curve_predict(c, plan->alone, largest_chunk(plan));
+/*
+ * Fills in what a plan promises, once its chunks are known. The first ones of a plan that was open have
+ * run by then, the largest of so many samples, with their gradients in place.
+ */
+static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory, size_t ran,
+                    size_t largest_ran, mt_plan *plan) {
+    size_t largest = mt_plan_chunk(plan, ran); /* of those to come, larger ones are first */
+    size_t bytes = mt__curve_predict(c, plan->alone, largest);
     size_t allocated = plan->alone ? allocated_alone(p, memory) : memory->allocated_bytes;
-    plan->keep = plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, plan, memory, &bytes));
+    plan->keep =
+        plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, largest, memory, &bytes));
+    if (ran && bytes) bytes = mt__max(bytes, mt__curve_predict(c, 0, largest_ran));
     plan->predicted_peak_bytes = bytes && memory->budget_bytes ? mt__add(bytes, allocated) : 0;
     if (mode == MT_TRAIN) p->keep = plan->keep;
 }
@@ -512,7 +518,7 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
     plan->rate = mt__ladder_rate(p, samples);
     if (!mt__ladder_crosses(p)) status = cut(p, mode, c, memory, plan);
     if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
-        promise(p, mode, c, memory, plan);
+        promise(p, mode, c, memory, 0, 0, plan);
     else if (mode == MT_TRAIN)
         p->keep = 0;
     return status;
@@ -564,10 +570,11 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     mt__curve *c = current_curve(policy, mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
     policy->begun = 1;
+    size_t ran = mt_plan_chunks(plan), largest_ran = largest_chunk(plan);
     mt_status status =
         plan->groups ? plan_rest(policy, mode, memory, plan) : cut(policy, mode, c, memory, plan);
     if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
-        promise(policy, mode, c, memory, plan);
+        promise(policy, mode, c, memory, ran, largest_ran, plan);
     policy->same_step = plan->discard;
     return status;
 }
