@@ -117,7 +117,7 @@ void mt__note_oom(mt__work *w, mt_phase phase, size_t chunk, const mt_chunk_resu
 static mt_status mark(mt_trainer *t, mt__work *w) {
     w->marked = 0;
     if (w->mode != MT_TRAIN || (w->forced ? t->holding : !w->plan.keep)) return MT_OK;
-    if (w->forced) mt__policy_forced_alone(t->policy);
+    if (w->forced) mt__policy_keeps(t->policy, 1);
     mt_status status = t->backend.mark(t->backend.self);
     w->marked = status == MT_OK;
     if (!t->holding) return status; /* its gradients have no other place */

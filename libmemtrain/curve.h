@@ -58,7 +58,7 @@ typedef struct mt__curve {
     mt__evidence evidence[2]; /* by keep */
     mt__timings timings;
     int has_run;   /* a chunk went through: two sizes are recorded before that, or never */
-    int has_begun; /* the plan that measures two sizes has been given */
+    int has_begun; /* the plan that begins the first batch has been given */
     mt__seen seen[MT__SEEN];
     size_t next_seen;
 } mt__curve;

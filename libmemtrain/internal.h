@@ -38,11 +38,8 @@ size_t mt__policy_attainable(const mt_policy *policy, size_t samples);
 /* The next plan is for another step, also if the last one failed before it was planned again. */
 void mt__policy_begin_step(mt_policy *policy);
 
-/* Whether the chunks of the next step are given; such chunks have their gradients in place. */
-void mt__policy_forced(mt_policy *policy, int forced);
-
-/* They are one chunk whose gradients are the only ones. */
-void mt__policy_forced_alone(mt_policy *policy);
+/* Whether chunks that are given run with gradients of their own, as one alone does, or in place. */
+void mt__policy_keeps(mt_policy *policy, int keep);
 
 /* The next plan is for the same step as the last one, without memory having run out in between. */
 void mt__policy_same_step(mt_policy *policy);

@@ -198,12 +198,8 @@ void mt__policy_begin_step(mt_policy *policy) {
     policy->replanning = policy->same_step = 0;
 }
 
-void mt__policy_forced(mt_policy *policy, int forced) {
-    if (forced) policy->keep = 0;
-}
-
-void mt__policy_forced_alone(mt_policy *policy) {
-    policy->keep = 1;
+void mt__policy_keeps(mt_policy *policy, int keep) {
+    policy->keep = keep;
 }
 
 void mt__policy_same_step(mt_policy *policy) {
@@ -343,8 +339,8 @@ static size_t largest_chunk(const mt_plan *plan) {
 }
 
 /*
- * Whether a second set of gradients fits beside chunks up to that size: as recordings say, or else by the bound that
- * it adds no more than the gradients. Tells what the peak is then.
+ * Whether a second set of gradients fits beside chunks up to that size: as recordings say, or else by the
+ * bound that it adds no more than the gradients. Tells what the peak is then.
  */
 static int has_room_to_keep(const mt_policy *p, mt__curve *c, size_t largest,
                             const mt_memory *memory, size_t *bytes) {

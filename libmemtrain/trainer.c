@@ -311,7 +311,7 @@ static mt_status prepare_step(mt_trainer *t, mt__work *w) {
     mt_clear_reason reason = mt_policy_clear(t->policy, MT_TRAIN, &memory, expected);
     if (reason != MT_CLEAR_NOT) status = mt__clear(t, reason);
     if (status != MT_OK) return status;
-    mt__policy_forced(t->policy, w->forced);
+    if (w->forced) mt__policy_keeps(t->policy, 0);
     if (w->forced) status = force_rungs(t);
     if (status != MT_OK) return status;
     return t->backend.reset_peak ? t->backend.reset_peak(t->backend.self) : MT_OK;
