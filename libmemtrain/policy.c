@@ -404,22 +404,18 @@ static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, siz
     return mt__choose_chunks(&c->timings, samples, fewest, most, s ? s->chunks : 0);
 }
 
-/* Sizes grow step by step; the whole batch alone may be the step after the largest that fits else. */
-static int alone_is_faster(const mt_policy *p, mt__curve *c, const mt_plan *plan, size_t rest,
-                           size_t fewest, size_t most) {
-    if (mt__largest_worth(&c->timings) < mt__ceil_div(rest, fewest)) return 0;
-    return fastest(p, c, plan, rest, 1, most) == 1;
-}
-
-/* The number of chunks for what is left; fewest above that: only the whole batch alone fits. */
+/*
+ * The number of chunks for what is left; fewest above that: only the whole batch alone fits. Sizes grow step
+ * by step; the whole batch alone may be the step after the largest that fits else.
+ */
 static size_t choose(const mt_policy *p, mt__curve *c, int alone, size_t rest, size_t *fewest,
                      size_t most, mt_plan *plan) {
-    size_t largest = mt__max(mt__largest_worth(&c->timings), largest_chunk(plan));
-    int is_all = *fewest > rest;
-    plan->alone = alone && (is_all || alone_is_faster(p, c, plan, rest, *fewest, most));
+    size_t worth = mt__largest_worth(&c->timings), largest = mt__max(worth, largest_chunk(plan));
+    int is_all = *fewest > rest, has_grown = is_all || worth >= mt__ceil_div(rest, *fewest);
+    plan->alone = alone && has_grown && (is_all || fastest(p, c, plan, rest, 1, most) == 1);
     if (plan->alone) return *fewest = 1;
-    return fastest(p, c, plan, rest, mt__min(most, mt__max(*fewest, mt__ceil_div(rest, largest))),
-                   most);
+    size_t least = mt__min(most, mt__max(*fewest, mt__ceil_div(rest, largest)));
+    return fastest(p, c, plan, rest, least, most);
 }
 
 /*
