@@ -7,6 +7,10 @@
 
 enum { FORGOTTEN_AFTER = 64, TOLERANCE = 1024 };
 
+int mt__same_kind(const mt__kind *a, const mt__kind *b) {
+    return a->mode == b->mode && a->shape == b->shape && a->rungs == b->rungs;
+}
+
 mt__curve *mt__curve_new(const mt__kind *kind) {
     mt__curve *c = mt__alloc(1, sizeof *c);
     if (!c) return NULL;

@@ -3,7 +3,7 @@
  *
  * A kind is a mode, an input shape, and the rungs that are on. Its chunks run in one of two ways,
  * gradients in place or apart (keep: a second set, so that a chunk can be taken back alone), whose
- * peaks differ and are both known from one recording. Pure functions over a value; policy.c says when.
+ * peaks differ and are both known from one recording. Pure functions over a value; cut.c says when.
  */
 #ifndef MT_CURVE_H
 #define MT_CURVE_H
@@ -18,6 +18,8 @@ typedef struct mt__kind {
     uint64_t shape;
     unsigned rungs; /* MT_RUNG_BITs */
 } mt__kind;
+
+int mt__same_kind(const mt__kind *a, const mt__kind *b);
 
 /* The last plan for a batch size, to tell why the next one differs. */
 typedef struct mt__seen {

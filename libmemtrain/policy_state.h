@@ -1,5 +1,5 @@
 /*
- * policy_state.h - the policy's inside, shared by policy.c, ladder.c and clear.c.
+ * policy_state.h - the policy's inside, shared by policy.c, cut.c, oom.c, ladder.c and clear.c.
  */
 #ifndef MT_POLICY_STATE_H
 #define MT_POLICY_STATE_H
@@ -80,9 +80,18 @@ size_t mt__policy_least(const mt_policy *policy, size_t samples);
  */
 size_t mt__policy_most_chunks(const mt_policy *policy, size_t samples);
 
+/* Whether chunks are not chosen: they are the user's, or the whole batch. */
+int mt__policy_is_fixed(const mt_policy *policy);
+
+/* The way in which chunks run now: whether their gradients are a second set. */
+int mt__policy_apart(const mt_policy *policy, mt_mode mode);
+
 /* The curve of the current shape; NULL when out of host memory, or for find when there is none. */
 mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs);
 mt__curve *mt__policy_find_curve(const mt_policy *policy, mt_mode mode, unsigned rungs);
+
+/* That of the chunks that run now. It is there once a plan was made. */
+mt__curve *mt__policy_current(mt_policy *policy, mt_mode mode);
 
 /* ---- ladder.c ---- */
 

@@ -1,0 +1,347 @@
+/*
+ * cut.c - how a batch is cut: the fastest chunks whose predicted peak fits; where none do, the ladder.
+ */
+#include "policy_state.h"
+
+#include <string.h>
+
+enum { FIRST_RECORDED = 2, LEAST_NORMALISED = 8, SMALLEST_SHARE = 8 };
+
+/* ---- reasons ---------------------------------------------------------------------------------- */
+
+/* Why this plan, compared with the last one for a batch of this size; remembers it. */
+static mt_plan_reason explain(mt_policy *p, mt__curve *c, size_t samples, size_t fewest,
+                              size_t chunks) {
+    mt__seen *s = mt__curve_find_seen(c, samples);
+    mt_plan_reason reason = chunks > fewest ? MT_PLAN_THROUGHPUT : MT_PLAN_START;
+    if (p->replanning)
+        reason = MT_PLAN_OOM;
+    else if (s && fewest < s->fewest)
+        reason = MT_PLAN_GROWTH;
+    else if (s && fewest > s->fewest)
+        reason = MT_PLAN_BUDGET;
+    else if (s)
+        reason = chunks == s->chunks ? s->reason : MT_PLAN_THROUGHPUT;
+    if (!s) s = mt__curve_new_seen(c);
+    *s = (mt__seen){samples, fewest, chunks, reason};
+    return reason;
+}
+
+static mt_status does_not_fit(const mt__curve *c, size_t samples, const mt_memory *memory) {
+    char need[32], used[32], budget[32];
+    size_t bytes = mt__curve_predict(c, 0, samples);
+    mt_format_size(bytes, need, sizeof need);
+    mt_format_size(memory->allocated_bytes, used, sizeof used);
+    mt_format_size(memory->budget_bytes, budget, sizeof budget);
+    if (!bytes || bytes <= mt__room(memory))
+        return mt_set_error(
+            MT_EDEVMEM,
+            "a chunk of %zu did not fit beside the %s in use of %s, and no legal cut "
+            "is smaller",
+            samples, used, budget);
+    return mt_set_error(MT_EDEVMEM,
+                        "a chunk of %zu needs %s beside the %s in use, and the budget is %s; a "
+                        "budget of %zu bytes would do, or smaller samples",
+                        samples, need, used, budget, mt__add(bytes, memory->allocated_bytes));
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------ */
+
+/*
+ * The smallest chunk that the search for speed tries: an eighth of what fits. Still smaller ones gain
+ * nothing and, where layers normalise over them, do harm.
+ */
+static size_t smallest_worth(const mt_policy *p, mt_mode mode, size_t fits, size_t least) {
+    size_t floor = mt__max(least, fits / SMALLEST_SHARE);
+    if (p->info.normalises_over_batch && mode == MT_TRAIN) floor = mt__max(floor, LEAST_NORMALISED);
+    return mt__max(1, mt__min(floor, fits));
+}
+
+/* The largest chunk that options and this step allow. */
+static size_t largest_allowed(const mt_policy *p, size_t samples) {
+    size_t top = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
+    return p->step_cap ? mt__min(top, p->step_cap) : top;
+}
+
+/*
+ * Fewest chunks that memory allows for so many samples, and the most that the search for speed may
+ * try. MT_EDEVMEM when the exact model says that the smallest legal cut does not fit.
+ */
+static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
+                        const mt_memory *memory, size_t *fewest, size_t *most) {
+    size_t least = mt__policy_least(p, samples), small = mt__policy_attainable(p, samples);
+    size_t top = largest_allowed(p, samples);
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t fits = mt__curve_largest(c, 0, room);
+    if (fits < small && memory->budget_bytes && mt__curve_rules_out(c, small, room))
+        return does_not_fit(c, small, memory);
+    size_t chunk = mt__max(least, mt__min(mt__min(fits, top), samples));
+    size_t worth = smallest_worth(p, c->kind.mode, mt__min(chunk, samples), least);
+    *fewest = mt__min(mt__ceil_div(samples, chunk), samples / least);
+    *most = mt__max(*fewest, samples / worth);
+    /* No legal cut is below what has just failed: 10 samples in chunks of at least 4 that must be
+       smaller than 5, say. */
+    if (p->step_failed && mt__ceil_div(samples, *fewest) >= p->step_failed)
+        return does_not_fit(c, mt__ceil_div(samples, *fewest), memory);
+    return MT_OK;
+}
+
+/*
+ * Begins the first batch with a small chunk. From there sizes grow while that pays, so memory is touched
+ * when it is worth it, and other kernels of larger chunks are met below the limit. What is left of the
+ * batch is planned when it has run. Returns whether there is room for that.
+ */
+static int begin_small(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan) {
+    size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
+    size_t least = mt__max(FIRST_RECORDED, mt__policy_least(p, rest)); /* one takes other kernels */
+    size_t chunk = mt__min(top / 2, mt__max(top / SMALLEST_SHARE, LEAST_NORMALISED));
+    if (chunk < mt__max(least, smallest_worth(p, mode, top, least))) return 0;
+    return mt__plan_append(plan, chunk, 1) == MT_OK;
+}
+
+/* The largest chunk of a plan. */
+static size_t largest_chunk(const mt_plan *plan) {
+    size_t largest = 0;
+    for (size_t g = 0; g < plan->groups; g++) largest = mt__max(largest, plan->group[g].samples);
+    return largest;
+}
+
+/* ---- gradients: a second set, or none held ---------------------------------------------------- */
+
+/*
+ * Whether a second set of gradients fits beside chunks up to that size: as recordings say, or else by the
+ * bound that it adds no more than the gradients. Tells what the peak is then.
+ */
+static int has_room_to_keep(const mt_policy *p, mt__curve *c, size_t largest,
+                            const mt_memory *memory, size_t *bytes) {
+    size_t bound = mt__add(*bytes, p->info.gradient_bytes);
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    int is_known = mt__curve_is_recorded(c, 1);
+    /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
+    if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->cuts) return 0;
+    if (p->options.keep_chunks == MT_KEEP_AUTO && !is_known && !p->wary && !mt__policy_is_fixed(p))
+        return 0;
+    if (is_known || c->evidence[1].bound_samples >= largest)
+        bound = mt__curve_predict(c, 1, largest);
+    if (memory->budget_bytes && (!*bytes || bound > room)) return 0;
+    if (mt__curve_has_failed(c, 1, largest, room)) return 0;
+    *bytes = bound;
+    return 1;
+}
+
+/* Bytes in use while gradients are not held. */
+static size_t allocated_alone(const mt_policy *p, const mt_memory *memory) {
+    return memory->allocated_bytes - mt__min(memory->allocated_bytes, p->info.gradient_bytes);
+}
+
+/*
+ * Fills in what a plan promises, once its chunks are known. The first ones of a plan that was open have
+ * run by then, the largest of so many samples, with their gradients in place.
+ */
+static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory, size_t ran,
+                    size_t largest_ran, mt_plan *plan) {
+    size_t largest = mt_plan_chunk(plan, ran); /* of those to come, larger ones are first */
+    size_t bytes = mt__curve_predict(c, plan->alone, largest);
+    size_t allocated = plan->alone ? allocated_alone(p, memory) : memory->allocated_bytes;
+    plan->keep =
+        plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, largest, memory, &bytes));
+    if (ran && bytes) bytes = mt__max(bytes, mt__curve_predict(c, 0, largest_ran));
+    plan->predicted_peak_bytes = bytes && memory->budget_bytes ? mt__add(bytes, allocated) : 0;
+    if (mode == MT_TRAIN) p->keep = plan->keep;
+}
+
+/*
+ * Whether the whole batch fits as one chunk whose gradients are the only ones, since nothing is there to
+ * add up those of several: known by recordings, never tried for.
+ */
+static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
+                      const mt_memory *memory) {
+    size_t n = plan->samples, top = largest_allowed(p, n);
+    mt_memory without = *memory;
+    without.allocated_bytes = allocated_alone(p, memory);
+    size_t room = memory->budget_bytes ? mt__room(&without) : SIZE_MAX;
+    if (!p->info.holds_gradients || !p->info.keeps_chunks || c->kind.mode != MT_TRAIN) return 0;
+    if (p->options.keep_chunks == MT_KEEP_NEVER || !mt__curve_is_recorded(c, 1)) return 0;
+    /* What is left of a step that has begun has the gradients before it to add to. */
+    if (p->begun || n != p->samples || n > top || p->step_failed) return 0;
+    return mt__curve_predict(c, 1, n) <= room && !mt__curve_has_failed(c, 1, n, room);
+}
+
+/* ---- the number of chunks --------------------------------------------------------------------- */
+
+/* The fastest number of chunks, as far as times are known and may be asked. */
+static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, size_t samples,
+                      size_t fewest, size_t most) {
+    const mt__seen *s = mt__curve_find_seen(c, plan->samples);
+    if (p->options.deterministic) return fewest;
+    return mt__choose_chunks(&c->timings, samples, fewest, most, s ? s->chunks : 0);
+}
+
+/*
+ * The number of chunks for what is left; fewest above that: only the whole batch alone fits. Sizes grow step
+ * by step; the whole batch alone may be the step after the largest that fits else.
+ */
+static size_t choose(const mt_policy *p, mt__curve *c, int alone, size_t rest, size_t *fewest,
+                     size_t most, mt_plan *plan) {
+    size_t worth = mt__largest_worth(&c->timings), largest = mt__max(worth, largest_chunk(plan));
+    int is_all = *fewest > rest, has_grown = is_all || worth >= mt__ceil_div(rest, *fewest);
+    plan->alone = alone && has_grown && (is_all || fastest(p, c, plan, rest, 1, most) == 1);
+    if (plan->alone) return *fewest = 1;
+    size_t least = mt__min(most, mt__max(*fewest, mt__ceil_div(rest, largest)));
+    return fastest(p, c, plan, rest, least, most);
+}
+
+/*
+ * In the first batch a larger size than before runs once, before the rest is planned: twice the largest,
+ * or all that is left when that is not much more. 0: the rest is cut at once.
+ */
+static size_t grown(const mt_policy *p, const mt__curve *c, const mt_plan *plan, size_t rest,
+                    size_t top, size_t chunk) {
+    size_t ran = mt__largest_measured(&c->timings), twice = mt__min(2 * ran, top);
+    if (c->timings.settled || ran == 0 || chunk <= ran || chunk == rest) return 0;
+    if (plan->groups + 4 > MT_PLAN_GROUPS) return 0;
+    /* Beside a balanced cut of several chunks a legal one is always left. */
+    int leaves_little = rest - twice < mt__max(twice / 2, mt__policy_least(p, rest));
+    return rest <= top && leaves_little ? rest : twice;
+}
+
+/* Appends the rest of the batch as the fastest cut that fits. */
+static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
+    mt__curve *c = mt__policy_current(p, mode);
+    size_t rest = plan->samples - mt_plan_covered(plan), fewest = 1, most = 1;
+    int is_first = !plan->groups, alone = fits_alone(p, c, plan, memory);
+    mt_status status = limits(p, c, rest, memory, &fewest, &most);
+    if (status != MT_OK && !alone) return status;
+    if (status != MT_OK) fewest = rest + 1;
+    if (c->has_begun && !p->begun) c->timings.settled = 1;
+    int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
+    int begins = may_begin && status == MT_OK && begin_small(p, mode, fewest, plan);
+    /* Where there is room for them, gradients that are held stay so, and those that are not too. */
+    alone = alone && !begins && (fewest > 1 || p->alone);
+    size_t chunks = choose(p, c, alone, rest, &fewest, most, plan);
+    if (is_first) plan->reason = explain(p, c, plan->samples, fewest, chunks);
+    c->has_begun = 1;
+    if (begins) return MT_OK;
+    size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), mt__ceil_div(rest, chunks));
+    return next ? mt__plan_append(plan, next, 1) : mt__plan_append(plan, rest, chunks);
+}
+
+/* ---- plans ------------------------------------------------------------------------------------ */
+
+/* The two recording chunks: run and taken back, or the first part of an open plan. */
+static int plan_recording(const mt_policy *p, mt_mode mode, mt_plan *plan) {
+    size_t least = mt__policy_least(p, plan->samples), first = mt__max(FIRST_RECORDED, least);
+    int discard = p->info.normalises_over_batch && mode == MT_TRAIN;
+    size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : SIZE_MAX;
+    size_t second = 2 * first, both = first + second;
+    if (second > most || plan->samples < (discard ? second : both)) return 0;
+    /* What is left over must be a legal chunk. */
+    if (!discard && plan->samples > both && plan->samples - both < least) return 0;
+    plan->discard = discard;
+    plan->group[0] = (mt_chunk_group){first, 1};
+    plan->group[1] = (mt_chunk_group){second, 1};
+    plan->groups = 2;
+    return 1;
+}
+
+/* A batch too small for two recording chunks: chunks of the first recorded size, known by its end. */
+static mt_status plan_small(const mt_policy *p, mt_plan *plan) {
+    size_t least = mt__policy_least(p, plan->samples), chunk = mt__max(FIRST_RECORDED, least);
+    if (p->options.max_micro_batch) chunk = mt__min(chunk, p->options.max_micro_batch);
+    size_t chunks = mt__min(mt__ceil_div(plan->samples, chunk), plan->samples / least);
+    return mt__plan_append(plan, plan->samples, mt__max(1, chunks));
+}
+
+/* Chunks that the user fixed, or one of the whole batch where its loss couples the samples. */
+static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *memory,
+                            mt_plan *plan) {
+    size_t largest = mt__policy_attainable(p, plan->samples);
+    plan->reason = p->replanning ? MT_PLAN_OOM : MT_PLAN_USER;
+    if (memory->budget_bytes && mt__curve_rules_out(c, largest, mt__room(memory)))
+        return does_not_fit(c, largest, memory);
+    return mt__plan_append(plan, plan->samples, mt__policy_most_chunks(p, plan->samples));
+}
+
+/* The first chunks of a plan, or all of them. */
+static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
+                     mt_plan *plan) {
+    /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
+    int is_new = memory->budget_bytes && !c->has_run && !c->evidence[0].failed_chunk;
+    if (mt__policy_is_fixed(p)) return plan_fixed(p, c, memory, plan);
+    if (!is_new) return plan_rest(p, mode, memory, plan);
+    return plan_recording(p, mode, plan) ? MT_OK : plan_small(p, plan);
+}
+
+/* The plan with the rungs that are taken: left open where they are of a device not known yet. */
+static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory,
+                           mt_plan *plan) {
+    mt__curve *c = mt__policy_current(p, mode);
+    mt_status status = MT_OK;
+    if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_plan: out of host memory");
+    memset(plan, 0, sizeof *plan);
+    plan->size = sizeof *plan;
+    plan->samples = mode == MT_TRAIN ? mt__ladder_samples(p, samples) : samples;
+    plan->rungs = mt__ladder_rungs(p);
+    plan->rate = mt__ladder_rate(p, samples);
+    if (!mt__ladder_crosses(p)) status = cut(p, mode, c, memory, plan);
+    if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
+        promise(p, mode, c, memory, 0, 0, plan);
+    else if (mode == MT_TRAIN)
+        p->keep = 0;
+    return status;
+}
+
+/* What the step before left behind is over. */
+static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
+    p->step_cap = p->step_failed = 0;
+    p->steps++;
+    p->samples = samples;
+    mt__ladder_begin(p);
+    if (mode == MT_TRAIN) mt__ladder_leave(p, samples, memory);
+}
+
+mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const mt_memory *memory,
+                         mt_plan *out) {
+    MT__CHECK(out, "mt_policy_plan: out is NULL");
+    memset(out, 0, sizeof *out);
+    out->size = sizeof *out;
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_plan");
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_plan: mode is %d", (int)mode);
+    MT__CHECK(memory, "mt_policy_plan: memory is NULL");
+    MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
+    mt_policy *p = policy;
+    if (!p->replanning && !p->same_step) begin_step(p, mode, samples, memory);
+    p->begun = 0;
+    mt_status status = plan_here(p, mode, samples, memory, out);
+    /* Also what is known beforehand not to fit is a reason to climb. */
+    while (status == MT_EDEVMEM && mt__ladder_climb(p, mode)) {
+        p->step_cap = p->step_failed = 0;
+        status = plan_here(p, mode, samples, memory, out);
+    }
+    if (status == MT_EDEVMEM) mt__ladder_give_back(p);
+    if (status == MT_OK) p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
+    if (status == MT_OK && mode == MT_TRAIN) p->alone = out->alone;
+    p->replanning = 0;
+    p->same_step = status == MT_OK && out->discard;
+    return status;
+}
+
+mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *memory,
+                           mt_plan *plan) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_extend");
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_extend: mode is %d", (int)mode);
+    MT__CHECK(memory, "mt_policy_extend: memory is NULL");
+    MT__CHECK(plan, "mt_policy_extend: plan is NULL");
+    MT__CHECK(mt_plan_covered(plan) < plan->samples,
+              "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
+    mt__curve *c = mt__policy_current(policy, mode);
+    if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
+    policy->begun = 1;
+    size_t ran = mt_plan_chunks(plan), largest_ran = largest_chunk(plan);
+    mt_status status =
+        plan->groups ? plan_rest(policy, mode, memory, plan) : cut(policy, mode, c, memory, plan);
+    if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
+        promise(policy, mode, c, memory, ran, largest_ran, plan);
+    policy->same_step = plan->discard;
+    return status;
+}
