@@ -52,6 +52,15 @@ static void note_again(mt__timing *e, double seconds) {
     e->runs = 2;
 }
 
+/* The size that ran least; not the largest, from which sizes grow. */
+static void drop_one(mt__timings *t) {
+    mt__timing *least = t->entry, *end = t->entry + t->count;
+    for (mt__timing *e = t->entry; e < end - 1; e++)
+        if (e->runs < least->runs) least = e;
+    memmove(least, least + 1, (size_t)(end - least - 1) * sizeof *least);
+    t->count--;
+}
+
 void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     mt__timing *e = timings->entry;
     size_t i = position(timings, samples);
@@ -63,7 +72,8 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
         note_rate(timings);
         return;
     }
-    if (timings->count == MT__TIMINGS) return;
+    if (timings->count == MT__TIMINGS) drop_one(timings);
+    i = position(timings, samples);
     memmove(e + i + 1, e + i, (timings->count - i) * sizeof *e);
     e[i] = (mt__timing){samples, 1, !timings->settled, seconds, seconds, 0};
     timings->count++;
@@ -149,6 +159,17 @@ size_t mt__largest_worth(const mt__timings *timings) {
     return growth_pays(timings) ? 2 * largest : largest;
 }
 
+size_t mt__smallest_worth(const mt__timings *timings, size_t floor) {
+    const mt__timing *end = timings->entry + timings->count;
+    const mt__timing *from = timings->entry + position(timings, floor);
+    for (const mt__timing *e = timings->entry; e < from && from < end; e++) {
+        const mt__timing *other = from;
+        while (other < end && is_slower(other, e)) other++;
+        if (other == end) return e->samples;
+    }
+    return floor;
+}
+
 size_t mt__next_candidate(size_t chunks) {
     return mt__max(chunks + 1, chunks + chunks / 2);
 }
@@ -167,8 +188,9 @@ size_t mt__choose_chunks(const mt__timings *timings, size_t samples, size_t fewe
     size_t best = fewest;
     double least = mt__batch_seconds(timings, samples, fewest);
     if (timings->count == 0) return fewest;
-    for (size_t k = mt__next_candidate(fewest); k <= most; k = mt__next_candidate(k))
+    for (size_t k = mt__next_candidate(fewest); k < most; k = mt__next_candidate(k))
         try_chunks(timings, samples, k, &best, &least);
+    if (most > fewest) try_chunks(timings, samples, most, &best, &least);
     /* Sizes that were measured are no guess, and no new shape. */
     for (size_t i = 0; i < timings->count; i++) {
         size_t k = mt__ceil_div(samples, timings->entry[i].samples);

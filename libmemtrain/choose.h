@@ -31,7 +31,8 @@ typedef struct mt__timings {
     int settled;        /* the first batch is over */
 } mt__timings;
 
-/* Notes that a chunk of so many samples took so long. Sizes past the table are not kept. */
+/* Notes that a chunk of so many samples took so long. Of more sizes than
+ * there is place for those that ran least are forgotten. */
 void mt__timings_note(mt__timings *timings, size_t samples, double seconds);
 
 /* Measured seconds of a chunk of exactly that size; 0: it never ran. */
@@ -55,12 +56,18 @@ size_t mt__largest_measured(const mt__timings *timings);
  */
 size_t mt__largest_worth(const mt__timings *timings);
 
+/*
+ * The smallest chunk that is worth trying: floor, or a size below it that was faster a sample than all that
+ * ran from there on.
+ */
+size_t mt__smallest_worth(const mt__timings *timings, size_t floor);
+
 /* The candidate after so many chunks: half as many again, at least one more. */
 size_t mt__next_candidate(size_t chunks);
 
 /*
  * The number of chunks with the least expected time, among candidates spaced geometrically from
- * fewest to most. The current number (0: none) is kept unless another is clearly faster, so that
+ * fewest to most, which is one too. The current number (0: none) is kept unless another is clearly faster, so that
  * shapes stay few.
  */
 size_t mt__choose_chunks(const mt__timings *timings, size_t samples, size_t fewest, size_t most,

@@ -5,7 +5,12 @@
 
 #include <math.h>
 
-enum { FORGOTTEN_AFTER = 64, TOLERANCE = 1024 };
+enum {
+    TOLERANCE = 1024,
+    FEW = 4,
+    PATIENCE = 8, /* steps before a size that failed is tried again; times 4 when that is in vain */
+    MOST_PATIENCE = 4096
+};
 
 int mt__same_kind(const mt__kind *a, const mt__kind *b) {
     return a->mode == b->mode && a->shape == b->shape && a->rungs == b->rungs;
@@ -83,14 +88,19 @@ static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
     }
 }
 
+/* What measured peaks and failures add to a prediction. */
+static size_t correction(const mt__evidence *e) {
+    return mt__add(e->residual, e->missing);
+}
+
 size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
     if (mt__curve_is_recorded(c, keep))
-        return mt__add(recorded_peak(c, keep, samples), e->residual);
+        return mt__add(recorded_peak(c, keep, samples), correction(e));
     if (!e->bound_samples) return 0;
-    if (samples <= e->bound_samples) return mt__add(e->bound_peak, e->residual);
+    if (samples <= e->bound_samples) return mt__add(e->bound_peak, correction(e));
     double proportional = (double)e->bound_peak * (double)samples / (double)e->bound_samples;
-    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, e->residual);
+    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, correction(e));
 }
 
 size_t mt__smaller(size_t chunk) {
@@ -115,7 +125,7 @@ static size_t proportional(size_t room, size_t peak, size_t samples) {
 
 size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
-    size_t left = room - mt__min(room, e->residual);
+    size_t left = room - mt__min(room, correction(e));
     size_t m = SIZE_MAX;
     if (mt__curve_is_recorded(c, keep))
         m = left ? recorded_largest(c, keep, left) : 0;
@@ -127,11 +137,21 @@ size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     return m;
 }
 
-/* Of the sizes for which two recordings speak. */
+/* Of what so few samples need most may be what any number does. */
+size_t mt__curve_beyond_bound(const mt__curve *c, size_t room) {
+    int is_recorded = mt__curve_is_recorded(c, 0), is_alone = c->ranges == 1 && c->has_first;
+    size_t samples = is_recorded ? c->first->samples : c->evidence[0].bound_samples;
+    if (samples >= FEW || (is_recorded && !is_alone)) return 0;
+    return mt__curve_has_failed(c, 0, 2 * samples, room) ? next_below(c, 0) : 2 * samples;
+}
+
+/* Not of sizes below those recorded, nor where recordings did not agree. */
 int mt__curve_rules_out(const mt__curve *c, size_t samples, size_t room) {
     if (!c->ranges || (c->ranges == 1 && c->has_first) || c->evidence[0].failed_chunk) return 0;
     const mt__range *range = &c->range[range_of(c, samples)];
-    return range->model[0] && mt_memory_model_peak(range->model[0], samples) > room;
+    const mt_memory_model *model = range->model[0];
+    if (!model || samples < range->from || mt_memory_model_margin(model)) return 0;
+    return mt_memory_model_peak(model, samples) > room;
 }
 
 /* ---- recordings -------------------------------------------------------------------------------- */
@@ -257,14 +277,10 @@ static void take_recording(mt__curve *c, int keep) {
 
 /* ---- corrections ------------------------------------------------------------------------------- */
 
-/*
- * A correction that measured peaks do not bear out came from something that passed: it fades by a
- * sixteenth a chunk, so that one refusal without evidence does not keep chunks small for ever.
- */
-static void forget_slowly(mt__evidence *e, size_t predicted, size_t peak) {
-    if (!e->residual || peak > predicted - e->residual) return;
-    e->residual -= mt__ceil_div(e->residual, 16);
-    if (!e->residual) e->failed_chunk = 0;
+/* A measured peak against what was recorded. */
+static void correct(mt__curve *c, int keep, size_t samples, size_t peak) {
+    size_t recorded = recorded_peak(c, keep, samples), *residual = &c->evidence[keep].residual;
+    if (peak > recorded) *residual = mt__max(*residual, peak - recorded);
 }
 
 void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
@@ -272,13 +288,11 @@ void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
     if (c->filling) take_recording(c, keep);
     c->filling = 0;
     c->has_run = 1;
+    if (e->tried && samples >= e->tried) e->tried = e->patience = 0;
+    e->largest_ran = mt__max(e->largest_ran, samples);
     if (!peak) return;
     if (mt__curve_is_recorded(c, keep)) {
-        size_t predicted = mt__curve_predict(c, keep, samples);
-        if (peak > predicted)
-            e->residual += peak - predicted;
-        else
-            forget_slowly(e, predicted, peak);
+        correct(c, keep, samples, peak);
     } else if (samples > e->bound_samples ||
                (samples == e->bound_samples && peak > e->bound_peak)) {
         e->bound_samples = samples;
@@ -286,23 +300,35 @@ void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
     }
 }
 
+/* ---- failures ---------------------------------------------------------------------------------- */
+
 /* Doubling bounds the number of corrections when the model is far off. */
-void mt__curve_fail(mt__curve *c, int keep, size_t samples, size_t room) {
+void mt__curve_fail(mt__curve *c, int keep, size_t samples, size_t room, uint64_t step) {
     mt__evidence *e = &c->evidence[keep];
     size_t predicted = mt__curve_predict(c, keep, samples);
+    if (predicted && predicted <= room && room < SIZE_MAX)
+        e->missing = mt__add(e->missing, mt__max(e->missing, room + 1 - predicted));
     e->failed_chunk = samples;
     e->failed_room = room;
-    if (predicted && predicted <= room && room < SIZE_MAX)
-        e->residual = mt__add(e->residual, mt__max(e->residual, room + 1 - predicted));
+    int in_vain = e->tried > 0, has_run = samples <= e->largest_ran;
+    if (in_vain) e->patience = (unsigned)mt__min(4 * e->patience, MOST_PATIENCE);
+    if (!e->patience || (!in_vain && has_run)) e->patience = PATIENCE;
+    e->tried = 0;
+    e->forget_at = step + e->patience;
 }
 
-int mt__curve_has_failed(mt__curve *c, int keep, size_t samples, size_t room) {
-    mt__evidence *e = &c->evidence[keep];
-    if (!e->failed_chunk || samples < e->failed_chunk || room > e->failed_room) return 0;
-    if (++e->refusals < FORGOTTEN_AFTER) return 1;
-    e->refusals = 0;
-    e->failed_chunk = 0;
-    return 0;
+int mt__curve_has_failed(const mt__curve *c, int keep, size_t samples, size_t room) {
+    const mt__evidence *e = &c->evidence[keep];
+    return e->failed_chunk && samples >= e->failed_chunk && room <= e->failed_room;
+}
+
+void mt__curve_forget(mt__curve *c, uint64_t step) {
+    for (mt__evidence *e = c->evidence; e < c->evidence + 2; e++) {
+        e->residual /= 2; /* a chunk that needs more than was recorded will say so again */
+        if (!e->failed_chunk || step < e->forget_at) continue;
+        e->tried = e->failed_chunk;
+        e->failed_chunk = e->missing = 0;
+    }
 }
 
 /* ---- plans seen -------------------------------------------------------------------------------- */

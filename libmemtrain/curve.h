@@ -42,10 +42,15 @@ typedef struct mt__range {
 /* What corrects the predictions of chunks that run one way, or stands in for them. */
 typedef struct mt__evidence {
     size_t bound_peak, bound_samples; /* measured peak of the largest chunk */
-    size_t residual;                  /* bytes by which the prediction was seen to be too low */
-    size_t failed_chunk;              /* a size that did not fit ... */
-    size_t failed_room;               /* ... into this many bytes */
-    unsigned refusals;                /* answers of mt__curve_has_failed since then */
+    size_t residual;                  /* bytes by which a measured peak was above the prediction */
+    size_t largest_ran;
+    /* of a chunk that did not fit; 0: none is remembered */
+    size_t failed_chunk;
+    size_t failed_room; /* the room that was there for it */
+    size_t missing;     /* bytes that the prediction lacks if it is to say so */
+    uint64_t forget_at; /* the step by which what took the room may have passed */
+    unsigned patience;  /* steps until then; four times as many where it had not */
+    size_t tried;       /* the size last forgotten, until one as large goes through; 0: none */
 } mt__evidence;
 
 typedef struct mt__curve {
@@ -78,6 +83,12 @@ size_t mt__curve_predict(const mt__curve *curve, int keep, size_t samples);
 /* Largest chunk that is predicted to fit into room; SIZE_MAX when nothing is known. */
 size_t mt__curve_largest(const mt__curve *curve, int keep, size_t room);
 
+/*
+ * Where one recording or measured peak of few samples is all that is known: the chunk that may be tried,
+ * whatever mt__curve_largest says of it. Else 0.
+ */
+size_t mt__curve_beyond_bound(const mt__curve *curve, size_t room);
+
 /* Whether it is known, exactly and not by a guess, that so many samples do not fit into room. */
 int mt__curve_rules_out(const mt__curve *curve, size_t samples, size_t room);
 
@@ -90,14 +101,17 @@ mt_recording *mt__curve_record(mt__curve *curve, size_t samples);
 /* A chunk went through and peaked so many bytes above its start (0: not known). */
 void mt__curve_learn(mt__curve *curve, int keep, size_t samples, size_t peak);
 
-/* A chunk did not fit into room (SIZE_MAX: of a size not known): the prediction will say so. */
-void mt__curve_fail(mt__curve *curve, int keep, size_t samples, size_t room);
-
 /*
- * Whether so many samples have failed in no more room than this. Such a memory lasts for a number of
- * questions, since what took the room may have passed.
+ * In this step a chunk did not fit into room (SIZE_MAX: of a size not known): the prediction will say so,
+ * until a later step forgets it.
  */
-int mt__curve_has_failed(mt__curve *curve, int keep, size_t samples, size_t room);
+void mt__curve_fail(mt__curve *curve, int keep, size_t samples, size_t room, uint64_t step);
+
+/* Whether so many samples have failed in no more room than this. */
+int mt__curve_has_failed(const mt__curve *curve, int keep, size_t samples, size_t room);
+
+/* A step begins: what failed long enough ago is forgotten, since what took the room may have passed. */
+void mt__curve_forget(mt__curve *curve, uint64_t step);
 
 /* The next size to try where nothing predicts one: two thirds, as candidates are spaced. */
 size_t mt__smaller(size_t chunk);

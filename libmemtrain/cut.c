@@ -48,12 +48,13 @@ static mt_status does_not_fit(const mt__curve *c, size_t samples, const mt_memor
 /* ---- sizes ------------------------------------------------------------------------------------ */
 
 /*
- * The smallest chunk that the search for speed tries: an eighth of what fits. Still smaller ones gain
- * nothing and, where layers normalise over them, do harm.
+ * The smallest chunk that the search for speed tries: an eighth of what fits, or one that was seen to be
+ * faster. Where layers normalise over them still smaller ones do harm.
  */
-static size_t smallest_worth(const mt_policy *p, mt_mode mode, size_t fits, size_t least) {
-    size_t floor = mt__max(least, fits / SMALLEST_SHARE);
-    if (p->info.normalises_over_batch && mode == MT_TRAIN) floor = mt__max(floor, LEAST_NORMALISED);
+static size_t smallest_worth(const mt_policy *p, const mt__curve *c, size_t fits, size_t least) {
+    size_t floor = mt__max(least, mt__smallest_worth(&c->timings, fits / SMALLEST_SHARE));
+    if (p->info.normalises_over_batch && c->kind.mode == MT_TRAIN)
+        floor = mt__max(floor, LEAST_NORMALISED);
     return mt__max(1, mt__min(floor, fits));
 }
 
@@ -72,11 +73,11 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
     size_t least = mt__policy_least(p, samples), small = mt__policy_attainable(p, samples);
     size_t top = largest_allowed(p, samples);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
-    size_t fits = mt__curve_largest(c, 0, room);
+    size_t fits = mt__max(mt__curve_largest(c, 0, room), mt__curve_beyond_bound(c, room));
     if (fits < small && memory->budget_bytes && mt__curve_rules_out(c, small, room))
         return does_not_fit(c, small, memory);
     size_t chunk = mt__max(least, mt__min(mt__min(fits, top), samples));
-    size_t worth = smallest_worth(p, c->kind.mode, mt__min(chunk, samples), least);
+    size_t worth = smallest_worth(p, c, mt__min(chunk, samples), least);
     *fewest = mt__min(mt__ceil_div(samples, chunk), samples / least);
     *most = mt__max(*fewest, samples / worth);
     /* No legal cut is below what has just failed: 10 samples in chunks of at least 4 that must be
@@ -91,11 +92,11 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
  * when it is worth it, and other kernels of larger chunks are met below the limit. What is left of the
  * batch is planned when it has run. Returns whether there is room for that.
  */
-static int begin_small(const mt_policy *p, mt_mode mode, size_t fewest, mt_plan *plan) {
+static int begin_small(const mt_policy *p, const mt__curve *c, size_t fewest, mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
     size_t least = mt__max(FIRST_RECORDED, mt__policy_least(p, rest)); /* one takes other kernels */
     size_t chunk = mt__min(top / 2, mt__max(top / SMALLEST_SHARE, LEAST_NORMALISED));
-    if (chunk < mt__max(least, smallest_worth(p, mode, top, least))) return 0;
+    if (chunk < mt__max(least, smallest_worth(p, c, top, least))) return 0;
     return mt__plan_append(plan, chunk, 1) == MT_OK;
 }
 
@@ -215,7 +216,7 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     if (status != MT_OK) fewest = rest + 1;
     if (c->has_begun && !p->begun) c->timings.settled = 1;
     int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
-    int begins = may_begin && status == MT_OK && begin_small(p, mode, fewest, plan);
+    int begins = may_begin && status == MT_OK && begin_small(p, c, fewest, plan);
     /* Where there is room for them, gradients that are held stay so, and those that are not too. */
     alone = alone && !begins && (fewest > 1 || p->alone);
     size_t chunks = choose(p, c, alone, rest, &fewest, most, plan);
@@ -262,11 +263,17 @@ static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *m
     return mt__plan_append(plan, plan->samples, mt__policy_most_chunks(p, plan->samples));
 }
 
+/* Recordings that would be taken back, of a backend that has none. */
+static int records_in_vain(const mt_policy *p, mt_mode mode) {
+    return p->cannot_record && p->info.normalises_over_batch && mode == MT_TRAIN;
+}
+
 /* The first chunks of a plan, or all of them. */
 static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                      mt_plan *plan) {
     /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
-    int is_new = memory->budget_bytes && !c->has_run && !c->evidence[0].failed_chunk;
+    int is_new = memory->budget_bytes && !c->has_run && !c->evidence[0].failed_chunk &&
+                 !records_in_vain(p, mode);
     if (mt__policy_is_fixed(p)) return plan_fixed(p, c, memory, plan);
     if (!is_new) return plan_rest(p, mode, memory, plan);
     return plan_recording(p, mode, plan) ? MT_OK : plan_small(p, plan);
@@ -295,6 +302,8 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
 static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
     p->step_cap = p->step_failed = 0;
     p->steps++;
+    for (size_t i = 0; i < MT__CURVES; i++)
+        if (p->curves[i]) mt__curve_forget(p->curves[i], p->steps);
     p->samples = samples;
     mt__ladder_begin(p);
     if (mode == MT_TRAIN) mt__ladder_leave(p, samples, memory);
@@ -332,6 +341,10 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_extend: mode is %d", (int)mode);
     MT__CHECK(memory, "mt_policy_extend: memory is NULL");
     MT__CHECK(plan, "mt_policy_extend: plan is NULL");
+    MT__CHECK(plan->groups <= MT_PLAN_GROUPS,
+              "mt_policy_extend: plan->groups is %zu; at most %d is "
+              "accepted",
+              plan->groups, MT_PLAN_GROUPS);
     MT__CHECK(mt_plan_covered(plan) < plan->samples,
               "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
     mt__curve *c = mt__policy_current(policy, mode);

@@ -44,6 +44,9 @@ void mt__policy_keeps(mt_policy *policy, int keep);
 /* The next plan is for the same step as the last one, without memory having run out in between. */
 void mt__policy_same_step(mt_policy *policy);
 
+/* The backend has no recordings: no chunk is to run for the sake of one. */
+void mt__policy_cannot_record(mt_policy *policy);
+
 /* The rungs that the policy's observations are of. */
 unsigned mt__policy_rungs(const mt_policy *policy);
 

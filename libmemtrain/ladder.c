@@ -12,7 +12,7 @@
 enum {
     PATIENCE = 8, /* plans before a rung is left; doubled each time that was in vain */
     MOST_PATIENCE = 4096,
-    DEVICE_PATIENCE = 8 /* times as long where the room on the other device is not known */
+    LONG = 8 /* times as long where it is not known whether there is room without it */
 };
 
 #define CUT 0.8 /* of the batch, each time: what document after document did by hand */
@@ -87,17 +87,29 @@ static void shorten(mt_policy *p) {
     p->cuts++;
 }
 
+static int crosses_device(const mt_policy *p, unsigned rungs) {
+    return ((rungs ^ p->rungs) & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
+}
+
 static void arrive(mt_policy *p, unsigned rungs) {
+    if (crosses_device(p, rungs)) p->device_wait.steps = 0;
+    p->rungs_wait.steps = 0;
     p->rungs = rungs;
-    p->steps_here = 0;
 }
 
 /* A rung that is taken within twice the patience after one was left was left too soon. */
-static void set_patience(mt_policy *p) {
-    int too_soon = p->has_left && p->steps_here < 2 * p->patience;
-    if (too_soon) p->patience = (unsigned)mt__min(2 * p->patience, MOST_PATIENCE);
-    if (!too_soon && !p->rungs) p->patience = PATIENCE;
-    p->has_left = 0;
+static void set_patience(mt__wait *w, int is_first) {
+    int too_soon = w->has_left && w->steps < 2 * w->patience;
+    if (too_soon) w->patience = (unsigned)mt__min(2 * w->patience, MOST_PATIENCE);
+    if (!too_soon && is_first) w->patience = PATIENCE;
+    w->has_left = 0;
+}
+
+static void take(mt_policy *p, unsigned rung) {
+    if (rung == MT_RUNG_CPU)
+        set_patience(&p->device_wait, 1);
+    else
+        set_patience(&p->rungs_wait, !p->rungs);
 }
 
 /* Some spare what the backward pass needs, which an evaluation has none of. */
@@ -119,7 +131,7 @@ static unsigned next_rung(const mt_policy *p, mt_mode mode) {
 int mt__ladder_climb(mt_policy *p, mt_mode mode) {
     unsigned rung = next_rung(p, mode);
     if (rung == MT_RUNGS) return 0;
-    set_patience(p);
+    take(p, rung);
     arrive(p, p->rungs | MT_RUNG_BIT(rung));
     if (rung == MT_RUNG_SMALLER_BATCH) shorten(p);
     if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
@@ -141,37 +153,50 @@ static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samp
     return mt__batch_seconds(&c->timings, samples, k) / (double)samples;
 }
 
-/* Whether what is known of these rungs says that they fit, and not that they are slower. */
+/* Leaving those that change the numbers is no matter of speed: they were the last resort. */
+static int keeps_numbers(const mt_policy *p, unsigned rungs, unsigned cuts) {
+    const unsigned same = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD);
+    return ((p->rungs ^ rungs) & ~same) == 0 && cuts == p->cuts;
+}
+
+/*
+ * Whether chunks of these rungs are thought to fit. A bound is too much to ask for: where nothing is known
+ * exactly, and nothing remembered to have failed, they are tried after a long time.
+ */
+static int may_fit(const mt_policy *p, const mt__curve *c, size_t chunk, const mt_memory *memory) {
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    if (c && mt__curve_largest(c, 0, room) >= chunk) return 1;
+    if (p->rungs_wait.steps <= LONG * p->rungs_wait.patience) return 0;
+    return !c || (!mt__curve_rules_out(c, chunk, room) && !mt__curve_has_failed(c, 0, chunk, room));
+}
+
+/* Whether what is known of these rungs says that they may fit, and not that they are slower. */
 static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
                      const mt_memory *memory) {
     const mt__curve *there = mt__policy_find_curve(p, MT_TRAIN, rungs);
     const mt__curve *here = mt__policy_find_curve(p, MT_TRAIN, p->rungs);
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     size_t wanted = shortened(p, samples, cuts);
-    if (!there || mt__curve_largest(there, 0, room) < mt__policy_attainable(p, wanted)) return 0;
-    if (!here) return 1;
+    if (!may_fit(p, there, mt__policy_attainable(p, wanted), memory)) return 0;
+    if (!here || !there || !keeps_numbers(p, rungs, cuts)) return 1;
     double then = sample_seconds(p, there, wanted, mt__curve_largest(there, 0, room));
     double now =
         sample_seconds(p, here, mt__ladder_samples(p, samples), mt__curve_largest(here, 0, room));
     return then == 0 || now == 0 || then <= now;
 }
 
-static int crosses_device(const mt_policy *p, unsigned rungs) {
-    return ((rungs ^ p->rungs) & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
-}
-
 /* The room on the accelerator is not known from the CPU: after a long time it is simply tried. */
 static int try_device(mt_policy *p, unsigned rungs) {
-    if (p->steps_here < DEVICE_PATIENCE * p->patience) return 0;
+    if (p->device_wait.steps < LONG * p->device_wait.patience) return 0;
     mt__curve *c = mt__policy_find_curve(p, MT_TRAIN, rungs);
-    if (c) c->evidence[0].failed_chunk = 0;
+    if (c) mt__curve_forget(c, UINT64_MAX);
     return 1;
 }
 
 static void leave(mt_policy *p, unsigned rungs, unsigned cuts) {
+    *(crosses_device(p, rungs) ? &p->device_wait.has_left : &p->rungs_wait.has_left) = 1;
     arrive(p, rungs);
     p->cuts = cuts;
-    p->has_left = 1;
 }
 
 int mt__ladder_crosses(const mt_policy *p) {
@@ -186,22 +211,23 @@ void mt__ladder_begin(mt_policy *p) {
 }
 
 void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
-    p->steps_here++;
+    p->rungs_wait.steps++;
+    p->device_wait.steps++;
     p->wary -= p->wary > 0;
-    if (!p->rungs || p->steps_here <= p->patience) return;
+    int may = p->rungs_wait.steps > p->rungs_wait.patience;
     /* That a small batch fits says nothing of the chunk that was cut. */
     if (p->cuts) samples = mt__max(samples, p->cut_chunk);
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
         unsigned rest = below(p->rungs, rung);
         if (!(p->rungs & MT_RUNG_BIT(rung))) continue;
         if (crosses_device(p, rest) ? !try_device(p, rest)
-                                    : !is_better(p, rest, 0, samples, memory))
+                                    : !may || !is_better(p, rest, 0, samples, memory))
             continue;
         leave(p, rest, 0);
         return;
     }
     /* The batch may grow by one cut at a time. */
-    if (p->cuts > 1 && is_better(p, p->rungs, p->cuts - 1, samples, memory))
+    if (may && p->cuts > 1 && is_better(p, p->rungs, p->cuts - 1, samples, memory))
         leave(p, p->rungs, p->cuts - 1);
 }
 
@@ -221,10 +247,10 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
         p->rungs = below(p->rungs, (unsigned)rung);
         if (!(p->rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->cuts = 0;
     } else {
-        set_patience(p);
+        take(p, rung);
         p->rungs |= MT_RUNG_BIT(rung);
     }
-    p->steps_here = 0;
+    p->rungs_wait.steps = p->device_wait.steps = 0;
     p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     p->replanning = 1;
     return MT_OK;

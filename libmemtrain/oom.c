@@ -23,7 +23,7 @@ static void learn_failure(const mt_policy *p, mt__curve *c, const mt_oom *oom) {
     mt_memory then = oom->memory;
     then.allocated_bytes = oom->allocated_before_bytes;
     mt__curve_fail(c, mt__policy_apart(p, oom->mode), oom->chunk,
-                   then.budget_bytes ? mt__room(&then) : SIZE_MAX);
+                   then.budget_bytes ? mt__room(&then) : SIZE_MAX, p->steps);
 }
 
 /*
@@ -92,6 +92,14 @@ static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom)
     return MT_ACTION_REPLAN;
 }
 
+/* Of another chunk than the last one: what was tried for that is no reason not to try it for this. */
+static void begin_trouble(mt_policy *p, const mt_oom *oom) {
+    p->has_moved_on = 0;
+    p->unexplained = 0;
+    p->cleared = p->clears_here = 0;
+    p->excused = oom->attempt > 0 ? oom->attempt - 1 : 0;
+}
+
 mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     MT__CHECK(out, "mt_policy_oom: out is NULL");
     *out = MT_ACTION_GIVE_UP;
@@ -103,11 +111,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     c->filling = 0;
     p->wary = WARY_STEPS;
-    if (oom->attempt <= 1) {
-        p->unexplained = 0;
-        p->cleared = p->clears_here = 0;
-        p->excused = 0;
-    }
+    if (oom->attempt <= 1 || p->has_moved_on) begin_trouble(p, oom);
     if (oom->attempt - p->excused <= p->options.max_retries)
         *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, oom);
     p->replanning = *out == MT_ACTION_REPLAN;

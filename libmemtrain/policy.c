@@ -6,6 +6,8 @@
  */
 #include "policy_state.h"
 
+#include <math.h>
+
 enum { DEFAULT_RETRIES = 16 };
 
 /* ---- life ------------------------------------------------------------------------------------- */
@@ -196,6 +198,10 @@ void mt__policy_same_step(mt_policy *policy) {
     policy->same_step = 1;
 }
 
+void mt__policy_cannot_record(mt_policy *policy) {
+    policy->cannot_record = 1;
+}
+
 unsigned mt__policy_rungs(const mt_policy *policy) {
     return mt__ladder_rungs(policy);
 }
@@ -221,7 +227,9 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
     size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
     mt__curve_learn(c, mt__policy_apart(policy, mode), samples, peak);
-    if (result->seconds > 0) policy->seconds += result->seconds;
+    if (mt__policy_apart(policy, mode)) policy->has_moved_on = 1;
+    if (!(result->seconds > 0) || !isfinite(result->seconds)) return MT_OK;
+    policy->seconds += result->seconds;
     if (!policy->options.deterministic) mt__timings_note(&c->timings, samples, result->seconds);
     return MT_OK;
 }

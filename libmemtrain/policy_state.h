@@ -19,18 +19,27 @@ typedef struct mt__helped {
     uint64_t step;
 } mt__helped;
 
+/* How long savers stay on before it is tried without. */
+typedef struct mt__wait {
+    unsigned steps;    /* training plans since they changed */
+    unsigned patience; /* plans that must have been */
+    int has_left;      /* they changed last because there was room */
+} mt__wait;
+
 struct mt_policy {
     mt_policy_options options;
     mt_backend_info info;
     mt__curve *curves[MT__CURVES]; /* made when first asked for */
     uint64_t uses;                 /* of curves, to find the one least recently used */
     uint64_t shape;                /* of the batches that calls are about */
+    int cannot_record;             /* the backend has no recordings, for which chunks would run */
     /* this step */
     int replanning;       /* memory ran out since the last plan */
     int same_step;        /* the next plan is for the step of the last one */
     size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
     size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
-    unsigned unexplained; /* refusals of this step that the budget does not explain */
+    int has_moved_on;     /* a chunk that stays went through since memory ran out */
+    unsigned unexplained; /* refusals of one chunk that the budget does not explain */
     int cleared;          /* the cache was cleared for the chunk size that is tried now */
     unsigned clears_here; /* in this step, with the same rungs */
     int keep;             /* of the last plan */
@@ -38,7 +47,8 @@ struct mt_policy {
     int begun;            /* the plan that is extended is that of a step that has begun */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
-    unsigned excused;  /* OOMs of this step that are no retries: before a rung, or of more clears */
+    unsigned excused;  /* OOMs of this step that are no retries: before a rung or a chunk that stays,
+                          or of more clears */
     uint64_t steps;    /* planned so far, of either mode */
     mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
     /* the ladder */
@@ -47,10 +57,9 @@ struct mt_policy {
     size_t cut_chunk;     /* ... which was in chunks of so many samples */
     unsigned unusable;    /* those that the backend cannot turn on ... */
     unsigned failed;      /* ... and not in this step */
-    unsigned steps_here;  /* training plans since the rungs changed */
-    unsigned patience;    /* plans before a rung may be left */
+    mt__wait rungs_wait;  /* for rungs to be left ... */
+    mt__wait device_wait; /* ... and for the way back from the CPU */
     unsigned device;      /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
-    int has_left;         /* they changed last because there was room */
     unsigned start_rungs; /* where this step began, to go back to when all was in vain */
     unsigned start_cuts;
     size_t start_cut_chunk;

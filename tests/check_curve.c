@@ -202,12 +202,13 @@ START_TEST(one_recording_rules_nothing_out) {
     ck_assert(!mt__curve_rules_out(curve, 2, 1));
     (void)run(curve, 4, 0, 1);
     ck_assert(mt__curve_rules_out(curve, 8, peak(8, 0) - 1));
+    ck_assert(!mt__curve_rules_out(curve, 1, 1)); /* below what was recorded: it may be another kernel */
     ck_assert(!mt__curve_rules_out(curve, 8, peak(8, 0)));
     (void)run(curve, 16, 0, 1);
     ck_assert(!mt__curve_rules_out(curve, 20, 1));
     (void)run(curve, 32, 0, 1);
     ck_assert(mt__curve_rules_out(curve, 20, peak(20, 0) - 1));
-    mt__curve_fail(curve, 0, 20, SIZE_MAX);
+    mt__curve_fail(curve, 0, 20, SIZE_MAX, 1);
     ck_assert(!mt__curve_rules_out(curve, 20, 1));
     mt__curve_free(curve);
 }
@@ -252,7 +253,7 @@ START_TEST(a_range_comes_down_below_another) {
 }
 END_TEST
 
-/* A correction stays while part of it is borne out, and fades while none is. */
+/* A correction is halved with each step, of either way to run, as far as it is not seen again. */
 START_TEST(corrections_fade) {
     mt__curve *curve = curve_new();
 
@@ -260,10 +261,16 @@ START_TEST(corrections_fade) {
     (void)run(curve, 4, 0, 1);
     mt__curve_learn(curve, 0, 4, peak(4, 0) + 160);
     ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 160);
-    mt__curve_learn(curve, 0, 4, peak(4, 0) + 80);
+    mt__curve_learn(curve, 0, 4, peak(4, 0) + 100);
     ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 160);
-    mt__curve_learn(curve, 0, 4, peak(4, 0));
-    ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 150);
+    mt__curve_forget(curve, 1);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 80);
+    mt__curve_learn(curve, 0, 4, peak(4, 0) + 100);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 100);
+    mt__curve_learn(curve, 1, 4, peak(4, 1) + 50);
+    mt__curve_forget(curve, 2);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 50);
+    ck_assert_uint_eq(mt__curve_predict(curve, 1, 4), peak(4, 1) + 25);
     mt__curve_free(curve);
 }
 END_TEST

@@ -56,8 +56,9 @@ static const struct {
     {"smaller, then minimal", BIT(MINIMAL), ALL, 0, 1, "- s sm"},
 };
 
-static device climbing(int row, size_t budget) {
-    mt_backend_info info = {.rungs = climbs[row].has, .needs_whole_batch = climbs[row].whole};
+static device climbing(int row, size_t budget, size_t least) {
+    mt_backend_info info = {
+        .rungs = climbs[row].has, .needs_whole_batch = climbs[row].whole, .min_micro_batch = least};
     mt_policy_options options = {
         .allow_rungs = climbs[row].allow, .forbid_rungs = climbs[row].forbid, .max_retries = 1000};
     device dev = device_new(budget, options, info);
@@ -68,7 +69,7 @@ static device climbing(int row, size_t budget) {
 
 /* Nothing fits: what is tried until the end, and then the next batch begins without rungs. */
 START_TEST(climb_by_oom) {
-    device dev = climbing(_i, NOTHING_FITS);
+    device dev = climbing(_i, NOTHING_FITS, 1);
     mt_action action = MT_ACTION_REPLAN;
     char taken[100] = "";
     unsigned attempt = 0, last = ALL + 1;
@@ -88,12 +89,12 @@ START_TEST(climb_by_oom) {
 END_TEST
 
 /*
- * The same where it is known beforehand: each time the budget falls below what one sample is known to
+ * The same where it is known beforehand: each time the budget falls below what two samples are known to
  * need, and no chunk is run in vain. A batch that must not be cut has one size, which teaches too
  * little.
  */
 START_TEST(climb_beforehand) {
-    device dev = climbing(_i, need(40));
+    device dev = climbing(_i, need(40), 2);
     char taken[100] = "";
     mt_status status;
 
@@ -101,7 +102,7 @@ START_TEST(climb_beforehand) {
     while ((status = device_batch(&dev, MT_TRAIN, 12)) == MT_OK) {
         add_word(taken, sizeof(taken), letters(dev.rungs));
         ck_assert_uint_eq(dev.ooms, 0);
-        dev.budget = dev.cpu_budget = dev.resident + rung_peak(dev.rungs, 1) - 1;
+        dev.budget = dev.cpu_budget = dev.resident + rung_peak(dev.rungs, 2) - 1;
         ck_assert_uint_lt(strlen(taken), 90);
     }
     ck_status(status, MT_EDEVMEM);
@@ -115,7 +116,7 @@ END_TEST
 /* A device that has learnt without rungs, and may use these. */
 static device learnt(unsigned rungs, size_t budget) {
     device dev = device_new(budget, (mt_policy_options){.allow_rungs = rungs},
-                            (mt_backend_info){.rungs = rungs});
+                            (mt_backend_info){.rungs = rungs, .min_micro_batch = 2});
 
     dev.cpu_budget = need(40);
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
@@ -123,7 +124,7 @@ static device learnt(unsigned rungs, size_t budget) {
     return dev;
 }
 
-/* Not enough for one sample without a rung, and enough for four with one. */
+/* Not enough for one sample, nor two, without a rung, and enough for four with one. */
 static size_t for_one_rung(void) {
     size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING), 4);
 

@@ -198,17 +198,17 @@ END_TEST
 
 /* Known not to fit: said before anything is run. */
 START_TEST(nothing_fits) {
-    static const size_t least[] = {0, 8};
+    static const size_t least[] = {2, 8};
     mt_policy_options options = {.min_micro_batch = least[_i]};
     device dev = device_new(need(24), options, (mt_backend_info){0});
 
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget = need(least[_i] > 0 ? least[_i] : 1) - 1;
+    dev.budget = need(least[_i]) - 1;
     ck_status(device_plan(&dev, MT_TRAIN, 32), MT_EDEVMEM);
     ck_assert_uint_gt(strlen(mt_last_error()), 20); /* it says what is missing */
     dev.budget++;
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
-    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), least[_i] > 0 ? least[_i] : 1);
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), least[_i]);
     dev.budget = need(24);
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     mt_policy_free(dev.policy);

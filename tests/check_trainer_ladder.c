@@ -29,6 +29,7 @@ static fake_options with_rungs(unsigned rungs, size_t budget) {
     options.budget_bytes = budget;
     options.cpu_bytes = budget_with(0, 40);
     options.may_shorten = 1;
+    options.min_micro_batch = 2;
     return options;
 }
 
@@ -298,6 +299,7 @@ END_TEST
 static fake_options whole(size_t fits) {
     fake_options options = with_rungs(0, budget_with(0, fits));
 
+    options.min_micro_batch = 0;
     options.needs_whole_batch = 1;
     options.units = fake_unit_table;
     options.unit_count = FAKE_UNITS_COUNT;

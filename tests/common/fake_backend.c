@@ -496,7 +496,10 @@ static size_t prepare_check(fake_backend *fake, const size_t *chunks, size_t cou
     size_t samples = 0;
 
     if (fake->batch == NULL) complain(fake, "prepare outside a step");
-    if (count == 0 || count > FAKE_TOLD_MAX) complain(fake, "prepare: so many chunks");
+    if (count == 0 || count > FAKE_TOLD_MAX) {
+        complain(fake, "prepare: so many chunks");
+        return 0;
+    }
     for (size_t i = 0; i < count; i++) {
         if (chunks[i] == 0) complain(fake, "prepare: a chunk without samples");
         samples += chunks[i];
@@ -520,7 +523,7 @@ static mt_status fake_prepare(void *self, const size_t *chunks, size_t count,
     for (size_t i = 0; i < count && status == MT_OK; i++)
         status = take_prepared(fake, chunks[i], out);
     if (!fake->options.no_peaks) out->peak_bytes = fake->allocated;
-    if (status == MT_OK) {
+    if (status == MT_OK && count <= FAKE_TOLD_MAX) {
         memcpy(fake->told, chunks, count * sizeof(*chunks));
         fake->told_count = count;
     }

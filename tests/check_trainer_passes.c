@@ -1,0 +1,228 @@
+/*
+ * check_trainer_passes.c - memory that others take for a while and no budget tells of: the step goes through,
+ * and afterwards all is as before; and what never fits is tried ever more rarely.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+/* What a backend knows, from most to least. */
+static const struct {
+    const char *name;
+    unsigned absent;
+    int no_peaks, no_evidence, keep;
+} backends[] = {
+    {"recordings, evidence", 0, 0, 0, 0},
+    {"recordings", 0, 0, 1, 0},
+    {"recordings, chunks stay", 0, 0, 1, 1},
+    {"peaks, evidence", FAKE_BIT(FAKE_RECORD), 0, 0, 0},
+    {"peaks", FAKE_BIT(FAKE_RECORD), 0, 1, 0},
+    {"nothing", FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK), 1, 1, 0},
+    {"nothing, chunks stay", FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK), 1, 1, 1},
+};
+
+static size_t bytes_for(size_t samples) {
+    return fake_defaults.resident_bytes + fake_program_peak(&fake_train_program, samples);
+}
+
+static fake_options options_of(int row) {
+    fake_options options = fake_defaults;
+
+    options.budget_bytes = bytes_for(40) + FAKE_GRADIENT_BYTES;
+    options.seconds = fake_seconds;
+    options.absent = backends[row].absent;
+    options.no_peaks = backends[row].no_peaks;
+    options.no_evidence = backends[row].no_evidence;
+    options.keep = options.tells_gradients = backends[row].keep;
+    return options;
+}
+
+/* Seconds of the steps from id on, the last one's. */
+static double steps(mt_trainer *trainer, uint64_t *id, int count) {
+    double seconds = 0;
+
+    for (int i = 0; i < count; i++) seconds = step(trainer, 64, (*id)++).seconds;
+    return seconds;
+}
+
+/* A shortage of one step, and the speed 10 steps later. */
+START_TEST(a_shortage_passes) {
+    static const size_t left[] = {4, 13};
+    int row = _i / 2;
+    fake_options options = options_of(row);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    uint64_t id = 1;
+    double before = steps(trainer, &id, 40), during, after;
+
+    fake.options.device_bytes = bytes_for(left[_i % 2]);
+    during = steps(trainer, &id, 1);
+    fake.options.device_bytes = 0;
+    after = steps(trainer, &id, 10);
+    ck_assert_msg(after <= before * 1.001, "%s: %g s a step before, %g in and %g after it",
+                  backends[row].name, before, during, after);
+    done(trainer);
+}
+END_TEST
+
+/* A hog that nothing tells of, in half of 500 steps: none fails, and some time later the speed is back. */
+START_TEST(hog_that_is_not_told) {
+    fake_options options = options_of(_i);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    uint64_t id = 1, state = 7;
+    double before = steps(trainer, &id, 40);
+
+    while (id < 540) {
+        fake.options.device_bytes =
+            fake_random(&state) % 2 ? bytes_for(fake_random(&state) % 30 + 4) : 0;
+        steps(trainer, &id, (int)(fake_random(&state) % 6) + 1);
+    }
+    fake.options.device_bytes = 0;
+    steps(trainer, &id,
+          140); /* what was tried in vain is tried ever more rarely: 8, 32, 128 steps */
+    ck_assert_msg(steps(trainer, &id, 1) <= before * 1.001, "%s", backends[_i].name);
+    done(trainer);
+}
+END_TEST
+
+/* The program with so many per cent more of each allocation, for other kernels. */
+static fake_program larger_by(int percent) {
+    static fake_allocation more[FAKE_ALLOCATIONS_MAX];
+    fake_program program = {more, fake_train_program.count};
+
+    for (size_t i = 0; i < program.count; i++) {
+        more[i] = fake_train_program.allocations[i];
+        more[i].base = more[i].base * (100 + percent) / 100;
+        more[i].per_sample = more[i].per_sample * (100 + percent) / 100;
+    }
+    return program;
+}
+
+/* From 16 samples on kernels need more, and 16 would fit but for that: one that never does. */
+START_TEST(what_never_fits_is_tried_rarely) {
+    static const int percent[] = {2, 10};
+    fake_options options = options_of(0);
+    mt_trainer *trainer;
+    uint64_t id = 1, early;
+
+    options.wide = larger_by(percent[_i]);
+    options.wide_above = 15;
+    options.budget_bytes = bytes_for(16) + 500;
+    trainer = trainer_with(&options, NULL);
+    steps(trainer, &id, 100);
+    early = fake.genuine;
+    ck_assert_uint_ge(early, 1);
+    ck_assert_uint_le(early, 8);
+    steps(trainer, &id, 3000);
+    ck_assert_uint_le(fake.genuine - early, 10);
+    done(trainer);
+}
+END_TEST
+
+/* A rung that one bad step has forced on is left, where the step is faster without it. */
+START_TEST(a_rung_is_left) {
+    fake_options options = fits(40);
+    mt_trainer *trainer;
+    uint64_t id = 1;
+
+    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    options.seconds = fake_seconds;
+    options.rung_seconds[MT_RUNG_CHECKPOINTING] = 1.3;
+    options.no_evidence = _i;
+    trainer = trainer_with(&options, NULL);
+    steps(trainer, &id, 20);
+    fake.options.device_bytes = bytes_for(1) - 1000;
+    ck_assert_uint_eq(step(trainer, 64, id++).rungs, options.rungs);
+    fake.options.device_bytes = 0;
+    for (int i = 0; i < 12; i++) steps(trainer, &id, 1);
+    ck_assert_uint_eq(fake.rungs, 0);
+    done(trainer);
+}
+END_TEST
+
+/* The n-th call of accumulate meets a refusal that does not come again, for these n. */
+static struct {
+    mt_backend seam;
+    int call;
+    int refused[4];
+} refusing;
+
+static mt_status accumulate_or_refuse(void *self, size_t first, size_t count, double weight,
+                                      mt_chunk_result *out) {
+    refusing.call++;
+    for (int i = 0; i < LENGTH(refusing.refused); i++)
+        if (refusing.refused[i] == refusing.call)
+            fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+    return refusing.seam.accumulate(self, first, count, weight, out);
+}
+
+/* Four of them in one step, each of another chunk, where chunks stay: more than one chunk would be given. */
+START_TEST(each_chunk_has_its_own_tries) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_batch batch = batch_of(64, 1);
+    fake_options options = fits(40);
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    policy.micro_batch = 2;
+    policy.max_retries = _i == 0 ? 16 : 2;
+    options.keep = options.tells_gradients = 1;
+    options.no_evidence = 0;
+    options.budget_bytes += FAKE_GRADIENT_BYTES;
+    fake_init(&fake, &options);
+    refusing.seam = seam = fake_seam(&fake);
+    seam.accumulate = accumulate_or_refuse;
+    own.policy = &policy;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    ck_ok(mt_trainer_step(trainer, &batch,
+                          NULL)); /* what a chunk needs is known now, so it may stay */
+    refusing.call = 0;
+    for (int i = 0; i < 4; i++) refusing.refused[i] = 5 + 6 * i;
+    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    ck_assert_uint_eq(report.retries, 4);
+    ck_assert_uint_eq(report.chunk_count, 32);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
+/* Neither recordings nor peaks: nothing is run for their sake and taken back. */
+START_TEST(nothing_is_recorded_in_vain) {
+    fake_options options = options_of(5);
+    mt_trainer *trainer;
+
+    options.normalises_over_batch = 1;
+    trainer = trainer_with(&options, NULL);
+    ck_assert_uint_eq(step(trainer, 32, 1).discarded, 0);
+    done(trainer);
+}
+END_TEST
+
+/* One sample is all that is known, and its bound says that no more fit. */
+START_TEST(a_bound_of_few_is_tried) {
+    fake_options options = options_of(_i ? 3 : 0);
+    mt_trainer *trainer;
+    uint64_t id = 1;
+
+    options.budget_bytes = bytes_for(6);
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 1, id++);
+    steps(trainer, &id, 60);
+    ck_assert_uint_ge(step(trainer, 64, id).chunks[0], 5);
+    done(trainer);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("trainer_passes");
+    TCase *passes = suite_case(suite, "passes"), *stays = suite_case(suite, "stays"),
+          *tries = suite_case(suite, "tries");
+
+    tcase_add_loop_test(passes, a_shortage_passes, 0, 2 * LENGTH(backends));
+    tcase_add_loop_test(passes, hog_that_is_not_told, 0, LENGTH(backends));
+    tcase_add_loop_test(passes, a_rung_is_left, 0, 2);
+    tcase_add_loop_test(stays, what_never_fits_is_tried_rarely, 0, 2);
+    tcase_add_loop_test(tries, each_chunk_has_its_own_tries, 0, 2);
+    tcase_add_test(tries, nothing_is_recorded_in_vain);
+    tcase_add_loop_test(tries, a_bound_of_few_is_tried, 0, 2);
+    return suite_run(suite);
+}
