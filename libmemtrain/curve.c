@@ -283,6 +283,13 @@ static void correct(mt__curve *c, int keep, size_t samples, size_t peak) {
     if (peak > recorded) *residual = mt__max(*residual, peak - recorded);
 }
 
+static void raise_bound(mt__evidence *e, size_t samples, size_t peak) {
+    if (samples < e->bound_samples || (samples == e->bound_samples && peak <= e->bound_peak))
+        return;
+    e->bound_samples = samples;
+    e->bound_peak = peak;
+}
+
 void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
     mt__evidence *e = &c->evidence[keep];
     if (c->filling) take_recording(c, keep);
@@ -291,13 +298,10 @@ void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
     if (e->tried && samples >= e->tried) e->tried = e->patience = 0;
     e->largest_ran = mt__max(e->largest_ran, samples);
     if (!peak) return;
-    if (mt__curve_is_recorded(c, keep)) {
-        correct(c, keep, samples, peak);
-    } else if (samples > e->bound_samples ||
-               (samples == e->bound_samples && peak > e->bound_peak)) {
-        e->bound_samples = samples;
-        e->bound_peak = peak;
-    }
+    if (mt__curve_is_recorded(c, keep)) correct(c, keep, samples, peak);
+    /* What a chunk needs with gradients apart it needs at most with them in place. */
+    for (int way = 0; way <= keep; way++)
+        if (!mt__curve_is_recorded(c, way)) raise_bound(&c->evidence[way], samples, peak);
 }
 
 /* ---- failures ---------------------------------------------------------------------------------- */

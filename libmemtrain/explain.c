@@ -94,17 +94,29 @@ static void say_sizes(page *p, const mt_trainer *t) {
     say(p, "  smaller samples: a smaller picture, a shorter sequence\n");
 }
 
+/* Rungs that the backend has, and the user has forbidden or not asked for. */
+static void say_rungs(page *p, const mt_trainer *t) {
+    static const char *const words[MT_RUNGS] = {
+        "computes activations again in the backward pass",
+        "has activations wait elsewhere",
+        "computes in half precision",
+        "takes 20 % off the batch at a time",
+        "goes on there",
+    };
+    const mt_policy_options *o = &t->policy_options;
+    unsigned taken = (MT_RUNGS_DEFAULT | o->allow_rungs) & ~o->forbid_rungs, has = t->info.rungs;
+    if (t->info.needs_whole_batch) has |= MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    for (unsigned r = 0; r < MT_RUNGS; r++)
+        if (words[r] && (has & ~taken & MT_RUNG_BIT(r)))
+            say(p, "  rung %s, which %s, if it is allowed\n", mt_rung_name((mt_rung)r), words[r]);
+}
+
 static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t bytes, int at_least) {
     char text[32], less[32];
     say(p, "What would make it fit:\n");
     say_budget(p, t, bytes, at_least);
     if (chunk) say_sizes(p, t);
-    unsigned free = ~(t->policy_options.allow_rungs | MT_RUNGS_DEFAULT);
-    if (t->info.needs_whole_batch && (free & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)))
-        say(p,
-            "  rung smaller_batch, which takes 20 %% off the batch at a time, if it is allowed\n");
-    if (t->info.rungs & free & MT_RUNG_BIT(MT_RUNG_CPU))
-        say(p, "  rung cpu, which goes on there, if it is allowed\n");
+    say_rungs(p, t);
     if (t->info.optimizer_bytes > t->info.parameter_bytes)
         say(p, "  an optimiser with less state: SGD keeps %s less, without momentum %s\n",
             mt_format_size(t->info.optimizer_bytes - t->info.parameter_bytes, less, sizeof less),

@@ -6,6 +6,7 @@
 #include "trainer_fixture.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* ---- memory runs out for good --------------------------------------------------------------- */
 
@@ -93,6 +94,38 @@ START_TEST(explained_by_case) {
     step_fails(trainer, 32, 1, MT_EDEVMEM);
     ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
     ck_contains(text, words[_i]);
+    done(trainer);
+}
+END_TEST
+
+/* Rungs that there are and that are not taken are named, those that were of no use are not. */
+START_TEST(explained_rungs) {
+    static const struct {
+        unsigned has, allow, forbid;
+        const char *named, *not_named;
+    } rows[] = {
+        {MT_RUNG_BIT(MT_RUNG_CHECKPOINTING), 0, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING),
+         "rung checkpointing, which", "rung amp"},
+        {MT_RUNG_BIT(MT_RUNG_OFFLOAD), 0, MT_RUNG_BIT(MT_RUNG_OFFLOAD), "rung offload", "rung ch"},
+        {MT_RUNG_BIT(MT_RUNG_AMP) | MT_RUNG_BIT(MT_RUNG_CHECKPOINTING), 0, 0, "rung amp",
+         "rung checkpointing"},
+        {MT_RUNG_BIT(MT_RUNG_CPU) | MT_RUNG_BIT(MT_RUNG_AMP), MT_RUNG_BIT(MT_RUNG_AMP), 0,
+         "rung cpu", "rung amp"},
+    };
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(1);
+    mt_trainer *trainer;
+    char text[4000];
+
+    policy.allow_rungs = rows[_i].allow;
+    policy.forbid_rungs = rows[_i].forbid;
+    options.rungs = rows[_i].has;
+    options.budget_bytes = options.resident_bytes + 100;
+    trainer = trainer_with(&options, &policy);
+    step_fails(trainer, 32, 1, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, rows[_i].named);
+    ck_assert_ptr_null(strstr(text, rows[_i].not_named));
     done(trainer);
 }
 END_TEST
@@ -402,6 +435,7 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_loop_test(memory, retries_are_bounded, 0, 4);
     tcase_add_test(memory, explained);
     tcase_add_loop_test(memory, explained_by_case, 0, 3);
+    tcase_add_loop_test(memory, explained_rungs, 0, 4);
     tcase_add_test(memory, explained_budget_suffices);
     tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
     tcase_add_test(memory, explained_for_given_chunks);

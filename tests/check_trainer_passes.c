@@ -185,6 +185,43 @@ START_TEST(each_chunk_has_its_own_tries) {
 }
 END_TEST
 
+/* What the user has taken is released while the n-th chunk runs, that does not fit all the same. */
+static struct {
+    mt_backend seam;
+    int chunks;
+    size_t bytes;
+} releasing;
+
+static mt_status accumulate_and_release(void *self, size_t first, size_t count, double weight,
+                                        mt_chunk_result *out) {
+    if (--releasing.chunks == 0) fake.allocated -= releasing.bytes;
+    return releasing.seam.accumulate(self, first, count, weight, out);
+}
+
+/* There is more room for the next plan than the chunk had that failed: it is for a smaller one still. */
+START_TEST(memory_comes_back) {
+    fake_options options = fits(20);
+    mt_batch batch = batch_of(128, 1);
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    options.absent = _i == 0 ? FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK) : 0;
+    options.no_peaks = _i == 0;
+    options.wide = _i == 0 ? options.wide : (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
+    options.wide_above = 10;
+    fake_init(&fake, &options);
+    releasing.seam = seam = fake_seam(&fake);
+    seam.accumulate = accumulate_and_release;
+    releasing.chunks = _i == 0 ? 6 : 5;
+    releasing.bytes = 5000;
+    fake.allocated += releasing.bytes;
+    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    ck_assert_uint_ge(fake.genuine, 1);
+    mt_trainer_free(trainer);
+}
+END_TEST
+
 /* Neither recordings nor peaks: nothing is run for their sake and taken back. */
 START_TEST(nothing_is_recorded_in_vain) {
     fake_options options = options_of(5);
@@ -220,6 +257,7 @@ int main(void) {
     tcase_add_loop_test(passes, a_shortage_passes, 0, 2 * LENGTH(backends));
     tcase_add_loop_test(passes, hog_that_is_not_told, 0, LENGTH(backends));
     tcase_add_loop_test(passes, a_rung_is_left, 0, 2);
+    tcase_add_loop_test(passes, memory_comes_back, 0, 2);
     tcase_add_loop_test(stays, what_never_fits_is_tried_rarely, 0, 2);
     tcase_add_loop_test(tries, each_chunk_has_its_own_tries, 0, 2);
     tcase_add_test(tries, nothing_is_recorded_in_vain);
