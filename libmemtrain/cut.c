@@ -61,7 +61,8 @@ static size_t smallest_worth(const mt_policy *p, const mt__curve *c, size_t fits
 /* The largest chunk that options and this step allow. */
 static size_t largest_allowed(const mt_policy *p, size_t samples) {
     size_t top = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
-    if (p->step_failed) top = mt__min(top, p->step_failed - 1); /* in whatever room there is by now */
+    if (p->step_failed)
+        top = mt__min(top, p->step_failed - 1); /* in whatever room there is by now */
     return p->step_cap ? mt__min(top, p->step_cap) : top;
 }
 

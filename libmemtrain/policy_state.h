@@ -47,9 +47,9 @@ struct mt_policy {
     int begun;            /* the plan that is extended is that of a step that has begun */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
-    unsigned excused;  /* OOMs of this step that are no retries: before a rung or a chunk that stays,
+    unsigned excused; /* OOMs of this step that are no retries: before a rung or a chunk that stays,
                           or of more clears */
-    uint64_t steps;    /* planned so far, of either mode */
+    uint64_t steps;   /* planned so far, of either mode */
     mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
     /* the ladder */
     unsigned rungs;       /* MT_RUNG_BITs that are taken */

@@ -202,7 +202,8 @@ START_TEST(one_recording_rules_nothing_out) {
     ck_assert(!mt__curve_rules_out(curve, 2, 1));
     (void)run(curve, 4, 0, 1);
     ck_assert(mt__curve_rules_out(curve, 8, peak(8, 0) - 1));
-    ck_assert(!mt__curve_rules_out(curve, 1, 1)); /* below what was recorded: it may be another kernel */
+    ck_assert(
+        !mt__curve_rules_out(curve, 1, 1)); /* below what was recorded: it may be another kernel */
     ck_assert(!mt__curve_rules_out(curve, 8, peak(8, 0)));
     (void)run(curve, 16, 0, 1);
     ck_assert(!mt__curve_rules_out(curve, 20, 1));
