@@ -275,11 +275,11 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
-    setup/check_readme.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
+    setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh setup/check_abi.sh setup/check_python.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)' \
-    MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)'
+    MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' TORCH_LIB='$(TORCH_LIB)'
 # One at a time where they share a card.
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
     $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
@@ -287,7 +287,7 @@ install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
     INCLUDEDIR='$(INCLUDEDIR)' MANDIR='$(MANDIR)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
     SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
     TORCH_STD='$(TORCH_STD)' INSTALL_RPATH='$(INSTALL_RPATH)'
-outside_env = $(static_env) OMP_WAIT_POLICY=PASSIVE TORCH_STD='$(TORCH_STD)' TORCH_LIB='$(TORCH_LIB)'
+outside_env = $(static_env) OMP_WAIT_POLICY=PASSIVE TORCH_STD='$(TORCH_STD)'
 run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 
 # Two run at a time: the longest come first, so that none is left alone at the end.
@@ -376,7 +376,7 @@ distcheck: ## make it twice and compare; build, install and check the core from 
 	+@MAKE='$(MAKE)' sh setup/dist.sh --check
 
 clean: ## remove what was compiled; keep the fetched libtorch
-	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib install examples tests) build/asan build/ubsan build/coverage
+	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib install examples tests pages) build/asan build/ubsan build/coverage
 
 distclean: ## remove build/ altogether
 	$(Q)rm -rf build
@@ -423,6 +423,14 @@ $(SHIM_OBJ): $(OBJ)/%.o: % $(OBJ)/shim.flags | $(PACKAGES)
 # Tests of the core see its internal headers; the examples see the public ones only.
 $(call objects,$(TEST_CORE_SRC) $(filter %.c,$(BENCH_SRC)) $(HELPER_SRC)): INTERNAL := -Ilibmemtrain
 $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ilibmemtrain -Ishim
+
+# Snippets of the pages, for the suites that include them; each file is written only when it changes.
+SNIPPETS := $(OBJ)/snippets
+$(SNIPPETS)/names: setup/check_pages.sh setup/snippets.awk $(wildcard *.md docs/*.md)
+	$(Q)sh setup/check_pages.sh --extract $(@D) && touch $@
+$(SNIPPETS)/%: $(SNIPPETS)/names ;
+$(call objects,$(wildcard tests/*snippets.c tests/*snippets.cpp)): INTERNAL += -I$(SNIPPETS)
+$(call objects,$(wildcard tests/*snippets.c tests/*snippets.cpp)): | $(SNIPPETS)/names
 
 $(APP_C_OBJ): $(OBJ)/%.o: % $(OBJ)/app.flags | $(PACKAGES)
 	$(call say,CC  ,$<)

@@ -141,7 +141,13 @@ check_torch() {
         $(flags memtrain-torch) "-Wl,-rpath,$root/lib"
     attempt "torch in C++" builds "$dir/net" $CXX "-std=$TORCH_STD" $strict tests/install/torch/net.cpp \
         $(flags memtrain-torch-cxx) "-Wl,-rpath,$root/lib" "-Wl,-rpath,$TORCH_LIB"
+    sh setup/check_pages.sh --extract "$dir/snippets"
+    installing install "" "$dir/home/.local" "$dir/home/.local/lib" "$dir/home/.local/include"
+    attempt "docs/first-steps.md" build installed
 }
+
+# build NAME: runs the commands in build_NAME.sh of a page, at home.
+build() { (cd "$dir/snippets" && HOME=$dir/home sh -eu "build_$1.sh"); }
 
 check_pkg_config() {
     if ! command -v pkg-config >/dev/null 2>&1; then

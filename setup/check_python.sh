@@ -20,14 +20,16 @@ if ! "$PYTHON" -c 'import numpy' 2>/dev/null; then
     export PYTHONPATH
 fi
 
-export PYTHONDONTWRITEBYTECODE=1
+stub=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
+trap 'rm -rf "$stub"' EXIT
+SNIPPETS=$stub/snippets
+sh setup/check_pages.sh --extract "$SNIPPETS"
+export PYTHONDONTWRITEBYTECODE=1 SNIPPETS
 failed=0
 "$PYTHON" tests/python/check_ctypes.py "$LIB" || failed=1
 "$PYTHON" tests/python/check_inside_torch.py "$LIB" || failed=1
 
 # The same where Python has no torch: what tells that it is loaded is a library of that name.
-stub=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
-trap 'rm -rf "$stub"' EXIT
 case $(uname -s) in
 Darwin) name=libtorch_python.dylib options=-dynamiclib ;;
 *) name=libtorch_python.so options="-shared -fPIC -Wl,-soname,libtorch_python.so" ;;

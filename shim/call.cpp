@@ -1,6 +1,7 @@
 /* call.cpp - operators called by name: which overload, with what, and what is wrong. */
 #include <memtrain/call.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
 
@@ -99,6 +100,14 @@ const mt_value &value_of(const FunctionSchema &schema, const Given &given, size_
     return given.keywords[k].value;
 }
 
+/* Whether that is what is wrong with it: a tensor is expected, and a handle without one was given. */
+bool is_empty(const mt_value &value) {
+    if (value.kind == MT_VALUE_TENSOR) return !value.is.tensor->tensor.defined();
+    if (value.kind != MT_VALUE_TENSORS) return false;
+    auto lacks = [](const mt_tensor *one) { return !one || !one->tensor.defined(); };
+    return std::any_of(value.is.tensors, value.is.tensors + value.count, lacks);
+}
+
 std::string reason(const FunctionSchema &schema, const Given &given, const Mismatch &mismatch) {
     const auto &arguments = schema.arguments();
     switch (mismatch.fault) {
@@ -114,9 +123,11 @@ std::string reason(const FunctionSchema &schema, const Given &given, const Misma
     case Fault::type: {
         const c10::Argument &argument = arguments[mismatch.index];
         const mt_value &value = value_of(schema, given, mismatch.index);
-        bool empty = value.kind == MT_VALUE_TENSOR && !value.is.tensor->tensor.defined();
-        return "argument '" + argument.name() + "' is " + (empty ? "an empty " : "of kind ") +
-               kind_name(value) + ", accepted: " + text_of(argument);
+        const char *what = !is_empty(value)                 ? "of kind "
+                           : value.kind == MT_VALUE_TENSORS ? "a list with an empty one among its "
+                                                            : "an empty ";
+        return "argument '" + argument.name() + "' is " + what + kind_name(value) +
+               ", accepted: " + text_of(argument);
     }
     default:
         return "";

@@ -110,13 +110,13 @@ const Overloads *find_operators(const char *name) {
 
 std::string similar_operator(const char *name) {
     const size_t most = 3; /* letters that are wrong */
-    std::string best;
-    size_t least = most + 1, length = std::strlen(name);
-    if (length > 128) return best;
+    std::string best, meant = std::strstr(name, "::") ? name : std::string("aten::") + name;
+    size_t least = most + 1, length = meant.size();
+    if (!*name || length > 128) return best;
     index().each([&](std::string_view other) {
         size_t shorter = std::min(length, other.size()), longer = std::max(length, other.size());
         if (longer - shorter > most) return;
-        size_t apart = distance(name, other);
+        size_t apart = distance(meant, other);
         if (apart > least || (apart == least && (best.empty() || other >= best))) return;
         least = apart;
         best = other;

@@ -165,17 +165,18 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
 }
 
 mt_status does_not_fit(const Device &device, const Needs &needs) {
-    char parameters[32], gradients[32], optimizer[32], budget[32] = "unknown";
+    char parameters[32], gradients[32], optimizer[32], budget[32] = "unknown", used[32] = "unknown";
     (void)guard([&] {
-        size_t bytes = device_memory(device).budget_bytes;
-        if (bytes) mt_format_size(bytes, budget, sizeof budget);
+        mt_memory memory = device_memory(device);
+        if (memory.budget_bytes) mt_format_size(memory.budget_bytes, budget, sizeof budget);
+        mt_format_size(memory.allocated_bytes, used, sizeof used);
     });
     return mt_set_error(MT_EDEVMEM,
                         "%s: does not fit: parameters %s, gradients %s, optimiser state %s, "
-                        "budget %s",
+                        "budget %s, in use before %s",
                         name_of, mt_format_size(needs.parameters, parameters, sizeof parameters),
                         mt_format_size(needs.gradients, gradients, sizeof gradients),
-                        mt_format_size(needs.optimizer, optimizer, sizeof optimizer), budget);
+                        mt_format_size(needs.optimizer, optimizer, sizeof optimizer), budget, used);
 }
 
 } // namespace

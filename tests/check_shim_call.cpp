@@ -372,7 +372,7 @@ START_TEST(wrong_names) {
     Handle x(at::ones({1}));
     refused(
         {"aten::con2d", {x}, {}, "there is no operator 'aten::con2d'; there is 'aten::conv2d'"});
-    refused({"relu", {x}, {}, "there is no operator 'relu'"});
+    refused({"relu", {x}, {}, "there is no operator 'relu'; there is 'aten::relu'"});
     refused({"", {}, {}, "there is no operator ''"});
     refused({"aten::add.Tenser",
              {x, x},
@@ -436,10 +436,12 @@ START_TEST(wrong_types) {
              {x, mt_value_int(1)},
              {},
              "aten::reshape: argument 'shape' is of kind int, accepted: SymInt[] shape; "});
-    refused({"aten::cat",
-             {mt_value_tensors(hole, 2)},
-             {},
-             "aten::cat: argument 'tensors' is of kind tensors, accepted: Tensor[] tensors; "});
+    refused(
+        {"aten::cat",
+         {mt_value_tensors(hole, 2)},
+         {},
+         "aten::cat: argument 'tensors' is a list with an empty one among its tensors, accepted: "
+         "Tensor[] tensors; "});
     refused({"aten::relu.default",
              {mt_value_none()},
              {},

@@ -331,8 +331,13 @@ MT_API void mt_policy_cleared(mt_policy *policy, const mt_clear_result *result);
 
 /*
  * What the policy knows of a mode, for reports: the predicted peak above the start of a chunk of so
- * many samples with margin, 0 when nothing has been recorded; and its measured time in seconds, 0
+ * many samples with margin, 0 when nothing has been recorded or run; and its measured time in seconds, 0
  * when it has not run.
+ *
+ * The peak is that of the memory model once there are two recordings. With one every size is in proportion
+ * to it. With none, which is so where chunks are fixed (mt_policy_options.micro_batch) and where the backend
+ * has no record, it is a bound: the peak of the largest chunk that has run, in proportion for larger ones,
+ * which may take far less (docs/memory.md has an example, docs/policy.md the rules).
  */
 MT_API size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples);
 MT_API double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t samples);

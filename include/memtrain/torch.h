@@ -18,6 +18,9 @@
  * No C++ exception leaves any function. Besides the codes named, each may return MT_EINVAL for a
  * NULL or stale argument (named in the error line), MT_EDEVMEM when memory ran out, and MT_ETORCH
  * with libtorch's own words.
+ *
+ * Thread rule: functions of the process and of devices any thread, where they do not say otherwise; a tensor's
+ * handle one thread at a time, and so a model with its mt_torch. docs/threads.md has it all.
  */
 #ifndef MEMTRAIN_TORCH_H
 #define MEMTRAIN_TORCH_H
@@ -183,6 +186,11 @@ typedef enum mt_dtype {
     MT_BOOL = 8
 } mt_dtype;
 
+/*
+ * A tensor of libtorch's. Here one is made of a plain array, as a batch wants it, and handed over to a model;
+ * memtrain/tensor.h has the other ways in and out (strides, a release callback, DLPack, numbers),
+ * memtrain/call.h any operator that computes with it, and memtrain/script.h a model that was made in Python.
+ */
 typedef struct mt_tensor mt_tensor;
 
 /*

@@ -1,9 +1,11 @@
 """check_ctypes.py FOLDER - the ABI from another language, and tensors through DLPack from and to NumPy.
 
-FOLDER has the libraries. Prints "ok NAME", "FAIL NAME: why" or "SKIP: NAME: why" for each test.
+FOLDER has the libraries, and SNIPPETS in the environment is a folder of what the pages show. Prints "ok NAME",
+"FAIL NAME: why" or "SKIP: NAME: why" for each test.
 """
 import ctypes as c
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -237,6 +239,24 @@ def numpy_in():
         assert sys.getrefcount(array) == references
 
 
+def page():
+    """What docs/tensors.md shows, with what it takes for granted."""
+    array, tensor = numpy.arange(3, dtype="float32"), c.c_void_p()
+    references = sys.getrefcount(array)
+    names = {"array": array, "tensor": tensor, "memtrain": shim, "c_void_p": c.c_void_p, "byref": c.byref,
+             "PyCapsule_GetPointer": abi.capsule_pointer, "PyCapsule_SetName": abi.capsule_rename}
+    with open(os.path.join(os.environ["SNIPPETS"], "capsule.py")) as lines:
+        exec(lines.read(), names)
+    abi.check(shim, names["status"])
+    info = abi.TensorInfo()
+    abi.check(shim, shim.mt_tensor_describe(tensor, c.byref(info)))
+    assert info.data == array.ctypes.data
+    shim.mt_tensor_free(tensor)
+    names.clear()
+    gc.collect()
+    assert sys.getrefcount(array) == references
+
+
 def numpy_out():
     """Tensors as arrays: the same memory, which stays when the handle is gone, and is released once."""
     shape, released = (c.c_int64 * 2)(2, 3), []
@@ -303,6 +323,7 @@ def main():
         run("dlpack", dlpack, no_shim),
         run("errors by thread", errors_by_thread, no_shim),
         run("numpy in", numpy_in, no_numpy),
+        run("page on tensors", page, no_numpy),
         run("numpy out", numpy_out, no_numpy),
         run("numpy read-only", numpy_read_only, no_numpy),
     ]

@@ -1,0 +1,147 @@
+/*
+ * check_snippets.cpp - the fragments of C++ that README.md and the pages in docs/ show, and those of C that want a
+ * model in C++, each in a place where it can run. setup/check_pages.sh takes them out of the pages.
+ */
+#include <ATen/ops/arange.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include "script_subject.hpp"
+
+using namespace check_shim;
+
+/* ---- README.md ------------------------------------------------------------------------------------ */
+
+namespace readme {
+
+struct Net : nn::Module {
+    nn::Linear linear{register_module("linear", nn::Linear(3 * 8 * 8, 5))};
+    at::Tensor forward(const at::Tensor &images) { return linear(images.flatten(1)); }
+};
+
+#include "readme_model.cpp"
+
+int batches_left;
+std::unique_ptr<Batch> current;
+
+extern "C" int next_batch(mt_batch *batch);
+#define main readme_main
+extern "C" {
+#include "readme.c"
+}
+#undef main
+
+int next_batch(mt_batch *batch) {
+    current = batches_left-- > 0 ? std::make_unique<Batch>(8) : nullptr;
+    if (current) *batch = *current->get();
+    return current != nullptr;
+}
+
+} // namespace readme
+
+START_TEST(readme_program) {
+    readme::batches_left = 3;
+    ck_assert_msg(readme::readme_main() == 0, "%s", mt_last_error());
+    ck_assert_int_eq(readme::batches_left, -1);
+    ck_assert_uint_eq(cpu_memory().budget_bytes, size_t(600) << 20);
+}
+END_TEST
+
+/* ---- docs/savers.md --------------------------------------------------------------------------------- */
+
+namespace {
+
+struct Segmented : nn::Module {
+    nn::Linear stem{register_module("stem", nn::Linear(64, 16))};
+    nn::Sequential blocks{
+        register_module("blocks", nn::Sequential(nn::Linear(16, 16), nn::Linear(16, 16)))};
+    nn::Linear fc{register_module("fc", nn::Linear(64, 5))};
+
+#include "segments.cpp"
+
+    torch::Tensor plain(const torch::Tensor &images) {
+        return fc(blocks->forward(stem(images)).flatten(1));
+    }
+};
+
+struct Pairs : nn::Module {
+    nn::Linear towers{register_module("towers", nn::Linear(4, 4))};
+    at::Tensor image(const at::Tensor &x) { return towers(x); }
+    at::Tensor text(const at::Tensor &x) { return towers(x); }
+    static at::Tensor loss(const at::Tensor &images, const at::Tensor &texts) {
+        return at::cross_entropy_loss(images.matmul(texts.t()), at::arange(images.size(0)));
+    }
+};
+
+auto described() {
+    using Net = Pairs;
+#include "pairs.cpp"
+}
+
+} // namespace
+
+START_TEST(segments) {
+    ck_ok(mt_torch_init(nullptr));
+    Segmented net;
+    at::Tensor images = at::rand({2, 4, 64});
+    ck_assert(net.forward(images).equal(net.plain(images)));
+}
+END_TEST
+
+START_TEST(pairs) {
+    mt_model *model;
+    mt_torch *torch;
+    mt_backend backend = MT_BACKEND_INIT;
+    mt_trainer *trainer;
+    mt_torch_batch data = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    float numbers[8][4] = {{0}};
+    const int64_t shape[] = {8, 4};
+    mt_tensor *tensors[2];
+    for (mt_tensor *&tensor : tensors)
+        ck_ok(mt_tensor_from_memory(numbers, MT_FLOAT32, 2, shape, &tensor));
+    data.tensors = tensors, data.count = 2;
+    batch.data = &data, batch.count = 8;
+    ck_ok(memtrain::make_model(&model, described));
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_ok(mt_torch_backend(torch, &backend));
+    ck_ok(mt_trainer_new(&backend, nullptr, &trainer));
+    ck_ok(mt_trainer_step(trainer, &batch, nullptr));
+    mt_trainer_free(trainer);
+    mt_torch_free(torch);
+    mt_model_free(model);
+    for (mt_tensor *tensor : tensors) mt_tensor_free(tensor);
+}
+END_TEST
+
+/* ---- docs/script.md --------------------------------------------------------------------------------- */
+
+START_TEST(script) {
+    char folder[] = "/tmp/check_snippets.XXXXXX";
+    mt_model *model, *again;
+    mt_torch *torch;
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    script_subject::prepare();
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    script_subject::net_of(script_subject::Values(5)).save("net.pt");
+#include "script.c"
+    ck_ok(s);
+    ck_ok(mt_script_load("trained.pt", nullptr, &again));
+    unlink("net.pt");
+    unlink("trained.pt");
+    rmdir(folder);
+    mt_torch_free(torch);
+    mt_model_free(model);
+    mt_model_free(again);
+}
+END_TEST
+
+int main() {
+    Suite *suite = suite_create("snippets");
+    TCase *pages = suite_case(suite, "pages");
+    tcase_add_test(pages, readme_program);
+    tcase_add_test(pages, segments);
+    tcase_add_test(pages, pairs);
+    tcase_add_test(pages, script);
+    return suite_run(suite);
+}
