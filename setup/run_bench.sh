@@ -7,7 +7,12 @@ if command -v taskset >/dev/null 2>&1; then
 fi
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 [ $# -gt 0 ] || echo "no benchmarks"
+failed=
 for program in "$@"; do
     echo "== ${program##*/}"
-    $pin "$program"
+    $pin "$program" || failed="$failed ${program##*/}"
 done
+[ -z "$failed" ] || {
+    echo "above their limits, or failed:$failed"
+    exit 1
+}

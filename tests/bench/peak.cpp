@@ -1,6 +1,7 @@
 /*
  * peak.cpp - how well two small recordings predict the peak of larger chunks: each network at 32 and
- * 64 pixels, recorded at 2 and 4 samples, measured up to 32 times that. To be within 1 %.
+ * 64 pixels, recorded at 2 and 4 samples, measured up to 32 times that. To be within 1 %; within 2 % from
+ * where a network's kernels are others, which only a chunk that has run tells of.
  */
 #include "networks/networks.hpp"
 #include "recorded.hpp"
@@ -8,6 +9,8 @@
 #include <cmath>
 
 namespace {
+
+bool is_missed;
 
 double worst_of(const networks::Network &network, int64_t side) {
     const size_t most = 128;
@@ -23,6 +26,7 @@ double worst_of(const networks::Network &network, int64_t side) {
                     "error_percent=%.4f\n",
                     network.name, static_cast<long long>(side), m, predicted, measured, error);
         worst = std::max(worst, std::fabs(error));
+        is_missed |= std::fabs(error) > (network.change && m >= network.change ? 2 : 1);
     }
     mt_memory_model_free(memory);
     return worst;
@@ -38,5 +42,5 @@ int main() {
             worst = std::max(worst, worst_of(network, side));
     worst = std::max(worst, worst_of(networks::all[0], 128)); /* ResNet-18 */
     std::printf("peak  worst_percent=%.4f\n", worst);
-    return 0;
+    return is_missed;
 }
