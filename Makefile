@@ -2,6 +2,7 @@
 #
 # Everything is found by wildcard: a new .c or .cpp in its folder needs no change here.
 #   libmemtrain/*.c             -> build/lib/libmemtrain.a, .so     (C11, libc and libm only)
+#   libmemtrain_memory/*.c      -> build/lib/libmemtrain_memory.a, .so (C11, libmemtrain beside these)
 #   shim/*.cpp                  -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
 #   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
 #   examples/plain_*.c          -> build/examples/NAME              (core only, with plain/*.c)
@@ -34,6 +35,15 @@ CC := cc
 endif
 ifeq ($(origin CXX),default)
 CXX := c++
+endif
+# The libraries in C are made for size: a step waits for none of it. Who sets CFLAGS has them made with these.
+ifeq ($(origin CORE_CFLAGS):$(origin CFLAGS),undefined:undefined)
+known = $(shell $(CC) -Werror $(1) -E -x c /dev/null >/dev/null 2>&1 && echo '$(1)')
+CORE_CFLAGS := -Os -g $(call known,-fno-asynchronous-unwind-tables)
+OTHER_FLAGS :=
+else
+CORE_CFLAGS ?= $(CFLAGS)
+OTHER_FLAGS = $(CORE_CFLAGS)
 endif
 CFLAGS ?= -O2 -g
 CXXFLAGS ?= -O2 -g
@@ -79,6 +89,7 @@ SOVERSION := $(if $(filter 0,$(MAJOR)),0.$(MINOR),$(MAJOR))
 # ---- sources -----------------------------------------------------------------------------------
 
 CORE_SRC := $(sort $(wildcard libmemtrain/*.c))
+MEMORY_SRC := $(sort $(wildcard libmemtrain_memory/*.c))
 SHIM_SRC := $(sort $(wildcard shim/*.cpp))
 PLAIN_SRC := $(sort $(wildcard examples/plain_*.c))
 PLAIN_PART_SRC := $(sort $(wildcard examples/plain/*.c))
@@ -96,6 +107,7 @@ BENCH_SRC := $(sort $(wildcard tests/bench/*.c tests/bench/*.cpp))
 OBJ := $(BUILD)/obj
 objects = $(patsubst %,$(OBJ)/%.o,$(1))
 CORE_OBJ := $(call objects,$(CORE_SRC))
+MEMORY_OBJ := $(call objects,$(MEMORY_SRC))
 SHIM_OBJ := $(call objects,$(SHIM_SRC))
 COMMON_OBJ := $(call objects,$(COMMON_SRC))
 MODEL_OBJ := $(call objects,$(MODEL_SRC))
@@ -108,7 +120,7 @@ APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SR
     $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
 APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(LOOP_SRC)) $(MODEL_OBJ)
 
-# The registry of handles is internal to each library: both carry a copy of it.
+# The registry of handles is internal to each library: the others carry a copy of it.
 SHARED_OBJ := $(call objects,$(wildcard libmemtrain/handle.c))
 
 programs = $(addprefix $(BUILD)/,$(basename $(1)))
@@ -135,6 +147,9 @@ so_file = lib$(1).so.$(VERSION)
 endif
 CORE_A := $(if $(CORE_SRC),$(LIB)/libmemtrain.a)
 CORE_SO := $(if $(CORE_SRC),$(call so,memtrain))
+MEMORY_A := $(if $(MEMORY_SRC),$(LIB)/libmemtrain_memory.a)
+MEMORY_SO := $(if $(MEMORY_SRC),$(call so,memtrain_memory))
+C_LIBS := $(CORE_A) $(CORE_SO) $(MEMORY_A) $(MEMORY_SO)
 SHIM_SO := $(if $(SHIM_SRC),$(call so,memtrain_torch))
 SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torch))
 
@@ -211,8 +226,10 @@ ifneq ($(findstring undefined,$(SANITIZE)),)
 INSTRUMENT += -fno-sanitize=vptr
 endif
 
-CORE_FLAGS = -std=c11 -fPIC -fvisibility=hidden $(EXACT) -Wpedantic -Wfloat-conversion $(WARN_C) \
-    $(CFLAGS) $(INSTRUMENT) -Iinclude -Ilibmemtrain -iquote .
+library_flags = -std=c11 -fPIC -fvisibility=hidden $(EXACT) -Wpedantic -Wfloat-conversion $(WARN_C) \
+    $(1) $(INSTRUMENT) -Iinclude -Ilibmemtrain -iquote .
+CORE_FLAGS = $(call library_flags,$(CORE_CFLAGS))
+MEMORY_FLAGS = $(call library_flags,$(CFLAGS))
 TORCH_FLAGS = -std=$(TORCH_STD) $(addprefix -isystem ,$(TORCH_INCLUDE))
 CXX_COMMON = -fPIC $(EXACT) $(WARN) $(CXXFLAGS) $(INSTRUMENT) -Iinclude -iquote .
 SHIM_FLAGS = $(CXX_COMMON) -fvisibility=hidden -fvisibility-inlines-hidden -Ishim -Ilibmemtrain \
@@ -233,7 +250,7 @@ TORCH_LINK = -L$(TORCH_LIB) -ltorch_cpu -lc10
 LAZY := -Wl,-dead_strip_dylibs
 else
 HERE := $$ORIGIN
-soname = -shared -Wl,-soname,lib$(1).so.$(SOVERSION) -Wl,--version-script=$(OBJ)/exports.map \
+soname = -shared -Wl,-soname,lib$(1).so.$(SOVERSION) -Wl,--version-script=$(OBJ)/$(1).map \
     $(if $(SANITIZE),,-Wl,-z,defs)
 TORCH_LINK = -L$(TORCH_LIB) -Wl,--push-state,--no-as-needed -ltorch_cpu -lc10 -Wl,--pop-state
 LAZY := -Wl,--as-needed
@@ -241,7 +258,8 @@ endif
 TORCH_RPATH = $(if $(INSIDE),$(HERE)/../$(UP)$(patsubst $(CURDIR)/build/%,%,$(TORCH_LIB)),$(TORCH_LIB))
 rpath = '-Wl,-rpath,$(HERE)/$(DEEPER)../lib' \
     '-Wl,-rpath,$(patsubst $(HERE)/%,$(HERE)/$(DEEPER)%,$(TORCH_RPATH))'
-LIBS_LINK = -L$(LIB) $(if $(SHIM_SO),-lmemtrain_torch) $(if $(CORE_SO),-lmemtrain)
+C_LINK = $(if $(MEMORY_SO),-lmemtrain_memory) $(if $(CORE_SO),-lmemtrain)
+LIBS_LINK = -L$(LIB) $(if $(SHIM_SO),-lmemtrain_torch) $(C_LINK)
 
 comma := ,
 # $(call link_so,NAME,COMMAND): the file with the full version, and the two links to it.
@@ -258,9 +276,9 @@ endif
 .PHONY: check-valgrind bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
-all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## both libraries and the examples (default)
+all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## the libraries and the examples (default)
 
-core: $(CORE_A) $(CORE_SO) $(PLAIN) ## libmemtrain alone, and the example that needs no more
+core: $(C_LIBS) $(PLAIN) ## the libraries in C, and the example that needs no more
 
 tests: $(TESTS)
 
@@ -278,8 +296,9 @@ STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh set
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh setup/check_abi.sh setup/check_python.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
-static_env = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LIB='$(LIB)' TORCH_FLAGS='$(TORCH_FLAGS)' \
-    MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' TORCH_LIB='$(TORCH_LIB)'
+static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
+    TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
+    TORCH_LIB='$(TORCH_LIB)'
 # One at a time where they share a card.
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
     $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
@@ -330,15 +349,15 @@ check-valgrind: core $(TESTS_CORE) ## the suites of the core under valgrind
 	@CK_TIMEOUT_MULTIPLIER=20 WRAP='$(VALGRIND)' $(run_tests) $(call chosen,$(TESTS_CORE))
 
 bench: all $(BENCHES) ## run the benchmarks on one core
-	@sh setup/run_bench.sh $(BENCHES)
+	@CC='$(CC)' sh setup/run_bench.sh $(BENCHES)
 
 bench-core: core $(BENCHES_CORE) ## those of the core, without libtorch
-	@sh setup/run_bench.sh $(BENCHES_CORE)
+	@CC='$(CC)' sh setup/run_bench.sh $(BENCHES_CORE)
 
-coverage: ## lines and branches of libmemtrain that the suites of the core reach (build/coverage)
-	@rm -rf build/coverage/obj/libmemtrain/*.gcda
+coverage: ## lines and branches of the libraries in C that the suites of the core reach (build/coverage)
+	@rm -rf build/coverage/obj/libmemtrain*/*.gcda
 	+@$(MAKE) --no-print-directory BUILD=build/coverage COVERAGE=1 check-core
-	@sh setup/coverage.sh build/coverage/obj/libmemtrain
+	@sh setup/coverage.sh build/coverage/obj
 
 symbols: all ## write the lists of exported symbols, fields and numbers anew (tests/symbols, tests/abi)
 	@LIB='$(LIB)' sh setup/check_symbols.sh --write
@@ -350,11 +369,11 @@ format: ## rewrite the sources with clang-format
 check-format: ## verify the format
 	@sh setup/check_format.sh
 
-install: $(CORE_A) $(CORE_SO) $(SHIM_INSTALLED) ## install below PREFIX (default /usr/local), LIBDIR, INCLUDEDIR; DESTDIR
-	$(Q)$(install_env) sh setup/install.sh core torch
+install: $(C_LIBS) $(SHIM_INSTALLED) ## install below PREFIX (default /usr/local), LIBDIR, INCLUDEDIR; DESTDIR
+	$(Q)$(install_env) sh setup/install.sh core memory torch
 
-install-core: $(CORE_A) $(CORE_SO) ## the same for libmemtrain alone, without libtorch
-	$(Q)$(install_env) sh setup/install.sh core
+install-core: $(C_LIBS) ## the same for the libraries in C, without libtorch
+	$(Q)$(install_env) sh setup/install.sh core memory
 
 man: core ## manual pages: of the headers, and of the programs that are built (build/man)
 	@sh setup/man.sh $(BUILD)/man $(wildcard $(EXAMPLES) $(CALLS) $(PLAIN))
@@ -363,10 +382,10 @@ man: core ## manual pages: of the headers, and of the programs that are built (b
 uninstall: ## remove what install wrote
 	$(Q)$(install_env) sh setup/install.sh --remove
 
-installcheck: $(CORE_A) $(CORE_SO) $(SHIM_INSTALLED) ## install into a temporary folder; build and run programs against it; uninstall
+installcheck: $(C_LIBS) $(SHIM_INSTALLED) ## install into a temporary folder; build and run programs against it; uninstall
 	+@$(outside_env) sh setup/check_install.sh core torch
 
-installcheck-core: $(CORE_A) $(CORE_SO) ## the same for libmemtrain alone, without libtorch
+installcheck-core: $(C_LIBS) ## the same for the libraries in C, without libtorch
 	+@$(outside_env) sh setup/check_install.sh core
 
 dist: ## build/memtrain-VERSION.tar.gz from the last commit, the same bytes each time
@@ -389,6 +408,8 @@ help: ## this list
 
 $(OBJ)/core.flags: FORCE
 	$(call stamp,$(CC) $(CORE_FLAGS))
+$(OBJ)/memory.flags: FORCE
+	$(call stamp,$(CC) $(MEMORY_FLAGS))
 $(OBJ)/shim.flags: FORCE
 	$(call stamp,$(CXX) $(SHIM_FLAGS) $(TORCH_VERSION))
 $(OBJ)/app.flags: FORCE
@@ -401,10 +422,14 @@ $(OBJ)/shim.link: FORCE
 	$(call stamp,$(VERSION) $(SHIM_OBJ) $(TORCH_LIB) $(TORCH_VERSION))
 $(OBJ)/install.link: FORCE
 	$(call stamp,$(INSTALL_RPATH))
+$(OBJ)/memory.link: FORCE
+	$(call stamp,$(VERSION) $(MEMORY_OBJ))
 # One version of all symbols for each soname, so that two of them can live in one process and packagers'
-# tools see which one a program needs.
-$(OBJ)/exports.map: FORCE
-	$(call stamp,MEMTRAIN_$(SOVERSION) { global: mt_*; local: *; };)
+# tools see which one a program needs. What libmemtrain_memory uses of the inside of libmemtrain is for that of
+# the same version alone.
+private_memtrain = MEMTRAIN_$(VERSION)_PRIVATE { global: mt__*; };
+$(patsubst %,$(OBJ)/%.map,memtrain memtrain_memory memtrain_torch): $(OBJ)/%.map: FORCE
+	$(call stamp,MEMTRAIN_$(SOVERSION) { global: mt_[!_]*; local: *; }; $(private_$*))
 $(OBJ)/parts.link: FORCE
 	$(call stamp,$(COMMON_OBJ) $(HELPER_PARTS))
 $(OBJ)/app.link: FORCE
@@ -414,6 +439,11 @@ $(CORE_OBJ): $(OBJ)/%.o: % $(OBJ)/core.flags | $(PACKAGES)
 	$(call say,CC  ,$<)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CORE_FLAGS) $(DEPEND) -c -o $@ $<
+
+$(MEMORY_OBJ): $(OBJ)/%.o: % $(OBJ)/memory.flags | $(PACKAGES)
+	$(call say,CC  ,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(MEMORY_FLAGS) $(DEPEND) -c -o $@ $<
 
 $(SHIM_OBJ): $(OBJ)/%.o: % $(OBJ)/shim.flags | $(PACKAGES)
 	$(call say,CXX ,$<)
@@ -450,35 +480,47 @@ $(LIB)/libmemtrain.a: $(CORE_OBJ) $(OBJ)/core.link
 	$(call say,AR  ,$@)
 	$(archive)
 
+$(LIB)/libmemtrain_memory.a: $(MEMORY_OBJ) $(OBJ)/memory.link
+	$(call say,AR  ,$@)
+	$(archive)
+
 $(OBJ)/tests/common.a: $(HELPER_PARTS) $(OBJ)/parts.link
 	$(archive)
 
 $(OBJ)/examples/common.a: $(COMMON_OBJ) $(OBJ)/parts.link
 	$(archive)
 
-$(call so,memtrain): $(CORE_OBJ) $(OBJ)/core.link $(OBJ)/exports.map
+$(call so,memtrain): $(CORE_OBJ) $(OBJ)/core.link $(OBJ)/memtrain.map
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(call link_so,memtrain,$(CC) $(call soname,memtrain) $(INSTRUMENT) $(LDFLAGS) $(CORE_OBJ) -lm)
 
+$(call so,memtrain_memory): $(MEMORY_OBJ) $(SHARED_OBJ) $(CORE_SO) $(OBJ)/memory.link $(OBJ)/memtrain_memory.map
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(call link_so,memtrain_memory,$(CC) $(call soname,memtrain_memory) '-Wl$(comma)-rpath$(comma)$(HERE)' \
+	    $(INSTRUMENT) $(LDFLAGS) $(MEMORY_OBJ) $(SHARED_OBJ) -L$(LIB) -lmemtrain -lm)
+
 # $(call shim_command,FOLDER_OF_LIBTORCH...)
 shim_command = $(CXX) $(call soname,memtrain_torch) $(patsubst %,'-Wl$(comma)-rpath$(comma)%',$(HERE) $(1)) \
-    $(INSTRUMENT) $(LDFLAGS) $(SHIM_OBJ) $(SHARED_OBJ) -L$(LIB) $(if $(CORE_SO),-lmemtrain) $(TORCH_LINK) $(CRYPTO_LIBS)
+    $(INSTRUMENT) $(LDFLAGS) $(SHIM_OBJ) $(SHARED_OBJ) -L$(LIB) $(C_LINK) $(TORCH_LINK) $(CRYPTO_LIBS)
 
-$(call so,memtrain_torch): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(OBJ)/shim.link $(OBJ)/exports.map
+$(call so,memtrain_torch): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(MEMORY_SO) \
+    $(addprefix $(OBJ)/,shim.link memtrain_torch.map)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(call link_so,memtrain_torch,$(call shim_command,$(TORCH_RPATH)))
 
 # The one that is installed looks for libtorch where this build found it, or where INSTALL_RPATH says.
-$(SHIM_INSTALLED): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(addprefix $(OBJ)/,shim.link install.link exports.map)
+$(SHIM_INSTALLED): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(MEMORY_SO) \
+    $(addprefix $(OBJ)/,shim.link install.link memtrain_torch.map)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(call shim_command,$(INSTALL_RPATH)) -o $@
 
 # ---- programs ----------------------------------------------------------------------------------
 
-$(EXAMPLES): $(BUILD)/%: $(OBJ)/%.c.o $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
+$(EXAMPLES): $(BUILD)/%: $(OBJ)/%.c.o $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS_LINK) \
@@ -491,27 +533,27 @@ $(PLAIN): $(BUILD)/%: $(OBJ)/%.c.o $(PLAIN_PART_OBJ) $(CORE_SO)
 	    -L$(LIB) -lmemtrain -lm
 
 # One that uses libtorch alone loads nothing of ours.
-$(LOOPS): $(BUILD)/%: $(OBJ)/%.cpp.o $(DIGITS_OBJ) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
+$(LOOPS): $(BUILD)/%: $(OBJ)/%.cpp.o $(DIGITS_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(TORCH_LINK) $(LAZY) \
 	    $(LIBS_LINK) -lm -lpthread
 
 # What computes is in the shim: the program is C, and linked as such.
-$(CALLS): $(BUILD)/%: $(OBJ)/%.c.o $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(SHIM_SO)
+$(CALLS): $(BUILD)/%: $(OBJ)/%.c.o $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(COMMON_A) $(LAZY) \
 	    $(LIBS_LINK) -lm -lpthread
 
-$(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
+$(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(MEMORY_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(JSON_LIBS) -lm -lpthread
 
 # The archive of the core comes last: only what is internal is taken from it, the rest from the
 # shared library, so that there is one state. An example's test that uses no libtorch loads none.
-$(TESTS_EX): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_SO) $(SHIM_SO)
+$(TESTS_EX): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< $(filter $(DIGITS_OBJ),$^) $(HELPER_A) \
@@ -522,7 +564,7 @@ torch_program = $(Q)mkdir -p $(@D) && $(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -
     $(filter $(DIGITS_OBJ),$^) \
     $(MODEL_OBJ) $(HELPER_A) $(COMMON_A) $(LIBS_LINK) $(CORE_A) $(TORCH_LINK) $(CHECK_LIBS) \
     $(IMAGE_LIBS) $(JSON_LIBS) $(CRYPTO_LIBS) -lm -lpthread
-TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(SHIM_SO) $(OBJ)/app.link
+TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
 
 $(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 	$(call say,LINK,$@)
@@ -534,6 +576,9 @@ $(BUILD)/tests/check_adopt $(BUILD)/tests/check_ex_conv: $(DIGITS_OBJ)
 # One folder deeper than the other programs.
 $(BENCHES): DEEPER := ../
 
+# It starts a program with the shared library.
+$(BUILD)/tests/bench/start: | $(CORE_SO)
+
 $(BENCHES_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
@@ -543,4 +588,4 @@ $(call programs,$(filter %.cpp,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORC
 	$(call say,LINK,$@)
 	$(torch_program)
 
--include $(patsubst %.o,%.d,$(CORE_OBJ) $(SHIM_OBJ) $(APP_C_OBJ) $(APP_CXX_OBJ))
+-include $(patsubst %.o,%.d,$(CORE_OBJ) $(MEMORY_OBJ) $(SHIM_OBJ) $(APP_C_OBJ) $(APP_CXX_OBJ))

@@ -9,19 +9,25 @@
 
 #include "handle.h"
 
+/* ---- what libmemtrain_memory uses too: exported, with a symbol version for that of the same version alone -- */
+
 /* Host memory through the replaceable functions of mt_set_allocator. Sizes of 0 give NULL. */
-void *mt__alloc(size_t count, size_t size);             /* zeroed, overflow-checked */
-void *mt__grow(void *block, size_t count, size_t size); /* realloc, overflow-checked */
-void mt__free(void *block);
+MT_API void *mt__alloc(size_t count, size_t size); /* zeroed, overflow-checked */
+MT_API void mt__free(void *block);
 
 /*
  * Copies a struct that starts with its own size from an older or newer caller: fields that the
  * caller does not know stay as they are in *own.
  */
-void mt__copy_versioned(void *own, size_t own_size, const void *theirs, size_t theirs_size);
+MT_API void mt__copy_versioned(void *own, size_t own_size, const void *theirs, size_t theirs_size);
 
 /* Sets MT_EINVAL for a handle that is NULL or stale. */
-mt_status mt__bad_handle(const void *handle, const char *function, const char *argument);
+MT_API mt_status mt__bad_handle(const void *handle, const char *function, const char *argument);
+
+/* ---- what it does not ------------------------------------------------------------------------ */
+
+/* As mt__alloc, of a block that is there; what is new is not zeroed. */
+void *mt__grow(void *block, size_t count, size_t size);
 
 /* Adds a balanced cut of samples into chunks to the end of a plan. */
 mt_status mt__plan_append(mt_plan *plan, size_t samples, size_t chunks);

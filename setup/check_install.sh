@@ -95,7 +95,9 @@ check_soname() {
             fail "soname $name" "$soname instead of $name.so.$SOVERSION"
         elif [ ! -e "$root/lib/$soname" ]; then
             fail "soname $name" "nothing is called $soname"
-        elif nm -D --defined-only "$file" | grep ' mt_' | grep -qv "@@MEMTRAIN_$SOVERSION\$"; then
+        elif nm -D --defined-only "$file" | grep ' mt__' | grep -qv '@@MEMTRAIN_.*_PRIVATE$'; then
+            fail "soname $name" "not all symbols of the inside have a version of their own"
+        elif nm -D --defined-only "$file" | grep ' mt_[^_]' | grep -qv "@@MEMTRAIN_$SOVERSION\$"; then
             fail "soname $name" "not all symbols have the version MEMTRAIN_$SOVERSION"
         else
             ok "soname $name"
@@ -124,6 +126,8 @@ check_core() {
     attempt core builds "$dir/line" $CC -std=c11 $strict tests/install/core/main.c $(flags memtrain) "-Wl,-rpath,$root/lib"
     attempt "core in other folders" builds "$dir/line_own" $CC tests/install/core/main.c \
         $(PKG_CONFIG_PATH=$lib/pkgconfig pkg-config --cflags --libs memtrain) "-Wl,-rpath,$lib"
+    attempt memory builds "$dir/card" $CC -std=c11 $strict tests/install/memory/card.c \
+        $(flags memtrain-memory) "-Wl,-rpath,$root/lib"
 }
 
 # Libraries come after what needs them, so the flags come last.
@@ -134,6 +138,8 @@ check_static() {
     fi
     attempt "core static" builds "$dir/line_static" $CC -static tests/install/core/main.c \
         $(flags --static memtrain)
+    attempt "memory static" builds "$dir/card_static" $CC -static tests/install/memory/card.c \
+        $(flags --static memtrain-memory)
 }
 
 check_torch() {
@@ -215,6 +221,7 @@ check_cmake() {
         return 0
     fi
     attempt "cmake core" project tests/install/core "$dir/core" "$by_prefix" line line_static
+    attempt "cmake memory" project tests/install/memory "$dir/memory" "$by_prefix" card card_static
     attempt "cmake core in other folders" project tests/install/core "$dir/core_own" "$by_folder" line
     attempt "cmake versions" cmake -DOUT="$dir" -P tests/install/versions.cmake
     # The project is in C and C++.

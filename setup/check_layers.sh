@@ -1,13 +1,15 @@
 #!/bin/sh
-# Only the shim, the example models, examples in C++, memtrain/torch.hpp and tests see libtorch; plain_c sees the core's
-# public headers and C11 alone.
+# Who includes what: only the shim, the example models, examples in C++, memtrain/torch.hpp and tests see libtorch; the
+# core sees neither libmemtrain_memory nor the shim, libmemtrain_memory two headers of the core's inside and none of the
+# shim's; plain_c sees the core's public headers and C11 alone.
 set -eu
 CC=${CC:-cc}
-found=$(find include libmemtrain shim examples tests -type f \
+include='^[[:space:]]*#[[:space:]]*include[[:space:]]*'
+found=$(find include libmemtrain libmemtrain_memory shim examples tests -type f \
     \( -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp' \) 2>/dev/null |
     grep -vE '^(shim|examples/models|tests)/|^examples/[^/]*\.cpp$|^include/memtrain/torch\.hpp$' |
     while IFS= read -r file; do
-        grep -HnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"](torch|ATen|c10|caffe2)/' "$file" || true
+        grep -HnE "$include[<\"](torch|ATen|c10|caffe2)/" "$file" || true
     done)
 if [ -n "$found" ]; then
     echo "$found"
@@ -15,9 +17,31 @@ if [ -n "$found" ]; then
     exit 1
 fi
 echo "ok layers"
+
+# judge NAME LINES: lines that are not to be there.
+judge() {
+    if [ -n "$2" ]; then
+        echo "$2"
+        echo "FAIL layers $1: it includes what is not below it"
+        exit 1
+    fi
+    echo "ok layers $1"
+}
+
+memory='(arena|sim)\.'
+# Public headers of the shim include its main one.
+over_torch='torch|call|tensor|script|trainer\.hpp'
+core_headers=$(grep -LE "$include<memtrain/torch\." include/memtrain/*.h |
+    grep -vE '/(arena|sim|torch)\.h$' || true)
+judge core "$(grep -HnE "$include([<\"]memtrain/($memory|$over_torch)|\".*/)" $core_headers libmemtrain/*.[ch] || true)"
+own=$(cd libmemtrain_memory && echo *.h | tr ' ' '|')
+judge memory "$(grep -HnE "$include(\"|<memtrain/($over_torch))" libmemtrain_memory/*.[ch] \
+    include/memtrain/arena.h include/memtrain/sim.h |
+    grep -vE "\"($own|internal\.h|handle\.h)\"" || true)"
+
 for file in examples/plain_*.c examples/plain/*.c; do
     if ! $CC -std=c11 -Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only "$file" ||
-        grep -HnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"]memtrain/(torch|sim)' "$file"; then
+        grep -HnE "$include[<\"]memtrain/($memory|$over_torch)" "$file"; then
         echo "FAIL layers plain: $file needs more than C11 and the headers of libmemtrain"
         exit 1
     fi

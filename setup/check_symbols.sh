@@ -13,7 +13,7 @@ exported() {
     esac | LC_ALL=C sort
 }
 
-for name in libmemtrain libmemtrain_torch; do
+for name in libmemtrain libmemtrain_memory libmemtrain_torch; do
     list=$lists/$name.txt
     for file in "$LIB/$name.so" "$LIB/$name.dylib"; do
         [ ! -e "$file" ] || break

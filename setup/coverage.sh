@@ -1,13 +1,13 @@
 #!/bin/sh
-# Prints the shares of lines that ran and of branches that were taken, for each source of libmemtrain,
+# Prints the shares of lines that ran and of branches that were taken, for each source of the libraries in C,
 # and fails where a branch of what decides was not taken: sh setup/coverage.sh OBJ_DIR
 set -eu
 objects=$1
 whole=" policy.c cut.c oom.c curve.c ladder.c clear.c choose.c plan.c "
 # What gcov prints of a file: File 'x.c', Lines executed:90.00% of 120, Branches executed:...,
 # Taken at least once:80.00% of 60 (or No branches).
-for source in libmemtrain/*.c; do
-    gcov -b -n -o "$objects/${source##*/}.o" "$source" 2>/dev/null | awk -v source="$source" '
+for source in libmemtrain/*.c libmemtrain_memory/*.c; do
+    gcov -b -n -o "$objects/$source.o" "$source" 2>/dev/null | awk -v source="$source" '
         /^File / { wanted = index($0, source "\x27") > 0 }
         wanted && /^Lines executed:/ { split($0, lines, /[:% ]+/) }
         wanted && /^Taken at least once:/ { split($0, taken, /[:% ]+/) }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs below $DESTDIR: sh setup/install.sh core [torch]. --remove takes away what that writes.
+# Installs below $DESTDIR: sh setup/install.sh core [memory] [torch]. --remove takes away what that writes.
 #
 # Both go by one list, packages() below, so that what is removed is what was written. The list needs
 # nothing but the sources of the same version: no record of the installation is kept.
@@ -57,6 +57,7 @@ filled() {
         -e "s|@PC_LIBDIR@|$(for_pc "$LIBDIR")|g" -e "s|@PC_INCLUDEDIR@|$(for_pc "$INCLUDEDIR")|g" \
         -e "s|@INCLUDE_FROM_LIB@|$(include_from_lib)|g" \
         -e "s|@CORE_FILE@|$(so_file libmemtrain)|g" -e "s|@CORE_NAME@|$(so_name libmemtrain)|g" \
+        -e "s|@MEMORY_FILE@|$(so_file libmemtrain_memory)|g" -e "s|@MEMORY_NAME@|$(so_name libmemtrain_memory)|g" \
         -e "s|@SHIM_FILE@|$(so_file libmemtrain_torch)|g" \
         -e "s|@SHIM_NAME@|$(so_name libmemtrain_torch)|g" \
         -e "s|@TORCH_LIB@|${TORCH_LIB:-}|g" -e "s|@TORCH_INCLUDE@|${TORCH_INCLUDE:-}|g" \
@@ -98,11 +99,12 @@ shared() {
     fi
 }
 
-# headers_of core|torch: those of libmemtrain_torch include its main one.
+# headers_of core|memory|torch: those of libmemtrain_torch include its main one.
 headers_of() {
     for header in include/memtrain/*; do
         part=core
         case ${header##*/} in
+        arena.h | sim.h) part=memory ;;
         torch.* | *.hpp) part=torch ;;
         *) grep -q '^#include <memtrain/torch[.]h>' "$header" && part=torch ;;
         esac
@@ -110,7 +112,7 @@ headers_of() {
     done
 }
 
-# headers core|torch
+# headers core|memory|torch
 headers() {
     for header in $(headers_of "$1"); do
         put 644 "$header" "$INCLUDEDIR/memtrain/${header##*/}"
@@ -124,14 +126,24 @@ pages() {
     done
 }
 
+# in_c PART LIBRARY PACKAGE: one of the libraries in C.
+in_c() {
+    headers "$1"
+    pages $(headers_of "$1")
+    shared "$2" "$LIB/$(so_file "$2")"
+    put 644 "$LIB/$2.a" "$LIBDIR/$2.a"
+    fill "setup/package/$3.pc.in" "$LIBDIR/pkgconfig"
+}
+
 core() {
-    headers core
-    pages $(headers_of core)
-    shared libmemtrain "$LIB/$(so_file libmemtrain)"
-    put 644 "$LIB/libmemtrain.a" "$LIBDIR/libmemtrain.a"
-    fill setup/package/memtrain.pc.in "$LIBDIR/pkgconfig"
+    in_c core libmemtrain memtrain
     fill setup/package/memtrain-config.cmake.in "$LIBDIR/cmake/memtrain"
     fill setup/package/memtrain-config-version.cmake.in "$LIBDIR/cmake/memtrain"
+}
+
+memory() {
+    in_c memory libmemtrain_memory memtrain-memory
+    fill setup/package/memtrain-memory.cmake.in "$LIBDIR/cmake/memtrain"
 }
 
 torch() {
@@ -147,6 +159,7 @@ scratch=
 if [ "$1" = --remove ]; then
     remove=1
     core
+    memory
     torch
     # Folders of ours, unless something else has been put into them.
     rmdir "$root$INCLUDEDIR/memtrain" "$root$LIBDIR/cmake/memtrain" 2>/dev/null || :

@@ -10,24 +10,17 @@
  * the greedy orders of TFLite's and TVM's planners (Pisarchyk & Lee 2020, arXiv 2001.03288), and for what
  * a solver could still gain OLLA (Steiner et al. 2022, arXiv 2210.12924).
  *
- * Pure functions over the caller's arrays: no device, no clock, no memory but the host's.
+ * Pure functions over the caller's arrays: no device, no clock, no memory but the host's. They are in
+ * libmemtrain_memory: link with -lmemtrain_memory -lmemtrain.
  */
 #ifndef MEMTRAIN_ARENA_H
 #define MEMTRAIN_ARENA_H
 
-#include <memtrain/policy.h>
+#include <memtrain/blocks.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* A block that is alive from one instant to another, and where it lies. */
-typedef struct mt_block {
-    size_t bytes;
-    size_t begin;  /* instant at which it is taken; any unit that orders instants */
-    size_t end;    /* instant at which it is released, after begin; SIZE_MAX: at the end of all */
-    size_t offset; /* out: from the start of the arena */
-} mt_block;
 
 typedef struct mt_layout {
     size_t size;              /* sizeof(mt_layout) */
@@ -100,24 +93,6 @@ MT_API MT_NODISCARD mt_status mt_arena_search_result(const mt_arena_search *sear
 MT_API MT_NODISCARD mt_status mt_arena_warm(mt_block *blocks, size_t count, size_t fixed,
                                             size_t alignment, size_t bytes, size_t tries,
                                             uint64_t *random, double *out_cold_bytes);
-
-/*
- * The blocks of a chunk of m samples, in the order in which they are taken: lifetimes as recorded, in
- * blocks taken, and sizes on the lines through those of two recordings. A block that was released after
- * the chunk, or never, lives to its end (SIZE_MAX).
- *
- * @param small, large  two recordings: the blocks are those of large, each with the size that it and its
- *                      partner in small tell (see mt_memory_model), or its own where it has none. large
- *                      NULL: blocks of small as they are, samples must be those of small
- * @param apart         1: gradients that are handed over live to the end (see mt_event_sink)
- * @param blocks        room for capacity of them; NULL with capacity 0 to ask for the count
- * @param count         out: how many there are
- * @return MT_OK, MT_EINVAL, MT_ENOMEM
- */
-MT_API MT_NODISCARD mt_status mt_recording_blocks(const mt_recording *small,
-                                                  const mt_recording *large, size_t samples,
-                                                  int apart, mt_block *blocks, size_t capacity,
-                                                  size_t *count);
 
 #ifdef __cplusplus
 }

@@ -13,7 +13,8 @@
  *     mt_sim_release(sim, block.address);
  *     mt_sim_read_stats(sim, &stats);              stats.reserved_bytes: 20 MiB, all of it cached
  *
- * libmemtrain_torch runs its device "sim:cuda" or "sim:mps" over this model (memtrain/torch.h).
+ * The functions are in libmemtrain_memory: link with -lmemtrain_memory -lmemtrain. libmemtrain_torch runs
+ * its device "sim:cuda" or "sim:mps" over this model (memtrain/torch.h).
  *
  * MT_SIM_CUDA follows PyTorch 2.11's c10/cuda/CUDACachingAllocator.cpp with one stream: requests
  * are rounded to 512 bytes; up to 1 MiB they come from segments of 2 MiB, below 10 MiB from
@@ -38,8 +39,8 @@
 #ifndef MEMTRAIN_SIM_H
 #define MEMTRAIN_SIM_H
 
-#include <memtrain/arena.h>
 #include <memtrain/backend.h>
+#include <memtrain/blocks.h>
 
 #ifdef __cplusplus
 extern "C" {
