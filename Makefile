@@ -579,7 +579,7 @@ $(BENCHES): DEEPER := ../
 # It starts a program with the shared library.
 $(BUILD)/tests/bench/start: | $(CORE_SO)
 
-$(BENCHES_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(CORE_A)
+$(BENCHES_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(MEMORY_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ -lm -lpthread

@@ -2,7 +2,7 @@
  * handle.h - a registry of live handles.
  *
  * Public functions must answer a freed handle with MT_EINVAL, not with a crash, so they look the
- * pointer up here before they touch what it points to. Both libraries carry a copy of their own.
+ * pointer up here before they touch what it points to. Each library carries a copy of its own.
  */
 #ifndef MT_HANDLE_H
 #define MT_HANDLE_H
@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* Kinds of handles. libmemtrain uses 1 to 15, libmemtrain_torch 16 and up. */
+/* Kinds of handles. libmemtrain and libmemtrain_memory use 1 to 15, libmemtrain_torch 16 and up. */
 enum {
     MT__KIND_RECORDING = 1,
     MT__KIND_MEMORY_MODEL = 2,

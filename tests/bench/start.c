@@ -7,7 +7,6 @@
  *     start  program_ms=... without_library_ms=... headers_ms=... compiler_alone_ms=...
  */
 #define _DEFAULT_SOURCE
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,19 +18,20 @@
 #define PROGRAM_LIMIT_MS 5
 #define HEADERS_LIMIT_MS 10
 
-extern char **environ;
-
 /* $1 is an empty folder, $2 that of the libraries. Headers of the core are those of neither of the other libraries. */
 static const char prepare[] =
     "set -e\n"
     "echo 'int main(void) { return 0; }' >\"$1/empty.c\"\n"
     "for header in $(grep -LE '^#include <memtrain/torch[.]' include/memtrain/*.h); do\n"
-    "    case $header in */arena.h | */sim.h | */torch.h) ;; *) echo \"#include <${header#include/}>\" ;; esac\n"
+    "    case $header in */arena.h | */sim.h | */torch.h) ;; *) echo \"#include "
+    "<${header#include/}>\" ;; esac\n"
     "done >\"$1/program.c\"\n"
     "cp \"$1/program.c\" \"$1/headers.c\"\n"
-    "echo 'int main(void) { return mt_version_number() != MT_VERSION_NUMBER; }' >>\"$1/program.c\"\n"
+    "echo 'int main(void) { return mt_version_number() != MT_VERSION_NUMBER; }' "
+    ">>\"$1/program.c\"\n"
     "${CC:-cc} -O2 \"$1/empty.c\" -o \"$1/empty\"\n"
-    "${CC:-cc} -O2 -Iinclude \"$1/program.c\" -o \"$1/program\" -L\"$2\" -lmemtrain \"-Wl,-rpath,$2\"\n";
+    "${CC:-cc} -O2 -Iinclude \"$1/program.c\" -o \"$1/program\" -L\"$2\" -lmemtrain "
+    "\"-Wl,-rpath,$2\"\n";
 
 typedef struct side {
     const char *command; /* $1 as in prepare */
@@ -54,13 +54,16 @@ static double now_ms(void) {
 }
 
 /* Whether the shell's exit status is 0. */
-static int run(const char *script, char *folder, char *libraries) {
-    char *words[] = {"sh", "-c", (char *)script, "sh", folder, libraries, NULL};
-    pid_t child;
+static int run(const char *script, const char *folder, const char *libraries) {
+    pid_t child = fork();
     int status;
 
-    if (posix_spawn(&child, "/bin/sh", NULL, NULL, words, environ) != 0) return 0;
-    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (child == 0) {
+        execl("/bin/sh", "sh", "-c", script, "sh", folder, libraries, (char *)NULL);
+        _exit(127);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+           WEXITSTATUS(status) == 0;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -75,7 +78,7 @@ static double median(side *s) {
 }
 
 /* The order turns round with each round. */
-static int measure(char *folder) {
+static int measure(const char *folder) {
     for (int round = -1; round < ROUNDS; round++) /* the first one warms up */
         for (int i = 0; i < SIDES; i++) {
             side *s = &sides[round % 2 ? SIDES - 1 - i : i];
@@ -91,8 +94,9 @@ static int report(void) {
     double program = median(&sides[0]), empty = median(&sides[1]);
     double headers = median(&sides[2]), compiler = median(&sides[3]);
 
-    printf("start  program_ms=%.2f without_library_ms=%.2f headers_ms=%.2f compiler_alone_ms=%.2f\n",
-           program, empty, headers - compiler, compiler);
+    printf(
+        "start  program_ms=%.2f without_library_ms=%.2f headers_ms=%.2f compiler_alone_ms=%.2f\n",
+        program, empty, headers - compiler, compiler);
     return program < PROGRAM_LIMIT_MS && headers - compiler < HEADERS_LIMIT_MS;
 }
 
