@@ -320,6 +320,21 @@ END_TEST
 
 #define EVIL "</title><script>'\\\"&amp;\\u0001\xc3\xa9"
 
+/* Each flag that decides how the run ends has a row; what the first line told too has one. */
+START_TEST(the_flags_of_the_program) {
+    begin();
+    tell("{\"event\":\"run\",\"device\":\"cpu\",\"batch\":12,\"seed\":7}");
+    tell("{\"event\":\"program\",\"name\":\"cats\",\"settings\":{\"lr\":\"0.125\",\"batch\":\"12\","
+         "\"optimizer\":\"adamw\",\"weight-decay\":\"0.01\"},\"arguments\":[]}");
+    finish();
+    has("<td>lr</td><td><code>0.125</code>");
+    has("<td>optimizer</td><td><code>adamw</code>");
+    has("<td>weight-decay</td><td><code>0.01</code>");
+    ck_assert_uint_eq(count("<td>batch</td>"), 1);
+    ck_assert_uint_eq(count("<td>settings</td>"), 0);
+}
+END_TEST
+
 START_TEST(text_is_escaped) {
     begin();
     tell("{\"event\":\"run\",\"device\":\"" EVIL "\",\"" EVIL "\":\"" EVIL "\"}");
@@ -497,6 +512,7 @@ int main(void) {
     tcase_add_loop_test(pages, lines_that_say_little, 0, LENGTH(bad));
     tcase_add_test(pages, marks);
     tcase_add_test(pages, the_whole_run);
+    tcase_add_test(pages, the_flags_of_the_program);
     tcase_add_test(pages, text_is_escaped);
     tcase_add_loop_test(pages, long_text_is_cut, 0, 3);
     tcase_add_test(pages, a_million_steps);

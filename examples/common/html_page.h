@@ -14,7 +14,7 @@
 enum {
     EX_HTML_EPOCHS = 128, /* in the table; of more, each second one, fourth, ... and the last */
     EX_HTML_EVENTS = 100, /* the first ones */
-    EX_HTML_SETTINGS = 40,
+    EX_HTML_SETTINGS = 64,
     EX_HTML_SAVERS = 8,
     EX_HTML_NAME = 48,
     EX_HTML_TEXT = 160

@@ -86,19 +86,35 @@ static void name_setting(const char *key, char name[EX_HTML_NAME]) {
         if (*c == '_') *c = ' ';
 }
 
-static void add_settings(ex_html_run *run, json_t *line) {
+/* Some flags stand in more than one line. */
+static int is_there(const ex_html_run *run, const char *name, const char *value) {
+    for (size_t i = 0; i < run->setting_count; i++)
+        if (strcmp(run->settings[i].name, name) == 0 && strcmp(run->settings[i].value, value) == 0)
+            return 1;
+    return 0;
+}
+
+static void add_setting(ex_html_run *run, const char *key, const json_t *value) {
     static char text[VALUE_MOST];
+    if (run->setting_count == EX_HTML_SETTINGS) return;
+    *text = '\0';
+    append_value(key, value, text, sizeof text);
+    ex_html_setting *setting = &run->settings[run->setting_count];
+    name_setting(key, setting->name);
+    if (is_there(run, setting->name, text)) return;
+    setting->value = strdup(text);
+    run->setting_count += setting->value != NULL;
+}
+
+/* What stands in an object, as the flags of a program do, is a row each. */
+static void add_settings(ex_html_run *run, json_t *line) {
     const char *key;
     json_t *value;
     json_object_foreach(line, key, value) {
-        if (strcmp(key, "event") == 0 || run->setting_count == EX_HTML_SETTINGS) continue;
-        *text = '\0';
-        append_value(key, value, text, sizeof text);
-        ex_html_setting *setting = &run->settings[run->setting_count];
-        setting->value = strdup(text);
-        if (!setting->value) return;
-        name_setting(key, setting->name);
-        run->setting_count++;
+        if (json_is_object(value))
+            add_settings(run, value);
+        else if (strcmp(key, "event") != 0)
+            add_setting(run, key, value);
     }
 }
 
