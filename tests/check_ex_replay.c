@@ -172,6 +172,17 @@ START_TEST(the_program_line_tells_the_threads) {
 }
 END_TEST
 
+/* From 2^63 on it is written as text, since not every reader of JSON has such numbers. */
+START_TEST(a_large_seed_is_compared_too) {
+    ex_replay *replay =
+        open_text("{\"event\":\"run\",\"seed\":\"9223372036854775808\"}\n" STEP(1, 4, "[4]"));
+    ck_status(ex_replay_check(replay, "cat", 1, 32, NULL, 0), MT_EINVAL);
+    ck_contains(mt_last_error(), "--seed: 1, but '");
+    ck_contains(mt_last_error(), "' was written with 9223372036854775808; a replay needs the same");
+    ex_replay_free(replay);
+}
+END_TEST
+
 static const struct {
     const char *text;
     const char *has[2];
@@ -311,6 +322,7 @@ int main(void) {
     tcase_add_test(reading, no_trace_is_no_replay);
     tcase_add_test(reading, other_events_are_passed_over);
     tcase_add_test(reading, the_program_line_tells_the_threads);
+    tcase_add_test(reading, a_large_seed_is_compared_too);
     tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
     tcase_add_test(reading, files_that_cannot_be_had);
     tcase_add_test(reading, a_full_disk_is_told);

@@ -29,6 +29,7 @@ struct ex_replay {
     int64_t seed, image_size; /* -1: the trace does not tell */
     json_t *settings;         /* an object of texts; NULL: the trace does not tell */
     char *device, *program;   /* NULL: the trace does not tell */
+    char *large_seed;         /* of 2^63 and more, which stands there as text; NULL: none */
 };
 
 /* ---- room -------------------------------------------------------------------------------------- */
@@ -135,6 +136,7 @@ static mt_status take_texts(ex_replay *r, const char *event, const json_t *objec
     mt_status status = take_text(object, "device", &r->device);
     if (status == MT_OK && strcmp(event, "program") == 0)
         status = take_text(object, "name", &r->program);
+    if (status == MT_OK) status = take_text(object, "seed", &r->large_seed);
     if (settings && !r->settings) r->settings = json_incref(settings);
     return status;
 }
@@ -200,6 +202,7 @@ void ex_replay_free(ex_replay *replay) {
     json_decref(replay->settings);
     free(replay->device);
     free(replay->program);
+    free(replay->large_seed);
     free(replay->path);
     free(replay->steps);
     free(replay->chunks);
@@ -217,7 +220,10 @@ mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t 
         return mt_set_error(MT_EINVAL, "--replay: '%s' is a run of %s", replay->path,
                             replay->program);
     const ex_earlier earlier = {replay->path, "a replay"};
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)seed);
     mt_status status = ex_settings_same_number(&earlier, "seed", seed, replay->seed);
+    if (status == MT_OK) status = ex_settings_same_text(&earlier, "seed", text, replay->large_seed);
     if (status == MT_OK)
         status = ex_settings_same_number(&earlier, "image-size", image_size, replay->image_size);
     return status == MT_OK ? ex_settings_same(&earlier, replay->settings, settings, count) : status;

@@ -18,14 +18,18 @@ static mt_status differs(const ex_earlier *earlier, const char *flag, const char
                         flag, now, earlier->path, then, earlier->use);
 }
 
+mt_status ex_settings_same_text(const ex_earlier *earlier, const char *flag, const char *now,
+                                const char *then) {
+    return then && strcmp(then, now) != 0 ? differs(earlier, flag, now, then) : MT_OK;
+}
+
 mt_status ex_settings_same(const ex_earlier *earlier, const json_t *then, const ex_setting *now,
                            size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const char *value = json_string_value(json_object_get(then, now[i].name));
-        if (value && strcmp(value, now[i].value) != 0)
-            return differs(earlier, now[i].name, now[i].value, value);
-    }
-    return MT_OK;
+    mt_status status = MT_OK;
+    for (size_t i = 0; i < count && status == MT_OK; i++)
+        status = ex_settings_same_text(earlier, now[i].name, now[i].value,
+                                       json_string_value(json_object_get(then, now[i].name)));
+    return status;
 }
 
 mt_status ex_settings_same_number(const ex_earlier *earlier, const char *flag, int64_t now,

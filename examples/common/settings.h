@@ -29,4 +29,8 @@ MT_NODISCARD mt_status ex_settings_same(const ex_earlier *earlier, const json_t 
 MT_NODISCARD mt_status ex_settings_same_number(const ex_earlier *earlier, const char *flag,
                                                int64_t now, int64_t then);
 
+/* The same for one text; then NULL: the file does not tell. */
+MT_NODISCARD mt_status ex_settings_same_text(const ex_earlier *earlier, const char *flag,
+                                             const char *now, const char *then);
+
 #endif
