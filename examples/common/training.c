@@ -8,6 +8,7 @@
 #include "explain.h"
 #include "inject.h"
 #include "interrupt.h"
+#include "means.h"
 #include "output.h"
 #include "reexec.h"
 #include "report.h"
@@ -278,26 +279,26 @@ static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     return MT_OK;
 }
 
-/* Sums, which ex_training_test makes means of. */
-static void add_up(mt_eval_report *sums, const mt_eval_report *report) {
-    const double samples = (double)report->samples;
-    sums->samples += report->samples;
-    sums->loss += samples * report->loss;
-    sums->seconds += report->seconds;
-    sums->chunk_count += report->chunk_count;
-    for (int i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += samples * report->metrics[i];
+/* Samples, where the backend knows no other units. */
+static mt_status units_of(const ex_training *t, const mt_batch *batch, double *out) {
+    *out = (double)batch->count;
+    if (!t->backend.units) return MT_OK;
+    return t->backend.units(t->backend.self, batch, 0, batch->count, out);
 }
 
-static mt_status evaluate(ex_training *t, ex_batches *batches, mt_eval_report *sums) {
+/* means NULL: the trainer's own, of the epoch, are all that is wanted. */
+static mt_status evaluate(ex_training *t, ex_batches *batches, ex_means *means) {
     mt_batch batch;
     mt_eval_report report = MT_EVAL_REPORT_INIT;
     mt_status status = MT_OK;
+    double units = 0;
     size_t count = ex_batches_count(batches, EX_VALIDATION);
     for (size_t i = 0; i < count && status == MT_OK && !ex_interrupted(); i++) {
         ex_progress_evaluate(&t->progress, i, count);
         status = ex_batches_fill(batches, EX_VALIDATION, 0, i, &batch);
         if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
-        if (status == MT_OK) add_up(sums, &report);
+        if (status == MT_OK && means) status = units_of(t, &batch, &units);
+        if (status == MT_OK && means) ex_means_add(means, &report, units);
     }
     ex_progress_clear(&t->progress);
     return status;
@@ -341,8 +342,7 @@ static mt_status train_epoch(ex_training *t, uint64_t epoch) {
         status = train_step(t, epoch, t->at.index);
     double seconds = ex_seconds() - started;
     if (!t->least_seconds || seconds < t->least_seconds) t->least_seconds = seconds;
-    mt_eval_report sums = MT_EVAL_REPORT_INIT; /* the trainer has the epoch's own */
-    if (status == MT_OK) status = evaluate(t, t->batches, &sums);
+    if (status == MT_OK) status = evaluate(t, t->batches, NULL);
     ex_progress_clear(&t->progress);
     if (status != MT_OK || ex_interrupted()) return status;
     return end_epoch(t, epoch, ex_seconds() - started);
@@ -369,23 +369,16 @@ static mt_status train(ex_training *t) {
 
 /* ---- test -------------------------------------------------------------------------------------- */
 
-static void divide(mt_eval_report *sums) {
-    const double samples = (double)sums->samples;
-    if (!sums->samples) return;
-    sums->loss /= samples;
-    for (int i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] /= samples;
-}
-
 mt_status ex_training_test(ex_training *t, const ex_source *source, mt_eval_report *out) {
     const ex_batches_options options = ex_batches_options_of(t->flags);
-    mt_eval_report sums = MT_EVAL_REPORT_INIT;
+    ex_means means;
     ex_batches *batches;
     mt_status status = ex_batches_new(source, &options, &batches);
     if (status != MT_OK) return status;
-    status = evaluate(t, batches, &sums);
+    ex_means_init(&means, &t->info);
+    status = evaluate(t, batches, &means);
     ex_batches_free(batches);
-    divide(&sums);
-    *out = sums;
+    *out = ex_means_of(&means);
     return status;
 }
 

@@ -113,7 +113,7 @@ void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex
 
 /*
  * Evaluates all of a source's validation, outside of any epoch; for ex_program.test.
- * @param out  means over the samples, and their number
+ * @param out  means over all of them, as metric_over says, and the number of samples; NaN for none
  */
 MT_NODISCARD mt_status ex_training_test(ex_training *run, const ex_source *source,
                                         mt_eval_report *out);
