@@ -148,6 +148,27 @@ START_TEST(counted) {
 }
 END_TEST
 
+/* In the middle of rendering: the batches stay the same, one at a time, and nothing is counted. */
+START_TEST(stopped_ahead) {
+    mt_memory memory = {};
+    memory.size = sizeof memory;
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_device_memory("cpu", &memory));
+    size_t before = memory.allocated_bytes;
+    ex_dataset *pictures = open_pictures(food);
+    ex_batches *batches = make(pictures, ways[_i].workers, ways[_i].prefetch);
+    check(batches, pictures, EX_TRAINING, 1, 0);
+    ex_batches_stop_ahead(batches);
+    ck_assert_uint_eq(ex_batches_ahead_bytes(batches), 0);
+    ck_ok(mt_device_memory("cpu", &memory));
+    ck_assert_uint_eq(memory.allocated_bytes, before);
+    check_epochs(batches, pictures);
+    ex_batches_stop_ahead(batches);
+    ex_batches_free(batches);
+    ex_dataset_free(pictures);
+}
+END_TEST
+
 /* A picture that is not kept has gone: the batch that needs it says so, others do not. */
 START_TEST(pictures_that_have_gone) {
     fs::path copy = fs::temp_directory_path() / ("check_ex_batches." + std::to_string(getpid()));
@@ -178,6 +199,7 @@ static Suite *suite_batches() {
     tcase_add_loop_test(all, the_same_batches, 0, 2 * LENGTH(ways));
     tcase_add_test(all, ended_at_once);
     tcase_add_test(all, counted);
+    tcase_add_loop_test(all, stopped_ahead, 0, LENGTH(ways));
     tcase_add_loop_test(all, pictures_that_have_gone, 0, 2);
     return suite;
 }

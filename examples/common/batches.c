@@ -182,14 +182,27 @@ static void free_slot(slot *s) {
     }
 }
 
-void ex_batches_free(ex_batches *b) {
-    if (!b) return;
+/* What is being rendered is waited for, and counts no longer. */
+static void stop_threads(ex_batches *b) {
     pthread_mutex_lock(&b->mutex);
     b->stop = 1;
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->mutex);
     for (size_t i = 0; i < b->running; i++) pthread_join(b->threads[i], NULL);
+    b->running = 0;
     if (ex_batches_ahead_bytes(b)) (void)!mt_device_hold("cpu", 0);
+}
+
+void ex_batches_stop_ahead(ex_batches *b) {
+    if (b->count == 1) return;
+    stop_threads(b);
+    while (b->count > 1) free_slot(&b->slots[--b->count]);
+    b->current = NULL;
+}
+
+void ex_batches_free(ex_batches *b) {
+    if (!b) return;
+    stop_threads(b);
     for (size_t i = 0; i < b->count; i++) free_slot(&b->slots[i]);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->mutex);

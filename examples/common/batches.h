@@ -38,6 +38,12 @@ void ex_batches_free(ex_batches *batches);
 /* Batches that a split has in an epoch. */
 size_t ex_batches_count(const ex_batches *batches, ex_split split);
 
+/*
+ * From now on each batch is rendered when it is asked for: threads end, and what was rendered ahead is freed
+ * and counts no longer. Of the last batch nothing may be looked at any more.
+ */
+void ex_batches_stop_ahead(ex_batches *batches);
+
 /* Bytes of the buffers that are filled ahead. */
 size_t ex_batches_ahead_bytes(const ex_batches *batches);
 
