@@ -3,6 +3,7 @@
  * words, the help, and what the flags turn into.
  */
 #include "common/suite.h"
+#include "flag_values.h"
 #include "flags.h"
 
 #include <math.h>
@@ -170,6 +171,40 @@ START_TEST(budgets_are_accepted) {
 }
 END_TEST
 
+#define RUNG(name) MT_RUNG_BIT(MT_RUNG_##name)
+
+static const struct {
+    const char *names;
+    unsigned rungs;
+    const char *told; /* as help has it for a program with this default */
+} fallbacks[] = {
+    {"none", 0, "none"},
+    {"cpu", RUNG(CPU), "cpu"},
+    {"minimal", RUNG(CPU) | RUNG(MINIMAL), "minimal"},
+    {"cpu,minimal", RUNG(CPU) | RUNG(MINIMAL), "minimal"},
+    {"smaller-batch", RUNG(SMALLER_BATCH), "smaller-batch"},
+    {"smaller-batch,amp,cpu", RUNG(AMP) | RUNG(SMALLER_BATCH) | RUNG(CPU), "amp,smaller-batch,cpu"},
+};
+
+START_TEST(fallbacks_are_accepted) {
+    char text[EX_FALLBACK];
+    ACCEPT("--fallback", fallbacks[_i].names);
+    ck_assert_uint_eq(ex_flags_policy(&cat.flags).allow_rungs, fallbacks[_i].rungs);
+    ex_fallback_text(fallbacks[_i].rungs, text);
+    ck_assert_str_eq(text, fallbacks[_i].told);
+}
+END_TEST
+
+START_TEST(a_smaller_batch_has_the_rate_that_is_scaled) {
+    ACCEPT("--fallback", "smaller-batch");
+    ck_assert_int_eq(ex_flags_policy(&cat.flags).rate_rule, MT_RATE_KEEP);
+    ACCEPT("--fallback", "smaller-batch", "--lr-scaling", "linear");
+    ck_assert_int_eq(ex_flags_policy(&cat.flags).rate_rule, MT_RATE_LINEAR);
+    ACCEPT("--fallback", "smaller-batch", "--lr-scaling", "sqrt");
+    ck_assert_int_eq(ex_flags_policy(&cat.flags).rate_rule, MT_RATE_SQRT);
+}
+END_TEST
+
 START_TEST(a_fault_is_read) {
     ACCEPT("--inject-oom=2:117");
     ck_assert_uint_eq(cat.flags.inject.step, 2);
@@ -226,6 +261,9 @@ static const struct {
     {{"--budget-resident", "0.5"}, {"--budget-resident", "'0.5'", "900MiB"}},
     {{"--budget-resident", "50%"}, {"--budget-resident", "'50%'", "900MiB"}},
     {{"--budget", "-5MiB"}, {"--budget", "'-5MiB'", "600MiB"}},
+    {{"--fallback", "cpu,"}, {"--fallback", "'cpu,'", "amp, smaller-batch, cpu and minimal"}},
+    {{"--fallback", "none,cpu"}, {"--fallback", "'none,cpu'", "none, or some of"}},
+    {{"--fallback", "cp"}, {"--fallback", "'cp'", "with commas between"}},
     {{"--micro-batch", "0"}, {"--micro-batch", "'0'", "auto"}},
     {{"--clear-every", "0"}, {"--clear-every", "'0'", "auto, never or epoch"}},
     {{"--progress", "fancy"}, {"--progress", "'fancy'", "auto, bar, plain or off"}},
@@ -452,6 +490,8 @@ int main(void) {
     tcase_add_test(accepted, bounds_are_included);
     tcase_add_loop_test(accepted, devices_are_accepted, 0, LENGTH(devices));
     tcase_add_loop_test(accepted, budgets_are_accepted, 0, LENGTH(budgets));
+    tcase_add_loop_test(accepted, fallbacks_are_accepted, 0, LENGTH(fallbacks));
+    tcase_add_test(accepted, a_smaller_batch_has_the_rate_that_is_scaled);
     tcase_add_test(accepted, a_fault_is_read);
     tcase_add_loop_test(wrong, wrong_flags_are_refused_in_one_line, 0, LENGTH(refused));
     tcase_add_test(wrong, control_characters_do_not_reach_the_terminal);

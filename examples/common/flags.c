@@ -2,10 +2,9 @@
  * flags.c - the table of the shared flags; see flags.h.
  */
 #include "flags.h"
+#include "flag_values.h"
 #include "output.h"
 
-#include <ctype.h>
-#include <errno.h>
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,8 +12,7 @@
 
 #define AT(field) offsetof(ex_flags, field)
 
-#define LEAST_BYTES 1048576 /* of a size without a unit */
-#define MANY 1000000000     /* more than any run has: a bound that catches typing errors */
+#define MANY 1000000000 /* more than any run has: a bound that catches typing errors */
 
 static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
 static const ex_word optimizers[] = {
@@ -39,11 +37,6 @@ static const ex_word schedules[] = {{"constant", MT_SCHEDULE_CONSTANT},
                                     {"linear", MT_SCHEDULE_LINEAR},
                                     {"step", MT_SCHEDULE_STEP},
                                     {NULL, 0}};
-static const ex_word fallbacks[] = {
-    {"none", 0},
-    {"cpu", MT_RUNG_BIT(MT_RUNG_CPU)},
-    {"minimal", MT_RUNG_BIT(MT_RUNG_CPU) | MT_RUNG_BIT(MT_RUNG_MINIMAL)},
-    {NULL, 0}};
 static const ex_word clearing[] = {
     {"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {"epoch", MT_CLEAR_EPOCHS}, {NULL, 0}};
 static const ex_word val_clearing[] = {
@@ -53,68 +46,6 @@ static const ex_word progress_modes[] = {{"auto", EX_PROGRESS_AUTO},
                                          {"plain", EX_PROGRESS_PLAIN},
                                          {"off", EX_PROGRESS_OFF},
                                          {NULL, 0}};
-
-/* ---- values with a form of their own ----------------------------------------------------------- */
-
-/* auto, cpu, mps, cuda or cuda:N, sim:cuda or sim:mps. */
-static int read_device(const char *text, void *target) {
-    static const char *const names[] = {"auto", "cpu", "cuda", "mps", "sim", "sim:cuda", "sim:mps"};
-    int known = strncmp(text, "cuda:", 5) == 0 && strlen(text) <= 8 && text[5] &&
-                strspn(text + 5, "0123456789") == strlen(text + 5);
-    for (size_t i = 0; i < EX_ROWS(names); i++) known = known || strcmp(text, names[i]) == 0;
-    if (known) *(const char **)target = text;
-    return known;
-}
-
-/* "1.5" or "64": so few bytes are meant by nobody, GiB or a share perhaps. */
-static int lacks_unit(const char *text, size_t bytes) {
-    size_t length = strlen(text);
-    while (length && isspace((unsigned char)text[length - 1])) length--;
-    return bytes < LEAST_BYTES && length && strchr("0123456789.", text[length - 1]);
-}
-
-/* Only the form is checked here: what a fraction is a fraction of is known with the device. */
-static int read_budget(const char *text, void *target) {
-    size_t bytes;
-    if (strcmp(text, "auto") != 0 &&
-        (mt_parse_size(text, SIZE_MAX / 2, &bytes) != MT_OK || lacks_unit(text, bytes)))
-        return 0;
-    *(const char **)target = text;
-    return 1;
-}
-
-static int read_resident(const char *text, void *target) {
-    size_t bytes;
-    if (mt_parse_size(text, 0, &bytes) != MT_OK || lacks_unit(text, bytes)) return 0;
-    *(size_t *)target = bytes;
-    return 1;
-}
-
-/* A number of at least 1; *end is where it ended, NULL when there was none. */
-static uint64_t read_positive(const char *text, const char **end) {
-    char *stop;
-    *end = NULL;
-    if (*text < '0' || *text > '9') return 0;
-    errno = 0;
-    unsigned long long value = strtoull(text, &stop, 10);
-    if (errno || value == 0) return 0;
-    *end = stop;
-    return value;
-}
-
-/* STEP:N or STEP:N:persistent */
-static int read_inject(const char *text, void *target) {
-    ex_inject inject = {0, 0, 0};
-    const char *end;
-    inject.step = read_positive(text, &end);
-    if (!end || *end != ':') return 0;
-    inject.request = read_positive(end + 1, &end);
-    if (!end) return 0;
-    inject.persistent = strcmp(end, ":persistent") == 0;
-    if (*end && !inject.persistent) return 0;
-    *(ex_inject *)target = inject;
-    return 1;
-}
 
 /* ---- the table --------------------------------------------------------------------------------- */
 
@@ -176,17 +107,17 @@ static const ex_option rows[] = {
     FLAG("device", EX_PARSED, device, "NAME",
          "auto, cpu, cuda, cuda:N, mps, or a simulated card of --budget: sim:cuda, sim:mps; auto "
          "takes cuda, else mps, else cpu",
-         .read = read_device, .accepts = "auto, cpu, cuda, cuda:N, mps, sim:cuda or sim:mps",
+         .read = ex_read_device, .accepts = "auto, cpu, cuda, cuda:N, mps, sim:cuda or sim:mps",
          .by_default = "auto"),
     FLAG("budget", EX_PARSED, budget, "SIZE|auto",
          "most that tensors may take: 600MiB, 8GB, 0.95 or 80% (of what is there), or auto",
-         .read = read_budget,
+         .read = ex_read_budget,
          .accepts = "a size such as 600MiB, 8GB, 0.95 or 80% (of what is there), or auto; without "
                     "a unit at least 1048576 bytes",
          .by_default = "auto"),
     FLAG("budget-resident", EX_PARSED, budget_resident, "SIZE",
          "most that the whole process may hold, on the CPU: code, libraries and heap included",
-         .read = read_resident,
+         .read = ex_read_resident,
          .accepts = "a size such as 900MiB or 2GB; without a unit at least 1048576 bytes",
          .by_default = "no such limit"),
     FLAG("arena", EX_WORD, arena, "auto|never",
@@ -221,10 +152,12 @@ static const ex_option rows[] = {
          .least = 1, .most = MANY, .words = clearing),
     FLAG("val-clear-every", EX_WHOLE, val_clear_every, "N|auto|never",
          "the same for validation batches", .least = 1, .most = MANY, .words = val_clearing),
-    FLAG("fallback", EX_WORD, fallback, "NAME",
-         "where not even the smallest chunk fits the device: none gives up, cpu goes on there, "
-         "minimal then with one thread",
-         .words = fallbacks),
+    FLAG("fallback", EX_PARSED, fallback, "NAMES",
+         "where not even the smallest chunk fits the device: none gives up; else a list, taken in "
+         "this order: amp goes on in bf16, smaller-batch with 20 % fewer samples a step at a time, "
+         "cpu there, minimal then with one thread (and cpu)",
+         .read = ex_read_fallback, .by_default = "none",
+         .accepts = "none, or some of amp, smaller-batch, cpu and minimal with commas between"),
     SWITCH("deterministic", deterministic,
            "choose sizes by memory alone, not by time: equal on equal budgets"),
     FLAG("threads", EX_WHOLE, threads, "N|auto",
@@ -261,25 +194,31 @@ static const ex_option rows[] = {
          .accepts = "a file of --save"),
     FLAG("inject-oom", EX_PARSED, inject, "STEP:N[:persistent]",
          "let the N-th request for memory in that step fail, once or from then on",
-         .read = read_inject, .accepts = "STEP:N or STEP:N:persistent, both at least 1"),
+         .read = ex_read_inject, .accepts = "STEP:N or STEP:N:persistent, both at least 1"),
     SWITCH("help", help, "this list"),
     SWITCH("version", version, "versions of the library and of libtorch"),
 };
 
 /* ---- reading ----------------------------------------------------------------------------------- */
 
-/* The one row whose default is the program's: a budget that suits its default configuration. */
 static ex_option *row_of(ex_option *table, size_t offset) {
     for (size_t i = 0;; i++)
         if (table[i].offset == offset && table[i].name) return &table[i];
 }
 
+/* Defaults that are made up for a program. */
+typedef struct defaults {
+    char budget[64], fallback[EX_FALLBACK];
+} defaults;
+
 /* What differs from program to program. */
-static void adapt(const ex_command *command, ex_option *table, char *text, size_t capacity) {
+static void adapt(const ex_command *command, ex_option *table, defaults *texts) {
     if (command->budget) {
-        snprintf(text, capacity, "%s on the CPU, else auto", command->budget);
-        row_of(table, AT(budget))->by_default = text;
+        snprintf(texts->budget, sizeof texts->budget, "%s on the CPU, else auto", command->budget);
+        row_of(table, AT(budget))->by_default = texts->budget;
     }
+    ex_fallback_text(command->flags->fallback, texts->fallback);
+    row_of(table, AT(fallback))->by_default = texts->fallback;
     if (command->data)
         row_of(table, AT(data))->help = row_of(table, AT(data))->accepts = command->data;
 }
@@ -380,10 +319,10 @@ static int accumulate(const ex_command *command, ex_error *error) {
 
 int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_status) {
     ex_option shared[EX_ROWS(rows)];
-    char budget[64];
+    defaults texts;
     ex_error error;
     memcpy(shared, rows, sizeof rows);
-    adapt(command, shared, budget, sizeof budget);
+    adapt(command, shared, &texts);
     const ex_table tables[] = {
         command->own, {shared, EX_ROWS(rows), command->flags}, {NULL, 0, NULL}};
     *out_status = 0;
@@ -425,6 +364,9 @@ size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting 
 
 /* ---- handing them on --------------------------------------------------------------------------- */
 
+static const mt_rate_rule rate_rules[] = {
+    [EX_LR_AS_IT_IS] = MT_RATE_KEEP, [EX_LR_LINEAR] = MT_RATE_LINEAR, [EX_LR_SQRT] = MT_RATE_SQRT};
+
 mt_policy_options ex_flags_policy(const ex_flags *flags) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
     options.micro_batch = (size_t)flags->micro_batch;
@@ -434,6 +376,8 @@ mt_policy_options ex_flags_policy(const ex_flags *flags) {
     options.eval_clear_every = (int)flags->val_clear_every;
     options.deterministic = flags->deterministic;
     options.allow_rungs = (unsigned)flags->fallback;
+    /* A step that the rung makes smaller has the rate that a smaller --batch would have. */
+    options.rate_rule = rate_rules[flags->lr_scaling];
     if (flags->checkpointing == EX_CHECKPOINTING_OFF)
         options.forbid_rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     return options;
