@@ -102,6 +102,8 @@ static int is_budget(const char *text) {
 
 /* ---- asking a program -------------------------------------------------------------------------- */
 
+#define TAKES "Rungs that the run takes: "
+
 /* What a program's table says of one size of chunk. */
 typedef struct chunk {
     size_t samples;
@@ -112,6 +114,7 @@ typedef struct chunk {
 
 typedef struct answer {
     chunk whole, most; /* the batch at once; the most samples that fit; 0: not told */
+    char rungs[64];    /* that it takes, with the words before them; "": none */
     char error[512];   /* the program's line, where it failed */
     int exit_status;
 } answer;
@@ -139,6 +142,8 @@ static void read_line(const configuration *c, const char *line, answer *a) {
     size_t length = strlen(c->example);
     if (strncmp(line, c->example, length) == 0 && line[length] == ':')
         snprintf(a->error, sizeof a->error, "%s", line + length + 2);
+    if (strncmp(line, TAKES, strlen(TAKES)) == 0)
+        snprintf(a->rungs, sizeof a->rungs, ", with %.48s", line + strlen(TAKES));
     if (!read_chunk(line, &seen)) return;
     if (seen.size > 0 && seen.samples >= a->whole.samples) a->whole = seen;
     if (seen.fits && seen.samples > a->most.samples) a->most = seen;
@@ -163,12 +168,13 @@ static void print_answer(const configuration *c, const answer *a) {
     if (a->exit_status != 0)
         printf("does not fit: %s\n", a->error);
     else if (a->whole.fits)
-        printf("fits: %zu at once take %.1f %s\n", a->whole.samples, a->whole.size, a->whole.unit);
+        printf("fits%s: %zu at once take %.1f %s\n", a->rungs, a->whole.samples, a->whole.size,
+               a->whole.unit);
     else if (a->whole.samples)
-        printf("fits in chunks of %zu; %zu at once would take %.1f %s\n", a->most.samples,
-               a->whole.samples, a->whole.size, a->whole.unit);
+        printf("fits in chunks of %zu%s; %zu at once would take %.1f %s\n", a->most.samples,
+               a->rungs, a->whole.samples, a->whole.size, a->whole.unit);
     else
-        printf("fits in chunks of %zu\n", a->most.samples);
+        printf("fits in chunks of %zu%s\n", a->most.samples, a->rungs);
     fflush(stdout);
 }
 

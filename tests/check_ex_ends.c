@@ -8,6 +8,8 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,7 +80,7 @@ END_TEST
 /* ---- what cannot fit ----------------------------------------------------------------------------- */
 
 static const struct {
-    const char *flags[2];
+    const char *flags[4];
     const char *has[3];
 } tight[] = {
     {{"--budget", "1MiB"}, {"these together                  174.0 MiB", "173.0 MiB", "1.0 MiB"}},
@@ -86,13 +88,14 @@ static const struct {
      {"optimiser state                  85.3 MiB", "batches ahead (--workers)         3.4 MiB",
       "74.0 MiB"}},
     {{"--budget", "176MiB"}, {"left for activations", "at once do not fit: ", "176.0 MiB"}},
-    {{"--micro-batch", "32"}, {"does not fit", "fixes the chunks", "32 "}},
+    {{"--micro-batch", "32", "--checkpointing", "off"},
+     {"does not fit", "32 samples at once do not fit: ", "fixes the chunks"}},
 };
 
 START_TEST(explaining_what_cannot_fit_exits_3) {
     const char *budget = strcmp(tight[_i].flags[0], "--budget") == 0 ? "1GiB" : "240MiB";
     EXPECT(3, "--image-size", "96", "--threads", "1", "--explain", "--epochs", "0", "--budget",
-           budget, tight[_i].flags[0], tight[_i].flags[1]);
+           budget, tight[_i].flags[0], tight[_i].flags[1], tight[_i].flags[2], tight[_i].flags[3]);
     ck_contains(cli_out, "What takes memory on cpu");
     ck_contains(cli_out, "gradients                        42.7 MiB");
     for (int i = 0; i < LENGTH(tight[_i].has); i++) ck_contains(cli_out, tight[_i].has[i]);
@@ -124,7 +127,7 @@ static const struct {
      0,
      {"    32 ", "A batch of 32 is one chunk: each has at least 30", ""},
      {"2 chunks", "    30 "}},
-    {{"--min-micro-batch", "30", "--budget", "200MiB"},
+    {{"--min-micro-batch", "30", "--budget", "200MiB", "--checkpointing", "off"},
      3,
      {"at once fit, and chunks of at least 30 leave a batch of 32 in chunks of 32",
       "the smallest chunk, of 32 samples", "--min-micro-batch N  at most 16, instead of 30"},
@@ -178,16 +181,96 @@ START_TEST(explaining_says_what_is_known) {
 }
 END_TEST
 
+/* Budgets in which a step of 32 is one chunk, one alone, several, and needs a rung. */
+static const char *const foretold[][6] = {
+    {"400MiB", "64", ", kept takes "},
+    {"240MiB", "64", ", alone takes "},
+    {"218MiB", "64", "chunks of "},
+    {"200MiB", "32", "A step of 1 chunk of 32 ", "--min-micro-batch", "30"},
+};
+
+static char trace[CLI_CAPACITY];
+
+/* The whole line of an event in the trace that comes last before a place in it. */
+static const char *line_before(const char *end, const char *event) {
+    const char *line = NULL;
+    for (const char *p = strstr(trace, event); p && p < end; p = strstr(p + 1, event)) line = p;
+    ck_assert_ptr_nonnull(line);
+    return line;
+}
+
+static int line_has(const char *line, const char *word) {
+    const char *found = strstr(line, word);
+    return found && found < strchr(line, '\n');
+}
+
+/* Chunks of a line: what is in its list. */
+static size_t chunks_of(const char *line, size_t *first) {
+    const char *list = strstr(line, "\"chunks\":[");
+    size_t count = 1;
+    ck_assert_int_eq(sscanf(list, "\"chunks\":[%zu", first), 1);
+    for (const char *p = list; *p != ']'; p++) count += *p == ',';
+    return count;
+}
+
+START_TEST(explaining_says_what_the_run_does) {
+    size_t chunks, chunk, bytes, first;
+    EXPECT(0, "--device", "cpu", "--threads", "1", "--deterministic", "--workers", "0", "--steps",
+           "2", "--epochs", "1", "--progress", "off", "--explain", "--budget", foretold[_i][0],
+           "--image-size", foretold[_i][1], "--trace", cli_trace, foretold[_i][3], foretold[_i][4]);
+    const char *told = strstr(cli_out, "A step of ");
+    ck_assert_msg(told != NULL, "%s", cli_out);
+    ck_assert_int_eq(sscanf(told, "A step of %zu chunk%*[s ]of %zu", &chunks, &chunk), 2);
+    ck_assert_int_eq(sscanf(strchr(told, '('), "(%zu bytes)", &bytes), 1);
+    ck_contains(told, foretold[_i][2]);
+    cli_read_file(cli_trace, trace);
+    const char *step = strstr(trace, "\"event\":\"step\",\"step\":2,");
+    const char *plan = line_before(step, "\"event\":\"plan\"");
+    ck_assert_uint_eq(chunks_of(step, &first), chunks);
+    ck_assert_uint_eq(first, chunk);
+    ck_assert_int_eq(cli_number(cli_trace, "step", 2, "predicted_peak_bytes"), (long long)bytes);
+    ck_assert_int_eq(line_has(plan, "\"alone\":true"), line_has(told, ", alone takes "));
+    ck_assert_int_eq(line_has(plan, "\"keep\":true") && !line_has(plan, "\"alone\":true"),
+                     line_has(told, ", kept takes "));
+    ck_assert_int_eq(line_has(step, "\"checkpointing\""),
+                     strstr(cli_out, "Rungs that the run takes: checkpointing\n") != NULL);
+    long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
+    ck_assert_int_lt(llabs(peak - (long long)bytes), peak / 100);
+}
+END_TEST
+
+/* A batch that cannot be cut, until it fits or can be made no smaller. */
+START_TEST(explaining_a_smaller_batch) {
+    size_t samples;
+    EXPECT(0, "--device", "cpu", "--threads", "1", "--steps", "1", "--epochs", "1", "--progress",
+           "off", "--image-size", "96", "--budget", "240MiB", "--batch", "21", "--min-micro-batch",
+           "11", "--checkpointing", "off", "--fallback", "smaller-batch", "--explain", "--trace",
+           cli_trace);
+    ck_contains(cli_out, " of 21): ");
+    ck_contains(cli_out, "Rungs that the run takes: smaller_batch\n");
+    const char *told = strstr(cli_out, "A step of 1 chunk of ");
+    ck_assert_msg(told && sscanf(told, "A step of 1 chunk of %zu", &samples) == 1, "%s", cli_out);
+    ck_assert_uint_lt(samples, 21);
+    ck_assert_int_eq(cli_number(cli_trace, "step", 1, "samples"), (long long)samples);
+}
+END_TEST
+
 #define ON_A_SMALL_CARD                                                                            \
     "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--threads", "1",          \
-        "--batch", "8", "--steps", "1", "--progress", "off"
+        "--batch", "8", "--steps", "1", "--progress", "off", "--offload", "never"
 
 START_TEST(explaining_a_fallback) {
-    EXPECT(3, ON_A_SMALL_CARD, "--explain");
+    EXPECT(3, ON_A_SMALL_CARD, "--checkpointing", "off", "--explain");
     ck_contains(cli_err, "--fallback cpu");
-    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "cpu", "--trace", cli_trace);
-    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "cpu", "--trace", cli_replayed, "--explain");
-    ck_contains(cli_out, "--fallback goes on on the CPU: 2 at once fit.");
+    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "amp,cpu", "--trace", cli_trace);
+    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "amp,cpu", "--trace", cli_replayed, "--explain");
+    ck_contains(cli_out,
+                "With checkpointing: 2 at once fit.\nRungs that the run takes: checkpointing\n");
+    cli_same_state();
+    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "cpu", "--checkpointing", "off", "--trace", cli_trace);
+    EXPECT(0, ON_A_SMALL_CARD, "--fallback", "cpu", "--checkpointing", "off", "--trace",
+           cli_replayed, "--explain");
+    ck_contains(cli_out, "With cpu: 2 at once fit.\nRungs that the run takes: cpu\n");
     cli_same_state();
 }
 END_TEST
@@ -205,6 +288,8 @@ int main(void) {
     tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);
     tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
     tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
+    tcase_add_loop_test(fits, explaining_says_what_the_run_does, 0, LENGTH(foretold));
+    tcase_add_test(fits, explaining_a_smaller_batch);
     tcase_add_test(fits, explaining_a_fallback);
     return suite_run(suite);
 }

@@ -1,10 +1,9 @@
 /*
- * explain.c - describes a run by its backend and a recording of two chunks; see explain.h.
- *
- * It also shows how the policy's parts are used by themselves: a recording, the memory model that is
- * made of two, and the questions that it answers.
+ * explain.c - describes a run by its backend and what its policy makes of the batch; see explain.h.
  */
 #include "explain.h"
+
+#include "forecast.h"
 
 #include <memtrain/policy.h>
 #include <memtrain/torch.h>
@@ -71,66 +70,19 @@ void ex_explain_state(size_t parameter_bytes, const ex_flags *flags, const ex_de
     fflush(stdout);
 }
 
-/* ---- recording --------------------------------------------------------------------------------- */
+/* ---- sizes ------------------------------------------------------------------------------------- */
 
-static void on_event(void *user, void *address, int64_t bytes) {
-    mt_recording_event(user, address, bytes);
+/* "kept" and "alone": how gradients are, see docs/policy.md. */
+static const char *way_of(int keep, int alone) {
+    return alone ? "alone" : keep ? "kept" : "";
 }
 
-/* Runs the first samples of the batch as a chunk, recorded, and takes it back. */
-static mt_status record(const mt_backend *backend, const mt_batch *batch, size_t samples,
-                        mt_recording *recording) {
-    mt_chunk_result result = {.size = sizeof result};
-    mt_event_sink sink = {recording, on_event};
-    mt_status status = mt_recording_start(recording, samples);
-    if (status == MT_OK) status = backend->begin(backend->self, batch);
-    if (status != MT_OK) return status;
-    if (backend->prepare) /* a loss over pairs */
-        status = backend->prepare(backend->self, &samples, 1, &result);
-    if (status == MT_OK) status = backend->record(backend->self, &sink);
-    if (status == MT_OK) {
-        double weight = (double)samples / (double)batch->count;
-        status = backend->accumulate(backend->self, 0, samples, weight, &result);
-        mt_status stopped = backend->record(backend->self, NULL);
-        if (status == MT_OK) status = stopped;
-    }
-    mt_status back = backend->rollback(backend->self);
-    return back != MT_OK ? back : status;
-}
-
-/*
- * A memory model from chunks of `first` and twice as many samples. *tried: samples of the last chunk
- * that was run, so of the one that did not fit after MT_EDEVMEM.
- */
-static mt_status learn(const mt_backend *backend, const mt_batch *batch, size_t first,
-                       size_t *tried, mt_memory_model **out) {
-    mt_recording *small = NULL, *large = NULL;
-    int has_two = 2 * first <= batch->count;
-    *out = NULL;
-    *tried = first;
-    mt_status status = mt_recording_new(&small);
-    if (status == MT_OK) status = mt_recording_new(&large);
-    if (status == MT_OK) status = record(backend, batch, first, small);
-    if (status == MT_OK && has_two) {
-        *tried = 2 * first;
-        status = record(backend, batch, 2 * first, large);
-    }
-    if (status == MT_OK) status = mt_memory_model_new(small, has_two ? large : NULL, out);
-    mt_recording_free(large);
-    mt_recording_free(small);
-    return status;
-}
-
-/* ---- what the model says ----------------------------------------------------------------------- */
-
-static void print_chunk(const mt_memory_model *model, const mt_memory *memory, size_t samples) {
+static void print_chunk(const ex_need *need, int has_budget) {
     char text[32];
-    size_t peak = memory->allocated_bytes + mt_memory_model_peak(model, samples) +
-                  mt_memory_model_margin(model);
-    const char *verdict = !memory->budget_bytes          ? ""
-                          : peak <= memory->budget_bytes ? "fits"
-                                                         : "does not fit";
-    printf("  %17zu %22s  %s\n", samples, mt_format_size(peak, text, sizeof text), verdict);
+    const char *verdict = !has_budget ? "" : need->fits ? "  fits" : "  does not fit";
+    const char *way = way_of(need->keep, need->alone);
+    printf("  %17zu %22s%s%s%s\n", need->samples,
+           mt_format_size(need->peak_bytes, text, sizeof text), verdict, *way ? "  " : "", way);
 }
 
 /* How a batch may be cut: samples that a chunk must have, and those of the chunks of the finest cut. */
@@ -147,7 +99,7 @@ static size_t ceil_div(size_t a, size_t b) {
  * sizes differ by one at most.
  */
 static cuts cuts_of(const ex_flags *flags, const mt_backend_info *info, size_t batch) {
-    size_t least = ex_flags_least(flags, info);
+    size_t least = info->needs_whole_batch ? batch : ex_flags_least(flags, info);
     cuts c = {batch, least < 1 ? 1 : least > batch ? batch : least, 0};
     size_t chunks =
         flags->micro_batch ? ceil_div(batch, (size_t)flags->micro_batch) : batch / c.least;
@@ -155,155 +107,179 @@ static cuts cuts_of(const ex_flags *flags, const mt_backend_info *info, size_t b
     return c;
 }
 
-/* The sizes of a batch cut into 1, 2, 3, 4, 8 ... chunks, and the largest that fits. */
-static void print_chunks(const mt_memory_model *model, const mt_memory *memory, const cuts *c,
-                         size_t largest) {
-    size_t last = 0;
-    printf("What a chunk of the batch needs\n  samples at once       peak with all else\n");
-    for (size_t cut = c->batch / c->least; cut >= 1; cut = cut > 4 ? cut / 2 : cut - 1) {
-        size_t samples = ceil_div(c->batch, cut);
-        if (largest > last && largest < samples && largest >= c->least)
-            print_chunk(model, memory, largest);
-        if (samples > last) print_chunk(model, memory, samples);
-        last = samples;
+/* One row; the words that are in it are to be explained below. */
+static mt_status explain_chunk(const ex_forecast *f, const cuts *c, size_t samples, int has_budget,
+                               int *kept, int *alone) {
+    ex_need need;
+    mt_status status = ex_forecast_need(f, c->batch, samples, &need);
+    if (status != MT_OK) return status;
+    print_chunk(&need, has_budget);
+    *alone |= need.alone;
+    *kept |= need.keep && !need.alone;
+    return MT_OK;
+}
+
+static void print_ways(int kept, int alone) {
+    if (kept)
+        printf("kept: finished chunks stay when one fails, by a second set of gradients, for which "
+               "there is room.\n");
+    if (alone) printf("alone: no other gradients are held, since there is one chunk.\n");
+}
+
+static void print_rungs(unsigned rungs) {
+    const char *before = "";
+    for (unsigned r = 0; r < MT_RUNGS; r++) {
+        if (!(rungs & MT_RUNG_BIT(r))) continue;
+        printf("%s%s", before, mt_rung_name((mt_rung)r));
+        before = ", ";
     }
 }
 
-static void print_verdict(const ex_flags *flags, const cuts *c, size_t largest) {
-    const char *choice = flags->deterministic ? "--deterministic takes the fewest chunks"
-                                              : "the fastest number of chunks is measured";
-    size_t most = flags->max_micro_batch ? (size_t)flags->max_micro_batch : c->batch;
-    if (most > largest) most = largest;
-    size_t fewest = most ? ceil_div(c->batch, most) : 0, finest = c->batch / c->least;
-    if (fewest > finest) fewest = finest; /* what is legal comes before --max-micro-batch */
+/* The sizes of a batch cut into 1, 2, 3, 4, 8 ... chunks, and the largest that fits. */
+static mt_status explain_sizes(const ex_forecast *f, const cuts *c, size_t largest,
+                               int has_budget) {
+    size_t last = 0;
+    int kept = 0, alone = 0;
+    mt_status status = MT_OK;
+    printf("What a chunk of the batch needs");
+    if (f->rungs) printf(" with ");
+    print_rungs(f->rungs);
+    printf("\n  samples at once       peak with all else\n");
+    for (size_t cut = c->batch / c->least; cut >= 1; cut = cut > 4 ? cut / 2 : cut - 1) {
+        size_t samples = ceil_div(c->batch, cut);
+        if (largest > last && largest < samples && largest >= c->least && status == MT_OK)
+            status = explain_chunk(f, c, largest, has_budget, &kept, &alone);
+        if (samples > last && status == MT_OK)
+            status = explain_chunk(f, c, samples, has_budget, &kept, &alone);
+        last = samples;
+    }
+    print_ways(kept, alone);
+    return status;
+}
+
+/* Chunks of two and four samples tell of all sizes; where they do not go through nothing is told. */
+static mt_status explain_table(ex_forecast *f, const cuts *c, int has_budget, size_t *largest) {
+    *largest = 0;
+    mt_status status = ex_forecast_record(f);
+    if (status == MT_EDEVMEM) return MT_OK;
+    if (status == MT_OK) status = ex_forecast_largest(f, c->batch, largest);
+    return status == MT_OK ? explain_sizes(f, c, *largest, has_budget) : status;
+}
+
+/* ---- the step ---------------------------------------------------------------------------------- */
+
+static void print_fixed(const ex_flags *flags) {
     if (flags->micro_batch)
         printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
-    else if (largest == 0)
-        printf("Not even one sample fits.\n");
-    else if (largest < c->smallest)
+}
+
+static void print_peak(const mt_plan *plan) {
+    char text[32];
+    size_t chunks = mt_plan_chunks(plan), bytes = plan->predicted_peak_bytes;
+    const char *way = way_of(plan->keep, plan->alone);
+    if (bytes)
+        printf("A step of %zu chunk%s of %zu%s%s takes %s at its peak (%zu bytes).\n", chunks,
+               chunks == 1 ? "" : "s", mt_plan_chunk(plan, 0), *way ? ", " : "", way,
+               mt_format_size(bytes, text, sizeof text), bytes);
+}
+
+static void print_plan(const ex_flags *flags, const cuts *c, const mt_plan *plan) {
+    const char *choice = flags->deterministic ? "--deterministic takes the fewest chunks"
+                                              : "the fastest number of chunks is measured";
+    size_t chunks = mt_plan_chunks(plan);
+    print_fixed(flags);
+    if (!flags->micro_batch && c->batch / c->least == 1)
+        printf("A batch of %zu is one chunk: each has at least %zu samples.\n", c->batch, c->least);
+    else if (!flags->micro_batch)
+        printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", c->batch, chunks,
+               chunks == 1 ? "" : "s", choice);
+    print_peak(plan);
+}
+
+static void print_refusal(const ex_flags *flags, const cuts *c, size_t largest) {
+    print_fixed(flags);
+    if (!flags->micro_batch && largest && largest < c->smallest)
         printf(
             "At most %zu at once fit, and chunks of at least %zu leave a batch of %zu in chunks of "
             "%zu at the smallest.\n",
             largest, c->least, c->batch, c->smallest);
-    else if (finest == 1)
-        printf("A batch of %zu is one chunk: each has at least %zu samples.\n", c->batch, c->least);
-    else
-        printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", c->batch, fewest,
-               fewest == 1 ? "" : "s", choice);
 }
 
 /* What --budget-resident and a control group's limit are about, where /proc tells of it. */
-static void print_process(const mt_memory_model *model, const mt_memory *memory, size_t samples,
-                          const ex_device *device) {
+static void print_process(const mt_plan *plan, const ex_device *device) {
     char text[32];
-    size_t peak = memory->allocated_bytes + mt_memory_model_peak(model, samples), bytes;
-    if (!samples || strcmp(device->name, "cpu") != 0) return;
-    if (mt_device_predict_resident(device->name, peak, &bytes) != MT_OK) return;
-    printf("With %zu at once the process takes %s at most, code and libraries included.\n", samples,
-           mt_format_size(bytes, text, sizeof text));
+    size_t bytes;
+    if (!plan->predicted_peak_bytes || strcmp(device->name, "cpu") != 0) return;
+    if (mt_device_predict_resident(device->name, plan->predicted_peak_bytes, &bytes) != MT_OK)
+        return;
+    printf("With %zu at once the process takes %s at most, code and libraries included.\n",
+           mt_plan_chunk(plan, 0), mt_format_size(bytes, text, sizeof text));
 }
 
-/* ---- whether it can fit at all ----------------------------------------------------------------- */
-
-static size_t least_of(const mt_batch *batch, size_t samples) {
-    return samples < 1 ? 1 : samples > batch->count ? batch->count : samples;
+/* The rungs that had to be taken, one after the other, and what came of each. */
+static void print_ladder(const ex_forecast *f) {
+    if (f->failed)
+        printf("%zu sample%s at once do%s not fit: %s\n", f->failed, f->failed == 1 ? "" : "s",
+               f->failed == 1 ? "es" : "", f->error);
+    for (size_t i = 0; i < f->tried_count; i++) {
+        const ex_tried *t = &f->tried[i];
+        printf("With ");
+        print_rungs(t->rungs);
+        if (t->samples < f->batch->count) printf(" (%zu of %zu)", t->samples, f->batch->count);
+        printf(": %zu at once %s.\n", t->chunk, t->fits ? "fit" : "do not fit either");
+    }
+    if (!f->rungs) return;
+    printf("Rungs that the run takes: ");
+    print_rungs(f->rungs);
+    printf("\n");
 }
 
-static int fits(const mt_backend *backend, const mt_batch *batch, size_t samples) {
-    mt_recording *recording = NULL;
-    mt_status status = mt_recording_new(&recording);
-    if (status == MT_OK) status = record(backend, batch, samples, recording);
-    mt_recording_free(recording);
-    return status == MT_OK;
+static mt_status refuse(const cuts *c) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    return mt_set_error(MT_EDEVMEM, "the smallest chunk, of %zu sample%s, does not fit: %s",
+                        c->smallest, c->smallest == 1 ? "" : "s", reason);
 }
 
-/*
- * A recording did not fit: no sizes can be told, but whether the smallest chunk goes through can.
- * went_through: samples of one that did; 0: of none so far.
- */
-static mt_status explain_tight(const mt_backend *backend, const mt_batch *batch, size_t failed,
-                               size_t went_through, size_t smallest) {
-    printf("%zu sample%s at once do%s not fit: %s\n", failed, failed == 1 ? "" : "s",
-           failed == 1 ? "es" : "", mt_last_error());
-    if (smallest < failed && !went_through && fits(backend, batch, smallest))
-        went_through = smallest;
-    if (went_through) printf("%zu at once fit%s.\n", went_through, went_through == 1 ? "s" : "");
-    if (went_through && smallest < failed) return MT_OK;
-    return mt_set_error(MT_EDEVMEM, "the smallest chunk, of %zu sample%s, does not fit", smallest,
-                        smallest == 1 ? "" : "s");
-}
-
-/* The margin is left out: what is refused here must be known not to fit. */
-static mt_status check_smallest(const mt_memory_model *model, const mt_memory *memory,
-                                size_t smallest) {
-    char needs[32], budget[32];
-    size_t peak = memory->allocated_bytes + mt_memory_model_peak(model, smallest);
-    if (!memory->budget_bytes || peak <= memory->budget_bytes) return MT_OK;
-    return mt_set_error(
-        MT_EDEVMEM, "the smallest chunk, of %zu sample%s, needs %s, and the budget is %s", smallest,
-        smallest == 1 ? "" : "s", mt_format_size(peak, needs, sizeof needs),
-        mt_format_size(memory->budget_bytes, budget, sizeof budget));
-}
-
-static mt_status explain_chunks(const mt_backend *backend, const mt_backend_info *info,
-                                const mt_batch *batch, const mt_memory *memory,
-                                const ex_flags *flags, const ex_device *device) {
-    size_t first = least_of(batch, info->min_micro_batch > 2 ? info->min_micro_batch : 2);
-    const cuts c = cuts_of(flags, info, batch->count);
-    size_t tried;
-    mt_memory_model *model;
-    mt_status status = learn(backend, batch, first, &tried, &model);
-    if (status == MT_EDEVMEM)
-        return explain_tight(backend, batch, tried, tried > first ? first : 0, c.smallest);
-    if (status != MT_OK) return status;
-    size_t largest =
-        memory->budget_bytes ? mt_memory_model_largest(model, room_of(memory)) : batch->count;
-    if (largest > batch->count) largest = batch->count;
-    print_chunks(model, memory, &c, largest);
-    print_verdict(flags, &c, largest);
-    print_process(model, memory, largest, device);
-    status = check_smallest(model, memory, c.smallest);
-    mt_memory_model_free(model);
+/* plan NULL: nothing that is allowed helps. */
+static mt_status explain_outcome(ex_forecast *f, const cuts *c, const mt_plan *plan, int has_budget,
+                                 const ex_flags *flags, const ex_device *device) {
+    size_t largest;
+    print_ladder(f);
+    mt_status status = explain_table(f, c, has_budget, &largest);
+    if (!plan) {
+        print_refusal(flags, c, largest);
+        return status;
+    }
+    size_t chunk = mt_plan_chunk(plan, 0);
+    if (!largest) printf("%zu at once fit%s.\n", chunk, chunk == 1 ? "s" : "");
+    print_plan(flags, c, plan);
+    print_process(plan, device);
     return status;
 }
 
-/* ---- what else can be done --------------------------------------------------------------------- */
-
-/* The savers in the order in which the policy takes them. */
-static const struct {
-    mt_rung rung;
-    const char *what;
-} savers[] = {{MT_RUNG_CPU, "on the CPU"}, {MT_RUNG_MINIMAL, "there with one thread"}};
-
-/*
- * The smallest chunk does not fit. Turns on the savers that --fallback allows, one after the other as
- * the run would, to see whether it fits with them, and then off again. failed: the status so far, with
- * its line, which is returned where nothing helps.
- */
-static mt_status explain_fallback(const mt_backend *backend, const mt_backend_info *info,
-                                  const mt_batch *batch, const ex_flags *flags, mt_status failed) {
+static mt_status explain_step(const mt_backend *backend, const mt_backend_info *info,
+                              const mt_batch *batch, int has_budget, const ex_flags *flags,
+                              const ex_device *device) {
+    const mt_policy_options options = ex_flags_policy(flags);
     char reason[512];
-    size_t smallest = cuts_of(flags, info, batch->count).smallest;
-    unsigned allowed = (unsigned)flags->fallback & info->rungs, on = 0;
-    int helps = 0;
-    if (!allowed || !backend->set_rung) return failed;
+    ex_forecast f;
+    mt_plan plan;
+    mt_status status = ex_forecast_step(backend, batch, &options, &f, &plan);
+    int fits = status == MT_OK;
+    const cuts c = cuts_of(flags, info, fits ? plan.samples : batch->count);
+    if (status == MT_EDEVMEM) status = refuse(&c);
     snprintf(reason, sizeof reason, "%s", mt_last_error());
-    for (size_t i = 0; i < EX_ROWS(savers) && !helps; i++) {
-        if (!(allowed & MT_RUNG_BIT(savers[i].rung))) continue;
-        if (backend->set_rung(backend->self, savers[i].rung, 1) != MT_OK) continue;
-        on |= MT_RUNG_BIT(savers[i].rung);
-        helps = fits(backend, batch, smallest);
-        printf("--fallback goes on %s: %zu at once %s.\n",
-               info->rungs & MT_RUNG_BIT(MT_RUNG_CPU) ? savers[i].what : "with one thread",
-               smallest, helps ? "fit" : "do not fit either");
+    if (fits || status == MT_EDEVMEM) {
+        mt_status told = explain_outcome(&f, &c, fits ? &plan : NULL, has_budget, flags, device);
+        if (fits) snprintf(reason, sizeof reason, "%s", mt_last_error());
+        if (fits) status = told;
     }
-    for (size_t i = EX_ROWS(savers); i-- > 0;) {
-        if (!(on & MT_RUNG_BIT(savers[i].rung))) continue;
-        mt_status status = backend->set_rung(backend->self, savers[i].rung, 0);
-        if (status != MT_OK) return status;
-    }
-    return helps ? MT_OK : mt_set_error(failed, "%s", reason);
+    mt_status freed = ex_forecast_free(&f);
+    return status == MT_OK ? freed : mt_set_error(status, "%s", reason);
 }
+
+/* ---- what is not known ------------------------------------------------------------------------- */
 
 /* No allocations can be watched: how the trainer finds its sizes then, see docs/policy.md. */
 static void explain_unknown(const mt_backend *backend, const ex_flags *flags,
@@ -330,10 +306,9 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     if (status != MT_OK) return status;
     print_state(&info, &memory, device);
     if (backend->record)
-        status = explain_chunks(backend, &info, batch, &memory, flags, device);
+        status = explain_step(backend, &info, batch, memory.budget_bytes > 0, flags, device);
     else
         explain_unknown(backend, flags, device);
-    if (status == MT_EDEVMEM) status = explain_fallback(backend, &info, batch, flags, status);
     printf("\n");
     fflush(stdout);
     return status;

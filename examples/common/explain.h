@@ -10,12 +10,12 @@
 
 /*
  * Writes to standard output the bytes of parameters, gradients and optimiser state, the budget and
- * where it comes from, and what chunks of a batch need. The last is known from a recording of two
- * small chunks, which are run on `batch` and taken back: the run that follows is the same, bit by
- * bit, as without --explain. Where they cannot be recorded (MPS), it says how sizes will be found.
+ * where it comes from, what chunks of a batch need, and the step that the run will take: the policy of
+ * the run is asked (forecast.h), rungs that it has to take included. The first chunks are run on `batch`
+ * for that and taken back: the run that follows is the same, bit by bit, as without --explain. Where they
+ * cannot be recorded (MPS), it says how sizes will be found.
  * @return MT_OK; MT_EDEVMEM, after everything that is known was written, when the smallest chunk that
- *         the flags allow is known not to fit, also not with what --fallback allows (which is tried,
- *         and taken back); else what the backend returned
+ *         the flags allow does not fit, with no rung that is allowed; else what the backend returned
  */
 MT_NODISCARD mt_status ex_explain(const mt_backend *backend, const mt_batch *batch,
                                   const ex_flags *flags, const ex_device *device);
