@@ -129,8 +129,8 @@ static const struct {
      {"2 chunks", "    30 "}},
     {{"--min-micro-batch", "30", "--budget", "200MiB", "--checkpointing", "off"},
      3,
-     {"at once fit, and chunks of at least 30 leave a batch of 32 in chunks of 32",
-      "the smallest chunk, of 32 samples", "--min-micro-batch N  at most 16, instead of 30"},
+     {"32 samples at once do not fit: ", "the smallest chunk, of 32 samples",
+      "--min-micro-batch N  at most 16, instead of 30"},
      {"cut into", ""}},
     /* The state alone is too large: another device helps, and the card's size is what there is. */
     {{"--device", "sim:mps", "--budget", "150MiB"},
