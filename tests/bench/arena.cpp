@@ -7,6 +7,7 @@
 namespace {
 
 constexpr int steps = 25, classes = 10;
+static_assert(networks::count == 3, "each network has its sizes below");
 
 memtrain::Tensors pictures(int64_t samples, int64_t side) {
     return {at::randn({samples, 3, side, side}), at::randint(classes, {samples}, at::kLong)};
