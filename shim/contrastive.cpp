@@ -123,13 +123,14 @@ mt_status CachedStep::check_done(const char *function) const {
  * Buffers that the chunks have changed are put back, so that the chunks find what they found here, and
  * change them once.
  */
-void CachedStep::prepare(mt_torch &torch, const size_t *chunks, size_t count) {
+void CachedStep::prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *chunks,
+                         size_t count) {
     Embeddings all;
     for (size_t i = 0; i < count; samples_ += chunks[i++])
         told_.push_back({samples_, chunks[i], {}, 0.0});
     {
         c10::NoGradGuard no_graph;
-        for (Told &told : told_) embed(torch, told, all);
+        for (Told &told : told_) embed(torch, kind, told, all);
     }
     auto start = Clock::now();
     join(torch, all);
@@ -140,13 +141,17 @@ void CachedStep::prepare(mt_torch &torch, const size_t *chunks, size_t count) {
     for (Told &told : told_) told.seconds += seconds * static_cast<double>(told.count);
 }
 
-void CachedStep::embed(mt_torch &torch, Told &told, Embeddings &all) {
+/* The random numbers' state outlives the chunk, so it is taken before the arena serves. */
+void CachedStep::embed(mt_torch &torch, const cpu::Kind &kind, Told &told, Embeddings &all) {
     auto start = Clock::now();
     told.rng.take(torch.device);
+    cpu::Planned planned(torch.device.is_host() ? torch.arena.get() : nullptr, kind, told.count,
+                         false);
     Chunk chunk(torch.batch, told.first, told.count, torch.device);
     all.put(embed_chunk(torch, chunk, told.count), told.first, told.count, samples_);
     synchronize(torch.device);
     told.seconds = seconds_since(start);
+    planned.done(told.seconds);
 }
 
 void CachedStep::join(mt_torch &torch, Embeddings &all) {

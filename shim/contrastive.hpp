@@ -11,6 +11,7 @@
 
 #include <vector>
 
+#include "arena.hpp"
 #include "model.hpp"
 #include "snapshot.hpp"
 
@@ -39,8 +40,8 @@ private:
 /* What prepare leaves for the chunks of a step. */
 class CachedStep {
 public:
-    /* The step's work up to the chunks' own: embeddings, join, and its backward pass. */
-    void prepare(mt_torch &torch, const size_t *chunks, size_t count);
+    /* The step's work up to the chunks' own: embeddings, of such chunks, join, and its backward pass. */
+    void prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *chunks, size_t count);
 
     /* The next chunk, forward and backward. */
     void accumulate(mt_torch &torch, mt_chunk_result &result);
@@ -58,7 +59,7 @@ private:
         RngState rng;   /* as the chunk found it */
         double seconds; /* its share of what was prepared */
     };
-    void embed(mt_torch &torch, Told &told, Embeddings &all);
+    void embed(mt_torch &torch, const cpu::Kind &kind, Told &told, Embeddings &all);
     void join(mt_torch &torch, Embeddings &all);
     void backward(mt_torch &torch, const Told &told, std::vector<at::Tensor> &&embeddings) const;
 

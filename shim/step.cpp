@@ -353,7 +353,7 @@ extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t co
     MT_RETURN_IF_FAILED(check_phase("mt_prepare", *torch, Phase::in_step, Phase::in_step));
     MT_RETURN_IF_FAILED(check_cached("mt_prepare", *torch, true));
     MT_RETURN_IF_FAILED(guard([&] { check_chunks("mt_prepare", chunks, count, torch->samples); }));
-    Run run = {true, false, segments_kind(*torch), 0, torch->batch, 0, false};
+    Run run = {true, false, 0, 0, torch->batch, 0, false}; /* no graph, so no savers */
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &) {
         torch->cached.clear();
         torch->flat->begin();
@@ -362,7 +362,7 @@ extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t co
             torch->rng.restore();
         }
         torch->fresh = false;
-        torch->cached.prepare(*torch, chunks, count);
+        torch->cached.prepare(*torch, kind_of(*torch, run), chunks, count);
     });
     return status == MT_OK ? MT_OK : fail_step(*torch, status);
 }

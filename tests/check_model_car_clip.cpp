@@ -9,9 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
@@ -22,6 +20,7 @@
 #include "common/slow.h"
 #include "models/car_clip_model.h"
 #include "models/clip.hpp"
+#include "networks/batches.hpp"
 
 #include "check_shim.hpp"
 #include "model_faults.hpp"
@@ -273,36 +272,14 @@ struct Subject {
     }
 };
 
-/* Pictures of noise and texts of any length, of which every third comes twice. */
+/* Every third text comes twice. */
 struct Pairs {
+    explicit Pairs(int64_t samples)
+        : tensors(networks::captioned(samples, small().side, small().vocabulary, small().context)),
+          pictures(tensors[0]), tokens(tensors[1]), batch(tensors) {}
+    memtrain::Tensors tensors;
     at::Tensor pictures, tokens;
-    mt_tensor *handles[2] = {nullptr, nullptr};
-    mt_torch_batch data = MT_TORCH_BATCH_INIT;
-    mt_batch batch = MT_BATCH_INIT;
-
-    explicit Pairs(int64_t samples) {
-        const ClipOptions o = small();
-        auto generator = at::make_generator<at::CPUGeneratorImpl>(5);
-        pictures = at::randn({samples, 3, o.side, o.side}, generator);
-        tokens = at::randint(0, o.vocabulary - 2, {samples, o.context}, generator, at::kLong);
-        for (int64_t i = 0; i < samples; i++) {
-            tokens[i][2 + i % (o.context - 2)] = o.vocabulary - 1;
-            if (i % 3 == 2) tokens[i].copy_(tokens[i - 1]);
-        }
-        ck_ok(mt_tensor_from_memory(pictures.data_ptr(), MT_FLOAT32, 4, pictures.sizes().data(),
-                                    &handles[0]));
-        ck_ok(mt_tensor_from_memory(tokens.data_ptr(), MT_INT64, 2, tokens.sizes().data(),
-                                    &handles[1]));
-        data.tensors = handles;
-        data.count = 2;
-        batch.data = &data;
-        batch.count = static_cast<size_t>(samples);
-    }
-    ~Pairs() {
-        for (mt_tensor *handle : handles) mt_tensor_free(handle);
-    }
-    Pairs(const Pairs &) = delete;
-    Pairs &operator=(const Pairs &) = delete;
+    networks::TensorBatch batch;
 };
 
 /* Cosines of all pictures with all texts, as numbers. */
@@ -358,7 +335,7 @@ double hits_by_hand(const std::vector<std::vector<double>> &scores, const Pairs 
 
 mt_chunk_result evaluate(const Subject &s, const Pairs &pairs) {
     mt_chunk_result result = chunk_result();
-    ck_ok(mt_evaluate(s.torch, &pairs.batch, 0, pairs.batch.count, &result));
+    ck_ok(mt_evaluate(s.torch, pairs.batch.get(), 0, pairs.batch.get()->count, &result));
     return result;
 }
 
@@ -450,17 +427,17 @@ double step(const Subject &s, const Pairs &pairs, const Chunks &chunks) {
     mt_apply_result applied = apply_result();
     double loss = 0;
     size_t first = 0;
-    ck_ok(mt_begin(s.torch, &pairs.batch));
+    ck_ok(mt_begin(s.torch, pairs.batch.get()));
     if (s.seam.prepare) ck_ok(mt_prepare(s.torch, chunks.data(), chunks.size(), &result));
     for (size_t count : chunks) {
         result = chunk_result();
-        double weight = static_cast<double>(count) / static_cast<double>(pairs.batch.count);
+        double weight = static_cast<double>(count) / static_cast<double>(pairs.batch.get()->count);
         ck_ok(mt_accumulate(s.torch, first, count, weight, &result));
         loss += result.loss_sum;
         first += count;
     }
     ck_ok(mt_apply(s.torch, &applied));
-    return loss / static_cast<double>(pairs.batch.count);
+    return loss / static_cast<double>(pairs.batch.get()->count);
 }
 
 /* Largest difference of two states, in units of the largest change that a step made. */
@@ -558,7 +535,7 @@ START_TEST(a_fault_changes_nothing) {
     const bool plain = _i & 1, persistent = _i & 2;
     Subject s(plain ? CAR_CLIP_PLAIN : CAR_CLIP_CACHED, options_of(MT_ADAMW, 0.5));
     Pairs pairs(12);
-    model_faults::every_allocation_fails({s.torch, s.seam, &pairs.batch, {5, 4, 3}},
+    model_faults::every_allocation_fails({s.torch, s.seam, pairs.batch.get(), {5, 4, 3}},
                                          persistent ? 191 : 61, persistent,
                                          plain ? "car_clip, plain" : "car_clip, cached");
 }

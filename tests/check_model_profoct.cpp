@@ -13,6 +13,8 @@
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include "networks/batches.hpp"
+
 #include "model_faults.hpp" /* last: check.h has macros with short names */
 
 using namespace memtrain_models;
@@ -461,23 +463,11 @@ struct Subject {
     Subject &operator=(const Subject &) = delete;
 };
 
-/* A batch of three small episodes. */
-struct Batch {
-    explicit Batch(int64_t count)
-        : pictures(episodes(*std::make_unique<ProfoctImpl>(small_options(0)), count)),
-          handle(pictures) {
-        tensors[0] = handle.get();
-        data.tensors = tensors;
-        data.count = 1;
-        batch.data = &data;
-        batch.count = static_cast<size_t>(count);
-    }
-    at::Tensor pictures;
-    memtrain::detail::Handle handle;
-    mt_tensor *tensors[1];
-    mt_torch_batch data = MT_TORCH_BATCH_INIT;
-    mt_batch batch = MT_BATCH_INIT;
-};
+/* A batch of small episodes. */
+networks::TensorBatch batch_of(int64_t count) {
+    return networks::TensorBatch(
+        {episodes(*std::make_unique<ProfoctImpl>(small_options(0)), count)});
+}
 
 /* An episode may be a chunk, and a batch may be cut; metrics are those of the network. */
 START_TEST(the_model_says_what_it_is) {
@@ -499,8 +489,8 @@ START_TEST(a_fault_changes_nothing) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     if (_i & 2) options.checkpointing = MT_CHECKPOINTING_ON;
     Subject subject(options, 16); /* as many requests, and less of a state to compare */
-    Batch batch(3);
-    model_faults::every_allocation_fails({subject.torch, subject.backend, &batch.batch, {2, 1}},
+    networks::TensorBatch batch = batch_of(3);
+    model_faults::every_allocation_fails({subject.torch, subject.backend, batch.get(), {2, 1}},
                                          _i & 1 ? 1499 : 397, _i & 1,
                                          _i & 2 ? "profoct, segments" : "profoct");
 }

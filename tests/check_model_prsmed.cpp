@@ -315,8 +315,9 @@ START_TEST(a_fault_changes_nothing) {
     Subject subject(options_of(PRSMED_CONV, 0.1),
                     segments ? MT_CHECKPOINTING_ON : MT_CHECKPOINTING_AUTO, MT_ADAMW);
     Scenes scenes(3);
-    model_faults::every_allocation_fails({subject.torch, subject.backend, &scenes.batch, {2, 1}},
-                                         251, _i % 2, segments ? "prsmed, segments" : "prsmed");
+    model_faults::every_allocation_fails(
+        {subject.torch, subject.backend, scenes.batch.get(), {2, 1}}, 251, _i % 2,
+        segments ? "prsmed, segments" : "prsmed");
 }
 END_TEST
 

@@ -4,6 +4,7 @@
  * fails. What it loses and how it is scored is in check_model_detection.cpp.
  */
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "../examples/models/smartcash_model.h"
 
 #include <memtrain/trainer.h>
+
+#include "networks/batches.hpp"
 
 #include "check_shim.hpp"
 #include "model_faults.hpp"
@@ -109,13 +112,8 @@ DetectorOptions head() {
     return {classes, 64, side, {0.25F, 0.35F, 0.35F, 0.5F, 0.5F, 0.6F}};
 }
 
-/* Pictures and boxes made up; each third box is none. */
-std::pair<at::Tensor, at::Tensor> scenes(int64_t count) {
-    at::Tensor boxes = at::rand({count, most_boxes, 5});
-    boxes.select(2, 0).mul_(classes).floor_();
-    boxes.narrow(2, 1, 4).mul_(0.4).add_(0.25);
-    boxes.select(1, 2).select(1, 0).fill_(-1);
-    return {at::rand({count, 3, side, side}) * 2 - 1, boxes};
+memtrain::Tensors scenes(int64_t count) {
+    return networks::card_scenes(count, side, classes, most_boxes);
 }
 
 void near(double actual, double expected) {
@@ -156,8 +154,8 @@ END_TEST
 
 namespace {
 
-at::Tensor loss_of(Detector &net, const std::pair<at::Tensor, at::Tensor> &batch) {
-    DetectionLoss loss = detection_loss(net.forward(batch.first), batch.second, net.anchors);
+at::Tensor loss_of(Detector &net, const memtrain::Tensors &batch) {
+    DetectionLoss loss = detection_loss(net.forward(batch[0]), batch[1], net.anchors);
     return (loss.box + loss.object + loss.label).mean();
 }
 
@@ -242,11 +240,7 @@ struct Subject {
     mt_model *model = nullptr;
     mt_torch *torch = nullptr;
     mt_backend backend = MT_BACKEND_INIT;
-    std::vector<mt_tensor *> tensors;
-    mt_torch_batch data = MT_TORCH_BATCH_INIT;
-    mt_batch batch = MT_BATCH_INIT;
-    at::Tensor pictures, boxes;
-    std::vector<at::Tensor> saved;
+    std::unique_ptr<networks::TensorBatch> batch;
 
     Subject(smartcash_backbone backbone, int64_t count, mt_optimizer optimizer) {
         smartcash_model_options options = SMARTCASH_MODEL_OPTIONS_INIT;
@@ -261,28 +255,15 @@ struct Subject {
         ck_ok(smartcash_model_new(&options, &model));
         ck_ok(mt_torch_new(model, &torch_options, &torch));
         ck_ok(mt_torch_backend(torch, &backend));
-        std::tie(pictures, boxes) = scenes(count);
-        add(pictures);
-        add(boxes);
-        data.tensors = tensors.data();
-        data.count = tensors.size();
-        batch.data = &data;
-        batch.count = static_cast<size_t>(count);
+        batch = std::make_unique<networks::TensorBatch>(scenes(count));
     }
     ~Subject() {
-        for (mt_tensor *tensor : tensors) mt_tensor_free(tensor);
         mt_torch_free(torch);
         mt_model_free(model);
     }
     Subject(const Subject &) = delete;
     Subject &operator=(const Subject &) = delete;
 
-    void add(const at::Tensor &t) {
-        mt_tensor *handle = nullptr;
-        ck_ok(mt_tensor_from_memory(t.data_ptr(), MT_FLOAT32, static_cast<size_t>(t.dim()),
-                                    t.sizes().data(), &handle));
-        tensors.push_back(handle);
-    }
     void freeze(smartcash_backbone backbone) const {
         for (const char *const *part = smartcash_model_parts(backbone); *part; part++)
             ck_ok(mt_torch_freeze(torch, *part, 1));
@@ -311,7 +292,7 @@ struct Subject {
         mt_trainer *trainer = nullptr;
         ck_ok(mt_trainer_new(&backend, nullptr, &trainer));
         ck_ok(mt_trainer_set_chunks(trainer, chunks.data(), chunks.size()));
-        mt_status status = mt_trainer_step(trainer, &batch, report);
+        mt_status status = mt_trainer_step(trainer, batch->get(), report);
         mt_trainer_free(trainer);
         return status;
     }
@@ -363,8 +344,8 @@ START_TEST(a_fault_changes_nothing) {
     const int frozen = _i / 2, persistent = (_i % 2) ^ frozen;
     Subject subject(backbone, 5, MT_ADAMW);
     if (frozen) subject.freeze(backbone);
-    model_faults::every_allocation_fails({subject.torch, subject.backend, &subject.batch, {3, 2}},
-                                         701, persistent, names[_i]);
+    model_faults::every_allocation_fails(
+        {subject.torch, subject.backend, subject.batch->get(), {3, 2}}, 701, persistent, names[_i]);
 }
 END_TEST
 

@@ -731,6 +731,41 @@ START_TEST(time_of_a_chunk) {
 }
 END_TEST
 
+/* Six steps of 4 chunks, and what the arena did in the last one. */
+std::string planned_steps(int arena, mt_arena_stats *last) {
+    TowersOptions o = larger();
+    mt_torch_options options = options_of(MT_ADAMW);
+    mt_arena_stats before = MT_ARENA_STATS_INIT;
+    options.arena = arena;
+    Subject s(o, options);
+    Pairs pairs(32, o);
+    for (int i = 0; i < 6; i++) {
+        ck_ok(mt_torch_arena(s.torch, &before));
+        run(s, pairs, {8, 8, 8, 8});
+        apply(s);
+    }
+    ck_ok(mt_torch_arena(s.torch, last));
+    last->chunks -= before.chunks;
+    last->served -= before.served;
+    last->missed -= before.missed;
+    return s.hash();
+}
+
+/* The chunks of the first pass lie in planned memory, as those that follow do; the bits are the heap's. */
+START_TEST(first_pass_is_planned) {
+    if (!suite_on_cpu()) return;
+    mt_arena_stats planned = MT_ARENA_STATS_INIT, heap = MT_ARENA_STATS_INIT;
+    std::string hash = planned_steps(MT_ARENA_AUTO, &planned),
+                from_heap = planned_steps(MT_ARENA_NEVER, &heap);
+    ck_assert_uint_eq(planned.plans, 2);
+    ck_assert_uint_eq(planned.chunks, 8);
+    ck_assert_uint_eq(planned.missed, 0);
+    ck_assert_uint_gt(planned.served, 8 * 20);
+    ck_assert_str_eq(from_heap.c_str(), hash.c_str());
+    ck_assert_uint_eq(heap.served, 0);
+}
+END_TEST
+
 struct Steps {
     std::vector<std::vector<size_t>> chunks;
     size_t peak = 0, budget = 0;
@@ -881,6 +916,7 @@ int main() {
     tcase_add_test(evaluations, evaluation_under_faults);
     tcase_add_test(memory, memory_of_a_chunk);
     tcase_add_test(memory, time_of_a_chunk);
+    tcase_add_test(memory, first_pass_is_planned);
     tcase_add_test(memory, chunks_are_chosen);
     tcase_add_loop_test(faults, every_allocation_fails, 0, 4);
     return suite_run(suite);

@@ -13,10 +13,9 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ops/full.h>
-#include <ATen/ops/randint.h>
-
 #include <memtrain/trainer.h>
+
+#include "networks/batches.hpp"
 
 #include "check_shim.hpp"
 
@@ -48,52 +47,19 @@ inline int64_t count(const torch::nn::Module &module) {
     return elements;
 }
 
-/* Two prompts of different lengths, padded. */
 inline at::Tensor tokens_of(int64_t rows, int64_t columns = length) {
-    at::Tensor tokens = at::full({rows, columns}, token_padding, at::kLong);
-    for (int64_t i = 0; i < rows; i++) {
-        const std::string text = i % 2 ? "the cat" : "a dog on the left";
-        int64_t *row = tokens.data_ptr<int64_t>() + i * columns;
-        *row++ = token_begin;
-        for (char c : text) *row++ = c;
-        *row = token_end;
-    }
-    return tokens;
+    return networks::prompts(rows, columns);
 }
 
-/* Pictures with a bright square, its mask, and a prompt. */
+/* Pictures with a bright rectangle, its mask, and a prompt. */
 struct Scenes {
+    memtrain::Tensors tensors;
     at::Tensor pictures, masks, tokens;
-    mt_tensor *handles[3] = {};
-    mt_torch_batch data = MT_TORCH_BATCH_INIT;
-    mt_batch batch = MT_BATCH_INIT;
+    networks::TensorBatch batch;
 
-    explicit Scenes(int64_t rows = samples) {
-        pictures = at::randn({rows, 3, side, side});
-        masks = at::zeros({rows, side, side});
-        for (int64_t i = 0; i < rows; i++)
-            masks[i].narrow(0, 4 * i, 10).narrow(1, 3 * i, 8).fill_(1);
-        pictures += 2 * masks.unsqueeze(1);
-        tokens = tokens_of(rows);
-        handle(0, pictures, MT_FLOAT32);
-        handle(1, masks, MT_FLOAT32);
-        handle(2, tokens, MT_INT64);
-        data.tensors = handles;
-        data.count = 3;
-        batch.data = &data;
-        batch.count = static_cast<size_t>(rows);
-    }
-    ~Scenes() {
-        for (mt_tensor *h : handles) mt_tensor_free(h);
-    }
-    Scenes(const Scenes &) = delete;
-    Scenes &operator=(const Scenes &) = delete;
-
-private:
-    void handle(int i, const at::Tensor &t, mt_dtype type) {
-        ck_ok(mt_tensor_from_memory(t.data_ptr(), type, static_cast<size_t>(t.dim()),
-                                    t.sizes().data(), &handles[i]));
-    }
+    explicit Scenes(int64_t rows = samples)
+        : tensors(networks::prompt_scenes(rows, side, length)), pictures(tensors[0]),
+          masks(tensors[1]), tokens(tensors[2]), batch(tensors) {}
 };
 
 using State = std::map<std::string, std::vector<char>>;
@@ -147,7 +113,7 @@ struct Subject {
         mt_trainer *trainer = nullptr;
         ck_ok(mt_trainer_new(&backend, nullptr, &trainer));
         ck_ok(mt_trainer_set_chunks(trainer, chunks.data(), chunks.size()));
-        mt_status status = mt_trainer_step(trainer, &scenes.batch, nullptr);
+        mt_status status = mt_trainer_step(trainer, scenes.batch.get(), nullptr);
         mt_trainer_free(trainer);
         return status;
     }
