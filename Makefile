@@ -30,6 +30,8 @@ endif
 # ---- what can be set ---------------------------------------------------------------------------
 
 BUILD ?= build
+# Where it is noted which libtorch is used: the same for all variants of a build.
+NOTES ?= build
 ifeq ($(origin CC),default)
 CC := cc
 endif
@@ -51,6 +53,8 @@ WERROR ?= -Werror
 PYTHON ?= python3
 LIBTORCH ?=
 WHEELS ?=
+VERSIONS ?=
+KEEP ?=
 DEVICE ?=
 SUITES ?=
 RUN_FLAGS ?=
@@ -157,17 +161,17 @@ SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torc
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
 NO_TORCH := help clean distclean format check-format data core check-core check-valgrind coverage \
-    bench-core install-core installcheck-core uninstall dist distcheck
+    bench-core install-core installcheck-core uninstall dist distcheck check-versions
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
 CC_ALONE := core install-core installcheck-core
 NO_BUILD := help clean distclean format check-format data uninstall dist distcheck
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
-include build/libtorch.mk
+include $(NOTES)/libtorch.mk
 # Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
 ifeq ($(and $(TORCH_VERSION_FILE),$(wildcard $(TORCH_VERSION_FILE))),)
-build/libtorch.mk: FORCE
+$(NOTES)/libtorch.mk: FORCE
 else ifeq ($(filter setup,$(MAKECMDGOALS))$(MAKE_RESTARTS),setup)
-build/libtorch.mk build/setup.ok: FORCE
+$(NOTES)/libtorch.mk build/setup.ok: FORCE
 endif
 PACKAGES := build/setup.ok
 else ifeq ($(filter-out $(CC_ALONE) $(NO_BUILD),$(MAKECMDGOALS)),)
@@ -183,8 +187,8 @@ stamp = $(Q)mkdir -p $(dir $@) && printf '%s\n' '$(1)' >$@.new && \
     if cmp -s $@.new $@; then rm -f $@.new; else mv -f $@.new $@; fi
 
 # `sudo make install` after `make LIBTORCH=DIR` installs what was built, and looks for no other libtorch.
-BUILT := $(if $(LIBTORCH)$(filter-out install,$(or $(MAKECMDGOALS),all)),,$(wildcard build/libtorch.mk))
-build/setup.key: $(if $(BUILT),,FORCE)
+BUILT := $(if $(LIBTORCH)$(filter-out install,$(or $(MAKECMDGOALS),all)),,$(wildcard $(NOTES)/libtorch.mk))
+$(NOTES)/setup.key: $(if $(BUILT),,FORCE)
 	$(call stamp,$(LIBTORCH) $(PYTHON))
 
 build/setup.ok: setup/system.sh
@@ -196,7 +200,7 @@ build/setup-core.ok: setup/system.sh
 build/setup-cc.ok: setup/system.sh
 	$(Q)$(setup_env) sh setup/system.sh cc $@
 
-build/libtorch.mk: build/setup.key build/setup.ok setup/libtorch.sh setup/fetch.sh \
+$(NOTES)/libtorch.mk: $(NOTES)/setup.key build/setup.ok setup/libtorch.sh setup/fetch.sh \
     $(wildcard setup/libtorch-*.txt) $(wildcard $(TORCH_VERSION_FILE))
 	$(Q)$(setup_env) sh setup/libtorch.sh $@
 
@@ -240,7 +244,7 @@ APPXX_FLAGS = $(CXX_COMMON) $(APP_DIRS) $(TORCH_FLAGS)
 
 # Programs lie beside lib/; a libtorch below build/ is found relative to them, so that the tree can
 # be moved. UP leads from a variant such as build/asan to build/.
-UP := $(if $(filter build/%,$(BUILD)),../)
+UP := $(subst $() ,,$(patsubst %,../,$(wordlist 2,9,$(subst /, ,$(filter build/%,$(BUILD))))))
 INSIDE = $(if $(filter build build/%,$(BUILD)),$(filter $(CURDIR)/build/%,$(TORCH_LIB)))
 ifeq ($(OS),Darwin)
 HERE := @loader_path
@@ -273,7 +277,7 @@ endif
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan
-.PHONY: check-valgrind bench bench-core coverage format check-format symbols clean distclean
+.PHONY: check-valgrind check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
 all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## the libraries and the examples (default)
@@ -282,7 +286,7 @@ core: $(C_LIBS) $(PLAIN) ## the libraries in C, and the example that needs no mo
 
 tests: $(TESTS)
 
-setup: build/libtorch.mk ## look for what is needed, and fetch or install what is not there
+setup: $(NOTES)/libtorch.mk ## look for what is needed, and fetch or install what is not there
 	@:
 
 run: core $(SHIM_SO) $(BUILD)/examples/food101 ## build, then train on the pictures that come with it (RUN_FLAGS)
@@ -294,7 +298,7 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
-    setup/check_man.sh setup/check_abi.sh setup/check_python.sh
+    setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_range.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
@@ -315,6 +319,22 @@ longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LO
 
 check: all tests ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(TESTS))) $(if $(SUITES),,$(STATIC))
+
+# The suites that touch most of libtorch in least time. A whole suite, or a case of one.
+QUICK := check_shim_step check_shim_state check_shim_amp check_shim_errors check_shim_checkpointing \
+    check_shim_arena check_shim_call check_shim_script check_shim_tensor check_shim_dlpack check_shim_sim \
+    check_shim_offload:alone
+QUICK_TESTS := $(addprefix $(BUILD)/tests/,$(QUICK))
+
+check-quick: core $(SHIM_SO) $(foreach test,$(QUICK_TESTS),$(firstword $(subst :, ,$(test)))) ## some of the suites that use libtorch
+	@$(run_tests) $(QUICK_TESTS)
+
+# What differs between versions are headers and what libtorch does: code of ours is not optimised unless
+# flags are given, which halves the time. None of the suites has a model of the examples in it.
+unoptimised = $(if $(filter file,$(origin $(1))),-O0,$($(1)))
+check-versions: ## the core's suites, and check-quick with each supported libtorch (VERSIONS="2.9 2.13", KEEP=1)
+	+@$(setup_env) MAKE='$(MAKE)' VERSIONS='$(VERSIONS)' KEEP='$(KEEP)' QUICK_CFLAGS='$(call unoptimised,CFLAGS)' \
+	    QUICK_CXXFLAGS='$(call unoptimised,CXXFLAGS)' sh setup/check_versions.sh
 
 check-core: core $(TESTS_CORE) ## the suites of the core, without libtorch
 	@$(run_tests) $(call chosen,$(TESTS_CORE))
@@ -395,7 +415,8 @@ distcheck: ## make it twice and compare; build, install and check the core from 
 	+@MAKE='$(MAKE)' sh setup/dist.sh --check
 
 clean: ## remove what was compiled; keep the fetched libtorch
-	$(Q)rm -rf $(addprefix $(BUILD)/,obj lib install examples tests pages) build/asan build/ubsan build/coverage
+	$(Q)rm -rf build/asan build/ubsan build/coverage \
+	    $(foreach build,$(BUILD) $(wildcard build/versions/*),$(addprefix $(build)/,obj lib install examples tests pages))
 
 distclean: ## remove build/ altogether
 	$(Q)rm -rf build

@@ -1,12 +1,15 @@
 #!/bin/sh
-# Fetches libtorch as Python packages and unpacks them: sh setup/fetch.sh DIR
+# Fetches libtorch as Python packages and unpacks them: sh setup/fetch.sh DIR [MINOR]
 #
+# MINOR (2.9) is one of the versions in setup/versions-SYSTEM.txt; without it, it is the one that the
+# library is built with, setup/libtorch-SYSTEM.txt. --list prints all of them, oldest first, each with its
+# full version, the MB to fetch and those on disk.
 # Nothing is installed and nothing of Python is used but pip and zipfile: the packages are archives
-# with headers and libraries in them. setup/libtorch-SYSTEM.txt says which, with their SHA-256.
+# with headers and libraries in them. These files say which, with their SHA-256.
 # Archives that are already there are taken first: from WHEELS=DIR, build/wheels, wheels.
 # DIR appears when it is complete and not before.
 set -eu
-target=$1
+target=$1 minor=${2:-}
 PYTHON=${PYTHON:-python3}
 
 say() { echo "setup: $*"; }
@@ -29,15 +32,40 @@ Linux-aarch64)
     ;;
 Darwin-arm64)
     system=macos-arm64 fetch_mb=80 keep_mb=350
-    platforms=macosx_11_0_arm64
+    platforms="macosx_11_0_arm64 macosx_14_0_arm64"
     ;;
 *) stop "there is no libtorch to fetch for $(uname -s) on $(uname -m)" \
     "set LIBTORCH=DIR to one of your own" ;;
 esac
-lock=setup/libtorch-$system.txt
+lock=setup/libtorch-$system.txt versions=setup/versions-$system.txt
+
+# sizes_of MINOR: FETCH_MB KEEP_MB. Compared as text: as numbers, 2.1 and 2.10 are equal.
+sizes_of() { awk -v minor="$1" '$1 "" == minor && $2 == "size" { print $3, $4 }' "$versions"; }
+
+if [ "$target" = --list ]; then
+    for file in "$lock" "$versions"; do
+        sed -n 's/.*torch==\([0-9]*\.[0-9]*\)\(\.[0-9]*\) .*/\1 \1\2/p' "$file"
+    done | sort -t . -k 2,2n | while read -r number version; do
+        sizes=$(sizes_of "$number")
+        echo "$number $version ${sizes:-$fetch_mb $keep_mb}"
+    done
+    exit 0
+fi
+if [ -n "$minor" ] && ! grep -qF "torch==$minor." "$lock"; then
+    lock=$versions
+    set -- $(sizes_of "$minor")
+    [ $# -eq 2 ] || stop "there is no libtorch $minor in $versions"
+    fetch_mb=$1 keep_mb=$2
+fi
 
 # Lines of the lock: NAME==VERSION --hash=sha256:HASH
-locked() { grep -v '^[[:space:]]*#' "$lock" | grep .; }
+locked() {
+    if [ "$lock" = "$versions" ]; then
+        awk -v minor="$minor" '$1 "" == minor && /--hash=/ { print $2, $3 }' "$lock"
+    else
+        grep -v '^[[:space:]]*#' "$lock" | grep .
+    fi
+}
 
 # stem NAME==VERSION: how file names start, nvidia_cuda_runtime-13.0.96
 stem() { echo "$1" | sed 's/==/ /; s/-/_/g; s/ /-/'; }
@@ -152,8 +180,13 @@ room_mb=$(($(df -Pk build | awk 'NR == 2 { print $4 }') / 1024))
 
 if [ -n "$wanted" ]; then
     find_pip
-    say "no libtorch was found: fetching it from PyPI, about $fetch_mb MB;"
-    say "$target will hold $keep_mb MB (LIBTORCH=DIR uses one that you have)"
+    if [ -n "$minor" ]; then
+        say "fetching libtorch $minor from PyPI, about $fetch_mb MB;"
+        say "$target will hold $keep_mb MB"
+    else
+        say "no libtorch was found: fetching it from PyPI, about $fetch_mb MB;"
+        say "$target will hold $keep_mb MB (LIBTORCH=DIR uses one that you have)"
+    fi
     for platform in $platforms; do
         options="${options:-} --platform $platform"
     done
@@ -176,5 +209,6 @@ printf '%s' "$archives" | while IFS= read -r file; do
     "$PYTHON" -m zipfile -e "$file" "$unpacked"
 done
 rm -rf "$target"
+mkdir -p "$(dirname "$target")"
 mv "$unpacked" "$target"
 is_complete || stop "$target is not complete after unpacking"

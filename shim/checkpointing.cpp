@@ -24,6 +24,7 @@
 
 #include "arguments.hpp"
 #include "autocast.hpp"
+#include "compat.hpp"
 #include "guard.hpp"
 #include "init.hpp"
 #include "offload.hpp"
@@ -146,13 +147,13 @@ public:
     void set_number(size_t number) { number_ = number; }
 
     /* Makes a tensor of the forward pass an output of the node. */
-    void adopt(const std::shared_ptr<Node> &self, at::Tensor &output, const variable_list &inputs) {
+    void adopt(at::Tensor &output, const variable_list &inputs) {
         if (!output.defined())
             fail(MT_EINVAL, "%s: the segment left outputs[%zu] empty", name_of, forms_.size());
         forms_.emplace_back(output);
         output = (shares_memory(output, inputs) ? output.clone() : output).variable_data();
         if (autograd::isDifferentiableType(output.scalar_type()))
-            autograd::set_history(output, self);
+            autograd::set_history(output, getptr());
         else
             add_input_metadata(undefined_input());
     }
@@ -287,8 +288,7 @@ void forward(Segment &&segment, mt_tensor *const *inputs, size_t input_count,
     std::shared_ptr<SegmentMeter> meter = current_meter();
     variable_list in = tensors_of(inputs, input_count);
     if (meter) meter->enter();
-    std::shared_ptr<Recomputation> node(new Recomputation(std::move(segment), in),
-                                        autograd::deleteNode);
+    auto node = compat::new_node<Recomputation>(std::move(segment), in);
     std::vector<uint32_t> versions = versions_of(in);
     {
         c10::NoGradGuard no_graph;
@@ -299,7 +299,7 @@ void forward(Segment &&segment, mt_tensor *const *inputs, size_t input_count,
         fail(MT_EINVAL,
              "%s: the segment changes an input in place, and could not start from it again",
              name_of);
-    for (size_t i = 0; i < output_count; i++) node->adopt(node, outputs[i]->tensor, in);
+    for (size_t i = 0; i < output_count; i++) node->adopt(outputs[i]->tensor, in);
     if (meter) node->set_number(meter->leave());
 }
 

@@ -9,6 +9,8 @@
 #define MEMTRAIN_SHIM_COMPAT_HPP
 
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include <torch/version.h>
 
@@ -22,6 +24,23 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+
+#if TORCH_VERSION_MINOR < 10
+#include <c10/core/DeviceGuard.h>
+#include <dlfcn.h>
+#endif
+#if TORCH_VERSION_MINOR < 13
+#include <memory>
+#else
+#include <c10/util/intrusive_ptr.h>
+#endif
+
+#if TORCH_VERSION_MINOR < 13
+namespace torch::autograd {
+struct Node;
+TORCH_API void deleteNode(Node *node);
+} // namespace torch::autograd
+#endif
 
 /* Exported by libtorch_cpu; its header wants more of the C shim than is needed here. */
 extern "C" uint64_t aoti_torch_abi_version();
@@ -42,6 +61,36 @@ inline c10::DeviceAllocator *device_allocator(c10::DeviceType type) {
 
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 
+/*
+ * The base class of the simulated card's allocator, and a card's free and total bytes. Allocators tell
+ * these since 2.10. In 2.9 CUDA's runtime is asked, which is loaded where CUDA's allocator is.
+ */
+#if TORCH_VERSION_MINOR >= 10
+using DeviceAllocator = c10::DeviceAllocator;
+
+inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
+                                             c10::DeviceIndex index) {
+    return allocator.getMemoryInfo(index);
+}
+#else
+class DeviceAllocator : public c10::DeviceAllocator {
+public:
+    virtual std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) = 0;
+};
+
+inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
+                                             c10::DeviceIndex index) {
+    if (auto *card = dynamic_cast<DeviceAllocator *>(&allocator)) return card->getMemoryInfo(index);
+    using Query = int (*)(size_t *, size_t *);
+    auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "cudaMemGetInfo"));
+    c10::DeviceGuard on(c10::Device(c10::kCUDA, index));
+    size_t free_bytes = 0, total_bytes = 0;
+    TORCH_CHECK(query && query(&free_bytes, &total_bytes) == 0,
+                "CUDA does not tell how much memory is free");
+    return {free_bytes, total_bytes};
+}
+#endif
+
 inline void set_allocator_settings(const std::string &settings) {
     c10::CachingAllocator::setAllocatorSettings(settings);
 }
@@ -60,6 +109,21 @@ inline double collection_threshold() {
  * since; the override in watch.hpp fails to compile should they change again.
  */
 using ReporterBase = c10::MemoryReportingInfoBase;
+
+/*
+ * A node of autograd's graph. Until 2.12 a shared pointer with a deleter that keeps long graphs from
+ * recursing, from 2.13 on an intrusive one whose base class sees to that.
+ */
+#if TORCH_VERSION_MINOR < 13
+template <class Node, class... Arguments> std::shared_ptr<Node> new_node(Arguments &&...arguments) {
+    return {new Node(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode};
+}
+#else
+template <class Node, class... Arguments>
+c10::intrusive_ptr<Node> new_node(Arguments &&...arguments) {
+    return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
+}
+#endif
 
 } // namespace memtrain::shim::compat
 #endif

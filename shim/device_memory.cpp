@@ -142,7 +142,7 @@ mt_memory cuda_memory(const Device &device) {
     memory.reserved_bytes = static_cast<size_t>(stats.reserved_bytes[0].current);
     memory.peak_bytes =
         std::max(static_cast<size_t>(stats.allocated_bytes[0].peak), kept(device).peak.load());
-    memory.free_bytes = allocator.getMemoryInfo(device.index()).first;
+    memory.free_bytes = compat::memory_info(allocator, device.index()).first;
     memory.alloc_retries = static_cast<uint64_t>(stats.num_alloc_retries);
     memory.budget_bytes = kept(device).budget;
     if (!memory.budget_bytes)
@@ -177,7 +177,7 @@ void set_cuda_budget(const Device &device, size_t bytes) {
         if (bytes) mt_log(MT_LOG_INFO, "CUDA is in use: its allocator keeps the limit that it has");
         return;
     }
-    double total = static_cast<double>(allocator.getMemoryInfo(device.index()).second);
+    double total = static_cast<double>(compat::memory_info(allocator, device.index()).second);
     double fraction = bytes ? std::min(static_cast<double>(bytes) / total, 1.0) : 1.0;
     if (device.card)
         device.card->set_ratio(fraction);

@@ -16,7 +16,7 @@ namespace sim {
 namespace {
 
 /* What libtorch_cuda's allocator tells and does, as far as device_memory.cpp asks. */
-class CudaAllocator final : public c10::DeviceAllocator {
+class CudaAllocator final : public compat::DeviceAllocator {
 public:
     explicit CudaAllocator(Card &card) : card_(card) {}
     bool initialized() override { return card_.started(); }

@@ -101,6 +101,11 @@ START_TEST(dlpack_read_only) {
 }
 END_TEST
 
+/* Constant in the dlpack.h of libtorch 2.9; what is pointed to here is not. */
+int64_t *changeable(const int64_t *numbers) {
+    return const_cast<int64_t *>(numbers);
+}
+
 const struct {
     void (*change)(DLTensor &);
     mt_status status;
@@ -110,8 +115,9 @@ const struct {
     {[](DLTensor &t) { t.ndim = -1; }, MT_EINVAL, "ndim is -1; accepted: 0 to 64"},
     {[](DLTensor &t) { t.ndim = 65; }, MT_EINVAL, "dims is 65; accepted: at most 64"},
     {[](DLTensor &t) { t.shape = nullptr; }, MT_EINVAL, "shape is NULL"},
-    {[](DLTensor &t) { t.shape[0] = -2; }, MT_EINVAL, "shape[0] is -2; accepted: at least 0"},
-    {[](DLTensor &t) { t.strides[0] = -3; }, MT_EINVAL,
+    {[](DLTensor &t) { changeable(t.shape)[0] = -2; }, MT_EINVAL,
+     "shape[0] is -2; accepted: at least 0"},
+    {[](DLTensor &t) { changeable(t.strides)[0] = -3; }, MT_EINVAL,
      "strides[0] is -3; accepted: at least 0, libtorch cannot step backwards: copy the values "
      "first"},
     {[](DLTensor &t) { t.dtype.lanes = 4; }, MT_ENOTSUP,
