@@ -100,6 +100,7 @@ START_TEST(explaining_what_cannot_fit_exits_3) {
     ck_contains(cli_out, "gradients                        42.7 MiB");
     for (int i = 0; i < LENGTH(tight[_i].has); i++) ck_contains(cli_out, tight[_i].has[i]);
     ck_contains(cli_err, "--budget SIZE");
+    if (tight[_i].flags[2]) ck_contains(cli_err, "--checkpointing auto"); /* it was turned off */
 }
 END_TEST
 

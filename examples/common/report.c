@@ -135,6 +135,20 @@ static void print_devices(const ex_flags *flags, const ex_device *device, int ha
     fprintf(stderr, "  --device cpu         the host's memory: slower\n");
 }
 
+/* Savers that are turned off, or not asked for. */
+static void print_savers(const ex_flags *flags) {
+    if (flags->checkpointing == EX_CHECKPOINTING_OFF)
+        fprintf(stderr, "  --checkpointing auto activations are computed again where a chunk does "
+                        "not fit else\n");
+    if (flags->offload == MT_OFFLOAD_NEVER)
+        fprintf(
+            stderr,
+            "  --offload auto       activations wait elsewhere where a chunk does not fit else\n");
+    if (flags->amp <= 0 && !(flags->fallback & MT_RUNG_BIT(MT_RUNG_AMP)))
+        fprintf(stderr, "  --fallback amp       half precision where nothing else fits: other "
+                        "roundings\n");
+}
+
 /* The same remedies by the names that they have on the command line, as far as they are left. */
 static void print_remedies(const ex_flags *flags, const ex_device *device, int has_state) {
     fprintf(stderr, "Flags that help:\n");
@@ -155,6 +169,7 @@ static void print_remedies(const ex_flags *flags, const ex_device *device, int h
     if (flags->optimizer != MT_SGD)
         fprintf(stderr, "  --optimizer sgd      one number of state for a parameter instead of "
                         "two; none with --momentum 0\n");
+    if (has_state) print_savers(flags);
     print_workers(device);
     print_devices(flags, device, has_state);
 }
