@@ -10,6 +10,7 @@
 #   examples/*.cpp              -> build/examples/NAME              (libtorch, plain/digits.c)
 #   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
 #   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
+#   tests/fuzz_trainer.c        -> build/tests/fuzz_trainer         (core only, no libtorch)
 #   tests/bench/*.c             -> build/tests/bench/NAME          (core only, no libtorch)
 #   tests/bench/*.cpp           -> build/tests/bench/NAME
 # Works with GNU make 3.81 (macOS) and later. Variables are described in docs/building.md.
@@ -57,6 +58,7 @@ VERSIONS ?=
 KEEP ?=
 DEVICE ?=
 SUITES ?=
+FUZZ_SEEDS ?= 1 3000
 RUN_FLAGS ?=
 SANITIZE ?=
 COVERAGE ?=
@@ -106,6 +108,7 @@ HELPER_SRC := $(sort $(wildcard tests/common/*.c))
 TEST_EX_SRC := $(sort $(wildcard tests/check_ex_*.c))
 TEST_CORE_SRC := $(filter-out $(TEST_EX_SRC),$(sort $(wildcard tests/check_*.c)))
 TEST_TORCH_SRC := $(sort $(wildcard tests/check_*.cpp))
+FUZZ_SRC := $(wildcard tests/fuzz_*.c)
 BENCH_SRC := $(sort $(wildcard tests/bench/*.c tests/bench/*.cpp))
 
 OBJ := $(BUILD)/obj
@@ -120,7 +123,7 @@ DIGITS_OBJ := $(call objects,examples/plain/digits.c)
 HELPER_OBJ := $(call objects,$(HELPER_SRC))
 # A suite finds the program that it runs as the examples find what lies beside them.
 HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/common/reexec.c)
-APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) \
+APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(FUZZ_SRC) \
     $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
 APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(LOOP_SRC)) $(MODEL_OBJ)
 
@@ -136,6 +139,7 @@ TESTS_CORE := $(call programs,$(TEST_CORE_SRC))
 TESTS_EX := $(call programs,$(TEST_EX_SRC))
 TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
 TESTS := $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
+FUZZ := $(call programs,$(FUZZ_SRC))
 BENCHES := $(call programs,$(BENCH_SRC))
 BENCHES_CORE := $(call programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
@@ -160,8 +164,8 @@ SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torc
 # ---- libtorch and the system's packages --------------------------------------------------------
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
-NO_TORCH := help clean distclean format check-format data core check-core check-valgrind coverage \
-    bench-core install-core installcheck-core uninstall dist distcheck check-versions
+NO_TORCH := help clean distclean format check-format data core check-core check-fuzz fuzz check-valgrind \
+    coverage bench-core install-core installcheck-core uninstall dist distcheck check-versions
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
 CC_ALONE := core install-core installcheck-core
 NO_BUILD := help clean distclean format check-format data uninstall dist distcheck
@@ -277,7 +281,7 @@ endif
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan
-.PHONY: check-valgrind check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
+.PHONY: check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
 all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## the libraries and the examples (default)
@@ -364,6 +368,13 @@ check-ubsan: ## all suites under the undefined-behaviour sanitizer, in build/ubs
 	+@UBSAN_OPTIONS=print_stacktrace=1 \
 	    $(MAKE) --no-print-directory BUILD=build/ubsan SANITIZE=undefined check-torch
 
+# FUZZ_SEEDS="FROM COUNT": seeds from one on, and how many.
+fuzz: $(FUZZ) ## random backends that refuse memory and then do not (FUZZ_SEEDS="1 3000": from, count)
+	@$(FUZZ) $(FUZZ_SEEDS)
+
+check-fuzz: ## the same under the sanitizers of addresses and undefined behaviour, in build/fuzz
+	+@$(MAKE) --no-print-directory BUILD=build/fuzz SANITIZE=address,undefined FUZZ_SEEDS='$(FUZZ_SEEDS)' fuzz
+
 VALGRIND := valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible
 check-valgrind: core $(TESTS_CORE) ## the suites of the core under valgrind
 	@CK_TIMEOUT_MULTIPLIER=20 WRAP='$(VALGRIND)' $(run_tests) $(call chosen,$(TESTS_CORE))
@@ -415,7 +426,7 @@ distcheck: ## make it twice and compare; build, install and check the core from 
 	+@MAKE='$(MAKE)' sh setup/dist.sh --check
 
 clean: ## remove what was compiled; keep the fetched libtorch
-	$(Q)rm -rf build/asan build/ubsan build/coverage \
+	$(Q)rm -rf build/asan build/ubsan build/coverage build/fuzz \
 	    $(foreach build,$(BUILD) $(wildcard build/versions/*),$(addprefix $(build)/,obj lib install examples tests pages))
 
 distclean: ## remove build/ altogether
@@ -472,7 +483,7 @@ $(SHIM_OBJ): $(OBJ)/%.o: % $(OBJ)/shim.flags | $(PACKAGES)
 	$(Q)$(CXX) $(SHIM_FLAGS) $(CRYPTO_CFLAGS) $(DEPEND) -c -o $@ $<
 
 # Tests of the core see its internal headers; the examples see the public ones only.
-$(call objects,$(TEST_CORE_SRC) $(filter %.c,$(BENCH_SRC)) $(HELPER_SRC)): INTERNAL := -Ilibmemtrain
+$(call objects,$(TEST_CORE_SRC) $(FUZZ_SRC) $(filter %.c,$(BENCH_SRC)) $(HELPER_SRC)): INTERNAL := -Ilibmemtrain
 $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ilibmemtrain -Ishim
 
 # Snippets of the pages, for the suites that include them; each file is written only when it changes.
@@ -567,7 +578,7 @@ $(CALLS): $(BUILD)/%: $(OBJ)/%.c.o $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(MEMORY
 	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(COMMON_A) $(LAZY) \
 	    $(LIBS_LINK) -lm -lpthread
 
-$(TESTS_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(MEMORY_A) $(CORE_A)
+$(TESTS_CORE) $(FUZZ): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(MEMORY_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(JSON_LIBS) -lm -lpthread
