@@ -119,13 +119,29 @@ static int helps(const mt_policy *p, unsigned rung, mt_mode mode) {
     return mode == MT_TRAIN || !(backward & MT_RUNG_BIT(rung));
 }
 
-/* The next rung to take; MT_RUNGS: none is left. A batch may be made smaller again and again. */
+/* Those that can still be taken: a batch may be made smaller again and again, but not on the CPU. */
+static unsigned open_rungs(const mt_policy *p) {
+    const unsigned shorter = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    int is_whole = (p->rungs & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
+    return is_whole ? allowed(p) & ~p->rungs & ~shorter : allowed(p) & (~p->rungs | shorter);
+}
+
+static unsigned rung_from(const mt_policy *p, unsigned rung, mt_mode mode) {
+    unsigned open = open_rungs(p);
+    while (rung < MT_RUNGS && !((open & MT_RUNG_BIT(rung)) && helps(p, rung, mode))) rung++;
+    return rung;
+}
+
+/*
+ * The next rung to take; MT_RUNGS: none is left. After the highest come those that were passed over: they were
+ * no help to an evaluation, or to a batch that could not be made smaller.
+ */
 static unsigned next_rung(const mt_policy *p, mt_mode mode) {
     unsigned rung = MT_RUNGS;
     while (rung > 0 && !(p->rungs & MT_RUNG_BIT(rung - 1))) rung--;
     if (rung == MT_RUNG_SMALLER_BATCH + 1) rung--;
-    while (rung < MT_RUNGS && !((allowed(p) & MT_RUNG_BIT(rung)) && helps(p, rung, mode))) rung++;
-    return rung;
+    rung = rung_from(p, rung, mode);
+    return rung < MT_RUNGS ? rung : rung_from(p, 0, mode);
 }
 
 int mt__ladder_climb(mt_policy *p, mt_mode mode) {

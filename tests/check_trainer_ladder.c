@@ -384,6 +384,23 @@ START_TEST(smallest_chunk) {
 }
 END_TEST
 
+/* A batch that cannot be made smaller has passed a rung over, which the next one needs. */
+START_TEST(passed_over) {
+    fake_options options = with_rungs(BIT(MINIMAL), budget_with(BIT(MINIMAL), 12));
+    mt_policy_options policy = allowing(BIT(SMALLER_BATCH) | BIT(MINIMAL));
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    options.min_micro_batch = 8;
+    trainer = trainer_with(&options, &policy);
+    ck_assert_uint_eq(step(trainer, 8, 1).rungs, BIT(MINIMAL));
+    report = some(trainer, 15, 2);
+    ck_assert_uint_eq(report.rungs, BIT(SMALLER_BATCH) | BIT(MINIMAL));
+    ck_assert_uint_eq(report.samples, 12);
+    done(trainer);
+}
+END_TEST
+
 /* There is room again: one cut less at a time, and at last the whole batch at the full rate. */
 START_TEST(grows_back) {
     fake_options options = whole(16);
@@ -851,6 +868,7 @@ static Suite *suite_trainer_ladder(void) {
     tcase_add_loop_test(smaller, shortened_step, 0, 3);
     tcase_add_test(smaller, not_where_it_can_be_cut);
     tcase_add_test(smaller, smallest_chunk);
+    tcase_add_test(smaller, passed_over);
     tcase_add_test(smaller, grows_back);
     tcase_add_test(smaller, no_set_rate);
     tcase_add_loop_test(smaller, far_too_large, 0, 5);
