@@ -88,19 +88,21 @@ static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
     }
 }
 
-/* What measured peaks and failures add to a prediction. */
-static size_t correction(const mt__evidence *e) {
-    return mt__add(e->residual, e->missing);
+/* What measured peaks and failures add to a prediction: what has gone through lacks nothing. */
+static size_t correction(const mt__evidence *e, size_t samples) {
+    int has_run = samples <= e->largest_ran, has_failed = samples >= e->failed_chunk;
+    return has_run && !has_failed ? e->residual : mt__add(e->residual, e->missing);
 }
 
 size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
     if (mt__curve_is_recorded(c, keep))
-        return mt__add(recorded_peak(c, keep, samples), correction(e));
+        return mt__add(recorded_peak(c, keep, samples), correction(e, samples));
     if (!e->bound_samples) return 0;
-    if (samples <= e->bound_samples) return mt__add(e->bound_peak, correction(e));
+    if (samples <= e->bound_samples) return mt__add(e->bound_peak, correction(e, samples));
     double proportional = (double)e->bound_peak * (double)samples / (double)e->bound_samples;
-    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, correction(e));
+    size_t more = correction(e, samples);
+    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, more);
 }
 
 size_t mt__smaller(size_t chunk) {
@@ -125,7 +127,7 @@ static size_t proportional(size_t room, size_t peak, size_t samples) {
 
 size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
-    size_t left = room - mt__min(room, correction(e));
+    size_t left = room - mt__min(room, correction(e, SIZE_MAX));
     size_t m = SIZE_MAX;
     if (mt__curve_is_recorded(c, keep))
         m = left ? recorded_largest(c, keep, left) : 0;
@@ -134,7 +136,8 @@ size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     else if (e->bound_samples)
         m = proportional(left, e->bound_peak, e->bound_samples);
     if (e->failed_chunk && room <= e->failed_room) m = mt__min(m, next_below(c, keep));
-    return m;
+    int is_proven = room >= e->proven_room && !mt__curve_has_failed(c, keep, e->largest_ran, room);
+    return is_proven ? mt__max(m, e->largest_ran) : m;
 }
 
 /* Of what so few samples need most may be what any number does. */
@@ -296,12 +299,20 @@ void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
     c->filling = 0;
     c->has_run = 1;
     if (e->tried && samples >= e->tried) e->tried = e->patience = 0;
-    e->largest_ran = mt__max(e->largest_ran, samples);
     if (!peak) return;
     if (mt__curve_is_recorded(c, keep)) correct(c, keep, samples, peak);
     /* What a chunk needs with gradients apart it needs at most with them in place. */
     for (int way = 0; way <= keep; way++)
         if (!mt__curve_is_recorded(c, way)) raise_bound(&c->evidence[way], samples, peak);
+}
+
+/* What went through with gradients apart does so with them in place. */
+void mt__curve_prove(mt__curve *c, int keep, size_t samples, size_t room) {
+    for (mt__evidence *e = c->evidence; e <= c->evidence + keep; e++) {
+        int is_larger = samples > e->largest_ran, is_same = samples == e->largest_ran;
+        if (is_larger || (is_same && room < e->proven_room)) e->proven_room = room;
+        e->largest_ran = mt__max(e->largest_ran, samples);
+    }
 }
 
 /* ---- failures ---------------------------------------------------------------------------------- */

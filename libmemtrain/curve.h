@@ -44,6 +44,7 @@ typedef struct mt__evidence {
     size_t bound_peak, bound_samples; /* measured peak of the largest chunk */
     size_t residual;                  /* bytes by which a measured peak was above the prediction */
     size_t largest_ran;
+    size_t proven_room; /* the least room in which that chunk went through */
     /* of a chunk that did not fit; 0: none is remembered */
     size_t failed_chunk;
     size_t failed_room; /* the room that was there for it */
@@ -100,6 +101,9 @@ mt_recording *mt__curve_record(mt__curve *curve, size_t samples);
 
 /* A chunk went through and peaked so many bytes above its start (0: not known). */
 void mt__curve_learn(mt__curve *curve, int keep, size_t samples, size_t peak);
+
+/* That chunk had so much room: it is taken to fit into as much, but while it is remembered to have failed. */
+void mt__curve_prove(mt__curve *curve, int keep, size_t samples, size_t room);
 
 /*
  * In this step a chunk did not fit into room (SIZE_MAX: of a size not known): the prediction will say so,

@@ -323,6 +323,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     mt_policy *p = policy;
     if (!p->replanning && !p->same_step) begin_step(p, mode, samples, memory);
     p->begun = 0;
+    p->budget = memory->budget_bytes;
     mt_status status = plan_here(p, mode, samples, memory, out);
     /* Also what is known beforehand not to fit is a reason to climb. */
     while (status == MT_EDEVMEM && mt__ladder_climb(p, mode)) {
@@ -352,6 +353,7 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     mt__curve *c = mt__policy_current(policy, mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
     policy->begun = 1;
+    policy->budget = memory->budget_bytes;
     size_t ran = mt_plan_chunks(plan), largest_ran = largest_chunk(plan);
     mt_status status =
         plan->groups ? plan_rest(policy, mode, memory, plan) : cut(policy, mode, c, memory, plan);

@@ -217,6 +217,11 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
     return policy->options.micro_batch ? NULL : mt__curve_record(c, samples);
 }
 
+/* Beside so many bytes in use, in the budget of the plan. */
+static size_t room_from(const mt_policy *p, size_t allocated) {
+    return p->budget ? p->budget - mt__min(p->budget, allocated) : SIZE_MAX;
+}
+
 mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
                             size_t allocated_before, const mt_chunk_result *result) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_observe");
@@ -226,7 +231,9 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     mt__curve *c = mt__policy_current(policy, mode);
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
     size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
-    mt__curve_learn(c, mt__policy_apart(policy, mode), samples, peak);
+    int apart = mt__policy_apart(policy, mode);
+    mt__curve_learn(c, apart, samples, peak);
+    mt__curve_prove(c, apart, samples, room_from(policy, allocated_before));
     if (mt__policy_apart(policy, mode)) policy->has_moved_on = 1;
     if (!(result->seconds > 0) || !isfinite(result->seconds)) return MT_OK;
     policy->seconds += result->seconds;

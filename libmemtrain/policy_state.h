@@ -47,6 +47,7 @@ struct mt_policy {
     int begun;            /* the plan that is extended is that of a step that has begun */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
+    size_t budget;        /* that the last plan was made for; 0: none */
     unsigned excused; /* OOMs of this step that are no retries: before a rung or a chunk that stays,
                           or of more clears */
     uint64_t steps;   /* planned so far, of either mode */

@@ -361,6 +361,29 @@ START_TEST(empty_recording) {
 }
 END_TEST
 
+/* Failures of larger chunks are no reason to go below one that went through, in as much room. */
+START_TEST(what_went_through_fits) {
+    mt__curve *curve = curve_new();
+
+    mt__curve_learn(curve, 1, 16, 160);
+    mt__curve_prove(curve, 1, 16, 210);
+    mt__curve_prove(curve, 0, 16, 200);
+    mt__curve_prove(curve, 0, 16, 220);
+    mt__curve_prove(curve, 0, 2, 100);
+    mt__curve_fail(curve, 0, 17, 200, 1);
+    mt__curve_fail(curve, 0, 17, 230, 1);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, 200), 16);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 16), 160);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, 199), 0);
+    ck_assert_uint_eq(curve->evidence[1].proven_room, 210);
+    mt__curve_fail(curve, 0, 16, 200, 1); /* until that is forgotten */
+    ck_assert_uint_lt(mt__curve_largest(curve, 0, 200), 16);
+    mt__curve_forget(curve, 1000);
+    ck_assert_uint_ge(mt__curve_largest(curve, 0, 200), 16);
+    mt__curve_free(curve);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("curve");
     TCase *both = suite_case(suite, "both peaks"), *ranges = suite_case(suite, "ranges");
@@ -378,6 +401,7 @@ int main(void) {
     tcase_add_test(ranges, endless_room_by_a_bound);
     tcase_add_test(ranges, the_bound_is_the_highest);
     tcase_add_test(ranges, a_model_that_falls_to_nothing);
+    tcase_add_test(ranges, what_went_through_fits);
     tcase_add_test(useless, without_host_memory);
     tcase_add_test(useless, empty_recording);
     return suite_run(suite);
