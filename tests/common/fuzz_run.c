@@ -459,5 +459,5 @@ void fuzz_runs(uint64_t from, uint64_t count, fuzz_totals *totals) {
 }
 
 size_t fuzz_scars_allowed(size_t runs) {
-    return 1 + runs / 100;
+    return 1 + runs / 200;
 }

@@ -26,6 +26,11 @@ typedef struct fuzz_totals {
 /* Runs of so many seeds from one on are added to the totals; what failed and scars are printed. */
 void fuzz_runs(uint64_t from, uint64_t count, fuzz_totals *totals);
 
+/*
+ * There are some, about 1 in 500 runs: what failed in vain is tried again ever more rarely, so after enough
+ * trouble the next try is later than peace lasts; and among sizes that take about as long, another one may be
+ * where the trainer stays.
+ */
 size_t fuzz_scars_allowed(size_t runs);
 
 #endif
