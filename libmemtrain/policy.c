@@ -233,8 +233,10 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
     int apart = mt__policy_apart(policy, mode);
     mt__curve_learn(c, apart, samples, peak);
-    mt__curve_prove(c, apart, samples, room_from(policy, allocated_before));
-    if (mt__policy_apart(policy, mode)) policy->has_moved_on = 1;
+    /* Where a budget is watched and not enforced, chunks go through above it. */
+    if (!policy->budget || result->peak_bytes <= policy->budget)
+        mt__curve_prove(c, apart, samples, room_from(policy, allocated_before));
+    if (apart) policy->has_moved_on = 1;
     if (!(result->seconds > 0) || !isfinite(result->seconds)) return MT_OK;
     policy->seconds += result->seconds;
     if (!policy->options.deterministic) mt__timings_note(&c->timings, samples, result->seconds);

@@ -301,6 +301,21 @@ START_TEST(higher_peak_of_the_same_size) {
 }
 END_TEST
 
+/* Where a budget is watched alone a chunk may go through above it: that is no sign that it fits. */
+START_TEST(above_the_budget_is_no_proof) {
+    mt_policy *policy = policy_new((mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    mt_memory memory = {.size = sizeof(memory), .budget_bytes = 1000};
+    mt_chunk_result result = {.size = sizeof(result), .peak_bytes = _i == 0 ? 1200 : 1000};
+    mt_plan plan;
+
+    ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &memory, &plan));
+    ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
+    ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &memory, &plan));
+    ck_assert_int_eq(mt_plan_chunk(&plan, 0) == 8, _i);
+    mt_policy_free(policy);
+}
+END_TEST
+
 /* More sizes than are kept: those that ran least are forgotten, but the largest, from which sizes grow. */
 START_TEST(times_are_full) {
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
@@ -586,6 +601,7 @@ static Suite *suite_policy_edges(void) {
     tcase_add_loop_test(host, shape_without_host_memory, 0, 5);
     tcase_add_test(sizes, endless_samples);
     tcase_add_test(sizes, higher_peak_of_the_same_size);
+    tcase_add_loop_test(sizes, above_the_budget_is_no_proof, 0, 2);
     tcase_add_test(sizes, times_are_full);
     tcase_add_test(sizes, times_of_nothing);
     tcase_add_test(fit, failed_though_it_should_fit);
