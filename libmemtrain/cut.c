@@ -159,14 +159,14 @@ static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *m
  */
 static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
                       const mt_memory *memory) {
-    size_t n = plan->samples, top = largest_allowed(p, n);
+    size_t n = plan->samples, top = largest_allowed(p, n); /* below what has failed in this step */
     mt_memory without = *memory;
     without.allocated_bytes = allocated_alone(p, memory);
     size_t room = memory->budget_bytes ? mt__room(&without) : SIZE_MAX;
     if (!p->info.holds_gradients || !p->info.keeps_chunks || c->kind.mode != MT_TRAIN) return 0;
     if (p->options.keep_chunks == MT_KEEP_NEVER || !mt__curve_is_recorded(c, 1)) return 0;
     /* What is left of a step that has begun has the gradients before it to add to. */
-    if (p->begun || n != p->samples || n > top || p->step_failed) return 0;
+    if (p->begun || n != p->samples || n > top) return 0;
     return mt__curve_predict(c, 1, n) <= room && !mt__curve_has_failed(c, 1, n, room);
 }
 

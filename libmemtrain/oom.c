@@ -97,7 +97,7 @@ static void begin_trouble(mt_policy *p, const mt_oom *oom) {
     p->has_moved_on = 0;
     p->unexplained = 0;
     p->cleared = p->clears_here = 0;
-    p->excused = oom->attempt > 0 ? oom->attempt - 1 : 0;
+    p->excused = (unsigned)(oom->attempt - mt__min(oom->attempt, 1));
 }
 
 mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {

@@ -215,6 +215,22 @@ START_TEST(one_recording_rules_nothing_out) {
 }
 END_TEST
 
+/* Nor do recordings that are not of the same kernels: what one of them alone has is a margin. */
+START_TEST(recordings_that_disagree_rule_nothing_out) {
+    mt__curve *curve = curve_new();
+    mt_recording *recording = mt__curve_record(curve, 2);
+
+    fill(recording, 2, 0, 1);
+    mt_recording_event(recording, (void *)0x900, 70);
+    mt_recording_event(recording, (void *)0x900, -1);
+    mt__curve_learn(curve, 0, 2, 0);
+    (void)run(curve, 4, 0, 1);
+    ck_assert_uint_gt(mt_memory_model_margin(curve->range[0].model[0]), 0);
+    ck_assert(!mt__curve_rules_out(curve, 8, 1));
+    mt__curve_free(curve);
+}
+END_TEST
+
 /* Rooms without an end, where values would saturate: an answer, and at once. */
 START_TEST(endless_room) {
     static const size_t rooms[] = {SIZE_MAX, SIZE_MAX - 99, SIZE_MAX / 2, INT64_MAX / 2};
@@ -395,6 +411,7 @@ int main(void) {
     tcase_add_test(ranges, largest_agrees_with_predict);
     tcase_add_test(ranges, ranges_are_full);
     tcase_add_test(ranges, one_recording_rules_nothing_out);
+    tcase_add_test(ranges, recordings_that_disagree_rule_nothing_out);
     tcase_add_test(ranges, endless_room);
     tcase_add_test(ranges, corrections_fade);
     tcase_add_test(ranges, a_range_comes_down_below_another);

@@ -634,6 +634,23 @@ START_TEST(shapes_are_apart) {
 }
 END_TEST
 
+/* A rung that was taken for one shape is tried without for another, of which nothing is known without it. */
+START_TEST(a_rung_is_left_for_another_shape) {
+    device dev = learnt(BIT(CHECKPOINTING), need(40));
+
+    dev.budget = for_one_rung();
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "c");
+    dev.budget = need(40);
+    ck_ok(mt_policy_select(dev.policy, 7));
+    for (int batch = 0; batch < 60; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "c");
+    for (int batch = 0; batch < 10; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* 32 kinds are known at once; the one that was not used for the longest time makes room. */
 START_TEST(old_shapes_are_forgotten) {
     enum { KINDS = 32 };
@@ -736,6 +753,7 @@ static Suite *suite_ladder(void) {
     tcase_add_test(cpu, cpu_and_back);
     tcase_add_test(cpu, cpu_again);
     tcase_add_test(shapes, shapes_are_apart);
+    tcase_add_test(shapes, a_rung_is_left_for_another_shape);
     tcase_add_test(shapes, old_shapes_are_forgotten);
     tcase_add_test(arguments, words);
     tcase_add_loop_test(arguments, options_are_checked, 0, LENGTH(bad_options));

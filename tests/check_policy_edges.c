@@ -9,6 +9,8 @@
 #include "policy_device.h"
 #include "suite.h"
 
+#include <math.h>
+
 #define BIT(rung) MT_RUNG_BIT(MT_RUNG_##rung)
 
 /* ---- arguments ------------------------------------------------------------------------------ */
@@ -124,6 +126,10 @@ START_TEST(extend_is_checked) {
     ck_status(mt_policy_extend(dev.policy, (mt_mode)2, &memory, &plan), MT_EINVAL);
     ck_status(mt_policy_extend(dev.policy, MT_TRAIN, NULL, &plan), MT_EINVAL);
     ck_status(mt_policy_extend(dev.policy, MT_TRAIN, &memory, NULL), MT_EINVAL);
+    plan.groups = MT_PLAN_GROUPS + 1;
+    ck_status(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &plan), MT_EINVAL);
+    ck_contains(mt_last_error(), "plan->groups is 9; at most 8");
+    plan.groups = 1;
     ck_status(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &plan), MT_EINVAL);
     ck_contains(mt_last_error(), "covers its 8 samples already");
     mt_policy_free(dev.policy);
@@ -297,6 +303,20 @@ START_TEST(higher_peak_of_the_same_size) {
         ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
     }
     ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, 8), 1200);
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* A time without an end is none. */
+START_TEST(endless_time_is_none) {
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+    mt_chunk_result result = {.size = sizeof(result), .seconds = INFINITY};
+
+    ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0);
+    result.seconds = 2;
+    ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 2);
     mt_policy_free(policy);
 }
 END_TEST
@@ -601,6 +621,7 @@ static Suite *suite_policy_edges(void) {
     tcase_add_loop_test(host, shape_without_host_memory, 0, 5);
     tcase_add_test(sizes, endless_samples);
     tcase_add_test(sizes, higher_peak_of_the_same_size);
+    tcase_add_test(sizes, endless_time_is_none);
     tcase_add_loop_test(sizes, above_the_budget_is_no_proof, 0, 2);
     tcase_add_test(sizes, times_are_full);
     tcase_add_test(sizes, times_of_nothing);
