@@ -8,7 +8,7 @@
  * (recordings included; the optimisers share its faults among them), for steps with segments that are
  * computed again, with saved tensors that wait elsewhere, and for evaluation. ResNet-18 is narrow but in a plain
  * step of given chunks with SGD. `make check` runs all transient faults of ResNet-18 with SGD and given chunks,
- * every 29th that lasts there, and every 97th of the others, 194th with savers; MT_TEST_SLOW=1
+ * every 29th that lasts there, and every 149th of the others, 298th with savers; MT_TEST_SLOW=1
  * (make check-oom) all of them.
  */
 #include <cstdlib>
@@ -38,7 +38,7 @@ const struct {
     mt_optimizer optimizer;
 } optimizers[] = {{"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}};
 
-enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 97 };
+enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 149 };
 enum { SETTINGS = OPTIMIZERS * networks::count };
 /* Of lasting faults of ResNet-18 with SGD and given chunks, whose transient ones are all run. */
 enum { LASTING_STRIDE = 29 };
