@@ -63,8 +63,8 @@ static void drop_one(mt__timings *t) {
 
 void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     mt__timing *e = timings->entry;
-    size_t i = position(timings, samples);
     if (!(seconds > 0) || samples == 0) return;
+    size_t i = position(timings, samples);
     if (i < timings->count && e[i].samples == samples) {
         if (e[i].runs == 1) note_set_up(timings, e[i].seconds, seconds);
         note_again(&e[i], seconds);
@@ -72,8 +72,10 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
         note_rate(timings);
         return;
     }
-    if (timings->count == MT__TIMINGS) drop_one(timings);
-    i = position(timings, samples);
+    if (timings->count == MT__TIMINGS) {
+        drop_one(timings);
+        i = position(timings, samples);
+    }
     memmove(e + i + 1, e + i, (timings->count - i) * sizeof *e);
     e[i] = (mt__timing){samples, 1, !timings->settled, seconds, seconds, 0};
     timings->count++;

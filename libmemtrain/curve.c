@@ -7,7 +7,7 @@
 
 enum {
     TOLERANCE = 1024,
-    FEW = 4,
+    FEW = 4,      /* samples: a bound of fewer is mostly the fixed part of a chunk */
     PATIENCE = 8, /* steps before a size that failed is tried again; times 4 when that is in vain */
     MOST_PATIENCE = 4096
 };

@@ -122,23 +122,26 @@ START_TEST(ended_at_once) {
 }
 END_TEST
 
-START_TEST(counted) {
+static mt_memory memory_now() {
     mt_memory memory = {};
     memory.size = sizeof memory;
-    ck_ok(mt_torch_init(nullptr));
     ck_ok(mt_device_memory("cpu", &memory));
-    size_t before = memory.allocated_bytes;
+    return memory;
+}
+
+START_TEST(counted) {
+    ck_ok(mt_torch_init(nullptr));
+    size_t before = memory_now().allocated_bytes;
     ex_dataset *pictures = open_pictures(food);
     for (size_t prefetch : {1, 4}) {
         ex_batches *batches = make(pictures, 1, prefetch);
         size_t ahead = prefetch * batch * (side * side * 3 * 4 + 8);
         ck_assert_uint_eq(ex_batches_ahead_bytes(batches), ahead);
-        ck_ok(mt_device_memory("cpu", &memory));
+        mt_memory memory = memory_now();
         ck_assert_uint_eq(memory.allocated_bytes, before + ahead);
         ck_assert_uint_ge(memory.peak_bytes, before + ahead);
         ex_batches_free(batches);
-        ck_ok(mt_device_memory("cpu", &memory));
-        ck_assert_uint_eq(memory.allocated_bytes, before);
+        ck_assert_uint_eq(memory_now().allocated_bytes, before);
     }
     ex_batches *none = make(pictures, 0, 4);
     ck_assert_uint_eq(ex_batches_ahead_bytes(none), 0);
@@ -150,18 +153,14 @@ END_TEST
 
 /* In the middle of rendering: the batches stay the same, one at a time, and nothing is counted. */
 START_TEST(stopped_ahead) {
-    mt_memory memory = {};
-    memory.size = sizeof memory;
     ck_ok(mt_torch_init(nullptr));
-    ck_ok(mt_device_memory("cpu", &memory));
-    size_t before = memory.allocated_bytes;
+    size_t before = memory_now().allocated_bytes;
     ex_dataset *pictures = open_pictures(food);
     ex_batches *batches = make(pictures, ways[_i].workers, ways[_i].prefetch);
     check(batches, pictures, EX_TRAINING, 1, 0);
     ex_batches_stop_ahead(batches);
     ck_assert_uint_eq(ex_batches_ahead_bytes(batches), 0);
-    ck_ok(mt_device_memory("cpu", &memory));
-    ck_assert_uint_eq(memory.allocated_bytes, before);
+    ck_assert_uint_eq(memory_now().allocated_bytes, before);
     check_epochs(batches, pictures);
     ex_batches_stop_ahead(batches);
     ex_batches_free(batches);
