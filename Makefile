@@ -49,7 +49,8 @@ CORE_CFLAGS ?= $(CFLAGS)
 OTHER_FLAGS = $(CORE_CFLAGS)
 endif
 CFLAGS ?= -O2 -g
-CXXFLAGS ?= -O2 -g
+# Lines alone: what -g says of libtorch's types takes longer to compile than all else.
+CXXFLAGS ?= -O2 -g1
 WERROR ?= -Werror
 PYTHON ?= python3
 LIBTORCH ?=
