@@ -12,6 +12,7 @@
 
 #define STEP(step, samples, chunks)                                                                \
     "{\"event\":\"step\",\"step\":" #step ",\"samples\":" #samples ",\"chunks\":" chunks "}\n"
+#define PROGRAM(threads) "{\"event\":\"program\",\"threads\":" threads "}\n"
 #define RUN "{\"event\":\"run\",\"version\":\"0.1.0\"}\n"
 
 static char path[64];
@@ -203,6 +204,11 @@ static const struct {
     {RUN STEP(1, 4, "[-4,8]"), {"line 2", "chunk 1 is not a number"}},
     {RUN STEP(1, 5, "[4]"), {"line 2", "add up to 4 samples"}},
     {RUN "{\"event\":\"step\",\"step\":1,\"chunks\":[4]}\n", {"line 2", "add up to 4"}},
+    {RUN STEP(1, 4, "[4],\"rungs\":\"cpu\""), {"line 2", "'rungs' is not a list"}},
+    {RUN STEP(1, 4, "[4],\"rungs\":[1]"), {"line 2", "'?' is no rung that is known"}},
+    {RUN STEP(1, 4, "[4],\"rate\":0"), {"line 2", "'rate' is not a number above 0"}},
+    {PROGRAM("0") STEP(1, 4, "[4]"), {"line 1", "'threads' is not a number from 1 to"}},
+    {PROGRAM("1099511627776") STEP(1, 4, "[4]"), {"line 1", "'threads' is not a number from 1"}},
 };
 
 START_TEST(damaged_traces_are_refused_by_line) {

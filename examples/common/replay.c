@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +85,9 @@ static size_t positive(const json_t *value) {
 /* The savers that were on, by name, and the factor of the learning rate. */
 static mt_status take_rungs(const ex_replay *r, size_t line, const json_t *object, step *s) {
     const json_t *rungs = json_object_get(object, "rungs"), *rate = json_object_get(object, "rate");
+    if (rungs && !json_is_array(rungs)) return bad_line(r, line, "'rungs' is not a list");
+    if (rate && !(json_number_value(rate) > 0))
+        return bad_line(r, line, "'rate' is not a number above 0");
     for (size_t i = 0; i < json_array_size(rungs); i++) {
         const char *name = json_string_value(json_array_get(rungs, i));
         unsigned rung = 0;
@@ -124,6 +128,17 @@ static void take_number(const json_t *object, const char *key, int64_t *out) {
     if (json_is_integer(value)) *out = json_integer_value(value);
 }
 
+/* The number of threads, where a line tells it. */
+static mt_status take_threads(ex_replay *r, size_t line, const json_t *object) {
+    const json_t *value = json_object_get(object, "threads");
+    size_t threads = positive(value);
+    if (!value) return MT_OK;
+    if (threads == 0 || threads > INT_MAX)
+        return bad_line(r, line, "'threads' is not a number from 1 to %d", INT_MAX);
+    r->threads = (int)threads;
+    return MT_OK;
+}
+
 /* A copy of the text behind a key, unless an earlier line had one. */
 static mt_status take_text(const json_t *object, const char *key, char **out) {
     const char *text = json_string_value(json_object_get(object, key));
@@ -153,9 +168,8 @@ static mt_status take_line(ex_replay *r, size_t line, const char *text) {
         status = bad_line(r, line, "not a line of a trace: no 'event'");
     else if (strcmp(event, "step") == 0)
         status = take_step(r, line, object);
-    if (event && positive(json_object_get(object, "threads")))
-        r->threads = (int)positive(json_object_get(object, "threads"));
-    if (status == MT_OK && event) status = take_texts(r, event, object);
+    if (status == MT_OK) status = take_threads(r, line, object);
+    if (status == MT_OK) status = take_texts(r, event, object);
     take_number(object, "seed", &r->seed);
     take_number(object, "image_size", &r->image_size);
     json_decref(object);
