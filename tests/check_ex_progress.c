@@ -131,6 +131,23 @@ START_TEST(a_bar_is_taken_away) {
 }
 END_TEST
 
+START_TEST(a_bar_becomes_plain_lines) {
+    static const struct {
+        ex_progress_mode before, after;
+    } modes[] = {{EX_PROGRESS_BAR, EX_PROGRESS_PLAIN},
+                 {EX_PROGRESS_PLAIN, EX_PROGRESS_PLAIN},
+                 {EX_PROGRESS_OFF, EX_PROGRESS_OFF}};
+    FILE *file = tmpfile();
+    for (int i = 0; i < LENGTH(modes); i++) {
+        ex_progress progress = halfway(file, modes[i].before);
+        ex_progress_no_bar(&progress);
+        ck_assert_int_eq(progress.mode, modes[i].after);
+        ck_assert_int_eq(progress.on_screen, 0);
+    }
+    fclose(file);
+}
+END_TEST
+
 START_TEST(off_is_silent) {
     FILE *file = tmpfile();
     ex_progress progress = halfway(file, EX_PROGRESS_OFF);
@@ -152,6 +169,7 @@ int main(void) {
     tcase_add_test(lines, huge_chunks_are_short_too);
     tcase_add_test(modes, a_pipe_gets_a_few_plain_lines);
     tcase_add_test(modes, a_bar_is_taken_away);
+    tcase_add_test(modes, a_bar_becomes_plain_lines);
     tcase_add_test(modes, off_is_silent);
     return suite_run(suite);
 }

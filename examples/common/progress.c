@@ -223,6 +223,11 @@ void ex_progress_clear(ex_progress *progress) {
     progress->on_screen = 0;
 }
 
+void ex_progress_no_bar(ex_progress *progress) {
+    ex_progress_clear(progress);
+    if (progress->mode == EX_PROGRESS_BAR) progress->mode = EX_PROGRESS_PLAIN;
+}
+
 void ex_progress_log(void *user, mt_log_level level, const char *text) {
     ex_progress *p = user;
     if (level == MT_LOG_DEBUG) return;

@@ -43,6 +43,9 @@ void ex_progress_evaluate(ex_progress *progress, size_t done, size_t total);
 /* Takes the bar away. To be called before anything else is printed; the next step draws it again. */
 void ex_progress_clear(ex_progress *progress);
 
+/* From now on plain lines instead of the bar, if there is one. */
+void ex_progress_no_bar(ex_progress *progress);
+
 /* An mt_log_fn with an ex_progress as user: warnings and notes on standard error. */
 void ex_progress_log(void *user, mt_log_level level, const char *text);
 

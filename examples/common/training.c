@@ -256,10 +256,11 @@ static mt_status check_loss(ex_training *t, const mt_step_report *report) {
     return MT_OK;
 }
 
-/* Nothing runs and nothing is held beside the training. */
-static void stop_ahead(ex_training *t) {
+/* The last rung: nothing runs, is held or is drawn beside the training. */
+static void go_minimal(ex_training *t) {
     ex_batches_stop_ahead(t->batches);
     t->device.ahead_bytes = 0;
+    ex_progress_no_bar(&t->progress);
 }
 
 /* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */
@@ -280,7 +281,7 @@ static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     t->at.steps++;
     status = check_loss(t, &report);
     if (status != MT_OK) return status;
-    if (report.rungs & MT_RUNG_BIT(MT_RUNG_MINIMAL)) stop_ahead(t);
+    if (report.rungs & MT_RUNG_BIT(MT_RUNG_MINIMAL)) go_minimal(t);
     if (t->program->after_step) t->program->after_step(t->program->self, t, &report);
     ex_progress_step(&t->progress, &report);
     return MT_OK;
