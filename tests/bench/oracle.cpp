@@ -18,8 +18,11 @@ namespace {
 constexpr int batches = 20, turns = 3;
 constexpr double budgets[] = {0.3, 0.6, 1.1}; /* between the smallest chunk and the whole batch */
 
-/* Pictures and batches of each network, in its order, so that a batch takes a tenth of a second. */
-constexpr struct { int64_t side, samples; } work[networks::count] = {{32, 64}, {64, 64}, {32, 128}};
+/*
+ * Pictures and batches of each network, in its order: small, but what a new size costs once (40 ms with
+ * ResNet-18, whose kernels oneDNN makes anew for each of five) is not most of a batch.
+ */
+constexpr struct { int64_t side, samples; } work[networks::count] = {{64, 64}, {64, 64}, {32, 128}};
 
 /* ---- one side: a step for each byte that comes in --------------------------------------------------- */
 
