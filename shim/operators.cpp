@@ -108,11 +108,13 @@ const Overloads *find_operators(const char *name) {
     return index().find(name);
 }
 
-std::string similar_operator(const char *name) {
-    const size_t most = 3; /* letters that are wrong */
-    std::string best, meant = std::strstr(name, "::") ? name : std::string("aten::") + name;
+namespace {
+
+/* The name with the fewest letters that are wrong, at most 3; of several the first. */
+std::string nearest_name(const std::string &meant) {
+    const size_t most = 3;
+    std::string best;
     size_t least = most + 1, length = meant.size();
-    if (!*name || length > 128) return best;
     index().each([&](std::string_view other) {
         size_t shorter = std::min(length, other.size()), longer = std::max(length, other.size());
         if (longer - shorter > most) return;
@@ -121,6 +123,28 @@ std::string similar_operator(const char *name) {
         least = apart;
         best = other;
     });
+    return best;
+}
+
+/* The shortest name that begins so, as aten::cross_entropy_loss does; of several the first. */
+std::string longer_name(const std::string &meant) {
+    std::string best;
+    index().each([&](std::string_view other) {
+        if (other.compare(0, meant.size(), meant) != 0) return;
+        bool is_better =
+            other.size() < best.size() || (other.size() == best.size() && other < best);
+        if (best.empty() || is_better) best = other;
+    });
+    return best;
+}
+
+} // namespace
+
+std::string similar_operator(const char *name) {
+    std::string meant = std::strstr(name, "::") ? name : std::string("aten::") + name;
+    if (!*name || meant.size() > 128) return "";
+    std::string best = nearest_name(meant);
+    if (best.empty()) best = longer_name(meant);
     return best.empty() ? best : "; there is '" + best + "'";
 }
 

@@ -373,6 +373,10 @@ START_TEST(wrong_names) {
     refused(
         {"aten::con2d", {x}, {}, "there is no operator 'aten::con2d'; there is 'aten::conv2d'"});
     refused({"relu", {x}, {}, "there is no operator 'relu'; there is 'aten::relu'"});
+    refused({"cross_entropy",
+             {x},
+             {},
+             "there is no operator 'cross_entropy'; there is 'aten::cross_entropy_loss'"});
     refused({"", {}, {}, "there is no operator ''"});
     refused({"aten::add.Tenser",
              {x, x},
