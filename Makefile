@@ -39,9 +39,10 @@ endif
 ifeq ($(origin CXX),default)
 CXX := c++
 endif
+# A flag, where the compiler has it.
+known = $(shell $(CC) -Werror $(1) -E -x c /dev/null >/dev/null 2>&1 && echo '$(1)')
 # The libraries in C are made for size: a step waits for none of it. Who sets CFLAGS has them made with these.
 ifeq ($(origin CORE_CFLAGS):$(origin CFLAGS),undefined:undefined)
-known = $(shell $(CC) -Werror $(1) -E -x c /dev/null >/dev/null 2>&1 && echo '$(1)')
 CORE_CFLAGS := -Os -g $(call known,-fno-asynchronous-unwind-tables)
 OTHER_FLAGS :=
 else
@@ -234,13 +235,15 @@ INSTRUMENT := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all 
 ifneq ($(findstring undefined,$(SANITIZE)),)
 INSTRUMENT += -fno-sanitize=vptr
 endif
+# gcc sees through less of libtorch's headers then, and takes what they guard for uninitialised.
+INSTRUMENT_CXX := $(if $(SANITIZE),$(call known,-Wno-maybe-uninitialized))
 
 library_flags = -std=c11 -fPIC -fvisibility=hidden $(EXACT) -Wpedantic -Wfloat-conversion $(WARN_C) \
     $(1) $(INSTRUMENT) -Iinclude -Ilibmemtrain -iquote .
 CORE_FLAGS = $(call library_flags,$(CORE_CFLAGS))
 MEMORY_FLAGS = $(call library_flags,$(CFLAGS))
 TORCH_FLAGS = -std=$(TORCH_STD) $(addprefix -isystem ,$(TORCH_INCLUDE))
-CXX_COMMON = -fPIC $(EXACT) $(WARN) $(CXXFLAGS) $(INSTRUMENT) -Iinclude -iquote .
+CXX_COMMON = -fPIC $(EXACT) $(WARN) $(CXXFLAGS) $(INSTRUMENT) $(INSTRUMENT_CXX) -Iinclude -iquote .
 SHIM_FLAGS = $(CXX_COMMON) -fvisibility=hidden -fvisibility-inlines-hidden -Ishim -Ilibmemtrain \
     $(TORCH_FLAGS)
 APP_DIRS := -Itests -Itests/common -Iexamples -Iexamples/common -Iexamples/models

@@ -472,7 +472,7 @@ START_TEST(what_fn_throws) {
         return t * 2;
     };
     at::Tensor y = checkpoint(later, x);
-    ck_assert_str_eq(thrown_by([&] { y.sum().backward(); }).c_str(), "later");
+    ck_assert(thrown_by([&] { y.sum().backward(); }) == "later");
     auto wrong = [](const Tensors &in) { return in; };
     ck_contains(thrown_by([&] { checkpoint(wrong, Tensors{x}, 2); }).c_str(), "1 tensors");
     nn::Sequential net(nn::Linear(3, 3));

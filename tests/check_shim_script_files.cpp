@@ -256,7 +256,7 @@ START_TEST(a_full_disk) {
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
         ck_status(status, MT_EIO);
         ck_contains(mt_last_error(), "File too large");
-        ck_assert_str_eq(bytes_of(path).c_str(), "the one before");
+        ck_assert(bytes_of(path) == "the one before");
         ck_assert_int_ne(access((path + ".tmp").c_str(), F_OK), 0);
     }
     ck_ok(mt_script_save(model, path.c_str()));
