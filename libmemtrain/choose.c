@@ -139,6 +139,12 @@ size_t mt__largest_measured(const mt__timings *timings) {
     return timings->count ? timings->entry[timings->count - 1].samples : 0;
 }
 
+double mt__least_seconds(const mt__timings *timings, size_t samples) {
+    if (timings->count < 2) return 0;
+    const mt__timing *low = timings->entry + timings->count - 2, *high = low + 1;
+    return fmax(high->seconds, between(low, low->seconds, high->seconds, samples));
+}
+
 /* Whether a size was slower a sample than another; first runs are compared with first runs. */
 static int is_slower(const mt__timing *t, const mt__timing *other) {
     int twice = t->runs > 1 && other->runs > 1;

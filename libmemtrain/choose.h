@@ -51,6 +51,12 @@ double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chun
 size_t mt__largest_measured(const mt__timings *timings);
 
 /*
+ * Seconds of a chunk larger than all that were measured, at the least: on the line through the largest two, since
+ * small ones may be mostly set-up. 0: fewer than two were.
+ */
+double mt__least_seconds(const mt__timings *timings, size_t samples);
+
+/*
  * The largest chunk that is worth trying: twice the largest that ran, as long as that was no slower a
  * sample than smaller ones. SIZE_MAX where nothing was measured.
  */

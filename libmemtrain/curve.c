@@ -7,7 +7,8 @@
 
 enum {
     TOLERANCE = 1024,
-    FEW = 4,      /* samples: a bound of fewer is mostly the fixed part of a chunk */
+    FEW = 4,        /* samples: a bound of fewer is mostly the fixed part of a chunk */
+    MOST_SPARE = 8, /* of a peak, this part: two recordings that foretell more above it disagree */
     PATIENCE = 8, /* steps before a size that failed is tried again; times 4 when that is in vain */
     MOST_PATIENCE = 4096
 };
@@ -88,10 +89,16 @@ static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
     }
 }
 
-/* What measured peaks and failures add to a prediction: what has gone through lacks nothing. */
+/* The largest size of which a failure says nothing: half the way from what has gone through to what has not. */
+static size_t half_way(const mt__evidence *e) {
+    size_t ran = e->largest_ran;
+    return ran && e->failed_chunk > ran ? ran + (e->failed_chunk - ran) / 2 : ran;
+}
+
+/* What measured peaks and failures add to a prediction. */
 static size_t correction(const mt__evidence *e, size_t samples) {
-    int has_run = samples <= e->largest_ran, has_failed = samples >= e->failed_chunk;
-    return has_run && !has_failed ? e->residual : mt__add(e->residual, e->missing);
+    int is_spared = samples <= half_way(e), has_failed = samples >= e->failed_chunk;
+    return is_spared && !has_failed ? e->residual : mt__add(e->residual, e->missing);
 }
 
 size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
@@ -125,12 +132,24 @@ static size_t proportional(size_t room, size_t peak, size_t samples) {
     return m < 9e18 ? (size_t)m : SIZE_MAX;
 }
 
+static size_t largest_beside(const mt__curve *c, int keep, size_t room, size_t taken) {
+    return room > taken ? recorded_largest(c, keep, room - taken) : 0;
+}
+
+/* As recordings say, with the two corrections there are: that up to half the way, and that beyond. */
+static size_t corrected_largest(const mt__curve *c, int keep, size_t room) {
+    const mt__evidence *e = &c->evidence[keep];
+    size_t m = largest_beside(c, keep, room, correction(e, SIZE_MAX));
+    if (e->failed_chunk <= e->largest_ran) return m;
+    return mt__max(m, mt__min(half_way(e), largest_beside(c, keep, room, e->residual)));
+}
+
 size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
     size_t left = room - mt__min(room, correction(e, SIZE_MAX));
     size_t m = SIZE_MAX;
     if (mt__curve_is_recorded(c, keep))
-        m = left ? recorded_largest(c, keep, left) : 0;
+        m = corrected_largest(c, keep, room);
     else if (e->bound_samples && left < e->bound_peak)
         m = 0;
     else if (e->bound_samples)
@@ -154,6 +173,8 @@ int mt__curve_rules_out(const mt__curve *c, size_t samples, size_t room) {
     const mt__range *range = &c->range[range_of(c, samples)];
     const mt_memory_model *model = range->model[0];
     if (!model || samples < range->from || mt_memory_model_margin(model)) return 0;
+    if (range->from == range->top)
+        return 0; /* by one recording, of other kernels than those above */
     return mt_memory_model_peak(model, samples) > room;
 }
 
@@ -205,20 +226,6 @@ static void start_over(mt__curve *c) {
     c->evidence[0].residual = c->evidence[1].residual = 0;
 }
 
-/* The newest range has come to its second recording. */
-static void take_second(mt__curve *c) {
-    mt_memory_model *model[2] = {NULL, NULL};
-    mt__range *range = &c->range[c->ranges - 1];
-    int is_larger = c->recording->samples > c->first->samples;
-    const mt_recording *small = is_larger ? c->first : c->recording;
-    const mt_recording *large = is_larger ? c->recording : c->first;
-    if (make_models(small, large, model) != MT_OK) return;
-    free_models(range->model);
-    *range = (mt__range){small->samples, large->samples, {model[0], model[1]}, 1};
-    c->has_first = 0;
-    start_over(c);
-}
-
 /* The first recording of all: every size is proportional to it. */
 static void take_first(mt__curve *c) {
     mt_memory_model *model[2] = {NULL, NULL};
@@ -246,6 +253,35 @@ static void begin_range(mt__curve *c) {
     double scale = peak / (double)mt__max(1, recorded_peak(c, 0, samples));
     c->range[c->ranges++] = (mt__range){samples, samples, {NULL, NULL}, scale};
     keep_recording(c);
+    start_over(c);
+}
+
+/* Whether two recordings foretell of the larger one much more than it has: what has no partner counts in full. */
+static int disagree(const mt_memory_model *both, const mt_recording *large) {
+    size_t peak = mt__recording_peak(large, 0);
+    size_t told = mt__add(mt_memory_model_peak(both, large->samples), mt_memory_model_margin(both));
+    return told > mt__add(peak, peak / MOST_SPARE);
+}
+
+/*
+ * The newest range has come to its second recording, or, where kernels have changed between the two, to its
+ * end: then the larger size begins a range of its own.
+ */
+static void take_second(mt__curve *c) {
+    mt_memory_model *model[2] = {NULL, NULL};
+    mt__range *range = &c->range[c->ranges - 1];
+    int is_larger = c->recording->samples > c->first->samples;
+    const mt_recording *small = is_larger ? c->first : c->recording;
+    const mt_recording *large = is_larger ? c->recording : c->first;
+    if (make_models(small, large, model) != MT_OK) return;
+    if (is_larger && c->ranges < MT__RANGES && disagree(model[0], large)) {
+        free_models(model);
+        begin_range(c);
+        return;
+    }
+    free_models(range->model);
+    *range = (mt__range){small->samples, large->samples, {model[0], model[1]}, 1};
+    c->has_first = 0;
     start_over(c);
 }
 

@@ -221,8 +221,9 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     int begins = may_begin && status == MT_OK && begin_small(p, c, fewest, plan);
     /* Where there is room for them, gradients that are held stay so, and those that are not too. */
     alone = alone && !begins && (fewest > 1 || p->alone);
+    size_t asked = fewest; /* by memory, where the batch is not alone */
     size_t chunks = choose(p, c, alone, rest, &fewest, most, plan);
-    if (is_first) plan->reason = explain(p, c, plan->samples, fewest, chunks);
+    if (is_first) plan->reason = explain(p, c, plan->samples, asked, chunks);
     c->has_begun = 1;
     if (begins) return MT_OK;
     size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), mt__ceil_div(rest, chunks));
@@ -273,9 +274,9 @@ static int records_in_vain(const mt_policy *p, mt_mode mode) {
 /* The first chunks of a plan, or all of them. */
 static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                      mt_plan *plan) {
-    /* At the start alone: where nothing came of it (no recordings, no peaks) sizes are tried. */
+    /* At the start alone: where nothing came of it (no recordings, no peaks, no room) sizes are tried. */
     int is_new = memory->budget_bytes && !c->has_run && !c->evidence[0].failed_chunk &&
-                 !records_in_vain(p, mode);
+                 !p->step_cap && !records_in_vain(p, mode);
     if (mt__policy_is_fixed(p)) return plan_fixed(p, c, memory, plan);
     if (!is_new) return plan_rest(p, mode, memory, plan);
     return plan_recording(p, mode, plan) ? MT_OK : plan_small(p, plan);

@@ -186,6 +186,16 @@ static int may_fit(const mt_policy *p, const mt__curve *c, size_t chunk, const m
     return !c || (!mt__curve_rules_out(c, chunk, room) && !mt__curve_has_failed(c, 0, chunk, room));
 }
 
+/*
+ * The same of rungs that are not on. Where no chunk of half the size that fits was timed without them, times of
+ * smaller ones say only how fast it may be at best.
+ */
+static double seconds_there(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
+    size_t chunk = mt__min(fits, samples);
+    if (mt__largest_measured(&c->timings) >= chunk / 2) return sample_seconds(p, c, samples, fits);
+    return mt__least_seconds(&c->timings, chunk) / (double)chunk;
+}
+
 /* Whether what is known of these rungs says that they may fit, and not that they are slower. */
 static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
                      const mt_memory *memory) {
@@ -195,7 +205,7 @@ static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t s
     size_t wanted = shortened(p, samples, cuts);
     if (!may_fit(p, there, mt__policy_attainable(p, wanted), memory)) return 0;
     if (!here || !there || !keeps_numbers(p, rungs, cuts)) return 1;
-    double then = sample_seconds(p, there, wanted, mt__curve_largest(there, 0, room));
+    double then = seconds_there(p, there, wanted, mt__curve_largest(there, 0, room));
     double now =
         sample_seconds(p, here, mt__ladder_samples(p, samples), mt__curve_largest(here, 0, room));
     return then == 0 || now == 0 || then <= now;

@@ -231,6 +231,29 @@ START_TEST(recordings_that_disagree_rule_nothing_out) {
 }
 END_TEST
 
+/* Where what one of them alone has is much, the larger one begins a range, and the smaller one is an end. */
+START_TEST(kernels_change_between_the_first_two) {
+    mt__curve *curve = curve_new();
+    mt_recording *recording = mt__curve_record(curve, 2);
+
+    fill(recording, 2, 0, 1);
+    mt_recording_event(recording, (void *)0x900, 700);
+    mt_recording_event(recording, (void *)0x900, -1);
+    mt__curve_learn(curve, 0, 2, 0);
+    (void)run(curve, 4, 0, 1);
+    ck_assert_uint_eq(curve->ranges, 2);
+    ck_assert_uint_ge(mt__curve_predict(curve, 0, 4), peak(4, 0));
+    ck_assert_uint_le(mt__curve_predict(curve, 0, 4), peak(4, 0) + 1);
+    ck_assert(!mt__curve_rules_out(curve, 3, 1));
+    ck_assert(!mt__curve_rules_out(curve, 8, 1));
+    ck_assert(run(curve, 8, 0, 1));
+    for (size_t m = 4; m < CHANGE; m++)
+        ck_assert_uint_eq(mt__curve_predict(curve, 0, m), peak(m, 0));
+    ck_assert(mt__curve_rules_out(curve, 8, 1));
+    mt__curve_free(curve);
+}
+END_TEST
+
 /* Rooms without an end, where values would saturate: an answer, and at once. */
 START_TEST(endless_room) {
     static const size_t rooms[] = {SIZE_MAX, SIZE_MAX - 99, SIZE_MAX / 2, INT64_MAX / 2};
@@ -412,6 +435,7 @@ int main(void) {
     tcase_add_test(ranges, ranges_are_full);
     tcase_add_test(ranges, one_recording_rules_nothing_out);
     tcase_add_test(ranges, recordings_that_disagree_rule_nothing_out);
+    tcase_add_test(ranges, kernels_change_between_the_first_two);
     tcase_add_test(ranges, endless_room);
     tcase_add_test(ranges, corrections_fade);
     tcase_add_test(ranges, a_range_comes_down_below_another);

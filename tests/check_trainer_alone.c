@@ -413,6 +413,30 @@ START_TEST(in_the_trace) {
 }
 END_TEST
 
+static int plans_by_memory;
+
+static void count_reasons(void *user, const char *line) {
+    (void)user;
+    plans_by_memory += strstr(line, "\"reason\":\"growth\"") != NULL ||
+                       strstr(line, "\"reason\":\"budget\"") != NULL;
+}
+
+/* Whether the batch is one chunk or several is a matter of speed while memory stays what it is. */
+START_TEST(the_reason_is_speed) {
+    fake_options options = holding(room_for(BATCH));
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    options.seconds = speeds[_i].seconds;
+    own.trace = count_reasons;
+    trainer = trainer_of(&options, &own);
+    for (uint64_t id = 1; id < 12; id++) step(trainer, BATCH, id);
+    ck_assert_int_eq(fake.holding, speeds[_i].holding);
+    ck_assert_int_eq(plans_by_memory, 0);
+    done(trainer);
+}
+END_TEST
+
 static Suite *suite_trainer_alone(void) {
     Suite *suite = suite_create("trainer_alone");
     TCase *when = suite_case(suite, "when"), *back = suite_case(suite, "and back"),
@@ -434,6 +458,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(fails, mark_fails);
     tcase_add_test(fails, not_given_back);
     tcase_add_test(lines, in_the_trace);
+    tcase_add_loop_test(lines, the_reason_is_speed, 0, LENGTH(speeds));
     return suite;
 }
 

@@ -117,6 +117,75 @@ START_TEST(what_never_fits_is_tried_rarely) {
 }
 END_TEST
 
+/* Half of a small chunk's time is its set-up. */
+static double mostly_set_up(size_t samples) {
+    return 0.1 + 0.01 * (double)samples;
+}
+
+/* There is no room in the first step, or in the second when only a small chunk was timed: the rung is left, too. */
+START_TEST(a_rung_of_the_first_steps_is_left) {
+    fake_options options = fits(40);
+    mt_trainer *trainer;
+    uint64_t id = 1;
+
+    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    options.seconds = mostly_set_up;
+    options.rung_seconds[MT_RUNG_CHECKPOINTING] = 1.3;
+    trainer = trainer_with(&options, NULL);
+    if (_i == 1) step(trainer, 2, id++);
+    fake.options.device_bytes = bytes_for(1) - 1000;
+    ck_assert_uint_eq(step(trainer, 64, id++).rungs, options.rungs);
+    fake.options.device_bytes = 0;
+    for (int i = 0; i < 12; i++) steps(trainer, &id, 1);
+    ck_assert_uint_eq(fake.rungs, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Two recordings whose kernels differ say nothing of each other: the larger one stands for sizes from there. */
+START_TEST(a_change_between_the_first_two_recordings) {
+    static const size_t batches[] = {128, 16}, budgets[] = {350000, 325000};
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+    mt_step_report report;
+    uint64_t id = 1;
+
+    policy.deterministic = 1;
+    policy.keep_chunks = MT_KEEP_NEVER;
+    options.budget_bytes = budgets[_i];
+    options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
+    options.wide_above = 2;
+    trainer = trainer_with(&options, &policy);
+    for (int i = 0; i < 3; i++) report = step(trainer, batches[_i], id++);
+    ck_assert_uint_eq(fake.genuine, 0);
+    ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
+    ck_assert_uint_le(report.chunk_count, batches[_i] / 19 + (batches[_i] % 19 > 0)); /* 19 fit */
+    done(trainer);
+}
+END_TEST
+
+/* Above 6 samples, the most that fit, kernels need more, which no recording has seen: larger ones fail at first. */
+START_TEST(sizes_below_a_failure_are_tried) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+    uint64_t id = 1;
+
+    policy.deterministic = 1;
+    options.tells_gradients = 1;
+    options.budget_bytes = 150000;
+    options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
+    options.wide_above = 6;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 3, id++);
+    steps(trainer, &id, 60);
+    ck_assert_uint_eq(step(trainer, 64, id++).chunk_count, 11); /* of 6 and 5 */
+    ck_assert_uint_le(fake.genuine, 16);
+    done(trainer);
+}
+END_TEST
+
 /* A rung that one bad step has forced on is left, where the step is faster without it. */
 START_TEST(a_rung_is_left) {
     fake_options options = fits(40);
@@ -257,7 +326,10 @@ int main(void) {
     tcase_add_loop_test(passes, a_shortage_passes, 0, 2 * LENGTH(backends));
     tcase_add_loop_test(passes, hog_that_is_not_told, 0, LENGTH(backends));
     tcase_add_loop_test(passes, a_rung_is_left, 0, 2);
+    tcase_add_loop_test(passes, a_rung_of_the_first_steps_is_left, 0, 2);
     tcase_add_loop_test(passes, memory_comes_back, 0, 2);
+    tcase_add_loop_test(stays, a_change_between_the_first_two_recordings, 0, 2);
+    tcase_add_test(stays, sizes_below_a_failure_are_tried);
     tcase_add_loop_test(stays, what_never_fits_is_tried_rarely, 0, 2);
     tcase_add_loop_test(tries, each_chunk_has_its_own_tries, 0, 2);
     tcase_add_test(tries, nothing_is_recorded_in_vain);
