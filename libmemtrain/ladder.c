@@ -169,6 +169,16 @@ static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samp
     return mt__batch_seconds(&c->timings, samples, k) / (double)samples;
 }
 
+/*
+ * sample_seconds() of rungs that are not on: where no chunk of half the size that fits was timed without them,
+ * times of smaller ones say only how fast it may be at best.
+ */
+static double seconds_there(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
+    size_t chunk = mt__min(fits, samples);
+    if (mt__largest_measured(&c->timings) >= chunk / 2) return sample_seconds(p, c, samples, fits);
+    return mt__least_seconds(&c->timings, chunk) / (double)chunk;
+}
+
 /* Leaving those that change the numbers is no matter of speed: they were the last resort. */
 static int keeps_numbers(const mt_policy *p, unsigned rungs, unsigned cuts) {
     const unsigned same = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD);
@@ -184,16 +194,6 @@ static int may_fit(const mt_policy *p, const mt__curve *c, size_t chunk, const m
     if (c && mt__curve_largest(c, 0, room) >= chunk) return 1;
     if (p->rungs_wait.steps <= LONG * p->rungs_wait.patience) return 0;
     return !c || (!mt__curve_rules_out(c, chunk, room) && !mt__curve_has_failed(c, 0, chunk, room));
-}
-
-/*
- * The same of rungs that are not on. Where no chunk of half the size that fits was timed without them, times of
- * smaller ones say only how fast it may be at best.
- */
-static double seconds_there(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
-    size_t chunk = mt__min(fits, samples);
-    if (mt__largest_measured(&c->timings) >= chunk / 2) return sample_seconds(p, c, samples, fits);
-    return mt__least_seconds(&c->timings, chunk) / (double)chunk;
 }
 
 /* Whether what is known of these rungs says that they may fit, and not that they are slower. */

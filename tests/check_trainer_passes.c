@@ -122,26 +122,6 @@ static double mostly_set_up(size_t samples) {
     return 0.1 + 0.01 * (double)samples;
 }
 
-/* There is no room in the first step, or in the second when only a small chunk was timed: the rung is left, too. */
-START_TEST(a_rung_of_the_first_steps_is_left) {
-    fake_options options = fits(40);
-    mt_trainer *trainer;
-    uint64_t id = 1;
-
-    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
-    options.seconds = mostly_set_up;
-    options.rung_seconds[MT_RUNG_CHECKPOINTING] = 1.3;
-    trainer = trainer_with(&options, NULL);
-    if (_i == 1) step(trainer, 2, id++);
-    fake.options.device_bytes = bytes_for(1) - 1000;
-    ck_assert_uint_eq(step(trainer, 64, id++).rungs, options.rungs);
-    fake.options.device_bytes = 0;
-    for (int i = 0; i < 12; i++) steps(trainer, &id, 1);
-    ck_assert_uint_eq(fake.rungs, 0);
-    done(trainer);
-}
-END_TEST
-
 /* Two recordings whose kernels differ say nothing of each other: the larger one stands for sizes from there. */
 START_TEST(a_change_between_the_first_two_recordings) {
     static const size_t batches[] = {128, 16}, budgets[] = {350000, 325000};
@@ -186,6 +166,19 @@ START_TEST(sizes_below_a_failure_are_tried) {
 }
 END_TEST
 
+/* Where there was no room for one sample, in the first step or later. */
+static const struct {
+    const char *name;
+    size_t batch; /* of the steps before */
+    int before, no_evidence;
+    double (*seconds)(size_t samples);
+} rungs_taken[] = {
+    {"long after the first step", 64, 20, 0, fake_seconds},
+    {"the same, and nothing tells why", 64, 20, 1, fake_seconds},
+    {"in the first step", 64, 0, 0, mostly_set_up},
+    {"in the second one, when a small chunk alone was timed", 2, 1, 0, mostly_set_up},
+};
+
 /* A rung that one bad step has forced on is left, where the step is faster without it. */
 START_TEST(a_rung_is_left) {
     fake_options options = fits(40);
@@ -193,16 +186,16 @@ START_TEST(a_rung_is_left) {
     uint64_t id = 1;
 
     options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
-    options.seconds = fake_seconds;
+    options.seconds = rungs_taken[_i].seconds;
     options.rung_seconds[MT_RUNG_CHECKPOINTING] = 1.3;
-    options.no_evidence = _i;
+    options.no_evidence = rungs_taken[_i].no_evidence;
     trainer = trainer_with(&options, NULL);
-    steps(trainer, &id, 20);
+    for (int i = 0; i < rungs_taken[_i].before; i++) step(trainer, rungs_taken[_i].batch, id++);
     fake.options.device_bytes = bytes_for(1) - 1000;
-    ck_assert_uint_eq(step(trainer, 64, id++).rungs, options.rungs);
+    ck_assert_msg(step(trainer, 64, id++).rungs == options.rungs, "%s", rungs_taken[_i].name);
     fake.options.device_bytes = 0;
-    for (int i = 0; i < 12; i++) steps(trainer, &id, 1);
-    ck_assert_uint_eq(fake.rungs, 0);
+    steps(trainer, &id, 12);
+    ck_assert_msg(fake.rungs == 0, "%s", rungs_taken[_i].name);
     done(trainer);
 }
 END_TEST
@@ -325,8 +318,7 @@ int main(void) {
 
     tcase_add_loop_test(passes, a_shortage_passes, 0, 2 * LENGTH(backends));
     tcase_add_loop_test(passes, hog_that_is_not_told, 0, LENGTH(backends));
-    tcase_add_loop_test(passes, a_rung_is_left, 0, 2);
-    tcase_add_loop_test(passes, a_rung_of_the_first_steps_is_left, 0, 2);
+    tcase_add_loop_test(passes, a_rung_is_left, 0, LENGTH(rungs_taken));
     tcase_add_loop_test(passes, memory_comes_back, 0, 2);
     tcase_add_loop_test(stays, a_change_between_the_first_two_recordings, 0, 2);
     tcase_add_test(stays, sizes_below_a_failure_are_tried);
