@@ -7,10 +7,8 @@
 
 enum {
     TOLERANCE = 1024,
-    FEW = 4,        /* samples: a bound of fewer is mostly the fixed part of a chunk */
-    MOST_SPARE = 8, /* of a peak, this part: two recordings that foretell more above it disagree */
-    PATIENCE = 8, /* steps before a size that failed is tried again; times 4 when that is in vain */
-    MOST_PATIENCE = 4096
+    FEW = 4,       /* samples: a bound of fewer is mostly the fixed part of a chunk */
+    MOST_SPARE = 8 /* of a peak, this part: two recordings that foretell more above it disagree */
 };
 
 int mt__same_kind(const mt__kind *a, const mt__kind *b) {
@@ -89,26 +87,15 @@ static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
     }
 }
 
-/* The largest size of which a failure says nothing: half the way from what has gone through to what has not. */
-static size_t half_way(const mt__evidence *e) {
-    size_t ran = e->largest_ran;
-    return ran && e->failed_chunk > ran ? ran + (e->failed_chunk - ran) / 2 : ran;
-}
-
-/* What measured peaks and failures add to a prediction. */
-static size_t correction(const mt__evidence *e, size_t samples) {
-    int is_spared = samples <= half_way(e), has_failed = samples >= e->failed_chunk;
-    return is_spared && !has_failed ? e->residual : mt__add(e->residual, e->missing);
-}
-
 size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
     if (mt__curve_is_recorded(c, keep))
-        return mt__add(recorded_peak(c, keep, samples), correction(e, samples));
+        return mt__add(recorded_peak(c, keep, samples), mt__evidence_correction(e, samples));
     if (!e->bound_samples) return 0;
-    if (samples <= e->bound_samples) return mt__add(e->bound_peak, correction(e, samples));
+    if (samples <= e->bound_samples)
+        return mt__add(e->bound_peak, mt__evidence_correction(e, samples));
     double proportional = (double)e->bound_peak * (double)samples / (double)e->bound_samples;
-    size_t more = correction(e, samples);
+    size_t more = mt__evidence_correction(e, samples);
     return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, more);
 }
 
@@ -120,10 +107,19 @@ size_t mt__smaller(size_t chunk) {
  * The largest size that may be tried after one that did not fit: where the prediction was compared
  * with a budget it has been corrected and says more, else there is nothing to go by.
  */
-static size_t next_below(const mt__curve *c, int keep) {
+static size_t next_below(const mt__curve *c, int keep, const mt__failure *f) {
+    int is_known = mt__curve_predict(c, keep, 1) > 0 && f->room < SIZE_MAX;
+    return is_known ? f->chunk - 1 : mt__smaller(f->chunk);
+}
+
+/* No more samples than what is remembered to have failed in as much room allows. */
+static size_t below_failures(const mt__curve *c, int keep, size_t room, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
-    int is_known = mt__curve_predict(c, keep, 1) > 0 && e->failed_room < SIZE_MAX;
-    return is_known ? e->failed_chunk - 1 : mt__smaller(e->failed_chunk);
+    const mt__failure *both[] = {&e->beyond, &e->shortage};
+    for (int i = 0; i < 2; i++)
+        if (both[i]->chunk && room <= both[i]->room)
+            samples = mt__min(samples, next_below(c, keep, both[i]));
+    return samples;
 }
 
 /* Samples that so much room has place for, by one measured peak. */
@@ -139,14 +135,15 @@ static size_t largest_beside(const mt__curve *c, int keep, size_t room, size_t t
 /* As recordings say, with the two corrections there are: that up to half the way, and that beyond. */
 static size_t corrected_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
-    size_t m = largest_beside(c, keep, room, correction(e, SIZE_MAX));
-    if (e->failed_chunk <= e->largest_ran) return m;
-    return mt__max(m, mt__min(half_way(e), largest_beside(c, keep, room, e->residual)));
+    size_t m = largest_beside(c, keep, room, mt__evidence_correction(e, SIZE_MAX));
+    if (e->beyond.chunk <= e->largest_ran) return m;
+    size_t taken = mt__add(e->residual, e->shortage.missing);
+    return mt__max(m, mt__min(mt__evidence_half_way(e), largest_beside(c, keep, room, taken)));
 }
 
 size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
-    size_t left = room - mt__min(room, correction(e, SIZE_MAX));
+    size_t left = room - mt__min(room, mt__evidence_correction(e, SIZE_MAX));
     size_t m = SIZE_MAX;
     if (mt__curve_is_recorded(c, keep))
         m = corrected_largest(c, keep, room);
@@ -154,7 +151,7 @@ size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
         m = 0;
     else if (e->bound_samples)
         m = proportional(left, e->bound_peak, e->bound_samples);
-    if (e->failed_chunk && room <= e->failed_room) m = mt__min(m, next_below(c, keep));
+    m = below_failures(c, keep, room, m);
     int is_proven = room >= e->proven_room && !mt__curve_has_failed(c, keep, e->largest_ran, room);
     return is_proven ? mt__max(m, e->largest_ran) : m;
 }
@@ -164,17 +161,16 @@ size_t mt__curve_beyond_bound(const mt__curve *c, size_t room) {
     int is_recorded = mt__curve_is_recorded(c, 0), is_alone = c->ranges == 1 && c->has_first;
     size_t samples = is_recorded ? c->first->samples : c->evidence[0].bound_samples;
     if (samples >= FEW || (is_recorded && !is_alone)) return 0;
-    return mt__curve_has_failed(c, 0, 2 * samples, room) ? next_below(c, 0) : 2 * samples;
+    return below_failures(c, 0, room, 2 * samples);
 }
 
 /* Not of sizes below those recorded, nor where recordings did not agree. */
 int mt__curve_rules_out(const mt__curve *c, size_t samples, size_t room) {
-    if (!c->ranges || (c->ranges == 1 && c->has_first) || c->evidence[0].failed_chunk) return 0;
+    if (!c->ranges || mt__curve_has_failures(c)) return 0;
     const mt__range *range = &c->range[range_of(c, samples)];
     const mt_memory_model *model = range->model[0];
     if (!model || samples < range->from || mt_memory_model_margin(model)) return 0;
-    if (range->from == range->top)
-        return 0; /* by one recording, of other kernels than those above */
+    if (range->from == range->top) return 0; /* one recording speaks for all larger sizes */
     return mt_memory_model_peak(model, samples) > room;
 }
 
@@ -263,6 +259,14 @@ static int disagree(const mt_memory_model *both, const mt_recording *large) {
     return told > mt__add(peak, peak / MOST_SPARE);
 }
 
+/* The newest range ends at its only recording, to which its sizes are proportional from now on. */
+static mt_status settle(mt__curve *c) {
+    mt__range *range = &c->range[c->ranges - 1];
+    mt_status status = range->model[0] ? MT_OK : make_models(c->first, NULL, range->model);
+    if (status == MT_OK) range->scale = 1;
+    return status;
+}
+
 /*
  * The newest range has come to its second recording, or, where kernels have changed between the two, to its
  * end: then the larger size begins a range of its own.
@@ -276,7 +280,7 @@ static void take_second(mt__curve *c) {
     if (make_models(small, large, model) != MT_OK) return;
     if (is_larger && c->ranges < MT__RANGES && disagree(model[0], large)) {
         free_models(model);
-        begin_range(c);
+        if (settle(c) == MT_OK) begin_range(c);
         return;
     }
     free_models(range->model);
@@ -322,64 +326,38 @@ static void correct(mt__curve *c, int keep, size_t samples, size_t peak) {
     if (peak > recorded) *residual = mt__max(*residual, peak - recorded);
 }
 
-static void raise_bound(mt__evidence *e, size_t samples, size_t peak) {
-    if (samples < e->bound_samples || (samples == e->bound_samples && peak <= e->bound_peak))
-        return;
-    e->bound_samples = samples;
-    e->bound_peak = peak;
-}
-
+/* What a chunk needs with gradients apart it needs at most with them in place. */
 void mt__curve_learn(mt__curve *c, int keep, size_t samples, size_t peak) {
-    mt__evidence *e = &c->evidence[keep];
     if (c->filling) take_recording(c, keep);
     c->filling = 0;
     c->has_run = 1;
-    if (e->tried && samples >= e->tried) e->tried = e->patience = 0;
+    for (int way = 0; way <= keep; way++) mt__evidence_ran(&c->evidence[way], samples);
     if (!peak) return;
     if (mt__curve_is_recorded(c, keep)) correct(c, keep, samples, peak);
-    /* What a chunk needs with gradients apart it needs at most with them in place. */
     for (int way = 0; way <= keep; way++)
-        if (!mt__curve_is_recorded(c, way)) raise_bound(&c->evidence[way], samples, peak);
+        if (!mt__curve_is_recorded(c, way)) mt__evidence_bound(&c->evidence[way], samples, peak);
 }
 
 /* What went through with gradients apart does so with them in place. */
 void mt__curve_prove(mt__curve *c, int keep, size_t samples, size_t room) {
-    for (mt__evidence *e = c->evidence; e <= c->evidence + keep; e++) {
-        int is_larger = samples > e->largest_ran, is_same = samples == e->largest_ran;
-        if (is_larger || (is_same && room < e->proven_room)) e->proven_room = room;
-        e->largest_ran = mt__max(e->largest_ran, samples);
-    }
+    for (int way = 0; way <= keep; way++) mt__evidence_prove(&c->evidence[way], samples, room);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------- */
-
-/* Doubling bounds the number of corrections when the model is far off. */
 void mt__curve_fail(mt__curve *c, int keep, size_t samples, size_t room, uint64_t step) {
-    mt__evidence *e = &c->evidence[keep];
     size_t predicted = mt__curve_predict(c, keep, samples);
-    if (predicted && predicted <= room && room < SIZE_MAX)
-        e->missing = mt__add(e->missing, mt__max(e->missing, room + 1 - predicted));
-    e->failed_chunk = samples;
-    e->failed_room = room;
-    int in_vain = e->tried > 0, has_run = samples <= e->largest_ran;
-    if (in_vain) e->patience = (unsigned)mt__min(4 * e->patience, MOST_PATIENCE);
-    if (!e->patience || (!in_vain && has_run)) e->patience = PATIENCE;
-    e->tried = 0;
-    e->forget_at = step + e->patience;
+    mt__evidence_fail(&c->evidence[keep], samples, room, predicted, step);
+}
+
+int mt__curve_has_failures(const mt__curve *c) {
+    return c->evidence[0].beyond.chunk || c->evidence[0].shortage.chunk;
 }
 
 int mt__curve_has_failed(const mt__curve *c, int keep, size_t samples, size_t room) {
-    const mt__evidence *e = &c->evidence[keep];
-    return e->failed_chunk && samples >= e->failed_chunk && room <= e->failed_room;
+    return mt__evidence_has_failed(&c->evidence[keep], samples, room);
 }
 
 void mt__curve_forget(mt__curve *c, uint64_t step) {
-    for (mt__evidence *e = c->evidence; e < c->evidence + 2; e++) {
-        e->residual /= 2; /* a chunk that needs more than was recorded will say so again */
-        if (!e->failed_chunk || step < e->forget_at) continue;
-        e->tried = e->failed_chunk;
-        e->failed_chunk = e->missing = 0;
-    }
+    for (int way = 0; way < 2; way++) mt__evidence_forget(&c->evidence[way], step);
 }
 
 /* ---- plans seen -------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #define MT_CURVE_H
 
 #include "choose.h"
+#include "evidence.h"
 #include "recording.h"
 
 enum { MT__SEEN = 8, MT__RANGES = 4 };
@@ -38,21 +39,6 @@ typedef struct mt__range {
     mt_memory_model *model[2]; /* by keep; NULL: that of the range below, times scale */
     double scale;
 } mt__range;
-
-/* What corrects the predictions of chunks that run one way, or stands in for them. */
-typedef struct mt__evidence {
-    size_t bound_peak, bound_samples; /* measured peak of the largest chunk */
-    size_t residual;                  /* bytes by which a measured peak was above the prediction */
-    size_t largest_ran;
-    size_t proven_room; /* the least room in which that chunk went through */
-    /* of a chunk that did not fit; 0: none is remembered */
-    size_t failed_chunk;
-    size_t failed_room; /* the room that was there for it */
-    size_t missing;     /* bytes that the prediction lacks if it is to say so */
-    uint64_t forget_at; /* the step by which what took the room may have passed */
-    unsigned patience;  /* steps until then; four times as many where it had not */
-    size_t tried;       /* the size last forgotten, until one as large goes through; 0: none */
-} mt__evidence;
 
 typedef struct mt__curve {
     mt__kind kind;
@@ -110,6 +96,9 @@ void mt__curve_prove(mt__curve *curve, int keep, size_t samples, size_t room);
  * until a later step forgets it.
  */
 void mt__curve_fail(mt__curve *curve, int keep, size_t samples, size_t room, uint64_t step);
+
+/* Whether chunks with gradients in place are remembered to have failed. */
+int mt__curve_has_failures(const mt__curve *curve);
 
 /* Whether so many samples have failed in no more room than this. */
 int mt__curve_has_failed(const mt__curve *curve, int keep, size_t samples, size_t room);

@@ -275,7 +275,7 @@ static int records_in_vain(const mt_policy *p, mt_mode mode) {
 static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                      mt_plan *plan) {
     /* At the start alone: where nothing came of it (no recordings, no peaks, no room) sizes are tried. */
-    int is_new = memory->budget_bytes && !c->has_run && !c->evidence[0].failed_chunk &&
+    int is_new = memory->budget_bytes && !c->has_run && !mt__curve_has_failures(c) &&
                  !p->step_cap && !records_in_vain(p, mode);
     if (mt__policy_is_fixed(p)) return plan_fixed(p, c, memory, plan);
     if (!is_new) return plan_rest(p, mode, memory, plan);

@@ -63,12 +63,22 @@ static int is_smallest(const mt_policy *p, const mt_oom *oom) {
     return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->samples));
 }
 
-static mt_action answer_unexplained(mt_policy *p, const mt_oom *oom) {
+/* Whether a step of late was cut for the same reason: then something other than an accident takes the room. */
+static int is_cut_again(mt_policy *p) {
+    uint64_t now = p->steps + 1;
+    if (p->cut_at != now) p->cut_before = p->cut_at;
+    p->cut_at = now;
+    return p->cut_before && now - p->cut_before <= MT__SAME_CAUSE;
+}
+
+static mt_action answer_unexplained(mt_policy *p, mt__curve *c, const mt_oom *oom) {
     p->unexplained++;
     if (p->unexplained == 1) return MT_ACTION_RETRY;
     if (!p->cleared) return clear(p);
     if (is_smallest(p, oom)) return climb(p, oom);
-    p->step_cap = mt__smaller(oom->chunk); /* for this step alone: nothing is learnt */
+    p->step_cap = mt__smaller(oom->chunk); /* for this step alone, the first time */
+    if (is_cut_again(p))
+        mt__curve_fail(c, mt__policy_apart(p, oom->mode), oom->chunk, SIZE_MAX, p->steps);
     return MT_ACTION_REPLAN;
 }
 
@@ -113,7 +123,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     p->wary = WARY_STEPS;
     if (oom->attempt <= 1 || p->has_moved_on) begin_trouble(p, oom);
     if (oom->attempt - p->excused <= p->options.max_retries)
-        *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, oom);
+        *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, c, oom);
     p->replanning = *out == MT_ACTION_REPLAN;
     if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */
     if (*out == MT_ACTION_GIVE_UP) mt__ladder_give_back(p);

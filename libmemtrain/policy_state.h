@@ -51,6 +51,8 @@ struct mt_policy {
     unsigned excused; /* OOMs of this step that are no retries: before a rung or a chunk that stays,
                           or of more clears */
     uint64_t steps;   /* planned so far, of either mode */
+    /* 1 + the last step that was cut though the budget does not explain it, and the one before; 0: none */
+    uint64_t cut_at, cut_before;
     mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
     /* the ladder */
     unsigned rungs;       /* MT_RUNG_BITs that are taken */

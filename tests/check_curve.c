@@ -254,6 +254,38 @@ START_TEST(kernels_change_between_the_first_two) {
 }
 END_TEST
 
+/* A chunk of kernels that change twice, at 16 and at 32 samples. Returns its bytes. */
+static size_t run_changing(mt__curve *curve, size_t m) {
+    size_t bytes = 1000 + 100 * m + (m >= 16 && m < 32 ? 4000 : 0);
+    mt_recording *recording = mt__curve_record(curve, m);
+
+    if (recording != NULL) {
+        event(recording, 0x100, (int64_t)bytes);
+        for (uintptr_t other = 0; other < m / 32; other++) event(recording, 0x900 + other, 8);
+    }
+    mt__curve_learn(curve, 0, m, 0);
+    return bytes;
+}
+
+/* They change again before there is a second recording of the middle ones: each size is predicted from its own. */
+START_TEST(kernels_change_twice) {
+    static const struct {
+        size_t samples, ranges;
+    } rows[] = {{2, 1}, {4, 1}, {16, 2}, {32, 3}, {64, 3}, {128, 3}};
+    mt__curve *curve = curve_new();
+
+    for (int i = 0; i < LENGTH(rows); i++) {
+        size_t m = rows[i].samples, bytes = run_changing(curve, m);
+
+        ck_assert(mt__curve_is_recorded(curve, 0));
+        ck_assert_uint_eq(curve->ranges, rows[i].ranges);
+        ck_assert_uint_ge(mt__curve_predict(curve, 0, m), bytes);
+        ck_assert_uint_le(mt__curve_predict(curve, 0, m), bytes + bytes / 99);
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
 /* Rooms without an end, where values would saturate: an answer, and at once. */
 START_TEST(endless_room) {
     static const size_t rooms[] = {SIZE_MAX, SIZE_MAX - 99, SIZE_MAX / 2, INT64_MAX / 2};
@@ -326,23 +358,6 @@ START_TEST(endless_room_by_a_bound) {
 }
 END_TEST
 
-/* Without recordings the highest peak of the largest chunk stands for it. */
-START_TEST(the_bound_is_the_highest) {
-    static const struct {
-        size_t samples, peak, bound_samples, bound;
-    } rows[] = {{16, 500, 16, 500}, {16, 600, 16, 600}, {16, 550, 16, 600},
-                {8, 700, 16, 600},  {20, 590, 20, 590}, {20, 0, 20, 590}};
-    mt__curve *curve = curve_new();
-
-    for (int i = 0; i < LENGTH(rows); i++) {
-        mt__curve_learn(curve, 0, rows[i].samples, rows[i].peak);
-        ck_assert_uint_eq(curve->evidence[0].bound_samples, rows[i].bound_samples);
-        ck_assert_uint_eq(curve->evidence[0].bound_peak, rows[i].bound);
-    }
-    mt__curve_free(curve);
-}
-END_TEST
-
 /* Lines that fall to nothing beyond a change of kernels: a range begins all the same. */
 START_TEST(a_model_that_falls_to_nothing) {
     static const size_t bytes[] = {1000, 100, 5000, 9000};
@@ -379,6 +394,29 @@ START_TEST(without_host_memory) {
             ck_assert_uint_ge(mt__curve_predict(curve, 0, m), peak(m, 0));
             ck_assert_uint_le(mt__curve_predict(curve, 0, m), peak(m, 0) * 21 / 20);
         }
+        mt__curve_free(curve);
+    }
+    ck_assert_int_gt(failed, 10);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+/* The same where kernels change twice. */
+START_TEST(changes_without_host_memory) {
+    const size_t sizes[] = {2, 4, 16, 32, 64};
+    int failed = 0;
+
+    ck_ok(counting_install());
+    for (int at = 1; at < 60; at++) {
+        mt__curve *curve = curve_new();
+
+        counting_fail_at((size_t)at, 0);
+        for (int i = 0; i < LENGTH(sizes); i++) (void)run_changing(curve, sizes[i]);
+        failed += counting_fired() > 0;
+        counting_fail_at(0, 0);
+        for (int i = 0; i < LENGTH(sizes); i++) (void)run_changing(curve, sizes[i]);
+        ck_assert(mt__curve_is_recorded(curve, 0));
+        ck_assert_uint_ge(mt__curve_predict(curve, 0, 64), run_changing(curve, 64));
         mt__curve_free(curve);
     }
     ck_assert_int_gt(failed, 10);
@@ -436,14 +474,15 @@ int main(void) {
     tcase_add_test(ranges, one_recording_rules_nothing_out);
     tcase_add_test(ranges, recordings_that_disagree_rule_nothing_out);
     tcase_add_test(ranges, kernels_change_between_the_first_two);
+    tcase_add_test(ranges, kernels_change_twice);
     tcase_add_test(ranges, endless_room);
     tcase_add_test(ranges, corrections_fade);
     tcase_add_test(ranges, a_range_comes_down_below_another);
     tcase_add_test(ranges, endless_room_by_a_bound);
-    tcase_add_test(ranges, the_bound_is_the_highest);
     tcase_add_test(ranges, a_model_that_falls_to_nothing);
     tcase_add_test(ranges, what_went_through_fits);
     tcase_add_test(useless, without_host_memory);
+    tcase_add_test(useless, changes_without_host_memory);
     tcase_add_test(useless, empty_recording);
     return suite_run(suite);
 }

@@ -292,21 +292,6 @@ START_TEST(endless_samples) {
 }
 END_TEST
 
-/* Without recordings: the highest peak of the largest size counts. */
-START_TEST(higher_peak_of_the_same_size) {
-    static const size_t peaks[] = {1000, 1200, 1100};
-    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
-
-    for (int i = 0; i < LENGTH(peaks); i++) {
-        mt_chunk_result result = {.size = sizeof(result), .peak_bytes = peaks[i]};
-
-        ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
-    }
-    ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, 8), 1200);
-    mt_policy_free(policy);
-}
-END_TEST
-
 /* A time without an end is none. */
 START_TEST(endless_time_is_none) {
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
@@ -620,7 +605,6 @@ static Suite *suite_policy_edges(void) {
 #endif
     tcase_add_loop_test(host, shape_without_host_memory, 0, 5);
     tcase_add_test(sizes, endless_samples);
-    tcase_add_test(sizes, higher_peak_of_the_same_size);
     tcase_add_test(sizes, endless_time_is_none);
     tcase_add_loop_test(sizes, above_the_budget_is_no_proof, 0, 2);
     tcase_add_test(sizes, times_are_full);

@@ -2,10 +2,14 @@
  * hog.c - another process takes memory and returns it at random, between steps and in the middle of
  * them, for 500 steps. Prints the OOMs that reached the user (none are to), those that a step met, and
  * after how many steps the samples a second were back when the memory was, at worst and on average;
- * each the worst of several hogs, and of backends that keep finished chunks, that do not, and that
- * cannot record.
+ * each the worst of several hogs.
  *
- *     hog  to_user=... ooms=... steps_back=... (mean ...)
+ *     hog told    to_user=... ooms=... steps_back=... (mean ...)
+ *     hog untold  to_user=... ooms=... steps_back=... (mean ...)
+ *
+ * told: the budget says what is left, as the host's does; of backends that keep finished chunks, that do not,
+ * and that cannot record. untold: nothing but refusals do, with evidence, as on a card that others use too, and
+ * without; of backends that record, that measure peaks, and that do neither, as MPS.
  */
 #include "fake_backend.h"
 
@@ -28,12 +32,31 @@ typedef struct figures {
     int returns;
 } figures;
 
+/* Backends, and what each tells. */
+typedef struct hog_kind {
+    unsigned absent;
+    int keep, no_peaks, no_evidence;
+} hog_kind;
+
+static const hog_kind told[] = {{0, 0, 0, 0}, {0, 1, 0, 0}, {FAKE_BIT(FAKE_RECORD), 0, 0, 0}};
+static const hog_kind untold[] = {
+    {0, 0, 0, 1},
+    {0, 1, 0, 1},
+    {FAKE_BIT(FAKE_RECORD), 0, 0, 1},
+    {FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK), 0, 1, 1},
+    {FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK), 1, 1, 1},
+    {0, 0, 0, 0},
+    {0, 1, 0, 0},
+    {FAKE_BIT(FAKE_RECORD), 0, 0, 0},
+};
+
 static fake_backend fake;
 static mt_backend inner;
 
-/* What the hog does to the budget, and before which chunk from now on. */
+/* What the hog does to the budget, or to a limit that is not told, and before which chunk from now on. */
 static struct {
     uint64_t random;
+    size_t *limit;
     size_t whole, least; /* budgets: of the trainer alone, and that the hog always leaves */
     size_t next;
     int chunks; /* 0: done */
@@ -47,15 +70,15 @@ static size_t below(size_t bound) {
 
 static mt_status accumulate(void *self, size_t first, size_t count, double weight,
                             mt_chunk_result *out) {
-    if (hog.chunks > 0 && --hog.chunks == 0) fake.options.budget_bytes = hog.next;
+    if (hog.chunks > 0 && --hog.chunks == 0) *hog.limit = hog.next;
     return inner.accumulate(self, first, count, weight, out);
 }
 
-/* The budget becomes another: now, or before one of the next chunks. */
-static void change(size_t budget) {
-    hog.next = budget;
+/* The limit becomes another: now, or before one of the next chunks. */
+static void change(size_t limit) {
+    hog.next = limit;
     hog.chunks = (int)below(4);
-    if (hog.chunks == 0) fake.options.budget_bytes = budget;
+    if (hog.chunks == 0) *hog.limit = limit;
 }
 
 /* Before each step. Returns whether the memory is back from this step on. */
@@ -65,7 +88,7 @@ static int hog_moves(int step) {
         hog.until = step + 1 + (int)below(40);
         if (!hog.is_here) {
             hog.chunks = 0;
-            fake.options.budget_bytes = hog.whole;
+            *hog.limit = hog.whole;
             return 1;
         }
     }
@@ -73,14 +96,17 @@ static int hog_moves(int step) {
     return 0;
 }
 
-static mt_trainer *start(int kind) {
+static mt_trainer *start(const hog_kind *kind, int is_told) {
     fake_options options = fake_fits(&fake_train_program, 40);
     mt_trainer *trainer = NULL;
     mt_backend seam;
 
     options.seconds = fake_seconds;
-    options.keep = kind == 1;
-    options.absent = kind == 2 ? FAKE_BIT(FAKE_RECORD) : 0;
+    options.keep = kind->keep;
+    options.absent = kind->absent;
+    options.no_peaks = kind->no_peaks;
+    options.no_evidence = kind->no_evidence;
+    hog.limit = is_told ? &fake.options.budget_bytes : &fake.options.device_bytes;
     hog.whole = options.budget_bytes;
     hog.least = options.resident_bytes + fake_program_peak(&fake_train_program, 2);
     fake_init(&fake, &options);
@@ -106,7 +132,7 @@ static void count_return(figures *out, int steps) {
     out->returns++;
 }
 
-static int run(int kind, uint64_t seed, figures *out) {
+static int run(const hog_kind *kind, int is_told, uint64_t seed, figures *out) {
     mt_run_report report = MT_RUN_REPORT_INIT;
     double before = 0;
     int since = -1; /* steps since the memory is back, as long as the speed is not */
@@ -115,7 +141,7 @@ static int run(int kind, uint64_t seed, figures *out) {
     hog.random = seed;
     hog.is_here = hog.chunks = 0;
     hog.until = WARM_UP;
-    trainer = start(kind);
+    trainer = start(kind, is_told);
     if (trainer == NULL) return 0;
     for (int step = 0; step < WARM_UP + STEPS; step++) {
         double speed;
@@ -139,17 +165,25 @@ static int run(int kind, uint64_t seed, figures *out) {
     return 1;
 }
 
-int main(void) {
+/* Returns whether all went as it is to go. */
+static int report(const char *name, const hog_kind *kinds, size_t count, int is_told) {
     figures worst = {0, 0, 0, 0, 0};
 
-    for (int kind = 0; kind < 3; kind++)
+    for (size_t i = 0; i < count; i++)
         for (uint64_t seed = 1; seed <= HOGS; seed++)
-            if (!run(kind, seed, &worst)) {
+            if (!run(&kinds[i], is_told, seed, &worst)) {
                 fprintf(stderr, "hog: %s\n", mt_last_error());
-                return EXIT_FAILURE;
+                return 0;
             }
-    printf("hog  to_user=%u ooms=%llu steps_back=%d (mean %.2f)\n", worst.to_user,
+    printf("hog %-6s  to_user=%u ooms=%llu steps_back=%d (mean %.2f)\n", name, worst.to_user,
            (unsigned long long)worst.ooms, worst.steps_back,
            worst.returns > 0 ? worst.sum_back / worst.returns : 0);
-    return worst.to_user == 0 && worst.steps_back <= MOST_STEPS ? EXIT_SUCCESS : EXIT_FAILURE;
+    return worst.to_user == 0 && worst.steps_back <= MOST_STEPS;
+}
+
+int main(void) {
+    int is_well = report("told", told, sizeof(told) / sizeof(told[0]), 1);
+
+    is_well &= report("untold", untold, sizeof(untold) / sizeof(untold[0]), 0);
+    return is_well ? EXIT_SUCCESS : EXIT_FAILURE;
 }

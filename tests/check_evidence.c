@@ -1,0 +1,180 @@
+/*
+ * check_evidence.c - measured peaks, chunks that went through and chunks that did not fit: what they say of
+ * other sizes, and for how long.
+ */
+#include "evidence.h"
+#include "suite.h"
+
+/* ---- measured peaks without recordings --------------------------------------------------------- */
+
+/* Chunks that ran one after the other, and what is known then. */
+static const struct {
+    const char *name;
+    struct {
+        size_t samples, peak, bound_samples, bound;
+    } rows[6];
+} bounds[] = {
+    {"a larger chunk stands for it", {{8, 300, 8, 300}, {16, 500, 16, 500}, {20, 590, 20, 590}}},
+    {"a smaller one says nothing", {{16, 500, 16, 500}, {8, 300, 16, 500}, {1, 90, 16, 500}}},
+    {"a higher peak counts at once", {{16, 500, 16, 500}, {16, 600, 16, 600}}},
+    {"a lower one by halves, for it may be higher again",
+     {{16, 600, 16, 600}, {16, 500, 16, 550}, {16, 500, 16, 525}, {16, 700, 16, 700}}},
+    {"another tensor was there: a smaller chunk has an eighth less a sample",
+     {{16, 1600, 16, 1600}, {8, 720, 16, 1600}, {8, 700, 8, 700}, {4, 300, 4, 300}}},
+};
+
+START_TEST(bounds_of_one_peak) {
+    mt__evidence e = {0};
+
+    for (int i = 0; i < 6 && bounds[_i].rows[i].samples > 0; i++) {
+        mt__evidence_bound(&e, bounds[_i].rows[i].samples, bounds[_i].rows[i].peak);
+        ck_assert_msg(e.bound_samples == bounds[_i].rows[i].bound_samples &&
+                          e.bound_peak == bounds[_i].rows[i].bound,
+                      "%s: %zu bytes for %zu samples after row %d", bounds[_i].name, e.bound_peak,
+                      e.bound_samples, i);
+    }
+}
+END_TEST
+
+/* ---- how long a failure is remembered ----------------------------------------------------------- */
+
+/* Steps until a size that failed in room 100 may be tried again. */
+static int steps_until_tried(mt__evidence *e, size_t samples, uint64_t *step) {
+    int steps = 0;
+
+    mt__evidence_fail(e, samples, 100, 0, *step);
+    while (mt__evidence_has_failed(e, samples, 100)) {
+        mt__evidence_forget(e, ++*step);
+        ck_assert_int_le(++steps, 5000);
+    }
+    return steps;
+}
+
+/* Tried in vain each time: what may never fit ever less often, what had gone through a step later. */
+static const struct {
+    size_t ran;
+    int steps[8];
+} waits[] = {
+    {0, {8, 32, 128, 512, 2048, 4096, 4096, 4096}},
+    {31, {8, 32, 128, 512, 2048, 4096, 4096, 4096}},
+    {32, {4, 5, 6, 7, 8, 9, 10, 11}},
+    {64, {4, 5, 6, 7, 8, 9, 10, 11}},
+};
+
+START_TEST(waits_in_vain) {
+    mt__evidence e = {0};
+    uint64_t step = 7;
+
+    if (waits[_i].ran > 0) mt__evidence_prove(&e, waits[_i].ran, 100);
+    for (int i = 0; i < 8; i++)
+        ck_assert_int_eq(steps_until_tried(&e, 32, &step), waits[_i].steps[i]);
+}
+END_TEST
+
+/* Once a chunk as large goes through the next failure waits as the first; a smaller one changes nothing. */
+START_TEST(patience_begins_anew) {
+    static const struct {
+        size_t ran, later;
+        int first, second, third;
+    } rows[] = {{0, 32, 8, 32, 8}, {0, 31, 8, 32, 128}, {40, 32, 4, 5, 4}, {40, 31, 4, 5, 6}};
+    mt__evidence e = {0};
+    uint64_t step = 0;
+
+    if (rows[_i].ran > 0) mt__evidence_prove(&e, rows[_i].ran, 100);
+    ck_assert_int_eq(steps_until_tried(&e, 32, &step), rows[_i].first);
+    ck_assert_int_eq(steps_until_tried(&e, 32, &step), rows[_i].second);
+    mt__evidence_ran(&e, rows[_i].later);
+    ck_assert_int_eq(steps_until_tried(&e, 32, &step), rows[_i].third);
+}
+END_TEST
+
+/* A hog that takes the room of what had gone through says nothing of what has never fitted, which is tried as seldom. */
+START_TEST(a_shortage_passes_and_the_limit_stays) {
+    mt__evidence e = {0};
+    uint64_t step = 0;
+
+    mt__evidence_prove(&e, 32, 100);
+    for (int i = 0; i < 4; i++) (void)steps_until_tried(&e, 64, &step); /* 512 steps by now */
+    mt__evidence_fail(&e, 64, 100, 0, step);
+    ck_assert_int_eq(steps_until_tried(&e, 20, &step), 4);
+    ck_assert(!mt__evidence_has_failed(&e, 63, 100));
+    ck_assert(mt__evidence_has_failed(&e, 64, 100));
+    ck_assert(!mt__evidence_has_failed(&e, 64, 101));
+    mt__evidence_ran(&e, 32);
+    ck_assert_int_eq(steps_until_tried(&e, 20, &step), 4);
+    ck_assert(mt__evidence_has_failed(&e, 64, 100));
+}
+END_TEST
+
+/* ---- corrections -------------------------------------------------------------------------------- */
+
+/* 32 samples went through, and then sizes failed in room 1000 that were predicted to need so many bytes. */
+static const struct {
+    const char *name;
+    struct {
+        size_t samples, room, predicted;
+    } failed[2];
+    size_t samples, correction;
+} corrections[] = {
+    {"nothing failed", {{0, 0, 0}}, 64, 0},
+    {"so that the prediction says so", {{64, 1000, 900}}, 64, 101},
+    {"beyond half the way", {{64, 1000, 900}}, 49, 101},
+    {"up to half the way", {{64, 1000, 900}}, 48, 0},
+    {"twice as much when that is not enough", {{64, 1000, 900}, {64, 1000, 990}}, 64, 202},
+    {"predicted above the room", {{64, 1000, 1200}}, 64, 0},
+    {"not predicted", {{64, 1000, 0}}, 64, 0},
+    {"a room that is not known", {{64, SIZE_MAX, 900}}, 64, 0},
+    {"of a size that had gone through", {{20, 1000, 900}}, 20, 101},
+    {"below that", {{20, 1000, 900}}, 19, 0},
+    {"above what ran", {{20, 1000, 900}}, 33, 101},
+    {"both", {{64, 1000, 900}, {20, 1000, 990}}, 64, 112},
+    {"one of both", {{64, 1000, 900}, {20, 1000, 990}}, 20, 11},
+    {"neither", {{64, 1000, 900}, {20, 1000, 990}}, 19, 0},
+};
+
+START_TEST(corrections_of_failures) {
+    mt__evidence e = {0};
+
+    mt__evidence_prove(&e, 32, 1000);
+    for (int i = 0; i < 2 && corrections[_i].failed[i].samples > 0; i++)
+        mt__evidence_fail(&e, corrections[_i].failed[i].samples, corrections[_i].failed[i].room,
+                          corrections[_i].failed[i].predicted, 0);
+    ck_assert_msg(
+        mt__evidence_correction(&e, corrections[_i].samples) == corrections[_i].correction,
+        "%s: %zu", corrections[_i].name, mt__evidence_correction(&e, corrections[_i].samples));
+    e.residual = 64;
+    ck_assert_uint_eq(mt__evidence_correction(&e, corrections[_i].samples),
+                      corrections[_i].correction + 64);
+    mt__evidence_forget(&e, 100); /* failures are forgotten, and what was measured is halved */
+    ck_assert_uint_eq(mt__evidence_correction(&e, corrections[_i].samples), 32);
+}
+END_TEST
+
+/* The least room in which the largest chunk went through. */
+START_TEST(proven_rooms) {
+    static const struct {
+        size_t samples, room, largest, proven;
+    } rows[] = {{8, 300, 8, 300}, {8, 200, 8, 200},   {8, 250, 8, 200},
+                {4, 100, 8, 200}, {16, 900, 16, 900}, {8, 150, 16, 900}};
+    mt__evidence e = {0};
+
+    for (int i = 0; i < LENGTH(rows); i++) {
+        mt__evidence_prove(&e, rows[i].samples, rows[i].room);
+        ck_assert_uint_eq(e.largest_ran, rows[i].largest);
+        ck_assert_uint_eq(e.proven_room, rows[i].proven);
+    }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("evidence");
+    TCase *peaks = suite_case(suite, "peaks"), *failures = suite_case(suite, "failures");
+
+    tcase_add_loop_test(peaks, bounds_of_one_peak, 0, LENGTH(bounds));
+    tcase_add_test(peaks, proven_rooms);
+    tcase_add_loop_test(failures, waits_in_vain, 0, LENGTH(waits));
+    tcase_add_loop_test(failures, patience_begins_anew, 0, 4);
+    tcase_add_test(failures, a_shortage_passes_and_the_limit_stays);
+    tcase_add_loop_test(failures, corrections_of_failures, 0, LENGTH(corrections));
+    return suite_run(suite);
+}
