@@ -47,15 +47,17 @@ static mt_status does_not_fit(const mt__curve *c, size_t samples, const mt_memor
 
 /* ---- sizes ------------------------------------------------------------------------------------ */
 
-/*
- * The smallest chunk that the search for speed tries: an eighth of what fits, or one that was seen to be
- * faster. Where layers normalise over them still smaller ones do harm.
- */
-static size_t smallest_worth(const mt_policy *p, const mt__curve *c, size_t fits, size_t least) {
-    size_t floor = mt__max(least, mt__smallest_worth(&c->timings, fits / SMALLEST_SHARE));
-    if (p->info.normalises_over_batch && c->kind.mode == MT_TRAIN)
-        floor = mt__max(floor, LEAST_NORMALISED);
+/* The smallest chunk that may be tried for speed: where layers normalise over them still smaller ones do harm. */
+static size_t smallest_tried(const mt_policy *p, const mt__curve *c, size_t fits, size_t least) {
+    int is_normalised = p->info.normalises_over_batch && c->kind.mode == MT_TRAIN;
+    size_t floor = mt__max(least, is_normalised ? LEAST_NORMALISED : 1);
     return mt__max(1, mt__min(floor, fits));
+}
+
+/* And the smallest that is worth it: an eighth of what fits, or one that was seen to be faster. */
+static size_t smallest_worth(const mt_policy *p, const mt__curve *c, size_t fits, size_t least) {
+    size_t floor = mt__min(mt__smallest_worth(&c->timings, fits / SMALLEST_SHARE), fits);
+    return mt__max(floor, smallest_tried(p, c, fits, least));
 }
 
 /* The largest chunk that options and this step allow. */
@@ -80,8 +82,10 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
         return does_not_fit(c, small, memory);
     size_t chunk = mt__max(least, mt__min(mt__min(fits, top), samples));
     size_t worth = smallest_worth(p, c, mt__min(chunk, samples), least);
+    size_t tried = smallest_tried(p, c, mt__min(chunk, samples), least);
     *fewest = mt__min(mt__ceil_div(samples, chunk), samples / least);
-    *most = mt__max(*fewest, samples / worth);
+    /* Where it does not divide the batch some chunks are one smaller. */
+    *most = mt__max(*fewest, mt__min(mt__ceil_div(samples, worth), samples / tried));
     /* No legal cut is below what has just failed: 10 samples in chunks of at least 4 that must be
        smaller than 5, say. */
     if (p->step_failed && mt__ceil_div(samples, *fewest) >= p->step_failed)

@@ -12,6 +12,11 @@ static double cliff(size_t m) {
     return m > 16 ? 0.266 * (double)m : 0.02 + 0.041 * (double)m;
 }
 
+/* Slower a sample the larger the chunk. */
+static double ever_slower(size_t m) {
+    return 0.01 * (double)m * (1 + (double)m / 100);
+}
+
 /* Larger is always better. */
 static double steady(size_t m) {
     return 0.05 + 0.01 * (double)m;
@@ -46,6 +51,37 @@ START_TEST(time_cliff) {
     ck_assert_double_eq_tol(mt_policy_predict_seconds(dev.policy, MT_TRAIN, dev.chunks[0]),
                             cliff(dev.chunks[0]), 1e-12);
     ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 199), 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Ten samples are an eighth of what fits, eleven take several times as long, and 118 are no whole tens. */
+static double cliff_at_the_end(size_t m) {
+    return 0.0028 + 0.0005 * (double)m * (m > 10 ? 5 : 1);
+}
+
+START_TEST(time_cliff_where_the_search_ends) {
+    static const int normalises[] = {0, 1};
+    device dev = device_new(need(85), (mt_policy_options){0},
+                            (mt_backend_info){.normalises_over_batch = normalises[_i]});
+
+    dev.seconds = cliff_at_the_end;
+    ck_assert_uint_le(largest_chunk_of_the_last(&dev, 118, 20, 10), 10);
+    ck_assert_uint_eq(dev.count, 12);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Still smaller ones would be chosen for speed, but layers normalise over them. */
+START_TEST(time_of_too_small_chunks) {
+    device dev =
+        device_new(need(32), (mt_policy_options){0}, (mt_backend_info){.normalises_over_batch = 1});
+
+    dev.seconds = ever_slower;
+    for (size_t samples = 16; samples < 64; samples++) {
+        (void)largest_chunk_of_the_last(&dev, samples, 5, 1);
+        for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], 8);
+    }
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -134,11 +170,6 @@ START_TEST(time_shallow) {
     mt_policy_free(dev.policy);
 }
 END_TEST
-
-/* Slower a sample the larger the chunk. */
-static double ever_slower(size_t m) {
-    return 0.01 * (double)m * (1 + (double)m / 100);
-}
 
 /*
  * The first batch, or what recordings that count have left of it, begins with an eighth of the largest chunk, or
@@ -310,6 +341,8 @@ static Suite *suite_policy_time(void) {
     TCase *time = suite_case(suite, "time"), *room = suite_case(suite, "room");
 
     tcase_add_test(time, time_cliff);
+    tcase_add_loop_test(time, time_cliff_where_the_search_ends, 0, 2);
+    tcase_add_test(time, time_of_too_small_chunks);
     tcase_add_test(time, time_steady);
     tcase_add_test(time, time_gets_worse);
     tcase_add_test(time, time_of_small_sizes_is_found_out);
