@@ -1,20 +1,16 @@
 /*
- * dataset.c - a folder of class folders as a data set: opening, splitting, batches; see dataset.h.
+ * dataset.c - a folder of class folders as a data set: opening, batches; see dataset.h.
  *
  * Order of opening: list the class folders, list each one's files, decode round by round (one
  * picture of each class a round, so that a bound on the samples keeps the classes even), sort,
  * split. All randomness comes from ex_random(), a pure function; there is no hidden state.
  */
 #include "dataset.h"
+#include "dataset_split.h"
+#include "names.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <sys/stat.h>
 
 #define DEFAULT_KEEP_SIDE 256
 #define DEFAULT_VALIDATION 0.2
@@ -26,140 +22,12 @@ static ex_status no_memory(ex_error *error, const char *name) {
     return EX_ENOMEM;
 }
 
-/* ---- names --------------------------------------------------------------------------------- */
-
-struct names {
-    char **items;
-    size_t count;
-    size_t capacity;
-};
-
-static void free_names(struct names *names) {
-    for (size_t i = 0; i < names->count; i++) {
-        free(names->items[i]);
-    }
-    free(names->items);
-    memset(names, 0, sizeof *names);
-}
-
-static char *copy_text(const char *text) {
-    size_t bytes = strlen(text) + 1;
-    char *copy = malloc(bytes);
-
-    return copy ? memcpy(copy, text, bytes) : NULL;
-}
-
-static ex_status add_name(struct names *names, const char *name) {
-    if (names->count == names->capacity) {
-        size_t capacity = names->capacity ? 2 * names->capacity : 16;
-        char **grown = realloc(names->items, capacity * sizeof *grown);
-
-        if (!grown) {
-            return EX_ENOMEM;
-        }
-        names->items = grown;
-        names->capacity = capacity;
-    }
-    names->items[names->count] = copy_text(name);
-    if (!names->items[names->count]) {
-        return EX_ENOMEM;
-    }
-    names->count++;
-    return EX_OK;
-}
-
-/* A new string "folder/name", or NULL. */
-static char *join_path(const char *folder, const char *name) {
-    size_t bytes = strlen(folder) + strlen(name) + 2;
-    char *path = malloc(bytes);
-
-    if (path) {
-        snprintf(path, bytes, "%s/%s", folder, name);
-    }
-    return path;
-}
-
-static int compare_names(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-/* FNV-1a over two strings with a separator, mixed once more because FNV's high bits are weak. */
-static uint64_t hash_text(const char *class_name, const char *name, size_t length) {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-
-    for (const char *c = class_name; *c; c++) {
-        hash = (hash ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
-    }
-    hash = (hash ^ '/') * UINT64_C(0x100000001b3);
-    for (size_t i = 0; i < length; i++) {
-        hash = (hash ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
-    }
-    return ex_random(hash, 0, 0, 0);
-}
-
-/* ---- listing folders ----------------------------------------------------------------------- */
-
-/* Adds `name` if it is of the wanted kind; what cannot be looked at counts as a file. */
-static ex_status add_entry(const char *folder, const char *name, bool want_folders,
-                           struct names *out) {
-    struct stat info;
-    char *path = join_path(folder, name);
-    bool is_folder;
-
-    if (!path) {
-        return EX_ENOMEM;
-    }
-    is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    free(path);
-    return is_folder == want_folders ? add_name(out, name) : EX_OK;
-}
-
-static ex_status list_entries(DIR *stream, const char *folder, bool want_folders, struct names *out,
-                              ex_error *error) {
-    for (;;) {
-        const struct dirent *entry;
-
-        errno = 0;
-        entry = readdir(stream);
-        if (!entry) {
-            break;
-        }
-        if (entry->d_name[0] != '.' &&
-            add_entry(folder, entry->d_name, want_folders, out) != EX_OK) {
-            return no_memory(error, folder);
-        }
-    }
-    if (errno) {
-        ex_error_set(error, folder, "%s", strerror(errno));
-        return EX_EINPUT;
-    }
-    return EX_OK;
-}
-
-/* The entries of one kind, sorted by name, because readdir's order differs between machines. */
-static ex_status list_folder(const char *folder, bool want_folders, struct names *out,
-                             ex_error *error) {
-    DIR *stream = opendir(folder);
-    ex_status status;
-
-    if (!stream) {
-        ex_error_set(error, folder, "%s; %s", strerror(errno), expected);
-        return EX_EINPUT;
-    }
-    status = list_entries(stream, folder, want_folders, out, error);
-    closedir(stream);
-    if (status == EX_OK && out->count > 1) {
-        qsort(out->items, out->count, sizeof *out->items, compare_names);
-    }
-    return status;
-}
-
 /* ---- opening ------------------------------------------------------------------------------- */
 
 /* One class while the data set is being opened. */
 struct source {
     char *folder;
-    struct names files;
+    ex_names files;
     size_t next;  /* file to try next */
     size_t taken; /* pictures the class has so far */
 };
@@ -174,8 +42,8 @@ struct opening {
 };
 
 static ex_status list_classes(struct opening *job) {
-    struct names names = {NULL, 0, 0};
-    ex_status status = list_folder(job->folder, true, &names, job->error);
+    ex_names names = {NULL, 0, 0};
+    ex_status status = ex_names_list(job->folder, true, expected, &names, job->error);
 
     if (status == EX_OK && names.count < 2) {
         ex_error_set(job->error, job->folder, "%s; at least two classes are needed, %s",
@@ -188,7 +56,7 @@ static ex_status list_classes(struct opening *job) {
         status = EX_EINPUT;
     }
     if (status != EX_OK) {
-        free_names(&names);
+        ex_names_free(&names);
         return status;
     }
     job->dataset->class_names = names.items;
@@ -211,7 +79,7 @@ static int compare_ranked(const void *a, const void *b) {
 }
 
 /* With a bound on the samples the first names would be a biased choice; a hash is none. */
-static ex_status scatter_files(struct names *files, const char *class_name) {
+static ex_status scatter_files(ex_names *files, const char *class_name) {
     struct ranked *ranked = malloc((files->count + 1) * sizeof *ranked);
 
     if (!ranked) {
@@ -219,7 +87,7 @@ static ex_status scatter_files(struct names *files, const char *class_name) {
     }
     for (size_t i = 0; i < files->count; i++) {
         ranked[i].name = files->items[i];
-        ranked[i].hash = hash_text(class_name, ranked[i].name, strlen(ranked[i].name));
+        ranked[i].hash = ex_name_hash(class_name, ranked[i].name, strlen(ranked[i].name));
     }
     qsort(ranked, files->count, sizeof *ranked, compare_ranked);
     for (size_t i = 0; i < files->count; i++) {
@@ -240,11 +108,11 @@ static ex_status list_sources(struct opening *job) {
         struct source *source = &job->sources[i];
         ex_status status;
 
-        source->folder = join_path(job->folder, dataset->class_names[i]);
+        source->folder = ex_path_join(job->folder, dataset->class_names[i]);
         if (!source->folder) {
             return no_memory(job->error, job->folder);
         }
-        status = list_folder(source->folder, false, &source->files, job->error);
+        status = ex_names_list(source->folder, false, expected, &source->files, job->error);
         if (status != EX_OK) {
             return status;
         }
@@ -287,7 +155,7 @@ static ex_status keep_sample(struct opening *job, size_t label, const char *name
         return no_memory(job->error, job->folder);
     }
     sample = &dataset->samples[dataset->sample_count];
-    *sample = (ex_sample){*image, label, false, copy_text(name)};
+    *sample = (ex_sample){*image, label, false, strdup(name)};
     if (!sample->name) {
         return no_memory(job->error, job->folder);
     }
@@ -305,7 +173,7 @@ static void skip_file(struct opening *job, const ex_error *reason) {
 
 /* Tries one file: a bad one is skipped, which is no failure; `taken` tells which it was. */
 static ex_status try_file(struct opening *job, size_t label, const char *name, bool *taken) {
-    char *path = join_path(job->sources[label].folder, name);
+    char *path = ex_path_join(job->sources[label].folder, name);
     ex_image image;
     ex_error reason;
     ex_status status;
@@ -382,122 +250,6 @@ static int compare_samples(const void *a, const void *b) {
     return strcmp(left->name, right->name);
 }
 
-/* ---- splitting ----------------------------------------------------------------------------- */
-
-/* A sample on its way through the split. */
-struct candidate {
-    uint64_t group;
-    ex_sample *sample;
-};
-
-/* The part of a file name that decides its group: up to "__", else without the extension. */
-static size_t group_length(const char *name) {
-    const char *end = strstr(name, "__");
-
-    if (!end || end == name) {
-        end = strrchr(name, '.');
-    }
-    return end && end != name ? (size_t)(end - name) : strlen(name);
-}
-
-static int compare_candidates(const void *a, const void *b) {
-    const struct candidate *left = a, *right = b;
-
-    if (left->group != right->group) {
-        return left->group < right->group ? -1 : 1;
-    }
-    return strcmp(left->sample->name, right->sample->name);
-}
-
-static size_t run_length(const struct candidate *candidates, size_t count) {
-    size_t length = 1;
-
-    while (length < count && candidates[length].group == candidates[0].group) {
-        length++;
-    }
-    return length;
-}
-
-static void mark_run(struct candidate *candidates, size_t length) {
-    for (size_t i = 0; i < length; i++) {
-        candidates[i].sample->validation = true;
-    }
-}
-
-/* Takes whole groups in hash order while they fit under the target. */
-static size_t mark_fitting(struct candidate *candidates, size_t count, size_t target) {
-    size_t marked = 0;
-
-    for (size_t i = 0; i < count;) {
-        size_t length = run_length(candidates + i, count - i);
-
-        if (marked + length <= target) {
-            mark_run(candidates + i, length);
-            marked += length;
-        }
-        i += length;
-    }
-    return marked;
-}
-
-/* When every group is larger than the target: the smallest one, unless it is all there is. */
-static void mark_smallest(struct candidate *candidates, size_t count) {
-    size_t best = 0, best_length = count;
-
-    for (size_t i = 0; i < count;) {
-        size_t length = run_length(candidates + i, count - i);
-
-        if (length < best_length) {
-            best = i;
-            best_length = length;
-        }
-        i += length;
-    }
-    if (best_length < count) {
-        mark_run(candidates + best, best_length);
-    }
-}
-
-static void split_class(ex_sample *samples, size_t count, const char *class_name, double share,
-                        struct candidate *scratch) {
-    size_t target = (size_t)fmax(round(share * (double)count), 1.0);
-
-    if (count < 2) {
-        return;
-    }
-    for (size_t i = 0; i < count; i++) {
-        scratch[i].sample = &samples[i];
-        scratch[i].group = hash_text(class_name, samples[i].name, group_length(samples[i].name));
-    }
-    qsort(scratch, count, sizeof *scratch, compare_candidates);
-    if (mark_fitting(scratch, count, target < count ? target : count - 1) == 0) {
-        mark_smallest(scratch, count);
-    }
-}
-
-/* Expects the samples sorted by class. */
-static ex_status split_all(ex_dataset *dataset, double share) {
-    struct candidate *scratch = malloc(dataset->sample_count * sizeof *scratch);
-    size_t first = 0;
-
-    if (!scratch) {
-        return EX_ENOMEM;
-    }
-    while (first < dataset->sample_count) {
-        size_t label = dataset->samples[first].label;
-        size_t count = 1;
-
-        while (first + count < dataset->sample_count &&
-               dataset->samples[first + count].label == label) {
-            count++;
-        }
-        split_class(dataset->samples + first, count, dataset->class_names[label], share, scratch);
-        first += count;
-    }
-    free(scratch);
-    return EX_OK;
-}
-
 static ex_status list_members(ex_dataset *dataset) {
     for (int split = 0; split < 2; split++) {
         dataset->members[split] = malloc(dataset->sample_count * sizeof **dataset->members);
@@ -527,7 +279,8 @@ static ex_status open_job(struct opening *job) {
         return status;
     }
     qsort(dataset->samples, dataset->sample_count, sizeof *dataset->samples, compare_samples);
-    if ((job->options.validation > 0.0 && split_all(dataset, job->options.validation) != EX_OK) ||
+    if ((job->options.validation > 0.0 &&
+         ex_dataset_split(dataset, job->options.validation) != EX_OK) ||
         list_members(dataset) != EX_OK) {
         return no_memory(job->error, job->folder);
     }
@@ -537,7 +290,7 @@ static ex_status open_job(struct opening *job) {
 static void free_sources(struct opening *job) {
     for (size_t i = 0; job->sources && i < job->dataset->class_count; i++) {
         free(job->sources[i].folder);
-        free_names(&job->sources[i].files);
+        ex_names_free(&job->sources[i].files);
     }
     free(job->sources);
 }
@@ -570,7 +323,7 @@ ex_status ex_dataset_open(const char *folder, const ex_dataset_options *options,
     job.dataset->seed = job.options.seed;
     job.dataset->fit = job.options.fit;
     job.dataset->keep_side = job.options.keep_side;
-    job.dataset->folder = copy_text(folder);
+    job.dataset->folder = strdup(folder);
     status = job.dataset->folder ? open_job(&job) : no_memory(error, folder);
     free_sources(&job);
     if (status != EX_OK) {
@@ -621,8 +374,8 @@ void ex_dataset_order(const ex_dataset *dataset, ex_split split, uint64_t epoch,
 /* Decodes a picture that was not kept, as it was when the data set was opened. */
 static ex_status load_again(const ex_dataset *dataset, const ex_sample *sample, ex_image *image,
                             ex_error *error) {
-    char *folder = join_path(dataset->folder, dataset->class_names[sample->label]);
-    char *path = folder ? join_path(folder, sample->name) : NULL;
+    char *folder = ex_path_join(dataset->folder, dataset->class_names[sample->label]);
+    char *path = folder ? ex_path_join(folder, sample->name) : NULL;
     ex_status status = path ? ex_image_load(path, image, error) : EX_ENOMEM;
 
     if (status == EX_OK) {
