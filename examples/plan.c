@@ -163,8 +163,13 @@ static int ask(const configuration *c, const char *command, answer *a) {
     return 1;
 }
 
-static void print_answer(const configuration *c, const answer *a) {
+/* What is looked at, since that may take a minute; its answer ends the line. */
+static void print_question(const configuration *c) {
     printf("%-10s %-12s ", c->example, c->name);
+    fflush(stdout);
+}
+
+static void print_answer(const answer *a) {
     if (a->exit_status != 0)
         printf("does not fit: %s\n", a->error);
     else if (a->whole.fits)
@@ -196,8 +201,9 @@ static int compare(const plan *p, const char *program) {
         answer a;
         if (!is_chosen(p, &configurations[i])) continue;
         command_of(p, &configurations[i], program, command, sizeof command);
+        print_question(&configurations[i]);
         if (!ask(&configurations[i], command, &a)) return 1;
-        print_answer(&configurations[i], &a);
+        print_answer(&a);
         if (a.exit_status > worst) worst = a.exit_status;
     }
     return worst;
