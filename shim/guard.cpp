@@ -55,13 +55,22 @@ void best_line(const char *text, const char **out_start, int *out_length) {
     *out_length = static_cast<int>(std::strcspn(start, "\r\n"));
 }
 
+/* What libtorch's words mean where a library cuts the batch; "" where they say enough. */
+const char *remedy(const char *text) noexcept {
+    static const char single[] = "Expected more than 1 value per channel when training";
+    if (!std::strstr(text, single)) return "";
+    return "; a layer that normalises over the batch has nothing to normalise over in a chunk of "
+           "one: "
+           "a min_micro_batch of at least 2 is accepted, or larger samples";
+}
+
 mt_status describe(bool typed, const char *text) noexcept {
     mt_status status = classify(memory_was_refused(), typed, text);
     const char *line;
     int length;
     best_line(text, &line, &length);
     evidence_is_used();
-    return mt_set_error(status, "%.*s", length, line);
+    return mt_set_error(status, "%.*s%s", length, line, remedy(text));
 }
 
 } // namespace

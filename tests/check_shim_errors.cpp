@@ -422,6 +422,15 @@ static const Thrown thrown[] = {
          }
      },
      MT_EDEVMEM, "could not create a primitive"},
+    {"BatchNorm over one value",
+     [] {
+         torch::nn::BatchNorm1d(4)->forward(at::ones({1, 4}));
+     },
+     MT_ETORCH,
+     "Expected more than 1 value per channel when training, got input size [1, 4]; a layer that "
+     "normalises over the batch has nothing to normalise over in a chunk of one: a min_micro_batch "
+     "of at "
+     "least 2 is accepted, or larger samples"},
     {"grad mode left off",
      [] {
          c10::GradMode::set_enabled(false);
