@@ -189,6 +189,10 @@ static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
         .scenes = {(size_t)f->scenes, (size_t)f->validation_scenes},
         .seed = (uint64_t)f->flags.seed,
     };
+    if (f->cpu_budget && strcmp(run->device.name, "cpu") == 0)
+        return mt_set_error(MT_EINVAL,
+                            "--cpu-budget: the run begins on the CPU, where it is --budget that "
+                            "is accepted");
     if (!options.folder)
         options.folder = ex_find_in_tree(run->argv[0], DATA, found, sizeof found) ? found : DATA;
     ex_status status = ex_card_scenes_open(&options, &f->data, &error);

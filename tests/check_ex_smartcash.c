@@ -22,6 +22,7 @@ static const char *const wrong[][3] = {
     {"--data", "examples/data/food", "STYLE_SUIT_RANK.png"},
     {"--device", "sim:mps", "--force-cpu: not together with --device sim:mps"},
     {"--weights", "/nonexistent", "--weights: cannot open '/nonexistent'"},
+    {"--cpu-budget", "1GiB", "--cpu-budget: the run begins on the CPU, where it is --budget"},
 };
 
 START_TEST(wrong_values_exit_2_with_one_line) {
