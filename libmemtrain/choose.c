@@ -170,7 +170,8 @@ size_t mt__largest_worth(const mt__timings *timings) {
 size_t mt__smallest_worth(const mt__timings *timings, size_t floor) {
     const mt__timing *end = timings->entry + timings->count;
     const mt__timing *from = timings->entry + position(timings, floor);
-    for (const mt__timing *e = timings->entry; e < from && from < end; e++) {
+    if (from == end && timings->count) from--; /* nothing so large has run: the largest that has */
+    for (const mt__timing *e = timings->entry; e < from; e++) {
         const mt__timing *other = from;
         while (other < end && is_slower(other, e)) other++;
         if (other == end) return e->samples;

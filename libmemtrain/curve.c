@@ -99,12 +99,8 @@ size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
     return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, more);
 }
 
-size_t mt__smaller(size_t chunk) {
-    return chunk - mt__max(1, chunk / 3);
-}
-
 /*
- * The largest size that may be tried after one that did not fit: where the prediction was compared
+ * The largest size that may be tried after one that never went through: where the prediction was compared
  * with a budget it has been corrected and says more, else there is nothing to go by.
  */
 static size_t next_below(const mt__curve *c, int keep, const mt__failure *f) {
@@ -115,11 +111,10 @@ static size_t next_below(const mt__curve *c, int keep, const mt__failure *f) {
 /* No more samples than what is remembered to have failed in as much room allows. */
 static size_t below_failures(const mt__curve *c, int keep, size_t room, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
-    const mt__failure *both[] = {&e->beyond, &e->shortage};
-    for (int i = 0; i < 2; i++)
-        if (both[i]->chunk && room <= both[i]->room)
-            samples = mt__min(samples, next_below(c, keep, both[i]));
-    return samples;
+    const mt__failure *beyond = &e->beyond, *shortage = &e->shortage;
+    if (beyond->chunk && room <= beyond->room)
+        samples = mt__min(samples, next_below(c, keep, beyond));
+    return shortage->chunk && room <= shortage->room ? mt__min(samples, e->next) : samples;
 }
 
 /* Samples that so much room has place for, by one measured peak. */
@@ -137,8 +132,8 @@ static size_t corrected_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
     size_t m = largest_beside(c, keep, room, mt__evidence_correction(e, SIZE_MAX));
     if (e->beyond.chunk <= e->largest_ran) return m;
-    size_t taken = mt__add(e->residual, e->shortage.missing);
-    return mt__max(m, mt__min(mt__evidence_half_way(e), largest_beside(c, keep, room, taken)));
+    return mt__max(m,
+                   mt__min(mt__evidence_half_way(e), largest_beside(c, keep, room, e->residual)));
 }
 
 size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
@@ -241,14 +236,14 @@ static int bears_out(const mt__curve *c, const mt_recording *recording) {
     return error <= predicted / TOLERANCE;
 }
 
-/* Kernels have changed above the ranges that there are. */
-static void begin_range(mt__curve *c) {
-    size_t samples = c->recording->samples;
-    double peak = (double)mt__recording_peak(c->recording, 0);
+/* Kernels have changed above the ranges that there are: this recording is the only one of a range for now. */
+static void begin_range(mt__curve *c, const mt_recording *recording) {
+    size_t samples = recording->samples;
+    double peak = (double)mt__recording_peak(recording, 0);
     if (c->ranges == MT__RANGES) return;
     double scale = peak / (double)mt__max(1, recorded_peak(c, 0, samples));
     c->range[c->ranges++] = (mt__range){samples, samples, {NULL, NULL}, scale};
-    keep_recording(c);
+    if (recording == c->recording) keep_recording(c);
     start_over(c);
 }
 
@@ -259,18 +254,17 @@ static int disagree(const mt_memory_model *both, const mt_recording *large) {
     return told > mt__add(peak, peak / MOST_SPARE);
 }
 
-/* The newest range ends at its only recording, to which its sizes are proportional from now on. */
-static mt_status settle(mt__curve *c) {
+/* Kernels have changed between two recordings: one range ends at the smaller, the next begins at the larger. */
+static void split(mt__curve *c, const mt_recording *small, const mt_recording *large) {
+    mt_memory_model *model[2] = {NULL, NULL};
     mt__range *range = &c->range[c->ranges - 1];
-    mt_status status = range->model[0] ? MT_OK : make_models(c->first, NULL, range->model);
-    if (status == MT_OK) range->scale = 1;
-    return status;
+    if (make_models(small, NULL, model) != MT_OK) return;
+    free_models(range->model);
+    *range = (mt__range){small->samples, small->samples, {model[0], model[1]}, 1};
+    begin_range(c, large);
 }
 
-/*
- * The newest range has come to its second recording, or, where kernels have changed between the two, to its
- * end: then the larger size begins a range of its own.
- */
+/* The newest range has come to its second recording. */
 static void take_second(mt__curve *c) {
     mt_memory_model *model[2] = {NULL, NULL};
     mt__range *range = &c->range[c->ranges - 1];
@@ -278,9 +272,9 @@ static void take_second(mt__curve *c) {
     const mt_recording *small = is_larger ? c->first : c->recording;
     const mt_recording *large = is_larger ? c->recording : c->first;
     if (make_models(small, large, model) != MT_OK) return;
-    if (is_larger && c->ranges < MT__RANGES && disagree(model[0], large)) {
+    if (c->ranges < MT__RANGES && disagree(model[0], large)) {
         free_models(model);
-        if (settle(c) == MT_OK) begin_range(c);
+        split(c, small, large);
         return;
     }
     free_models(range->model);
@@ -295,7 +289,7 @@ static void take_other(mt__curve *c, size_t range) {
     if (bears_out(c, c->recording))
         c->range[range].top = samples;
     else if (range + 1 == c->ranges)
-        begin_range(c);
+        begin_range(c, c->recording);
     else if (c->has_first && range + 2 == c->ranges)
         take_second(c);
     else

@@ -106,9 +106,6 @@ int mt__curve_has_failed(const mt__curve *curve, int keep, size_t samples, size_
 /* A step begins: what failed long enough ago is forgotten, since what took the room may have passed. */
 void mt__curve_forget(mt__curve *curve, uint64_t step);
 
-/* The next size to try where nothing predicts one: two thirds, as candidates are spaced. */
-size_t mt__smaller(size_t chunk);
-
 /* The entry of a batch size, or NULL; and one to overwrite. */
 mt__seen *mt__curve_find_seen(mt__curve *curve, size_t samples);
 mt__seen *mt__curve_new_seen(mt__curve *curve);

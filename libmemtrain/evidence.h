@@ -14,7 +14,6 @@
 typedef struct mt__failure {
     size_t chunk;       /* samples; 0: none is remembered */
     size_t room;        /* that was there for it; SIZE_MAX: not known */
-    size_t missing;     /* bytes that the prediction lacks if it is to say so */
     uint64_t forget_at; /* the step by which what took the room may have passed */
     unsigned patience;  /* steps until then; more where it had not */
     size_t tried;       /* the size last forgotten, until one as large goes through; 0: none */
@@ -27,7 +26,10 @@ typedef struct mt__evidence {
     size_t largest_ran;
     size_t proven_room;   /* the least room in which that chunk went through */
     mt__failure beyond;   /* of a chunk larger than any that had gone through */
+    size_t missing;       /* bytes that the prediction lacks if it is to say so */
     mt__failure shortage; /* of one no larger */
+    size_t fits;          /* the largest that went through in that shortage; 0: none yet */
+    size_t next;          /* the largest to be tried while it is remembered */
 } mt__evidence;
 
 /* Without recordings: so many samples peaked so many bytes above their start. */
@@ -40,10 +42,18 @@ void mt__evidence_prove(mt__evidence *evidence, size_t samples, size_t room);
 /* One that was predicted to need so many bytes (0: not known) did not fit into room, in this step. */
 void mt__evidence_fail(mt__evidence *evidence, size_t samples, size_t room, size_t predicted,
                        uint64_t step);
+
+/* Whether it is known by now that something else has its room: noted in this step, or before and tried again. */
+int mt__evidence_is_short(const mt__evidence *evidence, size_t samples, uint64_t step);
+
+/* Whether so many samples are remembered to have failed in no more room than this. */
 int mt__evidence_has_failed(const mt__evidence *evidence, size_t samples, size_t room);
 
 /* A step begins: what failed long enough ago is forgotten, and corrections are halved. */
 void mt__evidence_forget(mt__evidence *evidence, uint64_t step);
+
+/* The next size to try where nothing predicts one: two thirds, as candidates are spaced. */
+size_t mt__smaller(size_t chunk);
 
 /* The largest size of which no failure says more bytes: half the way from what has gone through to what has not. */
 size_t mt__evidence_half_way(const mt__evidence *evidence);

@@ -163,7 +163,7 @@ int mt__ladder_climb(mt_policy *p, mt_mode mode) {
 static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
     size_t chunk = mt__max(fits, mt__policy_least(p, samples));
     size_t most = mt__policy_most_chunks(p, samples);
-    size_t fewest = mt__min(most, mt__ceil_div(samples, chunk));
+    size_t fewest = mt__policy_is_fixed(p) ? most : mt__min(most, mt__ceil_div(samples, chunk));
     if (!c->timings.count) return 0;
     size_t k = mt__choose_chunks(&c->timings, samples, fewest, most, 0);
     return mt__batch_seconds(&c->timings, samples, k) / (double)samples;
@@ -175,8 +175,9 @@ static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samp
  */
 static double seconds_there(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
     size_t chunk = mt__min(fits, samples);
-    if (mt__largest_measured(&c->timings) >= chunk / 2) return sample_seconds(p, c, samples, fits);
-    return mt__least_seconds(&c->timings, chunk) / (double)chunk;
+    double known = sample_seconds(p, c, samples, fits);
+    if (mt__policy_is_fixed(p) || mt__largest_measured(&c->timings) >= chunk / 2) return known;
+    return fmin(known, mt__least_seconds(&c->timings, chunk) / (double)chunk);
 }
 
 /* Leaving those that change the numbers is no matter of speed: they were the last resort. */

@@ -18,6 +18,12 @@ static int is_explained(const mt_oom *oom) {
     return mt__add(oom->refused_in_use_bytes, oom->refused_bytes) > budget;
 }
 
+/* Whether the chunk is tried again in a shortage that lasts: a second try and an empty cache are of no use then. */
+static int is_short(const mt_policy *p, const mt__curve *c, const mt_oom *oom) {
+    const mt__evidence *e = &c->evidence[mt__policy_apart(p, oom->mode)];
+    return oom->chunk && mt__evidence_is_short(e, oom->chunk, p->steps);
+}
+
 /* The size did not fit: what ran is corrected, and where gradients lay apart nothing else is. */
 static void learn_failure(const mt_policy *p, mt__curve *c, const mt_oom *oom) {
     mt_memory then = oom->memory;
@@ -86,7 +92,8 @@ static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom)
     size_t cached = mt__cached(&oom->memory);
     if (oom->plan_is_fixed) return clear_or(p, MT_ACTION_GIVE_UP);
     /* A cache that holds what is missing is fragmentation, and teaches nothing of the size. */
-    if (cached > 0 && cached >= oom->refused_bytes && !p->cleared && !needs_it_again(p, c, oom)) {
+    int may_help = cached > 0 && cached >= oom->refused_bytes && !is_short(p, c, oom);
+    if (may_help && !p->cleared && !needs_it_again(p, c, oom)) {
         p->helped = (mt__helped){c->kind, oom->chunk, p->steps};
         p->in_the_way = p->steps + 1;
         return clear(p);
@@ -123,7 +130,8 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     p->wary = WARY_STEPS;
     if (oom->attempt <= 1 || p->has_moved_on) begin_trouble(p, oom);
     if (oom->attempt - p->excused <= p->options.max_retries)
-        *out = is_explained(oom) ? answer_explained(p, c, oom) : answer_unexplained(p, c, oom);
+        *out = is_explained(oom) || is_short(p, c, oom) ? answer_explained(p, c, oom)
+                                                        : answer_unexplained(p, c, oom);
     p->replanning = *out == MT_ACTION_REPLAN;
     if (!p->replanning) p->step_failed = 0; /* the same plan is tried again */
     if (*out == MT_ACTION_GIVE_UP) mt__ladder_give_back(p);

@@ -254,6 +254,26 @@ START_TEST(kernels_change_between_the_first_two) {
 }
 END_TEST
 
+/* The same where the larger of the two ran first. */
+START_TEST(kernels_change_below_the_first) {
+    mt__curve *curve = curve_new();
+    mt_recording *recording;
+
+    (void)run(curve, 4, 0, 1);
+    recording = mt__curve_record(curve, 2);
+    fill(recording, 2, 0, 1);
+    mt_recording_event(recording, (void *)0x900, 700);
+    mt_recording_event(recording, (void *)0x900, -1);
+    mt__curve_learn(curve, 0, 2, 0);
+    ck_assert_uint_eq(curve->ranges, 2);
+    ck_assert(!mt__curve_rules_out(curve, 8, 1));
+    ck_assert(run(curve, 8, 0, 1));
+    for (size_t m = 4; m < CHANGE; m++)
+        ck_assert_uint_eq(mt__curve_predict(curve, 0, m), peak(m, 0));
+    mt__curve_free(curve);
+}
+END_TEST
+
 /* A chunk of kernels that change twice, at 16 and at 32 samples. Returns its bytes. */
 static size_t run_changing(mt__curve *curve, size_t m) {
     size_t bytes = 1000 + 100 * m + (m >= 16 && m < 32 ? 4000 : 0);
@@ -474,6 +494,7 @@ int main(void) {
     tcase_add_test(ranges, one_recording_rules_nothing_out);
     tcase_add_test(ranges, recordings_that_disagree_rule_nothing_out);
     tcase_add_test(ranges, kernels_change_between_the_first_two);
+    tcase_add_test(ranges, kernels_change_below_the_first);
     tcase_add_test(ranges, kernels_change_twice);
     tcase_add_test(ranges, endless_room);
     tcase_add_test(ranges, corrections_fade);

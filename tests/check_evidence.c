@@ -124,12 +124,9 @@ static const struct {
     {"predicted above the room", {{64, 1000, 1200}}, 64, 0},
     {"not predicted", {{64, 1000, 0}}, 64, 0},
     {"a room that is not known", {{64, SIZE_MAX, 900}}, 64, 0},
-    {"of a size that had gone through", {{20, 1000, 900}}, 20, 101},
-    {"below that", {{20, 1000, 900}}, 19, 0},
-    {"above what ran", {{20, 1000, 900}}, 33, 101},
-    {"both", {{64, 1000, 900}, {20, 1000, 990}}, 64, 112},
-    {"one of both", {{64, 1000, 900}, {20, 1000, 990}}, 20, 11},
-    {"neither", {{64, 1000, 900}, {20, 1000, 990}}, 19, 0},
+    {"of a size that had gone through: it needs what it needed", {{20, 1000, 900}}, 20, 0},
+    {"both", {{64, 1000, 900}, {20, 1000, 990}}, 64, 101},
+    {"one of both", {{64, 1000, 900}, {20, 1000, 990}}, 20, 0},
 };
 
 START_TEST(corrections_of_failures) {
@@ -147,6 +144,78 @@ START_TEST(corrections_of_failures) {
                       corrections[_i].correction + 64);
     mt__evidence_forget(&e, 100); /* failures are forgotten, and what was measured is halved */
     ck_assert_uint_eq(mt__evidence_correction(&e, corrections[_i].samples), 32);
+}
+END_TEST
+
+/*
+ * 64 samples had gone through. What fails, what goes through, what is forgotten, and the largest size to be tried
+ * after it.
+ */
+typedef struct event {
+    enum { END, FAILS, RUNS, FORGOTTEN } what;
+    size_t samples, next;
+} event;
+
+static const struct {
+    const char *name;
+    event events[10];
+} shortages[] = {
+    {"the first time by thirds",
+     {{FAILS, 64, 43}, {FAILS, 43, 29}, {FAILS, 29, 20}, {FAILS, 1, 0}}},
+    {"in vain: half the way up from what fits, and then that",
+     {{FAILS, 64, 43}, {RUNS, 16, 43}, {FORGOTTEN, 0, 0}, {FAILS, 64, 40}, {FAILS, 40, 16}}},
+    {"half the way up fits by now",
+     {{FAILS, 32, 22},
+      {RUNS, 16, 22},
+      {FORGOTTEN, 0, 0},
+      {FAILS, 64, 40},
+      {RUNS, 40, 40},
+      {FORGOTTEN, 0, 0},
+      {FAILS, 64, 52},
+      {FAILS, 52, 40}}},
+    {"still less is left",
+     {{FAILS, 64, 43},
+      {RUNS, 16, 43},
+      {FAILS, 16, 11},
+      {FAILS, 11, 8},
+      {RUNS, 8, 8},
+      {FAILS, 10, 8}}},
+    {"nothing went through",
+     {{FAILS, 64, 43}, {FORGOTTEN, 0, 0}, {FAILS, 64, 43}, {FAILS, 43, 29}}},
+    {"another shortage",
+     {{FAILS, 64, 43}, {RUNS, 16, 43}, {FORGOTTEN, 0, 0}, {RUNS, 64, 0}, {FAILS, 64, 43}}},
+};
+
+START_TEST(sizes_in_a_shortage) {
+    mt__evidence e = {0};
+    uint64_t step = 1;
+
+    mt__evidence_prove(&e, 64, 1000);
+    for (const event *it = shortages[_i].events; it->what != END; it++) {
+        if (it->what == FAILS) mt__evidence_fail(&e, it->samples, 1000, 900, step);
+        if (it->what == RUNS) mt__evidence_ran(&e, it->samples);
+        if (it->what == FORGOTTEN) mt__evidence_forget(&e, step += 100);
+        ck_assert_msg(!e.shortage.chunk || e.next == it->next, "%s: %zu after %zu",
+                      shortages[_i].name, e.next, it->samples);
+        ck_assert_int_eq(e.shortage.chunk > 0, it->next > 0 || it->samples == 1);
+    }
+}
+END_TEST
+
+/* Noted in this step, or tried again after it was forgotten. */
+START_TEST(a_shortage_is_known) {
+    mt__evidence e = {0};
+
+    mt__evidence_prove(&e, 64, 1000);
+    ck_assert(!mt__evidence_is_short(&e, 64, 5));
+    mt__evidence_fail(&e, 64, 1000, 0, 5);
+    ck_assert(mt__evidence_is_short(&e, 1, 5));
+    ck_assert(!mt__evidence_is_short(&e, 64, 6));
+    mt__evidence_forget(&e, 9);
+    ck_assert(mt__evidence_is_short(&e, 64, 9));
+    ck_assert(!mt__evidence_is_short(&e, 63, 9));
+    mt__evidence_ran(&e, 64);
+    ck_assert(!mt__evidence_is_short(&e, 64, 9));
 }
 END_TEST
 
@@ -175,6 +244,8 @@ int main(void) {
     tcase_add_loop_test(failures, waits_in_vain, 0, LENGTH(waits));
     tcase_add_loop_test(failures, patience_begins_anew, 0, 4);
     tcase_add_test(failures, a_shortage_passes_and_the_limit_stays);
+    tcase_add_loop_test(failures, sizes_in_a_shortage, 0, LENGTH(shortages));
+    tcase_add_test(failures, a_shortage_is_known);
     tcase_add_loop_test(failures, corrections_of_failures, 0, LENGTH(corrections));
     return suite_run(suite);
 }

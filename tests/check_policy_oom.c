@@ -133,6 +133,31 @@ START_TEST(unexplained_again) {
 }
 END_TEST
 
+/* In a shortage that lasts each try costs one OOM, or two: no second try, no clear, no way down from the top. */
+START_TEST(a_try_in_vain) {
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    size_t tried = 0;
+
+    for (int step = 0; step < 60; step++) {
+        unsigned ooms = 0;
+
+        ck_ok(device_plan(&dev, MT_TRAIN, 64));
+        while (mt_plan_chunk(&dev.plan, 0) > 8) { /* another process has left room for 8 */
+            mt_oom oom = oom_injected(&dev, mt_plan_chunk(&dev.plan, 0), ++ooms);
+
+            oom.memory.reserved_bytes += _i ? 2000 : 0;
+            if (answer(&dev, oom) == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 64));
+        }
+        for (size_t i = 0; i < 8; i++) ck_ok(device_chunk(&dev, MT_TRAIN, 8));
+        tried += ooms > 0;
+        if (tried > 2) ck_assert_uint_le(ooms, 2);
+    }
+    ck_assert_uint_ge(tried, 5);
+    ck_assert_uint_le(tried, 10);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* Fixed chunks, by replay or by the options, are tried again but never cut anew. */
 START_TEST(oom_fixed_plan) {
     mt_policy_options options = {.micro_batch = _i / 2 == 0 ? 0 : 32};
@@ -341,6 +366,7 @@ static Suite *suite_policy_oom(void) {
     tcase_add_test(oom, oom_not_by_the_budget);
     tcase_add_loop_test(oom, oom_injected_for_ever, 0, 4);
     tcase_add_loop_test(oom, unexplained_again, 0, 3);
+    tcase_add_loop_test(oom, a_try_in_vain, 0, 2);
     tcase_add_loop_test(oom, oom_fixed_plan, 0, 4);
     tcase_add_loop_test(oom, oom_outside_a_chunk, 0, 2);
     tcase_add_test(oom, oom_is_forgotten_in_more_room);

@@ -72,6 +72,19 @@ START_TEST(time_cliff_where_the_search_ends) {
 }
 END_TEST
 
+/* More room comes, of which an eighth lies beyond the cliff: what was measured to be fast stays. */
+START_TEST(time_cliff_and_more_room) {
+    static const size_t batches[] = {99, 118, 155, 270};
+    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+
+    dev.seconds = cliff_at_the_end;
+    ck_assert_uint_le(largest_chunk_of_the_last(&dev, batches[_i], 20, 5), 10);
+    dev.budget = need(600);
+    ck_assert_uint_le(largest_chunk_of_the_last(&dev, batches[_i], 40, 10), 10);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* Still smaller ones would be chosen for speed, but layers normalise over them. */
 START_TEST(time_of_too_small_chunks) {
     device dev =
@@ -181,7 +194,7 @@ static const struct {
     int normalises;
     size_t first, largest; /* chunks: that after the recordings, and the largest in ten batches */
 } first_chunks[] = {
-    {steady, 200, 0, 11, 96}, {steady, 200, 1, 12, 96},      {ever_slower, 200, 0, 11, 12},
+    {steady, 200, 0, 11, 96}, {steady, 200, 1, 12, 96},      {ever_slower, 200, 0, 11, 11},
     {steady, 20, 1, 8, 20},   {ever_slower, 200, 1, 12, 12}, {steady, 12, 0, 6, 12},
 };
 
@@ -342,6 +355,7 @@ static Suite *suite_policy_time(void) {
 
     tcase_add_test(time, time_cliff);
     tcase_add_loop_test(time, time_cliff_where_the_search_ends, 0, 2);
+    tcase_add_loop_test(time, time_cliff_and_more_room, 0, 4);
     tcase_add_test(time, time_of_too_small_chunks);
     tcase_add_test(time, time_steady);
     tcase_add_test(time, time_gets_worse);

@@ -166,22 +166,35 @@ START_TEST(sizes_below_a_failure_are_tried) {
 }
 END_TEST
 
+static double off_a_cliff(size_t samples) {
+    return 0.0005 * (double)samples * (samples > 8 ? 4 : 1);
+}
+
+static double proportional(size_t samples) {
+    return 0.01 * (double)samples;
+}
+
 /* Where there was no room for one sample, in the first step or later. */
 static const struct {
     const char *name;
-    size_t batch; /* of the steps before */
-    int before, no_evidence;
+    int before; /* steps, of so many samples */
+    size_t before_batch;
+    size_t batch, micro_batch;
+    int no_evidence;
     double (*seconds)(size_t samples);
 } rungs_taken[] = {
-    {"long after the first step", 64, 20, 0, fake_seconds},
-    {"the same, and nothing tells why", 64, 20, 1, fake_seconds},
-    {"in the first step", 64, 0, 0, mostly_set_up},
-    {"in the second one, when a small chunk alone was timed", 2, 1, 0, mostly_set_up},
+    {"long after the first step", 20, 64, 64, 0, 0, fake_seconds},
+    {"the same, and nothing tells why", 20, 64, 64, 0, 1, fake_seconds},
+    {"in the first step", 0, 0, 64, 0, 0, mostly_set_up},
+    {"in the second one, when a small chunk alone was timed", 1, 2, 64, 0, 0, mostly_set_up},
+    {"where sizes beyond a cliff are slow", 20, 64, 64, 0, 0, off_a_cliff},
+    {"where chunks are fixed", 20, 61, 61, 2, 0, proportional},
 };
 
 /* A rung that one bad step has forced on is left, where the step is faster without it. */
 START_TEST(a_rung_is_left) {
-    fake_options options = fits(40);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(64);
     mt_trainer *trainer;
     uint64_t id = 1;
 
@@ -189,12 +202,15 @@ START_TEST(a_rung_is_left) {
     options.seconds = rungs_taken[_i].seconds;
     options.rung_seconds[MT_RUNG_CHECKPOINTING] = 1.3;
     options.no_evidence = rungs_taken[_i].no_evidence;
-    trainer = trainer_with(&options, NULL);
-    for (int i = 0; i < rungs_taken[_i].before; i++) step(trainer, rungs_taken[_i].batch, id++);
+    policy.micro_batch = rungs_taken[_i].micro_batch;
+    trainer = trainer_with(&options, &policy);
+    for (int i = 0; i < rungs_taken[_i].before; i++)
+        step(trainer, rungs_taken[_i].before_batch, id++);
     fake.options.device_bytes = bytes_for(1) - 1000;
-    ck_assert_msg(step(trainer, 64, id++).rungs == options.rungs, "%s", rungs_taken[_i].name);
+    ck_assert_msg(step(trainer, rungs_taken[_i].batch, id++).rungs == options.rungs, "%s",
+                  rungs_taken[_i].name);
     fake.options.device_bytes = 0;
-    steps(trainer, &id, 12);
+    for (int i = 0; i < 12; i++) step(trainer, rungs_taken[_i].batch, id++);
     ck_assert_msg(fake.rungs == 0, "%s", rungs_taken[_i].name);
     done(trainer);
 }
