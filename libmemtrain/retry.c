@@ -118,7 +118,7 @@ static int wants_a_new_step(const mt_trainer *t, const mt__work *w) {
 }
 
 /*
- * Plans what is left. Where the plan wants other rungs, or gradients held that are not, the finished
+ * Plans what is left. Where there is no plan, or it wants other rungs or gradients held that are not, the finished
  * chunks are taken back too, and the whole batch is planned.
  */
 static mt_status make_plan(mt_trainer *t, mt__work *w) {
@@ -126,7 +126,7 @@ static mt_status make_plan(mt_trainer *t, mt__work *w) {
     mt_status status = ask_plan(t, w);
     if (w->open && (status == MT_EDEVMEM || (status == MT_OK && wants_a_new_step(t, w)))) {
         mt_status rolled = mt__roll_back(t, w, status);
-        if (rolled != MT_OK) return rolled;
+        if (rolled != status) return rolled;
         w->count = w->batch->count;
         mt__policy_same_step(t->policy);
         status = ask_plan(t, w);

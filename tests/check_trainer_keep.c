@@ -59,12 +59,14 @@ static void change_budget_at(int chunks, size_t budget) {
 }
 
 /* A trainer that has learnt, and whose log is empty. */
-static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
+static mt_trainer *learnt_traced(const fake_options *options, const mt_policy_options *policy,
+                                 mt_trace_fn trace) {
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_trainer *trainer;
     mt_backend seam;
 
     own.policy = policy;
+    own.trace = trace;
     fake_init(&fake, options);
     change.seam = seam = fake_seam(&fake);
     seam.accumulate = accumulate_and_change;
@@ -72,6 +74,10 @@ static mt_trainer *learnt(const fake_options *options, const mt_policy_options *
     step(trainer, 64, 1);
     fake_log_clear(&fake);
     return trainer;
+}
+
+static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
+    return learnt_traced(options, policy, NULL);
 }
 
 /* The last step's chunks, given to a trainer that meets no OOM, end with the same bits. */
@@ -363,6 +369,88 @@ START_TEST(then_smaller_chunks) {
 }
 END_TEST
 
+static size_t ooms, given_up;
+
+static void count_ooms(void *user, const char *line) {
+    (void)user;
+    if (strstr(line, "\"event\":\"oom\"") == NULL) return;
+    ooms++;
+    given_up += strstr(line, "\"action\":\"give_up\"") != NULL;
+}
+
+/*
+ * Not even the smallest chunk fits any more. What is left has no plan, so the finished chunk is taken back as well and
+ * the batch is planned anew; that there is none for that either is told once.
+ */
+START_TEST(nothing_fits_any_more) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+
+    policy.min_micro_batch = 8;
+    trainer = learnt_traced(&options, &policy, count_ooms);
+    ooms = given_up = 0;
+    change_budget_at(2, room_for(8) - 1);
+    step_fails(trainer, 64, 2, MT_EDEVMEM);
+    check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rewind rollback");
+    ck_assert_uint_eq(ooms, 2); /* that of the chunk, and that nothing is left to try */
+    ck_assert_uint_eq(given_up, 1);
+    fake.options.budget_bytes = options.budget_bytes;
+    step(trainer, 64, 2);
+    done(trainer);
+}
+END_TEST
+
+/* What is left of a step may be no more to cut, where its whole batch is: then that is. */
+START_TEST(whole_batch_is_cut) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    policy.min_micro_batch = 12;
+    trainer = learnt_traced(&options, &policy, count_ooms);
+    change_budget_at(4, room_for(14));
+    report = step(trainer, 64, 2);
+    check_calls("begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
+                "accumulate!(48+16) rewind rollback begin accumulate(0+13) accumulate(13+13) "
+                "accumulate(26+13) accumulate(39+13) accumulate(52+12) apply");
+    ck_assert_uint_eq(report.discarded, 64);
+    ck_assert_uint_eq(given_up, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Wherever in a step with an OOM the backend's memory cannot be read: the step is over and undone. */
+START_TEST(memory_is_not_told) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    uint64_t n = 0, failed = 0, fired;
+
+    do {
+        mt_trainer *trainer = learnt(&options, &policy);
+        uint64_t before = fake_hash(&fake);
+        mt_batch batch = batch_of(64, 2);
+        mt_status status;
+
+        change_budget_at(2, room_for(9));
+        fake_fail_kind(&fake, FAKE_MEMORY, ++n, MT_EIO);
+        status = mt_trainer_step(trainer, &batch, NULL);
+        fired = fake.fired;
+        ck_assert(status == MT_OK || (status == MT_EIO && fired));
+        ck_assert((fake_hash(&fake) == before) == (status != MT_OK));
+        if (status != MT_OK) ck_contains(mt_last_error(), "injected: memory");
+        failed += status != MT_OK;
+        change_budget_at(0, 0);
+        fake_fail_kind(&fake, FAKE_MEMORY, 0, MT_OK);
+        step(trainer, 64, 2);
+        done(trainer);
+    } while (fired);
+    ck_assert_uint_ge(failed, 10); /* all but the one of the report */
+    ck_assert_uint_eq(failed, n - 2);
+}
+END_TEST
+
 /* More room than there was when it failed: it is kept again at once. */
 START_TEST(kept_again_in_more_room) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
@@ -600,6 +688,9 @@ static Suite *suite_trainer_keep(void) {
     tcase_add_test(room, not_marked);
     tcase_add_test(up, given_up_first);
     tcase_add_test(up, then_smaller_chunks);
+    tcase_add_test(up, nothing_fits_any_more);
+    tcase_add_test(up, whole_batch_is_cut);
+    tcase_add_test(up, memory_is_not_told);
     tcase_add_test(up, kept_again_in_more_room);
     tcase_add_test(up, forgotten_after_a_while);
     tcase_add_test(rungs, other_rungs);
