@@ -240,18 +240,30 @@ START_TEST(a_whole_batch_is_given) {
 }
 END_TEST
 
-/* With less room still it gives up, bounded; and without the permission at once. */
+/* With less room still it gives up, bounded; without the permission, or a chunk of its own, at once. */
+static const struct {
+    size_t missing; /* bytes */
+    int keeps;      /* the backend has mark and rewind */
+    int keep_chunks;
+    size_t given_back; /* times */
+} too_large[] = {
+    {0, 1, MT_KEEP_NEVER, 0},
+    {1, 1, MT_KEEP_AUTO, 1},
+    {0, 0, MT_KEEP_AUTO, 0},
+};
+
 START_TEST(a_whole_batch_that_does_not_fit) {
     static const size_t whole[] = {BATCH};
-    fake_options options = holding(room_for(BATCH) - (size_t)_i);
+    fake_options options = holding(room_for(BATCH) - too_large[_i].missing);
     mt_policy_options policy = by_memory();
     mt_trainer *trainer;
 
-    if (_i == 0) policy.keep_chunks = MT_KEEP_NEVER;
+    policy.keep_chunks = too_large[_i].keep_chunks;
+    options.keep = too_large[_i].keeps;
     trainer = learnt(&options, &policy);
     ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
     step_fails(trainer, BATCH, 2, MT_EDEVMEM);
-    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), (size_t)_i);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), too_large[_i].given_back);
     step(trainer, BATCH, 3);
     done(trainer);
 }
@@ -449,7 +461,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
     tcase_add_test(back, a_whole_batch_is_given);
-    tcase_add_loop_test(back, a_whole_batch_that_does_not_fit, 0, 2);
+    tcase_add_loop_test(back, a_whole_batch_that_does_not_fit, 0, LENGTH(too_large));
     tcase_add_test(back, another_trainer);
     tcase_add_test(fails, less_room);
     tcase_add_test(fails, no_budget_any_more);

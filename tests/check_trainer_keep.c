@@ -639,6 +639,62 @@ START_TEST(rewind_fails) {
 }
 END_TEST
 
+/* A recording that does not stop, of a chunk that went through or of one that did not fit. */
+static struct {
+    uint64_t stops, fail_at;
+    int chunk_fails;
+} stop;
+
+static mt_status record_and_fail(void *self, const mt_event_sink *sink) {
+    mt_status status = change.seam.record(self, sink);
+
+    if (sink != NULL && stop.chunk_fails && stop.stops + 1 == stop.fail_at)
+        fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+    if (sink != NULL || ++stop.stops != stop.fail_at) return status;
+    return mt_set_error(MT_EIO, "still recording");
+}
+
+/* It is no chunk that failed, so none is taken back alone. */
+START_TEST(recording_does_not_stop) {
+    fake_options options =
+        keeping(0); /* as much as it likes: chunks are marked from the first on */
+    mt_policy_options policy = by_sixteen();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+
+    own.policy = &policy;
+    stop.chunk_fails = _i;
+    for (stop.fail_at = 1; stop.fail_at < 100; stop.fail_at++) {
+        mt_batch batch = batch_of(64, 1);
+        mt_trainer *trainer;
+        mt_backend seam;
+        uint64_t before;
+        mt_status status;
+
+        fake_init(&fake, &options);
+        change.seam = seam = fake_seam(&fake);
+        seam.record = record_and_fail;
+        stop.stops = 0;
+        ck_ok(mt_trainer_new(&seam, &own, &trainer));
+        before = fake_hash(&fake);
+        status = mt_trainer_step(trainer, &batch, NULL);
+        ck_assert_uint_eq(count_kind(FAKE_REWIND), 0);
+        if (stop.stops < stop.fail_at) { /* so many chunks were recorded */
+            ck_ok(status);
+            done(trainer);
+            break;
+        }
+        ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
+        ck_status(status, _i == 0 ? MT_EIO : MT_OK); /* an OOM is tried again */
+        if (_i == 0) ck_contains(mt_last_error(), "still recording");
+        ck_assert((fake_hash(&fake) == before) == (_i == 0));
+        step(trainer, 64, 2);
+        done(trainer);
+    }
+    ck_assert_uint_gt(stop.fail_at, 1);
+    ck_assert_uint_lt(stop.fail_at, 100);
+}
+END_TEST
+
 /* ---- the trace --------------------------------------------------------------------------------- */
 
 static size_t plans, plans_with_keep;
@@ -700,6 +756,7 @@ static Suite *suite_trainer_keep(void) {
     tcase_add_loop_test(fails, mark_fails, 0, 3);
     tcase_add_test(fails, chunk_fails);
     tcase_add_test(fails, rewind_fails);
+    tcase_add_loop_test(fails, recording_does_not_stop, 0, 2);
     tcase_add_test(lines, keep_in_the_trace);
     return suite;
 }
