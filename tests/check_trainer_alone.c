@@ -425,6 +425,28 @@ START_TEST(in_the_trace) {
 }
 END_TEST
 
+/* The same chunk of other samples, beside gradients that are held and then without: another plan. */
+START_TEST(in_the_trace_of_two_shapes) {
+    static const uint64_t large[] = {1, 1, 0, 0, 1}; /* twice as large */
+    static const size_t expected[] = {0, 1, 1, 1, 2};
+    fake_options options = holding(room_for(2 * BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.keep_chunks = MT_KEEP_ALWAYS;
+    options.shapes = 1;
+    own.policy = &policy;
+    own.trace = count_plans;
+    trainer = trainer_of(&options, &own);
+    for (int i = 0; i < LENGTH(large); i++) {
+        step(trainer, BATCH, (large[i] << 32) + (uint64_t)i);
+        ck_assert_uint_eq(plans_alone, expected[i]);
+    }
+    done(trainer);
+}
+END_TEST
+
 static int plans_by_memory;
 
 static void count_reasons(void *user, const char *line) {
@@ -470,6 +492,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(fails, mark_fails);
     tcase_add_test(fails, not_given_back);
     tcase_add_test(lines, in_the_trace);
+    tcase_add_test(lines, in_the_trace_of_two_shapes);
     tcase_add_loop_test(lines, the_reason_is_speed, 0, LENGTH(speeds));
     return suite;
 }
