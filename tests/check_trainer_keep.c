@@ -695,6 +695,27 @@ START_TEST(recording_does_not_stop) {
 }
 END_TEST
 
+/* What is finished is to be taken back after all, for a plan of the whole, and cannot be. */
+START_TEST(rollback_fails) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_batch batch = batch_of(64, 2);
+    mt_trainer *trainer;
+
+    policy.min_micro_batch = 12;
+    trainer = learnt(&options, &policy);
+    change_budget_at(4, room_for(14));
+    fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_contains(mt_last_error(), "injected: rollback");
+    check_calls("begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
+                "accumulate!(48+16) rewind rollback!");
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    check_calls("");
+    mt_trainer_free(trainer);
+}
+END_TEST
+
 /* ---- the trace --------------------------------------------------------------------------------- */
 
 static size_t plans, plans_with_keep;
@@ -756,6 +777,7 @@ static Suite *suite_trainer_keep(void) {
     tcase_add_loop_test(fails, mark_fails, 0, 3);
     tcase_add_test(fails, chunk_fails);
     tcase_add_test(fails, rewind_fails);
+    tcase_add_test(fails, rollback_fails);
     tcase_add_loop_test(fails, recording_does_not_stop, 0, 2);
     tcase_add_test(lines, keep_in_the_trace);
     return suite;
