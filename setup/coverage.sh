@@ -4,7 +4,7 @@
 set -eu
 objects=$1
 decides="policy.c cut.c oom.c curve.c evidence.c ladder.c clear.c choose.c plan.c memory_model.c recording.c blocks.c segments.c host.c"
-does="trainer.c attempt.c retry.c trace.c schedule.c size.c handle.c status.c"
+does="trainer.c attempt.c retry.c trace.c json.c schedule.c size.c handle.c status.c"
 whole=" $decides $does "
 # What gcov prints of a file: File 'x.c', Lines executed:90.00% of 120, Branches executed:...,
 # Taken at least once:80.00% of 60 (or No branches).
