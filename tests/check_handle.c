@@ -174,7 +174,7 @@ END_TEST
 
 /* ---- threads ----------------------------------------------------------------------------------- */
 
-enum { THREADS = 4, ROUNDS = 400, EACH = 40 };
+enum { THREADS = 4, ROUNDS = 4000, EACH = 40 };
 
 /* Its own handles are alive until it frees them, and no longer. Returns how many were not. */
 static void *make_and_free(void *unused) {
