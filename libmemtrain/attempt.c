@@ -292,7 +292,7 @@ mt_status mt__roll_back(mt_trainer *t, mt__work *w, mt_status because) {
 /* Takes one chunk back, finished ones stay; or the whole step where that cannot be done. */
 static mt_status take_back(mt_trainer *t, mt__work *w, mt_status because) {
     char reason[sizeof t->poison];
-    if (because != MT_EDEVMEM || !w->marked || w->plan.discard) return mt__roll_back(t, w, because);
+    if (because != MT_EDEVMEM || !w->marked) return mt__roll_back(t, w, because);
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     w->marked = 0;
     mt_status status = t->backend.rewind(t->backend.self);

@@ -24,8 +24,7 @@ enum { PATH = 4096 };
 
 /* Joins up to four parts; 0 when they do not fit. */
 static int join(char out[PATH], const char *a, const char *b, const char *c, const char *d) {
-    int n = snprintf(out, PATH, "%s%s%s%s", a, b, c, d);
-    return n >= 0 && n < PATH;
+    return (size_t)snprintf(out, PATH, "%s%s%s%s", a, b, c, d) < PATH;
 }
 
 /* First line of a file holding one number; SIZE_MAX for "max", for no file, and for v1's no limit. */
@@ -106,7 +105,7 @@ static void apply_group(const char *dir, const cgroup_names *names, mt_host_memo
     m->cgroup_room_bytes = mt__min(m->cgroup_room_bytes, limit - mt__min(used, limit));
 }
 
-/* The group and each ancestor up to the mount point. */
+/* The group, "" or a path that begins with a slash, and each ancestor up to the mount point. */
 static void walk_groups(const char *mount, const char *group, const cgroup_names *names,
                         mt_host_memory *m) {
     char dir[PATH];
@@ -114,9 +113,8 @@ static void walk_groups(const char *mount, const char *group, const cgroup_names
     size_t floor = strlen(mount);
     for (;;) {
         apply_group(dir, names, m);
-        char *slash = strrchr(dir, '/');
-        if (!slash || (size_t)(slash - dir) < floor || strlen(dir) <= floor) return;
-        *slash = '\0';
+        if (strlen(dir) <= floor) return;
+        *strrchr(dir, '/') = '\0';
     }
 }
 

@@ -53,6 +53,9 @@ void mt__policy_same_step(mt_policy *policy);
 /* The backend has no recordings: no chunk is to run for the sake of one. */
 void mt__policy_cannot_record(mt_policy *policy);
 
+/* mt_policy_rung_failed of a rung that there is. */
+void mt__policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why);
+
 /* The rungs that the policy's observations are of. */
 unsigned mt__policy_rungs(const mt_policy *policy);
 

@@ -29,7 +29,8 @@ void mt__put(mt__text *x, const char *format, ...) {
     va_start(list, format);
     int n = vsnprintf(piece, sizeof piece, format, list);
     va_end(list);
-    if (n < 0 || (size_t)n >= sizeof piece || !reserve(x, (size_t)n)) return;
+    if ((size_t)n >= sizeof piece) x->failed = 1; /* dropped, and not a line with a hole */
+    if (!reserve(x, (size_t)n)) return;
     memcpy(x->data + x->length, piece, (size_t)n + 1);
     x->length += (size_t)n;
 }
@@ -105,7 +106,8 @@ int mt__json_take(mt__json *j, char c) {
 }
 
 int mt__json_expect(mt__json *j, char c, const char *problem) {
-    return mt__json_take(j, c) || wrong(j, problem);
+    if (mt__json_take(j, c)) return 1;
+    return wrong(j, problem);
 }
 
 /* Four hexadecimal digits. */
@@ -192,5 +194,6 @@ int mt__json_whole(mt__json *j, uint64_t *out) {
 
 int mt__json_end(mt__json *j) {
     skip_blanks(j);
-    return !j->problem && (j->at == j->length || wrong(j, "something behind the end"));
+    if (j->at < j->length) return wrong(j, "something behind the end");
+    return !j->problem;
 }

@@ -11,7 +11,7 @@
 typedef struct mt__text {
     char *data;
     size_t length, capacity;
-    int failed; /* host memory ran out: the line is dropped */
+    int failed; /* host memory ran out, or a piece was too long: the line is dropped */
 } mt__text;
 
 /* Adds a short piece, below 96 bytes: a key or a number (printf format). */

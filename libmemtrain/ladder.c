@@ -264,11 +264,7 @@ void mt__ladder_give_back(mt_policy *p) {
     p->cut_chunk = p->start_cut_chunk;
 }
 
-mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {
-    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_rung_failed");
-    MT__CHECK((unsigned)rung < MT_RUNGS, "mt_policy_rung_failed: rung is %d; accepted: 0 to %d",
-              (int)rung, MT_RUNGS - 1);
-    mt_policy *p = policy;
+void mt__policy_rung_failed(mt_policy *p, mt_rung rung, int on, mt_status why) {
     if (on) {
         *(why == MT_ENOTSUP ? &p->unusable : &p->failed) |= MT_RUNG_BIT(rung);
         p->rungs = below(p->rungs, (unsigned)rung);
@@ -280,5 +276,12 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
     p->rungs_wait.steps = p->device_wait.steps = 0;
     p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     p->replanning = 1;
+}
+
+mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_rung_failed");
+    MT__CHECK((unsigned)rung < MT_RUNGS, "mt_policy_rung_failed: rung is %d; accepted: 0 to %d",
+              (int)rung, MT_RUNGS - 1);
+    mt__policy_rung_failed(policy, rung, on, why);
     return MT_OK;
 }

@@ -63,12 +63,11 @@ static int pair_cost(size_t a, size_t c, size_t m1, size_t m2) {
     return c > a && (double)c < proportional ? 1 : 2 * GAP_COST + 1;
 }
 
-/* Whether the sequences have the same events in the same order. */
+/* Whether the sequences have the same events in the same order: partners tell of what kind each is. */
 static int same_shape(const mt_recording *a, const mt_recording *b) {
     if (a->count != b->count) return 0;
     for (size_t i = 0; i < a->count; i++)
-        if (a->events[i].partner != b->events[i].partner || a->events[i].what != b->events[i].what)
-            return 0;
+        if (a->events[i].partner != b->events[i].partner) return 0;
     return 1;
 }
 
@@ -89,8 +88,7 @@ static void fill_cell(band *b, const sequence *s, const sequence *l, size_t i, s
         row[x] = 0;
         return;
     }
-    if (i > 0 && x + 1 < b->width && above[x + 1] + GAP_COST < best)
-        best = above[x + 1] + GAP_COST; /* row i - 1, same column */
+    if (i > 0 && x + 1 < b->width) best = above[x + 1] + GAP_COST; /* row i - 1, same column */
     if (j > 0 && x > 0 && row[x - 1] + GAP_COST < best) {
         best = row[x - 1] + GAP_COST;
         step = STEP_SKIP_LARGE;

@@ -29,8 +29,10 @@ mt_status mt__clear(mt_trainer *t, mt_clear_reason reason) {
 static mt_status set_rung(mt_trainer *t, mt_rung rung, int on, const char *reason) {
     mt_status status = MT_OK;
     if (rung != MT_RUNG_SMALLER_BATCH) status = t->backend.set_rung(t->backend.self, rung, on);
-    if (status == MT_EDEVMEM && mt__clear(t, MT_CLEAR_OOM) == MT_OK)
-        status = t->backend.set_rung(t->backend.self, rung, on);
+    if (status == MT_EDEVMEM) {
+        status = mt__clear(t, MT_CLEAR_OOM);
+        if (status == MT_OK) status = t->backend.set_rung(t->backend.self, rung, on);
+    }
     if (status != MT_OK) return status;
     t->rungs ^= MT_RUNG_BIT(rung);
     mt__trace_rung(t, rung, on, reason);
@@ -97,8 +99,8 @@ static mt_status take_rungs(mt_trainer *t, mt__work *w) {
         int on = (w->plan.rungs & MT_RUNG_BIT(failed)) != 0;
         mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name((mt_rung)failed),
                on ? "on" : "off", mt_last_error());
-        status = mt_policy_rung_failed(t->policy, (mt_rung)failed, on, status);
-        if (status == MT_OK) status = ask_plan(t, w);
+        mt__policy_rung_failed(t->policy, (mt_rung)failed, on, status);
+        status = ask_plan(t, w);
         if (status != MT_OK) return status;
     }
 }
@@ -118,15 +120,15 @@ static int wants_a_new_step(const mt_trainer *t, const mt__work *w) {
 }
 
 /*
- * Plans what is left. Where the plan wants other rungs, or gradients held that are not, the finished
- * chunks are taken back too, and the whole batch is planned.
+ * Plans what is left. Where there is no plan for that, or one that wants other rungs, or gradients held
+ * that are not, the finished chunks are taken back too, and the whole batch is planned.
  */
 static mt_status make_plan(mt_trainer *t, mt__work *w) {
     if (!w->open) w->count = w->batch->count;
     mt_status status = ask_plan(t, w);
     if (w->open && (status == MT_EDEVMEM || (status == MT_OK && wants_a_new_step(t, w)))) {
         mt_status rolled = mt__roll_back(t, w, status);
-        if (rolled != MT_OK) return rolled;
+        if (rolled != status) return rolled;
         w->count = w->batch->count;
         mt__policy_same_step(t->policy);
         status = ask_plan(t, w);
@@ -181,7 +183,8 @@ static mt_status give_rung_back(mt_trainer *t, const mt__work *w, mt_rung rung) 
     if (status != MT_EDEVMEM && status != MT_ENOTSUP) return status;
     mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name(rung), on ? "on" : "off",
            mt_last_error());
-    return mt_policy_rung_failed(t->policy, rung, on, status);
+    mt__policy_rung_failed(t->policy, rung, on, status);
+    return MT_OK;
 }
 
 /* The rungs that were taken in vain are turned off, the newest first. Returns why, or what failed. */

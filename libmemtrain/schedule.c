@@ -71,9 +71,9 @@ static double main_rate(const mt_schedule *s, uint64_t step) {
     case MT_SCHEDULE_STEP:
         return s->rate * pow(s->step_factor, (double)(step / s->step_every));
     case MT_SCHEDULE_CONSTANT:
-        break;
+    default: /* others were refused */
+        return s->rate;
     }
-    return s->rate;
 }
 
 double mt_schedule_rate(const mt_schedule *schedule, uint64_t step) {

@@ -101,8 +101,9 @@ const char *mt_format_size(size_t bytes, char *text, size_t capacity) {
     }
     double value = (double)bytes / 1024;
     size_t i = 0;
+    _Static_assert(SIZE_MAX <= UINT64_MAX, "the last name is of 2^60 bytes");
     /* 1023.95 would print as 1024.0 */
-    while (value >= 1023.95 && i + 1 < sizeof names / sizeof *names) {
+    while (value >= 1023.95) {
         value /= 1024;
         i++;
     }

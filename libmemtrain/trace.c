@@ -34,9 +34,9 @@ static void put_value(mt__text *x, double value) {
         return;
     }
     snprintf(piece, sizeof piece, "%.17g", value);
-    for (char *p = piece; *p; p++)
-        if (*p == ',') *p = '.'; /* the program may have set a locale with a decimal comma */
-    mt__put(x, "%s", piece);
+    /* The program may have set a locale in which the decimal point is another, of several bytes even. */
+    size_t whole = strspn(piece, "-0123456789"), point = strcspn(piece + whole, "0123456789e");
+    mt__put(x, "%.*s%s%s", (int)whole, piece, point ? "." : "", piece + whole + point);
 }
 
 static void put_double(mt__text *x, const char *key, double value) {
@@ -53,11 +53,10 @@ static void put_list(mt__text *x, const char *key, const size_t *values, size_t 
 static void put_metrics(mt__text *x, const char *key, const mt_trainer *t, const double *values) {
     mt__put(x, ",\"%s\":{", key);
     for (size_t i = 0; i < t->info.metric_count; i++) {
-        /* put_string writes ,"key":"value": a metric's name is a key, so it is written by hand. */
-        mt__put(x, i ? ",\"" : "\"");
-        for (const char *p = t->info.metric_names[i]; p && *p; p++)
-            if (*p != '"' && *p != '\\' && (unsigned char)*p >= 32) mt__put(x, "%c", *p);
-        mt__put(x, "\":");
+        const char *name = t->info.metric_names[i];
+        if (i) mt__put(x, ",");
+        mt__put_quoted(x, name ? name : "");
+        mt__put(x, ":");
         put_value(x, values[i]);
     }
     mt__put(x, "}");

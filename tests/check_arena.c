@@ -1,6 +1,6 @@
 /*
- * check_arena.c - layouts: blocks alive together never overlap, the arena comes near to the bound, the
- * search only ever makes it smaller; and the blocks of a chunk size that never ran.
+ * check_arena.c - layouts: blocks alive together never overlap, the arena comes near to the bound, and the
+ * search only ever makes it smaller.
  */
 #include "counting_allocator.h"
 #include "fake_backend.h"
@@ -277,165 +277,10 @@ START_TEST(without_host_memory) {
 }
 END_TEST
 
-/* ---- blocks of recordings ------------------------------------------------------------------------ */
-
-static void event(void *recording, void *address, int64_t bytes) {
-    mt_recording_event(recording, address, bytes);
-}
-
-static mt_recording *record(const fake_program *program, size_t samples) {
-    mt_recording *recording;
-    mt_event_sink sink;
-
-    ck_ok(mt_recording_new(&recording));
-    ck_ok(mt_recording_start(recording, samples));
-    sink = (mt_event_sink){recording, event};
-    fake_program_record(program, samples, &sink);
-    return recording;
-}
-
-/* Of any size, also between and below those recorded: as if it had been recorded itself. */
-START_TEST(blocks_of_any_size) {
-    mt_recording *small = record(&fake_train_program, 2), *large = record(&fake_train_program, 4);
-    mt_block blocks[FAKE_ALLOCATIONS_MAX], own[FAKE_ALLOCATIONS_MAX];
-    size_t count, own_count;
-
-    for (size_t m = 1; m < 40; m++) {
-        mt_recording *recording = record(&fake_train_program, m);
-        mt_layout layout = MT_LAYOUT_INIT;
-
-        ck_ok(mt_recording_blocks(small, large, m, 0, NULL, 0, &count));
-        ck_assert_uint_eq(count, fake_train_program.count);
-        ck_ok(mt_recording_blocks(small, large, m, 0, blocks, FAKE_ALLOCATIONS_MAX, &count));
-        ck_ok(mt_recording_blocks(recording, NULL, m, 0, own, FAKE_ALLOCATIONS_MAX, &own_count));
-        ck_assert_uint_eq(count, own_count);
-        ck_assert_mem_eq(blocks, own, count * sizeof(*blocks));
-        ck_ok(mt_arena_layout(blocks, count, 0, 1, &layout));
-        ck_assert_uint_eq(layout.lower_bound_bytes, fake_program_peak(&fake_train_program, m));
-        mt_recording_free(recording);
-    }
-    mt_recording_free(small);
-    mt_recording_free(large);
-}
-END_TEST
-
-/* A gradient ends where it is handed over, or with the chunk. */
-START_TEST(gradients_live_on) {
-    mt_recording *recording;
-    mt_block blocks[2];
-    size_t count;
-
-    ck_ok(mt_recording_new(&recording));
-    ck_ok(mt_recording_start(recording, 3));
-    event(recording, (void *)0x40, 100);
-    event(recording, (void *)0x80, 200);
-    event(recording, (void *)0x80, 0);
-    event(recording, (void *)0x40, -100);
-    event(recording, (void *)0x80, -200);
-    ck_ok(mt_recording_blocks(recording, NULL, 3, 0, blocks, 2, &count));
-    ck_assert_uint_eq(count, 2);
-    ck_assert_uint_eq(blocks[0].end, 2);
-    ck_assert_uint_eq(blocks[1].begin, 1);
-    ck_assert_uint_eq(blocks[1].end, 2);
-    ck_ok(mt_recording_blocks(recording, NULL, 3, 1, blocks, 2, &count));
-    ck_assert_uint_eq(blocks[0].end, 2);
-    ck_assert_uint_eq(blocks[1].end, SIZE_MAX);
-    mt_recording_free(recording);
-}
-END_TEST
-
-START_TEST(recordings_are_checked) {
-    mt_recording *two = record(&fake_train_program, 2), *four = record(&fake_train_program, 4);
-    mt_block blocks[FAKE_ALLOCATIONS_MAX];
-    size_t count = 9, all = FAKE_ALLOCATIONS_MAX;
-
-    ck_status(mt_recording_blocks(NULL, four, 8, 0, blocks, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, all, NULL), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 8, 0, NULL, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, 3, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 0, 0, blocks, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, NULL, 4, 0, blocks, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(four, two, 8, 0, blocks, all, &count), MT_EINVAL);
-    ck_assert_uint_eq(count, 0);
-    mt_recording_free(two);
-    mt_recording_free(four);
-}
-END_TEST
-
-/* The larger chunk has a block that the smaller one has not: it keeps its size, the others grow. */
-START_TEST(one_block_more) {
-    static const fake_allocation few[] = {{0, 100, FAKE_AT_END}, {64, 30, FAKE_AT_END}};
-    static const fake_allocation more[] = {
-        {0, 100, FAKE_AT_END}, {7777, 0, 2}, {64, 30, FAKE_AT_END}};
-    static const fake_program small_program = {few, 2}, large_program = {more, 3};
-    mt_recording *small = record(&small_program, 2), *large = record(&large_program, 4);
-    mt_block blocks[3];
-    size_t count;
-
-    ck_ok(mt_recording_blocks(small, large, 8, 0, NULL, 0, &count));
-    ck_assert_uint_eq(count, 3);
-    ck_ok(mt_recording_blocks(small, large, 8, 0, blocks, 3, &count));
-    ck_assert_uint_eq(blocks[0].bytes, 800);
-    ck_assert_uint_eq(blocks[1].bytes, 7777);
-    ck_assert_uint_eq(blocks[1].end, 2);
-    ck_assert_uint_eq(blocks[2].bytes, 304);
-    mt_recording_free(small);
-    mt_recording_free(large);
-}
-END_TEST
-
-/* One chunk ran apart and the other in place: the same blocks, as either of them asks. */
-START_TEST(recordings_of_both_ways) {
-    mt_recording *recording[2];
-    mt_block blocks[2];
-    size_t count;
-
-    for (size_t i = 0; i < 2; i++) {
-        ck_ok(mt_recording_new(&recording[i]));
-        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
-        event(recording[i], (void *)0x80, 200);
-        event(recording[i], (void *)0x80, 0);
-        if (i == 0) event(recording[i], (void *)0x80, -200);
-        event(recording[i], (void *)0x40, 100 + 20 * (int64_t)i);
-        event(recording[i], (void *)0x40, -1);
-        if (i == 1) event(recording[i], (void *)0x80, -200);
-    }
-    for (int apart = 0; apart < 2; apart++) {
-        ck_ok(mt_recording_blocks(recording[0], recording[1], 8, apart, blocks, 2, &count));
-        ck_assert_uint_eq(blocks[0].bytes, 200);
-        ck_assert_uint_eq(blocks[0].end, apart ? SIZE_MAX : 1);
-        ck_assert_uint_eq(blocks[1].bytes, 160);
-        ck_assert_uint_eq(blocks[1].end, 2);
-    }
-    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
-}
-END_TEST
-
-/* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
-START_TEST(no_whole_number) {
-    mt_recording *recording[2];
-    mt_block blocks[2];
-    size_t count;
-
-    for (size_t i = 0; i < 2; i++) {
-        ck_ok(mt_recording_new(&recording[i]));
-        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
-        event(recording[i], (void *)0x40, 100 + 3 * (int64_t)i);
-        event(recording[i], (void *)0x80, 100 - 60 * (int64_t)i);
-    }
-    ck_ok(mt_recording_blocks(recording[0], recording[1], 7, 0, blocks, 2, &count));
-    ck_assert_uint_eq(blocks[0].bytes, 108);
-    ck_assert_uint_ge(blocks[1].bytes, 1);
-    ck_ok(mt_recording_blocks(recording[0], recording[1], 1, 0, blocks, 2, &count));
-    ck_assert_uint_eq(blocks[0].bytes, 99);
-    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
-}
-END_TEST
-
 int main(void) {
     Suite *suite = suite_create("arena");
     TCase *layouts = suite_case(suite, "layouts"), *search = suite_case(suite, "search");
-    TCase *arguments = suite_case(suite, "arguments"), *blocks = suite_case(suite, "blocks");
+    TCase *arguments = suite_case(suite, "arguments");
 
     tcase_add_loop_test(layouts, small_cases, 0, LENGTH(cases));
     tcase_add_loop_test(layouts, training_steps, 0, 12);
@@ -448,11 +293,5 @@ int main(void) {
     tcase_add_test(search, the_search_is_checked);
     tcase_add_test(arguments, arguments_are_checked);
     tcase_add_test(arguments, without_host_memory);
-    tcase_add_test(blocks, blocks_of_any_size);
-    tcase_add_test(blocks, gradients_live_on);
-    tcase_add_test(blocks, recordings_are_checked);
-    tcase_add_test(blocks, one_block_more);
-    tcase_add_test(blocks, recordings_of_both_ways);
-    tcase_add_test(blocks, no_whole_number);
     return suite_run(suite);
 }

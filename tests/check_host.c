@@ -60,13 +60,14 @@ static const struct {
     const char *text;
     size_t whole;
 } not_sizes[] = {
-    {"", 100},       {"   ", 100},       {"abc", 100},  {"MiB", 100},
-    {"-5", 100},     {"-5MiB", 100},     {"5XB", 100},  {"5MiBs", 100},
-    {"5 5", 100},    {"0.95", 0},        {"nan", 100},  {"inf", 100},
-    {"infGiB", 100}, {"1e30GiB", 100},   {"0x10", 100}, {"99999999999999999999", 100},
-    {"1..5G", 100},  {"16777216TiB", 0}, {"-0.5", 100}, {"1,5G", 100},
-    {"8 GB x", 100}, {"20000000TB", 0},  {"80%", 0},    {"101%", 100},
-    {"0%", 100},     {"%", 100},         {"80%%", 100},
+    {"", 100},         {"   ", 100},       {"abc", 100},  {"MiB", 100},
+    {"-5", 100},       {"-5MiB", 100},     {"5XB", 100},  {"5MiBs", 100},
+    {"5 5", 100},      {"0.95", 0},        {"nan", 100},  {"inf", 100},
+    {"infGiB", 100},   {"1e30GiB", 100},   {"0x10", 100}, {"99999999999999999999", 100},
+    {"1..5G", 100},    {"16777216TiB", 0}, {"-0.5", 100}, {"1,5G", 100},
+    {"8 GB x", 100},   {"20000000TB", 0},  {"80%", 0},    {"101%", 100},
+    {"0%", 100},       {"%", 100},         {"80%%", 100}, {"0.5B", 0},
+    {"0.0009KB", 100}, {"0.5", 1},
 };
 
 START_TEST(size_refused) {
@@ -87,7 +88,7 @@ static const struct {
     const char *text;
 } formats[] = {
     {1536, "1.5 KiB"},       {626314445, "597.3 MiB"}, {5 * GI / 2, "2.5 GiB"},
-    {3 * TI / 2, "1.5 TiB"}, {MI, "1.0 MiB"},
+    {3 * TI / 2, "1.5 TiB"}, {MI, "1.0 MiB"},          {SIZE_MAX, "16.0 EiB"},
 };
 
 START_TEST(size_formatted) {
@@ -341,6 +342,31 @@ START_TEST(host_v2_no_use) {
 }
 END_TEST
 
+/* What is no number of bytes that there could be is no limit. */
+static const struct {
+    const char *text;
+    size_t limit;
+} limits[] = {
+    {"1073741824\n", GI},
+    {"1073741824", GI},
+    {"8070450532247928831\n", 0x6fffffffffffffff},
+    {"8070450532247928832\n", SIZE_MAX},
+    {"99999999999999999999999\n", SIZE_MAX},
+    {"max\n", SIZE_MAX},
+    {"", SIZE_MAX},
+    {"-1\n", SIZE_MAX},
+    {" 5\n", SIZE_MAX},
+    {":5\n", SIZE_MAX},
+};
+
+START_TEST(host_v2_limits) {
+    put_meminfo();
+    put_v2("0::/job\n");
+    put_v2_group("/job", limits[_i].text, "max\n", 0, 0);
+    ck_assert_uint_eq(read_root().cgroup_limit_bytes, limits[_i].limit);
+}
+END_TEST
+
 static void put_v1(const char *group) {
     put("proc/self/cgroup", group);
     put("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V1_MOUNT);
@@ -355,6 +381,31 @@ START_TEST(host_v1) {
     memory = read_root();
     check_groups(memory, 3 * GI, 2 * GI + GI / 8);
     check_budget(memory, 2 * GI + GI / 8);
+}
+END_TEST
+
+/* Which line of /proc/self/cgroup is of the controller of memory. */
+static const struct {
+    const char *lines;
+    int is_found;
+} controllers[] = {
+    {"4:memory:/box\n", 1},
+    {"4:cpu,memory:/box\n", 1},
+    {"4:memory,cpu:/box\n", 1},
+    {"4:cpu,memory,pids:/box\n", 1},
+    {"4:hugememory:/box\n", 0},
+    {"4:memory2:/box\n", 0},
+    {"4:memory2,hugememory,memory:/box\n", 1},
+    {"4:cpu:/memory\n", 0},
+    {"rubbish\n4:rubbish\n4:memory:/box\n", 1},
+};
+
+START_TEST(host_v1_controllers) {
+    put_meminfo();
+    put_v1(controllers[_i].lines);
+    put_v1_group("/box", 2 * GI, GI, 0);
+    check_groups(read_root(), controllers[_i].is_found ? 2 * GI : SIZE_MAX,
+                 controllers[_i].is_found ? GI : SIZE_MAX);
 }
 END_TEST
 
@@ -469,6 +520,64 @@ START_TEST(host_available_unknown) {
 }
 END_TEST
 
+/* Groups without a list of mounts are none. */
+START_TEST(host_without_mounts) {
+    put_meminfo();
+    put("proc/self/cgroup", "0::/job\n4:memory:/box\n");
+    put_v2_group("/job", "1073741824\n", "max\n", 0, 0);
+    check_groups(read_root(), SIZE_MAX, SIZE_MAX);
+}
+END_TEST
+
+/* A key is a word, not the beginning of one. */
+START_TEST(host_other_keys) {
+    put("proc/meminfo", "MemTotalHuge: 1 kB\nMemTotal 16777216 kB\nMemAvailableHuge: 1 kB\n");
+    ck_assert_uint_eq(read_root().available_bytes, SIZE_MAX);
+}
+END_TEST
+
+/*
+ * Paths about as long as paths can be: what is too long is not there, and what is there is the same. The
+ * names of groups reach further than those of mounts, and these than /proc/meminfo.
+ */
+START_TEST(host_long_paths) {
+    enum { LONGEST = 4096 };
+    char deep[LONGEST + 1];
+    size_t length = strlen(root), read = 0, limited = 0, roomy = 0, pressed = 0;
+
+    put_meminfo();
+    put("proc/self/cgroup", "0::/job\n");
+    put("proc/self/mountinfo",
+        "30 23 0:26 / /sys/fs/cgroup/unified/tree rw - cgroup2 cgroup2 rw\n");
+    put_v2_group("/unified/tree/job", "2147483648\n", "max\n", GI, GI / 2);
+    put("sys/fs/cgroup/unified/tree/job/memory.pressure", "some avg10=20.00 avg60=0.00\n");
+    memset(deep, '/', LONGEST);
+    memcpy(deep, root, length);
+    for (size_t n = LONGEST; n > LONGEST - 100; n--) {
+        mt_host_memory memory = {.size = sizeof(memory)};
+        mt_status status;
+
+        deep[n] = '\0';
+        status = mt_host_memory_read(deep, &memory);
+        if (status != MT_OK) ck_status(status, MT_EIO);
+        if (status != MT_OK) continue;
+        ck_assert_uint_eq(memory.total_bytes, 16 * GI);
+        ck_assert_uint_eq(memory.available_bytes, 8 * GI);
+        ck_assert(memory.cgroup_limit_bytes == 2 * GI || memory.cgroup_limit_bytes == SIZE_MAX);
+        read++;
+        limited += memory.cgroup_limit_bytes == 2 * GI;
+        roomy += memory.cgroup_room_bytes == 3 * GI / 2;
+        pressed += memory.pressed;
+    }
+    ck_assert_uint_eq(read, 100 - sizeof("/proc/meminfo")); /* the zero behind it included */
+    ck_assert_uint_gt(limited, 0);
+    ck_assert_uint_lt(limited, read);
+    ck_assert_uint_lt(roomy, limited);
+    ck_assert_uint_lt(pressed, roomy);
+    ck_assert_uint_gt(pressed, 0);
+}
+END_TEST
+
 static const char *const no_meminfo[] = {NULL, "", "nothing of use\n", "MemTotal: many kB\n"};
 
 START_TEST(host_unknown) {
@@ -555,13 +664,18 @@ static Suite *suite_host(void) {
     tcase_add_test(host, host_v2_unlimited);
     tcase_add_test(host, host_v2_over_the_limit);
     tcase_add_test(host, host_v2_no_use);
+    tcase_add_loop_test(host, host_v2_limits, 0, LENGTH(limits));
     tcase_add_test(host, host_v1);
+    tcase_add_loop_test(host, host_v1_controllers, 0, LENGTH(controllers));
     tcase_add_test(host, host_v1_unlimited);
     tcase_add_test(host, host_v1_path_not_visible);
     tcase_add_loop_test(host, host_group_below_a_mount, 0, 2 * LENGTH(mounts));
     tcase_add_test(host, host_hybrid);
     tcase_add_test(host, host_available_is_least);
     tcase_add_test(host, host_available_unknown);
+    tcase_add_test(host, host_without_mounts);
+    tcase_add_test(host, host_other_keys);
+    tcase_add_test(host, host_long_paths);
     tcase_add_loop_test(host, host_unknown, 0, LENGTH(no_meminfo));
     tcase_add_test(host, host_rubbish_groups);
     tcase_add_loop_test(host, host_pressure, 0, LENGTH(pressures));

@@ -179,49 +179,6 @@ START_TEST(new_without_host_memory) {
 }
 END_TEST
 
-#ifndef __SANITIZE_ADDRESS__ /* it has a calloc of its own */
-static int calloc_fails;
-static void *(*volatile take)(void *, size_t) = realloc; /* or the compiler would make it calloc */
-
-/* The registry of handles asks the C library itself. */
-void *calloc(size_t count, size_t size) {
-    void *block = calloc_fails ? NULL : take(NULL, count * size);
-
-    if (block != NULL) memset(block, 0, count * size);
-    return block;
-}
-
-/* Under valgrind, say, the library does not get this one. */
-static int calloc_is_ours(void) {
-    void *(*volatile ask)(size_t, size_t) = calloc;
-    void *block;
-
-    calloc_fails = 1;
-    block = ask(1, 1);
-    calloc_fails = 0;
-    free(block);
-    return block == NULL;
-}
-
-START_TEST(new_without_a_handle) {
-    enum { HALF_OF_THE_TABLE = 32, OF_THE_POLICY = 4 };
-    mt_recording *recordings[HALF_OF_THE_TABLE];
-    mt_policy *policy;
-    int count = HALF_OF_THE_TABLE - OF_THE_POLICY;
-
-    if (!calloc_is_ours()) return;
-    for (int i = 0; i < count; i++) ck_ok(mt_recording_new(&recordings[i]));
-    calloc_fails = 1;
-    ck_status(mt_policy_new(NULL, NULL, &policy), MT_ENOMEM);
-    calloc_fails = 0;
-    ck_assert_ptr_null(policy);
-    ck_ok(mt_policy_new(NULL, NULL, &policy));
-    mt_policy_free(policy);
-    for (int i = 0; i < count; i++) mt_recording_free(recordings[i]);
-}
-END_TEST
-#endif
-
 /* A device whose chunks are kept, so that a chunk is of two kinds. */
 static device keeping(void) {
     mt_backend_info info = {.keeps_chunks = 1};
@@ -600,9 +557,6 @@ static Suite *suite_policy_edges(void) {
     tcase_add_test(arguments, extend_is_checked);
     tcase_add_loop_test(arguments, extend_a_full_plan, 0, 2);
     tcase_add_test(host, new_without_host_memory);
-#ifndef __SANITIZE_ADDRESS__
-    tcase_add_test(host, new_without_a_handle);
-#endif
     tcase_add_loop_test(host, shape_without_host_memory, 0, 5);
     tcase_add_test(sizes, endless_samples);
     tcase_add_test(sizes, endless_time_is_none);

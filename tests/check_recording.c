@@ -344,6 +344,21 @@ START_TEST(model_huge) {
 }
 END_TEST
 
+/* A byte a sample, in rooms about those beyond which sizes are not counted any more. */
+START_TEST(model_tiny_samples) {
+    static const fake_allocation allocations[] = {{1000, 1, FAKE_AT_END}};
+    const size_t most = 1000000000000000;
+    fake_program program = {allocations, 1};
+    mt_memory_model *model = model_of_program(&program, 2, 4);
+
+    ck_assert_uint_eq(mt_memory_model_largest(model, most + 1000 - 1), most - 1);
+    ck_assert_uint_eq(mt_memory_model_largest(model, most + 1000), most);
+    ck_assert_uint_eq(mt_memory_model_largest(model, most + 1100), SIZE_MAX);
+    ck_assert_uint_eq(mt_memory_model_largest(model, INT64_MAX / 4), SIZE_MAX);
+    mt_memory_model_free(model);
+}
+END_TEST
+
 /* Memory that does not depend on the chunk: any chunk fits, or none. */
 START_TEST(model_constant) {
     static const fake_allocation allocations[] = {{100, 0, 2}, {50, 0, FAKE_AT_END}};
@@ -451,6 +466,38 @@ START_TEST(model_refuses_incomplete) {
     ck_ok(mt_memory_model_new(hand, NULL, &model));
     mt_memory_model_free(model);
     mt_recording_free(hand);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+/* Each request for host memory fails in turn, with sequences alike and not: no model, and nothing kept. */
+START_TEST(model_without_host_memory) {
+    fake_program longer = fake_train_program, shorter = fake_train_program;
+    mt_recording *small, *large;
+    size_t n = 0, live;
+    mt_status status;
+
+    ck_ok(counting_install());
+    shorter.count -= (size_t)_i;
+    small = recording_of(&shorter, 2);
+    large = recording_of(&longer, 4);
+    live = counting_live();
+    do {
+        mt_memory_model *model = (mt_memory_model *)(void *)&model;
+
+        counting_fail_at(++n, 0);
+        status = mt_memory_model_new(small, large, &model);
+        if (status != MT_OK) {
+            ck_status(status, MT_ENOMEM);
+            ck_contains(mt_last_error(), "out of host memory");
+            ck_assert_ptr_null(model);
+        }
+        mt_memory_model_free(model);
+        ck_assert_uint_eq(counting_live(), live);
+    } while (status != MT_OK && n < 100);
+    ck_assert_uint_eq(n, _i == 0 ? 6 : 8); /* those that are not alike want two tables more */
+    mt_recording_free(small);
+    mt_recording_free(large);
     ck_assert_uint_eq(counting_live(), 0);
 }
 END_TEST
@@ -676,12 +723,14 @@ static Suite *suite_recording(void) {
     tcase_add_loop_test(endless, model_in_all_the_room, 0, 4);
     tcase_add_loop_test(model, model_one_recording, 0, SEEDS);
     tcase_add_test(model, model_huge);
+    tcase_add_test(model, model_tiny_samples);
     tcase_add_test(model, model_constant);
     tcase_add_test(model, model_shrinking_sizes);
     tcase_add_loop_test(model, model_rounded_sizes, 0, 20);
     tcase_add_test(model, model_refuses_empty);
     tcase_add_test(model, model_refuses_sizes_not_ascending);
     tcase_add_test(model, model_refuses_incomplete);
+    tcase_add_loop_test(model, model_without_host_memory, 0, 2);
     tcase_add_loop_test(align, model_aligns, 0, LENGTH(scripts));
     tcase_add_loop_test(align, model_covers_what_was_recorded, 0, SEEDS);
     tcase_add_test(align, model_of_long_recordings);

@@ -4,6 +4,7 @@
  */
 #include "counting_allocator.h"
 #include "fake_backend.h"
+#include "internal.h"
 #include "suite.h"
 
 #include <memtrain/trainer.h>
@@ -137,6 +138,20 @@ START_TEST(log_reaches_the_function) {
 }
 END_TEST
 
+/* A line that is none. */
+START_TEST(no_format) {
+    const char *volatile none = NULL; /* or the compiler would refuse it */
+
+    mt_set_error(MT_EIO, "older");
+    ck_status(mt_set_error(MT_EINVAL, none), MT_EINVAL);
+    ck_assert_str_eq(mt_last_error(), "");
+    mt_set_log(log_keep, &log_lines);
+    mt_log(MT_LOG_WARNING, none);
+    ck_assert_int_eq(log_lines, 0);
+    mt_set_log(NULL, NULL);
+}
+END_TEST
+
 /* ---- the host allocator --------------------------------------------------------------------- */
 
 static void trace_drop(void *user, const char *line) {
@@ -173,6 +188,29 @@ START_TEST(allocator_is_used) {
     ck_assert_uint_gt(counting_live(), 0);
     mt_recording_free(recording);
     ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+static const struct {
+    size_t count, size;
+    int fits;
+} requests[] = {
+    {1, 1, 1}, {3, 8, 1}, {0, 8, 0}, {8, 0, 0}, {SIZE_MAX, 2, 0}, {2, SIZE_MAX / 2 + 1, 0},
+};
+
+/* Products that do not overflow, of new blocks and of others; a block that cannot grow stays. */
+START_TEST(requests_of_many) {
+    size_t count = requests[_i].count, size = requests[_i].size;
+    char *block = mt__alloc(count, size), *old = mt__alloc(1, 1), *grown;
+
+    ck_assert_int_eq(block != NULL, requests[_i].fits);
+    for (size_t i = 0; requests[_i].fits && i < count * size; i++) ck_assert_int_eq(block[i], 0);
+    mt__free(block);
+    *old = 'x';
+    grown = mt__grow(old, count, size);
+    ck_assert_int_eq(grown != NULL, requests[_i].fits);
+    ck_assert_int_eq(grown ? *grown : *old, 'x');
+    mt__free(grown ? grown : old);
 }
 END_TEST
 
@@ -652,9 +690,11 @@ static Suite *suite_status(void) {
     tcase_add_test(error, success_keeps_the_error);
     tcase_add_test(error, error_per_thread);
     tcase_add_test(error, log_reaches_the_function);
+    tcase_add_test(error, no_format);
     tcase_add_test(host, allocator_all_or_none);
     tcase_add_test(host, allocator_is_used);
     tcase_add_test(host, allocator_too_late);
+    tcase_add_loop_test(host, requests_of_many, 0, LENGTH(requests));
     tcase_add_loop_test(host, host_memory_runs_out, 0, LENGTH(makers));
     tcase_add_loop_test(host, host_memory_stays_out, 0, LENGTH(makers));
     tcase_add_test(null, null_status);

@@ -365,7 +365,7 @@ END_TEST
 
 /* ---- awkward values -------------------------------------------------------------------------- */
 
-static const char *const awkward_metrics[] = {"top \"1\"", "back\\slash"};
+static const char *const awkward_metrics[] = {"top \"1\"", "back\\slash", "two\nlines", NULL};
 
 /* What a device could be called, and is not. */
 #define AWKWARD "cu\"da\\:0\n\t\x01 \xc3\xa9"
@@ -374,12 +374,13 @@ static mt_status describe_awkward(void *self, mt_backend_info *out) {
     (void)self;
     out->device = AWKWARD;
     out->version = NULL;
-    out->metric_count = 2;
+    out->metric_count = LENGTH(awkward_metrics);
     out->metric_names = awkward_metrics;
     return MT_OK;
 }
 
 START_TEST(strings_are_escaped) {
+    const json_t *metrics;
     mt_batch batch = {sizeof(batch), NULL, 8, 1};
     mt_backend seam;
     mt_trainer *trainer;
@@ -391,7 +392,11 @@ START_TEST(strings_are_escaped) {
     ck_assert_str_eq(string(line_of("run", 0), "device"), AWKWARD);
     ck_ok(mt_trainer_step(trainer, &batch, NULL));
     ck_ok(mt_trainer_end_epoch(trainer, NULL));
-    ck_assert_uint_eq(json_object_size(json_object_get(line_of("epoch", 0), "metrics")), 2);
+    metrics = json_object_get(line_of("epoch", 0), "metrics");
+    ck_assert_uint_eq(json_object_size(metrics), LENGTH(awkward_metrics));
+    for (int i = 0; i < LENGTH(awkward_metrics); i++)
+        ck_assert(
+            json_is_number(json_object_get(metrics, awkward_metrics[i] ? awkward_metrics[i] : "")));
     mt_trainer_free(trainer);
     forget();
 }
@@ -432,7 +437,7 @@ END_TEST
 
 /* Numbers are read back to the bit, whatever the locale calls a decimal point. */
 START_TEST(numbers_to_the_bit) {
-    static const char *const locales[] = {"C", "de_DE.UTF-8", "fr_FR.UTF-8"};
+    static const char *const locales[] = {"C", "de_DE.UTF-8", "fr_FR.UTF-8", "ps_AF.UTF-8"};
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_batch batch = {sizeof(batch), NULL, 8, 1};
     fake_options options = fake_defaults;
@@ -514,7 +519,7 @@ static Suite *suite_trace(void) {
     tcase_add_test(content, failed_step);
     tcase_add_test(awkward, strings_are_escaped);
     tcase_add_loop_test(awkward, not_finite, 0, 3);
-    tcase_add_loop_test(awkward, numbers_to_the_bit, 0, 3);
+    tcase_add_loop_test(awkward, numbers_to_the_bit, 0, 4);
     tcase_add_test(awkward, long_lists);
     return suite;
 }

@@ -240,18 +240,30 @@ START_TEST(a_whole_batch_is_given) {
 }
 END_TEST
 
-/* With less room still it gives up, bounded; and without the permission at once. */
+/* With less room still it gives up, bounded; without the permission, or a chunk of its own, at once. */
+static const struct {
+    size_t missing; /* bytes */
+    int keeps;      /* the backend has mark and rewind */
+    int keep_chunks;
+    size_t given_back; /* times */
+} too_large[] = {
+    {0, 1, MT_KEEP_NEVER, 0},
+    {1, 1, MT_KEEP_AUTO, 1},
+    {0, 0, MT_KEEP_AUTO, 0},
+};
+
 START_TEST(a_whole_batch_that_does_not_fit) {
     static const size_t whole[] = {BATCH};
-    fake_options options = holding(room_for(BATCH) - (size_t)_i);
+    fake_options options = holding(room_for(BATCH) - too_large[_i].missing);
     mt_policy_options policy = by_memory();
     mt_trainer *trainer;
 
-    if (_i == 0) policy.keep_chunks = MT_KEEP_NEVER;
+    policy.keep_chunks = too_large[_i].keep_chunks;
+    options.keep = too_large[_i].keeps;
     trainer = learnt(&options, &policy);
     ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
     step_fails(trainer, BATCH, 2, MT_EDEVMEM);
-    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), (size_t)_i);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), too_large[_i].given_back);
     step(trainer, BATCH, 3);
     done(trainer);
 }
@@ -413,6 +425,28 @@ START_TEST(in_the_trace) {
 }
 END_TEST
 
+/* The same chunk of other samples, beside gradients that are held and then without: another plan. */
+START_TEST(in_the_trace_of_two_shapes) {
+    static const uint64_t large[] = {1, 1, 0, 0, 1}; /* twice as large */
+    static const size_t expected[] = {0, 1, 1, 1, 2};
+    fake_options options = holding(room_for(2 * BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.keep_chunks = MT_KEEP_ALWAYS;
+    options.shapes = 1;
+    own.policy = &policy;
+    own.trace = count_plans;
+    trainer = trainer_of(&options, &own);
+    for (int i = 0; i < LENGTH(large); i++) {
+        step(trainer, BATCH, (large[i] << 32) + (uint64_t)i);
+        ck_assert_uint_eq(plans_alone, expected[i]);
+    }
+    done(trainer);
+}
+END_TEST
+
 static int plans_by_memory;
 
 static void count_reasons(void *user, const char *line) {
@@ -449,7 +483,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
     tcase_add_test(back, a_whole_batch_is_given);
-    tcase_add_loop_test(back, a_whole_batch_that_does_not_fit, 0, 2);
+    tcase_add_loop_test(back, a_whole_batch_that_does_not_fit, 0, LENGTH(too_large));
     tcase_add_test(back, another_trainer);
     tcase_add_test(fails, less_room);
     tcase_add_test(fails, no_budget_any_more);
@@ -458,6 +492,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(fails, mark_fails);
     tcase_add_test(fails, not_given_back);
     tcase_add_test(lines, in_the_trace);
+    tcase_add_test(lines, in_the_trace_of_two_shapes);
     tcase_add_loop_test(lines, the_reason_is_speed, 0, LENGTH(speeds));
     return suite;
 }

@@ -4,6 +4,8 @@
 #include "suite.h"
 #include "trainer_fixture.h"
 
+#include <stdio.h>
+
 static const struct {
     fake_kind kind;
     mt_status status;
@@ -81,6 +83,84 @@ START_TEST(describe_too_many_metrics) {
 }
 END_TEST
 
+static mt_status describe_without_names(void *self, mt_backend_info *out) {
+    (void)self;
+    out->metric_count = 1;
+    return MT_OK;
+}
+
+START_TEST(describe_metrics_without_names) {
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    seam.describe = describe_without_names;
+    ck_status(mt_trainer_new(&seam, NULL, &trainer), MT_EINVAL);
+    ck_assert_ptr_null(trainer);
+    ck_contains(mt_last_error(), "metric_names");
+}
+END_TEST
+
+/* Numbers of samples that are none: nothing is begun. */
+static const size_t bad_counts[] = {0, (size_t)INT64_MAX + 1, SIZE_MAX};
+
+START_TEST(batch_is_checked) {
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    mt_batch batch = batch_of(bad_counts[_i], 1);
+    char count[32];
+
+    snprintf(count, sizeof(count), "batch->count is %zu", bad_counts[_i]);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
+    ck_contains(mt_last_error(), count);
+    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EINVAL);
+    ck_contains(mt_last_error(), count);
+    ck_assert_uint_eq(fake.logged, 0);
+    done(trainer);
+}
+END_TEST
+
+static mt_status begin_silently(void *self, const mt_batch *batch) {
+    (void)self;
+    (void)batch;
+    return MT_EDEVMEM;
+}
+
+/* A backend without words: the line says what the status means, and no older line is taken for its own. */
+START_TEST(refused_without_words) {
+    mt_batch batch = batch_of(8, 1);
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    seam.begin = begin_silently;
+    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    mt_set_error(MT_EIO, "an older line");
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "a batch of 8 samples does not fit on fake:0: ");
+    ck_contains(mt_last_error(), mt_status_text(MT_EDEVMEM));
+    done(trainer);
+}
+END_TEST
+
+/* The state cannot be hashed: the run is not over, and can be ended later. */
+START_TEST(hash_fails) {
+    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
+    mt_run_report run = MT_RUN_REPORT_INIT;
+
+    step(trainer, 32, 1);
+    fake_fail_kind(&fake, FAKE_SHA256, 1, MT_EIO);
+    ck_status(mt_trainer_finish(trainer, &run), MT_EIO);
+    ck_contains(mt_last_error(), "injected: sha256");
+    ck_assert_uint_eq(run.steps, 0);
+    ck_ok(mt_trainer_finish(trainer, &run));
+    ck_assert_uint_eq(run.steps, 1);
+    ck_assert_uint_eq(strlen(run.state_sha256), 64);
+    done(trainer);
+}
+END_TEST
+
 /* After a failed rollback nothing is done any more, and each refusal says why. */
 START_TEST(poisoned) {
     static const size_t chunks[] = {8};
@@ -116,6 +196,10 @@ static Suite *suite_trainer_errors(void) {
     tcase_add_test(failure, user_stops);
     tcase_add_test(failure, describe_fails);
     tcase_add_test(failure, describe_too_many_metrics);
+    tcase_add_test(failure, describe_metrics_without_names);
+    tcase_add_loop_test(failure, batch_is_checked, 0, LENGTH(bad_counts));
+    tcase_add_test(failure, refused_without_words);
+    tcase_add_test(failure, hash_fails);
     tcase_add_loop_test(failure, poisoned, 0, 2);
     return suite;
 }

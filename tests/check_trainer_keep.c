@@ -59,12 +59,14 @@ static void change_budget_at(int chunks, size_t budget) {
 }
 
 /* A trainer that has learnt, and whose log is empty. */
-static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
+static mt_trainer *learnt_traced(const fake_options *options, const mt_policy_options *policy,
+                                 mt_trace_fn trace) {
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_trainer *trainer;
     mt_backend seam;
 
     own.policy = policy;
+    own.trace = trace;
     fake_init(&fake, options);
     change.seam = seam = fake_seam(&fake);
     seam.accumulate = accumulate_and_change;
@@ -72,6 +74,10 @@ static mt_trainer *learnt(const fake_options *options, const mt_policy_options *
     step(trainer, 64, 1);
     fake_log_clear(&fake);
     return trainer;
+}
+
+static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
+    return learnt_traced(options, policy, NULL);
 }
 
 /* The last step's chunks, given to a trainer that meets no OOM, end with the same bits. */
@@ -363,6 +369,88 @@ START_TEST(then_smaller_chunks) {
 }
 END_TEST
 
+static size_t ooms, given_up;
+
+static void count_ooms(void *user, const char *line) {
+    (void)user;
+    if (strstr(line, "\"event\":\"oom\"") == NULL) return;
+    ooms++;
+    given_up += strstr(line, "\"action\":\"give_up\"") != NULL;
+}
+
+/*
+ * Not even the smallest chunk fits any more. What is left has no plan, so the finished chunk is taken back as well and
+ * the batch is planned anew; that there is none for that either is told once.
+ */
+START_TEST(nothing_fits_any_more) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+
+    policy.min_micro_batch = 8;
+    trainer = learnt_traced(&options, &policy, count_ooms);
+    ooms = given_up = 0;
+    change_budget_at(2, room_for(8) - 1);
+    step_fails(trainer, 64, 2, MT_EDEVMEM);
+    check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rewind rollback");
+    ck_assert_uint_eq(ooms, 2); /* that of the chunk, and that nothing is left to try */
+    ck_assert_uint_eq(given_up, 1);
+    fake.options.budget_bytes = options.budget_bytes;
+    step(trainer, 64, 2);
+    done(trainer);
+}
+END_TEST
+
+/* What is left of a step may be no more to cut, where its whole batch is: then that is. */
+START_TEST(whole_batch_is_cut) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    policy.min_micro_batch = 12;
+    trainer = learnt_traced(&options, &policy, count_ooms);
+    change_budget_at(4, room_for(14));
+    report = step(trainer, 64, 2);
+    check_calls("begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
+                "accumulate!(48+16) rewind rollback begin accumulate(0+13) accumulate(13+13) "
+                "accumulate(26+13) accumulate(39+13) accumulate(52+12) apply");
+    ck_assert_uint_eq(report.discarded, 64);
+    ck_assert_uint_eq(given_up, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Wherever in a step with an OOM the backend's memory cannot be read: the step is over and undone. */
+START_TEST(memory_is_not_told) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    uint64_t n = 0, failed = 0, fired;
+
+    do {
+        mt_trainer *trainer = learnt(&options, &policy);
+        uint64_t before = fake_hash(&fake);
+        mt_batch batch = batch_of(64, 2);
+        mt_status status;
+
+        change_budget_at(2, room_for(9));
+        fake_fail_kind(&fake, FAKE_MEMORY, ++n, MT_EIO);
+        status = mt_trainer_step(trainer, &batch, NULL);
+        fired = fake.fired;
+        ck_assert(status == MT_OK || (status == MT_EIO && fired));
+        ck_assert((fake_hash(&fake) == before) == (status != MT_OK));
+        if (status != MT_OK) ck_contains(mt_last_error(), "injected: memory");
+        failed += status != MT_OK;
+        change_budget_at(0, 0);
+        fake_fail_kind(&fake, FAKE_MEMORY, 0, MT_OK);
+        step(trainer, 64, 2);
+        done(trainer);
+    } while (fired);
+    ck_assert_uint_ge(failed, 10); /* all but the one of the report */
+    ck_assert_uint_eq(failed, n - 2);
+}
+END_TEST
+
 /* More room than there was when it failed: it is kept again at once. */
 START_TEST(kept_again_in_more_room) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
@@ -551,6 +639,83 @@ START_TEST(rewind_fails) {
 }
 END_TEST
 
+/* A recording that does not stop, of a chunk that went through or of one that did not fit. */
+static struct {
+    uint64_t stops, fail_at;
+    int chunk_fails;
+} stop;
+
+static mt_status record_and_fail(void *self, const mt_event_sink *sink) {
+    mt_status status = change.seam.record(self, sink);
+
+    if (sink != NULL && stop.chunk_fails && stop.stops + 1 == stop.fail_at)
+        fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+    if (sink != NULL || ++stop.stops != stop.fail_at) return status;
+    return mt_set_error(MT_EIO, "still recording");
+}
+
+/* It is no chunk that failed, so none is taken back alone. */
+START_TEST(recording_does_not_stop) {
+    fake_options options =
+        keeping(0); /* as much as it likes: chunks are marked from the first on */
+    mt_policy_options policy = by_sixteen();
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+
+    own.policy = &policy;
+    stop.chunk_fails = _i;
+    for (stop.fail_at = 1; stop.fail_at < 100; stop.fail_at++) {
+        mt_batch batch = batch_of(64, 1);
+        mt_trainer *trainer;
+        mt_backend seam;
+        uint64_t before;
+        mt_status status;
+
+        fake_init(&fake, &options);
+        change.seam = seam = fake_seam(&fake);
+        seam.record = record_and_fail;
+        stop.stops = 0;
+        ck_ok(mt_trainer_new(&seam, &own, &trainer));
+        before = fake_hash(&fake);
+        status = mt_trainer_step(trainer, &batch, NULL);
+        ck_assert_uint_eq(count_kind(FAKE_REWIND), 0);
+        if (stop.stops < stop.fail_at) { /* so many chunks were recorded */
+            ck_ok(status);
+            done(trainer);
+            break;
+        }
+        ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
+        ck_status(status, _i == 0 ? MT_EIO : MT_OK); /* an OOM is tried again */
+        if (_i == 0) ck_contains(mt_last_error(), "still recording");
+        ck_assert((fake_hash(&fake) == before) == (_i == 0));
+        step(trainer, 64, 2);
+        done(trainer);
+    }
+    ck_assert_uint_gt(stop.fail_at, 1);
+    ck_assert_uint_lt(stop.fail_at, 100);
+}
+END_TEST
+
+/* What is finished is to be taken back after all, for a plan of the whole, and cannot be. */
+START_TEST(rollback_fails) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_batch batch = batch_of(64, 2);
+    mt_trainer *trainer;
+
+    policy.min_micro_batch = 12;
+    trainer = learnt(&options, &policy);
+    change_budget_at(4, room_for(14));
+    fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_contains(mt_last_error(), "injected: rollback");
+    check_calls("begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
+                "accumulate!(48+16) rewind rollback!");
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    check_calls("");
+    mt_trainer_free(trainer);
+}
+END_TEST
+
 /* ---- the trace --------------------------------------------------------------------------------- */
 
 static size_t plans, plans_with_keep;
@@ -600,6 +765,9 @@ static Suite *suite_trainer_keep(void) {
     tcase_add_test(room, not_marked);
     tcase_add_test(up, given_up_first);
     tcase_add_test(up, then_smaller_chunks);
+    tcase_add_test(up, nothing_fits_any_more);
+    tcase_add_test(up, whole_batch_is_cut);
+    tcase_add_test(up, memory_is_not_told);
     tcase_add_test(up, kept_again_in_more_room);
     tcase_add_test(up, forgotten_after_a_while);
     tcase_add_test(rungs, other_rungs);
@@ -609,6 +777,8 @@ static Suite *suite_trainer_keep(void) {
     tcase_add_loop_test(fails, mark_fails, 0, 3);
     tcase_add_test(fails, chunk_fails);
     tcase_add_test(fails, rewind_fails);
+    tcase_add_test(fails, rollback_fails);
+    tcase_add_loop_test(fails, recording_does_not_stop, 0, 2);
     tcase_add_test(lines, keep_in_the_trace);
     return suite;
 }

@@ -187,6 +187,26 @@ START_TEST(refused_once) {
 }
 END_TEST
 
+/* A cache that cannot be emptied for another reason than memory says nothing of the rung. */
+START_TEST(refused_and_not_cleared) {
+    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.clear_every = MT_CLEAR_NEVER;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 32, 1);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    fake_fail_kind(&fake, FAKE_SET_RUNG, 1, MT_EDEVMEM);
+    fake_fail_kind(&fake, FAKE_EMPTY_CACHE, 1, MT_EIO);
+    step_fails(trainer, 32, 2, MT_EIO);
+    ck_contains(mt_last_error(), "injected: empty_cache");
+    ck_assert_uint_eq(fake.rungs, 0);
+    ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(CHECKPOINTING)); /* and it is tried again */
+    done(trainer);
+}
+END_TEST
+
 /* The next one instead: for this step, or for good. */
 START_TEST(refused_on) {
     static const struct {
@@ -552,6 +572,8 @@ static const struct {
      "set_rung(1+2) set_rung(0+2)"},
     {"no room to turn it off", 0, 0, BIT(OFFLOAD), MT_EDEVMEM, MT_EDEVMEM, BIT(OFFLOAD),
      "set_rung(1+1) set_rung(1+2) set_rung!(0+2) set_rung!(0+2) set_rung(0+1)"},
+    {"not to be turned off at all", 0, 0, BIT(OFFLOAD), MT_ENOTSUP, MT_EDEVMEM, BIT(OFFLOAD),
+     "set_rung(1+1) set_rung(1+2) set_rung!(0+2) set_rung(0+1)"},
     {"another failure", 0, 0, BIT(OFFLOAD), MT_EIO, MT_EIO, SAVERS,
      "set_rung(1+1) set_rung(1+2) set_rung!(0+2)"},
 };
@@ -590,6 +612,44 @@ START_TEST(gives_rungs_back) {
 }
 END_TEST
 
+static char warned[512];
+
+static void keep_warning(void *user, mt_log_level level, const char *text) {
+    (void)user;
+    if (level == MT_LOG_WARNING) snprintf(warned, sizeof warned, "%s", text);
+}
+
+/* One that was left by the step that fails is turned on again; where that cannot be, it is told. */
+START_TEST(gives_a_left_rung_back) {
+    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.max_retries = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 32, 1);
+    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
+    step(trainer, 32, 2);
+    fake.options.budget_bytes = budget_with(0, 20);
+    for (int i = 0; i < PATIENCE; i++) step(trainer, 32, 3);
+    ck_assert_uint_eq(fake.rungs, BIT(CHECKPOINTING));
+    fake.options.device_bytes = options.resident_bytes + 10;
+    fake.options.refused_on = _i == 0 ? 0 : BIT(CHECKPOINTING);
+    mt_set_log(keep_warning, NULL);
+    fake_log_clear(&fake);
+    step_fails(trainer, 32, 4, MT_EDEVMEM);
+    ck_assert_str_eq(fake_log_text(&fake, FAKE_BIT(FAKE_SET_RUNG)),
+                     _i == 0 ? "set_rung(0+1) set_rung(1+1)" : "set_rung(0+1) set_rung!(1+1)");
+    ck_assert_str_eq(warned, _i == 0 ? ""
+                                     : "rung checkpointing cannot be turned on: refused: "
+                                       "checkpointing");
+    mt_set_log(NULL, NULL);
+    fake.options.device_bytes = 0;
+    ck_assert_uint_eq(step(trainer, 32, 5).rungs, _i == 0 ? BIT(CHECKPOINTING) : 0);
+    done(trainer);
+}
+END_TEST
+
 /* Nor does the rate of a batch made smaller stay. */
 START_TEST(gives_rate_back) {
     fake_options options = whole(20);
@@ -607,6 +667,38 @@ START_TEST(gives_rate_back) {
     ck_assert_double_eq(fake.rate, 1);
     ck_assert_uint_ge(count_kind(FAKE_SET_RATE), 2);
     done(trainer);
+}
+END_TEST
+
+/* Each rate that cannot be set, on the way to fewer samples or back: the step is over with that. */
+START_TEST(rate_fails) {
+    fake_options options = whole(20);
+    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
+    mt_batch batch = batch_of(20, 2);
+    mt_step_report report;
+    uint64_t n = 0;
+    mt_status status;
+
+    policy.rate_rule = MT_RATE_LINEAR;
+    options.absent = FAKE_BIT(FAKE_RECORD); /* so that it is tried */
+    do {
+        mt_trainer *trainer = trainer_with(&options, &policy);
+        uint64_t before;
+
+        some(trainer, 20, 1);
+        before = fake_hash(&fake);
+        fake.options.budget_bytes = options.resident_bytes + 10;
+        fake_fail_kind(&fake, FAKE_SET_RATE, ++n, MT_EIO);
+        status = mt_trainer_step(trainer, &batch, NULL);
+        ck_assert_int_eq(status, fake.fired ? MT_EIO : MT_EDEVMEM);
+        ck_contains(mt_last_error(), fake.fired ? "injected: set_rate" : "does not fit on");
+        ck_assert_uint_eq(fake_hash(&fake), before);
+        fake.options.budget_bytes = options.budget_bytes;
+        report = some(trainer, 20, 2);
+        ck_assert_double_eq(fake.rate, (double)report.samples / 20);
+        done(trainer);
+    } while (status == MT_EIO);
+    ck_assert_uint_ge(n, 3);
 }
 END_TEST
 
@@ -860,6 +952,7 @@ static Suite *suite_trainer_ladder(void) {
     tcase_add_test(up, no_set_rung);
     tcase_add_test(up, evaluation_climbs);
     tcase_add_test(refused, refused_once);
+    tcase_add_test(refused, refused_and_not_cleared);
     tcase_add_loop_test(refused, refused_on, 0, 2);
     tcase_add_loop_test(refused, refused_off, 0, 2);
     tcase_add_loop_test(refused, set_rung_fails, 0, 2);
@@ -876,7 +969,9 @@ static Suite *suite_trainer_ladder(void) {
     tcase_add_test(device, chunks_fit_the_device);
     tcase_add_loop_test(end, gives_up, 0, 4);
     tcase_add_loop_test(end, gives_rungs_back, 0, LENGTH(backs));
+    tcase_add_loop_test(end, gives_a_left_rung_back, 0, 2);
     tcase_add_test(end, gives_rate_back);
+    tcase_add_test(end, rate_fails);
     tcase_add_loop_test(end, gives_up_for_no_reason, 0, 4);
     tcase_add_test(end, evaluation_gives_up);
     tcase_add_test(end, evaluation_is_not_shortened);

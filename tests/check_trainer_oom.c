@@ -64,6 +64,47 @@ START_TEST(explained) {
 }
 END_TEST
 
+static char last_oom[1000];
+
+static void keep_oom(void *user, const char *line) {
+    (void)user;
+    if (strstr(line, "\"event\":\"oom\"")) snprintf(last_oom, sizeof(last_oom), "%s", line);
+}
+
+static const struct {
+    mt_mode mode;
+    const char *phase;
+} ruled_out[] = {
+    {MT_TRAIN, "\"phase\":\"begin\",\"chunk\":0,"},
+    {MT_EVALUATE, "\"phase\":\"evaluate\",\"chunk\":0,"},
+};
+
+/* Known not to fit before anything runs: nothing does, and the trace says where it would have been. */
+START_TEST(known_not_to_fit) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    fake_options options = fake_defaults;
+    int trains = ruled_out[_i].mode == MT_TRAIN;
+    mt_batch batch = batch_of(32, 2);
+    mt_trainer *trainer;
+    char text[4000];
+
+    own.trace = keep_oom;
+    options.min_micro_batch = 4;
+    trainer = trainer_of(&options, &own);
+    step(trainer, 32, 1);
+    evaluate(trainer, 32, 1);
+    fake.options.budget_bytes = fake_defaults.resident_bytes + 10;
+    fake_log_clear(&fake);
+    if (trains) ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
+    if (!trains) ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+    check_log("");
+    ck_contains(last_oom, ruled_out[_i].phase);
+    ck_contains(last_oom, "\"attempt\":0,\"action\":\"give_up\"");
+    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
+    done(trainer);
+}
+END_TEST
+
 static mt_status describe_adam(void *self, mt_backend_info *out) {
     (void)self;
     out->parameter_bytes = 4000;
@@ -434,6 +475,7 @@ static Suite *suite_trainer_oom(void) {
     tcase_set_timeout(endless, 5);
     tcase_add_loop_test(memory, retries_are_bounded, 0, 4);
     tcase_add_test(memory, explained);
+    tcase_add_loop_test(memory, known_not_to_fit, 0, LENGTH(ruled_out));
     tcase_add_loop_test(memory, explained_by_case, 0, 3);
     tcase_add_loop_test(memory, explained_rungs, 0, 4);
     tcase_add_test(memory, explained_budget_suffices);

@@ -3,6 +3,7 @@
  * asked for these and no others, whatever fails. The fake complains of any other; failures one by one are
  * in check_oom_core.c.
  */
+#include "counting_allocator.h"
 #include "suite.h"
 #include "trainer_fixture.h"
 
@@ -255,6 +256,33 @@ START_TEST(what_is_prepared_is_learnt) {
 }
 END_TEST
 
+/* Host memory runs out at each request in turn: the step is undone, and the next one goes through. */
+START_TEST(without_host_memory) {
+    size_t n = 0, fired;
+
+    ck_ok(counting_install());
+    do {
+        fake_options options = telling(2);
+        mt_trainer *trainer = trainer_with(&options, NULL);
+        mt_batch batch = batch_of(64, 1);
+        uint64_t before = fake_hash(&fake);
+        mt_status status;
+
+        counting_fail_at(++n, 0);
+        status = mt_trainer_step(trainer, &batch, NULL);
+        fired = counting_fired();
+        counting_fail_at(0, 0);
+        ck_assert(status == MT_OK || (status == MT_ENOMEM && fired));
+        ck_assert((fake_hash(&fake) == before) == (status != MT_OK));
+        if (status == MT_ENOMEM) ck_contains(mt_last_error(), "out of host memory");
+        step(trainer, 64, 2);
+        done(trainer);
+        ck_assert_uint_eq(counting_live(), 0);
+    } while (fired);
+    ck_assert_uint_gt(n, 4);
+}
+END_TEST
+
 static Suite *suite_prepare(void) {
     Suite *suite = suite_create("trainer_prepare");
     TCase *calls = suite_case(suite, "calls"), *fails = suite_case(suite, "fails");
@@ -270,6 +298,7 @@ static Suite *suite_prepare(void) {
     tcase_add_test(fails, answered_as_the_largest);
     tcase_add_test(fails, given_chunks_give_up);
     tcase_add_test(fails, what_is_prepared_is_learnt);
+    tcase_add_test(fails, without_host_memory);
     return suite;
 }
 

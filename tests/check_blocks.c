@@ -1,0 +1,281 @@
+/*
+ * check_blocks.c - the blocks of a chunk of any size, from recordings of two: as if it had been recorded.
+ */
+#include "counting_allocator.h"
+#include "fake_backend.h"
+#include "suite.h"
+
+#include <memtrain/arena.h>
+
+static void event(void *recording, void *address, int64_t bytes) {
+    mt_recording_event(recording, address, bytes);
+}
+
+static mt_recording *record(const fake_program *program, size_t samples) {
+    mt_recording *recording;
+    mt_event_sink sink;
+
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, samples));
+    sink = (mt_event_sink){recording, event};
+    fake_program_record(program, samples, &sink);
+    return recording;
+}
+
+/* Of any size, also between and below those recorded: as if it had been recorded itself. */
+START_TEST(blocks_of_any_size) {
+    mt_recording *small = record(&fake_train_program, 2), *large = record(&fake_train_program, 4);
+    mt_block blocks[FAKE_ALLOCATIONS_MAX], own[FAKE_ALLOCATIONS_MAX];
+    size_t count, own_count;
+
+    for (size_t m = 1; m < 40; m++) {
+        mt_recording *recording = record(&fake_train_program, m);
+        mt_layout layout = MT_LAYOUT_INIT;
+
+        ck_ok(mt_recording_blocks(small, large, m, 0, NULL, 0, &count));
+        ck_assert_uint_eq(count, fake_train_program.count);
+        ck_ok(mt_recording_blocks(small, large, m, 0, blocks, FAKE_ALLOCATIONS_MAX, &count));
+        ck_ok(mt_recording_blocks(recording, NULL, m, 0, own, FAKE_ALLOCATIONS_MAX, &own_count));
+        ck_assert_uint_eq(count, own_count);
+        ck_assert_mem_eq(blocks, own, count * sizeof(*blocks));
+        ck_ok(mt_arena_layout(blocks, count, 0, 1, &layout));
+        ck_assert_uint_eq(layout.lower_bound_bytes, fake_program_peak(&fake_train_program, m));
+        mt_recording_free(recording);
+    }
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
+/* A gradient ends where it is handed over, or with the chunk. */
+START_TEST(gradients_live_on) {
+    mt_recording *recording;
+    mt_block blocks[2];
+    size_t count;
+
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, 3));
+    event(recording, (void *)0x40, 100);
+    event(recording, (void *)0x80, 200);
+    event(recording, (void *)0x80, 0);
+    event(recording, (void *)0x40, -100);
+    event(recording, (void *)0x80, -200);
+    ck_ok(mt_recording_blocks(recording, NULL, 3, 0, blocks, 2, &count));
+    ck_assert_uint_eq(count, 2);
+    ck_assert_uint_eq(blocks[0].end, 2);
+    ck_assert_uint_eq(blocks[1].begin, 1);
+    ck_assert_uint_eq(blocks[1].end, 2);
+    ck_ok(mt_recording_blocks(recording, NULL, 3, 1, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].end, 2);
+    ck_assert_uint_eq(blocks[1].end, SIZE_MAX);
+    mt_recording_free(recording);
+}
+END_TEST
+
+START_TEST(recordings_are_checked) {
+    mt_recording *two = record(&fake_train_program, 2), *four = record(&fake_train_program, 4);
+    mt_block blocks[FAKE_ALLOCATIONS_MAX];
+    size_t count = 9, all = FAKE_ALLOCATIONS_MAX;
+
+    ck_status(mt_recording_blocks(NULL, four, 8, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, all, NULL), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 8, 0, NULL, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, 3, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, four, 0, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(two, NULL, 4, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(four, two, 8, 0, blocks, all, &count), MT_EINVAL);
+    ck_contains(mt_last_error(), "'small' is of 4 samples and 'large' of 2");
+    ck_status(mt_recording_blocks(two, (mt_recording *)(void *)blocks, 8, 0, blocks, all, &count),
+              MT_EINVAL);
+    ck_contains(mt_last_error(), "large");
+    ck_assert_uint_eq(count, 0);
+    mt_recording_free(two);
+    mt_recording_free(four);
+}
+END_TEST
+
+/* The larger chunk has a block that the smaller one has not: it keeps its size, the others grow. */
+START_TEST(one_block_more) {
+    static const fake_allocation few[] = {{0, 100, FAKE_AT_END}, {64, 30, FAKE_AT_END}};
+    static const fake_allocation more[] = {
+        {0, 100, FAKE_AT_END}, {7777, 0, 2}, {64, 30, FAKE_AT_END}};
+    static const fake_program small_program = {few, 2}, large_program = {more, 3};
+    mt_recording *small = record(&small_program, 2), *large = record(&large_program, 4);
+    mt_block blocks[3];
+    size_t count;
+
+    ck_ok(mt_recording_blocks(small, large, 8, 0, NULL, 0, &count));
+    ck_assert_uint_eq(count, 3);
+    ck_ok(mt_recording_blocks(small, large, 8, 0, blocks, 3, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 800);
+    ck_assert_uint_eq(blocks[1].bytes, 7777);
+    ck_assert_uint_eq(blocks[1].end, 2);
+    ck_assert_uint_eq(blocks[2].bytes, 304);
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
+/* One chunk ran apart and the other in place: the same blocks, as either of them asks. */
+START_TEST(recordings_of_both_ways) {
+    mt_recording *recording[2];
+    mt_block blocks[2];
+    size_t count;
+
+    for (size_t i = 0; i < 2; i++) {
+        ck_ok(mt_recording_new(&recording[i]));
+        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
+        event(recording[i], (void *)0x80, 200);
+        event(recording[i], (void *)0x80, 0);
+        if (i == 0) event(recording[i], (void *)0x80, -200);
+        event(recording[i], (void *)0x40, 100 + 20 * (int64_t)i);
+        event(recording[i], (void *)0x40, -1);
+        if (i == 1) event(recording[i], (void *)0x80, -200);
+    }
+    for (int apart = 0; apart < 2; apart++) {
+        ck_ok(mt_recording_blocks(recording[0], recording[1], 8, apart, blocks, 2, &count));
+        ck_assert_uint_eq(blocks[0].bytes, 200);
+        ck_assert_uint_eq(blocks[0].end, apart ? SIZE_MAX : 1);
+        ck_assert_uint_eq(blocks[1].bytes, 160);
+        ck_assert_uint_eq(blocks[1].end, 2);
+    }
+    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
+}
+END_TEST
+
+/* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
+START_TEST(no_whole_number) {
+    mt_recording *recording[2];
+    mt_block blocks[2];
+    size_t count;
+
+    for (size_t i = 0; i < 2; i++) {
+        ck_ok(mt_recording_new(&recording[i]));
+        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
+        event(recording[i], (void *)0x40, 100 + 3 * (int64_t)i);
+        event(recording[i], (void *)0x80, 100 - 60 * (int64_t)i);
+    }
+    ck_ok(mt_recording_blocks(recording[0], recording[1], 7, 0, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 108);
+    ck_assert_uint_ge(blocks[1].bytes, 1);
+    ck_ok(mt_recording_blocks(recording[0], recording[1], 1, 0, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 99);
+    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
+}
+END_TEST
+
+/* Blocks of so many bytes each, none of them released: a recording by hand. */
+static mt_recording *record_sizes(size_t samples, const int64_t *bytes, size_t count) {
+    mt_recording *recording;
+
+    ck_ok(mt_recording_new(&recording));
+    ck_ok(mt_recording_start(recording, samples));
+    for (size_t i = 0; i < count; i++)
+        event(recording, (void *)(uintptr_t)(0x40 * (i + 1)), bytes[i]);
+    return recording;
+}
+
+/* Beyond any memory: as large as a sum of some blocks can still be counted. */
+START_TEST(endless_samples) {
+    static const int64_t sizes[2][2] = {{1000, 50}, {2000, 50}};
+    mt_recording *small = record_sizes(2, sizes[0], 2), *large = record_sizes(4, sizes[1], 2);
+    mt_block blocks[2];
+    size_t count;
+
+    ck_ok(mt_recording_blocks(small, large, (size_t)INT64_MAX, 0, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].bytes, SIZE_MAX / 8);
+    ck_assert_uint_eq(blocks[1].bytes, 50);
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
+/* One of the two has no blocks: those of the larger are what it had, whatever the size. */
+static const struct { size_t small, large; /* blocks */ } few[] = {{0, 2}, {2, 0}, {0, 0}};
+
+START_TEST(no_blocks) {
+    static const int64_t sizes[] = {1000, 50};
+    mt_recording *small = record_sizes(2, sizes, few[_i].small);
+    mt_recording *large = record_sizes(4, sizes, few[_i].large);
+    mt_block blocks[2];
+    size_t count;
+
+    ck_ok(mt_recording_blocks(small, large, 8, 0, blocks, 2, &count));
+    ck_assert_uint_eq(count, few[_i].large);
+    for (size_t i = 0; i < count; i++) {
+        ck_assert_uint_eq(blocks[i].bytes, (size_t)sizes[i]);
+        ck_assert_uint_eq(blocks[i].begin, i);
+        ck_assert_uint_eq(blocks[i].end, SIZE_MAX);
+    }
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
+/* Host memory ran out while one of them was made. */
+START_TEST(incomplete) {
+    mt_recording *recording[2];
+    mt_block blocks[2];
+    size_t count;
+
+    ck_ok(counting_install());
+    for (size_t i = 0; i < 2; i++) {
+        ck_ok(mt_recording_new(&recording[i]));
+        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
+        counting_fail_at(i == (size_t)_i, 0);
+        event(recording[i], (void *)0x40, 100);
+    }
+    ck_status(mt_recording_blocks(recording[0], recording[1], 8, 0, blocks, 2, &count), MT_EINVAL);
+    ck_contains(mt_last_error(), "incomplete");
+    ck_assert_uint_eq(count, 0);
+    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+/* Each request for host memory fails in turn: nothing is told and nothing kept; then the same as ever. */
+START_TEST(without_host_memory) {
+    static const int64_t sizes[2][3] = {{100, 64}, {200, 7777, 64}};
+    mt_recording *small, *large;
+    mt_block expected[3], blocks[3];
+    size_t n = 0, count, live;
+    mt_status status;
+
+    ck_ok(counting_install());
+    small = record_sizes(2, sizes[0], 2);
+    large = record_sizes(4, sizes[1], 3); /* of another shape, so that they are aligned */
+    ck_ok(mt_recording_blocks(small, large, 8, 0, expected, 3, &count));
+    live = counting_live();
+    do {
+        counting_fail_at(++n, 0);
+        status = mt_recording_blocks(small, large, 8, 0, blocks, 3, &count);
+        ck_assert_uint_eq(counting_live(), live);
+        ck_assert_uint_eq(count, status == MT_OK ? 3 : 0);
+        if (status != MT_OK) ck_status(status, MT_ENOMEM);
+        if (status != MT_OK) ck_contains(mt_last_error(), "out of host memory");
+    } while (status != MT_OK && n < 100);
+    ck_assert_uint_eq(n, 7); /* a list, partners, two orders, two tables */
+    ck_assert_mem_eq(blocks, expected, sizeof(blocks));
+    counting_fail_at(0, 0);
+    mt_recording_free(small);
+    mt_recording_free(large);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("blocks");
+    TCase *blocks = suite_case(suite, "blocks"), *edges = suite_case(suite, "edges");
+
+    tcase_add_test(blocks, blocks_of_any_size);
+    tcase_add_test(blocks, gradients_live_on);
+    tcase_add_test(blocks, one_block_more);
+    tcase_add_test(blocks, recordings_of_both_ways);
+    tcase_add_test(blocks, no_whole_number);
+    tcase_add_test(edges, recordings_are_checked);
+    tcase_add_test(edges, endless_samples);
+    tcase_add_loop_test(edges, no_blocks, 0, LENGTH(few));
+    tcase_add_loop_test(edges, incomplete, 0, 2);
+    tcase_add_test(edges, without_host_memory);
+    return suite_run(suite);
+}
