@@ -116,7 +116,7 @@ END_TEST
 /* ---- what is known beforehand -------------------------------------------------------------------- */
 
 static const struct {
-    const char *flags[6];
+    const char *flags[8];
     int status;
     const char *has[3], *has_not[2];
 } explained[] = {
@@ -133,6 +133,19 @@ static const struct {
      {"32 samples at once do not fit: ", "the smallest chunk, of 32 samples",
       "--min-micro-batch N  at most 16, instead of 30"},
      {"cut into", ""}},
+    {{"--micro-batch", "8", "--budget", "300MiB"}, 0, {", kept takes at most ", "", ""}, {"", ""}},
+    /* Smaller chunks than the flags allow are shown where these do not fit. */
+    {{"--image-size", "96", "--budget", "210MiB", "--min-micro-batch", "12", "--checkpointing",
+      "off"},
+     3,
+     {"MiB  fits\n", "MiB  does not fit\n",
+      " at once fit, and chunks of at least 12 leave a batch "},
+     {"cut into", ""}},
+    {{"--image-size", "96", "--budget", "180MiB", "--min-micro-batch", "12"},
+     3,
+     {"With checkpointing: 16 at once do not fit either.",
+      "With none of these not even 2 at once do, the fewest", ""},
+     {"samples at once  ", ""}},
     /* The state alone is too large: another device helps, and the card's size is what there is. */
     {{"--device", "sim:mps", "--budget", "150MiB"},
      3,
@@ -188,6 +201,7 @@ static const char *const foretold[][6] = {
     {"240MiB", "64", ", alone takes "},
     {"218MiB", "64", "chunks of "},
     {"200MiB", "32", "A step of 1 chunk of 32 ", "--min-micro-batch", "30"},
+    {"194MiB", "128", "A step of ", "--batch", "8"}, /* where the second size does not fit */
 };
 
 static char trace[CLI_CAPACITY];
