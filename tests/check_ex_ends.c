@@ -171,8 +171,14 @@ static const struct {
     {{"--micro-batch", "20", "--budget", "196MiB"}, 0, {"fixes the chunks", "", ""}, {"", ""}},
     {{"--device", "sim:mps", "--budget", "300MiB"},
      0,
-     {"not known beforehand on sim:mps", "two thirds of it", ""},
+     {"not known beforehand on sim:mps", "The largest chunk is tried first; one that is refused",
+      "one rung after the other: checkpointing, offload\n"},
      {"samples at once", ""}},
+    {{"--device", "sim:mps", "--budget", "300MiB", "--checkpointing", "off", "--fallback",
+      "smaller-batch,minimal"},
+     0,
+     {"one rung after the other: offload, smaller_batch, cpu, minimal\n", "", ""},
+     {"checkpointing", ""}},
     {{"--device", "sim:mps", "--budget", "300MiB", "--micro-batch", "8"},
      0,
      {"not known beforehand on sim:mps", "--micro-batch 8 fixes the chunks", ""},
@@ -227,6 +233,19 @@ static size_t chunks_of(const char *line, size_t *first) {
     for (const char *p = list; *p != ']'; p++) count += *p == ',';
     return count;
 }
+
+/* Without --deterministic sizes grow, where nothing tells of them. */
+START_TEST(explaining_how_sizes_will_be_found) {
+    size_t first;
+    EXPECT(0, "--device", "sim:mps", "--image-size", "32", "--threads", "1", "--budget", "300MiB",
+           "--steps", "1", "--epochs", "1", "--explain", "--trace", cli_trace);
+    ck_contains(cli_out, "Chunks begin small");
+    ck_assert_ptr_null(strstr(cli_out, "The largest chunk is tried first"));
+    cli_read_file(cli_trace, trace);
+    ck_assert_uint_gt(chunks_of(strstr(trace, "\"event\":\"step\""), &first), 1);
+    ck_assert_uint_lt(first, 16);
+}
+END_TEST
 
 START_TEST(explaining_says_what_the_run_does) {
     size_t chunks, chunk, bytes, first;
@@ -303,6 +322,7 @@ int main(void) {
     tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);
     tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
     tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
+    tcase_add_test(fits, explaining_how_sizes_will_be_found);
     tcase_add_loop_test(fits, explaining_says_what_the_run_does, 0, LENGTH(foretold));
     tcase_add_test(fits, explaining_a_smaller_batch);
     tcase_add_test(fits, explaining_a_fallback);

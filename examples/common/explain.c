@@ -301,20 +301,45 @@ static mt_status explain_step(const mt_backend *backend, const mt_backend_info *
 
 /* ---- what is not known ------------------------------------------------------------------------- */
 
-/* No allocations can be watched: how the trainer finds its sizes then, see docs/policy.md. */
-static void explain_unknown(const mt_backend *backend, const ex_flags *flags,
-                            const ex_device *device) {
+/*
+ * How the trainer finds its sizes where nothing is recorded, see docs/policy.md. Chunks that are recorded come
+ * first where they need not be taken back, though nothing comes of it.
+ */
+static const char *search_of(const mt_backend *backend, const mt_backend_info *info, int has_budget,
+                             const ex_flags *flags) {
+    int is_taken_back = info->normalises_over_batch || backend->prepare;
+    if (backend->reset_peak)
+        return "Chunks grow from step to step, by the peaks of those that went through.";
+    if (has_budget && !flags->deterministic)
+        return "Chunks begin small, where the batch is large enough for that, and grow while that "
+               "pays; one that is refused is taken back, and the next is about two thirds of it, "
+               "or less.";
+    if (has_budget && !is_taken_back)
+        return "After two small chunks the largest is tried; one that is refused is taken back, "
+               "and the next is about two thirds of it, or less.";
+    return "The largest chunk is tried first; one that is refused is taken back, and the next is "
+           "about two thirds of it, or less.";
+}
+
+/* Those that are left to take: allowed, and there. */
+static void print_rungs_left(const mt_backend_info *info, const ex_flags *flags) {
+    const mt_policy_options options = ex_flags_policy(flags);
+    unsigned has = info->rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    unsigned left = has & (MT_RUNGS_DEFAULT | options.allow_rungs) & ~options.forbid_rungs;
+    if (!left) return;
+    printf("Where not even the smallest chunk fits, the run takes one rung after the other: ");
+    print_rungs(left);
+    printf("\n");
+}
+
+static void explain_unknown(const mt_backend *backend, const mt_backend_info *info, int has_budget,
+                            const ex_flags *flags, const ex_device *device) {
     printf("What a chunk needs is not known beforehand on %s, which does not tell of its "
            "allocations.\n",
            device->name);
-    if (flags->micro_batch)
-        printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
-    else if (backend->reset_peak)
-        printf("Chunks grow from step to step, by the peaks of those that went through.\n");
-    else
-        printf(
-            "The largest chunk is tried first; one that is refused is taken back, and the next is "
-            "two thirds of it.\n");
+    print_fixed(flags);
+    if (!flags->micro_batch) printf("%s\n", search_of(backend, info, has_budget, flags));
+    print_rungs_left(info, flags);
 }
 
 mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_flags *flags,
@@ -328,7 +353,7 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     if (backend->record)
         status = explain_step(backend, &info, batch, memory.budget_bytes > 0, flags, device);
     else
-        explain_unknown(backend, flags, device);
+        explain_unknown(backend, &info, memory.budget_bytes > 0, flags, device);
     printf("\n");
     fflush(stdout);
     return status;
