@@ -104,6 +104,26 @@ START_TEST(explaining_what_cannot_fit_exits_3) {
 }
 END_TEST
 
+/* What helps is what was not asked for yet, and a budget does not help against what no budget explains. */
+START_TEST(flags_that_help_are_named) {
+    const char *folder = cli_root;
+    EXPECT(3, SMALL, "--steps", "3", "--inject-oom", "2:5:persistent", "--budget", "400MiB");
+    ck_contains(cli_err,
+                "  --inject-oom         left out: every request of step 2 from number 5 on");
+    ck_assert_ptr_null(strstr(cli_err, "--budget SIZE"));
+    ck_assert_ptr_null(strstr(cli_err, "--optimizer"));
+    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1");
+    ck_contains(cli_err, "  --budget SIZE        ");
+    ck_contains(cli_err, "  --offload-dir DIR    activations wait in a file there");
+    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1",
+           "--offload-dir", folder);
+    ck_assert_ptr_null(strstr(cli_err, "--offload"));
+    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1", "--offload",
+           "never");
+    ck_contains(cli_err, "  --offload auto       with --offload-dir DIR: activations wait");
+}
+END_TEST
+
 START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
     EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu", "--steps",
            "2");
@@ -320,6 +340,7 @@ int main(void) {
     tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);
     tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);
+    tcase_add_test(fits, flags_that_help_are_named);
     tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
     tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
     tcase_add_test(fits, explaining_how_sizes_will_be_found);

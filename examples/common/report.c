@@ -135,23 +135,50 @@ static void print_devices(const ex_flags *flags, const ex_device *device, int ha
     fprintf(stderr, "  --device cpu         the host's memory: slower\n");
 }
 
+/* On the CPU by itself in a file alone, and that in a folder which is named. */
+static void print_offload(const ex_flags *flags, const ex_device *device) {
+    int is_cpu = strcmp(device->name, "cpu") == 0, lacks_folder = is_cpu && !flags->offload_dir;
+    if (flags->offload == MT_OFFLOAD_NEVER)
+        fprintf(stderr,
+                "  --offload auto       %sactivations wait elsewhere where a chunk does not fit "
+                "else\n",
+                lacks_folder ? "with --offload-dir DIR: " : "");
+    else if (flags->offload == MT_OFFLOAD_AUTO && lacks_folder)
+        fprintf(stderr, "  --offload-dir DIR    activations wait in a file there where a chunk "
+                        "does not fit else\n");
+}
+
 /* Savers that are turned off, or not asked for. */
-static void print_savers(const ex_flags *flags) {
+static void print_savers(const ex_flags *flags, const ex_device *device) {
     if (flags->checkpointing == EX_CHECKPOINTING_OFF)
         fprintf(stderr, "  --checkpointing auto activations are computed again where a chunk does "
                         "not fit else\n");
-    if (flags->offload == MT_OFFLOAD_NEVER)
-        fprintf(
-            stderr,
-            "  --offload auto       activations wait elsewhere where a chunk does not fit else\n");
+    print_offload(flags, device);
     if (flags->amp <= 0 && !(flags->fallback & MT_RUNG_BIT(MT_RUNG_AMP)))
         fprintf(stderr, "  --fallback amp       half precision where nothing else fits: other "
                         "roundings\n");
 }
 
+/* A fault that stays lets every request fail from one on: what a step needs has nothing to do with it. */
+static int is_injected(const ex_flags *flags) {
+    return flags->inject.persistent && flags->inject.failed;
+}
+
+static void print_injected(const ex_inject *inject) {
+    fprintf(
+        stderr,
+        "  --inject-oom         left out: every request of step %llu from number %llu on was let "
+        "fail, whatever the budget\n",
+        (unsigned long long)inject->step, (unsigned long long)inject->request);
+}
+
 /* The same remedies by the names that they have on the command line, as far as they are left. */
 static void print_remedies(const ex_flags *flags, const ex_device *device, int has_state) {
     fprintf(stderr, "Flags that help:\n");
+    if (is_injected(flags)) {
+        print_injected(&flags->inject);
+        return;
+    }
     print_budget(flags, device);
     if (!has_state && !flags->explain)
         fprintf(stderr, "  --explain            says how much the model takes\n");
@@ -169,7 +196,7 @@ static void print_remedies(const ex_flags *flags, const ex_device *device, int h
     if (flags->optimizer != MT_SGD)
         fprintf(stderr, "  --optimizer sgd      one number of state for a parameter instead of "
                         "two; none with --momentum 0\n");
-    if (has_state) print_savers(flags);
+    if (has_state) print_savers(flags, device);
     print_workers(device);
     print_devices(flags, device, has_state);
 }
