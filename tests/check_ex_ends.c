@@ -124,6 +124,27 @@ START_TEST(flags_that_help_are_named) {
 }
 END_TEST
 
+/* One that is too large by far: the one that is told trains, and none is told where none would. */
+START_TEST(the_smaller_chunk_that_is_told_trains) {
+    char least[8];
+    EXPECT(3, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "210MiB",
+           "--checkpointing", "off", "--steps", "1", "--min-micro-batch", "12");
+    const char *told = strstr(cli_err, "  --min-micro-batch ");
+    ck_assert_msg(told && sscanf(told, "  --min-micro-batch %7s instead of 12: ", least) == 1, "%s",
+                  cli_err);
+    ck_assert_int_lt(atoi(least), 12);
+    EXPECT(0, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "210MiB",
+           "--checkpointing", "off", "--steps", "1", "--epochs", "1", "--min-micro-batch", least);
+    EXPECT(3, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "180MiB",
+           "--steps", "1", "--min-micro-batch", "12");
+    ck_assert_ptr_null(strstr(cli_err, "--min-micro-batch"));
+    EXPECT(3, "--device", "sim:mps", "--threads", "1", "--image-size", "96", "--budget", "220MiB",
+           "--steps", "1", "--min-micro-batch", "30");
+    ck_contains(cli_err,
+                "  --min-micro-batch N  at most 16, instead of 30: one chunk more, if that");
+}
+END_TEST
+
 START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
     EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu", "--steps",
            "2");
@@ -151,7 +172,7 @@ static const struct {
     {{"--min-micro-batch", "30", "--budget", "200MiB", "--checkpointing", "off"},
      3,
      {"32 samples at once do not fit: ", "the smallest chunk, of 32 samples",
-      "--min-micro-batch N  at most 16, instead of 30"},
+      "--min-micro-batch 16 instead of 30: "},
      {"cut into", ""}},
     {{"--micro-batch", "8", "--budget", "300MiB"}, 0, {", kept takes at most ", "", ""}, {"", ""}},
     /* Smaller chunks than the flags allow are shown where these do not fit. */
@@ -341,6 +362,7 @@ int main(void) {
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);
     tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);
     tcase_add_test(fits, flags_that_help_are_named);
+    tcase_add_test(fits, the_smaller_chunk_that_is_told_trains);
     tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
     tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
     tcase_add_test(fits, explaining_how_sizes_will_be_found);

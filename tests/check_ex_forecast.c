@@ -120,6 +120,43 @@ START_TEST(smaller_chunks_than_are_allowed_are_recorded_too) {
 }
 END_TEST
 
+/* The batch of 32 in chunks of at most so many has a number of them, and that a smallest one. */
+START_TEST(a_smaller_least_chunk_is_found) {
+    const fake_options options = fitting((size_t)_i);
+    mt_policy_options policy = deterministic();
+    mt_backend backend;
+    mt_batch batch = batch_of(BATCH, 1);
+    size_t least, chunks = (BATCH + (size_t)_i - 1) / (size_t)_i;
+    fake_init(&fake, &options);
+    backend = fake_seam(&fake);
+    policy.min_micro_batch = 12;
+    ck_ok(ex_forecast_least(&backend, &batch, &policy, &least));
+    ck_assert_uint_eq(least, BATCH / chunks);
+    ck_assert_uint_eq(fake_live_handles(&fake), 0);
+    policy.min_micro_batch = least;
+    mt_trainer *trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 1);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(no_smaller_least_chunk_is_found) {
+    fake_options options = fitting(2);
+    mt_policy_options policy = deterministic();
+    mt_backend backend;
+    mt_batch batch = batch_of(BATCH, 1);
+    size_t least = 1;
+    options.budget_bytes -= 1;
+    fake_init(&fake, &options);
+    backend = fake_seam(&fake);
+    for (policy.min_micro_batch = 1; policy.min_micro_batch < 5; policy.min_micro_batch++) {
+        ck_ok(ex_forecast_least(&backend, &batch, &policy, &least));
+        ck_assert_uint_eq(least, 0);
+    }
+    ck_assert_uint_eq(fake_live_handles(&fake), 0);
+}
+END_TEST
+
 START_TEST(where_nothing_goes_through_nothing_is_recorded) {
     fake_options options = fitting(2);
     const mt_policy_options policy = deterministic();
@@ -138,6 +175,8 @@ int main(void) {
     tcase_add_test(sizes, one_size_alone_tells_a_bound);
     tcase_add_test(sizes, two_sizes_tell_of_all);
     tcase_add_test(sizes, smaller_chunks_than_are_allowed_are_recorded_too);
+    tcase_add_loop_test(sizes, a_smaller_least_chunk_is_found, 2, 11);
+    tcase_add_test(sizes, no_smaller_least_chunk_is_found);
     tcase_add_test(sizes, where_nothing_goes_through_nothing_is_recorded);
     return suite_run(suite);
 }

@@ -326,6 +326,25 @@ mt_status ex_forecast_free(ex_forecast *f) {
     return status;
 }
 
+mt_status ex_forecast_least(const mt_backend *backend, const mt_batch *batch,
+                            const mt_policy_options *options, size_t *out) {
+    mt_policy_options smaller = *options;
+    mt_backend_info info = {.size = sizeof info};
+    ex_forecast f;
+    mt_plan plan;
+    *out = 0;
+    mt_status status = backend->describe(backend->self, &info);
+    smaller.allow_rungs &= MT_RUNG_BIT(MT_RUNG_AMP);
+    smaller.max_micro_batch = options->min_micro_batch - 1;
+    smaller.micro_batch = smaller.min_micro_batch = 0;
+    if (status != MT_OK || info.needs_whole_batch) return status;
+    if (options->min_micro_batch <= info.min_micro_batch + !info.min_micro_batch) return MT_OK;
+    status = ex_forecast_step(backend, batch, &smaller, &f, &plan);
+    if (status == MT_OK) *out = batch->count / mt_plan_chunks(&plan);
+    mt_status freed = ex_forecast_free(&f);
+    return status == MT_OK || status == MT_EDEVMEM ? freed : status;
+}
+
 /* ---- sizes ------------------------------------------------------------------------------------- */
 
 /* Sizes that went through with the rungs that are on. */

@@ -51,6 +51,14 @@ MT_NODISCARD mt_status ex_forecast_step(const mt_backend *backend, const mt_batc
                                         const mt_policy_options *options, ex_forecast *out,
                                         mt_plan *plan);
 
+/*
+ * A min_micro_batch below that of the options with which a step fits, the largest for its number of chunks: such
+ * a step is looked for with the rungs that keep batch and device, and its chunks are run. 0: none.
+ * @return MT_OK; what the backend returned
+ */
+MT_NODISCARD mt_status ex_forecast_least(const mt_backend *backend, const mt_batch *batch,
+                                         const mt_policy_options *options, size_t *out);
+
 /* Turns off what it has turned on, frees what it has recorded. @return what the backend returned */
 MT_NODISCARD mt_status ex_forecast_free(ex_forecast *forecast);
 
