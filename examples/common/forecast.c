@@ -368,11 +368,13 @@ static mt_status record_pair(ex_forecast *f, size_t first) {
 }
 
 mt_status ex_forecast_record(ex_forecast *f) {
-    size_t count = f->batch->count, least = least_of(f, count), network = f->info.min_micro_batch;
-    size_t first = least > 2 ? least : 2, smaller = network > 2 ? network : 2;
-    mt_status status = record_pair(f, first < count ? first : count);
-    if (status != MT_EDEVMEM || f->info.needs_whole_batch || smaller >= least) return status;
-    return record_pair(f, smaller);
+    size_t count = f->batch->count, least = least_of(f, count), first = least > 2 ? least : 2;
+    size_t network = f->info.min_micro_batch ? f->info.min_micro_batch : 1;
+    if (first > count) first = count;
+    mt_status status = record_pair(f, first);
+    if (status != MT_EDEVMEM || f->info.needs_whole_batch || network >= first) return status;
+    if (network < 2 && first > 2) status = record_pair(f, 2); /* one takes other kernels */
+    return status == MT_EDEVMEM ? record_pair(f, network) : status;
 }
 
 static int is_bound(const ex_forecast *f, size_t samples) {
