@@ -110,6 +110,7 @@ typedef struct chunk {
     double size;
     char unit[8];
     int fits;
+    int is_bound; /* 1: it may take less */
 } chunk;
 
 typedef struct answer {
@@ -125,14 +126,22 @@ static void command_of(const plan *p, const configuration *c, const char *progra
              (int)(strrchr(program, '/') - program), program, c->example, c->flags, p->budget);
 }
 
-/* A row of the table, or where the second of two small chunks did not fit: "1 at once fits." */
+/*
+ * A row of the table, or where no two sizes went through: "1 at once fits."; or "4 at most 2.0 GiB  does not fit",
+ * which is a bound.
+ */
 static int read_chunk(const char *line, chunk *out) {
+    static const char bound[] = "at most ";
     char fits[16] = "";
     int length = 0;
-    *out = (chunk){0, 0, "", 0};
+    *out = (chunk){0, 0, "", 0, 0};
     if (sscanf(line, "%zu at once fit%n", &out->samples, &length) == 1 && length)
         return out->fits = 1;
-    if (sscanf(line, "%zu %lf %7s %15s", &out->samples, &out->size, out->unit, fits) < 4) return 0;
+    if (sscanf(line, "%zu %n", &out->samples, &length) < 1) return 0;
+    line += length;
+    out->is_bound = strncmp(line, bound, strlen(bound)) == 0;
+    if (out->is_bound) line += strlen(bound);
+    if (sscanf(line, "%lf %7s %15s", &out->size, out->unit, fits) < 3) return 0;
     out->fits = strcmp(fits, "fits") == 0;
     return 1;
 }
@@ -170,14 +179,15 @@ static void print_question(const configuration *c) {
 }
 
 static void print_answer(const answer *a) {
+    const char *most = a->whole.is_bound ? "at most " : "";
     if (a->exit_status != 0)
         printf("does not fit: %s\n", a->error);
     else if (a->whole.fits)
-        printf("fits%s: %zu at once take %.1f %s\n", a->rungs, a->whole.samples, a->whole.size,
-               a->whole.unit);
+        printf("fits%s: %zu at once take %s%.1f %s\n", a->rungs, a->whole.samples, most,
+               a->whole.size, a->whole.unit);
     else if (a->whole.samples)
-        printf("fits in chunks of %zu%s; %zu at once would take %.1f %s\n", a->most.samples,
-               a->rungs, a->whole.samples, a->whole.size, a->whole.unit);
+        printf("fits in chunks of %zu%s; %zu at once would take %s%.1f %s\n", a->most.samples,
+               a->rungs, a->whole.samples, most, a->whole.size, a->whole.unit);
     else
         printf("fits in chunks of %zu%s\n", a->most.samples, a->rungs);
     fflush(stdout);

@@ -67,7 +67,7 @@ static void say_budget(page *p, const mt_trainer *t, size_t bytes, int at_least)
     size_t budget = mt__add(memory->allocated_bytes, bytes);
     char text[32];
     if (!budget_explains(t))
-        say(p, "  what the system or a test refuses, not the budget: the request was within it\n");
+        say(p, "  no larger budget: the system or a test refused a request that was within it\n");
     else if (!bytes || budget <= memory->budget_bytes)
         say(p, "  more memory, how much is not known: nothing tells what was asked for\n");
     else if (at_least)

@@ -104,6 +104,47 @@ START_TEST(explaining_what_cannot_fit_exits_3) {
 }
 END_TEST
 
+/* What helps is what was not asked for yet, and a budget does not help against what no budget explains. */
+START_TEST(flags_that_help_are_named) {
+    const char *folder = cli_root;
+    EXPECT(3, SMALL, "--steps", "3", "--inject-oom", "2:5:persistent", "--budget", "400MiB");
+    ck_contains(cli_err,
+                "  --inject-oom         left out: every request of step 2 from number 5 on");
+    ck_assert_ptr_null(strstr(cli_err, "--budget SIZE"));
+    ck_assert_ptr_null(strstr(cli_err, "--optimizer"));
+    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1");
+    ck_contains(cli_err, "  --budget SIZE        ");
+    ck_contains(cli_err, "  --offload-dir DIR    activations wait in a file there");
+    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1",
+           "--offload-dir", folder);
+    ck_assert_ptr_null(strstr(cli_err, "--offload"));
+    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1", "--offload",
+           "never");
+    ck_contains(cli_err, "  --offload auto       with --offload-dir DIR: activations wait");
+}
+END_TEST
+
+/* One that is too large by far: the one that is told trains, and none is told where none would. */
+START_TEST(the_smaller_chunk_that_is_told_trains) {
+    char least[8];
+    EXPECT(3, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "210MiB",
+           "--checkpointing", "off", "--steps", "1", "--min-micro-batch", "12");
+    const char *told = strstr(cli_err, "  --min-micro-batch ");
+    ck_assert_msg(told && sscanf(told, "  --min-micro-batch %7s instead of 12: ", least) == 1, "%s",
+                  cli_err);
+    ck_assert_int_lt(atoi(least), 12);
+    EXPECT(0, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "210MiB",
+           "--checkpointing", "off", "--steps", "1", "--epochs", "1", "--min-micro-batch", least);
+    EXPECT(3, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "180MiB",
+           "--steps", "1", "--min-micro-batch", "12");
+    ck_assert_ptr_null(strstr(cli_err, "--min-micro-batch"));
+    EXPECT(3, "--device", "sim:mps", "--threads", "1", "--image-size", "96", "--budget", "220MiB",
+           "--steps", "1", "--min-micro-batch", "30");
+    ck_contains(cli_err,
+                "  --min-micro-batch N  at most 16, instead of 30: one chunk more, if that");
+}
+END_TEST
+
 START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
     EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu", "--steps",
            "2");
@@ -116,7 +157,7 @@ END_TEST
 /* ---- what is known beforehand -------------------------------------------------------------------- */
 
 static const struct {
-    const char *flags[6];
+    const char *flags[8];
     int status;
     const char *has[3], *has_not[2];
 } explained[] = {
@@ -131,8 +172,21 @@ static const struct {
     {{"--min-micro-batch", "30", "--budget", "200MiB", "--checkpointing", "off"},
      3,
      {"32 samples at once do not fit: ", "the smallest chunk, of 32 samples",
-      "--min-micro-batch N  at most 16, instead of 30"},
+      "--min-micro-batch 16 instead of 30: "},
      {"cut into", ""}},
+    {{"--micro-batch", "8", "--budget", "300MiB"}, 0, {", kept takes at most ", "", ""}, {"", ""}},
+    /* Smaller chunks than the flags allow are shown where these do not fit. */
+    {{"--image-size", "96", "--budget", "210MiB", "--min-micro-batch", "12", "--checkpointing",
+      "off"},
+     3,
+     {"MiB  fits\n", "MiB  does not fit\n",
+      " at once fit, and chunks of at least 12 leave a batch "},
+     {"cut into", ""}},
+    {{"--image-size", "96", "--budget", "180MiB", "--min-micro-batch", "12"},
+     3,
+     {"With checkpointing: 16 at once do not fit either.",
+      "With none of these not even 2 at once do, the fewest", ""},
+     {"samples at once  ", ""}},
     /* The state alone is too large: another device helps, and the card's size is what there is. */
     {{"--device", "sim:mps", "--budget", "150MiB"},
      3,
@@ -158,8 +212,14 @@ static const struct {
     {{"--micro-batch", "20", "--budget", "196MiB"}, 0, {"fixes the chunks", "", ""}, {"", ""}},
     {{"--device", "sim:mps", "--budget", "300MiB"},
      0,
-     {"not known beforehand on sim:mps", "two thirds of it", ""},
+     {"not known beforehand on sim:mps", "The largest chunk is tried first; one that is refused",
+      "one rung after the other: checkpointing, offload\n"},
      {"samples at once", ""}},
+    {{"--device", "sim:mps", "--budget", "300MiB", "--checkpointing", "off", "--fallback",
+      "smaller-batch,minimal"},
+     0,
+     {"one rung after the other: offload, smaller_batch, cpu, minimal\n", "", ""},
+     {"checkpointing", ""}},
     {{"--device", "sim:mps", "--budget", "300MiB", "--micro-batch", "8"},
      0,
      {"not known beforehand on sim:mps", "--micro-batch 8 fixes the chunks", ""},
@@ -188,6 +248,7 @@ static const char *const foretold[][6] = {
     {"240MiB", "64", ", alone takes "},
     {"218MiB", "64", "chunks of "},
     {"200MiB", "32", "A step of 1 chunk of 32 ", "--min-micro-batch", "30"},
+    {"194MiB", "128", "A step of ", "--batch", "8"}, /* where the second size does not fit */
 };
 
 static char trace[CLI_CAPACITY];
@@ -213,6 +274,19 @@ static size_t chunks_of(const char *line, size_t *first) {
     for (const char *p = list; *p != ']'; p++) count += *p == ',';
     return count;
 }
+
+/* Without --deterministic sizes grow, where nothing tells of them. */
+START_TEST(explaining_how_sizes_will_be_found) {
+    size_t first;
+    EXPECT(0, "--device", "sim:mps", "--image-size", "32", "--threads", "1", "--budget", "300MiB",
+           "--steps", "1", "--epochs", "1", "--explain", "--trace", cli_trace);
+    ck_contains(cli_out, "Chunks begin small");
+    ck_assert_ptr_null(strstr(cli_out, "The largest chunk is tried first"));
+    cli_read_file(cli_trace, trace);
+    ck_assert_uint_gt(chunks_of(strstr(trace, "\"event\":\"step\""), &first), 1);
+    ck_assert_uint_lt(first, 16);
+}
+END_TEST
 
 START_TEST(explaining_says_what_the_run_does) {
     size_t chunks, chunk, bytes, first;
@@ -287,8 +361,11 @@ int main(void) {
     tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);
     tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);
+    tcase_add_test(fits, flags_that_help_are_named);
+    tcase_add_test(fits, the_smaller_chunk_that_is_told_trains);
     tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
     tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
+    tcase_add_test(fits, explaining_how_sizes_will_be_found);
     tcase_add_loop_test(fits, explaining_says_what_the_run_does, 0, LENGTH(foretold));
     tcase_add_test(fits, explaining_a_smaller_batch);
     tcase_add_test(fits, explaining_a_fallback);

@@ -31,7 +31,7 @@ static const ex_option own[] = {
     EX_FLAG("name", EX_TEXT, program, name, "TEXT", "what it is called", .decides = 1),
 };
 
-static const program fresh = {.flags = EX_FLAGS_INIT, .colour = 4, .paws = 4};
+static program fresh = {.flags = EX_FLAGS_INIT, .colour = 4, .paws = 4};
 static program cat;
 
 #define MOST_ARGUMENTS 8
@@ -195,6 +195,18 @@ START_TEST(fallbacks_are_accepted) {
 }
 END_TEST
 
+/* One thread is a rung of the CPU too, and what a program has by default is for any device. */
+START_TEST(fallbacks_that_are_not_there_yet_are_accepted) {
+    ACCEPT("--device", "cpu", "--fallback", "minimal");
+    ACCEPT("--device", "cpu", "--fallback", "amp,smaller-batch");
+    ACCEPT("--device", "auto", "--fallback", "cpu");
+    ACCEPT("--amp", "bf16", "--fallback", "cpu");
+    ACCEPT("--amp", "auto", "--fallback", "amp");
+    fresh.flags.fallback = RUNG(CPU);
+    ACCEPT("--device", "cpu");
+}
+END_TEST
+
 START_TEST(a_smaller_batch_has_the_rate_that_is_scaled) {
     ACCEPT("--fallback", "smaller-batch");
     ck_assert_int_eq(ex_flags_policy(&cat.flags).rate_rule, MT_RATE_KEEP);
@@ -264,6 +276,16 @@ static const struct {
     {{"--fallback", "cpu,"}, {"--fallback", "'cpu,'", "amp, smaller-batch, cpu and minimal"}},
     {{"--fallback", "none,cpu"}, {"--fallback", "'none,cpu'", "none, or some of"}},
     {{"--fallback", "cp"}, {"--fallback", "'cp'", "with commas between"}},
+    {{"--fallback", "cpu,cpu"}, {"--fallback", "'cpu,cpu'", "each once"}},
+    {{"--fallback", "amp,minimal,amp"}, {"--fallback", "'amp,minimal,amp'", "each once"}},
+    {{"--fallback=cpu", "--device=cpu"},
+     {"--fallback: 'cpu'", "with --device cpu, which is there already", "and minimal"}},
+    {{"--device=cpu", "--fallback=amp,cpu"},
+     {"--fallback: 'amp,cpu'", "--device cpu", "some of amp, smaller-batch and minimal"}},
+    {{"--amp=bf16", "--fallback=amp"},
+     {"--fallback: 'amp'", "with --amp bf16, which is half precision already", "smaller-batch"}},
+    {{"--amp=fp16", "--fallback=amp,minimal"},
+     {"--fallback: 'amp,minimal'", "with --amp fp16", "some of smaller-batch, cpu and minimal"}},
     {{"--micro-batch", "0"}, {"--micro-batch", "'0'", "auto"}},
     {{"--clear-every", "0"}, {"--clear-every", "'0'", "auto, never or epoch"}},
     {{"--progress", "fancy"}, {"--progress", "'fancy'", "auto, bar, plain or off"}},
@@ -491,6 +513,7 @@ int main(void) {
     tcase_add_loop_test(accepted, devices_are_accepted, 0, LENGTH(devices));
     tcase_add_loop_test(accepted, budgets_are_accepted, 0, LENGTH(budgets));
     tcase_add_loop_test(accepted, fallbacks_are_accepted, 0, LENGTH(fallbacks));
+    tcase_add_test(accepted, fallbacks_that_are_not_there_yet_are_accepted);
     tcase_add_test(accepted, a_smaller_batch_has_the_rate_that_is_scaled);
     tcase_add_test(accepted, a_fault_is_read);
     tcase_add_loop_test(wrong, wrong_flags_are_refused_in_one_line, 0, LENGTH(refused));

@@ -78,11 +78,13 @@ static const char *way_of(int keep, int alone) {
 }
 
 static void print_chunk(const ex_need *need, int has_budget) {
-    char text[32];
-    const char *verdict = !has_budget ? "" : need->fits ? "  fits" : "  does not fit";
+    char size[32], text[48];
+    const char *verdict = need->fits ? "  fits" : need->may_fit ? "  not known" : "  does not fit";
     const char *way = way_of(need->keep, need->alone);
-    printf("  %17zu %22s%s%s%s\n", need->samples,
-           mt_format_size(need->peak_bytes, text, sizeof text), verdict, *way ? "  " : "", way);
+    mt_format_size(need->peak_bytes, size, sizeof size);
+    snprintf(text, sizeof text, "%s%s", need->is_bound ? "at most " : "", size);
+    printf("  %17zu %22s%s%s%s\n", need->samples, text, has_budget ? verdict : "", *way ? "  " : "",
+           way);
 }
 
 /* How a batch may be cut: samples that a chunk must have, and those of the chunks of the finest cut. */
@@ -107,23 +109,33 @@ static cuts cuts_of(const ex_flags *flags, const mt_backend_info *info, size_t b
     return c;
 }
 
+/* As small as the network allows. */
+static cuts cuts_of_network(const mt_backend_info *info, const cuts *allowed) {
+    cuts c = *allowed;
+    if (!info->needs_whole_batch) c.least = info->min_micro_batch ? info->min_micro_batch : 1;
+    return c;
+}
+
 /* One row; the words that are in it are to be explained below. */
 static mt_status explain_chunk(const ex_forecast *f, const cuts *c, size_t samples, int has_budget,
-                               int *kept, int *alone) {
+                               ex_need *words) {
     ex_need need;
     mt_status status = ex_forecast_need(f, c->batch, samples, &need);
     if (status != MT_OK) return status;
     print_chunk(&need, has_budget);
-    *alone |= need.alone;
-    *kept |= need.keep && !need.alone;
+    words->alone |= need.alone;
+    words->keep |= need.keep && !need.alone;
+    words->is_bound |= need.is_bound;
     return MT_OK;
 }
 
-static void print_ways(int kept, int alone) {
-    if (kept)
+static void print_words(const ex_need *words) {
+    if (words->is_bound)
+        printf("at most: in proportion to the one size that went through, so it may be less.\n");
+    if (words->keep)
         printf("kept: finished chunks stay when one fails, by a second set of gradients, for which "
                "there is room.\n");
-    if (alone) printf("alone: no other gradients are held, since there is one chunk.\n");
+    if (words->alone) printf("alone: no other gradients are held, since there is one chunk.\n");
 }
 
 static void print_rungs(unsigned rungs) {
@@ -135,29 +147,34 @@ static void print_rungs(unsigned rungs) {
     }
 }
 
-/* The sizes of a batch cut into 1, 2, 3, 4, 8 ... chunks, and the largest that fits. */
-static mt_status explain_sizes(const ex_forecast *f, const cuts *c, size_t largest,
+/*
+ * The sizes of a batch cut into 1, 2, 3, 4, 8 ... chunks, and the largest that fits. Where nothing that is
+ * allowed does, also those that are too small for the flags.
+ */
+static mt_status explain_sizes(const ex_forecast *f, const cuts *allowed, size_t largest,
                                int has_budget) {
+    const cuts shown = largest < allowed->least ? cuts_of_network(&f->info, allowed) : *allowed;
+    const cuts *c = &shown;
+    ex_need words = {0};
     size_t last = 0;
-    int kept = 0, alone = 0;
     mt_status status = MT_OK;
     printf("What a chunk of the batch needs");
-    if (f->rungs) printf(" with ");
+    if (f->rungs || f->tried_count) printf(f->rungs ? " with " : " with none of these");
     print_rungs(f->rungs);
     printf("\n  samples at once       peak with all else\n");
     for (size_t cut = c->batch / c->least; cut >= 1; cut = cut > 4 ? cut / 2 : cut - 1) {
         size_t samples = ceil_div(c->batch, cut);
         if (largest > last && largest < samples && largest >= c->least && status == MT_OK)
-            status = explain_chunk(f, c, largest, has_budget, &kept, &alone);
+            status = explain_chunk(f, c, largest, has_budget, &words);
         if (samples > last && status == MT_OK)
-            status = explain_chunk(f, c, samples, has_budget, &kept, &alone);
+            status = explain_chunk(f, c, samples, has_budget, &words);
         last = samples;
     }
-    print_ways(kept, alone);
+    print_words(&words);
     return status;
 }
 
-/* Chunks of two and four samples tell of all sizes; where they do not go through nothing is told. */
+/* Two sizes tell of all; where none goes through nothing is told. */
 static mt_status explain_table(ex_forecast *f, const cuts *c, int has_budget, size_t *largest) {
     *largest = 0;
     mt_status status = ex_forecast_record(f);
@@ -173,17 +190,17 @@ static void print_fixed(const ex_flags *flags) {
         printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
 }
 
-static void print_peak(const mt_plan *plan) {
+static void print_peak(const mt_plan *plan, int is_bound) {
     char text[32];
     size_t chunks = mt_plan_chunks(plan), bytes = plan->predicted_peak_bytes;
     const char *way = way_of(plan->keep, plan->alone);
     if (bytes)
-        printf("A step of %zu chunk%s of %zu%s%s takes %s at its peak (%zu bytes).\n", chunks,
+        printf("A step of %zu chunk%s of %zu%s%s takes %s%s at its peak (%zu bytes).\n", chunks,
                chunks == 1 ? "" : "s", mt_plan_chunk(plan, 0), *way ? ", " : "", way,
-               mt_format_size(bytes, text, sizeof text), bytes);
+               is_bound ? "at most " : "", mt_format_size(bytes, text, sizeof text), bytes);
 }
 
-static void print_plan(const ex_flags *flags, const cuts *c, const mt_plan *plan) {
+static void print_plan(const ex_flags *flags, const cuts *c, const mt_plan *plan, int is_bound) {
     const char *choice = flags->deterministic ? "--deterministic takes the fewest chunks"
                                               : "the fastest number of chunks is measured";
     size_t chunks = mt_plan_chunks(plan);
@@ -193,16 +210,19 @@ static void print_plan(const ex_flags *flags, const cuts *c, const mt_plan *plan
     else if (!flags->micro_batch)
         printf("A batch of %zu is cut into %zu chunk%s or more; %s.\n", c->batch, chunks,
                chunks == 1 ? "" : "s", choice);
-    print_peak(plan);
+    print_peak(plan, is_bound);
 }
 
-static void print_refusal(const ex_flags *flags, const cuts *c, size_t largest) {
+static void print_refusal(const ex_forecast *f, const ex_flags *flags, const cuts *c,
+                          size_t largest) {
     print_fixed(flags);
+    if (!largest && f->refused && f->refused < c->smallest)
+        printf("%s even %zu at once do, the fewest that this network can be trained on.\n",
+               f->tried_count ? "With none of these not" : "Not", f->refused);
     if (!flags->micro_batch && largest && largest < c->smallest)
-        printf(
-            "At most %zu at once fit, and chunks of at least %zu leave a batch of %zu in chunks of "
-            "%zu at the smallest.\n",
-            largest, c->least, c->batch, c->smallest);
+        printf("At most %zu at once fit, and chunks of at least %zu leave a "
+               "batch of %zu in chunks of %zu at the smallest.\n",
+               largest, c->least, c->batch, c->smallest);
 }
 
 /* What --budget-resident and a control group's limit are about, where /proc tells of it. */
@@ -248,12 +268,12 @@ static mt_status explain_outcome(ex_forecast *f, const cuts *c, const mt_plan *p
     print_ladder(f);
     mt_status status = explain_table(f, c, has_budget, &largest);
     if (!plan) {
-        print_refusal(flags, c, largest);
+        print_refusal(f, flags, c, largest);
         return status;
     }
     size_t chunk = mt_plan_chunk(plan, 0);
     if (!largest) printf("%zu at once fit%s.\n", chunk, chunk == 1 ? "s" : "");
-    print_plan(flags, c, plan);
+    print_plan(flags, c, plan, ex_forecast_is_bound(f, plan));
     print_process(plan, device);
     return status;
 }
@@ -281,20 +301,45 @@ static mt_status explain_step(const mt_backend *backend, const mt_backend_info *
 
 /* ---- what is not known ------------------------------------------------------------------------- */
 
-/* No allocations can be watched: how the trainer finds its sizes then, see docs/policy.md. */
-static void explain_unknown(const mt_backend *backend, const ex_flags *flags,
-                            const ex_device *device) {
+/*
+ * How the trainer finds its sizes where nothing is recorded, see docs/policy.md. Chunks that are recorded come
+ * first where they need not be taken back, though nothing comes of it.
+ */
+static const char *search_of(const mt_backend *backend, const mt_backend_info *info, int has_budget,
+                             const ex_flags *flags) {
+    int is_taken_back = info->normalises_over_batch || backend->prepare;
+    if (backend->reset_peak)
+        return "Chunks grow from step to step, by the peaks of those that went through.";
+    if (has_budget && !flags->deterministic)
+        return "Chunks begin small, where the batch is large enough for that, and grow while that "
+               "pays; one that is refused is taken back, and the next is about two thirds of it, "
+               "or less.";
+    if (has_budget && !is_taken_back)
+        return "After two small chunks the largest is tried; one that is refused is taken back, "
+               "and the next is about two thirds of it, or less.";
+    return "The largest chunk is tried first; one that is refused is taken back, and the next is "
+           "about two thirds of it, or less.";
+}
+
+/* Those that are left to take: allowed, and there. */
+static void print_rungs_left(const mt_backend_info *info, const ex_flags *flags) {
+    const mt_policy_options options = ex_flags_policy(flags);
+    unsigned has = info->rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    unsigned left = has & (MT_RUNGS_DEFAULT | options.allow_rungs) & ~options.forbid_rungs;
+    if (!left) return;
+    printf("Where not even the smallest chunk fits, the run takes one rung after the other: ");
+    print_rungs(left);
+    printf("\n");
+}
+
+static void explain_unknown(const mt_backend *backend, const mt_backend_info *info, int has_budget,
+                            const ex_flags *flags, const ex_device *device) {
     printf("What a chunk needs is not known beforehand on %s, which does not tell of its "
            "allocations.\n",
            device->name);
-    if (flags->micro_batch)
-        printf("--micro-batch %lld fixes the chunks.\n", (long long)flags->micro_batch);
-    else if (backend->reset_peak)
-        printf("Chunks grow from step to step, by the peaks of those that went through.\n");
-    else
-        printf(
-            "The largest chunk is tried first; one that is refused is taken back, and the next is "
-            "two thirds of it.\n");
+    print_fixed(flags);
+    if (!flags->micro_batch) printf("%s\n", search_of(backend, info, has_budget, flags));
+    print_rungs_left(info, flags);
 }
 
 mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_flags *flags,
@@ -308,7 +353,7 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     if (backend->record)
         status = explain_step(backend, &info, batch, memory.budget_bytes > 0, flags, device);
     else
-        explain_unknown(backend, flags, device);
+        explain_unknown(backend, &info, memory.budget_bytes > 0, flags, device);
     printf("\n");
     fflush(stdout);
     return status;

@@ -219,8 +219,13 @@ int ex_few_shot_test(const ex_flags *flags, const char *argv0, const char *folde
                                .seed = (uint64_t)flags->seed};
     mt_status status = prepare(&b, argv0, folder);
     if (status == MT_OK) status = check_all(&b);
+    const ex_failure failure = {.program = "profoct",
+                                .status = status,
+                                .has_state = 1,
+                                .flags = flags,
+                                .device = &b.device};
     if (status != MT_OK)
-        ex_report_failure("profoct", status, NULL, 1, flags, &b.device);
+        ex_report_failure(&failure);
     else
         printf("self-test: %s\n", b.failed ? "FAILED" : "passed");
     ex_batches_free(b.batches);

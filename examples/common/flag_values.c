@@ -59,7 +59,7 @@ static uint64_t read_positive(const char *text, const char **end) {
 
 /* STEP:N or STEP:N:persistent */
 int ex_read_inject(const char *text, void *target) {
-    ex_inject inject = {0, 0, 0};
+    ex_inject inject = {0};
     const char *end;
     inject.step = read_positive(text, &end);
     if (!end || *end != ':') return 0;
@@ -81,22 +81,25 @@ static const ex_word rungs[] = {
     {"minimal", MT_RUNG_BIT(MT_RUNG_CPU) | MT_RUNG_BIT(MT_RUNG_MINIMAL)},
 };
 
-static int64_t rung_of(const char *name, size_t length) {
-    for (size_t i = 0; i < EX_ROWS(rungs); i++)
-        if (strlen(rungs[i].name) == length && strncmp(rungs[i].name, name, length) == 0)
-            return rungs[i].value;
-    return 0;
+/* Its place in the list; EX_ROWS(rungs): there is none. */
+static size_t rung_of(const char *name, size_t length) {
+    size_t i = 0;
+    while (i < EX_ROWS(rungs) &&
+           (strlen(rungs[i].name) != length || strncmp(rungs[i].name, name, length) != 0))
+        i++;
+    return i;
 }
 
-/* none, or names with commas between. */
+/* none, or names with commas between, each once. */
 int ex_read_fallback(const char *text, void *target) {
     int64_t all = 0;
+    unsigned seen = 0;
     int is_none = strcmp(text, "none") == 0;
     for (const char *name = text; !is_none; name++) {
-        size_t length = strcspn(name, ",");
-        int64_t one = rung_of(name, length);
-        if (!one) return 0;
-        all |= one;
+        size_t length = strcspn(name, ","), i = rung_of(name, length);
+        if (i == EX_ROWS(rungs) || (seen & 1U << i)) return 0;
+        seen |= 1U << i;
+        all |= rungs[i].value;
         name += length;
         if (!*name) break;
     }

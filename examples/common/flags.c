@@ -157,7 +157,8 @@ static const ex_option rows[] = {
          "this order: amp goes on in bf16, smaller-batch with 20 % fewer samples a step at a time, "
          "cpu there, minimal then with one thread (and cpu)",
          .read = ex_read_fallback, .by_default = "none",
-         .accepts = "none, or some of amp, smaller-batch, cpu and minimal with commas between"),
+         .accepts = "none, or some of amp, smaller-batch, cpu and minimal with commas between, "
+                    "each once"),
     SWITCH("deterministic", deterministic,
            "choose sizes by memory alone, not by time: equal on equal budgets"),
     FLAG("threads", EX_WHOLE, threads, "N|auto",
@@ -297,9 +298,36 @@ static int check_start(const ex_command *command, ex_error *error) {
     return -1;
 }
 
-static int check_together(const ex_command *command, ex_error *error) {
+/*
+ * A rung that is taken already is none to take. by_default: a program's own list is for any device, and one of
+ * auto may turn out to be the CPU.
+ */
+static int check_fallback(const ex_command *command, int64_t by_default, ex_error *error) {
+    const ex_flags *f = command->flags;
+    const int64_t amp = MT_RUNG_BIT(MT_RUNG_AMP), cpu = MT_RUNG_BIT(MT_RUNG_CPU);
+    const int64_t minimal = cpu | MT_RUNG_BIT(MT_RUNG_MINIMAL);
+    char given[EX_FALLBACK];
+    ex_fallback_text(f->fallback, given);
+    if (f->fallback == by_default) return 0;
+    if ((f->fallback & minimal) == cpu && strcmp(f->device, "cpu") == 0)
+        ex_error_set(error, command->program,
+                     "--fallback: '%s' is not accepted with --device cpu, which is there already; "
+                     "accepted: none, or some of amp, smaller-batch and minimal",
+                     given);
+    else if ((f->fallback & amp) && f->amp > 0)
+        ex_error_set(error, command->program,
+                     "--fallback: '%s' is not accepted with --amp %s, which is half precision "
+                     "already; accepted: none, or some of smaller-batch, cpu and minimal",
+                     given, f->amp == MT_BFLOAT16 ? "bf16" : "fp16");
+    else
+        return 0;
+    return -1;
+}
+
+static int check_together(const ex_command *command, int64_t fallback, ex_error *error) {
     int status = check_sizes(command, error);
     if (status == 0) status = check_files(command, error);
+    if (status == 0) status = check_fallback(command, fallback, error);
     return status == 0 ? check_start(command, error) : status;
 }
 
@@ -321,6 +349,7 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
     ex_option shared[EX_ROWS(rows)];
     defaults texts;
     ex_error error;
+    int64_t fallback = command->flags->fallback;
     memcpy(shared, rows, sizeof rows);
     adapt(command, shared, &texts);
     const ex_table tables[] = {
@@ -332,7 +361,7 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
         return 0;
     }
     if (ex_options_parse(command->program, tables, argc, argv, &error) != 0 ||
-        check_together(command, &error) != 0 || accumulate(command, &error) != 0) {
+        check_together(command, fallback, &error) != 0 || accumulate(command, &error) != 0) {
         fprintf(stderr, "%s\n", error.text);
         *out_status = 2;
         return 0;

@@ -18,6 +18,7 @@ typedef struct ex_inject {
     uint64_t step; /* counted from 1; 0: nowhere */
     uint64_t request;
     int persistent;
+    uint64_t failed; /* requests that it has let fail by now: noted by ex_inject_disarm */
 } ex_inject;
 
 typedef enum ex_progress_mode {

@@ -99,8 +99,9 @@ static mt_status run(const ex_forecast *f, ex_recorded *r) {
     return back != MT_OK ? back : status;
 }
 
-/* Of the first alone: what comes after it is another plan for the same reason. */
+/* The words of the first alone: what comes after it is another plan for the same reason. */
 static void note_failure(ex_forecast *f, size_t samples) {
+    if (!f->refused || samples < f->refused) f->refused = samples;
     if (f->failed) return;
     f->failed = samples;
     snprintf(f->error, sizeof f->error, "%s", mt_last_error());
@@ -120,6 +121,7 @@ static mt_status record(ex_forecast *f, size_t samples, ex_recorded *failed) {
         free_recorded(r);
         return status;
     }
+    if (samples >= f->refused) f->refused = 0; /* it was not for good */
     /* Ascending, as policies are to be told. */
     ex_recorded **place = &f->recorded;
     while (*place && (*place)->samples < samples) place = &(*place)->next;
@@ -142,8 +144,10 @@ static mt_status set_rung(ex_forecast *f, unsigned rung, int on) {
     const mt_backend *b = f->backend;
     mt_status status = MT_OK;
     if (rung != MT_RUNG_SMALLER_BATCH) status = b->set_rung(b->self, (mt_rung)rung, on);
-    if (status == MT_OK) f->rungs ^= MT_RUNG_BIT(rung);
-    return status;
+    if (status != MT_OK) return status;
+    f->rungs ^= MT_RUNG_BIT(rung);
+    if (rung != MT_RUNG_SMALLER_BATCH) f->refused = 0; /* that was another kind of chunk */
+    return MT_OK;
 }
 
 /* What the plan asks of the ladder. *again: a rung could not be set, so that there is another plan. */
@@ -196,10 +200,15 @@ static mt_status describe(ex_forecast *f) {
     return status;
 }
 
-/* Whether there is nothing to learn before the chunks of a plan are those of every later step. */
-static int is_known(const mt_policy *policy, const mt_plan *plan) {
-    return !plan->discard && mt_plan_covered(plan) == plan->samples &&
-           mt_policy_predict_bytes(policy, MT_TRAIN, mt_plan_chunk(plan, 0)) > 0;
+/*
+ * Whether there is nothing to learn before the chunks of a plan are those of every later step: one that has
+ * been predicted alone may not fit yet. Not run are chunks whose gradients lie otherwise than they do here.
+ */
+static int is_known(const ex_forecast *f, const mt_policy *policy, const mt_plan *plan) {
+    size_t chunk = mt_plan_chunk(plan, 0);
+    if (plan->discard || mt_plan_covered(plan) != plan->samples) return 0;
+    if (!mt_policy_predict_bytes(policy, MT_TRAIN, chunk)) return 0;
+    return plan->keep || plan->alone || find(f, chunk);
 }
 
 /* The first chunks of a plan, each once. */
@@ -276,7 +285,7 @@ static mt_status plan_step(ex_forecast *f, mt_policy *policy, mt_plan *plan) {
     mt_status status = MT_OK;
     for (int i = 0; i < MOST_PLANS && status == MT_OK; i++) {
         status = ask(f, policy, plan);
-        if (status == MT_OK && is_known(policy, plan)) break;
+        if (status == MT_OK && is_known(f, policy, plan)) break;
         if (status == MT_OK) status = try_plan(f, policy, plan, &attempt);
     }
     if (status == MT_OK && f->tried_count) f->tried[f->tried_count - 1].fits = 1;
@@ -317,15 +326,65 @@ mt_status ex_forecast_free(ex_forecast *f) {
     return status;
 }
 
+mt_status ex_forecast_least(const mt_backend *backend, const mt_batch *batch,
+                            const mt_policy_options *options, size_t *out) {
+    mt_policy_options smaller = *options;
+    mt_backend_info info = {.size = sizeof info};
+    ex_forecast f;
+    mt_plan plan;
+    *out = 0;
+    mt_status status = backend->describe(backend->self, &info);
+    smaller.allow_rungs &= MT_RUNG_BIT(MT_RUNG_AMP);
+    smaller.max_micro_batch = options->min_micro_batch - 1;
+    smaller.micro_batch = smaller.min_micro_batch = 0;
+    if (status != MT_OK || info.needs_whole_batch) return status;
+    if (options->min_micro_batch <= info.min_micro_batch + !info.min_micro_batch) return MT_OK;
+    status = ex_forecast_step(backend, batch, &smaller, &f, &plan);
+    if (status == MT_OK) *out = batch->count / mt_plan_chunks(&plan);
+    mt_status freed = ex_forecast_free(&f);
+    return status == MT_OK || status == MT_EDEVMEM ? freed : status;
+}
+
 /* ---- sizes ------------------------------------------------------------------------------------- */
 
-mt_status ex_forecast_record(ex_forecast *f) {
+/* Sizes that went through with the rungs that are on. */
+static size_t count_sizes(const ex_forecast *f) {
+    size_t count = 0;
+    for (const ex_recorded *r = f->recorded; r; r = r->next) count += r->rungs == kind_of(f->rungs);
+    return count;
+}
+
+/* A size and twice as many; where these do not go through the next ones nearer to it. */
+static mt_status record_pair(ex_forecast *f, size_t first) {
     ex_recorded failed;
-    size_t count = f->batch->count, least = least_of(f, count), first = least > 2 ? least : 2;
-    if (first > count) first = count;
+    size_t count = f->batch->count, second = 2 * first < count ? 2 * first : count;
     mt_status status = record(f, first, &failed);
-    if (status == MT_OK && 2 * first <= count) status = record(f, 2 * first, &failed);
-    return status;
+    if (status == MT_OK) status = record(f, second, &failed);
+    while (status == MT_EDEVMEM && second > first && count_sizes(f) < 2) {
+        second = first + (second - first) / 2;
+        status = record(f, second, &failed);
+    }
+    return status == MT_EDEVMEM && second > first ? MT_OK : status;
+}
+
+mt_status ex_forecast_record(ex_forecast *f) {
+    size_t count = f->batch->count, least = least_of(f, count), first = least > 2 ? least : 2;
+    size_t network = f->info.min_micro_batch ? f->info.min_micro_batch : 1;
+    if (first > count) first = count;
+    mt_status status = record_pair(f, first);
+    if (status != MT_EDEVMEM || f->info.needs_whole_batch || network >= first) return status;
+    if (network < 2 && first > 2) status = record_pair(f, 2); /* one takes other kernels */
+    return status == MT_EDEVMEM ? record_pair(f, network) : status;
+}
+
+static int is_bound(const ex_forecast *f, size_t samples) {
+    return count_sizes(f) < 2 && !find(f, samples);
+}
+
+int ex_forecast_is_bound(const ex_forecast *f, const mt_plan *plan) {
+    /* Chunks that are fixed are not recorded: of a second set of gradients nothing but its size is known. */
+    if (f->options.micro_batch && plan->keep && !plan->alone) return 1;
+    return is_bound(f, mt_plan_chunk(plan, 0));
 }
 
 /* A policy of those chunks alone, which has no rungs: those that are on are the backend's own. */
@@ -356,7 +415,7 @@ static int fits_into(mt_policy *policy, size_t samples, const mt_memory *memory,
 mt_status ex_forecast_need(const ex_forecast *f, size_t samples, size_t chunk, ex_need *out) {
     mt_policy *policy = NULL;
     mt_memory memory;
-    *out = (ex_need){.samples = chunk};
+    *out = (ex_need){.samples = chunk, .is_bound = is_bound(f, chunk)};
     /* As many as such chunks are: a balanced cut of the batch has smaller ones. */
     size_t whole = (samples + chunk - 1) / chunk * chunk;
     mt_status status = read_memory(f, &memory);
@@ -365,6 +424,8 @@ mt_status ex_forecast_need(const ex_forecast *f, size_t samples, size_t chunk, e
         size_t in_place = mt_policy_predict_bytes(policy, MT_TRAIN, chunk);
         out->peak_bytes = memory.allocated_bytes + in_place;
         out->fits = fits_into(policy, whole, &memory, out);
+        if (f->refused && chunk >= f->refused && !out->alone) out->fits = 0;
+        out->may_fit = !out->fits && out->is_bound && !(f->refused && chunk >= f->refused);
         /* Less than in place is enough for a whole batch without other gradients. */
         memory.budget_bytes = out->peak_bytes - 1;
         if (!out->fits && chunk == samples) (void)fits_into(policy, samples, &memory, out);
@@ -379,7 +440,8 @@ mt_status ex_forecast_largest(const ex_forecast *f, size_t samples, size_t *out)
     *out = 0;
     mt_status status = read_memory(f, &memory);
     if (status == MT_OK) status = teach(f, samples, &policy);
-    for (size_t m = samples; m > 0 && status == MT_OK && !*out; m--)
+    size_t most = f->refused && f->refused <= samples ? f->refused - 1 : samples;
+    for (size_t m = most; m > 0 && status == MT_OK && !*out; m--)
         if (memory.allocated_bytes + mt_policy_predict_bytes(policy, MT_TRAIN, m) <=
             memory.budget_bytes)
             *out = m;

@@ -31,6 +31,7 @@ typedef struct ex_forecast {
     ex_recorded *recorded; /* chunks that went through, each once */
     size_t failed;         /* samples of the first chunk that did not go through; 0: none */
     char error[512];       /* and what was said of it */
+    size_t refused; /* with the rungs that are on, the smallest that did not go through; 0: none */
     ex_tried tried[EX_TRIED];
     size_t tried_count;
 } ex_forecast;
@@ -50,6 +51,14 @@ MT_NODISCARD mt_status ex_forecast_step(const mt_backend *backend, const mt_batc
                                         const mt_policy_options *options, ex_forecast *out,
                                         mt_plan *plan);
 
+/*
+ * A min_micro_batch below that of the options with which a step fits, the largest for its number of chunks: such
+ * a step is looked for with the rungs that keep batch and device, and its chunks are run. 0: none.
+ * @return MT_OK; what the backend returned
+ */
+MT_NODISCARD mt_status ex_forecast_least(const mt_backend *backend, const mt_batch *batch,
+                                         const mt_policy_options *options, size_t *out);
+
 /* Turns off what it has turned on, frees what it has recorded. @return what the backend returned */
 MT_NODISCARD mt_status ex_forecast_free(ex_forecast *forecast);
 
@@ -57,11 +66,20 @@ MT_NODISCARD mt_status ex_forecast_free(ex_forecast *forecast);
 typedef struct ex_need {
     size_t samples;
     size_t peak_bytes; /* with all else that is allocated */
-    int fits;
-    int keep, alone; /* as in mt_plan, where it fits; alone also where nothing less would do */
+    int is_bound;      /* 1: it may need less: its size has not run, and one other alone is known */
+    int fits;          /* by what is known */
+    int may_fit;       /* 1: the bound alone does not */
+    int keep, alone;   /* as in mt_plan, where it fits; alone also where nothing less would do */
 } ex_need;
 
-/* Records chunks that tell of all sizes, unless they have been. @return MT_EDEVMEM: of one that does not fit */
+/* Whether the peak of a plan is such a bound. */
+int ex_forecast_is_bound(const ex_forecast *forecast, const mt_plan *plan);
+
+/*
+ * Records chunks that tell of all sizes, unless they have been: two sizes, or where only one goes through
+ * that. Where not even the smallest that the options allow does, those that the network allows.
+ * @return MT_EDEVMEM: none goes through
+ */
 MT_NODISCARD mt_status ex_forecast_record(ex_forecast *forecast);
 
 /* @param samples  of the step, of which the chunk is the largest */

@@ -13,10 +13,11 @@ mt_status ex_inject_arm(const ex_inject *inject, uint64_t step) {
     return mt_set_error(MT_EINVAL, "--inject-oom: not possible here: %s", reason);
 }
 
-void ex_inject_disarm(const ex_inject *inject, uint64_t step) {
+void ex_inject_disarm(ex_inject *inject, uint64_t step) {
     uint64_t requests, failed;
     if (inject->step != step) return;
     mt_injected(&requests, &failed);
+    inject->failed = failed;
     if (mt_inject_oom(0, 0) != MT_OK) return;
     if (!failed)
         mt_log(MT_LOG_WARNING, "--inject-oom: step %llu made %llu requests, so none has failed",

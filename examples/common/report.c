@@ -3,6 +3,8 @@
  */
 #include "report.h"
 
+#include "forecast.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,9 +93,37 @@ static void print_explanation(const mt_trainer *trainer) {
     free(text);
 }
 
+/* Whether it is known which --min-micro-batch would do, by trying; 0: none. */
+static int find_least(const ex_failure *failure, size_t *out) {
+    const mt_policy_options options = ex_flags_policy(failure->flags);
+    const mt_backend *backend = failure->backend;
+    char reason[512];
+    mt_batch batch;
+    if (!backend || !backend->record || !failure->batches) return 0;
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    mt_status status = ex_batches_fill(failure->batches, EX_TRAINING, 1, 0, &batch);
+    if (status == MT_OK) status = ex_forecast_least(backend, &batch, &options, out);
+    (void)!mt_set_error(failure->status, "%s", reason);
+    return status == MT_OK;
+}
+
 /* The largest --min-micro-batch that lets a batch be cut finer than the one of now does. */
 static int64_t one_chunk_more(const ex_flags *flags) {
     return flags->batch / (flags->batch / flags->min_micro_batch + 1);
+}
+
+static void print_least(const ex_failure *failure) {
+    const ex_flags *flags = failure->flags;
+    size_t least;
+    if (flags->min_micro_batch <= 1 || !failure->has_state) return;
+    if (!find_least(failure, &least))
+        fprintf(stderr,
+                "  --min-micro-batch N  at most %lld, instead of %lld: one chunk more, if that is "
+                "enough\n",
+                (long long)one_chunk_more(flags), (long long)flags->min_micro_batch);
+    else if (least)
+        fprintf(stderr, "  --min-micro-batch %-2zu instead of %lld: chunks of so many fit\n", least,
+                (long long)flags->min_micro_batch);
 }
 
 /* On a simulated card --budget is the size of it, and what the host has free is no measure. */
@@ -135,32 +165,60 @@ static void print_devices(const ex_flags *flags, const ex_device *device, int ha
     fprintf(stderr, "  --device cpu         the host's memory: slower\n");
 }
 
+/* On the CPU by itself in a file alone, and that in a folder which is named. */
+static void print_offload(const ex_flags *flags, const ex_device *device) {
+    int is_cpu = strcmp(device->name, "cpu") == 0, lacks_folder = is_cpu && !flags->offload_dir;
+    if (flags->offload == MT_OFFLOAD_NEVER)
+        fprintf(stderr,
+                "  --offload auto       %sactivations wait elsewhere where a chunk does not fit "
+                "else\n",
+                lacks_folder ? "with --offload-dir DIR: " : "");
+    else if (flags->offload == MT_OFFLOAD_AUTO && lacks_folder)
+        fprintf(stderr, "  --offload-dir DIR    activations wait in a file there where a chunk "
+                        "does not fit else\n");
+}
+
 /* Savers that are turned off, or not asked for. */
-static void print_savers(const ex_flags *flags) {
+static void print_savers(const ex_flags *flags, const ex_device *device) {
     if (flags->checkpointing == EX_CHECKPOINTING_OFF)
         fprintf(stderr, "  --checkpointing auto activations are computed again where a chunk does "
                         "not fit else\n");
-    if (flags->offload == MT_OFFLOAD_NEVER)
-        fprintf(
-            stderr,
-            "  --offload auto       activations wait elsewhere where a chunk does not fit else\n");
+    print_offload(flags, device);
     if (flags->amp <= 0 && !(flags->fallback & MT_RUNG_BIT(MT_RUNG_AMP)))
         fprintf(stderr, "  --fallback amp       half precision where nothing else fits: other "
                         "roundings\n");
 }
 
+/* A fault that stays lets every request fail from one on: what a step needs has nothing to do with it. */
+static int is_injected(const ex_flags *flags) {
+    return flags->inject.persistent && flags->inject.failed;
+}
+
+static void print_injected(const ex_inject *inject) {
+    fprintf(
+        stderr,
+        "  --inject-oom         left out: every request of step %llu from number %llu on was let "
+        "fail, whatever the budget\n",
+        (unsigned long long)inject->step, (unsigned long long)inject->request);
+}
+
 /* The same remedies by the names that they have on the command line, as far as they are left. */
-static void print_remedies(const ex_flags *flags, const ex_device *device, int has_state) {
+static void print_remedies(const ex_failure *failure) {
+    const ex_flags *flags = failure->flags;
+    const ex_device *device = failure->device;
+    int has_state = failure->has_state;
     fprintf(stderr, "Flags that help:\n");
+    if (is_injected(flags)) {
+        print_injected(&flags->inject);
+        return;
+    }
     print_budget(flags, device);
     if (!has_state && !flags->explain)
         fprintf(stderr, "  --explain            says how much the model takes\n");
     if (flags->micro_batch && has_state)
         fprintf(stderr, "  --micro-batch auto   instead of %lld: chunks that fit are chosen\n",
                 (long long)flags->micro_batch);
-    if (flags->min_micro_batch > 1 && has_state)
-        fprintf(stderr, "  --min-micro-batch N  at most %lld, instead of %lld: one chunk more\n",
-                (long long)one_chunk_more(flags), (long long)flags->min_micro_batch);
+    print_least(failure);
     if (flags->image_size > 32 && has_state)
         fprintf(stderr,
                 "  --image-size N       below the %lld of now: half the side takes a quarter of "
@@ -169,18 +227,17 @@ static void print_remedies(const ex_flags *flags, const ex_device *device, int h
     if (flags->optimizer != MT_SGD)
         fprintf(stderr, "  --optimizer sgd      one number of state for a parameter instead of "
                         "two; none with --momentum 0\n");
-    if (has_state) print_savers(flags);
+    if (has_state) print_savers(flags, device);
     print_workers(device);
     print_devices(flags, device, has_state);
 }
 
-void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
-                       int has_state, const ex_flags *flags, const ex_device *device) {
+void ex_report_failure(const ex_failure *failure) {
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", program, mt_last_error());
-    if (status != MT_EDEVMEM) return;
-    print_explanation(trainer);
-    print_remedies(flags, device, has_state);
+    fprintf(stderr, "%s: %s\n", failure->program, mt_last_error());
+    if (failure->status != MT_EDEVMEM) return;
+    print_explanation(failure->trainer);
+    print_remedies(failure);
 }
 
 int ex_exit_status(mt_status status, int interrupted) {

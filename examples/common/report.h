@@ -4,6 +4,7 @@
 #ifndef EX_REPORT_H
 #define EX_REPORT_H
 
+#include "batches.h"
 #include "device.h"
 #include "flags.h"
 #include "pictures.h"
@@ -36,13 +37,23 @@ void ex_report_run(const mt_run_report *report, size_t batch);
  */
 void ex_report_resident(const ex_flags *flags, const ex_device *device);
 
+/* How a run ended early. */
+typedef struct ex_failure {
+    const char *program;
+    mt_status status;
+    const mt_trainer *trainer; /* NULL: there was none yet */
+    int has_state;             /* 0: not even the model's state did fit */
+    const mt_backend *backend; /* to try on what would do; NULL: none, as without batches */
+    ex_batches *batches;
+    const ex_flags *flags;
+    const ex_device *device;
+} ex_failure;
+
 /*
- * Says on standard error why a run ended early: the error line; and when it did not fit, the
- * trainer's explanation and the flags that help. trainer may be NULL; has_state 0: not even the
- * model's state did fit.
+ * Says on standard error why: the error line; and when it did not fit, the trainer's explanation and the flags
+ * that help.
  */
-void ex_report_failure(const char *program, mt_status status, const mt_trainer *trainer,
-                       int has_state, const ex_flags *flags, const ex_device *device);
+void ex_report_failure(const ex_failure *failure);
 
 /* 0 done, 2 a flag's value, 3 does not fit, 128 + the signal that stopped it, 1 anything else. */
 int ex_exit_status(mt_status status, int interrupted);

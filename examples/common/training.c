@@ -442,7 +442,9 @@ static mt_status and_also(const ex_training *t, mt_status status, mt_status othe
 }
 
 static void report_failure(const ex_training *t, mt_status status) {
-    ex_report_failure(t->program->name, status, t->trainer, t->torch != NULL, t->flags, &t->device);
+    const ex_failure failure = {t->program->name, status,     t->trainer, t->torch != NULL,
+                                &t->backend,      t->batches, t->flags,   &t->device};
+    ex_report_failure(&failure);
     if (status == MT_EDEVMEM && t->program->remedies) t->program->remedies(t->program->self, t);
 }
 
@@ -459,11 +461,8 @@ static mt_status end(ex_training *t, mt_status status) {
 }
 
 static ex_training new_run(const ex_program *program, ex_flags *flags, char **argv) {
-    ex_training t = {.program = program,
-                     .flags = flags,
-                     .argv = argv,
-                     .backend = MT_BACKEND_INIT,
-                     .lr_factor = 1};
+    ex_training t = {.program = program, .flags = flags, .argv = argv, .lr_factor = 1};
+    t.backend.size = sizeof t.backend;
     t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     return t;
 }
