@@ -91,12 +91,8 @@ size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
     if (mt__curve_is_recorded(c, keep))
         return mt__add(recorded_peak(c, keep, samples), mt__evidence_correction(e, samples));
-    if (!e->bound_samples) return 0;
-    if (samples <= e->bound_samples)
-        return mt__add(e->bound_peak, mt__evidence_correction(e, samples));
-    double proportional = (double)e->bound_peak * (double)samples / (double)e->bound_samples;
-    size_t more = mt__evidence_correction(e, samples);
-    return proportional > 9e18 ? SIZE_MAX : mt__add((size_t)proportional + 1, more);
+    size_t bytes = mt__evidence_bytes(e, samples);
+    return bytes ? mt__add(bytes, mt__evidence_correction(e, samples)) : 0;
 }
 
 /*
@@ -117,12 +113,6 @@ static size_t below_failures(const mt__curve *c, int keep, size_t room, size_t s
     return shortage->chunk && room <= shortage->room ? mt__min(samples, e->next) : samples;
 }
 
-/* Samples that so much room has place for, by one measured peak. */
-static size_t proportional(size_t room, size_t peak, size_t samples) {
-    double m = (double)room / (double)peak * (double)samples;
-    return m < 9e18 ? (size_t)m : SIZE_MAX;
-}
-
 static size_t largest_beside(const mt__curve *c, int keep, size_t room, size_t taken) {
     return room > taken ? recorded_largest(c, keep, room - taken) : 0;
 }
@@ -139,13 +129,8 @@ static size_t corrected_largest(const mt__curve *c, int keep, size_t room) {
 size_t mt__curve_largest(const mt__curve *c, int keep, size_t room) {
     const mt__evidence *e = &c->evidence[keep];
     size_t left = room - mt__min(room, mt__evidence_correction(e, SIZE_MAX));
-    size_t m = SIZE_MAX;
-    if (mt__curve_is_recorded(c, keep))
-        m = corrected_largest(c, keep, room);
-    else if (e->bound_samples && left < e->bound_peak)
-        m = 0;
-    else if (e->bound_samples)
-        m = proportional(left, e->bound_peak, e->bound_samples);
+    int is_recorded = mt__curve_is_recorded(c, keep);
+    size_t m = is_recorded ? corrected_largest(c, keep, room) : mt__evidence_fitting(e, left);
     m = below_failures(c, keep, room, m);
     int is_proven = room >= e->proven_room && !mt__curve_has_failed(c, keep, e->largest_ran, room);
     return is_proven ? mt__max(m, e->largest_ran) : m;

@@ -3,6 +3,8 @@
  */
 #include "evidence.h"
 
+#include <math.h>
+
 enum {
     CLEARLY = 8, /* less by this part of it */
     /* steps before a size that failed is tried again; more when that is in vain */
@@ -20,12 +22,52 @@ static int is_tighter(const mt__evidence *e, size_t samples, size_t peak) {
     return seen + seen / CLEARLY < told;
 }
 
-/* Of the same size the bound falls by half of what it was above the last peak, and rises at once. */
+/* Of the same size a peak falls by half of what it was above the last one, and rises at once. */
+static size_t again(size_t before, size_t peak) {
+    return peak < before ? peak + (before - peak) / 2 : peak;
+}
+
+static void note_low(mt__evidence *e, size_t samples, size_t peak) {
+    if (e->low_samples && samples > e->low_samples) return;
+    e->low_peak = samples == e->low_samples ? again(e->low_peak, peak) : peak;
+    e->low_samples = samples;
+}
+
 void mt__evidence_bound(mt__evidence *e, size_t samples, size_t peak) {
+    note_low(e, samples, peak);
     if (samples < e->bound_samples && !is_tighter(e, samples, peak)) return;
-    int falls = samples == e->bound_samples && peak < e->bound_peak;
-    e->bound_peak = falls ? peak + (e->bound_peak - peak) / 2 : peak;
+    e->bound_peak = samples == e->bound_samples ? again(e->bound_peak, peak) : peak;
     e->bound_samples = samples;
+}
+
+/* Whether a line leads from the smallest chunk up to the bound: peaks are convex, so they lie below it. */
+static int has_line(const mt__evidence *e) {
+    return e->low_samples < e->bound_samples && e->low_peak < e->bound_peak;
+}
+
+static size_t whole(double value) {
+    return value < 9e18 ? (size_t)value : SIZE_MAX;
+}
+
+size_t mt__evidence_bytes(const mt__evidence *e, size_t samples) {
+    if (!e->bound_samples || samples == e->bound_samples) return e->bound_peak;
+    if (samples > e->bound_samples)
+        return whole((double)e->bound_peak * (double)samples / (double)e->bound_samples + 1);
+    if (!has_line(e)) return e->bound_peak;
+    if (samples <= e->low_samples) return e->low_peak;
+    double slope =
+        (double)(e->bound_peak - e->low_peak) / (double)(e->bound_samples - e->low_samples);
+    return e->low_peak + (size_t)ceil(slope * (double)(samples - e->low_samples));
+}
+
+size_t mt__evidence_fitting(const mt__evidence *e, size_t room) {
+    if (!e->bound_samples) return SIZE_MAX;
+    if (room >= e->bound_peak)
+        return whole((double)room / (double)e->bound_peak * (double)e->bound_samples);
+    if (!has_line(e) || room < e->low_peak) return 0;
+    double slope =
+        (double)(e->bound_peak - e->low_peak) / (double)(e->bound_samples - e->low_samples);
+    return e->low_samples + (size_t)((double)(room - e->low_peak) / slope);
 }
 
 /* ---- chunks that went through ------------------------------------------------------------------ */
@@ -37,9 +79,16 @@ static int reassure(mt__failure *f, size_t samples) {
     return 1;
 }
 
+/* In a shortage: more than before means that it eases, so the whole is tried soon. */
+static void note_fits(mt__evidence *e, size_t samples) {
+    mt__failure *f = &e->shortage;
+    if (samples >= mt__max(f->chunk, f->tried) || samples <= e->fits) return;
+    if (e->fits) f->patience = SHORT_PATIENCE;
+    e->fits = samples;
+}
+
 void mt__evidence_ran(mt__evidence *e, size_t samples) {
-    const mt__failure *f = &e->shortage;
-    if (samples < mt__max(f->chunk, f->tried)) e->fits = mt__max(e->fits, samples);
+    note_fits(e, samples);
     reassure(&e->beyond, samples);
     if (reassure(&e->shortage, samples)) e->fits = 0;
 }
@@ -75,17 +124,23 @@ static void fail_beyond(mt__evidence *e, size_t samples, size_t room, size_t pre
     remember(f, samples, room, patience ? (unsigned)patience : PATIENCE, step);
 }
 
+/* Between what goes through and what does not; and between that and the whole where the two are near. */
+static size_t between(const mt__evidence *e, size_t whole) {
+    size_t top = mt__min(e->ceiling, whole), near = e->fits + mt__max(2, e->fits / 2);
+    return (size_t)sqrt((double)e->fits * (double)(top > near ? top : whole));
+}
+
 /*
  * What has gone through is sure to do so again: it needs no more than predicted, something else has the room. How
- * much is not known, so the first time sizes fall by thirds, and when all was tried again in vain one half the way
- * up from what went through is, and then that.
+ * much is not known, so the first time sizes fall by thirds. When the whole was tried again in vain, one size
+ * above what goes through is, in case the shortage has eased, and then that.
  */
 static void fall_short(mt__evidence *e, size_t samples, size_t room, uint64_t step) {
     mt__failure *f = &e->shortage;
     int in_vain = f->tried > 0, has_fits = e->fits && e->fits < samples;
-    size_t half_way_up = e->fits + (samples - mt__min(samples, e->fits)) / 2;
     if (!has_fits) e->fits = 0;
-    e->next = !has_fits ? mt__smaller(samples) : in_vain ? half_way_up : e->fits;
+    e->next = !has_fits ? mt__smaller(samples) : in_vain ? between(e, samples) : e->fits;
+    if (!in_vain) e->ceiling = samples;
     unsigned patience = f->patience + (unsigned)in_vain;
     remember(f, samples, room, patience ? patience : SHORT_PATIENCE, step);
 }

@@ -21,19 +21,26 @@ typedef struct mt__failure {
 
 /* Of chunks that run one way; zeros to begin with. */
 typedef struct mt__evidence {
-    size_t bound_peak, bound_samples; /* a measured peak, to which others are proportional */
-    size_t residual;                  /* bytes by which a measured peak was above the prediction */
+    size_t bound_peak,
+        bound_samples; /* a measured peak, to which those of larger chunks are proportional */
+    size_t low_peak, low_samples; /* that of the smallest chunk */
+    size_t residual;              /* bytes by which a measured peak was above the prediction */
     size_t largest_ran;
     size_t proven_room;   /* the least room in which that chunk went through */
     mt__failure beyond;   /* of a chunk larger than any that had gone through */
     size_t missing;       /* bytes that the prediction lacks if it is to say so */
     mt__failure shortage; /* of one no larger */
     size_t fits;          /* the largest that went through in that shortage; 0: none yet */
+    size_t ceiling;       /* the size above that which failed last, other than the whole */
     size_t next;          /* the largest to be tried while it is remembered */
 } mt__evidence;
 
 /* Without recordings: so many samples peaked so many bytes above their start. */
 void mt__evidence_bound(mt__evidence *evidence, size_t samples, size_t peak);
+
+/* What so many samples need at most by these peaks (0: not known), and how many fit (SIZE_MAX: not known). */
+size_t mt__evidence_bytes(const mt__evidence *evidence, size_t samples);
+size_t mt__evidence_fitting(const mt__evidence *evidence, size_t room);
 
 /* A chunk went through; in a plan that has succeeded, with so much room. */
 void mt__evidence_ran(mt__evidence *evidence, size_t samples);

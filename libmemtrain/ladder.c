@@ -51,8 +51,11 @@ static size_t cut_chunk(const mt_policy *p, unsigned cuts) {
  * that was cut. So a batch that is smaller, or can be cut into chunks, stays whole.
  */
 static size_t shortened(const mt_policy *p, size_t samples, unsigned cuts) {
-    if (!cuts || mt__policy_attainable(p, samples) <= cut_chunk(p, cuts)) return samples;
-    return mt__policy_most_chunks(p, samples) * cut_chunk(p, cuts);
+    size_t chunk = cut_chunk(p, cuts);
+    /* Fewer samples may make larger chunks: 44 are five of 8 and 9, 40 are four of 10. */
+    while (cuts && mt__policy_attainable(p, samples) > chunk)
+        samples = mt__policy_most_chunks(p, samples) * chunk;
+    return samples;
 }
 
 size_t mt__ladder_samples(const mt_policy *p, size_t samples) {

@@ -23,6 +23,33 @@ static const struct {
      {{16, 1600, 16, 1600}, {8, 720, 16, 1600}, {8, 700, 8, 700}, {4, 300, 4, 300}}},
 };
 
+/* 4 samples peaked at 500 bytes and 16 at 1700, or as the rows say. */
+static const struct {
+    const char *name;
+    size_t low, low_peak, high, high_peak, samples, bytes, room, fits;
+} lines[] = {
+    {"nothing ran", 0, 0, 0, 0, 8, 0, 1000, SIZE_MAX},
+    {"proportional above", 4, 500, 16, 1700, 32, 3401, 3400, 32},
+    {"the largest", 4, 500, 16, 1700, 16, 1700, 1700, 16},
+    {"on the line between", 4, 500, 16, 1700, 10, 1100, 1199, 10},
+    {"the smallest", 4, 500, 16, 1700, 4, 500, 500, 4},
+    {"below it", 4, 500, 16, 1700, 1, 500, 499, 0},
+    {"one peak alone", 0, 0, 16, 1700, 8, 1700, 1699, 0},
+    {"another tensor was there", 4, 1800, 16, 1700, 8, 1700, 1699, 0},
+};
+
+START_TEST(bytes_on_a_line) {
+    mt__evidence e = {0};
+
+    if (lines[_i].low > 0) mt__evidence_bound(&e, lines[_i].low, lines[_i].low_peak);
+    if (lines[_i].high > 0) mt__evidence_bound(&e, lines[_i].high, lines[_i].high_peak);
+    ck_assert_msg(mt__evidence_bytes(&e, lines[_i].samples) == lines[_i].bytes, "%s: %zu bytes",
+                  lines[_i].name, mt__evidence_bytes(&e, lines[_i].samples));
+    ck_assert_msg(mt__evidence_fitting(&e, lines[_i].room) == lines[_i].fits, "%s: %zu fit",
+                  lines[_i].name, mt__evidence_fitting(&e, lines[_i].room));
+}
+END_TEST
+
 START_TEST(bounds_of_one_peak) {
     mt__evidence e = {0};
 
@@ -85,6 +112,23 @@ START_TEST(patience_begins_anew) {
     ck_assert_int_eq(steps_until_tried(&e, 32, &step), rows[_i].second);
     mt__evidence_ran(&e, rows[_i].later);
     ck_assert_int_eq(steps_until_tried(&e, 32, &step), rows[_i].third);
+}
+END_TEST
+
+/* A larger chunk than before goes through in the shortage: it eases, so the whole is tried soon. */
+START_TEST(patience_when_it_eases) {
+    mt__evidence e = {0};
+    uint64_t step = 0;
+
+    mt__evidence_prove(&e, 64, 100);
+    for (int i = 0; i < 6; i++) {
+        (void)steps_until_tried(&e, 64, &step);
+        mt__evidence_ran(&e, 8);
+    }
+    ck_assert_uint_eq(e.shortage.patience, 9);
+    mt__evidence_fail(&e, 64, 100, 0, step);
+    mt__evidence_ran(&e, 8 + (size_t)_i);
+    ck_assert_uint_eq(e.shortage.patience, _i ? 4 : 10);
 }
 END_TEST
 
@@ -162,17 +206,29 @@ static const struct {
 } shortages[] = {
     {"the first time by thirds",
      {{FAILS, 64, 43}, {FAILS, 43, 29}, {FAILS, 29, 20}, {FAILS, 1, 0}}},
-    {"in vain: half the way up from what fits, and then that",
-     {{FAILS, 64, 43}, {RUNS, 16, 43}, {FORGOTTEN, 0, 0}, {FAILS, 64, 40}, {FAILS, 40, 16}}},
-    {"half the way up fits by now",
+    {"in vain: one between what fits and the whole, and then what fits",
+     {{FAILS, 64, 43}, {RUNS, 16, 43}, {FORGOTTEN, 0, 0}, {FAILS, 64, 32}, {FAILS, 32, 16}}},
+    {"each time nearer to what fits, and then anew",
+     {{FAILS, 64, 43},
+      {RUNS, 4, 43},
+      {FAILS, 32, 4},
+      {FORGOTTEN, 0, 0},
+      {FAILS, 64, 11},
+      {FAILS, 11, 4},
+      {FORGOTTEN, 0, 0},
+      {FAILS, 64, 6},
+      {FAILS, 6, 4}}},
+    {"the two are near: anew from the whole",
+     {{FAILS, 64, 43}, {RUNS, 4, 43}, {FAILS, 6, 4}, {FORGOTTEN, 0, 0}, {FAILS, 64, 16}}},
+    {"what was between fits by now",
      {{FAILS, 32, 22},
       {RUNS, 16, 22},
       {FORGOTTEN, 0, 0},
-      {FAILS, 64, 40},
-      {RUNS, 40, 40},
+      {FAILS, 64, 22},
+      {RUNS, 22, 22},
       {FORGOTTEN, 0, 0},
-      {FAILS, 64, 52},
-      {FAILS, 52, 40}}},
+      {FAILS, 64, 37},
+      {FAILS, 37, 22}}},
     {"still less is left",
      {{FAILS, 64, 43},
       {RUNS, 16, 43},
@@ -240,9 +296,11 @@ int main(void) {
     TCase *peaks = suite_case(suite, "peaks"), *failures = suite_case(suite, "failures");
 
     tcase_add_loop_test(peaks, bounds_of_one_peak, 0, LENGTH(bounds));
+    tcase_add_loop_test(peaks, bytes_on_a_line, 0, LENGTH(lines));
     tcase_add_test(peaks, proven_rooms);
     tcase_add_loop_test(failures, waits_in_vain, 0, LENGTH(waits));
     tcase_add_loop_test(failures, patience_begins_anew, 0, 4);
+    tcase_add_loop_test(failures, patience_when_it_eases, 0, 2);
     tcase_add_test(failures, a_shortage_passes_and_the_limit_stays);
     tcase_add_loop_test(failures, sizes_in_a_shortage, 0, LENGTH(shortages));
     tcase_add_test(failures, a_shortage_is_known);

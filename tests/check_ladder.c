@@ -438,6 +438,20 @@ START_TEST(not_below_the_smallest_chunk) {
 }
 END_TEST
 
+/* A chunk of 10 was cut to 8. Of 44, which are chunks of 9, 40 would be left, but these are four of 10. */
+START_TEST(a_smaller_batch_is_no_larger_chunk) {
+    mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH), .micro_batch = 10};
+    device dev = device_new(need(8), options, (mt_backend_info){.min_micro_batch = 8});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 10));
+    ck_assert_uint_eq(dev.plan.samples, 8);
+    ck_ok(device_batch(&dev, MT_TRAIN, 44));
+    ck_assert_uint_eq(dev.plan.samples, 32);
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 8);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /*
  * A batch of 100 was made smaller, to 64. One that fits whole stays whole, one that is larger has as
  * many samples, one that is smaller and does not fit after all is made smaller in its turn.
@@ -743,6 +757,7 @@ static Suite *suite_ladder(void) {
     tcase_add_loop_test(smaller, rate_follows_the_batch, 0, 3);
     tcase_add_loop_test(smaller, only_what_cannot_be_cut, 0, LENGTH(indivisible));
     tcase_add_test(smaller, not_below_the_smallest_chunk);
+    tcase_add_test(smaller, a_smaller_batch_is_no_larger_chunk);
     tcase_add_loop_test(smaller, other_batches, 0, LENGTH(others));
     tcase_add_loop_test(smaller, other_batches_in_chunks, 0, LENGTH(uncuttable));
     tcase_add_test(smaller, small_batches_in_between);

@@ -2,7 +2,7 @@
  * hog.c - another process takes memory and returns it at random, between steps and in the middle of
  * them, for 500 steps. Prints the OOMs that reached the user (none are to), those that a step met, and
  * after how many steps the samples a second were back when the memory was, at worst and on average;
- * each the worst of several hogs.
+ * each the worst of several hogs, which come and go after up to 40 steps, or up to 200.
  *
  *     hog told    to_user=... ooms=... steps_back=... (mean ...)
  *     hog untold  to_user=... ooms=... steps_back=... (mean ...)
@@ -22,6 +22,8 @@
 #define HOGS 20
 #define BATCH 64
 #define MOST_STEPS 10
+#define SHORT 40 /* steps that a hog is there, and that it is not */
+#define LONG 200
 #define BACK 0.98 /* of the samples a second before */
 
 typedef struct figures {
@@ -60,7 +62,8 @@ static struct {
     size_t whole, least; /* budgets: of the trainer alone, and that the hog always leaves */
     size_t next;
     int chunks; /* 0: done */
-    int until;  /* the step at which it comes or goes */
+    int until;  /* the step at which it comes or goes ... */
+    int most;   /* ... in at most so many */
     int is_here;
 } hog;
 
@@ -85,7 +88,7 @@ static void change(size_t limit) {
 static int hog_moves(int step) {
     if (step >= hog.until) {
         hog.is_here = !hog.is_here;
-        hog.until = step + 1 + (int)below(40);
+        hog.until = step + 1 + (int)below((size_t)hog.most);
         if (!hog.is_here) {
             hog.chunks = 0;
             *hog.limit = hog.whole;
@@ -141,6 +144,7 @@ static int run(const hog_kind *kind, int is_told, uint64_t seed, figures *out) {
     hog.random = seed;
     hog.is_here = hog.chunks = 0;
     hog.until = WARM_UP;
+    hog.most = seed % 2 ? SHORT : LONG;
     trainer = start(kind, is_told);
     if (trainer == NULL) return 0;
     for (int step = 0; step < WARM_UP + STEPS; step++) {
