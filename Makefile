@@ -231,7 +231,7 @@ WARN := -Wall -Wextra -Wshadow -Wpointer-arith -Wwrite-strings -Wvla $(WERROR)
 WARN_C := $(WARN) -Wstrict-prototypes -Wmissing-prototypes
 DEPEND = -MMD -MP -MF $(@:.o=.d)
 INSTRUMENT := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all \
-    -fno-omit-frame-pointer) $(if $(COVERAGE),--coverage -O0)
+    -fno-omit-frame-pointer) $(if $(COVERAGE),--coverage -fprofile-update=atomic -O0)
 ifneq ($(findstring undefined,$(SANITIZE)),)
 INSTRUMENT += -fno-sanitize=vptr
 endif

@@ -123,8 +123,11 @@ double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     const mt__timing *low = &e[i - 1];
     double from = expected(timings, low), to = expected(timings, &e[i]);
     double line = between(low, from, to, samples);
-    /* An upper end that is slower a sample lies beyond a cliff: a line to it would hide what is before. */
-    if (to / (double)e[i].samples > from / (double)low->samples)
+    /*
+     * An upper end that is slower a sample lies beyond a cliff: a line to it would hide what is before. In the
+     * first batch what is left repeats the lower end, of which one run says little.
+     */
+    if (timings->settled && to / (double)e[i].samples > from / (double)low->samples)
         line = fmin(line, power_law(timings, low, samples));
     return fmin(line, between(low, hoped(timings, low), to, samples));
 }

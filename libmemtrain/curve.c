@@ -7,18 +7,20 @@
 
 enum {
     TOLERANCE = 1024,
-    FEW = 4,       /* samples: a bound of fewer is mostly the fixed part of a chunk */
-    MOST_SPARE = 8 /* of a peak, this part: two recordings that foretell more above it disagree */
+    FEW = 4,        /* samples: a bound of fewer is mostly the fixed part of a chunk */
+    MOST_SPARE = 8, /* of a peak, this part: two recordings that foretell more above it disagree */
+    UNMET = 32      /* of a peak, this part: what kernels that have not run yet may need more */
 };
 
 int mt__same_kind(const mt__kind *a, const mt__kind *b) {
     return a->mode == b->mode && a->shape == b->shape && a->rungs == b->rungs;
 }
 
-mt__curve *mt__curve_new(const mt__kind *kind) {
+mt__curve *mt__curve_new(const mt__kind *kind, size_t change) {
     mt__curve *c = mt__alloc(1, sizeof *c);
     if (!c) return NULL;
     c->kind = *kind;
+    c->change = change;
     if (mt_recording_new(&c->first) == MT_OK && mt_recording_new(&c->recording) == MT_OK) return c;
     mt__curve_free(c);
     return NULL;
@@ -67,6 +69,33 @@ static size_t recorded_peak(const mt__curve *c, int keep, size_t samples) {
     return scaled(c->range[range].scale, bytes);
 }
 
+/* Whether so many samples take kernels that nothing was recorded of; something was of others. */
+static int is_unmet(const mt__curve *c, size_t samples) {
+    return c->change && samples >= c->change && c->range[c->ranges - 1].top < c->change;
+}
+
+size_t mt__curve_before(const mt__curve *c, size_t samples) {
+    size_t twice = c->ranges > 1 && c->has_first ? 2 * c->first->samples : 0;
+    if (!c->ranges) return 0;
+    if (is_unmet(c, samples)) return c->change;
+    return twice && samples > twice ? twice : 0;
+}
+
+/* Whether these may be kernels of one sample alone. */
+static int is_single(const mt__curve *c, size_t samples) {
+    return samples == 1 && c->ranges && c->range[0].from > 1;
+}
+
+int mt__curve_is_told(const mt__curve *c, int keep, size_t samples) {
+    return is_single(c, samples) ? c->single[keep] > 0 : !mt__curve_before(c, samples);
+}
+
+/* With what is added where kernels are not known yet. */
+static size_t expected_peak(const mt__curve *c, int keep, size_t samples) {
+    size_t bytes = recorded_peak(c, keep, samples);
+    return is_unmet(c, samples) ? mt__add(bytes, bytes / UNMET) : bytes;
+}
+
 /* The largest bytes that scaled() leaves within room. */
 static size_t below_quotient(size_t room, double scale) {
     if (room > INT64_MAX / 4) return room; /* no limit, where values would saturate */
@@ -75,22 +104,33 @@ static size_t below_quotient(size_t room, double scale) {
     return bytes;
 }
 
+/* The largest size that fits into room as a range says. */
+static size_t largest_of_range(const mt__curve *c, size_t range, int keep, size_t room) {
+    double scale = c->range[range].scale;
+    size_t own = scale == 1 ? room : below_quotient(room, scale);
+    return mt_memory_model_largest(c->range[modelled(c, range)].model[keep], own);
+}
+
 /* The largest size of a range, or of those below, that fits into room. */
-static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
+static size_t largest_recorded(const mt__curve *c, int keep, size_t room) {
     size_t below = SIZE_MAX; /* where the next range begins */
     for (size_t i = c->ranges - 1;; below = c->range[i--].from) {
-        const mt_memory_model *model = c->range[modelled(c, i)].model[keep];
-        double scale = c->range[i].scale;
-        size_t own = scale == 1 ? room : below_quotient(room, scale);
-        size_t m = mt__min(mt_memory_model_largest(model, own), below - (below < SIZE_MAX));
+        size_t m = mt__min(largest_of_range(c, i, keep, room), below - (below < SIZE_MAX));
         if (i == 0 || m >= c->range[i].from) return m;
     }
 }
 
+/* Before kernels that have not run yet one chunk of those is to, and fit with what it may need more. */
+static size_t recorded_largest(const mt__curve *c, int keep, size_t room) {
+    size_t m = largest_recorded(c, keep, room);
+    return is_unmet(c, m) && expected_peak(c, keep, c->change) > room ? c->change - 1 : m;
+}
+
 size_t mt__curve_predict(const mt__curve *c, int keep, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
+    if (is_single(c, samples) && c->single[keep]) return c->single[keep];
     if (mt__curve_is_recorded(c, keep))
-        return mt__add(recorded_peak(c, keep, samples), mt__evidence_correction(e, samples));
+        return mt__add(expected_peak(c, keep, samples), mt__evidence_correction(e, samples));
     size_t bytes = mt__evidence_bytes(e, samples);
     return bytes ? mt__add(bytes, mt__evidence_correction(e, samples)) : 0;
 }
@@ -107,10 +147,9 @@ static size_t next_below(const mt__curve *c, int keep, const mt__failure *f) {
 /* No more samples than what is remembered to have failed in as much room allows. */
 static size_t below_failures(const mt__curve *c, int keep, size_t room, size_t samples) {
     const mt__evidence *e = &c->evidence[keep];
-    const mt__failure *beyond = &e->beyond, *shortage = &e->shortage;
-    if (beyond->chunk && room <= beyond->room)
-        samples = mt__min(samples, next_below(c, keep, beyond));
-    return shortage->chunk && room <= shortage->room ? mt__min(samples, e->next) : samples;
+    if (mt__failure_holds(&e->beyond, room))
+        samples = mt__min(samples, next_below(c, keep, &e->beyond));
+    return mt__failure_holds(&e->shortage, room) ? mt__min(samples, e->next) : samples;
 }
 
 static size_t largest_beside(const mt__curve *c, int keep, size_t room, size_t taken) {
@@ -257,7 +296,8 @@ static void take_second(mt__curve *c) {
     const mt_recording *small = is_larger ? c->first : c->recording;
     const mt_recording *large = is_larger ? c->recording : c->first;
     if (make_models(small, large, model) != MT_OK) return;
-    if (c->ranges < MT__RANGES && disagree(model[0], large)) {
+    int is_changed = small->samples < c->change && large->samples >= c->change;
+    if (c->ranges < MT__RANGES && (is_changed || disagree(model[0], large))) {
         free_models(model);
         split(c, small, large);
         return;
@@ -299,9 +339,13 @@ static void take_recording(mt__curve *c, int keep) {
 
 /* ---- corrections ------------------------------------------------------------------------------- */
 
-/* A measured peak against what was recorded. */
+/* A measured peak against what was recorded, if that is of the same kernels. */
 static void correct(mt__curve *c, int keep, size_t samples, size_t peak) {
-    size_t recorded = recorded_peak(c, keep, samples), *residual = &c->evidence[keep].residual;
+    if (is_single(c, samples)) {
+        c->single[keep] = peak;
+        return;
+    }
+    size_t recorded = expected_peak(c, keep, samples), *residual = &c->evidence[keep].residual;
     if (peak > recorded) *residual = mt__max(*residual, peak - recorded);
 }
 

@@ -42,6 +42,7 @@ typedef struct mt__range {
 
 typedef struct mt__curve {
     mt__kind kind;
+    size_t change;           /* samples from which on kernels are said to be others; 0: not known */
     uint64_t used;           /* when it was last asked for, in plans */
     mt_recording *first;     /* of the newest range, while that is its only one */
     mt_recording *recording; /* to be filled next */
@@ -49,6 +50,8 @@ typedef struct mt__curve {
     int filling;             /* recording is being filled */
     mt__range range[MT__RANGES];
     size_t ranges;
+    size_t
+        single[2]; /* by keep: the last peak of one sample where recordings are of more; 0: none */
     mt__evidence evidence[2]; /* by keep */
     mt__timings timings;
     int has_run;   /* a chunk went through: two sizes are recorded before that, or never */
@@ -57,8 +60,8 @@ typedef struct mt__curve {
     size_t next_seen;
 } mt__curve;
 
-/* NULL when out of host memory. */
-mt__curve *mt__curve_new(const mt__kind *kind);
+/* NULL when out of host memory. change: mt_backend_info.kernels_change. */
+mt__curve *mt__curve_new(const mt__kind *kind, size_t change);
 void mt__curve_free(mt__curve *curve); /* NULL is a no-op */
 
 /* Whether recordings tell the peaks of chunks that run this way. */
@@ -66,6 +69,18 @@ int mt__curve_is_recorded(const mt__curve *curve, int keep);
 
 /* Whether bytes are predicted, and how many above the start, corrections included; 0: not known. */
 size_t mt__curve_predict(const mt__curve *curve, int keep, size_t samples);
+
+/*
+ * The chunk to record before so many samples, 0 where recordings speak for them: the smallest of other kernels,
+ * or where one chunk of those is all that was recorded, twice that.
+ */
+size_t mt__curve_before(const mt__curve *curve, size_t samples);
+
+/*
+ * Whether a prediction for so many samples is of kernels that were seen: not before that chunk has run, nor for a
+ * single sample, which may have kernels of its own, before one has.
+ */
+int mt__curve_is_told(const mt__curve *curve, int keep, size_t samples);
 
 /* Largest chunk that is predicted to fit into room; SIZE_MAX when nothing is known. */
 size_t mt__curve_largest(const mt__curve *curve, int keep, size_t room);

@@ -102,8 +102,9 @@ static int begin_small(const mt_policy *p, const mt__curve *c, size_t fewest, mt
     size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
     size_t least = mt__max(FIRST_RECORDED, mt__policy_least(p, rest)); /* one takes other kernels */
     size_t chunk = mt__min(top / 2, mt__max(top / SMALLEST_SHARE, LEAST_NORMALISED));
+    size_t before = mt__curve_before(c, chunk);
     if (chunk < mt__max(least, smallest_worth(p, c, top, least))) return 0;
-    return mt__plan_append(plan, chunk, 1) == MT_OK;
+    return mt__plan_append(plan, before ? before : chunk, 1) == MT_OK;
 }
 
 /* The largest chunk of a plan. */
@@ -153,7 +154,8 @@ static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *m
     plan->keep =
         plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, largest, memory, &bytes));
     if (ran && bytes) bytes = mt__max(bytes, mt__curve_predict(c, 0, largest_ran));
-    plan->predicted_peak_bytes = bytes && memory->budget_bytes ? mt__add(bytes, allocated) : 0;
+    int is_told = bytes && memory->budget_bytes && mt__curve_is_told(c, plan->keep, largest);
+    plan->predicted_peak_bytes = is_told ? mt__add(bytes, allocated) : 0;
     if (mode == MT_TRAIN) p->keep = plan->keep;
 }
 
@@ -212,6 +214,17 @@ static size_t grown(const mt_policy *p, const mt__curve *c, const mt_plan *plan,
     return rest <= top && leaves_little ? rest : twice;
 }
 
+/*
+ * Where chunks take kernels that recordings do not speak for, one of the smallest such size runs first, and what
+ * is left is planned when it has: twice the size then, if larger ones are to run. 0: no such chunk.
+ */
+static size_t recorded_first(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
+                             const mt_plan *plan, size_t rest, size_t chunk) {
+    size_t before = mt__curve_before(c, chunk), left = rest - mt__min(rest, before);
+    if (!memory->budget_bytes || p->cannot_record || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
+    return left && left < mt__policy_least(p, rest) ? 0 : before;
+}
+
 /* Appends the rest of the batch as the fastest cut that fits. */
 static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
     mt__curve *c = mt__policy_current(p, mode);
@@ -230,7 +243,12 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     if (is_first) plan->reason = explain(p, c, plan->samples, asked, chunks);
     c->has_begun = 1;
     if (begins) return MT_OK;
-    size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), mt__ceil_div(rest, chunks));
+    size_t chunk = mt__ceil_div(rest, chunks);
+    size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), chunk);
+    size_t before =
+        asked > rest ? 0 : recorded_first(p, c, memory, plan, rest, next ? next : chunk);
+    if (before) plan->alone = 0;
+    if (before) next = before;
     return next ? mt__plan_append(plan, next, 1) : mt__plan_append(plan, rest, chunks);
 }
 

@@ -45,14 +45,14 @@ static int has_line(const mt__evidence *e) {
     return e->low_samples < e->bound_samples && e->low_peak < e->bound_peak;
 }
 
-static size_t whole(double value) {
+static size_t to_size(double value) {
     return value < 9e18 ? (size_t)value : SIZE_MAX;
 }
 
 size_t mt__evidence_bytes(const mt__evidence *e, size_t samples) {
     if (!e->bound_samples || samples == e->bound_samples) return e->bound_peak;
     if (samples > e->bound_samples)
-        return whole((double)e->bound_peak * (double)samples / (double)e->bound_samples + 1);
+        return to_size((double)e->bound_peak * (double)samples / (double)e->bound_samples + 1);
     if (!has_line(e)) return e->bound_peak;
     if (samples <= e->low_samples) return e->low_peak;
     double slope =
@@ -63,7 +63,7 @@ size_t mt__evidence_bytes(const mt__evidence *e, size_t samples) {
 size_t mt__evidence_fitting(const mt__evidence *e, size_t room) {
     if (!e->bound_samples) return SIZE_MAX;
     if (room >= e->bound_peak)
-        return whole((double)room / (double)e->bound_peak * (double)e->bound_samples);
+        return to_size((double)room / (double)e->bound_peak * (double)e->bound_samples);
     if (!has_line(e) || room < e->low_peak) return 0;
     double slope =
         (double)(e->bound_peak - e->low_peak) / (double)(e->bound_samples - e->low_samples);
@@ -111,6 +111,7 @@ static void remember(mt__failure *f, size_t samples, size_t room, unsigned longe
     f->room = room;
     f->patience = longer;
     f->tried = 0;
+    f->noted_at = step;
     f->forget_at = step + f->patience;
 }
 
@@ -155,16 +156,20 @@ void mt__evidence_fail(mt__evidence *e, size_t samples, size_t room, size_t pred
 
 int mt__evidence_is_short(const mt__evidence *e, size_t samples, uint64_t step) {
     const mt__failure *f = &e->shortage;
-    int is_noted = f->chunk && f->forget_at == step + f->patience;
+    int is_noted = f->chunk && f->noted_at == step;
     return is_noted || (f->tried && samples >= f->tried);
 }
 
-static int is_within(const mt__failure *f, size_t samples, size_t room) {
-    return f->chunk && samples >= f->chunk && room <= f->room;
+int mt__failure_holds(const mt__failure *f, size_t room) {
+    return f->chunk && room <= f->room;
+}
+
+static int rules_out(const mt__failure *f, size_t samples, size_t room) {
+    return mt__failure_holds(f, room) && samples >= f->chunk;
 }
 
 int mt__evidence_has_failed(const mt__evidence *e, size_t samples, size_t room) {
-    return is_within(&e->beyond, samples, room) || is_within(&e->shortage, samples, room);
+    return rules_out(&e->beyond, samples, room) || rules_out(&e->shortage, samples, room);
 }
 
 static int forget(mt__failure *f, uint64_t step) {

@@ -14,6 +14,7 @@
 typedef struct mt__failure {
     size_t chunk;       /* samples; 0: none is remembered */
     size_t room;        /* that was there for it; SIZE_MAX: not known */
+    uint64_t noted_at;  /* the step in which it did not */
     uint64_t forget_at; /* the step by which what took the room may have passed */
     unsigned patience;  /* steps until then; more where it had not */
     size_t tried;       /* the size last forgotten, until one as large goes through; 0: none */
@@ -52,6 +53,9 @@ void mt__evidence_fail(mt__evidence *evidence, size_t samples, size_t room, size
 
 /* Whether it is known by now that something else has its room: noted in this step, or before and tried again. */
 int mt__evidence_is_short(const mt__evidence *evidence, size_t samples, uint64_t step);
+
+/* Whether a failure is remembered of at least so much room. */
+int mt__failure_holds(const mt__failure *failure, size_t room);
 
 /* Whether so many samples are remembered to have failed in no more room than this. */
 int mt__evidence_has_failed(const mt__evidence *evidence, size_t samples, size_t room);

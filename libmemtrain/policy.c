@@ -131,7 +131,7 @@ mt__curve *mt__policy_curve(mt_policy *p, mt_mode mode, unsigned rungs) {
     if (!c) {
         mt__kind kind = kind_of(p, mode, rungs);
         mt__curve **place = place_for_curve(p);
-        c = mt__curve_new(&kind);
+        c = mt__curve_new(&kind, p->info.kernels_change);
         if (!c) return NULL;
         mt__curve_free(*place);
         *place = c;

@@ -111,6 +111,12 @@ inline double collection_threshold() {
 using ReporterBase = c10::MemoryReportingInfoBase;
 
 /*
+ * Samples from which on one thread of the CPU has oneDNN compute 1x1 convolutions, which takes other
+ * temporaries; smaller chunks libtorch computes by itself (use_mkldnn in its Convolution.cpp).
+ */
+constexpr size_t pointwise_change = 16;
+
+/*
  * A node of autograd's graph. Until 2.12 a shared pointer with a deleter that keeps long graphs from
  * recursing, from 2.13 on an intrusive one whose base class sees to that.
  */

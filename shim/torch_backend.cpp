@@ -6,8 +6,11 @@
 
 #include <cmath>
 
+#include <ATen/Parallel.h>
+
 #include "arguments.hpp"
 #include "batch.hpp"
+#include "compat.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
@@ -41,6 +44,12 @@ bool can_amp(const mt_torch &torch) {
     return number_of(torch.options.amp) == MT_DTYPE_NONE;
 }
 
+/* The chunk size whose kernels are known not to be those of smaller ones; 0: none. */
+size_t kernels_change(const mt_torch &torch) {
+    bool is_single = torch.device.is_cpu() && at::get_num_threads() == 1;
+    return is_single && torch.has_pointwise ? compat::pointwise_change : 0;
+}
+
 mt_status describe(void *self, mt_backend_info *out) {
     MT_RETURN_IF_FAILED(check_self(self, "describe"));
     MT_RETURN_IF_FAILED(check_sized(out, "describe", "out"));
@@ -64,6 +73,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     if (can_offload(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_OFFLOAD);
     if (can_amp(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_AMP);
     if (!torch.home.is_host()) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
+    info.kernels_change = kernels_change(torch);
     hand_over(info, out);
     return MT_OK;
 }

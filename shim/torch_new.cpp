@@ -1,6 +1,7 @@
 /* torch_new.cpp - options, construction and end of an mt_torch. */
 #include "torch_state.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 
@@ -83,9 +84,16 @@ size_t bytes_of(const std::vector<Named> &list) {
     return bytes;
 }
 
+/* Weights [out, in, 1, 1]. */
+bool is_pointwise(const Named &named) {
+    const at::Tensor &t = named.tensor;
+    return t.dim() == 4 && t.size(2) == 1 && t.size(3) == 1;
+}
+
 void plan(mt_torch &torch) {
     std::vector<Named> parameters = parameters_of(*torch.model);
     torch.parameter_bytes = bytes_of(distinct(parameters));
+    torch.has_pointwise = std::any_of(parameters.begin(), parameters.end(), is_pointwise);
     torch.flat = std::make_unique<Flat>(parameters);
     torch.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *torch.flat);
 }

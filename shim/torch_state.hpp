@@ -65,6 +65,7 @@ struct mt_torch {
     memtrain::shim::RngState rng;                         /* as begin found them */
     memtrain::shim::BufferState buffers;
     size_t parameter_bytes = 0; /* frozen parameters included */
+    bool has_pointwise = false; /* among them are weights of 1x1 convolutions */
 
     memtrain::shim::Phase phase = memtrain::shim::Phase::idle;
     memtrain::shim::Mode mode = memtrain::shim::Mode::unknown;

@@ -143,27 +143,6 @@ START_TEST(recordings_of_both_ways) {
 }
 END_TEST
 
-/* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
-START_TEST(no_whole_number) {
-    mt_recording *recording[2];
-    mt_block blocks[2];
-    size_t count;
-
-    for (size_t i = 0; i < 2; i++) {
-        ck_ok(mt_recording_new(&recording[i]));
-        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
-        event(recording[i], (void *)0x40, 100 + 3 * (int64_t)i);
-        event(recording[i], (void *)0x80, 100 - 60 * (int64_t)i);
-    }
-    ck_ok(mt_recording_blocks(recording[0], recording[1], 7, 0, blocks, 2, &count));
-    ck_assert_uint_eq(blocks[0].bytes, 108);
-    ck_assert_uint_ge(blocks[1].bytes, 1);
-    ck_ok(mt_recording_blocks(recording[0], recording[1], 1, 0, blocks, 2, &count));
-    ck_assert_uint_eq(blocks[0].bytes, 99);
-    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
-}
-END_TEST
-
 /* Blocks of so many bytes each, none of them released: a recording by hand. */
 static mt_recording *record_sizes(size_t samples, const int64_t *bytes, size_t count) {
     mt_recording *recording;
@@ -174,6 +153,23 @@ static mt_recording *record_sizes(size_t samples, const int64_t *bytes, size_t c
         event(recording, (void *)(uintptr_t)(0x40 * (i + 1)), bytes[i]);
     return recording;
 }
+
+/* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
+START_TEST(no_whole_number) {
+    static const int64_t sizes[2][2] = {{100, 100}, {103, 40}};
+    mt_recording *small = record_sizes(2, sizes[0], 2), *large = record_sizes(4, sizes[1], 2);
+    mt_block blocks[2];
+    size_t count;
+
+    ck_ok(mt_recording_blocks(small, large, 7, 0, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 108);
+    ck_assert_uint_ge(blocks[1].bytes, 1);
+    ck_ok(mt_recording_blocks(small, large, 1, 0, blocks, 2, &count));
+    ck_assert_uint_eq(blocks[0].bytes, 99);
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
 
 /* Beyond any memory: as large as a sum of some blocks can still be counted. */
 START_TEST(endless_samples) {

@@ -8,7 +8,7 @@
  * (recordings included), for steps with segments that are computed again, with saved tensors that wait
  * elsewhere, and for evaluation. ResNet-18 is narrow but in a plain
  * step of given chunks with SGD. `make check` runs all transient faults of ResNet-18 with SGD and given chunks,
- * every 29th that lasts there, and every 149th of the others, 298th with savers, 447th where
+ * every 41st that lasts there, and every 199th of the others, 398th with savers, 597th where
  * sizes are chosen; MT_TEST_SLOW=1 (make check-oom) all of them.
  */
 #include <cstdlib>
@@ -38,10 +38,10 @@ const struct {
     mt_optimizer optimizer;
 } optimizers[] = {{"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}};
 
-enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 149 };
+enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 199 };
 enum { SETTINGS = OPTIMIZERS * networks::count };
 /* Of lasting faults of ResNet-18 with SGD and given chunks, whose transient ones are all run. */
-enum { LASTING_STRIDE = 29 };
+enum { LASTING_STRIDE = 41 };
 enum { FIXED = 5, CHOSEN = 10, ROOM_FOR = 4 }; /* samples */
 enum { MOST_OOMS = 2 * 17 };                   /* max_retries + 1, without the rung and with it */
 
@@ -296,7 +296,7 @@ void run_setting(int index, Kind kind, int persistent, int checkpointing = MT_CH
     Outcome clean = f.attempt(0, 0);
     ck_assert_int_eq(clean.status, MT_OK);
     restore(f.subject, f.before);
-    /* The optimisers take turns where they share; 47 and 3 have no common divisor. */
+    /* The optimisers take turns where they share; 199 and 3 have no common divisor. */
     uint64_t stride = is_slow() ? 1 : is_first ? (persistent ? LASTING_STRIDE : 1) : STRIDE;
     if (kind == CHOSEN_STEP && !is_slow()) stride *= OPTIMIZERS;
     if (is_saving && !is_slow()) stride *= 2;

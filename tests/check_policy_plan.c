@@ -106,6 +106,8 @@ START_TEST(cut_property) {
     device dev = device_new(need(fits), options, (mt_backend_info){0});
 
     ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_ok(device_batch(&dev, MT_TRAIN, 1));
+    ck_assert_uint_eq(dev.plan.predicted_peak_bytes, 0); /* one may have kernels of its own */
     for (size_t samples = 1; samples <= 64; samples++) {
         ck_ok(device_batch(&dev, MT_TRAIN, samples));
         ck_assert_uint_eq(dev.ooms, 0);

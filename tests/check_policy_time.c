@@ -240,6 +240,86 @@ START_TEST(time_of_the_first_batch) {
 }
 END_TEST
 
+/*
+ * The same where kernels are said to change at 16 samples, or at 48: a chunk of so many runs before larger ones,
+ * and one of twice as many.
+ */
+static const struct {
+    size_t room, change, samples;
+    int deterministic, normalises;
+    size_t least;
+    size_t chunks[9];
+} changes[] = {
+    {200, 16, 64, 0, 0, 0, {2, 4, 8, 16, 34}},
+    {200, 48, 120, 0, 0, 0, {2, 4, 14, 28, 48, 24}}, /* what is left is less */
+    {200, 16, 64, 1, 0, 0, {2, 4, 16, 42}},          /* growth is a matter of times */
+    {30, 16, 40, 1, 0, 0, {2, 4, 16, 18}},
+    {14, 16, 40, 1, 0, 0, {2, 4, 12, 11, 11}}, /* nothing so large fits */
+    {200, 16, 12, 1, 0, 0, {2, 4, 6}},
+    {200, 16, 16, 1, 1, 0, {16}},
+    {600, 16, 256, 0, 1, 0, {16, 32, 64, 144}}, /* an eighth is 32 */
+    {200, 1, 64, 1, 0, 0, {2, 4, 58}},
+    {200, 16, 30, 1, 0, 4, {4, 8, 18}}, /* a chunk of 2 would be left */
+};
+
+START_TEST(time_of_a_change) {
+    mt_policy_options options = {.deterministic = changes[_i].deterministic,
+                                 .min_micro_batch = changes[_i].least};
+    mt_backend_info info = {.normalises_over_batch = changes[_i].normalises,
+                            .kernels_change = changes[_i].change};
+    device dev = device_new(need(changes[_i].room), options, info);
+
+    dev.seconds = steady;
+    ck_ok(device_batch(&dev, MT_TRAIN, changes[_i].samples));
+    for (size_t i = 0; i < LENGTH(changes[_i].chunks) && changes[_i].chunks[i]; i++)
+        ck_assert_uint_eq(dev.chunks[i], changes[_i].chunks[i]);
+    check_covers(&dev, changes[_i].samples);
+    for (int batch = 0; batch < 5; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 128));
+    ck_assert_uint_eq(dev.ooms, 0);
+    ck_assert(dev.plan.predicted_peak_bytes > 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* More room than before, and gradients held or not: the first step that has it runs that chunk first. */
+START_TEST(time_of_a_change_met_late) {
+    mt_policy_options options = {.deterministic = 1};
+    device dev = device_new(need(12), options, (mt_backend_info){.kernels_change = 16});
+
+    for (int batch = 0; batch < 4; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 24));
+    check_balanced(&dev.plan, 24, 2);
+    dev.budget = need(100);
+    ck_ok(device_batch(&dev, MT_TRAIN, 24));
+    ck_assert_uint_eq(dev.count, 2);
+    ck_assert_uint_eq(dev.chunks[0], 16);
+    ck_ok(device_batch(&dev, MT_TRAIN, 24));
+    ck_assert_uint_eq(dev.count, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A fifth slower from 16 samples on. */
+static double edge(size_t m) {
+    return (double)m * (m < 16 ? 0.0027 : 0.0032);
+}
+
+/* Growth ends with 16: what is left of the first batch runs the size before that again, the next tries between. */
+START_TEST(time_of_an_edge) {
+    static const size_t first[] = {8, 16, 8, 8, 8, 8, 8};
+    device dev = device_new(need(200), (mt_policy_options){0},
+                            (mt_backend_info){.normalises_over_batch = 1});
+
+    dev.seconds = edge;
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_uint_eq(dev.count, LENGTH(first));
+    ck_assert_mem_eq(dev.chunks, first, sizeof(first));
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_uint_gt(dev.chunks[0], 8);
+    ck_assert_uint_lt(dev.chunks[0], 16);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* Runs in the first batch and after it, in their order; and what they tell. */
 static const struct {
     struct run {
@@ -364,6 +444,9 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_shallow);
     tcase_add_loop_test(time, time_of_the_first_batches, 0, LENGTH(first_chunks));
     tcase_add_loop_test(time, time_of_the_first_batch, 0, LENGTH(first_batches));
+    tcase_add_loop_test(time, time_of_a_change, 0, LENGTH(changes));
+    tcase_add_test(time, time_of_a_change_met_late);
+    tcase_add_test(time, time_of_an_edge);
     tcase_add_loop_test(time, time_told, 0, LENGTH(told));
     tcase_add_test(time, time_within_memory);
     tcase_add_test(time, time_deterministic);

@@ -71,34 +71,27 @@ static mt_status describe_too_many(void *self, mt_backend_info *out) {
     return MT_OK;
 }
 
-START_TEST(describe_too_many_metrics) {
-    mt_trainer *trainer;
-    mt_backend seam;
-
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
-    seam.describe = describe_too_many;
-    ck_status(mt_trainer_new(&seam, NULL, &trainer), MT_EINVAL);
-    ck_contains(mt_last_error(), "metric");
-}
-END_TEST
-
 static mt_status describe_without_names(void *self, mt_backend_info *out) {
     (void)self;
     out->metric_count = 1;
     return MT_OK;
 }
 
-START_TEST(describe_metrics_without_names) {
+static const struct {
+    mt_status (*describe)(void *self, mt_backend_info *out);
+    const char *says;
+} bad_metrics[] = {{describe_too_many, "9 metrics"}, {describe_without_names, "metric_names"}};
+
+START_TEST(metrics_are_checked) {
     mt_trainer *trainer;
     mt_backend seam;
 
     fake_init(&fake, &fake_defaults);
     seam = fake_seam(&fake);
-    seam.describe = describe_without_names;
+    seam.describe = bad_metrics[_i].describe;
     ck_status(mt_trainer_new(&seam, NULL, &trainer), MT_EINVAL);
     ck_assert_ptr_null(trainer);
-    ck_contains(mt_last_error(), "metric_names");
+    ck_contains(mt_last_error(), bad_metrics[_i].says);
 }
 END_TEST
 
@@ -195,8 +188,7 @@ static Suite *suite_trainer_errors(void) {
     tcase_add_loop_test(failure, failure_is_handed_on, 0, LENGTH(failures));
     tcase_add_test(failure, user_stops);
     tcase_add_test(failure, describe_fails);
-    tcase_add_test(failure, describe_too_many_metrics);
-    tcase_add_test(failure, describe_metrics_without_names);
+    tcase_add_loop_test(failure, metrics_are_checked, 0, LENGTH(bad_metrics));
     tcase_add_loop_test(failure, batch_is_checked, 0, LENGTH(bad_counts));
     tcase_add_test(failure, refused_without_words);
     tcase_add_test(failure, hash_fails);

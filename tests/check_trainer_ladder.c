@@ -168,8 +168,8 @@ END_TEST
 
 /* ---- a rung that cannot be set --------------------------------------------------------------- */
 
-/* Refused for want of memory: once more with an empty cache, before it is done without. */
-START_TEST(refused_once) {
+/* A step has gone through that no rung was needed for; the next one needs one, which memory runs out for. */
+static mt_trainer *trainer_short_of_memory(void) {
     fake_options options = with_rungs(SAVERS, budget_with(0, 20));
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -180,6 +180,13 @@ START_TEST(refused_once) {
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
     fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_SET_RUNG, 1, MT_EDEVMEM);
+    return trainer;
+}
+
+/* Refused for want of memory: once more with an empty cache, before it is done without. */
+START_TEST(refused_once) {
+    mt_trainer *trainer = trainer_short_of_memory();
+
     step(trainer, 32, 2);
     ck_assert_str_eq(fake_log_text(&fake, FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_EMPTY_CACHE)),
                      "set_rung!(1+1) empty_cache set_rung(1+1)");
@@ -189,15 +196,8 @@ END_TEST
 
 /* A cache that cannot be emptied for another reason than memory says nothing of the rung. */
 START_TEST(refused_and_not_cleared) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
+    mt_trainer *trainer = trainer_short_of_memory();
 
-    policy.clear_every = MT_CLEAR_NEVER;
-    trainer = trainer_with(&options, &policy);
-    step(trainer, 32, 1);
-    fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
-    fake_fail_kind(&fake, FAKE_SET_RUNG, 1, MT_EDEVMEM);
     fake_fail_kind(&fake, FAKE_EMPTY_CACHE, 1, MT_EIO);
     step_fails(trainer, 32, 2, MT_EIO);
     ck_contains(mt_last_error(), "injected: empty_cache");

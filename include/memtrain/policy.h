@@ -334,8 +334,8 @@ MT_API void mt_policy_cleared(mt_policy *policy, const mt_clear_result *result);
  * many samples with margin, 0 when nothing has been recorded or run; and its measured time in seconds, 0
  * when it has not run.
  *
- * The peak is that of the memory model once there are two recordings. With one every size is in proportion
- * to it. With none, which is so where chunks are fixed (mt_policy_options.micro_batch) and where the backend
+ * The peak is that of the memory model once there are two recordings; for sizes whose kernels nothing was
+ * recorded of (mt_backend_info.kernels_change) a 32nd more. With one every size is in proportion to it. With none, which is so where chunks are fixed (mt_policy_options.micro_batch) and where the backend
  * has no record, it is a bound: the peak of the largest chunk that has run, in proportion for larger ones,
  * which may take far less (docs/memory.md has an example, docs/policy.md the rules).
  */

@@ -4,12 +4,14 @@
  * and the samples that were thrown away. To be at most 1.05, and 6 where layers normalise, else 0.
  *
  * Every side is a process of its own, since a heap remembers the sizes it has served. The processes
- * go in lock step, one batch each in turn: a slow moment of the machine hits all of them.
+ * go in lock step, one batch each in turn: a slow moment of the machine hits all of them. The name of a
+ * network as an argument runs that one alone.
  */
 #include "networks/networks.hpp"
 #include "process.hpp"
 
 #include <csignal>
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -187,6 +189,7 @@ int main(int argc, char **argv) {
     int missed = 0;
     std::signal(SIGPIPE, SIG_IGN);
     for (int network = 0; network < networks::count; network++) {
+        if (argc == 2 && std::strcmp(argv[1], networks::all[network].name) != 0) continue;
         Sides sides = start_all(argv[0], network);
         lock_step(sides, 3);
         run_finalists(sides);

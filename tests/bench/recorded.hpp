@@ -32,14 +32,14 @@ inline size_t run_chunk(const mt_backend &b, const mt_batch &batch, size_t count
     return result.peak_bytes - memory.allocated_bytes;
 }
 
-/* From chunks of 2 and 4 samples of the batch; new reference. */
-inline mt_memory_model *learn(const mt_backend &b, const mt_batch &batch) {
+/* From chunks of so many samples of the batch and twice as many; new reference. */
+inline mt_memory_model *learn(const mt_backend &b, const mt_batch &batch, size_t count = 2) {
     mt_recording *small = nullptr, *large = nullptr;
     mt_memory_model *model = nullptr;
     must(mt_recording_new(&small), "recording");
     must(mt_recording_new(&large), "recording");
-    run_chunk(b, batch, 2, small);
-    run_chunk(b, batch, 4, large);
+    run_chunk(b, batch, count, small);
+    run_chunk(b, batch, 2 * count, large);
     must(mt_memory_model_new(small, large, &model), "model");
     mt_recording_free(small);
     mt_recording_free(large);

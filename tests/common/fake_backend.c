@@ -553,6 +553,7 @@ static mt_status fake_describe(void *self, mt_backend_info *out) {
     if (out->size != sizeof(*out)) complain(fake, "describe: size not set");
     out->device = "fake:0";
     out->version = "1.2.3";
+    out->kernels_change = fake->options.tells_wide ? fake->options.wide_above + 1 : 0;
     out->min_micro_batch = fake->options.min_micro_batch;
     out->normalises_over_batch = fake->options.normalises_over_batch;
     out->needs_whole_batch = fake->options.needs_whole_batch;

@@ -103,6 +103,7 @@ typedef struct fake_options {
     fake_program train, eval; /* count 0: the ones above */
     fake_program wide;        /* train program above wide_above samples; count 0: none */
     size_t wide_above;
+    int tells_wide; /* 1: and describe tells of that */
     size_t min_micro_batch;
     int normalises_over_batch;
     int needs_whole_batch;

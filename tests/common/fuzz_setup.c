@@ -81,6 +81,7 @@ static void draw_model(fuzz_setup *s, uint64_t *random) {
     if (fuzz_one_in(random, 4)) {
         o->wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
         o->wide_above = 1 + fuzz_below(random, 20);
+        o->tells_wide = fuzz_one_in(random, 2);
     }
 }
 
@@ -176,14 +177,15 @@ static const char *time_name(const fake_options *o) {
 static int backend_text(const fuzz_setup *s, char *text, size_t capacity) {
     const fake_options *o = &s->backend;
 
-    return snprintf(text, capacity,
-                    "fits %zu, budget %zu, cache %zu, absent %x, no peaks %d, no evidence %d, "
-                    "times %s, units %d, norm %d, min %zu, shapes %d, wide above %zu, keep %d, "
-                    "tells %d, prepares %d, holds %d, rungs %x, whole %d",
-                    s->fits, o->budget_bytes, o->cache_keeps_bytes, o->absent, o->no_peaks,
-                    o->no_evidence, time_name(o), o->units != NULL, o->normalises_over_batch,
-                    o->min_micro_batch, o->shapes, o->wide_above, o->keep, o->tells_gradients,
-                    o->prepares, o->holds, o->rungs, o->needs_whole_batch);
+    return snprintf(
+        text, capacity,
+        "fits %zu, budget %zu, cache %zu, absent %x, no peaks %d, no evidence %d, "
+        "times %s, units %d, norm %d, min %zu, shapes %d, wide above %zu (told %d), keep %d, "
+        "tells %d, prepares %d, holds %d, rungs %x, whole %d",
+        s->fits, o->budget_bytes, o->cache_keeps_bytes, o->absent, o->no_peaks, o->no_evidence,
+        time_name(o), o->units != NULL, o->normalises_over_batch, o->min_micro_batch, o->shapes,
+        o->wide_above, o->tells_wide, o->keep, o->tells_gradients, o->prepares, o->holds, o->rungs,
+        o->needs_whole_batch);
 }
 
 const char *fuzz_setup_text(const fuzz_setup *s) {
