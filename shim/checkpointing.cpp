@@ -25,6 +25,7 @@
 #include "arguments.hpp"
 #include "autocast.hpp"
 #include "compat.hpp"
+#include "convolution.hpp"
 #include "guard.hpp"
 #include "init.hpp"
 #include "offload.hpp"
@@ -58,7 +59,9 @@ size_t bytes_of(const variable_list &tensors) {
 /* The caller's functions and self, which is destroyed once. */
 class Segment {
 public:
-    Segment(const mt_segment_ops &ops, void *self) noexcept : ops_(ops), self_(self) {}
+    Segment(const mt_segment_ops &ops, void *self) noexcept : ops_(ops), self_(self) {
+        ops_.conv = nullptr; /* the caller's */
+    }
     ~Segment() {
         if (ops_.destroy) (void)guard([this] { ops_.destroy(self_); });
     }
@@ -125,9 +128,9 @@ bool shares_memory(const at::Tensor &tensor, const variable_list &others) {
 
 class Recomputation final : public autograd::Node {
 public:
-    Recomputation(Segment &&segment, const variable_list &inputs)
+    Recomputation(Segment &&segment, std::optional<Convolution> &&conv, const variable_list &inputs)
         : Node(autograd::collect_next_edges(inputs)), segment_(std::move(segment)),
-          device_(device_of(inputs)), autocast_(device_.type()),
+          conv_(std::move(conv)), device_(device_of(inputs)), autocast_(device_.type()),
           offloaded_to_(Offloading::current()), meter_(current_meter()) {
         rng_.take(device_);
         if (current) {
@@ -143,13 +146,22 @@ public:
         }
     }
 
-    const Segment &segment() const { return *segment_; }
+    /* The forward pass, without a graph. */
+    void run(mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
+             size_t output_count) {
+        if (!conv_) return segment_->run(inputs, input_count, outputs, output_count);
+        Handles between(variable_list(1));
+        segment_->run(inputs, input_count, between.get(), 1);
+        check_defined(between.tensor(0), 0);
+        between_.emplace(between.tensor(0));
+        outputs[0]->tensor = (*conv_)(between.tensor(0));
+    }
+
     void set_number(size_t number) { number_ = number; }
 
     /* Makes a tensor of the forward pass an output of the node. */
     void adopt(at::Tensor &output, const variable_list &inputs) {
-        if (!output.defined())
-            fail(MT_EINVAL, "%s: the segment left outputs[%zu] empty", name_of, forms_.size());
+        check_defined(output, forms_.size());
         forms_.emplace_back(output);
         output = (shares_memory(output, inputs) ? output.clone() : output).variable_data();
         if (autograd::isDifferentiableType(output.scalar_type()))
@@ -164,6 +176,7 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         saved_.clear();
         segment_.reset();
+        conv_.reset();
     }
 
     variable_list apply(variable_list &&gradients) override {
@@ -176,6 +189,11 @@ public:
     }
 
 private:
+    static void check_defined(const at::Tensor &output, size_t i) {
+        if (!output.defined())
+            fail(MT_EINVAL, "%s: the segment left outputs[%zu] empty", name_of, i);
+    }
+
     /* What this node cannot do would be wrong without a word. */
     void check_call() const {
         TORCH_CHECK(segment_, autograd::ERR_BACKWARD_TWICE);
@@ -225,9 +243,16 @@ private:
                        autograd::edge_list &roots) const {
         Handles in(inputs), out(variable_list(forms_.size()));
         run_again(in, out);
+        if (conv_) {
+            check_form(*between_, 0, out.tensor(0));
+            autograd::Edge edge;
+            if (gradients[0].defined()) edge = conv_->backward(out.tensor(0), gradients[0]);
+            if (edge.is_valid()) roots.push_back(std::move(edge));
+            return;
+        }
         variable_list kept;
         for (size_t i = 0; i < forms_.size(); i++) {
-            check_form(i, out.tensor(i));
+            check_form(forms_[i], i, out.tensor(i));
             if (!gradients[i].defined() || !out.tensor(i).requires_grad()) continue;
             roots.push_back(autograd::impl::gradient_edge(out.tensor(i)));
             kept.push_back(std::move(gradients[i]));
@@ -248,19 +273,21 @@ private:
         rng_.restore();
         if (meter_) meter_->begin_again();
         segment_->run(in.get(), in.count(), out.get(), out.count());
-        if (meter_) meter_->end_again(number_);
+        if (meter_) meter_->end_again(number_, !conv_);
     }
 
-    void check_form(size_t i, const at::Tensor &output) const {
-        if (output.defined() && Form(output) == forms_[i]) return;
+    void check_form(const Form &form, size_t i, const at::Tensor &output) const {
+        if (output.defined() && Form(output) == form) return;
         fail(MT_EINVAL,
              "%s: outputs[%zu] was %s and is %s when it is computed again; a segment must give the "
              "same each time",
-             name_of, i, forms_[i].text().c_str(),
+             name_of, i, form.text().c_str(),
              output.defined() ? Form(output).text().c_str() : "empty");
     }
 
     std::optional<Segment> segment_;
+    std::optional<Convolution> conv_; /* of what it gives, or none */
+    std::optional<Form> between_;     /* of that */
     std::vector<autograd::SavedVariable> saved_;
     std::vector<bool> needs_gradient_;
     c10::Device device_;
@@ -283,17 +310,17 @@ std::vector<uint32_t> versions_of(const variable_list &tensors) {
     return list;
 }
 
-void forward(Segment &&segment, mt_tensor *const *inputs, size_t input_count,
-             mt_tensor *const *outputs, size_t output_count) {
+void forward(Segment &&segment, std::optional<Convolution> &&conv, mt_tensor *const *inputs,
+             size_t input_count, mt_tensor *const *outputs, size_t output_count) {
     std::shared_ptr<SegmentMeter> meter = current_meter();
     variable_list in = tensors_of(inputs, input_count);
     if (meter) meter->enter();
-    auto node = compat::new_node<Recomputation>(std::move(segment), in);
+    auto node = compat::new_node<Recomputation>(std::move(segment), std::move(conv), in);
     std::vector<uint32_t> versions = versions_of(in);
     {
         c10::NoGradGuard no_graph;
         AutocastUncached uncached;
-        node->segment().run(inputs, input_count, outputs, output_count);
+        node->run(inputs, input_count, outputs, output_count);
     }
     if (versions_of(in) != versions)
         fail(MT_EINVAL,
@@ -303,11 +330,23 @@ void forward(Segment &&segment, mt_tensor *const *inputs, size_t input_count,
     if (meter) node->set_number(meter->leave());
 }
 
-/* As it is, and so those within it. */
-void run_plainly(const Segment &segment, mt_tensor *const *inputs, size_t input_count,
-                 mt_tensor *const *outputs, size_t output_count) {
-    Checkpointing off(Forgetting{}, {});
+void run_plainly(const Segment &segment, const std::optional<Convolution> &conv,
+                 mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
+                 size_t output_count) {
     segment.run(inputs, input_count, outputs, output_count);
+    if (conv) outputs[0]->tensor = (*conv)(outputs[0]->tensor);
+}
+
+/* The convolution that the caller gives, if any. */
+std::optional<Convolution> convolution_of(const mt_conv *conv, size_t output_count) {
+    mt_conv own = MT_CONV_INIT;
+    if (!conv) return std::nullopt;
+    check(check_sized(conv, name_of, "ops->conv"));
+    copy_in(own, conv);
+    if (output_count != 1)
+        fail(MT_EINVAL, "%s: ops->conv is given and output_count is %zu; accepted: 1", name_of,
+             output_count);
+    return Convolution(name_of, own);
 }
 
 void check_handles(const char *argument, mt_tensor *const *handles, size_t count) {
@@ -354,11 +393,14 @@ extern "C" mt_status mt_checkpoint(const mt_segment_ops *ops, void *self, mt_ten
     mt_status status = guard([&] {
         check_handles("inputs", inputs, input_count);
         check_handles("outputs", outputs, output_count);
-        if (!may_forget()) return segment.run(inputs, input_count, outputs, output_count);
+        std::optional<Convolution> conv = convolution_of(own.conv, output_count);
+        if (!may_forget())
+            return run_plainly(segment, conv, inputs, input_count, outputs, output_count);
         if (!current || current->take_turn())
-            forward(std::move(segment), inputs, input_count, outputs, output_count);
-        else
-            run_plainly(segment, inputs, input_count, outputs, output_count);
+            return forward(std::move(segment), std::move(conv), inputs, input_count, outputs,
+                           output_count);
+        Checkpointing off(Forgetting{}, {}); /* as it is, and so those within it */
+        run_plainly(segment, conv, inputs, input_count, outputs, output_count);
     });
     for (size_t i = 0; status != MT_OK && outputs && i < output_count; i++)
         if (mt__handle_is(outputs[i], MT__KIND_TENSOR)) outputs[i]->tensor.reset();

@@ -67,11 +67,12 @@ void SegmentMeter::begin_again() {
     since_ = std::chrono::steady_clock::now();
 }
 
-void SegmentMeter::end_again(size_t segment) {
+void SegmentMeter::end_again(size_t segment, bool gives_output) {
     mt_segment_cost &part = chain_[2 * segment + 1];
     synchronize(device_);
     part.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
-    part.kept_bytes = std::max(part.output_bytes, above(device_allocated(device_), before_));
+    size_t left = above(device_allocated(device_), before_);
+    part.kept_bytes = gives_output ? std::max(part.output_bytes, left) : part.output_bytes + left;
 }
 
 /* What comes below has gradients of parameters beside it, where those have a place of their own. */

@@ -39,11 +39,12 @@ public:
 
     /*
      * Around its part of the backward pass, and in that around the second run. gradient_bytes: of its
-     * outputs' gradients, which it is handed.
+     * outputs' gradients, which it is handed. gives_output: the second run has made the output too, which a
+     * plain run keeps with the rest.
      */
     void begin_backward(size_t segment, size_t gradient_bytes);
     void begin_again();
-    void end_again(size_t segment);
+    void end_again(size_t segment, bool gives_output);
     void end_backward(size_t segment);
 
     /* The chunk is through. The chain; and its highest peak, as bytes allocated. */

@@ -122,6 +122,21 @@ mt_status of_segment(void *given) {
     return status;
 }
 
+mt_status of_conv(void *given) {
+    mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
+    mt_tensor *tensors[2];
+    for (mt_tensor *&tensor : tensors) ck_ok(mt_tensor_new(&tensor));
+    memtrain::tensor(tensors[0]) = at::ones({2, 3, 4}).requires_grad_();
+    ops.run = [](void *, mt_tensor *const *in, size_t, mt_tensor *const *out, size_t) {
+        memtrain::tensor(out[0]) = memtrain::tensor(in[0]) * 2;
+        return MT_OK;
+    };
+    ops.conv = as<mt_conv>(given);
+    mt_status status = mt_checkpoint(&ops, nullptr, tensors, 1, tensors + 1, 1);
+    for (mt_tensor *tensor : tensors) mt_tensor_free(tensor);
+    return status;
+}
+
 /* As the library hands it out, of each size. */
 template <class Struct>
 void each(const char *name, size_t least, const Struct &initial, mt_status (*call)(void *)) {
@@ -153,6 +168,9 @@ START_TEST(what_comes_in) {
     mt_weights_options loading = MT_WEIGHTS_OPTIONS_INIT;
     mt_segment_ops segment = MT_SEGMENT_OPS_INIT;
     mt_tensor_memory memory = MT_TENSOR_MEMORY_INIT;
+    memtrain::detail::Handle weight(at::ones({2, 3, 2}));
+    mt_conv conv = MT_CONV_INIT;
+    conv.weight = weight.get();
     memory.data = &number, memory.dtype = MT_FLOAT32;
     group.pattern = "w";
     segment.run = [](void *, mt_tensor *const *in, size_t, mt_tensor *const *out, size_t) {
@@ -173,6 +191,7 @@ START_TEST(what_comes_in) {
     each("mt_weights_options", 0, loading,
          [](void *given) { return of_file(nullptr, as<mt_weights_options>(given)); });
     each("mt_segment_ops", offsetof(mt_segment_ops, visit_buffers), segment, of_segment);
+    each("mt_conv", offsetof(mt_conv, bias), conv, of_conv);
     each("mt_tensor_memory", offsetof(mt_tensor_memory, dims), memory, of_wrap);
     each("mt_batch", sizeof(mt_batch), *four.get(), [](void *given) {
         return mt_train_step(trainer->torch, as<mt_batch>(given), nullptr, nullptr);

@@ -3,7 +3,9 @@
  * model in C++, each in a place where it can run. setup/check_pages.sh takes them out of the pages.
  */
 #include <ATen/ops/arange.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
 
 #include "script_subject.hpp"
 
@@ -63,6 +65,20 @@ struct Segmented : nn::Module {
     }
 };
 
+struct EndsWithConvolution : nn::Module {
+    nn::Conv2d conv1{register_module("conv1", nn::Conv2d(3, 4, 1))};
+    nn::BatchNorm2d bn1{register_module("bn1", nn::BatchNorm2d(4))};
+    nn::Conv2d conv2{register_module("conv2", nn::Conv2d(4, 5, 3))};
+
+    torch::Tensor forward(torch::Tensor x) {
+#include "conv_end.cpp"
+        return x;
+    }
+    torch::Tensor plain(const torch::Tensor &x) {
+        return conv2(bn1(conv1(x)).relu_());
+    }
+};
+
 struct Pairs : nn::Module {
     nn::Linear towers{register_module("towers", nn::Linear(4, 4))};
     at::Tensor image(const at::Tensor &x) { return towers(x); }
@@ -84,6 +100,9 @@ START_TEST(segments) {
     Segmented net;
     at::Tensor images = at::rand({2, 4, 64});
     ck_assert(net.forward(images).equal(net.plain(images)));
+    EndsWithConvolution other;
+    images = at::rand({2, 3, 6, 6});
+    ck_assert(other.forward(images).equal(other.plain(images)));
 }
 END_TEST
 

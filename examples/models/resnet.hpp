@@ -6,8 +6,8 @@
  *
  * Names, their order and the initial values are torchvision's, so that its weights can be loaded by
  * name. Images are expected with the mean (.485, .456, .406) and the deviation (.229, .224, .225)
- * of ImageNet; H and W are free, from 32 on. Each block, and the stem, is a segment that can be computed
- * again in the backward pass (memtrain::checkpoint); all else in here is libtorch's alone.
+ * of ImageNet; H and W are free, from 32 on. The stem and each block is a segment that can be computed
+ * again in the backward pass (memtrain::checkpoint), or two; all else in here is libtorch's alone.
  *
  * ResNetOf<Norm> is the same with another norm than BatchNorm2d, Norm(channels).
  */
@@ -94,7 +94,8 @@ private:
 /*
  * 1x1, 3x3, 1x1: [B, in, H, W] -> [B, 4 width, H/stride, W/stride].
  *
- * The 3x3 has the stride ("v1.5"); in the paper it is the first 1x1, which is less accurate.
+ * The 3x3 has the stride ("v1.5"); in the paper it is the first 1x1, which is less accurate. A block is
+ * two segments, cut behind the 3x3, which is half of its work and so is not run again.
  */
 template <class Norm> class BottleneckOf : public torch::nn::Module {
 public:
@@ -113,14 +114,33 @@ public:
     }
 
     torch::Tensor forward(const torch::Tensor &x) {
-        torch::Tensor y = bn1(conv1(x)).relu_(); /* [B, width, H, W] */
-        y = bn2(conv2(y)).relu_();               /* [B, width, H/stride, W/stride] */
-        y = bn3(conv3(y));                       /* [B, 4 width, H/stride, W/stride] */
+        if (!memtrain::forgets(*this, x)) return end(conv2(begin(x)), x);
+        auto first = [this](const torch::Tensor &t) { return begin(t); };
+        auto second = [this](const memtrain::Tensors &in) {
+            return memtrain::Tensors{end(in[0], in[1])};
+        };
+        torch::Tensor y = memtrain::checkpoint_conv(first, x, conv2, {bn1.ptr()});
+        return memtrain::checkpoint(second, {y, x}, 1, changed())[0];
+    }
+
+private:
+    /* [B, in, H, W] -> [B, width, H, W] */
+    torch::Tensor begin(const torch::Tensor &x) { return bn1(conv1(x)).relu_(); }
+
+    /* y: [B, width, H/stride, W/stride] -> [B, 4 width, H/stride, W/stride] */
+    torch::Tensor end(torch::Tensor y, const torch::Tensor &x) {
+        y = bn3(conv3(bn2(y).relu_()));
         y += downsample ? downsample->forward(x) : x;
         return y.relu_();
     }
 
-private:
+    /* Modules whose buffers end changes. */
+    memtrain::Modules changed() const {
+        memtrain::Modules list = {bn2.ptr(), bn3.ptr()};
+        if (downsample) list.push_back(downsample.ptr());
+        return list;
+    }
+
     torch::nn::Conv2d conv1;
     Norm bn1;
     torch::nn::Conv2d conv2;
@@ -132,7 +152,8 @@ private:
 
 template <class Norm> class ResNetOf : public torch::nn::Module {
 public:
-    explicit ResNetOf(const ResNetOptions &options = {}) : small(options.small) {
+    explicit ResNetOf(const ResNetOptions &options = {})
+        : small(options.small), deep(options.depth == 50) {
         const int64_t width = options.width;
         conv1 = register_module("conv1", small ? resnet_conv(3, width, 5, 2, 1)
                                                : resnet_conv(3, width, 7, 2));
@@ -173,7 +194,9 @@ public:
     torch::nn::Linear fc{nullptr};
 
 private:
-    static torch::Tensor blocks(const torch::nn::Sequential &layer, const torch::Tensor &x) {
+    /* Bottlenecks are made up of segments themselves. */
+    torch::Tensor blocks(torch::nn::Sequential layer, const torch::Tensor &x) const {
+        if (deep) return layer->forward(x);
         return memtrain::checkpoint_sequential(layer, layer->size(), x);
     }
 
@@ -196,7 +219,7 @@ private:
         return layer;
     }
 
-    bool small;
+    bool small, deep;
     torch::nn::Conv2d conv1{nullptr};
     Norm bn1{nullptr};
     torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};

@@ -326,6 +326,23 @@ MT_API mt_status mt_torch_exception(void);
  * A part of a forward pass that can be run a second time. Functions that raise C++ exceptions must end
  * them: `catch (...) { return mt_torch_exception(); }`.
  */
+/*
+ * A convolution at the end of a segment. Its backward pass needs what it was given, its weight and nothing
+ * else, so it is not run again: in segments that end so only the rest is paid for twice.
+ *
+ * Of the arrays the first entries count, one for each spatial dimension of the weight.
+ */
+typedef struct mt_conv {
+    size_t size;       /* sizeof(mt_conv) */
+    mt_tensor *weight; /* [out, in / groups, k...], 1 to 3 spatial dimensions; a parameter */
+    mt_tensor *bias;   /* [out], a parameter; or NULL */
+    int64_t stride[3], padding[3], dilation[3]; /* stride and dilation 0: 1 */
+    int64_t groups;                             /* 0: 1 */
+} mt_conv;
+
+#define MT_CONV_INIT                                                                               \
+    { sizeof(mt_conv), NULL, NULL, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0 }
+
 typedef struct mt_segment_ops {
     size_t size; /* sizeof(mt_segment_ops) */
     /*
@@ -341,10 +358,15 @@ typedef struct mt_segment_ops {
      */
     mt_status (*visit_buffers)(void *self, mt_visit_fn fn, void *user);
     void (*destroy)(void *self); /* may be NULL */
+    /*
+     * NULL: run gives the outputs. Else run gives one tensor, and the segment's only output is this
+     * convolution of it. Borrowed for the call; its tensors are kept until destroy.
+     */
+    const mt_conv *conv;
 } mt_segment_ops;
 
 #define MT_SEGMENT_OPS_INIT                                                                        \
-    { sizeof(mt_segment_ops), NULL, NULL, NULL }
+    { sizeof(mt_segment_ops), NULL, NULL, NULL, NULL }
 
 /*
  * Activation checkpointing: runs a segment and keeps nothing but its inputs for the backward pass,

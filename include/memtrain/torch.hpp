@@ -28,6 +28,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -39,6 +40,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
+#include <torch/enum.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/any.h>
@@ -467,6 +469,25 @@ inline bool needs_gradient(const torch::nn::Module &module, const at::Tensor &in
     return false;
 }
 
+template <class Fn>
+Tensors run_segment(Fn fn, const Tensors &inputs, size_t outputs, Modules modules,
+                    const mt_conv *conv) {
+    using Own = Segment<Fn>;
+    mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
+    ops.run = Own::run;
+    ops.visit_buffers = modules.empty() ? nullptr : Own::visit_buffers;
+    ops.destroy = Own::destroy;
+    ops.conv = conv;
+    Handles in(inputs), out{Tensors(outputs)};
+    auto thrown = std::make_shared<std::exception_ptr>();
+    mt_status status = mt_checkpoint(&ops, new Own{std::move(fn), std::move(modules), thrown},
+                                     in.get(), inputs.size(), out.get(), outputs);
+    if (status != MT_OK) raise(status, *thrown);
+    Tensors results;
+    for (size_t i = 0; i < outputs; i++) results.push_back(tensor(out.get()[i]));
+    return results;
+}
+
 } // namespace detail
 
 /*
@@ -485,20 +506,8 @@ inline bool needs_gradient(const torch::nn::Module &module, const at::Tensor &in
  */
 template <class Fn>
 Tensors checkpoint(Fn fn, const Tensors &inputs, size_t outputs, Modules modules = {}) {
-    using Segment = detail::Segment<Fn>;
     if (!mt_checkpoint_forgets()) return fn(inputs);
-    mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
-    ops.run = Segment::run;
-    ops.visit_buffers = modules.empty() ? nullptr : Segment::visit_buffers;
-    ops.destroy = Segment::destroy;
-    detail::Handles in(inputs), out{Tensors(outputs)};
-    auto thrown = std::make_shared<std::exception_ptr>();
-    mt_status status = mt_checkpoint(&ops, new Segment{std::move(fn), std::move(modules), thrown},
-                                     in.get(), inputs.size(), out.get(), outputs);
-    if (status != MT_OK) detail::raise(status, *thrown);
-    Tensors results;
-    for (size_t i = 0; i < outputs; i++) results.push_back(tensor(out.get()[i]));
-    return results;
+    return detail::run_segment(std::move(fn), inputs, outputs, std::move(modules), nullptr);
 }
 
 /* The same for one tensor. fn: a function of a tensor, or a module in any of libtorch's holders. */
@@ -511,6 +520,41 @@ template <class Fn> at::Tensor checkpoint(Fn fn, const at::Tensor &input, Module
         return Tensors{detail::call(fn, in[0])};
     };
     return checkpoint(std::move(run), Tensors{input}, 1, std::move(modules))[0];
+}
+
+/* Whether segments that make up a module would forget now: where nothing learns there is nothing to forget. */
+inline bool forgets(const torch::nn::Module &module, const at::Tensor &input) {
+    return mt_checkpoint_forgets() && detail::needs_gradient(module, input);
+}
+
+/*
+ * conv(fn(input)), as a segment of which fn alone runs again: the convolution's own backward pass needs what it
+ * was given and no more (mt_conv).
+ *
+ *     x = memtrain::checkpoint_conv([this](const torch::Tensor &t) { return bn1(conv1(t)).relu_(); },
+ *                                   x, conv2, {bn1.ptr()});
+ *
+ * @param fn    at::Tensor(const at::Tensor &), as that of checkpoint
+ * @param conv  torch::nn::Conv1d, 2d or 3d, whose padding is a number of zeros
+ */
+template <class Fn, class Conv>
+at::Tensor checkpoint_conv(Fn fn, const at::Tensor &input, Conv conv, Modules modules = {}) {
+    if (!mt_checkpoint_forgets()) return conv(fn(input));
+    const auto &options = conv->options;
+    using Array = std::decay_t<decltype(options.stride())>;
+    const Array *padding = std::get_if<Array>(&options.padding());
+    if (!padding || !std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode()))
+        throw std::invalid_argument("checkpoint_conv: the padding is not a number of zeros");
+    detail::Handle weight(conv->weight), bias(conv->bias);
+    mt_conv own = MT_CONV_INIT;
+    own.weight = weight.get();
+    own.bias = conv->bias.defined() ? bias.get() : nullptr;
+    std::copy(options.stride()->begin(), options.stride()->end(), own.stride);
+    std::copy((*padding)->begin(), (*padding)->end(), own.padding);
+    std::copy(options.dilation()->begin(), options.dilation()->end(), own.dilation);
+    own.groups = options.groups();
+    auto run = [fn = std::move(fn)](const Tensors &in) mutable { return Tensors{fn(in[0])}; };
+    return detail::run_segment(std::move(run), Tensors{input}, 1, std::move(modules), &own)[0];
 }
 
 /* The modules of a Sequential, as so many segments of about as many modules each. */

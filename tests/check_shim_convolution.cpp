@@ -1,0 +1,344 @@
+/*
+ * check_shim_convolution.cpp - segments that end with a convolution: the same bits as without, the convolution
+ * run once, what is kept, what is refused, memory that runs out anywhere.
+ */
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/randn.h>
+#include <ATen/record_function.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+
+#include "networks/steps.hpp"
+
+using namespace check_shim;
+using memtrain::checkpoint_conv;
+
+namespace {
+
+/* One thread, and our allocator. */
+void prepare() {
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_set_threads(1));
+}
+
+std::string bytes_of(const at::Tensor &tensor) {
+    if (!tensor.defined()) return "none";
+    at::Tensor t = tensor.detach().contiguous();
+    return std::string(static_cast<const char *>(t.data_ptr()), t.nbytes());
+}
+
+/* Which tensors need a gradient, by bits. */
+enum { INPUT = 1, SCALE = 2, WEIGHT = 4, BIAS = 8 };
+
+/*
+ * A scale, BatchNorm, relu and dropout, and then a convolution of 8 channels; two steps, so that gradients are
+ * added as well as stored. All that is left of them.
+ */
+template <class Norm, class Conv> struct Net {
+    at::Tensor x, scale;
+    Norm norm{8};
+    Conv conv;
+
+    Net(Conv own, at::IntArrayRef shape, int needs)
+        : x(at::randn(shape)), scale(at::randn({1})), conv(std::move(own)) {
+        x.set_requires_grad(needs & INPUT);
+        scale.set_requires_grad(needs & SCALE);
+        conv->weight.set_requires_grad(needs & WEIGHT);
+        if (conv->bias.defined()) conv->bias.set_requires_grad(needs & BIAS);
+        for (at::Tensor &parameter : norm->parameters()) parameter.set_requires_grad(needs & SCALE);
+    }
+    at::Tensor forward(bool forgets) {
+        auto fn = [this](const at::Tensor &t) {
+            return at::dropout(norm(t * scale).relu_(), 0.3, true);
+        };
+        return forgets ? checkpoint_conv(fn, x, conv, {norm.ptr()}) : conv(fn(x));
+    }
+    std::map<std::string, std::string> train(bool forgets) {
+        std::map<std::string, std::string> left;
+        for (int i = 0; i < 2; i++) {
+            at::Tensor y = forward(forgets);
+            left["output " + std::to_string(i)] = bytes_of(y);
+            y.to(at::kFloat).square().sum().backward();
+        }
+        left["input"] = bytes_of(x.grad());
+        left["scale"] = bytes_of(scale.grad());
+        left["weight"] = bytes_of(conv->weight.grad());
+        if (conv->bias.defined()) left["bias"] = bytes_of(conv->bias.grad());
+        left["norm"] = bytes_of(norm->weight.grad());
+        left["mean"] = bytes_of(norm->running_mean);
+        left["drawn"] = bytes_of(at::rand({4}));
+        return left;
+    }
+};
+
+template <class Body> void with_autocast(bool on, Body &&body) {
+    auto call = [](void *user) {
+        (*static_cast<std::remove_reference_t<Body> *>(user))();
+        return MT_OK;
+    };
+    if (on)
+        ck_ok(mt_amp_autocast("cpu", MT_BFLOAT16, call, &body));
+    else
+        body();
+}
+
+namespace nn = torch::nn;
+
+template <class Norm, class Options, class Conv>
+void compare(const Options &options, at::IntArrayRef shape, int needs, bool autocast) {
+    std::map<std::string, std::string> left[2];
+    with_autocast(autocast, [&] {
+        for (int forgets = 0; forgets < 2; forgets++) {
+            ck_ok(mt_torch_seed(5));
+            left[forgets] = Net<Norm, Conv>(Conv(options), shape, needs).train(forgets);
+        }
+    });
+    ck_assert_uint_eq(left[0].size(), left[1].size());
+    for (const auto &[name, bytes] : left[0])
+        ck_assert_msg(left[1][name] == bytes, "needs %d, autocast %d: %s differs", needs, autocast,
+                      name.c_str());
+}
+
+/* Each set of tensors that need a gradient, with and without autocast. */
+START_TEST(same_bits) {
+    bool autocast = _i & 1;
+    prepare();
+    for (int needs = 1; needs < 16; needs++) {
+        compare<nn::BatchNorm1d, nn::Conv1dOptions, nn::Conv1d>(nn::Conv1dOptions(8, 6, 3),
+                                                                {5, 8, 9}, needs, autocast);
+        compare<nn::BatchNorm2d, nn::Conv2dOptions, nn::Conv2d>(
+            nn::Conv2dOptions(8, 12, {3, 1}).stride({1, 2}).padding({1, 0}), {5, 8, 9, 7}, needs,
+            autocast);
+        compare<nn::BatchNorm3d, nn::Conv3dOptions, nn::Conv3d>(nn::Conv3dOptions(8, 4, 2),
+                                                                {3, 8, 4, 5, 3}, needs, autocast);
+        if (needs & BIAS) continue;
+        compare<nn::BatchNorm2d, nn::Conv2dOptions, nn::Conv2d>(
+            nn::Conv2dOptions(8, 8, 3).groups(8).dilation(2).bias(false), {5, 8, 9, 7}, needs,
+            autocast);
+        compare<nn::BatchNorm2d, nn::Conv2dOptions, nn::Conv2d>(
+            nn::Conv2dOptions(8, 4, 1).bias(false), {20, 8, 6, 6}, needs, autocast);
+    }
+}
+END_TEST
+
+using Plane = Net<nn::BatchNorm2d, nn::Conv2d>;
+
+Plane plane() {
+    ck_ok(mt_torch_seed(5));
+    return Plane(nn::Conv2d(nn::Conv2dOptions(8, 8, 3).padding(1)), {5, 8, 16, 16},
+                 INPUT | SCALE | WEIGHT | BIAS);
+}
+
+int convolutions;
+
+std::unique_ptr<at::ObserverContext> count(const at::RecordFunction &call) {
+    convolutions += std::string(call.name()) == "aten::conv2d";
+    return nullptr;
+}
+
+/* The rest is: that is what it is for. */
+START_TEST(runs_once) {
+    prepare();
+    Plane net = plane();
+    auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count));
+    at::Tensor y = net.forward(true);
+    ck_assert_int_eq(convolutions, 1);
+    y.sum().backward();
+    ck_assert_int_eq(convolutions, 1);
+    at::removeCallback(handle);
+    ck_assert(net.conv->weight.grad().defined());
+}
+END_TEST
+
+/* After the forward pass the output alone is there; when the graph goes, nothing. */
+START_TEST(memory) {
+    prepare();
+    Plane net = plane();
+    size_t one = 5 * 8 * 16 * 16 * sizeof(float), start = cpu_memory().allocated_bytes;
+    {
+        at::Tensor y = net.forward(true);
+        ck_assert_uint_le(cpu_memory().allocated_bytes - start, one + 4096);
+    }
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, start);
+    at::Tensor y = net.forward(false);
+    ck_assert_uint_gt(cpu_memory().allocated_bytes - start, 3 * one);
+}
+END_TEST
+
+/* Each request fails in turn: the type is libtorch's, nothing is left over, and a new try has the bits. */
+START_TEST(memory_runs_out) {
+    prepare();
+    auto expected = plane().train(false);
+    uint64_t failed = 1, failures = 0;
+    (void)plane().train(true);
+    size_t held = cpu_memory().allocated_bytes;
+    for (uint64_t n = 1; failed; n++) {
+        bool typed = false;
+        ck_ok(mt_inject_oom(n, 0));
+        try {
+            (void)plane().train(true);
+        } catch (const c10::OutOfMemoryError &) {
+            typed = true;
+        }
+        mt_injected(nullptr, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        ck_assert_int_eq(typed, failed != 0);
+        failures += failed;
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, held);
+        if (n % 9 == 1) ck_assert(plane().train(true) == expected);
+    }
+    ck_assert_uint_gt(failures, 40);
+}
+END_TEST
+
+/* ---- from C ------------------------------------------------------------------------------------------ */
+
+/* The segment gives its input, or another shape the second time. */
+struct Same {
+    bool changes_shape = false, empty = false;
+    int runs = 0, destroyed = 0;
+
+    static mt_status run(void *self, mt_tensor *const *in, size_t, mt_tensor *const *out, size_t) {
+        Same &s = *static_cast<Same *>(self);
+        at::Tensor x = memtrain::tensor(in[0]);
+        if (s.runs++ && s.changes_shape) x = x.narrow(0, 0, 1);
+        if (!s.empty) memtrain::tensor(out[0]) = x * 2;
+        return MT_OK;
+    }
+    static void destroy(void *self) { static_cast<Same *>(self)->destroyed++; }
+};
+
+struct Call {
+    Same same;
+    memtrain::detail::Handle in, out, other, weight, bias;
+    mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
+    mt_conv conv = MT_CONV_INIT;
+
+    Call() : in(at::randn({2, 3, 5})), weight(at::randn({4, 3, 2}).set_requires_grad(true)) {
+        ops.run = Same::run;
+        ops.destroy = Same::destroy;
+        ops.conv = &conv;
+        conv.weight = weight.get();
+    }
+    mt_status operator()(size_t outputs = 1) {
+        mt_tensor *inputs[] = {in.get()}, *results[] = {out.get(), other.get()};
+        return mt_checkpoint(&ops, &same, inputs, 1, results, outputs);
+    }
+};
+
+START_TEST(from_c) {
+    prepare();
+    Call call;
+    ck_ok(call());
+    ck_assert_int_eq(call.same.runs, 1);
+    at::Tensor y = memtrain::tensor(call.out.get());
+    ck_assert(y.sizes() == at::IntArrayRef({2, 4, 4}));
+    y.sum().backward();
+    ck_assert_int_eq(call.same.runs, 2);
+    ck_assert_int_eq(call.same.destroyed, 1);
+    ck_assert(memtrain::tensor(call.weight.get()).grad().defined());
+    {
+        c10::NoGradGuard no_graph;
+        ck_ok(call());
+    }
+    ck_assert(memtrain::tensor(call.out.get()).equal(y));
+}
+END_TEST
+
+START_TEST(refused) {
+    const struct {
+        void (*set)(Call &);
+        size_t outputs;
+        mt_status status;
+        const char *words;
+    } rows[] = {
+        {[](Call &c) { c.conv.weight = nullptr; }, 1, MT_EINVAL, "ops->conv->weight"},
+        {[](Call &c) { memtrain::tensor(c.weight.get()).reset(); }, 1, MT_EINVAL, "0 dimensions"},
+        {[](Call &c) {
+             memtrain::tensor(c.weight.get()) = at::randn({4, 3});
+         },
+         1, MT_EINVAL, "2 dimensions; accepted: 3 to 5"},
+        {[](Call &c) {
+             at::Tensor &w = memtrain::tensor(c.weight.get());
+             w = w * 2;
+         },
+         1, MT_ENOTSUP, "weight is computed from other tensors"},
+        {[](Call &c) {
+             memtrain::tensor(c.bias.get()) = at::randn({4}).set_requires_grad(true) * 2;
+             c.conv.bias = c.bias.get();
+         },
+         1, MT_ENOTSUP, "bias is computed from other tensors"},
+        {[](Call &c) { c.conv.size = 3; }, 1, MT_EINVAL, "ops->conv"},
+        {[](Call &) {}, 2, MT_EINVAL, "output_count is 2; accepted: 1"},
+        {[](Call &c) { c.same.empty = true; }, 1, MT_EINVAL, "outputs[0] empty"},
+        {[](Call &c) { c.conv.groups = 2; }, 1, MT_EUSER, "groups"},
+    };
+    prepare();
+    for (const auto &row : rows) {
+        Call call;
+        row.set(call);
+        mt_status status = call(row.outputs);
+        ck_contains(mt_last_error(), row.words);
+        if (row.status != MT_EUSER) ck_assert_int_eq(status, row.status);
+        ck_assert_int_ne(status, MT_OK);
+        ck_assert_int_eq(call.same.destroyed, 1);
+        ck_assert(!memtrain::tensor(call.out.get()).defined());
+    }
+}
+END_TEST
+
+START_TEST(refused_in_the_backward_pass) {
+    prepare();
+    Call call;
+    call.same.changes_shape = true;
+    ck_ok(call());
+    std::string words;
+    try {
+        memtrain::tensor(call.out.get()).sum().backward();
+    } catch (const std::exception &e) {
+        words = e.what();
+    }
+    ck_contains(words.c_str(), "[2, 3, 5]");
+    ck_contains(words.c_str(), "[1, 3, 5]");
+}
+END_TEST
+
+/* Paddings that are no number of zeros. */
+START_TEST(other_paddings) {
+    prepare();
+    nn::Conv2dOptions same = nn::Conv2dOptions(8, 8, 3).padding(torch::kSame);
+    nn::Conv2dOptions around = nn::Conv2dOptions(8, 8, 3).padding(1).padding_mode(torch::kCircular);
+    for (const auto &options : {same, around}) {
+        Plane net(nn::Conv2d(options), {2, 8, 5, 5}, WEIGHT);
+        bool is_refused = false;
+        try {
+            (void)net.forward(true);
+        } catch (const std::invalid_argument &e) {
+            ck_contains(e.what(), "padding");
+            is_refused = true;
+        }
+        ck_assert(is_refused);
+    }
+}
+END_TEST
+
+} // namespace
+
+int main() {
+    Suite *suite = suite_create("shim_convolution");
+    TCase *cpp = suite_case(suite, "from C++"), *c = suite_case(suite, "from C");
+    tcase_add_loop_test(cpp, same_bits, 0, 2);
+    tcase_add_test(cpp, runs_once);
+    tcase_add_test(cpp, memory);
+    tcase_add_test(cpp, memory_runs_out);
+    tcase_add_test(cpp, other_paddings);
+    tcase_add_test(c, from_c);
+    tcase_add_test(c, refused);
+    tcase_add_test(c, refused_in_the_backward_pass);
+    return suite_run(suite);
+}
