@@ -17,6 +17,7 @@
 #define MOST_SET_UP 0.4 /* ... as much less as other sizes have shown, up to this */
 #define EARLY 0.9  /* what ran in the first batch alone, while heap and caches fill: expect less */
 #define HOPE 0.9   /* what a first run says nothing of may be so much faster than the fastest */
+#define CLIFF 1.5  /* so much slower a sample is no slope, and worth what new sizes cost */
 #define BEYOND 0.9 /* time grows as samples^0.9 where nothing was measured: larger is better */
 
 /* Index of the first entry of at least so many samples. */
@@ -124,10 +125,10 @@ double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     double from = expected(timings, low), to = expected(timings, &e[i]);
     double line = between(low, from, to, samples);
     /*
-     * An upper end that is slower a sample lies beyond a cliff: a line to it would hide what is before. In the
-     * first batch what is left repeats the lower end, of which one run says little.
+     * An upper end that is much slower a sample lies beyond a cliff: a line to it would hide what is before. In
+     * the first batch what is left repeats the lower end, of which one run says little.
      */
-    if (timings->settled && to / (double)e[i].samples > from / (double)low->samples)
+    if (timings->settled && to / (double)e[i].samples > CLIFF * from / (double)low->samples)
         line = fmin(line, power_law(timings, low, samples));
     return fmin(line, between(low, hoped(timings, low), to, samples));
 }

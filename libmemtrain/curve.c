@@ -9,7 +9,7 @@ enum {
     TOLERANCE = 1024,
     FEW = 4,        /* samples: a bound of fewer is mostly the fixed part of a chunk */
     MOST_SPARE = 8, /* of a peak, this part: two recordings that foretell more above it disagree */
-    UNMET = 32      /* of a peak, this part: what kernels that have not run yet may need more */
+    UNMET = 32      /* of what grows, this part: what kernels that have not run yet may need more */
 };
 
 int mt__same_kind(const mt__kind *a, const mt__kind *b) {
@@ -75,10 +75,15 @@ static int is_unmet(const mt__curve *c, size_t samples) {
 }
 
 size_t mt__curve_before(const mt__curve *c, size_t samples) {
-    size_t twice = c->ranges > 1 && c->has_first ? 2 * c->first->samples : 0;
     if (!c->ranges) return 0;
-    if (is_unmet(c, samples)) return c->change;
-    return twice && samples > twice ? twice : 0;
+    size_t twice = c->has_first ? 2 * c->first->samples : SIZE_MAX;
+    if (is_unmet(c, samples)) return mt__min(c->change, twice);
+    return c->ranges > 1 && samples > twice ? twice : 0;
+}
+
+/* Whether one recording of these kernels is all there is, and of a smaller chunk. */
+static int is_beyond_first(const mt__curve *c, size_t samples) {
+    return c->ranges > 1 && c->has_first && samples > c->first->samples;
 }
 
 /* Whether these may be kernels of one sample alone. */
@@ -87,13 +92,15 @@ static int is_single(const mt__curve *c, size_t samples) {
 }
 
 int mt__curve_is_told(const mt__curve *c, int keep, size_t samples) {
-    return is_single(c, samples) ? c->single[keep] > 0 : !mt__curve_before(c, samples);
+    if (is_single(c, samples)) return c->single[keep] > 0;
+    return !mt__curve_before(c, samples) && !is_beyond_first(c, samples);
 }
 
-/* With what is added where kernels are not known yet. */
+/* With what is added, to what grows with the chunk, where kernels are not known yet. */
 static size_t expected_peak(const mt__curve *c, int keep, size_t samples) {
-    size_t bytes = recorded_peak(c, keep, samples);
-    return is_unmet(c, samples) ? mt__add(bytes, bytes / UNMET) : bytes;
+    size_t bytes = recorded_peak(c, keep, samples), fixed = recorded_peak(c, keep, 1);
+    if (!is_unmet(c, samples)) return bytes;
+    return mt__add(bytes, (bytes - mt__min(bytes, fixed)) / UNMET);
 }
 
 /* The largest bytes that scaled() leaves within room. */
@@ -185,7 +192,7 @@ size_t mt__curve_beyond_bound(const mt__curve *c, size_t room) {
 
 /* Not of sizes below those recorded, nor where recordings did not agree. */
 int mt__curve_rules_out(const mt__curve *c, size_t samples, size_t room) {
-    if (!c->ranges || mt__curve_has_failures(c)) return 0;
+    if (!c->ranges || is_unmet(c, samples) || mt__curve_has_failures(c)) return 0;
     const mt__range *range = &c->range[range_of(c, samples)];
     const mt_memory_model *model = range->model[0];
     if (!model || samples < range->from || mt_memory_model_margin(model)) return 0;
@@ -264,7 +271,10 @@ static int bears_out(const mt__curve *c, const mt_recording *recording) {
 static void begin_range(mt__curve *c, const mt_recording *recording) {
     size_t samples = recording->samples;
     double peak = (double)mt__recording_peak(recording, 0);
-    if (c->ranges == MT__RANGES) return;
+    if (c->ranges == MT__RANGES) { /* it is the last one that speaks for them, well or badly */
+        c->range[c->ranges - 1].top = mt__max(c->range[c->ranges - 1].top, samples);
+        return;
+    }
     double scale = peak / (double)mt__max(1, recorded_peak(c, 0, samples));
     c->range[c->ranges++] = (mt__range){samples, samples, {NULL, NULL}, scale};
     if (recording == c->recording) keep_recording(c);
@@ -296,6 +306,7 @@ static void take_second(mt__curve *c) {
     const mt_recording *small = is_larger ? c->first : c->recording;
     const mt_recording *large = is_larger ? c->recording : c->first;
     if (make_models(small, large, model) != MT_OK) return;
+    /* On both sides of a change that was told of a line through the two would be of neither. */
     int is_changed = small->samples < c->change && large->samples >= c->change;
     if (c->ranges < MT__RANGES && (is_changed || disagree(model[0], large))) {
         free_models(model);

@@ -50,8 +50,7 @@ typedef struct mt__curve {
     int filling;             /* recording is being filled */
     mt__range range[MT__RANGES];
     size_t ranges;
-    size_t
-        single[2]; /* by keep: the last peak of one sample where recordings are of more; 0: none */
+    size_t single[2]; /* by keep: last peak of one sample, where recordings are of more; 0: none */
     mt__evidence evidence[2]; /* by keep */
     mt__timings timings;
     int has_run;   /* a chunk went through: two sizes are recorded before that, or never */
@@ -71,14 +70,14 @@ int mt__curve_is_recorded(const mt__curve *curve, int keep);
 size_t mt__curve_predict(const mt__curve *curve, int keep, size_t samples);
 
 /*
- * The chunk to record before so many samples, 0 where recordings speak for them: the smallest of other kernels,
- * or where one chunk of those is all that was recorded, twice that.
+ * The chunk to record before so many samples, 0 where recordings speak for them: the smallest of other kernels;
+ * twice the only one that was recorded of these, or below those.
  */
 size_t mt__curve_before(const mt__curve *curve, size_t samples);
 
 /*
- * Whether a prediction for so many samples is of kernels that were seen: not before that chunk has run, nor for a
- * single sample, which may have kernels of its own, before one has.
+ * Whether a prediction for so many samples is more than a guess: of kernels of which two sizes were recorded, of the
+ * only one recorded, or of a single sample, which may have kernels of its own, when one has run.
  */
 int mt__curve_is_told(const mt__curve *curve, int keep, size_t samples);
 

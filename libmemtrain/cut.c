@@ -104,7 +104,7 @@ static int begin_small(const mt_policy *p, const mt__curve *c, size_t fewest, mt
     size_t chunk = mt__min(top / 2, mt__max(top / SMALLEST_SHARE, LEAST_NORMALISED));
     size_t before = mt__curve_before(c, chunk);
     if (chunk < mt__max(least, smallest_worth(p, c, top, least))) return 0;
-    return mt__plan_append(plan, before ? before : chunk, 1) == MT_OK;
+    return mt__plan_append(plan, before >= least ? before : chunk, 1) == MT_OK;
 }
 
 /* The largest chunk of a plan. */
@@ -208,7 +208,7 @@ static size_t grown(const mt_policy *p, const mt__curve *c, const mt_plan *plan,
                     size_t top, size_t chunk) {
     size_t ran = mt__largest_measured(&c->timings), twice = mt__min(2 * ran, top);
     if (c->timings.settled || ran == 0 || chunk <= ran || chunk == rest) return 0;
-    if (plan->groups + 4 > MT_PLAN_GROUPS) return 0;
+    if (plan->groups + 4 > MT_PLAN_GROUPS || twice < mt__policy_least(p, rest)) return 0;
     /* Beside a balanced cut of several chunks a legal one is always left. */
     int leaves_little = rest - twice < mt__max(twice / 2, mt__policy_least(p, rest));
     return rest <= top && leaves_little ? rest : twice;
@@ -216,13 +216,24 @@ static size_t grown(const mt_policy *p, const mt__curve *c, const mt_plan *plan,
 
 /*
  * Where chunks take kernels that recordings do not speak for, one of the smallest such size runs first, and what
- * is left is planned when it has: twice the size then, if larger ones are to run. 0: no such chunk.
+ * is left is planned when it has: twice the size then, if larger ones are to run. Not where a crumb would be left.
+ * 0: no such chunk.
  */
 static size_t recorded_first(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
                              const mt_plan *plan, size_t rest, size_t chunk) {
     size_t before = mt__curve_before(c, chunk), left = rest - mt__min(rest, before);
+    size_t least = smallest_tried(p, c, rest, mt__policy_least(p, rest));
     if (!memory->budget_bytes || p->cannot_record || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
-    return left && left < mt__policy_least(p, rest) ? 0 : before;
+    return before < least || (left && left < least) ? 0 : before;
+}
+
+/* The chunk that runs before the rest is planned; 0: the rest is cut at once, into so many. */
+static size_t single_chunk(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
+                           const mt_plan *plan, size_t rest, size_t fewest, size_t chunks) {
+    size_t chunk = mt__ceil_div(rest, chunks);
+    size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), chunk);
+    size_t before = recorded_first(p, c, memory, plan, rest, next ? next : chunk);
+    return before ? before : next;
 }
 
 /* Appends the rest of the batch as the fastest cut that fits. */
@@ -243,12 +254,9 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     if (is_first) plan->reason = explain(p, c, plan->samples, asked, chunks);
     c->has_begun = 1;
     if (begins) return MT_OK;
-    size_t chunk = mt__ceil_div(rest, chunks);
-    size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), chunk);
-    size_t before =
-        asked > rest ? 0 : recorded_first(p, c, memory, plan, rest, next ? next : chunk);
-    if (before) plan->alone = 0;
-    if (before) next = before;
+    /* Where the whole batch alone is all that fits there is no smaller one before it. */
+    size_t next = asked > rest ? 0 : single_chunk(p, c, memory, plan, rest, fewest, chunks);
+    if (next) plan->alone = 0;
     return next ? mt__plan_append(plan, next, 1) : mt__plan_append(plan, rest, chunks);
 }
 
@@ -259,7 +267,11 @@ static int plan_recording(const mt_policy *p, mt_mode mode, mt_plan *plan) {
     size_t least = mt__policy_least(p, plan->samples), first = mt__max(FIRST_RECORDED, least);
     int discard = p->info.normalises_over_batch && mode == MT_TRAIN;
     size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : SIZE_MAX;
-    size_t second = 2 * first, both = first + second;
+    size_t second = 2 * first, change = p->info.kernels_change;
+    /* Both on one side of where kernels change. */
+    if (change == first + 1) second = 2 * ++first;
+    if (change > first && change <= second) second = change - 1;
+    size_t both = first + second;
     if (second > most || plan->samples < (discard ? second : both)) return 0;
     /* What is left over must be a legal chunk. */
     if (!discard && plan->samples > both && plan->samples - both < least) return 0;

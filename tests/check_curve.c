@@ -182,14 +182,23 @@ START_TEST(largest_agrees_with_predict) {
 }
 END_TEST
 
-/* Sizes that run where the change is told, what is to run before so many samples, and how many ranges there are. */
+/* Sizes that run where the change is told; what is to run before so many samples, and how many ranges there are. */
 static const struct {
     size_t run, before15, before16, before40, before400, ranges;
+    int told40; /* whether that is no guess */
 } told[][6] = {
-    {{2, 0, 16, 16, 16, 1}, {4, 0, 16, 16, 16, 1}, {16, 0, 0, 32, 32, 2}, {32, 0, 0, 0, 0, 2}},
-    {{4, 0, 16, 16, 16, 1}, {8, 0, 16, 16, 16, 1}, {20, 0, 0, 0, 40, 2}, {30, 0, 0, 0, 0, 2}},
-    {{12, 0, 16, 16, 16, 1}, {24, 0, 0, 0, 48, 2}, {48, 0, 0, 0, 0, 2}}, /* the first two differ */
-    {{20, 0, 0, 0, 0, 1}, {40, 0, 0, 0, 0, 1}}, /* all are of the larger kernels */
+    {{2, 0, 4, 4, 4, 1, 0},
+     {4, 0, 16, 16, 16, 1, 0},
+     {16, 0, 0, 32, 32, 2, 0},
+     {32, 0, 0, 0, 0, 2, 1}},
+    {{4, 0, 8, 8, 8, 1, 0},
+     {8, 0, 16, 16, 16, 1, 0},
+     {20, 0, 0, 0, 40, 2, 0},
+     {30, 0, 0, 0, 0, 2, 1}},
+    {{12, 0, 16, 16, 16, 1, 0},
+     {24, 0, 0, 0, 48, 2, 0},
+     {48, 0, 0, 0, 0, 2, 1}},                         /* the first two differ */
+    {{20, 0, 0, 0, 0, 1, 1}, {40, 0, 0, 0, 0, 1, 1}}, /* all are of the larger kernels */
 };
 
 START_TEST(a_change_is_told) {
@@ -204,9 +213,14 @@ START_TEST(a_change_is_told) {
         ck_assert_uint_eq(mt__curve_before(curve, 400), told[_i][i].before400);
         ck_assert_uint_eq(curve->ranges, told[_i][i].ranges);
         /* With what a chunk that is to run first may need more. */
-        if (told[_i][i].before16)
-            ck_assert_uint_eq(mt__curve_predict(curve, 0, 64),
-                              mt_memory_model_peak(curve->range[0].model[0], 64) * 33 / 32);
+        if (told[_i][i].before16) {
+            const mt_memory_model *model = curve->range[0].model[0];
+            size_t bytes = mt_memory_model_peak(model, 64), fixed = mt_memory_model_peak(model, 1);
+
+            ck_assert_uint_eq(mt__curve_predict(curve, 0, 64), bytes + (bytes - fixed) / 32);
+            ck_assert(!mt__curve_rules_out(curve, 64, 1)); /* nor is it ruled out */
+        }
+        ck_assert_int_eq(mt__curve_is_told(curve, 0, 40), told[_i][i].told40);
     }
     for (size_t m = 40; m < 400; m++) ck_assert_uint_eq(mt__curve_predict(curve, 0, m), peak(m, 0));
     mt__curve_free(curve);
@@ -241,7 +255,7 @@ END_TEST
 
 /* Kernels that change all the time: there are no more ranges than there is place for. */
 START_TEST(ranges_are_full) {
-    mt__curve *curve = curve_new();
+    mt__curve *curve = curve_told(_i ? (size_t)1 << 19 : 0);
 
     for (size_t m = 2; m < ((size_t)1 << 20); m *= 2) {
         mt_recording *recording = mt__curve_record(curve, m);
@@ -252,6 +266,7 @@ START_TEST(ranges_are_full) {
         ck_assert_uint_ge(mt__curve_predict(curve, 0, m), m * m);
     }
     ck_assert_uint_eq(curve->ranges, MT__RANGES);
+    ck_assert_uint_eq(mt__curve_before(curve, (size_t)1 << 19), 0); /* also where that is told */
     ck_assert_uint_eq(mt__curve_largest(curve, 0, SIZE_MAX), SIZE_MAX);
     mt__curve_free(curve);
 }
@@ -544,7 +559,7 @@ int main(void) {
     tcase_add_loop_test(ranges, largest_agrees_with_predict, 0, 2);
     tcase_add_loop_test(ranges, a_change_is_told, 0, LENGTH(told));
     tcase_add_test(ranges, one_sample);
-    tcase_add_test(ranges, ranges_are_full);
+    tcase_add_loop_test(ranges, ranges_are_full, 0, 2);
     tcase_add_test(ranges, one_recording_rules_nothing_out);
     tcase_add_test(ranges, recordings_that_disagree_rule_nothing_out);
     tcase_add_loop_test(ranges, kernels_change_between_the_first_two, 0, 2);

@@ -260,6 +260,13 @@ static const struct {
     {600, 16, 256, 0, 1, 0, {16, 32, 64, 144}}, /* an eighth is 32 */
     {200, 1, 64, 1, 0, 0, {2, 4, 58}},
     {200, 16, 30, 1, 0, 4, {4, 8, 18}}, /* a chunk of 2 would be left */
+    {200, 16, 17, 1, 1, 0, {17}},       /* one of 1, where layers normalise */
+    {200, 16, 23, 1, 1, 2, {23}},
+    {200, 16, 24, 1, 1, 2, {16, 8}},
+    {200, 16, 64, 1, 0, 8, {8, 15, 16, 25}}, /* recordings are of one side */
+    {200, 3, 64, 1, 0, 0, {3, 6, 55}},
+    {200, 4, 64, 1, 0, 0, {2, 3, 4, 55}},
+    {200, 5, 64, 1, 0, 8, {8, 16, 40}},
 };
 
 START_TEST(time_of_a_change) {
@@ -298,23 +305,71 @@ START_TEST(time_of_a_change_met_late) {
 }
 END_TEST
 
-/* A fifth slower from 16 samples on. */
+/*
+ * First batches so small that one size is recorded: twice as many and then those of the change follow, but no chunk
+ * below the smallest legal one.
+ */
+static const struct {
+    size_t change, least, first, samples, chunks[5];
+} small_first[] = {
+    {16, 0, 2, 64, {4, 16, 44}},
+    {5, 8, 3, 64, {64}},
+    {40, 16, 7, 64, {64}},
+};
+
+START_TEST(time_of_a_small_first_batch) {
+    mt_policy_options options = {.deterministic = 1, .min_micro_batch = small_first[_i].least};
+    mt_backend_info info = {.kernels_change = small_first[_i].change};
+    device dev = device_new(need(200), options, info);
+
+    ck_ok(device_batch(&dev, MT_TRAIN, small_first[_i].first));
+    ck_ok(device_batch(&dev, MT_TRAIN, small_first[_i].samples));
+    for (size_t i = 0; i < LENGTH(small_first[_i].chunks) && small_first[_i].chunks[i]; i++)
+        ck_assert_uint_eq(dev.chunks[i], small_first[_i].chunks[i]);
+    check_covers(&dev, small_first[_i].samples);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A small first batch, and then twice that is still below the smallest legal chunk. */
+START_TEST(time_of_growth_is_legal) {
+    device dev =
+        device_new(need(30), (mt_policy_options){.min_micro_batch = 16}, (mt_backend_info){0});
+
+    dev.seconds = steady;
+    ck_ok(device_batch(&dev, MT_TRAIN, 7));
+    for (int batch = 0; batch < 5; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 40));
+        for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], 16);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* From 16 samples on a fifth slower, or nearly twice as slow. */
 static double edge(size_t m) {
     return (double)m * (m < 16 ? 0.0027 : 0.0032);
 }
 
-/* Growth ends with 16: what is left of the first batch runs the size before that again, the next tries between. */
+static double steep_edge(size_t m) {
+    return (double)m * (m < 16 ? 0.0027 : 0.0050);
+}
+
+/*
+ * Growth ends with 16: what is left of the first batch runs the size before that again; the next one tries what
+ * lies between if that is a cliff.
+ */
 START_TEST(time_of_an_edge) {
     static const size_t first[] = {8, 16, 8, 8, 8, 8, 8};
     device dev = device_new(need(200), (mt_policy_options){0},
                             (mt_backend_info){.normalises_over_batch = 1});
 
-    dev.seconds = edge;
+    dev.seconds = _i ? steep_edge : edge;
     ck_ok(device_batch(&dev, MT_TRAIN, 64));
     ck_assert_uint_eq(dev.count, LENGTH(first));
     ck_assert_mem_eq(dev.chunks, first, sizeof(first));
     ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_assert_uint_gt(dev.chunks[0], 8);
+    ck_assert_int_eq(dev.chunks[0] > 8, _i);
     ck_assert_uint_lt(dev.chunks[0], 16);
     mt_policy_free(dev.policy);
 }
@@ -446,7 +501,9 @@ static Suite *suite_policy_time(void) {
     tcase_add_loop_test(time, time_of_the_first_batch, 0, LENGTH(first_batches));
     tcase_add_loop_test(time, time_of_a_change, 0, LENGTH(changes));
     tcase_add_test(time, time_of_a_change_met_late);
-    tcase_add_test(time, time_of_an_edge);
+    tcase_add_loop_test(time, time_of_a_small_first_batch, 0, LENGTH(small_first));
+    tcase_add_test(time, time_of_growth_is_legal);
+    tcase_add_loop_test(time, time_of_an_edge, 0, 2);
     tcase_add_loop_test(time, time_told, 0, LENGTH(told));
     tcase_add_test(time, time_within_memory);
     tcase_add_test(time, time_deterministic);

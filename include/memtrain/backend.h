@@ -125,10 +125,12 @@ typedef struct mt_backend_info {
                                report: MT_OVER_SAMPLES, MT_OVER_UNITS, or the index of another
                                metric's sum (IoU: intersection over union). NULL: samples. Borrowed */
     int holds_gradients;    /* 1: hold_gradients exists; the trainer sets it itself */
-    size_t
-        kernels_change; /* samples from which on a chunk takes other kernels, whose memory smaller
-                               ones do not tell; 0: none known. One of just so many is recorded
-                               before larger ones run */
+    /*
+     * Samples from which on a chunk takes other kernels, whose memory smaller chunks do not tell; 0: none known.
+     * In a budget, where chunks are chosen, one of just so many is recorded before larger ones run, if it
+     * fits and leaves no crumb of the batch.
+     */
+    size_t kernels_change;
 } mt_backend_info;
 
 /* What one chunk gave. The trainer zeroes the struct and sets size before the call. */

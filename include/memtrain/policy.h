@@ -335,8 +335,9 @@ MT_API void mt_policy_cleared(mt_policy *policy, const mt_clear_result *result);
  * when it has not run.
  *
  * The peak is that of the memory model once there are two recordings; for sizes whose kernels nothing was
- * recorded of (mt_backend_info.kernels_change) a 32nd more. With one every size is in proportion to it. With none, which is so where chunks are fixed (mt_policy_options.micro_batch) and where the backend
- * has no record, it is a bound: the peak of the largest chunk that has run, in proportion for larger ones,
+ * recorded of (mt_backend_info.kernels_change) a 32nd of what grows with the chunk more. With one every size is in
+ * proportion to it. With none, which is so where chunks are fixed (mt_policy_options.micro_batch) and where the backend has
+ * no record, it is a bound: the peak of the largest chunk that has run, in proportion for larger ones,
  * which may take far less (docs/memory.md has an example, docs/policy.md the rules).
  */
 MT_API size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples);
