@@ -202,13 +202,15 @@ static mt_status describe(ex_forecast *f) {
 
 /*
  * Whether there is nothing to learn before the chunks of a plan are those of every later step: one that has
- * been predicted alone may not fit yet. Not run are chunks whose gradients lie otherwise than they do here.
+ * been predicted alone may not fit yet, and of kernels that have not run nothing is promised. Not run are chunks
+ * whose gradients lie otherwise than they do here.
  */
 static int is_known(const ex_forecast *f, const mt_policy *policy, const mt_plan *plan) {
     size_t chunk = mt_plan_chunk(plan, 0);
     if (plan->discard || mt_plan_covered(plan) != plan->samples) return 0;
     if (!mt_policy_predict_bytes(policy, MT_TRAIN, chunk)) return 0;
-    return plan->keep || plan->alone || find(f, chunk);
+    int is_promised = plan->predicted_peak_bytes && (plan->keep || plan->alone);
+    return is_promised || find(f, chunk);
 }
 
 /* The first chunks of a plan, each once. */
@@ -401,12 +403,16 @@ static mt_status teach(const ex_forecast *f, size_t chunk, mt_policy **out) {
     return status;
 }
 
-/* What the policy makes of that budget; 0: it has no such chunk. */
+/*
+ * What the policy makes of that budget; 0: it has no such chunk. Of kernels of which one size has run it promises
+ * nothing of the others, and the peak stays what it expects.
+ */
 static int fits_into(mt_policy *policy, size_t samples, const mt_memory *memory, ex_need *need) {
     mt_plan plan;
     if (mt_policy_plan(policy, MT_TRAIN, samples, memory, &plan) != MT_OK) return 0;
-    if (mt_plan_chunk(&plan, 0) != need->samples || !plan.predicted_peak_bytes) return 0;
-    need->peak_bytes = plan.predicted_peak_bytes;
+    if (mt_plan_chunk(&plan, 0) != need->samples) return 0;
+    if (!mt_policy_predict_bytes(policy, MT_TRAIN, need->samples)) return 0;
+    if (plan.predicted_peak_bytes) need->peak_bytes = plan.predicted_peak_bytes;
     need->keep = plan.keep;
     need->alone = plan.alone;
     return 1;
