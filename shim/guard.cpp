@@ -59,9 +59,8 @@ void best_line(const char *text, const char **out_start, int *out_length) {
 const char *remedy(const char *text) noexcept {
     static const char single[] = "Expected more than 1 value per channel when training";
     if (!std::strstr(text, single)) return "";
-    return "; a layer that normalises over the batch has nothing to do so over in a chunk of one: "
-           "a "
-           "min_micro_batch of at least 2 is accepted, or larger samples";
+    return "; a layer that normalises over the batch has nothing to normalise over in a chunk of "
+           "one: a min_micro_batch of at least 2 is accepted, or larger samples";
 }
 
 mt_status describe(bool typed, const char *text) noexcept {
