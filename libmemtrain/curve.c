@@ -98,9 +98,9 @@ int mt__curve_is_told(const mt__curve *c, int keep, size_t samples) {
 
 /* With what is added, to what grows with the chunk, where kernels are not known yet. */
 static size_t expected_peak(const mt__curve *c, int keep, size_t samples) {
-    size_t bytes = recorded_peak(c, keep, samples), fixed = recorded_peak(c, keep, 1);
+    size_t bytes = recorded_peak(c, keep, samples);
     if (!is_unmet(c, samples)) return bytes;
-    return mt__add(bytes, (bytes - mt__min(bytes, fixed)) / UNMET);
+    return mt__add(bytes, (bytes - mt__min(bytes, recorded_peak(c, keep, 1))) / UNMET);
 }
 
 /* The largest bytes that scaled() leaves within room. */

@@ -323,10 +323,6 @@ MT_API mt_status mt_torch_exception(void);
 /* ---- segments --------------------------------------------------------------------------------- */
 
 /*
- * A part of a forward pass that can be run a second time. Functions that raise C++ exceptions must end
- * them: `catch (...) { return mt_torch_exception(); }`.
- */
-/*
  * A convolution at the end of a segment. Its backward pass needs what it was given, its weight and nothing
  * else, so it is not run again: in segments that end so only the rest is paid for twice.
  *
@@ -343,6 +339,10 @@ typedef struct mt_conv {
 #define MT_CONV_INIT                                                                               \
     { sizeof(mt_conv), NULL, NULL, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0 }
 
+/*
+ * A part of a forward pass that can be run a second time. Functions that raise C++ exceptions must end
+ * them: `catch (...) { return mt_torch_exception(); }`.
+ */
 typedef struct mt_segment_ops {
     size_t size; /* sizeof(mt_segment_ops) */
     /*
