@@ -55,6 +55,7 @@ typedef struct mt__curve {
     mt__timings timings;
     int has_run;   /* a chunk went through: two sizes are recorded before that, or never */
     int has_begun; /* the plan that begins the first batch has been given */
+    int records_one; /* the last recording that was planned is one chunk, to be taken back, and the first */
     mt__seen seen[MT__SEEN];
     size_t next_seen;
 } mt__curve;

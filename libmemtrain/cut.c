@@ -93,16 +93,45 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
     return MT_OK;
 }
 
+/* Whether chunks as small as those that are recorded would do harm, so that they are taken back. */
+static int discards(const mt_policy *p, mt_mode mode) {
+    return p->info.normalises_over_batch && mode == MT_TRAIN;
+}
+
+/*
+ * Whether the first chunk that is not taken back may be the second recording: a small one, but twice the first at
+ * least, of the same kernels, in a batch that begins with one.
+ */
+static int may_begin_as_second(const mt_policy *p, size_t samples, size_t first) {
+    size_t change = p->info.kernels_change, top = mt__min(largest_allowed(p, samples), samples);
+    int is_changed = change > first && change <= LEAST_NORMALISED;
+    return !p->options.deterministic && !p->is_told && !is_changed &&
+           2 * first <= LEAST_NORMALISED && top >= 2 * LEAST_NORMALISED;
+}
+
+/* Whether it is to be: the first one has a time to grow from and, taken as proportional, tells of room for twice that. */
+static int begins_as_second(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
+                            size_t samples) {
+    if (!c->records_one || !c->has_first || !mt__largest_measured(&c->timings)) return 0;
+    return may_begin_as_second(p, samples, c->first->samples) &&
+           mt__curve_largest(c, 0, mt__room(memory)) >= 2 * LEAST_NORMALISED;
+}
+
 /*
  * Begins the first batch with a small chunk. From there sizes grow while that pays, so memory is touched
  * when it is worth it, and other kernels of larger chunks are met below the limit. What is left of the
  * batch is planned when it has run. Returns whether there is room for that.
  */
-static int begin_small(const mt_policy *p, const mt__curve *c, size_t fewest, mt_plan *plan) {
+static int begin_small(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
+                       size_t fewest, mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), top = mt__ceil_div(rest, fewest);
     size_t least = mt__max(FIRST_RECORDED, mt__policy_least(p, rest)); /* one takes other kernels */
     size_t chunk = mt__min(top / 2, mt__max(top / SMALLEST_SHARE, LEAST_NORMALISED));
     size_t before = mt__curve_before(c, chunk);
+    if (begins_as_second(p, c, memory, rest)) {
+        int is_same = chunk > LEAST_NORMALISED && (!c->change || chunk < c->change);
+        return mt__plan_append(plan, is_same ? chunk : LEAST_NORMALISED, 1) == MT_OK;
+    }
     if (chunk < mt__max(least, smallest_worth(p, c, top, least))) return 0;
     return mt__plan_append(plan, before >= least ? before : chunk, 1) == MT_OK;
 }
@@ -246,7 +275,7 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     if (status != MT_OK) fewest = rest + 1;
     if (c->has_begun && !p->begun) c->timings.settled = 1;
     int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
-    int begins = may_begin && status == MT_OK && begin_small(p, c, fewest, plan);
+    int begins = may_begin && status == MT_OK && begin_small(p, c, memory, fewest, plan);
     /* Where there is room for them, gradients that are held stay so, and those that are not too. */
     alone = alone && !begins && (fewest > 1 || p->alone);
     size_t asked = fewest; /* by memory, where the batch is not alone */
@@ -262,23 +291,26 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
 
 /* ---- plans ------------------------------------------------------------------------------------ */
 
-/* The two recording chunks: run and taken back, or the first part of an open plan. */
-static int plan_recording(const mt_policy *p, mt_mode mode, mt_plan *plan) {
+/*
+ * The two recording chunks: the first part of an open plan, or run and taken back. Of the latter the second waits
+ * where it may not be needed. 0: the batch is too small for them.
+ */
+static int plan_recording(const mt_policy *p, mt_mode mode, mt__curve *c, mt_plan *plan) {
     size_t least = mt__policy_least(p, plan->samples), first = mt__max(FIRST_RECORDED, least);
-    int discard = p->info.normalises_over_batch && mode == MT_TRAIN;
     size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : SIZE_MAX;
     size_t second = 2 * first, change = p->info.kernels_change;
     /* Both on one side of where kernels change. */
     if (change == first + 1) second = 2 * ++first;
     if (change > first && change <= second) second = change - 1;
     size_t both = first + second;
+    int discard = discards(p, mode), is_first = !c->has_run;
     if (second > most || plan->samples < (discard ? second : both)) return 0;
     /* What is left over must be a legal chunk. */
     if (!discard && plan->samples > both && plan->samples - both < least) return 0;
     plan->discard = discard;
-    plan->group[0] = (mt_chunk_group){first, 1};
-    plan->group[1] = (mt_chunk_group){second, 1};
-    plan->groups = 2;
+    if (is_first) plan->group[plan->groups++] = (mt_chunk_group){first, 1};
+    c->records_one = discard && is_first && may_begin_as_second(p, plan->samples, first);
+    if (!c->records_one) plan->group[plan->groups++] = (mt_chunk_group){second, 1};
     return 1;
 }
 
@@ -300,20 +332,26 @@ static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *m
     return mt__plan_append(plan, plan->samples, mt__policy_most_chunks(p, plan->samples));
 }
 
-/* Recordings that would be taken back, of a backend that has none. */
-static int records_in_vain(const mt_policy *p, mt_mode mode) {
-    return p->cannot_record && p->info.normalises_over_batch && mode == MT_TRAIN;
+/*
+ * Whether recording chunks are to run: at the start alone. Where nothing came of it (no recordings, no peaks, no
+ * room) sizes are tried.
+ */
+static int is_to_record(const mt_policy *p, mt_mode mode, const mt__curve *c,
+                        const mt_memory *memory, size_t samples) {
+    if (!memory->budget_bytes || mt__curve_has_failures(c) || p->step_cap) return 0;
+    if (discards(p, mode) && p->cannot_record) return 0;
+    if (!c->has_run) return 1;
+    return c->records_one && !c->has_begun && !begins_as_second(p, c, memory, samples);
 }
 
 /* The first chunks of a plan, or all of them. */
 static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                      mt_plan *plan) {
-    /* At the start alone: where nothing came of it (no recordings, no peaks, no room) sizes are tried. */
-    int is_new = memory->budget_bytes && !c->has_run && !mt__curve_has_failures(c) &&
-                 !p->step_cap && !records_in_vain(p, mode);
     if (mt__policy_is_fixed(p)) return plan_fixed(p, c, memory, plan);
-    if (!is_new) return plan_rest(p, mode, memory, plan);
-    return plan_recording(p, mode, plan) ? MT_OK : plan_small(p, plan);
+    if (!is_to_record(p, mode, c, memory, plan->samples)) return plan_rest(p, mode, memory, plan);
+    if (plan_recording(p, mode, c, plan)) return MT_OK;
+    c->records_one = 0;
+    return plan_small(p, plan);
 }
 
 /* The plan with the rungs that are taken: left open where they are of a device not known yet. */

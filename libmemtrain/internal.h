@@ -53,6 +53,12 @@ void mt__policy_same_step(mt_policy *policy);
 /* The backend has no recordings: no chunk is to run for the sake of one. */
 void mt__policy_cannot_record(mt_policy *policy);
 
+/* The backend is told of all chunks before the first, so what one shows comes too late for the others. */
+void mt__policy_is_told(mt_policy *policy);
+
+/* The recording chunks of the last plan went through; samples without units have left no trace of them. */
+void mt__policy_recorded(mt_policy *policy, mt_mode mode);
+
 /* mt_policy_rung_failed of a rung that there is. */
 void mt__policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why);
 

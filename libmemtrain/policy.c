@@ -202,6 +202,14 @@ void mt__policy_cannot_record(mt_policy *policy) {
     policy->cannot_record = 1;
 }
 
+void mt__policy_is_told(mt_policy *policy) {
+    policy->is_told = 1;
+}
+
+void mt__policy_recorded(mt_policy *policy, mt_mode mode) {
+    mt__policy_current(policy, mode)->has_run = 1; /* made when that plan was */
+}
+
 unsigned mt__policy_rungs(const mt_policy *policy) {
     return mt__ladder_rungs(policy);
 }

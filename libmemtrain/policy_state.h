@@ -33,6 +33,7 @@ struct mt_policy {
     uint64_t uses;                 /* of curves, to find the one least recently used */
     uint64_t shape;                /* of the batches that calls are about */
     int cannot_record;             /* the backend has no recordings, for which chunks would run */
+    int is_told;                   /* the backend wants to know all chunks before the first */
     /* this step */
     int replanning;       /* memory ran out since the last plan */
     int same_step;        /* the next plan is for the step of the last one */

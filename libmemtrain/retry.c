@@ -204,8 +204,9 @@ mt_status mt__do_step(mt_trainer *t, mt__work *w) {
     while (status == MT_OK) {
         status = mt__attempt_step(t, w);
         if (status == MT_OK && !w->plan.discard) return MT_OK;
+        if (status == MT_OK) mt__policy_recorded(t->policy, w->mode);
         if (status == MT_OK)
-            status = make_plan(t, w); /* the recording is known now */
+            status = make_plan(t, w);
         else if (status == MT_EDEVMEM)
             status = answer_oom(t, w);
     }

@@ -66,6 +66,7 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
     if (status == MT_OK) status = mt__read_memory(t, &memory);
     if (status != MT_OK) return status;
     if (!t->backend.record) mt__policy_cannot_record(t->policy);
+    if (is_told) mt__policy_is_told(t->policy);
     t->options.policy = NULL; /* it was the caller's */
     t->run.budget_bytes = memory.budget_bytes;
     mt__trace_run(t, &memory);

@@ -50,14 +50,83 @@ START_TEST(learning_discards) {
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_int_eq(dev.plan.discard, 1);
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 2);
-    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 1), 4);
-    ck_assert_uint_eq(mt_plan_covered(&dev.plan), 6);
+    ck_assert_uint_eq(mt_plan_covered(&dev.plan), 2);
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(dev.discarded, 6);
     ck_assert_uint_eq(dev.count, 3); /* no tiny chunk is among those that count */
     check_covers(&dev, 32);
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(dev.discarded, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/*
+ * What is taken back: 2 samples where they alone tell of room for 16 with which the batch can begin, and 4 too where
+ * they do not, where chunks as large are not to come or where their kernels are others.
+ */
+static const struct {
+    size_t room, samples, most, least, change;
+    int deterministic, untimed;
+    size_t discarded, next; /* samples, and the first chunk that counts */
+} discards[] = {
+    {100, 64, 0, 0, 0, 0, 0, 2, 8},     {100, 400, 0, 0, 0, 0, 0, 2, 8},
+    {1000, 400, 0, 0, 0, 0, 0, 2, 50},  {100, 16, 0, 0, 0, 0, 0, 2, 8},
+    {100, 17, 0, 0, 0, 0, 0, 2, 8},     {100, 15, 0, 0, 0, 0, 0, 6, 15},
+    {16, 64, 0, 0, 0, 0, 0, 6, 8},      {100, 64, 16, 0, 0, 0, 0, 2, 8},
+    {100, 64, 15, 0, 0, 0, 0, 6, 8},    {100, 64, 0, 4, 0, 0, 0, 4, 8},
+    {100, 64, 0, 5, 0, 0, 0, 15, 8},    {100, 64, 0, 0, 8, 0, 0, 6, 8},
+    {100, 64, 0, 0, 9, 0, 0, 2, 8},     {1000, 400, 0, 0, 50, 0, 0, 2, 8},
+    {1000, 400, 0, 0, 51, 0, 0, 2, 50}, {100, 64, 0, 0, 2, 0, 0, 2, 8},
+    {100, 64, 0, 0, 3, 0, 0, 3, 8},     {100, 64, 0, 0, 0, 1, 0, 6, 64},
+    {100, 64, 0, 0, 0, 0, 1, 6, 8},
+};
+
+START_TEST(learning_discards_little) {
+    mt_policy_options options = {.deterministic = discards[_i].deterministic,
+                                 .max_micro_batch = discards[_i].most,
+                                 .min_micro_batch = discards[_i].least};
+    mt_backend_info info = {.normalises_over_batch = 1, .kernels_change = discards[_i].change};
+    device dev = device_new(need(discards[_i].room), options, info);
+
+    if (!discards[_i].untimed) dev.seconds = fake_seconds;
+    ck_ok(device_batch(&dev, MT_TRAIN, discards[_i].samples));
+    ck_assert_uint_eq(dev.discarded, discards[_i].discarded);
+    ck_assert_uint_eq(dev.chunks[0], discards[_i].next);
+    check_covers(&dev, discards[_i].samples);
+    /* The model is as exact as ever. */
+    for (size_t m = 8; m < 100 && !discards[_i].change; m++)
+        ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, m),
+                          fake_program_peak(&fake_train_program, m));
+    for (int batch = 0; batch < 5; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, discards[_i].samples));
+        ck_assert_uint_eq(dev.discarded, 0);
+        ck_assert_uint_eq(dev.ooms, 0);
+        for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], 8);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The next batch is one that the second recording cannot be left to: it is taken back too, where there is one. */
+START_TEST(learning_discards_in_two_batches) {
+    static const struct {
+        size_t samples, discarded; /* of the second batch */
+    } after[] = {{15, 4}, {4, 4}, {3, 0}, {16, 0}};
+    mt_backend_info info = {.normalises_over_batch = 1};
+    device dev = device_new(need(100), (mt_policy_options){0}, info);
+
+    dev.seconds = fake_seconds;
+    ck_ok(device_plan(&dev, MT_TRAIN, 32));
+    size_t failed;
+    ck_ok(device_attempt(&dev, MT_TRAIN, &failed));
+    ck_ok(device_batch(&dev, MT_TRAIN, after[_i].samples));
+    ck_assert_uint_eq(dev.discarded, after[_i].discarded);
+    for (int batch = 0; batch < 2; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 3));
+        ck_assert_uint_eq(dev.discarded, 0);
+        ck_assert_uint_eq(dev.count, 1);
+    }
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -153,6 +222,8 @@ static Suite *suite_policy_learn(void) {
     tcase_add_test(learning, learning_open);
     tcase_add_test(learning, learning_is_exact);
     tcase_add_test(learning, learning_discards);
+    tcase_add_loop_test(learning, learning_discards_in_two_batches, 0, 4);
+    tcase_add_loop_test(learning, learning_discards_little, 0, LENGTH(discards));
     tcase_add_test(learning, learning_by_mode);
     tcase_add_loop_test(learning, learning_any_batch, 0, 40);
     tcase_add_test(learning, learning_from_the_smallest_legal);

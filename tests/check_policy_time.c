@@ -194,8 +194,8 @@ static const struct {
     int normalises;
     size_t first, largest; /* chunks: that after the recordings, and the largest in ten batches */
 } first_chunks[] = {
-    {steady, 200, 0, 11, 96}, {steady, 200, 1, 12, 96},      {ever_slower, 200, 0, 11, 11},
-    {steady, 20, 1, 8, 20},   {ever_slower, 200, 1, 12, 12}, {steady, 12, 0, 6, 12},
+    {steady, 200, 0, 11, 96}, {steady, 200, 1, 8, 96},     {ever_slower, 200, 0, 11, 11},
+    {steady, 20, 1, 8, 20},   {ever_slower, 200, 1, 8, 8}, {steady, 12, 0, 6, 12},
 };
 
 START_TEST(time_of_the_first_batches) {
@@ -257,7 +257,7 @@ static const struct {
     {14, 16, 40, 1, 0, 0, {2, 4, 12, 11, 11}}, /* nothing so large fits */
     {200, 16, 12, 1, 0, 0, {2, 4, 6}},
     {200, 16, 16, 1, 1, 0, {16}},
-    {600, 16, 256, 0, 1, 0, {16, 32, 64, 144}}, /* an eighth is 32 */
+    {600, 16, 256, 0, 1, 0, {8, 16, 32, 64, 136}},
     {200, 1, 64, 1, 0, 0, {2, 4, 58}},
     {200, 16, 30, 1, 0, 4, {4, 8, 18}}, /* a chunk of 2 would be left */
     {200, 16, 17, 1, 1, 0, {17}},       /* one of 1, where layers normalise */

@@ -37,8 +37,8 @@ START_TEST(order_discarded_recording) {
     options.normalises_over_batch = 1;
     trainer = trainer_with(&options, NULL);
     report = step(trainer, 24, 1);
-    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 2);
-    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 3);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 2);
     ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 4);
     ck_assert_uint_eq(report.chunk_count, 2);
     ck_assert_uint_eq(report.discarded, 6);
@@ -205,6 +205,28 @@ START_TEST(weights_of_no_units_teach_nothing) {
     ck_assert_uint_eq(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 16),
                       fake_program_peak(&fake_train_program, 16));
     ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Nor do those that would be recorded, however few: they do not run again for that. */
+START_TEST(weights_of_no_units_recorded) {
+    static const double units[] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    fake_options options = fits(24);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    options.units = units + (_i % 2 ? 4 : 0); /* 6 without, or 2 */
+    options.unit_count = LENGTH(units) - (_i % 2 ? 4 : 0);
+    options.seconds = fake_seconds;
+    options.normalises_over_batch = 1;
+    policy.deterministic = _i / 2;
+    trainer = trainer_with(&options, &policy);
+    ck_assert_uint_le(step(trainer, 24, 1).discarded, 6);
+    for (uint64_t id = 2; id < 5; id++) step(trainer, 24, id);
+    ck_assert_uint_ge(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 16),
+                      fake_program_peak(&fake_train_program, 16));
     done(trainer);
 }
 END_TEST
@@ -403,6 +425,7 @@ static Suite *suite_trainer_step(void) {
     tcase_add_test(weights, weights_without_units);
     tcase_add_test(weights, weights_of_no_units);
     tcase_add_test(weights, weights_of_no_units_teach_nothing);
+    tcase_add_loop_test(weights, weights_of_no_units_recorded, 0, 4);
     tcase_add_loop_test(weights, weights_of_impossible_units, 0, 2);
     tcase_add_loop_test(weights, gradients_add_up, 0, 2);
     tcase_add_test(given, given_chunks);

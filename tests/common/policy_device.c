@@ -141,8 +141,7 @@ mt_status device_plan(device *dev, mt_mode mode, size_t samples) {
     return status;
 }
 
-/* All chunks of the plan, extended where it is open. */
-static mt_status device_attempt(device *dev, mt_mode mode, size_t *failed) {
+mt_status device_attempt(device *dev, mt_mode mode, size_t *failed) {
     mt_memory memory = device_memory(dev);
     mt_status status = MT_OK;
     size_t m;

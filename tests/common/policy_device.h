@@ -54,6 +54,9 @@ mt_action answer(device *dev, mt_oom oom);
 /* A plan, its rungs turned on or refused. */
 mt_status device_plan(device *dev, mt_mode mode, size_t samples);
 
+/* All chunks of the plan, extended where it is open; *failed is one that did not fit. */
+mt_status device_attempt(device *dev, mt_mode mode, size_t *failed);
+
 /* One batch, as a trainer would run it. */
 mt_status device_batch(device *dev, mt_mode mode, size_t samples);
 
