@@ -6,10 +6,10 @@
  * Persistent: it gives up with MT_EDEVMEM within bounded retries, and everything is as it was
  * before. Both for steps whose chunks are given, for the first step of a trainer that chooses them
  * (recordings included), for steps with segments that are computed again, with saved tensors that wait
- * elsewhere, and for evaluation. ResNet-18 is narrow but in a plain
- * step of given chunks with SGD. `make check` runs all transient faults of ResNet-18 with SGD and given chunks,
+ * elsewhere, and for evaluation. `make check` runs all transient faults of ResNet-18 with SGD and given chunks,
  * every 41st that lasts there, and every 199th of the others, 398th with savers, 597th where
- * sizes are chosen; MT_TEST_SLOW=1 (make check-oom) all of them.
+ * sizes are chosen; MT_TEST_SLOW=1 (make check-oom) all of them. ResNet-18 is narrow, but with MT_TEST_SLOW=1 in a
+ * plain step of given chunks with SGD.
  */
 #include <cstdlib>
 #include <cstring>
@@ -280,10 +280,11 @@ void set_budget(Fixture &f) {
 void run_setting(int index, Kind kind, int persistent, int checkpointing = MT_CHECKPOINTING_AUTO,
                  int offload = MT_OFFLOAD_AUTO) {
     const bool is_saving = checkpointing || offload;
-    /* As many requests as the wide one, whose state would take longer to compare than to compute. */
     const bool is_first = index == 0 && kind == GIVEN && !is_saving;
-    const Network &network = index / OPTIMIZERS || is_first ? networks::all[index / OPTIMIZERS]
-                                                            : networks::resnet18_narrow;
+    const bool is_wide = index / OPTIMIZERS || (is_first && is_slow());
+    /* As many requests as the wide one, whose state would take longer to compare than to compute. */
+    const Network &network =
+        is_wide ? networks::all[index / OPTIMIZERS] : networks::resnet18_narrow;
     int optimizer = index % OPTIMIZERS;
     networks::prepare();
     mt_torch_options options = Fixture::options(optimizer);

@@ -16,6 +16,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/relu.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/dropout.h>
@@ -174,6 +175,22 @@ inline mt_memory cpu_memory() {
     memory.size = sizeof memory;
     ck_ok(mt_device_memory("cpu", &memory));
     return memory;
+}
+
+/* Whether the n-th request for memory of fn failed: then it throws libtorch's own type, else nothing. */
+template <class Fn> bool runs_out_at(uint64_t n, const Fn &fn) {
+    uint64_t failed;
+    bool typed = false;
+    ck_ok(mt_inject_oom(n, 0));
+    try {
+        fn();
+    } catch (const c10::OutOfMemoryError &) {
+        typed = true;
+    }
+    mt_injected(nullptr, &failed);
+    ck_ok(mt_inject_oom(0, 0));
+    ck_assert_int_eq(typed, failed != 0);
+    return typed;
 }
 
 /* begin, chunks of these sizes, apply: the first status that is not MT_OK, else MT_OK. */

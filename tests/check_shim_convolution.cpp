@@ -174,25 +174,14 @@ END_TEST
 START_TEST(memory_runs_out) {
     prepare();
     auto expected = plane().train(false);
-    uint64_t failed = 1, failures = 0;
+    uint64_t n = 1;
     (void)plane().train(true);
     size_t held = cpu_memory().allocated_bytes;
-    for (uint64_t n = 1; failed; n++) {
-        bool typed = false;
-        ck_ok(mt_inject_oom(n, 0));
-        try {
-            (void)plane().train(true);
-        } catch (const c10::OutOfMemoryError &) {
-            typed = true;
-        }
-        mt_injected(nullptr, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        ck_assert_int_eq(typed, failed != 0);
-        failures += failed;
+    for (; runs_out_at(n, [] { (void)plane().train(true); }); n++) {
         ck_assert_uint_eq(cpu_memory().allocated_bytes, held);
         if (n % 9 == 1) ck_assert(plane().train(true) == expected);
     }
-    ck_assert_uint_gt(failures, 40);
+    ck_assert_uint_gt(n, 40);
 }
 END_TEST
 
