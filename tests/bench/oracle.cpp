@@ -1,7 +1,7 @@
 /*
  * oracle.cpp - automatic sizing against the best fixed micro-batch, found by trying all of them: for
  * each network and three budgets the time of 20 batches, learning included, over that of the oracle;
- * and the samples that were thrown away. To be at most 1.05, and 6 where layers normalise, else 0.
+ * and the samples that were thrown away. To be at most 1.05, and at most 6 where layers normalise, else 0.
  *
  * Every side is a process of its own, since a heap remembers the sizes it has served. The processes
  * go in lock step, one batch each in turn: a slow moment of the machine hits all of them. The name of a
@@ -10,6 +10,7 @@
 #include "networks/networks.hpp"
 #include "process.hpp"
 
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <memory>
@@ -17,7 +18,9 @@
 
 namespace {
 
-constexpr int batches = 20, turns = 4;
+constexpr int batches = 20;
+constexpr size_t least_turns = 4, most_turns = 8; /* more of them where the machine is not quiet */
+constexpr double close_enough = 0.01;             /* error of the median ratio */
 constexpr double budgets[] = {0.3, 0.6, 1.1}; /* between the smallest chunk and the whole batch */
 
 /*
@@ -148,6 +151,19 @@ void run_finalists(const Sides &sides) {
         for (size_t i : finalists) sides[i]->step();
 }
 
+/* Standard error of the median, from the median distance to it, as for a normal distribution. */
+double error_of_median(const std::vector<double> &values) {
+    double middle = bench::median(values);
+    std::vector<double> distances;
+    for (double value : values) distances.push_back(std::abs(value - middle));
+    return 1.253 * 1.483 * bench::median(distances) / std::sqrt(static_cast<double>(values.size()));
+}
+
+bool is_settled(const std::vector<double> &ratios) {
+    if (ratios.size() < least_turns || ratios.size() % 2) return false;
+    return ratios.size() >= most_turns || error_of_median(ratios) <= close_enough;
+}
+
 /*
  * Automatic sizing against the best fixed micro-batch, both from their first batch on. The side that is started
  * first takes half a hundredth longer, so they take turns in that too. Returns the median ratio.
@@ -157,9 +173,9 @@ double race(const char *program, int network, size_t oracle, size_t room) {
     double ours = 0, theirs = 0;
     unsigned long long ooms = 0, discarded = 0;
     size_t largest = 0;
-    for (int turn = 0; turn < turns; turn++) {
+    while (!is_settled(ratios)) {
         Sides sides;
-        bool is_first = turn % 2 == 0;
+        bool is_first = ratios.size() % 2 == 0;
         sides.push_back(std::make_unique<Side>(program, network, is_first ? 0 : oracle, room));
         sides.push_back(std::make_unique<Side>(program, network, is_first ? oracle : 0, room));
         lock_step(sides, batches);
@@ -172,12 +188,14 @@ double race(const char *program, int network, size_t oracle, size_t room) {
         discarded = std::max(discarded, sides[0]->discarded);
         largest = sides[0]->largest;
     }
+    double turns = static_cast<double>(ratios.size());
     std::printf(
-        "oracle  network=%s room_mib=%.1f ratio_median=%.4f ratio_best=%.4f auto_ms=%.1f "
-        "oracle_ms=%.1f oracle_micro_batch=%zu largest_chunk=%zu discarded=%llu ooms=%llu\n",
+        "oracle  network=%s room_mib=%.1f ratio_median=%.4f error=%.4f ratio_best=%.4f turns=%zu "
+        "auto_ms=%.1f oracle_ms=%.1f oracle_micro_batch=%zu largest_chunk=%zu discarded=%llu "
+        "ooms=%llu\n",
         networks::all[network].name, static_cast<double>(room) / (1 << 20), bench::median(ratios),
-        *std::min_element(ratios.begin(), ratios.end()), 1e3 * ours / turns, 1e3 * theirs / turns,
-        oracle, largest, discarded, ooms);
+        error_of_median(ratios), *std::min_element(ratios.begin(), ratios.end()), ratios.size(),
+        1e3 * ours / turns, 1e3 * theirs / turns, oracle, largest, discarded, ooms);
     std::fflush(stdout);
     return bench::median(ratios);
 }
