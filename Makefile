@@ -43,7 +43,7 @@ endif
 known = $(shell $(CC) -Werror $(1) -E -x c /dev/null >/dev/null 2>&1 && echo '$(1)')
 # The libraries in C are made for size: a step waits for none of it. Who sets CFLAGS has them made with these.
 ifeq ($(origin CORE_CFLAGS):$(origin CFLAGS),undefined:undefined)
-CORE_CFLAGS := -Os -g $(call known,-fno-asynchronous-unwind-tables)
+CORE_CFLAGS := $(or $(call known,-Oz),-Os) -g $(call known,-fno-asynchronous-unwind-tables)
 OTHER_FLAGS :=
 else
 CORE_CFLAGS ?= $(CFLAGS)

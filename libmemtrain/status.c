@@ -59,9 +59,9 @@ const char *mt_last_error(void) {
 
 mt_status mt_set_error(mt_status status, const char *format, ...) {
     va_list list;
-    char line[LINE]; /* the arguments may be the old line */
+    char line[LINE] = ""; /* the arguments may be the old line */
     va_start(list, format);
-    vsnprintf(line, sizeof line, format ? format : "", list);
+    if (format) vsnprintf(line, sizeof line, format, list);
     va_end(list);
     memcpy(last_error, line, sizeof line);
     return status;
