@@ -8,7 +8,7 @@
 namespace memtrain::shim::cpu {
 namespace {
 
-constexpr size_t hopeless = 16;      /* requests in a row that the plan has no place for */
+constexpr size_t hopeless_share = 8; /* of a plan's requests an eighth in a row without a place */
 constexpr size_t guest_bytes = 4096; /* what no plan knows of and is smaller goes to the heap */
 constexpr size_t guests_a_list = 512;
 
@@ -129,7 +129,7 @@ Place *Arena::guest_place() {
 Place *Arena::make_guest(size_t bytes) {
     bool keeps_to_plan = is_known() && !(plan_->bad & 1) && !misses_too_much();
     if (keeps_to_plan || bytes > SIZE_MAX / 4) return nullptr;
-    bool is_hopeless = !is_known() || follower_->unknown() >= hopeless;
+    bool is_hopeless = !is_known() || follower_->unknown() > plan_->count / hopeless_share;
     size_t room = rounded(bytes + header_bytes, alignment);
     track();
     size_t offset = find_gap(is_hopeless ? 0 : plan_->layout.bytes, room);
