@@ -231,7 +231,7 @@ void check_device(const char *function, const Device &device) {
     if (!compat::device_allocator(c10::kCUDA))
         fail(MT_ENOTSUP, "%s: libtorch's CUDA part is not loaded", function);
     int count = at::detail::getCUDAHooks().deviceCount();
-    if (device.index() >= count || device.index() >= max_devices)
+    if (int(device.index()) >= std::min(count, max_devices))
         fail(MT_ENOTSUP, "%s: there are %d CUDA devices", function, count);
 }
 

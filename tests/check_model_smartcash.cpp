@@ -106,7 +106,7 @@ std::shared_ptr<Backbone> small_backbone(int i) {
     return std::make_shared<CspDarknet>(CspDarknetOptions{0.25, {1, 1, 2, 2, 1}});
 }
 
-constexpr int64_t side = 64, grid = 4, classes = 4, most_boxes = 3;
+constexpr int64_t side = 64, classes = 4, most_boxes = 3;
 
 DetectorOptions head() {
     return {classes, 64, side, {0.25F, 0.35F, 0.35F, 0.5F, 0.5F, 0.6F}};

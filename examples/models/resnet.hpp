@@ -168,7 +168,7 @@ public:
             add_layers<BottleneckOf<Norm>>({3, 4, 6, 3}, options);
         /* Batch norms start at weight 1 and bias 0, fc as libtorch's Linear does. */
         for (const auto &module : modules(/*include_self=*/false))
-            if (auto *conv = module->as<torch::nn::Conv2d>())
+            if (auto *conv = module->template as<torch::nn::Conv2d>())
                 torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
     }
 

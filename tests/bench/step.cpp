@@ -74,7 +74,7 @@ template <class Step> void serve_steps(Step &&step) {
         step();
         bench::answer("%.6f", bench::now() - start);
     }
-    bench::answer("done");
+    bench::answer("%s", "done");
 }
 
 void run_trainer() {
