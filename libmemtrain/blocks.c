@@ -6,14 +6,21 @@
 #include "internal.h"
 #include "recording.h"
 
+#include <math.h>
+
+/* Sizes and samples above it count as so many: what is made of them stays within 63 bits. */
+#define MOST (SIZE_MAX / 8)
+
 /* The size of a block at m samples on the line through two, rounded up, at least 1. */
 static size_t size_at(size_t small, size_t large, size_t from, size_t to, size_t samples) {
     int64_t a = (int64_t)small, c = (int64_t)large, run = (int64_t)(to - from);
-    int64_t steps = (int64_t)samples - (int64_t)from;
+    int64_t steps = (int64_t)mt__min(samples, MOST) - (int64_t)from;
     double rough = (double)a + (double)(c - a) * (double)steps / (double)run;
     if (rough < 1) return 1;
-    if (rough > 4e18) return SIZE_MAX / 8;
-    int64_t whole = (c - a) / run * steps, rest = (c - a) % run * steps;
+    if (rough > (double)MOST || small > MOST || large > MOST) return MOST;
+    int64_t each = (c - a) / run, over = (c - a) % run;
+    if (fabs((double)over * (double)steps) > (double)MOST) return (size_t)rough + 1;
+    int64_t whole = each * steps, rest = over * steps;
     return (size_t)(a + whole + rest / run + (rest % run > 0));
 }
 
@@ -58,6 +65,9 @@ static mt_status check_pair(const mt_recording *small, const mt_recording *large
               "mt_recording_blocks: samples is %zu; one recording of %zu tells of no other size",
               samples, small->samples);
     if (!large) return MT_OK;
+    MT__CHECK(large->samples <= MOST,
+              "mt_recording_blocks: 'large' is of %zu samples; accepted: up to %zu", large->samples,
+              MOST);
     MT__CHECK(
         small->samples < large->samples,
         "mt_recording_blocks: 'small' is of %zu samples and 'large' of %zu; large must be larger",

@@ -16,6 +16,8 @@ constexpr unsigned to_record = 32;   /* ... of so many, if it departs ... */
 constexpr unsigned most_retries = 4; /* ... as often as this */
 constexpr size_t most_merged = 4;    /* times the requests of a chunk that a merged plan may have */
 constexpr size_t most_own = 64;      /* sizes of a kind that were recorded anew; the smallest go */
+constexpr size_t most_kept =
+    16; /* tensors that outlived their chunks, before the heap has guests */
 constexpr size_t most_recordings = 6; /* of a kind; the oldest go */
 
 /* All arenas, for drop_all_pages(). */
@@ -62,10 +64,12 @@ void Arena::take_recording(double seconds) noexcept {
 
 /*
  * The blocks of a chunk that departed from the plan. Where others of late have not, or it is not the first
- * to do so, chunks go more than one way, and the next plan is of both.
+ * to do so, chunks go more than one way, and the next plan is of both. The last one is of this chunk alone where one
+ * of several serves less than half: chunks have no way in common, and such a plan is given up where one departs.
  */
 void Arena::replace(Plan &plan, const mt_recording *recording) {
     Family &family = *recorded_family_;
+    bool is_useless = 2 * missed_ > mt_recording_allocations(recording);
     bool takes_turns = (plan.bad & (plan.bad + 1)) || plan.merged;
     auto found = family.own.find(plan.samples);
     Own own, old = found == family.own.end() ? Own() : found->second;
@@ -74,6 +78,7 @@ void Arena::replace(Plan &plan, const mt_recording *recording) {
         std::vector<mt_block> &blocks = own.blocks[apart], &before = old.blocks[apart];
         check(blocks_of(recording, nullptr, plan.samples, apart, blocks));
         if (!takes_turns && !old.retries) continue;
+        if (own.retries == most_retries && is_useless) continue;
         if (!old.retries && !find_blocks(family.recordings, plan.samples, apart, before)) continue;
         before = merge_blocks(before, blocks);
         own.merged = before.size() <= most_merged * blocks.size();
@@ -92,6 +97,7 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
     window_++;
     next_ = missed_ = found_ = in_the_way_ = top_ = taken_ = 0;
     skipped_ = tracks_ = false;
+    keeps_many_ = references_ > 1 + most_kept;
     held_.clear();
     plan_ = nullptr;
     mt_status status = guard([&] {
@@ -133,7 +139,6 @@ void Arena::judge(Plan &plan) {
     bool departed = departs(plan);
     plan.bad = in_the_way_ ? 0 : static_cast<uint8_t>(plan.bad << 1 | departed);
     plan.proved |= !departed;
-    stats_.missed += missed_;
     if (plan.to_record) {
         plan.to_record--;
         return;
@@ -146,6 +151,7 @@ void Arena::judge(Plan &plan) {
 }
 
 void Arena::end(double seconds) noexcept {
+    if (plan_) stats_.missed += missed_;
     if (plan_ && seconds > 0)
         (void)guard([&] {
             search(*plan_, seconds);

@@ -18,16 +18,21 @@ Mapping::~Mapping() {
     if (start_) munmap(start_, range_);
 }
 
-/* Addresses for all the memory there is cost nothing; under a limit of addresses less will do. */
+/*
+ * Addresses for all the memory there is cost nothing; under a limit of addresses less will do, and as many as the
+ * range has must be left for the heap, for threads and for libraries.
+ */
 bool Mapping::reserve(size_t bytes) noexcept {
     long pages = sysconf(_SC_PHYS_PAGES);
     size_t wanted = static_cast<size_t>(std::max(pages, 1L)) * static_cast<size_t>(getpagesize());
     bytes = rounded(bytes, huge_page);
-    for (size_t range = std::max(wanted, bytes); !start_ && range >= bytes; range /= 2) {
-        void *start = mmap(nullptr, range + huge_page, PROT_NONE,
+    size_t range = rounded(std::max(wanted, bytes), huge_page);
+    for (; !start_ && range && range >= bytes; range = range / 2 / huge_page * huge_page) {
+        void *start = mmap(nullptr, 2 * range + huge_page, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (start == MAP_FAILED) continue;
         start_ = static_cast<char *>(start);
+        munmap(start_ + range + huge_page, range);
         range_ = range + huge_page;
         base_ = reinterpret_cast<char *>(rounded(reinterpret_cast<size_t>(start), huge_page));
     }

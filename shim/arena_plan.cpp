@@ -11,8 +11,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr unsigned kept_times = 2; /* tensors that outlive their chunk, before the heap has them */
-constexpr size_t most_kinds = 32, most_plans = 64; /* the oldest go */
-constexpr double search_share = 0.002;             /* of the time */
+constexpr size_t most_kinds = 64, most_plans = 128;
+constexpr double search_share = 0.002; /* of the time */
 constexpr unsigned most_tries = 3000;
 constexpr double warm_share = 0.1;       /* of the time of a chunk, once a plan */
 constexpr size_t warm_tries = 150;       /* a block, at most ... */
@@ -20,6 +20,11 @@ constexpr size_t warm_slice = 2000;      /* ... so many at a time */
 constexpr double worth_searching = 1.02; /* over the lower bound: a tight layout is colder ... */
 constexpr double tight = 1.003;          /* ... and wanted where resident bytes are limited */
 constexpr size_t worth_adopting = 100;   /* a hundredth less, since what is adopted is cold */
+
+/* The one to go of so many: the oldest would be the next that is wanted where kinds come in turn. */
+size_t any_of(size_t count, uint64_t window) {
+    return static_cast<size_t>(window * 0x9e3779b97f4a7c15u >> 33) % count;
+}
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
@@ -173,7 +178,7 @@ Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
     }
     if (!lay_out(*plan, blocks, find_kept()) || !mapping_.reserve(plan->layout.bytes))
         return nullptr;
-    if (plans_.size() == most_plans) retire(plans_.front().get());
+    if (plans_.size() == most_plans) retire(plans_[any_of(most_plans, window_)].get());
     plans_.push_back(std::move(plan));
     return plans_.back().get();
 }
@@ -181,7 +186,8 @@ Plan *Arena::make_plan(Family &family, size_t samples, bool apart) {
 Arena::Family &Arena::family_of(const Kind &kind) {
     for (auto &family : families_)
         if (family->kind == kind) return *family;
-    if (families_.size() == most_kinds) families_.erase(families_.begin());
+    if (families_.size() == most_kinds)
+        families_.erase(families_.begin() + ptrdiff_t(any_of(most_kinds, window_)));
     families_.push_back(std::make_unique<Family>());
     families_.back()->kind = kind;
     return *families_.back();

@@ -124,11 +124,12 @@ Place *Arena::guest_place() {
  * A chunk that keeps to its plan has few guests, which go to the heap: in the mapping those that are kept
  * would be in the way of plans. One that departs from it, or did the last time, or has none, has its memory
  * here once and not twice: above a plan that others have kept to while it may still be found back to, and
- * else anywhere.
+ * else anywhere. Not where many tensors outlive their chunks, which these may do too: each would be looked past by
+ * every later one, and would hold pages apart.
  */
 Place *Arena::make_guest(size_t bytes) {
     bool keeps_to_plan = is_known() && !(plan_->bad & 1) && !misses_too_much();
-    if (keeps_to_plan || bytes > SIZE_MAX / 4) return nullptr;
+    if (keeps_to_plan || keeps_many_ || bytes > SIZE_MAX / 4) return nullptr;
     bool is_hopeless = !is_known() || follower_->unknown() > plan_->count / hopeless_share;
     size_t room = rounded(bytes + header_bytes, alignment);
     track();

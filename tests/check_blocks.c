@@ -186,6 +186,36 @@ START_TEST(endless_samples) {
 }
 END_TEST
 
+/* Where the product of two of the numbers has more than 63 bits, so has no result. */
+static const struct {
+    size_t from, to, samples;
+    int64_t small, large;
+    size_t bytes;
+} immense[] = {
+    {1, ((size_t)1 << 40) + 1, (size_t)1 << 30, 1, (int64_t)1 << 40, (size_t)1 << 30},
+    {2, 4, SIZE_MAX, 50, 50, 50},
+    {2, 4, SIZE_MAX, 50, 51, SIZE_MAX / 16},
+    {2, 4, SIZE_MAX, 51, 50, 1},
+    {2, 4, SIZE_MAX / 2 + 1, 50, 48, 1},
+    {2, SIZE_MAX / 8, 3, 50, 51, 51},
+    {2, 4, 3, INT64_MAX, 1, SIZE_MAX / 8},
+    {2, 4, 3, 1, INT64_MAX, SIZE_MAX / 8},
+};
+
+START_TEST(immense_numbers) {
+    mt_recording *small = record_sizes(immense[_i].from, &immense[_i].small, 1);
+    mt_recording *large = record_sizes(immense[_i].to, &immense[_i].large, 1);
+    size_t near = immense[_i].bytes / 1000000, count;
+    mt_block block;
+
+    ck_ok(mt_recording_blocks(small, large, immense[_i].samples, 0, &block, 1, &count));
+    ck_assert_uint_ge(block.bytes, immense[_i].bytes - near);
+    ck_assert_uint_le(block.bytes, immense[_i].bytes + near);
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
 /* One of the two has no blocks: those of the larger are what it had, whatever the size. */
 static const struct { size_t small, large; /* blocks */ } few[] = {{0, 2}, {2, 0}, {0, 0}};
 
@@ -270,6 +300,7 @@ int main(void) {
     tcase_add_test(blocks, no_whole_number);
     tcase_add_test(edges, recordings_are_checked);
     tcase_add_test(edges, endless_samples);
+    tcase_add_loop_test(edges, immense_numbers, 0, LENGTH(immense));
     tcase_add_loop_test(edges, no_blocks, 0, LENGTH(few));
     tcase_add_loop_test(edges, incomplete, 0, 2);
     tcase_add_test(edges, without_host_memory);

@@ -404,7 +404,6 @@ MT_API int mt_checkpoint_forgets(void);
 
 typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer;
 
-/* Fields count as they are written; MT_TORCH_OPTIONS_INIT has the usual values. */
 /*
  * Whether the tensors of chunks on the CPU are served from planned memory (memtrain/arena.h): where
  * they lie is decided once for each size of chunk, so they need neither malloc nor page faults, and the
@@ -454,6 +453,7 @@ typedef struct mt_parameter_group {
 #define MT_PARAMETER_GROUP_INIT                                                                    \
     { sizeof(mt_parameter_group), NULL, 1.0, -1.0, 0 }
 
+/* Fields count as they are written; MT_TORCH_OPTIONS_INIT has the usual values. */
 typedef struct mt_torch_options {
     size_t size;        /* sizeof(mt_torch_options) */
     const char *device; /* NULL: "cpu" */
