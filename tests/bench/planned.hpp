@@ -4,7 +4,8 @@
  * arena over the most bytes alive at a time; page faults of a step; and the highest resident bytes, code and
  * libraries taken off, over that bound with parameters, gradients and optimiser state. In brackets those of
  * the heap. Both sides end with the same state, or the benchmark fails. To be at most 0.97 in the median,
- * 1.00 for each network; 1.03 over the bound in the median and 1.08 at most; 0 faults; 1.10 resident.
+ * 1.00 for each network; 1.03 over the bound in the median and 1.08 at most; 0 faults; 1.10 resident. It fails above
+ * them, but for the last, since what the first steps map is not the layout's (docs/memory.md).
  *
  *     NAME  network=... samples=... time=... over_bound=... faults=... (...) resident=... (...) missed=...
  */
@@ -141,7 +142,8 @@ struct Side {
 struct Bench {
     const char *name, *program;
     std::vector<Work> works;
-    std::vector<double> times = {}, over_bounds = {}; /* of all rows so far */
+    std::vector<double> times = {}, over_bounds = {}, residents = {}; /* of all rows so far */
+    bool is_slow = false, faults = false; /* a network's own median, and any row's */
 
     /* The time of a step over that from the heap. */
     double compare(size_t index, size_t samples) {
@@ -166,13 +168,15 @@ struct Bench {
         double bound = static_cast<double>(planned.bound);
         double needed = bound + static_cast<double>(planned.state);
         over_bounds.push_back(static_cast<double>(planned.bytes) / bound);
-        std::printf(
-            "%s  network=%s samples=%zu time=%.4f over_bound=%.4f faults=%.0f (%.0f) "
-            "resident=%.3f (%.3f) missed=%llu arena_mib=%.1f heap_ms=%.2f\n",
-            name, network, samples, times.back(), over_bounds.back(), bench::median(planned.faults),
-            bench::median(heap.faults), static_cast<double>(planned.resident) / needed,
-            static_cast<double>(heap.resident) / needed, planned.missed,
-            static_cast<double>(planned.bytes) / (1 << 20), 1e3 * bench::median(heap.seconds));
+        residents.push_back(static_cast<double>(planned.resident) / needed);
+        faults |= bench::median(planned.faults) > 0;
+        std::printf("%s  network=%s samples=%zu time=%.4f over_bound=%.4f faults=%.0f (%.0f) "
+                    "resident=%.3f (%.3f) missed=%llu arena_mib=%.1f heap_ms=%.2f\n",
+                    name, network, samples, times.back(), over_bounds.back(),
+                    bench::median(planned.faults), bench::median(heap.faults), residents.back(),
+                    static_cast<double>(heap.resident) / needed, planned.missed,
+                    static_cast<double>(planned.bytes) / (1 << 20),
+                    1e3 * bench::median(heap.seconds));
         std::fflush(stdout);
     }
 
@@ -181,6 +185,18 @@ struct Bench {
         for (size_t samples : works[index].samples) own.push_back(compare(index, samples));
         std::printf("%s  network=%s time_median=%.4f\n", name, works[index].network.name,
                     bench::median(own));
+        is_slow |= bench::median(own) > 1.0;
+    }
+
+    /* Prints what is true of all rows; false: above the limits. */
+    bool summarise() const {
+        double time = bench::median(times), over_bound = bench::median(over_bounds);
+        double most = *std::max_element(over_bounds.begin(), over_bounds.end());
+        std::printf("%s  time_median=%.4f over_bound_median=%.4f over_bound_most=%.4f "
+                    "resident_most=%.3f\n",
+                    name, time, over_bound, most,
+                    *std::max_element(residents.begin(), residents.end()));
+        return time <= 0.97 && !is_slow && over_bound <= 1.03 && most <= 1.08 && !faults;
     }
 };
 
@@ -199,10 +215,7 @@ inline int run(const char *name, const std::vector<Work> &works, int argc, char 
         std::fprintf(stderr, "%s: '%s' is no network of this benchmark\n", name, argv[1]);
         return 2;
     }
-    std::printf("%s  time_median=%.4f over_bound_median=%.4f over_bound_most=%.4f\n", name,
-                bench::median(rows.times), bench::median(rows.over_bounds),
-                *std::max_element(rows.over_bounds.begin(), rows.over_bounds.end()));
-    return 0;
+    return rows.summarise() ? 0 : 1;
 }
 
 } // namespace planned
