@@ -39,7 +39,9 @@ static void note_rate(mt__timings *t) {
     t->rate = 0;
     for (const mt__timing *e = t->entry; e < t->entry + t->count; e++) {
         double rate = e->seconds / (double)e->samples;
-        if (e->runs > 1 && (t->rate == 0 || rate < t->rate)) t->rate = rate;
+        if (e->runs < 2 || (t->rate > 0 && rate >= t->rate)) continue;
+        t->rate = rate;
+        t->fastest = e->samples;
     }
 }
 
@@ -88,8 +90,19 @@ double mt__measured_seconds(const mt__timings *timings, size_t samples) {
     return found ? timings->entry[i].seconds : 0;
 }
 
+/*
+ * One run of a size above the fastest, slower than that but not by a cliff: whatever else the machine had to do may
+ * have been the reason, so it is worth another run.
+ */
+static int is_in_doubt(const mt__timings *all, const mt__timing *t) {
+    double fast = all->rate * (double)t->samples;
+    return all->settled && t->runs == 1 && t->samples > all->fastest && t->seconds <= CLIFF * fast;
+}
+
 static double expected(const mt__timings *all, const mt__timing *t) {
     double share = all->set_up > 0 ? fmin(all->set_up, FIRST_RUN) : FIRST_RUN;
+    if (is_in_doubt(all, t))
+        share = fmin(share, HOPE * all->rate * (double)t->samples / t->seconds);
     if (t->runs == 1) return share * t->seconds;
     return t->early && all->settled ? EARLY * t->seconds : t->seconds;
 }
@@ -157,18 +170,24 @@ static int is_slower(const mt__timing *t, const mt__timing *other) {
     return WORTH_IT * seconds / (double)t->samples > others / (double)other->samples;
 }
 
-/* Whether the largest size was no slower than all others. */
-static int growth_pays(const mt__timings *timings) {
-    const mt__timing *largest = timings->entry + timings->count - 1;
-    for (const mt__timing *e = timings->entry; e < largest; e++)
-        if (is_slower(largest, e)) return 0;
+/* Whether a size was no slower than all smaller ones, or has since been as fast as one that ran once. */
+static int growth_pays(const mt__timings *timings, const mt__timing *t) {
+    double seconds = t->seconds / (double)t->samples;
+    for (const mt__timing *e = timings->entry; e < t; e++) {
+        int catches_up = timings->settled && e->runs == 1 && t->runs > 1;
+        if (catches_up && WORTH_IT * seconds <= e->first / (double)e->samples) continue;
+        if (is_slower(t, e)) return 0;
+    }
     return 1;
 }
 
+/* Sizes in doubt may run again, but only others tell whether still larger ones are worth it. */
 size_t mt__largest_worth(const mt__timings *timings) {
     size_t largest = mt__largest_measured(timings);
     if (largest == 0) return SIZE_MAX;
-    return growth_pays(timings) ? 2 * largest : largest;
+    const mt__timing *sure = timings->entry + timings->count - 1;
+    while (sure > timings->entry && is_in_doubt(timings, sure)) sure--;
+    return mt__max(largest, growth_pays(timings, sure) ? 2 * sure->samples : sure->samples);
 }
 
 size_t mt__smallest_worth(const mt__timings *timings, size_t floor) {

@@ -28,6 +28,7 @@ typedef struct mt__timings {
     double
         set_up_seconds; /* what a first run takes longer than the second, the least seen; 0: none */
     double rate;        /* seconds a sample of the fastest size that ran twice; 0: none did */
+    size_t fastest;     /* that size */
     int settled;        /* the first batch is over */
 } mt__timings;
 

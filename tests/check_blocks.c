@@ -200,6 +200,8 @@ static const struct {
     {2, SIZE_MAX / 8, 3, 50, 51, 51},
     {2, 4, 3, INT64_MAX, 1, SIZE_MAX / 8},
     {2, 4, 3, 1, INT64_MAX, SIZE_MAX / 8},
+    {2, 4, 4, INT64_MAX, (int64_t)1 << 60, SIZE_MAX / 8},
+    {2, 4, 2, (int64_t)1 << 60, INT64_MAX, SIZE_MAX / 8},
 };
 
 START_TEST(immense_numbers) {
@@ -211,6 +213,18 @@ START_TEST(immense_numbers) {
     ck_ok(mt_recording_blocks(small, large, immense[_i].samples, 0, &block, 1, &count));
     ck_assert_uint_ge(block.bytes, immense[_i].bytes - near);
     ck_assert_uint_le(block.bytes, immense[_i].bytes + near);
+    mt_recording_free(small);
+    mt_recording_free(large);
+}
+END_TEST
+
+START_TEST(immense_recording) {
+    static const int64_t size = 50;
+    mt_recording *small = record_sizes(2, &size, 1), *large = record_sizes(SIZE_MAX, &size, 1);
+    mt_block block;
+    size_t count;
+
+    ck_status(mt_recording_blocks(small, large, 8, 0, &block, 1, &count), MT_EINVAL);
     mt_recording_free(small);
     mt_recording_free(large);
 }
@@ -300,6 +314,7 @@ int main(void) {
     tcase_add_test(blocks, no_whole_number);
     tcase_add_test(edges, recordings_are_checked);
     tcase_add_test(edges, endless_samples);
+    tcase_add_test(edges, immense_recording);
     tcase_add_loop_test(edges, immense_numbers, 0, LENGTH(immense));
     tcase_add_loop_test(edges, no_blocks, 0, LENGTH(few));
     tcase_add_loop_test(edges, incomplete, 0, 2);

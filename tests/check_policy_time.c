@@ -346,6 +346,33 @@ START_TEST(time_of_growth_is_legal) {
 }
 END_TEST
 
+/* One chunk, the n-th of all, takes longer for a reason of the machine's. */
+static struct {
+    int chunk, slow_chunk;
+    double factor;
+} hiccup;
+
+static double with_hiccup(size_t m) {
+    return steady(m) * (++hiccup.chunk == hiccup.slow_chunk ? hiccup.factor : 1);
+}
+
+/* Whichever chunk of the first batches it was, the largest size is found all the same. */
+START_TEST(time_of_a_hiccup) {
+    static const double factors[] = {1.2, 1.35};
+    mt_backend_info info = {.normalises_over_batch = _i % 2};
+    device dev = device_new(need(200), (mt_policy_options){0}, info);
+
+    hiccup.chunk = 0;
+    hiccup.slow_chunk = _i / 2 % 12 + 1;
+    hiccup.factor = factors[_i / 24];
+    dev.seconds = with_hiccup;
+    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_uint_eq(dev.count, 1);
+    ck_assert_uint_eq(dev.chunks[0], 64);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* From 16 samples on a fifth slower, or nearly twice as slow. */
 static double edge(size_t m) {
     return (double)m * (m < 16 ? 0.0027 : 0.0032);
@@ -503,6 +530,7 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_of_a_change_met_late);
     tcase_add_loop_test(time, time_of_a_small_first_batch, 0, LENGTH(small_first));
     tcase_add_test(time, time_of_growth_is_legal);
+    tcase_add_loop_test(time, time_of_a_hiccup, 0, 48);
     tcase_add_loop_test(time, time_of_an_edge, 0, 2);
     tcase_add_loop_test(time, time_told, 0, LENGTH(told));
     tcase_add_test(time, time_within_memory);
