@@ -16,8 +16,7 @@ constexpr unsigned to_record = 32;   /* ... of so many, if it departs ... */
 constexpr unsigned most_retries = 4; /* ... as often as this */
 constexpr size_t most_merged = 4;    /* times the requests of a chunk that a merged plan may have */
 constexpr size_t most_own = 64;      /* sizes of a kind that were recorded anew; the smallest go */
-constexpr size_t most_kept =
-    16; /* tensors that outlived their chunks, before the heap has guests */
+constexpr size_t most_kept = 16;     /* tensors that outlived their chunks, for guests to join */
 constexpr size_t most_recordings = 6; /* of a kind; the oldest go */
 
 /* All arenas, for drop_all_pages(). */

@@ -180,7 +180,7 @@ private:
     size_t found_ = 0, missed_ = 0; /* requests that have a place, and such without, or not free */
     size_t top_ = 0, taken_ = 0;    /* of what was served: where it ends, and its sum */
     size_t in_the_way_ = 0;         /* of these, places on which tensors of earlier chunks lay */
-    bool keeps_many_ = false;       /* tensors of earlier chunks are alive */
+    bool keeps_many_ = false;       /* of earlier chunks, too many for guests to join */
     bool skipped_ = false;          /* a place was not served though its turn had come */
     bool tracks_ = false;           /* something was skipped, or has no plan; from then on: */
     std::vector<const Place *> held_; /* what is alive in the mapping, by offset */

@@ -12,7 +12,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -128,7 +127,7 @@ private:
     int times_;
 };
 
-/* Fewer than there are plans for, and more: the most are served all the same. */
+/* Fewer than there are plans for, and more; percent: of the last round what was not recorded again, at least. */
 static const struct {
     int shapes;
     uint64_t percent;
