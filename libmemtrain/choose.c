@@ -16,6 +16,7 @@
 #define FIRST_RUN 0.9 /* the first run of a size pays for its set-up: expect less next time, ... */
 #define MOST_SET_UP 0.4 /* ... as much less as other sizes have shown, up to this */
 #define EARLY 0.9  /* what ran in the first batch alone, while heap and caches fill: expect less */
+#define NEW 1.03   /* a size between two that are known well costs its set-up */
 #define HOPE 0.9   /* what a first run says nothing of may be so much faster than the fastest */
 #define CLIFF 1.5  /* so much slower a sample is no slope, and worth what new sizes cost */
 #define BEYOND 0.9 /* time grows as samples^0.9 where nothing was measured: larger is better */
@@ -84,6 +85,11 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     timings->count++;
 }
 
+void mt__timings_next_batch(mt__timings *timings) {
+    timings->settled = 1;
+    timings->batches++;
+}
+
 double mt__measured_seconds(const mt__timings *timings, size_t samples) {
     size_t i = position(timings, samples);
     int found = i < timings->count && timings->entry[i].samples == samples;
@@ -137,13 +143,14 @@ double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     const mt__timing *low = &e[i - 1];
     double from = expected(timings, low), to = expected(timings, &e[i]);
     double line = between(low, from, to, samples);
+    if (timings->settled && low->runs > 1 && e[i].runs > 1) line *= NEW;
     /*
      * An upper end that is much slower a sample lies beyond a cliff: a line to it would hide what is before. In
      * the first batch what is left repeats the lower end, of which one run says little.
      */
     if (timings->settled && to / (double)e[i].samples > CLIFF * from / (double)low->samples)
         line = fmin(line, power_law(timings, low, samples));
-    return fmin(line, between(low, hoped(timings, low), to, samples));
+    return low->runs > 1 ? line : fmin(line, between(low, hoped(timings, low), to, samples));
 }
 
 double mt__batch_seconds(const mt__timings *timings, size_t samples, size_t chunks) {
@@ -162,12 +169,26 @@ double mt__least_seconds(const mt__timings *timings, size_t samples) {
     return fmax(high->seconds, between(low, low->seconds, high->seconds, samples));
 }
 
-/* Whether a size was slower a sample than another; first runs are compared with first runs. */
-static int is_slower(const mt__timing *t, const mt__timing *other) {
+/* Seconds a sample of a size over those of another; first runs are compared with first runs. */
+static double times_as_slow(const mt__timing *t, const mt__timing *other) {
     int twice = t->runs > 1 && other->runs > 1;
     double seconds = twice ? t->seconds : t->first;
     double others = twice ? other->seconds : other->first;
-    return WORTH_IT * seconds / (double)t->samples > others / (double)other->samples;
+    return seconds / (double)t->samples / (others / (double)other->samples);
+}
+
+static int is_slower(const mt__timing *t, const mt__timing *other) {
+    return WORTH_IT * times_as_slow(t, other) > 1;
+}
+
+/*
+ * Of twice the samples a gain is asked for, once both are known: where there is none still larger ones have less, and
+ * memory that was never touched costs.
+ */
+static int gains(const mt__timings *all, const mt__timing *t, const mt__timing *other) {
+    if (!all->settled || t->runs == 1 || other->runs == 1 || t->samples < 2 * other->samples)
+        return !is_slower(t, other);
+    return times_as_slow(t, other) < WORTH_IT;
 }
 
 /* Whether a size was no slower than all smaller ones, or has since been as fast as one that ran once. */
@@ -176,7 +197,7 @@ static int growth_pays(const mt__timings *timings, const mt__timing *t) {
     for (const mt__timing *e = timings->entry; e < t; e++) {
         int catches_up = timings->settled && e->runs == 1 && t->runs > 1;
         if (catches_up && WORTH_IT * seconds <= e->first / (double)e->samples) continue;
-        if (is_slower(t, e)) return 0;
+        if (!gains(timings, t, e)) return 0;
     }
     return 1;
 }
@@ -202,6 +223,44 @@ size_t mt__smallest_worth(const mt__timings *timings, size_t floor) {
     return floor;
 }
 
+/* Whether so many samples are whole chunks of a size in these bounds that has run. */
+static int are_measured(const mt__timings *timings, size_t samples, size_t least, size_t most) {
+    for (const mt__timing *e = timings->entry; e < timings->entry + timings->count; e++)
+        if (e->samples >= least && e->samples <= most && samples % e->samples == 0) return 1;
+    return 0;
+}
+
+/*
+ * Whether a size is to run again: its second run is its first without its set-up. One above the chosen size may have
+ * met busy moments only, so it has a third run after 4 batches, a fourth after 16, and so on.
+ */
+static int is_due(const mt__timings *all, const mt__timing *t, size_t chosen) {
+    unsigned runs = 2;
+    for (unsigned long batches = all->batches; batches >= 4; batches /= 4) runs++;
+    return t->runs == 1 || (t->samples > chosen && t->runs < runs);
+}
+
+/* Whether that costs little of such a batch, set-up apart, where others take so many seconds a sample. */
+static int is_cheap(const mt__timings *all, const mt__timing *t, double rate, size_t batch) {
+    double others = rate * (double)t->samples, most = rate * (double)batch;
+    if (t->runs == 1) return t->seconds - all->set_up_seconds - others <= most / 2;
+    return t->seconds - others <= fmin(most / 8, (CLIFF - 1) * others);
+}
+
+size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size_t chunks,
+                     size_t least, size_t most) {
+    double rate = mt__batch_seconds(timings, rest, chunks) / (double)rest;
+    size_t chosen = mt__ceil_div(rest, chunks);
+    if (!timings->settled || !(timings->rate > 0)) return 0;
+    for (const mt__timing *e = timings->entry + timings->count; e-- > timings->entry;) {
+        if (e->samples > most || e->samples < least) continue;
+        if (is_due(timings, e, chosen) && is_cheap(timings, e, rate, batch) &&
+            are_measured(timings, rest - e->samples, least, most))
+            return e->samples;
+    }
+    return 0;
+}
+
 size_t mt__next_candidate(size_t chunks) {
     return mt__max(chunks + 1, chunks + chunks / 2);
 }
@@ -213,6 +272,17 @@ static void try_chunks(const mt__timings *timings, size_t samples, size_t chunks
     if (seconds >= *least) return;
     *best = chunks;
     *least = seconds;
+}
+
+size_t mt__cut_as_measured(const mt__timings *timings, size_t samples, size_t fewest, size_t most) {
+    size_t best = 0;
+    double least = INFINITY;
+    for (size_t i = 0; i < timings->count; i++) {
+        size_t k = samples / timings->entry[i].samples;
+        if (k * timings->entry[i].samples == samples && k >= fewest && k <= most)
+            try_chunks(timings, samples, k, &best, &least);
+    }
+    return best;
 }
 
 size_t mt__choose_chunks(const mt__timings *timings, size_t samples, size_t fewest, size_t most,

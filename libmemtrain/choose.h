@@ -30,11 +30,15 @@ typedef struct mt__timings {
     double rate;        /* seconds a sample of the fastest size that ran twice; 0: none did */
     size_t fastest;     /* that size */
     int settled;        /* the first batch is over */
+    unsigned long batches; /* since then */
 } mt__timings;
 
 /* Notes that a chunk of so many samples took so long. Of more sizes than
  * there is place for those that ran least are forgotten. */
 void mt__timings_note(mt__timings *timings, size_t samples, double seconds);
+
+/* The first batch is over, or another one. */
+void mt__timings_next_batch(mt__timings *timings);
 
 /* Measured seconds of a chunk of exactly that size; 0: it never ran. */
 double mt__measured_seconds(const mt__timings *timings, size_t samples);
@@ -68,6 +72,17 @@ size_t mt__largest_worth(const mt__timings *timings);
  * ran from there on.
  */
 size_t mt__smallest_worth(const mt__timings *timings, size_t floor);
+
+/*
+ * The largest size from least to most samples, at most rest, that is worth another run, in a batch of which rest is left, to be cut
+ * into so many chunks else: as one chunk, beside which whole chunks of a size that has run make up the rest. 0: none
+ * is.
+ */
+size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size_t chunks,
+                     size_t least, size_t most);
+
+/* The number of chunks, all of one size that has run, with the least expected time. 0: none makes up the samples. */
+size_t mt__cut_as_measured(const mt__timings *timings, size_t samples, size_t fewest, size_t most);
 
 /* The candidate after so many chunks: half as many again, at least one more. */
 size_t mt__next_candidate(size_t chunks);

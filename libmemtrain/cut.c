@@ -188,6 +188,12 @@ static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *m
     if (mode == MT_TRAIN) p->keep = plan->keep;
 }
 
+/* Whether all is known of the chunks to come: they are the last, or one runs before the others that has run before. */
+static int can_promise(const mt__curve *c, const mt_plan *plan) {
+    if (plan->discard || !plan->groups) return 0;
+    return mt_plan_covered(plan) == plan->samples || c->timings.settled;
+}
+
 /*
  * Whether the whole batch fits as one chunk whose gradients are the only ones, since nothing is there to
  * add up those of several: known by recordings, never tried for.
@@ -212,7 +218,14 @@ static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, siz
                       size_t fewest, size_t most) {
     const mt__seen *s = mt__curve_find_seen(c, plan->samples);
     if (p->options.deterministic) return fewest;
-    return mt__choose_chunks(&c->timings, samples, fewest, most, s ? s->chunks : 0);
+    /* Beside a size that runs again. */
+    size_t same = plan->groups && c->timings.settled
+                      ? mt__cut_as_measured(&c->timings, samples, fewest, most)
+                      : 0;
+    if (same) return same;
+    size_t usual = s ? mt__ceil_div(plan->samples, s->chunks) : 0; /* samples of a chunk */
+    return mt__choose_chunks(&c->timings, samples, fewest, most,
+                             usual ? mt__ceil_div(samples, usual) : 0);
 }
 
 /*
@@ -256,13 +269,29 @@ static size_t recorded_first(const mt_policy *p, const mt__curve *c, const mt_me
     return before < least || (left && left < least) ? 0 : before;
 }
 
+/*
+ * A size that ran once, with its set-up and whatever else the machine had to do, runs again as one chunk of a batch
+ * before it is compared with others. 0: there is none.
+ */
+static size_t runs_again(const mt_policy *p, const mt__curve *c, const mt_plan *plan, size_t rest,
+                         size_t fewest, size_t chunks) {
+    size_t least = mt__policy_least(p, rest), top = mt__ceil_div(rest, fewest);
+    size_t tried =
+        mt__max(smallest_tried(p, c, top, least), FIRST_RECORDED); /* one takes other kernels */
+    /* Not while memory is short, nor where all chunks are to be known before the first. */
+    if (p->options.deterministic || p->step_failed || mt__curve_has_failures(c)) return 0;
+    if (plan->alone || p->is_told || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
+    return mt__run_again(&c->timings, plan->samples, rest, chunks, tried, top);
+}
+
 /* The chunk that runs before the rest is planned; 0: the rest is cut at once, into so many. */
 static size_t single_chunk(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
                            const mt_plan *plan, size_t rest, size_t fewest, size_t chunks) {
     size_t chunk = mt__ceil_div(rest, chunks);
     size_t next = grown(p, c, plan, rest, mt__ceil_div(rest, fewest), chunk);
     size_t before = recorded_first(p, c, memory, plan, rest, next ? next : chunk);
-    return before ? before : next;
+    if (before || next) return before ? before : next;
+    return runs_again(p, c, plan, rest, fewest, chunks);
 }
 
 /* Appends the rest of the batch as the fastest cut that fits. */
@@ -273,7 +302,7 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     mt_status status = limits(p, c, rest, memory, &fewest, &most);
     if (status != MT_OK && !alone) return status;
     if (status != MT_OK) fewest = rest + 1;
-    if (c->has_begun && !p->begun) c->timings.settled = 1;
+    if (c->has_begun && !p->begun) mt__timings_next_batch(&c->timings);
     int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
     int begins = may_begin && status == MT_OK && begin_small(p, c, memory, fewest, plan);
     /* Where there is room for them, gradients that are held stay so, and those that are not too. */
@@ -366,7 +395,7 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
     plan->rungs = mt__ladder_rungs(p);
     plan->rate = mt__ladder_rate(p, samples);
     if (!mt__ladder_crosses(p)) status = cut(p, mode, c, memory, plan);
-    if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
+    if (status == MT_OK && can_promise(c, plan))
         promise(p, mode, c, memory, 0, 0, plan);
     else if (mode == MT_TRAIN)
         p->keep = 0;
@@ -430,7 +459,7 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     size_t ran = mt_plan_chunks(plan), largest_ran = largest_chunk(plan);
     mt_status status =
         plan->groups ? plan_rest(policy, mode, memory, plan) : cut(policy, mode, c, memory, plan);
-    if (status == MT_OK && mt_plan_covered(plan) == plan->samples && !plan->discard)
+    if (status == MT_OK && can_promise(c, plan))
         promise(policy, mode, c, memory, ran, largest_ran, plan);
     policy->same_step = plan->discard;
     return status;

@@ -121,7 +121,7 @@ START_TEST(time_gets_worse) {
     dev.seconds = steady;
     ck_assert_uint_eq(largest_chunk_of_the_last(&dev, 96, 60, 40), 96);
     dev.seconds = throttled;
-    largest = largest_chunk_of_the_last(&dev, 96, 200, 40);
+    largest = largest_chunk_of_the_last(&dev, 96, 150, 40);
     ck_assert_uint_le(largest, 16);
     ck_assert_uint_ge(largest, 8);
     mt_policy_free(dev.policy);
@@ -145,7 +145,7 @@ START_TEST(time_of_small_sizes_is_found_out) {
     size_t largest;
 
     dev.seconds = with_set_up;
-    largest = largest_chunk_of_the_last(&dev, 64, 20, 10);
+    largest = largest_chunk_of_the_last(&dev, 64, 20, 3); /* the one before looks again */
     ck_assert_uint_lt(largest, 16);
     ck_assert_uint_ge(largest, 8);
     mt_policy_free(dev.policy);
@@ -346,14 +346,15 @@ START_TEST(time_of_growth_is_legal) {
 }
 END_TEST
 
-/* One chunk, the n-th of all, takes longer for a reason of the machine's. */
+/* Some chunks, from the n-th of all on, take longer for a reason of the machine's. */
 static struct {
-    int chunk, slow_chunk;
+    int chunk, first, count;
     double factor;
 } hiccup;
 
 static double with_hiccup(size_t m) {
-    return steady(m) * (++hiccup.chunk == hiccup.slow_chunk ? hiccup.factor : 1);
+    int since = ++hiccup.chunk - hiccup.first;
+    return steady(m) * (since >= 0 && since < hiccup.count ? hiccup.factor : 1);
 }
 
 /* Whichever chunk of the first batches it was, the largest size is found all the same. */
@@ -363,10 +364,29 @@ START_TEST(time_of_a_hiccup) {
     device dev = device_new(need(200), (mt_policy_options){0}, info);
 
     hiccup.chunk = 0;
-    hiccup.slow_chunk = _i / 2 % 12 + 1;
+    hiccup.first = _i / 2 % 12 + 1;
+    hiccup.count = 1;
     hiccup.factor = factors[_i / 24];
     dev.seconds = with_hiccup;
     for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_uint_eq(dev.count, 1);
+    ck_assert_uint_eq(dev.chunks[0], 64);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* The same where the machine is a fifth slower for a while: a larger size that met it has another run. */
+START_TEST(time_of_a_slow_while) {
+    static const int counts[] = {2, 4, 8, 16};
+    mt_backend_info info = {.normalises_over_batch = _i % 2};
+    device dev = device_new(need(200), (mt_policy_options){0}, info);
+
+    hiccup.chunk = 0;
+    hiccup.first = _i / 2 % 12 + 1;
+    hiccup.count = counts[_i / 24];
+    hiccup.factor = 1.2;
+    dev.seconds = with_hiccup;
+    for (int batch = 0; batch < 20; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
     ck_assert_uint_eq(dev.count, 1);
     ck_assert_uint_eq(dev.chunks[0], 64);
     mt_policy_free(dev.policy);
@@ -383,11 +403,11 @@ static double steep_edge(size_t m) {
 }
 
 /*
- * Growth ends with 16: what is left of the first batch runs the size before that again; the next one tries what
- * lies between if that is a cliff.
+ * Growth ends with 16: what is left of the first batch runs the size before that again. The second batch runs 16
+ * again, and the third what lies between if that is a cliff.
  */
 START_TEST(time_of_an_edge) {
-    static const size_t first[] = {8, 16, 8, 8, 8, 8, 8};
+    static const size_t first[] = {8, 16, 8, 8, 8, 8, 8}, second[] = {16, 8, 8, 8, 8, 8, 8};
     device dev = device_new(need(200), (mt_policy_options){0},
                             (mt_backend_info){.normalises_over_batch = 1});
 
@@ -395,6 +415,9 @@ START_TEST(time_of_an_edge) {
     ck_ok(device_batch(&dev, MT_TRAIN, 64));
     ck_assert_uint_eq(dev.count, LENGTH(first));
     ck_assert_mem_eq(dev.chunks, first, sizeof(first));
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_assert_uint_eq(dev.count, LENGTH(second));
+    ck_assert_mem_eq(dev.chunks, second, sizeof(second));
     ck_ok(device_batch(&dev, MT_TRAIN, 64));
     ck_assert_int_eq(dev.chunks[0] > 8, _i);
     ck_assert_uint_lt(dev.chunks[0], 16);
@@ -421,6 +444,11 @@ static const struct {
     {{{8, 1.0}, {16, 2.1}, {16, 1.0}}, {{0}}, 16, 0.45}, /* the second says nothing of it */
     {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {16, 1.7}}, {{0}}, 16, 0.8}, /* second runs are */
     {{{8, 1.0}, {8, 0.8}, {16, 2.1}, {16, 1.6}}, {{0}}, 32, 0.8}, /* they are not */
+    /* After the first batch twice the samples are to be faster, fewer no slower. */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 1.6}, {8, 0.8}}, 16, 0.8},
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 1.5}, {8, 0.8}}, 32, 0.8},
+    {{{8, 1.0}, {8, 0.8}, {12, 1.4}}, {{12, 1.2}, {8, 0.8}}, 24, 0.8},
+    {{{8, 1.0}, {8, 0.8}, {12, 1.4}}, {{12, 1.3}, {8, 0.8}}, 12, 0.8},
 };
 
 START_TEST(time_told) {
@@ -433,6 +461,48 @@ START_TEST(time_told) {
         mt__timings_note(&timings, told[_i].late[i].samples, told[_i].late[i].seconds);
     ck_assert_uint_eq(mt__largest_worth(&timings), told[_i].largest_worth);
     ck_assert_double_eq_tol(mt__chunk_seconds(&timings, 8), told[_i].expected, 1e-12);
+}
+END_TEST
+
+/* Runs in the first batch and after it; a batch, what is left of it and the sizes in question; and the answer. */
+static const struct {
+    struct run early[5], late[5];
+    unsigned long batches; /* since the first */
+    size_t batch, rest, chunks, least, most, again;
+} again[] = {
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 0, 64, 64, 8, 1, 64, 0}, /* still in the first batch */
+    {{{8, 1.0}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 64, 8, 1, 64, 0}, /* nothing to compare with */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 1, 64, 64, 8, 1, 64, 16},
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 64, 8, 1, 64, 32}, /* the larger */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 64, 8, 1, 31, 16},
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 32, 4, 1, 32, 32}, /* the rest */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 1, 64, 16, 2, 1, 64, 16},
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 1, 64, 64, 8, 17, 64, 0}, /* too small */
+    {{{4, 0.7}, {8, 1.0}, {8, 0.8}}, {{0}}, 1, 64, 64, 8, 1, 64, 4},   /* smaller ones too */
+    {{{8, 1.0}, {8, 0.8}, {17, 1.9}}, {{0}}, 1, 64, 64, 8, 1, 64, 0},  /* leaves new sizes */
+    {{{8, 1.0}, {8, 0.8}, {16, 6.0}}, {{0}}, 1, 64, 64, 8, 1, 64, 0},  /* a cliff */
+    {{{8, 1.0}, {8, 0.8}, {16, 4.4}}, {{0}}, 1, 64, 64, 8, 1, 64, 16}, /* within half a batch */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}}, 1, 64, 64, 8, 1, 64, 0},  /* it has */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}}, 3, 64, 64, 8, 1, 64, 0},  /* not yet */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}}, 4, 64, 64, 8, 1, 64, 16}, /* once more */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 1.5}}, 4, 64, 64, 4, 1, 64, 0},  /* the plan's own */
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}, {16, 2.0}}, 15, 64, 64, 8, 1, 64, 0},
+    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}, {16, 2.0}}, 16, 64, 64, 8, 1, 64, 16},
+    {{{8, 1.0}, {8, 0.8}, {16, 2.6}}, {{16, 2.5}}, 4, 64, 64, 8, 1, 64, 0}, /* no slope */
+    {{{8, 1.0}, {8, 0.8}, {32, 4.6}}, {{32, 4.5}}, 4, 64, 64, 8, 1, 64, 0}, /* over an eighth */
+};
+
+START_TEST(time_run_again) {
+    mt__timings timings = {.count = 0};
+
+    for (size_t i = 0; i < LENGTH(again[_i].early); i++)
+        mt__timings_note(&timings, again[_i].early[i].samples, again[_i].early[i].seconds);
+    for (unsigned long i = 0; i < again[_i].batches; i++) mt__timings_next_batch(&timings);
+    for (size_t i = 0; i < LENGTH(again[_i].late); i++)
+        mt__timings_note(&timings, again[_i].late[i].samples, again[_i].late[i].seconds);
+    ck_assert_uint_eq(mt__run_again(&timings, again[_i].batch, again[_i].rest, again[_i].chunks,
+                                    again[_i].least, again[_i].most),
+                      again[_i].again);
 }
 END_TEST
 
@@ -531,6 +601,8 @@ static Suite *suite_policy_time(void) {
     tcase_add_loop_test(time, time_of_a_small_first_batch, 0, LENGTH(small_first));
     tcase_add_test(time, time_of_growth_is_legal);
     tcase_add_loop_test(time, time_of_a_hiccup, 0, 48);
+    tcase_add_loop_test(time, time_of_a_slow_while, 0, 96);
+    tcase_add_loop_test(time, time_run_again, 0, LENGTH(again));
     tcase_add_loop_test(time, time_of_an_edge, 0, 2);
     tcase_add_loop_test(time, time_told, 0, LENGTH(told));
     tcase_add_test(time, time_within_memory);

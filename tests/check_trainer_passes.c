@@ -96,6 +96,11 @@ static fake_program larger_by(int percent) {
     return program;
 }
 
+/* Half of a small chunk's time is its set-up. */
+static double mostly_set_up(size_t samples) {
+    return 0.1 + 0.01 * (double)samples;
+}
+
 /* From 16 samples on kernels need more, and 16 would fit but for that: one that never does. */
 START_TEST(what_never_fits_is_tried_rarely) {
     static const int percent[] = {2, 10};
@@ -106,6 +111,7 @@ START_TEST(what_never_fits_is_tried_rarely) {
     options.wide = larger_by(percent[_i]);
     options.wide_above = 15;
     options.budget_bytes = bytes_for(16) + 500;
+    options.seconds = mostly_set_up;
     trainer = trainer_with(&options, NULL);
     steps(trainer, &id, 100);
     early = fake.genuine;
@@ -116,11 +122,6 @@ START_TEST(what_never_fits_is_tried_rarely) {
     done(trainer);
 }
 END_TEST
-
-/* Half of a small chunk's time is its set-up. */
-static double mostly_set_up(size_t samples) {
-    return 0.1 + 0.01 * (double)samples;
-}
 
 /* Two recordings whose kernels differ say nothing of each other: the larger one stands for sizes from there. */
 START_TEST(a_change_between_the_first_two_recordings) {
