@@ -109,12 +109,12 @@ static int may_begin_as_second(const mt_policy *p, size_t samples, size_t first)
            2 * first <= LEAST_NORMALISED && top >= 2 * LEAST_NORMALISED;
 }
 
-/* Whether it is to be: the first one has a time to grow from and, taken as proportional, tells of room for twice that. */
+/* Whether it is to be: the first one has a time to grow from and, taken as proportional, tells of room for it. */
 static int begins_as_second(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
                             size_t samples) {
     if (!c->records_one || !c->has_first || !mt__largest_measured(&c->timings)) return 0;
     return may_begin_as_second(p, samples, c->first->samples) &&
-           mt__curve_largest(c, 0, mt__room(memory)) >= 2 * LEAST_NORMALISED;
+           mt__curve_largest(c, 0, mt__room(memory)) >= LEAST_NORMALISED;
 }
 
 /*

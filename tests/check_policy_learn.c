@@ -62,7 +62,7 @@ START_TEST(learning_discards) {
 END_TEST
 
 /*
- * What is taken back: 2 samples where they alone tell of room for 16 with which the batch can begin, and 4 too where
+ * What is taken back: 2 samples where they alone tell of room for 8 with which the batch can begin, and 4 too where
  * they do not, where chunks as large are not to come or where their kernels are others.
  */
 static const struct {
@@ -79,7 +79,8 @@ static const struct {
     {100, 64, 0, 0, 9, 0, 0, 2, 8},     {1000, 400, 0, 0, 50, 0, 0, 2, 8},
     {1000, 400, 0, 0, 51, 0, 0, 2, 50}, {100, 64, 0, 0, 2, 0, 0, 2, 8},
     {100, 64, 0, 0, 3, 0, 0, 3, 8},     {100, 64, 0, 0, 0, 1, 0, 6, 64},
-    {100, 64, 0, 0, 0, 0, 1, 6, 8},
+    {100, 64, 0, 0, 0, 0, 1, 6, 8},     {17, 64, 0, 0, 0, 0, 0, 6, 8},
+    {18, 64, 0, 0, 0, 0, 0, 2, 8},
 };
 
 START_TEST(learning_discards_little) {
