@@ -240,12 +240,6 @@ static int is_due(const mt__timings *all, const mt__timing *t, size_t chosen) {
     return t->runs == 1 || (t->samples > chosen && t->runs < runs);
 }
 
-/* A smaller size may not, if without twice the set-up that others had it would still be slower. */
-static int may_be_faster(const mt__timings *all, const mt__timing *t, double rate, size_t chosen) {
-    double second = t->seconds - 2 * all->set_up_seconds;
-    return t->samples > chosen || !(all->set_up_seconds > 0) || second < rate * (double)t->samples;
-}
-
 /* Whether that costs little of such a batch, set-up apart, where others take so many seconds a sample. */
 static int is_cheap(const mt__timings *all, const mt__timing *t, double rate, size_t batch) {
     double others = rate * (double)t->samples, most = rate * (double)batch;
@@ -260,8 +254,7 @@ size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size
     if (!timings->settled || !(timings->rate > 0)) return 0;
     for (const mt__timing *e = timings->entry + timings->count; e-- > timings->entry;) {
         if (e->samples > most || e->samples < least) continue;
-        if (is_due(timings, e, chosen) && may_be_faster(timings, e, rate, chosen) &&
-            is_cheap(timings, e, rate, batch) &&
+        if (is_due(timings, e, chosen) && is_cheap(timings, e, rate, batch) &&
             are_measured(timings, rest - e->samples, least, most))
             return e->samples;
     }
