@@ -50,6 +50,7 @@ static void note_rate(mt__timings *t) {
 static void note_again(mt__timing *e, double seconds) {
     e->seconds = fmin(e->seconds, seconds);
     e->recent = e->recent > 0 ? fmin(e->recent, seconds) : seconds;
+    e->all++;
     if (++e->runs < 2 + SPAN) return;
     e->seconds = e->recent;
     e->recent = 0;
@@ -81,7 +82,7 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
         i = position(timings, samples);
     }
     memmove(e + i + 1, e + i, (timings->count - i) * sizeof *e);
-    e[i] = (mt__timing){samples, 1, !timings->settled, seconds, seconds, 0};
+    e[i] = (mt__timing){samples, 1, 1, !timings->settled, seconds, seconds, 0, timings->batches};
     timings->count++;
 }
 
@@ -202,13 +203,20 @@ static int growth_pays(const mt__timings *timings, const mt__timing *t) {
     return 1;
 }
 
-/* Sizes in doubt may run again, but only others tell whether still larger ones are worth it. */
+/*
+ * Sizes in doubt may run again, but only others tell whether still larger ones are worth it; and a size that is no
+ * whole step above the one before, such as what was left of a batch, does not end what that one promises.
+ */
 size_t mt__largest_worth(const mt__timings *timings) {
     size_t largest = mt__largest_measured(timings);
     if (largest == 0) return SIZE_MAX;
     const mt__timing *sure = timings->entry + timings->count - 1;
     while (sure > timings->entry && is_in_doubt(timings, sure)) sure--;
-    return mt__max(largest, growth_pays(timings, sure) ? 2 * sure->samples : sure->samples);
+    for (const mt__timing *t = sure; 2 * t->samples > sure->samples; t--) {
+        if (growth_pays(timings, t)) return mt__max(largest, 2 * t->samples);
+        if (t == timings->entry) break;
+    }
+    return mt__max(largest, sure->samples);
 }
 
 size_t mt__smallest_worth(const mt__timings *timings, size_t floor) {
@@ -223,28 +231,43 @@ size_t mt__smallest_worth(const mt__timings *timings, size_t floor) {
     return floor;
 }
 
-/* Whether so many samples are whole chunks of a size in these bounds that has run. */
-static int are_measured(const mt__timings *timings, size_t samples, size_t least, size_t most) {
-    for (const mt__timing *e = timings->entry; e < timings->entry + timings->count; e++)
-        if (e->samples >= least && e->samples <= most && samples % e->samples == 0) return 1;
-    return 0;
+size_t mt__cut_as_measured(const mt__timings *timings, size_t samples, size_t least, size_t most,
+                           double *seconds) {
+    size_t best = 0;
+    double fastest = INFINITY;
+    for (const mt__timing *e = timings->entry; e < timings->entry + timings->count; e++) {
+        if (e->samples < least || e->samples > most || samples % e->samples) continue;
+        double each = (double)(samples / e->samples) * mt__chunk_seconds(timings, e->samples);
+        if (each >= fastest) continue;
+        best = samples / e->samples;
+        fastest = each;
+    }
+    if (seconds) *seconds = fastest;
+    return best;
 }
 
 /*
- * Whether a size is to run again: its second run is its first without its set-up. One above the chosen size may have
- * met busy moments only, so it has a third run after 4 batches, a fourth after 16, and so on.
+ * Whether a size is to run again. Its second run is its first without its set-up; of sizes below the chosen one only
+ * half the largest needs it, which tells whether growth pays. One above may have met busy moments only, so it has a
+ * third run 4 batches after its first, a fourth after 16, and so on.
  */
 static int is_due(const mt__timings *all, const mt__timing *t, size_t chosen) {
     unsigned runs = 2;
-    for (unsigned long batches = all->batches; batches >= 4; batches /= 4) runs++;
-    return t->runs == 1 || (t->samples > chosen && t->runs < runs);
+    for (unsigned long age = all->batches - t->batch; age >= 4; age /= 4) runs++;
+    if (t->runs > 1) return t->samples > chosen && t->all < runs;
+    return t->samples >= chosen || 2 * t->samples >= mt__largest_measured(all);
 }
 
-/* Whether that costs little of such a batch, set-up apart, where others take so many seconds a sample. */
-static int is_cheap(const mt__timings *all, const mt__timing *t, double rate, size_t batch) {
-    double others = rate * (double)t->samples, most = rate * (double)batch;
-    if (t->runs == 1) return t->seconds - all->set_up_seconds - others <= most / 2;
-    return t->seconds - others <= fmin(most / 8, (CLIFF - 1) * others);
+/*
+ * Whether a batch of so many samples costs little more with it, set-up apart, where others take so many seconds a
+ * sample: what the size itself does, and what is left of the batch beside it.
+ */
+static int is_cheap(const mt__timings *all, const mt__timing *t, double rate, size_t batch,
+                    double left) {
+    double most = rate * (double)batch, others = rate * (double)t->samples;
+    double more = t->seconds - others;
+    if (t->runs == 1) return more - all->set_up_seconds + left <= most / 2;
+    return more <= (CLIFF - 1) * others && more + left <= most / 8;
 }
 
 size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size_t chunks,
@@ -253,10 +276,11 @@ size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size
     size_t chosen = mt__ceil_div(rest, chunks);
     if (!timings->settled || !(timings->rate > 0)) return 0;
     for (const mt__timing *e = timings->entry + timings->count; e-- > timings->entry;) {
-        if (e->samples > most || e->samples < least) continue;
-        if (is_due(timings, e, chosen) && is_cheap(timings, e, rate, batch) &&
-            are_measured(timings, rest - e->samples, least, most))
-            return e->samples;
+        if (e->samples > most || e->samples < least || !is_due(timings, e, chosen)) continue;
+        size_t beside = rest - e->samples;
+        double left = 0;
+        if (beside) (void)mt__cut_as_measured(timings, beside, least, most, &left);
+        if (is_cheap(timings, e, rate, batch, left - rate * (double)beside)) return e->samples;
     }
     return 0;
 }
@@ -272,17 +296,6 @@ static void try_chunks(const mt__timings *timings, size_t samples, size_t chunks
     if (seconds >= *least) return;
     *best = chunks;
     *least = seconds;
-}
-
-size_t mt__cut_as_measured(const mt__timings *timings, size_t samples, size_t fewest, size_t most) {
-    size_t best = 0;
-    double least = INFINITY;
-    for (size_t i = 0; i < timings->count; i++) {
-        size_t k = samples / timings->entry[i].samples;
-        if (k * timings->entry[i].samples == samples && k >= fewest && k <= most)
-            try_chunks(timings, samples, k, &best, &least);
-    }
-    return best;
 }
 
 size_t mt__choose_chunks(const mt__timings *timings, size_t samples, size_t fewest, size_t most,

@@ -12,11 +12,13 @@ enum { MT__TIMINGS = 64 };
 typedef struct mt__timing {
     size_t samples;
     unsigned runs;  /* 1: the first run, with its set-up; more: of this span, and 2 */
+    unsigned all;   /* of all spans */
     int early;      /* all of them were in the first batch */
     double first;   /* seconds of the first run */
     double seconds; /* least of this span and the one before: noise only ever adds, but a machine
                        may become slower for good */
     double recent;  /* least of this span; 0: none yet */
+    unsigned long batch; /* of the first run, see batches below */
 } mt__timing;
 
 /* Sorted by samples. */
@@ -74,15 +76,19 @@ size_t mt__largest_worth(const mt__timings *timings);
 size_t mt__smallest_worth(const mt__timings *timings, size_t floor);
 
 /*
- * The largest size from least to most samples, at most rest, that is worth another run, in a batch of which rest is left, to be cut
- * into so many chunks else: as one chunk, beside which whole chunks of a size that has run make up the rest. 0: none
+ * The largest size from least to most samples, at most rest, that is worth another run in a batch of which rest is
+ * left, to be cut into so many chunks else: as one chunk, before mt__cut_as_measured() of what is left then. 0: none
  * is.
  */
 size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size_t chunks,
                      size_t least, size_t most);
 
-/* The number of chunks, all of one size that has run, with the least expected time. 0: none makes up the samples. */
-size_t mt__cut_as_measured(const mt__timings *timings, size_t samples, size_t fewest, size_t most);
+/*
+ * The number of chunks, all of one size from least to most samples that has run, with the least expected time, which
+ * is told where seconds is not NULL: INFINITY and 0 chunks where none makes up the samples.
+ */
+size_t mt__cut_as_measured(const mt__timings *timings, size_t samples, size_t least, size_t most,
+                           double *seconds);
 
 /* The candidate after so many chunks: half as many again, at least one more. */
 size_t mt__next_candidate(size_t chunks);

@@ -173,7 +173,7 @@ static size_t allocated_alone(const mt_policy *p, const mt_memory *memory) {
 
 /*
  * Fills in what a plan promises, once its chunks are known. The first ones of a plan that was open have
- * run by then, the largest of so many samples, with their gradients in place.
+ * run by then, the largest of so many samples, with their gradients in place or as they were promised.
  */
 static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory, size_t ran,
                     size_t largest_ran, mt_plan *plan) {
@@ -184,14 +184,19 @@ static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *m
         plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, c, largest, memory, &bytes));
     if (ran && bytes) bytes = mt__max(bytes, mt__curve_predict(c, 0, largest_ran));
     int is_told = bytes && memory->budget_bytes && mt__curve_is_told(c, plan->keep, largest);
-    plan->predicted_peak_bytes = is_told ? mt__add(bytes, allocated) : 0;
+    plan->predicted_peak_bytes =
+        is_told ? mt__max(plan->predicted_peak_bytes, mt__add(bytes, allocated)) : 0;
     if (mode == MT_TRAIN) p->keep = plan->keep;
 }
 
-/* Whether all is known of the chunks to come: they are the last, or one runs before the others that has run before. */
+/*
+ * Whether all is known of the chunks to come: they are the last, or one runs before the others whose size has run. One
+ * that is to be recorded runs in place, since a recording with a second set of gradients may tell less.
+ */
 static int can_promise(const mt__curve *c, const mt_plan *plan) {
     if (plan->discard || !plan->groups) return 0;
-    return mt_plan_covered(plan) == plan->samples || c->timings.settled;
+    if (mt_plan_covered(plan) == plan->samples) return 1;
+    return c->timings.settled && mt__curve_is_told(c, 0, plan->group[plan->groups - 1].samples);
 }
 
 /*
@@ -213,16 +218,22 @@ static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
 
 /* ---- the number of chunks --------------------------------------------------------------------- */
 
+/* The smallest chunk that a size may run in again, or beside one that does. One sample takes other kernels. */
+static size_t smallest_again(const mt_policy *p, const mt__curve *c, size_t samples, size_t top) {
+    size_t least = mt__policy_least(p, samples);
+    return mt__max(smallest_tried(p, c, top, least), FIRST_RECORDED);
+}
+
 /* The fastest number of chunks, as far as times are known and may be asked. */
 static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, size_t samples,
                       size_t fewest, size_t most) {
     const mt__seen *s = mt__curve_find_seen(c, plan->samples);
     if (p->options.deterministic) return fewest;
-    /* Beside a size that runs again. */
-    size_t same = plan->groups && c->timings.settled
-                      ? mt__cut_as_measured(&c->timings, samples, fewest, most)
-                      : 0;
-    if (same) return same;
+    if (plan->groups && c->timings.settled) { /* beside a size that runs again */
+        size_t top = mt__ceil_div(samples, fewest), least = smallest_again(p, c, samples, top);
+        size_t same = mt__cut_as_measured(&c->timings, samples, least, top, NULL);
+        if (same) return same;
+    }
     size_t usual = s ? mt__ceil_div(plan->samples, s->chunks) : 0; /* samples of a chunk */
     return mt__choose_chunks(&c->timings, samples, fewest, most,
                              usual ? mt__ceil_div(samples, usual) : 0);
@@ -275,13 +286,11 @@ static size_t recorded_first(const mt_policy *p, const mt__curve *c, const mt_me
  */
 static size_t runs_again(const mt_policy *p, const mt__curve *c, const mt_plan *plan, size_t rest,
                          size_t fewest, size_t chunks) {
-    size_t least = mt__policy_least(p, rest), top = mt__ceil_div(rest, fewest);
-    size_t tried =
-        mt__max(smallest_tried(p, c, top, least), FIRST_RECORDED); /* one takes other kernels */
+    size_t top = mt__ceil_div(rest, fewest), least = smallest_again(p, c, rest, top);
     /* Not while memory is short, nor where all chunks are to be known before the first. */
     if (p->options.deterministic || p->step_failed || mt__curve_has_failures(c)) return 0;
     if (plan->alone || p->is_told || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
-    return mt__run_again(&c->timings, plan->samples, rest, chunks, tried, top);
+    return mt__run_again(&c->timings, plan->samples, rest, chunks, least, top);
 }
 
 /* The chunk that runs before the rest is planned; 0: the rest is cut at once, into so many. */
