@@ -216,6 +216,92 @@ START_TEST(learning_after_an_oom) {
 }
 END_TEST
 
+/* ---- plans in parts ---------------------------------------------------------------------------- */
+
+enum { GRADIENT = 20000, IN_USE = 50000 }; /* bytes */
+
+/* Of a chunk with 1000 bytes a sample, 500 more for a while, and a gradient before and after that. */
+static size_t peak_of_parts(size_t m, int keep) {
+    size_t before = 1000 * m + GRADIENT, during = 1500 * m + (keep ? GRADIENT : 0);
+    size_t after = 1000 * m + (keep ? 2 : 1) * (size_t)GRADIENT;
+    size_t most = before > during ? before : during;
+
+    return most > after ? most : after;
+}
+
+static void record_parts(mt_recording *recording, size_t m) {
+    static char block[4];
+
+    mt_recording_event(recording, &block[0], (int64_t)(1000 * m));
+    mt_recording_event(recording, &block[1], GRADIENT);
+    mt_recording_event(recording, &block[1], 0);
+    mt_recording_event(recording, &block[2], (int64_t)(500 * m));
+    mt_recording_event(recording, &block[2], -1);
+    mt_recording_event(recording, &block[3], GRADIENT);
+    mt_recording_event(recording, &block[3], 0);
+    mt_recording_event(recording, &block[0], -1);
+    mt_recording_event(recording, &block[1], -1);
+    mt_recording_event(recording, &block[3], -1);
+}
+
+/* Runs a chunk and returns its peak. */
+static size_t run_parts(mt_policy *policy, const mt_plan *plan, size_t m) {
+    mt_recording *recording = mt_policy_recording(policy, MT_TRAIN, m);
+    mt_chunk_result result = {.size = sizeof(result), .units = (double)m};
+
+    if (recording) record_parts(recording, m);
+    result.peak_bytes = IN_USE + peak_of_parts(m, plan->keep);
+    result.seconds = 0.020 + 0.001 * (double)m;
+    ck_ok(mt_policy_observe(policy, MT_TRAIN, m, IN_USE, &result));
+    return result.peak_bytes;
+}
+
+/* Runs a batch and returns its highest peak; *plan is the last one, whole. */
+static size_t batch_in_parts(mt_policy *policy, size_t samples, const mt_memory *memory,
+                             mt_plan *plan) {
+    size_t most, m;
+
+    do {
+        most = 0;
+        ck_ok(mt_policy_plan(policy, MT_TRAIN, samples, memory, plan));
+        for (size_t i = 0;; i++) {
+            m = mt_plan_chunk(plan, i);
+            if (!m && !plan->discard && mt_plan_covered(plan) < samples) {
+                ck_ok(mt_policy_extend(policy, MT_TRAIN, memory, plan));
+                m = mt_plan_chunk(plan, i);
+            }
+            if (!m) break;
+            size_t peak = run_parts(policy, plan, m);
+            most = peak > most ? peak : most;
+        }
+    } while (plan->discard);
+    return most;
+}
+
+/* A chunk that runs before the rest of its batch counts, with the second set of gradients that it may have had. */
+START_TEST(plans_in_parts_tell_their_peak) {
+    mt_backend_info info = {.keeps_chunks = 1, .gradient_bytes = 2 * GRADIENT};
+    mt_memory memory = {.size = sizeof(memory)};
+    mt_plan plan;
+
+    info.normalises_over_batch = _i % 2;
+    memory.allocated_bytes = memory.reserved_bytes = IN_USE;
+    for (size_t samples = 8; samples < 250; samples += 4) {
+        mt_policy *policy = policy_new((mt_policy_options){0}, info);
+
+        memory.budget_bytes = IN_USE + peak_of_parts(8 + 16 * (size_t)(_i / 2), 1);
+        for (int batch = 0; batch < 12; batch++) {
+            size_t most = batch_in_parts(policy, samples, &memory, &plan);
+
+            ck_assert_uint_le(most, memory.budget_bytes);
+            if (batch > 0 && plan.predicted_peak_bytes)
+                ck_assert_uint_eq(plan.predicted_peak_bytes, most);
+        }
+        mt_policy_free(policy);
+    }
+}
+END_TEST
+
 static Suite *suite_policy_learn(void) {
     Suite *suite = suite_create("policy_learn");
     TCase *learning = suite_case(suite, "learning");
@@ -230,6 +316,7 @@ static Suite *suite_policy_learn(void) {
     tcase_add_test(learning, learning_from_the_smallest_legal);
     tcase_add_test(learning, learning_without_recordings);
     tcase_add_test(learning, learning_after_an_oom);
+    tcase_add_loop_test(learning, plans_in_parts_tell_their_peak, 0, 12);
     return suite;
 }
 

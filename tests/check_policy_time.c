@@ -394,6 +394,51 @@ START_TEST(time_of_a_slow_while) {
 }
 END_TEST
 
+/* Half of 19 samples, all that fit, are set-up. */
+static double half_set_up(size_t m) {
+    return 0.020 + 0.001 * (double)m;
+}
+
+/* Beside a size that runs again there are no crumbs: 256 samples are 14 chunks of 19 at the least. */
+START_TEST(time_of_what_is_left) {
+    device dev = device_new(need(19), (mt_policy_options){0}, (mt_backend_info){0});
+
+    dev.seconds = half_set_up;
+    ck_ok(device_batch(&dev, MT_TRAIN, 256));
+    for (int batch = 0; batch < 20; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 256));
+        ck_assert_uint_le(dev.count, 17);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+static double cliff_at_41(size_t m) {
+    return 0.020 + 0.001 * (double)m * (m > 40 ? 3 : 1);
+}
+
+static int is_balanced(const device *dev) {
+    for (size_t i = 1; i < dev->count; i++)
+        if (dev->chunks[0] - dev->chunks[i] > 1) return 0; /* larger ones count as well */
+    return 1;
+}
+
+/* Where batches are of many sizes, sizes of chunks do not run again for ever. */
+START_TEST(time_of_varying_batches) {
+    device dev = device_new(need(60), (mt_policy_options){0}, (mt_backend_info){0});
+    uint64_t state = 5;
+    int again = 0;
+
+    dev.seconds = cliff_at_41;
+    for (int batch = 0; batch < 2000; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 33 + (size_t)(fake_random(&state) % 32)));
+        again += batch >= 1000 && !is_balanced(&dev);
+    }
+    ck_assert_int_le(again, 10);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* From 16 samples on a fifth slower, or nearly twice as slow. */
 static double edge(size_t m) {
     return (double)m * (m < 16 ? 0.0027 : 0.0032);
@@ -605,6 +650,8 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_of_growth_is_legal);
     tcase_add_loop_test(time, time_of_a_hiccup, 0, 48);
     tcase_add_loop_test(time, time_of_a_slow_while, 0, 96);
+    tcase_add_test(time, time_of_what_is_left);
+    tcase_add_test(time, time_of_varying_batches);
     tcase_add_loop_test(time, time_run_again, 0, LENGTH(again));
     tcase_add_loop_test(time, time_of_an_edge, 0, 2);
     tcase_add_loop_test(time, time_told, 0, LENGTH(told));

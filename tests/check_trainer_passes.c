@@ -123,6 +123,32 @@ START_TEST(what_never_fits_is_tried_rarely) {
 }
 END_TEST
 
+/*
+ * Room comes while chunks are kept by a bound, after an OOM: the chunk that is recorded before larger ones runs in
+ * place, so that the recording tells both, and the whole batch is next.
+ */
+START_TEST(more_room_and_other_kernels) {
+    fake_options options = fake_defaults;
+    mt_step_report report;
+    mt_trainer *trainer;
+    uint64_t id = 1;
+
+    options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
+    options.wide_above = 15;
+    options.tells_wide = options.keep = 1;
+    options.seconds = mostly_set_up;
+    options.budget_bytes = bytes_for(12);
+    trainer = trainer_with(&options, NULL);
+    for (int i = 0; i < 3; i++) (void)step(trainer, 24, id++);
+    fake_fail_kind(&fake, FAKE_ALLOCATION, 3, MT_EDEVMEM);
+    for (int i = 0; i < 3; i++) (void)step(trainer, 24, id++);
+    fake.options.budget_bytes *= 4;
+    for (int i = 0; i < 4; i++) report = step(trainer, 24, id++);
+    ck_assert_uint_eq(report.chunk_count, 1);
+    done(trainer);
+}
+END_TEST
+
 /* Two recordings whose kernels differ say nothing of each other: the larger one stands for sizes from there. */
 START_TEST(a_change_between_the_first_two_recordings) {
     static const size_t batches[] = {128, 16}, budgets[] = {350000, 325000};
@@ -337,6 +363,7 @@ int main(void) {
     tcase_add_loop_test(passes, hog_that_is_not_told, 0, LENGTH(backends));
     tcase_add_loop_test(passes, a_rung_is_left, 0, LENGTH(rungs_taken));
     tcase_add_loop_test(passes, memory_comes_back, 0, 2);
+    tcase_add_test(stays, more_room_and_other_kernels);
     tcase_add_loop_test(stays, a_change_between_the_first_two_recordings, 0, 2);
     tcase_add_test(stays, sizes_below_a_failure_are_tried);
     tcase_add_loop_test(stays, what_never_fits_is_tried_rarely, 0, 2);
