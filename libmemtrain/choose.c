@@ -19,6 +19,7 @@
 #define NEW 1.03   /* a size between two that are known well costs its set-up */
 #define HOPE 0.9   /* what a first run says nothing of may be so much faster than the fastest */
 #define CLIFF 1.5  /* so much slower a sample is no slope, and worth what new sizes cost */
+#define SPENT 0.02 /* of the time so far may go into a second run, however slow the first was */
 #define BEYOND 0.9 /* time grows as samples^0.9 where nothing was measured: larger is better */
 
 /* Index of the first entry of at least so many samples. */
@@ -183,13 +184,13 @@ static int is_slower(const mt__timing *t, const mt__timing *other) {
 }
 
 /*
- * Of twice the samples a gain is asked for, once both are known: where there is none still larger ones have less, and
- * memory that was never touched costs.
+ * Of twice the samples a gain is asked for, once both are known: what a chunk takes whatever its size halves with each
+ * doubling, so the next one would gain half as much, and memory that was never touched costs.
  */
 static int gains(const mt__timings *all, const mt__timing *t, const mt__timing *other) {
     if (!all->settled || t->runs == 1 || other->runs == 1 || t->samples < 2 * other->samples)
         return !is_slower(t, other);
-    return times_as_slow(t, other) < WORTH_IT;
+    return times_as_slow(t, other) < WORTH_IT * WORTH_IT;
 }
 
 /* Whether a size was no slower than all smaller ones, or has since been as fast as one that ran once. */
@@ -212,10 +213,9 @@ size_t mt__largest_worth(const mt__timings *timings) {
     if (largest == 0) return SIZE_MAX;
     const mt__timing *sure = timings->entry + timings->count - 1;
     while (sure > timings->entry && is_in_doubt(timings, sure)) sure--;
-    for (const mt__timing *t = sure; 2 * t->samples > sure->samples; t--) {
+    /* The smallest of all pays, since there is nothing to compare it with. */
+    for (const mt__timing *t = sure; 2 * t->samples > sure->samples; t--)
         if (growth_pays(timings, t)) return mt__max(largest, 2 * t->samples);
-        if (t == timings->entry) break;
-    }
     return mt__max(largest, sure->samples);
 }
 
@@ -266,7 +266,8 @@ static int is_cheap(const mt__timings *all, const mt__timing *t, double rate, si
                     double left) {
     double most = rate * (double)batch, others = rate * (double)t->samples;
     double more = t->seconds - others;
-    if (t->runs == 1) return more - all->set_up_seconds + left <= most / 2;
+    double spent = fmax(0.5, SPENT * (double)all->batches); /* batches, on a second run */
+    if (t->runs == 1) return more - all->set_up_seconds + left <= spent * most;
     return more <= (CLIFF - 1) * others && more + left <= most / 8;
 }
 
