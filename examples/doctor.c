@@ -238,6 +238,9 @@ static void print_group(const mt_host_memory *host) {
         in_words(host->cgroup_room_bytes).text,
         group_is_least(host) ? "it binds, since the host has more"
                              : "it does not bind, since the host has less");
+    if (host->cgroup_peak_bytes)
+        row("  its peak", "%s, page cache and other processes included",
+            in_words(host->cgroup_peak_bytes).text);
 }
 
 /* docs/policy.md, "Where the budget comes from", and docs/memory.md, "A limit for the process". */

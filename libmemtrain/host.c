@@ -2,7 +2,7 @@
  * host.c - what the host has for this process: /proc/meminfo and the control groups.
  *
  * Sources: Documentation/filesystems/proc.rst (MemAvailable), admin-guide/cgroup-v2.rst
- * (memory.max, memory.high, memory.current, memory.pressure), admin-guide/cgroup-v1/memory.rst,
+ * (memory.max, memory.high, memory.current, memory.peak, memory.pressure), admin-guide/cgroup-v1/memory.rst,
  * Documentation/accounting/psi.rst.
  */
 #include "internal.h"
@@ -81,14 +81,16 @@ static void raise_pressure(mt_host_memory *m, double pressure) {
 /* The files of the two versions. */
 typedef struct cgroup_names {
     const char *limits[2]; /* the least of them counts */
-    const char *usage;
+    const char *usage, *peak;
     const char *clean; /* key of memory.stat: file pages that can be dropped */
 } cgroup_names;
 
 static const cgroup_names names_v2 = {
-    {"memory.max", "memory.high"}, "memory.current", "inactive_file"};
-static const cgroup_names names_v1 = {
-    {"memory.limit_in_bytes", NULL}, "memory.usage_in_bytes", "total_inactive_file"};
+    {"memory.max", "memory.high"}, "memory.current", "memory.peak", "inactive_file"};
+static const cgroup_names names_v1 = {{"memory.limit_in_bytes", NULL},
+                                      "memory.usage_in_bytes",
+                                      "memory.max_usage_in_bytes",
+                                      "total_inactive_file"};
 
 /* One group: lowers limit and room to what it leaves. */
 static void apply_group(const char *dir, const cgroup_names *names, mt_host_memory *m) {
@@ -102,7 +104,10 @@ static void apply_group(const char *dir, const cgroup_names *names, mt_host_memo
     size_t clean = join(path, dir, "/memory.stat", "", "") ? read_key(path, names->clean) : 0;
     used -= mt__min(used, clean);
     m->cgroup_limit_bytes = mt__min(m->cgroup_limit_bytes, limit);
-    m->cgroup_room_bytes = mt__min(m->cgroup_room_bytes, limit - mt__min(used, limit));
+    size_t room = limit - mt__min(used, limit), peak = read_limit(dir, names->peak);
+    if (room >= m->cgroup_room_bytes) return;
+    m->cgroup_room_bytes = room;
+    m->cgroup_peak_bytes = peak == SIZE_MAX ? 0 : peak;
 }
 
 /* The group, "" or a path that begins with a slash, and each ancestor up to the mount point. */
@@ -217,7 +222,7 @@ static int read_system(const char *root, mt_host_memory *m) {
 #endif
 
 mt_status mt_host_memory_read(const char *root, mt_host_memory *out) {
-    mt_host_memory m = {sizeof m, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, 0, 0};
+    mt_host_memory m = {sizeof m, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX, 0, 0, 0};
     char proc[PATH];
     MT__CHECK(out, "mt_host_memory_read: out is NULL");
     MT__CHECK(out->size >= sizeof out->size,

@@ -196,7 +196,7 @@ START_TEST(what_needs_no_trainer) {
     mt_sim_options options = MT_SIM_OPTIONS_INIT;
     mt_sim_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     mt_memory memory = {sizeof memory, 0, 0, 0, 0, 0, 0};
-    mt_host_memory host = {sizeof host, 0, 0, 0, 0, 0, 0, 0};
+    mt_host_memory host = {sizeof host, 0, 0, 0, 0, 0, 0, 0, 0};
     mt_schedule rates = MT_SCHEDULE_INIT;
     mt_segments_choice choice = MT_SEGMENTS_CHOICE_INIT;
     mt_layout place = MT_LAYOUT_INIT;

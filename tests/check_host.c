@@ -342,6 +342,21 @@ START_TEST(host_v2_no_use) {
 }
 END_TEST
 
+/* The peak is that of the group that binds. */
+START_TEST(host_peak_of_the_group) {
+    put_meminfo();
+    put_v2("0::/job/step\n");
+    put_v2_group("/job", "3221225472\n", "max\n", 2 * GI, 0);
+    put_v2_group("/job/step", "2147483648\n", "max\n", GI / 2, 0);
+    ck_assert_uint_eq(read_root().cgroup_peak_bytes, 0); /* before Linux 5.19 */
+    put_number("sys/fs/cgroup/job/memory.peak", 5 * GI / 2);
+    put_number("sys/fs/cgroup/job/step/memory.peak", GI);
+    ck_assert_uint_eq(read_root().cgroup_peak_bytes, 5 * GI / 2);
+    put_v2_group("/job/step", "2147483648\n", "max\n", 3 * GI / 2, 0);
+    ck_assert_uint_eq(read_root().cgroup_peak_bytes, GI);
+}
+END_TEST
+
 /* What is no number of bytes that there could be is no limit. */
 static const struct {
     const char *text;
@@ -371,6 +386,15 @@ static void put_v1(const char *group) {
     put("proc/self/cgroup", group);
     put("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V1_MOUNT);
 }
+
+START_TEST(host_v1_peak) {
+    put_meminfo();
+    put_v1("4:memory:/box\n");
+    put_v1_group("/box", 2 * (unsigned long long)GI, GI, 0);
+    put_number("sys/fs/cgroup/memory/box/memory.max_usage_in_bytes", 3 * GI / 2);
+    ck_assert_uint_eq(read_root().cgroup_peak_bytes, 3 * GI / 2);
+}
+END_TEST
 
 START_TEST(host_v1) {
     mt_host_memory memory;
@@ -664,6 +688,8 @@ static Suite *suite_host(void) {
     tcase_add_test(host, host_v2_unlimited);
     tcase_add_test(host, host_v2_over_the_limit);
     tcase_add_test(host, host_v2_no_use);
+    tcase_add_test(host, host_peak_of_the_group);
+    tcase_add_test(host, host_v1_peak);
     tcase_add_loop_test(host, host_v2_limits, 0, LENGTH(limits));
     tcase_add_test(host, host_v1);
     tcase_add_loop_test(host, host_v1_controllers, 0, LENGTH(controllers));

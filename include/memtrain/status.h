@@ -151,11 +151,14 @@ typedef struct mt_host_memory {
     double pressure;           /* share of the last 10 seconds in which some task waited for memory,
                                   0 to 1, the worst of system and control groups; 0: not known */
     int pressed;               /* 1: pressure is from a tenth on, and budget_bytes says so */
+    size_t cgroup_peak_bytes; /* highest use of the group with the least room since it was made, its
+                                  page cache and other processes included; 0: not known */
 } mt_host_memory;
 
 /*
  * Reads /proc/meminfo and the control groups (v2: memory.max and memory.high of the group and each
- * ancestor; v1: memory.limit_in_bytes, which excludes what is outside the namespace). On macOS
+ * ancestor; v1: memory.limit_in_bytes, which excludes what is outside the namespace; peaks are memory.peak,
+ * from Linux 5.19 on, and memory.max_usage_in_bytes). On macOS
  * hw.memsize and the free, inactive and purgeable pages. Pressure is PSI's "some avg10"
  * (Documentation/accounting/psi.rst); from a tenth on, the default budget leaves more to others.
  *
