@@ -248,14 +248,15 @@ size_t mt__cut_as_measured(const mt__timings *timings, size_t samples, size_t le
 
 /*
  * Whether a size is to run again. Its second run is its first without its set-up; of sizes below the chosen one only
- * half the largest needs it, which tells whether growth pays. One above may have met busy moments only, so it has a
- * third run 4 batches after its first, a fourth after 16, and so on.
+ * half the largest needs it, which tells whether growth pays, where there is room for that. One above may have met busy
+ * moments only, so it has a third run 4 batches after its first, a fourth after 16, and so on.
  */
-static int is_due(const mt__timings *all, const mt__timing *t, size_t chosen) {
+static int is_due(const mt__timings *all, const mt__timing *t, size_t chosen, size_t most) {
+    size_t largest = mt__largest_measured(all);
     unsigned runs = 2;
     for (unsigned long age = all->batches - t->batch; age >= 4; age /= 4) runs++;
     if (t->runs > 1) return t->samples > chosen && t->all < runs;
-    return t->samples >= chosen || 2 * t->samples >= mt__largest_measured(all);
+    return t->samples >= chosen || (largest < most && 2 * t->samples >= largest);
 }
 
 /*
@@ -277,7 +278,7 @@ size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size
     size_t chosen = mt__ceil_div(rest, chunks);
     if (!timings->settled || !(timings->rate > 0)) return 0;
     for (const mt__timing *e = timings->entry + timings->count; e-- > timings->entry;) {
-        if (e->samples > most || e->samples < least || !is_due(timings, e, chosen)) continue;
+        if (e->samples > most || e->samples < least || !is_due(timings, e, chosen, most)) continue;
         size_t beside = rest - e->samples;
         double left = 0;
         if (beside) (void)mt__cut_as_measured(timings, beside, least, most, &left);
