@@ -74,7 +74,7 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
     if (i < timings->count && e[i].samples == samples) {
         if (e[i].runs == 1) note_set_up(timings, e[i].seconds, seconds);
         note_again(&e[i], seconds);
-        e[i].early = e[i].early && !timings->settled;
+        e[i].early = e[i].early && !timings->batches;
         note_rate(timings);
         return;
     }
@@ -83,12 +83,11 @@ void mt__timings_note(mt__timings *timings, size_t samples, double seconds) {
         i = position(timings, samples);
     }
     memmove(e + i + 1, e + i, (timings->count - i) * sizeof *e);
-    e[i] = (mt__timing){samples, 1, 1, !timings->settled, seconds, seconds, 0, timings->batches};
+    e[i] = (mt__timing){samples, 1, 1, !timings->batches, seconds, seconds, 0, timings->batches};
     timings->count++;
 }
 
 void mt__timings_next_batch(mt__timings *timings) {
-    timings->settled = 1;
     timings->batches++;
 }
 
@@ -104,7 +103,7 @@ double mt__measured_seconds(const mt__timings *timings, size_t samples) {
  */
 static int is_in_doubt(const mt__timings *all, const mt__timing *t) {
     double fast = all->rate * (double)t->samples;
-    return all->settled && t->runs == 1 && t->samples > all->fastest && t->seconds <= CLIFF * fast;
+    return all->batches && t->runs == 1 && t->samples > all->fastest && t->seconds <= CLIFF * fast;
 }
 
 static double expected(const mt__timings *all, const mt__timing *t) {
@@ -112,7 +111,7 @@ static double expected(const mt__timings *all, const mt__timing *t) {
     if (is_in_doubt(all, t))
         share = fmin(share, HOPE * all->rate * (double)t->samples / t->seconds);
     if (t->runs == 1) return share * t->seconds;
-    return t->early && all->settled ? EARLY * t->seconds : t->seconds;
+    return t->early && all->batches ? EARLY * t->seconds : t->seconds;
 }
 
 /*
@@ -145,12 +144,12 @@ double mt__chunk_seconds(const mt__timings *timings, size_t samples) {
     const mt__timing *low = &e[i - 1];
     double from = expected(timings, low), to = expected(timings, &e[i]);
     double line = between(low, from, to, samples);
-    if (timings->settled && low->runs > 1 && e[i].runs > 1) line *= NEW;
+    if (timings->batches && low->runs > 1 && e[i].runs > 1) line *= NEW;
     /*
      * An upper end that is much slower a sample lies beyond a cliff: a line to it would hide what is before. In
      * the first batch what is left repeats the lower end, of which one run says little.
      */
-    if (timings->settled && to / (double)e[i].samples > CLIFF * from / (double)low->samples)
+    if (timings->batches && to / (double)e[i].samples > CLIFF * from / (double)low->samples)
         line = fmin(line, power_law(timings, low, samples));
     return low->runs > 1 ? line : fmin(line, between(low, hoped(timings, low), to, samples));
 }
@@ -188,7 +187,7 @@ static int is_slower(const mt__timing *t, const mt__timing *other) {
  * doubling, so the next one would gain half as much, and memory that was never touched costs.
  */
 static int gains(const mt__timings *all, const mt__timing *t, const mt__timing *other) {
-    if (!all->settled || t->runs == 1 || other->runs == 1 || t->samples < 2 * other->samples)
+    if (!all->batches || t->runs == 1 || other->runs == 1 || t->samples < 2 * other->samples)
         return !is_slower(t, other);
     return times_as_slow(t, other) < WORTH_IT * WORTH_IT;
 }
@@ -197,7 +196,7 @@ static int gains(const mt__timings *all, const mt__timing *t, const mt__timing *
 static int growth_pays(const mt__timings *timings, const mt__timing *t) {
     double seconds = t->seconds / (double)t->samples;
     for (const mt__timing *e = timings->entry; e < t; e++) {
-        int catches_up = timings->settled && e->runs == 1 && t->runs > 1;
+        int catches_up = timings->batches && e->runs == 1 && t->runs > 1;
         if (catches_up && WORTH_IT * seconds <= e->first / (double)e->samples) continue;
         if (!gains(timings, t, e)) return 0;
     }
@@ -274,9 +273,9 @@ static int is_cheap(const mt__timings *all, const mt__timing *t, double rate, si
 
 size_t mt__run_again(const mt__timings *timings, size_t batch, size_t rest, size_t chunks,
                      size_t least, size_t most) {
+    if (!timings->batches || !(timings->rate > 0)) return 0;
     double rate = mt__batch_seconds(timings, rest, chunks) / (double)rest;
     size_t chosen = mt__ceil_div(rest, chunks);
-    if (!timings->settled || !(timings->rate > 0)) return 0;
     for (const mt__timing *e = timings->entry + timings->count; e-- > timings->entry;) {
         if (e->samples > most || e->samples < least || !is_due(timings, e, chosen, most)) continue;
         size_t beside = rest - e->samples;

@@ -196,7 +196,7 @@ static void promise(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *m
 static int can_promise(const mt__curve *c, const mt_plan *plan) {
     if (plan->discard || !plan->groups) return 0;
     if (mt_plan_covered(plan) == plan->samples) return 1;
-    return c->timings.settled && mt__curve_is_told(c, 0, plan->group[plan->groups - 1].samples);
+    return c->timings.batches && mt__curve_is_told(c, 0, plan->group[plan->groups - 1].samples);
 }
 
 /*
@@ -229,7 +229,7 @@ static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, siz
                       size_t fewest, size_t most) {
     const mt__seen *s = mt__curve_find_seen(c, plan->samples);
     if (p->options.deterministic) return fewest;
-    if (plan->groups && c->timings.settled) { /* beside a size that runs again */
+    if (plan->groups && c->timings.batches) { /* beside a size that runs again */
         size_t top = mt__ceil_div(samples, fewest), least = smallest_again(p, c, samples, top);
         size_t same = mt__cut_as_measured(&c->timings, samples, least, top, NULL);
         if (same) return same;
@@ -260,7 +260,7 @@ static size_t choose(const mt_policy *p, mt__curve *c, int alone, size_t rest, s
 static size_t grown(const mt_policy *p, const mt__curve *c, const mt_plan *plan, size_t rest,
                     size_t top, size_t chunk) {
     size_t ran = mt__largest_measured(&c->timings), twice = mt__min(2 * ran, top);
-    if (c->timings.settled || ran == 0 || chunk <= ran || chunk == rest) return 0;
+    if (c->timings.batches || ran == 0 || chunk <= ran || chunk == rest) return 0;
     if (plan->groups + 4 > MT_PLAN_GROUPS || twice < mt__policy_least(p, rest)) return 0;
     /* Beside a balanced cut of several chunks a legal one is always left. */
     int leaves_little = rest - twice < mt__max(twice / 2, mt__policy_least(p, rest));

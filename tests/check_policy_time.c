@@ -67,8 +67,8 @@ START_TEST(time_cliff_where_the_search_ends) {
 
     dev.seconds = cliff_at_the_end;
     ck_assert_uint_le(largest_chunk_of_the_last(&dev, 118, 20, 10), 10);
-    ck_assert_uint_eq(dev.count,
-                      _i ? 14 : 12); /* from 9 samples on the way to 10 promises less than 2 % */
+    /* From 9 samples the way to 10 promises less than 2 %. */
+    ck_assert_uint_eq(dev.count, _i ? 14 : 12);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -358,39 +358,35 @@ static double with_hiccup(size_t m) {
     return steady(m) * (since >= 0 && since < hiccup.count ? hiccup.factor : 1);
 }
 
-/* Whichever chunk of the first batches it was, the largest size is found all the same. */
-START_TEST(time_of_a_hiccup) {
-    static const double factors[] = {1.2, 1.35};
-    mt_backend_info info = {.normalises_over_batch = _i % 2};
-    device dev = device_new(need(200), (mt_policy_options){0}, info);
+/* The chunks from first on, so many, are slower by that factor; the largest size is found all the same. */
+static void find_the_largest(int normalises, int first, int count, double factor, int batches) {
+    device dev = device_new(need(200), (mt_policy_options){0},
+                            (mt_backend_info){.normalises_over_batch = normalises});
 
     hiccup.chunk = 0;
-    hiccup.first = _i / 2 % 12 + 1;
-    hiccup.count = 1;
-    hiccup.factor = factors[_i / 24];
+    hiccup.first = first;
+    hiccup.count = count;
+    hiccup.factor = factor;
     dev.seconds = with_hiccup;
-    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    for (int batch = 0; batch < batches; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
     ck_assert_uint_eq(dev.count, 1);
     ck_assert_uint_eq(dev.chunks[0], 64);
     mt_policy_free(dev.policy);
 }
+
+/* Whichever chunk of the first batches it was. */
+START_TEST(time_of_a_hiccup) {
+    static const double factors[] = {1.2, 1.35};
+
+    find_the_largest(_i % 2, _i / 2 % 12 + 1, 1, factors[_i / 24], 8);
+}
 END_TEST
 
-/* The same where the machine is a fifth slower for a while: a larger size that met it has another run. */
+/* The machine is a fifth slower for a while: a larger size that met it has another run. */
 START_TEST(time_of_a_slow_while) {
     static const int counts[] = {2, 4, 8, 16};
-    mt_backend_info info = {.normalises_over_batch = _i % 2};
-    device dev = device_new(need(200), (mt_policy_options){0}, info);
 
-    hiccup.chunk = 0;
-    hiccup.first = _i / 2 % 12 + 1;
-    hiccup.count = counts[_i / 24];
-    hiccup.factor = 1.2;
-    dev.seconds = with_hiccup;
-    for (int batch = 0; batch < 20; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_assert_uint_eq(dev.count, 1);
-    ck_assert_uint_eq(dev.chunks[0], 64);
-    mt_policy_free(dev.policy);
+    find_the_largest(_i % 2, _i / 2 % 12 + 1, counts[_i / 24], 1.2, 20);
 }
 END_TEST
 
@@ -522,14 +518,16 @@ static const struct {
     {{{8, 1.0}, {8, 0.8}, {16, 2.0}}, {{16, 1.8}, {8, 0.8}}, 16, 0.8},
 };
 
+static void note_runs(mt__timings *timings, const struct run *runs, size_t count) {
+    for (size_t i = 0; i < count; i++) mt__timings_note(timings, runs[i].samples, runs[i].seconds);
+}
+
 START_TEST(time_told) {
     mt__timings timings = {.count = 0};
 
-    for (size_t i = 0; i < LENGTH(told[_i].early); i++)
-        mt__timings_note(&timings, told[_i].early[i].samples, told[_i].early[i].seconds);
-    timings.settled = told[_i].late[0].samples > 0;
-    for (size_t i = 0; i < LENGTH(told[_i].late); i++)
-        mt__timings_note(&timings, told[_i].late[i].samples, told[_i].late[i].seconds);
+    note_runs(&timings, told[_i].early, LENGTH(told[_i].early));
+    if (told[_i].late[0].samples) mt__timings_next_batch(&timings);
+    note_runs(&timings, told[_i].late, LENGTH(told[_i].late));
     ck_assert_uint_eq(mt__largest_worth(&timings), told[_i].largest_worth);
     ck_assert_double_eq_tol(mt__chunk_seconds(&timings, 8), told[_i].expected, 1e-12);
 }
@@ -569,11 +567,9 @@ static const struct {
 START_TEST(time_run_again) {
     mt__timings timings = {.count = 0};
 
-    for (size_t i = 0; i < LENGTH(again[_i].early); i++)
-        mt__timings_note(&timings, again[_i].early[i].samples, again[_i].early[i].seconds);
+    note_runs(&timings, again[_i].early, LENGTH(again[_i].early));
     for (unsigned long i = 0; i < again[_i].batches; i++) mt__timings_next_batch(&timings);
-    for (size_t i = 0; i < LENGTH(again[_i].late); i++)
-        mt__timings_note(&timings, again[_i].late[i].samples, again[_i].late[i].seconds);
+    note_runs(&timings, again[_i].late, LENGTH(again[_i].late));
     ck_assert_uint_eq(mt__run_again(&timings, again[_i].batch, again[_i].rest, again[_i].chunks,
                                     again[_i].least, again[_i].most),
                       again[_i].again);
