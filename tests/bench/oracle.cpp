@@ -16,18 +16,23 @@
 #include <memory>
 #include <string>
 
+#include <sys/mman.h>
+
 namespace {
 
 constexpr int batches = 20;
-constexpr size_t least_turns = 4, most_turns = 8; /* more of them where the machine is not quiet */
-constexpr double close_enough = 0.01;             /* error of the median ratio */
+constexpr double most_ratio = 1.05;
+constexpr size_t least_turns = 4, most_turns = 16; /* more of them where the machine is not quiet */
+constexpr double close_enough = 0.01;              /* error of the median ratio */
 constexpr double budgets[] = {0.3, 0.6, 1.1}; /* between the smallest chunk and the whole batch */
 
 /*
  * Pictures and batches of each network, in its order: small, but what a new size costs once (40 ms with
  * ResNet-18, whose kernels oneDNN makes anew for each of five) is not most of a batch.
  */
-constexpr struct { int64_t side, samples; } work[networks::count] = {{64, 64}, {64, 64}, {32, 128}};
+constexpr struct {
+    int64_t side, samples;
+} work[networks::count] = {{64, 64}, {64, 128}, {32, 128}};
 
 /* ---- one side: a step for each byte that comes in --------------------------------------------------- */
 
@@ -102,6 +107,21 @@ void lock_step(const Sides &sides, int count) {
         for (size_t j = 0; j < sides.size(); j++) sides[i % 2 ? sides.size() - 1 - j : j]->step();
 }
 
+/*
+ * A virtual machine pays its host for memory that none of its programs has touched yet: 128 MiB took 550 ms, and
+ * 35 ms the next time. The side that comes to it first would pay for both, so it is touched before.
+ */
+void touch_memory() {
+    constexpr size_t bytes = size_t(2) << 30;
+    void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return;
+#ifdef MADV_HUGEPAGE
+    (void)madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    std::memset(memory, 1, bytes);
+    munmap(memory, bytes);
+}
+
 /* ---- the oracle --------------------------------------------------------------------------------------- */
 
 size_t room_of(double share, const Sides &sides) {
@@ -159,9 +179,12 @@ double error_of_median(const std::vector<double> &values) {
     return 1.253 * 1.483 * bench::median(distances) / std::sqrt(static_cast<double>(values.size()));
 }
 
+/* The median is known well, and on which side of the bound it is. */
 bool is_settled(const std::vector<double> &ratios) {
     if (ratios.size() < least_turns || ratios.size() % 2) return false;
-    return ratios.size() >= most_turns || error_of_median(ratios) <= close_enough;
+    if (ratios.size() >= most_turns) return true;
+    double error = error_of_median(ratios);
+    return error <= close_enough && std::abs(bench::median(ratios) - most_ratio) > 2 * error;
 }
 
 /*
@@ -222,8 +245,9 @@ int main(int argc, char **argv) {
                         side->peak);
         for (double share : budgets) {
             size_t room = room_of(share, sides);
+            touch_memory();
             double ratio = race(argv[0], network, best_within(sides, room).micro, room);
-            missed += ratio > 1.05;
+            missed += ratio > most_ratio;
         }
     }
     return missed > 0;
