@@ -516,6 +516,9 @@ static const struct {
     {{{8, 1.0}, {8, 0.8}, {12, 1.4}}, {{12, 1.2}, {8, 0.8}}, 24, 0.8},
     {{{8, 1.0}, {8, 0.8}, {12, 1.4}}, {{12, 1.3}, {8, 0.8}}, 16, 0.8}, /* 8 may be doubled yet */
     {{{8, 1.0}, {8, 0.8}, {16, 2.0}}, {{16, 1.8}, {8, 0.8}}, 16, 0.8},
+    /* A busy first run is no matter once a later one is as fast as the one run of a smaller size. */
+    {{{3, 0.5}, {8, 4.0}}, {{8, 0.8}}, 16, 0.8},
+    {{{3, 0.5}, {8, 4.0}}, {{8, 1.5}}, 8, 1.5},
 };
 
 static void note_runs(mt__timings *timings, const struct run *runs, size_t count) {
