@@ -213,9 +213,8 @@ size_t mt__largest_worth(const mt__timings *timings) {
     const mt__timing *sure = timings->entry + timings->count - 1;
     while (sure > timings->entry && is_in_doubt(timings, sure)) sure--;
     /* The smallest of all pays, since there is nothing to compare it with. */
-    for (const mt__timing *t = sure; 2 * t->samples > sure->samples; t--)
-        if (growth_pays(timings, t)) return mt__max(largest, 2 * t->samples);
-    return mt__max(largest, sure->samples);
+    while (!growth_pays(timings, sure)) sure--;
+    return mt__max(largest, 2 * sure->samples);
 }
 
 size_t mt__smallest_worth(const mt__timings *timings, size_t floor) {

@@ -1,7 +1,6 @@
 /*
  * check_policy_time.c - sizes by measured time, and by the room that is left.
  */
-#include "choose.h"
 #include "policy_device.h"
 #include "suite.h"
 
@@ -150,26 +149,6 @@ START_TEST(time_of_small_sizes_is_found_out) {
     ck_assert_uint_lt(largest, 16);
     ck_assert_uint_ge(largest, 8);
     mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* What a size of 16 is expected to take, between a first run of 4 and two runs of 32. */
-static const struct {
-    double first, warm[2], expected;
-} between_runs[] = {
-    {0.020, {0.13, 0.10}, 0.01125 + 12.0 / 28 * (0.10 - 0.01125)}, /* 0.9 x what 32 take a sample */
-    {0.040, {0.13, 0.10}, 0.01125 + 12.0 / 28 * (0.10 - 0.01125)},
-    {0.060, {0.13, 0.10}, 0.030 + 12.0 / 28 * (0.10 - 0.030)},
-    {0.060, {0.10, 0.10}, 0.054 + 12.0 / 28 * (0.10 - 0.054)},
-};
-
-START_TEST(time_between) {
-    mt__timings timings = {.count = 0};
-
-    mt__timings_note(&timings, 4, between_runs[_i].first);
-    mt__timings_note(&timings, 32, between_runs[_i].warm[0]);
-    mt__timings_note(&timings, 32, between_runs[_i].warm[1]);
-    ck_assert_double_eq_tol(mt__chunk_seconds(&timings, 16), between_runs[_i].expected, 1e-9);
 }
 END_TEST
 
@@ -491,94 +470,6 @@ START_TEST(time_of_an_edge) {
 }
 END_TEST
 
-/* Runs in the first batch and after it, in their order; and what they tell. */
-static const struct {
-    struct run {
-        size_t samples;
-        double seconds;
-    } early[5], late[3];
-    size_t largest_worth;
-    double expected; /* of a chunk of 8 */
-} told[] = {
-    {{{0}}, {{0}}, SIZE_MAX, 0},
-    {{{8, 1.0}}, {{0}}, 16, 0.9},                        /* nothing to compare with */
-    {{{8, 1.0}, {8, 0.8}}, {{0}}, 16, 0.8},              /* in the first batch itself */
-    {{{8, 1.0}, {8, 0.8}}, {{2, 1.0}}, 16, 0.9 * 0.8},   /* after it */
-    {{{8, 1.0}, {8, 0.8}}, {{8, 0.8}}, 16, 0.8},         /* ran again */
-    {{{8, 1.0}, {8, 0.8}, {16, 2.0}}, {{0}}, 32, 0.8},   /* first runs are no slower */
-    {{{8, 1.0}, {8, 0.8}, {16, 2.1}}, {{0}}, 16, 0.8},   /* they are */
-    {{{8, 1.0}, {16, 2.1}, {16, 1.0}}, {{0}}, 16, 0.45}, /* the second says nothing of it */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {16, 1.7}}, {{0}}, 16, 0.8}, /* second runs are */
-    {{{8, 1.0}, {8, 0.8}, {16, 2.1}, {16, 1.6}}, {{0}}, 32, 0.8}, /* they are not */
-    /* After the first batch twice the samples are to be 4 % faster, fewer no slower. */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 1.54}, {8, 0.8}}, 16, 0.8},
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 1.5}, {8, 0.8}}, 32, 0.8},
-    {{{8, 1.0}, {8, 0.8}, {12, 1.4}}, {{12, 1.2}, {8, 0.8}}, 24, 0.8},
-    {{{8, 1.0}, {8, 0.8}, {12, 1.4}}, {{12, 1.3}, {8, 0.8}}, 16, 0.8}, /* 8 may be doubled yet */
-    {{{8, 1.0}, {8, 0.8}, {16, 2.0}}, {{16, 1.8}, {8, 0.8}}, 16, 0.8},
-    /* A busy first run is no matter once a later one is as fast as the one run of a smaller size. */
-    {{{3, 0.5}, {8, 4.0}}, {{8, 0.8}}, 16, 0.8},
-    {{{3, 0.5}, {8, 4.0}}, {{8, 1.5}}, 8, 1.5},
-};
-
-static void note_runs(mt__timings *timings, const struct run *runs, size_t count) {
-    for (size_t i = 0; i < count; i++) mt__timings_note(timings, runs[i].samples, runs[i].seconds);
-}
-
-START_TEST(time_told) {
-    mt__timings timings = {.count = 0};
-
-    note_runs(&timings, told[_i].early, LENGTH(told[_i].early));
-    if (told[_i].late[0].samples) mt__timings_next_batch(&timings);
-    note_runs(&timings, told[_i].late, LENGTH(told[_i].late));
-    ck_assert_uint_eq(mt__largest_worth(&timings), told[_i].largest_worth);
-    ck_assert_double_eq_tol(mt__chunk_seconds(&timings, 8), told[_i].expected, 1e-12);
-}
-END_TEST
-
-/* Runs in the first batch and after it; a batch, what is left of it and the sizes in question; and the answer. */
-static const struct {
-    struct run early[5], late[5];
-    unsigned long batches; /* since the first */
-    size_t batch, rest, chunks, least, most, again;
-} again[] = {
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 0, 64, 64, 8, 1, 64, 0}, /* still in the first batch */
-    {{{8, 1.0}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 64, 8, 1, 64, 0}, /* nothing to compare with */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 1, 64, 64, 8, 1, 64, 16},
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 64, 8, 1, 64, 32}, /* the larger */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 64, 8, 1, 31, 16},
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}, {32, 3.5}}, {{0}}, 1, 64, 32, 4, 1, 32, 32}, /* the rest */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 1, 64, 16, 2, 1, 64, 16},
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{0}}, 1, 64, 64, 8, 17, 64, 0},  /* too small */
-    {{{4, 0.7}, {8, 1.0}, {8, 0.8}}, {{0}}, 1, 64, 64, 8, 1, 64, 4},    /* tells of growth */
-    {{{3, 0.6}, {8, 1.0}, {8, 0.8}}, {{0}}, 1, 64, 63, 8, 1, 64, 0},    /* too small for that */
-    {{{4, 0.7}, {8, 1.0}, {8, 0.8}}, {{0}}, 1, 64, 64, 8, 1, 8, 0},     /* no room for that */
-    {{{8, 1.0}, {8, 0.8}, {17, 1.9}}, {{0}}, 1, 64, 64, 8, 1, 64, 0},   /* leaves new sizes */
-    {{{8, 1.0}, {8, 0.8}, {16, 6.0}}, {{0}}, 1, 64, 64, 8, 1, 64, 0},   /* a cliff */
-    {{{8, 1.0}, {8, 0.8}, {16, 6.0}}, {{0}}, 90, 64, 64, 8, 1, 64, 16}, /* or memory that is new */
-    {{{8, 1.0}, {8, 0.8}, {16, 4.4}}, {{0}}, 1, 64, 64, 8, 1, 64, 16},  /* within half a batch */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}}, 1, 64, 64, 8, 1, 64, 0},  /* it has */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}}, 3, 64, 64, 8, 1, 64, 0},  /* not yet */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}}, 4, 64, 64, 8, 1, 64, 16}, /* once more */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 1.5}}, 4, 64, 64, 4, 1, 64, 0},  /* the plan's own */
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}, {16, 2.0}}, 15, 64, 64, 8, 1, 64, 0},
-    {{{8, 1.0}, {8, 0.8}, {16, 1.9}}, {{16, 2.0}, {16, 2.0}}, 16, 64, 64, 8, 1, 64, 16},
-    {{{8, 1.0}, {8, 0.8}, {16, 2.6}}, {{16, 2.5}}, 4, 64, 64, 8, 1, 64, 0}, /* no slope */
-    {{{8, 1.0}, {8, 0.8}, {32, 4.6}}, {{32, 4.5}}, 4, 64, 64, 8, 1, 64, 0}, /* over an eighth */
-};
-
-START_TEST(time_run_again) {
-    mt__timings timings = {.count = 0};
-
-    note_runs(&timings, again[_i].early, LENGTH(again[_i].early));
-    for (unsigned long i = 0; i < again[_i].batches; i++) mt__timings_next_batch(&timings);
-    note_runs(&timings, again[_i].late, LENGTH(again[_i].late));
-    ck_assert_uint_eq(mt__run_again(&timings, again[_i].batch, again[_i].rest, again[_i].chunks,
-                                    again[_i].least, again[_i].most),
-                      again[_i].again);
-}
-END_TEST
-
 /* The fastest of those that fit, not the fastest. */
 START_TEST(time_within_memory) {
     device dev = device_new(need(20), (mt_policy_options){0}, (mt_backend_info){0});
@@ -665,7 +556,6 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_steady);
     tcase_add_test(time, time_gets_worse);
     tcase_add_test(time, time_of_small_sizes_is_found_out);
-    tcase_add_loop_test(time, time_between, 0, LENGTH(between_runs));
     tcase_add_test(time, time_shallow);
     tcase_add_loop_test(time, time_of_the_first_batches, 0, LENGTH(first_chunks));
     tcase_add_loop_test(time, time_of_the_first_batch, 0, LENGTH(first_batches));
@@ -678,9 +568,7 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_of_first_touches);
     tcase_add_test(time, time_of_what_is_left);
     tcase_add_test(time, time_of_varying_batches);
-    tcase_add_loop_test(time, time_run_again, 0, LENGTH(again));
     tcase_add_loop_test(time, time_of_an_edge, 0, 2);
-    tcase_add_loop_test(time, time_told, 0, LENGTH(told));
     tcase_add_test(time, time_within_memory);
     tcase_add_test(time, time_deterministic);
     tcase_add_test(room, room_shrinks_and_grows);
