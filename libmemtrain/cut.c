@@ -224,11 +224,10 @@ static size_t smallest_again(const mt_policy *p, const mt__curve *c, size_t samp
     return mt__max(smallest_tried(p, c, top, least), FIRST_RECORDED);
 }
 
-/* The fastest number of chunks, as far as times are known and may be asked. */
+/* The fastest number of chunks, as far as times are known: without any, as where runs are deterministic, the fewest. */
 static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, size_t samples,
                       size_t fewest, size_t most) {
     const mt__seen *s = mt__curve_find_seen(c, plan->samples);
-    if (p->options.deterministic) return fewest;
     if (plan->groups && c->timings.batches) { /* beside a size that runs again */
         size_t top = mt__ceil_div(samples, fewest), least = smallest_again(p, c, samples, top);
         size_t same = mt__cut_as_measured(&c->timings, samples, least, top, NULL);
@@ -288,7 +287,7 @@ static size_t runs_again(const mt_policy *p, const mt__curve *c, const mt_plan *
                          size_t fewest, size_t chunks) {
     size_t top = mt__ceil_div(rest, fewest), least = smallest_again(p, c, rest, top);
     /* Not while memory is short, nor where all chunks are to be known before the first. */
-    if (p->options.deterministic || p->step_failed || mt__curve_has_failures(c)) return 0;
+    if (p->step_failed || mt__curve_has_failures(c)) return 0;
     if (plan->alone || p->is_told || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
     return mt__run_again(&c->timings, plan->samples, rest, chunks, least, top);
 }

@@ -545,6 +545,21 @@ START_TEST(another_batch_size_is_a_start) {
 }
 END_TEST
 
+/* Nor does a size run again, as 20, half the largest, would in the last batch. */
+START_TEST(time_does_not_run_again) {
+    mt_policy_options options = {.deterministic = _i == 0};
+    device dev = device_new(need(40), options, (mt_backend_info){0});
+
+    dev.seconds = steady;
+    ck_ok(device_batch(&dev, MT_TRAIN, 80));
+    ck_ok(device_batch(&dev, MT_TRAIN, 20));
+    ck_ok(device_batch(&dev, MT_TRAIN, 40));
+    check_covers(&dev, 40);
+    ck_assert_int_eq(dev.count == 1, _i == 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 static Suite *suite_policy_time(void) {
     Suite *suite = suite_create("policy_time");
     TCase *time = suite_case(suite, "time"), *room = suite_case(suite, "room");
@@ -571,6 +586,7 @@ static Suite *suite_policy_time(void) {
     tcase_add_loop_test(time, time_of_an_edge, 0, 2);
     tcase_add_test(time, time_within_memory);
     tcase_add_test(time, time_deterministic);
+    tcase_add_loop_test(time, time_does_not_run_again, 0, 2);
     tcase_add_test(room, room_shrinks_and_grows);
     tcase_add_test(room, room_is_what_is_left);
     tcase_add_test(room, another_batch_size_is_a_start);
