@@ -32,16 +32,21 @@ static mt_policy_options by_memory(void) {
     return policy;
 }
 
-/* The budget becomes another before the next chunk. */
+/* The budget becomes another before so many more chunks. */
 static struct {
     mt_backend seam;
-    size_t budget; /* 0: it stays */
+    int chunks; /* 0: it stays */
+    size_t budget;
 } change;
+
+static void change_in(int chunks, size_t budget) {
+    change.chunks = chunks;
+    change.budget = budget;
+}
 
 static mt_status accumulate_and_change(void *self, size_t first, size_t count, double weight,
                                        mt_chunk_result *out) {
-    if (change.budget) fake.options.budget_bytes = change.budget;
-    change.budget = 0;
+    if (change.chunks && --change.chunks == 0) fake.options.budget_bytes = change.budget;
     return change.seam.accumulate(self, first, count, weight, out);
 }
 
@@ -197,6 +202,70 @@ START_TEST(there_and_back) {
 }
 END_TEST
 
+/* Of larger batches: a chunk's gradients need as much as the samples that two recordings take. */
+static const fake_allocation flat_allocations[] = {{1000, 100, FAKE_AT_END}};
+static const fake_program flat = {flat_allocations, 1};
+
+/* Bytes for a chunk of so many samples beside gradients that are held. */
+static size_t beside(size_t samples) {
+    return fake_defaults.resident_bytes + fake_program_peak(&flat, samples) +
+           2 * FAKE_GRADIENT_BYTES;
+}
+
+/* What is left of a first batch has the gradients of its recordings to add to. */
+START_TEST(a_step_has_begun) {
+    fake_options options = holding(0);
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer;
+
+    options.train = flat;
+    options.budget_bytes = beside(BATCH) - FAKE_GRADIENT_BYTES;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 1);
+    check_log("begin accumulate(0+2) accumulate(2+4) accumulate(6+29) accumulate(35+29) apply");
+    step(trainer, BATCH, 2);
+    check_log("hold begin accumulate(0+64) apply");
+    done(trainer);
+}
+END_TEST
+
+/* So has what is left after a chunk that failed: it would fit alone, but finished chunks stay. */
+START_TEST(what_is_left_of_a_step) {
+    fake_options options = holding(room_for(BATCH / 2) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer = learnt(&options, &policy);
+
+    step(trainer, BATCH, 2);
+    check_log(PARTS);
+    change_in(2, room_for(BATCH / 2));
+    step(trainer, BATCH, 3);
+    check_log("begin accumulate(0+32) accumulate!(32+32) rewind accumulate(32+16) "
+              "accumulate(48+16) apply");
+    done(trainer);
+}
+END_TEST
+
+/* Kernels of larger chunks run once beside gradients that are held, whatever the batch needs alone. */
+START_TEST(other_kernels_come_first) {
+    fake_options options = holding(0);
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer;
+
+    options.train = options.wide = flat;
+    options.budget_bytes = beside(BATCH) - 500;
+    options.wide_above = 47;
+    options.tells_wide = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 20, 1);
+    fake_log_clear(&fake);
+    step(trainer, BATCH, 2);
+    check_log("begin accumulate(0+48) accumulate(48+16) apply");
+    step(trainer, BATCH, 3);
+    check_log("hold begin accumulate(0+64) apply");
+    done(trainer);
+}
+END_TEST
+
 START_TEST(evaluation_in_between) {
     mt_trainer *trainer = alone();
 
@@ -314,7 +383,7 @@ START_TEST(less_room) {
     mt_trainer *trainer = alone();
     mt_step_report report;
 
-    change.budget = room_for(40) + FAKE_GRADIENT_BYTES;
+    change_in(1, room_for(40) + FAKE_GRADIENT_BYTES);
     report = step(trainer, BATCH, 3);
     check_log("begin accumulate!(0+64) rewind rollback hold(0+1) begin accumulate(0+32) "
               "accumulate(32+32) apply");
@@ -480,6 +549,9 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_loop_test(when, the_fastest_that_fits, 0, LENGTH(speeds));
     tcase_add_loop_test(when, no_other_way, 0, 2);
     tcase_add_test(back, there_and_back);
+    tcase_add_test(back, a_step_has_begun);
+    tcase_add_test(back, what_is_left_of_a_step);
+    tcase_add_test(back, other_kernels_come_first);
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
     tcase_add_test(back, a_whole_batch_is_given);

@@ -309,6 +309,31 @@ START_TEST(known_from_one_recording) {
 }
 END_TEST
 
+/* By a bound alone chunks are kept where one has run out of memory: in the 64 steps from that one on. */
+START_TEST(kept_for_a_while) {
+    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
+    mt_policy_options policy = by_sixteen();
+    mt_trainer *trainer;
+    uint64_t id = 2;
+
+    policy.keep_chunks = MT_KEEP_AUTO;
+    trainer = learnt(&options, &policy);
+    for (int accident = 0; accident < 2; accident++) {
+        step(trainer, 64, id++);
+        ck_assert_uint_eq(count_kind(FAKE_MARK), 0);
+        fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
+        step(trainer, 64, id++);
+        for (int later = 1; later < 64; later++) {
+            fake_log_clear(&fake);
+            step(trainer, 64, id++);
+            ck_assert_uint_eq(count_kind(FAKE_MARK), 4);
+        }
+        fake_log_clear(&fake);
+    }
+    done(trainer);
+}
+END_TEST
+
 /* Chunks of an evaluation, of a replay and of a recording that is taken back are not marked. */
 START_TEST(not_marked) {
     static const size_t chunks[] = {16, 16};
@@ -762,6 +787,7 @@ static Suite *suite_trainer_keep(void) {
     tcase_add_loop_test(room, room_for_a_second_set, 0, LENGTH(rooms));
     tcase_add_test(room, known_by_measuring);
     tcase_add_loop_test(room, known_from_one_recording, 0, LENGTH(known_rooms));
+    tcase_add_test(room, kept_for_a_while);
     tcase_add_test(room, not_marked);
     tcase_add_test(up, given_up_first);
     tcase_add_test(up, then_smaller_chunks);
