@@ -560,6 +560,37 @@ START_TEST(time_does_not_run_again) {
 }
 END_TEST
 
+/* Nor while one that did not fit is remembered: 20 does beside 16, or new sizes are tried. */
+START_TEST(time_while_memory_is_short) {
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+
+    dev.seconds = steady;
+    ck_ok(device_batch(&dev, MT_TRAIN, 80));
+    ck_ok(device_batch(&dev, MT_TRAIN, 20));
+    if (_i == 1) {
+        ck_assert_int_eq(answer(&dev, oom_explained(&dev, 40, 1)), MT_ACTION_REPLAN);
+        ck_ok(device_batch(&dev, MT_TRAIN, 80));
+    }
+    ck_ok(device_batch(&dev, MT_TRAIN, 36));
+    ck_assert_uint_eq(dev.count, 2);
+    ck_assert_uint_eq(dev.chunks[0], _i == 0 ? 20 : 18);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A single sample may take kernels of its own: it does not run again as a chunk of a larger batch. */
+START_TEST(time_of_one_sample) {
+    static const size_t batches[] = {1, 2, 2, 3};
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+
+    dev.seconds = steady;
+    for (int batch = 0; batch < LENGTH(batches); batch++)
+        ck_ok(device_batch(&dev, MT_TRAIN, batches[batch]));
+    check_balanced(&dev.plan, 3, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 static Suite *suite_policy_time(void) {
     Suite *suite = suite_create("policy_time");
     TCase *time = suite_case(suite, "time"), *room = suite_case(suite, "room");
@@ -587,6 +618,8 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_within_memory);
     tcase_add_test(time, time_deterministic);
     tcase_add_loop_test(time, time_does_not_run_again, 0, 2);
+    tcase_add_loop_test(time, time_while_memory_is_short, 0, 2);
+    tcase_add_test(time, time_of_one_sample);
     tcase_add_test(room, room_shrinks_and_grows);
     tcase_add_test(room, room_is_what_is_left);
     tcase_add_test(room, another_batch_size_is_a_start);

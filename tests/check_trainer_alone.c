@@ -152,6 +152,25 @@ START_TEST(the_fastest_that_fits) {
 }
 END_TEST
 
+/*
+ * Sizes grow step by step to the largest that fits beside gradients; only then is it the whole batch, and no size of
+ * before runs again in its place.
+ */
+START_TEST(not_at_once) {
+    static const size_t chunks[] = {13, 7, 7, 4, 1, 1, 1};
+    fake_options options = holding(room_for(BATCH));
+    mt_trainer *trainer;
+
+    options.seconds = no_cliff;
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 16, 1);
+    for (int i = 0; i < LENGTH(chunks); i++)
+        ck_assert_uint_eq(step(trainer, BATCH, 2 + (uint64_t)i).chunk_count, chunks[i]);
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
 /* No cut is legal, and the whole batch does not fit beside gradients: known before it is tried. */
 START_TEST(no_other_way) {
     fake_options options = holding(room_for(4 * BATCH));
@@ -547,6 +566,7 @@ static Suite *suite_trainer_alone(void) {
 
     tcase_add_loop_test(when, room_for_it_alone, 0, LENGTH(rooms));
     tcase_add_loop_test(when, the_fastest_that_fits, 0, LENGTH(speeds));
+    tcase_add_test(when, not_at_once);
     tcase_add_loop_test(when, no_other_way, 0, 2);
     tcase_add_test(back, there_and_back);
     tcase_add_test(back, a_step_has_begun);

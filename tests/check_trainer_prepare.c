@@ -75,6 +75,23 @@ START_TEST(begins_small) {
 }
 END_TEST
 
+/* A size that ran once, as that of a smaller batch, does not run again beside others. */
+START_TEST(does_not_run_again) {
+    fake_options options = telling(64);
+    mt_trainer *trainer;
+
+    options.seconds = fake_seconds;
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 64, 1);
+    step(trainer, 64, 2);
+    step(trainer, 24, 3);
+    fake_log_clear(&fake);
+    step(trainer, 64, 4);
+    check_log("begin prepare(2+64) accumulate(0+32) accumulate(32+32) apply");
+    done(trainer);
+}
+END_TEST
+
 /* Chunks that are given; and those of a batch too small to record two. */
 START_TEST(given_and_small) {
     static const size_t chunks[] = {5, 20, 7};
@@ -294,6 +311,7 @@ static Suite *suite_prepare(void) {
 
     tcase_add_test(calls, order);
     tcase_add_loop_test(calls, begins_small, 0, 2);
+    tcase_add_test(calls, does_not_run_again);
     tcase_add_test(calls, given_and_small);
     tcase_add_test(calls, neither_marked_nor_alone);
     tcase_add_test(calls, evaluation);
