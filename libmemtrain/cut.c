@@ -261,9 +261,9 @@ static size_t grown(const mt_policy *p, const mt__curve *c, const mt_plan *plan,
     size_t ran = mt__largest_measured(&c->timings), twice = mt__min(2 * ran, top);
     if (c->timings.batches || ran == 0 || chunk <= ran || chunk == rest) return 0;
     if (plan->groups + 4 > MT_PLAN_GROUPS || twice < mt__policy_least(p, rest)) return 0;
-    /* Beside a balanced cut of several chunks a legal one is always left. */
+    /* Beside the largest of several balanced chunks half as much is left at least, and a legal one: no little. */
     int leaves_little = rest - twice < mt__max(twice / 2, mt__policy_least(p, rest));
-    return rest <= top && leaves_little ? rest : twice;
+    return leaves_little ? rest : twice;
 }
 
 /*
