@@ -275,7 +275,7 @@ static size_t recorded_first(const mt_policy *p, const mt__curve *c, const mt_me
                              const mt_plan *plan, size_t rest, size_t chunk) {
     size_t before = mt__curve_before(c, chunk), left = rest - mt__min(rest, before);
     size_t least = smallest_tried(p, c, rest, mt__policy_least(p, rest));
-    if (!memory->budget_bytes || p->cannot_record || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
+    if (!memory->budget_bytes || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
     return before < least || (left && left < least) ? 0 : before;
 }
 
