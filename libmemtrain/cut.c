@@ -287,8 +287,8 @@ static size_t runs_again(const mt_policy *p, const mt__curve *c, const mt_plan *
                          size_t fewest, size_t chunks) {
     size_t top = mt__ceil_div(rest, fewest), least = smallest_again(p, c, rest, top);
     /* Not while memory is short, nor where all chunks are to be known before the first. */
-    if (p->step_failed || mt__curve_has_failures(c)) return 0;
-    if (plan->alone || p->is_told || plan->groups + 4 > MT_PLAN_GROUPS) return 0;
+    if (mt__curve_has_failures(c) || plan->alone || p->is_told) return 0;
+    if (plan->groups + 4 > MT_PLAN_GROUPS) return 0;
     return mt__run_again(&c->timings, plan->samples, rest, chunks, least, top);
 }
 
