@@ -21,6 +21,20 @@ static const struct {
      {{16, 600, 16, 600}, {16, 500, 16, 550}, {16, 500, 16, 525}, {16, 700, 16, 700}}},
     {"another tensor was there: a smaller chunk has an eighth less a sample",
      {{16, 1600, 16, 1600}, {8, 720, 16, 1600}, {8, 700, 8, 700}, {4, 300, 4, 300}}},
+    {"an eighth to the byte", {{16, 1440, 16, 1440}, {8, 640, 16, 1440}, {8, 639, 8, 639}}},
+};
+
+/* The same of the smallest chunk. */
+static const struct {
+    const char *name;
+    struct {
+        size_t samples, peak, low_samples, low;
+    } rows[4];
+} lows[] = {
+    {"a larger one says nothing", {{8, 300, 8, 300}, {16, 500, 8, 300}, {9, 310, 8, 300}}},
+    {"a smaller one stands for it", {{16, 500, 16, 500}, {8, 300, 8, 300}, {4, 100, 4, 100}}},
+    {"a higher peak counts at once, a lower one by halves",
+     {{8, 300, 8, 300}, {8, 400, 8, 400}, {8, 300, 8, 350}}},
 };
 
 /* 4 samples peaked at 500 bytes and 16 at 1700, or as the rows say. */
@@ -32,9 +46,12 @@ static const struct {
     {"proportional above", 4, 500, 16, 1700, 32, 3401, 3400, 32},
     {"the largest", 4, 500, 16, 1700, 16, 1700, 1700, 16},
     {"on the line between", 4, 500, 16, 1700, 10, 1100, 1199, 10},
+    {"the largest, which is no matter of rounding", 1, 100, 8, 129, 8, 129, 129, 8},
     {"the smallest", 4, 500, 16, 1700, 4, 500, 500, 4},
     {"below it", 4, 500, 16, 1700, 1, 500, 499, 0},
+    {"below it, where peaks hardly grow", 4, 500, 16, 506, 1, 500, 499, 0},
     {"one peak alone", 0, 0, 16, 1700, 8, 1700, 1699, 0},
+    {"one peak alone, to the byte", 0, 0, 16, 1700, 16, 1700, 1700, 16},
     {"another tensor was there", 4, 1800, 16, 1700, 8, 1700, 1699, 0},
 };
 
@@ -59,6 +76,19 @@ START_TEST(bounds_of_one_peak) {
                           e.bound_peak == bounds[_i].rows[i].bound,
                       "%s: %zu bytes for %zu samples after row %d", bounds[_i].name, e.bound_peak,
                       e.bound_samples, i);
+    }
+}
+END_TEST
+
+START_TEST(smallest_of_the_peaks) {
+    mt__evidence e = {0};
+
+    for (int i = 0; i < 4 && lows[_i].rows[i].samples > 0; i++) {
+        mt__evidence_bound(&e, lows[_i].rows[i].samples, lows[_i].rows[i].peak);
+        ck_assert_msg(e.low_samples == lows[_i].rows[i].low_samples &&
+                          e.low_peak == lows[_i].rows[i].low,
+                      "%s: %zu bytes for %zu samples after row %d", lows[_i].name, e.low_peak,
+                      e.low_samples, i);
     }
 }
 END_TEST
@@ -93,8 +123,25 @@ START_TEST(waits_in_vain) {
     uint64_t step = 7;
 
     if (waits[_i].ran > 0) mt__evidence_prove(&e, waits[_i].ran, 100);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++) {
         ck_assert_int_eq(steps_until_tried(&e, 32, &step), waits[_i].steps[i]);
+        mt__evidence_forget(&e, ++step); /* and it is tried a step later than it may be */
+    }
+}
+END_TEST
+
+/* What fails again, smaller, while it is remembered was not tried in vain. */
+START_TEST(waits_once) {
+    static const struct {
+        size_t ran;
+        int steps;
+    } rows[] = {{0, 8}, {64, 4}};
+    mt__evidence e = {0};
+    uint64_t step = 7;
+
+    if (rows[_i].ran > 0) mt__evidence_prove(&e, rows[_i].ran, 100);
+    mt__evidence_fail(&e, 64, 100, 0, step);
+    ck_assert_int_eq(steps_until_tried(&e, 32, &step), rows[_i].steps);
 }
 END_TEST
 
@@ -165,6 +212,7 @@ static const struct {
     {"beyond half the way", {{64, 1000, 900}}, 49, 101},
     {"up to half the way", {{64, 1000, 900}}, 48, 0},
     {"twice as much when that is not enough", {{64, 1000, 900}, {64, 1000, 990}}, 64, 202},
+    {"predicted to fit to the byte", {{64, 1000, 1000}}, 64, 1},
     {"predicted above the room", {{64, 1000, 1200}}, 64, 0},
     {"not predicted", {{64, 1000, 0}}, 64, 0},
     {"a room that is not known", {{64, SIZE_MAX, 900}}, 64, 0},
@@ -186,8 +234,36 @@ START_TEST(corrections_of_failures) {
     e.residual = 64;
     ck_assert_uint_eq(mt__evidence_correction(&e, corrections[_i].samples),
                       corrections[_i].correction + 64);
-    mt__evidence_forget(&e, 100); /* failures are forgotten, and what was measured is halved */
-    ck_assert_uint_eq(mt__evidence_correction(&e, corrections[_i].samples), 32);
+    mt__evidence_forget(&e, 1); /* what was measured is halved */
+    ck_assert_uint_eq(mt__evidence_correction(&e, corrections[_i].samples),
+                      corrections[_i].correction + 32);
+    mt__evidence_forget(&e, 100); /* and failures are forgotten */
+    ck_assert_uint_eq(mt__evidence_correction(&e, corrections[_i].samples), 16);
+}
+END_TEST
+
+/* What failed goes through in more room: while that is remembered it needs more, and what is smaller does not. */
+START_TEST(corrections_in_more_room) {
+    mt__evidence e = {0};
+
+    mt__evidence_fail(&e, 64, 1000, 900, 1);
+    mt__evidence_prove(&e, 80, 2000);
+    ck_assert_uint_eq(mt__evidence_correction(&e, 80), 101);
+    ck_assert_uint_eq(mt__evidence_correction(&e, 64), 101);
+    ck_assert_uint_eq(mt__evidence_correction(&e, 63), 0);
+}
+END_TEST
+
+/* The largest that went through, one that did not fit beyond any before it, and half the way between. */
+START_TEST(half_way) {
+    static const struct {
+        size_t ran, failed, half_way;
+    } rows[] = {{0, 0, 0}, {0, 64, 0}, {32, 0, 32}, {32, 64, 48}, {32, 33, 32}, {64, 32, 64}};
+    mt__evidence e = {0};
+
+    if (rows[_i].failed > 0) mt__evidence_fail(&e, rows[_i].failed, 1000, 900, 1);
+    if (rows[_i].ran > 0) mt__evidence_prove(&e, rows[_i].ran, 1000);
+    ck_assert_uint_eq(mt__evidence_half_way(&e), rows[_i].half_way);
 }
 END_TEST
 
@@ -220,6 +296,22 @@ static const struct {
       {FAILS, 6, 4}}},
     {"the two are near: anew from the whole",
      {{FAILS, 64, 43}, {RUNS, 4, 43}, {FAILS, 6, 4}, {FORGOTTEN, 0, 0}, {FAILS, 64, 16}}},
+    {"between what fits and a whole that is less by now",
+     {{FAILS, 64, 43}, {RUNS, 4, 43}, {FORGOTTEN, 0, 0}, {FAILS, 32, 11}}},
+    {"what failed last is the bound while nothing fails below the whole",
+     {{FAILS, 64, 43},
+      {RUNS, 4, 43},
+      {FAILS, 32, 4},
+      {FORGOTTEN, 0, 0},
+      {FAILS, 64, 11},
+      {RUNS, 11, 11},
+      {FORGOTTEN, 0, 0},
+      {FAILS, 64, 18}}},
+    {"three are near to one",
+     {{FAILS, 64, 43}, {RUNS, 1, 43}, {FAILS, 3, 1}, {FORGOTTEN, 0, 0}, {FAILS, 64, 8}}},
+    {"four are not",
+     {{FAILS, 64, 43}, {RUNS, 1, 43}, {FAILS, 4, 1}, {FORGOTTEN, 0, 0}, {FAILS, 64, 2}}},
+    {"what failed goes through in more room", {{FAILS, 20, 14}, {RUNS, 20, 14}, {FAILS, 40, 27}}},
     {"what was between fits by now",
      {{FAILS, 32, 22},
       {RUNS, 16, 22},
@@ -263,6 +355,7 @@ START_TEST(a_shortage_is_known) {
     mt__evidence e = {0};
 
     mt__evidence_prove(&e, 64, 1000);
+    ck_assert(!mt__evidence_is_short(&e, 64, 0)); /* before the first step */
     ck_assert(!mt__evidence_is_short(&e, 64, 5));
     mt__evidence_fail(&e, 64, 1000, 0, 5);
     ck_assert(mt__evidence_is_short(&e, 1, 5));
@@ -296,14 +389,18 @@ int main(void) {
     TCase *peaks = suite_case(suite, "peaks"), *failures = suite_case(suite, "failures");
 
     tcase_add_loop_test(peaks, bounds_of_one_peak, 0, LENGTH(bounds));
+    tcase_add_loop_test(peaks, smallest_of_the_peaks, 0, LENGTH(lows));
     tcase_add_loop_test(peaks, bytes_on_a_line, 0, LENGTH(lines));
     tcase_add_test(peaks, proven_rooms);
     tcase_add_loop_test(failures, waits_in_vain, 0, LENGTH(waits));
+    tcase_add_loop_test(failures, waits_once, 0, 2);
     tcase_add_loop_test(failures, patience_begins_anew, 0, 4);
     tcase_add_loop_test(failures, patience_when_it_eases, 0, 2);
     tcase_add_test(failures, a_shortage_passes_and_the_limit_stays);
     tcase_add_loop_test(failures, sizes_in_a_shortage, 0, LENGTH(shortages));
     tcase_add_test(failures, a_shortage_is_known);
     tcase_add_loop_test(failures, corrections_of_failures, 0, LENGTH(corrections));
+    tcase_add_test(failures, corrections_in_more_room);
+    tcase_add_loop_test(failures, half_way, 0, 6);
     return suite_run(suite);
 }
