@@ -499,52 +499,6 @@ START_TEST(time_deterministic) {
 }
 END_TEST
 
-/* ---- room ----------------------------------------------------------------------------------- */
-
-START_TEST(room_shrinks_and_grows) {
-    mt_policy_options options = {.deterministic = 1};
-    device dev = device_new(need(40), options, (mt_backend_info){0});
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    check_balanced(&dev.plan, 64, 2);
-    dev.budget = need(20);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    check_balanced(&dev.plan, 64, 4);
-    ck_assert_int_eq(dev.plan.reason, MT_PLAN_BUDGET);
-    ck_assert_uint_eq(dev.ooms, 0);
-    dev.budget = need(70);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    check_balanced(&dev.plan, 64, 1);
-    ck_assert_int_eq(dev.plan.reason, MT_PLAN_GROWTH);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* More allocated at the start leaves as much less room as a smaller budget. */
-START_TEST(room_is_what_is_left) {
-    mt_policy_options options = {.deterministic = 1};
-    device dev = device_new(need(40), options, (mt_backend_info){0});
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    dev.resident += need(40) - need(20);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    check_balanced(&dev.plan, 64, 4);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-START_TEST(another_batch_size_is_a_start) {
-    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_ok(device_plan(&dev, MT_TRAIN, 17));
-    ck_assert_int_eq(dev.plan.reason, MT_PLAN_START);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
 /* Nor does a size run again, as 20, half the largest, would in the last batch. */
 START_TEST(time_does_not_run_again) {
     mt_policy_options options = {.deterministic = _i == 0};
@@ -587,6 +541,52 @@ START_TEST(time_of_one_sample) {
     for (int batch = 0; batch < LENGTH(batches); batch++)
         ck_ok(device_batch(&dev, MT_TRAIN, batches[batch]));
     check_balanced(&dev.plan, 3, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- room ----------------------------------------------------------------------------------- */
+
+START_TEST(room_shrinks_and_grows) {
+    mt_policy_options options = {.deterministic = 1};
+    device dev = device_new(need(40), options, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 2);
+    dev.budget = need(20);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 4);
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_BUDGET);
+    ck_assert_uint_eq(dev.ooms, 0);
+    dev.budget = need(70);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 1);
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_GROWTH);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* More allocated at the start leaves as much less room as a smaller budget. */
+START_TEST(room_is_what_is_left) {
+    mt_policy_options options = {.deterministic = 1};
+    device dev = device_new(need(40), options, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    dev.resident += need(40) - need(20);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 4);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+START_TEST(another_batch_size_is_a_start) {
+    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    ck_ok(device_plan(&dev, MT_TRAIN, 17));
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_START);
     mt_policy_free(dev.policy);
 }
 END_TEST
