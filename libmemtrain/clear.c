@@ -23,23 +23,24 @@ static int has_retried(mt_policy *p, const mt_memory *m) {
 
 /*
  * Whether the cache is in the way. That it and the peak exceed the budget is no evidence by itself: a
- * step takes from the cache what the one before has left there.
+ * step takes from the cache what the one before has left there. Nor is that more is reserved than the budget where
+ * a clear of late has not changed that: chunks that need what they need would pay for it in each step.
  */
 static int has_evidence(const mt_policy *p, const mt_memory *m, size_t predicted, int retried,
-                        int changed) {
+                        int changed, int is_late) {
     size_t cached = mt__cached(m);
     int fits = predicted && mt__add(predicted, cached) <= m->budget_bytes;
     if (!cached || !m->budget_bytes) return 0;
-    if (m->reserved_bytes > m->budget_bytes || retried) return 1;
+    if ((m->reserved_bytes > m->budget_bytes && is_late) || retried) return 1;
     if (p->in_the_way && p->steps + 1 - p->in_the_way <= MT__SAME_CAUSE && !fits) return 1;
     return changed && cached > m->budget_bytes / PHASE_CACHE_SHARE;
 }
 
 /* The first one is, since its price is not known. Deterministic runs know no prices. */
-static int is_affordable(const mt_policy *p, uint64_t call) {
+static int is_affordable(const mt_policy *p, int is_late) {
     int is_priced = p->last_clear_seconds > 0 && p->seconds > 0 && !p->options.deterministic;
     if (is_priced) return p->clear_seconds + p->last_clear_seconds <= CLEAR_SHARE * p->seconds;
-    return !p->cleared_at || call - p->cleared_at >= CLEAR_STEPS;
+    return is_late;
 }
 
 mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
@@ -50,14 +51,15 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
     int changed =
         policy->has_mode && (policy->last_mode != mode || policy->last_shape != policy->shape);
     int retried = has_retried(policy, memory);
-    int evidence = has_evidence(policy, memory, predicted_peak_bytes, retried, changed);
     uint64_t calls = policy->calls[mode]++;
     uint64_t call = policy->calls[MT_TRAIN] + policy->calls[MT_EVALUATE];
+    int is_late = !policy->cleared_at || call - policy->cleared_at >= CLEAR_STEPS;
+    int evidence = has_evidence(policy, memory, predicted_peak_bytes, retried, changed, is_late);
     policy->has_mode = 1;
     policy->last_mode = mode;
     policy->last_shape = policy->shape;
     if (every > 0) return calls && calls % (uint64_t)every == 0 ? MT_CLEAR_EVERY : MT_CLEAR_NOT;
-    if (every != MT_CLEAR_AUTO || !evidence || !is_affordable(policy, call)) return MT_CLEAR_NOT;
+    if (every != MT_CLEAR_AUTO || !evidence || !is_affordable(policy, is_late)) return MT_CLEAR_NOT;
     policy->cleared_at = call;
     return MT_CLEAR_EVIDENCE;
 }

@@ -213,6 +213,9 @@ static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
     if (p->options.keep_chunks == MT_KEEP_NEVER || !mt__curve_is_recorded(c, 1)) return 0;
     /* What is left of a step that has begun has the gradients before it to add to. */
     if (p->begun || n != p->samples || n > top) return 0;
+    /* The chunk to record before it runs beside gradients that are held. */
+    size_t before = mt__curve_before(c, n);
+    if (memory->budget_bytes && before > mt__curve_largest(c, 0, mt__room(memory))) return 0;
     return mt__curve_predict(c, 1, n) <= room && !mt__curve_has_failed(c, 1, n, room);
 }
 

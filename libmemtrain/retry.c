@@ -156,6 +156,8 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     w->oom.attempt++;
     w->oom.plan_is_fixed = w->forced;
     t->run.ooms++;
+    /* A plan that was still open has not been told. */
+    if (w->mode == MT_TRAIN && !w->forced) mt__trace_plan(t, &w->plan);
     mt_status status = mt__read_memory(t, &w->oom.memory);
     if (status == MT_OK && mt__may_go_alone(t, w)) return go_alone(t, w);
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);

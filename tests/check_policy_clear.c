@@ -113,15 +113,16 @@ START_TEST(clear_every) {
 }
 END_TEST
 
-/* Evidence at every step: the clears cost no more than 1 % of the time, one of them apart. */
+/* The allocator retries in every step: the clears cost no more than 1 % of the time, one of them apart. */
 START_TEST(clear_costs_at_most_one_percent) {
     static const double costs[] = {0.001, 0.05, 0.5, 30};
     mt_clear_result result = {.size = sizeof(result), .seconds = costs[_i]};
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
-    mt_memory memory = cached(300, 1100, 0);
+    mt_memory memory = cached(300, 950, 0);
     double time = 0, cost = 0;
 
     for (int step = 0; step < 10000; step++) {
+        memory.alloc_retries++;
         if (mt_policy_clear(policy, MT_TRAIN, &memory, 900) == MT_CLEAR_EVIDENCE) {
             mt_policy_cleared(policy, &result);
             cost += costs[_i];
@@ -130,7 +131,24 @@ START_TEST(clear_costs_at_most_one_percent) {
         time += 0.5;
         ck_assert_double_le(cost, 0.01 * time + costs[_i]);
     }
-    ck_assert_double_ge(cost, costs[_i] < 0.005 ? 9999 * costs[_i] : 0.004 * time);
+    ck_assert_double_ge(cost, costs[_i] < 0.005 ? 9998 * costs[_i] : 0.004 * time);
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* More than the budget is reserved again after each clear: that is what chunks need, and the next clear waits. */
+START_TEST(clear_of_what_comes_back) {
+    mt_clear_result result = {.size = sizeof(result), .seconds = 0.0001};
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = cached(300, 1100, 0);
+
+    for (int step = 0; step < 1000; step++) {
+        mt_clear_reason reason = mt_policy_clear(policy, MT_TRAIN, &memory, 900);
+
+        ck_assert_int_eq(reason, step % 100 == 0 ? MT_CLEAR_EVIDENCE : MT_CLEAR_NOT);
+        if (reason == MT_CLEAR_EVIDENCE) mt_policy_cleared(policy, &result);
+        spend(policy, 1);
+    }
     mt_policy_free(policy);
 }
 END_TEST
@@ -196,6 +214,7 @@ static Suite *suite_policy_clear(void) {
     tcase_add_loop_test(cache, clear_automatic, 0, LENGTH(clears));
     tcase_add_test(cache, clear_every);
     tcase_add_loop_test(cache, clear_costs_at_most_one_percent, 0, 4);
+    tcase_add_test(cache, clear_of_what_comes_back);
     tcase_add_loop_test(cache, clear_without_a_price, 0, LENGTH(priceless));
     tcase_add_test(cache, clear_before_the_next_retry);
     tcase_add_test(cache, clear_never_in_a_steady_run);

@@ -505,6 +505,43 @@ START_TEST(failed_step) {
 }
 END_TEST
 
+static int is_planned(const json_t *plan, uint64_t chunk) {
+    const json_t *chunks = json_object_get(plan, "chunks");
+
+    for (size_t i = 0; i < json_array_size(chunks); i++)
+        if ((uint64_t)json_integer_value(json_array_get(chunks, i)) == chunk) return 1;
+    return 0;
+}
+
+/* What ran out of memory is a chunk of the plan before it, though that was still open: each request fails in turn. */
+START_TEST(ooms_are_of_plans) {
+    fake_options options = fake_fits(&fake_train_program, 13);
+    size_t ooms = 0;
+
+    options.seconds = fake_seconds;
+    for (uint64_t n = 1;; n++) {
+        mt_trainer *trainer = traced(&options, NULL, NULL);
+        mt_batch batch = {sizeof(batch), NULL, 32, 1};
+        const json_t *plan = NULL;
+        size_t before = ooms;
+
+        fake_fail_kind(&fake, FAKE_ALLOCATION, n, MT_EDEVMEM);
+        ck_ok(mt_trainer_step(trainer, &batch, NULL));
+        for (size_t i = 0; i < line_count; i++) {
+            if (is_event(i, "plan")) plan = lines[i];
+            if (!is_event(i, "oom")) continue;
+            ck_assert_msg(is_planned(plan, integer(lines[i], "chunk")), "request %llu: %s",
+                          (unsigned long long)n, texts[i]);
+            ooms++;
+        }
+        mt_trainer_free(trainer);
+        forget();
+        if (ooms == before) break;
+    }
+    ck_assert_uint_gt(ooms, 10);
+}
+END_TEST
+
 static Suite *suite_trace(void) {
     Suite *suite = suite_create("trace");
     TCase *shape = suite_case(suite, "shape"), *content = suite_case(suite, "content"),
@@ -517,6 +554,7 @@ static Suite *suite_trace(void) {
     tcase_add_test(content, large_seed);
     tcase_add_test(content, replay);
     tcase_add_test(content, failed_step);
+    tcase_add_test(content, ooms_are_of_plans);
     tcase_add_test(awkward, strings_are_escaped);
     tcase_add_loop_test(awkward, not_finite, 0, 3);
     tcase_add_loop_test(awkward, numbers_to_the_bit, 0, 4);

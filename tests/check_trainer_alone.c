@@ -285,6 +285,28 @@ START_TEST(other_kernels_come_first) {
 }
 END_TEST
 
+/* Where they have no room beside gradients that are held, chunks of them are not tried, nor the batch alone. */
+START_TEST(other_kernels_have_no_room) {
+    fake_options options = holding(0);
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer;
+
+    options.train = options.wide = flat;
+    options.budget_bytes = beside(BATCH + 3) - FAKE_GRADIENT_BYTES; /* with a 32nd to spare */
+    ck_assert_uint_lt(options.budget_bytes, beside(48));
+    options.wide_above = 47;
+    options.tells_wide = 1;
+    trainer = trainer_with(&options, &policy);
+    for (uint64_t id = 1; id <= 8; id++) {
+        fake_log_clear(&fake);
+        step(trainer, BATCH, id);
+        ck_assert_uint_eq(fake.genuine, 0);
+    }
+    check_log("begin accumulate(0+32) accumulate(32+32) apply");
+    done(trainer);
+}
+END_TEST
+
 START_TEST(evaluation_in_between) {
     mt_trainer *trainer = alone();
 
@@ -572,6 +594,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(back, a_step_has_begun);
     tcase_add_test(back, what_is_left_of_a_step);
     tcase_add_test(back, other_kernels_come_first);
+    tcase_add_test(back, other_kernels_have_no_room);
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
     tcase_add_test(back, a_whole_batch_is_given);

@@ -407,6 +407,9 @@ static pace run_fresh(run *r, const fuzz_setup *setup, fuzz_outcome *out) {
 
     begin(r, setup, out);
     if (!has_failed(r)) result = run_in_peace(r);
+    /* What does not fit is tried ever more rarely. */
+    if (!has_failed(r) && !result.failed && result.retries > 2)
+        fails(r, "steps run out of memory for ever");
     end(r);
     return result;
 }
