@@ -88,6 +88,25 @@ START_TEST(climb_by_oom) {
 }
 END_TEST
 
+/* What was cut in vain is whole again with a rung, and chunks of a kind not known yet are recorded. */
+START_TEST(climb_after_a_cut) {
+    mt_policy_options options = {.allow_rungs = BIT(CHECKPOINTING)};
+    device dev = device_new(need(40), options, (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
+    unsigned attempt = 0;
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    while (dev.rungs == 0) {
+        ck_assert_uint_le(++attempt, 16);
+        if (answer(&dev, oom_injected(&dev, mt_plan_chunk(&dev.plan, 0), attempt)) ==
+            MT_ACTION_REPLAN)
+            ck_ok(device_plan(&dev, MT_TRAIN, 32));
+    }
+    ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 2);
+    ck_assert_uint_eq(mt_plan_covered(&dev.plan), 6);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /*
  * The same where it is known beforehand: each time the budget falls below what two samples are known to
  * need, and no chunk is run in vain. A batch that must not be cut has one size, which teaches too
@@ -743,6 +762,7 @@ static Suite *suite_ladder(void) {
           *arguments = suite_case(suite, "arguments");
 
     tcase_add_loop_test(up, climb_by_oom, 0, LENGTH(climbs));
+    tcase_add_test(up, climb_after_a_cut);
     tcase_add_loop_test(up, climb_beforehand, 0, LENGTH(climbs));
     tcase_add_loop_test(refused, refused_on, 0, 2);
     tcase_add_loop_test(refused, refused_all, 0, 2);

@@ -59,6 +59,91 @@ START_TEST(oom_again_and_again) {
 }
 END_TEST
 
+/* A first refusal beside a cache, and its answer; what is not told of leaves no evidence. */
+static const struct {
+    const char *name;
+    int is_told;
+    size_t chunk, missing, cached; /* samples, 0: outside of a chunk; bytes above the budget */
+    mt_action expected;
+} refusals[] = {
+    {"as much as there was", 1, 32, 0, 0, MT_ACTION_RETRY},
+    {"a byte more", 1, 32, 1, 0, MT_ACTION_REPLAN},
+    {"in the cache", 1, 32, 1, 4096, MT_ACTION_CLEAR},
+    {"a byte too little in the cache", 1, 32, 1, 4095, MT_ACTION_REPLAN},
+    {"no evidence and no cache", 0, 32, 0, 0, MT_ACTION_REPLAN},
+    {"no evidence and a cache", 0, 32, 0, 1, MT_ACTION_CLEAR},
+    {"no chunk and no evidence", 0, 0, 0, 0, MT_ACTION_RETRY},
+    {"no chunk, with evidence", 1, 0, 1, 0, MT_ACTION_CLEAR},
+};
+
+START_TEST(oom_at_first) {
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    mt_oom oom = oom_explained(&dev, refusals[_i].chunk, 1);
+
+    oom.refused_in_use_bytes = dev.budget - 4096 + refusals[_i].missing;
+    oom.memory.reserved_bytes += refusals[_i].cached;
+    if (!refusals[_i].is_told) oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
+    ck_assert_msg(answer(&dev, oom) == refusals[_i].expected, "%s", refusals[_i].name);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What is remembered is the room that the chunk began with, whatever is in use when it has failed. */
+START_TEST(oom_in_the_room_of_before) {
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    mt_oom oom = oom_explained(&dev, 32, 1);
+
+    oom.memory.allocated_bytes = oom.memory.reserved_bytes = dev.budget;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN);
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    ck_ok(device_plan(&dev, MT_TRAIN, 64)); /* the next step */
+    ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* One clear for each chunk size, whichever reason was seen first. */
+START_TEST(oom_explained_after_a_clear) {
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    mt_oom oom = oom_explained(&dev, 32, 3);
+
+    oom.memory.reserved_bytes += 8192;
+    ck_assert_int_eq(answer(&dev, oom_injected(&dev, 32, 1)), MT_ACTION_RETRY);
+    ck_assert_int_eq(answer(&dev, oom_injected(&dev, 32, 2)), MT_ACTION_CLEAR);
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Chunks do not fit in this step, but what happens outside of them may be an accident all the same. */
+START_TEST(oom_outside_in_a_shortage) {
+    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    mt_oom oom = {.size = sizeof(oom), .phase = MT_PHASE_APPLY, .attempt = 2};
+
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 32, 1)), MT_ACTION_REPLAN);
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    oom.memory = device_memory(&dev);
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_RETRY);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Of an evaluation there is no second set of gradients to give up, though the last step had one. */
+START_TEST(oom_of_an_evaluation) {
+    mt_backend_info info = {.keeps_chunks = 1, .gradient_bytes = 100};
+    device dev = device_new(need(40), (mt_policy_options){.keep_chunks = MT_KEEP_ALWAYS}, info);
+    mt_oom oom;
+
+    for (int step = 0; step < 2; step++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_int_eq(dev.plan.keep, 1);
+    ck_ok(device_plan(&dev, MT_EVALUATE, 1));
+    oom = oom_explained(&dev, 1, 1);
+    oom.mode = MT_EVALUATE;
+    ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* Injected: the same plan once more, and nothing is learnt. */
 START_TEST(oom_not_by_the_budget) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
@@ -174,6 +259,27 @@ START_TEST(oom_fixed_plan) {
         action = answer(&dev, oom);
         ck_assert_int_ne(action, MT_ACTION_REPLAN);
     } while (action != MT_ACTION_GIVE_UP);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 2); /* nothing was learnt */
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A replay takes no rung, which it has not run with; a step in chunks of the user's size does. */
+START_TEST(oom_fixed_plan_and_rungs) {
+    const unsigned rung = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    mt_policy_options options = {.micro_batch = 32, .allow_rungs = rung};
+    device dev = device_new(need(40), options, (mt_backend_info){.rungs = rung});
+    mt_action action = MT_ACTION_RETRY;
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    for (unsigned attempt = 1; action == MT_ACTION_RETRY || action == MT_ACTION_CLEAR; attempt++) {
+        mt_oom oom = oom_injected(&dev, 32, attempt);
+
+        oom.plan_is_fixed = _i;
+        action = answer(&dev, oom);
+    }
+    ck_assert_int_eq(action, _i ? MT_ACTION_GIVE_UP : MT_ACTION_REPLAN);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -292,9 +398,9 @@ static mt_oom oom_beside_a_cache(const device *dev, size_t chunk, unsigned attem
     return oom;
 }
 
-/* A device of which nothing but the budget is known. */
-static device silent_device(void) {
-    device dev = device_new(need(64), (mt_policy_options){0}, (mt_backend_info){0});
+/* A device of which nothing but the budget is known, or not even that: 0. */
+static device silent_device(size_t budget) {
+    device dev = device_new(budget, (mt_policy_options){0}, (mt_backend_info){0});
 
     dev.records = 0;
     return dev;
@@ -302,20 +408,20 @@ static device silent_device(void) {
 
 /* Down to one sample, each size is tried again with an empty cache, within the retries there are. */
 START_TEST(each_size_has_its_clear) {
-    static const size_t batches[] = {8, 64, 512};
-    device dev = silent_device();
+    static const size_t batches[] = {8, 64, 256};
+    device dev = silent_device(_i < 3 ? 0 : need(64));
     mt_action action = MT_ACTION_REPLAN, before;
     unsigned attempt = 0;
     size_t chunk;
 
-    ck_ok(device_plan(&dev, MT_TRAIN, batches[_i]));
+    ck_ok(device_plan(&dev, MT_TRAIN, batches[_i % 3]));
     do {
         before = action;
         chunk = mt_plan_chunk(&dev.plan, 0);
         action = answer(&dev, oom_beside_a_cache(&dev, chunk, ++attempt));
         if (before == MT_ACTION_REPLAN) ck_assert_int_eq(action, MT_ACTION_CLEAR);
         if (before == MT_ACTION_CLEAR) ck_assert_int_ne(action, MT_ACTION_CLEAR);
-        if (action == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, batches[_i]));
+        if (action == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, batches[_i % 3]));
     } while (action != MT_ACTION_GIVE_UP);
     ck_assert_uint_eq(chunk, 1);
     ck_assert_uint_le(attempt, 2 * 16 + 1);
@@ -341,7 +447,7 @@ static const struct {
 };
 
 START_TEST(needs_a_clear_again) {
-    device dev = silent_device();
+    device dev = silent_device(need(64));
     mt_oom oom;
 
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
@@ -361,19 +467,25 @@ static Suite *suite_policy_oom(void) {
     TCase *oom = suite_case(suite, "oom");
 
     tcase_set_tags(oom, "oom");
+    tcase_add_loop_test(oom, oom_at_first, 0, LENGTH(refusals));
     tcase_add_test(oom, oom_by_the_budget);
+    tcase_add_test(oom, oom_in_the_room_of_before);
+    tcase_add_test(oom, oom_explained_after_a_clear);
+    tcase_add_test(oom, oom_outside_in_a_shortage);
+    tcase_add_test(oom, oom_of_an_evaluation);
     tcase_add_loop_test(oom, oom_again_and_again, 0, 2);
     tcase_add_test(oom, oom_not_by_the_budget);
     tcase_add_loop_test(oom, oom_injected_for_ever, 0, 4);
     tcase_add_loop_test(oom, unexplained_again, 0, 3);
     tcase_add_loop_test(oom, a_try_in_vain, 0, 2);
     tcase_add_loop_test(oom, oom_fixed_plan, 0, 4);
+    tcase_add_loop_test(oom, oom_fixed_plan_and_rungs, 0, 2);
     tcase_add_loop_test(oom, oom_outside_a_chunk, 0, 2);
     tcase_add_test(oom, oom_is_forgotten_in_more_room);
     tcase_add_test(oom, oom_long_ago);
     tcase_add_test(oom, oom_without_a_budget);
     tcase_add_test(oom, oom_that_passes_is_forgotten);
-    tcase_add_loop_test(oom, each_size_has_its_clear, 0, 3);
+    tcase_add_loop_test(oom, each_size_has_its_clear, 0, 6);
     tcase_add_loop_test(oom, needs_a_clear_again, 0, LENGTH(agains));
     return suite;
 }

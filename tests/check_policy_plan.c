@@ -58,6 +58,9 @@ START_TEST(words) {
         ck_assert_str_eq(mt_phase_name((mt_phase)i), phases[i]);
     for (int i = 0; i < LENGTH(clears); i++)
         ck_assert_str_eq(mt_clear_reason_name((mt_clear_reason)(i + 1)), clears[i]);
+    ck_assert_str_eq(mt_plan_reason_name((mt_plan_reason)LENGTH(reasons)), "?");
+    ck_assert_str_eq(mt_phase_name((mt_phase)LENGTH(phases)), "?");
+    ck_assert_str_eq(mt_clear_reason_name((mt_clear_reason)(LENGTH(clears) + 1)), "?");
 }
 END_TEST
 
