@@ -194,6 +194,65 @@ START_TEST(clear_before_the_next_retry) {
 }
 END_TEST
 
+/* That the allocator had to is evidence for 8 steps. */
+START_TEST(clear_long_after_a_retry) {
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = cached(300, 300, 7), none = {.size = sizeof(none)};
+    mt_plan plan;
+
+    spend(policy, 1000);
+    (void)mt_policy_clear(policy, MT_TRAIN, &memory, 900);
+    ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &none, &plan));
+    memory.alloc_retries = 8;
+    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_NOT);
+    for (int step = 0; step < 8 + _i; step++)
+        ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &none, &plan));
+    memory.reserved_bytes = 401;
+    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900),
+                     _i == 0 ? MT_CLEAR_EVIDENCE : MT_CLEAR_NOT);
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* A large cache is of no use to batches of another shape; the first batch of all is no other. */
+START_TEST(clear_for_another_shape) {
+    static const struct {
+        uint64_t shape;
+        mt_mode mode;
+        mt_clear_reason expected;
+    } calls[] = {{7, MT_EVALUATE, MT_CLEAR_NOT},      {7, MT_EVALUATE, MT_CLEAR_NOT},
+                 {8, MT_EVALUATE, MT_CLEAR_EVIDENCE}, {8, MT_EVALUATE, MT_CLEAR_NOT},
+                 {7, MT_EVALUATE, MT_CLEAR_EVIDENCE}, {7, MT_TRAIN, MT_CLEAR_EVIDENCE}};
+    mt_clear_result result = {.size = sizeof(result), .seconds = 0.001};
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = cached(300, 401, 0);
+
+    spend(policy, 1000);
+    for (int i = 0; i < LENGTH(calls); i++) {
+        ck_ok(mt_policy_select(policy, calls[i].shape));
+        ck_assert_int_eq(mt_policy_clear(policy, calls[i].mode, &memory, 0), calls[i].expected);
+        if (calls[i].expected != MT_CLEAR_NOT) mt_policy_cleared(policy, &result);
+    }
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* A clear that took no time that could be measured leaves the price what it was. */
+START_TEST(clear_without_a_time) {
+    mt_clear_result dear = {.size = sizeof(dear), .seconds = 100}, none = {.size = sizeof(none)};
+    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = cached(300, 1100, 0);
+
+    spend(policy, 1);
+    mt_policy_cleared(policy, &dear);
+    none.seconds = -_i;
+    mt_policy_cleared(policy, &none);
+    for (int call = 0; call < 300; call++)
+        ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_NOT);
+    mt_policy_free(policy);
+}
+END_TEST
+
 /* A steady run: the cache is what the step takes again, and no clear is ever worth it. */
 START_TEST(clear_never_in_a_steady_run) {
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
@@ -217,6 +276,9 @@ static Suite *suite_policy_clear(void) {
     tcase_add_test(cache, clear_of_what_comes_back);
     tcase_add_loop_test(cache, clear_without_a_price, 0, LENGTH(priceless));
     tcase_add_test(cache, clear_before_the_next_retry);
+    tcase_add_loop_test(cache, clear_long_after_a_retry, 0, 2);
+    tcase_add_test(cache, clear_for_another_shape);
+    tcase_add_loop_test(cache, clear_without_a_time, 0, 2);
     tcase_add_test(cache, clear_never_in_a_steady_run);
     return suite;
 }
