@@ -130,6 +130,45 @@ START_TEST(climb_beforehand) {
 }
 END_TEST
 
+/* An evaluation takes what helps it. The next one is above that, and what was passed over comes last. */
+START_TEST(climb_past_some) {
+    const unsigned rungs = BIT(CHECKPOINTING) | BIT(AMP) | BIT(MINIMAL);
+    device dev =
+        device_new(need(40), (mt_policy_options){.allow_rungs = rungs, .min_micro_batch = 2},
+                   (mt_backend_info){.rungs = rungs});
+    char taken[100] = "";
+
+    for (int mode = 0; mode < 2; mode++) ck_ok(device_batch(&dev, (mt_mode)mode, 12));
+    dev.budget = need(2) - 1;
+    ck_ok(device_batch(&dev, MT_EVALUATE, 12));
+    add_word(taken, sizeof(taken), letters(dev.rungs));
+    for (int climbed = 0; climbed < 2; climbed++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 12));
+        dev.budget = dev.resident + rung_peak(dev.rungs, 2) - 1;
+        ck_ok(device_batch(&dev, MT_TRAIN, 12));
+        add_word(taken, sizeof(taken), letters(dev.rungs));
+    }
+    ck_assert_str_eq(taken, "a am cam");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A batch is made smaller as often as it can be before a higher rung is taken. */
+START_TEST(climb_when_no_sample_is_left) {
+    mt_policy_options options = {.allow_rungs = ALL, .max_retries = 1000};
+    mt_backend_info info = {.rungs = BIT(MINIMAL), .needs_whole_batch = 1};
+    device dev = device_new(NOTHING_FITS, options, info);
+    unsigned attempt = 0;
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 10));
+    while (!(dev.rungs & BIT(MINIMAL)))
+        if (answer(&dev, oom_explained(&dev, dev.plan.samples, ++attempt)) == MT_ACTION_REPLAN)
+            ck_ok(device_plan(&dev, MT_TRAIN, 10));
+    ck_assert_uint_eq(dev.plan.samples, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* ---- a rung that cannot be set --------------------------------------------------------------- */
 
 /* A device that has learnt without rungs, and may use these. */
@@ -242,6 +281,50 @@ START_TEST(refused_off) {
 }
 END_TEST
 
+/* The batch is made smaller no more where its rung goes with one below it; one above it changes nothing. */
+START_TEST(refused_beside_a_smaller_batch) {
+    static const struct {
+        mt_rung rung;
+        const char *rungs;
+        size_t samples;
+    } rows[] = {{MT_RUNG_CHECKPOINTING, "-", 100}, {MT_RUNG_MINIMAL, "s", 80}};
+    const unsigned rungs = BIT(CHECKPOINTING) | BIT(MINIMAL);
+    mt_policy_options options = {.allow_rungs = rungs | BIT(SMALLER_BATCH)};
+    mt_backend_info info = {.rungs = rungs, .needs_whole_batch = 1};
+    device dev = device_new(need(80), options, info);
+
+    dev.refused_on = BIT(CHECKPOINTING);
+    dev.why = MT_EDEVMEM;
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_str_eq(letters(dev.rungs), "s");
+    dev.budget = need(100);
+    ck_ok(mt_policy_rung_failed(dev.policy, rows[_i].rung, 1, MT_ENOTSUP));
+    ck_ok(device_plan(&dev, MT_TRAIN, 100));
+    ck_assert_str_eq(letters(dev.rungs), rows[_i].rungs);
+    ck_assert_uint_eq(dev.plan.samples, rows[_i].samples);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Where the other device cannot be had memory is told of this one still, so the next plan has chunks. */
+START_TEST(refused_device) {
+    const unsigned rungs = BIT(CPU) | BIT(MINIMAL);
+    device dev = learnt(rungs, need(40));
+    mt_memory memory;
+
+    dev.budget = dev.resident + rung_peak(BIT(MINIMAL), 2);
+    memory = device_memory(&dev);
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &dev.plan));
+    ck_assert_str_eq(letters(dev.plan.rungs), "u");
+    ck_assert_uint_eq(dev.plan.groups, 0);
+    ck_ok(mt_policy_rung_failed(dev.policy, MT_RUNG_CPU, 1, MT_ENOTSUP));
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &dev.plan));
+    ck_assert_str_eq(letters(dev.plan.rungs), "m");
+    ck_assert_uint_gt(dev.plan.groups, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* ---- down ----------------------------------------------------------------------------------- */
 
 /* Batches until other rungs are on; 0: within so many none were. */
@@ -326,6 +409,68 @@ START_TEST(patience_starts_anew) {
 }
 END_TEST
 
+/* Within twice its patience it was. */
+START_TEST(left_too_soon) {
+    device dev = learnt(BIT(CHECKPOINTING), need(40));
+
+    dev.budget = for_one_rung();
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = need(40);
+    ck_assert_int_eq(batches_until_other(&dev, 100), PATIENCE + 1);
+    ck_assert_int_eq(batches_until_other(&dev, 2 * PATIENCE - 2 + _i), 0);
+    dev.budget = for_one_rung();
+    ck_assert_int_eq(batches_until_other(&dev, 1), 1);
+    dev.budget = need(40);
+    ck_assert_int_eq(batches_until_other(&dev, 100), (_i == 0 ? 2 : 1) * PATIENCE + 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A second rung is none that was left, and has the patience of the first. */
+START_TEST(patience_of_a_second_rung) {
+    device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
+
+    for (int round = 0; round < 2; round++) {
+        dev.budget = for_one_rung();
+        ck_assert_int_eq(batches_until_other(&dev, 1), 1);
+        if (round == 1) dev.budget = for_two_rungs();
+        if (round == 1) ck_assert_int_eq(batches_until_other(&dev, 1), 1);
+        dev.budget = need(40);
+        ck_assert_int_eq(batches_until_other(&dev, 100), (round + 1) * PATIENCE + 1);
+        ck_assert_str_eq(letters(dev.rungs), "-");
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Where there is known to be no room nothing is tried in vain, even after long: when it comes the rung is left. */
+START_TEST(no_try_where_it_is_known) {
+    device dev = learnt(BIT(CHECKPOINTING), need(40));
+
+    dev.budget = for_one_rung();
+    for (int batch = 0; batch < 8 * PATIENCE + 4; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = need(40);
+    ck_assert_int_eq(batches_until_other(&dev, 1), 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What changes the numbers is left where there is room, however fast it is. */
+START_TEST(numbers_before_speed) {
+    device dev = learnt(BIT(AMP), need(40));
+
+    dev.seconds = each_sample;
+    dev.slower[MT_RUNG_AMP] = 0.5;
+    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = dev.resident + rung_peak(BIT(AMP), 2);
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "a");
+    dev.budget = need(40);
+    ck_assert_int_eq(batches_until_other(&dev, 100), PATIENCE + 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* What is not known without a rung is not left for. */
 START_TEST(stays_where_nothing_is_known) {
     device dev = device_new(for_one_rung(), (mt_policy_options){0},
@@ -339,6 +484,22 @@ START_TEST(stays_where_nothing_is_known) {
     dev.budget = need(40);
     for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 1));
     ck_assert_str_eq(letters(dev.rungs), "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What is remembered to have failed without a rung is not tried, however long that is. */
+START_TEST(stays_where_it_has_failed) {
+    device dev = device_new(for_one_rung(), (mt_policy_options){0},
+                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
+    int tries = 0;
+
+    dev.records = 0;
+    for (int batch = 0; batch < 5000; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 1));
+        tries += dev.ooms > 0;
+    }
+    ck_assert_int_eq(tries, 6);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -530,8 +691,23 @@ START_TEST(small_batches_in_between) {
 
         ck_ok(device_batch(&dev, MT_TRAIN, samples));
         ck_assert_uint_eq(dev.plan.samples, samples == 100 ? 64 : 20);
+        ck_assert_str_eq(letters(dev.rungs), "s");
         ck_assert(dev.ooms == 0 || batch == 0);
     }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A step in which not even a sample fits changes nothing of what was made smaller before. */
+START_TEST(smaller_in_vain) {
+    device dev = whole_batches(64, MT_RATE_KEEP);
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    dev.budget = NOTHING_FITS;
+    ck_status(device_batch(&dev, MT_TRAIN, _i == 0 ? 100 : 40), MT_EDEVMEM);
+    dev.budget = need(200);
+    ck_ok(device_plan(&dev, MT_TRAIN, 100));
+    ck_assert_uint_eq(dev.plan.samples, 64);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -552,12 +728,49 @@ START_TEST(grows_back) {
             ck_ok(device_batch(&dev, MT_TRAIN, 100));
             ck_assert_uint_ge(dev.plan.samples, last);
             ck_assert(dev.plan.samples <= last + last / 4 + 2 || dev.plan.samples == 100);
+            if (r == 1) ck_assert_uint_eq(dev.plan.samples, 51); /* no growth was in vain before */
             last = dev.plan.samples;
         }
         ck_assert_uint_eq(dev.plan.samples, grown[r]);
         ck_assert_double_eq_tol(dev.plan.rate, (double)grown[r] / 100, 1e-15);
     }
     ck_assert_str_eq(letters(dev.rungs), "-");
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A larger batch than the one that was made smaller does not get its samples back where only that fits. */
+START_TEST(larger_batches_in_between) {
+    device dev = whole_batches(64, MT_RATE_KEEP);
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    dev.budget = need(130);
+    for (int batch = 0; batch < 4 * PATIENCE; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 200));
+        ck_assert_str_eq(letters(dev.rungs), "s");
+        ck_assert_uint_eq(dev.ooms, 0);
+    }
+    ck_assert_uint_eq(dev.plan.samples, 80);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+static double ever_slower(size_t samples) {
+    return 0.01 * (double)samples * (1 + (double)samples / 100);
+}
+
+/* A batch has its samples back, one cut less, where there is room, though fewer are faster. */
+START_TEST(samples_before_speed) {
+    device dev = whole_batches(100, MT_RATE_KEEP);
+
+    dev.seconds = ever_slower;
+    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    dev.budget = need(64);
+    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_uint_eq(dev.plan.samples, 64);
+    dev.budget = need(80);
+    for (int batch = 0; batch < PATIENCE; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 100));
+    ck_assert_uint_eq(dev.plan.samples, 80);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -635,14 +848,51 @@ END_TEST
 START_TEST(cpu_again) {
     device dev = learnt(BIT(CPU), need(40));
 
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < 5; round++) {
         dev.budget = NOTHING_FITS + 10;
         ck_ok(device_batch(&dev, MT_TRAIN, 32));
         ck_assert_str_eq(letters(dev.rungs), "u");
         dev.budget = need(40);
-        ck_assert_int_gt(batches_until_other(&dev, 5000), 0);
+        ck_assert_int_eq(batches_until_other(&dev, 5000), DEVICE_PATIENCE << round);
         ck_assert_str_eq(letters(dev.rungs), "-");
+        ck_assert_uint_eq(dev.count, 1); /* what failed there is no matter any more */
     }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What has never fitted on the accelerator may be remembered for longer than that: it is tried all the same. */
+START_TEST(cpu_after_failures) {
+    device dev = device_new(NOTHING_FITS + 10, (mt_policy_options){.allow_rungs = BIT(CPU)},
+                            (mt_backend_info){.rungs = BIT(CPU)});
+    int tries = 0;
+
+    dev.cpu_budget = need(40);
+    for (int batch = 0; batch < 2000; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, 32));
+        if (!dev.ooms) continue;
+        ck_assert_uint_eq(dev.tried_too_large[0], 2); /* as at first, a chunk to be recorded */
+        tries++;
+    }
+    ck_assert_int_eq(tries, 6);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Another rung that is taken there does not put it off. */
+START_TEST(cpu_with_another_rung) {
+    device dev = learnt(BIT(CPU) | BIT(MINIMAL), need(40));
+
+    dev.budget = need(1) - 1;
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    for (int batch = 0; batch < 20; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "u");
+    dev.cpu_budget = dev.resident + rung_peak(BIT(CPU), 2) - 1;
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "um");
+    dev.budget = need(40);
+    ck_assert_int_eq(batches_until_other(&dev, 1000), DEVICE_PATIENCE - 21);
+    ck_assert_str_eq(letters(dev.rungs), "-");
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -764,14 +1014,23 @@ static Suite *suite_ladder(void) {
     tcase_add_loop_test(up, climb_by_oom, 0, LENGTH(climbs));
     tcase_add_test(up, climb_after_a_cut);
     tcase_add_loop_test(up, climb_beforehand, 0, LENGTH(climbs));
+    tcase_add_test(up, climb_past_some);
+    tcase_add_test(up, climb_when_no_sample_is_left);
     tcase_add_loop_test(refused, refused_on, 0, 2);
     tcase_add_loop_test(refused, refused_all, 0, 2);
     tcase_add_test(refused, refused_below_others);
     tcase_add_test(refused, refused_off);
+    tcase_add_loop_test(refused, refused_beside_a_smaller_batch, 0, 2);
+    tcase_add_test(refused, refused_device);
     tcase_add_loop_test(down, leave, 0, LENGTH(leaves));
     tcase_add_test(down, patience_doubles);
     tcase_add_test(down, patience_starts_anew);
+    tcase_add_loop_test(down, left_too_soon, 0, 2);
+    tcase_add_test(down, patience_of_a_second_rung);
+    tcase_add_test(down, no_try_where_it_is_known);
+    tcase_add_test(down, numbers_before_speed);
     tcase_add_test(down, stays_where_nothing_is_known);
+    tcase_add_test(down, stays_where_it_has_failed);
     tcase_add_test(down, evaluation_leaves_nothing);
     tcase_add_loop_test(smaller, a_fifth_less, 0, LENGTH(shorter));
     tcase_add_loop_test(smaller, rate_follows_the_batch, 0, 3);
@@ -781,12 +1040,17 @@ static Suite *suite_ladder(void) {
     tcase_add_loop_test(smaller, other_batches, 0, LENGTH(others));
     tcase_add_loop_test(smaller, other_batches_in_chunks, 0, LENGTH(uncuttable));
     tcase_add_test(smaller, small_batches_in_between);
+    tcase_add_loop_test(smaller, smaller_in_vain, 0, 2);
     tcase_add_test(smaller, grows_back);
+    tcase_add_test(smaller, larger_batches_in_between);
+    tcase_add_test(smaller, samples_before_speed);
     tcase_add_test(smaller, growth_has_patience);
     tcase_add_test(smaller, evaluation_is_not_shortened);
     tcase_add_test(cpu, cpu_has_the_whole_batch);
     tcase_add_test(cpu, cpu_and_back);
     tcase_add_test(cpu, cpu_again);
+    tcase_add_test(cpu, cpu_after_failures);
+    tcase_add_test(cpu, cpu_with_another_rung);
     tcase_add_test(shapes, shapes_are_apart);
     tcase_add_test(shapes, a_rung_is_left_for_another_shape);
     tcase_add_test(shapes, old_shapes_are_forgotten);
