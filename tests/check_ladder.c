@@ -378,6 +378,51 @@ START_TEST(leave) {
 }
 END_TEST
 
+static double set_up_seconds; /* of each chunk, beside 0.01 s a sample */
+
+static double with_set_up(size_t samples) {
+    return set_up_seconds + 0.01 * (double)samples;
+}
+
+/*
+ * Samples that fit without a rung before it is taken and when it may be left, SIZE_MAX where no budget is told any
+ * more: chunks of a fixed size are compared as they are, others as large as they fit, and where half of that was never
+ * timed without the rung as fast as they may be at best.
+ */
+static const struct {
+    const char *name;
+    size_t fixed, before, after;
+    double set_up, slower;
+    int left;
+} speeds[] = {
+    {"known of small chunks, larger ones fit with it", 0, 2, 12, 0.05, 1, 0},
+    {"of a fixed size, and as fast", 8, 12, 12, 0.05, 1, 1},
+    {"of a fixed size, and faster with it", 8, 12, SIZE_MAX, 0.05, 0.7, 0},
+    {"known of small chunks, and no budget", 0, 6, SIZE_MAX, 0.5, 1, 0},
+    {"as fast at best, and no budget", 0, 12, SIZE_MAX, 0.05, 1, 1},
+};
+
+START_TEST(leave_by_speed) {
+    mt_policy_options options = {.allow_rungs = BIT(CHECKPOINTING),
+                                 .micro_batch = speeds[_i].fixed,
+                                 .min_micro_batch = speeds[_i].fixed ? 0 : 2};
+    device dev = device_new(need(speeds[_i].before), options,
+                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
+
+    set_up_seconds = speeds[_i].set_up;
+    dev.seconds = with_set_up;
+    dev.slower[MT_RUNG_CHECKPOINTING] = speeds[_i].slower;
+    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget =
+        dev.resident + rung_peak(BIT(CHECKPOINTING), speeds[_i].fixed ? speeds[_i].fixed : 2);
+    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    ck_assert_str_eq(letters(dev.rungs), "c");
+    dev.budget = speeds[_i].after < SIZE_MAX ? need(speeds[_i].after) : 0;
+    ck_assert_msg((batches_until_other(&dev, 30) > 0) == speeds[_i].left, "%s", speeds[_i].name);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* Room comes and goes: each time the rung is kept for twice as long, up to a bound. */
 START_TEST(patience_doubles) {
     device dev = learnt(BIT(CHECKPOINTING), need(40));
@@ -1023,6 +1068,7 @@ static Suite *suite_ladder(void) {
     tcase_add_loop_test(refused, refused_beside_a_smaller_batch, 0, 2);
     tcase_add_test(refused, refused_device);
     tcase_add_loop_test(down, leave, 0, LENGTH(leaves));
+    tcase_add_loop_test(down, leave_by_speed, 0, LENGTH(speeds));
     tcase_add_test(down, patience_doubles);
     tcase_add_test(down, patience_starts_anew);
     tcase_add_loop_test(down, left_too_soon, 0, 2);
