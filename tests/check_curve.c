@@ -197,7 +197,10 @@ static const struct {
      {30, 0, 0, 0, 0, 2, 1}},
     {{12, 0, 16, 16, 16, 1, 0},
      {24, 0, 0, 0, 48, 2, 0},
-     {48, 0, 0, 0, 0, 2, 1}},                         /* the first two differ */
+     {48, 0, 0, 0, 0, 2, 1}}, /* the first two differ */
+    {{8, 0, 16, 16, 16, 1, 0},
+     {16, 0, 0, 32, 32, 2, 0},
+     {32, 0, 0, 0, 0, 2, 1}},                         /* so they do where one is the size itself */
     {{20, 0, 0, 0, 0, 1, 1}, {40, 0, 0, 0, 0, 1, 1}}, /* all are of the larger kernels */
 };
 
@@ -248,7 +251,40 @@ START_TEST(one_sample) {
     mt__curve_free(curve);
     curve = curve_new(); /* recorded itself, it is a size like any */
     (void)run(curve, 1, 0, 1);
-    ck_assert(mt__curve_is_told(curve, 0, 1));
+    for (int keep = 0; keep < 2; keep++) ck_assert(mt__curve_is_told(curve, keep, 1));
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* Of kernels that one size was recorded of, that and what is below are no guess. */
+START_TEST(no_guess_below_a_recording) {
+    mt__curve *curve = curve_new();
+
+    for (size_t m = 2; m <= 4; m += 2) (void)run(curve, m, 0, 1);
+    (void)run(curve, 20, 0, 1);
+    ck_assert_uint_eq(curve->ranges, 2);
+    ck_assert(mt__curve_is_told(curve, 0, 15));
+    ck_assert(mt__curve_is_told(curve, 0, 20));
+    ck_assert(!mt__curve_is_told(curve, 0, 21));
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* A third size after 2 and 4 of 100,000 bytes a sample: as many more or less are of other kernels. */
+START_TEST(predicted_within_a_1024th) {
+    static const struct {
+        int off;
+        size_t ranges;
+    } rows[] = {{0, 1}, {781, 1}, {782, 2}, {-781, 1}, {-782, 2}};
+    mt__curve *curve = curve_new();
+
+    for (size_t m = 2; m <= 8; m *= 2) {
+        int64_t bytes = 100000 * (int64_t)m + (m == 8 ? rows[_i].off : 0);
+
+        event(mt__curve_record(curve, m), 0x100, bytes);
+        mt__curve_learn(curve, 0, m, 0);
+    }
+    ck_assert_uint_eq(curve->ranges, rows[_i].ranges);
     mt__curve_free(curve);
 }
 END_TEST
@@ -335,6 +371,21 @@ START_TEST(kernels_change_between_the_first_two) {
     for (size_t m = 4; m < CHANGE; m++)
         ck_assert_uint_eq(mt__curve_predict(curve, 0, m), peak(m, 0));
     ck_assert(mt__curve_rules_out(curve, 8, 1));
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* An eighth of the larger one's peak is much. */
+START_TEST(an_eighth_is_no_change) {
+    mt__curve *curve = curve_new();
+    mt_recording *recording = mt__curve_record(curve, 2);
+
+    fill(recording, 2, 0, 1);
+    event(recording, 0x900, (int64_t)(peak(4, 0) / 8) + _i);
+    event(recording, 0x900, -1);
+    mt__curve_learn(curve, 0, 2, 0);
+    (void)run(curve, 4, 0, 1);
+    ck_assert_uint_eq(curve->ranges, 1 + (size_t)_i);
     mt__curve_free(curve);
 }
 END_TEST
@@ -428,6 +479,81 @@ START_TEST(corrections_fade) {
     mt__curve_forget(curve, 2);
     ck_assert_uint_eq(mt__curve_predict(curve, 0, 4), peak(4, 0) + 50);
     ck_assert_uint_eq(mt__curve_predict(curve, 1, 4), peak(4, 1) + 25);
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* They are of the recordings there were: with another one they begin anew. */
+START_TEST(corrections_begin_anew) {
+    static const size_t sizes[] = {2, 4, 16};
+    mt__curve *curve = curve_new();
+
+    for (int i = 0; i < LENGTH(sizes); i++) {
+        (void)run(curve, sizes[i], 0, 1);
+        ck_assert_uint_eq(mt__curve_predict(curve, 0, 2), peak(2, 0));
+        mt__curve_learn(curve, 0, 2, peak(2, 0) + 160);
+        ck_assert_uint_eq(mt__curve_predict(curve, 0, 2), peak(2, 0) + 160);
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
+/*
+ * 8 samples went through, 16 did not in a room that was to hold 21: 15 are left. Neither did 15, so what is beyond half
+ * the way is taken to need twice as much more, and 11 are left, which is half the way.
+ */
+START_TEST(half_way_is_left) {
+    mt__curve *curve = curve_new();
+    size_t room = 16 * 100 + 500;
+
+    for (size_t m = 2; m <= 4; m += 2) {
+        event(mt__curve_record(curve, m), 0x100, 100 * (int64_t)m);
+        mt__curve_learn(curve, 0, m, 0);
+    }
+    mt__curve_prove(curve, 0, 8, room);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, room), 21);
+    mt__curve_fail(curve, 0, 16, room, 1);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, room), 15);
+    mt__curve_fail(curve, 0, 15, room, 1);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, room), 11);
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* A chunk whose peak is not known says nothing of others. One that did not fit is a failure, whether it had or not. */
+START_TEST(known_and_not) {
+    mt__curve *curve = curve_new();
+
+    mt__curve_learn(curve, 0, 16, 160);
+    mt__curve_learn(curve, 0, 32, 0);
+    ck_assert_uint_ge(mt__curve_predict(curve, 0, 32), 320);
+    mt__curve_prove(curve, 0, 32, 900);
+    ck_assert(!mt__curve_has_failures(curve));
+    mt__curve_fail(curve, 0, 32 + (size_t)_i, 900, 1);
+    ck_assert(mt__curve_has_failures(curve));
+    mt__curve_free(curve);
+}
+END_TEST
+
+/* What may be tried where one size of few samples is all that is known, and what failed is above that. */
+START_TEST(beyond_a_bound) {
+    static const struct {
+        int recorded;
+        size_t sizes[3], failed, beyond;
+    } rows[] = {
+        {0, {3}, 0, 6}, {0, {4}, 0, 0},    {0, {3}, 5, 4},       {1, {2}, 0, 4},
+        {1, {4}, 0, 0}, {1, {2, 4}, 0, 0}, {1, {1, 2, 3}, 0, 0},
+    };
+    mt__curve *curve = curve_new();
+
+    for (size_t i = 0; i < LENGTH(rows[_i].sizes) && rows[_i].sizes[i]; i++) {
+        size_t m = rows[_i].sizes[i], bytes = 1000 * m + (m == 3 ? 500 : 0); /* other kernels */
+
+        if (rows[_i].recorded) event(mt__curve_record(curve, m), 0x100, (int64_t)bytes);
+        mt__curve_learn(curve, 0, m, bytes);
+    }
+    if (rows[_i].failed) mt__curve_fail(curve, 0, rows[_i].failed, 9000, 1);
+    ck_assert_uint_eq(mt__curve_beyond_bound(curve, 9000), rows[_i].beyond);
     mt__curve_free(curve);
 }
 END_TEST
@@ -535,13 +661,18 @@ START_TEST(what_went_through_fits) {
     mt__curve_prove(curve, 0, 16, 220);
     mt__curve_prove(curve, 0, 2, 100);
     mt__curve_fail(curve, 0, 17, 200, 1);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, 17), 201);
+    ck_assert_uint_gt(mt__curve_largest(curve, 0, 2000), 100); /* it failed in less room */
     mt__curve_fail(curve, 0, 17, 230, 1);
     ck_assert_uint_eq(mt__curve_largest(curve, 0, 200), 16);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, 10), 0); /* less than the correction */
     ck_assert_uint_eq(mt__curve_predict(curve, 0, 16), 160);
     ck_assert_uint_eq(mt__curve_largest(curve, 0, 199), 0);
     ck_assert_uint_eq(curve->evidence[1].proven_room, 210);
     mt__curve_fail(curve, 0, 16, 200, 1); /* until that is forgotten */
     ck_assert_uint_lt(mt__curve_largest(curve, 0, 200), 16);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, 100),
+                      0); /* nor is what is tried then sure to fit */
     mt__curve_forget(curve, 1000);
     ck_assert_uint_ge(mt__curve_largest(curve, 0, 200), 16);
     mt__curve_free(curve);
@@ -559,13 +690,20 @@ int main(void) {
     tcase_add_loop_test(ranges, largest_agrees_with_predict, 0, 2);
     tcase_add_loop_test(ranges, a_change_is_told, 0, LENGTH(told));
     tcase_add_test(ranges, one_sample);
+    tcase_add_test(ranges, no_guess_below_a_recording);
+    tcase_add_loop_test(ranges, predicted_within_a_1024th, 0, 5);
     tcase_add_loop_test(ranges, ranges_are_full, 0, 2);
     tcase_add_test(ranges, one_recording_rules_nothing_out);
     tcase_add_test(ranges, recordings_that_disagree_rule_nothing_out);
     tcase_add_loop_test(ranges, kernels_change_between_the_first_two, 0, 2);
+    tcase_add_loop_test(ranges, an_eighth_is_no_change, 0, 2);
     tcase_add_test(ranges, kernels_change_twice);
     tcase_add_test(ranges, endless_room);
     tcase_add_test(ranges, corrections_fade);
+    tcase_add_test(ranges, corrections_begin_anew);
+    tcase_add_test(ranges, half_way_is_left);
+    tcase_add_loop_test(ranges, known_and_not, 0, 2);
+    tcase_add_loop_test(ranges, beyond_a_bound, 0, 7);
     tcase_add_test(ranges, a_range_comes_down_below_another);
     tcase_add_test(ranges, endless_room_by_a_bound);
     tcase_add_test(ranges, a_model_that_falls_to_nothing);
