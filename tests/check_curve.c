@@ -499,8 +499,8 @@ START_TEST(corrections_begin_anew) {
 END_TEST
 
 /*
- * 8 samples went through, 16 did not in a room that was to hold 21: 15 are left. Neither did 15, so what is beyond half
- * the way is taken to need twice as much more, and 11 are left, which is half the way.
+ * 8 samples went through, 16 did not in a room that was to hold 21: 15 are left. Neither did 15, so what is beyond
+ * half the way is taken to need twice as much more, and 11 are left, which is half the way.
  */
 START_TEST(half_way_is_left) {
     mt__curve *curve = curve_new();
@@ -520,7 +520,7 @@ START_TEST(half_way_is_left) {
 }
 END_TEST
 
-/* A chunk whose peak is not known says nothing of others. One that did not fit is a failure, whether it had or not. */
+/* A chunk whose peak is not known says nothing of others; one that does not fit is a failure, new or not. */
 START_TEST(known_and_not) {
     mt__curve *curve = curve_new();
 

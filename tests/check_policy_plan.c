@@ -5,6 +5,8 @@
 #include "policy_device.h"
 #include "suite.h"
 
+#include <stdio.h>
+
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 START_TEST(balanced) {
@@ -206,11 +208,18 @@ START_TEST(nothing_fits) {
     static const size_t least[] = {2, 8};
     mt_policy_options options = {.min_micro_batch = least[_i]};
     device dev = device_new(need(24), options, (mt_backend_info){0});
+    char bytes[3][32], text[300];
 
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     dev.budget = need(least[_i]) - 1;
     ck_status(device_plan(&dev, MT_TRAIN, 32), MT_EDEVMEM);
-    ck_assert_uint_gt(strlen(mt_last_error()), 20); /* it says what is missing */
+    snprintf(text, sizeof(text),
+             "a chunk of %zu needs %s beside the %s in use, and the budget is %s; a budget of %zu "
+             "bytes would do",
+             least[_i], mt_format_size(need(least[_i]) - dev.resident, bytes[0], 32),
+             mt_format_size(dev.resident, bytes[1], 32), mt_format_size(dev.budget, bytes[2], 32),
+             need(least[_i]));
+    ck_contains(mt_last_error(), text);
     dev.budget++;
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), least[_i]);

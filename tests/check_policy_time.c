@@ -580,6 +580,42 @@ START_TEST(room_is_what_is_left) {
 }
 END_TEST
 
+/* A plan is as it is for the reason that made it so, until there is another. */
+START_TEST(reasons_stay) {
+    static const struct {
+        size_t fits;
+        mt_plan_reason reason;
+    } rows[] = {{40, MT_PLAN_START},  {40, MT_PLAN_START},  {20, MT_PLAN_BUDGET},
+                {20, MT_PLAN_BUDGET}, {40, MT_PLAN_GROWTH}, {40, MT_PLAN_GROWTH}};
+    mt_policy_options options = {.deterministic = 1};
+    device dev = device_new(need(40), options, (mt_backend_info){0});
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    for (int i = 0; i < LENGTH(rows); i++) {
+        dev.budget = need(rows[i].fits);
+        ck_ok(device_batch(&dev, MT_TRAIN, 64));
+        ck_assert_int_eq(dev.plan.reason, rows[i].reason);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Times are one, of a batch size that had another and of a new one. */
+START_TEST(speed_is_a_reason) {
+    device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
+
+    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 96));
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_START);
+    dev.seconds = cliff;
+    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 16));
+    ck_assert_uint_le(largest_chunk_of_the_last(&dev, 96, 10, 1), 16);
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_THROUGHPUT);
+    ck_ok(device_plan(&dev, MT_TRAIN, 80));
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_THROUGHPUT);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 START_TEST(another_batch_size_is_a_start) {
     device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
 
@@ -622,6 +658,8 @@ static Suite *suite_policy_time(void) {
     tcase_add_test(time, time_of_one_sample);
     tcase_add_test(room, room_shrinks_and_grows);
     tcase_add_test(room, room_is_what_is_left);
+    tcase_add_test(room, reasons_stay);
+    tcase_add_test(room, speed_is_a_reason);
     tcase_add_test(room, another_batch_size_is_a_start);
     return suite;
 }
