@@ -136,6 +136,8 @@ START_TEST(oom_of_an_evaluation) {
 
     for (int step = 0; step < 2; step++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_int_eq(dev.plan.keep, 1);
+    ck_ok(device_batch(&dev, MT_EVALUATE, 32));
+    ck_assert_int_eq(dev.plan.keep, 0);
     ck_ok(device_plan(&dev, MT_EVALUATE, 1));
     oom = oom_explained(&dev, 1, 1);
     oom.mode = MT_EVALUATE;

@@ -99,6 +99,18 @@ START_TEST(time_of_too_small_chunks) {
 }
 END_TEST
 
+/* In an evaluation they do no harm. */
+START_TEST(time_of_small_chunks_in_an_evaluation) {
+    device dev =
+        device_new(need(32), (mt_policy_options){0}, (mt_backend_info){.normalises_over_batch = 1});
+
+    dev.seconds = ever_slower;
+    for (int batch = 0; batch < 20; batch++) ck_ok(device_batch(&dev, MT_EVALUATE, 32));
+    ck_assert_uint_lt(dev.chunks[0], 8);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 START_TEST(time_steady) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
 
@@ -232,6 +244,7 @@ static const struct {
 } changes[] = {
     {200, 16, 64, 0, 0, 0, {2, 4, 8, 16, 34}},
     {200, 48, 120, 0, 0, 0, {2, 4, 14, 28, 48, 24}}, /* what is left is less */
+    {600, 16, 400, 0, 0, 0, {2, 4, 16, 32, 64}},     /* an eighth is larger */
     {200, 16, 64, 1, 0, 0, {2, 4, 16, 42}},          /* growth is a matter of times */
     {30, 16, 40, 1, 0, 0, {2, 4, 16, 18}},
     {14, 16, 40, 1, 0, 0, {2, 4, 12, 11, 11}}, /* nothing so large fits */
@@ -635,6 +648,7 @@ static Suite *suite_policy_time(void) {
     tcase_add_loop_test(time, time_cliff_where_the_search_ends, 0, 2);
     tcase_add_loop_test(time, time_cliff_and_more_room, 0, 4);
     tcase_add_test(time, time_of_too_small_chunks);
+    tcase_add_test(time, time_of_small_chunks_in_an_evaluation);
     tcase_add_test(time, time_steady);
     tcase_add_test(time, time_gets_worse);
     tcase_add_test(time, time_of_small_sizes_is_found_out);

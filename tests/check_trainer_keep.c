@@ -566,6 +566,10 @@ START_TEST(with_a_smaller_batch) {
     ck_ok(mt_trainer_step(trainer, &large, &report));
     ck_assert_uint_eq(report.samples, taken[_i]);
     ck_assert_double_eq(fake.rate, (double)taken[_i] / 30);
+    fake_log_clear(&fake);
+    ck_ok(mt_trainer_step(trainer, &large, &report));
+    ck_assert_uint_eq(report.samples, taken[_i]);
+    ck_assert_uint_eq(count_kind(FAKE_MARK), 0); /* what is left would be made smaller again */
     done(trainer);
 }
 END_TEST
