@@ -288,6 +288,9 @@ START_TEST(time_of_a_change_met_late) {
 
     for (int batch = 0; batch < 4; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 24));
     check_balanced(&dev.plan, 24, 2);
+    dev.budget = 0; /* no budget, and no matter */
+    ck_ok(device_plan(&dev, MT_TRAIN, 24));
+    check_balanced(&dev.plan, 24, 1);
     dev.budget = need(100);
     ck_ok(device_batch(&dev, MT_TRAIN, 24));
     ck_assert_uint_eq(dev.count, 2);
@@ -324,15 +327,17 @@ START_TEST(time_of_a_small_first_batch) {
 }
 END_TEST
 
-/* A small first batch, and then twice that is still below the smallest legal chunk. */
+/* A small first batch, and then twice that is still below the smallest legal chunk, or leaves less than one. */
 START_TEST(time_of_growth_is_legal) {
+    static const size_t first[] = {7, 12}, samples[] = {40, 38};
     device dev =
         device_new(need(30), (mt_policy_options){.min_micro_batch = 16}, (mt_backend_info){0});
 
     dev.seconds = steady;
-    ck_ok(device_batch(&dev, MT_TRAIN, 7));
+    ck_ok(device_batch(&dev, MT_TRAIN, first[_i]));
+    if (_i == 1) dev.budget = need(40);
     for (int batch = 0; batch < 5; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 40));
+        ck_ok(device_batch(&dev, MT_TRAIN, samples[_i]));
         for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], 16);
     }
     mt_policy_free(dev.policy);
@@ -658,7 +663,7 @@ static Suite *suite_policy_time(void) {
     tcase_add_loop_test(time, time_of_a_change, 0, LENGTH(changes));
     tcase_add_test(time, time_of_a_change_met_late);
     tcase_add_loop_test(time, time_of_a_small_first_batch, 0, LENGTH(small_first));
-    tcase_add_test(time, time_of_growth_is_legal);
+    tcase_add_loop_test(time, time_of_growth_is_legal, 0, 2);
     tcase_add_loop_test(time, time_of_a_hiccup, 0, 48);
     tcase_add_loop_test(time, time_of_a_slow_while, 0, 96);
     tcase_add_test(time, time_of_first_touches);

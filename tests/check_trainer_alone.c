@@ -307,6 +307,35 @@ START_TEST(other_kernels_have_no_room) {
 }
 END_TEST
 
+/* Without a budget there is room beside them too, which is no reason to take the memory again. */
+START_TEST(no_budget_is_told) {
+    mt_trainer *trainer = alone();
+
+    fake.options.budget_bytes = 0;
+    step(trainer, BATCH, 3);
+    check_log("begin accumulate(0+64) apply");
+    ck_assert_int_eq(fake.holding, 0);
+    done(trainer);
+}
+END_TEST
+
+/* What a batch needs alone is not known where recordings do not tell of gradients: it is not tried. */
+START_TEST(gradients_are_not_told) {
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer;
+
+    options.tells_gradients = 0;
+    trainer = learnt(&options, &policy);
+    for (uint64_t id = 2; id < 6; id++) {
+        step(trainer, BATCH, id);
+        step(trainer, 2 * BATCH, id);
+    }
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
+    done(trainer);
+}
+END_TEST
+
 START_TEST(evaluation_in_between) {
     mt_trainer *trainer = alone();
 
@@ -595,6 +624,8 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(back, what_is_left_of_a_step);
     tcase_add_test(back, other_kernels_come_first);
     tcase_add_test(back, other_kernels_have_no_room);
+    tcase_add_test(back, no_budget_is_told);
+    tcase_add_test(back, gradients_are_not_told);
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
     tcase_add_test(back, a_whole_batch_is_given);
