@@ -307,6 +307,28 @@ START_TEST(other_kernels_have_no_room) {
 }
 END_TEST
 
+/* Where no chunk fits beside gradients that are held nothing comes first. */
+START_TEST(nothing_else_fits) {
+    static const fake_allocation hardly_growing[] = {{1000, 10, FAKE_AT_END}};
+    fake_options options = holding(room_for(BATCH));
+    mt_policy_options policy = by_memory();
+    mt_trainer *trainer;
+
+    options.train = options.wide = (fake_program){hardly_growing, 1};
+    options.wide_above = 47;
+    options.tells_wide = 1;
+    options.min_micro_batch = 2;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 20, 1);
+    fake_log_clear(&fake);
+    fake.options.budget_bytes = options.resident_bytes + fake_program_peak(&options.train, BATCH) +
+                                FAKE_GRADIENT_BYTES + 50;
+    step(trainer, BATCH, 2);
+    check_log("hold begin accumulate(0+64) apply");
+    done(trainer);
+}
+END_TEST
+
 /* Without a budget there is room beside them too, which is no reason to take the memory again. */
 START_TEST(no_budget_is_told) {
     mt_trainer *trainer = alone();
@@ -624,6 +646,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(back, what_is_left_of_a_step);
     tcase_add_test(back, other_kernels_come_first);
     tcase_add_test(back, other_kernels_have_no_room);
+    tcase_add_test(back, nothing_else_fits);
     tcase_add_test(back, no_budget_is_told);
     tcase_add_test(back, gradients_are_not_told);
     tcase_add_test(back, evaluation_in_between);
