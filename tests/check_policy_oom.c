@@ -282,6 +282,8 @@ START_TEST(oom_fixed_plan_and_rungs) {
         action = answer(&dev, oom);
     }
     ck_assert_int_eq(action, _i ? MT_ACTION_GIVE_UP : MT_ACTION_REPLAN);
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    ck_assert_int_eq(dev.plan.reason, _i ? MT_PLAN_USER : MT_PLAN_OOM);
     mt_policy_free(dev.policy);
 }
 END_TEST
