@@ -853,6 +853,10 @@ START_TEST(evaluation_is_not_shortened) {
     ck_ok(device_batch(&dev, MT_EVALUATE, 40));
     ck_assert_uint_eq(dev.plan.samples, 40);
     ck_assert_double_eq(dev.plan.rate, 1);
+    dev.budget = need(100);
+    ck_ok(device_batch(&dev, MT_EVALUATE, 100)); /* while a step still has 40 of as many */
+    ck_assert_uint_eq(dev.plan.samples, 100);
+    ck_assert_uint_eq(dev.count, 1);
     mt_policy_free(dev.policy);
 }
 END_TEST
