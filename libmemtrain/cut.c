@@ -213,10 +213,13 @@ static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
     if (p->options.keep_chunks == MT_KEEP_NEVER || !mt__curve_is_recorded(c, 1)) return 0;
     /* What is left of a step that has begun has the gradients before it to add to. */
     if (p->begun || n != p->samples || n > top) return 0;
-    /* The chunk to record before it runs beside gradients that are held. */
-    size_t before = mt__curve_before(c, n);
-    if (memory->budget_bytes && before > mt__curve_largest(c, 0, mt__room(memory))) return 0;
     return mt__curve_predict(c, 1, n) <= room && !mt__curve_has_failed(c, 1, n, room);
+}
+
+/* Whether the chunk that is to be recorded before so many samples has room, beside gradients that are held. */
+static int can_record_before(const mt__curve *c, size_t samples, const mt_memory *memory) {
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    return mt__curve_before(c, samples) <= mt__curve_largest(c, 0, room);
 }
 
 /* ---- the number of chunks --------------------------------------------------------------------- */
@@ -312,7 +315,10 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     int is_first = !plan->groups, alone = fits_alone(p, c, plan, memory);
     mt_status status = limits(p, c, rest, memory, &fewest, &most);
     if (status != MT_OK && !alone) return status;
-    if (status != MT_OK) fewest = rest + 1;
+    if (status != MT_OK)
+        fewest = rest + 1;
+    else
+        alone = alone && can_record_before(c, rest, memory);
     if (c->has_begun && !p->begun) mt__timings_next_batch(&c->timings);
     int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
     int begins = may_begin && status == MT_OK && begin_small(p, c, memory, fewest, plan);
