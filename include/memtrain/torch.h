@@ -88,7 +88,8 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
  * a limit below what is allocated refuses every further request until enough is released. The CPU's
  * default follows the host while the program runs, so memory that others take or give back is seen. CUDA's
  * allocator reads its limit once, when the device is first used, and for all cards alike: set later,
- * the budget is kept by the policy alone, and the log says so.
+ * the budget is kept by the policy alone, and the log says so. A chunk of which it is not known yet what it needs is
+ * tried there, and may need more than the budget.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t bytes);
 
