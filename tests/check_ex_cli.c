@@ -265,6 +265,24 @@ START_TEST(a_recovery_ends_as_its_replay) {
 }
 END_TEST
 
+/* Steps that were made smaller, and the last 7 pictures of each epoch, which are left out. */
+START_TEST(smaller_batches_end_as_their_replay) {
+    EXPECT(0, SMALL, "--image-size", "64", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+           "2", "--steps", "9", "--lr-scaling", "linear", "--checkpointing", "off", "--budget",
+           "225MiB", "--fallback", "smaller-batch", "--trace", cli_trace);
+    long long samples = cli_number(cli_trace, "step", 9, "samples");
+    ck_assert_msg(samples > 0 && samples < 31, "%lld samples", samples);
+    EXPECT(0, SMALL, "--image-size", "64", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+           "2", "--lr-scaling", "linear", "--replay", cli_trace, "--trace", cli_replayed);
+    ck_assert_int_eq(cli_number(cli_replayed, "step", 9, "samples"), samples);
+    cli_same_state();
+    EXPECT(2, SMALL, "--image-size", "64", "--batch", "31", "--epochs", "2", "--lr-scaling",
+           "linear", "--replay", cli_trace);
+    ck_contains(cli_err, "step 8 has ");
+    ck_assert_str_eq(cli_out, "");
+}
+END_TEST
+
 START_TEST(a_fault_that_stays_exits_3) {
     EXPECT(3, SMALL, "--steps", "3", "--inject-oom", "2:40:persistent", "--trace", cli_trace);
     ck_contains(cli_err, "food101: ");
@@ -457,6 +475,7 @@ int main(void) {
     tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
     tcase_add_test(recoveries, a_fault_that_stays_exits_3);
     tcase_add_test(recoveries, a_fault_that_never_comes_is_told);
+    tcase_add_test(recoveries, smaller_batches_end_as_their_replay);
     tcase_add_test(recoveries, a_replay_stops_where_the_trace_ends);
     tcase_add_test(recoveries, a_replay_of_another_run_is_refused);
     tcase_add_test(recoveries, a_replay_on_another_device_is_refused);
