@@ -319,6 +319,8 @@ static const char *const others[][3] = {
     {"--schedule", "constant", "with cosine;"},
     {"--weight-decay", "0", "with 0.01;"},
     {"--clip", "1", "with 0;"},
+    {"--offload", "pack", "--offload: pack, but '"},
+    {"--weights", "/tmp/w.safetensors", "--weights: /tmp/w.safetensors, but '"},
     {"--dev-samples", "60", "with 0;"},
     {"--seed", "2", "--seed: 2, but '"},
     {"--image-size", "64", "--image-size: 64"},
@@ -330,7 +332,22 @@ START_TEST(a_replay_of_another_run_is_refused) {
     for (int i = 0; i < LENGTH(others); i++) {
         EXPECT(2, SMALL, "--replay", cli_trace, others[i][0], others[i][1]);
         ck_contains(cli_err, others[i][2]);
+        ck_assert_str_eq(cli_out, "");
     }
+}
+END_TEST
+
+/* Nor is a flag free that changes the numbers and is not given any more. */
+START_TEST(a_replay_without_what_a_run_had_is_refused) {
+    EXPECT(0, SMALL, "--steps", "1", "--offload", "pack", "--trace", cli_trace);
+    EXPECT(2, SMALL, "--replay", cli_trace);
+    ck_contains(cli_err, "--offload: not pack, but '");
+    ck_contains(cli_err, "' was written with pack; a replay needs the same");
+    EXPECT(0, SMALL, "--replay", cli_trace, "--offload", "pack", "--trace", cli_replayed);
+    cli_same_state();
+    EXPECT(0, SMALL, "--steps", "1", "--offload", "never", "--trace", cli_trace);
+    EXPECT(0, SMALL, "--replay", cli_trace, "--offload", "host", "--trace", cli_replayed);
+    cli_same_state();
 }
 END_TEST
 
@@ -478,6 +495,7 @@ int main(void) {
     tcase_add_test(recoveries, smaller_batches_end_as_their_replay);
     tcase_add_test(recoveries, a_replay_stops_where_the_trace_ends);
     tcase_add_test(recoveries, a_replay_of_another_run_is_refused);
+    tcase_add_test(recoveries, a_replay_without_what_a_run_had_is_refused);
     tcase_add_test(recoveries, a_replay_on_another_device_is_refused);
     tcase_add_test(pictures, bad_pictures_are_skipped_by_name);
 #ifdef __linux__

@@ -241,7 +241,7 @@ mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t 
     if (replay->program && strcmp(replay->program, program) != 0)
         return mt_set_error(MT_EINVAL, "--replay: '%s' is a run of %s", replay->path,
                             replay->program);
-    const ex_earlier earlier = {replay->path, "a replay"};
+    const ex_earlier earlier = {replay->path, "a replay", 0};
     char text[24];
     snprintf(text, sizeof text, "%lld", (long long)seed);
     mt_status status = ex_settings_same_number(&earlier, "seed", seed, replay->seed);

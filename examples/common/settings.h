@@ -13,6 +13,7 @@
 /* An earlier run's file, and what it is used for now, "a replay". */
 typedef struct ex_earlier {
     const char *path, *use;
+    int carries; /* 1: what a text names, weights say, is in the file: it need not be given again */
 } ex_earlier;
 
 /* An object of texts; NULL: out of memory. New reference. */
