@@ -206,6 +206,47 @@ START_TEST(the_program_line_tells_the_threads) {
 }
 END_TEST
 
+static char logged[1024];
+
+static void keep_log(void *user, mt_log_level level, const char *text) {
+    (void)user;
+    if (level == MT_LOG_WARNING) snprintf(logged, sizeof logged, "%s", text);
+}
+
+#define SEED "{\"event\":\"run\",\"seed\":1}\n"
+#define CAT                                                                                        \
+    "{\"event\":\"program\",\"name\":\"cat\",\"threads\":1,\"image_size\":32,\"settings\":{"       \
+    "\"lr\":\"1\"}}\n"
+
+/* A trace that has lost lines, and what is said not to be compared. */
+static const struct {
+    const char *text, *untold;
+} lost[] = {
+    {SEED CAT STEP(1, 4, "[4]"), NULL},
+    {CAT STEP(1, 4, "[4]"), ": --seed; "},
+    {SEED STEP(1, 4, "[4]"), ": the program, --threads, --image-size, --lr; "},
+    {STEP(1, 4, "[4]"), ": the program, --seed, --threads, --image-size, --lr; "},
+    {SEED
+     "{\"event\":\"program\",\"name\":\"cat\",\"threads\":1,\"image_size\":32,\"settings\":{\"a\":"
+     "\"1\"}}\n" STEP(1, 4, "[4]"),
+     ": --lr, --a; "},
+};
+
+START_TEST(what_a_trace_does_not_tell_is_said) {
+    const ex_setting rate = {"lr", "1"};
+    ex_replay *replay = open_text(lost[_i].text);
+    *logged = '\0';
+    mt_set_log(keep_log, NULL);
+    ck_ok(ex_replay_check(replay, "cat", 1, 32, &rate, 1));
+    mt_set_log(NULL, NULL);
+    if (lost[_i].untold)
+        ck_contains(logged, lost[_i].untold);
+    else
+        ck_assert_str_eq(logged, "");
+    ex_replay_free(replay);
+}
+END_TEST
+
 /* From 2^63 on it is written as text, since not every reader of JSON has such numbers. */
 START_TEST(a_large_seed_is_compared_too) {
     ex_replay *replay =
@@ -401,6 +442,7 @@ int main(void) {
     tcase_add_test(reading, no_trace_is_no_replay);
     tcase_add_test(reading, other_events_are_passed_over);
     tcase_add_test(reading, the_program_line_tells_the_threads);
+    tcase_add_loop_test(reading, what_a_trace_does_not_tell_is_said, 0, LENGTH(lost));
     tcase_add_test(reading, a_large_seed_is_compared_too);
     tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
     tcase_add_test(reading, files_that_cannot_be_had);

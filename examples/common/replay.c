@@ -235,6 +235,20 @@ size_t ex_replay_steps(const ex_replay *replay) {
     return replay ? replay->count : SIZE_MAX;
 }
 
+/* What a line that is gone would have told, or an earlier version did not. */
+static void warn_of_untold(const ex_replay *r, const ex_setting *settings, size_t count) {
+    char names[512];
+    snprintf(names, sizeof names, "%s%s%s%s", r->program ? "" : ", the program",
+             r->seed < 0 && !r->large_seed ? ", --seed" : "", r->threads ? "" : ", --threads",
+             r->image_size < 0 ? ", --image-size" : "");
+    ex_settings_untold(r->settings, settings, count, names, sizeof names);
+    if (!*names) return;
+    mt_log(MT_LOG_WARNING,
+           "--replay: not compared, since '%s' does not tell it or this program has it not: %s; "
+           "with another value this run ends in another state",
+           r->path, names + 2);
+}
+
 mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t seed,
                           int64_t image_size, const ex_setting *settings, size_t count) {
     if (!replay) return MT_OK;
@@ -248,7 +262,9 @@ mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t 
     if (status == MT_OK) status = ex_settings_same_text(&earlier, "seed", text, replay->large_seed);
     if (status == MT_OK)
         status = ex_settings_same_number(&earlier, "image-size", image_size, replay->image_size);
-    return status == MT_OK ? ex_settings_same(&earlier, replay->settings, settings, count) : status;
+    if (status == MT_OK) status = ex_settings_same(&earlier, replay->settings, settings, count);
+    if (status == MT_OK) warn_of_untold(replay, settings, count);
+    return status;
 }
 
 /* "cpu, minimal" */

@@ -30,7 +30,7 @@ size_t ex_replay_steps(const ex_replay *replay);
 
 /*
  * Whether program, seed, image size and settings are those of the earlier run, as far as the trace
- * tells.
+ * tells; what it does not is named in a warning.
  * @return MT_OK, also for NULL; MT_EINVAL with a line that names flag, value and trace
  */
 MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t seed,
