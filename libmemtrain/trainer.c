@@ -344,8 +344,10 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     w.batch = batch;
     t->chunks.count = 0;
     if (!is_dropped(t, batch)) {
+        t->in_step = 1;
         status = prepare_step(t, &w);
         if (status == MT_OK) status = mt__do_step(t, &w);
+        t->in_step = 0;
         if (status == MT_EDEVMEM) keep_failure(t, &w);
     }
     t->forced.count = 0; /* also those for a batch that is dropped */
