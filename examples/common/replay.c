@@ -244,8 +244,8 @@ static void warn_of_untold(const ex_replay *r, const ex_setting *settings, size_
     ex_settings_untold(r->settings, settings, count, names, sizeof names);
     if (!*names) return;
     mt_log(MT_LOG_WARNING,
-           "--replay: not compared, since '%s' does not tell it or this program has it not: %s; "
-           "with another value this run ends in another state",
+           "--replay: not compared, as '%s' and this program do not both tell it: %s; "
+           "another value ends in another state",
            r->path, names + 2);
 }
 
