@@ -78,9 +78,9 @@ static void finish(mt_trainer *t) {
     if (!t->text.failed) t->options.trace(t->options.trace_user, t->text.data);
 }
 
-/* The number of the step that is under way. */
+/* The number of the step that is under way; outside of one of the last, 0 before the first. */
 static uint64_t current_step(const mt_trainer *t) {
-    return t->run.steps + 1;
+    return t->run.steps + (t->in_step ? 1 : 0);
 }
 
 void mt__trace_run(mt_trainer *t, const mt_memory *memory) {

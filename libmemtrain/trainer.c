@@ -191,11 +191,17 @@ static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const c
     return t->poisoned ? is_poisoned(t, function) : MT_OK;
 }
 
+/* Whether chunks of so many samples are a step of the batch: all of it, or the first ones where it is made smaller. */
+static int are_of(const mt_trainer *t, size_t samples, const mt_batch *batch) {
+    int is_smaller = (t->forced_rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)) != 0;
+    return samples == batch->count || (is_smaller && samples < batch->count);
+}
+
 /* What the options and the loss allow, and the chunks given. */
 static mt_status check_cut(mt_trainer *t, const mt_batch *batch) {
     size_t forced = forced_samples(t), micro = t->policy_options.micro_batch;
     int cut = t->forced.count > 1 || (!t->forced.count && micro && micro < batch->count);
-    if (t->forced.count && forced != batch->count) {
+    if (t->forced.count && !are_of(t, forced, batch)) {
         size_t chunks = t->forced.count;
         return mt_set_error(MT_EINVAL,
                             "mt_trainer_step: the %zu chunks given add up to %zu samples; "
@@ -301,7 +307,7 @@ static mt_status prepare_step(mt_trainer *t, mt__work *w) {
     w->rungs_before = t->rungs;
     w->rate_before = t->rate;
     w->forced = t->forced.count > 0;
-    w->count = w->unit_samples = w->batch->count;
+    w->count = w->unit_samples = w->forced ? forced_samples(t) : w->batch->count;
     mt_status status = mt__units_of(t, w, 0, w->count, &w->units);
     if (status == MT_OK) status = select_shape(t, w->batch);
     if (status == MT_OK) status = mt__read_memory(t, &memory);
@@ -338,8 +344,10 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     w.batch = batch;
     t->chunks.count = 0;
     if (!is_dropped(t, batch)) {
+        t->in_step = 1;
         status = prepare_step(t, &w);
         if (status == MT_OK) status = mt__do_step(t, &w);
+        t->in_step = 0;
         if (status == MT_EDEVMEM) keep_failure(t, &w);
     }
     t->forced.count = 0; /* also those for a batch that is dropped */

@@ -39,6 +39,7 @@ struct mt_trainer {
     size_t epoch_peak_bytes;
     uint64_t epoch;
     mt_run_report run;
+    int in_step; /* 1: a step is under way, the one after those of run */
     int poisoned;
     char poison[256]; /* why */
     int has_failure;  /* the last call did not fit: the rest is for mt_trainer_explain */

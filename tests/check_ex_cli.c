@@ -265,6 +265,24 @@ START_TEST(a_recovery_ends_as_its_replay) {
 }
 END_TEST
 
+/* Steps that were made smaller, and the last 7 pictures of each epoch, which are left out. */
+START_TEST(smaller_batches_end_as_their_replay) {
+    EXPECT(0, SMALL, "--image-size", "64", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+           "2", "--steps", "9", "--lr-scaling", "linear", "--checkpointing", "off", "--budget",
+           "225MiB", "--fallback", "smaller-batch", "--trace", cli_trace);
+    long long samples = cli_number(cli_trace, "step", 9, "samples");
+    ck_assert_msg(samples > 0 && samples < 31, "%lld samples", samples);
+    EXPECT(0, SMALL, "--image-size", "64", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+           "2", "--lr-scaling", "linear", "--replay", cli_trace, "--trace", cli_replayed);
+    ck_assert_int_eq(cli_number(cli_replayed, "step", 9, "samples"), samples);
+    cli_same_state();
+    EXPECT(2, SMALL, "--image-size", "64", "--batch", "31", "--epochs", "2", "--lr-scaling",
+           "linear", "--replay", cli_trace);
+    ck_contains(cli_err, "step 8 has ");
+    ck_assert_str_eq(cli_out, "");
+}
+END_TEST
+
 START_TEST(a_fault_that_stays_exits_3) {
     EXPECT(3, SMALL, "--steps", "3", "--inject-oom", "2:40:persistent", "--trace", cli_trace);
     ck_contains(cli_err, "food101: ");
@@ -301,6 +319,8 @@ static const char *const others[][3] = {
     {"--schedule", "constant", "with cosine;"},
     {"--weight-decay", "0", "with 0.01;"},
     {"--clip", "1", "with 0;"},
+    {"--offload", "pack", "--offload: pack, but '"},
+    {"--weights", "/tmp/w.safetensors", "--weights: /tmp/w.safetensors, but '"},
     {"--dev-samples", "60", "with 0;"},
     {"--seed", "2", "--seed: 2, but '"},
     {"--image-size", "64", "--image-size: 64"},
@@ -312,7 +332,22 @@ START_TEST(a_replay_of_another_run_is_refused) {
     for (int i = 0; i < LENGTH(others); i++) {
         EXPECT(2, SMALL, "--replay", cli_trace, others[i][0], others[i][1]);
         ck_contains(cli_err, others[i][2]);
+        ck_assert_str_eq(cli_out, "");
     }
+}
+END_TEST
+
+/* Nor is a flag free that changes the numbers and is not given any more. */
+START_TEST(a_replay_without_what_a_run_had_is_refused) {
+    EXPECT(0, SMALL, "--steps", "1", "--offload", "pack", "--trace", cli_trace);
+    EXPECT(2, SMALL, "--replay", cli_trace);
+    ck_contains(cli_err, "--offload: not pack, but '");
+    ck_contains(cli_err, "' was written with pack; a replay needs the same");
+    EXPECT(0, SMALL, "--replay", cli_trace, "--offload", "pack", "--trace", cli_replayed);
+    cli_same_state();
+    EXPECT(0, SMALL, "--steps", "1", "--offload", "never", "--trace", cli_trace);
+    EXPECT(0, SMALL, "--replay", cli_trace, "--offload", "host", "--trace", cli_replayed);
+    cli_same_state();
 }
 END_TEST
 
@@ -457,8 +492,10 @@ int main(void) {
     tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
     tcase_add_test(recoveries, a_fault_that_stays_exits_3);
     tcase_add_test(recoveries, a_fault_that_never_comes_is_told);
+    tcase_add_test(recoveries, smaller_batches_end_as_their_replay);
     tcase_add_test(recoveries, a_replay_stops_where_the_trace_ends);
     tcase_add_test(recoveries, a_replay_of_another_run_is_refused);
+    tcase_add_test(recoveries, a_replay_without_what_a_run_had_is_refused);
     tcase_add_test(recoveries, a_replay_on_another_device_is_refused);
     tcase_add_test(pictures, bad_pictures_are_skipped_by_name);
 #ifdef __linux__

@@ -456,7 +456,7 @@ START_TEST(settings_are_what_decides) {
     ck_assert_str_eq(setting("optimizer"), "adamw");
     ck_assert_str_eq(setting("weight-decay"), "0.01");
     ck_assert_str_eq(setting("colour"), "white");
-    ck_assert_str_eq(setting("name"), "idle"); /* not given */
+    ck_assert_str_eq(setting("name"), ""); /* not given, which decides too */
     ck_assert_str_eq(setting("paws-of"), "idle");
     ck_assert_str_eq(setting("momentum"), "idle");
     ck_assert_str_eq(setting("epochs"), "idle");
@@ -465,8 +465,12 @@ START_TEST(settings_are_what_decides) {
     ck_assert_str_eq(setting("momentum"), "0.9");
     ck_assert_str_eq(setting("epochs"), "9");
     ck_assert_str_eq(setting("lr"), "0.30000000000000004");
-    ACCEPT("--name=Tom");
+    ck_assert_str_eq(setting("offload"), "not pack");
+    ACCEPT("--name=Tom", "--offload=never");
     ck_assert_str_eq(setting("name"), "Tom");
+    ck_assert_str_eq(setting("offload"), "not pack");
+    ACCEPT("--offload=pack");
+    ck_assert_str_eq(setting("offload"), "pack");
     ACCEPT("--name=a/path/that/is/longer/than/a/setting");
     ck_assert_str_eq(setting("name"), "h/that/is/longer/than/a/setting");
 }

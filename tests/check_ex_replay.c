@@ -54,17 +54,34 @@ typedef struct run {
     uint64_t hash;
 } run;
 
-static void start(run *r, size_t budget, const char *trace) {
+static void start_on(run *r, const fake_options *fake, const mt_policy_options *policy,
+                     const char *trace) {
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
-    fake_options fake = fake_defaults;
-    fake.budget_bytes = budget;
-    fake_init(&r->fake, &fake);
+    fake_init(&r->fake, fake);
     r->fake.counted = FAKE_BIT(FAKE_ALLOCATION);
     ck_ok(ex_tracefile_open(trace, &r->trace));
+    options.policy = policy;
     mt_backend backend = fake_seam(&r->fake);
     options.trace = r->trace ? ex_tracefile_line : NULL;
     options.trace_user = r->trace;
     ck_ok(mt_trainer_new(&backend, &options, &r->trainer));
+}
+
+static void start(run *r, size_t budget, const char *trace) {
+    fake_options fake = fake_defaults;
+    fake.budget_bytes = budget;
+    start_on(r, &fake, NULL, trace);
+}
+
+/* Where a batch cannot be cut, and is made smaller instead, at a rate to go with it. */
+static void start_whole(run *r, size_t budget, const char *trace) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options fake = fake_defaults;
+    fake.budget_bytes = budget;
+    fake.needs_whole_batch = 1;
+    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    policy.rate_rule = MT_RATE_LINEAR;
+    start_on(r, &fake, &policy, trace);
 }
 
 /* Batches of 32, the last one of 20. The n-th allocation of step 2 fails; 0: none. */
@@ -113,6 +130,22 @@ END_TEST
 
 START_TEST(a_replay_of_a_recovery_ends_in_the_same_state) {
     run_and_replay((uint64_t)_i);
+}
+END_TEST
+
+/* Smaller batches of a run that has too little memory are replayed from whole ones. */
+START_TEST(a_replay_of_smaller_batches_ends_in_the_same_state) {
+    static run first, second;
+    ex_replay *replay;
+    start_whole(&first, tight(), path);
+    train(&first, 0, NULL);
+    ck_assert_str_eq(first.chunks[STEPS - 2], "12 ");
+    ck_ok(ex_replay_open(path, &replay));
+    start_whole(&second, 0, NULL);
+    train(&second, 0, replay);
+    for (int i = 0; i < STEPS; i++) ck_assert_str_eq(first.chunks[i], second.chunks[i]);
+    ck_assert_uint_eq(first.hash, second.hash);
+    ex_replay_free(replay);
 }
 END_TEST
 
@@ -169,6 +202,47 @@ START_TEST(the_program_line_tells_the_threads) {
     ck_status(ex_replay_check(replay, "dog", 1, 32, settings, LENGTH(settings)), MT_EINVAL);
     ck_contains(mt_last_error(), "' is a run of cat");
     ck_assert_uint_eq(ex_replay_steps(replay), 1);
+    ex_replay_free(replay);
+}
+END_TEST
+
+static char logged[1024];
+
+static void keep_log(void *user, mt_log_level level, const char *text) {
+    (void)user;
+    if (level == MT_LOG_WARNING) snprintf(logged, sizeof logged, "%s", text);
+}
+
+#define SEED "{\"event\":\"run\",\"seed\":1}\n"
+#define CAT                                                                                        \
+    "{\"event\":\"program\",\"name\":\"cat\",\"threads\":1,\"image_size\":32,\"settings\":{"       \
+    "\"lr\":\"1\"}}\n"
+
+/* A trace that has lost lines, and what is said not to be compared. */
+static const struct {
+    const char *text, *untold;
+} lost[] = {
+    {SEED CAT STEP(1, 4, "[4]"), NULL},
+    {CAT STEP(1, 4, "[4]"), ": --seed; "},
+    {SEED STEP(1, 4, "[4]"), ": the program, --threads, --image-size, --lr; "},
+    {STEP(1, 4, "[4]"), ": the program, --seed, --threads, --image-size, --lr; "},
+    {SEED
+     "{\"event\":\"program\",\"name\":\"cat\",\"threads\":1,\"image_size\":32,\"settings\":{\"a\":"
+     "\"1\"}}\n" STEP(1, 4, "[4]"),
+     ": --lr, --a; "},
+};
+
+START_TEST(what_a_trace_does_not_tell_is_said) {
+    const ex_setting rate = {"lr", "1"};
+    ex_replay *replay = open_text(lost[_i].text);
+    *logged = '\0';
+    mt_set_log(keep_log, NULL);
+    ck_ok(ex_replay_check(replay, "cat", 1, 32, &rate, 1));
+    mt_set_log(NULL, NULL);
+    if (lost[_i].untold)
+        ck_contains(logged, lost[_i].untold);
+    else
+        ck_assert_str_eq(logged, "");
     ex_replay_free(replay);
 }
 END_TEST
@@ -259,6 +333,45 @@ START_TEST(other_samples_are_refused) {
 }
 END_TEST
 
+#define SMALLER(step, samples, epoch)                                                              \
+    "{\"event\":\"step\",\"step\":" #step ",\"epoch\":" #epoch ",\"samples\":" #samples            \
+    ",\"chunks\":[" #samples "],\"rungs\":[\"smaller_batch\"],\"rate\":0.5}\n"
+
+/* An epoch of 50 samples in batches of 20, with the last 10 or without, and what is said of the trace. */
+static const struct {
+    const char *text;
+    size_t least;
+    const char *has[2]; /* NULL: it is one of this run */
+} batches[] = {
+    {RUN STEP(1, 20, "[20]") STEP(2, 20, "[8,12]") STEP(3, 10, "[10]") STEP(4, 20, "[20]"),
+     0,
+     {NULL}},
+    {RUN STEP(1, 20, "[20]") STEP(2, 20, "[20]") STEP(3, 20, "[20]"), 11, {NULL}},
+    {RUN STEP(1, 20, "[20]") STEP(2, 20, "[20]") STEP(3, 20, "[20]"),
+     10,
+     {"line 4", "step 3 has 20 samples there and 10 here"}},
+    {RUN STEP(1, 20, "[20]") STEP(2, 20, "[20]") STEP(3, 9, "[9]"),
+     10,
+     {"line 4", "step 3 has 9 samples there and 10 here"}},
+    {SMALLER(1, 9, 1) SMALLER(2, 9, 1) SMALLER(3, 10, 1) SMALLER(4, 20, 2), 0, {NULL}},
+    {SMALLER(1, 9, 1) SMALLER(2, 9, 1) SMALLER(3, 9, 2), 11, {NULL}},
+    {SMALLER(1, 9, 1) SMALLER(2, 9, 1) SMALLER(3, 9, 2),
+     10,
+     {"line 3", "step 3 is of epoch 2 there and of 1 here"}},
+    {SMALLER(1, 9, 1) SMALLER(2, 21, 1), 0, {"line 2", "step 2 has 21 samples there and 20 here"}},
+};
+
+START_TEST(other_batches_are_refused_before_the_first_step) {
+    const ex_epoch epoch = {50, 20, batches[_i].least};
+    ex_replay *replay = open_text(batches[_i].text);
+    ck_status(ex_replay_check_batches(replay, &epoch), batches[_i].has[0] ? MT_EINVAL : MT_OK);
+    for (int i = 0; i < 2 && batches[_i].has[i]; i++)
+        ck_contains(mt_last_error(), batches[_i].has[i]);
+    ck_ok(ex_replay_check_batches(NULL, &epoch));
+    ex_replay_free(replay);
+}
+END_TEST
+
 START_TEST(the_end_of_the_trace_is_told) {
     static run r;
     ex_replay *replay = open_text(STEP(1, 32, "[16,16]"));
@@ -325,14 +438,17 @@ int main(void) {
         tcase_add_checked_fixture(cases[i], make_file, remove_file);
     tcase_add_test(same, a_replay_ends_in_the_same_state);
     tcase_add_loop_test(same, a_replay_of_a_recovery_ends_in_the_same_state, 1, 40);
+    tcase_add_test(same, a_replay_of_smaller_batches_ends_in_the_same_state);
     tcase_add_test(reading, no_trace_is_no_replay);
     tcase_add_test(reading, other_events_are_passed_over);
     tcase_add_test(reading, the_program_line_tells_the_threads);
+    tcase_add_loop_test(reading, what_a_trace_does_not_tell_is_said, 0, LENGTH(lost));
     tcase_add_test(reading, a_large_seed_is_compared_too);
     tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
     tcase_add_test(reading, files_that_cannot_be_had);
     tcase_add_test(reading, a_full_disk_is_told);
     tcase_add_test(other, other_samples_are_refused);
+    tcase_add_loop_test(other, other_batches_are_refused_before_the_first_step, 0, LENGTH(batches));
     tcase_add_test(other, the_end_of_the_trace_is_told);
     tcase_add_loop_test(other, savers_of_another_device_are_refused, 0, LENGTH(savers));
     tcase_add_test(other, dropped_batches_have_no_line);

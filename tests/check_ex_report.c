@@ -241,6 +241,21 @@ START_TEST(steps_with_savers) {
 }
 END_TEST
 
+/* A run that failed in its first step: a share of nothing is none. */
+START_TEST(work_of_a_run_that_trained_nothing) {
+    begin();
+    tell("{\"event\":\"oom\",\"step\":1,\"phase\":\"accumulate\",\"chunk\":8,\"action\":\"give_"
+         "up\"}");
+    tell("{\"event\":\"end\",\"steps\":0,\"samples_trained\":0,\"samples_discarded\":8}");
+    finish();
+    has("The work of 8 samples was thrown away; none was trained.</li>");
+    begin();
+    tell("{\"event\":\"end\",\"steps\":1,\"samples_trained\":32,\"samples_discarded\":8}");
+    finish();
+    has("The work of 8 samples was thrown away, 25.0 % of those trained.</li>");
+}
+END_TEST
+
 /* A share of the budget is one of the budget at that time. */
 START_TEST(a_budget_that_changes) {
     begin();
@@ -509,6 +524,7 @@ int main(void) {
     tcase_add_test(pages, what_was_not_measured);
     tcase_add_test(pages, steps_with_savers);
     tcase_add_test(pages, a_budget_that_changes);
+    tcase_add_test(pages, work_of_a_run_that_trained_nothing);
     tcase_add_loop_test(pages, lines_that_say_little, 0, LENGTH(bad));
     tcase_add_test(pages, marks);
     tcase_add_test(pages, the_whole_run);

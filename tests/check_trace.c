@@ -262,6 +262,38 @@ END_TEST
 
 /* ---- what the lines say ---------------------------------------------------------------------- */
 
+static int has_word(size_t i, const char *event, const char *key, const char *word) {
+    return is_event(i, event) && strcmp(string(lines[i], key), word) == 0;
+}
+
+/* What happens between steps, in an evaluation or after an epoch, is no part of the step to come. */
+START_TEST(events_tell_their_step) {
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    uint64_t done = 0;
+    size_t between = 0, evaluations = 0;
+
+    eventful_run(&run);
+    for (size_t i = 0; i < line_count; i++) {
+        int is_of_evaluation = has_word(i, "oom", "phase", "evaluate");
+        int is_between = is_of_evaluation || has_word(i, "clear", "reason", "epoch");
+
+        if (is_event(i, "clear") && i > 0 && has_word(i - 1, "oom", "phase", "evaluate"))
+            is_between = 1;
+        between += is_between;
+        evaluations += is_of_evaluation;
+        if (is_event(i, "step"))
+            done++;
+        else if (has_word(i, "clear", "reason", "evidence")) /* before a step or an evaluation */
+            ck_assert_uint_le(integer(lines[i], "step") - done, 1);
+        else if (json_object_get(lines[i], "step"))
+            ck_assert_msg(integer(lines[i], "step") == done + !is_between, "%s", texts[i]);
+    }
+    ck_assert_uint_ge(evaluations, 1);
+    ck_assert_uint_ge(between, evaluations + 2);
+    forget();
+}
+END_TEST
+
 START_TEST(lines_agree_with_the_reports) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     const json_t *end;
@@ -550,6 +582,7 @@ static Suite *suite_trace(void) {
     tcase_add_loop_test(shape, keys_and_types, 0, LENGTH(keys));
     tcase_add_test(shape, words_are_known);
     tcase_add_test(content, lines_agree_with_the_reports);
+    tcase_add_test(content, events_tell_their_step);
     tcase_add_test(content, first_line);
     tcase_add_test(content, large_seed);
     tcase_add_test(content, replay);

@@ -810,6 +810,61 @@ START_TEST(replay_is_bit_equal) {
 }
 END_TEST
 
+/* The batch as it was handed over the first time: the first samples of it are trained, and weighed alone. */
+START_TEST(replay_of_a_whole_batch) {
+    enum { STEPS = 8 };
+    fake_options options = whole(20);
+    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
+    mt_trainer *trainer = trainer_with(&options, &policy);
+    mt_step_report reports[STEPS];
+    size_t chunks[STEPS];
+    uint64_t hash;
+
+    for (int i = 0; i < STEPS; i++) {
+        reports[i] = some(trainer, i == 3 ? 15 : 32, (uint64_t)i);
+        ck_assert_uint_eq(reports[i].chunk_count, 1);
+        chunks[i] = reports[i].chunks[0];
+    }
+    ck_assert_uint_eq(reports[0].samples, 20);
+    hash = fake_hash(&fake);
+    done(trainer);
+
+    options.budget_bytes = 0;
+    trainer = trainer_with(&options, NULL);
+    for (int i = 0; i < STEPS; i++) {
+        ck_ok(mt_trainer_set_chunks(trainer, &chunks[i], 1));
+        ck_ok(mt_trainer_set_rungs(trainer, reports[i].rungs, reports[i].rate));
+        ck_assert_uint_eq(some(trainer, i == 3 ? 15 : 32, (uint64_t)i).samples, chunks[i]);
+    }
+    ck_assert_uint_eq(fake_hash(&fake), hash);
+    done(trainer);
+}
+END_TEST
+
+/* Fewer samples than the batch are a step that was made smaller; more are none of this batch. */
+static const struct {
+    size_t chunk;
+    unsigned rungs;
+    mt_status status;
+} of_32[] = {
+    {20, BIT(SMALLER_BATCH), MT_OK},     {32, BIT(SMALLER_BATCH), MT_OK},
+    {33, BIT(SMALLER_BATCH), MT_EINVAL}, {20, 0, MT_EINVAL},
+    {20, BIT(CHECKPOINTING), MT_EINVAL},
+};
+
+START_TEST(replay_of_more_or_fewer_samples) {
+    fake_options options = with_rungs(SAVERS, 0);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    mt_batch batch = batch_of(32, 1);
+
+    ck_ok(mt_trainer_set_chunks(trainer, &of_32[_i].chunk, 1));
+    ck_ok(mt_trainer_set_rungs(trainer, of_32[_i].rungs, 1));
+    ck_status(mt_trainer_step(trainer, &batch, NULL), of_32[_i].status);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), of_32[_i].status == MT_OK);
+    done(trainer);
+}
+END_TEST
+
 /* For one step alone: the next one with chunks, or without, has no rung again. */
 START_TEST(set_rungs_is_used_once) {
     static const size_t chunks[] = {8, 8};
@@ -976,6 +1031,8 @@ static Suite *suite_trainer_ladder(void) {
     tcase_add_test(end, evaluation_gives_up);
     tcase_add_test(end, evaluation_is_not_shortened);
     tcase_add_loop_test(replay, replay_is_bit_equal, 0, 2);
+    tcase_add_test(replay, replay_of_a_whole_batch);
+    tcase_add_loop_test(replay, replay_of_more_or_fewer_samples, 0, LENGTH(of_32));
     tcase_add_loop_test(replay, set_rungs_is_used_once, 0, 2);
     tcase_add_test(replay, replay_teaches_nothing_wrong);
     tcase_add_test(replay, replay_fails);

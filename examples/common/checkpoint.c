@@ -65,7 +65,7 @@ static mt_status take_position(const char *path, const json_t *object, const ex_
 
 static mt_status take_run(const char *path, const json_t *object, const ex_run *run,
                           ex_position *out) {
-    const ex_earlier earlier = {path, "a run that goes on"};
+    const ex_earlier earlier = {path, "a run that goes on", 1};
     mt_status status = take_position(path, object, run, out);
     if (status == MT_OK)
         status = ex_settings_same_number(&earlier, "seed", run->seed,

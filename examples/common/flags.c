@@ -373,21 +373,29 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
 }
 
 /*
- * Momentum is of sgd, of the places where activations wait bf16 alone changes them, and how many epochs there
- * are is of a rate that goes down over all of them.
+ * Momentum is of sgd, and how many epochs there are is of a rate that goes down over all of them: other settings, which
+ * stay, say so, and two runs that have those in common leave out the same.
  */
 static int is_idle(const ex_flags *flags, const char *name) {
     if (strcmp(name, "momentum") == 0) return flags->optimizer != MT_SGD;
-    if (strcmp(name, "offload") == 0) return flags->offload != MT_OFFLOAD_PACK;
     return strcmp(name, "epochs") == 0 && flags->schedule == MT_SCHEDULE_CONSTANT;
+}
+
+/* Of the places where activations wait bf16 alone changes them: all others are one. */
+static void unite_places(const ex_flags *flags, ex_setting *s) {
+    if (strcmp(s->name, "offload") == 0 && flags->offload != MT_OFFLOAD_PACK)
+        snprintf(s->value, sizeof s->value, "not pack");
 }
 
 size_t ex_flags_settings(const ex_flags *flags, const ex_table *own, ex_setting out[EX_SETTINGS]) {
     ex_flags copy = *flags; /* a table's base is not const */
     const ex_table tables[] = {*own, {rows, EX_ROWS(rows), &copy}, {NULL, 0, NULL}};
     size_t kept = 0, count = ex_options_settings(tables, out, EX_SETTINGS);
-    for (size_t i = 0; i < count && i < EX_SETTINGS; i++)
-        if (!is_idle(flags, out[i].name)) out[kept++] = out[i];
+    for (size_t i = 0; i < count && i < EX_SETTINGS; i++) {
+        if (is_idle(flags, out[i].name)) continue;
+        out[kept] = out[i];
+        unite_places(flags, &out[kept++]);
+    }
     return kept;
 }
 

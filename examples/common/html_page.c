@@ -197,9 +197,12 @@ static void write_oom_line(const ex_html_run *run, FILE *out) {
         fprintf(out, ".");
     }
     if (run->discarded)
-        fprintf(out, " The work of %s samples was thrown away, %s of those trained.",
-                ex_html_count(run->discarded, discarded),
+        fprintf(out, " The work of %s samples was thrown away",
+                ex_html_count(run->discarded, discarded));
+    if (run->discarded && run->samples)
+        fprintf(out, ", %s of those trained",
                 ex_html_percent((double)run->discarded, (double)run->samples, share));
+    if (run->discarded) fprintf(out, run->samples ? "." : "; none was trained.");
     fprintf(out, "</li>\n");
 }
 

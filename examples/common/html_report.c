@@ -101,7 +101,7 @@ static void add_setting(ex_html_run *run, const char *key, const json_t *value) 
     append_value(key, value, text, sizeof text);
     ex_html_setting *setting = &run->settings[run->setting_count];
     name_setting(key, setting->name);
-    if (is_there(run, setting->name, text)) return;
+    if (!*text || is_there(run, setting->name, text)) return;
     setting->value = strdup(text);
     run->setting_count += setting->value != NULL;
 }

@@ -232,12 +232,6 @@ static void write_end(const char *value, char *text, size_t capacity) {
     snprintf(text, capacity, "%s", length < capacity ? value : value + length - capacity + 1);
 }
 
-/* A text that is not given is no setting: a run that goes on has the weights of its file. */
-static int is_setting(const ex_option *row, const void *base) {
-    const void *target = (const char *)base + row->offset;
-    return row->decides && (row->kind != EX_TEXT || *(const char *const *)target);
-}
-
 static void write_value(const ex_option *row, const void *base, char *text, size_t capacity) {
     const void *target = (const char *)base + row->offset;
     if (row->kind == EX_REAL) {
@@ -245,7 +239,8 @@ static void write_value(const ex_option *row, const void *base, char *text, size
         return;
     }
     if (row->kind == EX_TEXT) {
-        write_end(*(const char *const *)target, text, capacity);
+        const char *given = *(const char *const *)target;
+        write_end(given ? given : "", text, capacity);
         return;
     }
     int64_t value = row->kind == EX_SWITCH ? *(const int *)target : *(const int64_t *)target;
@@ -261,7 +256,7 @@ size_t ex_options_settings(const ex_table *tables, ex_setting *out, size_t capac
     for (; tables->rows; tables++)
         for (size_t i = 0; i < tables->count; i++) {
             const ex_option *row = &tables->rows[i];
-            if (!is_setting(row, tables->base) || count++ >= capacity) continue;
+            if (!row->decides || count++ >= capacity) continue;
             out[count - 1].name = row->name;
             write_value(row, tables->base, out[count - 1].value, sizeof out->value);
         }

@@ -77,7 +77,7 @@ typedef struct ex_table {
 int ex_options_parse(const char *program, const ex_table *tables, int argc, char **argv,
                      ex_error *error);
 
-/* A flag that decides the state in which a run ends, and its value as text. */
+/* A flag that decides the state in which a run ends, and its value as text; "": a text that is not given. */
 typedef struct ex_setting {
     const char *name;
     char value[32];

@@ -12,9 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What other batches come from. */
+#define SAME "were --data, --batch and --min-micro-batch the same?"
+
 /* A step of the trace: where its chunks lie in the list of all. */
 typedef struct step {
     size_t line, first, count, samples;
+    size_t epoch; /* from 1 on; 0: the trace does not tell */
     unsigned rungs;
     double rate;
 } step;
@@ -102,7 +106,11 @@ static mt_status take_rungs(const ex_replay *r, size_t line, const json_t *objec
 
 static mt_status take_step(ex_replay *r, size_t line, const json_t *object) {
     const json_t *chunks = json_object_get(object, "chunks");
-    step s = {line, r->chunk_count, json_array_size(chunks), 0, 0, 1.0};
+    step s = {.line = line,
+              .first = r->chunk_count,
+              .count = json_array_size(chunks),
+              .epoch = positive(json_object_get(object, "epoch")),
+              .rate = 1.0};
     size_t number = positive(json_object_get(object, "step"));
     if (number != r->count + 1)
         return bad_line(r, line, "step %zu is expected here, not %zu", r->count + 1, number);
@@ -227,20 +235,36 @@ size_t ex_replay_steps(const ex_replay *replay) {
     return replay ? replay->count : SIZE_MAX;
 }
 
+/* What a line that is gone would have told, or an earlier version did not. */
+static void warn_of_untold(const ex_replay *r, const ex_setting *settings, size_t count) {
+    char names[512];
+    snprintf(names, sizeof names, "%s%s%s%s", r->program ? "" : ", the program",
+             r->seed < 0 && !r->large_seed ? ", --seed" : "", r->threads ? "" : ", --threads",
+             r->image_size < 0 ? ", --image-size" : "");
+    ex_settings_untold(r->settings, settings, count, names, sizeof names);
+    if (!*names) return;
+    mt_log(MT_LOG_WARNING,
+           "--replay: not compared, as '%s' and this program do not both tell it: %s; "
+           "another value ends in another state",
+           r->path, names + 2);
+}
+
 mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t seed,
                           int64_t image_size, const ex_setting *settings, size_t count) {
     if (!replay) return MT_OK;
     if (replay->program && strcmp(replay->program, program) != 0)
         return mt_set_error(MT_EINVAL, "--replay: '%s' is a run of %s", replay->path,
                             replay->program);
-    const ex_earlier earlier = {replay->path, "a replay"};
+    const ex_earlier earlier = {replay->path, "a replay", 0};
     char text[24];
     snprintf(text, sizeof text, "%lld", (long long)seed);
     mt_status status = ex_settings_same_number(&earlier, "seed", seed, replay->seed);
     if (status == MT_OK) status = ex_settings_same_text(&earlier, "seed", text, replay->large_seed);
     if (status == MT_OK)
         status = ex_settings_same_number(&earlier, "image-size", image_size, replay->image_size);
-    return status == MT_OK ? ex_settings_same(&earlier, replay->settings, settings, count) : status;
+    if (status == MT_OK) status = ex_settings_same(&earlier, replay->settings, settings, count);
+    if (status == MT_OK) warn_of_untold(replay, settings, count);
+    return status;
 }
 
 /* "cpu, minimal" */
@@ -269,6 +293,31 @@ mt_status ex_replay_check_rungs(const ex_replay *replay, unsigned known) {
     return MT_OK;
 }
 
+/* Whether step i is one of a batch of so many samples: all of them, or the first of a batch that was made smaller. */
+static mt_status check_samples(const ex_replay *r, size_t i, size_t samples) {
+    const step *s = &r->steps[i];
+    int is_smaller = (s->rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)) != 0;
+    if (s->samples == samples || (is_smaller && s->samples < samples)) return MT_OK;
+    return bad_line(r, s->line, "step %zu has %zu samples there and %zu here; " SAME, i + 1,
+                    s->samples, samples);
+}
+
+mt_status ex_replay_check_batches(const ex_replay *replay, const ex_epoch *epoch) {
+    size_t whole = epoch->samples / epoch->batch, rest = epoch->samples % epoch->batch;
+    size_t batches = whole + (rest > 0 && rest >= epoch->least);
+    mt_status status = MT_OK;
+    for (size_t i = 0; replay && batches && i < replay->count && status == MT_OK; i++) {
+        const step *s = &replay->steps[i];
+        status = check_samples(replay, i, i % batches < whole ? epoch->batch : rest);
+        /* A step that was made smaller may be of any batch: epochs tell them apart. */
+        if (status == MT_OK && s->epoch && s->epoch != i / batches + 1)
+            status =
+                bad_line(replay, s->line, "step %zu is of epoch %zu there and of %zu here; " SAME,
+                         i + 1, s->epoch, i / batches + 1);
+    }
+    return status;
+}
+
 int ex_replay_threads(const ex_replay *replay) {
     return replay ? replay->threads : 0;
 }
@@ -279,12 +328,8 @@ mt_status ex_replay_next(ex_replay *replay, size_t samples, size_t least, mt_tra
     if (r->next == r->count)
         return mt_set_error(MT_EINVAL, "--replay: '%s' ends after step %zu", r->path, r->count);
     const step *s = &r->steps[r->next];
-    if (s->samples != samples)
-        return bad_line(r, s->line,
-                        "step %zu has %zu samples there and %zu here; were --data, --batch "
-                        "and --seed the same?",
-                        r->next + 1, s->samples, samples);
-    mt_status status = mt_trainer_set_chunks(trainer, r->chunks + s->first, s->count);
+    mt_status status = check_samples(r, r->next, samples);
+    if (status == MT_OK) status = mt_trainer_set_chunks(trainer, r->chunks + s->first, s->count);
     if (status == MT_OK) status = mt_trainer_set_rungs(trainer, s->rungs, s->rate);
     if (status == MT_OK) r->next++;
     return status;

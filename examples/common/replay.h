@@ -30,7 +30,7 @@ size_t ex_replay_steps(const ex_replay *replay);
 
 /*
  * Whether program, seed, image size and settings are those of the earlier run, as far as the trace
- * tells.
+ * tells; what it does not is named in a warning.
  * @return MT_OK, also for NULL; MT_EINVAL with a line that names flag, value and trace
  */
 MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t seed,
@@ -44,13 +44,25 @@ MT_NODISCARD mt_status ex_replay_check(const ex_replay *replay, const char *prog
  */
 MT_NODISCARD mt_status ex_replay_check_rungs(const ex_replay *replay, unsigned known);
 
+/* What an epoch is cut into. */
+typedef struct ex_epoch {
+    size_t samples, batch; /* batches of so many, the last one of what is left */
+    size_t least; /* a batch of fewer is left out, and has no line in a trace; 0: none is */
+} ex_epoch;
+
+/*
+ * Whether each step of the trace is one of the batches to come: of as many samples, or of fewer where the step was made
+ * smaller, and in the same epoch as far as the trace tells.
+ * @return MT_OK, also for NULL; MT_EINVAL naming file and line, and what this run has instead
+ */
+MT_NODISCARD mt_status ex_replay_check_batches(const ex_replay *replay, const ex_epoch *epoch);
+
 /* Threads of the earlier run; 0 when the trace does not tell, and for NULL. */
 int ex_replay_threads(const ex_replay *replay);
 
 /*
  * Hands the chunks of the next step to the trainer. To be called before each mt_trainer_step, with
- * the samples of its batch. least: a batch of fewer samples is dropped by the trainer and has no
- * line in the trace; 0: none is.
+ * the samples of its batch, and least as in ex_epoch.
  * @return MT_OK; MT_EINVAL naming file and line when the trace has another number of samples, or has
  *         ended
  */

@@ -13,6 +13,7 @@
 /* An earlier run's file, and what it is used for now, "a replay". */
 typedef struct ex_earlier {
     const char *path, *use;
+    int carries; /* 1: what a text names, weights say, is in the file: it need not be given again */
 } ex_earlier;
 
 /* An object of texts; NULL: out of memory. New reference. */
@@ -25,7 +26,11 @@ json_t *ex_settings_json(const ex_setting *settings, size_t count);
 MT_NODISCARD mt_status ex_settings_same(const ex_earlier *earlier, const json_t *then,
                                         const ex_setting *now, size_t count);
 
-/* The same for one number; then below 0: the file does not tell. */
+/* Adds ", --NAME" to a text for each setting that only one side has, which ex_settings_same passes over. */
+void ex_settings_untold(const json_t *then, const ex_setting *now, size_t count, char *text,
+                        size_t capacity);
+
+/* ex_settings_same for one number; then below 0: the file does not tell. */
 MT_NODISCARD mt_status ex_settings_same_number(const ex_earlier *earlier, const char *flag,
                                                int64_t now, int64_t then);
 

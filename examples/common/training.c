@@ -178,6 +178,14 @@ static mt_status open_files(ex_training *t) {
     return status;
 }
 
+/* What a trace asks of the device and of the data, which are there by now. */
+static mt_status check_replay(const ex_training *t) {
+    const ex_epoch epoch = {t->source.count(t->source.self, EX_TRAINING), (size_t)t->flags->batch,
+                            ex_flags_least(t->flags, &t->info)};
+    mt_status status = ex_replay_check_rungs(t->replay, t->info.rungs);
+    return status == MT_OK ? ex_replay_check_batches(t->replay, &epoch) : status;
+}
+
 /* A run that is replayed or goes on has the threads of the first. */
 static mt_status open_device(ex_training *t) {
     int threads = t->flags->resume ? t->at.threads : ex_replay_threads(t->replay);
@@ -192,7 +200,7 @@ static mt_status prepare(ex_training *t) {
     if (status == MT_OK) status = open_data(t);
     if (status == MT_OK) status = make_backend(t);
     if (status == MT_EDEVMEM && t->flags->explain && !t->torch) explain_state(t);
-    if (status == MT_OK) status = ex_replay_check_rungs(t->replay, t->info.rungs);
+    if (status == MT_OK) status = check_replay(t);
     if (status == MT_OK && !t->quiet) introduce(t);
     if (status == MT_OK && t->flags->explain) status = explain(t);
     if (status == MT_OK) status = make_trainer(t);

@@ -119,7 +119,8 @@ MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batc
 
 /*
  * The chunks of the next step, instead of the policy's; for replaying a trace. Used once and
- * forgotten, also when that step fails; they must add up to the next batch. Such a step retries but never changes its chunks.
+ * forgotten, also when that step fails; they must add up to the next batch, or to less with the rung
+ * MT_RUNG_SMALLER_BATCH (mt_trainer_set_rungs). Such a step retries but never changes its chunks.
  * @return MT_OK, MT_EINVAL (a chunk of 0), MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks,
@@ -127,7 +128,9 @@ MT_API MT_NODISCARD mt_status mt_trainer_set_chunks(mt_trainer *trainer, const s
 
 /*
  * The rungs and the factor of the learning rate of the next step, beside mt_trainer_set_chunks and for
- * the same purpose; used once. Without it, such a step runs with no rung and a factor of 1.
+ * the same purpose; used once. Without it, such a step runs with no rung and a factor of 1. With
+ * MT_RUNG_SMALLER_BATCH the chunks may be the first samples of the batch alone, as in the step that
+ * was made smaller.
  * @return MT_OK, MT_EINVAL (a rung that the backend does not know, a factor not above 0)
  */
 MT_API MT_NODISCARD mt_status mt_trainer_set_rungs(mt_trainer *trainer, unsigned rungs,
