@@ -41,6 +41,18 @@ size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_inf
  */
 size_t mt__policy_attainable(const mt_policy *policy, size_t samples);
 
+/* What the smallest legal chunk needs above what is in use; bytes 0: not known. */
+typedef struct mt__need {
+    size_t chunk, bytes;
+    int at_least; /* seen until a request was refused: it may need more */
+} mt__need;
+
+/* With the rungs that are taken: as predicted, or as that OOM has shown of a chunk that is no larger. */
+mt__need mt__policy_need(const mt_policy *policy, const mt_oom *oom, size_t chunk);
+
+/* The least that was known of in this step, with whatever rungs that were of no use. */
+mt__need mt__policy_least_need(const mt_policy *policy);
+
 /* The next plan is for another step, also if the last one failed before it was planned again. */
 void mt__policy_begin_step(mt_policy *policy);
 

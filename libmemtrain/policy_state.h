@@ -51,7 +51,10 @@ struct mt_policy {
     size_t budget;        /* that the last plan was made for; 0: none */
     unsigned excused; /* OOMs of this step that are no retries: before a rung or a chunk that stays,
                           or of more clears */
-    uint64_t steps;   /* planned so far, of either mode */
+    mt_oom
+        explained; /* the last OOM with these rungs; without a chunk: none that the budget explains */
+    mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
+    uint64_t steps;      /* planned so far, of either mode */
     /* 1 + the last step that was cut though the budget does not explain it, and the one before; 0: none */
     uint64_t cut_at, cut_before;
     mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */

@@ -171,25 +171,71 @@ START_TEST(explained_rungs) {
 }
 END_TEST
 
-/* The budget that the text asks for is the one that suffices, to the byte. */
+/* The budget that the text asks for is the one that suffices, to the byte, also where that was refused. */
+static const size_t smallest[] = {8, 1};
+
 START_TEST(explained_budget_suffices) {
     fake_options options = fits(40);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    size_t enough = options.resident_bytes + fake_program_peak(&fake_train_program, 8);
+    size_t enough = options.resident_bytes + fake_program_peak(&fake_train_program, smallest[_i]);
     char text[4000], number[40];
     mt_trainer *trainer;
 
-    policy.min_micro_batch = 8;
+    policy.min_micro_batch = smallest[_i];
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
     fake.options.budget_bytes = enough - 1;
     step_fails(trainer, 32, 1, MT_EDEVMEM);
     mt_trainer_explain(trainer, text, sizeof(text));
-    snprintf(number, sizeof(number), "%zu", enough);
+    snprintf(number, sizeof(number), "(%zu bytes)", enough);
     ck_contains(text, number);
     fake.options.budget_bytes = enough;
     step(trainer, 32, 1);
     done(trainer);
+}
+END_TEST
+
+static const fake_allocation costly_allocations[] = {{90000, 9000, FAKE_AT_END}};
+static mt_backend cheap; /* before its rungs cost more than they spare */
+
+static mt_status set_costly_rung(void *self, mt_rung rung, int on) {
+    fake.options.train = on ? (fake_program){costly_allocations, 1} : fake_train_program;
+    return cheap.set_rung(self, rung, on);
+}
+
+/* The line that names a budget, of a job with that rung or with none. */
+static void explain_budget(unsigned rung, int known, char line[200]) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(40);
+    char text[4000];
+    mt_trainer *trainer;
+
+    options.rungs = policy.allow_rungs = rung;
+    policy.min_micro_batch = 4;
+    own.policy = &policy;
+    fake_init(&fake, &options);
+    mt_backend seam = cheap = fake_seam(&fake);
+    seam.set_rung = rung ? set_costly_rung : NULL;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    if (known) step(trainer, 32, 1);
+    fake.options.budget_bytes = fits(3).budget_bytes;
+    step_fails(trainer, 32, 2, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, "a budget of ");
+    snprintf(line, 200, "%s", strstr(text, "a budget of "));
+    *strchr(line, '\n') = '\0';
+    done(trainer);
+}
+
+/* What the last rung needs is no reason to ask for more than would do without it. */
+START_TEST(explained_budget_is_the_least_of_all_rungs) {
+    char without[200], with[200];
+
+    explain_budget(0, _i, without);
+    explain_budget(MT_RUNG_BIT(MT_RUNG_AMP), _i, with);
+    ck_assert_str_eq(with, without);
+    ck_assert_int_eq(strstr(with, "more than") == NULL, _i);
 }
 END_TEST
 
@@ -478,7 +524,8 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_loop_test(memory, known_not_to_fit, 0, LENGTH(ruled_out));
     tcase_add_loop_test(memory, explained_by_case, 0, 3);
     tcase_add_loop_test(memory, explained_rungs, 0, 4);
-    tcase_add_test(memory, explained_budget_suffices);
+    tcase_add_loop_test(memory, explained_budget_suffices, 0, LENGTH(smallest));
+    tcase_add_loop_test(memory, explained_budget_is_the_least_of_all_rungs, 0, 2);
     tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
     tcase_add_test(memory, explained_for_given_chunks);
     tcase_add_test(memory, fixed_micro_batch_does_not_fit);
