@@ -56,6 +56,7 @@ static void say_consumers(page *p, const mt_trainer *t) {
     row(p, "  optimiser state", i->optimizer_bytes);
     row(p, "  buffers", i->buffer_bytes);
     if (known) row(p, "  other tensors", in_use - mt__min(in_use, known));
+    row(p, "held beside it, unused", mt__cached(&t->failure.memory));
 }
 
 /* No budget is named that there is already: then it is not known what is missing. */
@@ -66,7 +67,8 @@ static void say_budget(page *p, const mt_trainer *t, const mt__need *need) {
     if (!budget_explains(t))
         say(p, "  no larger budget: the system or a test refused a request that was within it\n");
     else if (!need->bytes || budget <= memory->budget_bytes)
-        say(p, "  more memory, how much is not known: nothing tells what was asked for\n");
+        say(p, "  more memory, how much is not known: the error line "
+               "says what was refused, if anything does\n");
     else if (need->at_least)
         say(p,
             "  a budget of more than %s, how much is not known: the chunk stopped at the first "
@@ -132,10 +134,9 @@ size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity
     if (chunk) need = need_of(t, chunk);
     const char *device = t->info.device ? t->info.device : "the device";
     if (oom->attempt)
-        say(&p,
-            "A batch of %zu samples does not fit on %s: memory ran out in %s, and nothing is left "
-            "to try.\n",
-            t->failed_batch, device, mt_phase_name(oom->phase));
+        say(&p, "A batch of %zu samples does not fit on %s: memory ran out in %s, and %s.\n",
+            t->failed_batch, device, mt_phase_name(oom->phase),
+            t->ruled_out ? "what is left to try is known not to fit" : "nothing is left to try");
     else
         say(&p, "A batch of %zu samples does not fit on %s: it is known before it is tried.\n",
             t->failed_batch, device);

@@ -53,6 +53,9 @@ mt__need mt__policy_need(const mt_policy *policy, const mt_oom *oom, size_t chun
 /* The least that was known of in this step, with whatever rungs that were of no use. */
 mt__need mt__policy_least_need(const mt_policy *policy);
 
+/* Bytes that the allocator holds and no tensor uses. */
+size_t mt__cached(const mt_memory *memory);
+
 /* The next plan is for another step, also if the last one failed before it was planned again. */
 void mt__policy_begin_step(mt_policy *policy);
 

@@ -281,10 +281,31 @@ START_TEST(explained_without_evidence) {
     snprintf(phase, sizeof(phase), "memory ran out in %s,", untold[_i].phase);
     ck_contains(text, phase);
     ck_contains(text, untold[_i].has);
+    ck_contains(text, strstr(mt_last_error(), "no legal cut is smaller") ? "is known not to fit"
+                                                                         : "nothing is left");
     ck_assert_msg(strstr(text, untold[_i].has_no) == NULL, "%s", text);
     budget = strstr(text, "  a budget of ");
     budget = budget != NULL ? strchr(budget, '(') : NULL;
     if (budget != NULL) ck_assert_uint_gt(strtoull(budget + 1, NULL, 10), options.budget_bytes);
+    done(trainer);
+}
+END_TEST
+
+/* What the allocator holds beside tensors is in the way of a chunk as well. */
+START_TEST(explained_with_a_cache) {
+    fake_options options = fits(12);
+    mt_trainer *trainer;
+    char text[4000], held[32];
+
+    options.cache_keeps_bytes = 3000;
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 8, 1);
+    fake.options.budget_bytes = options.resident_bytes + 6000;
+    fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, MT_EDEVMEM);
+    step_fails(trainer, 8, 2, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, "held beside it, unused");
+    ck_contains(strstr(text, "held beside"), mt_format_size(3000, held, sizeof(held)));
     done(trainer);
 }
 END_TEST
@@ -527,6 +548,7 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_loop_test(memory, explained_budget_suffices, 0, LENGTH(smallest));
     tcase_add_loop_test(memory, explained_budget_is_the_least_of_all_rungs, 0, 2);
     tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
+    tcase_add_test(memory, explained_with_a_cache);
     tcase_add_test(memory, explained_for_given_chunks);
     tcase_add_test(memory, fixed_micro_batch_does_not_fit);
     tcase_add_test(memory, hog_comes_and_goes);
