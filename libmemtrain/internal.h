@@ -26,6 +26,9 @@ MT_API mt_status mt__bad_handle(const void *handle, const char *function, const 
 
 /* ---- what it does not ------------------------------------------------------------------------ */
 
+/* Bytes of an error line at most, the end included: a copy of one needs as many. */
+enum { MT__LINE = 512 };
+
 /* As mt__alloc, of a block that is there; what is new is not zeroed. */
 void *mt__grow(void *block, size_t count, size_t size);
 
