@@ -31,15 +31,12 @@ static size_t failed_chunk(const mt_trainer *t) {
     return t->ruled_out ? mt__policy_attainable(t->policy, t->ruled_out) : t->failure.chunk;
 }
 
-/* Bytes that it needs above what is in use: predicted, or seen until it was refused. 0: not known. */
-static size_t needed(const mt_trainer *t, size_t chunk, int *at_least) {
-    const mt_oom *oom = &t->failure;
-    size_t predicted = mt_policy_predict_bytes(t->policy, oom->mode, chunk);
-    size_t seen = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
-    seen -= mt__min(seen, oom->allocated_before_bytes);
-    if (oom->chunk > chunk) seen = 0; /* what a larger one has asked for */
-    *at_least = seen >= predicted;
-    return mt__max(seen, predicted);
+/* Of the rung that asks for least, of those that were tried; or where there was room for that, of the last. */
+static mt__need need_of(const mt_trainer *t, size_t chunk) {
+    const mt_memory *memory = &t->failure.memory;
+    mt__need least = mt__policy_least_need(t->policy);
+    int is_short = mt__add(memory->allocated_bytes, least.bytes) > memory->budget_bytes;
+    return least.bytes && is_short ? least : mt__policy_need(t->policy, &t->failure, chunk);
 }
 
 /* Whether the request that was refused would have exceeded the budget; so when nothing is known. */
@@ -59,18 +56,20 @@ static void say_consumers(page *p, const mt_trainer *t) {
     row(p, "  optimiser state", i->optimizer_bytes);
     row(p, "  buffers", i->buffer_bytes);
     if (known) row(p, "  other tensors", in_use - mt__min(in_use, known));
+    row(p, "held beside it, unused", mt__cached(&t->failure.memory));
 }
 
 /* No budget is named that there is already: then it is not known what is missing. */
-static void say_budget(page *p, const mt_trainer *t, size_t bytes, int at_least) {
+static void say_budget(page *p, const mt_trainer *t, const mt__need *need) {
     const mt_memory *memory = &t->failure.memory;
-    size_t budget = mt__add(memory->allocated_bytes, bytes);
+    size_t budget = mt__add(memory->allocated_bytes, need->bytes);
     char text[32];
     if (!budget_explains(t))
         say(p, "  no larger budget: the system or a test refused a request that was within it\n");
-    else if (!bytes || budget <= memory->budget_bytes)
-        say(p, "  more memory, how much is not known: nothing tells what was asked for\n");
-    else if (at_least)
+    else if (!need->bytes || budget <= memory->budget_bytes)
+        say(p, "  more memory, how much is not known: the error line "
+               "says what was refused, if anything does\n");
+    else if (need->at_least)
         say(p,
             "  a budget of more than %s, how much is not known: the chunk stopped at the first "
             "request that was refused (try half as much again)\n",
@@ -111,11 +110,11 @@ static void say_rungs(page *p, const mt_trainer *t) {
             say(p, "  rung %s, which %s, if it is allowed\n", mt_rung_name((mt_rung)r), words[r]);
 }
 
-static void say_remedies(page *p, const mt_trainer *t, size_t chunk, size_t bytes, int at_least) {
+static void say_remedies(page *p, const mt_trainer *t, const mt__need *need) {
     char text[32], less[32];
     say(p, "What would make it fit:\n");
-    say_budget(p, t, bytes, at_least);
-    if (chunk) say_sizes(p, t);
+    say_budget(p, t, need);
+    if (need->chunk) say_sizes(p, t);
     say_rungs(p, t);
     if (t->info.optimizer_bytes > t->info.parameter_bytes)
         say(p, "  an optimiser with less state: SGD keeps %s less, without momentum %s\n",
@@ -127,17 +126,17 @@ size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity
     const mt_trainer *t = trainer;
     page p = {text, text ? capacity : 0, 0};
     char size[32];
-    int at_least = 0;
+    mt__need need = {0, 0, 0};
     if (p.capacity) text[0] = '\0';
     if (!mt__handle_is(t, MT__KIND_TRAINER) || !t->has_failure) return 0;
     const mt_oom *oom = &t->failure;
-    size_t chunk = failed_chunk(t), bytes = chunk ? needed(t, chunk, &at_least) : 0;
+    size_t chunk = failed_chunk(t);
+    if (chunk) need = need_of(t, chunk);
     const char *device = t->info.device ? t->info.device : "the device";
     if (oom->attempt)
-        say(&p,
-            "A batch of %zu samples does not fit on %s: memory ran out in %s, and nothing is left "
-            "to try.\n",
-            t->failed_batch, device, mt_phase_name(oom->phase));
+        say(&p, "A batch of %zu samples does not fit on %s: memory ran out in %s, and %s.\n",
+            t->failed_batch, device, mt_phase_name(oom->phase),
+            t->ruled_out ? "what is left to try is known not to fit" : "nothing is left to try");
     else
         say(&p, "A batch of %zu samples does not fit on %s: it is known before it is tried.\n",
             t->failed_batch, device);
@@ -146,10 +145,10 @@ size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity
     else
         say(&p, "  %-28s %12s\n", "budget", "not known");
     say_consumers(&p, t);
-    if (bytes)
+    if (need.bytes)
         say(&p, "  %-28s %12s (activations and work space of %zu sample%s%s)\n",
-            "a chunk needs beside it", mt_format_size(bytes, size, sizeof size), chunk,
-            chunk == 1 ? "" : "s", at_least ? ", at least" : "");
-    say_remedies(&p, t, chunk, bytes, at_least);
+            "a chunk needs beside it", mt_format_size(need.bytes, size, sizeof size), need.chunk,
+            need.chunk == 1 ? "" : "s", need.at_least ? ", at least" : "");
+    say_remedies(&p, t, &need);
     return p.length;
 }

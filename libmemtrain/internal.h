@@ -26,6 +26,9 @@ MT_API mt_status mt__bad_handle(const void *handle, const char *function, const 
 
 /* ---- what it does not ------------------------------------------------------------------------ */
 
+/* Bytes of an error line at most, the end included: a copy of one needs as many. */
+enum { MT__LINE = 512 };
+
 /* As mt__alloc, of a block that is there; what is new is not zeroed. */
 void *mt__grow(void *block, size_t count, size_t size);
 
@@ -40,6 +43,21 @@ size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_inf
  * are one of 11.
  */
 size_t mt__policy_attainable(const mt_policy *policy, size_t samples);
+
+/* What the smallest legal chunk needs above what is in use; bytes 0: not known. */
+typedef struct mt__need {
+    size_t chunk, bytes;
+    int at_least; /* seen until a request was refused: it may need more */
+} mt__need;
+
+/* With the rungs that are taken: as predicted, or as that OOM has shown of a chunk that is no larger. */
+mt__need mt__policy_need(const mt_policy *policy, const mt_oom *oom, size_t chunk);
+
+/* The least that was known of in this step, with whatever rungs that were of no use. */
+mt__need mt__policy_least_need(const mt_policy *policy);
+
+/* Bytes that the allocator holds and no tensor uses. */
+size_t mt__cached(const mt_memory *memory);
 
 /* The next plan is for another step, also if the last one failed before it was planned again. */
 void mt__policy_begin_step(mt_policy *policy);

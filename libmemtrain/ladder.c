@@ -147,7 +147,20 @@ static unsigned next_rung(const mt_policy *p, mt_mode mode) {
     return rung < MT_RUNGS ? rung : rung_from(p, 0, mode);
 }
 
+/* What would have been enough here is enough, whatever a rung that comes after needs. */
+static void note_need(mt_policy *p, mt_mode mode) {
+    mt_oom *oom = &p->explained;
+    size_t samples = mode == MT_TRAIN ? mt__ladder_samples(p, p->samples) : p->samples;
+    size_t chunk = mt__policy_attainable(p, mt__max(1, samples));
+    if (!oom->chunk) *oom = (mt_oom){.mode = mode};
+    mt__need need = mt__policy_need(p, oom, chunk);
+    if (need.bytes && (!p->least_need.bytes || need.bytes < p->least_need.bytes))
+        p->least_need = need;
+    oom->chunk = 0;
+}
+
 int mt__ladder_climb(mt_policy *p, mt_mode mode) {
+    note_need(p, mode);
     unsigned rung = next_rung(p, mode);
     if (rung == MT_RUNGS) return 0;
     take(p, rung);
@@ -156,6 +169,7 @@ int mt__ladder_climb(mt_policy *p, mt_mode mode) {
     if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
         p->rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
         p->cuts = 0;
+        p->least_need.bytes = 0;
     }
     return 1;
 }

@@ -24,6 +24,18 @@ static int is_short(const mt_policy *p, const mt__curve *c, const mt_oom *oom) {
     return oom->chunk && mt__evidence_is_short(e, oom->chunk, p->steps);
 }
 
+mt__need mt__policy_need(const mt_policy *p, const mt_oom *oom, size_t chunk) {
+    size_t predicted = mt_policy_predict_bytes(p, oom->mode, chunk);
+    size_t seen = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
+    seen -= mt__min(seen, oom->allocated_before_bytes);
+    if (oom->chunk > chunk) seen = 0; /* what a larger one has asked for */
+    return (mt__need){chunk, mt__max(seen, predicted), seen > predicted};
+}
+
+mt__need mt__policy_least_need(const mt_policy *p) {
+    return p->least_need;
+}
+
 /* The size did not fit: what ran is corrected, and where gradients lay apart nothing else is. */
 static void learn_failure(const mt_policy *p, mt__curve *c, const mt_oom *oom) {
     mt_memory then = oom->memory;
@@ -128,6 +140,8 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     c->filling = 0;
     p->wary = WARY_STEPS;
+    p->explained = *oom;
+    if (!is_explained(oom)) p->explained.chunk = 0;
     if (oom->attempt <= 1 || p->has_moved_on) begin_trouble(p, oom);
     if (oom->attempt - p->excused <= p->options.max_retries)
         *out = is_explained(oom) || is_short(p, c, oom) ? answer_explained(p, c, oom)

@@ -188,6 +188,8 @@ int mt__policy_is_fixed(const mt_policy *p) {
 
 void mt__policy_begin_step(mt_policy *policy) {
     policy->replanning = policy->same_step = 0;
+    policy->explained.chunk = 0;
+    policy->least_need.bytes = 0;
 }
 
 void mt__policy_keeps(mt_policy *policy, int keep) {

@@ -51,7 +51,9 @@ struct mt_policy {
     size_t budget;        /* that the last plan was made for; 0: none */
     unsigned excused; /* OOMs of this step that are no retries: before a rung or a chunk that stays,
                           or of more clears */
-    uint64_t steps;   /* planned so far, of either mode */
+    mt_oom explained; /* the last OOM of these rungs that was the budget's; chunk 0: none */
+    mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
+    uint64_t steps;      /* planned so far, of either mode */
     /* 1 + the last step that was cut though the budget does not explain it, and the one before; 0: none */
     uint64_t cut_at, cut_before;
     mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
@@ -80,9 +82,6 @@ struct mt_policy {
 
 /* Bytes of the budget that are not allocated. */
 size_t mt__room(const mt_memory *memory);
-
-/* Bytes that the allocator holds and no tensor uses. */
-size_t mt__cached(const mt_memory *memory);
 
 /* The smallest legal chunk of a batch of so many samples. */
 size_t mt__policy_least(const mt_policy *policy, size_t samples);

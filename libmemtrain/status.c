@@ -9,9 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE = 512 };
-
-static _Thread_local char last_error[LINE];
+static _Thread_local char last_error[MT__LINE];
 
 static mt_log_fn log_fn;
 static void *log_user;
@@ -57,11 +55,16 @@ const char *mt_last_error(void) {
     return last_error;
 }
 
+/* What is cut ends in three dots, so that its last word is not taken for a whole one. */
+static void print_line(char line[MT__LINE], const char *format, va_list list) {
+    if (vsnprintf(line, MT__LINE, format, list) >= MT__LINE) memcpy(line + MT__LINE - 4, "...", 4);
+}
+
 mt_status mt_set_error(mt_status status, const char *format, ...) {
     va_list list;
-    char line[LINE] = ""; /* the arguments may be the old line */
+    char line[MT__LINE] = ""; /* the arguments may be the old line */
     va_start(list, format);
-    if (format) vsnprintf(line, sizeof line, format, list);
+    if (format) print_line(line, format, list);
     va_end(list);
     memcpy(last_error, line, sizeof line);
     return status;
@@ -73,11 +76,11 @@ void mt_set_log(mt_log_fn fn, void *user) {
 }
 
 void mt_log(mt_log_level level, const char *format, ...) {
-    char text[LINE];
+    char text[MT__LINE];
     va_list list;
     if (!log_fn || !format) return;
     va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
+    print_line(text, format, list);
     va_end(list);
     log_fn(log_user, level, text);
 }

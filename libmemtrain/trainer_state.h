@@ -41,8 +41,8 @@ struct mt_trainer {
     mt_run_report run;
     int in_step; /* 1: a step is under way, the one after those of run */
     int poisoned;
-    char poison[256]; /* why */
-    int has_failure;  /* the last call did not fit: the rest is for mt_trainer_explain */
+    char poison[MT__LINE]; /* why */
+    int has_failure;       /* the last call did not fit: the rest is for mt_trainer_explain */
     mt_oom failure;
     size_t ruled_out; /* samples that no plan was left for; 0: it was an attempt that failed */
     size_t failed_batch;

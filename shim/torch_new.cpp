@@ -19,9 +19,9 @@ namespace {
 
 constexpr char name_of[] = "mt_torch_new";
 
-/* Bytes that a model needs before its first step; known before anything is allocated. */
+/* Bytes that a model needs before its first step, and others have; known before anything is allocated. */
 struct Needs {
-    size_t parameters = 0, gradients = 0, optimizer = 0;
+    size_t parameters = 0, gradients = 0, optimizer = 0, buffers = 0, others = 0;
 };
 
 /* Throws Failure unless low <= value, or low < value, and value < high. */
@@ -139,6 +139,16 @@ void open_segments(mt_torch &torch, const mt_torch_options &options) {
     torch.segments = std::make_unique<SegmentChoice>(name_of, options);
 }
 
+/* On the host the model's own tensors are in use already. */
+Needs needs_of(const mt_torch &torch) {
+    Needs needs{torch.parameter_bytes, torch.flat->bytes(), torch.optimizer->bytes(),
+                bytes_of(distinct(buffers_of(*torch.model))), 0};
+    size_t held = torch.device.is_host() ? needs.parameters + needs.buffers : 0;
+    size_t in_use = device_memory(torch.device).allocated_bytes;
+    needs.others = in_use - std::min(in_use, held);
+    return needs;
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -160,7 +170,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
     check_groups(*torch);
-    needs = {torch->parameter_bytes, torch->flat->bytes(), torch->optimizer->bytes()};
+    needs = needs_of(*torch);
     move_model(*torch, device);
     plan(*torch);
     torch->flat->lay_out(device);
@@ -173,18 +183,20 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
 }
 
 mt_status does_not_fit(const Device &device, const Needs &needs) {
-    char parameters[32], gradients[32], optimizer[32], budget[32] = "unknown", used[32] = "unknown";
+    char parameters[32], gradients[32], optimizer[32], buffers[32], others[32];
+    char budget[32] = "unknown";
     (void)guard([&] {
         mt_memory memory = device_memory(device);
         if (memory.budget_bytes) mt_format_size(memory.budget_bytes, budget, sizeof budget);
-        mt_format_size(memory.allocated_bytes, used, sizeof used);
     });
     return mt_set_error(MT_EDEVMEM,
                         "%s: does not fit: parameters %s, gradients %s, optimiser state %s, "
-                        "budget %s, in use before %s",
+                        "buffers %s, other tensors %s, budget %s",
                         name_of, mt_format_size(needs.parameters, parameters, sizeof parameters),
                         mt_format_size(needs.gradients, gradients, sizeof gradients),
-                        mt_format_size(needs.optimizer, optimizer, sizeof optimizer), budget, used);
+                        mt_format_size(needs.optimizer, optimizer, sizeof optimizer),
+                        mt_format_size(needs.buffers, buffers, sizeof buffers),
+                        mt_format_size(needs.others, others, sizeof others), budget);
 }
 
 } // namespace

@@ -72,6 +72,7 @@ START_TEST(error_is_cut) {
     text[length] = '\0';
     mt_set_error(MT_EIO, "%s", text);
     ck_assert_uint_eq(strlen(mt_last_error()), length < 511 ? length : 511);
+    ck_assert_int_eq(strstr(mt_last_error(), "x...") != NULL, length > 511);
     free(text);
 }
 END_TEST

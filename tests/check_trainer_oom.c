@@ -171,25 +171,71 @@ START_TEST(explained_rungs) {
 }
 END_TEST
 
-/* The budget that the text asks for is the one that suffices, to the byte. */
+/* The budget that the text asks for is the one that suffices, to the byte, also where that was refused. */
+static const size_t smallest[] = {8, 1};
+
 START_TEST(explained_budget_suffices) {
     fake_options options = fits(40);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    size_t enough = options.resident_bytes + fake_program_peak(&fake_train_program, 8);
+    size_t enough = options.resident_bytes + fake_program_peak(&fake_train_program, smallest[_i]);
     char text[4000], number[40];
     mt_trainer *trainer;
 
-    policy.min_micro_batch = 8;
+    policy.min_micro_batch = smallest[_i];
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
     fake.options.budget_bytes = enough - 1;
     step_fails(trainer, 32, 1, MT_EDEVMEM);
     mt_trainer_explain(trainer, text, sizeof(text));
-    snprintf(number, sizeof(number), "%zu", enough);
+    snprintf(number, sizeof(number), "(%zu bytes)", enough);
     ck_contains(text, number);
     fake.options.budget_bytes = enough;
     step(trainer, 32, 1);
     done(trainer);
+}
+END_TEST
+
+static const fake_allocation costly_allocations[] = {{90000, 9000, FAKE_AT_END}};
+static mt_backend cheap; /* before its rungs cost more than they spare */
+
+static mt_status set_costly_rung(void *self, mt_rung rung, int on) {
+    fake.options.train = on ? (fake_program){costly_allocations, 1} : fake_train_program;
+    return cheap.set_rung(self, rung, on);
+}
+
+/* The line that names a budget, of a job with that rung or with none. */
+static void explain_budget(unsigned rung, int known, char line[200]) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(40);
+    char text[4000];
+    mt_trainer *trainer;
+
+    options.rungs = policy.allow_rungs = rung;
+    policy.min_micro_batch = 4;
+    own.policy = &policy;
+    fake_init(&fake, &options);
+    mt_backend seam = cheap = fake_seam(&fake);
+    seam.set_rung = rung ? set_costly_rung : NULL;
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    if (known) step(trainer, 32, 1);
+    fake.options.budget_bytes = fits(3).budget_bytes;
+    step_fails(trainer, 32, 2, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, "a budget of ");
+    snprintf(line, 200, "%s", strstr(text, "a budget of "));
+    *strchr(line, '\n') = '\0';
+    done(trainer);
+}
+
+/* What the last rung needs is no reason to ask for more than would do without it. */
+START_TEST(explained_budget_is_the_least_of_all_rungs) {
+    char without[200], with[200];
+
+    explain_budget(0, _i, without);
+    explain_budget(MT_RUNG_BIT(MT_RUNG_AMP), _i, with);
+    ck_assert_str_eq(with, without);
+    ck_assert_int_eq(strstr(with, "more than") == NULL, _i);
 }
 END_TEST
 
@@ -235,10 +281,31 @@ START_TEST(explained_without_evidence) {
     snprintf(phase, sizeof(phase), "memory ran out in %s,", untold[_i].phase);
     ck_contains(text, phase);
     ck_contains(text, untold[_i].has);
+    ck_contains(text, strstr(mt_last_error(), "no legal cut is smaller") ? "is known not to fit"
+                                                                         : "nothing is left");
     ck_assert_msg(strstr(text, untold[_i].has_no) == NULL, "%s", text);
     budget = strstr(text, "  a budget of ");
     budget = budget != NULL ? strchr(budget, '(') : NULL;
     if (budget != NULL) ck_assert_uint_gt(strtoull(budget + 1, NULL, 10), options.budget_bytes);
+    done(trainer);
+}
+END_TEST
+
+/* What the allocator holds beside tensors is in the way of a chunk as well. */
+START_TEST(explained_with_a_cache) {
+    fake_options options = fits(12);
+    mt_trainer *trainer;
+    char text[4000], held[32];
+
+    options.cache_keeps_bytes = 3000;
+    trainer = trainer_with(&options, NULL);
+    step(trainer, 8, 1);
+    fake.options.budget_bytes = options.resident_bytes + 6000;
+    fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, MT_EDEVMEM);
+    step_fails(trainer, 8, 2, MT_EDEVMEM);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, "held beside it, unused");
+    ck_contains(strstr(text, "held beside"), mt_format_size(3000, held, sizeof(held)));
     done(trainer);
 }
 END_TEST
@@ -478,8 +545,10 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_loop_test(memory, known_not_to_fit, 0, LENGTH(ruled_out));
     tcase_add_loop_test(memory, explained_by_case, 0, 3);
     tcase_add_loop_test(memory, explained_rungs, 0, 4);
-    tcase_add_test(memory, explained_budget_suffices);
+    tcase_add_loop_test(memory, explained_budget_suffices, 0, LENGTH(smallest));
+    tcase_add_loop_test(memory, explained_budget_is_the_least_of_all_rungs, 0, 2);
     tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
+    tcase_add_test(memory, explained_with_a_cache);
     tcase_add_test(memory, explained_for_given_chunks);
     tcase_add_test(memory, fixed_micro_batch_does_not_fit);
     tcase_add_test(memory, hog_comes_and_goes);
