@@ -1,27 +1,10 @@
 /*
- * check_ladder.c - the rungs: in which order they are taken, when they are left, and what becomes of
- * one that cannot be turned on or off. check_trainer_ladder.c: the same through a trainer.
+ * check_ladder.c - the rungs: which are taken, and in which order, what becomes of one that cannot be
+ * turned on or off, and how much smaller a batch is made. When they are left: check_ladder_leave.c; the same
+ * through a trainer: check_trainer_ladder.c.
  */
-#include "policy_device.h"
+#include "ladder_fixture.h"
 #include "suite.h"
-
-#define BIT(rung) MT_RUNG_BIT(MT_RUNG_##rung)
-#define ALL (MT_RUNG_BIT(MT_RUNGS) - 1)
-#define NOTHING_FITS ((size_t)5000)
-
-enum { PATIENCE = 8, DEVICE_PATIENCE = 64 };
-
-/* Rungs as letters: "co" for checkpointing and offload; "-" for none. Static. */
-static const char *letters(unsigned rungs) {
-    static const char letter[] = "coasum";
-    static char text[MT_RUNGS + 1];
-    size_t used = 0;
-
-    for (unsigned r = 0; r < MT_RUNGS; r++)
-        if (rungs & MT_RUNG_BIT(r)) text[used++] = letter[r];
-    text[used] = '\0';
-    return used > 0 ? text : "-";
-}
 
 static void add_word(char *text, size_t capacity, const char *word) {
     ck_assert_uint_lt(strlen(text) + strlen(word) + 2, capacity);
@@ -171,33 +154,6 @@ END_TEST
 
 /* ---- a rung that cannot be set --------------------------------------------------------------- */
 
-/* A device that has learnt without rungs, and may use these. */
-static device learnt(unsigned rungs, size_t budget) {
-    device dev = device_new(budget, (mt_policy_options){.allow_rungs = rungs},
-                            (mt_backend_info){.rungs = rungs, .min_micro_batch = 2});
-
-    dev.cpu_budget = need(40);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_uint_eq(dev.rungs, 0);
-    return dev;
-}
-
-/* Not enough for one sample, nor two, without a rung, and enough for four with one. */
-static size_t for_one_rung(void) {
-    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING), 4);
-
-    ck_assert_uint_lt(budget, need(1));
-    return budget;
-}
-
-/* The same for two rungs. */
-static size_t for_two_rungs(void) {
-    size_t budget = 5000 + rung_peak(BIT(CHECKPOINTING) | BIT(OFFLOAD), 4);
-
-    ck_assert_uint_lt(budget, 5000 + rung_peak(BIT(CHECKPOINTING), 1));
-    return budget;
-}
-
 /* The next one is taken instead; that it was refused lasts for the step, or for good. */
 START_TEST(refused_on) {
     static const struct {
@@ -325,252 +281,7 @@ START_TEST(refused_device) {
 }
 END_TEST
 
-/* ---- down ----------------------------------------------------------------------------------- */
-
-/* Batches until other rungs are on; 0: within so many none were. */
-static int batches_until_other(device *dev, int most) {
-    unsigned before = dev->rungs;
-
-    for (int batch = 1; batch <= most; batch++) {
-        ck_ok(device_batch(dev, MT_TRAIN, 32));
-        ck_assert_uint_eq(dev->ooms, 0);
-        if (dev->rungs != before) return batch;
-    }
-    return 0;
-}
-
-static double each_sample(size_t samples) {
-    return 0.01 * (double)samples;
-}
-
-/* Budgets with a rung on and after it, whether it is slower, and what is left of "co" then. */
-static const struct {
-    const char *name;
-    int fits_without, fits_with_one; /* the room that there is later */
-    double slower;
-    const char *expected;
-} leaves[] = {
-    {"room for all", 1, 1, 0, "-"},  {"room for all, and faster", 1, 1, 1.3, "-"},
-    {"room with one", 0, 1, 0, "c"}, {"room with one, and faster", 0, 1, 1.3, "c"},
-    {"no room", 0, 0, 0, "co"},      {"room, but slower without", 1, 1, 0.5, "co"},
-};
-
-START_TEST(leave) {
-    device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
-    int left;
-
-    dev.seconds = leaves[_i].slower > 0 ? each_sample : NULL;
-    dev.slower[MT_RUNG_CHECKPOINTING] = dev.slower[MT_RUNG_OFFLOAD] = leaves[_i].slower;
-    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget = for_one_rung();
-    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget = for_two_rungs();
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "co");
-    dev.budget = leaves[_i].fits_without    ? need(40)
-                 : leaves[_i].fits_with_one ? for_one_rung()
-                                            : for_two_rungs();
-    left = batches_until_other(&dev, 100);
-    ck_assert_msg(strcmp(letters(dev.rungs), leaves[_i].expected) == 0, "%s: %s", leaves[_i].name,
-                  letters(dev.rungs));
-    ck_assert_int_eq(left, dev.rungs == (BIT(CHECKPOINTING) | BIT(OFFLOAD)) ? 0 : PATIENCE + 1);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-static double set_up_seconds; /* of each chunk, beside 0.01 s a sample */
-
-static double with_set_up(size_t samples) {
-    return set_up_seconds + 0.01 * (double)samples;
-}
-
-/*
- * Samples that fit without a rung before it is taken and when it may be left, SIZE_MAX where no budget is told any
- * more: chunks of a fixed size are compared as they are, others as large as they fit, and where half of that was never
- * timed without the rung as fast as they may be at best.
- */
-static const struct {
-    const char *name;
-    size_t fixed, before, after;
-    double set_up, slower;
-    int left;
-} speeds[] = {
-    {"known of small chunks, larger ones fit with it", 0, 2, 12, 0.05, 1, 0},
-    {"of a fixed size, and as fast", 8, 12, 12, 0.05, 1, 1},
-    {"of a fixed size, and faster with it", 8, 12, SIZE_MAX, 0.05, 0.7, 0},
-    {"known of small chunks, and no budget", 0, 6, SIZE_MAX, 0.5, 1, 0},
-    {"as fast at best, and no budget", 0, 12, SIZE_MAX, 0.05, 1, 1},
-};
-
-START_TEST(leave_by_speed) {
-    mt_policy_options options = {.allow_rungs = BIT(CHECKPOINTING),
-                                 .micro_batch = speeds[_i].fixed,
-                                 .min_micro_batch = speeds[_i].fixed ? 0 : 2};
-    device dev = device_new(need(speeds[_i].before), options,
-                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
-
-    set_up_seconds = speeds[_i].set_up;
-    dev.seconds = with_set_up;
-    dev.slower[MT_RUNG_CHECKPOINTING] = speeds[_i].slower;
-    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget =
-        dev.resident + rung_peak(BIT(CHECKPOINTING), speeds[_i].fixed ? speeds[_i].fixed : 2);
-    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "c");
-    dev.budget = speeds[_i].after < SIZE_MAX ? need(speeds[_i].after) : 0;
-    ck_assert_msg((batches_until_other(&dev, 30) > 0) == speeds[_i].left, "%s", speeds[_i].name);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* Room comes and goes: each time the rung is kept for twice as long, up to a bound. */
-START_TEST(patience_doubles) {
-    device dev = learnt(BIT(CHECKPOINTING), need(40));
-    int wait = PATIENCE;
-
-    for (int round = 0; round < 12; round++) {
-        dev.budget = for_one_rung();
-        ck_assert_int_eq(batches_until_other(&dev, 1), 1);
-        dev.budget = need(40);
-        ck_assert_int_eq(batches_until_other(&dev, 5000), wait + 1);
-        wait = 2 * wait > 4096 ? 4096 : 2 * wait;
-    }
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* A rung that is taken long after it was left was not left too soon. */
-START_TEST(patience_starts_anew) {
-    device dev = learnt(BIT(CHECKPOINTING), need(40));
-
-    for (int round = 0; round < 4; round++) {
-        dev.budget = for_one_rung();
-        ck_assert_int_eq(batches_until_other(&dev, 1), 1);
-        dev.budget = need(40);
-        ck_assert_int_eq(batches_until_other(&dev, 100), PATIENCE + 1);
-        ck_assert_int_eq(batches_until_other(&dev, 2 * PATIENCE), 0);
-    }
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* Within twice its patience it was. */
-START_TEST(left_too_soon) {
-    device dev = learnt(BIT(CHECKPOINTING), need(40));
-
-    dev.budget = for_one_rung();
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget = need(40);
-    ck_assert_int_eq(batches_until_other(&dev, 100), PATIENCE + 1);
-    ck_assert_int_eq(batches_until_other(&dev, 2 * PATIENCE - 2 + _i), 0);
-    dev.budget = for_one_rung();
-    ck_assert_int_eq(batches_until_other(&dev, 1), 1);
-    dev.budget = need(40);
-    ck_assert_int_eq(batches_until_other(&dev, 100), (_i == 0 ? 2 : 1) * PATIENCE + 1);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* A second rung is none that was left, and has the patience of the first. */
-START_TEST(patience_of_a_second_rung) {
-    device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
-
-    for (int round = 0; round < 2; round++) {
-        dev.budget = for_one_rung();
-        ck_assert_int_eq(batches_until_other(&dev, 1), 1);
-        if (round == 1) dev.budget = for_two_rungs();
-        if (round == 1) ck_assert_int_eq(batches_until_other(&dev, 1), 1);
-        dev.budget = need(40);
-        ck_assert_int_eq(batches_until_other(&dev, 100), (round + 1) * PATIENCE + 1);
-        ck_assert_str_eq(letters(dev.rungs), "-");
-    }
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* Where there is known to be no room nothing is tried in vain, even after long: when it comes the rung is left. */
-START_TEST(no_try_where_it_is_known) {
-    device dev = learnt(BIT(CHECKPOINTING), need(40));
-
-    dev.budget = for_one_rung();
-    for (int batch = 0; batch < 8 * PATIENCE + 4; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget = need(40);
-    ck_assert_int_eq(batches_until_other(&dev, 1), 1);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* What changes the numbers is left where there is room, however fast it is. */
-START_TEST(numbers_before_speed) {
-    device dev = learnt(BIT(AMP), need(40));
-
-    dev.seconds = each_sample;
-    dev.slower[MT_RUNG_AMP] = 0.5;
-    for (int batch = 0; batch < 8; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget = dev.resident + rung_peak(BIT(AMP), 2);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "a");
-    dev.budget = need(40);
-    ck_assert_int_eq(batches_until_other(&dev, 100), PATIENCE + 1);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* What is not known without a rung is not left for. */
-START_TEST(stays_where_nothing_is_known) {
-    device dev = device_new(for_one_rung(), (mt_policy_options){0},
-                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
-
-    dev.records = 0;
-    ck_ok(device_batch(&dev, MT_TRAIN, 1));
-    ck_assert_str_eq(letters(dev.rungs), "c");
-    for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 1));
-    ck_assert_str_eq(letters(dev.rungs), "c");
-    dev.budget = need(40);
-    for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 1));
-    ck_assert_str_eq(letters(dev.rungs), "-");
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* What is remembered to have failed without a rung is not tried, however long that is. */
-START_TEST(stays_where_it_has_failed) {
-    device dev = device_new(for_one_rung(), (mt_policy_options){0},
-                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
-    int tries = 0;
-
-    dev.records = 0;
-    for (int batch = 0; batch < 5000; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 1));
-        tries += dev.ooms > 0;
-    }
-    ck_assert_int_eq(tries, 6);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* Evaluation neither counts for the patience nor leaves a rung. */
-START_TEST(evaluation_leaves_nothing) {
-    device dev = learnt(BIT(CHECKPOINTING), need(40));
-
-    dev.budget = for_one_rung();
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    dev.budget = need(40);
-    for (int batch = 0; batch < 40; batch++) ck_ok(device_batch(&dev, MT_EVALUATE, 32));
-    ck_assert_str_eq(letters(dev.rungs), "c");
-    ck_assert_int_eq(batches_until_other(&dev, 40), PATIENCE + 1);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
 /* ---- a smaller batch ------------------------------------------------------------------------ */
-
-static device whole_batches(size_t fits, mt_rate_rule rule) {
-    mt_policy_options options = {
-        .allow_rungs = BIT(SMALLER_BATCH), .rate_rule = rule, .max_retries = 1000};
-
-    return device_new(need(fits), options, (mt_backend_info){.needs_whole_batch = 1});
-}
 
 /* A fifth less each time, rounded down, and never below one sample. */
 static const struct {
@@ -727,118 +438,6 @@ START_TEST(other_batches_in_chunks) {
 }
 END_TEST
 
-/* Small batches that fit are no reason to give a large one all its samples back. */
-START_TEST(small_batches_in_between) {
-    device dev = whole_batches(64, MT_RATE_KEEP);
-
-    for (int batch = 0; batch < 20 * PATIENCE; batch++) {
-        size_t samples = batch % 10 == 0 ? 100 : 20;
-
-        ck_ok(device_batch(&dev, MT_TRAIN, samples));
-        ck_assert_uint_eq(dev.plan.samples, samples == 100 ? 64 : 20);
-        ck_assert_str_eq(letters(dev.rungs), "s");
-        ck_assert(dev.ooms == 0 || batch == 0);
-    }
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* A step in which not even a sample fits changes nothing of what was made smaller before. */
-START_TEST(smaller_in_vain) {
-    device dev = whole_batches(64, MT_RATE_KEEP);
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 100));
-    dev.budget = NOTHING_FITS;
-    ck_status(device_batch(&dev, MT_TRAIN, _i == 0 ? 100 : 40), MT_EDEVMEM);
-    dev.budget = need(200);
-    ck_ok(device_plan(&dev, MT_TRAIN, 100));
-    ck_assert_uint_eq(dev.plan.samples, 64);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* More room: one cut less after each wait, as much as fits, and at last the whole batch. */
-START_TEST(grows_back) {
-    device dev = whole_batches(40, MT_RATE_LINEAR);
-    static const size_t rooms[] = {50, 52, 64, 100};
-    static const size_t grown[] = {40, 51, 64, 100};
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 100));
-    ck_assert_uint_eq(dev.plan.samples, 40);
-    for (int r = 0; r < LENGTH(rooms); r++) {
-        size_t last = dev.plan.samples;
-
-        dev.budget = need(rooms[r]);
-        for (int batch = 0; batch < 4 * (PATIENCE + 1); batch++) {
-            ck_ok(device_batch(&dev, MT_TRAIN, 100));
-            ck_assert_uint_ge(dev.plan.samples, last);
-            ck_assert(dev.plan.samples <= last + last / 4 + 2 || dev.plan.samples == 100);
-            if (r == 1) ck_assert_uint_eq(dev.plan.samples, 51); /* no growth was in vain before */
-            last = dev.plan.samples;
-        }
-        ck_assert_uint_eq(dev.plan.samples, grown[r]);
-        ck_assert_double_eq_tol(dev.plan.rate, (double)grown[r] / 100, 1e-15);
-    }
-    ck_assert_str_eq(letters(dev.rungs), "-");
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* A larger batch than the one that was made smaller does not get its samples back where only that fits. */
-START_TEST(larger_batches_in_between) {
-    device dev = whole_batches(64, MT_RATE_KEEP);
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 100));
-    dev.budget = need(130);
-    for (int batch = 0; batch < 4 * PATIENCE; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 200));
-        ck_assert_str_eq(letters(dev.rungs), "s");
-        ck_assert_uint_eq(dev.ooms, 0);
-    }
-    ck_assert_uint_eq(dev.plan.samples, 80);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-static double ever_slower(size_t samples) {
-    return 0.01 * (double)samples * (1 + (double)samples / 100);
-}
-
-/* A batch has its samples back, one cut less, where there is room, though fewer are faster. */
-START_TEST(samples_before_speed) {
-    device dev = whole_batches(100, MT_RATE_KEEP);
-
-    dev.seconds = ever_slower;
-    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 100));
-    dev.budget = need(64);
-    for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 100));
-    ck_assert_uint_eq(dev.plan.samples, 64);
-    dev.budget = need(80);
-    for (int batch = 0; batch < PATIENCE; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 100));
-    ck_assert_uint_eq(dev.plan.samples, 80);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* A growth that was in vain is not tried as soon again. */
-START_TEST(growth_has_patience) {
-    device dev = whole_batches(40, MT_RATE_KEEP);
-    int wait = 0, last = 0;
-
-    for (int round = 0; round < 5; round++) {
-        dev.budget = need(40);
-        ck_ok(device_batch(&dev, MT_TRAIN, 100));
-        ck_assert_uint_eq(dev.plan.samples, 40);
-        dev.budget = need(52); /* with one recording, sizes count as proportional */
-        for (wait = 0; dev.plan.samples == 40 && wait < 1000; wait++)
-            ck_ok(device_batch(&dev, MT_TRAIN, 100));
-        ck_assert_int_gt(wait, last);
-        last = wait;
-    }
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
 /* Evaluation has all its samples, and no smaller batch for want of room. */
 START_TEST(evaluation_is_not_shortened) {
     device dev = whole_batches(40, MT_RATE_KEEP);
@@ -875,136 +474,6 @@ START_TEST(cpu_has_the_whole_batch) {
     ck_assert_str_eq(letters(dev.rungs), "u");
     ck_assert_uint_eq(dev.plan.samples, 4);
     ck_assert_double_eq(dev.plan.rate, 1);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* The room on the accelerator is not known from the CPU: after a long time it is tried. */
-START_TEST(cpu_and_back) {
-    device dev = learnt(BIT(CPU), need(40));
-
-    dev.budget = need(1) - 1;
-    ck_assert_int_eq(batches_until_other(&dev, 1), 1);
-    ck_assert_str_eq(letters(dev.rungs), "u");
-    dev.budget = need(40);
-    ck_assert_int_eq(batches_until_other(&dev, 1000), DEVICE_PATIENCE);
-    ck_assert_str_eq(letters(dev.rungs), "-");
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* Again and again, with less room on the accelerator than a sample on the CPU is known to need. */
-START_TEST(cpu_again) {
-    device dev = learnt(BIT(CPU), need(40));
-
-    for (int round = 0; round < 5; round++) {
-        dev.budget = NOTHING_FITS + 10;
-        ck_ok(device_batch(&dev, MT_TRAIN, 32));
-        ck_assert_str_eq(letters(dev.rungs), "u");
-        dev.budget = need(40);
-        ck_assert_int_eq(batches_until_other(&dev, 5000), DEVICE_PATIENCE << round);
-        ck_assert_str_eq(letters(dev.rungs), "-");
-        ck_assert_uint_eq(dev.count, 1); /* what failed there is no matter any more */
-    }
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* What has never fitted on the accelerator may be remembered for longer than that: it is tried all the same. */
-START_TEST(cpu_after_failures) {
-    device dev = device_new(NOTHING_FITS + 10, (mt_policy_options){.allow_rungs = BIT(CPU)},
-                            (mt_backend_info){.rungs = BIT(CPU)});
-    int tries = 0;
-
-    dev.cpu_budget = need(40);
-    for (int batch = 0; batch < 2000; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 32));
-        if (!dev.ooms) continue;
-        ck_assert_uint_eq(dev.tried_too_large[0], 2); /* as at first, a chunk to be recorded */
-        tries++;
-    }
-    ck_assert_int_eq(tries, 6);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* Another rung that is taken there does not put it off. */
-START_TEST(cpu_with_another_rung) {
-    device dev = learnt(BIT(CPU) | BIT(MINIMAL), need(40));
-
-    dev.budget = need(1) - 1;
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    for (int batch = 0; batch < 20; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "u");
-    dev.cpu_budget = dev.resident + rung_peak(BIT(CPU), 2) - 1;
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "um");
-    dev.budget = need(40);
-    ck_assert_int_eq(batches_until_other(&dev, 1000), DEVICE_PATIENCE - 21);
-    ck_assert_str_eq(letters(dev.rungs), "-");
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* ---- shapes --------------------------------------------------------------------------------- */
-
-/* What is known of one shape says nothing of another. */
-START_TEST(shapes_are_apart) {
-    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
-
-    dev.seconds = each_sample;
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_ok(mt_policy_select(dev.policy, 7));
-    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), 0);
-    ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
-    ck_assert_ptr_nonnull(mt_policy_recording(dev.policy, MT_TRAIN, 2));
-    ck_ok(mt_policy_select(dev.policy, 0));
-    ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), rung_peak(0, 8));
-    ck_assert_double_gt(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
-    ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 2));
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* A rung that was taken for one shape is tried without for another, of which nothing is known without it. */
-START_TEST(a_rung_is_left_for_another_shape) {
-    device dev = learnt(BIT(CHECKPOINTING), need(40));
-
-    dev.budget = for_one_rung();
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "c");
-    dev.budget = need(40);
-    ck_ok(mt_policy_select(dev.policy, 7));
-    for (int batch = 0; batch < 60; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "c");
-    for (int batch = 0; batch < 10; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_str_eq(letters(dev.rungs), "-");
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
-/* 32 kinds are known at once; the one that was not used for the longest time makes room. */
-START_TEST(old_shapes_are_forgotten) {
-    enum { KINDS = 32 };
-    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
-
-    for (uint64_t shape = 0; shape < KINDS - 1; shape++) { /* evaluation has one already */
-        ck_ok(mt_policy_select(dev.policy, shape));
-        ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    }
-    ck_ok(mt_policy_select(dev.policy, 0));
-    ck_ok(device_batch(&dev, MT_TRAIN, 32)); /* used again */
-    for (uint64_t shape = 100; shape < 102;
-         shape++) { /* for evaluation's and for that of shape 1 */
-        ck_ok(mt_policy_select(dev.policy, shape));
-        ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    }
-    for (uint64_t shape = 0; shape < KINDS - 1; shape++) {
-        size_t expected = shape == 1 ? 0 : rung_peak(0, 8);
-
-        ck_ok(mt_policy_select(dev.policy, shape));
-        ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), expected);
-    }
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -1056,8 +525,7 @@ END_TEST
 static Suite *suite_ladder(void) {
     Suite *suite = suite_create("ladder");
     TCase *up = suite_case(suite, "up"), *refused = suite_case(suite, "refused"),
-          *down = suite_case(suite, "down"), *smaller = suite_case(suite, "smaller"),
-          *cpu = suite_case(suite, "cpu"), *shapes = suite_case(suite, "shapes"),
+          *smaller = suite_case(suite, "smaller"), *cpu = suite_case(suite, "cpu"),
           *arguments = suite_case(suite, "arguments");
 
     tcase_add_loop_test(up, climb_by_oom, 0, LENGTH(climbs));
@@ -1071,17 +539,6 @@ static Suite *suite_ladder(void) {
     tcase_add_test(refused, refused_off);
     tcase_add_loop_test(refused, refused_beside_a_smaller_batch, 0, 2);
     tcase_add_test(refused, refused_device);
-    tcase_add_loop_test(down, leave, 0, LENGTH(leaves));
-    tcase_add_loop_test(down, leave_by_speed, 0, LENGTH(speeds));
-    tcase_add_test(down, patience_doubles);
-    tcase_add_test(down, patience_starts_anew);
-    tcase_add_loop_test(down, left_too_soon, 0, 2);
-    tcase_add_test(down, patience_of_a_second_rung);
-    tcase_add_test(down, no_try_where_it_is_known);
-    tcase_add_test(down, numbers_before_speed);
-    tcase_add_test(down, stays_where_nothing_is_known);
-    tcase_add_test(down, stays_where_it_has_failed);
-    tcase_add_test(down, evaluation_leaves_nothing);
     tcase_add_loop_test(smaller, a_fifth_less, 0, LENGTH(shorter));
     tcase_add_loop_test(smaller, rate_follows_the_batch, 0, 3);
     tcase_add_loop_test(smaller, only_what_cannot_be_cut, 0, LENGTH(indivisible));
@@ -1089,21 +546,8 @@ static Suite *suite_ladder(void) {
     tcase_add_test(smaller, a_smaller_batch_is_no_larger_chunk);
     tcase_add_loop_test(smaller, other_batches, 0, LENGTH(others));
     tcase_add_loop_test(smaller, other_batches_in_chunks, 0, LENGTH(uncuttable));
-    tcase_add_test(smaller, small_batches_in_between);
-    tcase_add_loop_test(smaller, smaller_in_vain, 0, 2);
-    tcase_add_test(smaller, grows_back);
-    tcase_add_test(smaller, larger_batches_in_between);
-    tcase_add_test(smaller, samples_before_speed);
-    tcase_add_test(smaller, growth_has_patience);
     tcase_add_test(smaller, evaluation_is_not_shortened);
     tcase_add_test(cpu, cpu_has_the_whole_batch);
-    tcase_add_test(cpu, cpu_and_back);
-    tcase_add_test(cpu, cpu_again);
-    tcase_add_test(cpu, cpu_after_failures);
-    tcase_add_test(cpu, cpu_with_another_rung);
-    tcase_add_test(shapes, shapes_are_apart);
-    tcase_add_test(shapes, a_rung_is_left_for_another_shape);
-    tcase_add_test(shapes, old_shapes_are_forgotten);
     tcase_add_test(arguments, words);
     tcase_add_loop_test(arguments, options_are_checked, 0, LENGTH(bad_options));
     tcase_add_test(arguments, rung_failed_is_checked);
