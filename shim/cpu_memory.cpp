@@ -143,8 +143,9 @@ void tell(void *data, int64_t sign) noexcept {
     thread.refusals = {thread.refusals.count + 1, bytes, now};
     TORCH_CHECK_WITH(OutOfMemoryError, false, "budget: ", who, " a request for ",
                      mt_format_size(bytes, wanted, sizeof wanted), " with ",
-                     mt_format_size(now, in_use, sizeof in_use), " in use of ",
-                     mt_format_size(allowed, most, sizeof most));
+                     mt_format_size(now, in_use, sizeof in_use), " in use",
+                     allowed > 1 ? " of " : ": the rest of the process leaves tensors nothing",
+                     allowed > 1 ? mt_format_size(allowed, most, sizeof most) : "");
     std::abort(); /* not reached: the check always throws */
 }
 

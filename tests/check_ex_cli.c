@@ -182,7 +182,33 @@ START_TEST(a_model_that_does_not_fit_exits_3) {
 }
 END_TEST
 
+/* The parts and what is missing, where that is less than the buffers and the batches ahead. */
+START_TEST(a_state_that_hardly_does_not_fit_is_told_whole) {
+    EXPECT(3, SMALL, "--budget", "171MiB", "--explain", "--workers", "1", "--prefetch", "1");
+    ck_contains(cli_out, "  buffers ");
+    ck_contains(cli_out, "  other tensors ");
+    ck_contains(cli_out, "  missing ");
+    ck_contains(cli_err, "buffers 37.7 KiB, other tensors ");
+}
+END_TEST
+
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+/* Of two limits the one that is too small is told of, and the other is no help. */
+static const struct {
+    const char *budget, *limit, *says, *says_not;
+} both[] = {
+    {"200MiB", "300MiB", "no help: --budget-resident leaves tensors less\n", "than the 200.0 MiB"},
+    {"100MiB", "2GiB", "more than the 100.0 MiB of now", "--budget-resident"},
+    {"200MiB", "100MiB", "in use: the rest of the process leaves tensors nothing", "of 1 B"},
+};
+
+START_TEST(one_of_two_limits_is_to_blame) {
+    EXPECT(3, SMALL, "--budget", both[_i].budget, "--budget-resident", both[_i].limit);
+    ck_contains(cli_err, both[_i].says);
+    ck_assert_ptr_null(strstr(cli_err, both[_i].says_not));
+}
+END_TEST
+
 /* Limits well above code and state (300 MiB), in which the batches do not fit whole. */
 static const struct {
     const char *side, *batch, *limit;
@@ -448,7 +474,9 @@ int main(void) {
     tcase_add_test(budgets, a_budget_is_kept_where_the_whole_batch_does_not_fit);
     tcase_add_test(budgets, a_table_of_profiles);
     tcase_add_test(budgets, a_model_that_does_not_fit_exits_3);
+    tcase_add_test(budgets, a_state_that_hardly_does_not_fit_is_told_whole);
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+    tcase_add_loop_test(budgets, one_of_two_limits_is_to_blame, 0, LENGTH(both));
     tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
 #endif
     tcase_add_test(budgets, an_arena_changes_no_number);

@@ -123,6 +123,17 @@ static mt_status check_offload_dir(const char *folder) {
                         strerror(errno));
 }
 
+mt_status ex_device_follow(const ex_flags *flags, ex_device *device) {
+    char limit[32];
+    mt_status status = read_device(device);
+    device->resident_binds = flags->budget_resident && status == MT_OK &&
+                             (!device->own_bytes || device->budget_bytes < device->own_bytes);
+    if (device->resident_binds)
+        snprintf(device->budget_from, sizeof device->budget_from, "--budget-resident %s",
+                 mt_format_size(flags->budget_resident, limit, sizeof limit));
+    return status;
+}
+
 mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed, ex_device *out) {
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
@@ -135,9 +146,10 @@ mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed
     if (status != MT_OK) return status;
     const char *otherwise = is_cpu(out) ? budget : NULL;
     status = set_budget(out, flags->budget ? flags->budget : otherwise);
+    out->own_bytes = out->budget_bytes;
     if (status != MT_OK || !flags->budget_resident) return status;
     status = mt_device_set_resident_budget(out->name, flags->budget_resident);
-    return status == MT_OK ? read_device(out) : status;
+    return status == MT_OK ? ex_device_follow(flags, out) : status;
 }
 
 mt_status ex_device_torch(const ex_flags *flags, ex_device *device, const mt_torch_options *wanted,

@@ -10,6 +10,8 @@ typedef struct ex_device {
     const char *name;     /* "cpu", "cuda:1", "sim:mps"; borrowed from the flags or static */
     int threads;          /* of the CPU */
     size_t budget_bytes;  /* 0: the device knows no limit */
+    size_t own_bytes;     /* the same without --budget-resident ... */
+    int resident_binds;   /* ... which leaves tensors less than that */
     size_t room_bytes;    /* what is there for tensors; 0: not known */
     size_t card_bytes;    /* of a simulated card whose size was given; 0: no such card */
     size_t ahead_bytes;   /* of the CPU's budget, held by batches that are rendered ahead */
@@ -25,6 +27,9 @@ typedef struct ex_device {
  */
 MT_NODISCARD mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed,
                                       ex_device *out);
+
+/* Reads the budget anew: what --budget-resident leaves tensors is less once the process has grown. */
+MT_NODISCARD mt_status ex_device_follow(const ex_flags *flags, ex_device *device);
 
 /*
  * mt_torch_new on that device, with these options. Where not even parameters, gradients and

@@ -51,18 +51,18 @@ static void print_state(const mt_backend_info *info, const mt_memory *memory,
     row("left for activations", room_of(memory));
 }
 
-/* Numbers of optimiser state for each parameter. */
-static size_t moments(const ex_flags *flags) {
-    return flags->optimizer != MT_SGD ? 2 : flags->momentum > 0;
-}
-
-void ex_explain_state(size_t parameter_bytes, const ex_flags *flags, const ex_device *device) {
-    mt_backend_info info = {.size = sizeof info};
-    size_t all = (2 + moments(flags)) * parameter_bytes;
-    info.parameter_bytes = info.gradient_bytes = parameter_bytes;
-    info.optimizer_bytes = moments(flags) * parameter_bytes;
-    print_parts(&info, device);
+/* On the CPU nothing that is allocated is left out; what else lies there is no matter of another device. */
+void ex_explain_state(const mt_backend_info *info, size_t allocated_bytes,
+                      const ex_device *device) {
+    size_t all = info->parameter_bytes + info->gradient_bytes + info->optimizer_bytes;
+    all += info->buffer_bytes;
+    print_parts(info, device);
+    row("buffers", info->buffer_bytes);
     all += print_ahead(device);
+    if (strcmp(device->name, "cpu") == 0 && allocated_bytes > all) {
+        row("other tensors", allocated_bytes - all);
+        all = allocated_bytes;
+    }
     row("these together", all);
     print_budget(device->budget_bytes, device);
     if (all > device->budget_bytes) row("missing", all - device->budget_bytes);

@@ -21,9 +21,9 @@ MT_NODISCARD mt_status ex_explain(const mt_backend *backend, const mt_batch *bat
                                   const ex_flags *flags, const ex_device *device);
 
 /*
- * What is known when not even parameters, gradients and optimiser state fit, so that there is no
- * backend to ask: the bytes of these three against the budget.
+ * What is known when not even parameters, gradients and optimiser state fit: the bytes of the same on the CPU
+ * without a budget, and of all tensors there, against the budget.
  */
-void ex_explain_state(size_t parameter_bytes, const ex_flags *flags, const ex_device *device);
+void ex_explain_state(const mt_backend_info *info, size_t allocated_bytes, const ex_device *device);
 
 #endif

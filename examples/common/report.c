@@ -126,20 +126,23 @@ static void print_least(const ex_failure *failure) {
                 (long long)flags->min_micro_batch);
 }
 
+static void print_resident(const ex_flags *flags) {
+    char limit[32];
+    fprintf(stderr,
+            "  --budget-resident    more than the %s of now\n"
+            "  --budget SIZE        no help: --budget-resident leaves tensors less\n",
+            mt_format_size(flags->budget_resident, limit, sizeof limit));
+}
+
 /* On a simulated card --budget is the size of it, and what the host has free is no measure. */
 static void print_budget(const ex_flags *flags, const ex_device *device) {
     char budget[32], room[32];
-    if (flags->budget_resident)
-        fprintf(stderr, "  --budget-resident    more than the %s of now\n",
-                mt_format_size(flags->budget_resident, budget, sizeof budget));
     mt_format_size(device->budget_bytes, budget, sizeof budget);
     mt_format_size(device->room_bytes, room, sizeof room);
     fprintf(stderr, "  --budget SIZE        ");
     if (device->card_bytes)
         fprintf(stderr, "a simulated card of more than %s, of which tensors may take %s now\n",
                 room, budget);
-    else if (flags->budget_resident)
-        fprintf(stderr, "no help: --budget-resident leaves tensors %s\n", budget);
     else if (device->room_bytes && !flags->budget)
         fprintf(stderr, "or auto, instead of the %s that suit the defaults; %s are free\n", budget,
                 room);
@@ -212,7 +215,10 @@ static void print_remedies(const ex_failure *failure) {
         print_injected(&flags->inject);
         return;
     }
-    print_budget(flags, device);
+    if (device->resident_binds)
+        print_resident(flags);
+    else
+        print_budget(flags, device);
     if (!has_state && !flags->explain)
         fprintf(stderr, "  --explain            says how much the model takes\n");
     if (flags->micro_batch && has_state)

@@ -151,6 +151,7 @@ static mt_status explain(ex_training *t) {
 static void explain_state(ex_training *t) {
     char reason[512];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
+    mt_memory memory = {.size = sizeof memory};
     mt_torch_options options = torch_options(t);
     options.device = "cpu";
     mt_model_free(t->model);
@@ -159,7 +160,8 @@ static void explain_state(ex_training *t) {
     if (status == MT_OK) status = t->program->model(t->program->self, t, &t->model);
     if (status == MT_OK) status = mt_torch_new(t->model, &options, &t->torch);
     if (status == MT_OK) status = describe(t);
-    if (status == MT_OK) ex_explain_state(t->info.parameter_bytes, t->flags, &t->device);
+    if (status == MT_OK) status = mt_device_memory("cpu", &memory);
+    if (status == MT_OK) ex_explain_state(&t->info, memory.allocated_bytes, &t->device);
     mt_torch_free(t->torch);
     t->torch = NULL;
     (void)!mt_set_error(MT_EDEVMEM, "%s", reason);
@@ -191,6 +193,7 @@ static mt_status prepare(ex_training *t) {
     if (status == MT_OK) status = open_device(t);
     if (status == MT_OK) status = open_data(t);
     if (status == MT_OK) status = make_backend(t);
+    if (status == MT_EDEVMEM) (void)!ex_device_follow(t->flags, &t->device);
     if (status == MT_EDEVMEM && t->flags->explain && !t->torch) explain_state(t);
     if (status == MT_OK) status = ex_replay_check_rungs(t->replay, t->info.rungs);
     if (status == MT_OK && !t->quiet) introduce(t);
@@ -441,9 +444,10 @@ static mt_status and_also(const ex_training *t, mt_status status, mt_status othe
     return status != MT_OK ? status : other;
 }
 
-static void report_failure(const ex_training *t, mt_status status) {
+static void report_failure(ex_training *t, mt_status status) {
     const ex_failure failure = {t->program->name, status,     t->trainer, t->torch != NULL,
                                 &t->backend,      t->batches, t->flags,   &t->device};
+    if (t->trainer) (void)!ex_device_follow(t->flags, &t->device);
     ex_report_failure(&failure);
     if (status == MT_EDEVMEM && t->program->remedies) t->program->remedies(t->program->self, t);
 }
