@@ -26,7 +26,7 @@
 #include <stdlib.h>
 
 #define NAME "food101"
-#define DEFAULT_BUDGET "240MiB" /* room for 13 pictures of 96 x 96 at once */
+#define DEFAULT_BUDGET "240MiB" /* room for 12 pictures of 96 x 96 at once */
 #define TABLE_BUDGET "300MiB"   /* the batch of 24 fits at once, that of 32 does not */
 #define DATA "examples/data/food"
 #define DEV_SAMPLES 500 /* of --dev-mode alone */

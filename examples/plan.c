@@ -113,6 +113,8 @@ typedef struct chunk {
     int is_bound; /* 1: it may take less */
 } chunk;
 
+enum { DOES_NOT_FIT = 3, CANNOT_BE_RUN = 126, IS_NOT_THERE = 127 }; /* exit statuses */
+
 typedef struct answer {
     chunk whole, most; /* the batch at once; the most samples that fit; 0: not told */
     char rungs[64];    /* that it takes, with the words before them; "": none */
@@ -169,6 +171,11 @@ static int ask(const configuration *c, const char *command, answer *a) {
     }
     int status = pclose(pipe);
     a->exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    if (a->exit_status == CANNOT_BE_RUN || a->exit_status == IS_NOT_THERE)
+        snprintf(a->error, sizeof a->error, "%s is not there to be run: `make` builds it",
+                 c->example);
+    else if (!*a->error)
+        snprintf(a->error, sizeof a->error, "%s ended with status %d", c->example, a->exit_status);
     return 1;
 }
 
@@ -180,8 +187,10 @@ static void print_question(const configuration *c) {
 
 static void print_answer(const answer *a) {
     const char *most = a->whole.is_bound ? "at most " : "";
-    if (a->exit_status != 0)
+    if (a->exit_status == DOES_NOT_FIT)
         printf("does not fit: %s\n", a->error);
+    else if (a->exit_status != 0)
+        printf("not known: %s\n", a->error);
     else if (a->whole.fits)
         printf("fits%s: %zu at once take %s%.1f %s\n", a->rungs, a->whole.samples, most,
                a->whole.size, a->whole.unit);
@@ -203,9 +212,9 @@ static int show(const plan *p, const configuration *c, const char *program) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-/* @return 3 where one of them does not fit */
+/* @return 3 where one of them does not fit, 1 where that is not known of one */
 static int compare(const plan *p, const char *program) {
-    int worst = 0;
+    int worst = 0, is_known = 1;
     for (size_t i = 0; i < EX_ROWS(configurations); i++) {
         char command[8192];
         answer a;
@@ -214,9 +223,10 @@ static int compare(const plan *p, const char *program) {
         print_question(&configurations[i]);
         if (!ask(&configurations[i], command, &a)) return 1;
         print_answer(&a);
-        if (a.exit_status > worst) worst = a.exit_status;
+        if (a.exit_status == DOES_NOT_FIT) worst = DOES_NOT_FIT;
+        is_known &= a.exit_status == 0 || a.exit_status == DOES_NOT_FIT;
     }
-    return worst;
+    return is_known ? worst : 1;
 }
 
 static int run(const plan *p, const char *argv0) {

@@ -256,7 +256,7 @@ START_TEST(offload_changes_no_number) {
     }
     EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--offload", "pack");
     EXPECT(2, SMALL, "--offload", "always");
-    ck_contains(cli_err, "auto, host, file, pack or never");
+    ck_contains(cli_err, "auto, on, host, file, pack, never or off");
     EXPECT(2, SMALL, "--steps", "1", "--offload", "file", "--offload-dir", "/no/such/folder");
     ck_contains(cli_err, "--offload-dir: cannot write to '/no/such/folder'");
 }

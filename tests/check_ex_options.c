@@ -228,6 +228,16 @@ START_TEST(a_fault_is_read) {
 }
 END_TEST
 
+/* Other names of the same: the best place that the device has, and none. */
+START_TEST(offload_on_and_off) {
+    ACCEPT("--offload", "on", "--device", "sim");
+    ck_assert_int_eq(ex_flags_torch(&cat.flags, "sim").offload, MT_OFFLOAD_HOST);
+    ck_assert_int_eq(ex_flags_torch(&cat.flags, "cpu").offload, MT_OFFLOAD_FILE);
+    ACCEPT("--offload", "off");
+    ck_assert_int_eq(ex_flags_torch(&cat.flags, "cpu").offload, MT_OFFLOAD_NEVER);
+}
+END_TEST
+
 /* ---- refused ----------------------------------------------------------------------------------- */
 
 static const struct {
@@ -258,7 +268,7 @@ static const struct {
     {{"--weight-decay", "-0.1"}, {"--weight-decay", "'-0.1'", "at least 0"}},
     {{"--optimizer", "lion"}, {"--optimizer", "'lion'", "sgd, adam or adamw"}},
     {{"--amp", "fp8"}, {"--amp", "'fp8'", "off, bf16 or fp16"}},
-    {{"--device", "sim:xla"}, {"--device", "'sim:xla'", "sim:cuda or sim:mps"}},
+    {{"--device", "sim:xla"}, {"--device", "'sim:xla'", "sim, sim:cuda or sim:mps"}},
     {{"--device", "gpu"}, {"--device", "'gpu'", "cuda:N"}},
     {{"--device", "cuda:"}, {"--device", "'cuda:'", "cuda:N"}},
     {{"--device", "cuda:x"}, {"--device", "'cuda:x'", "cuda:N"}},
@@ -508,6 +518,7 @@ int main(void) {
     TCase *help = suite_case(suite, "help"), *options = suite_case(suite, "options");
 
     tcase_add_test(accepted, nothing_leaves_the_defaults);
+    tcase_add_test(accepted, offload_on_and_off);
     tcase_add_test(accepted, values_come_in_both_forms);
     tcase_add_test(accepted, dashes_and_underscores_are_the_same);
     tcase_add_test(accepted, the_later_of_two_counts);

@@ -4,8 +4,12 @@
  */
 #include "cli.h"
 #include "common/suite.h"
+#include "reexec.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 START_TEST(a_list_without_a_budget) {
     static const char *const programs[] = {"food101    original", "smartcash  tier1",
@@ -46,6 +50,25 @@ START_TEST(a_program_against_budgets) {
 }
 END_TEST
 
+/* Programs that are not there say nothing of a budget: plan alone, in a folder beside the libraries. */
+START_TEST(a_program_that_is_not_there) {
+    char self[CLI_PATH], command[8 * CLI_PATH], out[2 * CLI_PATH];
+    ck_assert(ex_program_path(NULL, self, sizeof self));
+    *strrchr(self, '/') = '\0';
+    snprintf(
+        command, sizeof command,
+        "cd %s && mkdir examples && ln -s '%s/../lib' lib && cp '%s/../examples/plan' examples "
+        "&& examples/plan --example car_clip --budget 8GiB > out",
+        cli_root, self, self);
+    int status = system(command);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    snprintf(out, sizeof out, "%s/out", cli_root);
+    cli_read_file(out, cli_out);
+    ck_contains(cli_out, "not known: car_clip is not there to be run");
+    ck_assert_ptr_null(strstr(cli_out, "does not fit"));
+}
+END_TEST
+
 START_TEST(one_configuration_alone) {
     EXPECT(0, "--example", "profoct", "--config", "minimal", "--budget", "900MiB");
     ck_contains(cli_out, "--preset minimal\n");
@@ -62,6 +85,7 @@ int main(void) {
     tcase_add_test(flags, a_list_without_a_budget);
     tcase_add_loop_test(flags, wrong_flags_exit_2, 0, LENGTH(wrong));
     tcase_add_loop_test(runs, a_program_against_budgets, 0, LENGTH(budgets));
+    tcase_add_test(runs, a_program_that_is_not_there);
     tcase_add_test(runs, one_configuration_alone);
     return suite_run(suite);
 }

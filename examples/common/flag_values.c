@@ -11,7 +11,7 @@
 
 #define LEAST_BYTES 1048576 /* of a size without a unit */
 
-/* auto, cpu, mps, cuda or cuda:N, sim:cuda or sim:mps. */
+/* auto, cpu, mps, cuda or cuda:N, sim:cuda, which is sim as well, or sim:mps. */
 int ex_read_device(const char *text, void *target) {
     static const char *const names[] = {"auto", "cpu", "cuda", "mps", "sim", "sim:cuda", "sim:mps"};
     int known = strncmp(text, "cuda:", 5) == 0 && strlen(text) <= 8 && text[5] &&

@@ -29,9 +29,10 @@ static const ex_word checkpointing[] = {{"auto", MT_CHECKPOINTING_AUTO},
                                         {"on", MT_CHECKPOINTING_ON},
                                         {"off", EX_CHECKPOINTING_OFF},
                                         {NULL, 0}};
-static const ex_word offloads[] = {{"auto", MT_OFFLOAD_AUTO},   {"host", MT_OFFLOAD_HOST},
-                                   {"file", MT_OFFLOAD_FILE},   {"pack", MT_OFFLOAD_PACK},
-                                   {"never", MT_OFFLOAD_NEVER}, {NULL, 0}};
+static const ex_word offloads[] = {{"auto", MT_OFFLOAD_AUTO}, {"on", EX_OFFLOAD_ON},
+                                   {"host", MT_OFFLOAD_HOST}, {"file", MT_OFFLOAD_FILE},
+                                   {"pack", MT_OFFLOAD_PACK}, {"never", MT_OFFLOAD_NEVER},
+                                   {"off", MT_OFFLOAD_NEVER}, {NULL, 0}};
 static const ex_word schedules[] = {{"constant", MT_SCHEDULE_CONSTANT},
                                     {"cosine", MT_SCHEDULE_COSINE},
                                     {"linear", MT_SCHEDULE_LINEAR},
@@ -105,10 +106,10 @@ static const ex_option rows[] = {
 
     {.section = "Memory"},
     FLAG("device", EX_PARSED, device, "NAME",
-         "auto, cpu, cuda, cuda:N, mps, or a simulated card of --budget: sim:cuda, sim:mps; auto "
-         "takes cuda, else mps, else cpu",
-         .read = ex_read_device, .accepts = "auto, cpu, cuda, cuda:N, mps, sim:cuda or sim:mps",
-         .by_default = "auto"),
+         "auto, cpu, cuda, cuda:N, mps, or a simulated card of --budget: sim:cuda or sim, sim:mps; "
+         "auto takes cuda, else mps, else cpu",
+         .read = ex_read_device,
+         .accepts = "auto, cpu, cuda, cuda:N, mps, sim, sim:cuda or sim:mps", .by_default = "auto"),
     FLAG("budget", EX_PARSED, budget, "SIZE|auto",
          "most that tensors may take: 600MiB, 8GB, 0.95 or 80% (of what is there), or auto",
          .read = ex_read_budget,
@@ -127,12 +128,12 @@ static const ex_option rows[] = {
          "compute activations again in the backward pass, where the network has segments; auto: "
          "where not even the smallest chunk fits without",
          .words = checkpointing),
-    FLAG("offload", EX_WORD, offload, "auto|host|file|pack|never",
+    FLAG("offload", EX_WORD, offload, "auto|on|host|file|pack|never|off",
          "where activations wait for the backward pass: beside the budget in the host's memory, in "
          "a "
          "file, or as bf16, which changes the numbers; auto: on the host, or on the CPU in a file "
          "of "
-         "--offload-dir, where not even the smallest chunk fits without",
+         "--offload-dir, where not even the smallest chunk fits without; on: there from the start",
          .words = offloads, .decides = 1),
     FLAG("offload-dir", EX_TEXT, offload_dir, "DIR",
          "folder of the file of --offload file, which is as large as the activations of a chunk",
@@ -431,6 +432,12 @@ double ex_flags_base_lr(const ex_flags *flags) {
     return flags->lr_scaling == EX_LR_SQRT ? flags->lr * sqrt(times) : flags->lr;
 }
 
+/* The host's memory is the CPU's own. */
+static int offload_of(const ex_flags *flags, const char *device) {
+    if (flags->offload != EX_OFFLOAD_ON) return (int)flags->offload;
+    return strcmp(device, "cpu") == 0 ? MT_OFFLOAD_FILE : MT_OFFLOAD_HOST;
+}
+
 mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     options.device = device;
@@ -442,7 +449,7 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     options.amp = amp_of(flags, device);
     options.arena = (int)flags->arena;
     if (flags->checkpointing == MT_CHECKPOINTING_ON) options.checkpointing = MT_CHECKPOINTING_ON;
-    options.offload = (int)flags->offload;
+    options.offload = offload_of(flags, device);
     options.offload_dir = flags->offload_dir;
     return options;
 }

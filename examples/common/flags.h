@@ -36,6 +36,9 @@ typedef enum ex_lr_scaling { EX_LR_AS_IT_IS = 0, EX_LR_LINEAR, EX_LR_SQRT } ex_l
 /* Of ex_flags.checkpointing: the rung is forbidden. */
 #define EX_CHECKPOINTING_OFF (-1)
 
+/* Of ex_flags.offload: on the host, or on the CPU in a file, as MT_OFFLOAD_AUTO would, but from the start. */
+#define EX_OFFLOAD_ON 100
+
 typedef struct ex_flags {
     const char *data; /* NULL: the pictures that come with the programs */
     int64_t image_size;
@@ -55,7 +58,7 @@ typedef struct ex_flags {
     const char *budget;    /* a size, "auto", or NULL: the program's default */
     int64_t arena;         /* as in mt_torch_options */
     int64_t checkpointing; /* as in mt_torch_options, or EX_CHECKPOINTING_OFF */
-    int64_t offload;       /* as in mt_torch_options */
+    int64_t offload;       /* as in mt_torch_options, or EX_OFFLOAD_ON */
     const char *offload_dir;
     size_t budget_resident; /* bytes of the whole process; 0: no limit */
     int64_t micro_batch, min_micro_batch, max_micro_batch; /* 0: chosen */
