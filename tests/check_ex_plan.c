@@ -57,9 +57,9 @@ START_TEST(a_program_that_is_not_there) {
     *strrchr(self, '/') = '\0';
     snprintf(
         command, sizeof command,
-        "cd %s && mkdir examples && ln -s '%s/../lib' lib && cp '%s/../examples/plan' examples "
-        "&& examples/plan --example car_clip --budget 8GiB > out",
-        cli_root, self, self);
+        "cd %s && mkdir examples && ln -s '%s/../lib' lib && ln -s '%s/../libtorch' libtorch && cp "
+        "'%s/../examples/plan' examples && examples/plan --example car_clip --budget 8GiB > out",
+        cli_root, self, self, self);
     int status = system(command);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     snprintf(out, sizeof out, "%s/out", cli_root);
