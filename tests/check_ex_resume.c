@@ -51,6 +51,8 @@ START_TEST(after_each_epoch) {
     EXPECT(0, FEW, "--epochs", "3", "--resume", first, "--trace", cli_replayed);
     ck_assert_int_gt(cli_number(cli_replayed, "end", 1, "steps"), 0);
     cli_same_state();
+    EXPECT(2, FEW, "--epochs", "3", "--replay", cli_replayed);
+    ck_contains(cli_err, "' is of a run that went on from '");
 }
 END_TEST
 

@@ -34,6 +34,7 @@ struct ex_replay {
     int64_t seed, image_size; /* -1: the trace does not tell */
     json_t *settings;         /* an object of texts; NULL: the trace does not tell */
     char *device, *program;   /* NULL: the trace does not tell */
+    char *resumed;            /* the file that the run went on from; NULL: none */
     char *large_seed;         /* of 2^63 and more, which stands there as text; NULL: none */
 };
 
@@ -159,6 +160,7 @@ static mt_status take_texts(ex_replay *r, const char *event, const json_t *objec
     mt_status status = take_text(object, "device", &r->device);
     if (status == MT_OK && strcmp(event, "program") == 0)
         status = take_text(object, "name", &r->program);
+    if (status == MT_OK) status = take_text(object, "resumed", &r->resumed);
     if (status == MT_OK) status = take_text(object, "seed", &r->large_seed);
     if (settings && !r->settings) r->settings = json_incref(settings);
     return status;
@@ -224,6 +226,7 @@ void ex_replay_free(ex_replay *replay) {
     json_decref(replay->settings);
     free(replay->device);
     free(replay->program);
+    free(replay->resumed);
     free(replay->large_seed);
     free(replay->path);
     free(replay->steps);
@@ -255,6 +258,11 @@ mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t 
     if (replay->program && strcmp(replay->program, program) != 0)
         return mt_set_error(MT_EINVAL, "--replay: '%s' is a run of %s", replay->path,
                             replay->program);
+    if (replay->resumed)
+        return mt_set_error(MT_EINVAL,
+                            "--replay: '%s' is of a run that went on from '%s'; a replay begins "
+                            "at the first step",
+                            replay->path, replay->resumed);
     const ex_earlier earlier = {replay->path, "a replay", 0};
     char text[24];
     snprintf(text, sizeof text, "%lld", (long long)seed);

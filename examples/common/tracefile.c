@@ -53,18 +53,22 @@ mt_status ex_tracefile_check(ex_tracefile *file) {
                         strerror(file->error));
 }
 
+/* One that is not UTF-8 cannot stand in JSON. */
+static json_t *argument(const char *text) {
+    json_t *value = json_string(text);
+    return value ? value : json_string("?");
+}
+
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
-                      int64_t image_size, const ex_setting *settings, size_t count,
-                      char *const *argv) {
+                      int64_t image_size, const char *resumed, const ex_setting *settings,
+                      size_t count, char *const *argv) {
     json_t *arguments = json_array(), *values = ex_settings_json(settings, count);
-    for (char *const *a = argv + 1; *argv && *a; a++) {
-        /* An argument that is not UTF-8 cannot stand in JSON. */
-        json_t *text = json_string(*a);
-        json_array_append_new(arguments, text ? text : json_string("?"));
-    }
+    for (char *const *a = argv + 1; *argv && *a; a++)
+        json_array_append_new(arguments, argument(*a));
     json_t *object =
         json_pack("{ss ss si sI so so}", "event", "program", "name", name, "threads", threads,
                   "image_size", (json_int_t)image_size, "settings", values, "arguments", arguments);
+    if (resumed) json_object_set_new(object, "resumed", argument(resumed));
     char *line = json_dumps(object, JSON_COMPACT);
     if (line) trace(user, line);
     free(line);

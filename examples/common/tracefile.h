@@ -34,10 +34,12 @@ MT_NODISCARD mt_status ex_tracefile_check(ex_tracefile *file);
  *
  *     {"event":"program","name":"food101","threads":2,"image_size":96,
  *      "settings":{"batch":"32"},"arguments":["--batch","32"]}
+ *
+ * resumed: the file that the run went on from, which stands there too; NULL: it began anew.
  */
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
-                      int64_t image_size, const ex_setting *settings, size_t count,
-                      char *const *argv);
+                      int64_t image_size, const char *resumed, const ex_setting *settings,
+                      size_t count, char *const *argv);
 
 /* @return MT_OK; MT_EIO when a line could not be written */
 MT_NODISCARD mt_status ex_tracefile_close(ex_tracefile *file);

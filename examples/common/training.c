@@ -117,7 +117,7 @@ static mt_status make_trainer(ex_training *t) {
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
     ex_trace_program(on_trace, t, t->program->name, t->device.threads, t->flags->image_size,
-                     t->settings, t->setting_count, t->argv);
+                     t->flags->resume, t->settings, t->setting_count, t->argv);
     return ex_tracefile_check(t->trace);
 }
 
