@@ -199,21 +199,46 @@ static int can_promise(const mt__curve *c, const mt_plan *plan) {
     return c->timings.batches && mt__curve_is_told(c, 0, plan->group[plan->groups - 1].samples);
 }
 
+/* Bytes for a chunk whose gradients are the only ones. */
+static size_t room_alone(const mt_policy *p, const mt_memory *memory) {
+    mt_memory without = *memory;
+    without.allocated_bytes = allocated_alone(p, memory);
+    return memory->budget_bytes ? mt__room(&without) : SIZE_MAX;
+}
+
+/* Whether a chunk of so many samples may be the only one of a step, and its gradients the only ones. */
+static int may_be_alone(const mt_policy *p, mt_mode mode, size_t samples) {
+    size_t most = p->options.max_micro_batch;
+    if (!p->info.holds_gradients || !p->info.keeps_chunks || mode != MT_TRAIN) return 0;
+    if (p->options.keep_chunks == MT_KEEP_NEVER || (most && samples > most)) return 0;
+    /* A step made smaller, or what is left of one that has begun, is not the whole batch. */
+    if (samples != p->samples) return 0;
+    return !mt__policy_is_fixed(p) || mt__policy_most_chunks(p, samples) == 1;
+}
+
 /*
  * Whether the whole batch fits as one chunk whose gradients are the only ones, since nothing is there to
- * add up those of several: known by recordings, never tried for.
+ * add up those of several: known by recordings, or because as many have run like that.
  */
 static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
                       const mt_memory *memory) {
-    size_t n = plan->samples, top = largest_allowed(p, n); /* below what has failed in this step */
-    mt_memory without = *memory;
-    without.allocated_bytes = allocated_alone(p, memory);
-    size_t room = memory->budget_bytes ? mt__room(&without) : SIZE_MAX;
-    if (!p->info.holds_gradients || !p->info.keeps_chunks || c->kind.mode != MT_TRAIN) return 0;
-    if (p->options.keep_chunks == MT_KEEP_NEVER || !mt__curve_is_recorded(c, 1)) return 0;
+    size_t n = plan->samples, room = room_alone(p, memory);
+    const mt__evidence *e = &c->evidence[1];
+    int has_run = e->bound_samples >= n || (e->largest_ran >= n && e->proven_room <= room);
+    int is_known = has_run || mt__curve_is_recorded(c, 1);
     /* What is left of a step that has begun has the gradients before it to add to. */
-    if (p->begun || n != p->samples || n > top) return 0;
+    if (p->begun || !is_known || !may_be_alone(p, c->kind.mode, n)) return 0;
+    if (n > largest_allowed(p, n)) return 0; /* below what has failed in this step */
     return mt__curve_predict(c, 1, n) <= room && !mt__curve_has_failed(c, 1, n, room);
+}
+
+int mt__policy_try_alone(mt_policy *p, mt_mode mode, const mt_memory *memory) {
+    size_t n = p->samples, room = room_alone(p, memory);
+    const mt__curve *c = mt__policy_find_curve(p, mode, p->rungs); /* there since it was planned */
+    if (p->tries_alone || p->alone || !may_be_alone(p, mode, mt__ladder_samples(p, n))) return 0;
+    if (mt__curve_has_failed(c, 1, n, room)) return 0;
+    if (mt__curve_is_recorded(c, 1) && mt__curve_predict(c, 1, n) > room) return 0;
+    return p->tries_alone = 1;
 }
 
 /* Whether the chunk that is to be recorded before so many samples has room, beside gradients that are held. */
@@ -368,12 +393,27 @@ static mt_status plan_small(const mt_policy *p, mt_plan *plan) {
     return mt__plan_append(plan, plan->samples, mt__max(1, chunks));
 }
 
+/* The whole batch alone, of which it is not known whether it fits: nothing else does. */
+static mt_status plan_alone(const mt_policy *p, mt__curve *c, mt_plan *plan) {
+    plan->alone = c->has_begun = 1;
+    plan->reason = p->replanning ? MT_PLAN_OOM : MT_PLAN_BUDGET;
+    return mt__plan_append(plan, plan->samples, 1);
+}
+
+/* Whether one chunk that is all there may be goes alone: it did in the step before, or has no other way. */
+static int goes_alone(const mt_policy *p, mt__curve *c, const mt_memory *memory,
+                      const mt_plan *plan) {
+    size_t n = plan->samples, room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    int fits = mt__curve_predict(c, 0, n) <= room && !mt__curve_has_failed(c, 0, n, room);
+    return (p->alone || !fits) && fits_alone(p, c, plan, memory);
+}
+
 /* Chunks that the user fixed, or one of the whole batch where its loss couples the samples. */
-static mt_status plan_fixed(mt_policy *p, const mt__curve *c, const mt_memory *memory,
-                            mt_plan *plan) {
+static mt_status plan_fixed(mt_policy *p, mt__curve *c, const mt_memory *memory, mt_plan *plan) {
     size_t largest = mt__policy_attainable(p, plan->samples);
     plan->reason = p->replanning ? MT_PLAN_OOM : MT_PLAN_USER;
-    if (memory->budget_bytes && mt__curve_rules_out(c, largest, mt__room(memory)))
+    plan->alone = goes_alone(p, c, memory, plan);
+    if (!plan->alone && memory->budget_bytes && mt__curve_rules_out(c, largest, mt__room(memory)))
         return does_not_fit(c, largest, memory);
     return mt__plan_append(plan, plan->samples, mt__policy_most_chunks(p, plan->samples));
 }
@@ -393,6 +433,7 @@ static int is_to_record(const mt_policy *p, mt_mode mode, const mt__curve *c,
 /* The first chunks of a plan, or all of them. */
 static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *memory,
                      mt_plan *plan) {
+    if (mode == MT_TRAIN && p->tries_alone) return plan_alone(p, c, plan);
     if (mt__policy_is_fixed(p)) return plan_fixed(p, c, memory, plan);
     if (!is_to_record(p, mode, c, memory, plan->samples)) return plan_rest(p, mode, memory, plan);
     if (plan_recording(p, mode, c, plan)) return MT_OK;
@@ -422,6 +463,7 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
 /* What the step before left behind is over. */
 static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
     p->step_cap = p->step_failed = 0;
+    p->tries_alone = 0;
     p->steps++;
     for (size_t i = 0; i < MT__CURVES; i++)
         if (p->curves[i]) mt__curve_forget(p->curves[i], p->steps);
@@ -444,8 +486,9 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     p->begun = 0;
     p->budget = memory->budget_bytes;
     mt_status status = plan_here(p, mode, samples, memory, out);
-    /* Also what is known beforehand not to fit is a reason to climb. */
-    while (status == MT_EDEVMEM && mt__ladder_climb(p, mode)) {
+    /* Also what is known beforehand not to fit is a reason to try the last resort, and to climb. */
+    while (status == MT_EDEVMEM &&
+           (mt__policy_try_alone(p, mode, memory) || mt__ladder_climb(p, mode))) {
         p->step_cap = p->step_failed = 0;
         status = plan_here(p, mode, samples, memory, out);
     }

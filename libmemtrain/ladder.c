@@ -163,6 +163,7 @@ int mt__ladder_climb(mt_policy *p, mt_mode mode) {
     note_need(p, mode);
     unsigned rung = next_rung(p, mode);
     if (rung == MT_RUNGS) return 0;
+    p->tries_alone = 0;
     take(p, rung);
     arrive(p, p->rungs | MT_RUNG_BIT(rung));
     if (rung == MT_RUNG_SMALLER_BATCH) shorten(p);

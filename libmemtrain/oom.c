@@ -65,9 +65,11 @@ static mt_action clear_or(mt_policy *p, mt_action other) {
     return p->cleared ? other : clear(p);
 }
 
-/* No cut is left: the next rung, unless the chunks are given. */
+/* No cut is left: the whole batch alone, or else the next rung; unless the chunks are given. */
 static mt_action climb(mt_policy *p, const mt_oom *oom) {
-    if (oom->plan_is_fixed || !mt__ladder_climb(p, oom->mode)) return MT_ACTION_GIVE_UP;
+    if (oom->plan_is_fixed) return MT_ACTION_GIVE_UP;
+    if (!mt__policy_try_alone(p, oom->mode, &oom->memory) && !mt__ladder_climb(p, oom->mode))
+        return MT_ACTION_GIVE_UP;
     p->step_cap = p->step_failed = 0;
     p->unexplained = 0;
     p->excused = oom->attempt;
@@ -75,9 +77,9 @@ static mt_action climb(mt_policy *p, const mt_oom *oom) {
     return MT_ACTION_REPLAN;
 }
 
-/* Whether no smaller chunk is legal. */
+/* Whether no smaller chunk is legal, or all of them have been in vain. */
 static int is_smallest(const mt_policy *p, const mt_oom *oom) {
-    if (oom->plan_is_fixed || !oom->chunk || mt__policy_is_fixed(p)) return 1;
+    if (oom->plan_is_fixed || !oom->chunk || mt__policy_is_fixed(p) || p->tries_alone) return 1;
     return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->samples));
 }
 
@@ -112,7 +114,7 @@ static mt_action answer_explained(mt_policy *p, mt__curve *c, const mt_oom *oom)
     }
     if (oom->chunk) learn_failure(p, c, oom);
     /* The second set of gradients is given up before anything else is. */
-    if (oom->mode == MT_TRAIN && p->keep) return MT_ACTION_REPLAN;
+    if (oom->mode == MT_TRAIN && p->keep && !p->tries_alone) return MT_ACTION_REPLAN;
     /* What is left may be a batch that cannot be cut, even where the whole one can. */
     if (!p->cleared && mt__policy_most_chunks(p, mt__max(1, oom->chunk)) == 1) return clear(p);
     if (is_smallest(p, oom)) return climb(p, oom);
@@ -129,6 +131,12 @@ static void begin_trouble(mt_policy *p, const mt_oom *oom) {
     p->excused = (unsigned)(oom->attempt - mt__min(oom->attempt, 1));
 }
 
+/* What a user is told of is what the smallest chunk needs, beside gradients that are held. */
+static void note_explained(mt_policy *p, const mt_oom *oom) {
+    p->explained = *oom;
+    if (!is_explained(oom)) p->explained.chunk = 0;
+}
+
 mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     MT__CHECK(out, "mt_policy_oom: out is NULL");
     *out = MT_ACTION_GIVE_UP;
@@ -140,8 +148,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     c->filling = 0;
     p->wary = WARY_STEPS;
-    p->explained = *oom;
-    if (!is_explained(oom)) p->explained.chunk = 0;
+    if (!p->tries_alone) note_explained(p, oom);
     if (oom->attempt <= 1 || p->has_moved_on) begin_trouble(p, oom);
     if (oom->attempt - p->excused <= p->options.max_retries)
         *out = is_explained(oom) || is_short(p, c, oom) ? answer_explained(p, c, oom)

@@ -224,7 +224,9 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
     mt__curve *c = mt__policy_current(policy, mode);
     if (!c) return NULL;
     c->filling = 0;
-    return policy->options.micro_batch ? NULL : mt__curve_record(c, samples);
+    /* From the whole batch alone, where nothing smaller fits, smaller chunks cannot be told. */
+    int is_first_alone = mode == MT_TRAIN && policy->alone && !c->ranges;
+    return policy->options.micro_batch || is_first_alone ? NULL : mt__curve_record(c, samples);
 }
 
 /* Beside so many bytes in use, in the budget of the plan. */

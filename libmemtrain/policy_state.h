@@ -45,6 +45,7 @@ struct mt_policy {
     unsigned clears_here; /* in this step, with the same rungs */
     int keep;             /* of the last plan */
     int alone;            /* of the last training plan */
+    int tries_alone;      /* the whole batch alone is the last resort of these rungs, or was */
     int begun;            /* the plan that is extended is that of a step that has begun */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
     size_t samples;       /* of the whole batch */
@@ -104,6 +105,15 @@ mt__curve *mt__policy_find_curve(const mt_policy *policy, mt_mode mode, unsigned
 
 /* That of the chunks that run now. It is there once a plan was made. */
 mt__curve *mt__policy_current(mt_policy *policy, mt_mode mode);
+
+/* ---- cut.c ---- */
+
+/*
+ * Whether the whole batch is to be tried as one chunk whose gradients are the only ones, before the next rung: the
+ * next plan is that then. Once a step and rung; not where it is known not to fit beside what memory tells of, gradients
+ * that are held included.
+ */
+int mt__policy_try_alone(mt_policy *policy, mt_mode mode, const mt_memory *memory);
 
 /* ---- ladder.c ---- */
 

@@ -151,7 +151,7 @@ static mt_status go_alone(mt_trainer *t, mt__work *w) {
 /* Asks the policy what to do after an OOM and does it. MT_OK: try again; else the step is over. */
 static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     mt_action action = MT_ACTION_GIVE_UP;
-    char reason[256];
+    char reason[MT__LINE];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     w->oom.attempt++;
     w->oom.plan_is_fixed = w->forced;
@@ -163,6 +163,8 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
     if (status != MT_OK) return status;
     mt__trace_oom(t, &w->oom, action);
+    /* Where it is said what would have been enough, gradients are taken to be held. */
+    if (w->mode == MT_TRAIN && !w->forced && !t->holding) add_gradients(t, &w->oom.memory);
     if (action == MT_ACTION_GIVE_UP) return mt_set_error(MT_EDEVMEM, "%s", reason);
     w->retries++;
     if (action == MT_ACTION_CLEAR) status = mt__clear(t, MT_CLEAR_OOM);
@@ -191,7 +193,7 @@ static mt_status give_rung_back(mt_trainer *t, const mt__work *w, mt_rung rung) 
 
 /* The rungs that were taken in vain are turned off, the newest first. Returns why, or what failed. */
 static mt_status give_rungs_back(mt_trainer *t, const mt__work *w) {
-    char reason[256];
+    char reason[MT__LINE];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     for (unsigned r = MT_RUNGS; r-- > 0;) {
         mt_status status = give_rung_back(t, w, (mt_rung)r);

@@ -222,7 +222,7 @@ static int is_dropped(const mt_trainer *t, const mt_batch *batch) {
 
 /* Keeps the failure for mt_trainer_explain and puts what it was about before the backend's words. */
 static void keep_failure(mt_trainer *t, const mt__work *w) {
-    char reason[256];
+    char reason[MT__LINE];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     t->has_failure = 1;
     t->failure = w->oom;

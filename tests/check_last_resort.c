@@ -1,0 +1,303 @@
+/*
+ * check_last_resort.c - no legal chunk fits beside gradients that are held: before the next rung, and before it is given
+ * up, the whole batch is tried as one chunk whose gradients are the only ones.
+ */
+#include "suite.h"
+#include "trainer_rungs.h"
+
+#include <stdio.h>
+
+#define BATCH 64
+#define LEAST 2
+
+/* So little a sample that the gradients, 3000 bytes, are more than what grows with the batch. */
+static const fake_allocation flat_allocations[] = {{1000, 10, FAKE_AT_END}};
+static const fake_program flat = {flat_allocations, 1};
+
+static size_t alone(size_t samples) {
+    return fake_defaults.resident_bytes + fake_program_peak(&flat, samples) + FAKE_GRADIENT_BYTES;
+}
+
+static size_t beside(size_t samples) {
+    return alone(samples) + FAKE_GRADIENT_BYTES;
+}
+
+static fake_options holding(size_t budget) {
+    fake_options options = fake_defaults;
+
+    options.train = flat;
+    options.keep = options.tells_gradients = options.holds = 1;
+    options.min_micro_batch = LEAST;
+    options.budget_bytes = budget;
+    return options;
+}
+
+/* ---- when it is tried ------------------------------------------------------------------------ */
+
+/* What a backend tells of, and how the batch may be cut; all of it fits in the bytes of the batch alone. */
+static const struct {
+    const char *name;
+    unsigned absent;
+    int normalises, no_evidence, no_peaks, needs_whole;
+    mt_policy_options policy;
+    int is_tried;
+} kinds[] = {
+    {"chosen", 0, 0, 0, 0, 0, {0}, 1},
+    {"deterministic", 0, 0, 0, 0, 0, {.deterministic = 1}, 1},
+    {"normalising", 0, 1, 0, 0, 0, {0}, 1},
+    {"no recordings", FAKE_BIT(FAKE_RECORD), 0, 0, 0, 0, {0}, 1},
+    {"no evidence", 0, 0, 1, 0, 0, {0}, 1},
+    {"neither peaks nor recordings", FAKE_BIT(FAKE_RECORD), 0, 1, 1, 0, {0}, 1},
+    {"one chunk is given", 0, 0, 0, 0, 0, {.micro_batch = BATCH}, 1},
+    {"it cannot be cut", 0, 0, 0, 0, 1, {0}, 1},
+    {"chunks are kept", 0, 0, 0, 0, 0, {.keep_chunks = MT_KEEP_ALWAYS}, 1},
+    {"chunks are given", 0, 0, 0, 0, 0, {.micro_batch = BATCH / 2}, 0},
+    {"chunks are bounded", 0, 0, 0, 0, 0, {.max_micro_batch = BATCH - 1}, 0},
+    {"whole steps are wanted", 0, 0, 0, 0, 0, {.keep_chunks = MT_KEEP_NEVER}, 0},
+    {"nothing is kept", FAKE_BIT(FAKE_REWIND), 0, 0, 0, 0, {0}, 0},
+};
+
+static mt_trainer *trainer_of_kind(int row, size_t budget) {
+    fake_options options = holding(budget);
+    mt_policy_options policy = kinds[row].policy;
+
+    options.absent = kinds[row].absent & ~FAKE_BIT(FAKE_REWIND);
+    options.keep = !(kinds[row].absent & FAKE_BIT(FAKE_REWIND));
+    options.normalises_over_batch = kinds[row].normalises;
+    options.no_evidence = kinds[row].no_evidence;
+    options.no_peaks = kinds[row].no_peaks;
+    options.needs_whole_batch = kinds[row].needs_whole;
+    policy.size = sizeof(policy);
+    return trainer_with(&options, &policy);
+}
+
+/* Once it has gone through it is the plan, and memory does not run out again. */
+START_TEST(tried_where_nothing_else_fits) {
+    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH));
+    mt_step_report report;
+    uint64_t refused;
+
+    if (!kinds[_i].is_tried) {
+        step_fails(trainer, BATCH, 1, MT_EDEVMEM);
+        ck_assert_msg(fake.holding, "%s", kinds[_i].name);
+        done(trainer);
+        return;
+    }
+    step(trainer, BATCH, 1);
+    ck_assert_msg(!fake.holding, "%s", kinds[_i].name);
+    refused = fake.genuine;
+    for (uint64_t id = 2; id < 40; id++) {
+        fake_log_clear(&fake);
+        report = step(trainer, BATCH, id);
+        check_log("begin accumulate(0+64) apply");
+        if (!kinds[_i].no_peaks) ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
+    }
+    if (!kinds[_i].no_peaks) ck_assert_uint_eq(fake.genuine, refused);
+    done(trainer);
+}
+END_TEST
+
+/* One byte less: it is tried once, then it is remembered for some steps that it does not fit. */
+START_TEST(tried_in_vain) {
+    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH) - 1);
+
+    step_fails(trainer, BATCH, 1, MT_EDEVMEM);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS) > 0, kinds[_i].is_tried);
+    fake_log_clear(&fake);
+    step_fails(trainer, BATCH, 2, MT_EDEVMEM);
+    if (!kinds[_i].no_evidence)
+        ck_assert_uint_le(count_kind(FAKE_HOLD_GRADIENTS), 1); /* taken again, not given back */
+    fake.options.budget_bytes = beside(BATCH);
+    step(trainer, BATCH, 3);
+    done(trainer);
+}
+END_TEST
+
+/* A batch that is larger than the one that went through is tried as well; a smaller one is known to fit. */
+START_TEST(other_batches) {
+    mt_trainer *trainer = trainer_of_kind(0, alone(BATCH));
+    uint64_t refused;
+
+    step(trainer, BATCH, 1);
+    refused = fake.genuine;
+    fake_log_clear(&fake);
+    step(trainer, BATCH / 2, 2);
+    check_log("begin accumulate(0+32) apply");
+    ck_assert_uint_eq(fake.genuine, refused);
+    step_fails(trainer, BATCH + 1, 3, MT_EDEVMEM);
+    fake.options.budget_bytes = alone(BATCH + 8);
+    step(trainer, BATCH + 8, 4);
+    ck_assert_int_eq(fake.holding, 0);
+    fake.options.budget_bytes = beside(BATCH + 8);
+    step(trainer, 4 * BATCH, 5);
+    ck_assert_int_eq(fake.holding, 1);
+    done(trainer);
+}
+END_TEST
+
+/* Room for held gradients and the smallest chunk: there is another way, so this one is not tried. */
+START_TEST(not_tried_where_something_fits) {
+    mt_trainer *trainer = trainer_of_kind(_i, beside(LEAST));
+
+    for (uint64_t id = 1; id < 9; id++) step(trainer, LEAST, id);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
+    done(trainer);
+}
+END_TEST
+
+/* One chunk that is given, or all there can be, is known to fit alone and not in place: so it is planned. */
+START_TEST(known_of_one_chunk) {
+    static const int rows[] = {6, 7};
+    mt_trainer *trainer = trainer_of_kind(rows[_i], beside(BATCH) + FAKE_GRADIENT_BYTES);
+
+    step(trainer, BATCH, 1);
+    step(trainer, BATCH, 2);
+    fake.options.budget_bytes = alone(BATCH);
+    fake_log_clear(&fake);
+    step(trainer, BATCH, 3);
+    check_log("hold begin accumulate(0+64) apply");
+    ck_assert_uint_eq(fake.genuine, 0);
+    done(trainer);
+}
+END_TEST
+
+/* Without peaks it is known by what went through, in as much room, and by what did not. */
+START_TEST(known_without_peaks) {
+    fake_options options = holding(alone(BATCH));
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+    uint64_t refused;
+
+    policy.micro_batch = BATCH;
+    options.no_peaks = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 1);
+    step_fails(trainer, 2 * BATCH, 2, MT_EDEVMEM);
+    refused = fake.genuine;
+    step(trainer, BATCH, 3); /* the last plan was of two chunks in place */
+    ck_assert_uint_eq(fake.genuine, refused);
+    fake.options.budget_bytes -= 1;
+    step_fails(trainer, BATCH, 4, MT_EDEVMEM);
+    fake.options.budget_bytes += 1;
+    step(trainer, BATCH, 5);
+    done(trainer);
+}
+END_TEST
+
+/* ---- beside the ladder ------------------------------------------------------------------------ */
+
+/* The rung that is allowed, bytes that are missing without it, and what is on in the end. */
+static const struct {
+    const char *name;
+    size_t missing;
+    unsigned allowed, taken;
+    int holding;
+} ladders[] = {
+    {"no rung is needed", 0, BIT(CHECKPOINTING) | BIT(CPU), 0, 0},
+    {"alone with a rung", 1, BIT(CHECKPOINTING) | BIT(CPU), BIT(CHECKPOINTING), 0},
+    {"another device", 1, BIT(CPU), BIT(CPU), 1},
+    {"a smaller batch", 1, BIT(SMALLER_BATCH), 0, 0}, /* as the last that was tried has left it */
+};
+
+START_TEST(before_each_rung) {
+    fake_options options = holding(alone(BATCH) - ladders[_i].missing);
+    mt_policy_options policy = allowing(ladders[_i].allowed);
+    mt_trainer *trainer;
+
+    options.rungs = ladders[_i].allowed;
+    options.cpu_bytes = beside(BATCH);
+    options.may_shorten = 1;
+    trainer = trainer_with(&options, &policy);
+    if (ladders[_i].taken || !ladders[_i].missing)
+        step(trainer, BATCH, 1);
+    else
+        step_fails(trainer, BATCH, 1, MT_EDEVMEM); /* chunks of 2 are as small as it gets */
+    ck_assert_uint_eq(fake.rungs, ladders[_i].taken);
+    ck_assert_int_eq(fake.holding, ladders[_i].holding);
+    done(trainer);
+}
+END_TEST
+
+/* ---- what it leaves --------------------------------------------------------------------------- */
+
+/* The same bits as a run that was given these chunks, gradients held all the time. */
+START_TEST(same_bits) {
+    static const size_t whole[] = {BATCH};
+    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH));
+    fake_options options = holding(0);
+    uint64_t hash;
+
+    step(trainer, BATCH, 1);
+    step(trainer, BATCH, 2);
+    hash = fake_hash(&fake);
+    mt_trainer_free(trainer);
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 2; id++) {
+        ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
+        step(trainer, BATCH, id);
+    }
+    ck_assert_uint_eq(fake_hash(&fake), hash);
+    done(trainer);
+}
+END_TEST
+
+/* What is named is what the smallest chunk needs beside gradients that are held, whatever ran last. */
+START_TEST(the_budget_that_is_named) {
+    mt_trainer *trainer = trainer_of_kind(0, alone(BATCH) - 1);
+    char text[4096], size[32], budget[64];
+
+    step_fails(trainer, BATCH, 1, MT_EDEVMEM);
+    ck_assert_int_eq(fake.holding, 0);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    mt_format_size(beside(LEAST), size, sizeof(size));
+    snprintf(budget, sizeof(budget), "a budget of more than %s", size);
+    ck_assert_msg(strstr(text, budget) != NULL, "%s", text);
+    ck_assert_msg(strstr(text, "of 2 samples") != NULL, "%s", text);
+    done(trainer);
+}
+END_TEST
+
+static size_t lines;
+
+static void count_lines(void *user, const char *line) {
+    (void)user;
+    lines += strstr(line, "\"reason\":\"oom\"") != NULL &&
+             strstr(line, "\"chunks\":[64]") != NULL && strstr(line, "\"alone\":true") != NULL;
+}
+
+START_TEST(in_the_trace) {
+    fake_options options = holding(alone(BATCH));
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    own.trace = count_lines;
+    trainer = trainer_of(&options, &own);
+    step(trainer, BATCH, 1);
+    ck_assert_uint_eq(lines, 1);
+    done(trainer);
+}
+END_TEST
+
+static Suite *suite_last_resort(void) {
+    Suite *suite = suite_create("last_resort");
+    TCase *when = suite_case(suite, "when"), *ladder = suite_case(suite, "ladder"),
+          *after = suite_case(suite, "after");
+    int tried = 0;
+
+    while (kinds[tried].is_tried) tried++;
+    tcase_add_loop_test(when, tried_where_nothing_else_fits, 0, LENGTH(kinds));
+    tcase_add_loop_test(when, tried_in_vain, 0, LENGTH(kinds));
+    tcase_add_test(when, other_batches);
+    tcase_add_loop_test(when, not_tried_where_something_fits, 0, LENGTH(kinds));
+    tcase_add_loop_test(when, known_of_one_chunk, 0, 2);
+    tcase_add_test(when, known_without_peaks);
+    tcase_add_loop_test(ladder, before_each_rung, 0, LENGTH(ladders));
+    tcase_add_loop_test(after, same_bits, 0, tried);
+    tcase_add_test(after, the_budget_that_is_named);
+    tcase_add_test(after, in_the_trace);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_last_resort());
+}
