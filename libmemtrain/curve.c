@@ -61,12 +61,13 @@ static size_t scaled(double scale, size_t bytes) {
     return product > 9e18 ? SIZE_MAX : (size_t)product + 1;
 }
 
-/* What the recordings say, which there are. */
+/* What the recordings say, which there are: of a size that is the only one of its range its own. */
 static size_t recorded_peak(const mt__curve *c, int keep, size_t samples) {
-    size_t range = range_of(c, samples);
+    size_t range = range_of(c, samples), own = c->range[range].own[keep];
     const mt_memory_model *model = c->range[modelled(c, range)].model[keep];
     size_t bytes = mt__add(mt_memory_model_peak(model, samples), mt_memory_model_margin(model));
-    return scaled(c->range[range].scale, bytes);
+    if (own && samples == c->range[range].from) return own;
+    return mt__max(own, scaled(c->range[range].scale, bytes));
 }
 
 /* Whether so many samples take kernels that nothing was recorded of; something was of others. */
@@ -111,11 +112,13 @@ static size_t below_quotient(size_t room, double scale) {
     return bytes;
 }
 
-/* The largest size that fits into room as a range says. */
+/* The largest size that fits into room as a range says; one below it where none of its own does. */
 static size_t largest_of_range(const mt__curve *c, size_t range, int keep, size_t room) {
-    double scale = c->range[range].scale;
-    size_t own = scale == 1 ? room : below_quotient(room, scale);
-    return mt_memory_model_largest(c->range[modelled(c, range)].model[keep], own);
+    const mt__range *r = &c->range[range];
+    size_t left = r->scale == 1 ? room : below_quotient(room, r->scale);
+    if (r->own[keep] > room) return r->from - 1;
+    size_t m = mt_memory_model_largest(c->range[modelled(c, range)].model[keep], left);
+    return r->own[keep] ? mt__max(m, r->from) : m;
 }
 
 /* The largest size of a range, or of those below, that fits into room. */
@@ -253,7 +256,7 @@ static void take_first(mt__curve *c) {
     mt_memory_model *model[2] = {NULL, NULL};
     size_t samples = c->recording->samples;
     if (make_models(c->recording, NULL, model) != MT_OK) return;
-    c->range[0] = (mt__range){samples, samples, {model[0], model[1]}, 1};
+    c->range[0] = (mt__range){samples, samples, {model[0], model[1]}, 1, {0, 0}};
     c->ranges = 1;
     keep_recording(c);
     start_over(c);
@@ -276,7 +279,9 @@ static void begin_range(mt__curve *c, const mt_recording *recording) {
         return;
     }
     double scale = peak / (double)mt__max(1, recorded_peak(c, 0, samples));
-    c->range[c->ranges++] = (mt__range){samples, samples, {NULL, NULL}, scale};
+    mt__range *range = &c->range[c->ranges++];
+    *range = (mt__range){samples, samples, {NULL, NULL}, scale, {(size_t)peak, 0}};
+    if (recording->handed_over) range->own[1] = mt__recording_peak(recording, 1);
     if (recording == c->recording) keep_recording(c);
     start_over(c);
 }
@@ -294,7 +299,7 @@ static void split(mt__curve *c, const mt_recording *small, const mt_recording *l
     mt__range *range = &c->range[c->ranges - 1];
     if (make_models(small, NULL, model) != MT_OK) return;
     free_models(range->model);
-    *range = (mt__range){small->samples, small->samples, {model[0], model[1]}, 1};
+    *range = (mt__range){small->samples, small->samples, {model[0], model[1]}, 1, {0, 0}};
     begin_range(c, large);
 }
 
@@ -314,7 +319,7 @@ static void take_second(mt__curve *c) {
         return;
     }
     free_models(range->model);
-    *range = (mt__range){small->samples, large->samples, {model[0], model[1]}, 1};
+    *range = (mt__range){small->samples, large->samples, {model[0], model[1]}, 1, {0, 0}};
     c->has_first = 0;
     start_over(c);
 }
@@ -328,8 +333,11 @@ static void take_other(mt__curve *c, size_t range) {
         begin_range(c, c->recording);
     else if (c->has_first && range + 2 == c->ranges)
         take_second(c);
-    else
-        c->range[range + 1].from = samples;
+    else {
+        mt__range *next = &c->range[range + 1];
+        next->from = samples;
+        next->own[0] = next->own[1] = 0;
+    }
 }
 
 /*

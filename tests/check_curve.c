@@ -422,6 +422,36 @@ START_TEST(kernels_change_twice) {
 }
 END_TEST
 
+/* Both peaks of the only size that was recorded of its kernels are its own, however those of others relate. */
+START_TEST(both_peaks_of_the_only_size) {
+    mt__curve *curve = curve_new();
+    mt_recording *recording;
+
+    (void)run(curve, 2, 0, 1);
+    (void)run(curve, 4, 0, 1);
+    recording = mt__curve_record(curve, CHANGE);
+    event(recording, 0x100, 1000);
+    event(recording, 0x200, 2000);
+    if (_i) event(recording, 0x200, 0);
+    event(recording, 0x200, -1);
+    event(recording, 0x100, -1);
+    event(recording, 0x300, 2500);
+    event(recording, 0x300, -1);
+    mt__curve_learn(curve, 0, CHANGE, 0);
+    ck_assert_uint_eq(curve->ranges, 2);
+    ck_assert_uint_eq(mt__curve_predict(curve, 0, CHANGE), 3000);
+    ck_assert_uint_lt(mt__curve_largest(curve, 0, 2999), CHANGE);
+    ck_assert_uint_eq(mt__curve_largest(curve, 0, 3000), CHANGE);
+    if (_i) {
+        ck_assert_uint_eq(mt__curve_predict(curve, 1, CHANGE), 4500);
+        ck_assert_uint_eq(mt__curve_predict(curve, 1, CHANGE + 1), 4500); /* no less than that */
+        ck_assert_uint_lt(mt__curve_largest(curve, 1, 4499), CHANGE);
+        ck_assert_uint_ge(mt__curve_largest(curve, 1, 4500), CHANGE);
+    }
+    mt__curve_free(curve);
+}
+END_TEST
+
 /* Rooms without an end, where values would saturate: an answer, and at once. */
 START_TEST(endless_room) {
     static const size_t rooms[] = {SIZE_MAX, SIZE_MAX - 99, SIZE_MAX / 2, INT64_MAX / 2};
@@ -698,6 +728,7 @@ int main(void) {
     tcase_add_loop_test(ranges, kernels_change_between_the_first_two, 0, 2);
     tcase_add_loop_test(ranges, an_eighth_is_no_change, 0, 2);
     tcase_add_test(ranges, kernels_change_twice);
+    tcase_add_loop_test(ranges, both_peaks_of_the_only_size, 0, 2);
     tcase_add_test(ranges, endless_room);
     tcase_add_test(ranges, corrections_fade);
     tcase_add_test(ranges, corrections_begin_anew);
