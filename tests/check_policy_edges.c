@@ -342,6 +342,23 @@ START_TEST(failed_and_nothing_is_known) {
 }
 END_TEST
 
+/* The same where gradients need not be held: the whole batch alone is planned at once, before that is an error. */
+START_TEST(failed_and_the_batch_may_be_alone) {
+    mt_backend_info info = {.holds_gradients = 1, .keeps_chunks = 1, .gradient_bytes = 100};
+    device dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, info);
+
+    ck_ok(device_plan(&dev, MT_TRAIN, 8));
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_CLEAR);
+    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 2)), MT_ACTION_REPLAN);
+    ck_ok(device_plan(&dev, MT_TRAIN, 5));
+    ck_assert(dev.plan.alone && dev.plan.keep);
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_OOM);
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0),
+                      5); /* a trainer takes the step back and asks for all of it */
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* No budget is told, and a single sample has failed: it is tried again all the same. */
 START_TEST(one_sample_without_a_budget) {
     device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
@@ -565,6 +582,7 @@ static Suite *suite_policy_edges(void) {
     tcase_add_test(sizes, times_of_nothing);
     tcase_add_test(fit, failed_though_it_should_fit);
     tcase_add_test(fit, failed_and_nothing_is_known);
+    tcase_add_test(fit, failed_and_the_batch_may_be_alone);
     tcase_add_test(fit, one_sample_without_a_budget);
     tcase_add_test(fit, whole_batch_known_not_to_fit);
     tcase_add_test(fit, attainable_chunk_known_not_to_fit);
