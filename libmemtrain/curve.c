@@ -333,11 +333,8 @@ static void take_other(mt__curve *c, size_t range) {
         begin_range(c, c->recording);
     else if (c->has_first && range + 2 == c->ranges)
         take_second(c);
-    else {
-        mt__range *next = &c->range[range + 1];
-        next->from = samples;
-        next->own[0] = next->own[1] = 0;
-    }
+    else
+        c->range[range + 1].from = samples;
 }
 
 /*

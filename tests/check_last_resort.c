@@ -151,17 +151,35 @@ START_TEST(known_of_one_chunk) {
     mt_trainer *trainer = trainer_of_kind(rows[_i], beside(BATCH) + FAKE_GRADIENT_BYTES);
 
     step(trainer, BATCH, 1);
-    step(trainer, BATCH, 2);
+    step(trainer, BATCH / 2, 2);
+    step(trainer, BATCH, 3);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0); /* there is room for them */
     fake.options.budget_bytes = alone(BATCH);
     fake_log_clear(&fake);
-    step(trainer, BATCH, 3);
+    step(trainer, BATCH, 4);
     check_log("hold begin accumulate(0+64) apply");
+    fake.options.budget_bytes = beside(BATCH) + FAKE_GRADIENT_BYTES;
+    step(trainer, BATCH, 5);
+    check_log("begin accumulate(0+64) apply");
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
 END_TEST
 
-/* Without peaks it is known by what went through, in as much room, and by what did not. */
+/* Known not to fit either: it is not tried. */
+START_TEST(known_to_be_in_vain) {
+    mt_trainer *trainer = trainer_of_kind(_i, beside(BATCH) + FAKE_GRADIENT_BYTES);
+
+    step(trainer, BATCH, 1);
+    fake.options.budget_bytes = alone(BATCH) - 1;
+    step_fails(trainer, BATCH, 2, MT_EDEVMEM);
+    ck_assert_uint_eq(fake.genuine, 0);
+    ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
+    done(trainer);
+}
+END_TEST
+
+/* Without peaks it is known by what went through and what did not. */
 START_TEST(known_without_peaks) {
     fake_options options = holding(alone(BATCH));
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -191,12 +209,13 @@ static const struct {
     const char *name;
     size_t missing;
     unsigned allowed, taken;
-    int holding;
+    int needs_whole, holding;
 } ladders[] = {
-    {"no rung is needed", 0, BIT(CHECKPOINTING) | BIT(CPU), 0, 0},
-    {"alone with a rung", 1, BIT(CHECKPOINTING) | BIT(CPU), BIT(CHECKPOINTING), 0},
-    {"another device", 1, BIT(CPU), BIT(CPU), 1},
-    {"a smaller batch", 1, BIT(SMALLER_BATCH), 0, 0}, /* as the last that was tried has left it */
+    {"no rung is needed", 0, BIT(CHECKPOINTING) | BIT(CPU), 0, 0, 0},
+    {"alone with a rung", 1, BIT(CHECKPOINTING) | BIT(CPU), BIT(CHECKPOINTING), 0, 0},
+    {"another device", 1, BIT(CPU), BIT(CPU), 0, 1},
+    {"chunks cannot be smaller", 1, BIT(SMALLER_BATCH), 0, 0, 0}, /* as the last try has left it */
+    {"a smaller batch has them held", 1, BIT(SMALLER_BATCH), 0, 1, 1},
 };
 
 START_TEST(before_each_rung) {
@@ -207,6 +226,7 @@ START_TEST(before_each_rung) {
     options.rungs = ladders[_i].allowed;
     options.cpu_bytes = beside(BATCH);
     options.may_shorten = 1;
+    options.needs_whole_batch = ladders[_i].needs_whole;
     trainer = trainer_with(&options, &policy);
     if (ladders[_i].taken || !ladders[_i].missing)
         step(trainer, BATCH, 1);
@@ -290,6 +310,7 @@ static Suite *suite_last_resort(void) {
     tcase_add_test(when, other_batches);
     tcase_add_loop_test(when, not_tried_where_something_fits, 0, LENGTH(kinds));
     tcase_add_loop_test(when, known_of_one_chunk, 0, 2);
+    tcase_add_loop_test(when, known_to_be_in_vain, 0, 2);
     tcase_add_test(when, known_without_peaks);
     tcase_add_loop_test(ladder, before_each_rung, 0, LENGTH(ladders));
     tcase_add_loop_test(after, same_bits, 0, tried);

@@ -359,6 +359,21 @@ START_TEST(failed_and_the_batch_may_be_alone) {
 }
 END_TEST
 
+/* That no chunk fits is known before one is tried, and of the batch alone nothing is: that is planned. */
+START_TEST(ruled_out_but_for_the_batch_alone) {
+    mt_backend_info info = {.holds_gradients = 1, .keeps_chunks = 1, .gradient_bytes = 100};
+    device dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 2}, info);
+
+    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev.budget = need(2) - 1;
+    ck_ok(device_plan(&dev, MT_TRAIN, 32));
+    ck_assert(dev.plan.alone);
+    ck_assert_int_eq(dev.plan.reason, MT_PLAN_BUDGET);
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 32);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* No budget is told, and a single sample has failed: it is tried again all the same. */
 START_TEST(one_sample_without_a_budget) {
     device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
@@ -583,6 +598,7 @@ static Suite *suite_policy_edges(void) {
     tcase_add_test(fit, failed_though_it_should_fit);
     tcase_add_test(fit, failed_and_nothing_is_known);
     tcase_add_test(fit, failed_and_the_batch_may_be_alone);
+    tcase_add_test(fit, ruled_out_but_for_the_batch_alone);
     tcase_add_test(fit, one_sample_without_a_budget);
     tcase_add_test(fit, whole_batch_known_not_to_fit);
     tcase_add_test(fit, attainable_chunk_known_not_to_fit);
