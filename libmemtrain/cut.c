@@ -223,9 +223,7 @@ static int may_be_alone(const mt_policy *p, mt_mode mode, size_t samples) {
 static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
                       const mt_memory *memory) {
     size_t n = plan->samples, room = room_alone(p, memory);
-    const mt__evidence *e = &c->evidence[1];
-    int has_run = e->bound_samples >= n || (e->largest_ran >= n && e->proven_room <= room);
-    int is_known = has_run || mt__curve_is_recorded(c, 1);
+    int is_known = mt__curve_is_recorded(c, 1) || c->evidence[1].largest_ran >= n;
     /* What is left of a step that has begun has the gradients before it to add to. */
     if (p->begun || !is_known || !may_be_alone(p, c->kind.mode, n)) return 0;
     if (n > largest_allowed(p, n)) return 0; /* below what has failed in this step */
@@ -235,7 +233,7 @@ static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
 int mt__policy_try_alone(mt_policy *p, mt_mode mode, const mt_memory *memory) {
     size_t n = p->samples, room = room_alone(p, memory);
     const mt__curve *c = mt__policy_find_curve(p, mode, p->rungs); /* there since it was planned */
-    if (p->tries_alone || p->alone || !may_be_alone(p, mode, mt__ladder_samples(p, n))) return 0;
+    if (p->alone || !may_be_alone(p, mode, mt__ladder_samples(p, n))) return 0;
     if (mt__curve_has_failed(c, 1, n, room)) return 0;
     if (mt__curve_is_recorded(c, 1) && mt__curve_predict(c, 1, n) > room) return 0;
     return p->tries_alone = 1;
@@ -418,6 +416,12 @@ static mt_status plan_fixed(mt_policy *p, mt__curve *c, const mt_memory *memory,
     return mt__plan_append(plan, plan->samples, mt__policy_most_chunks(p, plan->samples));
 }
 
+/* Whether the backend has recordings, with the rungs that are taken. */
+static int can_record(const mt_policy *p) {
+    unsigned needed = p->info.record_rungs;
+    return !p->cannot_record && (!needed || (p->rungs & needed));
+}
+
 /*
  * Whether recording chunks are to run: at the start alone. Where nothing came of it (no recordings, no peaks, no
  * room) sizes are tried.
@@ -425,7 +429,7 @@ static mt_status plan_fixed(mt_policy *p, mt__curve *c, const mt_memory *memory,
 static int is_to_record(const mt_policy *p, mt_mode mode, const mt__curve *c,
                         const mt_memory *memory, size_t samples) {
     if (!memory->budget_bytes || mt__curve_has_failures(c) || p->step_cap) return 0;
-    if (discards(p, mode) && p->cannot_record) return 0;
+    if (discards(p, mode) && !can_record(p)) return 0;
     if (!c->has_run) return 1;
     return c->records_one && !c->has_begun && !begins_as_second(p, c, memory, samples);
 }

@@ -74,6 +74,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     if (can_amp(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_AMP);
     if (!torch.home.is_host()) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
     info.kernels_change = kernels_change(torch);
+    if (torch.home.memory() == Memory::mps) info.record_rungs = MT_RUNG_BIT(MT_RUNG_CPU);
     hand_over(info, out);
     return MT_OK;
 }
@@ -132,7 +133,7 @@ mt_status evaluate(void *self, const mt_batch *batch, size_t first, size_t count
     return mt_evaluate(torch_of(self), batch, first, count, out);
 }
 
-/* On the CPU our allocator tells the sink; elsewhere a chunk listens while it runs. */
+/* On the CPU our allocator tells the sink; elsewhere a chunk listens while it runs, but MPS reports nothing. */
 mt_status record(void *self, const mt_event_sink *sink) {
     MT_RETURN_IF_FAILED(check_self(self, "record"));
     if (sink)
@@ -265,7 +266,7 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
     backend.rollback = rollback;
     backend.apply = apply;
     backend.evaluate = evaluate;
-    backend.record = is_mps ? nullptr : record; /* MPS reports nothing */
+    backend.record = record;
     backend.units = units;
     if (torch->model->embedding_count) {
         backend.prepare = prepare;

@@ -279,7 +279,11 @@ START_TEST(figures_of_mps) {
     ck_assert_uint_eq(memory_of("sim:mps").reserved_bytes, memory.reserved_bytes + 30 * MiB);
     ck_status(mt_device_reset_peak("sim:mps"), MT_ENOTSUP);
     ck_ok(mt_torch_backend(trainer.torch, &backend));
-    ck_assert(!backend.record && !backend.reset_peak);
+    ck_assert(!backend.reset_peak);
+    mt_backend_info info = {};
+    info.size = sizeof info;
+    ck_ok(backend.describe(backend.self, &info));
+    ck_assert_uint_eq(info.record_rungs, MT_RUNG_BIT(MT_RUNG_CPU));
     ck_ok(mt_device_set_budget("sim:mps", 100 * MiB));
     ck_assert_uint_eq(stats_of("sim:mps").limit_bytes, 100 * MiB);
 }

@@ -449,6 +449,35 @@ START_TEST(chunks_fit_the_device) {
 }
 END_TEST
 
+/*
+ * A device that tells nothing is not asked for recordings, and no samples are thrown away for them; the other one is
+ * as soon as it is there, so what chunks need there is foretold to the byte.
+ */
+START_TEST(recordings_of_one_device) {
+    fake_options options = with_rungs(BIT(CPU), budget_with(0, 20));
+    mt_policy_options policy = allowing(BIT(CPU));
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    options.record_rungs = BIT(CPU);
+    options.normalises_over_batch = _i;
+    options.cpu_bytes = budget_with(BIT(CPU), 20);
+    trainer = trainer_with(&options, &policy);
+    for (uint64_t id = 1; id < 9; id++) ck_assert_uint_eq(step(trainer, 16, id).discarded, 0);
+    ck_assert_uint_eq(count_kind(FAKE_RECORD), 0);
+    fake.options.budget_bytes = options.resident_bytes + 100;
+    report = step(trainer, 40, 9);
+    ck_assert_uint_eq(report.rungs, BIT(CPU));
+    ck_assert_uint_gt(count_kind(FAKE_RECORD), 0);
+    for (uint64_t id = 10; id < 14; id++) {
+        report = step(trainer, 40, id);
+        ck_assert_uint_eq(report.rungs, BIT(CPU));
+        ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
+    }
+    done(trainer);
+}
+END_TEST
+
 static Suite *suite_trainer_ladder(void) {
     Suite *suite = suite_create("trainer_ladder");
     TCase *up = suite_case(suite, "up"), *refused = suite_case(suite, "refused"),
@@ -474,6 +503,7 @@ static Suite *suite_trainer_ladder(void) {
     tcase_add_loop_test(smaller, far_too_large, 0, 5);
     tcase_add_loop_test(device, to_the_cpu_and_back, 0, 2);
     tcase_add_test(device, chunks_fit_the_device);
+    tcase_add_loop_test(device, recordings_of_one_device, 0, 2);
     return suite;
 }
 

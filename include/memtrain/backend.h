@@ -131,6 +131,11 @@ typedef struct mt_backend_info {
      * fits and leaves no crumb of the batch.
      */
     size_t kernels_change;
+    /*
+     * MT_RUNG_BITs of which one must be on for record to tell anything: a device may be silent where the CPU is not
+     * (MPS). 0: it always does.
+     */
+    unsigned record_rungs;
 } mt_backend_info;
 
 /* What one chunk gave. The trainer zeroes the struct and sets size before the call. */
@@ -254,8 +259,8 @@ typedef struct mt_backend {
      * Optional. From now on, tells sink of every allocation and release that this thread makes on
      * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks,
      * right before accumulate or evaluate and right after it, also where that failed: two at the start,
-     * and sizes beyond those recorded; never where mt_policy_options.micro_batch fixes the size. Without
-     * it, chunks grow step by step from measured peaks.
+     * and sizes beyond those recorded; never where mt_policy_options.micro_batch fixes the size, nor while none
+     * of mt_backend_info.record_rungs is on. Without it, chunks grow step by step from measured peaks.
      */
     mt_status (*record)(void *self, const mt_event_sink *sink);
 

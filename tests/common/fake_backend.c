@@ -560,6 +560,7 @@ static mt_status fake_describe(void *self, mt_backend_info *out) {
     out->parameter_bytes = 4000;
     out->gradient_bytes = FAKE_GRADIENT_BYTES;
     out->rungs = fake->options.rungs;
+    out->record_rungs = fake->options.record_rungs;
     out->optimizer_bytes = 2000;
     out->buffer_bytes = 1000;
     out->metric_count = FAKE_METRICS;
@@ -814,6 +815,9 @@ static mt_status fake_record(void *self, const mt_event_sink *sink) {
     fake_backend *fake = self;
     mt_status status = MT_OK;
 
+    if (sink != NULL && fake->options.record_rungs != 0 &&
+        (fake->options.record_rungs & fake->rungs) == 0)
+        complain(fake, "record where nothing is told");
     if (sink != NULL) /* stopping does not fail */
         status = fallible(fake, FAKE_RECORD);
     if (status == MT_OK) fake->sink = sink != NULL ? *sink : none;

@@ -120,6 +120,7 @@ typedef struct fake_options {
     int keep;                          /* 1: mark and rewind are there */
     int tells_gradients;               /* 1: and the sink hears of gradients handed over */
     int holds;                         /* 1: hold_gradients is there; they are allocated too */
+    unsigned record_rungs;             /* of which one must be on for record; 0: none */
     unsigned rungs;   /* MT_RUNG_BITs there are; each one on leaves 60 % of a chunk's bytes */
     size_t cpu_bytes; /* budget while MT_RUNG_CPU is on */
     unsigned refused_on, refused_off; /* rungs that cannot be turned on, or off ... */
