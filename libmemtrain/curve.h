@@ -69,6 +69,9 @@ void mt__curve_free(mt__curve *curve); /* NULL is a no-op */
 /* Whether recordings tell the peaks of chunks that run this way. */
 int mt__curve_is_recorded(const mt__curve *curve, int keep);
 
+/* Whether a prediction for so many samples is in proportion to the only, smaller size that was recorded. */
+int mt__curve_is_bound(const mt__curve *curve, size_t samples);
+
 /* Whether bytes are predicted, and how many above the start, corrections included; 0: not known. */
 size_t mt__curve_predict(const mt__curve *curve, int keep, size_t samples);
 

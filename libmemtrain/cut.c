@@ -233,9 +233,11 @@ static int fits_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan,
 int mt__policy_try_alone(mt_policy *p, mt_mode mode, const mt_memory *memory) {
     size_t n = p->samples, room = room_alone(p, memory);
     const mt__curve *c = mt__policy_find_curve(p, mode, p->rungs); /* there since it was planned */
-    if (p->alone || !may_be_alone(p, mode, mt__ladder_samples(p, n))) return 0;
+    if (p->tries_alone || !may_be_alone(p, mode, mt__ladder_samples(p, n))) return 0;
     if (mt__curve_has_failed(c, 1, n, room)) return 0;
-    if (mt__curve_is_recorded(c, 1) && mt__curve_predict(c, 1, n) > room) return 0;
+    if (mt__curve_is_recorded(c, 1) && !mt__curve_is_bound(c, n) &&
+        mt__curve_predict(c, 1, n) > room)
+        return 0;
     return p->tries_alone = 1;
 }
 
@@ -243,6 +245,15 @@ int mt__policy_try_alone(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 static int can_record_before(const mt__curve *c, size_t samples, const mt_memory *memory) {
     size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
     return mt__curve_before(c, samples) <= mt__curve_largest(c, 0, room);
+}
+
+/* Whether the smallest chunk is known to fit beside gradients that are held. */
+static int fits_in_place(const mt_policy *p, const mt__curve *c, size_t samples,
+                         const mt_memory *memory) {
+    size_t small = mt__policy_attainable(p, samples);
+    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    int is_known = mt__curve_predict(c, 0, small) > 0 || room >= c->evidence[0].proven_room;
+    return is_known && mt__curve_largest(c, 0, room) >= small;
 }
 
 /* ---- the number of chunks --------------------------------------------------------------------- */
@@ -267,6 +278,15 @@ static size_t fastest(const mt_policy *p, mt__curve *c, const mt_plan *plan, siz
                              usual ? mt__ceil_div(samples, usual) : 0);
 }
 
+/* Whether one chunk is faster than as many as fit; sizes between the two, which do not, are no alternative. */
+static int is_faster_alone(const mt_policy *p, mt__curve *c, const mt_plan *plan, size_t rest,
+                           size_t fewest, size_t most) {
+    size_t chunks = fastest(p, c, plan, rest, 1, most);
+    if (chunks == 1 || chunks >= fewest) return chunks == 1;
+    chunks = fastest(p, c, plan, rest, fewest, most);
+    return mt__batch_seconds(&c->timings, rest, 1) <= mt__batch_seconds(&c->timings, rest, chunks);
+}
+
 /*
  * The number of chunks for what is left; fewest above that: only the whole batch alone fits. Sizes grow step
  * by step; the whole batch alone may be the step after the largest that fits else.
@@ -275,7 +295,8 @@ static size_t choose(const mt_policy *p, mt__curve *c, int alone, size_t rest, s
                      size_t most, mt_plan *plan) {
     size_t worth = mt__largest_worth(&c->timings), largest = mt__max(worth, largest_chunk(plan));
     int is_all = *fewest > rest, has_grown = is_all || worth >= mt__ceil_div(rest, *fewest);
-    plan->alone = alone && has_grown && (is_all || fastest(p, c, plan, rest, 1, most) == 1);
+    plan->alone =
+        alone && has_grown && (is_all || is_faster_alone(p, c, plan, rest, *fewest, most));
     if (plan->alone) return *fewest = 1;
     size_t least = mt__min(most, mt__max(*fewest, mt__ceil_div(rest, largest)));
     return fastest(p, c, plan, rest, least, most);
@@ -337,14 +358,12 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     size_t rest = plan->samples - mt_plan_covered(plan), fewest = 1, most = 1;
     int is_first = !plan->groups, alone = fits_alone(p, c, plan, memory);
     mt_status status = limits(p, c, rest, memory, &fewest, &most);
+    int is_only = alone && (status != MT_OK || !fits_in_place(p, c, rest, memory));
     if (status != MT_OK && !alone) return status;
-    if (status != MT_OK)
-        fewest = rest + 1;
-    else
-        alone = alone && can_record_before(c, rest, memory);
+    if (is_only) fewest = rest + 1;
     if (c->has_begun && !p->begun) mt__timings_next_batch(&c->timings);
     int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
-    int begins = may_begin && status == MT_OK && begin_small(p, c, memory, fewest, plan);
+    int begins = may_begin && !is_only && begin_small(p, c, memory, fewest, plan);
     /* Where there is room for them, gradients that are held stay so, and those that are not too. */
     alone = alone && !begins && (fewest > 1 || p->alone);
     size_t asked = fewest; /* by memory, where the batch is not alone */
@@ -352,8 +371,9 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     if (is_first) plan->reason = explain(p, c, plan->samples, asked, chunks);
     c->has_begun = 1;
     if (begins) return MT_OK;
-    /* Where the whole batch alone is all that fits there is no smaller one before it. */
-    size_t next = asked > rest ? 0 : single_chunk(p, c, memory, plan, rest, fewest, chunks);
+    /* Before the whole batch alone there is no smaller one where none is known to fit. */
+    int is_single = is_only || (plan->alone && !can_record_before(c, rest, memory));
+    size_t next = is_single ? 0 : single_chunk(p, c, memory, plan, rest, fewest, chunks);
     if (next) plan->alone = 0;
     return next ? mt__plan_append(plan, next, 1) : mt__plan_append(plan, rest, chunks);
 }

@@ -160,11 +160,10 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     if (w->mode == MT_TRAIN && !w->forced) mt__trace_plan(t, &w->plan);
     mt_status status = mt__read_memory(t, &w->oom.memory);
     if (status == MT_OK && mt__may_go_alone(t, w)) return go_alone(t, w);
+    if (w->mode == MT_TRAIN && !w->forced && !t->holding) add_gradients(t, &w->oom.memory);
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
     if (status != MT_OK) return status;
     mt__trace_oom(t, &w->oom, action);
-    /* Where it is said what would have been enough, gradients are taken to be held. */
-    if (w->mode == MT_TRAIN && !w->forced && !t->holding) add_gradients(t, &w->oom.memory);
     if (action == MT_ACTION_GIVE_UP) return mt_set_error(MT_EDEVMEM, "%s", reason);
     w->retries++;
     if (action == MT_ACTION_CLEAR) status = mt__clear(t, MT_CLEAR_OOM);

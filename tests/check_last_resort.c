@@ -179,6 +179,57 @@ START_TEST(known_to_be_in_vain) {
 }
 END_TEST
 
+/* Small chunks are faster by far, but do not fit any more: they are not what is planned for that. */
+static double small_is_fast(size_t samples) {
+    return 0.001 * (double)samples * (samples > 16 ? 3 : 1);
+}
+
+START_TEST(faster_chunks_that_do_not_fit) {
+    fake_options options = holding(beside(20));
+    mt_trainer *trainer;
+
+    options.min_micro_batch = (size_t)_i;
+    options.seconds = small_is_fast;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id < 9; id++) step(trainer, BATCH, id);
+    ck_assert_int_eq(fake.holding, 1);
+    fake.options.budget_bytes = alone(BATCH) + 100;
+    for (uint64_t id = 9; id < 99; id++) step(trainer, BATCH, id);
+    ck_assert_uint_le(fake.genuine, 2);
+    ck_assert_int_eq(fake.holding, 0);
+    done(trainer);
+}
+END_TEST
+
+/* One recording tells of the batch no more than a bound, which does not keep it from being tried. */
+START_TEST(one_recording_is_no_knowledge) {
+    fake_options options = holding(beside(LEAST) + 10);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.deterministic = 1;
+    options.normalises_over_batch = 1;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 1);
+    fake.options.budget_bytes = alone(BATCH);
+    step(trainer, BATCH, 2);
+    ck_assert_int_eq(fake.holding, 0);
+    done(trainer);
+}
+END_TEST
+
+/* That it was in vain in one step does not keep it from being tried in another, where there is more room. */
+START_TEST(in_vain_and_then_not) {
+    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH) - 1);
+
+    step_fails(trainer, BATCH, 1, MT_EDEVMEM);
+    fake.options.budget_bytes = alone(BATCH);
+    step(trainer, BATCH, 2);
+    ck_assert_int_eq(fake.holding, 0);
+    done(trainer);
+}
+END_TEST
+
 /* Without peaks it is known by what went through and what did not. */
 START_TEST(known_without_peaks) {
     fake_options options = holding(alone(BATCH));
@@ -312,6 +363,9 @@ static Suite *suite_last_resort(void) {
     tcase_add_loop_test(when, known_of_one_chunk, 0, 2);
     tcase_add_loop_test(when, known_to_be_in_vain, 0, 2);
     tcase_add_test(when, known_without_peaks);
+    tcase_add_loop_test(when, faster_chunks_that_do_not_fit, 0, 3);
+    tcase_add_test(when, one_recording_is_no_knowledge);
+    tcase_add_loop_test(when, in_vain_and_then_not, 0, tried);
     tcase_add_loop_test(ladder, before_each_rung, 0, LENGTH(ladders));
     tcase_add_loop_test(after, same_bits, 0, tried);
     tcase_add_test(after, the_budget_that_is_named);

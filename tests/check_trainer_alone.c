@@ -285,7 +285,7 @@ START_TEST(other_kernels_come_first) {
 }
 END_TEST
 
-/* Where they have no room beside gradients that are held, chunks of them are not tried, nor the batch alone. */
+/* Where they have no room beside gradients that are held, no chunk of them comes before the batch alone. */
 START_TEST(other_kernels_have_no_room) {
     fake_options options = holding(0);
     mt_policy_options policy = by_memory();
@@ -302,7 +302,7 @@ START_TEST(other_kernels_have_no_room) {
         step(trainer, BATCH, id);
         ck_assert_uint_eq(fake.genuine, 0);
     }
-    check_log("begin accumulate(0+32) accumulate(32+32) apply");
+    check_log("begin accumulate(0+64) apply");
     done(trainer);
 }
 END_TEST
