@@ -307,9 +307,10 @@ static mt_status take_back(mt_trainer *t, mt__work *w, mt_status because) {
     return because;
 }
 
-/* Whether the chunks are given and are one that can do without gradients beside its own. */
+/* Whether the chunks are given and are one, of the whole batch, that can do without gradients beside its own. */
 static int is_given_whole(const mt_trainer *t, const mt__work *w) {
-    return w->forced && t->forced.count == 1 && t->info.holds_gradients && t->info.keeps_chunks &&
+    return w->forced && t->forced.count == 1 && t->forced.samples[0] == w->batch->count &&
+           t->info.holds_gradients && t->info.keeps_chunks &&
            t->policy_options.keep_chunks != MT_KEEP_NEVER;
 }
 

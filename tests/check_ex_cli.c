@@ -156,8 +156,11 @@ END_TEST
 
 START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
     const char *budget = tight_budget();
-    EXPECT(0, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2"); /* with the rung */
-    EXPECT(3, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2", "--checkpointing",
+    EXPECT(0, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2", "--trace",
+           cli_trace); /* alone */
+    ck_assert_int_le(cli_number(cli_trace, "step", 2, "peak_bytes"),
+                     cli_number(cli_trace, "step", 2, "budget_bytes"));
+    EXPECT(3, SMALL, "--budget", "178MiB", "--micro-batch", "32", "--steps", "2", "--checkpointing",
            "off");
     ck_contains(cli_err, "A batch of 32 samples does not fit on cpu");
     ck_contains(cli_err, "--micro-batch auto");
@@ -293,16 +296,17 @@ END_TEST
 
 /* Steps that were made smaller, and the last 7 pictures of each epoch, which are left out. */
 START_TEST(smaller_batches_end_as_their_replay) {
-    EXPECT(0, SMALL, "--image-size", "64", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+    EXPECT(0, SMALL, "--image-size", "96", "--batch", "31", "--min-micro-batch", "16", "--epochs",
            "2", "--steps", "9", "--lr-scaling", "linear", "--checkpointing", "off", "--budget",
-           "225MiB", "--fallback", "smaller-batch", "--trace", cli_trace);
+           "262MiB", "--fallback", "smaller-batch", "--trace", cli_trace);
     long long samples = cli_number(cli_trace, "step", 9, "samples");
     ck_assert_msg(samples > 0 && samples < 31, "%lld samples", samples);
-    EXPECT(0, SMALL, "--image-size", "64", "--batch", "31", "--min-micro-batch", "16", "--epochs",
-           "2", "--lr-scaling", "linear", "--replay", cli_trace, "--trace", cli_replayed);
+    EXPECT(0, SMALL, "--image-size", "96", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+           "2", "--lr-scaling", "linear", "--budget", "400MiB", "--replay", cli_trace, "--trace",
+           cli_replayed);
     ck_assert_int_eq(cli_number(cli_replayed, "step", 9, "samples"), samples);
     cli_same_state();
-    EXPECT(2, SMALL, "--image-size", "64", "--batch", "31", "--epochs", "2", "--lr-scaling",
+    EXPECT(2, SMALL, "--image-size", "96", "--batch", "31", "--epochs", "2", "--lr-scaling",
            "linear", "--replay", cli_trace);
     ck_contains(cli_err, "step 8 has ");
     ck_assert_str_eq(cli_out, "");
@@ -438,7 +442,8 @@ START_TEST(a_table_of_profiles) {
     ck_contains(cli_err, "--epochs: '0' is not accepted; accepted: at least 1, for --table");
     EXPECT(2, SMALL, "--table", "--trace", cli_trace);
     ck_contains(cli_err, "--table: not together with --save, --resume, --trace,");
-    EXPECT(0, SMALL, "--table", "--epochs", "1", "--dev-samples", "48", "--budget", tight_budget());
+    EXPECT(0, SMALL, "--image-size", "96", "--table", "--epochs", "1", "--dev-samples", "48",
+           "--budget", "260MiB");
     for (size_t i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
     const char *last = strstr(strstr(cli_out, "does not fit"), "original ");
     ck_assert_ptr_nonnull(last);

@@ -112,13 +112,13 @@ START_TEST(flags_that_help_are_named) {
                 "  --inject-oom         left out: every request of step 2 from number 5 on");
     ck_assert_ptr_null(strstr(cli_err, "--budget SIZE"));
     ck_assert_ptr_null(strstr(cli_err, "--optimizer"));
-    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1");
+    EXPECT(3, SMALL, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1");
     ck_contains(cli_err, "  --budget SIZE        ");
     ck_contains(cli_err, "  --offload-dir DIR    activations wait in a file there");
-    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1",
+    EXPECT(3, SMALL, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1",
            "--offload-dir", folder);
     ck_assert_ptr_null(strstr(cli_err, "--offload"));
-    EXPECT(3, SMALL, "--budget", "180MiB", "--checkpointing", "off", "--steps", "1", "--offload",
+    EXPECT(3, SMALL, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1", "--offload",
            "never");
     ck_contains(cli_err, "  --offload auto       with --offload-dir DIR: activations wait");
 }
@@ -169,7 +169,8 @@ static const struct {
      0,
      {"    32 ", "A batch of 32 is one chunk: each has at least 30", ""},
      {"2 chunks", "    30 "}},
-    {{"--min-micro-batch", "30", "--budget", "200MiB", "--checkpointing", "off"},
+    {{"--image-size", "96", "--min-micro-batch", "30", "--budget", "260MiB", "--checkpointing",
+      "off"},
      3,
      {"32 samples at once do not fit: ", "the smallest chunk, of 32 samples",
       "--min-micro-batch 16 instead of 30: "},
@@ -242,12 +243,13 @@ START_TEST(explaining_says_what_is_known) {
 }
 END_TEST
 
-/* Budgets in which a step of 32 is one chunk, one alone, several, and needs a rung. */
+/* Budgets in which a step of 32 is one chunk, one alone, several, alone as a last resort, and needs a rung. */
 static const char *const foretold[][6] = {
     {"400MiB", "64", ", kept takes "},
     {"240MiB", "64", ", alone takes "},
     {"218MiB", "64", "chunks of "},
-    {"200MiB", "32", "A step of 1 chunk of 32 ", "--min-micro-batch", "30"},
+    {"200MiB", "32", ", alone takes ", "--min-micro-batch", "30"},
+    {"181MiB", "32", ", alone takes ", "--min-micro-batch", "30"},
     {"194MiB", "128", "A step of ", "--batch", "8"}, /* where the second size does not fit */
 };
 

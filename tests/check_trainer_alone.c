@@ -401,6 +401,22 @@ START_TEST(a_whole_batch_is_given) {
 }
 END_TEST
 
+/* A step that was made smaller is none, also where it is one chunk: gradients are held for it. */
+START_TEST(a_part_of_a_batch_is_given) {
+    static const size_t part[] = {BATCH / 2};
+    mt_trainer *trainer = alone();
+    mt_batch batch = batch_of(BATCH, 3);
+
+    fake.options.may_shorten = 1;
+    fake.options.budget_bytes = room_for(BATCH / 2) + (_i ? 0 : FAKE_GRADIENT_BYTES);
+    ck_ok(mt_trainer_set_chunks(trainer, part, 1));
+    ck_ok(mt_trainer_set_rungs(trainer, MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH), 1.0));
+    ck_status(mt_trainer_step(trainer, &batch, NULL), _i ? MT_EDEVMEM : MT_OK);
+    ck_assert_int_eq(fake.holding, 1);
+    done(trainer);
+}
+END_TEST
+
 /* With less room still it gives up, bounded; without the permission, or a chunk of its own, at once. */
 static const struct {
     size_t missing; /* bytes */
@@ -652,6 +668,7 @@ static Suite *suite_trainer_alone(void) {
     tcase_add_test(back, evaluation_in_between);
     tcase_add_test(back, chunks_are_given);
     tcase_add_test(back, a_whole_batch_is_given);
+    tcase_add_loop_test(back, a_part_of_a_batch_is_given, 0, 2);
     tcase_add_loop_test(back, a_whole_batch_that_does_not_fit, 0, LENGTH(too_large));
     tcase_add_test(back, another_trainer);
     tcase_add_test(fails, less_room);

@@ -350,7 +350,7 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     if (status == MT_OK) status = backend->memory(backend->self, &memory);
     if (status != MT_OK) return status;
     print_state(&info, &memory, device);
-    if (backend->record)
+    if (ex_forecast_can_record(backend, &info))
         status = explain_step(backend, &info, batch, memory.budget_bytes > 0, flags, device);
     else
         explain_unknown(backend, &info, memory.budget_bytes > 0, flags, device);

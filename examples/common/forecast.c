@@ -22,11 +22,16 @@ struct ex_recorded {
     ex_recorded *next;
     unsigned rungs;
     size_t samples, allocated_before;
+    int alone; /* its gradients are the only ones */
     mt_chunk_result result;
     event *events;
     size_t count, capacity;
     int incomplete; /* host memory ran out */
 };
+
+int ex_forecast_can_record(const mt_backend *backend, const mt_backend_info *info) {
+    return backend->record && !info->record_rungs;
+}
 
 /* ---- chunks ------------------------------------------------------------------------------------ */
 
@@ -76,9 +81,11 @@ static mt_status accumulate(const ex_forecast *f, ex_recorded *r) {
     const mt_backend *b = f->backend;
     const mt_event_sink sink = {r, on_event};
     mt_memory memory;
-    mt_status status = read_memory(f, &memory);
+    mt_status status = r->alone ? b->mark(b->self) : MT_OK;
+    if (status == MT_OK) status = read_memory(f, &memory);
+    if (status != MT_OK) return status;
     r->allocated_before = memory.allocated_bytes;
-    if (status == MT_OK && b->prepare) /* a loss over pairs */
+    if (b->prepare) /* a loss over pairs */
         status = b->prepare(b->self, &r->samples, 1, &r->result);
     if (status == MT_OK) status = b->record(b->self, &sink);
     if (status != MT_OK) return status;
@@ -89,7 +96,7 @@ static mt_status accumulate(const ex_forecast *f, ex_recorded *r) {
 }
 
 /* Runs the first samples of the batch as a chunk, and takes it back. */
-static mt_status run(const ex_forecast *f, ex_recorded *r) {
+static mt_status run_step(const ex_forecast *f, ex_recorded *r) {
     const mt_backend *b = f->backend;
     r->result.size = sizeof r->result;
     mt_status status = b->begin(b->self, f->batch);
@@ -97,6 +104,17 @@ static mt_status run(const ex_forecast *f, ex_recorded *r) {
     status = accumulate(f, r);
     mt_status back = b->rollback(b->self);
     return back != MT_OK ? back : status;
+}
+
+/* Where the gradients are the only ones, the memory of others is given back meanwhile. */
+static mt_status run(const ex_forecast *f, ex_recorded *r) {
+    const mt_backend *b = f->backend;
+    mt_status status = r->alone ? b->hold_gradients(b->self, 0) : MT_OK;
+    if (status != MT_OK) return status;
+    status = run_step(f, r);
+    if (!r->alone) return status;
+    mt_status held = b->hold_gradients(b->self, 1);
+    return held != MT_OK ? held : status;
 }
 
 /* The words of the first alone: what comes after it is another plan for the same reason. */
@@ -128,6 +146,14 @@ static mt_status record(ex_forecast *f, size_t samples, ex_recorded *failed) {
     r->next = *place;
     *place = r;
     return MT_OK;
+}
+
+/* The same of a whole batch alone, which tells of no other size, so that it is not kept. */
+static mt_status run_alone(ex_forecast *f, size_t samples, ex_recorded *out) {
+    *out = (ex_recorded){.samples = samples, .alone = 1};
+    mt_status status = run(f, out);
+    f->ran_alone = status == MT_OK ? samples : 0;
+    return status;
 }
 
 /* Tells a policy of a chunk as the run would. */
@@ -213,10 +239,21 @@ static int is_known(const ex_forecast *f, const mt_policy *policy, const mt_plan
     return is_promised || find(f, chunk);
 }
 
+/* One chunk whose gradients are the only ones. */
+static mt_status learn_alone(ex_forecast *f, mt_policy *policy, const mt_plan *plan,
+                             ex_recorded *failed) {
+    mt_status status = run_alone(f, mt_plan_chunk(plan, 0), failed);
+    if (status == MT_OK) status = tell(policy, failed);
+    free(failed->events);
+    failed->events = NULL;
+    return status;
+}
+
 /* The first chunks of a plan, each once. */
 static mt_status learn(ex_forecast *f, mt_policy *policy, const mt_plan *plan,
                        ex_recorded *failed) {
     mt_status status = MT_OK;
+    if (plan->alone) return learn_alone(f, policy, plan, failed);
     for (size_t g = 0; g < plan->groups && status == MT_OK; g++) {
         failed->samples = plan->group[g].samples;
         status = record(f, failed->samples, failed);
@@ -302,6 +339,17 @@ static mt_status give_back(ex_forecast *f) {
     return status;
 }
 
+/* Where the policy promises no peak, the most that it can be. */
+static mt_status add_bound(const ex_forecast *f, const mt_policy *policy, mt_plan *plan) {
+    mt_memory memory;
+    size_t bytes = mt_policy_predict_bytes(policy, MT_TRAIN, mt_plan_chunk(plan, 0));
+    if (plan->predicted_peak_bytes || !bytes || !ex_forecast_is_bound(f, plan)) return MT_OK;
+    mt_status status = read_memory(f, &memory);
+    plan->predicted_peak_bytes =
+        memory.allocated_bytes + bytes + (plan->keep ? f->info.gradient_bytes : 0);
+    return status;
+}
+
 mt_status ex_forecast_step(const mt_backend *backend, const mt_batch *batch,
                            const mt_policy_options *options, ex_forecast *out, mt_plan *plan) {
     mt_policy *policy = NULL;
@@ -313,6 +361,7 @@ mt_status ex_forecast_step(const mt_backend *backend, const mt_batch *batch,
     mt_status status = describe(out);
     if (status == MT_OK) status = mt_policy_new(&out->options, &out->info, &policy);
     if (status == MT_OK) status = plan_step(out, policy, plan);
+    if (status == MT_OK) status = add_bound(out, policy, plan);
     mt_policy_free(policy);
     if (status != MT_EDEVMEM) return status;
     char reason[512];
@@ -386,6 +435,7 @@ static int is_bound(const ex_forecast *f, size_t samples) {
 int ex_forecast_is_bound(const ex_forecast *f, const mt_plan *plan) {
     /* Chunks that are fixed are not recorded: of a second set of gradients nothing but its size is known. */
     if (f->options.micro_batch && plan->keep && !plan->alone) return 1;
+    if (plan->alone && f->ran_alone == plan->samples) return 0;
     return is_bound(f, mt_plan_chunk(plan, 0));
 }
 

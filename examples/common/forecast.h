@@ -32,9 +32,13 @@ typedef struct ex_forecast {
     size_t failed;         /* samples of the first chunk that did not go through; 0: none */
     char error[512];       /* and what was said of it */
     size_t refused; /* with the rungs that are on, the smallest that did not go through; 0: none */
+    size_t ran_alone; /* samples of the whole batch that went through as a chunk alone; 0: none */
     ex_tried tried[EX_TRIED];
     size_t tried_count;
 } ex_forecast;
+
+/* Whether a backend has recordings, with no rung on. */
+int ex_forecast_can_record(const mt_backend *backend, const mt_backend_info *info);
 
 /*
  * Takes the batch once for each of the first chunks, and back. sizes are chosen by memory alone, as with

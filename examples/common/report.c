@@ -98,10 +98,13 @@ static int find_least(const ex_failure *failure, size_t *out) {
     const mt_policy_options options = ex_flags_policy(failure->flags);
     const mt_backend *backend = failure->backend;
     char reason[512];
+    mt_backend_info info = {.size = sizeof info};
     mt_batch batch;
-    if (!backend || !backend->record || !failure->batches) return 0;
+    if (!backend || !failure->batches) return 0;
     snprintf(reason, sizeof reason, "%s", mt_last_error());
-    mt_status status = ex_batches_fill(failure->batches, EX_TRAINING, 1, 0, &batch);
+    mt_status status = backend->describe(backend->self, &info);
+    if (status == MT_OK && !ex_forecast_can_record(backend, &info)) status = MT_ENOTSUP;
+    if (status == MT_OK) status = ex_batches_fill(failure->batches, EX_TRAINING, 1, 0, &batch);
     if (status == MT_OK) status = ex_forecast_least(backend, &batch, &options, out);
     (void)!mt_set_error(failure->status, "%s", reason);
     return status == MT_OK;

@@ -224,8 +224,9 @@ MT_API MT_NODISCARD mt_status mt_policy_select(mt_policy *policy, uint64_t shape
  * In training, memory->allocated_bytes is told as if gradients were held: with gradient_bytes added while
  * they are not (mt_backend.hold_gradients).
  *
- * Where the smallest legal chunk does not fit, the plan asks for the next rung that is allowed. A rung
- * is left again when what is known of the plan without it says that it fits, and is not slower; one
+ * Where the smallest legal chunk does not fit, the plan is the whole batch alone, once a step and rung, unless that
+ * is known not to fit; then it asks for the next rung that is allowed. What is left of a step that has begun may be
+ * answered so too: take the step back then, and ask for the whole batch. A rung is left again when what is known of the plan without it says that it fits, and is not slower; one
  * that had to be taken again soon is kept twice as long the next time.
  *
  * @return MT_OK; MT_EINVAL; MT_ENOMEM; MT_EDEVMEM when the model knows that not even the smallest legal chunk
@@ -283,7 +284,7 @@ typedef struct mt_oom {
     size_t refused_bytes;
     size_t refused_in_use_bytes;
     size_t allocated_before_bytes; /* when the chunk began */
-    mt_memory memory;              /* after the step was taken back */
+    mt_memory memory;              /* after the step was taken back; told as for mt_policy_plan */
 } mt_oom;
 
 typedef enum mt_action {

@@ -68,6 +68,7 @@ struct Ladder {
         mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
         mt_trainer_options trainer_options = MT_TRAINER_OPTIONS_INIT;
         policy.forbid_rungs = forbidden;
+        policy.keep_chunks = MT_KEEP_NEVER; /* or the batch alone would go before a rung */
         trainer_options.policy = &policy;
         prepare();
         mt_torch_options own = options(saver);
