@@ -93,6 +93,9 @@ START_TEST(tried_where_nothing_else_fits) {
         if (!kinds[_i].no_peaks) ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
     }
     if (!kinds[_i].no_peaks) ck_assert_uint_eq(fake.genuine, refused);
+    fake.options.budget_bytes = beside(BATCH); /* there would be room for them again */
+    step(trainer, BATCH, 40);
+    ck_assert_msg(!fake.holding, "%s", kinds[_i].name);
     done(trainer);
 }
 END_TEST
@@ -197,6 +200,39 @@ START_TEST(faster_chunks_that_do_not_fit) {
     for (uint64_t id = 9; id < 99; id++) step(trainer, BATCH, id);
     ck_assert_uint_le(fake.genuine, 2);
     ck_assert_int_eq(fake.holding, 0);
+    done(trainer);
+}
+END_TEST
+
+/*
+ * Chunks of 32 are the fastest, and fit neither way: what decides is whether those of 4, which fit beside gradients, are
+ * faster than the batch alone.
+ */
+static double four_are_slow(size_t samples) {
+    return 0.001 * (double)samples * (samples < 20 ? 3 : samples > 40 ? 2 : 1);
+}
+
+static double four_are_fast(size_t samples) {
+    return 0.001 * (double)samples * (samples < 20 ? 1.5 : samples > 40 ? 4 : 1);
+}
+
+START_TEST(the_fastest_fits_neither_way) {
+    static const fake_allocation allocations[] = {{1000, 50, FAKE_AT_END}};
+    const fake_program medium = {allocations, 1};
+    fake_options options = holding(0);
+    mt_trainer *trainer;
+
+    options.train = medium;
+    options.seconds = _i ? four_are_fast : four_are_slow;
+    options.budget_bytes =
+        options.resident_bytes + fake_program_peak(&medium, BATCH) + 3 * FAKE_GRADIENT_BYTES;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id < 20; id++) step(trainer, BATCH, id);
+    ck_assert_uint_eq(step(trainer, BATCH, 20).chunk_count, 2);
+    fake.options.budget_bytes -= 2 * FAKE_GRADIENT_BYTES;
+    step(trainer, BATCH, 21);
+    ck_assert_int_eq(fake.holding, _i);
+    ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
 END_TEST
@@ -364,6 +400,7 @@ static Suite *suite_last_resort(void) {
     tcase_add_loop_test(when, known_to_be_in_vain, 0, 2);
     tcase_add_test(when, known_without_peaks);
     tcase_add_loop_test(when, faster_chunks_that_do_not_fit, 0, 3);
+    tcase_add_loop_test(when, the_fastest_fits_neither_way, 0, 2);
     tcase_add_test(when, one_recording_is_no_knowledge);
     tcase_add_loop_test(when, in_vain_and_then_not, 0, tried);
     tcase_add_loop_test(ladder, before_each_rung, 0, LENGTH(ladders));
