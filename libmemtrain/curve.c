@@ -82,13 +82,13 @@ size_t mt__curve_before(const mt__curve *c, size_t samples) {
     return c->ranges > 1 && samples > twice ? twice : 0;
 }
 
-int mt__curve_is_bound(const mt__curve *c, size_t samples) {
-    return c->ranges == 1 && c->has_first && samples > c->first->samples;
-}
-
 /* Whether one recording of these kernels is all there is, and of a smaller chunk. */
 static int is_beyond_first(const mt__curve *c, size_t samples) {
-    return c->ranges > 1 && c->has_first && samples > c->first->samples;
+    return c->has_first && samples > c->first->samples;
+}
+
+int mt__curve_is_bound(const mt__curve *c, size_t samples) {
+    return c->ranges == 1 && is_beyond_first(c, samples);
 }
 
 /* Whether these may be kernels of one sample alone. */
@@ -99,8 +99,7 @@ static int is_single(const mt__curve *c, size_t samples) {
 int mt__curve_is_told(const mt__curve *c, int keep, size_t samples) {
     if (is_single(c, samples)) return c->single[keep] > 0;
     if (!mt__curve_is_recorded(c, keep)) return samples == c->evidence[keep].bound_samples;
-    return !mt__curve_before(c, samples) && !is_beyond_first(c, samples) &&
-           !mt__curve_is_bound(c, samples);
+    return !mt__curve_before(c, samples) && !is_beyond_first(c, samples);
 }
 
 /* With what is added, to what grows with the chunk, where kernels are not known yet. */

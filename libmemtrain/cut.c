@@ -76,7 +76,7 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
                         const mt_memory *memory, size_t *fewest, size_t *most) {
     size_t least = mt__policy_least(p, samples), small = mt__policy_attainable(p, samples);
     size_t top = largest_allowed(p, samples);
-    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t room = mt__limit(memory);
     size_t fits = mt__max(mt__curve_largest(c, 0, room), mt__curve_beyond_bound(c, room));
     if (fits < small && memory->budget_bytes && mt__curve_rules_out(c, small, room))
         return does_not_fit(c, small, memory);
@@ -152,7 +152,7 @@ static size_t largest_chunk(const mt_plan *plan) {
 static int has_room_to_keep(const mt_policy *p, mt__curve *c, size_t largest,
                             const mt_memory *memory, size_t *bytes) {
     size_t bound = mt__add(*bytes, p->info.gradient_bytes);
-    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t room = mt__limit(memory);
     int is_known = mt__curve_is_recorded(c, 1);
     /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
     if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->cuts) return 0;
@@ -203,7 +203,7 @@ static int can_promise(const mt__curve *c, const mt_plan *plan) {
 static size_t room_alone(const mt_policy *p, const mt_memory *memory) {
     mt_memory without = *memory;
     without.allocated_bytes = allocated_alone(p, memory);
-    return memory->budget_bytes ? mt__room(&without) : SIZE_MAX;
+    return mt__limit(&without);
 }
 
 /* Whether a chunk of so many samples may be the only one of a step, and its gradients the only ones. */
@@ -243,7 +243,7 @@ int mt__policy_try_alone(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 
 /* Whether the chunk that is to be recorded before so many samples has room, beside gradients that are held. */
 static int can_record_before(const mt__curve *c, size_t samples, const mt_memory *memory) {
-    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t room = mt__limit(memory);
     return mt__curve_before(c, samples) <= mt__curve_largest(c, 0, room);
 }
 
@@ -251,7 +251,7 @@ static int can_record_before(const mt__curve *c, size_t samples, const mt_memory
 static int fits_in_place(const mt_policy *p, const mt__curve *c, size_t samples,
                          const mt_memory *memory) {
     size_t small = mt__policy_attainable(p, samples);
-    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t room = mt__limit(memory);
     int is_known = mt__curve_predict(c, 0, small) > 0 || room >= c->evidence[0].proven_room;
     return is_known && mt__curve_largest(c, 0, room) >= small;
 }
@@ -421,7 +421,7 @@ static mt_status plan_alone(const mt_policy *p, mt__curve *c, mt_plan *plan) {
 /* Whether one chunk that is all there may be goes alone: it did in the step before, or has no other way. */
 static int goes_alone(const mt_policy *p, mt__curve *c, const mt_memory *memory,
                       const mt_plan *plan) {
-    size_t n = plan->samples, room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t n = plan->samples, room = mt__limit(memory);
     int fits = mt__curve_predict(c, 0, n) <= room && !mt__curve_has_failed(c, 0, n, room);
     return (p->alone || !fits) && fits_alone(p, c, plan, memory);
 }

@@ -209,7 +209,7 @@ static int keeps_numbers(const mt_policy *p, unsigned rungs, unsigned cuts) {
  * exactly, and nothing remembered to have failed, they are tried after a long time.
  */
 static int may_fit(const mt_policy *p, const mt__curve *c, size_t chunk, const mt_memory *memory) {
-    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t room = mt__limit(memory);
     if (c && mt__curve_largest(c, 0, room) >= chunk) return 1;
     if (p->rungs_wait.steps <= LONG * p->rungs_wait.patience) return 0;
     return !c || (!mt__curve_rules_out(c, chunk, room) && !mt__curve_has_failed(c, 0, chunk, room));
@@ -220,7 +220,7 @@ static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t s
                      const mt_memory *memory) {
     const mt__curve *there = mt__policy_find_curve(p, MT_TRAIN, rungs);
     const mt__curve *here = mt__policy_find_curve(p, MT_TRAIN, p->rungs);
-    size_t room = memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+    size_t room = mt__limit(memory);
     size_t wanted = shortened(p, samples, cuts);
     if (!may_fit(p, there, mt__policy_attainable(p, wanted), memory)) return 0;
     if (!here || !there || !keeps_numbers(p, rungs, cuts)) return 1;

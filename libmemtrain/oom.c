@@ -40,8 +40,7 @@ mt__need mt__policy_least_need(const mt_policy *p) {
 static void learn_failure(const mt_policy *p, mt__curve *c, const mt_oom *oom) {
     mt_memory then = oom->memory;
     then.allocated_bytes = oom->allocated_before_bytes;
-    mt__curve_fail(c, mt__policy_apart(p, oom->mode), oom->chunk,
-                   then.budget_bytes ? mt__room(&then) : SIZE_MAX, p->steps);
+    mt__curve_fail(c, mt__policy_apart(p, oom->mode), oom->chunk, mt__limit(&then), p->steps);
 }
 
 /*

@@ -178,6 +178,10 @@ size_t mt__room(const mt_memory *memory) {
     return memory->budget_bytes - mt__min(memory->budget_bytes, memory->allocated_bytes);
 }
 
+size_t mt__limit(const mt_memory *memory) {
+    return memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
+}
+
 size_t mt__cached(const mt_memory *memory) {
     return memory->reserved_bytes - mt__min(memory->reserved_bytes, memory->allocated_bytes);
 }

@@ -84,6 +84,9 @@ struct mt_policy {
 /* Bytes of the budget that are not allocated. */
 size_t mt__room(const mt_memory *memory);
 
+/* The same where there is a budget; SIZE_MAX without. */
+size_t mt__limit(const mt_memory *memory);
+
 /* The smallest legal chunk of a batch of so many samples. */
 size_t mt__policy_least(const mt_policy *policy, size_t samples);
 
