@@ -45,12 +45,6 @@ static int is_of_the_policys_kind(const mt_trainer *t) {
     return ((t->rungs ^ mt__policy_rungs(t->policy)) & ~no_kind) == 0;
 }
 
-/* Whether the backend has recordings of the device where chunks run now. */
-static int can_record(const mt_trainer *t) {
-    unsigned needed = t->info.record_rungs;
-    return t->backend.record && (!needed || (t->rungs & needed));
-}
-
 /*
  * Starts recording when the policy wants this chunk recorded. It is asked in any case, so that a
  * recording that an error cut short is started anew and never taken for a whole one.
@@ -59,7 +53,7 @@ static mt_status start_recording(mt_trainer *t, const mt__work *w, size_t sample
                                  int *recording) {
     mt_event_sink sink = {mt_policy_recording(t->policy, w->mode, samples), on_event};
     *recording = 0;
-    if (!sink.user || !can_record(t) || weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
+    if (!sink.user || weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
     mt_status status = t->backend.record(t->backend.self, &sink);
     *recording = status == MT_OK;
     return status;

@@ -38,8 +38,8 @@ typedef struct mt__range {
     size_t from, top;          /* sizes that have been recorded, the smallest and the largest */
     mt_memory_model *model[2]; /* by keep; NULL: that of the range below, times scale */
     double scale;
-    size_t own
-        [2]; /* by keep, while only so many samples as from have been recorded: their peak; 0: not known */
+    /* By keep, while from is the only size that has been recorded: its peak; 0: not known. */
+    size_t own[2];
 } mt__range;
 
 typedef struct mt__curve {

@@ -78,8 +78,7 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
     size_t top = largest_allowed(p, samples);
     size_t room = mt__limit(memory);
     size_t fits = mt__max(mt__curve_largest(c, 0, room), mt__curve_beyond_bound(c, room));
-    if (fits < small && memory->budget_bytes && mt__curve_rules_out(c, small, room))
-        return does_not_fit(c, small, memory);
+    if (fits < small && mt__curve_rules_out(c, small, room)) return does_not_fit(c, small, memory);
     size_t chunk = mt__max(least, mt__min(mt__min(fits, top), samples));
     size_t worth = smallest_worth(p, c, mt__min(chunk, samples), least);
     size_t tried = smallest_tried(p, c, mt__min(chunk, samples), least);
@@ -431,15 +430,9 @@ static mt_status plan_fixed(mt_policy *p, mt__curve *c, const mt_memory *memory,
     size_t largest = mt__policy_attainable(p, plan->samples);
     plan->reason = p->replanning ? MT_PLAN_OOM : MT_PLAN_USER;
     plan->alone = goes_alone(p, c, memory, plan);
-    if (!plan->alone && memory->budget_bytes && mt__curve_rules_out(c, largest, mt__room(memory)))
+    if (!plan->alone && mt__curve_rules_out(c, largest, mt__limit(memory)))
         return does_not_fit(c, largest, memory);
     return mt__plan_append(plan, plan->samples, mt__policy_most_chunks(p, plan->samples));
-}
-
-/* Whether the backend has recordings, with the rungs that are taken. */
-static int can_record(const mt_policy *p) {
-    unsigned needed = p->info.record_rungs;
-    return !p->cannot_record && (!needed || (p->rungs & needed));
 }
 
 /*
@@ -449,7 +442,7 @@ static int can_record(const mt_policy *p) {
 static int is_to_record(const mt_policy *p, mt_mode mode, const mt__curve *c,
                         const mt_memory *memory, size_t samples) {
     if (!memory->budget_bytes || mt__curve_has_failures(c) || p->step_cap) return 0;
-    if (discards(p, mode) && !can_record(p)) return 0;
+    if (discards(p, mode) && !mt__policy_can_record(p)) return 0;
     if (!c->has_run) return 1;
     return c->records_one && !c->has_begun && !begins_as_second(p, c, memory, samples);
 }

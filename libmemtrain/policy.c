@@ -220,6 +220,11 @@ unsigned mt__policy_rungs(const mt_policy *policy) {
     return mt__ladder_rungs(policy);
 }
 
+int mt__policy_can_record(const mt_policy *p) {
+    unsigned needed = p->info.record_rungs;
+    return !p->cannot_record && (!needed || (p->rungs & needed));
+}
+
 /* ---- recordings and measurements ---------------------------------------------------------------- */
 
 mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t samples) {
@@ -228,9 +233,10 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
     mt__curve *c = mt__policy_current(policy, mode);
     if (!c) return NULL;
     c->filling = 0;
+    if (policy->options.micro_batch || !mt__policy_can_record(policy)) return NULL;
     /* From the whole batch alone, where nothing smaller fits, smaller chunks cannot be told. */
     int is_first_alone = mode == MT_TRAIN && policy->alone && !c->ranges;
-    return policy->options.micro_batch || is_first_alone ? NULL : mt__curve_record(c, samples);
+    return is_first_alone ? NULL : mt__curve_record(c, samples);
 }
 
 /* Beside so many bytes in use, in the budget of the plan. */

@@ -102,6 +102,9 @@ int mt__policy_is_fixed(const mt_policy *policy);
 /* The way in which chunks run now: whether their gradients are a second set. */
 int mt__policy_apart(const mt_policy *policy, mt_mode mode);
 
+/* Whether the backend has recordings, with the rungs that are taken. */
+int mt__policy_can_record(const mt_policy *policy);
+
 /* The curve of the current shape; NULL when out of host memory, or for find when there is none. */
 mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs);
 mt__curve *mt__policy_find_curve(const mt_policy *policy, mt_mode mode, unsigned rungs);

@@ -150,7 +150,7 @@ END_TEST
 
 /* One chunk that is given, or all there can be, is known to fit alone and not in place: so it is planned. */
 START_TEST(known_of_one_chunk) {
-    static const int rows[] = {6, 7};
+    static const int rows[] = {6, 7}; /* of kinds: one chunk is given; it cannot be cut */
     mt_trainer *trainer = trainer_of_kind(rows[_i], beside(BATCH) + FAKE_GRADIENT_BYTES);
 
     step(trainer, BATCH, 1);

@@ -96,7 +96,7 @@ static mt_status accumulate(const ex_forecast *f, ex_recorded *r) {
 }
 
 /* Runs the first samples of the batch as a chunk, and takes it back. */
-static mt_status run_step(const ex_forecast *f, ex_recorded *r) {
+static mt_status run(const ex_forecast *f, ex_recorded *r) {
     const mt_backend *b = f->backend;
     r->result.size = sizeof r->result;
     mt_status status = b->begin(b->self, f->batch);
@@ -104,17 +104,6 @@ static mt_status run_step(const ex_forecast *f, ex_recorded *r) {
     status = accumulate(f, r);
     mt_status back = b->rollback(b->self);
     return back != MT_OK ? back : status;
-}
-
-/* Where the gradients are the only ones, the memory of others is given back meanwhile. */
-static mt_status run(const ex_forecast *f, ex_recorded *r) {
-    const mt_backend *b = f->backend;
-    mt_status status = r->alone ? b->hold_gradients(b->self, 0) : MT_OK;
-    if (status != MT_OK) return status;
-    status = run_step(f, r);
-    if (!r->alone) return status;
-    mt_status held = b->hold_gradients(b->self, 1);
-    return held != MT_OK ? held : status;
 }
 
 /* The words of the first alone: what comes after it is another plan for the same reason. */
@@ -146,14 +135,6 @@ static mt_status record(ex_forecast *f, size_t samples, ex_recorded *failed) {
     r->next = *place;
     *place = r;
     return MT_OK;
-}
-
-/* The same of a whole batch alone, which tells of no other size, so that it is not kept. */
-static mt_status run_alone(ex_forecast *f, size_t samples, ex_recorded *out) {
-    *out = (ex_recorded){.samples = samples, .alone = 1};
-    mt_status status = run(f, out);
-    f->ran_alone = status == MT_OK ? samples : 0;
-    return status;
 }
 
 /* Tells a policy of a chunk as the run would. */
@@ -239,10 +220,20 @@ static int is_known(const ex_forecast *f, const mt_policy *policy, const mt_plan
     return is_promised || find(f, chunk);
 }
 
-/* One chunk whose gradients are the only ones. */
-static mt_status learn_alone(ex_forecast *f, mt_policy *policy, const mt_plan *plan,
+/*
+ * The whole batch as one chunk whose gradients are the only ones: the memory of others is given back meanwhile. It tells
+ * of no other size, so that it is not kept.
+ */
+static mt_status learn_alone(ex_forecast *f, mt_policy *policy, size_t samples,
                              ex_recorded *failed) {
-    mt_status status = run_alone(f, mt_plan_chunk(plan, 0), failed);
+    const mt_backend *b = f->backend;
+    *failed = (ex_recorded){.samples = samples, .alone = 1};
+    mt_status status = b->hold_gradients(b->self, 0);
+    if (status != MT_OK) return status;
+    status = run(f, failed);
+    mt_status held = b->hold_gradients(b->self, 1);
+    if (held != MT_OK) status = held;
+    f->ran_alone = status == MT_OK ? samples : 0;
     if (status == MT_OK) status = tell(policy, failed);
     free(failed->events);
     failed->events = NULL;
@@ -253,7 +244,7 @@ static mt_status learn_alone(ex_forecast *f, mt_policy *policy, const mt_plan *p
 static mt_status learn(ex_forecast *f, mt_policy *policy, const mt_plan *plan,
                        ex_recorded *failed) {
     mt_status status = MT_OK;
-    if (plan->alone) return learn_alone(f, policy, plan, failed);
+    if (plan->alone) return learn_alone(f, policy, plan->samples, failed);
     for (size_t g = 0; g < plan->groups && status == MT_OK; g++) {
         failed->samples = plan->group[g].samples;
         status = record(f, failed->samples, failed);

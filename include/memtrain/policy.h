@@ -226,7 +226,9 @@ MT_API MT_NODISCARD mt_status mt_policy_select(mt_policy *policy, uint64_t shape
  *
  * Where the smallest legal chunk does not fit, the plan is the whole batch alone, once a step and rung, unless that
  * is known not to fit; then it asks for the next rung that is allowed. What is left of a step that has begun may be
- * answered so too: take the step back then, and ask for the whole batch. A rung is left again when what is known of the plan without it says that it fits, and is not slower; one
+ * answered so too: take the step back then, and ask for the whole batch.
+ *
+ * A rung is left again when what is known of the plan without it says that it fits, and is not slower; one
  * that had to be taken again soon is kept twice as long the next time.
  *
  * @return MT_OK; MT_EINVAL; MT_ENOMEM; MT_EDEVMEM when the model knows that not even the smallest legal chunk
