@@ -224,6 +224,7 @@ START_TEST(a_change_is_told) {
             ck_assert(!mt__curve_rules_out(curve, 64, 1)); /* nor is it ruled out */
         }
         ck_assert_int_eq(mt__curve_is_told(curve, 0, 40), told[_i][i].told40);
+        ck_assert_int_eq(mt__curve_is_bound(curve, 40), i == 0); /* in proportion to the only one */
     }
     for (size_t m = 40; m < 400; m++) ck_assert_uint_eq(mt__curve_predict(curve, 0, m), peak(m, 0));
     mt__curve_free(curve);
