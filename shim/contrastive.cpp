@@ -147,7 +147,7 @@ void CachedStep::embed(mt_torch &torch, const cpu::Kind &kind, Told &told, Embed
     told.rng.take(torch.device);
     cpu::Planned planned(torch.device.is_host() ? torch.arena.get() : nullptr, kind, told.count,
                          false);
-    Chunk chunk(torch.batch, told.first, told.count, torch.device);
+    Chunk chunk(torch.batch, told.first, told.count, torch.placement());
     all.put(embed_chunk(torch, chunk, told.count), told.first, told.count, samples_);
     synchronize(torch.device);
     told.seconds = seconds_since(start);
@@ -176,7 +176,7 @@ void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
     c10::AutoGradMode with_graph(true);
     Forgetting rule = forgetting(torch, true);
     Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
-    Chunk chunk(torch.batch, told.first, told.count, torch.device);
+    Chunk chunk(torch.batch, told.first, told.count, torch.placement());
     std::vector<at::Tensor> embeddings;
     torch.flat->begin_chunk(false);
     told.rng.restore();
@@ -233,7 +233,7 @@ void CachedEvaluation::run(mt_torch &torch, const mt_torch_batch &own, const mt_
     if (first == 0) clear();
     samples_ = batch.count;
     id_ = batch.id;
-    Chunk chunk(own, first, count, torch.device);
+    Chunk chunk(own, first, count, torch.placement());
     all_.put(embed_chunk(torch, chunk, count), first, count, samples_);
     if (first + count < samples_) return;
     double loss = 0.0;

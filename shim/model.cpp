@@ -147,7 +147,7 @@ Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings) {
 double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count) {
     if (!model.ops.units) return static_cast<double>(count);
     double units = 0.0;
-    Chunk chunk(batch, first, count, c10::Device(c10::kCPU));
+    Chunk chunk(batch, first, count, {c10::Device(c10::kCPU), false});
     check(model.ops.units(model.self, chunk.handles(), chunk.count(), &units));
     if (!(units >= 0.0) || std::isinf(units)) fail(MT_EINVAL, "the model counts %g units", units);
     return units;

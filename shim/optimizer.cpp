@@ -72,6 +72,15 @@ double cpu_sum_of_squares(const at::Tensor &gradient, std::vector<double> &sums)
     return sum;
 }
 
+/*
+ * The same memory from its first byte to its last. The fused operators of the CPU copy gradients whose strides
+ * are not row-major, channels_last for one, and an update must not need memory.
+ */
+at::Tensor row_of(const at::Tensor &tensor) {
+    if (tensor.is_contiguous()) return tensor;
+    return tensor.as_strided({tensor.numel()}, {1}).variable_data();
+}
+
 double device_sum_of_squares(const at::Tensor &gradient) {
     auto type = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     double norm = at::linalg_vector_norm(gradient, 2, {}, false, type).item().toDouble();
@@ -85,10 +94,10 @@ Optimizer::Optimizer(const mt_torch_options &options, const std::vector<Group> &
     : options_(options), flat_(flat), groups_(groups) {
     for (const Slot &slot : flat.slots()) group_of_.push_back(group_of(groups, slot.name));
     if (options.optimizer != MT_SGD) {
-        moments_.push_back({"exp_avg", {}, {}});
-        moments_.push_back({"exp_avg_sq", {}, {}});
+        moments_.push_back({"exp_avg", {}, {}, {}});
+        moments_.push_back({"exp_avg_sq", {}, {}, {}});
     } else if (options.momentum > 0.0) {
-        moments_.push_back({"momentum_buffer", {}, {}});
+        moments_.push_back({"momentum_buffer", {}, {}, {}});
     }
 }
 
@@ -106,9 +115,13 @@ void Optimizer::lay_out(const Device &where) {
         for (const Block &block : flat_.blocks())
             moment.blocks.push_back(
                 at::zeros({block.elements}, at::device(device).dtype(block.dtype)));
-        for (const Slot &slot : flat_.slots())
+        for (const Slot &slot : flat_.slots()) {
             moment.views.push_back(Flat::view(moment.blocks[slot.block], slot));
+            moment.rows.push_back(row_of(moment.views.back()));
+        }
     }
+    for (const Slot &slot : flat_.slots()) rows_.push_back(row_of(slot.parameter));
+    gradient_rows_.resize(rows_.size());
     if (options_.optimizer != MT_SGD)
         steps_ = at::zeros({static_cast<int64_t>(flat_.slots().size())},
                            at::device(device).dtype(at::kFloat));
@@ -213,6 +226,16 @@ void Optimizer::prepare_on_device(double scale) {
 
 void Optimizer::prepare(double scale) {
     c10::NoGradGuard no_grad;
+    look_at(scale);
+    try {
+        take_rows();
+    } catch (...) {
+        forget_rows();
+        throw;
+    }
+}
+
+void Optimizer::look_at(double scale) {
     update_ = {std::numeric_limits<double>::quiet_NaN(), false};
     divisor_.reset();
     skips_.reset();
@@ -224,6 +247,19 @@ void Optimizer::prepare(double scale) {
         prepare_on_host(scale);
     else
         clip();
+}
+
+/* Views that need no memory but the host's for themselves. */
+void Optimizer::take_rows() {
+    forget_rows();
+    for (size_t i = 0; i < rows_.size(); i++) {
+        const Slot &slot = flat_.slots()[i];
+        if (Flat::touched(slot)) gradient_rows_[i] = row_of(slot.parameter.grad());
+    }
+}
+
+void Optimizer::forget_rows() {
+    for (at::Tensor &row : gradient_rows_) row.reset();
 }
 
 Update Optimizer::finish() const {
@@ -247,10 +283,10 @@ bool Optimizer::collect(size_t block, size_t group) {
     for (size_t i = 0; i < flat_.slots().size(); i++) {
         const Slot &slot = flat_.slots()[i];
         if (slot.block != block || group_of_[i] != group || !Flat::touched(slot)) continue;
-        lists_.parameters.push_back(slot.parameter);
-        lists_.gradients.push_back(slot.parameter.grad());
-        if (moments_.size() > 0) lists_.first.push_back(moments_[0].views[i]);
-        if (moments_.size() > 1) lists_.second.push_back(moments_[1].views[i]);
+        lists_.parameters.push_back(rows_[i]);
+        lists_.gradients.push_back(gradient_rows_[i]);
+        if (moments_.size() > 0) lists_.first.push_back(moments_[0].rows[i]);
+        if (moments_.size() > 1) lists_.second.push_back(moments_[1].rows[i]);
         if (steps_.defined()) lists_.steps.push_back(step_views_[i]);
     }
     return !lists_.parameters.empty();
@@ -294,14 +330,14 @@ void Optimizer::update(const Group &group) {
 
 void Optimizer::step() {
     c10::NoGradGuard no_grad;
-    if (update_.skipped) return;
-    for (size_t block = 0; block < flat_.blocks().size(); block++)
+    for (size_t block = 0; block < flat_.blocks().size() && !update_.skipped; block++)
         for (size_t group = 0; group < groups_.size(); group++) {
             if (!collect(block, group)) continue;
             count_step();
             update(groups_[group]);
         }
     lists_.clear();
+    forget_rows();
 }
 
 void Optimizer::append_state(std::vector<Named> &list) const {

@@ -63,6 +63,7 @@ private:
         const char *name;
         std::vector<at::Tensor> blocks; /* as Flat's */
         std::vector<at::Tensor> views;  /* as Flat's slots */
+        std::vector<at::Tensor> rows;   /* the same, as the fused operators take them */
     };
 
     /* What the fused operators take, for touched slots of one block. */
@@ -72,6 +73,9 @@ private:
         void reserve(size_t count);
     };
 
+    void look_at(double scale);
+    void take_rows();
+    void forget_rows();
     double gradient_norm();
     void scale_gradients(double factor);
     at::Tensor norm_on_device();
@@ -88,6 +92,8 @@ private:
     std::vector<Group> groups_;
     std::vector<size_t> group_of_; /* as Flat's slots */
     std::vector<Moment> moments_;
+    std::vector<at::Tensor> rows_; /* parameters as Flat's slots, for the fused operators */
+    std::vector<at::Tensor> gradient_rows_; /* theirs, from prepare() to step() */
     at::Tensor steps_; /* [slots] float32, as the fused operators want it; Adam and AdamW */
     std::vector<at::Tensor> step_views_;
     std::vector<at::Tensor> factors_; /* a CPU scalar per block's dtype, for scale_gradients */

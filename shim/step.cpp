@@ -41,8 +41,19 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
     return mt_set_error(MT_ESTATE, "%s: the state is lost: %s", function, torch.poison.c_str());
 }
 
+/* Which of the batch's tensors are copied into another order, as a number that others hardly have. */
+static uint64_t copied_set(const mt_torch &torch, const mt_torch_batch &batch) {
+    uint64_t set = 0;
+    for (size_t i = 0; torch.options.channels_last && i < batch.count; i++) {
+        const at::Tensor &tensor = batch.tensors[i]->tensor;
+        bool is_copied = tensor.dim() == 4 && !tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
+        set = (set ^ (is_copied ? i + 1 : 0)) * 0x100000001b3U;
+    }
+    return set;
+}
+
 uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch) {
-    return shape_of(batch) ^ torch.flat->frozen_set();
+    return shape_of(batch) ^ torch.flat->frozen_set() ^ copied_set(torch, batch);
 }
 
 mt_status poison(mt_torch &torch, mt_status status) {
@@ -161,7 +172,7 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
     Forgetting rule = forgetting(torch, weight != 0.0);
     Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
     double units = units_of(*torch.model, torch.batch, first, count);
-    Chunk chunk(torch.batch, first, count, torch.device);
+    Chunk chunk(torch.batch, first, count, torch.placement());
     torch.flat->begin_chunk(torch.marked);
     Loss values;
     {
@@ -184,7 +195,7 @@ void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, si
                   mt_chunk_result &result) {
     c10::NoGradGuard no_grad;
     double units = units_of(*torch.model, batch, first, count);
-    Chunk chunk(batch, first, count, torch.device);
+    Chunk chunk(batch, first, count, torch.placement());
     fill_result(torch, forward(torch, chunk), units, result);
 }
 

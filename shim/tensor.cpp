@@ -55,13 +55,24 @@ TemporaryHandle::~TemporaryHandle() {
     mt__handle_remove(&handle_, MT__KIND_TENSOR);
 }
 
-Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Device &device) {
+namespace {
+
+/* CUDA copies from pinned memory alone without waiting; libtorch keeps that until the copy is through. */
+at::Tensor placed(const at::Tensor &part, const Placement &to) {
+    at::MemoryFormat order = to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
+                                                                 : at::MemoryFormat::Preserve;
+    if (to.device.card) return part.clone(order);
+    at::Tensor from = to.device.is_cuda() && part.is_cpu() ? part.pin_memory() : part;
+    return from.to(at::device(to.device.where), /*non_blocking=*/true, /*copy=*/false, order);
+}
+
+} // namespace
+
+Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Placement &to) {
     for (size_t i = 0; i < batch.count; i++) {
         at::Tensor part = batch.tensors[i]->tensor.narrow(0, static_cast<int64_t>(first),
                                                           static_cast<int64_t>(count));
-        tensors_[i].tensor = device.is_host() ? part
-                             : device.card    ? part.clone()
-                                              : part.to(device, /*non_blocking=*/true);
+        tensors_[i].tensor = placed(part, to);
         handles_[i] = &tensors_[i];
     }
     /* Registered last: a constructor that throws has no destructor to take handles back. */

@@ -67,14 +67,21 @@ private:
     std::vector<mt_tensor *> pointers_;
 };
 
+/* Where the tensors of a chunk are to be, and how they lie there. */
+struct Placement {
+    Device device;
+    bool channels_last; /* those of four dimensions */
+};
+
 /*
  * Samples [first, first + count) of the batch's tensors as handles, on the device. On the CPU they
- * are views of the caller's memory. The copy to a device waits only where it is used; to a simulated
- * card it is a copy in the host's memory.
+ * are views of the caller's memory, unless their order is another one. The copy to CUDA goes by pinned
+ * memory, so the next one is staged while the card computes; to a simulated card it is a copy in the host's
+ * memory.
  */
 class Chunk {
 public:
-    Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Device &device);
+    Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Placement &to);
     ~Chunk();
     Chunk(const Chunk &) = delete;
     Chunk &operator=(const Chunk &) = delete;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <new>
 
+#include <c10/core/GradMode.h>
+
 #include "arguments.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
@@ -90,6 +92,15 @@ bool is_pointwise(const Named &named) {
     return t.dim() == 4 && t.size(2) == 1 && t.size(3) == 1;
 }
 
+/* Only strides change, which Flat, the files of weights and other devices keep. */
+void make_channels_last(const mt_torch &torch) {
+    c10::NoGradGuard no_grad;
+    constexpr auto order = at::MemoryFormat::ChannelsLast;
+    for (const Named &named : distinct(parameters_of(*torch.model)))
+        if (named.tensor.dim() == 4 && !named.tensor.is_contiguous(order))
+            named.tensor.set_data(named.tensor.contiguous(order));
+}
+
 void plan(mt_torch &torch) {
     std::vector<Named> parameters = parameters_of(*torch.model);
     torch.parameter_bytes = bytes_of(distinct(parameters));
@@ -172,6 +183,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     check_groups(*torch);
     needs = needs_of(*torch);
     move_model(*torch, device);
+    if (options.channels_last) make_channels_last(*torch);
     plan(*torch);
     torch->flat->lay_out(device);
     torch->optimizer->lay_out(device);

@@ -96,6 +96,8 @@ struct mt_torch {
     mt_event_sink sink = {nullptr, nullptr};
     size_t watched_peak = 0; /* where no allocator of ours counts: highest since reset_peak */
 
+    memtrain::shim::Placement placement() const { return {device, options.channels_last != 0}; }
+
     /* Parameters, gradients, optimiser state and buffers: what is there between steps. */
     size_t resident_bytes() const {
         size_t gradient_bytes = flat->holds_gradients() ? flat->bytes() : 0;

@@ -112,12 +112,14 @@ struct Setting {
     const char *name = "";
     int checkpointing = MT_CHECKPOINTING_AUTO, offload = MT_OFFLOAD_AUTO;
     mt_dtype amp = MT_DTYPE_NONE;
+    int channels_last = 0;
 
     mt_torch_options options() const {
         mt_torch_options o = MT_TORCH_OPTIONS_INIT;
         o.checkpointing = checkpointing;
         o.offload = offload;
         o.amp = amp;
+        o.channels_last = channels_last;
         return o;
     }
 };
@@ -186,20 +188,22 @@ START_TEST(change_is_told) {
 }
 END_TEST
 
-const Setting savers[] = {
+const Setting settings[] = {
     {" with segments", MT_CHECKPOINTING_ON, MT_OFFLOAD_AUTO, MT_DTYPE_NONE},
     {" with offload", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_HOST, MT_DTYPE_NONE},
     {" with segments and offload", MT_CHECKPOINTING_ON, MT_OFFLOAD_HOST, MT_DTYPE_NONE},
     {" packed", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_PACK, MT_DTYPE_NONE},
     {" with bfloat16", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, MT_BFLOAT16},
     {" with bfloat16 and segments", MT_CHECKPOINTING_ON, MT_OFFLOAD_AUTO, MT_BFLOAT16},
+    {" in channels_last", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, MT_DTYPE_NONE, 1},
+    {" in channels_last with bfloat16", MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, MT_BFLOAT16, 1},
 };
-enum { SAVERS = sizeof savers / sizeof *savers };
+enum { SETTINGS = sizeof settings / sizeof *settings };
 
-START_TEST(and_of_savers) {
-    const Network &network = networks::all[_i / SAVERS];
+START_TEST(and_of_savers_and_orders) {
+    const Network &network = networks::all[_i / SETTINGS];
     networks::prepare();
-    compare(network, network.side, MT_TRAIN, savers[_i % SAVERS]);
+    compare(network, network.side, MT_TRAIN, settings[_i % SETTINGS]);
 }
 END_TEST
 
@@ -358,7 +362,7 @@ int main() {
     tcase_add_loop_test(tcase, recordings_predict_every_size, 0, 2 * networks::count);
     tcase_add_loop_test(tcase, and_with_two_threads, 0, networks::count);
     tcase_add_loop_test(tcase, change_is_told, 0, networks::count);
-    tcase_add_loop_test(tcase, and_of_savers, 0, SAVERS * networks::count);
+    tcase_add_loop_test(tcase, and_of_savers_and_orders, 0, SETTINGS * networks::count);
     tcase_add_loop_test(tcase, a_step_needs_what_was_predicted, 0, 2 * networks::count);
     tcase_add_loop_test(tcase, one_sample_is_predicted_from_its_own, 0, networks::count);
     tcase_add_loop_test(tcase, what_a_card_reserves, 0, networks::count);

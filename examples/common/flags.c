@@ -102,6 +102,9 @@ static const ex_option rows[] = {
         "amp", EX_WORD, amp, "auto|off|bf16|fp16",
         "mixed precision in the forward pass; fp16 has a loss scaler; auto: fp16 on CUDA, else off",
         .words = precisions, .decides = 1),
+    FLAG("channels-last", EX_SWITCH, channels_last, NULL,
+         "pictures and weights with their channels side by side in memory, as tensor cores want it",
+         .most = 1, .decides = 1),
     FLAG("seed", EX_WHOLE, seed, "N", "of weights, order and augmentation", .most = INT64_MAX),
 
     {.section = "Memory"},
@@ -447,6 +450,7 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     options.weight_decay = flags->weight_decay;
     options.clip_norm = flags->clip;
     options.amp = amp_of(flags, device);
+    options.channels_last = flags->channels_last;
     options.arena = (int)flags->arena;
     if (flags->checkpointing == MT_CHECKPOINTING_ON) options.checkpointing = MT_CHECKPOINTING_ON;
     options.offload = offload_of(flags, device);

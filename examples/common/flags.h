@@ -54,6 +54,7 @@ typedef struct ex_flags {
     int64_t schedule;      /* an mt_schedule_kind */
     int64_t warmup;        /* steps */
     int64_t amp;           /* an mt_dtype, or EX_AMP_AUTO */
+    int channels_last;     /* as in mt_torch_options */
     const char *device;    /* "auto" or a device's name */
     const char *budget;    /* a size, "auto", or NULL: the program's default */
     int64_t arena;         /* as in mt_torch_options */

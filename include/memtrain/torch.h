@@ -481,13 +481,18 @@ typedef struct mt_torch_options {
     double activation_share; /* MT_CHECKPOINTING_CHOSEN: peak of a chunk beside parameters, their
                                 gradients and optimiser state, of that without segments; up to 1 */
     size_t activation_bytes; /* the same in bytes. One of the two, the other 0 */
+    int channels_last;       /* 1: parameters and a batch's tensors of four dimensions, pictures for
+                                one, are channels_last in memory, so that convolutions keep to it:
+                                what tensor cores want, and on CPUs no gain as a rule. Parameters
+                                stay so afterwards; files of weights are row-major all the same.
+                                A batch that is not is copied, as part of its chunk */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
             MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, NULL, 0.0, 0,    \
-            NULL, 0, 0.0, 0                                                                        \
+            NULL, 0, 0.0, 0, 0                                                                     \
     }
 
 /* One model and its optimiser on one device. */
