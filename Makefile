@@ -263,7 +263,7 @@ LAZY := -Wl,-dead_strip_dylibs
 else
 HERE := $$ORIGIN
 soname = -shared -Wl,-soname,lib$(1).so.$(SOVERSION) -Wl,--version-script=$(OBJ)/$(1).map \
-    $(if $(SANITIZE),,-Wl,-z,defs)
+    -Wl,-Bsymbolic-functions $(if $(SANITIZE),,-Wl,-z,defs)
 TORCH_LINK = -L$(TORCH_LIB) -Wl,--push-state,--no-as-needed -ltorch_cpu -lc10 -Wl,--pop-state
 LAZY := -Wl,--as-needed
 endif

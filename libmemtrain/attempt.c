@@ -63,10 +63,10 @@ mt_status mt__units_of(mt_trainer *t, const mt__work *w, size_t first, size_t co
     *out = (double)count;
     if (!t->backend.units) return MT_OK;
     mt_status status = t->backend.units(t->backend.self, w->batch, first, count, out);
-    if (status == MT_OK && !(*out >= 0))
+    if (status == MT_OK && !(*out >= 0 && isfinite(*out)))
         return mt_set_error(MT_EINVAL,
-                            "the backend's units of samples %zu to %zu are %g; at least 0 "
-                            "is accepted",
+                            "the backend's units of samples %zu to %zu are %g; accepted: a number, "
+                            "at least 0",
                             first, first + count, *out);
     return status;
 }

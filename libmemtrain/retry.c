@@ -151,8 +151,8 @@ static mt_status go_alone(mt_trainer *t, mt__work *w) {
 /* Asks the policy what to do after an OOM and does it. MT_OK: try again; else the step is over. */
 static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     mt_action action = MT_ACTION_GIVE_UP;
-    char reason[MT__LINE];
-    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    /* A user is told of the smallest chunk, not of the batch that was tried alone after it. */
+    if (!w->plan.alone || !w->said[0]) snprintf(w->said, sizeof w->said, "%s", mt_last_error());
     w->oom.attempt++;
     w->oom.plan_is_fixed = w->forced;
     t->run.ooms++;
@@ -164,7 +164,7 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     if (status == MT_OK) status = mt_policy_oom(t->policy, &w->oom, &action);
     if (status != MT_OK) return status;
     mt__trace_oom(t, &w->oom, action);
-    if (action == MT_ACTION_GIVE_UP) return mt_set_error(MT_EDEVMEM, "%s", reason);
+    if (action == MT_ACTION_GIVE_UP) return mt_set_error(MT_EDEVMEM, "%s", w->said);
     w->retries++;
     if (action == MT_ACTION_CLEAR) status = mt__clear(t, MT_CLEAR_OOM);
     if (status != MT_OK) return status;

@@ -34,6 +34,8 @@ static mt_status describe(mt_trainer *t) {
               t->info.metric_count, MT_METRICS_MAX);
     MT__CHECK(t->info.metric_count == 0 || t->info.metric_names,
               "mt_trainer_new: the backend has metrics, but metric_names is NULL");
+    for (size_t i = 0; i < t->info.metric_count; i++)
+        MT__CHECK(t->info.metric_names[i], "mt_trainer_new: metric_names[%zu] is NULL", i);
     for (size_t i = 0; t->info.metric_over && i < t->info.metric_count; i++)
         MT__CHECK(t->info.metric_over[i] >= MT_OVER_UNITS &&
                       t->info.metric_over[i] < (int)t->info.metric_count,
@@ -233,6 +235,22 @@ static void keep_failure(mt_trainer *t, const mt__work *w) {
                  reason[0] ? reason : mt_status_text(MT_EDEVMEM));
 }
 
+/* Reports begin with their size; NULL is none. */
+static mt_status check_report(const mt_trainer *trainer, const size_t *report, const char *function,
+                              const char *init) {
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, function);
+    MT__CHECK(!report || *report >= sizeof *report, "%s: report->size is not set; use %s", function,
+              init);
+    return MT_OK;
+}
+
+/* A backend may fail without a word. */
+static mt_status told(mt_status status) {
+    if (mt_last_error()[0]) return status;
+    return mt_set_error(status, "the backend has failed and does not say why: %s",
+                        mt_status_text(status));
+}
+
 /* ---- step -------------------------------------------------------------------------------------- */
 
 /* Adds the finished step to the epoch and the run. */
@@ -338,8 +356,9 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
         t->forced.count = 0;
         return status;
     }
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_step: report->size is not set; use MT_STEP_REPORT_INIT");
+    status =
+        check_report(t, report ? &report->size : NULL, "mt_trainer_step", "MT_STEP_REPORT_INIT");
+    if (status != MT_OK) return status;
     memset(&w, 0, sizeof w);
     w.batch = batch;
     t->chunks.count = 0;
@@ -356,7 +375,7 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     if (status == MT_OK && t->backend.reset_peak)
         w.peak_bytes = mt__max(w.peak_bytes, after.peak_bytes);
     count_work(t, &w);
-    if (status != MT_OK) return status;
+    if (status != MT_OK) return told(status);
     if (w.done) count_step(t, &w);
     fill_report(t, &w, &after, &own);
     if (w.done) mt__trace_step(t, &own);
@@ -371,9 +390,10 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     mt_memory memory;
     mt__work w;
     mt_status status = check_batch(t, batch, "mt_trainer_evaluate");
+    if (status == MT_OK)
+        status = check_report(t, report ? &report->size : NULL, "mt_trainer_evaluate",
+                              "MT_EVAL_REPORT_INIT");
     if (status != MT_OK) return status;
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_evaluate: report->size is not set; use MT_EVAL_REPORT_INIT");
     if (!t->backend.evaluate)
         return mt_set_error(MT_ENOTSUP, "mt_trainer_evaluate: the backend has no evaluate");
     memset(&w, 0, sizeof w);
@@ -392,7 +412,7 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     w.discarded = 0;
     count_work(t, &w);
     if (status == MT_EDEVMEM) keep_failure(t, &w);
-    if (status != MT_OK) return status;
+    if (status != MT_OK) return told(status);
     add_sums(&t->eval, &w.sums);
     if (report) {
         mt_eval_report own = MT_EVAL_REPORT_INIT;
@@ -412,10 +432,9 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
 mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
     mt_trainer *t = trainer;
     mt_epoch_report own = MT_EPOCH_REPORT_INIT;
-    mt_status status = MT_OK;
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_end_epoch");
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_end_epoch: report->size is not set; use MT_EPOCH_REPORT_INIT");
+    mt_status status = check_report(t, report ? &report->size : NULL, "mt_trainer_end_epoch",
+                                    "MT_EPOCH_REPORT_INIT");
+    if (status != MT_OK) return status;
     if (t->poisoned) return is_poisoned(t, "mt_trainer_end_epoch");
     own.samples = t->train.samples;
     own.eval_samples = t->eval.samples;
@@ -438,23 +457,24 @@ mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
 }
 
 mt_status mt_trainer_summary(const mt_trainer *trainer, mt_run_report *report) {
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_summary");
+    mt_status status = check_report(trainer, report ? &report->size : NULL, "mt_trainer_summary",
+                                    "MT_RUN_REPORT_INIT");
+    if (status != MT_OK) return status;
     MT__CHECK(report, "mt_trainer_summary: report is NULL");
-    MT__CHECK(report->size >= sizeof report->size,
-              "mt_trainer_summary: report->size is not set; use MT_RUN_REPORT_INIT");
     give(report, report->size, &trainer->run, sizeof trainer->run);
     return MT_OK;
 }
 
 mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report) {
     mt_trainer *t = trainer;
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_finish");
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_finish: report->size is not set; use MT_RUN_REPORT_INIT");
+    mt_status status =
+        check_report(t, report ? &report->size : NULL, "mt_trainer_finish", "MT_RUN_REPORT_INIT");
+    if (status != MT_OK) return status;
     if (t->poisoned) return is_poisoned(t, "mt_trainer_finish");
     if (t->backend.state_sha256) {
-        mt_status status = t->backend.state_sha256(t->backend.self, t->run.state_sha256);
-        if (status != MT_OK) return status;
+        mt_set_error(MT_OK, "%s", "");
+        status = t->backend.state_sha256(t->backend.self, t->run.state_sha256);
+        if (status != MT_OK) return told(status);
     }
     mt__trace_end(t);
     return report ? mt_trainer_summary(t, report) : MT_OK;

@@ -34,7 +34,10 @@ mt_status parse_device(const char *name, const char *function, Device *out) {
         return mt_set_error(MT_EINVAL, "%s: '%s' is no name of a device", function, name);
     if (!device.is_cpu() && !device.is_cuda() && !device.is_mps())
         return mt_set_error(MT_ENOTSUP, "%s: device '%s' is not supported", function, name);
-    *out = device.is_cpu() ? device
+    if (device.is_cpu() && device.has_index() && device.index() > 0)
+        return mt_set_error(MT_EINVAL, "%s: '%s' is no device; accepted: cpu, there is one",
+                            function, name);
+    *out = device.is_cpu() ? c10::Device(c10::kCPU)
                            : c10::Device(device.type(), device.has_index() ? device.index() : 0);
     return MT_OK;
 }

@@ -126,6 +126,10 @@ std::string reason(const FunctionSchema &schema, const Given &given, const Misma
         const char *what = !is_empty(value)                 ? "of kind "
                            : value.kind == MT_VALUE_TENSORS ? "a list with an empty one among its "
                                                             : "an empty ";
+        std::string words = words_of(argument);
+        if (value.kind == MT_VALUE_STRING && !words.empty())
+            return "argument '" + argument.name() + "' is '" + std::string(value.is.text, 0, 64) +
+                   "', accepted: " + words;
         return "argument '" + argument.name() + "' is " + what + kind_name(value) +
                ", accepted: " + text_of(argument);
     }

@@ -67,6 +67,8 @@ const char *kind_name(const mt_value &value) {
 
 namespace {
 
+constexpr size_t most_members = size_t{1} << 32;
+
 bool is_list(int kind) {
     return kind >= MT_VALUE_INTS && kind <= MT_VALUE_TENSORS;
 }
@@ -94,6 +96,9 @@ void check_value(const char *function, const char *list, size_t index, const mt_
     if (kind == MT_VALUE_DTYPE && !type_named(number_of(value.is.dtype)))
         fail(MT_EINVAL, "%s: %s[%zu]: dtype %d is none of mt_dtype", function, list, index,
              number_of(value.is.dtype));
+    if (is_list(kind) && value.count > most_members)
+        fail(MT_EINVAL, "%s: %s[%zu] is a list of %zu %s; accepted: at most %zu", function, list,
+             index, value.count, kinds[kind], most_members);
     if (is_list(kind) && value.count && !value.is.integers)
         fail(MT_EINVAL, "%s: %s[%zu] is a list of %zu %s that is NULL", function, list, index,
              value.count, kinds[kind]);
@@ -292,6 +297,24 @@ bool convert(const mt_value &value, const c10::Argument &argument, IValue &out) 
     if (type->kind() != TypeKind::ListType) return convert_one(value, type->kind(), out);
     size_t length = argument.N() ? static_cast<size_t>(*argument.N()) : 0;
     return convert_list(value, *type->castRaw<c10::ListType>()->getElementType(), length, out);
+}
+
+namespace {
+
+template <size_t N> std::string list_words(const Word (&words)[N]) {
+    std::string list;
+    for (const Word &word : words) list += std::string(list.empty() ? "" : ", ") + word.name;
+    return list;
+}
+
+} // namespace
+
+std::string words_of(const c10::Argument &argument) {
+    const c10::Type *type = argument.real_type().get();
+    if (type->kind() == TypeKind::OptionalType)
+        type = type->castRaw<c10::OptionalType>()->getElementType().get();
+    if (type->kind() == TypeKind::LayoutType) return list_words(layouts);
+    return type->kind() == TypeKind::MemoryFormatType ? list_words(formats) : "";
 }
 
 /* ---- what is given back ------------------------------------------------------------------------ */

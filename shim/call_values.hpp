@@ -12,6 +12,9 @@ namespace memtrain::shim {
 /* "int", "tensors", for error lines. */
 const char *kind_name(const mt_value &value);
 
+/* The strings that the argument takes, "strided, sparse_coo"; empty: it takes any, or none. */
+std::string words_of(const c10::Argument &argument);
+
 /* Throws Failure for what no operator could take: "mt_call: values[2] is not a live handle". */
 void check_value(const char *function, const char *list, size_t index, const mt_value &value);
 

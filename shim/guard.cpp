@@ -72,6 +72,16 @@ mt_status describe(bool typed, const char *text) noexcept {
     return mt_set_error(status, "%.*s%s", length, line, remedy(text));
 }
 
+/* libtorch would print them. */
+class LogWarnings : public c10::WarningHandler {
+public:
+    void process(const c10::Warning &warning) override {
+        mt_log(MT_LOG_WARNING, "libtorch: %s", warning.msg().c_str());
+    }
+};
+
+LogWarnings log_warnings;
+
 } // namespace
 
 Failure::Failure(mt_status status) noexcept : status_(status) {
@@ -136,8 +146,8 @@ mt_status describe_exception() noexcept {
 }
 
 Scope::Scope(const Device &device) noexcept
-    : grad_mode_(c10::GradMode::is_enabled()), on_card_(device.card), watched_before_(watch.device),
-      ooms_before_(watch.ooms) {
+    : grad_mode_(c10::GradMode::is_enabled()), on_card_(device.card), warnings_(&log_warnings),
+      watched_before_(watch.device), ooms_before_(watch.ooms) {
     if (watch.depth++ == 0) watch.refused = cpu::refusals().count;
     if (device.memory() != Memory::cuda) return;
     try {

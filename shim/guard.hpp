@@ -15,6 +15,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
 
 #include <memtrain/status.h>
 
@@ -69,6 +70,7 @@ public:
 private:
     bool grad_mode_;
     sim::OnCard on_card_;
+    c10::WarningUtils::WarningHandlerGuard warnings_; /* libtorch's go to mt_log */
     std::optional<c10::DeviceGuard> device_;
     Device watched_before_;
     int64_t ooms_before_;

@@ -83,13 +83,14 @@ void fill(mt_model &model, const mt_model_traits *traits) {
 
 std::vector<Named> parameters_of(const mt_model &model) {
     std::vector<Named> list;
-    check(model.ops.visit_parameters(model.self, collect, &list));
+    call_model("visit_parameters", model.ops.visit_parameters, model.self, collect, &list);
     return list;
 }
 
 std::vector<Named> buffers_of(const mt_model &model) {
     std::vector<Named> list;
-    if (model.ops.visit_buffers) check(model.ops.visit_buffers(model.self, collect, &list));
+    if (model.ops.visit_buffers)
+        call_model("visit_buffers", model.ops.visit_buffers, model.self, collect, &list);
     return list;
 }
 
@@ -115,13 +116,15 @@ Loss checked(const mt_model &model, TemporaryHandle &loss, TemporaryHandle &metr
 
 Loss loss_of(const mt_model &model, const Chunk &chunk) {
     TemporaryHandle loss, metrics;
-    check(model.ops.loss(model.self, chunk.handles(), chunk.count(), loss.get(), metrics.get()));
+    call_model("loss", model.ops.loss, model.self, chunk.handles(), chunk.count(), loss.get(),
+               metrics.get());
     return checked(model, loss, metrics);
 }
 
 std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size_t samples) {
     Handles out{std::vector<at::Tensor>(model.embedding_count)};
-    check(model.ops.embed(model.self, chunk.handles(), chunk.count(), out.get(), out.count()));
+    call_model("embed", model.ops.embed, model.self, chunk.handles(), chunk.count(), out.get(),
+               out.count());
     std::vector<at::Tensor> list;
     for (size_t i = 0; i < out.count(); i++) {
         list.push_back(std::move(out.tensor(i)));
@@ -140,7 +143,7 @@ std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size
 Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings) {
     TemporaryHandle loss, metrics;
     Handles in(embeddings);
-    check(model.ops.join(model.self, in.get(), in.count(), loss.get(), metrics.get()));
+    call_model("join", model.ops.join, model.self, in.get(), in.count(), loss.get(), metrics.get());
     return checked(model, loss, metrics);
 }
 
@@ -148,13 +151,13 @@ double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first
     if (!model.ops.units) return static_cast<double>(count);
     double units = 0.0;
     Chunk chunk(batch, first, count, {c10::Device(c10::kCPU), false});
-    check(model.ops.units(model.self, chunk.handles(), chunk.count(), &units));
+    call_model("units", model.ops.units, model.self, chunk.handles(), chunk.count(), &units);
     if (!(units >= 0.0) || std::isinf(units)) fail(MT_EINVAL, "the model counts %g units", units);
     return units;
 }
 
 void set_training(const mt_model &model, bool on) {
-    if (model.ops.set_training) check(model.ops.set_training(model.self, on));
+    if (model.ops.set_training) call_model("set_training", model.ops.set_training, model.self, on);
 }
 
 void release_model(mt_model *model) noexcept {

@@ -7,6 +7,7 @@
 
 #include <memtrain/torch.h>
 
+#include "guard.hpp"
 #include "tensor.hpp"
 
 struct mt_model {
@@ -30,6 +31,20 @@ struct mt_model {
 };
 
 namespace memtrain::shim {
+
+/*
+ * Calls one of the model's functions and throws Failure for what it returns. It may fail without a word: an
+ * older line is not its own.
+ */
+template <class... Wanted, class... Given>
+void call_model(const char *name, mt_status (*function)(Wanted...), Given... arguments) {
+    mt_set_error(MT_OK, "%s", "");
+    mt_status status = function(arguments...);
+    if (status != MT_OK && !*mt_last_error())
+        mt_set_error(status, "the model's %s has failed and does not say why: %s", name,
+                     mt_status_text(status));
+    check(status);
+}
 
 /* All parameters, or all buffers, as the model tells of them; undefined ones are left out. */
 std::vector<Named> parameters_of(const mt_model &model);

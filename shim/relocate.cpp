@@ -45,7 +45,8 @@ void copy_tensors(const mt_model &model, const Device &to) {
 
 void tell_model(const mt_model &model, const Device &to) {
     if (model.ops.to_device)
-        check(model.ops.to_device(model.self, to.card ? "cpu" : to.name().c_str()));
+        call_model("to_device", model.ops.to_device, model.self,
+                   to.card ? "cpu" : to.name().c_str());
     else if (!to.is_cpu())
         fail(MT_ENOTSUP, "the model has no to_device");
 }

@@ -18,6 +18,8 @@
 #include <torch/csrc/jit/serialization/export.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <memtrain/torch.h>
+
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -88,8 +90,9 @@ void check_archive(const char *path, const std::string &start) {
     if (status == MT_EDEVMEM) throw Failure(status);
     if (status != MT_OK)
         fail(MT_EINVAL,
-             "%s: '%.200s' is an archive that is cut off or damaged, or none of PyTorch's", reading,
-             path);
+             "%s: '%.200s' is an archive that is cut off or damaged, none of PyTorch's, or a newer "
+             "one's than %s reads: %.160s",
+             reading, path, mt_torch_version(), std::string(mt_last_error()).c_str());
     if (kind) fail(MT_EINVAL, "%s: '%.200s' %s", reading, path, kind);
 }
 

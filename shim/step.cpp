@@ -295,6 +295,11 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
     MT_RETURN_IF_FAILED(check_phase(function, *torch, Phase::idle, Phase::idle));
     return guard(torch->device, [&] {
         mt_torch_batch own = batch_of(function, batch);
+        if (torch->flat->slots().empty())
+            fail(MT_EINVAL,
+                 "%s: the model tells of no parameter that requires a gradient, so there is "
+                 "nothing to train",
+                 function);
         torch->evaluation.clear();
         set_mode(*torch, Mode::training);
         torch->rng.take(torch->device);

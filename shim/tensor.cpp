@@ -26,6 +26,8 @@ std::vector<Named> distinct(const std::vector<Named> &all) {
 
 mt_status collect(void *user, const char *name, mt_tensor *tensor) {
     auto &list = *static_cast<std::vector<Named> *>(user);
+    MT_RETURN_IF_FAILED(check_not_null(name, "the model's visit function", "name"));
+    MT_RETURN_IF_FAILED(check_handle(tensor, MT__KIND_TENSOR, "the model's visit function", name));
     return guard([&] {
         if (tensor->tensor.defined()) list.push_back({name, tensor->tensor});
     });

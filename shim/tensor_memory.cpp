@@ -121,6 +121,11 @@ extern "C" mt_status mt_tensor_read(const mt_tensor *tensor, mt_dtype dtype, voi
                                     size_t bytes) {
     static const char name[] = "mt_tensor_read";
     return with_tensor(name, tensor, [&](const at::Tensor &inside) {
+        if (inside.is_complex())
+            fail(MT_ENOTSUP,
+                 "%s: the tensor is complex, and no mt_dtype is; aten::view_as_real "
+                 "makes two numbers of each",
+                 name);
         array(name, dtype, data, bytes, inside).copy_(inside.detach());
     });
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <set>
 
 #include <c10/core/GradMode.h>
 
@@ -39,6 +40,9 @@ void check_options(const mt_torch_options &o) {
         fail(MT_EINVAL,
              "%s: options->arena is %d; accepted: MT_ARENA_AUTO (0), MT_ARENA_NEVER (-1)", name_of,
              o.arena);
+    if (o.channels_last != 0 && o.channels_last != 1)
+        fail(MT_EINVAL, "%s: options->channels_last is %d; accepted: 0 and 1", name_of,
+             o.channels_last);
     if (o.checkpointing < MT_CHECKPOINTING_AUTO || o.checkpointing > MT_CHECKPOINTING_CHOSEN)
         fail(MT_EINVAL,
              "%s: options->checkpointing is %d; accepted: MT_CHECKPOINTING_AUTO (0), "
@@ -113,6 +117,15 @@ bool is_frozen(const mt_torch &torch, const Slot &slot) {
     return torch.groups[group_of(torch.groups, slot.name)].frozen;
 }
 
+/* Files of weights go by name. */
+void check_names(const mt_torch &torch) {
+    std::set<std::string> names;
+    for (const Named &named : distinct(weights_of(*torch.model)))
+        if (!names.insert(named.name).second)
+            fail(MT_EINVAL, "%s: two parameters or buffers of the model have the name '%.100s'",
+                 name_of, named.name.c_str());
+}
+
 /* A pattern that fits nothing is a slip of the pen, and a loss without parameters has no gradient. */
 void check_groups(const mt_torch &torch) {
     const std::vector<Slot> &slots = torch.flat->slots();
@@ -180,6 +193,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     open_segments(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
+    check_names(*torch);
     check_groups(*torch);
     needs = needs_of(*torch);
     move_model(*torch, device);

@@ -6,6 +6,7 @@
 #include "trainer_rungs.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define BATCH 64
 #define LEAST 2
@@ -106,6 +107,13 @@ START_TEST(tried_in_vain) {
 
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS) > 0, kinds[_i].is_tried);
+    /* Where it can be cut, a user is told of the smallest chunk and not of the batch alone. */
+    if (!kinds[_i].needs_whole && kinds[_i].policy.micro_batch != BATCH) {
+        char alone_asks[32];
+        snprintf(alone_asks, sizeof(alone_asks), "refused %zu bytes",
+                 fake_program_peak(&flat, BATCH));
+        ck_assert_ptr_null(strstr(mt_last_error(), alone_asks));
+    }
     fake_log_clear(&fake);
     step_fails(trainer, BATCH, 2, MT_EDEVMEM);
     if (!kinds[_i].no_evidence)

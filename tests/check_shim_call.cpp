@@ -454,7 +454,8 @@ START_TEST(wrong_types) {
         {"aten::contiguous",
          {x},
          {{"memory_format", mt_value_string("rows")}},
-         "aten::contiguous: argument 'memory_format' is of kind string, accepted: MemoryFormat "});
+         "aten::contiguous: argument 'memory_format' is 'rows', accepted: contiguous_format, "
+         "preserve_format, channels_last, channels_last_3d; "});
 }
 END_TEST
 

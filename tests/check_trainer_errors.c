@@ -4,6 +4,7 @@
 #include "suite.h"
 #include "trainer_fixture.h"
 
+#include <math.h>
 #include <stdio.h>
 
 static const struct {
@@ -77,10 +78,20 @@ static mt_status describe_without_names(void *self, mt_backend_info *out) {
     return MT_OK;
 }
 
+static mt_status describe_without_one_name(void *self, mt_backend_info *out) {
+    static const char *const names[] = {"accuracy", NULL};
+    (void)self;
+    out->metric_count = 2;
+    out->metric_names = names;
+    return MT_OK;
+}
+
 static const struct {
     mt_status (*describe)(void *self, mt_backend_info *out);
     const char *says;
-} bad_metrics[] = {{describe_too_many, "9 metrics"}, {describe_without_names, "metric_names"}};
+} bad_metrics[] = {{describe_too_many, "9 metrics"},
+                   {describe_without_names, "metric_names is NULL"},
+                   {describe_without_one_name, "metric_names[1] is NULL"}};
 
 START_TEST(metrics_are_checked) {
     mt_trainer *trainer;
@@ -133,6 +144,78 @@ START_TEST(refused_without_words) {
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
     ck_contains(mt_last_error(), "a batch of 8 samples does not fit on fake:0: ");
     ck_contains(mt_last_error(), mt_status_text(MT_EDEVMEM));
+    done(trainer);
+}
+END_TEST
+
+static mt_status stop(void *self, const mt_batch *batch) {
+    (void)self;
+    (void)batch;
+    return MT_EUSER;
+}
+
+static mt_status evaluate_silently(void *self, const mt_batch *batch, size_t first, size_t count,
+                                   mt_chunk_result *out) {
+    (void)self, (void)batch, (void)first, (void)count, (void)out;
+    return MT_EIO;
+}
+
+static mt_status hash_silently(void *self, char out[65]) {
+    (void)self, (void)out;
+    return MT_EIO;
+}
+
+static void says_that_it_does_not(mt_status status, mt_status expected) {
+    ck_status(status, expected);
+    ck_contains(mt_last_error(), "the backend has failed and does not say why: ");
+    ck_contains(mt_last_error(), mt_status_text(expected));
+}
+
+/* The same where it is no matter of memory. */
+START_TEST(failed_without_words) {
+    mt_batch batch = batch_of(8, 1);
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    seam.begin = stop;
+    seam.evaluate = evaluate_silently;
+    seam.state_sha256 = hash_silently;
+    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    mt_set_error(MT_EIO, "an older line");
+    says_that_it_does_not(mt_trainer_step(trainer, &batch, NULL), MT_EUSER);
+    mt_set_error(MT_EIO, "an older line");
+    says_that_it_does_not(mt_trainer_evaluate(trainer, &batch, NULL), MT_EIO);
+    mt_set_error(MT_EUSER, "an older line");
+    says_that_it_does_not(mt_trainer_finish(trainer, NULL), MT_EIO);
+    done(trainer);
+}
+END_TEST
+
+static double units_told;
+
+static mt_status tell_units(void *self, const mt_batch *batch, size_t first, size_t count,
+                            double *out) {
+    (void)self, (void)batch, (void)first, (void)count;
+    *out = units_told;
+    return MT_OK;
+}
+
+/* What the weights of chunks would be no numbers of. */
+START_TEST(units_that_are_none) {
+    static const double none[] = {-1, NAN, INFINITY};
+    mt_batch batch = batch_of(8, 1);
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    seam.units = tell_units;
+    units_told = none[_i];
+    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
+    ck_contains(mt_last_error(), "the backend's units of samples 0 to 8 are ");
     done(trainer);
 }
 END_TEST
@@ -191,6 +274,8 @@ static Suite *suite_trainer_errors(void) {
     tcase_add_loop_test(failure, metrics_are_checked, 0, LENGTH(bad_metrics));
     tcase_add_loop_test(failure, batch_is_checked, 0, LENGTH(bad_counts));
     tcase_add_test(failure, refused_without_words);
+    tcase_add_test(failure, failed_without_words);
+    tcase_add_loop_test(failure, units_that_are_none, 0, 3);
     tcase_add_test(failure, hash_fails);
     tcase_add_loop_test(failure, poisoned, 0, 2);
     return suite;

@@ -98,6 +98,9 @@ typedef struct mt_memory {
     uint64_t alloc_retries; /* times the device's allocator had to empty its cache to serve */
 } mt_memory;
 
+#define MT_MEMORY_INIT                                                                             \
+    { sizeof(mt_memory), 0, 0, 0, 0, 0, 0 }
+
 /*
  * What the policy must know of the model before the first step; all zero is a legal answer. The byte
  * figures are full sizes, allocated yet or not, for the trace and mt_trainer_explain; gradient_bytes
@@ -157,6 +160,9 @@ typedef struct mt_chunk_result {
     size_t refused_in_use_bytes; /* what was allocated when it was refused */
 } mt_chunk_result;
 
+#define MT_CHUNK_RESULT_INIT                                                                       \
+    { sizeof(mt_chunk_result), 0.0, 0.0, {0.0}, 0.0, 0, 0, 0, 0 }
+
 /*
  * What apply did. The trainer sets size, grad_norm to NaN and the rest to zero before the call.
  */
@@ -167,12 +173,18 @@ typedef struct mt_apply_result {
     int skipped;      /* 1: the loss scaler found an infinity and left everything as it was */
 } mt_apply_result;
 
+#define MT_APPLY_RESULT_INIT                                                                       \
+    { sizeof(mt_apply_result), 0.0, 0.0, 0 }
+
 /* What empty_cache did. The trainer zeroes the struct and sets size before the call. */
 typedef struct mt_clear_result {
     size_t size;           /* sizeof(mt_clear_result) */
     double seconds;        /* time that it took; 0: not measured */
     size_t released_bytes; /* given back to the system; 0: not known */
 } mt_clear_result;
+
+#define MT_CLEAR_RESULT_INIT                                                                       \
+    { sizeof(mt_clear_result), 0.0, 0 }
 
 /*
  * Receives every allocation and release on the recording thread: bytes > 0 is an allocation of the
@@ -260,7 +272,8 @@ typedef struct mt_backend {
      * the device; sink NULL stops, and must not fail. *sink is copied. Called around single chunks,
      * right before accumulate or evaluate and right after it, also where that failed: two at the start,
      * and sizes beyond those recorded; never where mt_policy_options.micro_batch fixes the size, nor while none
-     * of mt_backend_info.record_rungs is on. Without it, chunks grow step by step from measured peaks.
+     * of mt_backend_info.record_rungs is on. Without it, chunks grow step by step from measured peaks. Any
+     * failure of a record that is there ends the step: where it cannot be done, leave it NULL.
      */
     mt_status (*record)(void *self, const mt_event_sink *sink);
 
@@ -280,7 +293,7 @@ typedef struct mt_backend {
     mt_status (*state_sha256)(void *self, char out[65]);
 
     /*
-     * Optional, both or neither. mark is called before a chunk whose failure shall not cost the
+     * Optional; one without the other is not called. mark is called before a chunk whose failure shall not cost the
      * chunks before it: remembers what accumulate can change beside the gradients, and has the next
      * accumulate add its gradients only once its backward is through; until then they are a second
      * set, of up to gradient_bytes. Until that accumulate has succeeded, rewind takes back to what mark
@@ -305,7 +318,7 @@ typedef struct mt_backend {
     /*
      * Optional. A number that is equal for batches whose samples have the same shape (picture size,
      * sequence length), in any way made: each has recordings and times of its own. Without it, all
-     * batches are taken to be of one shape.
+     * batches are taken to be of one shape. A failure ends the step before it began.
      */
     mt_status (*shape)(void *self, const mt_batch *batch, uint64_t *out);
 

@@ -180,6 +180,9 @@ typedef struct mt_sim_stats {
     uint64_t ooms;               /* requests refused, mt_sim_refuse included */
 } mt_sim_stats;
 
+#define MT_SIM_STATS_INIT                                                                          \
+    { sizeof(mt_sim_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
 /* The figures as they are now; out->size is set by the caller. @return MT_OK, MT_EINVAL */
 MT_API MT_NODISCARD mt_status mt_sim_read_stats(const mt_sim *sim, mt_sim_stats *out);
 

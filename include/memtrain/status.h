@@ -77,7 +77,8 @@ MT_API const char *mt_status_text(mt_status status);
 
 /*
  * What failed last on the calling thread, one line of at most 511 bytes that names the argument or
- * the cause; "" when nothing has failed yet. Borrowed until the next failing call on this thread.
+ * the cause; "" when nothing has failed yet. Borrowed until the next call on this thread that fails, or
+ * runs a model or a backend.
  * Reporting allocates nothing. Any thread.
  */
 MT_API const char *mt_last_error(void);
@@ -154,6 +155,9 @@ typedef struct mt_host_memory {
     size_t cgroup_peak_bytes; /* highest use of the group with the least room since it was made, its
                                   page cache and other processes included; 0: not known */
 } mt_host_memory;
+
+#define MT_HOST_MEMORY_INIT                                                                        \
+    { sizeof(mt_host_memory), 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
 /*
  * Reads /proc/meminfo and the control groups (v2: memory.max and memory.high of the group and each

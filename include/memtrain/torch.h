@@ -234,7 +234,11 @@ typedef struct mt_torch_batch {
 
 typedef struct mt_model mt_model;
 
-/* Told of one parameter or buffer: name as in the state, and the tensor (borrowed for the call). */
+/*
+ * Told of one parameter or buffer: its name in the state, which no other has, and the tensor (borrowed for the
+ * call). An empty one (mt_tensor_new), such as a bias that a layer does without, is passed over. MT_EINVAL for
+ * what is no live handle.
+ */
 typedef mt_status (*mt_visit_fn)(void *user, const char *name, mt_tensor *tensor);
 
 /*
@@ -484,8 +488,10 @@ typedef struct mt_torch_options {
     int channels_last;       /* 1: parameters and a batch's tensors of four dimensions, pictures for
                                 one, are channels_last in memory, so that convolutions keep to it:
                                 what tensor cores want, and on CPUs no gain as a rule. Parameters
-                                stay so afterwards; files of weights are row-major all the same.
-                                A batch that is not is copied, as part of its chunk */
+                                stay so afterwards, and 0 leaves them as they are; files of weights
+                                are row-major all the same. A batch that is not is copied, as part
+                                of its chunk. What draws random numbers over pictures draws others,
+                                and view() of them may have to be reshape() */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
@@ -614,7 +620,28 @@ MT_API MT_NODISCARD mt_status mt_torch_offload_stats(const mt_torch *torch, mt_o
 MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
                                             mt_chunk_result *out_chunk, mt_apply_result *out_apply);
 
-/* The parts of a step, as described in memtrain/backend.h. MT_ESTATE out of order. */
+/*
+ * The parts of a step; they are the functions of mt_backend with these names, and memtrain/backend.h says more of
+ * each. mt_begin, then mt_accumulate for chunks that together are the batch, then mt_apply; after a failure of
+ * mt_accumulate or mt_apply mt_rollback alone may follow, or mt_rewind where the chunk was marked.
+ *
+ * mt_begin         starts a step on a batch, borrowed until mt_apply or mt_rollback; gradients are zero
+ * mt_accumulate    forward and backward of samples [first, first + count); the loss, a mean over them, times
+ *                  weight (at least 0, the chunk's share of the batch's units) before backward
+ * mt_prepare       for a model with embeddings, below: the sizes of the count chunks that come
+ * mt_mark          the next chunk adds its gradients once its backward pass is through
+ * mt_rewind        after a marked chunk failed: back to what mt_mark saw, earlier chunks included
+ * mt_hold_gradients  outside a step; 0 gives the memory of gradients back, and steps are one marked chunk each
+ * mt_rollback      takes the step back: parameters, buffers and random numbers as before mt_begin
+ * mt_apply         clips and updates; the step is over. Nothing has changed where it fails
+ * mt_evaluate      forward alone, in evaluation mode, outside a step; no mt_rollback follows a failure
+ *
+ * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT); figures of the chunk, or of
+ *             the update. After a failure zero, but for the evidence of an OOM
+ * @return MT_OK; MT_EDEVMEM when memory ran out; MT_ESTATE out of order, or when the state was lost, which
+ *         only a mt_rollback or mt_rewind that fails does; MT_EINVAL for samples that the batch does not have,
+ *         and for a model without a parameter to train; MT_EUSER, MT_ETORCH from the model; MT_ENOTSUP
+ */
 MT_API MT_NODISCARD mt_status mt_begin(mt_torch *torch, const mt_batch *batch);
 MT_API MT_NODISCARD mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count,
                                             double weight, mt_chunk_result *out);

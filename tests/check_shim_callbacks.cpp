@@ -1,0 +1,254 @@
+/*
+ * check_shim_callbacks.cpp - models whose functions do what they should not: hand on what is no tensor, fail
+ * without a word, tell of names twice or of nothing to train; and what libtorch warns of.
+ */
+#include <string>
+
+#include <ATen/ops/full.h>
+#include <c10/util/complex.h>
+
+#include <memtrain/tensor.h>
+
+#include "check_shim.hpp"
+
+using namespace check_shim;
+
+namespace {
+
+/* A model in C; which of its functions misbehaves is a number. */
+struct Odd {
+    mt_tensor *weight = nullptr, *other = nullptr;
+    mt_status (*visit)(Odd &odd, mt_visit_fn fn, void *user) = nullptr;
+    mt_status fails = MT_OK;
+};
+
+Odd odd; /* of the test: each runs in a process of its own */
+
+mt_status visit_parameters(void *, mt_visit_fn fn, void *user) {
+    return odd.visit(odd, fn, user);
+}
+
+mt_status loss(void *, mt_tensor *const *, size_t, mt_tensor *out, mt_tensor *) {
+    if (odd.fails != MT_OK) return odd.fails;
+    at::Tensor weight = *static_cast<at::Tensor *>(mt_tensor_get(odd.weight));
+    *static_cast<at::Tensor *>(mt_tensor_get(out)) = weight.sum();
+    return MT_OK;
+}
+
+mt_tensor *parameter(bool is_trained = true) {
+    mt_tensor *handle;
+    ck_ok(mt_tensor_new(&handle));
+    at::Tensor tensor = at::full({4}, 1.0);
+    *static_cast<at::Tensor *>(mt_tensor_get(handle)) = tensor.set_requires_grad(is_trained);
+    return handle;
+}
+
+mt_model *odd_model(mt_status (*visit)(Odd &, mt_visit_fn, void *)) {
+    mt_model_ops ops = MT_MODEL_OPS_INIT;
+    mt_model *model;
+    ops.visit_parameters = visit_parameters;
+    ops.loss = loss;
+    odd.weight = parameter();
+    odd.other = parameter();
+    odd.visit = visit;
+    ck_ok(mt_model_new(&ops, nullptr, nullptr, &model));
+    return model;
+}
+
+mt_status only_weight(Odd &o, mt_visit_fn fn, void *user) {
+    return fn(user, "weight", o.weight);
+}
+
+/* ---- what is handed on ---------------------------------------------------------------------------- */
+
+const struct {
+    mt_status (*visit)(Odd &, mt_visit_fn, void *);
+    mt_status status;
+    const char *says;
+} visits[] = {
+    {[](Odd &, mt_visit_fn fn, void *user) { return fn(user, "weight", nullptr); }, MT_EINVAL,
+     "the model's visit function: weight is NULL"},
+    {[](Odd &o, mt_visit_fn fn, void *user) { return fn(user, nullptr, o.weight); }, MT_EINVAL,
+     "the model's visit function: name is NULL"},
+    {[](Odd &o, mt_visit_fn fn, void *user) {
+         mt_tensor_free(o.other);
+         return fn(user, "other", o.other);
+     },
+     MT_EINVAL, "the model's visit function: other is not a live handle"},
+    {[](Odd &o, mt_visit_fn fn, void *user) {
+         mt_status status = fn(user, "weight", o.weight);
+         return status == MT_OK ? fn(user, "weight", o.other) : status;
+     },
+     MT_EINVAL, "mt_torch_new: two parameters or buffers of the model have the name 'weight'"},
+    {[](Odd &, mt_visit_fn, void *) { return MT_EUSER; }, MT_EUSER,
+     "the model's visit_parameters has failed and does not say why: "},
+};
+
+START_TEST(what_is_visited) {
+    mt_torch *torch;
+    mt_model *model = odd_model(visits[_i].visit);
+    mt_set_error(MT_EIO, "an older line");
+    ck_status(mt_torch_new(model, nullptr, &torch), visits[_i].status);
+    ck_contains(mt_last_error(), visits[_i].says);
+    ck_assert_ptr_null(torch);
+    mt_model_free(model);
+}
+END_TEST
+
+/* A parameter is freed while it is in use: every later call says so. */
+START_TEST(freed_in_use) {
+    char text[65];
+    mt_torch *torch;
+    mt_model *model = odd_model(only_weight);
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    mt_tensor_free(odd.weight);
+    ck_status(mt_torch_state_sha256(torch, text), MT_EINVAL);
+    ck_contains(mt_last_error(), "weight is not a live handle");
+    mt_torch_free(torch);
+    mt_model_free(model);
+}
+END_TEST
+
+/* The same tensor under one name twice, and an empty one, are nothing wrong. */
+START_TEST(what_is_passed_over) {
+    mt_torch *torch;
+    mt_tensor *empty = nullptr;
+    ck_ok(mt_tensor_new(&empty));
+    mt_model *model = odd_model([](Odd &o, mt_visit_fn fn, void *user) {
+        for (const char *name : {"weight", "tied"}) {
+            mt_status status = fn(user, name, o.weight);
+            if (status != MT_OK) return status;
+        }
+        return fn(user, "bias", o.other);
+    });
+    mt_tensor_free(odd.other);
+    odd.other = empty;
+    Batch batch(2);
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
+    mt_torch_free(torch);
+    mt_model_free(model);
+}
+END_TEST
+
+/* ---- steps ------------------------------------------------------------------------------------------ */
+
+START_TEST(nothing_to_train) {
+    mt_torch *torch;
+    mt_chunk_result result = MT_CHUNK_RESULT_INIT;
+    mt_model *model = odd_model(only_weight);
+    mt_tensor_free(odd.weight);
+    odd.weight = parameter(false);
+    Batch batch(2);
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_ok(mt_evaluate(torch, batch.get(), 0, 2, &result));
+    ck_status(mt_train_step(torch, batch.get(), nullptr, nullptr), MT_EINVAL);
+    ck_contains(mt_last_error(), "no parameter that requires a gradient");
+    mt_torch_free(torch);
+    mt_model_free(model);
+}
+END_TEST
+
+START_TEST(fails_without_words) {
+    mt_torch *torch;
+    mt_model *model = odd_model(only_weight);
+    Batch batch(2);
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    for (mt_status status : {MT_EUSER, MT_EIO}) {
+        odd.fails = status;
+        mt_set_error(MT_EINVAL, "an older line");
+        ck_status(mt_train_step(torch, batch.get(), nullptr, nullptr), status);
+        ck_contains(mt_last_error(), "the model's loss has failed and does not say why: ");
+        ck_contains(mt_last_error(), mt_status_text(status));
+    }
+    odd.fails = MT_OK;
+    ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
+    mt_torch_free(torch);
+    mt_model_free(model);
+}
+END_TEST
+
+/* ---- options and tensors ------------------------------------------------------------------------------ */
+
+START_TEST(orders_that_are_none) {
+    for (int number : {-1, 2}) {
+        mt_torch *torch;
+        mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+        options.channels_last = number;
+        mt_model *model = odd_model(only_weight);
+        ck_status(mt_torch_new(model, &options, &torch), MT_EINVAL);
+        ck_contains(mt_last_error(), "options->channels_last is ");
+        mt_model_free(model);
+    }
+}
+END_TEST
+
+START_TEST(there_is_one_cpu) {
+    ck_status(mt_device_check("cpu:7"), MT_EINVAL);
+    ck_contains(mt_last_error(), "'cpu:7' is no device; accepted: cpu");
+    ck_ok(mt_device_check("cpu:0"));
+    ck_ok(mt_device_check("cpu"));
+}
+END_TEST
+
+START_TEST(complex_numbers) {
+    float numbers[2];
+    mt_tensor *handle;
+    ck_ok(mt_tensor_new(&handle));
+    *static_cast<at::Tensor *>(mt_tensor_get(handle)) =
+        at::full({2}, c10::complex<double>(1, 2), at::kComplexFloat);
+    ck_status(mt_tensor_read(handle, MT_FLOAT32, numbers, sizeof numbers), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "aten::view_as_real");
+    mt_tensor_free(handle);
+}
+END_TEST
+
+/* ---- warnings ------------------------------------------------------------------------------------------ */
+
+void keep(void *user, mt_log_level level, const char *text) {
+    if (level == MT_LOG_WARNING) *static_cast<std::string *>(user) = text;
+}
+
+START_TEST(warnings_are_logged) {
+    std::string logged;
+    mt_torch *torch;
+    mt_set_log(keep, &logged);
+    odd.fails = MT_OK;
+    mt_model *model = odd_model([](Odd &o, mt_visit_fn fn, void *user) {
+        TORCH_WARN("mind the step");
+        return fn(user, "weight", o.weight);
+    });
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_assert_str_eq(logged.c_str(), "libtorch: mind the step");
+    mt_set_log(nullptr, nullptr);
+    mt_torch_free(torch);
+    mt_model_free(model);
+}
+END_TEST
+
+Suite *suite_callbacks() {
+    Suite *suite = suite_create("shim_callbacks");
+    TCase *models = suite_case(suite, "models");
+    TCase *others = suite_case(suite, "others");
+    auto init = [] {
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_set_threads(1));
+    };
+    for (TCase *tcase : {models, others}) tcase_add_checked_fixture(tcase, init, nullptr);
+    tcase_add_loop_test(models, what_is_visited, 0, LENGTH(visits));
+    tcase_add_test(models, freed_in_use);
+    tcase_add_test(models, what_is_passed_over);
+    tcase_add_test(models, nothing_to_train);
+    tcase_add_test(models, fails_without_words);
+    tcase_add_test(others, orders_that_are_none);
+    tcase_add_test(others, there_is_one_cpu);
+    tcase_add_test(others, complex_numbers);
+    tcase_add_test(others, warnings_are_logged);
+    return suite;
+}
+
+} // namespace
+
+int main() {
+    return suite_run(suite_callbacks());
+}
