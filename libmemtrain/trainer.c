@@ -34,8 +34,6 @@ static mt_status describe(mt_trainer *t) {
               t->info.metric_count, MT_METRICS_MAX);
     MT__CHECK(t->info.metric_count == 0 || t->info.metric_names,
               "mt_trainer_new: the backend has metrics, but metric_names is NULL");
-    for (size_t i = 0; i < t->info.metric_count; i++)
-        MT__CHECK(t->info.metric_names[i], "mt_trainer_new: metric_names[%zu] is NULL", i);
     for (size_t i = 0; t->info.metric_over && i < t->info.metric_count; i++)
         MT__CHECK(t->info.metric_over[i] >= MT_OVER_UNITS &&
                       t->info.metric_over[i] < (int)t->info.metric_count,

@@ -2,6 +2,7 @@
 #ifndef MEMTRAIN_SHIM_MODEL_HPP
 #define MEMTRAIN_SHIM_MODEL_HPP
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -34,12 +35,15 @@ namespace memtrain::shim {
 
 /*
  * Calls one of the model's functions and throws Failure for what it returns. It may fail without a word: an
- * older line is not its own.
+ * older line is not its own. One that goes through leaves that line as it was, as when a failed step is taken back.
  */
 template <class... Wanted, class... Given>
 void call_model(const char *name, mt_status (*function)(Wanted...), Given... arguments) {
+    char before[512];
+    std::snprintf(before, sizeof before, "%s", mt_last_error());
     mt_set_error(MT_OK, "%s", "");
     mt_status status = function(arguments...);
+    if (status == MT_OK) mt_set_error(MT_OK, "%s", before);
     if (status != MT_OK && !*mt_last_error())
         mt_set_error(status, "the model's %s has failed and does not say why: %s", name,
                      mt_status_text(status));

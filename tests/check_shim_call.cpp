@@ -450,12 +450,11 @@ START_TEST(wrong_types) {
              {mt_value_none()},
              {},
              "aten::relu.default: argument 'self' is of kind none"});
-    refused(
-        {"aten::contiguous",
-         {x},
-         {{"memory_format", mt_value_string("rows")}},
-         "aten::contiguous: argument 'memory_format' is 'rows', accepted: contiguous_format, "
-         "preserve_format, channels_last, channels_last_3d; "});
+    refused({"aten::contiguous",
+             {x},
+             {{"memory_format", mt_value_string("rows")}},
+             "aten::contiguous: argument 'memory_format' is 'rows', accepted: contiguous_format, "
+             "preserve_format, channels_last, channels_last_3d; "});
 }
 END_TEST
 
