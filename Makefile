@@ -266,6 +266,8 @@ soname = -shared -Wl,-soname,lib$(1).so.$(SOVERSION) -Wl,--version-script=$(OBJ)
     -Wl,-Bsymbolic-functions $(if $(SANITIZE),,-Wl,-z,defs)
 TORCH_LINK = -L$(TORCH_LIB) -Wl,--push-state,--no-as-needed -ltorch_cpu -lc10 -Wl,--pop-state
 LAZY := -Wl,--as-needed
+# Code and constants in one segment: two gaps of up to a page less.
+TOGETHER := -Wl,-z,noseparate-code
 endif
 TORCH_RPATH = $(if $(INSIDE),$(HERE)/../$(UP)$(patsubst $(CURDIR)/build/%,%,$(TORCH_LIB)),$(TORCH_LIB))
 rpath = '-Wl,-rpath,$(HERE)/$(DEEPER)../lib' \
@@ -529,7 +531,7 @@ $(OBJ)/examples/common.a: $(COMMON_OBJ) $(OBJ)/parts.link
 $(call so,memtrain): $(CORE_OBJ) $(OBJ)/core.link $(OBJ)/memtrain.map
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	$(call link_so,memtrain,$(CC) $(call soname,memtrain) $(INSTRUMENT) $(LDFLAGS) $(CORE_OBJ) -lm)
+	$(call link_so,memtrain,$(CC) $(call soname,memtrain) $(TOGETHER) $(INSTRUMENT) $(LDFLAGS) $(CORE_OBJ) -lm)
 
 $(call so,memtrain_memory): $(MEMORY_OBJ) $(SHARED_OBJ) $(CORE_SO) $(OBJ)/memory.link $(OBJ)/memtrain_memory.map
 	$(call say,LINK,$@)
