@@ -203,7 +203,7 @@ static void after_step(void *self, ex_training *run, const mt_step_report *repor
     car_clip *c = self;
     const double gb = 1024.0 * 1024 * 1024;
     const int64_t every = c->flags.clear_every > 0 ? c->flags.clear_every : LOG_EVERY;
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     if (car_clip_model_clamp(run->torch) != MT_OK) mt_log(MT_LOG_WARNING, "%s", mt_last_error());
     if (report->peak_bytes > c->peak_bytes) c->peak_bytes = report->peak_bytes;
     if (run->at.steps % (uint64_t)every || mt_device_memory(run->device.name, &memory) != MT_OK)
@@ -232,7 +232,7 @@ static mt_status evaluate_whole(const ex_training *run, double *loss, double *me
     *loss = 0;
     for (size_t i = 0; i < ex_batches_count(run->batches, EX_VALIDATION); i++) {
         mt_batch batch;
-        mt_chunk_result result = {.size = sizeof result};
+        mt_chunk_result result = MT_CHUNK_RESULT_INIT;
         mt_status status = ex_batches_fill(run->batches, EX_VALIDATION, 0, i, &batch);
         if (status == MT_OK) status = mt_evaluate(run->torch, &batch, 0, batch.count, &result);
         if (status != MT_OK) return status;

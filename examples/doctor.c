@@ -183,7 +183,7 @@ static const device devices[] = {
 
 /* What is free of a simulated card is the card's; libtorch's figure on MPS would be the host's. */
 static void print_card(const char *name, size_t budget) {
-    mt_sim_stats stats = {.size = sizeof stats};
+    mt_sim_stats stats = MT_SIM_STATS_INIT;
     if (mt_device_sim_stats(name, &stats) != MT_OK) {
         row("  memory", "%s", last_reason());
         return;
@@ -195,7 +195,7 @@ static void print_card(const char *name, size_t budget) {
 }
 
 static void print_memory(const char *name, const start *s) {
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     if (mt_device_memory(name, &memory) != MT_OK)
         row("  memory", "%s", last_reason());
     else if (strncmp(name, "sim:", 4) == 0)
@@ -255,7 +255,7 @@ static const char *budget_rule(const mt_host_memory *host) {
 }
 
 static void print_host(const start *s) {
-    mt_memory cpu = {.size = sizeof cpu};
+    mt_memory cpu = MT_MEMORY_INIT;
     section("Host memory");
     if (s->host_status != MT_OK) {
         row("memory", "not known here");
@@ -406,7 +406,7 @@ static void print_budget(const char *label, size_t budget, const char *reason) {
 
 /* budget: of a run that is asked about; 0: none. */
 static void print_advice(const start *s, size_t budget) {
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     const char *name = chosen_device();
     section("A run here");
     row("--device auto", "%s", name);
@@ -422,7 +422,7 @@ static void print_advice(const start *s, size_t budget) {
 
 /* What the scripts that the examples follow would need, inside what may be used here. */
 static int print_configurations(const char *argv0) {
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     char program[4096], command[8192];
     section("Configurations");
     fflush(stdout);

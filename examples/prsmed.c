@@ -176,7 +176,7 @@ static void introduce(void *self, const ex_training *run) {
 
 /* What a card's memory monitor would say. */
 static mt_status log_memory(void *self, ex_training *run, const mt_epoch_report *report) {
-    mt_memory m = {.size = sizeof m};
+    mt_memory m = MT_MEMORY_INIT;
     (void)self;
     (void)report;
     mt_status status = mt_device_memory(run->device.name, &m);

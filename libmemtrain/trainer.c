@@ -233,15 +233,6 @@ static void keep_failure(mt_trainer *t, const mt__work *w) {
                  reason[0] ? reason : mt_status_text(MT_EDEVMEM));
 }
 
-/* Reports begin with their size; NULL is none. */
-static mt_status check_report(const mt_trainer *trainer, const size_t *report, const char *function,
-                              const char *init) {
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, function);
-    MT__CHECK(!report || *report >= sizeof *report, "%s: report->size is not set; use %s", function,
-              init);
-    return MT_OK;
-}
-
 /* A backend may fail without a word. */
 static mt_status told(mt_status status) {
     if (mt_last_error()[0]) return status;
@@ -354,9 +345,8 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
         t->forced.count = 0;
         return status;
     }
-    status =
-        check_report(t, report ? &report->size : NULL, "mt_trainer_step", "MT_STEP_REPORT_INIT");
-    if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_step: report->size is not set; use MT_STEP_REPORT_INIT");
     memset(&w, 0, sizeof w);
     w.batch = batch;
     t->chunks.count = 0;
@@ -388,10 +378,9 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     mt_memory memory;
     mt__work w;
     mt_status status = check_batch(t, batch, "mt_trainer_evaluate");
-    if (status == MT_OK)
-        status = check_report(t, report ? &report->size : NULL, "mt_trainer_evaluate",
-                              "MT_EVAL_REPORT_INIT");
     if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_evaluate: report->size is not set; use MT_EVAL_REPORT_INIT");
     if (!t->backend.evaluate)
         return mt_set_error(MT_ENOTSUP, "mt_trainer_evaluate: the backend has no evaluate");
     memset(&w, 0, sizeof w);
@@ -430,9 +419,10 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
 mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
     mt_trainer *t = trainer;
     mt_epoch_report own = MT_EPOCH_REPORT_INIT;
-    mt_status status = check_report(t, report ? &report->size : NULL, "mt_trainer_end_epoch",
-                                    "MT_EPOCH_REPORT_INIT");
-    if (status != MT_OK) return status;
+    mt_status status = MT_OK;
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_end_epoch");
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_end_epoch: report->size is not set; use MT_EPOCH_REPORT_INIT");
     if (t->poisoned) return is_poisoned(t, "mt_trainer_end_epoch");
     own.samples = t->train.samples;
     own.eval_samples = t->eval.samples;
@@ -455,23 +445,23 @@ mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
 }
 
 mt_status mt_trainer_summary(const mt_trainer *trainer, mt_run_report *report) {
-    mt_status status = check_report(trainer, report ? &report->size : NULL, "mt_trainer_summary",
-                                    "MT_RUN_REPORT_INIT");
-    if (status != MT_OK) return status;
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_summary");
     MT__CHECK(report, "mt_trainer_summary: report is NULL");
+    MT__CHECK(report->size >= sizeof report->size,
+              "mt_trainer_summary: report->size is not set; use MT_RUN_REPORT_INIT");
     give(report, report->size, &trainer->run, sizeof trainer->run);
     return MT_OK;
 }
 
 mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report) {
     mt_trainer *t = trainer;
-    mt_status status =
-        check_report(t, report ? &report->size : NULL, "mt_trainer_finish", "MT_RUN_REPORT_INIT");
-    if (status != MT_OK) return status;
+    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_finish");
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_finish: report->size is not set; use MT_RUN_REPORT_INIT");
     if (t->poisoned) return is_poisoned(t, "mt_trainer_finish");
     if (t->backend.state_sha256) {
         mt_set_error(MT_OK, "%s", "");
-        status = t->backend.state_sha256(t->backend.self, t->run.state_sha256);
+        mt_status status = t->backend.state_sha256(t->backend.self, t->run.state_sha256);
         if (status != MT_OK) return told(status);
     }
     mt__trace_end(t);

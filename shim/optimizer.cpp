@@ -251,7 +251,6 @@ void Optimizer::look_at(double scale) {
 
 /* Views that need no memory but the host's for themselves. */
 void Optimizer::take_rows() {
-    forget_rows();
     for (size_t i = 0; i < rows_.size(); i++) {
         const Slot &slot = flat_.slots()[i];
         if (Flat::touched(slot)) gradient_rows_[i] = row_of(slot.parameter.grad());

@@ -41,13 +41,13 @@ mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Ph
     return mt_set_error(MT_ESTATE, "%s: the state is lost: %s", function, torch.poison.c_str());
 }
 
-/* Which of the batch's tensors are copied into another order, as a number that others hardly have. */
+/* Which of the batch's tensors are copied into another order, a bit each. */
 static uint64_t copied_set(const mt_torch &torch, const mt_torch_batch &batch) {
     uint64_t set = 0;
     for (size_t i = 0; torch.options.channels_last && i < batch.count; i++) {
         const at::Tensor &tensor = batch.tensors[i]->tensor;
         bool is_copied = tensor.dim() == 4 && !tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
-        set = (set ^ (is_copied ? i + 1 : 0)) * 0x100000001b3U;
+        set |= uint64_t{is_copied} << i;
     }
     return set;
 }

@@ -6,7 +6,6 @@
 #include "trainer_rungs.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define BATCH 64
 #define LEAST 2
@@ -107,19 +106,27 @@ START_TEST(tried_in_vain) {
 
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS) > 0, kinds[_i].is_tried);
-    /* Where it can be cut, a user is told of the smallest chunk and not of the batch alone. */
-    if (!kinds[_i].needs_whole && kinds[_i].policy.micro_batch != BATCH) {
-        char alone_asks[32];
-        snprintf(alone_asks, sizeof(alone_asks), "refused %zu bytes",
-                 fake_program_peak(&flat, BATCH));
-        ck_assert_ptr_null(strstr(mt_last_error(), alone_asks));
-    }
     fake_log_clear(&fake);
     step_fails(trainer, BATCH, 2, MT_EDEVMEM);
     if (!kinds[_i].no_evidence)
         ck_assert_uint_le(count_kind(FAKE_HOLD_GRADIENTS), 1); /* taken again, not given back */
     fake.options.budget_bytes = beside(BATCH);
     step(trainer, BATCH, 3);
+    done(trainer);
+}
+END_TEST
+
+/* Not even the batch's own block fits: a user is told of the smallest chunk, not of the batch that was tried alone. */
+START_TEST(told_of_the_smallest) {
+    size_t block = fake_program_peak(&flat, BATCH);
+    mt_trainer *trainer = trainer_of_kind(0, fake_defaults.resident_bytes + block - 1);
+    char line[96];
+
+    step_fails(trainer, BATCH, 1, MT_EDEVMEM);
+    ck_assert_uint_gt(count_kind(FAKE_HOLD_GRADIENTS), 0);
+    snprintf(line, sizeof(line), "does not fit on fake:0: refused %zu bytes",
+             fake_program_peak(&flat, LEAST));
+    ck_contains(mt_last_error(), line);
     done(trainer);
 }
 END_TEST
@@ -402,6 +409,7 @@ static Suite *suite_last_resort(void) {
     while (kinds[tried].is_tried) tried++;
     tcase_add_loop_test(when, tried_where_nothing_else_fits, 0, LENGTH(kinds));
     tcase_add_loop_test(when, tried_in_vain, 0, LENGTH(kinds));
+    tcase_add_test(when, told_of_the_smallest);
     tcase_add_test(when, other_batches);
     tcase_add_loop_test(when, not_tried_where_something_fits, 0, LENGTH(kinds));
     tcase_add_loop_test(when, known_of_one_chunk, 0, 2);

@@ -159,22 +159,25 @@ inline mt_torch_options options_of(mt_optimizer optimizer, double clip_norm = 0.
 }
 
 inline mt_chunk_result chunk_result() {
-    mt_chunk_result result = {};
-    result.size = sizeof result;
-    return result;
+    return MT_CHUNK_RESULT_INIT;
 }
 
 inline mt_apply_result apply_result() {
-    mt_apply_result result = {};
-    result.size = sizeof result;
-    return result;
+    return MT_APPLY_RESULT_INIT;
 }
 
 inline mt_memory cpu_memory() {
-    mt_memory memory = {};
-    memory.size = sizeof memory;
+    mt_memory memory = MT_MEMORY_INIT;
     ck_ok(mt_device_memory("cpu", &memory));
     return memory;
+}
+
+/* A card of so many bytes behind "sim:cuda" or "sim:mps", and all of it the budget. */
+inline void simulate(const char *device, size_t bytes) {
+    mt_sim_options options = MT_SIM_OPTIONS_INIT;
+    options.total_bytes = options.recommended_bytes = bytes;
+    ck_ok(mt_device_simulate(device, &options));
+    ck_ok(mt_device_set_budget(device, 0));
 }
 
 /* Whether the n-th request for memory of fn failed: then it throws libtorch's own type, else nothing. */

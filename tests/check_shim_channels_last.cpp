@@ -30,20 +30,6 @@ networks::TensorBatch reordered(const Batch &batch) {
     return networks::TensorBatch({images.contiguous(channels_last), labels});
 }
 
-mt_status whole_step(const Trainer &trainer, const mt_batch *batch, mt_chunk_result *result) {
-    mt_apply_result applied = apply_result();
-    mt_status status = mt_begin(trainer.torch, batch);
-    if (status == MT_OK) status = mt_accumulate(trainer.torch, 0, batch->count, 1.0, result);
-    return status == MT_OK ? mt_apply(trainer.torch, &applied) : status;
-}
-
-void simulate(const char *device) {
-    mt_sim_options options = MT_SIM_OPTIONS_INIT;
-    options.total_bytes = options.recommended_bytes = size_t{200} << 20;
-    ck_ok(mt_device_simulate(device, &options));
-    ck_ok(mt_device_set_budget(device, 0));
-}
-
 /* Weights, and their gradients where there are some. */
 void is_ordered(const Trainer &trainer, bool on) {
     for (const auto &conv : {trainer.net->conv1, trainer.net->conv2}) {
@@ -117,8 +103,8 @@ START_TEST(copies_are_counted) {
     networks::TensorBatch other = reordered(plain);
     mt_chunk_result copied = chunk_result(), given = chunk_result();
     uint64_t shapes[2];
-    ck_ok(whole_step(trainer, plain.get(), &copied));
-    ck_ok(whole_step(trainer, other.get(), &given));
+    ck_ok(mt_train_step(trainer.torch, plain.get(), &copied, nullptr));
+    ck_ok(mt_train_step(trainer.torch, other.get(), &given, nullptr));
     ck_ok(seam.shape(seam.self, plain.get(), &shapes[0]));
     ck_ok(seam.shape(seam.self, other.get(), &shapes[1]));
     ck_assert_uint_ne(shapes[0], shapes[1]);
@@ -138,14 +124,15 @@ START_TEST(same_bits) {
             networks::TensorBatch other = reordered(plain);
             mt_chunk_result result = chunk_result();
             for (int i = 0; i < 4; i++)
-                ck_ok(whole_step(trainer, is_given ? other.get() : plain.get(), &result));
+                ck_ok(mt_train_step(trainer.torch, is_given ? other.get() : plain.get(), &result,
+                                    nullptr));
             if (expected.empty()) expected = trainer.hash();
             ck_assert(trainer.hash() == expected);
         }
 }
 END_TEST
 
-/* Every request of the second of two chunks fails in turn, the copies among them. */
+/* Every request of a step fails in turn, those for copies among them; the update makes none. */
 START_TEST(a_fault_anywhere) {
     std::string expected, before;
     Batch batch(12);
@@ -179,7 +166,7 @@ END_TEST
 /* On a card, and on the CPU after it. */
 START_TEST(on_a_card) {
     const char *const cards[] = {"sim:cuda", "sim:mps"};
-    simulate(cards[_i]);
+    simulate(cards[_i], size_t{200} << 20);
     Trainer trainer(ordered(cards[_i]));
     mt_backend seam = seam_of(trainer);
     Batch batch(12);

@@ -122,13 +122,6 @@ END_TEST
 
 /* ---- rungs ---- */
 
-void simulate(const char *device, size_t bytes) {
-    mt_sim_options options = MT_SIM_OPTIONS_INIT;
-    options.total_bytes = options.recommended_bytes = bytes;
-    ck_ok(mt_device_simulate(device, &options));
-    ck_ok(mt_device_set_budget(device, 0));
-}
-
 size_t on_card(const char *device) {
     mt_sim_stats stats = {};
     stats.size = sizeof stats;

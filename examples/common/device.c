@@ -49,12 +49,12 @@ static mt_status set_threads(int64_t flag, int replayed, int *out) {
 /* What a fraction is a fraction of: what is free, and on a GPU what this process holds already. */
 static mt_status measure_room(ex_device *device) {
     if (is_cpu(device)) {
-        mt_host_memory host = {.size = sizeof host};
+        mt_host_memory host = MT_HOST_MEMORY_INIT;
         mt_status status = mt_host_memory_read(NULL, &host);
         device->room_bytes = least(host.available_bytes, host.cgroup_room_bytes);
         return status;
     }
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     mt_status status = mt_device_memory(device->name, &memory);
     device->room_bytes = memory.free_bytes + memory.reserved_bytes;
     return status;
@@ -96,7 +96,7 @@ static mt_status simulate(ex_device *device, size_t *bytes) {
 
 /* The budget as it is now. */
 static mt_status read_device(ex_device *device) {
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     mt_status status = mt_device_memory(device->name, &memory);
     device->budget_bytes = memory.budget_bytes;
     return status;

@@ -345,7 +345,7 @@ static void explain_unknown(const mt_backend *backend, const mt_backend_info *in
 mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_flags *flags,
                      const ex_device *device) {
     mt_backend_info info = {.size = sizeof info};
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     mt_status status = backend->describe(backend->self, &info);
     if (status == MT_OK) status = backend->memory(backend->self, &memory);
     if (status != MT_OK) return status;

@@ -257,7 +257,7 @@ static mt_status learn(ex_forecast *f, mt_policy *policy, const mt_plan *plan,
 static mt_status answer(ex_forecast *f, mt_policy *policy, const ex_recorded *failed,
                         unsigned attempt, int *replan) {
     const mt_backend *b = f->backend;
-    mt_clear_result cleared = {sizeof cleared, 0, 0};
+    mt_clear_result cleared = MT_CLEAR_RESULT_INIT;
     mt_action action;
     char reason[512];
     mt_oom oom = {sizeof oom, MT_TRAIN, MT_PHASE_ACCUMULATE, .chunk = failed->samples};

@@ -15,7 +15,7 @@ void ex_pictures_warn(void *user, const char *line) {
 }
 
 size_t ex_pictures_most_bytes(void) {
-    mt_host_memory host = {.size = sizeof host};
+    mt_host_memory host = MT_HOST_MEMORY_INIT;
     if (mt_host_memory_read(NULL, &host) != MT_OK) return 0;
     return (host.budget_bytes + 1) / 2; /* not 0 where nothing is left */
 }

@@ -7,13 +7,13 @@
 
 /* One optimiser step in chunks of equal size. */
 static mt_status take_step(mt_torch *torch, const mt_batch *batch, size_t micro, ex_probed *out) {
-    mt_apply_result applied = {.size = sizeof applied};
+    mt_apply_result applied = MT_APPLY_RESULT_INIT;
     mt_status status = mt_begin(torch, batch);
     if (status != MT_OK) return status;
     out->peak_bytes = 0;
     out->seconds = 0;
     for (size_t first = 0; first < batch->count && status == MT_OK; first += micro) {
-        mt_chunk_result chunk = {.size = sizeof chunk};
+        mt_chunk_result chunk = MT_CHUNK_RESULT_INIT;
         size_t count = batch->count - first < micro ? batch->count - first : micro;
         status = mt_accumulate(torch, first, count, (double)count / (double)batch->count, &chunk);
         if (chunk.peak_bytes > out->peak_bytes) out->peak_bytes = chunk.peak_bytes;
@@ -37,7 +37,7 @@ static mt_status describe(mt_torch *torch, mt_backend_info *out) {
 
 static mt_status measure(const ex_probe *how, mt_torch *torch, const mt_batch *batch,
                          ex_probed *out) {
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     size_t micro = how->micro_batch ? how->micro_batch : batch->count;
     mt_status status = how->frozen ? mt_torch_freeze(torch, how->frozen, 1) : MT_OK;
     if (status == MT_OK) status = describe(torch, &out->info);

@@ -151,7 +151,7 @@ static mt_status explain(ex_training *t) {
 static void explain_state(ex_training *t) {
     char reason[512];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
-    mt_memory memory = {.size = sizeof memory};
+    mt_memory memory = MT_MEMORY_INIT;
     mt_torch_options options = torch_options(t);
     options.device = "cpu";
     mt_model_free(t->model);
