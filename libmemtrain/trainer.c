@@ -103,19 +103,29 @@ mt_status mt_trainer_new(const mt_backend *backend, const mt_trainer_options *op
 }
 
 void mt_trainer_free(mt_trainer *trainer) {
-    if (mt__handle_remove(trainer, MT__KIND_TRAINER)) destroy(trainer);
+    if (mt__handle_is(trainer, MT__KIND_TRAINER) && trainer->is_busy)
+        mt_log(MT_LOG_WARNING, "mt_trainer_free: called by its own backend, so it is not freed");
+    else if (mt__handle_remove(trainer, MT__KIND_TRAINER))
+        destroy(trainer);
+}
+
+/* Whether a call may begin: not from within another one, and not after the state was lost. */
+static mt_status check_ready(const mt_trainer *t, const char *function) {
+    if (!mt__handle_is(t, MT__KIND_TRAINER)) return mt__bad_handle(t, function, "trainer");
+    if (t->is_busy)
+        return mt_set_error(
+            MT_ESTATE, "%s: called by a function that the trainer itself has called", function);
+    if (t->poisoned)
+        return mt_set_error(MT_ESTATE, "%s: the trainer is poisoned by a failed rollback: %s",
+                            function, t->poison);
+    return MT_OK;
 }
 
 /* ---- lists of chunks --------------------------------------------------------------------------- */
 
-static mt_status is_poisoned(const mt_trainer *t, const char *function) {
-    return mt_set_error(MT_ESTATE, "%s: the trainer is poisoned by a failed rollback: %s", function,
-                        t->poison);
-}
-
 mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks, size_t count) {
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_set_chunks");
-    if (trainer->poisoned) return is_poisoned(trainer, "mt_trainer_set_chunks");
+    mt_status ready = check_ready(trainer, "mt_trainer_set_chunks");
+    if (ready != MT_OK) return ready;
     MT__CHECK(chunks, "mt_trainer_set_chunks: chunks is NULL");
     MT__CHECK(count > 0, "mt_trainer_set_chunks: count is 0; at least 1 is accepted");
     for (size_t i = 0; i < count; i++)
@@ -131,8 +141,8 @@ mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks, size_
 }
 
 mt_status mt_trainer_set_rungs(mt_trainer *trainer, unsigned rungs, double rate) {
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_set_rungs");
-    if (trainer->poisoned) return is_poisoned(trainer, "mt_trainer_set_rungs");
+    mt_status ready = check_ready(trainer, "mt_trainer_set_rungs");
+    if (ready != MT_OK) return ready;
     unsigned known = trainer->info.rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     MT__CHECK((rungs & ~known) == 0, "mt_trainer_set_rungs: rungs is 0x%x; the backend knows 0x%x",
               rungs, known);
@@ -180,7 +190,8 @@ static double means(const mt_trainer *t, const mt__sums *sums, double metrics[MT
 /* ---- checks ------------------------------------------------------------------------------------ */
 
 static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const char *function) {
-    if (!mt__handle_is(t, MT__KIND_TRAINER)) return mt__bad_handle(t, function, "trainer");
+    mt_status ready = check_ready(t, function);
+    if (ready != MT_OK) return ready;
     MT__CHECK(batch, "%s: batch is NULL", function);
     /* What the first version had, so that its callers are served when fields are added. */
     MT__CHECK(batch->size >= offsetof(mt_batch, id) + sizeof batch->id,
@@ -188,7 +199,7 @@ static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const c
     MT__CHECK(batch->count > 0 && batch->count <= INT64_MAX,
               "%s: batch->count is %zu; at least 1 is accepted, and less than 2^63", function,
               batch->count);
-    return t->poisoned ? is_poisoned(t, function) : MT_OK;
+    return MT_OK;
 }
 
 /* Whether chunks of so many samples are a step of the batch: all of it, or the first ones where it is made smaller. */
@@ -332,21 +343,12 @@ static mt_status prepare_step(mt_trainer *t, mt__work *w) {
     return t->backend.reset_peak ? t->backend.reset_peak(t->backend.self) : MT_OK;
 }
 
-mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_report *report) {
-    mt_trainer *t = trainer;
+/* Takes the step, or drops the batch, and tells of it. */
+static mt_status step(mt_trainer *t, const mt_batch *batch, mt_step_report *report) {
     mt_memory after;
     mt_step_report own;
     mt__work w;
-    mt_status status = check_batch(t, batch, "mt_trainer_step");
-    if (status != MT_OK) return status;
-    t->has_failure = 0;
-    status = check_cut(t, batch);
-    if (status != MT_OK) {
-        t->forced.count = 0;
-        return status;
-    }
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_step: report->size is not set; use MT_STEP_REPORT_INIT");
+    mt_status status = MT_OK;
     memset(&w, 0, sizeof w);
     w.batch = batch;
     t->chunks.count = 0;
@@ -371,25 +373,35 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
     return MT_OK;
 }
 
+mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_report *report) {
+    mt_status status = check_batch(trainer, batch, "mt_trainer_step");
+    if (status != MT_OK) return status;
+    trainer->has_failure = 0;
+    status = check_cut(trainer, batch);
+    if (status != MT_OK) {
+        trainer->forced.count = 0;
+        return status;
+    }
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_step: report->size is not set; use MT_STEP_REPORT_INIT");
+    trainer->is_busy = 1;
+    status = step(trainer, batch, report);
+    trainer->is_busy = 0;
+    return status;
+}
+
 /* ---- evaluation -------------------------------------------------------------------------------- */
 
-mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eval_report *report) {
-    mt_trainer *t = trainer;
+static mt_status evaluate(mt_trainer *t, const mt_batch *batch, mt_eval_report *report) {
     mt_memory memory;
     mt__work w;
-    mt_status status = check_batch(t, batch, "mt_trainer_evaluate");
-    if (status != MT_OK) return status;
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_evaluate: report->size is not set; use MT_EVAL_REPORT_INIT");
-    if (!t->backend.evaluate)
-        return mt_set_error(MT_ENOTSUP, "mt_trainer_evaluate: the backend has no evaluate");
     memset(&w, 0, sizeof w);
     w.batch = batch;
     w.mode = MT_EVALUATE;
     w.rungs_before = t->rungs;
     w.rate_before = t->rate;
     t->has_failure = 0;
-    status = select_shape(t, batch);
+    mt_status status = select_shape(t, batch);
     if (status == MT_OK) status = mt__read_memory(t, &memory);
     if (status != MT_OK) return status;
     mt__policy_begin_step(t->policy);
@@ -414,16 +426,24 @@ mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eva
     return MT_OK;
 }
 
+mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eval_report *report) {
+    mt_status status = check_batch(trainer, batch, "mt_trainer_evaluate");
+    if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_evaluate: report->size is not set; use MT_EVAL_REPORT_INIT");
+    if (!trainer->backend.evaluate)
+        return mt_set_error(MT_ENOTSUP, "mt_trainer_evaluate: the backend has no evaluate");
+    trainer->is_busy = 1;
+    status = evaluate(trainer, batch, report);
+    trainer->is_busy = 0;
+    return status;
+}
+
 /* ---- epoch and run ------------------------------------------------------------------------------ */
 
-mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
-    mt_trainer *t = trainer;
+static mt_status end_epoch(mt_trainer *t, mt_epoch_report *report) {
     mt_epoch_report own = MT_EPOCH_REPORT_INIT;
     mt_status status = MT_OK;
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_end_epoch");
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_end_epoch: report->size is not set; use MT_EPOCH_REPORT_INIT");
-    if (t->poisoned) return is_poisoned(t, "mt_trainer_end_epoch");
     own.samples = t->train.samples;
     own.eval_samples = t->eval.samples;
     own.loss = means(t, &t->train, own.metrics);
@@ -444,6 +464,17 @@ mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
     return MT_OK;
 }
 
+mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
+    mt_status status = check_ready(trainer, "mt_trainer_end_epoch");
+    if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_end_epoch: report->size is not set; use MT_EPOCH_REPORT_INIT");
+    trainer->is_busy = 1;
+    status = end_epoch(trainer, report);
+    trainer->is_busy = 0;
+    return status;
+}
+
 mt_status mt_trainer_summary(const mt_trainer *trainer, mt_run_report *report) {
     MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_summary");
     MT__CHECK(report, "mt_trainer_summary: report is NULL");
@@ -453,19 +484,25 @@ mt_status mt_trainer_summary(const mt_trainer *trainer, mt_run_report *report) {
     return MT_OK;
 }
 
-mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report) {
-    mt_trainer *t = trainer;
-    MT__CHECK_HANDLE(trainer, MT__KIND_TRAINER, "mt_trainer_finish");
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_trainer_finish: report->size is not set; use MT_RUN_REPORT_INIT");
-    if (t->poisoned) return is_poisoned(t, "mt_trainer_finish");
+static mt_status finish(mt_trainer *t) {
     if (t->backend.state_sha256) {
         mt_set_error(MT_OK, "%s", "");
         mt_status status = t->backend.state_sha256(t->backend.self, t->run.state_sha256);
         if (status != MT_OK) return told(status);
     }
     mt__trace_end(t);
-    return report ? mt_trainer_summary(t, report) : MT_OK;
+    return MT_OK;
+}
+
+mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report) {
+    mt_status status = check_ready(trainer, "mt_trainer_finish");
+    if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_trainer_finish: report->size is not set; use MT_RUN_REPORT_INIT");
+    trainer->is_busy = 1;
+    status = finish(trainer);
+    trainer->is_busy = 0;
+    return status == MT_OK && report ? mt_trainer_summary(trainer, report) : status;
 }
 
 const mt_policy *mt_trainer_policy(const mt_trainer *trainer) {

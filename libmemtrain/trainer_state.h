@@ -40,6 +40,7 @@ struct mt_trainer {
     uint64_t epoch;
     mt_run_report run;
     int in_step; /* 1: a step is under way, the one after those of run */
+    int is_busy; /* 1: the backend is being called, and must not call back */
     int poisoned;
     char poison[MT__LINE]; /* why */
     int has_failure;       /* the last call did not fit: the rest is for mt_trainer_explain */

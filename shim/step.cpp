@@ -26,6 +26,8 @@
 namespace memtrain::shim {
 
 mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Phase other) {
+    if (torch.calling)
+        return mt_set_error(MT_ESTATE, "%s: called by a function that a step has called", function);
     if (torch.phase == one || torch.phase == other) return MT_OK;
     switch (torch.phase) {
     case Phase::idle:
@@ -250,6 +252,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
     mt_chunk_result result = {};
     cpu::Refusals before = cpu::refusals();
     int64_t ooms = device_ooms(torch.device);
+    Calling calling(torch);
     mt_status status = guard(torch.device, [&] {
         synchronize(torch.device);
         start_call_peak(torch.device);
@@ -293,6 +296,7 @@ mt_status fail_step(mt_torch &torch, mt_status status) {
 
 mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
     MT_RETURN_IF_FAILED(check_phase(function, *torch, Phase::idle, Phase::idle));
+    Calling calling(*torch);
     return guard(torch->device, [&] {
         mt_torch_batch own = batch_of(function, batch);
         if (torch->flat->slots().empty())
@@ -387,6 +391,7 @@ extern "C" mt_status mt_mark(mt_torch *torch) {
     CHECK_TORCH("mt_mark");
     MT_RETURN_IF_FAILED(check_phase("mt_mark", *torch, Phase::in_step, Phase::in_step));
     MT_RETURN_IF_FAILED(check_cached("mt_mark", *torch, false));
+    Calling calling(*torch);
     return guard(torch->device, [&] {
         if (!torch->fresh) {
             torch->chunk_rng.take(torch->device);
@@ -408,6 +413,7 @@ extern "C" mt_status mt_rewind(mt_torch *torch) {
     MT_RETURN_IF_FAILED(check_phase("mt_rewind", *torch, Phase::in_step, Phase::failed));
     if (!torch->marked)
         return mt_set_error(MT_ESTATE, "mt_rewind: no chunk was marked, or it went through");
+    Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         torch->flat->drop_chunk();
         (torch->fresh ? torch->buffers : torch->chunk_buffers).restore(*torch->model);
@@ -421,6 +427,7 @@ extern "C" mt_status mt_rewind(mt_torch *torch) {
 extern "C" mt_status mt_rollback(mt_torch *torch) {
     CHECK_TORCH("mt_rollback");
     MT_RETURN_IF_FAILED(check_phase("mt_rollback", *torch, Phase::in_step, Phase::failed));
+    Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         torch->cached.clear();
         torch->flat->clear_gradients();
@@ -439,6 +446,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     if (torch->model->embedding_count) MT_RETURN_IF_FAILED(torch->cached.check_done("mt_apply"));
     mt_apply_result result = {};
     bool changing = false;
+    Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         auto start = Clock::now();
         torch->optimizer->prepare(torch->scaler ? torch->scaler->scale() : 0.0);

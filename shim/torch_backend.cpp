@@ -193,8 +193,7 @@ void set_cpu(mt_torch &torch, bool on) {
 mt_status set_rung(void *self, mt_rung rung, int on) {
     MT_RETURN_IF_FAILED(check_self(self, "set_rung"));
     mt_torch &torch = *torch_of(self);
-    if (torch.phase != Phase::idle)
-        return mt_set_error(MT_ESTATE, "set_rung: a step has begun and not ended");
+    MT_RETURN_IF_FAILED(check_phase("set_rung", torch, Phase::idle, Phase::idle));
     switch (number_of(rung)) {
     case MT_RUNG_CHECKPOINTING:
         if (!can_checkpoint(torch)) break;

@@ -34,7 +34,10 @@ enum class Phase {
 
 enum class Mode { unknown, training, evaluation };
 
-/* MT_OK when the step is in one of the two phases; they may be the same. Else MT_ESTATE. */
+/*
+ * MT_OK when the step is in one of the two phases; they may be the same. Else, and while a call of the same
+ * mt_torch is under way, MT_ESTATE.
+ */
 mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Phase other);
 
 /* The state is lost, for the reason that the error line gives; returns status. */
@@ -68,6 +71,7 @@ struct mt_torch {
     bool has_pointwise = false; /* among them are weights of 1x1 convolutions */
 
     memtrain::shim::Phase phase = memtrain::shim::Phase::idle;
+    bool calling = false; /* the model's functions, which must not call back */
     memtrain::shim::Mode mode = memtrain::shim::Mode::unknown;
     std::string poison; /* what lost the state */
 
@@ -105,4 +109,19 @@ struct mt_torch {
     }
 };
 
+namespace memtrain::shim {
+
+/* While there is one the model's functions may run. */
+class Calling {
+public:
+    explicit Calling(mt_torch &torch) noexcept : torch_(torch) { torch.calling = true; }
+    ~Calling() { torch_.calling = false; }
+    Calling(const Calling &) = delete;
+    Calling &operator=(const Calling &) = delete;
+
+private:
+    mt_torch &torch_;
+};
+
+} // namespace memtrain::shim
 #endif

@@ -1,6 +1,7 @@
 /*
  * check_shim_callbacks.cpp - models whose functions do what they should not: hand on what is no tensor, fail
- * without a word, tell of names twice or of nothing to train; and what libtorch warns of.
+ * without a word, tell of names twice or of nothing to train, call the step that calls them; and what
+ * libtorch warns of.
  */
 #include <string>
 
@@ -20,6 +21,7 @@ struct Odd {
     mt_tensor *weight = nullptr, *other = nullptr;
     mt_status (*visit)(Odd &odd, mt_visit_fn fn, void *user) = nullptr;
     mt_status fails = MT_OK;
+    void (*calls)() = nullptr; /* in its loss */
 };
 
 Odd odd; /* of the test: each runs in a process of its own */
@@ -30,6 +32,7 @@ mt_status visit_parameters(void *, mt_visit_fn fn, void *user) {
 
 mt_status loss(void *, mt_tensor *const *, size_t, mt_tensor *out, mt_tensor *) {
     if (odd.fails != MT_OK) return odd.fails;
+    if (odd.calls) odd.calls();
     at::Tensor weight = *static_cast<at::Tensor *>(mt_tensor_get(odd.weight));
     *static_cast<at::Tensor *>(mt_tensor_get(out)) = weight.sum();
     return MT_OK;
@@ -168,6 +171,53 @@ START_TEST(fails_without_words) {
 }
 END_TEST
 
+mt_torch *called;
+int refusals;
+std::string last_logged;
+
+void is_refused(mt_status status) {
+    ck_status(status, MT_ESTATE);
+    ck_contains(mt_last_error(), "called by a function that a step has called");
+    refusals++;
+}
+
+/* Each would change the state below the step that is under way, or never end. */
+void call_back() {
+    Batch batch(2);
+    mt_chunk_result chunk = MT_CHUNK_RESULT_INIT;
+    mt_apply_result applied = MT_APPLY_RESULT_INIT;
+    is_refused(mt_accumulate(called, 0, 2, 1.0, &chunk));
+    is_refused(mt_evaluate(called, batch.get(), 0, 2, &chunk));
+    is_refused(mt_train_step(called, batch.get(), nullptr, nullptr));
+    is_refused(mt_mark(called));
+    is_refused(mt_rewind(called));
+    is_refused(mt_rollback(called));
+    is_refused(mt_hold_gradients(called, 0));
+    is_refused(mt_apply(called, &applied));
+    is_refused(mt_torch_save(called, "unwritten", nullptr));
+    is_refused(mt_torch_freeze(called, "*", 1));
+    mt_torch_free(called);
+    ck_contains(last_logged.c_str(), "mt_torch_free: called by a function that a step has called");
+}
+
+/* The step that was under way goes on as if nothing had been called, and later calls are free to come. */
+START_TEST(calls_its_own_torch) {
+    mt_chunk_result chunk = MT_CHUNK_RESULT_INIT;
+    mt_log_fn keep = [](void *, mt_log_level, const char *text) { last_logged = text; };
+    mt_model *model = odd_model(only_weight);
+    Batch batch(2);
+    odd.calls = call_back;
+    mt_set_log(keep, nullptr);
+    ck_ok(mt_torch_new(model, nullptr, &called));
+    ck_ok(mt_train_step(called, batch.get(), nullptr, nullptr));
+    ck_ok(mt_evaluate(called, batch.get(), 0, 2, &chunk));
+    ck_assert_int_eq(refusals, 20);
+    mt_set_log(nullptr, nullptr);
+    mt_torch_free(called);
+    mt_model_free(model);
+}
+END_TEST
+
 /* ---- options and tensors ------------------------------------------------------------------------------ */
 
 START_TEST(orders_that_are_none) {
@@ -237,6 +287,7 @@ Suite *suite_callbacks() {
     for (TCase *tcase : {models, others}) tcase_add_checked_fixture(tcase, init, nullptr);
     tcase_add_loop_test(models, what_is_visited, 0, LENGTH(visits));
     tcase_add_test(models, freed_in_use);
+    tcase_add_test(models, calls_its_own_torch);
     tcase_add_test(models, what_is_passed_over);
     tcase_add_test(models, nothing_to_train);
     tcase_add_test(models, fails_without_words);

@@ -211,6 +211,91 @@ START_TEST(units_that_are_none) {
 }
 END_TEST
 
+/* ---- a backend that calls its own trainer ---------------------------------------------------------- */
+
+static mt_trainer *called;
+static size_t refusals;
+static char logged[128];
+
+static void keep_line(void *user, mt_log_level level, const char *text) {
+    (void)user;
+    if (level == MT_LOG_WARNING) snprintf(logged, sizeof(logged), "%s", text);
+}
+
+static void is_refused(mt_status status, const char *function) {
+    ck_status(status, MT_ESTATE);
+    ck_contains(mt_last_error(), function);
+    ck_contains(mt_last_error(), "called by a function that the trainer itself has called");
+    refusals++;
+}
+
+static mt_status call_back(void) {
+    static const size_t chunks[] = {8};
+    mt_batch batch = batch_of(8, 2);
+    mt_run_report run = MT_RUN_REPORT_INIT;
+
+    is_refused(mt_trainer_step(called, &batch, NULL), "mt_trainer_step");
+    is_refused(mt_trainer_evaluate(called, &batch, NULL), "mt_trainer_evaluate");
+    is_refused(mt_trainer_set_chunks(called, chunks, 1), "mt_trainer_set_chunks");
+    is_refused(mt_trainer_set_rungs(called, 0, 1), "mt_trainer_set_rungs");
+    is_refused(mt_trainer_end_epoch(called, NULL), "mt_trainer_end_epoch");
+    is_refused(mt_trainer_finish(called, NULL), "mt_trainer_finish");
+    mt_trainer_free(called);
+    ck_contains(logged, "mt_trainer_free: called by its own backend");
+    ck_ok(mt_trainer_summary(called, &run)); /* this is no more than reading */
+    return MT_OK;
+}
+
+static mt_status begin_calls_back(void *self, const mt_batch *batch) {
+    call_back();
+    return fake_seam(self).begin(self, batch);
+}
+
+static mt_status evaluate_calls_back(void *self, const mt_batch *batch, size_t first, size_t count,
+                                     mt_chunk_result *out) {
+    call_back();
+    return fake_seam(self).evaluate(self, batch, first, count, out);
+}
+
+static mt_status clear_calls_back(void *self, mt_clear_result *out) {
+    call_back();
+    return fake_seam(self).empty_cache(self, out);
+}
+
+static mt_status hash_calls_back(void *self, char out[65]) {
+    call_back();
+    return fake_seam(self).state_sha256(self, out);
+}
+
+START_TEST(calls_its_own_trainer) {
+    mt_batch batch = batch_of(8, 1);
+    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_backend seam;
+
+    policy.clear_every = MT_CLEAR_EPOCHS;
+    options.policy = &policy;
+    fake_init(&fake, &fake_defaults);
+    seam = fake_seam(&fake);
+    if (_i == 0) seam.begin = begin_calls_back;
+    if (_i == 1) seam.evaluate = evaluate_calls_back;
+    if (_i == 2) seam.empty_cache = clear_calls_back;
+    if (_i == 3) seam.state_sha256 = hash_calls_back;
+    refusals = 0;
+    mt_set_log(keep_line, NULL);
+    ck_ok(mt_trainer_new(&seam, &options, &called));
+    ck_ok(mt_trainer_step(called, &batch, NULL));
+    ck_ok(mt_trainer_evaluate(called, &batch, NULL));
+    ck_ok(mt_trainer_end_epoch(called, NULL));
+    ck_ok(mt_trainer_finish(called, NULL));
+    ck_assert_uint_ge(refusals, 6);
+    mt_set_log(NULL, NULL);
+    done(called);
+}
+END_TEST
+
+/* ---- ends ------------------------------------------------------------------------------------------ */
+
 /* The state cannot be hashed: the run is not over, and can be ended later. */
 START_TEST(hash_fails) {
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
@@ -267,6 +352,7 @@ static Suite *suite_trainer_errors(void) {
     tcase_add_test(failure, refused_without_words);
     tcase_add_test(failure, failed_without_words);
     tcase_add_loop_test(failure, units_that_are_none, 0, 3);
+    tcase_add_loop_test(failure, calls_its_own_trainer, 0, 4);
     tcase_add_test(failure, hash_fails);
     tcase_add_loop_test(failure, poisoned, 0, 2);
     return suite;

@@ -31,8 +31,9 @@
  *     memory, reset_peak, empty_cache, units, record   inside or outside
  *
  * Thread rule: all calls for one trainer come from the thread that calls the trainer. Calls do not
- * re-enter. Errors: return a status, with mt_set_error() for the text. MT_EDEVMEM means "did not
- * fit" and nothing else; every other failure ends the step and reaches the caller after rollback.
+ * re-enter: a function that calls its own trainer gets MT_ESTATE from it. Errors: return a status,
+ * with mt_set_error() for the text. MT_EDEVMEM means "did not fit" and nothing else; every other
+ * failure ends the step and reaches the caller after rollback.
  */
 #ifndef MEMTRAIN_BACKEND_H
 #define MEMTRAIN_BACKEND_H

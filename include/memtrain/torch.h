@@ -521,7 +521,10 @@ typedef struct mt_torch mt_torch;
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
                                            mt_torch **out);
 
-/* NULL is a no-op. The model stays and keeps its parameters. */
+/*
+ * NULL is a no-op. The model stays and keeps its parameters. From a function that a step has called it frees
+ * nothing, and mt_log says so.
+ */
 MT_API void mt_torch_free(mt_torch *torch);
 
 /*
@@ -638,8 +641,9 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  *
  * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT); figures of the chunk, or of
  *             the update. After a failure zero, but for the evidence of an OOM
- * @return MT_OK; MT_EDEVMEM when memory ran out; MT_ESTATE out of order, or when the state was lost, which
- *         only a mt_rollback or mt_rewind that fails does; MT_EINVAL for samples that the batch does not have,
+ * @return MT_OK; MT_EDEVMEM when memory ran out; MT_ESTATE out of order, from a function of the model
+ *         that a step has called, or when the state was lost, which only a mt_rollback or mt_rewind that
+ *         fails does; MT_EINVAL for samples that the batch does not have,
  *         and for a model without a parameter to train; MT_EUSER, MT_ETORCH from the model; MT_ENOTSUP
  */
 MT_API MT_NODISCARD mt_status mt_begin(mt_torch *torch, const mt_batch *batch);

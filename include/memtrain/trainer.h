@@ -67,7 +67,10 @@ typedef struct mt_trainer_options {
 MT_API MT_NODISCARD mt_status mt_trainer_new(const mt_backend *backend,
                                              const mt_trainer_options *options, mt_trainer **out);
 
-/* NULL is a no-op. The backend is not touched. */
+/*
+ * NULL is a no-op. The backend is not touched. From a function that the trainer itself has called it frees
+ * nothing, and mt_log says so.
+ */
 MT_API void mt_trainer_free(mt_trainer *trainer);
 
 /*
@@ -111,8 +114,9 @@ typedef struct mt_step_report {
  * @param batch   borrowed for the call
  * @param report  may be NULL
  * @return MT_OK; MT_EDEVMEM: did not fit, nothing changed; MT_EINVAL; MT_ESTATE: the trainer is
- *         poisoned by a failed rollback, this step's or an earlier one's; any other status of the
- *         backend after a rollback. After MT_OK the update has been made, whatever the report lacks.
+ *         poisoned by a failed rollback, this step's or an earlier one's, or the call comes from a
+ *         function that the trainer itself has called; any other status of the backend after a
+ *         rollback. After MT_OK the update has been made, whatever the report lacks.
  */
 MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch,
                                               mt_step_report *report);
