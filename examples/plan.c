@@ -215,6 +215,9 @@ static int show(const plan *p, const configuration *c, const char *program) {
 /* @return 3 where one of them does not fit, 1 where that is not known of one */
 static int compare(const plan *p, const char *program) {
     int worst = 0, is_known = 1;
+    printf("%zu configurations, of each of which two small chunks are run: seconds for small "
+           "pictures, minutes for large ones\n",
+           count_chosen(p));
     for (size_t i = 0; i < EX_ROWS(configurations); i++) {
         char command[8192];
         answer a;

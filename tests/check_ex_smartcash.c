@@ -110,15 +110,38 @@ START_TEST(a_run_goes_on_in_its_phase) {
 }
 END_TEST
 
-/* A card that has room for the state and for no two pictures: the step ends on the CPU, whole. */
+/*
+ * A card that has room for the state and for no two pictures: the step ends on the CPU, whole, or where that
+ * has none beside what is rendered ahead in the last tier.
+ */
+static const char *const falls[][2] = {
+    {"200MiB", "went through in tier 2, the CPU, all 4 samples of it"},
+    {"44MiB", "went through in tier 3, one thread and nothing beside the training, all 4 samples"},
+};
+
 START_TEST(a_small_card_is_left) {
     EXPECT(0, "--device", "sim:mps", "--budget", "60MiB", "--image-size", "256", "--batch", "4",
            "--scenes", "8", "--validation-scenes", "0", "--phase1-epochs", "0", "--phase2-epochs",
-           "1", "--threads", "1", "--deterministic", "--trace", cli_trace);
+           "1", "--threads", "1", "--deterministic", "--trace", cli_trace, "--cpu-budget",
+           falls[_i][0]);
     ck_contains(cli_out, "begins in tier 1");
     ck_contains(cli_err, "tier 1, the accelerator, is left in step 1");
-    ck_contains(cli_err, "went through in tier 2, the CPU, all 4 samples of it");
+    ck_contains(cli_err, falls[_i][1]);
     for (int i = 1; i <= 2; i++) ck_assert_int_eq(cli_number(cli_trace, "step", i, "samples"), 4);
+}
+END_TEST
+
+/*
+ * What waits ahead of the step takes the memory that its smallest chunk needs: the same step goes through in
+ * the last tier, where nothing is rendered ahead.
+ */
+START_TEST(nothing_is_left_beside_the_training) {
+    EXPECT(0, TINY, "--phase1-epochs", "0", "--budget", "29MiB", "--prefetch", "32", "--trace",
+           cli_trace);
+    ck_contains(cli_err, "tier 2, the CPU, is left in step 1");
+    ck_contains(cli_err, "went through in tier 3, one thread and nothing beside the training, all "
+                         "8 samples of it");
+    for (int i = 1; i <= 2; i++) ck_assert_int_eq(cli_number(cli_trace, "step", i, "samples"), 8);
 }
 END_TEST
 
@@ -134,6 +157,7 @@ int main(void) {
     if (is_slow()) tcase_add_loop_test(runs, each_backbone_trains, 0, LENGTH(networks));
     if (is_slow()) tcase_add_test(runs, a_run_can_be_repeated);
     tcase_add_test(runs, a_run_goes_on_in_its_phase);
-    tcase_add_test(runs, a_small_card_is_left);
+    tcase_add_loop_test(runs, a_small_card_is_left, 0, LENGTH(falls));
+    tcase_add_test(runs, nothing_is_left_beside_the_training);
     return suite_run(suite);
 }

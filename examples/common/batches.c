@@ -46,7 +46,7 @@ typedef struct slot {
 struct ex_batches {
     ex_source source;
     ex_batches_options options;
-    slot *slots; /* options.prefetch + 1 */
+    slot **slots; /* options.prefetch + 1 */
     size_t count;
     slot *current; /* the caller's, until the next call */
     uint64_t order;
@@ -85,8 +85,10 @@ static void render_unlocked(ex_batches *b, slot *s) {
 
 static slot *first_wanted(const ex_batches *b) {
     slot *first = NULL;
-    for (slot *s = b->slots; s < b->slots + b->count; s++)
+    for (size_t i = 0; i < b->count; i++) {
+        slot *s = b->slots[i];
         if (s->state == WANTED && (!first || s->order < first->order)) first = s;
+    }
     return first;
 }
 
@@ -120,13 +122,24 @@ static size_t slot_bytes(const ex_batches *b) {
     return b->options.batch * bytes;
 }
 
-static int make_slot(const ex_batches *b, slot *s) {
-    int made = 1;
-    for (size_t i = 0; i < b->source.tensor_count; i++) {
-        s->buffers[i] = calloc(b->options.batch, tensor_bytes(&b->source.tensors[i]));
-        made = made && s->buffers[i];
+static void free_slot(slot *s) {
+    for (int t = 0; s && t < EX_TENSORS; t++) {
+        for (int i = 0; i < VIEWS; i++) mt_tensor_free(s->views[i].tensors[t]);
+        free(s->buffers[t]);
     }
-    return made;
+    free(s);
+}
+
+static slot *make_slot(const ex_batches *b) {
+    slot *s = calloc(1, sizeof *s);
+    int made = s != NULL;
+    for (size_t i = 0; made && i < b->source.tensor_count; i++) {
+        s->buffers[i] = calloc(b->options.batch, tensor_bytes(&b->source.tensors[i]));
+        made = s->buffers[i] != NULL;
+    }
+    if (made) return s;
+    free_slot(s);
+    return NULL;
 }
 
 /* Signals are the main thread's. */
@@ -160,9 +173,8 @@ mt_status ex_batches_new(const ex_source *source, const ex_batches_options *opti
     pthread_cond_init(&b->changed, NULL);
     size_t wanted = options->workers ? options->prefetch + 1 : 1;
     b->slots = calloc(wanted, sizeof *b->slots);
-    while (b->slots && b->count < wanted && make_slot(b, &b->slots[b->count])) b->count++;
+    while (b->slots && b->count < wanted && (b->slots[b->count] = make_slot(b))) b->count++;
     if (b->count < wanted) {
-        b->count += b->slots != NULL; /* the one that was not made whole */
         ex_batches_free(b);
         return mt_set_error(MT_ENOMEM, "out of host memory for %zu batches of %zu %s", wanted,
                             options->batch, source->unit);
@@ -173,13 +185,6 @@ mt_status ex_batches_new(const ex_source *source, const ex_batches_options *opti
     start_threads(b);
     *out = b;
     return MT_OK;
-}
-
-static void free_slot(slot *s) {
-    for (int t = 0; t < EX_TENSORS; t++) {
-        for (int i = 0; i < VIEWS; i++) mt_tensor_free(s->views[i].tensors[t]);
-        free(s->buffers[t]);
-    }
 }
 
 /* What is being rendered is waited for, and counts no longer. */
@@ -196,14 +201,17 @@ static void stop_threads(ex_batches *b) {
 void ex_batches_stop_ahead(ex_batches *b) {
     if (b->count == 1) return;
     stop_threads(b);
-    while (b->count > 1) free_slot(&b->slots[--b->count]);
-    b->current = NULL;
+    slot *kept = b->current ? b->current : b->slots[0];
+    for (size_t i = 0; i < b->count; i++)
+        if (b->slots[i] != kept) free_slot(b->slots[i]);
+    b->slots[0] = kept;
+    b->count = 1;
 }
 
 void ex_batches_free(ex_batches *b) {
     if (!b) return;
     stop_threads(b);
-    for (size_t i = 0; i < b->count; i++) free_slot(&b->slots[i]);
+    for (size_t i = 0; i < b->count; i++) free_slot(b->slots[i]);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->mutex);
     free(b->slots);
@@ -225,8 +233,10 @@ static int is_same(place a, place b) {
 }
 
 static slot *find(const ex_batches *b, place at) {
-    for (slot *s = b->slots; s < b->slots + b->count; s++)
+    for (size_t i = 0; i < b->count; i++) {
+        slot *s = b->slots[i];
         if (s->state != FREE && is_same(s->place, at)) return s;
+    }
     return NULL;
 }
 
@@ -242,7 +252,8 @@ static place after(const ex_batches *b, place at) {
 /* A slot that nobody needs: free, or of a batch that is not among those to come. */
 static slot *spare(const ex_batches *b, uint64_t needed_since) {
     slot *oldest = NULL;
-    for (slot *s = b->slots; s < b->slots + b->count; s++) {
+    for (size_t i = 0; i < b->count; i++) {
+        slot *s = b->slots[i];
         if (s->state == BUSY || s == b->current || s->order >= needed_since) continue;
         if (!oldest || s->order < oldest->order) oldest = s;
     }

@@ -40,7 +40,7 @@ size_t ex_batches_count(const ex_batches *batches, ex_split split);
 
 /*
  * From now on each batch is rendered when it is asked for: threads end, and what was rendered ahead is freed
- * and counts no longer. Of the last batch nothing may be looked at any more.
+ * and counts no longer. The last batch stays as it is.
  */
 void ex_batches_stop_ahead(ex_batches *batches);
 

@@ -62,9 +62,27 @@ static mt_status open_data(ex_training *t) {
     return status;
 }
 
+/* The run of a backend whose functions are told of nothing but its own self. */
+static ex_training *current;
+
+/* The last rung: nothing runs, is held or is drawn beside the training, from the step on that needs it. */
+static void go_minimal(ex_training *t) {
+    ex_batches_stop_ahead(t->batches);
+    t->device.ahead_bytes = 0;
+    ex_progress_no_bar(&t->progress);
+}
+
+static mt_status set_rung(void *self, mt_rung rung, int on) {
+    if (rung == MT_RUNG_MINIMAL && on) go_minimal(current);
+    return current->set_rung(self, rung, on);
+}
+
 static mt_status describe(ex_training *t) {
     mt_status status = mt_torch_backend(t->torch, &t->backend);
     t->info.size = sizeof t->info;
+    current = t;
+    t->set_rung = t->backend.set_rung;
+    if (t->set_rung) t->backend.set_rung = set_rung;
     return status == MT_OK ? t->backend.describe(t->backend.self, &t->info) : status;
 }
 
@@ -267,13 +285,6 @@ static mt_status check_loss(ex_training *t, const mt_step_report *report) {
     return MT_OK;
 }
 
-/* The last rung: nothing runs, is held or is drawn beside the training. */
-static void go_minimal(ex_training *t) {
-    ex_batches_stop_ahead(t->batches);
-    t->device.ahead_bytes = 0;
-    ex_progress_no_bar(&t->progress);
-}
-
 /* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */
 static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     mt_batch batch;
@@ -292,7 +303,6 @@ static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     t->at.steps++;
     status = check_loss(t, &report);
     if (status != MT_OK) return status;
-    if (report.rungs & MT_RUNG_BIT(MT_RUNG_MINIMAL)) go_minimal(t);
     if (t->program->after_step) t->program->after_step(t->program->self, t, &report);
     ex_progress_step(&t->progress, &report);
     return MT_OK;

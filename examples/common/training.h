@@ -73,6 +73,7 @@ struct ex_training {
     mt_model *model;
     mt_torch *torch;
     mt_backend backend;
+    mt_status (*set_rung)(void *self, mt_rung rung, int on); /* the backend's own */
     mt_backend_info info;
     mt_trainer *trainer;
     ex_tracefile *trace;
