@@ -240,8 +240,8 @@ static mt_status check_fixed(const char *function, const mt_block *blocks, size_
                              size_t alignment) {
     for (size_t i = 0; i < fixed; i++) {
         MT__CHECK(blocks[i].offset % alignment == 0 && blocks[i].offset < SIZE_MAX / 4,
-                  "%s: fixed block %zu lies at %zu; a multiple of %zu is accepted", function, i,
-                  blocks[i].offset, alignment);
+                  "%s: fixed block %zu lies at %zu; a multiple of %zu below 2^%d is accepted",
+                  function, i, blocks[i].offset, alignment, (int)(8 * sizeof(size_t)) - 2);
         for (size_t j = 0; j < i; j++)
             MT__CHECK(!overlap(&blocks[i], &blocks[j]), "%s: fixed blocks %zu and %zu overlap",
                       function, j, i);

@@ -26,6 +26,8 @@ std::vector<Arena *> &arenas() {
     return *all;
 }
 
+std::atomic<size_t> all_touched{0};
+
 } // namespace
 
 /* ---- a window ---------------------------------------------------------------------------------------- */
@@ -95,6 +97,7 @@ void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
     }
     window_++;
     next_ = missed_ = found_ = in_the_way_ = top_ = taken_ = 0;
+    touched_before_ = touched_;
     skipped_ = tracks_ = false;
     keeps_many_ = references_ > 1 + most_kept;
     held_.clear();
@@ -161,7 +164,6 @@ void Arena::end(double seconds) noexcept {
     mt_recording_free(recording_); /* of a chunk that failed, or that was as planned */
     recording_ = nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
-    touched_ = std::max(touched_, std::min(top_, touched_ + taken_)); /* a chunk may end early */
     plan_ = nullptr;
     in_window_ = false;
 }
@@ -188,6 +190,7 @@ Arena::~Arena() {
     std::lock_guard<std::mutex> lock(arenas_mutex);
     arenas().erase(std::find(arenas().begin(), arenas().end(), this));
     mt_recording_free(recording_);
+    set_touched(0);
     unpoison(mapping_.base(), mapping_.bytes());
 }
 
@@ -210,14 +213,14 @@ void Arena::drop_free_pages() noexcept {
         std::vector<mt_block> kept = find_kept();
         std::sort(kept.begin(), kept.end(),
                   [](const mt_block &a, const mt_block &b) { return a.offset < b.offset; });
-        size_t from = 0;
-        touched_ = 0;
+        size_t from = 0, touched = 0;
         for (const mt_block &block : kept) {
             mapping_.drop_pages(from, block.offset);
             from = block.offset + block.bytes;
-            touched_ += block.bytes;
+            touched += block.bytes;
         }
         mapping_.drop_pages(from, mapping_.bytes());
+        set_touched(std::min<size_t>(touched, touched_));
     });
 }
 
@@ -230,13 +233,12 @@ void Arena::drop_all_pages() noexcept {
 }
 
 size_t Arena::touched_bytes() noexcept {
-    size_t bytes = 0;
-    std::lock_guard<std::mutex> list(arenas_mutex);
-    for (Arena *arena : arenas()) {
-        std::lock_guard<std::mutex> lock(arena->mutex_);
-        bytes += arena->touched_;
-    }
-    return bytes;
+    return all_touched.load(std::memory_order_relaxed);
+}
+
+void Arena::set_touched(size_t bytes) noexcept {
+    all_touched += bytes - touched_; /* modulo 2^64 */
+    touched_ = bytes;
 }
 
 ArenaStats Arena::stats() const {

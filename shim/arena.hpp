@@ -117,7 +117,7 @@ public:
 
     ArenaStats stats() const;
 
-    /* Bytes of all arenas that chunks have used since pages were given back. */
+    /* Bytes of all arenas that chunks have used since pages were given back; they are resident. */
     static size_t touched_bytes() noexcept;
 
     /* Gives the pages of all arenas back in which no tensor lies; not while a chunk runs there. */
@@ -160,11 +160,13 @@ private:
     size_t find_gap(size_t from, size_t room) const;
     void track();
     void hold(const Place *place);
+    bool may_touch(const Place &place) noexcept;
+    void set_touched(size_t bytes) noexcept;
 
     std::atomic<size_t> references_{1}; /* the owner's, and one a tensor */
-    mutable std::mutex mutex_;          /* of the next two, against drop_all_pages() */
+    mutable std::mutex mutex_;          /* of the next one, against drop_all_pages() */
     bool in_window_ = false;
-    size_t touched_ = 0;
+    std::atomic<size_t> touched_{0}; /* see touched_bytes() */
     Mapping mapping_;
     std::vector<std::unique_ptr<Family>> families_;
     std::vector<std::unique_ptr<Plan>> plans_, retired_;
@@ -179,6 +181,7 @@ private:
     size_t next_ = 0;               /* after the place that was found last */
     size_t found_ = 0, missed_ = 0; /* requests that have a place, and such without, or not free */
     size_t top_ = 0, taken_ = 0;    /* of what was served: where it ends, and its sum */
+    size_t touched_before_ = 0;     /* touched_ when the window began */
     size_t in_the_way_ = 0;         /* of these, places on which tensors of earlier chunks lay */
     bool keeps_many_ = false;       /* of earlier chunks, too many for guests to join */
     bool skipped_ = false;          /* a place was not served though its turn had come */

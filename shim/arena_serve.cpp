@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cpu_memory.hpp"
 #include "follow.hpp"
 
 namespace memtrain::shim::cpu {
@@ -145,20 +146,38 @@ Place *Arena::make_guest(size_t bytes) {
     return place;
 }
 
+/*
+ * Whether the pages of a place are there already, or may be. A chunk may end early, and then has touched no more
+ * than what it was given.
+ */
+bool Arena::may_touch(const Place &place) noexcept {
+    size_t top = std::max(top_, place.offset + place.room), taken = taken_ + place.room;
+    size_t touched = std::max(touched_before_, std::min(top, touched_before_ + taken));
+    if (touched > touched_) {
+        if (!make_room(touched - touched_)) return false;
+        set_touched(touched);
+    }
+    top_ = top;
+    taken_ = taken;
+    return true;
+}
+
 char *Arena::serve(size_t bytes, Place **out) noexcept {
     Place *place = nullptr;
     try {
         bool to_heap = bytes < guest_bytes;
         if (plan_) place = find_planned(bytes, &to_heap);
-        if (place) stats_.served++;
-        if (place && tracks_) hold(place);
+        bool is_planned = place != nullptr;
         if (!place && !to_heap) place = make_guest(bytes);
+        if (!place || !may_touch(*place)) {
+            skipped_ |= is_planned;
+            return nullptr;
+        }
+        if (is_planned) stats_.served++;
+        if (is_planned && tracks_) hold(place);
     } catch (const std::bad_alloc &) {
         return nullptr; /* no host memory for the lists */
     }
-    if (!place) return nullptr;
-    top_ = std::max(top_, place->offset + place->room);
-    taken_ += place->room;
     place->alive.store(true, std::memory_order_relaxed);
     place->plan->alive++;
     references_++;

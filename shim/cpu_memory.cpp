@@ -77,8 +77,16 @@ std::atomic<size_t> limit{0}; /* 0: not yet asked of the host */
 std::atomic<size_t> in_arenas{0};
 std::atomic<size_t> most_resident{0};      /* the resident limit; 0: none */
 std::atomic<size_t> room_within{SIZE_MAX}; /* what it leaves for tensors */
-std::atomic<unsigned> chunks{0};           /* that have begun */
-std::atomic<size_t> at_first_chunk{0};     /* resident bytes of others than tensors */
+
+/* A limit on resident bytes, the one that was set or a control group's. */
+struct Limit {
+    std::atomic<size_t> pages{SIZE_MAX}; /* what it leaves for tensors and the pages of arenas */
+    std::atomic<size_t> room{0};         /* for tensors, at most since the heap was trimmed */
+};
+Limit given, group;
+
+std::atomic<unsigned> chunks{0};       /* that have begun */
+std::atomic<size_t> at_first_chunk{0}; /* resident bytes of others than tensors */
 std::atomic<bool> is_default{true};
 std::atomic<bool> in_group{false}; /* the default follows a control group's limit */
 std::atomic<bool> in_place{false};
@@ -149,6 +157,13 @@ void tell(void *data, int64_t sign) noexcept {
     std::abort(); /* not reached: the check always throws */
 }
 
+/* Whether resident bytes have room for so many beside tensors and the pages of arenas. */
+bool has_pages(size_t bytes) noexcept {
+    size_t most = std::min(given.pages.load(std::memory_order_relaxed),
+                           group.pages.load(std::memory_order_relaxed));
+    return most == SIZE_MAX || outside_arenas() + Arena::touched_bytes() + bytes <= most;
+}
+
 /* Counts one request of this thread; whether it is one that shall fail. */
 bool shall_fail(Thread &t) noexcept {
     t.requests++;
@@ -174,13 +189,15 @@ void *take_block(size_t bytes) {
     void *block = nullptr;
     Place *place = nullptr;
     bool planned = thread.arena && !thread.card; /* a card's tensor has a header of its own */
+    if (planned) in_arenas.fetch_add(bytes, std::memory_order_relaxed);
     char *data = planned ? thread.arena->serve(bytes, &place) : nullptr;
     if (data) {
         *header_of(data) = {bytes, cookie_of(data, arena_key)};
         *place_of(data) = place;
-        in_arenas.fetch_add(bytes, std::memory_order_relaxed);
         return data;
     }
+    if (planned) in_arenas.fetch_sub(bytes, std::memory_order_relaxed);
+    if (!make_room(0)) return nullptr;
     if (bytes > SIZE_MAX - line_bytes || posix_memalign(&block, line_bytes, bytes + line_bytes))
         return nullptr;
     data = static_cast<char *>(block) + line_bytes;
@@ -193,8 +210,10 @@ void *take_from_host(size_t bytes) {
     if (!sum) refuse("there is no room for", bytes);
     void *data = take_block(bytes);
     if (!data) {
+        bool has_room = has_pages(0);
         used.fetch_sub(bytes, std::memory_order_relaxed);
-        refuse("the system refuses", bytes);
+        refuse(has_room ? "the system refuses" : "the process's other pages leave no room for",
+               bytes);
     }
     raise(highest, sum);
     raise(highest_in_call, sum);
@@ -289,11 +308,26 @@ size_t still_to_come(size_t others) {
  * for one has to fit beside them; a fiftieth is for what an arena takes above the bytes alive in it, so
  * what lies outside of arenas needs none.
  */
-size_t tensors_within(size_t most) {
+size_t tensors_within(size_t most, std::atomic<size_t> &pages) {
     size_t outside = outside_arenas(), others = others_now();
     size_t room = most - std::min(most, others);
+    pages = room;
     room -= std::min(still_to_come(others), room / first_share);
     return std::max<size_t>(room - (room - std::min(room, outside)) / (resident_spare + 1), 1);
+}
+
+/*
+ * The same, where free pages of the heap are nobody's: they are given back once they seem to be others' and to
+ * leave tensors a tenth less.
+ */
+size_t settle(size_t most, Limit &by) {
+    size_t now = tensors_within(most, by.pages), before = by.room;
+    if (now < before - before / follow_share) {
+        trim_heap();
+        by.room = now = tensors_within(most, by.pages);
+    }
+    if (now > before) by.room = now;
+    return now;
 }
 
 /*
@@ -306,17 +340,19 @@ size_t host_budget() {
     host.size = sizeof host;
     if (mt_host_memory_read(nullptr, &host) != MT_OK) return SIZE_MAX;
     size_t resident = resident_bytes(), held = resident - std::min(resident, code);
-    size_t group = resident + std::min(host.cgroup_room_bytes, SIZE_MAX - resident);
+    size_t most = resident + std::min(host.cgroup_room_bytes, SIZE_MAX - resident);
     held = std::max(held, allocated());
     size_t all = host.budget_bytes < SIZE_MAX - held ? host.budget_bytes + held : SIZE_MAX;
     in_group = host.cgroup_room_bytes < host.available_bytes;
+    group.pages = SIZE_MAX;
     if (!in_group) return std::max<size_t>(all, 1);
-    size_t within = tensors_within(group - group / group_spare);
+    size_t within = settle(most - most / group_spare, group);
     return host.pressed ? std::min(within, all) : within;
 }
 
 void follow_resident_limit() {
-    room_within = resident_limit() ? tensors_within(resident_limit()) : SIZE_MAX;
+    given.pages = SIZE_MAX;
+    room_within = resident_limit() ? settle(resident_limit(), given) : SIZE_MAX;
 }
 
 } // namespace
@@ -375,6 +411,17 @@ void trim_heap() noexcept {
 #endif
 }
 
+bool make_room(size_t bytes) noexcept {
+    if (has_pages(bytes)) return true;
+    Arena::drop_all_pages();
+    if (has_pages(bytes)) return true;
+    size_t before = resident_bytes();
+    trim_heap();
+    size_t trimmed = before - std::min(before, resident_bytes());
+    for (Limit *by : {&given, &group}) by->pages += std::min(trimmed, SIZE_MAX - by->pages);
+    return has_pages(bytes);
+}
+
 size_t outside_arenas() noexcept {
     size_t inside = in_arenas.load(std::memory_order_relaxed), all = allocated();
     return all - std::min(all, inside);
@@ -382,6 +429,7 @@ size_t outside_arenas() noexcept {
 
 void set_resident_limit(size_t bytes) noexcept {
     most_resident = bytes;
+    given.room = 0;
     follow_resident_limit();
 }
 
@@ -400,6 +448,7 @@ size_t resident_for(size_t bytes) noexcept {
 
 void set_budget(size_t bytes) noexcept {
     is_default.store(bytes == 0, std::memory_order_relaxed);
+    group.pages = SIZE_MAX;
     limit.store(bytes, std::memory_order_relaxed);
 }
 

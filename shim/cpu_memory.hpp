@@ -64,9 +64,17 @@ void trim_heap() noexcept;
 size_t outside_arenas() noexcept;
 
 /*
+ * Whether arenas may touch so many bytes more, beside tensors outside of them, where resident bytes have a limit;
+ * 0: whether these leave room for what was counted last. Pages that no tensor needs are given back first: those of
+ * arenas where no chunk runs, and then the heap's.
+ */
+bool make_room(size_t bytes) noexcept;
+
+/*
  * Brings the budget up to date with a resident limit, and the default with what the host has now: at most
  * five times a second, and where it has changed by a tenth; in a control group that binds at once where it
- * has become less. Called between chunks, never within one.
+ * has become less. Where others than tensors seem to have grown by a tenth of the room, the heap's free pages are
+ * given back first. Called between chunks, never within one.
  */
 void follow_host();
 

@@ -26,7 +26,7 @@
 namespace memtrain::shim {
 
 mt_status check_phase(const char *function, const mt_torch &torch, Phase one, Phase other) {
-    if (torch.calling)
+    if (torch.call != Call::none)
         return mt_set_error(MT_ESTATE, "%s: called by a function that a step has called", function);
     if (torch.phase == one || torch.phase == other) return MT_OK;
     switch (torch.phase) {
@@ -252,11 +252,12 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
     mt_chunk_result result = {};
     cpu::Refusals before = cpu::refusals();
     int64_t ooms = device_ooms(torch.device);
-    Calling calling(torch);
+    Calling calling(torch, run.training ? Call::step : Call::evaluation);
     mt_status status = guard(torch.device, [&] {
         synchronize(torch.device);
         start_call_peak(torch.device);
         Listening listening(torch.device, torch.sink);
+        if (torch.device.is_host() && cpu::installed()) cpu::follow_host();
         cpu::Planned planned(arena_of(torch, run), kind_of(torch, run), run.samples, run.apart);
         auto start = Clock::now();
         body(result);
@@ -476,7 +477,8 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
                                  mt_chunk_result *out) {
     CHECK_TORCH("mt_evaluate");
     MT_RETURN_IF_FAILED(check_sized(out, "mt_evaluate", "out"));
-    MT_RETURN_IF_FAILED(check_phase("mt_evaluate", *torch, Phase::idle, Phase::idle));
+    if (torch->call != Call::evaluation)
+        MT_RETURN_IF_FAILED(check_phase("mt_evaluate", *torch, Phase::idle, Phase::idle));
     mt_torch_batch own = MT_TORCH_BATCH_INIT;
     MT_RETURN_IF_FAILED(guard([&] {
         own = batch_of("mt_evaluate", batch);

@@ -260,7 +260,7 @@ extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *optio
 }
 
 extern "C" void mt_torch_free(mt_torch *torch) {
-    if (mt__handle_is(torch, MT__KIND_TORCH) && torch->calling) {
+    if (mt__handle_is(torch, MT__KIND_TORCH) && torch->call != Call::none) {
         mt_log(MT_LOG_WARNING, "mt_torch_free: called by a function that a step has called, so it "
                                "is not freed");
         return;

@@ -32,6 +32,9 @@ enum class Phase {
     poisoned /* the state is lost, nothing may follow */
 };
 
+/* What the model's functions are called by. They may call an evaluation from within one, and nothing else. */
+enum class Call { none, evaluation, step };
+
 enum class Mode { unknown, training, evaluation };
 
 /*
@@ -71,7 +74,7 @@ struct mt_torch {
     bool has_pointwise = false; /* among them are weights of 1x1 convolutions */
 
     memtrain::shim::Phase phase = memtrain::shim::Phase::idle;
-    bool calling = false; /* the model's functions, which must not call back */
+    memtrain::shim::Call call = memtrain::shim::Call::none; /* that is under way */
     memtrain::shim::Mode mode = memtrain::shim::Mode::unknown;
     std::string poison; /* what lost the state */
 
@@ -114,13 +117,17 @@ namespace memtrain::shim {
 /* While there is one the model's functions may run. */
 class Calling {
 public:
-    explicit Calling(mt_torch &torch) noexcept : torch_(torch) { torch.calling = true; }
-    ~Calling() { torch_.calling = false; }
+    explicit Calling(mt_torch &torch, Call call = Call::step) noexcept
+        : torch_(torch), before_(torch.call) {
+        torch.call = call;
+    }
+    ~Calling() { torch_.call = before_; }
     Calling(const Calling &) = delete;
     Calling &operator=(const Calling &) = delete;
 
 private:
     mt_torch &torch_;
+    Call before_;
 };
 
 } // namespace memtrain::shim

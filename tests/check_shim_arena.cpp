@@ -3,6 +3,7 @@
  * others, release them elsewhere or later. The numbers are those of the heap, and what departs from a plan
  * once does not for ever.
  */
+#include <atomic>
 #include <deque>
 #include <random>
 #include <thread>
@@ -342,6 +343,25 @@ START_TEST(pages_come_and_go) {
 }
 END_TEST
 
+/* From within the chunks, and from another thread all the time: what a running chunk has is not given back. */
+START_TEST(emptied_while_chunks_run) {
+    std::string hash[2];
+    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+        Subject s(arena, [](const at::Tensor &) { ck_ok(mt_empty_cache("cpu", nullptr)); });
+        Batch batch(256);
+        std::atomic<bool> stop{false};
+        std::thread other([&stop] {
+            while (!stop) ck_ok(mt_empty_cache("cpu", nullptr));
+        });
+        for (size_t chunk : {2, 4, 256, 256, 256, 256, 256, 256}) s.step(batch, chunk);
+        stop = true;
+        other.join();
+        hash[arena == MT_ARENA_NEVER] = s.hash();
+    }
+    ck_assert(hash[0] == hash[1]);
+}
+END_TEST
+
 /* While a tensor of the arena is alive, its pages stay. */
 START_TEST(pages_of_kept_tensors_stay) {
     Kept kept;
@@ -606,6 +626,7 @@ Suite *suite_arena() {
     tcase_add_test(pages, the_resident_peak_is_told);
 #endif
     tcase_add_test(pages, pages_come_and_go);
+    tcase_add_test(pages, emptied_while_chunks_run);
     tcase_add_test(pages, pages_of_kept_tensors_stay);
     tcase_add_test(pages, pages_outlive_the_trainer);
     tcase_add_test(within, a_chunk_within_a_chunk);

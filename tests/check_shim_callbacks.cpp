@@ -181,13 +181,12 @@ void is_refused(mt_status status) {
     refusals++;
 }
 
-/* Each would change the state below the step that is under way, or never end. */
+/* Each would change the state below the step that is under way, or take a chunk into a chunk. */
 void call_back() {
     Batch batch(2);
     mt_chunk_result chunk = MT_CHUNK_RESULT_INIT;
     mt_apply_result applied = MT_APPLY_RESULT_INIT;
     is_refused(mt_accumulate(called, 0, 2, 1.0, &chunk));
-    is_refused(mt_evaluate(called, batch.get(), 0, 2, &chunk));
     is_refused(mt_train_step(called, batch.get(), nullptr, nullptr));
     is_refused(mt_mark(called));
     is_refused(mt_rewind(called));
@@ -211,7 +210,7 @@ START_TEST(calls_its_own_torch) {
     ck_ok(mt_torch_new(model, nullptr, &called));
     ck_ok(mt_train_step(called, batch.get(), nullptr, nullptr));
     ck_ok(mt_evaluate(called, batch.get(), 0, 2, &chunk));
-    ck_assert_int_eq(refusals, 20);
+    ck_assert_int_eq(refusals, 18);
     mt_set_log(nullptr, nullptr);
     mt_torch_free(called);
     mt_model_free(model);

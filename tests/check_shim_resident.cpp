@@ -1,7 +1,18 @@
 /*
  * check_shim_resident.cpp - a limit for the process and what is predicted of it: the one is the other way
- * round, both reckon with what the first chunks take, and a new network leaves no pages behind.
+ * round, both reckon with what the first chunks take, a new network leaves no pages behind, and no page is
+ * counted on twice: neither two trainers nor a user's own tensors carry the process over its limit.
  */
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/tanh.h>
+
 #include "arena_subject.hpp"
 
 using namespace check_shim;
@@ -105,6 +116,137 @@ START_TEST(first_chunks_are_reckoned_with) {
     ck_assert_uint_le(predict(400 * mib), later.other_bytes + 408 * mib);
 }
 END_TEST
+
+/* ---- pages that wait, and who else wants them ---------------------------------------------------------------- */
+
+/* Few parameters, and 128 KiB of activations a sample. */
+struct Tall : nn::Module {
+    nn::Linear first, last;
+
+    explicit Tall(int)
+        : first(register_module("first", nn::Linear(192, 4096))),
+          last(register_module("last", nn::Linear(4096, 5))) {}
+    at::Tensor forward(const at::Tensor &x) {
+        at::Tensor hidden = first(x.flatten(1));
+        for (int i = 0; i < 7; i++) hidden = at::tanh(hidden);
+        return last(hidden);
+    }
+};
+
+struct Runner : ArenaSubject<Tall> {
+    Runner() : ArenaSubject(MT_ARENA_AUTO, 0) {}
+
+    /* Whether all samples went through as one chunk. */
+    bool fits(const Batch &batch) {
+        return mt_train_step(torch, batch.get(), nullptr, nullptr) == MT_OK;
+    }
+};
+
+constexpr size_t all = 1024; /* samples of a batch, 160 MiB with their gradients */
+
+/* So much more than what is resident now. */
+size_t limit_above(size_t bytes) {
+    size_t limit = resident_now().resident_bytes + bytes;
+    ck_ok(mt_device_set_resident_budget("cpu", limit));
+    return limit;
+}
+
+void stays_within(size_t limit) {
+    size_t peak = resident_now().peak_bytes;
+    ck_assert_msg(peak <= limit + limit / 50, "%zu MiB of %zu", peak / mib, limit / mib);
+}
+
+/* Each alone fills most of the limit, with pages that the other cannot use. */
+START_TEST(two_trainers_take_turns) {
+    Runner one, other;
+    Batch batch(all);
+    size_t limit = limit_above(256 * mib);
+    for (int step = 0; step < 6; step++) ck_assert((step % 2 ? other : one).fits(batch));
+    ck_assert_uint_gt(resident_now().arena_bytes, 100 * mib);
+    stays_within(limit);
+}
+END_TEST
+
+/* Tensors of the user's own get the pages that wait for a chunk, and no more than the limit. */
+START_TEST(a_user_takes_the_rest) {
+    Runner s;
+    Batch batch(all);
+    std::vector<at::Tensor> own;
+    size_t limit = limit_above(256 * mib);
+    for (int step = 0; step < 4; step++) ck_assert(s.fits(batch));
+    try {
+        while (own.size() < 100) own.push_back(at::full({4 << 20}, 1.0f)); /* 16 MiB */
+    } catch (const c10::OutOfMemoryError &) {
+    }
+    ck_assert_uint_ge(own.size(), 10);
+    ck_assert_uint_lt(own.size(), 20);
+    stays_within(limit);
+    ck_assert(!s.fits(batch)); /* and nothing has changed by it */
+    stays_within(limit);
+    own.clear();
+    ck_assert(s.fits(batch)); /* what was freed is no one else's */
+    stays_within(limit);
+}
+END_TEST
+
+/* Memory that the program takes by itself counts though nobody has asked for the budget. */
+START_TEST(others_grow_unasked) {
+    Runner s;
+    Batch batch(all);
+    (void)limit_above(256 * mib);
+    ck_assert(s.fits(batch));
+    std::vector<char> others(200 * mib, 1);
+    ck_assert(!s.fits(batch));
+    ck_contains(mt_last_error(), "budget: ");
+    others = std::vector<char>();
+    ck_assert(s.fits(batch));
+}
+END_TEST
+
+/* ---- a control group --------------------------------------------------------------------------------------- */
+
+/* Of version 1, which a root may make; "" where there is none. */
+std::string group;
+
+bool write_to(const std::string &path, const std::string &text) {
+    std::FILE *file = std::fopen(path.c_str(), "w");
+    if (!file) return false;
+    bool written = std::fputs(text.c_str(), file) >= 0;
+    return std::fclose(file) == 0 && written;
+}
+
+void make_group() {
+    std::string path = "/sys/fs/cgroup/memory/check_shim_resident." + std::to_string(getpid());
+    if (mkdir(path.c_str(), 0755) != 0) return;
+    group = path;
+}
+
+void remove_group() {
+    if (!group.empty()) rmdir(group.c_str());
+}
+
+/* Its limit is one on resident bytes, though nobody has set a budget: who goes over it is ended by the system. */
+START_TEST(a_group_is_not_left) {
+    if (group.empty() || !write_to(group + "/memory.limit_in_bytes", std::to_string(400 * mib)) ||
+        !write_to(group + "/cgroup.procs", std::to_string(getpid())))
+        return;
+    Runner one, other;
+    Batch batch(all);
+    std::vector<at::Tensor> own;
+    mt_memory memory = {};
+    memory.size = sizeof memory;
+    ck_ok(mt_device_memory("cpu", &memory));
+    ck_assert_uint_lt(memory.budget_bytes, 400 * mib);
+    for (int step = 0; step < 6; step++) ck_assert((step % 2 ? other : one).fits(batch));
+    try {
+        while (own.size() < 100) own.push_back(at::full({4 << 20}, 1.0f));
+    } catch (const c10::OutOfMemoryError &) {
+    }
+    ck_assert_uint_lt(own.size(), 25);
+    own.clear();
+    ck_assert(one.fits(batch));
+}
+END_TEST
 #endif
 
 Suite *suite_resident() {
@@ -114,6 +256,12 @@ Suite *suite_resident() {
     tcase_add_test(limits, parameters_leave_no_pages_behind);
     tcase_add_test(limits, a_limit_leaves_what_was_predicted_for_it);
     tcase_add_test(limits, first_chunks_are_reckoned_with);
+    TCase *pages = suite_case(suite, "pages"), *groups = suite_case(suite, "groups");
+    tcase_add_test(pages, two_trainers_take_turns);
+    tcase_add_test(pages, a_user_takes_the_rest);
+    tcase_add_test(pages, others_grow_unasked);
+    tcase_add_unchecked_fixture(groups, make_group, remove_group);
+    tcase_add_test(groups, a_group_is_not_left);
 #endif
     return suite;
 }

@@ -42,7 +42,8 @@ typedef struct mt_layout {
  * @return MT_OK; MT_EINVAL (a block that ends before it begins, fixed blocks that overlap, an alignment that
  *         is no power of two, bytes beyond any memory); MT_ENOMEM. After a failure the offsets are as they were.
  *
- * Any thread. For 1,000 blocks it takes a few milliseconds; beyond some thousands fewer orders are tried.
+ * Any thread. For 1,000 blocks it takes a few milliseconds; for 10,000 a fifth of a
+ * second; beyond that fewer orders are tried, and 100,000 take some ten seconds.
  */
 MT_API MT_NODISCARD mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t fixed,
                                               size_t alignment, mt_layout *out);

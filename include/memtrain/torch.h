@@ -95,8 +95,9 @@ MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t by
 
 /*
  * Limits what the whole process holds in memory, code and libraries included (libtorch alone is 110 MB),
- * in bytes; 0: no such limit. Between chunks the budget of tensors becomes what the limit leaves for them,
- * and no more than the budget that is set. What others than tensors take in the middle of a chunk is not
+ * in bytes; 0: no such limit. When a chunk begins, and when mt_device_memory is asked, the budget of tensors
+ * becomes what the limit leaves for them, and no more than the budget that is set. Pages that wait in planned memory
+ * or in the heap are given back where others need them. What others than tensors take in the middle of a chunk is not
  * seen, so leave some room. "cpu" alone, and where /proc tells; else MT_ENOTSUP.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_resident_budget(const char *device, size_t bytes);
@@ -139,7 +140,8 @@ MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
 
 /*
  * Gives cached memory back: on CUDA and MPS the allocator's wholly free segments; on the CPU the
- * free pages of the heap (malloc_trim, some milliseconds). out (may be NULL) gets seconds and
+ * pages of planned memory in which no tensor lies, but of chunks that run, and the free pages of the heap
+ * (malloc_trim, some milliseconds). out (may be NULL) gets seconds and
  * bytes, on the CPU resident bytes.
  */
 MT_API MT_NODISCARD mt_status mt_empty_cache(const char *device, mt_clear_result *out);
