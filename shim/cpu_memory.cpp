@@ -344,15 +344,18 @@ size_t host_budget() {
     held = std::max(held, allocated());
     size_t all = host.budget_bytes < SIZE_MAX - held ? host.budget_bytes + held : SIZE_MAX;
     in_group = host.cgroup_room_bytes < host.available_bytes;
-    group.pages = SIZE_MAX;
-    if (!in_group) return std::max<size_t>(all, 1);
+    if (!in_group) {
+        group.pages = SIZE_MAX;
+        return std::max<size_t>(all, 1);
+    }
     size_t within = settle(most - most / group_spare, group);
     return host.pressed ? std::min(within, all) : within;
 }
 
 void follow_resident_limit() {
-    given.pages = SIZE_MAX;
-    room_within = resident_limit() ? settle(resident_limit(), given) : SIZE_MAX;
+    size_t most = resident_limit();
+    if (!most) given.pages = SIZE_MAX;
+    room_within = most ? settle(most, given) : SIZE_MAX;
 }
 
 } // namespace

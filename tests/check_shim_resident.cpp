@@ -4,7 +4,6 @@
  * counted on twice: neither two trainers nor a user's own tensors carry the process over its limit.
  */
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include <sys/stat.h>
@@ -142,7 +141,7 @@ struct Runner : ArenaSubject<Tall> {
     }
 };
 
-constexpr size_t all = 1024; /* samples of a batch, 160 MiB with their gradients */
+constexpr size_t all = 1024; /* samples of a batch, 128 MiB of activations */
 
 /* So much more than what is resident now. */
 size_t limit_above(size_t bytes) {
@@ -154,6 +153,16 @@ size_t limit_above(size_t bytes) {
 void stays_within(size_t limit) {
     size_t peak = resident_now().peak_bytes;
     ck_assert_msg(peak <= limit + limit / 50, "%zu MiB of %zu", peak / mib, limit / mib);
+}
+
+/* Tensors of 16 MiB until one is refused. */
+std::vector<at::Tensor> take_the_rest() {
+    std::vector<at::Tensor> own;
+    try {
+        while (own.size() < 100) own.push_back(at::full({4 << 20}, 1.0f));
+    } catch (const c10::OutOfMemoryError &) {
+    }
+    return own;
 }
 
 /* Each alone fills most of the limit, with pages that the other cannot use. */
@@ -171,13 +180,9 @@ END_TEST
 START_TEST(a_user_takes_the_rest) {
     Runner s;
     Batch batch(all);
-    std::vector<at::Tensor> own;
     size_t limit = limit_above(256 * mib);
     for (int step = 0; step < 4; step++) ck_assert(s.fits(batch));
-    try {
-        while (own.size() < 100) own.push_back(at::full({4 << 20}, 1.0f)); /* 16 MiB */
-    } catch (const c10::OutOfMemoryError &) {
-    }
+    std::vector<at::Tensor> own = take_the_rest();
     ck_assert_uint_ge(own.size(), 10);
     ck_assert_uint_lt(own.size(), 20);
     stays_within(limit);
@@ -232,16 +237,9 @@ START_TEST(a_group_is_not_left) {
         return;
     Runner one, other;
     Batch batch(all);
-    std::vector<at::Tensor> own;
-    mt_memory memory = {};
-    memory.size = sizeof memory;
-    ck_ok(mt_device_memory("cpu", &memory));
-    ck_assert_uint_lt(memory.budget_bytes, 400 * mib);
+    ck_assert_uint_lt(cpu_memory().budget_bytes, 400 * mib);
     for (int step = 0; step < 6; step++) ck_assert((step % 2 ? other : one).fits(batch));
-    try {
-        while (own.size() < 100) own.push_back(at::full({4 << 20}, 1.0f));
-    } catch (const c10::OutOfMemoryError &) {
-    }
+    std::vector<at::Tensor> own = take_the_rest();
     ck_assert_uint_lt(own.size(), 25);
     own.clear();
     ck_assert(one.fits(batch));
