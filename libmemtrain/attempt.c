@@ -26,6 +26,26 @@ mt_status mt__reserve_chunks(mt__chunks *c, size_t count) {
     return MT_OK;
 }
 
+mt_status mt__agree(mt_trainer *t, mt_status status, mt__sums *sums) {
+    double values[4 + MT_METRICS_MAX] = {status != MT_OK, sums->loss, sums->units,
+                                         (double)sums->samples};
+    char reason[MT__LINE];
+    if (!t->backend.agree) return status;
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    memcpy(values + 4, sums->metrics, sizeof sums->metrics);
+    mt_status agreed = t->backend.agree(t->backend.self, values, sizeof values / sizeof *values);
+    if (status != MT_OK) return mt_set_error(status, "%s", reason);
+    if (agreed != MT_OK) return agreed;
+    if (values[0] > 0)
+        return mt_set_error(MT_EPEER, "%.0f of the processes could not do their part of it",
+                            values[0]);
+    sums->loss = values[1];
+    sums->units = values[2];
+    sums->samples = (size_t)values[3];
+    memcpy(sums->metrics, values + 4, sizeof sums->metrics);
+    return MT_OK;
+}
+
 /* ---- one chunk --------------------------------------------------------------------------------- */
 
 static void add_chunk(mt__sums *sums, const mt_chunk_result *r, size_t samples) {
@@ -357,6 +377,9 @@ mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
     if (status != MT_OK) return status;
     status = mt__do_chunks(t, w);
     if (status != MT_OK || w->plan.discard) return take_back(t, w, status);
+    w->owes = 0;
+    status = mt__agree(t, MT_OK, &w->sums);
+    if (status != MT_OK) return mt__roll_back(t, w, status);
     memset(&w->applied, 0, sizeof w->applied);
     w->applied.size = sizeof w->applied;
     w->applied.grad_norm = (double)NAN;

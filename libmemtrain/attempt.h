@@ -13,7 +13,8 @@ typedef struct mt__work {
     mt_plan plan;
     int forced;          /* the chunks come from mt_trainer_set_chunks */
     size_t count;        /* samples of the step: the batch's, or less where it was made smaller */
-    double units;        /* of these */
+    double units;        /* of these, and of other processes' */
+    int owes;            /* the other processes are to be told how the step ends */
     size_t unit_samples; /* that units was asked for */
     size_t done;         /* samples that went through, and have not been taken back */
     size_t next;         /* index of the next chunk in the plan */
@@ -46,6 +47,12 @@ mt_status mt__reserve_chunks(mt__chunks *c, size_t count);
 
 /* What the loss is averaged over in a part of the batch. */
 mt_status mt__units_of(mt_trainer *t, const mt__work *w, size_t first, size_t count, double *out);
+
+/*
+ * Tells the other processes how this one has fared, and puts the sums over all in the place of its own. Without others
+ * nothing is done. Returns status where that is a failure, MT_EPEER where another has failed.
+ */
+mt_status mt__agree(mt_trainer *t, mt_status status, mt__sums *sums);
 
 /* Keeps what is known of a refusal for the policy and for the explanation. */
 void mt__note_oom(mt__work *w, mt_phase phase, size_t chunk, const mt_chunk_result *r,

@@ -210,7 +210,7 @@ mt_status mt__do_step(mt_trainer *t, mt__work *w) {
         if (status == MT_OK) mt__policy_recorded(t->policy, w->mode);
         if (status == MT_OK)
             status = make_plan(t, w);
-        else if (status == MT_EDEVMEM)
+        else if (status == MT_EDEVMEM && (w->owes || !t->backend.agree))
             status = answer_oom(t, w);
     }
     if (w->open && !t->poisoned) status = mt__roll_back(t, w, status);

@@ -52,6 +52,11 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
         mt__copy_versioned(&t->policy_options, sizeof t->policy_options, t->options.policy,
                            t->options.policy->size);
     mt_status status = describe(t);
+    unsigned smaller = t->policy_options.allow_rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    if (status == MT_OK && t->backend.agree && smaller)
+        return mt_set_error(MT_ENOTSUP,
+                            "mt_trainer_new: rung smaller_batch is allowed; with several "
+                            "processes (backend->agree) batches keep their size");
     if (status == MT_OK && t->backend.hold_gradients)
         status = t->backend.hold_gradients(t->backend.self, 1);
     /* Chunks that are told beforehand are the step: none is taken back alone, and two small ones are no
@@ -320,14 +325,26 @@ static mt_status force_rungs(mt_trainer *t) {
     return mt__set_rungs(t, t->forced_rungs, t->forced_rate, "replay", &failed);
 }
 
+/* Units of the step, those of other processes among them. Where one of them leaves its batch out all do. */
+static mt_status join(mt_trainer *t, mt__work *w, int *is_left_out) {
+    mt__sums all = {0};
+    mt_status status = MT_OK;
+    w->forced = t->forced.count > 0;
+    w->count = w->unit_samples = w->forced ? forced_samples(t) : w->batch->count;
+    if (!*is_left_out) status = mt__units_of(t, w, 0, w->count, &all.units);
+    all.samples = (size_t)*is_left_out;
+    status = mt__agree(t, status, &all);
+    w->units = all.units;
+    *is_left_out = all.samples > 0;
+    w->owes = t->backend.agree && status == MT_OK && !*is_left_out;
+    return status;
+}
+
 static mt_status prepare_step(mt_trainer *t, mt__work *w) {
     mt_memory memory;
     w->rungs_before = t->rungs;
     w->rate_before = t->rate;
-    w->forced = t->forced.count > 0;
-    w->count = w->unit_samples = w->forced ? forced_samples(t) : w->batch->count;
-    mt_status status = mt__units_of(t, w, 0, w->count, &w->units);
-    if (status == MT_OK) status = select_shape(t, w->batch);
+    mt_status status = select_shape(t, w->batch);
     if (status == MT_OK) status = mt__read_memory(t, &memory);
     if (status != MT_OK) return status;
     t->run.budget_bytes = memory.budget_bytes;
@@ -348,17 +365,18 @@ static mt_status step(mt_trainer *t, const mt_batch *batch, mt_step_report *repo
     mt_memory after;
     mt_step_report own;
     mt__work w;
-    mt_status status = MT_OK;
+    mt_status status;
     memset(&w, 0, sizeof w);
     w.batch = batch;
     t->chunks.count = 0;
-    if (!is_dropped(t, batch)) {
-        t->in_step = 1;
-        status = prepare_step(t, &w);
-        if (status == MT_OK) status = mt__do_step(t, &w);
-        t->in_step = 0;
-        if (status == MT_EDEVMEM) keep_failure(t, &w);
-    }
+    int is_left_out = is_dropped(t, batch);
+    t->in_step = 1;
+    status = join(t, &w, &is_left_out);
+    if (status == MT_OK && !is_left_out) status = prepare_step(t, &w);
+    if (status == MT_OK && !is_left_out) status = mt__do_step(t, &w);
+    if (w.owes) status = mt__agree(t, status, &w.sums);
+    t->in_step = 0;
+    if (status == MT_EDEVMEM) keep_failure(t, &w);
     t->forced.count = 0; /* also those for a batch that is dropped */
     /* Only the report wants this figure: without it the step has gone through all the same. */
     if (status == MT_OK && mt__read_memory(t, &after) != MT_OK) memset(&after, 0, sizeof after);
@@ -392,8 +410,18 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
 
 /* ---- evaluation -------------------------------------------------------------------------------- */
 
-static mt_status evaluate(mt_trainer *t, const mt_batch *batch, mt_eval_report *report) {
+static mt_status run_evaluation(mt_trainer *t, mt__work *w) {
     mt_memory memory;
+    mt_status status = select_shape(t, w->batch);
+    if (status == MT_OK) status = mt__read_memory(t, &memory);
+    if (status != MT_OK) return status;
+    mt__policy_begin_step(t->policy);
+    mt_clear_reason reason = mt_policy_clear(t->policy, MT_EVALUATE, &memory, 0);
+    if (reason != MT_CLEAR_NOT) status = mt__clear(t, reason);
+    return status == MT_OK ? mt__do_evaluation(t, w) : status;
+}
+
+static mt_status evaluate(mt_trainer *t, const mt_batch *batch, mt_eval_report *report) {
     mt__work w;
     memset(&w, 0, sizeof w);
     w.batch = batch;
@@ -401,13 +429,7 @@ static mt_status evaluate(mt_trainer *t, const mt_batch *batch, mt_eval_report *
     w.rungs_before = t->rungs;
     w.rate_before = t->rate;
     t->has_failure = 0;
-    mt_status status = select_shape(t, batch);
-    if (status == MT_OK) status = mt__read_memory(t, &memory);
-    if (status != MT_OK) return status;
-    mt__policy_begin_step(t->policy);
-    mt_clear_reason reason = mt_policy_clear(t->policy, MT_EVALUATE, &memory, 0);
-    if (reason != MT_CLEAR_NOT) status = mt__clear(t, reason);
-    if (status == MT_OK) status = mt__do_evaluation(t, &w);
+    mt_status status = mt__agree(t, run_evaluation(t, &w), &w.sums);
     w.discarded = 0;
     count_work(t, &w);
     if (status == MT_EDEVMEM) keep_failure(t, &w);

@@ -347,12 +347,27 @@ typedef struct mt_backend {
      * hold_gradients off are not called for such a backend.
      */
     mt_status (*prepare)(void *self, const size_t *chunks, size_t count, mt_chunk_result *out);
+
+    /*
+     * Optional, for processes that train as one: each takes steps at the same time, of samples of its own, and
+     * apply adds up their gradients. Adds each of count values over all processes, in place; all have the
+     * same sums then. Returns when all have called it, the n-th call of one with the n-th of each other.
+     *
+     * A step that begins calls it once, for the units of all batches: weight is then units(chunk) over these, so
+     * that the gradients of all processes sum up to the one of all their samples. Once more where all chunks
+     * are through, before apply, or where the step is given up: apply follows on all processes or on none.
+     * An evaluation calls it once, at its end. So no process waits for one that has failed.
+     *
+     * A failure is one of the step, which is taken back, and not tried again, whatever the status: the others
+     * may have gone on. So is one of apply. mt_trainer_new refuses MT_RUNG_SMALLER_BATCH beside it.
+     */
+    mt_status (*agree)(void *self, double *values, size_t count);
 } mt_backend;
 
 #define MT_BACKEND_INIT                                                                            \
     {                                                                                              \
         sizeof(mt_backend), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,      \
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                   \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                             \
     }
 
 #ifdef __cplusplus

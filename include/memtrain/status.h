@@ -60,7 +60,8 @@ MT_API const char *mt_version_string(void);
     XX(EUSER, -5, "stopped by a callback")                                                         \
     XX(EIO, -6, "input or output failed")                                                          \
     XX(ETORCH, -7, "libtorch reported an error")                                                   \
-    XX(ENOTSUP, -8, "not supported by this device, backend or version")
+    XX(ENOTSUP, -8, "not supported by this device, backend or version")                            \
+    XX(EPEER, -9, "another process could not do its part")
 
 typedef enum mt_status {
 #define MT_STATUS_ENUM(name, value, text) MT_##name = value,

@@ -1,0 +1,343 @@
+/*
+ * check_trainer_processes.c - steps that several processes take together (mt_backend.agree). The others are a few
+ * numbers here, added to what the trainer says. What counts is that it says so twice a step, whatever fails, since the
+ * others wait for it, and that a step is applied by all or by none.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+#include <math.h>
+
+enum { FAILED = 0, LOSS = 1, UNITS = 2, SAMPLES = 3, METRICS = 4, VALUES = 4 + MT_METRICS_MAX };
+enum { CALLS_MAX = 8 };
+
+/* The other processes, and what they heard. */
+static struct peers {
+    double say[CALLS_MAX][VALUES];   /* in their n-th call, added */
+    double heard[CALLS_MAX][VALUES]; /* before that */
+    size_t calls;
+    size_t fail_at; /* call from 1 on in which they are not to be reached; 0: none */
+    mt_status fail_status;
+    size_t covered[CALLS_MAX]; /* samples of the open step then; SIZE_MAX: none is open */
+} peers;
+
+static mt_status agree(void *self, double *values, size_t count) {
+    const fake_backend *f = self;
+    size_t call = peers.calls++;
+
+    ck_assert_uint_lt(call, CALLS_MAX);
+    ck_assert_uint_eq(count, VALUES);
+    peers.covered[call] = f->batch ? f->covered : SIZE_MAX;
+    memcpy(peers.heard[call], values, sizeof(peers.heard[call]));
+    if (call + 1 == peers.fail_at) return mt_set_error(peers.fail_status, "nobody is there");
+    for (size_t i = 0; i < VALUES; i++) values[i] += peers.say[call][i];
+    return MT_OK;
+}
+
+static mt_status new_trainer(const fake_options *options, const mt_trainer_options *own,
+                             mt_trainer **out) {
+    mt_backend seam;
+
+    memset(&peers, 0, sizeof(peers));
+    fake_init(&fake, options);
+    seam = fake_seam(&fake);
+    seam.agree = agree;
+    return mt_trainer_new(&seam, own, out);
+}
+
+static mt_trainer *joined(const fake_options *options, const mt_trainer_options *own) {
+    mt_trainer *trainer;
+
+    ck_ok(new_trainer(options, own, &trainer));
+    fake_log_clear(&fake);
+    return trainer;
+}
+
+/* What another process has done: so many samples, each with this loss and a first metric of 1. */
+static void say(size_t call, size_t samples, double loss) {
+    double *values = peers.say[call];
+
+    values[UNITS] = (double)samples;
+    if (call == 0) return;
+    values[LOSS] = loss * (double)samples;
+    values[SAMPLES] = values[METRICS] = (double)samples;
+}
+
+/* ---- steps that go through ---------------------------------------------------------------------- */
+
+START_TEST(two_words_a_step) {
+    fake_options options = fits(12);
+    mt_trainer *trainer = joined(&options, NULL);
+
+    for (size_t id = 1; id <= 3; id++) {
+        peers.calls = 0;
+        step(trainer, 32, id);
+        ck_assert_uint_eq(peers.calls, 2);
+        ck_assert_uint_eq(peers.covered[0], SIZE_MAX);
+        ck_assert_uint_eq(peers.covered[1], 32);
+        ck_assert(peers.heard[0][UNITS] == 32);
+        ck_assert(peers.heard[0][FAILED] == 0 && peers.heard[1][FAILED] == 0);
+        ck_assert(peers.heard[1][SAMPLES] == 32);
+    }
+    done(trainer);
+}
+END_TEST
+
+/* Weights are shares of all samples, so the gradients of all add up; reports are of all, but for samples. */
+START_TEST(sums_are_of_all) {
+    fake_options options = fits(12);
+    mt_trainer *trainer = joined(&options, NULL);
+    mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
+    mt_step_report report;
+
+    say(0, 96, 0);
+    say(1, 96, 5.0);
+    report = step(trainer, 32, 1);
+    for (size_t i = 0; i < fake.logged; i++)
+        if (fake.log[i].kind == FAKE_ACCUMULATE)
+            ck_assert(fake.log[i].weight == (double)fake.log[i].count / 128);
+    ck_assert_double_eq_tol(report.loss, (peers.heard[1][LOSS] + 96 * 5.0) / 128, 1e-12);
+    ck_assert_double_eq_tol(report.metrics[0], (peers.heard[1][METRICS] + 96) / 128, 1e-12);
+    ck_assert_uint_eq(report.samples, 32);
+    ck_ok(mt_trainer_end_epoch(trainer, &epoch));
+    ck_assert_uint_eq(epoch.samples, 128);
+    ck_assert_double_eq_tol(epoch.loss, report.loss, 1e-12);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(alone_it_changes_nothing) {
+    fake_options options = with_units(12);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    mt_step_report report = step(trainer, 32, 1);
+    uint64_t hash = fake_hash(&fake);
+
+    mt_trainer_free(trainer);
+    trainer = joined(&options, NULL);
+    ck_assert(step(trainer, 32, 1).loss == report.loss);
+    ck_assert_uint_eq(fake_hash(&fake), hash);
+    done(trainer);
+}
+END_TEST
+
+/* One loss that is no number is everybody's. */
+START_TEST(all_skip_or_none) {
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    own.skip_not_finite = 1;
+    trainer = joined(&fake_defaults, &own);
+    say(0, 32, 0);
+    say(1, 32, (double)NAN);
+    report = step(trainer, 32, 1);
+    ck_assert(report.skipped && isnan(report.loss));
+    ck_assert_uint_eq(count_kind(FAKE_APPLY), 0);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
+    done(trainer);
+}
+END_TEST
+
+/* ---- steps that do not ---------------------------------------------------------------------------- */
+
+/* Another process has failed before the step, or in it: nothing has happened, and the next step goes through. */
+START_TEST(another_fails) {
+    fake_options options = fits(12);
+    mt_trainer *trainer = joined(&options, NULL);
+
+    step(trainer, 32, 1);
+    fake_log_clear(&fake);
+    peers.calls = 0;
+    peers.say[_i][FAILED] = 2;
+    step_fails(trainer, 32, 2, MT_EPEER);
+    ck_contains(mt_last_error(), "2 of the processes could not");
+    ck_assert_uint_eq(peers.calls, (size_t)_i + 1);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), (size_t)_i);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), (size_t)_i);
+    ck_assert_uint_eq(mt_trainer_explain(trainer, NULL, 0), 0);
+    peers.say[_i][FAILED] = 0;
+    peers.calls = 0;
+    step(trainer, 32, 2);
+    done(trainer);
+}
+END_TEST
+
+/* They are not to be reached: that is not tried again, even where it is a matter of memory. */
+START_TEST(nobody_is_there) {
+    static const mt_status why[] = {MT_EIO, MT_EDEVMEM};
+    fake_options options = fits(12);
+    mt_trainer *trainer = joined(&options, NULL);
+
+    step(trainer, 32, 1);
+    fake_log_clear(&fake);
+    peers.calls = 0;
+    peers.fail_at = 1 + (size_t)_i / 2;
+    peers.fail_status = why[_i % 2];
+    step_fails(trainer, 32, 2, why[_i % 2]);
+    ck_contains(mt_last_error(), "nobody is there");
+    ck_assert_uint_eq(peers.calls, peers.fail_at);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), peers.fail_at - 1);
+    ck_assert_uint_eq(count_kind(FAKE_APPLY), 0);
+    done(trainer);
+}
+END_TEST
+
+/* Others may have applied it by then. */
+START_TEST(apply_is_not_tried_again) {
+    fake_options options = fits(12);
+    mt_trainer *trainer = joined(&options, NULL);
+
+    step(trainer, 32, 1);
+    fake_log_clear(&fake);
+    peers.calls = 0;
+    fake_fail_kind(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
+    step_fails(trainer, 32, 2, MT_EDEVMEM);
+    ck_assert_uint_eq(peers.calls, 2);
+    ck_assert_uint_eq(count_kind(FAKE_APPLY), 1);
+    done(trainer);
+}
+END_TEST
+
+/* All calls of the seam fail in turn, once and for good: each time the others hear twice how it went. */
+START_TEST(they_always_hear_of_it) {
+    static const mt_status why[] = {MT_EDEVMEM, MT_EDEVMEM, MT_EIO};
+    fake_options options = fits(12);
+    size_t failed = 0, recovered = 0;
+
+    options.keep = options.tells_gradients = _i % 2;
+    options.normalises_over_batch = _i / 2;
+    for (int kind = 0; kind < LENGTH(why); kind++) {
+        for (uint64_t n = 1;; n++) {
+            mt_trainer *trainer = joined(&options, NULL);
+            mt_batch batch = batch_of(32, 1);
+            uint64_t before = fake_hash(&fake);
+            mt_status status;
+            int in_join;
+
+            if (kind == 2)
+                fake_fail_with(&fake, n, why[kind]);
+            else
+                fake_fail_at(&fake, n, kind);
+            status = mt_trainer_step(trainer, &batch, NULL);
+            in_join = peers.calls == 1;
+            ck_assert_msg(peers.calls == (status == MT_OK || !in_join ? 2U : 1U),
+                          "call %d failed, others heard %zu times", (int)n, peers.calls);
+            /* The update fails behind the last word. */
+            if (status != MT_OK && !count_kind(FAKE_APPLY))
+                ck_assert(peers.heard[peers.calls - 1][FAILED] == 1);
+            if (in_join) ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
+            if (status != MT_OK) ck_assert_uint_eq(fake_hash(&fake), before);
+            if (status != MT_OK) ck_contains(mt_last_error(), "injected");
+            failed += status != MT_OK;
+            recovered += status == MT_OK && fake.fired > 0;
+            uint64_t fired = fake.fired;
+            fake_fail_at(&fake, 0, 0);
+            done(trainer);
+            if (!fired) break;
+        }
+    }
+    ck_assert_uint_gt(failed, 20);
+    ck_assert_uint_gt(recovered, 20);
+}
+END_TEST
+
+/* ---- batches that are left out -------------------------------------------------------------------- */
+
+static mt_trainer *with_drops(void) {
+    fake_options options = fits(12);
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+
+    options.min_micro_batch = 4;
+    own.drop_small = 1;
+    return joined(&options, &own);
+}
+
+static void nothing_is_done(mt_trainer *trainer, size_t count) {
+    mt_batch batch = batch_of(count, 1);
+    mt_step_report report = MT_STEP_REPORT_INIT;
+
+    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    ck_assert_uint_eq(report.samples, 0);
+    ck_assert_uint_eq(peers.calls, 1);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
+}
+
+/* Whoever has too few samples, all leave the batch out. */
+START_TEST(all_leave_it_out) {
+    mt_trainer *trainer = with_drops();
+
+    peers.say[0][SAMPLES] = _i;
+    nothing_is_done(trainer, _i ? 32 : 3);
+    ck_assert(peers.heard[0][SAMPLES] == !_i);
+    done(trainer);
+}
+END_TEST
+
+/* ---- evaluation ----------------------------------------------------------------------------------- */
+
+START_TEST(an_evaluation_is_of_all) {
+    mt_trainer *trainer = joined(&fake_defaults, NULL);
+    mt_eval_report report;
+
+    peers.say[0][LOSS] = 70;
+    peers.say[0][UNITS] = peers.say[0][SAMPLES] = peers.say[0][METRICS] = 10;
+    report = evaluate(trainer, 20, 1);
+    ck_assert_uint_eq(peers.calls, 1);
+    ck_assert_double_eq_tol(report.loss, (peers.heard[0][LOSS] + 70) / 30, 1e-12);
+    ck_assert_double_eq_tol(report.metrics[0], (peers.heard[0][METRICS] + 10) / 30, 1e-12);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(an_evaluation_fails) {
+    static const fake_kind kinds[] = {FAKE_MEMORY, FAKE_EVALUATE};
+    mt_trainer *trainer = joined(&fake_defaults, NULL);
+    mt_batch batch = batch_of(20, 1);
+
+    fake_fail_kind(&fake, kinds[_i], 1, MT_EIO);
+    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EIO);
+    ck_contains(mt_last_error(), "injected");
+    ck_assert_uint_eq(peers.calls, 1);
+    ck_assert(peers.heard[0][FAILED] == 1);
+    peers.calls = 0;
+    peers.say[0][FAILED] = 1;
+    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EPEER);
+    done(trainer);
+}
+END_TEST
+
+/* ---- options -------------------------------------------------------------------------------------- */
+
+START_TEST(batches_keep_their_size) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    own.policy = &policy;
+    ck_status(new_trainer(&fake_defaults, &own, &trainer), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "smaller_batch");
+    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_AMP);
+    done(joined(&fake_defaults, &own));
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("trainer_processes");
+    TCase *go = suite_case(suite, "go_through"), *fail = suite_case(suite, "fail"),
+          *others = suite_case(suite, "others");
+
+    tcase_add_test(go, two_words_a_step);
+    tcase_add_test(go, sums_are_of_all);
+    tcase_add_test(go, alone_it_changes_nothing);
+    tcase_add_test(go, all_skip_or_none);
+    tcase_add_loop_test(fail, another_fails, 0, 2);
+    tcase_add_loop_test(fail, nobody_is_there, 0, 4);
+    tcase_add_test(fail, apply_is_not_tried_again);
+    tcase_add_loop_test(fail, they_always_hear_of_it, 0, 4);
+    tcase_add_loop_test(others, all_leave_it_out, 0, 2);
+    tcase_add_test(others, an_evaluation_is_of_all);
+    tcase_add_loop_test(others, an_evaluation_fails, 0, 2);
+    tcase_add_test(others, batches_keep_their_size);
+    return suite_run(suite);
+}
