@@ -297,9 +297,8 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
 
 /* ---- main -------------------------------------------------------------------------------------- */
 
-/* What only flags together, or the environment, can get wrong. @return 0, or the exit status */
+/* What only flags together can get wrong. @return 0, or the exit status */
 static int check(const prsmed *p, const ex_program *program) {
-    const char *world = getenv("WORLD_SIZE"), *rank = getenv("RANK");
     int64_t stride = p->encoder == PRSMED_CONV ? 4 : 8;
     if (p->compile)
         return ex_training_refuse(
@@ -320,12 +319,6 @@ static int check(const prsmed *p, const ex_program *program) {
             "--image-size: '%lld' is not accepted; accepted: a multiple of %lld, the encoder's "
             "stride",
             (long long)p->flags.image_size, (long long)stride);
-    if ((world && strcmp(world, "1") != 0) || (rank && strcmp(rank, "0") != 0))
-        return ex_training_refuse(
-            program,
-            "WORLD_SIZE=%s, RANK=%s: not accepted; accepted: 1 and 0, since training by "
-            "several processes (torchrun) is not supported: start one",
-            world ? world : "", rank ? rank : "");
     return 0;
 }
 

@@ -30,7 +30,7 @@ judge() {
 
 memory='(arena|sim)\.'
 # Public headers of the shim include its main one.
-over_torch='torch|call|tensor|script|trainer\.hpp'
+over_torch='torch|call|tensor|script|processes|trainer\.hpp'
 core_headers=$(grep -LE "$include<memtrain/torch\." include/memtrain/*.h |
     grep -vE '/(arena|sim|torch)\.h$' || true)
 judge core "$(grep -HnE "$include([<\"]memtrain/($memory|$over_torch)|\".*/)" $core_headers libmemtrain/*.[ch] || true)"

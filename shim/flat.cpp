@@ -232,6 +232,21 @@ void Flat::drop_chunk() {
     }
 }
 
+void Flat::complete() {
+    c10::NoGradGuard no_grad;
+    zero_the_rest();
+}
+
+void Flat::receive(const std::vector<double> &times) {
+    for (size_t i = 0; i < slots_.size(); i++) {
+        Slot &slot = slots_[i];
+        if (!(times[i] > 0) || slot.frozen) continue;
+        slot.received = true;
+        if (!slot.parameter.grad().is_same(slot.gradient))
+            slot.parameter.mutable_grad() = slot.gradient;
+    }
+}
+
 void Flat::end_step() {
     for (Slot &slot : slots_)
         if (!slot.parameter.grad().is_same(slot.gradient)) slot.parameter.mutable_grad().reset();

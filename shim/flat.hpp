@@ -82,6 +82,12 @@ public:
     /* Forgets the gradients of a chunk that ran apart and failed. Allocates nothing. */
     void drop_chunk();
 
+    /* Where gradients are held, before the update: slots that received none are zero. Allocates nothing. */
+    void complete();
+
+    /* Others have added to the blocks: these slots, by number, have received a gradient too. */
+    void receive(const std::vector<double> &times);
+
     /* After the update: gradients that are no views of the block are released. */
     void end_step();
 

@@ -154,7 +154,7 @@ namespace {
 
 /* Whether a chunk is the step, and its gradients may stay where they are made. */
 bool is_whole(const mt_torch &torch, size_t count) {
-    return torch.marked && torch.fresh && count == torch.samples;
+    return torch.marked && torch.fresh && count == torch.samples && !torch.shared;
 }
 
 /* The same as a number: chunks of one kind make the same requests. */
@@ -406,6 +406,10 @@ extern "C" mt_status mt_hold_gradients(mt_torch *torch, int on) {
     CHECK_TORCH("mt_hold_gradients");
     MT_RETURN_IF_FAILED(check_phase("mt_hold_gradients", *torch, Phase::idle, Phase::idle));
     if (!on) MT_RETURN_IF_FAILED(check_cached("mt_hold_gradients", *torch, false));
+    if (!on && torch->shared)
+        return mt_set_error(MT_ENOTSUP,
+                            "mt_hold_gradients: on is 0; several processes add up their "
+                            "gradients where they are held");
     return guard(torch->device, [&] { torch->flat->hold_gradients(on != 0); });
 }
 
@@ -450,6 +454,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         auto start = Clock::now();
+        if (torch->shared) torch->shared->sum_gradients(*torch->flat);
         torch->optimizer->prepare(torch->scaler ? torch->scaler->scale() : 0.0);
         changing = true;
         torch->optimizer->step();

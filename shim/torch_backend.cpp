@@ -72,7 +72,8 @@ mt_status describe(void *self, mt_backend_info *out) {
     if (can_checkpoint(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     if (can_offload(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_OFFLOAD);
     if (can_amp(torch)) info.rungs |= MT_RUNG_BIT(MT_RUNG_AMP);
-    if (!torch.home.is_host()) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
+    /* All processes are to make their updates with the same kernels. */
+    if (!torch.home.is_host() && !torch.shared) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
     info.kernels_change = kernels_change(torch);
     if (torch.home.memory() == Memory::mps) info.record_rungs = MT_RUNG_BIT(MT_RUNG_CPU);
     hand_over(info, out);
@@ -155,6 +156,11 @@ mt_status rewind(void *self) {
 
 mt_status hold_gradients(void *self, int on) {
     return mt_hold_gradients(torch_of(self), on);
+}
+
+mt_status agree(void *self, double *values, size_t count) {
+    MT_RETURN_IF_FAILED(check_self(self, "agree"));
+    return guard([&] { torch_of(self)->shared->sum(values, count); });
 }
 
 mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
@@ -272,8 +278,9 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
     } else {
         backend.mark = mark;
         backend.rewind = rewind;
-        backend.hold_gradients = hold_gradients;
+        backend.hold_gradients = torch->shared ? nullptr : hold_gradients;
     }
+    backend.agree = torch->shared ? agree : nullptr;
     backend.set_rung = set_rung;
     backend.set_rate = set_rate;
     backend.shape = shape;

@@ -152,6 +152,19 @@ void open_offload(mt_torch &torch, const mt_torch_options &options) {
     torch.offloading = options.offload == kind;
 }
 
+/* Chunks of embeddings have the weight of a whole batch's loss, which is one process's. */
+void check_processes(const mt_torch_options &o, const mt_model &model) {
+    if (!o.processes) return;
+    check(check_sized(o.processes, name_of, "options->processes"));
+    check_group(name_of, *o.processes);
+    if (o.processes->count > 1 && model.embedding_count)
+        fail(
+            MT_ENOTSUP,
+            "%s: options->processes has %d processes, and the loss of a model with embeddings sees "
+            "the pairs of one; accepted: 1",
+            name_of, o.processes->count);
+}
+
 /* What is chosen by is measured: where nothing counts tensors there is nothing to choose by. */
 void open_segments(mt_torch &torch, const mt_torch_options &options) {
     if (options.checkpointing != MT_CHECKPOINTING_CHOSEN) return;
@@ -161,6 +174,14 @@ void open_segments(mt_torch &torch, const mt_torch_options &options) {
              "allocator (mt_torch_enforces_budget)",
              name_of);
     torch.segments = std::make_unique<SegmentChoice>(name_of, options);
+}
+
+/* All processes begin with the weights of rank 0. */
+void share(mt_torch &torch, const mt_process_group &group) {
+    std::vector<Named> weights = distinct(weights_of(*torch.model));
+    torch.shared = std::make_unique<SharedTraining>(group);
+    torch.shared->compare(weights);
+    torch.shared->spread(weights);
 }
 
 /* On the host the model's own tensors are in use already. */
@@ -183,6 +204,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->options.device = torch->options.offload_dir = nullptr;
     torch->groups = groups_of(name_of, options);
     torch->options.groups = nullptr; /* the caller's */
+    torch->options.processes = nullptr;
     torch->device = torch->home = device;
     torch->device_name = device.name();
     torch->checkpointing = options.checkpointing == MT_CHECKPOINTING_ON;
@@ -201,6 +223,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     plan(*torch);
     torch->flat->lay_out(device);
     torch->optimizer->lay_out(device);
+    if (options.processes && options.processes->count > 1) share(*torch, *options.processes);
     torch->buffers.take(*model);
     torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
     torch->flat->freeze([&](const Slot &slot) { return is_frozen(*torch, slot); }, true);
@@ -252,6 +275,7 @@ extern "C" mt_status mt_torch_new(mt_model *model, const mt_torch_options *optio
         check_options(own);
         check_device(name_of, device);
         check_amp(own, device);
+        check_processes(own, *model);
         *out = build(model, own, device, needs).release();
         model->in_use = true;
         cpu::trim_heap(); /* the memory that the parameters had before */

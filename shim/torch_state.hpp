@@ -19,6 +19,7 @@
 #include "optimizer.hpp"
 #include "scaler.hpp"
 #include "segment_choice.hpp"
+#include "shared_training.hpp"
 #include "snapshot.hpp"
 
 namespace memtrain::shim {
@@ -66,9 +67,10 @@ struct mt_torch {
 
     std::vector<memtrain::shim::Group> groups;
     std::unique_ptr<memtrain::shim::Flat> flat;
-    std::unique_ptr<memtrain::shim::Optimizer> optimizer; /* refers to flat */
-    std::optional<memtrain::shim::Scaler> scaler;         /* with MT_FLOAT16 */
-    memtrain::shim::RngState rng;                         /* as begin found them */
+    std::unique_ptr<memtrain::shim::Optimizer> optimizer;   /* refers to flat */
+    std::optional<memtrain::shim::Scaler> scaler;           /* with MT_FLOAT16 */
+    std::unique_ptr<memtrain::shim::SharedTraining> shared; /* with other processes, or none */
+    memtrain::shim::RngState rng;                           /* as begin found them */
     memtrain::shim::BufferState buffers;
     size_t parameter_bytes = 0; /* frozen parameters included */
     bool has_pointwise = false; /* among them are weights of 1x1 convolutions */

@@ -20,23 +20,31 @@ static int is_simulated(const ex_device *device) {
     return strncmp(device->name, "sim", 3) == 0;
 }
 
-/* auto takes the first that can be used; a device named by the user must be one that can. */
-static mt_status pick(const char *flag, const char **out) {
-    *out = flag;
-    if (strcmp(flag, "auto") == 0) {
-        *out = mt_device_check("cuda") == MT_OK  ? "cuda"
+/*
+ * auto takes the first that can be used; a device named by the user must be one that can. Of several processes of one
+ * machine each takes the card of its number.
+ */
+static mt_status pick(const ex_flags *flags, ex_device *device) {
+    const char *name = flags->device;
+    if (strcmp(name, "auto") == 0)
+        name = mt_device_check("cuda") == MT_OK  ? "cuda"
                : mt_device_check("mps") == MT_OK ? "mps"
                                                  : "cpu";
-        return MT_OK;
+    if (strcmp(name, "cuda") == 0 && flags->processes > 1) {
+        snprintf(device->card, sizeof device->card, "cuda:%lld", (long long)flags->card);
+        name = device->card;
     }
-    if (mt_device_check(flag) == MT_OK) return MT_OK;
+    device->name = name;
+    if (mt_device_check(name) == MT_OK) return MT_OK;
     char reason[256];
     snprintf(reason, sizeof reason, "%s", mt_last_error());
-    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", flag, reason);
+    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", name, reason);
 }
 
-static mt_status set_threads(int64_t flag, int replayed, int *out) {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+/* One a core, of those that are this process's. */
+static mt_status set_threads(const ex_flags *flags, int replayed, int *out) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN) / flags->sharing;
+    int64_t flag = flags->threads;
     if (flag && replayed && flag != replayed)
         return mt_set_error(MT_EINVAL,
                             "--threads: '%lld' is not accepted; accepted: %d, as in the trace of "
@@ -47,11 +55,12 @@ static mt_status set_threads(int64_t flag, int replayed, int *out) {
 }
 
 /* What a fraction is a fraction of: what is free, and on a GPU what this process holds already. */
-static mt_status measure_room(ex_device *device) {
+static mt_status measure_room(const ex_flags *flags, ex_device *device) {
     if (is_cpu(device)) {
         mt_host_memory host = MT_HOST_MEMORY_INIT;
         mt_status status = mt_host_memory_read(NULL, &host);
-        device->room_bytes = least(host.available_bytes, host.cgroup_room_bytes);
+        device->room_bytes =
+            least(host.available_bytes, host.cgroup_room_bytes) / (size_t)flags->sharing;
         return status;
     }
     mt_memory memory = MT_MEMORY_INIT;
@@ -60,9 +69,12 @@ static mt_status measure_room(ex_device *device) {
     return status;
 }
 
-static mt_status read_budget(ex_device *device, const char *text, size_t *bytes) {
+static mt_status read_budget(const ex_flags *flags, ex_device *device, const char *text,
+                             size_t *bytes) {
     char room[32];
     *bytes = 0;
+    /* What the device takes by itself is a share of all there is. */
+    if (is_cpu(device) && flags->sharing > 1 && (!text || strcmp(text, "auto") == 0)) text = "0.9";
     snprintf(device->budget_from, sizeof device->budget_from, "--budget auto: of %s that are free",
              mt_format_size(device->room_bytes, room, sizeof room));
     if (!text || strcmp(text, "auto") == 0) return MT_OK;
@@ -102,10 +114,10 @@ static mt_status read_device(ex_device *device) {
     return status;
 }
 
-static mt_status set_budget(ex_device *device, const char *text) {
+static mt_status set_budget(const ex_flags *flags, ex_device *device, const char *text) {
     size_t bytes;
-    mt_status status = measure_room(device);
-    if (status == MT_OK) status = read_budget(device, text, &bytes);
+    mt_status status = measure_room(flags, device);
+    if (status == MT_OK) status = read_budget(flags, device, text, &bytes);
     if (status == MT_OK) status = simulate(device, &bytes);
     if (status == MT_OK) status = mt_device_set_budget(device->name, bytes);
     if (status == MT_OK) status = read_device(device);
@@ -140,12 +152,12 @@ mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed
     init.cuda = strcmp(flags->device, "auto") == 0 || strncmp(flags->device, "cuda", 4) == 0;
     mt_status status = check_offload_dir(flags->offload_dir);
     if (status == MT_OK) status = mt_torch_init(&init);
-    if (status == MT_OK) status = pick(flags->device, &out->name);
-    if (status == MT_OK) status = set_threads(flags->threads, replayed, &out->threads);
+    if (status == MT_OK) status = pick(flags, out);
+    if (status == MT_OK) status = set_threads(flags, replayed, &out->threads);
     if (status == MT_OK) status = mt_torch_seed((uint64_t)flags->seed);
     if (status != MT_OK) return status;
     const char *otherwise = is_cpu(out) ? budget : NULL;
-    status = set_budget(out, flags->budget ? flags->budget : otherwise);
+    status = set_budget(flags, out, flags->budget ? flags->budget : otherwise);
     out->own_bytes = out->budget_bytes;
     if (status != MT_OK || !flags->budget_resident) return status;
     status = mt_device_set_resident_budget(out->name, flags->budget_resident);
@@ -162,6 +174,6 @@ mt_status ex_device_torch(const ex_flags *flags, ex_device *device, const mt_tor
     mt_log(MT_LOG_WARNING, "--fallback: going on on the CPU: %s", mt_last_error());
     device->name = options.device = "cpu";
     device->card_bytes = 0;
-    status = set_budget(device, NULL);
+    status = set_budget(flags, device, NULL);
     return status == MT_OK ? mt_torch_new(model, &options, out) : status;
 }

@@ -7,7 +7,7 @@
 #include "flags.h"
 
 typedef struct ex_device {
-    const char *name;     /* "cpu", "cuda:1", "sim:mps"; borrowed from the flags or static */
+    const char *name;     /* "cpu", "cuda:1", "sim:mps"; borrowed from the flags, or card */
     int threads;          /* of the CPU */
     size_t budget_bytes;  /* 0: the device knows no limit */
     size_t own_bytes;     /* the same without --budget-resident ... */
@@ -15,6 +15,7 @@ typedef struct ex_device {
     size_t room_bytes;    /* what is there for tensors; 0: not known */
     size_t card_bytes;    /* of a simulated card whose size was given; 0: no such card */
     size_t ahead_bytes;   /* of the CPU's budget, held by batches that are rendered ahead */
+    char card[16];        /* the name of a process's own card */
     char budget_from[96]; /* where the budget comes from, in words */
 } ex_device;
 

@@ -67,6 +67,10 @@ static const ex_option rows[] = {
     FLAG("accumulate", EX_WHOLE, accumulate, "N",
          "an optimiser step takes N times --batch, in chunks of at most --batch", .least = 1,
          .most = 65536),
+    FLAG("processes", EX_WHOLE, processes, "N",
+         "train by N processes of this machine, each on its share of the samples, with batches of "
+         "--batch and a budget of its own; also as torchrun starts them",
+         .least = 1, .most = EX_PROCESSES_MAX, .decides = 1),
     FLAG("epochs", EX_WHOLE, epochs, "N", "times to go through the data; 0 trains nothing",
          .most = MANY, .decides = 1),
     FLAG("steps", EX_WHOLE, steps, "N", "stop after N optimiser steps; 0: no such bound",
@@ -430,7 +434,7 @@ static mt_dtype amp_of(const ex_flags *flags, const char *device) {
 }
 
 double ex_flags_base_lr(const ex_flags *flags) {
-    double times = (double)flags->batch / (double)flags->lr_batch;
+    double times = (double)(flags->batch * flags->processes) / (double)flags->lr_batch;
     if (flags->lr_scaling == EX_LR_LINEAR) return flags->lr * times;
     return flags->lr_scaling == EX_LR_SQRT ? flags->lr * sqrt(times) : flags->lr;
 }

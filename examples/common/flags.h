@@ -44,7 +44,10 @@ typedef struct ex_flags {
     int64_t image_size;
     int64_t batch, epochs, steps; /* steps 0: no bound */
     int64_t accumulate;           /* batch is that many times --batch: done by ex_flags_read */
-    int64_t patience;             /* epochs; 0: no early stop */
+    int64_t processes;            /* that train together, each with batches of its own */
+    int64_t sharing,
+        card; /* of these on this machine, and which of its cards is this one's: by ex_processes_open */
+    int64_t patience; /* epochs; 0: no early stop */
     int64_t seed;
     int64_t optimizer; /* an mt_optimizer */
     double lr, momentum, weight_decay, clip;
@@ -77,12 +80,14 @@ typedef struct ex_flags {
 /* Epochs, image size, learning rate and their like are for each program to set. */
 #define EX_FLAGS_INIT                                                                              \
     {                                                                                              \
-        .image_size = 224, .batch = 32, .accumulate = 1, .epochs = 5, .seed = 1,                   \
-        .optimizer = MT_ADAMW, .lr = 1e-3, .lr_batch = 32, .momentum = 0.9, .weight_decay = 0.01,  \
-        .amp = MT_DTYPE_NONE, .device = "auto", .workers = 1, .prefetch = 1                        \
+        .image_size = 224, .batch = 32, .accumulate = 1, .processes = 1, .sharing = 1,             \
+        .epochs = 5, .seed = 1, .optimizer = MT_ADAMW, .lr = 1e-3, .lr_batch = 32,                 \
+        .momentum = 0.9, .weight_decay = 0.01, .amp = MT_DTYPE_NONE, .device = "auto",             \
+        .workers = 1, .prefetch = 1                                                                \
     }
 
 #define EX_WORKERS_MAX 16
+#define EX_PROCESSES_MAX 64
 
 typedef struct ex_command {
     const char *program; /* "food101" */

@@ -14,6 +14,7 @@
 #include "report.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -56,6 +57,7 @@ static mt_status open_data(ex_training *t) {
     const ex_batches_options options = ex_batches_options_of(t->flags);
     mt_status status = t->program->open(t->program->self, t, &t->source);
     if (status != MT_OK) return status;
+    t->source = ex_processes_share(&t->processes, &t->source);
     t->progress.unit = t->source.unit;
     status = ex_batches_new(&t->source, &options, &t->batches);
     if (status == MT_OK) t->device.ahead_bytes = ex_batches_ahead_bytes(t->batches);
@@ -89,6 +91,7 @@ static mt_status describe(ex_training *t) {
 static mt_torch_options torch_options(const ex_training *t) {
     mt_torch_options options = ex_flags_torch(t->flags, t->device.name);
     if (t->program->options) t->program->options(t->program->self, &options);
+    options.processes = &t->processes.group;
     return options;
 }
 
@@ -143,8 +146,11 @@ static void introduce(const ex_training *t) {
     size_t rest = rest_of_epoch(t), least = ex_flags_least(t->flags, &t->info);
     if (t->program->introduce) t->program->introduce(t->program->self, t);
     ex_report_job(t->program->model_name, t->flags, &t->device, &t->info);
-    if (t->flags->accumulate > 1)
-        printf("Effective batch size: %lld\n", (long long)t->flags->batch);
+    if (t->flags->processes > 1)
+        printf("%lld processes, each with its share of the samples, in batches of %lld\n",
+               (long long)t->flags->processes, (long long)t->flags->batch);
+    if (t->flags->accumulate > 1 || t->flags->processes > 1)
+        printf("Effective batch size: %lld\n", (long long)(t->flags->batch * t->flags->processes));
     if (t->flags->resume)
         mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
                t->flags->resume, (unsigned long long)t->at.epoch, t->at.index);
@@ -214,9 +220,16 @@ static mt_status open_device(ex_training *t) {
     return status == MT_OK ? ex_html_report_open(t->flags->report, &t->report) : status;
 }
 
+/* Random numbers of each process's own; the weights are those of the first. */
+static mt_status draw_apart(const ex_training *t) {
+    uint64_t rank = (uint64_t)t->processes.group.rank;
+    return rank ? mt_torch_seed((uint64_t)t->flags->seed + (rank << 32)) : MT_OK;
+}
+
 static mt_status prepare(ex_training *t) {
     mt_status status = open_files(t);
     if (status == MT_OK) status = open_device(t);
+    if (status == MT_OK) status = draw_apart(t);
     if (status == MT_OK) status = open_data(t);
     if (status == MT_OK) status = make_backend(t);
     if (status == MT_EDEVMEM) (void)!ex_device_follow(t->flags, &t->device);
@@ -233,8 +246,16 @@ static mt_status prepare(ex_training *t) {
 
 /* ---- train ------------------------------------------------------------------------------------- */
 
-static int goes_on(const ex_training *t) {
-    return !ex_interrupted() && t->at.steps < t->most_steps;
+/* A signal to one of the processes is one to all; they ask at the same time. */
+static int is_stopped(ex_training *t) {
+    int signal_number = ex_interrupted();
+    if (!t->stopped_by && ex_processes_any(&t->processes, signal_number))
+        t->stopped_by = signal_number ? signal_number : SIGTERM;
+    return t->stopped_by != 0;
+}
+
+static int goes_on(ex_training *t) {
+    return !is_stopped(t) && t->at.steps < t->most_steps;
 }
 
 static mt_status save_as(const ex_training *t, const char *path) {
@@ -322,7 +343,7 @@ static mt_status evaluate(ex_training *t, ex_batches *batches, ex_means *means) 
     mt_status status = MT_OK;
     double units = 0;
     size_t count = ex_batches_count(batches, EX_VALIDATION);
-    for (size_t i = 0; i < count && status == MT_OK && !ex_interrupted(); i++) {
+    for (size_t i = 0; i < count && status == MT_OK && !is_stopped(t); i++) {
         ex_progress_evaluate(&t->progress, i, count);
         status = ex_batches_fill(batches, EX_VALIDATION, 0, i, &batch);
         if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
@@ -373,7 +394,7 @@ static mt_status train_epoch(ex_training *t, uint64_t epoch) {
     if (!t->least_seconds || seconds < t->least_seconds) t->least_seconds = seconds;
     if (status == MT_OK) status = evaluate(t, t->batches, NULL);
     ex_progress_clear(&t->progress);
-    if (status != MT_OK || ex_interrupted()) return status;
+    if (status != MT_OK || is_stopped(t)) return status;
     return end_epoch(t, epoch, ex_seconds() - started);
 }
 
@@ -415,9 +436,9 @@ mt_status ex_training_test(ex_training *t, const ex_source *source, mt_eval_repo
 
 static void print_stopped(const ex_training *t) {
     const char *path = t->flags->save;
-    printf("stopped by %s after step %llu, which is done; %s%s\n",
-           ex_interrupt_name(ex_interrupted()), (unsigned long long)t->at.steps,
-           path ? "go on with --resume " : "nothing was saved", path ? path : "");
+    printf("stopped by %s after step %llu, which is done; %s%s\n", ex_interrupt_name(t->stopped_by),
+           (unsigned long long)t->at.steps, path ? "go on with --resume " : "nothing was saved",
+           path ? path : "");
 }
 
 static mt_status finish(ex_training *t) {
@@ -425,7 +446,7 @@ static mt_status finish(ex_training *t) {
     mt_status status = mt_trainer_finish(t->trainer, &report);
     if (status != MT_OK) return status;
     ex_inject_finish(&t->flags->inject, t->at.steps);
-    if (ex_interrupted())
+    if (t->stopped_by)
         print_stopped(t);
     else if (t->program->result)
         t->program->result(t->program->self, t);
@@ -437,12 +458,17 @@ static mt_status finish(ex_training *t) {
 /* The page says in one line how the run ended. */
 static mt_status close_report(ex_training *t, mt_status status, const char *reason) {
     char text[64];
-    int stopped_by = ex_interrupted();
     if (status != MT_OK) return ex_html_report_close(t->report, EX_HTML_FAILED, reason);
-    snprintf(text, sizeof text, "stopped by %s after step %llu", ex_interrupt_name(stopped_by),
+    snprintf(text, sizeof text, "stopped by %s after step %llu", ex_interrupt_name(t->stopped_by),
              (unsigned long long)t->at.steps);
-    return ex_html_report_close(t->report, stopped_by ? EX_HTML_STOPPED : EX_HTML_DONE,
-                                stopped_by ? text : NULL);
+    return ex_html_report_close(t->report, t->stopped_by ? EX_HTML_STOPPED : EX_HTML_DONE,
+                                t->stopped_by ? text : NULL);
+}
+
+/* The first failure is what the exit status says; each has its line. */
+static mt_status and_also(const ex_training *t, mt_status status, mt_status other) {
+    if (other != MT_OK) fprintf(stderr, "%s: %s\n", t->program->name, mt_last_error());
+    return status != MT_OK ? status : other;
 }
 
 /* In the reverse order; each takes a NULL. */
@@ -453,13 +479,8 @@ static mt_status clean_up(ex_training *t) {
     ex_batches_free(t->batches);
     if (t->program->close) t->program->close(t->program->self);
     ex_replay_free(t->replay);
-    return ex_tracefile_close(t->trace);
-}
-
-/* The first failure is what the exit status says; each has its line. */
-static mt_status and_also(const ex_training *t, mt_status status, mt_status other) {
-    if (other != MT_OK) fprintf(stderr, "%s: %s\n", t->program->name, mt_last_error());
-    return status != MT_OK ? status : other;
+    mt_status status = ex_processes_close(&t->processes);
+    return and_also(t, status, ex_tracefile_close(t->trace));
 }
 
 static void report_failure(ex_training *t, mt_status status) {
@@ -483,23 +504,29 @@ static mt_status end(ex_training *t, mt_status status) {
 }
 
 static ex_training new_run(const ex_program *program, ex_flags *flags, char **argv) {
-    ex_training t = {.program = program, .flags = flags, .argv = argv, .lr_factor = 1};
+    ex_training t = {.program = program,
+                     .flags = flags,
+                     .argv = argv,
+                     .lr_factor = 1,
+                     .processes.group = MT_PROCESS_GROUP_INIT};
     t.backend.size = sizeof t.backend;
     t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     return t;
 }
 
 int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
-    ex_training t = new_run(program, flags, argv);
     ex_reexec_passive(argv);
+    ex_training t = new_run(program, flags, argv);
+    mt_status status = ex_processes_open(flags, argv, &t.processes);
+    t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
     mt_set_log(ex_progress_log, &t.progress);
-    mt_status status = prepare(&t);
+    if (status == MT_OK) status = prepare(&t);
     if (status == MT_OK) status = train(&t);
-    if (status == MT_OK && program->test && t.at.steps && !ex_interrupted())
+    if (status == MT_OK && program->test && t.at.steps && !t.stopped_by)
         status = program->test(program->self, &t);
     if (status == MT_OK) status = finish(&t);
-    return ex_exit_status(end(&t, status), ex_interrupted());
+    return ex_exit_status(end(&t, status), t.stopped_by);
 }
 
 void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out) {

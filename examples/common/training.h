@@ -15,6 +15,7 @@
 #include "device.h"
 #include "flags.h"
 #include "html_report.h"
+#include "processes.h"
 #include "progress.h"
 #include "replay.h"
 #include "source.h"
@@ -67,6 +68,7 @@ struct ex_training {
     ex_setting settings[EX_SETTINGS]; /* the flags that decide how the run ends */
     size_t setting_count;
 
+    ex_processes processes;
     ex_device device;
     ex_source source;
     ex_batches *batches;
@@ -86,6 +88,7 @@ struct ex_training {
     uint64_t most_steps;  /* to go through at most */
     uint64_t saved_steps; /* those of the last checkpoint; UINT64_MAX: there is none */
     mt_epoch_report last; /* the last epoch that was completed */
+    int stopped_by;       /* a signal that one of the processes has got; 0: none */
     int quiet;            /* 1: nothing is printed but errors: a row of a table */
     double least_seconds; /* of the training steps of an epoch; 0 before the first */
     unsigned not_finite;  /* losses in a row that were no numbers */

@@ -494,13 +494,17 @@ typedef struct mt_torch_options {
                                 are row-major all the same. A batch that is not is copied, as part
                                 of its chunk. What draws random numbers over pictures draws others,
                                 and view() of them may have to be reshape() */
+    const struct mt_process_group *processes; /* that train this model together, see
+                                memtrain/processes.h; NULL: this one alone. Copied; its self is
+                                borrowed until mt_torch_free. mt_torch_new gives all of them the weights
+                                of rank 0, so all call it at the same time, and then mt_apply */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
             MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, NULL, 0.0, 0,    \
-            NULL, 0, 0.0, 0, 0                                                                     \
+            NULL, 0, 0.0, 0, 0, NULL                                                               \
     }
 
 /* One model and its optimiser on one device. */
@@ -518,7 +522,9 @@ typedef struct mt_torch mt_torch;
  * @param out      new reference: free with mt_torch_free
  * @return MT_OK; MT_EDEVMEM when parameters, gradients and optimiser state do not fit (the line
  *         gives the bytes of each); MT_EINVAL (names the field); MT_ENOTSUP; MT_EIO where no file can be
- *         made in offload_dir
+ *         made in offload_dir, or another process not be reached. With options->processes also MT_EINVAL where
+ *         their models differ, and MT_ENOTSUP for a model with embeddings: its loss would see the pairs of
+ *         one process
  */
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
                                            mt_torch **out);

@@ -1,0 +1,192 @@
+/*
+ * processes.c - starting and meeting other processes, and this one's share; see processes.h.
+ */
+#include "processes.h"
+
+#include "reexec.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- starting them ----------------------------------------------------------------------------- */
+
+/* A port of this machine that nobody has now; 0: none. */
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t length = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0), port = 0;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+        getsockname(fd, (struct sockaddr *)&address, &length) == 0)
+        port = ntohs(address.sin_port);
+    if (fd >= 0) close(fd);
+    return port;
+}
+
+static int set_number(const char *name, int number) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    return setenv(name, text, 1);
+}
+
+static int set_rank(int rank) {
+    return set_number("RANK", rank) || set_number("LOCAL_RANK", rank);
+}
+
+/* As torchrun tells them. */
+static mt_status tell(int count) {
+    int port = free_port();
+    if (!port || setenv("MASTER_ADDR", "127.0.0.1", 1) || set_number("MASTER_PORT", port) ||
+        set_number("WORLD_SIZE", count) || set_number("LOCAL_WORLD_SIZE", count))
+        return mt_set_error(MT_EIO, "--processes: they have no way to meet: %s", strerror(errno));
+    return MT_OK;
+}
+
+static mt_status start(const char *path, char **argv, int rank, pid_t *out) {
+    if (set_rank(rank)) return mt_set_error(MT_ENOMEM, "out of memory for the environment");
+    *out = fork();
+    if (*out < 0) return mt_set_error(MT_EIO, "--processes: cannot start one: %s", strerror(errno));
+    if (*out > 0) return MT_OK;
+    execv(path, argv);
+    _exit(127);
+}
+
+/* Before libtorch has threads, which a fork would leave behind. */
+static mt_status start_all(int count, char **argv, ex_processes *p) {
+    char path[PATH_MAX];
+    if (!ex_program_path(argv[0], path, sizeof path))
+        return mt_set_error(MT_EIO, "--processes: the program is not found again: '%s'", argv[0]);
+    mt_status status = tell(count);
+    fflush(NULL);
+    for (int rank = 1; rank < count && status == MT_OK; rank++) {
+        status = start(path, argv, rank, &p->started[p->started_count]);
+        if (status == MT_OK) p->started_count++;
+    }
+    if (status == MT_OK && set_rank(0)) status = mt_set_error(MT_ENOMEM, "out of memory");
+    return status;
+}
+
+/* ---- what is each one's own -------------------------------------------------------------------- */
+
+static int number_of(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    int number = text ? atoi(text) : 0;
+    return number > 0 ? number : otherwise;
+}
+
+static const char *own_file(ex_processes *p, int index, const char *path) {
+    if (!path || p->group.rank == 0) return path;
+    snprintf(p->files[index], EX_FILE_CAPACITY, "%s.rank%d", path, p->group.rank);
+    return p->files[index];
+}
+
+static void take_share(ex_flags *flags, ex_processes *p) {
+    flags->processes = p->group.count;
+    flags->sharing = number_of("LOCAL_WORLD_SIZE", p->group.count);
+    flags->card = number_of("LOCAL_RANK", 0);
+    flags->save = own_file(p, 0, flags->save);
+    flags->resume = own_file(p, 1, flags->resume);
+    flags->trace = own_file(p, 2, flags->trace);
+    flags->report = own_file(p, 3, flags->report);
+    if (p->group.rank == 0) return;
+    flags->progress = EX_PROGRESS_OFF;
+    if (!freopen("/dev/null", "w", stdout))
+        mt_log(MT_LOG_WARNING, "process %d cannot be silenced", p->group.rank);
+}
+
+/* torchrun says how many; --processes may say so too. */
+static mt_status check_count(const ex_flags *flags, const mt_process_group *group) {
+    if (flags->replay)
+        return mt_set_error(MT_EINVAL, "--replay: a trace of several processes is not replayed; "
+                                       "accepted: one process");
+    if (flags->processes == 1 || flags->processes == group->count) return MT_OK;
+    return mt_set_error(MT_EINVAL, "--processes: %lld, but WORLD_SIZE is %d",
+                        (long long)flags->processes, group->count);
+}
+
+mt_status ex_processes_open(ex_flags *flags, char **argv, ex_processes *out) {
+    const mt_process_group alone = MT_PROCESS_GROUP_INIT;
+    memset(out, 0, sizeof *out);
+    out->group = alone;
+    mt_status status = MT_OK;
+    if (flags->processes > 1 && !getenv("WORLD_SIZE"))
+        status = start_all((int)flags->processes, argv, out);
+    if (status == MT_OK) status = mt_process_group_open(NULL, &out->group);
+    if (status != MT_OK || out->group.count == 1) return status;
+    status = check_count(flags, &out->group);
+    if (status == MT_OK) take_share(flags, out);
+    return status;
+}
+
+/* ---- while they run ----------------------------------------------------------------------------- */
+
+static size_t sample_bytes(const ex_tensor *tensor) {
+    size_t numbers = 1;
+    for (size_t i = 0; i < tensor->dims; i++) numbers *= (size_t)tensor->shape[i];
+    return numbers * (tensor->dtype == MT_INT64 ? sizeof(int64_t) : sizeof(float));
+}
+
+static size_t share_count(const void *self, ex_split split) {
+    const ex_processes *p = self;
+    size_t all = p->whole.count(p->whole.self, split);
+    return split == EX_TRAINING ? all / (size_t)p->group.count : all;
+}
+
+static ex_status share_fill(const void *self, ex_split split, uint64_t epoch, size_t first,
+                            size_t count, void *const *buffers, ex_error *error) {
+    const ex_processes *p = self;
+    const ex_source *whole = &p->whole;
+    void *places[EX_TENSORS];
+    ex_status status = EX_OK;
+    if (split != EX_TRAINING)
+        return whole->fill(whole->self, split, epoch, first, count, buffers, error);
+    for (size_t i = 0; i < count && status == EX_OK; i++) {
+        size_t sample = (first + i) * (size_t)p->group.count + (size_t)p->group.rank;
+        for (size_t k = 0; k < whole->tensor_count; k++)
+            places[k] = (char *)buffers[k] + i * sample_bytes(&whole->tensors[k]);
+        status = whole->fill(whole->self, split, epoch, sample, 1, places, error);
+    }
+    return status;
+}
+
+ex_source ex_processes_share(ex_processes *p, const ex_source *whole) {
+    ex_source share = *whole;
+    p->whole = *whole;
+    if (p->group.count == 1) return share;
+    share.self = p;
+    share.count = share_count;
+    share.fill = share_fill;
+    return share;
+}
+
+int ex_processes_any(const ex_processes *p, int value) {
+    double values = value != 0;
+    if (p->group.count == 1) return value;
+    /* Where they are not to be reached the next step says so. */
+    if (p->group.sum_doubles(p->group.self, &values, 1) != MT_OK) return value;
+    return values > 0;
+}
+
+/* ---- the end ------------------------------------------------------------------------------------ */
+
+mt_status ex_processes_close(ex_processes *p) {
+    int failed = 0;
+    mt_process_group_close(&p->group);
+    for (int i = 0; i < p->started_count; i++) {
+        int status = 0;
+        while (waitpid(p->started[i], &status, 0) < 0 && errno == EINTR) continue;
+        failed += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    }
+    p->started_count = 0;
+    if (!failed) return MT_OK;
+    return mt_set_error(MT_EPEER, "%d of the processes that --processes started did not end well",
+                        failed);
+}

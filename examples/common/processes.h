@@ -1,0 +1,51 @@
+/*
+ * processes.h - a run by several processes: each trains on its own share of the samples, in a budget of its own.
+ *
+ * They come from --processes N, which starts them here, or from torchrun and its like, one a card or a machine:
+ * the environment's RANK, WORLD_SIZE and so on. The first one speaks for all.
+ */
+#ifndef EX_PROCESSES_H
+#define EX_PROCESSES_H
+
+#include "flags.h"
+#include "source.h"
+
+#include <memtrain/processes.h>
+#include <sys/types.h>
+
+enum { EX_FILES = 4, EX_FILE_CAPACITY = 4096 };
+
+typedef struct ex_processes {
+    mt_process_group group;
+    pid_t started[EX_PROCESSES_MAX]; /* by --processes, beside this one */
+    int started_count;
+    ex_source whole; /* of which each process has a share */
+    char files[EX_FILES][EX_FILE_CAPACITY];
+} ex_processes;
+
+/*
+ * Starts the others, where --processes asks for some, and meets them. In flags it changes what is each process's
+ * own: its share of cores and of the memory that there is, its card, and the names of its files, which end with
+ * ".rank1" and so on but for the first. Where it is not the first it is silent from now on.
+ * @param argv  of this program, for the others
+ * @param out   close with ex_processes_close in any case
+ * @return MT_OK; MT_EINVAL for flags or variables that are wrong; MT_EIO where the others are not met
+ */
+MT_NODISCARD mt_status ex_processes_open(ex_flags *flags, char **argv, ex_processes *out);
+
+/*
+ * Leaves the others, and waits for those that were started.
+ * @return MT_OK; MT_EPEER where one of these did not end well, though this one did
+ */
+MT_NODISCARD mt_status ex_processes_close(ex_processes *processes);
+
+/*
+ * This process's share of a source: of training each count-th sample in the order of an epoch, so that all have as many
+ * and what is left over is left out. Validation is whole, for each of them. Borrows processes.
+ */
+ex_source ex_processes_share(ex_processes *processes, const ex_source *whole);
+
+/* Whether the value is not 0 on any of the processes, all of which ask at the same time. */
+int ex_processes_any(const ex_processes *processes, int value);
+
+#endif

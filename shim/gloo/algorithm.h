@@ -1,0 +1,1 @@
+/* gloo/algorithm.h - nothing of it is needed, see gloo/context.h. */

@@ -1,0 +1,1 @@
+/* gloo/common/error.h - nothing of it is needed, see gloo/context.h. */

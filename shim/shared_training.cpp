@@ -1,0 +1,142 @@
+/* shared_training.cpp - see shared_training.hpp. */
+#include "shared_training.hpp"
+
+#include <algorithm>
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+
+#include "flat.hpp"
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+/* Numbers that go through a buffer at a time. */
+constexpr int64_t slice = 1 << 18;
+
+/* A tensor's memory from its first number to its last, whatever the order of its strides. */
+at::Tensor row_of(const at::Tensor &tensor) {
+    return tensor.as_strided({tensor.numel()}, {1}).variable_data();
+}
+
+/* FNV-1a (Fowler, Noll, Vo). */
+class Hash {
+public:
+    void add(const void *data, size_t bytes) {
+        const auto *byte = static_cast<const unsigned char *>(data);
+        for (size_t i = 0; i < bytes; i++) hash_ = (hash_ ^ byte[i]) * 0x100000001b3U;
+    }
+    void add(int64_t number) { add(&number, sizeof number); }
+    uint64_t value() const { return hash_; }
+
+private:
+    uint64_t hash_ = 0xcbf29ce484222325U;
+};
+
+uint64_t layout_of(const std::vector<Named> &list) {
+    Hash hash;
+    for (const Named &named : list) {
+        hash.add(named.name.data(), named.name.size() + 1);
+        hash.add(static_cast<int64_t>(named.tensor.scalar_type()));
+        for (int64_t size : named.tensor.sizes()) hash.add(size);
+        for (int64_t stride : named.tensor.strides()) hash.add(stride);
+    }
+    return hash.value();
+}
+
+} // namespace
+
+void check_group(const char *function, const mt_process_group &group) {
+    if (group.count < 1 || group.rank < 0 || group.rank >= group.count)
+        fail(MT_EINVAL, "%s: options->processes has rank %d and count %d; accepted: 0 to count - 1",
+             function, group.rank, group.count);
+    if (group.count > 1 && (!group.sum_floats || !group.sum_doubles))
+        fail(MT_EINVAL, "%s: options->processes->%s is NULL", function,
+             group.sum_floats ? "sum_doubles" : "sum_floats");
+}
+
+SharedTraining::SharedTraining(const mt_process_group &group) : group_(group) {}
+
+void SharedTraining::sum(double *values, size_t n) {
+    check(group_.sum_doubles(group_.self, values, n));
+}
+
+void SharedTraining::sum(float *values, size_t n) {
+    check(group_.sum_floats(group_.self, values, n));
+}
+
+template <class Number>
+void SharedTraining::sum_slices(const at::Tensor &row, std::vector<Number> &buffer) {
+    buffer.resize(slice);
+    for (int64_t first = 0; first < row.numel(); first += slice) {
+        int64_t count = std::min(slice, row.numel() - first);
+        at::Tensor here = row.narrow(0, first, count);
+        at::Tensor there = at::from_blob(buffer.data(), {count},
+                                         at::dtype(c10::CppTypeToScalarType<Number>::value));
+        there.copy_(here);
+        sum(buffer.data(), static_cast<size_t>(count));
+        here.copy_(there);
+    }
+}
+
+void SharedTraining::sum(const at::Tensor &tensor) {
+    c10::NoGradGuard no_grad;
+    if (!tensor.is_non_overlapping_and_dense()) {
+        at::Tensor dense = tensor.contiguous();
+        sum(dense);
+        tensor.copy_(dense);
+        return;
+    }
+    at::Tensor row = row_of(tensor);
+    size_t count = static_cast<size_t>(row.numel());
+    auto type = row.scalar_type();
+    bool is_small = type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+    if (!count) return;
+    if (row.is_cpu() && type == at::kFloat)
+        sum(row.mutable_data_ptr<float>(), count);
+    else if (row.is_cpu() && type == at::kDouble)
+        sum(row.mutable_data_ptr<double>(), count);
+    else if (is_small)
+        sum_slices(row, floats_);
+    else
+        sum_slices(row, doubles_);
+}
+
+/* In pieces that are exact as doubles, also squared: all are x where n * sum(x^2) is sum(x)^2. */
+void SharedTraining::compare(const std::vector<Named> &list) {
+    constexpr int pieces = 4, bits = 16;
+    uint64_t hash = layout_of(list);
+    double values[2 * pieces], n = group_.count;
+    for (int i = 0; i < pieces; i++) {
+        values[i] = static_cast<double>((hash >> (i * bits)) & 0xffff);
+        values[pieces + i] = values[i] * values[i];
+    }
+    sum(values, 2 * pieces);
+    for (int i = 0; i < pieces; i++)
+        if (n * values[pieces + i] != values[i] * values[i])
+            fail(MT_EINVAL,
+                 "options->processes: the %d processes have models with other names, "
+                 "shapes or dtypes than each other",
+                 group_.count);
+}
+
+void SharedTraining::spread(const std::vector<Named> &list) {
+    c10::NoGradGuard no_grad;
+    for (const Named &named : list) {
+        if (group_.rank != 0) at::Tensor(named.tensor.variable_data()).zero_();
+        sum(named.tensor);
+    }
+}
+
+void SharedTraining::sum_gradients(Flat &flat) {
+    flat.complete();
+    received_.resize(flat.slots().size());
+    for (size_t i = 0; i < received_.size(); i++)
+        received_[i] = Flat::touched(flat.slots()[i]) ? 1 : 0;
+    sum(received_.data(), received_.size());
+    for (const Block &block : flat.blocks()) sum(block.gradients);
+    flat.receive(received_);
+}
+
+} // namespace memtrain::shim

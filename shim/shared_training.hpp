@@ -1,0 +1,54 @@
+/*
+ * shared_training.hpp - what processes that train one model have in common: the same model and weights at the start,
+ * and sums of gradients. Made from the caller's mt_process_group.
+ */
+#ifndef MEMTRAIN_SHIM_SHARED_TRAINING_HPP
+#define MEMTRAIN_SHIM_SHARED_TRAINING_HPP
+
+#include <vector>
+
+#include <memtrain/processes.h>
+
+#include "tensor.hpp"
+
+namespace memtrain::shim {
+
+class Flat;
+
+class SharedTraining {
+public:
+    explicit SharedTraining(const mt_process_group &group);
+
+    /* Adds up over all processes, in place. Throws Failure. */
+    void sum(double *values, size_t n);
+
+    /* The same of a tensor. Other memory than floats and doubles of the host goes through a buffer. */
+    void sum(const at::Tensor &tensor);
+
+    /* Throws Failure where the lists do not have the same names, shapes and dtypes everywhere. */
+    void compare(const std::vector<Named> &list);
+
+    /* Gives all processes the values of rank 0. */
+    void spread(const std::vector<Named> &list);
+
+    /*
+     * The gradient of all processes, in the place of this one's. A parameter that got one on any process has got
+     * one on each. Allocates nothing on the CPU.
+     */
+    void sum_gradients(Flat &flat);
+
+private:
+    void sum(float *values, size_t n);
+    template <class Number> void sum_slices(const at::Tensor &row, std::vector<Number> &buffer);
+
+    mt_process_group group_;
+    std::vector<float> floats_;
+    std::vector<double> doubles_;
+    std::vector<double> received_; /* by slot: of how many processes */
+};
+
+/* Throws Failure unless the group can be that of an mt_torch. */
+void check_group(const char *function, const mt_process_group &group);
+
+} // namespace memtrain::shim
+#endif

@@ -1,0 +1,661 @@
+/*
+ * check_shim_processes.cpp - several processes that train one model: threads here, with a group that adds up in the
+ * memory they share, and with Gloo over the loopback. What counts is that they end with the bits of one process that
+ * was given the same chunks, whatever fails on the way, and with the same bits as each other.
+ */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/randn.h>
+
+#include <memtrain/processes.h>
+#include <memtrain/trainer.h>
+
+#include "check_shim.hpp"
+
+using namespace check_shim;
+
+namespace {
+
+/* Where they meet: each brings numbers and leaves with the sums, which are taken in the order of ranks. */
+class Hall {
+public:
+    explicit Hall(int count) : count_(count), brought_(static_cast<size_t>(count)) {}
+
+    template <class Number> void sum(int rank, Number *values, size_t n) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        brought_[static_cast<size_t>(rank)] = values;
+        uint64_t round = round_;
+        if (++here_ == count_) {
+            std::vector<Number> sums(n, Number(0));
+            for (void *numbers : brought_)
+                for (size_t i = 0; i < n; i++) sums[i] += static_cast<Number *>(numbers)[i];
+            for (void *numbers : brought_) std::memcpy(numbers, sums.data(), n * sizeof(Number));
+            here_ = 0;
+            round_++;
+            all_.notify_all();
+        }
+        all_.wait(lock, [&] { return round_ != round; });
+    }
+    uint64_t rounds() const { return round_; }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable all_;
+    int count_, here_ = 0;
+    uint64_t round_ = 0;
+    std::vector<void *> brought_;
+};
+
+struct Seat {
+    Hall *hall;
+    int rank;
+};
+
+mt_status sum_floats(void *self, float *values, size_t n) {
+    auto *seat = static_cast<Seat *>(self);
+    seat->hall->sum(seat->rank, values, n);
+    return MT_OK;
+}
+
+mt_status sum_doubles(void *self, double *values, size_t n) {
+    auto *seat = static_cast<Seat *>(self);
+    seat->hall->sum(seat->rank, values, n);
+    return MT_OK;
+}
+
+mt_process_group group_of(Seat &seat, int count) {
+    return {sizeof(mt_process_group), &seat, seat.rank, count, sum_floats, sum_doubles};
+}
+
+/* Samples [first, first + count) of a batch that is the same for all. */
+class Part {
+public:
+    Part(size_t first, size_t count) : pixels_(count * size), labels_(count) {
+        uint32_t x = 12345;
+        for (size_t i = 0; i < (first + count) * size; i++) {
+            float pixel = static_cast<float>(next(x)) / 32768.0f - 1.0f;
+            if (i >= first * size) pixels_[i - first * size] = pixel;
+        }
+        for (size_t i = 0; i < count; i++) labels_[i] = static_cast<int64_t>((first + i) % 5);
+        const int64_t shape[] = {static_cast<int64_t>(count), 3, 8, 8};
+        ck_ok(mt_tensor_from_memory(pixels_.data(), MT_FLOAT32, 4, shape, &tensors_[0]));
+        ck_ok(mt_tensor_from_memory(labels_.data(), MT_INT64, 1, shape, &tensors_[1]));
+        data_.tensors = tensors_;
+        data_.count = 2;
+        batch_.data = &data_;
+        batch_.count = count;
+    }
+    ~Part() {
+        for (mt_tensor *tensor : tensors_) mt_tensor_free(tensor);
+    }
+    Part(const Part &) = delete;
+    Part &operator=(const Part &) = delete;
+    const mt_batch *get() const { return &batch_; }
+
+private:
+    static constexpr size_t size = 3 * 8 * 8;
+    static uint32_t next(uint32_t &x) {
+        x = x * 1664525u + 1013904223u;
+        return x >> 16;
+    }
+    std::vector<float> pixels_;
+    std::vector<int64_t> labels_;
+    mt_tensor *tensors_[2] = {nullptr, nullptr};
+    mt_torch_batch data_ = MT_TORCH_BATCH_INIT;
+    mt_batch batch_ = MT_BATCH_INIT;
+};
+
+struct FreeModel {
+    void operator()(mt_model *model) const { mt_model_free(model); }
+};
+
+/* What one of them is given, and what became of it. Assertions are the main thread's. */
+struct Process {
+    Seat seat{nullptr, 0};
+    std::unique_ptr<Part> part;
+    std::vector<size_t> chunks; /* of each step; none: the policy's */
+    std::unique_ptr<mt_model, FreeModel> model;
+    std::shared_ptr<Net> net;
+    uint64_t fail_at = 0; /* request of the second step; 0: none */
+    int for_ever = 0;
+    int planned = 3; /* steps */
+
+    mt_status made = MT_OK;
+    std::vector<mt_status> steps;
+    std::vector<double> losses;
+    std::vector<std::string> lines;
+    std::string hash, line;
+    uint64_t failed = 0;
+    bool half_done = false;
+
+    /* The same weights for all. odd: the loss of a chunk that begins with label 3 has one more parameter. */
+    void make_model(const NetOptions &options, bool odd = false) {
+        mt_model *made_model = nullptr;
+        ck_ok(mt_torch_seed(7));
+        ck_ok(memtrain::make_model(&made_model, [&] {
+            net = std::make_shared<Net>(options);
+            return memtrain::model(
+                net, {"accuracy"}, [odd](Net &n, const memtrain::Tensors &batch) {
+                    at::Tensor logits = n.forward(batch[0]);
+                    at::Tensor loss = at::cross_entropy_loss(logits, batch[1]);
+                    if (odd && batch[1][0].item().toLong() == 3) loss = loss + n.unused.sum();
+                    return memtrain::Output{loss, memtrain::correct(logits, batch[1])};
+                });
+        }));
+        model.reset(made_model);
+    }
+
+    void run(const mt_torch_options &options, const mt_process_group *group) {
+        mt_torch_options own = options;
+        mt_torch *torch = nullptr;
+        at::set_num_threads(1);
+        own.processes = group;
+        made = mt_torch_new(model.get(), &own, &torch);
+        line = mt_last_error();
+        if (made == MT_OK) train(torch);
+        mt_torch_free(torch);
+    }
+
+private:
+    void train(mt_torch *torch) {
+        mt_backend seam = MT_BACKEND_INIT;
+        mt_trainer *trainer = nullptr;
+        made = mt_torch_backend(torch, &seam);
+        if (made == MT_OK) made = mt_trainer_new(&seam, nullptr, &trainer);
+        for (int i = 0; i < planned && made == MT_OK; i++) step(torch, trainer, i == 1 && fail_at);
+        hash = hash_of(torch);
+        mt_trainer_free(trainer);
+    }
+
+    void step(mt_torch *torch, mt_trainer *trainer, bool is_disturbed) {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        std::string before = hash_of(torch);
+        if (!chunks.empty()) made = mt_trainer_set_chunks(trainer, chunks.data(), chunks.size());
+        if (is_disturbed) (void)!mt_inject_oom(fail_at, for_ever);
+        steps.push_back(mt_trainer_step(trainer, part->get(), &report));
+        lines.push_back(mt_last_error());
+        losses.push_back(report.loss);
+        if (is_disturbed) mt_injected(nullptr, &failed);
+        if (is_disturbed) (void)!mt_inject_oom(0, 0);
+        half_done |= steps.back() != MT_OK && hash_of(torch) != before;
+    }
+
+    static std::string hash_of(mt_torch *torch) {
+        char text[65] = "";
+        (void)!mt_torch_state_sha256(torch, text);
+        return text;
+    }
+};
+
+constexpr NetOptions plain{false, false};
+
+/* So many processes, each with so many samples of one batch, in one chunk. */
+std::vector<Process> processes_with(const std::vector<size_t> &samples, bool odd = false) {
+    std::vector<Process> processes(samples.size());
+    size_t first = 0;
+    for (size_t i = 0; i < samples.size(); i++) {
+        processes[i].seat.rank = static_cast<int>(i);
+        processes[i].part = std::make_unique<Part>(first, samples[i]);
+        processes[i].chunks = {samples[i]};
+        processes[i].make_model(plain, odd);
+        first += samples[i];
+    }
+    return processes;
+}
+
+void run_all(std::vector<Process> &processes, const mt_torch_options &options) {
+    Hall hall(static_cast<int>(processes.size()));
+    std::vector<std::thread> threads;
+    for (Process &process : processes)
+        threads.emplace_back([&] {
+            process.seat.hall = &hall;
+            mt_process_group group = group_of(process.seat, static_cast<int>(processes.size()));
+            process.run(options, &group);
+        });
+    for (std::thread &thread : threads) thread.join();
+}
+
+void begin() {
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_set_threads(1));
+}
+
+/* One process with all samples, in these chunks. */
+Process alone(const std::vector<size_t> &samples, const mt_torch_options &options, int steps = 3,
+              bool odd = false) {
+    Process process;
+    size_t all = 0;
+    for (size_t count : samples) all += count;
+    process.part = std::make_unique<Part>(0, all);
+    process.chunks = samples;
+    process.planned = steps;
+    process.make_model(plain, odd);
+    process.run(options, nullptr);
+    return process;
+}
+
+void went_through(const Process &process) {
+    ck_assert_msg(process.made == MT_OK, "%s", process.line.c_str());
+    ck_assert_int_eq(static_cast<int>(process.steps.size()), process.planned);
+    for (size_t i = 0; i < process.steps.size(); i++)
+        ck_assert_msg(process.steps[i] == MT_OK, "%s", process.lines[i].c_str());
+}
+
+const std::vector<size_t> shares[] = {{8, 8}, {4, 12}, {1, 2, 3, 10}};
+
+mt_torch_options options_at(int i) {
+    mt_torch_options options = options_of(i % 2 ? MT_ADAMW : MT_SGD, i % 3 ? 0.05 : 0);
+    options.momentum = 0.9;
+    return options;
+}
+
+} // namespace
+
+/* ---- what they come to --------------------------------------------------------------------------- */
+
+/* The sums are made in the order of the chunks, so that roundings are the same. */
+START_TEST(as_one_with_the_same_chunks) {
+    const std::vector<size_t> &samples = shares[_i / 4];
+    const mt_torch_options options = options_at(_i);
+    begin();
+    Process one = alone(samples, options);
+    std::vector<Process> all = processes_with(samples);
+    run_all(all, options);
+    went_through(one);
+    for (const Process &process : all) {
+        went_through(process);
+        ck_assert_str_eq(process.hash.c_str(), all[0].hash.c_str());
+        for (size_t i = 0; i < 3; i++)
+            ck_assert_double_eq_tol(process.losses[i], one.losses[i], 1e-6);
+    }
+    ck_assert_str_eq(all[0].hash.c_str(), one.hash.c_str());
+}
+END_TEST
+
+/* Whatever weights the others have had. */
+START_TEST(weights_are_those_of_the_first) {
+    const mt_torch_options options = options_at(_i);
+    begin();
+    Process one = alone(shares[0], options);
+    std::vector<Process> all = processes_with(shares[0]);
+    {
+        c10::NoGradGuard no_grad;
+        for (const at::Tensor &parameter : all[1].net->parameters()) at::Tensor(parameter).mul_(-3);
+    }
+    run_all(all, options);
+    for (const Process &process : all) ck_assert_str_eq(process.hash.c_str(), one.hash.c_str());
+}
+END_TEST
+
+/* And their buffers, whole numbers among them. */
+START_TEST(buffers_too) {
+    begin();
+    std::vector<Process> all(2);
+    for (int i : {0, 1}) {
+        all[i].seat.rank = i;
+        all[i].planned = 0;
+        all[i].make_model({true, false});
+        all[i].net->norm->running_mean.fill_(i + 0.25);
+        all[i].net->norm->num_batches_tracked.fill_((int64_t{1} << 40) + i);
+        all[i].net->linear->weight.set_requires_grad(false);
+        all[i].net->linear->weight.mutable_data_ptr<float>()[5] = static_cast<float>(i);
+    }
+    run_all(all, options_of(MT_SGD));
+    for (const Process &process : all) {
+        ck_assert_msg(process.made == MT_OK, "%s", process.line.c_str());
+        ck_assert(process.net->norm->running_mean[3].item().toDouble() == 0.25);
+        ck_assert(process.net->norm->num_batches_tracked.item().toLong() == int64_t{1} << 40);
+        ck_assert(process.net->linear->weight.const_data_ptr<float>()[5] == 0);
+    }
+}
+END_TEST
+
+START_TEST(models_that_differ) {
+    begin();
+    std::vector<Process> all = processes_with(shares[2]);
+    all[2].make_model({true, false});
+    run_all(all, options_of(MT_SGD));
+    for (const Process &process : all) {
+        ck_status(process.made, MT_EINVAL);
+        ck_contains(process.line.c_str(), "the 4 processes have models");
+    }
+}
+END_TEST
+
+/* Whoever has a gradient for a parameter, all update it; who has none, none. */
+START_TEST(a_parameter_of_one) {
+    const mt_torch_options options = options_at(_i);
+    begin();
+    Process one = alone(shares[0], options, 3, true), without = alone(shares[0], options);
+    std::vector<Process> all = processes_with(shares[0], true);
+    run_all(all, options);
+    for (const Process &process : all) {
+        went_through(process);
+        ck_assert_str_eq(process.hash.c_str(), one.hash.c_str());
+    }
+    ck_assert_str_ne(one.hash.c_str(), without.hash.c_str());
+    ck_assert(without.net->unused[0].item().toDouble() == 1);
+}
+END_TEST
+
+/* ---- memory that runs out ------------------------------------------------------------------------- */
+
+/*
+ * Every request of one process's second step fails, once or for good: either both go through, or both take it back,
+ * the one with its reason and the other with MT_EPEER.
+ */
+START_TEST(memory_runs_out_in_one) {
+    const mt_torch_options options = options_at(1);
+    uint64_t ended = 0, recovered = 0;
+    begin();
+    Process three = alone(shares[0], options), two = alone(shares[0], options, 2);
+    for (uint64_t n = 1;; n++) {
+        std::vector<Process> all = processes_with(shares[0]);
+        int which = static_cast<int>(n % 2);
+        all[which].fail_at = n;
+        all[which].for_ever = _i;
+        run_all(all, options);
+        bool both = all[0].steps[1] == MT_OK;
+        for (int i : {0, 1}) {
+            ck_assert_int_eq(all[i].made, MT_OK);
+            ck_assert(all[i].steps[0] == MT_OK && all[i].steps[2] == MT_OK && !all[i].half_done);
+            ck_status(all[i].steps[1], both ? MT_OK : i == which ? MT_EDEVMEM : MT_EPEER);
+            ck_assert_str_eq(all[i].hash.c_str(), (both ? three : two).hash.c_str());
+        }
+        if (!all[which].failed) break;
+        (both ? recovered : ended)++;
+    }
+    if (_i)
+        ck_assert_uint_gt(ended, 20);
+    else
+        ck_assert_uint_gt(recovered, 20);
+}
+END_TEST
+
+/* ---- what goes together, and what does not -------------------------------------------------------- */
+
+START_TEST(options_are_checked) {
+    Seat seat{nullptr, 0};
+    Process process;
+    begin();
+    process.make_model(plain);
+    auto refuses = [&](const mt_process_group &group, mt_status status, const char *words) {
+        mt_torch_options options = options_of(MT_SGD);
+        mt_torch *torch = nullptr;
+        options.processes = &group;
+        ck_status(mt_torch_new(process.model.get(), &options, &torch), status);
+        ck_contains(mt_last_error(), words);
+    };
+    mt_process_group group = group_of(seat, 2);
+    group.rank = 2;
+    refuses(group, MT_EINVAL, "rank 2 and count 2");
+    group.rank = -1;
+    refuses(group, MT_EINVAL, "rank -1");
+    group = group_of(seat, 0);
+    refuses(group, MT_EINVAL, "count 0");
+    group = group_of(seat, 2);
+    group.sum_floats = nullptr;
+    refuses(group, MT_EINVAL, "sum_floats is NULL");
+    group.size = 0;
+    refuses(group, MT_EINVAL, "size");
+    group = group_of(seat, 2);
+    group.sum_floats = [](void *, float *, size_t) { return mt_set_error(MT_EIO, "gone"); };
+    group.sum_doubles = [](void *, double *, size_t) { return mt_set_error(MT_EIO, "gone too"); };
+    refuses(group, MT_EIO, "gone too");
+}
+END_TEST
+
+/* A group of one is none: nothing is called. */
+START_TEST(alone_nothing_is_called) {
+    const mt_process_group group = MT_PROCESS_GROUP_INIT;
+    mt_torch_options options = options_of(MT_SGD);
+    begin();
+    Process with;
+    with.part = std::make_unique<Part>(0, 16);
+    with.chunks = {8, 8};
+    with.make_model(plain);
+    with.run(options, &group);
+    went_through(with);
+    Process without = alone(shares[0], options);
+    ck_assert_str_eq(with.hash.c_str(), without.hash.c_str());
+}
+END_TEST
+
+/* Gradients stay held, and no process goes on elsewhere by itself. */
+START_TEST(what_several_have_not) {
+    mt_torch_options options = options_of(MT_SGD);
+    Hall hall(1); /* where one is enough for all */
+    Seat seat{&hall, 0};
+    mt_process_group group = group_of(seat, 2);
+    mt_backend seam = MT_BACKEND_INIT;
+    mt_backend_info info = {};
+    mt_torch *torch;
+    Process process;
+    simulate("sim:cuda", size_t{64} << 20);
+    options.device = "sim:cuda";
+    options.processes = &group;
+    begin();
+    process.make_model(plain);
+    /* What another process would have said is not there, so that models seem to differ. */
+    ck_status(mt_torch_new(process.model.get(), &options, &torch), MT_EINVAL);
+    group.sum_doubles = [](void *, double *values, size_t n) {
+        for (size_t i = 0; i < n; i++) values[i] *= 2;
+        return MT_OK;
+    };
+    ck_ok(mt_torch_new(process.model.get(), &options, &torch));
+    ck_ok(mt_torch_backend(torch, &seam));
+    ck_assert_ptr_null(reinterpret_cast<void *>(seam.hold_gradients));
+    ck_assert_ptr_nonnull(reinterpret_cast<void *>(seam.agree));
+    ck_status(mt_hold_gradients(torch, 0), MT_ENOTSUP);
+    info.size = sizeof info;
+    ck_ok(seam.describe(seam.self, &info));
+    ck_assert_uint_eq(info.rungs & MT_RUNG_BIT(MT_RUNG_CPU), 0);
+    mt_torch_free(torch);
+}
+END_TEST
+
+/* ---- Gloo ----------------------------------------------------------------------------------------- */
+
+namespace {
+
+/* A port that nobody had a moment ago. */
+int free_port() {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    socklen_t length = sizeof address;
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ck_assert_int_eq(bind(fd, reinterpret_cast<sockaddr *>(&address), sizeof address), 0);
+    ck_assert_int_eq(getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length), 0);
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+mt_process_group_options meeting(int rank, int count, int port) {
+    mt_process_group_options options = MT_PROCESS_GROUP_OPTIONS_INIT;
+    options.rank = rank;
+    options.count = count;
+    options.port = port;
+    options.timeout_seconds = 20;
+    return options;
+}
+
+/* Runs body(group, rank) on a thread each. */
+template <class Body> std::vector<std::string> over_gloo(int count, const Body &body) {
+    std::vector<std::string> wrong(static_cast<size_t>(count));
+    std::vector<std::thread> threads;
+    int port = free_port();
+    for (int rank = 0; rank < count; rank++)
+        threads.emplace_back([&, rank] {
+            mt_process_group_options options = meeting(rank, count, port);
+            mt_process_group group = MT_PROCESS_GROUP_INIT;
+            if (mt_process_group_open(&options, &group) == MT_OK)
+                wrong[static_cast<size_t>(rank)] = body(group, rank);
+            else
+                wrong[static_cast<size_t>(rank)] = mt_last_error();
+            mt_process_group_close(&group);
+            if (group.count != 1 || group.self) wrong[static_cast<size_t>(rank)] += " not closed";
+        });
+    for (std::thread &thread : threads) thread.join();
+    return wrong;
+}
+
+} // namespace
+
+START_TEST(gloo_adds_up) {
+    begin();
+    auto wrong = over_gloo(3, [](mt_process_group &group, int rank) -> std::string {
+        std::vector<float> floats(100000, 0.1f * static_cast<float>(rank + 1));
+        double doubles[3] = {1.0 / 3, static_cast<double>(rank), 1e300};
+        if (group.rank != rank || group.count != 3) return "who is who";
+        if (group.sum_floats(group.self, floats.data(), floats.size()) != MT_OK)
+            return mt_last_error();
+        if (group.sum_doubles(group.self, doubles, 3) != MT_OK) return mt_last_error();
+        for (float x : floats)
+            if (x != floats[0] || std::abs(x - 0.6f) > 1e-6f) return "floats";
+        if (doubles[1] != 3 || doubles[2] != 3e300 || std::abs(doubles[0] - 1) > 1e-15)
+            return "doubles";
+        return "";
+    });
+    for (const std::string &line : wrong) ck_assert_str_eq(line.c_str(), "");
+}
+END_TEST
+
+START_TEST(gloo_trains) {
+    const mt_torch_options options = options_at(1);
+    begin();
+    Process one = alone(shares[0], options);
+    std::vector<Process> all = processes_with(shares[0]);
+    auto wrong = over_gloo(2, [&](mt_process_group &group, int rank) -> std::string {
+        all[static_cast<size_t>(rank)].run(options, &group);
+        return "";
+    });
+    for (int i : {0, 1}) {
+        ck_assert_str_eq(wrong[i].c_str(), "");
+        went_through(all[i]);
+        ck_assert_str_eq(all[i].hash.c_str(), one.hash.c_str());
+    }
+}
+END_TEST
+
+/* One leaves: the other hears of it at once, not after the timeout. */
+START_TEST(gloo_loses_one) {
+    begin();
+    auto started = std::chrono::steady_clock::now();
+    auto wrong = over_gloo(2, [](mt_process_group &group, int rank) -> std::string {
+        double one = 1;
+        if (group.sum_doubles(group.self, &one, 1) != MT_OK || one != 2) return mt_last_error();
+        if (rank == 1) return "";
+        mt_status status = group.sum_doubles(group.self, &one, 1);
+        return status == MT_EIO ? "" : mt_status_name(status);
+    });
+    for (const std::string &line : wrong) ck_assert_str_eq(line.c_str(), "");
+    ck_assert(std::chrono::steady_clock::now() - started < std::chrono::seconds(15));
+}
+END_TEST
+
+START_TEST(gloo_waits_in_vain) {
+    mt_process_group_options options = meeting(0, 2, free_port());
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    options.timeout_seconds = 0.5;
+    begin();
+    ck_status(mt_process_group_open(&options, &group), MT_EIO);
+    ck_contains(mt_last_error(), "process 0 of 2");
+    ck_assert_int_eq(group.count, 1);
+}
+END_TEST
+
+START_TEST(fields_are_checked) {
+    struct Case {
+        void (*spoil)(mt_process_group_options &);
+        const char *words;
+    };
+    static const Case cases[] = {
+        {[](mt_process_group_options &o) { o.count = 0; }, "options->count is 0"},
+        {[](mt_process_group_options &o) { o.rank = 2; }, "options->rank is 2; accepted: 0 to 1"},
+        {[](mt_process_group_options &o) { o.rank = -1; }, "options->rank is -1"},
+        {[](mt_process_group_options &o) { o.address = nullptr; }, "options->address"},
+        {[](mt_process_group_options &o) { o.port = 0; }, "options->port is 0"},
+        {[](mt_process_group_options &o) { o.port = 65536; }, "options->port is 65536"},
+        {[](mt_process_group_options &o) { o.timeout_seconds = -1; }, "timeout_seconds is -1"},
+        {[](mt_process_group_options &o) { o.size = 0; }, "options->size"},
+    };
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    for (const Case &c : cases) {
+        mt_process_group_options options = meeting(0, 2, 29500);
+        c.spoil(options);
+        ck_status(mt_process_group_open(&options, &group), MT_EINVAL);
+        ck_contains(mt_last_error(), c.words);
+    }
+    ck_status(mt_process_group_open(nullptr, nullptr), MT_EINVAL);
+    mt_process_group_close(nullptr);
+    mt_process_group_close(&group);
+}
+END_TEST
+
+/* ---- the environment ------------------------------------------------------------------------------ */
+
+START_TEST(variables_are_checked) {
+    static const char *const names[] = {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"};
+    struct Case {
+        const char *values[4]; /* NULL: not set */
+        const char *words;     /* NULL: a group of one */
+    };
+    static const Case cases[] = {
+        {{nullptr, nullptr, nullptr, nullptr}, nullptr},
+        {{nullptr, "3", nullptr, nullptr}, nullptr},
+        {{"1", "0", nullptr, nullptr}, nullptr},
+        {{"1", "1", nullptr, nullptr}, "RANK is '1'; accepted: 0 to 0"},
+        {{"many", "0", "localhost", "29500"}, "WORLD_SIZE is 'many'"},
+        {{"0", "0", "localhost", "29500"}, "WORLD_SIZE is '0'"},
+        {{"2", nullptr, "localhost", "29500"}, "RANK is not set"},
+        {{"2", "2", "localhost", "29500"}, "RANK is '2'; accepted: 0 to 1"},
+        {{"2", "0", nullptr, "29500"}, "MASTER_ADDR is not set"},
+        {{"2", "0", "localhost", nullptr}, "MASTER_PORT is not set"},
+        {{"2", "0", "localhost", "99999"}, "MASTER_PORT is '99999'; accepted: 1 to 65535"},
+        {{"2", "0", "localhost", "1x"}, "MASTER_PORT is '1x'"},
+    };
+    for (const Case &c : cases) {
+        mt_process_group group = MT_PROCESS_GROUP_INIT;
+        for (int i = 0; i < 4; i++)
+            c.values[i] ? setenv(names[i], c.values[i], 1) : unsetenv(names[i]);
+        mt_status status = mt_process_group_open(nullptr, &group);
+        ck_status(status, c.words ? MT_EINVAL : MT_OK);
+        if (c.words) ck_contains(mt_last_error(), c.words);
+        ck_assert_int_eq(group.count, 1);
+    }
+}
+END_TEST
+
+int main() {
+    Suite *suite = suite_create("shim_processes");
+    TCase *sums = suite_case(suite, "sums"), *memory = suite_case(suite, "memory"),
+          *options = suite_case(suite, "options"), *gloo = suite_case(suite, "gloo");
+    tcase_add_loop_test(sums, as_one_with_the_same_chunks, 0, 12);
+    tcase_add_loop_test(sums, weights_are_those_of_the_first, 0, 2);
+    tcase_add_test(sums, buffers_too);
+    tcase_add_test(sums, models_that_differ);
+    tcase_add_loop_test(sums, a_parameter_of_one, 0, 4);
+    tcase_add_loop_test(memory, memory_runs_out_in_one, 0, 2);
+    tcase_add_test(options, options_are_checked);
+    tcase_add_test(options, alone_nothing_is_called);
+    tcase_add_test(options, what_several_have_not);
+    tcase_add_test(options, fields_are_checked);
+    tcase_add_test(options, variables_are_checked);
+    tcase_add_test(gloo, gloo_adds_up);
+    tcase_add_test(gloo, gloo_trains);
+    tcase_add_test(gloo, gloo_loses_one);
+    tcase_add_test(gloo, gloo_waits_in_vain);
+    return suite_run(suite);
+}
