@@ -32,7 +32,6 @@ START_TEST(wrong_values_exit_2_with_one_line) {
 END_TEST
 
 START_TEST(what_there_is_not_is_refused) {
-    static const char *const processes[] = {"WORLD_SIZE=4", "RANK=1", NULL};
     EXPECT(2, "--compile-model");
     ck_contains(cli_err, "prsmed: --compile-model: ");
     ck_contains(cli_err, "torch.compile");
@@ -42,10 +41,6 @@ START_TEST(what_there_is_not_is_refused) {
     ck_contains(cli_err, "--use-amp: not together with --amp off");
     EXPECT(2, "--gradient-checkpointing", "--checkpointing", "off");
     ck_contains(cli_err, "--gradient-checkpointing: not together with --checkpointing off");
-    cli_environment = processes;
-    EXPECT(2, "--epochs", "0");
-    ck_contains(cli_err, "WORLD_SIZE");
-    ck_contains(cli_err, "several processes (torchrun) is not supported");
 }
 END_TEST
 

@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,7 +17,7 @@
 #include <thread>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/randn.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <memtrain/processes.h>
 #include <memtrain/trainer.h>
@@ -638,6 +639,68 @@ START_TEST(variables_are_checked) {
 }
 END_TEST
 
+namespace {
+
+/* A process of its own, which has not touched libtorch, with an environment like torchrun's. 0 where all is well. */
+int meets(int rank, int port, bool is_hosted) {
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    double values[2] = {1, static_cast<double>(rank)};
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("RANK", rank ? "1" : "0", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+    if (is_hosted) {
+        setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+        setenv("TORCHELASTIC_RESTART_COUNT", "0", 1);
+    }
+    alarm(40);
+    if (mt_process_group_open(nullptr, &group) != MT_OK) return 1;
+    if (group.rank != rank || group.count != 2) return 2;
+    if (group.sum_doubles(group.self, values, 2) != MT_OK) return 3;
+    mt_process_group_close(&group);
+    return values[0] == 2 && values[1] == 1 ? 0 : 4;
+}
+
+/* torchrun keeps the store itself. */
+int hosts(int port, int until) {
+    char end;
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port);
+    options.isServer = true;
+    options.waitWorkers = false;
+    c10::intrusive_ptr<c10d::TCPStore> store =
+        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    return read(until, &end, 1) == 0 ? 0 : 1; /* the other end is closed */
+}
+
+template <class Body> pid_t forked(const Body &body) {
+    pid_t child = fork();
+    if (child == 0) _exit(body());
+    return child;
+}
+
+int exit_status_of(pid_t child) {
+    int status = 0;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+} // namespace
+
+START_TEST(they_meet_by_the_environment) {
+    int port = free_port(), ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    pid_t host = _i ? forked([&] { return close(ends[1]), hosts(port, ends[0]); }) : 0;
+    pid_t one = forked([&] { return meets(0, port, _i); });
+    pid_t other = forked([&] { return meets(1, port, _i); });
+    close(ends[0]);
+    ck_assert_int_eq(exit_status_of(one), 0);
+    ck_assert_int_eq(exit_status_of(other), 0);
+    close(ends[1]);
+    if (_i) ck_assert_int_eq(exit_status_of(host), 0);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("shim_processes");
     TCase *sums = suite_case(suite, "sums"), *memory = suite_case(suite, "memory"),
@@ -657,5 +720,6 @@ int main() {
     tcase_add_test(gloo, gloo_trains);
     tcase_add_test(gloo, gloo_loses_one);
     tcase_add_test(gloo, gloo_waits_in_vain);
+    tcase_add_loop_test(gloo, they_meet_by_the_environment, 0, 2);
     return suite_run(suite);
 }

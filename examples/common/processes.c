@@ -102,27 +102,28 @@ static void take_share(ex_flags *flags, ex_processes *p) {
         mt_log(MT_LOG_WARNING, "process %d cannot be silenced", p->group.rank);
 }
 
-/* torchrun says how many; --processes may say so too. */
-static mt_status check_count(const ex_flags *flags, const mt_process_group *group) {
-    if (flags->replay)
-        return mt_set_error(MT_EINVAL, "--replay: a trace of several processes is not replayed; "
-                                       "accepted: one process");
-    if (flags->processes == 1 || flags->processes == group->count) return MT_OK;
-    return mt_set_error(MT_EINVAL, "--processes: %lld, but WORLD_SIZE is %d",
-                        (long long)flags->processes, group->count);
+/* torchrun says how many; --processes may say so too. Before anybody waits for anybody. */
+static mt_status check_count(const ex_flags *flags) {
+    const char *world = getenv("WORLD_SIZE");
+    int64_t count = number_of("WORLD_SIZE", 1);
+    if (world && flags->processes > 1 && flags->processes != count)
+        return mt_set_error(MT_EINVAL, "--processes: %lld, but WORLD_SIZE is %s",
+                            (long long)flags->processes, world);
+    if (flags->replay && (count > 1 || flags->processes > 1))
+        return mt_set_error(MT_EINVAL, "--replay: not together with several processes, whose "
+                                       "chunks are each one's own");
+    return MT_OK;
 }
 
 mt_status ex_processes_open(ex_flags *flags, char **argv, ex_processes *out) {
     const mt_process_group alone = MT_PROCESS_GROUP_INIT;
     memset(out, 0, sizeof *out);
     out->group = alone;
-    mt_status status = MT_OK;
-    if (flags->processes > 1 && !getenv("WORLD_SIZE"))
+    mt_status status = check_count(flags);
+    if (status == MT_OK && flags->processes > 1 && !getenv("WORLD_SIZE"))
         status = start_all((int)flags->processes, argv, out);
     if (status == MT_OK) status = mt_process_group_open(NULL, &out->group);
-    if (status != MT_OK || out->group.count == 1) return status;
-    status = check_count(flags, &out->group);
-    if (status == MT_OK) take_share(flags, out);
+    if (status == MT_OK && out->group.count > 1) take_share(flags, out);
     return status;
 }
 
@@ -177,13 +178,18 @@ int ex_processes_any(const ex_processes *p, int value) {
 
 /* ---- the end ------------------------------------------------------------------------------------ */
 
+/* Also one that was stopped by a signal, and has saved. */
+static int ended_well(int status) {
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) > 128);
+}
+
 mt_status ex_processes_close(ex_processes *p) {
     int failed = 0;
     mt_process_group_close(&p->group);
     for (int i = 0; i < p->started_count; i++) {
         int status = 0;
         while (waitpid(p->started[i], &status, 0) < 0 && errno == EINTR) continue;
-        failed += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+        failed += !ended_well(status);
     }
     p->started_count = 0;
     if (!failed) return MT_OK;

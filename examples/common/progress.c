@@ -193,9 +193,10 @@ void ex_progress_epoch(ex_progress *progress, uint64_t epoch, uint64_t epochs, s
 
 void ex_progress_step(ex_progress *progress, const mt_step_report *report) {
     ex_progress *p = progress;
+    size_t samples = report->samples * (p->processes ? p->processes : 1);
     p->done++;
-    p->samples += report->samples;
-    p->loss_sum += report->loss * (double)report->samples;
+    p->samples += samples;
+    p->loss_sum += report->loss * (double)samples;
     /* A device that tells no peak, as MPS, tells what is there after the step. */
     p->peak_bytes = report->peak_bytes ? report->peak_bytes : report->allocated_bytes;
     p->budget_bytes = report->budget_bytes;

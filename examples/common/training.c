@@ -59,6 +59,7 @@ static mt_status open_data(ex_training *t) {
     if (status != MT_OK) return status;
     t->source = ex_processes_share(&t->processes, &t->source);
     t->progress.unit = t->source.unit;
+    t->progress.processes = (size_t)t->flags->processes;
     status = ex_batches_new(&t->source, &options, &t->batches);
     if (status == MT_OK) t->device.ahead_bytes = ex_batches_ahead_bytes(t->batches);
     return status;
