@@ -3,6 +3,7 @@
  * setup/check_pages.sh takes them out of the pages.
  */
 #include <memtrain/call.h>
+#include <memtrain/processes.h>
 #include <memtrain/safetensors.h>
 #include <memtrain/tensor.h>
 #include <memtrain/trainer.h>
@@ -76,6 +77,42 @@ static void close_subject(subject *s) {
     mt_tensor_free(s->weight);
     mt_tensor_free(s->x);
 }
+
+/* ---- docs/processes.md --------------------------------------------------------------------------- */
+
+#include "together.c"
+
+/* MPI as far as the fragment goes: of two processes that say the same. */
+enum { MPI_SUCCESS = 0, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD };
+#define MPI_IN_PLACE NULL
+static int MPI_Allreduce(void *in, float *values, int count, int type, int op, int world) {
+    ck_assert(!in && type == MPI_FLOAT && op == MPI_SUM && world == MPI_COMM_WORLD);
+    for (int i = 0; i < count; i++) values[i] *= 2;
+    return MPI_SUCCESS;
+}
+
+#include "mpi_sum.c"
+
+static int trained;
+
+static mt_status train_once(mt_torch *torch, int rank) {
+    trained += torch != NULL && rank == 0;
+    return MT_OK;
+}
+
+START_TEST(processes) {
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    float values[2] = {1, 2};
+    subject s;
+    open_model(&s);
+    ck_ok(train_together(s.model, &options, train_once));
+    ck_assert_int_eq(trained, 1);
+    ck_ok(sum_floats(NULL, values, 2));
+    ck_assert(values[0] == 2 && values[1] == 4);
+    mt_model_free(s.model);
+    mt_tensor_free(s.weight);
+}
+END_TEST
 
 /* ---- docs/call.md -------------------------------------------------------------------------------- */
 
@@ -198,6 +235,7 @@ int main(void) {
     Suite *suite = suite_create("ex_snippets");
     TCase *pages = suite_case(suite, "pages");
 
+    tcase_add_test(pages, processes);
     tcase_add_test(pages, call);
     tcase_add_test(pages, job);
     tcase_add_test(pages, told_by_fields);
