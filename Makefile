@@ -333,7 +333,7 @@ check: all tests ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mp
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
 QUICK := check_shim_step check_shim_state check_shim_amp check_shim_errors check_shim_checkpointing \
     check_shim_arena check_shim_call check_shim_script check_shim_tensor check_shim_dlpack check_shim_sim \
-    check_shim_offload:alone
+    check_shim_offload:alone check_shim_processes:gloo
 QUICK_TESTS := $(addprefix $(BUILD)/tests/,$(QUICK))
 
 check-quick: core $(SHIM_SO) $(foreach test,$(QUICK_TESTS),$(firstword $(subst :, ,$(test)))) ## some of the suites that use libtorch

@@ -203,6 +203,9 @@ static int check_table(const ex_flags *flags, const ex_program *program) {
     if (flags->save || flags->resume || flags->trace || flags->report || flags->replay)
         return ex_training_refuse(program, "--table: not together with --save, --resume, --trace, "
                                            "--report or --replay, which are of one run");
+    if (ex_processes_asked(flags) > 1)
+        return ex_training_refuse(program, "--table: not by several processes, which would share "
+                                           "the machine that it measures");
     if (!flags->epochs)
         return ex_training_refuse(
             program, "--epochs: '0' is not accepted; accepted: at least 1, for --table");

@@ -3,6 +3,7 @@
  */
 #include <memtrain/processes.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cerrno>
@@ -113,7 +114,7 @@ c10::intrusive_ptr<c10d::Store> meet(const Plan &plan) {
     options.isServer = plan.rank == 0 && !plan.is_hosted;
     options.numWorkers = static_cast<size_t>(plan.count);
     options.waitWorkers = !plan.is_hosted;
-    options.timeout = timeout_of(plan);
+    options.timeout = std::min(timeout_of(plan), std::chrono::milliseconds(300000));
     options.multiTenant = true;
     auto store = c10::make_intrusive<c10d::TCPStore>(plan.address, options);
     if (plan.prefix.empty()) return store;

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,14 +103,18 @@ static void take_share(ex_flags *flags, ex_processes *p) {
         mt_log(MT_LOG_WARNING, "process %d cannot be silenced", p->group.rank);
 }
 
+int64_t ex_processes_asked(const ex_flags *flags) {
+    int64_t world = number_of("WORLD_SIZE", 1);
+    return world > flags->processes ? world : flags->processes;
+}
+
 /* torchrun says how many; --processes may say so too. Before anybody waits for anybody. */
 static mt_status check_count(const ex_flags *flags) {
     const char *world = getenv("WORLD_SIZE");
-    int64_t count = number_of("WORLD_SIZE", 1);
-    if (world && flags->processes > 1 && flags->processes != count)
+    if (world && flags->processes > 1 && flags->processes != number_of("WORLD_SIZE", 1))
         return mt_set_error(MT_EINVAL, "--processes: %lld, but WORLD_SIZE is %s",
                             (long long)flags->processes, world);
-    if (flags->replay && (count > 1 || flags->processes > 1))
+    if (flags->replay && ex_processes_asked(flags) > 1)
         return mt_set_error(MT_EINVAL, "--replay: not together with several processes, whose "
                                        "chunks are each one's own");
     return MT_OK;
@@ -185,6 +190,8 @@ static int ended_well(int status) {
 
 mt_status ex_processes_close(ex_processes *p) {
     int failed = 0;
+    /* Without this one they have nobody to wait for. */
+    for (int i = 0; i < p->started_count && p->group.count == 1; i++) kill(p->started[i], SIGTERM);
     mt_process_group_close(&p->group);
     for (int i = 0; i < p->started_count; i++) {
         int status = 0;

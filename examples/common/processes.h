@@ -23,6 +23,9 @@ typedef struct ex_processes {
     char files[EX_FILES][EX_FILE_CAPACITY];
 } ex_processes;
 
+/* How many are asked for, by --processes or the environment; 1: this one alone. */
+int64_t ex_processes_asked(const ex_flags *flags);
+
 /*
  * Starts the others, where --processes asks for some, and meets them. In flags it changes what is each process's
  * own: its share of cores and of the memory that there is, its card, and the names of its files, which end with

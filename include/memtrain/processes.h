@@ -43,13 +43,14 @@ typedef struct mt_process_group {
     { sizeof(mt_process_group), NULL, 0, 1, NULL, NULL }
 
 typedef struct mt_process_group_options {
-    size_t size;            /* sizeof(mt_process_group_options) */
-    int rank;               /* 0 to count - 1 */
-    int count;              /* at least 1 */
-    const char *address;    /* of the machine of rank 0, name or number */
-    int port;               /* that rank 0 listens on, 1 to 65535 */
-    double timeout_seconds; /* for the others, in each call; 0: 1800, as libtorch has it */
-    const char *network;    /* its interface, "eth0"; NULL: the loopback where address is of this
+    size_t size;         /* sizeof(mt_process_group_options) */
+    int rank;            /* 0 to count - 1 */
+    int count;           /* at least 1 */
+    const char *address; /* of the machine of rank 0, name or number */
+    int port;            /* that rank 0 listens on, 1 to 65535 */
+    double
+        timeout_seconds; /* for the others, in each call; 0: 1800, as libtorch has it. To meet them at most 300 */
+    const char *network; /* its interface, "eth0"; NULL: the loopback where address is of this
                                 machine ("localhost", "127.0.0.1"), else the host's own name's */
 } mt_process_group_options;
 
