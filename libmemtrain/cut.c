@@ -363,8 +363,8 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     if (c->has_begun && !p->begun) mt__timings_next_batch(&c->timings);
     int may_begin = memory->budget_bytes && !p->options.deterministic && !c->has_begun;
     int begins = may_begin && !is_only && begin_small(p, c, memory, fewest, plan);
-    /* Where there is room for them, gradients that are held stay so, and those that are not too. */
-    alone = alone && !begins && (fewest > 1 || p->alone);
+    /* Without gradients held beside its own one chunk is faster, but not where every other batch needs them. */
+    alone = alone && !begins && (fewest > 1 || p->whole);
     size_t asked = fewest; /* by memory, where the batch is not alone */
     size_t chunks = choose(p, c, alone, rest, &fewest, most, plan);
     if (is_first) plan->reason = explain(p, c, plan->samples, asked, chunks);
@@ -417,12 +417,12 @@ static mt_status plan_alone(const mt_policy *p, mt__curve *c, mt_plan *plan) {
     return mt__plan_append(plan, plan->samples, 1);
 }
 
-/* Whether one chunk that is all there may be goes alone: it did in the step before, or has no other way. */
+/* Whether one chunk that is all there may be goes alone: the one before was whole too, or it has no other way. */
 static int goes_alone(const mt_policy *p, mt__curve *c, const mt_memory *memory,
                       const mt_plan *plan) {
     size_t n = plan->samples, room = mt__limit(memory);
     int fits = mt__curve_predict(c, 0, n) <= room && !mt__curve_has_failed(c, 0, n, room);
-    return (p->alone || !fits) && fits_alone(p, c, plan, memory);
+    return (p->whole || !fits) && fits_alone(p, c, plan, memory);
 }
 
 /* Chunks that the user fixed, or one of the whole batch where its loss couples the samples. */
@@ -511,7 +511,11 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     }
     if (status == MT_EDEVMEM) mt__ladder_give_back(p);
     if (status == MT_OK) p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    if (status == MT_OK && mode == MT_TRAIN) p->alone = out->alone;
+    if (status == MT_OK && mode == MT_TRAIN) {
+        p->alone = out->alone;
+        p->whole =
+            !out->discard && mt_plan_chunks(out) == 1 && mt_plan_covered(out) == out->samples;
+    }
     p->replanning = 0;
     p->same_step = status == MT_OK && out->discard;
     return status;

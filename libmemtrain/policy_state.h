@@ -45,6 +45,7 @@ struct mt_policy {
     unsigned clears_here; /* in this step, with the same rungs */
     int keep;             /* of the last plan */
     int alone;            /* of the last training plan */
+    int whole;            /* and whether that was one chunk */
     int tries_alone;      /* the whole batch alone is the last resort of these rungs, or was */
     int begun;            /* the plan that is extended is that of a step that has begun */
     unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */

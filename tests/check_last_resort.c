@@ -157,8 +157,10 @@ END_TEST
 START_TEST(not_tried_where_something_fits) {
     mt_trainer *trainer = trainer_of_kind(_i, beside(LEAST));
 
-    for (uint64_t id = 1; id < 9; id++) step(trainer, LEAST, id);
+    step(trainer, LEAST, 1);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
+    for (uint64_t id = 2; id < 9; id++) step(trainer, LEAST, id);
+    ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
 END_TEST
@@ -169,8 +171,9 @@ START_TEST(known_of_one_chunk) {
     mt_trainer *trainer = trainer_of_kind(rows[_i], beside(BATCH) + FAKE_GRADIENT_BYTES);
 
     step(trainer, BATCH, 1);
-    step(trainer, BATCH / 2, 2);
-    step(trainer, BATCH, 3);
+    if (_i == 0)
+        step(trainer, BATCH / 2, 2); /* two whole ones in a row would be a reason of their own */
+    if (_i == 0) step(trainer, BATCH, 3);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0); /* there is room for them */
     fake.options.budget_bytes = alone(BATCH);
     fake_log_clear(&fake);
