@@ -394,14 +394,20 @@ static const char *chosen_device(void) {
 }
 
 /* A budget is one of tensors; the system counts the process. */
-static void print_budget(const char *label, size_t budget, const char *reason) {
-    size_t bytes;
+static void print_budget(const start *s, const char *label, size_t budget, const char *reason) {
+    size_t bytes, group = s->host_status == MT_OK ? s->host.cgroup_limit_bytes : SIZE_MAX;
     row(label, "%s for tensors%s", in_words(budget).text, reason);
     if (strcmp(chosen_device(), "cpu") != 0) return;
-    if (mt_device_predict_resident("cpu", budget, &bytes) == MT_OK)
-        row("  the process", "%s at most", in_words(bytes).text);
-    else
+    if (mt_device_predict_resident("cpu", budget, &bytes) != MT_OK)
         row("  the process", "not known: %s", last_reason());
+    else if (bytes > group)
+        row("  the process",
+            "%s at most, pages of files among them that others have read first: the control group "
+            "does not pay for these",
+            in_words(bytes).text);
+    else
+        row("  the process", "%s at most: --budget-resident of so much leaves tensors that budget",
+            in_words(bytes).text);
 }
 
 /* budget: of a run that is asked about; 0: none. */
@@ -410,9 +416,9 @@ static void print_advice(const start *s, size_t budget) {
     const char *name = chosen_device();
     section("A run here");
     row("--device auto", "%s", name);
-    if (budget) print_budget("--budget", budget, " (a program's --explain tells what it needs)");
+    if (budget) print_budget(s, "--budget", budget, " (a program's --explain tells what it needs)");
     if (mt_device_memory(name, &memory) == MT_OK && memory.budget_bytes)
-        print_budget("--budget auto", memory.budget_bytes, "");
+        print_budget(s, "--budget auto", memory.budget_bytes, "");
     if (s->held_status == MT_OK)
         row("--budget-resident", "more than %s, which code and libraries take",
             in_words(s->held.other_bytes).text);
