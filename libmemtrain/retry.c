@@ -148,6 +148,15 @@ static mt_status go_alone(mt_trainer *t, mt__work *w) {
     return mt__hold_gradients(t, 0);
 }
 
+/* Others may have applied the step by now, so it is not tried again. */
+static mt_status end_here(mt_trainer *t, mt__work *w, mt_status status) {
+    w->oom.attempt++;
+    t->run.ooms++;
+    (void)!mt__read_memory(t, &w->oom.memory);
+    mt__trace_oom(t, &w->oom, MT_ACTION_GIVE_UP);
+    return status;
+}
+
 /* Asks the policy what to do after an OOM and does it. MT_OK: try again; else the step is over. */
 static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     mt_action action = MT_ACTION_GIVE_UP;
@@ -210,8 +219,8 @@ mt_status mt__do_step(mt_trainer *t, mt__work *w) {
         if (status == MT_OK) mt__policy_recorded(t->policy, w->mode);
         if (status == MT_OK)
             status = make_plan(t, w);
-        else if (status == MT_EDEVMEM && (w->owes || !t->backend.agree))
-            status = answer_oom(t, w);
+        else if (status == MT_EDEVMEM)
+            status = w->owes || !t->backend.agree ? answer_oom(t, w) : end_here(t, w, status);
     }
     if (w->open && !t->poisoned) status = mt__roll_back(t, w, status);
     return status == MT_EDEVMEM ? give_rungs_back(t, w) : status;

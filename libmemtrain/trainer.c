@@ -391,17 +391,33 @@ static mt_status step(mt_trainer *t, const mt_batch *batch, mt_step_report *repo
     return MT_OK;
 }
 
-mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_report *report) {
-    mt_status status = check_batch(trainer, batch, "mt_trainer_step");
+static mt_status check_step(mt_trainer *t, const mt_batch *batch, const mt_step_report *report) {
+    mt_status status = check_batch(t, batch, "mt_trainer_step");
     if (status != MT_OK) return status;
-    trainer->has_failure = 0;
-    status = check_cut(trainer, batch);
+    t->has_failure = 0;
+    status = check_cut(t, batch);
     if (status != MT_OK) {
-        trainer->forced.count = 0;
+        t->forced.count = 0;
         return status;
     }
     MT__CHECK(!report || report->size >= sizeof report->size,
               "mt_trainer_step: report->size is not set; use MT_STEP_REPORT_INIT");
+    return MT_OK;
+}
+
+/* A call that is refused is one that other processes wait for. */
+static mt_status refuse(mt_trainer *t, mt_status status) {
+    mt__sums none = {0};
+    if (!mt__handle_is(t, MT__KIND_TRAINER) || t->is_busy) return status;
+    t->is_busy = 1;
+    status = mt__agree(t, status, &none);
+    t->is_busy = 0;
+    return status;
+}
+
+mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_report *report) {
+    mt_status status = check_step(trainer, batch, report);
+    if (status != MT_OK) return refuse(trainer, status);
     trainer->is_busy = 1;
     status = step(trainer, batch, report);
     trainer->is_busy = 0;
@@ -448,13 +464,20 @@ static mt_status evaluate(mt_trainer *t, const mt_batch *batch, mt_eval_report *
     return MT_OK;
 }
 
-mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eval_report *report) {
-    mt_status status = check_batch(trainer, batch, "mt_trainer_evaluate");
+static mt_status check_evaluation(const mt_trainer *t, const mt_batch *batch,
+                                  const mt_eval_report *report) {
+    mt_status status = check_batch(t, batch, "mt_trainer_evaluate");
     if (status != MT_OK) return status;
     MT__CHECK(!report || report->size >= sizeof report->size,
               "mt_trainer_evaluate: report->size is not set; use MT_EVAL_REPORT_INIT");
-    if (!trainer->backend.evaluate)
+    if (!t->backend.evaluate)
         return mt_set_error(MT_ENOTSUP, "mt_trainer_evaluate: the backend has no evaluate");
+    return MT_OK;
+}
+
+mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch, mt_eval_report *report) {
+    mt_status status = check_evaluation(trainer, batch, report);
+    if (status != MT_OK) return refuse(trainer, status);
     trainer->is_busy = 1;
     status = evaluate(trainer, batch, report);
     trainer->is_busy = 0;

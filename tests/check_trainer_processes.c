@@ -186,6 +186,7 @@ END_TEST
 START_TEST(apply_is_not_tried_again) {
     fake_options options = fits(12);
     mt_trainer *trainer = joined(&options, NULL);
+    char text[2048];
 
     step(trainer, 32, 1);
     fake_log_clear(&fake);
@@ -194,6 +195,8 @@ START_TEST(apply_is_not_tried_again) {
     step_fails(trainer, 32, 2, MT_EDEVMEM);
     ck_assert_uint_eq(peers.calls, 2);
     ck_assert_uint_eq(count_kind(FAKE_APPLY), 1);
+    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof text), 0);
+    ck_contains(text, "memory ran out in apply");
     done(trainer);
 }
 END_TEST
@@ -238,6 +241,50 @@ START_TEST(they_always_hear_of_it) {
     }
     ck_assert_uint_gt(failed, 20);
     ck_assert_uint_gt(recovered, 20);
+}
+END_TEST
+
+/* Calls that are refused are calls that others wait for. */
+START_TEST(they_hear_of_what_is_refused) {
+    static const size_t wrong[] = {3, 3};
+    mt_trainer *trainer = joined(&fake_defaults, NULL);
+    mt_batch batch = batch_of(0, 1);
+    mt_step_report report = {.size = 0};
+    mt_eval_report eval = {.size = 0};
+
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
+    ck_contains(mt_last_error(), "batch->count is 0");
+    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EINVAL);
+    batch.count = 32;
+    ck_ok(mt_trainer_set_chunks(trainer, wrong, 2));
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
+    ck_status(mt_trainer_step(trainer, &batch, &report), MT_EINVAL);
+    ck_status(mt_trainer_evaluate(trainer, &batch, &eval), MT_EINVAL);
+    ck_assert_uint_eq(peers.calls, 5);
+    for (size_t i = 0; i < peers.calls; i++) ck_assert(peers.heard[i][FAILED] == 1);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
+    peers.calls = 0;
+    step(trainer, 32, 1);
+    done(trainer);
+    peers.calls = 0;
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL); /* it is freed */
+    ck_assert_uint_eq(peers.calls, 0);
+}
+END_TEST
+
+/* One whose state is lost has lost it for all. */
+START_TEST(they_hear_of_a_poisoned_one) {
+    mt_trainer *trainer = joined(&fake_defaults, NULL);
+    mt_batch batch = batch_of(32, 1);
+
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 1, MT_EIO);
+    fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_assert_uint_eq(peers.calls, 2);
+    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
+    ck_assert_uint_eq(peers.calls, 3);
+    ck_assert(peers.heard[1][FAILED] == 1 && peers.heard[2][FAILED] == 1);
+    mt_trainer_free(trainer);
 }
 END_TEST
 
@@ -335,6 +382,8 @@ int main(void) {
     tcase_add_loop_test(fail, nobody_is_there, 0, 4);
     tcase_add_test(fail, apply_is_not_tried_again);
     tcase_add_loop_test(fail, they_always_hear_of_it, 0, 4);
+    tcase_add_test(fail, they_hear_of_what_is_refused);
+    tcase_add_test(fail, they_hear_of_a_poisoned_one);
     tcase_add_loop_test(others, all_leave_it_out, 0, 2);
     tcase_add_test(others, an_evaluation_is_of_all);
     tcase_add_loop_test(others, an_evaluation_fails, 0, 2);

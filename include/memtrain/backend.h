@@ -356,7 +356,8 @@ typedef struct mt_backend {
      * A step that begins calls it once, for the units of all batches: weight is then units(chunk) over these, so
      * that the gradients of all processes sum up to the one of all their samples. Once more where all chunks
      * are through, before apply, or where the step is given up: apply follows on all processes or on none.
-     * An evaluation calls it once, at its end. So no process waits for one that has failed.
+     * An evaluation calls it once, at its end. A call that is refused (MT_EINVAL, MT_ESTATE) calls it once, too: so no
+     * process waits for one that has failed, and all make the same calls of the trainer.
      *
      * A failure is one of the step, which is taken back, and not tried again, whatever the status: the others
      * may have gone on. So is one of apply. mt_trainer_new refuses MT_RUNG_SMALLER_BATCH beside it.
