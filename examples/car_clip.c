@@ -124,6 +124,10 @@ static int check_flags(const ex_program *program, car_clip *c) {
         return ex_training_refuse(
             program, "--patch: '%lld' is not accepted; accepted: a divisor of --image-size, %lld",
             (long long)c->patch, (long long)c->flags.image_size);
+    if (c->contrastive == CAR_CLIP_CACHED && ex_processes_asked(&c->flags) > 1)
+        return ex_training_refuse(program,
+                                  "--contrastive: 'cached' is not accepted for several processes, "
+                                  "of which each sees its own pairs; accepted: plain");
     if (pairs < 2)
         return ex_training_refuse(
             program,
@@ -188,8 +192,8 @@ static void introduce(void *self, const ex_training *run) {
     const car_clip *c = self;
     const size_t chunk = chunk_of(c);
     printf("%zu pairs for training, %zu for validation, whose titles are others\n",
-           run->source.count(c->captions, EX_TRAINING),
-           run->source.count(c->captions, EX_VALIDATION));
+           run->source.count(run->source.self, EX_TRAINING) * (size_t)c->flags.processes,
+           run->source.count(run->source.self, EX_VALIDATION));
     if (c->captions->skipped) printf("%zu pictures were skipped\n", c->captions->skipped);
     if (c->contrastive == CAR_CLIP_PLAIN && c->flags.accumulate > 1)
         printf(

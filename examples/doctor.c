@@ -319,6 +319,10 @@ static int spins(const char *value) {
     return !sleeps(value);
 }
 
+static int is_above_one(const char *value) {
+    return atoi(value) > 1;
+}
+
 static int brings_a_heap(const char *value) {
     return strstr(value, "jemalloc") || strstr(value, "tcmalloc") || strstr(value, "mimalloc");
 }
@@ -360,6 +364,9 @@ static const variable variables[] = {
      brings_a_heap},
     {"LD_LIBRARY_PATH", NULL, MATTERS,
      "a libtorch there is loaded before the one that the program was built with", NULL},
+    {"WORLD_SIZE", NULL, MATTERS,
+     "the programs wait for so many processes, which RANK, MASTER_ADDR and MASTER_PORT are for too",
+     is_above_one},
     {"TORCH_SHOW_CPP_STACKTRACES", NULL, NOTHING, "our error lines never have the stack", NULL},
 };
 

@@ -184,6 +184,7 @@ static mt_status run_row(food101 *f, ex_program *program, char **argv, const ex_
     f->flags.batch = profile->value;
     f->flags.micro_batch = at_once ? profile->value : 0;
     if (at_once) f->flags.checkpointing = EX_CHECKPOINTING_OFF;
+    f->flags.by_hand = at_once;
     ex_training_row(program, &f->flags, argv, &row);
     f->flags.checkpointing = checkpointing;
     f->nutrition = NULL; /* freed with the run */

@@ -268,6 +268,8 @@ int main(int argc, char **argv) {
                            &p.flags, argc, argv, &exit_status))
         return exit_status;
     setenv("PYTORCH_CUDA_ALLOC_CONF", SEGMENTS, 0);
+    if (p.self_test && ex_processes_asked(&p.flags) > 1)
+        return ex_training_refuse(&program, "--self-test: not by several processes");
     if (p.self_test) {
         const profoct_model_options model = model_of(&p);
         return ex_few_shot_test(&p.flags, argv[0], DATA, &p.shape, &model);

@@ -63,6 +63,7 @@ Plan plan_of_environment() {
     const char *network = variable("GLOO_SOCKET_IFNAME");
     if (!variable("WORLD_SIZE")) return plan;
     plan.count = number_in("WORLD_SIZE", 1, INT_MAX);
+    if (plan.count == 1 && !variable("RANK")) return plan;
     plan.rank = number_in("RANK", 0, plan.count - 1);
     if (plan.count == 1) return plan;
     plan.port = number_in("MASTER_PORT", 1, 65535);
@@ -220,6 +221,8 @@ extern "C" mt_status mt_process_group_open(const mt_process_group_options *optio
     MT_RETURN_IF_FAILED(guard([&] { plan = options ? plan_of(own) : plan_of_environment(); }));
     if (plan.count == 1) return MT_OK;
     MT_RETURN_IF_FAILED(ensure_init());
+    mt_log(MT_LOG_INFO, "process %d of %d meets the others at %s:%d", plan.rank, plan.count,
+           plan.address.c_str(), plan.port);
     MT_RETURN_IF_FAILED(open(plan, group));
     hand_over(group, out);
     return MT_OK;

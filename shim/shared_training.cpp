@@ -45,6 +45,22 @@ uint64_t layout_of(const std::vector<Named> &list) {
     return hash.value();
 }
 
+/* What decides how gradients become updates. */
+uint64_t update_of(const mt_torch_options &o) {
+    const double numbers[] = {static_cast<double>(o.optimizer),
+                              o.lr,
+                              o.momentum,
+                              static_cast<double>(o.nesterov),
+                              o.beta1,
+                              o.beta2,
+                              o.eps,
+                              o.weight_decay,
+                              o.clip_norm};
+    Hash hash;
+    hash.add(numbers, sizeof numbers);
+    return hash.value();
+}
+
 } // namespace
 
 void check_group(const char *function, const mt_process_group &group) {
@@ -104,21 +120,51 @@ void SharedTraining::sum(const at::Tensor &tensor) {
 }
 
 /* In pieces that are exact as doubles, also squared: all are x where n * sum(x^2) is sum(x)^2. */
-void SharedTraining::compare(const std::vector<Named> &list) {
+bool SharedTraining::is_equal(uint64_t number) {
     constexpr int pieces = 4, bits = 16;
-    uint64_t hash = layout_of(list);
     double values[2 * pieces], n = group_.count;
+    bool equal = true;
     for (int i = 0; i < pieces; i++) {
-        values[i] = static_cast<double>((hash >> (i * bits)) & 0xffff);
+        values[i] = static_cast<double>((number >> (i * bits)) & 0xffff);
         values[pieces + i] = values[i] * values[i];
     }
     sum(values, 2 * pieces);
-    for (int i = 0; i < pieces; i++)
-        if (n * values[pieces + i] != values[i] * values[i])
-            fail(MT_EINVAL,
-                 "options->processes: the %d processes have models with other names, "
-                 "shapes or dtypes than each other",
-                 group_.count);
+    for (int i = 0; i < pieces; i++) equal &= n * values[pieces + i] == values[i] * values[i];
+    return equal;
+}
+
+void SharedTraining::compare(const std::vector<Named> &list, const mt_torch_options &options) {
+    if (!is_equal(layout_of(list)))
+        fail(MT_EINVAL,
+             "options->processes: the %d processes have models with other names, shapes or dtypes "
+             "than each other",
+             group_.count);
+    if (!is_equal(update_of(options)))
+        fail(MT_EINVAL,
+             "options->processes: the %d processes have other optimisers than each other, or other "
+             "numbers for them",
+             group_.count);
+}
+
+void SharedTraining::compare_values(const std::vector<Named> &list) {
+    Hash hash;
+    for (const Named &named : list) {
+        at::Tensor values = named.tensor.to(at::kCPU).contiguous();
+        hash.add(values.const_data_ptr(), values.nbytes());
+    }
+    if (!is_equal(hash.value()))
+        fail(MT_ESTATE,
+             "the %d processes have other parameters or optimiser states than each other",
+             group_.count);
+}
+
+void SharedTraining::tell(const std::exception_ptr &reason) {
+    double failed = reason ? 1 : 0;
+    mt_status status = group_.sum_doubles(group_.self, &failed, 1);
+    if (reason) std::rethrow_exception(reason);
+    check(status);
+    if (failed > 0)
+        fail(MT_EPEER, "%.0f of the processes could not make their update, so none does", failed);
 }
 
 void SharedTraining::spread(const std::vector<Named> &list) {

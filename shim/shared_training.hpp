@@ -5,9 +5,12 @@
 #ifndef MEMTRAIN_SHIM_SHARED_TRAINING_HPP
 #define MEMTRAIN_SHIM_SHARED_TRAINING_HPP
 
+#include <cstdint>
+#include <exception>
 #include <vector>
 
 #include <memtrain/processes.h>
+#include <memtrain/torch.h>
 
 #include "tensor.hpp"
 
@@ -25,8 +28,25 @@ public:
     /* The same of a tensor. Other memory than floats and doubles of the host goes through a buffer. */
     void sum(const at::Tensor &tensor);
 
-    /* Throws Failure where the lists do not have the same names, shapes and dtypes everywhere. */
-    void compare(const std::vector<Named> &list);
+    /*
+     * Throws Failure unless models have the same names, shapes and dtypes everywhere, and these options the same
+     * numbers.
+     */
+    void compare(const std::vector<Named> &list, const mt_torch_options &options);
+
+    /* The same of the numbers in the tensors. */
+    void compare_values(const std::vector<Named> &list);
+
+    /* Runs body on all; where it throws on one, that one throws it, and the others Failure with MT_EPEER. */
+    template <class Body> void all_or_none(Body &&body) {
+        std::exception_ptr reason;
+        try {
+            body();
+        } catch (...) {
+            reason = std::current_exception();
+        }
+        tell(reason);
+    }
 
     /* Gives all processes the values of rank 0. */
     void spread(const std::vector<Named> &list);
@@ -39,6 +59,8 @@ public:
 
 private:
     void sum(float *values, size_t n);
+    void tell(const std::exception_ptr &reason);
+    bool is_equal(uint64_t number);
     template <class Number> void sum_slices(const at::Tensor &row, std::vector<Number> &buffer);
 
     mt_process_group group_;

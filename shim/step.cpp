@@ -444,6 +444,22 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
     return status == MT_OK ? MT_OK : poison(*torch, status);
 }
 
+/*
+ * All that may need memory comes before the first parameter changes. Of several processes none goes on where one has
+ * not come through it; a device's cache may hold what is missing.
+ */
+static void prepare_update(mt_torch &torch) {
+    auto prepare = [&] { torch.optimizer->prepare(torch.scaler ? torch.scaler->scale() : 0.0); };
+    if (!torch.shared) return prepare();
+    torch.shared->sum_gradients(*torch.flat);
+    torch.shared->all_or_none([&] {
+        mt_status status = guard(torch.device, prepare);
+        if (status != MT_EDEVMEM) return check(status);
+        (void)!mt_empty_cache(torch.device_name.c_str(), nullptr);
+        prepare();
+    });
+}
+
 extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     CHECK_TORCH("mt_apply");
     MT_RETURN_IF_FAILED(check_sized(out, "mt_apply", "out"));
@@ -454,8 +470,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         auto start = Clock::now();
-        if (torch->shared) torch->shared->sum_gradients(*torch->flat);
-        torch->optimizer->prepare(torch->scaler ? torch->scaler->scale() : 0.0);
+        prepare_update(*torch);
         changing = true;
         torch->optimizer->step();
         synchronize(torch->device);
@@ -513,6 +528,10 @@ extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
     CHECK_TORCH("mt_train_step");
     if (out_chunk) MT_RETURN_IF_FAILED(check_sized(out_chunk, "mt_train_step", "out_chunk"));
     if (out_apply) MT_RETURN_IF_FAILED(check_sized(out_apply, "mt_train_step", "out_apply"));
+    if (torch->shared)
+        return mt_set_error(MT_ENOTSUP,
+                            "mt_train_step: not by several processes, whose weights it does "
+                            "not know; mt_trainer_step is for them");
     MT_RETURN_IF_FAILED(begin("mt_train_step", torch, batch));
     mt_status status = torch->flat->holds_gradients() ? MT_OK : mt_mark(torch);
     if (status == MT_OK && torch->model->embedding_count)

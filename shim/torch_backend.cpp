@@ -300,6 +300,18 @@ extern "C" mt_status mt_torch_state_sha256(mt_torch *torch, char out[65]) {
     });
 }
 
+/* Buffers and generators are each process's own. */
+extern "C" mt_status mt_torch_check_processes(mt_torch *torch) {
+    MT_RETURN_IF_FAILED(check_self(torch, "mt_torch_check_processes"));
+    if (!torch->shared) return MT_OK;
+    return guard(torch->device, [&] {
+        std::vector<Named> list;
+        for (const Slot &slot : torch->flat->slots()) list.push_back({slot.name, slot.parameter});
+        torch->optimizer->append_state(list);
+        torch->shared->compare_values(list);
+    });
+}
+
 extern "C" mt_status mt_torch_visit_state(mt_torch *torch, mt_visit_fn fn, void *user) {
     MT_RETURN_IF_FAILED(check_self(torch, "mt_torch_visit_state"));
     MT_RETURN_IF_FAILED(

@@ -180,7 +180,7 @@ void open_segments(mt_torch &torch, const mt_torch_options &options) {
 void share(mt_torch &torch, const mt_process_group &group) {
     std::vector<Named> weights = distinct(weights_of(*torch.model));
     torch.shared = std::make_unique<SharedTraining>(group);
-    torch.shared->compare(weights);
+    torch.shared->compare(weights, torch.options);
     torch.shared->spread(weights);
 }
 

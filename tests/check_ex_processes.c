@@ -124,12 +124,36 @@ START_TEST(one_is_killed) {
     cli_wait_for_step(3);
     pid_t child = child_of(parent);
     if (child) kill(child, SIGKILL);
+    if (!child) printf("SKIP: the system does not tell of children\n");
     if (!child) kill(parent, SIGTERM);
     int status = cli_finish(parent);
     if (!child) return;
     ck_assert_int_eq(status, 1);
     ck_contains(cli_err, "process 0 of 2: the others are not to be reached");
     ck_contains(cli_err, "1 of the processes that --processes started did not end well");
+}
+END_TEST
+
+/* Killed before they have met: nobody waits for it. */
+START_TEST(one_never_comes) {
+    static const char *const arguments[] = {TWO, NULL};
+    pid_t child = 0, parent = cli_start(arguments);
+    for (int i = 0; i < 2000 && !(child = child_of(parent)); i++) usleep(1000);
+    if (!child) printf("SKIP: the system does not tell of children\n");
+    kill(child ? child : parent, SIGKILL);
+    int status = cli_finish(parent);
+    if (!child) return;
+    ck_assert_int_eq(status, 1);
+    ck_contains(cli_err, "ended before all have met");
+}
+END_TEST
+
+START_TEST(the_best_goes_on) {
+    char file[PATH], other[PATH], best[PATH + 8];
+    saved_files(file, other);
+    EXPECT(0, TWO, "--schedule", "constant", "--epochs", "1", "--save", file);
+    snprintf(best, sizeof best, "%s.best", file);
+    EXPECT(0, TWO, "--schedule", "constant", "--resume", best);
 }
 END_TEST
 
@@ -141,6 +165,8 @@ static const struct {
     {{"--processes", "0"}, "--processes: '0' is not accepted"},
     {{"--processes", "65"}, "--processes: '65' is not accepted"},
     {{"--processes", "2", "--replay", "x"}, "--replay: not together with several processes"},
+    {{"--processes", "2", "--fallback", "smaller-batch"}, "--fallback: smaller-batch is not for"},
+    {{"--processes", "3", "--scenes", "2"}, "--processes: 3 leave each 0 scenes for training"},
 };
 
 START_TEST(wrong_values_exit_2) {
@@ -162,10 +188,70 @@ START_TEST(the_environment_is_checked) {
 }
 END_TEST
 
-/* What the processes cannot have together ends each of them. */
-START_TEST(what_they_cannot_have) {
-    EXPECT(1, TWO, "--fallback", "smaller-batch");
-    ck_contains(cli_err, "smaller_batch");
+/* Programs that cannot, or not all that they can. */
+static const struct {
+    const char *program, *arguments[5], *words;
+} others[] = {
+    {"car_clip", {"--processes", "2"}, "--contrastive: 'cached' is not accepted for several"},
+    {"food101", {"--processes", "2", "--table"}, "--table: not by several processes"},
+    {"profoct", {"--processes", "2", "--self-test"}, "--self-test: not by several processes"},
+};
+
+START_TEST(what_others_refuse) {
+    cli_take_program(others[_i].program);
+    cli_expect(2, others[_i].arguments);
+    ck_contains(cli_err, others[_i].words);
+}
+END_TEST
+
+/* Each of the other programs, a few steps. */
+static const struct {
+    const char *program, *arguments[16];
+} trainers[] = {
+    {"food101", {"--image-size", "32", "--batch", "8"}},
+    {"smartcash", {"--image-size", "64", "--batch", "2"}},
+    {"car_clip", {"--image-size", "32", "--contrastive", "plain", "--batch", "8"}},
+    {"profoct", {"--image-size", "32", "--preset", "minimal"}},
+};
+
+START_TEST(the_others_train) {
+    const char *given[CLI_MOST_ARGUMENTS] = {"--processes", "2", "--threads", "1", "--steps", "2"};
+    cli_take_program(trainers[_i].program);
+    for (size_t i = 0; trainers[_i].arguments[i]; i++) given[6 + i] = trainers[_i].arguments[i];
+    cli_expect(0, given);
+    ck_contains(cli_out, "2 processes, each with its share");
+}
+END_TEST
+
+/* Files of --save that do not belong together. */
+START_TEST(files_of_other_steps) {
+    char file[PATH], other[PATH];
+    saved_files(file, other);
+    EXPECT(0, TWO, "--steps", "3", "--save", file);
+    ck_assert_int_eq(rename(other, cli_replayed), 0);
+    EXPECT(0, TWO, "--steps", "5", "--save", file);
+    ck_assert_int_eq(rename(cli_replayed, other), 0);
+    EXPECT(2, TWO, "--resume", file);
+    ck_contains(cli_err, "files of --resume that are of other steps");
+    ck_assert_int_eq(unlink(other), 0);
+    EXPECT(1, TWO, "--resume", file);
+    ck_contains(cli_err, "state.rank1'");
+}
+END_TEST
+
+/* Flags that differ, as torchrun would hand them out by no mistake of its own. */
+START_TEST(flags_that_differ) {
+    static const char *const first[] = {"WORLD_SIZE=2", "RANK=0", "MASTER_ADDR=127.0.0.1",
+                                        "MASTER_PORT=29637", NULL};
+    static const char *const second[] = {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=127.0.0.1",
+                                         "MASTER_PORT=29637", NULL};
+    static const char *const arguments[] = {QUICK, "--lr", "0.01", NULL};
+    cli_environment = second;
+    pid_t other = cli_start(arguments);
+    cli_environment = first;
+    EXPECT(2, QUICK, "--lr", "0.02");
+    ck_contains(cli_err, "the 2 processes have other ");
+    ck_assert_int_eq(cli_finish(other), 2);
 }
 END_TEST
 
@@ -180,6 +266,11 @@ int main(void) {
     tcase_add_test(runs, one_is_killed);
     tcase_add_loop_test(refused, wrong_values_exit_2, 0, LENGTH(wrong));
     tcase_add_test(refused, the_environment_is_checked);
-    tcase_add_test(refused, what_they_cannot_have);
+    tcase_add_loop_test(refused, what_others_refuse, 0, LENGTH(others));
+    tcase_add_test(refused, flags_that_differ);
+    tcase_add_test(refused, files_of_other_steps);
+    tcase_add_loop_test(runs, the_others_train, 0, LENGTH(trainers));
+    tcase_add_test(runs, one_never_comes);
+    tcase_add_test(runs, the_best_goes_on);
     return suite_run(suite);
 }

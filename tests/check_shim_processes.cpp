@@ -131,6 +131,8 @@ struct Process {
     uint64_t fail_at = 0; /* request of the second step; 0: none */
     int for_ever = 0;
     int planned = 3; /* steps */
+    double lr = 0;   /* 0: as the others */
+    bool changes_at_the_end = false;
 
     mt_status made = MT_OK;
     std::vector<mt_status> steps;
@@ -139,6 +141,7 @@ struct Process {
     std::string hash, line;
     uint64_t failed = 0;
     bool half_done = false;
+    mt_status compared[2] = {MT_OK, MT_OK}; /* at the end, and after the change */
 
     /* The same weights for all. odd: the loss of a chunk that begins with label 3 has one more parameter. */
     void make_model(const NetOptions &options, bool odd = false) {
@@ -162,6 +165,7 @@ struct Process {
         mt_torch *torch = nullptr;
         at::set_num_threads(1);
         own.processes = group;
+        if (lr > 0) own.lr = lr;
         made = mt_torch_new(model.get(), &own, &torch);
         line = mt_last_error();
         if (made == MT_OK) train(torch);
@@ -177,6 +181,9 @@ private:
         for (int i = 0; i < planned && made == MT_OK; i++) step(torch, trainer, i == 1 && fail_at);
         hash = hash_of(torch);
         mt_trainer_free(trainer);
+        compared[0] = mt_torch_check_processes(torch);
+        if (changes_at_the_end) net->linear->weight.mutable_data_ptr<float>()[3] += 1;
+        compared[1] = mt_torch_check_processes(torch);
     }
 
     void step(mt_torch *torch, mt_trainer *trainer, bool is_disturbed) {
@@ -284,6 +291,23 @@ START_TEST(as_one_with_the_same_chunks) {
 }
 END_TEST
 
+/* With a loss scaler too, whose infinities are those of all. */
+START_TEST(in_half_precision) {
+    mt_torch_options options = options_at(1);
+    options.amp = _i ? MT_FLOAT16 : MT_BFLOAT16;
+    options.scale_start = 4294967296.0; /* the first updates are skipped for it */
+    begin();
+    Process one = alone(shares[1], options);
+    std::vector<Process> all = processes_with(shares[1]);
+    run_all(all, options);
+    went_through(one);
+    for (const Process &process : all) {
+        went_through(process);
+        ck_assert_str_eq(process.hash.c_str(), one.hash.c_str());
+    }
+}
+END_TEST
+
 /* Whatever weights the others have had. */
 START_TEST(weights_are_those_of_the_first) {
     const mt_torch_options options = options_at(_i);
@@ -318,6 +342,32 @@ START_TEST(buffers_too) {
         ck_assert(process.net->norm->running_mean[3].item().toDouble() == 0.25);
         ck_assert(process.net->norm->num_batches_tracked.item().toLong() == int64_t{1} << 40);
         ck_assert(process.net->linear->weight.const_data_ptr<float>()[5] == 0);
+    }
+}
+END_TEST
+
+START_TEST(optimisers_that_differ) {
+    begin();
+    std::vector<Process> all = processes_with(shares[0]);
+    all[1].lr = 0.5;
+    run_all(all, options_of(MT_SGD));
+    for (const Process &process : all) {
+        ck_status(process.made, MT_EINVAL);
+        ck_contains(process.line.c_str(), "the 2 processes have other optimisers");
+    }
+}
+END_TEST
+
+/* Files that do not belong together are found when they have been read. */
+START_TEST(parameters_that_differ) {
+    begin();
+    std::vector<Process> all = processes_with(shares[0]);
+    for (Process &process : all) process.changes_at_the_end = process.seat.rank == _i;
+    run_all(all, options_of(MT_ADAMW));
+    for (const Process &process : all) {
+        went_through(process);
+        ck_status(process.compared[0], MT_OK);
+        ck_status(process.compared[1], MT_ESTATE);
     }
 }
 END_TEST
@@ -373,6 +423,39 @@ START_TEST(memory_runs_out_in_one) {
             ck_assert(all[i].steps[0] == MT_OK && all[i].steps[2] == MT_OK && !all[i].half_done);
             ck_status(all[i].steps[1], both ? MT_OK : i == which ? MT_EDEVMEM : MT_EPEER);
             ck_assert_str_eq(all[i].hash.c_str(), (both ? three : two).hash.c_str());
+        }
+        if (!all[which].failed) break;
+        (both ? recovered : ended)++;
+    }
+    if (_i)
+        ck_assert_uint_gt(ended, 20);
+    else
+        ck_assert_uint_gt(recovered, 20);
+}
+END_TEST
+
+/*
+ * The same on a simulated card, where the update needs memory for the norm that it clips by: that is after the gradients
+ * have been added up, and still before any process has changed a parameter.
+ */
+START_TEST(memory_runs_out_in_an_update) {
+    uint64_t ended = 0, recovered = 0;
+    mt_torch_options options = options_at(1);
+    options.device = "sim:cuda";
+    begin();
+    simulate("sim:cuda", size_t{64} << 20);
+    for (uint64_t n = 1;; n++) {
+        std::vector<Process> all = processes_with(shares[0]);
+        int which = static_cast<int>(n % 2);
+        all[which].fail_at = n;
+        all[which].for_ever = _i;
+        run_all(all, options);
+        bool both = all[0].steps[1] == MT_OK;
+        for (int i : {0, 1}) {
+            ck_assert_int_eq(all[i].made, MT_OK);
+            ck_assert(all[i].steps[0] == MT_OK && all[i].steps[2] == MT_OK && !all[i].half_done);
+            ck_status(all[i].steps[1], both ? MT_OK : i == which ? MT_EDEVMEM : MT_EPEER);
+            ck_assert_str_eq(all[i].hash.c_str(), all[0].hash.c_str());
         }
         if (!all[which].failed) break;
         (both ? recovered : ended)++;
@@ -459,6 +542,8 @@ START_TEST(what_several_have_not) {
     ck_assert_ptr_null(reinterpret_cast<void *>(seam.hold_gradients));
     ck_assert_ptr_nonnull(reinterpret_cast<void *>(seam.agree));
     ck_status(mt_hold_gradients(torch, 0), MT_ENOTSUP);
+    ck_status(mt_train_step(torch, Part(0, 4).get(), nullptr, nullptr), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "mt_trainer_step");
     info.size = sizeof info;
     ck_ok(seam.describe(seam.self, &info));
     ck_assert_uint_eq(info.rungs & MT_RUNG_BIT(MT_RUNG_CPU), 0);
@@ -617,6 +702,8 @@ START_TEST(variables_are_checked) {
         {{nullptr, nullptr, nullptr, nullptr}, nullptr},
         {{nullptr, "3", nullptr, nullptr}, nullptr},
         {{"1", "0", nullptr, nullptr}, nullptr},
+        {{"1", nullptr, nullptr, nullptr}, nullptr},
+        {{"", nullptr, nullptr, nullptr}, nullptr},
         {{"1", "1", nullptr, nullptr}, "RANK is '1'; accepted: 0 to 0"},
         {{"many", "0", "localhost", "29500"}, "WORLD_SIZE is 'many'"},
         {{"0", "0", "localhost", "29500"}, "WORLD_SIZE is '0'"},
@@ -709,8 +796,12 @@ int main() {
     tcase_add_loop_test(sums, weights_are_those_of_the_first, 0, 2);
     tcase_add_test(sums, buffers_too);
     tcase_add_test(sums, models_that_differ);
+    tcase_add_test(sums, optimisers_that_differ);
+    tcase_add_loop_test(sums, parameters_that_differ, 0, 2);
+    tcase_add_loop_test(sums, in_half_precision, 0, 2);
     tcase_add_loop_test(sums, a_parameter_of_one, 0, 4);
     tcase_add_loop_test(memory, memory_runs_out_in_one, 0, 2);
+    tcase_add_loop_test(memory, memory_runs_out_in_an_update, 0, 2);
     tcase_add_test(options, options_are_checked);
     tcase_add_test(options, alone_nothing_is_called);
     tcase_add_test(options, what_several_have_not);

@@ -73,11 +73,14 @@ static mt_status read_budget(const ex_flags *flags, ex_device *device, const cha
                              size_t *bytes) {
     char room[32];
     *bytes = 0;
-    /* What the device takes by itself is a share of all there is. */
-    if (is_cpu(device) && flags->sharing > 1 && (!text || strcmp(text, "auto") == 0)) text = "0.9";
-    snprintf(device->budget_from, sizeof device->budget_from, "--budget auto: of %s that are free",
-             mt_format_size(device->room_bytes, room, sizeof room));
-    if (!text || strcmp(text, "auto") == 0) return MT_OK;
+    /* What the device would take by itself is of all there is. */
+    int is_auto = !text || strcmp(text, "auto") == 0,
+        is_share = is_cpu(device) && flags->sharing > 1;
+    snprintf(
+        device->budget_from, sizeof device->budget_from, "--budget auto: of %s that are free%s",
+        mt_format_size(device->room_bytes, room, sizeof room), is_share ? " for each process" : "");
+    if (is_auto && is_share) return mt_parse_size("0.9", device->room_bytes, bytes);
+    if (is_auto) return MT_OK;
     snprintf(device->budget_from, sizeof device->budget_from, "--budget %.40s", text);
     if (mt_parse_size(text, device->room_bytes, bytes) == MT_OK && *bytes) return MT_OK;
     return mt_set_error(MT_EINVAL,
@@ -169,7 +172,8 @@ mt_status ex_device_torch(const ex_flags *flags, ex_device *device, const mt_tor
     mt_torch_options options = *wanted;
     options.device = device->name;
     mt_status status = mt_torch_new(model, &options, out);
-    int may_fall_back = (flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)) && !is_cpu(device);
+    int may_fall_back =
+        (flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)) && !is_cpu(device) && flags->processes == 1;
     if (status != MT_EDEVMEM || !may_fall_back) return status;
     mt_log(MT_LOG_WARNING, "--fallback: going on on the CPU: %s", mt_last_error());
     device->name = options.device = "cpu";

@@ -420,6 +420,7 @@ mt_policy_options ex_flags_policy(const ex_flags *flags) {
     options.clear_every = (int)flags->clear_every;
     options.eval_clear_every = (int)flags->val_clear_every;
     options.deterministic = flags->deterministic;
+    if (flags->by_hand) options.keep_chunks = MT_KEEP_NEVER;
     options.allow_rungs = (unsigned)flags->fallback;
     /* A step that the rung makes smaller has the rate that a smaller --batch would have. */
     options.rate_rule = rate_rules[flags->lr_scaling];

@@ -70,6 +70,7 @@ typedef struct ex_flags {
     int64_t threads;                                       /* 0: one a core */
     int64_t workers, prefetch;                             /* as in ex_batches_options */
     int deterministic;
+    int by_hand; /* no flag: gradients are held, as in a loop without this library, for a table */
     int64_t fallback; /* MT_RUNG_BITs to allow beside the default ones */
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */

@@ -13,6 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,6 +59,9 @@ static mt_status start(const char *path, char **argv, int rank, pid_t *out) {
     *out = fork();
     if (*out < 0) return mt_set_error(MT_EIO, "--processes: cannot start one: %s", strerror(errno));
     if (*out > 0) return MT_OK;
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* without the first it has nobody to go on with */
+#endif
     execv(path, argv);
     _exit(127);
 }
@@ -77,21 +83,40 @@ static mt_status start_all(int count, char **argv, ex_processes *p) {
 
 /* ---- what is each one's own -------------------------------------------------------------------- */
 
+/* A whole number of the environment's; otherwise where it is not set, -1 where it is none. */
 static int number_of(const char *name, int otherwise) {
     const char *text = getenv(name);
-    int number = text ? atoi(text) : 0;
-    return number > 0 ? number : otherwise;
+    char *end;
+    if (!text || !*text) return otherwise;
+    long number = strtol(text, &end, 10);
+    return *end || number < 0 || number > 1000000 ? -1 : (int)number;
+}
+
+/* Where "run.best", "run.1" or "run.best.1" has ended with "run": --save writes these beside "run". */
+static size_t length_of_name(const char *path) {
+    size_t length = strlen(path);
+    for (;;) {
+        if (length > 2 && memcmp(path + length - 2, ".1", 2) == 0)
+            length -= 2;
+        else if (length > 5 && memcmp(path + length - 5, ".best", 5) == 0)
+            length -= 5;
+        else
+            return length;
+    }
 }
 
 static const char *own_file(ex_processes *p, int index, const char *path) {
-    if (!path || p->group.rank == 0) return path;
-    snprintf(p->files[index], EX_FILE_CAPACITY, "%s.rank%d", path, p->group.rank);
+    if (!path || p->group.rank == 0 || strncmp(path, "/dev/", 5) == 0) return path;
+    size_t length = length_of_name(path);
+    snprintf(p->files[index], EX_FILE_CAPACITY, "%.*s.rank%d%s", (int)length, path, p->group.rank,
+             path + length);
     return p->files[index];
 }
 
 static void take_share(ex_flags *flags, ex_processes *p) {
     flags->processes = p->group.count;
     flags->sharing = number_of("LOCAL_WORLD_SIZE", p->group.count);
+    if (flags->sharing > p->group.count) flags->sharing = p->group.count;
     flags->card = number_of("LOCAL_RANK", 0);
     flags->save = own_file(p, 0, flags->save);
     flags->resume = own_file(p, 1, flags->resume);
@@ -108,26 +133,57 @@ int64_t ex_processes_asked(const ex_flags *flags) {
     return world > flags->processes ? world : flags->processes;
 }
 
+int ex_processes_is_first(void) {
+    return number_of("RANK", 0) <= 0;
+}
+
 /* torchrun says how many; --processes may say so too. Before anybody waits for anybody. */
-static mt_status check_count(const ex_flags *flags) {
-    const char *world = getenv("WORLD_SIZE");
-    if (world && flags->processes > 1 && flags->processes != number_of("WORLD_SIZE", 1))
+static mt_status check(const ex_flags *flags) {
+    static const char *const numbers[] = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+    int world = number_of("WORLD_SIZE", 0);
+    if (ex_processes_asked(flags) == 1) return MT_OK;
+    for (size_t i = 0; i < EX_ROWS(numbers); i++)
+        if (number_of(numbers[i], (int)i) < (int)i)
+            return mt_set_error(MT_EINVAL, "%s is '%s'; accepted: a whole number, at least %zu",
+                                numbers[i], getenv(numbers[i]), i);
+    if (world && flags->processes > 1 && flags->processes != world)
         return mt_set_error(MT_EINVAL, "--processes: %lld, but WORLD_SIZE is %s",
-                            (long long)flags->processes, world);
-    if (flags->replay && ex_processes_asked(flags) > 1)
+                            (long long)flags->processes, getenv("WORLD_SIZE"));
+    if (flags->replay)
         return mt_set_error(MT_EINVAL, "--replay: not together with several processes, whose "
                                        "chunks are each one's own");
+    if (flags->fallback & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))
+        return mt_set_error(MT_EINVAL, "--fallback: smaller-batch is not for several processes, "
+                                       "whose batches keep their size");
     return MT_OK;
+}
+
+/* A process that has ended before all have met is one that the others would wait for. */
+static void on_end_of_one(int signal_number) {
+    static const char line[] =
+        "a process that --processes started ended before all have met: see above\n";
+    (void)signal_number;
+    (void)!write(STDERR_FILENO, line, sizeof line - 1);
+    _exit(1);
+}
+
+static void when_one_ends(void (*handler)(int)) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = handler;
+    sigaction(SIGCHLD, &action, NULL);
 }
 
 mt_status ex_processes_open(ex_flags *flags, char **argv, ex_processes *out) {
     const mt_process_group alone = MT_PROCESS_GROUP_INIT;
     memset(out, 0, sizeof *out);
     out->group = alone;
-    mt_status status = check_count(flags);
-    if (status == MT_OK && flags->processes > 1 && !getenv("WORLD_SIZE"))
-        status = start_all((int)flags->processes, argv, out);
+    mt_status status = check(flags);
+    int starts = flags->processes > 1 && number_of("WORLD_SIZE", 0) == 0;
+    if (status == MT_OK && starts) when_one_ends(on_end_of_one);
+    if (status == MT_OK && starts) status = start_all((int)flags->processes, argv, out);
     if (status == MT_OK) status = mt_process_group_open(NULL, &out->group);
+    if (starts) when_one_ends(SIG_DFL);
     if (status == MT_OK && out->group.count > 1) take_share(flags, out);
     return status;
 }
@@ -173,12 +229,28 @@ ex_source ex_processes_share(ex_processes *p, const ex_source *whole) {
     return share;
 }
 
-int ex_processes_any(const ex_processes *p, int value) {
-    double values = value != 0;
-    if (p->group.count == 1) return value;
+int ex_processes_signal(const ex_processes *p, int signal_number) {
+    double values[2] = {signal_number == SIGINT, signal_number != 0 && signal_number != SIGINT};
+    if (p->group.count == 1) return signal_number;
     /* Where they are not to be reached the next step says so. */
-    if (p->group.sum_doubles(p->group.self, &values, 1) != MT_OK) return value;
-    return values > 0;
+    if (p->group.sum_doubles(p->group.self, values, 2) != MT_OK) return signal_number;
+    return values[0] > 0 ? SIGINT : values[1] > 0 ? SIGTERM : 0;
+}
+
+/* All are x where n times the sum of squares is the square of the sum. */
+mt_status ex_processes_same(const ex_processes *p, uint64_t number, const char *what) {
+    enum { PIECES = 4 };
+    double values[2 * PIECES], n = p->group.count;
+    if (p->group.count == 1) return MT_OK;
+    for (int i = 0; i < PIECES; i++) {
+        values[i] = (double)(number >> (16 * i) & 0xffff);
+        values[PIECES + i] = values[i] * values[i];
+    }
+    mt_status status = p->group.sum_doubles(p->group.self, values, 2 * PIECES);
+    for (int i = 0; i < PIECES && status == MT_OK; i++)
+        if (n * values[PIECES + i] != values[i] * values[i])
+            status = mt_set_error(MT_EINVAL, "the %d processes %s", p->group.count, what);
+    return status;
 }
 
 /* ---- the end ------------------------------------------------------------------------------------ */
@@ -189,7 +261,7 @@ static int ended_well(int status) {
 }
 
 mt_status ex_processes_close(ex_processes *p) {
-    int failed = 0;
+    int failed = 0, too_small = 0;
     /* Without this one they have nobody to wait for. */
     for (int i = 0; i < p->started_count && p->group.count == 1; i++) kill(p->started[i], SIGTERM);
     mt_process_group_close(&p->group);
@@ -197,9 +269,12 @@ mt_status ex_processes_close(ex_processes *p) {
         int status = 0;
         while (waitpid(p->started[i], &status, 0) < 0 && errno == EINTR) continue;
         failed += !ended_well(status);
+        too_small += WIFEXITED(status) && WEXITSTATUS(status) == 3;
     }
     p->started_count = 0;
     if (!failed) return MT_OK;
-    return mt_set_error(MT_EPEER, "%d of the processes that --processes started did not end well",
-                        failed);
+    return mt_set_error(too_small ? MT_EDEVMEM : MT_EPEER,
+                        too_small ? "%d of the processes that --processes started did not fit"
+                                  : "%d of the processes that --processes started did not end well",
+                        too_small ? too_small : failed);
 }

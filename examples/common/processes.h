@@ -26,6 +26,9 @@ typedef struct ex_processes {
 /* How many are asked for, by --processes or the environment; 1: this one alone. */
 int64_t ex_processes_asked(const ex_flags *flags);
 
+/* Whether this one speaks for all, known before they have met. */
+int ex_processes_is_first(void);
+
 /*
  * Starts the others, where --processes asks for some, and meets them. In flags it changes what is each process's
  * own: its share of cores and of the memory that there is, its card, and the names of its files, which end with
@@ -38,7 +41,7 @@ MT_NODISCARD mt_status ex_processes_open(ex_flags *flags, char **argv, ex_proces
 
 /*
  * Leaves the others, and waits for those that were started.
- * @return MT_OK; MT_EPEER where one of these did not end well, though this one did
+ * @return MT_OK; MT_EDEVMEM where one of these did not fit its budget, MT_EPEER where it did not end well else
  */
 MT_NODISCARD mt_status ex_processes_close(ex_processes *processes);
 
@@ -48,7 +51,15 @@ MT_NODISCARD mt_status ex_processes_close(ex_processes *processes);
  */
 ex_source ex_processes_share(ex_processes *processes, const ex_source *whole);
 
-/* Whether the value is not 0 on any of the processes, all of which ask at the same time. */
-int ex_processes_any(const ex_processes *processes, int value);
+/* A signal that one of the processes has got, where all ask at the same time; 0: none has. */
+int ex_processes_signal(const ex_processes *processes, int signal_number);
+
+/*
+ * Whether all have the same number, when all ask at the same time.
+ * @param what  of the error, "have other flags than each other"
+ * @return MT_OK, MT_EINVAL, MT_EIO
+ */
+MT_NODISCARD mt_status ex_processes_same(const ex_processes *processes, uint64_t number,
+                                         const char *what);
 
 #endif

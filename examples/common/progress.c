@@ -231,7 +231,7 @@ void ex_progress_no_bar(ex_progress *progress) {
 
 void ex_progress_log(void *user, mt_log_level level, const char *text) {
     ex_progress *p = user;
-    if (level == MT_LOG_DEBUG) return;
+    if (level == MT_LOG_DEBUG || (level == MT_LOG_INFO && p->has_no_notes)) return;
     ex_progress_clear(p);
     fprintf(p->stream, "%s: %s\n", level == MT_LOG_WARNING ? "warning" : "note", text);
 }

@@ -20,6 +20,7 @@ typedef struct ex_progress {
     const char *unit;                /* what a sample is called, "pictures" */
     uint64_t epoch, epochs;          /* this one and how many there will be */
     size_t steps, done;              /* of the epoch */
+    int has_no_notes;                /* warnings alone are printed */
     size_t processes;                /* that train as many samples as this one; 0: as 1 */
     size_t samples;                  /* of the epoch so far ... */
     double loss_sum;                 /* ... their losses, and ... */

@@ -14,7 +14,6 @@
 #include "report.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -101,10 +100,49 @@ static mt_status check_samples(const ex_training *t) {
     size_t count = t->source.count(t->source.self, EX_TRAINING);
     size_t least = ex_flags_least(t->flags, &t->info);
     if (count >= least) return MT_OK;
+    if (t->flags->processes > 1)
+        return mt_set_error(MT_EINVAL,
+                            "--processes: %lld leave each %zu %s for training; %zu are the fewest "
+                            "that this network can be trained on at once",
+                            (long long)t->flags->processes, count, t->source.unit, least);
     return mt_set_error(MT_EINVAL,
                         "only %zu %s for training; %zu are the fewest that this network can be "
                         "trained on at once",
                         count, t->source.unit, least);
+}
+
+static void hash_bytes(uint64_t *hash, const void *data, size_t bytes) {
+    const unsigned char *byte = data;
+    for (size_t i = 0; i < bytes; i++) *hash = (*hash ^ byte[i]) * 0x100000001b3U;
+}
+
+/* The flags that decide what is computed, and how many steps there are, as a number (FNV-1a). */
+static uint64_t plan_of(const ex_training *t) {
+    const int64_t numbers[] = {t->flags->seed,
+                               t->flags->image_size,
+                               t->flags->epochs,
+                               t->flags->steps,
+                               (int64_t)t->source.count(t->source.self, EX_TRAINING),
+                               (int64_t)t->source.count(t->source.self, EX_VALIDATION)};
+    uint64_t hash = 0xcbf29ce484222325U;
+    hash_bytes(&hash, numbers, sizeof numbers);
+    for (size_t i = 0; i < t->setting_count; i++)
+        hash_bytes(&hash, t->settings[i].value, strlen(t->settings[i].value) + 1);
+    return hash;
+}
+
+/* Each process has flags and files of its own: they are to be those of one run. */
+static mt_status compare_processes(const ex_training *t) {
+    const uint64_t at[] = {t->at.epoch, t->at.index, t->at.steps};
+    uint64_t position = 0xcbf29ce484222325U;
+    hash_bytes(&position, at, sizeof at);
+    mt_status status =
+        ex_processes_same(&t->processes, plan_of(t), "have other flags or data than each other");
+    if (status == MT_OK)
+        status =
+            ex_processes_same(&t->processes, position,
+                              "have files of --resume that are of other steps than each other");
+    return status == MT_OK && t->flags->resume ? mt_torch_check_processes(t->torch) : status;
 }
 
 /* The network, and beside it on the device its gradients and the optimiser's state. */
@@ -117,6 +155,7 @@ static mt_status make_backend(ex_training *t) {
         status = mt_torch_load(t->torch, t->flags->resume, NULL, 0);
     if (status == MT_OK) status = describe(t);
     if (status == MT_OK) status = check_samples(t);
+    if (status == MT_OK) status = compare_processes(t);
     return status == MT_OK ? ex_flags_check(t->flags, &t->info, rest_of_epoch(t)) : status;
 }
 
@@ -179,6 +218,7 @@ static void explain_state(ex_training *t) {
     mt_memory memory = MT_MEMORY_INIT;
     mt_torch_options options = torch_options(t);
     options.device = "cpu";
+    options.processes = NULL; /* others may fit */
     mt_model_free(t->model);
     t->model = NULL;
     mt_status status = mt_device_set_budget("cpu", 0);
@@ -249,9 +289,7 @@ static mt_status prepare(ex_training *t) {
 
 /* A signal to one of the processes is one to all; they ask at the same time. */
 static int is_stopped(ex_training *t) {
-    int signal_number = ex_interrupted();
-    if (!t->stopped_by && ex_processes_any(&t->processes, signal_number))
-        t->stopped_by = signal_number ? signal_number : SIGTERM;
+    if (!t->stopped_by) t->stopped_by = ex_processes_signal(&t->processes, ex_interrupted());
     return t->stopped_by != 0;
 }
 
@@ -500,7 +538,10 @@ static mt_status end(ex_training *t, mt_status status) {
     /* A step that failed has changed nothing: the trace ends like that of any run. */
     if (status != MT_OK && t->trainer) (void)!mt_trainer_finish(t->trainer, NULL);
     status = and_also(t, status, close_report(t, status, reason));
-    status = and_also(t, status, clean_up(t));
+    mt_status closed = clean_up(t);
+    /* A job that does not fit is one, whichever of the processes it was. */
+    if (status == MT_EPEER && closed == MT_EDEVMEM) status = MT_OK;
+    status = and_also(t, status, closed);
     return ex_output_end(t->program->name) || status != MT_OK ? status : MT_EIO;
 }
 
@@ -518,10 +559,12 @@ static ex_training new_run(const ex_program *program, ex_flags *flags, char **ar
 int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     ex_reexec_passive(argv);
     ex_training t = new_run(program, flags, argv);
+    ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
+    t.progress.has_no_notes = !ex_processes_is_first();
+    mt_set_log(ex_progress_log, &t.progress);
     mt_status status = ex_processes_open(flags, argv, &t.processes);
     t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
-    ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
-    mt_set_log(ex_progress_log, &t.progress);
+    if (t.processes.group.rank) t.progress.mode = EX_PROGRESS_OFF;
     if (status == MT_OK) status = prepare(&t);
     if (status == MT_OK) status = train(&t);
     if (status == MT_OK && program->test && t.at.steps && !t.stopped_by)

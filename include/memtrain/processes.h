@@ -17,7 +17,7 @@
 #ifndef MEMTRAIN_PROCESSES_H
 #define MEMTRAIN_PROCESSES_H
 
-#include <memtrain/status.h>
+#include <memtrain/torch.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,6 +70,14 @@ typedef struct mt_process_group_options {
  */
 MT_API MT_NODISCARD mt_status mt_process_group_open(const mt_process_group_options *options,
                                                     mt_process_group *out);
+
+/*
+ * Compares parameters and optimiser states of all processes, between steps; all call it at the same time. They are equal
+ * from mt_torch_new on, so this is for the time after mt_torch_load, which each calls with a file of its own or the same.
+ *
+ * @return MT_OK, also for an mt_torch without other processes; MT_ESTATE on all where they differ; MT_EIO; MT_EINVAL
+ */
+MT_API MT_NODISCARD mt_status mt_torch_check_processes(mt_torch *torch);
 
 /* Leaves the group, which is one of one process from then on. NULL, and a group of the caller's own, are no-ops. */
 MT_API void mt_process_group_close(mt_process_group *group);

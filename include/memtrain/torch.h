@@ -497,7 +497,8 @@ typedef struct mt_torch_options {
     const struct mt_process_group *processes; /* that train this model together, see
                                 memtrain/processes.h; NULL: this one alone. Copied; its self is
                                 borrowed until mt_torch_free. mt_torch_new gives all of them the weights
-                                of rank 0, so all call it at the same time, and then mt_apply */
+                                of rank 0, so all call it at the same time, and then mt_apply. Not
+                                with mt_train_step */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \

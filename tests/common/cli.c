@@ -29,6 +29,11 @@ static void find_program(void) {
     ck_assert_msg(access(program, X_OK) == 0, "%s is not there", program);
 }
 
+void cli_take_program(const char *name) {
+    cli_program = name;
+    find_program();
+}
+
 static void set_up(void) {
     snprintf(cli_root, sizeof cli_root, "/tmp/check_ex_cli.XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(cli_root));

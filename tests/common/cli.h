@@ -25,6 +25,9 @@ extern const char *cli_stdout;
 /* What is run, "food101" unless a suite sets another before its cases run. */
 extern const char *cli_program;
 
+/* Another one within a test. */
+void cli_take_program(const char *name);
+
 /* "NAME=VALUE", ..., NULL, for its environment; NULL: nothing beside this one. */
 extern const char *const *cli_environment;
 
