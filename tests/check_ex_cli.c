@@ -438,7 +438,7 @@ END_TEST
 START_TEST(a_table_of_profiles) {
     static const char *const rows[] = {"ultra-safe        4   4              ok",
                                        "safe              8   8              ok",
-                                       "target           24   24             ok",
+                                       "target           24   16 to 24       ok",
                                        "original         32   32             does not fit"};
     EXPECT(2, SMALL, "--table", "--epochs", "0");
     ck_contains(cli_err, "--epochs: '0' is not accepted; accepted: at least 1, for --table");
