@@ -132,6 +132,7 @@ struct Process {
     int for_ever = 0;
     int planned = 3; /* steps */
     double lr = 0;   /* 0: as the others */
+    int keeps = MT_KEEP_AUTO;
     bool changes_at_the_end = false;
 
     mt_status made = MT_OK;
@@ -143,17 +144,22 @@ struct Process {
     bool half_done = false;
     mt_status compared[2] = {MT_OK, MT_OK}; /* at the end, and after the change */
 
-    /* The same weights for all. odd: the loss of a chunk that begins with label 3 has one more parameter. */
-    void make_model(const NetOptions &options, bool odd = false) {
+    /*
+     * The same weights for all. odd, if not 0: the loss has one more parameter in so many first chunks, and in those that
+     * begin with label 3.
+     */
+    void make_model(const NetOptions &options, int odd = 0) {
         mt_model *made_model = nullptr;
         ck_ok(mt_torch_seed(7));
         ck_ok(memtrain::make_model(&made_model, [&] {
             net = std::make_shared<Net>(options);
             return memtrain::model(
-                net, {"accuracy"}, [odd](Net &n, const memtrain::Tensors &batch) {
+                net, {"accuracy"},
+                [odd, chunk = 0](Net &n, const memtrain::Tensors &batch) mutable {
                     at::Tensor logits = n.forward(batch[0]);
                     at::Tensor loss = at::cross_entropy_loss(logits, batch[1]);
-                    if (odd && batch[1][0].item().toLong() == 3) loss = loss + n.unused.sum();
+                    bool is_odd = chunk++ < odd || batch[1][0].item().toLong() == 3;
+                    if (odd && is_odd) loss = loss + n.unused.sum();
                     return memtrain::Output{loss, memtrain::correct(logits, batch[1])};
                 });
         }));
@@ -177,7 +183,12 @@ private:
         mt_backend seam = MT_BACKEND_INIT;
         mt_trainer *trainer = nullptr;
         made = mt_torch_backend(torch, &seam);
-        if (made == MT_OK) made = mt_trainer_new(&seam, nullptr, &trainer);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        policy.keep_chunks = keeps;
+        policy.micro_batch = keeps ? part->get()->count : 0;
+        own.policy = &policy;
+        if (made == MT_OK) made = mt_trainer_new(&seam, &own, &trainer);
         for (int i = 0; i < planned && made == MT_OK; i++) step(torch, trainer, i == 1 && fail_at);
         hash = hash_of(torch);
         mt_trainer_free(trainer);
@@ -209,7 +220,7 @@ private:
 constexpr NetOptions plain{false, false};
 
 /* So many processes, each with so many samples of one batch, in one chunk. */
-std::vector<Process> processes_with(const std::vector<size_t> &samples, bool odd = false) {
+std::vector<Process> processes_with(const std::vector<size_t> &samples, int odd = 0) {
     std::vector<Process> processes(samples.size());
     size_t first = 0;
     for (size_t i = 0; i < samples.size(); i++) {
@@ -241,7 +252,7 @@ void begin() {
 
 /* One process with all samples, in these chunks. */
 Process alone(const std::vector<size_t> &samples, const mt_torch_options &options, int steps = 3,
-              bool odd = false) {
+              int odd = 0) {
     Process process;
     size_t all = 0;
     for (size_t count : samples) all += count;
@@ -288,6 +299,24 @@ START_TEST(as_one_with_the_same_chunks) {
             ck_assert_double_eq_tol(process.losses[i], one.losses[i], 1e-6);
     }
     ck_assert_str_eq(all[0].hash.c_str(), one.hash.c_str());
+}
+END_TEST
+
+/* A chunk that could be taken back alone, whose gradients would else stay where they were made. */
+START_TEST(in_chunks_that_are_kept) {
+    const mt_torch_options options = options_at(_i);
+    begin();
+    Process one = alone(shares[0], options);
+    std::vector<Process> all = processes_with(shares[0]);
+    for (Process &process : all) {
+        process.chunks.clear();
+        process.keeps = MT_KEEP_ALWAYS;
+    }
+    run_all(all, options);
+    for (const Process &process : all) {
+        went_through(process);
+        ck_assert_str_eq(process.hash.c_str(), one.hash.c_str());
+    }
 }
 END_TEST
 
@@ -384,12 +413,17 @@ START_TEST(models_that_differ) {
 }
 END_TEST
 
-/* Whoever has a gradient for a parameter, all update it; who has none, none. */
+/* Whoever has a gradient for a parameter, all update it, also where another's is one of the step before. */
 START_TEST(a_parameter_of_one) {
     const mt_torch_options options = options_at(_i);
     begin();
-    Process one = alone(shares[0], options, 3, true), without = alone(shares[0], options);
-    std::vector<Process> all = processes_with(shares[0], true);
+    Process one = alone(shares[0], options, 3, 2), without = alone(shares[0], options);
+    std::vector<Process> all = processes_with(shares[0], 1);
+    for (Process &process : all) {
+        if (_i < 2) continue;
+        process.chunks.clear();
+        process.keeps = MT_KEEP_ALWAYS;
+    }
     run_all(all, options);
     for (const Process &process : all) {
         went_through(process);
@@ -418,6 +452,7 @@ START_TEST(memory_runs_out_in_one) {
         all[which].for_ever = _i;
         run_all(all, options);
         bool both = all[0].steps[1] == MT_OK;
+        ck_assert(both || _i); /* what fails once is done again */
         for (int i : {0, 1}) {
             ck_assert_int_eq(all[i].made, MT_OK);
             ck_assert(all[i].steps[0] == MT_OK && all[i].steps[2] == MT_OK && !all[i].half_done);
@@ -451,6 +486,7 @@ START_TEST(memory_runs_out_in_an_update) {
         all[which].for_ever = _i;
         run_all(all, options);
         bool both = all[0].steps[1] == MT_OK;
+        ck_assert(both || _i); /* what fails once is done again */
         for (int i : {0, 1}) {
             ck_assert_int_eq(all[i].made, MT_OK);
             ck_assert(all[i].steps[0] == MT_OK && all[i].steps[2] == MT_OK && !all[i].half_done);
@@ -799,6 +835,7 @@ int main() {
     tcase_add_test(sums, optimisers_that_differ);
     tcase_add_loop_test(sums, parameters_that_differ, 0, 2);
     tcase_add_loop_test(sums, in_half_precision, 0, 2);
+    tcase_add_loop_test(sums, in_chunks_that_are_kept, 0, 2);
     tcase_add_loop_test(sums, a_parameter_of_one, 0, 4);
     tcase_add_loop_test(memory, memory_runs_out_in_one, 0, 2);
     tcase_add_loop_test(memory, memory_runs_out_in_an_update, 0, 2);
