@@ -392,7 +392,7 @@ bench-core: core $(BENCHES_CORE) ## those of the core, without libtorch
 	@CC='$(CC)' sh setup/run_bench.sh $(BENCHES_CORE)
 
 coverage: ## lines and branches of the libraries in C that the suites of the core reach (build/coverage)
-	@rm -rf build/coverage/obj/libmemtrain*/*.gcda
+	@[ ! -d build/coverage ] || find build/coverage -name '*.gcda' -exec rm -f {} +
 	+@$(MAKE) --no-print-directory BUILD=build/coverage COVERAGE=1 check-core
 	@sh setup/coverage.sh build/coverage/obj
 
