@@ -129,16 +129,19 @@ static mt_status open_set(const ex_flags *flags, const char *folder, int set, co
     return status;
 }
 
-static mt_status check_counts(const char *folder, const ex_shape *shape,
-                              const ex_class_sets *sets) {
+/* is_shared: classes of one folder, a third for testing and a sixth for validation. */
+static mt_status check_counts(const char *folder, const ex_shape *shape, const ex_class_sets *sets,
+                              int is_shared) {
     for (int set = 0; set < EX_CLASS_SETS; set++)
         if (sets->counts[set] < (size_t)shape->ways)
             return mt_set_error(
                 MT_EINVAL,
                 "--n-way: %lld classes are more than the %zu for '%s' in '%s' that have "
-                "more than the %lld pictures of --k-shot",
+                "more than the %lld pictures of --k-shot%s",
                 (long long)shape->ways, sets->counts[set], set_names[set], folder,
-                (long long)shape->shots);
+                (long long)shape->shots,
+                is_shared ? "; a folder without train, val and test needs six times --n-way of them"
+                          : "");
     if (sets->left_out)
         mt_log(MT_LOG_WARNING,
                "%zu classes are left out, which have no more than the %lld pictures of --k-shot",
@@ -162,7 +165,7 @@ mt_status ex_class_sets_open(const ex_flags *flags, const char *argv0, const cha
             status = open_set(flags, folder, set, shape, out);
     else
         status = open_shared(flags, folder, shape, out);
-    return status == MT_OK ? check_counts(folder, shape, out) : status;
+    return status == MT_OK ? check_counts(folder, shape, out, !is_folder(train)) : status;
 }
 
 void ex_class_sets_close(ex_class_sets *sets) {
