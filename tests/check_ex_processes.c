@@ -3,6 +3,7 @@
  * speaks for all, each has files of its own, and what ends one ends all.
  */
 #include "cli.h"
+#include "processes.h"
 #include "common/suite.h"
 
 #include <signal.h>
@@ -241,11 +242,11 @@ END_TEST
 
 /* Flags that differ, as torchrun would hand them out by no mistake of its own. */
 START_TEST(flags_that_differ) {
-    static const char *const first[] = {"WORLD_SIZE=2", "RANK=0", "MASTER_ADDR=127.0.0.1",
-                                        "MASTER_PORT=29637", NULL};
-    static const char *const second[] = {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=127.0.0.1",
-                                         "MASTER_PORT=29637", NULL};
+    char port[32];
+    const char *const first[] = {"WORLD_SIZE=2", "RANK=0", "MASTER_ADDR=127.0.0.1", port, NULL};
+    const char *const second[] = {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=127.0.0.1", port, NULL};
     static const char *const arguments[] = {QUICK, "--lr", "0.01", NULL};
+    snprintf(port, sizeof port, "MASTER_PORT=%d", ex_processes_free_port());
     cli_environment = second;
     pid_t other = cli_start(arguments);
     cli_environment = first;

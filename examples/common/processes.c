@@ -22,8 +22,7 @@
 
 /* ---- starting them ----------------------------------------------------------------------------- */
 
-/* A port of this machine that nobody has now; 0: none. */
-static int free_port(void) {
+int ex_processes_free_port(void) {
     struct sockaddr_in address = {.sin_family = AF_INET};
     socklen_t length = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM, 0), port = 0;
@@ -47,7 +46,7 @@ static int set_rank(int rank) {
 
 /* As torchrun tells them. */
 static mt_status tell(int count) {
-    int port = free_port();
+    int port = ex_processes_free_port();
     if (!port || setenv("MASTER_ADDR", "127.0.0.1", 1) || set_number("MASTER_PORT", port) ||
         set_number("WORLD_SIZE", count) || set_number("LOCAL_WORLD_SIZE", count))
         return mt_set_error(MT_EIO, "--processes: they have no way to meet: %s", strerror(errno));

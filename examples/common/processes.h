@@ -26,6 +26,9 @@ typedef struct ex_processes {
 /* How many are asked for, by --processes or the environment; 1: this one alone. */
 int64_t ex_processes_asked(const ex_flags *flags);
 
+/* A port of this machine that nobody has now; 0: none. */
+int ex_processes_free_port(void);
+
 /* Whether this one speaks for all, known before they have met. */
 int ex_processes_is_first(void);
 
