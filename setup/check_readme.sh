@@ -5,7 +5,7 @@
 set -eu
 built=$(dirname "${LIB:-build/lib}")
 log=$(mktemp "${TMPDIR:-/tmp}/memtrain.XXXXXX")
-trap 'rm -f "$log"' EXIT
+trap 'rm -f "$log" "$log.commands"' EXIT
 failed=0
 
 commands() {
@@ -40,7 +40,6 @@ each() {
 }
 
 commands >"$log.commands"
-trap 'rm -f "$log" "$log.commands"' EXIT
 while IFS= read -r command; do
     if each "$command" </dev/null; then
         echo "ok readme $command"

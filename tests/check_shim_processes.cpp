@@ -3,9 +3,6 @@
  * memory they share, and with Gloo over the loopback. What counts is that they end with the bits of one process that
  * was given the same chunks, whatever fails on the way, and with the same bits as each other.
  */
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +18,10 @@
 
 #include <memtrain/processes.h>
 #include <memtrain/trainer.h>
+
+extern "C" {
+#include "examples/common/processes.h"
+}
 
 #include "check_shim.hpp"
 
@@ -436,23 +437,23 @@ END_TEST
 
 /* ---- memory that runs out ------------------------------------------------------------------------- */
 
+namespace {
+
 /*
  * Every request of one process's second step fails, once or for good: either both go through, or both take it back,
- * the one with its reason and the other with MT_EPEER.
+ * the one with its reason and the other with MT_EPEER. Their bits are then those of three or of two steps.
  */
-START_TEST(memory_runs_out_in_one) {
-    const mt_torch_options options = options_at(1);
+void fail_in_turn(const mt_torch_options &options, int for_ever) {
     uint64_t ended = 0, recovered = 0;
-    begin();
     Process three = alone(shares[0], options), two = alone(shares[0], options, 2);
     for (uint64_t n = 1;; n++) {
         std::vector<Process> all = processes_with(shares[0]);
         int which = static_cast<int>(n % 2);
         all[which].fail_at = n;
-        all[which].for_ever = _i;
+        all[which].for_ever = for_ever;
         run_all(all, options);
         bool both = all[0].steps[1] == MT_OK;
-        ck_assert(both || _i); /* what fails once is done again */
+        ck_assert(both || for_ever); /* what fails once is done again */
         for (int i : {0, 1}) {
             ck_assert_int_eq(all[i].made, MT_OK);
             ck_assert(all[i].steps[0] == MT_OK && all[i].steps[2] == MT_OK && !all[i].half_done);
@@ -462,44 +463,27 @@ START_TEST(memory_runs_out_in_one) {
         if (!all[which].failed) break;
         (both ? recovered : ended)++;
     }
-    if (_i)
-        ck_assert_uint_gt(ended, 20);
-    else
-        ck_assert_uint_gt(recovered, 20);
+    ck_assert_uint_gt(for_ever ? ended : recovered, 20);
+}
+
+} // namespace
+
+START_TEST(memory_runs_out_in_one) {
+    begin();
+    fail_in_turn(options_at(1), _i);
 }
 END_TEST
 
 /*
- * The same on a simulated card, where the update needs memory for the norm that it clips by: that is after the gradients
- * have been added up, and still before any process has changed a parameter.
+ * On a simulated card the update needs memory for the norm that it clips by: that is after the gradients have been added
+ * up, and still before any process has changed a parameter.
  */
 START_TEST(memory_runs_out_in_an_update) {
-    uint64_t ended = 0, recovered = 0;
     mt_torch_options options = options_at(1);
     options.device = "sim:cuda";
     begin();
     simulate("sim:cuda", size_t{64} << 20);
-    for (uint64_t n = 1;; n++) {
-        std::vector<Process> all = processes_with(shares[0]);
-        int which = static_cast<int>(n % 2);
-        all[which].fail_at = n;
-        all[which].for_ever = _i;
-        run_all(all, options);
-        bool both = all[0].steps[1] == MT_OK;
-        ck_assert(both || _i); /* what fails once is done again */
-        for (int i : {0, 1}) {
-            ck_assert_int_eq(all[i].made, MT_OK);
-            ck_assert(all[i].steps[0] == MT_OK && all[i].steps[2] == MT_OK && !all[i].half_done);
-            ck_status(all[i].steps[1], both ? MT_OK : i == which ? MT_EDEVMEM : MT_EPEER);
-            ck_assert_str_eq(all[i].hash.c_str(), all[0].hash.c_str());
-        }
-        if (!all[which].failed) break;
-        (both ? recovered : ended)++;
-    }
-    if (_i)
-        ck_assert_uint_gt(ended, 20);
-    else
-        ck_assert_uint_gt(recovered, 20);
+    fail_in_turn(options, _i);
 }
 END_TEST
 
@@ -591,19 +575,6 @@ END_TEST
 
 namespace {
 
-/* A port that nobody had a moment ago. */
-int free_port() {
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address = {};
-    socklen_t length = sizeof address;
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ck_assert_int_eq(bind(fd, reinterpret_cast<sockaddr *>(&address), sizeof address), 0);
-    ck_assert_int_eq(getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length), 0);
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
 mt_process_group_options meeting(int rank, int count, int port) {
     mt_process_group_options options = MT_PROCESS_GROUP_OPTIONS_INIT;
     options.rank = rank;
@@ -617,7 +588,7 @@ mt_process_group_options meeting(int rank, int count, int port) {
 template <class Body> std::vector<std::string> over_gloo(int count, const Body &body) {
     std::vector<std::string> wrong(static_cast<size_t>(count));
     std::vector<std::thread> threads;
-    int port = free_port();
+    int port = ex_processes_free_port();
     for (int rank = 0; rank < count; rank++)
         threads.emplace_back([&, rank] {
             mt_process_group_options options = meeting(rank, count, port);
@@ -688,7 +659,7 @@ START_TEST(gloo_loses_one) {
 END_TEST
 
 START_TEST(gloo_waits_in_vain) {
-    mt_process_group_options options = meeting(0, 2, free_port());
+    mt_process_group_options options = meeting(0, 2, ex_processes_free_port());
     mt_process_group group = MT_PROCESS_GROUP_INIT;
     options.timeout_seconds = 0.5;
     begin();
@@ -811,7 +782,7 @@ int exit_status_of(pid_t child) {
 } // namespace
 
 START_TEST(they_meet_by_the_environment) {
-    int port = free_port(), ends[2];
+    int port = ex_processes_free_port(), ends[2];
     ck_assert_int_eq(pipe(ends), 0);
     pid_t host = _i ? forked([&] { return close(ends[1]), hosts(port, ends[0]); }) : 0;
     pid_t one = forked([&] { return meets(0, port, _i); });

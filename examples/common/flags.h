@@ -45,9 +45,9 @@ typedef struct ex_flags {
     int64_t batch, epochs, steps; /* steps 0: no bound */
     int64_t accumulate;           /* batch is that many times --batch: done by ex_flags_read */
     int64_t processes;            /* that train together, each with batches of its own */
-    int64_t sharing,
-        card; /* of these on this machine, and which of its cards is this one's: by ex_processes_open */
-    int64_t patience; /* epochs; 0: no early stop */
+    int64_t sharing;              /* of these on this machine: by ex_processes_open, and so ... */
+    int64_t card;                 /* ... which of its cards is this one's */
+    int64_t patience;             /* epochs; 0: no early stop */
     int64_t seed;
     int64_t optimizer; /* an mt_optimizer */
     double lr, momentum, weight_decay, clip;
