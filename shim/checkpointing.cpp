@@ -25,10 +25,10 @@
 #include "arguments.hpp"
 #include "autocast.hpp"
 #include "compat.hpp"
-#include "convolution.hpp"
 #include "guard.hpp"
 #include "init.hpp"
 #include "offload.hpp"
+#include "segment_end.hpp"
 #include "snapshot.hpp"
 
 namespace memtrain::shim {
@@ -61,6 +61,7 @@ class Segment {
 public:
     Segment(const mt_segment_ops &ops, void *self) noexcept : ops_(ops), self_(self) {
         ops_.conv = nullptr; /* the caller's */
+        ops_.batch_norm = nullptr;
     }
     ~Segment() {
         if (ops_.destroy) (void)guard([this] { ops_.destroy(self_); });
@@ -128,9 +129,9 @@ bool shares_memory(const at::Tensor &tensor, const variable_list &others) {
 
 class Recomputation final : public autograd::Node {
 public:
-    Recomputation(Segment &&segment, std::optional<Convolution> &&conv, const variable_list &inputs)
+    Recomputation(Segment &&segment, std::optional<SegmentEnd> &&end, const variable_list &inputs)
         : Node(autograd::collect_next_edges(inputs)), segment_(std::move(segment)),
-          conv_(std::move(conv)), device_(device_of(inputs)), autocast_(device_.type()),
+          end_(std::move(end)), device_(device_of(inputs)), autocast_(device_.type()),
           offloaded_to_(Offloading::current()), meter_(current_meter()) {
         rng_.take(device_);
         if (current) {
@@ -149,12 +150,12 @@ public:
     /* The forward pass, without a graph. */
     void run(mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
              size_t output_count) {
-        if (!conv_) return segment_->run(inputs, input_count, outputs, output_count);
+        if (!end_) return segment_->run(inputs, input_count, outputs, output_count);
         Handles between(variable_list(1));
         segment_->run(inputs, input_count, between.get(), 1);
         check_defined(between.tensor(0), 0);
         between_.emplace(between.tensor(0));
-        outputs[0]->tensor = (*conv_)(between.tensor(0));
+        outputs[0]->tensor = end_->run(between.tensor(0));
     }
 
     void set_number(size_t number) { number_ = number; }
@@ -176,7 +177,7 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         saved_.clear();
         segment_.reset();
-        conv_.reset();
+        end_.reset();
     }
 
     variable_list apply(variable_list &&gradients) override {
@@ -242,12 +243,9 @@ private:
     void compute_again(const variable_list &inputs, variable_list &gradients,
                        autograd::edge_list &roots) const {
         Handles in(inputs), out(variable_list(forms_.size()));
-        run_again(in, out);
-        if (conv_) {
-            check_form(*between_, 0, out.tensor(0));
-            autograd::Edge edge;
-            if (gradients[0].defined()) edge = conv_->backward(out.tensor(0), gradients[0]);
-            if (edge.is_valid()) roots.push_back(std::move(edge));
+        autograd::Edge of_end = run_again(in, out, gradients);
+        if (end_) {
+            if (of_end.is_valid()) roots.push_back(std::move(of_end));
             return;
         }
         variable_list kept;
@@ -260,8 +258,8 @@ private:
         gradients = std::move(kept);
     }
 
-    /* As in the forward pass; what that left behind is put back. */
-    void run_again(Handles &in, Handles &out) const {
+    /* As in the forward pass; what that left behind is put back. Where the end's gradient goes, if there is one. */
+    autograd::Edge run_again(Handles &in, Handles &out, const variable_list &gradients) const {
         KeepRng keep_rng(device_);
         KeepBuffers keep_buffers(segment_->names_buffers() ? segment_->buffers() : buffers_);
         ReplayAutocast autocast(autocast_);
@@ -273,7 +271,11 @@ private:
         rng_.restore();
         if (meter_) meter_->begin_again();
         segment_->run(in.get(), in.count(), out.get(), out.count());
-        if (meter_) meter_->end_again(number_, !conv_);
+        autograd::Edge of_end;
+        if (end_) check_form(*between_, 0, out.tensor(0));
+        if (end_ && gradients[0].defined()) of_end = end_->backward(out.tensor(0), gradients[0]);
+        if (meter_) meter_->end_again(number_, !end_);
+        return of_end;
     }
 
     void check_form(const Form &form, size_t i, const at::Tensor &output) const {
@@ -286,8 +288,8 @@ private:
     }
 
     std::optional<Segment> segment_;
-    std::optional<Convolution> conv_; /* of what it gives, or none */
-    std::optional<Form> between_;     /* of that */
+    std::optional<SegmentEnd> end_; /* of what it gives, or none */
+    std::optional<Form> between_;   /* of that */
     std::vector<autograd::SavedVariable> saved_;
     std::vector<bool> needs_gradient_;
     c10::Device device_;
@@ -310,12 +312,12 @@ std::vector<uint32_t> versions_of(const variable_list &tensors) {
     return list;
 }
 
-void forward(Segment &&segment, std::optional<Convolution> &&conv, mt_tensor *const *inputs,
+void forward(Segment &&segment, std::optional<SegmentEnd> &&end, mt_tensor *const *inputs,
              size_t input_count, mt_tensor *const *outputs, size_t output_count) {
     std::shared_ptr<SegmentMeter> meter = current_meter();
     variable_list in = tensors_of(inputs, input_count);
     if (meter) meter->enter();
-    auto node = compat::new_node<Recomputation>(std::move(segment), std::move(conv), in);
+    auto node = compat::new_node<Recomputation>(std::move(segment), std::move(end), in);
     std::vector<uint32_t> versions = versions_of(in);
     {
         c10::NoGradGuard no_graph;
@@ -330,23 +332,11 @@ void forward(Segment &&segment, std::optional<Convolution> &&conv, mt_tensor *co
     if (meter) node->set_number(meter->leave());
 }
 
-void run_plainly(const Segment &segment, const std::optional<Convolution> &conv,
+void run_plainly(const Segment &segment, const std::optional<SegmentEnd> &end,
                  mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
                  size_t output_count) {
     segment.run(inputs, input_count, outputs, output_count);
-    if (conv) outputs[0]->tensor = (*conv)(outputs[0]->tensor);
-}
-
-/* The convolution that the caller gives, if any. */
-std::optional<Convolution> convolution_of(const mt_conv *conv, size_t output_count) {
-    mt_conv own = MT_CONV_INIT;
-    if (!conv) return std::nullopt;
-    check(check_sized(conv, name_of, "ops->conv"));
-    copy_in(own, conv);
-    if (output_count != 1)
-        fail(MT_EINVAL, "%s: ops->conv is given and output_count is %zu; accepted: 1", name_of,
-             output_count);
-    return Convolution(name_of, own);
+    if (end) outputs[0]->tensor = (*end)(outputs[0]->tensor);
 }
 
 void check_handles(const char *argument, mt_tensor *const *handles, size_t count) {
@@ -393,14 +383,14 @@ extern "C" mt_status mt_checkpoint(const mt_segment_ops *ops, void *self, mt_ten
     mt_status status = guard([&] {
         check_handles("inputs", inputs, input_count);
         check_handles("outputs", outputs, output_count);
-        std::optional<Convolution> conv = convolution_of(own.conv, output_count);
+        std::optional<SegmentEnd> end = SegmentEnd::of(name_of, own, output_count);
         if (!may_forget())
-            return run_plainly(segment, conv, inputs, input_count, outputs, output_count);
+            return run_plainly(segment, end, inputs, input_count, outputs, output_count);
         if (!current || current->take_turn())
-            return forward(std::move(segment), std::move(conv), inputs, input_count, outputs,
+            return forward(std::move(segment), std::move(end), inputs, input_count, outputs,
                            output_count);
         Checkpointing off(Forgetting{}, {}); /* as it is, and so those within it */
-        run_plainly(segment, conv, inputs, input_count, outputs, output_count);
+        run_plainly(segment, end, inputs, input_count, outputs, output_count);
     });
     for (size_t i = 0; status != MT_OK && outputs && i < output_count; i++)
         if (mt__handle_is(outputs[i], MT__KIND_TENSOR)) outputs[i]->tensor.reset();

@@ -10,18 +10,10 @@
 #include "arguments.hpp"
 #include "compat.hpp"
 #include "guard.hpp"
-#include "tensor.hpp"
+#include "segment_end.hpp"
 
 namespace memtrain::shim {
 namespace {
-
-at::Tensor leaf(const char *function, const char *member, const mt_tensor *handle) {
-    const at::Tensor &tensor = handle->tensor;
-    if (tensor.requires_grad() && !tensor.is_leaf())
-        fail(MT_ENOTSUP, "%s: ops->conv->%s is computed from other tensors; accepted: a parameter",
-             function, member);
-    return tensor;
-}
 
 std::vector<int64_t> each(const int64_t *values, int64_t dimensions, int64_t otherwise) {
     std::vector<int64_t> list(values, values + dimensions);
@@ -39,9 +31,8 @@ at::Tensor as(const at::Tensor &tensor, at::ScalarType type) {
 Convolution::Convolution(const char *function, const mt_conv &conv)
     : groups_(conv.groups ? conv.groups : 1) {
     check(check_handle(conv.weight, MT__KIND_TENSOR, function, "ops->conv->weight"));
-    if (conv.bias) check(check_handle(conv.bias, MT__KIND_TENSOR, function, "ops->conv->bias"));
-    weight_ = leaf(function, "weight", conv.weight);
-    if (conv.bias) bias_ = leaf(function, "bias", conv.bias);
+    weight_ = parameter_of(function, "ops->conv->weight", conv.weight);
+    bias_ = parameter_of(function, "ops->conv->bias", conv.bias);
     int64_t dimensions = weight_.defined() ? weight_.dim() - 2 : 0;
     if (dimensions < 1 || dimensions > 3)
         fail(

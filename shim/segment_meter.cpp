@@ -35,9 +35,21 @@ void SegmentMeter::raise(mt_segment_cost &part, size_t peak, size_t behind) {
     part.work_bytes = std::max(part.work_bytes, above(peak, behind));
 }
 
+/* Outputs of segments that what came after them has not kept, such as one that was added to another. */
+void SegmentMeter::let_go(size_t bytes) {
+    for (size_t part = chain_.size() - 1; bytes && part-- > 0;) {
+        size_t gone = std::min(bytes, chain_[part].output_bytes);
+        chain_[part].output_bytes -= gone;
+        chain_[part].kept_bytes -= gone;
+        bytes -= gone;
+    }
+}
+
 void SegmentMeter::enter() {
     size_t now = device_allocated(device_);
     mt_segment_cost &between = chain_.back();
+    let_go(above(mark_, now));
+    mark_ = std::min(mark_, now);
     raise(between, lap(), mark_);
     between.kept_bytes = between.output_bytes = above(now, mark_);
     mark_ = now;

@@ -53,6 +53,7 @@ public:
 
 private:
     size_t lap();
+    void let_go(size_t bytes);
     static void raise(mt_segment_cost &part, size_t peak, size_t behind);
 
     Device device_;

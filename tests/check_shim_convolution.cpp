@@ -1,22 +1,26 @@
 /*
- * check_shim_convolution.cpp - segments that end with a convolution: the same bits as without, the convolution
- * run once, what is kept, what is refused, memory that runs out anywhere.
+ * check_shim_convolution.cpp - segments that end with a convolution, a batch norm or both: the same bits as
+ * without, the end run once, what is kept, what is refused, memory that runs out anywhere.
  */
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/ops/batch_norm.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/randn.h>
 #include <ATen/record_function.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "networks/steps.hpp"
 
 using namespace check_shim;
 using memtrain::checkpoint_conv;
+using memtrain::checkpoint_conv_norm;
 
 namespace {
 
@@ -36,16 +40,18 @@ std::string bytes_of(const at::Tensor &tensor) {
 enum { INPUT = 1, SCALE = 2, WEIGHT = 4, BIAS = 8 };
 
 /*
- * A scale, BatchNorm, relu and dropout, and then a convolution of 8 channels; two steps, so that gradients are
- * added as well as stored. All that is left of them.
+ * A scale, BatchNorm, relu and dropout, and then a convolution of 8 channels, with another norm behind it or
+ * without; two steps, so that gradients are added as well as stored. All that is left of them.
  */
 template <class Norm, class Conv> struct Net {
     at::Tensor x, scale;
     Norm norm{8};
     Conv conv;
+    Norm last{nullptr};
 
-    Net(Conv own, at::IntArrayRef shape, int needs)
-        : x(at::randn(shape)), scale(at::randn({1})), conv(std::move(own)) {
+    Net(Conv own, at::IntArrayRef shape, int needs, Norm behind = nullptr)
+        : x(at::randn(shape)), scale(at::randn({1})), conv(std::move(own)),
+          last(std::move(behind)) {
         x.set_requires_grad(needs & INPUT);
         scale.set_requires_grad(needs & SCALE);
         conv->weight.set_requires_grad(needs & WEIGHT);
@@ -56,6 +62,9 @@ template <class Norm, class Conv> struct Net {
         auto fn = [this](const at::Tensor &t) {
             return at::dropout(norm(t * scale).relu_(), 0.3, true);
         };
+        if (last)
+            return forgets ? checkpoint_conv_norm(fn, x, conv, last, {norm.ptr()})
+                           : last(conv(fn(x)));
         return forgets ? checkpoint_conv(fn, x, conv, {norm.ptr()}) : conv(fn(x));
     }
     std::map<std::string, std::string> train(bool forgets) {
@@ -71,6 +80,12 @@ template <class Norm, class Conv> struct Net {
         if (conv->bias.defined()) left["bias"] = bytes_of(conv->bias.grad());
         left["norm"] = bytes_of(norm->weight.grad());
         left["mean"] = bytes_of(norm->running_mean);
+        if (last) {
+            for (const auto &named : last->named_parameters())
+                left["last " + named.key()] = bytes_of(named.value().grad());
+            for (const auto &named : last->named_buffers())
+                left["last " + named.key()] = bytes_of(named.value());
+        }
         left["drawn"] = bytes_of(at::rand({4}));
         return left;
     }
@@ -128,29 +143,101 @@ END_TEST
 
 using Plane = Net<nn::BatchNorm2d, nn::Conv2d>;
 
-Plane plane() {
+/* ends: 1 a convolution, 2 a norm behind it. */
+Plane plane(int ends) {
     ck_ok(mt_torch_seed(5));
     return Plane(nn::Conv2d(nn::Conv2dOptions(8, 8, 3).padding(1)), {5, 8, 16, 16},
-                 INPUT | SCALE | WEIGHT | BIAS);
+                 INPUT | SCALE | WEIGHT | BIAS,
+                 ends == 2 ? nn::BatchNorm2d(8) : nn::BatchNorm2d(nullptr));
 }
 
-int convolutions;
+/* Norms of each kind, of which the convolution's and the norm's parameters learn, or nothing but the norm's. */
+template <class Norm, class Conv, class Options>
+void compare_norm(const Options &options, at::IntArrayRef shape, const nn::BatchNormOptions &norm,
+                  bool training, int needs, bool autocast) {
+    std::map<std::string, std::string> left[2];
+    with_autocast(autocast, [&] {
+        for (int forgets = 0; forgets < 2; forgets++) {
+            ck_ok(mt_torch_seed(5));
+            Norm last(norm);
+            for (at::Tensor &buffer : last->buffers())
+                if (buffer.is_floating_point()) buffer.uniform_(0.5, 1.5);
+            last->train(training);
+            left[forgets] = Net<Norm, Conv>(Conv(options), shape, needs, last).train(forgets);
+        }
+    });
+    ck_assert_uint_eq(left[0].size(), left[1].size());
+    for (const auto &[name, bytes] : left[0])
+        ck_assert_msg(
+            left[1][name] == bytes,
+            "needs %d, autocast %d, training %d, momentum %g, affine %d, tracks %d: %s differs",
+            needs, autocast, training, norm.momentum().value_or(-1), norm.affine(),
+            norm.track_running_stats(), name.c_str());
+}
+
+START_TEST(same_bits_with_a_norm) {
+    bool autocast = _i & 1, training = _i & 2;
+    const nn::BatchNormOptions kinds[] = {
+        nn::BatchNormOptions(6), nn::BatchNormOptions(6).momentum(std::nullopt),
+        nn::BatchNormOptions(6).affine(false).eps(2.0), nn::BatchNormOptions(6).momentum(0.7),
+        nn::BatchNormOptions(6).track_running_stats(false)};
+    prepare();
+    for (const auto &kind : kinds)
+        for (int needs = 0; needs < 16; needs += 1 + !kind.affine()) {
+            if (!needs && !kind.affine()) continue;
+            compare_norm<nn::BatchNorm1d, nn::Conv1d>(nn::Conv1dOptions(8, 6, 3), {5, 8, 9}, kind,
+                                                      training, needs, autocast);
+            compare_norm<nn::BatchNorm2d, nn::Conv2d>(nn::Conv2dOptions(8, 6, 3).padding(1),
+                                                      {5, 8, 9, 7}, kind, training, needs,
+                                                      autocast);
+            compare_norm<nn::BatchNorm3d, nn::Conv3d>(nn::Conv3dOptions(8, 6, 2), {3, 8, 4, 5, 3},
+                                                      kind, training, needs, autocast);
+        }
+}
+END_TEST
+
+/* Any other module behind a convolution is a part of the segment like others. */
+START_TEST(another_norm) {
+    prepare();
+    at::Tensor results[2], gradients[2];
+    for (int forgets = 0; forgets < 2; forgets++) {
+        ck_ok(mt_torch_seed(5));
+        nn::Conv2d conv(nn::Conv2dOptions(3, 8, 3));
+        nn::GroupNorm norm(2, 8);
+        at::Tensor x = at::randn({2, 3, 6, 6});
+        auto fn = [](const at::Tensor &t) { return t.relu(); };
+        results[forgets] = forgets ? checkpoint_conv_norm(fn, x, conv, norm) : norm(conv(fn(x)));
+        results[forgets].square().sum().backward();
+        gradients[forgets] = conv->weight.grad();
+    }
+    ck_assert(results[0].equal(results[1]) && gradients[0].equal(gradients[1]));
+}
+END_TEST
+
+int convolutions, norms;
 
 std::unique_ptr<at::ObserverContext> count(const at::RecordFunction &call) {
     convolutions += std::string(call.name()) == "aten::conv2d";
+    norms += std::string(call.name()) == "aten::native_batch_norm";
     return nullptr;
 }
 
-/* The rest is: that is what it is for. */
+/*
+ * The rest is run again: that is what it is for. So is a convolution that a norm is behind, but not that norm; the
+ * other norm is.
+ */
 START_TEST(runs_once) {
+    const int ends = _i;
     prepare();
-    Plane net = plane();
+    Plane net = plane(ends);
     auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count));
     at::Tensor y = net.forward(true);
     ck_assert_int_eq(convolutions, 1);
+    ck_assert_int_eq(norms, ends);
     y.sum().backward();
-    ck_assert_int_eq(convolutions, 1);
     at::removeCallback(handle);
+    ck_assert_int_eq(convolutions, ends);
+    ck_assert_int_eq(norms, ends + 1);
     ck_assert(net.conv->weight.grad().defined());
 }
 END_TEST
@@ -158,7 +245,7 @@ END_TEST
 /* After the forward pass the output alone is there; when the graph goes, nothing. */
 START_TEST(memory) {
     prepare();
-    Plane net = plane();
+    Plane net = plane(_i);
     size_t one = 5 * 8 * 16 * 16 * sizeof(float), start = cpu_memory().allocated_bytes;
     {
         at::Tensor y = net.forward(true);
@@ -172,14 +259,15 @@ END_TEST
 
 /* Each request fails in turn: the type is libtorch's, nothing is left over, and a new try has the bits. */
 START_TEST(memory_runs_out) {
+    const int ends = _i;
     prepare();
-    auto expected = plane().train(false);
+    auto expected = plane(ends).train(false);
     uint64_t n = 1;
-    (void)plane().train(true);
+    (void)plane(ends).train(true);
     size_t held = cpu_memory().allocated_bytes;
-    for (; runs_out_at(n, [] { (void)plane().train(true); }); n++) {
+    for (; runs_out_at(n, [&] { (void)plane(ends).train(true); }); n++) {
         ck_assert_uint_eq(cpu_memory().allocated_bytes, held);
-        if (n % 9 == 1) ck_assert(plane().train(true) == expected);
+        if (n % 9 == 1) ck_assert(plane(ends).train(true) == expected);
     }
     ck_assert_uint_gt(n, 40);
 }
@@ -204,15 +292,28 @@ struct Same {
 
 struct Call {
     Same same;
-    memtrain::detail::Handle in, out, other, weight, bias;
+    memtrain::detail::Handle in, out, other, weight, bias, gamma, mean;
     mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
     mt_conv conv = MT_CONV_INIT;
+    mt_batch_norm norm = MT_BATCH_NORM_INIT;
 
     Call() : in(at::randn({2, 3, 5})), weight(at::randn({4, 3, 2}).set_requires_grad(true)) {
         ops.run = Same::run;
         ops.destroy = Same::destroy;
         ops.conv = &conv;
         conv.weight = weight.get();
+        memtrain::tensor(gamma.get()) = at::ones({4}).set_requires_grad(true);
+        memtrain::tensor(mean.get()) = at::zeros({4});
+    }
+    /* With a norm as well, or with that alone. */
+    Call &with_norm(bool alone = false) {
+        ops.batch_norm = &norm;
+        norm.weight = gamma.get();
+        if (alone) {
+            ops.conv = nullptr;
+            memtrain::tensor(gamma.get()) = at::ones({3}).set_requires_grad(true);
+        }
+        return *this;
     }
     mt_status operator()(size_t outputs = 1) {
         mt_tensor *inputs[] = {in.get()}, *results[] = {out.get(), other.get()};
@@ -236,6 +337,22 @@ START_TEST(from_c) {
         ck_ok(call());
     }
     ck_assert(memtrain::tensor(call.out.get()).equal(y));
+}
+END_TEST
+
+/* Of what run gives itself. */
+START_TEST(norm_alone) {
+    prepare();
+    Call call;
+    ck_ok(call.with_norm(true)());
+    at::Tensor y = memtrain::tensor(call.out.get());
+    at::Tensor x = memtrain::tensor(call.in.get()) * 2, one = at::ones({3}).set_requires_grad(true);
+    at::Tensor expected = at::batch_norm(x, one, {}, {}, {}, true, 0.1, 1e-5, true);
+    ck_assert(y.equal(expected));
+    y.square().sum().backward();
+    expected.square().sum().backward();
+    ck_assert(memtrain::tensor(call.gamma.get()).grad().equal(one.grad()));
+    ck_assert_int_eq(call.same.runs, 2);
 }
 END_TEST
 
@@ -266,6 +383,36 @@ START_TEST(refused) {
         {[](Call &) {}, 2, MT_EINVAL, "output_count is 2; accepted: 1"},
         {[](Call &c) { c.same.empty = true; }, 1, MT_EINVAL, "outputs[0] empty"},
         {[](Call &c) { c.conv.groups = 2; }, 1, MT_EUSER, "groups"},
+        {[](Call &c) { c.with_norm().norm.size = 3; }, 1, MT_EINVAL, "ops->batch_norm"},
+        {[](Call &c) { c.with_norm(true); }, 2, MT_EINVAL,
+         "ops->batch_norm is given and output_count"},
+        {[](Call &c) {
+             c.with_norm();
+             at::Tensor &w = memtrain::tensor(c.gamma.get());
+             w = w * 2;
+         },
+         1, MT_ENOTSUP, "ops->batch_norm->weight is computed"},
+        {[](Call &c) { c.with_norm().norm.momentum = 1.5; }, 1, MT_EINVAL, "momentum is 1.5"},
+        {[](Call &c) { c.with_norm().norm.momentum = NAN; }, 1, MT_EINVAL, "momentum is nan"},
+        {[](Call &c) { c.with_norm().norm.epsilon = -1; }, 1, MT_EINVAL, "epsilon is -1"},
+        {[](Call &c) { c.with_norm().norm.training = 0; }, 1, MT_EINVAL, "no running_mean"},
+        {[](Call &c) { c.with_norm().norm.running_var = c.mean.get(); }, 1, MT_EINVAL,
+         "no running_mean and a running_var"},
+        {[](Call &c) {
+             c.with_norm();
+             memtrain::tensor(c.gamma.get()) = at::ones({5});
+         },
+         1, MT_EUSER, "weight"},
+        {[](Call &c) {
+             c.with_norm(true);
+             memtrain::tensor(c.in.get()) = at::ones({1, 3, 1});
+         },
+         1, MT_EINVAL, "one value a channel"},
+        {[](Call &c) {
+             c.with_norm(true);
+             memtrain::tensor(c.in.get()) = at::ones({3});
+         },
+         1, MT_EINVAL, "1 dimensions"},
     };
     prepare();
     for (const auto &row : rows) {
@@ -322,11 +469,14 @@ int main() {
     Suite *suite = suite_create("shim_convolution");
     TCase *cpp = suite_case(suite, "from C++"), *c = suite_case(suite, "from C");
     tcase_add_loop_test(cpp, same_bits, 0, 2);
-    tcase_add_test(cpp, runs_once);
-    tcase_add_test(cpp, memory);
-    tcase_add_test(cpp, memory_runs_out);
+    tcase_add_loop_test(cpp, same_bits_with_a_norm, 0, 4);
+    tcase_add_test(cpp, another_norm);
+    tcase_add_loop_test(cpp, runs_once, 1, 3);
+    tcase_add_loop_test(cpp, memory, 1, 3);
+    tcase_add_loop_test(cpp, memory_runs_out, 1, 3);
     tcase_add_test(cpp, other_paddings);
     tcase_add_test(c, from_c);
+    tcase_add_test(c, norm_alone);
     tcase_add_test(c, refused);
     tcase_add_test(c, refused_in_the_backward_pass);
     return suite_run(suite);

@@ -122,7 +122,7 @@ mt_status of_segment(void *given) {
     return status;
 }
 
-mt_status of_conv(void *given) {
+mt_status of_end(const mt_conv *conv, const mt_batch_norm *norm) {
     mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
     mt_tensor *tensors[2];
     for (mt_tensor *&tensor : tensors) ck_ok(mt_tensor_new(&tensor));
@@ -131,10 +131,19 @@ mt_status of_conv(void *given) {
         memtrain::tensor(out[0]) = memtrain::tensor(in[0]) * 2;
         return MT_OK;
     };
-    ops.conv = as<mt_conv>(given);
+    ops.conv = conv;
+    ops.batch_norm = norm;
     mt_status status = mt_checkpoint(&ops, nullptr, tensors, 1, tensors + 1, 1);
     for (mt_tensor *tensor : tensors) mt_tensor_free(tensor);
     return status;
+}
+
+mt_status of_conv(void *given) {
+    return of_end(as<mt_conv>(given), nullptr);
+}
+
+mt_status of_batch_norm(void *given) {
+    return of_end(nullptr, as<mt_batch_norm>(given));
 }
 
 /* As the library hands it out, of each size. */
@@ -170,6 +179,7 @@ START_TEST(what_comes_in) {
     mt_tensor_memory memory = MT_TENSOR_MEMORY_INIT;
     memtrain::detail::Handle weight(at::ones({2, 3, 2}));
     mt_conv conv = MT_CONV_INIT;
+    mt_batch_norm norm = MT_BATCH_NORM_INIT;
     conv.weight = weight.get();
     memory.data = &number, memory.dtype = MT_FLOAT32;
     group.pattern = "w";
@@ -192,6 +202,7 @@ START_TEST(what_comes_in) {
          [](void *given) { return of_file(nullptr, as<mt_weights_options>(given)); });
     each("mt_segment_ops", offsetof(mt_segment_ops, visit_buffers), segment, of_segment);
     each("mt_conv", offsetof(mt_conv, bias), conv, of_conv);
+    each("mt_batch_norm", offsetof(mt_batch_norm, weight), norm, of_batch_norm);
     each("mt_tensor_memory", offsetof(mt_tensor_memory, dims), memory, of_wrap);
     each("mt_batch", sizeof(mt_batch), *four.get(), [](void *given) {
         return mt_train_step(trainer->torch, as<mt_batch>(given), nullptr, nullptr);

@@ -79,6 +79,20 @@ struct EndsWithConvolution : nn::Module {
     }
 };
 
+struct EndsWithNorm : nn::Module {
+    nn::BatchNorm2d bn2{register_module("bn2", nn::BatchNorm2d(3))};
+    nn::Conv2d conv3{register_module("conv3", nn::Conv2d(3, 4, 1))};
+    nn::BatchNorm2d bn3{register_module("bn3", nn::BatchNorm2d(4))};
+
+    torch::Tensor forward(torch::Tensor x) {
+#include "norm_end.cpp"
+        return x;
+    }
+    torch::Tensor plain(const torch::Tensor &x) {
+        return bn3(conv3(bn2(x).relu_()));
+    }
+};
+
 struct Pairs : nn::Module {
     nn::Linear towers{register_module("towers", nn::Linear(4, 4))};
     at::Tensor image(const at::Tensor &x) { return towers(x); }
@@ -103,6 +117,8 @@ START_TEST(segments) {
     EndsWithConvolution other;
     images = at::rand({2, 3, 6, 6});
     ck_assert(other.forward(images).equal(other.plain(images)));
+    EndsWithNorm third;
+    ck_assert(third.forward(images).equal(third.plain(images)));
 }
 END_TEST
 

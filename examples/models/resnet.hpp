@@ -7,7 +7,7 @@
  * Names, their order and the initial values are torchvision's, so that its weights can be loaded by
  * name. Images are expected with the mean (.485, .456, .406) and the deviation (.229, .224, .225)
  * of ImageNet; H and W are free, from 32 on. The stem and each block is a segment that can be computed
- * again in the backward pass (memtrain::checkpoint), or two; all else in here is libtorch's alone.
+ * again in the backward pass (memtrain::checkpoint), or several; all else in here is libtorch's alone.
  *
  * ResNetOf<Norm> is the same with another norm than BatchNorm2d, Norm(channels).
  */
@@ -52,16 +52,30 @@ inline torch::nn::Conv2d resnet_conv(int64_t in, int64_t out, int64_t kernel, in
 }
 
 /* The way around a block whose shape changes: [B, in, H, W] -> [B, out, H/stride, W/stride]. */
-template <class Norm>
-torch::nn::Sequential resnet_downsample(int64_t in, int64_t out, int64_t stride) {
-    return torch::nn::Sequential(resnet_conv(in, out, 1, stride), Norm(out));
-}
+template <class Norm> class DownsampleOf : public torch::nn::Module {
+public:
+    DownsampleOf(int64_t in, int64_t out, int64_t stride)
+        : conv(register_module("0", resnet_conv(in, out, 1, stride))),
+          norm(register_module("1", Norm(out))) {}
+
+    torch::Tensor forward(const torch::Tensor &x) {
+        if (!memtrain::forgets(*this, x)) return norm(conv(x));
+        auto nothing = [](const torch::Tensor &t) { return t; };
+        return memtrain::checkpoint_conv_norm(nothing, x, conv, norm,
+                                              {conv.ptr()}); /* no buffers */
+    }
+
+private:
+    torch::nn::Conv2d conv;
+    Norm norm;
+};
 
 /*
  * Two 3x3 convolutions: [B, in, H, W] -> [B, width, H/stride, W/stride].
  *
  * The sum and the relus write over their input, which the backward pass does not need: batch norm
- * keeps what went in, not what came out. It is one tensor less at the moment of each relu.
+ * keeps what went in, not what came out. It is one tensor less at the moment of each relu. So is a segment
+ * best cut behind a norm, which is not run again.
  */
 template <class Norm> class BasicBlockOf : public torch::nn::Module {
 public:
@@ -73,12 +87,15 @@ public:
           conv2(register_module("conv2", resnet_conv(width, width, 3))),
           bn2(register_module("bn2", Norm(width))) {
         if (stride != 1 || in != width)
-            downsample = register_module("downsample", resnet_downsample<Norm>(in, width, stride));
+            downsample = register_module("downsample",
+                                         std::make_shared<DownsampleOf<Norm>>(in, width, stride));
     }
 
     torch::Tensor forward(const torch::Tensor &x) {
-        torch::Tensor y = bn1(conv1(x)).relu_(); /* [B, width, H/stride, W/stride] */
-        y = bn2(conv2(y));
+        auto begin = [this](const torch::Tensor &t) { return bn1(conv1(t)).relu_(); };
+        torch::Tensor y = memtrain::forgets(*this, x)
+                              ? memtrain::checkpoint_conv_norm(begin, x, conv2, bn2, {bn1.ptr()})
+                              : bn2(conv2(begin(x))); /* [B, width, H/stride, W/stride] */
         y += downsample ? downsample->forward(x) : x;
         return y.relu_();
     }
@@ -88,14 +105,15 @@ private:
     Norm bn1;
     torch::nn::Conv2d conv2;
     Norm bn2;
-    torch::nn::Sequential downsample{nullptr};
+    std::shared_ptr<DownsampleOf<Norm>> downsample;
 };
 
 /*
  * 1x1, 3x3, 1x1: [B, in, H, W] -> [B, 4 width, H/stride, W/stride].
  *
  * The 3x3 has the stride ("v1.5"); in the paper it is the first 1x1, which is less accurate. A block is
- * two segments, cut behind the 3x3, which is half of its work and so is not run again.
+ * two segments, and a third where its shape changes: cut behind the 3x3, which is half of its work and so is not
+ * run again, and behind the norms, which on large pictures take longer than the 1x1 before them.
  */
 template <class Norm> class BottleneckOf : public torch::nn::Module {
 public:
@@ -109,51 +127,35 @@ public:
           conv3(register_module("conv3", resnet_conv(width, 4 * width, 1))),
           bn3(register_module("bn3", Norm(4 * width))) {
         if (stride != 1 || in != 4 * width)
-            downsample =
-                register_module("downsample", resnet_downsample<Norm>(in, 4 * width, stride));
+            downsample = register_module(
+                "downsample", std::make_shared<DownsampleOf<Norm>>(in, 4 * width, stride));
     }
 
     torch::Tensor forward(const torch::Tensor &x) {
-        if (!memtrain::forgets(*this, x)) return end(conv2(begin(x)), x);
-        auto first = [this](const torch::Tensor &t) { return begin(t); };
-        auto second = [this](const memtrain::Tensors &in) {
-            return memtrain::Tensors{end(in[0], in[1])};
-        };
-        torch::Tensor y = memtrain::checkpoint_conv(first, x, conv2, {bn1.ptr()});
-        return memtrain::checkpoint(second, {y, x}, 1, changed())[0];
-    }
-
-private:
-    /* [B, in, H, W] -> [B, width, H, W] */
-    torch::Tensor begin(const torch::Tensor &x) { return bn1(conv1(x)).relu_(); }
-
-    /* y: [B, width, H/stride, W/stride] -> [B, 4 width, H/stride, W/stride] */
-    torch::Tensor end(torch::Tensor y, const torch::Tensor &x) {
-        y = bn3(conv3(bn2(y).relu_()));
+        auto begin = [this](const torch::Tensor &t) { return bn1(conv1(t)).relu_(); };
+        auto middle = [this](const torch::Tensor &t) { return bn2(t).relu_(); };
+        const bool forgets = memtrain::forgets(*this, x);
+        torch::Tensor y = forgets ? memtrain::checkpoint_conv(begin, x, conv2, {bn1.ptr()})
+                                  : conv2(begin(x)); /* [B, width, H/stride, W/stride] */
+        y = forgets ? memtrain::checkpoint_conv_norm(middle, y, conv3, bn3, {bn2.ptr()})
+                    : bn3(conv3(middle(y)));
         y += downsample ? downsample->forward(x) : x;
         return y.relu_();
     }
 
-    /* Modules whose buffers end changes. */
-    memtrain::Modules changed() const {
-        memtrain::Modules list = {bn2.ptr(), bn3.ptr()};
-        if (downsample) list.push_back(downsample.ptr());
-        return list;
-    }
-
+private:
     torch::nn::Conv2d conv1;
     Norm bn1;
     torch::nn::Conv2d conv2;
     Norm bn2;
     torch::nn::Conv2d conv3;
     Norm bn3;
-    torch::nn::Sequential downsample{nullptr};
+    std::shared_ptr<DownsampleOf<Norm>> downsample;
 };
 
 template <class Norm> class ResNetOf : public torch::nn::Module {
 public:
-    explicit ResNetOf(const ResNetOptions &options = {})
-        : small(options.small), deep(options.depth == 50) {
+    explicit ResNetOf(const ResNetOptions &options = {}) : small(options.small) {
         const int64_t width = options.width;
         conv1 = register_module("conv1", small ? resnet_conv(3, width, 5, 2, 1)
                                                : resnet_conv(3, width, 7, 2));
@@ -179,10 +181,10 @@ public:
             return small ? y : at::max_pool2d(y, 3, 2, 1);
         };
         torch::Tensor x = memtrain::checkpoint(stem, images, {bn1.ptr()}); /* [B, 64, 56, 56] */
-        x = blocks(layer1, x);    /* [B, 64 e, 56, 56], e = expansion */
-        x = blocks(layer2, x);    /* [B, 128 e, 28, 28] */
-        x = blocks(layer3, x);    /* [B, 256 e, 14, 14] */
-        return blocks(layer4, x); /* [B, 512 e, 7, 7] */
+        x = layer1->forward(x);    /* [B, 64 e, 56, 56], e = expansion */
+        x = layer2->forward(x);    /* [B, 128 e, 28, 28] */
+        x = layer3->forward(x);    /* [B, 256 e, 14, 14] */
+        return layer4->forward(x); /* [B, 512 e, 7, 7] */
     }
     /* [B, 3, H, W] -> [B, 512 e] */
     torch::Tensor features(const torch::Tensor &images) {
@@ -194,12 +196,6 @@ public:
     torch::nn::Linear fc{nullptr};
 
 private:
-    /* Bottlenecks are made up of segments themselves. */
-    torch::Tensor blocks(torch::nn::Sequential layer, const torch::Tensor &x) const {
-        if (deep) return layer->forward(x);
-        return memtrain::checkpoint_sequential(layer, layer->size(), x);
-    }
-
     template <class Block> void add_layers(const int (&blocks)[4], const ResNetOptions &options) {
         const int64_t e = Block::expansion, w = options.width;
         layer1 = register_module("layer1", layer<Block>(blocks[0], w, w, 1));
@@ -219,7 +215,7 @@ private:
         return layer;
     }
 
-    bool small, deep;
+    bool small;
     torch::nn::Conv2d conv1{nullptr};
     Norm bn1{nullptr};
     torch::nn::Sequential layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};

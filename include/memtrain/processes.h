@@ -48,8 +48,8 @@ typedef struct mt_process_group_options {
     int count;           /* at least 1 */
     const char *address; /* of the machine of rank 0, name or number */
     int port;            /* that rank 0 listens on, 1 to 65535 */
-    double
-        timeout_seconds; /* for the others, in each call; 0: 1800, as libtorch has it. To meet them at most 300 */
+    /* For the others, in each call; 0: 1800, as libtorch has it. To meet them at most 300. */
+    double timeout_seconds;
     const char *network; /* its interface, "eth0"; NULL: the loopback where address is of this
                                 machine ("localhost", "127.0.0.1"), else the host's own name's */
 } mt_process_group_options;

@@ -347,6 +347,27 @@ typedef struct mt_conv {
     { sizeof(mt_conv), NULL, NULL, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0 }
 
 /*
+ * A batch norm at the end of a segment, behind a convolution or without one (Ioffe and Szegedy 2015, arXiv
+ * 1502.03167). Its backward pass needs what it was given and the mean and deviation of each channel, which are
+ * kept: it is not run again, and its running statistics count once.
+ *
+ *     y = (x - mean) / sqrt(variance + epsilon) * weight + bias
+ */
+typedef struct mt_batch_norm {
+    size_t size;             /* sizeof(mt_batch_norm) */
+    mt_tensor *weight;       /* [channels], a parameter; or NULL */
+    mt_tensor *bias;         /* [channels], a parameter; or NULL */
+    mt_tensor *running_mean; /* [channels]; NULL, with running_var: none are kept */
+    mt_tensor *running_var;  /* [channels] */
+    int training;            /* 1: statistics of what it is given; 0: the running ones */
+    double momentum;         /* share of the new ones in the running ones, 0 to 1 */
+    double epsilon;          /* at least 0 */
+} mt_batch_norm;
+
+#define MT_BATCH_NORM_INIT                                                                         \
+    { sizeof(mt_batch_norm), NULL, NULL, NULL, NULL, 1, 0.1, 1e-5 }
+
+/*
  * A part of a forward pass that can be run a second time. Functions that raise C++ exceptions must end
  * them: `catch (...) { return mt_torch_exception(); }`.
  */
@@ -370,10 +391,15 @@ typedef struct mt_segment_ops {
      * convolution of it. Borrowed for the call; its tensors are kept until destroy.
      */
     const mt_conv *conv;
+    /*
+     * The same for a batch norm of what run gives, or of the convolution of that. Behind a convolution it
+     * is the convolution that is run again, not the norm.
+     */
+    const mt_batch_norm *batch_norm;
 } mt_segment_ops;
 
 #define MT_SEGMENT_OPS_INIT                                                                        \
-    { sizeof(mt_segment_ops), NULL, NULL, NULL, NULL }
+    { sizeof(mt_segment_ops), NULL, NULL, NULL, NULL, NULL }
 
 /*
  * Activation checkpointing: runs a segment and keeps nothing but its inputs for the backward pass,

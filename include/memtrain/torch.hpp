@@ -471,13 +471,14 @@ inline bool needs_gradient(const torch::nn::Module &module, const at::Tensor &in
 
 template <class Fn>
 Tensors run_segment(Fn fn, const Tensors &inputs, size_t outputs, Modules modules,
-                    const mt_conv *conv) {
+                    const mt_conv *conv = nullptr, const mt_batch_norm *batch_norm = nullptr) {
     using Own = Segment<Fn>;
     mt_segment_ops ops = MT_SEGMENT_OPS_INIT;
     ops.run = Own::run;
     ops.visit_buffers = modules.empty() ? nullptr : Own::visit_buffers;
     ops.destroy = Own::destroy;
     ops.conv = conv;
+    ops.batch_norm = batch_norm;
     Handles in(inputs), out{Tensors(outputs)};
     auto thrown = std::make_shared<std::exception_ptr>();
     mt_status status = mt_checkpoint(&ops, new Own{std::move(fn), std::move(modules), thrown},
@@ -487,6 +488,68 @@ Tensors run_segment(Fn fn, const Tensors &inputs, size_t outputs, Modules module
     for (size_t i = 0; i < outputs; i++) results.push_back(tensor(out.get()[i]));
     return results;
 }
+
+/* A convolution module as the end of a segment. */
+class ConvEnd {
+public:
+    template <class Conv>
+    ConvEnd(const Conv &conv, const char *function) : weight_(conv->weight), bias_(conv->bias) {
+        const auto &options = conv->options;
+        using Array = std::decay_t<decltype(options.stride())>;
+        const Array *padding = std::get_if<Array>(&options.padding());
+        if (!padding || !std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode()))
+            throw std::invalid_argument(std::string(function) +
+                                        ": the padding is not a number of zeros");
+        conv_.weight = weight_.get();
+        conv_.bias = conv->bias.defined() ? bias_.get() : nullptr;
+        std::copy(options.stride()->begin(), options.stride()->end(), conv_.stride);
+        std::copy((*padding)->begin(), (*padding)->end(), conv_.padding);
+        std::copy(options.dilation()->begin(), options.dilation()->end(), conv_.dilation);
+        conv_.groups = options.groups();
+    }
+    const mt_conv *get() const { return &conv_; }
+
+private:
+    Handle weight_, bias_;
+    mt_conv conv_ = MT_CONV_INIT;
+};
+
+template <class Norm>
+constexpr bool is_batch_norm = std::is_same<Norm, torch::nn::BatchNorm1d>::value ||
+                               std::is_same<Norm, torch::nn::BatchNorm2d>::value ||
+                               std::is_same<Norm, torch::nn::BatchNorm3d>::value;
+
+/* A batch norm module as the end of a segment. */
+class NormEnd {
+public:
+    template <class Norm>
+    explicit NormEnd(const Norm &norm)
+        : weight_(norm->weight), bias_(norm->bias), mean_(norm->running_mean),
+          variance_(norm->running_var) {
+        const auto &options = norm->options;
+        const bool tracks = options.track_running_stats();
+        if (norm->is_training() && tracks) batches_ = norm->num_batches_tracked;
+        norm_.weight = options.affine() ? weight_.get() : nullptr;
+        norm_.bias = options.affine() ? bias_.get() : nullptr;
+        norm_.running_mean = tracks ? mean_.get() : nullptr;
+        norm_.running_var = tracks ? variance_.get() : nullptr;
+        norm_.training = norm->is_training() || !tracks;
+        norm_.epsilon = options.eps();
+        norm_.momentum = options.momentum()   ? *options.momentum()
+                         : batches_.defined() ? 1.0 / (batches_.item<double>() + 1.0)
+                                              : 0.0;
+    }
+    /* It was run: counts the batch, as the module's own forward does. */
+    void count() {
+        if (batches_.defined()) batches_ += 1;
+    }
+    const mt_batch_norm *get() const { return &norm_; }
+
+private:
+    Handle weight_, bias_, mean_, variance_;
+    at::Tensor batches_; /* undefined: not counted */
+    mt_batch_norm norm_ = MT_BATCH_NORM_INIT;
+};
 
 } // namespace detail
 
@@ -507,7 +570,7 @@ Tensors run_segment(Fn fn, const Tensors &inputs, size_t outputs, Modules module
 template <class Fn>
 Tensors checkpoint(Fn fn, const Tensors &inputs, size_t outputs, Modules modules = {}) {
     if (!mt_checkpoint_forgets()) return fn(inputs);
-    return detail::run_segment(std::move(fn), inputs, outputs, std::move(modules), nullptr);
+    return detail::run_segment(std::move(fn), inputs, outputs, std::move(modules));
 }
 
 /* The same for one tensor. fn: a function of a tensor, or a module in any of libtorch's holders. */
@@ -540,21 +603,40 @@ inline bool forgets(const torch::nn::Module &module, const at::Tensor &input) {
 template <class Fn, class Conv>
 at::Tensor checkpoint_conv(Fn fn, const at::Tensor &input, Conv conv, Modules modules = {}) {
     if (!mt_checkpoint_forgets()) return conv(fn(input));
-    const auto &options = conv->options;
-    using Array = std::decay_t<decltype(options.stride())>;
-    const Array *padding = std::get_if<Array>(&options.padding());
-    if (!padding || !std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode()))
-        throw std::invalid_argument("checkpoint_conv: the padding is not a number of zeros");
-    detail::Handle weight(conv->weight), bias(conv->bias);
-    mt_conv own = MT_CONV_INIT;
-    own.weight = weight.get();
-    own.bias = conv->bias.defined() ? bias.get() : nullptr;
-    std::copy(options.stride()->begin(), options.stride()->end(), own.stride);
-    std::copy((*padding)->begin(), (*padding)->end(), own.padding);
-    std::copy(options.dilation()->begin(), options.dilation()->end(), own.dilation);
-    own.groups = options.groups();
+    detail::ConvEnd end(conv, "checkpoint_conv");
     auto run = [fn = std::move(fn)](const Tensors &in) mutable { return Tensors{fn(in[0])}; };
-    return detail::run_segment(std::move(run), Tensors{input}, 1, std::move(modules), &own)[0];
+    return detail::run_segment(std::move(run), Tensors{input}, 1, std::move(modules), end.get())[0];
+}
+
+/*
+ * norm(conv(fn(input))), as a segment of which fn and the convolution run again, but not the norm: that one's own
+ * backward pass needs what it was given and the statistics of each channel, which are kept (mt_batch_norm).
+ *
+ *     x = memtrain::checkpoint_conv_norm([this](const torch::Tensor &t) { return bn2(t).relu_(); },
+ *                                        x, conv3, bn3, {bn2.ptr()});
+ *
+ * @param norm     torch::nn::BatchNorm1d, 2d or 3d; any other module is run again like the rest
+ * @param modules  those whose buffers fn changes, without norm
+ */
+template <class Fn, class Conv, class Norm>
+at::Tensor checkpoint_conv_norm(Fn fn, const at::Tensor &input, Conv conv, Norm norm,
+                                Modules modules = {}) {
+    if (!mt_checkpoint_forgets()) return norm(conv(fn(input)));
+    if constexpr (detail::is_batch_norm<Norm>) {
+        detail::ConvEnd conv_end(conv, "checkpoint_conv_norm");
+        detail::NormEnd norm_end(norm);
+        auto run = [fn = std::move(fn)](const Tensors &in) mutable { return Tensors{fn(in[0])}; };
+        Tensors out = detail::run_segment(std::move(run), Tensors{input}, 1, std::move(modules),
+                                          conv_end.get(), norm_end.get());
+        norm_end.count();
+        return out[0];
+    } else {
+        modules.push_back(norm.ptr());
+        auto run = [fn = std::move(fn), conv, norm](const Tensors &in) mutable {
+            return Tensors{norm(conv(fn(in[0])))};
+        };
+        return detail::run_segment(std::move(run), Tensors{input}, 1, std::move(modules))[0];
+    }
 }
 
 /* The modules of a Sequential, as so many segments of about as many modules each. */

@@ -80,9 +80,8 @@ MT_API void mt_trainer_free(mt_trainer *trainer);
 typedef struct mt_step_report {
     size_t size;   /* sizeof(mt_step_report), set by the caller */
     uint64_t step; /* counted from 1 */
-    size_t
-        samples; /* trained, by this process: the first of the batch, all but where the batch was made smaller;
-                       0 when the batch was dropped */
+    /* Trained, by this process: the first of the batch, all but where it was made smaller; 0: dropped. */
+    size_t samples;
     const size_t *chunks; /* samples of each chunk; borrowed until the next call */
     size_t chunk_count;
     double loss;                    /* mean over the batch's units */
