@@ -9,6 +9,7 @@
 #include <ATen/ops/_batch_norm_impl_index.h>
 #include <ATen/ops/_batch_norm_impl_index_backward.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "arguments.hpp"
@@ -25,8 +26,8 @@ std::optional<at::Tensor> optional(const at::Tensor &tensor) {
 }
 
 void check_numbers(const char *function, const mt_batch_norm &norm) {
-    if (!(norm.momentum >= 0.0 && norm.momentum <= 1.0))
-        fail(MT_EINVAL, "%s: ops->batch_norm->momentum is %g; accepted: 0 to 1", function,
+    if (!std::isfinite(norm.momentum))
+        fail(MT_EINVAL, "%s: ops->batch_norm->momentum is %g; accepted: a number", function,
              norm.momentum);
     if (!(norm.epsilon >= 0.0 && std::isfinite(norm.epsilon)))
         fail(MT_EINVAL, "%s: ops->batch_norm->epsilon is %g; accepted: at least 0", function,
@@ -36,6 +37,8 @@ void check_numbers(const char *function, const mt_batch_norm &norm) {
 at::Tensor buffer(const char *function, const char *member, const mt_tensor *handle) {
     if (!handle) return {};
     check(check_handle(handle, MT__KIND_TENSOR, function, member));
+    if (handle->tensor.requires_grad())
+        fail(MT_EINVAL, "%s: %s needs a gradient; accepted: a buffer", function, member);
     return handle->tensor;
 }
 
@@ -89,6 +92,11 @@ at::Tensor BatchNorm::run(const at::Tensor &input) {
     return output;
 }
 
+std::vector<at::Tensor> BatchNorm::needed() const {
+    if (training_) return {weight_};
+    return {weight_, running_mean_, running_var_};
+}
+
 /* A node that gives the gradients of input, weight and bias. */
 class TakeBackNorm final : public torch::autograd::Node {
 public:
@@ -109,6 +117,8 @@ public:
             {task_should_compute_output(0), task_should_compute_output(1),
              task_should_compute_output(2)},
             n.reserve_);
+        /* Of no samples libtorch leaves it out, where there is no weight. */
+        if (!of_input.defined() && !input.numel()) of_input = at::zeros_like(input);
         return {of_input, of_weight, of_bias};
     }
 

@@ -6,6 +6,7 @@
 #define MEMTRAIN_SHIM_BATCH_NORM_HPP
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
@@ -26,10 +27,13 @@ public:
     at::Tensor run(const at::Tensor &input);
 
     /*
-     * Where the output's gradient goes in the graph that the input is of, after run: to what the norm would
-     * have left there. The gradient is asked for its shape and dtype alone. Not valid where nothing needs it.
+     * After run: where the output's gradient goes in the graph that the input is of, to what the norm would
+     * have left there. Of the gradient only shape and dtype are looked at. Not valid where nothing needs it.
      */
     torch::autograd::Edge backward(const at::Tensor &input, const at::Tensor &gradient) const;
+
+    /* The caller's tensors that backward needs as they were. */
+    std::vector<at::Tensor> needed() const;
 
 private:
     friend class TakeBackNorm;

@@ -305,13 +305,6 @@ private:
 
 /* ---- the forward pass ---- */
 
-std::vector<uint32_t> versions_of(const variable_list &tensors) {
-    std::vector<uint32_t> list;
-    for (const at::Tensor &tensor : tensors)
-        list.push_back(tensor.defined() ? static_cast<uint32_t>(tensor._version()) : 0);
-    return list;
-}
-
 void forward(Segment &&segment, std::optional<SegmentEnd> &&end, mt_tensor *const *inputs,
              size_t input_count, mt_tensor *const *outputs, size_t output_count) {
     std::shared_ptr<SegmentMeter> meter = current_meter();
@@ -329,7 +322,7 @@ void forward(Segment &&segment, std::optional<SegmentEnd> &&end, mt_tensor *cons
              "%s: the segment changes an input in place, and could not start from it again",
              name_of);
     for (size_t i = 0; i < output_count; i++) node->adopt(outputs[i]->tensor, in);
-    if (meter) node->set_number(meter->leave());
+    if (meter) node->set_number(meter->leave(tensors_of(outputs, output_count)));
 }
 
 void run_plainly(const Segment &segment, const std::optional<SegmentEnd> &end,

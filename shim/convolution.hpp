@@ -24,9 +24,12 @@ public:
 
     /*
      * Where the output's gradient goes in the graph that the input is of: to what the convolution would have
-     * left there. The gradient is asked for its shape and dtype alone. Not valid where nothing needs it.
+     * left there. Of the gradient only shape and dtype are looked at. Not valid where nothing needs it.
      */
     torch::autograd::Edge backward(const at::Tensor &input, const at::Tensor &gradient) const;
+
+    const at::Tensor &weight() const { return weight_; }
+    const at::Tensor &bias() const { return bias_; }
 
 private:
     friend class TakeBack;

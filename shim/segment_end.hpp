@@ -1,12 +1,14 @@
 /*
- * segment_end.hpp - what a segment ends in that its backward pass does not run again for its own sake: a
- * convolution, a batch norm, or the two one after another.
+ * segment_end.hpp - what a segment ends in: a convolution, a batch norm, or the two one after another. The last of
+ * them is not run again.
  */
 #ifndef MEMTRAIN_SHIM_SEGMENT_END_HPP
 #define MEMTRAIN_SHIM_SEGMENT_END_HPP
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "batch_norm.hpp"
 #include "convolution.hpp"
@@ -35,6 +37,11 @@ public:
     torch::autograd::Edge backward(const at::Tensor &input, const at::Tensor &gradient) const;
 
 private:
+    at::Tensor given(const at::Tensor &input) const;
+    std::vector<at::Tensor> watched() const;
+
+    const char *function_ = nullptr;
+    std::vector<uint32_t> versions_; /* of what is watched, when it was run */
     std::optional<Convolution> conv_;
     std::optional<BatchNorm> norm_;
 };

@@ -35,30 +35,38 @@ void SegmentMeter::raise(mt_segment_cost &part, size_t peak, size_t behind) {
     part.work_bytes = std::max(part.work_bytes, above(peak, behind));
 }
 
-/* Outputs of segments that what came after them has not kept, such as one that was added to another. */
-void SegmentMeter::let_go(size_t bytes) {
-    for (size_t part = chain_.size() - 1; bytes && part-- > 0;) {
-        size_t gone = std::min(bytes, chain_[part].output_bytes);
-        chain_[part].output_bytes -= gone;
-        chain_[part].kept_bytes -= gone;
-        bytes -= gone;
-    }
+/* What nobody holds any more is nothing that its segment leaves behind: an output that was added to another. */
+void SegmentMeter::let_go() {
+    auto is_alive = [this](const Output &output) {
+        if (!output.storage.expired()) return true;
+        mt_segment_cost &part = chain_[output.part];
+        size_t gone = std::min(output.bytes, part.output_bytes);
+        part.output_bytes -= gone;
+        part.kept_bytes -= gone;
+        mark_ = above(mark_, gone);
+        return false;
+    };
+    outputs_.erase(std::stable_partition(outputs_.begin(), outputs_.end(), is_alive),
+                   outputs_.end());
 }
 
 void SegmentMeter::enter() {
     size_t now = device_allocated(device_);
     mt_segment_cost &between = chain_.back();
-    let_go(above(mark_, now));
-    mark_ = std::min(mark_, now);
+    let_go();
     raise(between, lap(), mark_);
     between.kept_bytes = between.output_bytes = above(now, mark_);
     mark_ = now;
 }
 
-size_t SegmentMeter::leave() {
+size_t SegmentMeter::leave(const std::vector<at::Tensor> &outputs) {
     size_t now = device_allocated(device_), left = above(now, mark_);
     mt_segment_cost segment = {left, left, 0.0, 0}, between = {0, 0, never_again, 0};
     raise(segment, lap(), mark_);
+    for (const at::Tensor &output : outputs)
+        if (output.has_storage())
+            outputs_.push_back(
+                {output.storage().getWeakStorageImpl(), output.storage().nbytes(), chain_.size()});
     chain_.push_back(segment);
     chain_.push_back(between);
     mark_ = now;

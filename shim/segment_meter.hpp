@@ -12,6 +12,9 @@
 #include <cstddef>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
 #include <memtrain/segments.h>
 
 #include "device.hpp"
@@ -33,9 +36,9 @@ class SegmentMeter {
 public:
     explicit SegmentMeter(const Device &device);
 
-    /* Around a segment in the forward pass; leave() gives its number. */
+    /* Around a segment in the forward pass; leave() gives its number. Its outputs are watched, not kept. */
     void enter();
-    size_t leave();
+    size_t leave(const std::vector<at::Tensor> &outputs);
 
     /*
      * Around its part of the backward pass, and in that around the second run. gradient_bytes: of its
@@ -52,15 +55,20 @@ public:
     size_t peak() const { return peak_; }
 
 private:
+    struct Output {
+        c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+        size_t bytes, part;
+    };
     size_t lap();
-    void let_go(size_t bytes);
+    void let_go();
     static void raise(mt_segment_cost &part, size_t peak, size_t behind);
 
     Device device_;
     Chain chain_;
-    size_t start_;  /* allocated before the chunk */
-    size_t mark_;   /* allocated when the part before ended in the forward pass */
-    size_t behind_; /* in the backward pass: allocated below the part that it is at */
+    std::vector<Output> outputs_; /* of segments, as long as they are there */
+    size_t start_;                /* allocated before the chunk */
+    size_t mark_;                 /* allocated when the part before ended in the forward pass */
+    size_t behind_;               /* in the backward pass: allocated below the part that it is at */
     size_t before_ = 0;
     size_t peak_ = 0;
     std::chrono::steady_clock::time_point since_;

@@ -24,6 +24,13 @@ std::vector<Named> distinct(const std::vector<Named> &all) {
     return list;
 }
 
+std::vector<uint32_t> versions_of(const std::vector<at::Tensor> &tensors) {
+    std::vector<uint32_t> list;
+    for (const at::Tensor &tensor : tensors)
+        list.push_back(tensor.defined() ? static_cast<uint32_t>(tensor._version()) : 0);
+    return list;
+}
+
 mt_status collect(void *user, const char *name, mt_tensor *tensor) {
     auto &list = *static_cast<std::vector<Named> *>(user);
     MT_RETURN_IF_FAILED(check_not_null(name, "the model's visit function", "name"));

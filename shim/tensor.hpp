@@ -2,6 +2,7 @@
 #ifndef MEMTRAIN_SHIM_TENSOR_HPP
 #define MEMTRAIN_SHIM_TENSOR_HPP
 
+#include <cstdint>
 #include <deque>
 #include <string>
 #include <utility>
@@ -48,6 +49,9 @@ public:
 private:
     mt_tensor handle_;
 };
+
+/* Of each tensor the version counter, which changes in place go up in; 0 for an undefined one. */
+std::vector<uint32_t> versions_of(const std::vector<at::Tensor> &tensors);
 
 /* Handles that live as long as the object. */
 class Handles {

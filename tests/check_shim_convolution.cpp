@@ -11,6 +11,7 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
@@ -196,6 +197,106 @@ START_TEST(same_bits_with_a_norm) {
 }
 END_TEST
 
+/* One parameter of the norm learns, and nothing else does. */
+START_TEST(one_parameter) {
+    prepare();
+    at::Tensor gradients[2];
+    for (int forgets = 0; forgets < 2; forgets++) {
+        ck_ok(mt_torch_seed(5));
+        nn::Conv2d conv(nn::Conv2dOptions(3, 8, 3));
+        nn::BatchNorm2d norm(8);
+        at::Tensor x = at::randn({2, 3, 6, 6});
+        auto fn = [](const at::Tensor &t) { return t.relu(); };
+        at::Tensor &one = _i ? norm->bias : norm->weight;
+        for (at::Tensor &parameter : conv->parameters()) parameter.set_requires_grad(false);
+        for (at::Tensor &parameter : norm->parameters()) parameter.set_requires_grad(false);
+        one.set_requires_grad(true);
+        (forgets ? checkpoint_conv_norm(fn, x, conv, norm) : norm(conv(fn(x))))
+            .square()
+            .sum()
+            .backward();
+        gradients[forgets] = one.grad();
+        ck_assert(!conv->weight.grad().defined());
+    }
+    ck_assert(gradients[0].equal(gradients[1]));
+}
+END_TEST
+
+/* Nothing to take a mean of. */
+START_TEST(no_samples) {
+    prepare();
+    for (bool affine : {false, true}) {
+        nn::Conv2d conv(nn::Conv2dOptions(3, 8, 3));
+        nn::BatchNorm2d norm(nn::BatchNormOptions(8).affine(affine));
+        at::Tensor x = at::randn({0, 3, 6, 6}).set_requires_grad(true);
+        auto fn = [](const at::Tensor &t) { return t.relu(); };
+        at::Tensor y = checkpoint_conv_norm(fn, x, conv, norm);
+        ck_assert(y.sizes() == at::IntArrayRef({0, 8, 4, 4}));
+        y.sum().backward();
+        ck_assert(x.grad().defined() && x.grad().sizes() == x.sizes());
+        ck_assert(conv->weight.grad().equal(at::zeros_like(conv->weight)));
+    }
+}
+END_TEST
+
+template <class Body> std::string refusal(Body &&body) {
+    try {
+        body();
+    } catch (const std::exception &e) {
+        return e.what();
+    }
+    return "not refused";
+}
+
+/* As the modules themselves do. */
+START_TEST(other_dimensions) {
+    prepare();
+    nn::Conv2d conv(nn::Conv2dOptions(8, 8, 3));
+    auto fn = [](const at::Tensor &t) { return t.relu(); };
+    std::string one = refusal([&] {
+        (void)checkpoint_conv_norm(fn, at::randn({2, 8, 10, 10}), conv, nn::BatchNorm1d(8));
+    });
+    ck_contains(one.c_str(), "gives 4 dimensions, the norm wants 3");
+    std::string unbatched = refusal([&] {
+        (void)checkpoint_conv_norm(fn, at::randn({8, 10, 10}), conv, nn::BatchNorm2d(8));
+    });
+    ck_contains(unbatched.c_str(), "a tensor of 3 dimensions");
+}
+END_TEST
+
+/* What the backward pass needs as it was; the bias of a convolution only where that is run again. */
+START_TEST(changed_in_between) {
+    const struct {
+        int ends;
+        bool training;
+        at::Tensor (*changed)(Plane &);
+        bool is_refused;
+    } rows[] = {
+        {1, true, [](Plane &p) { return p.conv->weight; }, true},
+        {1, true, [](Plane &p) { return p.conv->bias; }, false},
+        {2, true, [](Plane &p) { return p.conv->weight; }, true},
+        {2, true, [](Plane &p) { return p.conv->bias; }, true},
+        {2, true, [](Plane &p) { return p.last->weight; }, true},
+        {2, true, [](Plane &p) { return p.last->bias; }, false},
+        {2, true, [](Plane &p) { return p.last->running_var; }, false},
+        {2, false, [](Plane &p) { return p.last->running_mean; }, true},
+        {2, false, [](Plane &p) { return p.last->running_var; }, true},
+    };
+    prepare();
+    for (const auto &row : rows) {
+        Plane net = plane(row.ends);
+        if (net.last) net.last->train(row.training);
+        at::Tensor y = net.forward(true);
+        {
+            c10::NoGradGuard no_graph;
+            row.changed(net).add_(1);
+        }
+        std::string words = refusal([&] { y.sum().backward(); });
+        ck_contains(words.c_str(), row.is_refused ? "changed in place between" : "not refused");
+    }
+}
+END_TEST
+
 /* Any other module behind a convolution is a part of the segment like others. */
 START_TEST(another_norm) {
     prepare();
@@ -356,6 +457,23 @@ START_TEST(norm_alone) {
 }
 END_TEST
 
+/* With the running statistics one value is enough. */
+START_TEST(one_value) {
+    prepare();
+    Call call;
+    memtrain::detail::Handle variance(at::full({3}, 4.0));
+    call.with_norm(true);
+    memtrain::tensor(call.in.get()) = at::ones({1, 3, 1});
+    memtrain::tensor(call.mean.get()) = at::zeros({3});
+    call.norm.training = 0;
+    call.norm.epsilon = 0;
+    call.norm.running_mean = call.mean.get();
+    call.norm.running_var = variance.get();
+    ck_ok(call());
+    ck_assert(memtrain::tensor(call.out.get()).equal(at::ones({1, 3, 1})));
+}
+END_TEST
+
 START_TEST(refused) {
     const struct {
         void (*set)(Call &);
@@ -392,9 +510,14 @@ START_TEST(refused) {
              w = w * 2;
          },
          1, MT_ENOTSUP, "ops->batch_norm->weight is computed"},
-        {[](Call &c) { c.with_norm().norm.momentum = 1.5; }, 1, MT_EINVAL, "momentum is 1.5"},
+        {[](Call &c) {
+             c.with_norm().norm.running_mean = c.gamma.get();
+             c.norm.running_var = c.mean.get();
+         },
+         1, MT_EINVAL, "running_mean needs a gradient"},
         {[](Call &c) { c.with_norm().norm.momentum = NAN; }, 1, MT_EINVAL, "momentum is nan"},
         {[](Call &c) { c.with_norm().norm.epsilon = -1; }, 1, MT_EINVAL, "epsilon is -1"},
+        {[](Call &c) { c.with_norm().norm.epsilon = INFINITY; }, 1, MT_EINVAL, "epsilon is inf"},
         {[](Call &c) { c.with_norm().norm.training = 0; }, 1, MT_EINVAL, "no running_mean"},
         {[](Call &c) { c.with_norm().norm.running_var = c.mean.get(); }, 1, MT_EINVAL,
          "no running_mean and a running_var"},
@@ -470,6 +593,10 @@ int main() {
     TCase *cpp = suite_case(suite, "from C++"), *c = suite_case(suite, "from C");
     tcase_add_loop_test(cpp, same_bits, 0, 2);
     tcase_add_loop_test(cpp, same_bits_with_a_norm, 0, 4);
+    tcase_add_loop_test(cpp, one_parameter, 0, 2);
+    tcase_add_test(cpp, no_samples);
+    tcase_add_test(cpp, other_dimensions);
+    tcase_add_test(cpp, changed_in_between);
     tcase_add_test(cpp, another_norm);
     tcase_add_loop_test(cpp, runs_once, 1, 3);
     tcase_add_loop_test(cpp, memory, 1, 3);
@@ -477,6 +604,7 @@ int main() {
     tcase_add_test(cpp, other_paddings);
     tcase_add_test(c, from_c);
     tcase_add_test(c, norm_alone);
+    tcase_add_test(c, one_value);
     tcase_add_test(c, refused);
     tcase_add_test(c, refused_in_the_backward_pass);
     return suite_run(suite);

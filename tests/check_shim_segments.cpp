@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "networks/steps.hpp"
 
@@ -207,20 +209,25 @@ START_TEST(budgets) {
 }
 END_TEST
 
-/* Four ways whose outputs are added up, each sum a new tensor: none of them is kept. */
+/*
+ * Four ways whose outputs are added up, each sum a new tensor: none of them is kept. In the first step something is
+ * let go that was there before.
+ */
 mt_model *branches(int64_t classes, int64_t) {
     mt_model *model = nullptr;
     ck_ok(memtrain::make_model(&model, [classes] {
+        auto ballast = std::make_shared<at::Tensor>(at::zeros({1 << 20}));
         nn::Sequential net;
         for (int i = 0; i < 4; i++) net->push_back(nn::Conv2d(nn::Conv2dOptions(3, 8, 3)));
         net->push_back(nn::Linear(8, classes));
-        auto loss = [](nn::SequentialImpl &n, const memtrain::Tensors &b) {
+        auto loss = [ballast](nn::SequentialImpl &n, const memtrain::Tensors &b) {
             auto fn = [](const at::Tensor &x) { return x.sin().cos(); };
             at::Tensor y;
             for (size_t i = 0; i < 4; i++) {
                 nn::Conv2d conv(n.ptr<nn::Conv2dImpl>(i));
                 at::Tensor one = memtrain::checkpoint_conv(fn, b[0], conv);
                 y = y.defined() ? y + one : one;
+                if (i == 2) ballast->reset();
             }
             y = n.ptr<nn::LinearImpl>(4)->forward(y.mean({2, 3}));
             return memtrain::Output{at::cross_entropy_loss(y, b[1]), {}};
@@ -241,6 +248,38 @@ START_TEST(outputs_that_go) {
         ck_assert_uint_eq(stats.recomputed, share == 1.0 ? 0 : share == 0.8 ? 3 : 4);
         expect_near(peak, stats.peak_bytes, 0.03, network.name);
     }
+}
+END_TEST
+
+/* A norm of another kind at the end, and no modules named: all buffers are watched, so fn's count once. */
+mt_model *with_group_norm(int64_t classes, int64_t) {
+    mt_model *model = nullptr;
+    ck_ok(memtrain::make_model(&model, [classes] {
+        nn::Sequential net(nn::BatchNorm2d(3), nn::Conv2d(nn::Conv2dOptions(3, 8, 3)),
+                           nn::GroupNorm(2, 8), nn::Linear(8, classes));
+        nn::BatchNorm2d before(std::dynamic_pointer_cast<nn::BatchNorm2dImpl>(net->ptr(0)));
+        nn::Conv2d conv(net->ptr<nn::Conv2dImpl>(1));
+        nn::GroupNorm norm(net->ptr<nn::GroupNormImpl>(2));
+        nn::Linear head(net->ptr<nn::LinearImpl>(3));
+        auto loss = [=](nn::SequentialImpl &, const memtrain::Tensors &b) mutable {
+            auto fn = [before](const at::Tensor &x) mutable { return before(x).relu_(); };
+            at::Tensor y = memtrain::checkpoint_conv_norm(fn, b[0], conv, norm);
+            return memtrain::Output{at::cross_entropy_loss(head(y.mean({2, 3})), b[1]), {}};
+        };
+        auto description = memtrain::model(net.ptr(), {}, loss);
+        description.checkpoints = true;
+        return description;
+    }));
+    return model;
+}
+
+START_TEST(buffers_count_once) {
+    const Network network = {"group norm", with_group_norm, 32, true, 0};
+    mt_segments_stats stats;
+    std::string plainly = trained(network, plain(), 0, nullptr, &stats);
+    ck_assert(trained(network, options_for(MT_CHECKPOINTING_ON), 0, nullptr, &stats) == plainly);
+    ck_assert(trained(network, chosen(0.5), 0, nullptr, &stats) == plainly);
+    ck_assert_uint_eq(stats.segments, 1);
 }
 END_TEST
 
@@ -577,6 +616,7 @@ Suite *suite_segments() {
     tcase_add_loop_test(bits, each_set, 0, networks::count);
     tcase_add_loop_test(choice, budgets, 0, networks::count);
     tcase_add_test(choice, outputs_that_go);
+    tcase_add_test(choice, buffers_count_once);
     tcase_add_test(choice, too_tight);
     tcase_add_test(choice, once);
     tcase_add_test(choice, shapes);

@@ -61,8 +61,8 @@ public:
     torch::Tensor forward(const torch::Tensor &x) {
         if (!memtrain::forgets(*this, x)) return norm(conv(x));
         auto nothing = [](const torch::Tensor &t) { return t; };
-        return memtrain::checkpoint_conv_norm(nothing, x, conv, norm,
-                                              {conv.ptr()}); /* no buffers */
+        /* Named: the convolution, so that no buffers are put back, for nothing has any. */
+        return memtrain::checkpoint_conv_norm(nothing, x, conv, norm, {conv.ptr()});
     }
 
 private:
@@ -74,8 +74,8 @@ private:
  * Two 3x3 convolutions: [B, in, H, W] -> [B, width, H/stride, W/stride].
  *
  * The sum and the relus write over their input, which the backward pass does not need: batch norm
- * keeps what went in, not what came out. It is one tensor less at the moment of each relu. So is a segment
- * best cut behind a norm, which is not run again.
+ * keeps what went in, not what came out. It is one tensor less at the moment of each relu. A segment that
+ * ends in a norm has neither norm, sum nor relu run again.
  */
 template <class Norm> class BasicBlockOf : public torch::nn::Module {
 public:

@@ -349,7 +349,8 @@ typedef struct mt_conv {
 /*
  * A batch norm at the end of a segment, behind a convolution or without one (Ioffe and Szegedy 2015, arXiv
  * 1502.03167). Its backward pass needs what it was given and the mean and deviation of each channel, which are
- * kept: it is not run again, and its running statistics count once.
+ * kept: it is not run again, and its running statistics count once; visit_buffers need not have them. Where
+ * batches are counted the caller does so; with a cumulative average momentum is 1 / (batches so far + 1).
  *
  *     y = (x - mean) / sqrt(variance + epsilon) * weight + bias
  */
@@ -360,7 +361,7 @@ typedef struct mt_batch_norm {
     mt_tensor *running_mean; /* [channels]; NULL, with running_var: none are kept */
     mt_tensor *running_var;  /* [channels] */
     int training;            /* 1: statistics of what it is given; 0: the running ones */
-    double momentum;         /* share of the new ones in the running ones, 0 to 1 */
+    double momentum;         /* share of the new ones in the running ones */
     double epsilon;          /* at least 0 */
 } mt_batch_norm;
 
@@ -413,7 +414,8 @@ typedef struct mt_segment_ops {
  * do without: the outputs would need one all the same.
  *
  * What the second run gives must have the shapes and dtypes of the first: else the backward pass fails
- * with MT_EINVAL, and the line has both. A backward pass to some inputs alone, and one with
+ * with MT_EINVAL, and the line has both. So it does where a tensor of ops->conv or ops->batch_norm that it
+ * needs was changed in place in between. A backward pass to some inputs alone, and one with
  * create_graph, is refused with MT_ENOTSUP.
  *
  * @param ops      copied

@@ -519,6 +519,12 @@ constexpr bool is_batch_norm = std::is_same<Norm, torch::nn::BatchNorm1d>::value
                                std::is_same<Norm, torch::nn::BatchNorm2d>::value ||
                                std::is_same<Norm, torch::nn::BatchNorm3d>::value;
 
+/* Of what it is given, the samples among them. */
+template <class Norm>
+constexpr int64_t dimensions_of = std::is_same<Norm, torch::nn::BatchNorm1d>::value   ? 3
+                                  : std::is_same<Norm, torch::nn::BatchNorm2d>::value ? 4
+                                                                                      : 5;
+
 /* A batch norm module as the end of a segment. */
 class NormEnd {
 public:
@@ -615,7 +621,8 @@ at::Tensor checkpoint_conv(Fn fn, const at::Tensor &input, Conv conv, Modules mo
  *     x = memtrain::checkpoint_conv_norm([this](const torch::Tensor &t) { return bn2(t).relu_(); },
  *                                        x, conv3, bn3, {bn2.ptr()});
  *
- * @param norm     torch::nn::BatchNorm1d, 2d or 3d; any other module is run again like the rest
+ * @param norm     torch::nn::BatchNorm1d, 2d or 3d, not one that fn runs too; any other module is run again like
+ *                 the rest
  * @param modules  those whose buffers fn changes, without norm
  */
 template <class Fn, class Conv, class Norm>
@@ -623,6 +630,11 @@ at::Tensor checkpoint_conv_norm(Fn fn, const at::Tensor &input, Conv conv, Norm 
                                 Modules modules = {}) {
     if (!mt_checkpoint_forgets()) return norm(conv(fn(input)));
     if constexpr (detail::is_batch_norm<Norm>) {
+        if (conv->weight.dim() != detail::dimensions_of<Norm>)
+            throw std::invalid_argument("checkpoint_conv_norm: the convolution gives " +
+                                        std::to_string(conv->weight.dim()) +
+                                        " dimensions, the norm wants " +
+                                        std::to_string(detail::dimensions_of<Norm>));
         detail::ConvEnd conv_end(conv, "checkpoint_conv_norm");
         detail::NormEnd norm_end(norm);
         auto run = [fn = std::move(fn)](const Tensors &in) mutable { return Tensors{fn(in[0])}; };
@@ -631,7 +643,7 @@ at::Tensor checkpoint_conv_norm(Fn fn, const at::Tensor &input, Conv conv, Norm 
         norm_end.count();
         return out[0];
     } else {
-        modules.push_back(norm.ptr());
+        if (!modules.empty()) modules.push_back(norm.ptr());
         auto run = [fn = std::move(fn), conv, norm](const Tensors &in) mutable {
             return Tensors{norm(conv(fn(in[0])))};
         };
