@@ -37,17 +37,16 @@ void SegmentMeter::raise(mt_segment_cost &part, size_t peak, size_t behind) {
 
 /* What nobody holds any more is nothing that its segment leaves behind: an output that was added to another. */
 void SegmentMeter::let_go() {
-    auto is_alive = [this](const Output &output) {
-        if (!output.storage.expired()) return true;
+    auto is_gone = [this](const Output &output) {
+        if (!output.storage.expired()) return false;
         mt_segment_cost &part = chain_[output.part];
         size_t gone = std::min(output.bytes, part.output_bytes);
         part.output_bytes -= gone;
         part.kept_bytes -= gone;
         mark_ = above(mark_, gone);
-        return false;
+        return true;
     };
-    outputs_.erase(std::stable_partition(outputs_.begin(), outputs_.end(), is_alive),
-                   outputs_.end());
+    outputs_.erase(std::remove_if(outputs_.begin(), outputs_.end(), is_gone), outputs_.end());
 }
 
 void SegmentMeter::enter() {

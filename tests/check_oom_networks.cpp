@@ -7,7 +7,7 @@
  * before. Both for steps whose chunks are given, for the first step of a trainer that chooses them
  * (recordings included), for steps with segments that are computed again, with saved tensors that wait
  * elsewhere, and for evaluation. `make check` runs all transient faults of ResNet-18 with SGD and given chunks,
- * every 41st that lasts there, and every 199th of the others, 398th with savers, 597th where
+ * every 61st that lasts there, and every 293rd of the others, 586th with savers, 879th where
  * sizes are chosen; MT_TEST_SLOW=1 (make check-oom) all of them. ResNet-18 is narrow, but with MT_TEST_SLOW=1 in a
  * plain step of given chunks with SGD.
  */
@@ -38,10 +38,10 @@ const struct {
     mt_optimizer optimizer;
 } optimizers[] = {{"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}};
 
-enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 199 };
+enum { OPTIMIZERS = sizeof optimizers / sizeof *optimizers, STRIDE = 293 };
 enum { SETTINGS = OPTIMIZERS * networks::count };
 /* Of lasting faults of ResNet-18 with SGD and given chunks, whose transient ones are all run. */
-enum { LASTING_STRIDE = 41 };
+enum { LASTING_STRIDE = 61 };
 enum { FIXED = 5, CHOSEN = 10, ROOM_FOR = 4 }; /* samples */
 enum { MOST_OOMS = 2 * 17 };                   /* max_retries + 1, without the rung and with it */
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "common/slow.h"
 #include "networks/networks.hpp"
 
 #include <check.h> /* last: its macro fail would break C++ headers */
@@ -22,11 +23,11 @@ constexpr double spare_at_change =
     100.0 / 32; /* that the policy adds until those kernels have run */
 constexpr size_t most = 128;
 
-/* Every size up to 40, or fewer of those; kernels change around powers of two. */
+/* Every size up to 40 (MT_TEST_SLOW=1; else up to 20), or fewer; kernels change around powers of two. */
 std::vector<size_t> sizes_to_try(bool every) {
     if (!every) return {1, 2, 3, 5, 8, 15, 16, 17, 24, 31, 32, 33, 48, 64};
-    std::vector<size_t> sizes = {48, 63, 64, 65, 96, most};
-    for (size_t m = 1; m <= 40; m++) sizes.push_back(m);
+    std::vector<size_t> sizes = {24, 31, 32, 33, 40, 48, 63, 64, 65, 96, most};
+    for (size_t m = 1; m <= (is_slow() ? 40 : 20); m++) sizes.push_back(m);
     return sizes;
 }
 
