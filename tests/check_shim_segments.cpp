@@ -19,6 +19,7 @@
 #include "networks/steps.hpp"
 
 #include "common/counting_allocator.h"
+#include "common/slow.h"
 
 using namespace check_shim;
 using networks::CLASSES;
@@ -44,6 +45,12 @@ mt_torch_options plain() {
 
 mt_torch_options chosen(double share, size_t bytes = 0) {
     return options_for(MT_CHECKPOINTING_CHOSEN, share, bytes);
+}
+
+template <class Loss> auto with_segments(const nn::Sequential &net, Loss loss) {
+    auto description = memtrain::model(net.ptr(), {}, loss);
+    description.checkpoints = true;
+    return description;
 }
 
 mt_segments_stats stats_of(const mt_torch *torch) {
@@ -186,7 +193,7 @@ START_TEST(budgets) {
     ck_assert_uint_eq(wide.recomputed, 0);
     ck_assert_uint_eq(wide.peak_bytes, wide.plain_peak_bytes);
     expect_near(peak, wide.plain_peak_bytes, 0.03, "plain");
-    for (int tenths = 9; tenths > 0; tenths -= 2) {
+    for (int tenths = 9; tenths > 0; tenths -= is_slow() ? 1 : 2) {
         mt_segments_stats stats = choose(network, chosen(tenths / 10.0), &peak);
         expect_near(peak, stats.peak_bytes, 0.03, network.name);
         expect_near(stats.budget_bytes, wide.plain_peak_bytes * (size_t)tenths / 10, 0.001,
@@ -232,9 +239,7 @@ mt_model *branches(int64_t classes, int64_t) {
             y = n.ptr<nn::LinearImpl>(4)->forward(y.mean({2, 3}));
             return memtrain::Output{at::cross_entropy_loss(y, b[1]), {}};
         };
-        auto description = memtrain::model(net.ptr(), {}, loss);
-        description.checkpoints = true;
-        return description;
+        return with_segments(net, loss);
     }));
     return model;
 }
@@ -266,9 +271,7 @@ mt_model *with_group_norm(int64_t classes, int64_t) {
             at::Tensor y = memtrain::checkpoint_conv_norm(fn, b[0], conv, norm);
             return memtrain::Output{at::cross_entropy_loss(head(y.mean({2, 3})), b[1]), {}};
         };
-        auto description = memtrain::model(net.ptr(), {}, loss);
-        description.checkpoints = true;
-        return description;
+        return with_segments(net, loss);
     }));
     return model;
 }
@@ -370,9 +373,7 @@ mt_model *nested(Runs *runs) {
             at::Tensor y = memtrain::checkpoint(outer, b[0].flatten(1));
             return memtrain::Output{at::cross_entropy_loss(y, b[1]), {}};
         };
-        auto description = memtrain::model(net.ptr(), {}, loss);
-        description.checkpoints = true;
-        return description;
+        return with_segments(net, loss);
     }));
     return model;
 }
