@@ -124,7 +124,7 @@ PLAIN_PART_OBJ := $(call objects,$(PLAIN_PART_SRC))
 DIGITS_OBJ := $(call objects,examples/plain/digits.c)
 HELPER_OBJ := $(call objects,$(HELPER_SRC))
 # A suite finds the program that it runs as the examples find what lies beside them.
-HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/common/reexec.c)
+HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/common/program_path.c)
 APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(FUZZ_SRC) \
     $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
 APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(LOOP_SRC)) $(MODEL_OBJ)

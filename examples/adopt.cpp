@@ -85,7 +85,8 @@ template <class Loader> std::pair<double, double> test(Net &net, Loader &batches
     return {sum / count, right / count};
 }
 
-int main() try {
+int main(int, char **argv) try {
+    mt_reexec_passive(argv);
     memtrain::must(mt_device_set_budget("cpu", 8 << 20));
     torch::manual_seed(1);
     auto net = std::make_shared<Net>();

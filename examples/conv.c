@@ -10,7 +10,6 @@
  */
 #include "common/options.h"
 #include "common/output.h"
-#include "common/reexec.h"
 #include "plain/digits.h"
 
 #include <memtrain/call.h>
@@ -328,6 +327,7 @@ static mt_status finish(run *r) {
 }
 
 int main(int argc, char **argv) {
+    mt_reexec_passive(argv);
     static run r = {.flags = {"cpu", (size_t)4 << 20, 128, 0, 6, 1, 2e-3, 0}};
     const ex_table tables[] = {{rows, EX_ROWS(rows), &r.flags}, {NULL, 0, NULL}};
     char why[4096] = "";
@@ -335,7 +335,6 @@ int main(int argc, char **argv) {
     if (ex_options_parse(NAME, tables, argc, argv, &error) != 0)
         return fprintf(stderr, "%s\n", error.text), 2;
     if (r.flags.help) return print_help(tables), ex_output_end(NAME) ? 0 : 1;
-    ex_reexec_passive(argv);
     mt_status status = start(&r);
     for (int64_t epoch = 1; status == MT_OK && epoch <= r.flags.epochs; epoch++)
         status = run_epoch(&r, (uint64_t)epoch);

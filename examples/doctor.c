@@ -10,7 +10,7 @@
  */
 #include "common/options.h"
 #include "common/output.h"
-#include "common/reexec.h"
+#include "common/program_path.h"
 
 #include <memtrain/torch.h>
 #include <memtrain/trainer.h>

@@ -16,7 +16,6 @@
 #include "common/interrupt.h"
 #include "common/nutrition.h"
 #include "common/pictures.h"
-#include "common/reexec.h"
 #include "common/report.h"
 #include "common/training.h"
 #include "models/food101_model.h"
@@ -219,7 +218,7 @@ static int print_table(food101 *f, ex_program *program, char **argv) {
     const ex_word *profile = profiles;
     program->budget = TABLE_BUDGET;
     if (f->flags.epochs > 3) f->flags.epochs = 3;
-    ex_reexec_passive(argv);
+    mt_reexec_passive(argv);
     printf("%-12s %6s   %-14s %-14s %16s %14s\n", "profile", "batch", "chunks", "status",
            "s / 50 pictures", "peak");
     for (; profile->name && status == MT_OK && !ex_interrupted(); profile++)

@@ -11,7 +11,7 @@
  */
 #include "common/options.h"
 #include "common/output.h"
-#include "common/reexec.h"
+#include "common/program_path.h"
 
 #include <memtrain/status.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
  */
 #include "common/breakdown.h"
 #include "common/prompt_scenes.h"
-#include "common/reexec.h"
+#include "common/program_path.h"
 #include "common/report.h"
 #include "common/training.h"
 #include "models/prsmed_model.h"

@@ -16,7 +16,7 @@
 #include "common/card_scenes.h"
 #include "common/checkpoint.h"
 #include "common/output.h"
-#include "common/reexec.h"
+#include "common/program_path.h"
 #include "common/tiers.h"
 #include "common/training.h"
 #include "models/smartcash_model.h"

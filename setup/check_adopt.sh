@@ -1,8 +1,8 @@
 #!/bin/sh
 # docs/adopt.md shows, line for line, what differs between examples/adopt_before.cpp and examples/adopt.cpp,
-# and that is at most 20 lines: each one that goes and each one that comes, counted by its - or +.
+# and that is at most 24 lines: each one that goes and each one that comes, counted by its - or +.
 set -eu
-most=20
+most=24
 page=docs/adopt.md
 dir=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
 trap 'rm -rf "$dir"' EXIT

@@ -21,6 +21,7 @@
 #include "cpu_memory.hpp"
 #include "guard.hpp"
 #include "offload.hpp"
+#include "openmp.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -72,6 +73,7 @@ mt_status init_once(const mt_torch_init_options &options) {
     bool is_python = python_torch_is_loaded();
     if (!options.keep_allocator && !is_python) cpu::install();
     if (!is_python) install_saving_hooks();
+    if (!is_python) warn_of_spinning(0);
     done = true;
     return MT_OK;
 }
@@ -113,6 +115,7 @@ extern "C" mt_status mt_torch_set_threads(int threads) {
         return mt_set_error(MT_EINVAL, "mt_torch_set_threads: threads is %d, must be at least 1",
                             threads);
     MT_RETURN_IF_FAILED(ensure_init());
+    if (!python_torch_is_loaded()) warn_of_spinning(threads);
     return guard([&] { at::set_num_threads(threads); });
 }
 

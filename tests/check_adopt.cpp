@@ -33,7 +33,7 @@ namespace adopt {
 #include "common/suite.h" /* last: its macro fail would break C++ headers */
 
 extern "C" {
-#include "common/reexec.h"
+#include "common/program_path.h"
 }
 
 namespace {

@@ -4,7 +4,7 @@
  */
 #include "cli.h"
 #include "common/suite.h"
-#include "reexec.h"
+#include "program_path.h"
 
 #include <ctype.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  */
 #include "captions.h"
 #include "pictures.h"
-#include "reexec.h"
+#include "program_path.h"
 #include "tokens.h"
 #include "view.h"
 

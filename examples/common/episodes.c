@@ -2,7 +2,7 @@
  * episodes.c - classes from folders, and what an episode takes of them; see episodes.h.
  */
 #include "episodes.h"
-#include "reexec.h"
+#include "program_path.h"
 
 #include <stdio.h>
 #include <stdlib.h>

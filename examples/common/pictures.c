@@ -2,7 +2,7 @@
  * pictures.c - from flags to a data set, and what guessing gives on it; see pictures.h.
  */
 #include "pictures.h"
-#include "reexec.h"
+#include "program_path.h"
 
 #include <stdlib.h>
 

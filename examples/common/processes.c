@@ -3,7 +3,7 @@
  */
 #include "processes.h"
 
-#include "reexec.h"
+#include "program_path.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

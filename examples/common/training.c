@@ -10,7 +10,6 @@
 #include "interrupt.h"
 #include "means.h"
 #include "output.h"
-#include "reexec.h"
 #include "report.h"
 
 #include <math.h>
@@ -557,7 +556,7 @@ static ex_training new_run(const ex_program *program, ex_flags *flags, char **ar
 }
 
 int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
-    ex_reexec_passive(argv);
+    mt_reexec_passive(argv);
     ex_training t = new_run(program, flags, argv);
     ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
     t.progress.has_no_notes = !ex_processes_is_first();

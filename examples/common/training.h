@@ -112,7 +112,7 @@ typedef struct ex_row {
     mt_run_report report; /* without the hash */
 } ex_row;
 
-/* A run that prints nothing, for a table of runs; ex_reexec_passive comes before the first. */
+/* A run that prints nothing, for a table of runs; mt_reexec_passive comes before the first. */
 void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out);
 
 /*

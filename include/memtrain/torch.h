@@ -53,10 +53,36 @@ typedef struct mt_torch_init_options {
  * it did not make: CPU budgets are then watched, not enforced (see mt_torch_enforces_budget). Nor is
  * the engine of autograd that offload needs (mt_offload).
  *
+ * Where threads of OpenMP spin while they wait, the log is told once, by this function or by
+ * mt_torch_set_threads: more than one thread, GNU's OpenMP, and nothing in the environment that says how they
+ * wait (see mt_reexec_passive). Not in a process of Python's, where the threads are Python's affair.
+ *
  * @param options  NULL: defaults
  * @return MT_OK; MT_ENOTSUP for a libtorch outside the supported versions
  */
 MT_API MT_NODISCARD mt_status mt_torch_init(const mt_torch_init_options *options);
+
+/*
+ * Starts the program again in its own place, once, so that its threads sleep while they wait for work.
+ *
+ * GNU's OpenMP, which libtorch brings along, has threads wait by spinning. As soon as another program wants a
+ * core, two such threads are up to 60 times slower than one. How threads wait is read from the environment when
+ * the library is loaded, before main. So this sets OMP_WAIT_POLICY=PASSIVE, GOMP_SPINCOUNT=0 and
+ * MEMTRAIN_REEXEC=1, and calls execv with the file of the running program and argv; the rest of the environment
+ * stays. Call it first in main: what has been done by then is done twice. Streams of stdio are flushed, open
+ * files stay open, other threads end.
+ *
+ * It does nothing where one of OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME and MEMTRAIN_REEXEC is set, where
+ * OpenMP takes one thread (OMP_NUM_THREADS=1), and where there is no OpenMP. So a program starts itself again at
+ * most once. It is not for a process of Python's, whose argv is another.
+ *
+ * The status may be left alone: a program that cannot be started again goes on, only slower.
+ *
+ * @param argv  main's own
+ * @return MT_OK where there was nothing to do; MT_EIO with the system's words: nothing has changed; MT_EINVAL.
+ *         It does not return where the program starts again
+ */
+MT_API mt_status mt_reexec_passive(char **argv);
 
 /* libtorch's version, "2.11.0". Static. Any thread. */
 MT_API const char *mt_torch_version(void);

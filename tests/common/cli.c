@@ -2,7 +2,7 @@
  * cli.c - see cli.h.
  */
 #include "cli.h"
-#include "reexec.h"
+#include "program_path.h"
 #include "suite.h"
 
 #include <fcntl.h>

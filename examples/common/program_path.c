@@ -1,7 +1,7 @@
 /*
- * reexec.c - the path of the program, and starting it again; see reexec.h.
+ * program_path.c - see program_path.h.
  */
-#include "reexec.h"
+#include "program_path.h"
 
 #include <limits.h>
 #include <stdint.h>
@@ -51,15 +51,4 @@ int ex_find_in_tree(const char *argv0, const char *relative, char *path, size_t 
     }
     int n = snprintf(path, capacity, "%s", relative);
     return n > 0 && (size_t)n < capacity && access(path, R_OK) == 0;
-}
-
-void ex_reexec_passive(char **argv) {
-    char path[PATH_MAX];
-    /* Set is set: this is also what keeps the new program from starting itself again. */
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (!ex_program_path(argv[0], path, sizeof path)) return;
-    if (setenv("OMP_WAIT_POLICY", "PASSIVE", 1) != 0 || setenv("GOMP_SPINCOUNT", "0", 1) != 0)
-        return;
-    fflush(NULL);
-    execv(path, argv);
 }
