@@ -243,6 +243,14 @@ static ex_status read_list(ex_captions *c, ex_error *error) {
     return status == EX_OK ? split_pairs(c, path, error) : status;
 }
 
+/* The numbers of the training pairs, in the order of an epoch. */
+static void write_order(const void *self, uint64_t epoch, size_t *order) {
+    const ex_captions *c = self;
+    size_t count = c->count - c->validation;
+    for (size_t i = 0; i < count; i++) order[i] = c->validation + i;
+    ex_shuffle(c->options.seed, epoch, order, count);
+}
+
 ex_status ex_captions_read(const char *folder, const ex_captions_options *options,
                            ex_captions **out, ex_error *error) {
     ex_captions *c = *out = calloc(1, sizeof *c);
@@ -253,6 +261,8 @@ ex_status ex_captions_read(const char *folder, const ex_captions_options *option
     }
     c->options = *options;
     ex_status status = read_list(c, error);
+    if (status == EX_OK && !(c->orders = ex_orders_new(c->count - c->validation, write_order, c)))
+        status = no_memory(error, folder);
     if (status == EX_OK) return EX_OK;
     ex_captions_free(c);
     *out = NULL;
@@ -283,6 +293,7 @@ mt_status ex_captions_open(const ex_flags *flags, const char *argv0, int keyword
 void ex_captions_free(ex_captions *c) {
     if (!c) return;
     for (size_t i = 0; i < c->count; i++) clear_pair(&c->pairs[i]);
+    ex_orders_free(c->orders);
     free(c->pairs);
     free(c->folder);
     free(c);
@@ -332,29 +343,21 @@ static ex_status fill_one(const ex_captions *c, size_t index, const ex_draw *dra
     return status;
 }
 
-/* The numbers of a split's pairs, in the order of an epoch. */
-static size_t *order_of(const ex_captions *c, ex_split split, uint64_t epoch) {
-    size_t first = split == EX_TRAINING ? c->validation : 0;
-    size_t count = split == EX_TRAINING ? c->count - c->validation : c->validation;
-    size_t *order = malloc((count + 1) * sizeof *order);
-    for (size_t i = 0; order && i < count; i++) order[i] = first + i;
-    if (order && split == EX_TRAINING) ex_shuffle(c->options.seed, epoch, order, count);
-    return order;
-}
-
 static ex_status fill_pairs(const void *self, ex_split split, uint64_t epoch, size_t first,
                             size_t count, void *const *buffers, ex_error *error) {
     const ex_captions *c = self;
     const size_t planes = 3 * (size_t)c->options.side * (size_t)c->options.side;
-    size_t *order = order_of(c, split, epoch);
-    ex_status status = order ? EX_OK : EX_ENOMEM;
+    /* Pairs for validation come first, in the order in which they are used. */
+    const size_t *order = split == EX_TRAINING ? ex_orders_hold(c->orders, epoch) : NULL;
+    ex_status status = order || split == EX_VALIDATION ? EX_OK : EX_ENOMEM;
     for (size_t i = 0; i < count && status == EX_OK; i++) {
-        const ex_draw draw = {c->options.seed, epoch, order[first + i]};
-        status = fill_one(c, order[first + i], split == EX_TRAINING ? &draw : NULL,
+        const size_t index = order ? order[first + i] : first + i;
+        const ex_draw draw = {c->options.seed, epoch, index};
+        status = fill_one(c, index, split == EX_TRAINING ? &draw : NULL,
                           (float *)buffers[0] + i * planes,
                           (int64_t *)buffers[1] + i * EX_CAPTION_CONTEXT, error);
     }
-    free(order);
+    if (order) ex_orders_release(c->orders, order);
     return status;
 }
 

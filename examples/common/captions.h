@@ -11,6 +11,7 @@
 #define EX_CAPTIONS_H
 
 #include "flags.h"
+#include "orders.h"
 #include "source.h"
 
 enum { EX_CAPTION_CONTEXT = 64 }; /* tokens of a caption */
@@ -42,6 +43,7 @@ typedef struct ex_captions {
     ex_captions_options options;
     ex_pair *pairs; /* those for validation first, in the order in which they are used */
     size_t count, validation;
+    ex_orders *orders;  /* of training */
     size_t skipped;     /* pictures that could not be used */
     size_t not_kept;    /* pictures that are decoded whenever they are used */
     size_t pixel_bytes; /* memory that the kept pictures take */

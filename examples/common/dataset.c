@@ -265,6 +265,10 @@ static ex_status list_members(ex_dataset *dataset) {
     return EX_OK;
 }
 
+static void write_training_order(const void *self, uint64_t epoch, size_t *order) {
+    ex_dataset_order(self, EX_TRAINING, epoch, order);
+}
+
 static ex_status open_job(struct opening *job) {
     ex_dataset *dataset = job->dataset;
     ex_status status = list_classes(job);
@@ -284,7 +288,9 @@ static ex_status open_job(struct opening *job) {
         list_members(dataset) != EX_OK) {
         return no_memory(job->error, job->folder);
     }
-    return EX_OK;
+    dataset->orders =
+        ex_orders_new(dataset->member_count[EX_TRAINING], write_training_order, dataset);
+    return dataset->orders ? EX_OK : no_memory(job->error, job->folder);
 }
 
 static void free_sources(struct opening *job) {
@@ -345,6 +351,7 @@ void ex_dataset_free(ex_dataset *dataset) {
     for (size_t i = 0; i < dataset->class_count; i++) {
         free(dataset->class_names[i]);
     }
+    ex_orders_free(dataset->orders);
     free(dataset->samples);
     free(dataset->folder);
     free(dataset->class_names);
@@ -410,16 +417,15 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
     size_t total = dataset->member_count[split];
     size_t floats = (size_t)image_size * (size_t)image_size * 3;
     ex_status status = EX_OK;
-    size_t *order;
+    const size_t *order;
 
     if (image_size <= 0 || first > total || count > total - first) {
         return EX_EINPUT;
     }
-    order = malloc((total + 1) * sizeof *order);
+    order = split == EX_TRAINING ? ex_orders_hold(dataset->orders, epoch) : dataset->members[split];
     if (!order) {
         return EX_ENOMEM;
     }
-    ex_dataset_order(dataset, split, epoch, order);
     for (size_t i = 0; status == EX_OK && i < count; i++) {
         size_t index = order[first + i];
 
@@ -427,6 +433,8 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
         status = ex_dataset_picture(dataset, index, epoch, image_size, augment, pixels + i * floats,
                                     error);
     }
-    free(order);
+    if (split == EX_TRAINING) {
+        ex_orders_release(dataset->orders, order);
+    }
     return status;
 }

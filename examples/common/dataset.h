@@ -12,6 +12,7 @@
 #ifndef EX_DATASET_H
 #define EX_DATASET_H
 
+#include "orders.h"
 #include "source.h"
 #include "view.h"
 
@@ -47,6 +48,7 @@ typedef struct ex_dataset {
     size_t sample_count;
     size_t *members[2]; /* sample numbers of each split, ascending */
     size_t member_count[2];
+    ex_orders *orders;  /* of training */
     size_t skipped;     /* files that could not be used */
     size_t not_kept;    /* pictures that are decoded whenever they are used */
     size_t pixel_bytes; /* memory the kept pictures take */
