@@ -2,9 +2,15 @@
  * check_ex_cli.c - build/examples/food101 as a person runs it: exit status, lines, trace. How a run
  * ends otherwise than by itself is in check_ex_ends.c.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sched_setaffinity */
+#endif
 #include "cli.h"
 #include "common/suite.h"
 
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -495,6 +501,23 @@ START_TEST(threads_wait_asleep) {
 END_TEST
 #endif
 
+#ifdef __linux__
+/* The one core that a run is given has one thread, however many the machine has. */
+START_TEST(threads_are_those_of_the_cores_allowed) {
+    cpu_set_t all, one;
+    int core = 0;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
+    if (CPU_COUNT(&all) < 2) printf("SKIP: affinity: there is one core alone\n");
+    while (!CPU_ISSET(core, &all)) core++;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof one, &one), 0);
+    EXPECT(0, "--device", "cpu", "--image-size", "32", "--epochs", "0", "--trace", cli_trace);
+    ck_assert_int_eq(cli_number(cli_trace, "program", 1, "threads"), 1);
+}
+END_TEST
+#endif
+
 /* ---- suite --------------------------------------------------------------------------------------- */
 
 int main(void) {
@@ -536,6 +559,7 @@ int main(void) {
     tcase_add_test(pictures, bad_pictures_are_skipped_by_name);
 #ifdef __linux__
     tcase_add_test(threads, threads_wait_asleep);
+    tcase_add_test(threads, threads_are_those_of_the_cores_allowed);
 #endif
     return suite_run(suite);
 }

@@ -2,6 +2,7 @@
  * device.c - picks the device and sets its budget; see device.h.
  */
 #include "device.h"
+#include "cores.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -41,9 +42,9 @@ static mt_status pick(const ex_flags *flags, ex_device *device) {
     return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", name, reason);
 }
 
-/* One a core, of those that are this process's. */
+/* One thread per core that this process may use; processes of one machine share its cores. */
 static mt_status set_threads(const ex_flags *flags, int replayed, int *out) {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN) / flags->sharing;
+    int64_t cores = ex_cores_read().usable / flags->sharing;
     int64_t flag = flags->threads;
     if (flag && replayed && flag != replayed)
         return mt_set_error(MT_EINVAL,
