@@ -8,9 +8,10 @@
  * What the process holds is read first and printed late: asking a card for its memory takes memory.
  * Nothing is trained and nothing is changed.
  */
+#include "common/child.h"
+#include "common/cores.h"
 #include "common/options.h"
 #include "common/output.h"
-#include "common/program_path.h"
 
 #include <memtrain/torch.h>
 #include <memtrain/trainer.h>
@@ -19,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define NAME "doctor"
@@ -99,7 +99,7 @@ static size_text in_words(size_t bytes) {
 /* mt_device_resident starts libtorch, so what was held before has to be read without it. */
 static size_t resident_now(void) {
     unsigned long all, resident;
-    FILE *file = fopen("/proc/self/statm", "r");
+    FILE *file = fopen("/proc/self/statm", "re");
     if (!file) return 0;
     int fields = fscanf(file, "%lu %lu", &all, &resident);
     fclose(file);
@@ -112,7 +112,7 @@ static size_t mapped_files(void) {
     unsigned long from, to;
     size_t bytes = 0, kib;
     int is_file = 0;
-    FILE *file = fopen("/proc/self/smaps", "r");
+    FILE *file = fopen("/proc/self/smaps", "re");
     if (!file) return 0;
     while (fgets(line, sizeof line, file)) {
         if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
@@ -143,8 +143,16 @@ static void open_start(start *s) {
 
 /* ---- the library ------------------------------------------------------------------------------- */
 
+/* What libtorch takes by itself, which follows the affinity and not the quota; the programs set theirs. */
+static void print_threads(void) {
+    const ex_cores c = ex_cores_read();
+    char quota[64] = "";
+    if (c.quota) snprintf(quota, sizeof quota, ", %d by the control group's quota", c.quota);
+    row("threads", "%d by libtorch itself; --threads auto: %d", mt_torch_get_threads(), c.usable);
+    row("  cores", "%d, of which the process may run on %d%s", c.online, c.allowed, quota);
+}
+
 static void print_library(const start *s) {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     section("Library");
     row("libmemtrain", "%s%s", mt_version_string(),
         mt_version_number() == MT_VERSION_NUMBER ? "" : ", this program is of " MT_VERSION_STRING);
@@ -153,7 +161,7 @@ static void print_library(const start *s) {
     else
         row("libtorch", "%s is not usable: %s", mt_torch_version(), s->failure);
     if (*s->warning) row("warning", "%s", s->warning);
-    row("threads", "%d, on %ld cores", mt_torch_get_threads(), cores);
+    print_threads();
     row("CPU budget", "%s",
         mt_torch_enforces_budget() ? "enforced by our allocator: what exceeds it is refused"
                                    : "watched, not enforced: libtorch keeps its allocator");
@@ -436,18 +444,20 @@ static void print_advice(const start *s, size_t budget) {
 /* What the scripts that the examples follow would need, inside what may be used here. */
 static int print_configurations(const char *argv0) {
     mt_memory memory = MT_MEMORY_INIT;
-    char program[4096], command[8192];
+    char path[4096], budget[32];
     section("Configurations");
-    fflush(stdout);
-    if (!ex_program_path(argv0, program, sizeof program) ||
+    if (!ex_child_path(argv0, "plan", path, sizeof path) ||
         mt_device_memory("cpu", &memory) != MT_OK || !memory.budget_bytes) {
         printf("  not known: neither where plan is nor how much may be used\n");
         return 0;
     }
-    snprintf(command, sizeof command, "'%.*s/plan' --budget %zu",
-             (int)(strrchr(program, '/') - program), program, memory.budget_bytes);
-    int status = system(command);
-    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 3);
+    snprintf(budget, sizeof budget, "%zu", memory.budget_bytes);
+    char *const argv[] = {path, (char *)"--budget", budget, NULL};
+    pid_t child = ex_child_start(path, argv, NULL);
+    int status = child > 0 ? ex_child_wait(child, NULL) : EX_CANNOT_BE_RUN;
+    if (status == EX_CANNOT_BE_RUN || status == EX_IS_NOT_THERE)
+        printf("  not known: plan is not there to be run: `make` builds it\n");
+    return status == 0 || status == 3;
 }
 
 /* ---- main -------------------------------------------------------------------------------------- */

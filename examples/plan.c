@@ -9,16 +9,14 @@
  * with --explain and no epochs: a recording of two small chunks, run once and taken back, tells what
  * chunks of any size take.
  */
+#include "common/child.h"
 #include "common/options.h"
 #include "common/output.h"
-#include "common/program_path.h"
 
 #include <memtrain/status.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define NAME "plan"
 
@@ -113,7 +111,7 @@ typedef struct chunk {
     int is_bound; /* 1: it may take less */
 } chunk;
 
-enum { DOES_NOT_FIT = 3, CANNOT_BE_RUN = 126, IS_NOT_THERE = 127 }; /* exit statuses */
+enum { DOES_NOT_FIT = 3 }; /* exit status */
 
 typedef struct answer {
     chunk whole, most; /* the batch at once; the most samples that fit; 0: not told */
@@ -122,10 +120,26 @@ typedef struct answer {
     int exit_status;
 } answer;
 
-static void command_of(const plan *p, const configuration *c, const char *program, char *text,
-                       size_t capacity) {
-    snprintf(text, capacity, "'%.*s/%s' %s --explain --epochs 0 --device cpu --budget '%s' 2>&1",
-             (int)(strrchr(program, '/') - program), program, c->example, c->flags, p->budget);
+enum { MOST_ARGUMENTS = 32, MOST_FLAGS = 256 };
+
+/* What is run: argv points into flags, whose blanks are the ends of words. */
+typedef struct command {
+    char path[4096], flags[MOST_FLAGS];
+    char *argv[MOST_ARGUMENTS + 1];
+} command;
+
+/* @return 1; 0 where it is not known in which folder the program is */
+static int make_command(const plan *p, const configuration *c, const char *argv0, command *out) {
+    const char *const last[] = {"--explain", "--epochs", "0",       "--device",
+                                "cpu",       "--budget", p->budget, NULL};
+    size_t count = 0;
+    if (!ex_child_path(argv0, c->example, out->path, sizeof out->path)) return 0;
+    snprintf(out->flags, sizeof out->flags, "%s", c->flags);
+    out->argv[count++] = out->path;
+    for (char *word = strtok(out->flags, " "); word; word = strtok(NULL, " "))
+        out->argv[count++] = word;
+    for (size_t i = 0; i < EX_ROWS(last); i++) out->argv[count++] = (char *)last[i];
+    return 1;
 }
 
 /*
@@ -160,33 +174,32 @@ static void read_line(const configuration *c, const char *line, answer *a) {
     if (seen.fits && seen.samples > a->most.samples) a->most = seen;
 }
 
-static int ask(const configuration *c, const char *command, answer *a) {
+static void ask(const configuration *c, const command *asked, answer *a) {
     char line[512];
+    FILE *output = NULL;
     memset(a, 0, sizeof *a);
-    FILE *pipe = popen(command, "r");
-    if (!pipe) return 0;
-    while (fgets(line, sizeof line, pipe)) {
+    pid_t child = ex_child_start(asked->path, asked->argv, &output);
+    while (output && fgets(line, sizeof line, output)) {
         line[strcspn(line, "\n")] = '\0';
         read_line(c, line, a);
     }
-    int status = pclose(pipe);
-    a->exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-    if (a->exit_status == CANNOT_BE_RUN || a->exit_status == IS_NOT_THERE)
+    a->exit_status = child > 0 ? ex_child_wait(child, output) : EX_CANNOT_BE_RUN;
+    if (a->exit_status == EX_CANNOT_BE_RUN || a->exit_status == EX_IS_NOT_THERE)
         snprintf(a->error, sizeof a->error, "%s is not there to be run: `make` builds it",
                  c->example);
     else if (!*a->error)
         snprintf(a->error, sizeof a->error, "%s ended with status %d", c->example, a->exit_status);
-    return 1;
 }
 
-/* What is looked at, since that may take a minute; its answer ends the line. */
-static void print_question(const configuration *c) {
-    printf("%-10s %-12s ", c->example, c->name);
+/* What is asked now, since that may take minutes: a line of its own on standard error, whoever reads it. */
+static void print_question(const configuration *c, size_t number, size_t count) {
     fflush(stdout);
+    fprintf(stderr, NAME ": %zu of %zu: %s %s, %s\n", number, count, c->example, c->name, c->what);
 }
 
-static void print_answer(const answer *a) {
+static void print_answer(const configuration *c, const answer *a) {
     const char *most = a->whole.is_bound ? "at most " : "";
+    printf("%-10s %-12s ", c->example, c->name);
     if (a->exit_status == DOES_NOT_FIT)
         printf("does not fit: %s\n", a->error);
     else if (a->exit_status != 0)
@@ -202,30 +215,39 @@ static void print_answer(const answer *a) {
     fflush(stdout);
 }
 
+static int fail_unknown_folder(void) {
+    fprintf(stderr, NAME ": the folder of the program is not known\n");
+    return 1;
+}
+
 /* One configuration alone: all that the program says. */
-static int show(const plan *p, const configuration *c, const char *program) {
-    char command[8192];
-    command_of(p, c, program, command, sizeof command);
+static int show(const plan *p, const configuration *c, const char *argv0) {
+    command asked;
+    if (!make_command(p, c, argv0, &asked)) return fail_unknown_folder();
     printf("%s, %s: %s\n%s\n\n", c->example, c->name, c->what, c->flags);
-    fflush(stdout);
-    int status = system(command);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    pid_t child = ex_child_start(asked.path, asked.argv, NULL);
+    int status = child > 0 ? ex_child_wait(child, NULL) : EX_CANNOT_BE_RUN;
+    if (status == EX_CANNOT_BE_RUN || status == EX_IS_NOT_THERE)
+        fprintf(stderr, NAME ": %s is not there to be run: `make` builds it\n", c->example);
+    return status;
 }
 
 /* @return 3 where one of them does not fit, 1 where that is not known of one */
-static int compare(const plan *p, const char *program) {
+static int compare(const plan *p, const char *argv0) {
     int worst = 0, is_known = 1;
+    size_t number = 0, count = count_chosen(p);
     printf("%zu configurations, of each of which two small chunks are run: seconds for small "
            "pictures, minutes for large ones\n",
-           count_chosen(p));
+           count);
     for (size_t i = 0; i < EX_ROWS(configurations); i++) {
-        char command[8192];
+        const configuration *c = &configurations[i];
+        command asked;
         answer a;
-        if (!is_chosen(p, &configurations[i])) continue;
-        command_of(p, &configurations[i], program, command, sizeof command);
-        print_question(&configurations[i]);
-        if (!ask(&configurations[i], command, &a)) return 1;
-        print_answer(&a);
+        if (!is_chosen(p, c)) continue;
+        if (!make_command(p, c, argv0, &asked)) return fail_unknown_folder();
+        print_question(c, ++number, count);
+        ask(c, &asked, &a);
+        print_answer(c, &a);
         if (a.exit_status == DOES_NOT_FIT) worst = DOES_NOT_FIT;
         is_known &= a.exit_status == 0 || a.exit_status == DOES_NOT_FIT;
     }
@@ -233,14 +255,9 @@ static int compare(const plan *p, const char *program) {
 }
 
 static int run(const plan *p, const char *argv0) {
-    char program[4096];
-    if (!ex_program_path(argv0, program, sizeof program)) {
-        fprintf(stderr, NAME ": the folder of the program is not known\n");
-        return 1;
-    }
     for (size_t i = 0; count_chosen(p) == 1 && i < EX_ROWS(configurations); i++)
-        if (is_chosen(p, &configurations[i])) return show(p, &configurations[i], program);
-    return compare(p, program);
+        if (is_chosen(p, &configurations[i])) return show(p, &configurations[i], argv0);
+    return compare(p, argv0);
 }
 
 /* ---- main -------------------------------------------------------------------------------------- */

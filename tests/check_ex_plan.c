@@ -9,7 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 START_TEST(a_list_without_a_budget) {
     static const char *const programs[] = {"food101    original", "smartcash  tier1",
@@ -69,6 +71,47 @@ START_TEST(a_program_that_is_not_there) {
 }
 END_TEST
 
+/* Folders that a shell would read as words, and as commands of its own. */
+static const char *const folders[] = {"with a blank", "x';touch INJECTED;'",
+                                      "\"$(touch INJECTED)\"", "two\nlines", "*"};
+
+START_TEST(the_folder_is_no_command) {
+    char self[CLI_PATH], path[2 * CLI_PATH], to[CLI_PATH + 64], here[CLI_PATH];
+    static const char *const parts[] = {"lib", "libtorch"}, *const names[] = {"plan", "profoct"};
+    ck_assert(ex_program_path(NULL, self, sizeof self));
+    *strrchr(self, '/') = '\0';
+    ck_assert_ptr_nonnull(getcwd(here, sizeof here));
+    for (int i = 0; i < LENGTH(parts); i++) {
+        snprintf(path, sizeof path, "%s/../%s", self, parts[i]);
+        snprintf(to, sizeof to, "%s/%s", cli_root, parts[i]);
+        ck_assert_int_eq(symlink(path, to), 0);
+    }
+    snprintf(to, sizeof to, "%s/%s", cli_root, folders[_i]);
+    ck_assert_int_eq(mkdir(to, 0700), 0);
+    ck_assert_int_eq(chdir(to), 0);
+    for (int i = 0; i < LENGTH(names); i++) {
+        snprintf(path, sizeof path, "cp '%s/../examples/%s' .", self, names[i]);
+        ck_assert_int_eq(system(path), 0);
+    }
+    ck_assert_int_eq(chdir(here), 0);
+    snprintf(path, sizeof path, "%s/plan", to);
+    cli_take_path(path);
+    EXPECT(3, "--example", "profoct", "--config", "minimal", "--budget", "100MiB");
+    ck_contains(cli_out, "profoct, minimal: few-shot episodes");
+    ck_contains(cli_out, "What takes memory on cpu");
+    ck_assert_int_ne(unlink("INJECTED"), 0);
+}
+END_TEST
+
+/* Which row is asked is said before its answer, which may take minutes: on standard error, one line each. */
+START_TEST(rows_are_told_while_they_are_asked) {
+    EXPECT(3, "--example", "profoct", "--budget", "100MiB");
+    ck_contains(cli_err, "plan: 1 of 2: profoct minimal, few-shot episodes");
+    ck_contains(cli_err, "plan: 2 of 2: profoct maximum, ");
+    ck_assert_ptr_null(strstr(cli_out, " of 2: "));
+}
+END_TEST
+
 START_TEST(one_configuration_alone) {
     EXPECT(0, "--example", "profoct", "--config", "minimal", "--budget", "900MiB");
     ck_contains(cli_out, "--preset minimal\n");
@@ -87,5 +130,7 @@ int main(void) {
     tcase_add_loop_test(runs, a_program_against_budgets, 0, LENGTH(budgets));
     tcase_add_test(runs, a_program_that_is_not_there);
     tcase_add_test(runs, one_configuration_alone);
+    tcase_add_loop_test(runs, the_folder_is_no_command, 0, LENGTH(folders));
+    tcase_add_test(runs, rows_are_told_while_they_are_asked);
     return suite_run(suite);
 }

@@ -34,6 +34,10 @@ void cli_take_program(const char *name) {
     find_program();
 }
 
+void cli_take_path(const char *path) {
+    snprintf(program, sizeof program, "%s", path);
+}
+
 static void set_up(void) {
     snprintf(cli_root, sizeof cli_root, "/tmp/check_ex_cli.XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(cli_root));

@@ -28,6 +28,9 @@ extern const char *cli_program;
 /* Another one within a test. */
 void cli_take_program(const char *name);
 
+/* The same by its path. */
+void cli_take_path(const char *path);
+
 /* "NAME=VALUE", ..., NULL, for its environment; NULL: nothing beside this one. */
 extern const char *const *cli_environment;
 
