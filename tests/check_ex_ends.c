@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- signals ------------------------------------------------------------------------------------- */
@@ -19,7 +20,8 @@ static const struct {
     int number;
     const char *name;
 } signals[] = {{SIGINT, "stopped by Ctrl-C after step "},
-               {SIGTERM, "stopped by SIGTERM after step "}};
+               {SIGTERM, "stopped by SIGTERM after step "},
+               {SIGHUP, "stopped by SIGHUP after step "}};
 
 START_TEST(a_signal_finishes_the_step) {
     const char *const arguments[] = {SMALL, "--epochs", "1000", "--trace", cli_trace, NULL};
@@ -45,6 +47,101 @@ START_TEST(a_signal_before_training_ends_at_once) {
     ck_assert_int_eq(kill(child, signals[_i].number), 0);
     ck_assert_int_eq(cli_finish(child), 128 + signals[_i].number);
     close(writer);
+}
+END_TEST
+
+/* A terminal that goes sends one, and its shell another: none of the two ends the run before it has saved. */
+START_TEST(a_second_hangup_changes_nothing) {
+    char file[CLI_PATH + 8];
+    snprintf(file, sizeof file, "%s/c", cli_root);
+    const char *const arguments[] = {SMALL,     "--epochs", "1000", "--trace",
+                                     cli_trace, "--save",   file,   NULL};
+    pid_t child = cli_start(arguments);
+    cli_wait_for_step(2);
+    for (int i = 0; i < 50; i++) {
+        ck_assert_int_eq(kill(child, SIGHUP), 0);
+        usleep(1000);
+    }
+    ck_assert_int_eq(cli_finish(child), 128 + SIGHUP);
+    ck_assert_int_eq(access(file, R_OK), 0);
+}
+END_TEST
+
+/* Under nohup, and in the background of a script, the parent has said that they are not to end the run. */
+START_TEST(an_ignored_signal_stays_ignored) {
+    const char *const arguments[] = {SMALL, "--epochs", "1000", "--trace", cli_trace, NULL};
+    int other = signals[_i].number == SIGTERM ? SIGINT : SIGTERM;
+    signal(signals[_i].number, SIG_IGN);
+    pid_t child = cli_start(arguments);
+    cli_wait_for_step(2);
+    for (int n = 3; n < 6; n++) {
+        ck_assert_int_eq(kill(child, signals[_i].number), 0);
+        cli_wait_for_step(n);
+    }
+    ck_assert_int_eq(kill(child, other), 0);
+    ck_assert_int_eq(cli_finish(child), 128 + other);
+    ck_contains(cli_out, "stopped by ");
+}
+END_TEST
+
+/* Ctrl-Z, and on again: the run is the one that was not stopped. */
+static const int stopping[] = {SIGTSTP, SIGSTOP};
+
+START_TEST(a_run_that_is_stopped_and_goes_on) {
+    const char *const arguments[] = {SMALL, "--steps", "12", "--trace", cli_trace, NULL};
+    int status;
+    pid_t child = cli_start(arguments);
+    cli_wait_for_step(2);
+    ck_assert_int_eq(kill(child, stopping[_i]), 0);
+    ck_assert_int_eq(waitpid(child, &status, WUNTRACED), child);
+    ck_assert(WIFSTOPPED(status));
+    ck_assert_int_eq(kill(child, SIGCONT), 0);
+    ck_assert_int_eq(cli_finish(child), 0);
+    EXPECT(0, SMALL, "--replay", cli_trace, "--trace", cli_replayed);
+    cli_same_state();
+}
+END_TEST
+
+/* ---- pipes that nobody reads any more ---------------------------------------------------------------- */
+
+/* A reader of a pipe at that path, which goes when something has been read. */
+static int open_reader(const char *path) {
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    int reader = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    ck_assert_int_ge(reader, 0);
+    return reader;
+}
+
+static void read_and_go(int reader) {
+    char text[512];
+    while (read(reader, text, sizeof text) <= 0) usleep(10000);
+    close(reader);
+}
+
+START_TEST(a_trace_that_nobody_reads) {
+    const char *const arguments[] = {SMALL, "--steps", "4", "--trace", cli_trace, NULL};
+    int reader = open_reader(cli_trace);
+    pid_t child = cli_start(arguments);
+    read_and_go(reader);
+    ck_assert_int_eq(cli_finish(child), 1);
+    ck_contains(cli_err, "--trace: ");
+    ck_contains(cli_err, "Broken pipe");
+}
+END_TEST
+
+/* As in `food101 | head -1`: what was trained is saved, and the end says what has been lost. */
+START_TEST(a_standard_output_that_nobody_reads) {
+    char file[CLI_PATH + 8], output[CLI_PATH + 8];
+    snprintf(file, sizeof file, "%s/c", cli_root);
+    snprintf(output, sizeof output, "%s/pipe", cli_root);
+    const char *const arguments[] = {SMALL, "--steps", "4", "--save", file, NULL};
+    int reader = open_reader(output);
+    cli_stdout = output;
+    pid_t child = cli_start(arguments);
+    read_and_go(reader);
+    ck_assert_int_eq(cli_finish(child), 1);
+    ck_contains(cli_err, "food101: standard output could not be written");
+    ck_assert_int_eq(access(file, R_OK), 0);
 }
 END_TEST
 
@@ -355,10 +452,15 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("ex_ends");
     TCase *stops = cli_case(suite, "signals"), *full = cli_case(suite, "full");
-    TCase *fits = cli_case(suite, "fits");
+    TCase *fits = cli_case(suite, "fits"), *pipes = cli_case(suite, "pipes");
 
     tcase_add_loop_test(stops, a_signal_finishes_the_step, 0, LENGTH(signals));
     tcase_add_loop_test(stops, a_signal_before_training_ends_at_once, 0, LENGTH(signals));
+    tcase_add_test(stops, a_second_hangup_changes_nothing);
+    tcase_add_loop_test(stops, an_ignored_signal_stays_ignored, 0, LENGTH(signals));
+    tcase_add_loop_test(stops, a_run_that_is_stopped_and_goes_on, 0, LENGTH(stopping));
+    tcase_add_test(pipes, a_trace_that_nobody_reads);
+    tcase_add_test(pipes, a_standard_output_that_nobody_reads);
     tcase_add_loop_test(full, a_full_standard_output_is_told, 0, LENGTH(printing));
     tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);

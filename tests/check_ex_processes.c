@@ -8,6 +8,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* Few scenes, small ones, and a text model that stays random; chunks that do not depend on times. */
@@ -149,6 +150,47 @@ START_TEST(one_never_comes) {
 }
 END_TEST
 
+/* Ctrl-Z reaches all of them while they meet; one that goes on again has not ended. */
+START_TEST(one_is_stopped_for_a_while) {
+    static const char *const arguments[] = {TWO, "--epochs", "1", NULL};
+    pid_t child = 0, parent = cli_start(arguments);
+    for (int i = 0; i < 2000 && !(child = child_of(parent)); i++) usleep(1000);
+    if (!child) printf("SKIP: the system does not tell of children\n");
+    if (child) kill(child, SIGSTOP);
+    usleep(300000);
+    if (child) kill(child, SIGCONT);
+    int status = cli_finish(parent);
+    ck_assert_msg(status == 0, "%d: %s", status, cli_err);
+}
+END_TEST
+
+/* Of two that torchrun has started, or somebody by hand, the first is killed: the other does not wait for it. */
+START_TEST(the_first_is_killed) {
+    char port[32];
+    const char *const first[] = {"WORLD_SIZE=2", "RANK=0", "MASTER_ADDR=127.0.0.1", port, NULL};
+    const char *const second[] = {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=127.0.0.1", port, NULL};
+    const char *const arguments[] = {QUICK, "--epochs", "1000", "--trace", cli_trace, NULL};
+    int status;
+    snprintf(port, sizeof port, "MASTER_PORT=%d", ex_processes_free_port());
+    cli_environment = first;
+    pid_t killed = cli_start(arguments);
+    cli_environment = second;
+    pid_t other = cli_start(arguments);
+    cli_wait_for_step(3);
+    ck_assert_int_eq(kill(killed, SIGKILL), 0);
+    ck_assert_int_eq(waitpid(killed, &status, 0), killed);
+    ck_assert_int_eq(cli_finish(other), 1);
+    ck_contains(cli_err, "process 1 of 2: the others are not to be reached");
+}
+END_TEST
+
+/* One whose parent has died before it could ask to be told has another parent by then. */
+START_TEST(a_parent_that_has_gone) {
+    ck_assert(ex_processes_end_with(getppid()));
+    ck_assert(!ex_processes_end_with(getpid()));
+}
+END_TEST
+
 START_TEST(the_best_goes_on) {
     char file[PATH], other[PATH], best[PATH + 8];
     saved_files(file, other);
@@ -272,6 +314,9 @@ int main(void) {
     tcase_add_test(refused, files_of_other_steps);
     tcase_add_loop_test(runs, the_others_train, 0, LENGTH(trainers));
     tcase_add_test(runs, one_never_comes);
+    tcase_add_test(runs, one_is_stopped_for_a_while);
+    tcase_add_test(runs, the_first_is_killed);
+    tcase_add_test(suite_case(suite, "parents"), a_parent_that_has_gone);
     tcase_add_test(runs, the_best_goes_on);
     return suite_run(suite);
 }

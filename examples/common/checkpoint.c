@@ -4,11 +4,16 @@
 #include "checkpoint.h"
 
 #include <errno.h>
+#include <math.h>
 #include <memtrain/safetensors.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+int ex_position_is_better(const ex_position *position, double metric) {
+    return isfinite(metric) && (!position->best_epoch || metric > position->best);
+}
 
 mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
                              const ex_position *position) {

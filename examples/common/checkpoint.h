@@ -29,6 +29,9 @@ typedef struct ex_position {
     uint64_t best_epoch; /* its epoch; 0: none */
 } ex_position;
 
+/* Whether an epoch with that metric is the best so far. One that is not a finite number never is. */
+int ex_position_is_better(const ex_position *position, double metric);
+
 /* Writes the file; the one that was there becomes PATH.1. */
 MT_NODISCARD mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
                                           const ex_position *position);

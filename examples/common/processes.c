@@ -7,6 +7,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -26,6 +27,7 @@ int ex_processes_free_port(void) {
     struct sockaddr_in address = {.sin_family = AF_INET};
     socklen_t length = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM, 0), port = 0;
+    if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
         getsockname(fd, (struct sockaddr *)&address, &length) == 0)
@@ -53,14 +55,22 @@ static mt_status tell(int count) {
     return MT_OK;
 }
 
+int ex_processes_end_with(pid_t parent) {
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
+    /* A parent that has died before is told of by nobody any more: this process has another one by now. */
+    return getppid() == parent;
+}
+
 static mt_status start(const char *path, char **argv, int rank, pid_t *out) {
+    pid_t parent = getpid();
     if (set_rank(rank)) return mt_set_error(MT_ENOMEM, "out of memory for the environment");
     *out = fork();
     if (*out < 0) return mt_set_error(MT_EIO, "--processes: cannot start one: %s", strerror(errno));
     if (*out > 0) return MT_OK;
-#ifdef __linux__
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* without the first it has nobody to go on with */
-#endif
+    if (!ex_processes_end_with(parent))
+        _exit(1); /* without the first it has nobody to go on with */
     execv(path, argv);
     _exit(127);
 }
@@ -104,12 +114,15 @@ static size_t length_of_name(const char *path) {
     }
 }
 
-static const char *own_file(ex_processes *p, int index, const char *path) {
-    if (!path || p->group.rank == 0 || strncmp(path, "/dev/", 5) == 0) return path;
+const char *ex_processes_file(const char *path, int rank, char *text, size_t capacity) {
+    if (!path || rank == 0 || strncmp(path, "/dev/", 5) == 0) return path;
     size_t length = length_of_name(path);
-    snprintf(p->files[index], EX_FILE_CAPACITY, "%.*s.rank%d%s", (int)length, path, p->group.rank,
-             path + length);
-    return p->files[index];
+    snprintf(text, capacity, "%.*s.rank%d%s", (int)length, path, rank, path + length);
+    return text;
+}
+
+static const char *own_file(ex_processes *p, int index, const char *path) {
+    return ex_processes_file(path, p->group.rank, p->files[index], EX_FILE_CAPACITY);
 }
 
 static void take_share(ex_flags *flags, ex_processes *p) {
@@ -170,6 +183,7 @@ static void when_one_ends(void (*handler)(int)) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = handler;
+    action.sa_flags = SA_NOCLDSTOP; /* one that is stopped goes on, and has not ended */
     sigaction(SIGCHLD, &action, NULL);
 }
 
@@ -228,12 +242,20 @@ ex_source ex_processes_share(ex_processes *p, const ex_source *whole) {
     return share;
 }
 
+/* Those of interrupt.h; of several that have come the first in this list is told by all. */
+static const int shared_signals[] = {SIGINT, SIGTERM, SIGHUP};
+
+enum { SHARED = sizeof shared_signals / sizeof shared_signals[0] };
+
 int ex_processes_signal(const ex_processes *p, int signal_number) {
-    double values[2] = {signal_number == SIGINT, signal_number != 0 && signal_number != SIGINT};
+    double values[SHARED];
     if (p->group.count == 1) return signal_number;
+    for (int i = 0; i < SHARED; i++) values[i] = signal_number == shared_signals[i];
     /* Where they are not to be reached the next step says so. */
-    if (p->group.sum_doubles(p->group.self, values, 2) != MT_OK) return signal_number;
-    return values[0] > 0 ? SIGINT : values[1] > 0 ? SIGTERM : 0;
+    if (p->group.sum_doubles(p->group.self, values, SHARED) != MT_OK) return signal_number;
+    for (int i = 0; i < SHARED; i++)
+        if (values[i] > 0) return shared_signals[i];
+    return 0;
 }
 
 /* All are x where n times the sum of squares is the square of the sum. */

@@ -26,8 +26,22 @@ typedef struct ex_processes {
 /* How many are asked for, by --processes or the environment; 1: this one alone. */
 int64_t ex_processes_asked(const ex_flags *flags);
 
+/*
+ * The name that a file of --save, --resume, --trace or --report has for one of several processes, "run.rank1.best" for
+ * "run.best"; for the first one, and for what lies in /dev, the path itself.
+ * @param path  NULL: NULL is returned
+ * @return path, or text
+ */
+const char *ex_processes_file(const char *path, int rank, char *text, size_t capacity);
+
 /* A port of this machine that nobody has now; 0: none. */
 int ex_processes_free_port(void);
+
+/*
+ * Called by a child after fork: from now on it gets SIGTERM when its parent ends (on Linux).
+ * @return 1; 0 where the parent has ended already
+ */
+int ex_processes_end_with(pid_t parent);
 
 /* Whether this one speaks for all, known before they have met. */
 int ex_processes_is_first(void);
@@ -54,7 +68,7 @@ MT_NODISCARD mt_status ex_processes_close(ex_processes *processes);
  */
 ex_source ex_processes_share(ex_processes *processes, const ex_source *whole);
 
-/* A signal that one of the processes has got, where all ask at the same time; 0: none has. */
+/* A signal of interrupt.h that one of the processes has got, where all ask at the same time; 0: none has. */
 int ex_processes_signal(const ex_processes *processes, int signal_number);
 
 /*

@@ -396,7 +396,7 @@ static mt_status evaluate(ex_training *t, ex_batches *batches, ex_means *means) 
 static mt_status keep_best(ex_training *t) {
     double metric = t->last.eval_metrics[0];
     if (!t->last.eval_samples || !t->info.metric_count) return MT_OK;
-    if (t->at.best_epoch && !(metric > t->at.best)) return MT_OK;
+    if (!ex_position_is_better(&t->at, metric)) return MT_OK;
     t->at.best = metric;
     t->at.best_epoch = t->last.epoch;
     return save_best(t);
@@ -557,6 +557,7 @@ static ex_training new_run(const ex_program *program, ex_flags *flags, char **ar
 
 int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     mt_reexec_passive(argv);
+    ex_interrupt_no_pipe();
     ex_training t = new_run(program, flags, argv);
     ex_progress_init(&t.progress, (ex_progress_mode)flags->progress, "samples", stderr);
     t.progress.has_no_notes = !ex_processes_is_first();
