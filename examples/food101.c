@@ -78,7 +78,8 @@ static const ex_option own_flags[] = {
         "weights", EX_TEXT, food101, weights, "FILE",
         "begin with the weights of a safetensors file, of torchvision's or timm's network of that "
         "name; the last layer (fc) is trained anew, since its classes are others",
-        .accepts = "a safetensors file of the network's weights", .decides = 1),
+        .accepts = "a safetensors file of the network's weights", .decides = 1,
+        .file = EX_FILE_READ),
 };
 
 static const char *arch_name(int64_t depth) {

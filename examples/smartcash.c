@@ -105,7 +105,8 @@ static const ex_option own_flags[] = {
             "pictures for validation, always the same", .most = 10000000),
     EX_FLAG("weights", EX_TEXT, smartcash, weights, "FILE",
             "begin with the backbone of a safetensors file, torchvision's or timm's of that name",
-            .accepts = "a safetensors file of the network's weights", .decides = 1),
+            .accepts = "a safetensors file of the network's weights", .decides = 1,
+            .file = EX_FILE_READ),
 };
 
 static const smartcash at_first = {.flags = EX_FLAGS_INIT,

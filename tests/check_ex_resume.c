@@ -2,11 +2,15 @@
  * check_ex_resume.c - food101 in parts: a run that is saved and goes on ends as the one that was never
  * stopped, to the bit; and files that it cannot go on from are refused before anything is trained.
  */
+#include "checkpoint.h"
 #include "cli.h"
 #include "common/suite.h"
 
+#include <dirent.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* 40 pictures are enough: 3 to 5 steps an epoch. */
@@ -73,6 +77,52 @@ START_TEST(a_signal_saves) {
 }
 END_TEST
 
+/* A file that is being written is there beside the others, under a name that is not the last one. */
+static int is_saving(void) {
+    int found = 0;
+    DIR *folder = opendir(cli_root);
+    ck_assert_ptr_nonnull(folder);
+    for (const struct dirent *entry; (entry = readdir(folder));)
+        found = found || strstr(entry->d_name, "tmp");
+    closedir(folder);
+    return found;
+}
+
+/* What a save leaves that is ended in its middle, or asked to end: a file to go on from. */
+static const int ending[] = {SIGKILL, SIGTERM};
+
+START_TEST(a_signal_during_a_save) {
+    const char *const arguments[] = {FEW,       "--epochs", "1000", "--trace",
+                                     cli_trace, "--save",   file,   NULL};
+    pid_t child = cli_start(arguments);
+    while (!is_there("")) usleep(1000);
+    while (!is_saving()) usleep(100);
+    ck_assert_int_eq(kill(child, ending[_i]), 0);
+    ck_assert_int_eq(cli_finish(child), 128 + ending[_i]);
+    ck_assert(is_there(""));
+    EXPECT(0, FEW, "--epochs", "1000", "--steps", "1", "--resume", file);
+    ck_contains(cli_err, "going on from '");
+}
+END_TEST
+
+/* ---- the best epoch ------------------------------------------------------------------------------ */
+
+/* A metric that is not a number is no metric to be beaten, nor one that JSON could hold. */
+START_TEST(the_best_is_a_number) {
+    const ex_position first = {.epoch = 1}, later = {.epoch = 4, .best = 0.5, .best_epoch = 2};
+    const ex_position below = {.epoch = 4, .best = -3, .best_epoch = 2};
+    ck_assert(ex_position_is_better(&first, 0));
+    ck_assert(ex_position_is_better(&first, -1));
+    ck_assert(!ex_position_is_better(&first, NAN));
+    ck_assert(!ex_position_is_better(&first, INFINITY));
+    ck_assert(ex_position_is_better(&later, 0.6));
+    ck_assert(!ex_position_is_better(&later, 0.5));
+    ck_assert(!ex_position_is_better(&later, NAN));
+    ck_assert(!ex_position_is_better(&later, INFINITY));
+    ck_assert(ex_position_is_better(&below, -2));
+}
+END_TEST
+
 static const struct {
     const char *flags[2], *word;
 } others[] = {
@@ -114,6 +164,26 @@ START_TEST(another_network_is_refused) {
 }
 END_TEST
 
+/* Of another spelling, and beside --save: what is there stays as it is. */
+START_TEST(a_trace_does_not_end_what_is_read) {
+    static const char *const ends[] = {"", ".1", ".best", ".tmp"};
+    char other[CLI_PATH + 16];
+    struct stat before, after;
+    EXPECT(0, FEW, "--epochs", "3", "--steps", "1", "--save", file);
+    ck_assert_int_eq(stat(file, &before), 0);
+    for (int i = 0; i < LENGTH(ends); i++) {
+        snprintf(other, sizeof other, "%.400s/./c%s", cli_root, ends[i]);
+        EXPECT(2, FEW, "--epochs", "3", i ? "--save" : "--resume", file, "--trace", other);
+        ck_contains(cli_err, "food101: --trace: '");
+        ck_contains(cli_err, i ? "of --save, '" : "of --resume, '");
+        ck_assert_str_eq(cli_out, "");
+    }
+    ck_assert_int_eq(stat(file, &after), 0);
+    ck_assert_int_eq(before.st_size, after.st_size);
+    EXPECT(0, FEW, "--epochs", "3", "--resume", file);
+}
+END_TEST
+
 START_TEST(a_damaged_file_is_refused) {
     EXPECT(0, FEW, "--steps", "1", "--save", file);
     ck_assert_int_eq(truncate(file, 1000000), 0);
@@ -132,8 +202,11 @@ int main(void) {
     tcase_add_loop_test(parts, in_parts_as_in_one, 0, LENGTH(stops));
     tcase_add_test(parts, after_each_epoch);
     tcase_add_test(parts, a_signal_saves);
+    tcase_add_loop_test(parts, a_signal_during_a_save, 0, LENGTH(ending));
+    tcase_add_test(suite_case(suite, "best"), the_best_is_a_number);
     tcase_add_test(refused, another_run_is_refused);
     tcase_add_test(refused, another_network_is_refused);
     tcase_add_test(refused, a_damaged_file_is_refused);
+    tcase_add_test(refused, a_trace_does_not_end_what_is_read);
     return suite_run(suite);
 }

@@ -2,8 +2,10 @@
  * flags.c - the table of the shared flags; see flags.h.
  */
 #include "flags.h"
+#include "files.h"
 #include "flag_values.h"
 #include "output.h"
+#include "processes.h"
 
 #include <float.h>
 #include <math.h>
@@ -170,8 +172,10 @@ static const ex_option rows[] = {
     SWITCH("deterministic", deterministic,
            "choose sizes by memory alone, not by time: equal on equal budgets"),
     FLAG("threads", EX_WHOLE, threads, "N|auto",
-         "threads that compute; auto: one a core. Results depend on their number", .least = 1,
-         .most = 1024, .words = automatic),
+         "threads that compute; auto: one per core that the process may use, as its affinity and "
+         "its "
+         "control group say. Results depend on their number",
+         .least = 1, .most = 1024, .words = automatic),
     FLAG("workers", EX_WHOLE, workers, "N",
          "threads that render batches ahead; 0: each when it is needed", .most = EX_WORKERS_MAX),
     FLAG("prefetch", EX_WHOLE, prefetch, "N",
@@ -186,21 +190,22 @@ static const ex_option rows[] = {
          "auto, bar, plain or off; auto: a bar on a terminal, else plain lines",
          .words = progress_modes),
     FLAG("trace", EX_TEXT, trace, "FILE.jsonl",
-         "write every decision and step, one JSON object a line", .accepts = "a file to write"),
+         "write every decision and step, one JSON object a line", .accepts = "a file to write",
+         .file = EX_FILE_WRITTEN),
     FLAG("report", EX_TEXT, report, "FILE.html",
          "draw the run on one page: chunks, peak against budget and time over the steps, OOMs, "
          "epochs, settings",
-         .accepts = "a file to write"),
+         .accepts = "a file to write", .file = EX_FILE_WRITTEN),
     FLAG("replay", EX_TEXT, replay, "FILE.jsonl",
          "take the chunks of each step from a trace, and stop where it ends",
-         .accepts = "a trace to read"),
+         .accepts = "a trace to read", .file = EX_FILE_READ),
     FLAG("save", EX_TEXT, save, "FILE",
          "write all that is needed to go on, after each epoch and when the run is stopped; the "
          "file before it becomes FILE.1, and the one of the best epoch is FILE.best",
-         .accepts = "a file to write"),
+         .accepts = "a file to write", .file = EX_FILE_SAVED),
     FLAG("resume", EX_TEXT, resume, "FILE",
          "go on where the run of that file was; --steps counts from its beginning",
-         .accepts = "a file of --save"),
+         .accepts = "a file of --save", .file = EX_FILE_RESUMED),
     FLAG("inject-oom", EX_PARSED, inject, "STEP:N[:persistent]",
          "let the N-th request for memory in that step fail, once or from then on",
          .read = ex_read_inject, .accepts = "STEP:N or STEP:N:persistent, both at least 1"),
@@ -276,28 +281,6 @@ static int check_sizes(const ex_command *command, ex_error *error) {
     return 0;
 }
 
-/* One file for two: the later of the two would destroy the other. */
-static int check_files(const ex_command *command, ex_error *error) {
-    const ex_flags *f = command->flags;
-    const struct {
-        const char *name, *path;
-    } files[] = {{"--resume", f->resume},
-                 {"--save", f->save},
-                 {"--replay", f->replay},
-                 {"--trace", f->trace},
-                 {"--report", f->report}};
-    for (size_t i = 2; i < EX_ROWS(files); i++) /* --save and --resume may well have the same */
-        for (size_t j = 0; j < i; j++) {
-            if (!files[i].path || !files[j].path || strcmp(files[i].path, files[j].path) != 0)
-                continue;
-            ex_error_set(error, command->program,
-                         "%s: '%s' is not accepted; accepted: another file than that of %s",
-                         files[i].name, files[i].path, files[j].name);
-            return -1;
-        }
-    return 0;
-}
-
 /* A replay begins at the first step, which a run that goes on has behind it. */
 static int check_start(const ex_command *command, ex_error *error) {
     if (!command->flags->resume || !command->flags->replay) return 0;
@@ -332,9 +315,10 @@ static int check_fallback(const ex_command *command, int64_t by_default, ex_erro
     return -1;
 }
 
-static int check_together(const ex_command *command, int64_t fallback, ex_error *error) {
-    int status = check_sizes(command, error);
-    if (status == 0) status = check_files(command, error);
+static int check_together(const ex_command *command, const ex_table *tables, int64_t fallback,
+                          ex_error *error) {
+    int processes = (int)ex_processes_asked(command->flags), status = check_sizes(command, error);
+    if (status == 0) status = ex_files_check(command->program, tables, processes, error);
     if (status == 0) status = check_fallback(command, fallback, error);
     return status == 0 ? check_start(command, error) : status;
 }
@@ -369,7 +353,8 @@ int ex_flags_read(const ex_command *command, int argc, char **argv, int *out_sta
         return 0;
     }
     if (ex_options_parse(command->program, tables, argc, argv, &error) != 0 ||
-        check_together(command, fallback, &error) != 0 || accumulate(command, &error) != 0) {
+        check_together(command, tables, fallback, &error) != 0 ||
+        accumulate(command, &error) != 0) {
         fprintf(stderr, "%s\n", error.text);
         *out_status = 2;
         return 0;

@@ -29,6 +29,19 @@ typedef enum ex_kind {
     EX_PARSED  /* what `read` makes of the argument */
 } ex_kind;
 
+/*
+ * What becomes of the file that a flag names. Of two flags with one file the one of the later use is refused, and
+ * files that are only read may be one.
+ */
+typedef enum ex_file_use {
+    EX_NO_FILE = 0,
+    EX_FILE_READ,
+    EX_FILE_RESUMED, /* read as a whole before EX_FILE_SAVED writes, so that these two may be one */
+    EX_FILE_SAVED,   /* written again and again, with FILE.1, FILE.best and FILE.tmp beside it */
+    EX_FILE_REPLACED, /* written once, as FILE.tmp first */
+    EX_FILE_WRITTEN
+} ex_file_use;
+
 /* A word and what it stands for; a list of them ends with {NULL, 0}. */
 typedef struct ex_word {
     const char *name;
@@ -48,7 +61,8 @@ typedef struct ex_option {
     const ex_word *words;
     int64_t least, most; /* both included */
     double min, max;     /* both included */
-    int decides; /* 1: another value ends in another state, so that a replay needs the same */
+    int decides;      /* 1: another value ends in another state, so that a replay needs the same */
+    ex_file_use file; /* EX_TEXT: what becomes of the file of that name */
     /* EX_PARSED: 1 when text was accepted and stored, 0 when not. text lives as long as argv. */
     int (*read)(const char *text, void *target);
 } ex_option;
