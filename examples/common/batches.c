@@ -56,6 +56,7 @@ struct ex_batches {
     pthread_t threads[EX_WORKERS_MAX];
     size_t running;
     int stop;
+    size_t held; /* bytes that count against the budget */
 };
 
 /* ---- rendering --------------------------------------------------------------------------------- */
@@ -122,11 +123,15 @@ static size_t slot_bytes(const ex_batches *b) {
     return b->options.batch * bytes;
 }
 
+/* Empty again: whoever needs a view of so many samples makes it anew. */
+static void clear_view(view *v) {
+    for (int t = 0; t < EX_TENSORS; t++) mt_tensor_free(v->tensors[t]);
+    memset(v, 0, sizeof *v);
+}
+
 static void free_slot(slot *s) {
-    for (int t = 0; s && t < EX_TENSORS; t++) {
-        for (int i = 0; i < VIEWS; i++) mt_tensor_free(s->views[i].tensors[t]);
-        free(s->buffers[t]);
-    }
+    for (int i = 0; s && i < VIEWS; i++) clear_view(&s->views[i]);
+    for (int t = 0; s && t < EX_TENSORS; t++) free(s->buffers[t]);
     free(s);
 }
 
@@ -162,6 +167,31 @@ ex_batches_options ex_batches_options_of(const ex_flags *flags) {
                                 .prefetch = (size_t)flags->prefetch};
 }
 
+/* Of all that there are: the library is told one figure for the process. */
+static size_t held_by_all;
+static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
+
+static mt_status hold_instead(ex_batches *b, size_t bytes) {
+    pthread_mutex_lock(&holding);
+    size_t all = held_by_all - b->held + bytes;
+    mt_status status = mt_device_hold("cpu", all);
+    if (status == MT_OK) held_by_all = all;
+    if (status == MT_OK) b->held = bytes;
+    pthread_mutex_unlock(&holding);
+    return status;
+}
+
+static void hold_ahead(ex_batches *b) {
+    size_t bytes = ex_batches_ahead_bytes(b);
+    if (bytes && hold_instead(b, bytes) != MT_OK)
+        mt_log(MT_LOG_WARNING, "batches that are rendered ahead are not counted: %s",
+               mt_last_error());
+}
+
+static void release_ahead(ex_batches *b) {
+    if (b->held) (void)!hold_instead(b, 0);
+}
+
 mt_status ex_batches_new(const ex_source *source, const ex_batches_options *options,
                          ex_batches **out) {
     *out = NULL;
@@ -179,9 +209,7 @@ mt_status ex_batches_new(const ex_source *source, const ex_batches_options *opti
         return mt_set_error(MT_ENOMEM, "out of host memory for %zu batches of %zu %s", wanted,
                             options->batch, source->unit);
     }
-    if (mt_device_hold("cpu", ex_batches_ahead_bytes(b)) != MT_OK)
-        mt_log(MT_LOG_WARNING, "batches that are rendered ahead are not counted: %s",
-               mt_last_error());
+    hold_ahead(b);
     start_threads(b);
     *out = b;
     return MT_OK;
@@ -195,7 +223,7 @@ static void stop_threads(ex_batches *b) {
     pthread_mutex_unlock(&b->mutex);
     for (size_t i = 0; i < b->running; i++) pthread_join(b->threads[i], NULL);
     b->running = 0;
-    if (ex_batches_ahead_bytes(b)) (void)!mt_device_hold("cpu", 0);
+    release_ahead(b);
 }
 
 void ex_batches_stop_ahead(ex_batches *b) {
@@ -306,7 +334,10 @@ static mt_status make_view(const ex_batches *b, slot *s, size_t samples, view *v
     mt_status status = MT_OK;
     for (size_t i = 0; i < b->source.tensor_count && status == MT_OK; i++)
         status = wrap(&b->source.tensors[i], s->buffers[i], samples, &v->tensors[i]);
-    if (status != MT_OK) return status;
+    if (status != MT_OK) {
+        clear_view(v);
+        return status;
+    }
     v->torch = (mt_torch_batch){sizeof v->torch, v->tensors, b->source.tensor_count};
     v->samples = samples;
     return MT_OK;
