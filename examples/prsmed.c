@@ -181,9 +181,11 @@ static mt_status log_memory(void *self, ex_training *run, const mt_epoch_report 
     (void)report;
     mt_status status = mt_device_memory(run->device.name, &m);
     if (status != MT_OK) return status;
+    /* The two are read one after the other, so that the first may have grown meanwhile. */
+    size_t cached = m.reserved_bytes > m.allocated_bytes ? m.reserved_bytes - m.allocated_bytes : 0;
     printf("%s Memory Allocated: %.3f GB, Reserved: %.3f GB, Cached: %.3f GB\n",
            strcmp(run->device.name, "cpu") == 0 ? "CPU" : "GPU", (double)m.allocated_bytes / 1e9,
-           (double)m.reserved_bytes / 1e9, (double)(m.reserved_bytes - m.allocated_bytes) / 1e9);
+           (double)m.reserved_bytes / 1e9, (double)cached / 1e9);
     return MT_OK;
 }
 

@@ -335,7 +335,10 @@ size_t settle(size_t most, Limit &by) {
  * group counts resident bytes and ends who has too many, so its limit is taken as one on these.
  */
 size_t host_budget() {
-    static const size_t code = resident_bytes() - std::min(resident_bytes(), allocated());
+    static const size_t code = [] {
+        size_t before = resident_bytes(); /* read once: it may have grown by a second look */
+        return before - std::min(before, allocated());
+    }();
     mt_host_memory host = {};
     host.size = sizeof host;
     if (mt_host_memory_read(nullptr, &host) != MT_OK) return SIZE_MAX;

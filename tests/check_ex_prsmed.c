@@ -101,6 +101,20 @@ START_TEST(the_tables_of_memory_change_nothing) {
 }
 END_TEST
 
+/* MPS tells no peak of a chunk: what hangs on it is not told, and no figure is made of what is not there. */
+START_TEST(a_device_that_tells_no_peaks) {
+    EXPECT(0, QUICK, "--epochs", "0", "--breakdown", "--batch", "4", "--device", "sim:mps",
+           "--budget", "200MiB");
+    ck_contains(cli_out, "\n  gradients ");
+    const char *together = strstr(cli_out, "\n  all together ");
+    ck_assert_ptr_nonnull(together);
+    ck_contains(together, " not told");
+    ck_contains(strstr(cli_out, "\n  chunks of 1 "), " not told");
+    ck_assert_ptr_null(strstr(cli_out, "EiB"));
+    ck_assert_ptr_null(strstr(cli_out, " 0 B"));
+}
+END_TEST
+
 /* Half of what a batch takes beside what is there before it. */
 START_TEST(half_the_memory_is_enough) {
     char budget[32];
@@ -141,6 +155,7 @@ int main(void) {
     tcase_add_loop_test(flags, configurations_cut_as_the_script_does, 0, LENGTH(configurations));
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, the_tables_of_memory_change_nothing);
+    tcase_add_test(runs, a_device_that_tells_no_peaks);
     tcase_add_test(runs, half_the_memory_is_enough);
     tcase_add_test(runs, a_run_goes_on);
     return suite_run(suite);

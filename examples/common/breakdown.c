@@ -8,10 +8,22 @@
 
 /* ---- part by part -------------------------------------------------------------------------------- */
 
-static void row(const char *name, size_t estimate, size_t measured, const char *published) {
-    char texts[2][32];
-    printf("  %-32s %12s %12s  %s\n", name, mt_format_size(estimate, texts[0], sizeof texts[0]),
-           mt_format_size(measured, texts[1], sizeof texts[1]), published ? published : "");
+/* A figure that hangs on the peak of a step, which not every device tells. */
+static const char *figure(size_t bytes, const ex_probed *step, char text[32]) {
+    if (step->peak_bytes) return mt_format_size(bytes, text, 32);
+    return "not told";
+}
+
+static void row(const char *name, size_t estimate, const char *measured, const char *published) {
+    char text[32];
+    printf("  %-32s %12s %12s  %s\n", name, mt_format_size(estimate, text, sizeof text), measured,
+           published ? published : "");
+}
+
+static void row_of_bytes(const char *name, size_t estimate, size_t measured,
+                         const char *published) {
+    char text[32];
+    row(name, estimate, mt_format_size(measured, text, sizeof text), published);
 }
 
 /* Peaks beside the state with nothing frozen, and with the first part that trains frozen. */
@@ -34,44 +46,49 @@ static mt_status measure_parts(const ex_breakdown *b, ex_probed *whole, size_t k
     return status;
 }
 
-static void print_part(const ex_part *part, size_t measured, size_t kept) {
-    row(part->name, part->parameter_bytes, measured, part->published);
+static void print_part(const ex_part *part, size_t measured, const char *kept) {
+    row_of_bytes(part->name, part->parameter_bytes, measured, part->published);
     if (!part->prefix) return;
     row("  its activations", part->activation_bytes, kept, "");
 }
 
 static void print_parts(const ex_breakdown *b, const ex_probed *whole,
                         const size_t kept[EX_PARTS]) {
+    char text[32];
     size_t trained = 0, all = b->input_bytes;
     printf("A step on a batch of %zu, in one chunk, nothing saved\n  %-32s %12s %12s  %s\n",
            b->batch->count, "", "estimate", "measured", "published");
-    row("input", b->input_bytes, b->input_bytes, b->published[0]);
+    row_of_bytes("input", b->input_bytes, b->input_bytes, b->published[0]);
     for (size_t i = 0; i < b->part_count; i++) {
         const ex_part *part = &b->parts[i];
-        print_part(part, b->parameter_bytes[i], kept[i]);
+        print_part(part, b->parameter_bytes[i], figure(kept[i], whole, text));
         all += part->parameter_bytes;
         if (!part->prefix) continue;
         all += part->activation_bytes;
         trained += part->parameter_bytes;
     }
-    row("gradients", trained, whole->info.gradient_bytes, b->published[1]);
-    row("optimiser state", 2 * trained, whole->info.optimizer_bytes, b->published[2]);
-    row("all together", all + 3 * trained, b->input_bytes + whole->peak_bytes, b->published[3]);
+    row_of_bytes("gradients", trained, whole->info.gradient_bytes, b->published[1]);
+    row_of_bytes("optimiser state", 2 * trained, whole->info.optimizer_bytes, b->published[2]);
+    row("all together", all + 3 * trained, figure(b->input_bytes + whole->peak_bytes, whole, text),
+        b->published[3]);
 }
 
 /* ---- saver by saver ------------------------------------------------------------------------------ */
 
-static double share(size_t part, size_t whole) {
-    return whole ? 100.0 * (double)part / (double)whole : 0;
+/* "41 %" of the step without a saver. */
+static const char *share(size_t part, size_t whole, char text[16]) {
+    if (!whole) return "";
+    snprintf(text, 16, "%.0f %%", 100.0 * (double)part / (double)whole);
+    return text;
 }
 
 static void print_saver(const ex_saver *saver, const ex_probed *with, const ex_probed *plain) {
-    char chunk[32], peak[32];
-    printf("  %-32s %12s %5.0f %% %12s %5.0f %% %8.2f s  %s\n", saver->name,
-           mt_format_size(with->chunk_bytes, chunk, sizeof chunk),
-           share(with->chunk_bytes, plain->chunk_bytes),
-           mt_format_size(with->peak_bytes, peak, sizeof peak),
-           share(with->peak_bytes, plain->peak_bytes), with->seconds,
+    char chunk[32], peak[32], shares[2][16];
+    printf("  %-32s %12s %7s %12s %7s %8.2f s  %s\n", saver->name,
+           figure(with->chunk_bytes, with, chunk),
+           share(with->chunk_bytes, plain->chunk_bytes, shares[0]),
+           figure(with->peak_bytes, with, peak),
+           share(with->peak_bytes, plain->peak_bytes, shares[1]), with->seconds,
            saver->published ? saver->published : "");
     fflush(stdout);
 }

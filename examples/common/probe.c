@@ -47,7 +47,8 @@ static mt_status measure(const ex_probe *how, mt_torch *torch, const mt_batch *b
     if (status == MT_OK) status = mt_device_memory(how->options.device, &memory);
     if (status == MT_OK) status = take_step(torch, batch, micro, out);
     if (status != MT_OK) return status;
-    out->chunk_bytes = out->peak_bytes - memory.allocated_bytes;
+    if (out->peak_bytes > memory.allocated_bytes)
+        out->chunk_bytes = out->peak_bytes - memory.allocated_bytes;
     return MT_OK;
 }
 

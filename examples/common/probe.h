@@ -19,8 +19,8 @@ typedef struct ex_probe {
 typedef struct ex_probed {
     mt_backend_info
         info;           /* bytes of parameters, gradients and optimiser state; its texts are gone */
-    size_t chunk_bytes; /* most that a chunk took beside these */
-    size_t peak_bytes;  /* most that all took together */
+    size_t chunk_bytes; /* most that a chunk took beside these; 0 where the device tells no peak */
+    size_t peak_bytes;  /* most that all took together; 0: the device does not tell */
     double seconds;     /* of the step */
 } ex_probed;
 
