@@ -23,6 +23,11 @@ ex_status ex_folder_pngs(const char *folder, ex_folder_fn fn, void *user, ex_err
     struct dirent **entries = NULL;
     ex_status status = EX_OK;
     int count = scandir(folder, &entries, is_picture, by_name);
+    if (count < 0 && errno != ENOENT && errno != ENOTDIR) {
+        int is_memory = errno == ENOMEM;
+        ex_error_set(error, folder, "%s", strerror(errno));
+        return is_memory ? EX_ENOMEM : EX_EINPUT;
+    }
     for (int i = 0; i < count; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         if (status == EX_OK) status = fn(user, path, entries[i]->d_name, error);

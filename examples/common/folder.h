@@ -11,8 +11,9 @@ typedef ex_status (*ex_folder_fn)(void *user, const char *path, const char *name
 
 /*
  * Calls fn with each file whose name ends in ".png", in the byte order of their names, hidden ones left
- * out. A folder that cannot be read has none.
- * @return what fn returned
+ * out.
+ * A folder that is not there has none.
+ * @return EX_OK, or what fn returned; EX_EINPUT where the folder cannot be read, with the system's words; EX_ENOMEM
  */
 ex_status ex_folder_pngs(const char *folder, ex_folder_fn fn, void *user, ex_error *error);
 
