@@ -335,7 +335,7 @@ static void write_trace(void *user, const char *line) {
 static mt_status open_files(run *r) {
     mt_status status = plain_replay_open(&r->flags, &r->replay);
     if (status != MT_OK || !r->flags.trace) return status;
-    r->trace = fopen(r->flags.trace, "w");
+    r->trace = fopen(r->flags.trace, "we");
     if (r->trace) return MT_OK;
     return mt_set_error(MT_EINVAL, "--trace: '%s': %s", r->flags.trace, strerror(errno));
 }

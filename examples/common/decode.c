@@ -384,7 +384,7 @@ ex_status ex_image_decode(const void *bytes, size_t byte_count, const char *name
 
 /* Reads `size` bytes, the size the file had a moment ago; a file that changed is an error. */
 static ex_status read_bytes(const char *path, size_t size, unsigned char *buffer, ex_error *error) {
-    FILE *file = fopen(path, "rb");
+    FILE *file = fopen(path, "rbe");
     size_t got;
 
     if (!file) {

@@ -337,7 +337,7 @@ mt_status ex_html_report_open(const char *path, ex_html_report **out) {
     memcpy(report->path, path, strlen(path) + 1);
     report->run.epoch_stride = 1;
     report->run.worst_prediction = -1;
-    report->stream = fopen(path, "w");
+    report->stream = fopen(path, "we");
     if (!report->stream) {
         mt_status status =
             mt_set_error(MT_EINVAL, "--report: cannot write '%s': %s", path, strerror(errno));

@@ -204,7 +204,7 @@ static mt_status read_lines(ex_replay *r, FILE *stream) {
 mt_status ex_replay_open(const char *path, ex_replay **out) {
     *out = NULL;
     if (!path) return MT_OK;
-    FILE *stream = fopen(path, "r");
+    FILE *stream = fopen(path, "re");
     if (!stream)
         return mt_set_error(MT_EINVAL, "--replay: cannot read '%s': %s", path, strerror(errno));
     ex_replay *r = calloc(1, sizeof *r);

@@ -24,7 +24,7 @@ mt_status ex_tracefile_open(const char *path, ex_tracefile **out) {
     ex_tracefile *file = calloc(1, sizeof *file + strlen(path) + 1);
     if (!file) return mt_set_error(MT_ENOMEM, "out of host memory");
     memcpy(file->path, path, strlen(path) + 1);
-    file->stream = fopen(path, "w");
+    file->stream = fopen(path, "we");
     if (!file->stream) {
         free(file);
         return mt_set_error(MT_EINVAL, "--trace: cannot write '%s': %s", path, strerror(errno));
