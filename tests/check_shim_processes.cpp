@@ -3,6 +3,9 @@
  * memory they share, and with Gloo over the loopback. What counts is that they end with the bits of one process that
  * was given the same chunks, whatever fails on the way, and with the same bits as each other.
  */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -795,6 +798,54 @@ START_TEST(they_meet_by_the_environment) {
 }
 END_TEST
 
+namespace {
+
+/* Told by the library just before it meets the others. */
+void on_meeting(void *user, mt_log_level, const char *text) {
+    if (strstr(text, "meets the others")) (void)!write(*static_cast<int *>(user), "m", 1);
+}
+
+bool is_listening(int port) {
+    struct sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    bool connected =
+        fd >= 0 && connect(fd, reinterpret_cast<struct sockaddr *>(&address), sizeof address) == 0;
+    if (fd >= 0) close(fd);
+    return connected;
+}
+
+} // namespace
+
+/*
+ * Rank 0 does not listen in torchrun's place, also before torchrun does. Where both listen libtorch lets the second one be,
+ * so that meeting alone tells nothing of it: the port is looked at while rank 0 waits there.
+ */
+START_TEST(the_first_waits_for_its_host) {
+    int port = ex_processes_free_port(), ends[2], meeting[2];
+    char letter;
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(pipe(meeting), 0);
+    pid_t one = forked([&] { return mt_set_log(on_meeting, &meeting[1]), meets(0, port, true); });
+    close(meeting[1]);
+    ck_assert_int_eq(read(meeting[0], &letter, 1), 1);
+    for (int i = 0; i < 100; i++) {
+        ck_assert(!is_listening(port));
+        usleep(10000);
+    }
+    pid_t host = forked([&] { return close(ends[1]), hosts(port, ends[0]); });
+    pid_t other = forked([&] { return meets(1, port, true); });
+    close(ends[0]);
+    ck_assert_int_eq(exit_status_of(one), 0);
+    ck_assert_int_eq(exit_status_of(other), 0);
+    close(ends[1]);
+    ck_assert_int_eq(exit_status_of(host), 0);
+    close(meeting[0]);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("shim_processes");
     TCase *sums = suite_case(suite, "sums"), *memory = suite_case(suite, "memory"),
@@ -820,5 +871,6 @@ int main() {
     tcase_add_test(gloo, gloo_loses_one);
     tcase_add_test(gloo, gloo_waits_in_vain);
     tcase_add_loop_test(gloo, they_meet_by_the_environment, 0, 2);
+    tcase_add_test(gloo, the_first_waits_for_its_host);
     return suite_run(suite);
 }
