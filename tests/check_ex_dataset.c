@@ -252,8 +252,34 @@ START_TEST(class_without_pictures_is_refused) {
     write_bytes("c/text.png", "hello", 5);
     check_refused(root, &options, "/c: ", "no usable picture (1 files tried)");
     ck_assert_int_eq(warnings.count, 1);
-    remove(below_root("c/text.png"));
-    check_refused(root, NULL, "/c: ", "no usable picture (0 files tried)");
+}
+END_TEST
+
+/* One without any file is no class; where that leaves one alone, nothing can be learnt. */
+START_TEST(empty_classes_are_left_out) {
+    struct warnings warnings = {0, ""};
+    ex_dataset_options options = {.warn = remember, .user = &warnings};
+    ex_dataset *dataset;
+
+    make_two_classes(2);
+    make_class("Empty");
+    make_class("aa");
+    make_class("c");
+    dataset = open_good(root, &options);
+    ck_assert_int_eq(warnings.count, 3);
+    ck_assert_uint_eq(dataset->empty, 3);
+    ck_assert_uint_eq(dataset->skipped, 0);
+    ck_assert_uint_eq(dataset->class_count, 2);
+    ck_assert_str_eq(dataset->class_names[0], "a");
+    ck_assert_str_eq(dataset->class_names[1], "b");
+    ck_assert_uint_eq(dataset->sample_count, 4);
+    ck_assert_uint_eq(dataset->samples[3].label, 1);
+    ex_dataset_free(dataset);
+    remove_tree(below_root("a"), 1);
+    make_class("a");
+    check_refused(root, &options, root, "only one class folder with files in it");
+    remove_tree(below_root("b"), 1);
+    check_refused(root, &options, root, "no class folder with files in it");
 }
 END_TEST
 
@@ -660,6 +686,7 @@ static TCase *opening_case(void) {
     tcase_add_test(opening, folder_without_classes_is_refused);
     tcase_add_test(opening, one_class_is_refused);
     tcase_add_test(opening, class_without_pictures_is_refused);
+    tcase_add_test(opening, empty_classes_are_left_out);
     tcase_add_test(opening, memory_bound_is_kept);
     tcase_add_test(opening, not_kept_is_decoded_again);
     tcase_add_test(opening, pictures_are_kept_small);

@@ -45,22 +45,30 @@ static ex_status list_classes(struct opening *job) {
     ex_names names = {NULL, 0, 0};
     ex_status status = ex_names_list(job->folder, true, expected, &names, job->error);
 
-    if (status == EX_OK && names.count < 2) {
-        ex_error_set(job->error, job->folder, "%s; at least two classes are needed, %s",
-                     names.count ? "only one class folder" : "no class folder", expected);
-        status = EX_EINPUT;
-    }
-    if (status == EX_OK && job->options.max_samples && job->options.max_samples < names.count) {
-        ex_error_set(job->error, job->folder, "%zu samples are too few for %zu classes",
-                     job->options.max_samples, names.count);
-        status = EX_EINPUT;
-    }
     if (status != EX_OK) {
         ex_names_free(&names);
         return status;
     }
     job->dataset->class_names = names.items;
     job->dataset->class_count = names.count;
+    return EX_OK;
+}
+
+/* When empty folders have been left out. */
+static ex_status check_classes(struct opening *job) {
+    const size_t count = job->dataset->class_count;
+
+    if (count < 2) {
+        ex_error_set(job->error, job->folder, "%s%s; at least two classes are needed, %s",
+                     count ? "only one class folder" : "no class folder",
+                     job->dataset->empty ? " with files in it" : "", expected);
+        return EX_EINPUT;
+    }
+    if (job->options.max_samples && job->options.max_samples < count) {
+        ex_error_set(job->error, job->folder, "%zu samples are too few for %zu classes",
+                     job->options.max_samples, count);
+        return EX_EINPUT;
+    }
     return EX_OK;
 }
 
@@ -97,14 +105,34 @@ static ex_status scatter_files(ex_names *files, const char *class_name) {
     return EX_OK;
 }
 
+/* A folder without a file is no class: whoever has emptied it, or not filled it yet, is told. */
+static void leave_out_class(struct opening *job, size_t label) {
+    ex_dataset *dataset = job->dataset;
+    size_t behind = --dataset->class_count - label;
+    ex_error reason;
+
+    ex_error_set(&reason, job->sources[label].folder, "a class folder with no file in it");
+    if (job->options.warn) {
+        job->options.warn(job->options.user, reason.text);
+    }
+    dataset->empty++;
+    free(dataset->class_names[label]);
+    free(job->sources[label].folder);
+    ex_names_free(&job->sources[label].files);
+    memmove(&dataset->class_names[label], &dataset->class_names[label + 1],
+            behind * sizeof *dataset->class_names);
+    memmove(&job->sources[label], &job->sources[label + 1], behind * sizeof *job->sources);
+    memset(&job->sources[dataset->class_count], 0, sizeof *job->sources);
+}
+
 static ex_status list_sources(struct opening *job) {
     const ex_dataset *dataset = job->dataset;
 
-    job->sources = calloc(dataset->class_count, sizeof *job->sources);
+    job->sources = calloc(dataset->class_count + 1, sizeof *job->sources);
     if (!job->sources) {
         return no_memory(job->error, job->folder);
     }
-    for (size_t i = 0; i < dataset->class_count; i++) {
+    for (size_t i = 0; i < dataset->class_count;) {
         struct source *source = &job->sources[i];
         ex_status status;
 
@@ -119,6 +147,11 @@ static ex_status list_sources(struct opening *job) {
         if (job->options.max_samples &&
             scatter_files(&source->files, dataset->class_names[i]) != EX_OK) {
             return no_memory(job->error, source->folder);
+        }
+        if (source->files.count) {
+            i++;
+        } else {
+            leave_out_class(job, i);
         }
     }
     return EX_OK;
@@ -275,6 +308,9 @@ static ex_status open_job(struct opening *job) {
 
     if (status == EX_OK) {
         status = list_sources(job);
+    }
+    if (status == EX_OK) {
+        status = check_classes(job);
     }
     if (status == EX_OK) {
         status = decode_all(job);

@@ -50,6 +50,7 @@ typedef struct ex_dataset {
     size_t member_count[2];
     ex_orders *orders;  /* of training */
     size_t skipped;     /* files that could not be used */
+    size_t empty;       /* class folders without a file, which are left out */
     size_t not_kept;    /* pictures that are decoded whenever they are used */
     size_t pixel_bytes; /* memory the kept pictures take */
     char *folder;
@@ -60,8 +61,9 @@ typedef struct ex_dataset {
 
 /*
  * Opens `folder` with `options` (NULL: all defaults). A file that cannot be used is skipped,
- * counted and reported through `warn`; opening fails only if the folder cannot be read, has fewer
- * than two class folders, or a class is left with no picture. `error` then names the folder.
+ * counted and reported through `warn`, and so is a class folder without any file, which is no class.
+ * Opening fails only if a folder cannot be read, fewer than two classes are left, or a class has files
+ * and none of them can be used. `error` then names the folder.
  *
  * Memory: 3 * width * height bytes for each kept picture, e.g. at most 49 kB for one of 128 x 128
  * and about 260 kB for a 4:3 photograph at the default keep_side; see pixel_bytes. While opening,
