@@ -228,7 +228,7 @@ static const ex_option rows[] = {
 
 static void print_help(const ex_table *tables) {
     printf(NAME ": teaches a convolutional network to read digits, in plain C, inside a memory "
-                "budget\n");
+                "budget\n\nUsage: " NAME " [--FLAG VALUE]...\n");
     ex_options_help(tables, stdout);
     printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget.\n");
 }

@@ -498,7 +498,8 @@ static void diagnose(size_t budget) {
 }
 
 static void print_help(const ex_table *tables) {
-    printf(NAME ": tells what is here, and what it means for training inside a memory budget\n");
+    printf(NAME ": tells what is here, and what it means for training inside a memory budget\n\n"
+                "Usage: " NAME " [--configurations] [--budget SIZE]\n");
     ex_options_help(tables, stdout);
     printf("\nExit status: 0 done, 1 standard output could not be written or plan failed, 2 wrong "
            "flag.\n");

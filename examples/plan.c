@@ -271,7 +271,8 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (p.help) {
-        printf(NAME ": what a configuration would need, and whether it fits a budget\n\n");
+        printf(NAME ": what a configuration would need, and whether it fits a budget\n\n"
+                    "Usage: " NAME " [--example NAME [--config NAME]] [--budget SIZE]\n\n");
         ex_options_help(tables, stdout);
         return ex_output_end(NAME) ? 0 : 1;
     }

@@ -28,6 +28,7 @@ for program in "$@"; do
             printf ".SH SYNOPSIS\n.B %s\n[\\-\\-FLAG VALUE]...\n.SH DESCRIPTION\n.nf\n", name
             next
         }
+        /^Usage: / { getline; next } # stands above, and so does the blank line behind it
         { print }
         END { print ".fi" }' >"$folder/man1/$name.1"
 done

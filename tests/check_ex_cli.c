@@ -11,6 +11,7 @@
 #ifdef __linux__
 #include <sched.h>
 #endif
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -36,6 +37,7 @@ static const char *tight_budget(void) {
 
 START_TEST(help_and_version_go_to_standard_output) {
     EXPECT(0, "--help");
+    ck_contains(cli_out, "\n\nUsage: food101 [--FLAG VALUE]...");
     ck_contains(cli_out, "--profile");
     ck_contains(cli_out, "ultra-safe 4");
     ck_assert_str_eq(cli_err, "");
@@ -109,6 +111,27 @@ START_TEST(a_run_says_what_it_did) {
     ck_assert_int_eq(cli_number(cli_trace, "program", 1, "threads"), 1);
     ck_assert_int_eq(cli_number(cli_trace, "epoch", 2, "epoch"), 2);
     ck_assert_int_gt(cli_number(cli_trace, "end", 1, "steps"), 2);
+}
+END_TEST
+
+/* All 64 digits of the state are for files and pipes; on a terminal the line would wrap. */
+START_TEST(a_terminal_has_fewer_digits) {
+    static char text[CLI_CAPACITY];
+    size_t length = 0;
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    ck_assert_int_ge(terminal, 0);
+    ck_assert_int_eq(grantpt(terminal) || unlockpt(terminal), 0);
+    cli_stdout = ptsname(terminal);
+    EXPECT(0, SMALL, "--steps", "1", "--epochs", "1", "--progress", "off");
+    fcntl(terminal, F_SETFL, O_NONBLOCK);
+    for (ssize_t n; (n = read(terminal, text + length, sizeof text - 1 - length)) > 0;)
+        length += (size_t)n;
+    close(terminal);
+    const char *digits = strstr(text, "; state sha256 ");
+    ck_assert_msg(digits != NULL, "%s", text);
+    digits += strlen("; state sha256 ");
+    ck_assert_uint_eq(strspn(digits, "0123456789abcdef"), 16);
+    ck_assert_int_eq(digits[16], '\r');
 }
 END_TEST
 
@@ -531,6 +554,7 @@ int main(void) {
     tcase_add_loop_test(flags, chunks_of_one_are_refused_by_flag, 0, LENGTH(too_few));
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, the_pictures_are_found_from_anywhere);
+    tcase_add_test(runs, a_terminal_has_fewer_digits);
     tcase_add_test(runs, two_runs_are_equal);
     tcase_add_test(runs, explaining_changes_nothing);
     tcase_add_test(runs, explaining_alone);

@@ -243,9 +243,12 @@ START_TEST(the_smaller_chunk_that_is_told_trains) {
 END_TEST
 
 START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
+    static char traced[CLI_CAPACITY];
     EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu", "--steps",
-           "2");
+           "2", "--trace", cli_trace);
     ck_contains(cli_err, "--fallback: going on on the CPU: ");
+    cli_read_file(cli_trace, traced);
+    ck_contains(traced, "\"device_asked\":\"sim:cuda\",\"device_left\":\"");
     ck_contains(cli_out, "cpu");
     EXPECT(3, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--steps", "2");
 }

@@ -187,7 +187,8 @@ START_TEST(the_program_line_tells_the_threads) {
     const ex_setting later = {"of-a-later-version", "1"};
     ck_ok(ex_tracefile_open(path, &file));
     ex_tracefile_line(file, "{\"event\":\"run\"}");
-    ex_trace_program(ex_tracefile_line, file, "cat", 7, 32, NULL, settings, LENGTH(settings), argv);
+    ex_trace_program(ex_tracefile_line, file, "cat", 7, 32, NULL, NULL, settings, LENGTH(settings),
+                     argv);
     ex_tracefile_line(file, "{\"event\":\"step\",\"step\":1,\"samples\":3,\"chunks\":[3]}");
     ck_ok(ex_tracefile_close(file));
     ck_ok(ex_replay_open(path, &replay));

@@ -267,6 +267,38 @@ START_TEST(a_budget_that_changes) {
 }
 END_TEST
 
+/* A budget of a whole machine is no measure for a run of some megabytes: the axis is the curve's. */
+START_TEST(a_budget_that_is_far_above) {
+    begin();
+    tell("{\"event\":\"step\",\"step\":1,\"samples\":8,\"chunks\":[8],\"loss\":1,\"seconds\":1,"
+         "\"peak_bytes\":104857600,\"allocated_bytes\":1048576,\"budget_bytes\":22548578304}");
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    read_page();
+    has("the budget, 21.0 GiB, is far above</li>");
+    has("<h3>Peak memory <span>MiB</span></h3>");
+    ck_assert_uint_eq(count("<path class=\"budget\""), 0);
+    begin();
+    tell_step(1, 4, 4194304, "1.0");
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    read_page();
+    has("memory: dashed the budget");
+    ck_assert_uint_eq(count("<path class=\"budget\""), 1);
+}
+END_TEST
+
+/* What was asked for stands beside what was used. */
+START_TEST(a_device_that_was_too_small) {
+    begin();
+    tell("{\"event\":\"run\",\"device\":\"cpu\",\"batch\":8}");
+    tell("{\"event\":\"program\",\"name\":\"smartcash\",\"device_asked\":\"sim:mps\","
+         "\"device_left\":\"mt_torch_new: 32 MiB < 40 MiB\"}");
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    read_page();
+    has("smartcash on cpu</h1>");
+    has("<p>sim:mps was asked for, and is too small: mt_torch_new: 32 MiB &lt; 40 MiB</p>");
+}
+END_TEST
+
 START_TEST(marks) {
     begin();
     tell("{\"event\":\"oom\",\"step\":1,\"phase\":\"begin\",\"attempt\":1,\"action\":\"retry\"}");
@@ -527,6 +559,8 @@ int main(void) {
     tcase_add_test(pages, work_of_a_run_that_trained_nothing);
     tcase_add_loop_test(pages, lines_that_say_little, 0, LENGTH(bad));
     tcase_add_test(pages, marks);
+    tcase_add_test(pages, a_budget_that_is_far_above);
+    tcase_add_test(pages, a_device_that_was_too_small);
     tcase_add_test(pages, the_whole_run);
     tcase_add_test(pages, the_flags_of_the_program);
     tcase_add_test(pages, text_is_escaped);

@@ -176,7 +176,8 @@ mt_status ex_device_torch(const ex_flags *flags, ex_device *device, const mt_tor
     int may_fall_back =
         (flags->fallback & MT_RUNG_BIT(MT_RUNG_CPU)) && !is_cpu(device) && flags->processes == 1;
     if (status != MT_EDEVMEM || !may_fall_back) return status;
-    mt_log(MT_LOG_WARNING, "--fallback: going on on the CPU: %s", mt_last_error());
+    snprintf(device->left, sizeof device->left, "%s", mt_last_error());
+    mt_log(MT_LOG_WARNING, "--fallback: going on on the CPU: %s", device->left);
     device->name = options.device = "cpu";
     device->card_bytes = 0;
     status = set_budget(flags, device, NULL);

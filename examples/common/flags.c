@@ -238,10 +238,11 @@ static void adapt(const ex_command *command, ex_option *table, defaults *texts) 
 }
 
 static void print_help(const ex_command *command, const ex_table *tables) {
-    printf("%s: %s\n\nFlags are --name VALUE or --name=VALUE; '-' and '_' in names are the same. "
+    printf("%s: %s\n\nUsage: %s [--FLAG VALUE]... [--SWITCH]...\n\nFlags are --name VALUE or "
+           "--name=VALUE; '-' and '_' in names are the same. "
            "Where a\n"
            "flag is given twice, the last one counts.\n",
-           command->program, command->summary);
+           command->program, command->summary, command->program);
     ex_options_help(tables, stdout);
     printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget, "
            "130 Ctrl-C,\n143 SIGTERM.\n");

@@ -101,6 +101,10 @@ static void write_header(const ex_html_run *run, FILE *out) {
     if (*run->device) put(" on ", run->device, "", out);
     fprintf(out, "</h1><span class=\"pill %s\">%s</span>\n", classes[run->outcome],
             words[run->outcome]);
+    if (*run->left) {
+        put("<p>", run->asked, " was asked for, and is too small: ", out);
+        put("", run->left, "</p>\n", out);
+    }
     if (*run->outcome_text) put("<p>", run->outcome_text, "</p>\n", out);
     fprintf(out, "</header>\n");
 }
@@ -280,7 +284,22 @@ static void write_summary(const ex_html_run *run, FILE *out) {
 
 /* ---- plots ------------------------------------------------------------------------------------- */
 
-static void write_keys(FILE *out) {
+/* A budget that is so many times the peak would leave the peak a line at the bottom. */
+static int is_budget_far(const ex_html_run *run) {
+    double peak = peak_of(run);
+    return peak > 0 && ex_series_span(&run->series, EX_BUDGET).min > 10 * peak;
+}
+
+static void write_memory_key(const ex_html_run *run, FILE *out) {
+    char text[EX_FIGURE];
+    if (is_budget_far(run))
+        fprintf(out, "<li>memory: grey what stays between steps; the budget, %s, is far above</li>",
+                ex_html_bytes(ex_series_span(&run->series, EX_BUDGET).max, text));
+    else
+        fprintf(out, "<li>memory: dashed the budget, grey what stays between steps</li>");
+}
+
+static void write_keys(const ex_html_run *run, FILE *out) {
     fprintf(
         out,
         "<ul class=\"legend key\">"
@@ -288,17 +307,18 @@ static void write_keys(FILE *out) {
         "<li class=\"clear\"><svg viewBox=\"-6 -6 12 12\"><path d=\"M0 -4A4 4 0 1 0 0 4A4 4 0 1 "
         "0 0 -4Z\"/></svg>cache emptied</li>"
         "<li class=\"rung\"><svg viewBox=\"-6 -6 12 12\"><path d=\"M0 -5L5 0L0 5L-5 0Z\"/></svg>"
-        "memory saver switched</li>"
-        "<li>memory: dashed the budget, grey what stays between steps</li></ul>\n");
+        "memory saver switched</li>");
+    write_memory_key(run, out);
+    fprintf(out, "</ul>\n");
 }
 
 static void write_plots(const ex_html_run *run, FILE *out) {
     static const ex_plot_line chunk[] = {{EX_CHUNK, EX_PICK_MAX, "area", 1},
                                          {EX_CHUNK, EX_PICK_MIN, "faint", 0},
                                          {EX_CHUNK, EX_PICK_MAX, "line", 0}};
-    static const ex_plot_line memory[] = {{EX_PEAK, EX_PICK_MAX, "area", 1},
+    static const ex_plot_line memory[] = {{EX_BUDGET, EX_PICK_MIN, "budget", 0},
+                                          {EX_PEAK, EX_PICK_MAX, "area", 1},
                                           {EX_STATE, EX_PICK_MAX, "rest", 1},
-                                          {EX_BUDGET, EX_PICK_MIN, "budget", 0},
                                           {EX_PEAK, EX_PICK_MIN, "faint", 0},
                                           {EX_PEAK, EX_PICK_MAX, "line", 0}};
     static const ex_plot_line time[] = {{EX_TIME, EX_PICK_MAX, "area", 1},
@@ -306,9 +326,11 @@ static void write_plots(const ex_html_run *run, FILE *out) {
     static const ex_plot_line loss[] = {{EX_LOSS, EX_PICK_MAX, "faint", 0},
                                         {EX_LOSS, EX_PICK_MIN, "faint", 0},
                                         {EX_LOSS, EX_PICK_MEAN, "line", 0}};
+    const size_t left_out = is_budget_far(run); /* of the lines of memory, its first */
     const ex_plot plots[] = {
         {"Samples of a chunk", "--chunk", EX_SCALE_COUNT, 1, 0, chunk, 3},
-        {"Peak memory", "--peak", EX_SCALE_BYTES, 1, run->budget_bytes, memory, 5},
+        {"Peak memory", "--peak", EX_SCALE_BYTES, 1, left_out ? 0 : run->budget_bytes,
+         memory + left_out, 5 - left_out},
         {"Time of a step", "--time", EX_SCALE_TIME, 1, 0, time, 2},
         {"Loss", "--loss", EX_SCALE_PLAIN, 0, 0, loss, 3},
     };
@@ -317,7 +339,7 @@ static void write_plots(const ex_html_run *run, FILE *out) {
         fprintf(out, "<p class=\"none\">no step was completed</p></section>\n");
         return;
     }
-    write_keys(out);
+    write_keys(run, out);
     fprintf(out, "<div class=\"wrap\">\n");
     for (int i = 0; i < 4; i++) ex_html_plot(&run->series, &plots[i], out);
     fprintf(out, "</div></section>\n");

@@ -60,6 +60,8 @@ extern const char *const ex_html_reasons[EX_HTML_REASONS];
 typedef struct ex_html_run {
     ex_series series;
     char program[EX_HTML_NAME], device[EX_HTML_NAME];
+    char asked[EX_HTML_NAME],
+        left[EX_HTML_TEXT]; /* device of --device; why it was left, "": it was not */
     ex_html_setting settings[EX_HTML_SETTINGS];
     size_t setting_count;
     double parameter_bytes, gradient_bytes, optimizer_bytes, budget_bytes;

@@ -133,6 +133,8 @@ static void on_run(ex_html_run *run, json_t *line) {
 static void on_program(ex_html_run *run, json_t *line) {
     add_settings(run, line);
     ex_html_cut(word(line, "name"), run->program, sizeof run->program);
+    ex_html_cut(word(line, "device_asked"), run->asked, sizeof run->asked);
+    ex_html_cut(word(line, "device_left"), run->left, sizeof run->left);
 }
 
 static void on_plan(ex_html_run *run, json_t *line) {

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- results ----------------------------------------------------------------------------------- */
 
@@ -20,6 +21,7 @@ void ex_report_pictures(const ex_dataset *pictures) {
            ex_dataset_count(pictures, EX_TRAINING), ex_dataset_count(pictures, EX_VALIDATION),
            pictures->class_count, pictures->class_names[guess], 100 * share);
     if (pictures->skipped) printf("%zu files were skipped\n", pictures->skipped);
+    if (pictures->empty) printf("%zu class folders are empty and were left out\n", pictures->empty);
     if (pictures->not_kept)
         printf("%zu pictures find no room in memory and are decoded whenever they are used\n",
                pictures->not_kept);
@@ -66,7 +68,9 @@ void ex_report_run(const mt_run_report *report, size_t batch) {
     printf(" for batch %zu; %llu OOM%s met, %llu samples discarded", batch,
            (unsigned long long)report->ooms, report->ooms == 1 ? "" : "s",
            (unsigned long long)report->samples_discarded);
-    if (*report->state_sha256) printf("; state sha256 %s", report->state_sha256);
+    /* On a terminal, where the line would wrap, 16 of the 64 digits tell two states apart as well. */
+    if (*report->state_sha256)
+        printf("; state sha256 %.*s", isatty(STDOUT_FILENO) ? 16 : 64, report->state_sha256);
     printf("\n");
 }
 

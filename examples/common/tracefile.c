@@ -59,9 +59,15 @@ static json_t *argument(const char *text) {
     return value ? value : json_string("?");
 }
 
+static void add_device(json_t *object, const ex_traced_device *device) {
+    if (!device) return;
+    json_object_set_new(object, "device_asked", argument(device->asked));
+    if (*device->left) json_object_set_new(object, "device_left", argument(device->left));
+}
+
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
-                      int64_t image_size, const char *resumed, const ex_setting *settings,
-                      size_t count, char *const *argv) {
+                      int64_t image_size, const char *resumed, const ex_traced_device *device,
+                      const ex_setting *settings, size_t count, char *const *argv) {
     json_t *arguments = json_array(), *values = ex_settings_json(settings, count);
     for (char *const *a = argv + 1; *argv && *a; a++)
         json_array_append_new(arguments, argument(*a));
@@ -69,6 +75,7 @@ void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threa
         json_pack("{ss ss si sI so so}", "event", "program", "name", name, "threads", threads,
                   "image_size", (json_int_t)image_size, "settings", values, "arguments", arguments);
     if (resumed) json_object_set_new(object, "resumed", argument(resumed));
+    add_device(object, device);
     char *line = json_dumps(object, JSON_COMPACT);
     if (line) trace(user, line);
     free(line);

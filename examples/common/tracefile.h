@@ -28,18 +28,23 @@ void ex_tracefile_line(void *user, const char *line);
  */
 MT_NODISCARD mt_status ex_tracefile_check(ex_tracefile *file);
 
+typedef struct ex_traced_device {
+    const char *asked; /* of --device */
+    const char *left;  /* why the run was not begun on it, "device_left"; "": it was */
+} ex_traced_device;
+
 /*
  * Hands over a line of the program's own, to follow the first of the trainer's: what a replay of the
  * trace must have in common with this run and the trainer does not know.
  *
  *     {"event":"program","name":"food101","threads":2,"image_size":96,
- *      "settings":{"batch":"32"},"arguments":["--batch","32"]}
+ *      "settings":{"batch":"32"},"arguments":["--batch","32"],"device_asked":"auto"}
  *
  * resumed: the file that the run went on from, which stands there too; NULL: it began anew.
  */
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,
-                      int64_t image_size, const char *resumed, const ex_setting *settings,
-                      size_t count, char *const *argv);
+                      int64_t image_size, const char *resumed, const ex_traced_device *device,
+                      const ex_setting *settings, size_t count, char *const *argv);
 
 /* @return MT_OK; MT_EIO when a line could not be written */
 MT_NODISCARD mt_status ex_tracefile_close(ex_tracefile *file);

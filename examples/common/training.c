@@ -176,8 +176,9 @@ static mt_status make_trainer(ex_training *t) {
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
+    const ex_traced_device device = {t->flags->device, t->device.left};
     ex_trace_program(on_trace, t, t->program->name, t->device.threads, t->flags->image_size,
-                     t->flags->resume, t->settings, t->setting_count, t->argv);
+                     t->flags->resume, &device, t->settings, t->setting_count, t->argv);
     return ex_tracefile_check(t->trace);
 }
 

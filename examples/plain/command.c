@@ -9,6 +9,7 @@
 
 const char plain_help[] =
     "plain_c: teaches a network to read digits, inside a memory budget\n\n"
+    "Usage: plain_c [--FLAG VALUE]...\n\n"
     "  --batch N             samples of a step, at most 1024 (64)\n"
     "  --micro-batch N       most samples of a chunk, or auto: chosen (auto)\n"
     "  --budget SIZE         most memory of weights, gradients and chunks (384KiB)\n"
