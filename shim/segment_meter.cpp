@@ -74,6 +74,7 @@ size_t SegmentMeter::leave(const std::vector<at::Tensor> &outputs) {
 
 /* What comes between this segment and the one that was gone back through before has ended, too. */
 void SegmentMeter::begin_backward(size_t segment, size_t gradient_bytes) {
+    if (is_over()) return;
     size_t peak = lap(), part = 2 * segment + 1;
     bool is_last = part + 2 == chain_.size();
     behind_ = above(device_allocated(device_), gradient_bytes);
@@ -81,12 +82,14 @@ void SegmentMeter::begin_backward(size_t segment, size_t gradient_bytes) {
 }
 
 void SegmentMeter::begin_again() {
+    if (is_over()) return;
     synchronize(device_);
     before_ = device_allocated(device_);
     since_ = std::chrono::steady_clock::now();
 }
 
 void SegmentMeter::end_again(size_t segment, bool gives_output) {
+    if (is_over()) return;
     mt_segment_cost &part = chain_[2 * segment + 1];
     synchronize(device_);
     part.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
@@ -96,13 +99,16 @@ void SegmentMeter::end_again(size_t segment, bool gives_output) {
 
 /* What comes below has gradients of parameters beside it, where those have a place of their own. */
 void SegmentMeter::end_backward(size_t segment) {
+    if (is_over()) return;
     raise(chain_[2 * segment + 1], lap(), behind_);
     behind_ = std::max(start_, above(device_allocated(device_), chain_[2 * segment].kept_bytes));
 }
 
 Chain SegmentMeter::finish() {
     raise(chain_[0], lap(), behind_);
-    return std::move(chain_);
+    Chain whole;
+    whole.swap(chain_);
+    return whole;
 }
 
 } // namespace memtrain::shim

@@ -50,7 +50,10 @@ public:
     void end_again(size_t segment, bool gives_output);
     void end_backward(size_t segment);
 
-    /* The chunk is through. The chain; and its highest peak, as bytes allocated. */
+    /*
+     * The chunk is through. The chain; and its highest peak, as bytes allocated. A graph that the model keeps, and
+     * goes back through with a later chunk, is not measured any more.
+     */
     Chain finish();
     size_t peak() const { return peak_; }
 
@@ -59,6 +62,7 @@ private:
         c10::weak_intrusive_ptr<c10::StorageImpl> storage;
         size_t bytes, part;
     };
+    bool is_over() const { return chain_.empty(); }
     size_t lap();
     void let_go();
     static void raise(mt_segment_cost &part, size_t peak, size_t behind);

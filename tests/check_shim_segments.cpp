@@ -256,6 +256,39 @@ START_TEST(outputs_that_go) {
 }
 END_TEST
 
+/* A model that carries a segment's output, with its graph, from one chunk to the next. */
+mt_model *carrying(int64_t classes, int64_t) {
+    mt_model *model = nullptr;
+    ck_ok(memtrain::make_model(&model, [classes] {
+        auto carried = std::make_shared<at::Tensor>();
+        nn::Sequential net(nn::Linear(3, 8), nn::Linear(8, classes));
+        auto loss = [carried](nn::SequentialImpl &n, const memtrain::Tensors &b) {
+            at::Tensor x = b[0].mean({2, 3});
+            at::Tensor now = memtrain::checkpoint(n.ptr<nn::LinearImpl>(0), x);
+            at::Tensor used = carried->defined() ? *carried : now.detach();
+            *carried = now;
+            at::Tensor y = n.ptr<nn::LinearImpl>(1)->forward(used);
+            return memtrain::Output{at::cross_entropy_loss(y, b[1]), {}};
+        };
+        return with_segments(net, loss);
+    }));
+    return model;
+}
+
+/* The first chunk is measured to its end; the second one's backward pass goes through its segment after that. */
+START_TEST(graph_of_an_earlier_chunk) {
+    const Network network = {"carrying", carrying, 8, false, 0};
+    networks::prepare();
+    mt_torch_options options = chosen(1.0);
+    Subject subject(network, 8, &options);
+    bench::Batch batch(8, 8, CLASSES);
+    std::vector<double> losses;
+    step(subject, batch, {4, 4}, false, &losses);
+    ck_assert_uint_eq(losses.size(), 2);
+    ck_assert_uint_eq(stats_of(subject.torch).segments, 1);
+}
+END_TEST
+
 /* A norm of another kind at the end, and no modules named: all buffers are watched, so fn's count once. */
 mt_model *with_group_norm(int64_t classes, int64_t) {
     mt_model *model = nullptr;
@@ -617,6 +650,7 @@ Suite *suite_segments() {
     tcase_add_loop_test(bits, each_set, 0, networks::count);
     tcase_add_loop_test(choice, budgets, 0, networks::count);
     tcase_add_test(choice, outputs_that_go);
+    tcase_add_test(choice, graph_of_an_earlier_chunk);
     tcase_add_test(choice, buffers_count_once);
     tcase_add_test(choice, too_tight);
     tcase_add_test(choice, once);
