@@ -480,6 +480,57 @@ START_TEST(exceptions_in_the_loss) {
 END_TEST
 
 /* A refusal that was dealt with leaves no evidence against a later error of another kind. */
+/* A model in C whose own code meets what libtorch refuses, and says only that something failed. */
+struct Mute {
+    at::Tensor weight = at::ones({4}).set_requires_grad(true);
+    bool fails = false;
+};
+
+mt_status visit_mute(void *self, mt_visit_fn fn, void *user) {
+    return mt_visit_tensor(&static_cast<Mute *>(self)->weight, "weight", fn, user);
+}
+
+mt_status loss_of_mute(void *self, mt_tensor *const *, size_t, mt_tensor *out_loss, mt_tensor *) {
+    Mute &mute = *static_cast<Mute *>(self);
+    try {
+        at::Tensor square = mute.weight * mute.weight;
+        if (mute.fails) throw std::runtime_error("other");
+        memtrain::tensor(out_loss) = square.sum();
+        return MT_OK;
+    } catch (...) {
+        return mt_set_error(MT_ETORCH, "it did not work");
+    }
+}
+
+/* What was refused tells that it was memory; without a refusal the status is the model's. */
+START_TEST(evidence_of_a_mute_model) {
+    init();
+    Mute mute;
+    mt_model_ops ops = MT_MODEL_OPS_INIT;
+    mt_model *model;
+    mt_torch *torch;
+    Batch batch(2);
+    ops.visit_parameters = visit_mute;
+    ops.loss = loss_of_mute;
+    ck_ok(mt_model_new(&ops, &mute, nullptr, &model));
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    for (bool is_oom : {true, false}) {
+        mt_chunk_result chunk = chunk_result();
+        mute.fails = !is_oom;
+        ck_ok(mt_begin(torch, batch.get()));
+        /* The images and labels of the chunk are views: the first request is the product's. */
+        if (is_oom) ck_ok(mt_inject_oom(1, 0));
+        ck_status(mt_accumulate(torch, 0, 2, 1.0, &chunk), is_oom ? MT_EDEVMEM : MT_ETORCH);
+        ck_contains(mt_last_error(), "it did not work");
+        ck_assert_uint_eq(chunk.refused, is_oom);
+        ck_ok(mt_inject_oom(0, 0));
+        ck_ok(mt_rollback(torch));
+    }
+    mt_torch_free(torch);
+    mt_model_free(model);
+}
+END_TEST
+
 START_TEST(evidence_ends_with_the_call) {
     ck_ok(mt_inject_oom(1, 0));
     try {
@@ -595,6 +646,7 @@ int main() {
     tcase_add_loop_test(exceptions, texts_of_libtorch_and_others, 0, LENGTH(texts));
     tcase_add_loop_test(exceptions, exceptions_in_the_loss, 0, LENGTH(thrown));
     tcase_add_test(exceptions, evidence_ends_with_the_call);
+    tcase_add_test(exceptions, evidence_of_a_mute_model);
     tcase_add_test(exceptions, torchscript);
     tcase_add_loop_test(exceptions, bad_losses, 0, 4);
     return suite_run(suite);
