@@ -10,7 +10,6 @@
 #include <ATen/ops/_batch_norm_impl_index_backward.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/function.h>
 
 #include "arguments.hpp"
 #include "compat.hpp"

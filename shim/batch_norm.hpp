@@ -9,7 +9,8 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/edge.h>
+/* An edge, and the node that it keeps: from libtorch 2.13 on edge.h by itself does not compile where one is dropped. */
+#include <torch/csrc/autograd/function.h>
 
 #include <memtrain/torch.h>
 

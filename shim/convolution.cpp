@@ -5,7 +5,6 @@
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
 #include <ATen/ops/convolution_backward.h>
-#include <torch/csrc/autograd/function.h>
 
 #include "arguments.hpp"
 #include "compat.hpp"
