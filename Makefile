@@ -207,7 +207,7 @@ build/setup-cc.ok: setup/system.sh
 	$(Q)$(setup_env) sh setup/system.sh cc $@
 
 $(NOTES)/libtorch.mk: $(NOTES)/setup.key build/setup.ok setup/libtorch.sh setup/fetch.sh \
-    $(wildcard setup/libtorch-*.txt) $(wildcard $(TORCH_VERSION_FILE))
+    setup/libtorch.txt $(wildcard $(TORCH_VERSION_FILE))
 	$(Q)$(setup_env) sh setup/libtorch.sh $@
 
 # Each library is asked for alone: where one is not there, the others are.
@@ -342,7 +342,7 @@ check-quick: core $(SHIM_SO) $(foreach test,$(QUICK_TESTS),$(firstword $(subst :
 # What differs between versions are headers and what libtorch does: code of ours is not optimised unless
 # flags are given, which halves the time. None of the suites has a model of the examples in it.
 unoptimised = $(if $(filter file,$(origin $(1))),-O0,$($(1)))
-check-versions: ## the core's suites, and check-quick with each supported libtorch (VERSIONS="2.9 2.13", KEEP=1)
+check-versions: ## the core's suites, and check-quick with each supported libtorch (VERSIONS="2.9 2.15", KEEP=1)
 	+@$(setup_env) MAKE='$(MAKE)' VERSIONS='$(VERSIONS)' KEEP='$(KEEP)' QUICK_CFLAGS='$(call unoptimised,CFLAGS)' \
 	    QUICK_CXXFLAGS='$(call unoptimised,CXXFLAGS)' sh setup/check_versions.sh
 

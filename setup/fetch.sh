@@ -1,11 +1,10 @@
 #!/bin/sh
 # Fetches libtorch as Python packages and unpacks them: sh setup/fetch.sh DIR [MINOR]
 #
-# MINOR (2.9) is one of the versions in setup/versions-SYSTEM.txt; without it, it is the one that the
-# library is built with, setup/libtorch-SYSTEM.txt. --list prints all of them, oldest first, each with its
-# full version, the MB to fetch and those on disk.
+# MINOR (2.9) is one of the versions in setup/libtorch.txt, whose default it is where none is given. --list prints all
+# of them, oldest first, each with its full version, the MB to fetch and those on disk.
 # Nothing is installed and nothing of Python is used but pip and zipfile: the packages are archives
-# with headers and libraries in them. These files say which, with their SHA-256.
+# with headers and libraries in them. The table says which, with their SHA-256.
 # Archives that are already there are taken first: from WHEELS=DIR, build/wheels, wheels.
 # DIR appears when it is complete and not before.
 set -eu
@@ -22,50 +21,40 @@ stop() {
 
 case $(uname -s)-$(uname -m) in
 Linux-x86_64)
-    system=linux-x86_64 fetch_mb=530 keep_mb=1300
+    system=linux-x86_64
     platforms="manylinux_2_28_x86_64 manylinux_2_25_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64"
     ;;
 Linux-aarch64)
-    system=linux-aarch64 fetch_mb=430 keep_mb=930
+    system=linux-aarch64
     platforms="manylinux_2_28_aarch64 manylinux_2_25_aarch64 manylinux_2_17_aarch64
         manylinux2014_aarch64"
     ;;
 Darwin-arm64)
-    system=macos-arm64 fetch_mb=80 keep_mb=350
+    system=macos-arm64
     platforms="macosx_11_0_arm64 macosx_14_0_arm64"
     ;;
 *) stop "there is no libtorch to fetch for $(uname -s) on $(uname -m)" \
     "set LIBTORCH=DIR to one of your own" ;;
 esac
-lock=setup/libtorch-$system.txt versions=setup/versions-$system.txt
+table=setup/libtorch.txt
 
-# sizes_of MINOR: FETCH_MB KEEP_MB. Compared as text: as numbers, 2.1 and 2.10 are equal.
-sizes_of() { awk -v minor="$1" '$1 "" == minor && $2 == "size" { print $3, $4 }' "$versions"; }
+# rows MINOR: of this system. Compared as text: as numbers, 2.1 and 2.10 are equal.
+rows() { awk -v minor="$1" -v system_name=$system '$1 "" == minor && $2 == system_name { print $3, $4, $5 }' $table; }
 
 if [ "$target" = --list ]; then
-    for file in "$lock" "$versions"; do
-        sed -n 's/.*torch==\([0-9]*\.[0-9]*\)\(\.[0-9]*\) .*/\1 \1\2/p' "$file"
-    done | sort -t . -k 2,2n | while read -r number version; do
-        sizes=$(sizes_of "$number")
-        echo "$number $version ${sizes:-$fetch_mb $keep_mb}"
+    for minor in $(sed -n 's/^\(2\.[0-9]*\) .*/\1/p' $table | uniq); do
+        sizes=$(rows "$minor" | sed -n 's/^size //p')
+        echo "$minor $(rows "$minor" | sed -n 's/^torch==\([0-9.]*\) .*/\1/p') $sizes"
     done
     exit 0
 fi
-if [ -n "$minor" ] && ! grep -qF "torch==$minor." "$lock"; then
-    lock=$versions
-    set -- $(sizes_of "$minor")
-    [ $# -eq 2 ] || stop "there is no libtorch $minor in $versions"
-    fetch_mb=$1 keep_mb=$2
-fi
+number=${minor:-$(sed -n 's/^default //p' $table)}
+set -- $(rows "$number" | sed -n 's/^size //p')
+[ $# -eq 2 ] || stop "there is no libtorch $number for $system in $table"
+fetch_mb=$1 keep_mb=$2
 
-# Lines of the lock: NAME==VERSION --hash=sha256:HASH
-locked() {
-    if [ "$lock" = "$versions" ]; then
-        awk -v minor="$minor" '$1 "" == minor && /--hash=/ { print $2, $3 }' "$lock"
-    else
-        grep -v '^[[:space:]]*#' "$lock" | grep .
-    fi
-}
+# Lines of the table: NAME==VERSION --hash=sha256:HASH
+locked() { rows "$number" | grep -e --hash=; }
 
 # stem NAME==VERSION: how file names start, nvidia_cuda_runtime-13.0.96
 stem() { echo "$1" | sed 's/==/ /; s/-/_/g; s/ /-/'; }
@@ -149,7 +138,7 @@ search() {
                 echo "$file"
                 return 0
             fi
-            echo "setup: $file is passed over: its SHA-256 is not the one in $lock" >&2
+            echo "setup: $file is passed over: its SHA-256 is not the one in $table" >&2
         done
     done
 }
@@ -181,7 +170,7 @@ room_mb=$(($(df -Pk build | awk 'NR == 2 { print $4 }') / 1024))
 if [ -n "$wanted" ]; then
     find_pip
     if [ -n "$minor" ]; then
-        say "fetching libtorch $minor from PyPI, about $fetch_mb MB;"
+        say "fetching libtorch $number from PyPI, about $fetch_mb MB;"
         say "$target will hold $keep_mb MB"
     else
         say "no libtorch was found: fetching it from PyPI, about $fetch_mb MB;"
@@ -196,7 +185,7 @@ if [ -n "$wanted" ]; then
         --implementation cp --python-version 3.11 $options -d "$part" -r "$part/wanted.txt" ||
         stop "the download failed; pip's message is above" \
             "behind a proxy set https_proxy; without a network put the files that" \
-            "$lock names into a folder and say WHEELS=FOLDER"
+            "$table names for $number and $system into a folder and say WHEELS=FOLDER"
     collect
     [ -z "$wanted" ] || stop "still missing: $wanted"
 fi

@@ -9,7 +9,9 @@
 # C++ standard: 17; 20 from 2.13 on. All versions in the range use the new string ABI of libstdc++.
 set -eu
 out=$1
-oldest=9 newest=13 # 2.9 to 2.13
+# The range: from the first version in the table to the last.
+minors=$(sed -n 's/^2\.\([0-9]*\) .*/\1/p' setup/libtorch.txt)
+oldest=$(echo "$minors" | head -n 1) newest=$(echo "$minors" | tail -n 1)
 PYTHON=${PYTHON:-python3}
 case $(uname -s) in
 Darwin) suffix=dylib ;;

@@ -1,5 +1,6 @@
 /*
- * compat.hpp - what differs between the versions of libtorch that are supported, 2.9 to 2.13.
+ * compat.hpp - what differs between the versions of libtorch that are supported (setup/libtorch.txt has them;
+ * setup/libtorch.sh refuses others).
  *
  * libtorch's C++ interface has no stable ABI: this library is built for one minor version and
  * refuses another one at run time (init.cpp). Interfaces that move between the versions are named
@@ -13,10 +14,6 @@
 #include <utility>
 
 #include <torch/version.h>
-
-#if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 9 || TORCH_VERSION_MINOR > 13
-#error "libmemtrain_torch supports libtorch 2.9 to 2.13"
-#endif
 
 /* The base class of caching device allocators, and the settings without CUDA's own headers. */
 #include <c10/core/AllocatorConfig.h>

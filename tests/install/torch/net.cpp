@@ -1,7 +1,7 @@
 /*
  * A model in C++ that is trained inside a memory budget: which of two numbers is the larger.
  *
- *     c++ -std=c++17 net.cpp $(pkg-config --cflags --libs memtrain-torch-cxx) -o net && ./net
+ *     c++ -std=c++20 net.cpp $(pkg-config --cflags --libs memtrain-torch-cxx) -o net && ./net
  */
 #include <memtrain/torch.hpp>
 #include <memtrain/trainer.h>
