@@ -64,8 +64,6 @@ mt_status poison(mt_torch &torch, mt_status status) {
     return status;
 }
 
-namespace {
-
 /* ---- one chunk ---- */
 
 void set_mode(mt_torch &torch, Mode mode) {
@@ -74,6 +72,8 @@ void set_mode(mt_torch &torch, Mode mode) {
     set_training(*torch.model, mode == Mode::training);
     torch.mode = mode;
 }
+
+namespace {
 
 /* Forward, under autocast where that is on; backward is outside of it. */
 Loss forward(mt_torch &torch, const Chunk &chunk) {

@@ -17,6 +17,9 @@ inline double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/* The model's functions run in this mode from now on. */
+void set_mode(mt_torch &torch, Mode mode);
+
 /* Which segments of the next chunk forget. Without a backward pass there is nothing to measure. */
 Forgetting forgetting(const mt_torch &torch, bool backward);
 

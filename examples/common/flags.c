@@ -186,6 +186,9 @@ static const ex_option rows[] = {
     SWITCH("explain", explain,
            "say before training what will take memory and how a batch will be cut; with --epochs 0 "
            "that is all"),
+    SWITCH("check", check,
+           "do not train: look whether the network can be trained in chunks, on a few samples of "
+           "the first batch"),
     FLAG("progress", EX_WORD, progress, "MODE",
          "auto, bar, plain or off; auto: a bar on a terminal, else plain lines",
          .words = progress_modes),
@@ -245,7 +248,7 @@ static void print_help(const ex_command *command, const ex_table *tables) {
            command->program, command->summary, command->program);
     ex_options_help(tables, stdout);
     printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget, "
-           "130 Ctrl-C,\n143 SIGTERM.\n");
+           "4 --check has\nfound a fault, 130 Ctrl-C, 143 SIGTERM.\n");
 }
 
 static void print_version(const ex_command *command) {

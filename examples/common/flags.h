@@ -75,7 +75,7 @@ typedef struct ex_flags {
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */
     const char *trace, *replay, *report, *save, *resume;
-    int explain, help, version;
+    int explain, check, help, version;
 } ex_flags;
 
 /* Epochs, image size, learning rate and their like are for each program to set. */

@@ -9,6 +9,7 @@
 #include "inject.h"
 #include "interrupt.h"
 #include "means.h"
+#include "model_check.h"
 #include "output.h"
 #include "report.h"
 
@@ -456,6 +457,18 @@ static mt_status train(ex_training *t) {
     return status == MT_OK && t->saved_steps != t->at.steps ? save(t) : status;
 }
 
+/* ---- check ------------------------------------------------------------------------------------- */
+
+/* --check: what is frozen in the first epoch is frozen here. */
+static mt_status check_model(ex_training *t) {
+    mt_batch batch;
+    mt_status status = MT_OK;
+    if (t->program->begin_epoch) status = t->program->begin_epoch(t->program->self, t, t->at.epoch);
+    if (status == MT_OK)
+        status = ex_batches_fill(t->batches, EX_TRAINING, t->at.epoch, t->at.index, &batch);
+    return status == MT_OK ? ex_model_check(t->torch, &batch, &t->faults) : status;
+}
+
 /* ---- test -------------------------------------------------------------------------------------- */
 
 mt_status ex_training_test(ex_training *t, const ex_source *source, mt_eval_report *out) {
@@ -567,11 +580,13 @@ int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     if (t.processes.group.rank) t.progress.mode = EX_PROGRESS_OFF;
     if (status == MT_OK) status = prepare(&t);
-    if (status == MT_OK) status = train(&t);
+    if (status == MT_OK) status = flags->check ? check_model(&t) : train(&t);
     if (status == MT_OK && program->test && t.at.steps && !t.stopped_by)
         status = program->test(program->self, &t);
-    if (status == MT_OK) status = finish(&t);
-    return ex_exit_status(end(&t, status), t.stopped_by);
+    if (status == MT_OK && !flags->check) status = finish(&t);
+    status = end(&t, status);
+    if (status == MT_OK && t.faults) return EX_EXIT_FAULTS;
+    return ex_exit_status(status, t.stopped_by);
 }
 
 void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out) {

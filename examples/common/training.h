@@ -92,6 +92,7 @@ struct ex_training {
     int quiet;            /* 1: nothing is printed but errors: a row of a table */
     double least_seconds; /* of the training steps of an epoch; 0 before the first */
     unsigned not_finite;  /* losses in a row that were no numbers */
+    size_t faults;        /* that --check has found */
 };
 
 /*

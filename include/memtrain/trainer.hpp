@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <memtrain/check.h>
 #include <memtrain/torch.hpp>
 #include <memtrain/trainer.h>
 
@@ -84,6 +85,14 @@ public:
         with_batch(tensors, [&](const mt_batch *batch) {
             return mt_trainer_evaluate(get(), batch, &report);
         });
+        return report;
+    }
+
+    /* mt_torch_check, between steps; mt_check_explain makes a text of the report. */
+    mt_check_report check(const Tensors &tensors) {
+        mt_check_report report = MT_CHECK_REPORT_INIT;
+        with_batch(tensors,
+                   [&](const mt_batch *batch) { return mt_torch_check(torch(), batch, &report); });
         return report;
     }
 

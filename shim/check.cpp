@@ -1,0 +1,564 @@
+/*
+ * check.cpp - mt_torch_check: what is run in which order, what differences mean, and the report. The runs themselves
+ * are in check_runs.cpp.
+ */
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+
+#include <ATen/Parallel.h>
+
+#include <memtrain/check.h>
+
+#include "arguments.hpp"
+#include "batch.hpp"
+#include "check_runs.hpp"
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+/* ---- the report ---- */
+
+class Report {
+public:
+    explicit Report(mt_check_report &report) : report_(report) {}
+
+    /* Faults beyond the room are counted; of information there are a few lines at most, which are appended last. */
+    MT_PRINTF(5, 6)
+    void add(mt_check_kind kind, const std::string &name, double difference, const char *format,
+             ...) {
+        mt_check_finding finding = {kind, difference, "", ""};
+        va_list arguments;
+        std::snprintf(finding.name, sizeof finding.name, "%s", name.c_str());
+        va_start(arguments, format);
+        std::vsnprintf(finding.text, sizeof finding.text, format, arguments);
+        va_end(arguments);
+        if (kind >= MT_CHECK_RANDOM)
+            notes_.push_back(finding);
+        else if (report_.fault_count++ < MT_CHECK_FINDINGS_MAX)
+            put(finding);
+    }
+    void end() {
+        for (const mt_check_finding &note : notes_)
+            if (report_.count < MT_CHECK_FINDINGS_MAX) put(note);
+    }
+
+private:
+    void put(const mt_check_finding &finding) { report_.findings[report_.count++] = finding; }
+
+    mt_check_report &report_;
+    std::vector<mt_check_finding> notes_;
+};
+
+/* ---- rounding ---- */
+
+/* From where on a difference is none of rounding, relative to what is compared. */
+struct Tolerance {
+    double loss, gradient;
+};
+
+Tolerance tolerance_of(const mt_torch &torch, int amp) {
+    bool is_double = true, is_half = amp != MT_DTYPE_NONE;
+    for (const Block &block : torch.flat->blocks()) {
+        is_double &= block.dtype == at::kDouble;
+        is_half |= c10::elementSize(block.dtype) < sizeof(float);
+    }
+    if (is_half) return {5e-2, 2e-1};
+    if (is_double) return {1e-9, 1e-7};
+    return torch.device.is_host() ? Tolerance{1e-5, 1e-3} : Tolerance{5e-3, 5e-2};
+}
+
+/* A loss near 0 may be the difference of larger numbers, whose rounding it has. */
+double relative(double difference, double scale) {
+    return std::fabs(difference) / std::max(scale, 1e-2);
+}
+
+/* Likewise; where both are zero they are equal. */
+double relative_length(double difference, double scale) {
+    return scale > 0.0 ? difference / scale : 0.0;
+}
+
+/* ---- what was run ---- */
+
+class Check {
+public:
+    Check(mt_torch &torch, Runs &runs, Report &report)
+        : torch_(torch), runs_(runs), report_(report), sharp_(tolerance_of(torch, MT_DTYPE_NONE)) {
+        for (size_t i = 0; i < runs.parts(); i++) all_.push_back(i);
+    }
+
+    mt_status run();
+
+private:
+    /* Parts as one chunk in evaluation mode; a smaller one that fails is a finding, and fails_ is set. */
+    mt_status evaluate(const std::vector<size_t> &parts, bool backward, RunResult &out);
+
+    mt_status look(bool &goes_on);
+    mt_status repeat(bool &goes_on);
+    void tell_repeated(const RunResult &first, const RunResult &second, bool &goes_on);
+    void tell_written();
+    void tell_untouched(const RunResult &result);
+    mt_status cut();
+    mt_status cut_cached();
+    void compare_metrics(const RunResult &whole, const RunResult &two, const RunResult &one);
+    mt_status compare(const RunResult &whole, const RunResult &two, const RunResult &one);
+    mt_status exchange(double &out);
+    void tell_loss(double difference, double whole, double cut);
+    void tell_gradient(const RunResult &whole, const RunResult &two, const RunResult &one,
+                       double difference);
+    std::string worst(const Sketch &difference) const;
+    bool is_sum() const;
+    bool is_other_mean(double &out_ratio) const;
+    bool is_ready_to_cut();
+    bool depends_on_order() const;
+
+    size_t samples(size_t parts) const { return parts * runs_.part(); }
+
+    mt_torch &torch_;
+    Runs &runs_;
+    Report &report_;
+    Tolerance sharp_; /* without autocast */
+    std::vector<size_t> all_;
+    bool has_backward_ = true; /* in evaluation mode */
+    bool fails_ = false;
+
+    /* Losses of a, b, c alone, {a, b} and {b, a}, {a, c}, {b, c}, of all; of two parts a, b, {a, b}, {b, a}. */
+    RunResult a_, b_, c_, ab_, ba_, ac_, bc_, whole_;
+};
+
+/* ---- in training mode ---- */
+
+mt_status Check::look(bool &goes_on) {
+    Look look;
+    mt_status status = runs_.look(look);
+    if (status != MT_OK) return status;
+    goes_on = look.has_graph && std::isfinite(look.loss);
+    if (!look.has_graph)
+        report_.add(MT_CHECK_NO_GRAPH, "", 0.0,
+                    "the loss has no graph, so no parameter can learn from it: it is computed from "
+                    "detached tensors, without gradients, or from parameters that do not train");
+    if (!std::isfinite(look.loss))
+        report_.add(MT_CHECK_NOT_FINITE, "", 0.0,
+                    "the loss of %zu samples is %g: a division by zero or the logarithm of one, a "
+                    "mean over no labels, or a sample that is not finite itself",
+                    samples(runs_.parts()), look.loss);
+    if (!look.has_metrics && !torch_.model->metrics.empty())
+        report_.add(
+            MT_CHECK_METRIC_MISSING, torch_.model->metrics[0], 0.0,
+            "%zu metrics are named ('%.80s' first) and the loss function gives none, so each "
+            "is told as 0: give them, or name none",
+            torch_.model->metrics.size(), torch_.model->metrics[0].c_str());
+    return MT_OK;
+}
+
+void Check::tell_written() {
+    for (const std::string &name : runs_.written())
+        report_.add(
+            MT_CHECK_WRITTEN, name, 0.0,
+            "parameter '%.80s' does not train, and the forward pass writes it: in a step of "
+            "several chunks that happens once a chunk, with other numbers; write it after "
+            "the step",
+            name.c_str());
+}
+
+void Check::tell_untouched(const RunResult &result) {
+    for (size_t slot : result.untouched) {
+        const std::string &name = torch_.flat->slots()[slot].name;
+        report_.add(MT_CHECK_NO_GRADIENT, name, 0.0,
+                    "parameter '%.80s' is to train and has received no gradient: nothing that the "
+                    "loss of these samples is computed from uses it, or a detach() is in between; "
+                    "requires_grad_(false) saves its memory",
+                    name.c_str());
+    }
+}
+
+std::string Check::worst(const Sketch &difference) const {
+    size_t worst = 0;
+    for (size_t i = 0; i < torch_.flat->slots().size(); i++)
+        if (difference.length_of(i) > difference.length_of(worst)) worst = i;
+    return torch_.flat->slots()[worst].name;
+}
+
+/* The first run and a later one, which are to be equal. */
+void Check::tell_repeated(const RunResult &first, const RunResult &second, bool &goes_on) {
+    Sketch difference = first.gradient;
+    difference.add(second.gradient, -1.0);
+    Tolerance tolerance = tolerance_of(torch_, torch_.amp);
+    double loss = relative(first.loss() - second.loss(), std::fabs(first.loss()));
+    double gradient = relative_length(difference.length(), first.gradient.length());
+    bool is_exact = torch_.device.is_host() && at::get_num_threads() == 1;
+    goes_on = !is_exact && loss <= tolerance.loss && gradient <= tolerance.gradient;
+    if (goes_on)
+        report_.add(
+            MT_CHECK_RANDOM, worst(difference), gradient,
+            "the same samples and random numbers give gradients that differ by %.1e of their "
+            "length, most in '%.80s': kernels whose sums come in another order each time, and "
+            "nothing to mend",
+            gradient, worst(difference).c_str());
+    else
+        report_.add(
+            MT_CHECK_HIDDEN_STATE, "", std::max(loss, gradient),
+            "the same samples and random numbers give a loss of %.6g, then %.6g (gradients "
+            "differ by %.1e): the model keeps something from call to call that is no buffer "
+            "and cannot be taken back; register it as a buffer, or set it anew in each call",
+            first.loss(), second.loss(), gradient);
+}
+
+mt_status Check::repeat(bool &goes_on) {
+    RunResult first, second, third;
+    mt_status status = runs_.run(Mode::training, true, all_, {all_.size()}, first);
+    if (status != MT_OK) return status;
+    tell_written();
+    tell_untouched(first);
+    status = runs_.run(Mode::training, true, all_, {all_.size()}, second);
+    if (status == MT_EDEVMEM || status == MT_ENOMEM) return status;
+    if (status != MT_OK) {
+        goes_on = false;
+        report_.add(
+            MT_CHECK_HIDDEN_STATE, "", 0.0,
+            "the same samples go through once and fail the second time (%.200s): the model "
+            "keeps something from call to call, such as the graph of a carried state; detach() "
+            "does not help, set it anew in each call",
+            mt_last_error());
+        return MT_OK;
+    }
+    if (first.loss_sum == second.loss_sum && first.gradient.equals(second.gradient)) return MT_OK;
+    status = runs_.run(Mode::training, true, all_, {all_.size()}, third);
+    if (status != MT_OK) return status;
+    bool further = std::fabs(third.loss() - first.loss()) > std::fabs(second.loss() - first.loss());
+    tell_repeated(first, further ? third : second, goes_on);
+    return MT_OK;
+}
+
+/* ---- in evaluation mode ---- */
+
+mt_status Check::evaluate(const std::vector<size_t> &parts, bool backward, RunResult &out) {
+    mt_status status = MT_OK;
+    if (fails_) return MT_OK;
+    status = runs_.run(Mode::evaluation, backward && has_backward_, parts, {parts.size()}, out);
+    if (status == MT_OK || status == MT_EDEVMEM || status == MT_ENOMEM) return status;
+    if (parts.size() == all_.size()) return status;
+    fails_ = true;
+    report_.add(MT_CHECK_CHUNK_FAILS, "", 0.0,
+                "a chunk of %zu samples fails where %zu go through: %.200s; is the batch size a "
+                "number in the model? min_micro_batch says what the smallest legal chunk is",
+                samples(parts.size()), samples(all_.size()), mt_last_error());
+    return MT_OK;
+}
+
+/* The trainer's mean over chunks. */
+double mean_of(const RunResult &two, const RunResult &one) {
+    return (two.loss_sum + one.loss_sum) / (two.units + one.units);
+}
+
+Sketch gradient_of(const RunResult &two, const RunResult &one) {
+    Sketch sum;
+    double units = two.units + one.units;
+    if (two.units > 0.0) sum.add(two.gradient, two.units / units);
+    if (one.units > 0.0) sum.add(one.gradient, one.units / units);
+    return sum;
+}
+
+void Check::compare_metrics(const RunResult &whole, const RunResult &two, const RunResult &one) {
+    for (size_t i = 0; i < torch_.model->metrics.size(); i++) {
+        const char *name = torch_.model->metric_names[i];
+        double sum = two.metrics[i] + one.metrics[i];
+        double scale = std::max(std::fabs(whole.metrics[i]), std::fabs(sum));
+        double difference = scale > 0.0 ? std::fabs(whole.metrics[i] - sum) / scale : 0.0;
+        if (!(difference > 0.1)) continue;
+        report_.add(MT_CHECK_METRIC_MEAN, name, difference,
+                    "metric '%.80s' is %.6g for %zu samples and %.6g as the sum of two chunks': it "
+                    "looks like a mean; give its sum over the samples (a mean times their number), "
+                    "and the library divides",
+                    name, whole.metrics[i], samples(all_.size()), sum);
+    }
+}
+
+/* Whether the losses of single parts, unweighted, add up to those of several. */
+bool Check::is_sum() const {
+    double sum = a_.loss() + b_.loss();
+    return relative(ab_.loss() - sum, std::fabs(sum)) <= 1e3 * sharp_.loss;
+}
+
+bool Check::depends_on_order() const {
+    return relative(ab_.loss() - ba_.loss(), std::fabs(ab_.loss())) > sharp_.loss;
+}
+
+/* How often part one counts as often as part other does, if their loss together is a mean with such weights. */
+double weight_of(const RunResult &one, const RunResult &other, const RunResult &both) {
+    return (both.loss() - other.loss()) / (one.loss() - both.loss());
+}
+
+/*
+ * Whether the loss of several parts is a mean of theirs with weights that are the parts' own: then a/b and c/b,
+ * which {a, b} and {b, c} tell, also foretell {a, c}.
+ */
+bool Check::is_other_mean(double &out_ratio) const {
+    out_ratio = weight_of(a_, b_, ab_);
+    if (!(out_ratio > 0.0) || std::isinf(out_ratio)) return false;
+    if (all_.size() < 3) return true;
+    double other = weight_of(c_, b_, bc_);
+    if (!(other > 0.0) || std::isinf(other)) return false;
+    double expected = (out_ratio * a_.loss() + other * c_.loss()) / (out_ratio + other);
+    double spread = std::max({std::fabs(a_.loss() - b_.loss()), std::fabs(a_.loss() - c_.loss()),
+                              std::fabs(b_.loss() - c_.loss())});
+    return std::fabs(ac_.loss() - expected) <= 0.02 * spread;
+}
+
+void Check::tell_loss(double difference, double whole, double cut) {
+    char text[160];
+    double ratio = 0.0;
+    std::snprintf(text, sizeof text, "the loss of %zu samples is %.6g in one chunk and %.6g in two",
+                  samples(all_.size()), whole, cut);
+    if (depends_on_order())
+        report_.add(
+            MT_CHECK_COUPLING, "", difference,
+            "%s, and depends on the order of the samples: dimension 0 of the tensors may be "
+            "time and not the sample (transpose(0, 1) first), or the model carries something "
+            "from sample to sample",
+            text);
+    else if (is_sum())
+        report_.add(
+            MT_CHECK_WEIGHTING, "", difference,
+            "%s: it is a sum over the samples, and a mean over the chunk's units is wanted; "
+            "divide it by the number of samples (reduction mean)",
+            text);
+    else if (is_other_mean(ratio))
+        report_.add(
+            MT_CHECK_WEIGHTING, "", difference,
+            "%s: it is a mean over something else than the units that the model tells; the "
+            "first %zu count %.3g times as much as the next, as with tokens or pixels that are "
+            "not masked; tell these as units",
+            text, samples(1), ratio);
+    else
+        report_.add(
+            MT_CHECK_COUPLING, "", difference,
+            "%s: the loss of a sample depends on the others of its chunk, as with negatives "
+            "or statistics from the batch; use embeddings (contrastive_model) for a loss over "
+            "pairs, or set needs_whole_batch",
+            text);
+}
+
+/* Of a sum in the place of a mean the gradients add up without weights. */
+void Check::tell_gradient(const RunResult &whole, const RunResult &two, const RunResult &one,
+                          double difference) {
+    Sketch rest = whole.gradient, sum = whole.gradient;
+    rest.add(gradient_of(two, one), -1.0);
+    sum.add(two.gradient, -1.0);
+    sum.add(one.gradient, -1.0);
+    bool is_sum = relative_length(sum.length(), whole.gradient.length()) <= sharp_.gradient;
+    report_.add(is_sum ? MT_CHECK_WEIGHTING : MT_CHECK_COUPLING, worst(rest), difference,
+                "the gradient of %zu samples in one chunk differs from that in two by %.1e of its "
+                "length, most in '%.80s', and the loss does not: %s",
+                samples(all_.size()), difference, worst(rest).c_str(),
+                is_sum ? "it is that of a sum over the samples; something multiplies it by their "
+                         "number"
+                       : "something changes gradients by what else is in the chunk");
+}
+
+/* Largest difference of what the exchange of a sample and another order are to leave as it is. */
+mt_status Check::exchange(double &out) {
+    mt_status status = evaluate({1, 0}, false, ba_);
+    out = 0.0;
+    if (all_.size() == 2 || status != MT_OK) {
+        out = relative(ba_.loss() - ab_.loss(), std::fabs(ab_.loss()));
+        return status;
+    }
+    if (status == MT_OK) status = evaluate({0}, false, a_);
+    if (status == MT_OK) status = evaluate({1}, false, b_);
+    if (status == MT_OK) status = evaluate({0, 2}, false, ac_);
+    if (status == MT_OK) status = evaluate({1, 2}, false, bc_);
+    double other = (ab_.loss_sum - ac_.loss_sum) - (b_.loss_sum - c_.loss_sum);
+    double scale = std::max(std::fabs(ab_.loss_sum), std::fabs(ac_.loss_sum));
+    double units = std::max(ab_.units, ac_.units);
+    out = std::max(relative(other / units, scale / units),
+                   relative(ba_.loss() - ab_.loss(), std::fabs(ab_.loss())));
+    return status;
+}
+
+mt_status Check::compare(const RunResult &whole, const RunResult &two, const RunResult &one) {
+    double exchanged = 0.0;
+    mt_status status = exchange(exchanged);
+    if (status != MT_OK || fails_) return status;
+    Sketch cut = gradient_of(two, one), rest = whole.gradient;
+    rest.add(cut, -1.0);
+    double mean = mean_of(two, one);
+    double loss = relative(whole.loss() - mean, std::max(std::fabs(whole.loss()), std::fabs(mean)));
+    double gradient =
+        relative_length(rest.length(), std::max(whole.gradient.length(), cut.length()));
+    if (!(std::max(loss, exchanged) <= sharp_.loss))
+        tell_loss(std::max(loss, exchanged), whole.loss(), mean);
+    else if (has_backward_ && !(gradient <= sharp_.gradient))
+        tell_gradient(whole, two, one, gradient);
+    compare_metrics(whole, two, one);
+    return MT_OK;
+}
+
+/* A backward pass may be there in training mode alone, as that of CUDA's recurrent layers. */
+mt_status Check::cut() {
+    mt_status status = evaluate(all_, true, whole_);
+    if (status != MT_OK && status != MT_EDEVMEM && status != MT_ENOMEM) {
+        char line[256];
+        std::snprintf(line, sizeof line, "%s", mt_last_error());
+        has_backward_ = false;
+        status = evaluate(all_, true, whole_);
+        if (status == MT_OK)
+            report_.add(MT_CHECK_SKIPPED, "", 0.0,
+                        "gradients of chunks are not compared, since there is no backward pass in "
+                        "evaluation mode: %.200s",
+                        line);
+    }
+    if (status != MT_OK) return status;
+    if (whole_.drew) {
+        report_.add(MT_CHECK_SKIPPED, "", 0.0,
+                    "chunks are not compared, since the model draws random numbers in evaluation "
+                    "mode, and draws others for other chunks");
+        return MT_OK;
+    }
+    bool has_three = all_.size() == 3;
+    RunResult &two = has_three ? ab_ : a_, &one = has_three ? c_ : b_;
+    if (!has_three) ab_ = whole_;
+    status = has_three ? evaluate({0, 1}, true, two) : evaluate({0}, true, two);
+    if (status == MT_OK) status = evaluate({all_.size() - 1}, true, one);
+    return status == MT_OK && !fails_ ? compare(whole_, two, one) : status;
+}
+
+/* A loss of embeddings is that of the whole batch, whatever the chunks are. */
+mt_status Check::cut_cached() {
+    RunResult whole, cut;
+    mt_status status = runs_.run(Mode::evaluation, true, all_, {all_.size()}, whole);
+    if (status == MT_OK && !whole.drew)
+        status = runs_.run(Mode::evaluation, true, all_, {all_.size() - 1, 1}, cut);
+    if (status != MT_OK) return status;
+    if (whole.drew) {
+        report_.add(MT_CHECK_SKIPPED, "", 0.0,
+                    "chunks are not compared, since the model draws random numbers in evaluation "
+                    "mode, and draws others for other chunks");
+        return MT_OK;
+    }
+    Sketch rest = whole.gradient;
+    rest.add(cut.gradient, -1.0);
+    double loss = relative(whole.loss() - cut.loss(), std::fabs(whole.loss()));
+    double gradient = relative_length(rest.length(), whole.gradient.length());
+    if (!(loss <= sharp_.loss) || !(gradient <= sharp_.gradient))
+        report_.add(
+            MT_CHECK_COUPLING, worst(rest), std::max(loss, gradient),
+            "the loss of %zu samples is %.6g with embeddings of one chunk and %.6g with those "
+            "of two (gradients differ by %.1e): the embedding of a sample depends on the "
+            "others of its chunk, and must not",
+            samples(all_.size()), whole.loss(), cut.loss(), gradient);
+    return MT_OK;
+}
+
+bool Check::is_ready_to_cut() {
+    const mt_model &model = *torch_.model;
+    if (model.normalises_over_batch)
+        report_.add(
+            MT_CHECK_NORMALISES, "", 0.0,
+            "layers normalise over the samples of a chunk in training: the cut decides what "
+            "they see, and the smallest chunk has %zu samples",
+            runs_.part());
+    if (model.needs_whole_batch)
+        report_.add(
+            MT_CHECK_SKIPPED, "", 0.0,
+            "chunks are not compared, since the model says that it needs the whole batch at "
+            "once (needs_whole_batch)");
+    else if (all_.size() < 2)
+        report_.add(
+            MT_CHECK_SKIPPED, "", 0.0,
+            "chunks are not compared, since the batch has fewer than %zu samples, two of the "
+            "smallest chunks",
+            2 * runs_.part());
+    return !model.needs_whole_batch && all_.size() >= 2;
+}
+
+mt_status Check::run() {
+    bool goes_on = true;
+    mt_status status = look(goes_on);
+    if (status == MT_OK && goes_on) status = repeat(goes_on);
+    if (status != MT_OK || !goes_on || !is_ready_to_cut()) return status;
+    runs_.in_full_precision();
+    return torch_.model->embedding_count ? cut_cached() : cut();
+}
+
+/* ---- how many samples ---- */
+
+mt_status check_parts(mt_torch &torch, const mt_torch_batch &batch, size_t part, size_t parts,
+                      mt_check_report &out) {
+    return guard(torch.device, [&] {
+        out = MT_CHECK_REPORT_INIT;
+        out.samples = part * parts;
+        Report report(out);
+        Runs runs(torch, batch, part, parts);
+        check(Check(torch, runs, report).run());
+        report.end();
+    });
+}
+
+/* Three parts, or as many as there are and as fit; whether one alone fits says nothing of chunks. */
+mt_status check_batch(mt_torch &torch, const mt_torch_batch &batch, size_t count,
+                      mt_check_report &out) {
+    size_t part = std::max<size_t>(torch.model->min_micro_batch, 1);
+    size_t parts = std::min<size_t>(count / part, 3);
+    if (!parts)
+        return mt_set_error(MT_EINVAL,
+                            "mt_torch_check: batch->count is %zu; accepted: at least %zu, the "
+                            "model's smallest chunk",
+                            count, part);
+    mt_status status = check_parts(torch, batch, part, parts, out);
+    if (status == MT_EDEVMEM && parts == 3 && torch.phase == Phase::idle) {
+        parts = 2;
+        (void)!mt_empty_cache(torch.device_name.c_str(), nullptr);
+        status = check_parts(torch, batch, part, parts, out);
+    }
+    if (status != MT_EDEVMEM) return status;
+    char line[400];
+    std::snprintf(line, sizeof line, "%s", mt_last_error());
+    return mt_set_error(
+        status,
+        "mt_torch_check: %zu samples at once, the fewest that tell something, do not "
+        "fit: %s",
+        part * parts, line);
+}
+
+} // namespace
+} // namespace memtrain::shim
+
+using namespace memtrain::shim;
+
+extern "C" mt_status mt_torch_check(mt_torch *torch, const mt_batch *batch,
+                                    mt_check_report *report) {
+    mt_check_report own = MT_CHECK_REPORT_INIT;
+    mt_torch_batch tensors = MT_TORCH_BATCH_INIT;
+    MT_RETURN_IF_FAILED(check_handle(torch, MT__KIND_TORCH, "mt_torch_check", "torch"));
+    MT_RETURN_IF_FAILED(check_sized(report, "mt_torch_check", "report"));
+    MT_RETURN_IF_FAILED(check_phase("mt_torch_check", *torch, Phase::idle, Phase::idle));
+    MT_RETURN_IF_FAILED(guard([&] { tensors = batch_of("mt_torch_check", batch); }));
+    mt_status status = check_batch(*torch, tensors, batch->count, own);
+    if (status != MT_OK) own = MT_CHECK_REPORT_INIT;
+    hand_over(own, report);
+    return status;
+}
+
+extern "C" size_t mt_check_explain(const mt_check_report *report, char *text, size_t capacity) {
+    size_t length = 0;
+    auto write = [&](const char *format, auto... arguments) {
+        size_t room = length < capacity ? capacity - length : 0;
+        int count = std::snprintf(room ? text + length : nullptr, room, format, arguments...);
+        length += count > 0 ? static_cast<size_t>(count) : 0;
+    };
+    if (text && capacity) *text = '\0';
+    if (!report || report->size < sizeof *report) return 0;
+    if (!text) capacity = 0;
+    write("checked with %zu samples: %zu fault%s found\n", report->samples, report->fault_count,
+          report->fault_count == 1 ? "" : "s");
+    for (size_t i = 0; i < report->count && i < MT_CHECK_FINDINGS_MAX; i++) {
+        const mt_check_finding &finding = report->findings[i];
+        write("  %s: %s\n", finding.kind < MT_CHECK_RANDOM ? "fault" : "note", finding.text);
+    }
+    if (report->fault_count > MT_CHECK_FINDINGS_MAX)
+        write("  and %zu more\n", report->fault_count - MT_CHECK_FINDINGS_MAX);
+    return length;
+}
