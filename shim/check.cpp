@@ -84,9 +84,12 @@ double relative_length(double difference, double scale) {
 
 class Check {
 public:
-    Check(mt_torch &torch, Runs &runs, Report &report)
-        : torch_(torch), runs_(runs), report_(report), sharp_(tolerance_of(torch, MT_DTYPE_NONE)) {
+    /* sparing: backward passes of one part alone, and none in evaluation mode. */
+    Check(mt_torch &torch, Runs &runs, bool sparing, Report &report)
+        : torch_(torch), runs_(runs), report_(report), sharp_(tolerance_of(torch, MT_DTYPE_NONE)),
+          has_backward_(!sparing) {
         for (size_t i = 0; i < runs.parts(); i++) all_.push_back(i);
+        trained_ = sparing ? std::vector<size_t>{0} : all_;
     }
 
     mt_status run();
@@ -121,7 +124,8 @@ private:
     Report &report_;
     Tolerance sharp_; /* without autocast */
     std::vector<size_t> all_;
-    bool has_backward_ = true; /* in evaluation mode */
+    std::vector<size_t> trained_; /* in training mode */
+    bool has_backward_;           /* in evaluation mode */
     bool fails_ = false;
 
     /* Losses of a, b, c alone, {a, b} and {b, a}, {a, c}, {b, c}, of all; of two parts a, b, {a, b}, {b, a}. */
@@ -131,19 +135,19 @@ private:
 /* ---- in training mode ---- */
 
 mt_status Check::look(bool &goes_on) {
-    Look look;
-    mt_status status = runs_.look(look);
+    RunResult look;
+    mt_status status = runs_.run(Mode::training, Depth::graph, trained_, {}, look);
     if (status != MT_OK) return status;
-    goes_on = look.has_graph && std::isfinite(look.loss);
+    goes_on = look.has_graph && std::isfinite(look.loss_sum);
     if (!look.has_graph)
         report_.add(MT_CHECK_NO_GRAPH, "", 0.0,
                     "the loss has no graph, so no parameter can learn from it: it is computed from "
                     "detached tensors, without gradients, or from parameters that do not train");
-    if (!std::isfinite(look.loss))
+    if (!std::isfinite(look.loss_sum))
         report_.add(MT_CHECK_NOT_FINITE, "", 0.0,
                     "the loss of %zu samples is %g: a division by zero or the logarithm of one, a "
                     "mean over no labels, or a sample that is not finite itself",
-                    samples(runs_.parts()), look.loss);
+                    samples(trained_.size()), look.loss());
     if (!look.has_metrics && !torch_.model->metrics.empty())
         report_.add(
             MT_CHECK_METRIC_MISSING, torch_.model->metrics[0], 0.0,
@@ -208,11 +212,12 @@ void Check::tell_repeated(const RunResult &first, const RunResult &second, bool 
 
 mt_status Check::repeat(bool &goes_on) {
     RunResult first, second, third;
-    mt_status status = runs_.run(Mode::training, true, all_, {all_.size()}, first);
+    mt_status status =
+        runs_.run(Mode::training, Depth::backward, trained_, {trained_.size()}, first);
     if (status != MT_OK) return status;
     tell_written();
     tell_untouched(first);
-    status = runs_.run(Mode::training, true, all_, {all_.size()}, second);
+    status = runs_.run(Mode::training, Depth::backward, trained_, {trained_.size()}, second);
     if (status == MT_EDEVMEM || status == MT_ENOMEM) return status;
     if (status != MT_OK) {
         goes_on = false;
@@ -225,7 +230,7 @@ mt_status Check::repeat(bool &goes_on) {
         return MT_OK;
     }
     if (first.loss_sum == second.loss_sum && first.gradient.equals(second.gradient)) return MT_OK;
-    status = runs_.run(Mode::training, true, all_, {all_.size()}, third);
+    status = runs_.run(Mode::training, Depth::backward, trained_, {trained_.size()}, third);
     if (status != MT_OK) return status;
     bool further = std::fabs(third.loss() - first.loss()) > std::fabs(second.loss() - first.loss());
     tell_repeated(first, further ? third : second, goes_on);
@@ -237,7 +242,8 @@ mt_status Check::repeat(bool &goes_on) {
 mt_status Check::evaluate(const std::vector<size_t> &parts, bool backward, RunResult &out) {
     mt_status status = MT_OK;
     if (fails_) return MT_OK;
-    status = runs_.run(Mode::evaluation, backward && has_backward_, parts, {parts.size()}, out);
+    Depth depth = backward && has_backward_ ? Depth::backward : Depth::forward;
+    status = runs_.run(Mode::evaluation, depth, parts, {parts.size()}, out);
     if (status == MT_OK || status == MT_EDEVMEM || status == MT_ENOMEM) return status;
     if (parts.size() == all_.size()) return status;
     fails_ = true;
@@ -399,7 +405,7 @@ mt_status Check::compare(const RunResult &whole, const RunResult &two, const Run
 /* A backward pass may be there in training mode alone, as that of CUDA's recurrent layers. */
 mt_status Check::cut() {
     mt_status status = evaluate(all_, true, whole_);
-    if (status != MT_OK && status != MT_EDEVMEM && status != MT_ENOMEM) {
+    if (status != MT_OK && status != MT_EDEVMEM && status != MT_ENOMEM && has_backward_) {
         char line[256];
         std::snprintf(line, sizeof line, "%s", mt_last_error());
         has_backward_ = false;
@@ -428,9 +434,9 @@ mt_status Check::cut() {
 /* A loss of embeddings is that of the whole batch, whatever the chunks are. */
 mt_status Check::cut_cached() {
     RunResult whole, cut;
-    mt_status status = runs_.run(Mode::evaluation, true, all_, {all_.size()}, whole);
+    mt_status status = runs_.run(Mode::evaluation, Depth::backward, all_, {all_.size()}, whole);
     if (status == MT_OK && !whole.drew)
-        status = runs_.run(Mode::evaluation, true, all_, {all_.size() - 1, 1}, cut);
+        status = runs_.run(Mode::evaluation, Depth::backward, all_, {all_.size() - 1, 1}, cut);
     if (status != MT_OK) return status;
     if (whole.drew) {
         report_.add(MT_CHECK_SKIPPED, "", 0.0,
@@ -486,18 +492,23 @@ mt_status Check::run() {
 /* ---- how many samples ---- */
 
 mt_status check_parts(mt_torch &torch, const mt_torch_batch &batch, size_t part, size_t parts,
-                      mt_check_report &out) {
+                      bool sparing, mt_check_report &out) {
     return guard(torch.device, [&] {
         out = MT_CHECK_REPORT_INIT;
         out.samples = part * parts;
         Report report(out);
         Runs runs(torch, batch, part, parts);
-        check(Check(torch, runs, report).run());
+        if (sparing) runs.compute_again();
+        if (sparing)
+            report.add(MT_CHECK_SKIPPED, "", 0.0,
+                       "gradients of chunks are not compared, since the budget has room for the "
+                       "backward pass of the smallest chunk alone; losses are compared");
+        check(Check(torch, runs, sparing, report).run());
         report.end();
     });
 }
 
-/* Three parts, or as many as there are and as fit; whether one alone fits says nothing of chunks. */
+/* Three parts, or two where there are no more; where those do not fit, less of them is differentiated. */
 mt_status check_batch(mt_torch &torch, const mt_torch_batch &batch, size_t count,
                       mt_check_report &out) {
     size_t part = std::max<size_t>(torch.model->min_micro_batch, 1);
@@ -507,20 +518,23 @@ mt_status check_batch(mt_torch &torch, const mt_torch_batch &batch, size_t count
                             "mt_torch_check: batch->count is %zu; accepted: at least %zu, the "
                             "model's smallest chunk",
                             count, part);
-    mt_status status = check_parts(torch, batch, part, parts, out);
-    if (status == MT_EDEVMEM && parts == 3 && torch.phase == Phase::idle) {
-        parts = 2;
+    bool can_spare = parts > 1 && !torch.model->embedding_count && !torch.model->needs_whole_batch;
+    mt_status status = check_parts(torch, batch, part, parts, false, out);
+    auto goes_on = [&] {
+        if (status != MT_EDEVMEM || torch.phase != Phase::idle) return false;
         (void)!mt_empty_cache(torch.device_name.c_str(), nullptr);
-        status = check_parts(torch, batch, part, parts, out);
-    }
+        return true;
+    };
+    if (parts == 3 && goes_on()) status = check_parts(torch, batch, part, 2, false, out);
+    if (can_spare && goes_on()) status = check_parts(torch, batch, part, parts, true, out);
     if (status != MT_EDEVMEM) return status;
     char line[400];
     std::snprintf(line, sizeof line, "%s", mt_last_error());
     return mt_set_error(
         status,
-        "mt_torch_check: %zu samples at once, the fewest that tell something, do not "
-        "fit: %s",
-        part * parts, line);
+        "mt_torch_check: the smallest chunk, %zu samples, and its parameters that do "
+        "not train once more, do not fit: %s",
+        part, line);
 }
 
 } // namespace

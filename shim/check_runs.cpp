@@ -196,14 +196,33 @@ template <class Body> mt_status Runs::taken_back(const std::vector<size_t> &part
     return status == MT_OK ? MT_OK : mt_set_error(status, "%s", line);
 }
 
-mt_status Runs::chunk(bool backward, size_t samples, RunResult &out) {
+mt_status Runs::chunk(size_t samples, RunResult &out) {
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
     mt_status status = torch_.flat->holds_gradients() ? MT_OK : mt_mark(&torch_);
-    if (status == MT_OK) status = mt_accumulate(&torch_, 0, samples, backward ? 1.0 : 0.0, &result);
+    if (status == MT_OK) status = mt_accumulate(&torch_, 0, samples, 1.0, &result);
     out.loss_sum = result.loss_sum;
     out.units = result.units;
     std::memcpy(out.metrics, result.metric_sums, sizeof out.metrics);
     return status;
+}
+
+/* Apart from the chunk of a step: a loss without a graph fails there, and a graph that is not used takes memory. */
+mt_status Runs::forward(bool with_graph, size_t samples, RunResult &out) {
+    return guard(torch_.device, [&] {
+        Calling calling(torch_);
+        c10::AutoGradMode mode(with_graph);
+        AutocastIf autocast(torch_.device.type(), torch_.amp);
+        double units = units_of(*torch_.model, torch_.batch, 0, samples), loss = 0.0;
+        Chunk chunk(torch_.batch, 0, samples, torch_.placement());
+        Loss values = torch_.model->embedding_count
+                          ? join_of(*torch_.model, embed_of(*torch_.model, chunk, samples))
+                          : loss_of(*torch_.model, chunk);
+        out.has_graph = values.loss.requires_grad();
+        out.has_metrics = values.metrics.defined();
+        read_values(torch_, values, &loss, out.metrics);
+        out.units = units;
+        out.loss_sum = units > 0.0 ? loss * units : 0.0;
+    });
 }
 
 mt_status Runs::chunks(const std::vector<size_t> &chunks, RunResult &out) {
@@ -231,7 +250,7 @@ static bool are_same(const std::vector<Named> &a, const std::vector<Named> &b) {
     return true;
 }
 
-mt_status Runs::run(Mode mode, bool backward, const std::vector<size_t> &parts,
+mt_status Runs::run(Mode mode, Depth depth, const std::vector<size_t> &parts,
                     const std::vector<size_t> &chunks, RunResult &out) {
     out = {};
     return taken_back(parts, [&](size_t samples) {
@@ -241,39 +260,19 @@ mt_status Runs::run(Mode mode, bool backward, const std::vector<size_t> &parts,
             set_mode(torch_, mode);
             append_rng(torch_.device, before);
         });
-        if (status == MT_OK)
-            status = torch_.model->embedding_count ? this->chunks(chunks, out)
-                                                   : chunk(backward, samples, out);
+        if (status != MT_OK) return status;
+        if (depth != Depth::backward)
+            status = forward(depth == Depth::graph, samples, out);
+        else
+            status =
+                torch_.model->embedding_count ? this->chunks(chunks, out) : chunk(samples, out);
         if (status != MT_OK) return status;
         return guard(torch_.device, [&] {
             append_rng(torch_.device, after);
             out.drew = !are_same(before, after);
-            if (!backward) return;
+            if (depth != Depth::backward) return;
             note_untouched(*torch_.flat, out.untouched);
             out.gradient.take(*torch_.flat, torch_.scaler ? 1.0 / torch_.scaler->scale() : 1.0);
-        });
-    });
-}
-
-/* Kept apart from the chunk of a step, which looks at neither: a loss without a graph fails there. */
-mt_status Runs::look(Look &out) {
-    std::vector<size_t> all;
-    for (size_t i = 0; i < parts_; i++) all.push_back(i);
-    return taken_back(all, [&](size_t samples) {
-        return guard(torch_.device, [&] {
-            Calling calling(torch_);
-            c10::AutoGradMode with_graph(true);
-            AutocastIf autocast(torch_.device.type(), torch_.amp);
-            Chunk chunk(torch_.batch, 0, samples, torch_.placement());
-            Loss values;
-            double metrics[MT_METRICS_MAX] = {};
-            if (torch_.model->embedding_count)
-                values = join_of(*torch_.model, embed_of(*torch_.model, chunk, samples));
-            else
-                values = loss_of(*torch_.model, chunk);
-            out.has_graph = values.loss.requires_grad();
-            out.has_metrics = values.metrics.defined();
-            read_values(torch_, values, &out.loss, metrics);
         });
     });
 }

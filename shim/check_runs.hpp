@@ -51,15 +51,13 @@ struct RunResult {
     Sketch gradient;               /* of the mean loss; empty without a backward pass */
     std::vector<size_t> untouched; /* numbers of slots that train and received no gradient */
     bool drew = false;             /* random numbers */
+    bool has_graph = false, has_metrics = false; /* of a run without a backward pass */
 
     double loss() const { return loss_sum / units; }
 };
 
-/* What the model's functions write, before it is differentiated. */
-struct Look {
-    double loss = 0.0;
-    bool has_graph = false, has_metrics = false;
-};
+/* How far a run goes: the forward pass without a graph or with one, or the backward pass too. */
+enum class Depth { forward, graph, backward };
 
 /* Copies of the parameters that do not train. Throws where there is no memory for them. */
 class KeepFrozen {
@@ -97,15 +95,15 @@ public:
     /* Without autocast from now on, whose rounding would hide what is looked for. */
     void in_full_precision() { torch_.amp = MT_DTYPE_NONE; }
 
+    /* All segments forget from now on: less memory, and the same bits. */
+    void compute_again() { torch_.checkpointing |= torch_.model->checkpoints; }
+
     /*
      * These parts as one chunk, in this order, or with embeddings as chunks of these numbers of parts; taken back.
      * Not MT_OK: the line says why.
      */
-    mt_status run(Mode mode, bool backward, const std::vector<size_t> &parts,
+    mt_status run(Mode mode, Depth depth, const std::vector<size_t> &parts,
                   const std::vector<size_t> &chunks, RunResult &out);
-
-    /* The forward pass of all parts in training mode; taken back. */
-    mt_status look(Look &out);
 
     size_t part() const { return part_; }
     size_t parts() const { return parts_; }
@@ -115,7 +113,8 @@ public:
 
 private:
     template <class Body> mt_status taken_back(const std::vector<size_t> &parts, Body &&body);
-    mt_status chunk(bool backward, size_t samples, RunResult &out);
+    mt_status chunk(size_t samples, RunResult &out);
+    mt_status forward(bool with_graph, size_t samples, RunResult &out);
     mt_status chunks(const std::vector<size_t> &chunks, RunResult &out);
     std::vector<at::Tensor> gather(const std::vector<size_t> &parts) const;
 

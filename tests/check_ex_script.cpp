@@ -124,6 +124,19 @@ START_TEST(a_run_goes_on) {
 }
 END_TEST
 
+/* --check trains nothing; exit status 4 where a parameter has no gradient. */
+START_TEST(check_names_what_is_wrong) {
+    run(0, with(net_of(8), {"--check"}));
+    ck_contains(cli_out, "checked with 6 samples: 0 faults found");
+    ck_assert_ptr_null(std::strstr(cli_out, "epoch 1"));
+    jit::Module net = jit::load(net_of(8));
+    net.register_parameter("spare", at::ones({3}).requires_grad_(), false);
+    net.save(file("net.pt"));
+    run(4, with(file("net.pt"), {"--check"}));
+    ck_contains(cli_out, "fault: parameter 'spare' is to train and has received no gradient");
+}
+END_TEST
+
 START_TEST(help_and_no_model) {
     run(0, {"--help"});
     ck_contains(cli_out, "train_script: a model from Python (TorchScript)");
@@ -176,6 +189,7 @@ int main() {
     tcase_add_test(program, it_trains_in_its_budget);
     tcase_add_test(program, memory_runs_out);
     tcase_add_test(program, a_run_goes_on);
+    tcase_add_test(program, check_names_what_is_wrong);
     tcase_add_test(program, help_and_no_model);
     tcase_add_loop_test(program, wrong_files_exit_2, 0, LENGTH(wrong_files));
     tcase_add_test(program, wrong_values_exit_2);

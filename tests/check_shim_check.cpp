@@ -564,7 +564,7 @@ START_TEST(memory_runs_out) {
         ck_assert_msg(status == MT_OK || status == MT_EDEVMEM, "%llu: %s",
                       static_cast<unsigned long long>(n), mt_last_error());
         ck_assert_int_eq(status == MT_EDEVMEM, _i && failed);
-        if (failed && _i) ck_contains(mt_last_error(), "4 samples at once, the fewest");
+        if (failed && _i) ck_contains(mt_last_error(), "the smallest chunk, 2 samples");
         if (status == MT_OK) ck_assert_uint_eq(report.fault_count, 1); /* Net's unused parameter */
         fewer += status == MT_OK && report.samples == 4;
         ck_assert(trainer.hash() == before);
@@ -573,7 +573,7 @@ START_TEST(memory_runs_out) {
 }
 END_TEST
 
-/* A budget that has room for two parts and not for three. */
+/* A budget that has room for two parts and not for three, for one and not for two, for none. */
 START_TEST(budget_for_fewer) {
     networks::prepare();
     const networks::Network &network = networks::all[2];
@@ -592,9 +592,14 @@ START_TEST(budget_for_fewer) {
     ck_ok(mt_torch_check(subject.torch, &batch.batch, &report));
     ck_assert_uint_eq(report.samples, 2);
     ck_assert_uint_eq(report.fault_count, 0);
-    networks::Subject::set_budget(peaks[0] / 2);
+    networks::Subject::set_budget(peaks[0] - peaks[0] / 8);
+    ck_ok(mt_torch_check(subject.torch, &batch.batch, &report));
+    ck_assert_uint_eq(report.samples, 3);
+    ck_assert_uint_eq(report.count, 1);
+    ck_contains(report.findings[0].text, "losses are compared");
+    networks::Subject::set_budget(peaks[0] / 4);
     ck_status(mt_torch_check(subject.torch, &batch.batch, &report), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "2 samples at once, the fewest that tell something, do not fit");
+    ck_contains(mt_last_error(), "the smallest chunk, 1 samples");
     ck_assert_uint_eq(report.count, 0);
 }
 END_TEST

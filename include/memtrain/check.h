@@ -69,7 +69,9 @@ typedef struct mt_check_report {
  *
  * It runs three parts of the batch, each as large as the smallest chunk (a sample, as a rule; two with batch norm): the
  * fewest that can be cut unevenly, and of which one can stand in the place of another. Where three do not fit in
- * the budget it runs two.
+ * the budget it runs two; where two do not, one in training mode, its segments computed again, and of the cuts the
+ * losses alone, without a graph.
+ * Beside that it needs a copy of the parameters that do not train.
  *
  * In training mode, as the options say:
  *   all parts twice from the same random numbers, and a third time where loss or gradient differ. A difference
@@ -96,7 +98,7 @@ typedef struct mt_check_report {
  * @param batch   as that of a step
  * @param report  size set by the caller (MT_CHECK_REPORT_INIT); nothing found: fault_count is 0
  * @return MT_OK when the samples could be run, whatever was found; MT_EDEVMEM when the budget has no room for the
- *         fewest samples; MT_EINVAL, also for a batch smaller than the smallest chunk; MT_ESTATE during a step;
+ *         smallest chunk; MT_EINVAL, also for a batch smaller than the smallest chunk; MT_ESTATE during a step;
  *         what the model's functions return when they fail for all samples at once
  */
 MT_API MT_NODISCARD mt_status mt_torch_check(mt_torch *torch, const mt_batch *batch,
