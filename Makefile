@@ -286,7 +286,7 @@ endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan
+.PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan check-tsan
 .PHONY: check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
@@ -374,6 +374,17 @@ check-ubsan: ## all suites under the undefined-behaviour sanitizer, in build/ubs
 	+@UBSAN_OPTIONS=print_stacktrace=1 \
 	    $(MAKE) --no-print-directory BUILD=build/ubsan SANITIZE=undefined check-torch
 
+# Threads: the core whole, and of the rest the suites of the shim and of what runs threads of its own. libtorch is not
+# instrumented, and of OpenMP's threads there is one: their barriers cannot be seen.
+TSAN := $(basename $(notdir $(wildcard tests/check_shim_*.cpp tests/check_ex_batches.cpp)))
+TSAN_OPTIONS_SET := suppressions=$(CURDIR)/tests/tsan.suppressions:halt_on_error=0:exitcode=66
+check-tsan: ## the core's suites and the shim's under the thread sanitizer, in build/tsan (SUITES="check_shim_threads")
+	+@$(if $(SUITES),,TSAN_OPTIONS='$(TSAN_OPTIONS_SET)' $(MAKE) --no-print-directory BUILD=build/tsan \
+	    SANITIZE=thread check-core)
+	+@TSAN_OPTIONS='$(TSAN_OPTIONS_SET)' OMP_NUM_THREADS=1 CK_TIMEOUT_MULTIPLIER=20 \
+	    $(MAKE) --no-print-directory BUILD=build/tsan SANITIZE=thread CFLAGS='$(call unoptimised,CFLAGS)' \
+	    CXXFLAGS='$(call unoptimised,CXXFLAGS)' QUICK='$(or $(SUITES),$(TSAN))' SUITES= check-quick
+
 # FUZZ_SEEDS="FROM COUNT": seeds from one on, and how many.
 fuzz: $(FUZZ) ## random backends that refuse memory and then do not (FUZZ_SEEDS="1 3000": from, count)
 	@$(FUZZ) $(FUZZ_SEEDS)
@@ -432,7 +443,7 @@ distcheck: ## make it twice and compare; build, install and check the core from 
 	+@MAKE='$(MAKE)' sh setup/dist.sh --check
 
 clean: ## remove what was compiled; keep the fetched libtorch
-	$(Q)rm -rf build/asan build/ubsan build/coverage build/fuzz \
+	$(Q)rm -rf build/asan build/ubsan build/tsan build/coverage build/fuzz \
 	    $(foreach build,$(BUILD) $(wildcard build/versions/*),$(addprefix $(build)/,obj lib install examples tests pages))
 
 distclean: ## remove build/ altogether
