@@ -9,7 +9,10 @@
 
 #include "handle.h"
 
-/* ---- what libmemtrain_memory uses too: exported, with a symbol version for that of the same version alone -- */
+/*
+ * ---- what the other libraries use too, as they do new_file.h: exported, with a symbol version for that of the same
+ * version alone --
+ */
 
 /* Host memory through the replaceable functions of mt_set_allocator. Sizes of 0 give NULL. */
 MT_API void *mt__alloc(size_t count, size_t size); /* zeroed, overflow-checked */

@@ -97,12 +97,6 @@ const char *mt__shown(const char *name, char text[MT__SHOWN]) {
     return text;
 }
 
-mt_status mt__io_error(const char *what, const char *path) {
-    char words[128] = "?";
-    if (strerror_r(errno, words, sizeof words) != 0) snprintf(words, sizeof words, "%d", errno);
-    return mt_set_error(MT_EIO, "cannot %s '%.200s': %s", what, path, words);
-}
-
 /* The file is not what it should be. */
 MT_PRINTF(2, 3) static mt_status refuse(const mt_safetensors *f, const char *format, ...) {
     char reason[320];
@@ -161,8 +155,7 @@ static mt_status read_header(mt_safetensors *f, uint64_t file_bytes, mt__json *j
     if (status != MT_OK) return status;
     for (int i = MT__ST_PREFIX - 1; i >= 0; i--) length = length << 8 | prefix[i];
     if (length < 2 || length > MT__ST_HEADER)
-        return refuse(f, "its header has %" PRIu64 " bytes; accepted: 2 to %d", length,
-                      MT__ST_HEADER);
+        return refuse(f, "it does not begin with the length of a header");
     if (length > file_bytes - MT__ST_PREFIX)
         return refuse(f, "its header has %" PRIu64 " bytes, and the file ends after %" PRIu64,
                       length, file_bytes - MT__ST_PREFIX);

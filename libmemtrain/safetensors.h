@@ -7,6 +7,7 @@
 #include <memtrain/safetensors.h>
 
 #include "json.h"
+#include "new_file.h"
 
 enum {
     MT__ST_PREFIX = 8,         /* bytes of the length of the header */
@@ -21,8 +22,5 @@ const char *mt__shown(const char *name, char text[MT__SHOWN]);
 
 /* Bytes of all elements; 0 when they are 2^63 or more, sizes of 0 counted as 1. */
 int mt__st_bytes(mt_st_dtype dtype, size_t dims, const int64_t *shape, uint64_t *out);
-
-/* MT_EIO: "cannot WHAT 'PATH': " and the system's words for errno. */
-mt_status mt__io_error(const char *what, const char *path);
 
 #endif

@@ -10,8 +10,6 @@
 #include <map>
 #include <string>
 
-#include <unistd.h>
-
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <caffe2/serialize/inline_container.h>
@@ -21,6 +19,7 @@
 #include <memtrain/torch.h>
 
 #include "guard.hpp"
+#include "new_file.h"
 
 namespace memtrain::shim {
 namespace {
@@ -54,7 +53,7 @@ bool contains(const std::string &text, const char *word) {
 /* The first bytes of the file; the name of the first entry of an archive is in them. */
 std::string beginning_of(const char *path, uint64_t *out_size) {
     char bytes[256];
-    FILE *file = std::fopen(path, "rb");
+    FILE *file = std::fopen(path, "rbe");
     size_t count = file ? std::fread(bytes, 1, sizeof bytes, file) : 0;
     bool failed = !file || std::ferror(file);
     int error = errno;
@@ -92,7 +91,7 @@ void check_archive(const char *path, const std::string &start) {
         fail(MT_EINVAL,
              "%s: '%.200s' is an archive that is cut off or damaged, none of PyTorch's, or a newer "
              "one's than %s reads: %.160s",
-             reading, path, mt_torch_version(), std::string(mt_last_error()).c_str());
+             reading, path, mt_torch_version(), mt_last_error());
     if (kind) fail(MT_EINVAL, "%s: '%.200s' %s", reading, path, kind);
 }
 
@@ -161,47 +160,31 @@ private:
 /* ---- writing ------------------------------------------------------------------------------------ */
 
 /*
- * A file that becomes PATH when it is complete. libtorch's writer ends its archive in a destructor, where it
- * must not fail: it is told that all is well, and the error is kept.
+ * libtorch's writer ends its archive in a destructor, where it must not fail: it is told that all is well, and the
+ * first error is kept.
  */
 class NewFile {
 public:
-    explicit NewFile(const char *path) : path_(path), temporary_(path_ + ".tmp") {
-        file_ = std::fopen(temporary_.c_str(), "wb");
-        if (!file_) fail_with(errno);
-    }
+    explicit NewFile(const char *path) { check(mt__new_file_open(&file_, writing, path, 0)); }
     ~NewFile() {
-        if (!file_) return;
-        std::fclose(file_);
-        std::remove(temporary_.c_str());
+        if (is_open_) (void)!mt__new_file_end(&file_, MT_ETORCH);
     }
     NewFile(const NewFile &) = delete;
     NewFile &operator=(const NewFile &) = delete;
 
     size_t write(const void *data, size_t bytes) noexcept {
-        if (!error_ && std::fwrite(data, 1, bytes, file_) != bytes) error_ = errno;
+        if (status_ == MT_OK) status_ = mt__new_file_write(&file_, data, bytes);
         return bytes;
     }
     void finish() {
-        if (!error_ && (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0)) error_ = errno;
-        if (error_) fail_with(error_);
-        int failed = std::fclose(file_);
-        file_ = nullptr;
-        if (!failed) failed = std::rename(temporary_.c_str(), path_.c_str());
-        if (!failed) return;
-        int error = errno;
-        std::remove(temporary_.c_str());
-        fail_with(error);
+        is_open_ = false;
+        check(mt__new_file_end(&file_, status_));
     }
 
 private:
-    [[noreturn]] void fail_with(int error) {
-        memtrain::shim::fail(MT_EIO, "%s: '%.200s': %s", writing, path_.c_str(),
-                             std::strerror(error));
-    }
-    std::string path_, temporary_;
-    FILE *file_ = nullptr;
-    int error_ = 0;
+    mt__new_file file_;
+    mt_status status_ = MT_OK;
+    bool is_open_ = true;
 };
 
 } // namespace
@@ -210,10 +193,8 @@ torch::jit::Module read_script(const char *path) {
     jit::Module module;
     check_kind(path);
     mt_status status = guard([&] { module = jit::load(path, c10::Device(c10::kCPU)); });
-    if (status == MT_ETORCH) {
-        std::string words = mt_last_error();
-        fail(MT_EINVAL, "%s: '%.200s' cannot be loaded: %s", reading, path, words.c_str());
-    }
+    if (status == MT_ETORCH)
+        fail(MT_EINVAL, "%s: '%.200s' cannot be loaded: %s", reading, path, mt_last_error());
     check(status);
     return module;
 }

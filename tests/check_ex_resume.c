@@ -34,7 +34,7 @@ static const char *const stops[] = {"1", "4", "5", "7"};
 START_TEST(in_parts_as_in_one) {
     EXPECT(0, FEW, "--epochs", "3", "--trace", cli_trace);
     EXPECT(0, FEW, "--epochs", "3", "--steps", stops[_i], "--save", file);
-    ck_assert(is_there("") && !is_there(".tmp"));
+    ck_assert(is_there("") && !is_there(".memtrain-tmp"));
     EXPECT(0, FEW, "--epochs", "3", "--steps", "8", "--save", file, "--resume", file);
     ck_assert(is_there(".1"));
     EXPECT(0, FEW, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
@@ -133,8 +133,8 @@ static const struct {
     {{"--epochs", "4"}, "--epochs: 4, but '"},
     {{"--replay", "x"}, "--resume: not together with --replay"},
     {{"--save", "/nonexistent/c"}, "--save: cannot write '/nonexistent/c': No such file"},
-    {{"--save", "/dev/null"}, "--save: '/dev/null' is there and is no regular file"},
-    {{"--save", "/tmp"}, "--save: '/tmp' is there and is no regular file"},
+    {{"--save", "/dev/null"}, "--save: '/dev/null' is there and is not a regular file"},
+    {{"--save", "/tmp"}, "--save: '/tmp' is there and is not a regular file"},
     {{"--resume", "/nonexistent/c"}, "--resume: cannot open '/nonexistent/c': No such file"},
 };
 
@@ -194,6 +194,15 @@ START_TEST(a_damaged_file_is_refused) {
 }
 END_TEST
 
+/* Before anything is trained, and not when the first epoch is over. */
+START_TEST(a_link_is_refused) {
+    ck_assert_int_eq(symlink("/dev/null", file), 0);
+    EXPECT(2, FEW, "--save", file);
+    ck_contains(cli_err, "is there and is not a regular file");
+    ck_assert_ptr_null(strstr(cli_out, "epoch "));
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("ex_resume");
     TCase *parts = cli_case(suite, "parts"), *refused = cli_case(suite, "refused");
@@ -208,5 +217,6 @@ int main(void) {
     tcase_add_test(refused, another_network_is_refused);
     tcase_add_test(refused, a_damaged_file_is_refused);
     tcase_add_test(refused, a_trace_does_not_end_what_is_read);
+    tcase_add_test(refused, a_link_is_refused);
     return suite_run(suite);
 }

@@ -175,7 +175,7 @@ START_TEST(wrong_values_exit_2) {
     expect_refused(with(model, {}), "--model: ", "gives logits of 5 classes, and the data has 8");
     expect_refused(with(model, {"--save-script", none.c_str()}), "--save-script: ", "cannot write");
     expect_refused(with(model, {"--save-weights", folder.c_str()}),
-                   "--save-weights: ", "no regular file");
+                   "--save-weights: ", "not a regular file");
     expect_refused(with(model, {"--weights", "a", "--resume", "b"}), "--weights: ", "--resume");
 }
 END_TEST

@@ -299,14 +299,14 @@ START_TEST(length_of_the_header) {
         uint64_t length;
         const char *word;
     } rows[] = {
-        {0, "its header has 0 bytes; accepted: 2 to 100000000"},
-        {1, "its header has 1 bytes; accepted"},
+        {0, "it does not begin with the length of a header"},
+        {1, "it does not begin with the length of a header"},
         {3, "its header has 3 bytes, and the file ends after 2"},
         {100000000, "and the file ends after 2"},
-        {100000001, "its header has 100000001 bytes; accepted: 2 to 100000000"},
-        {(uint64_t)1 << 63, "its header has 9223372036854775808 bytes; accepted"},
-        {UINT64_MAX, "its header has 18446744073709551615 bytes; accepted"},
-        {UINT64_MAX - 7, "bytes; accepted"},
+        {100000001, "it does not begin with the length of a header"},
+        {(uint64_t)1 << 63, "it does not begin with the length of a header"},
+        {UINT64_MAX, "it does not begin with the length of a header"},
+        {UINT64_MAX - 7, "it does not begin with the length of a header"},
     };
     for (int r = 0; r < LENGTH(rows); r++) {
         unsigned char file[10] = "........{}";
@@ -433,7 +433,7 @@ START_TEST(wrong_arguments) {
     ck_status(mt_safetensors_save(path, NULL, 1, NULL), MT_EINVAL);
     ck_contains(mt_last_error(), "tensors is NULL");
     ck_status(mt_safetensors_save(folder, &good, 1, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "no regular file");
+    ck_contains(mt_last_error(), "is a folder");
     ck_status(mt_safetensors_save("/dev/full", &good, 1, NULL), MT_EINVAL);
     ck_assert(!is_there(path));
 }

@@ -145,7 +145,7 @@ START_TEST(saved_and_loaded) {
     for (const auto &named : module.named_parameters())
         ck_assert(named.value.requires_grad() && named.value.storage_offset() == 0);
     ck_assert_uint_eq(module.buffers().size(), 2);
-    ck_assert_int_ne(access((second + ".tmp").c_str(), F_OK), 0);
+    ck_assert_int_ne(access((second + ".memtrain-tmp").c_str(), F_OK), 0);
 }
 END_TEST
 

@@ -257,7 +257,7 @@ START_TEST(a_full_disk) {
         ck_status(status, MT_EIO);
         ck_contains(mt_last_error(), "File too large");
         ck_assert(bytes_of(path) == "the one before");
-        ck_assert_int_ne(access((path + ".tmp").c_str(), F_OK), 0);
+        ck_assert_int_ne(access((path + ".memtrain-tmp").c_str(), F_OK), 0);
     }
     ck_ok(mt_script_save(model, path.c_str()));
     mt_model_free(model);

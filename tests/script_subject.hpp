@@ -110,7 +110,8 @@ public:
         ck_assert_ptr_nonnull(mkdtemp(path_.data()));
     }
     ~Folder() {
-        for (const char *name : {"a.pt", "b.pt", "b.pt.tmp"}) std::remove(file(name).c_str());
+        for (const char *name : {"a.pt", "b.pt", "b.pt.memtrain-tmp"})
+            std::remove(file(name).c_str());
         rmdir(path_.c_str());
     }
     Folder(const Folder &) = delete;

@@ -39,8 +39,8 @@ mt_status ex_checkpoint_check(const char *flag, const char *path) {
     struct stat there;
     const char *slash = path ? strrchr(path, '/') : NULL;
     if (!path) return MT_OK;
-    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
-        return mt_set_error(MT_EINVAL, "%s: '%s' is there and is no regular file", flag, path);
+    if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
+        return mt_set_error(MT_EINVAL, "%s: '%s' is there and is not a regular file", flag, path);
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1,
              slash ? path : ".");
     if (access(folder, W_OK) == 0) return MT_OK;
@@ -85,9 +85,7 @@ static mt_status take_run(const char *path, const json_t *object, const ex_run *
 
 /* A path that is wrong is a flag that is wrong. */
 static mt_status cannot_open(const char *flag) {
-    char reason[512];
-    snprintf(reason, sizeof reason, "%s", mt_last_error());
-    return mt_set_error(MT_EINVAL, "%s: %s", flag, reason);
+    return mt_set_error(MT_EINVAL, "%s: %s", flag, mt_last_error());
 }
 
 mt_status ex_checkpoint_weights(mt_model *model, const char *path,

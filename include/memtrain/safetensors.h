@@ -140,16 +140,20 @@ typedef struct mt_safetensors_save_options {
  * Writes a file. The tensors may come in any order; in the file the largest elements come first and
  * names are in byte order, so that every tensor is aligned to its elements.
  *
- * The file is written as PATH.tmp beside it and takes its name when it is safely on the disk: whatever
+ * The file is written as PATH.memtrain-tmp beside it and takes its name when it is safely on the disk: whatever
  * happens, a crash included, PATH is a whole file, the old one or the new one. After a failure it is the
- * old one, and PATH.tmp is gone; one that a crash has left is written over by the next call. Where a
+ * old one, and PATH.memtrain-tmp is gone; one that a crash has left is removed by the next call. Where a
  * file system has no hard links, keep has a moment in which the good file is PATH.1 alone.
  *
- * @param path     no name of a folder, device or pipe
+ * A file that is replaced hands on its mode, and its owner and group where the system allows that. A new one has
+ * the mode that the umask leaves of 0666. Access control lists and other attributes are not kept.
+ *
+ * @param path     of a regular file, or free; the same is true of PATH.memtrain-tmp, and with keep of PATH.1
  * @param tensors  count of them, borrowed for the call; bytes must be what dtype and shape make
  * @param options  NULL: defaults
  * @return MT_OK; MT_EIO with the system's words (disk full, and its like), also when another process
- *         writes the same file; MT_EINVAL (names the tensor or the field); MT_ENOMEM; what fetch returned
+ *         writes the same file; MT_EINVAL (names the tensor or the field), also where a link, a folder or a
+ *         device has one of the names; MT_ENOMEM; what fetch returned
  */
 MT_API MT_NODISCARD mt_status mt_safetensors_save(const char *path,
                                                   const mt_safetensors_tensor *tensors,

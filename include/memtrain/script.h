@@ -64,11 +64,12 @@ MT_API MT_NODISCARD mt_status mt_script_load(const char *path, const mt_script_o
 
 /*
  * Writes the model with its parameters and buffers as they are, as a TorchScript file that torch.jit.load
- * opens, in evaluation mode. The file that was there is replaced when the new one is complete. Between
+ * opens, in evaluation mode. How the file takes its name: as in mt_safetensors_save. Between
  * steps. Tensors of other devices than the CPU are copied there first.
  *
  * @param model  from mt_script_load
- * @return MT_OK; MT_EINVAL for another model; MT_EIO with the system's words
+ * @return MT_OK; MT_EINVAL for another model, and for the name of a link, a folder or a device; MT_EIO with the
+ *         system's words, also when another process writes the same file
  */
 MT_API MT_NODISCARD mt_status mt_script_save(mt_model *model, const char *path);
 

@@ -836,8 +836,8 @@ typedef struct mt_torch_save_options {
  * mt_safetensors_save. Tensors are written a few MiB at a time and need no room in the budget.
  *
  * @param options  NULL: defaults
- * @return MT_OK; MT_ESTATE while a step is open, or when the state is lost; MT_EIO with the system's
- *         words; MT_ENOTSUP for a tensor that such files cannot hold
+ * @return MT_OK; MT_ESTATE while a step is open, or when the state is lost; MT_EIO and MT_EINVAL as
+ *         mt_safetensors_save; MT_ENOTSUP for a tensor that such files cannot hold
  */
 MT_API MT_NODISCARD mt_status mt_torch_save(mt_torch *torch, const char *path,
                                             const mt_torch_save_options *options);
@@ -865,7 +865,7 @@ MT_API MT_NODISCARD mt_status mt_torch_load(mt_torch *torch, const char *path, c
  * Writes parameters and buffers alone, in row-major order whatever their strides are, under the names
  * that a state_dict has: Python's safetensors reads them. Tied weights, one tensor under several names,
  * are written under each. Not during a step.
- * @return MT_OK, MT_EIO, MT_ENOTSUP
+ * @return MT_OK, MT_EIO, MT_EINVAL, MT_ENOTSUP, as mt_torch_save
  */
 MT_API MT_NODISCARD mt_status mt_model_save_weights(mt_model *model, const char *path);
 

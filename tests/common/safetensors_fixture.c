@@ -8,13 +8,13 @@
 #include <stdio.h>
 #include <unistd.h>
 
-char folder[PATH], path[PATH + 16], temporary[PATH + 16], previous[PATH + 16];
+char folder[PATH], path[PATH + 16], temporary[PATH + 32], previous[PATH + 16];
 
 void make_folder(void) {
     snprintf(folder, sizeof folder, "/tmp/check_safetensors.XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/t", folder);
-    snprintf(temporary, sizeof temporary, "%s/t.tmp", folder);
+    snprintf(temporary, sizeof temporary, "%s/t.memtrain-tmp", folder);
     snprintf(previous, sizeof previous, "%s/t.1", folder);
 }
 

@@ -10,7 +10,7 @@
 enum { PATH = 128, FILE_MOST = 8192 };
 
 /* The file, and those that the library may have beside it. */
-extern char folder[PATH], path[PATH + 16], temporary[PATH + 16], previous[PATH + 16];
+extern char folder[PATH], path[PATH + 16], temporary[PATH + 32], previous[PATH + 16];
 
 /* Before and after a test. */
 void make_folder(void);

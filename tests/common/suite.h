@@ -6,6 +6,7 @@
 
 #include <check.h>
 #include <memtrain/status.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,12 @@ static inline TCase *suite_case(Suite *suite, const char *name) {
     tcase_set_timeout(test_case, 60);
     suite_add_tcase(suite, test_case);
     return test_case;
+}
+
+/* A test that cannot run here says so, in a line that setup/run_tests.sh counts, and returns. */
+static inline void suite_skip(const char *test, const char *reason) {
+    printf("SKIP: %s: %s\n", test, reason);
+    fflush(stdout);
 }
 
 /* The device of `make check DEVICE=...`; without one the CPU. */
