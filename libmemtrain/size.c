@@ -32,7 +32,9 @@ static const struct unit {
 
 static mt_status refuse(const char *text, size_t whole) {
     return mt_set_error(MT_EINVAL, "'%.64s' is not a size; accepted: 600MiB, 8GB, 1.5G, 4096%s",
-                        text, whole ? ", or a share such as 0.95 or 80%" : "");
+                        text,
+                        whole ? ", or a share such as 0.95 or 80%"
+                              : "; a share, such as 0.95 or 80%, is not accepted here");
 }
 
 /* Compares without regard to case: ASCII only, so that the locale does not matter. */
@@ -107,6 +109,8 @@ const char *mt_format_size(size_t bytes, char *text, size_t capacity) {
         value /= 1024;
         i++;
     }
-    snprintf(text, capacity, "%.1f %s", value, names[i]);
+    /* "%.1f" would have the locale's decimal point, which mt_parse_size does not read. */
+    unsigned tenths = (unsigned)rint(value * 10);
+    snprintf(text, capacity, "%u.%u %s", tenths / 10, tenths % 10, names[i]);
     return text;
 }

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
+#include <locale.h>
+#include <new>
+#include <sstream>
 #include <string>
 
 #include <unistd.h>
@@ -117,11 +119,17 @@ mt_memory cpu_memory() {
 
 /* ---- CUDA ---- */
 
+/* What follows the name of a function. */
+constexpr char no_cuda[] = "libtorch's CUDA part is not loaded: this libtorch is one for the CPU, "
+                           "or NVIDIA's driver or a library of CUDA's is "
+                           "missing (a warning to mt_set_log names the library); accepted: cpu, or "
+                           "a libtorch with CUDA (docs/building.md)";
+
 /* Its allocator; before CUDA has been initialised it knows the card, but keeps no statistics. */
 c10::DeviceAllocator &early_cuda_allocator(const Device &device) {
     if (device.card) return device.card->cuda();
     c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
-    if (!allocator) fail(MT_ENOTSUP, "libtorch's CUDA part is not loaded");
+    if (!allocator) fail(MT_ENOTSUP, "%s", no_cuda);
     return *allocator;
 }
 
@@ -151,18 +159,45 @@ mt_memory cuda_memory(const Device &device) {
 }
 
 /*
- * The allocator's settings come as one string, and those that it does not name go back to their
- * defaults: the ones that can be read are therefore said again.
+ * While it lives, the C library writes and reads the calling thread's numbers with a point, whatever locale the program
+ * has set. libtorch reads settings with the C library.
  */
-std::string cuda_settings(double fraction) {
-    char text[160];
-    size_t split = compat::max_split_bytes();
-    double threshold = compat::collection_threshold();
-    int length = std::snprintf(text, sizeof text, "per_process_memory_fraction:%.6f", fraction);
-    std::string settings(text, static_cast<size_t>(length));
-    if (split != SIZE_MAX) settings += ",max_split_size_mb:" + std::to_string(split >> 20);
-    if (threshold > 0.0) settings += ",garbage_collection_threshold:" + std::to_string(threshold);
-    return settings;
+class PlainNumbers {
+public:
+    PlainNumbers() : plain_(newlocale(LC_ALL_MASK, "C", locale_t{})) {
+        if (!plain_) throw std::bad_alloc();
+        before_ = uselocale(plain_);
+    }
+    ~PlainNumbers() {
+        uselocale(before_);
+        freelocale(plain_);
+    }
+    PlainNumbers(const PlainNumbers &) = delete;
+    PlainNumbers &operator=(const PlainNumbers &) = delete;
+
+private:
+    locale_t plain_, before_;
+};
+
+/* The settings without those of one key; none of them has a comma in its value. */
+std::string without(const std::string &settings, const std::string &key) {
+    std::string rest;
+    std::istringstream items(settings);
+    for (std::string item; std::getline(items, item, ',');)
+        if (item.find(key) == std::string::npos) rest += (rest.empty() ? "" : ",") + item;
+    return rest;
+}
+
+/*
+ * The allocator's settings come as one string, and those that it does not name go back to their defaults. So the
+ * string that was set last is said again, with the new share of the card.
+ */
+void set_cuda_fraction(double fraction) {
+    static const char key[] = "per_process_memory_fraction";
+    PlainNumbers plain;
+    std::string settings = without(c10::CachingAllocator::getAllocatorSettings(), key);
+    if (!settings.empty()) settings += ',';
+    compat::set_allocator_settings(settings + key + ':' + std::to_string(fraction));
 }
 
 /*
@@ -182,7 +217,7 @@ void set_cuda_budget(const Device &device, size_t bytes) {
     if (device.card)
         device.card->set_ratio(fraction);
     else
-        compat::set_allocator_settings(cuda_settings(fraction));
+        set_cuda_fraction(fraction);
 }
 
 /* ---- MPS ---- */
@@ -228,8 +263,7 @@ void check_device(const char *function, const Device &device) {
     if (device.is_mps() && (device.index() > 0 || !at::detail::getMPSHooks().hasMPS()))
         fail(MT_ENOTSUP, "%s: this libtorch or this machine has no MPS", function);
     if (!device.is_cuda()) return;
-    if (!compat::device_allocator(c10::kCUDA))
-        fail(MT_ENOTSUP, "%s: libtorch's CUDA part is not loaded", function);
+    if (!compat::device_allocator(c10::kCUDA)) fail(MT_ENOTSUP, "%s: %s", function, no_cuda);
     int count = at::detail::getCUDAHooks().deviceCount();
     if (int(device.index()) >= std::min(count, max_devices))
         fail(MT_ENOTSUP, "%s: there are %d CUDA devices", function, count);

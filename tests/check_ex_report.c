@@ -3,6 +3,7 @@
  * and stays small however long the run.
  */
 #include "cli.h"
+#include "common/locales.h"
 #include "common/suite.h"
 #include "html_report.h"
 
@@ -492,6 +493,8 @@ START_TEST(a_file_that_cannot_be_written) {
     ck_assert_ptr_null(report);
     if (access("/dev/full", W_OK) == 0)
         ck_status(ex_html_report_open("/dev/full", &report), MT_EIO);
+    else
+        suite_skip("a_file_that_cannot_be_written", "no /dev/full here");
     ck_ok(ex_html_report_open(NULL, &report));
     ex_html_report_line(report, "{}");
     ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
@@ -528,6 +531,25 @@ START_TEST(a_run_that_failed_is_drawn) {
     has("given up (1)");
     EXPECT(3, SMALL, "--budget", "100MiB", "--report", path);
     run_left("parameters 42.7 MiB");
+}
+END_TEST
+
+/* The user's locale is not the drawing's. */
+START_TEST(a_run_in_a_locale_is_drawn) {
+    if (!locales_make("ex_report: a_run_in_a_locale_is_drawn")) return;
+    setenv("LC_ALL", LOCALE_COMMA, 1);
+    snprintf(path, sizeof path, "%.400s/r.html", cli_root);
+    EXPECT(0, SMALL, "--lr", "0.001", "--steps", "2", "--trace", cli_trace, "--report", path);
+    locales_remove();
+    read_page();
+    check_well_formed();
+    size_t lines = 0;
+    for (const char *at = page; (at = strstr(at, " x1=\"")) != NULL; lines++) {
+        at += 5;
+        ck_assert_uint_eq(strspn(at, "-0123456789."), strcspn(at, "\""));
+    }
+    ck_assert_uint_gt(lines, 5);
+    ck_assert_int_eq(cli_number(cli_trace, "end", 1, "steps"), 2);
 }
 END_TEST
 
@@ -571,6 +593,7 @@ int main(void) {
     tcase_add_test(runs, a_file_that_cannot_be_written);
     tcase_add_test(runs, a_run_is_drawn);
     tcase_add_test(runs, a_run_that_failed_is_drawn);
+    tcase_add_test(runs, a_run_in_a_locale_is_drawn);
     tcase_add_test(runs, a_run_that_was_stopped_is_drawn);
     return suite_run(suite);
 }

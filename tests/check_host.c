@@ -1,8 +1,10 @@
 /*
  * check_host.c - sizes as people write them, and the host's memory read from trees of fake files.
  */
+#include "locales.h"
 #include "suite.h"
 
+#include <locale.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -670,6 +672,37 @@ START_TEST(host_itself) {
 }
 END_TEST
 
+/* What is written is read again, whatever the locale calls a decimal point. */
+START_TEST(format_in_a_locale) {
+    static const char *const locales[] = {LOCALE_COMMA, LOCALE_ARABIC};
+    char text[32];
+    size_t bytes;
+    if (!locales_make("host: format_in_a_locale")) return;
+    ck_assert_ptr_nonnull(setlocale(LC_NUMERIC, locales[_i]));
+    mt_format_size((size_t)3 << 29, text, sizeof text);
+    ck_assert_str_eq(text, "1.5 GiB");
+    ck_ok(mt_parse_size(text, 0, &bytes));
+    ck_assert_uint_eq(bytes, (size_t)3 << 29);
+    setlocale(LC_NUMERIC, "C");
+    locales_remove();
+}
+END_TEST
+
+/* The tenths are those of "%.1f". */
+START_TEST(format_rounds_as_printf) {
+    char text[32], expected[32];
+    for (size_t i = 0; i < 20000; i++) {
+        size_t bytes = 1024 + i * 51;
+        mt_format_size(bytes, text, sizeof text);
+        if ((double)bytes / 1024 >= 1023.95)
+            snprintf(expected, sizeof expected, "%.1f MiB", (double)bytes / 1048576);
+        else
+            snprintf(expected, sizeof expected, "%.1f KiB", (double)bytes / 1024);
+        ck_assert_str_eq(text, expected);
+    }
+}
+END_TEST
+
 static Suite *suite_host(void) {
     Suite *suite = suite_create("host");
     TCase *size = suite_case(suite, "size"), *host = suite_case(suite, "host");
@@ -678,6 +711,8 @@ static Suite *suite_host(void) {
     tcase_add_loop_test(size, size_refused, 0, LENGTH(not_sizes));
     tcase_add_loop_test(size, size_formatted, 0, LENGTH(formats));
     tcase_add_test(size, size_formatted_in_little_room);
+    tcase_add_loop_test(size, format_in_a_locale, 0, 2);
+    tcase_add_test(size, format_rounds_as_printf);
     tcase_add_test(size, size_round_trip);
     tcase_add_checked_fixture(host, root_make, root_remove);
     tcase_add_test(host, host_without_groups);

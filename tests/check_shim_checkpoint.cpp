@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <locale>
 #include <memory>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -22,6 +23,7 @@
 #include <memtrain/safetensors.h>
 
 #include "check_shim.hpp"
+#include "common/locales.h"
 
 using namespace check_shim;
 
@@ -35,7 +37,7 @@ void make_folder() {
     folder = name;
     path = folder + "/c";
     previous = path + ".1";
-    temporary = path + ".tmp";
+    temporary = path + ".memtrain-tmp";
 }
 
 void remove_folder() {
@@ -159,6 +161,32 @@ START_TEST(what_is_in_it) {
     ck_assert_str_eq(mt_safetensors_metadata(file, "memtrain.lr"), "0.10000000000000002");
     ck_assert_str_eq(mt_safetensors_metadata(file, "memtrain.state_sha256"), saved.at_save.c_str());
     mt_safetensors_free(file);
+}
+END_TEST
+
+/* Another decimal point, and dots between thousands, in the C library and in C++. */
+START_TEST(in_a_locale) {
+    static const char *const locales[] = {LOCALE_COMMA, LOCALE_ARABIC};
+    if (!locales_make("shim_checkpoint: in_a_locale")) return;
+    mt_torch_options options = options_number(2);
+    options.lr = 12345.678;
+    Trainer trainer(options);
+    train(trainer, 0, 1);
+    std::string hash = trainer.hash();
+    std::locale::global(std::locale(locales[_i]));
+    ck_ok(save(trainer));
+    ck_ok(mt_torch_set_lr(trainer.torch, 0.5));
+    ck_ok(mt_torch_load(trainer.torch, path.c_str(), nullptr, 0));
+    ck_ok(save(trainer)); /* with the rate that was read */
+    std::locale::global(std::locale::classic());
+    locales_remove();
+    mt_safetensors *file;
+    ck_ok(mt_safetensors_open(path.c_str(), &file));
+    ck_assert_double_eq(std::stod(mt_safetensors_metadata(file, "memtrain.lr")), 12345.678);
+    mt_safetensors_free(file);
+    Trainer other(options_number(2));
+    ck_ok(mt_torch_load(other.torch, path.c_str(), nullptr, 0));
+    ck_assert_str_eq(other.hash().c_str(), hash.c_str());
 }
 END_TEST
 
@@ -769,6 +797,7 @@ int main() {
         tcase_add_checked_fixture(test_case, make_folder, remove_folder);
     tcase_add_loop_test(states, goes_on_to_the_bit, 0, ALL_OPTIONS);
     tcase_add_test(states, what_is_in_it);
+    tcase_add_loop_test(states, in_a_locale, 0, 2);
     tcase_add_test(states, the_last_two_are_kept);
     tcase_add_test(states, not_in_a_step);
     tcase_add_test(states, wrong_arguments);

@@ -7,7 +7,11 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <cstring>
+#include <locale>
+
 #include "check_shim.hpp"
+#include "common/locales.h"
 
 using namespace check_shim;
 
@@ -105,20 +109,26 @@ END_TEST
 
 /*
  * The allocator's own limit is a share of the whole card, and is read when CUDA is initialised;
- * other settings that can be read are said again. A later budget is only told.
+ * all other settings stay. A later budget is only told.
  */
 START_TEST(budget) {
     using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
     c10::CachingAllocator::setAllocatorSettings(
-        "max_split_size_mb:64,garbage_collection_threshold:0.8");
+        "roundup_power2_divisions:[256:4,>:8],max_split_size_mb:64,max_non_split_rounding_mb:64,"
+        "per_process_memory_fraction:0.9,garbage_collection_threshold:0.8");
     ck_ok(mt_device_set_budget("cuda:0", 250 * MiB));
     std::string settings = c10::CachingAllocator::getAllocatorSettings();
     ck_contains(settings.c_str(), "per_process_memory_fraction:0.250000");
     ck_assert_uint_eq(Config::max_split_size(), 64 * MiB);
     ck_assert_double_eq(Config::garbage_collection_threshold(), 0.8);
+    ck_assert_uint_eq(Config::max_non_split_rounding_size(), 64 * MiB);
+    ck_assert_uint_eq(Config::roundup_power2_divisions(128 * MiB), 4);
+    ck_assert_uint_eq(Config::roundup_power2_divisions(4096 * MiB), 8);
     ck_ok(mt_device_set_budget("cuda:0", 5000 * MiB));
     settings = c10::CachingAllocator::getAllocatorSettings();
     ck_contains(settings.c_str(), "per_process_memory_fraction:1.000000");
+    ck_assert_ptr_null(std::strstr(settings.c_str(), "fraction:0."));
+    ck_assert_uint_eq(Config::max_split_size(), 64 * MiB);
     ck_ok(mt_device_set_budget("cuda:0", 250 * MiB));
     ck_assert_uint_eq(memory_of("cuda:0").budget_bytes, 250 * MiB);
     ck_assert_uint_eq(memory_of("cuda:1").budget_bytes, 760 * MiB);
@@ -129,6 +139,30 @@ START_TEST(budget) {
     ck_assert_uint_eq(memory_of("cuda:0").budget_bytes, 300 * MiB);
     ck_ok(mt_device_set_budget("cuda:0", 0));
     ck_assert_uint_eq(memory_of("cuda:0").budget_bytes, 760 * MiB);
+}
+END_TEST
+
+/* The C library's locale and C++'s, which also has dots between thousands. */
+START_TEST(budget_in_a_locale) {
+    using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
+    static const char *const locales[] = {LOCALE_COMMA, LOCALE_ARABIC};
+    static double fraction;
+    if (!locales_make("shim_cuda: budget_in_a_locale")) return;
+    c10::CachingAllocator::setAllocatorSettings("garbage_collection_threshold:0.8,"
+                                                "max_split_size_mb:12345");
+    std::locale::global(std::locale(locales[_i])); /* setlocale too */
+    ck_assert_str_ne(std::to_string(0.5).c_str(), "0.500000");
+    /* As CUDA's own part reads it. */
+    auto parse = [](const std::string &settings) {
+        fraction = std::stod(settings.substr(settings.find("fraction:") + 9));
+    };
+    Config::registerDeviceConfigParserHook(parse, {"per_process_memory_fraction"});
+    ck_ok(mt_device_set_budget("cuda:0", 250 * MiB));
+    ck_assert_double_eq(Config::garbage_collection_threshold(), 0.8);
+    ck_assert_uint_eq(Config::max_split_size(), 12345 * MiB);
+    ck_assert_double_eq(fraction, 0.25);
+    ck_assert_str_ne(std::to_string(0.5).c_str(), "0.500000"); /* the program's own is back */
+    locales_remove();
 }
 END_TEST
 
@@ -149,6 +183,7 @@ int main() {
     tcase_add_test(cases, presence);
     tcase_add_test(cases, figures);
     tcase_add_test(cases, budget);
+    tcase_add_loop_test(cases, budget_in_a_locale, 0, 2);
     tcase_add_test(cases, cache);
     return suite_run(suite);
 }

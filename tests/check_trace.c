@@ -3,6 +3,7 @@
  * reports, and its step lines alone replay the run to the bit.
  */
 #include "fake_backend.h"
+#include "locales.h"
 #include "suite.h"
 
 #include <jansson.h>
@@ -24,7 +25,11 @@ static void collect(void *user, const char *text) {
     ck_assert_ptr_eq(user, lines);
     ck_assert_uint_lt(line_count, LINES_MAX);
     ck_assert_ptr_null(strchr(text, '\n'));
+    char *locale = strdup(setlocale(LC_NUMERIC, NULL)); /* which the parser does not always stand */
+    setlocale(LC_NUMERIC, "C");
     lines[line_count] = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+    setlocale(LC_NUMERIC, locale);
+    free(locale);
     ck_assert_msg(lines[line_count] != NULL, "%s: %s", error.text, text);
     ck_assert(json_is_object(lines[line_count]));
     texts[line_count] = malloc(strlen(text) + 1);
@@ -469,18 +474,20 @@ END_TEST
 
 /* Numbers are read back to the bit, whatever the locale calls a decimal point. */
 START_TEST(numbers_to_the_bit) {
-    static const char *const locales[] = {"C", "de_DE.UTF-8", "fr_FR.UTF-8", "ps_AF.UTF-8"};
+    static const char *const locales[] = {"C", LOCALE_COMMA, LOCALE_ARABIC};
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_batch batch = {sizeof(batch), NULL, 8, 1};
     fake_options options = fake_defaults;
     mt_trainer *trainer;
     double loss;
 
-    setlocale(LC_NUMERIC, locales[_i]); /* where it is not installed, C stays */
+    if (_i && !locales_make("trace: numbers_to_the_bit")) return;
+    ck_assert_ptr_nonnull(setlocale(LC_NUMERIC, locales[_i]));
     options.seconds = fake_seconds;
     trainer = traced(&options, NULL, NULL);
     ck_ok(mt_trainer_step(trainer, &batch, &report));
     setlocale(LC_NUMERIC, "C");
+    locales_remove();
     loss = number(line_of("step", 0), "loss");
     ck_assert(loss == report.loss);
     ck_assert(number(line_of("step", 0), "seconds") == report.seconds);
@@ -590,7 +597,7 @@ static Suite *suite_trace(void) {
     tcase_add_test(content, ooms_are_of_plans);
     tcase_add_test(awkward, strings_are_escaped);
     tcase_add_loop_test(awkward, not_finite, 0, 3);
-    tcase_add_loop_test(awkward, numbers_to_the_bit, 0, 4);
+    tcase_add_loop_test(awkward, numbers_to_the_bit, 0, 3);
     tcase_add_test(awkward, long_lists);
     return suite;
 }
