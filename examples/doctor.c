@@ -367,6 +367,8 @@ static const variable variables[] = {
      "kept as set; freed pages go back above it, up to a fifth of a small step's time", NULL},
     {"MALLOC_MMAP_THRESHOLD_", NULL, MATTERS,
      "kept as set; larger requests of the heap are mapped anew, with page faults each", NULL},
+    {"GLIBC_TUNABLES", NULL, MATTERS,
+     "glibc.malloc.trim_threshold and mmap_threshold are kept as set, as the two above", NULL},
     {"LD_PRELOAD", NULL, HARM,
      "not the C library's heap: clearing (malloc_trim) gives none of its pages back",
      brings_a_heap},

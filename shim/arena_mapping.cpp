@@ -2,6 +2,8 @@
 #include "arena_plan.hpp"
 
 #include <algorithm>
+#include <mutex>
+#include <new>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,10 +14,48 @@ namespace {
 constexpr size_t huge_page = size_t(2) << 20;
 constexpr size_t huge_from = 16 * huge_page; /* the last page of a smaller arena is much of it */
 
+/* Of all mappings; never destroyed, since tensors may be freed by destructors of static objects. */
+struct Ranges {
+    std::mutex mutex;
+    std::vector<std::pair<const char *, size_t>> list;
+};
+
+Ranges &ranges() {
+    static auto *all = new Ranges;
+    return *all;
+}
+
+bool note_range(const char *start, size_t bytes) noexcept {
+    try {
+        std::lock_guard<std::mutex> lock(ranges().mutex);
+        ranges().list.emplace_back(start, bytes);
+        return true;
+    } catch (const std::bad_alloc &) {
+        return false;
+    }
+}
+
+void forget_range(const char *start) noexcept {
+    std::lock_guard<std::mutex> lock(ranges().mutex);
+    auto &list = ranges().list;
+    auto is_it = [start](const auto &range) { return range.first == start; };
+    list.erase(std::remove_if(list.begin(), list.end(), is_it), list.end());
+}
+
 } // namespace
 
 Mapping::~Mapping() {
-    if (start_) munmap(start_, range_);
+    if (!start_) return;
+    forget_range(start_);
+    munmap(start_, range_);
+}
+
+bool lies_in_mapping(const void *data) noexcept {
+    auto address = reinterpret_cast<uintptr_t>(data);
+    std::lock_guard<std::mutex> lock(ranges().mutex);
+    for (const auto &range : ranges().list)
+        if (address - reinterpret_cast<uintptr_t>(range.first) < range.second) return true;
+    return false;
 }
 
 /*
@@ -31,8 +71,12 @@ bool Mapping::reserve(size_t bytes) noexcept {
         void *start = mmap(nullptr, 2 * range + huge_page, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (start == MAP_FAILED) continue;
+        munmap(static_cast<char *>(start) + range + huge_page, range);
+        if (!note_range(static_cast<char *>(start), range + huge_page)) {
+            munmap(start, range + huge_page);
+            return false;
+        }
         start_ = static_cast<char *>(start);
-        munmap(start_ + range + huge_page, range);
         range_ = range + huge_page;
         base_ = reinterpret_cast<char *>(rounded(reinterpret_cast<size_t>(start), huge_page));
     }

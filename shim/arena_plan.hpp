@@ -36,6 +36,9 @@ inline void unpoison([[maybe_unused]] void *data, [[maybe_unused]] size_t bytes)
 #endif
 }
 
+/* Whether the address lies in any of all arenas' mappings. Any thread. */
+bool lies_in_mapping(const void *data) noexcept;
+
 struct RecordingDeleter {
     void operator()(mt_recording *recording) const { mt_recording_free(recording); }
 };

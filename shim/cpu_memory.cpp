@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #ifdef __GLIBC__
@@ -19,6 +20,7 @@
 #include <c10/util/Exception.h>
 
 #include "arena.hpp"
+#include "arena_plan.hpp"
 #include "compat.hpp"
 #include "sim_memory.hpp"
 
@@ -40,11 +42,12 @@ constexpr uintptr_t cookie_key = 0x6d656d747261696eu; /* "memtrain" */
 constexpr uintptr_t card_key = ~cookie_key;           /* the tensor counts against a card too */
 constexpr uintptr_t arena_key = cookie_key << 1;      /* it lies in an arena */
 
-/*
- * The last 16 bytes before the data, where glibc's malloc has its own header: they can be read also
- * before a block that libtorch's allocator made, and the cookie tells that it is not ours.
- */
+/* The smallest that a page may be; the beginning of a larger one is a multiple of it. */
+constexpr size_t least_page = 4096;
+
+/* The last bytes before the data. The cookie tells which blocks are ours, see key_of(). */
 struct Header {
+    void *origin; /* the heap's block, or the Place in an arena */
     size_t bytes;
     uintptr_t cookie; /* the data's address ^ one of the keys; 0 once freed */
 };
@@ -100,20 +103,21 @@ OnCardHeader *card_header_of(void *data) {
                                             sizeof(OnCardHeader));
 }
 
-/* There as well, where the cookie has the arena_key. */
-Place **place_of(void *data) {
-    return reinterpret_cast<Place **>(static_cast<char *>(data) - sizeof(Header) - sizeof(Place *));
-}
-
 uintptr_t cookie_of(const void *data, uintptr_t key) {
     return reinterpret_cast<uintptr_t>(data) ^ key;
 }
 
+bool begins_page(const void *data) {
+    return reinterpret_cast<uintptr_t>(data) % least_page == 0;
+}
+
 /*
- * One of the keys, anything else for a block that is not ours. There it reads what lies before
- * the block, which the address sanitizer would take for an error.
+ * One of the keys, anything else for a block that is not ours. There it reads what lies before the block, which the
+ * address sanitizer would take for an error. Where a block begins a page, the page before may not be there: none of
+ * ours in the heap does that, see take_from_heap(), and those in arenas are known by their addresses.
  */
 __attribute__((no_sanitize("address"))) uintptr_t key_of(void *data) {
+    if (begins_page(data) && !lies_in_mapping(data)) return 0;
     return header_of(data)->cookie ^ reinterpret_cast<uintptr_t>(data);
 }
 
@@ -145,15 +149,22 @@ void tell(void *data, int64_t sign) noexcept {
     }
 }
 
+/* Whether tensors have nothing because others have it all, and not since so small a budget was set. */
+bool is_left_nothing(size_t allowed) noexcept {
+    size_t own = limit.load(std::memory_order_relaxed);
+    return allowed <= 1 && (is_default.load(std::memory_order_relaxed) || own > allowed);
+}
+
 [[noreturn]] void refuse(const char *who, size_t bytes) {
     char wanted[32], in_use[32], most[32];
     size_t now = allocated(), allowed = budget();
+    bool nothing = is_left_nothing(allowed);
     thread.refusals = {thread.refusals.count + 1, bytes, now};
     TORCH_CHECK_WITH(OutOfMemoryError, false, "budget: ", who, " a request for ",
                      mt_format_size(bytes, wanted, sizeof wanted), " with ",
                      mt_format_size(now, in_use, sizeof in_use), " in use",
-                     allowed > 1 ? " of " : ": the rest of the process leaves tensors nothing",
-                     allowed > 1 ? mt_format_size(allowed, most, sizeof most) : "");
+                     nothing ? ": the rest of the process leaves tensors nothing" : " of ",
+                     nothing ? "" : mt_format_size(allowed, most, sizeof most));
     std::abort(); /* not reached: the check always throws */
 }
 
@@ -184,25 +195,37 @@ size_t reserve(size_t bytes) noexcept {
     return now + bytes;
 }
 
-/* Memory for the data behind a header that is filled in, from the arena or else from the heap. */
-void *take_block(size_t bytes) {
+/*
+ * Data behind a header that is filled in. It does not begin a page: where it would, a longer block is taken, in which
+ * it begins a line later.
+ */
+void *take_from_heap(size_t bytes) {
     void *block = nullptr;
+    if (bytes > SIZE_MAX - 2 * line_bytes || posix_memalign(&block, line_bytes, bytes + line_bytes))
+        return nullptr;
+    char *data = static_cast<char *>(block) + line_bytes;
+    if (begins_page(data)) {
+        std::free(block);
+        if (posix_memalign(&block, line_bytes, bytes + 2 * line_bytes)) return nullptr;
+        data = static_cast<char *>(block) + line_bytes;
+        if (begins_page(data)) data += line_bytes;
+    }
+    *header_of(data) = {block, bytes, cookie_of(data, cookie_key)};
+    return data;
+}
+
+/* The same, from the arena or else from the heap. */
+void *take_block(size_t bytes) {
     Place *place = nullptr;
     bool planned = thread.arena && !thread.card; /* a card's tensor has a header of its own */
     if (planned) in_arenas.fetch_add(bytes, std::memory_order_relaxed);
     char *data = planned ? thread.arena->serve(bytes, &place) : nullptr;
     if (data) {
-        *header_of(data) = {bytes, cookie_of(data, arena_key)};
-        *place_of(data) = place;
+        *header_of(data) = {place, bytes, cookie_of(data, arena_key)};
         return data;
     }
     if (planned) in_arenas.fetch_sub(bytes, std::memory_order_relaxed);
-    if (!make_room(0)) return nullptr;
-    if (bytes > SIZE_MAX - line_bytes || posix_memalign(&block, line_bytes, bytes + line_bytes))
-        return nullptr;
-    data = static_cast<char *>(block) + line_bytes;
-    *header_of(data) = {bytes, cookie_of(data, cookie_key)};
-    return data;
+    return make_room(0) ? take_from_heap(bytes) : nullptr;
 }
 
 void *take_from_host(size_t bytes) {
@@ -258,9 +281,9 @@ void give_back(void *data) {
     if (key == card_key) card_header_of(data)->card->give_back(card_header_of(data)->place);
     header_of(data)->cookie = 0;
     if (key == arena_key)
-        Arena::release(*place_of(data));
+        Arena::release(static_cast<Place *>(header_of(data)->origin));
     else
-        std::free(static_cast<char *>(data) - line_bytes);
+        std::free(header_of(data)->origin);
 }
 
 class Allocator final : public c10::Allocator {
@@ -282,12 +305,21 @@ public:
  * empty_cache asks for them; above 32 MiB, the most that may be set, requests have pages of their own.
  * What the environment says about it has precedence.
  */
-void keep_pages() {
 #ifdef __GLIBC__
-    if (!std::getenv("MALLOC_TRIM_THRESHOLD_")) mallopt(M_TRIM_THRESHOLD, INT32_MAX);
-    if (!std::getenv("MALLOC_MMAP_THRESHOLD_")) mallopt(M_MMAP_THRESHOLD, 32 << 20);
-#endif
+bool is_set(const char *variable, const char *tunable) {
+    const char *tunables = std::getenv("GLIBC_TUNABLES");
+    return std::getenv(variable) || (tunables && std::strstr(tunables, tunable));
 }
+
+void keep_pages() {
+    if (!is_set("MALLOC_TRIM_THRESHOLD_", "glibc.malloc.trim_threshold="))
+        mallopt(M_TRIM_THRESHOLD, INT32_MAX);
+    if (!is_set("MALLOC_MMAP_THRESHOLD_", "glibc.malloc.mmap_threshold="))
+        mallopt(M_MMAP_THRESHOLD, 32 << 20);
+}
+#else
+void keep_pages() {}
+#endif
 
 /* Resident bytes of others than tensors. */
 size_t others_now() {
@@ -483,7 +515,7 @@ size_t budget() noexcept {
 
 size_t resident_bytes() noexcept {
     long total = 0, resident = 0;
-    std::FILE *file = std::fopen("/proc/self/statm", "r");
+    std::FILE *file = std::fopen("/proc/self/statm", "re");
     if (!file) return 0;
     int fields = std::fscanf(file, "%ld %ld", &total, &resident);
     std::fclose(file);
@@ -494,7 +526,7 @@ size_t resident_bytes() noexcept {
 size_t peak_resident_bytes() noexcept {
     char line[256];
     size_t kib = 0;
-    std::FILE *file = std::fopen("/proc/self/status", "r");
+    std::FILE *file = std::fopen("/proc/self/status", "re");
     while (file && !kib && std::fgets(line, sizeof line, file))
         if (std::sscanf(line, "VmHWM: %zu", &kib) != 1) kib = 0;
     if (file) std::fclose(file);

@@ -2,6 +2,7 @@
  * check_shim_memory.cpp - the budgeted CPU allocator: budget and peak, evidence of a refusal,
  * injection, foreign blocks, recordings, and what mt_device_memory tells of all that.
  */
+#include <cstring>
 #include <map>
 #include <thread>
 
@@ -89,6 +90,19 @@ START_TEST(budget_is_enforced) {
     ck_assert_uint_gt(memory.free_bytes, 0);
     ck_ok(mt_device_reset_peak("cpu"));
     ck_assert_uint_eq(cpu_memory().peak_bytes, base);
+}
+END_TEST
+
+/* A budget of one byte is one that was set: nobody else is to blame. */
+START_TEST(the_budget_is_to_blame) {
+    ck_ok(mt_device_set_budget("cpu", 1));
+    try {
+        at::Tensor tensor = at::empty({100});
+        ck_abort_msg("no exception");
+    } catch (const c10::OutOfMemoryError &error) {
+        ck_contains(error.what(), "in use of 1 B");
+        ck_assert_ptr_null(std::strstr(error.what(), "the rest of the process"));
+    }
 }
 END_TEST
 
@@ -353,6 +367,7 @@ int main() {
     tcase_add_checked_fixture(budget, init, nullptr);
     tcase_add_checked_fixture(rest, init, nullptr);
     tcase_add_test(budget, budget_is_enforced);
+    tcase_add_test(budget, the_budget_is_to_blame);
     tcase_add_test(budget, budget_below_allocated);
     tcase_add_test(budget, default_budget);
     tcase_add_test(budget, budget_with_threads);
