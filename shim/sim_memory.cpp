@@ -81,6 +81,14 @@ mt_sim *new_model(mt_sim_flavour flavour, const mt_sim_options *options) {
     return model;
 }
 
+/* Under the card's lock. */
+mt_sim_stats read_stats(const mt_sim *model) {
+    mt_sim_stats now = {};
+    now.size = sizeof now;
+    check(mt_sim_read_stats(model, &now));
+    return now;
+}
+
 } // namespace
 
 Card::Card(mt_sim_flavour flavour) : flavour_(flavour), model_(new_model(flavour, nullptr)) {
@@ -90,12 +98,15 @@ Card::Card(mt_sim_flavour flavour) : flavour_(flavour), model_(new_model(flavour
         cuda_ = std::make_unique<CudaAllocator>(*this);
 }
 
+/* One lock for both, so that no tensor comes in between, which the new card would know nothing of. */
 void Card::replace(const char *function, const mt_sim_options *options) {
-    if (stats().allocations) fail(MT_ESTATE, "%s: there are tensors on %s", function, name());
-    mt_sim *model = new_model(flavour_, options);
+    std::unique_ptr<mt_sim, decltype(&mt_sim_free)> model(new_model(flavour_, options),
+                                                          &mt_sim_free);
     std::lock_guard<std::mutex> lock(mutex_);
+    if (read_stats(model_).allocations)
+        fail(MT_ESTATE, "%s: there are tensors on %s", function, name());
     mt_sim_free(model_);
-    model_ = model;
+    model_ = model.release();
     started_ = false;
 }
 
@@ -108,8 +119,8 @@ void Card::throw_refusal() const {
 
 Place Card::take(size_t bytes) {
     mt_sim_block block = {};
-    started_ = true;
     mutex_.lock();
+    started_ = true;
     mt_status status = mt_sim_alloc(model_, bytes, &block);
     mutex_.unlock();
     if (status == MT_EDEVMEM) throw_refusal();
@@ -131,11 +142,8 @@ void Card::give_back(const Place &place) noexcept {
 }
 
 mt_sim_stats Card::stats() const {
-    mt_sim_stats now = {};
-    now.size = sizeof now;
     std::lock_guard<std::mutex> lock(mutex_);
-    check(mt_sim_read_stats(model_, &now));
-    return now;
+    return read_stats(model_);
 }
 
 void Card::set_ratio(double ratio) {

@@ -3,6 +3,7 @@
  * and words of errors, and training on them with OOMs that fragmentation makes, on CUDA's and on MPS's
  * terms. Loop tests run once for each flavour.
  */
+#include <atomic>
 #include <functional>
 #include <stdexcept>
 #include <thread>
@@ -163,6 +164,36 @@ START_TEST(another_card) {
 END_TEST
 
 /* ---- what counts ------------------------------------------------------------------------------- */
+
+/* A card is not replaced under a tensor that another thread makes at the same time. */
+START_TEST(replaced_while_tensors_come_and_go) {
+    std::atomic<bool> stop{false};
+    std::atomic<int> lost{0}, made{0};
+    simulate(cuda, 100 * MiB);
+    mt_torch_options options = options_on("sim");
+    std::thread maker([&] {
+        mt_torch *torch = nullptr;
+        mt_model *model = nullptr; /* whose tensors stay on the card until it is freed */
+        while (!stop && net_model_new(NetOptions(), &model) == MT_OK) {
+            if (mt_torch_new(model, &options, &torch) == MT_OK) {
+                made++;
+                lost += stats_of("sim").allocations == 0;
+            }
+            mt_torch_free(torch);
+            mt_model_free(model);
+        }
+    });
+    int replaced = 0;
+    for (int i = 0; i < 200000 && (made < 500 || replaced < 500); i++)
+        replaced += mt_device_simulate("sim", nullptr) == MT_OK;
+    stop = true;
+    maker.join();
+    ck_assert_int_gt(replaced, 0);
+    ck_assert_int_gt(made, 0);
+    ck_assert_int_eq(lost, 0);
+    ck_assert_uint_eq(stats_of("sim").allocations, 0);
+}
+END_TEST
 
 /* Device tensors are those that calls of the mt_torch make; all of it goes back, on any thread. */
 START_TEST(what_counts) {
@@ -501,6 +532,7 @@ int main() {
     tcase_add_test(cards, names);
     tcase_add_test(cards, needs_our_allocator);
     tcase_add_loop_test(cards, another_card, 0, both);
+    tcase_add_test(cards, replaced_while_tensors_come_and_go);
     tcase_add_loop_test(cards, what_counts, 0, both);
     tcase_add_loop_test(cards, the_host_may_refuse_too, 0, both);
     tcase_add_test(figures, figures_of_cuda);
