@@ -88,19 +88,6 @@ inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
 }
 #endif
 
-inline void set_allocator_settings(const std::string &settings) {
-    c10::CachingAllocator::setAllocatorSettings(settings);
-}
-
-/* The settings that a later call would put back to their defaults when it does not name them. */
-inline size_t max_split_bytes() {
-    return c10::CachingAllocator::AcceleratorAllocatorConfig::max_split_size();
-}
-
-inline double collection_threshold() {
-    return c10::CachingAllocator::AcceleratorAllocatorConfig::garbage_collection_threshold();
-}
-
 /*
  * The reporter of libtorch's profiler. Its arguments were signed before 2.0 and have been size_t
  * since; the override in watch.hpp fails to compile should they change again.
