@@ -74,10 +74,8 @@ static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
 
 /* A file that cannot be trained is a flag that is wrong. */
 static mt_status wrong_model(mt_status status) {
-    char reason[512];
     if (status != MT_EINVAL && status != MT_EIO) return status;
-    snprintf(reason, sizeof reason, "%s", mt_last_error());
-    return mt_set_error(MT_EINVAL, "--model: %s", reason);
+    return mt_set_error(MT_EINVAL, "--model: %s", mt_last_error());
 }
 
 /* Tried on two samples, so that a network for other classes or sizes is told of before anything is trained. */

@@ -238,8 +238,7 @@ static int is_dropped(const mt_trainer *t, const mt_batch *batch) {
 
 /* Keeps the failure for mt_trainer_explain and puts what it was about before the backend's words. */
 static void keep_failure(mt_trainer *t, const mt__work *w) {
-    char reason[MT__LINE];
-    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    const char *reason = mt_last_error();
     t->has_failure = 1;
     t->failure = w->oom;
     t->ruled_out = w->ruled_out;

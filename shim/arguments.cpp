@@ -31,7 +31,11 @@ mt_status parse_device(const char *name, const char *function, Device *out) {
     MT_RETURN_IF_FAILED(guard([&] { *out = Device(device, sim::card_of(name)); }));
     if (out->card) return MT_OK;
     if (guard([&] { device = c10::Device(std::string(name)); }) != MT_OK)
-        return mt_set_error(MT_EINVAL, "%s: '%s' is no name of a device", function, name);
+        return mt_set_error(
+            MT_EINVAL,
+            "%s: '%s' is not the name of a device; accepted: cpu, cuda, cuda:N, mps, "
+            "sim:cuda, sim:mps",
+            function, name);
     if (!device.is_cpu() && !device.is_cuda() && !device.is_mps())
         return mt_set_error(MT_ENOTSUP, "%s: device '%s' is not supported", function, name);
     if (device.is_cpu() && device.has_index() && device.index() > 0)

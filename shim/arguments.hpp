@@ -32,7 +32,7 @@ template <class Struct> void copy_in(Struct &own, const Struct *theirs) {
     own.size = sizeof own;
 }
 
-/* Fields of own into the caller's struct, as many as it has room for; its size field stays. */
+/* Fields of own into the caller's struct, as many as it has room for; its size tells how many bytes are filled in. */
 template <class Struct> void hand_over(const Struct &own, Struct *theirs) {
     size_t size = theirs->size < sizeof own ? theirs->size : sizeof own;
     std::memcpy(theirs, &own, size);

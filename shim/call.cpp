@@ -206,9 +206,7 @@ template <class Ready, class Done> mt_status run(const Given &given, Ready ready
         done(op.schema(), stack);
     });
     if (status != MT_ETORCH) return status;
-    char line[512]; /* the text of an error cannot be a part of the next one */
-    std::snprintf(line, sizeof line, "%s", mt_last_error());
-    return mt_set_error(status, "%s: %s", given.name, line);
+    return mt_set_error(status, "%s: %s", given.name, mt_last_error());
 }
 
 void check_room(const Given &given, const FunctionSchema &schema, size_t capacity) {

@@ -54,7 +54,6 @@ public:
         std::lock_guard<std::shared_mutex> lock(mutex_);
         std::unordered_map<std::string, Overloads> fresh;
         for (const c10::OperatorHandle &op : all_operators()) {
-            if (!op.hasSchema()) continue;
             fresh[op.operator_name().name].push_back(op);
             fresh[full_name(op.operator_name())].push_back(op);
         }
@@ -84,16 +83,18 @@ Index &index() {
     return own;
 }
 
-/* Letters to put in, take out or change (Levenshtein 1966), by rows. */
+/* Letters to put in, take out, change, or swap with the next one (Damerau 1964), by rows. */
 size_t distance(std::string_view a, std::string_view b) {
-    std::vector<size_t> row(b.size() + 1);
+    std::vector<size_t> before, last, row(b.size() + 1);
     std::iota(row.begin(), row.end(), size_t{0});
     for (size_t i = 0; i < a.size(); i++) {
-        size_t diagonal = row[0]++;
+        before = std::move(last);
+        last = row;
+        row[0]++;
         for (size_t j = 0; j < b.size(); j++) {
-            size_t above = row[j + 1];
-            row[j + 1] = std::min({row[j] + 1, above + 1, diagonal + (a[i] != b[j])});
-            diagonal = above;
+            row[j + 1] = std::min({row[j] + 1, last[j + 1] + 1, last[j] + (a[i] != b[j])});
+            bool is_swap = i && j && a[i] == b[j - 1] && a[i - 1] == b[j];
+            if (is_swap) row[j + 1] = std::min(row[j + 1], before[j - 1] + 1);
         }
     }
     return row.back();

@@ -372,6 +372,8 @@ START_TEST(wrong_names) {
     Handle x(at::ones({1}));
     refused(
         {"aten::con2d", {x}, {}, "there is no operator 'aten::con2d'; there is 'aten::conv2d'"});
+    refused(
+        {"aten::linaer", {x}, {}, "there is no operator 'aten::linaer'; there is 'aten::linear'"});
     refused({"relu", {x}, {}, "there is no operator 'relu'; there is 'aten::relu'"});
     refused({"cross_entropy",
              {x},

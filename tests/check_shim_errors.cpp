@@ -50,8 +50,10 @@ START_TEST(null_arguments) {
     refused(mt_torch_init(&no_size), "mt_torch_init: options->size is not set");
     refused(mt_torch_set_threads(0), "mt_torch_set_threads: threads is 0, must be at least 1");
     refused(mt_device_check(nullptr), "mt_device_check: device is NULL");
-    refused(mt_device_check(""), "mt_device_check: '' is no name of a device");
-    refused(mt_device_check("toaster"), "mt_device_check: 'toaster' is no name of a device");
+    refused(mt_device_check(""), "mt_device_check: '' is not the name of a device; accepted: cpu, "
+                                 "cuda, cuda:N, mps, sim:cuda, sim:mps");
+    refused(mt_device_check("toaster"), "mt_device_check: 'toaster' is not the name of a device; "
+                                        "accepted: cpu, cuda, cuda:N, mps, sim:cuda, sim:mps");
     ck_status(mt_device_check("xla"), MT_ENOTSUP);
     refused(mt_device_set_budget(nullptr, 1), "mt_device_set_budget: device is NULL");
     refused(mt_device_memory("cpu", nullptr), "mt_device_memory: out is NULL");
@@ -254,7 +256,8 @@ START_TEST(bad_options) {
         "mt_torch_new: options->scale_start is 3; accepted: a power of two from 2^-16 to 2^32, or "
         "0");
     refused(with([](auto &o) { o.device = "toaster"; }),
-            "mt_torch_new: 'toaster' is no name of a device");
+            "mt_torch_new: 'toaster' is not the name of a device; accepted: cpu, cuda, cuda:N, "
+            "mps, sim:cuda, sim:mps");
     ck_status(with([](auto &o) { o.device = "cuda:77"; }), MT_ENOTSUP);
     ck_assert_ptr_null(torch);
     ck_ok(with([](auto &) {}));

@@ -37,9 +37,7 @@ static mt_status pick(const ex_flags *flags, ex_device *device) {
     }
     device->name = name;
     if (mt_device_check(name) == MT_OK) return MT_OK;
-    char reason[256];
-    snprintf(reason, sizeof reason, "%s", mt_last_error());
-    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", name, reason);
+    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", name, mt_last_error());
 }
 
 /* One thread per core that this process may use; processes of one machine share its cores. */

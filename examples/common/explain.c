@@ -255,10 +255,8 @@ static void print_ladder(const ex_forecast *f) {
 }
 
 static mt_status refuse(const cuts *c) {
-    char reason[512];
-    snprintf(reason, sizeof reason, "%s", mt_last_error());
     return mt_set_error(MT_EDEVMEM, "the smallest chunk, of %zu sample%s, does not fit: %s",
-                        c->smallest, c->smallest == 1 ? "" : "s", reason);
+                        c->smallest, c->smallest == 1 ? "" : "s", mt_last_error());
 }
 
 /* plan NULL: nothing that is allowed helps. */

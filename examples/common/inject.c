@@ -6,11 +6,9 @@
 #include <stdio.h>
 
 mt_status ex_inject_arm(const ex_inject *inject, uint64_t step) {
-    char reason[256];
     if (inject->step != step || mt_inject_oom(inject->request, inject->persistent) == MT_OK)
         return MT_OK;
-    snprintf(reason, sizeof reason, "%s", mt_last_error());
-    return mt_set_error(MT_EINVAL, "--inject-oom: not possible here: %s", reason);
+    return mt_set_error(MT_EINVAL, "--inject-oom: not possible here: %s", mt_last_error());
 }
 
 void ex_inject_disarm(ex_inject *inject, uint64_t step) {
