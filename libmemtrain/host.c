@@ -32,7 +32,7 @@ static size_t read_limit(const char *dir, const char *file) {
     char path[PATH], text[64];
     size_t value = SIZE_MAX;
     if (!join(path, dir, "/", file, "")) return value;
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(path, "re");
     if (!f) return value;
     if (fgets(text, sizeof text, f) && text[0] >= '0' && text[0] <= '9') {
         unsigned long long n = strtoull(text, NULL, 10);
@@ -46,7 +46,7 @@ static size_t read_limit(const char *dir, const char *file) {
 static size_t read_key(const char *path, const char *key) {
     char line[256];
     size_t length = strlen(key), value = 0;
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(path, "re");
     if (!f) return 0;
     while (fgets(line, sizeof line, f))
         if (strncmp(line, key, length) == 0 && (line[length] == ' ' || line[length] == ':')) {
@@ -62,7 +62,7 @@ static double read_pressure(const char *dir, const char *file) {
     char path[PATH], line[256];
     unsigned whole = 0, hundredths = 0;
     if (!join(path, dir, "/", file, "")) return 0;
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(path, "re");
     if (!f) return 0;
     /* Two integers: a locale may have another decimal point. */
     if (!fgets(line, sizeof line, f) ||
@@ -138,7 +138,7 @@ static int read_group(const char *root, int v1, char group[PATH]) {
     char path[PATH], line[PATH];
     int found = 0;
     if (!join(path, root, "/proc/self/cgroup", "", "")) return 0;
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(path, "re");
     if (!f) return 0;
     while (!found && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = '\0';
@@ -162,7 +162,7 @@ static int read_mount(const char *root, int v1, char mount[PATH], char base[PATH
     char path[PATH], line[2 * PATH], type[32], options[1024];
     int found = 0;
     if (!join(path, root, "/proc/self/mountinfo", "", "")) return 0;
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(path, "re");
     if (!f) return 0;
     while (!found && fgets(line, sizeof line, f)) {
         const char *dash = strstr(line, " - ");

@@ -128,12 +128,11 @@ const char *folder_or_default(const char *folder) {
 
 Spool::Spool(const char *function, const char *folder) : folder_(folder_or_default(folder)) {
     std::string path = folder_ + "/memtrain-XXXXXX";
-    file_ = mkstemp(path.data());
+    file_ = mkostemp(path.data(), O_CLOEXEC);
     if (file_ < 0)
         fail(MT_EIO, "%s: cannot make a file in '%s': %s", function, folder_.c_str(),
              std::strerror(errno));
     (void)unlink(path.c_str());
-    (void)fcntl(file_, F_SETFD, FD_CLOEXEC);
 }
 
 void Spool::refuse(const char *verb, size_t bytes, const char *reason) const {

@@ -8,6 +8,7 @@
 #include "tracefile.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define STEP(step, samples, chunks)                                                                \
@@ -311,11 +312,36 @@ END_TEST
 
 START_TEST(a_full_disk_is_told) {
     ex_tracefile *file;
-    if (access("/dev/full", W_OK) != 0) return;
+    if (access("/dev/full", W_OK) != 0) {
+        suite_skip("a_full_disk_is_told", "no /dev/full here");
+        return;
+    }
     ck_ok(ex_tracefile_open("/dev/full", &file));
     ex_tracefile_line(file, "{}");
     ck_status(ex_tracefile_close(file), MT_EIO);
     ck_contains(mt_last_error(), "/dev/full");
+}
+END_TEST
+
+/* A trace is written into what has the name, unlike a checkpoint: a link stays one, and a file keeps its mode. */
+START_TEST(a_trace_through_a_link) {
+    char target[] = "/tmp/check_ex_replay.XXXXXX", name[64], text[8] = "";
+    struct stat info;
+    ex_tracefile *file;
+    close(mkstemp(target)); /* mode 0600 */
+    snprintf(name, sizeof name, "%s.link", target);
+    ck_assert_int_eq(symlink(target, name), 0);
+    ck_ok(ex_tracefile_open(name, &file));
+    ex_tracefile_line(file, "{}");
+    ck_ok(ex_tracefile_close(file));
+    ck_assert(lstat(name, &info) == 0 && S_ISLNK(info.st_mode));
+    ck_assert(stat(target, &info) == 0 && (info.st_mode & 0777) == 0600);
+    FILE *stream = fopen(target, "r");
+    ck_assert_ptr_nonnull(fgets(text, sizeof text, stream));
+    fclose(stream);
+    ck_assert_str_eq(text, "{}\n");
+    remove(name);
+    remove(target);
 }
 END_TEST
 
@@ -448,6 +474,7 @@ int main(void) {
     tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
     tcase_add_test(reading, files_that_cannot_be_had);
     tcase_add_test(reading, a_full_disk_is_told);
+    tcase_add_test(reading, a_trace_through_a_link);
     tcase_add_test(other, other_samples_are_refused);
     tcase_add_loop_test(other, other_batches_are_refused_before_the_first_step, 0, LENGTH(batches));
     tcase_add_test(other, the_end_of_the_trace_is_told);

@@ -233,8 +233,11 @@ void remove_group() {
 /* Its limit is one on resident bytes, though nobody has set a budget: who goes over it is ended by the system. */
 START_TEST(a_group_is_not_left) {
     if (group.empty() || !write_to(group + "/memory.limit_in_bytes", std::to_string(400 * mib)) ||
-        !write_to(group + "/cgroup.procs", std::to_string(getpid())))
+        !write_to(group + "/cgroup.procs", std::to_string(getpid()))) {
+        suite_skip("shim_resident: a_group_is_not_left",
+                   "no control group can be made (cgroup v1)");
         return;
+    }
     Runner one, other;
     Batch batch(all);
     ck_assert_uint_lt(cpu_memory().budget_bytes, 400 * mib);
