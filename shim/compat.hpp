@@ -10,9 +10,11 @@
 #define MEMTRAIN_SHIM_COMPAT_HPP
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
+#include <dlfcn.h>
 #include <torch/version.h>
 
 /* The base class of caching device allocators, and the settings without CUDA's own headers. */
@@ -24,7 +26,6 @@
 
 #if TORCH_VERSION_MINOR < 10
 #include <c10/core/DeviceGuard.h>
-#include <dlfcn.h>
 #endif
 #if TORCH_VERSION_MINOR < 13
 #include <memory>
@@ -87,6 +88,22 @@ inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
     return {free_bytes, total_bytes};
 }
 #endif
+
+/*
+ * CUDA's part reads its settings in a hook. Before 2.13 that was a static variable of an inline function, of which this
+ * library would have a copy that nobody has registered in, since it hides all names but its own: libc10's is looked up.
+ */
+inline void set_allocator_settings(const std::string &settings) {
+    using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
+    void *variable = dlsym(RTLD_DEFAULT, "_ZZN3c1016CachingAllocator26AcceleratorAllocatorConfig19"
+                                         "getConfigParserHookB5cxx11EvE4hook");
+    auto *hook = static_cast<std::function<void(const std::string &)> *>(variable);
+    Config::instance().parseArgs(settings);
+    if (!hook)
+        Config::callDeviceConfigParserHook(settings);
+    else if (*hook)
+        (*hook)(settings);
+}
 
 /*
  * The reporter of libtorch's profiler. Its arguments were signed before 2.0 and have been size_t

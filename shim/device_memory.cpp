@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <dlfcn.h>
 #include <locale.h>
 #include <new>
 #include <sstream>
@@ -180,20 +179,6 @@ private:
     locale_t plain_, before_;
 };
 
-/*
- * CUDA's part reads its settings in a hook, a static variable of an inline function. This library would have a copy of
- * it, in which nobody has registered, since it hides all names but its own: libc10's is looked up by its name.
- */
-void set_allocator_settings(const std::string &settings) {
-    using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
-    void *registered =
-        dlsym(RTLD_DEFAULT, "_ZZN3c1016CachingAllocator26AcceleratorAllocatorConfig19"
-                            "getConfigParserHookB5cxx11EvE4hook");
-    auto *hook = static_cast<decltype(&Config::getConfigParserHook())>(registered);
-    Config::instance().parseArgs(settings);
-    if (hook && *hook) (*hook)(settings);
-}
-
 /* The settings without those of one key; none of them has a comma in its value. */
 std::string without(const std::string &settings, const std::string &key) {
     std::string rest;
@@ -212,7 +197,7 @@ void set_cuda_fraction(double fraction) {
     PlainNumbers plain;
     std::string settings = without(c10::CachingAllocator::getAllocatorSettings(), key);
     if (!settings.empty()) settings += ',';
-    set_allocator_settings(settings + key + ':' + std::to_string(fraction));
+    compat::set_allocator_settings(settings + key + ':' + std::to_string(fraction));
 }
 
 /*
