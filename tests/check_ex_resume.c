@@ -166,7 +166,7 @@ END_TEST
 
 /* Of another spelling, and beside --save: what is there stays as it is. */
 START_TEST(a_trace_does_not_end_what_is_read) {
-    static const char *const ends[] = {"", ".1", ".best", ".tmp"};
+    static const char *const ends[] = {"", ".1", ".best", ".memtrain-tmp"};
     char other[CLI_PATH + 16];
     struct stat before, after;
     EXPECT(0, FEW, "--epochs", "3", "--steps", "1", "--save", file);

@@ -101,7 +101,8 @@ static int add(list *all, const ex_option *row, const char *given, const char *p
 
 /* What is written beside the file: mt_torch_save keeps the one before, and makes each under another name. */
 static int add_with_ends(list *all, const ex_option *row, const char *given, const char *path) {
-    static const char *const ends[] = {"", ".tmp", ".1", ".best", ".best.tmp", ".best.1"};
+    static const char *const ends[] = {"",      ".memtrain-tmp",      ".1",
+                                       ".best", ".best.memtrain-tmp", ".best.1"};
     size_t count = row->file == EX_FILE_SAVED      ? EX_ROWS(ends)
                    : row->file == EX_FILE_REPLACED ? 2
                                                    : 1;

@@ -12,7 +12,7 @@
 /*
  * Looks for two flags that mean one file. Files are compared as the system knows them (device and inode), so that
  * links and other spellings of a path are seen; one that is not there yet is compared by its folder and its name.
- * Names that come with a file count as well: --save FILE also writes FILE.1, FILE.best and FILE.tmp, and each of
+ * Names that come with a file count as well: --save FILE also writes FILE.1, FILE.best and FILE.memtrain-tmp, and each of
  * several processes has files of its own.
  * @param program    name that the error line begins with
  * @param tables     the list ends with a NULL row; targets are read
