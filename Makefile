@@ -484,10 +484,14 @@ $(OBJ)/parts.link: FORCE
 $(OBJ)/app.link: FORCE
 	$(call stamp,$(COMMON_OBJ) $(MODEL_OBJ) $(TORCH_LIB) $(TORCH_VERSION))
 
+# What a log function throws ends here (mt_set_log): without these tables an exception finds no way through mt_log,
+# whatever CFLAGS are.
+$(OBJ)/libmemtrain/status.c.o: BARRIER := $(call known,-fno-asynchronous-unwind-tables)
+
 $(CORE_OBJ): $(OBJ)/%.o: % $(OBJ)/core.flags | $(PACKAGES)
 	$(call say,CC  ,$<)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CORE_FLAGS) $(DEPEND) -c -o $@ $<
+	$(Q)$(CC) $(CORE_FLAGS) $(BARRIER) $(DEPEND) -c -o $@ $<
 
 $(MEMORY_OBJ): $(OBJ)/%.o: % $(OBJ)/memory.flags | $(PACKAGES)
 	$(call say,CC  ,$<)

@@ -95,7 +95,10 @@ MT_API mt_status mt_set_error(mt_status status, const char *format, ...) MT_PRIN
 
 typedef enum mt_log_level { MT_LOG_DEBUG = 0, MT_LOG_INFO = 1, MT_LOG_WARNING = 2 } mt_log_level;
 
-/* Receives one line without a newline; text is borrowed for the call. */
+/*
+ * Receives one line without a newline; text is borrowed for the call. In C++ it must not throw: the program then ends by
+ * std::terminate, as at a noexcept function, since an exception would leave a step half done.
+ */
 typedef void (*mt_log_fn)(void *user, mt_log_level level, const char *text);
 
 /*
