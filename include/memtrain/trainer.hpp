@@ -45,7 +45,10 @@ inline mt_torch_options sgd(double lr, double momentum = 0.0, double weight_deca
     return options;
 }
 
-/* A model that is being trained. May be moved; belongs to one thread at a time, as an mt_trainer does. */
+/*
+ * A model that is being trained. May be moved; belongs to one thread at a time, as an mt_trainer does. One that was
+ * moved from has nothing: its get(), torch() and model() are NULL, and its calls throw Error with MT_EINVAL.
+ */
 class Trainer {
 public:
     /*
@@ -59,16 +62,27 @@ public:
                      const mt_torch_options &optimizer = MT_TORCH_OPTIONS_INIT,
                      const mt_trainer_options *options = nullptr) {
         mt_model *model = nullptr;
-        mt_torch *torch = nullptr;
-        mt_trainer *trainer = nullptr;
-        mt_backend backend = MT_BACKEND_INIT;
         must(make_model(&model, [&] { return std::move(description); }));
-        model_.reset(model);
-        must(mt_torch_new(model, &optimizer, &torch));
-        torch_.reset(torch);
-        must(mt_torch_backend(torch, &backend));
-        must(mt_trainer_new(&backend, options, &trainer));
-        trainer_.reset(trainer);
+        train(model, optimizer, options);
+    }
+
+    /*
+     * A model of another origin: mt_script_load, or a function that calls mt_model_new.
+     * @param model  taken over, also when this throws: freed with the trainer, and not by the caller
+     */
+    explicit Trainer(mt_model *model, const mt_torch_options &optimizer = MT_TORCH_OPTIONS_INIT,
+                     const mt_trainer_options *options = nullptr) {
+        train(model, optimizer, options);
+    }
+
+    Trainer(Trainer &&) = default;
+
+    /* What this one had goes with the argument, whose destructor frees it in the right order. */
+    Trainer &operator=(Trainer other) noexcept {
+        model_.swap(other.model_);
+        torch_.swap(other.torch_);
+        trainer_.swap(other.trainer_);
+        return *this;
     }
 
     /* mt_trainer_step; the tensors are those that the loss function gets, dimension 0 is the sample. */
@@ -112,6 +126,19 @@ private:
     template <auto release> struct Release {
         template <class T> void operator()(T *handle) const { release(handle); }
     };
+
+    void train(mt_model *model, const mt_torch_options &optimizer,
+               const mt_trainer_options *options) {
+        mt_torch *torch = nullptr;
+        mt_trainer *trainer = nullptr;
+        mt_backend backend = MT_BACKEND_INIT;
+        model_.reset(model);
+        must(mt_torch_new(model, &optimizer, &torch));
+        torch_.reset(torch);
+        must(mt_torch_backend(torch, &backend));
+        must(mt_trainer_new(&backend, options, &trainer));
+        trainer_.reset(trainer);
+    }
 
     template <class Call> static void with_batch(const Tensors &tensors, Call &&call) {
         detail::Handles handles(tensors);
