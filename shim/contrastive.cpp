@@ -161,6 +161,7 @@ void CachedStep::join(mt_torch &torch, Embeddings &all) {
         if (leaf.is_floating_point()) leaf.set_requires_grad(true);
     torch.flat->begin_chunk(false);
     Loss values = join_all(torch, leaves);
+    check_graph(values.loss);
     at::Tensor weighted = weigh(torch, values.loss, 1.0);
     values.loss = values.loss.detach();
     weighted.backward();

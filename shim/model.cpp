@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <new>
+#include <sstream>
 
 #include "arguments.hpp"
 #include "guard.hpp"
@@ -102,14 +103,32 @@ std::vector<Named> weights_of(const mt_model &model) {
 
 namespace {
 
-Loss checked(const mt_model &model, TemporaryHandle &loss, TemporaryHandle &metrics) {
-    if (!loss.tensor().defined() || loss.tensor().numel() != 1)
-        fail(MT_EINVAL, "the model's loss is not a scalar");
+double checked_units(double units) {
+    if (!(units >= 0.0) || std::isinf(units))
+        fail(MT_EINVAL, "the model counts %g units; accepted: a number, at least 0", units);
+    return units;
+}
+
+void check_scalar(const char *function, const at::Tensor &loss) {
+    if (!loss.defined())
+        fail(MT_EINVAL, "the model's loss is missing: its %s has written nothing into out_loss",
+             function);
+    if (loss.numel() == 1) return;
+    std::ostringstream shape;
+    shape << loss.sizes();
+    fail(MT_EINVAL,
+         "the model's loss has the shape %.100s; accepted: a scalar, the mean over the chunk",
+         shape.str().c_str());
+}
+
+Loss checked(const mt_model &model, const char *function, TemporaryHandle &loss,
+             TemporaryHandle &metrics) {
+    check_scalar(function, loss.tensor());
     at::Tensor sums = metrics.tensor();
     if (sums.defined() && static_cast<size_t>(sums.numel()) != model.metrics.size())
         fail(MT_EINVAL, "the model gave %lld metrics and names %zu",
              static_cast<long long>(sums.numel()), model.metrics.size());
-    return {std::move(loss.tensor()), sums.defined() ? sums.detach() : sums};
+    return {std::move(loss.tensor()), sums.defined() ? sums.detach() : sums, {}};
 }
 
 } // namespace
@@ -118,7 +137,9 @@ Loss loss_of(const mt_model &model, const Chunk &chunk) {
     TemporaryHandle loss, metrics;
     call_model("loss", model.ops.loss, model.self, chunk.handles(), chunk.count(), loss.get(),
                metrics.get());
-    return checked(model, loss, metrics);
+    Loss values = checked(model, "loss", loss, metrics);
+    if (model.loss_units) values.units = checked_units(*model.loss_units);
+    return values;
 }
 
 std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size_t samples) {
@@ -144,7 +165,7 @@ Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings) {
     TemporaryHandle loss, metrics;
     Handles in(embeddings);
     call_model("join", model.ops.join, model.self, in.get(), in.count(), loss.get(), metrics.get());
-    return checked(model, loss, metrics);
+    return checked(model, "join", loss, metrics);
 }
 
 double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count) {
@@ -152,8 +173,7 @@ double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first
     double units = 0.0;
     Chunk chunk(batch, first, count, {c10::Device(c10::kCPU), false});
     call_model("units", model.ops.units, model.self, chunk.handles(), chunk.count(), &units);
-    if (!(units >= 0.0) || std::isinf(units)) fail(MT_EINVAL, "the model counts %g units", units);
-    return units;
+    return checked_units(units);
 }
 
 void set_training(const mt_model &model, bool on) {

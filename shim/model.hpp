@@ -3,6 +3,7 @@
 #define MEMTRAIN_SHIM_MODEL_HPP
 
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,13 @@ struct mt_model {
     std::vector<std::string> metrics;
     std::vector<const char *> metric_names; /* into metrics */
     std::vector<int> metric_over;           /* empty: over the samples */
-    bool in_use = false;                    /* by an mt_torch */
-    bool freed = false; /* mt_model_free came first: mt_torch_free destroys it */
+    /*
+     * Where ops.loss leaves what it has averaged over, in memory of self: known once the chunk has run, and not
+     * before. NULL: ops.units tells it, or it is the samples.
+     */
+    const double *loss_units = nullptr;
+    bool in_use = false; /* by an mt_torch */
+    bool freed = false;  /* mt_model_free came first: mt_torch_free destroys it */
 
     mt_model(const mt_model_ops &own, void *model) noexcept : ops(own), self(model) {}
     ~mt_model();
@@ -61,6 +67,7 @@ std::vector<Named> weights_of(const mt_model &model);
 struct Loss {
     at::Tensor loss;
     at::Tensor metrics;
+    std::optional<double> units = {}; /* where the model tells them with the loss */
 };
 Loss loss_of(const mt_model &model, const Chunk &chunk);
 
@@ -68,7 +75,7 @@ Loss loss_of(const mt_model &model, const Chunk &chunk);
 std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size_t samples);
 Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings);
 
-/* What the loss of these samples is averaged over; count where the model does not say. */
+/* What the loss of these samples is averaged over; count where the model does not say, or not before the loss. */
 double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count);
 
 void set_training(const mt_model &model, bool on);

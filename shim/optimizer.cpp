@@ -110,6 +110,7 @@ void Optimizer::lay_out(const Device &where) {
     c10::NoGradGuard no_grad;
     c10::Device device = where;
     on_device_ = where.memory() == Memory::cuda;
+    on_mps_ = where.memory() == Memory::mps;
     host_divisor_ = at::zeros({}, at::device(at::kCPU).dtype(at::kFloat));
     for (Moment &moment : moments_) {
         for (const Block &block : flat_.blocks())
@@ -192,25 +193,32 @@ at::Tensor Optimizer::norm_on_device() {
 }
 
 /* As torch.nn.utils.clip_grad_norm_: with a norm that is no number all gradients become none. */
-void Optimizer::clip() {
-    update_.norm = gradient_norm();
-    double factor = options_.clip_norm / (update_.norm + 1e-6);
-    if (!(factor >= 1.0)) scale_gradients(factor);
+void Optimizer::clip(double divisor) {
+    double most = options_.clip_norm, factor = 1.0;
+    if (most > 0.0) {
+        update_.norm = gradient_norm() / divisor;
+        factor = most / (update_.norm + 1e-6);
+    }
+    double scale = factor >= 1.0 ? 1.0 / divisor : factor / divisor;
+    if (scale != 1.0) scale_gradients(scale);
 }
 
-/* The fused update divides by the scale and clips in one: it passes over the gradients anyway. */
-void Optimizer::prepare_on_host(double scale) {
-    double most = options_.clip_norm, norm = gradient_norm();
-    update_ = {norm / scale, !std::isfinite(norm)};
-    double factor = most > 0.0 ? most / (update_.norm + 1e-6) : 1.0;
+/* The fused update divides and clips in one: it passes over the gradients anyway. */
+void Optimizer::prepare_on_host(double divisor, bool may_skip) {
+    double most = options_.clip_norm, factor = 1.0;
+    if (may_skip || most > 0.0) {
+        double norm = gradient_norm();
+        update_ = {norm / divisor, may_skip && !std::isfinite(norm)};
+    }
+    if (most > 0.0) factor = most / (update_.norm + 1e-6);
     *host_divisor_.mutable_data_ptr<float>() =
-        static_cast<float>(factor < 1.0 ? scale / factor : scale);
+        static_cast<float>(factor >= 1.0 ? divisor : divisor / factor);
     divisor_ = host_divisor_;
 }
 
 /* The same without a word to the host. */
-void Optimizer::prepare_on_device(double scale) {
-    double unit = scale > 0.0 ? scale : 1.0, most = options_.clip_norm;
+void Optimizer::prepare_on_device(double unit, bool may_skip) {
+    double most = options_.clip_norm;
     at::Tensor norm = norm_on_device();
     at::Tensor infinite = at::rsub(at::isfinite(norm).to(at::kFloat), 1);
     norm = norm.div(unit);
@@ -219,34 +227,34 @@ void Optimizer::prepare_on_device(double scale) {
     at::Tensor counted = at::rsub(infinite, 1), outcome = at::stack({norm, infinite});
     divisor_ = divisor;
     outcome_ = outcome;
-    if (scale <= 0.0) return;
+    if (!may_skip) return;
     skips_ = infinite;
     counted_ = counted;
 }
 
-void Optimizer::prepare(double scale) {
+void Optimizer::prepare(double divisor, bool may_skip) {
     c10::NoGradGuard no_grad;
-    look_at(scale);
     try {
         take_rows();
+        look_at(divisor, may_skip); /* changes gradients last, so that it may be done again */
     } catch (...) {
         forget_rows();
         throw;
     }
 }
 
-void Optimizer::look_at(double scale) {
+void Optimizer::look_at(double divisor, bool may_skip) {
     update_ = {std::numeric_limits<double>::quiet_NaN(), false};
     divisor_.reset();
     skips_.reset();
     for (at::Tensor *tensor : {&counted_, &outcome_}) tensor->reset();
-    if (scale <= 0.0 && options_.clip_norm <= 0.0) return;
+    if (!may_skip && divisor == 1.0 && options_.clip_norm <= 0.0) return;
     if (on_device_)
-        prepare_on_device(scale);
-    else if (scale > 0.0)
-        prepare_on_host(scale);
+        prepare_on_device(divisor, may_skip);
+    else if (may_skip || (divisor != 1.0 && !on_mps_))
+        prepare_on_host(divisor, may_skip);
     else
-        clip();
+        clip(divisor);
 }
 
 /* Views that need no memory but the host's for themselves. */

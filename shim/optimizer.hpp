@@ -21,7 +21,7 @@ namespace memtrain::shim {
 
 /* What an update came to. */
 struct Update {
-    double norm;  /* of the whole gradient, without scale and before clipping; NaN: not computed */
+    double norm;  /* of the whole gradient, divided and before clipping; NaN: not computed */
     bool skipped; /* it was not finite, and nothing was changed */
 };
 
@@ -34,11 +34,10 @@ public:
     void lay_out(const Device &device);
 
     /*
-     * Before step(). The gradient is that of a loss times scale (0: there is no scaler, and nothing is
-     * skipped), and is clipped as the options say. Allocates nothing on the CPU; throws before anything
-     * has changed.
+     * Before step(). The gradient is divided by divisor and clipped as the options say. With may_skip one that is not
+     * finite is skipped. Allocates nothing on the CPU; throws before anything has changed.
      */
-    void prepare(double scale);
+    void prepare(double divisor, bool may_skip);
 
     /* Updates every parameter that was touched. Allocates nothing on the CPU. */
     void step();
@@ -73,15 +72,15 @@ private:
         void reserve(size_t count);
     };
 
-    void look_at(double scale);
+    void look_at(double divisor, bool may_skip);
     void take_rows();
     void forget_rows();
     double gradient_norm();
     void scale_gradients(double factor);
     at::Tensor norm_on_device();
-    void clip();
-    void prepare_on_host(double scale);
-    void prepare_on_device(double scale);
+    void clip(double divisor);
+    void prepare_on_host(double divisor, bool may_skip);
+    void prepare_on_device(double divisor, bool may_skip);
     bool collect(size_t block, size_t group);
     void count_step();
     void update(const Group &group);
@@ -108,6 +107,7 @@ private:
     at::Tensor host_divisor_;           /* what divisor_ is on the CPU, made beforehand */
     Update update_ = {};                /* on the CPU */
     bool on_device_ = false;            /* CUDA, or its model */
+    bool on_mps_ = false;               /* whose fused operators divide by nothing, or its model */
 };
 
 } // namespace memtrain::shim

@@ -37,7 +37,9 @@ struct Script {
     jit::Module module;
     std::string path;
     bool own_loss = false;
-    size_t classes = 0; /* 0: not known */
+    size_t classes = 0;       /* 0: not known */
+    bool tells_units = false; /* forward gives (loss, units) */
+    double units = 0.0;       /* of the last chunk, where it does */
 };
 
 Script &script_of(void *self) {
@@ -103,6 +105,18 @@ void check_forward(const Script &script) {
             name_of, script.path.c_str(), inputs);
 }
 
+/* Whether forward gives a pair. Other types than tuples are met when it runs. */
+bool gives_pair(const Script &script) {
+    const auto &returns = script.module.get_method("forward").function().getSchema().returns();
+    auto tuple = returns.empty() ? nullptr : returns[0].type()->cast<c10::TupleType>();
+    if (!script.own_loss || !tuple) return false;
+    if (tuple->elements().size() != 2)
+        fail(MT_EINVAL,
+             "%s: forward of '%.200s' gives %.100s; accepted: the loss, or (loss, units)", name_of,
+             script.path.c_str(), tuple->repr_str().c_str());
+    return true;
+}
+
 void check_parameters(const Script &script) {
     for (const at::Tensor &parameter : script.module.parameters())
         if (parameter.requires_grad()) return;
@@ -147,13 +161,38 @@ void compile(const jit::Module &module) {
 /* ---- forward, loss and metrics ------------------------------------------------------------------ */
 
 /* Profiling, fusion and symbolic gradients would change what a chunk asks for from one to the next. */
-at::Tensor forward(Script &script, std::vector<c10::IValue> inputs) {
+c10::IValue run(Script &script, std::vector<c10::IValue> inputs) {
     jit::GraphOptimizerEnabledGuard as_written(false);
-    c10::IValue out = script.module.forward(std::move(inputs));
+    return script.module.forward(std::move(inputs));
+}
+
+at::Tensor tensor_in(const Script &script, const c10::IValue &out) {
     if (!out.isTensor())
         fail(MT_EINVAL, "forward of '%.200s' gives a %.50s; accepted: a tensor",
              script.path.c_str(), out.tagKind().c_str());
     return out.toTensor();
+}
+
+at::Tensor forward(Script &script, std::vector<c10::IValue> inputs) {
+    return tensor_in(script, run(script, std::move(inputs)));
+}
+
+double units_in(const Script &script, const c10::IValue &out) {
+    if (out.isInt() || out.isDouble()) return out.toScalar().toDouble();
+    if (out.isTensor() && out.toTensor().defined() && out.toTensor().numel() == 1)
+        return out.toTensor().item().toDouble();
+    fail(MT_EINVAL,
+         "forward of '%.200s' gives units that are %s%.50s; accepted: a number, or a tensor of one",
+         script.path.c_str(), out.isTensor() ? "another " : "a ", out.tagKind().c_str());
+}
+
+/* The loss of a chunk, or (loss, units). */
+at::Tensor own_loss(Script &script, std::vector<c10::IValue> inputs) {
+    c10::IValue out = run(script, std::move(inputs));
+    if (!script.tells_units) return tensor_in(script, out);
+    const auto &pair = out.toTupleRef().elements();
+    script.units = units_in(script, pair[1]);
+    return tensor_in(script, pair[0]);
 }
 
 /* Logits of so many samples and, where that is known, classes. */
@@ -188,7 +227,7 @@ mt_status loss(void *self, mt_tensor *const *tensors, size_t count, mt_tensor *o
         if (script.own_loss) {
             std::vector<c10::IValue> inputs;
             for (size_t i = 0; i < count; i++) inputs.emplace_back(tensors[i]->tensor);
-            out_loss->tensor = forward(script, std::move(inputs));
+            out_loss->tensor = own_loss(script, std::move(inputs));
         } else if (count != 2) {
             fail(MT_EINVAL, "a batch has %zu tensors; accepted: 2, inputs and labels", count);
         } else {
@@ -285,6 +324,7 @@ void load(const char *path, const mt_script_options &options, mt_model **out) {
     script->classes = options.classes;
     script->module = read_script(path);
     check_forward(*script);
+    script->tells_units = gives_pair(*script);
     Found found = look_into(script->module);
     check_found(*script, found);
     check_parameters(*script);
@@ -300,7 +340,9 @@ void load(const char *path, const mt_script_options &options, mt_model **out) {
     traits.min_micro_batch = found.normalises ? 2 : 1;
     traits.metric_count = script->own_loss ? 0 : script->classes > top ? 2 : 1;
     traits.metric_names = metrics;
+    const double *units = script->tells_units ? &script->units : nullptr;
     check(mt_model_new(&ops, script.release(), &traits, out));
+    (*out)->loss_units = units;
 }
 
 } // namespace

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
@@ -100,6 +101,13 @@ void note_segments(mt_torch &torch, const Forgetting &rule, size_t samples,
     result.peak_bytes = rule.meter->peak();
 }
 
+void check_graph(const at::Tensor &loss) {
+    if (loss.requires_grad()) return;
+    fail(MT_EINVAL,
+         "the model's loss has no graph: it was detached, computed without gradients, or "
+         "from nothing that trains");
+}
+
 /* A loss in half precision has no room for a scale. */
 at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight) {
     if (!torch.scaler) return at::mul(loss, weight);
@@ -129,12 +137,23 @@ void read_values(const mt_torch &torch, const Loss &values, double *loss, double
 
 namespace {
 
-/* A chunk without units has a mean over nothing, which is no number. */
+/* With 0 units the mean is 0/0, and so may be a metric: they add nothing. */
 void fill_result(const mt_torch &torch, const Loss &values, double units, mt_chunk_result &result) {
     double loss = 0.0;
     read_values(torch, values, &loss, result.metric_sums);
     result.units = units;
     result.loss_sum = units > 0.0 ? loss * units : 0.0;
+    for (double &sum : result.metric_sums)
+        if (units == 0.0 && !std::isfinite(sum)) sum = 0.0;
+}
+
+/*
+ * The weight of a chunk whose units were not known before it ran. Its caller has weighed samples; by the units of a
+ * sample the chunks' weights are in proportion to units, and mt_apply divides by their sum. Not the units themselves,
+ * whose size would leave no room in half precision.
+ */
+double weight_of(const Loss &values, double weight, size_t samples) {
+    return values.units ? weight * *values.units / static_cast<double>(samples) : weight;
 }
 
 } // namespace
@@ -167,9 +186,10 @@ uint64_t segments_kind(const mt_torch &torch) {
 /*
  * The loss is multiplied by the weight whatever it is, so that one chunk of 1.0 takes the same path
  * as many. With a weight of 0 there is nothing to add, and a gradient of 0 times NaN would harm.
+ * Returns the weight that the chunk had in the end.
  */
-void forward_backward(mt_torch &torch, size_t first, size_t count, double weight,
-                      mt_chunk_result &result) {
+double forward_backward(mt_torch &torch, size_t first, size_t count, double weight,
+                        mt_chunk_result &result) {
     c10::AutoGradMode grad(true);
     Forgetting rule = forgetting(torch, weight != 0.0);
     Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
@@ -181,16 +201,21 @@ void forward_backward(mt_torch &torch, size_t first, size_t count, double weight
         Offloading offloading(weight != 0.0 ? saved_tensors(torch, chunk, count) : nullptr);
         values = forward(torch, chunk);
     }
+    weight = weight_of(values, weight, count);
     if (weight != 0.0) {
+        check_graph(values.loss);
         GradientWatch watch(*torch.flat, torch.sink,
                             torch.arena ? torch.arena->recording() : nullptr);
         at::Tensor weighted = weigh(torch, values.loss, weight);
         values.loss = values.loss.detach();
         weighted.backward();
+    } else {
+        values.loss = values.loss.detach();
     }
-    fill_result(torch, values, units, result);
+    fill_result(torch, values, values.units.value_or(units), result);
     torch.flat->end_chunk(torch.marked, is_whole(torch, count));
     note_segments(torch, rule, count, result);
+    return weight;
 }
 
 void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, size_t count,
@@ -198,7 +223,8 @@ void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, si
     c10::NoGradGuard no_grad;
     double units = units_of(*torch.model, batch, first, count);
     Chunk chunk(batch, first, count, torch.placement());
-    fill_result(torch, forward(torch, chunk), units, result);
+    Loss values = forward(torch, chunk);
+    fill_result(torch, values, values.units.value_or(units), result);
 }
 
 /* ---- measuring ---- */
@@ -301,10 +327,11 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
     return guard(torch->device, [&] {
         mt_torch_batch own = batch_of(function, batch);
         if (torch->flat->slots().empty())
-            fail(MT_EINVAL,
-                 "%s: the model tells of no parameter that requires a gradient, so there is "
-                 "nothing to train",
-                 function);
+            fail(
+                MT_EINVAL,
+                "%s: the model has no parameter that requires a gradient, so that there is nothing "
+                "to train; requires_grad_(true) has one train",
+                function);
         torch->evaluation.clear();
         set_mode(*torch, Mode::training);
         torch->rng.take(torch->device);
@@ -313,6 +340,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
         torch->batch = own;
         torch->shape = shape_in(*torch, own);
         torch->samples = batch->count;
+        torch->share = 0.0;
         torch->fresh = true;
         torch->whole = false;
         torch->phase = Phase::in_step;
@@ -355,13 +383,16 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     std::shared_ptr<Offload> offload = offload_of(*torch);
     Run run = {true,         weight != 0.0, segments_kind(*torch), offload ? offload->kind() : 0,
                torch->batch, count,         torch->marked};
+    double share = 0.0;
     mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         if (torch->model->embedding_count)
             torch->cached.accumulate(*torch, result);
         else
-            forward_backward(*torch, first, count, weight, result);
+            share = forward_backward(*torch, first, count, weight, result);
     });
     if (status != MT_OK) return fail_step(*torch, status);
+    torch->share +=
+        share; /* of chunks that went through alone, so that a rewind takes nothing back */
     torch->whole = whole;
     torch->marked = torch->fresh = false;
     return MT_OK;
@@ -445,11 +476,25 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
 }
 
 /*
+ * What the gradients are divided by, the scale of the loss aside: the weights of all chunks, of all processes, where
+ * the model has told its units with its losses. Their sum is 1 else. 0: none has had a unit.
+ */
+static double share_of(mt_torch &torch) {
+    double share = torch.share;
+    if (!torch.model->loss_units) return 1.0;
+    if (torch.shared) torch.shared->sum(&share, 1);
+    return share;
+}
+
+/*
  * All that may need memory comes before the first parameter changes. Of several processes none goes on where one has
  * not come through it; a device's cache may hold what is missing.
  */
-static void prepare_update(mt_torch &torch) {
-    auto prepare = [&] { torch.optimizer->prepare(torch.scaler ? torch.scaler->scale() : 0.0); };
+static void prepare_update(mt_torch &torch, double share) {
+    auto prepare = [&] {
+        double scale = torch.scaler ? torch.scaler->scale() : 1.0;
+        torch.optimizer->prepare(scale * share, torch.scaler.has_value());
+    };
     if (!torch.shared) return prepare();
     torch.shared->sum_gradients(*torch.flat);
     torch.shared->all_or_none([&] {
@@ -458,6 +503,25 @@ static void prepare_update(mt_torch &torch) {
         (void)!mt_empty_cache(torch.device_name.c_str(), nullptr);
         prepare();
     });
+}
+
+/* changing is true while a failure would leave the update half made. */
+static Update update_weights(mt_torch &torch, bool &changing) {
+    Update update = {std::numeric_limits<double>::quiet_NaN(), true};
+    double share = share_of(torch);
+    if (share > 0.0) {
+        prepare_update(torch, share);
+        changing = true;
+        torch.optimizer->step();
+        synchronize(torch.device);
+        update = torch.optimizer->finish();
+        changing = !update.skipped;
+        settle(torch, update);
+    } else {
+        torch.buffers.restore(*torch.model); /* no gradient, so nothing for the scaler to count */
+    }
+    changing = true;
+    return update;
 }
 
 extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
@@ -470,14 +534,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         auto start = Clock::now();
-        prepare_update(*torch);
-        changing = true;
-        torch->optimizer->step();
-        synchronize(torch->device);
-        Update update = torch->optimizer->finish();
-        changing = !update.skipped;
-        settle(*torch, update);
-        changing = true;
+        Update update = update_weights(*torch, changing);
         torch->flat->end_step();
         torch->cached.clear();
         torch->marked = false;

@@ -27,6 +27,9 @@ Forgetting forgetting(const mt_torch &torch, bool backward);
 void note_segments(mt_torch &torch, const Forgetting &rule, size_t samples,
                    mt_chunk_result &result);
 
+/* Throws Failure for a loss that no backward pass can begin at. */
+void check_graph(const at::Tensor &loss);
+
 /* What is differentiated: the loss times weight, and times the loss scale where there is one. */
 at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight);
 

@@ -222,14 +222,19 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
     return mt_set_error(MT_ENOTSUP, "set_rung: %s is not there", mt_rung_name(rung));
 }
 
+/* Before a step nobody answers an OOM: the model's function, which needs little memory, is called once more. */
 mt_status units(void *self, const mt_batch *batch, size_t first, size_t count, double *out) {
     MT_RETURN_IF_FAILED(check_self(self, "units"));
     MT_RETURN_IF_FAILED(check_not_null(out, "units", "out"));
-    return guard([&] {
+    auto ask = [&] {
         mt_torch_batch own = batch_of("units", batch);
         check_samples("units", first, count, batch->count);
         *out = units_of(*torch_of(self)->model, own, first, count);
-    });
+    };
+    mt_status status = guard(ask);
+    if (status != MT_EDEVMEM) return status;
+    (void)!mt_empty_cache("cpu", nullptr);
+    return guard(ask);
 }
 
 mt_status state_sha256(void *self, char out[65]) {

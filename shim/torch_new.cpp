@@ -57,7 +57,9 @@ void check_options(const mt_torch_options &o) {
     if (o.offload > MT_OFFLOAD_AUTO && o.offload != MT_OFFLOAD_AUTO_PACK)
         check_offload(name_of, "options->offload", o.offload);
     if (optimizer != MT_SGD && optimizer != MT_ADAM && optimizer != MT_ADAMW)
-        fail(MT_EINVAL, "%s: options->optimizer is %d", name_of, optimizer);
+        fail(MT_EINVAL,
+             "%s: options->optimizer is %d; accepted: MT_SGD (%d), MT_ADAM (%d), MT_ADAMW (%d)",
+             name_of, optimizer, MT_SGD, MT_ADAM, MT_ADAMW);
     check_range("lr", o.lr, 0, true, HUGE_VAL);
     check_range("weight_decay", o.weight_decay, 0, false, HUGE_VAL);
     check_range("clip_norm", o.clip_norm, 0, false, HUGE_VAL);
@@ -111,6 +113,20 @@ void plan(mt_torch &torch) {
     torch.has_pointwise = std::any_of(parameters.begin(), parameters.end(), is_pointwise);
     torch.flat = std::make_unique<Flat>(parameters);
     torch.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *torch.flat);
+}
+
+/* Without one that needs a gradient it can still be evaluated. */
+void check_parameters(const mt_torch &torch) {
+    if (!torch.parameter_bytes && parameters_of(*torch.model).empty())
+        fail(MT_EINVAL,
+             "%s: the model tells of no parameter; a module knows those of register_parameter and "
+             "register_module, and in C visit_parameters tells of them",
+             name_of);
+    if (torch.flat->slots().empty())
+        mt_log(MT_LOG_WARNING,
+               "%s: no parameter of the model requires a gradient (requires_grad_), so that it can "
+               "be evaluated and not trained",
+               name_of);
 }
 
 bool is_frozen(const mt_torch &torch, const Slot &slot) {
@@ -215,6 +231,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     open_segments(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
     plan(*torch);
+    check_parameters(*torch);
     check_names(*torch);
     check_groups(*torch);
     needs = needs_of(*torch);

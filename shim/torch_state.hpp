@@ -82,6 +82,7 @@ struct mt_torch {
 
     mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
     size_t samples = 0;
+    double share = 0.0; /* sum of the weights that its chunks had in the end, see share_of */
 
     bool marked = false; /* the next chunk runs apart, or has and failed */
     bool fresh = false;  /* no chunk has run since begin */

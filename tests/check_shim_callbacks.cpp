@@ -85,6 +85,11 @@ const struct {
      MT_EINVAL, "mt_torch_new: two parameters or buffers of the model have the name 'weight'"},
     {[](Odd &, mt_visit_fn, void *) { return MT_EUSER; }, MT_EUSER,
      "the model's visit_parameters has failed and does not say why: "},
+    /* As a module does whose layers were not registered. */
+    {[](Odd &, mt_visit_fn, void *) { return MT_OK; }, MT_EINVAL,
+     "mt_torch_new: the model tells of no parameter; a module knows those of register_parameter "
+     "and "
+     "register_module"},
 };
 
 START_TEST(what_is_visited) {
@@ -143,10 +148,17 @@ START_TEST(nothing_to_train) {
     mt_tensor_free(odd.weight);
     odd.weight = parameter(false);
     Batch batch(2);
+    std::string log;
+    mt_set_log([](void *user, mt_log_level,
+                  const char *text) { *static_cast<std::string *>(user) += text; },
+               &log);
     ck_ok(mt_torch_new(model, nullptr, &torch));
+    mt_set_log(nullptr, nullptr);
+    ck_contains(log.c_str(), "no parameter of the model requires a gradient");
     ck_ok(mt_evaluate(torch, batch.get(), 0, 2, &result));
     ck_status(mt_train_step(torch, batch.get(), nullptr, nullptr), MT_EINVAL);
     ck_contains(mt_last_error(), "no parameter that requires a gradient");
+    ck_contains(mt_last_error(), "requires_grad_");
     mt_torch_free(torch);
     mt_model_free(model);
 }

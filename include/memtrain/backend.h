@@ -171,7 +171,7 @@ typedef struct mt_apply_result {
     size_t size;      /* sizeof(mt_apply_result) */
     double seconds;   /* 0: not measured */
     double grad_norm; /* L2 norm of the whole gradient before clipping; NaN: not computed */
-    int skipped;      /* 1: the loss scaler found an infinity and left everything as it was */
+    int skipped; /* 1: everything is left as it was: the loss scaler found an infinity, or no chunk had a unit */
 } mt_apply_result;
 
 #define MT_APPLY_RESULT_INIT                                                                       \

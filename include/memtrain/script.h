@@ -30,7 +30,10 @@ typedef struct mt_script_options {
      * labels [samples]; the loss is the mean cross entropy, the metrics are "accuracy" and, where more than
      * five classes are known, "top5".
      * 1: forward has as many inputs as a batch has tensors and gives the loss, a scalar that is the mean over
-     * the samples. There are no metrics.
+     * the samples; or the pair (loss, units), where it is a mean over something else, such as tokens. units is how
+     * many of them the inputs have: an int, a float, or a tensor of one. Chunks then count by their units, and
+     * one without any adds nothing. They are known once a chunk has run: weights of mt_accumulate stay shares of
+     * samples, and mt_apply divides. There are no metrics.
      */
     int own_loss;
     size_t classes; /* columns of the logits, at least 2; 0: as many as the model gives */

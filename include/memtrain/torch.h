@@ -292,7 +292,10 @@ typedef struct mt_model_ops {
      */
     mt_status (*loss)(void *self, mt_tensor *const *tensors, size_t count, mt_tensor *out_loss,
                       mt_tensor *out_metrics);
-    /* What the loss is averaged over, from the CPU tensors of a chunk; NULL: its samples. */
+    /*
+     * What the loss is averaged over, from the CPU tensors of a chunk: tokens, pixels. NULL: its samples. Asked for the
+     * whole batch, too, so that each chunk counts by its share.
+     */
     mt_status (*units)(void *self, mt_tensor *const *tensors, size_t count, double *out);
     mt_status (*to_device)(void *self, const char *device); /* may be NULL on the CPU */
     void (*destroy)(void *self);                            /* may be NULL */
@@ -576,10 +579,10 @@ typedef struct mt_torch mt_torch;
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_torch_free
  * @return MT_OK; MT_EDEVMEM when parameters, gradients and optimiser state do not fit (the line
- *         gives the bytes of each); MT_EINVAL (names the field); MT_ENOTSUP; MT_EIO where no file can be
- *         made in offload_dir, or another process not be reached. With options->processes also MT_EINVAL where
- *         their models differ, and MT_ENOTSUP for a model with embeddings: its loss would see the pairs of
- *         one process
+ *         gives the bytes of each); MT_EINVAL (names the field, or a model without any parameter); MT_ENOTSUP; MT_EIO
+ *         where no file can be made in offload_dir, or another process not be reached. With options->processes also
+ *         MT_EINVAL where their models differ, and MT_ENOTSUP for a model with embeddings: its loss would see the
+ *         pairs of one process
  */
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
                                            mt_torch **out);
@@ -699,7 +702,8 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  * mt_rewind        after a marked chunk failed: back to what mt_mark saw, earlier chunks included
  * mt_hold_gradients  outside a step; 0 gives the memory of gradients back, and steps are one marked chunk each
  * mt_rollback      takes the step back: parameters, buffers and random numbers as before mt_begin
- * mt_apply         clips and updates; the step is over. Nothing has changed where it fails
+ * mt_apply         clips and updates; the step is over. Nothing has changed where it fails, nor where no chunk had a
+ *                  unit and the model tells its units with its losses (mt_script_options.own_loss): skipped is 1 then
  * mt_evaluate      forward alone, in evaluation mode, outside a step; no mt_rollback follows a failure
  *
  * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT); figures of the chunk, or of
@@ -707,7 +711,8 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  * @return MT_OK; MT_EDEVMEM when memory ran out; MT_ESTATE out of order, from a function of the model
  *         that a step has called, or when the state was lost, which only a mt_rollback or mt_rewind that
  *         fails does; MT_EINVAL for samples that the batch does not have,
- *         and for a model without a parameter to train; MT_EUSER, MT_ETORCH from the model; MT_ENOTSUP
+ *         for a model without a parameter to train, and for a loss that is not a scalar or has no graph; MT_EUSER,
+ *         MT_ETORCH from the model; MT_ENOTSUP
  */
 MT_API MT_NODISCARD mt_status mt_begin(mt_torch *torch, const mt_batch *batch);
 MT_API MT_NODISCARD mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count,

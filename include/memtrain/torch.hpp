@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -31,6 +32,7 @@
 #include <variant>
 #include <vector>
 
+#include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cat.h>
@@ -152,6 +154,46 @@ inline at::Tensor intersection_union(const at::Tensor &output, const at::Tensor 
     return sums.is_mps() ? sums : sums.to(at::kDouble); /* MPS has no doubles */
 }
 
+/*
+ * What the loss of a chunk is averaged over, from the chunk's tensors on the CPU. It is asked for the whole batch before
+ * a step and for each chunk, so it should be cheap. 0 is legal: such a chunk adds nothing.
+ */
+using Units = std::function<double(const Tensors &)>;
+
+namespace detail {
+
+template <class Number> double count_others(const at::Tensor &tensor, int64_t ignored) {
+    const Number *data = tensor.const_data_ptr<Number>();
+    auto is_other = [ignored](Number x) {
+        return static_cast<double>(x) != static_cast<double>(ignored);
+    };
+    return static_cast<double>(std::count_if(data, data + tensor.numel(), is_other));
+}
+
+} // namespace detail
+
+/*
+ * Units of a loss that is a mean over tokens: the elements of one of the batch's tensors that are not `ignored`. It is
+ * what cross_entropy_loss divides by, given labels and the same ignore_index. Of a mask count_not(0, mask) are its ones.
+ * Allocates nothing where the tensor is contiguous.
+ *
+ *     auto described = memtrain::model(net, {}, loss);
+ *     described.units = memtrain::count_not(-100);
+ *
+ * @param tensor  index in the batch; 1: the labels of a batch {inputs, labels}
+ */
+inline Units count_not(int64_t ignored, size_t tensor = 1) {
+    return [ignored, tensor](const Tensors &batch) {
+        if (tensor >= batch.size())
+            throw std::invalid_argument("count_not: tensor is " + std::to_string(tensor) +
+                                        "; the batch has " + std::to_string(batch.size()));
+        at::Tensor dense = batch[tensor].contiguous();
+        return AT_DISPATCH_ALL_TYPES_AND3(
+            at::kBool, at::kHalf, at::kBFloat16, dense.scalar_type(), "count_not",
+            [&] { return detail::count_others<scalar_t>(dense, ignored); });
+    };
+}
+
 /* Describes a model for make_model. Loss: Output(Net &, const Tensors &). */
 template <class Net, class Loss> struct Description {
     std::shared_ptr<Net> net;
@@ -165,13 +207,15 @@ template <class Net, class Loss> struct Description {
     std::vector<int> metric_over = {};
     /* The forward pass has segments (checkpoint), so that checkpointing can be turned on for it. */
     bool checkpoints = false;
+    /* What the loss is averaged over, where that is not the samples: tokens, pixels, weights of classes. */
+    Units units = {};
 };
 
 template <class Net, class Loss>
 Description<Net, Loss> model(std::shared_ptr<Net> net, std::vector<std::string> metrics,
                              Loss loss) {
-    return Description<Net, Loss>{std::move(net), std::move(metrics), std::move(loss), 0, false, {},
-                                  false};
+    return Description<Net, Loss>{
+        std::move(net), std::move(metrics), std::move(loss), 0, false, {}, false, {}};
 }
 
 /*
@@ -266,6 +310,9 @@ template <class Described> struct Holder {
             return MT_OK;
         });
     }
+    static mt_status units(void *self, mt_tensor *const *handles, size_t count, double *out) {
+        return guard([&] { return *out = of(self).units(tensors_of(handles, count)), MT_OK; });
+    }
     static mt_status embed(void *self, mt_tensor *const *handles, size_t count,
                            mt_tensor *const *out, size_t out_count) {
         return guard([&] {
@@ -308,16 +355,33 @@ mt_status wrap_as(Described description, mt_model_ops ops, mt_model_traits trait
     return mt_model_new(&ops, new H{std::move(description)}, &traits, out);
 }
 
+/* Function pointers and std::functions may be; a lambda is not. */
+template <class Fn> bool is_empty(const Fn &fn) {
+    if constexpr (std::is_pointer_v<Fn>)
+        return fn == nullptr;
+    else if constexpr (std::is_constructible_v<Fn, std::nullptr_t>)
+        return !fn;
+    else
+        return false;
+}
+
+inline mt_status refuse_empty(const char *function, const char *argument) {
+    return mt_set_error(MT_EINVAL, "memtrain::%s: %s is empty", function, argument);
+}
+
 template <class Net, class Loss>
 mt_status wrap(Description<Net, Loss> description, mt_model **out) {
     mt_model_ops ops = MT_MODEL_OPS_INIT;
     mt_model_traits traits = MT_MODEL_TRAITS_INIT;
+    if (!description.net) return refuse_empty("model", "net");
+    if (is_empty(description.loss)) return refuse_empty("model", "loss");
     bool normalises = normalises_over_batch(*description.net);
     traits.normalises_over_batch = normalises;
     traits.min_micro_batch =
         description.min_micro_batch ? description.min_micro_batch : (normalises ? 2 : 1);
     traits.needs_whole_batch = description.needs_whole_batch;
     ops.loss = Holder<Description<Net, Loss>>::loss;
+    if (description.units) ops.units = Holder<Description<Net, Loss>>::units;
     return wrap_as(std::move(description), ops, traits, out);
 }
 
@@ -327,6 +391,9 @@ mt_status wrap(ContrastiveDescription<Net, Embed, Join> description, mt_model **
     using H = Holder<ContrastiveDescription<Net, Embed, Join>>;
     mt_model_ops ops = MT_MODEL_OPS_INIT;
     mt_model_traits traits = MT_MODEL_TRAITS_INIT;
+    if (!description.net) return refuse_empty("contrastive_model", "net");
+    if (is_empty(description.embed)) return refuse_empty("contrastive_model", "embed");
+    if (is_empty(description.join)) return refuse_empty("contrastive_model", "join");
     description.net->train();
     traits.normalises_over_batch = normalises_over_batch(*description.net, true);
     traits.min_micro_batch = description.min_micro_batch ? description.min_micro_batch : 1;

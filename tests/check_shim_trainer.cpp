@@ -1,0 +1,251 @@
+/*
+ * check_shim_trainer.cpp - memtrain/trainer.hpp: who frees what when a Trainer is moved, models of other origins, what
+ * is missing in a description; and log functions that throw.
+ */
+#include <csignal>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/ops/rand.h>
+
+#include <memtrain/trainer.hpp>
+
+#include "script_subject.hpp"
+
+using namespace script_subject;
+
+namespace {
+
+using Made = memtrain::Trainer; /* check_shim has a Trainer, too */
+
+static_assert(!std::is_copy_constructible_v<Made> && std::is_nothrow_move_constructible_v<Made> &&
+              std::is_nothrow_move_assignable_v<Made>);
+
+memtrain::Output loss(nn::LinearImpl &net, const memtrain::Tensors &batch) {
+    return {net.forward(batch[0]).square().mean(), {}};
+}
+
+Made trainer_of(const std::shared_ptr<nn::LinearImpl> &net) {
+    return Made(memtrain::model(net, {}, loss), memtrain::sgd(0.1));
+}
+
+std::shared_ptr<nn::LinearImpl> linear() {
+    return std::make_shared<nn::LinearImpl>(4, 2);
+}
+
+memtrain::Tensors data() {
+    return {at::rand({8, 4})};
+}
+
+/* What goes to the log while it lives. */
+struct Log {
+    std::string text;
+    Log() {
+        mt_set_log([](void *user, mt_log_level,
+                      const char *line) { static_cast<Log *>(user)->text += line; },
+                   this);
+    }
+    ~Log() { mt_set_log(nullptr, nullptr); }
+    Log(const Log &) = delete;
+    Log &operator=(const Log &) = delete;
+};
+
+/* Status and line of the Error that the call throws. */
+template <class Call> std::pair<mt_status, std::string> thrown_by(Call &&call) {
+    try {
+        call();
+    } catch (const memtrain::Error &error) {
+        return {error.status, error.what()};
+    }
+    return {MT_OK, "nothing was thrown"};
+}
+
+template <class Call> void refuses(Call &&call, const char *line) {
+    auto thrown = thrown_by(call);
+    ck_status(thrown.first, MT_EINVAL);
+    ck_assert_str_eq(thrown.second.c_str(), line);
+}
+
+/* ---- moves ------------------------------------------------------------------------------------------- */
+
+/* What the left side had is freed, trainer before backend before model, and nothing of the right side. */
+START_TEST(assigned_over) {
+    prepare();
+    size_t before = allocated();
+    {
+        Log log;
+        std::weak_ptr<nn::LinearImpl> first, second;
+        auto net = linear();
+        first = net;
+        Made one = trainer_of(net);
+        net = linear();
+        second = net;
+        Made other = trainer_of(net);
+        net.reset();
+        one.step(data());
+        mt_trainer *old = one.get();
+        one = std::move(other);
+        ck_assert(first.expired());
+        ck_assert(!second.expired());
+        ck_status(mt_trainer_step(old, nullptr, nullptr), MT_EINVAL);
+        ck_assert_uint_eq(one.step(data()).samples, 8);
+        one = trainer_of(linear());
+        ck_assert(second.expired());
+        ck_assert_uint_eq(one.step(data()).samples, 8);
+        ck_assert_str_eq(log.text.c_str(), "");
+    }
+    ck_assert_uint_eq(allocated(), before);
+}
+END_TEST
+
+START_TEST(assigned_to_itself) {
+    prepare();
+    Log log;
+    Made one = trainer_of(linear());
+    Made &same = one;
+    mt_trainer *handle = one.get();
+    one = std::move(same);
+    ck_assert_ptr_eq(one.get(), handle);
+    ck_assert_uint_eq(one.step(data()).samples, 8);
+    ck_assert_str_eq(log.text.c_str(), "");
+}
+END_TEST
+
+START_TEST(moved_from) {
+    prepare();
+    Made one = trainer_of(linear()), other = std::move(one);
+    ck_assert_ptr_null(one.get());
+    ck_assert_ptr_null(one.torch());
+    ck_assert_ptr_null(one.model());
+    refuses([&] { one.step(data()); }, "mt_trainer_step: trainer is NULL");
+    refuses([&] { one.evaluate(data()); }, "mt_trainer_evaluate: trainer is NULL");
+    refuses([&] { one.summary(); }, "mt_trainer_summary: trainer is NULL");
+    one = trainer_of(linear());
+    ck_assert_uint_eq(one.step(data()).samples, 8);
+    ck_assert_uint_eq(other.step(data()).samples, 8);
+}
+END_TEST
+
+/* ---- models of other origins -------------------------------------------------------------------------- */
+
+START_TEST(a_model_from_a_file) {
+    Folder folder;
+    prepare();
+    size_t before = allocated();
+    {
+        Batch batch(8);
+        Made trainer(loaded(saved_net(folder)), memtrain::sgd(0.1));
+        mt_step_report report =
+            trainer.step({memtrain::tensor(batch.images()), memtrain::tensor(batch.labels())});
+        ck_assert_uint_eq(report.samples, 8);
+        ck_ok(mt_script_save(trainer.model(), folder.file("b.pt").c_str()));
+    }
+    ck_assert_uint_eq(allocated(), before);
+}
+END_TEST
+
+/* Whatever goes wrong, the model is freed once. */
+START_TEST(a_model_is_taken_over) {
+    static int destroyed;
+    auto make = [] {
+        mt_model_ops ops = MT_MODEL_OPS_INIT;
+        mt_model *model = nullptr;
+        ops.visit_parameters = [](void *, mt_visit_fn, void *) { return MT_OK; };
+        ops.loss = [](void *, mt_tensor *const *, size_t, mt_tensor *, mt_tensor *) {
+            return MT_OK;
+        };
+        ops.destroy = [](void *) { destroyed++; };
+        ck_ok(mt_model_new(&ops, nullptr, nullptr, &model));
+        return model;
+    };
+    prepare();
+    mt_torch_options options = memtrain::sgd(0.1);
+    auto thrown = thrown_by([&] { Made trainer(make(), options); });
+    ck_status(thrown.first, MT_EINVAL);
+    ck_contains(thrown.second.c_str(), "the model tells of no parameter");
+    ck_assert_int_eq(destroyed, 1);
+    options.lr = -1;
+    ck_status(thrown_by([&] { Made trainer(make(), options); }).first, MT_EINVAL);
+    ck_assert_int_eq(destroyed, 2);
+    mt_model *nothing = nullptr;
+    refuses([&] { Made trainer(nothing); }, "mt_torch_new: model is NULL");
+}
+END_TEST
+
+/* ---- what is missing ------------------------------------------------------------------------------------ */
+
+START_TEST(descriptions_with_holes) {
+    using Net = nn::LinearImpl;
+    using Loss = memtrain::Output (*)(Net &, const memtrain::Tensors &);
+    using Embed = std::function<memtrain::Tensors(Net &, const memtrain::Tensors &)>;
+    using Join = std::function<memtrain::Output(Net &, const memtrain::Tensors &)>;
+    const Embed embed = [](Net &net, const memtrain::Tensors &batch) {
+        return memtrain::Tensors{net.forward(batch[0])};
+    };
+    const Join join = loss;
+    const std::shared_ptr<Net> none, net = linear();
+    prepare();
+    refuses([&] { Made trainer(memtrain::model(none, {}, loss)); },
+            "memtrain::model: net is empty");
+    refuses([&] { Made trainer(memtrain::model(net, {}, Loss(nullptr))); },
+            "memtrain::model: loss is empty");
+    refuses([&] { Made trainer(memtrain::model(net, {}, Join())); },
+            "memtrain::model: loss is empty");
+    refuses([&] { Made trainer(memtrain::contrastive_model(none, {}, embed, join)); },
+            "memtrain::contrastive_model: net is empty");
+    refuses([&] { Made trainer(memtrain::contrastive_model(net, {}, Embed(), join)); },
+            "memtrain::contrastive_model: embed is empty");
+    refuses([&] { Made trainer(memtrain::contrastive_model(net, {}, embed, Join())); },
+            "memtrain::contrastive_model: join is empty");
+    mt_model *model = nullptr;
+    ck_status(memtrain::make_model(&model, [&] { return memtrain::model(none, {}, loss); }),
+              MT_EINVAL);
+    ck_assert_ptr_null(model);
+}
+END_TEST
+
+/* ---- a log function that throws --------------------------------------------------------------------------- */
+
+void throws(void *, mt_log_level, const char *text) {
+    throw std::runtime_error(text);
+}
+
+/* From C, and from C++ inside a guard and outside of one: each would be passed through another way. */
+START_TEST(a_log_that_throws_ends_the_program) {
+    prepare();
+    mt_set_log(throws, nullptr);
+    try {
+        if (_i == 0) mt_log(MT_LOG_WARNING, "a line");
+        if (_i == 1) {
+            Made trainer = trainer_of(linear());
+            mt_model_free(trainer.model()); /* in use: a warning */
+        }
+        if (_i == 2) {
+            auto frozen = linear();
+            for (at::Tensor &parameter : frozen->parameters()) parameter.requires_grad_(false);
+            trainer_of(frozen); /* cannot be trained: a warning */
+        }
+    } catch (...) {
+        std::exit(3);
+    }
+}
+END_TEST
+
+} // namespace
+
+int main() {
+    Suite *suite = suite_create("shim_trainer");
+    TCase *moves = suite_case(suite, "moves");
+    tcase_add_test(moves, assigned_over);
+    tcase_add_test(moves, assigned_to_itself);
+    tcase_add_test(moves, moved_from);
+    TCase *models = suite_case(suite, "models");
+    tcase_add_test(models, a_model_from_a_file);
+    tcase_add_test(models, a_model_is_taken_over);
+    tcase_add_test(models, descriptions_with_holes);
+    tcase_add_loop_test_raise_signal(suite_case(suite, "log"), a_log_that_throws_ends_the_program,
+                                     SIGABRT, 0, 3);
+    return suite_run(suite);
+}
