@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <memtrain/schedule.h>
 #include <memtrain/trainer.hpp>
 #include <torch/torch.h>
 
@@ -193,6 +194,25 @@ START_TEST(gradients_of_a_step) {
 }
 END_TEST
 
+/* docs/adopt.md has these rates: libtorch's StepLR is a call behind mt_schedule. */
+START_TEST(step_lr_is_a_call_behind) {
+    at::Tensor parameter = torch::zeros({1}).requires_grad_();
+    torch::optim::SGD optimizer({parameter}, torch::optim::SGDOptions(1.0));
+    torch::optim::StepLR scheduler(optimizer, 2, 0.5);
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    schedule.kind = MT_SCHEDULE_STEP;
+    schedule.rate = 1.0;
+    schedule.step_every = 2;
+    schedule.step_factor = 0.5;
+    const double rates[] = {1, 1, 1, 0.5, 0.5, 0.25};
+    for (uint64_t epoch = 0; epoch < 6; epoch++) {
+        ck_assert_double_eq(optimizer.param_groups()[0].options().get_lr(), rates[epoch]);
+        ck_assert_double_eq(mt_schedule_rate(&schedule, epoch ? epoch - 1 : 0), rates[epoch]);
+        scheduler.step();
+    }
+}
+END_TEST
+
 /* ---- the budget -------------------------------------------------------------------------------- */
 
 /* An epoch of the loop with libtorch alone; the most bytes of tensors in it. */
@@ -337,6 +357,7 @@ int main() {
     tcase_add_test(numbers, one_chunk_a_batch_is_the_same_loop);
     tcase_add_test(numbers, chunks_add_up_to_the_batch);
     tcase_add_test(numbers, gradients_of_a_step);
+    tcase_add_test(numbers, step_lr_is_a_call_behind);
     TCase *budget = suite_case(suite, "budget");
     tcase_add_test(budget, the_plain_loop_exceeds_the_budget);
     tcase_add_test(budget, chunks_keep_the_budget);

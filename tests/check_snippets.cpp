@@ -3,9 +3,12 @@
  * model in C++, each in a place where it can run. setup/check_pages.sh takes them out of the pages.
  */
 #include <ATen/ops/arange.h>
+#include <ATen/ops/randint.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
+
+#include <memtrain/trainer.hpp>
 
 #include "script_subject.hpp"
 
@@ -107,6 +110,18 @@ auto described() {
 #include "pairs.cpp"
 }
 
+/* ---- docs/adopt.md ---------------------------------------------------------------------------------- */
+
+struct Reader : nn::Module {
+    nn::Linear linear{register_module("linear", nn::Linear(4, 6))};
+    at::Tensor forward(const at::Tensor &x) { return linear(x); }
+};
+
+memtrain::Trainer over_tokens(const std::shared_ptr<Reader> &net) {
+    using Net = Reader;
+#include "tokens.cpp"
+}
+
 } // namespace
 
 START_TEST(segments) {
@@ -171,6 +186,45 @@ START_TEST(script) {
 }
 END_TEST
 
+START_TEST(script_from_cpp) {
+    char folder[] = "/tmp/check_snippets.XXXXXX";
+    script_subject::prepare();
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    at::Tensor ids = at::rand({8, 3, 4}), labels = at::randint(6, {8, 3}, at::kLong);
+    script_subject::jit::Module net = script_subject::root();
+    net.register_module("part", script_subject::layer("Part", at::rand({6, 4}), 6));
+    net.define("def forward(self, x, y):\n"
+               "    z = torch.flatten(torch.linear(x, self.part.weight, self.part.bias), 0, 1)\n"
+               "    loss = torch.cross_entropy_loss(z, torch.flatten(y))\n"
+               "    return loss, torch.numel(y)\n");
+    net.save("net.pt");
+    {
+#include "script_trainer.cpp"
+        ck_assert_int_eq(access("trained.pt", F_OK), 0);
+    }
+    unlink("net.pt");
+    unlink("trained.pt");
+    rmdir(folder);
+}
+END_TEST
+
+/* Half of the labels are none. */
+START_TEST(tokens) {
+    script_subject::prepare();
+    at::Tensor x = at::rand({8, 3, 4}), labels = at::randint(6, {8, 3}, at::kLong);
+    labels.slice(0, 4).fill_(-100);
+    auto net = std::make_shared<Reader>();
+    memtrain::Trainer trainer = over_tokens(net);
+    double expected = at::cross_entropy_loss(net->forward(x.slice(0, 0, 4)).flatten(0, 1),
+                                             labels.slice(0, 0, 4).flatten())
+                          .item<double>();
+    const size_t chunks[] = {3, 3, 2};
+    ck_ok(mt_trainer_set_chunks(trainer.get(), chunks, 3));
+    ck_assert_double_eq_tol(trainer.step({x, labels}).loss, expected, 1e-6);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("snippets");
     TCase *pages = suite_case(suite, "pages");
@@ -178,5 +232,7 @@ int main() {
     tcase_add_test(pages, segments);
     tcase_add_test(pages, pairs);
     tcase_add_test(pages, script);
+    tcase_add_test(pages, script_from_cpp);
+    tcase_add_test(pages, tokens);
     return suite_run(suite);
 }
