@@ -48,11 +48,53 @@ mt_status mt__agree(mt_trainer *t, mt_status status, mt__sums *sums) {
 
 /* ---- one chunk --------------------------------------------------------------------------------- */
 
+/*
+ * The mean over nothing is 0/0: a chunk without units adds no loss, and of its metrics those that are numbers.
+ * Its samples count, as they do where they are a part of a larger chunk.
+ */
 static void add_chunk(mt__sums *sums, const mt_chunk_result *r, size_t samples) {
-    sums->loss += r->loss_sum;
+    int has_units = r->units != 0;
+    if (has_units) sums->loss += r->loss_sum;
     sums->units += r->units;
     sums->samples += samples;
-    for (size_t i = 0; i < MT_METRICS_MAX; i++) sums->metrics[i] += r->metric_sums[i];
+    for (size_t i = 0; i < MT_METRICS_MAX; i++)
+        if (has_units || isfinite(r->metric_sums[i])) sums->metrics[i] += r->metric_sums[i];
+}
+
+/* ---- metrics that look like means ---- */
+
+/*
+ * The usual slip is the share of right answers in the place of their number: k of n samples give k / n. So a metric
+ * of a chunk of many samples may be a mean where it is within [0, 1] and a whole number of n-ths. A count is 0 or 1 then,
+ * which is no evidence, and a sum of real numbers hits an n-th to a thousandth in one of 500 chunks, so that 8 chunks without
+ * one that is something else are no accident. Means of real numbers cannot be told from small sums, and are not.
+ */
+enum { MANY_SAMPLES = 16, CHUNKS_THAT_AGREE = 8 };
+
+static int may_be_mean(double metric, size_t samples) {
+    double count = metric * (double)samples;
+    return metric >= 0 && metric <= 1 && fabs(count - round(count)) < 1e-3;
+}
+
+static void tell_of_mean(const mt_trainer *t, size_t metric, double value, size_t samples) {
+    mt_log(
+        MT_LOG_WARNING,
+        "metric '%s' looks like a mean: it is %g of a chunk of %zu samples; metrics are sums over "
+        "a chunk's samples, and the report divides by their number",
+        t->info.metric_names[metric], value, samples);
+}
+
+static void look_at_metrics(mt_trainer *t, const mt_chunk_result *r, size_t samples) {
+    for (size_t i = 0; i < t->info.metric_count && samples >= MANY_SAMPLES; i++) {
+        int *seen = &t->means_seen[i];
+        double value = r->metric_sums[i];
+        int is_sum = !t->info.metric_over || t->info.metric_over[i] == MT_OVER_SAMPLES;
+        if (*seen < 0 || !is_sum || !isfinite(value)) continue;
+        if (!may_be_mean(value, samples)) *seen = -1;
+        if (*seen < 0 || value == 0 || value == 1 || ++*seen < CHUNKS_THAT_AGREE) continue;
+        *seen = -1;
+        tell_of_mean(t, i, value, samples);
+    }
 }
 
 static void on_event(void *user, void *address, int64_t bytes) {
@@ -157,6 +199,18 @@ static size_t base_of(const mt_trainer *t, const mt__work *w, const mt_memory *b
     return is_told(t, w) ? w->allocated_before : before->allocated_bytes;
 }
 
+/*
+ * The first chunk has shown what describe did not know: it normalises over its samples. Where the policy chooses chunks
+ * and this one is not the whole batch, it may be too small, or a recording that is not kept, so all is done again.
+ */
+static void learn_of_norm(mt_trainer *t, mt__work *w, size_t count) {
+    t->info.normalises_over_batch = t->normalises = 1;
+    if (w->forced || t->policy_options.micro_batch) return;
+    t->info.min_micro_batch = mt__max(2, t->info.min_micro_batch);
+    mt__policy_normalises(t->policy, t->info.min_micro_batch);
+    w->again = count < w->count && !w->plan.alone;
+}
+
 /* Runs samples [first, first + count) as one chunk and lets the policy learn from it. */
 static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count) {
     mt_memory before;
@@ -179,11 +233,14 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     if (status == MT_EDEVMEM) mt__note_oom(w, phase_of(w), count, &r, base_of(t, w, &before));
     if (status != MT_OK) return status;
     add_chunk(&w->sums, &r, count);
+    look_at_metrics(t, &r, count);
     w->done += count;
     w->placed++;
     w->chunks++;
     w->next++;
     w->marked = 0;
+    if (r.normalises_over_batch && !t->normalises && w->mode == MT_TRAIN)
+        learn_of_norm(t, w, count);
     /* Without a weight there is no backward pass, which tells nothing of other chunks. */
     if (weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
     return mt_policy_observe(t->policy, w->mode, count, base_of(t, w, &before), &r);
@@ -280,7 +337,7 @@ mt_status mt__do_chunks(mt_trainer *t, mt__work *w) {
         if (status != MT_OK) return status;
         w->discarded += count; /* until apply says otherwise */
         status = do_chunk(t, w, w->plan.discard ? 0 : w->done, count);
-        if (status != MT_OK) return status;
+        if (status != MT_OK || w->again) return status;
     }
 }
 
@@ -353,12 +410,19 @@ static mt_status begin(mt_trainer *t, mt__work *w) {
 }
 
 /* Takes back what would spoil the parameters; samples and sums stay for the report. */
-static mt_status skip(mt_trainer *t, mt__work *w) {
+static mt_status skip(mt_trainer *t, mt__work *w, mt_skip why) {
     mt_status status = t->backend.rollback(t->backend.self);
     if (status != MT_OK) return poison(t, "rollback", status);
     w->open = w->marked = 0;
-    w->not_finite = w->applied.skipped = 1;
+    w->skipped = why;
     return MT_OK;
+}
+
+/* Whether the step must not, or need not, come to an update. A loss scaler wants to see what is not finite. */
+static mt_skip reason_to_skip(const mt_trainer *t, const mt__work *w) {
+    if (!(w->units > 0)) return MT_SKIP_NO_UNITS;
+    int may_apply = isfinite(w->sums.loss) || t->options.apply_not_finite || t->info.scales_loss;
+    return may_apply ? MT_SKIP_NOT : MT_SKIP_NOT_FINITE;
 }
 
 static mt_status apply(mt_trainer *t, mt__work *w) {
@@ -366,6 +430,7 @@ static mt_status apply(mt_trainer *t, mt__work *w) {
     mt_status status = t->backend.apply(t->backend.self, &w->applied);
     if (status != MT_OK) return mt__roll_back(t, w, status);
     w->open = 0;
+    if (w->applied.skipped) w->skipped = MT_SKIP_APPLY;
     w->discarded -= w->done;
     if (w->applied.seconds > 0) w->seconds += w->applied.seconds;
     return MT_OK;
@@ -376,13 +441,13 @@ mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
     mt_status status = w->open ? MT_OK : begin(t, w);
     if (status != MT_OK) return status;
     status = mt__do_chunks(t, w);
-    if (status != MT_OK || w->plan.discard) return take_back(t, w, status);
+    if (status != MT_OK || w->plan.discard || w->again) return take_back(t, w, status);
     w->owes = 0;
     status = mt__agree(t, MT_OK, &w->sums);
     if (status != MT_OK) return mt__roll_back(t, w, status);
     memset(&w->applied, 0, sizeof w->applied);
     w->applied.size = sizeof w->applied;
     w->applied.grad_norm = (double)NAN;
-    if (t->options.skip_not_finite && !isfinite(w->sums.loss)) return skip(t, w);
-    return apply(t, w);
+    mt_skip why = reason_to_skip(t, w);
+    return why ? skip(t, w, why) : apply(t, w);
 }

@@ -26,8 +26,9 @@ typedef struct mt__work {
     size_t allocated_before; /* the chunks of this attempt were told of and prepared */
     mt__sums sums;           /* of this attempt */
     mt_apply_result applied;
-    int not_finite;    /* taken back since its loss is no number, and over */
-    double seconds;    /* all attempts */
+    mt_skip skipped; /* why the step is over without an update */
+    int again;      /* to be taken back and planned anew: its chunks normalise over their samples */
+    double seconds; /* all attempts */
     size_t peak_bytes; /* all attempts */
     size_t discarded;  /* samples whose work was thrown away */
     unsigned retries;

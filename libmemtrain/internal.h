@@ -80,6 +80,9 @@ void mt__policy_is_told(mt_policy *policy);
 /* The recording chunks of the last plan went through; samples without units have left no trace of them. */
 void mt__policy_recorded(mt_policy *policy, mt_mode mode);
 
+/* Chunks turn out to normalise over their samples, of which the smallest legal one has at least so many. */
+void mt__policy_normalises(mt_policy *policy, size_t least);
+
 /* mt_policy_rung_failed of a rung that there is. */
 void mt__policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why);
 

@@ -212,6 +212,11 @@ void mt__policy_is_told(mt_policy *policy) {
     policy->is_told = 1;
 }
 
+void mt__policy_normalises(mt_policy *policy, size_t least) {
+    policy->info.normalises_over_batch = 1;
+    policy->info.min_micro_batch = least;
+}
+
 void mt__policy_recorded(mt_policy *policy, mt_mode mode) {
     mt__policy_current(policy, mode)->has_run = 1; /* made when that plan was */
 }

@@ -211,14 +211,31 @@ static mt_status give_rungs_back(mt_trainer *t, const mt__work *w) {
     return status == MT_OK ? mt_set_error(MT_EDEVMEM, "%s", reason) : status;
 }
 
+/* The recordings have run and are taken back. */
+static mt_status plan_recorded(mt_trainer *t, mt__work *w) {
+    mt__policy_recorded(t->policy, w->mode);
+    return make_plan(t, w);
+}
+
+/*
+ * The whole step, since its chunks normalise over their samples. What memory has refused in it says nothing: one refusal
+ * may have led to a chunk that is smaller than what is legal now.
+ */
+static mt_status plan_again(mt_trainer *t, mt__work *w) {
+    w->again = 0;
+    return make_plan(t, w);
+}
+
 mt_status mt__do_step(mt_trainer *t, mt__work *w) {
     mt_status status = w->forced ? MT_OK : make_plan(t, w);
     while (status == MT_OK) {
         status = mt__attempt_step(t, w);
-        if (status == MT_OK && !w->plan.discard) return MT_OK;
-        if (status == MT_OK) mt__policy_recorded(t->policy, w->mode);
-        if (status == MT_OK)
-            status = make_plan(t, w);
+        if (status == MT_OK && w->again)
+            status = plan_again(t, w);
+        else if (status == MT_OK && !w->plan.discard)
+            return MT_OK;
+        else if (status == MT_OK)
+            status = plan_recorded(t, w);
         else if (status == MT_EDEVMEM)
             status = w->owes || !t->backend.agree ? answer_oom(t, w) : end_here(t, w, status);
     }

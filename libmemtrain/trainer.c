@@ -64,6 +64,7 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
     int is_told = t->backend.prepare != NULL;
     t->info.keeps_chunks = t->backend.mark && t->backend.rewind && !is_told;
     t->info.holds_gradients = t->backend.hold_gradients && !is_told;
+    t->normalises = t->info.normalises_over_batch;
     if (is_told) t->info.normalises_over_batch = 1;
     t->holding = 1;
     if (!t->backend.set_rung) t->info.rungs = 0;
@@ -267,7 +268,30 @@ static void count_step(mt_trainer *t, const mt__work *w) {
         r->largest_chunk = mt__max(r->largest_chunk, m);
         r->smallest_chunk = r->smallest_chunk ? mt__min(r->smallest_chunk, m) : m;
     }
-    if (!w->not_finite) add_sums(&t->train, &w->sums); /* the epoch's mean stays a number */
+    /* The epoch's mean stays a number. */
+    int is_left_out = w->skipped && (w->skipped == MT_SKIP_NO_UNITS || !isfinite(w->sums.loss));
+    if (!is_left_out) add_sums(&t->train, &w->sums);
+}
+
+/* One line for a step without an update. A loss scaler's own steps are no news. */
+static void tell_skipped(const mt_trainer *t, const mt_step_report *r) {
+    const unsigned long long step = r->step;
+    if (r->skipped == MT_SKIP_NO_UNITS)
+        mt_log(
+            MT_LOG_WARNING,
+            "step %llu is skipped: the batch of %zu samples has no units, so that every label is "
+            "masked",
+            step, r->samples);
+    else if (r->skipped == MT_SKIP_NOT_FINITE)
+        mt_log(MT_LOG_WARNING,
+               "step %llu is taken back: its loss is %g, and the parameters are as before "
+               "(apply_not_finite makes the update; a chunk without labels whose mean is 0/0 wants "
+               "a model with units)",
+               step, r->loss);
+    else if (r->skipped == MT_SKIP_APPLY && !t->info.scales_loss)
+        mt_log(MT_LOG_WARNING,
+               "step %llu makes no update: its loss is %g and the norm of its gradient %g", step,
+               r->loss, r->grad_norm);
 }
 
 /* Time and peak count whether the step went through or not. */
@@ -277,6 +301,27 @@ static void count_work(mt_trainer *t, const mt__work *w) {
     t->run.peak_bytes = mt__max(t->run.peak_bytes, w->peak_bytes);
     t->epoch_seconds += w->seconds;
     t->epoch_peak_bytes = mt__max(t->epoch_peak_bytes, w->peak_bytes);
+}
+
+/*
+ * Below 8 samples batch statistics are so noisy that accuracy suffers: ResNet-50 on ImageNet has an error of 24.8 % with
+ * 8 samples, 27.3 % with 4 and 34.7 % with 2, against 23.6 % with 32 (Wu & He 2018, arXiv 1803.08494). The largest
+ * chunk counts, since one small last chunk among many moves the running statistics little.
+ */
+enum { FEW_FOR_A_NORM = 8 };
+
+static void tell_of_norm(mt_trainer *t, const mt_batch *batch) {
+    size_t largest = 0;
+    for (size_t i = 0; i < t->chunks.count; i++) largest = mt__max(largest, t->chunks.samples[i]);
+    if (!t->normalises || t->told_of_norm || t->chunks.count < 2 || largest >= FEW_FOR_A_NORM)
+        return;
+    t->told_of_norm = 1;
+    mt_log(
+        MT_LOG_WARNING,
+        "batch normalisation sees chunks of at most %zu of the batch's %zu samples while training, "
+        "and below %d its statistics are noisy: a larger budget, a min_micro_batch of %d, or "
+        "layers that normalise over a sample (GroupNorm) help",
+        largest, batch->count, FEW_FOR_A_NORM, FEW_FOR_A_NORM);
 }
 
 static void fill_report(mt_trainer *t, const mt__work *w, const mt_memory *after,
@@ -292,7 +337,7 @@ static void fill_report(mt_trainer *t, const mt__work *w, const mt_memory *after
     r->seconds = w->seconds;
     r->retries = w->retries;
     r->discarded = w->discarded;
-    r->skipped = w->applied.skipped;
+    r->skipped = w->skipped;
     r->reason = w->forced ? MT_PLAN_REPLAY : w->plan.reason;
     r->predicted_peak_bytes = w->plan.predicted_peak_bytes;
     r->peak_bytes = w->peak_bytes;
@@ -386,6 +431,8 @@ static mt_status step(mt_trainer *t, const mt_batch *batch, mt_step_report *repo
     if (w.done) count_step(t, &w);
     fill_report(t, &w, &after, &own);
     if (w.done) mt__trace_step(t, &own);
+    tell_skipped(t, &own);
+    tell_of_norm(t, batch);
     if (report) give(report, report->size, &own, sizeof own);
     return MT_OK;
 }

@@ -30,7 +30,11 @@ struct mt_trainer {
     mt__chunks forced; /* of the next step; count 0: the policy's */
     unsigned forced_rungs;
     double forced_rate;
-    unsigned rungs;       /* that are on */
+    unsigned rungs;   /* that are on */
+    int normalises;   /* chunks normalise over their samples in training */
+    int told_of_norm; /* the log has heard that their chunks are small */
+    int means_seen
+        [MT_METRICS_MAX]; /* chunks whose metric may be a mean; -1: it is none, or was told */
     int holding;          /* the backend has the memory in which gradients are added up */
     double rate;          /* factor of the learning rate that the backend was told last */
     mt_plan traced;       /* the last plan in the trace */

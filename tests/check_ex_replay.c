@@ -260,6 +260,25 @@ START_TEST(a_large_seed_is_compared_too) {
 }
 END_TEST
 
+#define LOST_LOSS(more)                                                                            \
+    "{\"event\":\"step\",\"step\":1,\"samples\":4,\"chunks\":[4],\"loss\":null" more "}\n"
+
+/* What an earlier version applied is taken back today, unless the same is asked for. */
+START_TEST(updates_of_losses_that_are_not_finite) {
+    const ex_setting off = {"apply-not-finite", "0"}, on = {"apply-not-finite", "1"};
+    ex_replay *replay = open_text(RUN LOST_LOSS(""));
+    ck_status(ex_replay_check(replay, "cat", 1, 32, &off, 1), MT_EINVAL);
+    ck_contains(mt_last_error(), "line 2");
+    ck_contains(mt_last_error(), "the loss of step 1 is not finite and its update was made");
+    ck_contains(mt_last_error(), "--apply-not-finite");
+    ck_ok(ex_replay_check(replay, "cat", 1, 32, &on, 1));
+    ex_replay_free(replay);
+    replay = open_text(RUN LOST_LOSS(",\"skipped\":true"));
+    ck_ok(ex_replay_check(replay, "cat", 1, 32, &off, 1));
+    ex_replay_free(replay);
+}
+END_TEST
+
 static const struct {
     const char *text;
     const char *has[2];
@@ -471,6 +490,7 @@ int main(void) {
     tcase_add_test(reading, the_program_line_tells_the_threads);
     tcase_add_loop_test(reading, what_a_trace_does_not_tell_is_said, 0, LENGTH(lost));
     tcase_add_test(reading, a_large_seed_is_compared_too);
+    tcase_add_test(reading, updates_of_losses_that_are_not_finite);
     tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
     tcase_add_test(reading, files_that_cannot_be_had);
     tcase_add_test(reading, a_full_disk_is_told);

@@ -5,6 +5,8 @@
 #include "suite.h"
 #include "trainer_fixture.h"
 
+#include <stdio.h>
+
 static const int *over; /* of the trainer that is being made */
 static mt_backend seam;
 
@@ -80,12 +82,103 @@ START_TEST(refused) {
 }
 END_TEST
 
+/* ---- sums that look like means ------------------------------------------------------------------- */
+
+static char logged[512];
+static int log_lines;
+/* The first metric of each chunk, from the number of samples that are right. */
+static double (*metric)(double right, size_t count);
+
+static double mean_of(double right, size_t count) {
+    return (double)(float)(right / (double)count);
+}
+static double number_of(double right, size_t count) {
+    (void)count;
+    return right;
+}
+static double real_sum_of(double right, size_t count) {
+    return right * 0.0071 + 0.0003 * (double)count;
+}
+static double half_points_of(double right, size_t count) {
+    (void)count;
+    return right / 2;
+}
+static double nothing_of(double right, size_t count) {
+    (void)right;
+    (void)count;
+    return 0;
+}
+
+static void keep_line(void *user, mt_log_level level, const char *message) {
+    (void)user;
+    (void)level;
+    snprintf(logged, sizeof logged, "%s", message);
+    log_lines++;
+}
+
+static void change(size_t count, mt_chunk_result *out) {
+    out->metric_sums[0] = metric(out->metric_sums[0], count);
+}
+
+static mt_status accumulate(void *self, size_t first, size_t count, double weight,
+                            mt_chunk_result *out) {
+    mt_status status = seam.accumulate(self, first, count, weight, out);
+
+    change(count, out);
+    return status;
+}
+
+static mt_status run_evaluation(void *self, const mt_batch *batch, size_t first, size_t count,
+                                mt_chunk_result *out) {
+    mt_status status = seam.evaluate(self, batch, first, count, out);
+
+    change(count, out);
+    return status;
+}
+
+static const struct {
+    double (*metric)(double right, size_t count);
+    size_t samples; /* of a batch */
+    int lines;
+} looks[] = {
+    {mean_of, 64, 1},     {mean_of, 12, 0},        {number_of, 64, 0},
+    {real_sum_of, 64, 0}, {half_points_of, 64, 0}, {nothing_of, 64, 0},
+};
+
+/* Once, in training or evaluation; small batches tell nothing, and honest sums of any kind are never told. */
+START_TEST(means_are_told) {
+    fake_options options = fits(60);
+    mt_trainer *trainer;
+    mt_backend own;
+
+    metric = looks[_i].metric;
+    mt_set_log(keep_line, NULL);
+    for (uint64_t seed = 1; seed <= (looks[_i].lines ? 1 : 100); seed++) {
+        options.seed = seed;
+        fake_init(&fake, &options);
+        seam = own = fake_seam(&fake);
+        own.accumulate = accumulate;
+        own.evaluate = run_evaluation;
+        ck_ok(mt_trainer_new(&own, NULL, &trainer));
+        for (uint64_t id = 1; id <= 10; id++) {
+            step(trainer, looks[_i].samples, 1000 * seed + id);
+            evaluate(trainer, looks[_i].samples, 1000 * seed + id + 100);
+        }
+        done(trainer);
+    }
+    ck_assert_msg(log_lines == looks[_i].lines, "%d lines: %s", log_lines, logged);
+    if (log_lines) ck_contains(logged, "metric 'positive' looks like a mean: it is 0.");
+    if (log_lines) ck_contains(logged, "metrics are sums over a chunk's samples");
+}
+END_TEST
+
 static Suite *suite_metrics(void) {
     Suite *suite = suite_create("trainer_metrics");
     TCase *means = suite_case(suite, "means");
 
     tcase_add_loop_test(means, divided, 0, LENGTH(cases));
     tcase_add_loop_test(means, refused, 0, 3);
+    tcase_add_loop_test(means, means_are_told, 0, LENGTH(looks));
     return suite;
 }
 

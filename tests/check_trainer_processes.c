@@ -122,18 +122,45 @@ END_TEST
 
 /* One loss that is no number is everybody's. */
 START_TEST(all_skip_or_none) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
+    mt_trainer *trainer = joined(&fake_defaults, NULL);
     mt_step_report report;
 
-    own.skip_not_finite = 1;
-    trainer = joined(&fake_defaults, &own);
     say(0, 32, 0);
     say(1, 32, (double)NAN);
     report = step(trainer, 32, 1);
-    ck_assert(report.skipped && isnan(report.loss));
+    ck_assert_int_eq(report.skipped, MT_SKIP_NOT_FINITE);
+    ck_assert(isnan(report.loss));
     ck_assert_uint_eq(count_kind(FAKE_APPLY), 0);
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
+    done(trainer);
+}
+END_TEST
+
+/*
+ * This process has no label in its batch. Where others have some it takes part in the update, and reports their loss;
+ * where none has the step is skipped by all, after both words.
+ */
+START_TEST(no_label_here) {
+    static const double none[] = {0};
+    fake_options options = fits(12);
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    options.units = none;
+    options.unit_count = options.mean_of_nothing = 1;
+    trainer = joined(&options, NULL);
+    for (int call = 0; call < 2 && _i; call++) say((size_t)call, 96, 5.0);
+    report = step(trainer, 32, 1);
+    ck_assert_int_eq(report.skipped, _i ? MT_SKIP_NOT : MT_SKIP_NO_UNITS);
+    ck_assert_uint_eq(peers.calls, 2);
+    ck_assert(peers.heard[1][UNITS] == 0 && peers.heard[1][LOSS] == 0);
+    ck_assert_uint_eq(count_kind(FAKE_APPLY), (size_t)_i);
+    if (_i) ck_assert_double_eq_tol(report.loss, 5.0, 1e-12);
+    peers.calls = 0;
+    for (int call = 0; call < 2; call++) say((size_t)call, 0, 0);
+    if (_i) say(0, 96, 5.0);
+    if (_i) peers.say[0][LOSS] = 5.0 * 96;
+    if (_i) ck_assert_double_eq_tol(evaluate(trainer, 32, 2).loss, 5.0, 1e-12);
     done(trainer);
 }
 END_TEST
@@ -378,6 +405,7 @@ int main(void) {
     tcase_add_test(go, sums_are_of_all);
     tcase_add_test(go, alone_it_changes_nothing);
     tcase_add_test(go, all_skip_or_none);
+    tcase_add_loop_test(go, no_label_here, 0, 2);
     tcase_add_loop_test(fail, another_fails, 0, 2);
     tcase_add_loop_test(fail, nobody_is_there, 0, 4);
     tcase_add_test(fail, apply_is_not_tried_again);

@@ -5,6 +5,8 @@
 #include "trainer_fixture.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 /* ---- reports -------------------------------------------------------------------------------- */
 
@@ -143,8 +145,22 @@ START_TEST(report_skipped) {
 }
 END_TEST
 
-/* Asked for, a loss that is no number takes the step back: no update, and the epoch's mean stays one. */
+static char logged[512];
+static int log_lines;
+
+static void keep_line(void *user, mt_log_level level, const char *message) {
+    (void)user;
+    ck_assert_int_eq(level, MT_LOG_WARNING);
+    snprintf(logged, sizeof logged, "%s", message);
+    log_lines++;
+}
+
+/*
+ * A loss that is not finite takes the step back: no update, and the epoch's mean stays a number. The update is made
+ * where that is asked for, and where apply has a loss scaler that looks for itself.
+ */
 START_TEST(report_not_finite) {
+    int is_skipped = _i == 0;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     fake_options options = fake_defaults;
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
@@ -152,23 +168,112 @@ START_TEST(report_not_finite) {
     mt_trainer *trainer;
     uint64_t before;
 
-    own.skip_not_finite = _i;
+    own.apply_not_finite = _i == 1;
+    options.scales_loss = _i == 2;
     trainer = trainer_of(&options, &own);
+    mt_set_log(keep_line, NULL);
     step(trainer, 8, 1);
     before = fake_hash(&fake);
     fake.options.not_finite = 1;
     report = step(trainer, 8, 2);
     ck_assert(isnan(report.loss));
-    ck_assert_int_eq(report.skipped, _i);
+    ck_assert_int_eq(report.skipped, is_skipped ? MT_SKIP_NOT_FINITE : MT_SKIP_NOT);
     ck_assert_uint_eq(report.samples, 8);
-    ck_assert_uint_eq(report.discarded, _i ? 8 : 0);
-    ck_assert_int_eq(fake_hash(&fake) == before, _i);
-    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), (size_t)_i);
+    ck_assert_uint_eq(report.discarded, is_skipped ? 8 : 0);
+    ck_assert_int_eq(fake_hash(&fake) == before, is_skipped);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), (size_t)is_skipped);
+    ck_assert_uint_eq(count_kind(FAKE_APPLY), is_skipped ? 1 : 2);
+    ck_assert_int_eq(log_lines, is_skipped);
+    if (is_skipped) ck_contains(logged, "step 2 is taken back: its loss is");
     fake.options.not_finite = 0;
     ck_assert_int_eq(step(trainer, 8, 3).skipped, 0);
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
-    ck_assert_int_eq(isfinite(epoch.loss) != 0, _i);
-    ck_assert_uint_eq(epoch.samples, _i ? 16 : 24);
+    ck_assert_int_eq(isfinite(epoch.loss) != 0, is_skipped);
+    ck_assert_uint_eq(epoch.samples, is_skipped ? 16 : 24);
+    done(trainer);
+}
+END_TEST
+
+/* What apply leaves out is told with the norm of the gradient; a loss scaler's own steps are no news. */
+START_TEST(report_gradient_not_finite) {
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+
+    options.skip_step = 1;
+    options.scales_loss = _i;
+    trainer = trainer_with(&options, NULL);
+    mt_set_log(keep_line, NULL);
+    ck_assert_int_eq(step(trainer, 8, 1).skipped, MT_SKIP_APPLY);
+    ck_assert_int_eq(log_lines, !_i);
+    if (!_i) ck_contains(logged, "the norm of its gradient");
+    done(trainer);
+}
+END_TEST
+
+/* Samples 0 to 7 of each batch have no label. */
+static const double masked[16] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 1, 0, 0, 3, 1};
+
+static mt_trainer *trainer_of_masked(size_t unit_count, int mean_of_nothing) {
+    fake_options options = fits(40);
+
+    options.noise = 0;
+    options.units = masked;
+    options.unit_count = unit_count;
+    options.mean_of_nothing = mean_of_nothing;
+    return trainer_of(&options, NULL);
+}
+
+/* Chunks without a label add nothing, though their mean is 0/0: the step is that of the whole batch. */
+START_TEST(masked_chunks) {
+    static const size_t whole[] = {32}, fours[] = {4, 4, 4, 4, 4, 4, 4, 4};
+    mt_step_report reports[2];
+    double parameters[2][FAKE_PARAMETERS];
+    mt_eval_report evals[2];
+
+    for (int cut = 0; cut < 2; cut++) {
+        mt_trainer *trainer = trainer_of_masked(16, 1);
+
+        ck_ok(mt_trainer_set_chunks(trainer, cut ? fours : whole, cut ? 8 : 1));
+        reports[cut] = step(trainer, 32, 1);
+        evals[cut] = evaluate(trainer, 32, 2);
+        memcpy(parameters[cut], fake.state.parameters, sizeof parameters[cut]);
+        ck_assert_uint_eq(fake.state.updates, 1);
+        done(trainer);
+    }
+    ck_assert_int_eq(reports[1].skipped, MT_SKIP_NOT);
+    ck_assert_double_eq_tol(reports[1].loss, reports[0].loss, 1e-12);
+    ck_assert_double_eq_tol(evals[1].loss, evals[0].loss, 1e-12);
+    ck_assert(isfinite(reports[1].metrics[0]) && isfinite(evals[1].metrics[0]));
+    ck_assert_double_eq_tol(reports[1].metrics[1], reports[0].metrics[1], 1e-12);
+    for (int i = 0; i < FAKE_PARAMETERS; i++)
+        ck_assert_double_eq_tol(parameters[1][i], parameters[0][i], 1e-12);
+}
+END_TEST
+
+/* Of a batch without any label there is no update, whatever its chunks are, and one line about it. */
+START_TEST(masked_batch) {
+    mt_trainer *trainer = trainer_of_masked(8, _i);
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
+    uint64_t before = fake_hash(&fake);
+    mt_step_report report;
+
+    mt_set_log(keep_line, NULL);
+    for (uint64_t id = 1; id <= 3; id++) report = step(trainer, 32, id);
+    ck_assert_int_eq(report.skipped, MT_SKIP_NO_UNITS);
+    ck_assert(isnan(report.loss));
+    ck_assert_int_eq(log_lines, 3);
+    ck_contains(logged, "step 3 is skipped: the batch of 32 samples has no units");
+    ck_assert_uint_eq(fake_hash(&fake), before);
+    ck_assert_uint_eq(count_kind(FAKE_APPLY), 0);
+    ck_assert(isnan(evaluate(trainer, 32, 4).loss));
+    fake.options.unit_count = 16;
+    ck_assert_int_eq(step(trainer, 32, 5).skipped, MT_SKIP_NOT);
+    ck_ok(mt_trainer_summary(trainer, &run));
+    ck_assert_uint_eq(run.steps, 4);
+    ck_ok(mt_trainer_end_epoch(trainer, &epoch));
+    ck_assert(isfinite(epoch.loss));
+    ck_assert_uint_eq(epoch.samples, 32);
     done(trainer);
 }
 END_TEST
@@ -180,7 +285,7 @@ START_TEST(report_not_finite_and_no_rollback) {
     mt_batch batch = batch_of(8, 1);
     mt_trainer *trainer;
 
-    own.skip_not_finite = options.not_finite = 1;
+    options.not_finite = 1;
     trainer = trainer_of(&options, &own);
     fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
@@ -228,7 +333,10 @@ static Suite *suite_trainer_report(void) {
     tcase_add_test(report, report_loss_and_metrics);
     tcase_add_test(report, report_predictions);
     tcase_add_test(report, report_skipped);
-    tcase_add_loop_test(report, report_not_finite, 0, 2);
+    tcase_add_loop_test(report, report_not_finite, 0, 3);
+    tcase_add_loop_test(report, report_gradient_not_finite, 0, 2);
+    tcase_add_test(report, masked_chunks);
+    tcase_add_loop_test(report, masked_batch, 0, 2);
     tcase_add_test(report, report_not_finite_and_no_rollback);
     tcase_add_test(report, report_of_finish);
     tcase_add_test(report, report_of_an_older_caller);

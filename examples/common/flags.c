@@ -101,9 +101,10 @@ static const ex_option rows[] = {
     FLAG("clip", EX_REAL, clip, "X", "scale the gradient down to this norm; 0 leaves it",
          .max = DBL_MAX, .accepts = "a number of at least 0; 0 leaves the gradient as it is",
          .decides = 1),
-    FLAG("skip-not-finite", EX_SWITCH, skip_not_finite, NULL,
-         "go on after a loss that is infinite or not a number, without its update", .most = 1,
-         .decides = 1),
+    FLAG("apply-not-finite", EX_SWITCH, apply_not_finite, NULL,
+         "make the update of a step whose loss is infinite or not a number, which spoils the "
+         "weights; without it such a step is taken back",
+         .most = 1, .decides = 1),
     FLAG(
         "amp", EX_WORD, amp, "auto|off|bf16|fp16",
         "mixed precision in the forward pass; fp16 has a loss scaler; auto: fp16 on CUDA, else off",
@@ -443,6 +444,7 @@ mt_torch_options ex_flags_torch(const ex_flags *flags, const char *device) {
     options.momentum = flags->momentum;
     options.weight_decay = flags->weight_decay;
     options.clip_norm = flags->clip;
+    options.apply_not_finite = flags->apply_not_finite;
     options.amp = amp_of(flags, device);
     options.channels_last = flags->channels_last;
     options.arena = (int)flags->arena;

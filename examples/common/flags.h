@@ -51,7 +51,7 @@ typedef struct ex_flags {
     int64_t seed;
     int64_t optimizer; /* an mt_optimizer */
     double lr, momentum, weight_decay, clip;
-    int skip_not_finite;   /* as in mt_trainer_options */
+    int apply_not_finite;  /* as in mt_trainer_options and mt_torch_options */
     int64_t lr_scaling;    /* an ex_lr_scaling */
     int64_t lr_batch;      /* the batch that lr is for, where it is scaled */
     int64_t schedule;      /* an mt_schedule_kind */

@@ -241,7 +241,9 @@ static void write_other_lines(const ex_html_run *run, FILE *out) {
         fprintf(out, "<li>Predicted peaks were off by at most %.3g %%.</li>\n",
                 100 * run->worst_prediction);
     if (run->skipped)
-        fprintf(out, "<li>%llu update%s left out: the loss or a gradient was not finite.</li>\n",
+        fprintf(out,
+                "<li>%llu update%s left out: the loss or a gradient was not finite, or no sample "
+                "had a label.</li>\n",
                 (unsigned long long)run->skipped, plural(run->skipped));
 }
 

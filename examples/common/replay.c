@@ -36,6 +36,7 @@ struct ex_replay {
     char *device, *program;   /* NULL: the trace does not tell */
     char *resumed;            /* the file that the run went on from; NULL: none */
     char *large_seed;         /* of 2^63 and more, which stands there as text; NULL: none */
+    size_t applied;           /* first step whose loss is not finite and was applied; 0: none */
 };
 
 /* ---- room -------------------------------------------------------------------------------------- */
@@ -128,7 +129,11 @@ static mt_status take_step(ex_replay *r, size_t line, const json_t *object) {
                         "the chunks add up to %zu samples, and 'samples' is another number",
                         s.samples);
     mt_status status = take_rungs(r, line, object, &s);
-    return status == MT_OK ? add_step(r, &s) : status;
+    if (status == MT_OK) status = add_step(r, &s);
+    int has_no_loss = json_is_null(json_object_get(object, "loss"));
+    int is_skipped = json_is_true(json_object_get(object, "skipped"));
+    if (has_no_loss && !is_skipped && !r->applied) r->applied = number;
+    return status;
 }
 
 /* The number behind a key, where there is one. */
@@ -252,6 +257,18 @@ static void warn_of_untold(const ex_replay *r, const ex_setting *settings, size_
            r->path, names + 2);
 }
 
+/* Earlier versions made updates that are made today only where that is asked for. */
+static mt_status check_applied(const ex_replay *r, const ex_setting *settings, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(settings[i].name, "apply-not-finite") == 0 && *settings[i].value == '1')
+            return MT_OK;
+    if (!r->applied) return MT_OK;
+    return bad_line(r, r->steps[r->applied - 1].line,
+                    "the loss of step %zu is not finite and its update was made, which only "
+                    "--apply-not-finite does again",
+                    r->applied);
+}
+
 mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t seed,
                           int64_t image_size, const ex_setting *settings, size_t count) {
     if (!replay) return MT_OK;
@@ -271,6 +288,7 @@ mt_status ex_replay_check(const ex_replay *replay, const char *program, int64_t 
     if (status == MT_OK)
         status = ex_settings_same_number(&earlier, "image-size", image_size, replay->image_size);
     if (status == MT_OK) status = ex_settings_same(&earlier, replay->settings, settings, count);
+    if (status == MT_OK) status = check_applied(replay, settings, count);
     if (status == MT_OK) warn_of_untold(replay, settings, count);
     return status;
 }

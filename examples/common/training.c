@@ -173,7 +173,7 @@ static mt_status make_trainer(ex_training *t) {
     options.trace_user = t;
     options.batch = (size_t)t->flags->batch;
     options.seed = (uint64_t)t->flags->seed;
-    options.skip_not_finite = t->flags->skip_not_finite;
+    options.apply_not_finite = t->flags->apply_not_finite;
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
@@ -329,21 +329,14 @@ enum { MOST_NOT_FINITE = 10 };
 
 static mt_status check_loss(ex_training *t, const mt_step_report *report) {
     const unsigned long long step = report->step;
+    if (report->skipped == MT_SKIP_NO_UNITS) return MT_OK; /* it has no loss */
     t->not_finite = isfinite(report->loss) ? 0 : t->not_finite + 1;
-    if (!t->not_finite) return MT_OK;
-    if (!t->flags->skip_not_finite)
-        return mt_set_error(MT_ESTATE,
-                            "the loss of step %llu is not finite: there is nothing to go on from; "
-                            "a smaller --lr than %g or --clip 1 may keep it finite, and "
-                            "--skip-not-finite goes on without the update",
-                            step, t->flags->lr);
-    if (t->not_finite >= MOST_NOT_FINITE)
-        return mt_set_error(MT_ESTATE,
-                            "the losses of %u steps up to step %llu are not finite: there is "
-                            "nothing to go on from",
-                            t->not_finite, step);
-    mt_log(MT_LOG_WARNING, "the loss of step %llu is not finite: there is no update", step);
-    return MT_OK;
+    if (t->not_finite < MOST_NOT_FINITE) return MT_OK;
+    return mt_set_error(
+        MT_ESTATE,
+        "the losses of %u steps up to step %llu are not finite: there is nothing to "
+        "go on from; a smaller --lr than %g or --clip 1 may keep them finite",
+        t->not_finite, step, t->flags->lr);
 }
 
 /* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */

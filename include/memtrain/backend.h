@@ -140,14 +140,20 @@ typedef struct mt_backend_info {
      * (MPS). 0: it always does.
      */
     unsigned record_rungs;
+    /*
+     * 1: apply looks for gradients that are not finite and leaves the update out itself (a loss scaler), so it is
+     * called after a loss that is not finite too. 0: the trainer takes such a step back and calls no apply.
+     */
+    int scales_loss;
 } mt_backend_info;
 
 /* What one chunk gave. The trainer zeroes the struct and sets size before the call. */
 typedef struct mt_chunk_result {
     size_t size;     /* sizeof(mt_chunk_result) */
-    double loss_sum; /* sum over units of the loss, without the weight */
+    double loss_sum; /* sum over units of the loss, without the weight; not read where units is 0 */
     double units;    /* what the loss was averaged over: samples, tokens, pixels */
-    double metric_sums[MT_METRICS_MAX]; /* sums over the chunk, in the order of metric_names */
+    double metric_sums[MT_METRICS_MAX]; /* sums over the chunk, in the order of metric_names; where
+                                           units is 0 one that is not finite counts as 0 */
     double seconds;    /* time that the chunk took, the device waited for; 0: not measured */
     size_t peak_bytes; /* highest allocated during the call, what was there before it included;
                           0: not known */
@@ -159,10 +165,17 @@ typedef struct mt_chunk_result {
     uint64_t refused;            /* requests refused on this thread during this call */
     size_t refused_bytes;        /* size of the last one */
     size_t refused_in_use_bytes; /* what was allocated when it was refused */
+    /*
+     * 1: the chunk has normalised over its samples in training mode, though describe may not have known. After
+     * the first such chunk the trainer keeps chunks at 2 samples at least and takes recordings back, as with
+     * mt_backend_info.normalises_over_batch; a step that has been cut otherwise is taken back and planned anew.
+     * Of accumulate alone.
+     */
+    int normalises_over_batch;
 } mt_chunk_result;
 
 #define MT_CHUNK_RESULT_INIT                                                                       \
-    { sizeof(mt_chunk_result), 0.0, 0.0, {0.0}, 0.0, 0, 0, 0, 0 }
+    { sizeof(mt_chunk_result), 0.0, 0.0, {0.0}, 0.0, 0, 0, 0, 0, 0 }
 
 /*
  * What apply did. The trainer sets size, grad_norm to NaN and the rest to zero before the call.
@@ -171,7 +184,7 @@ typedef struct mt_apply_result {
     size_t size;      /* sizeof(mt_apply_result) */
     double seconds;   /* 0: not measured */
     double grad_norm; /* L2 norm of the whole gradient before clipping; NaN: not computed */
-    int skipped; /* 1: everything is left as it was: the loss scaler found an infinity, or no chunk had a unit */
+    int skipped; /* 1: everything was left as it was: the gradient was not finite, or no chunk had a unit */
 } mt_apply_result;
 
 #define MT_APPLY_RESULT_INIT                                                                       \

@@ -249,8 +249,8 @@ MT_API void *mt_tensor_get(mt_tensor *tensor);
 /* What mt_batch.data points to for this backend. */
 typedef struct mt_torch_batch {
     size_t size;               /* sizeof(mt_torch_batch) */
-    mt_tensor *const *tensors; /* inputs and targets as the model's loss wants them; dimension 0 is
-                                  the sample, on the CPU; chunks are cut and moved by the backend */
+    mt_tensor *const *tensors; /* inputs and targets as the loss wants them, on the CPU; dimension 0
+                                  is the sample, as many in each; chunks are cut by the backend */
     size_t count;              /* number of tensors, at most MT_TENSORS_MAX */
 } mt_torch_batch;
 
@@ -556,13 +556,18 @@ typedef struct mt_torch_options {
                                 borrowed until mt_torch_free. mt_torch_new gives all of them the weights
                                 of rank 0, so all call it at the same time, and then mt_apply. Not
                                 with mt_train_step */
+    int apply_not_finite; /* 0: mt_train_step takes a step back whose loss is infinite or not a
+                             number, and with clip_norm mt_apply leaves an update out whose gradient has
+                             no finite norm; 1: the updates are made, and spoil the parameters. A loss
+                             scaler leaves them out whatever this says. Of a trainer's steps the loss is
+                             looked at as mt_trainer_options.apply_not_finite says */
 } mt_torch_options;
 
 #define MT_TORCH_OPTIONS_INIT                                                                      \
     {                                                                                              \
         sizeof(mt_torch_options), NULL, MT_ADAMW, 1e-3, 0.9, 0, 0.9, 0.999, 1e-8, 0.01, 0.0,       \
             MT_DTYPE_NONE, MT_ARENA_AUTO, MT_CHECKPOINTING_AUTO, MT_OFFLOAD_AUTO, NULL, 0.0, 0,    \
-            NULL, 0, 0.0, 0, 0, NULL                                                               \
+            NULL, 0, 0.0, 0, 0, NULL, 0                                                            \
     }
 
 /* One model and its optimiser on one device. */
@@ -684,6 +689,10 @@ MT_API MT_NODISCARD mt_status mt_torch_offload_stats(const mt_torch *torch, mt_o
 /*
  * One plain step: begin, the whole batch as one chunk, apply. On any failure the step is taken back. Where
  * gradients are not held (mt_hold_gradients) the chunk is a marked one.
+ *
+ * A step whose loss is not finite is taken back too, unless options->apply_not_finite says otherwise or a loss
+ * scaler looks at it; so is one of a batch without units, where every label is masked. It returns MT_OK,
+ * out_apply->skipped is 1, and mt_log warns in one line.
  * @param out_chunk, out_apply  may be NULL
  */
 MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
@@ -702,8 +711,8 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  * mt_rewind        after a marked chunk failed: back to what mt_mark saw, earlier chunks included
  * mt_hold_gradients  outside a step; 0 gives the memory of gradients back, and steps are one marked chunk each
  * mt_rollback      takes the step back: parameters, buffers and random numbers as before mt_begin
- * mt_apply         clips and updates; the step is over. Nothing has changed where it fails, nor where no chunk had a
- *                  unit and the model tells its units with its losses (mt_script_options.own_loss): skipped is 1 then
+ * mt_apply         clips and updates, or leaves the update out (out->skipped), where the gradient is not finite or no
+ *                  chunk had a unit; the step is over. Nothing has changed where it fails
  * mt_evaluate      forward alone, in evaluation mode, outside a step; no mt_rollback follows a failure
  *
  * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT); figures of the chunk, or of

@@ -45,13 +45,13 @@ typedef struct mt_trainer_options {
     const mt_policy_options *policy; /* NULL: defaults; copied */
     mt_trace_fn trace;               /* NULL: no trace */
     void *trace_user;
-    size_t batch;        /* for the trace's first line only; 0: left out */
-    uint64_t seed;       /* likewise */
-    int drop_small;      /* 1: a batch below the smallest legal chunk is dropped;
+    size_t batch;         /* for the trace's first line only; 0: left out */
+    uint64_t seed;        /* likewise */
+    int drop_small;       /* 1: a batch below the smallest legal chunk is dropped;
                                         0: it is run as one chunk */
-    int unused;          /* not read: older callers have padding here, with anything in it */
-    int skip_not_finite; /* 1: a step whose loss is infinite or not a number is taken back before the
-                            update, and its report says skipped; 0: the update is made */
+    int unused;           /* not read: older callers have padding here, with anything in it */
+    int apply_not_finite; /* 0: a step whose loss is infinite or not a number is taken back before the
+                             update, its report says so, and mt_log warns; 1: the update is made */
 } mt_trainer_options;
 
 #define MT_TRAINER_OPTIONS_INIT                                                                    \
@@ -73,6 +73,14 @@ MT_API MT_NODISCARD mt_status mt_trainer_new(const mt_backend *backend,
  */
 MT_API void mt_trainer_free(mt_trainer *trainer);
 
+/* Why a step has made no update. Parameters and the optimiser's state and counts are as they were. */
+typedef enum mt_skip {
+    MT_SKIP_NOT = 0,        /* the update was made */
+    MT_SKIP_APPLY = 1,      /* the backend's apply left it out: a gradient was not finite */
+    MT_SKIP_NOT_FINITE = 2, /* the loss was not finite */
+    MT_SKIP_NO_UNITS = 3    /* the batch has no units: every label is masked, of all processes */
+} mt_skip;
+
 /*
  * What one step did; left alone when the step failed. To repeat a step bit for bit, hand its chunks to
  * mt_trainer_set_chunks: those of recordings that were taken back are not among them.
@@ -84,13 +92,13 @@ typedef struct mt_step_report {
     size_t samples;
     const size_t *chunks; /* samples of each chunk; borrowed until the next call */
     size_t chunk_count;
-    double loss;                    /* mean over the batch's units */
+    double loss;                    /* mean over the batch's units; NaN: it has none */
     double metrics[MT_METRICS_MAX]; /* means, in the backend's order */
     double grad_norm;               /* before clipping; NaN: not computed */
     double seconds;                 /* as the backend measured, discarded work included */
     unsigned retries;               /* times that the step was taken back and done again */
     size_t discarded;      /* samples whose work was thrown away, the failed chunk's included */
-    int skipped;           /* 1: no update, by the loss scaler or by skip_not_finite */
+    int skipped;           /* an mt_skip; 0: the update was made */
     mt_plan_reason reason; /* of the last plan */
     size_t predicted_peak_bytes; /* 0: no prediction */
     size_t peak_bytes;           /* highest allocated during the step */
@@ -116,7 +124,8 @@ typedef struct mt_step_report {
  * @return MT_OK; MT_EDEVMEM: did not fit, nothing changed; MT_EINVAL; MT_ESTATE: the trainer is
  *         poisoned by a failed rollback, this step's or an earlier one's, or the call comes from a
  *         function that the trainer itself has called; any other status of the backend after a
- *         rollback. After MT_OK the update has been made, whatever the report lacks.
+ *         rollback. After MT_OK the update has been made, whatever the report lacks, unless
+ *         report->skipped says why not.
  */
 MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch,
                                               mt_step_report *report);

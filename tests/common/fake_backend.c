@@ -440,6 +440,12 @@ static double sample_run(const fake_backend *fake, const mt_batch *batch, size_t
     return error * units;
 }
 
+/* What 0/0 leaves behind, in a backend that does not look at it. */
+static void mean_of_nothing(const fake_backend *fake, mt_chunk_result *out) {
+    if (!fake->options.mean_of_nothing || out->units != 0) return;
+    out->loss_sum = out->metric_sums[0] = (double)NAN;
+}
+
 static void buffers_move(fake_backend *fake, const double *sums, size_t count) {
     for (size_t j = 0; j < FAKE_BUFFERS; j++)
         fake->state.buffers[j] += 0.1 * (sums[j] / (double)count - fake->state.buffers[j]);
@@ -459,6 +465,7 @@ static void chunk_train(fake_backend *fake, size_t first, size_t count, double w
         for (size_t j = 0; j < FAKE_BUFFERS; j++) sums[j] += features[j];
     }
     for (size_t j = 0; j < FAKE_PARAMETERS; j++) fake->gradients[j] += own[j];
+    mean_of_nothing(fake, out);
     buffers_move(fake, sums, count);
 }
 
@@ -561,6 +568,7 @@ static mt_status fake_describe(void *self, mt_backend_info *out) {
     out->gradient_bytes = FAKE_GRADIENT_BYTES;
     out->rungs = fake->options.rungs;
     out->record_rungs = fake->options.record_rungs;
+    out->scales_loss = fake->options.scales_loss;
     out->optimizer_bytes = 2000;
     out->buffer_bytes = 1000;
     out->metric_count = FAKE_METRICS;
@@ -655,6 +663,7 @@ static mt_status fake_accumulate(void *self, size_t first, size_t count, double 
     if (status == MT_OK) status = chunk_memory(fake, train_program(fake, count), count, out);
     if (status == MT_OK) {
         chunk_train(fake, first, count, weight, out);
+        out->normalises_over_batch = fake->options.shows_norm;
         fake->covered += count;
         fake->rewindable = 0;
     } else {
@@ -807,6 +816,7 @@ static mt_status fake_evaluate(void *self, const mt_batch *batch, size_t first, 
     if (status == MT_OK) status = chunk_memory(fake, program, count, out);
     for (size_t i = first; i < first + count && status == MT_OK; i++)
         sample_run(fake, batch, i, 1.0, features, out);
+    if (status == MT_OK) mean_of_nothing(fake, out);
     return note(fake, FAKE_EVALUATE, first, count, 0, status);
 }
 

@@ -106,6 +106,7 @@ typedef struct fake_options {
     int tells_wide; /* 1: and describe tells of that */
     size_t min_micro_batch;
     int normalises_over_batch;
+    int shows_norm; /* 1: chunks tell that they normalise, which describe does not */
     int needs_whole_batch;
     const double *units; /* units of sample i: units[i % unit_count]; NULL: 1 each */
     size_t unit_count;
@@ -117,12 +118,14 @@ typedef struct fake_options {
     int no_evidence;                   /* 1: refusals leave no evidence */
     uint64_t skip_step;                /* the scaler skips the update of this step; 0: none */
     int not_finite;                    /* 1: losses are not numbers */
-    int keep;                          /* 1: mark and rewind are there */
-    int tells_gradients;               /* 1: and the sink hears of gradients handed over */
-    int holds;                         /* 1: hold_gradients is there; they are allocated too */
-    unsigned record_rungs;             /* of which one must be on for record; 0: none */
-    unsigned rungs;   /* MT_RUNG_BITs there are; each one on leaves 60 % of a chunk's bytes */
-    size_t cpu_bytes; /* budget while MT_RUNG_CPU is on */
+    int scales_loss;                   /* 1: describe tells of a loss scaler */
+    int mean_of_nothing;   /* 1: a chunk without units has no number for a loss, nor for metric 0 */
+    int keep;              /* 1: mark and rewind are there */
+    int tells_gradients;   /* 1: and the sink hears of gradients handed over */
+    int holds;             /* 1: hold_gradients is there; they are allocated too */
+    unsigned record_rungs; /* of which one must be on for record; 0: none */
+    unsigned rungs;        /* MT_RUNG_BITs there are; each one on leaves 60 % of a chunk's bytes */
+    size_t cpu_bytes;      /* budget while MT_RUNG_CPU is on */
     unsigned refused_on, refused_off; /* rungs that cannot be turned on, or off ... */
     mt_status refused_status;         /* ... and why; 0: MT_ENOTSUP */
     double rung_seconds[MT_RUNGS];    /* factor of a chunk's time while a rung is on; 0: 1 */

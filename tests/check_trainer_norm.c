@@ -1,0 +1,151 @@
+/*
+ * check_trainer_norm.c - chunks that normalise over their samples: found by the first that runs, never of one sample
+ * then, and told once where they are small.
+ */
+#include "suite.h"
+#include "trainer_fixture.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static char logged[512];
+static int log_lines;
+
+static void keep_line(void *user, mt_log_level level, const char *message) {
+    (void)user;
+    ck_assert_int_eq(level, MT_LOG_WARNING);
+    snprintf(logged, sizeof logged, "%s", message);
+    log_lines++;
+}
+
+/* Chunks of at most m samples fit; only a chunk tells that it normalises. */
+static fake_options shows(size_t m) {
+    fake_options options = fits(m);
+
+    options.shows_norm = 1;
+    return options;
+}
+
+/* ---- found by a chunk ------------------------------------------------------------------------- */
+
+/* The recordings that had been kept until then are taken back once, and the step is that of its chunks from the start. */
+START_TEST(found) {
+    fake_options options = shows(12);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+    mt_step_report report = step(trainer, 32, 1);
+    size_t chunks[32], count = report.chunk_count;
+    uint64_t hash = fake_hash(&fake);
+
+    memcpy(chunks, report.chunks, count * sizeof *chunks);
+    ck_assert_uint_ge(count_kind(FAKE_ROLLBACK), 1);
+    ck_assert_uint_gt(report.discarded, 0);
+    for (size_t i = 0; i < count; i++) ck_assert_uint_gt(chunks[i], 2); /* no small recording */
+    fake_log_clear(&fake);
+    ck_assert_uint_eq(step(trainer, 32, 2).discarded, 0);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);
+    done(trainer);
+
+    trainer = trainer_with(&options, NULL);
+    ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
+    step(trainer, 32, 1);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);
+    ck_assert_uint_eq(fake_hash(&fake), hash);
+    done(trainer);
+}
+END_TEST
+
+/* A whole batch that is one chunk is what it would be anyway. */
+START_TEST(found_in_a_whole_batch) {
+    fake_options options = shows(100);
+    mt_trainer *trainer;
+
+    options.budget_bytes = 0;
+    trainer = trainer_with(&options, NULL);
+    ck_assert_uint_eq(step(trainer, 32, 1).chunk_count, 1);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);
+    done(trainer);
+}
+END_TEST
+
+/* Where one sample fits and two do not, the step fails; without a norm it goes through in ones. */
+START_TEST(never_of_one_sample) {
+    fake_options options = fits(1);
+    mt_trainer *trainer;
+
+    options.shows_norm = _i;
+    trainer = trainer_with(&options, NULL);
+    if (_i)
+        step_fails(trainer, 4, 1, MT_EDEVMEM);
+    else
+        ck_assert_uint_eq(step(trainer, 4, 1).chunk_count, 4);
+    done(trainer);
+}
+END_TEST
+
+/* ---- small chunks are told ----------------------------------------------------------------------- */
+
+/* Chunks that the caller has chosen stay, of one sample too, and are told once. */
+START_TEST(chunks_of_ones_own) {
+    static const size_t ones[] = {1, 1, 1, 1};
+    fake_options options = shows(12);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.micro_batch = _i ? 1 : 0;
+    trainer = trainer_with(&options, &policy);
+    mt_set_log(keep_line, NULL);
+    for (uint64_t id = 1; id <= 2; id++) {
+        if (!_i) ck_ok(mt_trainer_set_chunks(trainer, ones, 4));
+        ck_assert_uint_eq(step(trainer, 4, id).chunk_count, 4);
+    }
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);
+    ck_assert_int_eq(log_lines, 1);
+    ck_contains(logged, "chunks of at most 1 of the batch's 4 samples");
+    done(trainer);
+}
+END_TEST
+
+/* From 8 samples on nothing is said, nor of a batch that is not cut, nor where nothing normalises. */
+START_TEST(small_chunks_are_told) {
+    static const struct {
+        size_t chunk, batch;
+        int normalises, prepares, told;
+    } cases[] = {
+        {2, 32, 1, 0, 1}, {7, 32, 1, 0, 1}, {8, 32, 1, 0, 0},
+        {4, 4, 1, 0, 0},  {2, 32, 0, 0, 0}, {2, 32, 0, 1, 0},
+    };
+    fake_options options = fits(40);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+    char size[64];
+
+    options.normalises_over_batch = cases[_i].normalises;
+    options.prepares = cases[_i].prepares;
+    policy.micro_batch = cases[_i].chunk;
+    trainer = trainer_with(&options, &policy);
+    mt_set_log(keep_line, NULL);
+    for (uint64_t id = 1; id <= 3; id++) step(trainer, cases[_i].batch, id);
+    ck_assert_int_eq(log_lines, cases[_i].told);
+    snprintf(size, sizeof size, "at most %zu of the batch's %zu samples", cases[_i].chunk,
+             cases[_i].batch);
+    if (cases[_i].told) ck_contains(logged, size);
+    if (cases[_i].told) ck_contains(logged, "min_micro_batch of 8");
+    done(trainer);
+}
+END_TEST
+
+static Suite *suite_trainer_norm(void) {
+    Suite *suite = suite_create("trainer_norm");
+    TCase *norm = suite_case(suite, "norm");
+
+    tcase_add_test(norm, found);
+    tcase_add_test(norm, found_in_a_whole_batch);
+    tcase_add_loop_test(norm, never_of_one_sample, 0, 2);
+    tcase_add_loop_test(norm, chunks_of_ones_own, 0, 2);
+    tcase_add_loop_test(norm, small_chunks_are_told, 0, 6);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_norm());
+}
