@@ -8,14 +8,34 @@
 namespace memtrain::shim {
 namespace {
 
-void check_tensor(const char *function, const mt_torch_batch &batch, size_t i, size_t samples) {
-    check(check_handle(batch.tensors[i], MT__KIND_TENSOR, function, "a tensor of the batch"));
-    const at::Tensor &tensor = batch.tensors[i]->tensor;
+/* Samples of tensor i: its size in dimension 0. */
+uint64_t samples_of(const char *function, const mt_torch_batch &batch, size_t i) {
+    const mt_tensor *handle = batch.tensors[i];
+    if (!handle) fail(MT_EINVAL, "%s: tensor %zu of the batch is NULL", function, i);
+    if (!mt__handle_is(handle, MT__KIND_TENSOR))
+        fail(MT_EINVAL, "%s: tensor %zu of the batch is not a live handle", function, i);
+    const at::Tensor &tensor = handle->tensor;
     if (!tensor.defined() || tensor.dim() < 1)
         fail(MT_EINVAL, "%s: tensor %zu of the batch has no dimension of samples", function, i);
-    if (static_cast<uint64_t>(tensor.size(0)) < samples)
-        fail(MT_EINVAL, "%s: batch->count is %zu; accepted: 1 to %lld, the samples of tensor %zu",
-             function, samples, static_cast<long long>(tensor.size(0)), i);
+    return static_cast<uint64_t>(tensor.size(0));
+}
+
+/* All tensors have the same samples, of which a step may take the first ones. */
+void check_tensors(const char *function, const mt_torch_batch &batch, size_t count) {
+    const uint64_t samples = samples_of(function, batch, 0);
+    for (size_t i = 1; i < batch.count; i++) {
+        const uint64_t other = samples_of(function, batch, i);
+        if (other != samples)
+            fail(MT_EINVAL,
+                 "%s: tensor 0 has %llu samples, tensor %zu has %llu; accepted: as many in "
+                 "dimension 0 "
+                 "of each, the batch first",
+                 function, static_cast<unsigned long long>(samples), i,
+                 static_cast<unsigned long long>(other));
+    }
+    if (count > samples)
+        fail(MT_EINVAL, "%s: batch->count is %zu; accepted: 1 to %llu, the samples of the tensors",
+             function, count, static_cast<unsigned long long>(samples));
 }
 
 } // namespace
@@ -34,7 +54,7 @@ mt_torch_batch batch_of(const char *function, const mt_batch *batch) {
     if (own.count < 1 || own.count > MT_TENSORS_MAX)
         fail(MT_EINVAL, "%s: batch->data->count is %zu; accepted: 1 to %d tensors", function,
              own.count, MT_TENSORS_MAX);
-    for (size_t i = 0; i < own.count; i++) check_tensor(function, own, i, batch->count);
+    check_tensors(function, own, batch->count);
     return own;
 }
 

@@ -8,7 +8,7 @@ namespace memtrain::shim {
 
 /*
  * The tensors behind an mt_batch. Throws Failure unless there are 1 to MT_TENSORS_MAX live handles,
- * each with at least batch->count samples in dimension 0.
+ * all with as many samples in dimension 0, and at least batch->count.
  */
 mt_torch_batch batch_of(const char *function, const mt_batch *batch);
 

@@ -154,7 +154,7 @@ START_TEST(stale_handles) {
     data.count = 2;
     dead.data = &data;
     dead.count = 1;
-    refused(mt_begin(trainer.torch, &dead), "mt_begin: a tensor of the batch is not a live handle");
+    refused(mt_begin(trainer.torch, &dead), "mt_begin: tensor 0 of the batch is not a live handle");
 }
 END_TEST
 
@@ -170,15 +170,15 @@ START_TEST(bad_batches) {
             "mt_train_step: batch is NULL");
     bad.count = 5;
     refused(mt_begin(trainer.torch, &bad),
-            "mt_begin: batch->count is 5; accepted: 1 to 4, the samples of tensor 0");
+            "mt_begin: batch->count is 5; accepted: 1 to 4, the samples of the tensors");
     refused(mt_train_step(trainer.torch, &bad, nullptr, nullptr),
-            "mt_train_step: batch->count is 5; accepted: 1 to 4, the samples of tensor 0");
+            "mt_train_step: batch->count is 5; accepted: 1 to 4, the samples of the tensors");
     refused(mt_evaluate(trainer.torch, &bad, 0, 4, &chunk),
-            "mt_evaluate: batch->count is 5; accepted: 1 to 4, the samples of tensor 0");
+            "mt_evaluate: batch->count is 5; accepted: 1 to 4, the samples of the tensors");
     bad.count = SIZE_MAX; /* negative where a size is a signed number */
     refused(mt_begin(trainer.torch, &bad),
             "mt_begin: batch->count is 18446744073709551615; accepted: 1 to 4, the samples of "
-            "tensor 0");
+            "the tensors");
     refused(mt_evaluate(trainer.torch, batch.get(), 3, 2, &chunk),
             "mt_evaluate: count is 2; accepted: 1 to 1 from sample 3 on");
     refused(mt_evaluate(trainer.torch, batch.get(), 4, 1, &chunk),
