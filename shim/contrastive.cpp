@@ -14,6 +14,7 @@
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
+#include "norm_watch.hpp"
 #include "offload.hpp"
 #include "step.hpp"
 #include "watch.hpp"
@@ -130,7 +131,14 @@ void CachedStep::prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *c
         told_.push_back({samples_, chunks[i], {}, 0.0});
     {
         c10::NoGradGuard no_graph;
+        NormWatch watch(looks_for_norms(torch));
         for (Told &told : told_) embed(torch, kind, told, all);
+        if (watch.found())
+            fail(MT_EINVAL,
+                 "the model has embeddings and normalises over the samples of a chunk (a batch "
+                 "norm in "
+                 "training mode): embeddings of chunks are not those of the batch; use layers that "
+                 "normalise over a sample, or keep these in evaluation mode");
     }
     auto start = Clock::now();
     join(torch, all);

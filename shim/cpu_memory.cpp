@@ -17,6 +17,7 @@
 
 #include <unistd.h>
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include "arena.hpp"
@@ -412,6 +413,21 @@ void *take_beside(size_t bytes) {
 
 bool installed() noexcept {
     return in_place.load(std::memory_order_relaxed);
+}
+
+bool is_uncounted(const c10::DataPtr &data) noexcept {
+    auto libtorchs_own = c10::GetDefaultCPUAllocator()->raw_deleter();
+    return installed() && data.get() && data.get_deleter() == libtorchs_own;
+}
+
+void warn_of_uncounted(const char *whose, size_t bytes) noexcept {
+    char text[32];
+    if (!bytes) return;
+    mt_log(
+        MT_LOG_WARNING,
+        "%s take %s that the CPU's budget does not count: they were made before mt_torch_init or "
+        "mt_device_set_budget; call one of these before the first tensor",
+        whose, mt_format_size(bytes, text, sizeof text));
 }
 
 size_t allocated() noexcept {

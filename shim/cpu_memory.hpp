@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <c10/core/Allocator.h>
+
 #include <memtrain/backend.h>
 
 namespace memtrain::shim::sim {
@@ -28,6 +30,12 @@ bool installed() noexcept;
 
 /* Bytes of tensors, without the 64 bytes before each. */
 size_t allocated() noexcept;
+
+/* Whether a tensor's memory is of libtorch's own allocator, from before this one was installed: it is never counted. */
+bool is_uncounted(const c10::DataPtr &data) noexcept;
+
+/* One line in the log for so many bytes of that kind; none for 0. */
+void warn_of_uncounted(const char *whose, size_t bytes) noexcept;
 
 /* Highest allocated() since reset_peak(); never above the budget of its time. */
 size_t peak() noexcept;

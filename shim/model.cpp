@@ -121,10 +121,21 @@ void check_scalar(const char *function, const at::Tensor &loss) {
          shape.str().c_str());
 }
 
+/* Once. They are reported as 0, which reads like a result. */
+void tell_of_no_metrics(const mt_model &model) {
+    if (model.metrics.empty() || model.told_metrics) return;
+    model.told_metrics = true;
+    mt_log(
+        MT_LOG_WARNING,
+        "the model names %zu metrics ('%s' first) and its loss gave none: they are reported as 0",
+        model.metrics.size(), model.metrics[0].c_str());
+}
+
 Loss checked(const mt_model &model, const char *function, TemporaryHandle &loss,
              TemporaryHandle &metrics) {
     check_scalar(function, loss.tensor());
     at::Tensor sums = metrics.tensor();
+    if (!sums.defined()) tell_of_no_metrics(model);
     if (sums.defined() && static_cast<size_t>(sums.numel()) != model.metrics.size())
         fail(MT_EINVAL, "the model gave %lld metrics and names %zu",
              static_cast<long long>(sums.numel()), model.metrics.size());

@@ -28,8 +28,9 @@ struct mt_model {
      * before. NULL: ops.units tells it, or it is the samples.
      */
     const double *loss_units = nullptr;
-    bool in_use = false; /* by an mt_torch */
-    bool freed = false;  /* mt_model_free came first: mt_torch_free destroys it */
+    bool in_use = false;               /* by an mt_torch */
+    bool freed = false;                /* mt_model_free came first: mt_torch_free destroys it */
+    mutable bool told_metrics = false; /* the log has heard that they are not given */
 
     mt_model(const mt_model_ops &own, void *model) noexcept : ops(own), self(model) {}
     ~mt_model();

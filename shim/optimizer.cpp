@@ -192,11 +192,18 @@ at::Tensor Optimizer::norm_on_device() {
     return at::linalg_vector_norm(at::stack(norms), 2);
 }
 
-/* As torch.nn.utils.clip_grad_norm_: with a norm that is no number all gradients become none. */
+/* Whether an update is left out where the norm of the gradient is looked at and is not finite. */
+bool Optimizer::may_skip(bool scaled) const {
+    return scaled || !options_.apply_not_finite;
+}
+
+/* As torch.nn.utils.clip_grad_norm_, where a norm that is not finite is to be applied: all gradients become NaN. */
 void Optimizer::clip(double divisor) {
     double most = options_.clip_norm, factor = 1.0;
     if (most > 0.0) {
         update_.norm = gradient_norm() / divisor;
+        update_.skipped = may_skip(false) && !std::isfinite(update_.norm);
+        if (update_.skipped) return;
         factor = most / (update_.norm + 1e-6);
     }
     double scale = factor >= 1.0 ? 1.0 / divisor : factor / divisor;
@@ -204,11 +211,11 @@ void Optimizer::clip(double divisor) {
 }
 
 /* The fused update divides and clips in one: it passes over the gradients anyway. */
-void Optimizer::prepare_on_host(double divisor, bool may_skip) {
+void Optimizer::prepare_on_host(double divisor, bool scaled) {
     double most = options_.clip_norm, factor = 1.0;
-    if (may_skip || most > 0.0) {
+    if (scaled || most > 0.0) {
         double norm = gradient_norm();
-        update_ = {norm / divisor, may_skip && !std::isfinite(norm)};
+        update_ = {norm / divisor, may_skip(scaled) && !std::isfinite(norm)};
     }
     if (most > 0.0) factor = most / (update_.norm + 1e-6);
     *host_divisor_.mutable_data_ptr<float>() =
@@ -217,7 +224,7 @@ void Optimizer::prepare_on_host(double divisor, bool may_skip) {
 }
 
 /* The same without a word to the host. */
-void Optimizer::prepare_on_device(double unit, bool may_skip) {
+void Optimizer::prepare_on_device(double unit, bool scaled) {
     double most = options_.clip_norm;
     at::Tensor norm = norm_on_device();
     at::Tensor infinite = at::rsub(at::isfinite(norm).to(at::kFloat), 1);
@@ -227,32 +234,32 @@ void Optimizer::prepare_on_device(double unit, bool may_skip) {
     at::Tensor counted = at::rsub(infinite, 1), outcome = at::stack({norm, infinite});
     divisor_ = divisor;
     outcome_ = outcome;
-    if (!may_skip) return;
+    if (!may_skip(scaled)) return;
     skips_ = infinite;
     counted_ = counted;
 }
 
-void Optimizer::prepare(double divisor, bool may_skip) {
+void Optimizer::prepare(double divisor, bool scaled) {
     c10::NoGradGuard no_grad;
     try {
         take_rows();
-        look_at(divisor, may_skip); /* changes gradients last, so that it may be done again */
+        look_at(divisor, scaled); /* changes gradients last, so that it may be done again */
     } catch (...) {
         forget_rows();
         throw;
     }
 }
 
-void Optimizer::look_at(double divisor, bool may_skip) {
+void Optimizer::look_at(double divisor, bool scaled) {
     update_ = {std::numeric_limits<double>::quiet_NaN(), false};
     divisor_.reset();
     skips_.reset();
     for (at::Tensor *tensor : {&counted_, &outcome_}) tensor->reset();
-    if (!may_skip && divisor == 1.0 && options_.clip_norm <= 0.0) return;
+    if (!scaled && divisor == 1.0 && options_.clip_norm <= 0.0) return;
     if (on_device_)
-        prepare_on_device(divisor, may_skip);
-    else if (may_skip || (divisor != 1.0 && !on_mps_))
-        prepare_on_host(divisor, may_skip);
+        prepare_on_device(divisor, scaled);
+    else if (scaled || (divisor != 1.0 && !on_mps_))
+        prepare_on_host(divisor, scaled);
     else
         clip(divisor);
 }

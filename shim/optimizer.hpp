@@ -22,7 +22,7 @@ namespace memtrain::shim {
 /* What an update came to. */
 struct Update {
     double norm;  /* of the whole gradient, divided and before clipping; NaN: not computed */
-    bool skipped; /* it was not finite, and nothing was changed */
+    bool skipped; /* the gradient was not finite, and nothing was changed */
 };
 
 class Optimizer {
@@ -34,10 +34,11 @@ public:
     void lay_out(const Device &device);
 
     /*
-     * Before step(). The gradient is divided by divisor and clipped as the options say. With may_skip one that is not
-     * finite is skipped. Allocates nothing on the CPU; throws before anything has changed.
+     * Before step(). The gradient is divided by divisor and clipped as the options say; scaled: a loss scaler's scale
+     * is in the divisor. Where one of the two looks at the norm, an update whose norm is not finite is skipped.
+     * Allocates nothing on the CPU; throws before anything has changed.
      */
-    void prepare(double divisor, bool may_skip);
+    void prepare(double divisor, bool scaled);
 
     /* Updates every parameter that was touched. Allocates nothing on the CPU. */
     void step();
@@ -72,15 +73,16 @@ private:
         void reserve(size_t count);
     };
 
-    void look_at(double divisor, bool may_skip);
+    void look_at(double divisor, bool scaled);
     void take_rows();
     void forget_rows();
     double gradient_norm();
     void scale_gradients(double factor);
     at::Tensor norm_on_device();
+    bool may_skip(bool scaled) const;
     void clip(double divisor);
-    void prepare_on_host(double divisor, bool may_skip);
-    void prepare_on_device(double divisor, bool may_skip);
+    void prepare_on_host(double divisor, bool scaled);
+    void prepare_on_device(double divisor, bool scaled);
     bool collect(size_t block, size_t group);
     void count_step();
     void update(const Group &group);

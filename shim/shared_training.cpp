@@ -55,7 +55,8 @@ uint64_t update_of(const mt_torch_options &o) {
                               o.beta2,
                               o.eps,
                               o.weight_decay,
-                              o.clip_norm};
+                              o.clip_norm,
+                              static_cast<double>(o.apply_not_finite)};
     Hash hash;
     hash.add(numbers, sizeof numbers);
     return hash.value();

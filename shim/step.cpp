@@ -21,6 +21,7 @@
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
+#include "norm_watch.hpp"
 #include "offload.hpp"
 #include "watch.hpp"
 
@@ -77,12 +78,24 @@ void set_mode(mt_torch &torch, Mode mode) {
 namespace {
 
 /* Forward, under autocast where that is on; backward is outside of it. */
-Loss forward(mt_torch &torch, const Chunk &chunk) {
+Loss forward(const mt_torch &torch, const Chunk &chunk) {
     AutocastIf autocast(torch.device.type(), torch.amp);
     return loss_of(*torch.model, chunk);
 }
 
+/* The same in training. The first chunk shows whether the model normalises by operators, which no module tells of. */
+Loss forward_in_training(mt_torch &torch, const Chunk &chunk) {
+    NormWatch watch(looks_for_norms(torch));
+    Loss values = forward(torch, chunk);
+    torch.normalises |= watch.found();
+    return values;
+}
+
 } // namespace
+
+bool looks_for_norms(const mt_torch &torch) {
+    return !torch.looked && !torch.model->normalises_over_batch;
+}
 
 Forgetting forgetting(const mt_torch &torch, bool backward) {
     Forgetting rule;
@@ -199,7 +212,7 @@ double forward_backward(mt_torch &torch, size_t first, size_t count, double weig
     Loss values;
     {
         Offloading offloading(weight != 0.0 ? saved_tensors(torch, chunk, count) : nullptr);
-        values = forward(torch, chunk);
+        values = forward_in_training(torch, chunk);
     }
     weight = weight_of(values, weight, count);
     if (weight != 0.0) {
@@ -213,6 +226,7 @@ double forward_backward(mt_torch &torch, size_t first, size_t count, double weig
         values.loss = values.loss.detach();
     }
     fill_result(torch, values, values.units.value_or(units), result);
+    result.normalises_over_batch = torch.model->normalises_over_batch || torch.normalises;
     torch.flat->end_chunk(torch.marked, is_whole(torch, count));
     note_segments(torch, rule, count, result);
     return weight;
@@ -305,10 +319,27 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
  * After an update that was made or skipped, the device waited for. What it throws has changed nothing.
  */
 void settle(mt_torch &torch, const Update &update) {
-    if (!torch.scaler) return;
-    if (update.skipped && torch.scaler->is_spent()) torch.scaler->give_up();
+    if (torch.scaler && update.skipped && torch.scaler->is_spent()) torch.scaler->give_up();
     if (update.skipped) torch.buffers.restore(*torch.model);
-    torch.scaler->count(update.skipped);
+    if (torch.scaler) torch.scaler->count(update.skipped);
+}
+
+/* Whether a plain step ends without an update, which it then tells. A loss scaler looks at what is not finite itself. */
+bool is_skipped(const mt_torch &torch, const mt_chunk_result &chunk, size_t samples) {
+    if (!(chunk.units > 0.0)) {
+        mt_log(MT_LOG_WARNING,
+               "mt_train_step: skipped: the batch of %zu samples has no units, so that every label "
+               "is masked",
+               samples);
+        return true;
+    }
+    if (std::isfinite(chunk.loss_sum) || torch.options.apply_not_finite || torch.scaler)
+        return false;
+    mt_log(MT_LOG_WARNING,
+           "mt_train_step: taken back: the loss is %g, and the parameters are as before "
+           "(options->apply_not_finite makes the update)",
+           chunk.loss_sum / chunk.units);
+    return true;
 }
 
 /* A part of the step has failed. */
@@ -321,11 +352,25 @@ mt_status fail_step(mt_torch &torch, mt_status status) {
     return mt_set_error(status, "%s", reason);
 }
 
+/* Of the first batch: data that were made before the budget are the usual case. */
+void tell_uncounted(mt_torch &torch, const mt_torch_batch &batch) {
+    size_t bytes = 0;
+    if (torch.met_batch) return;
+    torch.met_batch = true;
+    for (size_t i = 0; i < batch.count; i++) {
+        const at::Tensor &tensor = batch.tensors[i]->tensor;
+        if (tensor.has_storage() && cpu::is_uncounted(tensor.storage().data_ptr()))
+            bytes += tensor.storage().nbytes();
+    }
+    cpu::warn_of_uncounted("the first batch's tensors", bytes);
+}
+
 mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
     MT_RETURN_IF_FAILED(check_phase(function, *torch, Phase::idle, Phase::idle));
     Calling calling(*torch);
     return guard(torch->device, [&] {
         mt_torch_batch own = batch_of(function, batch);
+        tell_uncounted(*torch, own);
         if (torch->flat->slots().empty())
             fail(
                 MT_EINVAL,
@@ -394,6 +439,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     torch->share +=
         share; /* of chunks that went through alone, so that a rewind takes nothing back */
     torch->whole = whole;
+    torch->looked = true;
     torch->marked = torch->fresh = false;
     return MT_OK;
 }
@@ -576,6 +622,18 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
     return status;
 }
 
+/* An update of a plain step. One that clipping has left out is told, one of a loss scaler is no news. */
+static mt_status update(mt_torch *torch, mt_apply_result *out) {
+    mt_status status = mt_apply(torch, out);
+    if (status == MT_OK && out->skipped && !torch->scaler)
+        mt_log(
+            MT_LOG_WARNING,
+            "mt_train_step: no update: the norm of the gradient is %g, and the parameters are as "
+            "before (options->apply_not_finite makes the update)",
+            out->grad_norm);
+    return status;
+}
+
 extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
                                    mt_chunk_result *out_chunk, mt_apply_result *out_apply) {
     mt_chunk_result chunk = {}, prepared = {};
@@ -595,7 +653,9 @@ extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
         status = mt_prepare(torch, &batch->count, 1, &prepared);
     if (status == MT_OK) status = mt_accumulate(torch, 0, batch->count, 1.0, &chunk);
     chunk.peak_bytes = std::max(chunk.peak_bytes, prepared.peak_bytes);
-    if (status == MT_OK) status = mt_apply(torch, &applied);
+    applied.grad_norm = NAN;
+    applied.skipped = status == MT_OK && is_skipped(*torch, chunk, batch->count);
+    if (status == MT_OK) status = applied.skipped ? mt_rollback(torch) : update(torch, &applied);
     if (out_chunk) hand_over(chunk, out_chunk);
     if (out_apply) hand_over(applied, out_apply);
     if (status == MT_OK || torch->phase == Phase::poisoned) return status;

@@ -17,6 +17,9 @@ inline double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/* Whether the next training chunk is to show if the model normalises over its samples by operators. */
+bool looks_for_norms(const mt_torch &torch);
+
 /* The model's functions run in this mode from now on. */
 void set_mode(mt_torch &torch, Mode mode);
 

@@ -29,6 +29,12 @@ mt_status check_self(void *self, const char *function) {
     return check_handle(self, MT__KIND_TORCH, function, "torch");
 }
 
+/*
+ * The caller's function where a batch is wrong: a trainer asks for the units of a batch before all else in a step,
+ * and for its shape before all else in an evaluation.
+ */
+constexpr char in_step[] = "mt_trainer_step", in_evaluation[] = "mt_trainer_evaluate";
+
 /* A rung only where it is not on from the start. Where segments are chosen, it is all of them. */
 bool can_checkpoint(const mt_torch &torch) {
     return torch.model->checkpoints && torch.options.checkpointing != MT_CHECKPOINTING_ON;
@@ -58,8 +64,8 @@ mt_status describe(void *self, mt_backend_info *out) {
     mt_backend_info info = {};
     info.device = torch.device_name.c_str();
     info.version = mt_torch_version();
-    info.min_micro_batch = model.min_micro_batch;
-    info.normalises_over_batch = model.normalises_over_batch;
+    info.min_micro_batch = std::max(model.min_micro_batch, size_t{torch.normalises ? 2U : 0U});
+    info.normalises_over_batch = model.normalises_over_batch || torch.normalises;
     info.needs_whole_batch = model.needs_whole_batch;
     info.parameter_bytes = torch.parameter_bytes;
     info.gradient_bytes = torch.flat->bytes();
@@ -75,6 +81,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     /* All processes are to make their updates with the same kernels. */
     if (!torch.home.is_host() && !torch.shared) info.rungs |= MT_RUNG_BIT(MT_RUNG_CPU);
     info.kernels_change = kernels_change(torch);
+    info.scales_loss = torch.scaler.has_value();
     if (torch.home.memory() == Memory::mps) info.record_rungs = MT_RUNG_BIT(MT_RUNG_CPU);
     hand_over(info, out);
     return MT_OK;
@@ -168,7 +175,7 @@ mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
     MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
     const mt_torch &torch = *torch_of(self);
     return guard([&] {
-        uint64_t samples = shape_in(torch, batch_of("shape", batch));
+        uint64_t samples = shape_in(torch, batch_of(in_evaluation, batch));
         *out = samples ^ (torch.segments ? torch.segments->kind(samples) : 0);
     });
 }
@@ -227,8 +234,8 @@ mt_status units(void *self, const mt_batch *batch, size_t first, size_t count, d
     MT_RETURN_IF_FAILED(check_self(self, "units"));
     MT_RETURN_IF_FAILED(check_not_null(out, "units", "out"));
     auto ask = [&] {
-        mt_torch_batch own = batch_of("units", batch);
-        check_samples("units", first, count, batch->count);
+        mt_torch_batch own = batch_of(in_step, batch);
+        check_samples(in_step, first, count, batch->count);
         *out = units_of(*torch_of(self)->model, own, first, count);
     };
     mt_status status = guard(ask);

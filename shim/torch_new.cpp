@@ -210,6 +210,19 @@ Needs needs_of(const mt_torch &torch) {
     return needs;
 }
 
+/* Parameters that train have moved into flat blocks; frozen ones and buffers lie where they were made. */
+void tell_uncounted(const mt_torch &torch) {
+    std::set<const void *> seen;
+    size_t bytes = 0;
+    for (const Named &named : weights_of(*torch.model)) {
+        if (!named.tensor.has_storage()) continue;
+        const c10::Storage &storage = named.tensor.storage();
+        if (!cpu::is_uncounted(storage.data_ptr()) || !seen.insert(storage.data()).second) continue;
+        bytes += storage.nbytes();
+    }
+    cpu::warn_of_uncounted("the model's buffers and frozen parameters", bytes);
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -244,6 +257,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->buffers.take(*model);
     torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
     torch->flat->freeze([&](const Slot &slot) { return is_frozen(*torch, slot); }, true);
+    if (device.is_host()) tell_uncounted(*torch);
     if (!mt__handle_add(torch.get(), MT__KIND_TORCH)) throw std::bad_alloc();
     return torch;
 }

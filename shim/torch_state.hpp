@@ -84,8 +84,11 @@ struct mt_torch {
     size_t samples = 0;
     double share = 0.0; /* sum of the weights that its chunks had in the end, see share_of */
 
-    bool marked = false; /* the next chunk runs apart, or has and failed */
-    bool fresh = false;  /* no chunk has run since begin */
+    bool marked = false;     /* the next chunk runs apart, or has and failed */
+    bool fresh = false;      /* no chunk has run since begin */
+    bool looked = false;     /* a training chunk has run in which NormWatch has looked */
+    bool normalises = false; /* and it has found an operator */
+    bool met_batch = false;  /* the first batch's memory has been looked at */
     bool whole =
         false; /* one marked chunk has had all samples: its gradients lie where they were made */
     memtrain::shim::RngState chunk_rng; /* as mark found them, unless it was fresh */

@@ -86,10 +86,12 @@ struct Process {
     double lr = 0;   /* 0: as the others */
     int keeps = MT_KEEP_AUTO;
     bool changes_at_the_end = false;
+    bool is_masked = false; /* its samples have no label */
 
     mt_status made = MT_OK;
     std::vector<mt_status> steps;
     std::vector<double> losses;
+    std::vector<int> skipped;
     std::vector<std::string> lines;
     std::string hash, line;
     uint64_t failed = 0;
@@ -139,6 +141,8 @@ private:
         mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
         policy.keep_chunks = keeps;
         policy.micro_batch = keeps ? part->get()->count : 0;
+        if (is_masked) seam.units = no_units;
+        if (is_masked) seam.accumulate = mean_of_nothing;
         own.policy = &policy;
         if (made == MT_OK) made = mt_trainer_new(&seam, &own, &trainer);
         for (int i = 0; i < planned && made == MT_OK; i++) step(torch, trainer, i == 1 && fail_at);
@@ -157,9 +161,22 @@ private:
         steps.push_back(mt_trainer_step(trainer, part->get(), &report));
         lines.push_back(mt_last_error());
         losses.push_back(report.loss);
+        skipped.push_back(report.skipped);
         if (is_disturbed) mt_injected(nullptr, &failed);
         if (is_disturbed) (void)!mt_inject_oom(0, 0);
         half_done |= steps.back() != MT_OK && hash_of(torch) != before;
+    }
+
+    static mt_status no_units(void *, const mt_batch *, size_t, size_t, double *out) {
+        *out = 0;
+        return MT_OK;
+    }
+    static mt_status mean_of_nothing(void *self, size_t first, size_t count, double weight,
+                                     mt_chunk_result *out) {
+        mt_status status = mt_accumulate(static_cast<mt_torch *>(self), first, count, weight, out);
+        out->units = 0;
+        out->loss_sum = out->metric_sums[0] = NAN;
+        return status;
     }
 
     static std::string hash_of(mt_torch *torch) {
@@ -286,6 +303,33 @@ START_TEST(in_half_precision) {
         went_through(process);
         ck_assert_str_eq(process.hash.c_str(), one.hash.c_str());
     }
+}
+END_TEST
+
+/* One has no label in its batches: the updates are those of the other's samples, on both. Where none has, none is made. */
+START_TEST(no_label_in_one) {
+    const mt_torch_options options = options_at(_i);
+    const size_t masked = static_cast<size_t>(_i) / 2;
+    begin();
+    std::vector<Process> all = processes_with({6, 10});
+    for (size_t i = 0; i < 2; i++) all[i].is_masked = i == masked || masked == 2;
+    run_all(all, options);
+    for (const Process &process : all) {
+        went_through(process);
+        ck_assert_str_eq(process.hash.c_str(), all[0].hash.c_str());
+        for (int skipped : process.skipped)
+            ck_assert_int_eq(skipped, masked == 2 ? MT_SKIP_NO_UNITS : MT_SKIP_NOT);
+    }
+    Process one;
+    one.part = masked ? std::make_unique<Part>(0, 6) : std::make_unique<Part>(6, 10);
+    one.chunks = {one.part->get()->count};
+    one.planned = masked == 2 ? 0 : 3;
+    one.make_model(plain);
+    one.run(options, nullptr);
+    went_through(one);
+    ck_assert_str_eq(all[0].hash.c_str(), one.hash.c_str());
+    for (size_t i = 0; i < one.losses.size(); i++)
+        ck_assert_double_eq_tol(all[masked].losses[i], one.losses[i], 1e-6);
 }
 END_TEST
 
@@ -805,6 +849,7 @@ int main() {
     tcase_add_test(sums, optimisers_that_differ);
     tcase_add_loop_test(sums, parameters_that_differ, 0, 2);
     tcase_add_loop_test(sums, in_half_precision, 0, 2);
+    tcase_add_loop_test(sums, no_label_in_one, 0, 6);
     tcase_add_loop_test(sums, in_chunks_that_are_kept, 0, 2);
     tcase_add_loop_test(sums, a_parameter_of_one, 0, 4);
     tcase_add_loop_test(memory, memory_runs_out_in_one, 0, 2);

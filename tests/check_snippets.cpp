@@ -7,6 +7,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/types.h>
 
 #include <memtrain/trainer.hpp>
 
@@ -163,6 +164,23 @@ START_TEST(pairs) {
 }
 END_TEST
 
+/* ---- docs/faq.md ------------------------------------------------------------------------------------ */
+
+START_TEST(time_major) {
+    struct Last : nn::Module {
+        nn::Linear linear{register_module("linear", nn::Linear(12, 4))};
+    };
+    ck_ok(mt_torch_init(nullptr));
+    memtrain::Trainer trainer(memtrain::model(
+        std::make_shared<Last>(), {}, [](Last &net, const memtrain::Tensors &batch) {
+            ck_assert_int_eq(batch[0].size(1), 50);
+            at::Tensor logits = net.linear(batch[0].select(1, 49));
+            return memtrain::Output{at::cross_entropy_loss(logits, batch[1]), {}};
+        }));
+#include "time_major.cpp"
+}
+END_TEST
+
 /* ---- docs/script.md --------------------------------------------------------------------------------- */
 
 START_TEST(script) {
@@ -231,6 +249,7 @@ int main() {
     tcase_add_test(pages, readme_program);
     tcase_add_test(pages, segments);
     tcase_add_test(pages, pairs);
+    tcase_add_test(pages, time_major);
     tcase_add_test(pages, script);
     tcase_add_test(pages, script_from_cpp);
     tcase_add_test(pages, tokens);

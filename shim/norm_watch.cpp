@@ -1,0 +1,76 @@
+/* norm_watch.cpp - a callback of libtorch's for the operators of one thread. */
+#include "norm_watch.hpp"
+
+#include <cstring>
+#include <memory>
+
+#include <ATen/record_function.h>
+
+namespace memtrain::shim {
+namespace {
+
+/* Of the watch that lives on this thread. */
+struct Seen {
+    bool found = false;
+    int instance_norms = 0; /* that are running: each calls a batch norm over one sample */
+};
+thread_local Seen seen;
+
+/* With a flag for training among their arguments, the first that is a bool. */
+constexpr const char *batch_norms[] = {
+    "aten::batch_norm",
+    "aten::_batch_norm_impl_index",
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_functional",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+};
+
+/* In training alone. */
+constexpr const char always[] = "aten::_batch_norm_with_update";
+constexpr const char instance_norm[] = "aten::instance_norm";
+
+bool is_batch_norm(const char *name) {
+    for (const char *one : batch_norms)
+        if (std::strcmp(name, one) == 0) return true;
+    return false;
+}
+
+bool is_training(const at::RecordFunction &function) {
+    for (const c10::IValue &value : function.inputs())
+        if (value.isBool()) return value.toBool();
+    return false;
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &function) {
+    const char *name = function.name();
+    if (std::strcmp(name, instance_norm) == 0) seen.instance_norms++;
+    if (seen.found || seen.instance_norms) return nullptr;
+    seen.found = std::strcmp(name, always) == 0 || (is_batch_norm(name) && is_training(function));
+    return nullptr;
+}
+
+void on_end(const at::RecordFunction &function, at::ObserverContext *) {
+    if (std::strcmp(function.name(), instance_norm) == 0) seen.instance_norms--;
+}
+
+} // namespace
+
+NormWatch::NormWatch(bool on) {
+    if (!on) return;
+    seen = {};
+    callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                               .needsInputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}));
+}
+
+NormWatch::~NormWatch() {
+    if (callback_) at::removeCallback(callback_);
+}
+
+bool NormWatch::found() const noexcept {
+    return callback_ && seen.found;
+}
+
+} // namespace memtrain::shim
