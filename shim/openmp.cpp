@@ -35,20 +35,16 @@ bool is_set() {
     return false;
 }
 
-void *runtime() {
-    return dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-}
-
-/* 1 where there is no OpenMP. */
-int most_threads() {
-    void *function = runtime();
+/* A number that OpenMP tells; 1 where there is no OpenMP. */
+int ask(const char *name) {
+    void *function = dlsym(RTLD_DEFAULT, name);
     return function ? reinterpret_cast<int (*)()>(function)() : 1;
 }
 
 /* LLVM's and Intel's runtimes have the names of GNU's functions too, so the file decides. Theirs wait for 0.2 s at most. */
 bool is_gnu() {
     Dl_info info;
-    void *function = runtime();
+    void *function = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
     return function && dladdr(function, &info) && info.dli_fname &&
            std::strstr(info.dli_fname, "libgomp");
 }
@@ -85,7 +81,7 @@ bool set_passive() {
 void warn_of_spinning(int threads) noexcept {
     static std::atomic<bool> told{false};
     if (is_set() || !is_gnu()) return;
-    if (threads == 0) threads = most_threads();
+    if (threads == 0) threads = ask("omp_get_max_threads");
     if (threads < 2 || told.exchange(true)) return;
     mt_log(
         MT_LOG_WARNING,
@@ -102,7 +98,7 @@ using namespace memtrain::shim;
 extern "C" mt_status mt_reexec_passive(char **argv) {
     if (!argv || !argv[0])
         return mt_set_error(MT_EINVAL, "mt_reexec_passive: argv is %s", argv ? "empty" : "NULL");
-    if (is_set() || most_threads() < 2) return MT_OK;
+    if (is_set() || ask("omp_get_num_procs") < 2) return MT_OK;
     if (set_passive()) start_again(argv);
     int why = errno;
     for (const char *name : settings) unsetenv(name); /* none was set */

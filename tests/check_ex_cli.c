@@ -503,11 +503,9 @@ END_TEST
 #ifdef __linux__
 START_TEST(threads_wait_asleep) {
     const char *const arguments[] = {SMALL, "--epochs", "1000", "--trace", cli_trace, NULL};
-    const char *const two[] = {"OMP_NUM_THREADS=2", NULL}; /* one has nobody to wait for */
     static char environment[CLI_CAPACITY];
     char path[64];
     int found = 0;
-    cli_environment = two;
     pid_t child = cli_start(arguments);
     cli_wait_for_step(1);
     snprintf(path, sizeof path, "/proc/%d/environ", (int)child);
