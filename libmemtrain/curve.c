@@ -210,8 +210,7 @@ int mt__curve_rules_out(const mt__curve *c, size_t samples, size_t room) {
 
 /* ---- recordings -------------------------------------------------------------------------------- */
 
-/* Whether recordings of smaller and of larger chunks of the same range say what this one needs. */
-static int is_covered(const mt__curve *c, size_t samples) {
+int mt__curve_covers(const mt__curve *c, size_t samples) {
     if (!c->ranges) return 0;
     if (c->has_first && c->first->samples == samples) return 1;
     if (c->has_first && c->ranges == 1) return 0;
@@ -219,7 +218,7 @@ static int is_covered(const mt__curve *c, size_t samples) {
 }
 
 mt_recording *mt__curve_record(mt__curve *c, size_t samples) {
-    c->filling = !is_covered(c, samples);
+    c->filling = !mt__curve_covers(c, samples);
     if (c->filling) mt__recording_restart(c->recording, samples);
     return c->filling ? c->recording : NULL;
 }

@@ -57,6 +57,8 @@ typedef struct mt__curve {
     mt__timings timings;
     int has_run;   /* a chunk went through: two sizes are recorded before that, or never */
     int has_begun; /* the plan that begins the first batch has been given */
+    size_t
+        learnt; /* the largest that a deterministic run has taken back to learn from it; 0: none */
     int records_one; /* the last recording that was planned is one chunk, to be taken back, and the first */
     mt__seen seen[MT__SEEN];
     size_t next_seen;
@@ -98,6 +100,9 @@ size_t mt__curve_beyond_bound(const mt__curve *curve, size_t room);
 
 /* Whether it is known, exactly and not by a guess, that so many samples do not fit into room. */
 int mt__curve_rules_out(const mt__curve *curve, size_t samples, size_t room);
+
+/* Whether recordings of smaller and of larger chunks of the same range say what this one needs. */
+int mt__curve_covers(const mt__curve *curve, size_t samples);
 
 /*
  * The recording to fill while a chunk of that many samples runs, or NULL: of two sizes at the start,

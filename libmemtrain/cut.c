@@ -92,9 +92,17 @@ static mt_status limits(const mt_policy *p, const mt__curve *c, size_t samples,
     return MT_OK;
 }
 
-/* Whether chunks as small as those that are recorded would do harm, so that they are taken back. */
+/*
+ * Whether the first step is to have the chunks that later ones have, so that a run that goes on has those of one that
+ * was not stopped. What is run to learn from is taken back then.
+ */
+static int is_repeatable(const mt_policy *p, mt_mode mode) {
+    return p->options.deterministic && mode == MT_TRAIN && mt__policy_can_record(p);
+}
+
+/* Whether chunks that are run to be recorded are taken back, also because chunks as small would do harm. */
 static int discards(const mt_policy *p, mt_mode mode) {
-    return p->info.normalises_over_batch && mode == MT_TRAIN;
+    return (p->info.normalises_over_batch && mode == MT_TRAIN) || is_repeatable(p, mode);
 }
 
 /*
@@ -351,6 +359,30 @@ static size_t single_chunk(const mt_policy *p, const mt__curve *c, const mt_memo
     return runs_again(p, c, plan, rest, fewest, chunks);
 }
 
+/*
+ * The chunk that a deterministic step runs and takes back before its own, since it may tell of others that fit: the
+ * largest of the plan, unless it is the whole batch, which nothing is above, or one before it. 0: all is known.
+ */
+static size_t learns_from(const mt_policy *p, const mt__curve *c, const mt_memory *memory,
+                          const mt_plan *plan, size_t chunks, size_t next) {
+    size_t samples = plan->samples - mt_plan_covered(plan);
+    size_t chunk = next ? next : mt__ceil_div(samples, chunks);
+    if (!is_repeatable(p, c->kind.mode) || plan->groups || p->begun) return 0;
+    if (!memory->budget_bytes || mt__curve_has_failures(c) || chunk <= c->learnt) return 0;
+    return chunk < samples && !mt__curve_covers(c, chunk) ? chunk : 0;
+}
+
+/* A plan of that chunk alone, which is taken back. */
+static mt_status plan_learning(mt__curve *c, const mt_memory *memory, size_t chunk, mt_plan *plan) {
+    plan->discard = 1;
+    plan->alone = 0;
+    c->learnt = chunk;
+    if (mt__curve_is_told(c, 0, chunk))
+        plan->predicted_peak_bytes =
+            mt__add(mt__curve_predict(c, 0, chunk), memory->allocated_bytes);
+    return mt__plan_append(plan, chunk, 1);
+}
+
 /* Appends the rest of the batch as the fastest cut that fits. */
 static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, mt_plan *plan) {
     mt__curve *c = mt__policy_current(p, mode);
@@ -367,13 +399,15 @@ static mt_status plan_rest(mt_policy *p, mt_mode mode, const mt_memory *memory, 
     alone = alone && !begins && (fewest > 1 || p->whole);
     size_t asked = fewest; /* by memory, where the batch is not alone */
     size_t chunks = choose(p, c, alone, rest, &fewest, most, plan);
-    if (is_first) plan->reason = explain(p, c, plan->samples, asked, chunks);
-    c->has_begun = 1;
-    if (begins) return MT_OK;
     /* Before the whole batch alone there is no smaller one where none is known to fit. */
-    int is_single = is_only || (plan->alone && !can_record_before(c, rest, memory));
+    int is_single = begins || is_only || (plan->alone && !can_record_before(c, rest, memory));
     size_t next = is_single ? 0 : single_chunk(p, c, memory, plan, rest, fewest, chunks);
+    size_t learnt = learns_from(p, c, memory, plan, chunks, next);
+    c->has_begun = 1;
+    if (learnt) return plan_learning(c, memory, learnt, plan);
     if (next) plan->alone = 0;
+    if (is_first) plan->reason = explain(p, c, plan->samples, asked, chunks);
+    if (begins) return MT_OK;
     return next ? mt__plan_append(plan, next, 1) : mt__plan_append(plan, rest, chunks);
 }
 
@@ -403,11 +437,14 @@ static int plan_recording(const mt_policy *p, mt_mode mode, mt__curve *c, mt_pla
 }
 
 /* A batch too small for two recording chunks: chunks of the first recorded size, known by its end. */
-static mt_status plan_small(const mt_policy *p, mt_plan *plan) {
+static mt_status plan_small(const mt_policy *p, mt__curve *c, const mt_memory *memory,
+                            mt_plan *plan) {
     size_t least = mt__policy_least(p, plan->samples), chunk = mt__max(FIRST_RECORDED, least);
     if (p->options.max_micro_batch) chunk = mt__min(chunk, p->options.max_micro_batch);
     size_t chunks = mt__min(mt__ceil_div(plan->samples, chunk), plan->samples / least);
-    return mt__plan_append(plan, plan->samples, mt__max(1, chunks));
+    if (chunks < 2 || !is_repeatable(p, c->kind.mode))
+        return mt__plan_append(plan, plan->samples, mt__max(1, chunks));
+    return plan_learning(c, memory, chunk, plan);
 }
 
 /* The whole batch alone, of which it is not known whether it fits: nothing else does. */
@@ -455,7 +492,7 @@ static mt_status cut(mt_policy *p, mt_mode mode, mt__curve *c, const mt_memory *
     if (!is_to_record(p, mode, c, memory, plan->samples)) return plan_rest(p, mode, memory, plan);
     if (plan_recording(p, mode, c, plan)) return MT_OK;
     c->records_one = 0;
-    return plan_small(p, plan);
+    return plan_small(p, c, memory, plan);
 }
 
 /* The plan with the rungs that are taken: left open where they are of a device not known yet. */

@@ -5,8 +5,7 @@
 #include "suite.h"
 
 START_TEST(learning_open) {
-    device dev =
-        device_new(need(12), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
     mt_memory memory = device_memory(&dev);
 
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
@@ -18,9 +17,39 @@ START_TEST(learning_open) {
     ck_ok(device_chunk(&dev, MT_TRAIN, 2));
     ck_ok(device_chunk(&dev, MT_TRAIN, 4));
     ck_ok(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &dev.plan));
-    ck_assert_uint_eq(mt_plan_covered(&dev.plan), 32);
-    ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 5); /* 2, 4 and 26 in chunks of at most 12 */
-    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 2), 9);
+    ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 3); /* 2, 4 and a small one to grow from */
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/*
+ * A deterministic run learns from chunks that it takes back, and from the largest of its own: so the first batch is
+ * cut as later ones are, and as that of a run that goes on. A batch that fits whole has nothing above it to learn of.
+ */
+static const struct {
+    size_t room, least, samples, learnt[4], chunks[4];
+} repeatable[] = {
+    {12, 0, 32, {2, 4, 11}, {11, 11, 10}},
+    {40, 0, 32, {2, 4}, {32}},
+    {12, 0, 3, {2}, {3}},      /* too few for two recordings */
+    {12, 4, 11, {4, 8}, {11}}, /* chunks of at least 4 */
+};
+
+START_TEST(learning_repeatable) {
+    mt_policy_options options = {.deterministic = 1, .min_micro_batch = repeatable[_i].least};
+    device dev = device_new(need(repeatable[_i].room), options, (mt_backend_info){0});
+
+    for (int batch = 0; batch < 3; batch++) {
+        ck_ok(device_batch(&dev, MT_TRAIN, repeatable[_i].samples));
+        for (size_t i = 0; i < 4; i++) {
+            size_t learnt = i < dev.learnt_count ? dev.learnt[i] : 0;
+            size_t chunk = i < dev.count ? dev.chunks[i] : 0;
+
+            ck_assert_uint_eq(learnt, batch ? 0 : repeatable[_i].learnt[i]);
+            ck_assert_uint_eq(chunk, repeatable[_i].chunks[i]);
+        }
+        ck_assert_uint_eq(dev.ooms, 0);
+    }
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -306,6 +335,7 @@ static Suite *suite_policy_learn(void) {
     TCase *learning = suite_case(suite, "learning");
 
     tcase_add_test(learning, learning_open);
+    tcase_add_loop_test(learning, learning_repeatable, 0, LENGTH(repeatable));
     tcase_add_test(learning, learning_is_exact);
     tcase_add_test(learning, learning_discards);
     tcase_add_loop_test(learning, learning_discards_in_two_batches, 0, 4);

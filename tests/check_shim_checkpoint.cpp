@@ -9,6 +9,7 @@
 #include <iterator>
 #include <locale>
 #include <memory>
+#include <vector>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
@@ -21,6 +22,7 @@
 #include <c10/core/GradMode.h>
 
 #include <memtrain/safetensors.h>
+#include <memtrain/trainer.h>
 
 #include "check_shim.hpp"
 #include "common/locales.h"
@@ -135,6 +137,65 @@ START_TEST(goes_on_to_the_bit) {
         train(trainer, 3, 3);
         ck_assert(trainer.hash() == saved.at_end);
     }
+}
+END_TEST
+
+/* Steps on one batch with chunks that the policy chooses by memory; the third meets an OOM where that is wanted. */
+struct Chosen {
+    Trainer trainer;
+    mt_trainer *steps = nullptr;
+    std::vector<std::vector<size_t>> chunks;
+
+    explicit Chosen(const NetOptions &net) : trainer(options_number(3), net) {
+        mt_backend seam = MT_BACKEND_INIT;
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
+        policy.deterministic = 1;
+        options.policy = &policy;
+        ck_ok(mt_torch_backend(trainer.torch, &seam));
+        ck_ok(mt_trainer_new(&seam, &options, &steps));
+    }
+    ~Chosen() { mt_trainer_free(steps); }
+
+    void train(const Batch &batch, int count, bool is_hit = false) {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        for (int i = 0; i < count; i++) {
+            if (is_hit && i == count - 1) ck_ok(mt_inject_oom(20, 0));
+            ck_ok(mt_trainer_step(steps, batch.get(), &report));
+            chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
+        }
+        ck_ok(mt_inject_oom(0, 0));
+        if (is_hit) ck_assert_uint_gt(report.retries, 0);
+    }
+};
+
+/* A deterministic run takes the same chunks when it goes on, and so ends with the same bits: with and without batch norm,
+   and where the first part met an OOM that taught nothing. */
+START_TEST(chosen_chunks_go_on_to_the_bit) {
+    const NetOptions net = {_i % 2 == 1, true};
+    Batch batch(64);
+    size_t whole;
+    {
+        Chosen free_run(net);
+        size_t before = cpu_memory().allocated_bytes;
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        ck_ok(mt_trainer_step(free_run.steps, batch.get(), &report));
+        whole = report.peak_bytes - before;
+        ck_ok(mt_device_set_budget("cpu", before + whole / 3));
+    }
+    ck_ok(mt_torch_seed(5));
+    Chosen one(net);
+    one.train(batch, 3, _i / 2);
+    ck_ok(save(one.trainer));
+    one.train(batch, 3);
+    ck_assert_uint_gt(one.chunks[0].size(), 1);
+    for (const auto &chunks : one.chunks) ck_assert(chunks == one.chunks[0]);
+    Chosen other(net);
+    ck_ok(load(other.trainer));
+    other.train(batch, 3);
+    ck_assert(other.chunks[0] == one.chunks[0]);
+    ck_assert(other.trainer.hash() == one.trainer.hash());
+    ck_ok(mt_device_set_budget("cpu", 0));
 }
 END_TEST
 
@@ -796,6 +857,7 @@ int main() {
     for (TCase *test_case : {states, others, faults, weights})
         tcase_add_checked_fixture(test_case, make_folder, remove_folder);
     tcase_add_loop_test(states, goes_on_to_the_bit, 0, ALL_OPTIONS);
+    tcase_add_loop_test(states, chosen_chunks_go_on_to_the_bit, 0, 4);
     tcase_add_test(states, what_is_in_it);
     tcase_add_loop_test(states, in_a_locale, 0, 2);
     tcase_add_test(states, the_last_two_are_kept);

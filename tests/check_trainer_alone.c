@@ -10,6 +10,7 @@ static const fake_allocation plain_allocations[] = {{1000, 2000, FAKE_AT_END}};
 static const fake_program plain = {plain_allocations, 1};
 
 #define BATCH 64
+#define MANY 640 /* never one chunk */
 
 /* Bytes that a batch of so many samples needs without gradients beside its own. */
 static size_t room_for(size_t samples) {
@@ -50,9 +51,12 @@ static mt_status accumulate_and_change(void *self, size_t first, size_t count, d
     return change.seam.accumulate(self, first, count, weight, out);
 }
 
-/* A trainer that has learnt from one batch, and whose log is empty. */
+static size_t many[MANY], many_count; /* the chunks of the one that was cut */
+
+/* A trainer that has learnt from one batch, and had one that was cut; its log is empty. */
 static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_step_report cut;
     mt_trainer *trainer;
     mt_backend seam;
 
@@ -62,6 +66,9 @@ static mt_trainer *learnt(const fake_options *options, const mt_policy_options *
     seam.accumulate = accumulate_and_change;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
     step(trainer, BATCH, 1);
+    cut = step(trainer, MANY, 1);
+    memcpy(many, cut.chunks, cut.chunk_count * sizeof(*many));
+    many_count = cut.chunk_count;
     fake_log_clear(&fake);
     return trainer;
 }
@@ -100,7 +107,7 @@ static const struct {
     {"chunks are bounded", 0, {0}, {.max_micro_batch = 63}, PARTS},
     {"chunks are given", 0, {0}, {.micro_batch = 32}, PARTS},
     {"nothing is recorded", 0, {.absent = FAKE_BIT(FAKE_RECORD)}, {0}, NULL},
-    {"normalising", 0, {.normalises_over_batch = 1}, {0}, "begin accumulate(0+64) apply"},
+    {"normalising", 0, {.normalises_over_batch = 1}, {0}, "hold begin accumulate(0+64) apply"},
 };
 
 START_TEST(room_for_it_alone) {
@@ -257,14 +264,14 @@ static size_t beside(size_t samples) {
 /* What is left of a first batch has the gradients of its recordings to add to. */
 START_TEST(a_step_has_begun) {
     fake_options options = holding(0);
-    mt_policy_options policy = by_memory();
     mt_trainer *trainer;
 
     options.train = flat;
     options.budget_bytes = beside(BATCH) - FAKE_GRADIENT_BYTES;
-    trainer = trainer_with(&options, &policy);
+    trainer = trainer_with(&options, NULL);
     step(trainer, BATCH, 1);
-    check_log("begin accumulate(0+2) accumulate(2+4) accumulate(6+29) accumulate(35+29) apply");
+    check_log("begin accumulate(0+2) accumulate(2+4) accumulate(6+8) accumulate(14+25) "
+              "accumulate(39+25) apply");
     step(trainer, BATCH, 2);
     check_log("hold begin accumulate(0+64) apply");
     done(trainer);
@@ -301,9 +308,9 @@ START_TEST(other_kernels_come_first) {
     step(trainer, 20, 1);
     fake_log_clear(&fake);
     step(trainer, BATCH, 2);
-    check_log("begin accumulate(0+48) accumulate(48+16) apply");
+    check_log("begin accumulate(0+48) rollback hold begin accumulate(0+64) apply");
     step(trainer, BATCH, 3);
-    check_log("hold begin accumulate(0+64) apply");
+    check_log("begin accumulate(0+64) apply");
     done(trainer);
 }
 END_TEST
@@ -490,7 +497,7 @@ END_TEST
 
 /* The same chunks with gradients held all the time end with the same bits. */
 static void check_same_bits(const mt_step_report *last) {
-    static const size_t first[] = {2, 4, 58}, whole[] = {BATCH};
+    static const size_t whole[] = {BATCH};
     fake_options options = holding(0);
     mt_policy_options policy = by_memory();
     uint64_t hash = fake_hash(&fake);
@@ -499,8 +506,10 @@ static void check_same_bits(const mt_step_report *last) {
 
     memcpy(chunks, last->chunks, count * sizeof(*chunks));
     trainer = trainer_with(&options, &policy);
-    ck_ok(mt_trainer_set_chunks(trainer, first, 3));
+    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
     step(trainer, BATCH, 1);
+    ck_ok(mt_trainer_set_chunks(trainer, many, many_count));
+    step(trainer, MANY, 1);
     ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
     step(trainer, BATCH, 2);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
@@ -630,7 +639,7 @@ START_TEST(in_the_trace_of_two_shapes) {
     static const uint64_t large[] = {1, 1, 0, 0, 1}; /* twice as large */
     static const size_t expected[] = {0, 1, 1, 1, 2};
     fake_options options = holding(room_for(2 * BATCH));
-    mt_policy_options policy = by_memory();
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_trainer *trainer;
 

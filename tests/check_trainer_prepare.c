@@ -46,6 +46,7 @@ START_TEST(order) {
 
     step(trainer, 32, 1);
     check_log("begin prepare(1+2) accumulate(0+2) prepare(1+4) accumulate(0+4) rollback "
+              "begin prepare(1+11) accumulate(0+11) rollback "
               "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
     step(trainer, 12, 2);
     check_log("begin prepare(1+12) accumulate(0+12) apply");

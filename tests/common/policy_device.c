@@ -166,7 +166,7 @@ mt_status device_batch(device *dev, mt_mode mode, size_t samples) {
     size_t failed = 0;
 
     dev->ooms = 0;
-    dev->discarded = 0;
+    dev->discarded = dev->learnt_count = 0;
     while (status == MT_OK) {
         mt_action action;
         mt_oom oom;
@@ -175,6 +175,8 @@ mt_status device_batch(device *dev, mt_mode mode, size_t samples) {
         if (status == MT_OK && !dev->plan.discard) return MT_OK;
         if (status == MT_OK) {
             dev->discarded += mt_plan_covered(&dev->plan);
+            for (size_t i = 0; i < dev->count && dev->learnt_count < 8; i++)
+                dev->learnt[dev->learnt_count++] = dev->chunks[i];
             status = device_plan(dev, mode, samples);
             continue;
         }

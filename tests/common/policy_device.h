@@ -27,6 +27,7 @@ typedef struct device {
     size_t chunks[DEVICE_CHUNKS_MAX], count;
     unsigned ooms;
     size_t discarded;
+    size_t learnt[8], learnt_count; /* the chunks that were discarded */
     size_t tried_too_large[DEVICE_CHUNKS_MAX];
 } device;
 
