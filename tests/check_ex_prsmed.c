@@ -145,6 +145,26 @@ START_TEST(a_run_goes_on) {
 }
 END_TEST
 
+/* No layer normalises over the batch, so small chunks would be part of the first step; a deterministic one has none. */
+START_TEST(chosen_chunks_go_on) {
+    char path[CLI_PATH + 8], budget[32];
+    snprintf(path, sizeof path, "%s/state", cli_root);
+    EXPECT(0, QUICK, "--budget", "auto", "--micro-batch", "8", "--steps", "2", "--trace",
+           cli_trace);
+    long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
+    long long state = cli_number(cli_trace, "step", 2, "allocated_bytes");
+    snprintf(budget, sizeof budget, "%lld", state + (peak - state) / 2);
+#define CHOSEN                                                                                     \
+    QUICK, "--budget", budget, "--deterministic", "--workers", "0", "--schedule", "constant"
+    EXPECT(0, CHOSEN, "--epochs", "2", "--trace", cli_trace);
+    ck_assert_int_lt(largest_chunk(), 8);
+    EXPECT(0, CHOSEN, "--epochs", "2", "--steps", "1", "--save", path);
+    EXPECT(0, CHOSEN, "--epochs", "2", "--resume", path, "--trace", cli_replayed);
+    ck_assert_ptr_null(strstr(cli_err, "other bits"));
+    cli_same_state();
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("ex_prsmed");
     cli_program = "prsmed";
@@ -158,5 +178,6 @@ int main(void) {
     tcase_add_test(runs, a_device_that_tells_no_peaks);
     tcase_add_test(runs, half_the_memory_is_enough);
     tcase_add_test(runs, a_run_goes_on);
+    tcase_add_test(runs, chosen_chunks_go_on);
     return suite_run(suite);
 }

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,6 +58,62 @@ START_TEST(after_each_epoch) {
     cli_same_state();
     EXPECT(2, FEW, "--epochs", "3", "--replay", cli_replayed);
     ck_contains(cli_err, "' is of a run that went on from '");
+}
+END_TEST
+
+/* A rate that knows nothing of the last epoch is the same in those that are done. */
+static const char *const warmups[] = {"0", "6"};
+
+START_TEST(for_more_epochs) {
+#define CONSTANT FEW, "--schedule", "constant", "--warmup", warmups[_i]
+    EXPECT(0, CONSTANT, "--epochs", "3", "--trace", cli_trace);
+    EXPECT(0, CONSTANT, "--epochs", "1", "--save", file);
+    EXPECT(0, CONSTANT, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
+    ck_contains(cli_out, "epoch 3");
+    cli_same_state();
+}
+END_TEST
+
+/* Where a run that goes on may end otherwise it says so, and why. */
+#define OTHER_BITS "may end with other bits than a run that was not stopped: "
+#define TIMED                                                                                      \
+    "--device", "cpu", "--image-size", "32", "--threads", "1", "--dev-samples", "40", "--batch",   \
+        "8", "--progress", "off", "--epochs", "3"
+
+static const struct {
+    const char *before[6], *after[6], *why; /* NULL: it does not */
+} bits[] = {
+    {{NULL}, {NULL}, "chunks are chosen anew, by what is measured; --deterministic or"},
+    {{"--micro-batch", "4"}, {"--micro-batch", "4"}, NULL},
+    {{"--deterministic"}, {"--deterministic"}, NULL},
+    {{"--deterministic", "--inject-oom", "2:20"}, {"--deterministic"}, NULL},
+    {{"--deterministic", "--budget", "300MiB"},
+     {"--deterministic", "--budget", "310MiB"},
+     "the budget is 310.0 MiB, and was 300.0 MiB"},
+};
+
+START_TEST(other_bits_are_told) {
+    const char *const *b = bits[_i].before, *const *a = bits[_i].after;
+    EXPECT(0, TIMED, "--steps", "4", "--save", file, b[0], b[1], b[2], b[3]);
+    EXPECT(0, TIMED, "--steps", "5", "--resume", file, a[0], a[1], a[2], a[3]);
+    ck_contains(cli_err, "going on from '");
+    if (bits[_i].why)
+        ck_contains(cli_err, bits[_i].why);
+    else
+        ck_assert_ptr_null(strstr(cli_err, OTHER_BITS));
+}
+END_TEST
+
+/* A file whose first part had steps planned anew. */
+START_TEST(memory_that_ran_out_is_told) {
+    char command[4 * CLI_PATH];
+    EXPECT(0, FEW, "--epochs", "3", "--steps", "4", "--save", file);
+    snprintf(command, sizeof command,
+             "LC_ALL=C sed 's/replans\\\\\":0/replans\\\\\":3/' '%s' >'%s.told'", file, file);
+    ck_assert_int_eq(system(command), 0);
+    strcat(file, ".told");
+    EXPECT(0, FEW, "--epochs", "3", "--steps", "5", "--resume", file);
+    ck_contains(cli_err, OTHER_BITS "what was learnt when memory ran out, in 3 of its steps, is");
 }
 END_TEST
 
@@ -130,7 +187,7 @@ static const struct {
     {{"--lr", "0.5"}, "--lr: 0.5, but '"},
     {{"--seed", "2"}, "--seed: 2, but '"},
     {{"--image-size", "64"}, "--image-size: 64, but '"},
-    {{"--epochs", "4"}, "--epochs: 4, but '"},
+    {{"--epochs", "4"}, "was written with 3, over which --schedule cosine goes down; a run with"},
     {{"--replay", "x"}, "--resume: not together with --replay"},
     {{"--save", "/nonexistent/c"}, "--save: cannot write '/nonexistent/c': No such file"},
     {{"--save", "/dev/null"}, "--save: '/dev/null' is there and is not a regular file"},
@@ -210,6 +267,9 @@ int main(void) {
     tcase_add_checked_fixture(refused, name_file, NULL);
     tcase_add_loop_test(parts, in_parts_as_in_one, 0, LENGTH(stops));
     tcase_add_test(parts, after_each_epoch);
+    tcase_add_loop_test(parts, for_more_epochs, 0, LENGTH(warmups));
+    tcase_add_loop_test(parts, other_bits_are_told, 0, LENGTH(bits));
+    tcase_add_test(parts, memory_that_ran_out_is_told);
     tcase_add_test(parts, a_signal_saves);
     tcase_add_loop_test(parts, a_signal_during_a_save, 0, LENGTH(ending));
     tcase_add_test(suite_case(suite, "best"), the_best_is_a_number);

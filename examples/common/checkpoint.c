@@ -19,9 +19,10 @@ mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *ru
                              const ex_position *position) {
     mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
     json_t *object =
-        json_pack("{ss sI sI sI si sI sI sf sI so}", "program", run->program, "epoch",
+        json_pack("{ss sI sI sI sI sI si sI sI sf sI so}", "program", run->program, "epoch",
                   (json_int_t)position->epoch, "batches", (json_int_t)position->index, "steps",
-                  (json_int_t)position->steps, "threads", run->threads, "seed",
+                  (json_int_t)position->steps, "replans", (json_int_t)position->replans, "budget",
+                  (json_int_t)position->budget, "threads", run->threads, "seed",
                   (json_int_t)run->seed, "image_size", (json_int_t)run->image_size, "best",
                   position->best, "best_epoch", (json_int_t)position->best_epoch, "settings",
                   ex_settings_json(run->settings, run->setting_count));
@@ -59,13 +60,33 @@ static mt_status take_position(const char *path, const json_t *object, const ex_
         return mt_set_error(MT_EINVAL, "--resume: '%s' does not say where its run was", path);
     if (strcmp(program, run->program) != 0)
         return mt_set_error(MT_EINVAL, "--resume: '%s' is a run of %s", path, program);
-    *out = (ex_position){(uint64_t)json_integer_value(epoch),
-                         (size_t)json_integer_value(done),
-                         (uint64_t)json_integer_value(steps),
-                         (int)json_integer_value(json_object_get(object, "threads")),
-                         json_number_value(json_object_get(object, "best")),
-                         (uint64_t)json_integer_value(json_object_get(object, "best_epoch"))};
+    *out = (ex_position){
+        .epoch = (uint64_t)json_integer_value(epoch),
+        .index = (size_t)json_integer_value(done),
+        .steps = (uint64_t)json_integer_value(steps),
+        .replans = (uint64_t)json_integer_value(json_object_get(object, "replans")),
+        .budget = (uint64_t)json_integer_value(json_object_get(object, "budget")),
+        .threads = (int)json_integer_value(json_object_get(object, "threads")),
+        .best = json_number_value(json_object_get(object, "best")),
+        .best_epoch = (uint64_t)json_integer_value(json_object_get(object, "best_epoch"))};
     return MT_OK;
+}
+
+static const char *value_of(const ex_run *run, const char *name) {
+    for (size_t i = 0; i < run->setting_count; i++)
+        if (strcmp(run->settings[i].name, name) == 0) return run->settings[i].value;
+    return NULL;
+}
+
+/* A rate that goes down over all epochs would be another one, in those that are done too. A constant one has no such setting. */
+static mt_status check_epochs(const char *path, const json_t *settings, const ex_run *run) {
+    const char *now = value_of(run, "epochs"), *schedule = value_of(run, "schedule");
+    const char *then = json_string_value(json_object_get(settings, "epochs"));
+    if (!now || !*now || !then || !schedule || strcmp(now, then) == 0) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "--epochs: %s, but '%s' was written with %s, over which --schedule %s goes "
+                        "down; a run with --schedule constant goes on for more",
+                        now, path, then, schedule);
 }
 
 static mt_status take_run(const char *path, const json_t *object, const ex_run *run,
@@ -78,9 +99,10 @@ static mt_status take_run(const char *path, const json_t *object, const ex_run *
     if (status == MT_OK)
         status = ex_settings_same_number(&earlier, "image-size", run->image_size,
                                          json_integer_value(json_object_get(object, "image_size")));
+    const json_t *settings = json_object_get(object, "settings");
+    if (status == MT_OK) status = check_epochs(path, settings, run);
     if (status != MT_OK) return status;
-    return ex_settings_same(&earlier, json_object_get(object, "settings"), run->settings,
-                            run->setting_count);
+    return ex_settings_same(&earlier, settings, run->settings, run->setting_count);
 }
 
 /* A path that is wrong is a flag that is wrong. */

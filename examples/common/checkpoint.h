@@ -25,6 +25,8 @@ typedef struct ex_position {
     size_t index;        /* of the next batch in it */
     uint64_t steps;      /* gone through since the beginning */
     int threads;         /* of the run that was saved; 0: not known */
+    uint64_t replans;    /* steps of it that were planned anew because memory ran out */
+    uint64_t budget;     /* bytes, of the run that was saved; 0: not known, or none */
     double best;         /* highest validation metric of an epoch; 0 where there is none */
     uint64_t best_epoch; /* its epoch; 0: none */
 } ex_position;

@@ -183,6 +183,40 @@ static mt_status make_trainer(ex_training *t) {
     return ex_tracefile_check(t->trace);
 }
 
+/* Why a run that goes on may not end with the bits of one that was not stopped, in text; 0: it does. */
+static int tell_other_bits(const ex_training *t, char *text, size_t capacity) {
+    char now[32], then[32];
+    if (t->flags->micro_batch || t->info.needs_whole_batch) return 0;
+    mt_format_size(t->device.budget_bytes, now, sizeof now);
+    mt_format_size((size_t)t->at.budget, then, sizeof then);
+    if (!t->flags->deterministic)
+        return snprintf(text, capacity,
+                        "chunks are chosen anew, by what is measured; --deterministic or "
+                        "--micro-batch N keeps them");
+    if (!t->backend.record)
+        return snprintf(text, capacity, "%s does not tell what a chunk needs beforehand",
+                        t->device.name);
+    if (t->at.budget && t->at.budget != t->device.budget_bytes)
+        return snprintf(text, capacity, "the budget is %s, and was %s", now, then);
+    if (t->at.replans)
+        return snprintf(text, capacity,
+                        "what was learnt when memory ran out, in %llu of its steps, is not in the "
+                        "file",
+                        (unsigned long long)t->at.replans);
+    return 0;
+}
+
+static void tell_where(const ex_training *t) {
+    char why[256];
+    mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
+           t->flags->resume, (unsigned long long)t->at.epoch, t->at.index);
+    if (t->at.epoch > (uint64_t)t->flags->epochs)
+        mt_log(MT_LOG_INFO, "nothing is left to do: --epochs %lld are done",
+               (long long)t->flags->epochs);
+    else if (tell_other_bits(t, why, sizeof why))
+        mt_log(MT_LOG_INFO, "it may end with other bits than a run that was not stopped: %s", why);
+}
+
 static void introduce(const ex_training *t) {
     size_t rest = rest_of_epoch(t), least = ex_flags_least(t->flags, &t->info);
     if (t->program->introduce) t->program->introduce(t->program->self, t);
@@ -192,12 +226,7 @@ static void introduce(const ex_training *t) {
                (long long)t->flags->processes, (long long)t->flags->batch);
     if (t->flags->accumulate > 1 || t->flags->processes > 1)
         printf("Effective batch size: %lld\n", (long long)(t->flags->batch * t->flags->processes));
-    if (t->flags->resume)
-        mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
-               t->flags->resume, (unsigned long long)t->at.epoch, t->at.index);
-    if (t->at.epoch > (uint64_t)t->flags->epochs && t->flags->resume)
-        mt_log(MT_LOG_INFO, "nothing is left to do: --epochs %lld are done",
-               (long long)t->flags->epochs);
+    if (t->flags->resume) tell_where(t);
     if (rest && rest < least)
         mt_log(MT_LOG_INFO, "the last %zu of each epoch are left out: a chunk has at least %zu",
                rest, least);
@@ -300,7 +329,9 @@ static int goes_on(ex_training *t) {
 
 static mt_status save_as(const ex_training *t, const char *path) {
     const ex_run run = this_run(t);
-    return ex_checkpoint_save(t->torch, path, &run, &t->at);
+    ex_position at = t->at;
+    at.budget = t->device.budget_bytes;
+    return ex_checkpoint_save(t->torch, path, &run, &at);
 }
 
 /* Between steps, where the position is that of the next batch. */
@@ -355,6 +386,7 @@ static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     if (status == MT_OK) t->at.index++;
     if (status != MT_OK || report.samples == 0) return status; /* 0: dropped, see introduce() */
     t->at.steps++;
+    t->at.replans += report.reason == MT_PLAN_OOM;
     status = check_loss(t, &report);
     if (status != MT_OK) return status;
     if (t->program->after_step) t->program->after_step(t->program->self, t, &report);
