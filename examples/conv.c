@@ -326,8 +326,15 @@ static mt_status finish(run *r) {
     return status;
 }
 
+/* The library itself prints nothing. */
+static void print_line(void *user, mt_log_level level, const char *text) {
+    (void)user;
+    if (level != MT_LOG_DEBUG) fprintf(stderr, NAME ": %s\n", text);
+}
+
 int main(int argc, char **argv) {
     mt_reexec_passive(argv);
+    mt_set_log(print_line, NULL);
     static run r = {.flags = {"cpu", (size_t)4 << 20, 128, 0, 6, 1, 2e-3, 0}};
     const ex_table tables[] = {{rows, EX_ROWS(rows), &r.flags}, {NULL, 0, NULL}};
     char why[4096] = "";

@@ -185,12 +185,10 @@ typedef struct mt_policy_options {
     int clear_every;        /* clear the cache each N training steps and after each epoch, or
                                MT_CLEAR_AUTO, _NEVER or _EPOCHS */
     int eval_clear_every;   /* each N evaluation calls, MT_CLEAR_AUTO or _NEVER */
-    /* 1: sizes from memory alone, no times: equal on equal budgets, also in a run that goes on after a stop. What is
-       run to learn from is taken back, for each kind of chunk once (docs/checkpoints.md) */
-    int deterministic;
-    unsigned max_retries;  /* of one step with the same rungs; 0: 16 */
-    unsigned allow_rungs;  /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
-    unsigned forbid_rungs; /* never used; none of allow_rungs */
+    int deterministic;      /* 1: sizes from memory alone: equal on equal budgets, after stops too */
+    unsigned max_retries;   /* of one step with the same rungs; 0: 16 */
+    unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
+    unsigned forbid_rungs;  /* never used; none of allow_rungs */
     mt_rate_rule rate_rule;
     int keep_chunks; /* MT_KEEP_AUTO, MT_KEEP_ALWAYS or MT_KEEP_NEVER */
 } mt_policy_options;

@@ -72,9 +72,9 @@ MT_API MT_NODISCARD mt_status mt_torch_init(const mt_torch_init_options *options
  * stays. Call it first in main: what has been done by then is done twice. Streams of stdio are flushed, open
  * files stay open, other threads end.
  *
- * It does nothing where one of OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME and MEMTRAIN_REEXEC is set, where
- * the process has one core, and where there is no OpenMP. So a program starts itself again at most once. That
- * OMP_NUM_THREADS is 1 is no reason: mt_torch_set_threads may ask for more. It is not for a process of Python's, whose argv is another.
+ * It does nothing where OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME or MEMTRAIN_REEXEC is set (so it happens
+ * once), where the process has one core, and without OpenMP. That OMP_NUM_THREADS is 1 is no reason, since
+ * mt_torch_set_threads may ask for more. It is not for a process of Python's, whose argv is another.
  *
  * The status may be left alone: a program that cannot be started again goes on, only slower.
  *
