@@ -2,9 +2,12 @@
 #include "bytes.hpp"
 
 #include <algorithm>
+#include <memory>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/copy.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/strides.h>
 
 namespace memtrain::shim {
 namespace {
@@ -49,6 +52,21 @@ Staging::Bytes Staging::get(const at::Tensor &tensor, size_t offset) {
     at::Tensor part = part_at(tensor, offset), place = place_of(part);
     if (!place.is_same(part)) place.copy_(part);
     return {place.const_data_ptr(), place.nbytes()};
+}
+
+at::Tensor host_tensor(c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+    std::vector<int64_t> steps(strides.begin(), strides.end());
+    if (steps.size() != sizes.size()) {
+        c10::DimVector row_major = c10::contiguous_strides(sizes);
+        steps.assign(row_major.begin(), row_major.end());
+    }
+    size_t count = at::detail::computeStorageNbytes(sizes, steps, c10::elementSize(dtype));
+    std::unique_ptr<char[]> bytes(new char[count ? count : 1]());
+    at::Tensor tensor = at::from_blob(
+        bytes.get(), sizes, steps, [](void *data) { delete[] static_cast<char *>(data); },
+        at::device(at::kCPU).dtype(dtype));
+    (void)bytes.release();
+    return tensor;
 }
 
 } // namespace memtrain::shim

@@ -50,5 +50,11 @@ private:
     std::vector<char> buffer_;
 };
 
+/*
+ * A tensor in plain memory of the host's, outside of the budget as well. No strides: row-major. Throws
+ * std::bad_alloc.
+ */
+at::Tensor host_tensor(c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides = {});
+
 } // namespace memtrain::shim
 #endif

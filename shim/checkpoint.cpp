@@ -225,6 +225,7 @@ void load(mt_torch &torch, const char *path, char *extra, size_t capacity, bool 
     sort_by_name(list);
     std::vector<Match> matches = match(list, file, path);
     check_hash(file, path, rest.hash, staging);
+    for (const Match &match : matches) file.check_shared("mt_torch_load", path, match);
     std::vector<Generator> generators = read_generators(matches, file, torch.device, staging);
     at::Tensor scaler = read_scaler(matches, file, staging);
     *out_changing = true;

@@ -312,6 +312,8 @@ void forward(Segment &&segment, std::optional<SegmentEnd> &&end, mt_tensor *cons
     if (meter) meter->enter();
     auto node = compat::new_node<Recomputation>(std::move(segment), std::move(end), in);
     std::vector<uint32_t> versions = versions_of(in);
+    const WrittenParameters *written = current ? current->written() : nullptr;
+    uint64_t stamp = written ? written->stamp() : 0;
     {
         c10::NoGradGuard no_graph;
         AutocastUncached uncached;
@@ -320,6 +322,12 @@ void forward(Segment &&segment, std::optional<SegmentEnd> &&end, mt_tensor *cons
     if (versions_of(in) != versions)
         fail(MT_EINVAL,
              "%s: the segment changes an input in place, and could not start from it again",
+             name_of);
+    if (written && written->stamp() != stamp)
+        fail(MT_EINVAL,
+             "%s: the segment writes to a parameter, and could not start from it again; accepted: "
+             "outside of "
+             "segments",
              name_of);
     for (size_t i = 0; i < output_count; i++) node->adopt(outputs[i]->tensor, in);
     if (meter) node->set_number(meter->leave(tensors_of(outputs, output_count)));
@@ -341,8 +349,9 @@ void check_handles(const char *argument, mt_tensor *const *handles, size_t count
 
 } // namespace
 
-Checkpointing::Checkpointing(Forgetting rule, std::vector<Named> buffers)
-    : rule_(std::move(rule)), buffers_(std::move(buffers)), before_(current) {
+Checkpointing::Checkpointing(Forgetting rule, std::vector<Named> buffers,
+                             const WrittenParameters *written)
+    : rule_(std::move(rule)), buffers_(std::move(buffers)), written_(written), before_(current) {
     current = this;
 }
 

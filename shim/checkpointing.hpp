@@ -11,6 +11,7 @@
 #include "segment_choice.hpp"
 #include "segment_meter.hpp"
 #include "tensor.hpp"
+#include "written.hpp"
 
 namespace memtrain::shim {
 
@@ -24,20 +25,23 @@ struct Forgetting {
 
 /*
  * While it lives, segments on this thread forget their activations, or do not. buffers: those that a
- * segment may change that does not name its own. Outside of any, segments forget, and have none.
+ * segment may change that does not name its own. written: parameters that none may write to, or NULL. Outside of
+ * any, segments forget, and have none.
  *
  * Segments are numbered in the order in which a forward pass comes to them, from 0; those within others
  * are not.
  */
 class Checkpointing {
 public:
-    Checkpointing(Forgetting rule, std::vector<Named> buffers);
+    Checkpointing(Forgetting rule, std::vector<Named> buffers,
+                  const WrittenParameters *written = nullptr);
     ~Checkpointing();
     Checkpointing(const Checkpointing &) = delete;
     Checkpointing &operator=(const Checkpointing &) = delete;
 
     const Forgetting &rule() const { return rule_; }
     const std::vector<Named> &buffers() const { return buffers_; }
+    const WrittenParameters *written() const { return written_; }
 
     /* The next segment's turn; whether it forgets. */
     bool take_turn();
@@ -46,6 +50,7 @@ private:
     Forgetting rule_;
     size_t next_ = 0;
     std::vector<Named> buffers_;
+    const WrittenParameters *written_;
     Checkpointing *before_;
 };
 

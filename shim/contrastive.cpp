@@ -143,7 +143,8 @@ void CachedStep::prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *c
     auto start = Clock::now();
     join(torch, all);
     after_.take(torch.device);
-    torch.buffers.restore(*torch.model);
+    torch.written.compare();
+    put_back_state(torch, WrittenParameters::step);
     synchronize(torch.device);
     double seconds = seconds_since(start) / static_cast<double>(samples_);
     for (Told &told : told_) told.seconds += seconds * static_cast<double>(told.count);
@@ -184,7 +185,8 @@ void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
     const Told &told = told_[next_];
     c10::AutoGradMode with_graph(true);
     Forgetting rule = forgetting(torch, true);
-    Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
+    Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>(),
+                           &torch.written);
     Chunk chunk(torch.batch, told.first, told.count, torch.placement());
     std::vector<at::Tensor> embeddings;
     torch.flat->begin_chunk(false);

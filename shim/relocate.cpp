@@ -16,30 +16,31 @@ namespace memtrain::shim {
 namespace {
 
 /* A tensor of the model and the memory that it had. */
-struct Kept {
+struct Before {
     at::Tensor tensor, original;
 };
 
 /* All tensors of the model as they are, so that they can be put back. */
-std::vector<Kept> keep_all(const mt_model &model) {
-    std::vector<Kept> list;
+std::vector<Before> keep_all(const mt_model &model) {
+    std::vector<Before> list;
     for (const Named &named : distinct(weights_of(model)))
         list.push_back({named.tensor, named.tensor.variable_data()});
     return list;
 }
 
 /* set_data() moves no bytes and needs no memory of the device. */
-void put_back(const std::vector<Kept> &list) {
-    for (const Kept &kept : list) kept.tensor.set_data(kept.original);
+void put_back(const std::vector<Before> &list) {
+    for (const Before &kept : list) kept.tensor.set_data(kept.original);
 }
 
 /* New memory of the device for every tensor, as a module's to() takes it. */
 void copy_tensors(const mt_model &model, const Device &to) {
     c10::NoGradGuard no_grad;
-    for (const Kept &kept : keep_all(model)) {
-        at::Tensor copy = at::empty_like(kept.original, at::device(to.where));
-        copy.copy_(kept.original);
-        kept.tensor.set_data(copy);
+    for (const Before &kept : keep_all(model)) {
+        at::Tensor elements = without_repeats(kept.original);
+        at::Tensor copy = at::empty_like(elements, at::device(to.where));
+        copy.copy_(elements);
+        kept.tensor.set_data(copy.expand(kept.original.sizes()));
     }
 }
 
@@ -56,6 +57,7 @@ struct Moved {
     std::unique_ptr<Flat> flat;
     std::unique_ptr<Optimizer> optimizer;
     BufferState buffers, chunk_buffers;
+    WrittenParameters written;
 };
 
 Moved move(const mt_torch &torch, const Device &to) {
@@ -70,6 +72,8 @@ Moved move(const mt_torch &torch, const Device &to) {
     moved.flat->hold_gradients(torch.flat->holds_gradients());
     moved.buffers.take(*torch.model);
     moved.chunk_buffers.take(*torch.model);
+    moved.written = torch.written;
+    moved.written.follow(distinct(parameters_of(*torch.model)));
     return moved;
 }
 
@@ -82,7 +86,7 @@ void move_model(const mt_torch &torch, const Device &to) {
 
 void relocate(mt_torch &torch, const Device &to) {
     c10::NoGradGuard no_grad;
-    std::vector<Kept> before = keep_all(*torch.model);
+    std::vector<Before> before = keep_all(*torch.model);
     try {
         Moved moved = move(torch, to);
         torch.flat->hand_over(*moved.flat);
@@ -90,6 +94,7 @@ void relocate(mt_torch &torch, const Device &to) {
         torch.flat = std::move(moved.flat);
         torch.buffers = std::move(moved.buffers);
         torch.chunk_buffers = std::move(moved.chunk_buffers);
+        torch.written = std::move(moved.written);
         torch.device = to;
         torch.device_name = to.name();
         torch.mode = Mode::unknown;

@@ -283,8 +283,8 @@ size_t try_out(Script &script, const mt_script_options &options) {
     shape.insert(shape.begin(), 2);
     std::vector<at::Tensor> buffers, kept;
     for (const at::Tensor &buffer : script.module.buffers()) {
-        buffers.push_back(buffer);
-        kept.push_back(buffer.clone());
+        buffers.push_back(without_repeats(buffer));
+        kept.push_back(buffers.back().clone());
     }
     check(set_training(&script, 0));
     at::Tensor logits;

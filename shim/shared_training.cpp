@@ -171,8 +171,9 @@ void SharedTraining::tell(const std::exception_ptr &reason) {
 void SharedTraining::spread(const std::vector<Named> &list) {
     c10::NoGradGuard no_grad;
     for (const Named &named : list) {
-        if (group_.rank != 0) at::Tensor(named.tensor.variable_data()).zero_();
-        sum(named.tensor);
+        at::Tensor elements = without_repeats(named.tensor.variable_data());
+        if (group_.rank != 0) elements.zero_();
+        sum(elements);
     }
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
+#include "bytes.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -69,17 +70,46 @@ void RngState::restore() const {
     }
 }
 
-void BufferState::keep(Entry &entry, const at::Tensor &buffer) {
-    entry.buffer = buffer;
-    if (!entry.original.defined() || !same_place(entry.original, buffer))
-        entry.original = buffer.variable_data();
-    if (!entry.saved.defined() || !same_kind(entry.saved, buffer))
-        entry.saved = at::empty_like(buffer);
-    entry.saved.copy_(buffer);
-}
-
 KeepRng::~KeepRng() {
     (void)guard([this] { state_.restore(); });
+}
+
+/* ---- tensors ---- */
+
+void Kept::look(const at::Tensor &tensor) {
+    if (original_.defined() && same_place(original_, tensor)) return;
+    original_ = tensor.variable_data();
+    elements_ = without_repeats(original_);
+}
+
+bool Kept::is_in_place(const at::Tensor &tensor) const {
+    return same_place(original_, tensor);
+}
+
+void Kept::copy() {
+    c10::NoGradGuard no_grad;
+    if (!saved_.defined() || !same_kind(saved_, elements_)) saved_ = at::empty_like(elements_);
+    saved_.copy_(elements_);
+}
+
+/* With the strides that it has: libtorch needs memory to copy from some others. */
+void Kept::copy_outside() {
+    c10::NoGradGuard no_grad;
+    bool is_dense = elements_.is_non_overlapping_and_dense();
+    saved_ = host_tensor(elements_.scalar_type(), elements_.sizes(),
+                         is_dense ? elements_.strides() : at::IntArrayRef());
+    saved_.copy_(elements_);
+}
+
+/* set_data() gives the model's tensor the old memory and shape, without an allocation. */
+void Kept::move_back(const at::Tensor &tensor) const {
+    if (!is_in_place(tensor)) tensor.set_data(original_);
+}
+
+void Kept::put_back(const at::Tensor &tensor) const {
+    c10::NoGradGuard no_grad;
+    elements_.copy_(saved_);
+    move_back(tensor);
 }
 
 void BufferState::take(const mt_model &model) {
@@ -89,30 +119,27 @@ void BufferState::take(const mt_model &model) {
 void BufferState::take(const std::vector<Named> &buffers) {
     c10::NoGradGuard no_grad;
     entries_.resize(buffers.size());
-    for (size_t i = 0; i < buffers.size(); i++) keep(entries_[i], buffers[i].tensor);
+    for (size_t i = 0; i < buffers.size(); i++) {
+        entries_[i].buffer = buffers[i].tensor;
+        entries_[i].kept.look(buffers[i].tensor);
+        entries_[i].kept.copy();
+    }
 }
 
 void BufferState::restore(const mt_model &model) const {
     restore(buffers_of(model));
 }
 
-/* set_data() gives the model's tensor the old memory and shape, without an allocation. */
 void BufferState::restore(const std::vector<Named> &buffers) const {
-    c10::NoGradGuard no_grad;
     if (buffers.size() != entries_.size())
         fail(MT_ESTATE, "the model has %zu buffers, %zu when the step began", buffers.size(),
              entries_.size());
-    for (size_t i = 0; i < entries_.size(); i++) {
-        const Entry &entry = entries_[i];
-        entry.original.copy_(entry.saved);
-        if (!same_place(buffers[i].tensor, entry.original))
-            buffers[i].tensor.set_data(entry.original);
-    }
+    for (size_t i = 0; i < entries_.size(); i++) entries_[i].kept.put_back(buffers[i].tensor);
 }
 
 size_t BufferState::bytes() const {
     size_t bytes = 0;
-    for (const Entry &entry : entries_) bytes += entry.buffer.nbytes();
+    for (const Entry &entry : entries_) bytes += entry.kept.bytes();
     return bytes;
 }
 

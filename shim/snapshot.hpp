@@ -45,6 +45,39 @@ private:
     RngState state_;
 };
 
+/*
+ * A tensor of the model's as it was: memory and shape, and a copy of what was there. Of elements that share
+ * memory, as expand() has them, there is one copy: libtorch writes to no tensor of this kind.
+ */
+class Kept {
+public:
+    /* Memory and shape are those of now. Allocates no memory of a device's. */
+    void look(const at::Tensor &tensor);
+
+    /* Allocates the first time, and where the shape is another one. After look(). */
+    void copy();
+
+    /* The same in plain memory of the host's. */
+    void copy_outside();
+
+    /* Whether the tensor has memory and shape that look() saw. */
+    bool is_in_place(const at::Tensor &tensor) const;
+
+    /* The tensor is as it was, whatever it has become. Allocates nothing. After copy(). */
+    void put_back(const at::Tensor &tensor) const;
+
+    /* The same where the memory is known to be as it was. After look(). */
+    void move_back(const at::Tensor &tensor) const;
+
+    const at::Tensor &original() const { return original_; }
+    size_t bytes() const { return saved_.defined() ? saved_.nbytes() : 0; }
+
+private:
+    at::Tensor original_; /* the memory and shape, whatever becomes of the tensor */
+    at::Tensor elements_; /* the same memory, each element once */
+    at::Tensor saved_;    /* a copy */
+};
+
 class BufferState {
 public:
     /* Allocates only for buffers that are new or have another shape than the last time. */
@@ -62,11 +95,9 @@ public:
 
 private:
     struct Entry {
-        at::Tensor buffer;   /* the model's own */
-        at::Tensor original; /* the same memory and shape, whatever becomes of buffer */
-        at::Tensor saved;    /* a copy */
+        at::Tensor buffer; /* the model's own */
+        Kept kept;
     };
-    static void keep(Entry &entry, const at::Tensor &buffer);
     std::vector<Entry> entries_;
 };
 

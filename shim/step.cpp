@@ -60,6 +60,18 @@ uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch) {
     return shape_of(batch) ^ torch.flat->frozen_set() ^ copied_set(torch, batch);
 }
 
+void keep_state(mt_torch &torch, WrittenParameters::When when) {
+    bool is_step = when == WrittenParameters::step;
+    (is_step ? torch.buffers : torch.chunk_buffers).take(*torch.model);
+    torch.written.take(when);
+}
+
+void put_back_state(mt_torch &torch, WrittenParameters::When when) {
+    bool is_step = when == WrittenParameters::step;
+    (is_step ? torch.buffers : torch.chunk_buffers).restore(*torch.model);
+    torch.written.put_back(when);
+}
+
 mt_status poison(mt_torch &torch, mt_status status) {
     torch.phase = Phase::poisoned;
     (void)guard([&] { torch.poison = mt_last_error(); });
@@ -205,7 +217,8 @@ double forward_backward(mt_torch &torch, size_t first, size_t count, double weig
                         mt_chunk_result &result) {
     c10::AutoGradMode grad(true);
     Forgetting rule = forgetting(torch, weight != 0.0);
-    Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>());
+    Checkpointing segments(rule, rule.on ? torch.buffers.named() : std::vector<Named>(),
+                           &torch.written);
     double units = units_of(*torch.model, torch.batch, first, count);
     Chunk chunk(torch.batch, first, count, torch.placement());
     torch.flat->begin_chunk(torch.marked);
@@ -299,6 +312,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         Listening listening(torch.device, torch.sink);
         if (torch.device.is_host() && cpu::installed()) cpu::follow_host();
         cpu::Planned planned(arena_of(torch, run), kind_of(torch, run), run.samples, run.apart);
+        WatchWrites watch(run.training && torch.written.learns() ? &torch.written : nullptr);
         auto start = Clock::now();
         body(result);
         synchronize(torch.device);
@@ -320,7 +334,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
  */
 void settle(mt_torch &torch, const Update &update) {
     if (torch.scaler && update.skipped && torch.scaler->is_spent()) torch.scaler->give_up();
-    if (update.skipped) torch.buffers.restore(*torch.model);
+    if (update.skipped) put_back_state(torch, WrittenParameters::step);
     if (torch.scaler) torch.scaler->count(update.skipped);
 }
 
@@ -380,7 +394,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
         torch->evaluation.clear();
         set_mode(*torch, Mode::training);
         torch->rng.take(torch->device);
-        torch->buffers.take(*torch->model);
+        keep_state(*torch, WrittenParameters::step);
         torch->flat->begin();
         torch->batch = own;
         torch->shape = shape_in(*torch, own);
@@ -436,8 +450,9 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
             share = forward_backward(*torch, first, count, weight, result);
     });
     if (status != MT_OK) return fail_step(*torch, status);
-    torch->share +=
-        share; /* of chunks that went through alone, so that a rewind takes nothing back */
+    torch->written.end_chunk();
+    torch->written.learn(false);
+    torch->share += share; /* of chunks that went through alone, so that a rewind takes nothing back */
     torch->whole = whole;
     torch->looked = true;
     torch->marked = torch->fresh = false;
@@ -456,7 +471,8 @@ extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t co
         torch->cached.clear();
         torch->flat->begin();
         if (!torch->fresh) {
-            torch->buffers.restore(*torch->model);
+            torch->written.compare();
+            put_back_state(*torch, WrittenParameters::step);
             torch->rng.restore();
         }
         torch->fresh = false;
@@ -473,7 +489,7 @@ extern "C" mt_status mt_mark(mt_torch *torch) {
     return guard(torch->device, [&] {
         if (!torch->fresh) {
             torch->chunk_rng.take(torch->device);
-            torch->chunk_buffers.take(*torch->model);
+            keep_state(*torch, WrittenParameters::chunk);
         }
         torch->marked = true;
     });
@@ -498,7 +514,8 @@ extern "C" mt_status mt_rewind(mt_torch *torch) {
     Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         torch->flat->drop_chunk();
-        (torch->fresh ? torch->buffers : torch->chunk_buffers).restore(*torch->model);
+        torch->written.compare();
+        put_back_state(*torch, torch->fresh ? WrittenParameters::step : WrittenParameters::chunk);
         (torch->fresh ? torch->rng : torch->chunk_rng).restore();
         torch->marked = false;
         torch->phase = Phase::in_step;
@@ -513,7 +530,8 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
     mt_status status = guard(torch->device, [&] {
         torch->cached.clear();
         torch->flat->clear_gradients();
-        torch->buffers.restore(*torch->model);
+        torch->written.compare();
+        put_back_state(*torch, WrittenParameters::step);
         torch->rng.restore();
         torch->marked = false;
         torch->phase = Phase::idle;

@@ -1,8 +1,10 @@
 /* tensor.cpp - tensor handles: over the caller's memory, temporary ones, chunks of a batch. */
 #include "tensor.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include <ATen/ops/narrow.h>
 
@@ -22,6 +24,30 @@ std::vector<Named> distinct(const std::vector<Named> &all) {
         if (!seen) list.push_back(named);
     }
     return list;
+}
+
+at::Tensor without_repeats(const at::Tensor &tensor) {
+    at::Tensor part = tensor;
+    for (int64_t i = 0; part.layout() == c10::kStrided && i < part.dim(); i++)
+        if (part.stride(i) == 0 && part.size(i) > 1) part = part.narrow(i, 0, 1);
+    return part;
+}
+
+/*
+ * Whether some step is no longer than what the shorter ones reach. Then elements share memory, but for
+ * strides that mesh, which no view of an array in order has.
+ */
+bool may_overlap(const at::Tensor &tensor) {
+    std::vector<std::pair<int64_t, int64_t>> steps;
+    for (int64_t i = 0; i < tensor.dim(); i++)
+        if (tensor.size(i) > 1) steps.emplace_back(tensor.stride(i), tensor.size(i) - 1);
+    std::sort(steps.begin(), steps.end());
+    int64_t reach = 0;
+    for (const auto &[stride, times] : steps) {
+        if (stride <= reach) return true;
+        reach += stride * times;
+    }
+    return false;
 }
 
 std::vector<uint32_t> versions_of(const std::vector<at::Tensor> &tensors) {

@@ -29,6 +29,15 @@ struct Named {
 /* The list with each tensor once, under its first name. */
 std::vector<Named> distinct(const std::vector<Named> &all);
 
+/*
+ * Each element once where dimensions repeat them, as those of expand() do: of these the first place alone. A
+ * view; other tensors as they are.
+ */
+at::Tensor without_repeats(const at::Tensor &tensor);
+
+/* Whether elements share memory, as the strides tell; some strides that mesh do so in vain. */
+bool may_overlap(const at::Tensor &tensor);
+
 /* An mt_visit_fn: appends what it is told of to the std::vector<Named> at user. */
 mt_status collect(void *user, const char *name, mt_tensor *tensor);
 

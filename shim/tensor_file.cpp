@@ -68,6 +68,14 @@ mt_safetensors_tensor entry_of(const Named &named) {
             tensor.sizes().data(), tensor.nbytes(), nullptr};
 }
 
+/* Of a tensor as large as like, what without_repeats() leaves of like. */
+at::Tensor firsts_of(const at::Tensor &tensor, const at::Tensor &like) {
+    at::Tensor part = tensor;
+    for (int64_t i = 0; i < like.dim(); i++)
+        if (like.stride(i) == 0 && like.size(i) > 1) part = part.narrow(i, 0, 1);
+    return part;
+}
+
 /* What fetch needs. */
 struct Source {
     const std::vector<Named> &list;
@@ -138,8 +146,31 @@ bool TensorFile::fits(size_t index, const at::Tensor &tensor) const {
            sizes_of(entry) == tensor.sizes();
 }
 
+void TensorFile::check_shared(const char *function, const char *path, const Match &match) const {
+    c10::NoGradGuard no_grad;
+    Staging staging;
+    const at::Tensor &model = match.tensor;
+    if (!model.numel() || !may_overlap(model)) return;
+    at::Tensor there = host_tensor(model.scalar_type(), model.sizes());
+    at::Tensor here = host_tensor(model.scalar_type(), model.sizes(), model.strides());
+    read_bytes(match.index, there, staging);
+    without_repeats(here).copy_(firsts_of(there, model));
+    if (!here.equal(there))
+        fail(MT_EINVAL,
+             "%s: '%.120s' has different numbers for elements of '%.100s' that share memory in the "
+             "model; accepted: equal ones, or a tensor made dense (contiguous)",
+             function, path, entries_[match.index].name);
+}
+
 void TensorFile::read(size_t index, const at::Tensor &tensor, Staging &staging) const {
     c10::NoGradGuard no_grad;
+    if (without_repeats(tensor).is_same(tensor)) return read_bytes(index, tensor, staging);
+    at::Tensor there = host_tensor(tensor.scalar_type(), tensor.sizes());
+    read_bytes(index, there, staging);
+    without_repeats(tensor).copy_(firsts_of(there, tensor));
+}
+
+void TensorFile::read_bytes(size_t index, const at::Tensor &tensor, Staging &staging) const {
     staging.put(tensor, [&](size_t offset, void *data, size_t count) {
         check(mt_safetensors_read(file_, index, offset, data, count));
     });

@@ -46,6 +46,12 @@ public:
     /* Whether the bytes are those of such a tensor: dtype and shape. */
     bool fits(size_t index, const at::Tensor &tensor) const;
 
+    /*
+     * Throws Failure where elements of the tensor share memory and the file has different numbers for them. Other
+     * tensors are not looked at. Before anything is read into any.
+     */
+    void check_shared(const char *function, const char *path, const Match &match) const;
+
     /* Copies the bytes into the tensor's memory, which they fit. */
     void read(size_t index, const at::Tensor &tensor, Staging &staging) const;
 
@@ -56,6 +62,8 @@ public:
     void read_through(StateHash *hash, Staging &staging) const;
 
 private:
+    void read_bytes(size_t index, const at::Tensor &tensor, Staging &staging) const;
+
     mt_safetensors *file_ = nullptr;
     std::vector<mt_safetensors_tensor> entries_; /* by name */
 };

@@ -1,8 +1,5 @@
 /* tensor_memory.cpp - tensors over memory of the caller's, what a tensor is, its numbers in an array. */
-#include <algorithm>
 #include <cstdio>
-#include <utility>
-#include <vector>
 
 #include <ATen/ops/copy.h>
 
@@ -67,23 +64,6 @@ at::Tensor array(const char *function, mt_dtype dtype, void *data, size_t bytes,
     return lend({function, "", data, bytes, scalar_type(function, number_of(dtype)),
                  static_cast<size_t>(like.dim()), like.sizes().data()},
                 Loan());
-}
-
-/*
- * Whether some step is no longer than what the shorter ones reach. Then elements share memory, but for
- * strides that mesh, which no view of an array in order has.
- */
-bool may_overlap(const at::Tensor &tensor) {
-    std::vector<std::pair<int64_t, int64_t>> steps;
-    for (int64_t i = 0; i < tensor.dim(); i++)
-        if (tensor.size(i) > 1) steps.emplace_back(tensor.stride(i), tensor.size(i) - 1);
-    std::sort(steps.begin(), steps.end());
-    int64_t reach = 0;
-    for (const auto &[stride, times] : steps) {
-        if (stride <= reach) return true;
-        reach += stride * times;
-    }
-    return false;
 }
 
 void check_writable(const char *function, const at::Tensor &tensor) {

@@ -70,7 +70,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.parameter_bytes = torch.parameter_bytes;
     info.gradient_bytes = torch.flat->bytes();
     info.optimizer_bytes = torch.optimizer->bytes();
-    info.buffer_bytes = torch.buffers.bytes();
+    info.buffer_bytes = torch.buffers.bytes() + torch.written.bytes();
     info.metric_count = model.metric_names.size();
     info.metric_names = model.metric_names.data();
     info.metric_over = model.metric_over.empty() ? nullptr : model.metric_over.data();
@@ -211,6 +211,7 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
     case MT_RUNG_CHECKPOINTING:
         if (!can_checkpoint(torch)) break;
         torch.checkpointing = on != 0;
+        torch.written.learn(true); /* what segments write to is to be seen */
         return MT_OK;
     case MT_RUNG_OFFLOAD:
         if (!can_offload(torch)) break;

@@ -88,7 +88,7 @@ void check_amp(const mt_torch_options &o, const Device &device) {
 
 size_t bytes_of(const std::vector<Named> &list) {
     size_t bytes = 0;
-    for (const Named &named : list) bytes += named.tensor.nbytes();
+    for (const Named &named : list) bytes += without_repeats(named.tensor).nbytes();
     return bytes;
 }
 
@@ -105,6 +105,16 @@ void make_channels_last(const mt_torch &torch) {
     for (const Named &named : distinct(parameters_of(*torch.model)))
         if (named.tensor.dim() == 4 && !named.tensor.is_contiguous(order))
             named.tensor.set_data(named.tensor.contiguous(order));
+}
+
+/* What a step keeps of them it copies, and puts back where they lie. */
+void check_layouts(const mt_torch &torch) {
+    for (const Named &named : weights_of(*torch.model))
+        if (named.tensor.layout() != c10::kStrided)
+            fail(MT_ENOTSUP,
+                 "%s: parameter or buffer '%.100s' has the layout %s; accepted: Strided, as dense "
+                 "tensors have it",
+                 name_of, named.name.c_str(), c10::str(named.tensor.layout()).c_str());
 }
 
 void plan(mt_torch &torch) {
@@ -243,6 +253,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     open_offload(*torch, options);
     open_segments(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
+    check_layouts(*torch);
     plan(*torch);
     check_parameters(*torch);
     check_names(*torch);
@@ -254,6 +265,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->flat->lay_out(device);
     torch->optimizer->lay_out(device);
     if (options.processes && options.processes->count > 1) share(*torch, *options.processes);
+    torch->written.follow(distinct(parameters_of(*model)));
     torch->buffers.take(*model);
     torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
     torch->flat->freeze([&](const Slot &slot) { return is_frozen(*torch, slot); }, true);

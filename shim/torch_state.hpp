@@ -21,6 +21,7 @@
 #include "segment_choice.hpp"
 #include "shared_training.hpp"
 #include "snapshot.hpp"
+#include "written.hpp"
 
 namespace memtrain::shim {
 
@@ -50,6 +51,12 @@ mt_status poison(mt_torch &torch, mt_status status);
 /* Where the next chunk's saved tensors wait, or NULL. On the CPU no rung of an accelerator's. */
 std::shared_ptr<Offload> offload_of(const mt_torch &torch);
 
+/* Buffers, and parameters that the forward pass writes to, as the step or the marked chunk finds them. */
+void keep_state(mt_torch &torch, WrittenParameters::When when);
+
+/* As they were then. Allocates nothing; throws Failure where the state is lost. */
+void put_back_state(mt_torch &torch, WrittenParameters::When when);
+
 /* Parameters, buffers, optimiser state and the loss scaler's by name. */
 std::vector<Named> state_of(const mt_torch &torch);
 
@@ -72,6 +79,7 @@ struct mt_torch {
     std::unique_ptr<memtrain::shim::SharedTraining> shared; /* with other processes, or none */
     memtrain::shim::RngState rng;                           /* as begin found them */
     memtrain::shim::BufferState buffers;
+    memtrain::shim::WrittenParameters written;
     size_t parameter_bytes = 0; /* frozen parameters included */
     bool has_pointwise = false; /* among them are weights of 1x1 convolutions */
 
@@ -114,7 +122,8 @@ struct mt_torch {
     /* Parameters, gradients, optimiser state and buffers: what is there between steps. */
     size_t resident_bytes() const {
         size_t gradient_bytes = flat->holds_gradients() ? flat->bytes() : 0;
-        return parameter_bytes + gradient_bytes + optimizer->bytes() + 2 * buffers.bytes();
+        return parameter_bytes + gradient_bytes + optimizer->bytes() +
+               2 * (buffers.bytes() + written.bytes());
     }
 };
 

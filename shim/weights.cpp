@@ -88,6 +88,7 @@ void load_weights(const mt_model &model, const char *path, const mt_weights_opti
     TensorFile file(path);
     std::vector<Match> matches = match(weights_of(model), file, path, options);
     file.read_through(nullptr, staging);
+    for (const Match &match : matches) file.check_shared(name_of, path, match);
     for (const Match &match : matches) file.read(match.index, match.tensor, staging);
 }
 

@@ -404,7 +404,8 @@ typedef struct mt_batch_norm {
 typedef struct mt_segment_ops {
     size_t size; /* sizeof(mt_segment_ops) */
     /*
-     * Computes the outputs from the inputs and writes each into its handle; changes no input in place.
+     * Computes the outputs from the inputs and writes each into its handle; changes no input in place, and
+     * no parameter (MT_EINVAL).
      * Called once more by the backward pass, with equal inputs, random numbers and autocast, on the
      * thread that libtorch uses for it: what it reads must not have changed in between.
      */
@@ -584,10 +585,10 @@ typedef struct mt_torch mt_torch;
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_torch_free
  * @return MT_OK; MT_EDEVMEM when parameters, gradients and optimiser state do not fit (the line
- *         gives the bytes of each); MT_EINVAL (names the field, or a model without any parameter); MT_ENOTSUP; MT_EIO
- *         where no file can be made in offload_dir, or another process not be reached. With options->processes also
- *         MT_EINVAL where their models differ, and MT_ENOTSUP for a model with embeddings: its loss would see the
- *         pairs of one process
+ *         gives the bytes of each); MT_EINVAL (names the field, or a model without any parameter); MT_ENOTSUP, also for
+ *         a sparse parameter or buffer (names it); MT_EIO where no file can be made in offload_dir, or another process
+ *         not be reached. With options->processes also MT_EINVAL where their models differ, and MT_ENOTSUP for a model
+ *         with embeddings: its loss would see the pairs of one process
  */
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
                                            mt_torch **out);
@@ -715,12 +716,21 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  *                  chunk had a unit; the step is over. Nothing has changed where it fails
  * mt_evaluate      forward alone, in evaluation mode, outside a step; no mt_rollback follows a failure
  *
+ * A parameter that the model's own code writes to (a momentum encoder, an average of weights, weights that are
+ * clipped) is taken back like a buffer, whether it trains or not. Until one chunk has gone through each operator
+ * is looked at, and what it is about to write to is copied into plain memory of the host, outside of the budget. From
+ * then on each step keeps a copy within it (mt_backend_info.buffer_bytes). A warning names the first such
+ * parameter: it changes once a chunk, so that its values depend on how batches are cut. One that is written to for
+ * the first time in a later step is found by its version counter; where that very step fails the state is lost
+ * (MT_ESTATE names it). Neither sees data pointers that are written through, nor a first write in a later step
+ * through variable_data().
+ *
  * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT); figures of the chunk, or of
  *             the update. After a failure zero, but for the evidence of an OOM
  * @return MT_OK; MT_EDEVMEM when memory ran out; MT_ESTATE out of order, from a function of the model
  *         that a step has called, or when the state was lost, which only a mt_rollback or mt_rewind that
- *         fails does; MT_EINVAL for samples that the batch does not have,
- *         for a model without a parameter to train, and for a loss that is not a scalar or has no graph; MT_EUSER,
+ *         fails does, and a skipped update that cannot be taken back; MT_EINVAL for samples that the batch does not
+ *         have, for a model without a parameter to train, and for a loss that is not a scalar or has no graph; MT_EUSER,
  *         MT_ETORCH from the model; MT_ENOTSUP
  */
 MT_API MT_NODISCARD mt_status mt_begin(mt_torch *torch, const mt_batch *batch);

@@ -1,0 +1,206 @@
+/* written.cpp - finding, copying and putting back what a forward pass writes to. */
+
+/* libtorch is built with it. Without it at::RecordFunction here has a member more than there. */
+#ifndef NDEBUG
+#define NDEBUG
+#endif
+
+#include "written.hpp"
+
+#include <memory>
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+
+#include <memtrain/status.h>
+
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+thread_local WrittenParameters *watching = nullptr;
+
+/* Bytes from the tensor's first to its last. */
+struct Span {
+    uintptr_t begin = 0, end = 0;
+
+    explicit Span(const at::Tensor &tensor) {
+        if (tensor.layout() != c10::kStrided || !tensor.numel()) return;
+        int64_t last = 0;
+        for (int64_t i = 0; i < tensor.dim(); i++) last += (tensor.size(i) - 1) * tensor.stride(i);
+        begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+        end = begin + static_cast<size_t>(last + 1) * tensor.element_size();
+    }
+    bool meets(const Span &other) const { return begin < other.end && other.begin < end; }
+};
+
+uint32_t version_of(const at::Tensor &tensor) {
+    return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+}
+
+void look_at(const c10::IValue &value) {
+    if (value.isTensor()) {
+        watching->before_write(value.toTensor());
+    } else if (value.isTensorList()) {
+        for (const at::Tensor &tensor : value.toTensorVector()) watching->before_write(tensor);
+    }
+}
+
+/* libtorch swallows what this throws. */
+std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction &call) {
+    if (!watching) return nullptr;
+    at::RecordFunctionGuard quiet(false); /* our own copies are no news */
+    std::optional<c10::FunctionSchema> schema = call.operator_schema();
+    if (!schema) return nullptr;
+    const std::vector<c10::Argument> &arguments = schema->arguments();
+    c10::ArrayRef<const c10::IValue> inputs = call.inputs();
+    for (size_t i = 0; i < arguments.size() && i < inputs.size(); i++)
+        if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()) look_at(inputs[i]);
+    return nullptr;
+}
+
+} // namespace
+
+void WrittenParameters::follow(const std::vector<Named> &parameters) {
+    std::vector<Entry> list;
+    for (const Named &named : parameters) {
+        Entry entry;
+        entry.named = named;
+        for (const Entry &old : entries_)
+            if (old.named.name == named.name) entry.written = old.written;
+        begin(entry);
+        list.push_back(std::move(entry));
+    }
+    entries_ = std::move(list);
+}
+
+void WrittenParameters::begin(Entry &entry) {
+    if (entry.outside) entry.kept[step] = {};
+    entry.kept[step].look(entry.named.tensor);
+    entry.version = version_of(entry.named.tensor);
+    entry.changed = entry.outside = entry.is_kept[step] = entry.is_kept[chunk] = false;
+}
+
+void WrittenParameters::take(When when) {
+    for (Entry &entry : entries_) {
+        if (when == step) begin(entry);
+        if (!entry.written) continue;
+        entry.kept[when].look(entry.named.tensor);
+        entry.kept[when].copy();
+        entry.is_kept[when] = true;
+    }
+}
+
+void WrittenParameters::compare() {
+    for (Entry &entry : entries_)
+        entry.changed |= version_of(entry.named.tensor) != entry.version ||
+                         !entry.kept[step].is_in_place(entry.named.tensor);
+}
+
+void WrittenParameters::end_chunk() {
+    compare();
+    for (Entry &entry : entries_) {
+        if (entry.written || (!entry.changed && !entry.outside)) continue;
+        entry.written = true;
+        warn(entry);
+    }
+}
+
+/* One line does for all of them. */
+void WrittenParameters::warn(const Entry &entry) {
+    if (warned_) return;
+    warned_ = true;
+    mt_log(MT_LOG_WARNING,
+           "parameter '%.150s' is changed by the forward pass: once a chunk, so that its values "
+           "depend "
+           "on how batches are cut",
+           entry.named.name.c_str());
+}
+
+void WrittenParameters::put_back(When when) {
+    const Entry *lost = nullptr;
+    for (Entry &entry : entries_) {
+        if (entry.is_kept[when])
+            entry.kept[when].put_back(entry.named.tensor);
+        else if (entry.is_kept[step] || entry.changed)
+            put_back(entry, lost);
+    }
+    if (lost)
+        fail(MT_ESTATE,
+             "parameter '%.150s' was changed by the forward pass, for the first time, in a chunk "
+             "that is "
+             "taken back, and there is no copy of it",
+             lost->named.name.c_str());
+}
+
+/*
+ * One that no chunk before has changed in this step. Where its version has not changed, it has been given other
+ * memory, and the old numbers are in the old one.
+ */
+void WrittenParameters::put_back(Entry &entry, const Entry *&lost) {
+    const at::Tensor &tensor = entry.named.tensor;
+    if (!entry.is_kept[step] && version_of(tensor) != entry.version) {
+        lost = &entry; /* and stays so, whoever asks again */
+        return;
+    }
+    if (entry.is_kept[step])
+        entry.kept[step].put_back(tensor);
+    else
+        entry.kept[step].move_back(tensor);
+    entry.version = version_of(tensor);
+    entry.changed = false;
+    entry.written = true;
+}
+
+size_t WrittenParameters::bytes() const {
+    size_t bytes = 0;
+    for (const Entry &entry : entries_)
+        if (!entry.outside) bytes += entry.kept[step].bytes();
+    return bytes;
+}
+
+uint64_t WrittenParameters::stamp() const {
+    uint64_t hash = 0xcbf29ce484222325U; /* FNV-1a (Fowler, Noll, Vo) */
+    auto add = [&hash](uint64_t number) { hash = (hash ^ number) * 0x100000001b3U; };
+    add(writes_);
+    for (const Entry &entry : entries_) {
+        add(version_of(entry.named.tensor));
+        add(reinterpret_cast<uint64_t>(entry.named.tensor.const_data_ptr()));
+    }
+    return hash;
+}
+
+/*
+ * In plain memory: a copy within the budget could be refused, and nothing that happens here keeps the operator from
+ * writing. Without a copy put_back() tells, if it comes to that.
+ */
+void WrittenParameters::before_write(const at::Tensor &tensor) noexcept {
+    (void)guard([&] {
+        if (!tensor.defined() || !tensor.has_storage()) return;
+        Span span(tensor);
+        for (Entry &entry : entries_) {
+            if (!span.meets(Span(entry.kept[step].original()))) continue;
+            writes_++;
+            if (entry.is_kept[step]) continue;
+            entry.kept[step].copy_outside();
+            entry.is_kept[step] = entry.outside = true;
+        }
+    });
+}
+
+WatchWrites::WatchWrites(WrittenParameters *written) : before_(watching) {
+    if (!written) return;
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(before_operator)
+                                             .needsInputs(true)
+                                             .scopes({at::RecordScope::FUNCTION}));
+    watching = written;
+}
+
+WatchWrites::~WatchWrites() {
+    watching = before_;
+    if (handle_) at::removeCallback(handle_);
+}
+
+} // namespace memtrain::shim

@@ -1,0 +1,538 @@
+/*
+ * check_shim_kept.cpp - what a step that is taken back puts back beside gradients: buffers whose elements share
+ * memory, and parameters that the model's own code writes to.
+ */
+#include <map>
+#include <string>
+#include <unistd.h>
+
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/quantize_per_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include "check_shim.hpp"
+
+using namespace check_shim;
+
+namespace {
+
+/* A linear layer, and what a test adds to it. */
+struct Own : nn::Module {
+    nn::Linear layer{192, 5};
+    at::Tensor mask;    /* a row that is repeated */
+    at::Tensor windows; /* rows that overlap */
+    at::Tensor key;     /* a parameter that does not train */
+
+    Own() { register_module("layer", layer); }
+};
+
+using Code = std::function<void(Own &)>;
+
+/* An Own that trains; change is run in each forward pass, without a graph. */
+struct Run {
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    std::shared_ptr<Own> net;
+
+    Run(const mt_torch_options &options, const Code &make, const Code &change,
+        bool in_segment = false) {
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_set_threads(1));
+        ck_ok(mt_torch_seed(7));
+        ck_ok(memtrain::make_model(&model, [&] {
+            net = std::make_shared<Own>();
+            make(*net);
+            return memtrain::model(net, {}, [=](Own &own, const memtrain::Tensors &batch) {
+                auto forward = [&own, change](at::Tensor x) {
+                    {
+                        c10::NoGradGuard no_grad;
+                        change(own);
+                    }
+                    x = x.flatten(1);
+                    if (own.mask.defined()) x = x * own.mask.select(0, 0);
+                    if (own.key.defined()) x = x * own.key.select(0, 0).detach().clone();
+                    return own.layer(x);
+                };
+                at::Tensor out =
+                    in_segment ? memtrain::checkpoint(forward, batch[0]) : forward(batch[0]);
+                return memtrain::Output{at::cross_entropy_loss(out, batch[1]), {}};
+            });
+        }));
+        ck_ok(mt_torch_new(model, &options, &torch));
+    }
+    ~Run() {
+        mt_torch_free(torch);
+        mt_model_free(model);
+    }
+    Run(const Run &) = delete;
+    Run &operator=(const Run &) = delete;
+
+    std::string hash() const {
+        char text[65];
+        ck_ok(mt_torch_state_sha256(torch, text));
+        return text;
+    }
+};
+
+void make_overlapping(Own &own) {
+    own.mask = own.register_buffer("mask", at::ones({1, 192}).expand({4, 192}));
+    own.windows =
+        own.register_buffer("windows", at::arange(9).to(at::kFloat).as_strided({4, 3}, {2, 1}));
+}
+
+void change_overlapping(Own &own) {
+    own.mask.select(0, 1).mul_(1.25);
+    own.windows.select(0, 2).add_(1);
+}
+
+/* ---- ways of writing to a parameter -------------------------------------------------------------------- */
+
+void make_key(Own &own) {
+    own.key = own.register_parameter("key", at::ones({5, 192}), false);
+}
+
+const struct Way {
+    const char *name;
+    Code make, change;
+} ways[] = {
+    {"key", make_key, [](Own &own) { own.key.mul_(0.9).add_(own.layer->weight, 0.1); }},
+    {"key", make_key,
+     [](Own &own) { own.key.variable_data().mul_(0.9).add_(own.layer->weight, 0.1); }},
+    {"key", make_key, [](Own &own) { own.key.set_data(own.key * 0.9 + own.layer->weight * 0.1); }},
+    {"key", make_key, [](Own &own) { own.key.select(0, 0).add_(own.layer->weight.select(0, 1)); }},
+    {"key", make_key,
+     [](Own &own) {
+         std::vector<at::Tensor> list = {own.key};
+         at::_foreach_mul_(list, 1.5);
+     }},
+    {"key", make_key, [](Own &own) { at::mul_out(own.key, own.key, own.layer->weight); }},
+    {"key",
+     [](Own &own) {
+         own.key = own.register_parameter("key", at::ones({1, 192}).expand({5, 192}), false);
+     },
+     [](Own &own) { own.key.select(0, 3).mul_(1.5); }},
+    {"layer.weight", [](Own &) {}, [](Own &own) { own.layer->weight.mul_(0.5); }},
+    {"layer.bias", [](Own &) {}, [](Own &own) { own.layer->bias.variable_data().add_(1); }},
+};
+
+enum { WAYS = sizeof ways / sizeof *ways };
+
+/* ---- steps ----------------------------------------------------------------------------------------- */
+
+/* One step in chunks of 3 and 5. What fails is taken back and tried again: the chunk where one is marked, or all. */
+int steps_tried(const Run &run, const Batch &batch, bool marked) {
+    const size_t sizes[] = {3, 5};
+    for (int tried = 1;; tried++) {
+        mt_status status = mt_begin(run.torch, batch.get());
+        size_t first = 0;
+        for (size_t i = 0; i < 2 && status == MT_OK; i++) {
+            mt_chunk_result result = chunk_result();
+            do {
+                if (status != MT_OK) {
+                    ck_ok(mt_rewind(run.torch));
+                    tried++;
+                }
+                status = marked ? mt_mark(run.torch) : MT_OK;
+                if (status != MT_OK) break;
+                status = mt_accumulate(run.torch, first, sizes[i],
+                                       static_cast<double>(sizes[i]) / 8, &result);
+            } while (marked && status == MT_EDEVMEM);
+            first += sizes[i];
+        }
+        mt_apply_result applied = apply_result();
+        if (status == MT_OK) status = mt_apply(run.torch, &applied);
+        if (status == MT_OK) return tried;
+        ck_status(status, MT_EDEVMEM);
+        (void)!mt_rollback(run.torch); /* a begin that failed has nothing to take back */
+    }
+}
+
+/* Three steps; in the one with that number the n-th request for memory fails. Whether it did. */
+bool train(const Run &run, bool marked, int bad = -1, uint64_t n = 0) {
+    Batch batch(8);
+    uint64_t failed = 0;
+    for (int i = 0; i < 3; i++) {
+        if (i == bad) ck_ok(mt_inject_oom(n, 0));
+        int tried = steps_tried(run, batch, marked);
+        if (i != bad) continue;
+        mt_injected(nullptr, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        ck_assert_int_eq(tried > 1, failed != 0);
+    }
+    return failed != 0;
+}
+
+/* Each request of the first and of the second step fails in turn: the state is that of a run without a fault. */
+void fail_each(const mt_torch_options &options, const Code &make, const Code &change) {
+    for (bool marked : {false, true}) {
+        Run plain(options, make, change);
+        train(plain, marked);
+        std::string expected = plain.hash();
+        for (int bad : {0, 1}) {
+            uint64_t n = 1;
+            for (bool failed = true; failed; n++) {
+                Run run(options, make, change);
+                failed = train(run, marked, bad, n);
+                ck_assert_msg(run.hash() == expected, "request %d of step %d", (int)n, bad);
+            }
+            ck_assert_uint_gt(n, 10);
+        }
+    }
+}
+
+std::vector<std::string> warnings;
+
+void keep_warnings(void *, mt_log_level level, const char *line) {
+    if (level == MT_LOG_WARNING) warnings.emplace_back(line);
+}
+
+void name_of_file(char *path) {
+    int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    close(file);
+}
+
+} // namespace
+
+/* ---- buffers --------------------------------------------------------------------------------------- */
+
+START_TEST(shared_elements) {
+    fail_each(options_of(MT_ADAMW), make_overlapping, change_overlapping);
+}
+END_TEST
+
+/* The memory is not made larger by what keeps it. */
+START_TEST(shared_elements_cost_their_memory) {
+    mt_backend_info info = {};
+    info.size = sizeof info;
+    Run run(options_of(MT_SGD), make_overlapping, change_overlapping);
+    mt_backend backend = MT_BACKEND_INIT;
+    ck_ok(mt_torch_backend(run.torch, &backend));
+    ck_ok(backend.describe(backend.self, &info));
+    ck_assert_uint_eq(info.buffer_bytes, (192 + 4 * 3) * sizeof(float));
+}
+END_TEST
+
+/* What a skipped update leaves as it was. */
+START_TEST(shared_elements_of_a_skipped_step) {
+    mt_torch_options options = options_of(MT_SGD);
+    options.amp = MT_FLOAT16;
+    options.scale_start = 4294967296.0;
+    Run run(options, make_overlapping, change_overlapping);
+    Batch batch(8);
+    mt_apply_result applied = apply_result();
+    at::Tensor before = run.net->mask.clone(), windows = run.net->windows.clone();
+    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, &applied));
+    ck_assert_int_eq(applied.skipped, 1);
+    ck_assert(at::equal(run.net->mask, before));
+    ck_assert(at::equal(run.net->windows, windows));
+}
+END_TEST
+
+/* They count once where a segment is run again. */
+START_TEST(shared_elements_in_a_segment) {
+    mt_torch_options options = options_of(MT_SGD);
+    options.checkpointing = MT_CHECKPOINTING_ON;
+    Run run(options, make_overlapping, change_overlapping, true);
+    Batch batch(8);
+    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+    ck_assert_double_eq(run.net->mask[3][5].item().toDouble(), 1.25);
+}
+END_TEST
+
+START_TEST(shared_elements_in_files) {
+    char path[] = "/tmp/check_kept.XXXXXX";
+    name_of_file(path);
+    Run run(options_of(MT_ADAMW), make_overlapping, change_overlapping);
+    Batch batch(8);
+    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+    std::string saved = run.hash();
+    ck_ok(mt_torch_save(run.torch, path, nullptr));
+    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+    ck_assert(run.hash() != saved);
+    ck_ok(mt_torch_load(run.torch, path, nullptr, 0));
+    ck_assert(run.hash() == saved);
+    ck_assert_int_eq(run.net->mask.stride(0), 0);
+    remove(path);
+}
+END_TEST
+
+/* A file whose rows differ has no place in rows that are one: refused, and nothing is lost. */
+START_TEST(different_elements_in_files) {
+    char path[] = "/tmp/check_kept.XXXXXX";
+    name_of_file(path);
+    for (bool weights : {false, true})
+        for (bool of_mask : {false, true}) {
+            auto make_dense = [of_mask](Own &own) {
+                make_overlapping(own);
+                (of_mask ? own.mask : own.windows)
+                    .set_data((of_mask ? own.mask : own.windows).clone());
+            };
+            auto change_dense = [of_mask](Own &own) {
+                (of_mask ? own.mask : own.windows).select(0, 0).add_(1);
+            };
+            Run run(options_of(MT_ADAMW), make_overlapping, change_overlapping);
+            Run dense(options_of(MT_ADAMW), make_dense, change_dense);
+            Batch batch(8);
+            ck_ok(mt_train_step(dense.torch, batch.get(), nullptr, nullptr));
+            ck_ok(mt_torch_save(dense.torch, path, nullptr));
+            mt_weights_options lax = MT_WEIGHTS_OPTIONS_INIT;
+            lax.strict = 0;
+            std::string before = run.hash();
+            ck_status(weights ? mt_model_load_weights(run.model, path, &lax)
+                              : mt_torch_load(run.torch, path, nullptr, 0),
+                      MT_EINVAL);
+            ck_contains(mt_last_error(), of_mask ? "'mask'" : "'windows'");
+            ck_contains(mt_last_error(), "share memory");
+            ck_assert(run.hash() == before);
+            ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+        }
+    remove(path);
+}
+END_TEST
+
+/* To the CPU and back, and rolled back there. */
+START_TEST(shared_elements_move) {
+    mt_torch_options options = options_of(MT_ADAMW);
+    options.device = "sim:cuda";
+    for (int way = 0; way < 2; way++) {
+        Run run(options, way ? ways[0].make : make_overlapping,
+                way ? ways[0].change : change_overlapping);
+        Batch batch(8);
+        mt_backend backend = MT_BACKEND_INIT;
+        ck_ok(mt_torch_backend(run.torch, &backend));
+        for (int on : {1, 0}) {
+            ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+            std::string before = run.hash();
+            ck_ok(backend.set_rung(backend.self, MT_RUNG_CPU, on));
+            ck_assert(run.hash() == before);
+            if (!way) ck_assert_int_eq(run.net->mask.stride(0), 0);
+            ck_ok(mt_inject_oom(4, 0));
+            ck_status(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_EDEVMEM);
+            ck_ok(mt_inject_oom(0, 0));
+            ck_assert(run.hash() == before);
+        }
+    }
+}
+END_TEST
+
+/* Each kind of tensor is kept, or refused by its name before anything is trained. */
+START_TEST(kinds_of_buffers) {
+    const struct {
+        const char *name;
+        at::Tensor (*make)();
+        bool kept;
+    } rows[] = {
+        {"sparse",
+         [] {
+             return at::ones({3, 4}).to_sparse();
+         },
+         false},
+        {"csr",
+         [] {
+             return at::ones({3, 4}).to_sparse_csr();
+         },
+         false},
+        {"quantised",
+         [] {
+             return at::quantize_per_tensor(at::ones({3, 4}), 0.1, 0, c10::kQInt8);
+         },
+         true},
+        {"complex",
+         [] {
+             return at::ones({3, 4}).to(c10::kComplexFloat);
+         },
+         true},
+        {"empty",
+         [] {
+             return at::zeros({0, 4});
+         },
+         true},
+        {"scalar",
+         [] {
+             return at::ones({}).expand({2, 2});
+         },
+         true},
+        {"half", [] { return at::ones({3}).to(c10::kHalf); }, true},
+        {"bool", [] { return at::ones({3}).to(c10::kBool); }, true},
+    };
+    mt_torch_options options = options_of(MT_SGD);
+    ck_ok(mt_torch_init(nullptr));
+    for (const auto &row : rows)
+        for (bool parameter : {false, true}) {
+            mt_model *model = nullptr;
+            mt_torch *torch = nullptr;
+            ck_ok(memtrain::make_model(&model, [&] {
+                auto net = std::make_shared<Own>();
+                if (parameter)
+                    net->register_parameter(row.name, row.make(), false);
+                else
+                    net->register_buffer(row.name, row.make());
+                return memtrain::model(net, {}, [](Own &own, const memtrain::Tensors &batch) {
+                    at::Tensor out = own.layer(batch[0].flatten(1));
+                    return memtrain::Output{at::cross_entropy_loss(out, batch[1]), {}};
+                });
+            }));
+            mt_status status = mt_torch_new(model, &options, &torch);
+            if (!row.kept) {
+                ck_status(status, MT_ENOTSUP);
+                ck_contains(mt_last_error(), row.name);
+            } else {
+                Batch batch(8);
+                ck_ok(status);
+                ck_ok(mt_inject_oom(2, 0));
+                ck_status(mt_train_step(torch, batch.get(), nullptr, nullptr), MT_EDEVMEM);
+                ck_ok(mt_inject_oom(0, 0));
+                ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
+            }
+            mt_torch_free(torch);
+            mt_model_free(model);
+        }
+}
+END_TEST
+
+/* ---- parameters ------------------------------------------------------------------------------------ */
+
+START_TEST(every_allocation_fails) {
+    fail_each(options_of(MT_ADAMW), ways[_i].make, ways[_i].change);
+}
+END_TEST
+
+/* Frozen by a group, not by the model. */
+START_TEST(frozen_by_a_group) {
+    mt_parameter_group group = MT_PARAMETER_GROUP_INIT;
+    group.pattern = "key";
+    group.frozen = 1;
+    mt_torch_options options = options_of(MT_ADAMW);
+    options.groups = &group;
+    options.group_count = 1;
+    fail_each(
+        options,
+        [](Own &own) {
+            own.key = own.register_parameter("key", at::ones({5, 192}));
+        },
+        ways[0].change);
+}
+END_TEST
+
+/* One line, once, that names it. */
+START_TEST(is_told) {
+    mt_set_log(keep_warnings, nullptr);
+    Run run(options_of(MT_SGD), ways[_i].make, ways[_i].change);
+    train(run, false);
+    train(run, true);
+    ck_assert_uint_eq(warnings.size(), 1);
+    ck_contains(warnings[0].c_str(), ("'" + std::string(ways[_i].name) + "'").c_str());
+    ck_contains(warnings[0].c_str(), "once a chunk");
+}
+END_TEST
+
+/* What nobody writes to costs no copy and no word. */
+START_TEST(others_cost_nothing) {
+    mt_set_log(keep_warnings, nullptr);
+    mt_backend_info info = {};
+    info.size = sizeof info;
+    mt_backend backend = MT_BACKEND_INIT;
+    for (int way = 0; way < 2; way++) {
+        Run run(
+            options_of(MT_ADAMW), make_key, way ? ways[0].change : [](Own &) {});
+        train(run, true);
+        ck_ok(mt_torch_backend(run.torch, &backend));
+        ck_ok(backend.describe(backend.self, &info));
+        ck_assert_uint_eq(info.buffer_bytes, way ? 5 * 192 * sizeof(float) : 0);
+        ck_assert_uint_eq(warnings.size(), way);
+    }
+}
+END_TEST
+
+/* The first write comes in a later step: found by the version, from then on kept. In one that fails it is told. */
+START_TEST(begins_late) {
+    for (bool fails : {false, true}) {
+        bool on = false;
+        Run run(options_of(MT_SGD), make_key, [&on](Own &own) {
+            if (on) own.key.mul_(0.5);
+        });
+        Batch batch(8);
+        ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+        on = true;
+        if (!fails) {
+            ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+            std::string before = run.hash();
+            ck_ok(mt_inject_oom(5, 0));
+            ck_status(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_EDEVMEM);
+            ck_assert(run.hash() == before);
+            continue;
+        }
+        ck_ok(mt_inject_oom(5, 0));
+        ck_status(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_ESTATE);
+        ck_contains(mt_last_error(), "'key'");
+        ck_status(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_ESTATE);
+        ck_contains(mt_last_error(), "'key'");
+    }
+}
+END_TEST
+
+/* A step that half precision skips leaves it as it was. */
+START_TEST(skipped_step) {
+    mt_torch_options options = options_of(MT_SGD);
+    options.amp = MT_FLOAT16;
+    options.scale_start = 4294967296.0;
+    Run run(options, ways[_i].make, ways[_i].change);
+    Batch batch(8);
+    mt_apply_result applied = apply_result();
+    for (int i = 0; i < 2; i++) {
+        at::Tensor key = run.net->key.defined() ? run.net->key : run.net->layer->weight;
+        at::Tensor before = key.clone();
+        ck_ok(mt_train_step(run.torch, batch.get(), nullptr, &applied));
+        ck_assert_int_eq(applied.skipped, 1);
+        ck_assert(at::equal(key, before));
+    }
+}
+END_TEST
+
+/* A segment that is run again would write twice. */
+START_TEST(not_in_a_segment) {
+    mt_torch_options options = options_of(MT_SGD);
+    for (bool on : {true, false}) {
+        options.checkpointing = on ? MT_CHECKPOINTING_ON : MT_CHECKPOINTING_AUTO;
+        Run run(options, ways[_i].make, ways[_i].change, true);
+        Batch batch(8);
+        std::string before = run.hash();
+        mt_status status = mt_train_step(run.torch, batch.get(), nullptr, nullptr);
+        if (!on) {
+            ck_ok(status);
+            continue;
+        }
+        ck_assert_int_ne(status, MT_OK); /* by way of an exception of the model's */
+        ck_contains(mt_last_error(), "writes to a parameter");
+        ck_assert(run.hash() == before);
+    }
+}
+END_TEST
+
+int main() {
+    Suite *suite = suite_create("shim_kept");
+    TCase *buffers = suite_case(suite, "buffers"), *written = suite_case(suite, "written");
+    tcase_add_test(buffers, shared_elements);
+    tcase_add_test(buffers, shared_elements_cost_their_memory);
+    tcase_add_test(buffers, shared_elements_of_a_skipped_step);
+    tcase_add_test(buffers, shared_elements_in_a_segment);
+    tcase_add_test(buffers, shared_elements_in_files);
+    tcase_add_test(buffers, different_elements_in_files);
+    tcase_add_test(buffers, shared_elements_move);
+    tcase_add_test(buffers, kinds_of_buffers);
+    tcase_add_loop_test(written, every_allocation_fails, 0, WAYS);
+    tcase_add_test(written, frozen_by_a_group);
+    tcase_add_loop_test(written, is_told, 0, WAYS);
+    tcase_add_test(written, others_cost_nothing);
+    tcase_add_test(written, begins_late);
+    tcase_add_loop_test(written, skipped_step, 0, WAYS);
+    tcase_add_loop_test(written, not_in_a_segment, 0, WAYS);
+    return suite_run(suite);
+}
