@@ -582,7 +582,8 @@ static Update update_weights(mt_torch &torch, bool &changing) {
         changing = !update.skipped;
         settle(torch, update);
     } else {
-        torch.buffers.restore(*torch.model); /* no gradient, so nothing for the scaler to count */
+        /* There is no gradient, so nothing for the scaler to count. */
+        put_back_state(torch, WrittenParameters::step);
     }
     changing = true;
     return update;
