@@ -24,7 +24,7 @@ static void name_file(void) {
 }
 
 static int is_there(const char *end) {
-    char name[CLI_PATH + 8];
+    char name[CLI_PATH + 16];
     snprintf(name, sizeof name, "%s%s", file, end);
     return access(name, F_OK) == 0;
 }
