@@ -496,8 +496,10 @@ START_TEST(broken_values) {
     refused({"aten::to", {x, mt_value_dtype(MT_DTYPE_NONE)}, {}, "values[1]: dtype 0 is none of"});
     refused(
         {"aten::to", {x}, {{"device", mt_value_device(nullptr)}}, "keywords[0] is a device that"});
-    refused(
-        {"aten::to", {x}, {{"device", mt_value_device("toaster")}}, "'toaster' is no name of a"});
+    refused({"aten::to",
+             {x},
+             {{"device", mt_value_device("toaster")}},
+             "'toaster' is not the name of a"});
     refused({"aten::relu", {x}, {{"self", mt_value_tensor(stale)}}, "keywords[0] is not a live"});
 }
 END_TEST

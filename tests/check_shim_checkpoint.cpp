@@ -247,7 +247,8 @@ START_TEST(in_a_locale) {
     mt_safetensors_free(file);
     Trainer other(options_number(2));
     ck_ok(mt_torch_load(other.torch, path.c_str(), nullptr, 0));
-    ck_assert_str_eq(other.hash().c_str(), hash.c_str());
+    std::string loaded = other.hash();
+    ck_assert_str_eq(loaded.c_str(), hash.c_str());
 }
 END_TEST
 

@@ -37,7 +37,7 @@ typedef enum ex_file_use {
     EX_NO_FILE = 0,
     EX_FILE_READ,
     EX_FILE_RESUMED, /* read as a whole before EX_FILE_SAVED writes, so that these two may be one */
-    EX_FILE_SAVED,   /* written again and again, with FILE.1, FILE.best and FILE.memtrain-tmp beside it */
+    EX_FILE_SAVED, /* written again and again, with FILE.1, FILE.best and FILE.memtrain-tmp beside it */
     EX_FILE_REPLACED, /* written once, as FILE.memtrain-tmp first */
     EX_FILE_WRITTEN
 } ex_file_use;
