@@ -185,7 +185,7 @@ typedef struct mt_policy_options {
     int clear_every;        /* clear the cache each N training steps and after each epoch, or
                                MT_CLEAR_AUTO, _NEVER or _EPOCHS */
     int eval_clear_every;   /* each N evaluation calls, MT_CLEAR_AUTO or _NEVER */
-    int deterministic;      /* 1: sizes from memory alone: equal on equal budgets, after stops too */
+    int deterministic;      /* 1: sizes from memory alone: equal by budget, also after a stop */
     unsigned max_retries;   /* of one step with the same rungs; 0: 16 */
     unsigned allow_rungs;   /* MT_RUNG_BITs allowed beside MT_RUNGS_DEFAULT */
     unsigned forbid_rungs;  /* never used; none of allow_rungs */
