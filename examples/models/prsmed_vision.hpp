@@ -16,9 +16,9 @@
 namespace memtrain_models {
 
 /* A 3x3 convolution and GroupNorm: [B, in, H, W] -> [B, out, H / stride, W / stride]. */
-class ConvNormImpl : public torch::nn::Module {
+class ConvGroupNormImpl : public torch::nn::Module {
 public:
-    ConvNormImpl(int64_t in, int64_t out, int64_t stride)
+    ConvGroupNormImpl(int64_t in, int64_t out, int64_t stride)
         : conv(register_module(
               "conv",
               torch::nn::Conv2d(
@@ -32,19 +32,19 @@ private:
     torch::nn::Conv2d conv;
     torch::nn::GroupNorm norm;
 };
-TORCH_MODULE(ConvNorm);
+TORCH_MODULE(ConvGroupNorm);
 
 /* Two of these around the input: [B, width, H, W] -> the same. */
 class ConvBlockImpl : public torch::nn::Module {
 public:
     explicit ConvBlockImpl(int64_t width)
-        : first(register_module("first", ConvNorm(width, width, 1))),
-          second(register_module("second", ConvNorm(width, width, 1))) {}
+        : first(register_module("first", ConvGroupNorm(width, width, 1))),
+          second(register_module("second", ConvGroupNorm(width, width, 1))) {}
 
     torch::Tensor forward(const torch::Tensor &x) { return (second(first(x).relu_()) + x).relu_(); }
 
 private:
-    ConvNorm first, second;
+    ConvGroupNorm first, second;
 };
 TORCH_MODULE(ConvBlock);
 
@@ -77,8 +77,8 @@ public:
     static constexpr int64_t stride = 4, width = 64, depth = 3;
 
     explicit ConvEncoderImpl(int64_t side)
-        : stem1(register_module("stem1", ConvNorm(3, width / 2, 2))),
-          stem2(register_module("stem2", ConvNorm(width / 2, width, 2))),
+        : stem1(register_module("stem1", ConvGroupNorm(3, width / 2, 2))),
+          stem2(register_module("stem2", ConvGroupNorm(width / 2, width, 2))),
           blocks(register_module("blocks", torch::nn::Sequential())),
           norm(register_module("norm", prsmed_norm(width))) {
         for (int64_t i = 0; i < depth; i++) blocks->push_back(ConvBlock(width));
@@ -93,7 +93,7 @@ public:
     }
 
 private:
-    ConvNorm stem1, stem2;
+    ConvGroupNorm stem1, stem2;
     torch::nn::Sequential blocks;
     torch::nn::LayerNorm norm;
     torch::Tensor positions;
