@@ -104,6 +104,13 @@ START_TEST(a_run_says_what_it_did) {
 }
 END_TEST
 
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, TINY, "--check");
+    ck_contains(cli_out, "checked with 3 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
 /* Chunks are those of --batch, and what that means is said. */
 START_TEST(plain_says_what_it_is) {
     EXPECT(0, TINY, "--contrastive", "plain", "--batch", "8", "--accumulate", "4", "--epochs", "1",
@@ -158,6 +165,7 @@ int main(void) {
     tcase_add_test(flags, one_pair_is_told_from_nothing);
     tcase_add_test(flags, the_script_s_names_mean_the_same);
     tcase_add_test(runs, a_run_says_what_it_did);
+    tcase_add_test(runs, the_network_can_be_cut);
     tcase_add_test(runs, plain_says_what_it_is);
     tcase_add_test(runs, half_of_the_memory);
     tcase_add_test(runs, plain_that_does_not_fit);

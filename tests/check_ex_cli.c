@@ -159,6 +159,13 @@ START_TEST(explaining_changes_nothing) {
 }
 END_TEST
 
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, SMALL, "--check");
+    ck_contains(cli_out, "checked with 6 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
 START_TEST(explaining_alone) {
     EXPECT(0, SMALL, "--epochs", "0", "--explain");
     ck_contains(cli_out, "What a chunk of the batch needs");
@@ -552,6 +559,7 @@ int main(void) {
     tcase_add_test(runs, a_terminal_has_fewer_digits);
     tcase_add_test(runs, two_runs_are_equal);
     tcase_add_test(runs, explaining_changes_nothing);
+    tcase_add_test(runs, the_network_can_be_cut);
     tcase_add_test(runs, explaining_alone);
     tcase_add_test(runs, nutrition_is_a_second_head);
     tcase_add_test(runs, a_loss_that_explodes_stops_the_run);

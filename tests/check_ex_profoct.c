@@ -77,6 +77,13 @@ START_TEST(an_episode_is_never_cut) {
 }
 END_TEST
 
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, RUN, "--check");
+    ck_contains(cli_out, "checked with 2 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
 START_TEST(the_self_test_passes) {
     static const char *const names[] = {"gradient accumulation", "mixed precision", "VIC detached",
                                         "cache clearing"};
@@ -96,6 +103,7 @@ int main(void) {
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
     tcase_add_test(flags, a_preset_leaves_what_is_not_its_own);
     tcase_add_test(runs, an_episode_is_never_cut);
+    tcase_add_test(runs, the_network_can_be_cut);
     tcase_add_test(runs, the_self_test_passes);
     return suite_run(suite);
 }

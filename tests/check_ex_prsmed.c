@@ -83,6 +83,13 @@ START_TEST(a_run_says_what_it_did) {
 }
 END_TEST
 
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, QUICK, "--check");
+    ck_contains(cli_out, "checked with 3 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
 /* They draw random numbers, and the run's are none of these. */
 START_TEST(the_tables_of_memory_change_nothing) {
     static const char *const rows[] = {"\n  input ",
@@ -174,6 +181,7 @@ int main(void) {
     tcase_add_test(flags, what_there_is_not_is_refused);
     tcase_add_loop_test(flags, configurations_cut_as_the_script_does, 0, LENGTH(configurations));
     tcase_add_test(runs, a_run_says_what_it_did);
+    tcase_add_test(runs, the_network_can_be_cut);
     tcase_add_test(runs, the_tables_of_memory_change_nothing);
     tcase_add_test(runs, a_device_that_tells_no_peaks);
     tcase_add_test(runs, half_the_memory_is_enough);

@@ -68,6 +68,13 @@ START_TEST(tiers_by_name) {
 }
 END_TEST
 
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, TINY, "--tier", "3", "--check");
+    ck_contains(cli_out, "checked with 6 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
 /* Batches of one picture, as the tiers have them, train. */
 START_TEST(a_tier_trains) {
     EXPECT(0, "--tier", "3", "--image-size", "64", "--scenes", "32", "--validation-scenes", "4",
@@ -153,6 +160,7 @@ int main(void) {
     tcase_add_test(flags, an_epoch_of_nothing_is_refused);
     tcase_add_test(flags, epochs_are_those_of_the_phases);
     tcase_add_test(flags, tiers_by_name);
+    tcase_add_test(runs, the_network_can_be_cut);
     tcase_add_test(runs, a_tier_trains);
     if (is_slow()) tcase_add_loop_test(runs, each_backbone_trains, 0, LENGTH(networks));
     if (is_slow()) tcase_add_test(runs, a_run_can_be_repeated);
