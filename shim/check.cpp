@@ -464,8 +464,8 @@ bool Check::is_ready_to_cut() {
         report_.add(
             MT_CHECK_NORMALISES, "", 0.0,
             "layers normalise over the samples of a chunk in training: the cut decides what "
-            "they see, and the smallest chunk has %zu samples",
-            runs_.part());
+            "they see, and the smallest chunk has %zu sample%s",
+            runs_.part(), runs_.part() == 1 ? "" : "s");
     if (model.needs_whole_batch)
         report_.add(
             MT_CHECK_SKIPPED, "", 0.0,
@@ -532,9 +532,9 @@ mt_status check_batch(mt_torch &torch, const mt_torch_batch &batch, size_t count
     std::snprintf(line, sizeof line, "%s", mt_last_error());
     return mt_set_error(
         status,
-        "mt_torch_check: the smallest chunk, %zu samples, and its parameters that do "
-        "not train once more, do not fit: %s",
-        part, line);
+        "mt_torch_check: the smallest chunk, %zu sample%s, and a copy of the parameters that do "
+        "not train, do not fit: %s",
+        part, part == 1 ? "" : "s", line);
 }
 
 } // namespace

@@ -599,7 +599,7 @@ START_TEST(budget_for_fewer) {
     ck_contains(report.findings[0].text, "losses are compared");
     networks::Subject::set_budget(peaks[0] / 4);
     ck_status(mt_torch_check(subject.torch, &batch.batch, &report), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "the smallest chunk, 1 samples");
+    ck_contains(mt_last_error(), "the smallest chunk, 1 sample, and");
     ck_assert_uint_eq(report.count, 0);
 }
 END_TEST
