@@ -503,6 +503,9 @@ $(SHIM_OBJ): $(OBJ)/%.o: % $(OBJ)/shim.flags | $(PACKAGES)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(SHIM_FLAGS) $(CRYPTO_CFLAGS) $(DEPEND) -c -o $@ $<
 
+# libtorch is built with NDEBUG; without it at::RecordFunction has a member here that it has not there.
+$(OBJ)/shim/written.cpp.o: private SHIM_FLAGS += -DNDEBUG
+
 # Tests of the core see its internal headers; the examples see the public ones only.
 $(call objects,$(TEST_CORE_SRC) $(FUZZ_SRC) $(filter %.c,$(BENCH_SRC)) $(HELPER_SRC)): INTERNAL := -Ilibmemtrain
 $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ilibmemtrain -Ishim

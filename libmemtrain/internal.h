@@ -77,6 +77,9 @@ void mt__policy_cannot_record(mt_policy *policy);
 /* The backend is told of all chunks before the first, so what one shows comes too late for the others. */
 void mt__policy_is_told(mt_policy *policy);
 
+/* The bytes of gradients are those of info from now on. */
+void mt__policy_describe(mt_policy *policy, const mt_backend_info *info);
+
 /* The recording chunks of the last plan went through; samples without units have left no trace of them. */
 void mt__policy_recorded(mt_policy *policy, mt_mode mode);
 

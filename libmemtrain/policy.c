@@ -208,6 +208,10 @@ void mt__policy_cannot_record(mt_policy *policy) {
     policy->cannot_record = 1;
 }
 
+void mt__policy_describe(mt_policy *policy, const mt_backend_info *info) {
+    policy->info.gradient_bytes = info->gradient_bytes;
+}
+
 void mt__policy_is_told(mt_policy *policy) {
     policy->is_told = 1;
 }

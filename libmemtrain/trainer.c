@@ -354,12 +354,29 @@ static void give(void *theirs, size_t theirs_size, const void *own, size_t own_s
     memcpy(theirs, &theirs_size, sizeof theirs_size);
 }
 
+/* Sizes are other ones where parameters have been frozen, or train again. */
+static mt_status describe_anew(mt_trainer *t) {
+    mt_backend_info now = {0};
+    now.size = sizeof now;
+    mt_status status = t->backend.describe ? t->backend.describe(t->backend.self, &now) : MT_OK;
+    if (status != MT_OK || !t->backend.describe) return status;
+    t->info.gradient_bytes = now.gradient_bytes;
+    t->info.optimizer_bytes = now.optimizer_bytes;
+    t->info.buffer_bytes = now.buffer_bytes;
+    mt__policy_describe(t->policy, &t->info);
+    return MT_OK;
+}
+
 /* Tells the policy what kind of batch comes. */
 static mt_status select_shape(mt_trainer *t, const mt_batch *batch) {
     uint64_t shape = 0;
     if (!t->backend.shape) return MT_OK;
     mt_status status = t->backend.shape(t->backend.self, batch, &shape);
-    return status == MT_OK ? mt_policy_select(t->policy, shape) : status;
+    if (status == MT_OK && t->has_shape && shape != t->shape) status = describe_anew(t);
+    if (status != MT_OK) return status;
+    t->shape = shape;
+    t->has_shape = 1;
+    return mt_policy_select(t->policy, shape);
 }
 
 /* The rungs of a step whose chunks are given. */

@@ -31,6 +31,8 @@ struct mt_trainer {
     unsigned forced_rungs;
     double forced_rate;
     unsigned rungs;   /* that are on */
+    uint64_t shape;   /* of the last batch, as the backend tells it */
+    int has_shape;    /* there is one */
     int normalises;   /* chunks normalise over their samples in training */
     int told_of_norm; /* the log has heard that their chunks are small */
     int means_seen

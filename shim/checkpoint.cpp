@@ -8,7 +8,9 @@
 #include <cstring>
 #include <locale>
 #include <mutex>
+#include <optional>
 #include <sstream>
+#include <unordered_set>
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
@@ -133,8 +135,48 @@ void warn(const char *path, const std::string &name, const char *what) {
            name.c_str(), name == Scaler::name ? "loss scale" : "random numbers");
 }
 
+/*
+ * Which parameters have optimiser state in the file: memory for them is there afterwards, whatever is frozen now.
+ * Those that train have theirs all the same, which begins anew.
+ */
+struct Layout {
+    std::vector<bool> placed;              /* by slot */
+    std::vector<size_t> anew;              /* slots */
+    std::unordered_set<std::string> names; /* of their state */
+};
+
+/* In a file without any optimiser state that is a difference, like another. */
+Layout layout_of(const mt_torch &torch, const TensorFile &file) {
+    const std::vector<Slot> &slots = torch.flat->slots();
+    std::unordered_set<std::string> there;
+    Layout now{torch.flat->placed(), {}, {}}, layout;
+    bool some = false;
+    for (size_t i = 0; i < file.count(); i++) there.insert(file.entry(i).name);
+    for (size_t i = 0; i < slots.size(); i++) {
+        bool is_saved = false;
+        std::vector<std::string> names = torch.optimizer->state_names(i);
+        for (const std::string &name : names) is_saved |= there.count(name) > 0;
+        some |= is_saved;
+        layout.placed.push_back(is_saved || !slots[i].frozen);
+        if (is_saved || slots[i].frozen) continue;
+        layout.anew.push_back(i);
+        layout.names.insert(names.begin(), names.end());
+    }
+    return some ? layout : now;
+}
+
+void warn_of_anew(const mt_torch &torch, const Layout &layout, const char *path) {
+    if (layout.anew.empty()) return;
+    mt_log(
+        MT_LOG_WARNING,
+        "'%.200s' has no optimiser state of %zu parameters that train here, '%.100s' is the first: "
+        "they were frozen when it was saved, and begin without",
+        path, layout.anew.size(), torch.flat->slots()[layout.anew[0]].name.c_str());
+}
+
 /* Both lists are sorted by the bytes of the names. */
-std::vector<Match> match(const std::vector<Named> &list, const TensorFile &file, const char *path) {
+std::vector<Match> match(const std::vector<Named> &list, const TensorFile &file, const char *path,
+                         const Layout &layout) {
     std::vector<Match> matches;
     Differences differences;
     size_t here = 0, there = 0;
@@ -147,14 +189,14 @@ std::vector<Match> match(const std::vector<Named> &list, const TensorFile &file,
             warn(path, name, "does not have");
         else if (order > 0 && is_optional(name))
             warn(path, name, "is of a run with");
-        else if (order < 0)
+        else if (order < 0 && !layout.names.count(name))
             differences.add_missing(name);
         else if (order > 0)
             differences.add_unexpected(name);
-        else if (!file.fits(there, list[here].tensor))
+        else if (order == 0 && !file.fits(there, list[here].tensor))
             differences.add_different(name, file.description(there),
                                       description_of(list[here].tensor));
-        else
+        else if (order == 0)
             matches.push_back({list[here].tensor, there});
         here += order <= 0;
         there += order >= 0;
@@ -220,20 +262,26 @@ void load(mt_torch &torch, const char *path, char *extra, size_t capacity, bool 
     Staging staging;
     TensorFile file(path);
     Rest rest = rest_of(torch, file, path, extra ? capacity : 0);
+    Layout layout = layout_of(torch, file);
+    std::optional<Resettled> resettled;
+    if (layout.placed != torch.flat->placed()) resettled.emplace(torch, layout.placed);
     std::vector<Named> list = state_of(torch);
     append_rng(torch.device, list);
     sort_by_name(list);
-    std::vector<Match> matches = match(list, file, path);
+    std::vector<Match> matches = match(list, file, path, layout);
     check_hash(file, path, rest.hash, staging);
     for (const Match &match : matches) file.check_shared("mt_torch_load", path, match);
     std::vector<Generator> generators = read_generators(matches, file, torch.device, staging);
     at::Tensor scaler = read_scaler(matches, file, staging);
     *out_changing = true;
+    if (resettled) resettled->keep();
     if (scaler.defined()) torch.scaler->set_state(scaler);
     set_generators(generators);
     for (const Match &match : matches)
         if (!is_rng(file.entry(match.index).name)) file.read(match.index, match.tensor, staging);
+    for (size_t slot : layout.anew) torch.optimizer->reset(slot);
     synchronize(torch.device);
+    warn_of_anew(torch, layout, path);
     torch.optimizer->set_lr(rest.lr);
     if (extra) std::memcpy(extra, rest.extra, std::strlen(rest.extra) + 1);
 }

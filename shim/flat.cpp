@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/add.h>
@@ -10,7 +11,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zero.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include "guard.hpp"
@@ -24,7 +24,7 @@ constexpr int64_t align_bytes = 64;
 size_t block_of(std::vector<Block> &blocks, c10::ScalarType dtype) {
     for (size_t i = 0; i < blocks.size(); i++)
         if (blocks[i].dtype == dtype) return i;
-    blocks.push_back({dtype, 0, {}, {}});
+    blocks.push_back({dtype, 0, {}});
     return blocks.size() - 1;
 }
 
@@ -46,22 +46,24 @@ int64_t padded(int64_t elements, c10::ScalarType dtype) {
 
 } // namespace
 
-Flat::Flat(const std::vector<Named> &parameters, const Flat *before) {
-    for (const Named &parameter : parameters)
-        if (parameter.tensor.requires_grad() || (before && before->has_frozen(parameter.name)))
-            plan(parameter);
+Flat::Flat(const std::vector<Named> &parameters, const IsFrozen &is_frozen, const Flat *before) {
+    for (const Named &parameter : parameters) {
+        const Slot *old = before ? before->find(parameter.name) : nullptr;
+        if (!parameter.tensor.requires_grad() && !(old && old->frozen)) continue;
+        plan(parameter, old ? old->placed : !is_frozen(parameter.name));
+    }
+    Places places = plan_places(placed());
+    swap(places);
 }
 
-void Flat::plan(const Named &parameter) {
+void Flat::plan(const Named &parameter, bool placed) {
     const at::Tensor &tensor = parameter.tensor;
     for (const Slot &slot : slots_)
         if (slot.parameter.is_same(tensor)) return;
     if (!tensor.is_leaf() || tensor.layout() != c10::kStrided || !tensor.is_floating_point())
         fail(MT_ENOTSUP, "parameter '%s' is no dense tensor of floats", parameter.name.c_str());
     size_t index = block_of(blocks_, tensor.scalar_type());
-    Block &block = blocks_[index];
-    slots_.push_back({parameter.name, tensor, {}, index, block.elements, 0, false, false});
-    block.elements += padded(tensor.numel(), block.dtype);
+    slots_.push_back({parameter.name, tensor, {}, index, 0, 0, false, false, placed});
 }
 
 Flat::~Flat() {
@@ -84,71 +86,119 @@ void Flat::set_frozen(Slot &slot, bool on) {
     slot.frozen = on;
 }
 
-bool Flat::has_frozen(const std::string &name) const {
+const Slot *Flat::find(const std::string &name) const {
     for (const Slot &slot : slots_)
-        if (slot.frozen && slot.name == name) return true;
-    return false;
+        if (slot.name == name) return &slot;
+    return nullptr;
 }
 
-/* FNV-1a (Fowler, Noll, Vo) over the slots' numbers. */
+/* FNV-1a (Fowler, Noll, Vo) over the slots' numbers. One without a place is frozen, or is about to be. */
 uint64_t Flat::frozen_set() const {
     uint64_t hash = 0;
     for (size_t i = 0; i < slots_.size(); i++) {
-        if (!slots_[i].frozen) continue;
+        if (!slots_[i].frozen && slots_[i].placed) continue;
         if (!hash) hash = 0xcbf29ce484222325U;
-        hash = (hash ^ (i + 1)) * 0x100000001b3U;
+        hash = (hash ^ (2 * i + 2 + !slots_[i].placed)) * 0x100000001b3U;
     }
     return hash;
 }
 
 /* Strides are kept where they cover the slot without gaps, channels_last for one. */
-at::Tensor Flat::view(const at::Tensor &block, const Slot &slot) {
-    const at::Tensor &shape = slot.parameter;
-    if (shape.is_non_overlapping_and_dense())
-        return block.as_strided(shape.sizes(), shape.strides(), slot.offset).variable_data();
-    return block.narrow(0, slot.offset, shape.numel()).view(shape.sizes()).variable_data();
+at::Tensor Flat::view(const at::Tensor &block, const at::Tensor &parameter, int64_t offset) {
+    if (parameter.is_non_overlapping_and_dense())
+        return block.as_strided(parameter.sizes(), parameter.strides(), offset).variable_data();
+    return block.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data();
 }
 
 /*
  * variable_data() gives each view a version counter of its own, which detach() would not. The old
  * memory of the parameters is released before the gradients are made, so that at no time more is
- * needed than twice the parameters.
+ * needed than twice the parameters. One without a place may get one later, where gaps have none.
  */
 void Flat::lay_out(c10::Device device) {
     c10::NoGradGuard no_grad;
-    for (Block &block : blocks_)
-        block.parameters = at::zeros({block.elements}, at::device(device).dtype(block.dtype));
-    for (Slot &slot : slots_) {
-        at::Tensor place = view(blocks_[slot.block].parameters, slot);
-        place.copy_(slot.parameter);
-        slot.parameter.set_data(place);
+    device_ = device;
+    {
+        std::vector<at::Tensor> blocks;
+        for (const Block &block : blocks_)
+            blocks.push_back(at::zeros({block.elements}, at::device(device).dtype(block.dtype)));
+        for (Slot &slot : slots_) {
+            at::Tensor place;
+            if (slot.placed)
+                place = view(blocks[slot.block], slot.parameter, slot.offset).copy_(slot.parameter);
+            else if (!slot.parameter.is_non_overlapping_and_dense())
+                place = slot.parameter.contiguous().variable_data();
+            if (place.defined()) slot.parameter.set_data(place);
+        }
     }
     is_laid_out_ = true;
-    make_gradients();
-}
-
-/* Nothing changes until all of the memory is there. */
-void Flat::make_gradients() {
-    std::vector<at::Tensor> blocks, views;
-    for (const Block &block : blocks_) blocks.push_back(at::zeros_like(block.parameters));
-    for (const Slot &slot : slots_) views.push_back(view(blocks[slot.block], slot));
-    for (size_t i = 0; i < blocks.size(); i++) blocks_[i].gradients = std::move(blocks[i]);
-    for (size_t i = 0; i < views.size(); i++) slots_[i].gradient = std::move(views[i]);
-    holds_ = true;
-    clear_gradients();
+    hold_gradients(true);
 }
 
 void Flat::hold_gradients(bool on) {
     c10::NoGradGuard no_grad;
     if (on == holds_) return;
-    if (on) return make_gradients();
-    for (Slot &slot : slots_) {
-        slot.parameter.mutable_grad().reset();
-        slot.gradient.reset();
-    }
-    for (Block &block : blocks_) block.gradients.reset();
-    holds_ = false;
+    Places places = plan_places(placed());
+    if (on) make_gradients(places);
+    holds_ = on;
+    swap(places);
 }
+
+/* ---- places ---- */
+
+std::vector<bool> Flat::placed() const {
+    std::vector<bool> placed;
+    for (const Slot &slot : slots_) placed.push_back(slot.placed);
+    return placed;
+}
+
+Places Flat::plan_places(std::vector<bool> placed) const {
+    Places places;
+    places.elements.assign(blocks_.size(), 0);
+    places.gradients.resize(blocks_.size());
+    places.views.resize(slots_.size());
+    for (size_t i = 0; i < slots_.size(); i++) {
+        int64_t &end = places.elements[slots_[i].block];
+        places.offsets.push_back(end);
+        if (placed[i]) end += padded(slots_[i].parameter.numel(), blocks_[slots_[i].block].dtype);
+    }
+    places.placed = std::move(placed);
+    return places;
+}
+
+void Flat::make_gradients(Places &places) const {
+    for (size_t b = 0; b < blocks_.size(); b++)
+        places.gradients[b] =
+            at::zeros({places.elements[b]}, at::device(device_).dtype(blocks_[b].dtype));
+    for (size_t i = 0; i < slots_.size(); i++)
+        if (places.placed[i])
+            places.views[i] =
+                view(places.gradients[slots_[i].block], slots_[i].parameter, places.offsets[i]);
+}
+
+Places Flat::make_places(std::vector<bool> placed) const {
+    c10::NoGradGuard no_grad;
+    Places places = plan_places(std::move(placed));
+    if (holds_) make_gradients(places);
+    return places;
+}
+
+void Flat::swap(Places &places) {
+    for (size_t b = 0; b < blocks_.size(); b++) {
+        std::swap(blocks_[b].elements, places.elements[b]);
+        std::swap(blocks_[b].gradients, places.gradients[b]);
+    }
+    for (size_t i = 0; i < slots_.size(); i++) {
+        bool placed = slots_[i].placed;
+        slots_[i].placed = places.placed[i];
+        places.placed[i] = placed;
+        std::swap(slots_[i].offset, places.offsets[i]);
+        std::swap(slots_[i].gradient, places.views[i]);
+    }
+    if (is_laid_out_) clear_gradients();
+}
+
+/* ---- a step ---- */
 
 void Flat::clear_gradients() {
     c10::NoGradGuard no_grad;
@@ -176,7 +226,7 @@ void Flat::zero_the_rest() {
     for (Block &block : blocks_)
         if (!some) block.gradients.zero_();
     for (Slot &slot : slots_)
-        if (some && !slot.received) slot.gradient.zero_();
+        if (some && !slot.received && slot.placed) slot.gradient.zero_();
     stale_ = false;
 }
 
@@ -201,6 +251,7 @@ void Flat::make_addable(bool stay) {
     std::unordered_set<const c10::StorageImpl *> seen;
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
+        if (!slot.placed) current.reset(); /* the model's code has put it there */
         if (!current.defined()) continue;
         bool is_shared = stay && !current.is_sparse() &&
                          !seen.insert(current.storage().unsafeGetStorageImpl()).second;
@@ -256,8 +307,9 @@ void Flat::end_step() {
 void Flat::gather() {
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
+        if (!slot.placed) current.reset(); /* the model's code has put it there */
         if (current.is_same(slot.gradient)) {
-            slot.received |= slot.gradient._version() != slot.version;
+            slot.received |= version_of(slot.gradient) != slot.version;
             continue;
         }
         slot.received = current.defined();

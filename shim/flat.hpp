@@ -2,7 +2,8 @@
  * flat.hpp - parameters and gradients in flat blocks, one pair a dtype.
  *
  * Each trainable parameter becomes a view of its block, so that modules go on seeing it; frozen
- * parameters stay where they are. Gradients of a chunk come to their block in one of two ways:
+ * parameters stay where they are. One that is frozen from the start, or whose memory has been given back, has no
+ * place in the blocks of gradients, nor in those of the optimiser's state, which are laid out alike. Gradients of a chunk come to their block in one of two ways:
  *
  * In place: `.grad` is the view of the slot, zero at first, and autograd adds to it. Which parameters
  * received a gradient is read off the version counters of the views, without hooks.
@@ -16,29 +17,40 @@
 #define MEMTRAIN_SHIM_FLAT_HPP
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "tensor.hpp"
 
 namespace memtrain::shim {
 
-/* Where a parameter lies in the block of its dtype; offsets and sizes are in elements. */
+/* A parameter and its place in the block of its dtype; offsets and sizes are in elements. */
 struct Slot {
     std::string name;
-    at::Tensor parameter; /* the model's own, now a view of the block */
+    at::Tensor parameter; /* the model's own */
     at::Tensor gradient;  /* view with a version counter of its own; undefined while none is held */
     size_t block;
-    int64_t offset;
+    int64_t offset;  /* unless it has no place */
     int64_t version; /* of gradient when the chunk began, in place */
     bool received;   /* a gradient, in this step */
     bool frozen;     /* no gradient is wanted for now */
+    bool placed;     /* has a place; without one it is frozen */
 };
 
 struct Block {
     c10::ScalarType dtype;
     int64_t elements; /* slots are padded to 64 bytes; the padding is zero and stays zero */
-    at::Tensor parameters;
     at::Tensor gradients;
+};
+
+/* A layout for some set of slots, with the memory for gradients where they are held. */
+struct Places {
+    std::vector<bool> placed;          /* by slot */
+    std::vector<int64_t> offsets;      /* by slot */
+    std::vector<int64_t> elements;     /* by block */
+    std::vector<at::Tensor> gradients; /* by block */
+    std::vector<at::Tensor> views;     /* of them, by slot */
 };
 
 class Flat {
@@ -46,16 +58,19 @@ public:
     /*
      * Plans the layout and touches nothing. Throws Failure for parameters that cannot be trained.
      * A parameter under two names (tied weights) is laid out once, under its first.
-     * What another Flat has frozen (NULL: there is none) is laid out like what can be trained.
+     * Names for which is_frozen holds get no place. Those of another Flat (NULL: there is none) are laid out as
+     * there, what it has frozen too.
      */
-    explicit Flat(const std::vector<Named> &parameters, const Flat *before = nullptr);
+    using IsFrozen = std::function<bool(const std::string &)>;
+    explicit Flat(const std::vector<Named> &parameters, const IsFrozen &is_frozen,
+                  const Flat *before = nullptr);
 
     /* Takes the gradients away from the parameters, which keep their values and can be trained. */
     ~Flat();
     Flat(const Flat &) = delete;
     Flat &operator=(const Flat &) = delete;
 
-    /* Allocates the blocks and moves the parameters into them. */
+    /* Allocates the blocks and moves the parameters that have a place into them. */
     void lay_out(c10::Device device);
 
     /* Gives the blocks of gradients back or makes them again, zero. Outside a step. */
@@ -97,7 +112,19 @@ public:
             if (is_meant(slot)) set_frozen(slot, on);
     }
 
-    /* A number that is equal for equal sets of frozen slots, 0 for none. */
+    /* Which slots have a place. */
+    std::vector<bool> placed() const;
+
+    /* Its own, without gradients. */
+    Places places() const { return plan_places(placed()); }
+
+    /* Places for those slots, and zero gradients in them. Changes nothing. */
+    Places make_places(std::vector<bool> placed) const;
+
+    /* Takes these places and leaves its own there. Gradients are zero. Allocates nothing. Between steps. */
+    void swap(Places &places);
+
+    /* A number that is equal for equal sets of frozen slots and of places, 0 where nothing is frozen. */
     uint64_t frozen_set() const;
 
     /* Another Flat with the same slots has the parameters now: they are no business of this one's. */
@@ -106,25 +133,27 @@ public:
     /* Whether the slot received a gradient in this step; it is the parameter's `.grad` then. */
     static bool touched(const Slot &slot) { return slot.received && !slot.frozen; }
 
-    /* A view of a block laid out like this one, with the shape and strides of the parameter. */
-    static at::Tensor view(const at::Tensor &block, const Slot &slot);
+    /* A view of a block from offset on, with the shape and strides of the parameter. */
+    static at::Tensor view(const at::Tensor &block, const at::Tensor &parameter, int64_t offset);
 
     const std::vector<Slot> &slots() const { return slots_; }
     const std::vector<Block> &blocks() const { return blocks_; }
 
-    /* Bytes of the blocks of parameters; those of gradients are as many, while they are held. */
+    /* Bytes of the blocks of gradients, held or not; each state of the optimiser has as many. */
     size_t bytes() const;
 
 private:
-    void plan(const Named &parameter);
+    void plan(const Named &parameter, bool placed);
     static void set_frozen(Slot &slot, bool on);
-    bool has_frozen(const std::string &name) const;
+    const Slot *find(const std::string &name) const;
+    Places plan_places(std::vector<bool> placed) const;
+    void make_gradients(Places &places) const;
     void gather();
     void zero_the_rest();
     void make_addable(bool stay);
-    void make_gradients();
     std::vector<Slot> slots_;
     std::vector<Block> blocks_;
+    c10::Device device_ = c10::Device(c10::kCPU);
     bool holds_ = false; /* the blocks of gradients are there */
     bool is_laid_out_ = false;
     bool stale_ = false; /* slots that received nothing hold an older step's gradients */

@@ -112,15 +112,8 @@ void Optimizer::lay_out(const Device &where) {
     on_device_ = where.memory() == Memory::cuda;
     on_mps_ = where.memory() == Memory::mps;
     host_divisor_ = at::zeros({}, at::device(at::kCPU).dtype(at::kFloat));
-    for (Moment &moment : moments_) {
-        for (const Block &block : flat_.blocks())
-            moment.blocks.push_back(
-                at::zeros({block.elements}, at::device(device).dtype(block.dtype)));
-        for (const Slot &slot : flat_.slots()) {
-            moment.views.push_back(Flat::view(moment.blocks[slot.block], slot));
-            moment.rows.push_back(row_of(moment.views.back()));
-        }
-    }
+    device_ = device;
+    moments_ = make_moments(flat_.places());
     for (const Slot &slot : flat_.slots()) rows_.push_back(row_of(slot.parameter));
     gradient_rows_.resize(rows_.size());
     if (options_.optimizer != MT_SGD)
@@ -134,6 +127,44 @@ void Optimizer::lay_out(const Device &where) {
     for (const Slot &slot : flat_.slots()) parts = std::max(parts, parts_of(slot.parameter));
     sums_.resize(static_cast<size_t>(parts));
     lists_.reserve(flat_.slots().size());
+}
+
+std::vector<Optimizer::Moment> Optimizer::make_moments(const Places &places) const {
+    c10::NoGradGuard no_grad;
+    std::vector<Moment> list;
+    for (const Moment &now : moments_) {
+        Moment moment = {now.name, {}, {}, {}};
+        for (size_t b = 0; b < flat_.blocks().size(); b++)
+            moment.blocks.push_back(at::zeros({places.elements[b]},
+                                              at::device(device_).dtype(flat_.blocks()[b].dtype)));
+        for (size_t i = 0; i < flat_.slots().size(); i++) {
+            const Slot &slot = flat_.slots()[i];
+            at::Tensor view;
+            if (places.placed[i])
+                view = Flat::view(moment.blocks[slot.block], slot.parameter, places.offsets[i]);
+            if (view.defined() && i < now.views.size() && now.views[i].defined())
+                view.copy_(now.views[i]);
+            moment.views.push_back(view);
+            moment.rows.push_back(view.defined() ? row_of(view) : view);
+        }
+        list.push_back(std::move(moment));
+    }
+    return list;
+}
+
+void Optimizer::swap(std::vector<Moment> &moments) {
+    c10::NoGradGuard no_grad;
+    moments_.swap(moments);
+    for (size_t i = 0; i < step_views_.size(); i++)
+        if (moments_[0].views[i].defined() && !moments[0].views[i].defined())
+            step_views_[i].zero_();
+}
+
+void Optimizer::reset(size_t slot) {
+    c10::NoGradGuard no_grad;
+    for (const Moment &moment : moments_)
+        if (moment.views[slot].defined()) moment.views[slot].zero_();
+    if (steps_.defined()) step_views_[slot].zero_();
 }
 
 void Optimizer::copy_state(const Optimizer &other) {
@@ -354,12 +385,21 @@ void Optimizer::step() {
     forget_rows();
 }
 
+std::vector<std::string> Optimizer::state_names(size_t slot) const {
+    std::vector<std::string> names;
+    const std::string &name = flat_.slots()[slot].name;
+    for (const Moment &moment : moments_)
+        names.push_back(std::string("optimizer.") + moment.name + "." + name);
+    if (steps_.defined()) names.push_back("optimizer.step." + name);
+    return names;
+}
+
 void Optimizer::append_state(std::vector<Named> &list) const {
     for (size_t i = 0; i < flat_.slots().size(); i++) {
-        const std::string &name = flat_.slots()[i].name;
-        for (const Moment &moment : moments_)
-            list.push_back({std::string("optimizer.") + moment.name + "." + name, moment.views[i]});
-        if (steps_.defined()) list.push_back({"optimizer.step." + name, step_views_[i]});
+        if (!flat_.slots()[i].placed) continue;
+        std::vector<std::string> names = state_names(i);
+        for (size_t m = 0; m < names.size(); m++)
+            list.push_back({names[m], m < moments_.size() ? moments_[m].views[i] : step_views_[i]});
     }
 }
 

@@ -12,6 +12,7 @@
 #define MEMTRAIN_SHIM_OPTIMIZER_HPP
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "flat.hpp"
@@ -46,26 +47,38 @@ public:
     /* Once the device has been waited for. */
     Update finish() const;
 
-    /* The state of another, for the same parameters in the same order; on any device. */
+    /* The state of another, for the same parameters in the same order and places; on any device. */
     void copy_state(const Optimizer &other);
+
+    /* One state tensor of all parameters, "exp_avg" say: blocks like those of gradients. */
+    struct Moment {
+        const char *name;
+        std::vector<at::Tensor> blocks; /* as Flat's */
+        std::vector<at::Tensor> views;  /* as Flat's slots; undefined without a place */
+        std::vector<at::Tensor> rows;   /* the same, as the fused operators take them */
+    };
+
+    /* The state for these places: what is there now, and zeros where nothing is. Changes nothing. */
+    std::vector<Moment> make_moments(const Places &places) const;
+
+    /* Takes this state and leaves its own there. A parameter that had none has made no step. Allocates nothing. */
+    void swap(std::vector<Moment> &moments);
+
+    /* A slot that has made no step. Allocates nothing on the CPU. */
+    void reset(size_t slot);
 
     void set_lr(double lr) { options_.lr = lr; }
     void set_rate(double factor) { rate_ = factor; }
     double lr() const { return options_.lr; }
     size_t bytes() const;
 
-    /* Adds "optimizer.exp_avg.NAME" and so on to the list. */
+    /* Adds "optimizer.exp_avg.NAME" and so on to the list, of parameters that have a place. */
     void append_state(std::vector<Named> &list) const;
 
-private:
-    /* One state tensor of all parameters, "exp_avg" say: a block like those of the parameters. */
-    struct Moment {
-        const char *name;
-        std::vector<at::Tensor> blocks; /* as Flat's */
-        std::vector<at::Tensor> views;  /* as Flat's slots */
-        std::vector<at::Tensor> rows;   /* the same, as the fused operators take them */
-    };
+    /* Those names, of a slot with a place. */
+    std::vector<std::string> state_names(size_t slot) const;
 
+private:
     /* What the fused operators take, for touched slots of one block. */
     struct Lists {
         std::vector<at::Tensor> parameters, gradients, first, second, steps;
@@ -108,8 +121,9 @@ private:
     at::Tensor outcome_;                /* float32 [2]: norm, infinity */
     at::Tensor host_divisor_;           /* what divisor_ is on the CPU, made beforehand */
     Update update_ = {};                /* on the CPU */
-    bool on_device_ = false;            /* CUDA, or its model */
-    bool on_mps_ = false;               /* whose fused operators divide by nothing, or its model */
+    c10::Device device_ = c10::Device(c10::kCPU);
+    bool on_device_ = false; /* CUDA, or its model */
+    bool on_mps_ = false;    /* whose fused operators divide by nothing, or its model */
 };
 
 } // namespace memtrain::shim

@@ -64,7 +64,8 @@ Moved move(const mt_torch &torch, const Device &to) {
     sim::OnCard on_card(to.card);
     Moved moved;
     move_model(torch, to);
-    moved.flat = std::make_unique<Flat>(parameters_of(*torch.model), torch.flat.get());
+    moved.flat = std::make_unique<Flat>(
+        parameters_of(*torch.model), [](const std::string &) { return false; }, torch.flat.get());
     moved.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *moved.flat);
     moved.flat->lay_out(to);
     moved.optimizer->lay_out(to);

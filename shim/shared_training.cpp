@@ -147,6 +147,10 @@ void SharedTraining::compare(const std::vector<Named> &list, const mt_torch_opti
              group_.count);
 }
 
+void SharedTraining::compare_number(uint64_t number, mt_status status, const char *line) {
+    if (!is_equal(number)) fail(status, "%s", line);
+}
+
 void SharedTraining::compare_values(const std::vector<Named> &list) {
     Hash hash;
     for (const Named &named : list) {

@@ -34,6 +34,9 @@ public:
      */
     void compare(const std::vector<Named> &list, const mt_torch_options &options);
 
+    /* Throws Failure with that line unless all processes have the same number. */
+    void compare_number(uint64_t number, mt_status status, const char *line);
+
     /* The same of the numbers in the tensors. */
     void compare_values(const std::vector<Named> &list);
 

@@ -121,7 +121,9 @@ void plan(mt_torch &torch) {
     std::vector<Named> parameters = parameters_of(*torch.model);
     torch.parameter_bytes = bytes_of(distinct(parameters));
     torch.has_pointwise = std::any_of(parameters.begin(), parameters.end(), is_pointwise);
-    torch.flat = std::make_unique<Flat>(parameters);
+    torch.flat = std::make_unique<Flat>(parameters, [&](const std::string &name) {
+        return torch.groups[group_of(torch.groups, name)].frozen;
+    });
     torch.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *torch.flat);
 }
 
@@ -207,6 +209,9 @@ void share(mt_torch &torch, const mt_process_group &group) {
     std::vector<Named> weights = distinct(weights_of(*torch.model));
     torch.shared = std::make_unique<SharedTraining>(group);
     torch.shared->compare(weights, torch.options);
+    torch.shared->compare_number(
+        torch.flat->frozen_set(), MT_EINVAL,
+        "options->groups: the processes freeze other parameters than each other");
     torch.shared->spread(weights);
 }
 

@@ -60,6 +60,27 @@ void put_back_state(mt_torch &torch, WrittenParameters::When when);
 /* Parameters, buffers, optimiser state and the loss scaler's by name. */
 std::vector<Named> state_of(const mt_torch &torch);
 
+/*
+ * Gradients and optimiser state for another set of slots. All memory is there before anything changes; unless
+ * keep() is called, all is as it was when the object goes. Between steps.
+ */
+class Resettled {
+public:
+    Resettled(mt_torch &torch, const std::vector<bool> &placed);
+    ~Resettled();
+    Resettled(const Resettled &) = delete;
+    Resettled &operator=(const Resettled &) = delete;
+    void keep() { is_kept_ = true; }
+
+private:
+    void swap();
+
+    mt_torch &torch_;
+    Places places_;
+    std::vector<Optimizer::Moment> moments_;
+    bool is_kept_ = false;
+};
+
 /* What a batch's chunks depend on beside their size and its saver: samples' shape, what is frozen. */
 uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch);
 

@@ -1,21 +1,21 @@
 /* written.cpp - finding, copying and putting back what a forward pass writes to. */
 
-/* libtorch is built with it. Without it at::RecordFunction here has a member more than there. */
-#ifndef NDEBUG
-#define NDEBUG
-#endif
-
 #include "written.hpp"
 
 #include <memory>
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <memtrain/status.h>
 
 #include "guard.hpp"
+
+#ifndef NDEBUG
+#error "at::RecordFunction is another class without NDEBUG than in libtorch, see the Makefile"
+#endif
 
 namespace memtrain::shim {
 namespace {

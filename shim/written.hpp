@@ -13,8 +13,6 @@
 #include <cstdint>
 #include <vector>
 
-#include <ATen/record_function.h>
-
 #include "snapshot.hpp"
 #include "tensor.hpp"
 
@@ -83,7 +81,7 @@ public:
 
 private:
     WrittenParameters *before_;
-    at::CallbackHandle handle_ = 0;
+    uint64_t handle_ = 0;
 };
 
 } // namespace memtrain::shim

@@ -512,7 +512,7 @@ typedef struct mt_parameter_group {
     const char *pattern;
     double lr_factor;    /* of the learning rate, > 0 */
     double weight_decay; /* below 0 or NaN: that of the options */
-    int frozen;          /* 1: as mt_torch_freeze, from the start */
+    int frozen; /* 1: from the start; no memory is taken for gradients or optimiser state */
 } mt_parameter_group;
 
 #define MT_PARAMETER_GROUP_INIT                                                                    \
@@ -786,17 +786,33 @@ MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch
  */
 MT_API double mt_torch_scale(const mt_torch *torch);
 
+/* What becomes of parameters that mt_torch_freeze is called for. */
+#define MT_FREEZE_OFF 0       /* they train */
+#define MT_FREEZE_KEEP 1      /* they are frozen; gradients and optimiser state keep their memory */
+#define MT_FREEZE_GIVE_BACK 2 /* they are frozen, and that memory is given back */
+
 /*
- * Freezes parameters (on 1) or has them train again (on 0), between steps; patterns are those of
- * mt_parameter_group. A frozen parameter needs no gradient, which saves the time and the activations that
- * it would take; it is left out of the norm that is clipped, and it and its optimiser state stay as they
- * are until it goes on with them. The memory for them is not given back. What is frozen is no part of
- * the state: whoever loads a checkpoint freezes anew. mt_torch_free has everything train again.
+ * Freezes parameters or has them train again, between steps; patterns are those of mt_parameter_group. A
+ * frozen parameter needs no gradient, which saves the time and the activations that it would take; it is
+ * left out of the norm that is clipped, and stays as it is. What is frozen is no part of the state: whoever
+ * loads a checkpoint freezes anew. mt_torch_free has everything train again.
+ *
+ * MT_FREEZE_KEEP keeps the optimiser state too: the parameter goes on with it, and MT_FREEZE_OFF cannot run
+ * out of memory. MT_FREEZE_GIVE_BACK forgets it, 12 bytes a float with Adam: once it trains again the
+ * parameter begins with zero moments, as one that has made no step. A group that is frozen from the start
+ * begins like this. The state by name (mt_torch_visit_state, mt_torch_state_sha256, mt_torch_save) then has
+ * no "optimizer.*" of it.
+ *
+ * Memory is taken before other memory is given back: for a moment the gradients and optimiser state of all
+ * parameters that keep theirs are there twice. Without room for that nothing has changed. Of several
+ * processes all call it alike, and none goes on where one has no room.
  *
  * A policy keeps recordings and times of its own for each set of frozen parameters.
  *
- * @return MT_OK; MT_EINVAL when no trainable parameter fits the pattern, or none would be left to train;
- *         MT_ESTATE during a step
+ * @param on  MT_FREEZE_OFF, MT_FREEZE_KEEP or MT_FREEZE_GIVE_BACK
+ * @return MT_OK; MT_EINVAL for another on, when no trainable parameter fits the pattern, when none would be
+ *         left to train, or when processes differ in what they ask for; MT_EDEVMEM without room, MT_EPEER
+ *         where another process has none; MT_ESTATE during a step
  */
 MT_API MT_NODISCARD mt_status mt_torch_freeze(mt_torch *torch, const char *pattern, int on);
 
@@ -873,6 +889,10 @@ MT_API MT_NODISCARD mt_status mt_torch_save(mt_torch *torch, const char *path,
  * decided (chunks, rungs, the rate of a smaller batch) is not in it. A generator of a device that only
  * one of the two runs has is left alone, with a warning in the log, and so is a loss scaler.
  *
+ * Parameters that had given their optimiser state back when the file was written (MT_FREEZE_GIVE_BACK) have none
+ * afterwards either, or, where they train, begin without, with a warning in the log. For those that have it in
+ * the file the memory is taken, also where they are frozen here. What is frozen does not change.
+ *
  * First everything is compared (names, dtypes, shapes) and read once (the hash), then it is copied in
  * place: until then a failure has changed nothing. Should the file fail in the second reading, the state
  * is lost and MT_ESTATE what every step returns; a load that goes through is what revives it.
@@ -880,7 +900,8 @@ MT_API MT_NODISCARD mt_status mt_torch_save(mt_torch *torch, const char *path,
  * @param extra     gets the text of mt_torch_save_options; NULL: not wanted
  * @param capacity  bytes of extra, the final zero counted; mt_safetensors_metadata tells it beforehand
  * @return MT_OK; MT_EINVAL for a file that is damaged, no checkpoint, or one of another network (the
- *         line names the first tensors that differ), and when extra is too small; MT_ESTATE; MT_EIO
+ *         line names the first tensors that differ), with different numbers for elements that share memory in
+ *         the model (expand), and when extra is too small; MT_EDEVMEM; MT_ESTATE; MT_EIO
  */
 MT_API MT_NODISCARD mt_status mt_torch_load(mt_torch *torch, const char *path, char *extra,
                                             size_t capacity);
