@@ -359,6 +359,7 @@ END_TEST
  * by time, so that peaks of different phases can be compared.
  */
 START_TEST(predictions) {
+    const int ways[] = {MT_FREEZE_KEEP, MT_FREEZE_GIVE_BACK};
     Trainer trainer(options_of(MT_ADAMW));
     mt_backend seam = seam_of(trainer);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -373,7 +374,7 @@ START_TEST(predictions) {
     for (int phase = 0; phase < 3; phase++) {
         uint64_t shape = 0;
         for (const char *pattern : {"conv", "norm"})
-            if (phase) ck_ok(mt_torch_freeze(trainer.torch, pattern, phase == 1));
+            if (phase) ck_ok(mt_torch_freeze(trainer.torch, pattern, phase == 1 ? ways[_i] : 0));
         ck_ok(seam.shape(seam.self, batch.get(), &shape));
         shapes.push_back(shape);
         for (int i = 0; i < 8; i++) {
@@ -770,7 +771,7 @@ int main() {
     tcase_add_loop_test(freeze, phases, 0, 6);
     tcase_add_loop_test(freeze, same_bits_in_any_way, 0, 3);
     tcase_add_test(freeze, every_allocation_fails);
-    tcase_add_test(freeze, predictions);
+    tcase_add_loop_test(freeze, predictions, 0, 2);
     tcase_add_test(freeze, moves);
     tcase_add_test(freeze, given_back);
     tcase_add_loop_test(memory, frozen_from_the_start, 0, 3);
