@@ -212,7 +212,7 @@ mt_status Runs::forward(bool with_graph, size_t samples, RunResult &out) {
         Calling calling(torch_);
         c10::AutoGradMode mode(with_graph);
         AutocastIf autocast(torch_.device.type(), torch_.amp);
-        double units = units_of(*torch_.model, torch_.batch, 0, samples), loss = 0.0;
+        double counted = units_of(*torch_.model, torch_.batch, 0, samples), loss = 0.0;
         Chunk chunk(torch_.batch, 0, samples, torch_.placement());
         Loss values = torch_.model->embedding_count
                           ? join_of(*torch_.model, embed_of(*torch_.model, chunk, samples))
@@ -220,8 +220,8 @@ mt_status Runs::forward(bool with_graph, size_t samples, RunResult &out) {
         out.has_graph = values.loss.requires_grad();
         out.has_metrics = values.metrics.defined();
         read_values(torch_, values, &loss, out.metrics);
-        out.units = units;
-        out.loss_sum = units > 0.0 ? loss * units : 0.0;
+        out.units = values.units.value_or(counted);
+        out.loss_sum = out.units > 0.0 ? loss * out.units : 0.0;
     });
 }
 
@@ -272,7 +272,9 @@ mt_status Runs::run(Mode mode, Depth depth, const std::vector<size_t> &parts,
             out.drew = !are_same(before, after);
             if (depth != Depth::backward) return;
             note_untouched(*torch_.flat, out.untouched);
-            out.gradient.take(*torch_.flat, torch_.scaler ? 1.0 / torch_.scaler->scale() : 1.0);
+            double scale = torch_.scaler ? torch_.scaler->scale() : 1.0;
+            double divisor = torch_.divisor() > 0.0 ? torch_.divisor() : 1.0;
+            out.gradient.take(*torch_.flat, 1.0 / (scale * divisor));
         });
     });
 }

@@ -539,25 +539,21 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
     return status == MT_OK ? MT_OK : poison(*torch, status);
 }
 
-/*
- * What the gradients are divided by, the scale of the loss aside: the weights of all chunks, of all processes, where
- * the model has told its units with its losses. Their sum is 1 else. 0: none has had a unit.
- */
-static double share_of(mt_torch &torch) {
-    double share = torch.share;
-    if (!torch.model->loss_units) return 1.0;
-    if (torch.shared) torch.shared->sum(&share, 1);
-    return share;
+/* That of all processes together. */
+static double divisor_of(mt_torch &torch) {
+    double divisor = torch.divisor();
+    if (torch.shared && torch.model->loss_units) torch.shared->sum(&divisor, 1);
+    return divisor;
 }
 
 /*
  * All that may need memory comes before the first parameter changes. Of several processes none goes on where one has
  * not come through it; a device's cache may hold what is missing.
  */
-static void prepare_update(mt_torch &torch, double share) {
+static void prepare_update(mt_torch &torch, double divisor) {
     auto prepare = [&] {
         double scale = torch.scaler ? torch.scaler->scale() : 1.0;
-        torch.optimizer->prepare(scale * share, torch.scaler.has_value());
+        torch.optimizer->prepare(scale * divisor, torch.scaler.has_value());
     };
     if (!torch.shared) return prepare();
     torch.shared->sum_gradients(*torch.flat);
@@ -572,9 +568,9 @@ static void prepare_update(mt_torch &torch, double share) {
 /* changing is true while a failure would leave the update half made. */
 static Update update_weights(mt_torch &torch, bool &changing) {
     Update update = {std::numeric_limits<double>::quiet_NaN(), true};
-    double share = share_of(torch);
-    if (share > 0.0) {
-        prepare_update(torch, share);
+    double divisor = divisor_of(torch);
+    if (divisor > 0.0) {
+        prepare_update(torch, divisor);
         changing = true;
         torch.optimizer->step();
         synchronize(torch.device);

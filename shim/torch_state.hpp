@@ -111,7 +111,7 @@ struct mt_torch {
 
     mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
     size_t samples = 0;
-    double share = 0.0; /* sum of the weights that its chunks had in the end, see share_of */
+    double share = 0.0; /* sum of the weights that its chunks had in the end */
 
     bool marked = false;     /* the next chunk runs apart, or has and failed */
     bool fresh = false;      /* no chunk has run since begin */
@@ -137,6 +137,12 @@ struct mt_torch {
 
     mt_event_sink sink = {nullptr, nullptr};
     size_t watched_peak = 0; /* where no allocator of ours counts: highest since reset_peak */
+
+    /*
+     * What the gradients are to be divided by, the scale of the loss aside: the weights of the chunks, where the
+     * model has told its units with its losses; else their sum is 1. 0: none has had a unit.
+     */
+    double divisor() const { return model->loss_units ? share : 1.0; }
 
     memtrain::shim::Placement placement() const { return {device, options.channels_last != 0}; }
 

@@ -387,6 +387,21 @@ START_TEST(several_steps_of_adamw) {
 }
 END_TEST
 
+/* mt_torch_check sees units in either way of telling them, and what it is without. */
+START_TEST(the_check_knows_units) {
+    prepare();
+    const Tokens tokens(uneven);
+    Learner told(subject(_i)), untold(scripted("loss"));
+    std::string before = told.hash();
+    mt_check_report report = told.trainer.check(tokens.tensors);
+    ck_assert_msg(report.fault_count == 0, "%s", report.findings[0].text);
+    ck_assert(told.hash() == before);
+    report = untold.trainer.check(tokens.tensors);
+    ck_assert_uint_eq(report.fault_count, 1);
+    ck_assert_int_eq(report.findings[0].kind, MT_CHECK_WEIGHTING);
+}
+END_TEST
+
 /* ---- what is reported ------------------------------------------------------------------------------------ */
 
 START_TEST(metrics_over_units_and_samples) {
@@ -738,6 +753,7 @@ int main() {
     tcase_add_loop_test(numbers, on_every_device, 0, 2);
     tcase_add_loop_test(numbers, several_steps_of_adamw, 0, 2);
     tcase_add_loop_test(numbers, half_precision_has_room, 0, cut_count);
+    tcase_add_loop_test(numbers, the_check_knows_units, 0, subjects);
     TCase *reports = suite_case(suite, "reports");
     tcase_add_test(reports, metrics_over_units_and_samples);
     tcase_add_test(reports, a_metric_that_is_no_number_adds_nothing);
