@@ -138,7 +138,12 @@ mt_status Check::look(bool &goes_on) {
     RunResult look;
     mt_status status = runs_.run(Mode::training, Depth::graph, trained_, {}, look);
     if (status != MT_OK) return status;
-    goes_on = look.has_graph && std::isfinite(look.loss_sum);
+    goes_on = look.has_graph && std::isfinite(look.loss_sum) && look.units > 0.0;
+    if (!(look.units > 0.0))
+        report_.add(MT_CHECK_SKIPPED, "", 0.0,
+                    "nothing is compared, since the first %zu samples have no units, so that every "
+                    "label is masked: check another batch",
+                    samples(trained_.size()));
     if (!look.has_graph)
         report_.add(MT_CHECK_NO_GRAPH, "", 0.0,
                     "the loss has no graph, so no parameter can learn from it: it is computed from "
@@ -158,12 +163,11 @@ mt_status Check::look(bool &goes_on) {
 }
 
 void Check::tell_written() {
-    for (const std::string &name : runs_.written())
+    for (const std::string &name : torch_.written.names())
         report_.add(
             MT_CHECK_WRITTEN, name, 0.0,
-            "parameter '%.80s' does not train, and the forward pass writes it: in a step of "
-            "several chunks that happens once a chunk, with other numbers; write it after "
-            "the step",
+            "the forward pass writes to parameter '%.80s': in a step of several chunks that "
+            "happens once a chunk, with other numbers; write to it after the step",
             name.c_str());
 }
 
@@ -460,7 +464,7 @@ mt_status Check::cut_cached() {
 
 bool Check::is_ready_to_cut() {
     const mt_model &model = *torch_.model;
-    if (model.normalises_over_batch)
+    if (model.normalises_over_batch || torch_.normalises)
         report_.add(
             MT_CHECK_NORMALISES, "", 0.0,
             "layers normalise over the samples of a chunk in training: the cut decides what "
@@ -508,10 +512,14 @@ mt_status check_parts(mt_torch &torch, const mt_torch_batch &batch, size_t part,
     });
 }
 
+/* Samples of the smallest chunk, as describe() tells it. */
+size_t part_of(const mt_torch &torch) {
+    return std::max(torch.model->min_micro_batch, size_t{torch.normalises ? 2U : 1U});
+}
+
 /* Three parts, or two where there are no more; where those do not fit, less of them is differentiated. */
-mt_status check_batch(mt_torch &torch, const mt_torch_batch &batch, size_t count,
+mt_status check_batch(mt_torch &torch, const mt_torch_batch &batch, size_t count, size_t part,
                       mt_check_report &out) {
-    size_t part = std::max<size_t>(torch.model->min_micro_batch, 1);
     size_t parts = std::min<size_t>(count / part, 3);
     if (!parts)
         return mt_set_error(MT_EINVAL,
@@ -530,11 +538,9 @@ mt_status check_batch(mt_torch &torch, const mt_torch_batch &batch, size_t count
     if (status != MT_EDEVMEM) return status;
     char line[400];
     std::snprintf(line, sizeof line, "%s", mt_last_error());
-    return mt_set_error(
-        status,
-        "mt_torch_check: the smallest chunk, %zu sample%s, and a copy of the parameters that do "
-        "not train, do not fit: %s",
-        part, part == 1 ? "" : "s", line);
+    return mt_set_error(status,
+                        "mt_torch_check: the smallest chunk, %zu sample%s, does not fit: %s", part,
+                        part == 1 ? "" : "s", line);
 }
 
 } // namespace
@@ -550,7 +556,11 @@ extern "C" mt_status mt_torch_check(mt_torch *torch, const mt_batch *batch,
     MT_RETURN_IF_FAILED(check_sized(report, "mt_torch_check", "report"));
     MT_RETURN_IF_FAILED(check_phase("mt_torch_check", *torch, Phase::idle, Phase::idle));
     MT_RETURN_IF_FAILED(guard([&] { tensors = batch_of("mt_torch_check", batch); }));
-    mt_status status = check_batch(*torch, tensors, batch->count, own);
+    size_t part = part_of(*torch);
+    mt_status status = check_batch(*torch, tensors, batch->count, part, own);
+    /* The first chunk may have shown that the model normalises, and that a chunk of one is none. */
+    if (status == MT_OK && part_of(*torch) > part)
+        status = check_batch(*torch, tensors, batch->count, part_of(*torch), own);
     if (status != MT_OK) own = MT_CHECK_REPORT_INIT;
     hand_over(own, report);
     return status;

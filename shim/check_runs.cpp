@@ -106,52 +106,12 @@ bool Sketch::equals(const Sketch &other) const {
     return true;
 }
 
-/* ---- parameters that do not train ---- */
-
-KeepFrozen::KeepFrozen(const mt_model &model) {
-    c10::NoGradGuard no_grad;
-    for (Named &parameter : distinct(parameters_of(model))) {
-        const at::Tensor tensor = parameter.tensor;
-        if (tensor.requires_grad()) continue;
-        entries_.push_back({std::move(parameter), tensor.variable_data(), tensor.clone()});
-    }
-}
-
-/* Whether the bytes are the same, wherever they lie. */
-static bool is_same(const at::Tensor &tensor, const at::Tensor &copy) {
-    Staging now, then;
-    bool same = tensor.sizes() == copy.sizes() && tensor.dtype() == copy.dtype();
-    for (size_t at = 0; same && at < copy.nbytes();) {
-        Staging::Bytes a = now.get(tensor, at), b = then.get(copy, at);
-        same = a.count == b.count && !std::memcmp(a.data, b.data, a.count);
-        at += b.count;
-    }
-    return same;
-}
-
-void KeepFrozen::look() {
-    written_.clear();
-    for (const Entry &entry : entries_)
-        if (!is_same(entry.parameter.tensor, entry.copy)) written_.push_back(entry.parameter.name);
-}
-
-void KeepFrozen::restore() {
-    c10::NoGradGuard no_grad;
-    for (const Entry &entry : entries_) {
-        const at::Tensor &tensor = entry.parameter.tensor;
-        if (!is_same(entry.original, entry.copy)) entry.original.copy_(entry.copy);
-        if (tensor.const_data_ptr() != entry.original.const_data_ptr() ||
-            tensor.sizes() != entry.original.sizes())
-            tensor.set_data(entry.original);
-    }
-}
-
 /* ---- runs ---- */
 
 Runs::Runs(mt_torch &torch, const mt_torch_batch &batch, size_t part, size_t parts)
-    : torch_(torch), batch_(batch), part_(part), parts_(parts), frozen_(*torch.model),
-      arena_(std::move(torch.arena)), segments_(std::move(torch.segments)),
-      checkpointing_(torch.checkpointing), amp_(torch.amp), shape_(torch.shape) {
+    : torch_(torch), batch_(batch), part_(part), parts_(parts), arena_(std::move(torch.arena)),
+      segments_(std::move(torch.segments)), checkpointing_(torch.checkpointing),
+      learns_(torch.written.learns()), amp_(torch.amp), shape_(torch.shape) {
     torch.checkpointing |= segments_ != nullptr;
 }
 
@@ -159,6 +119,7 @@ Runs::~Runs() {
     torch_.arena = std::move(arena_);
     torch_.segments = std::move(segments_);
     torch_.checkpointing = checkpointing_;
+    torch_.written.learn(learns_);
     torch_.amp = amp_;
     torch_.shape = shape_;
 }
@@ -186,13 +147,11 @@ template <class Body> mt_status Runs::taken_back(const std::vector<size_t> &part
     batch.count = parts.size() * part_;
     mt_status status = mt_begin(&torch_, &batch);
     if (status != MT_OK) return status;
+    torch_.written.learn(true); /* what is written in this mode may not be in another */
     status = body(batch.count);
     std::snprintf(line, sizeof line, "%s", mt_last_error());
-    mt_status looked = guard([&] { frozen_.look(); });
     mt_status rolled = mt_rollback(&torch_);
-    if (rolled == MT_OK) rolled = guard(torch_.device, [&] { frozen_.restore(); });
-    if (rolled != MT_OK) return poison(torch_, rolled);
-    if (looked != MT_OK) return looked;
+    if (rolled != MT_OK) return rolled;
     return status == MT_OK ? MT_OK : mt_set_error(status, "%s", line);
 }
 
@@ -212,6 +171,7 @@ mt_status Runs::forward(bool with_graph, size_t samples, RunResult &out) {
         Calling calling(torch_);
         c10::AutoGradMode mode(with_graph);
         AutocastIf autocast(torch_.device.type(), torch_.amp);
+        WatchWrites watch(&torch_.written);
         double counted = units_of(*torch_.model, torch_.batch, 0, samples), loss = 0.0;
         Chunk chunk(torch_.batch, 0, samples, torch_.placement());
         Loss values = torch_.model->embedding_count
@@ -220,6 +180,7 @@ mt_status Runs::forward(bool with_graph, size_t samples, RunResult &out) {
         out.has_graph = values.loss.requires_grad();
         out.has_metrics = values.metrics.defined();
         read_values(torch_, values, &loss, out.metrics);
+        torch_.written.end_chunk();
         out.units = values.units.value_or(counted);
         out.loss_sum = out.units > 0.0 ? loss * out.units : 0.0;
     });

@@ -53,32 +53,11 @@ struct RunResult {
     bool drew = false;             /* random numbers */
     bool has_graph = false, has_metrics = false; /* of a run without a backward pass */
 
-    double loss() const { return loss_sum / units; }
+    double loss() const { return units > 0.0 ? loss_sum / units : 0.0; }
 };
 
 /* How far a run goes: the forward pass without a graph or with one, or the backward pass too. */
 enum class Depth { forward, graph, backward };
-
-/* Copies of the parameters that do not train. Throws where there is no memory for them. */
-class KeepFrozen {
-public:
-    explicit KeepFrozen(const mt_model &model);
-
-    /* Notes the names of those that are not as they were. Allocates no tensor's memory. */
-    void look();
-    /* Allocates nothing. One that the model has made anew becomes the old one again. */
-    void restore();
-    const std::vector<std::string> &written() const { return written_; }
-
-private:
-    struct Entry {
-        Named parameter;
-        at::Tensor original; /* the same memory and shape, whatever becomes of the parameter */
-        at::Tensor copy;
-    };
-    std::vector<Entry> entries_;
-    std::vector<std::string> written_;
-};
 
 /*
  * Runs of parts of a batch. A part is a few samples, as many as the smallest chunk has, so that each chunk of parts is
@@ -108,9 +87,6 @@ public:
     size_t part() const { return part_; }
     size_t parts() const { return parts_; }
 
-    /* Names of parameters that do not train and that the last run has written. */
-    const std::vector<std::string> &written() const { return frozen_.written(); }
-
 private:
     template <class Body> mt_status taken_back(const std::vector<size_t> &parts, Body &&body);
     mt_status chunk(size_t samples, RunResult &out);
@@ -121,10 +97,9 @@ private:
     mt_torch &torch_;
     const mt_torch_batch &batch_;
     size_t part_, parts_;
-    KeepFrozen frozen_;
     decltype(mt_torch::arena) arena_;
     decltype(mt_torch::segments) segments_;
-    bool checkpointing_;
+    bool checkpointing_, learns_;
     int amp_;
     uint64_t shape_;
 };

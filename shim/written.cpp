@@ -154,6 +154,13 @@ void WrittenParameters::put_back(Entry &entry, const Entry *&lost) {
     entry.written = true;
 }
 
+std::vector<std::string> WrittenParameters::names() const {
+    std::vector<std::string> list;
+    for (const Entry &entry : entries_)
+        if (entry.written) list.push_back(entry.named.name);
+    return list;
+}
+
 size_t WrittenParameters::bytes() const {
     size_t bytes = 0;
     for (const Entry &entry : entries_)

@@ -11,6 +11,7 @@
 #define MEMTRAIN_SHIM_WRITTEN_HPP
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "snapshot.hpp"
@@ -44,6 +45,9 @@ public:
 
     /* Of the copies that each step keeps. */
     size_t bytes() const;
+
+    /* Of those that are known to be written to. */
+    std::vector<std::string> names() const;
 
     /* A number that is another one where one of them has been written to since. */
     uint64_t stamp() const;

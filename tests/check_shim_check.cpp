@@ -152,6 +152,18 @@ START_TEST(token_mean_without_units) {
 }
 END_TEST
 
+/* With them it is what is wanted; check_shim_units has those that come with the loss. */
+START_TEST(token_mean_with_units) {
+    networks::prepare();
+    mt_check_report report = MT_CHECK_REPORT_INIT;
+    auto description = memtrain::model(std::make_shared<Line>(), {}, token_mean);
+    description.units = memtrain::count_not(-100);
+    memtrain::Trainer trainer(description);
+    report = trainer.check(sentences(5));
+    ck_assert_uint_eq(report.count, 0);
+}
+END_TEST
+
 START_TEST(sum_loss) {
     for (int64_t samples : {2, 5}) {
         Checked subject([](Line &net, const Tensors &batch) {
@@ -564,7 +576,8 @@ START_TEST(memory_runs_out) {
         ck_assert_msg(status == MT_OK || status == MT_EDEVMEM, "%llu: %s",
                       static_cast<unsigned long long>(n), mt_last_error());
         ck_assert_int_eq(status == MT_EDEVMEM, _i && failed);
-        if (failed && _i) ck_contains(mt_last_error(), "the smallest chunk, 2 samples");
+        if (failed && _i)
+            ck_contains(mt_last_error(), "the smallest chunk, 2 samples, does not fit");
         if (status == MT_OK) ck_assert_uint_eq(report.fault_count, 1); /* Net's unused parameter */
         fewer += status == MT_OK && report.samples == 4;
         ck_assert(trainer.hash() == before);
@@ -599,7 +612,7 @@ START_TEST(budget_for_fewer) {
     ck_contains(report.findings[0].text, "losses are compared");
     networks::Subject::set_budget(peaks[0] / 4);
     ck_status(mt_torch_check(subject.torch, &batch.batch, &report), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "the smallest chunk, 1 sample, and");
+    ck_contains(mt_last_error(), "the smallest chunk, 1 sample, does not fit");
     ck_assert_uint_eq(report.count, 0);
 }
 END_TEST
@@ -610,6 +623,7 @@ int main(void) {
     tcase_add_test(found, clean);
     tcase_add_test(found, one_sample);
     tcase_add_test(found, token_mean_without_units);
+    tcase_add_test(found, token_mean_with_units);
     tcase_add_test(found, sum_loss);
     tcase_add_test(found, scaled_gradient);
     tcase_add_test(found, metric_mean);

@@ -16,6 +16,7 @@
 #include <ATen/ops/tensor.h>
 #include <torch/nn/modules/embedding.h>
 
+#include <memtrain/check.h>
 #include <memtrain/trainer.hpp>
 
 #include "hall.hpp"
@@ -701,6 +702,27 @@ START_TEST(units_that_are_none) {
 }
 END_TEST
 
+/* mt_torch_check finds nothing where units are told, in both ways, also where chunks have none. */
+START_TEST(checked) {
+    prepare();
+    for (bool is_script : {false, true}) {
+        Learner learner(is_script ? in_script() : in_cpp());
+        mt_check_report report = learner.trainer.check(Tokens(uneven).tensors);
+        ck_assert_msg(report.count == 0, "%s", report.findings[0].text);
+        report = learner.trainer.check(Tokens(with_gaps, 0, 12).tensors);
+        ck_assert_uint_eq(report.fault_count, 0);
+        ck_contains(report.findings[0].text, "the first 3 samples have no units");
+        report = learner.trainer.check(Tokens(with_gaps, 3, 12).tensors);
+        ck_assert_msg(report.count == 0, "%s", report.findings[0].text);
+    }
+    Learner samples_are_units(in_cpp(
+        [](const memtrain::Tensors &batch) { return static_cast<double>(batch[0].size(0)); }));
+    mt_check_report report = samples_are_units.trainer.check(Tokens(uneven).tensors);
+    ck_assert_uint_eq(report.fault_count, 1);
+    ck_assert_int_eq(report.findings[0].kind, MT_CHECK_WEIGHTING);
+}
+END_TEST
+
 START_TEST(counting) {
     at::Tensor labels = at::tensor({3, -100, 0, 7, -100, 1}, at::kLong).reshape({2, 3});
     auto count = [](const at::Tensor &t, int64_t other) {
@@ -770,6 +792,7 @@ int main() {
     TCase *wrong = suite_case(suite, "wrong");
     tcase_add_test(wrong, results_that_are_no_pair);
     tcase_add_loop_test(wrong, units_that_are_none, 0, 5);
+    tcase_add_test(wrong, checked);
     tcase_add_test(wrong, counting);
     tcase_add_test(wrong, counting_needs_no_memory);
     return suite_run(suite);

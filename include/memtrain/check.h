@@ -23,10 +23,10 @@ typedef enum mt_check_kind {
         1,                  /* the same samples and random numbers give another loss or gradient */
     MT_CHECK_WEIGHTING = 2, /* the loss is no mean over the units that the model tells */
     MT_CHECK_COUPLING = 3,  /* the loss of a sample depends on the others of its chunk */
-    MT_CHECK_CHUNK_FAILS = 4, /* a legal chunk fails, a larger one goes through */
-    MT_CHECK_NO_GRADIENT = 5, /* a parameter that is to train has received no gradient */
-    MT_CHECK_WRITTEN = 6,     /* a parameter that does not train is written by the forward pass */
-    MT_CHECK_METRIC_MEAN = 7, /* a metric is no sum over the samples */
+    MT_CHECK_CHUNK_FAILS = 4,    /* a legal chunk fails, a larger one goes through */
+    MT_CHECK_NO_GRADIENT = 5,    /* a parameter that is to train has received no gradient */
+    MT_CHECK_WRITTEN = 6,        /* the forward pass writes to a parameter */
+    MT_CHECK_METRIC_MEAN = 7,    /* a metric is no sum over the samples */
     MT_CHECK_METRIC_MISSING = 8, /* metrics are named, and the loss function gives none */
     MT_CHECK_NO_GRAPH = 9,       /* the loss cannot be differentiated */
     MT_CHECK_NOT_FINITE = 10,    /* the loss is infinite or not a number */
@@ -64,19 +64,17 @@ typedef struct mt_check_report {
  * Looks, between steps, for what cannot be seen for free in a step: whether a step in chunks, and one that is done
  * again after memory ran out, gives the numbers of the whole batch. It runs samples of the batch, beginning with the
  * first, as steps that are taken back: afterwards parameters, buffers, random numbers and the optimiser's state are
- * as before. State in plain members of the model, which it looks for, no one can take back, nor a parameter that
- * trains and that the forward pass writes.
+ * as before. State in plain members of the model, which it looks for, no one can take back.
  *
  * It runs three parts of the batch, each as large as the smallest chunk (a sample, as a rule; two with batch norm): the
  * fewest that can be cut unevenly, and of which one can stand in the place of another. Where three do not fit in
  * the budget it runs two; where two do not, one in training mode, its segments computed again, and of the cuts the
  * losses alone, without a graph.
- * Beside that it needs a copy of the parameters that do not train.
  *
  * In training mode, as the options say:
  *   all parts twice from the same random numbers, and a third time where loss or gradient differ. A difference
  *   beyond rounding is hidden state; on the CPU with one thread, each bit that differs;
- *   which parameters receive a gradient, which of those that do not train are written.
+ *   which parameters receive a gradient, and which the forward pass writes to.
  * In evaluation mode, so that dropout and batch norm do not matter, and without autocast:
  *   a chunk of three parts against chunks of two and one, weighted by their units as a trainer does: loss, gradient
  *   and metrics;
