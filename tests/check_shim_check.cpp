@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/batch_norm.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -273,6 +274,19 @@ START_TEST(copy_written) {
 }
 END_TEST
 
+/* One that trains is taken back like one that does not. */
+START_TEST(weight_clipped) {
+    Checked subject([](Line &net, const Tensors &batch) {
+        c10::NoGradGuard no_grad;
+        net.weight.mul_(0.9);
+        c10::AutoGradMode with_graph(true);
+        return plain(net, batch);
+    });
+    subject.check(numbers(5));
+    subject.is(MT_CHECK_WRITTEN, "weight", "once a chunk");
+}
+END_TEST
+
 /* ---- coupling ---- */
 
 START_TEST(contrastive_in_batch) {
@@ -300,6 +314,32 @@ START_TEST(time_major) {
     });
     subject.check({at::randn({6, 6, 4}), at::randn({6, 6, 4})});
     subject.is(MT_CHECK_COUPLING, "", "may be time");
+}
+END_TEST
+
+/* A norm over the chunk that is no module: in training alone it is told, in evaluation mode too it couples samples. */
+START_TEST(norm_by_an_operator) {
+    for (bool always : {false, true}) {
+        Checked subject(
+            [always](Line &net, const Tensors &batch) {
+                auto buffers = net.buffers();
+                at::Tensor y = at::batch_norm(net.forward(batch[0]), {}, {}, buffers[0], buffers[1],
+                                              always || net.is_training(), 0.1, 1e-5, false);
+                return Output{at::mse_loss(y, batch[1]), {}};
+            },
+            {},
+            [](Line &net) {
+                net.register_buffer("mean", at::zeros({4}));
+                net.register_buffer("variance", at::ones({4}));
+            });
+        subject.check(numbers(7));
+        ck_assert_uint_eq(subject.report.samples, 6);
+        ck_contains(subject.text.c_str(), "note: layers normalise over the samples of a chunk");
+        if (always)
+            subject.is(MT_CHECK_COUPLING, "", "statistics from the batch");
+        else
+            ck_assert_msg(subject.report.fault_count == 0, "%s", subject.text.c_str());
+    }
 }
 END_TEST
 
@@ -634,6 +674,8 @@ int main(void) {
     tcase_add_test(found, copy_written);
     tcase_add_test(found, contrastive_in_batch);
     tcase_add_test(found, time_major);
+    tcase_add_test(found, weight_clipped);
+    tcase_add_test(found, norm_by_an_operator);
     tcase_add_test(found, fixed_batch);
     tcase_add_test(found, detached_head);
     tcase_add_test(found, no_graph);
