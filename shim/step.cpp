@@ -452,7 +452,8 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     if (status != MT_OK) return fail_step(*torch, status);
     torch->written.end_chunk();
     torch->written.learn(false);
-    torch->share += share; /* of chunks that went through alone, so that a rewind takes nothing back */
+    torch->share +=
+        share; /* of chunks that went through alone, so that a rewind takes nothing back */
     torch->whole = whole;
     torch->looked = true;
     torch->marked = torch->fresh = false;
