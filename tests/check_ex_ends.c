@@ -398,6 +398,9 @@ END_TEST
 
 START_TEST(explaining_says_what_the_run_does) {
     size_t chunks, chunk, bytes, first;
+    /* A batch that fits whole beside held gradients goes alone from the second on. */
+    const int number = strstr(foretold[_i][2], "kept") ? 1 : 2;
+    char event[48];
     EXPECT(0, "--device", "cpu", "--threads", "1", "--deterministic", "--workers", "0", "--steps",
            "2", "--epochs", "1", "--progress", "off", "--explain", "--budget", foretold[_i][0],
            "--image-size", foretold[_i][1], "--trace", cli_trace, foretold[_i][3], foretold[_i][4]);
@@ -407,17 +410,19 @@ START_TEST(explaining_says_what_the_run_does) {
     ck_assert_int_eq(sscanf(strchr(told, '('), "(%zu bytes)", &bytes), 1);
     ck_contains(told, foretold[_i][2]);
     cli_read_file(cli_trace, trace);
-    const char *step = strstr(trace, "\"event\":\"step\",\"step\":2,");
+    snprintf(event, sizeof event, "\"event\":\"step\",\"step\":%d,", number);
+    const char *step = strstr(trace, event);
     const char *plan = line_before(step, "\"event\":\"plan\"");
     ck_assert_uint_eq(chunks_of(step, &first), chunks);
     ck_assert_uint_eq(first, chunk);
-    ck_assert_int_eq(cli_number(cli_trace, "step", 2, "predicted_peak_bytes"), (long long)bytes);
+    ck_assert_int_eq(cli_number(cli_trace, "step", number, "predicted_peak_bytes"),
+                     (long long)bytes);
     ck_assert_int_eq(line_has(plan, "\"alone\":true"), line_has(told, ", alone takes "));
     ck_assert_int_eq(line_has(plan, "\"keep\":true") && !line_has(plan, "\"alone\":true"),
                      line_has(told, ", kept takes "));
     ck_assert_int_eq(line_has(step, "\"checkpointing\""),
                      strstr(cli_out, "Rungs that the run takes: checkpointing\n") != NULL);
-    long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
+    long long peak = cli_number(cli_trace, "step", number, "peak_bytes");
     ck_assert_int_lt(llabs(peak - (long long)bytes), peak / 100);
 }
 END_TEST

@@ -303,7 +303,7 @@ Run run(size_t budget, const Run *given) {
 }
 
 /*
- * With room for all the second batch is one chunk beside held gradients and the third one chunk alone, in less by just
+ * With room for all the first batch is one chunk beside held gradients and the second one chunk alone, in less by just
  * these. In a budget of that it is alone at once; with a byte less it is cut.
  */
 START_TEST(one_chunk_in_less) {
@@ -313,10 +313,10 @@ START_TEST(one_chunk_in_less) {
         Trainer trainer(on_the_cpu(), {false, true});
         gradients = gradient_bytes(seam_of(trainer));
     }
-    for (size_t i : {1, 2, 3, 4}) ck_assert_uint_eq(roomy.chunks[i].size(), 1);
-    for (size_t i : {2, 3, 4}) {
-        ck_assert_uint_eq(roomy.peaks[i], roomy.peaks[1] - gradients);
-        ck_assert_uint_eq(roomy.allocated[i], roomy.allocated[1] - gradients);
+    for (const auto &chunks : roomy.chunks) ck_assert_uint_eq(chunks.size(), 1);
+    for (size_t i : {1, 2, 3, 4}) {
+        ck_assert_uint_eq(roomy.peaks[i], roomy.peaks[0] - gradients);
+        ck_assert_uint_eq(roomy.allocated[i], roomy.allocated[0] - gradients);
         ck_assert_uint_eq(roomy.predicted[i], roomy.peaks[i]);
     }
     Run tight = run(roomy.peaks[4], nullptr);
