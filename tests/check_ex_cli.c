@@ -206,7 +206,8 @@ START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
         ck_assert_int_eq(cli_number(cli_trace, "step", n, "retries"), 0);
     }
     ck_assert_int_eq(cli_number(cli_trace, "end", 1, "ooms"), 0);
-    ck_assert_int_le(cli_number(cli_trace, "end", 1, "samples_discarded"), 6);
+    /* Two recordings, and the largest chunk of a deterministic run, at most half of the batch. */
+    ck_assert_int_le(cli_number(cli_trace, "end", 1, "samples_discarded"), 6 + 32 / 2);
 }
 END_TEST
 
