@@ -175,7 +175,7 @@ START_TEST(a_full_disk_for_the_trace_is_told_at_once) {
 END_TEST
 
 START_TEST(a_loss_that_explodes_ends_the_trace) {
-    EXPECT(1, SMALL, "--optimizer", "sgd", "--lr", "1e30", "--steps", "5", "--trace", cli_trace);
+    EXPECT(1, SMALL, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace", cli_trace);
     ck_assert_int_ge(cli_number(cli_trace, "end", 1, "steps"), 1);
 }
 END_TEST
