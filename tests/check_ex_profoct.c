@@ -66,13 +66,15 @@ static long long run_whole(void) {
     return cli_number(cli_trace, "step", 1, "peak_bytes");
 }
 
-/* Where two episodes do not fit at once each is a chunk. */
+/* Where two episodes do not fit beside held gradients they go without; and each can be a chunk. */
 START_TEST(an_episode_is_never_cut) {
     static char budget[32];
     long long bytes = run_whole();
     ck_assert_int_gt(bytes, 0);
     snprintf(budget, sizeof budget, "%lld", bytes - 1);
-    EXPECT(0, RUN, "--budget", budget);
+    EXPECT(0, RUN, "--budget", budget, "--trace", cli_trace);
+    ck_assert_int_lt(cli_number(cli_trace, "step", 1, "peak_bytes"), bytes);
+    EXPECT(0, RUN, "--budget", budget, "--micro-batch", "1");
     ck_contains(cli_out, "chunks of 1 for batch 2; ");
 }
 END_TEST

@@ -83,7 +83,8 @@ START_TEST(a_tier_trains) {
     ck_contains(cli_out, "chunks of 1 for batch 32");
     ck_assert_int_eq(cli_number(cli_trace, "step", 1, "samples"), 32);
     ck_contains(cli_out, "of the cards");
-    ck_assert_str_eq(cli_err, "");
+    ck_contains(cli_err, "batch normalisation sees chunks of at most 1 of the batch's 32 samples");
+    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1); /* and no more */
 }
 END_TEST
 
