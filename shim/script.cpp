@@ -337,7 +337,7 @@ void load(const char *path, const mt_script_options &options, mt_model **out) {
     ops.to_device = to_device;
     ops.destroy = destroy;
     traits.normalises_over_batch = found.normalises;
-    traits.min_micro_batch = found.normalises ? 2 : 1;
+    traits.min_micro_batch = found.normalises ? 2 : 0;
     traits.metric_count = script->own_loss ? 0 : script->classes > top ? 2 : 1;
     traits.metric_names = metrics;
     const double *units = script->tells_units ? &script->units : nullptr;

@@ -106,7 +106,8 @@ Loss forward_in_training(mt_torch &torch, const Chunk &chunk) {
 } // namespace
 
 bool looks_for_norms(const mt_torch &torch) {
-    return !torch.looked && !torch.model->normalises_over_batch;
+    return !torch.looked && !torch.model->normalises_over_batch &&
+           torch.model->min_micro_batch != 1;
 }
 
 Forgetting forgetting(const mt_torch &torch, bool backward) {

@@ -64,7 +64,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     mt_backend_info info = {};
     info.device = torch.device_name.c_str();
     info.version = mt_torch_version();
-    info.min_micro_batch = std::max(model.min_micro_batch, size_t{torch.normalises ? 2U : 0U});
+    info.min_micro_batch = std::max(model.min_micro_batch, size_t{torch.normalises ? 2U : 1U});
     info.normalises_over_batch = model.normalises_over_batch || torch.normalises;
     info.needs_whole_batch = model.needs_whole_batch;
     info.parameter_bytes = torch.parameter_bytes;

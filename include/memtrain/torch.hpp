@@ -378,7 +378,7 @@ mt_status wrap(Description<Net, Loss> description, mt_model **out) {
     bool normalises = normalises_over_batch(*description.net);
     traits.normalises_over_batch = normalises;
     traits.min_micro_batch =
-        description.min_micro_batch ? description.min_micro_batch : (normalises ? 2 : 1);
+        description.min_micro_batch ? description.min_micro_batch : (normalises ? 2 : 0);
     traits.needs_whole_batch = description.needs_whole_batch;
     ops.loss = Holder<Description<Net, Loss>>::loss;
     if (description.units) ops.units = Holder<Description<Net, Loss>>::units;
@@ -396,7 +396,7 @@ mt_status wrap(ContrastiveDescription<Net, Embed, Join> description, mt_model **
     if (is_empty(description.join)) return refuse_empty("contrastive_model", "join");
     description.net->train();
     traits.normalises_over_batch = normalises_over_batch(*description.net, true);
-    traits.min_micro_batch = description.min_micro_batch ? description.min_micro_batch : 1;
+    traits.min_micro_batch = description.min_micro_batch;
     traits.embedding_count = description.embeddings;
     ops.embed = H::embed;
     ops.join = H::join;
