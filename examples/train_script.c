@@ -12,6 +12,7 @@
  */
 #include "common/checkpoint.h"
 #include "common/pictures.h"
+#include "common/processes.h"
 #include "common/report.h"
 #include "common/training.h"
 
@@ -98,10 +99,14 @@ static void introduce(void *self, const ex_training *run) {
     ex_report_pictures(t->pictures.dataset);
 }
 
-/* What was trained is written after the last epoch; a run that is stopped goes on from its --save. */
+/*
+ * What was trained is written after the last epoch; a run that is stopped goes on from its --save. Several processes
+ * have the same weights: the first one writes them.
+ */
 static mt_status save(void *self, ex_training *run) {
     const train_script *t = self;
     mt_status status = MT_OK;
+    if (!ex_processes_is_first()) return MT_OK;
     if (t->save_weights) status = mt_model_save_weights(run->model, t->save_weights);
     if (status == MT_OK && t->save_script) status = mt_script_save(run->model, t->save_script);
     return status;

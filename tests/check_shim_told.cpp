@@ -129,17 +129,17 @@ Tensors masked_batch(int64_t masked) {
 }
 
 /* A model of C++ whose forward pass begins with this. */
-memtrain::Trainer trainer_before(std::function<at::Tensor(const at::Tensor &)> before) {
+memtrain::Trainer trainer_before(std::function<at::Tensor(const at::Tensor &)> before,
+                                 size_t min_micro_batch = 0) {
     auto net = std::make_shared<Small>();
     net->before = std::move(before);
     mt_torch_options options = options_of(MT_SGD);
-    return memtrain::Trainer(
-        memtrain::model(net, {},
-                        [](Small &small, const Tensors &batch) {
-                            at::Tensor logits = small.logits(batch[0]);
-                            return memtrain::Output{at::cross_entropy_loss(logits, batch[1]), {}};
-                        }),
-        options);
+    auto description = memtrain::model(net, {}, [](Small &small, const Tensors &batch) {
+        at::Tensor logits = small.logits(batch[0]);
+        return memtrain::Output{at::cross_entropy_loss(logits, batch[1]), {}};
+    });
+    description.min_micro_batch = min_micro_batch;
+    return memtrain::Trainer(std::move(description), options);
 }
 
 Tensors samples(int64_t count) {
@@ -359,18 +359,20 @@ const struct {
     const char *name;
     std::function<at::Tensor(const at::Tensor &)> before;
     bool found;
+    size_t min_micro_batch; /* what the model says; 0: nothing */
 } norms[] = {
-    {"training", [](const at::Tensor &x) { return norm(x, true); }, true},
-    {"by name", norm_by_name, true},
-    {"evaluation", [](const at::Tensor &x) { return norm(x, false); }, false},
+    {"training", [](const at::Tensor &x) { return norm(x, true); }, true, 0},
+    {"by name", norm_by_name, true, 0},
+    {"chunks of one are legal", [](const at::Tensor &x) { return norm(x, true); }, false, 1},
+    {"evaluation", [](const at::Tensor &x) { return norm(x, false); }, false, 0},
     {"instance",
      [](const at::Tensor &x) {
          return at::instance_norm(x.reshape({x.size(0), 2, 3}), {}, {}, {}, {}, true, 0.1, 1e-5,
                                   false)
              .reshape({x.size(0), 6});
      },
-     false},
-    {"none", {}, false},
+     false, 0},
+    {"none", {}, false, 0},
 };
 
 } // namespace
@@ -378,7 +380,7 @@ const struct {
 /* The first chunk shows it: the two recordings are taken back, and no chunk has one sample. */
 START_TEST(norms_by_operators) {
     ck_ok(mt_device_set_budget("cpu", 64 << 20));
-    memtrain::Trainer trainer = trainer_before(norms[_i].before);
+    memtrain::Trainer trainer = trainer_before(norms[_i].before, norms[_i].min_micro_batch);
     mt_backend backend = MT_BACKEND_INIT;
     mt_backend_info info = {};
     info.size = sizeof info;
@@ -492,7 +494,7 @@ int main() {
     tcase_add_loop_test(labels, batch_without_a_label, 0, 3);
     tcase_add_loop_test(uneven, uneven_batches, 0, 4);
     tcase_add_test(uneven, tensor_that_is_null);
-    tcase_add_loop_test(norms_, norms_by_operators, 0, 5);
+    tcase_add_loop_test(norms_, norms_by_operators, 0, 6);
     tcase_add_test(norms_, looks_at_the_first_chunk_alone);
     tcase_add_loop_test(norms_, embeddings_that_are_normalised, 0, 2);
     tcase_add_test(once, metrics_that_are_not_given);
