@@ -32,6 +32,7 @@ Fake fake;
 namespace at {
 
 struct FakeMPSHooks : MPSHooksInterface {
+    FakeMPSHooks() = default; /* from libtorch 2.15 on */
     explicit FakeMPSHooks(MPSHooksArgs) {}
     void init() const override {}
     bool hasMPS() const override { return fake.present; }
