@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bytes.hpp"
+#include "check_samples.hpp"
 #include "torch_state.hpp"
 
 namespace memtrain::shim {
@@ -27,12 +28,18 @@ public:
     /* Of the parameters' gradients, each times factor. */
     void take(const Flat &flat, double factor);
 
+    /* Of these tensors; of a type that has no numbers the bytes. */
+    void take(const std::vector<Named> &tensors);
+
     /* this = this + other * factor; an empty one is zero. */
     void add(const Sketch &other, double factor);
 
     /* L2 length, of all parameters or of one. */
     double length() const;
     double length_of(size_t parameter) const;
+
+    /* The number of the first parameter with a gradient that is not finite; their number where there is none. */
+    size_t first_not_finite() const;
 
     /* Scalar product. */
     double times(const Sketch &other) const;
@@ -51,9 +58,38 @@ struct RunResult {
     Sketch gradient;               /* of the mean loss; empty without a backward pass */
     std::vector<size_t> untouched; /* numbers of slots that train and received no gradient */
     bool drew = false;             /* random numbers */
-    bool has_graph = false, has_metrics = false; /* of a run without a backward pass */
+    /* Of a run with a graph and no backward pass; in_half: some of it has fewer bits than float32. */
+    bool has_graph = false, has_metrics = false, in_half = false;
 
     double loss() const { return units > 0.0 ? loss_sum / units : 0.0; }
+};
+
+/* Buffers as chunks in training mode leave them. */
+struct StateResult {
+    std::vector<Named> buffers;
+    std::vector<bool>
+        is_norms; /* a running mean or variance of a norm over the samples, or its counter */
+    Sketch before, after;
+};
+
+/*
+ * Copies of parameters in plain memory of the host's. What is written by a pointer changes no version counter, so the
+ * step that is rolled back has not seen it.
+ */
+class ParameterCopies {
+public:
+    explicit ParameterCopies(const mt_model &model);
+
+    /* Puts back those that have changed. Allocates no memory of a device's. */
+    void put_back();
+
+    /* The names of those that were put back, each once. */
+    const std::vector<std::string> &changed() const { return changed_; }
+
+private:
+    std::vector<Named> parameters_;
+    std::vector<std::vector<char>> bytes_;
+    std::vector<std::string> changed_;
 };
 
 /* How far a run goes: the forward pass without a graph or with one, or the backward pass too. */
@@ -66,7 +102,7 @@ enum class Depth { forward, graph, backward };
  */
 class Runs {
 public:
-    Runs(mt_torch &torch, const mt_torch_batch &batch, size_t part, size_t parts);
+    Runs(mt_torch &torch, const mt_torch_batch &batch, size_t count, size_t part, size_t parts);
     ~Runs();
     Runs(const Runs &) = delete;
     Runs &operator=(const Runs &) = delete;
@@ -79,24 +115,35 @@ public:
 
     /*
      * These parts as one chunk, in this order, or with embeddings as chunks of these numbers of parts; taken back.
-     * Not MT_OK: the line says why.
+     * None: the whole batch. Not MT_OK: the line says why.
      */
     mt_status run(Mode mode, Depth depth, const std::vector<size_t> &parts,
                   const std::vector<size_t> &chunks, RunResult &out);
 
+    /* What these parts as such chunks make of the buffers; others: with other random numbers. */
+    mt_status run_state(const std::vector<size_t> &parts, const std::vector<size_t> &chunks,
+                        bool others, StateResult &out);
+
     size_t part() const { return part_; }
-    size_t parts() const { return parts_; }
+    size_t parts() const { return parts_.first.size(); }
+    size_t batch() const { return count_; }
+    bool are_alike() const { return parts_.are_alike; }
+
+    /* Parameters that are written to in a way that no step sees. */
+    const std::vector<std::string> &written() const { return copies_.changed(); }
 
 private:
     template <class Body> mt_status taken_back(const std::vector<size_t> &parts, Body &&body);
     mt_status chunk(size_t samples, RunResult &out);
-    mt_status forward(bool with_graph, size_t samples, RunResult &out);
+    void forward(bool with_graph, size_t first, size_t samples, RunResult &out);
     mt_status chunks(const std::vector<size_t> &chunks, RunResult &out);
     std::vector<at::Tensor> gather(const std::vector<size_t> &parts) const;
 
     mt_torch &torch_;
     const mt_torch_batch &batch_;
-    size_t part_, parts_;
+    size_t count_, part_;
+    Parts parts_;
+    ParameterCopies copies_;
     decltype(mt_torch::arena) arena_;
     decltype(mt_torch::segments) segments_;
     bool checkpointing_, learns_;

@@ -19,6 +19,7 @@ namespace {
 struct Seen {
     bool found = false;
     int instance_norms = 0; /* that are running: each calls a batch norm over one sample */
+    std::vector<const void *> statistics;
 };
 thread_local Seen seen;
 
@@ -49,11 +50,22 @@ bool is_training(const at::RecordFunction &function) {
     return false;
 }
 
+/* Input, weight and bias come before them, in all of these operators. */
+void note_statistics(const at::RecordFunction &function) {
+    c10::ArrayRef<const c10::IValue> inputs = function.inputs();
+    for (size_t i = 3; i < 5 && i < inputs.size(); i++)
+        if (inputs[i].isTensor() && inputs[i].toTensor().defined())
+            seen.statistics.push_back(inputs[i].toTensor().const_data_ptr());
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &function) {
     const char *name = function.name();
     if (std::strcmp(name, instance_norm) == 0) seen.instance_norms++;
-    if (seen.found || seen.instance_norms) return nullptr;
-    seen.found = std::strcmp(name, always) == 0 || (is_batch_norm(name) && is_training(function));
+    if (seen.instance_norms) return nullptr;
+    if (std::strcmp(name, always) == 0 || (is_batch_norm(name) && is_training(function))) {
+        seen.found = true;
+        note_statistics(function);
+    }
     return nullptr;
 }
 
@@ -77,6 +89,10 @@ NormWatch::~NormWatch() {
 
 bool NormWatch::found() const noexcept {
     return callback_ && seen.found;
+}
+
+const std::vector<const void *> &NormWatch::statistics() const noexcept {
+    return seen.statistics;
 }
 
 } // namespace memtrain::shim

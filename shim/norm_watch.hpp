@@ -6,6 +6,7 @@
 #define MEMTRAIN_SHIM_NORM_WATCH_HPP
 
 #include <cstdint>
+#include <vector>
 
 namespace memtrain::shim {
 
@@ -23,6 +24,9 @@ public:
 
     /* Whether a batch norm in training mode has run. Those within an instance norm see one sample each. */
     bool found() const noexcept;
+
+    /* Where the running means and variances lie that these have been given. */
+    const std::vector<const void *> &statistics() const noexcept;
 
 private:
     uint64_t callback_ = 0; /* 0: none */

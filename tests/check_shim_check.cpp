@@ -6,10 +6,12 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mse_loss.h>
+#include <ATen/ops/rand_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tanh.h>
@@ -148,7 +150,9 @@ START_TEST(token_mean_without_units) {
         subject.is(MT_CHECK_WEIGHTING, "", "tell these as units");
         ck_assert_double_gt(subject.report.findings[0].difference, 1e-3);
         if (samples == 5)
-            ck_contains(subject.text.c_str(), "count 0.333 times as much as the next");
+            ck_contains(subject.text.c_str(), "some samples count 0.333 times as much as others");
+        else
+            ck_contains(subject.text.c_str(), "unless samples depend on each other");
     }
 }
 END_TEST
@@ -162,6 +166,79 @@ START_TEST(token_mean_with_units) {
     memtrain::Trainer trainer(description);
     report = trainer.check(sentences(5));
     ck_assert_uint_eq(report.count, 0);
+}
+END_TEST
+
+/* Sorted by length, so that the first samples have equally many labels. */
+START_TEST(sorted_by_length) {
+    Checked subject(token_mean);
+    Tensors batch = sentences(12);
+    batch[1] = at::randint(0, 4, {12, 6}, at::kLong);
+    for (int64_t i = 8; i < 12; i++) batch[1][i].narrow(0, 13 - i, i - 7).fill_(-100);
+    subject.check(batch);
+    subject.is(MT_CHECK_WEIGHTING, "", "tell these as units");
+}
+END_TEST
+
+/* One sample in the middle of a batch of equal lengths. */
+START_TEST(one_is_shorter) {
+    Checked subject(token_mean);
+    Tensors batch = sentences(9);
+    batch[1] = at::randint(0, 4, {9, 6}, at::kLong);
+    batch[1][3].narrow(0, 2, 4).fill_(-100);
+    subject.check(batch);
+    subject.is(MT_CHECK_WEIGHTING, "", "tell these as units");
+}
+END_TEST
+
+/* Of equal samples no one can tell; that is said. */
+START_TEST(equal_samples) {
+    Checked subject([](Line &net, const Tensors &batch) {
+        at::Tensor y = net.forward(batch[0]);
+        return Output{at::mse_loss(y - 0.5 * y.mean(0), batch[1]), {}};
+    });
+    Tensors batch = numbers(8);
+    subject.check(
+        {batch[0][0].expand({8, 4}).contiguous(), batch[1][0].expand({8, 4}).contiguous()});
+    ck_assert_msg(subject.report.fault_count == 0, "%s", subject.text.c_str());
+    ck_assert_uint_eq(subject.report.count, 1);
+    ck_contains(subject.text.c_str(), "note: the 3 samples that were run are equal");
+}
+END_TEST
+
+/* A sample without a label has no mean, and with units it is left out. */
+START_TEST(masked_sample) {
+    Tensors batch = sentences(6);
+    batch[1] = at::randint(0, 4, {6, 6}, at::kLong);
+    batch[1][2].fill_(-100);
+    Checked subject(token_mean);
+    subject.check(batch);
+    subject.is(MT_CHECK_WEIGHTING, "", "a mean over nothing");
+    ck_contains(subject.text.c_str(), "tell as units how many count");
+    auto description = memtrain::model(std::make_shared<Line>(), {}, token_mean);
+    description.units = memtrain::count_not(-100);
+    memtrain::Trainer trainer(description);
+    ck_assert_uint_eq(trainer.check(batch).count, 0);
+}
+END_TEST
+
+/* Units that are told and do not add up; units that do, and are not what the loss is a mean over. */
+START_TEST(wrong_units) {
+    networks::prepare();
+    for (bool add_up : {false, true}) {
+        auto description = memtrain::model(std::make_shared<Line>(), {}, token_mean);
+        description.units = [add_up](const Tensors &batch) {
+            return add_up ? static_cast<double>(batch[1].numel()) : 1.0;
+        };
+        memtrain::Trainer trainer(description);
+        mt_check_report report = trainer.check(sentences(5));
+        ck_assert_uint_eq(report.fault_count, 1);
+        ck_assert_int_eq(report.findings[0].kind, MT_CHECK_WEIGHTING);
+        ck_contains(report.findings[0].text,
+                    add_up ? "0.333 times as much as others, and the units that are told make it 1 "
+                             "times; tell what the loss is a mean over"
+                           : "do not add up: 3 samples have 1 in one chunk, and 1 + 1 in two");
+    }
 }
 END_TEST
 
@@ -233,15 +310,15 @@ static Output recurrent(Line &net, const Tensors &batch, bool with_graph) {
 START_TEST(carried_state) {
     Checked detached([](Line &net, const Tensors &b) { return recurrent(net, b, false); });
     detached.check(numbers(5));
-    detached.is(MT_CHECK_HIDDEN_STATE, "", "register it as a buffer");
+    detached.is(MT_CHECK_HIDDEN_STATE, "", "what changes once a chunk still depends on the cut");
     Checked attached([](Line &net, const Tensors &b) { return recurrent(net, b, true); });
     attached.check(numbers(5));
     attached.is(MT_CHECK_HIDDEN_STATE, "", "fail the second time");
 }
 END_TEST
 
-/* A buffer that the forward pass counts in is taken back, so it is no hidden state. */
-START_TEST(registered_state) {
+/* A buffer that the forward pass counts in is rolled back, so it is no hidden state; the cut is seen in it. */
+START_TEST(counting_buffer) {
     Checked subject(
         [](Line &net, const Tensors &batch) {
             net.buffers()[0].add_(1);
@@ -249,7 +326,76 @@ START_TEST(registered_state) {
         },
         {}, [](Line &net) { net.register_buffer("seen", at::zeros({1})); });
     subject.check(numbers(5));
-    ck_assert_msg(subject.report.count == 0, "%s", subject.text.c_str());
+    subject.is(MT_CHECK_BUFFER, "seen", "depend on how a batch is cut");
+}
+END_TEST
+
+/* A moving average of the weights, and a whole number: both are told in one line. Beside dropout too. */
+START_TEST(averages_of_chunks) {
+    Checked subject(
+        [](Line &net, const Tensors &batch) {
+            c10::NoGradGuard no_grad;
+            auto buffers = net.buffers();
+            if (net.is_training()) {
+                buffers[0].mul_(0.9).add_(net.weight, 0.1);
+                buffers[1].add_(1);
+            }
+            c10::AutoGradMode with_graph(true);
+            at::Tensor x = at::dropout(batch[0], 0.5, net.is_training());
+            return plain(net, {x, batch[1]});
+        },
+        {},
+        [](Line &net) {
+            net.register_buffer("average", at::zeros({4, 4}));
+            net.register_buffer("count", at::full({}, 1000000, at::kLong));
+        });
+    subject.check(numbers(7));
+    subject.is(MT_CHECK_BUFFER, "average", "2 buffers ('average', 'count')");
+}
+END_TEST
+
+/* What adds up over samples does not depend on the cut; of random numbers no one knows. */
+START_TEST(sums_of_samples) {
+    Checked subject(
+        [](Line &net, const Tensors &batch) {
+            c10::NoGradGuard no_grad;
+            auto buffers = net.buffers();
+            at::Tensor noise = at::rand_like(batch[0]);
+            if (net.is_training()) {
+                buffers[0].add_(batch[0].sum(0));
+                buffers[1].add_(batch[0].size(0));
+                buffers[2].copy_(noise[0]);
+            }
+            c10::AutoGradMode with_graph(true);
+            return plain(net, batch);
+        },
+        {},
+        [](Line &net) {
+            net.register_buffer("sum", at::full({4}, 1e4));
+            net.register_buffer("samples", at::zeros({}, at::kLong));
+            net.register_buffer("noise", at::zeros({4}));
+            net.register_buffer("mask", at::full({4, 4}, -INFINITY));
+        });
+    subject.check(numbers(7));
+    ck_assert_msg(subject.report.fault_count == 0, "%s", subject.text.c_str());
+}
+END_TEST
+
+/* By a pointer, which no version counter sees: found, and put back. */
+START_TEST(written_by_pointer) {
+    Checked subject(
+        [](Line &net, const Tensors &batch) {
+            auto *elements = static_cast<float *>(net.copy.mutable_data_ptr());
+            if (net.is_training())
+                for (int i = 0; i < 16; i++) elements[i] *= 0.9F;
+            return Output{plain(net, batch).loss + net.copy.square().mean(), {}};
+        },
+        {},
+        [](Line &net) {
+            net.copy = net.register_parameter("copy", at::ones({4, 4}), false);
+        });
+    subject.check(numbers(5));
+    subject.is(MT_CHECK_WRITTEN, "copy", "by a pointer");
 }
 END_TEST
 
@@ -288,6 +434,37 @@ START_TEST(weight_clipped) {
 END_TEST
 
 /* ---- coupling ---- */
+
+/* A small one is no mean with other weights. */
+START_TEST(small_coupling) {
+    for (double part : {0.02, 0.1, 0.5}) {
+        Checked subject([part](Line &net, const Tensors &batch) {
+            at::Tensor y = net.forward(batch[0]);
+            return Output{at::mse_loss(y - part * y.mean(0), batch[1]), {}};
+        });
+        subject.check(numbers(9));
+        subject.is(MT_CHECK_COUPLING, "", "depends on the others of its chunk");
+    }
+}
+END_TEST
+
+/* Half precision within the model rounds the gradients of each chunk, and is no fault; a sum still is one. */
+START_TEST(half_precision_within) {
+    for (bool is_sum : {false, true}) {
+        Checked subject([is_sum](Line &net, const Tensors &batch) {
+            at::Tensor y =
+                at::tanh(at::linear(batch[0].to(at::kBFloat16), net.weight.to(at::kBFloat16)));
+            at::Tensor loss = at::mse_loss(y.to(at::kFloat), batch[1]);
+            return Output{is_sum ? loss * batch[0].size(0) : loss, {}};
+        });
+        subject.check(numbers(9));
+        if (is_sum)
+            subject.is(MT_CHECK_WEIGHTING, "", "it is a sum over the samples");
+        else
+            ck_assert_msg(subject.report.count == 0, "%s", subject.text.c_str());
+    }
+}
+END_TEST
 
 START_TEST(contrastive_in_batch) {
     for (int64_t samples : {2, 5}) {
@@ -352,6 +529,17 @@ START_TEST(fixed_batch) {
 }
 END_TEST
 
+/* And is as large as the batch, so that nothing else goes through. */
+START_TEST(batch_size_within) {
+    Checked subject([](Line &net, const Tensors &batch) {
+        return Output{plain(net, {batch[0].view({16, 4}), batch[1]}).loss, {}};
+    });
+    subject.check(numbers(16));
+    subject.is(MT_CHECK_CHUNK_FAILS, "", "a chunk of 3 samples fails where 16 go through");
+    ck_contains(subject.text.c_str(), "shape '[16, 4]' is invalid");
+}
+END_TEST
+
 /* ---- the graph ---- */
 
 START_TEST(detached_head) {
@@ -365,7 +553,7 @@ START_TEST(detached_head) {
             net.unused = net.register_parameter("head", at::ones({4, 4}));
         });
     subject.check(numbers(5));
-    subject.is(MT_CHECK_NO_GRADIENT, "head", "has received no gradient");
+    subject.is(MT_CHECK_NO_GRADIENT, "head", "parameter 'head' without a gradient");
 }
 END_TEST
 
@@ -387,18 +575,36 @@ START_TEST(not_finite) {
 }
 END_TEST
 
-/* ---- the report ---- */
-
-/* All are counted, and as many are told as there is room for. */
-START_TEST(many_findings) {
-    Checked subject(plain, {}, [](Line &net) {
-        for (int i = 0; i < MT_CHECK_FINDINGS_MAX + 7; i++)
-            net.register_parameter("unused" + std::to_string(i), at::ones({2}));
+/* The derivative of a root at 0, of a loss that is finite. */
+START_TEST(gradient_not_finite) {
+    Checked subject([](Line &net, const Tensors &batch) {
+        return Output{plain(net, batch).loss + at::sqrt((net.weight * 0.0).sum()), {}};
     });
     subject.check(numbers(5));
-    ck_assert_uint_eq(subject.report.fault_count, MT_CHECK_FINDINGS_MAX + 7);
-    ck_assert_uint_eq(subject.report.count, MT_CHECK_FINDINGS_MAX);
-    ck_contains(subject.text.c_str(), "  and 7 more\n");
+    subject.is(MT_CHECK_NOT_FINITE, "weight", "the gradient of parameter 'weight' is infinite");
+}
+END_TEST
+
+/* ---- the report ---- */
+
+/* Parameters with the same fault take one line, which is the last: what is worse comes first. */
+START_TEST(many_findings) {
+    Checked subject(
+        [](Line &net, const Tensors &batch) {
+            return Output{plain(net, batch).loss * batch[0].size(0), {}};
+        },
+        {},
+        [](Line &net) {
+            for (int i = 0; i < 60; i++)
+                net.register_parameter("unused" + std::to_string(i), at::ones({2}));
+        });
+    subject.check(numbers(5));
+    ck_assert_uint_eq(subject.report.fault_count, 2);
+    ck_assert_uint_eq(subject.report.count, 2);
+    ck_assert_int_eq(subject.report.findings[0].kind, MT_CHECK_WEIGHTING);
+    ck_assert_int_eq(subject.report.findings[1].kind, MT_CHECK_NO_GRADIENT);
+    ck_assert_str_eq(subject.report.findings[1].name, "unused0");
+    ck_contains(subject.text.c_str(), "60 parameters ('unused0', 'unused1', 'unused2' first)");
 }
 END_TEST
 
@@ -558,7 +764,7 @@ START_TEST(two_towers) {
         is_clean(torch, &pairs.batch, _i);
     } else {
         ck_ok(mt_torch_check(torch, &pairs.batch, &report));
-        ck_assert_uint_eq(report.fault_count, 1);
+        ck_assert_uint_eq(report.fault_count, 1); /* the recall of a chunk is another one as well */
         ck_assert_int_eq(report.findings[0].kind, MT_CHECK_COUPLING);
     }
     mt_torch_free(torch);
@@ -664,22 +870,34 @@ int main(void) {
     tcase_add_test(found, one_sample);
     tcase_add_test(found, token_mean_without_units);
     tcase_add_test(found, token_mean_with_units);
+    tcase_add_test(found, sorted_by_length);
+    tcase_add_test(found, one_is_shorter);
+    tcase_add_test(found, equal_samples);
+    tcase_add_test(found, masked_sample);
+    tcase_add_test(found, wrong_units);
     tcase_add_test(found, sum_loss);
     tcase_add_test(found, scaled_gradient);
     tcase_add_test(found, metric_mean);
     tcase_add_test(found, metric_missing);
     tcase_add_test(found, counter);
     tcase_add_test(found, carried_state);
-    tcase_add_test(found, registered_state);
+    tcase_add_test(found, counting_buffer);
+    tcase_add_test(found, averages_of_chunks);
+    tcase_add_test(found, sums_of_samples);
     tcase_add_test(found, copy_written);
+    tcase_add_test(found, written_by_pointer);
+    tcase_add_test(found, small_coupling);
+    tcase_add_test(found, half_precision_within);
     tcase_add_test(found, contrastive_in_batch);
     tcase_add_test(found, time_major);
     tcase_add_test(found, weight_clipped);
     tcase_add_test(found, norm_by_an_operator);
     tcase_add_test(found, fixed_batch);
+    tcase_add_test(found, batch_size_within);
     tcase_add_test(found, detached_head);
     tcase_add_test(found, no_graph);
     tcase_add_test(found, not_finite);
+    tcase_add_test(found, gradient_not_finite);
     TCase *report = suite_case(suite, "report");
     tcase_add_test(report, many_findings);
     tcase_add_test(report, explain_cuts);

@@ -29,7 +29,8 @@ typedef enum mt_check_kind {
     MT_CHECK_METRIC_MEAN = 7,    /* a metric is no sum over the samples */
     MT_CHECK_METRIC_MISSING = 8, /* metrics are named, and the loss function gives none */
     MT_CHECK_NO_GRAPH = 9,       /* the loss cannot be differentiated */
-    MT_CHECK_NOT_FINITE = 10,    /* the loss is infinite or not a number */
+    MT_CHECK_NOT_FINITE = 10,    /* loss or gradient are infinite or not a number */
+    MT_CHECK_BUFFER = 11,        /* a buffer, of no norm, whose values depend on the cut */
     /* Information, which the text explains. */
     MT_CHECK_RANDOM = 100,     /* gradients that differ by rounding from run to run */
     MT_CHECK_NORMALISES = 101, /* layers normalise over the samples of a chunk */
@@ -39,8 +40,8 @@ typedef enum mt_check_kind {
 typedef struct mt_check_finding {
     mt_check_kind kind;
     double difference; /* relative, of what should be equal; 0 where the kind has none */
-    char name[88];  /* of the parameter or metric, cut where it is longer; "" where none is meant */
-    char text[400]; /* one line: what differs, by how much, the likely reason, what to do */
+    char name[88];     /* of the parameter, buffer or metric, the first of several; "" for none */
+    char text[400];    /* one line: what differs, by how much, the likely reason, what to do */
 } mt_check_finding;
 
 #define MT_CHECK_FINDINGS_MAX 24
@@ -48,8 +49,8 @@ typedef struct mt_check_finding {
 typedef struct mt_check_report {
     size_t size;        /* sizeof(mt_check_report) */
     size_t samples;     /* that were run at once */
-    size_t fault_count; /* all of them, ... */
-    size_t count;       /* ... and the findings below, faults first, information after them */
+    size_t fault_count; /* several parameters or buffers with the same fault are one */
+    size_t count;       /* of the findings below: faults, the gravest first, then information */
     mt_check_finding findings[MT_CHECK_FINDINGS_MAX];
 } mt_check_report;
 
@@ -62,9 +63,11 @@ typedef struct mt_check_report {
 
 /*
  * Looks, between steps, for what cannot be seen for free in a step: whether a step in chunks, and one that is done
- * again after memory ran out, gives the numbers of the whole batch. It runs samples of the batch, beginning with the
- * first, as steps that are taken back: afterwards parameters, buffers, random numbers and the optimiser's state are
- * as before. State in plain members of the model, which it looks for, no one can take back.
+ * again after memory ran out, gives the numbers of the whole batch. It runs samples of the batch, first, middle and
+ * last or others that differ more, as steps that are taken back: afterwards parameters, buffers, random numbers and
+ * the optimiser's state are as before. State in plain members of the model, which it looks for, no one can take back.
+ * It keeps copies of all parameters meanwhile, in the host's memory and outside of the budget: what the model writes
+ * by a pointer is found and put back by them.
  *
  * It runs three parts of the batch, each as large as the smallest chunk (a sample, as a rule; two with batch norm): the
  * fewest that can be cut unevenly, and of which one can stand in the place of another. Where three do not fit in
@@ -74,7 +77,8 @@ typedef struct mt_check_report {
  * In training mode, as the options say:
  *   all parts twice from the same random numbers, and a third time where loss or gradient differ. A difference
  *   beyond rounding is hidden state; on the CPU with one thread, each bit that differs;
- *   which parameters receive a gradient, and which the forward pass writes to.
+ *   which parameters receive a gradient, and which the forward pass writes to;
+ *   buffers after all parts as one chunk against those after two, unless random numbers change them.
  * In evaluation mode, so that dropout and batch norm do not matter, and without autocast:
  *   a chunk of three parts against chunks of two and one, weighted by their units as a trainer does: loss, gradient
  *   and metrics;
@@ -85,9 +89,9 @@ typedef struct mt_check_report {
  *
  * Differences count from 1e-5 of the loss and 1e-3 of the gradient's length on in float32, whose sums come in
  * another order in another chunk; in float64 from 1e-9 and 1e-7 on; on CUDA and MPS, where float32 may be computed
- * with fewer bits, from 5e-3 and 5e-2 on; for parameters of half precision from 5e-2 and 2e-1 on. A metric may
- * differ by a tenth, since a count turns with the rounding of a logit. A gradient is compared by 16 random sums of
- * its elements a parameter, and takes no memory.
+ * with fewer bits, from 5e-3 and 5e-2 on; for parameters of half precision, and where the loss's graph has tensors of
+ * half precision, from 5e-2 and 2e-1 on. A metric may differ by a tenth, since a count turns with the rounding of a
+ * logit. A gradient is compared by 16 random sums of its elements a parameter, and takes no memory.
  *
  * Of a model with needs_whole_batch, of one that draws random numbers in evaluation mode, and of a batch of fewer
  * than two smallest chunks, only the part in training mode is looked at; of a model with embeddings whether loss and
@@ -96,8 +100,9 @@ typedef struct mt_check_report {
  * @param batch   as that of a step
  * @param report  size set by the caller (MT_CHECK_REPORT_INIT); nothing found: fault_count is 0
  * @return MT_OK when the samples could be run, whatever was found; MT_EDEVMEM when the budget has no room for the
- *         smallest chunk; MT_EINVAL, also for a batch smaller than the smallest chunk; MT_ESTATE during a step;
- *         what the model's functions return when they fail for all samples at once
+ *         smallest chunk; MT_ENOMEM when the host has none for the copies; MT_EINVAL, also for a batch smaller than
+ *         the smallest chunk; MT_ESTATE during a step; what the model's functions return when they fail for some
+ *         samples and for the whole batch
  */
 MT_API MT_NODISCARD mt_status mt_torch_check(mt_torch *torch, const mt_batch *batch,
                                              mt_check_report *report);
