@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cinttypes>
 #include <climits>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,8 @@
 #include <unistd.h>
 #ifdef __APPLE__
 #include <mach-o/dyld.h>
+#else
+#include <link.h>
 #endif
 
 #include <memtrain/torch.h>
@@ -61,6 +64,40 @@ bool program_path(char (&path)[PATH_MAX]) {
 #endif
 }
 
+/*
+ * Whether the program was handed to the dynamic loader (`ld-linux.so ./program`): the loader is the running file then,
+ * and takes argv for another program's. The main program's headers come first, and lie in a mapping of its file.
+ */
+#ifdef __linux__
+bool runs_in_loader() {
+    char running[PATH_MAX], line[PATH_MAX + 128];
+    bool is_other = false;
+    uintptr_t place = 0;
+    dl_iterate_phdr(
+        [](dl_phdr_info *info, size_t, void *out) {
+            *static_cast<uintptr_t *>(out) = reinterpret_cast<uintptr_t>(info->dlpi_phdr);
+            return 1;
+        },
+        &place);
+    std::FILE *maps = program_path(running) ? std::fopen("/proc/self/maps", "re") : nullptr;
+    while (maps && std::fgets(line, sizeof line, maps)) {
+        uintptr_t begin = 0, end = 0;
+        int name = 0;
+        line[std::strcspn(line, "\n")] = '\0';
+        if (std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %*s %*s %*s %n", &begin, &end,
+                        &name) == 2 &&
+            begin <= place && place < end)
+            is_other = name && std::strcmp(line + name, running) != 0;
+    }
+    if (maps) std::fclose(maps);
+    return is_other;
+}
+#else
+bool runs_in_loader() {
+    return false;
+}
+#endif
+
 /* Returns where it has failed, with errno. */
 void start_again(char **argv) {
     char path[PATH_MAX];
@@ -98,7 +135,7 @@ using namespace memtrain::shim;
 extern "C" mt_status mt_reexec_passive(char **argv) {
     if (!argv || !argv[0])
         return mt_set_error(MT_EINVAL, "mt_reexec_passive: argv is %s", argv ? "empty" : "NULL");
-    if (is_set() || ask("omp_get_num_procs") < 2) return MT_OK;
+    if (is_set() || ask("omp_get_num_procs") < 2 || runs_in_loader()) return MT_OK;
     if (set_passive()) start_again(argv);
     int why = errno;
     for (const char *name : settings) unsetenv(name); /* none was set */

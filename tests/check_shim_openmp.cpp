@@ -10,6 +10,9 @@
 #include <string>
 #include <vector>
 
+#ifdef __linux__
+#include <link.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,6 +60,7 @@ int program(char **argv) {
 /* ---- what it prints -------------------------------------------------------------------------------- */
 
 std::string own_path;
+const char *loader; /* that is called with the path; NULL: none */
 
 /* Runs the program with this environment alone, and returns what it has printed. */
 std::string run(const std::vector<const char *> &environment, std::vector<const char *> arguments) {
@@ -67,6 +71,7 @@ std::string run(const std::vector<const char *> &environment, std::vector<const 
     if (child == 0) {
         std::vector<char *> argv = {const_cast<char *>(own_path.c_str()),
                                     const_cast<char *>("program")};
+        if (loader) argv.insert(argv.begin(), const_cast<char *>(loader));
         std::vector<char *> envp;
         for (const char *text : arguments) argv.push_back(const_cast<char *>(text));
         for (const char *text : environment) envp.push_back(const_cast<char *>(text));
@@ -148,6 +153,26 @@ START_TEST(threads_that_are_set_are_told) {
 }
 END_TEST
 
+/* The dynamic loader is the running file then, and is not started in the program's place. */
+START_TEST(a_program_in_a_loader_is_left_alone) {
+    dl_iterate_phdr(
+        [](dl_phdr_info *info, size_t, void *) {
+            for (int i = 0; i < info->dlpi_phnum; i++)
+                if (info->dlpi_phdr[i].p_type == PT_INTERP)
+                    loader = reinterpret_cast<const char *>(info->dlpi_addr +
+                                                            info->dlpi_phdr[i].p_vaddr);
+            return 1;
+        },
+        nullptr);
+    ck_assert_ptr_nonnull(loader);
+    std::string text = run({"OMP_NUM_THREADS=2"}, {"reexec", "", "last"});
+    ck_assert_uint_eq(count(text, "start "), 1);
+    ck_contains(text.c_str(), "status MT_OK \n");
+    ck_contains(text.c_str(), "OMP_WAIT_POLICY=-\nGOMP_SPINCOUNT=-\nMEMTRAIN_REEXEC=-\n");
+    ck_contains(text.c_str(), "argument [last]\n");
+}
+END_TEST
+
 /* The system refuses to start it: it goes on as it was, and is warned. */
 START_TEST(a_program_that_cannot_start_again_goes_on) {
     std::string text = run({"OMP_NUM_THREADS=2", "OTHER=kept"}, {"too much", ""});
@@ -184,6 +209,7 @@ int main(int argc, char **argv) {
 #ifdef __linux__
     tcase_add_test(reexec, threads_that_spin_are_told_once);
     tcase_add_test(reexec, threads_that_are_set_are_told);
+    tcase_add_test(reexec, a_program_in_a_loader_is_left_alone);
     tcase_add_test(reexec, a_program_that_cannot_start_again_goes_on);
 #endif
     tcase_add_test(reexec, argv_is_needed);

@@ -73,7 +73,8 @@ MT_API MT_NODISCARD mt_status mt_torch_init(const mt_torch_init_options *options
  * files stay open, other threads end.
  *
  * It does nothing where OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME or MEMTRAIN_REEXEC is set (so it happens
- * once), where the process has one core, and without OpenMP. That OMP_NUM_THREADS is 1 is no reason, since
+ * once), where the process has one core, without OpenMP, and where the dynamic loader was called with the program's
+ * name. That OMP_NUM_THREADS is 1 is no reason, since
  * mt_torch_set_threads may ask for more. It is not for a process of Python's, whose argv is another.
  *
  * The status may be left alone: a program that cannot be started again goes on, only slower.
