@@ -179,7 +179,7 @@ private:
     locale_t plain_, before_;
 };
 
-/* The settings without those of one key; none of them has a comma in its value. */
+/* The settings without those of one key. A value in brackets that has commas is cut here, and whole again at the end. */
 std::string without(const std::string &settings, const std::string &key) {
     std::string rest;
     std::istringstream items(settings);

@@ -367,6 +367,7 @@ extern "C" mt_status mt_script_load(const char *path, const mt_script_options *o
 extern "C" mt_status mt_script_save(mt_model *model, const char *path) {
     MT_RETURN_IF_FAILED(check_handle(model, MT__KIND_MODEL, "mt_script_save", "model"));
     MT_RETURN_IF_FAILED(check_not_null(path, "mt_script_save", "path"));
+    if (!*path) return mt_set_error(MT_EINVAL, "mt_script_save: path is empty");
     if (model->ops.loss != loss)
         return mt_set_error(MT_EINVAL, "mt_script_save: model is not one of mt_script_load");
     return guard([&] { write_script(script_of(model->self).module, path); });

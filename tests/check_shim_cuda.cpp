@@ -114,7 +114,8 @@ END_TEST
 START_TEST(budget) {
     using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
     c10::CachingAllocator::setAllocatorSettings(
-        "roundup_power2_divisions:[256:4,>:8],max_split_size_mb:64,max_non_split_rounding_mb:64,"
+        "roundup_power2_divisions:[256:4,512:2,>:8],max_split_size_mb:64,"
+        "max_non_split_rounding_mb:64,"
         "per_process_memory_fraction:0.9,garbage_collection_threshold:0.8");
     ck_ok(mt_device_set_budget("cuda:0", 250 * MiB));
     std::string settings = c10::CachingAllocator::getAllocatorSettings();
@@ -123,6 +124,7 @@ START_TEST(budget) {
     ck_assert_double_eq(Config::garbage_collection_threshold(), 0.8);
     ck_assert_uint_eq(Config::max_non_split_rounding_size(), 64 * MiB);
     ck_assert_uint_eq(Config::roundup_power2_divisions(128 * MiB), 4);
+    ck_assert_uint_eq(Config::roundup_power2_divisions(512 * MiB), 2);
     ck_assert_uint_eq(Config::roundup_power2_divisions(4096 * MiB), 8);
     ck_ok(mt_device_set_budget("cuda:0", 5000 * MiB));
     settings = c10::CachingAllocator::getAllocatorSettings();

@@ -231,6 +231,8 @@ START_TEST(what_cannot_be_saved) {
     ck_status(mt_script_save(run.model, folder.file("none/a.pt").c_str()), MT_EIO);
     ck_contains(mt_last_error(), "No such file");
     ck_status(mt_script_save(run.model, nullptr), MT_EINVAL);
+    ck_status(mt_script_save(run.model, ""), MT_EINVAL);
+    ck_contains(mt_last_error(), "mt_script_save: path is empty");
     mt_model *twin = nullptr;
     ck_ok(twin_new(Values(5), &twin));
     ck_status(mt_script_save(twin, folder.file("b.pt").c_str()), MT_EINVAL);
