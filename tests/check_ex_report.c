@@ -8,9 +8,11 @@
 #include "html_report.h"
 
 #include <ctype.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- a page ------------------------------------------------------------------------------------ */
@@ -498,6 +500,22 @@ START_TEST(a_file_that_cannot_be_written) {
     ck_ok(ex_html_report_open(NULL, &report));
     ex_html_report_line(report, "{}");
     ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    char name[CLI_PATH + 16], target[CLI_PATH + 16];
+    struct stat info;
+    snprintf(name, sizeof name, "%s/link.html", cli_root);
+    snprintf(target, sizeof target, "%s/target", cli_root);
+    ck_assert_int_eq(symlink(target, name), 0);
+    ck_status(ex_html_report_open(name, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "is a symbolic link");
+    ck_assert_int_ne(access(target, F_OK), 0);
+    /* A file that is there is replaced as a whole, and keeps its mode. */
+    ck_assert_int_eq(close(open(target, O_WRONLY | O_CREAT, 0600)), 0);
+    snprintf(name, sizeof name, "%s/second.html", cli_root);
+    ck_assert_int_eq(link(target, name), 0);
+    ck_ok(ex_html_report_open(name, &report));
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    ck_assert(stat(target, &info) == 0 && info.st_size == 0);
+    ck_assert(stat(name, &info) == 0 && info.st_size > 0 && (info.st_mode & 0777) == 0600);
     EXPECT(2, SMALL, "--report", "/nonexistent/r.html");
     ck_assert_str_eq(cli_out, "");
     ck_contains(cli_err, "food101: --report: cannot write '/nonexistent/r.html': No such file");

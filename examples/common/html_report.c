@@ -2,7 +2,9 @@
  * html_report.c - reads the events of a trace as they come; see html_report.h.
  */
 #include "html_report.h"
+#include "checkpoint.h"
 #include "clock.h"
+#include "libmemtrain/new_file.h"
 #include "progress.h" /* ex_progress_chunks */
 
 #include <errno.h>
@@ -18,9 +20,8 @@
 enum { CHUNKS_MOST = 64, VALUE_MOST = 4096 }; /* chunks that are put in words; bytes of a setting */
 
 struct ex_html_report {
-    FILE *stream;
+    FILE *stream; /* of a pipe or a device; NULL: a file, made anew each time */
     double written_at;
-    int is_file; /* can be written anew: no pipe */
     ex_html_run run;
     char path[];
 };
@@ -307,21 +308,64 @@ static const struct {
 
 /* ---- the file ---------------------------------------------------------------------------------- */
 
-/* 0 when something could not be written, with errno. */
-static int write_file(ex_html_report *report) {
-    errno = 0;
-    clearerr(report->stream);
-    if (report->is_file && fseek(report->stream, 0, SEEK_SET) != 0) return 0;
-    ex_html_page(&report->run, report->stream);
-    report->written_at = ex_seconds();
-    if (fflush(report->stream) != 0 || ferror(report->stream)) return 0;
-    /* The page may have become shorter, and then the rest of the old one must go. */
-    return !report->is_file || ftruncate(fileno(report->stream), ftell(report->stream)) == 0;
-}
-
 static mt_status fail(const ex_html_report *report) {
     return mt_set_error(MT_EIO, "--report: cannot write '%s': %s", report->path,
                         strerror(errno ? errno : EIO));
+}
+
+static mt_status write_stream(ex_html_report *report) {
+    errno = 0;
+    clearerr(report->stream);
+    ex_html_page(&report->run, report->stream);
+    return fflush(report->stream) == 0 && !ferror(report->stream) ? MT_OK : fail(report);
+}
+
+/* The page before stays until this one is whole. */
+static mt_status write_file(ex_html_report *report) {
+    mt__new_file file;
+    char *page = NULL;
+    size_t bytes = 0;
+    FILE *stream = open_memstream(&page, &bytes);
+    if (stream) ex_html_page(&report->run, stream);
+    if (!stream || fclose(stream) != 0) {
+        free(page);
+        return mt_set_error(MT_ENOMEM, "out of host memory for --report");
+    }
+    mt_status status = mt__new_file_open(&file, "--report", report->path, 0);
+    if (status == MT_OK) status = mt__new_file_end(&file, mt__new_file_write(&file, page, bytes));
+    free(page);
+    return status;
+}
+
+static mt_status write_page(ex_html_report *report) {
+    report->written_at = ex_seconds();
+    return report->stream ? write_stream(report) : write_file(report);
+}
+
+/* What the shell's `>` would write to: standard output, a device, a pipe. The page goes there at the end. */
+static int is_stream(const char *path) {
+    struct stat info;
+    return strncmp(path, "/dev/", 5) == 0 || (lstat(path, &info) == 0 && S_ISFIFO(info.st_mode));
+}
+
+/* Into a pipe there is one page only, the last; whether a device takes any is seen now. */
+static mt_status open_stream(ex_html_report *report) {
+    struct stat info;
+    report->stream = fopen(report->path, "we");
+    if (!report->stream)
+        return mt_set_error(MT_EINVAL, "--report: cannot write '%s': %s", report->path,
+                            strerror(errno));
+    if (fstat(fileno(report->stream), &info) != 0 || !S_ISCHR(info.st_mode) ||
+        strcmp(report->path, "/dev/stdout") == 0)
+        return MT_OK;
+    mt_status status = write_stream(report);
+    if (status != MT_OK) fclose(report->stream);
+    return status;
+}
+
+static mt_status open_file(ex_html_report *report) {
+    mt_status status = ex_checkpoint_check("--report", report->path);
+    return status == MT_OK ? write_file(report) : status;
 }
 
 static void free_report(ex_html_report *report) {
@@ -331,7 +375,6 @@ static void free_report(ex_html_report *report) {
 }
 
 mt_status ex_html_report_open(const char *path, ex_html_report **out) {
-    struct stat info;
     *out = NULL;
     if (!path) return MT_OK;
     ex_html_report *report = calloc(1, sizeof *report + strlen(path) + 1);
@@ -339,23 +382,12 @@ mt_status ex_html_report_open(const char *path, ex_html_report **out) {
     memcpy(report->path, path, strlen(path) + 1);
     report->run.epoch_stride = 1;
     report->run.worst_prediction = -1;
-    report->stream = fopen(path, "we");
-    if (!report->stream) {
-        mt_status status =
-            mt_set_error(MT_EINVAL, "--report: cannot write '%s': %s", path, strerror(errno));
+    mt_status status = is_stream(path) ? open_stream(report) : open_file(report);
+    if (status == MT_OK)
+        *out = report;
+    else
         free_report(report);
-        return status;
-    }
-    report->is_file = fstat(fileno(report->stream), &info) == 0 && S_ISREG(info.st_mode);
-    /* Into a pipe there is one page only, the last; whether a device takes any is seen now. */
-    if ((report->is_file || !S_ISFIFO(info.st_mode)) && !write_file(report)) {
-        mt_status status = fail(report);
-        fclose(report->stream);
-        free_report(report);
-        return status;
-    }
-    *out = report;
-    return MT_OK;
+    return status;
 }
 
 void ex_html_report_line(void *user, const char *line) {
@@ -364,19 +396,18 @@ void ex_html_report_line(void *user, const char *line) {
     const char *event = json_is_object(object) ? word(object, "event") : "";
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (strcmp(event, events[i].name) == 0) events[i].read(&report->run, object);
-    if (strcmp(event, "epoch") == 0 && report->is_file &&
+    if (strcmp(event, "epoch") == 0 && !report->stream &&
         ex_seconds() - report->written_at >= REWRITE_SECONDS)
-        (void)write_file(report); /* what fails here fails at the end too, and is told there */
+        (void)!write_page(report); /* what fails here fails at the end too, and is told there */
     json_decref(object);
 }
 
 mt_status ex_html_report_close(ex_html_report *report, ex_html_outcome outcome, const char *text) {
-    mt_status status = MT_OK;
     if (!report) return MT_OK;
     report->run.outcome = outcome;
     if (text) ex_html_cut(text, report->run.outcome_text, sizeof report->run.outcome_text);
-    if (!write_file(report)) status = fail(report);
-    if (fclose(report->stream) != 0 && status == MT_OK) status = fail(report);
+    mt_status status = write_page(report);
+    if (report->stream && fclose(report->stream) != 0 && status == MT_OK) status = fail(report);
     free_report(report);
     return status;
 }

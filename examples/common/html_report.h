@@ -4,7 +4,8 @@
  * What is kept of a run does not grow with it (series.h), and neither does the file: a million steps
  * make one of a few hundred kilobytes. The file is there from the first moment, and is written anew
  * at the end of an epoch when the last time is some seconds ago: also a run that is killed leaves
- * what it knew.
+ * what it knew. The page before stays until the new one is whole, and a link is refused. Names below /dev/ and pipes are
+ * written to, once at the end.
  */
 #ifndef EX_HTML_REPORT_H
 #define EX_HTML_REPORT_H
