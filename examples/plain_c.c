@@ -332,9 +332,9 @@ static void write_trace(void *user, const char *line) {
     fprintf(user, "%s\n", line);
 }
 
-static mt_status open_files(run *r) {
-    mt_status status = plain_replay_open(&r->flags, &r->replay);
-    if (status != MT_OK || !r->flags.trace) return status;
+/* Empties the file of an older run, so what may refuse this one comes before. */
+static mt_status open_trace(run *r) {
+    if (!r->flags.trace) return MT_OK;
     r->trace = fopen(r->flags.trace, "we");
     if (r->trace) return MT_OK;
     return mt_set_error(MT_EINVAL, "--trace: '%s': %s", r->flags.trace, strerror(errno));
@@ -347,8 +347,9 @@ static mt_status start(run *r) {
     r->model.device.budget_bytes = r->flags.budget_bytes;
     r->model.device.fail_step = r->flags.fail_step;
     r->model.device.fail_at = r->flags.fail_at;
-    mt_status status = open_files(r);
+    mt_status status = plain_replay_open(&r->flags, &r->replay);
     if (status == MT_OK) status = init_model(&r->model, r->flags.seed);
+    if (status == MT_OK) status = open_trace(r);
     if (status != MT_OK) return status;
     policy.micro_batch = r->flags.micro_batch;
     options.policy = &policy;

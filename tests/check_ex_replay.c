@@ -342,6 +342,27 @@ START_TEST(a_full_disk_is_told) {
 }
 END_TEST
 
+/* Until the first new line comes the old ones are there: a run may be refused before. */
+START_TEST(an_older_trace_stays_until_the_first_line) {
+    char name[] = "/tmp/check_ex_replay.XXXXXX", text[16] = "";
+    ex_tracefile *file;
+    int made = mkstemp(name);
+    ck_assert_int_eq(write(made, "{\"old\":1}\n", 10), 10);
+    close(made);
+    for (int i = 0; i < 2; i++) {
+        ck_ok(ex_tracefile_open(name, &file));
+        if (i) ex_tracefile_line(file, "{}");
+        ck_ok(ex_tracefile_close(file));
+        FILE *stream = fopen(name, "r");
+        size_t count = fread(text, 1, sizeof text - 1, stream);
+        fclose(stream);
+        text[count] = '\0';
+        ck_assert_str_eq(text, i ? "{}\n" : "{\"old\":1}\n");
+    }
+    remove(name);
+}
+END_TEST
+
 /* A trace is written into what has the name, unlike a checkpoint: a link stays one, and a file keeps its mode. */
 START_TEST(a_trace_through_a_link) {
     char target[] = "/tmp/check_ex_replay.XXXXXX", name[64], text[8] = "";
@@ -494,6 +515,7 @@ int main(void) {
     tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
     tcase_add_test(reading, files_that_cannot_be_had);
     tcase_add_test(reading, a_full_disk_is_told);
+    tcase_add_test(reading, an_older_trace_stays_until_the_first_line);
     tcase_add_test(reading, a_trace_through_a_link);
     tcase_add_test(other, other_samples_are_refused);
     tcase_add_loop_test(other, other_batches_are_refused_before_the_first_step, 0, LENGTH(batches));

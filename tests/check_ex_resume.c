@@ -7,6 +7,7 @@
 #include "common/suite.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -255,8 +256,33 @@ END_TEST
 START_TEST(a_link_is_refused) {
     ck_assert_int_eq(symlink("/dev/null", file), 0);
     EXPECT(2, FEW, "--save", file);
-    ck_contains(cli_err, "is there and is not a regular file");
+    ck_contains(cli_err, "is a symbolic link; accepted: a regular file");
     ck_assert_ptr_null(strstr(cli_out, "epoch "));
+}
+END_TEST
+
+/* Whoever may not read the file may not read the weights beside it. */
+START_TEST(the_best_is_as_private) {
+    char best[CLI_PATH + 16];
+    struct stat info;
+    ck_assert_int_eq(close(open(file, O_WRONLY | O_CREAT, 0600)), 0);
+    snprintf(best, sizeof best, "%s.best", file);
+    EXPECT(0, FEW, "--epochs", "1", "--save", file);
+    ck_assert_int_eq(stat(best, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+}
+END_TEST
+
+/* What is refused, or trains nothing, leaves the trace of an older run. */
+START_TEST(a_refused_run_leaves_the_trace) {
+    struct stat before, after;
+    EXPECT(0, FEW, "--steps", "1", "--trace", cli_trace);
+    ck_assert_int_eq(stat(cli_trace, &before), 0);
+    EXPECT(2, FEW, "--weights", "/nonexistent/w", "--trace", cli_trace);
+    EXPECT(3, FEW, "--budget", "20MiB", "--trace", cli_trace);
+    EXPECT(0, FEW, "--check", "--trace", cli_trace);
+    ck_assert_int_eq(stat(cli_trace, &after), 0);
+    ck_assert_int_eq(before.st_size, after.st_size);
 }
 END_TEST
 
@@ -267,6 +293,8 @@ int main(void) {
     tcase_add_checked_fixture(refused, name_file, NULL);
     tcase_add_loop_test(parts, in_parts_as_in_one, 0, LENGTH(stops));
     tcase_add_test(parts, after_each_epoch);
+    tcase_add_test(parts, the_best_is_as_private);
+    tcase_add_test(parts, a_refused_run_leaves_the_trace);
     tcase_add_loop_test(parts, for_more_epochs, 0, LENGTH(warmups));
     tcase_add_loop_test(parts, other_bits_are_told, 0, LENGTH(bits));
     tcase_add_test(parts, memory_that_ran_out_is_told);

@@ -40,7 +40,13 @@ mt_status ex_checkpoint_check(const char *flag, const char *path) {
     struct stat there;
     const char *slash = path ? strrchr(path, '/') : NULL;
     if (!path) return MT_OK;
-    if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
+    int is_there = lstat(path, &there) == 0;
+    if (is_there && S_ISLNK(there.st_mode))
+        return mt_set_error(MT_EINVAL,
+                            "%s: '%s' is a symbolic link; accepted: a regular file, or a name that "
+                            "is free",
+                            flag, path);
+    if (is_there && !S_ISREG(there.st_mode))
         return mt_set_error(MT_EINVAL, "%s: '%s' is there and is not a regular file", flag, path);
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1,
              slash ? path : ".");

@@ -5,13 +5,17 @@
 #include "settings.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct ex_tracefile {
     FILE *stream;
+    int begun;   /* the lines of an older run are gone */
     int error;   /* errno of the first write that failed */
     int checked; /* the first lines were written, and the run is under way */
     int told;    /* the failure has been returned */
@@ -24,19 +28,34 @@ mt_status ex_tracefile_open(const char *path, ex_tracefile **out) {
     ex_tracefile *file = calloc(1, sizeof *file + strlen(path) + 1);
     if (!file) return mt_set_error(MT_ENOMEM, "out of host memory");
     memcpy(file->path, path, strlen(path) + 1);
-    file->stream = fopen(path, "we");
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    file->stream = descriptor < 0 ? NULL : fdopen(descriptor, "w");
     if (!file->stream) {
+        int why = errno;
+        if (descriptor >= 0) close(descriptor);
         free(file);
-        return mt_set_error(MT_EINVAL, "--trace: cannot write '%s': %s", path, strerror(errno));
+        return mt_set_error(MT_EINVAL, "--trace: cannot write '%s': %s", path, strerror(why));
     }
     *out = file;
     return MT_OK;
 }
 
+/* Pipes and devices have no older lines. */
+static int begin(ex_tracefile *file) {
+    struct stat info;
+    int descriptor = fileno(file->stream);
+    if (file->begun) return 1;
+    file->begun =
+        fstat(descriptor, &info) == 0 && (!S_ISREG(info.st_mode) || ftruncate(descriptor, 0) == 0);
+    return file->begun;
+}
+
 void ex_tracefile_line(void *user, const char *line) {
     ex_tracefile *file = user;
     errno = 0;
-    if (!file || (fprintf(file->stream, "%s\n", line) >= 0 && fflush(file->stream) == 0)) return;
+    if (!file ||
+        (begin(file) && fprintf(file->stream, "%s\n", line) >= 0 && fflush(file->stream) == 0))
+        return;
     if (file->error) return;
     file->error = errno ? errno : EIO;
     if (file->checked)

@@ -11,7 +11,9 @@
 typedef struct ex_tracefile ex_tracefile;
 
 /*
- * Starts the file anew. path NULL: *out is NULL, which all functions here take as "no trace".
+ * Opens the file, which keeps its lines until the first new one comes: a run that is refused before it begins leaves
+ * the trace of another. A link is followed, a pipe or a device is written to, as the shell's `>` does.
+ * path NULL: *out is NULL, which all functions here take as "no trace".
  * @param out  new reference: close with ex_tracefile_close
  * @return MT_OK, MT_EINVAL (the file cannot be written), MT_ENOMEM
  */

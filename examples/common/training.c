@@ -16,6 +16,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/stat.h>
 
 int ex_training_flags(const ex_program *program, const char *summary, ex_flags *flags, int argc,
                       char **argv, int *out_status) {
@@ -169,7 +170,7 @@ static mt_status make_trainer(ex_training *t) {
     mt_policy_options policy = ex_flags_policy(t->flags);
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
     options.policy = &policy;
-    options.trace = t->trace || t->report ? on_trace : NULL;
+    if (!t->flags->check) options.trace = t->trace || t->report ? on_trace : NULL;
     options.trace_user = t;
     options.batch = (size_t)t->flags->batch;
     options.seed = (uint64_t)t->flags->seed;
@@ -178,6 +179,7 @@ static mt_status make_trainer(ex_training *t) {
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
     const ex_traced_device device = {t->flags->device, t->device.left};
+    if (t->flags->check) return MT_OK; /* trains nothing, and has no trace */
     ex_trace_program(on_trace, t, t->program->name, t->device.threads, t->flags->image_size,
                      t->flags->resume, &device, t->settings, t->setting_count, t->argv);
     return ex_tracefile_check(t->trace);
@@ -287,7 +289,7 @@ static mt_status check_replay(const ex_training *t) {
 static mt_status open_device(ex_training *t) {
     int threads = t->flags->resume ? t->at.threads : ex_replay_threads(t->replay);
     mt_status status = ex_device_open(t->flags, t->program->budget, threads, &t->device);
-    if (status == MT_OK) status = ex_tracefile_open(t->flags->trace, &t->trace);
+    if (status == MT_OK && !t->flags->check) status = ex_tracefile_open(t->flags->trace, &t->trace);
     return status == MT_OK ? ex_html_report_open(t->flags->report, &t->report) : status;
 }
 
@@ -341,11 +343,20 @@ static mt_status save(ex_training *t) {
     return save_as(t, t->flags->save);
 }
 
+/*
+ * Who may not read the file may not read the weights beside it either. The mask is the process's: no other thread makes
+ * files meanwhile. A file that is there keeps its own mode.
+ */
 static mt_status save_best(const ex_training *t) {
     char path[4096];
+    struct stat info;
     if (!t->flags->save) return MT_OK;
     snprintf(path, sizeof path, "%s.best", t->flags->save);
-    return save_as(t, path);
+    if (stat(t->flags->save, &info) != 0) return save_as(t, path);
+    mode_t before = umask((mode_t)~info.st_mode & 0777);
+    mt_status status = save_as(t, path);
+    umask(before);
+    return status;
 }
 
 static mt_status set_lr(ex_training *t, uint64_t epoch, size_t index) {
