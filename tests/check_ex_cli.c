@@ -47,6 +47,20 @@ START_TEST(help_and_version_go_to_standard_output) {
 }
 END_TEST
 
+/* auto is at most what the user has set; the first number of a list counts. */
+START_TEST(threads_that_are_set_are_kept) {
+    static const char *const environment[] = {"OMP_NUM_THREADS=1,2", NULL};
+    cli_environment = environment;
+    EXPECT(0, "--device", "cpu", "--image-size", "32", "--steps", "1", "--dev-samples", "40",
+           "--trace", cli_trace);
+    cli_environment = NULL;
+    ck_assert_int_eq(cli_number(cli_trace, "program", 1, "threads"), 1);
+    EXPECT(0, "--help");
+    ck_assert_ptr_nonnull(strstr(cli_out, "OMP_NUM_THREADS where that is set"));
+    ck_assert_ptr_nonnull(strstr(cli_out, "129 SIGHUP"));
+}
+END_TEST
+
 static const char *const wrong[][3] = {
     {"--batch", "none", "from 1"},
     {"--profile", "fast", "ultra-safe, safe, moderate, target or original"},
@@ -554,6 +568,7 @@ int main(void) {
 
     tcase_add_test(flags, help_and_version_go_to_standard_output);
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_test(flags, threads_that_are_set_are_kept);
     tcase_add_loop_test(flags, chunks_of_one_are_refused_by_flag, 0, LENGTH(too_few));
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, the_pictures_are_found_from_anywhere);

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -40,9 +41,17 @@ static mt_status pick(const ex_flags *flags, ex_device *device) {
     return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", name, mt_last_error());
 }
 
+/* OMP_NUM_THREADS, of whose numbers the first counts; no limit where it is not set. */
+static int64_t wanted_threads(void) {
+    const char *text = getenv("OMP_NUM_THREADS");
+    long number = text ? strtol(text, NULL, 10) : 0;
+    return number > 0 ? number : INT64_MAX;
+}
+
 /* One thread per core that this process may use; processes of one machine share its cores. */
 static mt_status set_threads(const ex_flags *flags, int replayed, int *out) {
     int64_t cores = ex_cores_read().usable / flags->sharing;
+    if (cores > wanted_threads()) cores = wanted_threads();
     int64_t flag = flags->threads;
     if (flag && replayed && flag != replayed)
         return mt_set_error(MT_EINVAL,

@@ -174,8 +174,8 @@ static const ex_option rows[] = {
            "choose sizes by memory alone, not by time: equal on equal budgets"),
     FLAG("threads", EX_WHOLE, threads, "N|auto",
          "threads that compute; auto: one per core that the process may use, as its affinity and "
-         "its "
-         "control group say. Results depend on their number",
+         "its control group say, and at most OMP_NUM_THREADS where that is set. Results depend on "
+         "their number",
          .least = 1, .most = 1024, .words = automatic),
     FLAG("workers", EX_WHOLE, workers, "N",
          "threads that render batches ahead; 0: each when it is needed", .most = EX_WORKERS_MAX),
@@ -249,7 +249,7 @@ static void print_help(const ex_command *command, const ex_table *tables) {
            command->program, command->summary, command->program);
     ex_options_help(tables, stdout);
     printf("\nExit status: 0 done, 1 failure, 2 wrong flag, 3 does not fit into the budget, "
-           "4 --check has\nfound a fault, 130 Ctrl-C, 143 SIGTERM.\n");
+           "4 --check has\nfound a fault, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.\n");
 }
 
 static void print_version(const ex_command *command) {
