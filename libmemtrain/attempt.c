@@ -133,15 +133,32 @@ mt_status mt__units_of(mt_trainer *t, const mt__work *w, size_t first, size_t co
     return status;
 }
 
-/* A chunk's share of the batch; of an evaluation 1. */
-static mt_status weigh(mt_trainer *t, const mt__work *w, size_t first, size_t count,
+/* A chunk's units and its share of the batch; of an evaluation 0 and 1. */
+static mt_status weigh(mt_trainer *t, const mt__work *w, size_t first, size_t count, double *units,
                        double *weight) {
-    double units;
+    *units = 0;
     *weight = 1;
     if (w->mode == MT_EVALUATE) return MT_OK;
-    mt_status status = mt__units_of(t, w, first, count, &units);
-    *weight = status == MT_OK && w->units > 0 ? units / w->units : 0;
+    mt_status status = mt__units_of(t, w, first, count, units);
+    *weight = status == MT_OK && w->units > 0 ? *units / w->units : 0;
     return status;
+}
+
+/* Counts add up exactly. Sums of weights are rounded, in float32 over many samples by more than its last digit. */
+static int are_equal(double a, double b) {
+    double larger = a > b ? a : b;
+    int are_counts = a == floor(a) && b == floor(b);
+    return fabs(a - b) <= (are_counts ? 1e-6 : 1e-4) * larger;
+}
+
+/* Otherwise the weights of the chunks do not add up to 1, and the gradient is a multiple of the batch's. */
+static mt_status check_units(const mt_trainer *t, const mt__work *w) {
+    double own = t->backend.agree ? w->own_units : w->units;
+    if (are_equal(own, w->weighed)) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "the units of the chunks add up to %.9g, and those of the batch's %zu "
+                        "samples are %.9g; accepted: units that add up, as numbers of labels do",
+                        w->weighed, w->count, own);
 }
 
 static mt_status run_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count, double weight,
@@ -199,16 +216,44 @@ static size_t base_of(const mt_trainer *t, const mt__work *w, const mt_memory *b
     return is_told(t, w) ? w->allocated_before : before->allocated_bytes;
 }
 
+/* As mt_policy_new has it where describe knows: what the user says of the smallest chunk goes first. */
+static mt_status check_sizes(const mt_policy_options *o, size_t least) {
+    size_t fixed = o->micro_batch, most = o->max_micro_batch;
+    if (o->min_micro_batch) return MT_OK;
+    MT__CHECK(!fixed || fixed >= least,
+              "mt_policy_options: micro_batch is %zu; the backend accepts chunks of at least %zu, "
+              "since they normalise over their samples",
+              fixed, least);
+    MT__CHECK(!most || most >= least,
+              "mt_policy_options: max_micro_batch is %zu; the backend accepts chunks of at least "
+              "%zu, since they normalise over their samples",
+              most, least);
+    return MT_OK;
+}
+
+static size_t smallest_in(const mt_plan *plan) {
+    size_t smallest = SIZE_MAX;
+    for (size_t i = 0; i < mt_plan_chunks(plan); i++)
+        smallest = mt__min(smallest, mt_plan_chunk(plan, i));
+    return smallest;
+}
+
 /*
- * The first chunk has shown what describe did not know: it normalises over its samples. Where the policy chooses chunks
- * and this one is not the whole batch, it may be too small, or a recording that is not kept, so all is done again.
+ * The first chunk has shown what describe did not know: it normalises over its samples. Where this one is not the whole
+ * batch, it may be too small, or a recording that is not kept, so all is done again. A size that the user has fixed is
+ * kept, or refused; chunks that are given are the caller's affair.
  */
-static void learn_of_norm(mt_trainer *t, mt__work *w, size_t count) {
+static mt_status learn_of_norm(mt_trainer *t, mt__work *w, size_t count) {
+    size_t least = mt__max(2, t->info.min_micro_batch), fixed = t->policy_options.micro_batch;
+    mt_status status = check_sizes(&t->policy_options, least);
+    if (status != MT_OK) return w->forced ? mt_set_error(MT_OK, "%s", "") : status;
     t->info.normalises_over_batch = t->normalises = 1;
-    if (w->forced || t->policy_options.micro_batch) return;
-    t->info.min_micro_batch = mt__max(2, t->info.min_micro_batch);
-    mt__policy_normalises(t->policy, t->info.min_micro_batch);
-    w->again = count < w->count && !w->plan.alone;
+    t->info.min_micro_batch = least;
+    mt__policy_normalises(t->policy, least);
+    least = mt__smallest_chunk(&t->policy_options, &t->info);
+    if (w->forced || w->plan.alone || (fixed && smallest_in(&w->plan) >= least)) return MT_OK;
+    w->again = count < w->count;
+    return MT_OK;
 }
 
 /* Runs samples [first, first + count) as one chunk and lets the policy learn from it. */
@@ -216,8 +261,8 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     mt_memory before;
     mt_chunk_result r;
     int recording;
-    double weight;
-    mt_status status = weigh(t, w, first, count, &weight);
+    double units, weight;
+    mt_status status = weigh(t, w, first, count, &units, &weight);
     if (status == MT_OK) status = mark(t, w);
     if (status == MT_OK) status = mt__read_memory(t, &before);
     if (status == MT_OK) status = start_recording(t, w, count, weight, &recording);
@@ -234,13 +279,15 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     if (status != MT_OK) return status;
     add_chunk(&w->sums, &r, count);
     look_at_metrics(t, &r, count);
+    w->weighed += units;
     w->done += count;
     w->placed++;
     w->chunks++;
     w->next++;
     w->marked = 0;
     if (r.normalises_over_batch && !t->normalises && w->mode == MT_TRAIN)
-        learn_of_norm(t, w, count);
+        status = learn_of_norm(t, w, count);
+    if (status != MT_OK) return status;
     /* Without a weight there is no backward pass, which tells nothing of other chunks. */
     if (weight == 0 || !is_of_the_policys_kind(t)) return MT_OK;
     return mt_policy_observe(t->policy, w->mode, count, base_of(t, w, &before), &r);
@@ -352,6 +399,7 @@ static mt_status poison(mt_trainer *t, const char *what, mt_status status) {
 /* Forgets what this step has done so far; its work counts as discarded. */
 static void forget(mt__work *w) {
     memset(&w->sums, 0, sizeof w->sums);
+    w->weighed = 0;
     w->done = w->next = w->placed = 0;
     w->open = w->marked = 0;
 }
@@ -418,9 +466,12 @@ static mt_status skip(mt_trainer *t, mt__work *w, mt_skip why) {
     return MT_OK;
 }
 
-/* Whether the step must not, or need not, come to an update. A loss scaler wants to see what is not finite. */
+/*
+ * Whether the step must not, or need not, come to an update. Units that chunks tell once they have run may be none,
+ * though there were some to weigh them by. A loss scaler wants to see what is not finite.
+ */
 static mt_skip reason_to_skip(const mt_trainer *t, const mt__work *w) {
-    if (!(w->units > 0)) return MT_SKIP_NO_UNITS;
+    if (!(w->units > 0) || !(w->sums.units > 0)) return MT_SKIP_NO_UNITS;
     int may_apply = isfinite(w->sums.loss) || t->options.apply_not_finite || t->info.scales_loss;
     return may_apply ? MT_SKIP_NOT : MT_SKIP_NOT_FINITE;
 }
@@ -442,6 +493,8 @@ mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
     if (status != MT_OK) return status;
     status = mt__do_chunks(t, w);
     if (status != MT_OK || w->plan.discard || w->again) return take_back(t, w, status);
+    status = check_units(t, w);
+    if (status != MT_OK) return mt__roll_back(t, w, status);
     w->owes = 0;
     status = mt__agree(t, MT_OK, &w->sums);
     if (status != MT_OK) return mt__roll_back(t, w, status);

@@ -14,6 +14,8 @@ typedef struct mt__work {
     int forced;          /* the chunks come from mt_trainer_set_chunks */
     size_t count;        /* samples of the step: the batch's, or less where it was made smaller */
     double units;        /* of these, and of other processes' */
+    double own_units;    /* of these alone, where there are other processes */
+    double weighed;      /* units of the chunks that went through, in this attempt */
     int owes;            /* the other processes are to be told how the step ends */
     size_t unit_samples; /* that units was asked for */
     size_t done;         /* samples that went through, and have not been taken back */

@@ -273,9 +273,22 @@ static void count_step(mt_trainer *t, const mt__work *w) {
     if (!is_left_out) add_sums(&t->train, &w->sums);
 }
 
-/* One line for a step without an update. A loss scaler's own steps are no news. */
+/* Asked for only after a step whose loss is not finite, since it is a pass over them. */
+static const char *state_of_parameters(const mt_trainer *t) {
+    int are_finite = 1;
+    mt_status status = MT_OK;
+    if (t->backend.look_at_parameters)
+        status = t->backend.look_at_parameters(t->backend.self, &are_finite);
+    if (status != MT_OK) mt_set_error(MT_OK, "%s", ""); /* nothing is known of them */
+    if (are_finite || status != MT_OK) return "are as before";
+    return "hold values that are not finite since an earlier step: load a checkpoint from before "
+           "it, and set clip_norm, which leaves out updates by gradients that are not finite";
+}
+
+/* One line for a step without an update. Gradients that a loss scaler finds too large are no news. */
 static void tell_skipped(const mt_trainer *t, const mt_step_report *r) {
     const unsigned long long step = r->step;
+    int is_finite = isfinite(r->loss);
     if (r->skipped == MT_SKIP_NO_UNITS)
         mt_log(
             MT_LOG_WARNING,
@@ -284,10 +297,13 @@ static void tell_skipped(const mt_trainer *t, const mt_step_report *r) {
             step, r->samples);
     else if (r->skipped == MT_SKIP_NOT_FINITE)
         mt_log(MT_LOG_WARNING,
-               "step %llu is taken back: its loss is %g, and the parameters are as before "
+               "step %llu is taken back: its loss is %g, and the parameters %s "
                "(apply_not_finite makes the update; a chunk without labels whose mean is 0/0 wants "
                "a model with units)",
-               step, r->loss);
+               step, r->loss, state_of_parameters(t));
+    else if (r->skipped == MT_SKIP_APPLY && !is_finite)
+        mt_log(MT_LOG_WARNING, "step %llu makes no update: its loss is %g, and the parameters %s",
+               step, r->loss, state_of_parameters(t));
     else if (r->skipped == MT_SKIP_APPLY && !t->info.scales_loss)
         mt_log(MT_LOG_WARNING,
                "step %llu makes no update: its loss is %g and the norm of its gradient %g", step,
@@ -394,6 +410,7 @@ static mt_status join(mt_trainer *t, mt__work *w, int *is_left_out) {
     w->count = w->unit_samples = w->forced ? forced_samples(t) : w->batch->count;
     if (!*is_left_out) status = mt__units_of(t, w, 0, w->count, &all.units);
     all.samples = (size_t)*is_left_out;
+    w->own_units = all.units;
     status = mt__agree(t, status, &all);
     w->units = all.units;
     *is_left_out = all.samples > 0;

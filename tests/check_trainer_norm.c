@@ -82,6 +82,45 @@ START_TEST(never_of_one_sample) {
 }
 END_TEST
 
+/* A size that the options fix is refused in each step, as where describe tells of the norm; a given chunk is not. */
+START_TEST(fixed_to_one_sample) {
+    static const size_t ones[] = {1, 1, 1, 1};
+    fake_options options = shows(12);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    if (_i)
+        policy.max_micro_batch = 1;
+    else
+        policy.micro_batch = 1;
+    trainer = trainer_with(&options, &policy);
+    ck_ok(mt_trainer_set_chunks(trainer, ones, 4));
+    step(trainer, 4, 1);
+    for (uint64_t id = 2; id <= 3; id++) {
+        step_fails(trainer, 4, id, MT_EINVAL);
+        ck_contains(mt_last_error(), "micro_batch is 1; the backend accepts chunks of at least 2");
+    }
+    done(trainer);
+}
+END_TEST
+
+/* A size that leaves one sample over is cut otherwise; one that does not runs on. */
+START_TEST(fixed_and_one_sample_over) {
+    fake_options options = shows(40);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_step_report report;
+    mt_trainer *trainer;
+
+    policy.micro_batch = 2;
+    trainer = trainer_with(&options, &policy);
+    report = step(trainer, _i ? 3 : 4, 1);
+    for (size_t i = 0; i < report.chunk_count; i++) ck_assert_uint_ge(report.chunks[i], 2);
+    ck_assert_int_eq(report.discarded > 0, _i);
+    ck_assert_uint_eq(step(trainer, _i ? 3 : 4, 2).discarded, 0);
+    done(trainer);
+}
+END_TEST
+
 /* ---- small chunks are told ----------------------------------------------------------------------- */
 
 /* Chunks that the caller has chosen stay, of one sample too, and are told once. */
@@ -91,7 +130,7 @@ START_TEST(chunks_of_ones_own) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
 
-    policy.micro_batch = _i ? 1 : 0;
+    policy.micro_batch = policy.min_micro_batch = _i ? 1 : 0;
     trainer = trainer_with(&options, &policy);
     mt_set_log(keep_line, NULL);
     for (uint64_t id = 1; id <= 2; id++) {
@@ -142,6 +181,8 @@ static Suite *suite_trainer_norm(void) {
     tcase_add_test(norm, found_in_a_whole_batch);
     tcase_add_loop_test(norm, never_of_one_sample, 0, 2);
     tcase_add_loop_test(norm, chunks_of_ones_own, 0, 2);
+    tcase_add_loop_test(norm, fixed_to_one_sample, 0, 2);
+    tcase_add_loop_test(norm, fixed_and_one_sample_over, 0, 2);
     tcase_add_loop_test(norm, small_chunks_are_told, 0, 6);
     return suite;
 }

@@ -185,6 +185,7 @@ START_TEST(report_not_finite) {
     ck_assert_uint_eq(count_kind(FAKE_APPLY), is_skipped ? 1 : 2);
     ck_assert_int_eq(log_lines, is_skipped);
     if (is_skipped) ck_contains(logged, "step 2 is taken back: its loss is");
+    if (is_skipped) ck_contains(logged, "the parameters are as before");
     fake.options.not_finite = 0;
     ck_assert_int_eq(step(trainer, 8, 3).skipped, 0);
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
@@ -210,16 +211,89 @@ START_TEST(report_gradient_not_finite) {
 }
 END_TEST
 
+/* A loss that is no number is none of the scale's doing, so that it is told though a scaler left the update out. */
+START_TEST(report_scaler_and_loss_not_finite) {
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+
+    options.skip_step = 1;
+    options.scales_loss = options.not_finite = 1;
+    trainer = trainer_with(&options, NULL);
+    mt_set_log(keep_line, NULL);
+    ck_assert_int_eq(step(trainer, 8, 1).skipped, MT_SKIP_APPLY);
+    ck_assert_int_eq(log_lines, 1);
+    ck_contains(logged, "step 1 makes no update: its loss is");
+    ck_contains(logged, "the parameters are as before");
+    done(trainer);
+}
+END_TEST
+
+/* Parameters that an earlier step has spoilt are not as before, and the line says so; what cannot be looked at is. */
+START_TEST(report_spoilt_parameters) {
+    fake_options options = fake_defaults;
+    mt_trainer *trainer;
+
+    options.not_finite = 1;
+    options.spoilt = _i == 2 ? -1 : 1;
+    options.scales_loss = _i == 1;
+    if (_i == 1) options.skip_step = 1;
+    trainer = trainer_with(&options, NULL);
+    mt_set_log(keep_line, NULL);
+    ck_assert_int_eq(step(trainer, 8, 1).skipped, _i == 1 ? MT_SKIP_APPLY : MT_SKIP_NOT_FINITE);
+    ck_assert_int_eq(log_lines, 1);
+    ck_contains(logged, _i == 2 ? "the parameters are as before"
+                                : "the parameters hold values that are not finite since an "
+                                  "earlier step");
+    ck_assert_str_eq(mt_last_error(), "");
+    done(trainer);
+}
+END_TEST
+
+/* Units of chunks that do not add up to the batch's give another gradient: the step fails, and nothing has happened. */
+START_TEST(units_that_do_not_add_up) {
+    static const struct {
+        double all, off;
+        const char *says; /* NULL: rounding, or right */
+    } cases[] = {
+        {3, 1, "add up to 100, and those of the batch's 32 samples are 96"},
+        {0, 1, "add up to 4, and those of the batch's 32 samples are 0"},
+        {0.5, -0.1, "add up to 15.6, and those of the batch's 32 samples are 16"},
+        {2.5e5, 1, NULL},
+        {0.3, 1e-5, NULL},
+        {3, 0, NULL},
+    };
+    static const size_t eights[] = {8, 8, 8, 8};
+    fake_options options = fits(40);
+    mt_trainer *trainer;
+
+    options.units = &cases[_i].all;
+    options.unit_count = 1;
+    options.units_off = cases[_i].off;
+    options.budget_bytes = 0;
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t id = 1; id <= 2; id++) {
+        ck_ok(mt_trainer_set_chunks(trainer, eights, 4));
+        if (cases[_i].says)
+            step_fails(trainer, 32, id, MT_EINVAL);
+        else
+            step(trainer, 32, id);
+        if (cases[_i].says) ck_contains(mt_last_error(), cases[_i].says);
+    }
+    done(trainer);
+}
+END_TEST
+
 /* Samples 0 to 7 of each batch have no label. */
 static const double masked[16] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 1, 0, 0, 3, 1};
 
-static mt_trainer *trainer_of_masked(size_t unit_count, int mean_of_nothing) {
+static mt_trainer *trainer_of_masked(size_t unit_count, int mean_of_nothing, unsigned absent) {
     fake_options options = fits(40);
 
     options.noise = 0;
     options.units = masked;
     options.unit_count = unit_count;
     options.mean_of_nothing = mean_of_nothing;
+    options.absent = absent;
     return trainer_of(&options, NULL);
 }
 
@@ -231,7 +305,7 @@ START_TEST(masked_chunks) {
     mt_eval_report evals[2];
 
     for (int cut = 0; cut < 2; cut++) {
-        mt_trainer *trainer = trainer_of_masked(16, 1);
+        mt_trainer *trainer = trainer_of_masked(16, 1, 0);
 
         ck_ok(mt_trainer_set_chunks(trainer, cut ? fours : whole, cut ? 8 : 1));
         reports[cut] = step(trainer, 32, 1);
@@ -250,9 +324,12 @@ START_TEST(masked_chunks) {
 }
 END_TEST
 
-/* Of a batch without any label there is no update, whatever its chunks are, and one line about it. */
+/*
+ * Of a batch without any label there is no update, whatever its chunks are, and one line about it; also where units are
+ * not known before the chunks have run.
+ */
 START_TEST(masked_batch) {
-    mt_trainer *trainer = trainer_of_masked(8, _i);
+    mt_trainer *trainer = trainer_of_masked(8, _i == 1, _i == 2 ? FAKE_BIT(FAKE_UNITS) : 0);
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     uint64_t before = fake_hash(&fake);
@@ -335,8 +412,11 @@ static Suite *suite_trainer_report(void) {
     tcase_add_test(report, report_skipped);
     tcase_add_loop_test(report, report_not_finite, 0, 3);
     tcase_add_loop_test(report, report_gradient_not_finite, 0, 2);
+    tcase_add_test(report, report_scaler_and_loss_not_finite);
+    tcase_add_loop_test(report, report_spoilt_parameters, 0, 3);
+    tcase_add_loop_test(report, units_that_do_not_add_up, 0, 6);
     tcase_add_test(report, masked_chunks);
-    tcase_add_loop_test(report, masked_batch, 0, 2);
+    tcase_add_loop_test(report, masked_batch, 0, 3);
     tcase_add_test(report, report_not_finite_and_no_rollback);
     tcase_add_test(report, report_of_finish);
     tcase_add_test(report, report_of_an_older_caller);

@@ -295,7 +295,9 @@ typedef struct mt_backend {
      * Optional. What the loss is averaged over in samples [first, first + count) of the batch.
      * Without it, units are samples. Called before begin for the whole batch and before each chunk,
      * so it must be cheap. 0 is legal: the chunk gets weight 0, must add nothing (mind 0 / 0) and
-     * reports loss_sum 0 and units 0.
+     * reports loss_sum 0 and units 0. The units of a step's chunks must add up to those of its samples: to a
+     * millionth where both are whole numbers, else to a ten-thousandth. A step in which they do not is taken back
+     * and returns MT_EINVAL.
      */
     mt_status (*units)(void *self, const mt_batch *batch, size_t first, size_t count, double *out);
 
@@ -376,12 +378,18 @@ typedef struct mt_backend {
      * may have gone on. So is one of apply. mt_trainer_new refuses MT_RUNG_SMALLER_BATCH beside it.
      */
     mt_status (*agree)(void *self, double *values, size_t count);
+
+    /*
+     * Optional. Whether each parameter that trains is a finite number: *out is 1 or 0. Asked outside a step, after
+     * one whose loss was not finite and that has made no update, so it may take its time. A failure is no news.
+     */
+    mt_status (*look_at_parameters)(void *self, int *out);
 } mt_backend;
 
 #define MT_BACKEND_INIT                                                                            \
     {                                                                                              \
         sizeof(mt_backend), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,      \
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                             \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                       \
     }
 
 #ifdef __cplusplus

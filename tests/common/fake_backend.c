@@ -839,7 +839,7 @@ static mt_status fake_units(void *self, const mt_batch *batch, size_t first, siz
     fake_backend *fake = self;
 
     if (count == 0 || first + count > batch->count) complain(fake, "units: samples out of range");
-    *out = range_units(fake, first, count);
+    *out = range_units(fake, first, count) + (count < batch->count ? fake->options.units_off : 0);
     return note(fake, FAKE_UNITS, first, count, 0, fallible(fake, FAKE_UNITS));
 }
 
@@ -849,6 +849,16 @@ static mt_status fake_sha256(void *self, char out[65]) {
 
     snprintf(out, 65, "%016llx%016llx%016llx%016llx", hash, hash ^ 1, hash ^ 2, hash ^ 3);
     return note(fake, FAKE_SHA256, 0, 0, 0, fallible(fake, FAKE_SHA256));
+}
+
+/* Not among the calls that fail: its failure is none of the step's. */
+static mt_status fake_look_at_parameters(void *self, int *out) {
+    fake_backend *fake = self;
+
+    if (fake->batch != NULL) complain(fake, "look_at_parameters in a step");
+    if (fake->options.spoilt < 0) return mt_set_error(MT_EDEVMEM, "look_at_parameters");
+    *out = !fake->options.spoilt;
+    return MT_OK;
 }
 
 /* ---- setting up, looking in ----------------------------------------------------------------- */
@@ -895,6 +905,7 @@ mt_backend fake_seam(fake_backend *fake) {
     seam.set_rate = present(fake, FAKE_SET_RATE) ? fake_set_rate : NULL;
     seam.shape = fake->options.shapes ? fake_shape : NULL;
     seam.hold_gradients = fake->options.holds ? fake_hold_gradients : NULL;
+    seam.look_at_parameters = fake_look_at_parameters;
     seam.prepare = fake->options.prepares ? fake_prepare : NULL;
     return seam;
 }

@@ -110,7 +110,9 @@ typedef struct fake_options {
     int needs_whole_batch;
     const double *units; /* units of sample i: units[i % unit_count]; NULL: 1 each */
     size_t unit_count;
-    double noise; /* of the draws; 0: chunks sum up to the whole batch's gradient */
+    double units_off; /* units of a part of a batch are told as so many more */
+    int spoilt;       /* 1: parameters are not finite, which look_at_parameters tells */
+    double noise;     /* of the draws; 0: chunks sum up to the whole batch's gradient */
     double (*seconds)(size_t samples); /* simulated time of a chunk; NULL: not measured */
     double clear_seconds;              /* simulated time of empty_cache */
     unsigned absent;                   /* bits of optional functions to leave NULL */
