@@ -20,6 +20,7 @@
 #define MEMTRAIN_TORCH_HPP
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -252,6 +253,22 @@ template <class Body> mt_status guard(Body &&body) noexcept {
     }
 }
 
+/* The same for a function of the caller's. An index that is out of range wants to know what there is. */
+template <class Body>
+mt_status guard_of(const char *function, const char *what, size_t count, Body &&body) noexcept {
+    try {
+        return body();
+    } catch (const std::out_of_range &) {
+        char line[400];
+        mt_status status = mt_torch_exception();
+        std::snprintf(line, sizeof line, "%s", mt_last_error());
+        return mt_set_error(status, "the %s function failed: %s; %s has %zu tensor%s", function,
+                            line, what, count, count == 1 ? "" : "s");
+    } catch (...) {
+        return mt_torch_exception();
+    }
+}
+
 /* Whether a layer in training mode normalises over the samples of a chunk; now: one that is in it. */
 inline bool normalises_over_batch(const torch::nn::Module &module, bool now = false) {
     for (const auto &m : module.modules()) {
@@ -305,17 +322,18 @@ template <class Described> struct Holder {
     }
     static mt_status loss(void *self, mt_tensor *const *handles, size_t count, mt_tensor *out_loss,
                           mt_tensor *out_metrics) {
-        return guard([&] {
+        return guard_of("loss", "the batch", count, [&] {
             write(of(self).loss(net(self), tensors_of(handles, count)), out_loss, out_metrics);
             return MT_OK;
         });
     }
     static mt_status units(void *self, mt_tensor *const *handles, size_t count, double *out) {
-        return guard([&] { return *out = of(self).units(tensors_of(handles, count)), MT_OK; });
+        return guard_of("units", "the batch", count,
+                        [&] { return *out = of(self).units(tensors_of(handles, count)), MT_OK; });
     }
     static mt_status embed(void *self, mt_tensor *const *handles, size_t count,
                            mt_tensor *const *out, size_t out_count) {
-        return guard([&] {
+        return guard_of("embed", "the batch", count, [&] {
             Tensors embeddings = of(self).embed(net(self), tensors_of(handles, count));
             if (embeddings.size() != out_count)
                 throw std::invalid_argument("embed gave " + std::to_string(embeddings.size()) +
@@ -326,7 +344,7 @@ template <class Described> struct Holder {
     }
     static mt_status join(void *self, mt_tensor *const *handles, size_t count, mt_tensor *out_loss,
                           mt_tensor *out_metrics) {
-        return guard([&] {
+        return guard_of("join", "the list of embeddings", count, [&] {
             write(of(self).join(net(self), tensors_of(handles, count)), out_loss, out_metrics);
             return MT_OK;
         });

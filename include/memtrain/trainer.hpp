@@ -145,9 +145,23 @@ private:
         mt_torch_batch data = {sizeof data, handles.get(), tensors.size()};
         mt_batch batch = MT_BATCH_INIT;
         batch.data = &data;
-        if (!tensors.empty() && tensors[0].dim() > 0)
-            batch.count = static_cast<std::size_t>(tensors[0].size(0));
-        must(call(&batch));
+        const char *fault = fault_of(tensors);
+        if (!fault) batch.count = static_cast<std::size_t>(tensors[0].size(0));
+        mt_status status = call(&batch); /* also of no samples: other processes wait for the call */
+        if (status == MT_EINVAL && fault)
+            status = mt_set_error(status,
+                                  "memtrain::Trainer: %s; accepted: tensors with the sample in "
+                                  "dimension 0, at least one",
+                                  fault);
+        must(status);
+    }
+
+    /* Why nothing can be told of the batch's samples, or NULL. */
+    static const char *fault_of(const Tensors &tensors) {
+        if (tensors.empty()) return "the batch has no tensors";
+        if (!tensors[0].defined()) return "tensor 0 of the batch is undefined";
+        if (tensors[0].dim() < 1) return "tensor 0 of the batch has no dimensions";
+        return tensors[0].size(0) ? nullptr : "tensor 0 of the batch has no samples";
     }
 
     /* Each is used by the next one, and freed after it. */
