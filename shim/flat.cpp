@@ -34,11 +34,6 @@ bool is_alike(const at::Tensor &a, const at::Tensor &b) {
            a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-/* Of a gradient that there may be no memory for. */
-int64_t version_of(const at::Tensor &gradient) {
-    return gradient.defined() ? gradient._version() : 0;
-}
-
 int64_t padded(int64_t elements, c10::ScalarType dtype) {
     int64_t unit = align_bytes / static_cast<int64_t>(c10::elementSize(dtype));
     return (elements + unit - 1) / unit * unit;

@@ -50,10 +50,22 @@ bool may_overlap(const at::Tensor &tensor) {
     return false;
 }
 
+Span::Span(const at::Tensor &tensor) {
+    if (tensor.layout() != c10::kStrided || !tensor.numel()) return;
+    int64_t last = 0;
+    for (int64_t i = 0; i < tensor.dim(); i++) last += (tensor.size(i) - 1) * tensor.stride(i);
+    begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    end = begin + static_cast<size_t>(last + 1) * tensor.element_size();
+}
+
+uint32_t version_of(const at::Tensor &tensor) {
+    bool is_counted = tensor.defined() && !tensor.is_inference();
+    return is_counted ? static_cast<uint32_t>(tensor._version()) : 0;
+}
+
 std::vector<uint32_t> versions_of(const std::vector<at::Tensor> &tensors) {
     std::vector<uint32_t> list;
-    for (const at::Tensor &tensor : tensors)
-        list.push_back(tensor.defined() ? static_cast<uint32_t>(tensor._version()) : 0);
+    for (const at::Tensor &tensor : tensors) list.push_back(version_of(tensor));
     return list;
 }
 
@@ -96,7 +108,8 @@ namespace {
 at::Tensor placed(const at::Tensor &part, const Placement &to) {
     at::MemoryFormat order = to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
                                                                  : at::MemoryFormat::Preserve;
-    if (to.device.card) return part.clone(order);
+    bool is_uncounted = part.is_inference() && !to.only_counted;
+    if (to.device.card || is_uncounted) return part.clone(order).to(at::device(to.device.where));
     at::Tensor from = to.device.is_cuda() && part.is_cpu() ? part.pin_memory() : part;
     return from.to(at::device(to.device.where), /*non_blocking=*/true, /*copy=*/false, order);
 }
@@ -107,7 +120,10 @@ Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Plac
     for (size_t i = 0; i < batch.count; i++) {
         at::Tensor part = batch.tensors[i]->tensor.narrow(0, static_cast<int64_t>(first),
                                                           static_cast<int64_t>(count));
-        tensors_[i].tensor = placed(part, to);
+        part = placed(part, to);
+        tensors_[i].tensor = part.requires_grad() || to.only_counted ? part : part.variable_data();
+        given_[i] = tensors_[i].tensor;
+        versions_[i] = version_of(given_[i]);
         handles_[i] = &tensors_[i];
     }
     /* Registered last: a constructor that throws has no destructor to take handles back. */
@@ -116,6 +132,12 @@ Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Plac
         while (count_ > 0) mt__handle_remove(handles_[--count_], MT__KIND_TENSOR);
         throw std::bad_alloc();
     }
+}
+
+size_t Chunk::written() const {
+    size_t i = 0;
+    while (i < count_ && version_of(given_[i]) == versions_[i]) i++;
+    return i;
 }
 
 Chunk::~Chunk() {

@@ -59,7 +59,16 @@ private:
     mt_tensor handle_;
 };
 
-/* Of each tensor the version counter, which changes in place go up in; 0 for an undefined one. */
+/* Bytes from a dense tensor's first to its last; none of another. */
+struct Span {
+    explicit Span(const at::Tensor &tensor);
+    bool meets(const Span &other) const { return begin < other.end && other.begin < end; }
+
+    uintptr_t begin = 0, end = 0;
+};
+
+/* The version counter, which changes in place go up in; 0 for an undefined one, and one of inference mode without. */
+uint32_t version_of(const at::Tensor &tensor);
 std::vector<uint32_t> versions_of(const std::vector<at::Tensor> &tensors);
 
 /* Handles that live as long as the object. */
@@ -84,13 +93,16 @@ private:
 struct Placement {
     Device device;
     bool channels_last; /* those of four dimensions */
+    bool only_counted =
+        false; /* nothing but their units is asked for, so that none is worth a copy */
 };
 
 /*
  * Samples [first, first + count) of the batch's tensors as handles, on the device. On the CPU they
  * are views of the caller's memory, unless their order is another one. The copy to CUDA goes by pinned
  * memory, so the next one is staged while the card computes; to a simulated card it is a copy in the host's
- * memory.
+ * memory. Version counters are the chunk's own, so that it knows who has written to it; a tensor of inference mode
+ * has none, and is copied.
  */
 class Chunk {
 public:
@@ -102,7 +114,12 @@ public:
     mt_tensor *const *handles() const { return handles_; }
     size_t count() const { return count_; }
 
+    /* The first tensor that has been written to since, or count(). */
+    size_t written() const;
+
 private:
+    at::Tensor given_[MT_TENSORS_MAX]; /* as they were made, whatever becomes of the handles */
+    uint32_t versions_[MT_TENSORS_MAX];
     mt_tensor tensors_[MT_TENSORS_MAX];
     mt_tensor *handles_[MT_TENSORS_MAX];
     size_t count_ = 0;

@@ -40,6 +40,14 @@ mt_st_dtype theirs_of(c10::ScalarType type) {
     return MT_ST_NONE;
 }
 
+} // namespace
+
+bool has_file_type(const at::Tensor &tensor) {
+    return theirs_of(tensor.scalar_type()) != MT_ST_NONE;
+}
+
+namespace {
+
 c10::ScalarType ours_of(mt_st_dtype type) {
     for (const auto &row : dtypes)
         if (row.theirs == type) return row.ours;

@@ -22,6 +22,9 @@ using Texts = std::vector<std::pair<std::string, std::string>>;
 void save_tensors(const char *path, const std::vector<Named> &list, const Texts &metadata,
                   bool keep);
 
+/* Whether files have tensors of its type. */
+bool has_file_type(const at::Tensor &tensor);
+
 /* A tensor here and where a file has it. */
 struct Match {
     at::Tensor tensor;

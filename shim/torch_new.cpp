@@ -16,6 +16,7 @@
 #include "offload.hpp"
 #include "relocate.hpp"
 #include "sim_memory.hpp"
+#include "tensor_file.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -107,14 +108,82 @@ void make_channels_last(const mt_torch &torch) {
             named.tensor.set_data(named.tensor.contiguous(order));
 }
 
-/* What a step keeps of them it copies, and puts back where they lie. */
-void check_layouts(const mt_torch &torch) {
-    for (const Named &named : weights_of(*torch.model))
-        if (named.tensor.layout() != c10::kStrided)
-            fail(MT_ENOTSUP,
-                 "%s: parameter or buffer '%.100s' has the layout %s; accepted: Strided, as dense "
-                 "tensors have it",
-                 name_of, named.name.c_str(), c10::str(named.tensor.layout()).c_str());
+/* What a step keeps of them it copies, and puts back where they lie; files have them too. */
+void check_kind(const Named &named) {
+    const char *name = named.name.c_str();
+    if (named.tensor.layout() != c10::kStrided)
+        fail(MT_ENOTSUP,
+             "%s: parameter or buffer '%.100s' has the layout %s; accepted: Strided, as dense "
+             "tensors have it",
+             name_of, name, c10::str(named.tensor.layout()).c_str());
+    if (named.tensor.is_meta())
+        fail(MT_ENOTSUP,
+             "%s: parameter or buffer '%.100s' is on the device meta, which has no values; "
+             "accepted: tensors with memory",
+             name_of, name);
+    if (!has_file_type(named.tensor))
+        fail(MT_ENOTSUP,
+             "%s: parameter or buffer '%.100s' is of the type %s, which no file of weights has; "
+             "accepted: floats, integers, booleans, complex64",
+             name_of, name, c10::toString(named.tensor.scalar_type()));
+}
+
+void check_kinds(const mt_torch &torch) {
+    for (const Named &named : weights_of(*torch.model)) check_kind(named);
+}
+
+/* Calls fn with the offset of each element. */
+template <class Fn>
+void each_element(const at::Tensor &tensor, Fn &&fn, int64_t dim = 0, int64_t offset = 0) {
+    if (dim == tensor.dim()) return fn(offset);
+    for (int64_t i = 0; i < tensor.size(dim); i++)
+        each_element(tensor, fn, dim + 1, offset + i * tensor.stride(dim));
+}
+
+/* Whether they have a byte in common. Columns of one matrix mesh and have none. */
+bool share_elements(const at::Tensor &a, const at::Tensor &b) {
+    Span span(a), other(b);
+    if (!span.meets(other)) return false;
+    if (a.is_non_overlapping_and_dense() && b.is_non_overlapping_and_dense()) return true;
+    std::vector<bool> taken(span.end - span.begin);
+    size_t bytes_a = a.element_size(), bytes_b = b.element_size();
+    bool found = false;
+    each_element(a, [&](int64_t offset) {
+        for (size_t i = 0; i < bytes_a; i++)
+            taken[static_cast<size_t>(offset) * bytes_a + i] = true;
+    });
+    each_element(b, [&](int64_t offset) {
+        uintptr_t at = other.begin + static_cast<size_t>(offset) * bytes_b;
+        for (uintptr_t end = at + bytes_b; at < end; at++)
+            found |= at >= span.begin && at < span.end && taken[at - span.begin];
+    });
+    return found;
+}
+
+/* Elsewhere than on the host addresses may be those of handles: there one storage tells. */
+bool share_memory(const at::Tensor &a, const at::Tensor &b) {
+    if (!a.is_alias_of(b) && !(a.is_cpu() && b.is_cpu())) return false;
+    return share_elements(a, b);
+}
+
+/*
+ * A parameter that trains moves to a place of its own, and another tensor that was a view of its memory would keep the
+ * old values. The same tensor under two names is one.
+ */
+void check_sharing(const mt_torch &torch) {
+    std::vector<Named> weights = distinct(weights_of(*torch.model));
+    for (const Slot &slot : torch.flat->slots()) {
+        Span span(slot.parameter);
+        for (const Named &other : weights) {
+            if (other.tensor.is_same(slot.parameter) || !span.meets(Span(other.tensor))) continue;
+            if (!share_memory(slot.parameter, other.tensor)) continue;
+            fail(MT_EINVAL,
+                 "%s: '%.80s' and '%.80s' share memory and are two tensors: '%.80s' trains in "
+                 "memory of its own, and the other one would keep the old values; accepted: the "
+                 "same tensor registered under both names, or a copy (clone)",
+                 name_of, slot.name.c_str(), other.name.c_str(), slot.name.c_str());
+        }
+    }
 }
 
 void plan(mt_torch &torch) {
@@ -258,8 +327,9 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     open_offload(*torch, options);
     open_segments(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
-    check_layouts(*torch);
+    check_kinds(*torch);
     plan(*torch);
+    check_sharing(*torch);
     check_parameters(*torch);
     check_names(*torch);
     check_groups(*torch);

@@ -343,7 +343,13 @@ START_TEST(kinds_of_buffers) {
          [] {
              return at::quantize_per_tensor(at::ones({3, 4}), 0.1, 0, c10::kQInt8);
          },
-         true},
+         false},
+        {"complex128", [] { return at::ones({3}).to(c10::kComplexDouble); }, false},
+        {"meta",
+         [] {
+             return at::ones({3, 4}).to(c10::kMeta);
+         },
+         false},
         {"complex",
          [] {
              return at::ones({3, 4}).to(c10::kComplexFloat);
@@ -394,6 +400,74 @@ START_TEST(kinds_of_buffers) {
             mt_torch_free(torch);
             mt_model_free(model);
         }
+}
+END_TEST
+
+/* ---- tensors that share memory ---------------------------------------------------------------------- */
+
+namespace {
+
+const struct {
+    const char *name; /* NULL: accepted */
+    Code make;
+} sharing[] = {
+    {"'v'", [](Own &own) { own.register_buffer("v", own.layer->weight.detach()); }},
+    {"'v'", [](Own &own) { own.register_parameter("v", own.layer->weight.detach(), false); }},
+    {"'v'", [](Own &own) { own.register_parameter("v", own.layer->weight.detach().t()); }},
+    {"'v'", [](Own &own) { own.register_parameter("v", own.layer->weight.detach().select(0, 1)); }},
+    {"'v'",
+     [](Own &own) { /* every second column, and one of them */
+                    own.register_buffer("v", own.layer->weight.detach().slice(1, 3, 8, 2));
+     }},
+    {"'other'",
+     [](Own &own) {
+         own.register_parameter("other", at::zeros({5, 192})).set_data(own.layer->weight.data());
+     }},
+    {nullptr, [](Own &own) { own.register_parameter("same", own.layer->weight); }},
+    {nullptr, [](Own &own) { own.register_module("twice", own.layer); }},
+    {nullptr, [](Own &own) { own.register_buffer("v", own.layer->weight.detach().clone()); }},
+    {nullptr,
+     [](Own &own) { /* columns of one matrix, which have no element in common */
+                    at::Tensor both = at::zeros({5, 384});
+                    own.layer->weight.set_data(both.narrow(1, 0, 192));
+                    own.register_parameter("right", both.narrow(1, 192, 192).detach());
+     }},
+    {nullptr,
+     [](Own &own) { /* neither trains */
+                    at::Tensor one = own.register_buffer("one", at::zeros({4}));
+                    own.register_buffer("view", one.narrow(0, 0, 2));
+     }},
+};
+
+enum { SHARING = sizeof sharing / sizeof *sharing };
+
+} // namespace
+
+/* A parameter that trains moves, and no other tensor with it; the same tensor is one under any names. */
+START_TEST(shared_memory) {
+    mt_torch_options options = options_of(MT_SGD);
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    Batch batch(8);
+    ck_ok(memtrain::make_model(&model, [&] {
+        auto net = std::make_shared<Own>();
+        sharing[_i].make(*net);
+        return memtrain::model(net, {}, [](Own &own, const memtrain::Tensors &tensors) {
+            at::Tensor out = own.layer(tensors[0].flatten(1));
+            return memtrain::Output{at::cross_entropy_loss(out, tensors[1]), {}};
+        });
+    }));
+    mt_status status = mt_torch_new(model, &options, &torch);
+    ck_status(status, sharing[_i].name ? MT_EINVAL : MT_OK);
+    if (sharing[_i].name) {
+        ck_contains(mt_last_error(), "'layer.weight'");
+        ck_contains(mt_last_error(), sharing[_i].name);
+        ck_contains(mt_last_error(), "share memory and are two tensors");
+    } else {
+        ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
+    }
+    mt_torch_free(torch);
+    mt_model_free(model);
 }
 END_TEST
 
@@ -527,6 +601,7 @@ int main() {
     tcase_add_test(buffers, different_elements_in_files);
     tcase_add_test(buffers, shared_elements_move);
     tcase_add_test(buffers, kinds_of_buffers);
+    tcase_add_loop_test(buffers, shared_memory, 0, SHARING);
     tcase_add_loop_test(written, every_allocation_fails, 0, WAYS);
     tcase_add_test(written, frozen_by_a_group);
     tcase_add_loop_test(written, is_told, 0, WAYS);

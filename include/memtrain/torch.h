@@ -580,16 +580,16 @@ typedef struct mt_torch mt_torch;
  * blocks, so that nothing can fail for memory in the middle of an update. Parameters stay where the
  * model's modules see them; `.grad` of each is a view of the gradient block from the chunk that reaches
  * it to the end of the step, except in a marked chunk of the whole batch, whose gradients stay where
- * autograd has made them.
+ * autograd has made them. Other tensors of a parameter's memory do not move with it, but the same tensor has any names.
  *
  * @param model    borrowed until mt_torch_free
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_torch_free
- * @return MT_OK; MT_EDEVMEM when parameters, gradients and optimiser state do not fit (the line
- *         gives the bytes of each); MT_EINVAL (names the field, or a model without any parameter); MT_ENOTSUP, also for
- *         a sparse parameter or buffer (names it); MT_EIO where no file can be made in offload_dir, or another process
- *         not be reached. With options->processes also MT_EINVAL where their models differ, and MT_ENOTSUP for a model
- *         with embeddings: its loss would see the pairs of one process
+ * @return MT_OK; MT_EDEVMEM when parameters, gradients and optimiser state do not fit (the line gives the bytes of
+ *         each); MT_EINVAL (names the field, a model without any parameter, a parameter that trains and another tensor
+ *         of its memory); MT_ENOTSUP, also for a sparse, meta or quantised one (names it); MT_EIO where no file can be
+ *         made in offload_dir, or another process not be reached. With options->processes also MT_EINVAL where their
+ *         models differ, and MT_ENOTSUP for a model with embeddings: its loss would see the pairs of one process
  */
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
                                            mt_torch **out);
