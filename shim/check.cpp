@@ -131,6 +131,7 @@ private:
     bool is_finite(const RunResult &result, size_t parts);
     void tell_fails(size_t fewer, size_t more, const char *line);
     void tell_repeated(const RunResult &first, const RunResult &second, bool &goes_on);
+    void tell_written_batch(size_t tensor);
     void tell_written();
     void tell_untouched(const RunResult &result);
     mt_status cut();
@@ -175,6 +176,11 @@ mt_status Check::look(bool &goes_on) {
     mt_status status = runs_.run(Mode::training, Depth::graph, trained_, {}, look);
     if (status == MT_EDEVMEM || status == MT_ENOMEM) return status;
     if (status != MT_OK) return look_at_whole(status, goes_on);
+    goes_on = false;
+    if (look.written) {
+        tell_written_batch(*look.written);
+        return MT_OK;
+    }
     in_half_ = look.in_half;
     goes_on = look.has_graph && std::isfinite(look.loss_sum) && look.units > 0.0;
     if (!(look.units > 0.0))
@@ -218,6 +224,14 @@ mt_status Check::look_at_whole(mt_status failed, bool &goes_on) {
     mt_status status = runs_.run(Mode::training, Depth::forward, {}, {}, whole);
     if (status == MT_OK) tell_fails(samples(trained_.size()), runs_.batch(), line);
     return status == MT_OK ? MT_OK : mt_set_error(failed, "%s", line);
+}
+
+void Check::tell_written_batch(size_t tensor) {
+    report_.add(MT_CHECK_WRITTEN, "batch[" + std::to_string(tensor) + "]", 0.0,
+                "the forward pass writes to tensor %zu of the batch, which a step refuses: samples "
+                "that run again would have that twice; clone() the tensor before it is written to, "
+                "or use an operator that is not in place",
+                tensor);
 }
 
 void Check::tell_written() {

@@ -257,9 +257,16 @@ void Runs::forward(bool with_graph, size_t first, size_t samples, RunResult &out
     WatchWrites watch(&torch_.written);
     double counted = units_of(*torch_.model, torch_.batch, first, samples), loss = 0.0;
     Chunk chunk(torch_.batch, first, samples, torch_.placement());
-    Loss values = torch_.model->embedding_count
-                      ? join_of(*torch_.model, embed_of(*torch_.model, chunk, samples))
-                      : loss_of(*torch_.model, chunk);
+    Loss values;
+    try {
+        values = torch_.model->embedding_count
+                     ? join_of(*torch_.model, embed_of(*torch_.model, chunk, samples))
+                     : loss_of(*torch_.model, chunk);
+    } catch (const Failure &) {
+        if (chunk.written() == chunk.count()) throw;
+        out.written = chunk.written();
+        return;
+    }
     out.has_graph = values.loss.requires_grad();
     out.has_metrics = values.metrics.defined();
     out.in_half = with_graph && computes_in_half(values.loss);
@@ -325,10 +332,9 @@ mt_status Runs::run(Mode mode, Depth depth, const std::vector<size_t> &parts,
 
 /* ---- buffers ---- */
 
-/* By the names that libtorch's modules give them, or because a batch norm was given their memory. */
+/* By name, or because a batch norm was given their memory. */
 static bool is_norms(const Named &buffer, const std::vector<const void *> &statistics) {
-    std::string name = buffer.name.substr(buffer.name.rfind('.') + 1);
-    return name == "running_mean" || name == "running_var" || name == "num_batches_tracked" ||
+    return is_named_as_a_norms(buffer.name) ||
            std::count(statistics.begin(), statistics.end(), buffer.tensor.const_data_ptr()) != 0;
 }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <optional>
 #include <vector>
 
 #include "bytes.hpp"
@@ -58,6 +59,7 @@ struct RunResult {
     Sketch gradient;               /* of the mean loss; empty without a backward pass */
     std::vector<size_t> untouched; /* numbers of slots that train and received no gradient */
     bool drew = false;             /* random numbers */
+    std::optional<size_t> written; /* the batch's tensor that the forward pass writes to */
     /* Of a run with a graph and no backward pass; in_half: some of it has fewer bits than float32. */
     bool has_graph = false, has_metrics = false, in_half = false;
 

@@ -196,6 +196,7 @@ void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
         embeddings = embed_chunk(torch, chunk, told.count);
     }
     backward(torch, told, std::move(embeddings));
+    check_unwritten("the backward pass", chunk);
     torch.flat->end_chunk(false, false);
     note_segments(torch, rule, told.count, result);
     after_.restore();

@@ -144,10 +144,37 @@ Loss checked(const mt_model &model, const char *function, TemporaryHandle &loss,
 
 } // namespace
 
+void check_unwritten(const char *what, const Chunk &chunk) {
+    if (chunk.written() < chunk.count())
+        fail(MT_EINVAL,
+             "tensor %zu of the batch is written to by %s, and samples that run again would have "
+             "that twice: clone() it there first; its values are not as before",
+             chunk.written(), what);
+}
+
+namespace {
+
+/* A function of the model's that gets a chunk. One that fails may have written to it before. */
+template <class... Wanted, class... Given>
+void call_with(const Chunk &chunk, const char *what, const char *name,
+               mt_status (*function)(void *, mt_tensor *const *, size_t, Wanted...), void *self,
+               Given... arguments) {
+    try {
+        call_model(name, function, self, chunk.handles(), chunk.count(), arguments...);
+    } catch (...) {
+        check_unwritten(what, chunk);
+        throw;
+    }
+    check_unwritten(what, chunk);
+}
+
+constexpr char forward_pass[] = "the forward pass";
+
+} // namespace
+
 Loss loss_of(const mt_model &model, const Chunk &chunk) {
     TemporaryHandle loss, metrics;
-    call_model("loss", model.ops.loss, model.self, chunk.handles(), chunk.count(), loss.get(),
-               metrics.get());
+    call_with(chunk, forward_pass, "loss", model.ops.loss, model.self, loss.get(), metrics.get());
     Loss values = checked(model, "loss", loss, metrics);
     if (model.loss_units) values.units = checked_units(*model.loss_units);
     return values;
@@ -155,8 +182,7 @@ Loss loss_of(const mt_model &model, const Chunk &chunk) {
 
 std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size_t samples) {
     Handles out{std::vector<at::Tensor>(model.embedding_count)};
-    call_model("embed", model.ops.embed, model.self, chunk.handles(), chunk.count(), out.get(),
-               out.count());
+    call_with(chunk, forward_pass, "embed", model.ops.embed, model.self, out.get(), out.count());
     std::vector<at::Tensor> list;
     for (size_t i = 0; i < out.count(); i++) {
         list.push_back(std::move(out.tensor(i)));
@@ -182,8 +208,9 @@ Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings) {
 double units_of(const mt_model &model, const mt_torch_batch &batch, size_t first, size_t count) {
     if (!model.ops.units) return static_cast<double>(count);
     double units = 0.0;
-    Chunk chunk(batch, first, count, {c10::Device(c10::kCPU), false});
-    call_model("units", model.ops.units, model.self, chunk.handles(), chunk.count(), &units);
+    Chunk chunk(batch, first, count, {c10::Device(c10::kCPU), false, true});
+    call_with(chunk, "the function that counts its units", "units", model.ops.units, model.self,
+              &units);
     return checked_units(units);
 }
 

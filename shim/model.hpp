@@ -72,6 +72,9 @@ struct Loss {
 };
 Loss loss_of(const mt_model &model, const Chunk &chunk);
 
+/* Throws Failure where a tensor of the chunk has been written to. */
+void check_unwritten(const char *what, const Chunk &chunk);
+
 /* Embeddings of a chunk of so many samples; loss and metrics of a batch from all of its embeddings. */
 std::vector<at::Tensor> embed_of(const mt_model &model, const Chunk &chunk, size_t samples);
 Loss join_of(const mt_model &model, const std::vector<at::Tensor> &embeddings);

@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include <ATen/record_function.h>
 

@@ -10,6 +10,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
@@ -62,14 +63,27 @@ uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch) {
 
 void keep_state(mt_torch &torch, WrittenParameters::When when) {
     bool is_step = when == WrittenParameters::step;
-    (is_step ? torch.buffers : torch.chunk_buffers).take(*torch.model);
+    std::vector<Named> buffers = buffers_of(*torch.model);
+    (is_step ? torch.buffers : torch.chunk_buffers).take(buffers);
     torch.written.take(when);
+    if (is_step) torch.written_buffers.begin(std::move(buffers));
 }
 
 void put_back_state(mt_torch &torch, WrittenParameters::When when) {
     bool is_step = when == WrittenParameters::step;
     (is_step ? torch.buffers : torch.chunk_buffers).restore(*torch.model);
     torch.written.put_back(when);
+}
+
+/* The largest magnitude is an infinity or no number where an element is, and cannot overflow. */
+bool has_finite_parameters(const mt_torch &torch) {
+    c10::NoGradGuard no_grad;
+    for (const Slot &slot : torch.flat->slots()) {
+        if (!slot.parameter.numel()) continue;
+        at::Tensor largest = at::linalg_vector_norm(slot.parameter, HUGE_VAL);
+        if (!std::isfinite(largest.item().toDouble())) return false;
+    }
+    return true;
 }
 
 mt_status poison(mt_torch &torch, mt_status status) {
@@ -100,6 +114,7 @@ Loss forward_in_training(mt_torch &torch, const Chunk &chunk) {
     NormWatch watch(looks_for_norms(torch));
     Loss values = forward(torch, chunk);
     torch.normalises |= watch.found();
+    if (watch.found()) torch.statistics = watch.statistics();
     return values;
 }
 
@@ -236,6 +251,7 @@ double forward_backward(mt_torch &torch, size_t first, size_t count, double weig
         at::Tensor weighted = weigh(torch, values.loss, weight);
         values.loss = values.loss.detach();
         weighted.backward();
+        check_unwritten("the backward pass", chunk);
     } else {
         values.loss = values.loss.detach();
     }
@@ -339,6 +355,18 @@ void settle(mt_torch &torch, const Update &update) {
     if (torch.scaler) torch.scaler->count(update.skipped);
 }
 
+/* Looked at only after a loss that is not finite. Where there is no memory for that nothing is known of them. */
+const char *state_of_parameters(const mt_torch &torch) {
+    bool are_finite = true;
+    char line[512];
+    std::snprintf(line, sizeof line, "%s", mt_last_error());
+    (void)guard(torch.device, [&] { are_finite = has_finite_parameters(torch); });
+    mt_set_error(MT_OK, "%s", line);
+    return are_finite ? "are as before"
+                      : "hold values that are not finite since an earlier step: load a checkpoint "
+                        "from before it";
+}
+
 /* Whether a plain step ends without an update, which it then tells. A loss scaler looks at what is not finite itself. */
 bool is_skipped(const mt_torch &torch, const mt_chunk_result &chunk, size_t samples) {
     if (!(chunk.units > 0.0)) {
@@ -351,9 +379,9 @@ bool is_skipped(const mt_torch &torch, const mt_chunk_result &chunk, size_t samp
     if (std::isfinite(chunk.loss_sum) || torch.options.apply_not_finite || torch.scaler)
         return false;
     mt_log(MT_LOG_WARNING,
-           "mt_train_step: taken back: the loss is %g, and the parameters are as before "
+           "mt_train_step: taken back: the loss is %g, and the parameters %s "
            "(options->apply_not_finite makes the update)",
-           chunk.loss_sum / chunk.units);
+           chunk.loss_sum / chunk.units, state_of_parameters(torch));
     return true;
 }
 
@@ -452,6 +480,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     });
     if (status != MT_OK) return fail_step(*torch, status);
     torch->written.end_chunk();
+    torch->written_buffers.end_chunk(torch->statistics);
     torch->written.learn(false);
     torch->share +=
         share; /* of chunks that went through alone, so that a rewind takes nothing back */
@@ -639,10 +668,17 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
     return status;
 }
 
-/* An update of a plain step. One that clipping has left out is told, one of a loss scaler is no news. */
-static mt_status update(mt_torch *torch, mt_apply_result *out) {
+/*
+ * An update of a plain step. One that clipping has left out is told. One of a loss scaler is no news, unless the loss
+ * itself is not finite, which is none of the scale's doing.
+ */
+static mt_status update(mt_torch *torch, double loss, mt_apply_result *out) {
     mt_status status = mt_apply(torch, out);
-    if (status == MT_OK && out->skipped && !torch->scaler)
+    if (status != MT_OK || !out->skipped) return status;
+    if (!std::isfinite(loss))
+        mt_log(MT_LOG_WARNING, "mt_train_step: no update: the loss is %g, and the parameters %s",
+               loss, state_of_parameters(*torch));
+    else if (!torch->scaler)
         mt_log(
             MT_LOG_WARNING,
             "mt_train_step: no update: the norm of the gradient is %g, and the parameters are as "
@@ -672,7 +708,9 @@ extern "C" mt_status mt_train_step(mt_torch *torch, const mt_batch *batch,
     chunk.peak_bytes = std::max(chunk.peak_bytes, prepared.peak_bytes);
     applied.grad_norm = NAN;
     applied.skipped = status == MT_OK && is_skipped(*torch, chunk, batch->count);
-    if (status == MT_OK) status = applied.skipped ? mt_rollback(torch) : update(torch, &applied);
+    if (status == MT_OK)
+        status = applied.skipped ? mt_rollback(torch)
+                                 : update(torch, chunk.loss_sum / chunk.units, &applied);
     if (out_chunk) hand_over(chunk, out_chunk);
     if (out_apply) hand_over(applied, out_apply);
     if (status == MT_OK || torch->phase == Phase::poisoned) return status;

@@ -245,6 +245,13 @@ mt_status units(void *self, const mt_batch *batch, size_t first, size_t count, d
     return guard(ask);
 }
 
+mt_status look_at_parameters(void *self, int *out) {
+    MT_RETURN_IF_FAILED(check_self(self, "look_at_parameters"));
+    MT_RETURN_IF_FAILED(check_not_null(out, "look_at_parameters", "out"));
+    mt_torch &torch = *torch_of(self);
+    return guard(torch.device, [&] { *out = has_finite_parameters(torch); });
+}
+
 mt_status state_sha256(void *self, char out[65]) {
     return mt_torch_state_sha256(torch_of(self), out);
 }
@@ -298,6 +305,7 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
     backend.set_rate = set_rate;
     backend.shape = shape;
     backend.state_sha256 = state_sha256;
+    backend.look_at_parameters = look_at_parameters;
     hand_over(backend, out);
     return MT_OK;
 }

@@ -54,6 +54,9 @@ std::shared_ptr<Offload> offload_of(const mt_torch &torch);
 /* Buffers, and parameters that the forward pass writes to, as the step or the marked chunk finds them. */
 void keep_state(mt_torch &torch, WrittenParameters::When when);
 
+/* Whether each parameter that trains is a finite number. A pass over them. */
+bool has_finite_parameters(const mt_torch &torch);
+
 /* As they were then. Allocates nothing; throws Failure where the state is lost. */
 void put_back_state(mt_torch &torch, WrittenParameters::When when);
 
@@ -101,6 +104,7 @@ struct mt_torch {
     memtrain::shim::RngState rng;                           /* as begin found them */
     memtrain::shim::BufferState buffers;
     memtrain::shim::WrittenParameters written;
+    memtrain::shim::WrittenBuffers written_buffers;
     size_t parameter_bytes = 0; /* frozen parameters included */
     bool has_pointwise = false; /* among them are weights of 1x1 convolutions */
 
@@ -116,8 +120,9 @@ struct mt_torch {
     bool marked = false;     /* the next chunk runs apart, or has and failed */
     bool fresh = false;      /* no chunk has run since begin */
     bool looked = false;     /* a training chunk has run in which NormWatch has looked */
-    bool normalises = false; /* and it has found an operator */
-    bool met_batch = false;  /* the first batch's memory has been looked at */
+    bool normalises = false; /* and it has found an operator ... */
+    std::vector<const void *> statistics; /* ... which was given tensors that lie here */
+    bool met_batch = false;               /* the first batch's memory has been looked at */
     bool whole =
         false; /* one marked chunk has had all samples: its gradients lie where they were made */
     memtrain::shim::RngState chunk_rng; /* as mark found them, unless it was fresh */

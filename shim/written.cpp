@@ -2,6 +2,7 @@
 
 #include "written.hpp"
 
+#include <algorithm>
 #include <memory>
 
 #include <ATen/core/function_schema.h>
@@ -22,22 +23,14 @@ namespace {
 
 thread_local WrittenParameters *watching = nullptr;
 
-/* Bytes from the tensor's first to its last. */
-struct Span {
-    uintptr_t begin = 0, end = 0;
-
-    explicit Span(const at::Tensor &tensor) {
-        if (tensor.layout() != c10::kStrided || !tensor.numel()) return;
-        int64_t last = 0;
-        for (int64_t i = 0; i < tensor.dim(); i++) last += (tensor.size(i) - 1) * tensor.stride(i);
-        begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-        end = begin + static_cast<size_t>(last + 1) * tensor.element_size();
-    }
-    bool meets(const Span &other) const { return begin < other.end && other.begin < end; }
-};
-
-uint32_t version_of(const at::Tensor &tensor) {
-    return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+/* One line does for all of a kind. */
+void warn_once(bool &warned, const char *kind, const std::string &name) {
+    if (warned) return;
+    warned = true;
+    mt_log(MT_LOG_WARNING,
+           "%s '%.150s' is changed by the forward pass: once a chunk, so that its values depend on "
+           "how batches are cut",
+           kind, name.c_str());
 }
 
 void look_at(const c10::IValue &value) {
@@ -104,19 +97,8 @@ void WrittenParameters::end_chunk() {
     for (Entry &entry : entries_) {
         if (entry.written || (!entry.changed && !entry.outside)) continue;
         entry.written = true;
-        warn(entry);
+        warn_once(warned_, "parameter", entry.named.name);
     }
-}
-
-/* One line does for all of them. */
-void WrittenParameters::warn(const Entry &entry) {
-    if (warned_) return;
-    warned_ = true;
-    mt_log(MT_LOG_WARNING,
-           "parameter '%.150s' is changed by the forward pass: once a chunk, so that its values "
-           "depend "
-           "on how batches are cut",
-           entry.named.name.c_str());
 }
 
 void WrittenParameters::put_back(When when) {
@@ -195,6 +177,46 @@ void WrittenParameters::before_write(const at::Tensor &tensor) noexcept {
             entry.is_kept[step] = entry.outside = true;
         }
     });
+}
+
+/* ---- buffers ---- */
+
+namespace {
+
+const void *place_of(const at::Tensor &tensor) {
+    return tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
+}
+
+} // namespace
+
+bool is_named_as_a_norms(const std::string &name) {
+    std::string own = name.substr(name.rfind('.') + 1);
+    return own == "running_mean" || own == "running_var" || own == "num_batches_tracked";
+}
+
+void WrittenBuffers::begin(std::vector<Named> &&buffers) {
+    entries_.clear();
+    for (Named &named : buffers) {
+        if (warned_ || is_named_as_a_norms(named.name)) continue;
+        entries_.push_back({std::move(named), 0, nullptr, false});
+        Entry &entry = entries_.back();
+        entry.version = version_of(entry.named.tensor);
+        entry.place = place_of(entry.named.tensor);
+    }
+}
+
+void WrittenBuffers::end_chunk(const std::vector<const void *> &statistics) {
+    for (Entry &entry : entries_) {
+        uint32_t version = version_of(entry.named.tensor);
+        const void *place = place_of(entry.named.tensor);
+        bool is_changed = version != entry.version || place != entry.place;
+        bool is_norms = std::find(statistics.begin(), statistics.end(), place) != statistics.end();
+        if (is_changed && entry.changed && !is_norms)
+            warn_once(warned_, "buffer", entry.named.name);
+        entry.changed |= is_changed;
+        entry.version = version;
+        entry.place = place;
+    }
 }
 
 WatchWrites::WatchWrites(WrittenParameters *written) : before_(watching) {

@@ -67,12 +67,38 @@ private:
     };
     void begin(Entry &entry);
     void put_back(Entry &entry, const Entry *&lost);
-    void warn(const Entry &entry);
 
     std::vector<Entry> entries_;
     bool learns_ = true;
     bool warned_ = false;
     uint64_t writes_ = 0;
+};
+
+/* Whether a buffer is a norm's statistic by the name that libtorch's modules give it. */
+bool is_named_as_a_norms(const std::string &name);
+
+/*
+ * Buffers that a step's chunks change one after the other, such as a counter or an average of weights: a step that is
+ * taken back takes them back, and one in more chunks changes them more often. One line of the log tells of it.
+ * Statistics of batch norms are meant to be so.
+ */
+class WrittenBuffers {
+public:
+    /* A step begins with these. */
+    void begin(std::vector<Named> &&buffers);
+
+    /* A chunk has gone through. statistics: where those of norms lie that are no modules. */
+    void end_chunk(const std::vector<const void *> &statistics);
+
+private:
+    struct Entry {
+        Named named;
+        uint32_t version;
+        const void *place;
+        bool changed; /* by a chunk of this step */
+    };
+    std::vector<Entry> entries_;
+    bool warned_ = false;
 };
 
 /* Looks at operators of this thread, and of those that backward uses for it, as long as it lives. NULL: at none. */

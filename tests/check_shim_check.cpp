@@ -8,6 +8,7 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mse_loss.h>
@@ -430,6 +431,20 @@ START_TEST(weight_clipped) {
     });
     subject.check(numbers(5));
     subject.is(MT_CHECK_WRITTEN, "weight", "once a chunk");
+}
+END_TEST
+
+/* A batch that is written to: a step refuses it, and the check has copies of its own to tell it by. */
+START_TEST(batch_written) {
+    Checked subject([](Line &net, const Tensors &batch) {
+        batch[0].mul_(0.5);
+        return plain(net, batch);
+    });
+    Tensors batch = numbers(5);
+    at::Tensor before = batch[0].clone();
+    subject.check(batch);
+    subject.is(MT_CHECK_WRITTEN, "batch[0]", "writes to tensor 0 of the batch");
+    ck_assert(at::equal(batch[0], before));
 }
 END_TEST
 
@@ -891,6 +906,7 @@ int main(void) {
     tcase_add_test(found, contrastive_in_batch);
     tcase_add_test(found, time_major);
     tcase_add_test(found, weight_clipped);
+    tcase_add_test(found, batch_written);
     tcase_add_test(found, norm_by_an_operator);
     tcase_add_test(found, fixed_batch);
     tcase_add_test(found, batch_size_within);

@@ -8,9 +8,14 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/instance_norm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <memtrain/call.h>
 #include <memtrain/trainer.hpp>
@@ -222,6 +227,61 @@ START_TEST(steps_of_a_trainer) {
 }
 END_TEST
 
+/* A gradient that is none spoils the parameters without a word; the next loss is none either, and the line says why. */
+START_TEST(parameters_that_are_spoilt) {
+    memtrain::Trainer trainer = trainer_before({});
+    memtrain::Trainer spoilt(
+        memtrain::model(
+            std::make_shared<Small>(), {},
+            [](Small &small, const Tensors &batch) {
+                at::Tensor none = small.weight.mul(0).sum().sqrt();
+                at::Tensor out = small.logits(batch[0]);
+                return memtrain::Output{at::cross_entropy_loss(out, batch[1]) + none, {}};
+            }),
+        options_of(MT_SGD));
+    Given batch(samples(8));
+    Tensors bad = samples(8);
+    bad[0][0][0] = NAN;
+    listen();
+    trainer.step(bad);
+    ck_contains(logged.c_str(), "the parameters are as before");
+    ck_assert_int_eq(spoilt.step(samples(8)).skipped, MT_SKIP_NOT);
+    ck_assert_int_eq(log_lines, 1);
+    ck_assert_int_eq(spoilt.step(samples(8)).skipped, MT_SKIP_NOT_FINITE);
+    ck_contains(logged.c_str(), "the parameters hold values that are not finite");
+    ck_ok(mt_train_step(spoilt.torch(), &batch.batch, nullptr, nullptr));
+    ck_assert_int_eq(log_lines, 3);
+    ck_contains(logged.c_str(), "mt_train_step: taken back");
+    ck_contains(logged.c_str(), "the parameters hold values that are not finite");
+}
+END_TEST
+
+/* A loss scaler's overflow is no news; a loss that is none is. */
+START_TEST(losses_beside_a_scaler) {
+    mt_torch_options options = options_of(MT_SGD);
+    options.amp = MT_FLOAT16;
+    options.scale_start = _i ? 4294967296.0 : 1.0;
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Small>(), {},
+                        [](Small &small, const Tensors &batch) {
+                            at::Tensor out = small.logits(batch[0]);
+                            return memtrain::Output{out.square().mean().to(at::kFloat), {}};
+                        }),
+        options);
+    Given batch({at::full({8, 6}, _i ? 100.0 : NAN)});
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    listen();
+    ck_ok(mt_trainer_step(trainer.get(), &batch.batch, &report));
+    ck_assert_int_eq(report.skipped, MT_SKIP_APPLY);
+    ck_assert_int_eq(std::isfinite(report.loss), _i);
+    ck_assert_int_eq(log_lines, !_i);
+    if (!_i) ck_contains(logged.c_str(), "step 1 makes no update: its loss is nan");
+    ck_ok(mt_train_step(trainer.torch(), &batch.batch, nullptr, nullptr));
+    ck_assert_int_eq(log_lines, _i ? 0 : 2);
+    if (!_i) ck_contains(logged.c_str(), "mt_train_step: no update: the loss is nan");
+}
+END_TEST
+
 /* ---- no label ------------------------------------------------------------------------------------- */
 
 /* A chunk without a label adds nothing: step and evaluation are those of the whole batch. */
@@ -328,6 +388,212 @@ START_TEST(tensor_that_is_null) {
 }
 END_TEST
 
+/* ---- batches that are none -------------------------------------------------------------------------- */
+
+/* In the words of who gives tensors, not a count. */
+START_TEST(batches_without_samples) {
+    static const struct {
+        Tensors tensors;
+        const char *says;
+    } cases[] = {
+        {{}, "the batch has no tensors"},
+        {{at::Tensor()}, "tensor 0 of the batch is undefined"},
+        {{at::zeros({})}, "tensor 0 of the batch has no dimensions"},
+        {{at::zeros({0, 6})}, "tensor 0 of the batch has no samples"},
+        {{at::zeros({4, 6})}, "the batch has 1 tensor"},
+    };
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Small>(), {},
+                        [](Small &small, const Tensors &batch) {
+                            at::Tensor out = small.logits(batch.at(0));
+                            return memtrain::Output{at::cross_entropy_loss(out, batch.at(1)), {}};
+                        }),
+        options_of(MT_SGD));
+    for (const auto &c : cases)
+        for (int call = 0; call < 3; call++) {
+            bool throws = false;
+            try {
+                if (call == 0) trainer.step(c.tensors);
+                if (call == 1) trainer.evaluate(c.tensors);
+                if (call == 2) trainer.check(c.tensors);
+            } catch (const memtrain::Error &error) {
+                throws = true;
+                ck_contains(error.what(), c.says);
+            }
+            ck_assert(throws);
+        }
+    ck_contains(mt_last_error(), "the loss function failed: ");
+}
+END_TEST
+
+/* ---- what is written to ----------------------------------------------------------------------------- */
+
+namespace {
+
+/* Places where a forward pass may halve its input: itself, a view, without a graph, in a hook, in evaluation alone. */
+at::Tensor halved(const at::Tensor &x, int way) {
+    c10::NoGradGuard no_grad;
+    if (way == 0) x.div_(2);
+    if (way == 1) x.select(1, 0).div_(2);
+    if (way == 2) x.detach().div_(2);
+    return x;
+}
+
+} // namespace
+
+/* Samples that run again would be halved twice: the step fails, whether memory runs out in it or not. */
+START_TEST(batch_that_is_written_to) {
+    for (uint64_t n = 0; n < 30; n++) {
+        memtrain::Trainer trainer =
+            trainer_before([_i](const at::Tensor &x) { return halved(x, _i); });
+        Given batch(samples(16));
+        std::string before = hash_of(trainer.torch());
+        if (n) ck_ok(mt_inject_oom(n, 0));
+        mt_status status = mt_trainer_step(trainer.get(), &batch.batch, nullptr);
+        ck_ok(mt_inject_oom(0, 0));
+        ck_status(status, MT_EINVAL);
+        ck_contains(mt_last_error(), "tensor 0 of the batch is written to by the forward pass");
+        ck_assert(hash_of(trainer.torch()) == before);
+        ck_status(mt_trainer_evaluate(trainer.get(), &batch.batch, nullptr), MT_EINVAL);
+        ck_contains(mt_last_error(), "tensor 0 of the batch is written to by the forward pass");
+        ck_status(mt_train_step(trainer.torch(), &batch.batch, nullptr, nullptr), MT_EINVAL);
+    }
+}
+END_TEST
+
+START_TEST(batch_that_is_written_to_backwards) {
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Small>(), {},
+                        [](Small &small, const Tensors &batch) {
+                            at::Tensor out = small.logits(batch[0]), labels = batch[1];
+                            out.register_hook([labels](const at::Tensor &gradient) {
+                                labels.fill_(0);
+                                return gradient;
+                            });
+                            return memtrain::Output{out.square().mean(), {}};
+                        }),
+        options_of(MT_SGD));
+    Given batch(samples(16));
+    ck_status(mt_trainer_step(trainer.get(), &batch.batch, nullptr), MT_EINVAL);
+    ck_contains(mt_last_error(), "tensor 1 of the batch is written to by the backward pass");
+}
+END_TEST
+
+/* Embeddings run twice in any case. */
+START_TEST(batch_that_is_written_to_for_embeddings) {
+    ck_ok(mt_torch_init(nullptr));
+    auto embed = [](Small &small, const Tensors &batch) {
+        return Tensors{small.logits(batch[0]), small.logits(batch[1].mul_(2))};
+    };
+    auto join = [](Small &, const Tensors &all) {
+        return memtrain::Output{(all[0] * all[1]).mean(), {}};
+    };
+    memtrain::Trainer trainer(
+        memtrain::contrastive_model(std::make_shared<Small>(), {}, embed, join),
+        options_of(MT_SGD));
+    Given batch({at::randn({8, 6}), at::randn({8, 6})});
+    ck_status(mt_trainer_step(trainer.get(), &batch.batch, nullptr), MT_EINVAL);
+    ck_contains(mt_last_error(), "tensor 1 of the batch is written to by the forward pass");
+    ck_status(mt_trainer_evaluate(trainer.get(), &batch.batch, nullptr), MT_EINVAL);
+}
+END_TEST
+
+START_TEST(units_that_write_to_the_batch) {
+    ck_ok(mt_torch_init(nullptr));
+    auto description =
+        memtrain::model(std::make_shared<Small>(), {}, [](Small &small, const Tensors &batch) {
+            return memtrain::Output{small.logits(batch[0]).square().mean(), {}};
+        });
+    description.units = [](const Tensors &batch) {
+        return static_cast<double>(batch[1].clamp_(0, 2).size(0));
+    };
+    memtrain::Trainer trainer(std::move(description), options_of(MT_SGD));
+    Given batch(samples(8));
+    ck_status(mt_trainer_step(trainer.get(), &batch.batch, nullptr), MT_EINVAL);
+    ck_contains(mt_last_error(), "tensor 1 of the batch is written to by the function that counts");
+}
+END_TEST
+
+/* Tensors of inference mode have no version counter: a chunk of them is a copy, and they stay as they were. */
+START_TEST(batch_of_inference_mode) {
+    memtrain::Trainer trainer = trainer_before([](const at::Tensor &x) { return halved(x, 0); }),
+                      reads = trainer_before({});
+    c10::InferenceMode inference;
+    Tensors batch = samples(16);
+    at::Tensor before = batch[0].clone();
+    Given given(batch);
+    (void)!mt_trainer_evaluate(trainer.get(), &given.batch, nullptr);
+    ck_assert(at::equal(batch[0], before));
+    ck_ok(mt_trainer_evaluate(reads.get(), &given.batch, nullptr));
+}
+END_TEST
+
+/* Another tensor of the same memory may be written to meanwhile, as a loader does that fills the next batch. */
+START_TEST(batch_beside_another) {
+    at::Tensor ring = at::randn({2, 16, 6}), next = ring.select(0, 1);
+    at::Tensor labels = samples(16)[1];
+    memtrain::Trainer trainer = trainer_before([&](const at::Tensor &x) {
+        c10::NoGradGuard no_grad;
+        next.fill_(1);
+        return x;
+    });
+    trainer.step({ring.select(0, 0), labels});
+    trainer.evaluate({ring.select(0, 0), labels});
+}
+END_TEST
+
+namespace {
+
+/* A layer, and buffers that its forward pass counts in. */
+struct Counting : Small {
+    at::Tensor counter = register_buffer("counter", at::zeros({}));
+    at::Tensor once = register_buffer("once", at::zeros({}));
+    at::Tensor mean = register_buffer("mean", at::zeros({6}));
+    at::Tensor var = register_buffer("var", at::ones({6}));
+    at::Tensor running_mean = register_buffer("running_mean", at::zeros({6}));
+    int kind = 0;
+
+    at::Tensor run(const at::Tensor &x) {
+        c10::NoGradGuard no_grad;
+        if (kind == 1) counter.add_(1);
+        if (kind == 2) counter.set_data(counter + 1);
+        if (kind == 3 && !once.item().toBool()) once.fill_(1);
+        if (kind == 4) running_mean.add_(1);
+        if (kind == 5) return at::batch_norm(x, {}, {}, mean, var, is_training(), 0.1, 1e-5, false);
+        return x;
+    }
+};
+
+} // namespace
+
+/* Once, and only where a step has several chunks; of norms and of what is written once nothing is said. */
+START_TEST(buffers_that_chunks_change) {
+    static const size_t halves[] = {8, 8}, whole[] = {16};
+    auto net = std::make_shared<Counting>();
+    net->kind = _i;
+    memtrain::Trainer trainer(
+        memtrain::model(net, {},
+                        [](Counting &counting, const Tensors &batch) {
+                            at::Tensor out = counting.logits(counting.run(batch[0]));
+                            return memtrain::Output{at::cross_entropy_loss(out, batch[1]), {}};
+                        }),
+        options_of(MT_SGD));
+    listen();
+    for (int i = 0; i < 2; i++) {
+        ck_ok(mt_trainer_set_chunks(trainer.get(), whole, 1));
+        trainer.step(samples(16));
+    }
+    ck_assert_int_eq(log_lines, 0);
+    for (int i = 0; i < 3; i++) {
+        ck_ok(mt_trainer_set_chunks(trainer.get(), halves, 2));
+        trainer.step(samples(16));
+    }
+    bool is_told = _i == 1 || _i == 2;
+    ck_assert_int_eq(log_lines, is_told);
+    if (is_told) ck_contains(logged.c_str(), "buffer 'counter' is changed by the forward pass");
+}
+END_TEST
+
 /* ---- batch norms that are no modules ---------------------------------------------------------------- */
 
 namespace {
@@ -394,6 +660,31 @@ START_TEST(norms_by_operators) {
     ck_assert_int_eq(report.discarded > 0, norms[_i].found);
     if (norms[_i].found) ck_assert_uint_gt(smallest, 2);
     ck_assert_uint_eq(trainer.step(samples(64)).discarded, 0);
+}
+END_TEST
+
+/* A size of one that the options fix is refused as it is beside a module, and the step taken back. */
+START_TEST(norms_in_chunks_of_one) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    policy.micro_batch = 1;
+    own.policy = &policy;
+    auto net = std::make_shared<Small>();
+    net->before = norms[_i].before;
+    auto description = memtrain::model(net, {}, [](Small &small, const Tensors &batch) {
+        return memtrain::Output{at::cross_entropy_loss(small.logits(batch[0]), batch[1]), {}};
+    });
+    description.min_micro_batch = norms[_i].min_micro_batch;
+    memtrain::Trainer trainer(std::move(description), options_of(MT_SGD), &own);
+    Given batch(samples(8));
+    std::string before = hash_of(trainer.torch());
+    for (int i = 0; i < 2; i++) {
+        mt_status status = mt_trainer_step(trainer.get(), &batch.batch, nullptr);
+        ck_status(status, norms[_i].found ? MT_EINVAL : MT_OK);
+        if (!norms[_i].found) continue;
+        ck_contains(mt_last_error(), "micro_batch is 1; the backend accepts chunks of at least 2");
+        ck_assert(hash_of(trainer.torch()) == before);
+    }
 }
 END_TEST
 
@@ -485,16 +776,27 @@ END_TEST
 int main() {
     Suite *suite = suite_create("shim_told");
     TCase *finite = suite_case(suite, "finite"), *labels = suite_case(suite, "labels"),
-          *uneven = suite_case(suite, "uneven"), *norms_ = suite_case(suite, "norms"),
-          *once = suite_case(suite, "once");
+          *uneven = suite_case(suite, "uneven"), *written = suite_case(suite, "written"),
+          *norms_ = suite_case(suite, "norms"), *once = suite_case(suite, "once");
     tcase_add_loop_test(finite, loss_of_a_plain_step, 0, 2);
     tcase_add_loop_test(finite, gradient_where_it_is_clipped, 0, suite_on_cpu() ? 4 : 2);
     tcase_add_test(finite, steps_of_a_trainer);
+    tcase_add_test(finite, parameters_that_are_spoilt);
+    tcase_add_loop_test(finite, losses_beside_a_scaler, 0, 2);
     tcase_add_test(labels, chunks_without_a_label);
     tcase_add_loop_test(labels, batch_without_a_label, 0, 3);
     tcase_add_loop_test(uneven, uneven_batches, 0, 4);
     tcase_add_test(uneven, tensor_that_is_null);
+    tcase_add_test(uneven, batches_without_samples);
+    tcase_add_loop_test(written, batch_that_is_written_to, 0, 3);
+    tcase_add_test(written, batch_that_is_written_to_backwards);
+    tcase_add_test(written, batch_that_is_written_to_for_embeddings);
+    tcase_add_test(written, units_that_write_to_the_batch);
+    tcase_add_test(written, batch_of_inference_mode);
+    tcase_add_test(written, batch_beside_another);
+    tcase_add_loop_test(written, buffers_that_chunks_change, 0, 6);
     tcase_add_loop_test(norms_, norms_by_operators, 0, 6);
+    tcase_add_loop_test(norms_, norms_in_chunks_of_one, 0, 6);
     tcase_add_test(norms_, looks_at_the_first_chunk_alone);
     tcase_add_loop_test(norms_, embeddings_that_are_normalised, 0, 2);
     tcase_add_test(once, metrics_that_are_not_given);

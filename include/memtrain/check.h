@@ -25,7 +25,7 @@ typedef enum mt_check_kind {
     MT_CHECK_COUPLING = 3,  /* the loss of a sample depends on the others of its chunk */
     MT_CHECK_CHUNK_FAILS = 4,    /* a legal chunk fails, a larger one goes through */
     MT_CHECK_NO_GRADIENT = 5,    /* a parameter that is to train has received no gradient */
-    MT_CHECK_WRITTEN = 6,        /* the forward pass writes to a parameter */
+    MT_CHECK_WRITTEN = 6,        /* the forward pass writes to a parameter, or to the batch */
     MT_CHECK_METRIC_MEAN = 7,    /* a metric is no sum over the samples */
     MT_CHECK_METRIC_MISSING = 8, /* metrics are named, and the loss function gives none */
     MT_CHECK_NO_GRAPH = 9,       /* the loss cannot be differentiated */
