@@ -1,7 +1,7 @@
 /*
  * attempt.c - the transaction over mt_backend: begin, chunks, apply; or rollback.
  *
- * What is to be done is decided in cut.c and oom.c, and done again in retry.c; here is the order of calls.
+ * What is to be done is decided in split.c and answer.c, and done again in retry.c; here is the order of calls.
  */
 #include "attempt.h"
 

@@ -3,10 +3,7 @@
  * the steps where no time is to count.
  */
 #include "policy_state.h"
-
-#define CLEAR_SHARE 0.01 /* of the time, for automatic clearing */
-#define CLEAR_STEPS 100  /* at least, from one automatic clear to the next, where it has no price */
-#define PHASE_CACHE_SHARE 10 /* a cache above budget / 10 is worth clearing at a change of mode */
+#include "tuned.h"
 
 const char *mt_clear_reason_name(mt_clear_reason reason) {
     static const char *const names[] = {"not", "every", "evidence", "epoch", "oom"};
@@ -17,7 +14,6 @@ const char *mt_clear_reason_name(mt_clear_reason reason) {
 static int has_retried(mt_policy *p, const mt_memory *m) {
     int has = p->has_mode && m->alloc_retries > p->last_alloc_retries;
     p->last_alloc_retries = m->alloc_retries;
-    if (has) p->in_the_way = p->steps + 1;
     return has;
 }
 
@@ -26,13 +22,10 @@ static int has_retried(mt_policy *p, const mt_memory *m) {
  * step takes from the cache what the one before has left there. Nor is that more is reserved than the budget where
  * a clear of late has not changed that: chunks that need what they need would pay for it in each step.
  */
-static int has_evidence(const mt_policy *p, const mt_memory *m, size_t predicted, int retried,
-                        int changed, int is_late) {
+static int has_evidence(const mt_memory *m, int retried, int changed, int is_late) {
     size_t cached = mt__cached(m);
-    int fits = predicted && mt__add(predicted, cached) <= m->budget_bytes;
     if (!cached || !m->budget_bytes) return 0;
     if ((m->reserved_bytes > m->budget_bytes && is_late) || retried) return 1;
-    if (p->in_the_way && p->steps + 1 - p->in_the_way <= MT__SAME_CAUSE && !fits) return 1;
     return changed && cached > m->budget_bytes / PHASE_CACHE_SHARE;
 }
 
@@ -47,6 +40,7 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
                                 size_t predicted_peak_bytes) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || !memory || (unsigned)mode >= MT__MODES)
         return MT_CLEAR_NOT;
+    (void)predicted_peak_bytes;
     int every = mode == MT_TRAIN ? policy->options.clear_every : policy->options.eval_clear_every;
     int changed =
         policy->has_mode && (policy->last_mode != mode || policy->last_shape != policy->shape);
@@ -54,7 +48,7 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
     uint64_t calls = policy->calls[mode]++;
     uint64_t call = policy->calls[MT_TRAIN] + policy->calls[MT_EVALUATE];
     int is_late = !policy->cleared_at || call - policy->cleared_at >= CLEAR_STEPS;
-    int evidence = has_evidence(policy, memory, predicted_peak_bytes, retried, changed, is_late);
+    int evidence = has_evidence(memory, retried, changed, is_late);
     policy->has_mode = 1;
     policy->last_mode = mode;
     policy->last_shape = policy->shape;

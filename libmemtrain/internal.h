@@ -80,8 +80,8 @@ void mt__policy_is_told(mt_policy *policy);
 /* The bytes of gradients are those of info from now on. */
 void mt__policy_describe(mt_policy *policy, const mt_backend_info *info);
 
-/* The recording chunks of the last plan went through; samples without units have left no trace of them. */
-void mt__policy_recorded(mt_policy *policy, mt_mode mode);
+/* A chunk of so many samples ran and was taken back. Without units it has left no other trace, and is not to run again. */
+void mt__policy_recorded(mt_policy *policy, mt_mode mode, size_t samples);
 
 /* Chunks turn out to normalise over their samples, of which the smallest legal one has at least so many. */
 void mt__policy_normalises(mt_policy *policy, size_t least);

@@ -28,7 +28,13 @@ struct mt_memory_model {
 
 /* ---- pairing --------------------------------------------------------------------------------- */
 
-enum { GAP_COST = 2, BAND_EXTRA = 128, UNPAIRED = -1 };
+enum {
+    GAP_COST = 2,
+    BAND_EXTRA = 128,
+    MOST_APART = 256,      /* allocations that one recording may have more */
+    MOST_CELLS = 64 << 20, /* of the table, a byte each */
+    UNPAIRED = -1
+};
 enum { STEP_PAIR = 0, STEP_SKIP_SMALL = 1, STEP_SKIP_LARGE = 2 };
 
 /* The allocations of a recording in their order, and how many there are. */
@@ -138,6 +144,17 @@ static int align(const sequence *s, const sequence *l, ptrdiff_t *partner) {
     return done;
 }
 
+/*
+ * Whether sequences are to be paired at all. A chunk that loops over its samples has ever more allocations, of which those of
+ * one more sample have no partner; and a table for it would grow with the square of their number.
+ */
+static int can_be_paired(const mt_recording *a, const mt_recording *b) {
+    size_t longer = mt__max(a->allocations, b->allocations);
+    size_t apart = longer - mt__min(a->allocations, b->allocations);
+    if (same_shape(a, b)) return 1;
+    return apart <= MOST_APART && longer + 1 <= MOST_CELLS / (2 * (apart + BAND_EXTRA) + 1);
+}
+
 /* Writes for the i-th allocation of l the index of its partner in s, or UNPAIRED. */
 static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
     if (!same_shape(s->recording, l->recording)) return align(s, l, partner);
@@ -182,21 +199,33 @@ static size_t order_of(const sequence *s, size_t event) {
     return low;
 }
 
-/* Bytes live after each allocation, as lines in m; the events are those of the larger chunk. */
-static size_t collect(const sequence *s, const sequence *l, const ptrdiff_t *partner, int apart,
-                      line *out) {
+/* The size of each allocation of the larger chunk as a line in m. */
+static void sizes_of_two(const sequence *s, const sequence *l, const ptrdiff_t *partner,
+                         line *out) {
+    for (size_t i = 0; i < l->count; i++) {
+        int64_t large = (int64_t)bytes_at(l, i);
+        int64_t small = partner[i] == UNPAIRED ? large : (int64_t)bytes_at(s, (size_t)partner[i]);
+        out[i] = (line){small, large - small};
+    }
+}
+
+/* The same from one recording: gradients are as large in any chunk, all else is taken to grow with the samples. */
+static void sizes_of_one(const sequence *l, line *out) {
+    for (size_t i = 0; i < l->count; i++) {
+        const mt__event *event = &l->recording->events[l->events[i]];
+        out[i] = (line){(int64_t)event->bytes, event->handed_over ? 0 : (int64_t)event->bytes};
+    }
+}
+
+/* Bytes live after each allocation, as lines in m, from the sizes of each. */
+static size_t collect(const sequence *l, const line *sizes, int apart, line *out) {
     const mt_recording *r = l->recording;
     line now = {0, 0};
-    line *sizes = out + l->count; /* size of each allocation, by its order */
     size_t allocation = 0;
     for (size_t e = 0; e < r->count; e++) {
         if (r->events[e].what == MT__TAKEN) {
-            int64_t large = (int64_t)r->events[e].bytes;
-            ptrdiff_t p = partner[allocation];
-            int64_t small = p == UNPAIRED ? large : (int64_t)bytes_at(s, (size_t)p);
-            sizes[allocation] = (line){small, large - small};
-            now.start += small;
-            now.rise += large - small;
+            now.start += sizes[allocation].start;
+            now.rise += sizes[allocation].rise;
             out[allocation++] = now;
         } else if (mt__ends_life(r, &r->events[e], apart)) {
             size_t dead = order_of(l, r->events[e].partner);
@@ -259,11 +288,22 @@ static mt_status finish(const line *lines, size_t count, size_t from, size_t run
     return MT_OK;
 }
 
-/* Every size proportional above the recorded one, constant below it. */
 static mt_status from_one(const mt_recording *r, int apart, mt_memory_model **out) {
-    int64_t peak = (int64_t)mt__recording_peak(r, apart);
-    const line lines[2] = {{peak, 0}, {peak, peak}};
-    return finish(lines, 2, r->samples, r->samples, 0, out);
+    sequence l = {NULL, NULL, 0};
+    mt_status status = MT_ENOMEM;
+    line *lines = mt__alloc(2 * r->allocations + 1, sizeof *lines),
+         *sizes = lines + r->allocations + 1;
+    if (lines && list_allocations(r, &l)) {
+        sizes_of_one(&l, sizes);
+        size_t count = collect(&l, sizes, apart, lines);
+        lines[count++] = (line){(int64_t)mt__recording_peak(r, apart), 0}; /* for fewer samples */
+        status = finish(lines, envelope(lines, count), r->samples, r->samples, 0, out);
+    } else {
+        out_of_memory();
+    }
+    mt__free(lines);
+    mt__free(l.events);
+    return status;
 }
 
 static mt_status from_two(const mt_recording *small, const mt_recording *large, int apart,
@@ -271,10 +311,12 @@ static mt_status from_two(const mt_recording *small, const mt_recording *large, 
     sequence s = {NULL, NULL, 0}, l = {NULL, NULL, 0};
     mt_status status = MT_ENOMEM;
     ptrdiff_t *partner = mt__alloc(large->allocations, sizeof *partner);
-    line *lines = mt__alloc(2 * large->allocations, sizeof *lines);
+    line *lines = mt__alloc(2 * large->allocations, sizeof *lines),
+         *sizes = lines + large->allocations;
     if (partner && lines && list_allocations(small, &s) && list_allocations(large, &l) &&
         pair_up(&s, &l, partner)) {
-        size_t count = envelope(lines, collect(&s, &l, partner, apart, lines));
+        sizes_of_two(&s, &l, partner, sizes);
+        size_t count = envelope(lines, collect(&l, sizes, apart, lines));
         status = finish(lines, count, small->samples, large->samples - small->samples,
                         unpaired_bytes(&s, &l, partner), out);
     } else {
@@ -298,7 +340,9 @@ static mt_status check_recording(const mt_recording *r, const char *name) {
 
 mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
                                mt_memory_model **out) {
-    return large ? from_two(small, large, apart, out) : from_one(small, apart, out);
+    if (!large) return from_one(small, apart, out);
+    return can_be_paired(small, large) ? from_two(small, large, apart, out)
+                                       : from_one(large, apart, out);
 }
 
 mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *large,
@@ -346,9 +390,9 @@ size_t mt_memory_model_margin(const mt_memory_model *model) {
     return mt__handle_is(model, MT__KIND_MEMORY_MODEL) ? model->margin : 0;
 }
 
-/* Largest m at which one line is within room; SIZE_MAX where it never rises above. */
+/* Largest m at which one line is within room; SIZE_MAX where it never rises above. One that falls counts as flat. */
 static size_t largest_on(const mt_memory_model *model, const line *l, size_t room) {
-    if (l->rise <= 0) return value_at(model, l, 1) <= room ? SIZE_MAX : 0;
+    if (l->rise <= 0) return (size_t)l->start <= room ? SIZE_MAX : 0;
     double m = (double)model->from +
                ((double)room - (double)l->start) * (double)model->run / (double)l->rise;
     if (m < 1) return 0;

@@ -1,14 +1,14 @@
 /*
  * policy.c - a policy's life, the kinds of chunks that it knows of, and what it is told and asked.
  *
- * What it decides is in cut.c (plans), oom.c (when memory runs out), ladder.c and clear.c. The rules and
- * their reasons are in docs/policy.md.
+ * It gathers facts and applies what is decided by split.c (chunks), answer.c (when memory runs out), savers.c and clear.c.
+ * The rules and their reasons are in docs/policy.md.
  */
 #include "policy_state.h"
+#include "tuned.h"
 
 #include <math.h>
-
-enum { DEFAULT_RETRIES = 16 };
+#include <string.h>
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
@@ -65,7 +65,14 @@ static mt_status check_options(const mt_policy_options *o) {
 }
 
 static void destroy(mt_policy *p) {
-    for (size_t i = 0; i < MT__CURVES; i++) mt__curve_free(p->curves[i]);
+    for (size_t i = 0; i < MT__BUCKETS; i++) {
+        while (p->kinds[i]) {
+            mt__kind *k = p->kinds[i];
+            p->kinds[i] = k->next;
+            mt__kind_free(k);
+        }
+    }
+    mt_recording_free(p->recording);
     mt__free(p);
 }
 
@@ -79,6 +86,8 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
               "mt_policy_new: options->size is not set; use MT_POLICY_OPTIONS_INIT");
     if (options) mt__copy_versioned(&own, sizeof own, options, options->size);
     mt_status status = check_options(&own);
+    MT__CHECK(!info || info->size >= sizeof info->size,
+              "mt_policy_new: info->size is not set; sizeof(mt_backend_info) is accepted");
     if (info) mt__copy_versioned(&told, sizeof told, info, info->size);
     if (status == MT_OK) status = check_backend_sizes(&own, told.min_micro_batch);
     if (status != MT_OK) return status;
@@ -88,7 +97,7 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
     p->info = told;
     if (!p->options.max_retries) p->options.max_retries = DEFAULT_RETRIES;
     /* Made now, so that a policy that could be made can also plan. */
-    if (!mt__policy_curve(p, MT_TRAIN, 0) || !mt__policy_curve(p, MT_EVALUATE, 0) ||
+    if (!mt__policy_kind(p, MT_TRAIN, 0) || !mt__policy_kind(p, MT_EVALUATE, 0) ||
         !mt__handle_add(p, MT__KIND_POLICY)) {
         destroy(p);
         return mt_set_error(MT_ENOMEM, "mt_policy_new: out of host memory");
@@ -101,99 +110,23 @@ void mt_policy_free(mt_policy *policy) {
     if (mt__handle_remove(policy, MT__KIND_POLICY)) destroy(policy);
 }
 
-/* ---- curves ------------------------------------------------------------------------------------ */
-
-/* A smaller batch changes no chunk, so it is no kind of its own. */
-static mt__kind kind_of(const mt_policy *p, mt_mode mode, unsigned rungs) {
-    rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-    return (mt__kind){mode, p->shape, rungs};
-}
-
-mt__curve *mt__policy_find_curve(const mt_policy *p, mt_mode mode, unsigned rungs) {
-    mt__kind kind = kind_of(p, mode, rungs);
-    for (size_t i = 0; i < MT__CURVES; i++)
-        if (p->curves[i] && mt__same_kind(&p->curves[i]->kind, &kind)) return p->curves[i];
-    return NULL;
-}
-
-/* A free place for a curve, or that of the one least recently used. */
-static mt__curve **place_for_curve(mt_policy *p) {
-    mt__curve **oldest = &p->curves[0];
-    for (size_t i = 0; i < MT__CURVES; i++) {
-        if (!p->curves[i]) return &p->curves[i];
-        if (p->curves[i]->used < (*oldest)->used) oldest = &p->curves[i];
-    }
-    return oldest;
-}
-
-mt__curve *mt__policy_curve(mt_policy *p, mt_mode mode, unsigned rungs) {
-    mt__curve *c = mt__policy_find_curve(p, mode, rungs);
-    if (!c) {
-        mt__kind kind = kind_of(p, mode, rungs);
-        mt__curve **place = place_for_curve(p);
-        c = mt__curve_new(&kind, p->info.kernels_change);
-        if (!c) return NULL;
-        mt__curve_free(*place);
-        *place = c;
-    }
-    c->used = ++p->uses;
-    return c;
-}
-
-mt__curve *mt__policy_current(mt_policy *p, mt_mode mode) {
-    return mt__policy_curve(p, mode, mt__ladder_rungs(p));
-}
-
-int mt__policy_apart(const mt_policy *p, mt_mode mode) {
-    return mode == MT_TRAIN && p->keep;
-}
-
 mt_status mt_policy_select(mt_policy *policy, uint64_t shape) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_select");
     policy->shape = shape;
     return MT_OK;
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------- */
-
-size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info) {
-    return mt__max(1, options->min_micro_batch ? options->min_micro_batch : info->min_micro_batch);
-}
-
-size_t mt__policy_least(const mt_policy *p, size_t samples) {
-    if (p->info.needs_whole_batch) return samples;
-    return mt__min(mt__smallest_chunk(&p->options, &p->info), samples);
-}
-
-size_t mt__policy_most_chunks(const mt_policy *p, size_t samples) {
-    size_t most = samples / mt__policy_least(p, samples), fixed = p->options.micro_batch;
-    return fixed ? mt__min(most, mt__ceil_div(samples, fixed)) : most;
-}
-
-size_t mt__policy_attainable(const mt_policy *p, size_t samples) {
-    return mt__ceil_div(samples, mt__policy_most_chunks(p, samples));
-}
-
-size_t mt__room(const mt_memory *memory) {
-    return memory->budget_bytes - mt__min(memory->budget_bytes, memory->allocated_bytes);
-}
-
-size_t mt__limit(const mt_memory *memory) {
-    return memory->budget_bytes ? mt__room(memory) : SIZE_MAX;
-}
-
-size_t mt__cached(const mt_memory *memory) {
-    return memory->reserved_bytes - mt__min(memory->reserved_bytes, memory->allocated_bytes);
-}
-
-int mt__policy_is_fixed(const mt_policy *p) {
-    return p->options.micro_batch || p->info.needs_whole_batch;
-}
+/* ---- what the trainer tells -------------------------------------------------------------------- */
 
 void mt__policy_begin_step(mt_policy *policy) {
-    policy->replanning = policy->same_step = 0;
-    policy->explained.chunk = 0;
-    policy->least_need.bytes = 0;
+    policy->step.replanning = policy->same_step = 0;
+    policy->step.explained.chunk = 0;
+    policy->step.least_need.bytes = 0;
+}
+
+void mt__policy_recorded(mt_policy *policy, mt_mode mode, size_t samples) {
+    mt__kind *k = mt__policy_current(policy, mode); /* made when that plan was */
+    k->learnt = mt__max(k->learnt, samples);
 }
 
 void mt__policy_keeps(mt_policy *policy, int keep) {
@@ -219,19 +152,248 @@ void mt__policy_is_told(mt_policy *policy) {
 void mt__policy_normalises(mt_policy *policy, size_t least) {
     policy->info.normalises_over_batch = 1;
     policy->info.min_micro_batch = least;
-}
-
-void mt__policy_recorded(mt_policy *policy, mt_mode mode) {
-    mt__policy_current(policy, mode)->has_run = 1; /* made when that plan was */
+    /* A smaller chunk than is legal may have come of one refusal, which says nothing. */
+    policy->step.cap = 0;
+    for (size_t i = 0; i < MT__BUCKETS; i++)
+        for (mt__kind *k = policy->kinds[i]; k; k = k->next) mt__kind_forget(k);
 }
 
 unsigned mt__policy_rungs(const mt_policy *policy) {
-    return mt__ladder_rungs(policy);
+    return policy->ladder.rungs;
 }
 
-int mt__policy_can_record(const mt_policy *p) {
+static int can_record(const mt_policy *p) {
     unsigned needed = p->info.record_rungs;
-    return !p->cannot_record && (!needed || (p->rungs & needed));
+    return !p->cannot_record && !p->options.micro_batch && (!needed || (p->ladder.rungs & needed));
+}
+
+/* ---- plans ------------------------------------------------------------------------------------- */
+
+static mt_status does_not_fit(const mt_policy *p, const mt__kind *k, size_t samples,
+                              const mt_memory *memory) {
+    char need[32], used[32], budget[32];
+    size_t bytes = mt__kind_predict(k, MT__IN_PLACE, samples);
+    mt_format_size(bytes, need, sizeof need);
+    mt_format_size(memory->allocated_bytes, used, sizeof used);
+    mt_format_size(memory->budget_bytes, budget, sizeof budget);
+    if (!bytes || bytes <= mt__policy_room(p, memory))
+        return mt_set_error(
+            MT_EDEVMEM,
+            "a chunk of %zu did not fit beside the %s in use of %s, and no legal cut is smaller",
+            samples, used, budget);
+    return mt_set_error(MT_EDEVMEM,
+                        "a chunk of %zu needs %s beside the %s in use, and the budget is %s; a "
+                        "budget of %zu bytes would do, or smaller samples",
+                        samples, need, used, budget, mt__add(bytes, memory->allocated_bytes));
+}
+
+/* Whether memory ran short of late, without a word: it may pass soon. */
+static int is_newly_short(const mt_policy *p) {
+    return p->shortage.limit && p->steps < p->shortage.noted_at + SHORTAGE_STEPS;
+}
+
+/* All that a split depends on, for what a plan does not cover yet. */
+static mt__facts facts_of(const mt_policy *p, mt_mode mode, mt__kind *k, const mt_memory *memory,
+                          const mt_plan *plan) {
+    size_t rest = plan->samples - mt_plan_covered(plan), least = mt__policy_least(p, rest);
+    size_t small = mt__policy_attainable(p, rest), most = p->options.max_micro_batch;
+    const mt__seen *s = mt__kind_find_seen(k, plan->samples);
+    mt__facts f = {
+        .batch = plan->samples, .rest = rest, .least = least, .fixed = mt__policy_fixed(p, rest)};
+    f.most = most ? mt__max(most, small) : plan->samples;
+    if (p->step.cap) f.most = mt__min(f.most, p->step.cap);
+    f.size = p->step.try_size;
+    f.ran = plan->groups ? plan->group[plan->groups - 1].samples : 0;
+    if (s) f.before = s->fewest;
+    if (s) f.current = mt__ceil_div(rest, mt__ceil_div(plan->samples, s->chunks));
+    f.room = mt__policy_room(p, memory);
+    f.room_told = SIZE_MAX;
+    if (memory->budget_bytes && !p->is_watched)
+        f.room_told = memory->budget_bytes - mt__min(memory->budget_bytes, memory->allocated_bytes);
+    f.room_alone = mt__policy_room_alone(p, memory);
+    f.is_training = mode == MT_TRAIN;
+    f.can_record = can_record(p);
+    f.is_deterministic = p->options.deterministic;
+    f.normalises = p->info.normalises_over_batch && f.is_training;
+    f.all_at_once = p->is_told && f.is_training;
+    f.is_short = p->step.cap || mt__kind_is_short(k) || is_newly_short(p) ||
+                 plan->groups + 4 > MT_PLAN_GROUPS;
+    /* What is left of a step that has begun has the gradients before it to add to. */
+    int is_whole = rest == p->step.samples && !p->step.begun;
+    f.may_go_alone = is_whole && mt__policy_may_go_alone(p, mode, rest);
+    f.goes_alone = p->step.goes_alone;
+    f.was_whole = p->was_whole;
+    return f;
+}
+
+/* Why this plan, compared with the last one for a batch of this size; remembers it. */
+static mt_plan_reason reason_of(const mt_policy *p, mt__kind *k, size_t samples, size_t fewest,
+                                size_t chunks) {
+    mt__seen *s = mt__kind_find_seen(k, samples);
+    mt_plan_reason reason = chunks > fewest ? MT_PLAN_THROUGHPUT : MT_PLAN_START;
+    if (p->step.replanning)
+        reason = MT_PLAN_OOM;
+    else if (mt__policy_fixed(p, samples))
+        reason = MT_PLAN_USER;
+    else if (s && fewest < s->fewest)
+        reason = MT_PLAN_GROWTH;
+    else if (s && fewest > s->fewest)
+        reason = MT_PLAN_BUDGET;
+    else if (s)
+        reason = chunks == s->chunks ? s->reason : MT_PLAN_THROUGHPUT;
+    if (!s) s = mt__kind_new_seen(k);
+    *s = (mt__seen){samples, fewest, chunks, reason};
+    return reason;
+}
+
+/* Splits what a plan does not cover yet, or the first part of that. */
+static mt_status add_chunks(mt_policy *p, mt_mode mode, mt__kind *k, const mt_memory *memory,
+                            mt_plan *plan) {
+    mt__facts f = facts_of(p, mode, k, memory, plan);
+    mt__split s = mt__split_batch(&f, k);
+    if (s.starts_over) {
+        plan->discard = 1;
+        return MT_OK;
+    }
+    if (!s.single && !s.chunks) {
+        size_t small = mt__policy_attainable(p, f.rest);
+        return does_not_fit(p, k, small, memory);
+    }
+    plan->discard = s.discard;
+    plan->alone = s.alone;
+    if (!plan->groups && !s.fewest) /* it is not known yet */
+        plan->reason = p->step.replanning ? MT_PLAN_OOM : MT_PLAN_START;
+    else if (!plan->groups && !s.discard)
+        plan->reason = reason_of(p, k, plan->samples, s.fewest, s.chunks);
+    return s.single ? mt__plan_append(plan, s.single, 1) : mt__plan_append(plan, f.rest, s.chunks);
+}
+
+/* ---- what a plan promises ---- */
+
+/*
+ * Whether a second set of gradients fits beside chunks up to that size: as recordings say, or else by the bound that it
+ * adds no more than the gradients. *bytes becomes the peak then.
+ */
+static int has_room_to_keep(const mt_policy *p, const mt__kind *k, size_t largest,
+                            const mt_memory *memory, size_t *bytes) {
+    size_t room = mt__policy_room(p, memory), bound = mt__add(*bytes, p->info.gradient_bytes);
+    int is_known = mt__kind_is_recorded(k, MT__APART) || k->limits[MT__APART].high >= largest;
+    int is_asked = p->options.keep_chunks == MT_KEEP_ALWAYS || mt__policy_fixed(p, largest);
+    /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
+    if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->ladder.cuts)
+        return 0;
+    if (!is_known && !is_asked) return 0;
+    if (is_known) bound = mt__kind_predict(k, MT__APART, largest);
+    if (memory->budget_bytes && (!*bytes || bound > room)) return 0;
+    if (mt__kind_has_failed(k, MT__APART, largest, room)) return 0;
+    *bytes = bound;
+    return 1;
+}
+
+/* Whether all is known of the chunks to come, so that their peak can be told. */
+static int is_complete(const mt_plan *plan) {
+    return !plan->discard && plan->groups && mt_plan_covered(plan) == plan->samples;
+}
+
+/* Fills in what a plan promises once its chunks are known; so many of them have run. */
+static void promise(mt_policy *p, mt_mode mode, const mt__kind *k, const mt_memory *memory,
+                    size_t ran, mt_plan *plan) {
+    size_t largest = mt_plan_chunk(plan, ran); /* of those to come, larger ones are first */
+    mt__way way = plan->alone ? MT__APART : MT__IN_PLACE;
+    size_t bytes = mt__kind_predict(k, way, largest);
+    size_t allocated =
+        plan->alone ? mt__policy_allocated_alone(p, memory) : memory->allocated_bytes;
+    plan->keep =
+        plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, k, largest, memory, &bytes));
+    for (size_t i = 0; bytes && i < ran; i++)
+        bytes = mt__max(bytes, mt__kind_predict(k, MT__IN_PLACE, mt_plan_chunk(plan, i)));
+    int is_sure = mt__kind_is_sure(k, plan->keep ? MT__APART : MT__IN_PLACE, largest);
+    if (bytes && memory->budget_bytes && is_sure)
+        plan->predicted_peak_bytes = mt__max(plan->predicted_peak_bytes, mt__add(bytes, allocated));
+    else
+        plan->predicted_peak_bytes = 0;
+}
+
+/* The plan with the rungs that are taken: left open where they are of a device not known yet. */
+static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory,
+                           mt_plan *plan) {
+    mt__kind *k = mt__policy_current(p, mode);
+    mt_status status = MT_OK;
+    if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_plan: out of host memory");
+    memset(plan, 0, sizeof *plan);
+    plan->size = sizeof *plan;
+    plan->samples = mode == MT_TRAIN ? mt__savers_samples(p, samples) : samples;
+    plan->rungs = p->ladder.rungs;
+    plan->rate = mt__savers_rate(p, samples);
+    if (!mt__savers_cross(p)) status = add_chunks(p, mode, k, memory, plan);
+    if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, 0, plan);
+    return status;
+}
+
+/* What the step before left behind is over. */
+static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
+    mt_oom explained = p->step.explained;
+    mt__need least_need = p->step.least_need;
+    p->step = (mt__step){
+        .samples = samples, .start = p->ladder, .explained = explained, .least_need = least_need};
+    p->steps++;
+    if (mode == MT_TRAIN) mt__savers_leave(p, samples, memory);
+    mt__kind *k = mt__policy_current(p, mode);
+    if (k) mt__kind_begin(k);
+}
+
+mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const mt_memory *memory,
+                         mt_plan *out) {
+    MT__CHECK(out, "mt_policy_plan: out is NULL");
+    memset(out, 0, sizeof *out);
+    out->size = sizeof *out;
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_plan");
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_plan: mode is %d", (int)mode);
+    MT__CHECK(memory, "mt_policy_plan: memory is NULL");
+    MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
+    mt_policy *p = policy;
+    if (!p->step.replanning && !p->same_step) begin_step(p, mode, samples, memory);
+    p->step.begun = 0;
+    p->budget = memory->budget_bytes;
+    mt_status status = plan_here(p, mode, samples, memory, out);
+    /* Also what is known beforehand not to fit is a reason for a saver. */
+    while (status == MT_EDEVMEM && mt__savers_take(p, mode, memory))
+        status = plan_here(p, mode, samples, memory, out);
+    if (status == MT_EDEVMEM) mt__savers_give_back(p);
+    if (status == MT_OK) p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
+    if (status == MT_OK && mode == MT_TRAIN) {
+        p->keep = out->keep;
+        p->alone = out->alone;
+        p->was_whole =
+            !out->discard && mt_plan_chunks(out) == 1 && mt_plan_covered(out) == out->samples;
+    }
+    p->step.replanning = 0;
+    p->same_step = status == MT_OK && out->discard;
+    return status;
+}
+
+mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *memory,
+                           mt_plan *plan) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_extend");
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_extend: mode is %d", (int)mode);
+    MT__CHECK(memory, "mt_policy_extend: memory is NULL");
+    MT__CHECK(plan, "mt_policy_extend: plan is NULL");
+    MT__CHECK(plan->groups <= MT_PLAN_GROUPS,
+              "mt_policy_extend: plan->groups is %zu; at most %d is accepted", plan->groups,
+              MT_PLAN_GROUPS);
+    MT__CHECK(mt_plan_covered(plan) < plan->samples,
+              "mt_policy_extend: the plan covers its %zu samples already", plan->samples);
+    mt_policy *p = policy;
+    mt__kind *k = mt__policy_current(p, mode);
+    if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
+    p->step.begun = 1;
+    p->budget = memory->budget_bytes;
+    size_t ran = mt_plan_chunks(plan);
+    mt_status status = add_chunks(p, mode, k, memory, plan);
+    if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, ran, plan);
+    if (status == MT_OK && mode == MT_TRAIN) p->keep = plan->keep;
+    p->same_step = plan->discard;
+    return status;
 }
 
 /* ---- recordings and measurements ---------------------------------------------------------------- */
@@ -239,18 +401,16 @@ int mt__policy_can_record(const mt_policy *p) {
 mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t samples) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || samples == 0)
         return NULL;
-    mt__curve *c = mt__policy_current(policy, mode);
-    if (!c) return NULL;
-    c->filling = 0;
-    if (policy->options.micro_batch || !mt__policy_can_record(policy)) return NULL;
+    mt_policy *p = policy;
+    mt__kind *k = mt__policy_current(p, mode);
+    p->is_recording = 0;
+    if (!k || !can_record(p) || !mt__kind_wants_recording(k, samples)) return NULL;
     /* From the whole batch alone, where nothing smaller fits, smaller chunks cannot be told. */
-    int is_first_alone = mode == MT_TRAIN && policy->alone && !c->ranges;
-    return is_first_alone ? NULL : mt__curve_record(c, samples);
-}
-
-/* Beside so many bytes in use, in the budget of the plan. */
-static size_t room_from(const mt_policy *p, size_t allocated) {
-    return p->budget ? p->budget - mt__min(p->budget, allocated) : SIZE_MAX;
+    if (mode == MT_TRAIN && p->alone && !k->ranges) return NULL;
+    if (!p->recording && mt_recording_new(&p->recording) != MT_OK) return NULL;
+    mt__recording_restart(p->recording, samples);
+    p->is_recording = 1;
+    return p->recording;
 }
 
 mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
@@ -259,33 +419,23 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_observe: mode is %d", (int)mode);
     MT__CHECK(result, "mt_policy_observe: result is NULL");
     MT__CHECK(samples > 0, "mt_policy_observe: samples is 0");
-    mt__curve *c = mt__policy_current(policy, mode);
-    if (!c) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
+    mt_policy *p = policy;
+    mt__kind *k = mt__policy_current(p, mode);
+    if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_observe: out of host memory");
+    mt__way way = mt__policy_way(p, mode);
     size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
-    int apart = mt__policy_apart(policy, mode);
-    mt__curve_learn(c, apart, samples, peak);
-    /* Where a budget is watched and not enforced, chunks go through above it. */
-    if (!policy->budget || result->peak_bytes <= policy->budget)
-        mt__curve_prove(c, apart, samples, room_from(policy, allocated_before));
-    if (apart) policy->has_moved_on = 1;
+    size_t room = p->budget ? p->budget - mt__min(p->budget, allocated_before) : SIZE_MAX;
+    /* Where a budget is watched and not enforced, chunks go through above it: that proves nothing. */
+    int is_above = p->budget && result->peak_bytes > p->budget;
+    if (is_above) room = 0;
+    p->is_watched |= is_above;
+    mt_recording *none = NULL;
+    mt__kind_learn(k, way, samples, peak, room, p->is_recording ? &p->recording : &none);
+    p->is_recording = 0;
+    if (way == MT__APART) p->step.moved_on = 1;
+    if (p->shortage.limit && result->peak_bytes > p->shortage.limit) p->shortage.limit = 0;
     if (!(result->seconds > 0) || !isfinite(result->seconds)) return MT_OK;
-    policy->seconds += result->seconds;
-    if (!policy->options.deterministic) mt__timings_note(&c->timings, samples, result->seconds);
+    p->seconds += result->seconds;
+    if (!p->options.deterministic) mt__sizes_note(&k->sizes, samples, result->seconds);
     return MT_OK;
-}
-
-/* ---- reports ----------------------------------------------------------------------------------- */
-
-size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
-        return 0;
-    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy));
-    return c ? mt__curve_predict(c, 0, samples) : 0;
-}
-
-double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {
-    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
-        return 0;
-    const mt__curve *c = mt__policy_find_curve(policy, mode, mt__ladder_rungs(policy));
-    return c ? mt__measured_seconds(&c->timings, samples) : 0;
 }

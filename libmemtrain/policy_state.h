@@ -1,23 +1,14 @@
 /*
- * policy_state.h - the policy's inside, shared by policy.c, cut.c, oom.c, ladder.c and clear.c.
+ * policy_state.h - the policy's inside, shared by policy.c, answer.c, savers.c and clear.c. What they share in code is in
+ * policy_state.c.
  */
 #ifndef MT_POLICY_STATE_H
 #define MT_POLICY_STATE_H
 
-#include "curve.h"
+#include "kind.h"
+#include "split.h"
 
-enum {
-    MT__CURVES = 32,
-    MT__MODES = 2,
-    MT__SAME_CAUSE = 8 /* steps within which a cache that is in the way again is no accident */
-};
-
-/* A chunk that did not fit while the cache held what was missing. */
-typedef struct mt__helped {
-    mt__kind kind;
-    size_t chunk; /* 0: none yet */
-    uint64_t step;
-} mt__helped;
+enum { MT__BUCKETS = 512, MT__MODES = 2 };
 
 /* How long savers stay on before it is tried without. */
 typedef struct mt__wait {
@@ -26,124 +17,134 @@ typedef struct mt__wait {
     int has_left;      /* they changed last because there was room */
 } mt__wait;
 
+/* Where the ladder stands. */
+typedef struct mt__ladder {
+    unsigned rungs;   /* MT_RUNG_BITs that are taken */
+    unsigned cuts;    /* times that the batch was made smaller by 20 % ... */
+    size_t cut_chunk; /* ... which was in chunks of so many samples */
+} mt__ladder;
+
+/* Something that nobody has told of takes memory of the device. */
+typedef struct mt__shortage {
+    size_t limit;      /* bytes that may be allocated beside it; 0: none is known of */
+    uint64_t until;    /* the step from which on it is tried without the limit */
+    uint64_t noted_at; /* the step in which the limit was met last */
+    unsigned patience; /* steps from then to until */
+} mt__shortage;
+
+/* What was tried for the chunk that did not fit. */
+typedef struct mt__trouble {
+    unsigned retries; /* that count towards max_retries */
+    unsigned smaller; /* times that chunks were made smaller by a share */
+    int retried, cleared;
+} mt__trouble;
+
+/* The step that is planned. */
+typedef struct mt__step {
+    size_t samples;  /* of the whole batch */
+    size_t cap;      /* the largest chunk for the rest of the step; 0: no cap */
+    size_t try_size; /* a chunk that is tried though smaller ones did not fit; 0: none */
+    int tried_larger, tried_alone; /* the last resorts before the next rung */
+    int goes_alone;                /* that is what is tried now */
+    int begun;                     /* chunks of it have run, and stay */
+    int replanning;                /* memory ran out since the last plan */
+    int moved_on;                  /* a chunk that stays went through since memory ran out */
+    mt__trouble trouble;
+    mt__ladder start;    /* where to go back to when all was in vain */
+    unsigned failed;     /* rungs that could not be set in this step */
+    mt_oom explained;    /* the last OOM of these rungs that was the budget's; chunk 0: none */
+    mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
+} mt__step;
+
 struct mt_policy {
     mt_policy_options options;
     mt_backend_info info;
-    mt__curve *curves[MT__CURVES]; /* made when first asked for */
-    uint64_t uses;                 /* of curves, to find the one least recently used */
-    uint64_t shape;                /* of the batches that calls are about */
-    int cannot_record;             /* the backend has no recordings, for which chunks would run */
-    int is_told;                   /* the backend wants to know all chunks before the first */
-    /* this step */
-    int replanning;       /* memory ran out since the last plan */
-    int same_step;        /* the next plan is for the step of the last one */
-    size_t step_cap;      /* largest chunk for the rest of this step; 0: no cap */
-    size_t step_failed;   /* smallest chunk that did not fit in this step; 0: none */
-    int has_moved_on;     /* a chunk that stays went through since memory ran out */
-    unsigned unexplained; /* refusals of one chunk that the budget does not explain */
-    int cleared;          /* the cache was cleared for the chunk size that is tried now */
-    unsigned clears_here; /* in this step, with the same rungs */
-    int keep;             /* of the last plan */
-    int alone;            /* of the last training plan */
-    int whole;            /* and whether that was one chunk */
-    int tries_alone;      /* the whole batch alone is the last resort of these rungs, or was */
-    int begun;            /* the plan that is extended is that of a step that has begun */
-    unsigned wary;        /* training steps to come in which chunks are kept, after an OOM */
-    size_t samples;       /* of the whole batch */
-    size_t budget;        /* that the last plan was made for; 0: none */
-    unsigned excused; /* OOMs of this step that are no retries: before a rung or a chunk that stays,
-                          or of more clears */
-    mt_oom explained; /* the last OOM of these rungs that was the budget's; chunk 0: none */
-    mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
-    uint64_t steps;      /* planned so far, of either mode */
-    /* 1 + the last step that was cut though the budget does not explain it, and the one before; 0: none */
-    uint64_t cut_at, cut_before;
-    mt__helped helped; /* the last chunk that went through, it may be, with an empty cache */
+    int cannot_record; /* the backend has no recordings, for which chunks would run */
+    int is_told;       /* the backend wants to know all chunks before the first */
+    uint64_t shape;    /* of the batches that calls are about */
+    /* what is known */
+    mt__kind *kinds[MT__BUCKETS];
+    size_t kind_count;
+    uint64_t uses;           /* of kinds, to find the one least recently used */
+    mt_recording *recording; /* that is filled, if it is; NULL: none was needed yet */
+    int is_recording;
+    mt__shortage shortage;
+    /* the step */
+    mt__step step;
+    uint64_t steps;             /* planned so far, of either mode */
+    int same_step;              /* the next plan is for the step of the last one */
+    size_t budget;              /* that the last plan was made for; 0: none */
+    int is_watched;             /* the budget is not enforced: a chunk went through above it */
+    int keep, alone, was_whole; /* of the last training plan; the last: it was one chunk */
     /* the ladder */
-    unsigned rungs;       /* MT_RUNG_BITs that are taken */
-    unsigned cuts;        /* times that the batch was made smaller by 20 % ... */
-    size_t cut_chunk;     /* ... which was in chunks of so many samples */
-    unsigned unusable;    /* those that the backend cannot turn on ... */
-    unsigned failed;      /* ... and not in this step */
+    mt__ladder ladder;
+    unsigned unusable;    /* rungs that the backend cannot turn on */
     mt__wait rungs_wait;  /* for rungs to be left ... */
     mt__wait device_wait; /* ... and for the way back from the CPU */
     unsigned device;      /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
-    unsigned start_rungs; /* where this step began, to go back to when all was in vain */
-    unsigned start_cuts;
-    size_t start_cut_chunk;
     /* the cache */
     uint64_t calls[MT__MODES];
     int has_mode;
     mt_mode last_mode;
     uint64_t last_shape;
     uint64_t last_alloc_retries;
-    uint64_t in_the_way; /* 1 + the step that last failed beside a cache, or was slowed; 0: none */
     uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
     double seconds, clear_seconds, last_clear_seconds;
 };
 
-/* Bytes of the budget that are not allocated. */
-size_t mt__room(const mt_memory *memory);
+/* Bytes that may be allocated in all: the budget, or less where something else takes room; SIZE_MAX: no limit. */
+size_t mt__policy_limit(const mt_policy *policy, const mt_memory *memory);
 
-/* The same where there is a budget; SIZE_MAX without. */
-size_t mt__limit(const mt_memory *memory);
+/* Those of them that are not allocated. */
+size_t mt__policy_room(const mt_policy *policy, const mt_memory *memory);
+
+/* The same while gradients are not held. */
+size_t mt__policy_room_alone(const mt_policy *policy, const mt_memory *memory);
+
+/* Bytes in use while gradients are not held. */
+size_t mt__policy_allocated_alone(const mt_policy *policy, const mt_memory *memory);
 
 /* The smallest legal chunk of a batch of so many samples. */
 size_t mt__policy_least(const mt_policy *policy, size_t samples);
 
-/*
- * The largest number of chunks that a batch of so many samples can legally have, at least 1: the
- * smallest legal chunk goes before the size that the user fixed.
- */
+/* The number of chunks of a batch where they are not chosen; 0: they are. */
+size_t mt__policy_fixed(const mt_policy *policy, size_t samples);
+
+/* Whether so many samples may be one chunk whose gradients are the only ones. */
+int mt__policy_may_go_alone(const mt_policy *policy, mt_mode mode, size_t samples);
+
+/* The largest number of chunks that a batch of so many samples can legally have. */
 size_t mt__policy_most_chunks(const mt_policy *policy, size_t samples);
 
-/* Whether chunks are not chosen: they are the user's, or the whole batch. */
-int mt__policy_is_fixed(const mt_policy *policy);
+/* The way in which chunks run now. */
+mt__way mt__policy_way(const mt_policy *policy, mt_mode mode);
 
-/* The way in which chunks run now: whether their gradients are a second set. */
-int mt__policy_apart(const mt_policy *policy, mt_mode mode);
-
-/* Whether the backend has recordings, with the rungs that are taken. */
-int mt__policy_can_record(const mt_policy *policy);
-
-/* The curve of the current shape; NULL when out of host memory, or for find when there is none. */
-mt__curve *mt__policy_curve(mt_policy *policy, mt_mode mode, unsigned rungs);
-mt__curve *mt__policy_find_curve(const mt_policy *policy, mt_mode mode, unsigned rungs);
+/* The kind of the current shape; NULL when out of host memory, or for find when there is none. */
+mt__kind *mt__policy_kind(mt_policy *policy, mt_mode mode, unsigned rungs);
+mt__kind *mt__policy_find_kind(const mt_policy *policy, mt_mode mode, unsigned rungs);
 
 /* That of the chunks that run now. It is there once a plan was made. */
-mt__curve *mt__policy_current(mt_policy *policy, mt_mode mode);
+mt__kind *mt__policy_current(mt_policy *policy, mt_mode mode);
 
-/* ---- cut.c ---- */
-
-/*
- * Whether the whole batch is to be tried as one chunk whose gradients are the only ones, before the next rung: the
- * next plan is that then. Once a step and rung; not where it is known not to fit beside what memory tells of, gradients
- * that are held included.
- */
-int mt__policy_try_alone(mt_policy *policy, mt_mode mode, const mt_memory *memory);
-
-/* ---- ladder.c ---- */
-
-/* The rungs that are taken now. */
-unsigned mt__ladder_rungs(const mt_policy *policy);
+/* ---- savers.c, which calls nothing above it ---- */
 
 /* Samples of a step on this batch, less where the batch was made smaller; and the rate's factor. */
-size_t mt__ladder_samples(const mt_policy *policy, size_t samples);
-double mt__ladder_rate(const mt_policy *policy, size_t samples);
+size_t mt__savers_samples(const mt_policy *policy, size_t samples);
+double mt__savers_rate(const mt_policy *policy, size_t samples);
 
-/* Takes the next rung that helps the batch of this step. Returns 0 at the end of the ladder. */
-int mt__ladder_climb(mt_policy *policy, mt_mode mode);
+/*
+ * No chunk fits: the next thing that may help. A larger chunk, where smaller ones may need more; the whole batch
+ * without an accumulator; the next rung. Returns 0 where nothing is left.
+ */
+int mt__savers_take(mt_policy *policy, mt_mode mode, const mt_memory *memory);
 
 /* Back to where the step began: the rungs that were taken in it were of no use. */
-void mt__ladder_give_back(mt_policy *policy);
-
-/* A step begins: this is where to go back to. */
-void mt__ladder_begin(mt_policy *policy);
+void mt__savers_give_back(mt_policy *policy);
 
 /* Leaves rungs where there is room, before a training step is planned. */
-void mt__ladder_leave(mt_policy *policy, size_t samples, const mt_memory *memory);
+void mt__savers_leave(mt_policy *policy, size_t samples, const mt_memory *memory);
 
 /* Whether the rungs that are taken are of another device than that whose memory is known. */
-int mt__ladder_crosses(const mt_policy *policy);
+int mt__savers_cross(const mt_policy *policy);
 
 #endif

@@ -160,8 +160,11 @@ static mt_status end_here(mt_trainer *t, mt__work *w, mt_status status) {
 /* Asks the policy what to do after an OOM and does it. MT_OK: try again; else the step is over. */
 static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     mt_action action = MT_ACTION_GIVE_UP;
-    /* A user is told of the smallest chunk, not of the batch that was tried alone after it. */
-    if (!w->plan.alone || !w->said[0]) snprintf(w->said, sizeof w->said, "%s", mt_last_error());
+    /* A user is told of the smallest chunk, not of larger ones that were tried after it. */
+    if (!w->said[0] || w->oom.chunk <= w->said_of) {
+        snprintf(w->said, sizeof w->said, "%s", mt_last_error());
+        w->said_of = w->oom.chunk;
+    }
     w->oom.attempt++;
     w->oom.plan_is_fixed = w->forced;
     t->run.ooms++;
@@ -211,9 +214,9 @@ static mt_status give_rungs_back(mt_trainer *t, const mt__work *w) {
     return status == MT_OK ? mt_set_error(MT_EDEVMEM, "%s", reason) : status;
 }
 
-/* The recordings have run and are taken back. */
+/* What was recorded has run and is taken back. */
 static mt_status plan_recorded(mt_trainer *t, mt__work *w) {
-    mt__policy_recorded(t->policy, w->mode);
+    mt__policy_recorded(t->policy, w->mode, mt_plan_chunk(&w->plan, mt_plan_chunks(&w->plan) - 1));
     return make_plan(t, w);
 }
 

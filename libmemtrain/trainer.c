@@ -1,7 +1,7 @@
 /*
  * trainer.c - trainers, their steps and evaluations, and what is told of them.
  *
- * A step is run in attempt.c, and again in retry.c; what is to be done is decided in cut.c and oom.c.
+ * A step is run in attempt.c, and again in retry.c; what is to be done is decided in split.c and answer.c.
  */
 #include "attempt.h"
 

@@ -351,7 +351,7 @@ END_TEST
 
 /* Budgets in which a step of 32 is one chunk, one alone, several, alone as a last resort, and needs a rung. */
 static const char *const foretold[][6] = {
-    {"400MiB", "64", ", kept takes "},
+    {"400MiB", "64", ", alone takes "},
     {"240MiB", "64", ", alone takes "},
     {"218MiB", "64", "chunks of "},
     {"200MiB", "32", ", alone takes ", "--min-micro-batch", "30"},

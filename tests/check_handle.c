@@ -99,7 +99,7 @@ static const struct {
     void (*free)(void *handle);
 } makers[] = {
     {"recording", 1, make_recording, free_recording}, {"model", 1, make_model, free_model},
-    {"policy", 5, make_policy, free_policy},          {"trainer", 6, make_trainer, free_trainer},
+    {"policy", 1, make_policy, free_policy},          {"trainer", 2, make_trainer, free_trainer},
     {"search", 1, make_search, free_search},          {"sim", 1, make_sim, free_sim},
 };
 

@@ -147,7 +147,7 @@ START_TEST(other_batches) {
     step(trainer, BATCH + 8, 4);
     ck_assert_int_eq(fake.holding, 0);
     fake.options.budget_bytes = beside(BATCH + 8);
-    step(trainer, 4 * BATCH, 5);
+    step(trainer, 16 * BATCH, 5); /* that does not fit alone */
     ck_assert_int_eq(fake.holding, 1);
     done(trainer);
 }

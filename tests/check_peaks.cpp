@@ -210,7 +210,7 @@ END_TEST
 
 /*
  * Room for chunks of so many samples of 24, and no OOM on the way. The room is larger by what kernels
- * that change need more. Only the two steps whose chunks tell of those predict nothing. Sizes come from memory
+ * that change need more. Only the first step, and that whose chunks tell of those, predict nothing. Sizes come from memory
  * alone: a correction learnt at one size is too much for smaller ones, which times might ask for.
  */
 START_TEST(a_step_needs_what_was_predicted) {
@@ -238,7 +238,7 @@ START_TEST(a_step_needs_what_was_predicted) {
             if (report.predicted_peak_bytes)
                 worst.add(percent(report.predicted_peak_bytes, report.peak_bytes), fits);
             else
-                ck_assert(i < 2 && network.change);
+                ck_assert(i == 0 || (i < 2 && network.change)); /* one recording is an estimate */
             ck_assert_uint_le(report.peak_bytes, report.budget_bytes);
             ck_assert_uint_eq(report.retries, 0);
         }

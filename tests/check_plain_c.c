@@ -152,7 +152,7 @@ START_TEST(a_failure_costs_its_chunk) {
     ck_contains(oom, "\"action\":\"retry\"");
     ck_assert_int_eq(cli_number(cli_trace, "step", 2, "retries"), 1);
     ck_assert_int_gt(cli_number(cli_trace, "step", 2, "discarded"), 0);
-    ck_assert_int_le(cli_number(cli_trace, "step", 2, "discarded"), 8);
+    ck_assert_int_le(cli_number(cli_trace, "step", 2, "discarded"), 12);
 }
 END_TEST
 

@@ -20,22 +20,6 @@ static void spend(mt_policy *policy, double seconds) {
     ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
 }
 
-/* An OOM beside a cache, which a clear answers; then so many further steps. */
-static void need_a_clear(mt_policy *policy, int steps) {
-    mt_oom oom = {.size = sizeof(oom), .mode = MT_TRAIN, .chunk = 8, .attempt = 1};
-    mt_memory none = {.size = sizeof(none)};
-    mt_action action;
-    mt_plan plan;
-
-    for (int step = 0; step <= steps; step++) {
-        ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &none, &plan));
-        if (step > 0) continue;
-        oom.memory = cached(300, 900, 5);
-        ck_ok(mt_policy_oom(policy, &oom, &action));
-        ck_assert_int_eq(action, MT_ACTION_CLEAR);
-    }
-}
-
 static const struct {
     const char *name;
     int every;
@@ -44,29 +28,20 @@ static const struct {
     uint64_t retries; /* there were 5 before */
     mt_mode before, now;
     mt_clear_reason expected;
-    int ooms, steps; /* an OOM needed a clear, and steps since then */
 } clears[] = {
-    {"nothing cached", 0, 300, 300, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0, 0},
-    {"cache and peak fit", 0, 300, 400, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0, 0},
-    {"cache and peak do not fit", 0, 300, 401, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0, 0},
-    {"the same after an OOM", 0, 300, 401, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE, 1, 0},
-    {"and later", 0, 300, 401, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE, 1, 8},
-    {"and long after", 0, 300, 401, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 1, 9},
-    {"an OOM, but they fit", 0, 300, 400, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 1, 0},
-    {"an OOM, peak not known", 0, 300, 390, 0, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE, 1, 0},
-    {"all of the budget", 0, 300, 1000, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0, 0},
-    {"more than the budget", 0, 300, 1001, 0, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE, 0, 0},
-    {"peak not known", 0, 300, 390, 0, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0, 0},
-    {"the allocator had to retry", 0, 300, 390, 400, 6, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE, 0,
-     0},
-    {"retries of before", 0, 300, 390, 400, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0, 0},
-    {"another mode, large cache", 0, 300, 401, 0, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_EVIDENCE, 0,
-     0},
-    {"another mode, small cache", 0, 300, 400, 0, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT, 0, 0},
-    {"and back, large cache", 0, 300, 401, 0, 5, MT_EVALUATE, MT_TRAIN, MT_CLEAR_EVIDENCE, 0, 0},
-    {"never, with all evidence", -1, 300, 900, 900, 9, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT, 0, 0},
-    {"epochs alone, with all evidence", -2, 300, 1100, 900, 9, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT, 0,
-     0},
+    {"nothing cached", 0, 300, 300, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"cache and peak fit", 0, 300, 400, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"cache and peak do not fit", 0, 300, 401, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"all of the budget", 0, 300, 1000, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"more than the budget", 0, 300, 1001, 0, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
+    {"peak not known", 0, 300, 390, 0, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"the allocator had to retry", 0, 300, 390, 400, 6, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
+    {"retries of before", 0, 300, 390, 400, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"another mode, large cache", 0, 300, 401, 0, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_EVIDENCE},
+    {"another mode, small cache", 0, 300, 400, 0, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
+    {"and back, large cache", 0, 300, 401, 0, 5, MT_EVALUATE, MT_TRAIN, MT_CLEAR_EVIDENCE},
+    {"never, with all evidence", -1, 300, 900, 900, 9, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
+    {"epochs alone, with all evidence", -2, 300, 1100, 900, 9, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
 };
 
 START_TEST(clear_automatic) {
@@ -78,7 +53,6 @@ START_TEST(clear_automatic) {
 
     spend(policy, 100);
     ck_assert_int_eq(mt_policy_clear(policy, clears[_i].before, &memory, 0), MT_CLEAR_NOT);
-    if (clears[_i].ooms > 0) need_a_clear(policy, clears[_i].steps);
     memory = cached(clears[_i].allocated, clears[_i].reserved, clears[_i].retries);
     ck_assert_msg(mt_policy_clear(policy, clears[_i].now, &memory, clears[_i].predicted) ==
                       clears[_i].expected,
@@ -177,43 +151,6 @@ START_TEST(clear_without_a_price) {
 }
 END_TEST
 
-/* The allocator has emptied the cache itself, and it fills again: before it is full, next time. */
-START_TEST(clear_before_the_next_retry) {
-    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
-    mt_memory memory = cached(300, 300, 7);
-
-    spend(policy, 1000);
-    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_NOT);
-    memory.alloc_retries = 8;
-    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_NOT);
-    memory.reserved_bytes = 400;
-    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_NOT);
-    memory.reserved_bytes = 401;
-    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_EVIDENCE);
-    mt_policy_free(policy);
-}
-END_TEST
-
-/* That the allocator had to is evidence for 8 steps. */
-START_TEST(clear_long_after_a_retry) {
-    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
-    mt_memory memory = cached(300, 300, 7), none = {.size = sizeof(none)};
-    mt_plan plan;
-
-    spend(policy, 1000);
-    (void)mt_policy_clear(policy, MT_TRAIN, &memory, 900);
-    ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &none, &plan));
-    memory.alloc_retries = 8;
-    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_NOT);
-    for (int step = 0; step < 8 + _i; step++)
-        ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &none, &plan));
-    memory.reserved_bytes = 401;
-    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900),
-                     _i == 0 ? MT_CLEAR_EVIDENCE : MT_CLEAR_NOT);
-    mt_policy_free(policy);
-}
-END_TEST
-
 /* A large cache is of no use to batches of another shape; the first batch of all is no other. */
 START_TEST(clear_for_another_shape) {
     static const struct {
@@ -275,8 +212,6 @@ static Suite *suite_policy_clear(void) {
     tcase_add_loop_test(cache, clear_costs_at_most_one_percent, 0, 4);
     tcase_add_test(cache, clear_of_what_comes_back);
     tcase_add_loop_test(cache, clear_without_a_price, 0, LENGTH(priceless));
-    tcase_add_test(cache, clear_before_the_next_retry);
-    tcase_add_loop_test(cache, clear_long_after_a_retry, 0, 2);
     tcase_add_test(cache, clear_for_another_shape);
     tcase_add_loop_test(cache, clear_without_a_time, 0, 2);
     tcase_add_test(cache, clear_never_in_a_steady_run);

@@ -68,12 +68,11 @@ static const struct {
 } refusals[] = {
     {"as much as there was", 1, 32, 0, 0, MT_ACTION_RETRY},
     {"a byte more", 1, 32, 1, 0, MT_ACTION_REPLAN},
-    {"in the cache", 1, 32, 1, 4096, MT_ACTION_CLEAR},
-    {"a byte too little in the cache", 1, 32, 1, 4095, MT_ACTION_REPLAN},
+    {"above the budget with an empty cache too", 1, 32, 1, 4096, MT_ACTION_REPLAN},
     {"no evidence and no cache", 0, 32, 0, 0, MT_ACTION_REPLAN},
     {"no evidence and a cache", 0, 32, 0, 1, MT_ACTION_CLEAR},
     {"no chunk and no evidence", 0, 0, 0, 0, MT_ACTION_RETRY},
-    {"no chunk, with evidence", 1, 0, 1, 0, MT_ACTION_CLEAR},
+    {"no chunk, with evidence", 1, 0, 1, 0, MT_ACTION_GIVE_UP},
 };
 
 START_TEST(oom_at_first) {
@@ -140,6 +139,7 @@ START_TEST(oom_of_an_evaluation) {
     ck_assert_int_eq(dev.plan.keep, 0);
     ck_ok(device_plan(&dev, MT_EVALUATE, 1));
     oom = oom_explained(&dev, 1, 1);
+    oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
     oom.mode = MT_EVALUATE;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
     mt_policy_free(dev.policy);
@@ -186,36 +186,40 @@ START_TEST(oom_injected_for_ever) {
 }
 END_TEST
 
+/* Another process has left room for so many samples, and nobody tells. */
+static mt_oom oom_in_a_shortage(const device *dev, size_t left, size_t chunk, unsigned attempt) {
+    mt_oom oom = oom_injected(dev, chunk, attempt);
+
+    oom.refused_in_use_bytes = dev->resident + rung_peak(0, left);
+    oom.refused_bytes = 1;
+    return oom;
+}
+
 /* Refusals that the budget does not explain, until the chunk is cut. */
 static void cut_unexplained(device *dev) {
     mt_action action = MT_ACTION_RETRY;
 
     for (unsigned attempt = 1; action != MT_ACTION_REPLAN; attempt++) {
         ck_assert_uint_le(attempt, 4);
-        action = answer(dev, oom_injected(dev, 32, attempt));
+        action = answer(dev, oom_in_a_shortage(dev, 20, 32, attempt));
     }
     ck_ok(device_plan(dev, MT_TRAIN, 64));
     ck_assert_uint_lt(mt_plan_chunk(&dev->plan, 0), 32);
 }
 
-/* A step that is cut for that is an accident, the second within 8 steps is not: its size has failed then. */
+/* A step that is cut for that has met something that takes memory: for some steps there is as much less. */
 START_TEST(unexplained_again) {
-    static const struct { int steps_between, is_learnt; } rows[] = {{1, 1}, {8, 1}, {9, 0}};
     device dev = oom_device((mt_policy_options){.deterministic = 1});
 
-    cut_unexplained(&dev);
-    for (int step = 0; step < rows[_i].steps_between; step++) {
+    for (int round = 0; round < 3; round++) {
+        cut_unexplained(&dev);
+        for (int step = 0; step < 3; step++) {
+            ck_ok(device_batch(&dev, MT_TRAIN, 64));
+            ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
+        }
         ck_ok(device_batch(&dev, MT_TRAIN, 64));
         ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 32);
     }
-    cut_unexplained(&dev);
-    for (int step = 0; step < 3; step++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 64));
-        ck_assert_int_eq(mt_plan_chunk(&dev.plan, 0) < 32, rows[_i].is_learnt);
-    }
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 32);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -230,14 +234,14 @@ START_TEST(a_try_in_vain) {
 
         ck_ok(device_plan(&dev, MT_TRAIN, 64));
         while (mt_plan_chunk(&dev.plan, 0) > 8) { /* another process has left room for 8 */
-            mt_oom oom = oom_injected(&dev, mt_plan_chunk(&dev.plan, 0), ++ooms);
+            mt_oom oom = oom_in_a_shortage(&dev, 8, mt_plan_chunk(&dev.plan, 0), ++ooms);
 
             oom.memory.reserved_bytes += _i ? 2000 : 0;
             if (answer(&dev, oom) == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 64));
         }
         for (size_t i = 0; i < 8; i++) ck_ok(device_chunk(&dev, MT_TRAIN, 8));
         tried += ooms > 0;
-        if (tried > 2) ck_assert_uint_le(ooms, 2);
+        if (tried > 2) ck_assert_uint_le(ooms, 3);
     }
     ck_assert_uint_ge(tried, 5);
     ck_assert_uint_le(tried, 10);
@@ -338,6 +342,7 @@ START_TEST(oom_long_ago) {
     }
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     ck_assert_uint_ge(mt_plan_chunks(&dev.plan), 2);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64)); /* more than was said to be left */
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     check_balanced(&dev.plan, 64, 1); /* nothing was learnt */
     mt_policy_free(dev.policy);
@@ -433,39 +438,6 @@ START_TEST(each_size_has_its_clear) {
 }
 END_TEST
 
-/* The same chunk needs an empty cache again and again: from the second time on it is too large. */
-static const struct {
-    const char *name;
-    size_t chunk;   /* that fails the second time */
-    int steps;      /* in between */
-    uint64_t shape; /* of the second batch */
-    mt_mode mode;
-    mt_action expected;
-} agains[] = {
-    {"in the next step", 32, 0, 0, MT_TRAIN, MT_ACTION_REPLAN},
-    {"a few steps later", 32, 7, 0, MT_TRAIN, MT_ACTION_REPLAN},
-    {"long after", 32, 8, 0, MT_TRAIN, MT_ACTION_CLEAR},
-    {"another size", 30, 0, 0, MT_TRAIN, MT_ACTION_CLEAR},
-    {"another shape", 32, 0, 7, MT_TRAIN, MT_ACTION_CLEAR},
-    {"another mode", 32, 0, 0, MT_EVALUATE, MT_ACTION_CLEAR},
-};
-
-START_TEST(needs_a_clear_again) {
-    device dev = silent_device(need(64));
-    mt_oom oom;
-
-    ck_ok(device_plan(&dev, MT_TRAIN, 64));
-    ck_assert_int_eq(answer(&dev, oom_beside_a_cache(&dev, 32, 1)), MT_ACTION_CLEAR);
-    for (int step = 0; step < agains[_i].steps; step++) ck_ok(device_plan(&dev, MT_TRAIN, 64));
-    ck_ok(mt_policy_select(dev.policy, agains[_i].shape));
-    ck_ok(device_plan(&dev, agains[_i].mode, 64));
-    oom = oom_beside_a_cache(&dev, agains[_i].chunk, 1);
-    oom.mode = agains[_i].mode;
-    ck_assert_msg(answer(&dev, oom) == agains[_i].expected, "%s", agains[_i].name);
-    mt_policy_free(dev.policy);
-}
-END_TEST
-
 static Suite *suite_policy_oom(void) {
     Suite *suite = suite_create("policy_oom");
     TCase *oom = suite_case(suite, "oom");
@@ -480,7 +452,7 @@ static Suite *suite_policy_oom(void) {
     tcase_add_loop_test(oom, oom_again_and_again, 0, 2);
     tcase_add_test(oom, oom_not_by_the_budget);
     tcase_add_loop_test(oom, oom_injected_for_ever, 0, 4);
-    tcase_add_loop_test(oom, unexplained_again, 0, 3);
+    tcase_add_test(oom, unexplained_again);
     tcase_add_loop_test(oom, a_try_in_vain, 0, 2);
     tcase_add_loop_test(oom, oom_fixed_plan, 0, 4);
     tcase_add_loop_test(oom, oom_fixed_plan_and_rungs, 0, 2);
@@ -490,7 +462,6 @@ static Suite *suite_policy_oom(void) {
     tcase_add_test(oom, oom_without_a_budget);
     tcase_add_test(oom, oom_that_passes_is_forgotten);
     tcase_add_loop_test(oom, each_size_has_its_clear, 0, 6);
-    tcase_add_loop_test(oom, needs_a_clear_again, 0, LENGTH(agains));
     return suite;
 }
 

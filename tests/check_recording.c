@@ -4,6 +4,7 @@
  */
 #include "counting_allocator.h"
 #include "fake_backend.h"
+#include "recording.h"
 #include "suite.h"
 
 #include <memtrain/policy.h>
@@ -194,6 +195,24 @@ START_TEST(recording_many_alive) {
         }
     }
     check_hand(allocations, peak);
+    mt_recording_free(hand);
+}
+END_TEST
+
+/* A gradient that is handed over twice, or not known, is no other block; in place it is dead then. */
+START_TEST(recording_handed_over_once) {
+    ck_ok(mt_recording_new(&hand));
+    event(1, 0);
+    mt__recording_restart(hand, 2);
+    event(1, 0);
+    event(1, 64);
+    event(1, 0);
+    event(1, 0);
+    event(2, 0);
+    event(2, 32);
+    ck_assert_uint_eq(hand->handed_over, 1);
+    ck_assert_uint_eq(mt__recording_peak(hand, 0), 64);
+    ck_assert_uint_eq(mt__recording_peak(hand, 1), 96);
     mt_recording_free(hand);
 }
 END_TEST
@@ -702,6 +721,103 @@ START_TEST(model_of_long_recordings) {
 }
 END_TEST
 
+/* What a model of one recording of 2 tells of 6 samples: gradients are as large in any chunk, all else grows. */
+static const struct {
+    size_t blocks[4]; /* bytes, all alive at the end */
+    size_t gradients; /* of these, the last ones */
+    size_t peak6;
+} handed_over[] = {
+    {{100, 40, 0, 0}, 0, 420},
+    {{100, 40, 0, 0}, 1, 340},
+    {{40, 100, 40, 0}, 1, 120 + 300 + 40}, /* whatever its size is */
+    {{40, 100, 40, 30}, 2, 120 + 300 + 40 + 30},
+};
+
+START_TEST(model_of_gradients_handed_over) {
+    size_t count = 0, peak = 0;
+    mt_memory_model *model;
+
+    hand_start(2);
+    while (count < 4 && handed_over[_i].blocks[count]) {
+        peak += handed_over[_i].blocks[count];
+        event(count, (int64_t)handed_over[_i].blocks[count]);
+        count++;
+    }
+    for (size_t i = count - handed_over[_i].gradients; i < count; i++) event(i, 0);
+    /* With gradients apart they live to the end. */
+    ck_ok(mt__memory_model_new(hand, NULL, 1, &model));
+    ck_assert_uint_eq(mt_memory_model_peak(model, 2), peak);
+    ck_assert_uint_eq(mt_memory_model_peak(model, 6), handed_over[_i].peak6);
+    ck_assert_uint_eq(mt_memory_model_peak(model, 1), peak); /* no less for fewer samples */
+    mt_memory_model_free(model);
+    mt_recording_free(hand);
+    hand = NULL;
+}
+END_TEST
+
+/* A chunk that loops over its samples, with so many blocks of 8 bytes for each; and one of 8 a sample. */
+static mt_recording *looping(size_t samples, size_t blocks) {
+    hand_start(samples);
+    event(1000000, (int64_t)(8 * samples));
+    for (size_t i = 0; i < blocks * samples; i++) event(i, 8);
+    mt_recording *recording = hand;
+    hand = NULL;
+    return recording;
+}
+
+/* Where the larger recording has more than 256 allocations more, none is paired: it speaks alone. */
+START_TEST(model_of_loops) {
+    static const struct {
+        size_t blocks; /* a sample; the recordings are of 2 and 4 samples */
+        size_t margin, peak8;
+    } rows[] = {{128, 256 * 8, 64 + 256 * 8}, {129, 0, 64 + 129 * 8 * 8}};
+    mt_memory_model *model = model_of(looping(2, rows[_i].blocks), looping(4, rows[_i].blocks));
+    size_t four = 8 * 4 + rows[_i].blocks * 8 * 4;
+
+    ck_assert_uint_eq(mt_memory_model_margin(model), rows[_i].margin);
+    ck_assert_uint_ge(mt_memory_model_peak(model, 4) + mt_memory_model_margin(model), four);
+    if (_i == 1) ck_assert_uint_eq(mt_memory_model_peak(model, 8), rows[_i].peak8);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* Very long ones are not either, but for those that have the same events. */
+START_TEST(model_of_very_long_recordings) {
+    mt_recording *pair[2];
+
+    for (int r = 0; r < 2; r++) {
+        hand_start(r ? 4 : 2);
+        for (size_t i = 0; i < 270000; i++) {
+            event(1, (int64_t)(100 * (r ? 4 : 2)));
+            event(1, -1);
+        }
+        if (_i == 1 && r == 0) event(2, 7);
+        event(3, 50);
+        pair[r] = hand;
+        hand = NULL;
+    }
+    mt_memory_model *model = model_of(pair[0], pair[1]);
+    ck_assert_uint_eq(mt_memory_model_margin(model), 0);
+    ck_assert_uint_eq(mt_memory_model_peak(model, 8), 800);
+    mt_memory_model_free(model);
+}
+END_TEST
+
+/* A line that falls is flat from the recorded size on: a chunk of 1 that does not fit rules out none that does. */
+START_TEST(model_of_less_for_more) {
+    static const fake_allocation allocations[] = {{1000, -100, 1}, {10, 100, FAKE_AT_END}};
+    static const struct {
+        size_t room, largest;
+    } rows[] = {{799, 0}, {800, 7}, {1010, 10}, {5010, 50}};
+    fake_program program = {allocations, 2};
+    mt_memory_model *model = model_of_program(&program, 2, 4);
+
+    for (int i = 0; i < LENGTH(rows); i++)
+        ck_assert_uint_eq(mt_memory_model_largest(model, rows[i].room), rows[i].largest);
+    mt_memory_model_free(model);
+}
+END_TEST
+
 static Suite *suite_recording(void) {
     Suite *suite = suite_create("recording");
     TCase *recording = suite_case(suite, "recording"), *model = suite_case(suite, "model"),
@@ -716,6 +832,7 @@ static Suite *suite_recording(void) {
     tcase_add_test(recording, recording_alive_at_the_end);
     tcase_add_test(recording, recording_starts_anew);
     tcase_add_loop_test(recording, recording_many_alive, 0, 7);
+    tcase_add_test(recording, recording_handed_over_once);
     tcase_add_test(recording, recording_zero_bytes);
     tcase_add_loop_test(model, model_exact, 0, SEEDS);
     tcase_add_loop_test(model, model_inverse, 0, SEEDS);
@@ -731,6 +848,10 @@ static Suite *suite_recording(void) {
     tcase_add_test(model, model_refuses_sizes_not_ascending);
     tcase_add_test(model, model_refuses_incomplete);
     tcase_add_loop_test(model, model_without_host_memory, 0, 2);
+    tcase_add_loop_test(model, model_of_gradients_handed_over, 0, LENGTH(handed_over));
+    tcase_add_test(model, model_of_less_for_more);
+    tcase_add_loop_test(align, model_of_loops, 0, 2);
+    tcase_add_loop_test(align, model_of_very_long_recordings, 0, 2);
     tcase_add_loop_test(align, model_aligns, 0, LENGTH(scripts));
     tcase_add_loop_test(align, model_covers_what_was_recorded, 0, SEEDS);
     tcase_add_test(align, model_of_long_recordings);

@@ -281,8 +281,10 @@ START_TEST(explained_without_evidence) {
     snprintf(phase, sizeof(phase), "memory ran out in %s,", untold[_i].phase);
     ck_contains(text, phase);
     ck_contains(text, untold[_i].has);
-    ck_contains(text, strstr(mt_last_error(), "no legal cut is smaller") ? "is known not to fit"
-                                                                         : "nothing is left");
+    ck_contains(text, strstr(mt_last_error(), "no legal cut is smaller") ||
+                              strstr(mt_last_error(), "would do")
+                          ? "is known not to fit"
+                          : "nothing is left");
     ck_assert_msg(strstr(text, untold[_i].has_no) == NULL, "%s", text);
     budget = strstr(text, "  a budget of ");
     budget = budget != NULL ? strchr(budget, '(') : NULL;
@@ -298,6 +300,7 @@ START_TEST(explained_with_a_cache) {
     char text[4000], held[32];
 
     options.cache_keeps_bytes = 3000;
+    options.no_evidence = 1;
     trainer = trainer_with(&options, NULL);
     step(trainer, 8, 1);
     fake.options.budget_bytes = options.resident_bytes + 6000;
@@ -384,8 +387,7 @@ START_TEST(kernel_changes_with_the_chunk) {
     options.absent = _i == 0 ? 0 : FAKE_BIT(FAKE_RECORD);
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id <= 30; id++) step(trainer, 64, id);
-    ck_assert_uint_ge(fake.genuine, 1);
-    ck_assert_uint_le(fake.genuine, 8); /* it learns: not one OOM a step */
+    ck_assert_uint_le(fake.genuine, 2); /* it learns: not one OOM a step */
     done(trainer);
 }
 END_TEST
@@ -524,6 +526,7 @@ START_TEST(cache_is_not_emptied_for_an_oom) {
     mt_trainer *trainer;
 
     policy.micro_batch = 8;
+    options.no_evidence = 1;
     trainer = trainer_with(&options, &policy);
     fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, MT_EDEVMEM);
     step_fails(trainer, 32, 1, MT_EDEVMEM);

@@ -45,9 +45,10 @@ START_TEST(order) {
     mt_trainer *trainer = trainer_with(&options, &policy);
 
     step(trainer, 32, 1);
-    check_log("begin prepare(1+2) accumulate(0+2) prepare(1+4) accumulate(0+4) rollback "
-              "begin prepare(1+11) accumulate(0+11) rollback "
-              "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
+    check_log(
+        "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+4) accumulate(0+4) rollback "
+        "begin prepare(1+11) accumulate(0+11) rollback "
+        "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
     step(trainer, 12, 2);
     check_log("begin prepare(1+12) accumulate(0+12) apply");
     ck_assert_uint_eq(fake.genuine, 0);
@@ -64,31 +65,36 @@ START_TEST(begins_small) {
     options.seconds = fake_seconds;
     trainer = trainer_with(&options, NULL);
     report = step(trainer, 60, 1);
-    ck_assert_uint_eq(report.discarded, 6);
+    ck_assert_uint_eq(report.discarded, 2);
     ck_assert_uint_le(report.predicted_peak_bytes, report.peak_bytes);
-    ck_assert_uint_le(report.peak_bytes - report.predicted_peak_bytes, report.peak_bytes / 50);
+    if (report.predicted_peak_bytes) /* 0: one recording tells of no other size */
+        ck_assert_uint_le(report.peak_bytes - report.predicted_peak_bytes, report.peak_bytes / 50);
     if (_i == 0)
-        check_log("begin prepare(1+2) accumulate(0+2) prepare(1+4) accumulate(0+4) rollback "
-                  "begin prepare(7+60) accumulate(0+8) accumulate(8+8) accumulate(16+8) "
-                  "accumulate(24+8) accumulate(32+8) accumulate(40+10) accumulate(50+10) apply");
+        check_log("begin prepare(1+2) accumulate(0+2) rollback "
+                  "begin prepare(8+60) accumulate(0+8) accumulate(8+8) accumulate(16+8) "
+                  "accumulate(24+8) accumulate(32+7) accumulate(39+7) accumulate(46+7) "
+                  "accumulate(53+7) apply");
     for (uint64_t id = 2; id < 30; id++) step(trainer, 60, id);
     done(trainer);
 }
 END_TEST
 
-/* A size that ran once, as that of a smaller batch, does not run again beside others. */
+/* All chunks of a batch have one size: one that is to be known is that of a whole batch, and each is tried for one or two. */
 START_TEST(does_not_run_again) {
     fake_options options = telling(64);
     mt_trainer *trainer;
 
     options.seconds = fake_seconds;
     trainer = trainer_with(&options, NULL);
-    step(trainer, 64, 1);
-    step(trainer, 64, 2);
-    step(trainer, 24, 3);
+    for (uint64_t id = 1; id < 12; id++) {
+        mt_step_report report = step(trainer, 64, id);
+
+        for (size_t i = 1; i < report.chunk_count; i++)
+            ck_assert_uint_le(report.chunks[0] - report.chunks[i], 1);
+    }
     fake_log_clear(&fake);
-    step(trainer, 64, 4);
-    check_log("begin prepare(2+64) accumulate(0+32) accumulate(32+32) apply");
+    step(trainer, 64, 12);
+    check_log("begin prepare(1+64) accumulate(0+64) apply");
     done(trainer);
 }
 END_TEST
@@ -105,7 +111,8 @@ START_TEST(given_and_small) {
     done(trainer);
     trainer = trainer_with(&options, NULL);
     step(trainer, 3, 1);
-    check_log("begin prepare(2+3) accumulate(0+2) accumulate(2+1) apply");
+    check_log(
+        "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+3) accumulate(0+3) apply");
     done(trainer);
 }
 END_TEST
@@ -268,13 +275,13 @@ START_TEST(what_is_prepared_is_learnt) {
     options.budget_bytes += (size_t)4 * FAKE_PREPARED_BYTES; /* as much as recordings have shown */
     trainer = trainer_with(&options, &policy);
     step(trainer, 64, 1);
-    ck_assert_uint_eq(fake.genuine, 2); /* once more with an empty cache */
+    ck_assert_uint_le(fake.genuine, 1);
     fake_log_clear(&fake);
     step(trainer, 64, 2);
     check_log("begin prepare(5+64) accumulate(0+13) accumulate(13+13) accumulate(26+13) "
               "accumulate(39+13) accumulate(52+12) apply");
     for (uint64_t id = 3; id <= 20; id++) step(trainer, 64, id);
-    ck_assert_uint_eq(fake.genuine, 2);
+    ck_assert_uint_le(fake.genuine, 1);
     done(trainer);
 }
 END_TEST

@@ -19,7 +19,8 @@ START_TEST(order_plain) {
     policy.deterministic = 1;
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
-    check_log("begin accumulate(0+2) accumulate(0+4) rollback begin accumulate(0+11) rollback "
+    check_log("begin accumulate(0+2) rollback begin accumulate(0+4) rollback begin "
+              "accumulate(0+11) rollback "
               "begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
     step(trainer, 32, 2);
     check_log("begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
@@ -37,11 +38,10 @@ START_TEST(order_discarded_recording) {
     options.normalises_over_batch = 1;
     trainer = trainer_with(&options, NULL);
     report = step(trainer, 24, 1);
-    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 3);
-    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 2);
-    ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 4);
-    ck_assert_uint_eq(report.chunk_count, 2);
-    ck_assert_uint_eq(report.discarded, 6);
+    ck_assert_uint_eq(count_kind(FAKE_BEGIN), 2);
+    ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
+    for (size_t i = 0; i < report.chunk_count; i++) ck_assert_uint_gt(report.chunks[i], 2);
+    ck_assert_uint_eq(report.discarded, 2);
     fake_log_clear(&fake);
     step(trainer, 24, 2);
     check_log("begin accumulate(0+12) accumulate(12+12) apply");

@@ -124,8 +124,8 @@ static mt_status record(ex_forecast *f, size_t samples, ex_recorded *failed) {
     mt_status status = run(f, r);
     if (status == MT_EDEVMEM) note_failure(f, samples);
     if (status != MT_OK) {
-        *failed = *r;
-        free_recorded(r);
+        *failed = *r; /* with its events */
+        free(r);
         return status;
     }
     if (samples >= f->refused) f->refused = 0; /* it was not for good */
@@ -137,11 +137,16 @@ static mt_status record(ex_forecast *f, size_t samples, ex_recorded *failed) {
     return MT_OK;
 }
 
-/* Tells a policy of a chunk as the run would. */
-static mt_status tell(mt_policy *policy, const ex_recorded *r) {
+/* Fills the recording that the policy wants of a chunk, if it wants one. */
+static void tell_events(mt_policy *policy, const ex_recorded *r) {
     mt_recording *recording = mt_policy_recording(policy, MT_TRAIN, r->samples);
     for (size_t i = 0; recording && !r->incomplete && i < r->count; i++)
         mt_recording_event(recording, r->events[i].address, r->events[i].bytes);
+}
+
+/* Tells a policy of a chunk as the run would. */
+static mt_status tell(mt_policy *policy, const ex_recorded *r) {
+    tell_events(policy, r);
     return mt_policy_observe(policy, MT_TRAIN, r->samples, r->allocated_before, &r->result);
 }
 
@@ -237,6 +242,7 @@ static mt_status learn_alone(ex_forecast *f, mt_policy *policy, size_t samples,
     if (status == MT_OK) status = tell(policy, failed);
     free(failed->events);
     failed->events = NULL;
+    failed->count = 0;
     return status;
 }
 
@@ -268,6 +274,7 @@ static mt_status answer(ex_forecast *f, mt_policy *policy, const ex_recorded *fa
     oom.refused_in_use_bytes = failed->result.refused_in_use_bytes;
     oom.allocated_before_bytes = failed->allocated_before;
     mt_status status = read_memory(f, &oom.memory);
+    tell_events(policy, failed);
     if (status == MT_OK) status = mt_policy_oom(policy, &oom, &action);
     if (status != MT_OK) return status;
     *replan = action == MT_ACTION_REPLAN;
@@ -285,8 +292,12 @@ static mt_status try_plan(ex_forecast *f, mt_policy *policy, const mt_plan *plan
     for (;;) {
         ex_recorded failed = {0};
         mt_status status = learn(f, policy, plan, &failed);
-        if (status != MT_EDEVMEM) return status;
+        if (status != MT_EDEVMEM) {
+            if (status != MT_OK) free(failed.events);
+            return status;
+        }
         status = answer(f, policy, &failed, ++*attempt, &replan);
+        free(failed.events);
         if (status != MT_OK || replan) return status;
     }
 }

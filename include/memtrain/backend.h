@@ -131,8 +131,7 @@ typedef struct mt_backend_info {
     int holds_gradients;    /* 1: hold_gradients exists; the trainer sets it itself */
     /*
      * Samples from which on a chunk takes other kernels, whose memory smaller chunks do not tell; 0: none known.
-     * In a budget, where chunks are chosen, one of just so many is recorded before larger ones run, if it
-     * fits and leaves no crumb of the batch.
+     * Recordings on both sides of it are not taken for two points of one line.
      */
     size_t kernels_change;
     /*

@@ -61,8 +61,9 @@ MT_API size_t mt_recording_peak_bytes(const mt_recording *recording);
  *
  * Where the two sequences differ (a kernel that changes with m, several threads), they are aligned
  * by a longest common subsequence; an event without a partner counts with its bytes, and these
- * bytes are the model's margin. With one recording alone every size is taken as proportional to m
- * above the recorded one, which can only be too much.
+ * bytes are the model's margin. With one recording alone, or where one has 256 allocations more than the other,
+ * gradients that were handed over count as constant and all else as proportional to m above the recorded
+ * size; below it the peak is taken to be that of the recording.
  */
 typedef struct mt_memory_model mt_memory_model;
 
@@ -163,7 +164,7 @@ typedef enum mt_rate_rule {
 /*
  * Whether an OOM costs the chunk that it hits, by a second set of gradients where there is room for
  * one, or the whole step. Automatic: where recordings know what it needs; by a bound alone (the backend
- * does not tell of gradients, or nothing is recorded) for 64 steps after an OOM and for fixed chunks.
+ * does not tell of gradients, or nothing is recorded) for fixed chunks.
  */
 #define MT_KEEP_AUTO 0
 #define MT_KEEP_ALWAYS 1
@@ -213,7 +214,7 @@ MT_API void mt_policy_free(mt_policy *policy);
 /*
  * From now on all calls are about batches of that shape (mt_backend.shape); 0 at the start. Shapes have
  * recordings, predictions and times of their own; the least recently used are forgotten when there
- * are more than a few dozen.
+ * are more than a thousand.
  */
 MT_API MT_NODISCARD mt_status mt_policy_select(mt_policy *policy, uint64_t shape);
 
@@ -298,10 +299,11 @@ typedef enum mt_action {
 
 /*
  * What to do after an OOM. A refusal that the budget does not explain (in use + request is within
- * it, or there was no chunk and no evidence) teaches nothing: the same plan again, then once more with
- * an empty cache, then smaller chunks for this step alone. One that it does explain (or that came
- * without evidence in a chunk) corrects the model, and the next plan comes from the model, not from
- * halving. Bounded by max_retries; each smaller chunk may have the cache emptied once beside them.
+ * it, or there was no chunk and no evidence) is an accident at first: the same plan again, then once more with
+ * an empty cache. The third in a row is a shortage: for some steps less may be allocated, in batches of all shapes.
+ * One that the budget does explain (or that came without evidence in a chunk) corrects the model, and the next plan comes
+ * from the model, not from halving. Bounded by max_retries; each smaller chunk may have the cache emptied once beside
+ * them. docs/policy.md has the table.
  */
 MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
 
@@ -318,13 +320,11 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
 
 /*
  * Whether to empty the cache now; asked once before each step (or evaluation call).
- * Automatic clearing acts when more is reserved than the budget; when the allocator had to retry; when
- * it had to in the last 8 steps, or an OOM of theirs was answered by a clear, and cached bytes and the
- * predicted peak together exceed the budget; or when the mode changed and the cache holds more than a tenth of the budget; and
- * only while all clears together have cost no more than 1 % of the time, the first one apart. Where no
+ * Automatic clearing acts when more is reserved than the budget; when the allocator had to retry; or when mode or shape
+ * changed and the cache holds more than a tenth of the budget; and only while all clears together have cost no more than 1 % of the time, the first one apart. Where no
  * time is measured, and in deterministic runs, it is one clear in 100 calls instead. Clearing each N
  * steps comes before step N + 1, 2 N + 1, and so on.
- * @param predicted_peak_bytes  of the plan, 0: not known
+ * @param predicted_peak_bytes  of the plan, 0: not known; no rule needs it now
  */
 MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
                                        size_t predicted_peak_bytes);
@@ -337,9 +337,7 @@ MT_API void mt_policy_cleared(mt_policy *policy, const mt_clear_result *result);
  * many samples with margin, 0 when nothing has been recorded or run; and its measured time in seconds, 0
  * when it has not run.
  *
- * The peak is that of the memory model once there are two recordings; for sizes whose kernels nothing was
- * recorded of (mt_backend_info.kernels_change) a 32nd of what grows with the chunk more. With one every size is in
- * proportion to it. With none, which is so where chunks are fixed (mt_policy_options.micro_batch) and where the backend has
+ * The peak is that of the memory model; with one recording it is an estimate. With none, which is so where chunks are fixed (mt_policy_options.micro_batch) and where the backend has
  * no record, it is a bound: the peak of the largest chunk that has run, in proportion for larger ones,
  * which may take far less (docs/memory.md has an example, docs/policy.md the rules).
  */

@@ -21,7 +21,7 @@
 #define WARM_UP 40
 #define HOGS 20
 #define BATCH 64
-#define MOST_STEPS 10
+#define MOST_STEPS 13
 #define SHORT 40 /* steps that a hog is there, and that it is not */
 #define LONG 200
 #define BACK 0.98 /* of the samples a second before */

@@ -1,21 +1,15 @@
 /*
- * ladder.c - savers for when the smallest legal chunk does not fit, in the order of their price.
+ * savers.c - what helps when the smallest legal chunk does not fit, in the order of its price.
  *
- * Climbing is forced by memory and adds the next rung that is allowed. Leaving drops a rung and those
+ * First what costs nothing: a larger chunk, where the library takes more memory for small ones; the whole batch as one chunk
+ * without an accumulator. Then the rungs of the ladder. Climbing is forced by memory and adds the next rung that is allowed. Leaving drops a rung and those
  * above it, decided from what is known of the chunks without them; a rung that has to be taken again
  * soon is kept for twice as long the next time.
  */
 #include "policy_state.h"
+#include "tuned.h"
 
 #include <math.h>
-
-enum {
-    PATIENCE = 8, /* plans before a rung is left; doubled each time that was in vain */
-    MOST_PATIENCE = 4096,
-    LONG = 8 /* times as long where it is not known whether there is room without it */
-};
-
-#define CUT 0.8 /* of the batch, each time: what document after document did by hand */
 
 const char *mt_rung_name(mt_rung rung) {
     static const char *const names[] = {"checkpointing", "offload", "amp",
@@ -27,7 +21,7 @@ const char *mt_rung_name(mt_rung rung) {
 static unsigned allowed(const mt_policy *p) {
     unsigned has = p->info.rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     unsigned may = MT_RUNGS_DEFAULT | p->options.allow_rungs;
-    return has & may & ~p->options.forbid_rungs & ~p->unusable & ~p->failed;
+    return has & may & ~p->options.forbid_rungs & ~p->unusable & ~p->step.failed;
 }
 
 /* The rungs below one of them. */
@@ -35,13 +29,9 @@ static unsigned below(unsigned rungs, unsigned rung) {
     return rungs & (MT_RUNG_BIT(rung) - 1);
 }
 
-unsigned mt__ladder_rungs(const mt_policy *p) {
-    return p->rungs;
-}
-
 /* The chunk that was cut, so often, but not below the smallest legal one. */
 static size_t cut_chunk(const mt_policy *p, unsigned cuts) {
-    size_t samples = p->cut_chunk, least = mt__smallest_chunk(&p->options, &p->info);
+    size_t samples = p->ladder.cut_chunk, least = mt__smallest_chunk(&p->options, &p->info);
     for (unsigned i = 0; i < cuts; i++) samples = mt__max(least, (size_t)((double)samples * CUT));
     return samples;
 }
@@ -58,12 +48,12 @@ static size_t shortened(const mt_policy *p, size_t samples, unsigned cuts) {
     return samples;
 }
 
-size_t mt__ladder_samples(const mt_policy *p, size_t samples) {
-    return shortened(p, samples, p->cuts);
+size_t mt__savers_samples(const mt_policy *p, size_t samples) {
+    return shortened(p, samples, p->ladder.cuts);
 }
 
-double mt__ladder_rate(const mt_policy *p, size_t samples) {
-    double share = (double)mt__ladder_samples(p, samples) / (double)samples;
+double mt__savers_rate(const mt_policy *p, size_t samples) {
+    double share = (double)mt__savers_samples(p, samples) / (double)samples;
     if (p->options.rate_rule == MT_RATE_LINEAR) return share;
     return p->options.rate_rule == MT_RATE_SQRT ? sqrt(share) : 1.0;
 }
@@ -75,7 +65,7 @@ double mt__ladder_rate(const mt_policy *p, size_t samples) {
  * a batch that cannot be cut, or not small enough. Not where the user has fixed the chunks.
  */
 static int can_shorten(const mt_policy *p, mt_mode mode) {
-    size_t now = mt__ladder_samples(p, p->samples);
+    size_t now = mt__savers_samples(p, p->step.samples);
     size_t least = mt__smallest_chunk(&p->options, &p->info);
     if (mode != MT_TRAIN || mt__policy_attainable(p, now) <= least) return 0;
     return !p->options.micro_batch || mt__policy_most_chunks(p, now) == 1;
@@ -83,21 +73,21 @@ static int can_shorten(const mt_policy *p, mt_mode mode) {
 
 /* One cut more; of this batch's chunk, where those so far have left it whole. */
 static void shorten(mt_policy *p) {
-    if (mt__ladder_samples(p, p->samples) == p->samples) {
-        p->cut_chunk = mt__policy_attainable(p, p->samples);
-        p->cuts = 0;
+    if (mt__savers_samples(p, p->step.samples) == p->step.samples) {
+        p->ladder.cut_chunk = mt__policy_attainable(p, p->step.samples);
+        p->ladder.cuts = 0;
     }
-    p->cuts++;
+    p->ladder.cuts++;
 }
 
 static int crosses_device(const mt_policy *p, unsigned rungs) {
-    return ((rungs ^ p->rungs) & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
+    return ((rungs ^ p->ladder.rungs) & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
 }
 
 static void arrive(mt_policy *p, unsigned rungs) {
     if (crosses_device(p, rungs)) p->device_wait.steps = 0;
     p->rungs_wait.steps = 0;
-    p->rungs = rungs;
+    p->ladder.rungs = rungs;
 }
 
 /* A rung that is taken within twice the patience after one was left was left too soon. */
@@ -112,7 +102,7 @@ static void take(mt_policy *p, unsigned rung) {
     if (rung == MT_RUNG_CPU)
         set_patience(&p->device_wait, 1);
     else
-        set_patience(&p->rungs_wait, !p->rungs);
+        set_patience(&p->rungs_wait, !p->ladder.rungs);
 }
 
 /* Some spare what the backward pass needs, which an evaluation has none of. */
@@ -125,8 +115,9 @@ static int helps(const mt_policy *p, unsigned rung, mt_mode mode) {
 /* Those that can still be taken: a batch may be made smaller again and again, but not on the CPU. */
 static unsigned open_rungs(const mt_policy *p) {
     const unsigned shorter = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-    int is_whole = (p->rungs & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
-    return is_whole ? allowed(p) & ~p->rungs & ~shorter : allowed(p) & (~p->rungs | shorter);
+    int is_whole = (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
+    return is_whole ? allowed(p) & ~p->ladder.rungs & ~shorter
+                    : allowed(p) & (~p->ladder.rungs | shorter);
 }
 
 static unsigned rung_from(const mt_policy *p, unsigned rung, mt_mode mode) {
@@ -141,7 +132,7 @@ static unsigned rung_from(const mt_policy *p, unsigned rung, mt_mode mode) {
  */
 static unsigned next_rung(const mt_policy *p, mt_mode mode) {
     unsigned rung = MT_RUNGS;
-    while (rung > 0 && !(p->rungs & MT_RUNG_BIT(rung - 1))) rung--;
+    while (rung > 0 && !(p->ladder.rungs & MT_RUNG_BIT(rung - 1))) rung--;
     if (rung == MT_RUNG_SMALLER_BATCH + 1) rung--;
     rung = rung_from(p, rung, mode);
     return rung < MT_RUNGS ? rung : rung_from(p, 0, mode);
@@ -149,122 +140,151 @@ static unsigned next_rung(const mt_policy *p, mt_mode mode) {
 
 /* What would have been enough here is enough, whatever a rung that comes after needs. */
 static void note_need(mt_policy *p, mt_mode mode) {
-    mt_oom *oom = &p->explained;
-    size_t samples = mode == MT_TRAIN ? mt__ladder_samples(p, p->samples) : p->samples;
+    mt_oom *oom = &p->step.explained;
+    size_t samples = mode == MT_TRAIN ? mt__savers_samples(p, p->step.samples) : p->step.samples;
     size_t chunk = mt__policy_attainable(p, mt__max(1, samples));
     if (!oom->chunk) *oom = (mt_oom){.mode = mode};
-    mt__need need = mt__policy_need(p, oom, chunk);
-    if (need.bytes && (!p->least_need.bytes || need.bytes < p->least_need.bytes))
-        p->least_need = need;
+    mt__need need = mt__policy_need(p, oom, chunk), *least = &p->step.least_need;
+    if (need.bytes && (!least->bytes || need.bytes < least->bytes)) *least = need;
     oom->chunk = 0;
 }
 
-int mt__ladder_climb(mt_policy *p, mt_mode mode) {
+/*
+ * A size that a batch would begin with, where nothing has gone through yet: a library may take an algorithm for
+ * small chunks that needs more memory than the one for large ones. 0: what did run rules it out.
+ */
+static size_t larger_size(const mt_policy *p, const mt__kind *k, size_t samples, size_t room) {
+    size_t size = mt__max(LEAST_NORMALISED, samples / SMALLEST_SHARE);
+    size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
+    if (k->limits[MT__IN_PLACE].largest_ran || mt__policy_fixed(p, samples)) return 0;
+    if (room == SIZE_MAX || !p->step.explained.refused) return 0;
+    if (size > mt__min(most, samples) || size <= mt__policy_attainable(p, samples)) return 0;
+    /* Of what was cut short most grows, if not all. */
+    return k->is_partial && mt__kind_recorded(k, MT__IN_PLACE, size / 2) > room ? 0 : size;
+}
+
+/* Whether the whole batch may fit as one chunk without an accumulator. */
+static int may_fit_alone(const mt_policy *p, const mt__kind *k, size_t samples,
+                         const mt_memory *memory) {
+    size_t room = mt__policy_room_alone(p, memory);
+    int is_known = mt__kind_is_recorded(k, MT__APART) && mt__kind_is_sure(k, MT__APART, samples);
+    /* A batch made smaller is not the whole one. */
+    if (samples != p->step.samples || !mt__policy_may_go_alone(p, MT_TRAIN, samples)) return 0;
+    if (mt__kind_has_failed(k, MT__APART, samples, room)) return 0;
+    if (is_known && mt__kind_predict(k, MT__APART, samples) > room) return 0;
+    return !k->is_partial || !mt__kind_rules_out(k, MT__IN_PLACE, samples, room);
+}
+
+static int climb(mt_policy *p, mt_mode mode) {
     note_need(p, mode);
     unsigned rung = next_rung(p, mode);
     if (rung == MT_RUNGS) return 0;
-    p->tries_alone = 0;
+    p->step.tried_larger = p->step.tried_alone = 0;
     take(p, rung);
-    arrive(p, p->rungs | MT_RUNG_BIT(rung));
+    arrive(p, p->ladder.rungs | MT_RUNG_BIT(rung));
     if (rung == MT_RUNG_SMALLER_BATCH) shorten(p);
     if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
-        p->rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-        p->cuts = 0;
-        p->least_need.bytes = 0;
+        p->ladder.rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+        p->ladder.cuts = 0;
+        p->step.least_need.bytes = 0;
     }
+    return 1;
+}
+
+int mt__savers_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
+    const mt__kind *k =
+        mt__policy_find_kind(p, mode, p->ladder.rungs); /* there since it was planned */
+    size_t samples = mode == MT_TRAIN ? mt__savers_samples(p, p->step.samples) : p->step.samples;
+    size_t larger = larger_size(p, k, samples, mt__policy_room(p, memory));
+    mt__step *step = &p->step;
+    step->try_size = 0;
+    step->goes_alone = 0;
+    if (larger && !step->tried_larger) {
+        step->tried_larger = 1;
+        step->try_size = larger;
+    } else if (mode == MT_TRAIN && !step->tried_alone && may_fit_alone(p, k, samples, memory)) {
+        step->tried_alone = step->goes_alone = 1;
+    } else if (!climb(p, mode)) {
+        return 0;
+    }
+    step->cap = 0;
     return 1;
 }
 
 /* ---- down -------------------------------------------------------------------------------------- */
 
-/* Expected seconds a sample of the fastest cut that fits; 0: not known. */
-static double sample_seconds(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
-    size_t chunk = mt__max(fits, mt__policy_least(p, samples));
-    size_t most = mt__policy_most_chunks(p, samples);
-    size_t fewest = mt__policy_is_fixed(p) ? most : mt__min(most, mt__ceil_div(samples, chunk));
-    if (!c->timings.count) return 0;
-    size_t k = mt__choose_chunks(&c->timings, samples, fewest, most, 0);
-    return mt__batch_seconds(&c->timings, samples, k) / (double)samples;
-}
-
-/*
- * sample_seconds() of rungs that are not on: where no chunk of half the size that fits was timed without them,
- * times of smaller ones say only how fast it may be at best.
- */
-static double seconds_there(const mt_policy *p, const mt__curve *c, size_t samples, size_t fits) {
-    size_t chunk = mt__min(fits, samples);
-    double known = sample_seconds(p, c, samples, fits);
-    if (mt__policy_is_fixed(p) || mt__largest_measured(&c->timings) >= chunk / 2) return known;
-    return fmin(known, mt__least_seconds(&c->timings, chunk) / (double)chunk);
+/* Expected seconds a sample of the fastest split that fits; 0: not known. */
+static double sample_seconds(const mt_policy *p, const mt__kind *k, size_t samples, size_t fits) {
+    size_t least = mt__policy_least(p, samples), fixed = mt__policy_fixed(p, samples);
+    mt__bounds bounds = {least, mt__max(mt__min(fits, samples), least), least, 0};
+    size_t chunks = fixed ? fixed : mt__sizes_fastest(&k->sizes, &bounds, samples, 0);
+    double known =
+        chunks ? mt__sizes_batch_seconds(&k->sizes, samples, chunks) / (double)samples : 0;
+    if (fixed || !chunks) return known;
+    return fmin(known, mt__sizes_at_best(&k->sizes, bounds.top) / (double)bounds.top);
 }
 
 /* Leaving those that change the numbers is no matter of speed: they were the last resort. */
 static int keeps_numbers(const mt_policy *p, unsigned rungs, unsigned cuts) {
     const unsigned same = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD);
-    return ((p->rungs ^ rungs) & ~same) == 0 && cuts == p->cuts;
+    return ((p->ladder.rungs ^ rungs) & ~same) == 0 && cuts == p->ladder.cuts;
 }
 
 /*
  * Whether chunks of these rungs are thought to fit. A bound is too much to ask for: where nothing is known
  * exactly, and nothing remembered to have failed, they are tried after a long time.
  */
-static int may_fit(const mt_policy *p, const mt__curve *c, size_t chunk, const mt_memory *memory) {
-    size_t room = mt__limit(memory);
-    if (c && mt__curve_largest(c, 0, room) >= chunk) return 1;
+static int may_fit(const mt_policy *p, const mt__kind *k, size_t chunk, const mt_memory *memory) {
+    size_t room = mt__policy_room(p, memory);
+    if (k && mt__kind_largest(k, MT__IN_PLACE, room) >= chunk) return 1;
     if (p->rungs_wait.steps <= LONG * p->rungs_wait.patience) return 0;
-    return !c || (!mt__curve_rules_out(c, chunk, room) && !mt__curve_has_failed(c, 0, chunk, room));
+    return !k || (!mt__kind_rules_out(k, MT__IN_PLACE, chunk, room) &&
+                  !mt__kind_has_failed(k, MT__IN_PLACE, chunk, room));
 }
 
 /* Whether what is known of these rungs says that they may fit, and not that they are slower. */
 static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
                      const mt_memory *memory) {
-    const mt__curve *there = mt__policy_find_curve(p, MT_TRAIN, rungs);
-    const mt__curve *here = mt__policy_find_curve(p, MT_TRAIN, p->rungs);
-    size_t room = mt__limit(memory);
-    size_t wanted = shortened(p, samples, cuts);
+    const mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rungs);
+    const mt__kind *here = mt__policy_find_kind(p, MT_TRAIN, p->ladder.rungs);
+    size_t room = mt__policy_room(p, memory), wanted = shortened(p, samples, cuts);
     if (!may_fit(p, there, mt__policy_attainable(p, wanted), memory)) return 0;
     if (!here || !there || !keeps_numbers(p, rungs, cuts)) return 1;
-    double then = seconds_there(p, there, wanted, mt__curve_largest(there, 0, room));
-    double now =
-        sample_seconds(p, here, mt__ladder_samples(p, samples), mt__curve_largest(here, 0, room));
-    return then == 0 || now == 0 || then <= now;
+    size_t fits = mt__kind_largest(there, MT__IN_PLACE, room), now = mt__savers_samples(p, samples);
+    double then = sample_seconds(p, there, wanted, fits);
+    double stays = sample_seconds(p, here, now, mt__kind_largest(here, MT__IN_PLACE, room));
+    return then == 0 || stays == 0 || then <= stays;
 }
 
 /* The room on the accelerator is not known from the CPU: after a long time it is simply tried. */
 static int try_device(mt_policy *p, unsigned rungs) {
     if (p->device_wait.steps < LONG * p->device_wait.patience) return 0;
-    mt__curve *c = mt__policy_find_curve(p, MT_TRAIN, rungs);
-    if (c) mt__curve_forget(c, UINT64_MAX);
+    mt__kind *k = mt__policy_find_kind(p, MT_TRAIN, rungs);
+    if (k) mt__kind_forget(k);
     return 1;
 }
 
 static void leave(mt_policy *p, unsigned rungs, unsigned cuts) {
     *(crosses_device(p, rungs) ? &p->device_wait.has_left : &p->rungs_wait.has_left) = 1;
     arrive(p, rungs);
-    p->cuts = cuts;
+    p->ladder.cuts = cuts;
 }
 
-int mt__ladder_crosses(const mt_policy *p) {
+int mt__savers_cross(const mt_policy *p) {
     return crosses_device(p, p->device);
 }
 
-void mt__ladder_begin(mt_policy *p) {
-    p->failed = 0;
-    p->start_rungs = p->rungs;
-    p->start_cuts = p->cuts;
-    p->start_cut_chunk = p->cut_chunk;
-}
-
-void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
+void mt__savers_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     p->rungs_wait.steps++;
     p->device_wait.steps++;
-    p->wary -= p->wary > 0;
     int may = p->rungs_wait.steps > p->rungs_wait.patience;
     /* That a small batch fits says nothing of the chunk that was cut. */
-    if (p->cuts) samples = mt__max(samples, p->cut_chunk);
+    if (p->ladder.cuts) samples = mt__max(samples, p->ladder.cut_chunk);
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
-        unsigned rest = below(p->rungs, rung);
-        if (!(p->rungs & MT_RUNG_BIT(rung))) continue;
+        unsigned rest = below(p->ladder.rungs, rung);
+        if (!(p->ladder.rungs & MT_RUNG_BIT(rung))) continue;
+        mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rest);
+        if (there) there->plans++; /* what failed there is forgotten as if it had been planned */
         if (crosses_device(p, rest) ? !try_device(p, rest)
                                     : !may || !is_better(p, rest, 0, samples, memory))
             continue;
@@ -272,28 +292,27 @@ void mt__ladder_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
         return;
     }
     /* The batch may grow by one cut at a time. */
-    if (may && p->cuts > 1 && is_better(p, p->rungs, p->cuts - 1, samples, memory))
-        leave(p, p->rungs, p->cuts - 1);
+    if (may && p->ladder.cuts > 1 &&
+        is_better(p, p->ladder.rungs, p->ladder.cuts - 1, samples, memory))
+        leave(p, p->ladder.rungs, p->ladder.cuts - 1);
 }
 
-void mt__ladder_give_back(mt_policy *p) {
-    p->rungs = p->start_rungs;
-    p->cuts = p->start_cuts;
-    p->cut_chunk = p->start_cut_chunk;
+void mt__savers_give_back(mt_policy *p) {
+    p->ladder = p->step.start;
 }
 
 void mt__policy_rung_failed(mt_policy *p, mt_rung rung, int on, mt_status why) {
     if (on) {
-        *(why == MT_ENOTSUP ? &p->unusable : &p->failed) |= MT_RUNG_BIT(rung);
-        p->rungs = below(p->rungs, (unsigned)rung);
-        if (!(p->rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->cuts = 0;
+        *(why == MT_ENOTSUP ? &p->unusable : &p->step.failed) |= MT_RUNG_BIT(rung);
+        p->ladder.rungs = below(p->ladder.rungs, (unsigned)rung);
+        if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.cuts = 0;
     } else {
         take(p, rung);
-        p->rungs |= MT_RUNG_BIT(rung);
+        p->ladder.rungs |= MT_RUNG_BIT(rung);
     }
     p->rungs_wait.steps = p->device_wait.steps = 0;
-    p->device = p->rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    p->replanning = 1;
+    p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
+    p->step.replanning = 1;
 }
 
 mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {

@@ -1,0 +1,180 @@
+/*
+ * answer.c - what is done when memory runs out: the same again, an empty cache, other chunks, the next saver.
+ * Rules: docs/policy.md.
+ */
+#include "policy_state.h"
+#include "tuned.h"
+
+#include <string.h>
+
+const char *mt_phase_name(mt_phase phase) {
+    static const char *const names[] = {"begin", "accumulate", "apply", "evaluate"};
+    return (size_t)phase < sizeof names / sizeof *names ? names[phase] : "?";
+}
+
+/* Bytes that were asked for in all when the request was refused. */
+static size_t asked_in_all(const mt_oom *oom) {
+    return mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
+}
+
+/* Bytes that a chunk needs at least, above its start. */
+static size_t need_of(const mt_oom *oom) {
+    size_t asked = asked_in_all(oom);
+    return asked - mt__min(asked, oom->allocated_before_bytes);
+}
+
+/*
+ * Whether what may be allocated explains the refusal: so it does without evidence, in a chunk. Begin and apply have no
+ * size that could be wrong.
+ */
+static int is_explained(const mt_policy *p, const mt_oom *oom) {
+    if (!oom->refused) return oom->chunk > 0;
+    return !oom->memory.budget_bytes || asked_in_all(oom) > mt__policy_limit(p, &oom->memory);
+}
+
+/*
+ * Whether something else has room that was told to be free: the request was within it, or there is no evidence and a chunk as
+ * large went through in no more room.
+ */
+static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom, size_t room) {
+    const mt__limits *l = &k->limits[mt__policy_way(p, oom->mode)];
+    if (oom->refused) return !is_explained(p, oom);
+    return room < SIZE_MAX && oom->chunk && oom->chunk <= l->largest_ran && room >= l->proven_room;
+}
+
+/*
+ * What may be allocated from now on: less than was asked for, or when that fails again what was in use then. Where it was
+ * tried without the limit in vain, the limit is what it was, and it is tried later the next time.
+ */
+static void note_shortage(mt_policy *p, const mt_oom *oom, size_t told) {
+    mt__shortage *s = &p->shortage;
+    int is_again = s->limit && s->noted_at == p->steps, in_vain = s->limit && p->steps >= s->until;
+    size_t limit = mt__add(oom->allocated_before_bytes, told);
+    if (oom->refused) limit = is_again ? oom->refused_in_use_bytes + 1 : asked_in_all(oom);
+    limit = mt__max(2, limit) - 1;
+    int eases = in_vain && oom->refused && oom->refused_in_use_bytes > s->limit;
+    if (in_vain) limit = eases ? oom->refused_in_use_bytes : mt__min(limit, s->limit);
+    unsigned patience = SHORTAGE_STEPS; /* what changes may pass soon */
+    if (in_vain && !eases) patience = s->patience + 1;
+    if (!oom->refused) patience = mt__min(patience, MOST_SHORTAGE_STEPS);
+    *s = (mt__shortage){limit, p->steps + patience, p->steps, patience};
+}
+
+/* The next size to try where nothing predicts one: two thirds at first, as the right one is near; then half. */
+static size_t smaller(const mt__trouble *t, size_t chunk) {
+    return chunk - mt__max(1, t->smaller <= THIRDS ? chunk / 3 : chunk / 2);
+}
+
+/* Whether no smaller chunk is legal, or all of them have been in vain. */
+static int is_smallest(const mt_policy *p, const mt_oom *oom) {
+    if (!oom->chunk || p->step.goes_alone || p->step.try_size) return 1;
+    if (mt__policy_fixed(p, mt__max(1, p->step.samples))) return 1;
+    return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->step.samples));
+}
+
+/* Bytes that there were for the chunk, as far as was known; SIZE_MAX: not. */
+static size_t room_of(const mt_policy *p, const mt_oom *oom) {
+    size_t limit = mt__policy_limit(p, &oom->memory);
+    return limit == SIZE_MAX ? limit : limit - mt__min(limit, oom->allocated_before_bytes);
+}
+
+/* The size did not fit: it needs more than there was. */
+static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
+    size_t need = oom->refused ? need_of(oom) : 0;
+    mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room, need,
+                  p->is_recording ? p->recording : NULL);
+}
+
+/* One line for each row of the table in docs/policy.md, in its order. */
+static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
+    mt__trouble *t = &p->step.trouble;
+    int explained = is_explained(p, oom);
+    size_t room = room_of(p, oom),
+           told = oom->chunk ? mt__kind_predict(k, mt__policy_way(p, oom->mode), oom->chunk) : 0;
+    int is_short = is_shortage(p, k, oom, room) && (told || oom->refused);
+    int is_known = is_short && p->shortage.limit; /* that something else has the room */
+    int has_cache = mt__cached(&oom->memory) > 0;
+    /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
+    int is_sure = explained && oom->refused && oom->memory.budget_bytes;
+    int is_last = oom->plan_is_fixed || is_smallest(p, oom);
+
+    /* 1. Enough is enough. Clears for smaller chunks are no retries. */
+    if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
+
+    /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
+    if (!explained && !is_known && !t->retried) {
+        t->retried = 1;
+        return MT_ACTION_RETRY;
+    }
+
+    /* 3. A cache may hold what is missing. A last chunk is tried twice, unless it is sure and there is no cache. */
+    int may_help = explained ? has_cache && !is_sure : !is_known;
+    if (!t->cleared && (may_help || (is_last && (has_cache || !is_sure)))) {
+        t->cleared = 1;
+        t->retries -= t->smaller > 0;
+        return MT_ACTION_CLEAR;
+    }
+
+    /* 4. Given chunks stay as they are. */
+    if (oom->plan_is_fixed) return MT_ACTION_GIVE_UP;
+
+    /* 5. What it tells is a fact of the device, or of chunks of this kind. */
+    if (is_short)
+        note_shortage(p, oom, told);
+    else if (oom->chunk)
+        learn(p, k, oom, room);
+
+    /* 6. A second set of gradients is given up before anything else is. */
+    if (explained && oom->chunk && oom->mode == MT_TRAIN && p->keep && !p->alone)
+        return MT_ACTION_REPLAN;
+
+    /* 7. Smaller chunks; or larger ones, where a smaller one needs more. */
+    if (oom->chunk && oom->chunk <= k->too_small && !p->step.tried_larger &&
+        mt__kind_largest(k, MT__IN_PLACE, room) > oom->chunk) {
+        p->step.tried_larger = 1;
+        p->step.cap = 0;
+        return MT_ACTION_REPLAN;
+    }
+    if (!is_last) {
+        t->smaller++;
+        p->step.cap = (told || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short)
+                          ? oom->chunk - 1
+                          : smaller(t, oom->chunk);
+        t->retried = t->cleared = 0;
+        return MT_ACTION_REPLAN;
+    }
+
+    /* 8. Savers. */
+    if (!mt__savers_take(p, oom->mode, &oom->memory)) return MT_ACTION_GIVE_UP;
+    *t = (mt__trouble){0, 0, 0, 0};
+    return MT_ACTION_REPLAN;
+}
+
+mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
+    mt_oom own;
+    MT__CHECK(out, "mt_policy_oom: out is NULL");
+    *out = MT_ACTION_GIVE_UP;
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_oom");
+    MT__CHECK(oom, "mt_policy_oom: oom is NULL");
+    memset(&own, 0, sizeof own);
+    mt__copy_versioned(&own, sizeof own, oom, oom->size);
+    MT__CHECK((unsigned)own.mode < MT__MODES, "mt_policy_oom: mode is %d", (int)own.mode);
+    mt_policy *p = policy;
+    mt__kind *k = mt__policy_current(p, own.mode);
+    if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
+    if (own.attempt <= 1 || p->step.moved_on) p->step.trouble = (mt__trouble){0, 0, 0, 0};
+    p->step.moved_on = 0;
+    /* A user is told of what the smallest chunk needs, not of the last resorts after it. */
+    if (!p->step.goes_alone && !p->step.try_size) {
+        p->step.explained = own;
+        if (!is_explained(p, &own)) p->step.explained.chunk = 0;
+    }
+    *out = answer(p, k, &own);
+    p->is_recording = 0;
+    p->step.replanning = *out == MT_ACTION_REPLAN;
+    if (*out != MT_ACTION_GIVE_UP) return MT_OK;
+    /* Nothing of all that has helped, so it tells nothing. */
+    if (p->shortage.noted_at == p->steps) p->shortage.limit = 0;
+    mt__savers_give_back(p);
+    return MT_OK;
+}

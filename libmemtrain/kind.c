@@ -1,0 +1,389 @@
+/*
+ * kind.c - predicted peaks of one kind of chunk, and what corrects them. Rules: docs/policy.md.
+ */
+#include "kind.h"
+
+#include "tuned.h"
+
+mt__kind *mt__kind_new(const mt__key *key, size_t change) {
+    mt__kind *k = mt__alloc(1, sizeof *k);
+    if (!k) return NULL;
+    k->key = *key;
+    k->change = change;
+    return k;
+}
+
+static void free_models(mt_memory_model *model[MT__WAYS]) {
+    for (int way = 0; way < MT__WAYS; way++) {
+        mt_memory_model_free(model[way]);
+        model[way] = NULL;
+    }
+}
+
+void mt__kind_free(mt__kind *kind) {
+    if (!kind) return;
+    mt_recording_free(kind->first);
+    for (size_t i = 0; i < kind->ranges; i++) free_models(kind->range[i].model);
+    mt__free(kind);
+}
+
+/* ---- prediction -------------------------------------------------------------------------------- */
+
+/* Index of the range of so many samples; there is one. Sizes between two ranges are taken to be of the lower one. */
+static size_t range_of(const mt__kind *k, size_t samples) {
+    size_t i = k->ranges - 1;
+    while (i > 0 && samples < k->range[i].from) i--;
+    return i;
+}
+
+int mt__kind_is_recorded(const mt__kind *k, mt__way way) {
+    for (size_t i = 0; i < k->ranges; i++)
+        if (!k->range[i].model[way]) return 0;
+    return k->ranges > 0;
+}
+
+size_t mt__kind_recorded(const mt__kind *k, mt__way way, size_t samples) {
+    const mt_memory_model *model = k->range[range_of(k, samples)].model[way];
+    return mt__add(mt_memory_model_peak(model, samples), mt_memory_model_margin(model));
+}
+
+static size_t to_size(double value) {
+    return value < 9e18 ? (size_t)value : SIZE_MAX;
+}
+
+/* Bytes that each sample adds between the smallest and the largest chunk that were measured; 0: not known. */
+static double slope_of(const mt__limits *l) {
+    if (l->low >= l->high || l->low_peak >= l->high_peak) return 0;
+    return (double)(l->high_peak - l->low_peak) / (double)(l->high - l->low);
+}
+
+/*
+ * By measured peaks: on the line between the two, in proportion above it. Peaks are convex, so the line is a bound
+ * between the two.
+ */
+static size_t measured_peak(const mt__limits *l, size_t samples) {
+    if (samples >= l->high) {
+        if (!l->high || samples == l->high) return l->high_peak;
+        return to_size((double)l->high_peak * (double)samples / (double)l->high + 1);
+    }
+    if (slope_of(l) == 0) return l->high_peak;
+    if (samples <= l->low) return l->low_peak;
+    return l->low_peak + to_size(slope_of(l) * (double)(samples - l->low) + 1);
+}
+
+size_t mt__kind_predict(const mt__kind *k, mt__way way, size_t samples) {
+    const mt__limits *l = &k->limits[way];
+    size_t bytes = mt__kind_is_recorded(k, way) ? mt__kind_recorded(k, way, samples)
+                                                : measured_peak(l, samples);
+    return bytes ? mt__add(bytes, l->residual) : 0;
+}
+
+int mt__kind_is_sure(const mt__kind *k, mt__way way, size_t samples) {
+    if (!mt__kind_is_recorded(k, way)) return k->limits[way].high == samples;
+    const mt__range *r = &k->range[range_of(k, samples)];
+    int is_unmet = k->change > r->top && samples >= k->change;
+    if (k->is_partial || samples < r->from || is_unmet) return 0;
+    return samples == r->from || r->from < r->top;
+}
+
+/* The largest size that fits as recordings say: of the highest range of which one does. */
+static size_t largest_recorded(const mt__kind *k, mt__way way, size_t room) {
+    size_t below = SIZE_MAX; /* where the next range begins */
+    for (size_t i = k->ranges - 1;; below = k->range[i--].from) {
+        size_t m = mt_memory_model_largest(k->range[i].model[way], room);
+        if (below < SIZE_MAX) m = mt__min(m, below - 1);
+        if (i == 0 || m >= k->range[i].from) return m;
+    }
+}
+
+static size_t largest_measured(const mt__limits *l, size_t room) {
+    if (!l->high) return SIZE_MAX;
+    if (room >= l->high_peak) return to_size((double)room / (double)l->high_peak * (double)l->high);
+    if (slope_of(l) == 0 || room < l->low_peak) return 0;
+    return l->low + to_size((double)(room - l->low_peak) / slope_of(l));
+}
+
+/*
+ * The only size that was measured, if it is small and what it needs may be what any number of samples does: nothing has
+ * told which of its bytes grow.
+ */
+static size_t small_and_alone(const mt__kind *k, mt__way way) {
+    size_t only = k->limits[way].high;
+    const mt__range *r = &k->range[mt__max(k->ranges, 1) - 1];
+    if (k->ranges) only = r->from == r->top && !r->model[MT__APART] ? r->from : 0;
+    return !k->is_partial && only < FEW_SAMPLES ? only : 0;
+}
+
+/* Of a chunk that was cut short: in proportion to what it needs at least. */
+static size_t largest_of_partial(const mt__kind *k, mt__way way, size_t room) {
+    double need = (double)mt__kind_predict(k, way, k->range[0].from);
+    return to_size((double)room / need * (double)k->range[0].from);
+}
+
+/* Whether a failure is remembered, of at least so much room. */
+static int holds(const mt__kind *k, const mt__failure *f, size_t room) {
+    return f->chunk && k->plans < f->until && room <= f->room;
+}
+
+size_t mt__kind_largest(const mt__kind *k, mt__way way, size_t room) {
+    const mt__limits *l = &k->limits[way];
+    size_t left = room == SIZE_MAX ? room : room - mt__min(room, l->residual);
+    size_t m =
+        mt__kind_is_recorded(k, way) ? largest_recorded(k, way, left) : largest_measured(l, left);
+    if (k->is_partial && k->range[0].model[way]) m = largest_of_partial(k, way, room);
+    m = mt__max(m, 2 * small_and_alone(k, way));
+    for (int i = 0; i < 2; i++)
+        if (holds(k, &l->failed[i], room)) m = mt__min(m, l->failed[i].chunk - 1);
+    int is_proven = room >= l->proven_room && !mt__kind_has_failed(k, way, l->largest_ran, room);
+    return is_proven ? mt__max(m, l->largest_ran) : m;
+}
+
+int mt__kind_rules_out(const mt__kind *k, mt__way way, size_t samples, size_t room) {
+    if (!mt__kind_is_recorded(k, way)) return 0;
+    const mt__range *r = &k->range[range_of(k, samples)];
+    const mt_memory_model *model = r->model[way];
+    size_t told = mt_memory_model_peak(model, r->from);
+    if (samples < r->from || mt_memory_model_margin(model)) return 0;
+    /* Of one recording it is not known which bytes grow; some do. */
+    if (samples > r->from && r->from == r->top)
+        return told - told / GROWS +
+                   to_size((double)told / GROWS / (double)r->from * (double)samples) >
+               room;
+    return mt_memory_model_peak(model, samples) > room;
+}
+
+int mt__kind_has_failed(const mt__kind *k, mt__way way, size_t samples, size_t room) {
+    const mt__failure *f = k->limits[way].failed;
+    return (holds(k, &f[0], room) && samples >= f[0].chunk) ||
+           (holds(k, &f[1], room) && samples >= f[1].chunk);
+}
+
+/* Whether a failure is so new that it may pass soon. */
+static int is_new(const mt__kind *k, const mt__failure *f) {
+    return f->chunk && k->plans < f->until - f->patience + SHORTAGE_STEPS;
+}
+
+int mt__kind_is_short(const mt__kind *k) {
+    const mt__failure *f = k->limits[MT__IN_PLACE].failed;
+    return is_new(k, &f[0]) || is_new(k, &f[1]);
+}
+
+void mt__kind_forget(mt__kind *k) {
+    for (int i = 0; i < 2; i++)
+        k->limits[MT__IN_PLACE].failed[i].until = k->limits[MT__APART].failed[i].until = 0;
+}
+
+/* ---- recordings -------------------------------------------------------------------------------- */
+
+int mt__kind_wants_recording(const mt__kind *k, size_t samples) {
+    if (!k->ranges || k->is_partial) return 1;
+    const mt__range *r = &k->range[range_of(k, samples)];
+    return samples < r->from || samples > r->top;
+}
+
+/* Both models of one or two recordings. Where no gradient was seen to be handed over, that of chunks apart is not known. */
+static mt_status make_range(const mt_recording *small, const mt_recording *large, mt__range *out) {
+    *out = (mt__range){small->samples, large ? large->samples : small->samples, {NULL, NULL}};
+    mt_status status = mt__memory_model_new(small, large, 0, &out->model[MT__IN_PLACE]);
+    if (status == MT_OK && small->handed_over)
+        status = mt__memory_model_new(small, large, 1, &out->model[MT__APART]);
+    if (status == MT_OK) return MT_OK;
+    mt_log(MT_LOG_WARNING, "a recording is dropped: %s", mt_last_error());
+    free_models(out->model);
+    return status;
+}
+
+static void replace_range(mt__kind *k, size_t i, const mt__range *with) {
+    free_models(k->range[i].model);
+    k->range[i] = *with;
+    k->limits[MT__IN_PLACE].residual = k->limits[MT__APART].residual = 0;
+}
+
+/* A range of this recording alone, which is kept until there is another of the same kernels. */
+static void begin_range(mt__kind *k, size_t at, mt_recording **recording) {
+    mt__range range;
+    if (make_range(*recording, NULL, &range) != MT_OK) return;
+    for (size_t i = k->ranges++; i > at; i--) k->range[i] = k->range[i - 1];
+    k->range[at] = (mt__range){0, 0, {NULL, NULL}};
+    replace_range(k, at, &range);
+    mt_recording_free(k->first);
+    k->first = *recording;
+    *recording = NULL;
+}
+
+/* Whether a range has predicted the peak of a size that is none of its own. */
+static int bears_out(const mt__range *r, const mt_recording *recording) {
+    const mt_memory_model *model = r->model[MT__IN_PLACE];
+    size_t peak = mt__recording_peak(recording, 0);
+    size_t told =
+        mt__add(mt_memory_model_peak(model, recording->samples), mt_memory_model_margin(model));
+    size_t error = peak > told ? peak - told : told - peak;
+    return error <= told / MODEL_TOLERANCE;
+}
+
+/* Whether two recordings are of the same kernels: they foretell of the larger one little more than it has. */
+static int agree(const mt__kind *k, const mt__range *both, const mt_recording *small,
+                 const mt_recording *large) {
+    const mt_memory_model *model = both->model[MT__IN_PLACE];
+    size_t peak = mt__recording_peak(large, 0);
+    size_t told =
+        mt__add(mt_memory_model_peak(model, large->samples), mt_memory_model_margin(model));
+    int is_changed = small->samples < k->change && large->samples >= k->change;
+    return small->samples > 1 && !is_changed && told <= mt__add(peak, peak / MODEL_SPARE);
+}
+
+/* Makes the only recording of a range and this one its two. Returns 0 where kernels have changed between them. */
+static int join(mt__kind *k, size_t i, const mt_recording *other) {
+    mt__range both;
+    int is_larger = other->samples > k->first->samples;
+    const mt_recording *small = is_larger ? k->first : other, *large = is_larger ? other : k->first;
+    if (make_range(small, large, &both) != MT_OK) return 1;
+    if (!agree(k, &both, small, large)) {
+        free_models(both.model);
+        return 0;
+    }
+    replace_range(k, i, &both);
+    mt_recording_free(k->first);
+    k->first = NULL;
+    return 1;
+}
+
+/* A recording of a size that no range speaks for. */
+static void take_recording(mt__kind *k, mt_recording **recording) {
+    const mt_recording *r = *recording;
+    if (k->is_partial) {
+        free_models(k->range[0].model);
+        k->ranges = 0;
+        k->is_partial = 0;
+    }
+    if (!k->ranges) {
+        begin_range(k, 0, recording);
+        return;
+    }
+    size_t i = range_of(k, r->samples);
+    mt__range *range = &k->range[i];
+    int is_above = r->samples > range->top,
+        is_single = k->first && k->first->samples == range->from;
+    if (!is_single && bears_out(range, r)) {
+        range->top = mt__max(range->top, r->samples);
+        range->from = mt__min(range->from, r->samples);
+        return;
+    }
+    if (is_single && join(k, i, r)) return;
+    mt__range *next = is_above && i + 1 < k->ranges ? range + 1 : NULL;
+    int next_is_single = next && k->first && k->first->samples == next->from;
+    if (next && !next_is_single && bears_out(next, r)) {
+        next->from = r->samples;
+        return;
+    }
+    if (next_is_single && join(k, i + 1, r)) return;
+    if (k->ranges == MT__RANGES) /* it is the last one that speaks for them, well or badly */
+        range->top = mt__max(range->top, r->samples);
+    else
+        begin_range(k, i + (size_t)is_above, recording);
+}
+
+/* ---- what is learnt ---------------------------------------------------------------------------- */
+
+void mt__kind_begin(mt__kind *k) {
+    k->plans++;
+    k->sizes.batches++;
+    for (int way = 0; way < MT__WAYS; way++) k->limits[way].residual /= 2;
+}
+
+/* Of the same size a peak falls by half of what it was above the last one, and rises at once. */
+static size_t again(size_t before, size_t peak) {
+    return peak < before ? peak + (before - peak) / 2 : peak;
+}
+
+static void note_peak(mt__limits *l, size_t samples, size_t peak) {
+    if (!l->low || samples <= l->low) {
+        l->low_peak = samples == l->low ? again(l->low_peak, peak) : peak;
+        l->low = samples;
+    }
+    if (samples >= l->high) {
+        l->high_peak = samples == l->high ? again(l->high_peak, peak) : peak;
+        l->high = samples;
+    }
+}
+
+/* As large as what failed goes through, in no more room or long after that: it was not the size, or is no more. */
+static void reassure(mt__failure *f, size_t samples, size_t room, uint64_t plans) {
+    int is_long_ago = plans >= f->until + FORGIVE * (uint64_t)f->patience;
+    if (samples >= f->chunk && (is_long_ago || (plans < f->until && room <= f->room))) f->chunk = 0;
+}
+
+static void note_run(mt__limits *l, size_t samples, size_t room) {
+    int is_larger = samples > l->largest_ran, is_same = samples == l->largest_ran;
+    if (room && (is_larger || (is_same && room < l->proven_room))) l->proven_room = room;
+    if (room) l->largest_ran = mt__max(l->largest_ran, samples);
+    if (room && (!l->smallest_ran || samples < l->smallest_ran)) l->smallest_ran = samples;
+}
+
+void mt__kind_learn(mt__kind *k, mt__way way, size_t samples, size_t peak, size_t room,
+                    mt_recording **recording) {
+    const mt_recording *r = *recording;
+    k->has_run = 1;
+    if (r && !r->incomplete && r->allocations && (way == MT__IN_PLACE || r->handed_over))
+        take_recording(k, recording);
+    /* What a chunk needs with gradients apart it needs at most with them in place. */
+    for (int i = 0; i <= (int)way; i++) {
+        mt__limits *l = &k->limits[i];
+        note_run(l, samples, room);
+        for (int j = 0; j < 2; j++) reassure(&l->failed[j], samples, room, k->plans);
+        if (peak && !mt__kind_is_recorded(k, (mt__way)i)) note_peak(l, samples, peak);
+    }
+    if (!peak || !mt__kind_is_recorded(k, way)) return;
+    size_t told = mt__kind_recorded(k, way, samples), *residual = &k->limits[way].residual;
+    if (peak > told) *residual = mt__max(*residual, peak - told);
+}
+
+/* A chunk that was cut short at the first request for which there was no room: it needs what it had at least. */
+static void take_partial(mt__kind *k, mt_recording *recording) {
+    mt__range range;
+    if (k->ranges || !recording || recording->incomplete || !recording->allocations) return;
+    if (make_range(recording, NULL, &range) != MT_OK) return;
+    k->range[0] = range;
+    k->ranges = k->is_partial = 1;
+}
+
+void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t need,
+                   mt_recording *recording) {
+    mt__limits *l = &k->limits[way];
+    int has_run = samples <= l->largest_ran;
+    mt__failure *f = &l->failed[has_run];
+    if (need && samples < l->smallest_ran && room >= l->proven_room) {
+        k->too_small = mt__max(k->too_small, samples);
+        return;
+    }
+    if (way == MT__IN_PLACE) take_partial(k, recording);
+    size_t told = mt__kind_predict(k, way, samples),
+           least = mt__max(need, room == SIZE_MAX ? 0 : room + 1);
+    int is_again = k->plans < f->until && samples < f->chunk; /* the smaller chunk fails too */
+    if (told && least > told) {
+        size_t more = mt__add(l->residual, least - told);
+        l->residual = is_again ? mt__max(more, 2 * l->residual) : more;
+    }
+    /* Tried again in vain: what did not fit then does not now, and it is tried later the next time. */
+    int in_vain = f->chunk && k->plans >= f->until && room <= f->room;
+    unsigned patience = f->patience;
+    if (in_vain)
+        patience = has_run && !need ? mt__min(MOST_SHORTAGE_STEPS, patience + 1)
+                                    : mt__min(MOST_PATIENCE, 2 * patience);
+    else if (!is_again)
+        patience = has_run ? SHORTAGE_STEPS : FAILED_NEVER_RAN;
+    *f = (mt__failure){in_vain ? mt__min(samples, f->chunk) : samples, room, k->plans + patience,
+                       patience};
+}
+
+/* ---- plans seen -------------------------------------------------------------------------------- */
+
+mt__seen *mt__kind_find_seen(mt__kind *k, size_t samples) {
+    for (size_t i = 0; i < MT__SEEN; i++)
+        if (k->seen[i].samples == samples) return &k->seen[i];
+    return NULL;
+}
+
+mt__seen *mt__kind_new_seen(mt__kind *k) {
+    return &k->seen[k->next_seen++ % MT__SEEN];
+}

@@ -1,0 +1,135 @@
+/*
+ * kind.h - what is known of one kind of chunk: predicted peaks, what corrects them, what did not fit, times.
+ *
+ * A kind is a mode, an input shape, and the rungs that are on. Its chunks run in one of two ways: gradients in place, or
+ * apart (a second set, so that a chunk can be taken back alone). Both peaks are known from one recording. Pure functions
+ * over a value; split.c and answer.c say when.
+ */
+#ifndef MT_KIND_H
+#define MT_KIND_H
+
+#include "recording.h"
+#include "sizes.h"
+
+enum { MT__SEEN = 8, MT__RANGES = 4 };
+
+typedef enum mt__way { MT__IN_PLACE = 0, MT__APART = 1, MT__WAYS = 2 } mt__way;
+
+typedef struct mt__key {
+    mt_mode mode;
+    uint64_t shape;
+    unsigned rungs; /* MT_RUNG_BITs, but not that of a smaller batch, which changes no chunk */
+} mt__key;
+
+/* Sizes that use the same kernels, as far as recordings have shown. The ranges of a kind follow one another. */
+typedef struct mt__range {
+    size_t from, top;                 /* the smallest and the largest size that was recorded */
+    mt_memory_model *model[MT__WAYS]; /* APART: NULL where recordings did not tell */
+} mt__range;
+
+/* A chunk that did not fit. */
+typedef struct mt__failure {
+    size_t chunk;      /* samples; 0: none is remembered */
+    size_t room;       /* bytes that there were for it; SIZE_MAX: not known */
+    uint64_t until;    /* the plan of its kind with which it is forgotten */
+    unsigned patience; /* plans from the failure to then */
+} mt__failure;
+
+/* What measurements and failures say, of one way. */
+typedef struct mt__limits {
+    size_t low, low_peak;   /* the smallest chunk whose peak was measured, and its peak; 0: none */
+    size_t high, high_peak; /* the largest */
+    size_t residual;        /* bytes by which a peak was above the prediction */
+    size_t smallest_ran, largest_ran; /* 0: none did */
+    size_t proven_room;               /* the least room in which that chunk went through */
+    mt__failure failed[2];            /* of a size that never went through, and of one that had */
+} mt__limits;
+
+/* The last plan for a batch size, to tell why the next one differs. */
+typedef struct mt__seen {
+    size_t samples; /* 0: free */
+    size_t fewest;  /* chunks that memory asked for */
+    size_t chunks;  /* chunks that were planned */
+    mt_plan_reason reason;
+} mt__seen;
+
+typedef struct mt__kind mt__kind;
+struct mt__kind {
+    mt__key key;
+    mt__kind *next;      /* with the same hash */
+    uint64_t used;       /* when it was last asked for */
+    uint64_t plans;      /* steps that were planned with it */
+    size_t change;       /* samples from which on kernels are said to be others; 0: not known */
+    mt_recording *first; /* the recording of the newest range while it is the only one, or NULL */
+    mt__range range[MT__RANGES];
+    size_t ranges;
+    int is_partial; /* the only range is of a chunk that was cut short: it needs as much at least */
+    int has_run;    /* a chunk went through */
+    size_t too_small; /* chunks up to that size need more than larger ones; 0: none do */
+    size_t learnt;    /* the largest chunk that was run to learn from, and taken back; 0: none */
+    mt__limits limits[MT__WAYS];
+    mt__sizes sizes;
+    mt__seen seen[MT__SEEN];
+    size_t next_seen;
+};
+
+/* NULL when out of host memory. change: mt_backend_info.kernels_change. */
+mt__kind *mt__kind_new(const mt__key *key, size_t change);
+void mt__kind_free(mt__kind *kind); /* NULL is a no-op */
+
+/* ---- what is asked ---- */
+
+/* Whether recordings tell the peaks of chunks that run this way. */
+int mt__kind_is_recorded(const mt__kind *kind, mt__way way);
+
+/* Bytes that so many samples need as recordings tell, which there are. */
+size_t mt__kind_recorded(const mt__kind *kind, mt__way way, size_t samples);
+
+/* Bytes that so many samples need above the start, corrections included; 0: not known. */
+size_t mt__kind_predict(const mt__kind *kind, mt__way way, size_t samples);
+
+/* Whether that is more than an estimate: of a size within those recorded, or measured. */
+int mt__kind_is_sure(const mt__kind *kind, mt__way way, size_t samples);
+
+/* The largest chunk that is thought to fit into room; SIZE_MAX when nothing is known. */
+size_t mt__kind_largest(const mt__kind *kind, mt__way way, size_t room);
+
+/* Whether it is known, and not by an estimate, that so many samples do not fit into room. */
+int mt__kind_rules_out(const mt__kind *kind, mt__way way, size_t samples, size_t room);
+
+/* Whether so many samples are remembered to have failed in no more room than this. */
+int mt__kind_has_failed(const mt__kind *kind, mt__way way, size_t samples, size_t room);
+
+/* Whether a chunk has failed of late, with gradients in place. */
+int mt__kind_is_short(const mt__kind *kind);
+
+/* What failed is forgotten, since it may have been for another device. */
+void mt__kind_forget(mt__kind *kind);
+
+/* Whether a recording of so many samples would tell something new. */
+int mt__kind_wants_recording(const mt__kind *kind, size_t samples);
+
+/* ---- what is learnt ---- */
+
+/* A step is planned with it: what failed long enough ago is forgotten, and corrections fall. */
+void mt__kind_begin(mt__kind *kind);
+
+/*
+ * A chunk went through. recording: of it, or NULL; taken over where *recording is NULL after the call.
+ * peak: bytes above its start; 0: not known. room: that it had; 0: not known.
+ */
+void mt__kind_learn(mt__kind *kind, mt__way way, size_t samples, size_t peak, size_t room,
+                    mt_recording **recording);
+
+/*
+ * A chunk did not fit into room (SIZE_MAX: not known), and needs so many bytes at least (0: not known). recording: of
+ * what it did before, or NULL.
+ */
+void mt__kind_fail(mt__kind *kind, mt__way way, size_t samples, size_t room, size_t need,
+                   mt_recording *recording);
+
+/* The entry of a batch size, or NULL; and one to overwrite. */
+mt__seen *mt__kind_find_seen(mt__kind *kind, size_t samples);
+mt__seen *mt__kind_new_seen(mt__kind *kind);
+
+#endif

@@ -1,0 +1,152 @@
+/*
+ * policy_state.c - what the decisions of a policy share: kinds, legal sizes, room. It decides nothing.
+ */
+#include "policy_state.h"
+#include "tuned.h"
+
+/* ---- kinds ------------------------------------------------------------------------------------- */
+
+/* A smaller batch changes no chunk, so it is no kind of its own. */
+static mt__key key_of(const mt_policy *p, mt_mode mode, unsigned rungs) {
+    return (mt__key){mode, p->shape, rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)};
+}
+
+static size_t bucket_of(const mt__key *key) {
+    uint64_t hash =
+        (key->shape ^ ((uint64_t)key->rungs << 1) ^ (uint64_t)key->mode) * 0x9e3779b97f4a7c15u;
+    return (size_t)(hash >> 32) % MT__BUCKETS;
+}
+
+mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs) {
+    mt__key key = key_of(p, mode, rungs);
+    mt__kind *k = p->kinds[bucket_of(&key)];
+    while (k && (k->key.mode != key.mode || k->key.shape != key.shape || k->key.rungs != key.rungs))
+        k = k->next;
+    return k;
+}
+
+/* The kind that was not asked for for longest is forgotten. */
+static void forget_oldest(mt_policy *p) {
+    mt__kind **oldest = NULL;
+    for (size_t i = 0; i < MT__BUCKETS; i++)
+        for (mt__kind **k = &p->kinds[i]; *k; k = &(*k)->next)
+            if (!oldest || (*k)->used < (*oldest)->used) oldest = k;
+    mt__kind *gone = *oldest;
+    *oldest = gone->next;
+    mt__kind_free(gone);
+    p->kind_count--;
+}
+
+mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
+    mt__kind *k = mt__policy_find_kind(p, mode, rungs);
+    if (!k) {
+        mt__key key = key_of(p, mode, rungs);
+        k = mt__kind_new(&key, p->info.kernels_change);
+        if (!k) return NULL;
+        if (p->kind_count == MOST_KINDS) forget_oldest(p);
+        k->next = p->kinds[bucket_of(&key)];
+        p->kinds[bucket_of(&key)] = k;
+        p->kind_count++;
+    }
+    k->used = ++p->uses;
+    return k;
+}
+
+mt__kind *mt__policy_current(mt_policy *p, mt_mode mode) {
+    return mt__policy_kind(p, mode, p->ladder.rungs);
+}
+
+mt__way mt__policy_way(const mt_policy *p, mt_mode mode) {
+    return mode == MT_TRAIN && p->keep ? MT__APART : MT__IN_PLACE;
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------- */
+
+size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info) {
+    return mt__max(1, options->min_micro_batch ? options->min_micro_batch : info->min_micro_batch);
+}
+
+size_t mt__policy_least(const mt_policy *p, size_t samples) {
+    if (p->info.needs_whole_batch) return samples;
+    return mt__min(mt__smallest_chunk(&p->options, &p->info), samples);
+}
+
+size_t mt__policy_most_chunks(const mt_policy *p, size_t samples) {
+    size_t most = samples / mt__policy_least(p, samples), fixed = p->options.micro_batch;
+    return fixed ? mt__min(most, mt__ceil_div(samples, fixed)) : most;
+}
+
+size_t mt__policy_attainable(const mt_policy *p, size_t samples) {
+    return mt__ceil_div(samples, mt__policy_most_chunks(p, samples));
+}
+
+size_t mt__cached(const mt_memory *memory) {
+    return memory->reserved_bytes - mt__min(memory->reserved_bytes, memory->allocated_bytes);
+}
+
+size_t mt__policy_fixed(const mt_policy *p, size_t samples) {
+    return p->options.micro_batch || p->info.needs_whole_batch ? mt__policy_most_chunks(p, samples)
+                                                               : 0;
+}
+
+int mt__policy_may_go_alone(const mt_policy *p, mt_mode mode, size_t samples) {
+    size_t most = p->options.max_micro_batch;
+    if (!p->info.holds_gradients || !p->info.keeps_chunks || mode != MT_TRAIN) return 0;
+    if (p->options.keep_chunks == MT_KEEP_NEVER || (most && samples > most)) return 0;
+    return !mt__policy_fixed(p, samples) || mt__policy_fixed(p, samples) == 1;
+}
+
+/* Whether something that nobody told of takes memory. */
+static int is_short(const mt_policy *p) {
+    return p->shortage.limit && p->steps < p->shortage.until;
+}
+
+size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {
+    size_t budget = memory->budget_bytes ? memory->budget_bytes : SIZE_MAX;
+    return is_short(p) ? mt__min(budget, p->shortage.limit) : budget;
+}
+
+static size_t room_beside(const mt_policy *p, const mt_memory *memory, size_t allocated) {
+    size_t limit = mt__policy_limit(p, memory);
+    return limit == SIZE_MAX ? limit : limit - mt__min(limit, allocated);
+}
+
+size_t mt__policy_room(const mt_policy *p, const mt_memory *memory) {
+    return room_beside(p, memory, memory->allocated_bytes);
+}
+
+size_t mt__policy_allocated_alone(const mt_policy *p, const mt_memory *memory) {
+    return memory->allocated_bytes - mt__min(memory->allocated_bytes, p->info.gradient_bytes);
+}
+
+size_t mt__policy_room_alone(const mt_policy *p, const mt_memory *memory) {
+    return room_beside(p, memory, mt__policy_allocated_alone(p, memory));
+}
+
+/* ---- for reports ------------------------------------------------------------------------------- */
+
+mt__need mt__policy_need(const mt_policy *p, const mt_oom *oom, size_t chunk) {
+    size_t predicted = mt_policy_predict_bytes(p, oom->mode, chunk);
+    size_t seen = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
+    seen -= mt__min(seen, oom->allocated_before_bytes);
+    if (oom->chunk > chunk) seen = 0; /* a larger one has asked for more */
+    return (mt__need){chunk, mt__max(seen, predicted), seen > predicted};
+}
+
+mt__need mt__policy_least_need(const mt_policy *p) {
+    return p->step.least_need;
+}
+
+size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples) {
+    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
+        return 0;
+    const mt__kind *k = mt__policy_find_kind(policy, mode, policy->ladder.rungs);
+    return k && !k->is_partial ? mt__kind_predict(k, MT__IN_PLACE, samples) : 0;
+}
+
+double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {
+    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
+        return 0;
+    const mt__kind *k = mt__policy_find_kind(policy, mode, policy->ladder.rungs);
+    return k ? mt__sizes_measured(&k->sizes, samples) : 0;
+}

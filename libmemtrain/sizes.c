@@ -1,0 +1,203 @@
+/*
+ * sizes.c - measured times of chunks: which sizes are to run, and which is the fastest. Rules: docs/policy.md.
+ */
+#include "sizes.h"
+
+#include "tuned.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Index of the first entry of at least so many samples. */
+static size_t position(const mt__sizes *s, size_t samples) {
+    size_t i = 0;
+    while (i < s->count && s->entry[i].samples < samples) i++;
+    return i;
+}
+
+static const mt__size *find(const mt__sizes *s, size_t samples) {
+    size_t i = position(s, samples);
+    return i < s->count && s->entry[i].samples == samples ? &s->entry[i] : NULL;
+}
+
+/*
+ * The mean of the faster half of the last runs. Unlike the least time it does not fall with the number of runs, so sizes
+ * that ran often and sizes that ran twice can be compared; and it follows a machine that becomes slower for good.
+ */
+static double expected(const mt__size *e) {
+    double sorted[MT__TIMES], sum = 0;
+    size_t count = mt__min(e->runs, MT__TIMES), half = (count + 1) / 2;
+    for (size_t i = 0; i < count; i++) {
+        size_t at = i;
+        for (; at > 0 && sorted[at - 1] > e->times[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = e->times[i];
+    }
+    for (size_t i = 0; i < half; i++) sum += sorted[i];
+    return sum / (double)half;
+}
+
+/* A place for a new size, where it belongs in the order. */
+static mt__size *insert(mt__sizes *s, size_t samples) {
+    if (s->count == MT__SIZES) {
+        size_t oldest = 0;
+        for (size_t i = 1; i < s->count; i++)
+            if (s->entry[i].last_batch < s->entry[oldest].last_batch) oldest = i;
+        memmove(s->entry + oldest, s->entry + oldest + 1, (--s->count - oldest) * sizeof *s->entry);
+    }
+    size_t i = position(s, samples);
+    memmove(s->entry + i + 1, s->entry + i, (s->count++ - i) * sizeof *s->entry);
+    s->entry[i] = (mt__size){.samples = samples, .first_batch = s->batches};
+    return &s->entry[i];
+}
+
+void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
+    if (!(seconds > 0) || !isfinite(seconds) || !samples) return;
+    size_t i = position(sizes, samples);
+    int is_known = i < sizes->count && sizes->entry[i].samples == samples;
+    mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
+    if (e->runs == 1) sizes->set_up = fmax(sizes->set_up, e->seconds - seconds);
+    e->times[e->runs++ % MT__TIMES] = seconds;
+    e->seconds = expected(e);
+    e->last_batch = sizes->batches;
+}
+
+double mt__sizes_measured(const mt__sizes *sizes, size_t samples) {
+    const mt__size *e = find(sizes, samples);
+    return e ? e->seconds : 0;
+}
+
+static double rate(const mt__size *e) {
+    return e->seconds / (double)e->samples;
+}
+
+/* Seconds a sample of the fastest size; 0: nothing was measured. */
+static double best_rate(const mt__sizes *s) {
+    double best = 0;
+    for (size_t i = 0; i < s->count; i++)
+        if (best == 0 || rate(&s->entry[i]) < best) best = rate(&s->entry[i]);
+    return best;
+}
+
+/*
+ * Expected of a size: of one that ran once what is left without the longest set-up that was seen, but no better than others
+ * are. In the first batch all ran once.
+ */
+static double seconds_of(const mt__sizes *s, const mt__size *e) {
+    if (e->runs > 1 || s->batches <= 1) return e->seconds;
+    return fmax(e->seconds - s->set_up, best_rate(s) * (double)e->samples);
+}
+
+/* On the line through a size and the next larger one that was measured. */
+static double on_line(const mt__size *e, size_t samples) {
+    double share = ((double)samples - (double)e->samples) / (double)(e[1].samples - e->samples);
+    return e->seconds + share * (e[1].seconds - e->seconds);
+}
+
+/* Measured, or on the line between the two nearest sizes, or in proportion to the nearest. */
+static double chunk_seconds(const mt__sizes *s, size_t samples) {
+    size_t i = position(s, samples);
+    const mt__size *e = s->entry;
+    if (i < s->count && e[i].samples == samples) return seconds_of(s, &e[i]);
+    if (i > 0 && i < s->count) return on_line(&e[i - 1], samples);
+    e += i ? i - 1 : 0;
+    return e->seconds * (double)samples / (double)e->samples;
+}
+
+double mt__sizes_at_best(const mt__sizes *s, size_t samples) {
+    if (!s->count) return 0;
+    const mt__size *largest = s->entry + s->count - 1;
+    if (samples <= largest->samples) return chunk_seconds(s, samples);
+    return s->count == 1 ? largest->seconds : fmax(largest->seconds, on_line(largest - 1, samples));
+}
+
+double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks) {
+    size_t small = samples / chunks, larger = samples % chunks;
+    if (!sizes->count) return 0;
+    double seconds = (double)(chunks - larger) * chunk_seconds(sizes, small);
+    return larger ? seconds + (double)larger * chunk_seconds(sizes, small + 1) : seconds;
+}
+
+/* Whether a size that is hardly another ran twice. Batches of many sizes would have ever new ones else. */
+static int is_nearly_known(const mt__sizes *s, size_t samples) {
+    for (const mt__size *e = s->entry; e < s->entry + s->count; e++) {
+        size_t apart = e->samples > samples ? e->samples - samples : samples - e->samples;
+        if (e->runs > 1 && apart <= samples / NEARLY) return 1;
+    }
+    return 0;
+}
+
+/* The power of PROBE_AGAIN that so many batches come to. */
+static unsigned level(uint64_t batches) {
+    unsigned power = 0;
+    for (; batches >= PROBE_AGAIN; batches /= PROBE_AGAIN) power++;
+    return power;
+}
+
+/*
+ * Whether a size has to run to be known: twice, since the first run has the set-up of the size in it, and again a while
+ * later, ever more seldom, since those runs may have met busy moments. One that is far too slow waits for long.
+ */
+static int is_due(const mt__sizes *s, size_t samples, double best) {
+    const mt__size *e = find(s, samples);
+    if (!e) return !is_nearly_known(s, samples);
+    unsigned now = level(s->batches - e->first_batch), then = level(e->last_batch - e->first_batch);
+    return e->runs < 2 || (now > then && (rate(e) < CLIFF * best || now >= PROBE_SLOW));
+}
+
+/* The largest candidate below so many samples: top, or a power of two; 0: none is left. */
+static size_t candidate_below(const mt__bounds *b, size_t samples) {
+    size_t power = 1;
+    if (samples > b->alone && b->alone > b->top) return b->alone;
+    if (samples > b->top) return b->top;
+    while (2 * power < samples) power *= 2;
+    return power >= b->least && power < samples ? power : 0;
+}
+
+/* Whether a size lies above a candidate that was so much slower than a smaller size that it is no use to go on. */
+static int is_beyond_cliff(const mt__sizes *s, const mt__bounds *b, size_t samples) {
+    double best = INFINITY;
+    for (const mt__size *e = s->entry; e < s->entry + s->count && e->samples < samples; e++) {
+        int is_candidate =
+            candidate_below(b, e->samples + 1) == e->samples; /* others do not run again */
+        if (is_candidate && rate(e) > CLIFF * best) return 1;
+        best = fmin(best, rate(e));
+    }
+    return 0;
+}
+
+size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last) {
+    double best = best_rate(sizes);
+    int is_first_batch = sizes->batches <= 1;
+    size_t largest = sizes->count ? sizes->entry[sizes->count - 1].samples : SIZE_MAX / 2, next = 0;
+    for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > 0;) {
+        int leaves_legal = c == rest || (c < rest && rest - c >= bounds->left);
+        if (!is_due(sizes, c, best) || is_beyond_cliff(sizes, bounds, c)) continue;
+        /* From the smallest candidate on sizes are doubled, so that kernels of larger ones are met step by step. */
+        if (c > 2 * largest && candidate_below(bounds, c)) continue;
+        if (is_first_batch && c > last) next = leaves_legal ? c : 0;
+        if (!is_first_batch && leaves_legal && (!last || c < last)) return c;
+    }
+    return next;
+}
+
+/* Seconds with so many chunks; those in use have the better of it, so that sizes stay few. */
+static double seconds_with(const mt__sizes *s, size_t samples, size_t chunks, size_t current) {
+    return mt__sizes_batch_seconds(s, samples, chunks) * (chunks == current ? KEPT : 1);
+}
+
+size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples,
+                         size_t current) {
+    size_t best = mt__ceil_div(samples, bounds->top), fewest = best;
+    size_t most = samples / mt__min(samples, bounds->least);
+    if (!sizes->count) return 0;
+    double least = seconds_with(sizes, samples, best, current);
+    for (const mt__size *e = sizes->entry; e < sizes->entry + sizes->count; e++) {
+        size_t chunks = mt__min(mt__ceil_div(samples, e->samples), most);
+        if (chunks < fewest && e->samples != bounds->alone) continue;
+        double seconds = seconds_with(sizes, samples, chunks, current);
+        if (seconds >= least) continue;
+        least = seconds;
+        best = chunks;
+    }
+    return best;
+}

@@ -1,0 +1,68 @@
+/*
+ * sizes.h - measured times of chunks: which sizes are to run, and which is the fastest.
+ *
+ * The candidates are the largest size that fits and the powers of two below it, down to an eighth. Each runs twice as
+ * one chunk of a real batch. Pure functions over a value. Rules: docs/policy.md.
+ */
+#ifndef MT_SIZES_H
+#define MT_SIZES_H
+
+#include "internal.h"
+
+enum { MT__SIZES = 32, MT__TIMES = 8 };
+
+/* What was measured of one size. */
+typedef struct mt__size {
+    size_t samples;
+    size_t runs;
+    uint64_t first_batch;    /* mt__sizes.batches when it ran first, ... */
+    uint64_t last_batch;     /* ... and last */
+    double times[MT__TIMES]; /* seconds of the last runs, in a ring */
+    double seconds;          /* what a run is expected to take */
+} mt__size;
+
+/* Sorted by samples. */
+typedef struct mt__sizes {
+    mt__size entry[MT__SIZES];
+    size_t count;
+    double set_up;    /* seconds that a first run took longer than the second, the most seen */
+    uint64_t batches; /* that were planned */
+} mt__sizes;
+
+/* Chunks that may run: least to top samples. */
+typedef struct mt__bounds {
+    size_t least, top;
+    size_t left;  /* of a batch beside one chunk there have to be so many, or none */
+    size_t alone; /* a larger size that fits too, as the only chunk of its batch; 0: none */
+} mt__bounds;
+
+/* A chunk of so many samples took so long. Where there is no place the size that did not run for longest is forgotten. */
+void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds);
+
+/* Seconds that were measured of a chunk of exactly so many samples; 0: none. */
+double mt__sizes_measured(const mt__sizes *sizes, size_t samples);
+
+/* Seconds that a batch is expected to take in so many balanced chunks; 0: nothing was measured. */
+double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks);
+
+/*
+ * Seconds of one chunk of so many samples; of one larger than all that were measured at the least, on the line through the
+ * largest two, since small ones may be mostly set-up. 0: nothing was measured.
+ */
+double mt__sizes_at_best(const mt__sizes *sizes, size_t samples);
+
+/*
+ * The next size to run as one chunk, so that it is known, in a batch of which rest is left; 0: none. In the first batch
+ * sizes grow, in others they fall. None is larger than twice the largest that ran.
+ * @param last  the chunk of the batch that ran last; 0: none
+ */
+size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last);
+
+/*
+ * The number of balanced chunks within bounds that is expected to take least time; 0: nothing was measured.
+ * @param current  the number that is used now, which is kept unless another is clearly faster; 0: none
+ */
+size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples,
+                         size_t current);
+
+#endif

@@ -1,0 +1,128 @@
+/*
+ * split.c - how a batch is split into chunks. Rules: docs/policy.md.
+ */
+#include "split.h"
+
+#include "tuned.h"
+
+size_t mt__attainable(size_t samples, size_t least) {
+    return mt__ceil_div(samples, mt__max(1, samples / mt__max(1, least)));
+}
+
+/* Whether rest is known to fit as one chunk without an accumulator. */
+static int fits_alone(const mt__facts *f, const mt__kind *k) {
+    int is_known =
+        mt__kind_is_recorded(k, MT__APART) || k->limits[MT__APART].largest_ran >= f->rest;
+    return f->may_go_alone && is_known && f->rest <= f->most &&
+           mt__kind_predict(k, MT__APART, f->rest) <= f->room_alone &&
+           !mt__kind_has_failed(k, MT__APART, f->rest, f->room_alone);
+}
+
+/*
+ * The first chunk of a kind: a very small one where it is recorded; else one that batches could begin with. 0: there is none.
+ */
+static size_t first_chunk(const mt__facts *f, const mt__kind *k) {
+    size_t begin = mt__min(mt__max(LEAST_NORMALISED, f->rest / SMALLEST_SHARE), f->rest / 2);
+    size_t first = mt__max(f->can_record ? FIRST_CHUNK : begin, f->least),
+           left = f->rest - mt__min(f->rest, first);
+    if (k->has_run || f->room == SIZE_MAX || f->ran) return 0;
+    if (f->rest / f->least < 2) return 0; /* it is one chunk */
+    if (first > f->most || first >= f->rest || first <= k->learnt) return 0;
+    if (mt__kind_has_failed(k, MT__IN_PLACE, first, f->room)) return 0;
+    return left >= f->least || (f->is_deterministic && f->can_record) ? first : 0;
+}
+
+/* The smallest chunk that may be tried for speed, of those up to top. */
+static size_t smallest_tried(const mt__facts *f, const mt__kind *k, size_t top) {
+    size_t small = f->normalises ? LEAST_NORMALISED : 2 * FIRST_CHUNK;
+    small = mt__max(mt__max(f->least, small), mt__max(top / SMALLEST_SHARE, k->too_small + 1));
+    return mt__min(small, top);
+}
+
+static mt__split cut(size_t chunks, size_t fewest, int alone) {
+    return (mt__split){.chunks = chunks, .fewest = fewest, .alone = alone};
+}
+
+/* Chunks that are not chosen: the user's, or one of a loss that couples the samples. */
+static mt__split split_fixed(const mt__facts *f, const mt__kind *k) {
+    size_t largest = mt__ceil_div(f->rest, f->fixed);
+    int fits = mt__kind_predict(k, MT__IN_PLACE, largest) <= f->room &&
+               !mt__kind_has_failed(k, MT__IN_PLACE, largest, f->room);
+    if (f->fixed == 1 && (f->was_whole || !fits) && fits_alone(f, k)) return cut(1, 1, 1);
+    if (mt__kind_rules_out(k, MT__IN_PLACE, largest, f->room)) return cut(0, f->fixed, 0);
+    return cut(f->fixed, f->fixed, 0);
+}
+
+mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
+    mt__split out = {0, 0, 0, 0, 0, 0};
+
+    /* 1. The last resort of these savers. */
+    if (f->goes_alone) return cut(1, f->rest + 1, 1);
+
+    if (f->size) return cut(mt__ceil_div(f->rest, f->size), 1, 0);
+
+    /* 2. Chunks that are given. */
+    if (f->fixed) return split_fixed(f, k);
+
+    /* 3. A kind begins with a small chunk, which tells what each sample needs. */
+    out.single = first_chunk(f, k);
+    if (out.single) {
+        out.discard = f->can_record && f->is_training &&
+                      (f->is_deterministic || (f->normalises && f->all_at_once));
+        return out;
+    }
+
+    /* 4. The largest chunk that fits, balanced. */
+    size_t small = mt__attainable(f->rest, f->least);
+    size_t fits_batch = mt__min(mt__kind_largest(k, MT__IN_PLACE, f->room), f->most);
+    size_t fits = mt__min(fits_batch, f->rest);
+    int alone = fits_alone(f, k);
+    int is_out = fits < small && mt__kind_rules_out(k, MT__IN_PLACE, small, f->room_told);
+    if (alone && fits < small) return cut(1, f->rest + 1, 1); /* more chunks than there can be */
+    if (is_out || f->most < small) return cut(0, 0, 0);
+    size_t most_chunks =
+        f->rest / f->least; /* legal ones; the smallest is tried where none is known to fit */
+    size_t fewest = mt__min(mt__ceil_div(f->rest, mt__max(fits, 1)), most_chunks);
+    size_t top = mt__ceil_div(f->rest, fewest);
+
+    /* 5. Sizes from memory alone: the fewest chunks, once a chunk as large has been recorded. */
+    if (f->is_deterministic) {
+        int learns =
+            f->can_record && f->room < SIZE_MAX && f->is_training && !f->ran && !f->is_short;
+        const mt__range *only =
+            k->ranges == 1 && k->range[0].from == k->range[0].top ? k->range : NULL;
+        size_t chunk =
+            only ? mt__min(top, 2 * only->from) : top; /* from two recordings top is exact */
+        if (learns && top < f->rest && chunk > k->learnt && mt__kind_wants_recording(k, chunk))
+            return (mt__split){.single = chunk, .fewest = fewest, .discard = 1};
+        int goes_alone = alone && (fewest > 1 || f->was_whole);
+        return cut(goes_alone ? 1 : fewest, fewest, goes_alone);
+    }
+
+    /* 6. Sizes that are to be known run as one chunk each. */
+    size_t whole =
+        mt__ceil_div(f->batch, mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1)));
+    size_t floor = f->normalises ? mt__min(LEAST_NORMALISED, top) : 1;
+    mt__bounds bounds = {smallest_tried(f, k, whole), whole, mt__max(f->least, floor),
+                         alone && fewest > 1 ? f->rest : 0};
+    int is_steady = !f->is_short && (!f->before || f->ran || fewest == f->before);
+    size_t next = !is_steady ? 0 : mt__sizes_next(&k->sizes, &bounds, f->rest, f->ran);
+    if (!k->sizes.count) next = 0; /* without a clock nothing is to be known */
+
+    /* 7. All others have the size that is the fastest. */
+    bounds.top = top;
+    bounds.least = mt__min(mt__max(bounds.left, k->too_small + 1), top);
+    size_t chunks = mt__sizes_fastest(&k->sizes, &bounds, f->rest, f->current);
+    if (!chunks) chunks = bounds.alone ? 1 : fewest;
+    if (next && f->all_at_once) chunks = mt__ceil_div(f->rest, next), next = 0;
+    if (next == f->rest) chunks = 1, next = 0;
+    size_t chunk = next ? next : mt__ceil_div(f->rest, chunks);
+
+    /* 8. A first chunk that was smaller than those to come is not to count where chunks normalise. */
+    out.starts_over = f->normalises && f->ran && f->ran < mt__min(chunk, LEAST_NORMALISED);
+    out.single = next;
+    out.chunks = chunks;
+    out.fewest = fewest;
+    out.alone = !next && chunks == 1 && alone && (fewest > 1 || f->was_whole);
+    return out;
+}

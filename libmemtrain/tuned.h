@@ -1,0 +1,61 @@
+/*
+ * tuned.h - all numbers of the policy that were chosen by trial, each with its reason and the benchmark that shows it.
+ */
+#ifndef MT_TUNED_H
+#define MT_TUNED_H
+
+/* Samples of the first chunk, which is recorded: one may take kernels of its own. tests/check_policy_learn */
+#define FIRST_CHUNK 2
+/* Samples below which layers that normalise over a chunk learn badly. docs/faq.md */
+#define LEAST_NORMALISED 8
+/* Candidates are no smaller than this part of the largest. bench/sizes */
+#define SMALLEST_SHARE 8
+/* A size so much slower a sample than the fastest is not run again, nor are larger ones. bench/cliff */
+#define CLIFF 1.5
+/* A size runs again so many batches after its first run, and after each power of that. bench/sizes */
+#define PROBE_AGAIN 4
+/* One that is beyond the cliff by that power of it alone. bench/sizes */
+#define PROBE_SLOW 3
+/* A size that is this part away from one that ran twice is not tried. bench/sizes */
+#define NEARLY 16
+
+/* The number of chunks in use is kept unless another takes less than this part of its time. bench/sizes */
+#define KEPT 0.98
+
+/* A range speaks for a larger size if it has foretold its peak to this part. tests/check_peaks */
+#define MODEL_TOLERANCE 1024
+/* Two recordings are of other kernels where they foretell this part of the peak more than there is. tests/check_peaks */
+#define MODEL_SPARE 8
+/* Of what one recording has, this part at least grows with the samples. tests/check_last_resort */
+#define GROWS 16
+/* Samples below which the only peak that was measured may be the same for any chunk. tests/check_policy_learn */
+#define FEW_SAMPLES 4
+/* Plans for which a size that never went through is not tried; twice as many each time that it is in vain. bench/hog */
+#define FAILED_NEVER_RAN 8
+#define MOST_PATIENCE 4096
+/* A size that goes through for so many times its patience is trusted again. tests/check_kind */
+#define FORGIVE 4
+
+/* Steps for which a limit that nobody has told of holds; one more each time that it is met again. bench/hog */
+#define SHORTAGE_STEPS 4
+/* At most, where there is no evidence: what had gone through does so again when others have gone. bench/hog */
+#define MOST_SHORTAGE_STEPS 12
+/* Times that a chunk is made smaller by a third, where nothing predicts a size; then by half. tests/check_policy_oom */
+#define THIRDS 3
+/* Of one step with the same rungs. */
+#define DEFAULT_RETRIES 16
+/* Kinds that are remembered. bench/shapes */
+#define MOST_KINDS 1024
+/* Plans before a rung is left; doubled each time that was in vain. tests/check_ladder_leave */
+#define PATIENCE 8
+/* Times as long where it is not known whether there is room without it. */
+#define LONG 8
+/* Of the batch, each time it is made smaller: what document after document did by hand. */
+#define CUT 0.8
+/* Of the time, for automatic clearing; or one in so many steps where it has no price. bench/clear */
+#define CLEAR_SHARE 0.01
+#define CLEAR_STEPS 100
+/* A cache above this part of the budget is worth clearing at a change of mode. bench/clear */
+#define PHASE_CACHE_SHARE 10
+
+#endif

@@ -1,0 +1,652 @@
+/*
+ * check_kind.c - what is known of one kind of chunk: ranges of sizes that take the same kernels, peaks of both ways to
+ * run, and what did not fit.
+ */
+#include "counting_allocator.h"
+#include "kind.h"
+#include "suite.h"
+#include "tuned.h"
+
+static mt__kind *kind_told(size_t change) {
+    mt__key key = {MT_TRAIN, 0, 0};
+    mt__kind *kind = mt__kind_new(&key, change);
+
+    ck_assert_ptr_nonnull(kind);
+    return kind;
+}
+
+/* ---- chunks that are recorded ------------------------------------------------------------------- */
+
+/* Kernels of sizes from here on need other memory. */
+#define CHANGE 16
+#define GRADIENT 500
+
+static void event(mt_recording *recording, uintptr_t address, int64_t bytes) {
+    mt_recording_event(recording, (void *)address, bytes);
+}
+
+static size_t activations(size_t m) {
+    return m < CHANGE ? 1000 + 100 * m : 1300 + 110 * m;
+}
+
+/* The peak of m samples, which comes when activations and gradient are there; or in all, apart. */
+static size_t peak(size_t m, mt__way way) {
+    size_t backward = activations(m) + GRADIENT, update = GRADIENT + 10 * m + 900;
+
+    return way == MT__APART && update + GRADIENT > backward ? update + GRADIENT : backward;
+}
+
+/* Activations, a gradient, and another one when the activations are gone. handed: that is told. */
+static mt_recording *record(size_t m, mt__way way, int handed) {
+    mt_recording *r;
+
+    ck_ok(mt_recording_new(&r));
+    mt__recording_restart(r, m);
+    event(r, 0x100, (int64_t)activations(m));
+    event(r, 0x200, GRADIENT);
+    if (handed) event(r, 0x200, 0);
+    if (way == MT__IN_PLACE) event(r, 0x200, -GRADIENT);
+    event(r, 0x100, -1);
+    event(r, 0x300, (int64_t)(900 + 10 * m));
+    event(r, 0x400, GRADIENT);
+    if (handed) event(r, 0x400, 0);
+    event(r, 0x400, -GRADIENT);
+    event(r, 0x300, -1);
+    if (way == MT__APART) event(r, 0x200, -1);
+    return r;
+}
+
+/* A chunk of m samples goes through, recorded if that is wanted; returns whether it was. */
+static int run(mt__kind *k, size_t m, mt__way way, int handed) {
+    int wanted = mt__kind_wants_recording(k, m);
+    mt_recording *r = wanted ? record(m, way, handed) : NULL;
+
+    mt__kind_learn(k, way, m, peak(m, way), SIZE_MAX, &r);
+    mt_recording_free(r);
+    return wanted;
+}
+
+/* One of a single block of so many bytes. */
+static void run_bytes(mt__kind *k, size_t m, size_t bytes) {
+    mt_recording *r;
+
+    ck_ok(mt_recording_new(&r));
+    mt__recording_restart(r, m);
+    event(r, 0x100, (int64_t)bytes);
+    mt__kind_learn(k, MT__IN_PLACE, m, bytes, SIZE_MAX, &r);
+    mt_recording_free(r);
+}
+
+/* A chunk that went through unrecorded. */
+static void ran(mt__kind *k, mt__way way, size_t m, size_t bytes, size_t room) {
+    mt_recording *none = NULL;
+
+    mt__kind_learn(k, way, m, bytes, room, &none);
+}
+
+START_TEST(both_peaks_from_either_way) {
+    mt__way way = _i & 1 ? MT__APART : MT__IN_PLACE;
+    int handed = _i >> 1;
+    mt__kind *k = kind_told(0);
+
+    ck_assert(!mt__kind_is_recorded(k, MT__IN_PLACE));
+    ck_assert(run(k, 2, way, handed));
+    ck_assert(run(k, 4, way, handed));
+    ck_assert_int_eq(mt__kind_is_recorded(k, MT__IN_PLACE), way == MT__IN_PLACE || handed);
+    ck_assert_int_eq(mt__kind_is_recorded(k, MT__APART), handed);
+    for (size_t m = 2; m < CHANGE; m++)
+        for (int w = 0; w < MT__WAYS; w++)
+            if (mt__kind_is_recorded(k, (mt__way)w))
+                ck_assert_uint_eq(mt__kind_predict(k, (mt__way)w, m), peak(m, (mt__way)w));
+    mt__kind_free(k);
+}
+END_TEST
+
+START_TEST(nothing_is_no_kind) {
+    mt__kind_free(NULL);
+}
+END_TEST
+
+/* Sizes that run one after the other, whether each is recorded, and what is known then. */
+static const struct {
+    size_t change;
+    struct {
+        size_t run;
+        int recorded;
+        size_t ranges, exact_from, exact_to; /* 0: none but those that were recorded */
+        int sure40;                          /* that of 40 samples is no estimate */
+    } steps[8];
+} ranges[] = {
+    /* One recording, two, and a third that is borne out, above or below. */
+    {0,
+     {{2, 1, 1, 0, 0, 0},
+      {2, 0, 1, 0, 0, 0},
+      {4, 1, 1, 2, 15, 1},
+      {3, 0, 1, 2, 15, 1},
+      {8, 1, 1, 2, 15, 1},
+      {7, 0, 1, 2, 15, 1}}},
+    {0, {{4, 1, 1, 0, 0, 0}, {2, 1, 1, 2, 15, 1}, {12, 1, 1, 2, 15, 1}}},
+    {0, {{6, 1, 1, 0, 0, 0}, {12, 1, 1, 6, 15, 1}, {3, 1, 1, 3, 15, 1}}},
+    /* Other kernels begin a range, of which two tell. */
+    {0,
+     {{2, 1, 1, 0, 0, 0},
+      {4, 1, 1, 2, 15, 1},
+      {16, 1, 2, 2, 15, 0},
+      {16, 0, 2, 2, 15, 0},
+      {32, 1, 2, 2, 400, 1},
+      {64, 1, 2, 2, 400, 1},
+      {50, 0, 2, 2, 400, 1}}},
+    /* The upper range comes down to where it begins. */
+    {0,
+     {{2, 1, 1, 0, 0, 0},
+      {4, 1, 1, 2, 15, 1},
+      {40, 1, 2, 2, 15, 1},
+      {80, 1, 2, 2, 15, 1},
+      {20, 1, 2, 2, 15, 1},
+      {16, 1, 2, 2, 400, 1}}},
+    /* The lower one goes up, while the upper one waits for its second size. */
+    {0,
+     {{2, 1, 1, 0, 0, 0},
+      {4, 1, 1, 2, 15, 1},
+      {64, 1, 2, 2, 15, 1},
+      {8, 1, 2, 2, 15, 1},
+      {32, 1, 2, 2, 15, 1}}},
+    /* One sample may take kernels of its own: with two it tells of no others. */
+    {0, {{1, 1, 1, 0, 0, 0}, {2, 1, 2, 0, 0, 0}, {4, 1, 2, 2, 15, 1}}},
+    /* Where kernels are said to change, two recordings on both sides are of no one range. */
+    {16, {{8, 1, 1, 0, 0, 0}, {16, 1, 2, 0, 0, 0}, {32, 1, 2, 16, 400, 1}}},
+    {16, {{4, 1, 1, 0, 0, 0}, {8, 1, 1, 4, 15, 0}, {16, 1, 2, 4, 15, 0}, {32, 1, 2, 4, 400, 1}}},
+    {16, {{16, 1, 1, 0, 0, 0}, {32, 1, 1, 16, 400, 1}}}, /* all are of the larger */
+    {100, {{2, 1, 1, 0, 0, 0}, {4, 1, 1, 2, 15, 1}}},    /* not met yet, but by 40 neither */
+};
+
+START_TEST(ranges_follow_the_kernels) {
+    mt__kind *k = kind_told(ranges[_i].change);
+
+    for (int i = 0; i < 8 && ranges[_i].steps[i].run; i++) {
+        size_t m = ranges[_i].steps[i].run;
+
+        ck_assert_int_eq(run(k, m, MT__IN_PLACE, 1), ranges[_i].steps[i].recorded);
+        ck_assert_uint_eq(k->ranges, ranges[_i].steps[i].ranges);
+        ck_assert_int_eq(mt__kind_is_sure(k, MT__IN_PLACE, 40), ranges[_i].steps[i].sure40);
+        ck_assert_uint_ge(mt__kind_predict(k, MT__IN_PLACE, m), peak(m, MT__IN_PLACE));
+        for (m = ranges[_i].steps[i].exact_from; m > 0 && m <= ranges[_i].steps[i].exact_to; m++)
+            for (int way = 0; way < MT__WAYS; way++)
+                ck_assert_uint_eq(mt__kind_predict(k, (mt__way)way, m), peak(m, (mt__way)way));
+    }
+    mt__kind_free(k);
+}
+END_TEST
+
+/* A third size after 2 and 4 of 100,000 bytes a sample: as many more or less are of other kernels. */
+START_TEST(borne_out_within_a_1024th) {
+    static const struct {
+        int off;
+        size_t ranges;
+    } rows[] = {{0, 1}, {781, 1}, {782, 2}, {-781, 1}, {-782, 2}};
+    mt__kind *k = kind_told(0);
+
+    for (size_t m = 2; m <= 8; m *= 2)
+        run_bytes(k, m, (size_t)(100000 * (int64_t)m + (m == 8 ? rows[_i].off : 0)));
+    ck_assert_uint_eq(k->ranges, rows[_i].ranges);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* Kernels that change all the time: there are no more ranges than there is place for, and the last speaks for all above. */
+START_TEST(ranges_are_full) {
+    mt__kind *k = kind_told(0);
+
+    for (size_t m = 2; m < ((size_t)1 << 20); m *= 2) {
+        ck_assert(mt__kind_wants_recording(k, m));
+        run_bytes(k, m, m * m);
+        ck_assert_uint_ge(mt__kind_predict(k, MT__IN_PLACE, m), m * m);
+        ck_assert(!mt__kind_wants_recording(k, m));
+    }
+    ck_assert_uint_eq(k->ranges, MT__RANGES);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, SIZE_MAX), SIZE_MAX);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* The largest that fits is the last of which the prediction says so, whatever range that is in. */
+START_TEST(largest_agrees_with_predict) {
+    static const size_t sizes[] = {4, 8, 16, 32};
+    mt__kind *k = kind_told(0);
+
+    for (int i = 0; i < LENGTH(sizes); i++) {
+        mt_recording *r =
+            record(sizes[i], MT__IN_PLACE, 1); /* nothing has run, so nothing is proven */
+
+        mt__kind_learn(k, MT__IN_PLACE, sizes[i], 0, 0, &r);
+        mt_recording_free(r);
+        for (size_t room = 1; room < 12000; room += 37)
+            for (int way = 0; way < MT__WAYS; way++) {
+                size_t m = mt__kind_largest(k, (mt__way)way, room);
+
+                if (m > 0) ck_assert_uint_le(mt__kind_predict(k, (mt__way)way, m), room);
+                ck_assert_uint_gt(mt__kind_predict(k, (mt__way)way, m + 1), room);
+            }
+    }
+    mt__kind_free(k);
+}
+END_TEST
+
+/* What two recordings tell of sizes among them rules sizes out; of one alone a 16th of its bytes is thought to grow. */
+START_TEST(recordings_rule_out) {
+    mt__kind *k = kind_told(0);
+
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1)); /* nothing is known */
+    run_bytes(k, 4, 1600);
+    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 4, 1599));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 4, 1600));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1));   /* below what was recorded */
+    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 8, 1699)); /* 1500 and 25 a sample */
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 8, 1700));
+    run_bytes(k, 8, 2000);
+    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 12, 2399));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 12, 2400));
+    mt__kind_free(k);
+    k = kind_told(0); /* an event without a partner: the bytes are a bound */
+    run_bytes(k, 4, 1600);
+    mt_recording *r;
+    ck_ok(mt_recording_new(&r));
+    mt__recording_restart(r, 8);
+    event(r, 0x100, 3200);
+    event(r, 0x200, 64);
+    mt__kind_learn(k, MT__IN_PLACE, 8, 3264, SIZE_MAX, &r);
+    mt_recording_free(r);
+    ck_assert_uint_eq(k->ranges, 1);
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 12, 1));
+    mt__kind_free(k);
+}
+END_TEST
+
+/* A recording that is of no use is none: incomplete, empty, or of gradients apart that were not handed over. */
+START_TEST(recordings_of_no_use) {
+    mt__kind *k = kind_told(0);
+    mt_recording *r = record(2, MT__APART, 0);
+
+    mt__kind_learn(k, MT__APART, 2, 0, 0, &r);
+    ck_assert_ptr_nonnull(r);
+    r->incomplete = 1;
+    mt__kind_learn(k, MT__IN_PLACE, 2, 0, 0, &r);
+    mt__kind_fail(k, MT__IN_PLACE, 2, 100, 0, r);
+    mt__recording_restart(r, 2);
+    mt__kind_learn(k, MT__IN_PLACE, 2, 0, 0, &r);
+    mt__kind_fail(k, MT__IN_PLACE, 2, 100, 0, r);
+    ck_assert_uint_eq(k->ranges, 0);
+    ck_assert(k->has_run);
+    mt_recording_free(r);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* ---- peaks that were measured ------------------------------------------------------------------- */
+
+/* Without recordings: on the line between the smallest and the largest, in proportion above. */
+static const struct {
+    struct {
+        size_t samples, peak;
+    } runs[4];
+    size_t predict2, predict8, predict16, room, largest;
+} peaks[] = {
+    {{{0, 0}}, 0, 0, 0, 1000, SIZE_MAX},
+    {{{8, 800}}, 800, 800, 1601, 799, 0},
+    {{{8, 800}}, 800, 800, 1601, 1600, 16},
+    {{{2, 800}}, 800, 3201, 6401, 100, 4}, /* which bytes grow is not known of one that is small */
+    {{{4, 600}, {8, 800}}, 600, 800, 1601, 700, 6},
+    {{{4, 600}, {8, 800}}, 600, 800, 1601, 599, 0},
+    {{{4, 400}, {10, 1000}}, 400, 801, 1601, 700, 7},
+    {{{4, 900}, {8, 800}}, 800, 800, 1601, 700, 0}, /* no line that falls */
+    {{{8, 1000}, {8, 800}},
+     900,
+     900,
+     1801,
+     900,
+     8}, /* of the same size by half of what it was above */
+    {{{8, 800}, {8, 1000}}, 1000, 1000, 2001, 1000, 8},
+};
+
+START_TEST(peaks_are_measured) {
+    mt__kind *k = kind_told(0);
+
+    for (int i = 0; i < 4 && peaks[_i].runs[i].samples; i++)
+        ran(k, MT__IN_PLACE, peaks[_i].runs[i].samples, peaks[_i].runs[i].peak, 0);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 2), peaks[_i].predict2);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), peaks[_i].predict8);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 16), peaks[_i].predict16);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, peaks[_i].room), peaks[_i].largest);
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 1000, 1));
+    ck_assert_int_eq(mt__kind_is_sure(k, MT__IN_PLACE, 8), k->limits[MT__IN_PLACE].high == 8);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* Of chunks apart a peak is one of chunks in place at most; not the other way round. */
+START_TEST(peaks_of_one_way) {
+    mt__kind *k = kind_told(0);
+
+    ran(k, (mt__way)_i, 8, 800, 1000);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 800);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__APART, 8), _i ? 800 : 0);
+    ck_assert_uint_eq(k->limits[MT__APART].largest_ran, _i ? 8 : 0);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* What went through in as much room fits, whatever is predicted. */
+START_TEST(what_ran_fits) {
+    mt__kind *k = kind_told(0);
+
+    run_bytes(k, 4, 400);
+    run_bytes(k, 8, 800);
+    ran(k, MT__IN_PLACE, 20, 0, 1000);
+    ran(k, MT__IN_PLACE, 20, 0, 900); /* in less */
+    ran(k, MT__IN_PLACE, 20, 0, 950);
+    ran(k, MT__IN_PLACE, 19, 0, 100); /* a smaller one proves nothing of it */
+    ran(k, MT__IN_PLACE, 30, 0, 0);   /* nor does one of which the room is not known */
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 900), 20);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 899), 8);
+    ck_assert_uint_eq(k->limits[MT__IN_PLACE].smallest_ran, 4);
+    mt__kind_fail(k, MT__IN_PLACE, 20, 950, 0, NULL); /* until it fails */
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 900), 9);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* A peak above what recordings tell is added to all, and halves with each plan. */
+START_TEST(residual) {
+    mt__kind *k = kind_told(0);
+
+    run_bytes(k, 4, 400);
+    run_bytes(k, 8, 800);
+    ran(k, MT__IN_PLACE, 6, 700, 1000);
+    ran(k, MT__IN_PLACE, 6, 650, 1000);
+    ran(k, MT__IN_PLACE, 6, 500, 1000);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 900);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__APART, 8), 0);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1099), 9);
+    mt__kind_begin(k);
+    ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 850);
+    run_bytes(k, 12, 5000); /* a recording that is taken ends it where it begins a range */
+    ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 800);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* ---- what did not fit --------------------------------------------------------------------------- */
+
+/* A failure is remembered for so many plans; in vain for twice as many, or one more where it has run. */
+static const struct {
+    size_t ran; /* a chunk that went through before, in 1000 bytes; 0: none */
+    size_t need;
+    unsigned patience[4]; /* of the first failure, and of each after it when its time is over */
+} patiences[] = {
+    {0, 0, {8, 16, 32, 64}},   {0, 900, {8, 16, 32, 64}}, {16, 0, {4, 5, 6, 7}},
+    {16, 900, {4, 8, 16, 32}}, {8, 0, {8, 16, 32, 64}}, /* a smaller one */
+};
+
+static unsigned plans_until_tried(mt__kind *k, size_t samples, size_t room) {
+    unsigned plans = 0;
+
+    while (mt__kind_has_failed(k, MT__IN_PLACE, samples, room) && ++plans < 10000)
+        mt__kind_begin(k);
+    return plans;
+}
+
+START_TEST(failures_are_remembered) {
+    mt__kind *k = kind_told(0);
+
+    mt__kind_begin(k);
+    if (patiences[_i].ran) ran(k, MT__IN_PLACE, patiences[_i].ran, 0, 1000);
+    ck_assert(!mt__kind_is_short(k));
+    for (int i = 0; i < 4; i++) {
+        mt__kind_fail(k, MT__IN_PLACE, 16, 1000, patiences[_i].need, NULL);
+        ck_assert(mt__kind_is_short(k));
+        ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 17, 999));
+        ck_assert(!mt__kind_has_failed(k, MT__IN_PLACE, 15, 999));
+        ck_assert(!mt__kind_has_failed(k, MT__IN_PLACE, 17, 1001)); /* more room */
+        ck_assert(!mt__kind_has_failed(k, MT__APART, 17, 999));
+        ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1000), 15);
+        ck_assert_uint_eq(plans_until_tried(k, 16, 1000), patiences[_i].patience[i]);
+        ck_assert(!mt__kind_is_short(k));
+    }
+    mt__kind_free(k);
+}
+END_TEST
+
+/* Patience has an end, of each kind of failure. */
+START_TEST(patience_is_bounded) {
+    mt__kind *k = kind_told(0);
+    unsigned patience = 0;
+
+    if (_i) ran(k, MT__IN_PLACE, 16, 0, 1000);
+    for (int i = 0; i < 16; i++) {
+        mt__kind_fail(k, MT__IN_PLACE, 16, 1000, 0, NULL);
+        patience = plans_until_tried(k, 16, 1000);
+    }
+    ck_assert_uint_eq(patience, _i ? MOST_SHORTAGE_STEPS : MOST_PATIENCE);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* The smaller chunk fails in the same plan: it is remembered, for as long; and the correction grows. */
+START_TEST(smaller_chunks_fail) {
+    mt__kind *k = kind_told(0);
+
+    run_bytes(k, 4, 400);
+    run_bytes(k, 8, 800);
+    mt__kind_fail(k, MT__IN_PLACE, 32, 3200, 0, NULL); /* 3200 were foretold, and 3201 are needed */
+    ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 1);
+    mt__kind_fail(k, MT__IN_PLACE, 31, 3200, 0, NULL);
+    ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 101);
+    mt__kind_fail(k, MT__IN_PLACE, 30, 3200, 0,
+                  NULL); /* 201 would do, but it was wrong three times */
+    ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 202);
+    mt__kind_fail(k, MT__IN_PLACE, 21, 3200, 0, NULL); /* less is foretold than there is */
+    ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 202 + 899);
+    ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
+    ck_assert_uint_eq(plans_until_tried(k, 21, 3200), FAILED_NEVER_RAN);
+    mt__kind_fail(k, MT__IN_PLACE, 40, 3200, 9000,
+                  NULL); /* 21 that failed once are not forgotten for 40 */
+    ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
+    mt__kind_free(k);
+}
+END_TEST
+
+/* As large as what failed goes through: in no more room, or long after. */
+static const struct {
+    unsigned plans; /* after the failure of 16 in 1000 bytes, patience 8 */
+    size_t samples, room;
+    int forgiven;
+} forgiven[] = {
+    {0, 16, 1000, 1}, {0, 20, 1000, 1},  {0, 15, 1000, 0},  {0, 16, 1001, 0},  {7, 16, 900, 1},
+    {8, 16, 1000, 0}, {39, 16, 1000, 0}, {40, 16, 1000, 1}, {40, 16, 9000, 1}, {40, 15, 1000, 0},
+};
+
+START_TEST(failures_are_forgiven) {
+    mt__kind *k = kind_told(0);
+
+    mt__kind_fail(k, MT__IN_PLACE, 16, 1000, 0, NULL);
+    for (unsigned i = 0; i < forgiven[_i].plans; i++) mt__kind_begin(k);
+    ran(k, MT__IN_PLACE, forgiven[_i].samples, 0, forgiven[_i].room);
+    ck_assert_int_eq(k->limits[MT__IN_PLACE].failed[0].chunk == 0, forgiven[_i].forgiven);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* Of another device all is forgotten at once, both ways. */
+START_TEST(failures_of_another_device) {
+    mt__kind *k = kind_told(0);
+
+    for (int way = 0; way < MT__WAYS; way++) mt__kind_fail(k, (mt__way)way, 16, SIZE_MAX, 0, NULL);
+    for (int way = 0; way < MT__WAYS; way++)
+        ck_assert(mt__kind_has_failed(k, (mt__way)way, 16, SIZE_MAX));
+    mt__kind_forget(k);
+    for (int way = 0; way < MT__WAYS; way++)
+        ck_assert(!mt__kind_has_failed(k, (mt__way)way, 16, 1));
+    mt__kind_free(k);
+}
+END_TEST
+
+/* Less than what goes through needs more than there is: sizes as small are not to be tried. */
+START_TEST(too_small) {
+    static const struct {
+        size_t samples, room, need, too_small;
+    } rows[] = {{4, 1000, 1200, 4},
+                {4, 1100, 1200, 4},
+                {4, 999, 1200, 0},
+                {4, 1000, 0, 0},
+                {8, 1000, 1200, 0}};
+    mt__kind *k = kind_told(0);
+
+    ran(k, MT__IN_PLACE, 8, 0, 1000);
+    mt__kind_fail(k, MT__IN_PLACE, rows[_i].samples, rows[_i].room, rows[_i].need, NULL);
+    ck_assert_uint_eq(k->too_small, rows[_i].too_small);
+    ck_assert_int_eq(mt__kind_has_failed(k, MT__IN_PLACE, 8, 999), !rows[_i].too_small);
+    mt__kind_fail(k, MT__IN_PLACE, 2, 1000, 1200, NULL); /* the largest of them counts */
+    ck_assert_uint_eq(k->too_small, rows[_i].too_small ? 4 : 2);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* What was recorded before the refusal is what the chunk needs at least; a chunk that goes through is better. */
+START_TEST(partial_recordings) {
+    mt__kind *k = kind_told(0);
+    mt_recording *r = record(8, MT__IN_PLACE, 1);
+    size_t least = mt__recording_peak(r, 0);
+
+    mt__kind_fail(k, MT__APART, 8, 1500, 0, r);
+    ck_assert_uint_eq(k->ranges, 0);
+    mt__kind_fail(k, MT__IN_PLACE, 8, 1500, 0, r);
+    ck_assert(k->is_partial);
+    mt__kind_fail(k, MT__IN_PLACE, 4, 1500, 0, r); /* the first one stays */
+    ck_assert_uint_eq(k->range[0].from, 8);
+    mt_recording_free(r);
+    ck_assert(mt__kind_wants_recording(k, 8));
+    ck_assert(!mt__kind_is_sure(k, MT__IN_PLACE, 8));
+    ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 8, least - 1));
+    ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 8, least));
+    mt__kind_forget(k);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 4 * least),
+                      4 * least * 8 / mt__kind_predict(k, MT__IN_PLACE, 8));
+    ck_assert(run(k, 2, MT__IN_PLACE, 1));
+    ck_assert(!k->is_partial);
+    ck_assert_uint_eq(k->ranges, 1);
+    ck_assert_uint_eq(k->range[0].from, 2);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* Where no gradient was handed over it tells nothing of chunks apart. */
+START_TEST(partial_of_one_way) {
+    mt__kind *k = kind_told(0);
+    mt_recording *r = record(8, MT__IN_PLACE, 0);
+
+    mt__kind_fail(k, MT__IN_PLACE, 8, 1500, 0, r);
+    ck_assert(k->is_partial);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__APART, 1), SIZE_MAX);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1), 0);
+    mt_recording_free(r);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* One size that is small and of which it is not known what grows: twice as many are tried, whatever it needs. */
+START_TEST(small_and_alone) {
+    static const struct {
+        size_t samples;
+        int handed;
+        size_t largest; /* of those that are tried in one byte */
+    } rows[] = {{2, 0, 4}, {3, 0, 6}, {4, 0, 0}, {2, 1, 0}};
+    mt__kind *k = kind_told(0);
+    mt_recording *r = record(rows[_i].samples, MT__IN_PLACE, rows[_i].handed);
+
+    mt__kind_learn(k, MT__IN_PLACE, rows[_i].samples, 0, 0, &r);
+    mt_recording_free(r);
+    ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1), rows[_i].largest);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* ---- plans seen, and host memory ---------------------------------------------------------------- */
+
+START_TEST(plans_seen) {
+    mt__kind *k = kind_told(0);
+
+    for (size_t n = 1; n <= MT__SEEN + 1; n++)
+        *mt__kind_new_seen(k) = (mt__seen){n, 1, 1, MT_PLAN_START};
+    ck_assert_ptr_null(mt__kind_find_seen(k, 1)); /* the oldest is gone */
+    for (size_t n = 2; n <= MT__SEEN + 1; n++)
+        ck_assert_uint_eq(mt__kind_find_seen(k, n)->samples, n);
+    mt__kind_free(k);
+}
+END_TEST
+
+/* Without host memory a recording is dropped, and what was known stays. */
+START_TEST(without_host_memory) {
+    int done = 0;
+
+    ck_ok(counting_install());
+    for (size_t fail = 1; !done; fail++) {
+        mt__kind *k = kind_told(0);
+        mt_recording *small = record(2, MT__IN_PLACE, 1), *large = record(4, MT__IN_PLACE, 1);
+        mt_recording *other = record(64, MT__IN_PLACE, 1), *refused = record(9, MT__IN_PLACE, 1);
+
+        counting_fail_at(fail, 0);
+        mt__kind_fail(k, MT__IN_PLACE, 9, 10, 0, refused);
+        mt__kind_learn(k, MT__IN_PLACE, 2, 0, 0, &small);
+        mt__kind_learn(k, MT__IN_PLACE, 4, 0, 0, &large);
+        mt__kind_learn(k, MT__IN_PLACE, 64, 0, 0, &other);
+        done = counting_fired() == 0;
+        counting_fail_at(0, 0);
+        ck_assert_uint_ge(k->ranges, 1);
+        for (size_t i = 0; i < k->ranges; i++)
+            ck_assert_ptr_nonnull(k->range[i].model[MT__IN_PLACE]);
+        mt_recording_free(small);
+        mt_recording_free(large);
+        mt_recording_free(other);
+        mt_recording_free(refused);
+        mt__kind_free(k);
+        ck_assert_uint_eq(counting_live(), 0);
+    }
+    counting_fail_at(1, 0);
+    ck_assert_ptr_null(mt__kind_new(&(mt__key){MT_TRAIN, 0, 0}, 0));
+}
+END_TEST
+
+static Suite *suite_kind(void) {
+    Suite *suite = suite_create("kind");
+    TCase *recorded = suite_case(suite, "recorded"), *measured = suite_case(suite, "measured");
+    TCase *failed = suite_case(suite, "failed"), *rest = suite_case(suite, "rest");
+
+    tcase_add_loop_test(recorded, both_peaks_from_either_way, 0, 4);
+    tcase_add_test(recorded, nothing_is_no_kind);
+    tcase_add_loop_test(recorded, ranges_follow_the_kernels, 0, LENGTH(ranges));
+    tcase_add_loop_test(recorded, borne_out_within_a_1024th, 0, 5);
+    tcase_add_test(recorded, ranges_are_full);
+    tcase_add_test(recorded, largest_agrees_with_predict);
+    tcase_add_test(recorded, recordings_rule_out);
+    tcase_add_test(recorded, recordings_of_no_use);
+    tcase_add_loop_test(measured, peaks_are_measured, 0, LENGTH(peaks));
+    tcase_add_loop_test(measured, peaks_of_one_way, 0, MT__WAYS);
+    tcase_add_test(measured, what_ran_fits);
+    tcase_add_test(measured, residual);
+    tcase_add_loop_test(failed, failures_are_remembered, 0, LENGTH(patiences));
+    tcase_add_loop_test(failed, patience_is_bounded, 0, 2);
+    tcase_add_test(failed, smaller_chunks_fail);
+    tcase_add_loop_test(failed, failures_are_forgiven, 0, LENGTH(forgiven));
+    tcase_add_test(failed, failures_of_another_device);
+    tcase_add_loop_test(failed, too_small, 0, 5);
+    tcase_add_test(failed, partial_recordings);
+    tcase_add_test(failed, partial_of_one_way);
+    tcase_add_loop_test(failed, small_and_alone, 0, 4);
+    tcase_add_test(rest, plans_seen);
+    tcase_add_test(rest, without_host_memory);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_kind());
+}

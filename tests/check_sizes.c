@@ -1,0 +1,309 @@
+/*
+ * check_sizes.c - what measured times of chunks tell: which size is to run next, and which is the fastest.
+ */
+#include "sizes.h"
+#include "suite.h"
+
+#include <math.h>
+
+typedef struct run {
+    uint64_t batch; /* in which it was */
+    size_t samples;
+    double seconds;
+} run;
+
+enum { RUNS = 12 };
+
+static mt__sizes sizes_of(const run *runs, uint64_t batches) {
+    mt__sizes sizes = {.count = 0};
+
+    for (int i = 0; i < RUNS && runs[i].samples; i++) {
+        sizes.batches = runs[i].batch;
+        mt__sizes_note(&sizes, runs[i].samples, runs[i].seconds);
+    }
+    sizes.batches = batches;
+    return sizes;
+}
+
+/* ---- what is measured --------------------------------------------------------------------------- */
+
+/* The mean of the faster half of the last eight runs; and the longest set-up, of first runs before second ones. */
+static const struct {
+    run runs[RUNS];
+    double of_8, set_up;
+} measured[] = {
+    {{{1, 4, 1}}, 0, 0},
+    {{{1, 8, 1}}, 1, 0},
+    {{{1, 8, 1}, {1, 8, 0.8}}, 0.8, 0.2},
+    {{{1, 8, 0.8}, {1, 8, 1}}, 0.8, 0},
+    {{{1, 8, 1}, {1, 8, 0.8}, {1, 8, 0.9}}, 0.85, 0.2},
+    {{{1, 8, 9}, {1, 8, 0.8}, {1, 8, 0.9}, {1, 8, 7}}, 0.85, 8.2},
+    {{{1, 8, 1}, {1, 4, 2}, {1, 8, 0.8}, {1, 4, 1.9}}, 0.8, 0.2}, /* the longest of two */
+    {{{1, 8, 1}, {1, 4, 2}, {1, 8, 0.8}, {1, 4, 1}}, 0.8, 1},
+    /* The first two are forgotten. */
+    {{{1, 8, 1},
+      {1, 8, 1},
+      {1, 8, 3},
+      {1, 8, 3},
+      {1, 8, 3},
+      {1, 8, 3},
+      {1, 8, 3},
+      {1, 8, 3},
+      {1, 8, 3},
+      {1, 8, 4}},
+     3,
+     0},
+    {{{1, 8, 4},
+      {1, 8, 5},
+      {1, 8, 6},
+      {1, 8, 7},
+      {1, 8, 0},
+      {1, 8, -1},
+      {1, 8, NAN},
+      {1, 8, INFINITY}},
+     4.5,
+     0},
+};
+
+START_TEST(runs_are_measured) {
+    mt__sizes sizes = sizes_of(measured[_i].runs, 1);
+
+    ck_assert_double_eq_tol(mt__sizes_measured(&sizes, 8), measured[_i].of_8, 1e-12);
+    ck_assert_double_eq_tol(sizes.set_up, measured[_i].set_up, 1e-12);
+    ck_assert_double_eq(mt__sizes_measured(&sizes, 7), 0);
+}
+END_TEST
+
+START_TEST(no_samples_are_no_size) {
+    mt__sizes sizes = {.count = 0};
+
+    mt__sizes_note(&sizes, 0, 1);
+    ck_assert_uint_eq(sizes.count, 0);
+}
+END_TEST
+
+/* Whatever the order, sizes ascend; where there is no place for another, the one that did not run for longest is forgotten. */
+START_TEST(a_full_table) {
+    mt__sizes sizes = {.count = 0};
+
+    for (size_t i = 1; i <= MT__SIZES; i++) {
+        size_t samples = 100 + (i * 13) % MT__SIZES;
+
+        sizes.batches = samples == 105 ? 1 : 1 + i;
+        mt__sizes_note(&sizes, samples, 1);
+    }
+    mt__sizes_note(&sizes, 50 + 100 * (size_t)_i, 2); /* below all, among them, above them */
+    ck_assert_uint_eq(sizes.count, MT__SIZES);
+    for (size_t i = 1; i < sizes.count; i++)
+        ck_assert_uint_lt(sizes.entry[i - 1].samples, sizes.entry[i].samples);
+    ck_assert_double_eq(mt__sizes_measured(&sizes, 105), 0);
+    ck_assert_double_eq(mt__sizes_measured(&sizes, 104), 1);
+    ck_assert_double_eq(mt__sizes_measured(&sizes, 50 + 100 * (size_t)_i), 2);
+}
+END_TEST
+
+/* ---- what is expected --------------------------------------------------------------------------- */
+
+/* Seconds of a batch in so many chunks. */
+static const struct {
+    run runs[RUNS];
+    uint64_t batches;
+    size_t samples, chunks;
+    double expected;
+} batches[] = {
+    {{{0}}, 1, 8, 1, 0},
+    {{{1, 8, 1}}, 1, 8, 1, 1},
+    {{{1, 8, 1}}, 1, 24, 3, 3},
+    {{{1, 8, 1}}, 1, 4, 1, 0.5}, /* in proportion, below and above */
+    {{{1, 8, 1}}, 1, 16, 1, 2},
+    {{{1, 8, 1}, {1, 16, 3}}, 1, 12, 1, 2}, /* on a line */
+    {{{1, 8, 1}, {1, 16, 3}}, 1, 23, 2, 1.75 + 2},
+    {{{1, 8, 1}, {1, 16, 3}}, 1, 2, 1, 0.25},
+    {{{1, 8, 1}, {1, 16, 3}}, 1, 32, 1, 6},
+    /* After the first batch one run is expected without set-up, but to be no faster than others are. */
+    {{{1, 8, 1.5}, {1, 8, 1}, {1, 16, 3}}, 1, 16, 1, 3},
+    {{{1, 8, 1.5}, {1, 8, 1}, {1, 16, 3}}, 2, 16, 1, 2.5},
+    {{{1, 8, 1.5}, {1, 8, 1}, {1, 16, 2.2}}, 2, 16, 1, 2},
+    {{{1, 8, 1.5}, {1, 8, 1}, {1, 16, 3}, {2, 16, 3}}, 2, 16, 1, 3},
+};
+
+START_TEST(seconds_of_batches) {
+    mt__sizes sizes = sizes_of(batches[_i].runs, batches[_i].batches);
+
+    ck_assert_double_eq_tol(
+        mt__sizes_batch_seconds(&sizes, batches[_i].samples, batches[_i].chunks),
+        batches[_i].expected, 1e-12);
+}
+END_TEST
+
+/* Larger chunks than any that ran, at best. */
+static const struct {
+    run runs[RUNS];
+    size_t samples;
+    double expected;
+} at_best[] = {
+    {{{0}}, 8, 0},
+    {{{1, 8, 1}}, 16, 1},
+    {{{1, 4, 0.5}, {1, 8, 1}}, 6, 0.75},
+    {{{1, 4, 0.5}, {1, 8, 1}}, 8, 1},
+    {{{1, 4, 0.9}, {1, 8, 1}}, 16, 1.2},
+    {{{1, 4, 1.1}, {1, 8, 1}}, 16, 1}, /* no less than a smaller one */
+};
+
+START_TEST(seconds_at_best) {
+    mt__sizes sizes = sizes_of(at_best[_i].runs, 1);
+
+    ck_assert_double_eq_tol(mt__sizes_at_best(&sizes, at_best[_i].samples), at_best[_i].expected,
+                            1e-12);
+}
+END_TEST
+
+/* ---- the next size ------------------------------------------------------------------------------ */
+
+static const struct {
+    run runs[RUNS];
+    uint64_t batches;
+    mt__bounds bounds; /* least, top, left, alone */
+    size_t rest, last, next;
+} nexts[] = {
+    /* In the first batch from the smallest candidate on, doubled. */
+    {{{0}}, 1, {4, 64, 1, 0}, 64, 0, 4},
+    {{{0}}, 1, {5, 64, 1, 0}, 64, 0, 8},
+    {{{0}}, 1, {5, 5, 1, 0}, 64, 0, 5},
+    {{{1, 2, 0.1}}, 1, {8, 64, 1, 0}, 62, 2, 8}, /* however much smaller the recording was */
+    {{{1, 4, 0.1}}, 1, {4, 64, 1, 0}, 60, 4, 8},
+    {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 1, 0}, 52, 8, 16},
+    {{{1, 32, 1}}, 1, {4, 40, 1, 0}, 100, 32, 40},             /* the largest is no power */
+    {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 1, 0}, 10, 8, 0},  /* it is too large for the rest */
+    {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 8, 0}, 20, 8, 0},  /* or leaves too little */
+    {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 8, 0}, 16, 8, 16}, /* or nothing */
+    {{{1, 4, 0.1}, {1, 8, 0.2}}, 1, {4, 64, 8, 0}, 24, 8, 16},
+    /* A cliff, and what is none. */
+    {{{1, 4, 0.1}, {1, 8, 0.31}}, 1, {4, 64, 1, 0}, 52, 8, 0},
+    {{{1, 4, 0.1}, {1, 8, 0.29}}, 1, {4, 64, 1, 0}, 52, 8, 16},
+    {{{1, 8, 0.2}, {1, 12, 3}},
+     2,
+     {4, 16, 1, 0},
+     52,
+     0,
+     16}, /* of a size that does not run again */
+    /* A spike in a first run: it runs again, larger ones do not until then. */
+    {{{1, 4, 0.1}, {1, 8, 0.5}}, 2, {4, 64, 1, 0}, 64, 0, 8},
+    {{{1, 4, 0.1}, {1, 8, 0.5}, {2, 8, 0.2}}, 3, {4, 64, 1, 0}, 64, 0, 16},
+    /* In later ones from the largest on, each a second time, but none more than twice the largest. */
+    {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0}, 64, 0, 32},
+    {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0}, 32, 32, 16},
+    {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 1, 0}, 16, 16, 8},
+    {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}}, 2, {4, 64, 12, 0}, 32, 32, 16},
+    {{{1, 4, 0.1}, {1, 8, 0.2}, {1, 16, 0.4}},
+     2,
+     {4, 64, 17, 0},
+     32,
+     32,
+     8}, /* 16 leave too little */
+    {{{1, 8, 0.2}, {1, 8, 0.2}, {1, 16, 0.4}, {2, 16, 0.4}},
+     3,
+     {8, 16, 1, 0},
+     64,
+     0,
+     0}, /* all have */
+    /* 4, 16 and 64 batches after the first run a third, fourth and fifth time. */
+    {{{0, 8, 0.2}, {0, 8, 0.2}}, 3, {8, 8, 1, 0}, 64, 0, 0},
+    {{{0, 8, 0.2}, {0, 8, 0.2}}, 4, {8, 8, 1, 0}, 64, 0, 8},
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {4, 8, 0.2}}, 15, {8, 8, 1, 0}, 64, 0, 0},
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {4, 8, 0.2}}, 16, {8, 8, 1, 0}, 64, 0, 8},
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {4, 8, 0.2}, {16, 8, 0.2}}, 63, {8, 8, 1, 0}, 64, 0, 0},
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {4, 8, 0.2}, {16, 8, 0.2}}, 64, {8, 8, 1, 0}, 64, 0, 8},
+    /* But one that is much slower runs again after 64 alone. */
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {0, 16, 0.7}, {0, 16, 0.7}, {16, 8, 0.2}},
+     63,
+     {8, 16, 1, 0},
+     64,
+     0,
+     0},
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {0, 16, 0.7}, {0, 16, 0.7}, {16, 8, 0.2}},
+     64,
+     {8, 16, 1, 0},
+     64,
+     0,
+     16},
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {0, 16, 0.7}, {0, 16, 0.7}, {64, 16, 0.7}},
+     64,
+     {8, 16, 1, 0},
+     64,
+     0,
+     8},
+    /* However often a size ran in between: its runs may all have been in a busy while. */
+    {{{0, 8, 0.2}, {0, 8, 0.2}, {1, 8, 0.2}, {2, 8, 0.2}, {3, 8, 0.2}}, 4, {8, 8, 1, 0}, 64, 0, 8},
+    /* A size that is hardly another than one that ran twice is known. */
+    {{{1, 64, 1}, {2, 64, 1}}, 2, {32, 62, 1, 0}, 124, 0, 32},
+    {{{1, 64, 1}, {2, 64, 1}}, 2, {32, 67, 1, 0}, 124, 0, 32},
+    {{{1, 64, 1}, {2, 64, 1}}, 2, {32, 60, 1, 0}, 124, 0, 60},
+    {{{1, 64, 1}}, 2, {32, 62, 1, 0}, 124, 0, 62},
+    /* One that fits as the only chunk of its batch. */
+    {{{1, 64, 1}, {1, 64, 1}}, 2, {64, 64, 1, 96}, 96, 0, 96},
+    {{{1, 64, 1}, {1, 64, 1}}, 2, {64, 64, 1, 48}, 96, 0, 0},
+    {{{1, 64, 1}, {1, 64, 1}, {2, 96, 1}, {2, 96, 1}}, 3, {64, 64, 1, 96}, 96, 0, 0},
+};
+
+START_TEST(the_next_size) {
+    mt__sizes sizes = sizes_of(nexts[_i].runs, nexts[_i].batches);
+
+    ck_assert_uint_eq(mt__sizes_next(&sizes, &nexts[_i].bounds, nexts[_i].rest, nexts[_i].last),
+                      nexts[_i].next);
+}
+END_TEST
+
+/* ---- the fastest -------------------------------------------------------------------------------- */
+
+static const struct {
+    run runs[RUNS];
+    mt__bounds bounds;
+    size_t samples, current, chunks;
+} fastests[] = {
+    {{{0}}, {4, 64, 1, 0}, 64, 0, 0},
+    {{{1, 8, 1}}, {4, 64, 1, 0}, 64, 0, 1}, /* no slower in one */
+    {{{1, 8, 1}}, {4, 40, 1, 0}, 64, 0, 2},
+    {{{1, 8, 1}, {1, 64, 7}}, {4, 64, 1, 0}, 64, 0, 1},
+    {{{1, 8, 1}, {1, 64, 9}}, {4, 64, 1, 0}, 64, 0, 8},
+    {{{1, 8, 1}, {1, 16, 1.5}, {1, 64, 9}}, {4, 64, 1, 0}, 64, 0, 4},
+    {{{1, 8, 1}, {1, 16, 1.5}, {1, 64, 9}}, {4, 64, 1, 0}, 24, 0, 2}, /* balanced: two of 12 */
+    {{{1, 8, 1}, {1, 64, 9}}, {10, 64, 1, 0}, 64, 0, 6}, /* none smaller than the least */
+    {{{1, 8, 1}, {1, 64, 9}}, {80, 80, 1, 0}, 64, 0, 1},
+    /* What is in use is kept for less than a 50th. */
+    {{{1, 32, 4}, {1, 64, 7.9}}, {4, 64, 1, 0}, 64, 2, 2},
+    {{{1, 32, 4}, {1, 64, 7.8}}, {4, 64, 1, 0}, 64, 2, 1},
+    {{{1, 32, 4}, {1, 64, 8.1}}, {4, 64, 1, 0}, 64, 1, 1},
+    {{{1, 32, 4}, {1, 64, 8.2}}, {4, 64, 1, 0}, 64, 1, 2},
+    /* What ran does not fit any more, or alone. */
+    {{{1, 32, 4}, {1, 64, 7}}, {4, 40, 1, 0}, 64, 0, 2},
+    {{{1, 32, 4}, {1, 64, 7}}, {4, 40, 1, 64}, 64, 0, 1},
+    {{{1, 32, 4}, {1, 64, 9}}, {4, 40, 1, 64}, 64, 0, 2},
+};
+
+START_TEST(the_fastest) {
+    mt__sizes sizes = sizes_of(fastests[_i].runs, 1);
+
+    ck_assert_uint_eq(
+        mt__sizes_fastest(&sizes, &fastests[_i].bounds, fastests[_i].samples, fastests[_i].current),
+        fastests[_i].chunks);
+}
+END_TEST
+
+static Suite *suite_sizes(void) {
+    Suite *suite = suite_create("sizes");
+    TCase *runs = suite_case(suite, "runs"), *choice = suite_case(suite, "choice");
+
+    tcase_add_loop_test(runs, runs_are_measured, 0, LENGTH(measured));
+    tcase_add_test(runs, no_samples_are_no_size);
+    tcase_add_loop_test(runs, a_full_table, 0, 3);
+    tcase_add_loop_test(runs, seconds_of_batches, 0, LENGTH(batches));
+    tcase_add_loop_test(runs, seconds_at_best, 0, LENGTH(at_best));
+    tcase_add_loop_test(choice, the_next_size, 0, LENGTH(nexts));
+    tcase_add_loop_test(choice, the_fastest, 0, LENGTH(fastests));
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_sizes());
+}

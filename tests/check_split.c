@@ -1,0 +1,486 @@
+/*
+ * check_split.c - how a batch is split into chunks: a table of facts, what is known of the kind, and the split.
+ */
+#include "split.h"
+#include "suite.h"
+
+/* ---- kinds -------------------------------------------------------------------------------------- */
+
+/* 100 bytes a sample and two gradients of 100, of which one is alive at a time, or both apart. */
+static mt_recording *record(size_t m) {
+    mt_recording *r;
+    static char block[3];
+
+    ck_ok(mt_recording_new(&r));
+    mt__recording_restart(r, m);
+    mt_recording_event(r, &block[0], (int64_t)(100 * m));
+    for (int i = 1; i < 3; i++) {
+        mt_recording_event(r, &block[i], 100);
+        mt_recording_event(r, &block[i], 0);
+    }
+    return r;
+}
+
+#define IN_PLACE(m) (100 * (m) + 100)
+#define APART(m) (100 * (m) + 200)
+
+/* Sizes that ran, in the batch that was planned then. */
+typedef struct run {
+    uint64_t batch;
+    size_t samples;
+    double seconds;
+} run;
+
+typedef struct known {
+    size_t recorded[3]; /* sizes; 0: no more */
+    size_t ran;         /* a size that went through unrecorded, with 100 bytes a sample, in 5000 */
+    size_t failed, failed_room;
+    int failed_apart;
+    int begun; /* plans since then */
+    size_t learnt, too_small;
+    uint64_t batches;
+    run runs[8];
+} known;
+
+static mt__kind *kind_of(const known *what) {
+    mt__key key = {MT_TRAIN, 0, 0};
+    mt__kind *k = mt__kind_new(&key, 0);
+    mt_recording *none = NULL;
+
+    for (int i = 0; i < 3 && what->recorded[i]; i++) {
+        mt_recording *r = record(what->recorded[i]);
+
+        mt__kind_learn(k, MT__IN_PLACE, what->recorded[i], 0, 0, &r);
+        mt_recording_free(r);
+    }
+    if (what->ran) mt__kind_learn(k, MT__APART, what->ran, 100 * what->ran, 5000, &none);
+    if (what->failed)
+        mt__kind_fail(k, what->failed_apart ? MT__APART : MT__IN_PLACE, what->failed,
+                      what->failed_room, 0, NULL);
+    for (int i = 0; i < what->begun; i++) mt__kind_begin(k); /* the correction falls */
+    for (int i = 0; i < 8 && what->runs[i].samples; i++) {
+        k->sizes.batches = what->runs[i].batch;
+        mt__sizes_note(&k->sizes, what->runs[i].samples, what->runs[i].seconds);
+    }
+    k->sizes.batches = what->batches;
+    k->learnt = what->learnt;
+    k->too_small = what->too_small;
+    return k;
+}
+
+/* ---- the table ---------------------------------------------------------------------------------- */
+
+#define NO SIZE_MAX /* no limit is known of */
+
+#define TRAIN .is_training = 1, .can_record = 1
+#define RECORDED .recorded = {2, 4}
+/* All candidates of 64 ran twice, and the second or third was the fastest. */
+#define TIMED(of_8, of_16, of_32, of_64)                                                           \
+    .batches = 3, .runs = {{1, 8, of_8},   {2, 8, of_8},   {1, 16, of_16}, {2, 16, of_16},         \
+                           {1, 32, of_32}, {2, 32, of_32}, {1, 64, of_64}, {2, 64, of_64}}
+
+/* Zeros: rest and most are the batch, least is 1, and room_told and room_alone are the room. */
+static const struct {
+    const char *name;
+    mt__facts facts;
+    known known;
+    mt__split split; /* single, chunks, fewest, alone, discard, starts_over */
+} rows[] = {
+    /* {.batches = 0}: nothing is known. */
+    {"1 last resort",
+     {.batch = 64, .room = 100, TRAIN, .goes_alone = 1},
+     {.batches = 0},
+     {0, 1, 65, 1, 0, 0}},
+    {"1 a size to try",
+     {.batch = 64, .room = 100, TRAIN, .size = 24},
+     {.batches = 0},
+     {0, 3, 1, 0, 0, 0}},
+
+    {"2 given", {.batch = 64, .room = 100, TRAIN, .fixed = 4}, {.batches = 0}, {0, 4, 4, 0, 0, 0}},
+    {"2 given, fits",
+     {.batch = 64, .room = IN_PLACE(16), TRAIN, .fixed = 4},
+     {RECORDED},
+     {0, 4, 4, 0, 0, 0}},
+    {"2 given, ruled out",
+     {.batch = 64, .room = IN_PLACE(16) - 1, TRAIN, .fixed = 4},
+     {RECORDED},
+     {0, 0, 4, 0, 0, 0}},
+    {"2 all of it",
+     {.batch = 64, .room = APART(64), TRAIN, .fixed = 1, .may_go_alone = 1},
+     {RECORDED},
+     {0, 1, 1, 0, 0, 0}},
+    {"2 all of it again",
+     {.batch = 64, .room = APART(64), TRAIN, .fixed = 1, .may_go_alone = 1, .was_whole = 1},
+     {RECORDED},
+     {0, 1, 1, 1, 0, 0}},
+    {"2 fits alone only",
+     {.batch = 64, .room = 100, .room_alone = APART(64), TRAIN, .fixed = 1, .may_go_alone = 1},
+     {RECORDED},
+     {0, 1, 1, 1, 0, 0}},
+    {"2 not even alone",
+     {.batch = 64, .room = 100, .room_alone = APART(64) - 1, TRAIN, .fixed = 1, .may_go_alone = 1},
+     {RECORDED},
+     {0, 0, 1, 0, 0, 0}},
+    {"2 has failed, so alone",
+     {.batch = 64, .room = 9000, TRAIN, .fixed = 1, .may_go_alone = 1},
+     {RECORDED, .failed = 64, .failed_room = 9000},
+     {0, 1, 1, 1, 0, 0}},
+    {"2 has failed alone",
+     {.batch = 64, .room = 9000, TRAIN, .fixed = 1, .may_go_alone = 1, .was_whole = 1},
+     {RECORDED, .failed = 64, .failed_room = 9000, .failed_apart = 1},
+     {0, 1, 1, 0, 0, 0}},
+    {"2 has failed alone before",
+     {.batch = 64, .room = 9000, TRAIN, .fixed = 1, .may_go_alone = 1, .was_whole = 1},
+     {RECORDED, .failed = 64, .failed_room = 9000, .failed_apart = 1, .begun = 2},
+     {0, 1, 1, 0, 0, 0}},
+    {"2 ran alone",
+     {.batch = 64, .room = 9000, TRAIN, .fixed = 1, .may_go_alone = 1, .was_whole = 1},
+     {.ran = 64},
+     {0, 1, 1, 1, 0, 0}},
+    {"2 a smaller one did",
+     {.batch = 64, .room = 9000, TRAIN, .fixed = 1, .may_go_alone = 1, .was_whole = 1},
+     {.ran = 63},
+     {0, 1, 1, 0, 0, 0}},
+
+    {"3 first", {.batch = 64, .room = 9000, TRAIN}, {.batches = 0}, {2, 0, 0, 0, 0, 0}},
+    {"3 legal", {.batch = 64, .least = 5, .room = 9000, TRAIN}, {.batches = 0}, {5, 0, 0, 0, 0, 0}},
+    {"3 may be taken back later",
+     {.batch = 64, .room = 9000, TRAIN, .normalises = 1},
+     {.batches = 0},
+     {2, 0, 0, 0, 0, 0}},
+    {"3 is taken back at once",
+     {.batch = 64, .room = 9000, TRAIN, .normalises = 1, .all_at_once = 1},
+     {.batches = 0},
+     {2, 0, 0, 0, 1, 0}},
+    {"3 deterministic",
+     {.batch = 64, .room = 9000, TRAIN, .is_deterministic = 1},
+     {.batches = 0},
+     {2, 0, 0, 0, 1, 0}},
+    {"3 an evaluation",
+     {.batch = 64, .room = 9000, .can_record = 1, .is_deterministic = 1},
+     {.batches = 0},
+     {2, 0, 0, 0, 0, 0}},
+    {"3 no recordings",
+     {.batch = 64, .room = 9000, .is_training = 1},
+     {.batches = 0},
+     {8, 0, 0, 0, 0, 0}},
+    {"3 no recordings, normalises",
+     {.batch = 64, .room = 9000, .is_training = 1, .normalises = 1, .all_at_once = 1},
+     {.batches = 0},
+     {8, 0, 0, 0, 0, 0}},
+    {"3 no recordings, large",
+     {.batch = 128, .room = 9000, .is_training = 1},
+     {.batches = 0},
+     {16, 0, 0, 0, 0, 0}},
+    {"3 no recordings, small",
+     {.batch = 11, .room = 9000, .is_training = 1},
+     {.batches = 0},
+     {5, 0, 0, 0, 0, 0}},
+    {"3 what is left is legal",
+     {.batch = 8, .least = 4, .room = 9000, TRAIN},
+     {.batches = 0},
+     {4, 0, 0, 0, 0, 0}},
+    {"3 it is not",
+     {.batch = 7, .least = 4, .room = 9000, TRAIN},
+     {.batches = 0},
+     {0, 1, 1, 0, 0, 0}},
+    {"3 nor is it to run",
+     {.batch = 7, .least = 4, .room = 9000, TRAIN, .is_deterministic = 1},
+     {.batches = 0},
+     {0, 1, 1, 0, 0, 0}},
+    {"3 nor recorded",
+     {.batch = 7, .least = 4, .room = 9000, .is_training = 1, .is_deterministic = 1},
+     {.batches = 0},
+     {0, 1, 1, 0, 0, 0}},
+    {"3 no limit", {.batch = 64, .room = NO, TRAIN}, {.batches = 0}, {0, 1, 1, 0, 0, 0}},
+    {"3 in a plan",
+     {.batch = 64, .rest = 62, .ran = 2, .room = 9000, TRAIN},
+     {.batches = 0},
+     {0, 1, 1, 0, 0, 0}},
+    {"3 all of it", {.batch = 2, .room = 9000, TRAIN}, {.batches = 0}, {0, 1, 1, 0, 0, 0}},
+    {"3 above the most",
+     {.batch = 8, .most = 1, .room = 9000, TRAIN},
+     {.batches = 0},
+     {0, 8, 8, 0, 0, 0}},
+    {"3 taken back before", {.batch = 64, .room = 9000, TRAIN}, {.learnt = 2}, {0, 1, 1, 0, 0, 0}},
+    {"3 has failed",
+     {.batch = 8, .room = 90, TRAIN},
+     {.failed = 2, .failed_room = 100},
+     {0, 8, 8, 0, 0, 0}},
+
+    {"4 balanced", {.batch = 64, .room = IN_PLACE(20), TRAIN}, {RECORDED}, {0, 4, 4, 0, 0, 0}},
+    {"4 all of it", {.batch = 64, .room = IN_PLACE(64), TRAIN}, {RECORDED}, {0, 1, 1, 0, 0, 0}},
+    {"4 the most", {.batch = 64, .most = 10, .room = 9000, TRAIN}, {RECORDED}, {0, 7, 7, 0, 0, 0}},
+    {"4 legal",
+     {.batch = 64, .least = 15, .room = IN_PLACE(16), TRAIN},
+     {RECORDED},
+     {0, 4, 4, 0, 0, 0}},
+    {"4 ruled out",
+     {.batch = 64, .least = 2, .room = IN_PLACE(2) - 1, TRAIN},
+     {RECORDED},
+     {0, 0, 0, 0, 0, 0}},
+    {"4 above what is allowed",
+     {.batch = 64, .least = 8, .most = 7, .room = 9000, TRAIN},
+     {RECORDED},
+     {0, 0, 0, 0, 0, 0}},
+    {"4 not known to fit",
+     {.batch = 64, .room = IN_PLACE(1) - 1, TRAIN},
+     {RECORDED},
+     {0, 64, 64, 0, 0, 0}},
+    {"4 something else has the room",
+     {.batch = 64, .least = 2, .room = 10, .room_told = IN_PLACE(2), TRAIN},
+     {RECORDED},
+     {0, 32, 32, 0, 0, 0}},
+    {"4 alone, or not at all",
+     {.batch = 64, .least = 33, .room = 1000, .room_alone = APART(64), TRAIN, .may_go_alone = 1},
+     {RECORDED},
+     {0, 1, 65, 1, 0, 0}},
+
+    {"5 as large as its own",
+     {.batch = 64, .room = IN_PLACE(20), TRAIN, .is_deterministic = 1},
+     {RECORDED},
+     {16, 0, 4, 0, 1, 0}},
+    {"5 once",
+     {.batch = 64, .room = IN_PLACE(20), TRAIN, .is_deterministic = 1},
+     {RECORDED, .learnt = 16},
+     {0, 4, 4, 0, 0, 0}},
+    {"5 recorded",
+     {.batch = 64, .room = IN_PLACE(20), TRAIN, .is_deterministic = 1},
+     {.recorded = {2, 4, 16}},
+     {0, 4, 4, 0, 0, 0}},
+    {"5 all of it",
+     {.batch = 64, .room = IN_PLACE(64), TRAIN, .is_deterministic = 1},
+     {RECORDED},
+     {0, 1, 1, 0, 0, 0}},
+    {"5 an evaluation",
+     {.batch = 64, .room = IN_PLACE(20), .can_record = 1, .is_deterministic = 1},
+     {RECORDED},
+     {0, 4, 4, 0, 0, 0}},
+    {"5 no recordings",
+     {.batch = 64, .room = IN_PLACE(20), .is_training = 1, .is_deterministic = 1},
+     {RECORDED},
+     {0, 4, 4, 0, 0, 0}},
+    {"5 no limit",
+     {.batch = 64, .most = 20, .room = NO, TRAIN, .is_deterministic = 1},
+     {RECORDED},
+     {0, 4, 4, 0, 0, 0}},
+    {"5 what is left",
+     {.batch = 64, .rest = 48, .ran = 16, .room = IN_PLACE(20), TRAIN, .is_deterministic = 1},
+     {RECORDED},
+     {0, 3, 3, 0, 0, 0}},
+    {"5 memory is short",
+     {.batch = 64, .room = IN_PLACE(20), TRAIN, .is_deterministic = 1, .is_short = 1},
+     {RECORDED},
+     {0, 4, 4, 0, 0, 0}},
+    {"5 times do not count",
+     {.batch = 64, .room = IN_PLACE(64), TRAIN, .is_deterministic = 1},
+     {RECORDED, TIMED(.1, 1, 1, 9)},
+     {0, 1, 1, 0, 0, 0}},
+    {"5 alone",
+     {.batch = 64,
+      .room = IN_PLACE(20),
+      .room_alone = APART(64),
+      TRAIN,
+      .is_deterministic = 1,
+      .may_go_alone = 1},
+     {RECORDED, .learnt = 16},
+     {0, 1, 4, 1, 0, 0}},
+    {"5 alone above the most",
+     {.batch = 64,
+      .most = 20,
+      .room = IN_PLACE(20),
+      .room_alone = APART(64),
+      TRAIN,
+      .is_deterministic = 1,
+      .may_go_alone = 1},
+     {RECORDED, .learnt = 16},
+     {0, 4, 4, 0, 0, 0}},
+    {"5 beside an accumulator",
+     {.batch = 64, .room = APART(64), TRAIN, .is_deterministic = 1, .may_go_alone = 1},
+     {RECORDED},
+     {0, 1, 1, 0, 0, 0}},
+    {"5 alone again",
+     {.batch = 64,
+      .room = APART(64),
+      TRAIN,
+      .is_deterministic = 1,
+      .may_go_alone = 1,
+      .was_whole = 1},
+     {RECORDED},
+     {0, 1, 1, 1, 0, 0}},
+
+    {"6 the smallest candidate",
+     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
+     {8, 1, 1, 0, 0, 0}},
+    {"6 of few that fit",
+     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(16), TRAIN},
+     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
+     {4, 4, 4, 0, 0, 0}},
+    {"6 legal",
+     {.batch = 64, .rest = 48, .ran = 12, .least = 12, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .batches = 1, .runs = {{1, 12, .125}}},
+     {16, 1, 1, 0, 0, 0}},
+    {"6 smaller ones need more",
+     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .too_small = 15, .batches = 1, .runs = {{1, 2, .1}}},
+     {16, 1, 1, 0, 0, 0}},
+    {"6 all are too small",
+     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(16), TRAIN},
+     {RECORDED, .too_small = 99, .batches = 1, .runs = {{1, 2, .1}}},
+     {16, 4, 4, 0, 0, 0}},
+    {"6 grows",
+     {.batch = 64, .rest = 54, .ran = 8, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .batches = 1, .runs = {{1, 2, .1}, {1, 8, .2}}},
+     {16, 1, 1, 0, 0, 0}},
+    {"6 all that is left",
+     {.batch = 24, .rest = 12, .ran = 8, .room = IN_PLACE(20), TRAIN},
+     {RECORDED, .batches = 1, .runs = {{1, 8, .2}}},
+     {0, 1, 1, 0, 0, 0}},
+    {"6 all at once",
+     {.batch = 64, .room = IN_PLACE(64), TRAIN, .all_at_once = 1},
+     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
+     {0, 8, 1, 0, 0, 0}},
+    {"6 memory is short",
+     {.batch = 64, .room = IN_PLACE(64), TRAIN, .is_short = 1},
+     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
+     {0, 1, 1, 0, 0, 0}},
+    {"6 memory changes",
+     {.batch = 64, .before = 2, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .batches = 2, .runs = {{1, 32, .1}}},
+     {0, 1, 1, 0, 0, 0}},
+    {"6 memory is as it was",
+     {.batch = 64, .before = 1, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .batches = 2, .runs = {{1, 16, .1}}},
+     {32, 1, 1, 0, 0, 0}},
+    {"6 it was in a plan that has begun",
+     {.batch = 64, .before = 2, .rest = 32, .ran = 32, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .batches = 2, .runs = {{1, 16, .1}, {1, 32, .2}, {2, 32, .2}}},
+     {16, 1, 1, 0, 0, 0}},
+    {"6 no clock",
+     {.batch = 64, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, .batches = 2},
+     {0, 1, 1, 0, 0, 0}},
+    {"6 alone",
+     {.batch = 64, .room = IN_PLACE(32), .room_alone = APART(64), TRAIN, .may_go_alone = 1},
+     {RECORDED, .batches = 3, .runs = {{1, 32, 1}, {2, 32, 1}}},
+     {0, 1, 2, 1, 0, 0}},
+
+    {"7 the fastest",
+     {.batch = 64, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, TIMED(1, 2.1, 4.2, 8.4)},
+     {0, 8, 1, 0, 0, 0}},
+    {"7 of another batch",
+     {.batch = 20, .room = IN_PLACE(64), TRAIN, .is_short = 1},
+     {RECORDED, TIMED(1, 3, 6, 12)},
+     {0, 3, 1, 0, 0, 0}},
+    {"7 the fastest that fits",
+     {.batch = 64, .room = IN_PLACE(16), TRAIN, .is_short = 1},
+     {RECORDED, TIMED(1, 1.9, 3, 5)},
+     {0, 4, 4, 0, 0, 0}},
+    {"7 in use",
+     {.batch = 64, .current = 2, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, TIMED(1, 2, 4, 7.9)},
+     {0, 2, 1, 0, 0, 0}},
+    {"7 clearly slower",
+     {.batch = 64, .current = 2, .room = IN_PLACE(64), TRAIN},
+     {RECORDED, TIMED(1, 2, 4, 7.8)},
+     {0, 1, 1, 0, 0, 0}},
+    {"7 alone is the fastest",
+     {.batch = 64,
+      .room = IN_PLACE(32),
+      .room_alone = APART(64),
+      TRAIN,
+      .may_go_alone = 1,
+      .is_short = 1},
+     {RECORDED, TIMED(1, 2, 4, 7)},
+     {0, 1, 2, 1, 0, 0}},
+    {"7 alone is not",
+     {.batch = 64,
+      .room = IN_PLACE(32),
+      .room_alone = APART(64),
+      TRAIN,
+      .may_go_alone = 1,
+      .is_short = 1},
+     {RECORDED, TIMED(1, 2, 4, 9)},
+     {0, 2, 2, 0, 0, 0}},
+    {"7 alone, no clock",
+     {.batch = 64, .room = IN_PLACE(32), .room_alone = APART(64), TRAIN, .may_go_alone = 1},
+     {RECORDED},
+     {0, 1, 2, 1, 0, 0}},
+    {"7 whole again",
+     {.batch = 64, .room = APART(64), TRAIN, .may_go_alone = 1, .was_whole = 1},
+     {RECORDED, TIMED(1, 2, 4, 7)},
+     {0, 1, 1, 1, 0, 0}},
+    {"7 whole",
+     {.batch = 64, .room = APART(64), TRAIN, .may_go_alone = 1},
+     {RECORDED, TIMED(1, 2, 4, 7)},
+     {0, 1, 1, 0, 0, 0}},
+    {"7 smaller than an eighth",
+     {.batch = 256, .room = IN_PLACE(256), TRAIN, .is_short = 1},
+     {RECORDED, .batches = 3, .runs = {{1, 16, 1}, {2, 16, 1}, {1, 64, 9}, {2, 64, 9}}},
+     {0, 16, 1, 0, 0, 0}},
+
+    {"8 starts over",
+     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN, .normalises = 1},
+     {RECORDED, .batches = 1, .runs = {{1, 2, .1}}},
+     {8, 1, 1, 0, 0, 1}},
+    {"8 no clock",
+     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(64), TRAIN, .normalises = 1},
+     {RECORDED},
+     {0, 1, 1, 0, 0, 1}},
+    {"8 as large as others are",
+     {.batch = 64, .rest = 62, .ran = 2, .room = IN_PLACE(2), TRAIN, .normalises = 1},
+     {RECORDED},
+     {0, 31, 31, 0, 0, 0}},
+    {"8 large enough",
+     {.batch = 64, .rest = 56, .ran = 8, .room = IN_PLACE(64), TRAIN, .normalises = 1},
+     {RECORDED, .batches = 1, .runs = {{1, 8, .1}}},
+     {16, 1, 1, 0, 0, 0}},
+    {"8 large enough of a large batch",
+     {.batch = 256, .rest = 248, .ran = 8, .room = IN_PLACE(256), TRAIN, .normalises = 1},
+     {RECORDED, .batches = 1, .runs = {{1, 8, .1}}},
+     {32, 1, 1, 0, 0, 0}},
+};
+
+START_TEST(batches_are_split) {
+    mt__facts f = rows[_i].facts;
+    mt__kind *k = kind_of(&rows[_i].known);
+
+    if (!f.rest) f.rest = f.batch;
+    if (!f.most) f.most = f.batch;
+    if (!f.least) f.least = 1;
+    if (!f.room_told) f.room_told = f.room;
+    if (!f.room_alone) f.room_alone = f.room;
+    mt__split s = mt__split_batch(&f, k), e = rows[_i].split;
+    ck_assert_msg(s.single == e.single && s.chunks == e.chunks && s.fewest == e.fewest &&
+                      s.alone == e.alone && s.discard == e.discard &&
+                      s.starts_over == e.starts_over,
+                  "%s: {%zu, %zu, %zu, %d, %d, %d}", rows[_i].name, s.single, s.chunks, s.fewest,
+                  s.alone, s.discard, s.starts_over);
+    mt__kind_free(k);
+}
+END_TEST
+
+START_TEST(the_smallest_legal_split) {
+    static const struct {
+        size_t samples, least, largest;
+    } cases[] = {{11, 6, 11}, {12, 6, 6}, {13, 6, 7}, {5, 6, 5}, {5, 0, 1}};
+
+    for (int i = 0; i < LENGTH(cases); i++)
+        ck_assert_uint_eq(mt__attainable(cases[i].samples, cases[i].least), cases[i].largest);
+}
+END_TEST
+
+static Suite *suite_split(void) {
+    Suite *suite = suite_create("split");
+    TCase *rules = suite_case(suite, "rules");
+
+    tcase_add_loop_test(rules, batches_are_split, 0, LENGTH(rows));
+    tcase_add_test(rules, the_smallest_legal_split);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_split());
+}
