@@ -85,7 +85,10 @@ static int crosses_device(const mt_policy *p, unsigned rungs) {
 }
 
 static void arrive(mt_policy *p, unsigned rungs) {
-    if (crosses_device(p, rungs)) p->device_wait.steps = 0;
+    if (crosses_device(p, rungs)) {
+        p->device_wait.steps = 0;
+        p->shortage.limit = 0; /* it is the other device's */
+    }
     p->rungs_wait.steps = 0;
     p->ladder.rungs = rungs;
 }

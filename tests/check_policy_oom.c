@@ -224,6 +224,27 @@ START_TEST(unexplained_again) {
 }
 END_TEST
 
+/* What takes the memory of one device takes none of another's. */
+START_TEST(a_shortage_stays_behind) {
+    mt_policy_options options = {.deterministic = 1, .allow_rungs = MT_RUNG_BIT(MT_RUNG_CPU)};
+    device dev =
+        device_new(need(40), options, (mt_backend_info){.rungs = MT_RUNG_BIT(MT_RUNG_CPU)});
+    unsigned attempt = 0;
+
+    dev.cpu_budget = need(400);
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    while (!dev.rungs) {
+        ck_assert_uint_le(++attempt, 30);
+        if (answer(&dev, oom_in_a_shortage(&dev, 1, mt_plan_chunk(&dev.plan, 0), attempt)) ==
+            MT_ACTION_REPLAN)
+            ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    }
+    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    check_balanced(&dev.plan, 64, 1);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* In a shortage that lasts each try costs one OOM, or two: no second try, no clear, no way down from the top. */
 START_TEST(a_try_in_vain) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
@@ -453,6 +474,7 @@ static Suite *suite_policy_oom(void) {
     tcase_add_test(oom, oom_not_by_the_budget);
     tcase_add_loop_test(oom, oom_injected_for_ever, 0, 4);
     tcase_add_test(oom, unexplained_again);
+    tcase_add_test(oom, a_shortage_stays_behind);
     tcase_add_loop_test(oom, a_try_in_vain, 0, 2);
     tcase_add_loop_test(oom, oom_fixed_plan, 0, 4);
     tcase_add_loop_test(oom, oom_fixed_plan_and_rungs, 0, 2);
