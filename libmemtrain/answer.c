@@ -17,12 +17,6 @@ static size_t asked_in_all(const mt_oom *oom) {
     return mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
 }
 
-/* Bytes that a chunk needs at least, above its start. */
-static size_t need_of(const mt_oom *oom) {
-    size_t asked = asked_in_all(oom);
-    return asked - mt__min(asked, oom->allocated_before_bytes);
-}
-
 /*
  * Whether what may be allocated explains the refusal: so it does without evidence, in a chunk. Begin and apply have no
  * size that could be wrong.
@@ -80,7 +74,7 @@ static size_t room_of(const mt_policy *p, const mt_oom *oom) {
 
 /* The size did not fit: it needs more than there was. */
 static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
-    size_t need = oom->refused ? need_of(oom) : 0;
+    size_t need = oom->refused ? mt__policy_seen_need(oom) : 0;
     mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room, need,
                   p->is_recording ? p->recording : NULL);
 }

@@ -216,21 +216,6 @@ static size_t base_of(const mt_trainer *t, const mt__work *w, const mt_memory *b
     return is_told(t, w) ? w->allocated_before : before->allocated_bytes;
 }
 
-/* As mt_policy_new has it where describe knows: what the user says of the smallest chunk goes first. */
-static mt_status check_sizes(const mt_policy_options *o, size_t least) {
-    size_t fixed = o->micro_batch, most = o->max_micro_batch;
-    if (o->min_micro_batch) return MT_OK;
-    MT__CHECK(!fixed || fixed >= least,
-              "mt_policy_options: micro_batch is %zu; the backend accepts chunks of at least %zu, "
-              "since they normalise over their samples",
-              fixed, least);
-    MT__CHECK(!most || most >= least,
-              "mt_policy_options: max_micro_batch is %zu; the backend accepts chunks of at least "
-              "%zu, since they normalise over their samples",
-              most, least);
-    return MT_OK;
-}
-
 static size_t smallest_in(const mt_plan *plan) {
     size_t smallest = SIZE_MAX;
     for (size_t i = 0; i < mt_plan_chunks(plan); i++)
@@ -245,7 +230,8 @@ static size_t smallest_in(const mt_plan *plan) {
  */
 static mt_status learn_of_norm(mt_trainer *t, mt__work *w, size_t count) {
     size_t least = mt__max(2, t->info.min_micro_batch), fixed = t->policy_options.micro_batch;
-    mt_status status = check_sizes(&t->policy_options, least);
+    mt_status status = mt__check_backend_sizes(&t->policy_options, least,
+                                               ", since they normalise over their samples");
     if (status != MT_OK) return w->forced ? mt_set_error(MT_OK, "%s", "") : status;
     t->info.normalises_over_batch = t->normalises = 1;
     t->info.min_micro_batch = least;

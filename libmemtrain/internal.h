@@ -42,6 +42,13 @@ mt_status mt__plan_append(mt_plan *plan, size_t samples, size_t chunks);
 size_t mt__smallest_chunk(const mt_policy_options *options, const mt_backend_info *info);
 
 /*
+ * MT_EINVAL where sizes that are fixed are below the backend's smallest chunk; what the user says of that goes first.
+ * since: the end of the line, "" or why.
+ */
+mt_status mt__check_backend_sizes(const mt_policy_options *options, size_t least,
+                                  const char *since);
+
+/*
  * The largest chunk of the smallest legal cut of so many samples: 11 samples in chunks of at least 6
  * are one of 11.
  */

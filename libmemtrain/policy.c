@@ -27,16 +27,15 @@ static mt_status check_sizes(const mt_policy_options *o) {
     return MT_OK;
 }
 
-/* What the backend says holds where the user has not said otherwise. */
-static mt_status check_backend_sizes(const mt_policy_options *o, size_t least) {
+mt_status mt__check_backend_sizes(const mt_policy_options *o, size_t least, const char *since) {
     if (o->min_micro_batch) return MT_OK;
     MT__CHECK(o->micro_batch == 0 || o->micro_batch >= least,
-              "mt_policy_options: micro_batch is %zu; the backend accepts chunks of at least %zu",
-              o->micro_batch, least);
+              "mt_policy_options: micro_batch is %zu; the backend accepts chunks of at least %zu%s",
+              o->micro_batch, least, since);
     MT__CHECK(o->max_micro_batch == 0 || o->max_micro_batch >= least,
               "mt_policy_options: max_micro_batch is %zu; the backend accepts chunks of at least "
-              "%zu",
-              o->max_micro_batch, least);
+              "%zu%s",
+              o->max_micro_batch, least, since);
     return MT_OK;
 }
 
@@ -89,7 +88,7 @@ mt_status mt_policy_new(const mt_policy_options *options, const mt_backend_info 
     MT__CHECK(!info || info->size >= sizeof info->size,
               "mt_policy_new: info->size is not set; sizeof(mt_backend_info) is accepted");
     if (info) mt__copy_versioned(&told, sizeof told, info, info->size);
-    if (status == MT_OK) status = check_backend_sizes(&own, told.min_micro_batch);
+    if (status == MT_OK) status = mt__check_backend_sizes(&own, told.min_micro_batch, "");
     if (status != MT_OK) return status;
     mt_policy *p = mt__alloc(1, sizeof *p);
     if (!p) return mt_set_error(MT_ENOMEM, "mt_policy_new: out of host memory");

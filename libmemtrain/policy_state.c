@@ -125,11 +125,15 @@ size_t mt__policy_room_alone(const mt_policy *p, const mt_memory *memory) {
 
 /* ---- for reports ------------------------------------------------------------------------------- */
 
+size_t mt__policy_seen_need(const mt_oom *oom) {
+    size_t asked = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
+    return asked - mt__min(asked, oom->allocated_before_bytes);
+}
+
 mt__need mt__policy_need(const mt_policy *p, const mt_oom *oom, size_t chunk) {
     size_t predicted = mt_policy_predict_bytes(p, oom->mode, chunk);
-    size_t seen = mt__add(oom->refused_in_use_bytes, oom->refused_bytes);
-    seen -= mt__min(seen, oom->allocated_before_bytes);
-    if (oom->chunk > chunk) seen = 0; /* a larger one has asked for more */
+    size_t seen =
+        oom->chunk > chunk ? 0 : mt__policy_seen_need(oom); /* a larger one asks for more */
     return (mt__need){chunk, mt__max(seen, predicted), seen > predicted};
 }
 

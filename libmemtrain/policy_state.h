@@ -126,6 +126,9 @@ mt__kind *mt__policy_find_kind(const mt_policy *policy, mt_mode mode, unsigned r
 /* That of the chunks that run now. It is there once a plan was made. */
 mt__kind *mt__policy_current(mt_policy *policy, mt_mode mode);
 
+/* Bytes above its start that a refused chunk had and asked for; 0: no evidence. */
+size_t mt__policy_seen_need(const mt_oom *oom);
+
 /* ---- savers.c, which calls nothing above it ---- */
 
 /* Samples of a step on this batch, less where the batch was made smaller; and the rate's factor. */

@@ -42,10 +42,8 @@ for file in recording memory_model sizes kind split policy_state; do
     judge "policy $file" "$(grep -HnE "$include\"" libmemtrain/$file.[ch] | grep -vE "\"($below)\.h\"" || true)"
 done
 # Calls go one way too: what the driver and the answers define is not called from below them.
-for file in answer savers clear; do
-    judge "policy $file" "$(grep -HnE 'mt_policy_(plan|extend|oom|observe|clear|cleared|select|recording)\(' \
-        libmemtrain/policy_state.c libmemtrain/savers.c libmemtrain/split.c libmemtrain/kind.c || true)"
-done
+judge "policy calls" "$(grep -HnE 'mt_policy_(plan|extend|oom|observe|clear|cleared|select|recording)\(' \
+    libmemtrain/policy_state.c libmemtrain/savers.c libmemtrain/split.c libmemtrain/kind.c || true)"
 own=$(cd libmemtrain_memory && echo *.h | tr ' ' '|')
 judge memory "$(grep -HnE "$include(\"|<memtrain/($over_torch))" libmemtrain_memory/*.[ch] \
     include/memtrain/arena.h include/memtrain/sim.h |

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints how much there is to read of the policy: lines of code without comments and blank lines, files, fields of
-# struct mt_policy with those of nested structs, and numbers in tuned.h.
+# Prints how much there is to read of the policy: lines of code without comments and blank lines, files, and numbers
+# in tuned.h.
 set -eu
 cd "$(dirname "$0")/../libmemtrain"
 files="policy.c policy_state.c split.c answer.c savers.c clear.c kind.c sizes.c memory_model.c policy_state.h split.h kind.h sizes.h tuned.h"
