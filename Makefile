@@ -286,7 +286,7 @@ endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: all setup core run data check check-core check-torch check-oom check-asan check-ubsan check-tsan
+.PHONY: all setup core run data check check-core check-torch check-oom check-asan check-tsan
 .PHONY: check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
 
@@ -364,23 +364,21 @@ check-oom: all $(OOM_TESTS) ## every single allocation fails in turn (slow)
 	@MT_TEST_SLOW=1 $(run_tests) $(call by_cases,$(call chosen,$(OOM_TESTS)))
 
 # gcc's and clang's sanitizers; libtorch itself is not instrumented, and it keeps memory to the end.
-check-asan: ## all suites under the address sanitizer, in build/asan
-	+@$(MAKE) --no-print-directory BUILD=build/asan SANITIZE=address check-core
-	+@ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 \
-	    $(MAKE) --no-print-directory BUILD=build/asan SANITIZE=address check-torch
-
-check-ubsan: ## all suites under the undefined-behaviour sanitizer, in build/ubsan
-	+@$(MAKE) --no-print-directory BUILD=build/ubsan SANITIZE=undefined check-core
-	+@UBSAN_OPTIONS=print_stacktrace=1 \
-	    $(MAKE) --no-print-directory BUILD=build/ubsan SANITIZE=undefined check-torch
+# Code of ours is not optimised unless flags are given: most of the time is libtorch's.
+check-asan: ## all suites under the sanitizers of addresses and of undefined behaviour, in build/asan
+	+@UBSAN_OPTIONS=print_stacktrace=1 CK_TIMEOUT_MULTIPLIER=10 \
+	    $(MAKE) --no-print-directory BUILD=build/asan SANITIZE=address,undefined check-core
+	+@ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 CK_TIMEOUT_MULTIPLIER=10 \
+	    $(MAKE) --no-print-directory BUILD=build/asan SANITIZE=address,undefined \
+	    CFLAGS='$(call unoptimised,CFLAGS)' CXXFLAGS='$(call unoptimised,CXXFLAGS)' check-torch
 
 # Threads: the core whole, and of the rest the suites of the shim and of what runs threads of its own. libtorch is not
 # instrumented, and of OpenMP's threads there is one: their barriers cannot be seen.
 TSAN := $(basename $(notdir $(wildcard tests/check_shim_*.cpp tests/check_ex_batches.cpp)))
 TSAN_OPTIONS_SET := suppressions=$(CURDIR)/tests/tsan.suppressions:halt_on_error=0:exitcode=66
 check-tsan: ## the core's suites and the shim's under the thread sanitizer, in build/tsan (SUITES="check_shim_threads")
-	+@$(if $(SUITES),,TSAN_OPTIONS='$(TSAN_OPTIONS_SET)' $(MAKE) --no-print-directory BUILD=build/tsan \
-	    SANITIZE=thread check-core)
+	+@$(if $(SUITES),,TSAN_OPTIONS='$(TSAN_OPTIONS_SET)' CK_TIMEOUT_MULTIPLIER=20 \
+	    $(MAKE) --no-print-directory BUILD=build/tsan SANITIZE=thread check-core)
 	+@TSAN_OPTIONS='$(TSAN_OPTIONS_SET)' OMP_NUM_THREADS=1 CK_TIMEOUT_MULTIPLIER=20 \
 	    $(MAKE) --no-print-directory BUILD=build/tsan SANITIZE=thread CFLAGS='$(call unoptimised,CFLAGS)' \
 	    CXXFLAGS='$(call unoptimised,CXXFLAGS)' QUICK='$(or $(SUITES),$(TSAN))' SUITES= check-quick
@@ -443,7 +441,7 @@ distcheck: ## make it twice and compare; build, install and check the core from 
 	+@MAKE='$(MAKE)' sh setup/dist.sh --check
 
 clean: ## remove what was compiled; keep the fetched libtorch
-	$(Q)rm -rf build/asan build/ubsan build/tsan build/coverage build/fuzz \
+	$(Q)rm -rf build/asan build/tsan build/coverage build/fuzz \
 	    $(foreach build,$(BUILD) $(wildcard build/versions/*),$(addprefix $(build)/,obj lib install examples tests pages))
 
 distclean: ## remove build/ altogether

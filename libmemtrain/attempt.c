@@ -104,7 +104,7 @@ static void on_event(void *user, void *address, int64_t bytes) {
 /* Whether chunks run with the rungs that the policy takes them to: those of a replay may not. */
 static int is_of_the_policys_kind(const mt_trainer *t) {
     const unsigned no_kind = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-    return ((t->rungs ^ mt__policy_rungs(t->policy)) & ~no_kind) == 0;
+    return ((t->rungs ^ mt_policy_rungs(t->policy)) & ~no_kind) == 0;
 }
 
 /*
@@ -196,8 +196,8 @@ void mt__note_oom(mt__work *w, mt_phase phase, size_t chunk, const mt_chunk_resu
 static mt_status mark(mt_trainer *t, mt__work *w) {
     w->marked = 0;
     if (w->mode != MT_TRAIN || (w->forced ? t->holding : !w->plan.keep)) return MT_OK;
-    if (w->forced) mt__policy_keeps(t->policy, 1);
-    mt_status status = t->backend.mark(t->backend.self);
+    mt_status status = w->forced ? mt_policy_given(t->policy, 1) : MT_OK;
+    if (status == MT_OK) status = t->backend.mark(t->backend.self);
     w->marked = status == MT_OK;
     if (!t->holding) return status; /* its gradients have no other place */
     return status == MT_EDEVMEM || status == MT_ENOTSUP ? MT_OK : status;
@@ -229,13 +229,14 @@ static size_t smallest_in(const mt_plan *plan) {
  * kept, or refused; chunks that are given are the caller's affair.
  */
 static mt_status learn_of_norm(mt_trainer *t, mt__work *w, size_t count) {
-    size_t least = mt__max(2, t->info.min_micro_batch), fixed = t->policy_options.micro_batch;
-    mt_status status = mt__check_backend_sizes(&t->policy_options, least,
-                                               ", since they normalise over their samples");
+    size_t least, fixed = t->policy_options.micro_batch;
+    mt_backend_info now = t->info;
+    now.normalises_over_batch = 1;
+    now.min_micro_batch = mt__max(2, t->info.min_micro_batch);
+    mt_status status = mt_policy_describe(t->policy, &now);
     if (status != MT_OK) return w->forced ? mt_set_error(MT_OK, "%s", "") : status;
-    t->info.normalises_over_batch = t->normalises = 1;
-    t->info.min_micro_batch = least;
-    mt__policy_normalises(t->policy, least);
+    t->info = now;
+    t->normalises = 1;
     least = mt__smallest_chunk(&t->policy_options, &t->info);
     if (w->forced || w->plan.alone || (fixed && smallest_in(&w->plan) >= least)) return MT_OK;
     w->again = count < w->count;

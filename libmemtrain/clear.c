@@ -36,14 +36,12 @@ static int is_affordable(const mt_policy *p, int is_late) {
     return is_late;
 }
 
-mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
-                                size_t predicted_peak_bytes) {
+mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory) {
     if (!mt__handle_is(policy, MT__KIND_POLICY) || !memory || (unsigned)mode >= MT__MODES)
         return MT_CLEAR_NOT;
-    (void)predicted_peak_bytes;
     int every = mode == MT_TRAIN ? policy->options.clear_every : policy->options.eval_clear_every;
     int changed =
-        policy->has_mode && (policy->last_mode != mode || policy->last_shape != policy->shape);
+        policy->has_mode && (policy->last_mode != mode || policy->last_shape != policy->shape.id);
     int retried = has_retried(policy, memory);
     uint64_t calls = policy->calls[mode]++;
     uint64_t call = policy->calls[MT_TRAIN] + policy->calls[MT_EVALUATE];
@@ -51,7 +49,7 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
     int evidence = has_evidence(memory, retried, changed, is_late);
     policy->has_mode = 1;
     policy->last_mode = mode;
-    policy->last_shape = policy->shape;
+    policy->last_shape = policy->shape.id;
     if (every > 0) return calls && calls % (uint64_t)every == 0 ? MT_CLEAR_EVERY : MT_CLEAR_NOT;
     if (every != MT_CLEAR_AUTO || !evidence || !is_affordable(policy, is_late)) return MT_CLEAR_NOT;
     policy->cleared_at = call;

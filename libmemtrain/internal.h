@@ -69,36 +69,6 @@ mt__need mt__policy_least_need(const mt_policy *policy);
 /* Bytes that the allocator holds and no tensor uses. */
 size_t mt__cached(const mt_memory *memory);
 
-/* The next plan is for another step, also if the last one failed before it was planned again. */
-void mt__policy_begin_step(mt_policy *policy);
-
-/* Whether chunks that are given run with gradients of their own, as one alone does, or in place. */
-void mt__policy_keeps(mt_policy *policy, int keep);
-
-/* The next plan is for the same step as the last one, without memory having run out in between. */
-void mt__policy_same_step(mt_policy *policy);
-
-/* The backend has no recordings: no chunk is to run for the sake of one. */
-void mt__policy_cannot_record(mt_policy *policy);
-
-/* The backend is told of all chunks before the first, so what one shows comes too late for the others. */
-void mt__policy_is_told(mt_policy *policy);
-
-/* The bytes of gradients are those of info from now on. */
-void mt__policy_describe(mt_policy *policy, const mt_backend_info *info);
-
-/* A chunk of so many samples ran and was taken back. Without units it has left no other trace, and is not to run again. */
-void mt__policy_recorded(mt_policy *policy, mt_mode mode, size_t samples);
-
-/* Chunks turn out to normalise over their samples, of which the smallest legal one has at least so many. */
-void mt__policy_normalises(mt_policy *policy, size_t least);
-
-/* mt_policy_rung_failed of a rung that there is. */
-void mt__policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why);
-
-/* The rungs that the policy's observations are of. */
-unsigned mt__policy_rungs(const mt_policy *policy);
-
 #define MT__CHECK(condition, ...)                                                                  \
     do {                                                                                           \
         if (!(condition)) return mt_set_error(MT_EINVAL, __VA_ARGS__);                             \

@@ -83,7 +83,7 @@ int mt__kind_is_sure(const mt__kind *k, mt__way way, size_t samples) {
     const mt__range *r = &k->range[range_of(k, samples)];
     int is_unmet = k->change > r->top && samples >= k->change;
     if (k->is_partial || samples < r->from || is_unmet) return 0;
-    return samples == r->from || r->from < r->top;
+    return !k->is_inherited && (samples == r->from || r->from < r->top);
 }
 
 /* The largest size that fits as recordings say: of the highest range of which one does. */
@@ -139,7 +139,7 @@ size_t mt__kind_largest(const mt__kind *k, mt__way way, size_t room) {
 }
 
 int mt__kind_rules_out(const mt__kind *k, mt__way way, size_t samples, size_t room) {
-    if (!mt__kind_is_recorded(k, way)) return 0;
+    if (!mt__kind_is_recorded(k, way) || k->is_inherited) return 0;
     const mt__range *r = &k->range[range_of(k, samples)];
     const mt_memory_model *model = r->model[way];
     size_t told = mt_memory_model_peak(model, r->from);
@@ -176,6 +176,7 @@ void mt__kind_forget(mt__kind *k) {
 /* ---- recordings -------------------------------------------------------------------------------- */
 
 int mt__kind_wants_recording(const mt__kind *k, size_t samples) {
+    if (k->is_inherited) return 0;
     if (!k->ranges || k->is_partial) return 1;
     const mt__range *r = &k->range[range_of(k, samples)];
     return samples < r->from || samples > r->top;
@@ -191,6 +192,11 @@ static mt_status make_range(const mt_recording *small, const mt_recording *large
     mt_log(MT_LOG_WARNING, "a recording is dropped: %s", mt_last_error());
     free_models(out->model);
     return status;
+}
+
+void mt__kind_drop_ranges(mt__kind *k) {
+    while (k->ranges) free_models(k->range[--k->ranges].model);
+    k->is_partial = k->is_inherited = 0;
 }
 
 static void replace_range(mt__kind *k, size_t i, const mt__range *with) {
@@ -251,11 +257,7 @@ static int join(mt__kind *k, size_t i, const mt_recording *other) {
 /* A recording of a size that no range speaks for. */
 static void take_recording(mt__kind *k, mt_recording **recording) {
     const mt_recording *r = *recording;
-    if (k->is_partial) {
-        free_models(k->range[0].model);
-        k->ranges = 0;
-        k->is_partial = 0;
-    }
+    if (k->is_partial) mt__kind_drop_ranges(k);
     if (!k->ranges) {
         begin_range(k, 0, recording);
         return;
@@ -320,10 +322,19 @@ static void note_run(mt__limits *l, size_t samples, size_t room) {
     if (room && (!l->smallest_ran || samples < l->smallest_ran)) l->smallest_ran = samples;
 }
 
+/* What other lengths told of it is dropped where it is not so: kernels are others. */
+static void check_inherited(mt__kind *k, mt__way way, size_t samples, size_t peak) {
+    if (!k->is_inherited || !peak || !mt__kind_is_recorded(k, way)) return;
+    size_t told = mt__kind_recorded(k, way, samples);
+    if ((peak > told ? peak - told : told - peak) <= told / LENGTH_TOLERANCE) return;
+    mt__kind_drop_ranges(k);
+}
+
 void mt__kind_learn(mt__kind *k, mt__way way, size_t samples, size_t peak, size_t room,
                     mt_recording **recording) {
     const mt_recording *r = *recording;
     k->has_run = 1;
+    check_inherited(k, way, samples, peak);
     if (r && !r->incomplete && r->allocations && (way == MT__IN_PLACE || r->handed_over))
         take_recording(k, recording);
     /* What a chunk needs with gradients apart it needs at most with them in place. */
@@ -360,6 +371,12 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
     size_t told = mt__kind_predict(k, way, samples),
            least = mt__max(need, room == SIZE_MAX ? 0 : room + 1);
     int is_again = k->plans < f->until && samples < f->chunk; /* the smaller chunk fails too */
+    /* Kernels are others than those of the lengths that told of it: it begins as a kind alone does. */
+    if (k->is_inherited && need > told) {
+        mt__kind_drop_ranges(k);
+        k->has_run = 0;
+        told = 0;
+    }
     if (told && least > told) {
         size_t more = mt__add(l->residual, least - told);
         l->residual = is_again ? mt__max(more, 2 * l->residual) : more;

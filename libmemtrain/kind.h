@@ -56,6 +56,8 @@ typedef struct mt__seen {
 typedef struct mt__kind mt__kind;
 struct mt__kind {
     mt__key key;
+    uint64_t family;     /* mt_shape's */
+    size_t length;       /* 0: not known */
     mt__kind *next;      /* with the same hash */
     uint64_t used;       /* when it was last asked for */
     uint64_t plans;      /* steps that were planned with it */
@@ -63,6 +65,7 @@ struct mt__kind {
     mt_recording *first; /* the recording of the newest range while it is the only one, or NULL */
     mt__range range[MT__RANGES];
     size_t ranges;
+    int is_inherited; /* the ranges were told from other lengths, and no chunk has shown them to be wrong */
     int is_partial; /* the only range is of a chunk that was cut short: it needs as much at least */
     int has_run;    /* a chunk went through */
     size_t too_small; /* chunks up to that size need more than larger ones; 0: none do */
@@ -127,6 +130,9 @@ void mt__kind_learn(mt__kind *kind, mt__way way, size_t samples, size_t peak, si
  */
 void mt__kind_fail(mt__kind *kind, mt__way way, size_t samples, size_t room, size_t need,
                    mt_recording *recording);
+
+/* All that recordings, or other lengths, have told of peaks. */
+void mt__kind_drop_ranges(mt__kind *kind);
 
 /* The entry of a batch size, or NULL; and one to overwrite. */
 mt__seen *mt__kind_find_seen(mt__kind *kind, size_t samples);

@@ -10,6 +10,8 @@
  */
 #include "recording.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,13 +20,22 @@ typedef struct line {
     int64_t start, rise;
 } line;
 
+/* The envelope of one sample length. */
+typedef struct part {
+    size_t from;  /* samples of the smaller recording */
+    size_t run;   /* samples between the recordings */
+    size_t count; /* of lines, in rising order of rise */
+    double weight;
+} part;
+
 struct mt_memory_model {
-    size_t from;   /* samples of the smaller recording */
-    size_t run;    /* samples between the recordings */
     size_t margin; /* bytes without a partner */
-    size_t count;
-    line lines[]; /* the envelope, in rising order of rise */
+    size_t parts;  /* 1, of weight 1; or MT__LENGTHS */
+    part part[MT__LENGTHS];
+    line lines[]; /* of all parts, one after the other */
 };
+
+static const int64_t MOST_BYTES = INT64_MAX / 8; /* of a line that was written */
 
 /* ---- pairing --------------------------------------------------------------------------------- */
 
@@ -279,10 +290,9 @@ static mt_status finish(const line *lines, size_t count, size_t from, size_t run
         mt__free(model);
         return out_of_memory();
     }
-    model->from = from;
-    model->run = run;
     model->margin = margin;
-    model->count = count;
+    model->parts = 1;
+    model->part[0] = (part){from, run, count, 1};
     memcpy(model->lines, lines, count * sizeof *lines);
     *out = model;
     return MT_OK;
@@ -359,31 +369,87 @@ mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *lar
     return mt__memory_model_new(small, large, 0, out);
 }
 
+void mt__memory_model_put(const mt_memory_model *model, mt__text *out) {
+    const part *p = model->part;
+    mt__put(out, " %zu %zu %zu", model->margin, p->from, p->run);
+    for (const line *l = model->lines; l < model->lines + p->count; l++)
+        mt__put(out, " %" PRId64 " %" PRId64, l->start, l->rise);
+}
+
+mt_memory_model *mt__memory_model_take(const int64_t *numbers, size_t count) {
+    mt_memory_model *model = NULL;
+    size_t lines = count < 5 ? 0 : (count - 3) / 2;
+    line *all = lines ? mt__alloc(lines, sizeof *all) : NULL;
+    int is_one = all && count % 2 && numbers[0] >= 0 && numbers[1] > 0 && numbers[2] > 0;
+    for (size_t i = 0; is_one && i < lines; i++) {
+        all[i] = (line){numbers[3 + 2 * i], numbers[4 + 2 * i]};
+        is_one = all[i].start > -MOST_BYTES && all[i].start < MOST_BYTES &&
+                 all[i].rise > -MOST_BYTES && all[i].rise < MOST_BYTES;
+    }
+    if (is_one)
+        (void)!finish(all, lines, (size_t)numbers[1], (size_t)numbers[2], (size_t)numbers[0],
+                      &model);
+    mt__free(all);
+    return model;
+}
+
 void mt_memory_model_free(mt_memory_model *model) {
     if (mt__handle_remove(model, MT__KIND_MEMORY_MODEL)) mt__free(model);
 }
 
+mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
+                                   const double weight[MT__LENGTHS], mt_memory_model **out) {
+    size_t count = 0;
+    *out = NULL;
+    for (int i = 0; i < MT__LENGTHS; i++) count += of[i]->part[0].count;
+    mt_memory_model *model = mt__alloc(1, sizeof *model + count * sizeof *model->lines);
+    if (!model || !mt__handle_add(model, MT__KIND_MEMORY_MODEL)) {
+        mt__free(model);
+        return out_of_memory();
+    }
+    line *to = model->lines;
+    for (int i = 0; i < MT__LENGTHS; i++) {
+        part *p = &model->part[model->parts++];
+        *p = of[i]->part[0];
+        p->weight = weight[i];
+        memcpy(to, of[i]->lines, p->count * sizeof *to);
+        to += p->count;
+        model->margin = mt__max(model->margin, of[i]->margin);
+    }
+    *out = model;
+    return MT_OK;
+}
+
 /* Value of a line at m, rounded up, SIZE_MAX where it leaves 63 bits. */
-static size_t value_at(const mt_memory_model *model, const line *l, size_t samples) {
-    double steps = (double)samples - (double)model->from;
-    double rough = (double)l->start + (double)l->rise * steps / (double)model->run;
+static size_t value_at(const part *p, const line *l, size_t samples) {
+    double steps = (double)samples - (double)p->from;
+    double rough = (double)l->start + (double)l->rise * steps / (double)p->run;
     if (rough > 9e18) return SIZE_MAX;
     if (rough <= 0) return 0;
     /* Exact from here: whole + rest keeps every product below 2^63. */
-    int64_t k = (int64_t)samples - (int64_t)model->from, run = (int64_t)model->run;
+    int64_t k = (int64_t)samples - (int64_t)p->from, run = (int64_t)p->run;
     int64_t whole = l->rise / run, rest = l->rise % run;
-    int64_t part = rest * k;
-    int64_t up = part / run + (part % run > 0);
+    int64_t over = rest * k;
+    int64_t up = over / run + (over % run > 0);
     int64_t value = l->start + whole * k + up;
     return value > 0 ? (size_t)value : 0;
 }
 
-size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples) {
+static size_t peak_of_part(const part *p, const line *lines, size_t samples) {
     size_t peak = 0;
-    if (!mt__handle_is(model, MT__KIND_MEMORY_MODEL)) return 0;
-    for (size_t i = 0; i < model->count; i++)
-        peak = mt__max(peak, value_at(model, &model->lines[i], samples));
+    for (size_t i = 0; i < p->count; i++) peak = mt__max(peak, value_at(p, &lines[i], samples));
     return peak;
+}
+
+size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples) {
+    double sum = 0;
+    if (!mt__handle_is(model, MT__KIND_MEMORY_MODEL)) return 0;
+    if (model->parts == 1) return peak_of_part(model->part, model->lines, samples);
+    const line *lines = model->lines;
+    for (const part *p = model->part; p < model->part + MT__LENGTHS; lines += p++->count)
+        sum += p->weight * (double)peak_of_part(p, lines, samples);
+    if (sum > 9e18) return SIZE_MAX;
+    return sum > 0 ? (size_t)ceil(sum) : 0;
 }
 
 size_t mt_memory_model_margin(const mt_memory_model *model) {
@@ -391,12 +457,24 @@ size_t mt_memory_model_margin(const mt_memory_model *model) {
 }
 
 /* Largest m at which one line is within room; SIZE_MAX where it never rises above. One that falls counts as flat. */
-static size_t largest_on(const mt_memory_model *model, const line *l, size_t room) {
+static size_t largest_on(const part *p, const line *l, size_t room) {
     if (l->rise <= 0) return (size_t)l->start <= room ? SIZE_MAX : 0;
-    double m = (double)model->from +
-               ((double)room - (double)l->start) * (double)model->run / (double)l->rise;
+    double m =
+        (double)p->from + ((double)room - (double)l->start) * (double)p->run / (double)l->rise;
     if (m < 1) return 0;
     return m > 1e15 ? SIZE_MAX : (size_t)m;
+}
+
+/* The same of a model between lengths, whose peak is taken to rise with the samples. */
+static size_t largest_between(const mt_memory_model *model, size_t room) {
+    size_t low = 0, high = 1;
+    while (high < SIZE_MAX / 4 && mt_memory_model_peak(model, high) <= room) high *= 2;
+    if (high >= SIZE_MAX / 4) return SIZE_MAX;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        *(mt_memory_model_peak(model, middle) <= room ? &low : &high) = middle;
+    }
+    return low;
 }
 
 size_t mt_memory_model_largest(const mt_memory_model *model, size_t room_bytes) {
@@ -405,8 +483,9 @@ size_t mt_memory_model_largest(const mt_memory_model *model, size_t room_bytes) 
     if (room_bytes > INT64_MAX / 4) return SIZE_MAX; /* no limit, where values would saturate */
     margin = model->margin;
     if (room_bytes < margin) return 0;
-    for (size_t i = 0; i < model->count; i++)
-        m = mt__min(m, largest_on(model, &model->lines[i], room_bytes - margin));
+    if (model->parts > 1) return largest_between(model, room_bytes - margin);
+    for (size_t i = 0; i < model->part[0].count; i++)
+        m = mt__min(m, largest_on(model->part, &model->lines[i], room_bytes - margin));
     if (m == SIZE_MAX) return m;
     /* The division was in floating point: step to the exact answer. */
     while (m > 0 && mt_memory_model_peak(model, m) > room_bytes - margin) m--;

@@ -109,61 +109,66 @@ void mt_policy_free(mt_policy *policy) {
     if (mt__handle_remove(policy, MT__KIND_POLICY)) destroy(policy);
 }
 
-mt_status mt_policy_select(mt_policy *policy, uint64_t shape) {
-    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_select");
-    policy->shape = shape;
-    return MT_OK;
-}
-
 /* ---- what the trainer tells -------------------------------------------------------------------- */
 
-void mt__policy_begin_step(mt_policy *policy) {
+mt_status mt_policy_begin(mt_policy *policy, const mt_shape *shape) {
+    const mt_shape none = {0};
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_begin");
+    policy->shape = shape ? *shape : none;
     policy->step.replanning = policy->same_step = 0;
     policy->step.explained.chunk = 0;
     policy->step.least_need.bytes = 0;
+    policy->discarded = 0;
+    return MT_OK;
 }
 
-void mt__policy_recorded(mt_policy *policy, mt_mode mode, size_t samples) {
-    mt__kind *k = mt__policy_current(policy, mode); /* made when that plan was */
-    k->learnt = mt__max(k->learnt, samples);
-}
-
-void mt__policy_keeps(mt_policy *policy, int keep) {
-    policy->keep = keep;
-}
-
-void mt__policy_same_step(mt_policy *policy) {
-    policy->same_step = 1;
-}
-
-void mt__policy_cannot_record(mt_policy *policy) {
-    policy->cannot_record = 1;
-}
-
-void mt__policy_describe(mt_policy *policy, const mt_backend_info *info) {
-    policy->info.gradient_bytes = info->gradient_bytes;
-}
-
-void mt__policy_is_told(mt_policy *policy) {
-    policy->is_told = 1;
-}
-
-void mt__policy_normalises(mt_policy *policy, size_t least) {
-    policy->info.normalises_over_batch = 1;
-    policy->info.min_micro_batch = least;
+mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
+    mt_backend_info now = {0};
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_describe");
+    MT__CHECK(info && info->size >= sizeof info->size,
+              "mt_policy_describe: info is NULL or has no size");
+    mt__copy_versioned(&now, sizeof now, info, info->size);
+    int is_other = now.normalises_over_batch != policy->info.normalises_over_batch ||
+                   now.min_micro_batch != policy->info.min_micro_batch;
+    mt_status status = MT_OK;
+    if (is_other)
+        status = mt__check_backend_sizes(
+            &policy->options, now.min_micro_batch,
+            now.normalises_over_batch ? ", since they normalise over their samples" : "");
+    if (status != MT_OK) return status;
+    policy->info.gradient_bytes = now.gradient_bytes;
+    if (!is_other) return MT_OK;
+    policy->info.normalises_over_batch = now.normalises_over_batch;
+    policy->info.min_micro_batch = now.min_micro_batch;
+    policy->discarded = 0;
     /* A smaller chunk than is legal may have come of one refusal, which says nothing. */
     policy->step.cap = 0;
     for (size_t i = 0; i < MT__BUCKETS; i++)
         for (mt__kind *k = policy->kinds[i]; k; k = k->next) mt__kind_forget(k);
+    return MT_OK;
 }
 
-unsigned mt__policy_rungs(const mt_policy *policy) {
-    return policy->ladder.rungs;
+mt_status mt_policy_replan(mt_policy *policy) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_replan");
+    policy->same_step = 1;
+    policy->discarded = 0; /* it has not run */
+    return MT_OK;
+}
+
+mt_status mt_policy_given(mt_policy *policy, int keep) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_given");
+    policy->keep = keep;
+    return MT_OK;
+}
+
+unsigned mt_policy_rungs(const mt_policy *policy) {
+    return mt__handle_is(policy, MT__KIND_POLICY) ? policy->ladder.rungs : 0;
 }
 
 static int can_record(const mt_policy *p) {
     unsigned needed = p->info.record_rungs;
-    return !p->cannot_record && !p->options.micro_batch && (!needed || (p->ladder.rungs & needed));
+    return !p->info.cannot_record && !p->options.micro_batch &&
+           (!needed || (p->ladder.rungs & needed));
 }
 
 /* ---- plans ------------------------------------------------------------------------------------- */
@@ -214,7 +219,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, mt__kind *k, const m
     f.can_record = can_record(p);
     f.is_deterministic = p->options.deterministic;
     f.normalises = p->info.normalises_over_batch && f.is_training;
-    f.all_at_once = p->is_told && f.is_training;
+    f.all_at_once = p->info.is_told && f.is_training;
     f.is_short = p->step.cap || mt__kind_is_short(k) || is_newly_short(p) ||
                  plan->groups + 4 > MT_PLAN_GROUPS;
     /* What is left of a step that has begun has the gradients before it to add to. */
@@ -306,8 +311,9 @@ static void promise(mt_policy *p, mt_mode mode, const mt__kind *k, const mt_memo
         plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, k, largest, memory, &bytes));
     for (size_t i = 0; bytes && i < ran; i++)
         bytes = mt__max(bytes, mt__kind_predict(k, MT__IN_PLACE, mt_plan_chunk(plan, i)));
-    int is_sure = mt__kind_is_sure(k, plan->keep ? MT__APART : MT__IN_PLACE, largest);
-    if (bytes && memory->budget_bytes && is_sure)
+    int is_told =
+        k->is_inherited || mt__kind_is_sure(k, plan->keep ? MT__APART : MT__IN_PLACE, largest);
+    if (bytes && memory->budget_bytes && is_told)
         plan->predicted_peak_bytes = mt__max(plan->predicted_peak_bytes, mt__add(bytes, allocated));
     else
         plan->predicted_peak_bytes = 0;
@@ -341,6 +347,18 @@ static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memo
     if (k) mt__kind_begin(k);
 }
 
+/* The chunk of which a plan that says discard is. */
+static size_t last_chunk(const mt_plan *plan) {
+    return plan->groups ? plan->group[plan->groups - 1].samples : 0;
+}
+
+/* What the last plan was to tell ran, and was taken back. Without units it has left no other trace. */
+static void note_discarded(mt_policy *p, mt_mode mode) {
+    mt__kind *k = mt__policy_current(p, mode); /* made when that plan was */
+    if (k) k->learnt = mt__max(k->learnt, p->discarded);
+    p->discarded = 0;
+}
+
 mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const mt_memory *memory,
                          mt_plan *out) {
     MT__CHECK(out, "mt_policy_plan: out is NULL");
@@ -351,6 +369,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     MT__CHECK(memory, "mt_policy_plan: memory is NULL");
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
     mt_policy *p = policy;
+    if (p->same_step && !p->step.replanning) note_discarded(p, mode);
     if (!p->step.replanning && !p->same_step) begin_step(p, mode, samples, memory);
     p->step.begun = 0;
     p->budget = memory->budget_bytes;
@@ -368,6 +387,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     }
     p->step.replanning = 0;
     p->same_step = status == MT_OK && out->discard;
+    p->discarded = p->same_step ? last_chunk(out) : 0;
     return status;
 }
 
@@ -392,6 +412,7 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, ran, plan);
     if (status == MT_OK && mode == MT_TRAIN) p->keep = plan->keep;
     p->same_step = plan->discard;
+    p->discarded = p->same_step ? last_chunk(plan) : 0;
     return status;
 }
 

@@ -8,7 +8,7 @@
 
 /* A smaller batch changes no chunk, so it is no kind of its own. */
 static mt__key key_of(const mt_policy *p, mt_mode mode, unsigned rungs) {
-    return (mt__key){mode, p->shape, rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)};
+    return (mt__key){mode, p->shape.id, rungs & ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH)};
 }
 
 static size_t bucket_of(const mt__key *key) {
@@ -43,6 +43,9 @@ mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
         mt__key key = key_of(p, mode, rungs);
         k = mt__kind_new(&key, p->info.kernels_change);
         if (!k) return NULL;
+        k->family = p->shape.family;
+        k->length = p->shape.length;
+        if (!p->options.deterministic) mt__lengths_inherit(p, k);
         if (p->kind_count == MOST_KINDS) forget_oldest(p);
         k->next = p->kinds[bucket_of(&key)];
         p->kinds[bucket_of(&key)] = k;

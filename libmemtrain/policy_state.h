@@ -59,9 +59,7 @@ typedef struct mt__step {
 struct mt_policy {
     mt_policy_options options;
     mt_backend_info info;
-    int cannot_record; /* the backend has no recordings, for which chunks would run */
-    int is_told;       /* the backend wants to know all chunks before the first */
-    uint64_t shape;    /* of the batches that calls are about */
+    mt_shape shape; /* of the batches that calls are about */
     /* what is known */
     mt__kind *kinds[MT__BUCKETS];
     size_t kind_count;
@@ -71,10 +69,11 @@ struct mt_policy {
     mt__shortage shortage;
     /* the step */
     mt__step step;
-    uint64_t steps;             /* planned so far, of either mode */
-    int same_step;              /* the next plan is for the step of the last one */
-    size_t budget;              /* that the last plan was made for; 0: none */
-    int is_watched;             /* the budget is not enforced: a chunk went through above it */
+    uint64_t steps;   /* planned so far, of either mode */
+    int same_step;    /* the next plan is for the step of the last one, ... */
+    size_t discarded; /* ... which ran a chunk of so many samples that was taken back; 0: none */
+    size_t budget;    /* that the last plan was made for; 0: none */
+    int is_watched;   /* the budget is not enforced: a chunk went through above it */
     int keep, alone, was_whole; /* of the last training plan; the last: it was one chunk */
     /* the ladder */
     mt__ladder ladder;
@@ -86,7 +85,7 @@ struct mt_policy {
     uint64_t calls[MT__MODES];
     int has_mode;
     mt_mode last_mode;
-    uint64_t last_shape;
+    uint64_t last_shape; /* its id */
     uint64_t last_alloc_retries;
     uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
     double seconds, clear_seconds, last_clear_seconds;
@@ -129,6 +128,10 @@ mt__kind *mt__policy_current(mt_policy *policy, mt_mode mode);
 /* Bytes above its start that a refused chunk had and asked for; 0: no evidence. */
 size_t mt__policy_seen_need(const mt_oom *oom);
 
+/* ---- lengths.c: a new kind begins with what is known of other lengths of its family ---- */
+
+void mt__lengths_inherit(const mt_policy *policy, mt__kind *kind);
+
 /* ---- savers.c, which calls nothing above it ---- */
 
 /* Samples of a step on this batch, less where the batch was made smaller; and the rate's factor. */
@@ -140,6 +143,9 @@ double mt__savers_rate(const mt_policy *policy, size_t samples);
  * without an accumulator; the next rung. Returns 0 where nothing is left.
  */
 int mt__savers_take(mt_policy *policy, mt_mode mode, const mt_memory *memory);
+
+/* Rungs that a run before ended with, of which those are taken that leave the numbers as they are. */
+void mt__savers_begin_with(mt_policy *policy, unsigned rungs);
 
 /* Back to where the step began: the rungs that were taken in it were of no use. */
 void mt__savers_give_back(mt_policy *policy);

@@ -4,7 +4,7 @@
 #ifndef MT_RECORDING_H
 #define MT_RECORDING_H
 
-#include "internal.h"
+#include "json.h"
 
 /* What happened to a block. */
 typedef enum mt__what { MT__TAKEN, MT__HANDED_OVER, MT__RELEASED } mt__what;
@@ -56,5 +56,21 @@ size_t mt__recording_peak(const mt_recording *recording, int apart);
  */
 mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
                                mt_memory_model **out);
+
+enum { MT__LENGTHS = 3 }; /* that a length between them is told from */
+
+/*
+ * The model of a sample length between, or a little beyond, those of the given models, each of recordings: its peak is the
+ * weighted sum of theirs. Nothing of them is kept.
+ */
+mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
+                                   const double weight[MT__LENGTHS], mt_memory_model **out);
+
+/*
+ * A model of recordings as numbers, of which it can be made again: margin, from, run, then start and rise of each line.
+ * take returns NULL where they are none, or when out of host memory.
+ */
+void mt__memory_model_put(const mt_memory_model *model, mt__text *out);
+mt_memory_model *mt__memory_model_take(const int64_t *numbers, size_t count);
 
 #endif

@@ -99,8 +99,8 @@ static mt_status take_rungs(mt_trainer *t, mt__work *w) {
         int on = (w->plan.rungs & MT_RUNG_BIT(failed)) != 0;
         mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name((mt_rung)failed),
                on ? "on" : "off", mt_last_error());
-        mt__policy_rung_failed(t->policy, (mt_rung)failed, on, status);
-        status = ask_plan(t, w);
+        status = mt_policy_rung_failed(t->policy, (mt_rung)failed, on, status);
+        if (status == MT_OK) status = ask_plan(t, w);
         if (status != MT_OK) return status;
     }
 }
@@ -130,8 +130,8 @@ static mt_status make_plan(mt_trainer *t, mt__work *w) {
         mt_status rolled = mt__roll_back(t, w, status);
         if (rolled != status) return rolled;
         w->count = w->batch->count;
-        mt__policy_same_step(t->policy);
-        status = ask_plan(t, w);
+        status = mt_policy_replan(t->policy);
+        if (status == MT_OK) status = ask_plan(t, w);
     }
     if (status == MT_OK) status = take_rungs(t, w);
     if (status == MT_OK) status = shorten(t, w);
@@ -184,8 +184,8 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     /* Evaluation goes on behind the chunks that went through. A training step that has been taken back
        behind the place where its plan begins needs one for all of it. */
     if (w->mode != MT_EVALUATE && w->planned <= w->done) return MT_OK;
-    mt__policy_same_step(t->policy);
-    return make_plan(t, w);
+    status = mt_policy_replan(t->policy);
+    return status == MT_OK ? make_plan(t, w) : status;
 }
 
 /* ---- ends --------------------------------------------------------------------------------------- */
@@ -198,8 +198,7 @@ static mt_status give_rung_back(mt_trainer *t, const mt__work *w, mt_rung rung) 
     if (status != MT_EDEVMEM && status != MT_ENOTSUP) return status;
     mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name(rung), on ? "on" : "off",
            mt_last_error());
-    mt__policy_rung_failed(t->policy, rung, on, status);
-    return MT_OK;
+    return mt_policy_rung_failed(t->policy, rung, on, status);
 }
 
 /* The rungs that were taken in vain are turned off, the newest first. Returns why, or what failed. */
@@ -212,12 +211,6 @@ static mt_status give_rungs_back(mt_trainer *t, const mt__work *w) {
     }
     mt_status status = set_rate(t, w->rate_before);
     return status == MT_OK ? mt_set_error(MT_EDEVMEM, "%s", reason) : status;
-}
-
-/* What was recorded has run and is taken back. */
-static mt_status plan_recorded(mt_trainer *t, mt__work *w) {
-    mt__policy_recorded(t->policy, w->mode, mt_plan_chunk(&w->plan, mt_plan_chunks(&w->plan) - 1));
-    return make_plan(t, w);
 }
 
 /*
@@ -238,7 +231,7 @@ mt_status mt__do_step(mt_trainer *t, mt__work *w) {
         else if (status == MT_OK && !w->plan.discard)
             return MT_OK;
         else if (status == MT_OK)
-            status = plan_recorded(t, w);
+            status = make_plan(t, w); /* what was recorded has run and is taken back */
         else if (status == MT_EDEVMEM)
             status = w->owes || !t->backend.agree ? answer_oom(t, w) : end_here(t, w, status);
     }

@@ -17,6 +17,10 @@ const char *mt_rung_name(mt_rung rung) {
     return (size_t)rung < sizeof names / sizeof *names ? names[rung] : "?";
 }
 
+/* They spare what a backward pass needs, and leave the numbers as they are. */
+static const unsigned SAME_NUMBERS =
+    MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD);
+
 /* Rungs that the user allows and the backend has. A smaller batch needs nothing of the backend. */
 static unsigned allowed(const mt_policy *p) {
     unsigned has = p->info.rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
@@ -110,9 +114,8 @@ static void take(mt_policy *p, unsigned rung) {
 
 /* Some spare what the backward pass needs, which an evaluation has none of. */
 static int helps(const mt_policy *p, unsigned rung, mt_mode mode) {
-    const unsigned backward = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD);
     if (rung == MT_RUNG_SMALLER_BATCH) return can_shorten(p, mode);
-    return mode == MT_TRAIN || !(backward & MT_RUNG_BIT(rung));
+    return mode == MT_TRAIN || !(SAME_NUMBERS & MT_RUNG_BIT(rung));
 }
 
 /* Those that can still be taken: a batch may be made smaller again and again, but not on the CPU. */
@@ -229,8 +232,7 @@ static double sample_seconds(const mt_policy *p, const mt__kind *k, size_t sampl
 
 /* Leaving those that change the numbers is no matter of speed: they were the last resort. */
 static int keeps_numbers(const mt_policy *p, unsigned rungs, unsigned cuts) {
-    const unsigned same = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING) | MT_RUNG_BIT(MT_RUNG_OFFLOAD);
-    return ((p->ladder.rungs ^ rungs) & ~same) == 0 && cuts == p->ladder.cuts;
+    return ((p->ladder.rungs ^ rungs) & ~SAME_NUMBERS) == 0 && cuts == p->ladder.cuts;
 }
 
 /*
@@ -300,28 +302,29 @@ void mt__savers_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
         leave(p, p->ladder.rungs, p->ladder.cuts - 1);
 }
 
-void mt__savers_give_back(mt_policy *p) {
-    p->ladder = p->step.start;
+void mt__savers_begin_with(mt_policy *p, unsigned rungs) {
+    p->ladder.rungs = rungs & allowed(p) & SAME_NUMBERS;
 }
 
-void mt__policy_rung_failed(mt_policy *p, mt_rung rung, int on, mt_status why) {
-    if (on) {
-        *(why == MT_ENOTSUP ? &p->unusable : &p->step.failed) |= MT_RUNG_BIT(rung);
-        p->ladder.rungs = below(p->ladder.rungs, (unsigned)rung);
-        if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.cuts = 0;
-    } else {
-        take(p, rung);
-        p->ladder.rungs |= MT_RUNG_BIT(rung);
-    }
-    p->rungs_wait.steps = p->device_wait.steps = 0;
-    p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    p->step.replanning = 1;
+void mt__savers_give_back(mt_policy *p) {
+    p->ladder = p->step.start;
 }
 
 mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_rung_failed");
     MT__CHECK((unsigned)rung < MT_RUNGS, "mt_policy_rung_failed: rung is %d; accepted: 0 to %d",
               (int)rung, MT_RUNGS - 1);
-    mt__policy_rung_failed(policy, rung, on, why);
+    mt_policy *p = policy;
+    if (on) {
+        *(why == MT_ENOTSUP ? &p->unusable : &p->step.failed) |= MT_RUNG_BIT(rung);
+        p->ladder.rungs = below(p->ladder.rungs, (unsigned)rung);
+        if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.cuts = 0;
+    } else {
+        take(p, (unsigned)rung);
+        p->ladder.rungs |= MT_RUNG_BIT(rung);
+    }
+    p->rungs_wait.steps = p->device_wait.steps = 0;
+    p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
+    p->step.replanning = 1;
     return MT_OK;
 }

@@ -43,6 +43,24 @@ static mt_status describe(mt_trainer *t) {
     return MT_OK;
 }
 
+/* What runs before have learnt. */
+static mt_status take_learned(mt_trainer *t) {
+    size_t bytes, kinds;
+    if (!t->options.learned) return MT_OK;
+    bytes = strlen(t->options.learned) + 1;
+    t->learned = mt__alloc(bytes, 1);
+    if (!t->learned) return mt_set_error(MT_ENOMEM, "mt_trainer_new: out of host memory");
+    memcpy(t->learned, t->options.learned, bytes);
+    return mt_policy_load(t->policy, t->learned, &kinds);
+}
+
+/* For the next run. Training goes on without it. */
+static void keep_learned(const mt_trainer *t) {
+    if (!t->learned || mt_policy_save(t->policy, t->learned) == MT_OK) return;
+    mt_log(MT_LOG_WARNING, "what was learnt of chunks is not kept: %s", mt_last_error());
+    mt_set_error(MT_OK, "%s", "");
+}
+
 static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer_options *options) {
     mt_memory memory;
     mt__copy_versioned(&t->backend, sizeof t->backend, backend, backend->size);
@@ -64,6 +82,8 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
     int is_told = t->backend.prepare != NULL;
     t->info.keeps_chunks = t->backend.mark && t->backend.rewind && !is_told;
     t->info.holds_gradients = t->backend.hold_gradients && !is_told;
+    t->info.cannot_record = !t->backend.record;
+    t->info.is_told = is_told;
     t->normalises = t->info.normalises_over_batch;
     if (is_told) t->info.normalises_over_batch = 1;
     t->holding = 1;
@@ -71,9 +91,10 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
     if (status == MT_OK) status = mt_policy_new(t->options.policy, &t->info, &t->policy);
     if (status == MT_OK) status = mt__read_memory(t, &memory);
     if (status != MT_OK) return status;
-    if (!t->backend.record) mt__policy_cannot_record(t->policy);
-    if (is_told) mt__policy_is_told(t->policy);
-    t->options.policy = NULL; /* it was the caller's */
+    status = take_learned(t);
+    if (status != MT_OK) return status;
+    t->options.policy = NULL; /* it was the caller's, as that path */
+    t->options.learned = NULL;
     t->run.budget_bytes = memory.budget_bytes;
     mt__trace_run(t, &memory);
     return t->text.failed ? mt_set_error(MT_ENOMEM, "mt_trainer_new: out of host memory") : MT_OK;
@@ -81,6 +102,7 @@ static mt_status init(mt_trainer *t, const mt_backend *backend, const mt_trainer
 
 static void destroy(mt_trainer *t) {
     mt_policy_free(t->policy);
+    mt__free(t->learned);
     mt__free(t->text.data);
     mt__free(t->chunks.samples);
     mt__free(t->forced.samples);
@@ -379,20 +401,19 @@ static mt_status describe_anew(mt_trainer *t) {
     t->info.gradient_bytes = now.gradient_bytes;
     t->info.optimizer_bytes = now.optimizer_bytes;
     t->info.buffer_bytes = now.buffer_bytes;
-    mt__policy_describe(t->policy, &t->info);
-    return MT_OK;
+    return mt_policy_describe(t->policy, &t->info);
 }
 
-/* Tells the policy what kind of batch comes. */
-static mt_status select_shape(mt_trainer *t, const mt_batch *batch) {
-    uint64_t shape = 0;
-    if (!t->backend.shape) return MT_OK;
+/* Tells the policy that a step or an evaluation begins, and on what kind of batch. */
+static mt_status begin(mt_trainer *t, const mt_batch *batch) {
+    mt_shape shape = {0};
+    if (!t->backend.shape) return mt_policy_begin(t->policy, NULL);
     mt_status status = t->backend.shape(t->backend.self, batch, &shape);
-    if (status == MT_OK && t->has_shape && shape != t->shape) status = describe_anew(t);
+    if (status == MT_OK && t->has_shape && shape.id != t->shape) status = describe_anew(t);
     if (status != MT_OK) return status;
-    t->shape = shape;
+    t->shape = shape.id;
     t->has_shape = 1;
-    return mt_policy_select(t->policy, shape);
+    return mt_policy_begin(t->policy, &shape);
 }
 
 /* The rungs of a step whose chunks are given. */
@@ -422,18 +443,15 @@ static mt_status prepare_step(mt_trainer *t, mt__work *w) {
     mt_memory memory;
     w->rungs_before = t->rungs;
     w->rate_before = t->rate;
-    mt_status status = select_shape(t, w->batch);
+    mt_status status = begin(t, w->batch);
     if (status == MT_OK) status = mt__read_memory(t, &memory);
     if (status != MT_OK) return status;
     t->run.budget_bytes = memory.budget_bytes;
-    size_t expected = mt_policy_predict_bytes(t->policy, MT_TRAIN, t->run.largest_chunk);
-    if (expected) expected = mt__add(expected, memory.allocated_bytes);
-    mt__policy_begin_step(t->policy);
-    mt_clear_reason reason = mt_policy_clear(t->policy, MT_TRAIN, &memory, expected);
+    mt_clear_reason reason = mt_policy_clear(t->policy, MT_TRAIN, &memory);
     if (reason != MT_CLEAR_NOT) status = mt__clear(t, reason);
     if (status != MT_OK) return status;
-    if (w->forced) mt__policy_keeps(t->policy, 0);
-    if (w->forced) status = force_rungs(t);
+    if (w->forced) status = mt_policy_given(t->policy, 0);
+    if (w->forced && status == MT_OK) status = force_rungs(t);
     if (status != MT_OK) return status;
     return t->backend.reset_peak ? t->backend.reset_peak(t->backend.self) : MT_OK;
 }
@@ -508,11 +526,10 @@ mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch, mt_step_re
 
 static mt_status run_evaluation(mt_trainer *t, mt__work *w) {
     mt_memory memory;
-    mt_status status = select_shape(t, w->batch);
+    mt_status status = begin(t, w->batch);
     if (status == MT_OK) status = mt__read_memory(t, &memory);
     if (status != MT_OK) return status;
-    mt__policy_begin_step(t->policy);
-    mt_clear_reason reason = mt_policy_clear(t->policy, MT_EVALUATE, &memory, 0);
+    mt_clear_reason reason = mt_policy_clear(t->policy, MT_EVALUATE, &memory);
     if (reason != MT_CLEAR_NOT) status = mt__clear(t, reason);
     return status == MT_OK ? mt__do_evaluation(t, w) : status;
 }
@@ -585,6 +602,7 @@ static mt_status end_epoch(mt_trainer *t, mt_epoch_report *report) {
     memset(&t->eval, 0, sizeof t->eval);
     t->epoch_seconds = 0;
     t->epoch_peak_bytes = 0;
+    keep_learned(t);
     if (report) give(report, report->size, &own, sizeof own);
     return MT_OK;
 }
@@ -616,6 +634,7 @@ static mt_status finish(mt_trainer *t) {
         if (status != MT_OK) return told(status);
     }
     mt__trace_end(t);
+    keep_learned(t);
     return MT_OK;
 }
 

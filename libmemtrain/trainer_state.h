@@ -25,6 +25,7 @@ struct mt_trainer {
     mt_trainer_options options;
     mt_policy_options policy_options;
     mt_policy *policy;
+    char *learned; /* the file for what it has learnt, or NULL */
     mt__text text;
     mt__chunks chunks; /* of the step that runs, or ran last */
     mt__chunks forced; /* of the next step; count 0: the policy's */

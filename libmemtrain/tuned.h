@@ -44,6 +44,13 @@
 #define THIRDS 3
 /* Of one step with the same rungs. */
 #define DEFAULT_RETRIES 16
+/* A length is told from others where their weights come to so much at most: far beyond them small errors become large. */
+/* tests/bench/lengths */
+#define MOST_WEIGHT 4.0
+/* Logarithm of the least ratio of two of them. tests/bench/lengths */
+#define LENGTHS_APART 0.15
+/* Other lengths tell nothing of a kind whose peak is this part away from what they told. tests/bench/lengths */
+#define LENGTH_TOLERANCE 100
 /* Kinds that are remembered. bench/shapes */
 #define MOST_KINDS 1024
 /* Plans before a rung is left; doubled each time that was in vain. tests/check_ladder_leave */

@@ -58,17 +58,24 @@ mt_torch_batch batch_of(const char *function, const mt_batch *batch) {
     return own;
 }
 
-uint64_t shape_of(const mt_torch_batch &batch) {
-    uint64_t hash = 0xcbf29ce484222325U;
-    auto add = [&](int64_t value) {
+mt_shape shape_of(const mt_torch_batch &batch) {
+    mt_shape shape = {0xcbf29ce484222325U, 0xcbf29ce484222325U, 0};
+    auto add = [](uint64_t &hash, int64_t value) {
         hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3U;
     };
     for (size_t i = 0; i < batch.count; i++) {
         const at::Tensor &tensor = batch.tensors[i]->tensor;
-        add(static_cast<int64_t>(tensor.scalar_type()));
-        for (int64_t size : tensor.sizes().slice(1)) add(size);
+        int64_t type = static_cast<int64_t>(tensor.scalar_type()), elements = 1;
+        add(shape.id, type);
+        add(shape.family, type);
+        add(shape.family, tensor.dim());
+        for (int64_t size : tensor.sizes().slice(1)) {
+            add(shape.id, size);
+            elements *= size;
+        }
+        shape.length += static_cast<size_t>(elements);
     }
-    return hash;
+    return shape;
 }
 
 void check_samples(const char *function, size_t first, size_t count, size_t samples) {

@@ -12,8 +12,11 @@ namespace memtrain::shim {
  */
 mt_torch_batch batch_of(const char *function, const mt_batch *batch);
 
-/* FNV-1a (Fowler, Noll, Vo) over dtypes and the sizes of one sample of each tensor. */
-uint64_t shape_of(const mt_torch_batch &batch);
+/*
+ * Of the samples: FNV-1a (Fowler, Noll, Vo) over dtypes and the sizes of one sample of each tensor, the same over dtypes and
+ * numbers of dimensions, and the elements of one sample.
+ */
+mt_shape shape_of(const mt_torch_batch &batch);
 
 /* Throws Failure unless [first, first + count) is a part of samples, and not empty. */
 void check_samples(const char *function, size_t first, size_t count, size_t samples);

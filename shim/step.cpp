@@ -57,8 +57,14 @@ static uint64_t copied_set(const mt_torch &torch, const mt_torch_batch &batch) {
     return set;
 }
 
-uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch) {
-    return shape_of(batch) ^ torch.flat->frozen_set() ^ copied_set(torch, batch);
+mt_shape shape_in(const mt_torch &torch, const mt_torch_batch &batch) {
+    mt_shape shape = shape_of(batch);
+    uint64_t set = torch.flat->frozen_set() ^ copied_set(torch, batch);
+    shape.id ^= set;
+    shape.family ^= set;
+    /* What is kept is chosen for each shape, so that none tells of another. */
+    if (torch.segments) shape.length = 0;
+    return shape;
 }
 
 void keep_state(mt_torch &torch, WrittenParameters::When when) {
@@ -308,9 +314,13 @@ cpu::Arena *arena_of(const mt_torch &torch, const Run &run) {
 }
 
 cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
-    return {
-        run.training,          run.backward, run.segments, run.offload, shape_in(torch, run.batch),
-        at::get_num_threads(), torch.amp};
+    return {run.training,
+            run.backward,
+            run.segments,
+            run.offload,
+            shape_in(torch, run.batch).id,
+            at::get_num_threads(),
+            torch.amp};
 }
 
 /*
@@ -426,7 +436,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
         keep_state(*torch, WrittenParameters::step);
         torch->flat->begin();
         torch->batch = own;
-        torch->shape = shape_in(*torch, own);
+        torch->shape = shape_in(*torch, own).id;
         torch->samples = batch->count;
         torch->share = 0.0;
         torch->fresh = true;

@@ -56,6 +56,29 @@ size_t kernels_change(const mt_torch &torch) {
     return is_single && torch.has_pointwise ? compat::pointwise_change : 0;
 }
 
+/*
+ * What chunks depend on beside their shape, rungs, threads and versions: FNV-1a (Fowler, Noll, Vo) over parameters, buffers and
+ * options. Of a model's code nothing is known.
+ */
+uint64_t model_key(const mt_torch &torch) {
+    uint64_t hash = 0xcbf29ce484222325U;
+    auto add = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3U; };
+    auto add_tensor = [&](const std::string &name, const at::Tensor &tensor) {
+        for (char c : name) add(static_cast<unsigned char>(c));
+        add(static_cast<uint64_t>(tensor.scalar_type()));
+        for (int64_t size : tensor.sizes()) add(static_cast<uint64_t>(size));
+    };
+    const mt_torch_options &o = torch.options;
+    for (const Slot &slot : torch.flat->slots()) add_tensor(slot.name, slot.parameter);
+    for (const Named &buffer : buffers_of(*torch.model)) add_tensor(buffer.name, buffer.tensor);
+    for (int option : {static_cast<int>(o.amp), o.arena, o.checkpointing, o.offload,
+                       o.channels_last, static_cast<int>(torch.shared != nullptr)})
+        add(static_cast<uint64_t>(option));
+    add(static_cast<uint64_t>(o.activation_share * 1e6));
+    add(o.activation_bytes);
+    return hash | 1; /* 0 would be none */
+}
+
 mt_status describe(void *self, mt_backend_info *out) {
     MT_RETURN_IF_FAILED(check_self(self, "describe"));
     MT_RETURN_IF_FAILED(check_sized(out, "describe", "out"));
@@ -83,6 +106,8 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.kernels_change = kernels_change(torch);
     info.scales_loss = torch.scaler.has_value();
     if (torch.home.memory() == Memory::mps) info.record_rungs = MT_RUNG_BIT(MT_RUNG_CPU);
+    info.model = model_key(torch);
+    info.threads = at::get_num_threads();
     hand_over(info, out);
     return MT_OK;
 }
@@ -170,13 +195,13 @@ mt_status agree(void *self, double *values, size_t count) {
     return guard([&] { torch_of(self)->shared->sum(values, count); });
 }
 
-mt_status shape(void *self, const mt_batch *batch, uint64_t *out) {
+mt_status shape(void *self, const mt_batch *batch, mt_shape *out) {
     MT_RETURN_IF_FAILED(check_self(self, "shape"));
     MT_RETURN_IF_FAILED(check_not_null(out, "shape", "out"));
     const mt_torch &torch = *torch_of(self);
     return guard([&] {
-        uint64_t samples = shape_in(torch, batch_of(in_evaluation, batch));
-        *out = samples ^ (torch.segments ? torch.segments->kind(samples) : 0);
+        *out = shape_in(torch, batch_of(in_evaluation, batch));
+        if (torch.segments) out->id ^= torch.segments->kind(out->id);
     });
 }
 

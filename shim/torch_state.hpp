@@ -85,7 +85,7 @@ private:
 };
 
 /* What a batch's chunks depend on beside their size and its saver: samples' shape, what is frozen. */
-uint64_t shape_in(const mt_torch &torch, const mt_torch_batch &batch);
+mt_shape shape_in(const mt_torch &torch, const mt_torch_batch &batch);
 
 } // namespace memtrain::shim
 

@@ -105,8 +105,8 @@ START_TEST(policy_and_trainer) {
     mt_eval_report eval = MT_EVAL_REPORT_INIT;
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
-    mt_backend_info info = {sizeof info, "cpu", "1", 1, 0,    0, 0, 0, 0, 0,
-                            0,           NULL,  0,   0, NULL, 0, 0, 0, 0};
+    mt_backend_info info = {sizeof info, "cpu", "1",  1, 0, 0, 0, 0, 0, 0, 0, NULL,
+                            0,           0,     NULL, 0, 0, 0, 0, 0, 0, 0, 0};
     mt_batch full = batch_of(8, 1);
     fake_options fitting = fits(14);
     mt_backend seam;

@@ -464,6 +464,8 @@ START_TEST(explaining_a_fallback) {
 END_TEST
 
 int main(void) {
+    /* Started in the background, it would have children that ignore what they are sent. */
+    for (int i = 0; i < LENGTH(signals); i++) signal(signals[i].number, SIG_DFL);
     Suite *suite = suite_create("ex_ends");
     TCase *stops = cli_case(suite, "signals"), *full = cli_case(suite, "full");
     TCase *fits = cli_case(suite, "fits"), *pipes = cli_case(suite, "pipes");

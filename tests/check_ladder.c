@@ -517,7 +517,7 @@ START_TEST(rung_failed_is_checked) {
     ck_status(mt_policy_rung_failed(policy, (mt_rung)MT_RUNGS, 1, MT_EDEVMEM), MT_EINVAL);
     ck_contains(mt_last_error(), "rung is 6");
     ck_status(mt_policy_rung_failed(policy, (mt_rung)-1, 0, MT_EDEVMEM), MT_EINVAL);
-    ck_status(mt_policy_select(NULL, 1), MT_EINVAL);
+    ck_status(mt_policy_begin(NULL, NULL), MT_EINVAL);
     mt_policy_free(policy);
 }
 END_TEST

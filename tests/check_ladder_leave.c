@@ -436,11 +436,11 @@ START_TEST(shapes_are_apart) {
 
     dev.seconds = each_sample;
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), 0);
     ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
     ck_assert_ptr_nonnull(mt_policy_recording(dev.policy, MT_TRAIN, 2));
-    ck_ok(mt_policy_select(dev.policy, 0));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), rung_peak(0, 8));
     ck_assert_double_gt(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 2), 0);
     ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 2));
@@ -456,7 +456,7 @@ START_TEST(a_rung_is_left_for_another_shape) {
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_str_eq(letters(dev.rungs), "c");
     dev.budget = need(40);
-    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     for (int batch = 0; batch < 60; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_str_eq(letters(dev.rungs), "c");
     for (int batch = 0; batch < 10; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
@@ -471,20 +471,20 @@ START_TEST(old_shapes_are_forgotten) {
     device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
 
     for (uint64_t shape = 0; shape < KINDS - 1; shape++) { /* evaluation has one already */
-        ck_ok(mt_policy_select(dev.policy, shape));
+        ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = shape}));
         ck_ok(device_batch(&dev, MT_TRAIN, 32));
     }
-    ck_ok(mt_policy_select(dev.policy, 0));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
     ck_ok(device_batch(&dev, MT_TRAIN, 32)); /* used again */
     for (uint64_t shape = 10000; shape < 10002;
          shape++) { /* for evaluation's and for that of shape 1 */
-        ck_ok(mt_policy_select(dev.policy, shape));
+        ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = shape}));
         ck_ok(device_batch(&dev, MT_TRAIN, 32));
     }
     for (uint64_t shape = 0; shape < KINDS - 1; shape++) {
         size_t expected = shape == 1 ? 0 : rung_peak(0, 8);
 
-        ck_ok(mt_policy_select(dev.policy, shape));
+        ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = shape}));
         ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), expected);
     }
     mt_policy_free(dev.policy);

@@ -24,24 +24,22 @@ static const struct {
     const char *name;
     int every;
     size_t allocated, reserved;
-    size_t predicted;
     uint64_t retries; /* there were 5 before */
     mt_mode before, now;
     mt_clear_reason expected;
 } clears[] = {
-    {"nothing cached", 0, 300, 300, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
-    {"cache and peak fit", 0, 300, 400, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
-    {"cache and peak do not fit", 0, 300, 401, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
-    {"all of the budget", 0, 300, 1000, 900, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
-    {"more than the budget", 0, 300, 1001, 0, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
-    {"peak not known", 0, 300, 390, 0, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
-    {"the allocator had to retry", 0, 300, 390, 400, 6, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
-    {"retries of before", 0, 300, 390, 400, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
-    {"another mode, large cache", 0, 300, 401, 0, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_EVIDENCE},
-    {"another mode, small cache", 0, 300, 400, 0, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
-    {"and back, large cache", 0, 300, 401, 0, 5, MT_EVALUATE, MT_TRAIN, MT_CLEAR_EVIDENCE},
-    {"never, with all evidence", -1, 300, 900, 900, 9, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
-    {"epochs alone, with all evidence", -2, 300, 1100, 900, 9, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"nothing cached", 0, 300, 300, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"a cache", 0, 300, 400, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"a large cache", 0, 300, 401, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"all of the budget", 0, 300, 1000, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"more than the budget", 0, 300, 1001, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
+    {"the allocator had to retry", 0, 300, 390, 6, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
+    {"retries of before", 0, 300, 390, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
+    {"another mode, large cache", 0, 300, 401, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_EVIDENCE},
+    {"another mode, small cache", 0, 300, 400, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
+    {"and back, large cache", 0, 300, 401, 5, MT_EVALUATE, MT_TRAIN, MT_CLEAR_EVIDENCE},
+    {"never, with all evidence", -1, 300, 900, 9, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
+    {"epochs alone, with all evidence", -2, 300, 1100, 9, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
 };
 
 START_TEST(clear_automatic) {
@@ -52,11 +50,10 @@ START_TEST(clear_automatic) {
     mt_memory memory = cached(300, 300, 5);
 
     spend(policy, 100);
-    ck_assert_int_eq(mt_policy_clear(policy, clears[_i].before, &memory, 0), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(policy, clears[_i].before, &memory), MT_CLEAR_NOT);
     memory = cached(clears[_i].allocated, clears[_i].reserved, clears[_i].retries);
-    ck_assert_msg(mt_policy_clear(policy, clears[_i].now, &memory, clears[_i].predicted) ==
-                      clears[_i].expected,
-                  "%s", clears[_i].name);
+    ck_assert_msg(mt_policy_clear(policy, clears[_i].now, &memory) == clears[_i].expected, "%s",
+                  clears[_i].name);
     mt_policy_free(policy);
 }
 END_TEST
@@ -71,7 +68,7 @@ START_TEST(clear_every) {
 
     for (int call = 0; call < 60; call++)
         for (int mode = 0; mode < 2; mode++) {
-            mt_clear_reason reason = mt_policy_clear(policy, (mt_mode)mode, &memory, 5000);
+            mt_clear_reason reason = mt_policy_clear(policy, (mt_mode)mode, &memory);
 
             if (reason == MT_CLEAR_NOT) continue;
             ck_assert_int_eq(reason, MT_CLEAR_EVERY);
@@ -97,7 +94,7 @@ START_TEST(clear_costs_at_most_one_percent) {
 
     for (int step = 0; step < 10000; step++) {
         memory.alloc_retries++;
-        if (mt_policy_clear(policy, MT_TRAIN, &memory, 900) == MT_CLEAR_EVIDENCE) {
+        if (mt_policy_clear(policy, MT_TRAIN, &memory) == MT_CLEAR_EVIDENCE) {
             mt_policy_cleared(policy, &result);
             cost += costs[_i];
         }
@@ -117,7 +114,7 @@ START_TEST(clear_of_what_comes_back) {
     mt_memory memory = cached(300, 1100, 0);
 
     for (int step = 0; step < 1000; step++) {
-        mt_clear_reason reason = mt_policy_clear(policy, MT_TRAIN, &memory, 900);
+        mt_clear_reason reason = mt_policy_clear(policy, MT_TRAIN, &memory);
 
         ck_assert_int_eq(reason, step % 100 == 0 ? MT_CLEAR_EVIDENCE : MT_CLEAR_NOT);
         if (reason == MT_CLEAR_EVIDENCE) mt_policy_cleared(policy, &result);
@@ -141,7 +138,7 @@ START_TEST(clear_without_a_price) {
 
     for (int call = 0; call < 1000; call++) {
         mt_mode mode = call % 2 == 0 ? MT_TRAIN : MT_EVALUATE;
-        mt_clear_reason reason = mt_policy_clear(policy, mode, &memory, 900);
+        mt_clear_reason reason = mt_policy_clear(policy, mode, &memory);
 
         ck_assert_int_eq(reason, call % 100 == 0 ? MT_CLEAR_EVIDENCE : MT_CLEAR_NOT);
         if (reason == MT_CLEAR_EVIDENCE) mt_policy_cleared(policy, &result);
@@ -166,8 +163,8 @@ START_TEST(clear_for_another_shape) {
 
     spend(policy, 1000);
     for (int i = 0; i < LENGTH(calls); i++) {
-        ck_ok(mt_policy_select(policy, calls[i].shape));
-        ck_assert_int_eq(mt_policy_clear(policy, calls[i].mode, &memory, 0), calls[i].expected);
+        ck_ok(mt_policy_begin(policy, &(mt_shape){.id = calls[i].shape}));
+        ck_assert_int_eq(mt_policy_clear(policy, calls[i].mode, &memory), calls[i].expected);
         if (calls[i].expected != MT_CLEAR_NOT) mt_policy_cleared(policy, &result);
     }
     mt_policy_free(policy);
@@ -185,7 +182,7 @@ START_TEST(clear_without_a_time) {
     none.seconds = -_i;
     mt_policy_cleared(policy, &none);
     for (int call = 0; call < 300; call++)
-        ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 900), MT_CLEAR_NOT);
+        ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory), MT_CLEAR_NOT);
     mt_policy_free(policy);
 }
 END_TEST
@@ -196,7 +193,7 @@ START_TEST(clear_never_in_a_steady_run) {
     mt_memory memory = cached(300, 950, 0);
 
     for (int step = 0; step < 1000; step++) {
-        ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory, 950), MT_CLEAR_NOT);
+        ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory), MT_CLEAR_NOT);
         spend(policy, 1);
     }
     mt_policy_free(policy);

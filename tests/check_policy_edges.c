@@ -110,9 +110,9 @@ START_TEST(arguments_are_checked) {
     ck_assert_double_eq(mt_policy_predict_seconds(p, MT_TRAIN, 0), 0);
     ck_assert_uint_eq(mt_policy_predict_bytes(p, bad, 8), 0);
     ck_assert_uint_eq(mt_policy_predict_bytes(p, MT_TRAIN, 0), 0);
-    ck_assert_int_eq(mt_policy_clear(p, bad, &memory, 0), MT_CLEAR_NOT);
-    ck_assert_int_eq(mt_policy_clear(p, MT_TRAIN, NULL, 0), MT_CLEAR_NOT);
-    ck_assert_int_eq(mt_policy_clear(NULL, MT_TRAIN, &memory, 0), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(p, bad, &memory), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(p, MT_TRAIN, NULL), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(NULL, MT_TRAIN, &memory), MT_CLEAR_NOT);
     ck_assert_uint_eq(mt_policy_predict_bytes(p, bad, 8), 0);
     ck_assert_uint_eq(mt_policy_predict_bytes(NULL, MT_TRAIN, 8), 0);
     ck_assert_double_eq(mt_policy_predict_seconds(p, bad, 8), 0);
@@ -222,12 +222,12 @@ START_TEST(shape_without_host_memory) {
 
     ck_ok(counting_install());
     dev = keeping();
-    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     counting_fail_at(1, 1);
     ck_status(ask(&dev, _i), MT_ENOMEM);
     counting_fail_at(0, 0);
     ck_ok(ask(&dev, _i));
-    ck_ok(mt_policy_select(dev.policy, 0));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), rung_peak(0, 8));
     mt_policy_free(dev.policy);
     ck_assert_uint_eq(counting_live(), 0);
@@ -455,9 +455,9 @@ static device on_a_rung(unsigned rung) {
 
     dev.cpu_budget = need(40);
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_ok(mt_policy_select(dev.policy, 0));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
     dev.budget = 5000 + rung_peak(rung, 4);
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(dev.rungs, rung);
@@ -476,7 +476,7 @@ START_TEST(new_shape_on_a_rung) {
 
     wait_for_it(&dev, _i == 0 ? PATIENCE : 8 * PATIENCE - 1);
     dev.budget = need(40);
-    ck_ok(mt_policy_select(dev.policy, 99));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 99}));
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(dev.rungs, _i == 0 ? rung : 0); /* the way back from the CPU is just tried */
     mt_policy_free(dev.policy);
@@ -489,7 +489,7 @@ START_TEST(shape_known_without_the_rung) {
 
     wait_for_it(&dev, PATIENCE);
     dev.budget = need(40);
-    ck_ok(mt_policy_select(dev.policy, 7));
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(dev.rungs, 0);
     mt_policy_free(dev.policy);

@@ -372,11 +372,11 @@ START_TEST(predictions) {
     ck_ok(mt_trainer_new(&seam, &options, &driver));
     size_t peaks[3] = {};
     for (int phase = 0; phase < 3; phase++) {
-        uint64_t shape = 0;
+        mt_shape shape = {};
         for (const char *pattern : {"conv", "norm"})
             if (phase) ck_ok(mt_torch_freeze(trainer.torch, pattern, phase == 1 ? ways[_i] : 0));
         ck_ok(seam.shape(seam.self, batch.get(), &shape));
-        shapes.push_back(shape);
+        shapes.push_back(shape.id);
         for (int i = 0; i < 8; i++) {
             mt_step_report report = {};
             report.size = sizeof report;

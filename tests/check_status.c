@@ -468,8 +468,8 @@ START_TEST(null_policy) {
     refuses(mt_policy_oom(NULL, &oom, &action), "policy");
     refuses(mt_policy_oom(policy, NULL, &action), "oom");
     refuses(mt_policy_oom(policy, &oom, NULL), "out");
-    ck_assert_int_eq(mt_policy_clear(NULL, MT_TRAIN, &memory, 0), MT_CLEAR_NOT);
-    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, NULL, 0), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(NULL, MT_TRAIN, &memory), MT_CLEAR_NOT);
+    ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, NULL), MT_CLEAR_NOT);
     mt_policy_cleared(NULL, &cleared);
     mt_policy_cleared(policy, NULL);
     ck_assert_uint_eq(mt_policy_predict_bytes(NULL, MT_TRAIN, 4), 0);

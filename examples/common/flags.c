@@ -203,6 +203,9 @@ static const ex_option rows[] = {
     FLAG("replay", EX_TEXT, replay, "FILE.jsonl",
          "take the chunks of each step from a trace, and stop where it ends",
          .accepts = "a trace to read", .file = EX_FILE_READ),
+    FLAG("learned", EX_TEXT, learned, "FILE",
+         "begin with what runs before have learnt of chunks, and leave it there for the next one",
+         .accepts = "a file to write", .file = EX_FILE_WRITTEN),
     FLAG("save", EX_TEXT, save, "FILE",
          "write all that is needed to go on, after each epoch and when the run is stopped; the "
          "file before it becomes FILE.1, and the one of the best epoch is FILE.best",

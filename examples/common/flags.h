@@ -74,7 +74,7 @@ typedef struct ex_flags {
     int64_t fallback; /* MT_RUNG_BITs to allow beside the default ones */
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */
-    const char *trace, *replay, *report, *save, *resume;
+    const char *trace, *replay, *report, *learned, *save, *resume;
     int explain, check, help, version;
 } ex_flags;
 

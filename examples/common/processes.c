@@ -134,6 +134,7 @@ static void take_share(ex_flags *flags, ex_processes *p) {
     flags->resume = own_file(p, 1, flags->resume);
     flags->trace = own_file(p, 2, flags->trace);
     flags->report = own_file(p, 3, flags->report);
+    flags->learned = own_file(p, 4, flags->learned);
     if (p->group.rank == 0) return;
     flags->progress = EX_PROGRESS_OFF;
     if (!freopen("/dev/null", "w", stdout))

@@ -13,7 +13,7 @@
 #include <memtrain/processes.h>
 #include <sys/types.h>
 
-enum { EX_FILES = 4, EX_FILE_CAPACITY = 4096 };
+enum { EX_FILES = 5, EX_FILE_CAPACITY = 4096 };
 
 typedef struct ex_processes {
     mt_process_group group;

@@ -175,6 +175,7 @@ static mt_status make_trainer(ex_training *t) {
     options.batch = (size_t)t->flags->batch;
     options.seed = (uint64_t)t->flags->seed;
     options.apply_not_finite = t->flags->apply_not_finite;
+    if (!t->flags->check) options.learned = t->flags->learned;
     options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;

@@ -144,7 +144,27 @@ typedef struct mt_backend_info {
      * called after a loss that is not finite too. 0: the trainer takes such a step back and calls no apply.
      */
     int scales_loss;
+    int cannot_record; /* 1: there is no record, so no chunk is to run for one; the trainer sets it itself */
+    int is_told; /* 1: there is a prepare, which wants all chunks of a step; the trainer sets it itself */
+    /*
+     * What has been learnt of chunks is of use to another run that has the same: model, a number that is equal where code,
+     * layers, dtypes and optimiser are (0: not known), threads (0: not known), device, version.
+     */
+    uint64_t model;
+    int threads;
 } mt_backend_info;
+
+/*
+ * What the samples of a batch look like. Samples of one id have one shape (picture size, sequence length): each has
+ * recordings and times of its own. Where shapes differ in one number alone, its tokens or pixels, what is known of some of
+ * them serves the others.
+ */
+typedef struct mt_shape {
+    uint64_t id;     /* equal for samples of the same shape, in any way made */
+    uint64_t family; /* equal for shapes that differ in length alone; not read where length is 0 */
+    size_t
+        length; /* elements of a sample, tokens or pixels; 0: not known, the shape stands alone */
+} mt_shape;
 
 /* What one chunk gave. The trainer zeroes the struct and sets size before the call. */
 typedef struct mt_chunk_result {
@@ -331,11 +351,10 @@ typedef struct mt_backend {
     mt_status (*set_rate)(void *self, double factor);
 
     /*
-     * Optional. A number that is equal for batches whose samples have the same shape (picture size,
-     * sequence length), in any way made: each has recordings and times of its own. Without it, all
-     * batches are taken to be of one shape. A failure ends the step before it began.
+     * Optional. What the samples of a batch look like; *out is all 0 before. Without it, all batches are
+     * taken to be of one shape. A failure ends the step before it began.
      */
-    mt_status (*shape)(void *self, const mt_batch *batch, uint64_t *out);
+    mt_status (*shape)(void *self, const mt_batch *batch, mt_shape *out);
 
     /*
      * Optional, and of use beside mark alone. Outside a step. on 0 gives the memory back in which the

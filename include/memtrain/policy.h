@@ -5,6 +5,7 @@
  * come out. Most programs never call it, since mt_trainer (memtrain/trainer.h) does. Include it to
  * set options, or to drive the policy from a training loop that cannot be turned inside out:
  *
+ *     mt_policy_begin(policy, NULL);
  *     mt_policy_plan(policy, MT_TRAIN, batch, &memory, &plan);
  *     for each chunk of the plan: run it, mt_policy_observe(policy, ...);
  *     on an OOM, after taking the step back: mt_policy_oom(policy, &oom, &action);
@@ -131,10 +132,14 @@ typedef struct mt_plan {
     size_t groups;
     mt_plan_reason reason;
     int discard;
-    size_t predicted_peak_bytes; /* allocated bytes at the peak; 0: no prediction */
-    unsigned rungs;              /* MT_RUNG_BITs that are to be on */
-    int keep;    /* 1: there is room for a second set of gradients, so mark before each chunk */
-    double rate; /* factor of the learning rate, for a batch made smaller; 1 otherwise */
+    /*
+     * Allocated bytes at the peak; 0: no prediction. Exact of sizes between those recorded, on the kernels that they ran on;
+     * told from other lengths (mt_shape) a chunk that is a hundredth away ends that.
+     */
+    size_t predicted_peak_bytes;
+    unsigned rungs; /* MT_RUNG_BITs that are to be on */
+    int keep;       /* 1: there is room for a second set of gradients, so mark before each chunk */
+    double rate;    /* factor of the learning rate, for a batch made smaller; 1 otherwise */
     int alone; /* 1: the one chunk's gradients are the only ones: hold_gradients off before begin */
 } mt_plan;
 
@@ -212,11 +217,51 @@ MT_API MT_NODISCARD mt_status mt_policy_new(const mt_policy_options *options,
 MT_API void mt_policy_free(mt_policy *policy);
 
 /*
- * From now on all calls are about batches of that shape (mt_backend.shape); 0 at the start. Shapes have
- * recordings, predictions and times of their own; the least recently used are forgotten when there
- * are more than a thousand.
+ * A step or an evaluation begins, on a batch whose samples look like that (mt_backend.shape; NULL: as all others).
+ * From now on all calls are about such batches. What is known of a thousand shapes is kept, those that were used last.
+ *
+ * A length that was not seen before, between three that were, or a little beyond, begins with what is known of these:
+ * bytes by the parabola through theirs, seconds a sample in proportion to the nearest. Not in deterministic runs.
  */
-MT_API MT_NODISCARD mt_status mt_policy_select(mt_policy *policy, uint64_t shape);
+MT_API MT_NODISCARD mt_status mt_policy_begin(mt_policy *policy, const mt_shape *shape);
+
+/*
+ * What the backend says of itself has changed: gradient_bytes, normalises_over_batch and min_micro_batch are read. In a step
+ * it counts from the next plan on. @return MT_OK; MT_EINVAL where a size that the options fix is below min_micro_batch
+ */
+MT_API MT_NODISCARD mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info);
+
+/*
+ * The step was taken back, though no memory ran out since the last plan: the next plan is for the same step. A plan that
+ * says discard needs no such call.
+ */
+MT_API MT_NODISCARD mt_status mt_policy_replan(mt_policy *policy);
+
+/*
+ * The chunks to come are not those of a plan, but the caller's own: with a second set of gradients each (keep), or in
+ * place.
+ */
+MT_API MT_NODISCARD mt_status mt_policy_given(mt_policy *policy, int keep);
+
+/*
+ * Writes what was learnt of all kinds of chunks, so that the next run begins with it: peaks, times, what failed. A file that
+ * has the name is replaced once the new one is whole.
+ * @return MT_OK; MT_EINVAL; MT_ENOTSUP: the backend tells no model (mt_backend_info.model); MT_EIO; MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_policy_save(const mt_policy *policy, const char *path);
+
+/*
+ * Reads what another run has written, at whatever budget. Kinds of which something is known already stay as they are.
+ * A file that is damaged, or that is of another model, device, number of threads or version is left out, with a line in the
+ * log; so is any file in a deterministic run, whose chunks must not depend on runs before it. One that is not there is that
+ * of a first run.
+ * @param kinds  becomes the number of kinds that were read; may be NULL
+ * @return MT_OK; MT_EINVAL; MT_ENOTSUP as for mt_policy_save; MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_policy_load(mt_policy *policy, const char *path, size_t *kinds);
+
+/* The MT_RUNG_BITs that are taken, of which all observations are. 0 for NULL. */
+MT_API unsigned mt_policy_rungs(const mt_policy *policy);
 
 /*
  * The chunks of the next batch of that many samples, given the memory as it is before the step.
@@ -324,10 +369,8 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
  * changed and the cache holds more than a tenth of the budget; and only while all clears together have cost no more than 1 % of the time, the first one apart. Where no
  * time is measured, and in deterministic runs, it is one clear in 100 calls instead. Clearing each N
  * steps comes before step N + 1, 2 N + 1, and so on.
- * @param predicted_peak_bytes  of the plan, 0: not known; no rule needs it now
  */
-MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory,
-                                       size_t predicted_peak_bytes);
+MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory);
 
 /* The cache was emptied, at that cost. */
 MT_API void mt_policy_cleared(mt_policy *policy, const mt_clear_result *result);

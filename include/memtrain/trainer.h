@@ -52,10 +52,16 @@ typedef struct mt_trainer_options {
     int unused;           /* not read: older callers have padding here, with anything in it */
     int apply_not_finite; /* 0: a step whose loss is infinite or not a number is taken back before the
                              update, its report says so, and mt_log warns; 1: the update is made */
+    /*
+     * A file that what was learnt of chunks is read from (mt_policy_load), and written to at the end of each epoch and
+     * by mt_trainer_finish (mt_policy_save): the next run begins with it. A file that cannot be written is told of in the
+     * log. NULL: none. Copied.
+     */
+    const char *learned;
 } mt_trainer_options;
 
 #define MT_TRAINER_OPTIONS_INIT                                                                    \
-    { sizeof(mt_trainer_options), NULL, NULL, NULL, 0, 0, 0, 0, 0 }
+    { sizeof(mt_trainer_options), NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL }
 
 /*
  * @param backend  copied; what its self points to must outlive the trainer

@@ -569,6 +569,8 @@ static mt_status fake_describe(void *self, mt_backend_info *out) {
     out->rungs = fake->options.rungs;
     out->record_rungs = fake->options.record_rungs;
     out->scales_loss = fake->options.scales_loss;
+    out->model = fake->options.model;
+    out->threads = fake->options.threads;
     out->optimizer_bytes = 2000;
     out->buffer_bytes = 1000;
     out->metric_count = FAKE_METRICS;
@@ -745,10 +747,10 @@ static mt_status fake_hold_gradients(void *self, int on) {
     return note(fake, FAKE_HOLD_GRADIENTS, 0, (size_t)on, 0, status);
 }
 
-static mt_status fake_shape(void *self, const mt_batch *batch, uint64_t *out) {
+static mt_status fake_shape(void *self, const mt_batch *batch, mt_shape *out) {
     fake_backend *fake = self;
 
-    *out = batch->id >> 32;
+    out->id = batch->id >> 32;
     return note(fake, FAKE_SHAPE, 0, 0, 0, fallible(fake, FAKE_SHAPE));
 }
 

@@ -134,6 +134,8 @@ typedef struct fake_options {
     int may_shorten;                  /* 1: a step may cover less than its batch */
     int shapes;                       /* 1: samples of a batch are 1 + (id >> 32) times as large */
     int prepares;                     /* 1: prepare is there; what it leaves takes memory */
+    uint64_t model;                   /* and threads: what describe tells of them */
+    int threads;
 } fake_options;
 
 #define FAKE_GRADIENT_BYTES 3000

@@ -1,0 +1,283 @@
+/*
+ * check_lengths.c - what a policy knows of some lengths serves others: peaks by the parabola, times in proportion, and it
+ * is dropped where it is not so.
+ */
+#include "counting_allocator.h"
+#include "fake_backend.h"
+#include "suite.h"
+
+#include <memtrain/policy.h>
+
+enum { BATCH = 64, RESIDENT = 5000 };
+
+/* A device whose chunks are a little transformer: bytes of weights, of tokens, and of pairs of tokens. */
+typedef struct device {
+    mt_policy *policy;
+    size_t budget;
+    size_t wide_from; /* samples this long take a kernel that needs twice as much; 0: none do */
+    double (*seconds)(size_t samples, size_t length);
+    size_t first, ran,
+        recorded; /* of the last batch: its first chunk, chunks, those that were recorded */
+    int ooms;
+} device;
+
+static fake_program program_of(const device *dev, size_t length, fake_allocation storage[5]) {
+    int64_t tokens = (int64_t)length, more = dev->wide_from && length >= dev->wide_from ? 2 : 1;
+
+    storage[0] = (fake_allocation){4096, 0, FAKE_AT_END};
+    storage[1] = (fake_allocation){0, 64 * tokens, FAKE_AT_END};
+    storage[2] = (fake_allocation){0, more * 2 * tokens * tokens, 3};
+    storage[3] = (fake_allocation){512, 128 * tokens, 4};
+    storage[4] = (fake_allocation){2048, 16 * tokens, FAKE_AT_END};
+    return (fake_program){storage, 5};
+}
+
+static size_t peak_of(const device *dev, size_t length, size_t samples) {
+    fake_allocation storage[5];
+    fake_program program = program_of(dev, length, storage);
+
+    return fake_program_peak(&program, samples);
+}
+
+static size_t fits(const device *dev, size_t length) {
+    size_t m = 0;
+
+    while (m < BATCH && RESIDENT + peak_of(dev, length, m + 1) <= dev->budget) m++;
+    return m;
+}
+
+static double by_tokens(size_t samples, size_t length) {
+    return 2e-3 + 1e-6 * (double)(samples * length);
+}
+
+static device device_new(size_t budget, const mt_policy_options *options) {
+    device dev = {.budget = budget, .seconds = by_tokens};
+
+    ck_ok(mt_policy_new(options, NULL, &dev.policy));
+    return dev;
+}
+
+static void sink_recording(void *user, void *address, int64_t bytes) {
+    mt_recording_event(user, address, bytes);
+}
+
+/* 0: there was no room. */
+static int chunk(device *dev, mt_mode mode, size_t length, size_t samples) {
+    mt_event_sink sink = {mt_policy_recording(dev->policy, mode, samples), sink_recording};
+    mt_chunk_result result = MT_CHUNK_RESULT_INIT;
+    fake_allocation storage[5];
+    fake_program program = program_of(dev, length, storage);
+
+    result.peak_bytes = RESIDENT + fake_program_peak(&program, samples);
+    if (result.peak_bytes > dev->budget) return 0;
+    if (!dev->ran++) dev->first = samples;
+    if (sink.user) fake_program_record(&program, samples, &sink);
+    if (sink.user) dev->recorded++;
+    result.units = (double)samples;
+    result.seconds = dev->seconds(samples, length);
+    ck_ok(mt_policy_observe(dev->policy, mode, samples, RESIDENT, &result));
+    return 1;
+}
+
+static void batch_of(device *dev, mt_mode mode, uint64_t family, size_t length) {
+    mt_memory memory = {.size = sizeof(memory), .budget_bytes = dev->budget};
+    mt_shape shape = {family * 100000 + length, family, length};
+    mt_plan plan;
+
+    memory.allocated_bytes = memory.reserved_bytes = RESIDENT;
+    dev->ooms = 0;
+    dev->first = dev->ran = dev->recorded = 0;
+    ck_ok(mt_policy_begin(dev->policy, &shape));
+    ck_ok(mt_policy_plan(dev->policy, mode, BATCH, &memory, &plan));
+    for (size_t i = 0, covered = 0; covered < BATCH || plan.discard; i++) {
+        if (i == mt_plan_chunks(&plan) && plan.discard) {
+            ck_ok(mt_policy_plan(dev->policy, mode, BATCH, &memory, &plan));
+            i = covered = 0;
+        } else if (i == mt_plan_chunks(&plan)) {
+            ck_ok(mt_policy_extend(dev->policy, mode, &memory, &plan));
+        }
+        if (i == mt_plan_chunks(&plan)) continue; /* it says discard now */
+        size_t m = mt_plan_chunk(&plan, i);
+        if (chunk(dev, mode, length, m)) {
+            covered += m;
+            continue;
+        }
+        mt_oom oom = {.size = sizeof(oom), .mode = mode, .phase = MT_PHASE_ACCUMULATE};
+        mt_action action;
+
+        oom.chunk = m;
+        oom.attempt = (unsigned)++dev->ooms;
+        oom.refused = 1;
+        oom.refused_in_use_bytes = dev->budget - 100;
+        oom.refused_bytes = 4096;
+        oom.allocated_before_bytes = RESIDENT;
+        oom.memory = memory;
+        ck_ok(mt_policy_oom(dev->policy, &oom, &action));
+        ck_assert_int_eq(action, MT_ACTION_REPLAN);
+        ck_ok(mt_policy_plan(dev->policy, mode, BATCH, &memory, &plan));
+        i = SIZE_MAX;
+        covered = 0;
+    }
+}
+
+static void learn(device *dev, mt_mode mode, uint64_t family, const size_t *lengths, int count) {
+    for (int i = 0; i < count; i++) batch_of(dev, mode, family, lengths[i]);
+}
+
+static const size_t three[] = {100, 320, 200};
+
+/* ---- what is told ------------------------------------------------------------------------------- */
+
+static const size_t told[] = {101, 150, 199, 201, 250, 300, 319, 321, 350, 380, 90, 70};
+
+/* The first batch of a length between three, or a little beyond, is that of a kind that is known. */
+START_TEST(new_length) {
+    size_t length = told[_i];
+    device dev = device_new(4 << 20, NULL);
+
+    learn(&dev, MT_TRAIN, 1, three, 3);
+    ck_assert_uint_gt(dev.recorded, 0);
+    batch_of(&dev, MT_TRAIN, 1, length);
+    ck_assert_uint_eq(dev.recorded, 0);
+    ck_assert_uint_gt(dev.first, 2);
+    ck_assert_int_eq(dev.ooms, 0);
+    for (size_t m = 1; m <= BATCH; m *= 2) {
+        double is = (double)peak_of(&dev, length, m),
+               was_told = (double)mt_policy_predict_bytes(dev.policy, MT_TRAIN, m);
+        ck_assert_double_le(is, was_told);
+        ck_assert_double_lt(was_told, 1.01 * is);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* What is little beyond is told; what is far is learnt as a kind alone is. */
+static const size_t far[] = {20, 700, 1000};
+
+START_TEST(far_length) {
+    device dev = device_new(4 << 20, NULL);
+
+    learn(&dev, MT_TRAIN, 1, three, 3);
+    batch_of(&dev, MT_TRAIN, 1, far[_i]);
+    ck_assert_uint_gt(dev.recorded, 0);
+    ck_assert_uint_eq(dev.first, 2);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Two tell nothing, nor do those of another family or mode, nor where there is no length. */
+static const struct {
+    mt_mode mode;
+    uint64_t family;
+    int count;
+    size_t length;
+} strangers[] = {
+    {MT_TRAIN, 1, 2, 150}, {MT_TRAIN, 2, 3, 150}, {MT_EVALUATE, 1, 3, 150}, {MT_TRAIN, 1, 3, 0}};
+
+START_TEST(stranger) {
+    device dev = device_new(4 << 20, NULL);
+
+    learn(&dev, MT_TRAIN, 1, three, strangers[_i].count);
+    batch_of(&dev, strangers[_i].mode, strangers[_i].family, strangers[_i].length);
+    ck_assert_uint_gt(dev.recorded, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* A run that is stopped and goes on has seen other lengths before, and is to have the same chunks. */
+START_TEST(deterministic) {
+    mt_policy_options options = MT_POLICY_OPTIONS_INIT;
+    device dev;
+
+    options.deterministic = 1;
+    dev = device_new(4 << 20, &options);
+    learn(&dev, MT_TRAIN, 1, three, 3);
+    batch_of(&dev, MT_TRAIN, 1, 150);
+    ck_assert_uint_gt(dev.recorded, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- what is so all the same ---------------------------------------------------------------------- */
+
+/*
+ * Kernels that need more from a length on. Lengths around it do not tell of it; a chunk does, and costs one OOM where they
+ * told too little. Away from it all is told again.
+ */
+START_TEST(other_kernels) {
+    device dev = device_new(4 << 20, NULL);
+    int ooms = 0;
+
+    dev.wide_from = 210;
+    for (size_t i = 0; i < 120; i++) {
+        size_t length = 90 + i * 97 % 241;
+
+        batch_of(&dev, MT_TRAIN, 1, length);
+        ck_assert_int_le(dev.ooms, 1);
+        ooms += dev.ooms;
+        if (i > 80 && (length < 150 || length > 270)) ck_assert_uint_eq(dev.recorded, 0);
+    }
+    ck_assert_int_le(ooms, 6);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* 300 lengths in turn: nearly all begin at once, and none fails. */
+START_TEST(many) {
+    device dev = device_new(4 << 20, NULL);
+    size_t learnt = 0;
+
+    for (size_t i = 0; i < 300; i++) {
+        size_t length = 40 + i * 97 % 361;
+
+        batch_of(&dev, MT_TRAIN, 1, length);
+        learnt += dev.recorded > 0;
+        ck_assert_int_eq(dev.ooms, 0);
+        if (!dev.recorded) ck_assert_uint_ge(dev.first, 4);
+        ck_assert_uint_le(dev.first, fits(&dev, length));
+    }
+    ck_assert_uint_le(learnt, 12);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* Where there is no memory for it the length is one like all others. */
+START_TEST(no_host_memory) {
+    ck_ok(counting_install());
+    for (size_t n = 1, fired = 1; fired; n++) {
+        mt_memory memory = {.size = sizeof(memory), .budget_bytes = 4 << 20};
+        mt_shape shape = {100150, 1, 150};
+        device dev = device_new(4 << 20, NULL);
+        mt_plan plan;
+        mt_status status;
+
+        memory.allocated_bytes = memory.reserved_bytes = RESIDENT;
+        learn(&dev, MT_TRAIN, 1, three, 3);
+        ck_ok(mt_policy_begin(dev.policy, &shape));
+        counting_fail_at(n, 0);
+        status = mt_policy_plan(dev.policy, MT_TRAIN, BATCH, &memory, &plan);
+        fired = counting_fired();
+        counting_fail_at(0, 0);
+        if (status != MT_OK) ck_status(status, MT_ENOMEM);
+        batch_of(&dev, MT_TRAIN, 1, 150);
+        /* Without the first one the plan's second try has it. */
+        if (n > 1) ck_assert_int_eq(dev.recorded > 0, fired && status == MT_OK);
+        mt_policy_free(dev.policy);
+        ck_assert_uint_eq(counting_live(), 0);
+    }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("lengths");
+    TCase *told_case = suite_case(suite, "told"), *shown = suite_case(suite, "shown");
+
+    tcase_add_loop_test(told_case, new_length, 0, LENGTH(told));
+    tcase_add_loop_test(told_case, far_length, 0, LENGTH(far));
+    tcase_add_loop_test(told_case, stranger, 0, LENGTH(strangers));
+    tcase_add_test(told_case, deterministic);
+    tcase_add_test(shown, other_kernels);
+    tcase_add_test(shown, many);
+    tcase_add_test(shown, no_host_memory);
+    return suite_run(suite);
+}
