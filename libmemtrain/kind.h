@@ -91,7 +91,7 @@ size_t mt__kind_recorded(const mt__kind *kind, mt__way way, size_t samples);
 /* Bytes that so many samples need above the start, corrections included; 0: not known. */
 size_t mt__kind_predict(const mt__kind *kind, mt__way way, size_t samples);
 
-/* Whether that is more than an estimate: of a size within those recorded, or measured. */
+/* Whether that is more than an estimate: of a size within those recorded, here or of other lengths, or measured. */
 int mt__kind_is_sure(const mt__kind *kind, mt__way way, size_t samples);
 
 /* The largest chunk that is thought to fit into room; SIZE_MAX when nothing is known. */

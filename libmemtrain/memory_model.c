@@ -35,6 +35,7 @@ struct mt_memory_model {
     line lines[]; /* of all parts, one after the other */
 };
 
+static const size_t MOST_SAMPLES = (size_t)1 << 40;
 static const int64_t MOST_BYTES = INT64_MAX / 8; /* of a line that was written */
 
 /* ---- pairing --------------------------------------------------------------------------------- */
@@ -283,13 +284,18 @@ static mt_status out_of_memory(void) {
     return mt_set_error(MT_ENOMEM, "mt_memory_model_new: out of host memory");
 }
 
+static mt_memory_model *new_model(size_t lines) {
+    mt_memory_model *model = mt__alloc(1, sizeof *model + lines * sizeof *model->lines);
+    if (model && mt__handle_add(model, MT__KIND_MEMORY_MODEL)) return model;
+    mt__free(model);
+    out_of_memory();
+    return NULL;
+}
+
 static mt_status finish(const line *lines, size_t count, size_t from, size_t run, size_t margin,
                         mt_memory_model **out) {
-    mt_memory_model *model = mt__alloc(1, sizeof *model + count * sizeof *lines);
-    if (!model || !mt__handle_add(model, MT__KIND_MEMORY_MODEL)) {
-        mt__free(model);
-        return out_of_memory();
-    }
+    mt_memory_model *model = new_model(count);
+    if (!model) return MT_ENOMEM;
     model->margin = margin;
     model->parts = 1;
     model->part[0] = (part){from, run, count, 1};
@@ -402,11 +408,8 @@ mt_status mt__memory_model_between(const mt_memory_model *const of[MT__LENGTHS],
     size_t count = 0;
     *out = NULL;
     for (int i = 0; i < MT__LENGTHS; i++) count += of[i]->part[0].count;
-    mt_memory_model *model = mt__alloc(1, sizeof *model + count * sizeof *model->lines);
-    if (!model || !mt__handle_add(model, MT__KIND_MEMORY_MODEL)) {
-        mt__free(model);
-        return out_of_memory();
-    }
+    mt_memory_model *model = new_model(count);
+    if (!model) return MT_ENOMEM;
     line *to = model->lines;
     for (int i = 0; i < MT__LENGTHS; i++) {
         part *p = &model->part[model->parts++];
@@ -448,8 +451,7 @@ size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples) {
     const line *lines = model->lines;
     for (const part *p = model->part; p < model->part + MT__LENGTHS; lines += p++->count)
         sum += p->weight * (double)peak_of_part(p, lines, samples);
-    if (sum > 9e18) return SIZE_MAX;
-    return sum > 0 ? (size_t)ceil(sum) : 0;
+    return sum > 9e18 ? SIZE_MAX : (size_t)ceil(fmax(sum, 0));
 }
 
 size_t mt_memory_model_margin(const mt_memory_model *model) {
@@ -468,8 +470,8 @@ static size_t largest_on(const part *p, const line *l, size_t room) {
 /* The same of a model between lengths, whose peak is taken to rise with the samples. */
 static size_t largest_between(const mt_memory_model *model, size_t room) {
     size_t low = 0, high = 1;
-    while (high < SIZE_MAX / 4 && mt_memory_model_peak(model, high) <= room) high *= 2;
-    if (high >= SIZE_MAX / 4) return SIZE_MAX;
+    while (mt_memory_model_peak(model, high) <= room)
+        if ((high *= 2) > MOST_SAMPLES) return SIZE_MAX; /* it does not rise */
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         *(mt_memory_model_peak(model, middle) <= room ? &low : &high) = middle;

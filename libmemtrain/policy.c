@@ -311,9 +311,8 @@ static void promise(mt_policy *p, mt_mode mode, const mt__kind *k, const mt_memo
         plan->alone || (mode == MT_TRAIN && has_room_to_keep(p, k, largest, memory, &bytes));
     for (size_t i = 0; bytes && i < ran; i++)
         bytes = mt__max(bytes, mt__kind_predict(k, MT__IN_PLACE, mt_plan_chunk(plan, i)));
-    int is_told =
-        k->is_inherited || mt__kind_is_sure(k, plan->keep ? MT__APART : MT__IN_PLACE, largest);
-    if (bytes && memory->budget_bytes && is_told)
+    int is_sure = mt__kind_is_sure(k, plan->keep ? MT__APART : MT__IN_PLACE, largest);
+    if (bytes && memory->budget_bytes && is_sure)
         plan->predicted_peak_bytes = mt__max(plan->predicted_peak_bytes, mt__add(bytes, allocated));
     else
         plan->predicted_peak_bytes = 0;
@@ -347,14 +346,14 @@ static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memo
     if (k) mt__kind_begin(k);
 }
 
-/* The chunk of which a plan that says discard is. */
-static size_t last_chunk(const mt_plan *plan) {
-    return plan->groups ? plan->group[plan->groups - 1].samples : 0;
+/* The chunk that a plan which says discard is for; 0: it does not. */
+static size_t discarded_by(const mt_plan *plan, mt_status status) {
+    return status == MT_OK && plan->discard ? plan->group[plan->groups - 1].samples : 0;
 }
 
 /* What the last plan was to tell ran, and was taken back. Without units it has left no other trace. */
 static void note_discarded(mt_policy *p, mt_mode mode) {
-    mt__kind *k = mt__policy_current(p, mode); /* made when that plan was */
+    mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs);
     if (k) k->learnt = mt__max(k->learnt, p->discarded);
     p->discarded = 0;
 }
@@ -386,8 +385,8 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
             !out->discard && mt_plan_chunks(out) == 1 && mt_plan_covered(out) == out->samples;
     }
     p->step.replanning = 0;
-    p->same_step = status == MT_OK && out->discard;
-    p->discarded = p->same_step ? last_chunk(out) : 0;
+    p->discarded = discarded_by(out, status);
+    p->same_step = p->discarded > 0;
     return status;
 }
 
@@ -411,8 +410,8 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     mt_status status = add_chunks(p, mode, k, memory, plan);
     if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, ran, plan);
     if (status == MT_OK && mode == MT_TRAIN) p->keep = plan->keep;
-    p->same_step = plan->discard;
-    p->discarded = p->same_step ? last_chunk(plan) : 0;
+    p->discarded = discarded_by(plan, status);
+    p->same_step = p->discarded > 0;
     return status;
 }
 

@@ -99,8 +99,8 @@ static mt_status take_rungs(mt_trainer *t, mt__work *w) {
         int on = (w->plan.rungs & MT_RUNG_BIT(failed)) != 0;
         mt_log(MT_LOG_WARNING, "rung %s cannot be turned %s: %s", mt_rung_name((mt_rung)failed),
                on ? "on" : "off", mt_last_error());
-        status = mt_policy_rung_failed(t->policy, (mt_rung)failed, on, status);
-        if (status == MT_OK) status = ask_plan(t, w);
+        (void)!mt_policy_rung_failed(t->policy, (mt_rung)failed, on, status);
+        status = ask_plan(t, w);
         if (status != MT_OK) return status;
     }
 }
@@ -130,8 +130,8 @@ static mt_status make_plan(mt_trainer *t, mt__work *w) {
         mt_status rolled = mt__roll_back(t, w, status);
         if (rolled != status) return rolled;
         w->count = w->batch->count;
-        status = mt_policy_replan(t->policy);
-        if (status == MT_OK) status = ask_plan(t, w);
+        (void)!mt_policy_replan(t->policy);
+        status = ask_plan(t, w);
     }
     if (status == MT_OK) status = take_rungs(t, w);
     if (status == MT_OK) status = shorten(t, w);
@@ -184,8 +184,8 @@ static mt_status answer_oom(mt_trainer *t, mt__work *w) {
     /* Evaluation goes on behind the chunks that went through. A training step that has been taken back
        behind the place where its plan begins needs one for all of it. */
     if (w->mode != MT_EVALUATE && w->planned <= w->done) return MT_OK;
-    status = mt_policy_replan(t->policy);
-    return status == MT_OK ? make_plan(t, w) : status;
+    (void)!mt_policy_replan(t->policy);
+    return make_plan(t, w);
 }
 
 /* ---- ends --------------------------------------------------------------------------------------- */

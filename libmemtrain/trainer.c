@@ -450,8 +450,8 @@ static mt_status prepare_step(mt_trainer *t, mt__work *w) {
     mt_clear_reason reason = mt_policy_clear(t->policy, MT_TRAIN, &memory);
     if (reason != MT_CLEAR_NOT) status = mt__clear(t, reason);
     if (status != MT_OK) return status;
-    if (w->forced) status = mt_policy_given(t->policy, 0);
-    if (w->forced && status == MT_OK) status = force_rungs(t);
+    if (w->forced) (void)!mt_policy_given(t->policy, 0);
+    if (w->forced) status = force_rungs(t);
     if (status != MT_OK) return status;
     return t->backend.reset_peak ? t->backend.reset_peak(t->backend.self) : MT_OK;
 }

@@ -299,7 +299,10 @@ static const char *const forged[] = {
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 0 1 5 5\n",
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 -1 1 1 5 5\n",
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5\n",
+    "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5 5 5\n",
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 9223372036854775807 5\n",
+    "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5 9223372036854775807\n",
+    "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 -9223372036854775807 5\n",
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5 -9223372036854775807\n",
     "k 0 0 0 0 0 0 0 0\nl 0 1\n",
     "k 0 0 0 0 0 0 0 0\nl 2 1 1 1 1 1 1 1 1 1 1 1 1 1\n",
@@ -384,6 +387,31 @@ START_TEST(no_folder) {
 }
 END_TEST
 
+/* A trainer that cannot be made for want of host memory is none. */
+START_TEST(no_trainer) {
+    fake_options options = of_model(14);
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    mt_backend seam;
+
+    ck_ok(counting_install());
+    own.learned = path;
+    fake_init(&fake, &options);
+    seam = fake_seam(&fake);
+    for (size_t n = 1, fired = 1; fired; n++) {
+        mt_trainer *trainer;
+        mt_status status;
+
+        counting_fail_at(n, 0);
+        status = mt_trainer_new(&seam, &own, &trainer);
+        fired = counting_fired();
+        counting_fail_at(0, 0);
+        ck_status(status, fired ? MT_ENOMEM : MT_OK);
+        mt_trainer_free(trainer);
+        ck_assert_uint_eq(counting_live(), 0);
+    }
+}
+END_TEST
+
 /* Every request of host memory fails in turn; the file that was there stays, or a whole one takes its name. */
 START_TEST(no_host_memory) {
     mt_backend_info info = {.size = sizeof(info), .device = "fake:0", .version = "1.2.3"};
@@ -433,6 +461,7 @@ int main(void) {
     tcase_add_loop_test(left_out, forged_lines, 0, LENGTH(forged));
     tcase_add_test(refused, no_model);
     tcase_add_test(refused, no_folder);
+    tcase_add_test(refused, no_trainer);
     tcase_add_test(refused, no_host_memory);
     return suite_run(suite);
 }

@@ -6,7 +6,7 @@
 #include "fake_backend.h"
 #include "suite.h"
 
-#include <memtrain/policy.h>
+#include "recording.h"
 
 enum { BATCH = 64, RESIDENT = 5000 };
 
@@ -19,6 +19,7 @@ typedef struct device {
     size_t first, ran,
         recorded; /* of the last batch: its first chunk, chunks, those that were recorded */
     int ooms;
+    int no_peaks; /* chunks do not tell theirs */
 } device;
 
 static fake_program program_of(const device *dev, size_t length, fake_allocation storage[5]) {
@@ -73,6 +74,7 @@ static int chunk(device *dev, mt_mode mode, size_t length, size_t samples) {
     if (!dev->ran++) dev->first = samples;
     if (sink.user) fake_program_record(&program, samples, &sink);
     if (sink.user) dev->recorded++;
+    if (dev->no_peaks) result.peak_bytes = 0;
     result.units = (double)samples;
     result.seconds = dev->seconds(samples, length);
     ck_ok(mt_policy_observe(dev->policy, mode, samples, RESIDENT, &result));
@@ -241,6 +243,97 @@ START_TEST(many) {
 }
 END_TEST
 
+/* Chunks whose peaks nobody tells say nothing against what is told. */
+START_TEST(no_peaks) {
+    device dev = device_new(4 << 20, NULL);
+
+    learn(&dev, MT_TRAIN, 1, three, 3);
+    dev.no_peaks = 1;
+    for (int i = 0; i < 3; i++) {
+        batch_of(&dev, MT_TRAIN, 1, 150);
+        ck_assert_uint_eq(dev.recorded, 0);
+    }
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* One sample does not fit, as is told: it is tried all the same, since nothing of that length has run. */
+START_TEST(told_not_to_fit) {
+    device dev = device_new(4 << 20, NULL);
+    mt_memory memory = {.size = sizeof(memory)};
+    mt_shape shape = {100150, 1, 150};
+    mt_plan plan;
+    mt_oom oom = {.size = sizeof(oom), .mode = MT_TRAIN, .phase = MT_PHASE_ACCUMULATE, .chunk = 1};
+    mt_action action;
+
+    learn(&dev, MT_TRAIN, 1, three, 3);
+    memory.allocated_bytes = memory.reserved_bytes = RESIDENT;
+    memory.budget_bytes = RESIDENT + peak_of(&dev, 150, 1) / 2;
+    ck_ok(mt_policy_begin(dev.policy, &shape));
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, BATCH, &memory, &plan));
+    ck_assert_uint_eq(mt_plan_chunk(&plan, 0), 1);
+    /* Another program has the memory: less is needed than was told, which stays. */
+    oom.attempt = 1;
+    oom.refused = 1;
+    oom.refused_in_use_bytes = memory.budget_bytes - 100;
+    oom.refused_bytes = 200;
+    oom.allocated_before_bytes = RESIDENT;
+    oom.memory = memory;
+    (void)!mt_policy_oom(dev.policy, &oom, &action);
+    memory.budget_bytes = dev.budget;
+    ck_ok(mt_policy_begin(dev.policy, &shape));
+    ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, BATCH, &memory, &plan));
+    ck_assert_uint_gt(mt_plan_chunk(&plan, 0), 2);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+/* ---- the model between lengths ----------------------------------------------------------------------- */
+
+/* Of one block of so many bytes and more for each sample. */
+static mt_memory_model *model_of(int64_t bytes, int64_t each) {
+    mt_memory_model *model;
+    mt_recording *small, *large;
+    char block;
+
+    ck_ok(mt_recording_new(&small));
+    ck_ok(mt_recording_new(&large));
+    ck_ok(mt_recording_start(small, 1));
+    ck_ok(mt_recording_start(large, 2));
+    mt_recording_event(small, &block, bytes + each);
+    mt_recording_event(large, &block, bytes + 2 * each);
+    ck_ok(mt_memory_model_new(small, large, &model));
+    mt_recording_free(small);
+    mt_recording_free(large);
+    return model;
+}
+
+static const struct {
+    int64_t bytes[3], each[3];
+    double weight[3];
+    size_t samples, peak, room, largest;
+} models[] = {
+    {{100, 200, 300}, {10, 20, 30}, {0.5, 0.25, 0.25}, 10, 350, 349, 9},
+    {{100, 200, 300}, {10, 20, 30}, {0.5, 0.25, 0.25}, 10, 350, 350, 10},
+    {{100, 200, 300}, {10, 20, 30}, {0.5, 0.25, 0.25}, 1, 193, 192, 0},
+    {{100, 200, 300}, {0, 0, 0}, {1, 1, -1}, 10, 0, 5, SIZE_MAX},    /* it does not rise */
+    {{100, 200, 400}, {10, 20, 40}, {1, 1, -1}, 10, 0, 0, SIZE_MAX}, /* nor fall below 0 */
+    {{1, 1, 1}, {INT64_C(1) << 55, 1, 1}, {1e4, 0, 0}, 10, SIZE_MAX, 5, 0},
+};
+
+START_TEST(between) {
+    mt_memory_model *of[3], *model;
+    const mt_memory_model *all[3];
+
+    for (int i = 0; i < 3; i++) all[i] = of[i] = model_of(models[_i].bytes[i], models[_i].each[i]);
+    ck_ok(mt__memory_model_between(all, models[_i].weight, &model));
+    for (int i = 0; i < 3; i++) mt_memory_model_free(of[i]);
+    ck_assert_uint_eq(mt_memory_model_peak(model, models[_i].samples), models[_i].peak);
+    ck_assert_uint_eq(mt_memory_model_largest(model, models[_i].room), models[_i].largest);
+    mt_memory_model_free(model);
+}
+END_TEST
+
 /* Where there is no memory for it the length is one like all others. */
 START_TEST(no_host_memory) {
     ck_ok(counting_install());
@@ -278,6 +371,9 @@ int main(void) {
     tcase_add_test(told_case, deterministic);
     tcase_add_test(shown, other_kernels);
     tcase_add_test(shown, many);
+    tcase_add_test(shown, no_peaks);
+    tcase_add_test(shown, told_not_to_fit);
+    tcase_add_loop_test(shown, between, 0, LENGTH(models));
     tcase_add_test(shown, no_host_memory);
     return suite_run(suite);
 }

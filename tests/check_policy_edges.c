@@ -217,6 +217,52 @@ static mt_status ask(device *dev, int call) {
     }
 }
 
+/* What is told of a step, by a trainer or by a loop of one's own. */
+START_TEST(facts_are_checked) {
+    mt_policy_options options = {.micro_batch = 3};
+    mt_backend_info info = {.size = sizeof(info)};
+    mt_policy *policy = policy_new(options, info);
+
+    ck_status(mt_policy_begin(NULL, NULL), MT_EINVAL);
+    ck_status(mt_policy_replan(NULL), MT_EINVAL);
+    ck_status(mt_policy_given(NULL, 1), MT_EINVAL);
+    ck_assert_uint_eq(mt_policy_rungs(NULL), 0);
+    ck_assert_uint_eq(mt_policy_rungs(policy), 0);
+    ck_status(mt_policy_describe(NULL, &info), MT_EINVAL);
+    ck_status(mt_policy_describe(policy, NULL), MT_EINVAL);
+    info.size = 0;
+    ck_status(mt_policy_describe(policy, &info), MT_EINVAL);
+    info.size = sizeof(info);
+    ck_ok(mt_policy_describe(policy, &info));
+    info.min_micro_batch = 3;
+    ck_ok(mt_policy_describe(policy, &info));
+    info.min_micro_batch = 4;
+    ck_status(mt_policy_describe(policy, &info), MT_EINVAL);
+    ck_contains(mt_last_error(), "micro_batch is 3");
+    info.normalises_over_batch = 1;
+    ck_status(mt_policy_describe(policy, &info), MT_EINVAL);
+    ck_contains(mt_last_error(), "since they normalise");
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* A plan that says discard, and then a plan for something else: nothing was learnt of that. */
+START_TEST(discard_and_another_mode) {
+    mt_backend_info info = {.normalises_over_batch = 1, .min_micro_batch = 2};
+    mt_policy_options options = {.deterministic = 1};
+    mt_memory memory = {.size = sizeof(memory), .budget_bytes = 1 << 20};
+    mt_policy *policy = policy_new(options, info);
+    mt_plan plan;
+
+    ck_ok(mt_policy_begin(policy, &(mt_shape){.id = 3}));
+    ck_ok(mt_policy_plan(policy, MT_TRAIN, 32, &memory, &plan));
+    ck_assert_int_eq(plan.discard, 1);
+    ck_ok(mt_policy_plan(policy, MT_EVALUATE, 32, &memory, &plan));
+    ck_assert_uint_gt(mt_plan_chunks(&plan), 0);
+    mt_policy_free(policy);
+}
+END_TEST
+
 START_TEST(shape_without_host_memory) {
     device dev;
 
@@ -587,6 +633,8 @@ static Suite *suite_policy_edges(void) {
     tcase_add_loop_test(arguments, options_on_the_bounds, 0, 5);
     tcase_add_test(arguments, arguments_are_checked);
     tcase_add_test(arguments, extend_is_checked);
+    tcase_add_test(arguments, facts_are_checked);
+    tcase_add_test(arguments, discard_and_another_mode);
     tcase_add_loop_test(arguments, extend_a_full_plan, 0, 2);
     tcase_add_test(host, new_without_host_memory);
     tcase_add_loop_test(host, shape_without_host_memory, 0, 5);

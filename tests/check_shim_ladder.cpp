@@ -266,10 +266,11 @@ START_TEST(shapes) {
     Trainer trainer(options_of(MT_SGD));
     mt_backend seam = seam_of(trainer);
     Batch twelve(12), four(4);
-    uint64_t a = 0, b = 0, c = 0;
+    mt_shape a = {}, b = {}, c = {};
     ck_ok(seam.shape(seam.self, twelve.get(), &a));
     ck_ok(seam.shape(seam.self, four.get(), &b));
-    ck_assert_uint_eq(a, b); /* the number of samples is no part of it */
+    ck_assert_uint_eq(a.id, b.id); /* the number of samples is no part of it */
+    ck_assert_uint_eq(a.length, b.length);
     std::vector<float> pixels(4 * 3 * 6 * 6);
     const int64_t shape[] = {4, 3, 6, 6};
     mt_tensor *images;
@@ -282,7 +283,10 @@ START_TEST(shapes) {
     batch.data = &data;
     batch.count = 4;
     ck_ok(seam.shape(seam.self, &batch, &c));
-    ck_assert_uint_ne(a, c);
+    ck_assert_uint_ne(a.id, c.id);
+    ck_assert_uint_eq(a.family, c.family); /* they differ in their pixels alone */
+    ck_assert_uint_eq(a.length, 3 * 8 * 8 + 1);
+    ck_assert_uint_eq(c.length, 3 * 6 * 6 + 1);
     mt_tensor_free(images);
 }
 END_TEST
