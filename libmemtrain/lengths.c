@@ -22,15 +22,15 @@ static double distance(const mt__kind *k, const mt__kind *of) {
 }
 
 static int is_relative(const mt__kind *k, const mt__kind *of) {
-    return of != k && of->length && of->family == k->family && of->key.mode == k->key.mode &&
-           of->key.rungs == k->key.rungs;
+    return of->length && (of->family == k->family) & (of->key.mode == k->key.mode) &
+                             (of->key.rungs == k->key.rungs);
 }
 
 /* Whether recordings of two sizes at least have told of its peaks. */
 static int is_learnt(const mt__kind *k) {
     for (size_t i = 0; i < k->ranges; i++)
         if (k->range[i].from == k->range[i].top) return 0;
-    return k->ranges && !k->is_inherited && !k->is_partial;
+    return k->ranges && !k->is_inherited; /* one that was cut short has one size */
 }
 
 /* Whether a length tells more than one that is nearer. */

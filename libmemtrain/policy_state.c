@@ -17,11 +17,15 @@ static size_t bucket_of(const mt__key *key) {
     return (size_t)(hash >> 32) % MT__BUCKETS;
 }
 
+/* All are compared, whatever the first one says: kinds of one bucket differ in any. */
+static int is_same(const mt__key *a, const mt__key *b) {
+    return (a->mode == b->mode) & (a->shape == b->shape) & (a->rungs == b->rungs);
+}
+
 mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs) {
     mt__key key = key_of(p, mode, rungs);
     mt__kind *k = p->kinds[bucket_of(&key)];
-    while (k && (k->key.mode != key.mode || k->key.shape != key.shape || k->key.rungs != key.rungs))
-        k = k->next;
+    while (k && !is_same(&k->key, &key)) k = k->next;
     return k;
 }
 

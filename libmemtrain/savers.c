@@ -177,7 +177,7 @@ static int may_fit_alone(const mt_policy *p, const mt__kind *k, size_t samples,
     /* A batch made smaller is not the whole one. */
     if (samples != p->step.samples || !mt__policy_may_go_alone(p, MT_TRAIN, samples)) return 0;
     if (mt__kind_has_failed(k, MT__APART, samples, room)) return 0;
-    if (is_known && mt__kind_predict(k, MT__APART, samples) > room) return 0;
+    if (is_known) return 0; /* where it fits the split has it */
     return !k->is_partial || !mt__kind_rules_out(k, MT__IN_PLACE, samples, room);
 }
 

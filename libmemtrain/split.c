@@ -23,13 +23,11 @@ static int fits_alone(const mt__facts *f, const mt__kind *k) {
  */
 static size_t first_chunk(const mt__facts *f, const mt__kind *k) {
     size_t begin = mt__min(mt__max(LEAST_NORMALISED, f->rest / SMALLEST_SHARE), f->rest / 2);
-    size_t first = mt__max(f->can_record ? FIRST_CHUNK : begin, f->least),
-           left = f->rest - mt__min(f->rest, first);
+    size_t first = mt__max(f->can_record ? FIRST_CHUNK : begin, f->least);
     if (k->has_run || f->room == SIZE_MAX || f->ran) return 0;
     if (f->rest / f->least < 2) return 0; /* it is one chunk */
     if (first > f->most || first >= f->rest || first <= k->learnt) return 0;
-    if (mt__kind_has_failed(k, MT__IN_PLACE, first, f->room)) return 0;
-    return left >= f->least || (f->is_deterministic && f->can_record) ? first : 0;
+    return mt__kind_has_failed(k, MT__IN_PLACE, first, f->room) ? 0 : first;
 }
 
 /* The smallest chunk that may be tried for speed, of those up to top. */

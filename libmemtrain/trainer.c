@@ -301,8 +301,9 @@ static const char *state_of_parameters(const mt_trainer *t) {
     mt_status status = MT_OK;
     if (t->backend.look_at_parameters)
         status = t->backend.look_at_parameters(t->backend.self, &are_finite);
-    if (status != MT_OK) mt_set_error(MT_OK, "%s", ""); /* nothing is known of them */
-    if (are_finite || status != MT_OK) return "are as before";
+    if (status != MT_OK) are_finite = 1; /* nothing is known of them */
+    if (status != MT_OK) mt_set_error(MT_OK, "%s", "");
+    if (are_finite) return "are as before";
     return "hold values that are not finite since an earlier step: load a checkpoint from before "
            "it, and set clip_norm, which leaves out updates by gradients that are not finite";
 }

@@ -382,6 +382,19 @@ START_TEST(the_budget_that_is_named) {
 }
 END_TEST
 
+/* Alone a batch normalises over all of its samples, so that it is not done again. */
+START_TEST(shows_a_norm) {
+    fake_options options = holding(alone(BATCH));
+    mt_trainer *trainer;
+
+    options.shows_norm = 1;
+    trainer = trainer_with(&options, NULL);
+    ck_assert_uint_eq(step(trainer, BATCH, 1).chunk_count, 1);
+    ck_assert_uint_eq(step(trainer, BATCH, 2).chunk_count, 1);
+    done(trainer);
+}
+END_TEST
+
 static size_t lines;
 
 static void count_lines(void *user, const char *line) {
@@ -425,6 +438,7 @@ static Suite *suite_last_resort(void) {
     tcase_add_loop_test(ladder, before_each_rung, 0, LENGTH(ladders));
     tcase_add_loop_test(after, same_bits, 0, tried);
     tcase_add_test(after, the_budget_that_is_named);
+    tcase_add_test(after, shows_a_norm);
     tcase_add_test(after, in_the_trace);
     return suite;
 }

@@ -15,6 +15,7 @@ typedef struct device {
     mt_policy *policy;
     size_t budget;
     size_t wide_from; /* samples this long take a kernel that needs twice as much; 0: none do */
+    size_t odd;       /* of this length eight and more do; 0: none do */
     double (*seconds)(size_t samples, size_t length);
     size_t first, ran,
         recorded; /* of the last batch: its first chunk, chunks, those that were recorded */
@@ -22,8 +23,11 @@ typedef struct device {
     int no_peaks; /* chunks do not tell theirs */
 } device;
 
-static fake_program program_of(const device *dev, size_t length, fake_allocation storage[5]) {
-    int64_t tokens = (int64_t)length, more = dev->wide_from && length >= dev->wide_from ? 2 : 1;
+static fake_program program_of(const device *dev, size_t length, size_t samples,
+                               fake_allocation storage[5]) {
+    int is_wide =
+        (dev->wide_from && length >= dev->wide_from) || (length == dev->odd && samples >= 8);
+    int64_t tokens = (int64_t)length, more = is_wide ? 2 : 1;
 
     storage[0] = (fake_allocation){4096, 0, FAKE_AT_END};
     storage[1] = (fake_allocation){0, 64 * tokens, FAKE_AT_END};
@@ -35,7 +39,7 @@ static fake_program program_of(const device *dev, size_t length, fake_allocation
 
 static size_t peak_of(const device *dev, size_t length, size_t samples) {
     fake_allocation storage[5];
-    fake_program program = program_of(dev, length, storage);
+    fake_program program = program_of(dev, length, samples, storage);
 
     return fake_program_peak(&program, samples);
 }
@@ -67,7 +71,7 @@ static int chunk(device *dev, mt_mode mode, size_t length, size_t samples) {
     mt_event_sink sink = {mt_policy_recording(dev->policy, mode, samples), sink_recording};
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
     fake_allocation storage[5];
-    fake_program program = program_of(dev, length, storage);
+    fake_program program = program_of(dev, length, samples, storage);
 
     result.peak_bytes = RESIDENT + fake_program_peak(&program, samples);
     if (result.peak_bytes > dev->budget) return 0;
@@ -224,6 +228,37 @@ START_TEST(other_kernels) {
 }
 END_TEST
 
+/* Where large chunks of one of the lengths take kernels of their own it tells nothing of another length's. */
+START_TEST(odd_one_out) {
+    device dev = device_new(64 << 20, NULL);
+
+    dev.odd = 200;
+    for (int i = 0; i < 4; i++) learn(&dev, MT_TRAIN, 1, three, 3);
+    batch_of(&dev, MT_TRAIN, 1, 150);
+    ck_assert_uint_gt(dev.recorded, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
+static double no_clock(size_t samples, size_t length) {
+    (void)samples;
+    (void)length;
+    return 0;
+}
+
+/* Without times peaks are told all the same. */
+START_TEST(without_a_clock) {
+    device dev = device_new(4 << 20, NULL);
+
+    dev.seconds = no_clock;
+    learn(&dev, MT_TRAIN, 1, three, 3);
+    batch_of(&dev, MT_TRAIN, 1, 150);
+    ck_assert_uint_eq(dev.recorded, 0);
+    ck_assert_int_eq(dev.ooms, 0);
+    mt_policy_free(dev.policy);
+}
+END_TEST
+
 /* 300 lengths in turn: nearly all begin at once, and none fails. */
 START_TEST(many) {
     device dev = device_new(4 << 20, NULL);
@@ -253,6 +288,12 @@ START_TEST(no_peaks) {
         batch_of(&dev, MT_TRAIN, 1, 150);
         ck_assert_uint_eq(dev.recorded, 0);
     }
+    /* Nor does one that runs in a way of which nothing was told. */
+    dev.no_peaks = 0;
+    ck_ok(mt_policy_given(dev.policy, 1));
+    ck_assert_int_eq(chunk(&dev, MT_TRAIN, 150, 4), 1);
+    batch_of(&dev, MT_TRAIN, 1, 150);
+    ck_assert_uint_eq(dev.recorded, 0);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -370,6 +411,8 @@ int main(void) {
     tcase_add_loop_test(told_case, stranger, 0, LENGTH(strangers));
     tcase_add_test(told_case, deterministic);
     tcase_add_test(shown, other_kernels);
+    tcase_add_test(shown, odd_one_out);
+    tcase_add_test(shown, without_a_clock);
     tcase_add_test(shown, many);
     tcase_add_test(shown, no_peaks);
     tcase_add_test(shown, told_not_to_fit);

@@ -67,6 +67,18 @@ START_TEST(found_in_a_whole_batch) {
 }
 END_TEST
 
+/* An evaluation does not normalise over its samples, whatever a backend says: it has chunks of any size. */
+START_TEST(not_of_evaluations) {
+    fake_options options = fits(1);
+    mt_trainer *trainer;
+
+    options.shows_norm = 2;
+    trainer = trainer_with(&options, NULL);
+    ck_assert_uint_eq(evaluate(trainer, 4, 1).samples, 4);
+    done(trainer);
+}
+END_TEST
+
 /* Where one sample fits and two do not, the step fails; without a norm it goes through in ones. */
 START_TEST(never_of_one_sample) {
     fake_options options = fits(1);
@@ -179,6 +191,7 @@ static Suite *suite_trainer_norm(void) {
 
     tcase_add_test(norm, found);
     tcase_add_test(norm, found_in_a_whole_batch);
+    tcase_add_test(norm, not_of_evaluations);
     tcase_add_loop_test(norm, never_of_one_sample, 0, 2);
     tcase_add_loop_test(norm, chunks_of_ones_own, 0, 2);
     tcase_add_loop_test(norm, fixed_to_one_sample, 0, 2);

@@ -55,6 +55,32 @@ START_TEST(alternating) {
 }
 END_TEST
 
+/* A backend that says nothing of itself has shapes all the same. */
+START_TEST(without_describe) {
+    fake_options options = shaped(130);
+    mt_trainer *trainer;
+
+    options.absent = FAKE_BIT(FAKE_DESCRIBE);
+    trainer = trainer_with(&options, NULL);
+    for (uint64_t i = 0; i < 8; i++) step(trainer, 32, id_of(i % 2, i));
+    done(trainer);
+}
+END_TEST
+
+/* And one that fails to say it anew ends the step before it began. */
+START_TEST(describe_fails) {
+    fake_options options = shaped(130);
+    mt_trainer *trainer = trainer_with(&options, NULL);
+
+    step(trainer, 32, id_of(0, 0));
+    fake_fail_kind(&fake, FAKE_DESCRIBE, 1, MT_EIO);
+    step_fails(trainer, 32, id_of(1, 1), MT_EIO);
+    fake_fail_at(&fake, 0, 0);
+    step(trainer, 32, id_of(1, 1));
+    done(trainer);
+}
+END_TEST
+
 /* Times are apart too: each shape ends with the chunks that are the fastest for it. */
 static double falls_off(size_t samples) {
     return 0.01 * (double)samples * (samples > 16 ? 4 : 1) + 0.01;
@@ -112,6 +138,8 @@ static Suite *suite_trainer_shapes(void) {
     tcase_add_test(shapes, times_are_apart);
     tcase_add_test(shapes, more_than_are_remembered);
     tcase_add_test(shapes, shape_fails);
+    tcase_add_test(shapes, without_describe);
+    tcase_add_test(shapes, describe_fails);
     return suite;
 }
 

@@ -819,6 +819,7 @@ static mt_status fake_evaluate(void *self, const mt_batch *batch, size_t first, 
     for (size_t i = first; i < first + count && status == MT_OK; i++)
         sample_run(fake, batch, i, 1.0, features, out);
     if (status == MT_OK) mean_of_nothing(fake, out);
+    out->normalises_over_batch = fake->options.shows_norm == 2;
     return note(fake, FAKE_EVALUATE, first, count, 0, status);
 }
 

@@ -106,7 +106,7 @@ typedef struct fake_options {
     int tells_wide; /* 1: and describe tells of that */
     size_t min_micro_batch;
     int normalises_over_batch;
-    int shows_norm; /* 1: chunks tell that they normalise, which describe does not */
+    int shows_norm; /* 1: chunks tell that they normalise, which describe does not; 2: of evaluations too */
     int needs_whole_batch;
     const double *units; /* units of sample i: units[i % unit_count]; NULL: 1 each */
     size_t unit_count;
