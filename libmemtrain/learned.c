@@ -316,5 +316,5 @@ mt_status mt_policy_load(mt_policy *policy, const char *path, size_t *kinds) {
     if (status == MT_OK || status == MT_ENOMEM) return status;
     if (status == MT_ENOTSUP) return MT_OK; /* it is not there */
     mt_log(MT_LOG_INFO, "'%s' is left out: %s", path, mt_last_error());
-    return MT_OK;
+    return mt_set_error(MT_OK, "%s", "");
 }
