@@ -54,11 +54,6 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t told) {
     *s = (mt__shortage){limit, p->steps + patience, p->steps, patience};
 }
 
-/* The next size to try where nothing predicts one: two thirds at first, as the right one is near; then half. */
-static size_t smaller(const mt__trouble *t, size_t chunk) {
-    return chunk - mt__max(1, t->smaller <= THIRDS ? chunk / 3 : chunk / 2);
-}
-
 /* Whether no smaller chunk is legal, or all of them have been in vain. */
 static int is_smallest(const mt_policy *p, const mt_oom *oom) {
     if (!oom->chunk || p->step.goes_alone || p->step.try_size) return 1;
@@ -105,7 +100,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     int may_help = explained ? has_cache && !is_sure : !is_known;
     if (!t->cleared && (may_help || (is_last && (has_cache || !is_sure)))) {
         t->cleared = 1;
-        t->retries -= t->smaller > 0;
+        t->retries -= t->smaller != 0;
         return MT_ACTION_CLEAR;
     }
 
@@ -130,10 +125,10 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
     if (!is_last) {
-        t->smaller++;
+        t->smaller = 1;
         p->step.cap = (told || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short)
                           ? oom->chunk - 1
-                          : smaller(t, oom->chunk);
+                          : oom->chunk / 2; /* nothing predicts one */
         t->retried = t->cleared = 0;
         return MT_ACTION_REPLAN;
     }

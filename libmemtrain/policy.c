@@ -209,7 +209,6 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, mt__kind *k, const m
     f.size = p->step.try_size;
     f.ran = plan->groups ? plan->group[plan->groups - 1].samples : 0;
     if (s) f.before = s->fewest;
-    if (s) f.current = mt__ceil_div(rest, mt__ceil_div(plan->samples, s->chunks));
     f.room = mt__policy_room(p, memory);
     f.room_told = SIZE_MAX;
     if (memory->budget_bytes && !p->is_watched)

@@ -35,7 +35,7 @@ typedef struct mt__shortage {
 /* What was tried for the chunk that did not fit. */
 typedef struct mt__trouble {
     unsigned retries; /* that count towards max_retries */
-    unsigned smaller; /* times that chunks were made smaller by a share */
+    int smaller;      /* chunks were made smaller since */
     int retried, cleared;
 } mt__trouble;
 

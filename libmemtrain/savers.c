@@ -223,7 +223,7 @@ int mt__savers_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 static double sample_seconds(const mt_policy *p, const mt__kind *k, size_t samples, size_t fits) {
     size_t least = mt__policy_least(p, samples), fixed = mt__policy_fixed(p, samples);
     mt__bounds bounds = {least, mt__max(mt__min(fits, samples), least), least, 0};
-    size_t chunks = fixed ? fixed : mt__sizes_fastest(&k->sizes, &bounds, samples, 0);
+    size_t chunks = fixed ? fixed : mt__sizes_fastest(&k->sizes, &bounds, samples);
     double known =
         chunks ? mt__sizes_batch_seconds(&k->sizes, samples, chunks) / (double)samples : 0;
     if (fixed || !chunks) return known;

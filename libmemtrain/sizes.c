@@ -180,21 +180,16 @@ size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t r
     return next;
 }
 
-/* Seconds with so many chunks; those in use have the better of it, so that sizes stay few. */
-static double seconds_with(const mt__sizes *s, size_t samples, size_t chunks, size_t current) {
-    return mt__sizes_batch_seconds(s, samples, chunks) * (chunks == current ? KEPT : 1);
-}
-
-size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples,
-                         size_t current) {
+size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples) {
     size_t best = mt__ceil_div(samples, bounds->top), fewest = best;
     size_t most = samples / mt__min(samples, bounds->least);
     if (!sizes->count) return 0;
-    double least = seconds_with(sizes, samples, best, current);
-    for (const mt__size *e = sizes->entry; e < sizes->entry + sizes->count; e++) {
+    double least = mt__sizes_batch_seconds(sizes, samples, best);
+    for (const mt__size *e = sizes->entry + sizes->count;
+         e-- > sizes->entry;) { /* larger ones first */
         size_t chunks = mt__min(mt__ceil_div(samples, e->samples), most);
         if (chunks < fewest && e->samples != bounds->alone) continue;
-        double seconds = seconds_with(sizes, samples, chunks, current);
+        double seconds = mt__sizes_batch_seconds(sizes, samples, chunks);
         if (seconds >= least) continue;
         least = seconds;
         best = chunks;

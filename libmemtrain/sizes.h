@@ -58,11 +58,7 @@ double mt__sizes_at_best(const mt__sizes *sizes, size_t samples);
  */
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last);
 
-/*
- * The number of balanced chunks within bounds that is expected to take least time; 0: nothing was measured.
- * @param current  the number that is used now, which is kept unless another is clearly faster; 0: none
- */
-size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples,
-                         size_t current);
+/* The number of balanced chunks within bounds that is expected to take least time; 0: nothing was measured. */
+size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_t samples);
 
 #endif

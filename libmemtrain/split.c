@@ -110,7 +110,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     /* 7. All others have the size that is the fastest. */
     bounds.top = top;
     bounds.least = mt__min(mt__max(bounds.left, k->too_small + 1), top);
-    size_t chunks = mt__sizes_fastest(&k->sizes, &bounds, f->rest, f->current);
+    size_t chunks = mt__sizes_fastest(&k->sizes, &bounds, f->rest);
     if (!chunks) chunks = bounds.alone ? 1 : fewest;
     if (next && f->all_at_once) chunks = mt__ceil_div(f->rest, next), next = 0;
     if (next == f->rest) chunks = 1, next = 0;

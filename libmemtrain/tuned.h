@@ -19,9 +19,6 @@
 /* A size that is this part away from one that ran twice is not tried. bench/sizes */
 #define NEARLY 16
 
-/* The number of chunks in use is kept unless another takes less than this part of its time. bench/sizes */
-#define KEPT 0.98
-
 /* A range speaks for a larger size if it has foretold its peak to this part. tests/check_peaks */
 #define MODEL_TOLERANCE 1024
 /* Two recordings are of other kernels where they foretell this part of the peak more than there is. tests/check_peaks */
@@ -40,8 +37,6 @@
 #define SHORTAGE_STEPS 4
 /* At most, where there is no evidence: what had gone through does so again when others have gone. bench/hog */
 #define MOST_SHORTAGE_STEPS 12
-/* Times that a chunk is made smaller by a third, where nothing predicts a size; then by half. tests/check_policy_oom */
-#define THIRDS 3
 /* Of one step with the same rungs. */
 #define DEFAULT_RETRIES 16
 /* A length is told from others where their weights come to so much at most: far beyond them small errors become large. */
