@@ -206,7 +206,7 @@ typedef struct mt_policy mt_policy;
 
 /*
  * @param options  NULL: defaults; copied
- * @param info     what the backend says of itself, NULL: nothing; copied
+ * @param info     what the backend says of itself, NULL: nothing; copied, but for its strings, which must outlive the policy
  * @param out      new reference: free with mt_policy_free
  * @return MT_OK, MT_EINVAL (names the field), MT_ENOMEM
  */
