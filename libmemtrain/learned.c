@@ -112,15 +112,17 @@ typedef struct reader {
     mt__kind *kind; /* that lines are of; NULL: they are left out, or there was none yet */
     int is_partial; /* of that kind */
     int has_begun;  /* a kind has come */
+    int is_short;   /* host memory ran out */
     size_t kinds;
 } reader;
 
+/* *out is NULL where there is no file: it is the first run. */
 static mt_status read_whole(const char *path, char **out) {
     mt__text text = {NULL, 0, 0, 0};
     char piece[4096];
     FILE *f = fopen(path, "rbe");
     *out = NULL;
-    if (!f && errno == ENOENT) return MT_ENOTSUP; /* the first run */
+    if (!f && errno == ENOENT) return MT_OK;
     if (!f) return mt_set_error(MT_EIO, "it cannot be read: %s", strerror(errno));
     for (size_t n; !text.failed && (n = fread(piece, 1, sizeof piece, f)) > 0;) {
         char *data = mt__grow(text.data, text.length + n + 1, 1);
@@ -187,6 +189,7 @@ static char next_line(reader *r) {
         if (r->count == r->capacity) {
             size_t capacity = 2 * r->capacity + 64;
             int64_t *more = mt__grow(r->numbers, capacity, sizeof *more);
+            r->is_short = !more;
             if (!more) return 0;
             r->numbers = more;
             r->capacity = capacity;
@@ -214,6 +217,7 @@ static int take_kind(reader *r) {
     p->shape = (mt_shape){(uint64_t)n[1], (uint64_t)n[3], number(r, 4)};
     mt__kind *k = mt__policy_kind(p, (mt_mode)n[0], (unsigned)n[2]);
     p->shape = before;
+    r->is_short = !k;
     if (!k) return 0;
     if (k->has_run && !k->is_inherited) return 1;
     mt__kind_drop_ranges(k);
@@ -291,15 +295,17 @@ static int take_line(reader *r, char letter) {
 
 static mt_status load(reader *r, const char *path) {
     mt_status status = read_whole(path, &r->text);
+    if (status == MT_OK && !r->text) return MT_OK;
     if (status == MT_OK) status = check_head(r);
     while (status == MT_OK && *r->at)
         if (!take_line(r, next_line(r)))
-            status = mt_set_error(MT_EINVAL, "'%.20s' is not understood", r->at);
+            status = r->is_short ? mt_set_error(MT_ENOMEM, "mt_policy_load: out of host memory")
+                                 : mt_set_error(MT_EINVAL, "'%.20s' is not understood", r->at);
     return status;
 }
 
 mt_status mt_policy_load(mt_policy *policy, const char *path, size_t *kinds) {
-    reader r = {policy, NULL, NULL, NULL, 0, 0, NULL, 0, 0, 0};
+    reader r = {policy, NULL, NULL, NULL, 0, 0, NULL, 0, 0, 0, 0};
     if (kinds) *kinds = 0;
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_load");
     MT__CHECK(path, "mt_policy_load: path is NULL");
@@ -314,7 +320,6 @@ mt_status mt_policy_load(mt_policy *policy, const char *path, size_t *kinds) {
     mt__free(r.numbers);
     if (kinds) *kinds = r.kinds;
     if (status == MT_OK || status == MT_ENOMEM) return status;
-    if (status == MT_ENOTSUP) return MT_OK; /* it is not there */
     mt_log(MT_LOG_INFO, "'%s' is left out: %s", path, mt_last_error());
     return mt_set_error(MT_OK, "%s", "");
 }

@@ -8,7 +8,6 @@
 #include "tuned.h"
 
 #include <math.h>
-#include <string.h>
 
 /* The lengths that one is told from, and the weights of their peaks. */
 typedef struct basis {

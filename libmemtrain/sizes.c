@@ -185,8 +185,8 @@ size_t mt__sizes_fastest(const mt__sizes *sizes, const mt__bounds *bounds, size_
     size_t most = samples / mt__min(samples, bounds->least);
     if (!sizes->count) return 0;
     double least = mt__sizes_batch_seconds(sizes, samples, best);
-    for (const mt__size *e = sizes->entry + sizes->count;
-         e-- > sizes->entry;) { /* larger ones first */
+    for (size_t i = sizes->count; i-- > 0;) { /* larger ones first */
+        const mt__size *e = &sizes->entry[i];
         size_t chunks = mt__min(mt__ceil_div(samples, e->samples), most);
         if (chunks < fewest && e->samples != bounds->alone) continue;
         double seconds = mt__sizes_batch_seconds(sizes, samples, chunks);

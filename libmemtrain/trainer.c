@@ -45,13 +45,12 @@ static mt_status describe(mt_trainer *t) {
 
 /* What runs before have learnt. */
 static mt_status take_learned(mt_trainer *t) {
-    size_t bytes, kinds;
     if (!t->options.learned) return MT_OK;
-    bytes = strlen(t->options.learned) + 1;
+    size_t bytes = strlen(t->options.learned) + 1;
     t->learned = mt__alloc(bytes, 1);
     if (!t->learned) return mt_set_error(MT_ENOMEM, "mt_trainer_new: out of host memory");
     memcpy(t->learned, t->options.learned, bytes);
-    return mt_policy_load(t->policy, t->learned, &kinds);
+    return mt_policy_load(t->policy, t->learned, NULL);
 }
 
 /* For the next run. Training goes on without it. */

@@ -36,14 +36,14 @@ core_headers=$(grep -LE "$include<memtrain/torch\." include/memtrain/*.h |
 judge core "$(grep -HnE "$include([<\"]memtrain/($memory|$over_torch)|\".*/)" $core_headers libmemtrain/*.[ch] || true)"
 # The policy's files in their order: each includes headers of files before it alone. None of these knows the driver.
 below='internal|handle|tuned|new_file|json'
-for file in recording memory_model sizes kind split policy_state; do
+for file in recording memory_model sizes kind split policy_state lengths; do
     [ "$file" != memory_model ] || below="$below|recording"
     below="$below|$file"
     judge "policy $file" "$(grep -HnE "$include\"" libmemtrain/$file.[ch] | grep -vE "\"($below)\.h\"" || true)"
 done
 # Calls go one way too: what the driver and the answers define is not called from below them.
-judge "policy calls" "$(grep -HnE 'mt_policy_(plan|extend|oom|observe|clear|cleared|select|recording)\(' \
-    libmemtrain/policy_state.c libmemtrain/savers.c libmemtrain/split.c libmemtrain/kind.c || true)"
+judge "policy calls" "$(grep -HnE 'mt_policy_(plan|extend|oom|observe|clear|cleared|begin|describe|recording)\(' \
+    libmemtrain/policy_state.c libmemtrain/savers.c libmemtrain/split.c libmemtrain/kind.c libmemtrain/lengths.c || true)"
 own=$(cd libmemtrain_memory && echo *.h | tr ' ' '|')
 judge memory "$(grep -HnE "$include(\"|<memtrain/($over_torch))" libmemtrain_memory/*.[ch] \
     include/memtrain/arena.h include/memtrain/sim.h |

@@ -82,9 +82,10 @@ uint64_t model_key(const mt_torch &torch) {
 mt_status describe(void *self, mt_backend_info *out) {
     MT_RETURN_IF_FAILED(check_self(self, "describe"));
     MT_RETURN_IF_FAILED(check_sized(out, "describe", "out"));
-    const mt_torch &torch = *torch_of(self);
+    mt_torch &torch = *torch_of(self);
     const mt_model &model = *torch.model;
     mt_backend_info info = {};
+    if (!torch.key) MT_RETURN_IF_FAILED(guard([&] { torch.key = model_key(torch); }));
     info.device = torch.device_name.c_str();
     info.version = mt_torch_version();
     info.min_micro_batch = std::max(model.min_micro_batch, size_t{torch.normalises ? 2U : 1U});
@@ -106,7 +107,7 @@ mt_status describe(void *self, mt_backend_info *out) {
     info.kernels_change = kernels_change(torch);
     info.scales_loss = torch.scaler.has_value();
     if (torch.home.memory() == Memory::mps) info.record_rungs = MT_RUNG_BIT(MT_RUNG_CPU);
-    info.model = model_key(torch);
+    info.model = torch.key;
     info.threads = at::get_num_threads();
     hand_over(info, out);
     return MT_OK;

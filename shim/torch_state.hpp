@@ -106,6 +106,7 @@ struct mt_torch {
     memtrain::shim::WrittenParameters written;
     memtrain::shim::WrittenBuffers written_buffers;
     size_t parameter_bytes = 0; /* frozen parameters included */
+    uint64_t key = 0;           /* mt_backend_info.model; 0: nobody has asked for it */
     bool has_pointwise = false; /* among them are weights of 1x1 convolutions */
 
     memtrain::shim::Phase phase = memtrain::shim::Phase::idle;
