@@ -19,7 +19,7 @@
 
 /* Bytes that a whole batch of 32 small pictures needs, as one chunk. */
 static size_t whole_batch_bytes(void) {
-    EXPECT(0, SMALL, "--steps", "1", "--budget", "auto", "--micro-batch", "32", "--trace",
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--budget", "auto", "--micro-batch", "32", "--trace",
            cli_trace);
     long long bytes = cli_number(cli_trace, "step", 1, "peak_bytes");
     ck_assert_int_gt(bytes, 0);
@@ -86,9 +86,9 @@ static const char *const too_few[][5] = {
 START_TEST(chunks_of_one_are_refused_by_flag) {
     const char *const *flags = too_few[_i];
     if (flags[2])
-        EXPECT(2, SMALL, flags[0], flags[1], flags[2], flags[3]);
+        EXPECT(2, FEW_PICTURES, flags[0], flags[1], flags[2], flags[3]);
     else
-        EXPECT(2, SMALL, flags[0], flags[1]);
+        EXPECT(2, FEW_PICTURES, flags[0], flags[1]);
     ck_assert_msg(strncmp(cli_err, "food101: --", 11) == 0, "%s", cli_err);
     ck_contains(cli_err, flags[0]);
     ck_contains(cli_err, "the fewest samples that this network can be trained on at once");
@@ -110,8 +110,8 @@ END_TEST
 /* ---- runs ---------------------------------------------------------------------------------------- */
 
 START_TEST(a_run_says_what_it_did) {
-    EXPECT(0, SMALL, "--epochs", "2", "--profile", "moderate", "--dev-samples", "60", "--trace",
-           cli_trace);
+    EXPECT(0, FEW_PICTURES, "--epochs", "2", "--profile", "moderate", "--dev-samples", "60",
+           "--trace", cli_trace);
     ck_contains(cli_out, "8 classes; always guessing '");
     ck_contains(cli_out, "\nepoch 1  train loss ");
     ck_contains(cli_out, "\nepoch 2  train loss ");
@@ -136,7 +136,7 @@ START_TEST(a_terminal_has_fewer_digits) {
     ck_assert_int_ge(terminal, 0);
     ck_assert_int_eq(grantpt(terminal) || unlockpt(terminal), 0);
     cli_stdout = ptsname(terminal);
-    EXPECT(0, SMALL, "--steps", "1", "--epochs", "1", "--progress", "off");
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--epochs", "1", "--progress", "off");
     fcntl(terminal, F_SETFL, O_NONBLOCK);
     for (ssize_t n; (n = read(terminal, text + length, sizeof text - 1 - length)) > 0;)
         length += (size_t)n;
@@ -151,21 +151,21 @@ END_TEST
 
 START_TEST(the_pictures_are_found_from_anywhere) {
     ck_assert_int_eq(chdir("/"), 0);
-    EXPECT(0, SMALL, "--steps", "1", "--epochs", "1", "--progress", "off");
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--epochs", "1", "--progress", "off");
     ck_assert_str_eq(cli_err, "");
 }
 END_TEST
 
 START_TEST(two_runs_are_equal) {
-    EXPECT(0, SMALL, "--steps", "3", "--trace", cli_trace);
-    EXPECT(0, SMALL, "--steps", "3", "--trace", cli_replayed);
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--trace", cli_replayed);
     cli_same_state();
 }
 END_TEST
 
 START_TEST(explaining_changes_nothing) {
-    EXPECT(0, SMALL, "--steps", "2", "--trace", cli_trace);
-    EXPECT(0, SMALL, "--steps", "2", "--trace", cli_replayed, "--explain");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--trace", cli_replayed, "--explain");
     ck_contains(cli_out, "optimiser state");
     ck_contains(cli_out, "--budget 240MiB");
     ck_contains(cli_out, "A batch of 32 is cut into ");
@@ -174,14 +174,14 @@ START_TEST(explaining_changes_nothing) {
 END_TEST
 
 START_TEST(the_network_can_be_cut) {
-    EXPECT(0, SMALL, "--check");
+    EXPECT(0, FEW_PICTURES, "--check");
     ck_contains(cli_out, "checked with 6 samples: 0 faults found\n");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
 END_TEST
 
 START_TEST(explaining_alone) {
-    EXPECT(0, SMALL, "--epochs", "0", "--explain");
+    EXPECT(0, FEW_PICTURES, "--epochs", "0", "--explain");
     ck_contains(cli_out, "What a chunk of the batch needs");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
@@ -189,11 +189,13 @@ END_TEST
 
 /* A loss that is not finite makes no update, and so many in a row end the run: with or without their updates. */
 START_TEST(a_loss_that_explodes_stops_the_run) {
-    EXPECT(1, SMALL, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace", cli_trace);
+    EXPECT(1, FEW_PICTURES, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace",
+           cli_trace);
     ck_contains(cli_err, " is taken back: its loss is ");
     ck_contains(cli_err, "food101: the losses of 10 steps up to step ");
     ck_contains(cli_err, "--lr");
-    EXPECT(1, SMALL, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--apply-not-finite");
+    EXPECT(1, FEW_PICTURES, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20",
+           "--apply-not-finite");
     ck_assert_ptr_null(strstr(cli_err, " is taken back"));
     ck_contains(cli_err, "food101: the losses of 10 steps up to step ");
 }
@@ -226,7 +228,7 @@ START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
 END_TEST
 
 START_TEST(a_model_that_does_not_fit_exits_3) {
-    EXPECT(3, SMALL, "--budget", "100MiB");
+    EXPECT(3, FEW_PICTURES, "--budget", "100MiB");
     ck_contains(cli_err, "parameters 42.7 MiB");
     ck_contains(cli_err, "--optimizer sgd");
     ck_assert_ptr_null(strstr(cli_err, "--image-size"));
@@ -235,7 +237,7 @@ END_TEST
 
 /* The parts and what is missing, where that is less than the buffers and the batches ahead. */
 START_TEST(a_state_that_hardly_does_not_fit_is_told_whole) {
-    EXPECT(3, SMALL, "--budget", "171MiB", "--explain", "--workers", "1", "--prefetch", "1");
+    EXPECT(3, FEW_PICTURES, "--budget", "171MiB", "--explain", "--workers", "1", "--prefetch", "1");
     ck_contains(cli_out, "  buffers ");
     ck_contains(cli_out, "  other tensors ");
     ck_contains(cli_out, "  missing ");
@@ -254,7 +256,7 @@ static const struct {
 };
 
 START_TEST(one_of_two_limits_is_to_blame) {
-    EXPECT(3, SMALL, "--budget", both[_i].budget, "--budget-resident", both[_i].limit);
+    EXPECT(3, FEW_PICTURES, "--budget", both[_i].budget, "--budget-resident", both[_i].limit);
     ck_contains(cli_err, both[_i].says);
     ck_assert_ptr_null(strstr(cli_err, both[_i].says_not));
 }
@@ -268,8 +270,8 @@ static const struct {
 
 START_TEST(a_limit_of_the_process_is_kept) {
     double peak = 0, limit = 0;
-    EXPECT(0, SMALL, "--image-size", limits[_i].side, "--batch", limits[_i].batch, "--steps", "2",
-           "--epochs", "1", "--budget", "auto", "--budget-resident", limits[_i].limit);
+    EXPECT(0, FEW_PICTURES, "--image-size", limits[_i].side, "--batch", limits[_i].batch, "--steps",
+           "2", "--epochs", "1", "--budget", "auto", "--budget-resident", limits[_i].limit);
     const char *line = strstr(cli_out, "\nprocess ");
     ck_assert_msg(line && sscanf(line, " process %lf MiB at most of %lf MiB;", &peak, &limit) == 2,
                   "%s", cli_out);
@@ -282,15 +284,15 @@ END_TEST
 #endif
 
 START_TEST(an_arena_changes_no_number) {
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
     ck_assert_ptr_null(strstr(cli_out, "\nprocess "));
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--arena",
-           "auto");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+           "--arena", "auto");
     cli_same_state();
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--arena",
-           "never");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+           "--arena", "never");
     cli_same_state();
-    EXPECT(2, SMALL, "--arena", "always");
+    EXPECT(2, FEW_PICTURES, "--arena", "always");
     ck_contains(cli_err, "auto or never");
 }
 END_TEST
@@ -298,29 +300,30 @@ END_TEST
 /* Where activations wait shows in the memory alone, but for those that are rounded. */
 START_TEST(offload_changes_no_number) {
     static const char *const kinds[] = {"host", "file"};
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--offload",
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--offload",
            "never");
     for (int i = 0; i < LENGTH(kinds); i++) {
-        EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed, "--offload",
-               kinds[i], "--offload-dir", "/tmp");
+        EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+               "--offload", kinds[i], "--offload-dir", "/tmp");
         cli_same_state();
     }
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--offload", "pack");
-    EXPECT(2, SMALL, "--offload", "always");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--offload", "pack");
+    EXPECT(2, FEW_PICTURES, "--offload", "always");
     ck_contains(cli_err, "auto, on, host, file, pack, never or off");
-    EXPECT(2, SMALL, "--steps", "1", "--offload", "file", "--offload-dir", "/no/such/folder");
+    EXPECT(2, FEW_PICTURES, "--steps", "1", "--offload", "file", "--offload-dir",
+           "/no/such/folder");
     ck_contains(cli_err, "--offload-dir: cannot write to '/no/such/folder'");
 }
 END_TEST
 
 /* Whether activations are kept or computed again shows in the memory alone. */
 START_TEST(segments_change_no_number) {
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--checkpointing",
-           "off");
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace,
+           "--checkpointing", "off");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
            "--checkpointing", "on");
     cli_same_state();
-    EXPECT(2, SMALL, "--checkpointing", "always");
+    EXPECT(2, FEW_PICTURES, "--checkpointing", "always");
     ck_contains(cli_err, "auto, on or off");
 }
 END_TEST
@@ -330,13 +333,13 @@ END_TEST
 static const char *const faults[] = {"2:1", "2:60", "2:200", "2:500", "2:900"};
 
 START_TEST(a_recovery_ends_as_its_replay) {
-    EXPECT(0, SMALL, "--steps", "3", "--micro-batch", "11", "--inject-oom", faults[_i], "--trace",
-           cli_trace, "--progress", "off");
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--micro-batch", "11", "--inject-oom", faults[_i],
+           "--trace", cli_trace, "--progress", "off");
     ck_assert_str_eq(cli_err, "");
     ck_contains(cli_out, "; 1 OOM met, ");
     ck_assert_int_eq(cli_number(cli_trace, "oom", 1, "step"), 2);
     ck_assert_int_eq(cli_number(cli_trace, "step", 2, "retries"), 1);
-    EXPECT(0, SMALL, "--replay", cli_trace, "--trace", cli_replayed);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--trace", cli_replayed);
     ck_contains(cli_out, "; 0 OOMs met, ");
     cli_same_state();
 }
@@ -362,7 +365,8 @@ START_TEST(smaller_batches_end_as_their_replay) {
 END_TEST
 
 START_TEST(a_fault_that_stays_exits_3) {
-    EXPECT(3, SMALL, "--steps", "3", "--inject-oom", "2:40:persistent", "--trace", cli_trace);
+    EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:40:persistent", "--trace",
+           cli_trace);
     ck_contains(cli_err, "food101: ");
     ck_assert_int_eq(cli_number(cli_trace, "step", 1, "step"), 1);
     ck_assert_int_eq(cli_number(cli_trace, "step", 2, "step"), -1);
@@ -370,16 +374,16 @@ START_TEST(a_fault_that_stays_exits_3) {
 END_TEST
 
 START_TEST(a_fault_that_never_comes_is_told) {
-    EXPECT(0, SMALL, "--steps", "2", "--inject-oom", "2:1000000");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--inject-oom", "2:1000000");
     ck_contains(cli_err, "warning: --inject-oom: step 2 made ");
-    EXPECT(0, SMALL, "--steps", "2", "--inject-oom", "9:1");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--inject-oom", "9:1");
     ck_contains(cli_err, "warning: --inject-oom: the run had 2 steps");
 }
 END_TEST
 
 START_TEST(a_replay_stops_where_the_trace_ends) {
-    EXPECT(0, SMALL, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
-    EXPECT(0, SMALL, "--replay", cli_trace, "--trace", cli_replayed);
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--trace", cli_replayed);
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 2);
     cli_same_state();
 }
@@ -399,16 +403,16 @@ static const char *const others[][3] = {
     {"--clip", "1", "with 0;"},
     {"--offload", "pack", "--offload: pack, but '"},
     {"--weights", "/tmp/w.safetensors", "--weights: /tmp/w.safetensors, but '"},
-    {"--dev-samples", "60", "with 0;"},
+    {"--dev-samples", "40", "with 60;"},
     {"--seed", "2", "--seed: 2, but '"},
     {"--image-size", "64", "--image-size: 64"},
     {"--threads", "2", "food101: --threads: '2'"},
 };
 
 START_TEST(a_replay_of_another_run_is_refused) {
-    EXPECT(0, SMALL, "--steps", "1", "--batch", "32", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--batch", "32", "--trace", cli_trace);
     for (int i = 0; i < LENGTH(others); i++) {
-        EXPECT(2, SMALL, "--replay", cli_trace, others[i][0], others[i][1]);
+        EXPECT(2, FEW_PICTURES, "--replay", cli_trace, others[i][0], others[i][1]);
         ck_contains(cli_err, others[i][2]);
         ck_assert_str_eq(cli_out, "");
     }
@@ -417,23 +421,23 @@ END_TEST
 
 /* Nor is a flag free that changes the numbers and is not given any more. */
 START_TEST(a_replay_without_what_a_run_had_is_refused) {
-    EXPECT(0, SMALL, "--steps", "1", "--offload", "pack", "--trace", cli_trace);
-    EXPECT(2, SMALL, "--replay", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--offload", "pack", "--trace", cli_trace);
+    EXPECT(2, FEW_PICTURES, "--replay", cli_trace);
     ck_contains(cli_err, "--offload: not pack, but '");
     ck_contains(cli_err, "' was written with pack; a replay needs the same");
-    EXPECT(0, SMALL, "--replay", cli_trace, "--offload", "pack", "--trace", cli_replayed);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--offload", "pack", "--trace", cli_replayed);
     cli_same_state();
-    EXPECT(0, SMALL, "--steps", "1", "--offload", "never", "--trace", cli_trace);
-    EXPECT(0, SMALL, "--replay", cli_trace, "--offload", "host", "--trace", cli_replayed);
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--offload", "never", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--offload", "host", "--trace", cli_replayed);
     cli_same_state();
 }
 END_TEST
 
 START_TEST(a_replay_on_another_device_is_refused) {
-    EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--batch",
-           "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off", "--offload", "never",
-           "--trace", cli_trace);
-    EXPECT(2, SMALL, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96",
+           "--batch", "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off",
+           "--offload", "never", "--trace", cli_trace);
+    EXPECT(2, FEW_PICTURES, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
     ck_contains(cli_err, "t.jsonl', line ");
     ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
     ck_contains(cli_err, "--device sim:cuda");
@@ -463,21 +467,22 @@ static void write_broken(const char *class_name) {
 /* The second head has metrics of its own, and a table that lacks a class is refused. */
 START_TEST(nutrition_is_a_second_head) {
     char data[CLI_PATH + 8], table[CLI_PATH + 32];
-    EXPECT(0, SMALL, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch", "16");
+    EXPECT(0, FEW_PICTURES, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch",
+           "16");
     ck_contains(cli_out, "mean absolute errors on made-up nutrition");
     ck_contains(cli_out, "mass_g ");
     snprintf(data, sizeof data, "%s/data", cli_root);
     snprintf(table, sizeof table, "%s/nutrition.json", data);
     copy_class("sweets", "examples/data/food/sweets/*");
     copy_class("drink", "examples/data/food/drink/*");
-    EXPECT(2, SMALL, "--include-nutrition", "--data", data);
+    EXPECT(2, FEW_PICTURES, "--include-nutrition", "--data", data);
     ck_contains(cli_err, "food101: --include-nutrition: '");
     FILE *file = fopen(table, "w");
     ck_assert_ptr_nonnull(file);
     fprintf(file, "{\"drink\": {\"calories\": 1, \"protein_g\": 1, \"carb_g\": 1, \"fat_g\": 1, "
                   "\"portion_g\": 1}}\n");
     fclose(file);
-    EXPECT(2, SMALL, "--include-nutrition", "--data", data);
+    EXPECT(2, FEW_PICTURES, "--include-nutrition", "--data", data);
     ck_contains(cli_err, "has no number 'calories' for class 'sweets'");
 }
 END_TEST
@@ -488,11 +493,12 @@ START_TEST(a_table_of_profiles) {
                                        "safe              8   8              ok",
                                        "target           24   16 to 24       ok",
                                        "original         32   32             does not fit"};
-    EXPECT(2, SMALL, "--table", "--epochs", "0");
+    EXPECT(2, FEW_PICTURES, "--table", "--epochs", "0");
     ck_contains(cli_err, "--epochs: '0' is not accepted; accepted: at least 1, for --table");
-    EXPECT(2, SMALL, "--table", "--trace", cli_trace);
+    EXPECT(2, FEW_PICTURES, "--table", "--trace", cli_trace);
     ck_contains(cli_err, "--table: not together with --save, --resume, --trace,");
-    EXPECT(0, SMALL, "--image-size", "96", "--table", "--epochs", "1", "--dev-samples", "48");
+    EXPECT(0, FEW_PICTURES, "--image-size", "96", "--table", "--epochs", "1", "--dev-samples",
+           "48");
     for (size_t i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
     const char *last = strstr(strstr(cli_out, "does not fit"), "original ");
     ck_assert_ptr_nonnull(last);
@@ -507,14 +513,14 @@ START_TEST(bad_pictures_are_skipped_by_name) {
     copy_class("sweets", "examples/data/food/sweets/*");
     copy_class("drink", "examples/data/food/drink/*");
     write_broken("drink");
-    EXPECT(0, SMALL, "--data", data, "--steps", "1", "--epochs", "1", "--batch", "16", "--progress",
-           "off");
+    EXPECT(0, FEW_PICTURES, "--data", data, "--steps", "1", "--epochs", "1", "--batch", "16",
+           "--progress", "off");
     ck_contains(cli_err, "warning: skipped ");
     ck_contains(cli_err, "drink/broken.jpg");
     ck_contains(cli_out, "2 classes");
     ck_assert_ptr_null(strstr(cli_out, "among the best 5"));
     write_broken("stones");
-    EXPECT(2, SMALL, "--data", data);
+    EXPECT(2, FEW_PICTURES, "--data", data);
     ck_contains(cli_err, "food101: --data: ");
     ck_contains(cli_err, "stones");
 }
@@ -524,10 +530,11 @@ END_TEST
 
 #ifdef __linux__
 START_TEST(threads_wait_asleep) {
-    const char *const arguments[] = {SMALL, "--epochs", "1000", "--trace", cli_trace, NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace", cli_trace, NULL};
     static char environment[CLI_CAPACITY];
     char path[64];
     int found = 0;
+    cli_says_nothing_of_threads = 1;
     pid_t child = cli_start(arguments);
     cli_wait_for_step(1);
     snprintf(path, sizeof path, "/proc/%d/environ", (int)child);

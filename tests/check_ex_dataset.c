@@ -7,7 +7,7 @@
  */
 #include "dataset.h"
 
-#include <check.h>
+#include "common/suite.h"
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>
@@ -727,15 +727,9 @@ static TCase *batches_case(void) {
 
 int main(void) {
     Suite *suite = suite_create("ex_dataset");
-    SRunner *runner;
-    int failed;
 
     suite_add_tcase(suite, opening_case());
     suite_add_tcase(suite, split_case());
     suite_add_tcase(suite, batches_case());
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

@@ -24,7 +24,7 @@ static const struct {
                {SIGHUP, "stopped by SIGHUP after step "}};
 
 START_TEST(a_signal_finishes_the_step) {
-    const char *const arguments[] = {SMALL, "--epochs", "1000", "--trace", cli_trace, NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace", cli_trace, NULL};
     pid_t child = cli_start(arguments);
     cli_wait_for_step(2);
     ck_assert_int_eq(kill(child, signals[_i].number), 0);
@@ -32,14 +32,14 @@ START_TEST(a_signal_finishes_the_step) {
     ck_contains(cli_out, signals[_i].name);
     ck_contains(cli_out, "; state sha256 ");
     ck_assert_int_ge(cli_number(cli_trace, "end", 1, "steps"), 2);
-    EXPECT(0, SMALL, "--epochs", "1000", "--replay", cli_trace, "--trace", cli_replayed);
+    EXPECT(0, FEW_PICTURES, "--epochs", "1000", "--replay", cli_trace, "--trace", cli_replayed);
     cli_same_state();
 }
 END_TEST
 
 /* There is nothing to save yet, and it may take long: here it reads a trace that does not end. */
 START_TEST(a_signal_before_training_ends_at_once) {
-    const char *const arguments[] = {SMALL, "--replay", cli_trace, NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--replay", cli_trace, NULL};
     int writer;
     ck_assert_int_eq(mkfifo(cli_trace, 0600), 0);
     pid_t child = cli_start(arguments);
@@ -54,8 +54,8 @@ END_TEST
 START_TEST(a_second_hangup_changes_nothing) {
     char file[CLI_PATH + 8];
     snprintf(file, sizeof file, "%s/c", cli_root);
-    const char *const arguments[] = {SMALL,     "--epochs", "1000", "--trace",
-                                     cli_trace, "--save",   file,   NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace",
+                                     cli_trace,    "--save",   file,   NULL};
     pid_t child = cli_start(arguments);
     cli_wait_for_step(2);
     for (int i = 0; i < 50; i++) {
@@ -69,7 +69,7 @@ END_TEST
 
 /* Under nohup, and in the background of a script, the parent has said that they are not to end the run. */
 START_TEST(an_ignored_signal_stays_ignored) {
-    const char *const arguments[] = {SMALL, "--epochs", "1000", "--trace", cli_trace, NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace", cli_trace, NULL};
     int other = signals[_i].number == SIGTERM ? SIGINT : SIGTERM;
     signal(signals[_i].number, SIG_IGN);
     pid_t child = cli_start(arguments);
@@ -88,7 +88,7 @@ END_TEST
 static const int stopping[] = {SIGTSTP, SIGSTOP};
 
 START_TEST(a_run_that_is_stopped_and_goes_on) {
-    const char *const arguments[] = {SMALL, "--steps", "12", "--trace", cli_trace, NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--steps", "12", "--trace", cli_trace, NULL};
     int status;
     pid_t child = cli_start(arguments);
     cli_wait_for_step(2);
@@ -97,7 +97,7 @@ START_TEST(a_run_that_is_stopped_and_goes_on) {
     ck_assert(WIFSTOPPED(status));
     ck_assert_int_eq(kill(child, SIGCONT), 0);
     ck_assert_int_eq(cli_finish(child), 0);
-    EXPECT(0, SMALL, "--replay", cli_trace, "--trace", cli_replayed);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--trace", cli_replayed);
     cli_same_state();
 }
 END_TEST
@@ -119,7 +119,7 @@ static void read_and_go(int reader) {
 }
 
 START_TEST(a_trace_that_nobody_reads) {
-    const char *const arguments[] = {SMALL, "--steps", "4", "--trace", cli_trace, NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--steps", "4", "--trace", cli_trace, NULL};
     int reader = open_reader(cli_trace);
     pid_t child = cli_start(arguments);
     read_and_go(reader);
@@ -134,7 +134,7 @@ START_TEST(a_standard_output_that_nobody_reads) {
     char file[CLI_PATH + 8], output[CLI_PATH + 8];
     snprintf(file, sizeof file, "%s/c", cli_root);
     snprintf(output, sizeof output, "%s/pipe", cli_root);
-    const char *const arguments[] = {SMALL, "--steps", "4", "--save", file, NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--steps", "4", "--save", file, NULL};
     int reader = open_reader(output);
     cli_stdout = output;
     pid_t child = cli_start(arguments);
@@ -155,7 +155,7 @@ START_TEST(a_full_standard_output_is_told) {
         return;
     }
     cli_stdout = "/dev/full";
-    EXPECT(1, SMALL, "--steps", "1", "--progress", "off", printing[_i]);
+    EXPECT(1, FEW_PICTURES, "--steps", "1", "--progress", "off", printing[_i]);
     ck_contains(cli_err, "food101: standard output could not be written");
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
 }
@@ -167,7 +167,7 @@ START_TEST(a_full_disk_for_the_trace_is_told_at_once) {
         suite_skip("a_full_disk_for_the_trace_is_told_at_once", "no /dev/full here");
         return;
     }
-    EXPECT(1, SMALL, "--epochs", "100000", "--trace", "/dev/full");
+    EXPECT(1, FEW_PICTURES, "--epochs", "100000", "--trace", "/dev/full");
     ck_contains(cli_err, "food101: --trace: cannot write '/dev/full': ");
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1); /* once */
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
@@ -175,7 +175,8 @@ START_TEST(a_full_disk_for_the_trace_is_told_at_once) {
 END_TEST
 
 START_TEST(a_loss_that_explodes_ends_the_trace) {
-    EXPECT(1, SMALL, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace", cli_trace);
+    EXPECT(1, FEW_PICTURES, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace",
+           cli_trace);
     ck_assert_int_ge(cli_number(cli_trace, "end", 1, "steps"), 1);
 }
 END_TEST
@@ -210,19 +211,19 @@ END_TEST
 /* What helps is what was not asked for yet, and a budget does not help against what no budget explains. */
 START_TEST(flags_that_help_are_named) {
     const char *folder = cli_root;
-    EXPECT(3, SMALL, "--steps", "3", "--inject-oom", "2:5:persistent", "--budget", "400MiB");
+    EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:5:persistent", "--budget", "400MiB");
     ck_contains(cli_err,
                 "  --inject-oom         left out: every request of step 2 from number 5 on");
     ck_assert_ptr_null(strstr(cli_err, "--budget SIZE"));
     ck_assert_ptr_null(strstr(cli_err, "--optimizer"));
-    EXPECT(3, SMALL, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1");
+    EXPECT(3, FEW_PICTURES, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1");
     ck_contains(cli_err, "  --budget SIZE        ");
     ck_contains(cli_err, "  --offload-dir DIR    activations wait in a file there");
-    EXPECT(3, SMALL, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1",
+    EXPECT(3, FEW_PICTURES, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1",
            "--offload-dir", folder);
     ck_assert_ptr_null(strstr(cli_err, "--offload"));
-    EXPECT(3, SMALL, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1", "--offload",
-           "never");
+    EXPECT(3, FEW_PICTURES, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1",
+           "--offload", "never");
     ck_contains(cli_err, "  --offload auto       with --offload-dir DIR: activations wait");
 }
 END_TEST
@@ -250,13 +251,13 @@ END_TEST
 
 START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
     static char traced[CLI_CAPACITY];
-    EXPECT(0, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu", "--steps",
-           "2", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu",
+           "--steps", "2", "--trace", cli_trace);
     ck_contains(cli_err, "--fallback: going on on the CPU: ");
     cli_read_file(cli_trace, traced);
     ck_contains(traced, "\"device_asked\":\"sim:cuda\",\"device_left\":\"");
     ck_contains(cli_out, "cpu");
-    EXPECT(3, SMALL, "--device", "sim:cuda", "--budget", "150MiB", "--steps", "2");
+    EXPECT(3, FEW_PICTURES, "--device", "sim:cuda", "--budget", "150MiB", "--steps", "2");
 }
 END_TEST
 
@@ -335,7 +336,7 @@ static const struct {
 
 START_TEST(explaining_says_what_is_known) {
     const char *const *flags = explained[_i].flags;
-    const char *arguments[CLI_MOST_ARGUMENTS] = {SMALL, "--explain", "--epochs", "0"};
+    const char *arguments[CLI_MOST_ARGUMENTS] = {FEW_PICTURES, "--explain", "--epochs", "0"};
     static char all[2 * CLI_CAPACITY];
     int n = 0;
     while (arguments[n]) n++;

@@ -516,7 +516,7 @@ START_TEST(a_file_that_cannot_be_written) {
     ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
     ck_assert(stat(target, &info) == 0 && info.st_size == 0);
     ck_assert(stat(name, &info) == 0 && info.st_size > 0 && (info.st_mode & 0777) == 0600);
-    EXPECT(2, SMALL, "--report", "/nonexistent/r.html");
+    EXPECT(2, FEW_PICTURES, "--report", "/nonexistent/r.html");
     ck_assert_str_eq(cli_out, "");
     ck_contains(cli_err, "food101: --report: cannot write '/nonexistent/r.html': No such file");
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
@@ -532,7 +532,8 @@ static void run_left(const char *word) {
 
 START_TEST(a_run_is_drawn) {
     snprintf(path, sizeof path, "%.400s/r.html", cli_root);
-    EXPECT(0, SMALL, "--steps", "3", "--epochs", "1", "--inject-oom", "2:100", "--report", path);
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--epochs", "1", "--inject-oom", "2:100", "--report",
+           path);
     run_left(">done<");
     has("<h1>food101 on cpu</h1>");
     has("<title>1 OOM, step 2</title>");
@@ -543,11 +544,11 @@ END_TEST
 
 START_TEST(a_run_that_failed_is_drawn) {
     snprintf(path, sizeof path, "%.400s/r.html", cli_root);
-    EXPECT(3, SMALL, "--steps", "3", "--inject-oom", "2:40:persistent", "--report", path);
+    EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:40:persistent", "--report", path);
     run_left(">failed<");
     has("step 1; chunks ");
     has("given up (1)");
-    EXPECT(3, SMALL, "--budget", "100MiB", "--report", path);
+    EXPECT(3, FEW_PICTURES, "--budget", "100MiB", "--report", path);
     run_left("parameters 42.7 MiB");
 }
 END_TEST
@@ -557,7 +558,8 @@ START_TEST(a_run_in_a_locale_is_drawn) {
     if (!locales_make("ex_report: a_run_in_a_locale_is_drawn")) return;
     setenv("LC_ALL", LOCALE_COMMA, 1);
     snprintf(path, sizeof path, "%.400s/r.html", cli_root);
-    EXPECT(0, SMALL, "--lr", "0.001", "--steps", "2", "--trace", cli_trace, "--report", path);
+    EXPECT(0, FEW_PICTURES, "--lr", "0.001", "--steps", "2", "--trace", cli_trace, "--report",
+           path);
     locales_remove();
     read_page();
     check_well_formed();
@@ -573,8 +575,8 @@ END_TEST
 
 START_TEST(a_run_that_was_stopped_is_drawn) {
     snprintf(path, sizeof path, "%.400s/r.html", cli_root);
-    const char *const arguments[] = {SMALL, "--trace",  cli_trace, "--report",
-                                     path,  "--epochs", "1000",    NULL};
+    const char *const arguments[] = {FEW_PICTURES, "--trace",  cli_trace, "--report",
+                                     path,         "--epochs", "1000",    NULL};
     pid_t child = cli_start(arguments);
     cli_wait_for_step(2);
     ck_assert_int_eq(kill(child, SIGTERM), 0);

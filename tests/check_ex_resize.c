@@ -4,7 +4,7 @@
  */
 #include "image.h"
 
-#include <check.h>
+#include "common/suite.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -302,14 +302,8 @@ static TCase *pixels_case(void) {
 
 int main(void) {
     Suite *suite = suite_create("ex_resize");
-    SRunner *runner;
-    int failed;
 
     suite_add_tcase(suite, resizing_case());
     suite_add_tcase(suite, pixels_case());
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

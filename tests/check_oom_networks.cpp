@@ -26,7 +26,7 @@
 #include "common/slow.h"
 #include "networks/networks.hpp"
 
-#include <check.h> /* last: its macro fail would break C++ headers */
+#include "common/suite.h" /* last: its macro fail would break C++ headers */
 
 namespace {
 
@@ -416,9 +416,5 @@ int main() {
     tcase_add_loop_test(learnt, a_fault_in_offload_while_sizes_are_learnt, 1, networks::count);
     tcase_add_loop_test(evaluation, a_fault_in_evaluation, 0, networks::count);
     tcase_add_loop_test(evaluation, a_lasting_fault_in_evaluation, 0, networks::count);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

@@ -16,6 +16,7 @@ char cli_root[CLI_PATH], cli_trace[CLI_PATH], cli_replayed[CLI_PATH];
 char cli_out[CLI_CAPACITY], cli_err[CLI_CAPACITY];
 const char *cli_stdout, *cli_program = "food101";
 const char *const *cli_environment;
+int cli_says_nothing_of_threads;
 
 static char program[CLI_PATH], out_path[CLI_PATH], err_path[CLI_PATH];
 
@@ -78,8 +79,11 @@ pid_t cli_start(const char *const *arguments) {
     if (child) return child;
     redirect(cli_stdout ? cli_stdout : out_path, 1);
     redirect(err_path, 2);
-    unsetenv("OMP_WAIT_POLICY");
     unsetenv("GOMP_SPINCOUNT");
+    if (cli_says_nothing_of_threads)
+        unsetenv("OMP_WAIT_POLICY");
+    else
+        setenv("OMP_WAIT_POLICY", "PASSIVE", 1);
     for (int i = 0; cli_environment && cli_environment[i]; i++) putenv((char *)cli_environment[i]);
     execv(program, argv);
     _exit(99);

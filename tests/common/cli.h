@@ -34,7 +34,14 @@ void cli_take_path(const char *path);
 /* "NAME=VALUE", ..., NULL, for its environment; NULL: nothing beside this one. */
 extern const char *const *cli_environment;
 
+/* Whether it is started as from a shell that does not set OMP_WAIT_POLICY: a program executes itself anew then, which loads
+   libtorch twice. */
+extern int cli_says_nothing_of_threads;
+
 #define SMALL "--device", "cpu", "--image-size", "32", "--threads", "1", "--deterministic"
+
+/* food101 with 60 of its pictures, 48 of them for training, where their number is no matter. */
+#define FEW_PICTURES SMALL, "--dev-samples", "60"
 
 /* A run that has to end with this exit status. */
 #define EXPECT(status, ...) cli_expect(status, (const char *const[]){__VA_ARGS__, NULL})
