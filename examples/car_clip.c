@@ -164,7 +164,7 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     options.patch = (int)c->patch;
     options.vocabulary = EX_TOKEN_COUNT;
     options.context = EX_CAPTION_CONTEXT;
-    options.contrastive = (car_clip_contrastive)c->contrastive;
+    options.contrastive = (int)c->contrastive;
     return car_clip_model_new(&options, out);
 }
 

@@ -7,7 +7,7 @@
  */
 #include "image.h"
 
-#include <check.h>
+#include "common/suite.h"
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -322,7 +322,7 @@ static void each_embedded(void (*visit)(const char *path, void *user), void *use
                 visit(path, user);
             }
         }
-        closedir(files);
+        if (files) closedir(files);
     }
     closedir(classes);
 }
@@ -603,13 +603,7 @@ static TCase *decoding_case(void) {
 
 int main(void) {
     Suite *suite = suite_create("ex_image");
-    SRunner *runner;
-    int failed;
 
     suite_add_tcase(suite, decoding_case());
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

@@ -94,7 +94,7 @@ mt_status check(const car_clip_model_options *o) {
                 f.name, f.value, f.least, f.step);
     if (o->contrastive != CAR_CLIP_CACHED && o->contrastive != CAR_CLIP_PLAIN)
         return mt_set_error(MT_EINVAL, "car_clip_model_new: contrastive is %d, not 0 or 1",
-                            static_cast<int>(o->contrastive));
+                            o->contrastive);
     return MT_OK;
 }
 

@@ -38,7 +38,7 @@ typedef struct car_clip_model_options {
     int embedding;           /* numbers that stand for a picture or a text */
     int side, patch;         /* of the pictures; side at least patch */
     int vocabulary, context; /* of the texts */
-    car_clip_contrastive contrastive;
+    int contrastive;         /* a car_clip_contrastive */
 } car_clip_model_options;
 
 #define CAR_CLIP_MODEL_OPTIONS_INIT                                                                \
