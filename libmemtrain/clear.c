@@ -32,7 +32,7 @@ static int has_evidence(const mt_memory *m, int retried, int changed, int is_lat
 /* The first one is, since its price is not known. Deterministic runs know no prices. */
 static int is_affordable(const mt_policy *p, int is_late) {
     int is_priced = p->last_clear_seconds > 0 && p->seconds > 0 && !p->options.deterministic;
-    if (is_priced) return p->clear_seconds + p->last_clear_seconds <= CLEAR_SHARE * p->seconds;
+    if (is_priced) return p->clear_seconds + p->last_clear_seconds <= p->seconds / CLEAR_SHARE;
     return is_late;
 }
 
@@ -45,7 +45,7 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
     int retried = has_retried(policy, memory);
     uint64_t calls = policy->calls[mode]++;
     uint64_t call = policy->calls[MT_TRAIN] + policy->calls[MT_EVALUATE];
-    int is_late = !policy->cleared_at || call - policy->cleared_at >= CLEAR_STEPS;
+    int is_late = !policy->cleared_at || call - policy->cleared_at >= CLEAR_SHARE;
     int evidence = has_evidence(memory, retried, changed, is_late);
     policy->has_mode = 1;
     policy->last_mode = mode;

@@ -111,7 +111,7 @@ static size_t small_and_alone(const mt__kind *k, mt__way way) {
     size_t only = k->limits[way].high;
     const mt__range *r = &k->range[mt__max(k->ranges, 1) - 1];
     if (k->ranges) only = r->from == r->top && !r->model[MT__APART] ? r->from : 0;
-    return !k->is_partial && only < FEW_SAMPLES ? only : 0;
+    return !k->is_partial && only < 2 * FIRST_CHUNK ? only : 0;
 }
 
 /* Of a chunk that was cut short: in proportion to what it needs at least. */
@@ -309,10 +309,9 @@ static void note_peak(mt__limits *l, size_t samples, size_t peak) {
     }
 }
 
-/* As large as what failed goes through, in no more room or long after that: it was not the size, or is no more. */
+/* As large as what failed goes through, in no more room or later: it was not the size, or is no more. */
 static void reassure(mt__failure *f, size_t samples, size_t room, uint64_t plans) {
-    int is_long_ago = plans >= f->until + FORGIVE * (uint64_t)f->patience;
-    if (samples >= f->chunk && (is_long_ago || (plans < f->until && room <= f->room))) f->chunk = 0;
+    if (samples >= f->chunk && (plans >= f->until || room <= f->room)) f->chunk = 0;
 }
 
 static void note_run(mt__limits *l, size_t samples, size_t room) {
@@ -388,7 +387,7 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
         patience = has_run && !need ? mt__min(MOST_SHORTAGE_STEPS, patience + 1)
                                     : mt__min(MOST_PATIENCE, 2 * patience);
     else if (!is_again)
-        patience = has_run ? SHORTAGE_STEPS : FAILED_NEVER_RAN;
+        patience = has_run ? SHORTAGE_STEPS : PATIENCE;
     *f = (mt__failure){in_vain ? mt__min(samples, f->chunk) : samples, room, k->plans + patience,
                        patience};
 }

@@ -16,7 +16,7 @@
 #define PROBE_AGAIN 4
 /* One that is beyond the cliff by that power of it alone. bench/sizes */
 #define PROBE_SLOW 3
-/* A size that is this part away from one that ran twice is not tried. bench/sizes */
+/* A size that is this part away from one that ran twice is not tried. tests/check_policy_time */
 #define NEARLY 16
 
 /* A range speaks for a larger size if it has foretold its peak to this part. tests/check_peaks */
@@ -25,13 +25,10 @@
 #define MODEL_SPARE 8
 /* Of what one recording has, this part at least grows with the samples. tests/check_last_resort */
 #define GROWS 16
-/* Samples below which the only peak that was measured may be the same for any chunk. tests/check_policy_learn */
-#define FEW_SAMPLES 4
-/* Plans for which a size that never went through is not tried; twice as many each time that it is in vain. bench/hog */
-#define FAILED_NEVER_RAN 8
+/* Plans before a size that never went through is tried, or a rung is left; twice as many each time that it is in vain. */
+/* bench/hog, tests/check_ladder_leave */
+#define PATIENCE 8
 #define MOST_PATIENCE 4096
-/* A size that goes through for so many times its patience is trusted again. tests/check_kind */
-#define FORGIVE 4
 
 /* Steps for which a limit that nobody has told of holds; one more each time that it is met again. bench/hog */
 #define SHORTAGE_STEPS 4
@@ -48,15 +45,12 @@
 #define LENGTH_TOLERANCE 100
 /* Kinds that are remembered. bench/shapes */
 #define MOST_KINDS 1024
-/* Plans before a rung is left; doubled each time that was in vain. tests/check_ladder_leave */
-#define PATIENCE 8
 /* Times as long where it is not known whether there is room without it. */
 #define LONG 8
 /* Of the batch, each time it is made smaller: what document after document did by hand. */
 #define CUT 0.8
-/* Of the time, for automatic clearing; or one in so many steps where it has no price. bench/clear */
-#define CLEAR_SHARE 0.01
-#define CLEAR_STEPS 100
+/* Automatic clearing takes one part in so many of the time, or of the steps where it has no price. bench/clear */
+#define CLEAR_SHARE 100
 /* A cache above this part of the budget is worth clearing at a change of mode. bench/clear */
 #define PHASE_CACHE_SHARE 10
 
