@@ -12,7 +12,7 @@
 
 /* ---- no room in the registry ------------------------------------------------------------------ */
 
-#ifndef __SANITIZE_ADDRESS__ /* it has a calloc of its own */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which have a calloc of their own */
 static int calloc_fails;
 static void *(*volatile take)(void *, size_t) = realloc; /* or the compiler would make it calloc */
 
@@ -214,7 +214,7 @@ int main(void) {
     TCase *room = suite_case(suite, "room"), *what = suite_case(suite, "what"),
           *threads = suite_case(suite, "threads");
 
-#ifndef __SANITIZE_ADDRESS__
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     tcase_add_loop_test(room, made_or_not, 0, LENGTH(makers));
 #else
     (void)room;
