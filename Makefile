@@ -324,7 +324,7 @@ outside_env = $(static_env) OMP_WAIT_POLICY=PASSIVE TORCH_STD='$(TORCH_STD)'
 run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 
 # Two run at a time: the longest come first, so that none is left alone at the end.
-LONG := $(addprefix $(BUILD)/tests/,check_oom_networks check_peaks check_ex_cli check_shim_offload)
+LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processes check_ex_resume check_peaks)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
 check: all tests ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps, SUITES="check_a check_b")

@@ -1,5 +1,5 @@
 /*
- * answer.c - what is done when memory runs out: the same again, an empty cache, other chunks, the next saver.
+ * answer.c - what is done when memory runs out: the same again, an empty cache, other chunks, the next rung.
  * Rules: docs/policy.md.
  */
 #include "policy_state.h"
@@ -133,8 +133,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
 
-    /* 8. Savers. */
-    if (!mt__savers_take(p, oom->mode, &oom->memory)) return MT_ACTION_GIVE_UP;
+    /* 8. Rungs. */
+    if (!mt__rungs_take(p, oom->mode, &oom->memory)) return MT_ACTION_GIVE_UP;
     *t = (mt__trouble){0, 0, 0, 0};
     return MT_ACTION_REPLAN;
 }
@@ -164,6 +164,6 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (*out != MT_ACTION_GIVE_UP) return MT_OK;
     /* Nothing of all that has helped, so it tells nothing. */
     if (p->shortage.noted_at == p->steps) p->shortage.limit = 0;
-    mt__savers_give_back(p);
+    mt__rungs_give_back(p);
     return MT_OK;
 }

@@ -5,11 +5,19 @@
 
 #include "tuned.h"
 
-mt__kind *mt__kind_new(const mt__key *key, size_t change) {
+mt__kind *mt__kind_new(const mt__key *key, size_t length, size_t change) {
     mt__kind *k = mt__alloc(1, sizeof *k);
-    if (!k) return NULL;
+    mt__times *times = mt__alloc(1, sizeof *times);
+    if (!k || !times) {
+        mt__free(k);
+        mt__free(times);
+        return NULL;
+    }
+    *times = (mt__times){.kinds = 1, .length = length};
     k->key = *key;
+    k->length = length;
     k->change = change;
+    k->times = times;
     return k;
 }
 
@@ -20,10 +28,15 @@ static void free_models(mt_memory_model *model[MT__WAYS]) {
     }
 }
 
+static void leave_times(mt__kind *k) {
+    if (--k->times->kinds == 0) mt__free(k->times);
+}
+
 void mt__kind_free(mt__kind *kind) {
     if (!kind) return;
     mt_recording_free(kind->first);
     for (size_t i = 0; i < kind->ranges; i++) free_models(kind->range[i].model);
+    leave_times(kind);
     mt__free(kind);
 }
 
@@ -289,7 +302,7 @@ static void take_recording(mt__kind *k, mt_recording **recording) {
 
 void mt__kind_begin(mt__kind *k) {
     k->plans++;
-    k->sizes.batches++;
+    k->times->sizes.batches++;
     for (int way = 0; way < MT__WAYS; way++) k->limits[way].residual /= 2;
 }
 
@@ -390,6 +403,26 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
         patience = has_run ? SHORTAGE_STEPS : PATIENCE;
     *f = (mt__failure){in_vain ? mt__min(samples, f->chunk) : samples, room, k->plans + patience,
                        patience};
+}
+
+/* ---- times ------------------------------------------------------------------------------------- */
+
+static double unit_of(const mt__kind *k) {
+    return k->length ? (double)k->length : 1;
+}
+
+void mt__kind_note_time(mt__kind *k, size_t samples, double seconds) {
+    mt__sizes_note(&k->times->sizes, samples, seconds / unit_of(k));
+}
+
+double mt__kind_seconds(const mt__kind *k, size_t samples) {
+    return mt__sizes_measured(&k->times->sizes, samples) * unit_of(k);
+}
+
+void mt__kind_share_times(mt__kind *kind, const mt__kind *with) {
+    leave_times(kind);
+    kind->times = with->times;
+    kind->times->kinds++;
 }
 
 /* ---- plans seen -------------------------------------------------------------------------------- */

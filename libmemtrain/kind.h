@@ -53,6 +53,13 @@ typedef struct mt__seen {
     mt_plan_reason reason;
 } mt__seen;
 
+/* Measured times, which kinds of nearly the same length share: seconds a unit of length, where lengths are known. */
+typedef struct mt__times {
+    size_t kinds;  /* that share them */
+    size_t length; /* of the first of these */
+    mt__sizes sizes;
+} mt__times;
+
 typedef struct mt__kind mt__kind;
 struct mt__kind {
     mt__key key;
@@ -71,13 +78,13 @@ struct mt__kind {
     size_t too_small; /* chunks up to that size need more than larger ones; 0: none do */
     size_t learnt;    /* the largest chunk that was run to learn from, and taken back; 0: none */
     mt__limits limits[MT__WAYS];
-    mt__sizes sizes;
+    mt__times *times; /* with one reference */
     mt__seen seen[MT__SEEN];
     size_t next_seen;
 };
 
-/* NULL when out of host memory. change: mt_backend_info.kernels_change. */
-mt__kind *mt__kind_new(const mt__key *key, size_t change);
+/* NULL when out of host memory. length: of mt_shape; change: mt_backend_info.kernels_change. */
+mt__kind *mt__kind_new(const mt__key *key, size_t length, size_t change);
 void mt__kind_free(mt__kind *kind); /* NULL is a no-op */
 
 /* ---- what is asked ---- */
@@ -133,6 +140,13 @@ void mt__kind_fail(mt__kind *kind, mt__way way, size_t samples, size_t room, siz
 
 /* All that recordings, or other lengths, have told of peaks. */
 void mt__kind_drop_ranges(mt__kind *kind);
+
+/* A chunk took so long; and what one takes, 0: not known. */
+void mt__kind_note_time(mt__kind *kind, size_t samples, double seconds);
+double mt__kind_seconds(const mt__kind *kind, size_t samples);
+
+/* Goes on with the times of another kind instead of its own, which are none yet. */
+void mt__kind_share_times(mt__kind *kind, const mt__kind *with);
 
 /* The entry of a batch size, or NULL; and one to overwrite. */
 mt__seen *mt__kind_find_seen(mt__kind *kind, size_t samples);

@@ -67,10 +67,12 @@ static void put_kind(const mt__kind *k, mt__text *out) {
         }
     }
     for (int way = 0; way < MT__WAYS; way++) put_limits(&k->limits[way], way, out);
-    if (k->sizes.count) mt__put(out, "s");
-    for (const mt__size *e = k->sizes.entry; e < k->sizes.entry + k->sizes.count; e++)
-        mt__put(out, " %zu %zu %.0f", e->samples, mt__min(e->runs, MT__TIMES), e->seconds * 1e9);
-    if (k->sizes.count) mt__put(out, "\n");
+    const mt__sizes *s = &k->times->sizes;
+    if (s->count) mt__put(out, "s");
+    for (const mt__size *e = s->entry; e < s->entry + s->count; e++)
+        mt__put(out, " %zu %zu %.0f", e->samples, mt__min(e->runs, MT__TIMES),
+                mt__kind_seconds(k, e->samples) * 1e9);
+    if (s->count) mt__put(out, "\n");
 }
 
 /* What was told from other lengths is told from them again. */
@@ -266,16 +268,17 @@ static int take_limits(reader *r) {
     return 1;
 }
 
+/* Kinds that share their times have them once. */
 static int take_times(reader *r) {
-    mt__sizes *s = &r->kind->sizes;
+    mt__sizes *s = &r->kind->times->sizes;
+    int is_new = !s->count;
     if (r->count % 3) return 0;
-    memset(s, 0, sizeof *s);
-    s->batches = 1;
+    if (is_new) s->batches = 1;
     for (size_t i = 0; i < r->count; i += 3) {
         double seconds = (double)r->numbers[i + 2] * 1e-9;
         if (r->numbers[i] < 1 || r->numbers[i + 1] < 1 || r->numbers[i + 2] < 1) return 0;
-        for (int64_t run = 0; run < r->numbers[i + 1] && run < MT__TIMES; run++)
-            mt__sizes_note(s, number(r, i), seconds);
+        for (int64_t run = 0; is_new && run < r->numbers[i + 1] && run < MT__TIMES; run++)
+            mt__kind_note_time(r->kind, number(r, i), seconds);
     }
     return 1;
 }
@@ -283,7 +286,7 @@ static int take_times(reader *r) {
 static int take_line(reader *r, char letter) {
     if (letter == 'k') return take_kind(r);
     if (letter == 'o' && r->count == 1) {
-        mt__savers_begin_with(r->policy, (unsigned)r->numbers[0]);
+        mt__rungs_begin_with(r->policy, (unsigned)r->numbers[0]);
         return 1;
     }
     if (!letter || !r->kind) return letter && r->has_begun;

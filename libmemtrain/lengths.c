@@ -59,7 +59,7 @@ static const mt__kind *find_timed(const mt_policy *p, const mt__kind *k) {
     const mt__kind *nearest = NULL;
     for (size_t i = 0; i < MT__BUCKETS; i++)
         for (const mt__kind *of = p->kinds[i]; of; of = of->next)
-            if (is_relative(k, of) && of->sizes.count &&
+            if (is_relative(k, of) && of->times->sizes.count &&
                 (!nearest || distance(k, of) < distance(k, nearest)))
                 nearest = of;
     return nearest;
@@ -106,18 +106,13 @@ static void inherit_peaks(mt__kind *k, const basis *b) {
     k->has_run = 0;
 }
 
-/* Times a sample are taken to grow with the length. */
+/* Seconds a unit of length are taken to be alike for lengths that are near, and for others at first. */
 static void inherit_times(mt__kind *k, const mt__kind *of) {
-    double share = (double)k->length / (double)of->length;
     k->too_small = of->too_small;
-    k->sizes = of->sizes;
-    k->sizes.batches = 1;
-    for (mt__size *e = k->sizes.entry; e < k->sizes.entry + k->sizes.count; e++) {
-        e->runs = mt__min(e->runs, MT__TIMES);
-        e->first_batch = e->last_batch = 1;
-        e->seconds *= share;
-        for (size_t i = 0; i < MT__TIMES; i++) e->times[i] *= share;
-    }
+    if (fabs(log((double)of->times->length / (double)k->length)) < LENGTHS_APART)
+        mt__kind_share_times(k, of);
+    else
+        k->times->sizes = of->times->sizes;
 }
 
 void mt__lengths_inherit(const mt_policy *p, mt__kind *k) {

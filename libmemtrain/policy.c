@@ -1,7 +1,7 @@
 /*
  * policy.c - a policy's life, the kinds of chunks that it knows of, and what it is told and asked.
  *
- * It gathers facts and applies what is decided by split.c (chunks), answer.c (when memory runs out), savers.c and clear.c.
+ * It gathers facts and applies what is decided by split.c (chunks), answer.c (when memory runs out), rungs.c and clear.c.
  * The rules and their reasons are in docs/policy.md.
  */
 #include "policy_state.h"
@@ -325,10 +325,10 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_plan: out of host memory");
     memset(plan, 0, sizeof *plan);
     plan->size = sizeof *plan;
-    plan->samples = mode == MT_TRAIN ? mt__savers_samples(p, samples) : samples;
+    plan->samples = mode == MT_TRAIN ? mt__rungs_samples(p, samples) : samples;
     plan->rungs = p->ladder.rungs;
-    plan->rate = mt__savers_rate(p, samples);
-    if (!mt__savers_cross(p)) status = add_chunks(p, mode, k, memory, plan);
+    plan->rate = mt__rungs_rate(p, samples);
+    if (!mt__rungs_cross(p)) status = add_chunks(p, mode, k, memory, plan);
     if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, 0, plan);
     return status;
 }
@@ -340,7 +340,7 @@ static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memo
     p->step = (mt__step){
         .samples = samples, .start = p->ladder, .explained = explained, .least_need = least_need};
     p->steps++;
-    if (mode == MT_TRAIN) mt__savers_leave(p, samples, memory);
+    if (mode == MT_TRAIN) mt__rungs_leave(p, samples, memory);
     mt__kind *k = mt__policy_current(p, mode);
     if (k) mt__kind_begin(k);
 }
@@ -372,10 +372,10 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     p->step.begun = 0;
     p->budget = memory->budget_bytes;
     mt_status status = plan_here(p, mode, samples, memory, out);
-    /* Also what is known beforehand not to fit is a reason for a saver. */
-    while (status == MT_EDEVMEM && mt__savers_take(p, mode, memory))
+    /* Also what is known beforehand not to fit is a reason for a rung. */
+    while (status == MT_EDEVMEM && mt__rungs_take(p, mode, memory))
         status = plan_here(p, mode, samples, memory, out);
-    if (status == MT_EDEVMEM) mt__savers_give_back(p);
+    if (status == MT_EDEVMEM) mt__rungs_give_back(p);
     if (status == MT_OK) p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     if (status == MT_OK && mode == MT_TRAIN) {
         p->keep = out->keep;
@@ -454,6 +454,6 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     if (p->shortage.limit && result->peak_bytes > p->shortage.limit) p->shortage.limit = 0;
     if (!(result->seconds > 0) || !isfinite(result->seconds)) return MT_OK;
     p->seconds += result->seconds;
-    if (!p->options.deterministic) mt__sizes_note(&k->sizes, samples, result->seconds);
+    if (!p->options.deterministic) mt__kind_note_time(k, samples, result->seconds);
     return MT_OK;
 }

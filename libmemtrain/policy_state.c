@@ -45,10 +45,9 @@ mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
     mt__kind *k = mt__policy_find_kind(p, mode, rungs);
     if (!k) {
         mt__key key = key_of(p, mode, rungs);
-        k = mt__kind_new(&key, p->info.kernels_change);
+        k = mt__kind_new(&key, p->shape.length, p->info.kernels_change);
         if (!k) return NULL;
         k->family = p->shape.family;
-        k->length = p->shape.length;
         if (!p->options.deterministic) mt__lengths_inherit(p, k);
         if (p->kind_count == MOST_KINDS) forget_oldest(p);
         k->next = p->kinds[bucket_of(&key)];
@@ -159,5 +158,5 @@ double mt_policy_predict_seconds(const mt_policy *policy, mt_mode mode, size_t s
     if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES || !samples)
         return 0;
     const mt__kind *k = mt__policy_find_kind(policy, mode, policy->ladder.rungs);
-    return k ? mt__sizes_measured(&k->sizes, samples) : 0;
+    return k ? mt__kind_seconds(k, samples) : 0;
 }

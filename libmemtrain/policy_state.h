@@ -1,5 +1,5 @@
 /*
- * policy_state.h - the policy's inside, shared by policy.c, answer.c, savers.c and clear.c. What they share in code is in
+ * policy_state.h - the policy's inside, shared by policy.c, answer.c, rungs.c and clear.c. What they share in code is in
  * policy_state.c.
  */
 #ifndef MT_POLICY_STATE_H
@@ -10,7 +10,7 @@
 
 enum { MT__BUCKETS = 512, MT__MODES = 2 };
 
-/* How long savers stay on before it is tried without. */
+/* How long rungs stay before it is tried without. */
 typedef struct mt__wait {
     unsigned steps;    /* training plans since they changed */
     unsigned patience; /* plans that must have been */
@@ -132,28 +132,28 @@ size_t mt__policy_seen_need(const mt_oom *oom);
 
 void mt__lengths_inherit(const mt_policy *policy, mt__kind *kind);
 
-/* ---- savers.c, which calls nothing above it ---- */
+/* ---- rungs.c, which calls nothing above it ---- */
 
 /* Samples of a step on this batch, less where the batch was made smaller; and the rate's factor. */
-size_t mt__savers_samples(const mt_policy *policy, size_t samples);
-double mt__savers_rate(const mt_policy *policy, size_t samples);
+size_t mt__rungs_samples(const mt_policy *policy, size_t samples);
+double mt__rungs_rate(const mt_policy *policy, size_t samples);
 
 /*
  * No chunk fits: the next thing that may help. A larger chunk, where smaller ones may need more; the whole batch
  * without an accumulator; the next rung. Returns 0 where nothing is left.
  */
-int mt__savers_take(mt_policy *policy, mt_mode mode, const mt_memory *memory);
+int mt__rungs_take(mt_policy *policy, mt_mode mode, const mt_memory *memory);
 
 /* Rungs that a run before ended with, of which those are taken that leave the numbers as they are. */
-void mt__savers_begin_with(mt_policy *policy, unsigned rungs);
+void mt__rungs_begin_with(mt_policy *policy, unsigned rungs);
 
 /* Back to where the step began: the rungs that were taken in it were of no use. */
-void mt__savers_give_back(mt_policy *policy);
+void mt__rungs_give_back(mt_policy *policy);
 
 /* Leaves rungs where there is room, before a training step is planned. */
-void mt__savers_leave(mt_policy *policy, size_t samples, const mt_memory *memory);
+void mt__rungs_leave(mt_policy *policy, size_t samples, const mt_memory *memory);
 
 /* Whether the rungs that are taken are of another device than that whose memory is known. */
-int mt__savers_cross(const mt_policy *policy);
+int mt__rungs_cross(const mt_policy *policy);
 
 #endif

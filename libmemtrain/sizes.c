@@ -56,7 +56,10 @@ void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
     int is_known = i < sizes->count && sizes->entry[i].samples == samples;
     mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
     if (e->runs == 1) sizes->set_up = fmax(sizes->set_up, e->seconds - seconds);
-    e->times[e->runs++ % MT__TIMES] = seconds;
+    e->in_batch = e->runs > 1 && e->last_batch == sizes->batches ? e->in_batch + 1 : 1;
+    if (e->in_batch == 1) e->times[e->runs++ % MT__TIMES] = 0;
+    double *mean = &e->times[(e->runs - 1) % MT__TIMES];
+    *mean += (seconds - *mean) / (double)e->in_batch;
     e->seconds = expected(e);
     e->last_batch = sizes->batches;
 }

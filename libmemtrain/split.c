@@ -54,7 +54,7 @@ static mt__split split_fixed(const mt__facts *f, const mt__kind *k) {
 mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     mt__split out = {0, 0, 0, 0, 0, 0};
 
-    /* 1. The last resort of these savers. */
+    /* 1. The last resort of these rungs. */
     if (f->goes_alone) return cut(1, f->rest + 1, 1);
 
     if (f->size) return cut(mt__ceil_div(f->rest, f->size), 1, 0);
@@ -104,13 +104,13 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     mt__bounds bounds = {smallest_tried(f, k, whole), whole, mt__max(f->least, floor),
                          alone && fewest > 1 ? f->rest : 0};
     int is_steady = !f->is_short && (!f->before || f->ran || fewest == f->before);
-    size_t next = !is_steady ? 0 : mt__sizes_next(&k->sizes, &bounds, f->rest, f->ran);
-    if (!k->sizes.count) next = 0; /* without a clock nothing is to be known */
+    size_t next = !is_steady ? 0 : mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);
+    if (!k->times->sizes.count) next = 0; /* without a clock nothing is to be known */
 
     /* 7. All others have the size that is the fastest. */
     bounds.top = top;
     bounds.least = mt__min(mt__max(bounds.left, k->too_small + 1), top);
-    size_t chunks = mt__sizes_fastest(&k->sizes, &bounds, f->rest);
+    size_t chunks = mt__sizes_fastest(&k->times->sizes, &bounds, f->rest);
     if (!chunks) chunks = bounds.alone ? 1 : fewest;
     if (next && f->all_at_once) chunks = mt__ceil_div(f->rest, next), next = 0;
     if (next == f->rest) chunks = 1, next = 0;

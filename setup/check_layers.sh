@@ -43,7 +43,7 @@ for file in recording memory_model sizes kind split policy_state lengths; do
 done
 # Calls go one way too: what the driver and the answers define is not called from below them.
 judge "policy calls" "$(grep -HnE 'mt_policy_(plan|extend|oom|observe|clear|cleared|begin|describe|recording)\(' \
-    libmemtrain/policy_state.c libmemtrain/savers.c libmemtrain/split.c libmemtrain/kind.c libmemtrain/lengths.c || true)"
+    libmemtrain/policy_state.c libmemtrain/rungs.c libmemtrain/split.c libmemtrain/kind.c libmemtrain/lengths.c || true)"
 own=$(cd libmemtrain_memory && echo *.h | tr ' ' '|')
 judge memory "$(grep -HnE "$include(\"|<memtrain/($over_torch))" libmemtrain_memory/*.[ch] \
     include/memtrain/arena.h include/memtrain/sim.h |

@@ -9,7 +9,7 @@
 
 static mt__kind *kind_told(size_t change) {
     mt__key key = {MT_TRAIN, 0, 0};
-    mt__kind *kind = mt__kind_new(&key, change);
+    mt__kind *kind = mt__kind_new(&key, 0, change);
 
     ck_assert_ptr_nonnull(kind);
     return kind;
@@ -612,7 +612,7 @@ START_TEST(without_host_memory) {
         ck_assert_uint_eq(counting_live(), 0);
     }
     counting_fail_at(1, 0);
-    ck_assert_ptr_null(mt__kind_new(&(mt__key){MT_TRAIN, 0, 0}, 0));
+    ck_assert_ptr_null(mt__kind_new(&(mt__key){MT_TRAIN, 0, 0}, 0, 0));
 }
 END_TEST
 

@@ -273,7 +273,7 @@ START_TEST(many) {
         if (!dev.recorded) ck_assert_uint_ge(dev.first, 4);
         ck_assert_uint_le(dev.first, fits(&dev, length));
     }
-    ck_assert_uint_le(learnt, 12);
+    ck_assert_uint_le(learnt, 15);
     mt_policy_free(dev.policy);
 }
 END_TEST
@@ -394,8 +394,8 @@ START_TEST(no_host_memory) {
         counting_fail_at(0, 0);
         if (status != MT_OK) ck_status(status, MT_ENOMEM);
         batch_of(&dev, MT_TRAIN, 1, 150);
-        /* Without the first one the plan's second try has it. */
-        if (n > 1) ck_assert_int_eq(dev.recorded > 0, fired && status == MT_OK);
+        /* Without the kind the plan's second try has it. */
+        if (n > 2) ck_assert_int_eq(dev.recorded > 0, fired && status == MT_OK);
         mt_policy_free(dev.policy);
         ck_assert_uint_eq(counting_live(), 0);
     }

@@ -27,7 +27,7 @@ static mt__sizes sizes_of(const run *runs, uint64_t batches) {
 
 /* ---- what is measured --------------------------------------------------------------------------- */
 
-/* The mean of the faster half of the last eight runs; and the longest set-up, of first runs before second ones. */
+/* The mean of the faster half of the last eight runs, of which those of one batch count once, by their mean; and the longest set-up, of first runs before second ones. */
 static const struct {
     run runs[RUNS];
     double of_8, set_up;
@@ -37,30 +37,32 @@ static const struct {
     {{{1, 8, 1}, {1, 8, 0.8}}, 0.8, 0.2},
     {{{1, 8, 0.8}, {1, 8, 1}}, 0.8, 0},
     {{{1, 8, 1}, {1, 8, 0.8}, {1, 8, 0.9}}, 0.85, 0.2},
-    {{{1, 8, 9}, {1, 8, 0.8}, {1, 8, 0.9}, {1, 8, 7}}, 0.85, 8.2},
+    {{{1, 8, 9}, {1, 8, 0.8}, {2, 8, 0.9}, {3, 8, 7}}, 0.85, 8.2},
+    {{{1, 8, 4}, {1, 8, 4}, {2, 8, 3}, {2, 8, 1}}, 3, 0}, /* 2 in the second batch */
+    {{{1, 8, 4}, {1, 8, 4}, {2, 8, 3}, {2, 4, 9}, {2, 8, 2}, {2, 8, 1}, {3, 8, 1}}, 1.5, 0},
     {{{1, 8, 1}, {1, 4, 2}, {1, 8, 0.8}, {1, 4, 1.9}}, 0.8, 0.2}, /* the longest of two */
     {{{1, 8, 1}, {1, 4, 2}, {1, 8, 0.8}, {1, 4, 1}}, 0.8, 1},
     /* The first two are forgotten. */
     {{{1, 8, 1},
       {1, 8, 1},
-      {1, 8, 3},
-      {1, 8, 3},
-      {1, 8, 3},
-      {1, 8, 3},
-      {1, 8, 3},
-      {1, 8, 3},
-      {1, 8, 3},
-      {1, 8, 4}},
+      {2, 8, 3},
+      {3, 8, 3},
+      {4, 8, 3},
+      {5, 8, 3},
+      {6, 8, 3},
+      {7, 8, 3},
+      {8, 8, 3},
+      {9, 8, 4}},
      3,
      0},
     {{{1, 8, 4},
       {1, 8, 5},
-      {1, 8, 6},
-      {1, 8, 7},
-      {1, 8, 0},
-      {1, 8, -1},
-      {1, 8, NAN},
-      {1, 8, INFINITY}},
+      {2, 8, 6},
+      {3, 8, 7},
+      {4, 8, 0},
+      {4, 8, -1},
+      {4, 8, NAN},
+      {4, 8, INFINITY}},
      4.5,
      0},
 };

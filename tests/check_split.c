@@ -44,7 +44,7 @@ typedef struct known {
 
 static mt__kind *kind_of(const known *what) {
     mt__key key = {MT_TRAIN, 0, 0};
-    mt__kind *k = mt__kind_new(&key, 0);
+    mt__kind *k = mt__kind_new(&key, 0, 0);
     mt_recording *none = NULL;
 
     for (int i = 0; i < 3 && what->recorded[i]; i++) {
@@ -59,10 +59,10 @@ static mt__kind *kind_of(const known *what) {
                       what->failed_room, 0, NULL);
     for (int i = 0; i < what->begun; i++) mt__kind_begin(k); /* the correction falls */
     for (int i = 0; i < 8 && what->runs[i].samples; i++) {
-        k->sizes.batches = what->runs[i].batch;
-        mt__sizes_note(&k->sizes, what->runs[i].samples, what->runs[i].seconds);
+        k->times->sizes.batches = what->runs[i].batch;
+        mt__sizes_note(&k->times->sizes, what->runs[i].samples, what->runs[i].seconds);
     }
-    k->sizes.batches = what->batches;
+    k->times->sizes.batches = what->batches;
     k->learnt = what->learnt;
     k->too_small = what->too_small;
     return k;

@@ -1,5 +1,5 @@
 /*
- * savers.c - what helps when the smallest legal chunk does not fit, in the order of its price.
+ * rungs.c - what helps when the smallest legal chunk does not fit, in the order of its price.
  *
  * First what costs nothing: a larger chunk, where the library takes more memory for small ones; the whole batch as one chunk
  * without an accumulator. Then the rungs of the ladder. Climbing is forced by memory and adds the next rung that is allowed. Leaving drops a rung and those
@@ -52,12 +52,12 @@ static size_t shortened(const mt_policy *p, size_t samples, unsigned cuts) {
     return samples;
 }
 
-size_t mt__savers_samples(const mt_policy *p, size_t samples) {
+size_t mt__rungs_samples(const mt_policy *p, size_t samples) {
     return shortened(p, samples, p->ladder.cuts);
 }
 
-double mt__savers_rate(const mt_policy *p, size_t samples) {
-    double share = (double)mt__savers_samples(p, samples) / (double)samples;
+double mt__rungs_rate(const mt_policy *p, size_t samples) {
+    double share = (double)mt__rungs_samples(p, samples) / (double)samples;
     if (p->options.rate_rule == MT_RATE_LINEAR) return share;
     return p->options.rate_rule == MT_RATE_SQRT ? sqrt(share) : 1.0;
 }
@@ -69,7 +69,7 @@ double mt__savers_rate(const mt_policy *p, size_t samples) {
  * a batch that cannot be cut, or not small enough. Not where the user has fixed the chunks.
  */
 static int can_shorten(const mt_policy *p, mt_mode mode) {
-    size_t now = mt__savers_samples(p, p->step.samples);
+    size_t now = mt__rungs_samples(p, p->step.samples);
     size_t least = mt__smallest_chunk(&p->options, &p->info);
     if (mode != MT_TRAIN || mt__policy_attainable(p, now) <= least) return 0;
     return !p->options.micro_batch || mt__policy_most_chunks(p, now) == 1;
@@ -77,7 +77,7 @@ static int can_shorten(const mt_policy *p, mt_mode mode) {
 
 /* One cut more; of this batch's chunk, where those so far have left it whole. */
 static void shorten(mt_policy *p) {
-    if (mt__savers_samples(p, p->step.samples) == p->step.samples) {
+    if (mt__rungs_samples(p, p->step.samples) == p->step.samples) {
         p->ladder.cut_chunk = mt__policy_attainable(p, p->step.samples);
         p->ladder.cuts = 0;
     }
@@ -147,7 +147,7 @@ static unsigned next_rung(const mt_policy *p, mt_mode mode) {
 /* What would have been enough here is enough, whatever a rung that comes after needs. */
 static void note_need(mt_policy *p, mt_mode mode) {
     mt_oom *oom = &p->step.explained;
-    size_t samples = mode == MT_TRAIN ? mt__savers_samples(p, p->step.samples) : p->step.samples;
+    size_t samples = mode == MT_TRAIN ? mt__rungs_samples(p, p->step.samples) : p->step.samples;
     size_t chunk = mt__policy_attainable(p, mt__max(1, samples));
     if (!oom->chunk) *oom = (mt_oom){.mode = mode};
     mt__need need = mt__policy_need(p, oom, chunk), *least = &p->step.least_need;
@@ -197,10 +197,10 @@ static int climb(mt_policy *p, mt_mode mode) {
     return 1;
 }
 
-int mt__savers_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
+int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
     const mt__kind *k =
         mt__policy_find_kind(p, mode, p->ladder.rungs); /* there since it was planned */
-    size_t samples = mode == MT_TRAIN ? mt__savers_samples(p, p->step.samples) : p->step.samples;
+    size_t samples = mode == MT_TRAIN ? mt__rungs_samples(p, p->step.samples) : p->step.samples;
     size_t larger = larger_size(p, k, samples, mt__policy_room(p, memory));
     mt__step *step = &p->step;
     step->try_size = 0;
@@ -223,11 +223,11 @@ int mt__savers_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 static double sample_seconds(const mt_policy *p, const mt__kind *k, size_t samples, size_t fits) {
     size_t least = mt__policy_least(p, samples), fixed = mt__policy_fixed(p, samples);
     mt__bounds bounds = {least, mt__max(mt__min(fits, samples), least), least, 0};
-    size_t chunks = fixed ? fixed : mt__sizes_fastest(&k->sizes, &bounds, samples);
+    size_t chunks = fixed ? fixed : mt__sizes_fastest(&k->times->sizes, &bounds, samples);
     double known =
-        chunks ? mt__sizes_batch_seconds(&k->sizes, samples, chunks) / (double)samples : 0;
+        chunks ? mt__sizes_batch_seconds(&k->times->sizes, samples, chunks) / (double)samples : 0;
     if (fixed || !chunks) return known;
-    return fmin(known, mt__sizes_at_best(&k->sizes, bounds.top) / (double)bounds.top);
+    return fmin(known, mt__sizes_at_best(&k->times->sizes, bounds.top) / (double)bounds.top);
 }
 
 /* Leaving those that change the numbers is no matter of speed: they were the last resort. */
@@ -255,7 +255,7 @@ static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t s
     size_t room = mt__policy_room(p, memory), wanted = shortened(p, samples, cuts);
     if (!may_fit(p, there, mt__policy_attainable(p, wanted), memory)) return 0;
     if (!here || !there || !keeps_numbers(p, rungs, cuts)) return 1;
-    size_t fits = mt__kind_largest(there, MT__IN_PLACE, room), now = mt__savers_samples(p, samples);
+    size_t fits = mt__kind_largest(there, MT__IN_PLACE, room), now = mt__rungs_samples(p, samples);
     double then = sample_seconds(p, there, wanted, fits);
     double stays = sample_seconds(p, here, now, mt__kind_largest(here, MT__IN_PLACE, room));
     return then == 0 || stays == 0 || then <= stays;
@@ -275,11 +275,11 @@ static void leave(mt_policy *p, unsigned rungs, unsigned cuts) {
     p->ladder.cuts = cuts;
 }
 
-int mt__savers_cross(const mt_policy *p) {
+int mt__rungs_cross(const mt_policy *p) {
     return crosses_device(p, p->device);
 }
 
-void mt__savers_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
+void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     p->rungs_wait.steps++;
     p->device_wait.steps++;
     int may = p->rungs_wait.steps > p->rungs_wait.patience;
@@ -302,11 +302,11 @@ void mt__savers_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
         leave(p, p->ladder.rungs, p->ladder.cuts - 1);
 }
 
-void mt__savers_begin_with(mt_policy *p, unsigned rungs) {
+void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {
     p->ladder.rungs = rungs & allowed(p) & SAME_NUMBERS;
 }
 
-void mt__savers_give_back(mt_policy *p) {
+void mt__rungs_give_back(mt_policy *p) {
     p->ladder = p->step.start;
 }
 
