@@ -237,6 +237,8 @@ INSTRUMENT += -fno-sanitize=vptr
 endif
 # gcc sees through less of libtorch's headers then, and takes what they guard for uninitialised.
 INSTRUMENT_CXX := $(if $(SANITIZE),$(call known,-Wno-maybe-uninitialized))
+# libtorch's headers have fences, of which the thread sanitizer knows nothing.
+INSTRUMENT_CXX += $(if $(findstring thread,$(SANITIZE)),$(call known,-Wno-tsan))
 
 library_flags = -std=c11 -fPIC -fvisibility=hidden $(EXACT) -Wpedantic -Wfloat-conversion $(WARN_C) \
     $(1) $(INSTRUMENT) -Iinclude -Ilibmemtrain -iquote .
