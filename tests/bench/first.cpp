@@ -79,10 +79,10 @@ void run_step(int index, size_t room, size_t micro, const char *learned) {
     mt_status status = mt_trainer_step(trainer, &batch.batch, &step);
     double seconds = status == MT_OK ? bench::now() - start : INFINITY;
     if (!micro) bench::must(status, "step");
-    bench::must(mt_trainer_summary(trainer, &run), "summary");
+    bench::must(mt_trainer_finish(trainer, &run), "finish"); /* which writes what was learnt */
     bench::answer("%.6f %llu %llu %zu", seconds, static_cast<unsigned long long>(run.ooms),
                   static_cast<unsigned long long>(run.samples_discarded), run.largest_chunk);
-    mt_trainer_free(trainer); /* which writes what was learnt */
+    mt_trainer_free(trainer);
 }
 
 /* ---- seen from the parent --------------------------------------------------------------------------- */
