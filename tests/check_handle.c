@@ -12,7 +12,8 @@
 
 /* ---- no room in the registry ------------------------------------------------------------------ */
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which have a calloc of their own */
+#if !defined(__SANITIZE_ADDRESS__) &&                                                              \
+    !defined(__SANITIZE_THREAD__) /* which have a calloc of their own */
 static int calloc_fails;
 static void *(*volatile take)(void *, size_t) = realloc; /* or the compiler would make it calloc */
 
