@@ -16,8 +16,8 @@ typedef struct basis {
 } basis;
 
 /* How far a length is away: by the ratio, since the ratio is what times and peaks go with. */
-static double distance(const mt__kind *k, const mt__kind *of) {
-    return fabs(log((double)of->length / (double)k->length));
+static double distance(size_t length, size_t of) {
+    return fabs(log((double)of / (double)length));
 }
 
 static int is_relative(const mt__kind *k, const mt__kind *of) {
@@ -35,7 +35,7 @@ static int is_learnt(const mt__kind *k) {
 /* Whether a length tells more than one that is nearer. */
 static int is_apart(const mt__kind *of, const basis *b, int count) {
     for (int i = 0; i < count; i++)
-        if (distance(of, b->of[i]) < LENGTHS_APART) return 0;
+        if (distance(of->length, b->of[i]->length) < LENGTHS_APART) return 0;
     return 1;
 }
 
@@ -46,7 +46,8 @@ static int find_basis(const mt_policy *p, const mt__kind *k, basis *b) {
         for (size_t i = 0; i < MT__BUCKETS; i++)
             for (const mt__kind *of = p->kinds[i]; of; of = of->next)
                 if (is_relative(k, of) && is_learnt(of) && is_apart(of, b, count) &&
-                    (!nearest || distance(k, of) < distance(k, nearest)))
+                    (!nearest ||
+                     distance(k->length, of->length) < distance(k->length, nearest->length)))
                     nearest = of;
         if (!nearest) return 0;
         b->of[count] = nearest;
@@ -60,7 +61,8 @@ static const mt__kind *find_timed(const mt_policy *p, const mt__kind *k) {
     for (size_t i = 0; i < MT__BUCKETS; i++)
         for (const mt__kind *of = p->kinds[i]; of; of = of->next)
             if (is_relative(k, of) && of->times->sizes.count &&
-                (!nearest || distance(k, of) < distance(k, nearest)))
+                (!nearest ||
+                 distance(k->length, of->length) < distance(k->length, nearest->length)))
                 nearest = of;
     return nearest;
 }
@@ -109,7 +111,7 @@ static void inherit_peaks(mt__kind *k, const basis *b) {
 /* Seconds a unit of length are taken to be alike for lengths that are near, and for others at first. */
 static void inherit_times(mt__kind *k, const mt__kind *of) {
     k->too_small = of->too_small;
-    if (fabs(log((double)of->times->length / (double)k->length)) < LENGTHS_APART)
+    if (distance(k->length, of->times->length) < LENGTHS_APART)
         mt__kind_share_times(k, of);
     else
         k->times->sizes = of->times->sizes;

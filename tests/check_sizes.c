@@ -27,7 +27,10 @@ static mt__sizes sizes_of(const run *runs, uint64_t batches) {
 
 /* ---- what is measured --------------------------------------------------------------------------- */
 
-/* The mean of the faster half of the last eight runs, of which those of one batch count once, by their mean; and the longest set-up, of first runs before second ones. */
+/*
+ * The mean of the faster half of the last eight runs, of which those of one batch count once, by their mean; and the longest
+ * set-up, of first runs before second ones.
+ */
 static const struct {
     run runs[RUNS];
     double of_8, set_up;
