@@ -189,6 +189,24 @@ START_TEST(a_replay_needs_its_memory) {
 }
 END_TEST
 
+/* The first version that others may have kept traces of: its policy chose other chunks than that of today does. */
+START_TEST(a_trace_of_an_earlier_version_is_replayed) {
+    const char *const chunks[] = {"2,4,3,3,3,3,3,3", "4,2,3,3,3,3,3,3", "8,8,8",
+                                  "4,4,4,4,4,4",     "4,4,4,4,4,4",     "4,4,4,4,4,4"};
+    char text[CLI_CAPACITY], wanted[96];
+    EXPECT(0, "--batch", "24", "--replay", "tests/traces/plain_c-0.1.0.jsonl", "--trace",
+           cli_replayed);
+    cli_read_file(cli_replayed, text);
+    for (int i = 0; i < LENGTH(chunks); i++) {
+        snprintf(wanted, sizeof wanted,
+                 "\"step\":%d,\"epoch\":1,\"samples\":24,\"chunks\":[%s],\"loss\"", i + 1,
+                 chunks[i]);
+        ck_contains(text, wanted);
+    }
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), LENGTH(chunks));
+}
+END_TEST
+
 /* What is replaced in a trace by what, and what is said of it. */
 static const char *const damage[][3] = {
     {"\"plain_c\"", "\"2.11.0\"", "is no trace of plain_c"},
@@ -256,6 +274,7 @@ int main(void) {
     tcase_add_test(replays, equal_chunks_are_equal_bits);
     tcase_add_test(replays, a_replay_ends_with_its_trace);
     tcase_add_test(replays, a_replay_needs_its_memory);
+    tcase_add_test(replays, a_trace_of_an_earlier_version_is_replayed);
     tcase_add_loop_test(replays, another_trace_is_refused, 0, LENGTH(damage));
     tcase_add_test(replays, a_trace_does_not_overwrite_its_replay);
 #ifdef __linux__
