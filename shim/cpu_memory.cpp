@@ -4,6 +4,7 @@
 #include "cpu_memory.hpp"
 
 #include <algorithm>
+#include <mutex>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -461,6 +462,9 @@ void reset_call_peak() noexcept {
 
 void trim_heap() noexcept {
 #ifdef __GLIBC__
+    /* Where another malloc is preloaded this call is glibc's first, which sets it up, and two at a time must not. */
+    static std::mutex one_at_a_time;
+    std::lock_guard<std::mutex> lock(one_at_a_time);
     malloc_trim(0);
 #endif
 }
