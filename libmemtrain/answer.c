@@ -27,8 +27,8 @@ static int is_explained(const mt_policy *p, const mt_oom *oom) {
 }
 
 /*
- * Whether something else has room that was told to be free: the request was within it, or there is no evidence and a chunk as
- * large went through in no more room.
+ * Whether something else has room that was told to be free: what was asked for is within the limit, or there is no evidence and
+ * a chunk as large went through in no more room.
  */
 static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom, size_t room) {
     const mt__limits *l = &k->limits[mt__policy_way(p, oom->mode)];
@@ -37,8 +37,9 @@ static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom,
 }
 
 /*
- * What may be allocated from now on: less than was asked for, or when that fails again what was in use then. Where it was
- * tried without the limit in vain, the limit is what it was, and it is tried later the next time.
+ * What may be allocated from now on: less than was asked for, or when that fails again what was in use then. Where a try without
+ * the limit was in vain, it is no higher than before and holds longer; but where more was in use than it allowed, it rises to
+ * that, as something else has given room back.
  */
 static void note_shortage(mt_policy *p, const mt_oom *oom, size_t told) {
     mt__shortage *s = &p->shortage;
@@ -74,7 +75,7 @@ static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
                   p->is_recording ? p->recording : NULL);
 }
 
-/* One line for each row of the table in docs/policy.md, in its order. */
+/* The rows of the table in docs/policy.md, in its order. */
 static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
     int explained = is_explained(p, oom);

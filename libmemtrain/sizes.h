@@ -33,7 +33,7 @@ typedef struct mt__sizes {
 /* Chunks that may run: least to top samples. */
 typedef struct mt__bounds {
     size_t least, top;
-    size_t left;  /* of a batch beside one chunk there have to be so many, or none */
+    size_t left;  /* the least that a chunk may leave of a batch, unless it leaves none */
     size_t alone; /* a larger size that fits too, as the only chunk of its batch; 0: none */
 } mt__bounds;
 

@@ -98,10 +98,10 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     }
 
     /* 6. Sizes that are to be known run as one chunk each. */
-    size_t whole =
+    size_t largest =
         mt__ceil_div(f->batch, mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1)));
     size_t floor = f->normalises ? mt__min(LEAST_NORMALISED, top) : 1;
-    mt__bounds bounds = {smallest_tried(f, k, whole), whole, mt__max(f->least, floor),
+    mt__bounds bounds = {smallest_tried(f, k, largest), largest, mt__max(f->least, floor),
                          alone && fewest > 1 ? f->rest : 0};
     int is_steady = !f->is_short && (!f->before || f->ran || fewest == f->before);
     size_t next = !is_steady ? 0 : mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);

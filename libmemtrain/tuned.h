@@ -10,11 +10,11 @@
 #define LEAST_NORMALISED 8
 /* Candidates are no smaller than this part of the largest. bench/sizes */
 #define SMALLEST_SHARE 8
-/* A size so much slower a sample than the fastest is not run again, nor are larger ones. bench/cliff */
+/* Above a size that took so many times as long a sample as a smaller one none is tried. bench/cliff */
 #define CLIFF 1.5
 /* A size runs again so many batches after its first run, and after each power of that. bench/sizes */
 #define PROBE_AGAIN 4
-/* One that is beyond the cliff by that power of it alone. bench/sizes */
+/* A size that is so much slower itself waits for PROBE_AGAIN to this power. bench/sizes */
 #define PROBE_SLOW 3
 /* A size that is this part away from one that ran twice is not tried. tests/check_policy_time */
 #define NEARLY 16
@@ -30,9 +30,12 @@
 #define PATIENCE 8
 #define MOST_PATIENCE 4096
 
-/* Steps for which a limit that nobody has told of holds; one more each time that it is met again. bench/hog */
+/*
+ * Steps for which a shortage's limit holds, and plans for which a size that had gone through is left alone after a failure;
+ * one more each time that it is tried in vain. For as long nothing is tried for speed alone. bench/hog
+ */
 #define SHORTAGE_STEPS 4
-/* At most, where there is no evidence: what had gone through does so again when others have gone. bench/hog */
+/* At most so many, where there is no evidence: what had gone through does so again when others have gone. bench/hog */
 #define MOST_SHORTAGE_STEPS 12
 /* Of one step with the same rungs. */
 #define DEFAULT_RETRIES 16

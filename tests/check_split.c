@@ -74,7 +74,7 @@ static mt__kind *kind_of(const known *what) {
 
 #define TRAIN .is_training = 1, .can_record = 1
 #define RECORDED .recorded = {2, 4}
-/* All candidates of 64 ran twice, and the second or third was the fastest. */
+/* All candidates of 64 ran twice, and took so many seconds. */
 #define TIMED(of_8, of_16, of_32, of_64)                                                           \
     .batches = 3, .runs = {{1, 8, of_8},   {2, 8, of_8},   {1, 16, of_16}, {2, 16, of_16},         \
                            {1, 32, of_32}, {2, 32, of_32}, {1, 64, of_64}, {2, 64, of_64}}
