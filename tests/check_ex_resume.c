@@ -89,6 +89,13 @@ static const struct {
 } bits[] = {
     {{NULL}, {NULL}, "chunks are chosen anew, by what is measured; --deterministic or"},
     {{"--micro-batch", "4"}, {"--micro-batch", "4"}, NULL},
+    {{"--micro-batch", "4"},
+     {"--micro-batch", "2"},
+     "chunks are by --micro-batch 2, and were by --micro-batch 4"},
+    {{"--deterministic"},
+     {"--micro-batch", "4"},
+     "chunks are by --micro-batch 4, and were by --deterministic"},
+    {{NULL}, {"--deterministic"}, "chunks are by --deterministic, and were by what is measured"},
     {{"--deterministic"}, {"--deterministic"}, NULL},
     {{"--deterministic", "--inject-oom", "2:20"}, {"--deterministic"}, NULL},
     {{"--deterministic", "--budget", "300MiB"},

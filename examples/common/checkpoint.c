@@ -18,14 +18,14 @@ int ex_position_is_better(const ex_position *position, double metric) {
 mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
                              const ex_position *position) {
     mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
-    json_t *object =
-        json_pack("{ss sI sI sI sI sI si sI sI sf sI so}", "program", run->program, "epoch",
-                  (json_int_t)position->epoch, "batches", (json_int_t)position->index, "steps",
-                  (json_int_t)position->steps, "replans", (json_int_t)position->replans, "budget",
-                  (json_int_t)position->budget, "threads", run->threads, "seed",
-                  (json_int_t)run->seed, "image_size", (json_int_t)run->image_size, "best",
-                  position->best, "best_epoch", (json_int_t)position->best_epoch, "settings",
-                  ex_settings_json(run->settings, run->setting_count));
+    json_t *object = json_pack(
+        "{ss sI sI sI sI sI sI si sI sI sf sI so}", "program", run->program, "epoch",
+        (json_int_t)position->epoch, "batches", (json_int_t)position->index, "steps",
+        (json_int_t)position->steps, "replans", (json_int_t)position->replans, "budget",
+        (json_int_t)position->budget, "chunks", (json_int_t)position->chunks, "threads",
+        run->threads, "seed", (json_int_t)run->seed, "image_size", (json_int_t)run->image_size,
+        "best", position->best, "best_epoch", (json_int_t)position->best_epoch, "settings",
+        ex_settings_json(run->settings, run->setting_count));
     char *extra = object ? json_dumps(object, JSON_COMPACT) : NULL;
     options.extra = extra;
     mt_status status = extra ? mt_torch_save(torch, path, &options)
@@ -72,6 +72,7 @@ static mt_status take_position(const char *path, const json_t *object, const ex_
         .steps = (uint64_t)json_integer_value(steps),
         .replans = (uint64_t)json_integer_value(json_object_get(object, "replans")),
         .budget = (uint64_t)json_integer_value(json_object_get(object, "budget")),
+        .chunks = json_integer_value(json_object_get(object, "chunks")),
         .threads = (int)json_integer_value(json_object_get(object, "threads")),
         .best = json_number_value(json_object_get(object, "best")),
         .best_epoch = (uint64_t)json_integer_value(json_object_get(object, "best_epoch"))};

@@ -20,6 +20,9 @@ typedef struct ex_run {
     size_t setting_count;
 } ex_run;
 
+/* How a run gets its chunks where --micro-batch does not say. */
+enum ex_chunks { EX_CHUNKS_UNKNOWN = 0, EX_CHUNKS_MEASURED = -1, EX_CHUNKS_DETERMINISTIC = -2 };
+
 typedef struct ex_position {
     uint64_t epoch;      /* from 1 on, the one that the next batch is of */
     size_t index;        /* of the next batch in it */
@@ -27,6 +30,7 @@ typedef struct ex_position {
     int threads;         /* of the run that was saved; 0: not known */
     uint64_t replans;    /* steps of it that were planned anew because memory ran out */
     uint64_t budget;     /* bytes, of the run that was saved; 0: not known, or none */
+    int64_t chunks;      /* of it: samples of --micro-batch, or one of ex_chunks */
     double best;         /* highest validation metric of an epoch; 0 where there is none */
     uint64_t best_epoch; /* its epoch; 0: none */
 } ex_position;

@@ -49,16 +49,15 @@ static int64_t wanted_threads(void) {
 }
 
 /* One thread per core that this process may use; processes of one machine share its cores. */
-static mt_status set_threads(const ex_flags *flags, int replayed, int *out) {
+static mt_status set_threads(const ex_flags *flags, int earlier, int *out) {
     int64_t cores = ex_cores_read().usable / flags->sharing;
     if (cores > wanted_threads()) cores = wanted_threads();
     int64_t flag = flags->threads;
-    if (flag && replayed && flag != replayed)
-        return mt_set_error(MT_EINVAL,
-                            "--threads: '%lld' is not accepted; accepted: %d, as in the trace of "
-                            "--replay, or auto",
-                            (long long)flag, replayed);
-    *out = flag ? (int)flag : replayed ? replayed : cores > 0 ? (int)cores : 1;
+    if (flag && earlier && flag != earlier)
+        return mt_set_error(
+            MT_EINVAL, "--threads: '%lld' is not accepted; accepted: %d, as in the %s, or auto",
+            (long long)flag, earlier, flags->resume ? "run of --resume" : "trace of --replay");
+    *out = flag ? (int)flag : earlier ? earlier : cores > 0 ? (int)cores : 1;
     return mt_torch_set_threads(*out);
 }
 

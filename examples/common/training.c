@@ -147,6 +147,20 @@ static mt_status compare_processes(const ex_training *t) {
 }
 
 /* The network, and beside it on the device its gradients and the optimiser's state. */
+/* How a run gets its chunks, as a number and in words. */
+static int64_t chunks_of(const ex_flags *flags) {
+    if (flags->micro_batch) return flags->micro_batch;
+    return flags->deterministic ? EX_CHUNKS_DETERMINISTIC : EX_CHUNKS_MEASURED;
+}
+
+static void name_chunks(int64_t chunks, char *text, size_t capacity) {
+    if (chunks > 0)
+        snprintf(text, capacity, "--micro-batch %lld", (long long)chunks);
+    else
+        snprintf(text, capacity, "%s",
+                 chunks == EX_CHUNKS_DETERMINISTIC ? "--deterministic" : "what is measured");
+}
+
 static mt_status make_backend(ex_training *t) {
     const mt_torch_options options = torch_options(t);
     mt_status status = t->program->model(t->program->self, t, &t->model);
@@ -188,8 +202,15 @@ static mt_status make_trainer(ex_training *t) {
 
 /* Why a run that goes on may not end with the bits of one that was not stopped, in text; 0: it does. */
 static int tell_other_bits(const ex_training *t, char *text, size_t capacity) {
-    char now[32], then[32];
-    if (t->flags->micro_batch || t->info.needs_whole_batch) return 0;
+    char now[48], then[48];
+    int64_t chunks = chunks_of(t->flags);
+    if (t->info.needs_whole_batch) return 0;
+    if (t->at.chunks != EX_CHUNKS_UNKNOWN && t->at.chunks != chunks) {
+        name_chunks(chunks, now, sizeof now);
+        name_chunks(t->at.chunks, then, sizeof then);
+        return snprintf(text, capacity, "chunks are by %s, and were by %s", now, then);
+    }
+    if (t->flags->micro_batch) return 0;
     mt_format_size(t->device.budget_bytes, now, sizeof now);
     mt_format_size((size_t)t->at.budget, then, sizeof then);
     if (!t->flags->deterministic)
@@ -334,6 +355,7 @@ static mt_status save_as(const ex_training *t, const char *path) {
     const ex_run run = this_run(t);
     ex_position at = t->at;
     at.budget = t->device.budget_bytes;
+    at.chunks = chunks_of(t->flags);
     return ex_checkpoint_save(t->torch, path, &run, &at);
 }
 
