@@ -455,11 +455,12 @@ static mt_status skip(mt_trainer *t, mt__work *w, mt_skip why) {
 
 /*
  * Whether the step must not, or need not, come to an update. Units that chunks tell once they have run may be none,
- * though there were some to weigh them by. A loss scaler wants to see what is not finite.
+ * though there were some to weigh them by. A loss that is not finite is no loss scaler's doing, which scales gradients: of a
+ * mean over no labels, 0/0, the gradient is finite.
  */
 static mt_skip reason_to_skip(const mt_trainer *t, const mt__work *w) {
     if (!(w->units > 0) || !(w->sums.units > 0)) return MT_SKIP_NO_UNITS;
-    int may_apply = isfinite(w->sums.loss) || t->options.apply_not_finite || t->info.scales_loss;
+    int may_apply = isfinite(w->sums.loss) || t->options.apply_not_finite;
     return may_apply ? MT_SKIP_NOT : MT_SKIP_NOT_FINITE;
 }
 

@@ -311,6 +311,7 @@ static const char *state_of_parameters(const mt_trainer *t) {
 static void tell_skipped(const mt_trainer *t, const mt_step_report *r) {
     const unsigned long long step = r->step;
     int is_finite = isfinite(r->loss);
+    double loss = isnan(r->loss) ? (double)NAN : r->loss; /* not -nan */
     if (r->skipped == MT_SKIP_NO_UNITS)
         mt_log(
             MT_LOG_WARNING,
@@ -322,14 +323,14 @@ static void tell_skipped(const mt_trainer *t, const mt_step_report *r) {
                "step %llu is taken back: its loss is %g, and the parameters %s "
                "(apply_not_finite makes the update; a chunk without labels whose mean is 0/0 wants "
                "a model with units)",
-               step, r->loss, state_of_parameters(t));
+               step, loss, state_of_parameters(t));
     else if (r->skipped == MT_SKIP_APPLY && !is_finite)
         mt_log(MT_LOG_WARNING, "step %llu makes no update: its loss is %g, and the parameters %s",
-               step, r->loss, state_of_parameters(t));
+               step, loss, state_of_parameters(t));
     else if (r->skipped == MT_SKIP_APPLY && !t->info.scales_loss)
         mt_log(MT_LOG_WARNING,
                "step %llu makes no update: its loss is %g and the norm of its gradient %g", step,
-               r->loss, r->grad_norm);
+               loss, r->grad_norm);
 }
 
 /* Time and peak count whether the step went through or not. */

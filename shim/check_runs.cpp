@@ -174,7 +174,7 @@ Runs::Runs(mt_torch &torch, const mt_torch_batch &batch, size_t count, size_t pa
     : torch_(torch), batch_(batch), count_(count), part_(part),
       parts_(spread_parts(batch, count, part, parts)), copies_(*torch.model),
       arena_(std::move(torch.arena)), segments_(std::move(torch.segments)),
-      checkpointing_(torch.checkpointing), learns_(torch.written.learns()), amp_(torch.amp),
+      checkpointing_(torch.checkpointing), learns_(torch.written.learning()), amp_(torch.amp),
       shape_(torch.shape) {
     torch.checkpointing |= segments_ != nullptr;
 }
@@ -211,7 +211,7 @@ template <class Body> mt_status Runs::taken_back(const std::vector<size_t> &part
     batch.count = parts.empty() ? count_ : parts.size() * part_;
     mt_status status = mt_begin(&torch_, &batch);
     if (status != MT_OK) return status;
-    torch_.written.learn(true); /* what is written in this mode may not be in another */
+    torch_.written.learn(); /* what is written in this mode may not be in another */
     status = body(batch.count);
     std::snprintf(line, sizeof line, "%s", mt_last_error());
     mt_status rolled = mt_rollback(&torch_);

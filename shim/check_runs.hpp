@@ -148,7 +148,8 @@ private:
     ParameterCopies copies_;
     decltype(mt_torch::arena) arena_;
     decltype(mt_torch::segments) segments_;
-    bool checkpointing_, learns_;
+    bool checkpointing_;
+    WrittenParameters::Learning learns_;
     int amp_;
     uint64_t shape_;
 };

@@ -10,15 +10,11 @@
 #define MEMTRAIN_SHIM_COMPAT_HPP
 
 #include <cstdint>
-#include <functional>
-#include <string>
 #include <utility>
 
-#include <dlfcn.h>
 #include <torch/version.h>
 
-/* The base class of caching device allocators, and the settings without CUDA's own headers. */
-#include <c10/core/AllocatorConfig.h>
+/* The base class of caching device allocators. */
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <c10/core/Allocator.h>
@@ -26,6 +22,7 @@
 
 #if TORCH_VERSION_MINOR < 10
 #include <c10/core/DeviceGuard.h>
+#include <dlfcn.h>
 #endif
 #if TORCH_VERSION_MINOR < 13
 #include <memory>
@@ -90,19 +87,23 @@ inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
 #endif
 
 /*
- * CUDA's part reads its settings in a hook. Before 2.13 that was a static variable of an inline function, of which this
- * library would have a copy that nobody has registered in, since it hides all names but its own: libc10's is looked up.
+ * What CUDA's allocator adds to a DeviceAllocator, up to the function that is called here. Its own header cannot be included
+ * without CUDA's; tests/check_shim_cuda compares the two where it can.
  */
-inline void set_allocator_settings(const std::string &settings) {
-    using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
-    void *variable = dlsym(RTLD_DEFAULT, "_ZZN3c1016CachingAllocator26AcceleratorAllocatorConfig19"
-                                         "getConfigParserHookB5cxx11EvE4hook");
-    auto *hook = static_cast<std::function<void(const std::string &)> *>(variable);
-    Config::instance().parseArgs(settings);
-    if (!hook)
-        Config::callDeviceConfigParserHook(settings);
-    else if (*hook)
-        (*hook)(settings);
+class CudaAllocator : public c10::DeviceAllocator {
+public:
+    virtual void *raw_alloc(size_t bytes) = 0;
+    virtual void *raw_alloc_with_stream(size_t bytes, void *stream) = 0;
+    virtual void raw_delete(void *address) = 0;
+    virtual void init(int device_count) = 0;
+    virtual double getMemoryFraction(c10::DeviceIndex index) = 0;
+    virtual void setMemoryFraction(double fraction, c10::DeviceIndex index) = 0;
+};
+
+/* The share of a card that its allocator may reserve. CUDA has to be initialised. */
+inline void set_memory_fraction(c10::DeviceAllocator &allocator, c10::DeviceIndex index,
+                                double fraction) {
+    static_cast<CudaAllocator &>(allocator).setMemoryFraction(fraction, index);
 }
 
 /*

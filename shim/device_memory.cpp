@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <locale.h>
-#include <new>
-#include <sstream>
 #include <string>
 
 #include <unistd.h>
@@ -125,99 +122,48 @@ constexpr char no_cuda[] = "libtorch's CUDA part is not loaded: this libtorch is
                            "missing (a warning to mt_set_log names the library); accepted: cpu, or "
                            "a libtorch with CUDA (docs/building.md)";
 
-/* Its allocator; before CUDA has been initialised it knows the card, but keeps no statistics. */
-c10::DeviceAllocator &early_cuda_allocator(const Device &device) {
+/* Its allocator, which keeps statistics once CUDA is initialised. */
+c10::DeviceAllocator &cuda_allocator(const Device &device) {
     if (device.card) return device.card->cuda();
     c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
     if (!allocator) fail(MT_ENOTSUP, "%s", no_cuda);
+    at::globalContext().lazyInitDevice(c10::kCUDA);
     return *allocator;
 }
 
-c10::DeviceAllocator &cuda_allocator(const Device &device) {
-    if (device.card)
-        device.card->start();
-    else
-        at::globalContext().lazyInitDevice(c10::kCUDA);
-    return early_cuda_allocator(device);
+/* The most that was allocated, chunks before the last one included. */
+size_t cuda_peak(const Device &device, const compat::DeviceStats &stats) {
+    return std::max(static_cast<size_t>(stats.allocated_bytes[0].peak), kept(device).peak.load());
 }
 
-mt_memory cuda_memory(const Device &device) {
+/* Without the driver being asked, where there is a budget, for what is free: that takes up to a millisecond. */
+mt_memory cuda_memory(const Device &device, bool wants_free) {
     c10::DeviceAllocator &allocator = cuda_allocator(device);
     compat::DeviceStats stats = allocator.getDeviceStats(device.index());
     mt_memory memory = {};
     /* Element 0 is the sum over the small and the large pool. */
     memory.allocated_bytes = static_cast<size_t>(stats.allocated_bytes[0].current);
     memory.reserved_bytes = static_cast<size_t>(stats.reserved_bytes[0].current);
-    memory.peak_bytes =
-        std::max(static_cast<size_t>(stats.allocated_bytes[0].peak), kept(device).peak.load());
-    memory.free_bytes = compat::memory_info(allocator, device.index()).first;
+    memory.peak_bytes = cuda_peak(device, stats);
     memory.alloc_retries = static_cast<uint64_t>(stats.num_alloc_retries);
     memory.budget_bytes = kept(device).budget;
+    if (wants_free || !memory.budget_bytes)
+        memory.free_bytes = compat::memory_info(allocator, device.index()).first;
     if (!memory.budget_bytes)
         memory.budget_bytes = share_of(memory.free_bytes + memory.reserved_bytes);
     return memory;
 }
 
-/*
- * While it lives, the C library writes and reads the calling thread's numbers with a point, whatever locale the program
- * has set. libtorch reads settings with the C library.
- */
-class PlainNumbers {
-public:
-    PlainNumbers() : plain_(newlocale(LC_ALL_MASK, "C", locale_t{})) {
-        if (!plain_) throw std::bad_alloc();
-        before_ = uselocale(plain_);
-    }
-    ~PlainNumbers() {
-        uselocale(before_);
-        freelocale(plain_);
-    }
-    PlainNumbers(const PlainNumbers &) = delete;
-    PlainNumbers &operator=(const PlainNumbers &) = delete;
-
-private:
-    locale_t plain_, before_;
-};
-
-/* The settings without those of one key. A value in brackets that has commas is cut here, and whole again at the end. */
-std::string without(const std::string &settings, const std::string &key) {
-    std::string rest;
-    std::istringstream items(settings);
-    for (std::string item; std::getline(items, item, ',');)
-        if (item.find(key) == std::string::npos) rest += (rest.empty() ? "" : ",") + item;
-    return rest;
-}
-
-/*
- * The allocator's settings come as one string, and those that it does not name go back to their defaults. So the
- * string that was set last is said again, with the new share of the card.
- */
-void set_cuda_fraction(double fraction) {
-    static const char key[] = "per_process_memory_fraction";
-    PlainNumbers plain;
-    std::string settings = without(c10::CachingAllocator::getAllocatorSettings(), key);
-    if (!settings.empty()) settings += ',';
-    compat::set_allocator_settings(settings + key + ':' + std::to_string(fraction));
-}
-
-/*
- * The allocator reads its fraction of the card once, when CUDA is initialised, and for all cards
- * alike; changing it later needs CUDA's headers. A budget that comes later is therefore kept by
- * those who ask for it in device_memory() alone.
- */
+/* A share of the card, which its allocator may reserve at most. */
 void set_cuda_budget(const Device &device, size_t bytes) {
-    c10::DeviceAllocator &allocator = early_cuda_allocator(device);
-    kept(device).budget = bytes;
-    if (allocator.initialized()) {
-        if (bytes) mt_log(MT_LOG_INFO, "CUDA is in use: its allocator keeps the limit that it has");
-        return;
-    }
+    c10::DeviceAllocator &allocator = cuda_allocator(device);
     double total = static_cast<double>(compat::memory_info(allocator, device.index()).second);
     double fraction = bytes ? std::min(static_cast<double>(bytes) / total, 1.0) : 1.0;
     if (device.card)
         device.card->set_ratio(fraction);
     else
-        set_cuda_fraction(fraction);
+        compat::set_memory_fraction(allocator, device.index(), fraction);
+    kept(device).budget = bytes;
 }
 
 /* ---- MPS ---- */
@@ -281,9 +227,9 @@ void set_device_budget(const Device &device, size_t bytes) {
     }
 }
 
-mt_memory device_memory(const Device &device) {
+mt_memory device_memory(const Device &device, bool wants_free) {
     Memory kind = device.memory();
-    mt_memory memory = kind == Memory::cuda  ? cuda_memory(device)
+    mt_memory memory = kind == Memory::cuda  ? cuda_memory(device, wants_free)
                        : kind == Memory::mps ? mps_memory(device)
                                              : cpu_memory();
     memory.size = sizeof memory;
@@ -301,7 +247,8 @@ void reset_device_peak(const Device &device) {
 mt_clear_result empty_device_cache(const Device &device) {
     Memory kind = device.memory();
     auto taken = [&] {
-        return kind == Memory::cpu ? cpu::resident_bytes() : device_memory(device).reserved_bytes;
+        return kind == Memory::cpu ? cpu::resident_bytes()
+                                   : device_memory(device, false).reserved_bytes;
     };
     mt_clear_result result = {sizeof result, 0.0, 0};
     size_t before = taken();
@@ -331,7 +278,7 @@ void start_call_peak(const Device &device) {
     if (device.memory() == Memory::cpu) cpu::reset_call_peak();
     if (device.memory() != Memory::cuda) return;
     c10::DeviceAllocator &allocator = cuda_allocator(device);
-    size_t seen = device_memory(device).peak_bytes;
+    size_t seen = cuda_peak(device, allocator.getDeviceStats(device.index()));
     allocator.resetPeakStats(device.index());
     kept(device).peak = seen;
 }

@@ -19,8 +19,11 @@ void check_device(const char *function, const Device &device);
 
 void set_device_budget(const Device &device, size_t bytes);
 
-/* Without an allocator of ours the CPU's figures are 0, but for a budget that was set. */
-mt_memory device_memory(const Device &device);
+/*
+ * Without an allocator of ours the CPU's figures are 0, but for a budget that was set. wants_free: also what is free on a card
+ * with a budget, for which its driver has to be asked.
+ */
+mt_memory device_memory(const Device &device, bool wants_free = true);
 
 /* What is allocated now, and nothing else: also within a chunk. 0 where it is not known. */
 size_t device_allocated(const Device &device);

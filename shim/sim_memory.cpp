@@ -19,7 +19,7 @@ namespace {
 class CudaAllocator final : public compat::DeviceAllocator {
 public:
     explicit CudaAllocator(Card &card) : card_(card) {}
-    bool initialized() override { return card_.started(); }
+    bool initialized() override { return true; }
     void emptyCache(c10::MempoolId_t) override { card_.empty_cache(); }
     void recordStream(const c10::DataPtr &, c10::Stream) override {}
     void resetAccumulatedStats(c10::DeviceIndex) override {}
@@ -107,7 +107,6 @@ void Card::replace(const char *function, const mt_sim_options *options) {
         fail(MT_ESTATE, "%s: there are tensors on %s", function, name());
     mt_sim_free(model_);
     model_ = model.release();
-    started_ = false;
 }
 
 /* The words are in the error line. */
@@ -120,7 +119,6 @@ void Card::throw_refusal() const {
 Place Card::take(size_t bytes) {
     mt_sim_block block = {};
     mutex_.lock();
-    started_ = true;
     mt_status status = mt_sim_alloc(model_, bytes, &block);
     mutex_.unlock();
     if (status == MT_EDEVMEM) throw_refusal();

@@ -13,7 +13,6 @@
 #ifndef MEMTRAIN_SHIM_SIM_MEMORY_HPP
 #define MEMTRAIN_SHIM_SIM_MEMORY_HPP
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -49,10 +48,6 @@ public:
     [[noreturn]] void refuse(size_t bytes);
     void give_back(const Place &place) noexcept;
 
-    /* CUDA reads its settings when it is first used. */
-    bool started() const { return started_; }
-    void start() { started_ = true; }
-
     mt_sim_stats stats() const;
     void set_ratio(double ratio);
     void set_others(size_t bytes);
@@ -69,7 +64,6 @@ private:
     const mt_sim_flavour flavour_;
     mutable std::mutex mutex_;
     mt_sim *model_ = nullptr;
-    std::atomic<bool> started_{false};
     std::unique_ptr<c10::DeviceAllocator> cuda_;
     std::unique_ptr<at::MPSHooksInterface> mps_;
 };

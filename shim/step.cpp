@@ -331,7 +331,6 @@ template <class Body>
 mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &&body) {
     mt_chunk_result result = {};
     cpu::Refusals before = cpu::refusals();
-    int64_t ooms = device_ooms(torch.device);
     Calling calling(torch, run.training ? Call::step : Call::evaluation);
     mt_status status = guard(torch.device, [&] {
         synchronize(torch.device);
@@ -339,7 +338,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         Listening listening(torch.device, torch.sink);
         if (torch.device.is_host() && cpu::installed()) cpu::follow_host();
         cpu::Planned planned(arena_of(torch, run), kind_of(torch, run), run.samples, run.apart);
-        WatchWrites watch(run.training && torch.written.learns() ? &torch.written : nullptr);
+        WatchWrites watch(torch.written.learns(run.training) ? &torch.written : nullptr);
         auto start = Clock::now();
         body(result);
         synchronize(torch.device);
@@ -350,8 +349,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
     });
     if (status != MT_OK) result = {};
     add_evidence(before, result);
-    bool was_refused = result.refused || device_ooms(torch.device) != ooms;
-    if (status == MT_ETORCH && was_refused) status = MT_EDEVMEM;
+    if (status == MT_ETORCH && result.refused) status = MT_EDEVMEM;
     hand_over(result, out);
     return status;
 }
@@ -377,7 +375,7 @@ const char *state_of_parameters(const mt_torch &torch) {
                         "from before it";
 }
 
-/* Whether a plain step ends without an update, which it then tells. A loss scaler looks at what is not finite itself. */
+/* Whether a plain step ends without an update, which it then tells. */
 bool is_skipped(const mt_torch &torch, const mt_chunk_result &chunk, size_t samples) {
     if (!(chunk.units > 0.0)) {
         mt_log(MT_LOG_WARNING,
@@ -386,8 +384,7 @@ bool is_skipped(const mt_torch &torch, const mt_chunk_result &chunk, size_t samp
                samples);
         return true;
     }
-    if (std::isfinite(chunk.loss_sum) || torch.options.apply_not_finite || torch.scaler)
-        return false;
+    if (std::isfinite(chunk.loss_sum) || torch.options.apply_not_finite) return false;
     mt_log(MT_LOG_WARNING,
            "mt_train_step: taken back: the loss is %g, and the parameters %s "
            "(options->apply_not_finite makes the update)",
@@ -491,7 +488,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     if (status != MT_OK) return fail_step(*torch, status);
     torch->written.end_chunk();
     torch->written_buffers.end_chunk(torch->statistics);
-    torch->written.learn(false);
+    torch->written.is_learnt(true);
     torch->share +=
         share; /* of chunks that went through alone, so that a rewind takes nothing back */
     torch->whole = whole;
@@ -652,6 +649,31 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
     return status;
 }
 
+/*
+ * A chunk of an evaluation that fails is taken back as one of a step is: what its forward pass writes to is as before. What
+ * is kept for that lies where a marked chunk's does, since there is no step.
+ */
+static void keep_for_evaluation(mt_torch &torch) {
+    torch.chunk_buffers.take(buffers_of(*torch.model));
+    torch.written.take(WrittenParameters::step);
+}
+
+static mt_status end_evaluation(mt_torch &torch, mt_status status) {
+    std::string reason = mt_last_error();
+    mt_status ended = guard(torch.device, [&] {
+        if (status == MT_OK) {
+            torch.written.end_chunk();
+            torch.written.is_learnt(false);
+        } else {
+            torch.written.compare();
+            torch.chunk_buffers.restore(*torch.model);
+            torch.written.put_back(WrittenParameters::step);
+        }
+    });
+    if (ended != MT_OK) return poison(torch, ended);
+    return status == MT_OK ? MT_OK : mt_set_error(status, "%s", reason.c_str());
+}
+
 extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t first, size_t count,
                                  mt_chunk_result *out) {
     CHECK_TORCH("mt_evaluate");
@@ -665,6 +687,9 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
     }));
     bool cached = torch->model->embedding_count != 0;
     if (cached) MT_RETURN_IF_FAILED(torch->evaluation.check_next("mt_evaluate", *batch, first));
+    bool keeps =
+        torch->call != Call::evaluation; /* else a model's own evaluation of another batch */
+    if (keeps) MT_RETURN_IF_FAILED(guard(torch->device, [&] { keep_for_evaluation(*torch); }));
     mt_status status = measured(
         *torch, Run{false, false, 0, 0, own, count, false}, out, [&](mt_chunk_result &result) {
             KeepRng keep(torch->device);
@@ -675,12 +700,12 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
                 forward_only(*torch, own, first, count, result);
         });
     if (cached) torch->evaluation.end_chunk(first, status == MT_OK ? count : 0);
-    return status;
+    return keeps ? end_evaluation(*torch, status) : status;
 }
 
 /*
  * An update of a plain step. One that clipping has left out is told. One of a loss scaler is no news, unless the loss
- * itself is not finite, which is none of the scale's doing.
+ * itself is not finite and was to be applied.
  */
 static mt_status update(mt_torch *torch, double loss, mt_apply_result *out) {
     mt_status status = mt_apply(torch, out);

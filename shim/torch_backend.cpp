@@ -124,7 +124,7 @@ mt_status memory(void *self, mt_memory *out) {
     MT_RETURN_IF_FAILED(check_sized(out, "memory", "out"));
     mt_torch &torch = *torch_of(self);
     return guard([&] {
-        mt_memory now = device_memory(torch.device);
+        mt_memory now = device_memory(torch.device, false);
         if (torch.device.is_cpu() && !cpu::installed()) add_watched(torch, now);
         hand_over(now, out);
     });
@@ -237,7 +237,7 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
     case MT_RUNG_CHECKPOINTING:
         if (!can_checkpoint(torch)) break;
         torch.checkpointing = on != 0;
-        torch.written.learn(true); /* what segments write to is to be seen */
+        torch.written.learn(); /* what segments write to is to be seen */
         return MT_OK;
     case MT_RUNG_OFFLOAD:
         if (!can_offload(torch)) break;

@@ -10,6 +10,7 @@
 #ifndef MEMTRAIN_SHIM_WRITTEN_HPP
 #define MEMTRAIN_SHIM_WRITTEN_HPP
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,9 +34,12 @@ public:
     /* A chunk has gone through: what has changed since the step began is known to be written to. */
     void end_chunk();
 
-    /* Whether operators are looked at. */
-    void learn(bool on) { learns_ = on; }
-    bool learns() const { return learns_; }
+    /* Whether operators are looked at, in training and in evaluation, which may write to others. */
+    using Learning = std::array<bool, 2>; /* [training] */
+    void learn(Learning learning = {true, true}) { learns_ = learning; }
+    void is_learnt(bool training) { learns_[training] = false; }
+    bool learns(bool training) const { return learns_[training]; }
+    Learning learning() const { return learns_; }
 
     /* Sees what has changed, for put_back(). Not once the update has begun, which changes parameters too. */
     void compare();
@@ -69,7 +73,7 @@ private:
     void put_back(Entry &entry, const Entry *&lost);
 
     std::vector<Entry> entries_;
-    bool learns_ = true;
+    Learning learns_ = {true, true};
     bool warned_ = false;
     uint64_t writes_ = 0;
 };

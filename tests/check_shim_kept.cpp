@@ -200,6 +200,41 @@ void name_of_file(char *path) {
 
 } // namespace
 
+/* ---- evaluation ------------------------------------------------------------------------------------ */
+
+/* A chunk of an evaluation that fails is taken back as one of a step is: what it wrote to, it has written once in the end. */
+START_TEST(written_in_an_evaluation) {
+    const bool trained = _i % 2;
+    const Way &way = ways[_i / 2];
+    mt_torch_options options = options_of(MT_SGD);
+    auto evaluate = [&](const Run &run, uint64_t n) {
+        Batch batch(8);
+        uint64_t failed = 0;
+        if (trained) ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+        if (n) ck_ok(mt_inject_oom(n, 0));
+        for (size_t first = 0; first < 8;) {
+            mt_chunk_result result = chunk_result();
+            mt_status status = mt_evaluate(run.torch, batch.get(), first, 4, &result);
+            if (status != MT_EDEVMEM) ck_ok(status);
+            first += status == MT_OK ? 4 : 0;
+        }
+        mt_injected(nullptr, &failed);
+        if (n) ck_ok(mt_inject_oom(0, 0));
+        return n && failed;
+    };
+    Run plain(options, way.make, way.change);
+    evaluate(plain, 0);
+    std::string expected = plain.hash();
+    uint64_t n = 1;
+    for (bool failed = true; failed; n++) {
+        Run run(options, way.make, way.change);
+        failed = evaluate(run, n);
+        ck_assert_msg(run.hash() == expected, "request %d", static_cast<int>(n));
+    }
+    ck_assert_uint_gt(n, 5);
+}
+END_TEST
+
 /* ---- buffers --------------------------------------------------------------------------------------- */
 
 START_TEST(shared_elements) {
@@ -609,5 +644,7 @@ int main() {
     tcase_add_test(written, begins_late);
     tcase_add_loop_test(written, skipped_step, 0, WAYS);
     tcase_add_loop_test(written, not_in_a_segment, 0, WAYS);
+    TCase *evaluations = suite_case(suite, "evaluation");
+    tcase_add_loop_test(evaluations, written_in_an_evaluation, 0, 2 * WAYS);
     return suite_run(suite);
 }

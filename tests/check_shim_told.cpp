@@ -272,13 +272,48 @@ START_TEST(losses_beside_a_scaler) {
     mt_step_report report = MT_STEP_REPORT_INIT;
     listen();
     ck_ok(mt_trainer_step(trainer.get(), &batch.batch, &report));
-    ck_assert_int_eq(report.skipped, MT_SKIP_APPLY);
+    ck_assert_int_eq(report.skipped, _i ? MT_SKIP_APPLY : MT_SKIP_NOT_FINITE);
     ck_assert_int_eq(std::isfinite(report.loss), _i);
     ck_assert_int_eq(log_lines, !_i);
-    if (!_i) ck_contains(logged.c_str(), "step 1 makes no update: its loss is nan");
+    if (!_i) ck_contains(logged.c_str(), "step 1 is taken back: its loss is nan");
     ck_ok(mt_train_step(trainer.torch(), &batch.batch, nullptr, nullptr));
     ck_assert_int_eq(log_lines, _i ? 0 : 2);
-    if (!_i) ck_contains(logged.c_str(), "mt_train_step: no update: the loss is nan");
+    if (!_i) ck_contains(logged.c_str(), "mt_train_step: taken back: the loss is nan");
+}
+END_TEST
+
+/*
+ * The mean over a chunk without a label is 0/0, and its gradient is finite, so that the scaler has nothing against it: the
+ * loss is looked at, and neither weights nor scale change.
+ */
+START_TEST(no_label_beside_a_scaler) {
+    static const size_t pieces[] = {4, 4};
+    mt_torch_options options = options_of(MT_ADAMW);
+    options.amp = MT_FLOAT16;
+    memtrain::Trainer trainer(memtrain::model(std::make_shared<Small>(), {},
+                                              [](Small &small, const Tensors &batch) {
+                                                  at::Tensor out = small.logits(batch[0]);
+                                                  at::Tensor each = at::cross_entropy_loss(
+                                                      out, batch[1], {}, at::Reduction::Sum);
+                                                  at::Tensor labels = batch[1].ne(-100).sum();
+                                                  return memtrain::Output{each / labels, {}};
+                                              }),
+                              options);
+    Tensors tensors = samples(8);
+    tensors[1].narrow(0, 4, 4).fill_(-100);
+    Given batch(tensors);
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    char before[65], after[65];
+    ck_ok(mt_torch_state_sha256(trainer.torch(), before));
+    listen();
+    ck_ok(mt_trainer_set_chunks(trainer.get(), pieces, 2));
+    ck_ok(mt_trainer_step(trainer.get(), &batch.batch, &report));
+    ck_assert_int_eq(report.skipped, MT_SKIP_NOT_FINITE);
+    ck_assert(std::isnan(report.loss));
+    ck_contains(logged.c_str(), "step 1 is taken back: its loss is nan");
+    ck_contains(logged.c_str(), "wants a model with units");
+    ck_ok(mt_torch_state_sha256(trainer.torch(), after));
+    ck_assert_str_eq(before, after);
 }
 END_TEST
 
@@ -783,6 +818,7 @@ int main() {
     tcase_add_test(finite, steps_of_a_trainer);
     tcase_add_test(finite, parameters_that_are_spoilt);
     tcase_add_loop_test(finite, losses_beside_a_scaler, 0, 2);
+    tcase_add_test(finite, no_label_beside_a_scaler);
     tcase_add_test(labels, chunks_without_a_label);
     tcase_add_loop_test(labels, batch_without_a_label, 0, 3);
     tcase_add_loop_test(uneven, uneven_batches, 0, 4);

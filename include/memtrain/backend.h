@@ -140,8 +140,8 @@ typedef struct mt_backend_info {
      */
     unsigned record_rungs;
     /*
-     * 1: apply looks for gradients that are not finite and leaves the update out itself (a loss scaler), so it is
-     * called after a loss that is not finite too. 0: the trainer takes such a step back and calls no apply.
+     * 1: apply has a loss scaler: it leaves an update out whose gradient is not finite, and takes a smaller scale, which is
+     * no news. 0: mt_log warns of an update that apply leaves out.
      */
     int scales_loss;
     int cannot_record; /* 1: there is no record, so no chunk is to run for one; the trainer sets it itself */

@@ -113,10 +113,8 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
  * allocation. On CUDA the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
  * recommended working set; both also set the allocator's own limit. It may be changed at any time;
  * a limit below what is allocated refuses every further request until enough is released. The CPU's
- * default follows the host while the program runs, so memory that others take or give back is seen. CUDA's
- * allocator reads its limit once, when the device is first used, and for all cards alike: set later,
- * the budget is kept by the policy alone, and the log says so. A chunk of which it is not known yet what it needs is
- * tried there, and may need more than the budget.
+ * default follows the host while the program runs, so memory that others take or give back is seen. On CUDA each card
+ * has a budget of its own, and setting one initialises CUDA.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t bytes);
 
@@ -486,7 +484,8 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
  * activation_bytes. In the first step with samples of a shape all segments forget, and what each keeps and
  * takes is measured; when that step is through the set is chosen (memtrain/segments.h), for its largest
  * chunk, and stays. To a policy chunks before and after it are of different shapes, with recordings and
- * times of their own; as MT_RUNG_CHECKPOINTING it can have all segments forget. The bits are the same.
+ * times of their own; as MT_RUNG_CHECKPOINTING it can have all segments forget. The bits are the same. MT_ENOTSUP
+ * on MPS, which tells no peaks.
  */
 #define MT_CHECKPOINTING_CHOSEN 2
 
@@ -692,8 +691,8 @@ MT_API MT_NODISCARD mt_status mt_torch_offload_stats(const mt_torch *torch, mt_o
  * One plain step: begin, the whole batch as one chunk, apply. On any failure the step is taken back. Where
  * gradients are not held (mt_hold_gradients) the chunk is a marked one.
  *
- * A step whose loss is not finite is taken back too, unless options->apply_not_finite says otherwise or a loss
- * scaler looks at it; so is one of a batch without units, where every label is masked. It returns MT_OK,
+ * A step whose loss is not finite is taken back too, unless options->apply_not_finite says otherwise; so is one of
+ * a batch without units, where every label is masked. It returns MT_OK,
  * out_apply->skipped is 1, and mt_log warns in one line.
  * @param out_chunk, out_apply  may be NULL
  */
@@ -715,7 +714,7 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  * mt_rollback      takes the step back: parameters, buffers and random numbers as before mt_begin
  * mt_apply         clips and updates, or leaves the update out (out->skipped), where the gradient is not finite or no
  *                  chunk had a unit; the step is over. Nothing has changed where it fails
- * mt_evaluate      forward alone, in evaluation mode, outside a step; no mt_rollback follows a failure
+ * mt_evaluate      forward alone, in evaluation mode, outside a step; a failure takes back what the forward pass wrote
  *
  * A parameter that the model's own code writes to (a momentum encoder, an average of weights, weights that are
  * clipped) is taken back like a buffer, whether it trains or not. Until one chunk has gone through each operator
@@ -776,7 +775,7 @@ MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch
  * which is float32, by it again. A gradient that is not finite has mt_apply skip the update
  * (mt_apply_result.skipped) and halve the scale; after scale_growth_interval updates in a row it is
  * doubled, up to 2^32. A skipped step leaves parameters, buffers, optimiser state and its counts as they
- * were; random numbers have been drawn. Where a scale of 2^-16 does not help either, the loss is not
+ * were; random numbers have been drawn. Where a scale of 2^-16 does not help either, the gradient is not
  * finite by itself: mt_apply then fails with MT_ESTATE and nothing has changed.
  *
  * From the first chunk to mt_apply gradients are those of the scaled loss. The norm that is reported and

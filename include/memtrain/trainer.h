@@ -171,7 +171,9 @@ typedef struct mt_eval_report {
     { sizeof(mt_eval_report), 0, 0, {0}, 0, 0, 0, 0 }
 
 /*
- * Forward only over a batch, in chunks that fit. Every sample counts once, whatever was retried.
+ * Forward only over a batch, in chunks that fit. Every sample counts once, whatever was retried. What a model's forward
+ * pass writes to in evaluation mode, an average of weights say, stays written by the chunks that went through; a chunk that
+ * failed is taken back.
  * @return as mt_trainer_step; MT_ENOTSUP when the backend has no evaluate
  */
 MT_API MT_NODISCARD mt_status mt_trainer_evaluate(mt_trainer *trainer, const mt_batch *batch,
