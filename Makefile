@@ -147,6 +147,12 @@ BENCHES_CORE := $(call programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
 COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
 
+# The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:mps.
+CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
+CARD_SRC := $(sort $(wildcard tests/device/*.cpp))
+card_so = $(BUILD)/tests/libcard_$(1).so
+CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
+
 LIB := $(BUILD)/lib
 ifeq ($(OS),Darwin)
 so = $(LIB)/lib$(1).dylib
@@ -316,8 +322,8 @@ static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' 
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
     TORCH_LIB='$(TORCH_LIB)'
 # One at a time where they share a card.
-suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(DEVICE)') \
-    $(if $(filter-out sim:%,$(DEVICE)),JOBS=1)
+suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(or $(CARD),$(DEVICE))') \
+    $(if $(filter-out sim:% test:%,$(DEVICE)),JOBS=1) $(if $(CARD),WRAP='env LD_PRELOAD=$(CURDIR)/$(CARD_SO)')
 install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
     INCLUDEDIR='$(INCLUDEDIR)' MANDIR='$(MANDIR)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
     SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
@@ -329,7 +335,7 @@ run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processes check_ex_resume check_peaks)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
-check: all tests ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps, SUITES="check_a check_b")
+check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps|test:cuda|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(TESTS))) $(if $(SUITES),,$(STATIC))
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
@@ -351,7 +357,7 @@ check-versions: ## the core's suites, and check-quick with each supported libtor
 check-core: core $(TESTS_CORE) ## the suites of the core, without libtorch
 	@$(run_tests) $(call chosen,$(TESTS_CORE))
 
-check-torch: all $(TESTS_EX) $(TESTS_TORCH) ## the suites that use libtorch or the examples
+check-torch: all $(TESTS_EX) $(TESTS_TORCH) $(CARD_SO) ## the suites that use libtorch or the examples
 	@$(run_tests) $(call chosen,$(TESTS_EX) $(TESTS_TORCH))
 
 OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
@@ -510,6 +516,9 @@ $(OBJ)/shim/written.cpp.o: private SHIM_FLAGS += -DNDEBUG
 $(call objects,$(TEST_CORE_SRC) $(FUZZ_SRC) $(filter %.c,$(BENCH_SRC)) $(HELPER_SRC)): INTERNAL := -Ilibmemtrain
 $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ilibmemtrain -Ishim
 
+# CUDA's headers come with a libtorch that was fetched.
+$(OBJ)/tests/check_shim_cuda.cpp.o: INTERNAL += $(addprefix -isystem ,$(wildcard $(TORCH_LIB)/../../nvidia/*/include))
+
 # Snippets of the pages, for the suites that include them; each file is written only when it changes.
 SNIPPETS := $(OBJ)/snippets
 $(SNIPPETS)/names: setup/check_pages.sh setup/snippets.awk $(wildcard *.md docs/*.md)
@@ -625,6 +634,26 @@ TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(MEMOR
 $(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 	$(call say,LINK,$@)
 	$(torch_program)
+
+# $(call card_rules,NAME,KEY OF LIBTORCH,FLAGS): what is in the archives stays inside.
+define card_rules
+$(OBJ)/card_$(1)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
+	$$(call say,CXX ,$$<)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CXX) $$(APPXX_FLAGS) -fvisibility=hidden -DCARD=$(2) $(3) $$(DEPEND) -c -o $$@ $$<
+
+$(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A) $(CORE_A)
+	$$(call say,LINK,$$@)
+	$$(Q)$$(CXX) -shared $$(INSTRUMENT) $$(rpath) $$(LDFLAGS) -Wl,-Bsymbolic-functions -Wl,--exclude-libs,ALL -o $$@ \
+	    $$^ $$(TORCH_LINK) -lm -ldl
+
+-include $(patsubst %,$(OBJ)/card_$(1)/%.d,$(CARD_SRC))
+endef
+# It starts itself again with the test device.
+$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(call card_so,cuda))
+
+$(eval $(call card_rules,cuda,CUDA))
+$(eval $(call card_rules,mps,MPS,-DCARD_IS_MPS))
 
 # They have examples in them.
 $(BUILD)/tests/check_adopt $(BUILD)/tests/check_ex_conv: $(DIGITS_OBJ)

@@ -15,7 +15,14 @@ uint64_t samples_of(const char *function, const mt_torch_batch &batch, size_t i)
     if (!mt__handle_is(handle, MT__KIND_TENSOR))
         fail(MT_EINVAL, "%s: tensor %zu of the batch is not a live handle", function, i);
     const at::Tensor &tensor = handle->tensor;
-    if (!tensor.defined() || tensor.dim() < 1)
+    if (!tensor.defined()) fail(MT_EINVAL, "%s: tensor %zu of the batch is undefined", function, i);
+    if (tensor.layout() != c10::kStrided || tensor.is_meta())
+        fail(MT_EINVAL,
+             "%s: tensor %zu of the batch is %s; accepted: a dense tensor with data, of which "
+             "samples can be taken",
+             function, i,
+             tensor.is_meta() ? "a meta tensor, which has no data" : "not strided (sparse, say)");
+    if (tensor.dim() < 1)
         fail(MT_EINVAL, "%s: tensor %zu of the batch has no dimension of samples", function, i);
     return static_cast<uint64_t>(tensor.size(0));
 }

@@ -211,7 +211,8 @@ void Check::tell_fails(size_t fewer, size_t more, const char *line) {
     fails_ = true;
     report_.add(MT_CHECK_CHUNK_FAILS, "", 0.0,
                 "a chunk of %zu sample%s fails where %zu go through: %.200s; is the batch size a "
-                "number in the model? min_micro_batch says what the smallest legal chunk is",
+                "number in the model, or dimension 0 of a tensor time and not the sample? "
+                "min_micro_batch says what the smallest legal chunk is",
                 fewer, fewer == 1 ? "" : "s", more, line);
 }
 
@@ -433,7 +434,7 @@ void Check::compare_metrics(const RunResult &whole, const RunResult &two, const 
         double difference = scale > 0.0 ? std::fabs(whole.metrics[i] - sum) / scale : 0.0;
         if (!(difference > 0.1)) continue;
         report_.add(MT_CHECK_METRIC_MEAN, name, difference,
-                    "metric '%.80s' is %.6g for %zu samples and %.6g as the sum of two chunks': it "
+                    "metric '%.80s' is %.6g for %zu samples and %.6g as the sum of two chunks: it "
                     "looks like a mean; give its sum over the samples (a mean times their number), "
                     "and the library divides",
                     name, whole.metrics[i], samples(all_.size()), sum);

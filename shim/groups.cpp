@@ -109,8 +109,12 @@ void check_freeze(const char *function, const mt_torch &torch, const char *patte
         matched += is_meant;
         trained += is_meant ? !on : !slot.frozen;
     }
+    const std::vector<Slot> &slots = torch.flat->slots();
     if (!matched)
-        fail(MT_EINVAL, "%s: pattern '%.100s' matches no trainable parameter", function, pattern);
+        fail(MT_EINVAL,
+             "%s: pattern '%.100s' matches no trainable parameter; accepted: how a name begins, "
+             "'%.100s' say, or * for any text",
+             function, pattern, slots.empty() ? "" : slots[0].name.c_str());
     if (!trained)
         fail(MT_EINVAL, "%s: pattern '%.100s' would leave no parameter to train", function,
              pattern);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <new>
 
 #include <c10/core/GradMode.h>
@@ -30,8 +31,9 @@ struct Watch {
 
 thread_local Watch watch;
 
-bool memory_was_refused() noexcept {
-    return cpu::refusals().count != watch.refused || device_ooms(watch.device) != watch.ooms;
+Evidence evidence() noexcept {
+    if (cpu::refusals().count != watch.refused) return Evidence::host;
+    return device_ooms(watch.device) != watch.ooms ? Evidence::card : Evidence::none;
 }
 
 /* An OOM is told once: what follows on this thread needs evidence of its own. */
@@ -55,16 +57,30 @@ void best_line(const char *text, const char **out_start, int *out_length) {
     *out_length = static_cast<int>(std::strcspn(start, "\r\n"));
 }
 
-/* What libtorch's words mean where a library cuts the batch; "" where they say enough. */
+const char broken[] =
+    "; CUDA serves this process no more: it has to be started anew, and can go on "
+    "from its last checkpoint";
+
+/* What libtorch's words mean here, and what helps; "" where they say enough. */
 const char *remedy(const char *text) noexcept {
-    static const char single[] = "Expected more than 1 value per channel when training";
-    if (!std::strstr(text, single)) return "";
-    return "; a layer that normalises over the batch has nothing to normalise over in a chunk of "
-           "one: a min_micro_batch of at least 2 is accepted, or larger samples";
+    static const struct {
+        const char *words, *remedy;
+    } table[] = {
+        {"Expected more than 1 value per channel when training",
+         "; a layer that normalises over the batch has nothing to normalise over in a chunk of "
+         "one: a min_micro_batch of at least 2 is accepted, or larger samples"},
+        {"CUDA error: an illegal memory access", broken},
+        {"CUDA error: device-side assert", broken},
+        {"CUDA error: unspecified launch failure", broken},
+        {"CUDA error: uncorrectable ECC error", broken},
+    };
+    for (const auto &row : table)
+        if (std::strstr(text, row.words)) return row.remedy;
+    return "";
 }
 
 mt_status describe(bool typed, const char *text) noexcept {
-    mt_status status = classify(memory_was_refused(), typed, text);
+    mt_status status = classify(evidence(), typed, text);
     const char *line;
     int length;
     best_line(text, &line, &length);
@@ -101,29 +117,63 @@ void check(mt_status status) {
     if (status != MT_OK) throw Failure(status);
 }
 
+namespace {
+
+bool has_one(const char *text, const char *const *list, size_t count) noexcept {
+    for (size_t i = 0; i < count; i++)
+        if (std::strstr(text, list[i])) return true;
+    return false;
+}
+
 /*
- * Evidence comes first, since TorchScript turns every type into std::runtime_error and oneDNN says
- * only that it could not create a primitive. The texts are those of allocators that throw plain
- * c10::Error: MPS, libtorch's own CPU allocator, CUDA's runtime and libraries, and a bad_alloc or an
- * OutOfMemoryError that a C++ layer in between has turned into its text.
+ * Texts of what throws a plain c10::Error. Allocators: MPS, libtorch's own of the CPU, CUDA's runtime. CUDA's libraries: their
+ * own memory, and the handles that each makes at its first use (CUDAContext's getCurrentCUDABlasHandle and its like), for which
+ * a card that is full has no room. And a bad_alloc or an OutOfMemoryError that a C++ layer has turned into its text.
  */
-mt_status classify(bool evidence, bool typed, const char *text) noexcept {
-    static const char *const texts[] = {
-        "out of memory",
-        "can't allocate memory",
-        "not enough memory",
-        "Invalid buffer size",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-        "CUSOLVER_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-        "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-        "std::bad_alloc",
-    };
-    if (evidence || typed) return MT_EDEVMEM;
-    for (const char *known : texts)
-        if (std::strstr(text, known)) return MT_EDEVMEM;
-    return MT_ETORCH;
+const char *const texts_of_memory[] = {
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "Invalid buffer size",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_NOT_INITIALIZED",
+    "CUSPARSE_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+    "CUFFT_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "std::bad_alloc",
+};
+
+/*
+ * Texts behind which a refusal hides, and other things too: TorchScript turns every type into std::runtime_error; cuDNN tries
+ * one engine after the other and says that it found none (Conv_v8.cpp); an extension throws what it likes.
+ */
+const char *const texts_that_hide[] = {
+    "The following operation failed in the TorchScript interpreter",
+    "unable to find an engine",
+    "Unable to find a valid cuDNN algorithm",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "could not create a",
+    "an exception that is no std::exception",
+};
+
+} // namespace
+
+/*
+ * The host's allocator is ours, and whoever it refuses does not go on. A card's counts refusals that a library has met and done
+ * without: an error that comes after one is another thing, unless its text is one that hides it.
+ */
+mt_status classify(Evidence evidence, bool typed, const char *text) noexcept {
+    if (typed || evidence == Evidence::host) return MT_EDEVMEM;
+    if (has_one(text, texts_of_memory, std::size(texts_of_memory))) return MT_EDEVMEM;
+    bool hides = has_one(text, texts_that_hide, std::size(texts_that_hide));
+    return hides && evidence == Evidence::card ? MT_EDEVMEM : MT_ETORCH;
 }
 
 /* what() of a c10::Error symbolises the backtrace (13 ms): what_without_backtrace() does not. */
@@ -148,6 +198,7 @@ mt_status describe_exception() noexcept {
 Scope::Scope(const Device &device) noexcept
     : grad_mode_(c10::GradMode::is_enabled()), on_card_(device.card), warnings_(&log_warnings),
       watched_before_(watch.device), ooms_before_(watch.ooms) {
+    if (c10::InferenceMode::is_enabled()) normal_.emplace(false);
     if (watch.depth++ == 0) watch.refused = cpu::refusals().count;
     if (device.memory() != Memory::cuda) return;
     try {

@@ -15,6 +15,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <memtrain/status.h>
@@ -45,12 +46,11 @@ private:
 /* Throws Failure for a status that is not MT_OK; the line is set already. */
 void check(mt_status status);
 
-/*
- * What is known of an error beside its text.
- *   evidence  a request for memory was refused on this thread since the guarded call began
- *   typed     the exception's type says that memory ran out
- */
-mt_status classify(bool evidence, bool typed, const char *text) noexcept;
+/* What has refused a request for memory since the guarded call began: our allocator of the host (on this thread), or a card's. */
+enum class Evidence { none, host, card };
+
+/* typed: the exception's type says that memory ran out. */
+mt_status classify(Evidence evidence, bool typed, const char *text) noexcept;
 
 /* Inside a catch block: status and error line of the exception in flight. */
 mt_status describe_exception() noexcept;
@@ -69,6 +69,7 @@ public:
 
 private:
     bool grad_mode_;
+    std::optional<c10::InferenceMode> normal_; /* of what is made here some is written to later */
     sim::OnCard on_card_;
     c10::WarningUtils::WarningHandlerGuard warnings_; /* libtorch's go to mt_log */
     std::optional<c10::DeviceGuard> device_;

@@ -112,6 +112,7 @@ void Optimizer::lay_out(const Device &where) {
     on_device_ = where.memory() == Memory::cuda;
     on_mps_ = where.memory() == Memory::mps;
     host_divisor_ = at::zeros({}, at::device(at::kCPU).dtype(at::kFloat));
+    host_outcome_ = at::zeros({2}, at::device(at::kCPU).dtype(at::kFloat));
     device_ = device;
     moments_ = make_moments(flat_.places());
     for (const Slot &slot : flat_.slots()) rows_.push_back(row_of(slot.parameter));
@@ -214,7 +215,9 @@ at::Tensor Optimizer::norm_on_device() {
             if (slot.block == block && Flat::touched(slot))
                 lists_.gradients.push_back(slot.parameter.grad());
         if (lists_.gradients.empty()) continue;
-        for (const at::Tensor &norm : at::_foreach_norm(lists_.gradients, 2))
+        bool is_double = flat_.blocks()[block].dtype == at::kDouble;
+        auto type = is_double ? at::kDouble : at::kFloat; /* a norm in half precision overflows */
+        for (const at::Tensor &norm : at::_foreach_norm(lists_.gradients, 2, type))
             norms.push_back(norm.to(at::kFloat));
     }
     lists_.clear();
@@ -309,8 +312,8 @@ void Optimizer::forget_rows() {
 
 Update Optimizer::finish() const {
     if (!outcome_.defined()) return update_;
-    at::Tensor outcome = outcome_.to(at::kCPU);
-    const float *values = outcome.const_data_ptr<float>();
+    host_outcome_.copy_(outcome_); /* made beforehand: the update is made, and nothing may fail */
+    const float *values = host_outcome_.const_data_ptr<float>();
     return {values[0], skips_ && values[1] != 0.0f};
 }
 

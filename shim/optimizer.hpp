@@ -120,6 +120,7 @@ private:
     at::Tensor counted_;                /* what is added to the steps: 1 less that */
     at::Tensor outcome_;                /* float32 [2]: norm, infinity */
     at::Tensor host_divisor_;           /* what divisor_ is on the CPU, made beforehand */
+    at::Tensor host_outcome_;           /* outcome_ once it is read, likewise */
     Update update_ = {};                /* on the CPU */
     c10::Device device_ = c10::Device(c10::kCPU);
     bool on_device_ = false; /* CUDA, or its model */

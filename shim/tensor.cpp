@@ -104,14 +104,18 @@ TemporaryHandle::~TemporaryHandle() {
 
 namespace {
 
-/* CUDA copies from pinned memory alone without waiting; libtorch keeps that until the copy is through. */
+/*
+ * CUDA copies from pinned memory alone without waiting; libtorch keeps that until the copy is through. Elsewhere the host waits:
+ * MPS would read the caller's own memory later, and what comes from a card would be read before it is there.
+ */
 at::Tensor placed(const at::Tensor &part, const Placement &to) {
     at::MemoryFormat order = to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
                                                                  : at::MemoryFormat::Preserve;
     bool is_uncounted = part.is_inference() && !to.only_counted;
     if (to.device.card || is_uncounted) return part.clone(order).to(at::device(to.device.where));
-    at::Tensor from = to.device.is_cuda() && part.is_cpu() ? part.pin_memory() : part;
-    return from.to(at::device(to.device.where), /*non_blocking=*/true, /*copy=*/false, order);
+    bool goes_on = to.device.is_cuda() && part.is_cpu();
+    at::Tensor from = goes_on ? part.pin_memory() : part;
+    return from.to(at::device(to.device.where), /*non_blocking=*/goes_on, /*copy=*/false, order);
 }
 
 } // namespace

@@ -74,7 +74,8 @@ void check_options(const mt_torch_options &o) {
         check_range("eps", o.eps, 0, true, HUGE_VAL);
     }
     if (amp != MT_DTYPE_NONE && amp != MT_BFLOAT16 && amp != MT_FLOAT16)
-        fail(MT_EINVAL, "%s: options->amp is %d", name_of, amp);
+        fail(MT_EINVAL, "%s: options->amp is %d; accepted: MT_DTYPE_NONE, MT_BFLOAT16, MT_FLOAT16",
+             name_of, amp);
     if (o.scale_start != 0 && !Scaler::is_scale(o.scale_start))
         fail(MT_EINVAL,
              "%s: options->scale_start is %g; accepted: a power of two from 2^-16 to 2^32, or 0",
@@ -120,6 +121,11 @@ void check_kind(const Named &named) {
         fail(MT_ENOTSUP,
              "%s: parameter or buffer '%.100s' is on the device meta, which has no values; "
              "accepted: tensors with memory",
+             name_of, name);
+    if (named.tensor.is_inference() && named.tensor.requires_grad())
+        fail(MT_EINVAL,
+             "%s: parameter '%.100s' was made in c10::InferenceMode, so that it cannot be trained; "
+             "accepted: a model that is made outside of it",
              name_of, name);
     if (!has_file_type(named.tensor))
         fail(MT_ENOTSUP,
@@ -233,8 +239,9 @@ void check_groups(const mt_torch &torch) {
         for (const Slot &slot : slots) fits |= matches(pattern, slot.name);
         if (!fits)
             fail(MT_EINVAL,
-                 "%s: options->groups[%zu].pattern '%.100s' matches no trainable parameter",
-                 name_of, i - 1, pattern);
+                 "%s: options->groups[%zu].pattern '%.100s' matches no trainable parameter; "
+                 "accepted: how a name begins, '%.100s' say, or * for any text",
+                 name_of, i - 1, pattern, slots.empty() ? "" : slots[0].name.c_str());
     }
     for (const Slot &slot : slots) trained += !is_frozen(torch, slot);
     if (!slots.empty() && !trained)
@@ -270,6 +277,12 @@ void open_segments(mt_torch &torch, const mt_torch_options &options) {
              "%s: options->checkpointing is MT_CHECKPOINTING_CHOSEN, which needs the budgeted CPU "
              "allocator (mt_torch_enforces_budget)",
              name_of);
+    if (torch.device.memory() == Memory::mps)
+        fail(MT_ENOTSUP,
+             "%s: options->checkpointing is MT_CHECKPOINTING_CHOSEN, and MPS tells no peaks to "
+             "choose "
+             "by;accepted: MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON",
+             name_of);
     torch.segments = std::make_unique<SegmentChoice>(name_of, options);
 }
 
@@ -289,7 +302,7 @@ Needs needs_of(const mt_torch &torch) {
     Needs needs{torch.parameter_bytes, torch.flat->bytes(), torch.optimizer->bytes(),
                 bytes_of(distinct(buffers_of(*torch.model))), 0};
     size_t held = torch.device.is_host() ? needs.parameters + needs.buffers : 0;
-    size_t in_use = device_memory(torch.device).allocated_bytes;
+    size_t in_use = device_memory(torch.device, false).allocated_bytes;
     needs.others = in_use - std::min(in_use, held);
     return needs;
 }

@@ -540,7 +540,8 @@ START_TEST(fixed_batch) {
         return Output{plain(net, {batch[0].view({3, 4}), batch[1]}).loss, {}};
     });
     subject.check(numbers(5));
-    subject.is(MT_CHECK_CHUNK_FAILS, "", "is the batch size a number in the model?");
+    subject.is(MT_CHECK_CHUNK_FAILS, "",
+               "is the batch size a number in the model, or dimension 0 of a tensor time");
 }
 END_TEST
 

@@ -365,7 +365,9 @@ static const Case texts[] = {
     {"std::bad_alloc", MT_EDEVMEM},
     {"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED", MT_ETORCH},
     {"could not create a primitive", MT_ETORCH},
-    {"CUDA error: an illegal memory access was encountered", MT_ETORCH},
+    {"CUDA error: invalid device function", MT_ETORCH},
+    {"CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", MT_EDEVMEM},
+    {"cuFFT error: CUFFT_ALLOC_FAILED", MT_EDEVMEM},
     {"mat1 and mat2 shapes cannot be multiplied", MT_ETORCH},
     {"", MT_ETORCH},
 };

@@ -1,0 +1,266 @@
+/*
+ * check_card.cpp - what the shim does with a card, on the test device (tests/device/card.hpp) under libtorch's key for CUDA: it
+ * is loaded before everything else, so this program begins by starting itself again.
+ */
+#include <climits>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include <libgen.h>
+#include <unistd.h>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+
+#include <memtrain/trainer.hpp>
+
+#include "check_shim.hpp"
+#include "device/card.h"
+
+using namespace check_shim;
+
+namespace {
+
+constexpr size_t MiB = size_t{1} << 20;
+
+mt_torch_options on_card(mt_optimizer optimizer, double clip_norm = 0.0) {
+    mt_torch_options options = options_of(optimizer, clip_norm);
+    options.device = "cuda";
+    return options;
+}
+
+mt_card_counters counters() {
+    mt_card_counters now = {};
+    mt_card_read(&now);
+    return now;
+}
+
+mt_status train(const Trainer &trainer, const Batch &batch) {
+    return mt_train_step(trainer.torch, batch.get(), nullptr, nullptr);
+}
+
+/* A weight of one number, whose gradient is the sum of the batch. */
+struct One : torch::nn::Module {
+    at::Tensor weight;
+    explicit One(at::ScalarType type)
+        : weight(register_parameter("weight", at::ones({1}).to(type))) {}
+};
+
+} // namespace
+
+/* The network's numbers are those of the CPU, but for rounding. */
+START_TEST(as_on_the_cpu) {
+    Batch batch(8);
+    NetOptions plain;
+    plain.dropout = false;
+    Trainer card(on_card(MT_ADAMW, 0.5), plain);
+    mt_torch_options options = on_card(MT_ADAMW, 0.5);
+    options.device = "cpu";
+    Trainer cpu(options, plain);
+    for (int i = 0; i < 3; i++) {
+        mt_chunk_result there = chunk_result(), here = chunk_result();
+        ck_ok(mt_train_step(card.torch, batch.get(), &there, nullptr));
+        ck_ok(mt_train_step(cpu.torch, batch.get(), &here, nullptr));
+        ck_assert_double_eq_tol(there.loss_sum / here.loss_sum, 1.0, 1e-5);
+        ck_assert_double_eq(there.metric_sums[0], here.metric_sums[0]);
+    }
+    ck_assert_uint_gt(counters().kernels, 100);
+}
+END_TEST
+
+/* The allocator's limit is set whenever the budget is, also once the card is in use, which a seed is enough for. */
+START_TEST(budget_is_the_allocators_limit) {
+    mt_memory memory = MT_MEMORY_INIT;
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_seed(1));
+    ck_ok(mt_device_memory("cuda", &memory));
+    double whole = static_cast<double>(memory.free_bytes);
+    ck_assert_double_eq(mt_card_share(), 1.0);
+    ck_ok(mt_device_set_budget("cuda", 256 * MiB));
+    ck_assert_double_eq_tol(mt_card_share(), 256.0 * MiB / whole, 1e-9);
+    ck_ok(mt_device_set_budget("cuda", 0));
+    ck_assert_double_eq(mt_card_share(), 1.0);
+}
+END_TEST
+
+/* A batch that lies on the card has come when a chunk of it is used on the host. */
+START_TEST(batch_of_the_card_on_the_cpu) {
+    double loss[2] = {0, 1};
+    for (int on = 0; on < 2; on++) {
+        Batch batch(8);
+        Trainer trainer(on_card(MT_SGD));
+        mt_backend seam = seam_of(trainer);
+        mt_chunk_result result = chunk_result();
+        if (on)
+            for (mt_tensor *tensor : {batch.images(), batch.labels()})
+                memtrain::tensor(tensor) = memtrain::tensor(tensor).to(at::Device(at::kCUDA, 0));
+        ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, 1));
+        ck_ok(mt_train_step(trainer.torch, batch.get(), &result, nullptr));
+        loss[on] = result.loss_sum;
+    }
+    ck_assert_double_eq(loss[0], loss[1]);
+}
+END_TEST
+
+/* Its driver takes up to a millisecond for an answer. */
+START_TEST(driver_is_not_asked_in_a_step) {
+    Batch batch(8);
+    Trainer trainer(on_card(MT_SGD));
+    ck_ok(mt_device_set_budget("cuda", 256 * MiB));
+    mt_backend seam = seam_of(trainer);
+    mt_trainer *loop = nullptr;
+    ck_ok(mt_trainer_new(&seam, nullptr, &loop));
+    ck_ok(mt_trainer_step(loop, batch.get(), nullptr));
+    uint64_t before = counters().questions;
+    for (int i = 0; i < 3; i++) ck_ok(mt_trainer_step(loop, batch.get(), nullptr));
+    ck_assert_uint_eq(counters().questions, before);
+    mt_trainer_free(loop);
+}
+END_TEST
+
+/* A library that was refused a work space and did without has not failed: what fails after it is what it is. */
+START_TEST(swallowed_refusals_are_no_errors) {
+    Batch batch(8);
+    Trainer trainer(on_card(MT_SGD));
+    mt_card_use_work_space(size_t{1} << 38);
+    ck_ok(train(trainer, batch));
+    memtrain::tensor(batch.labels()).fill_(77);
+    ck_status(train(trainer, batch), MT_ETORCH);
+    ck_contains(mt_last_error(), "out of bounds");
+}
+END_TEST
+
+/* What hides a refusal is one where there was one; handles that could not be made want memory. */
+START_TEST(texts) {
+    static const struct {
+        const char *text;
+        bool swallowed;
+        mt_status status;
+    } cases[] = {
+        {"GET was unable to find an engine to execute this computation", true, MT_EDEVMEM},
+        {"GET was unable to find an engine to execute this computation", false, MT_ETORCH},
+        {"Unable to find a valid cuDNN algorithm to run convolution", true, MT_EDEVMEM},
+        {"CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", false,
+         MT_EDEVMEM},
+        {"cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
+        {"cuFFT error: CUFFT_ALLOC_FAILED", false, MT_EDEVMEM},
+        {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
+        {"mat1 and mat2 shapes cannot be multiplied (8x72 and 71x5)", true, MT_ETORCH},
+    };
+    Batch batch(8);
+    const auto &one = cases[_i];
+    Trainer trainer(on_card(MT_SGD), {}, [&](Net &net) {
+        (void)net.conv1->forward(memtrain::tensor(batch.images()).to(at::kCUDA));
+        TORCH_CHECK(false, one.text);
+    });
+    mt_card_use_work_space(one.swallowed ? size_t{1} << 38 : 0);
+    ck_status(train(trainer, batch), one.status);
+    ck_contains(mt_last_error(), one.text);
+}
+END_TEST
+
+/* The norm of half-precision gradients is larger than half precision can say. */
+START_TEST(norm_of_half_precision) {
+    mt_torch_options options = on_card(MT_SGD, 1.0);
+    ck_ok(mt_torch_init(nullptr));
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<One>(at::kHalf), {},
+                        [](One &one, const memtrain::Tensors &batch) {
+                            return memtrain::Output{
+                                at::mul(one.weight.expand({4}).to(at::kFloat), batch[0]).sum(), {}};
+                        }),
+        options);
+    mt_step_report report = trainer.step({at::full({1, 4}, 15000.0)}); /* 60,000: below 65,504 */
+    ck_assert_double_eq_tol(report.grad_norm, 60000.0, 32.0);
+    ck_assert_int_eq(report.skipped, MT_SKIP_NOT);
+}
+END_TEST
+
+/* A card that is lost is no memory, and the line says what to do. */
+START_TEST(lost_card) {
+    Batch batch(8);
+    Trainer trainer(on_card(MT_SGD));
+    ck_ok(train(trainer, batch));
+    mt_card_break(1);
+    mt_status status = train(trainer, batch);
+    ck_assert_msg(status == MT_ETORCH || status == MT_ESTATE, "status %d", status);
+    ck_contains(mt_last_error(), "illegal memory access");
+    ck_contains(mt_last_error(), "started anew");
+    mt_card_break(0);
+}
+END_TEST
+
+/* Each request of a step fails in turn: nothing of it is left, and the step goes through afterwards with the same bits. */
+START_TEST(every_request_fails) {
+    static const mt_optimizer optimizers[] = {MT_SGD, MT_ADAMW};
+    mt_torch_options options = on_card(optimizers[_i], 0.5);
+    std::string wanted;
+    {
+        Batch batch(8);
+        Trainer clean(options);
+        for (int i = 0; i < 2; i++) ck_ok(train(clean, batch));
+        wanted = clean.hash();
+    }
+    uint64_t failed = 1, n = 0;
+    while (failed) {
+        Batch batch(8);
+        Trainer trainer(options);
+        ck_ok(train(trainer, batch));
+        std::string before = trainer.hash();
+        ck_ok(mt_inject_oom(++n, 0));
+        mt_status status = train(trainer, batch);
+        mt_injected(nullptr, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        if (failed) {
+            ck_status(status, MT_EDEVMEM);
+            ck_assert(trainer.hash() == before);
+            ck_ok(train(trainer, batch));
+        }
+        ck_assert_msg(trainer.hash() == wanted, "request %llu", static_cast<unsigned long long>(n));
+    }
+    ck_assert_uint_gt(n, 30);
+}
+END_TEST
+
+namespace {
+
+/* Under a sanitizer its own library has to come first. */
+bool can_preload() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__APPLE__)
+    return false;
+#else
+    return true;
+#endif
+}
+
+/* Returns where that cannot be done. */
+void start_again(char **argv) {
+    char folder[PATH_MAX];
+    if (!can_preload() || !realpath(argv[0], folder)) return;
+    std::string library = std::string(dirname(folder)) + "/libcard_cuda.so";
+    if (access(library.c_str(), R_OK) || setenv("LD_PRELOAD", library.c_str(), 1)) return;
+    execv(argv[0], argv);
+}
+
+} // namespace
+
+int main(int, char **argv) {
+    if (!mt_card_read) start_again(argv);
+    if (!mt_card_read) {
+        suite_skip("card", "the test device cannot be loaded before everything else here");
+        return EXIT_SUCCESS;
+    }
+    Suite *suite = suite_create("card");
+    TCase *cases = suite_case(suite, "cuda");
+    tcase_add_test(cases, as_on_the_cpu);
+    tcase_add_test(cases, budget_is_the_allocators_limit);
+    tcase_add_test(cases, batch_of_the_card_on_the_cpu);
+    tcase_add_test(cases, driver_is_not_asked_in_a_step);
+    tcase_add_test(cases, swallowed_refusals_are_no_errors);
+    tcase_add_loop_test(cases, texts, 0, 8);
+    tcase_add_test(cases, norm_of_half_precision);
+    tcase_add_test(cases, lost_card);
+    tcase_add_loop_test(cases, every_request_fails, 0, 2);
+    return suite_run(suite);
+}

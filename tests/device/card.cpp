@@ -1,0 +1,238 @@
+/* card.cpp - what libtorch asks of a device beside memory and kernels: hooks, a guard, streams, random numbers. */
+#include "card.hpp"
+
+#include <cstring>
+#include <mutex>
+
+#include <dlfcn.h>
+
+#include <ATen/EmptyTensor.h>
+#ifdef CARD_IS_MPS
+#include <ATen/detail/MPSHooksInterface.h>
+#else
+#include <ATen/detail/CUDAHooksInterface.h>
+#endif
+#include <c10/core/Allocator.h>
+#include <c10/core/GeneratorImpl.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+namespace card {
+
+Counters counters;
+
+namespace {
+thread_local c10::DeviceIndex on = 0;
+thread_local c10::StreamId stream = 0;
+} // namespace
+
+c10::DeviceIndex current() {
+    return on;
+}
+
+c10::DeviceIndex exchange(c10::DeviceIndex index) {
+    TORCH_CHECK(index < count(), "CUDA error: invalid device ordinal");
+    return std::exchange(on, index < 0 ? on : index);
+}
+
+namespace {
+
+/* Streams have names; what is given to any of them is done in the order in which it is given. */
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+public:
+    Guard() = default;
+    explicit Guard(c10::DeviceType) {}
+    c10::DeviceType type() const override { return card::type; }
+    c10::Device exchangeDevice(c10::Device device) const override {
+        return {card::type, exchange(device.index())};
+    }
+    c10::Device getDevice() const override { return {card::type, current()}; }
+    void setDevice(c10::Device device) const override { exchange(device.index()); }
+    void uncheckedSetDevice(c10::Device device) const noexcept override { on = device.index(); }
+    c10::Stream getStream(c10::Device device) const override { return stream_of(device, stream); }
+    c10::Stream getDefaultStream(c10::Device device) const override { return stream_of(device, 0); }
+    c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+        return stream_of(device, 1);
+    }
+    c10::Stream getNewStream(c10::Device device, int) const override {
+        return stream_of(device, 2);
+    }
+    c10::Stream exchangeStream(c10::Stream next) const override {
+        return stream_of(next.device(), std::exchange(stream, next.id()));
+    }
+    void destroyEvent(void *, c10::DeviceIndex) const noexcept override {}
+    void record(void **, const c10::Stream &, c10::DeviceIndex, c10::EventFlag) const override {}
+    void block(void *, const c10::Stream &) const override {}
+    bool queryEvent(void *) const override { return true; }
+    c10::DeviceIndex deviceCount() const noexcept override {
+        return static_cast<c10::DeviceIndex>(count());
+    }
+    bool queryStream(const c10::Stream &) const override { return true; }
+    void synchronizeStream(const c10::Stream &) const override { wait(); }
+    void synchronizeEvent(void *) const override { wait(); }
+    void synchronizeDevice(c10::DeviceIndex) const override { wait(); }
+    void recordDataPtrOnStream(const c10::DataPtr &, const c10::Stream &) const override {}
+
+private:
+    static c10::Stream stream_of(c10::Device device, c10::StreamId id) {
+        c10::DeviceIndex index = device.has_index() ? device.index() : current();
+        return c10::Stream(c10::Stream::UNSAFE, c10::Device(card::type, index), id);
+    }
+};
+
+C10_REGISTER_GUARD_IMPL(CARD, Guard)
+
+/* ---- random numbers ---- */
+
+/* As CUDA's: the state is a seed and an offset, which is a multiple of 4. */
+class Generator final : public c10::GeneratorImpl {
+public:
+    explicit Generator(c10::DeviceIndex index)
+        : GeneratorImpl(c10::Device(card::type, index), c10::DispatchKeySet(card::key)) {}
+    void set_current_seed(uint64_t seed) override { state_ = {seed, 0}; }
+    void set_offset(uint64_t offset) override {
+        TORCH_CHECK(offset % 4 == 0, "offset must be a multiple of 4");
+        state_.offset = offset;
+    }
+    uint64_t get_offset() const override { return state_.offset; }
+    uint64_t current_seed() const override { return state_.seed; }
+    uint64_t seed() override {
+        set_current_seed(c10::detail::getNonDeterministicRandom());
+        return state_.seed;
+    }
+    void set_state(const c10::TensorImpl &state) override {
+        std::memcpy(&state_, state.data(), sizeof state_);
+    }
+    c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+        at::Tensor state = at::detail::empty_cpu({sizeof state_}, c10::kByte, {}, {}, {}, {});
+        std::memcpy(state.mutable_data_ptr(), &state_, sizeof state_);
+        return state.getIntrusivePtr();
+    }
+    static c10::DeviceType device_type() { return card::type; }
+
+    uint64_t next() {
+        uint64_t numbers = state_.seed * 1000003 + state_.offset;
+        state_.offset += 4;
+        return numbers;
+    }
+
+private:
+    Generator *clone_impl() const override {
+        auto *copy = new Generator(device().index());
+        copy->state_ = state_;
+        return copy;
+    }
+    struct {
+        uint64_t seed = c10::default_rng_seed_val, offset = 0;
+    } state_;
+};
+
+} // namespace
+
+const at::Generator &generator(c10::DeviceIndex index) {
+    static auto *const all = [] {
+        auto *list = new std::vector<at::Generator>;
+        for (int i = 0; i < most_cards; i++)
+            list->push_back(at::make_generator<Generator>(static_cast<c10::DeviceIndex>(i)));
+        return list;
+    }();
+    return all->at(static_cast<size_t>(index < 0 ? current() : index));
+}
+
+uint64_t next_numbers() {
+    return generator(current()).get<Generator>()->next();
+}
+
+} // namespace card
+
+/* ---- hooks ---- */
+
+namespace at {
+namespace {
+
+#ifdef CARD_IS_MPS
+struct CardHooks final : MPSHooksInterface {
+    CardHooks() = default; /* from libtorch 2.15 on */
+    explicit CardHooks(MPSHooksArgs) {}
+    bool hasMPS() const override { return true; }
+    bool isOnMacOSorNewer(unsigned, unsigned) const override { return true; }
+    void deviceSynchronize() const override { card::wait(); }
+    void emptyCache() const override { card::empty_cache(); }
+    size_t getCurrentAllocatedMemory() const override { return card::stats(0).allocated_bytes; }
+    size_t getDriverAllocatedMemory() const override { return card::stats(0).reserved_bytes; }
+    size_t getRecommendedMaxMemory() const override { return card::stats(0).recommended_bytes; }
+    void setMemoryFraction(double share) const override { card::set_share(0, share); }
+    Allocator *getMPSDeviceAllocator() const override { return &card::allocator(); }
+#else
+struct CardHooks final : CUDAHooksInterface {
+    explicit CardHooks(CUDAHooksArgs) {}
+    bool hasCUDA() const override { return true; }
+    DeviceIndex current_device() const override { return card::current(); }
+#endif
+    void init() const override {
+        card::counters.in_use = true;
+    }
+    bool isBuilt() const override {
+        return true;
+    }
+    bool isAvailable() const override {
+        return true;
+    }
+    bool hasPrimaryContext(DeviceIndex) const override {
+        return card::counters.in_use;
+    }
+    DeviceIndex deviceCount() const override {
+        return static_cast<DeviceIndex>(card::count());
+    }
+    const Generator &getDefaultGenerator(DeviceIndex index) const override {
+        return card::generator(index);
+    }
+    Generator getNewGenerator(DeviceIndex index) const override {
+        return make_generator<card::Generator>(index < 0 ? card::current() : index);
+    }
+    Device getDeviceFromPtr(void *address) const override {
+        return {card::type, card::index_of(address)};
+    }
+    bool isPinnedPtr(const void *address) const override {
+        return card::is_pinned(address);
+    }
+    Allocator *getPinnedMemoryAllocator() const override {
+        return &card::pinned_memory();
+    }
+};
+
+#ifdef CARD_IS_MPS
+C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, CardHooks)
+#else
+C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CardHooks)
+#endif
+
+struct Installed {
+    Installed() { c10::SetAllocator(card::type, &card::allocator(), 255); }
+} installed;
+
+} // namespace
+} // namespace at
+
+/* ---- for tests ---- */
+
+extern "C" void mt_card_read(mt_card_counters *out) {
+    const card::Counters &now = card::counters;
+    *out = {now.kernels, now.waits, now.to_card, now.to_host, now.requests, now.questions};
+}
+
+extern "C" void mt_card_break(int broken) {
+    card::counters.broken = broken != 0;
+}
+
+extern "C" void mt_card_use_work_space(size_t bytes) {
+    card::counters.work_space = bytes;
+}
+
+/* A machine with a driver has a real card, whose part of libtorch must not come into this process. */
+extern "C" MT_CARD_FUNCTION void *dlopen(const char *name, int mode) {
+    using Open = void *(*)(const char *, int);
+    static const auto real = reinterpret_cast<Open>(dlsym(RTLD_NEXT, "dlopen"));
+    if (name && std::strncmp(name, "libcuda.so", 10) == 0) return nullptr;
+    return real(name, mode);
+}

@@ -1,0 +1,48 @@
+/*
+ * card.h - what a test may ask of the test device (docs/testing.md), and have it do. All functions are weak where the
+ * device is not loaded: `if (mt_card_read) ...`.
+ */
+#ifndef MEMTRAIN_TESTS_CARD_H
+#define MEMTRAIN_TESTS_CARD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Since the process began. */
+typedef struct mt_card_counters {
+    uint64_t kernels;   /* operators that ran on a card */
+    uint64_t waits;     /* times that the host waited for a card */
+    uint64_t to_card;   /* copies from the host */
+    uint64_t to_host;   /* copies to it */
+    uint64_t requests;  /* for memory of a card */
+    uint64_t questions; /* of the driver: how much memory is free */
+} mt_card_counters;
+
+#ifdef MT_CARD_ITSELF
+#define MT_CARD_FUNCTION __attribute__((visibility("default")))
+#else
+#define MT_CARD_FUNCTION __attribute__((weak))
+#endif
+
+MT_CARD_FUNCTION void mt_card_read(mt_card_counters *out);
+
+/* The share of the first card that its allocator may reserve; 1: all. */
+MT_CARD_FUNCTION double mt_card_share(void);
+
+/* From now on (1) each kernel and each wait fails, as after an illegal access; or no more (0). */
+MT_CARD_FUNCTION void mt_card_break(int broken);
+
+/*
+ * From now on (1) a convolution asks for a work space of bytes first, and does without where it is refused; 0: no more.
+ * That is what cuDNN does.
+ */
+MT_CARD_FUNCTION void mt_card_use_work_space(size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,97 @@
+/*
+ * card.hpp - a test device: a card of the type that CARD names (CUDA or MPS), registered under libtorch's own key for it
+ * in a process whose libtorch has no part for that type.
+ *
+ * So the shim, the suites and the programs run their code for cards, unmodified, on any Linux machine. What a card does that
+ * the simulated ones of memtrain/sim.h do not: its memory cannot be touched by the host; copies arrive when they are waited
+ * for; the backward pass runs on a thread of its own; random numbers are its own. Behind its allocator is the model of
+ * memtrain/sim.h. Kernels are the CPU's, over the same memory by another address.
+ *
+ * memory.cpp has the memory, queue.cpp what is under way, operators.cpp the kernels, card.cpp the rest of what libtorch
+ * asks of a device.
+ */
+#ifndef MEMTRAIN_TESTS_CARD_HPP
+#define MEMTRAIN_TESTS_CARD_HPP
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+
+#include <memtrain/sim.h>
+
+#define MT_CARD_ITSELF
+#include "card.h"
+
+namespace card {
+
+#define CARD_TYPE_OF(name) c10::DeviceType::name
+#define CARD_KEY_OF(name) c10::DispatchKey::name
+#define CARD_TYPE(name) CARD_TYPE_OF(name)
+#define CARD_KEY(name) CARD_KEY_OF(name)
+
+constexpr c10::DeviceType type = CARD_TYPE(CARD);
+constexpr c10::DispatchKey key = CARD_KEY(CARD);
+constexpr bool is_mps = type == c10::DeviceType::MPS;
+constexpr int most_cards = 4;
+
+/* MT_TEST_CARDS of the environment, or 1. */
+int count();
+
+/* The card that the calling thread is on. */
+c10::DeviceIndex current();
+c10::DeviceIndex exchange(c10::DeviceIndex index);
+
+struct Counters {
+    std::atomic<uint64_t> kernels{0}, waits{0}, to_card{0}, to_host{0}, requests{0}, questions{0};
+    std::atomic<size_t> work_space{0};
+    std::atomic<bool> broken{false}, in_use{false};
+};
+extern Counters counters;
+
+/* ---- memory.cpp ---- */
+
+/* Memory of the host that a card can copy from while the host goes on. */
+c10::Allocator &pinned_memory();
+bool is_pinned(const void *address);
+
+/* Of all cards: tensors come from it. */
+c10::DeviceAllocator &allocator();
+
+/* Where kernels see what tensors have at a place that the host may not touch. NULL for NULL. */
+void *seen_at(const void *address);
+c10::DeviceIndex index_of(const void *address);
+
+mt_sim_stats stats(c10::DeviceIndex index);
+/* Of a card that its allocator may reserve at most: 1 is all of CUDA's, on MPS of the recommended working set. */
+double share(c10::DeviceIndex index);
+void set_share(c10::DeviceIndex index, double share);
+void empty_cache();
+
+/* A library's own request: refused, it throws nothing. */
+void try_work_space(size_t bytes);
+
+/* ---- queue.cpp ---- */
+
+/* Done before the next kernel; and when the host waits. Both keep what they hold alive till then. */
+void before_next_kernel(std::function<void()> copy);
+void when_waited_for(std::function<void()> copy);
+
+/* Runs what was to be done before a kernel. Failure where the card is broken. */
+void start();
+void wait();
+
+/* ---- card.cpp ---- */
+
+/* Of the card: a seed, and an offset that each kernel moves on. */
+const at::Generator &generator(c10::DeviceIndex index);
+
+/* Numbers for one kernel. */
+uint64_t next_numbers();
+
+} // namespace card
+#endif

@@ -1,0 +1,336 @@
+/*
+ * memory.cpp - memory of the cards: one file that is mapped twice, without rights where tensors have it, and for the
+ * kernels. The model of memtrain/sim.h says where a block lies, and whether there is one.
+ */
+#include "card.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+
+#include "shim/compat.hpp"
+
+namespace card {
+namespace {
+
+namespace compat = memtrain::shim::compat;
+
+/* Addresses of a card never come again, so that there have to be many. */
+constexpr size_t window = size_t{1} << 40;
+
+/* What a new block holds, and one that was given back: nobody may count on zeros, or on what was there. */
+constexpr int fresh = 0xcb, stale = 0xfe;
+
+/* Of a block that was given back, the pages that are its own go to the system, which then has zeros there. */
+constexpr uintptr_t page = 4096;
+
+std::mutex mutex; /* of all below */
+
+char *map(int file, size_t bytes, int rights) {
+    void *at = mmap(nullptr, bytes, rights, MAP_SHARED | MAP_NORESERVE, file, 0);
+    if (at == MAP_FAILED) abort();
+    return static_cast<char *>(at);
+}
+
+struct Windows {
+    char *device, *host;
+    Windows() {
+        size_t bytes = window * static_cast<size_t>(count());
+        int file = memfd_create("card", MFD_CLOEXEC);
+        if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) abort();
+        device = map(file, bytes, PROT_NONE);
+        host = map(file, bytes, PROT_READ | PROT_WRITE);
+        close(file);
+    }
+};
+
+const Windows &windows() {
+    static const Windows *const both = new Windows;
+    return *both;
+}
+
+/* The nth request from now on is refused, or all from there on. */
+struct Injection {
+    uint64_t nth = 0, requests = 0, failed = 0;
+    bool persistent = false;
+
+    bool refuses() {
+        requests++;
+        bool is_refused = nth && (persistent ? requests >= nth : requests == nth);
+        failed += is_refused;
+        return is_refused;
+    }
+};
+Injection injection;
+
+struct Model {
+    mt_sim *sim = nullptr;
+    uint64_t first = 0; /* address that the window begins with; 0: nothing was asked for yet */
+    std::map<uint64_t, mt_sim_block> blocks; /* by their place in the window */
+};
+
+/* MT_TEST_CARD_BYTES of the environment: a card of so many. */
+mt_sim *new_sim() {
+    mt_sim_options options = MT_SIM_OPTIONS_INIT;
+    options.flavour = is_mps ? MT_SIM_MPS : MT_SIM_CUDA;
+    if (const char *bytes = std::getenv("MT_TEST_CARD_BYTES"))
+        options.total_bytes = std::strtoull(bytes, nullptr, 10);
+    mt_sim *sim = nullptr;
+    if (mt_sim_new(&options, &sim) != MT_OK) abort();
+    return sim;
+}
+
+Model &model(c10::DeviceIndex index) {
+    static Model *const all = new Model[most_cards];
+    Model &one = all[index];
+    if (!one.sim) one.sim = new_sim();
+    return one;
+}
+
+mt_sim_stats read(c10::DeviceIndex index) {
+    mt_sim_stats now = MT_SIM_STATS_INIT;
+    (void)!mt_sim_read_stats(model(index).sim, &now);
+    return now;
+}
+
+[[noreturn]] void refuse() {
+    std::string words = mt_last_error();
+    TORCH_CHECK_WITH(OutOfMemoryError, is_mps, words);
+    TORCH_CHECK(false, words);
+}
+
+/* The profiler is told outside of the lock: it may ask for memory itself. */
+void tell(void *address, int64_t bytes, const mt_sim_stats &now, c10::DeviceIndex index) {
+    c10::reportMemoryUsageToProfiler(address, bytes, now.allocated_bytes, now.reserved_bytes,
+                                     c10::Device(type, index));
+}
+
+void *take(size_t bytes) {
+    mt_sim_block block = {};
+    c10::DeviceIndex index = current();
+    counters.in_use = true;
+    counters.requests++;
+    std::unique_lock<std::mutex> lock(mutex);
+    Model &card = model(index);
+    mt_status status = injection.refuses() ? mt_sim_refuse(card.sim, bytes)
+                                           : mt_sim_alloc(card.sim, bytes, &block);
+    if (status != MT_OK) refuse();
+    if (!card.first) card.first = block.segment_address;
+    size_t offset = block.address - card.first;
+    if (offset + block.bytes > window) abort();
+    card.blocks[offset] = block;
+    mt_sim_stats now = read(index);
+    lock.unlock();
+    void *address = windows().device + window * static_cast<size_t>(index) + offset;
+    std::memset(seen_at(address), fresh, block.bytes);
+    tell(address, static_cast<int64_t>(block.bytes), now, index);
+    return address;
+}
+
+void forget(char *at, size_t bytes) {
+    uintptr_t begin = reinterpret_cast<uintptr_t>(at), end = begin + bytes;
+    uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+    if (first < last && madvise(reinterpret_cast<void *>(first), last - first, MADV_REMOVE) == 0) {
+        std::memset(at, stale, first - begin);
+        std::memset(reinterpret_cast<void *>(last), stale, end - last);
+    } else {
+        std::memset(at, stale, bytes);
+    }
+}
+
+void give_back(void *address) {
+    if (!address) return;
+    c10::DeviceIndex index = index_of(address);
+    size_t offset = static_cast<size_t>(static_cast<char *>(address) - windows().device) % window;
+    std::unique_lock<std::mutex> lock(mutex);
+    Model &card = model(index);
+    auto found = card.blocks.find(offset);
+    if (found == card.blocks.end()) abort();
+    mt_sim_block block = found->second;
+    card.blocks.erase(found);
+    forget(static_cast<char *>(seen_at(address)), block.bytes);
+    if (mt_sim_release(card.sim, block.address) != MT_OK) abort();
+    mt_sim_stats now = read(index);
+    lock.unlock();
+    tell(address, -static_cast<int64_t>(block.bytes), now, index);
+}
+
+class Allocator final : public compat::CudaAllocator {
+public:
+    c10::DataPtr allocate(size_t bytes) override {
+        c10::Device device(type, current());
+        void *address = bytes ? take(bytes) : nullptr;
+        return {address, address, &give_back, device};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+    void copy_data(void *to, const void *from, size_t bytes) const override {
+        std::memcpy(seen_at(to), seen_at(from), bytes);
+    }
+    bool initialized() override { return counters.in_use; }
+    void emptyCache(c10::MempoolId_t) override { empty_cache(); }
+    void recordStream(const c10::DataPtr &, c10::Stream) override {}
+    void resetAccumulatedStats(c10::DeviceIndex) override {}
+    void resetPeakStats(c10::DeviceIndex index) override {
+        std::lock_guard<std::mutex> lock(mutex);
+        (void)!mt_sim_reset_peak(model(index).sim);
+    }
+    c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
+        mt_sim_stats now = stats(index);
+        c10::CachingDeviceAllocator::DeviceStats told;
+        told.allocated_bytes[0].current = static_cast<int64_t>(now.allocated_bytes);
+        told.allocated_bytes[0].peak = static_cast<int64_t>(now.peak_allocated_bytes);
+        told.reserved_bytes[0].current = static_cast<int64_t>(now.reserved_bytes);
+        told.reserved_bytes[0].peak = static_cast<int64_t>(now.peak_reserved_bytes);
+        told.num_alloc_retries = static_cast<int64_t>(now.alloc_retries);
+        told.num_ooms = static_cast<int64_t>(now.ooms);
+        return told;
+    }
+    void *raw_alloc(size_t bytes) override { return take(bytes); }
+    void *raw_alloc_with_stream(size_t bytes, void *) override { return take(bytes); }
+    void raw_delete(void *address) override { give_back(address); }
+    void init(int) override {}
+    double getMemoryFraction(c10::DeviceIndex index) override { return share(index); }
+    void setMemoryFraction(double fraction, c10::DeviceIndex index) override {
+        set_share(index, fraction);
+    }
+    /* Not marked as an override: libtorch 2.9 has none. */
+    virtual std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) {
+        counters.questions++;
+        mt_sim_stats now = stats(index);
+        return {now.free_bytes, now.total_bytes};
+    }
+};
+
+/* ---- pinned memory of the host ---- */
+
+std::mutex pinned_mutex;
+std::map<const char *, size_t> pinned; /* begin and bytes */
+
+void unpin(void *address) {
+    std::lock_guard<std::mutex> lock(pinned_mutex);
+    pinned.erase(static_cast<char *>(address));
+    std::free(address);
+}
+
+class Pinned final : public c10::Allocator {
+public:
+    c10::DataPtr allocate(size_t bytes) override {
+        void *address = nullptr;
+        if (posix_memalign(&address, 64, bytes + 1)) throw std::bad_alloc();
+        std::lock_guard<std::mutex> lock(pinned_mutex);
+        pinned[static_cast<char *>(address)] = bytes;
+        return {address, address, &unpin, c10::Device(c10::kCPU)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &unpin; }
+    void copy_data(void *to, const void *from, size_t bytes) const override {
+        std::memcpy(to, from, bytes);
+    }
+};
+
+} // namespace
+
+int count() {
+    static const int cards = [] {
+        const char *told = std::getenv("MT_TEST_CARDS");
+        int number = told ? std::atoi(told) : 1;
+        return number < 1 ? 1 : number > most_cards ? most_cards : number;
+    }();
+    return cards;
+}
+
+c10::Allocator &pinned_memory() {
+    static auto *const one = new Pinned;
+    return *one;
+}
+
+bool is_pinned(const void *address) {
+    std::lock_guard<std::mutex> lock(pinned_mutex);
+    auto next = pinned.upper_bound(static_cast<const char *>(address));
+    if (next == pinned.begin()) return false;
+    --next;
+    return static_cast<const char *>(address) < next->first + next->second;
+}
+
+c10::DeviceAllocator &allocator() {
+    static auto *const one = new Allocator;
+    return *one;
+}
+
+void *seen_at(const void *address) {
+    if (!address) return nullptr;
+    return windows().host + (static_cast<const char *>(address) - windows().device);
+}
+
+c10::DeviceIndex index_of(const void *address) {
+    ptrdiff_t offset = static_cast<const char *>(address) - windows().device;
+    return static_cast<c10::DeviceIndex>(static_cast<size_t>(offset) / window);
+}
+
+mt_sim_stats stats(c10::DeviceIndex index) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return read(index);
+}
+
+double share(c10::DeviceIndex index) {
+    mt_sim_stats now = stats(index);
+    if (now.limit_bytes == SIZE_MAX) return 1.0;
+    size_t whole = is_mps ? now.recommended_bytes : now.total_bytes;
+    return static_cast<double>(now.limit_bytes) / static_cast<double>(whole);
+}
+
+void set_share(c10::DeviceIndex index, double share) {
+    std::lock_guard<std::mutex> lock(mutex);
+    TORCH_CHECK(mt_sim_set_ratio(model(index).sim, share) == MT_OK, mt_last_error());
+}
+
+void empty_cache() {
+    wait();
+    std::lock_guard<std::mutex> lock(mutex);
+    for (int i = 0; i < count(); i++)
+        (void)!mt_sim_empty_cache(model(static_cast<c10::DeviceIndex>(i)).sim, nullptr);
+}
+
+void try_work_space(size_t bytes) {
+    try {
+        give_back(take(bytes));
+    } catch (const c10::Error &) {
+    }
+}
+
+} // namespace card
+
+/*
+ * In place of the shim's, which reaches the host's allocator alone: this library is loaded before it. A process that has nothing
+ * on a card means the host.
+ */
+extern "C" MT_CARD_FUNCTION mt_status mt_inject_oom(uint64_t nth, int persistent) {
+    using Inject = mt_status (*)(uint64_t, int);
+    static const auto host = reinterpret_cast<Inject>(dlsym(RTLD_NEXT, "mt_inject_oom"));
+    if (!card::counters.requests) return host(nth, persistent);
+    std::lock_guard<std::mutex> lock(card::mutex);
+    card::injection = {nth, 0, 0, persistent != 0};
+    return MT_OK;
+}
+
+extern "C" MT_CARD_FUNCTION void mt_injected(uint64_t *out_requests, uint64_t *out_failed) {
+    using Injected = void (*)(uint64_t *, uint64_t *);
+    static const auto host = reinterpret_cast<Injected>(dlsym(RTLD_NEXT, "mt_injected"));
+    if (!card::counters.requests) return host(out_requests, out_failed);
+    std::lock_guard<std::mutex> lock(card::mutex);
+    if (out_requests) *out_requests = card::injection.requests;
+    if (out_failed) *out_failed = card::injection.failed;
+}
+
+extern "C" double mt_card_share(void) {
+    return card::share(0);
+}

@@ -1,0 +1,344 @@
+/* operators.cpp - the kernels of a card: those of the CPU over the same memory. */
+#include "card.hpp"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <torch/library.h>
+
+namespace card {
+namespace {
+
+using at::Tensor;
+
+constexpr auto in_autograd = c10::autograd_dispatch_keyset;
+
+/* While a kernel runs: what it copies is its own business. */
+thread_local bool in_kernel = false;
+
+/* Kernels see no autograd and no autocast. */
+class Plainly {
+public:
+    Plainly() : without_(in_autograd | c10::autocast_dispatch_keyset) {}
+
+private:
+    c10::NoGradGuard no_grad_;
+    c10::impl::ExcludeDispatchKeyGuard without_;
+};
+
+class Kernel {
+public:
+    Kernel() : before_(in_kernel) {
+        start();
+        in_kernel = true;
+        counters.kernels++;
+    }
+    ~Kernel() { in_kernel = before_; }
+    Kernel(const Kernel &) = delete;
+    Kernel &operator=(const Kernel &) = delete;
+
+private:
+    bool before_;
+};
+
+/* What MPSAllocator's neighbours say; Metal has no doubles. */
+void check_type(c10::ScalarType scalar) {
+    TORCH_CHECK_TYPE(!is_mps || (scalar != at::kDouble && scalar != at::kComplexDouble),
+                     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
+                     "support float64. "
+                     "Please use float32 instead.");
+}
+
+/* The tensor as a kernel sees it: one of the host, over the same memory. */
+Tensor seen(const Tensor &tensor) {
+    if (!tensor.defined() || tensor.is_cpu()) return tensor;
+    auto options = at::device(c10::kCPU).dtype(tensor.dtype());
+    if (!tensor.numel()) return at::empty(tensor.sizes(), options);
+    return at::from_blob(seen_at(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
+                         options);
+}
+
+c10::Device device_of(const std::optional<c10::Device> &device) {
+    bool has_index = device && device->has_index();
+    return {type, has_index ? device->index() : current()};
+}
+
+/* ---- memory and views ---- */
+
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+             std::optional<c10::Device> device, std::optional<bool>,
+             std::optional<at::MemoryFormat> format) {
+    check_type(c10::dtype_or_default(dtype));
+    c10::DeviceGuard guard(device_of(device));
+    return at::detail::empty_generic(size, &allocator(), c10::DispatchKeySet(key),
+                                     c10::dtype_or_default(dtype), format);
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                     std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                     std::optional<c10::Device> device, std::optional<bool>) {
+    check_type(c10::dtype_or_default(dtype));
+    c10::DeviceGuard guard(device_of(device));
+    return at::detail::empty_strided_generic(size, stride, &allocator(), c10::DispatchKeySet(key),
+                                             c10::dtype_or_default(dtype));
+}
+
+const Tensor &resize(const Tensor &self, at::IntArrayRef size, std::optional<at::MemoryFormat>) {
+    self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+    size_t need = static_cast<size_t>(self.numel() + self.storage_offset()) * self.itemsize();
+    auto *storage = self.storage().unsafeGetStorageImpl();
+    if (need <= storage->nbytes()) return self;
+    c10::DeviceGuard guard(self.device());
+    c10::DataPtr data = allocator().allocate(need);
+    if (storage->nbytes()) allocator().copy_data(data.get(), storage->data(), storage->nbytes());
+    storage->set_data_ptr_noswap(std::move(data));
+    storage->set_nbytes(need);
+    return self;
+}
+
+Tensor &set_storage(Tensor &self, at::Storage storage, int64_t offset, at::IntArrayRef size,
+                    at::IntArrayRef stride) {
+    return at::cpu::set_(self, std::move(storage), offset, size, stride);
+}
+
+Tensor view(const Tensor &self, c10::SymIntArrayRef size) {
+    return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
+}
+
+Tensor as_strided(const Tensor &self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                  std::optional<c10::SymInt> offset) {
+    std::optional<int64_t> number;
+    if (offset) number = offset->expect_int();
+    return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size),
+                                             C10_AS_INTARRAYREF_SLOW(stride), number);
+}
+
+/* ---- copies ---- */
+
+/* What a host that does not wait finds where the card's bytes are to come. */
+constexpr int not_there_yet = 77;
+
+void copy_now(const Tensor &from, const Tensor &to) {
+    Plainly plainly;
+    Tensor target = seen(to);
+    target.copy_(seen(from).expand_as(target));
+}
+
+/*
+ * Pinned memory is read when the next kernel starts, so that it must not change till then, and on MPS any that is not waited
+ * for. What comes to the host is there once it is waited for.
+ */
+Tensor copy_from(const Tensor &from, const Tensor &to, bool non_blocking) {
+    bool is_in = from.is_cpu() && !to.is_cpu(), is_out = to.is_cpu() && !from.is_cpu();
+    if (in_kernel) {
+        copy_now(from, to);
+        return to;
+    }
+    counters.to_card += is_in;
+    counters.to_host += is_out;
+    if (is_in && non_blocking && (is_mps || is_pinned(from.const_data_ptr()))) {
+        before_next_kernel([from, to] { copy_now(from, to); });
+        return to;
+    }
+    start();
+    if (is_out && non_blocking) {
+        Tensor then;
+        {
+            Plainly plainly;
+            then = seen(from).clone();
+            Tensor(to).fill_(not_there_yet);
+        }
+        when_waited_for([then, to] { copy_now(then, to); });
+        return to;
+    }
+    if (is_in || is_out) wait();
+    copy_now(from, to);
+    return to;
+}
+
+Tensor &copy(Tensor &to, const Tensor &from, bool non_blocking) {
+    if (!to.is_same(from) && to.numel()) copy_from(from, to, non_blocking);
+    return to;
+}
+
+Tensor copy_from_and_resize(const Tensor &from, const Tensor &to) {
+    if (to.sizes() != from.sizes()) resize(to, from.sizes(), {});
+    return copy_from(from, to, false);
+}
+
+at::Scalar item(const Tensor &self) {
+    counters.to_host++;
+    wait();
+    return seen(self).item();
+}
+
+/* ---- all other operators ---- */
+
+/* The arguments of a call as the kernel sees them, and its results as the caller does. */
+class Call {
+public:
+    Call(const c10::OperatorHandle &op, torch::jit::Stack &stack)
+        : op_(op), stack_(stack), device_(type, current()) {
+        size_t count = op.schema().arguments().size();
+        for (size_t i = stack.size() - count; i < stack.size(); i++) stack[i] = lower(stack[i]);
+    }
+
+    void run() {
+        Plainly plainly;
+        op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+        for (const auto &[host, own] : lowered_)
+            if (host.sizes() != own.sizes()) copy_from_and_resize(host, own);
+        size_t count = op_.schema().returns().size();
+        for (size_t i = stack_.size() - count; i < stack_.size(); i++) stack_[i] = raise(stack_[i]);
+    }
+
+private:
+    Tensor lower(const Tensor &tensor) {
+        if (!tensor.defined() || tensor.is_cpu()) return tensor;
+        device_ = tensor.device();
+        lowered_.emplace_back(seen(tensor), tensor);
+        return lowered_.back().first;
+    }
+
+    c10::IValue lower(const c10::IValue &value) {
+        if (value.isTensor()) return lower(value.toTensor());
+        if (value.isDevice()) return c10::Device(c10::kCPU);
+        if (value.isTensorList()) {
+            c10::List<Tensor> list;
+            for (const Tensor &tensor : value.toTensorVector()) list.push_back(lower(tensor));
+            return list;
+        }
+        if (!value.isOptionalTensorList()) return value;
+        c10::List<std::optional<Tensor>> list;
+        for (const std::optional<Tensor> &tensor : value.toOptionalTensorVector())
+            list.push_back(tensor ? std::optional<Tensor>(lower(*tensor)) : tensor);
+        return list;
+    }
+
+    Tensor raise(const Tensor &tensor) const {
+        if (!tensor.defined()) return tensor;
+        for (const auto &[host, own] : lowered_)
+            if (host.is_same(tensor)) return own;
+        return tensor.to(device_);
+    }
+
+    c10::IValue raise(const c10::IValue &value) const {
+        if (value.isTensor()) return raise(value.toTensor());
+        if (!value.isTensorList()) return value;
+        c10::List<Tensor> list;
+        for (const Tensor &tensor : value.toTensorVector()) list.push_back(raise(tensor));
+        return list;
+    }
+
+    const c10::OperatorHandle &op_;
+    torch::jit::Stack &stack_;
+    c10::Device device_;
+    std::vector<std::pair<Tensor, Tensor>> lowered_; /* the kernel's, the caller's */
+};
+
+/* Lends the CPU's default generator the card's numbers: some operators are not given one. */
+class Lent {
+public:
+    Lent()
+        : host_(*at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator())),
+          before_(host_.engine()) {
+        host_.set_engine(at::mt19937(next_numbers()));
+    }
+    ~Lent() { host_.set_engine(before_); }
+    Lent(const Lent &) = delete;
+    Lent &operator=(const Lent &) = delete;
+
+private:
+    at::CPUGeneratorImpl &host_;
+    at::mt19937 before_;
+};
+
+bool is_convolution(const c10::OperatorHandle &op) {
+    const std::string &name = op.schema().name();
+    return name.find("conv") != std::string::npos && name.find("convert") == std::string::npos;
+}
+
+void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
+    Kernel kernel;
+    const auto &arguments = op.schema().arguments();
+    auto place = op.schema().argumentIndexWithName("generator");
+    if (counters.work_space && is_convolution(op)) try_work_space(counters.work_space);
+    if (place)
+        (*stack)[stack->size() - arguments.size() + static_cast<size_t>(*place)] =
+            c10::IValue(at::detail::createCPUGenerator(next_numbers()));
+    std::optional<Lent> lent;
+    if (!place && op.hasTag(at::Tag::nondeterministic_seeded)) lent.emplace();
+    Call(op, *stack).run();
+}
+
+/* ---- convolutions where libtorch asks for them by these names ---- */
+
+#ifdef CARD_IS_MPS
+Tensor convolution(const Tensor &x, const Tensor &w, const std::optional<Tensor> &bias,
+                   at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                   bool transposed, at::IntArrayRef output_padding, int64_t groups) {
+    Kernel kernel;
+    Plainly plainly;
+    std::optional<Tensor> b;
+    if (bias && bias->defined()) b = seen(*bias);
+    return at::convolution(seen(x), seen(w), b, stride, padding, dilation, transposed,
+                           output_padding, groups)
+        .to(x.device());
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor &y, const Tensor &x,
+                                                        const Tensor &w, at::IntArrayRef stride,
+                                                        at::IntArrayRef padding,
+                                                        at::IntArrayRef dilation, bool transposed,
+                                                        at::IntArrayRef output_padding,
+                                                        int64_t groups, std::array<bool, 3> mask) {
+    Kernel kernel;
+    Plainly plainly;
+    std::vector<int64_t> bias{y.size(1)};
+    at::OptionalIntArrayRef sizes;
+    if (mask[2]) sizes = bias;
+    auto [dx, dw, db] =
+        at::convolution_backward(seen(y), seen(x), seen(w), sizes, stride, padding, dilation,
+                                 transposed, output_padding, groups, mask);
+    auto raise = [&](const Tensor &t) { return t.defined() ? t.to(x.device()) : t; };
+    return {raise(dx), raise(dw), raise(db)};
+}
+#endif
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(_, CARD, m) {
+    m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
+}
+
+TORCH_LIBRARY_IMPL(aten, CARD, m) {
+    m.impl("empty.memory_format", empty);
+    m.impl("empty_strided", empty_strided);
+    m.impl("resize_", resize);
+    m.impl("set_.source_Storage_storage_offset", set_storage);
+    m.impl("view", view);
+    m.impl("as_strided", as_strided);
+    m.impl("_copy_from", copy_from);
+    m.impl("copy_", copy);
+    m.impl("_copy_from_and_resize", copy_from_and_resize);
+    m.impl("_local_scalar_dense", item);
+#ifdef CARD_IS_MPS
+    m.impl("convolution_overrideable", convolution);
+    m.impl("convolution_backward_overrideable", convolution_backward);
+#endif
+}
+
+} // namespace card
