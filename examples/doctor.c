@@ -181,7 +181,9 @@ typedef struct device {
 /* docs/devices.md says the same, and tests/check_ex_doctor.c compares the two. */
 static const device devices[] = {
     {"cpu", "x86-64 Linux, 2 cores", "libtorch 2.11.0 and 2.15.0: all suites, food101"},
-    {"cuda", "never run on a card; check_shim_cuda has an allocator of its own in its place", NULL},
+    {"cuda",
+     "never run on a card; check_card and check_shim_cuda have devices of their own in its place",
+     NULL},
     {"mps", "never run on a Mac; check_shim_mps has hooks of its own in their place", NULL},
     {"sim:cuda", "x86-64 Linux",
      "libtorch 2.11.0: check_sim, check_shim_sim, make check DEVICE=sim:cuda, food101"},
