@@ -40,11 +40,9 @@ mt_status train(const Trainer &trainer, const Batch &batch) {
     return mt_train_step(trainer.torch, batch.get(), nullptr, nullptr);
 }
 
-/* A weight of one number, whose gradient is the sum of the batch. */
-struct One : torch::nn::Module {
-    at::Tensor weight;
-    explicit One(at::ScalarType type)
-        : weight(register_parameter("weight", at::ones({1}).to(type))) {}
+/* Weights in half precision, whose gradient is the batch. */
+struct Half : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({4}).to(at::kHalf));
 };
 
 } // namespace
@@ -165,14 +163,14 @@ START_TEST(norm_of_half_precision) {
     mt_torch_options options = on_card(MT_SGD, 1.0);
     ck_ok(mt_torch_init(nullptr));
     memtrain::Trainer trainer(
-        memtrain::model(std::make_shared<One>(at::kHalf), {},
-                        [](One &one, const memtrain::Tensors &batch) {
-                            return memtrain::Output{
-                                at::mul(one.weight.expand({4}).to(at::kFloat), batch[0]).sum(), {}};
-                        }),
+        memtrain::model(
+            std::make_shared<Half>(), {},
+            [](Half &half, const memtrain::Tensors &batch) {
+                return memtrain::Output{at::mul(half.weight.to(at::kFloat), batch[0]).sum(), {}};
+            }),
         options);
-    mt_step_report report = trainer.step({at::full({1, 4}, 15000.0)}); /* 60,000: below 65,504 */
-    ck_assert_double_eq_tol(report.grad_norm, 60000.0, 32.0);
+    mt_step_report report = trainer.step({at::full({1, 4}, 60000.0)}); /* the largest: 65,504 */
+    ck_assert_double_eq_tol(report.grad_norm, 120000.0, 64.0);
     ck_assert_int_eq(report.skipped, MT_SKIP_NOT);
 }
 END_TEST
