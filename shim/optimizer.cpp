@@ -17,6 +17,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rsub.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -81,12 +82,6 @@ at::Tensor row_of(const at::Tensor &tensor) {
     return tensor.as_strided({tensor.numel()}, {1}).variable_data();
 }
 
-double device_sum_of_squares(const at::Tensor &gradient) {
-    auto type = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    double norm = at::linalg_vector_norm(gradient, 2, {}, false, type).item().toDouble();
-    return norm * norm;
-}
-
 } // namespace
 
 Optimizer::Optimizer(const mt_torch_options &options, const std::vector<Group> &groups,
@@ -120,6 +115,7 @@ void Optimizer::lay_out(const Device &where) {
     if (options_.optimizer != MT_SGD)
         steps_ = at::zeros({static_cast<int64_t>(flat_.slots().size())},
                            at::device(device).dtype(at::kFloat));
+    if (steps_.defined() && !device.is_cpu()) one_ = at::ones({}, steps_.options());
     for (int64_t i = 0; steps_.defined() && i < steps_.numel(); i++)
         step_views_.push_back(steps_.select(0, i).variable_data());
     int64_t parts = 0;
@@ -183,13 +179,10 @@ void Optimizer::copy_state(const Optimizer &other) {
  * threads; float32 cannot overflow there, so a sum that is not finite tells of a gradient that is not.
  */
 double Optimizer::gradient_norm() {
+    if (on_mps_) return norm_on_device().item().toDouble(); /* one wait, however many parameters */
     double sum = 0.0;
-    for (const Slot &slot : flat_.slots()) {
-        if (!Flat::touched(slot)) continue;
-        const at::Tensor &gradient = slot.parameter.grad();
-        sum += gradient.is_cpu() ? cpu_sum_of_squares(gradient, sums_)
-                                 : device_sum_of_squares(gradient);
-    }
+    for (const Slot &slot : flat_.slots())
+        if (Flat::touched(slot)) sum += cpu_sum_of_squares(slot.parameter.grad(), sums_);
     return std::sqrt(sum);
 }
 
@@ -279,16 +272,14 @@ void Optimizer::prepare(double divisor, bool scaled) {
         take_rows();
         look_at(divisor, scaled); /* changes gradients last, so that it may be done again */
     } catch (...) {
-        forget_rows();
+        forget_gradients();
         throw;
     }
 }
 
 void Optimizer::look_at(double divisor, bool scaled) {
     update_ = {std::numeric_limits<double>::quiet_NaN(), false};
-    divisor_.reset();
-    skips_.reset();
-    for (at::Tensor *tensor : {&counted_, &outcome_}) tensor->reset();
+    forget_outcome();
     if (!scaled && divisor == 1.0 && options_.clip_norm <= 0.0) return;
     if (on_device_)
         prepare_on_device(divisor, scaled);
@@ -306,15 +297,25 @@ void Optimizer::take_rows() {
     }
 }
 
-void Optimizer::forget_rows() {
+/* Else they would keep the memory of gradients that are taken back. */
+void Optimizer::forget_gradients() {
+    lists_.clear();
     for (at::Tensor &row : gradient_rows_) row.reset();
 }
 
-Update Optimizer::finish() const {
+Update Optimizer::finish() {
     if (!outcome_.defined()) return update_;
     host_outcome_.copy_(outcome_); /* made beforehand: the update is made, and nothing may fail */
     const float *values = host_outcome_.const_data_ptr<float>();
-    return {values[0], skips_ && values[1] != 0.0f};
+    Update update = {values[0], skips_ && values[1] != 0.0f};
+    forget_outcome(); /* which takes memory of the card */
+    return update;
+}
+
+void Optimizer::forget_outcome() {
+    divisor_.reset();
+    skips_.reset();
+    for (at::Tensor *tensor : {&counted_, &outcome_}) tensor->reset();
 }
 
 void Optimizer::Lists::clear() {
@@ -342,14 +343,14 @@ bool Optimizer::collect(size_t block, size_t group) {
 
 /*
  * The fused operators read the steps and do not count them; with a step of 0 the bias correction
- * divides by zero. Adding a number to a tensor allocates, so on the CPU memory is written instead.
+ * divides by zero. Adding a number to a tensor may need memory, so on a card a tensor is added, and on the CPU memory is written.
  */
 void Optimizer::count_step() {
     if (!steps_.defined()) return;
     if (counted_.defined())
         at::_foreach_add_(lists_.steps, counted_);
     else if (!steps_.is_cpu())
-        at::_foreach_add_(lists_.steps, 1.0);
+        at::_foreach_add_(lists_.steps, one_);
     else
         for (at::Tensor &step : lists_.steps) *step.mutable_data_ptr<float>() += 1.0f;
 }
@@ -384,8 +385,7 @@ void Optimizer::step() {
             count_step();
             update(groups_[group]);
         }
-    lists_.clear();
-    forget_rows();
+    forget_gradients();
 }
 
 std::vector<std::string> Optimizer::state_names(size_t slot) const {

@@ -45,7 +45,7 @@ public:
     void step();
 
     /* Once the device has been waited for. */
-    Update finish() const;
+    Update finish();
 
     /* The state of another, for the same parameters in the same order and places; on any device. */
     void copy_state(const Optimizer &other);
@@ -88,7 +88,8 @@ private:
 
     void look_at(double divisor, bool scaled);
     void take_rows();
-    void forget_rows();
+    void forget_gradients();
+    void forget_outcome();
     double gradient_norm();
     void scale_gradients(double factor);
     at::Tensor norm_on_device();
@@ -118,6 +119,7 @@ private:
     std::optional<at::Tensor> divisor_; /* of the gradients, as the fused operators want it */
     std::optional<at::Tensor> skips_;   /* 1: there was an infinity. On a device alone */
     at::Tensor counted_;                /* what is added to the steps: 1 less that */
+    at::Tensor one_;                    /* what is added else, on a card */
     at::Tensor outcome_;                /* float32 [2]: norm, infinity */
     at::Tensor host_divisor_;           /* what divisor_ is on the CPU, made beforehand */
     at::Tensor host_outcome_;           /* outcome_ once it is read, likewise */
