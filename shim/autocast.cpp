@@ -2,6 +2,9 @@
 #include "autocast.hpp"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/zeros.h>
 
 #include "arguments.hpp"
 #include "device_memory.hpp"
@@ -11,6 +14,21 @@
 namespace memtrain::shim {
 
 namespace autocast = at::autocast;
+
+void check_bfloat16(const char *function, const Device &device) {
+    if (!device.is_cuda()) return;
+    at::NoGradGuard no_grad;
+    auto half = at::device(device).dtype(at::kBFloat16);
+    try {
+        at::conv2d(at::zeros({1, 8, 4, 4}, half), at::zeros({8, 1, 3, 3}, half), {}, 1, 1, 1, 8);
+    } catch (const c10::OutOfMemoryError &) {
+        throw;
+    } catch (const c10::Error &error) {
+        fail(MT_ENOTSUP,
+             "%s: %s cannot run a convolution in bfloat16 (%s); accepted there: MT_FLOAT16",
+             function, device.name().c_str(), error.what_without_backtrace());
+    }
+}
 
 Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype)
     : device_(device), enabled_before_(autocast::is_autocast_enabled(device)),

@@ -7,6 +7,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "device.hpp"
+
 namespace memtrain::shim {
 
 /*
@@ -51,6 +53,12 @@ public:
 private:
     bool before_;
 };
+
+/*
+ * Fails with MT_ENOTSUP where the device cannot compute in bfloat16. Cards before CUDA's compute capability 8.0 take it and have no
+ * engine for some convolutions; so one is run.
+ */
+void check_bfloat16(const char *function, const Device &device);
 
 /* Autocast of the CPU and of one device type as it is on this thread when the object is made. */
 class AutocastState {

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_batch_norm_impl_index.h>
 #include <ATen/ops/_batch_norm_impl_index_backward.h>
 #include <ATen/ops/batch_norm.h>
@@ -39,6 +41,18 @@ at::Tensor buffer(const char *function, const char *member, const mt_tensor *han
     if (handle->tensor.requires_grad())
         fail(MT_EINVAL, "%s: %s needs a gradient; accepted: a buffer", function, member);
     return handle->tensor;
+}
+
+/*
+ * The input as autocast hands it to at::batch_norm, which run() goes around: on MPS in float32, since its kernels take one type
+ * alone; elsewhere as it is.
+ */
+at::Tensor as_autocast_would(const at::Tensor &input) {
+    static const auto norm = c10::Dispatcher::singleton().findSchemaOrThrow("aten::batch_norm", "");
+    c10::DeviceType type = input.device().type();
+    if (!at::autocast::is_autocast_enabled(type)) return input;
+    auto key = at::autocast::get_autocast_dispatch_key_from_device_type(type);
+    return norm.hasKernelForDispatchKey(key) ? input.to(at::kFloat) : input;
 }
 
 } // namespace
@@ -81,9 +95,10 @@ at::Tensor BatchNorm::operator()(const at::Tensor &input) const {
 
 at::Tensor BatchNorm::run(const at::Tensor &input) {
     check_values(input);
-    auto [output, mean, deviation, reserve, implementation] = at::_batch_norm_impl_index(
-        input, optional(weight_), optional(bias_), optional(running_mean_), optional(running_var_),
-        training_, momentum_, epsilon_, at::globalContext().userEnabledCuDNN());
+    auto [output, mean, deviation, reserve, implementation] =
+        at::_batch_norm_impl_index(as_autocast_would(input), optional(weight_), optional(bias_),
+                                   optional(running_mean_), optional(running_var_), training_,
+                                   momentum_, epsilon_, at::globalContext().userEnabledCuDNN());
     mean_ = std::move(mean);
     deviation_ = std::move(deviation);
     reserve_ = std::move(reserve);
@@ -109,6 +124,8 @@ public:
         if (!gradients[0].defined()) return torch::autograd::variable_list(3);
         at::Tensor gradient = std::move(gradients[0]), input = std::move(input_);
         const BatchNorm &n = norm_;
+        auto type = input.scalar_type();
+        input = input.to(gradient.scalar_type()); /* as the output was made from it */
         auto [of_input, of_weight, of_bias] = at::_batch_norm_impl_index_backward(
             n.implementation_, input, gradient, optional(n.weight_), optional(n.running_mean_),
             optional(n.running_var_), optional(n.mean_), optional(n.deviation_), n.training_,
@@ -118,7 +135,7 @@ public:
             n.reserve_);
         /* Of no samples libtorch leaves it out, where there is no weight. */
         if (!of_input.defined() && !input.numel()) of_input = at::zeros_like(input);
-        return {of_input, of_weight, of_bias};
+        return {of_input.defined() ? of_input.to(type) : of_input, of_weight, of_bias};
     }
 
 private:

@@ -19,7 +19,7 @@ namespace {
 /* Of the watch that lives on this thread. */
 struct Seen {
     bool found = false;
-    int instance_norms = 0; /* that are running: each calls a batch norm over one sample */
+    int others = 0; /* that are running: some devices have each call a batch norm over one sample */
     std::vector<const void *> statistics;
 };
 thread_local Seen seen;
@@ -37,10 +37,15 @@ constexpr const char *batch_norms[] = {
 
 /* In training alone. */
 constexpr const char always[] = "aten::_batch_norm_with_update";
-constexpr const char instance_norm[] = "aten::instance_norm";
 
-bool is_batch_norm(const char *name) {
-    for (const char *one : batch_norms)
+/* Of one sample each. Where a device has no kernel of its own for them, libtorch uses that for batch norms. */
+constexpr const char *other_norms[] = {
+    "aten::instance_norm", "aten::group_norm",        "aten::native_group_norm",
+    "aten::layer_norm",    "aten::native_layer_norm",
+};
+
+template <size_t count> bool is_one_of(const char *const (&names)[count], const char *name) {
+    for (const char *one : names)
         if (std::strcmp(name, one) == 0) return true;
     return false;
 }
@@ -61,9 +66,9 @@ void note_statistics(const at::RecordFunction &function) {
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &function) {
     const char *name = function.name();
-    if (std::strcmp(name, instance_norm) == 0) seen.instance_norms++;
-    if (seen.instance_norms) return nullptr;
-    if (std::strcmp(name, always) == 0 || (is_batch_norm(name) && is_training(function))) {
+    if (is_one_of(other_norms, name)) seen.others++;
+    if (seen.others) return nullptr;
+    if (std::strcmp(name, always) == 0 || (is_one_of(batch_norms, name) && is_training(function))) {
         seen.found = true;
         note_statistics(function);
     }
@@ -71,7 +76,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &function
 }
 
 void on_end(const at::RecordFunction &function, at::ObserverContext *) {
-    if (std::strcmp(function.name(), instance_norm) == 0) seen.instance_norms--;
+    if (is_one_of(other_norms, function.name())) seen.others--;
 }
 
 } // namespace

@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 
 #include "arguments.hpp"
+#include "autocast.hpp"
 #include "batch.hpp"
 #include "compat.hpp"
 #include "cpu_memory.hpp"
@@ -245,6 +246,9 @@ mt_status set_rung(void *self, mt_rung rung, int on) {
         return MT_OK;
     case MT_RUNG_AMP:
         if (!can_amp(torch)) break;
+        if (on)
+            MT_RETURN_IF_FAILED(
+                guard(torch.device, [&] { check_bfloat16("set_rung", torch.device); }));
         torch.amp = on ? MT_BFLOAT16 : MT_DTYPE_NONE;
         return MT_OK;
     case MT_RUNG_CPU:

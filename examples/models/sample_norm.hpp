@@ -56,8 +56,10 @@ public:
         const int64_t samples = x.size(0) / pictures;
         TORCH_CHECK_VALUE(samples * pictures == x.size(0), x.size(0),
                           " pictures are no samples of ", pictures);
+        /* MPS has a kernel for one type alone, which autocast does not know of. */
+        const torch::Tensor same = x.is_mps() ? x.to(weight.scalar_type()) : x;
         auto [y, mean, deviation] = at::native_batch_norm(
-            x.reshape({pictures, samples * channels_, x.size(2), x.size(3)}),
+            same.reshape({pictures, samples * channels_, x.size(2), x.size(3)}),
             weight.repeat({samples}), bias.repeat({samples}), {}, {}, true, momentum, eps);
         if (is_training()) remember(mean, deviation, samples, pictures * x.size(2) * x.size(3));
         return at::_unsafe_view(y, x.sizes()); /* no view, so that a relu may write over it */
