@@ -56,6 +56,7 @@ void tell_model(const mt_model &model, const Device &to) {
 struct Moved {
     std::unique_ptr<Flat> flat;
     std::unique_ptr<Optimizer> optimizer;
+    Canary canary;
     BufferState buffers, chunk_buffers;
     WrittenParameters written;
 };
@@ -69,6 +70,7 @@ Moved move(const mt_torch &torch, const Device &to) {
     moved.optimizer = std::make_unique<Optimizer>(torch.options, torch.groups, *moved.flat);
     moved.flat->lay_out(to);
     moved.optimizer->lay_out(to);
+    moved.canary.lay_out(to);
     moved.optimizer->copy_state(*torch.optimizer);
     moved.flat->hold_gradients(torch.flat->holds_gradients());
     moved.buffers.take(*torch.model);
@@ -93,6 +95,7 @@ void relocate(mt_torch &torch, const Device &to) {
         torch.flat->hand_over(*moved.flat);
         torch.optimizer = std::move(moved.optimizer); /* refers to the old flat until here */
         torch.flat = std::move(moved.flat);
+        torch.canary = std::move(moved.canary);
         torch.buffers = std::move(moved.buffers);
         torch.chunk_buffers = std::move(moved.chunk_buffers);
         torch.written = std::move(moved.written);

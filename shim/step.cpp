@@ -341,7 +341,9 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         WatchWrites watch(torch.written.learns(run.training) ? &torch.written : nullptr);
         auto start = Clock::now();
         body(result);
+        torch.canary.send(torch.device);
         synchronize(torch.device);
+        torch.canary.check(false);
         double seconds = seconds_since(start);
         result.seconds += seconds;
         planned.done(seconds);
@@ -611,7 +613,9 @@ static Update update_weights(mt_torch &torch, bool &changing) {
         prepare_update(torch, divisor);
         changing = true;
         torch.optimizer->step();
+        torch.canary.send(torch.device);
         synchronize(torch.device);
+        torch.canary.check(true);
         update = torch.optimizer->finish();
         changing = !update.skipped;
         settle(torch, update);

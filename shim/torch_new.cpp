@@ -6,9 +6,11 @@
 #include <new>
 #include <set>
 
+#include <ATen/Context.h>
 #include <c10/core/GradMode.h>
 
 #include "arguments.hpp"
+#include "autocast.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
@@ -86,6 +88,7 @@ void check_options(const mt_torch_options &o) {
 void check_amp(const mt_torch_options &o, const Device &device) {
     if (number_of(o.amp) == MT_FLOAT16 && device.is_mps())
         fail(MT_ENOTSUP, "%s: options->amp is MT_FLOAT16; accepted on MPS: MT_BFLOAT16", name_of);
+    if (number_of(o.amp) == MT_BFLOAT16) check_bfloat16(name_of, device);
 }
 
 size_t bytes_of(const std::vector<Named> &list) {
@@ -348,10 +351,13 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     check_groups(*torch);
     needs = needs_of(*torch);
     move_model(*torch, device);
+    /* Else cuDNN may take kernels that add in any order, and the same chunks would give other bits. */
+    if (device.is_cuda()) at::globalContext().setDeterministicCuDNN(true);
     if (options.channels_last) make_channels_last(*torch);
     plan(*torch);
     torch->flat->lay_out(device);
     torch->optimizer->lay_out(device);
+    torch->canary.lay_out(device);
     if (options.processes && options.processes->count > 1) share(*torch, *options.processes);
     torch->written.follow(distinct(parameters_of(*model)));
     torch->buffers.take(*model);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "canary.hpp"
 #include "arena.hpp"
 #include "contrastive.hpp"
 #include "device.hpp"
@@ -113,6 +114,7 @@ struct mt_torch {
     memtrain::shim::Call call = memtrain::shim::Call::none; /* that is under way */
     memtrain::shim::Mode mode = memtrain::shim::Mode::unknown;
     std::string poison; /* what lost the state */
+    memtrain::shim::Canary canary;
 
     mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
     size_t samples = 0;

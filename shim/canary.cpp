@@ -1,0 +1,44 @@
+/* canary.cpp - a number on the GPU that is to be one larger. */
+#include "canary.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include "guard.hpp"
+
+namespace memtrain::shim {
+
+void Canary::lay_out(const Device &device) {
+    if (!device.is_mps()) return;
+    number_ = at::zeros({}, at::device(device).dtype(at::kInt));
+    one_ = at::ones({}, number_.options());
+    sent_ = 0;
+}
+
+void Canary::send(const Device &device) {
+    is_sent_ = device.is_mps();
+    if (!is_sent_) return;
+    at::NoGradGuard no_grad;
+    if (!number_.defined()) lay_out(device);
+    number_.add_(one_);
+    sent_++;
+}
+
+void Canary::check(bool is_update) {
+    if (!is_sent_) return;
+    is_sent_ = false;
+    bool is_lost = number_.item().toLong() != sent_, is_last = is_lost && (was_lost_ || is_update);
+    if (is_lost) number_.reset(); /* what is there now nobody knows */
+    was_lost_ = is_lost;
+    if (is_last)
+        fail(MT_EIO, "the GPU ignores what it is given since an error that it has told on stderr "
+                     "alone: the process has to "
+                     "be started anew, from the last checkpoint");
+    if (is_lost)
+        fail(MT_EDEVMEM, "the GPU has not done what it was given, most likely since memory ran out "
+                         "while it worked: Metal "
+                         "tells so on stderr alone");
+}
+
+} // namespace memtrain::shim
