@@ -150,6 +150,8 @@ COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(sort $(wildcard tests/device/*.cpp))
+# This one has hooks of its own under the same key.
+beside_card = $(filter-out %/check_shim_$(or $(CARD),none),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
 
@@ -336,7 +338,7 @@ LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processe
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
 check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps|test:cuda|test:mps, SUITES="check_a check_b")
-	@$(run_tests) $(call longest_first,$(call chosen,$(TESTS))) $(if $(SUITES),,$(STATIC))
+	@$(run_tests) $(call longest_first,$(call chosen,$(beside_card))) $(if $(SUITES),,$(STATIC))
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
 QUICK := check_shim_step check_shim_state check_shim_amp check_shim_errors check_shim_checkpointing \
@@ -650,10 +652,10 @@ $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A)
 -include $(patsubst %,$(OBJ)/card_$(1)/%.d,$(CARD_SRC))
 endef
 # It starts itself again with the test device.
-$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(call card_so,cuda))
+$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(call card_so,cuda) $(call card_so,mps))
 
-$(eval $(call card_rules,cuda,CUDA))
-$(eval $(call card_rules,mps,MPS,-DCARD_IS_MPS))
+$(eval $(call card_rules,cuda,CUDA,-DCARD_AUTOGRAD=AutogradCUDA))
+$(eval $(call card_rules,mps,MPS,-DCARD_AUTOGRAD=AutogradMPS -DCARD_IS_MPS))
 
 # They have examples in them.
 $(BUILD)/tests/check_adopt $(BUILD)/tests/check_ex_conv: $(DIGITS_OBJ)

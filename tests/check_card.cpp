@@ -1,6 +1,6 @@
 /*
- * check_card.cpp - what the shim does with a card, on the test device (tests/device/card.hpp) under libtorch's key for CUDA: it
- * is loaded before everything else, so this program begins by starting itself again.
+ * check_card.cpp - what the shim does with a card, on the test device (tests/device/card.hpp) under libtorch's key for CUDA, and
+ * under that for MPS: it is loaded before everything else, so this program starts itself again, once for each.
  */
 #include <climits>
 #include <cmath>
@@ -8,10 +8,12 @@
 #include <cstdlib>
 
 #include <libgen.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <memtrain/trainer.hpp>
 
@@ -25,9 +27,7 @@ namespace {
 constexpr size_t MiB = size_t{1} << 20;
 
 mt_torch_options on_card(mt_optimizer optimizer, double clip_norm = 0.0) {
-    mt_torch_options options = options_of(optimizer, clip_norm);
-    options.device = "cuda";
-    return options;
+    return options_of(optimizer, clip_norm); /* suite_device() is that of this run */
 }
 
 mt_card_counters counters() {
@@ -39,6 +39,37 @@ mt_card_counters counters() {
 mt_status train(const Trainer &trainer, const Batch &batch) {
     return mt_train_step(trainer.torch, batch.get(), nullptr, nullptr);
 }
+
+/* Its norm is over the channels of a sample: libtorch has a device without a kernel for that use one of batch norms. */
+struct Grouped : nn::Module {
+    nn::Conv2d conv{nullptr};
+    nn::GroupNorm norm{nullptr};
+    nn::Linear linear{nullptr};
+    Grouped() {
+        conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 4, 3)));
+        norm = register_module("norm", nn::GroupNorm(nn::GroupNormOptions(2, 4)));
+        linear = register_module("linear", nn::Linear(4 * 6 * 6, 5));
+    }
+    at::Tensor forward(const at::Tensor &x) { return linear(norm(conv(x)).flatten(1)); }
+};
+
+/* One segment with a batch norm at its end. */
+struct Segment : nn::Module {
+    nn::Conv2d conv{nullptr};
+    nn::BatchNorm2d norm{nullptr};
+    nn::Linear linear{nullptr};
+    Segment() {
+        conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 4, 3)));
+        norm = register_module("norm", nn::BatchNorm2d(4));
+        linear = register_module("linear", nn::Linear(4 * 6 * 6, 5));
+    }
+    at::Tensor forward(const at::Tensor &x, std::vector<c10::ScalarType> &types) {
+        at::Tensor y = memtrain::checkpoint_conv_norm([](const at::Tensor &in) { return in * 2; },
+                                                      x, conv, norm);
+        types.push_back(y.scalar_type());
+        return linear(y.flatten(1));
+    }
+};
 
 /* Weights in half precision, whose gradient is the batch. */
 struct Half : torch::nn::Module {
@@ -64,6 +95,7 @@ START_TEST(as_on_the_cpu) {
         ck_assert_double_eq(there.metric_sums[0], here.metric_sums[0]);
     }
     ck_assert_uint_gt(counters().kernels, 100);
+    if (!suite_on_mps()) ck_assert(at::globalContext().deterministicCuDNN());
 }
 END_TEST
 
@@ -82,6 +114,112 @@ START_TEST(budget_is_the_allocators_limit) {
 }
 END_TEST
 
+/* A norm over samples that libtorch puts together from batch norms is none: embeddings of chunks are the batch's. */
+START_TEST(norm_of_a_sample) {
+    Batch batch(8);
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_seed(7));
+    memtrain::Trainer trainer(
+        memtrain::contrastive_model(
+            std::make_shared<Grouped>(), {},
+            [](Grouped &net, const memtrain::Tensors &tensors) {
+                return memtrain::Tensors{net.forward(tensors[0]), tensors[1]};
+            },
+            [](Grouped &, const memtrain::Tensors &tensors) {
+                return memtrain::Output{at::cross_entropy_loss(tensors[0], tensors[1]), {}};
+            }),
+        on_card(MT_SGD));
+    memtrain::Tensors tensors = {memtrain::tensor(batch.images()),
+                                 memtrain::tensor(batch.labels())};
+    for (int i = 0; i < 2; i++) ck_assert(std::isfinite(trainer.step(tensors).loss));
+}
+END_TEST
+
+/* A segment leaves the types alone that autocast chose, forwards and backwards; on MPS other types end the process. */
+START_TEST(norm_at_the_end_of_a_segment) {
+    std::vector<c10::ScalarType> types;
+    double losses[2] = {0, 0};
+    for (int checkpointing : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
+        Batch batch(8);
+        mt_chunk_result result = chunk_result();
+        mt_torch_options options = on_card(MT_SGD);
+        options.amp = MT_BFLOAT16;
+        options.checkpointing = checkpointing;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_seed(7));
+        mt_model *model = nullptr;
+        mt_torch *torch = nullptr;
+        ck_ok(memtrain::make_model(&model, [&] {
+            auto description = memtrain::model(
+                std::make_shared<Segment>(), {},
+                [&types](Segment &net, const memtrain::Tensors &tensors) {
+                    at::Tensor logits = net.forward(tensors[0], types);
+                    return memtrain::Output{at::cross_entropy_loss(logits, tensors[1]), {}};
+                });
+            description.checkpoints = true;
+            return description;
+        }));
+        ck_ok(mt_torch_new(model, &options, &torch));
+        for (int i = 0; i < 3; i++) ck_ok(mt_train_step(torch, batch.get(), &result, nullptr));
+        losses[checkpointing == MT_CHECKPOINTING_ON] = result.loss_sum;
+        mt_torch_free(torch);
+        mt_model_free(model);
+    }
+    ck_assert_double_eq(losses[0], losses[1]);
+    for (c10::ScalarType type : types)
+        ck_assert(type == (suite_on_mps() ? c10::kFloat : c10::kBFloat16));
+}
+END_TEST
+
+/* The norm of all gradients is waited for once, not once a parameter. */
+START_TEST(clipping_waits_once) {
+    uint64_t waits[2];
+    for (int clips = 0; clips < 2; clips++) {
+        Batch batch(8);
+        Trainer trainer(on_card(MT_SGD, clips ? 0.01 : 0.0));
+        ck_ok(train(trainer, batch));
+        uint64_t before = counters().waits;
+        ck_ok(train(trainer, batch));
+        waits[clips] = counters().waits - before;
+    }
+    ck_assert_uint_le(waits[1], waits[0] + 1);
+}
+END_TEST
+
+/* What a GPU that ignores what it is given leaves behind is no result: out of memory at first, then an error to stop at. */
+START_TEST(ignored) {
+    Batch batch(8);
+    Trainer trainer(on_card(MT_ADAMW));
+    ck_ok(train(trainer, batch));
+    std::string before = trainer.hash();
+    mt_card_ignore(1);
+    ck_status(train(trainer, batch), MT_EDEVMEM);
+    ck_contains(mt_last_error(), "has not done what it was given");
+    ck_status(train(trainer, batch), MT_EIO);
+    ck_contains(mt_last_error(), "started anew");
+    mt_card_ignore(0);
+    ck_assert(trainer.hash() == before);
+    ck_ok(train(trainer, batch));
+}
+END_TEST
+
+/* In an update it is half made: the state is lost, and said to be. */
+START_TEST(ignored_update) {
+    Batch batch(8);
+    Trainer trainer(on_card(MT_ADAMW));
+    mt_chunk_result result = chunk_result();
+    ck_ok(mt_begin(trainer.torch, batch.get()));
+    ck_ok(mt_accumulate(trainer.torch, 0, 8, 1.0, &result));
+    mt_card_ignore(1);
+    mt_apply_result applied = apply_result();
+    ck_status(mt_apply(trainer.torch, &applied), MT_EIO);
+    ck_contains(mt_last_error(), "started anew");
+    ck_status(mt_begin(trainer.torch, batch.get()), MT_ESTATE);
+    ck_contains(mt_last_error(), "the state is lost");
+    mt_card_ignore(0);
+}
+END_TEST
+
 /* A batch that lies on the card has come when a chunk of it is used on the host. */
 START_TEST(batch_of_the_card_on_the_cpu) {
     double loss[2] = {0, 1};
@@ -92,7 +230,7 @@ START_TEST(batch_of_the_card_on_the_cpu) {
         mt_chunk_result result = chunk_result();
         if (on)
             for (mt_tensor *tensor : {batch.images(), batch.labels()})
-                memtrain::tensor(tensor) = memtrain::tensor(tensor).to(at::Device(at::kCUDA, 0));
+                memtrain::tensor(tensor) = memtrain::tensor(tensor).to(device_of(*trainer.net));
         ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, 1));
         ck_ok(mt_train_step(trainer.torch, batch.get(), &result, nullptr));
         loss[on] = result.loss_sum;
@@ -155,6 +293,29 @@ START_TEST(texts) {
     mt_card_use_work_space(one.swallowed ? size_t{1} << 38 : 0);
     ck_status(train(trainer, batch), one.status);
     ck_contains(mt_last_error(), one.text);
+}
+END_TEST
+
+/* Cards before compute capability 8.0 take bfloat16 and have no engine for it: said before a step runs. */
+START_TEST(no_bfloat16) {
+    Batch batch(8);
+    Trainer plain(on_card(MT_SGD));
+    mt_backend seam = seam_of(plain);
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+    mt_torch_options options = on_card(MT_SGD);
+    mt_card_lack_bfloat16(1);
+    ck_status(seam.set_rung(seam.self, MT_RUNG_AMP, 1), MT_ENOTSUP);
+    ck_ok(train(plain, batch));
+    ck_ok(net_model_new({}, &model));
+    options.amp = MT_BFLOAT16;
+    ck_status(mt_torch_new(model, &options, &torch), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "accepted there: MT_FLOAT16");
+    mt_card_lack_bfloat16(0);
+    ck_ok(mt_torch_new(model, &options, &torch));
+    ck_ok(seam.set_rung(seam.self, MT_RUNG_AMP, 1));
+    mt_torch_free(torch);
+    mt_model_free(model);
 }
 END_TEST
 
@@ -232,33 +393,55 @@ bool can_preload() {
 #endif
 }
 
-/* Returns where that cannot be done. */
-void start_again(char **argv) {
+/* The exit status of this program as one with a card of that kind; -1: that cannot be done. */
+int run_with(const std::string &kind, char **argv) {
     char folder[PATH_MAX];
-    if (!can_preload() || !realpath(argv[0], folder)) return;
-    std::string library = std::string(dirname(folder)) + "/libcard_cuda.so";
-    if (access(library.c_str(), R_OK) || setenv("LD_PRELOAD", library.c_str(), 1)) return;
-    execv(argv[0], argv);
+    if (!can_preload() || !realpath(argv[0], folder)) return -1;
+    std::string library = std::string(dirname(folder)) + "/libcard_" + kind + ".so";
+    if (access(library.c_str(), R_OK)) return -1;
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("LD_PRELOAD", library.c_str(), 1);
+        setenv("MT_TEST_DEVICE", kind.c_str(), 1);
+        execv(argv[0], argv);
+        _exit(127);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child) return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
 } // namespace
 
 int main(int, char **argv) {
-    if (!mt_card_read) start_again(argv);
     if (!mt_card_read) {
-        suite_skip("card", "the test device cannot be loaded before everything else here");
-        return EXIT_SUCCESS;
+        int failed = 0;
+        for (const char *kind : {"cuda", "mps"}) {
+            int status = run_with(kind, argv);
+            if (status < 0) suite_skip(kind, "the test device cannot be loaded before all else");
+            failed |= status > 0;
+        }
+        return failed;
     }
     Suite *suite = suite_create("card");
-    TCase *cases = suite_case(suite, "cuda");
+    TCase *cases = suite_case(suite, suite_device());
     tcase_add_test(cases, as_on_the_cpu);
-    tcase_add_test(cases, budget_is_the_allocators_limit);
+    tcase_add_test(cases, norm_of_a_sample);
+    tcase_add_test(cases, norm_at_the_end_of_a_segment);
+    tcase_add_test(cases, clipping_waits_once);
     tcase_add_test(cases, batch_of_the_card_on_the_cpu);
-    tcase_add_test(cases, driver_is_not_asked_in_a_step);
-    tcase_add_test(cases, swallowed_refusals_are_no_errors);
-    tcase_add_loop_test(cases, texts, 0, 8);
-    tcase_add_test(cases, norm_of_half_precision);
-    tcase_add_test(cases, lost_card);
     tcase_add_loop_test(cases, every_request_fails, 0, 2);
+    if (suite_on_mps()) {
+        tcase_add_test(cases, ignored);
+        tcase_add_test(cases, ignored_update);
+    } else {
+        tcase_add_test(cases, budget_is_the_allocators_limit);
+        tcase_add_test(cases, driver_is_not_asked_in_a_step);
+        tcase_add_test(cases, swallowed_refusals_are_no_errors);
+        tcase_add_loop_test(cases, texts, 0, 8);
+        tcase_add_test(cases, no_bfloat16);
+        tcase_add_test(cases, norm_of_half_precision);
+        tcase_add_test(cases, lost_card);
+    }
     return suite_run(suite);
 }

@@ -452,7 +452,9 @@ struct Subject {
         ck_ok(mt_torch_set_threads(1));
         ck_ok(mt_torch_seed(1));
         ck_ok(profoct_model_new(&o, &model));
-        ck_ok(mt_torch_new(model, &options, &torch));
+        mt_torch_options own = options;
+        own.device = suite_device();
+        ck_ok(mt_torch_new(model, &own, &torch));
         ck_ok(mt_torch_backend(torch, &backend));
     }
     ~Subject() {

@@ -245,6 +245,7 @@ struct Subject {
     Subject(smartcash_backbone backbone, int64_t count, mt_optimizer optimizer) {
         smartcash_model_options options = SMARTCASH_MODEL_OPTIONS_INIT;
         mt_torch_options torch_options = MT_TORCH_OPTIONS_INIT;
+        torch_options.device = suite_device();
         ck_ok(mt_torch_init(nullptr));
         seed();
         options.backbone = backbone;

@@ -24,6 +24,8 @@
 
 #include <memtrain/torch.hpp>
 
+#include "settled.hpp"
+
 #include "common/suite.h" /* last: Check defines fail(), a name that the C++ library uses, as a macro */
 
 namespace check_shim {
@@ -166,10 +168,23 @@ inline mt_apply_result apply_result() {
     return MT_APPLY_RESULT_INIT;
 }
 
-inline mt_memory cpu_memory() {
+inline mt_memory memory_on(const char *device) {
     mt_memory memory = MT_MEMORY_INIT;
-    ck_ok(mt_device_memory("cpu", &memory));
+    ck_ok(mt_device_memory(device, &memory));
     return memory;
+}
+
+inline mt_memory cpu_memory() {
+    return memory_on("cpu");
+}
+
+/* Where the tensors of a trainer on suite_device() are. */
+inline mt_memory tensor_memory() {
+    return memory_on(suite_on_card() ? suite_device() : "cpu");
+}
+
+inline at::Device device_of(const Net &net) {
+    return net.unused.device();
 }
 
 /* A card of so many bytes behind "sim:cuda" or "sim:mps", and all of it the budget. */

@@ -114,7 +114,7 @@ START_TEST(training) {
         c10::ScalarType seen = c10::kFloat;
         options.amp = amp ? MT_BFLOAT16 : MT_DTYPE_NONE;
         Trainer trainer(options, plain, [&](Net &net) {
-            seen = net.conv1(at::randn({1, 3, 8, 8})).scalar_type();
+            seen = net.conv1(at::randn({1, 3, 8, 8}, device_of(net))).scalar_type();
         });
         Batch batch(8);
         mt_chunk_result result = chunk_result();

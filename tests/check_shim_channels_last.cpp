@@ -88,7 +88,7 @@ START_TEST(what_the_model_sees) {
         const void *own = static_cast<at::Tensor *>(mt_tensor_get(data->tensors[0]))->data_ptr();
         ck_ok(mt_evaluate(torch, batch, 0, 12, &result));
         ck_assert(is_ordered_there);
-        ck_assert_int_eq(seen == own, batch == other.get());
+        if (!suite_on_card()) ck_assert_int_eq(seen == own, batch == other.get());
     }
     mt_torch_free(torch);
     mt_model_free(model);
@@ -109,7 +109,9 @@ START_TEST(copies_are_counted) {
     ck_ok(seam.shape(seam.self, other.get(), &shapes[1]));
     ck_assert_uint_ne(shapes[0].id, shapes[1].id);
     ck_assert_uint_ne(shapes[0].family, shapes[1].family);
-    ck_assert_uint_ge(copied.peak_bytes, given.peak_bytes + 12 * 3 * 8 * 8 * sizeof(float));
+    /* To a card both are copied. */
+    size_t copy = suite_on_card() ? 0 : 12 * 3 * 8 * 8 * sizeof(float);
+    ck_assert_uint_ge(copied.peak_bytes, given.peak_bytes + copy);
 }
 END_TEST
 

@@ -558,8 +558,8 @@ END_TEST
 START_TEST(torchscript) {
     torch::jit::Module script("script");
     script.define("def forward(self, x):\n    return torch.relu(x) + torch.exp(x)\n");
-    Trainer trainer(options_of(MT_ADAMW), {}, [&script](Net &) {
-        at::Tensor x = at::ones({10});
+    Trainer trainer(options_of(MT_ADAMW), {}, [&script](Net &net) {
+        at::Tensor x = at::ones({10}, device_of(net));
         mt_status armed = mt_inject_oom(2, 0);
         if (armed == MT_OK) script.forward({x});
     });

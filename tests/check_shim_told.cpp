@@ -74,6 +74,10 @@ struct Masked {
     static mt_status visit(void *self, mt_visit_fn fn, void *user) {
         return mt_visit_tensor(&of(self).net.weight, "weight", fn, user);
     }
+    static mt_status to_device(void *self, const char *device) {
+        of(self).net.to(at::Device(device));
+        return MT_OK;
+    }
     static mt_status loss(void *self, mt_tensor *const *tensors, size_t, mt_tensor *out_loss,
                           mt_tensor *out_metrics) {
         at::Tensor labels = memtrain::tensor(tensors[1]), is_label = labels.ge(0);
@@ -106,6 +110,7 @@ struct MaskedTrainer {
         ck_ok(mt_torch_set_threads(1));
         ck_ok(mt_torch_seed(7));
         ops.visit_parameters = Masked::visit;
+        ops.to_device = Masked::to_device;
         ops.loss = Masked::loss;
         ops.units = Masked::units;
         ops.destroy = Masked::destroy;
@@ -781,6 +786,7 @@ END_TEST
 
 /* Buffers, frozen parameters and data from before the allocator: parameters that train move into memory that counts. */
 START_TEST(tensors_from_before) {
+    if (suite_on_card()) return suite_skip("tensors_from_before", "of the CPU's allocator alone");
     struct Old : Small {
         at::Tensor table = register_buffer("table", at::zeros({1 << 18}));
         at::Tensor frozen = register_parameter("frozen", at::zeros({1 << 18}), false);

@@ -56,6 +56,11 @@ static inline int suite_on_cpu(void) {
     return strcmp(suite_device(), "cpu") == 0;
 }
 
+/* A card, simulated ones apart, whose tensors are the host's: its memory is not the host's. */
+static inline int suite_on_card(void) {
+    return !suite_on_cpu() && !strstr(suite_device(), "sim");
+}
+
 static inline int suite_on_mps(void) {
     return strstr(suite_device(), "mps") != NULL;
 }

@@ -225,6 +225,14 @@ extern "C" void mt_card_break(int broken) {
     card::counters.broken = broken != 0;
 }
 
+extern "C" void mt_card_lack_bfloat16(int lacks) {
+    card::counters.lacks_bfloat16 = lacks != 0;
+}
+
+extern "C" void mt_card_ignore(int ignores) {
+    card::counters.ignores = ignores != 0;
+}
+
 extern "C" void mt_card_use_work_space(size_t bytes) {
     card::counters.work_space = bytes;
 }

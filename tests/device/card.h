@@ -36,6 +36,15 @@ MT_CARD_FUNCTION double mt_card_share(void);
 /* From now on (1) each kernel and each wait fails, as after an illegal access; or no more (0). */
 MT_CARD_FUNCTION void mt_card_break(int broken);
 
+/* From now on (1) a convolution in bfloat16 has no engine, as on cards before compute capability 8.0; or has one (0). */
+MT_CARD_FUNCTION void mt_card_lack_bfloat16(int lacks);
+
+/*
+ * From now on (1) the card ignores what it is given, kernels and copies, and no error says so; or no more (0). That is what
+ * Metal does once memory has run out while it worked.
+ */
+MT_CARD_FUNCTION void mt_card_ignore(int ignores);
+
 /*
  * From now on (1) a convolution asks for a work space of bytes first, and does without where it is refused; 0: no more.
  * That is what cuDNN does.

@@ -7,7 +7,7 @@
  * for; the backward pass runs on a thread of its own; random numbers are its own. Behind its allocator is the model of
  * memtrain/sim.h. Kernels are the CPU's, over the same memory by another address.
  *
- * memory.cpp has the memory, queue.cpp what is under way, operators.cpp the kernels, card.cpp the rest of what libtorch
+ * memory.cpp has the memory, injection.cpp says what is refused on demand, queue.cpp what is under way, operators.cpp the kernels, card.cpp the rest of what libtorch
  * asks of a device.
  */
 #ifndef MEMTRAIN_TESTS_CARD_HPP
@@ -49,7 +49,7 @@ c10::DeviceIndex exchange(c10::DeviceIndex index);
 struct Counters {
     std::atomic<uint64_t> kernels{0}, waits{0}, to_card{0}, to_host{0}, requests{0}, questions{0};
     std::atomic<size_t> work_space{0};
-    std::atomic<bool> broken{false}, in_use{false};
+    std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, in_use{false};
 };
 extern Counters counters;
 
@@ -74,6 +74,23 @@ void empty_cache();
 
 /* A library's own request: refused, it throws nothing. */
 void try_work_space(size_t bytes);
+
+/* ---- injection.cpp ---- */
+
+/* A request for memory of a card: whether mt_inject_oom means it. */
+bool is_refused();
+
+/* While one is there the thread's requests for memory of the host neither count nor fail. */
+class Uncounted {
+public:
+    Uncounted();
+    ~Uncounted();
+    Uncounted(const Uncounted &) = delete;
+    Uncounted &operator=(const Uncounted &) = delete;
+
+private:
+    bool is_outermost_;
+};
 
 /* ---- queue.cpp ---- */
 

@@ -11,7 +11,6 @@
 #include <new>
 #include <string>
 
-#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -58,20 +57,6 @@ const Windows &windows() {
     static const Windows *const both = new Windows;
     return *both;
 }
-
-/* The nth request from now on is refused, or all from there on. */
-struct Injection {
-    uint64_t nth = 0, requests = 0, failed = 0;
-    bool persistent = false;
-
-    bool refuses() {
-        requests++;
-        bool is_refused = nth && (persistent ? requests >= nth : requests == nth);
-        failed += is_refused;
-        return is_refused;
-    }
-};
-Injection injection;
 
 struct Model {
     mt_sim *sim = nullptr;
@@ -122,8 +107,8 @@ void *take(size_t bytes) {
     counters.requests++;
     std::unique_lock<std::mutex> lock(mutex);
     Model &card = model(index);
-    mt_status status = injection.refuses() ? mt_sim_refuse(card.sim, bytes)
-                                           : mt_sim_alloc(card.sim, bytes, &block);
+    mt_status status =
+        is_refused() ? mt_sim_refuse(card.sim, bytes) : mt_sim_alloc(card.sim, bytes, &block);
     if (status != MT_OK) refuse();
     if (!card.first) card.first = block.segment_address;
     size_t offset = block.address - card.first;
@@ -132,7 +117,7 @@ void *take(size_t bytes) {
     mt_sim_stats now = read(index);
     lock.unlock();
     void *address = windows().device + window * static_cast<size_t>(index) + offset;
-    std::memset(seen_at(address), fresh, block.bytes);
+    std::memset(seen_at(address), counters.ignores ? 0 : fresh, block.bytes);
     tell(address, static_cast<int64_t>(block.bytes), now, index);
     return address;
 }
@@ -308,28 +293,6 @@ void try_work_space(size_t bytes) {
 }
 
 } // namespace card
-
-/*
- * In place of the shim's, which reaches the host's allocator alone: this library is loaded before it. A process that has nothing
- * on a card means the host.
- */
-extern "C" MT_CARD_FUNCTION mt_status mt_inject_oom(uint64_t nth, int persistent) {
-    using Inject = mt_status (*)(uint64_t, int);
-    static const auto host = reinterpret_cast<Inject>(dlsym(RTLD_NEXT, "mt_inject_oom"));
-    if (!card::counters.requests) return host(nth, persistent);
-    std::lock_guard<std::mutex> lock(card::mutex);
-    card::injection = {nth, 0, 0, persistent != 0};
-    return MT_OK;
-}
-
-extern "C" MT_CARD_FUNCTION void mt_injected(uint64_t *out_requests, uint64_t *out_failed) {
-    using Injected = void (*)(uint64_t *, uint64_t *);
-    static const auto host = reinterpret_cast<Injected>(dlsym(RTLD_NEXT, "mt_injected"));
-    if (!card::counters.requests) return host(out_requests, out_failed);
-    std::lock_guard<std::mutex> lock(card::mutex);
-    if (out_requests) *out_requests = card::injection.requests;
-    if (out_failed) *out_failed = card::injection.failed;
-}
 
 extern "C" double mt_card_share(void) {
     return card::share(0);

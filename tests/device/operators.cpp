@@ -8,13 +8,13 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -52,6 +52,7 @@ public:
 
 private:
     bool before_;
+    Uncounted uncounted_;
 };
 
 /* What MPSAllocator's neighbours say; Metal has no doubles. */
@@ -132,9 +133,24 @@ Tensor as_strided(const Tensor &self, c10::SymIntArrayRef size, c10::SymIntArray
 constexpr int not_there_yet = 77;
 
 void copy_now(const Tensor &from, const Tensor &to) {
+    if (counters.ignores && from.is_cpu() != to.is_cpu()) return;
     Plainly plainly;
     Tensor target = seen(to);
     target.copy_(seen(from).expand_as(target));
+}
+
+/* A card's memory that is given back meanwhile is not waited for: what comes after is done after. */
+void copy_later(const Tensor &from, const Tensor &to) {
+    auto storage = to.storage().getWeakStorageImpl();
+    auto options = to.options();
+    void *address = to.mutable_data_ptr();
+    before_next_kernel([=, sizes = to.sizes().vec(), strides = to.strides().vec()] {
+        auto alive = storage.lock();
+        if (alive)
+            copy_now(from, at::from_blob(
+                               address, sizes, strides, [alive](void *) {}, options,
+                               c10::Device(options.device())));
+    });
 }
 
 /*
@@ -147,10 +163,11 @@ Tensor copy_from(const Tensor &from, const Tensor &to, bool non_blocking) {
         copy_now(from, to);
         return to;
     }
+    Uncounted uncounted;
     counters.to_card += is_in;
     counters.to_host += is_out;
     if (is_in && non_blocking && (is_mps || is_pinned(from.const_data_ptr()))) {
-        before_next_kernel([from, to] { copy_now(from, to); });
+        copy_later(from, to);
         return to;
     }
     start();
@@ -180,9 +197,11 @@ Tensor copy_from_and_resize(const Tensor &from, const Tensor &to) {
 }
 
 at::Scalar item(const Tensor &self) {
+    Uncounted uncounted;
     counters.to_host++;
     wait();
-    return seen(self).item();
+    return counters.ignores ? at::zeros({}, at::device(at::kCPU).dtype(self.dtype())).item()
+                            : seen(self).item();
 }
 
 /* ---- all other operators ---- */
@@ -192,15 +211,20 @@ class Call {
 public:
     Call(const c10::OperatorHandle &op, torch::jit::Stack &stack)
         : op_(op), stack_(stack), device_(type, current()) {
-        size_t count = op.schema().arguments().size();
-        for (size_t i = stack.size() - count; i < stack.size(); i++) stack[i] = lower(stack[i]);
+        const auto &arguments = op.schema().arguments();
+        size_t first = stack.size() - arguments.size();
+        for (size_t i = 0; i < arguments.size(); i++)
+            stack[first + i] = arguments[i].is_out() ? lower_out(stack[first + i].toTensor())
+                                                     : lower(stack[first + i]);
     }
 
     void run() {
         Plainly plainly;
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
         for (const auto &[host, own] : lowered_)
-            if (host.sizes() != own.sizes()) copy_from_and_resize(host, own);
+            if (host.sizes() != own.sizes() ||
+                (!counters.ignores && seen_at(own.const_data_ptr()) != host.const_data_ptr()))
+                copy_from_and_resize(host, own);
         size_t count = op_.schema().returns().size();
         for (size_t i = stack_.size() - count; i < stack_.size(); i++) stack_[i] = raise(stack_[i]);
     }
@@ -209,7 +233,15 @@ private:
     Tensor lower(const Tensor &tensor) {
         if (!tensor.defined() || tensor.is_cpu()) return tensor;
         device_ = tensor.device();
-        lowered_.emplace_back(seen(tensor), tensor);
+        lowered_.emplace_back(counters.ignores ? seen(tensor).clone() : seen(tensor), tensor);
+        return lowered_.back().first;
+    }
+
+    /* A kernel may make it larger on its way, which memory of others does not allow. */
+    Tensor lower_out(const Tensor &tensor) {
+        if (tensor.is_cpu()) return tensor;
+        device_ = tensor.device();
+        lowered_.emplace_back(at::empty({0}, at::device(c10::kCPU).dtype(tensor.dtype())), tensor);
         return lowered_.back().first;
     }
 
@@ -266,15 +298,37 @@ private:
     at::mt19937 before_;
 };
 
+/* Where types differ MPS ends the process: "LLVM ERROR: Failed to infer result type(s)". */
+void check_norm_types(const c10::OperatorHandle &op, const torch::jit::Stack &stack) {
+    if (!is_mps || op.schema().name().find("batch_norm") == std::string::npos) return;
+    size_t first = stack.size() - op.schema().arguments().size();
+    std::optional<at::ScalarType> seen;
+    for (size_t i = first; i < first + 3; i++) {
+        if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+        at::ScalarType type = stack[i].toTensor().scalar_type();
+        TORCH_CHECK(!seen || seen == type, "LLVM ERROR: Failed to infer result type(s)");
+        seen = type;
+    }
+}
+
 bool is_convolution(const c10::OperatorHandle &op) {
     const std::string &name = op.schema().name();
     return name.find("conv") != std::string::npos && name.find("convert") == std::string::npos;
+}
+
+void check_engine(const c10::OperatorHandle &op, const torch::jit::Stack &stack) {
+    if (!counters.lacks_bfloat16 || !is_convolution(op)) return;
+    const c10::IValue &first = stack[stack.size() - op.schema().arguments().size()];
+    TORCH_CHECK(!first.isTensor() || first.toTensor().scalar_type() != at::kBFloat16,
+                "GET was unable to find an engine to execute this computation");
 }
 
 void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     Kernel kernel;
     const auto &arguments = op.schema().arguments();
     auto place = op.schema().argumentIndexWithName("generator");
+    check_norm_types(op, *stack);
+    check_engine(op, *stack);
     if (counters.work_space && is_convolution(op)) try_work_space(counters.work_space);
     if (place)
         (*stack)[stack->size() - arguments.size() + static_cast<size_t>(*place)] =
@@ -284,41 +338,19 @@ void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     Call(op, *stack).run();
 }
 
-/* ---- convolutions where libtorch asks for them by these names ---- */
-
-#ifdef CARD_IS_MPS
-Tensor convolution(const Tensor &x, const Tensor &w, const std::optional<Tensor> &bias,
-                   at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                   bool transposed, at::IntArrayRef output_padding, int64_t groups) {
-    Kernel kernel;
-    Plainly plainly;
-    std::optional<Tensor> b;
-    if (bias && bias->defined()) b = seen(*bias);
-    return at::convolution(seen(x), seen(w), b, stride, padding, dilation, transposed,
-                           output_padding, groups)
-        .to(x.device());
+Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
+                 const std::optional<Tensor> &mask, double dropout, bool is_causal,
+                 std::optional<double> scale, bool enable_gqa) {
+    return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, is_causal, {},
+                                                              scale, enable_gqa));
 }
-
-std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor &y, const Tensor &x,
-                                                        const Tensor &w, at::IntArrayRef stride,
-                                                        at::IntArrayRef padding,
-                                                        at::IntArrayRef dilation, bool transposed,
-                                                        at::IntArrayRef output_padding,
-                                                        int64_t groups, std::array<bool, 3> mask) {
-    Kernel kernel;
-    Plainly plainly;
-    std::vector<int64_t> bias{y.size(1)};
-    at::OptionalIntArrayRef sizes;
-    if (mask[2]) sizes = bias;
-    auto [dx, dw, db] =
-        at::convolution_backward(seen(y), seen(x), seen(w), sizes, stride, padding, dilation,
-                                 transposed, output_padding, groups, mask);
-    auto raise = [&](const Tensor &t) { return t.defined() ? t.to(x.device()) : t; };
-    return {raise(dx), raise(dw), raise(db)};
-}
-#endif
 
 } // namespace
+
+/* libtorch would ask MPS's part for a choice of kernels. */
+TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD, m) {
+    if (is_mps) m.impl("scaled_dot_product_attention", attention);
+}
 
 TORCH_LIBRARY_IMPL(_, CARD, m) {
     m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
@@ -335,10 +367,10 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     m.impl("copy_", copy);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", item);
-#ifdef CARD_IS_MPS
-    m.impl("convolution_overrideable", convolution);
-    m.impl("convolution_backward_overrideable", convolution_backward);
-#endif
+    /* libtorch puts these together from others, and would look for kernels that are in a part which is not here. */
+    for (const char *name :
+         {"convolution", "convolution_backward", "native_layer_norm", "native_layer_norm_backward"})
+        m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
 }
 
 } // namespace card
