@@ -33,12 +33,10 @@ void Canary::check(bool is_update) {
     was_lost_ = is_lost;
     if (is_last)
         fail(MT_EIO, "the GPU ignores what it is given since an error that it has told on stderr "
-                     "alone: the process has to "
-                     "be started anew, from the last checkpoint");
+                     "alone: the process has to be started anew, from the last checkpoint");
     if (is_lost)
         fail(MT_EDEVMEM, "the GPU has not done what it was given, most likely since memory ran out "
-                         "while it worked: Metal "
-                         "tells so on stderr alone");
+                         "while it worked: Metal tells so on stderr alone");
 }
 
 } // namespace memtrain::shim

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "canary.hpp"
 #include "arena.hpp"
+#include "canary.hpp"
 #include "contrastive.hpp"
 #include "device.hpp"
 #include "flat.hpp"

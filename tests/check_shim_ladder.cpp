@@ -240,7 +240,7 @@ START_TEST(one_thread) {
     ck_assert_int_eq(mt_torch_get_threads(), 1);
     ck_ok(seam.set_rung(seam.self, MT_RUNG_MINIMAL, 0));
     ck_assert_int_eq(mt_torch_get_threads(), 2);
-    if (!suite_on_card()) ck_status(seam.set_rung(seam.self, MT_RUNG_OFFLOAD, 1), MT_ENOTSUP);
+    if (suite_on_cpu()) ck_status(seam.set_rung(seam.self, MT_RUNG_OFFLOAD, 1), MT_ENOTSUP);
     ck_status(seam.set_rung(nullptr, MT_RUNG_MINIMAL, 1), MT_EINVAL);
 }
 END_TEST

@@ -7,8 +7,8 @@
  * for; the backward pass runs on a thread of its own; random numbers are its own. Behind its allocator is the model of
  * memtrain/sim.h. Kernels are the CPU's, over the same memory by another address.
  *
- * memory.cpp has the memory, injection.cpp says what is refused on demand, queue.cpp what is under way, operators.cpp the kernels, card.cpp the rest of what libtorch
- * asks of a device.
+ * memory.cpp has the memory, injection.cpp what is refused on demand, queue.cpp what is under way, operators.cpp the kernels,
+ * card.cpp the rest of what libtorch asks of a device.
  */
 #ifndef MEMTRAIN_TESTS_CARD_HPP
 #define MEMTRAIN_TESTS_CARD_HPP
