@@ -150,7 +150,7 @@ COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(sort $(wildcard tests/device/*.cpp))
-# This one has hooks of its own under the same key.
+# check_shim_cuda and check_shim_mps have hooks of their own, under the key that the test device takes.
 beside_card = $(filter-out %/check_shim_$(or $(CARD),none),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
@@ -654,8 +654,8 @@ endef
 # It starts itself again with the test device.
 $(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(call card_so,cuda) $(call card_so,mps))
 
-$(eval $(call card_rules,cuda,CUDA,-DCARD_AUTOGRAD=AutogradCUDA))
-$(eval $(call card_rules,mps,MPS,-DCARD_AUTOGRAD=AutogradMPS -DCARD_IS_MPS))
+$(eval $(call card_rules,cuda,CUDA))
+$(eval $(call card_rules,mps,MPS,-DCARD_IS_MPS))
 
 # They have examples in them.
 $(BUILD)/tests/check_adopt $(BUILD)/tests/check_ex_conv: $(DIGITS_OBJ)

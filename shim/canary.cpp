@@ -17,8 +17,7 @@ void Canary::lay_out(const Device &device) {
 }
 
 void Canary::send(const Device &device) {
-    is_sent_ = device.is_mps();
-    if (!is_sent_) return;
+    if (!device.is_mps()) return;
     at::NoGradGuard no_grad;
     if (!number_.defined()) lay_out(device);
     number_.add_(one_);
@@ -26,8 +25,7 @@ void Canary::send(const Device &device) {
 }
 
 void Canary::check(bool is_update) {
-    if (!is_sent_) return;
-    is_sent_ = false;
+    if (!number_.defined()) return;
     bool is_lost = number_.item().toLong() != sent_, is_last = is_lost && (was_lost_ || is_update);
     if (is_lost) number_.reset(); /* what is there now nobody knows */
     was_lost_ = is_lost;

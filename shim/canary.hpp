@@ -31,9 +31,9 @@ public:
     void check(bool is_update);
 
 private:
-    at::Tensor number_, one_;
+    at::Tensor number_, one_; /* not there on other devices */
     int64_t sent_ = 0;
-    bool is_sent_ = false, was_lost_ = false;
+    bool was_lost_ = false;
 };
 
 } // namespace memtrain::shim

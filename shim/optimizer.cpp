@@ -343,7 +343,8 @@ bool Optimizer::collect(size_t block, size_t group) {
 
 /*
  * The fused operators read the steps and do not count them; with a step of 0 the bias correction
- * divides by zero. Adding a number to a tensor may need memory, so on a card a tensor is added, and on the CPU memory is written.
+ * divides by zero. Adding a number to a tensor may need memory, so on a card a tensor is added, and on the CPU
+ * memory is written.
  */
 void Optimizer::count_step() {
     if (!steps_.defined()) return;

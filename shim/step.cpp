@@ -323,6 +323,13 @@ cpu::Kind kind_of(const mt_torch &torch, const Run &run) {
             torch.amp};
 }
 
+/* And looks whether the device has done what it was given. */
+void wait_for_device(mt_torch &torch, bool is_update) {
+    torch.canary.send(torch.device);
+    synchronize(torch.device);
+    torch.canary.check(is_update);
+}
+
 /*
  * Runs body(result) in the guard and hands the result over. After a failure it holds the evidence
  * alone. Where a model's own code has lost what the error was, a refusal tells that it was memory.
@@ -341,9 +348,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         WatchWrites watch(torch.written.learns(run.training) ? &torch.written : nullptr);
         auto start = Clock::now();
         body(result);
-        torch.canary.send(torch.device);
-        synchronize(torch.device);
-        torch.canary.check(false);
+        wait_for_device(torch, false);
         double seconds = seconds_since(start);
         result.seconds += seconds;
         planned.done(seconds);
@@ -613,9 +618,7 @@ static Update update_weights(mt_torch &torch, bool &changing) {
         prepare_update(torch, divisor);
         changing = true;
         torch.optimizer->step();
-        torch.canary.send(torch.device);
-        synchronize(torch.device);
-        torch.canary.check(true);
+        wait_for_device(torch, true);
         update = torch.optimizer->finish();
         changing = !update.skipped;
         settle(torch, update);

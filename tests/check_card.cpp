@@ -26,10 +26,6 @@ namespace {
 
 constexpr size_t MiB = size_t{1} << 20;
 
-mt_torch_options on_card(mt_optimizer optimizer, double clip_norm = 0.0) {
-    return options_of(optimizer, clip_norm); /* suite_device() is that of this run */
-}
-
 mt_card_counters counters() {
     mt_card_counters now = {};
     mt_card_read(&now);
@@ -40,36 +36,19 @@ mt_status train(const Trainer &trainer, const Batch &batch) {
     return mt_train_step(trainer.torch, batch.get(), nullptr, nullptr);
 }
 
-/* Its norm is over the channels of a sample: libtorch has a device without a kernel for that use one of batch norms. */
-struct Grouped : nn::Module {
+/* Pictures of 3x8x8 to 5 classes by a convolution, a norm and a linear layer. */
+template <class Norm> struct Normed : nn::Module {
     nn::Conv2d conv{nullptr};
-    nn::GroupNorm norm{nullptr};
+    Norm norm{nullptr};
     nn::Linear linear{nullptr};
-    Grouped() {
+    explicit Normed(const Norm &its_norm) {
         conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 4, 3)));
-        norm = register_module("norm", nn::GroupNorm(nn::GroupNormOptions(2, 4)));
+        norm = register_module("norm", its_norm);
         linear = register_module("linear", nn::Linear(4 * 6 * 6, 5));
     }
-    at::Tensor forward(const at::Tensor &x) { return linear(norm(conv(x)).flatten(1)); }
 };
-
-/* One segment with a batch norm at its end. */
-struct Segment : nn::Module {
-    nn::Conv2d conv{nullptr};
-    nn::BatchNorm2d norm{nullptr};
-    nn::Linear linear{nullptr};
-    Segment() {
-        conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 4, 3)));
-        norm = register_module("norm", nn::BatchNorm2d(4));
-        linear = register_module("linear", nn::Linear(4 * 6 * 6, 5));
-    }
-    at::Tensor forward(const at::Tensor &x, std::vector<c10::ScalarType> &types) {
-        at::Tensor y = memtrain::checkpoint_conv_norm([](const at::Tensor &in) { return in * 2; },
-                                                      x, conv, norm);
-        types.push_back(y.scalar_type());
-        return linear(y.flatten(1));
-    }
-};
+using Layered = Normed<nn::LayerNorm>;
+using Segment = Normed<nn::BatchNorm2d>;
 
 /* Weights in half precision, whose gradient is the batch. */
 struct Half : torch::nn::Module {
@@ -83,8 +62,8 @@ START_TEST(as_on_the_cpu) {
     Batch batch(8);
     NetOptions plain;
     plain.dropout = false;
-    Trainer card(on_card(MT_ADAMW, 0.5), plain);
-    mt_torch_options options = on_card(MT_ADAMW, 0.5);
+    Trainer card(options_of(MT_ADAMW, 0.5), plain);
+    mt_torch_options options = options_of(MT_ADAMW, 0.5);
     options.device = "cpu";
     Trainer cpu(options, plain);
     for (int i = 0; i < 3; i++) {
@@ -114,21 +93,25 @@ START_TEST(budget_is_the_allocators_limit) {
 }
 END_TEST
 
-/* A norm over samples that libtorch puts together from batch norms is none: embeddings of chunks are the batch's. */
+/*
+ * A norm over a sample is no batch norm where libtorch puts it together from one, as it does for a device that has no kernel for
+ * it: embeddings of chunks are the batch's. Here that is a layer norm; on MPS it was a group norm in earlier versions (pytorch#182805).
+ */
 START_TEST(norm_of_a_sample) {
     Batch batch(8);
     ck_ok(mt_torch_init(nullptr));
     ck_ok(mt_torch_seed(7));
     memtrain::Trainer trainer(
         memtrain::contrastive_model(
-            std::make_shared<Grouped>(), {},
-            [](Grouped &net, const memtrain::Tensors &tensors) {
-                return memtrain::Tensors{net.forward(tensors[0]), tensors[1]};
+            std::make_shared<Layered>(nn::LayerNorm(nn::LayerNormOptions({4, 6, 6}))), {},
+            [](Layered &net, const memtrain::Tensors &tensors) {
+                return memtrain::Tensors{net.linear(net.norm(net.conv(tensors[0])).flatten(1)),
+                                         tensors[1]};
             },
-            [](Grouped &, const memtrain::Tensors &tensors) {
+            [](Layered &, const memtrain::Tensors &tensors) {
                 return memtrain::Output{at::cross_entropy_loss(tensors[0], tensors[1]), {}};
             }),
-        on_card(MT_SGD));
+        options_of(MT_SGD));
     memtrain::Tensors tensors = {memtrain::tensor(batch.images()),
                                  memtrain::tensor(batch.labels())};
     for (int i = 0; i < 2; i++) ck_assert(std::isfinite(trainer.step(tensors).loss));
@@ -142,7 +125,7 @@ START_TEST(norm_at_the_end_of_a_segment) {
     for (int checkpointing : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
         Batch batch(8);
         mt_chunk_result result = chunk_result();
-        mt_torch_options options = on_card(MT_SGD);
+        mt_torch_options options = options_of(MT_SGD);
         options.amp = MT_BFLOAT16;
         options.checkpointing = checkpointing;
         ck_ok(mt_torch_init(nullptr));
@@ -151,9 +134,13 @@ START_TEST(norm_at_the_end_of_a_segment) {
         mt_torch *torch = nullptr;
         ck_ok(memtrain::make_model(&model, [&] {
             auto description = memtrain::model(
-                std::make_shared<Segment>(), {},
+                std::make_shared<Segment>(nn::BatchNorm2d(4)), {},
                 [&types](Segment &net, const memtrain::Tensors &tensors) {
-                    at::Tensor logits = net.forward(tensors[0], types);
+                    at::Tensor x =
+                        memtrain::checkpoint_conv_norm([](const at::Tensor &in) { return in * 2; },
+                                                       tensors[0], net.conv, net.norm);
+                    types.push_back(x.scalar_type());
+                    at::Tensor logits = net.linear(x.flatten(1));
                     return memtrain::Output{at::cross_entropy_loss(logits, tensors[1]), {}};
                 });
             description.checkpoints = true;
@@ -176,7 +163,7 @@ START_TEST(clipping_waits_once) {
     uint64_t waits[2];
     for (int clips = 0; clips < 2; clips++) {
         Batch batch(8);
-        Trainer trainer(on_card(MT_SGD, clips ? 0.01 : 0.0));
+        Trainer trainer(options_of(MT_SGD, clips ? 0.01 : 0.0));
         ck_ok(train(trainer, batch));
         uint64_t before = counters().waits;
         ck_ok(train(trainer, batch));
@@ -189,7 +176,7 @@ END_TEST
 /* What a GPU that ignores what it is given leaves behind is no result: out of memory at first, then an error to stop at. */
 START_TEST(ignored) {
     Batch batch(8);
-    Trainer trainer(on_card(MT_ADAMW));
+    Trainer trainer(options_of(MT_ADAMW));
     ck_ok(train(trainer, batch));
     std::string before = trainer.hash();
     mt_card_ignore(1);
@@ -206,7 +193,7 @@ END_TEST
 /* In an update it is half made: the state is lost, and said to be. */
 START_TEST(ignored_update) {
     Batch batch(8);
-    Trainer trainer(on_card(MT_ADAMW));
+    Trainer trainer(options_of(MT_ADAMW));
     mt_chunk_result result = chunk_result();
     ck_ok(mt_begin(trainer.torch, batch.get()));
     ck_ok(mt_accumulate(trainer.torch, 0, 8, 1.0, &result));
@@ -225,7 +212,7 @@ START_TEST(batch_of_the_card_on_the_cpu) {
     double loss[2] = {0, 1};
     for (int on = 0; on < 2; on++) {
         Batch batch(8);
-        Trainer trainer(on_card(MT_SGD));
+        Trainer trainer(options_of(MT_SGD));
         mt_backend seam = seam_of(trainer);
         mt_chunk_result result = chunk_result();
         if (on)
@@ -242,7 +229,7 @@ END_TEST
 /* Its driver takes up to a millisecond for an answer. */
 START_TEST(driver_is_not_asked_in_a_step) {
     Batch batch(8);
-    Trainer trainer(on_card(MT_SGD));
+    Trainer trainer(options_of(MT_SGD));
     ck_ok(mt_device_set_budget("cuda", 256 * MiB));
     mt_backend seam = seam_of(trainer);
     mt_trainer *loop = nullptr;
@@ -258,7 +245,7 @@ END_TEST
 /* A library that was refused a work space and did without has not failed: what fails after it is what it is. */
 START_TEST(swallowed_refusals_are_no_errors) {
     Batch batch(8);
-    Trainer trainer(on_card(MT_SGD));
+    Trainer trainer(options_of(MT_SGD));
     mt_card_use_work_space(size_t{1} << 38);
     ck_ok(train(trainer, batch));
     memtrain::tensor(batch.labels()).fill_(77);
@@ -286,7 +273,7 @@ START_TEST(texts) {
     };
     Batch batch(8);
     const auto &one = cases[_i];
-    Trainer trainer(on_card(MT_SGD), {}, [&](Net &net) {
+    Trainer trainer(options_of(MT_SGD), {}, [&](Net &net) {
         (void)net.conv1->forward(memtrain::tensor(batch.images()).to(at::kCUDA));
         TORCH_CHECK(false, one.text);
     });
@@ -299,11 +286,11 @@ END_TEST
 /* Cards before compute capability 8.0 take bfloat16 and have no engine for it: said before a step runs. */
 START_TEST(no_bfloat16) {
     Batch batch(8);
-    Trainer plain(on_card(MT_SGD));
+    Trainer plain(options_of(MT_SGD));
     mt_backend seam = seam_of(plain);
     mt_model *model = nullptr;
     mt_torch *torch = nullptr;
-    mt_torch_options options = on_card(MT_SGD);
+    mt_torch_options options = options_of(MT_SGD);
     mt_card_lack_bfloat16(1);
     ck_status(seam.set_rung(seam.self, MT_RUNG_AMP, 1), MT_ENOTSUP);
     ck_ok(train(plain, batch));
@@ -321,7 +308,7 @@ END_TEST
 
 /* The norm of half-precision gradients is larger than half precision can say. */
 START_TEST(norm_of_half_precision) {
-    mt_torch_options options = on_card(MT_SGD, 1.0);
+    mt_torch_options options = options_of(MT_SGD, 1.0);
     ck_ok(mt_torch_init(nullptr));
     memtrain::Trainer trainer(
         memtrain::model(
@@ -339,7 +326,7 @@ END_TEST
 /* A card that is lost is no memory, and the line says what to do. */
 START_TEST(lost_card) {
     Batch batch(8);
-    Trainer trainer(on_card(MT_SGD));
+    Trainer trainer(options_of(MT_SGD));
     ck_ok(train(trainer, batch));
     mt_card_break(1);
     mt_status status = train(trainer, batch);
@@ -353,7 +340,7 @@ END_TEST
 /* Each request of a step fails in turn: nothing of it is left, and the step goes through afterwards with the same bits. */
 START_TEST(every_request_fails) {
     static const mt_optimizer optimizers[] = {MT_SGD, MT_ADAMW};
-    mt_torch_options options = on_card(optimizers[_i], 0.5);
+    mt_torch_options options = options_of(optimizers[_i], 0.5);
     std::string wanted;
     {
         Batch batch(8);

@@ -290,8 +290,9 @@ END_TEST
 /* ---- hidden state ---- */
 
 START_TEST(counter) {
-    Checked subject([](Line &net, const Tensors &batch) {
-        return Output{plain(net, batch).loss * (1 + 0.05 * net.calls++), {}};
+    const double more = suite_on_card() ? 0.05 : 0.001; /* a card's sums may come in any order */
+    Checked subject([more](Line &net, const Tensors &batch) {
+        return Output{plain(net, batch).loss * (1 + more * net.calls++), {}};
     });
     subject.check(numbers(5));
     subject.is(MT_CHECK_HIDDEN_STATE, "", "keeps something from call to call");

@@ -80,7 +80,7 @@ inline void restore(mt_torch *torch, const State &state) {
     Reader reader{&state};
     ck_ok(mt_torch_visit_state(torch, copy_in, &reader));
     at::Tensor rng = generator().get_state();
-    std::memcpy(rng.data_ptr(), state.back().data(), state.back().size()); /* of the host's */
+    std::memcpy(rng.data_ptr(), state.back().data(), state.back().size());
     generator().set_state(rng);
 }
 

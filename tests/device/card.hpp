@@ -31,6 +31,8 @@ namespace card {
 
 #define CARD_TYPE_OF(name) c10::DeviceType::name
 #define CARD_KEY_OF(name) c10::DispatchKey::name
+#define CARD_AUTOGRAD_OF(name) Autograd##name
+#define CARD_AUTOGRAD(name) CARD_AUTOGRAD_OF(name)
 #define CARD_TYPE(name) CARD_TYPE_OF(name)
 #define CARD_KEY(name) CARD_KEY_OF(name)
 

@@ -230,19 +230,21 @@ public:
     }
 
 private:
+    const Tensor &pair(const Tensor &host, const Tensor &own) {
+        device_ = own.device();
+        lowered_.emplace_back(host, own);
+        return lowered_.back().first;
+    }
+
     Tensor lower(const Tensor &tensor) {
         if (!tensor.defined() || tensor.is_cpu()) return tensor;
-        device_ = tensor.device();
-        lowered_.emplace_back(counters.ignores ? seen(tensor).clone() : seen(tensor), tensor);
-        return lowered_.back().first;
+        return pair(counters.ignores ? seen(tensor).clone() : seen(tensor), tensor);
     }
 
     /* A kernel may make it larger on its way, which memory of others does not allow. */
     Tensor lower_out(const Tensor &tensor) {
         if (tensor.is_cpu()) return tensor;
-        device_ = tensor.device();
-        lowered_.emplace_back(at::empty({0}, at::device(c10::kCPU).dtype(tensor.dtype())), tensor);
-        return lowered_.back().first;
+        return pair(at::empty({0}, at::device(c10::kCPU).dtype(tensor.dtype())), tensor);
     }
 
     c10::IValue lower(const c10::IValue &value) {
@@ -348,7 +350,7 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
 } // namespace
 
 /* libtorch would ask MPS's part for a choice of kernels. */
-TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD, m) {
+TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD(CARD), m) {
     if (is_mps) m.impl("scaled_dot_product_attention", attention);
 }
 
@@ -367,9 +369,8 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     m.impl("copy_", copy);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", item);
-    /* libtorch puts these together from others, and would look for kernels that are in a part which is not here. */
-    for (const char *name :
-         {"convolution", "convolution_backward", "native_layer_norm", "native_layer_norm_backward"})
+    /* libtorch would look for kernels that are in a part which is not here. */
+    for (const char *name : {"convolution", "convolution_backward"})
         m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
 }
 
