@@ -97,6 +97,11 @@ static void look_at_metrics(mt_trainer *t, const mt_chunk_result *r, size_t samp
     }
 }
 
+static void add_figures(mt_trainer *t, mt__work *w, const mt_chunk_result *r, size_t samples) {
+    add_chunk(&w->sums, r, samples);
+    look_at_metrics(t, r, samples);
+}
+
 static void on_event(void *user, void *address, int64_t bytes) {
     mt_recording_event(user, address, bytes);
 }
@@ -161,10 +166,16 @@ static mt_status check_units(const mt_trainer *t, const mt__work *w) {
                         w->weighed, w->count, own);
 }
 
-static mt_status run_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count, double weight,
-                           mt_chunk_result *r) {
+static void clear_result(mt_chunk_result *r) {
     memset(r, 0, sizeof *r);
     r->size = sizeof *r;
+}
+
+/* Runs it; deferred: its figures may come later, and r->deferred tells whether they do. */
+static mt_status run_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count, double weight,
+                           int deferred, mt_chunk_result *r) {
+    clear_result(r);
+    r->deferred = deferred;
     if (w->mode == MT_EVALUATE)
         return t->backend.evaluate(t->backend.self, w->batch, first, count, r);
     return t->backend.accumulate(t->backend.self, first, count, weight, r);
@@ -243,6 +254,52 @@ static mt_status learn_of_norm(mt_trainer *t, mt__work *w, size_t count) {
     return MT_OK;
 }
 
+static int is_open(const mt__work *w) {
+    return !w->plan.discard && mt_plan_covered(&w->plan) < w->plan.samples;
+}
+
+/*
+ * Whether the chunk need not be waited for: nothing is to be learnt from it, and how the step goes on does not depend on
+ * it. In a plan that is open it does.
+ */
+static int may_be_deferred(const mt_trainer *t, const mt__work *w, size_t count, double weight) {
+    if (!t->backend.collect || w->mode != MT_TRAIN || weight == 0) return 0;
+    if (!w->forced && (w->plan.discard || is_open(w))) return 0;
+    return !mt_policy_wants_seconds(t->policy, w->mode, count);
+}
+
+/* Memory ran out in one of the deferred chunks, which one is not known: the largest is the likeliest. */
+static mt_status note_deferred_oom(mt_trainer *t, mt__work *w, const mt_chunk_result *r) {
+    mt_memory now;
+    size_t largest = 0;
+    for (size_t i = 0; i < w->deferred; i++) largest = mt__max(largest, t->deferred.samples[i]);
+    mt_status status = mt__read_memory(t, &now);
+    mt__note_oom(w, phase_of(w), largest, r, status == MT_OK ? now.allocated_bytes : 0);
+    return status == MT_OK ? MT_EDEVMEM : status;
+}
+
+/* The figures of one chunk that was not waited for. */
+static mt_status collect_one(mt_trainer *t, mt__work *w, size_t samples) {
+    mt_chunk_result r;
+    clear_result(&r);
+    mt_status status = t->backend.collect(t->backend.self, &r);
+    if (r.seconds > 0) w->seconds += r.seconds;
+    if (status == MT_EDEVMEM) status = note_deferred_oom(t, w, &r);
+    if (status != MT_OK) return status;
+    add_figures(t, w, &r, samples);
+    if (!is_of_the_policys_kind(t)) return MT_OK;
+    return mt_policy_observe_seconds(t->policy, w->mode, samples, r.seconds);
+}
+
+/* Of all that were not. Sums are made in the order of the chunks, so this comes before those of a later one are added. */
+static mt_status collect(mt_trainer *t, mt__work *w) {
+    mt_status status = MT_OK;
+    for (size_t i = 0; status == MT_OK && i < w->deferred; i++)
+        status = collect_one(t, w, t->deferred.samples[i]);
+    if (status == MT_OK) w->deferred = 0;
+    return status;
+}
+
 /* Runs samples [first, first + count) as one chunk and lets the policy learn from it. */
 static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count) {
     mt_memory before;
@@ -250,11 +307,13 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     int recording;
     double units, weight;
     mt_status status = weigh(t, w, first, count, &units, &weight);
+    int deferred = may_be_deferred(t, w, count, weight);
+    if (status == MT_OK && deferred) status = mt__reserve_chunks(&t->deferred, w->deferred + 1);
     if (status == MT_OK) status = mark(t, w);
     if (status == MT_OK) status = mt__read_memory(t, &before);
     if (status == MT_OK) status = start_recording(t, w, count, weight, &recording);
     if (status != MT_OK) return status;
-    status = run_chunk(t, w, first, count, weight, &r);
+    status = run_chunk(t, w, first, count, weight, deferred && !recording, &r);
     if (recording) {
         mt_status stopped = t->backend.record(t->backend.self, NULL);
         if (stopped != MT_OK) w->marked = 0; /* no chunk that failed: not to be taken back alone */
@@ -264,14 +323,18 @@ static mt_status do_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count
     if (r.seconds > 0) w->seconds += r.seconds;
     if (status == MT_EDEVMEM) mt__note_oom(w, phase_of(w), count, &r, base_of(t, w, &before));
     if (status != MT_OK) return status;
-    add_chunk(&w->sums, &r, count);
-    look_at_metrics(t, &r, count);
+    w->marked = 0;
+    if (r.deferred)
+        t->deferred.samples[w->deferred++] = count;
+    else
+        status = collect(t, w);
+    if (status != MT_OK) return status;
+    if (!r.deferred) add_figures(t, w, &r, count);
     w->weighed += units;
     w->done += count;
     w->placed++;
     w->chunks++;
     w->next++;
-    w->marked = 0;
     if (r.normalises_over_batch && !t->normalises && w->mode == MT_TRAIN)
         status = learn_of_norm(t, w, count);
     if (status != MT_OK) return status;
@@ -294,10 +357,6 @@ static mt_status extend(mt_trainer *t, mt__work *w) {
     if (status != MT_OK) return status;
     if (w->mode == MT_TRAIN) mt__trace_plan(t, &w->plan);
     return MT_OK;
-}
-
-static int is_open(const mt__work *w) {
-    return !w->plan.discard && mt_plan_covered(&w->plan) < w->plan.samples;
 }
 
 /*
@@ -387,7 +446,7 @@ static mt_status poison(mt_trainer *t, const char *what, mt_status status) {
 static void forget(mt__work *w) {
     memset(&w->sums, 0, sizeof w->sums);
     w->weighed = 0;
-    w->done = w->next = w->placed = 0;
+    w->done = w->next = w->placed = w->deferred = 0;
     w->open = w->marked = 0;
 }
 
@@ -480,6 +539,7 @@ mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
     mt_status status = w->open ? MT_OK : begin(t, w);
     if (status != MT_OK) return status;
     status = mt__do_chunks(t, w);
+    if (status == MT_OK && !w->again) status = collect(t, w);
     if (status != MT_OK || w->plan.discard || w->again) return take_back(t, w, status);
     status = check_units(t, w);
     if (status != MT_OK) return mt__roll_back(t, w, status);

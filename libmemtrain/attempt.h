@@ -23,6 +23,7 @@ typedef struct mt__work {
     size_t planned;      /* samples that were done when the plan was made */
     size_t placed;       /* chunks that went through, of a step that is open or applied */
     size_t chunks;       /* that went through, in all attempts */
+    size_t deferred;     /* those of this attempt whose figures are still to come */
     int open;            /* begun, and neither applied nor taken back */
     int marked;          /* a chunk that fails can be taken back alone */
     size_t allocated_before; /* the chunks of this attempt were told of and prepared */

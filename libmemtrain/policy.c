@@ -452,8 +452,26 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     p->is_recording = 0;
     if (way == MT__APART) p->step.moved_on = 1;
     if (p->shortage.limit && result->peak_bytes > p->shortage.limit) p->shortage.limit = 0;
-    if (!(result->seconds > 0) || !isfinite(result->seconds)) return MT_OK;
-    p->seconds += result->seconds;
-    if (!p->options.deterministic) mt__kind_note_time(k, samples, result->seconds);
+    return mt_policy_observe_seconds(p, mode, samples, result->seconds);
+}
+
+int mt_policy_wants_seconds(const mt_policy *policy, mt_mode mode, size_t samples) {
+    if (!mt__handle_is(policy, MT__KIND_POLICY) || (unsigned)mode >= MT__MODES) return 0;
+    const mt__kind *k = mt__policy_find_kind(policy, mode, policy->ladder.rungs);
+    if (policy->options.deterministic) return 0;
+    return !k || !mt__sizes_is_known(&k->times->sizes, samples);
+}
+
+mt_status mt_policy_observe_seconds(mt_policy *policy, mt_mode mode, size_t samples,
+                                    double seconds) {
+    MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_observe_seconds");
+    MT__CHECK((unsigned)mode < MT__MODES, "mt_policy_observe_seconds: mode is %d", (int)mode);
+    MT__CHECK(samples > 0, "mt_policy_observe_seconds: samples is 0");
+    mt_policy *p = policy;
+    if (!(seconds > 0) || !isfinite(seconds)) return MT_OK;
+    mt__kind *k = mt__policy_current(p, mode);
+    if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_observe_seconds: out of host memory");
+    p->seconds += seconds;
+    if (!p->options.deterministic) mt__kind_note_time(k, samples, seconds);
     return MT_OK;
 }

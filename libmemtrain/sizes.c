@@ -69,6 +69,11 @@ double mt__sizes_measured(const mt__sizes *sizes, size_t samples) {
     return e ? e->seconds : 0;
 }
 
+int mt__sizes_is_known(const mt__sizes *sizes, size_t samples) {
+    const mt__size *e = find(sizes, samples);
+    return e && e->runs > 1;
+}
+
 static double rate(const mt__size *e) {
     return e->seconds / (double)e->samples;
 }

@@ -43,6 +43,9 @@ void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds);
 /* Seconds that were measured of a chunk of exactly so many samples; 0: none. */
 double mt__sizes_measured(const mt__sizes *sizes, size_t samples);
 
+/* Whether exactly so many samples ran in two batches at least. */
+int mt__sizes_is_known(const mt__sizes *sizes, size_t samples);
+
 /* Seconds that a batch is expected to take in so many balanced chunks; 0: nothing was measured. */
 double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks);
 

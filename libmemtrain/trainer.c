@@ -104,6 +104,7 @@ static void destroy(mt_trainer *t) {
     mt__free(t->learned);
     mt__free(t->text.data);
     mt__free(t->chunks.samples);
+    mt__free(t->deferred.samples);
     mt__free(t->forced.samples);
     mt__free(t);
 }

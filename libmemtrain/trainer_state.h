@@ -27,8 +27,9 @@ struct mt_trainer {
     mt_policy *policy;
     char *learned; /* the file for what it has learnt, or NULL */
     mt__text text;
-    mt__chunks chunks; /* of the step that runs, or ran last */
-    mt__chunks forced; /* of the next step; count 0: the policy's */
+    mt__chunks chunks;   /* of the step that runs, or ran last */
+    mt__chunks forced;   /* of the next step; count 0: the policy's */
+    mt__chunks deferred; /* those of the attempt whose figures collect tells */
     unsigned forced_rungs;
     double forced_rate;
     unsigned rungs;   /* that are on */

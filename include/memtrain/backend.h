@@ -26,6 +26,7 @@
  *     begin  mark accumulate  mark accumulate(failed) rewind  mark accumulate...  apply
  *                                              the same, where finished chunks are kept
  *     begin  prepare accumulate...  apply      where the backend has prepare
+ *     begin  accumulate...  collect...  apply  where the backend has collect
  *     set_rung, set_rate, hold_gradients       outside a step only
  *     evaluate...                              outside a step only
  *     memory, reset_peak, empty_cache, units, record   inside or outside
@@ -191,10 +192,16 @@ typedef struct mt_chunk_result {
      * Of accumulate alone.
      */
     int normalises_over_batch;
+    /*
+     * Set to 1 by the caller of accumulate, for a backend with collect: nobody needs loss, metrics and time of this chunk at
+     * once. A backend that leaves it at 1 has not waited for the device, and collect tells them; one that has waited sets it
+     * to 0 and tells them here.
+     */
+    int deferred;
 } mt_chunk_result;
 
 #define MT_CHUNK_RESULT_INIT                                                                       \
-    { sizeof(mt_chunk_result), 0.0, 0.0, {0.0}, 0.0, 0, 0, 0, 0, 0 }
+    { sizeof(mt_chunk_result), 0.0, 0.0, {0.0}, 0.0, 0, 0, 0, 0, 0, 0 }
 
 /*
  * What apply did. The trainer sets size, grad_norm to NaN and the rest to zero before the call.
@@ -402,12 +409,21 @@ typedef struct mt_backend {
      * one whose loss was not finite and that has made no update, so it may take its time. A failure is no news.
      */
     mt_status (*look_at_parameters)(void *self, int *out);
+
+    /*
+     * Optional, for a device that computes while the host goes on. Loss, units, metrics and time of the oldest deferred
+     * chunk (mt_chunk_result.deferred) that has not been told of; the first call waits for the device. Called once for each
+     * of them, before apply. Chunks of known size are deferred, so that the device is waited for once a step and the host
+     * prepares a chunk while the one before computes. A failure is one of the step: MT_EDEVMEM is answered as an OOM of the
+     * largest of them. A rollback forgets them; a rewind does not.
+     */
+    mt_status (*collect)(void *self, mt_chunk_result *out);
 } mt_backend;
 
 #define MT_BACKEND_INIT                                                                            \
     {                                                                                              \
         sizeof(mt_backend), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,      \
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                       \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                 \
     }
 
 #ifdef __cplusplus

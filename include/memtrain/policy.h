@@ -302,6 +302,21 @@ MT_API MT_NODISCARD mt_status mt_policy_observe(mt_policy *policy, mt_mode mode,
                                                 const mt_chunk_result *result);
 
 /*
+ * Whether a chunk of that many samples is to be waited for, so that its time is known by itself: 1 until that size has run
+ * twice. 0 also in a deterministic run, which knows no times.
+ */
+MT_API int mt_policy_wants_seconds(const mt_policy *policy, mt_mode mode, size_t samples);
+
+/*
+ * What a chunk took that was observed before its time was known (mt_chunk_result.deferred). Of chunks that ran on end it is
+ * each one's share of their time.
+ * @param seconds  not above 0, or not finite: ignored
+ * @return MT_OK; MT_EINVAL; MT_ENOMEM
+ */
+MT_API MT_NODISCARD mt_status mt_policy_observe_seconds(mt_policy *policy, mt_mode mode,
+                                                        size_t samples, double seconds);
+
+/*
  * The backend could not turn a rung of the plan on or off; ask for a plan again. A rung that could not be
  * turned on is not asked for again in this step, or never where why is MT_ENOTSUP; one that could not
  * be turned off stays on for longer.

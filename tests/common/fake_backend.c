@@ -47,7 +47,7 @@ const fake_options fake_defaults = {
 static const char *const kind_names[FAKE_KINDS] = {
     "describe", "memory",   "reset_peak", "empty_cache", "begin",  "accumulate", "rollback",
     "apply",    "evaluate", "record",     "units",       "sha256", "allocation", "mark",
-    "rewind",   "set_rung", "set_rate",   "shape",       "hold",   "prepare",
+    "rewind",   "set_rung", "set_rate",   "shape",       "hold",   "prepare",    "collect",
 };
 
 static const char *const metric_names[FAKE_METRICS] = {"positive", "mean"};
@@ -552,6 +552,50 @@ static void told_done(fake_backend *fake, size_t count, mt_status status) {
     fake->told_first += count;
 }
 
+/* ---- chunks that are not waited for --------------------------------------------------------- */
+
+static void forget_deferred(fake_backend *fake) {
+    fake->deferred_count = fake->deferred_next = 0;
+}
+
+/* Keeps loss, metrics and time of a chunk back, if that is allowed. */
+static void defer(fake_backend *fake, mt_chunk_result *out) {
+    mt_chunk_result *kept = &fake->deferred[fake->deferred_count];
+
+    if (!fake->options.defers) {
+        if (out->deferred) complain(fake, "accumulate: deferred without collect");
+        return;
+    }
+    if (fake->deferred_count == FAKE_DEFERRED_MAX || fake->options.defers == 2) out->deferred = 0;
+    if (!out->deferred) return;
+    *kept = *out;
+    out->loss_sum = out->units = out->seconds = 0;
+    memset(out->metric_sums, 0, sizeof(out->metric_sums));
+    fake->deferred_count++;
+    fake->deferrals++;
+}
+
+static mt_status fake_collect(void *self, mt_chunk_result *out) {
+    fake_backend *fake = self;
+    size_t next = fake->deferred_next;
+    mt_status status = fallible(fake, FAKE_COLLECT);
+
+    if (fake->batch == NULL) complain(fake, "collect outside a step");
+    if (out->size != sizeof(*out) || out->units != 0) complain(fake, "collect: result not zeroed");
+    if (next == fake->deferred_count) {
+        complain(fake, "collect though no chunk was deferred");
+        return mt_set_error(MT_ESTATE, "collect: nothing to tell");
+    }
+    if (status == MT_OK) {
+        const mt_chunk_result *kept = &fake->deferred[fake->deferred_next++];
+        out->loss_sum = kept->loss_sum;
+        out->units = kept->units;
+        out->seconds = kept->seconds;
+        memcpy(out->metric_sums, kept->metric_sums, sizeof(out->metric_sums));
+    }
+    return note(fake, FAKE_COLLECT, next, 1, 0, status);
+}
+
 /* ---- the seam ------------------------------------------------------------------------------- */
 
 static mt_status fake_describe(void *self, mt_backend_info *out) {
@@ -625,6 +669,7 @@ static mt_status fake_begin(void *self, const mt_batch *batch) {
         fake->disorder = 0;
         fake->marked = fake->rewindable = 0;
         forget_prepared(fake);
+        forget_deferred(fake);
         memset(fake->gradients, 0, sizeof(fake->gradients));
     }
     return note(fake, FAKE_BEGIN, 0, 0, 0, status);
@@ -668,6 +713,7 @@ static mt_status fake_accumulate(void *self, size_t first, size_t count, double 
         out->normalises_over_batch = fake->options.shows_norm;
         fake->covered += count;
         fake->rewindable = 0;
+        defer(fake, out);
     } else {
         chunk_spoil(fake);
     }
@@ -760,6 +806,7 @@ static mt_status fake_rollback(void *self) {
 
     if (fake->batch == NULL) complain(fake, "rollback outside a step");
     forget_prepared(fake);
+    forget_deferred(fake);
     fake->batch = NULL;
     fake->marked = fake->rewindable = 0;
     if (status == MT_OK) {
@@ -789,6 +836,8 @@ static mt_status fake_apply(void *self, mt_apply_result *out) {
         complain(fake, "apply without each sample accumulated once, in order");
     if (fake->told_next != fake->told_count)
         complain(fake, "apply before all chunks that were told");
+    if (fake->deferred_next != fake->deferred_count)
+        complain(fake, "apply before all deferred chunks were collected");
     if (out->size != sizeof(*out)) complain(fake, "apply: size not set");
     if (status == MT_OK) {
         for (size_t j = 0; j < FAKE_PARAMETERS; j++)
@@ -910,6 +959,7 @@ mt_backend fake_seam(fake_backend *fake) {
     seam.hold_gradients = fake->options.holds ? fake_hold_gradients : NULL;
     seam.look_at_parameters = fake_look_at_parameters;
     seam.prepare = fake->options.prepares ? fake_prepare : NULL;
+    seam.collect = fake->options.defers ? fake_collect : NULL;
     return seam;
 }
 

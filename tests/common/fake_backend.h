@@ -46,7 +46,8 @@ typedef enum fake_kind {
     FAKE_SHAPE = 17,
     FAKE_HOLD_GRADIENTS = 18,
     FAKE_PREPARE = 19,
-    FAKE_KINDS = 20
+    FAKE_COLLECT = 20,
+    FAKE_KINDS = 21
 } fake_kind;
 
 #define FAKE_BIT(kind) (1U << (kind))
@@ -134,13 +135,15 @@ typedef struct fake_options {
     int may_shorten;                  /* 1: a step may cover less than its batch */
     int shapes;                       /* 1: samples of a batch are 1 + (id >> 32) times as large */
     int prepares;                     /* 1: prepare is there; what it leaves takes memory */
-    uint64_t model;                   /* and threads: what describe tells of them */
+    int defers;     /* 1: collect is there, and chunks that may be deferred are; 2: none is */
+    uint64_t model; /* and threads: what describe tells of them */
     int threads;
 } fake_options;
 
 #define FAKE_GRADIENT_BYTES 3000
 #define FAKE_PREPARED_BYTES 24 /* a sample */
 #define FAKE_TOLD_MAX 256
+#define FAKE_DEFERRED_MAX 256
 
 /* Budget of a mebibyte, the programs above, noise, nothing absent. */
 extern const fake_options fake_defaults;
@@ -180,8 +183,12 @@ typedef struct fake_backend {
     int disorder;                                                  /* 1: not one after the other */
     size_t told[FAKE_TOLD_MAX], told_count, told_next, told_first; /* chunks, by prepare */
     size_t prepared_bytes, prepared_blocks;
-    mt_event_sink sink; /* sink.event NULL: not recording */
-    uint64_t step;      /* steps applied */
+    mt_chunk_result
+        deferred[FAKE_DEFERRED_MAX];      /* figures of chunks that are still to be told, ... */
+    size_t deferred_count, deferred_next; /* ... and how many of them were */
+    uint64_t deferrals;                   /* chunks that were deferred, ever */
+    mt_event_sink sink;                   /* sink.event NULL: not recording */
+    uint64_t step;                        /* steps applied */
     size_t allocated, reserved, peak;
     uint64_t retries; /* the cache was emptied to serve a request */
     size_t live;      /* blocks of chunks that have not been released */
@@ -242,7 +249,8 @@ const char *fake_log_text(const fake_backend *fake, unsigned kinds);
 #define FAKE_STEP_KINDS                                                                            \
     (FAKE_BIT(FAKE_BEGIN) | FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_ROLLBACK) |                  \
      FAKE_BIT(FAKE_APPLY) | FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_REWIND) |                      \
-     FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_HOLD_GRADIENTS) | FAKE_BIT(FAKE_PREPARE))
+     FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_HOLD_GRADIENTS) | FAKE_BIT(FAKE_PREPARE) |            \
+     FAKE_BIT(FAKE_COLLECT))
 
 /* The next number of a splitmix64 generator; tests use it for programs with fixed seeds. */
 uint64_t fake_random(uint64_t *state);

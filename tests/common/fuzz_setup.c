@@ -90,6 +90,7 @@ static void draw_ways(fake_options *o, uint64_t *random) {
     o->keep = fuzz_one_in(random, 2);
     o->tells_gradients = fuzz_one_in(random, 2);
     o->prepares = fuzz_one_in(random, 8);
+    o->defers = fuzz_one_in(random, 3);
     o->holds = o->keep && !o->prepares && fuzz_one_in(random, 2);
     if (o->holds) o->budget_bytes += FAKE_GRADIENT_BYTES * fuzz_below(random, 3);
 }

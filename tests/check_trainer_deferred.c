@@ -1,0 +1,273 @@
+/*
+ * check_trainer_deferred.c - chunks that are not waited for: their figures come once a step, and nothing else changes.
+ */
+#include "counting_allocator.h"
+#include "suite.h"
+#include "trainer_fixture.h"
+
+#include <math.h>
+#include <memtrain/policy.h>
+
+enum { STEPS = 60, BATCH = 64 };
+
+/* A step as it is reported. */
+typedef struct seen {
+    size_t chunks[BATCH];
+    size_t count, discarded;
+    double loss, metrics[FAKE_METRICS], seconds;
+} seen;
+
+static fake_options timed(int defers) {
+    fake_options options = fits(20);
+
+    options.seconds = fake_seconds;
+    options.defers = defers;
+    return options;
+}
+
+static void run(const fake_options *options, const mt_policy_options *policy, seen *out) {
+    mt_trainer *trainer = trainer_with(options, policy);
+
+    for (uint64_t i = 0; i < STEPS; i++) {
+        mt_step_report report = step(trainer, BATCH, i);
+
+        memset(&out[i], 0, sizeof(out[i]));
+        memcpy(out[i].chunks, report.chunks, report.chunk_count * sizeof(*report.chunks));
+        out[i].count = report.chunk_count;
+        out[i].discarded = report.discarded;
+        out[i].loss = report.loss;
+        memcpy(out[i].metrics, report.metrics, sizeof(out[i].metrics));
+        out[i].seconds = report.seconds;
+    }
+    done(trainer);
+}
+
+static void check_same(const seen *a, const seen *b) {
+    for (size_t i = 0; i < STEPS; i++) {
+        ck_assert_uint_eq(a[i].count, b[i].count);
+        ck_assert_mem_eq(a[i].chunks, b[i].chunks, sizeof(a[i].chunks));
+        ck_assert_uint_eq(a[i].discarded, b[i].discarded);
+        ck_assert_mem_eq(&a[i].loss, &b[i].loss, sizeof(a[i].loss));
+        ck_assert_mem_eq(a[i].metrics, b[i].metrics, sizeof(a[i].metrics));
+        ck_assert_double_eq_tol(a[i].seconds, b[i].seconds, 1e-12);
+    }
+}
+
+static const struct {
+    const char *name;
+    fake_options options;
+    mt_policy_options policy;
+    uint64_t least; /* chunks that are deferred, of all steps */
+} rows[] = {
+    {"timed", {.seconds = fake_seconds}, {0}, 200},
+    {"untimed", {.seconds = NULL}, {.deterministic = 1}, 200},
+    {"fixed", {.seconds = fake_seconds}, {.micro_batch = 8}, 400},
+    {"kept", {.seconds = fake_seconds, .keep = 1}, {.keep_chunks = MT_KEEP_ALWAYS}, 200},
+    {"told", {.seconds = fake_seconds, .prepares = 1}, {0}, 200},
+    {"units", {.seconds = fake_seconds, .units = fake_unit_table, .unit_count = 11}, {0}, 200},
+    {"normalising", {.seconds = fake_seconds, .normalises_over_batch = 1}, {0}, 200},
+    {"hog",
+     {.seconds = fake_seconds, .keep = 1, .hog_from = 9, .hog_until = 14, .hog_bytes = 70000},
+     {0},
+     200},
+};
+
+/* Chunks, sums and times are those of a backend that waits for each chunk. */
+START_TEST(nothing_else_changes) {
+    static seen waits[STEPS], defers[STEPS], never[STEPS];
+    fake_options options = rows[_i].options, base = fits(14);
+    mt_policy_options policy = rows[_i].policy;
+
+    policy.size = sizeof(policy);
+    options.seed = base.seed;
+    options.noise = base.noise;
+    options.resident_bytes = base.resident_bytes;
+    options.budget_bytes = base.budget_bytes;
+    run(&options, &policy, waits);
+    options.defers = 1;
+    run(&options, &policy, defers);
+    ck_assert_uint_ge(fake.deferrals, rows[_i].least);
+    check_same(waits, defers);
+    options.defers = 2;
+    run(&options, &policy, never);
+    ck_assert_uint_eq(fake.deferrals, 0);
+    check_same(waits, never);
+}
+END_TEST
+
+#define CALLS (FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_COLLECT) | FAKE_BIT(FAKE_APPLY))
+
+/* All figures of a step are asked for at its end, once a size is known. */
+START_TEST(asked_for_once_a_step) {
+    fake_options options = timed(1);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.micro_batch = 16;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 32, 1); /* each size runs twice as one chunk that is waited for */
+    ck_assert_str_eq(fake_log_text(&fake, CALLS), "accumulate(0+16) accumulate(16+16) apply");
+    fake_log_clear(&fake);
+    step(trainer, 32, 2);
+    ck_assert_str_eq(fake_log_text(&fake, CALLS),
+                     "accumulate(0+16) accumulate(16+16) collect(0+1) collect(1+1) apply");
+    done(trainer);
+}
+END_TEST
+
+/* A size that has not run in two batches is waited for, and none is in a run without times. */
+START_TEST(sizes_that_are_known) {
+    mt_policy_options options = MT_POLICY_OPTIONS_INIT;
+    mt_memory memory = MT_MEMORY_INIT;
+    mt_chunk_result result = MT_CHUNK_RESULT_INIT;
+    mt_policy *policy;
+    mt_plan plan;
+
+    result.seconds = 0.5;
+    options.micro_batch = 8;
+    ck_ok(mt_policy_new(&options, NULL, &policy));
+    for (int i = 0; i < 2; i++) {
+        ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &memory, &plan));
+        ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 1);
+        ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
+    }
+    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 0);
+    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 7), 1);
+    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_EVALUATE, 8), 1);
+    ck_assert_int_eq(mt_policy_wants_seconds(NULL, MT_TRAIN, 8), 0);
+    ck_assert_int_eq(mt_policy_wants_seconds(policy, (mt_mode)9, 8), 0);
+    mt_policy_free(policy);
+    options.deterministic = 1;
+    ck_ok(mt_policy_new(&options, NULL, &policy));
+    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 0);
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* Seconds that come later are as good as those that come at once. */
+START_TEST(seconds_that_come_later) {
+    static const double bad[] = {0, -1, NAN, INFINITY};
+    mt_policy *policy;
+
+    ck_ok(mt_policy_new(NULL, NULL, &policy));
+    for (size_t i = 0; i < 4; i++) ck_ok(mt_policy_observe_seconds(policy, MT_TRAIN, 8, bad[i]));
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0);
+    ck_ok(mt_policy_observe_seconds(policy, MT_TRAIN, 8, 0.25));
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0.25);
+    ck_status(mt_policy_observe_seconds(NULL, MT_TRAIN, 8, 1), MT_EINVAL);
+    ck_status(mt_policy_observe_seconds(policy, (mt_mode)9, 8, 1), MT_EINVAL);
+    ck_status(mt_policy_observe_seconds(policy, MT_TRAIN, 0, 1), MT_EINVAL);
+    mt_policy_free(policy);
+}
+END_TEST
+
+/* Memory that ran out while the device worked is told of late. The step is taken back whole and goes through. */
+START_TEST(memory_runs_out_late) {
+    static seen reference[STEPS];
+    fake_options options = timed(1);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    options.keep = _i;
+    policy.micro_batch = 16;
+    run(&options, &policy, reference);
+    trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 0);
+    fake_fail_kind(&fake, FAKE_COLLECT, 2, MT_EDEVMEM);
+    fake_log_clear(&fake);
+    report = step(trainer, BATCH, 1);
+    ck_assert_uint_eq(report.retries, 1);
+    ck_assert_uint_eq(report.discarded, BATCH);
+    ck_assert_double_eq(report.loss, reference[1].loss);
+    ck_assert_ptr_nonnull(strstr(fake_log_text(&fake, CALLS | FAKE_BIT(FAKE_ROLLBACK)),
+                                 "collect(0+1) collect!(1+1) rollback"));
+    done(trainer);
+}
+END_TEST
+
+START_TEST(another_failure) {
+    fake_options options = timed(1);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    policy.micro_batch = 16;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 0);
+    fake_fail_kind(&fake, FAKE_COLLECT, 4, MT_EIO);
+    step_fails(trainer, BATCH, 1, MT_EIO);
+    step(trainer, BATCH, 1);
+    done(trainer);
+}
+END_TEST
+
+/* A chunk that is taken back alone leaves those before it: their figures are asked for all the same. */
+START_TEST(a_rewind_keeps_them) {
+    fake_options options = timed(1);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+    mt_step_report report;
+
+    options.keep = 1;
+    policy.micro_batch = 16;
+    policy.keep_chunks = MT_KEEP_ALWAYS;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 0);
+    fake_fail_kind(&fake, FAKE_ACCUMULATE, 3, MT_EDEVMEM);
+    fake_log_clear(&fake);
+    report = step(trainer, BATCH, 1);
+    ck_assert_uint_eq(report.discarded, 16);
+    ck_assert_str_eq(fake_log_text(&fake, CALLS | FAKE_BIT(FAKE_REWIND)),
+                     "accumulate(0+16) accumulate(16+16) accumulate!(32+16) rewind "
+                     "accumulate(32+16) accumulate(48+16) collect(0+1) collect(1+1) collect(2+1) "
+                     "collect(3+1) apply");
+    done(trainer);
+}
+END_TEST
+
+/* Where host memory is short a step fails as a whole, or goes through. */
+START_TEST(no_host_memory) {
+    fake_options options = timed(1);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_batch batch = batch_of(8, 0);
+    int failed = 0;
+
+    policy.micro_batch = 1;
+    ck_ok(counting_install());
+    for (size_t n = 1, fired = 1; fired; n++) {
+        mt_trainer *trainer = trainer_with(&options, &policy);
+        uint64_t before = fake_hash(&fake);
+        counting_fail_at(n, 0);
+        mt_status status = mt_trainer_step(trainer, &batch, NULL);
+        fired = counting_fired();
+        counting_fail_at(0, 0);
+        failed += status != MT_OK;
+        if (status != MT_OK) ck_status(status, MT_ENOMEM);
+        if (status != MT_OK) ck_assert_uint_eq(fake_hash(&fake), before);
+        step(trainer, 8, 0);
+        done(trainer);
+    }
+    ck_assert_int_ge(failed, 2); /* the lists of chunks: of all, and of those that are deferred */
+}
+END_TEST
+
+static Suite *suite_trainer_deferred(void) {
+    Suite *suite = suite_create("trainer_deferred");
+    TCase *same = suite_case(suite, "same");
+    TCase *when = suite_case(suite, "when");
+    TCase *fails = suite_case(suite, "fails");
+
+    tcase_add_loop_test(same, nothing_else_changes, 0, LENGTH(rows));
+    tcase_add_test(when, asked_for_once_a_step);
+    tcase_add_test(when, sizes_that_are_known);
+    tcase_add_test(when, seconds_that_come_later);
+    tcase_add_loop_test(fails, memory_runs_out_late, 0, 2);
+    tcase_add_test(fails, another_failure);
+    tcase_add_test(fails, a_rewind_keeps_them);
+    tcase_add_test(fails, no_host_memory);
+    return suite;
+}
+
+int main(void) {
+    return suite_run(suite_trainer_deferred());
+}
