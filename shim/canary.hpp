@@ -18,6 +18,8 @@ namespace memtrain::shim {
 
 class Canary {
 public:
+    bool is_there() const { return number_.defined(); }
+
     /* Makes the number, before a step. */
     void lay_out(const Device &device);
 
@@ -29,6 +31,10 @@ public:
      * update, and twice in a row.
      */
     void check(bool is_update);
+
+    /* The same in two parts: sends, and puts the number where it is read with others; then compares what came. */
+    void write(const at::Tensor &to);
+    void compare(double number, bool is_update);
 
 private:
     at::Tensor number_, one_; /* not there on other devices */

@@ -67,6 +67,9 @@ public:
     /* A slot that has made no step. Allocates nothing on the CPU. */
     void reset(size_t slot);
 
+    /* Between step() and finish(): the card is to tell what became of it, so finish() waits. */
+    bool tells() const { return outcome_.defined(); }
+
     void set_lr(double lr) { options_.lr = lr; }
     void set_rate(double factor) { rate_ = factor; }
     double lr() const { return options_.lr; }

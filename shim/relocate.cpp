@@ -57,6 +57,7 @@ struct Moved {
     std::unique_ptr<Flat> flat;
     std::unique_ptr<Optimizer> optimizer;
     Canary canary;
+    Pending pending;
     BufferState buffers, chunk_buffers;
     WrittenParameters written;
 };
@@ -71,6 +72,7 @@ Moved move(const mt_torch &torch, const Device &to) {
     moved.flat->lay_out(to);
     moved.optimizer->lay_out(to);
     moved.canary.lay_out(to);
+    moved.pending.lay_out(to, torch.model->metrics.size());
     moved.optimizer->copy_state(*torch.optimizer);
     moved.flat->hold_gradients(torch.flat->holds_gradients());
     moved.buffers.take(*torch.model);
@@ -96,6 +98,7 @@ void relocate(mt_torch &torch, const Device &to) {
         torch.optimizer = std::move(moved.optimizer); /* refers to the old flat until here */
         torch.flat = std::move(moved.flat);
         torch.canary = std::move(moved.canary);
+        torch.pending = std::move(moved.pending);
         torch.buffers = std::move(moved.buffers);
         torch.chunk_buffers = std::move(moved.chunk_buffers);
         torch.written = std::move(moved.written);

@@ -184,9 +184,11 @@ void read_values(const mt_torch &torch, const Loss &values, double *loss, double
 
 namespace {
 
-/* With 0 units the mean is 0/0, and so may be a metric: they add nothing. */
-void fill_result(const mt_torch &torch, const Loss &values, double units, mt_chunk_result &result) {
+/* With 0 units the mean is 0/0, and so may be a metric: they add nothing. Figures of a deferred chunk stay on the card. */
+void fill_result(mt_torch &torch, const Loss &values, double units, size_t samples,
+                 mt_chunk_result &result) {
     double loss = 0.0;
+    if (result.deferred) return torch.pending.put(values, units, samples, torch.canary);
     read_values(torch, values, &loss, result.metric_sums);
     result.units = units;
     result.loss_sum = units > 0.0 ? loss * units : 0.0;
@@ -261,7 +263,7 @@ double forward_backward(mt_torch &torch, size_t first, size_t count, double weig
     } else {
         values.loss = values.loss.detach();
     }
-    fill_result(torch, values, values.units.value_or(units), result);
+    fill_result(torch, values, values.units.value_or(units), count, result);
     result.normalises_over_batch = torch.model->normalises_over_batch || torch.normalises;
     torch.flat->end_chunk(torch.marked, is_whole(torch, count));
     note_segments(torch, rule, count, result);
@@ -274,7 +276,7 @@ void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, si
     double units = units_of(*torch.model, batch, first, count);
     Chunk chunk(batch, first, count, torch.placement());
     Loss values = forward(torch, chunk);
-    fill_result(torch, values, values.units.value_or(units), result);
+    fill_result(torch, values, values.units.value_or(units), count, result);
 }
 
 /* ---- measuring ---- */
@@ -330,6 +332,21 @@ void wait_for_device(mt_torch &torch, bool is_update) {
     torch.canary.check(is_update);
 }
 
+/* Whether the caller of a training chunk does without its figures for now, and they can stay on the card. */
+bool is_deferred(const mt_torch &torch, const Run &run, const mt_chunk_result *out) {
+    mt_chunk_result given = {};
+    copy_in(given, out);
+    return given.deferred && torch.pending.is_there() && run.samples &&
+           !torch.model->embedding_count;
+}
+
+/* What was given to the device before is not to be measured with what comes. */
+void begin_chunk(mt_torch &torch, bool deferred) {
+    if (deferred) return torch.pending.begin(torch.canary);
+    torch.pending.read(torch.canary);
+    synchronize(torch.device);
+}
+
 /*
  * Runs body(result) in the guard and hands the result over. After a failure it holds the evidence
  * alone. Where a model's own code has lost what the error was, a refusal tells that it was memory.
@@ -337,10 +354,12 @@ void wait_for_device(mt_torch &torch, bool is_update) {
 template <class Body>
 mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &&body) {
     mt_chunk_result result = {};
+    bool deferred = run.training && is_deferred(torch, run, out);
     cpu::Refusals before = cpu::refusals();
     Calling calling(torch, run.training ? Call::step : Call::evaluation);
+    result.deferred = deferred;
     mt_status status = guard(torch.device, [&] {
-        synchronize(torch.device);
+        begin_chunk(torch, deferred);
         start_call_peak(torch.device);
         Listening listening(torch.device, torch.sink);
         if (torch.device.is_host() && cpu::installed()) cpu::follow_host();
@@ -348,9 +367,9 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         WatchWrites watch(torch.written.learns(run.training) ? &torch.written : nullptr);
         auto start = Clock::now();
         body(result);
-        wait_for_device(torch, false);
+        if (!deferred) wait_for_device(torch, false);
         double seconds = seconds_since(start);
-        result.seconds += seconds;
+        if (!deferred) result.seconds += seconds;
         planned.done(seconds);
         result.peak_bytes = std::max(result.peak_bytes, peak_of(torch, listening));
     });
@@ -435,6 +454,7 @@ mt_status begin(const char *function, mt_torch *torch, const mt_batch *batch) {
                 "to train; requires_grad_(true) has one train",
                 function);
         torch->evaluation.clear();
+        torch->pending.clear();
         set_mode(*torch, Mode::training);
         torch->rng.take(torch->device);
         keep_state(*torch, WrittenParameters::step);
@@ -493,6 +513,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
             share = forward_backward(*torch, first, count, weight, result);
     });
     if (status != MT_OK) return fail_step(*torch, status);
+    if (out->size >= sizeof *out && out->deferred) torch->pending.keep();
     torch->written.end_chunk();
     torch->written_buffers.end_chunk(torch->statistics);
     torch->written.is_learnt(true);
@@ -502,6 +523,20 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     torch->looked = true;
     torch->marked = torch->fresh = false;
     return MT_OK;
+}
+
+extern "C" mt_status mt_collect(mt_torch *torch, mt_chunk_result *out) {
+    CHECK_TORCH("mt_collect");
+    MT_RETURN_IF_FAILED(check_sized(out, "mt_collect", "out"));
+    MT_RETURN_IF_FAILED(check_phase("mt_collect", *torch, Phase::in_step, Phase::in_step));
+    mt_chunk_result result = {};
+    mt_status status = guard(torch->device, [&] {
+        torch->pending.read(torch->canary);
+        if (torch->pending.is_empty()) fail(MT_ESTATE, "mt_collect: no chunk was deferred");
+        result = torch->pending.take();
+    });
+    hand_over(result, out);
+    return status == MT_OK || status == MT_ESTATE ? status : fail_step(*torch, status);
 }
 
 extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t count,
@@ -574,6 +609,7 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
     Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
         torch->cached.clear();
+        torch->pending.clear();
         torch->flat->clear_gradients();
         torch->written.compare();
         put_back_state(*torch, WrittenParameters::step);
@@ -618,7 +654,10 @@ static Update update_weights(mt_torch &torch, bool &changing) {
         prepare_update(torch, divisor);
         changing = true;
         torch.optimizer->step();
-        wait_for_device(torch, true);
+        torch.canary.send(torch.device);
+        /* Whatever is read of the card waits for it. */
+        if (!torch.optimizer->tells() && !torch.canary.is_there()) synchronize(torch.device);
+        torch.canary.check(true);
         update = torch.optimizer->finish();
         changing = !update.skipped;
         settle(torch, update);

@@ -151,6 +151,10 @@ mt_status accumulate(void *self, size_t first, size_t count, double weight, mt_c
     return mt_accumulate(torch_of(self), first, count, weight, out);
 }
 
+mt_status collect(void *self, mt_chunk_result *out) {
+    return mt_collect(torch_of(self), out);
+}
+
 mt_status prepare(void *self, const size_t *chunks, size_t count, mt_chunk_result *out) {
     return mt_prepare(torch_of(self), chunks, count, out);
 }
@@ -330,6 +334,7 @@ extern "C" mt_status mt_torch_backend(mt_torch *torch, mt_backend *out) {
         backend.rewind = rewind;
         backend.hold_gradients = torch->shared ? nullptr : hold_gradients;
     }
+    if (torch->pending.is_there()) backend.collect = collect;
     backend.agree = torch->shared ? agree : nullptr;
     backend.set_rung = set_rung;
     backend.set_rate = set_rate;

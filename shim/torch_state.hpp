@@ -18,6 +18,7 @@
 #include "groups.hpp"
 #include "model.hpp"
 #include "optimizer.hpp"
+#include "pending.hpp"
 #include "scaler.hpp"
 #include "segment_choice.hpp"
 #include "shared_training.hpp"
@@ -115,6 +116,7 @@ struct mt_torch {
     memtrain::shim::Mode mode = memtrain::shim::Mode::unknown;
     std::string poison; /* what lost the state */
     memtrain::shim::Canary canary;
+    memtrain::shim::Pending pending; /* figures of chunks of the step that were not waited for */
 
     mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
     size_t samples = 0;

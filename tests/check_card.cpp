@@ -173,6 +173,95 @@ START_TEST(clipping_waits_once) {
 }
 END_TEST
 
+/* Eight chunks of two; the backend does without collect, or has it. */
+struct Loop {
+    Batch batch{16};
+    Trainer trainer;
+    mt_trainer *loop = nullptr;
+    Loop(double clip, bool collects, int keep = MT_KEEP_AUTO)
+        : trainer(options_of(MT_ADAMW, clip)) {
+        mt_backend seam = seam_of(trainer);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        policy.micro_batch = 2;
+        policy.keep_chunks = keep;
+        own.policy = &policy;
+        ck_assert_ptr_nonnull(reinterpret_cast<void *>(seam.collect));
+        if (!collects) seam.collect = nullptr;
+        ck_ok(mt_trainer_new(&seam, &own, &loop));
+    }
+    ~Loop() { mt_trainer_free(loop); }
+    mt_step_report step() {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        ck_ok(mt_trainer_step(loop, batch.get(), &report));
+        return report;
+    }
+};
+
+/*
+ * The card is waited for once for all losses, and once for the update. Where MPS clips, its norm comes in between; and
+ * each copy to it is waited for.
+ */
+START_TEST(waits_twice_a_step) {
+    for (double clip : {0.0, 0.5}) {
+        Loop loop(clip, true);
+        loop.step();
+        mt_card_counters before = counters();
+        loop.step();
+        mt_card_counters after = counters();
+        uint64_t waits = after.waits - before.waits, copies = after.to_card - before.to_card;
+        if (suite_on_mps()) waits -= copies;
+        ck_assert_uint_eq(waits, suite_on_mps() && clip > 0.0 ? 3 : 2);
+    }
+}
+END_TEST
+
+/* Nothing else changes by that: losses, metrics, peaks and weights have the same bits. */
+START_TEST(same_figures_without_waiting) {
+    for (int keep : {MT_KEEP_AUTO, MT_KEEP_ALWAYS}) {
+        Loop waits(0.5, false, keep), defers(0.5, true, keep);
+        for (int i = 0; i < 4; i++) {
+            /* one random generator serves both */
+            ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
+            mt_step_report a = waits.step();
+            ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
+            mt_step_report b = defers.step();
+            ck_assert_double_eq(a.loss, b.loss);
+            ck_assert_mem_eq(a.metrics, b.metrics, sizeof a.metrics);
+            ck_assert_double_eq(a.grad_norm, b.grad_norm);
+            ck_assert_uint_eq(a.chunk_count, b.chunk_count);
+            ck_assert_double_gt(b.seconds, 0.0);
+        }
+        ck_assert(waits.trainer.hash() == defers.trainer.hash());
+    }
+}
+END_TEST
+
+/* Each request of a step with deferred chunks is refused in turn: it goes through, with the bits of one that met nothing. */
+START_TEST(every_request_of_deferred_chunks) {
+    int keep = _i ? MT_KEEP_ALWAYS : MT_KEEP_NEVER, fired = 0;
+    std::string expected;
+    uint64_t stride = getenv("MT_TEST_SLOW") ? 1 : 4;
+    for (uint64_t n = 0;; n += n ? stride : 1) {
+        Loop loop(0.5, true, keep);
+        ck_ok(mt_torch_seed(5));
+        loop.step();
+        uint64_t count = 0;
+        ck_ok(mt_inject_oom(n, 0));
+        mt_step_report report = loop.step();
+        mt_injected(nullptr, &count);
+        ck_ok(mt_inject_oom(0, 0));
+        if (!n) expected = loop.trainer.hash();
+        ck_assert_msg(loop.trainer.hash() == expected, "request %llu: other bits",
+                      static_cast<unsigned long long>(n));
+        fired += count != 0;
+        if (n && !count) break;
+        ck_assert_uint_eq(report.chunk_count, 8);
+    }
+    ck_assert_int_gt(fired, 25);
+}
+END_TEST
+
 /* What a GPU that ignores what it is given leaves behind is no result: out of memory at first, then an error to stop at. */
 START_TEST(ignored) {
     Batch batch(8);
@@ -416,6 +505,9 @@ int main(int, char **argv) {
     tcase_add_test(cases, norm_of_a_sample);
     tcase_add_test(cases, norm_at_the_end_of_a_segment);
     tcase_add_test(cases, clipping_waits_once);
+    tcase_add_test(cases, waits_twice_a_step);
+    tcase_add_test(cases, same_figures_without_waiting);
+    tcase_add_loop_test(cases, every_request_of_deferred_chunks, 0, 2);
     tcase_add_test(cases, batch_of_the_card_on_the_cpu);
     tcase_add_loop_test(cases, every_request_fails, 0, 2);
     if (suite_on_mps()) {

@@ -707,6 +707,8 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  * mt_begin         starts a step on a batch, borrowed until mt_apply or mt_rollback; gradients are zero
  * mt_accumulate    forward and backward of samples [first, first + count); the loss, a mean over them, times
  *                  weight (at least 0, the chunk's share of the batch's units) before backward
+ * mt_collect       loss, metrics and time of the oldest chunk that was deferred (mt_chunk_result.deferred, on a card alone),
+ *                  once each; the first call waits for the card. MT_ESTATE where none is left
  * mt_prepare       for a model with embeddings, below: the sizes of the count chunks that come
  * mt_mark          the next chunk adds its gradients once its backward pass is through
  * mt_rewind        after a marked chunk failed: back to what mt_mark saw, earlier chunks included
@@ -736,6 +738,7 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
 MT_API MT_NODISCARD mt_status mt_begin(mt_torch *torch, const mt_batch *batch);
 MT_API MT_NODISCARD mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count,
                                             double weight, mt_chunk_result *out);
+MT_API MT_NODISCARD mt_status mt_collect(mt_torch *torch, mt_chunk_result *out);
 MT_API MT_NODISCARD mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t count,
                                          mt_chunk_result *out);
 MT_API MT_NODISCARD mt_status mt_mark(mt_torch *torch);

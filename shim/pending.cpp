@@ -1,0 +1,83 @@
+/* pending.cpp - see pending.hpp. */
+#include "pending.hpp"
+
+#include <cmath>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+namespace memtrain::shim {
+namespace {
+
+constexpr size_t most = 64; /* chunks; then the card is waited for */
+
+using Clock = std::chrono::steady_clock;
+
+} // namespace
+
+void Pending::lay_out(const Device &device, size_t metrics) {
+    clear();
+    values_.reset();
+    if (device.is_cpu()) return;
+    auto type = device.memory() == Memory::mps ? at::kFloat : at::kDouble;
+    metrics_ = metrics;
+    rows_.reserve(most);
+    values_ = at::zeros({static_cast<int64_t>(most), static_cast<int64_t>(metrics) + 2},
+                        at::device(device).dtype(type));
+}
+
+void Pending::begin(Canary &canary) {
+    if (rows_.size() == most) read(canary);
+    if (rows_.empty()) start_ = Clock::now();
+}
+
+void Pending::put(const Loss &values, double units, size_t samples, Canary &canary) {
+    at::NoGradGuard no_grad;
+    int64_t metrics = static_cast<int64_t>(metrics_);
+    at::Tensor row = values_[static_cast<int64_t>(rows_.size())];
+    row.narrow(0, 0, 1).copy_(values.loss.detach().reshape({1}), /*non_blocking=*/true);
+    if (values.metrics.defined())
+        row.narrow(0, 1, metrics).copy_(values.metrics.reshape({-1}), /*non_blocking=*/true);
+    else
+        row.narrow(0, 1, metrics).zero_();
+    canary.write(row[metrics + 1]);
+    last_ = {units, samples};
+}
+
+/* With 0 units the mean is 0/0, and so may be a metric: they add nothing. */
+void Pending::add_result(const double *values, const Row &row, double seconds) {
+    mt_chunk_result result = MT_CHUNK_RESULT_INIT;
+    result.units = row.units;
+    result.loss_sum = row.units > 0.0 ? values[0] * row.units : 0.0;
+    for (size_t i = 0; i < metrics_; i++) {
+        double sum = values[1 + i];
+        result.metric_sums[i] = row.units == 0.0 && !std::isfinite(sum) ? 0.0 : sum;
+    }
+    result.seconds = seconds;
+    read_.push_back(result);
+}
+
+void Pending::read(Canary &canary) {
+    if (rows_.empty()) return;
+    size_t width = metrics_ + 2, samples = 0;
+    at::Tensor used = values_.narrow(0, 0, static_cast<int64_t>(rows_.size()));
+    at::Tensor host = used.to(at::kCPU).to(at::kDouble); /* waits for the card */
+    double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    const double *values = host.const_data_ptr<double>();
+    std::vector<Row> rows;
+    rows.reserve(most);
+    rows.swap(rows_);
+    canary.compare(values[rows.size() * width - 1], false);
+    for (const Row &row : rows) samples += row.samples;
+    for (size_t i = 0; i < rows.size(); i++)
+        add_result(values + i * width, rows[i],
+                   seconds * static_cast<double>(rows[i].samples) / static_cast<double>(samples));
+}
+
+void Pending::clear() {
+    rows_.clear();
+    read_.clear();
+    next_ = 0;
+}
+
+} // namespace memtrain::shim
