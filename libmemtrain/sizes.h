@@ -43,7 +43,7 @@ void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds);
 /* Seconds that were measured of a chunk of exactly so many samples; 0: none. */
 double mt__sizes_measured(const mt__sizes *sizes, size_t samples);
 
-/* Whether exactly so many samples ran in two batches at least. */
+/* Whether chunks of exactly so many samples ran twice at least. */
 int mt__sizes_is_known(const mt__sizes *sizes, size_t samples);
 
 /* Seconds that a batch is expected to take in so many balanced chunks; 0: nothing was measured. */

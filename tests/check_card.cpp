@@ -216,7 +216,7 @@ START_TEST(waits_twice_a_step) {
 }
 END_TEST
 
-/* Nothing else changes by that: losses, metrics, peaks and weights have the same bits. */
+/* Nothing else changes by that: losses, metrics and weights have the same bits. */
 START_TEST(same_figures_without_waiting) {
     for (int keep : {MT_KEEP_AUTO, MT_KEEP_ALWAYS}) {
         Loop waits(0.5, false, keep), defers(0.5, true, keep);

@@ -95,6 +95,21 @@ START_TEST(nothing_else_changes) {
 }
 END_TEST
 
+/* A trainer with chunks of 16 that has made a step, whose log is empty. */
+static mt_trainer *by_sixteen(int keep, int how) {
+    fake_options options = timed(1);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    options.keep = keep;
+    policy.micro_batch = 16;
+    policy.keep_chunks = how;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 0);
+    fake_log_clear(&fake);
+    return trainer;
+}
+
 #define CALLS (FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_COLLECT) | FAKE_BIT(FAKE_APPLY))
 
 /* All figures of a step are asked for at its end, once a size is known. */
@@ -105,7 +120,7 @@ START_TEST(asked_for_once_a_step) {
 
     policy.micro_batch = 16;
     trainer = trainer_with(&options, &policy);
-    step(trainer, 32, 1); /* each size runs twice as one chunk that is waited for */
+    step(trainer, 32, 1); /* the first two chunks of a size are waited for */
     ck_assert_str_eq(fake_log_text(&fake, CALLS), "accumulate(0+16) accumulate(16+16) apply");
     fake_log_clear(&fake);
     step(trainer, 32, 2);
@@ -115,7 +130,7 @@ START_TEST(asked_for_once_a_step) {
 }
 END_TEST
 
-/* A size that has not run in two batches is waited for, and none is in a run without times. */
+/* A size that has not run twice is waited for, and none is in a run without times. */
 START_TEST(sizes_that_are_known) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
     mt_memory memory = MT_MEMORY_INIT;
@@ -172,10 +187,8 @@ START_TEST(memory_runs_out_late) {
     options.keep = _i;
     policy.micro_batch = 16;
     run(&options, &policy, reference);
-    trainer = trainer_with(&options, &policy);
-    step(trainer, BATCH, 0);
+    trainer = by_sixteen(_i, MT_KEEP_AUTO);
     fake_fail_kind(&fake, FAKE_COLLECT, 2, MT_EDEVMEM);
-    fake_log_clear(&fake);
     report = step(trainer, BATCH, 1);
     ck_assert_uint_eq(report.retries, 1);
     ck_assert_uint_eq(report.discarded, BATCH);
@@ -187,13 +200,8 @@ START_TEST(memory_runs_out_late) {
 END_TEST
 
 START_TEST(another_failure) {
-    fake_options options = timed(1);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
+    mt_trainer *trainer = by_sixteen(0, MT_KEEP_AUTO);
 
-    policy.micro_batch = 16;
-    trainer = trainer_with(&options, &policy);
-    step(trainer, BATCH, 0);
     fake_fail_kind(&fake, FAKE_COLLECT, 4, MT_EIO);
     step_fails(trainer, BATCH, 1, MT_EIO);
     step(trainer, BATCH, 1);
@@ -203,18 +211,10 @@ END_TEST
 
 /* A chunk that is taken back alone leaves those before it: their figures are asked for all the same. */
 START_TEST(a_rewind_keeps_them) {
-    fake_options options = timed(1);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
+    mt_trainer *trainer = by_sixteen(1, MT_KEEP_ALWAYS);
     mt_step_report report;
 
-    options.keep = 1;
-    policy.micro_batch = 16;
-    policy.keep_chunks = MT_KEEP_ALWAYS;
-    trainer = trainer_with(&options, &policy);
-    step(trainer, BATCH, 0);
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 3, MT_EDEVMEM);
-    fake_log_clear(&fake);
     report = step(trainer, BATCH, 1);
     ck_assert_uint_eq(report.discarded, 16);
     ck_assert_str_eq(fake_log_text(&fake, CALLS | FAKE_BIT(FAKE_REWIND)),
