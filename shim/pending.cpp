@@ -1,6 +1,7 @@
 /* pending.cpp - see pending.hpp. */
 #include "pending.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/core/grad_mode.h>
@@ -44,15 +45,17 @@ void Pending::put(const Loss &values, double units, size_t samples, Canary &cana
     last_ = {units, samples};
 }
 
-/* With 0 units the mean is 0/0, and so may be a metric: they add nothing. */
+void set_sums(double loss, double units, mt_chunk_result &result) {
+    result.units = units;
+    result.loss_sum = units > 0.0 ? loss * units : 0.0;
+    for (double &sum : result.metric_sums)
+        if (units == 0.0 && !std::isfinite(sum)) sum = 0.0;
+}
+
 void Pending::add_result(const double *values, const Row &row, double seconds) {
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
-    result.units = row.units;
-    result.loss_sum = row.units > 0.0 ? values[0] * row.units : 0.0;
-    for (size_t i = 0; i < metrics_; i++) {
-        double sum = values[1 + i];
-        result.metric_sums[i] = row.units == 0.0 && !std::isfinite(sum) ? 0.0 : sum;
-    }
+    std::copy_n(values + 1, metrics_, result.metric_sums);
+    set_sums(values[0], row.units, result);
     result.seconds = seconds;
     read_.push_back(result);
 }

@@ -19,6 +19,12 @@
 
 namespace memtrain::shim {
 
+/*
+ * Units and the sum of the loss, of which the mean is given, beside metrics that are there. With 0 units the mean is 0/0, and so
+ * may be a metric: they add nothing.
+ */
+void set_sums(double loss, double units, mt_chunk_result &result);
+
 class Pending {
 public:
     /* Makes the rows, before a step; none for a device that is the host, or a simulated card. */

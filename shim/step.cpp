@@ -184,16 +184,13 @@ void read_values(const mt_torch &torch, const Loss &values, double *loss, double
 
 namespace {
 
-/* With 0 units the mean is 0/0, and so may be a metric: they add nothing. Figures of a deferred chunk stay on the card. */
+/* Figures of a deferred chunk stay on the card. */
 void fill_result(mt_torch &torch, const Loss &values, double units, size_t samples,
                  mt_chunk_result &result) {
     double loss = 0.0;
     if (result.deferred) return torch.pending.put(values, units, samples, torch.canary);
     read_values(torch, values, &loss, result.metric_sums);
-    result.units = units;
-    result.loss_sum = units > 0.0 ? loss * units : 0.0;
-    for (double &sum : result.metric_sums)
-        if (units == 0.0 && !std::isfinite(sum)) sum = 0.0;
+    set_sums(loss, units, result);
 }
 
 /*
