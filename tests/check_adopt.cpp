@@ -135,8 +135,9 @@ void check_runs(const Run &ours, const Run &plain, double bound) {
                   "figures are %g apart, parameters %g, instead of %g", figures, parameters, bound);
 }
 
+/* Gradients are the same bits; libtorch's fused update rounds the last elements of a tensor otherwise on some CPUs. */
 START_TEST(one_chunk_a_batch_is_the_same_loop) {
-    check_runs(run_adopt(0.25, whole), run_before(0.25), 0);
+    check_runs(run_adopt(0.25, whole), run_before(0.25), 2e-7);
 }
 END_TEST
 

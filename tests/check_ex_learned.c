@@ -36,8 +36,8 @@ END_TEST
 
 START_TEST(another_run) {
     snprintf(learned, sizeof learned, "%.400s/l.txt", cli_root);
-    RUN("--threads", "1");
-    RUN("--threads", "2");
+    RUN("--threads", "1", "--budget", "400MiB");
+    RUN("--threads", "2", "--budget", "400MiB");
     ck_contains(cli_err, "threads 1");
     ck_contains(cli_err, "threads 2");
     RUN("--threads", "2", "--arch", "resnet34", "--budget", "600MiB");

@@ -48,13 +48,16 @@ END_TEST
 /* The state of FSCT alone takes 187 MiB: without a network, with a chunk of one, and with all four. */
 static const char *const budgets[][2] = {
     {"100MiB", "minimal      does not fit: mt_torch_new: "},
-    {"300MiB", "minimal      fits in chunks of 1; 4 at once would take at most "},
+    {"300MiB", "minimal      fits in chunks of 1"},
     {"900MiB", "minimal      fits: 4 at once take "},
 };
 
 START_TEST(a_program_against_budgets) {
     EXPECT(_i == 0 || _i == 1 ? 3 : 0, "--example", "profoct", "--budget", budgets[_i][0]);
     ck_contains(cli_out, budgets[_i][1]);
+    if (_i == 1)
+        ck_contains(cli_out,
+                    "; 4 at once would take at most "); /* on some CPUs with checkpointing */
 }
 END_TEST
 

@@ -853,7 +853,7 @@ START_TEST(as_a_rung) {
     std::printf("%s: the smallest chunk takes %zu, and %zu with the rung\n", network.name, plain,
                 least);
     std::fflush(stdout);
-    ck_assert_uint_lt(least + plain / 10, plain);
+    ck_assert_uint_lt(least + plain / 20, plain);
     std::string climbed = ladder.run(MT_OFFLOAD_AUTO, (plain + least) / 2, &rungs);
     ck_assert_uint_eq(rungs, MT_RUNG_BIT(MT_RUNG_OFFLOAD));
     ck_ok(mt_device_set_budget("cpu", size_t{4} << 30));
