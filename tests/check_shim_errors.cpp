@@ -428,6 +428,16 @@ static const Thrown thrown[] = {
          }
      },
      MT_EDEVMEM, "could not create a primitive"},
+    {"int after a refusal of the device",
+     [] {
+         mt_status armed = mt_inject_oom(1, 0);
+         try {
+             if (armed == MT_OK) at::ones({1}, tensor_device());
+         } catch (const c10::Error &) {
+             throw 42;
+         }
+     },
+     MT_EDEVMEM, "an exception that is no std::exception"},
     {"BatchNorm over one value",
      [] {
          torch::nn::BatchNorm1d(4)->forward(at::ones({1, 4}));
@@ -456,8 +466,9 @@ START_TEST(exceptions_in_the_loss) {
     std::string before = trainer.hash();
     ck_ok(mt_begin(trainer.torch, batch.get()));
     mt_status status = mt_accumulate(trainer.torch, 0, 4, 1.0, &chunk);
-    /* On MPS a refusal leaves no evidence behind. */
-    bool is_lost = suite_on_mps() && std::strstr(t.name, "after a refusal");
+    /* On MPS a refusal leaves no evidence behind; one by the host's allocator does. */
+    bool is_device = !suite_on_card() || std::strstr(t.name, "of the device");
+    bool is_lost = suite_on_mps() && is_device && std::strstr(t.name, "after a refusal");
     mt_status expected = is_lost ? MT_ETORCH : t.status;
     ck_assert_msg(status == expected, "%s: %s", t.name, mt_status_name(status));
     ck_assert_str_eq(mt_last_error(), t.line);
@@ -480,7 +491,7 @@ START_TEST(exceptions_in_the_loss) {
                                                                   return memtrain::Output{};
                                                               });
                                    }),
-              t.status);
+              is_device && suite_on_card() ? MT_ETORCH : t.status); /* whose count, nobody knows */
     ck_assert_ptr_null(model);
 }
 END_TEST
