@@ -17,6 +17,10 @@
 
 #include <memtrain/trainer.hpp>
 
+extern "C" {
+#include "common/device.h"
+}
+
 #include "check_shim.hpp"
 #include "device/card.h"
 
@@ -337,6 +341,54 @@ START_TEST(lost_card) {
 }
 END_TEST
 
+/* Processes of a machine: each has the card of its number, or shares one where there are fewer, which is said. */
+START_TEST(cards_of_processes) {
+    static const struct {
+        const char *cards;
+        int64_t processes, rank;
+        const char *name;
+        bool is_told;
+    } cases[] = {
+        {"4", 4, 3, "cuda:3", false}, {"2", 4, 3, "cuda:1", true}, {"2", 4, 2, "cuda:0", true},
+        {"1", 2, 1, "cuda:0", true},  {"2", 1, 0, "cuda", false},
+    };
+    static std::string log;
+    const auto &one = cases[_i];
+    ex_flags flags{};
+    ex_device device;
+    size_t count = 0;
+    setenv("MT_TEST_CARDS", one.cards, 1);
+    mt_set_log([](void *, mt_log_level, const char *text) { log += text; }, nullptr);
+    flags.device = "auto";
+    flags.processes = flags.sharing = one.processes;
+    flags.card = one.rank;
+    ck_ok(ex_device_open(&flags, nullptr, 0, &device));
+    ck_assert_str_eq(device.name, one.name);
+    ck_ok(mt_device_count("cuda", &count));
+    ck_assert_int_eq(static_cast<int>(count), std::atoi(one.cards));
+    std::string words = "see " + std::string(one.cards) + " cuda device";
+    ck_assert_int_eq(log.find(words) != std::string::npos, one.is_told);
+}
+END_TEST
+
+/* The line is said once, not by each process. */
+START_TEST(one_process_tells_of_shared_cards) {
+    ex_flags flags{};
+    ex_device device;
+    setenv("RANK", "1", 1);
+    mt_set_log(
+        [](void *, mt_log_level, const char *text) {
+            ck_assert_msg(!std::strstr(text, "cuda device"), "%s", text);
+        },
+        nullptr);
+    flags.device = "cuda";
+    flags.processes = flags.sharing = 2;
+    flags.card = 1;
+    ck_ok(ex_device_open(&flags, nullptr, 0, &device));
+    ck_assert_str_eq(device.name, "cuda:0");
+}
+END_TEST
+
 /* Each request of a step fails in turn: nothing of it is left, and the step goes through afterwards with the same bits. */
 START_TEST(every_request_fails) {
     static const mt_optimizer optimizers[] = {MT_SGD, MT_ADAMW};
@@ -429,6 +481,8 @@ int main(int, char **argv) {
         tcase_add_test(cases, no_bfloat16);
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
+        tcase_add_loop_test(cases, cards_of_processes, 0, 5);
+        tcase_add_test(cases, one_process_tells_of_shared_cards);
     }
     return suite_run(suite);
 }

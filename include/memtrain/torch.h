@@ -107,6 +107,16 @@ MT_API int mt_torch_get_threads(void);
 MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
 
 /*
+ * How many devices of a type there are: N of them are called TYPE:0 to TYPE:N-1. 0 where none can be used; 1 for "cpu", for
+ * "mps" on a Mac, and for a simulated card.
+ *
+ * @param type  as a device is called, without a number: "cuda"
+ * @param out   0 on failure
+ * @return MT_OK; MT_EINVAL for a name that is none, and for one with a number; MT_ENOTSUP for a type that nothing here trains on
+ */
+MT_API MT_NODISCARD mt_status mt_device_count(const char *type, size_t *out);
+
+/*
  * Limits what tensors on the device may take, in bytes; 0: the default. On the CPU the default is
  * mt_host_memory's budget, or in a control group that leaves less than the host what a resident budget
  * (below) of 0.95 of its limit would; it holds for the whole process and is enforced at each
