@@ -341,6 +341,35 @@ START_TEST(lost_card) {
 }
 END_TEST
 
+/*
+ * A marked chunk that is one of several brings its gradients to the block by one kernel, where a plain one has autograd add them
+ * parameter by parameter, of which six have a gradient here. The update is the same.
+ */
+START_TEST(gradients_by_block) {
+    uint64_t kernels[2];
+    std::string hashes[2];
+    NetOptions plain;
+    plain.norm = plain.dropout = false;
+    for (bool marked : {false, true}) {
+        Batch batch(8);
+        Trainer trainer(options_of(MT_SGD), plain);
+        mt_chunk_result result = chunk_result();
+        for (size_t first : {0, 4}) {
+            if (!first) ck_ok(mt_begin(trainer.torch, batch.get()));
+            if (marked) ck_ok(mt_mark(trainer.torch));
+            uint64_t before = counters().kernels;
+            ck_ok(mt_accumulate(trainer.torch, first, 4, 0.5, &result));
+            kernels[marked] = counters().kernels - before;
+        }
+        mt_apply_result applied = apply_result();
+        ck_ok(mt_apply(trainer.torch, &applied));
+        hashes[marked] = trainer.hash();
+    }
+    ck_assert(hashes[1] == hashes[0]);
+    ck_assert_uint_eq(kernels[1], kernels[0] - 6 + 1);
+}
+END_TEST
+
 /* Processes of a machine: each has the card of its number, or shares one where there are fewer, which is said. */
 START_TEST(cards_of_processes) {
     static const struct {
@@ -481,6 +510,7 @@ int main(int, char **argv) {
         tcase_add_test(cases, no_bfloat16);
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
+        tcase_add_test(cases, gradients_by_block);
         tcase_add_loop_test(cases, cards_of_processes, 0, 5);
         tcase_add_test(cases, one_process_tells_of_shared_cards);
     }

@@ -369,6 +369,9 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     m.impl("copy_", copy);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", item);
+    /* libtorch would take lists apart; CUDA has kernels for them. */
+    for (const char *name : {"_foreach_add_.List", "_foreach_copy_"})
+        if (!is_mps) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
     /* libtorch would look for kernels that are in a part which is not here. */
     for (const char *name : {"convolution", "convolution_backward"})
         m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
