@@ -370,6 +370,18 @@ START_TEST(gradients_by_block) {
 }
 END_TEST
 
+/* What a library takes at its first product and keeps is there before a chunk is recorded, of either thread. */
+START_TEST(work_spaces_are_taken_first) {
+    Batch batch(8);
+    mt_card_keep_work_spaces(8 * MiB);
+    Trainer trainer(options_of(MT_SGD));
+    size_t before = memory_on(suite_device()).allocated_bytes;
+    ck_assert_uint_gt(before, 16 * MiB);
+    ck_ok(train(trainer, batch));
+    ck_assert_uint_eq(memory_on(suite_device()).allocated_bytes, before);
+}
+END_TEST
+
 /* Processes of a machine: each has the card of its number, or shares one where there are fewer, which is said. */
 START_TEST(cards_of_processes) {
     static const struct {
@@ -511,6 +523,7 @@ int main(int, char **argv) {
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
         tcase_add_test(cases, gradients_by_block);
+        tcase_add_test(cases, work_spaces_are_taken_first);
         tcase_add_loop_test(cases, cards_of_processes, 0, 5);
         tcase_add_test(cases, one_process_tells_of_shared_cards);
     }
