@@ -342,6 +342,42 @@ START_TEST(lost_card) {
 END_TEST
 
 /*
+ * A batch in pinned memory is the caller's again when a chunk has failed: the card has read it. The first chunk of a step zeroes
+ * gradients, which is a kernel that the copy is done before; it is the second that fails.
+ */
+START_TEST(pinned_batch_of_a_chunk_that_fails) {
+    bool fails = false;
+    at::Tensor kept, data = at::full({2, 4}, 3.0).pin_memory();
+    ck_ok(mt_torch_init(nullptr));
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Half>(), {},
+                        [&](Half &half, const memtrain::Tensors &batch) {
+                            kept = batch[0];
+                            TORCH_CHECK(!fails, "no loss");
+                            return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
+                        }),
+        options_of(MT_SGD));
+    memtrain::detail::Handle handle(data);
+    mt_tensor *tensors[] = {handle.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    mt_chunk_result result = chunk_result();
+    rows.tensors = tensors;
+    rows.count = 1;
+    batch.count = 2;
+    batch.data = &rows;
+    ck_ok(mt_begin(trainer.torch(), &batch));
+    ck_ok(mt_accumulate(trainer.torch(), 0, 1, 0.5, &result));
+    fails = true;
+    ck_status(mt_accumulate(trainer.torch(), 1, 1, 0.5, &result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    data.fill_(5.0);
+    ck_assert_double_eq(kept.sum().item().toDouble(), 12.0);
+    ck_ok(mt_rollback(trainer.torch()));
+}
+END_TEST
+
+/*
  * A marked chunk that is one of several brings its gradients to the block by one kernel, where a plain one has autograd add them
  * parameter by parameter, of which six have a gradient here. The update is the same.
  */
@@ -523,6 +559,7 @@ int main(int, char **argv) {
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
         tcase_add_test(cases, gradients_by_block);
+        tcase_add_test(cases, pinned_batch_of_a_chunk_that_fails);
         tcase_add_test(cases, work_spaces_are_taken_first);
         tcase_add_loop_test(cases, cards_of_processes, 0, 5);
         tcase_add_test(cases, one_process_tells_of_shared_cards);
