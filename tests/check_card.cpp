@@ -15,6 +15,8 @@
 #include <ATen/ops/mul.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <ATen/dlpack.h>
+#include <memtrain/tensor.h>
 #include <memtrain/trainer.hpp>
 
 extern "C" {
@@ -377,6 +379,23 @@ START_TEST(pinned_batch_of_a_chunk_that_fails) {
 }
 END_TEST
 
+/* What the writer of a tensor has given to any stream is done when the tensor is handed over. */
+START_TEST(dlpack_waits_for_the_card) {
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
+    for (bool on_card : {true, false}) {
+        DLManagedTensor *out = nullptr;
+        mt_tensor *in = nullptr;
+        memtrain::detail::Handle handle(on_card ? tensor : at::ones({2, 3}));
+        ck_ok(mt_tensor_to_dlpack(handle.get(), &out));
+        uint64_t before = counters().waits;
+        ck_ok(mt_tensor_from_dlpack(out, &in));
+        ck_assert_uint_eq(counters().waits - before, on_card);
+        mt_tensor_free(in);
+    }
+}
+END_TEST
+
 /*
  * A marked chunk that is one of several brings its gradients to the block by one kernel, where a plain one has autograd add them
  * parameter by parameter, of which six have a gradient here. The update is the same.
@@ -560,6 +579,7 @@ int main(int, char **argv) {
         tcase_add_test(cases, lost_card);
         tcase_add_test(cases, gradients_by_block);
         tcase_add_test(cases, pinned_batch_of_a_chunk_that_fails);
+        tcase_add_test(cases, dlpack_waits_for_the_card);
         tcase_add_test(cases, work_spaces_are_taken_first);
         tcase_add_loop_test(cases, cards_of_processes, 0, 5);
         tcase_add_test(cases, one_process_tells_of_shared_cards);
