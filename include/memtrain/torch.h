@@ -67,7 +67,7 @@ MT_API MT_NODISCARD mt_status mt_torch_init(const mt_torch_init_options *options
  *
  * GNU's OpenMP, which libtorch brings along, has threads wait by spinning. As soon as another program wants a
  * core, two such threads are up to 60 times slower than one. How threads wait is read from the environment when
- * the library is loaded, before main. So this sets OMP_WAIT_POLICY=PASSIVE, GOMP_SPINCOUNT=0 and
+ * the library is loaded, before main. So this sets OMP_WAIT_POLICY=PASSIVE, GOMP_SPINCOUNT=0, KMP_BLOCKTIME=0 and
  * MEMTRAIN_REEXEC=1, and calls execv with the file of the running program and argv; the rest of the environment
  * stays. Call it first in main: what has been done by then is done twice. Streams of stdio are flushed, open
  * files stay open, other threads end.
