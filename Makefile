@@ -646,6 +646,7 @@ $(OBJ)/card_$(1)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
 
 $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A) $(CORE_A)
 	$$(call say,LINK,$$@)
+	@mkdir -p $$(@D)
 	$$(Q)$$(CXX) -shared $$(INSTRUMENT) $$(rpath) $$(LDFLAGS) -Wl,-Bsymbolic-functions -Wl,--exclude-libs,ALL -o $$@ \
 	    $$^ $$(TORCH_LINK) -lm -ldl
 
