@@ -86,7 +86,8 @@ size_t recent_host_room() {
 void check_resident(const char *function, const Device &device) {
     if (device.memory() != Memory::cpu || device.card)
         fail(MT_ENOTSUP, "%s: resident bytes are those of the CPU's process alone", function);
-    if (!cpu::resident_bytes()) fail(MT_ENOTSUP, "%s: /proc does not tell them here", function);
+    if (!cpu::resident_bytes())
+        fail(MT_ENOTSUP, "%s: the system does not tell them here", function);
 }
 
 mt_resident resident_memory() {

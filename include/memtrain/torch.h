@@ -133,7 +133,7 @@ MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t by
  * in bytes; 0: no such limit. When a chunk begins, and when mt_device_memory is asked, the budget of tensors
  * becomes what the limit leaves for them, and no more than the budget that is set. Pages that wait in planned memory
  * or in the heap are given back where others need them. What others than tensors take in the middle of a chunk is not
- * seen, so leave some room. "cpu" alone, and where /proc tells; else MT_ENOTSUP.
+ * seen, so leave some room. "cpu" alone, and where the system tells (Linux, macOS); else MT_ENOTSUP.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_resident_budget(const char *device, size_t bytes);
 
@@ -151,7 +151,7 @@ typedef struct mt_resident {
 #define MT_RESIDENT_INIT                                                                           \
     { sizeof(mt_resident), 0, 0, 0, 0, 0, 0 }
 
-/* @param device "cpu"; MT_ENOTSUP for others, and where /proc does not tell */
+/* @param device "cpu"; MT_ENOTSUP for others, and where the system does not tell */
 MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident *out);
 
 /*
@@ -160,7 +160,7 @@ MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident
  * mt_policy_predict_bytes tells. The rest is as it is now, so ask after some chunks have run; chunks are
  * taken to be served from planned memory (without it the heap may hold twice their bytes).
  *
- * @param device      "cpu"; MT_ENOTSUP for others, and where /proc does not tell
+ * @param device      "cpu"; MT_ENOTSUP for others, and where the system does not tell
  * @param peak_bytes  of all tensors together, those that are there now included
  * @param out         bytes, what is held now at the least; 0 on failure
  */
