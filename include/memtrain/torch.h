@@ -174,7 +174,8 @@ MT_API MT_NODISCARD mt_status mt_device_memory(const char *device, mt_memory *ou
 MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
 
 /*
- * Gives cached memory back: on CUDA and MPS the allocator's wholly free segments; on the CPU the
+ * Gives cached memory back: on CUDA and MPS the allocator's wholly free segments, on CUDA those of all cards, each of
+ * which is waited for; on the CPU the
  * pages of planned memory in which no tensor lies, but of chunks that run, and the free pages of the heap
  * (malloc_trim, some milliseconds). out (may be NULL) gets seconds and
  * bytes, on the CPU resident bytes.
@@ -448,6 +449,9 @@ typedef struct mt_segment_ops {
  * gradients have the bits of a plain run, unless a parameter or an input is used by several segments,
  * where their gradients are added in another order. memtrain/torch.hpp has it for C++.
  *
+ * The first run makes no graph, and libtorch may choose a kernel by that. On MPS attention and RMSNorm are such, on CUDA
+ * attention with some sizes of heads: with these the outputs are those of a plain run but for rounding.
+ *
  * Without a graph (mt_evaluate) and inside an mt_torch whose checkpointing is off the segment is
  * simply run. Segments may contain segments. Where none of the inputs and parameters needs a gradient,
  * do without: the outputs would need one all the same.
@@ -494,8 +498,8 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
  * activation_bytes. In the first step with samples of a shape all segments forget, and what each keeps and
  * takes is measured; when that step is through the set is chosen (memtrain/segments.h), for its largest
  * chunk, and stays. To a policy chunks before and after it are of different shapes, with recordings and
- * times of their own; as MT_RUNG_CHECKPOINTING it can have all segments forget. The bits are the same. MT_ENOTSUP
- * on MPS, which tells no peaks.
+ * times of their own; as MT_RUNG_CHECKPOINTING it can have all segments forget. The bits are the same, as far as
+ * mt_checkpoint's are. MT_ENOTSUP on MPS, which tells no peaks.
  */
 #define MT_CHECKPOINTING_CHOSEN 2
 
