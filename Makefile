@@ -266,8 +266,9 @@ UP := $(subst $() ,,$(patsubst %,../,$(wordlist 2,9,$(subst /, ,$(filter build/%
 INSIDE = $(if $(filter build build/%,$(BUILD)),$(filter $(CURDIR)/build/%,$(TORCH_LIB)))
 ifeq ($(OS),Darwin)
 HERE := @loader_path
+# As the version scripts below; ld(1) knows [a-z] and no exclusion.
 soname = -dynamiclib -install_name @rpath/lib$(1).dylib -current_version $(VERSION) \
-    '-Wl,-exported_symbol,_mt_*'
+    '-Wl,-exported_symbol,_mt_[a-z]*' $(if $(private_$(1)),'-Wl$(comma)-exported_symbol$(comma)_mt__*')
 TORCH_LINK = -L$(TORCH_LIB) -ltorch_cpu -lc10
 LAZY := -Wl,-dead_strip_dylibs
 else
@@ -646,6 +647,7 @@ $(OBJ)/card_$(1)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
 
 $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A) $(CORE_A)
 	$$(call say,LINK,$$@)
+	@mkdir -p $$(@D)
 	$$(Q)$$(CXX) -shared $$(INSTRUMENT) $$(rpath) $$(LDFLAGS) -Wl,-Bsymbolic-functions -Wl,--exclude-libs,ALL -o $$@ \
 	    $$^ $$(TORCH_LINK) -lm -ldl
 

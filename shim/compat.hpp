@@ -77,7 +77,10 @@ inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
                                              c10::DeviceIndex index) {
     if (auto *card = dynamic_cast<DeviceAllocator *>(&allocator)) return card->getMemoryInfo(index);
     using Query = int (*)(size_t *, size_t *);
-    auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "cudaMemGetInfo"));
+    /* By the part of libtorch that needs it: where Python has loaded that its names are no global ones. */
+    void *part = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    auto query = reinterpret_cast<Query>(dlsym(part ? part : RTLD_DEFAULT, "cudaMemGetInfo"));
+    if (part) dlclose(part);
     c10::DeviceGuard on(c10::Device(c10::kCUDA, index));
     size_t free_bytes = 0, total_bytes = 0;
     TORCH_CHECK(query && query(&free_bytes, &total_bytes) == 0,

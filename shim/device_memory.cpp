@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <string>
 
 #include <unistd.h>
@@ -85,7 +86,8 @@ size_t recent_host_room() {
 void check_resident(const char *function, const Device &device) {
     if (device.memory() != Memory::cpu || device.card)
         fail(MT_ENOTSUP, "%s: resident bytes are those of the CPU's process alone", function);
-    if (!cpu::resident_bytes()) fail(MT_ENOTSUP, "%s: /proc does not tell them here", function);
+    if (!cpu::resident_bytes())
+        fail(MT_ENOTSUP, "%s: the system does not tell them here", function);
 }
 
 mt_resident resident_memory() {
@@ -198,6 +200,16 @@ void set_mps_budget(const Device &device, size_t bytes) {
     double ratio = bytes ? static_cast<double>(bytes) / whole : default_share;
     mps.setMemoryFraction(std::min(std::max(ratio, 1e-6), 2.0));
     kept(device).budget = bytes;
+}
+
+/* Devices of its type. */
+size_t count_of(const Device &device) {
+    if (device.card) return cpu::installed();
+    if (device.is_cpu()) return 1;
+    if (device.is_mps()) return at::detail::getMPSHooks().hasMPS();
+    if (!compat::device_allocator(device.type())) return 0;
+    int count = at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount();
+    return static_cast<size_t>(std::max(count, 0));
 }
 
 } // namespace
@@ -333,6 +345,19 @@ using namespace memtrain::shim;
 
 extern "C" mt_status mt_device_check(const char *name) {
     return with_device("mt_device_check", name, [](const Device &) {});
+}
+
+extern "C" mt_status mt_device_count(const char *type, size_t *out) {
+    static const char function[] = "mt_device_count";
+    Device device = c10::Device(c10::kCPU);
+    MT_RETURN_IF_FAILED(check_not_null(out, function, "out"));
+    *out = 0;
+    MT_RETURN_IF_FAILED(ensure_init());
+    MT_RETURN_IF_FAILED(parse_device(type, function, &device));
+    if (!device.card && std::strchr(type, ':'))
+        return mt_set_error(MT_EINVAL, "%s: '%s' is one device; accepted: its type, '%.*s'",
+                            function, type, static_cast<int>(std::strcspn(type, ":")), type);
+    return guard([&] { *out = count_of(device); });
 }
 
 extern "C" mt_status mt_device_set_budget(const char *name, size_t bytes) {

@@ -52,10 +52,12 @@ mt_tensor *take(const char *function, const DLTensor &tensor, bool read_only, Lo
         fail(MT_EINVAL, "%s: ndim is %d; accepted: 0 to %d", function, tensor.ndim,
              MT_TENSOR_DIMS_MAX);
     void *data = tensor.data ? static_cast<char *>(tensor.data) + tensor.byte_offset : nullptr;
-    return new_handle(lend({function, "", data, Lent::unknown, type_of(function, tensor.dtype),
-                            static_cast<size_t>(tensor.ndim), tensor.shape, tensor.strides,
-                            device_of(function, tensor.device), read_only},
-                           std::move(loan)));
+    Device where = device_of(function, tensor.device);
+    synchronize(where); /* its writer may have used any stream */
+    return new_handle(
+        lend({function, "", data, Lent::unknown, type_of(function, tensor.dtype),
+              static_cast<size_t>(tensor.ndim), tensor.shape, tensor.strides, where, read_only},
+             std::move(loan)));
 }
 
 /* What is checked of a version before anything else is looked at: the layout is another one there. */

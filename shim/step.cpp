@@ -422,6 +422,7 @@ mt_status fail_step(mt_torch &torch, mt_status status) {
     char reason[512];
     std::snprintf(reason, sizeof reason, "%s", mt_last_error());
     (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
+    (void)guard([&] { synchronize(torch.device); }); /* the batch may still be on its way */
     return mt_set_error(status, "%s", reason);
 }
 

@@ -7,6 +7,8 @@
 #include <set>
 
 #include <ATen/Context.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 
 #include "arguments.hpp"
@@ -323,6 +325,17 @@ void tell_uncounted(const mt_torch &torch) {
     cpu::warn_of_uncounted("the model's buffers and frozen parameters", bytes);
 }
 
+/*
+ * cuBLAS takes a work space of the card's memory for each thread that multiplies, at its first product, and keeps it. This thread
+ * and that of the backward pass take theirs before a chunk is recorded: else the first recording would have it and no other.
+ */
+void take_work_spaces(const Device &device) {
+    if (!device.where.is_cuda()) return;
+    c10::AutoGradMode grad(true);
+    at::Tensor square = at::ones({16, 16}, at::device(device.where)).requires_grad_(true);
+    at::mm(square, square).sum().backward();
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -353,6 +366,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     move_model(*torch, device);
     /* Else cuDNN may take kernels that add in any order, and the same chunks would give other bits. */
     if (device.is_cuda()) at::globalContext().setDeterministicCuDNN(true);
+    take_work_spaces(device);
     if (options.channels_last) make_channels_last(*torch);
     plan(*torch);
     torch->flat->lay_out(device);

@@ -15,7 +15,13 @@
 #include <ATen/ops/mul.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <ATen/dlpack.h>
+#include <memtrain/tensor.h>
 #include <memtrain/trainer.hpp>
+
+extern "C" {
+#include "common/device.h"
+}
 
 #include "check_shim.hpp"
 #include "device/card.h"
@@ -426,6 +432,148 @@ START_TEST(lost_card) {
 }
 END_TEST
 
+/*
+ * A batch in pinned memory is the caller's again when a chunk has failed: the card has read it. The first chunk of a step zeroes
+ * gradients, which is a kernel that the copy is done before; it is the second that fails.
+ */
+START_TEST(pinned_batch_of_a_chunk_that_fails) {
+    bool fails = false;
+    at::Tensor kept, data = at::full({2, 4}, 3.0).pin_memory();
+    ck_ok(mt_torch_init(nullptr));
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Half>(), {},
+                        [&](Half &half, const memtrain::Tensors &batch) {
+                            kept = batch[0];
+                            TORCH_CHECK(!fails, "no loss");
+                            return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
+                        }),
+        options_of(MT_SGD));
+    memtrain::detail::Handle handle(data);
+    mt_tensor *tensors[] = {handle.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    mt_chunk_result result = chunk_result();
+    rows.tensors = tensors;
+    rows.count = 1;
+    batch.count = 2;
+    batch.data = &rows;
+    ck_ok(mt_begin(trainer.torch(), &batch));
+    ck_ok(mt_accumulate(trainer.torch(), 0, 1, 0.5, &result));
+    fails = true;
+    ck_status(mt_accumulate(trainer.torch(), 1, 1, 0.5, &result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    data.fill_(5.0);
+    ck_assert_double_eq(kept.sum().item().toDouble(), 12.0);
+    ck_ok(mt_rollback(trainer.torch()));
+}
+END_TEST
+
+/* What the writer of a tensor has given to any stream is done when the tensor is handed over. */
+START_TEST(dlpack_waits_for_the_card) {
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
+    for (bool on_card : {true, false}) {
+        DLManagedTensor *out = nullptr;
+        mt_tensor *in = nullptr;
+        memtrain::detail::Handle handle(on_card ? tensor : at::ones({2, 3}));
+        ck_ok(mt_tensor_to_dlpack(handle.get(), &out));
+        uint64_t before = counters().waits;
+        ck_ok(mt_tensor_from_dlpack(out, &in));
+        ck_assert_uint_eq(counters().waits - before, on_card);
+        mt_tensor_free(in);
+    }
+}
+END_TEST
+
+/*
+ * A marked chunk that is one of several brings its gradients to the block by one kernel, where a plain one has autograd add them
+ * parameter by parameter, of which six have a gradient here. The update is the same.
+ */
+START_TEST(gradients_by_block) {
+    uint64_t kernels[2];
+    std::string hashes[2];
+    NetOptions plain;
+    plain.norm = plain.dropout = false;
+    for (bool marked : {false, true}) {
+        Batch batch(8);
+        Trainer trainer(options_of(MT_SGD), plain);
+        mt_chunk_result result = chunk_result();
+        for (size_t first : {0, 4}) {
+            if (!first) ck_ok(mt_begin(trainer.torch, batch.get()));
+            if (marked) ck_ok(mt_mark(trainer.torch));
+            uint64_t before = counters().kernels;
+            ck_ok(mt_accumulate(trainer.torch, first, 4, 0.5, &result));
+            kernels[marked] = counters().kernels - before;
+        }
+        mt_apply_result applied = apply_result();
+        ck_ok(mt_apply(trainer.torch, &applied));
+        hashes[marked] = trainer.hash();
+    }
+    ck_assert(hashes[1] == hashes[0]);
+    ck_assert_uint_eq(kernels[1], kernels[0] - 6 + 1);
+}
+END_TEST
+
+/* What a library takes at its first product and keeps is there before a chunk is recorded, of either thread. */
+START_TEST(work_spaces_are_taken_first) {
+    Batch batch(8);
+    mt_card_keep_work_spaces(8 * MiB);
+    Trainer trainer(options_of(MT_SGD));
+    size_t before = memory_on(suite_device()).allocated_bytes;
+    ck_assert_uint_gt(before, 16 * MiB);
+    ck_ok(train(trainer, batch));
+    ck_assert_uint_eq(memory_on(suite_device()).allocated_bytes, before);
+}
+END_TEST
+
+/* Processes of a machine: each has the card of its number, or shares one where there are fewer, which is said. */
+START_TEST(cards_of_processes) {
+    static const struct {
+        const char *cards;
+        int64_t processes, rank;
+        const char *name;
+        bool is_told;
+    } cases[] = {
+        {"4", 4, 3, "cuda:3", false}, {"2", 4, 3, "cuda:1", true}, {"2", 4, 2, "cuda:0", true},
+        {"1", 2, 1, "cuda:0", true},  {"2", 1, 0, "cuda", false},
+    };
+    static std::string log;
+    const auto &one = cases[_i];
+    ex_flags flags{};
+    ex_device device;
+    size_t count = 0;
+    setenv("MT_TEST_CARDS", one.cards, 1);
+    mt_set_log([](void *, mt_log_level, const char *text) { log += text; }, nullptr);
+    flags.device = "auto";
+    flags.processes = flags.sharing = one.processes;
+    flags.card = one.rank;
+    ck_ok(ex_device_open(&flags, nullptr, 0, &device));
+    ck_assert_str_eq(device.name, one.name);
+    ck_ok(mt_device_count("cuda", &count));
+    ck_assert_int_eq(static_cast<int>(count), std::atoi(one.cards));
+    std::string words = "see " + std::string(one.cards) + " cuda device";
+    ck_assert_int_eq(log.find(words) != std::string::npos, one.is_told);
+}
+END_TEST
+
+/* The line is said once, not by each process. */
+START_TEST(one_process_tells_of_shared_cards) {
+    ex_flags flags{};
+    ex_device device;
+    setenv("RANK", "1", 1);
+    mt_set_log(
+        [](void *, mt_log_level, const char *text) {
+            ck_assert_msg(!std::strstr(text, "cuda device"), "%s", text);
+        },
+        nullptr);
+    flags.device = "cuda";
+    flags.processes = flags.sharing = 2;
+    flags.card = 1;
+    ck_ok(ex_device_open(&flags, nullptr, 0, &device));
+    ck_assert_str_eq(device.name, "cuda:0");
+}
+END_TEST
+
 /* Each request of a step fails in turn: nothing of it is left, and the step goes through afterwards with the same bits. */
 START_TEST(every_request_fails) {
     static const mt_optimizer optimizers[] = {MT_SGD, MT_ADAMW};
@@ -521,6 +669,12 @@ int main(int, char **argv) {
         tcase_add_test(cases, no_bfloat16);
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
+        tcase_add_test(cases, gradients_by_block);
+        tcase_add_test(cases, pinned_batch_of_a_chunk_that_fails);
+        tcase_add_test(cases, dlpack_waits_for_the_card);
+        tcase_add_test(cases, work_spaces_are_taken_first);
+        tcase_add_loop_test(cases, cards_of_processes, 0, 5);
+        tcase_add_test(cases, one_process_tells_of_shared_cards);
     }
     return suite_run(suite);
 }

@@ -96,6 +96,10 @@ C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, FakeCUDAHooks)
 START_TEST(presence) {
     ck_ok(mt_device_check("cuda"));
     ck_ok(mt_device_check("cuda:1"));
+    size_t count = 0;
+    ck_ok(mt_device_count("cuda", &count));
+    ck_assert_uint_eq(count, 2);
+    ck_status(mt_device_count("cuda:1", &count), MT_EINVAL);
     ck_assert_int_eq(card.inits, 0);
     ck_status(mt_device_check("cuda:2"), MT_ENOTSUP);
     ck_assert_str_eq(mt_last_error(), "mt_device_check: there are 2 CUDA devices");

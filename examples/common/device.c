@@ -3,6 +3,7 @@
  */
 #include "device.h"
 #include "cores.h"
+#include "processes.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -22,23 +23,47 @@ static int is_simulated(const ex_device *device) {
     return strncmp(device->name, "sim", 3) == 0;
 }
 
+/* Once, by one of several processes that have fewer cards than they are. */
+static void tell_shared(const ex_flags *flags, const char *type, size_t cards) {
+    if (ex_processes_is_first())
+        mt_log(MT_LOG_WARNING,
+               "%lld processes of this machine see %zu %s device%s: several share one, and "
+               "--budget is for each, unless each is shown another one",
+               (long long)flags->sharing, cards, type, cards == 1 ? "" : "s");
+}
+
 /*
- * auto takes the first that can be used; a device named by the user must be one that can. Of several processes of one
- * machine each takes the card of its number.
+ * Of several processes of one machine each takes the card of its number. Where there are fewer, as launchers have it that show
+ * each process one of its own, numbers begin anew. Without any the name stays, of which mt_device_check says what is wrong.
  */
+static mt_status pick_card(const ex_flags *flags, const char *type, ex_device *device) {
+    size_t cards, number = (size_t)flags->card;
+    mt_status status = mt_device_count(type, &cards);
+    if (status != MT_OK || !cards) return status;
+    if (cards < (size_t)flags->sharing) {
+        tell_shared(flags, type, cards);
+        number %= cards;
+    }
+    snprintf(device->card, sizeof device->card, "%s:%zu", type, number);
+    device->name = device->card;
+    return MT_OK;
+}
+
+/* auto takes the first that can be used; a device named by the user must be one that can. */
 static mt_status pick(const ex_flags *flags, ex_device *device) {
     const char *name = flags->device;
     if (strcmp(name, "auto") == 0)
         name = mt_device_check("cuda") == MT_OK  ? "cuda"
                : mt_device_check("mps") == MT_OK ? "mps"
                                                  : "cpu";
-    if (strcmp(name, "cuda") == 0 && flags->processes > 1) {
-        snprintf(device->card, sizeof device->card, "cuda:%lld", (long long)flags->card);
-        name = device->card;
-    }
     device->name = name;
-    if (mt_device_check(name) == MT_OK) return MT_OK;
-    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", name, mt_last_error());
+    if (strcmp(name, "cuda") == 0 && flags->processes > 1) {
+        mt_status status = pick_card(flags, name, device);
+        if (status != MT_OK) return status;
+    }
+    if (mt_device_check(device->name) == MT_OK) return MT_OK;
+    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", device->name,
+                        mt_last_error());
 }
 
 /* OMP_NUM_THREADS, of whose numbers the first counts; no limit where it is not set. */

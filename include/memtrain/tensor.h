@@ -146,8 +146,8 @@ struct DLManagedTensorVersioned;
 
 /*
  * A tensor over what another library has handed out; nothing is copied. Of devices there are the CPU (with
- * CUDA's pinned memory) and CUDA; its writer must be done: no stream is waited for. A dtype that mt_dtype does
- * not name is taken where libtorch has it.
+ * CUDA's pinned memory) and CUDA, which is waited for: what its writer has given to any stream of the card before the call is
+ * done then. A dtype that mt_dtype does not name is taken where libtorch has it.
  *
  * From Python: the pointer in the capsule that __dlpack__() returns. Rename it to "used_dltensor"
  * ("used_dltensor_versioned") before the call, since the tensor is handed over in every case.

@@ -237,6 +237,10 @@ extern "C" void mt_card_use_work_space(size_t bytes) {
     card::counters.work_space = bytes;
 }
 
+extern "C" void mt_card_keep_work_spaces(size_t bytes) {
+    card::counters.kept_work_space = bytes;
+}
+
 /* A machine with a driver has a real card, whose part of libtorch must not come into this process. */
 extern "C" MT_CARD_FUNCTION void *dlopen(const char *name, int mode) {
     using Open = void *(*)(const char *, int);

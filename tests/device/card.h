@@ -51,6 +51,12 @@ MT_CARD_FUNCTION void mt_card_ignore(int ignores);
  */
 MT_CARD_FUNCTION void mt_card_use_work_space(size_t bytes);
 
+/*
+ * Each thread that multiplies from now on takes so many bytes at its first product, and keeps them; 0: none does. That is what
+ * cuBLAS does.
+ */
+MT_CARD_FUNCTION void mt_card_keep_work_spaces(size_t bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -325,12 +325,23 @@ void check_engine(const c10::OperatorHandle &op, const torch::jit::Stack &stack)
                 "GET was unable to find an engine to execute this computation");
 }
 
+/* Of the thread, for good. */
+void keep_work_space(const c10::OperatorHandle &op) {
+    static thread_local bool has_one = false;
+    const std::string &name = op.schema().name();
+    bool is_product = name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm";
+    if (!is_product || has_one || !counters.kept_work_space) return;
+    has_one = true;
+    (void)allocator().raw_allocate(counters.kept_work_space);
+}
+
 void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     Kernel kernel;
     const auto &arguments = op.schema().arguments();
     auto place = op.schema().argumentIndexWithName("generator");
     check_norm_types(op, *stack);
     check_engine(op, *stack);
+    keep_work_space(op);
     if (counters.work_space && is_convolution(op)) try_work_space(counters.work_space);
     if (place)
         (*stack)[stack->size() - arguments.size() + static_cast<size_t>(*place)] =
@@ -369,6 +380,9 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     m.impl("copy_", copy);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", item);
+    /* libtorch would take lists apart; CUDA has kernels for them. */
+    for (const char *name : {"_foreach_add_.List", "_foreach_copy_"})
+        if (!is_mps) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
     /* libtorch would look for kernels that are in a part which is not here. */
     for (const char *name : {"convolution", "convolution_backward"})
         m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
