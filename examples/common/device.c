@@ -22,18 +22,28 @@ static int is_simulated(const ex_device *device) {
     return strncmp(device->name, "sim", 3) == 0;
 }
 
+const char *ex_device_auto(void) {
+    static const char *const cards[] = {"cuda", "xpu", "mps"};
+    for (size_t i = 0; i < EX_ROWS(cards); i++)
+        if (mt_device_check(cards[i]) == MT_OK) return cards[i];
+    return "cpu";
+}
+
+/* Whether it is a card whose part of libtorch is a library of its own, or may be. */
+static int wants_cards(const char *name) {
+    return strcmp(name, "auto") == 0 || strncmp(name, "cuda", 4) == 0 ||
+           strncmp(name, "xpu", 3) == 0;
+}
+
 /*
  * auto takes the first that can be used; a device named by the user must be one that can. Of several processes of one
  * machine each takes the card of its number.
  */
 static mt_status pick(const ex_flags *flags, ex_device *device) {
     const char *name = flags->device;
-    if (strcmp(name, "auto") == 0)
-        name = mt_device_check("cuda") == MT_OK  ? "cuda"
-               : mt_device_check("mps") == MT_OK ? "mps"
-                                                 : "cpu";
-    if (strcmp(name, "cuda") == 0 && flags->processes > 1) {
-        snprintf(device->card, sizeof device->card, "cuda:%lld", (long long)flags->card);
+    if (strcmp(name, "auto") == 0) name = ex_device_auto();
+    if ((strcmp(name, "cuda") == 0 || strcmp(name, "xpu") == 0) && flags->processes > 1) {
+        snprintf(device->card, sizeof device->card, "%s:%lld", name, (long long)flags->card);
         name = device->card;
     }
     device->name = name;
@@ -159,7 +169,7 @@ mt_status ex_device_follow(const ex_flags *flags, ex_device *device) {
 mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed, ex_device *out) {
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
-    init.cuda = strcmp(flags->device, "auto") == 0 || strncmp(flags->device, "cuda", 4) == 0;
+    init.cuda = wants_cards(flags->device);
     mt_status status = check_offload_dir(flags->offload_dir);
     if (status == MT_OK) status = mt_torch_init(&init);
     if (status == MT_OK) status = pick(flags, out);
