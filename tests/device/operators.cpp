@@ -371,9 +371,9 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
 
 } // namespace
 
-/* libtorch would ask MPS's part for a choice of kernels. */
+/* libtorch would ask the part for MPS, or for XPU, for a choice of kernels. */
 TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD(CARD), m) {
-    if (is_mps) m.impl("scaled_dot_product_attention", attention);
+    if (is_mps || is_xpu) m.impl("scaled_dot_product_attention", attention);
 }
 
 TORCH_LIBRARY_IMPL(_, CARD, m) {
