@@ -206,9 +206,7 @@ void set_mps_budget(const Device &device, size_t bytes) {
 
 void check_mps(const char *function, const Device &device) {
     if (device.index() > 0 || !at::detail::getMPSHooks().hasMPS())
-        fail(MT_ENOTSUP,
-             "%s: this libtorch or this machine has no MPS: it wants a Mac with Apple's chip, and "
-             "libtorch for that; accepted: cpu",
+        fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: cpu",
              function);
 }
 

@@ -130,7 +130,7 @@ std::string why_absent(c10::DeviceType type) {
     std::string name = c10::DeviceTypeName(type);
     for (const Part &part : parts)
         if (part.type == type)
-            return "libtorch's part for " + name + " is not loaded: " +
+            return name + " is not loaded: " +
                    (part.missing.empty() ? "mt_torch_init was told to leave it (options->cuda is 0)"
                                          : part.missing) +
                    "; accepted: cpu";

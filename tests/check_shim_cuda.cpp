@@ -149,6 +149,7 @@ START_TEST(tensor_of_no_device) {
     ck_assert_str_eq(info.device, "meta");
     mt_tensor *copy = nullptr;
     ck_status(mt_tensor_copy(handle.get(), "cpu", MT_DTYPE_NONE, &copy), MT_ETORCH);
+    ck_assert_int_eq(card.inits, 0);
     float number = 1;
     int64_t shape = 1;
     mt_tensor_memory memory = MT_TENSOR_MEMORY_INIT;
