@@ -147,10 +147,10 @@ BENCHES_CORE := $(call programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
 COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
 
-# The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:mps.
+# The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(sort $(wildcard tests/device/*.cpp))
-# check_shim_cuda and check_shim_mps have hooks of their own, under the key that the test device takes.
+# check_shim_cuda, check_shim_xpu and check_shim_mps have hooks of their own, under the key that the test device takes.
 beside_card = $(filter-out %/check_shim_$(or $(CARD),none),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
@@ -338,7 +338,7 @@ run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processes check_ex_resume check_peaks)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
-check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps|test:cuda|test:mps, SUITES="check_a check_b")
+check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(beside_card))) $(if $(SUITES),,$(STATIC))
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
@@ -654,9 +654,10 @@ $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A)
 -include $(patsubst %,$(OBJ)/card_$(1)/%.d,$(CARD_SRC))
 endef
 # It starts itself again with the test device.
-$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(call card_so,cuda) $(call card_so,mps))
+$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(foreach card,cuda xpu mps,$(call card_so,$(card))))
 
 $(eval $(call card_rules,cuda,CUDA))
+$(eval $(call card_rules,xpu,XPU,-DCARD_IS_XPU))
 $(eval $(call card_rules,mps,MPS,-DCARD_IS_MPS))
 
 # They have examples in them.

@@ -187,14 +187,15 @@ OnCard::~OnCard() {
 } // namespace sim
 
 Memory Device::memory() const {
-    if (card) return card->is_mps() ? Memory::mps : Memory::cuda;
-    return is_cpu() ? Memory::cpu : is_mps() ? Memory::mps : Memory::cuda;
+    if (card) return card->is_mps() ? Memory::mps : Memory::allocator;
+    if (is_cpu()) return Memory::cpu;
+    if (is_mps()) return Memory::mps;
+    return compat::device_allocator(type()) ? Memory::allocator : Memory::none;
 }
 
 std::string Device::name() const {
     if (card) return card->name();
-    if (is_cpu()) return "cpu";
-    return is_mps() ? "mps" : "cuda:" + std::to_string(index());
+    return is_mps() ? "mps" : where.str();
 }
 
 } // namespace memtrain::shim

@@ -336,6 +336,12 @@ void take_work_spaces(const Device &device) {
     at::mm(square, square).sum().backward();
 }
 
+/* Else cuDNN, and oneDNN on XPU, may take kernels that add in any order, and the same chunks would give other bits. */
+void add_in_one_order(const Device &device) {
+    if (device.where.is_cuda()) at::globalContext().setDeterministicCuDNN(true);
+    if (device.where.is_xpu()) at::globalContext().setDeterministicMkldnn(true);
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -364,8 +370,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     check_groups(*torch);
     needs = needs_of(*torch);
     move_model(*torch, device);
-    /* Else cuDNN may take kernels that add in any order, and the same chunks would give other bits. */
-    if (device.is_cuda()) at::globalContext().setDeterministicCuDNN(true);
+    add_in_one_order(device);
     take_work_spaces(device);
     if (options.channels_last) make_channels_last(*torch);
     plan(*torch);

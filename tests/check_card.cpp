@@ -1,21 +1,24 @@
 /*
- * check_card.cpp - what the shim does with a card, on the test device (tests/device/card.hpp) under libtorch's key for CUDA, and
- * under that for MPS: it is loaded before everything else, so this program starts itself again, once for each.
+ * check_card.cpp - what the shim does with a card, on the test device (tests/device/card.hpp) under libtorch's keys for CUDA, XPU
+ * and MPS: it is loaded before everything else, so this program starts itself again, once for each.
  */
 #include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 
 #include <libgen.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <ATen/DLConvertor.h>
+#include <ATen/ops/_convolution.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <ATen/dlpack.h>
+#include <memtrain/safetensors.h>
 #include <memtrain/tensor.h>
 #include <memtrain/trainer.hpp>
 
@@ -80,7 +83,9 @@ START_TEST(as_on_the_cpu) {
         ck_assert_double_eq(there.metric_sums[0], here.metric_sums[0]);
     }
     ck_assert_uint_gt(counters().kernels, 100);
-    if (!suite_on_mps()) ck_assert(at::globalContext().deterministicCuDNN());
+    const std::string kind = suite_device();
+    ck_assert_int_eq(at::globalContext().deterministicCuDNN(), kind == "cuda");
+    ck_assert_int_eq(at::globalContext().deterministicMkldnn(), kind == "xpu");
 }
 END_TEST
 
@@ -89,12 +94,12 @@ START_TEST(budget_is_the_allocators_limit) {
     mt_memory memory = MT_MEMORY_INIT;
     ck_ok(mt_torch_init(nullptr));
     ck_ok(mt_torch_seed(1));
-    ck_ok(mt_device_memory("cuda", &memory));
+    ck_ok(mt_device_memory(suite_device(), &memory));
     double whole = static_cast<double>(memory.free_bytes);
     ck_assert_double_eq(mt_card_share(), 1.0);
-    ck_ok(mt_device_set_budget("cuda", 256 * MiB));
+    ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
     ck_assert_double_eq_tol(mt_card_share(), 256.0 * MiB / whole, 1e-9);
-    ck_ok(mt_device_set_budget("cuda", 0));
+    ck_ok(mt_device_set_budget(suite_device(), 0));
     ck_assert_double_eq(mt_card_share(), 1.0);
 }
 END_TEST
@@ -325,7 +330,7 @@ END_TEST
 START_TEST(driver_is_not_asked_in_a_step) {
     Batch batch(8);
     Trainer trainer(options_of(MT_SGD));
-    ck_ok(mt_device_set_budget("cuda", 256 * MiB));
+    ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
     mt_backend seam = seam_of(trainer);
     mt_trainer *loop = nullptr;
     ck_ok(mt_trainer_new(&seam, nullptr, &loop));
@@ -364,12 +369,18 @@ START_TEST(texts) {
         {"cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
         {"cuFFT error: CUFFT_ALLOC_FAILED", false, MT_EDEVMEM},
         {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
+        {"level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", false,
+         MT_EDEVMEM},
+        {"UR backend failed. UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", false,
+         MT_EDEVMEM},
+        {"level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", false,
+         MT_ETORCH},
         {"mat1 and mat2 shapes cannot be multiplied (8x72 and 71x5)", true, MT_ETORCH},
     };
     Batch batch(8);
     const auto &one = cases[_i];
     Trainer trainer(options_of(MT_SGD), {}, [&](Net &net) {
-        (void)net.conv1->forward(memtrain::tensor(batch.images()).to(at::kCUDA));
+        (void)net.conv1->forward(memtrain::tensor(batch.images()).to(device_of(net)));
         TORCH_CHECK(false, one.text);
     });
     mt_card_use_work_space(one.swallowed ? size_t{1} << 38 : 0);
@@ -531,11 +542,11 @@ START_TEST(cards_of_processes) {
     static const struct {
         const char *cards;
         int64_t processes, rank;
-        const char *name;
+        const char *number;
         bool is_told;
     } cases[] = {
-        {"4", 4, 3, "cuda:3", false}, {"2", 4, 3, "cuda:1", true}, {"2", 4, 2, "cuda:0", true},
-        {"1", 2, 1, "cuda:0", true},  {"2", 1, 0, "cuda", false},
+        {"4", 4, 3, ":3", false}, {"2", 4, 3, ":1", true}, {"2", 4, 2, ":0", true},
+        {"1", 2, 1, ":0", true},  {"2", 1, 0, "", false},
     };
     static std::string log;
     const auto &one = cases[_i];
@@ -548,10 +559,10 @@ START_TEST(cards_of_processes) {
     flags.processes = flags.sharing = one.processes;
     flags.card = one.rank;
     ck_ok(ex_device_open(&flags, nullptr, 0, &device));
-    ck_assert_str_eq(device.name, one.name);
-    ck_ok(mt_device_count("cuda", &count));
+    ck_assert_str_eq(device.name, (suite_device() + std::string(one.number)).c_str());
+    ck_ok(mt_device_count(suite_device(), &count));
     ck_assert_int_eq(static_cast<int>(count), std::atoi(one.cards));
-    std::string words = "see " + std::string(one.cards) + " cuda device";
+    std::string words = "see " + std::string(one.cards) + " " + suite_device() + " device";
     ck_assert_int_eq(log.find(words) != std::string::npos, one.is_told);
 }
 END_TEST
@@ -563,14 +574,71 @@ START_TEST(one_process_tells_of_shared_cards) {
     setenv("RANK", "1", 1);
     mt_set_log(
         [](void *, mt_log_level, const char *text) {
-            ck_assert_msg(!std::strstr(text, "cuda device"), "%s", text);
+            ck_assert_msg(!std::strstr(text, " device"), "%s", text);
         },
         nullptr);
-    flags.device = "cuda";
+    flags.device = suite_device();
     flags.processes = flags.sharing = 2;
     flags.card = 1;
     ck_ok(ex_device_open(&flags, nullptr, 0, &device));
-    ck_assert_str_eq(device.name, "cuda:0");
+    ck_assert_str_eq(device.name, (suite_device() + std::string(":0")).c_str());
+}
+END_TEST
+
+/* A file has the generators by their device, and a trainer takes them up. */
+START_TEST(names_of_generators) {
+    Batch batch(8);
+    char path[] = "/tmp/check_card.XXXXXX";
+    std::string name = suite_on_mps() ? "rng.mps" : std::string("rng.") + suite_device() + ".0";
+    mt_safetensors *file = nullptr;
+    size_t index = 0;
+    Trainer one(options_of(MT_ADAMW)), other(options_of(MT_ADAMW));
+    ck_ok(train(one, batch));
+    int number = mkstemp(path);
+    ck_assert_int_ge(number, 0);
+    close(number);
+    mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
+    options.keep = 0;
+    ck_ok(mt_torch_save(one.torch, path, &options));
+    ck_ok(mt_safetensors_open(path, &file));
+    ck_ok(mt_safetensors_find(file, name.c_str(), &index));
+    mt_safetensors_free(file);
+    ck_ok(mt_torch_load(other.torch, path, nullptr, 0));
+    ck_assert(one.hash() == other.hash());
+    ck_assert_int_eq(std::remove(path), 0);
+}
+END_TEST
+
+/* Out and in again it is the same memory of the same card, which DLPack calls by another name. */
+START_TEST(dlpack) {
+    static const std::map<std::string, int> types = {{"cuda", kDLCUDA}, {"xpu", kDLOneAPI}};
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
+    DLManagedTensor *out = nullptr;
+    mt_tensor *in = nullptr;
+    ck_ok(mt_tensor_to_dlpack(memtrain::detail::Handle(tensor).get(), &out));
+    ck_assert_int_eq(out->dl_tensor.device.device_type, types.at(suite_device()));
+    ck_ok(mt_tensor_from_dlpack(out, &in));
+    ck_assert(memtrain::tensor(in).device() == tensor.device());
+    ck_assert_ptr_eq(memtrain::tensor(in).const_data_ptr(), tensor.const_data_ptr());
+    mt_tensor_free(in);
+}
+END_TEST
+
+/* What a traced graph calls is not what a module calls: libtorch itself picks the device's convolution. */
+START_TEST(convolution_of_a_graph) {
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor picture = at::ones({1, 2, 4, 4}), weight = at::ones({3, 2, 3, 3});
+    auto run = [&](c10::Device device) {
+        at::Tensor mine = weight.to(device).detach().requires_grad_(true);
+        at::Tensor out = at::_convolution(picture.to(device), mine, {}, {1, 1}, {0, 0}, {1, 1},
+                                          false, {0, 0}, 1, false, false, true, true);
+        out.sum().backward();
+        return std::make_pair(out.detach().cpu(), mine.grad().cpu());
+    };
+    auto there = run(c10::Device(suite_device())), here = run(c10::kCPU);
+    ck_assert(there.first.equal(here.first));
+    ck_assert(there.second.equal(here.second));
 }
 END_TEST
 
@@ -640,7 +708,7 @@ int run_with(const std::string &kind, char **argv) {
 int main(int, char **argv) {
     if (!mt_card_read) {
         int failed = 0;
-        for (const char *kind : {"cuda", "mps"}) {
+        for (const char *kind : {"cuda", "xpu", "mps"}) {
             int status = run_with(kind, argv);
             if (status < 0) suite_skip(kind, "the test device cannot be loaded before all else");
             failed |= status > 0;
@@ -650,6 +718,7 @@ int main(int, char **argv) {
     Suite *suite = suite_create("card");
     TCase *cases = suite_case(suite, suite_device());
     tcase_add_test(cases, as_on_the_cpu);
+    tcase_add_test(cases, names_of_generators);
     tcase_add_test(cases, norm_of_a_sample);
     tcase_add_test(cases, norm_at_the_end_of_a_segment);
     tcase_add_test(cases, clipping_waits_once);
@@ -665,16 +734,19 @@ int main(int, char **argv) {
         tcase_add_test(cases, budget_is_the_allocators_limit);
         tcase_add_test(cases, driver_is_not_asked_in_a_step);
         tcase_add_test(cases, swallowed_refusals_are_no_errors);
-        tcase_add_loop_test(cases, texts, 0, 8);
+        tcase_add_loop_test(cases, texts, 0, 11);
         tcase_add_test(cases, no_bfloat16);
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
         tcase_add_test(cases, gradients_by_block);
         tcase_add_test(cases, pinned_batch_of_a_chunk_that_fails);
         tcase_add_test(cases, dlpack_waits_for_the_card);
-        tcase_add_test(cases, work_spaces_are_taken_first);
+        if (std::strcmp(suite_device(), "cuda") == 0)
+            tcase_add_test(cases, work_spaces_are_taken_first);
         tcase_add_loop_test(cases, cards_of_processes, 0, 5);
         tcase_add_test(cases, one_process_tells_of_shared_cards);
+        tcase_add_test(cases, dlpack);
+        tcase_add_test(cases, convolution_of_a_graph);
     }
     return suite_run(suite);
 }

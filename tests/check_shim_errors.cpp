@@ -51,9 +51,10 @@ START_TEST(null_arguments) {
     refused(mt_torch_set_threads(0), "mt_torch_set_threads: threads is 0, must be at least 1");
     refused(mt_device_check(nullptr), "mt_device_check: device is NULL");
     refused(mt_device_check(""), "mt_device_check: '' is not the name of a device; accepted: cpu, "
-                                 "cuda, cuda:N, mps, sim:cuda, sim:mps");
-    refused(mt_device_check("toaster"), "mt_device_check: 'toaster' is not the name of a device; "
-                                        "accepted: cpu, cuda, cuda:N, mps, sim:cuda, sim:mps");
+                                 "cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps");
+    refused(mt_device_check("toaster"),
+            "mt_device_check: 'toaster' is not the name of a device; "
+            "accepted: cpu, cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps");
     ck_status(mt_device_check("xla"), MT_ENOTSUP);
     refused(mt_device_set_budget(nullptr, 1), "mt_device_set_budget: device is NULL");
     refused(mt_device_memory("cpu", nullptr), "mt_device_memory: out is NULL");
@@ -258,7 +259,7 @@ START_TEST(bad_options) {
         "0");
     refused(with([](auto &o) { o.device = "toaster"; }),
             "mt_torch_new: 'toaster' is not the name of a device; accepted: cpu, cuda, cuda:N, "
-            "mps, sim:cuda, sim:mps");
+            "xpu, xpu:N, mps, sim:cuda, sim:mps");
     ck_status(with([](auto &o) { o.device = "cuda:77"; }), MT_ENOTSUP);
     ck_assert_ptr_null(torch);
     ck_ok(with([](auto &) {}));

@@ -32,6 +32,19 @@ static void tell_shared(const ex_flags *flags, const char *type, size_t cards) {
                (long long)flags->sharing, cards, type, cards == 1 ? "" : "s");
 }
 
+const char *ex_device_auto(void) {
+    static const char *const cards[] = {"cuda", "xpu", "mps"};
+    for (size_t i = 0; i < EX_ROWS(cards); i++)
+        if (mt_device_check(cards[i]) == MT_OK) return cards[i];
+    return "cpu";
+}
+
+/* Whether it is a card whose part of libtorch is a library of its own, or may be. */
+static int wants_cards(const char *name) {
+    return strcmp(name, "auto") == 0 || strncmp(name, "cuda", 4) == 0 ||
+           strncmp(name, "xpu", 3) == 0;
+}
+
 /*
  * Of several processes of one machine each takes the card of its number. Where there are fewer, as launchers have it that show
  * each process one of its own, numbers begin anew. Without any the name stays, of which mt_device_check says what is wrong.
@@ -52,12 +65,9 @@ static mt_status pick_card(const ex_flags *flags, const char *type, ex_device *d
 /* auto takes the first that can be used; a device named by the user must be one that can. */
 static mt_status pick(const ex_flags *flags, ex_device *device) {
     const char *name = flags->device;
-    if (strcmp(name, "auto") == 0)
-        name = mt_device_check("cuda") == MT_OK  ? "cuda"
-               : mt_device_check("mps") == MT_OK ? "mps"
-                                                 : "cpu";
+    if (strcmp(name, "auto") == 0) name = ex_device_auto();
     device->name = name;
-    if (strcmp(name, "cuda") == 0 && flags->processes > 1) {
+    if ((strcmp(name, "cuda") == 0 || strcmp(name, "xpu") == 0) && flags->processes > 1) {
         mt_status status = pick_card(flags, name, device);
         if (status != MT_OK) return status;
     }
@@ -184,7 +194,7 @@ mt_status ex_device_follow(const ex_flags *flags, ex_device *device) {
 mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed, ex_device *out) {
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
-    init.cuda = strcmp(flags->device, "auto") == 0 || strncmp(flags->device, "cuda", 4) == 0;
+    init.cuda = wants_cards(flags->device);
     mt_status status = check_offload_dir(flags->offload_dir);
     if (status == MT_OK) status = mt_torch_init(&init);
     if (status == MT_OK) status = pick(flags, out);

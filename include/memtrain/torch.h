@@ -9,7 +9,8 @@
  *     mt_torch_backend(torch, &backend);
  *     mt_trainer_new(&backend, NULL, &trainer);
  *
- * Devices are named as libtorch names them: "cpu", "cuda", "cuda:1", "mps"; beside them there are
+ * Devices are named as libtorch names them: "cpu", "cuda", "cuda:1", "xpu", "xpu:1", "mps"; others that libtorch has an
+ * accelerator by, with a c10::DeviceAllocator, are taken too (docs/devices.md). Beside them there are
  * the simulated cards "sim:cuda" (or "sim") and "sim:mps", see mt_device_simulate. Memory is counted
  * in bytes of tensors ("counted bytes"), not in resident bytes of the process.
  *
@@ -37,7 +38,7 @@ extern "C" {
 
 typedef struct mt_torch_init_options {
     size_t size;        /* sizeof(mt_torch_init_options) */
-    int cuda;           /* 1: load libtorch_cuda if it is there; 0: the CPU alone */
+    int cuda;           /* 1: load libtorch_cuda or libtorch_xpu if it is there; 0: the CPU alone */
     int keep_allocator; /* 1: leave libtorch's own CPU allocator: nothing enforces a CPU budget */
 } mt_torch_init_options;
 
@@ -45,7 +46,7 @@ typedef struct mt_torch_init_options {
     { sizeof(mt_torch_init_options), 1, 0 }
 
 /*
- * Prepares libtorch: loads CUDA's part where there is one and installs the budgeted CPU allocator.
+ * Prepares libtorch: loads CUDA's part or XPU's where there is one and installs the budgeted CPU allocator.
  * To be called before the first tensor, on the main thread; later calls do nothing. Every function
  * that needs it calls it with the defaults.
  *
@@ -120,11 +121,12 @@ MT_API MT_NODISCARD mt_status mt_device_count(const char *type, size_t *out);
  * Limits what tensors on the device may take, in bytes; 0: the default. On the CPU the default is
  * mt_host_memory's budget, or in a control group that leaves less than the host what a resident budget
  * (below) of 0.95 of its limit would; it holds for the whole process and is enforced at each
- * allocation. On CUDA the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
- * recommended working set; both also set the allocator's own limit. It may be changed at any time;
+ * allocation. On CUDA and XPU the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
+ * recommended working set; all also set the allocator's own limit. Where an allocator takes none the budget is
+ * watched, not enforced, and the log is told. It may be changed at any time;
  * a limit below what is allocated refuses every further request until enough is released. The CPU's
- * default follows the host while the program runs, so memory that others take or give back is seen. On CUDA each card
- * has a budget of its own, and setting one initialises CUDA.
+ * default follows the host while the program runs, so memory that others take or give back is seen. On CUDA and XPU each card
+ * has a budget of its own, and setting one initialises them.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t bytes);
 
@@ -174,8 +176,8 @@ MT_API MT_NODISCARD mt_status mt_device_memory(const char *device, mt_memory *ou
 MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
 
 /*
- * Gives cached memory back: on CUDA and MPS the allocator's wholly free segments, on CUDA those of all cards, each of
- * which is waited for; on the CPU the
+ * Gives cached memory back: on a card the allocator's wholly free segments, on CUDA and XPU those of all cards of the
+ * type, each of which is waited for; on the CPU the
  * pages of planned memory in which no tensor lies, but of chunks that run, and the free pages of the heap
  * (malloc_trim, some milliseconds). out (may be NULL) gets seconds and
  * bytes, on the CPU resident bytes.
@@ -867,7 +869,7 @@ MT_API MT_NODISCARD mt_status mt_offload(const char *device, int kind, const cha
 
 /*
  * SHA-256 over name, dtype, shape and bytes of every tensor of the state, sorted by name:
- * parameters, buffers, optimiser state, amp.scaler and rng.cpu (rng.cuda.N). 64 hex digits and a zero.
+ * parameters, buffers, optimiser state, amp.scaler and rng.cpu (rng.cuda.N, rng.xpu.N). 64 hex digits and a zero.
  */
 MT_API MT_NODISCARD mt_status mt_torch_state_sha256(mt_torch *torch, char out[65]);
 

@@ -1,5 +1,5 @@
 /*
- * card.hpp - a test device: a card of the type that CARD names (CUDA or MPS), registered under libtorch's own key for it
+ * card.hpp - a test device: a card of the type that CARD names (CUDA, XPU or MPS), registered under libtorch's own key for it
  * in a process whose libtorch has no part for that type.
  *
  * So the shim, the suites and the programs run their code for cards, unmodified, on any Linux machine. What a card does that
@@ -38,7 +38,7 @@ namespace card {
 
 constexpr c10::DeviceType type = CARD_TYPE(CARD);
 constexpr c10::DispatchKey key = CARD_KEY(CARD);
-constexpr bool is_mps = type == c10::DeviceType::MPS;
+constexpr bool is_mps = type == c10::DeviceType::MPS, is_xpu = type == c10::DeviceType::XPU;
 constexpr int most_cards = 4;
 
 /* MT_TEST_CARDS of the environment, or 1. */

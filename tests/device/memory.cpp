@@ -90,6 +90,7 @@ mt_sim_stats read(c10::DeviceIndex index) {
 
 [[noreturn]] void refuse() {
     std::string words = mt_last_error();
+    if (is_xpu) words.replace(0, words.find(' '), "XPU"); /* the model has CUDA's words */
     TORCH_CHECK_WITH(OutOfMemoryError, is_mps, words);
     TORCH_CHECK(false, words);
 }
@@ -293,6 +294,18 @@ void try_work_space(size_t bytes) {
 }
 
 } // namespace card
+
+#ifdef CARD_IS_XPU
+/* libc10_xpu has it beside its allocator. */
+namespace c10::xpu::XPUCachingAllocator {
+MT_CARD_FUNCTION void setMemoryFraction(double fraction, DeviceIndex device);
+void setMemoryFraction(double fraction, DeviceIndex device) {
+    TORCH_CHECK_VALUE(0 < fraction && fraction <= 1, "invalid fraction:", fraction,
+                      ". Please set within (0, 1].");
+    card::set_share(device, fraction);
+}
+} // namespace c10::xpu::XPUCachingAllocator
+#endif
 
 extern "C" double mt_card_share(void) {
     return card::share(0);

@@ -1,7 +1,9 @@
 /* operators.cpp - the kernels of a card: those of the CPU over the same memory. */
 #include "card.hpp"
 
+#include <array>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_cpu_dispatch.h>
@@ -351,6 +355,24 @@ void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     Call(op, *stack).run();
 }
 
+/* What libtorch takes apart itself asks a device that brings its convolutions for them by these names. */
+Tensor convolution(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                   c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                   c10::SymIntArrayRef dilation, bool transposed,
+                   c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+    return at::convolution_symint(input, weight, bias, stride, padding, dilation, transposed,
+                                  output_padding, std::move(groups));
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(
+    const Tensor &gradient, const Tensor &input, const Tensor &weight, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+    c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> wanted) {
+    return at::convolution_backward_symint(
+        gradient, input, weight, c10::SymIntArrayRef{weight.sym_size(0)}, stride, padding, dilation,
+        transposed, output_padding, std::move(groups), wanted);
+}
+
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
                  const std::optional<Tensor> &mask, double dropout, bool is_causal,
                  std::optional<double> scale, bool enable_gqa) {
@@ -360,9 +382,9 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
 
 } // namespace
 
-/* libtorch would ask MPS's part for a choice of kernels. */
+/* libtorch would ask the part for MPS, or for XPU, for a choice of kernels. */
 TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD(CARD), m) {
-    if (is_mps) m.impl("scaled_dot_product_attention", attention);
+    if (is_mps || is_xpu) m.impl("scaled_dot_product_attention", attention);
 }
 
 TORCH_LIBRARY_IMPL(_, CARD, m) {
@@ -386,6 +408,8 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     /* libtorch would look for kernels that are in a part which is not here. */
     for (const char *name : {"convolution", "convolution_backward"})
         m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
+    if (is_xpu) m.impl("convolution_overrideable", convolution);
+    if (is_xpu) m.impl("convolution_backward_overrideable", convolution_backward);
 }
 
 } // namespace card
