@@ -18,6 +18,7 @@
 #include <c10/util/Exception.h>
 
 #include "shim/compat.hpp"
+#include "shim/sim_memory.hpp"
 
 namespace card {
 namespace {
@@ -171,15 +172,7 @@ public:
         (void)!mt_sim_reset_peak(model(index).sim);
     }
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
-        mt_sim_stats now = stats(index);
-        c10::CachingDeviceAllocator::DeviceStats told;
-        told.allocated_bytes[0].current = static_cast<int64_t>(now.allocated_bytes);
-        told.allocated_bytes[0].peak = static_cast<int64_t>(now.peak_allocated_bytes);
-        told.reserved_bytes[0].current = static_cast<int64_t>(now.reserved_bytes);
-        told.reserved_bytes[0].peak = static_cast<int64_t>(now.peak_reserved_bytes);
-        told.num_alloc_retries = static_cast<int64_t>(now.alloc_retries);
-        told.num_ooms = static_cast<int64_t>(now.ooms);
-        return told;
+        return memtrain::shim::sim::as_told(stats(index));
     }
     void *raw_alloc(size_t bytes) override { return take(bytes); }
     void *raw_alloc_with_stream(size_t bytes, void *) override { return take(bytes); }
