@@ -285,8 +285,7 @@ void open_segments(mt_torch &torch, const mt_torch_options &options) {
     if (torch.device.memory() == Memory::mps)
         fail(MT_ENOTSUP,
              "%s: options->checkpointing is MT_CHECKPOINTING_CHOSEN, and MPS tells no peaks to "
-             "choose "
-             "by;accepted: MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON",
+             "choose by; accepted: MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON",
              name_of);
     torch.segments = std::make_unique<SegmentChoice>(name_of, options);
 }
