@@ -1,6 +1,6 @@
 /*
- * check_ex_card.c - the five programs on the test device (tests/device/card.hpp), under libtorch's keys for CUDA and for MPS: a
- * run of one step, in the same chunks, ends with the loss and the weights of the CPU's.
+ * check_ex_card.c - the five programs on the test device (tests/device/card.hpp), under libtorch's keys for CUDA, XPU and
+ * MPS: a run of one step, in the same chunks, ends with the loss and the weights of the CPU's.
  */
 #include "cli.h"
 #include "common/suite.h"
@@ -36,7 +36,7 @@ static const struct {
      0},
 };
 
-static const char *const kinds[] = {"cuda", "mps"};
+static const char *const kinds[] = {"cuda", "xpu", "mps"};
 
 static char preload[2 * CLI_PATH], saved[2][CLI_PATH];
 
@@ -139,8 +139,6 @@ START_TEST(a_step_is_that_of_the_cpu) {
     run_on(program, kind, cli_replayed, saved[1]);
     if (!draws)
         same_number("step", "loss");
-    else if (strcmp(kind, "mps") == 0)
-        suite_skip("ex_card: eval_loss", "the test device's MPS knows no mask of booleans");
     else
         same_number("epoch", "eval_loss");
     same_state(draws);

@@ -282,8 +282,6 @@ END_TEST
 
 /* Without dropout, whose numbers are each device's own. */
 START_TEST(as_on_the_cpu) {
-    if (suite_on_mps())
-        return suite_skip("as_on_the_cpu", "the test device's MPS knows no mask of booleans");
     const int encoder = _i ? PRSMED_VIT_TI : PRSMED_CONV;
     Subject cpu(options_of(encoder), MT_CHECKPOINTING_AUTO, MT_SGD, "cpu");
     State before = cpu.state();

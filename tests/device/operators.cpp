@@ -2,6 +2,7 @@
 #include "card.hpp"
 
 #include <array>
+#include <cmath>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -373,11 +374,18 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
         transposed, output_padding, std::move(groups), wanted);
 }
 
+/* Of a mask of booleans: 0 where it lets through, else minus infinity. libtorch hands its kernels that. */
+std::optional<Tensor> added(const std::optional<Tensor> &mask, at::ScalarType dtype) {
+    if (!mask || !mask->defined() || mask->scalar_type() != at::kBool) return mask;
+    Tensor zeros = at::zeros(mask->sizes(), mask->options().dtype(dtype));
+    return zeros.masked_fill_(mask->logical_not(), -HUGE_VAL);
+}
+
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
                  const std::optional<Tensor> &mask, double dropout, bool is_causal,
                  std::optional<double> scale, bool enable_gqa) {
-    return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, is_causal, {},
-                                                              scale, enable_gqa));
+    return std::get<0>(at::_scaled_dot_product_attention_math(
+        q, k, v, added(mask, q.scalar_type()), dropout, is_causal, {}, scale, enable_gqa));
 }
 
 } // namespace
