@@ -38,6 +38,9 @@ struct Device {
 
     Memory memory() const;
 
+    /* Metal has none, nor have some of Intel's cards, of which the first kernel tells. */
+    bool has_doubles() const { return memory() != Memory::mps && !where.is_xpu(); }
+
     /* Whether tensors of the host are tensors of the device. */
     bool is_host() const { return is_cpu() && !card; }
 

@@ -273,6 +273,18 @@ START_TEST(every_request_of_deferred_chunks) {
 }
 END_TEST
 
+/* Figures of chunks are read where XPU has no doubles, those that are waited for and others. */
+START_TEST(no_doubles) {
+    mt_card_lack_doubles(1);
+    Loop loop(0.5, true);
+    for (int i = 0; i < 3; i++) {
+        mt_step_report report = loop.step();
+        ck_assert(std::isfinite(report.loss));
+        ck_assert_uint_eq(report.chunk_count, 8);
+    }
+}
+END_TEST
+
 /* What a GPU that ignores what it is given leaves behind is no result: out of memory at first, then an error to stop at. */
 START_TEST(ignored) {
     Batch batch(8);
@@ -572,11 +584,9 @@ START_TEST(one_process_tells_of_shared_cards) {
     ex_flags flags{};
     ex_device device;
     setenv("RANK", "1", 1);
-    mt_set_log(
-        [](void *, mt_log_level, const char *text) {
-            ck_assert_msg(!std::strstr(text, " device"), "%s", text);
-        },
-        nullptr);
+    mt_set_log([](void *, mt_log_level,
+                  const char *text) { ck_assert_msg(!std::strstr(text, " device"), "%s", text); },
+               nullptr);
     flags.device = suite_device();
     flags.processes = flags.sharing = 2;
     flags.card = 1;
@@ -741,7 +751,9 @@ int main(int, char **argv) {
         tcase_add_test(cases, gradients_by_block);
         tcase_add_test(cases, pinned_batch_of_a_chunk_that_fails);
         tcase_add_test(cases, dlpack_waits_for_the_card);
-        if (std::strcmp(suite_device(), "cuda") == 0)
+        if (suite_on_xpu())
+            tcase_add_test(cases, no_doubles);
+        else
             tcase_add_test(cases, work_spaces_are_taken_first);
         tcase_add_loop_test(cases, cards_of_processes, 0, 5);
         tcase_add_test(cases, one_process_tells_of_shared_cards);

@@ -65,6 +65,10 @@ static inline int suite_on_mps(void) {
     return strstr(suite_device(), "mps") != NULL;
 }
 
+static inline int suite_on_xpu(void) {
+    return strstr(suite_device(), "xpu") != NULL;
+}
+
 static inline int suite_has_peaks(void) {
     return !suite_on_mps();
 }

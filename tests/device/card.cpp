@@ -242,6 +242,10 @@ extern "C" void mt_card_lack_bfloat16(int lacks) {
     card::counters.lacks_bfloat16 = lacks != 0;
 }
 
+extern "C" void mt_card_lack_doubles(int lacks) {
+    card::counters.lacks_doubles = lacks != 0;
+}
+
 extern "C" void mt_card_ignore(int ignores) {
     card::counters.ignores = ignores != 0;
 }

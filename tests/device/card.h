@@ -39,6 +39,9 @@ MT_CARD_FUNCTION void mt_card_break(int broken);
 /* From now on (1) a convolution in bfloat16 has no engine, as on cards before compute capability 8.0; or has one (0). */
 MT_CARD_FUNCTION void mt_card_lack_bfloat16(int lacks);
 
+/* From now on (1) it has no doubles, as some of Intel's cards; or has them (0). */
+MT_CARD_FUNCTION void mt_card_lack_doubles(int lacks);
+
 /*
  * From now on (1) the card ignores what it is given, kernels and copies, and no error says so; or no more (0). That is what
  * Metal does once memory has run out while it worked.

@@ -60,9 +60,12 @@ private:
     Uncounted uncounted_;
 };
 
-/* What MPSAllocator's neighbours say; Metal has no doubles. */
+/* What SYCL says, and MPSAllocator's neighbours; Metal has no doubles. */
 void check_type(c10::ScalarType scalar) {
-    TORCH_CHECK_TYPE(!is_mps || (scalar != at::kDouble && scalar != at::kComplexDouble),
+    bool is_double = scalar == at::kDouble || scalar == at::kComplexDouble;
+    TORCH_CHECK(!is_double || !counters.lacks_doubles,
+                "Required aspect fp64 is not supported on the device");
+    TORCH_CHECK_TYPE(!is_mps || !is_double,
                      "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
                      "support float64. "
                      "Please use float32 instead.");
