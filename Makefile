@@ -147,10 +147,10 @@ BENCHES_CORE := $(call programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
 COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
 
-# The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:mps.
+# The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(sort $(wildcard tests/device/*.cpp))
-# check_shim_cuda and check_shim_mps have hooks of their own, under the key that the test device takes.
+# check_shim_cuda, check_shim_xpu and check_shim_mps have hooks of their own, under the key that the test device takes.
 beside_card = $(filter-out %/check_shim_$(or $(CARD),none),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
@@ -266,8 +266,9 @@ UP := $(subst $() ,,$(patsubst %,../,$(wordlist 2,9,$(subst /, ,$(filter build/%
 INSIDE = $(if $(filter build build/%,$(BUILD)),$(filter $(CURDIR)/build/%,$(TORCH_LIB)))
 ifeq ($(OS),Darwin)
 HERE := @loader_path
+# As the version scripts below; ld(1) knows [a-z] and no exclusion.
 soname = -dynamiclib -install_name @rpath/lib$(1).dylib -current_version $(VERSION) \
-    '-Wl,-exported_symbol,_mt_*'
+    '-Wl,-exported_symbol,_mt_[a-z]*' $(if $(private_$(1)),'-Wl$(comma)-exported_symbol$(comma)_mt__*')
 TORCH_LINK = -L$(TORCH_LIB) -ltorch_cpu -lc10
 LAZY := -Wl,-dead_strip_dylibs
 else
@@ -337,7 +338,7 @@ run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processes check_ex_resume check_peaks)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
-check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|mps|sim:cuda|sim:mps|test:cuda|test:mps, SUITES="check_a check_b")
+check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(beside_card))) $(if $(SUITES),,$(STATIC))
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
@@ -646,15 +647,17 @@ $(OBJ)/card_$(1)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
 
 $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A) $(CORE_A)
 	$$(call say,LINK,$$@)
+	@mkdir -p $$(@D)
 	$$(Q)$$(CXX) -shared $$(INSTRUMENT) $$(rpath) $$(LDFLAGS) -Wl,-Bsymbolic-functions -Wl,--exclude-libs,ALL -o $$@ \
 	    $$^ $$(TORCH_LINK) -lm -ldl
 
 -include $(patsubst %,$(OBJ)/card_$(1)/%.d,$(CARD_SRC))
 endef
 # It starts itself again with the test device.
-$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(call card_so,cuda) $(call card_so,mps))
+$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(foreach card,cuda xpu mps,$(call card_so,$(card))))
 
 $(eval $(call card_rules,cuda,CUDA))
+$(eval $(call card_rules,xpu,XPU,-DCARD_IS_XPU))
 $(eval $(call card_rules,mps,MPS,-DCARD_IS_MPS))
 
 # They have examples in them.

@@ -221,7 +221,7 @@ static const ex_option rows[] = {
     EX_FLAG("seed", EX_WHOLE, flags, seed, "N", "of pictures, first weights and dropout",
             .most = 1000000000),
     EX_FLAG("device", EX_TEXT, flags, device, "NAME",
-            "cpu, cuda, mps, or a simulated card of --budget: sim:cuda, sim:mps",
+            "cpu, cuda, xpu, mps, or a simulated card of --budget: sim:cuda, sim:mps",
             .accepts = "the name of a device"),
     EX_FLAG("help", EX_SWITCH, flags, help, NULL, "this list", .most = 1),
 };

@@ -10,6 +10,7 @@
  */
 #include "common/child.h"
 #include "common/cores.h"
+#include "common/device.h"
 #include "common/options.h"
 #include "common/output.h"
 
@@ -124,7 +125,7 @@ static size_t mapped_files(void) {
     return bytes;
 }
 
-/* Why CUDA was left out is told to the log alone. */
+/* Why a part of libtorch was left out is told to the log, too. */
 static void on_log(void *user, mt_log_level level, const char *text) {
     start *s = user;
     if (level == MT_LOG_WARNING) snprintf(s->warning, sizeof s->warning, "%s", text);
@@ -183,6 +184,9 @@ static const device devices[] = {
     {"cpu", "x86-64 Linux, 2 cores", "libtorch 2.11.0 and 2.15.0: all suites, food101"},
     {"cuda",
      "never run on a card; check_card and check_shim_cuda have devices of their own in its place",
+     NULL},
+    {"xpu",
+     "never run on a card; check_card and check_shim_xpu have devices of their own in its place",
      NULL},
     {"mps", "never run on a Mac; check_shim_mps has hooks of its own in their place", NULL},
     {"sim:cuda", "x86-64 Linux",
@@ -405,18 +409,11 @@ static void print_environment(void) {
 
 /* ---- what follows ------------------------------------------------------------------------------ */
 
-/* The order in which --device auto looks. */
-static const char *chosen_device(void) {
-    return mt_device_check("cuda") == MT_OK  ? "cuda"
-           : mt_device_check("mps") == MT_OK ? "mps"
-                                             : "cpu";
-}
-
 /* A budget is one of tensors; the system counts the process. */
 static void print_budget(const start *s, const char *label, size_t budget, const char *reason) {
     size_t bytes, group = s->host_status == MT_OK ? s->host.cgroup_limit_bytes : SIZE_MAX;
     row(label, "%s for tensors%s", in_words(budget).text, reason);
-    if (strcmp(chosen_device(), "cpu") != 0) return;
+    if (strcmp(ex_device_auto(), "cpu") != 0) return;
     if (mt_device_predict_resident("cpu", budget, &bytes) != MT_OK)
         row("  the process", "not known: %s", last_reason());
     else if (bytes > group)
@@ -432,7 +429,7 @@ static void print_budget(const start *s, const char *label, size_t budget, const
 /* budget: of a run that is asked about; 0: none. */
 static void print_advice(const start *s, size_t budget) {
     mt_memory memory = MT_MEMORY_INIT;
-    const char *name = chosen_device();
+    const char *name = ex_device_auto();
     section("A run here");
     row("--device auto", "%s", name);
     if (budget) print_budget(s, "--budget", budget, " (a program's --explain tells what it needs)");

@@ -17,6 +17,7 @@
 #define LARGE_HEAP (32 * MT__MIB)    /* kLargeHeap */
 #define XLARGE_HEAP (1024 * MT__MIB) /* kXLargeHeapU: the memory is the machine's */
 #define SCALAR_MOST ((size_t)8)      /* kMaxScalarAlloc */
+#define PAGE ((size_t)16 << 10)      /* vm_page_size of Apple's chips */
 
 #define HIGH_RATIO 1.7 /* default_high_watermark_ratio */
 #define MOST_RATIO 2.0 /* default_high_watermark_upper_bound */
@@ -53,6 +54,8 @@ mt_status mt__mps_check(mt_sim_options *o) {
     MT__CHECK(o->xlarge_heap_bytes >= 2 * LARGE_OWN && o->align_bytes <= LARGE_ROUND,
               "mt_sim_new: options->xlarge_heap_bytes must be at least 20 MiB, and align_bytes at "
               "most 2 MiB");
+    MT__CHECK(!(o->large_buckets & (o->large_buckets - 1)),
+              "mt_sim_new: options->large_buckets is %zu, no power of two", o->large_buckets);
     return MT_OK;
 }
 
@@ -119,21 +122,40 @@ static int is_under_pressure(const mt_sim *s) {
     return now >= s->low_limit || (s->low_limit - now) / MT__MIB == 0;
 }
 
+/* getHeapTier: the heap that requests of so many bytes share; 0: each has one of its own. */
+static size_t shared_heap(const mt_sim *s, size_t aligned, int has_pressure) {
+    if (aligned <= SMALL_MOST) return SMALL_HEAP;
+    if (aligned < LARGE_OWN) return LARGE_HEAP;
+    return aligned < s->options.xlarge_heap_bytes / 2 && !has_pressure
+               ? s->options.xlarge_heap_bytes
+               : 0;
+}
+
+static size_t rounded(size_t bytes, size_t unit) {
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* get_allocation_size: a bucket never leads to another kind of heap, nor to a buffer that is too large. */
+static size_t allocation_bytes(const mt_sim *s, size_t bytes) {
+    size_t aligned = rounded(bytes, s->options.align_bytes), power = SMALL_MOST;
+    if (!s->options.large_buckets || aligned <= SMALL_MOST) return aligned;
+    while (power <= aligned / 2) power *= 2;
+    size_t bucket = rounded(aligned, mt__max(power / s->options.large_buckets, PAGE));
+    int is_other = shared_heap(s, bucket, 0) != shared_heap(s, aligned, 0);
+    return is_other || bucket >= s->options.max_buffer_bytes ? aligned : bucket;
+}
+
 static request make_request(mt_sim *s, size_t bytes) {
-    size_t mask = s->options.align_bytes - 1, aligned = (bytes + mask) & ~mask;
+    size_t aligned = allocation_bytes(s, bytes);
     mt__pool *pool = pool_of(s, bytes, aligned);
     return (request){bytes, aligned, pool, !pool->small && is_under_pressure(s)};
 }
 
 /* createHeapBlock */
 static size_t heap_bytes(const mt_sim *s, const request *r, int *out_is_exclusive) {
-    *out_is_exclusive = 0;
-    if (r->aligned <= SMALL_MOST) return SMALL_HEAP;
-    if (r->aligned < LARGE_OWN) return LARGE_HEAP;
-    if (r->aligned < s->options.xlarge_heap_bytes / 2 && !r->has_pressure)
-        return s->options.xlarge_heap_bytes;
-    *out_is_exclusive = 1;
-    return (r->aligned + LARGE_ROUND - 1) / LARGE_ROUND * LARGE_ROUND;
+    size_t shared = shared_heap(s, r->aligned, r->has_pressure);
+    *out_is_exclusive = !shared;
+    return shared ? shared : rounded(r->aligned, LARGE_ROUND);
 }
 
 static int exceeds_high_watermark(const mt_sim *s, const request *r) {

@@ -12,7 +12,9 @@ namespace memtrain::shim::cpu {
 namespace {
 
 constexpr size_t huge_page = size_t(2) << 20;
+#ifdef MADV_HUGEPAGE
 constexpr size_t huge_from = 16 * huge_page; /* the last page of a smaller arena is much of it */
+#endif
 
 /* Of all mappings; never destroyed, since tensors may be freed by destructors of static objects. */
 struct Ranges {
@@ -40,6 +42,18 @@ void forget_range(const char *start) noexcept {
     auto &list = ranges().list;
     auto is_it = [start](const auto &range) { return range.first == start; };
     list.erase(std::remove_if(list.begin(), list.end(), is_it), list.end());
+}
+
+/*
+ * Darwin's MADV_DONTNEED leaves the pages with the process. New ones in their place do not (mmap(2): MAP_FIXED replaces what is
+ * mapped there), and count again when they are touched, which MADV_FREE_REUSABLE would have to be told.
+ */
+void give_pages_back(char *start, size_t bytes) noexcept {
+#ifdef __APPLE__
+    (void)mmap(start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_FIXED, -1, 0);
+#else
+    (void)madvise(start, bytes, MADV_DONTNEED);
+#endif
 }
 
 } // namespace
@@ -95,7 +109,7 @@ void Mapping::drop_pages(size_t from, size_t top) noexcept {
     size_t page = static_cast<size_t>(getpagesize());
     from = rounded(from, page);
     top = std::min(top, bytes_) / page * page;
-    if (from < top) (void)madvise(base_ + from, top - from, MADV_DONTNEED);
+    if (from < top) give_pages_back(base_ + from, top - from);
 }
 
 } // namespace memtrain::shim::cpu

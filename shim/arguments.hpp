@@ -48,9 +48,9 @@ template <class Enum> int number_of(const Enum &value) {
 }
 
 /*
- * Reads "cpu", "cuda", "cuda:1", "mps", "sim:cuda", "sim:mps"; without an index the first device is
- * meant. MT_EINVAL for a name that is none, MT_ENOTSUP for a device of libtorch's that this library
- * does not know.
+ * Reads "cpu", "cuda", "cuda:1", "xpu", "mps", "sim:cuda", "sim:mps", and whatever else libtorch has an accelerator by; without
+ * an index the first device is meant. MT_EINVAL for a name that is none, MT_ENOTSUP for a device of libtorch's that is no
+ * accelerator.
  */
 mt_status parse_device(const char *name, const char *function, Device *out);
 

@@ -16,7 +16,7 @@ namespace memtrain::shim {
 namespace autocast = at::autocast;
 
 void check_bfloat16(const char *function, const Device &device) {
-    if (!device.is_cuda()) return;
+    if (device.is_cpu() || device.is_mps()) return;
     at::NoGradGuard no_grad;
     auto half = at::device(device).dtype(at::kBFloat16);
     try {

@@ -20,9 +20,14 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <dlfcn.h>
+
 #if TORCH_VERSION_MINOR < 10
 #include <c10/core/DeviceGuard.h>
-#include <dlfcn.h>
+#else
+#include <cstring>
+
+#include <c10/util/Exception.h>
 #endif
 #if TORCH_VERSION_MINOR < 13
 #include <memory>
@@ -57,15 +62,23 @@ inline c10::DeviceAllocator *device_allocator(c10::DeviceType type) {
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 
 /*
- * The base class of the simulated card's allocator, and a card's free and total bytes. Allocators tell
- * these since 2.10. In 2.9 CUDA's runtime is asked, which is loaded where CUDA's allocator is.
+ * The base class of the simulated card's allocator, and a card's free and total bytes, zeros where nothing tells them.
+ * Allocators tell these since 2.10, XPU's where the driver does. In 2.9 CUDA's runtime is asked, which is loaded where
+ * CUDA's allocator is.
  */
 #if TORCH_VERSION_MINOR >= 10
 using DeviceAllocator = c10::DeviceAllocator;
 
-inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
-                                             c10::DeviceIndex index) {
-    return allocator.getMemoryInfo(index);
+inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator, c10::Device device) {
+    try {
+        return allocator.getMemoryInfo(device.index());
+    } catch (const c10::NotImplementedError &) {
+        return {0, 0};
+    } catch (const c10::Error &error) {
+        static const char no_figure[] = "doesn't support querying the available free memory";
+        if (std::strstr(error.what_without_backtrace(), no_figure)) return {0, 0};
+        throw;
+    }
 }
 #else
 class DeviceAllocator : public c10::DeviceAllocator {
@@ -73,12 +86,16 @@ public:
     virtual std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) = 0;
 };
 
-inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator,
-                                             c10::DeviceIndex index) {
-    if (auto *card = dynamic_cast<DeviceAllocator *>(&allocator)) return card->getMemoryInfo(index);
+inline std::pair<size_t, size_t> memory_info(c10::DeviceAllocator &allocator, c10::Device device) {
+    if (auto *card = dynamic_cast<DeviceAllocator *>(&allocator))
+        return card->getMemoryInfo(device.index());
+    if (!device.is_cuda()) return {0, 0};
     using Query = int (*)(size_t *, size_t *);
-    auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "cudaMemGetInfo"));
-    c10::DeviceGuard on(c10::Device(c10::kCUDA, index));
+    /* By the part of libtorch that needs it: where Python has loaded that its names are no global ones. */
+    void *part = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    auto query = reinterpret_cast<Query>(dlsym(part ? part : RTLD_DEFAULT, "cudaMemGetInfo"));
+    if (part) dlclose(part);
+    c10::DeviceGuard on(device);
     size_t free_bytes = 0, total_bytes = 0;
     TORCH_CHECK(query && query(&free_bytes, &total_bytes) == 0,
                 "CUDA does not tell how much memory is free");
@@ -100,10 +117,31 @@ public:
     virtual void setMemoryFraction(double fraction, c10::DeviceIndex index) = 0;
 };
 
-/* The share of a card that its allocator may reserve. CUDA has to be initialised. */
-inline void set_memory_fraction(c10::DeviceAllocator &allocator, c10::DeviceIndex index,
+/*
+ * A function of libc10_xpu, whose header cannot be included without SYCL's; NULL where it is not loaded, or has none yet. It is
+ * not among the global symbols where Python has loaded libtorch.
+ */
+inline void (*xpu_set_memory_fraction())(double, c10::DeviceIndex) {
+    static const char name[] = "_ZN3c103xpu19XPUCachingAllocator17setMemoryFractionEda";
+    void *found = dlsym(RTLD_DEFAULT, name);
+    void *library = found ? nullptr : dlopen("libc10_xpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (library) {
+        found = dlsym(library, name);
+        dlclose(library); /* it stays: libtorch needs it */
+    }
+    return reinterpret_cast<void (*)(double, c10::DeviceIndex)>(found);
+}
+
+/* The share of a card that its allocator may reserve. false: it takes none. The device has to be initialised. */
+inline bool set_memory_fraction(c10::DeviceAllocator &allocator, c10::Device device,
                                 double fraction) {
-    static_cast<CudaAllocator &>(allocator).setMemoryFraction(fraction, index);
+    if (device.is_cuda()) {
+        static_cast<CudaAllocator &>(allocator).setMemoryFraction(fraction, device.index());
+        return true;
+    }
+    auto *set = device.is_xpu() ? xpu_set_memory_fraction() : nullptr;
+    if (set) set(fraction, device.index());
+    return set != nullptr;
 }
 
 /*

@@ -15,6 +15,9 @@
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#ifdef __APPLE__
+#include <mach/mach.h>
+#endif
 
 #include <unistd.h>
 
@@ -533,6 +536,28 @@ size_t budget() noexcept {
     return std::min(bytes, room_within.load(std::memory_order_relaxed));
 }
 
+#ifdef __APPLE__
+/*
+ * What Darwin counts against the process, compressed pages included: TASK_VM_INFO of <mach/task_info.h>, which has the highest
+ * since its third revision.
+ */
+static task_vm_info_data_t read_task() noexcept {
+    task_vm_info_data_t info = {};
+    mach_msg_type_number_t count = TASK_VM_INFO_COUNT;
+    if (task_info(mach_task_self(), TASK_VM_INFO, reinterpret_cast<task_info_t>(&info), &count) !=
+        KERN_SUCCESS)
+        return {};
+    return info;
+}
+
+size_t resident_bytes() noexcept {
+    return static_cast<size_t>(read_task().phys_footprint);
+}
+
+size_t peak_resident_bytes() noexcept {
+    return static_cast<size_t>(read_task().ledger_phys_footprint_peak);
+}
+#else
 size_t resident_bytes() noexcept {
     long total = 0, resident = 0;
     std::FILE *file = std::fopen("/proc/self/statm", "re");
@@ -552,6 +577,7 @@ size_t peak_resident_bytes() noexcept {
     if (file) std::fclose(file);
     return kib << 10;
 }
+#endif
 
 Refusals refusals() noexcept {
     return thread.refusals;

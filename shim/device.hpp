@@ -14,8 +14,11 @@ namespace sim {
 class Card;
 }
 
-/* Whose allocator serves the tensors of a device, really or as a model. */
-enum class Memory { cpu, cuda, mps };
+/*
+ * What tells of the memory of a device, really or as a model: our allocator, Metal's hooks, or the c10::DeviceAllocator that
+ * libtorch has for cards of that type. none: nothing does, as of tensors that have no memory ("meta").
+ */
+enum class Memory { none, cpu, mps, allocator };
 
 /*
  * For libtorch it is a c10::Device, which is the CPU for a simulated card. Whatever concerns memory
@@ -29,17 +32,19 @@ struct Device {
     operator c10::Device() const { return where; }
 
     bool is_cpu() const { return where.is_cpu(); }
-    bool is_cuda() const { return where.is_cuda(); }
     bool is_mps() const { return where.is_mps(); }
     c10::DeviceType type() const { return where.type(); }
     c10::DeviceIndex index() const { return where.index(); }
 
     Memory memory() const;
 
+    /* Metal has none, nor have some of Intel's cards, of which the first kernel tells. */
+    bool has_doubles() const { return memory() != Memory::mps && !where.is_xpu(); }
+
     /* Whether tensors of the host are tensors of the device. */
     bool is_host() const { return is_cpu() && !card; }
 
-    /* "cpu", "cuda:0", "mps", "sim:cuda", "sim:mps". */
+    /* "cpu", "cuda:0", "xpu:0", "mps", "sim:cuda", "sim:mps". */
     std::string name() const;
 };
 

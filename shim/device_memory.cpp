@@ -1,17 +1,19 @@
 /*
- * device_memory.cpp - memory of the CPU, CUDA and MPS, and the public functions that tell of it.
+ * device_memory.cpp - memory of the CPU, of MPS and of cards with an allocator of libtorch's, and the public functions that tell
+ * of it.
  */
 #include "device_memory.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
+#include <limits>
 #include <string>
 
 #include <unistd.h>
 
 #include <ATen/Context.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -29,20 +31,19 @@ namespace {
 /* Share of what is free that is used when no budget is given. */
 constexpr double default_share = 0.95;
 
-constexpr int max_devices = 128; /* of libtorch's CUDA build */
-
 /*
- * What is kept of a device whose allocator is not ours: the budget that was set, and on CUDA the peak
- * seen before the last start_call_peak. One for each CUDA device, for MPS, and for the simulated cards.
+ * What is kept of a device whose allocator is not ours: the budget that was set, and where an allocator of libtorch's tells it
+ * the peak seen before the last start_call_peak. One for each device, and for the simulated cards.
  */
 struct Kept {
     std::atomic<size_t> budget{0}, peak{0};
 };
-Kept cuda_kept[max_devices], mps_kept, simulated_kept[2];
+constexpr int most_devices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
+Kept device_kept[c10::COMPILE_TIME_MAX_DEVICE_TYPES][most_devices], simulated_kept[2];
 
 Kept &kept(const Device &device) {
     if (device.card) return simulated_kept[device.card->is_mps()];
-    return device.is_mps() ? mps_kept : cuda_kept[device.index()];
+    return device_kept[static_cast<int>(device.type())][std::max<int>(device.index(), 0)];
 }
 
 std::atomic<size_t> watched_cpu_budget{0}; /* where no allocator of ours enforces one */
@@ -85,7 +86,8 @@ size_t recent_host_room() {
 void check_resident(const char *function, const Device &device) {
     if (device.memory() != Memory::cpu || device.card)
         fail(MT_ENOTSUP, "%s: resident bytes are those of the CPU's process alone", function);
-    if (!cpu::resident_bytes()) fail(MT_ENOTSUP, "%s: /proc does not tell them here", function);
+    if (!cpu::resident_bytes())
+        fail(MT_ENOTSUP, "%s: the system does not tell them here", function);
 }
 
 mt_resident resident_memory() {
@@ -114,55 +116,59 @@ mt_memory cpu_memory() {
     return memory;
 }
 
-/* ---- CUDA ---- */
+/* ---- cards with an allocator of libtorch's ---- */
 
-/* What follows the name of a function. */
-constexpr char no_cuda[] = "libtorch's CUDA part is not loaded: this libtorch is one for the CPU, "
-                           "or NVIDIA's driver or a library of CUDA's is "
-                           "missing (a warning to mt_set_log names the library); accepted: cpu, or "
-                           "a libtorch with CUDA (docs/building.md)";
-
-/* Its allocator, which keeps statistics once CUDA is initialised. */
-c10::DeviceAllocator &cuda_allocator(const Device &device) {
+/* It keeps statistics once the device is initialised. */
+c10::DeviceAllocator &allocator_of(const Device &device) {
     if (device.card) return device.card->cuda();
-    c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
-    if (!allocator) fail(MT_ENOTSUP, "%s", no_cuda);
-    at::globalContext().lazyInitDevice(c10::kCUDA);
+    c10::DeviceAllocator *allocator = compat::device_allocator(device.type());
+    if (!allocator) fail(MT_ENOTSUP, "%s", why_absent(device.type()).c_str());
+    at::globalContext().lazyInitDevice(device.type());
     return *allocator;
 }
 
 /* The most that was allocated, chunks before the last one included. */
-size_t cuda_peak(const Device &device, const compat::DeviceStats &stats) {
+size_t card_peak(const Device &device, const compat::DeviceStats &stats) {
     return std::max(static_cast<size_t>(stats.allocated_bytes[0].peak), kept(device).peak.load());
 }
 
-/* Without the driver being asked, where there is a budget, for what is free: that takes up to a millisecond. */
-mt_memory cuda_memory(const Device &device, bool wants_free) {
-    c10::DeviceAllocator &allocator = cuda_allocator(device);
+/*
+ * Without the driver being asked, where there is a budget, for what is free: that takes up to a millisecond. Some drivers do not
+ * tell, and then there is no budget by default.
+ */
+mt_memory card_memory(const Device &device, bool wants_free) {
+    c10::DeviceAllocator &allocator = allocator_of(device);
     compat::DeviceStats stats = allocator.getDeviceStats(device.index());
     mt_memory memory = {};
     /* Element 0 is the sum over the small and the large pool. */
     memory.allocated_bytes = static_cast<size_t>(stats.allocated_bytes[0].current);
     memory.reserved_bytes = static_cast<size_t>(stats.reserved_bytes[0].current);
-    memory.peak_bytes = cuda_peak(device, stats);
+    memory.peak_bytes = card_peak(device, stats);
     memory.alloc_retries = static_cast<uint64_t>(stats.num_alloc_retries);
     memory.budget_bytes = kept(device).budget;
-    if (wants_free || !memory.budget_bytes)
-        memory.free_bytes = compat::memory_info(allocator, device.index()).first;
-    if (!memory.budget_bytes)
-        memory.budget_bytes = share_of(memory.free_bytes + memory.reserved_bytes);
+    if (!wants_free && memory.budget_bytes) return memory;
+    auto [free_bytes, total_bytes] = compat::memory_info(allocator, device);
+    memory.free_bytes = free_bytes;
+    if (!memory.budget_bytes && total_bytes)
+        memory.budget_bytes = share_of(free_bytes + memory.reserved_bytes);
     return memory;
 }
 
 /* A share of the card, which its allocator may reserve at most. */
-void set_cuda_budget(const Device &device, size_t bytes) {
-    c10::DeviceAllocator &allocator = cuda_allocator(device);
-    double total = static_cast<double>(compat::memory_info(allocator, device.index()).second);
-    double fraction = bytes ? std::min(static_cast<double>(bytes) / total, 1.0) : 1.0;
-    if (device.card)
-        device.card->set_ratio(fraction);
-    else
-        compat::set_memory_fraction(allocator, device.index(), fraction);
+bool set_share(const Device &device, double share) {
+    if (!device.card) return compat::set_memory_fraction(allocator_of(device), device, share);
+    device.card->set_ratio(share);
+    return true;
+}
+
+void set_card_budget(const Device &device, size_t bytes) {
+    auto total = static_cast<double>(compat::memory_info(allocator_of(device), device).second);
+    double share = bytes ? std::min(static_cast<double>(bytes) / total, 1.0) : 1.0;
+    bool is_limit = total > 0.0 && set_share(device, share);
+    if (bytes && !is_limit)
+        mt_log(MT_LOG_WARNING,
+               "the budget of %s is watched, not enforced: its allocator takes no limit",
+               device.name().c_str());
     kept(device).budget = bytes;
 }
 
@@ -200,38 +206,80 @@ void set_mps_budget(const Device &device, size_t bytes) {
     kept(device).budget = bytes;
 }
 
+/* Devices of its type. */
+size_t count_of(const Device &device) {
+    if (device.card) return cpu::installed();
+    if (device.is_cpu()) return 1;
+    if (device.is_mps()) return at::detail::getMPSHooks().hasMPS();
+    if (!compat::device_allocator(device.type())) return 0;
+    int count = at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount();
+    return static_cast<size_t>(std::max(count, 0));
+}
+
+void check_mps(const char *function, const Device &device) {
+    if (device.index() > 0 || !count_of(device))
+        fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: cpu",
+             function);
+}
+
+void check_card(const char *function, const Device &device) {
+    if (!compat::device_allocator(device.type()))
+        fail(MT_ENOTSUP, "%s: %s", function, why_absent(device.type()).c_str());
+    size_t count = count_of(device);
+    if (!count) fail(MT_ENOTSUP, "%s: %s", function, why_no_card(device.type()).c_str());
+    if (device.index() >= static_cast<int>(count))
+        fail(MT_ENOTSUP, "%s: there %s %zu %s device%s", function, count == 1 ? "is" : "are", count,
+             c10::DeviceTypeName(device.type()).c_str(), count == 1 ? "" : "s");
+}
+
 } // namespace
 
 void check_device(const char *function, const Device &device) {
     if (device.card && !cpu::installed())
         fail(MT_ENOTSUP, "%s: %s needs our CPU allocator, which is not installed", function,
              device.card->name());
-    if (device.is_mps() && (device.index() > 0 || !at::detail::getMPSHooks().hasMPS()))
-        fail(MT_ENOTSUP, "%s: this libtorch or this machine has no MPS", function);
-    if (!device.is_cuda()) return;
-    if (!compat::device_allocator(c10::kCUDA)) fail(MT_ENOTSUP, "%s: %s", function, no_cuda);
-    int count = at::detail::getCUDAHooks().deviceCount();
-    if (int(device.index()) >= std::min(count, max_devices))
-        fail(MT_ENOTSUP, "%s: there are %d CUDA devices", function, count);
+    if (device.is_cpu()) return;
+    if (device.is_mps())
+        check_mps(function, device);
+    else
+        check_card(function, device);
+}
+
+bool has_pinned_memory(const Device &device) noexcept {
+    if (device.memory() != Memory::allocator || device.card) return false;
+    static std::atomic<int> known[c10::COMPILE_TIME_MAX_DEVICE_TYPES]; /* 1: no, 2: yes */
+    std::atomic<int> &answer = known[static_cast<int>(device.type())];
+    if (answer) return answer == 2;
+    at::Allocator *pinned = nullptr;
+    try {
+        pinned = at::globalContext().getPinnedMemoryAllocator(device.type());
+    } catch (const c10::Error &) {
+        /* So hooks say that they have none. */
+    }
+    answer = pinned ? 2 : 1;
+    return pinned != nullptr;
 }
 
 void set_device_budget(const Device &device, size_t bytes) {
     switch (device.memory()) {
-    case Memory::cuda:
-        return set_cuda_budget(device, bytes);
+    case Memory::allocator:
+        return set_card_budget(device, bytes);
     case Memory::mps:
         return set_mps_budget(device, bytes);
     case Memory::cpu:
         watched_cpu_budget = bytes;
-        cpu::set_budget(bytes);
+        return cpu::set_budget(bytes);
+    case Memory::none:
+        fail(MT_ENOTSUP, "%s has no memory", device.name().c_str());
     }
 }
 
 mt_memory device_memory(const Device &device, bool wants_free) {
     Memory kind = device.memory();
-    mt_memory memory = kind == Memory::cuda  ? cuda_memory(device, wants_free)
-                       : kind == Memory::mps ? mps_memory(device)
-                                             : cpu_memory();
+    mt_memory memory = kind == Memory::allocator ? card_memory(device, wants_free)
+                       : kind == Memory::mps     ? mps_memory(device)
+                       : kind == Memory::cpu     ? cpu_memory()
+                                                 : mt_memory{};
     memory.size = sizeof memory;
     return memory;
 }
@@ -239,7 +287,7 @@ mt_memory device_memory(const Device &device, bool wants_free) {
 void reset_device_peak(const Device &device) {
     if (device.memory() == Memory::mps) fail(MT_ENOTSUP, "mt_device_reset_peak: MPS keeps no peak");
     if (device.memory() == Memory::cpu) return cpu::reset_peak();
-    cuda_allocator(device).resetPeakStats(device.index());
+    allocator_of(device).resetPeakStats(device.index());
     kept(device).peak = 0;
 }
 
@@ -253,8 +301,8 @@ mt_clear_result empty_device_cache(const Device &device) {
     mt_clear_result result = {sizeof result, 0.0, 0};
     size_t before = taken();
     auto start = std::chrono::steady_clock::now();
-    if (kind == Memory::cuda)
-        cuda_allocator(device).emptyCache();
+    if (kind == Memory::allocator)
+        allocator_of(device).emptyCache();
     else if (kind == Memory::mps)
         mps_hooks(device).emptyCache();
     else {
@@ -269,38 +317,40 @@ mt_clear_result empty_device_cache(const Device &device) {
 }
 
 void synchronize(const Device &device) {
-    if (device.memory() == Memory::mps) mps_hooks(device).deviceSynchronize();
-    if (device.is_cuda())
+    if (device.memory() == Memory::mps)
+        mps_hooks(device).deviceSynchronize();
+    else if (!device.is_cpu())
         c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 void start_call_peak(const Device &device) {
     if (device.memory() == Memory::cpu) cpu::reset_call_peak();
-    if (device.memory() != Memory::cuda) return;
-    c10::DeviceAllocator &allocator = cuda_allocator(device);
-    size_t seen = cuda_peak(device, allocator.getDeviceStats(device.index()));
+    if (device.memory() != Memory::allocator) return;
+    c10::DeviceAllocator &allocator = allocator_of(device);
+    size_t seen = card_peak(device, allocator.getDeviceStats(device.index()));
     allocator.resetPeakStats(device.index());
     kept(device).peak = seen;
 }
 
 size_t call_peak(const Device &device) {
-    if (device.memory() == Memory::mps) return 0;
     if (device.memory() == Memory::cpu) return cpu::installed() ? cpu::call_peak() : 0;
-    compat::DeviceStats stats = cuda_allocator(device).getDeviceStats(device.index());
+    if (device.memory() != Memory::allocator) return 0;
+    compat::DeviceStats stats = allocator_of(device).getDeviceStats(device.index());
     return static_cast<size_t>(stats.allocated_bytes[0].peak);
 }
 
 size_t device_allocated(const Device &device) {
     if (device.memory() == Memory::mps) return mps_hooks(device).getCurrentAllocatedMemory();
     if (device.memory() == Memory::cpu) return cpu::installed() ? cpu::allocated() : 0;
-    compat::DeviceStats stats = cuda_allocator(device).getDeviceStats(device.index());
+    if (device.memory() != Memory::allocator) return 0;
+    compat::DeviceStats stats = allocator_of(device).getDeviceStats(device.index());
     return static_cast<size_t>(stats.allocated_bytes[0].current);
 }
 
 int64_t device_ooms(const Device &device) noexcept {
-    if (device.memory() != Memory::cuda) return 0;
+    if (device.memory() != Memory::allocator) return 0;
     try {
-        return cuda_allocator(device).getDeviceStats(device.index()).num_ooms;
+        return allocator_of(device).getDeviceStats(device.index()).num_ooms;
     } catch (...) {
         return 0;
     }
@@ -333,6 +383,19 @@ using namespace memtrain::shim;
 
 extern "C" mt_status mt_device_check(const char *name) {
     return with_device("mt_device_check", name, [](const Device &) {});
+}
+
+extern "C" mt_status mt_device_count(const char *type, size_t *out) {
+    static const char function[] = "mt_device_count";
+    Device device = c10::Device(c10::kCPU);
+    MT_RETURN_IF_FAILED(check_not_null(out, function, "out"));
+    *out = 0;
+    MT_RETURN_IF_FAILED(ensure_init());
+    MT_RETURN_IF_FAILED(parse_device(type, function, &device));
+    if (!device.card && std::strchr(type, ':'))
+        return mt_set_error(MT_EINVAL, "%s: '%s' is one device; accepted: its type, '%.*s'",
+                            function, type, static_cast<int>(std::strcspn(type, ":")), type);
+    return guard([&] { *out = count_of(device); });
 }
 
 extern "C" mt_status mt_device_set_budget(const char *name, size_t bytes) {

@@ -1,9 +1,9 @@
 /*
  * device_memory.hpp - what is known and set of the memory of a device, by device type.
  *
- * CUDA is driven through libtorch's generic allocator interface and MPS through its hooks, so that
- * no header of a device's own is needed, and a simulated card takes the same path with interfaces of
- * its own. The functions throw what libtorch throws.
+ * MPS is driven through its hooks, and CUDA, XPU and whatever else has a c10::DeviceAllocator through that, so that no header
+ * of a device's own is needed, and a simulated card takes the same path with interfaces of its own. The functions throw what
+ * libtorch throws.
  */
 #ifndef MEMTRAIN_SHIM_DEVICE_MEMORY_HPP
 #define MEMTRAIN_SHIM_DEVICE_MEMORY_HPP
@@ -14,8 +14,11 @@
 
 namespace memtrain::shim {
 
-/* Throws Failure (MT_ENOTSUP) when the device cannot be used. */
+/* Throws Failure (MT_ENOTSUP) when the device cannot be used, with what is to be installed. */
 void check_device(const char *function, const Device &device);
+
+/* Whether it copies from pinned memory of the host while the host goes on. MPS would read any memory later. */
+bool has_pinned_memory(const Device &device) noexcept;
 
 void set_device_budget(const Device &device, size_t bytes);
 
@@ -41,7 +44,7 @@ void synchronize(const Device &device);
 void start_call_peak(const Device &device);
 size_t call_peak(const Device &device);
 
-/* Times that CUDA's allocator, or its model, gave up; 0 for other devices. Never throws. */
+/* Times that a card's allocator, or its model, gave up; 0 where none is counted. Never throws. */
 int64_t device_ooms(const Device &device) noexcept;
 
 } // namespace memtrain::shim

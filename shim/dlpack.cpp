@@ -1,6 +1,7 @@
 /* dlpack.cpp - tensors that other libraries hand out, and ours handed out to them. */
 #include <limits>
 
+#include <ATen/Context.h>
 #include <ATen/DLConvertor.h>
 
 #include <memtrain/tensor.h>
@@ -32,18 +33,34 @@ c10::ScalarType type_of(const char *function, const DLDataType &dtype) {
     }
 }
 
-Device device_of(const char *function, const DLDevice &theirs) {
-    if (theirs.device_type == kDLCPU || theirs.device_type == kDLCUDAHost)
-        return c10::Device(c10::kCPU);
-    if (theirs.device_type != kDLCUDA)
-        fail(MT_ENOTSUP, "%s: device_type is %d; accepted: %d (CPU), %d (CUDA), %d (pinned)",
-             function, static_cast<int>(theirs.device_type), kDLCPU, kDLCUDA, kDLCUDAHost);
+/* What libtorch calls CUDA is ROCm where it was built for that. */
+DLDeviceType type_of_cuda() {
+    return at::detail::getCUDAHooks().hasROCM() ? kDLROCM : kDLCUDA;
+}
+
+Device card(const char *function, c10::DeviceType type, int index) {
     constexpr int most = std::numeric_limits<c10::DeviceIndex>::max();
-    if (theirs.device_id < 0 || theirs.device_id > most)
-        fail(MT_EINVAL, "%s: device_id is %d; accepted: 0 to %d", function, theirs.device_id, most);
-    Device device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(theirs.device_id));
+    if (index < 0 || index > most)
+        fail(MT_EINVAL, "%s: device_id is %d; accepted: 0 to %d", function, index, most);
+    Device device = c10::Device(type, static_cast<c10::DeviceIndex>(index));
     check_device(function, device);
     return device;
+}
+
+/* DLPack counts XPUs as the driver does, which may see more of them than libtorch: where the memory lies is asked. */
+Device xpu_of(const char *function, const DLTensor &tensor) {
+    Device first = card(function, c10::kXPU, 0);
+    if (!tensor.data) return first;
+    return at::globalContext().getDeviceFromPtr(tensor.data, c10::kXPU);
+}
+
+Device device_of(const char *function, const DLTensor &tensor) {
+    DLDeviceType type = tensor.device.device_type, cuda = type_of_cuda();
+    if (type == kDLCPU || type == kDLCUDAHost || type == kDLROCMHost) return c10::Device(c10::kCPU);
+    if (type == cuda) return card(function, c10::kCUDA, tensor.device.device_id);
+    if (type == kDLOneAPI) return xpu_of(function, tensor);
+    fail(MT_ENOTSUP, "%s: device_type is %d; accepted: %d (CPU), %d (CUDA), %d (XPU), %d (pinned)",
+         function, static_cast<int>(type), kDLCPU, cuda, kDLOneAPI, kDLCUDAHost);
 }
 
 mt_tensor *take(const char *function, const DLTensor &tensor, bool read_only, Loan loan) {
@@ -52,10 +69,12 @@ mt_tensor *take(const char *function, const DLTensor &tensor, bool read_only, Lo
         fail(MT_EINVAL, "%s: ndim is %d; accepted: 0 to %d", function, tensor.ndim,
              MT_TENSOR_DIMS_MAX);
     void *data = tensor.data ? static_cast<char *>(tensor.data) + tensor.byte_offset : nullptr;
-    return new_handle(lend({function, "", data, Lent::unknown, type_of(function, tensor.dtype),
-                            static_cast<size_t>(tensor.ndim), tensor.shape, tensor.strides,
-                            device_of(function, tensor.device), read_only},
-                           std::move(loan)));
+    Device where = device_of(function, tensor);
+    synchronize(where); /* its writer may have used any stream */
+    return new_handle(
+        lend({function, "", data, Lent::unknown, type_of(function, tensor.dtype),
+              static_cast<size_t>(tensor.ndim), tensor.shape, tensor.strides, where, read_only},
+             std::move(loan)));
 }
 
 /* What is checked of a version before anything else is looked at: the layout is another one there. */

@@ -5,6 +5,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/copy.h>
@@ -20,14 +22,6 @@ namespace {
 
 constexpr int64_t align_bytes = 64;
 
-/* Index of the block of that dtype, made when there is none. */
-size_t block_of(std::vector<Block> &blocks, c10::ScalarType dtype) {
-    for (size_t i = 0; i < blocks.size(); i++)
-        if (blocks[i].dtype == dtype) return i;
-    blocks.push_back({dtype, 0, {}});
-    return blocks.size() - 1;
-}
-
 /* Whether adding one to the other needs no memory. */
 bool is_alike(const at::Tensor &a, const at::Tensor &b) {
     return a.layout() == b.layout() && a.dtype() == b.dtype() && a.device() == b.device() &&
@@ -41,7 +35,9 @@ int64_t padded(int64_t elements, c10::ScalarType dtype) {
 
 } // namespace
 
-Flat::Flat(const std::vector<Named> &parameters, const IsFrozen &is_frozen, const Flat *before) {
+Flat::Flat(const std::vector<Named> &parameters, const IsFrozen &is_frozen, const Flat *before,
+           size_t most_bytes)
+    : most_bytes_(most_bytes) {
     for (const Named &parameter : parameters) {
         const Slot *old = before ? before->find(parameter.name) : nullptr;
         if (!parameter.tensor.requires_grad() && !(old && old->frozen)) continue;
@@ -57,8 +53,27 @@ void Flat::plan(const Named &parameter, bool placed) {
         if (slot.parameter.is_same(tensor)) return;
     if (!tensor.is_leaf() || tensor.layout() != c10::kStrided || !tensor.is_floating_point())
         fail(MT_ENOTSUP, "parameter '%s' is no dense tensor of floats", parameter.name.c_str());
-    size_t index = block_of(blocks_, tensor.scalar_type());
+    size_t index = block_for(tensor);
     slots_.push_back({parameter.name, tensor, {}, index, 0, 0, false, false, placed});
+}
+
+/*
+ * The last block of that dtype where there is room in it, else a new one. Parameters without a place are counted too, since they
+ * may be given one.
+ */
+size_t Flat::block_for(const at::Tensor &parameter) {
+    c10::ScalarType dtype = parameter.scalar_type();
+    int64_t elements = padded(parameter.numel(), dtype);
+    auto most = static_cast<int64_t>(most_bytes_ / c10::elementSize(dtype));
+    size_t i = blocks_.size();
+    while (i > 0 && blocks_[i - 1].dtype != dtype) i--;
+    if (i == 0 || (room_[i - 1] && room_[i - 1] + elements > most)) {
+        blocks_.push_back({dtype, 0, {}});
+        room_.push_back(0);
+        i = blocks_.size();
+    }
+    room_[i - 1] += elements;
+    return i - 1;
 }
 
 Flat::~Flat() {
@@ -256,16 +271,46 @@ void Flat::make_addable(bool stay) {
     }
 }
 
+/* What a chunk adds to slots that have received something, and writes to the others. */
+void Flat::add_chunk() {
+    for (Slot &slot : slots_) {
+        at::Tensor &current = slot.parameter.mutable_grad();
+        if (!current.defined()) continue;
+        slot.received ? slot.gradient.add_(current) : slot.gradient.copy_(current);
+        slot.received = true;
+        current.reset();
+    }
+}
+
+/* The same with two kernels a block on a card, where each one has to be started. They need not count versions. */
+void Flat::add_chunk_by_block() {
+    struct Pairs {
+        std::vector<at::Tensor> to, from;
+    };
+    std::vector<Pairs> added(blocks_.size()), written(blocks_.size());
+    for (const Slot &slot : slots_) {
+        if (!slot.parameter.grad().defined()) continue;
+        Pairs &pairs = (slot.received ? added : written)[slot.block];
+        pairs.to.push_back(slot.gradient);
+        pairs.from.push_back(slot.parameter.grad());
+    }
+    for (const Pairs &pairs : added)
+        if (!pairs.to.empty()) at::_foreach_add_(pairs.to, pairs.from);
+    for (const Pairs &pairs : written)
+        if (!pairs.to.empty()) at::_foreach_copy_(pairs.to, pairs.from);
+    for (Slot &slot : slots_) {
+        slot.received |= slot.parameter.grad().defined();
+        slot.parameter.mutable_grad().reset();
+    }
+}
+
 void Flat::end_chunk(bool apart, bool whole) {
     c10::NoGradGuard no_grad;
     if (!apart) return gather();
     make_addable(whole);
+    if (!whole) device_.is_cpu() ? add_chunk() : add_chunk_by_block();
     for (Slot &slot : slots_) {
         at::Tensor &current = slot.parameter.mutable_grad();
-        if (current.defined() && !whole) {
-            slot.received ? slot.gradient.add_(current) : slot.gradient.copy_(current);
-            current.reset();
-        }
         slot.received |= current.defined() || version_of(slot.gradient) != slot.version;
         if (slot.received && !current.defined()) current = slot.gradient;
     }

@@ -1,5 +1,5 @@
 /*
- * flat.hpp - parameters and gradients in flat blocks, one pair a dtype.
+ * flat.hpp - parameters and gradients in flat blocks, one pair a dtype, or several where one would be too large.
  *
  * Each trainable parameter becomes a view of its block, so that modules go on seeing it; frozen
  * parameters stay where they are. One that is frozen from the start, or whose memory has been given back, has no
@@ -25,7 +25,13 @@
 
 namespace memtrain::shim {
 
-/* A parameter and its place in the block of its dtype; offsets and sizes are in elements. */
+/*
+ * A block is one buffer, and larger ones are refused on MPS: by MPSGraph above 2^32 bytes, by Metal above its maxBufferLength. What
+ * is there on a Mac is there on each device, so that state moves block by block. A parameter above it has a block of its own.
+ */
+constexpr size_t most_block_bytes = size_t{1} << 32;
+
+/* A parameter and its place in a block of its dtype; offsets and sizes are in elements. */
 struct Slot {
     std::string name;
     at::Tensor parameter; /* the model's own */
@@ -59,11 +65,11 @@ public:
      * Plans the layout and touches nothing. Throws Failure for parameters that cannot be trained.
      * A parameter under two names (tied weights) is laid out once, under its first.
      * Names for which is_frozen holds get no place. Those of another Flat (NULL: there is none) are laid out as
-     * there, what it has frozen too.
+     * there, what it has frozen too. No block of several has more than most_bytes.
      */
     using IsFrozen = std::function<bool(const std::string &)>;
     explicit Flat(const std::vector<Named> &parameters, const IsFrozen &is_frozen,
-                  const Flat *before = nullptr);
+                  const Flat *before = nullptr, size_t most_bytes = most_block_bytes);
 
     /* Takes the gradients away from the parameters, which keep their values and can be trained. */
     ~Flat();
@@ -144,6 +150,7 @@ public:
 
 private:
     void plan(const Named &parameter, bool placed);
+    size_t block_for(const at::Tensor &parameter);
     static void set_frozen(Slot &slot, bool on);
     const Slot *find(const std::string &name) const;
     Places plan_places(std::vector<bool> placed) const;
@@ -151,12 +158,16 @@ private:
     void gather();
     void zero_the_rest();
     void make_addable(bool stay);
+    void add_chunk();
+    void add_chunk_by_block();
     std::vector<Slot> slots_;
     std::vector<Block> blocks_;
     c10::Device device_ = c10::Device(c10::kCPU);
     bool holds_ = false; /* the blocks of gradients are there */
     bool is_laid_out_ = false;
     bool stale_ = false; /* slots that received nothing hold an older step's gradients */
+    const size_t most_bytes_;
+    std::vector<int64_t> room_; /* of each block: elements of all its slots, placed or not */
 };
 
 } // namespace memtrain::shim

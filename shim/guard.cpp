@@ -26,7 +26,7 @@ struct Watch {
     int depth = 0;
     uint64_t refused = 0;
     Device device = c10::Device(c10::kCPU);
-    int64_t ooms = 0; /* of a CUDA device, or its model */
+    int64_t ooms = 0; /* of a card with an allocator of libtorch's, or its model */
 };
 
 thread_local Watch watch;
@@ -58,8 +58,13 @@ void best_line(const char *text, const char **out_start, int *out_length) {
 }
 
 const char broken[] =
-    "; CUDA serves this process no more: it has to be started anew, and can go on "
+    "; the device serves this process no more: it has to be started anew, and can go on "
     "from its last checkpoint";
+const char too_old_card[] =
+    "; this libtorch has no kernels for the card: install one that has (docs/building.md)";
+const char too_old_driver[] = "; the driver is older than what this libtorch wants: install a "
+                              "newer one, or a libtorch for an "
+                              "older one (docs/building.md)";
 
 /* What libtorch's words mean here, and what helps; "" where they say enough. */
 const char *remedy(const char *text) noexcept {
@@ -73,6 +78,10 @@ const char *remedy(const char *text) noexcept {
         {"CUDA error: device-side assert", broken},
         {"CUDA error: unspecified launch failure", broken},
         {"CUDA error: uncorrectable ECC error", broken},
+        {"UR_RESULT_ERROR_DEVICE_LOST", broken},
+        {"no kernel image is available for execution", too_old_card},
+        {"driver version is insufficient", too_old_driver},
+        {"driver on your system is too old", too_old_driver},
     };
     for (const auto &row : table)
         if (std::strstr(text, row.words)) return row.remedy;
@@ -128,7 +137,8 @@ bool has_one(const char *text, const char *const *list, size_t count) noexcept {
 /*
  * Texts of what throws a plain c10::Error. Allocators: MPS, libtorch's own of the CPU, CUDA's runtime. CUDA's libraries: their
  * own memory, and the handles that each makes at its first use (CUDAContext's getCurrentCUDABlasHandle and its like), for which
- * a card that is full has no room. And a bad_alloc or an OutOfMemoryError that a C++ layer has turned into its text.
+ * a card that is full has no room. XPU's driver: what it answers, by the names of the Unified Runtime. And a bad_alloc or an
+ * OutOfMemoryError that a C++ layer has turned into its text.
  */
 const char *const texts_of_memory[] = {
     "out of memory",
@@ -146,6 +156,9 @@ const char *const texts_of_memory[] = {
     "CUDNN_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+    "UR_RESULT_ERROR_OUT_OF_HOST_MEMORY",
+    "UR_RESULT_ERROR_OUT_OF_RESOURCES",
     "std::bad_alloc",
 };
 
@@ -200,9 +213,9 @@ Scope::Scope(const Device &device) noexcept
       watched_before_(watch.device), ooms_before_(watch.ooms) {
     if (c10::InferenceMode::is_enabled()) normal_.emplace(false);
     if (watch.depth++ == 0) watch.refused = cpu::refusals().count;
-    if (device.memory() != Memory::cuda) return;
+    if (device.memory() != Memory::allocator) return;
     try {
-        if (device.is_cuda()) device_.emplace(device);
+        if (!device.is_cpu()) device_.emplace(device);
     } catch (...) {
         /* The body will meet the same error, and report it. */
     }

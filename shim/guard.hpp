@@ -56,7 +56,7 @@ mt_status classify(Evidence evidence, bool typed, const char *text) noexcept;
 mt_status describe_exception() noexcept;
 
 /*
- * State of the thread that a guarded call puts back. With a CUDA device, makes it the current one;
+ * State of the thread that a guarded call puts back. With a card that has an allocator of libtorch's, makes it the current one;
  * with one or its model, watches its count of failed allocations; with a simulated card, makes what
  * the thread allocates count against it. Scopes nest; the outermost one starts the evidence.
  */

@@ -1,5 +1,5 @@
 /*
- * init.cpp - the process: version check, CUDA's part of libtorch, the allocator,
+ * init.cpp - the process: version check, the parts of libtorch for CUDA and XPU, the allocator,
  * autograd's engine, seed, threads.
  */
 #include "init.hpp"
@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <string>
 
 #include <dlfcn.h>
 #ifdef __APPLE__
@@ -42,17 +43,57 @@ bool python_torch_is_loaded() {
 #endif
 }
 
+/* What libtorch has for cards of a type in a library of its own, which is of no use without their driver. */
+struct Part {
+    c10::DeviceType type;
+    const char *library, *maker, *driver, *other_driver;
+    std::string missing; /* why it is not loaded, once that was tried */
+};
+
+Part parts[] = {
+    {c10::kCUDA, "libtorch_cuda.so", "NVIDIA", "libcuda.so.1", nullptr, {}},
+    {c10::kXPU, "libtorch_xpu.so", "Intel", "libze_loader.so.1", "libze_intel_gpu.so.1", {}},
+};
+
+#ifndef __APPLE__
+/* For as long as the part is loaded with it. NULL: there is none. */
+void *open_driver(const Part &part) {
+    void *driver = dlopen(part.driver, RTLD_LAZY | RTLD_LOCAL);
+    if (driver || !part.other_driver) return driver;
+    return dlopen(part.other_driver, RTLD_LAZY | RTLD_LOCAL);
+}
+
+/* For the end of a line that begins with what is to be installed. */
+std::string and_libtorch(const Part &part) {
+    return ", and a libtorch for " + c10::DeviceTypeName(part.type) + " (docs/building.md)";
+}
+
+/* A libtorch for another card, or for none, is no reason to warn: whoever wants this one is told by mt_device_check. */
+void tell_missing(Part &part, const std::string &why) {
+    bool is_absent = why.rfind(part.library, 0) == 0;
+    part.missing =
+        "it cannot be loaded (" + why + "): install what is missing" + and_libtorch(part);
+    mt_log(is_absent ? MT_LOG_INFO : MT_LOG_WARNING, "%s is left out: %s",
+           c10::DeviceTypeName(part.type).c_str(), part.missing.c_str());
+}
+#endif
+
 /*
- * libtorch asks for its CUDA part once, at the first query, so it has to be loaded before any other
- * call. Without NVIDIA's driver it is left alone: loading it takes seconds and 2 GB of address
+ * libtorch asks for its part once, at the first query, so it has to be loaded before any other
+ * call. Without the driver it is left alone: loading CUDA's takes seconds and 2 GB of address
  * space. A part that misses one of its own libraries stays away, and the CPU remains.
  */
-void load_cuda() {
-#ifndef __APPLE__
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    if (!driver) return;
-    if (!dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL))
-        mt_log(MT_LOG_WARNING, "CUDA is left out: %s", dlerror());
+void load(Part &part) {
+#ifdef __APPLE__
+    part.missing = "macOS has no driver of " + std::string(part.maker) + "'s";
+#else
+    void *driver = open_driver(part);
+    if (!driver) {
+        part.missing = std::string(part.maker) + "'s driver is missing (" + part.driver +
+                       "): install it" + and_libtorch(part);
+        return;
+    }
+    if (!dlopen(part.library, RTLD_NOW | RTLD_GLOBAL)) tell_missing(part, dlerror());
     dlclose(driver);
 #endif
 }
@@ -69,7 +110,8 @@ mt_status init_once(const mt_torch_init_options &options) {
     std::lock_guard<std::mutex> lock(once);
     if (done) return MT_OK;
     MT_RETURN_IF_FAILED(check_version());
-    if (options.cuda) load_cuda();
+    for (Part &part : parts)
+        if (options.cuda) load(part);
     bool is_python = python_torch_is_loaded();
     if (!options.keep_allocator && !is_python) cpu::install();
     if (!is_python) install_saving_hooks();
@@ -82,6 +124,26 @@ mt_status init_once(const mt_torch_init_options &options) {
 
 mt_status ensure_init() noexcept {
     return done.load(std::memory_order_acquire) ? MT_OK : mt_torch_init(nullptr);
+}
+
+std::string why_absent(c10::DeviceType type) {
+    std::string name = c10::DeviceTypeName(type);
+    for (const Part &part : parts)
+        if (part.type == type)
+            return name + " is not loaded: " +
+                   (part.missing.empty() ? "mt_torch_init was told to leave it (options->cuda is 0)"
+                                         : part.missing) +
+                   "; accepted: cpu";
+    return "no library that brings " + name +
+           " is loaded, with a c10::DeviceAllocator: load it before mt_torch_init; accepted: cpu";
+}
+
+std::string why_no_card(c10::DeviceType type) {
+    std::string name = c10::DeviceTypeName(type);
+    return "libtorch's part for " + name +
+           " finds no card: there is none, or its driver is older than this libtorch wants (a "
+           "warning to mt_set_log may say so): install a newer driver, or a libtorch for an older "
+           "one (docs/building.md); accepted: cpu";
 }
 
 } // namespace memtrain::shim

@@ -110,7 +110,7 @@ void start_again(char **argv) {
 
 bool set_passive() {
     return setenv("OMP_WAIT_POLICY", "PASSIVE", 1) == 0 && setenv("GOMP_SPINCOUNT", "0", 1) == 0 &&
-           setenv("MEMTRAIN_REEXEC", "1", 1) == 0;
+           setenv("KMP_BLOCKTIME", "0", 1) == 0 && setenv("MEMTRAIN_REEXEC", "1", 1) == 0;
 }
 
 } // namespace

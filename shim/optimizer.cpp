@@ -104,8 +104,8 @@ size_t Optimizer::bytes() const {
 void Optimizer::lay_out(const Device &where) {
     c10::NoGradGuard no_grad;
     c10::Device device = where;
-    on_device_ = where.memory() == Memory::cuda;
     on_mps_ = where.memory() == Memory::mps;
+    on_device_ = !where.is_host() && !on_mps_;
     host_divisor_ = at::zeros({}, at::device(at::kCPU).dtype(at::kFloat));
     host_outcome_ = at::zeros({2}, at::device(at::kCPU).dtype(at::kFloat));
     device_ = device;

@@ -2,7 +2,7 @@
  * optimizer.hpp - SGD, Adam and AdamW over the flat blocks, with libtorch's fused operators.
  *
  * An update is prepare, step, finish. prepare looks at the gradients: their norm, whether they are finite,
- * and what the update shall divide them by. On a CUDA device nothing of it comes back to the host before
+ * and what the update shall divide them by. On a card nothing of it comes back to the host before
  * finish; the fused operators read divisor and infinities where they lie.
  *
  * State is made beforehand and flat, so that a step on the CPU allocates nothing. A parameter that
@@ -128,7 +128,7 @@ private:
     at::Tensor host_outcome_;           /* outcome_ once it is read, likewise */
     Update update_ = {};                /* on the CPU */
     c10::Device device_ = c10::Device(c10::kCPU);
-    bool on_device_ = false; /* CUDA, or its model */
+    bool on_device_ = false; /* a card whose fused operators divide, or a model of one */
     bool on_mps_ = false;    /* whose fused operators divide by nothing, or its model */
 };
 

@@ -20,7 +20,7 @@ void Pending::lay_out(const Device &device, size_t metrics) {
     clear();
     values_.reset();
     if (device.is_cpu()) return;
-    auto type = device.memory() == Memory::mps ? at::kFloat : at::kDouble;
+    auto type = device.has_doubles() ? at::kDouble : at::kFloat;
     metrics_ = metrics;
     rows_.reserve(most);
     values_ = at::zeros({static_cast<int64_t>(most), static_cast<int64_t>(metrics) + 2},

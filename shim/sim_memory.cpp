@@ -24,17 +24,7 @@ public:
     void recordStream(const c10::DataPtr &, c10::Stream) override {}
     void resetAccumulatedStats(c10::DeviceIndex) override {}
     void resetPeakStats(c10::DeviceIndex) override { card_.reset_peak(); }
-    compat::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-        mt_sim_stats now = card_.stats();
-        compat::DeviceStats stats;
-        stats.allocated_bytes[0].current = static_cast<int64_t>(now.allocated_bytes);
-        stats.allocated_bytes[0].peak = static_cast<int64_t>(now.peak_allocated_bytes);
-        stats.reserved_bytes[0].current = static_cast<int64_t>(now.reserved_bytes);
-        stats.reserved_bytes[0].peak = static_cast<int64_t>(now.peak_reserved_bytes);
-        stats.num_alloc_retries = static_cast<int64_t>(now.alloc_retries);
-        stats.num_ooms = static_cast<int64_t>(now.ooms);
-        return stats;
-    }
+    compat::DeviceStats getDeviceStats(c10::DeviceIndex) override { return as_told(card_.stats()); }
     std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
         mt_sim_stats now = card_.stats();
         return {now.free_bytes, now.total_bytes};
@@ -187,14 +177,15 @@ OnCard::~OnCard() {
 } // namespace sim
 
 Memory Device::memory() const {
-    if (card) return card->is_mps() ? Memory::mps : Memory::cuda;
-    return is_cpu() ? Memory::cpu : is_mps() ? Memory::mps : Memory::cuda;
+    if (card) return card->is_mps() ? Memory::mps : Memory::allocator;
+    if (is_cpu()) return Memory::cpu;
+    if (is_mps()) return Memory::mps;
+    return compat::device_allocator(type()) ? Memory::allocator : Memory::none;
 }
 
 std::string Device::name() const {
     if (card) return card->name();
-    if (is_cpu()) return "cpu";
-    return is_mps() ? "mps" : "cuda:" + std::to_string(index());
+    return is_mps() ? "mps" : where.str();
 }
 
 } // namespace memtrain::shim

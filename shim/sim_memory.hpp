@@ -24,6 +24,18 @@
 
 namespace memtrain::shim::sim {
 
+/* What an allocator of libtorch's tells of such a card. */
+inline compat::DeviceStats as_told(const mt_sim_stats &now) {
+    compat::DeviceStats stats;
+    stats.allocated_bytes[0].current = static_cast<int64_t>(now.allocated_bytes);
+    stats.allocated_bytes[0].peak = static_cast<int64_t>(now.peak_allocated_bytes);
+    stats.reserved_bytes[0].current = static_cast<int64_t>(now.reserved_bytes);
+    stats.reserved_bytes[0].peak = static_cast<int64_t>(now.peak_reserved_bytes);
+    stats.num_alloc_retries = static_cast<int64_t>(now.alloc_retries);
+    stats.num_ooms = static_cast<int64_t>(now.ooms);
+    return stats;
+}
+
 /* A tensor's block: the address on the card, and the bytes that it takes there. */
 struct Place {
     uint64_t address;

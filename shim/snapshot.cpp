@@ -19,6 +19,11 @@ at::CPUGeneratorImpl &cpu_generator() {
     return *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
 }
 
+/* Whose generators are a seed and an offset. That takes no memory; the state in a tensor, which all have, does. */
+bool has_offset(c10::Device device) {
+    return device.is_cuda() || device.is_xpu();
+}
+
 bool same_kind(const at::Tensor &a, const at::Tensor &b) {
     return a.sizes() == b.sizes() && a.dtype() == b.dtype() && a.device() == b.device();
 }
@@ -42,7 +47,7 @@ void RngState::take(c10::Device device) {
     if (device.is_cpu()) return;
     at::Generator generator = at::globalContext().defaultGenerator(device);
     std::lock_guard<std::mutex> lock(generator.mutex());
-    if (device.is_cuda()) {
+    if (has_offset(device)) {
         seed_ = generator.current_seed();
         offset_ = generator.get_offset();
     } else {
@@ -62,7 +67,7 @@ void RngState::restore() const {
     if (device_.is_cpu()) return;
     at::Generator generator = at::globalContext().defaultGenerator(device_);
     std::lock_guard<std::mutex> lock(generator.mutex());
-    if (device_.is_cuda()) {
+    if (has_offset(device_)) {
         generator.set_current_seed(seed_); /* puts the offset to 0 */
         generator.set_offset(offset_);
     } else {
@@ -160,7 +165,8 @@ void append_rng(c10::Device device, std::vector<Named> &list) {
     };
     append("rng.cpu", at::detail::getDefaultCPUGenerator());
     if (device.is_cpu()) return;
-    std::string name = device.is_mps() ? "rng.mps" : "rng.cuda." + std::to_string(device.index());
+    std::string name = "rng." + c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+    if (!device.is_mps()) name += "." + std::to_string(device.index());
     append(name, at::globalContext().defaultGenerator(device));
 }
 

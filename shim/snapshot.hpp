@@ -29,8 +29,8 @@ private:
     std::optional<float> next_float_; /* second half of a pair of normal samples */
     std::optional<double> next_double_;
     c10::Device device_ = c10::Device(c10::kCPU);
-    uint64_t seed_ = 0, offset_ = 0; /* CUDA */
-    at::Tensor state_;               /* MPS */
+    uint64_t seed_ = 0, offset_ = 0; /* CUDA and XPU */
+    at::Tensor state_;               /* MPS and others */
 };
 
 /* Puts the generators back, also when an exception passes. */
@@ -116,7 +116,7 @@ private:
     BufferState state_;
 };
 
-/* The generator states for the hash: "rng.cpu", "rng.cuda.N", "rng.mps". Disturbs none. */
+/* The generator states for the hash: "rng.cpu", "rng.cuda.N", "rng.xpu.N", "rng.mps". Disturbs none. */
 void append_rng(c10::Device device, std::vector<Named> &list);
 
 } // namespace memtrain::shim

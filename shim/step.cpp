@@ -163,14 +163,14 @@ at::Tensor weigh(const mt_torch &torch, const at::Tensor &loss, double weight) {
 }
 
 /*
- * One copy from a device; two from MPS, which has no doubles to put counts of pixels and a loss together
- * in; on the CPU they are read where they are.
+ * One copy from a device; two where it has no doubles to put counts of pixels and a loss together in; on
+ * the CPU they are read where they are.
  */
 void read_values(const mt_torch &torch, const Loss &values, double *loss, double *metrics) {
     at::Tensor first = values.loss.detach().reshape({1}), sums = values.metrics;
     if (sums.defined()) sums = sums.reshape({-1});
     if (sums.defined() && !first.is_cpu() && sums.device() == first.device() &&
-        torch.device.memory() != Memory::mps) {
+        torch.device.has_doubles()) {
         at::Tensor all = at::cat({first.to(at::kDouble), sums.to(at::kDouble)});
         all = all.to(at::kCPU);
         first = all.narrow(0, 0, 1);
@@ -422,6 +422,7 @@ mt_status fail_step(mt_torch &torch, mt_status status) {
     char reason[512];
     std::snprintf(reason, sizeof reason, "%s", mt_last_error());
     (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
+    (void)guard([&] { synchronize(torch.device); }); /* the batch may still be on its way */
     return mt_set_error(status, "%s", reason);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/narrow.h>
 
 #include "arguments.hpp"
+#include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
 #include "lend.hpp"
@@ -105,15 +106,15 @@ TemporaryHandle::~TemporaryHandle() {
 namespace {
 
 /*
- * CUDA copies from pinned memory alone without waiting; libtorch keeps that until the copy is through. Elsewhere the host waits:
- * MPS would read the caller's own memory later, and what comes from a card would be read before it is there.
+ * CUDA and XPU copy from pinned memory alone without waiting; libtorch keeps that until the copy is through. Elsewhere the host
+ * waits: MPS would read the caller's own memory later, and what comes from a card would be read before it is there.
  */
 at::Tensor placed(const at::Tensor &part, const Placement &to) {
     at::MemoryFormat order = to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
                                                                  : at::MemoryFormat::Preserve;
     bool is_uncounted = part.is_inference() && !to.only_counted;
     if (to.device.card || is_uncounted) return part.clone(order).to(at::device(to.device.where));
-    bool goes_on = to.device.is_cuda() && part.is_cpu();
+    bool goes_on = part.is_cpu() && has_pinned_memory(to.device);
     at::Tensor from = goes_on ? part.pin_memory() : part;
     return from.to(at::device(to.device.where), /*non_blocking=*/goes_on, /*copy=*/false, order);
 }

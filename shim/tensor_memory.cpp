@@ -33,7 +33,8 @@ mt_tensor *wrap(const mt_tensor_memory &m, Loan loan) {
     static const char name[] = "mt_tensor_wrap";
     Device device = usable_device(name, m.device);
     if (device.is_mps())
-        fail(MT_ENOTSUP, "%s: memory->device is '%s'; accepted: cpu, cuda, cuda:N", name, m.device);
+        fail(MT_ENOTSUP, "%s: memory->device is '%s'; accepted: cpu, cuda, cuda:N, xpu, xpu:N",
+             name, m.device);
     size_t bytes = m.bytes ? m.bytes : Lent::unknown;
     return new_handle(lend({name, "memory->", m.data, bytes, scalar_type(name, number_of(m.dtype)),
                             m.dims, m.shape, m.strides, device, m.read_only != 0},

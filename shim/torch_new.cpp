@@ -7,6 +7,8 @@
 #include <set>
 
 #include <ATen/Context.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 
 #include "arguments.hpp"
@@ -283,8 +285,7 @@ void open_segments(mt_torch &torch, const mt_torch_options &options) {
     if (torch.device.memory() == Memory::mps)
         fail(MT_ENOTSUP,
              "%s: options->checkpointing is MT_CHECKPOINTING_CHOSEN, and MPS tells no peaks to "
-             "choose "
-             "by;accepted: MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON",
+             "choose by; accepted: MT_CHECKPOINTING_AUTO or MT_CHECKPOINTING_ON",
              name_of);
     torch.segments = std::make_unique<SegmentChoice>(name_of, options);
 }
@@ -323,6 +324,23 @@ void tell_uncounted(const mt_torch &torch) {
     cpu::warn_of_uncounted("the model's buffers and frozen parameters", bytes);
 }
 
+/*
+ * cuBLAS takes a work space of the card's memory for each thread that multiplies, at its first product, and keeps it. This thread
+ * and that of the backward pass take theirs before a chunk is recorded: else the first recording would have it and no other.
+ */
+void take_work_spaces(const Device &device) {
+    if (!device.where.is_cuda()) return;
+    c10::AutoGradMode grad(true);
+    at::Tensor square = at::ones({16, 16}, at::device(device.where)).requires_grad_(true);
+    at::mm(square, square).sum().backward();
+}
+
+/* Else cuDNN, and oneDNN on XPU, may take kernels that add in any order, and the same chunks would give other bits. */
+void add_in_one_order(const Device &device) {
+    if (device.where.is_cuda()) at::globalContext().setDeterministicCuDNN(true);
+    if (device.where.is_xpu()) at::globalContext().setDeterministicMkldnn(true);
+}
+
 /* Planned twice: moving may give the model other tensors, but the needs are told when it fails. */
 std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options,
                                 const Device &device, Needs &needs) {
@@ -351,8 +369,8 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     check_groups(*torch);
     needs = needs_of(*torch);
     move_model(*torch, device);
-    /* Else cuDNN may take kernels that add in any order, and the same chunks would give other bits. */
-    if (device.is_cuda()) at::globalContext().setDeterministicCuDNN(true);
+    add_in_one_order(device);
+    take_work_spaces(device);
     if (options.channels_last) make_channels_last(*torch);
     plan(*torch);
     torch->flat->lay_out(device);

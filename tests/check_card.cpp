@@ -1,21 +1,30 @@
 /*
- * check_card.cpp - what the shim does with a card, on the test device (tests/device/card.hpp) under libtorch's key for CUDA, and
- * under that for MPS: it is loaded before everything else, so this program starts itself again, once for each.
+ * check_card.cpp - what the shim does with a card, on the test device (tests/device/card.hpp) under libtorch's keys for CUDA, XPU
+ * and MPS: it is loaded before everything else, so this program starts itself again, once for each.
  */
 #include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 
 #include <libgen.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <ATen/DLConvertor.h>
+#include <ATen/ops/_convolution.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <memtrain/safetensors.h>
+#include <memtrain/tensor.h>
 #include <memtrain/trainer.hpp>
+
+extern "C" {
+#include "common/device.h"
+}
 
 #include "check_shim.hpp"
 #include "device/card.h"
@@ -74,7 +83,9 @@ START_TEST(as_on_the_cpu) {
         ck_assert_double_eq(there.metric_sums[0], here.metric_sums[0]);
     }
     ck_assert_uint_gt(counters().kernels, 100);
-    if (!suite_on_mps()) ck_assert(at::globalContext().deterministicCuDNN());
+    const std::string kind = suite_device();
+    ck_assert_int_eq(at::globalContext().deterministicCuDNN(), kind == "cuda");
+    ck_assert_int_eq(at::globalContext().deterministicMkldnn(), kind == "xpu");
 }
 END_TEST
 
@@ -83,12 +94,12 @@ START_TEST(budget_is_the_allocators_limit) {
     mt_memory memory = MT_MEMORY_INIT;
     ck_ok(mt_torch_init(nullptr));
     ck_ok(mt_torch_seed(1));
-    ck_ok(mt_device_memory("cuda", &memory));
+    ck_ok(mt_device_memory(suite_device(), &memory));
     double whole = static_cast<double>(memory.free_bytes);
     ck_assert_double_eq(mt_card_share(), 1.0);
-    ck_ok(mt_device_set_budget("cuda", 256 * MiB));
+    ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
     ck_assert_double_eq_tol(mt_card_share(), 256.0 * MiB / whole, 1e-9);
-    ck_ok(mt_device_set_budget("cuda", 0));
+    ck_ok(mt_device_set_budget(suite_device(), 0));
     ck_assert_double_eq(mt_card_share(), 1.0);
 }
 END_TEST
@@ -262,6 +273,18 @@ START_TEST(every_request_of_deferred_chunks) {
 }
 END_TEST
 
+/* Figures of chunks are read where XPU has no doubles, those that are waited for and others. */
+START_TEST(no_doubles) {
+    mt_card_lack_doubles(1);
+    Loop loop(0.5, true);
+    for (int i = 0; i < 3; i++) {
+        mt_step_report report = loop.step();
+        ck_assert(std::isfinite(report.loss));
+        ck_assert_uint_eq(report.chunk_count, 8);
+    }
+}
+END_TEST
+
 /* What a GPU that ignores what it is given leaves behind is no result: out of memory at first, then an error to stop at. */
 START_TEST(ignored) {
     Batch batch(8);
@@ -319,7 +342,7 @@ END_TEST
 START_TEST(driver_is_not_asked_in_a_step) {
     Batch batch(8);
     Trainer trainer(options_of(MT_SGD));
-    ck_ok(mt_device_set_budget("cuda", 256 * MiB));
+    ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
     mt_backend seam = seam_of(trainer);
     mt_trainer *loop = nullptr;
     ck_ok(mt_trainer_new(&seam, nullptr, &loop));
@@ -358,12 +381,18 @@ START_TEST(texts) {
         {"cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
         {"cuFFT error: CUFFT_ALLOC_FAILED", false, MT_EDEVMEM},
         {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
+        {"level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", false,
+         MT_EDEVMEM},
+        {"UR backend failed. UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", false,
+         MT_EDEVMEM},
+        {"level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", false,
+         MT_ETORCH},
         {"mat1 and mat2 shapes cannot be multiplied (8x72 and 71x5)", true, MT_ETORCH},
     };
     Batch batch(8);
     const auto &one = cases[_i];
     Trainer trainer(options_of(MT_SGD), {}, [&](Net &net) {
-        (void)net.conv1->forward(memtrain::tensor(batch.images()).to(at::kCUDA));
+        (void)net.conv1->forward(memtrain::tensor(batch.images()).to(device_of(net)));
         TORCH_CHECK(false, one.text);
     });
     mt_card_use_work_space(one.swallowed ? size_t{1} << 38 : 0);
@@ -423,6 +452,203 @@ START_TEST(lost_card) {
     ck_contains(mt_last_error(), "illegal memory access");
     ck_contains(mt_last_error(), "started anew");
     mt_card_break(0);
+}
+END_TEST
+
+/*
+ * A batch in pinned memory is the caller's again when a chunk has failed: the card has read it. The first chunk of a step zeroes
+ * gradients, which is a kernel that the copy is done before; it is the second that fails.
+ */
+START_TEST(pinned_batch_of_a_chunk_that_fails) {
+    bool fails = false;
+    at::Tensor kept, data = at::full({2, 4}, 3.0).pin_memory();
+    ck_ok(mt_torch_init(nullptr));
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Half>(), {},
+                        [&](Half &half, const memtrain::Tensors &batch) {
+                            kept = batch[0];
+                            TORCH_CHECK(!fails, "no loss");
+                            return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
+                        }),
+        options_of(MT_SGD));
+    memtrain::detail::Handle handle(data);
+    mt_tensor *tensors[] = {handle.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    mt_chunk_result result = chunk_result();
+    rows.tensors = tensors;
+    rows.count = 1;
+    batch.count = 2;
+    batch.data = &rows;
+    ck_ok(mt_begin(trainer.torch(), &batch));
+    ck_ok(mt_accumulate(trainer.torch(), 0, 1, 0.5, &result));
+    fails = true;
+    ck_status(mt_accumulate(trainer.torch(), 1, 1, 0.5, &result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    data.fill_(5.0);
+    ck_assert_double_eq(kept.sum().item().toDouble(), 12.0);
+    ck_ok(mt_rollback(trainer.torch()));
+}
+END_TEST
+
+/* What the writer of a tensor has given to any stream is done when the tensor is handed over. */
+START_TEST(dlpack_waits_for_the_card) {
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
+    for (bool on_card : {true, false}) {
+        DLManagedTensor *out = nullptr;
+        mt_tensor *in = nullptr;
+        memtrain::detail::Handle handle(on_card ? tensor : at::ones({2, 3}));
+        ck_ok(mt_tensor_to_dlpack(handle.get(), &out));
+        uint64_t before = counters().waits;
+        ck_ok(mt_tensor_from_dlpack(out, &in));
+        ck_assert_uint_eq(counters().waits - before, on_card);
+        mt_tensor_free(in);
+    }
+}
+END_TEST
+
+/*
+ * A marked chunk that is one of several brings its gradients to the block by one kernel, where a plain one has autograd add them
+ * parameter by parameter, of which six have a gradient here. The update is the same.
+ */
+START_TEST(gradients_by_block) {
+    uint64_t kernels[2];
+    std::string hashes[2];
+    NetOptions plain;
+    plain.norm = plain.dropout = false;
+    for (bool marked : {false, true}) {
+        Batch batch(8);
+        Trainer trainer(options_of(MT_SGD), plain);
+        mt_chunk_result result = chunk_result();
+        for (size_t first : {0, 4}) {
+            if (!first) ck_ok(mt_begin(trainer.torch, batch.get()));
+            if (marked) ck_ok(mt_mark(trainer.torch));
+            uint64_t before = counters().kernels;
+            ck_ok(mt_accumulate(trainer.torch, first, 4, 0.5, &result));
+            kernels[marked] = counters().kernels - before;
+        }
+        mt_apply_result applied = apply_result();
+        ck_ok(mt_apply(trainer.torch, &applied));
+        hashes[marked] = trainer.hash();
+    }
+    ck_assert(hashes[1] == hashes[0]);
+    ck_assert_uint_eq(kernels[1], kernels[0] - 6 + 1);
+}
+END_TEST
+
+/* What a library takes at its first product and keeps is there before a chunk is recorded, of either thread. */
+START_TEST(work_spaces_are_taken_first) {
+    Batch batch(8);
+    mt_card_keep_work_spaces(8 * MiB);
+    Trainer trainer(options_of(MT_SGD));
+    size_t before = memory_on(suite_device()).allocated_bytes;
+    ck_assert_uint_gt(before, 16 * MiB);
+    ck_ok(train(trainer, batch));
+    ck_assert_uint_eq(memory_on(suite_device()).allocated_bytes, before);
+}
+END_TEST
+
+/* Processes of a machine: each has the card of its number, or shares one where there are fewer, which is said. */
+START_TEST(cards_of_processes) {
+    static const struct {
+        const char *cards;
+        int64_t processes, rank;
+        const char *number;
+        bool is_told;
+    } cases[] = {
+        {"4", 4, 3, ":3", false}, {"2", 4, 3, ":1", true}, {"2", 4, 2, ":0", true},
+        {"1", 2, 1, ":0", true},  {"2", 1, 0, "", false},
+    };
+    static std::string log;
+    const auto &one = cases[_i];
+    ex_flags flags{};
+    ex_device device;
+    size_t count = 0;
+    setenv("MT_TEST_CARDS", one.cards, 1);
+    mt_set_log([](void *, mt_log_level, const char *text) { log += text; }, nullptr);
+    flags.device = "auto";
+    flags.processes = flags.sharing = one.processes;
+    flags.card = one.rank;
+    ck_ok(ex_device_open(&flags, nullptr, 0, &device));
+    ck_assert_str_eq(device.name, (suite_device() + std::string(one.number)).c_str());
+    ck_ok(mt_device_count(suite_device(), &count));
+    ck_assert_int_eq(static_cast<int>(count), std::atoi(one.cards));
+    std::string words = "see " + std::string(one.cards) + " " + suite_device() + " device";
+    ck_assert_int_eq(log.find(words) != std::string::npos, one.is_told);
+}
+END_TEST
+
+/* The line is said once, not by each process. */
+START_TEST(one_process_tells_of_shared_cards) {
+    ex_flags flags{};
+    ex_device device;
+    setenv("RANK", "1", 1);
+    mt_set_log([](void *, mt_log_level,
+                  const char *text) { ck_assert_msg(!std::strstr(text, " device"), "%s", text); },
+               nullptr);
+    flags.device = suite_device();
+    flags.processes = flags.sharing = 2;
+    flags.card = 1;
+    ck_ok(ex_device_open(&flags, nullptr, 0, &device));
+    ck_assert_str_eq(device.name, (suite_device() + std::string(":0")).c_str());
+}
+END_TEST
+
+/* A file has the generators by their device, and a trainer takes them up. */
+START_TEST(names_of_generators) {
+    Batch batch(8);
+    char path[] = "/tmp/check_card.XXXXXX";
+    std::string name = suite_on_mps() ? "rng.mps" : std::string("rng.") + suite_device() + ".0";
+    mt_safetensors *file = nullptr;
+    size_t index = 0;
+    Trainer one(options_of(MT_ADAMW)), other(options_of(MT_ADAMW));
+    ck_ok(train(one, batch));
+    int number = mkstemp(path);
+    ck_assert_int_ge(number, 0);
+    close(number);
+    mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
+    options.keep = 0;
+    ck_ok(mt_torch_save(one.torch, path, &options));
+    ck_ok(mt_safetensors_open(path, &file));
+    ck_ok(mt_safetensors_find(file, name.c_str(), &index));
+    mt_safetensors_free(file);
+    ck_ok(mt_torch_load(other.torch, path, nullptr, 0));
+    ck_assert(one.hash() == other.hash());
+    ck_assert_int_eq(std::remove(path), 0);
+}
+END_TEST
+
+/* Out and in again it is the same memory of the same card, which DLPack calls by another name. */
+START_TEST(dlpack) {
+    static const std::map<std::string, int> types = {{"cuda", kDLCUDA}, {"xpu", kDLOneAPI}};
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
+    DLManagedTensor *out = nullptr;
+    mt_tensor *in = nullptr;
+    ck_ok(mt_tensor_to_dlpack(memtrain::detail::Handle(tensor).get(), &out));
+    ck_assert_int_eq(out->dl_tensor.device.device_type, types.at(suite_device()));
+    ck_ok(mt_tensor_from_dlpack(out, &in));
+    ck_assert(memtrain::tensor(in).device() == tensor.device());
+    ck_assert_ptr_eq(memtrain::tensor(in).const_data_ptr(), tensor.const_data_ptr());
+    mt_tensor_free(in);
+}
+END_TEST
+
+/* What a traced graph calls is not what a module calls: libtorch itself picks the device's convolution. */
+START_TEST(convolution_of_a_graph) {
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor picture = at::ones({1, 2, 4, 4}), weight = at::ones({3, 2, 3, 3});
+    auto run = [&](c10::Device device) {
+        at::Tensor mine = weight.to(device).detach().requires_grad_(true);
+        at::Tensor out = at::_convolution(picture.to(device), mine, {}, {1, 1}, {0, 0}, {1, 1},
+                                          false, {0, 0}, 1, false, false, true, true);
+        out.sum().backward();
+        return std::make_pair(out.detach().cpu(), mine.grad().cpu());
+    };
+    auto there = run(c10::Device(suite_device())), here = run(c10::kCPU);
+    ck_assert(there.first.equal(here.first));
+    ck_assert(there.second.equal(here.second));
 }
 END_TEST
 
@@ -492,7 +718,7 @@ int run_with(const std::string &kind, char **argv) {
 int main(int, char **argv) {
     if (!mt_card_read) {
         int failed = 0;
-        for (const char *kind : {"cuda", "mps"}) {
+        for (const char *kind : {"cuda", "xpu", "mps"}) {
             int status = run_with(kind, argv);
             if (status < 0) suite_skip(kind, "the test device cannot be loaded before all else");
             failed |= status > 0;
@@ -502,6 +728,7 @@ int main(int, char **argv) {
     Suite *suite = suite_create("card");
     TCase *cases = suite_case(suite, suite_device());
     tcase_add_test(cases, as_on_the_cpu);
+    tcase_add_test(cases, names_of_generators);
     tcase_add_test(cases, norm_of_a_sample);
     tcase_add_test(cases, norm_at_the_end_of_a_segment);
     tcase_add_test(cases, clipping_waits_once);
@@ -517,10 +744,21 @@ int main(int, char **argv) {
         tcase_add_test(cases, budget_is_the_allocators_limit);
         tcase_add_test(cases, driver_is_not_asked_in_a_step);
         tcase_add_test(cases, swallowed_refusals_are_no_errors);
-        tcase_add_loop_test(cases, texts, 0, 8);
+        tcase_add_loop_test(cases, texts, 0, 11);
         tcase_add_test(cases, no_bfloat16);
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
+        tcase_add_test(cases, gradients_by_block);
+        tcase_add_test(cases, pinned_batch_of_a_chunk_that_fails);
+        tcase_add_test(cases, dlpack_waits_for_the_card);
+        if (suite_on_xpu())
+            tcase_add_test(cases, no_doubles);
+        else
+            tcase_add_test(cases, work_spaces_are_taken_first);
+        tcase_add_loop_test(cases, cards_of_processes, 0, 5);
+        tcase_add_test(cases, one_process_tells_of_shared_cards);
+        tcase_add_test(cases, dlpack);
+        tcase_add_test(cases, convolution_of_a_graph);
     }
     return suite_run(suite);
 }

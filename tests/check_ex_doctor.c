@@ -212,6 +212,7 @@ static const struct {
 } devices[] = {
     {"cpu", "\n| CPU | our budgeted allocator |", 1},
     {"cuda", "\n| CUDA |", 0},
+    {"xpu", "\n| XPU |", 0},
     {"mps", "\n| MPS |", 0},
     {"sim:cuda", "\n| `sim:cuda` |", 1},
     {"sim:mps", "\n| `sim:mps` |", 1},

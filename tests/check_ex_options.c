@@ -153,8 +153,8 @@ START_TEST(bounds_are_included) {
 }
 END_TEST
 
-static const char *const devices[] = {"auto",    "cpu", "mps",      "cuda",   "cuda:0",
-                                      "cuda:12", "sim", "sim:cuda", "sim:mps"};
+static const char *const devices[] = {"auto", "cpu",      "mps",     "cuda", "cuda:0", "cuda:12",
+                                      "sim",  "sim:cuda", "sim:mps", "xpu",  "xpu:0"};
 
 START_TEST(devices_are_accepted) {
     ACCEPT("--device", devices[_i]);
@@ -272,6 +272,8 @@ static const struct {
     {{"--device", "gpu"}, {"--device", "'gpu'", "cuda:N"}},
     {{"--device", "cuda:"}, {"--device", "'cuda:'", "cuda:N"}},
     {{"--device", "cuda:x"}, {"--device", "'cuda:x'", "cuda:N"}},
+    {{"--device", "xpu:"}, {"--device", "'xpu:'", "xpu:N"}},
+    {{"--device", "xpu:1000"}, {"--device", "'xpu:1000'", "xpu:N"}},
     {{"--budget", "5XB"}, {"--budget", "'5XB'", "600MiB"}},
     {{"--budget", "0"}, {"--budget", "'0'", "600MiB"}},
     {{"--budget", "1.0"}, {"--budget", "'1.0'", "80% (of what is there)"}},

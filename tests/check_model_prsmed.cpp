@@ -13,6 +13,7 @@
 #include "model_faults.hpp"
 
 using namespace prsmed_subject;
+using check_shim::tensor_device;
 
 /* ---- what there is ---------------------------------------------------------------------------- */
 
@@ -133,13 +134,18 @@ END_TEST
 
 /* ---- gradients and what is frozen --------------------------------------------------------------- */
 
+static at::Tensor there(const at::Tensor &tensor) {
+    return tensor.to(tensor_device());
+}
+
 START_TEST(gradients_reach_all_that_trains) {
     seed();
     Scenes scenes;
     Prsmed net(options_of(_i ? PRSMED_VIT_TI : PRSMED_CONV));
     net->freeze_text(tokens_of(2));
     net->train();
-    mask_loss(net(scenes.pictures, scenes.tokens), scenes.masks).backward();
+    net->to(tensor_device());
+    mask_loss(net(there(scenes.pictures), there(scenes.tokens)), there(scenes.masks)).backward();
     for (const auto &item : net->named_parameters()) {
         const at::Tensor &gradient = item.value().grad();
         bool is_text = item.key().compare(0, 5, "text.") == 0;
@@ -164,10 +170,11 @@ START_TEST(padding_is_not_seen) {
     Scenes scenes;
     Prsmed net(options_of());
     net->eval();
-    at::Tensor logits = net(scenes.pictures, scenes.tokens);
-    at::Tensor longer = net(scenes.pictures, tokens_of(samples, 2 * length));
+    net->to(tensor_device());
+    at::Tensor pictures = there(scenes.pictures), logits = net(pictures, there(scenes.tokens));
+    at::Tensor longer = net(pictures, there(tokens_of(samples, 2 * length)));
     ck_assert_double_lt((logits - longer).abs().max().item<double>(), 1e-4);
-    at::Tensor others = net(scenes.pictures, tokens_of(samples).roll({1}, {0}));
+    at::Tensor others = net(pictures, there(tokens_of(samples).roll({1}, {0})));
     ck_assert_double_gt((logits - others).abs().max().item<double>(), 1e-4);
 }
 END_TEST
@@ -273,6 +280,21 @@ START_TEST(chunks_sum_up_to_the_batch) {
 }
 END_TEST
 
+/* Without dropout, whose numbers are each device's own. */
+START_TEST(as_on_the_cpu) {
+    const int encoder = _i ? PRSMED_VIT_TI : PRSMED_CONV;
+    Subject cpu(options_of(encoder), MT_CHECKPOINTING_AUTO, MT_SGD, "cpu");
+    State before = cpu.state();
+    Scenes scenes;
+    ck_ok(cpu.step(scenes, {3, 1}));
+    Subject other(options_of(encoder));
+    ck_ok(other.step(scenes, {3, 1}));
+    double moved = largest_difference(before, cpu.state());
+    ck_assert_double_gt(moved, 1e-3);
+    ck_assert_double_le(largest_difference(cpu.state(), other.state()), 1e-5 * moved);
+}
+END_TEST
+
 /* With dropout: segments draw the same numbers again. The three gradients of the ViT's features are added
    in another order. */
 START_TEST(segments_change_no_number) {
@@ -340,6 +362,7 @@ static Suite *suite_prsmed() {
     tcase_add_test(numbers, the_text_model_learns_and_then_stays);
     tcase_add_test(numbers, the_prompt_decides);
     tcase_add_loop_test(seam, chunks_sum_up_to_the_batch, 0, 3);
+    tcase_add_loop_test(seam, as_on_the_cpu, 0, 2);
     tcase_add_loop_test(seam, segments_change_no_number, 0, 2);
     tcase_add_test(seam, the_text_model_is_no_part_of_the_update);
     tcase_set_timeout(faults, 1800);

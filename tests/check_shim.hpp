@@ -160,6 +160,17 @@ inline mt_torch_options options_of(mt_optimizer optimizer, double clip_norm = 0.
     return options;
 }
 
+/* Half precision that the device takes: of MPS bfloat16 alone, which has no loss scaler. */
+inline mt_dtype half_precision() {
+    return suite_on_mps() ? MT_BFLOAT16 : MT_FLOAT16;
+}
+
+/* Of a test of the loss scaler: whether there is none on the device, which is said. */
+inline bool has_no_scaler(const char *test) {
+    if (suite_on_mps()) suite_skip(test, "MPS takes bfloat16 alone, which needs no scaler");
+    return suite_on_mps();
+}
+
 inline mt_chunk_result chunk_result() {
     return MT_CHUNK_RESULT_INIT;
 }
@@ -178,9 +189,17 @@ inline mt_memory cpu_memory() {
     return memory_on("cpu");
 }
 
-/* Where the tensors of a trainer on suite_device() are. */
+/* Where the tensors of a trainer on suite_device() are, and those that a test makes for it. */
+inline const char *tensor_place() {
+    return suite_on_card() ? suite_device() : "cpu";
+}
+
+inline at::Device tensor_device() {
+    return at::Device(tensor_place());
+}
+
 inline mt_memory tensor_memory() {
-    return memory_on(suite_on_card() ? suite_device() : "cpu");
+    return memory_on(tensor_place());
 }
 
 inline at::Device device_of(const Net &net) {
@@ -195,7 +214,10 @@ inline void simulate(const char *device, size_t bytes) {
     ck_ok(mt_device_set_budget(device, 0));
 }
 
-/* Whether the n-th request for memory of fn failed: then it throws libtorch's own type, else nothing. */
+/*
+ * Whether the n-th request for memory of fn failed: then it throws libtorch's own type, on MPS an error whose text alone tells,
+ * else nothing.
+ */
 template <class Fn> bool runs_out_at(uint64_t n, const Fn &fn) {
     uint64_t failed;
     bool typed = false;
@@ -204,6 +226,9 @@ template <class Fn> bool runs_out_at(uint64_t n, const Fn &fn) {
         fn();
     } catch (const c10::OutOfMemoryError &) {
         typed = true;
+    } catch (const c10::Error &e) {
+        typed = suite_on_mps() && std::strstr(e.what(), "out of memory");
+        if (!typed) throw;
     }
     mt_injected(nullptr, &failed);
     ck_ok(mt_inject_oom(0, 0));

@@ -249,6 +249,19 @@ START_TEST(there_is_one_cpu) {
     ck_contains(mt_last_error(), "'cpu:7' is no device; accepted: cpu");
     ck_ok(mt_device_check("cpu:0"));
     ck_ok(mt_device_check("cpu"));
+    size_t count = 7;
+    ck_ok(mt_device_count("cpu", &count));
+    ck_assert_uint_eq(count, 1);
+    ck_status(mt_device_count("cpu:0", &count), MT_EINVAL);
+    ck_assert_uint_eq(count, 0);
+    ck_assert_str_eq(mt_last_error(),
+                     "mt_device_count: 'cpu:0' is one device; accepted: its type, 'cpu'");
+    ck_status(mt_device_count("toaster", &count), MT_EINVAL);
+    ck_contains(mt_last_error(), "mt_device_count: 'toaster' is not the name of a device");
+    ck_status(mt_device_count("xla", &count), MT_ENOTSUP);
+    ck_status(mt_device_count(nullptr, &count), MT_EINVAL);
+    ck_status(mt_device_count("cpu", nullptr), MT_EINVAL);
+    ck_assert_str_eq(mt_last_error(), "mt_device_count: out is NULL");
 }
 END_TEST
 

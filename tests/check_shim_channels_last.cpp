@@ -110,7 +110,7 @@ START_TEST(copies_are_counted) {
     ck_assert_uint_ne(shapes[0].id, shapes[1].id);
     ck_assert_uint_ne(shapes[0].family, shapes[1].family);
     /* To a card both are copied. */
-    size_t copy = suite_on_card() ? 0 : 12 * 3 * 8 * 8 * sizeof(float);
+    size_t copy = suite_on_card() || !suite_has_peaks() ? 0 : 12 * 3 * 8 * 8 * sizeof(float);
     ck_assert_uint_ge(copied.peak_bytes, given.peak_bytes + copy);
 }
 END_TEST
@@ -155,7 +155,9 @@ START_TEST(a_fault_anywhere) {
         ck_assert_int_eq(status, failed ? MT_EDEVMEM : MT_OK);
         if (failed) {
             failures++;
-            ck_ok(mt_rollback(trainer.torch));
+            /* A begin that fails has begun nothing. */
+            mt_status rolled = mt_rollback(trainer.torch);
+            ck_assert(rolled == MT_OK || rolled == MT_ESTATE);
             ck_assert(trainer.hash() == before);
             is_ordered(trainer, true);
             ck_ok(step(trainer, batch, {6, 6}));

@@ -33,8 +33,16 @@ void prepare() {
 
 std::string bytes_of(const at::Tensor &tensor) {
     if (!tensor.defined()) return "none";
-    at::Tensor t = tensor.detach().contiguous();
+    at::Tensor t = tensor.detach().cpu().contiguous();
     return std::string(static_cast<const char *>(t.data_ptr()), t.nbytes());
+}
+
+at::Tensor noise(at::IntArrayRef sizes) {
+    return at::randn(sizes, tensor_device());
+}
+
+at::Tensor ones(at::IntArrayRef sizes) {
+    return at::ones(sizes, tensor_device());
 }
 
 /* Which tensors need a gradient, by bits. */
@@ -51,8 +59,10 @@ template <class Norm, class Conv> struct Net {
     Norm last{nullptr};
 
     Net(Conv own, at::IntArrayRef shape, int needs, Norm behind = nullptr)
-        : x(at::randn(shape)), scale(at::randn({1})), conv(std::move(own)),
-          last(std::move(behind)) {
+        : x(noise(shape)), scale(noise({1})), conv(std::move(own)), last(std::move(behind)) {
+        norm->to(tensor_device());
+        conv->to(tensor_device());
+        if (last) last->to(tensor_device());
         x.set_requires_grad(needs & INPUT);
         scale.set_requires_grad(needs & SCALE);
         conv->weight.set_requires_grad(needs & WEIGHT);
@@ -87,7 +97,7 @@ template <class Norm, class Conv> struct Net {
             for (const auto &named : last->named_buffers())
                 left["last " + named.key()] = bytes_of(named.value());
         }
-        left["drawn"] = bytes_of(at::rand({4}));
+        left["drawn"] = bytes_of(at::rand({4}, tensor_device()));
         return left;
     }
 };
@@ -98,7 +108,7 @@ template <class Body> void with_autocast(bool on, Body &&body) {
         return MT_OK;
     };
     if (on)
-        ck_ok(mt_amp_autocast("cpu", MT_BFLOAT16, call, &body));
+        ck_ok(mt_amp_autocast(tensor_place(), MT_BFLOAT16, call, &body));
     else
         body();
 }
@@ -204,7 +214,9 @@ START_TEST(one_parameter) {
         ck_ok(mt_torch_seed(5));
         nn::Conv2d conv(nn::Conv2dOptions(3, 8, 3));
         nn::BatchNorm2d norm(8);
-        at::Tensor x = at::randn({2, 3, 6, 6});
+        conv->to(tensor_device());
+        norm->to(tensor_device());
+        at::Tensor x = noise({2, 3, 6, 6});
         auto fn = [](const at::Tensor &t) { return t.relu(); };
         at::Tensor &one = _i ? norm->bias : norm->weight;
         for (at::Tensor &parameter : conv->parameters()) parameter.set_requires_grad(false);
@@ -227,7 +239,9 @@ START_TEST(no_samples) {
     for (bool affine : {false, true}) {
         nn::Conv2d conv(nn::Conv2dOptions(3, 8, 3));
         nn::BatchNorm2d norm(nn::BatchNormOptions(8).affine(affine));
-        at::Tensor x = at::randn({0, 3, 6, 6}).set_requires_grad(true);
+        conv->to(tensor_device());
+        norm->to(tensor_device());
+        at::Tensor x = noise({0, 3, 6, 6}).set_requires_grad(true);
         auto fn = [](const at::Tensor &t) { return t.relu(); };
         at::Tensor y = checkpoint_conv_norm(fn, x, conv, norm);
         ck_assert(y.sizes() == at::IntArrayRef({0, 8, 4, 4}));
@@ -251,13 +265,14 @@ template <class Body> std::string refusal(Body &&body) {
 START_TEST(other_dimensions) {
     prepare();
     nn::Conv2d conv(nn::Conv2dOptions(8, 8, 3));
+    conv->to(tensor_device());
     auto fn = [](const at::Tensor &t) { return t.relu(); };
     std::string one = refusal([&] {
-        (void)checkpoint_conv_norm(fn, at::randn({2, 8, 10, 10}), conv, nn::BatchNorm1d(8));
+        (void)checkpoint_conv_norm(fn, noise({2, 8, 10, 10}), conv, nn::BatchNorm1d(8));
     });
     ck_contains(one.c_str(), "gives 4 dimensions, the norm wants 3");
     std::string unbatched = refusal([&] {
-        (void)checkpoint_conv_norm(fn, at::randn({8, 10, 10}), conv, nn::BatchNorm2d(8));
+        (void)checkpoint_conv_norm(fn, noise({8, 10, 10}), conv, nn::BatchNorm2d(8));
     });
     ck_contains(unbatched.c_str(), "a tensor of 3 dimensions");
 }
@@ -304,7 +319,9 @@ START_TEST(another_norm) {
         ck_ok(mt_torch_seed(5));
         nn::Conv2d conv(nn::Conv2dOptions(3, 8, 3));
         nn::GroupNorm norm(2, 8);
-        at::Tensor x = at::randn({2, 3, 6, 6});
+        conv->to(tensor_device());
+        norm->to(tensor_device());
+        at::Tensor x = noise({2, 3, 6, 6});
         auto fn = [](const at::Tensor &t) { return t.relu(); };
         results[forgets] = forgets ? checkpoint_conv_norm(fn, x, conv, norm) : norm(conv(fn(x)));
         results[forgets].square().sum().backward();
@@ -346,14 +363,14 @@ END_TEST
 START_TEST(memory) {
     prepare();
     Plane net = plane(_i);
-    size_t one = 5 * 8 * 16 * 16 * sizeof(float), start = cpu_memory().allocated_bytes;
+    size_t one = 5 * 8 * 16 * 16 * sizeof(float), start = tensor_memory().allocated_bytes;
     {
         at::Tensor y = net.forward(true);
-        ck_assert_uint_le(cpu_memory().allocated_bytes - start, one + 4096);
+        ck_assert_uint_le(tensor_memory().allocated_bytes - start, one + 4096);
     }
-    ck_assert_uint_eq(cpu_memory().allocated_bytes, start);
+    ck_assert_uint_eq(tensor_memory().allocated_bytes, start);
     at::Tensor y = net.forward(false);
-    ck_assert_uint_gt(cpu_memory().allocated_bytes - start, 3 * one);
+    ck_assert_uint_gt(tensor_memory().allocated_bytes - start, 3 * one);
 }
 END_TEST
 
@@ -364,9 +381,9 @@ START_TEST(memory_runs_out) {
     auto expected = plane(ends).train(false);
     uint64_t n = 1;
     (void)plane(ends).train(true);
-    size_t held = cpu_memory().allocated_bytes;
+    size_t held = tensor_memory().allocated_bytes;
     for (; runs_out_at(n, [&] { (void)plane(ends).train(true); }); n++) {
-        ck_assert_uint_eq(cpu_memory().allocated_bytes, held);
+        ck_assert_uint_eq(settled(held, [] { return tensor_memory().allocated_bytes; }), held);
         if (n % 9 == 1) ck_assert(plane(ends).train(true) == expected);
     }
     ck_assert_uint_gt(n, 40);
@@ -397,13 +414,13 @@ struct Call {
     mt_conv conv = MT_CONV_INIT;
     mt_batch_norm norm = MT_BATCH_NORM_INIT;
 
-    Call() : in(at::randn({2, 3, 5})), weight(at::randn({4, 3, 2}).set_requires_grad(true)) {
+    Call() : in(noise({2, 3, 5})), weight(noise({4, 3, 2}).set_requires_grad(true)) {
         ops.run = Same::run;
         ops.destroy = Same::destroy;
         ops.conv = &conv;
         conv.weight = weight.get();
-        memtrain::tensor(gamma.get()) = at::ones({4}).set_requires_grad(true);
-        memtrain::tensor(mean.get()) = at::zeros({4});
+        memtrain::tensor(gamma.get()) = ones({4}).set_requires_grad(true);
+        memtrain::tensor(mean.get()) = at::zeros({4}, tensor_device());
     }
     /* With a norm as well, or with that alone. */
     Call &with_norm(bool alone = false) {
@@ -411,7 +428,7 @@ struct Call {
         norm.weight = gamma.get();
         if (alone) {
             ops.conv = nullptr;
-            memtrain::tensor(gamma.get()) = at::ones({3}).set_requires_grad(true);
+            memtrain::tensor(gamma.get()) = ones({3}).set_requires_grad(true);
         }
         return *this;
     }
@@ -446,7 +463,7 @@ START_TEST(norm_alone) {
     Call call;
     ck_ok(call.with_norm(true)());
     at::Tensor y = memtrain::tensor(call.out.get());
-    at::Tensor x = memtrain::tensor(call.in.get()) * 2, one = at::ones({3}).set_requires_grad(true);
+    at::Tensor x = memtrain::tensor(call.in.get()) * 2, one = ones({3}).set_requires_grad(true);
     at::Tensor expected = at::batch_norm(x, one, {}, {}, {}, true, 0.1, 1e-5, true);
     ck_assert(y.equal(expected));
     y.square().sum().backward();
@@ -460,16 +477,16 @@ END_TEST
 START_TEST(one_value) {
     prepare();
     Call call;
-    memtrain::detail::Handle variance(at::full({3}, 4.0));
+    memtrain::detail::Handle variance(at::full({3}, 4.0, tensor_device()));
     call.with_norm(true);
-    memtrain::tensor(call.in.get()) = at::ones({1, 3, 1});
-    memtrain::tensor(call.mean.get()) = at::zeros({3});
+    memtrain::tensor(call.in.get()) = ones({1, 3, 1});
+    memtrain::tensor(call.mean.get()) = at::zeros({3}, tensor_device());
     call.norm.training = 0;
     call.norm.epsilon = 0;
     call.norm.running_mean = call.mean.get();
     call.norm.running_var = variance.get();
     ck_ok(call());
-    ck_assert(memtrain::tensor(call.out.get()).equal(at::ones({1, 3, 1})));
+    ck_assert(memtrain::tensor(call.out.get()).equal(ones({1, 3, 1})));
 }
 END_TEST
 
@@ -483,7 +500,7 @@ START_TEST(refused) {
         {[](Call &c) { c.conv.weight = nullptr; }, 1, MT_EINVAL, "ops->conv->weight"},
         {[](Call &c) { memtrain::tensor(c.weight.get()).reset(); }, 1, MT_EINVAL, "0 dimensions"},
         {[](Call &c) {
-             memtrain::tensor(c.weight.get()) = at::randn({4, 3});
+             memtrain::tensor(c.weight.get()) = noise({4, 3});
          },
          1, MT_EINVAL, "2 dimensions; accepted: 3 to 5"},
         {[](Call &c) {
@@ -492,7 +509,7 @@ START_TEST(refused) {
          },
          1, MT_ENOTSUP, "weight is computed from other tensors"},
         {[](Call &c) {
-             memtrain::tensor(c.bias.get()) = at::randn({4}).set_requires_grad(true) * 2;
+             memtrain::tensor(c.bias.get()) = noise({4}).set_requires_grad(true) * 2;
              c.conv.bias = c.bias.get();
          },
          1, MT_ENOTSUP, "bias is computed from other tensors"},
@@ -522,17 +539,17 @@ START_TEST(refused) {
          "no running_mean and a running_var"},
         {[](Call &c) {
              c.with_norm();
-             memtrain::tensor(c.gamma.get()) = at::ones({5});
+             memtrain::tensor(c.gamma.get()) = ones({5});
          },
          1, MT_EUSER, "weight"},
         {[](Call &c) {
              c.with_norm(true);
-             memtrain::tensor(c.in.get()) = at::ones({1, 3, 1});
+             memtrain::tensor(c.in.get()) = ones({1, 3, 1});
          },
          1, MT_EINVAL, "one value a channel"},
         {[](Call &c) {
              c.with_norm(true);
-             memtrain::tensor(c.in.get()) = at::ones({3});
+             memtrain::tensor(c.in.get()) = ones({3});
          },
          1, MT_EINVAL, "1 dimensions"},
     };

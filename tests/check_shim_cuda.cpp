@@ -12,6 +12,9 @@
 
 #include <cstring>
 
+#include <ATen/ops/empty.h>
+#include <memtrain/tensor.h>
+
 #include "check_shim.hpp"
 #include "compat.hpp"
 
@@ -96,6 +99,10 @@ C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, FakeCUDAHooks)
 START_TEST(presence) {
     ck_ok(mt_device_check("cuda"));
     ck_ok(mt_device_check("cuda:1"));
+    size_t count = 0;
+    ck_ok(mt_device_count("cuda", &count));
+    ck_assert_uint_eq(count, 2);
+    ck_status(mt_device_count("cuda:1", &count), MT_EINVAL);
     ck_assert_int_eq(card.inits, 0);
     ck_status(mt_device_check("cuda:2"), MT_ENOTSUP);
     ck_assert_str_eq(mt_last_error(), "mt_device_check: there are 2 CUDA devices");
@@ -138,6 +145,29 @@ START_TEST(budget) {
 }
 END_TEST
 
+/* A tensor without memory is no card's: asking about it leaves CUDA alone. */
+START_TEST(tensor_of_no_device) {
+    mt_tensor_info info = MT_TENSOR_INFO_INIT;
+    memtrain::detail::Handle handle(at::empty({2, 3}, at::device(at::kMeta)));
+    ck_ok(mt_tensor_describe(handle.get(), &info));
+    ck_assert_str_eq(info.device, "meta");
+    mt_tensor *copy = nullptr;
+    ck_status(mt_tensor_copy(handle.get(), "cpu", MT_DTYPE_NONE, &copy), MT_ETORCH);
+    ck_assert_int_eq(card.inits, 0);
+    float number = 1;
+    int64_t shape = 1;
+    mt_tensor_memory memory = MT_TENSOR_MEMORY_INIT;
+    memory.data = &number;
+    memory.dtype = MT_FLOAT32;
+    memory.dims = 1;
+    memory.shape = &shape;
+    memory.device = "meta";
+    ck_status(mt_tensor_wrap(&memory, &copy), MT_ENOTSUP);
+    ck_contains(mt_last_error(), "nothing is trained on 'meta'");
+    ck_assert_int_eq(card.inits, 0);
+}
+END_TEST
+
 /* Where CUDA's own header can be read, the functions that are called of its allocator are where it has them. */
 START_TEST(header) {
 #ifdef HAS_CUDA_HEADERS
@@ -176,6 +206,7 @@ int main() {
     tcase_add_test(cases, presence);
     tcase_add_test(cases, figures);
     tcase_add_test(cases, budget);
+    tcase_add_test(cases, tensor_of_no_device);
     tcase_add_test(cases, header);
     tcase_add_test(cases, cache);
     return suite_run(suite);

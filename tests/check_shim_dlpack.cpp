@@ -131,7 +131,7 @@ const struct {
      },
      MT_ENOTSUP, "dtype has code 200, 32 bits and 1 lanes, which libtorch has not"},
     {[](DLTensor &t) { t.device.device_type = kDLROCM; }, MT_ENOTSUP,
-     "device_type is 10; accepted: 1 (CPU), 2 (CUDA), 3 (pinned)"},
+     "device_type is 10; accepted: 1 (CPU), 2 (CUDA), 14 (XPU), 3 (pinned)"},
     {[](DLTensor &t) {
          t.device = {kDLCUDA, 300};
      },

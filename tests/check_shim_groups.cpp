@@ -692,7 +692,7 @@ START_TEST(resumes) {
     mt_torch_options options = with_groups(options_of(optimizers[_i], 0.1), groups);
     mt_torch_save_options saving = MT_TORCH_SAVE_OPTIONS_INIT;
     saving.keep = 0;
-    options.amp = MT_FLOAT16;
+    options.amp = half_precision();
     options.scale_start = 4194304.0;
     options.scale_growth_interval = 3;
     Batch batch(8);
@@ -724,7 +724,7 @@ END_TEST
 START_TEST(replays) {
     std::vector<mt_parameter_group> groups = three_groups();
     mt_torch_options options = with_groups(options_of(MT_ADAMW, 0.1), groups);
-    options.amp = MT_FLOAT16;
+    options.amp = half_precision();
     options.scale_start = 4194304.0;
     options.scale_growth_interval = 3;
     std::vector<std::vector<size_t>> chunks;
@@ -755,7 +755,7 @@ START_TEST(replays) {
         mt_trainer_free(driver);
     }
     ck_assert_uint_gt(retries, 0);
-    ck_assert_uint_gt(skipped, 0);
+    ck_assert_int_eq(skipped > 0, !suite_on_mps());
     ck_assert(hashes[0] == hashes[1]);
 }
 END_TEST

@@ -64,7 +64,12 @@ mt_memory memory_of_mps(void) {
 START_TEST(presence) {
     ck_ok(mt_device_check("mps"));
     ck_ok(mt_device_check("mps:0"));
+    size_t count = 0;
+    ck_ok(mt_device_count("mps", &count));
+    ck_assert_uint_eq(count, 1);
     fake.present = false;
+    ck_ok(mt_device_count("mps", &count));
+    ck_assert_uint_eq(count, 0);
     ck_status(mt_device_check("mps"), MT_ENOTSUP);
     ck_contains(mt_last_error(), "MPS");
 }

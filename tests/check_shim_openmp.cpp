@@ -49,7 +49,8 @@ int program(char **argv) {
         mt_status status = is_too_much ? reexec_too_much(argv) : mt_reexec_passive(argv);
         std::printf("status %s %s\n", mt_status_name(status), mt_last_error());
     }
-    for (const char *name : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MEMTRAIN_REEXEC", "OTHER"})
+    for (const char *name :
+         {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "MEMTRAIN_REEXEC", "OTHER"})
         print_setting(name);
     for (int i = 4; argv[i]; i++) std::printf("argument [%.20s]\n", argv[i]);
     if (mt_torch_init(nullptr) != MT_OK) return 1;
@@ -116,7 +117,7 @@ START_TEST(a_program_starts_again_once) {
               text.substr(text.rfind("start "), text.find('\n'))); /* one process */
     ck_contains(text.c_str(), "status MT_OK \n");
     ck_contains(text.c_str(),
-                "OMP_WAIT_POLICY=PASSIVE\nGOMP_SPINCOUNT=0\nMEMTRAIN_REEXEC=1\n"
+                "OMP_WAIT_POLICY=PASSIVE\nGOMP_SPINCOUNT=0\nKMP_BLOCKTIME=0\nMEMTRAIN_REEXEC=1\n"
                 "OTHER=kept\nargument [with a blank]\nargument []\nargument [last]\n");
     ck_assert_uint_eq(count(text, spin), 0);
 }
@@ -131,7 +132,7 @@ START_TEST(a_program_is_left_alone) {
     std::string text = run({"OMP_NUM_THREADS=2", setting}, {"reexec", ""});
     ck_assert_uint_eq(count(text, "start "), 1);
     ck_contains(text.c_str(), "status MT_OK \n");
-    if (_i != 2) ck_contains(text.c_str(), setting);
+    ck_contains(text.c_str(), setting);
     ck_assert_uint_eq(count(text, "PASSIVE"), 0);
     ck_assert_uint_eq(count(text, spin), 0);
 }
@@ -168,7 +169,8 @@ START_TEST(a_program_in_a_loader_is_left_alone) {
     std::string text = run({"OMP_NUM_THREADS=2"}, {"reexec", "", "last"});
     ck_assert_uint_eq(count(text, "start "), 1);
     ck_contains(text.c_str(), "status MT_OK \n");
-    ck_contains(text.c_str(), "OMP_WAIT_POLICY=-\nGOMP_SPINCOUNT=-\nMEMTRAIN_REEXEC=-\n");
+    ck_contains(text.c_str(),
+                "OMP_WAIT_POLICY=-\nGOMP_SPINCOUNT=-\nKMP_BLOCKTIME=-\nMEMTRAIN_REEXEC=-\n");
     ck_contains(text.c_str(), "argument [last]\n");
 }
 END_TEST
@@ -179,8 +181,9 @@ START_TEST(a_program_that_cannot_start_again_goes_on) {
     ck_assert_uint_eq(count(text, "start "), 1);
     ck_contains(text.c_str(), "status MT_EIO mt_reexec_passive: the program cannot be started "
                               "again: Argument list too long\n");
-    ck_contains(text.c_str(),
-                "OMP_WAIT_POLICY=-\nGOMP_SPINCOUNT=-\nMEMTRAIN_REEXEC=-\nOTHER=kept\n");
+    ck_contains(
+        text.c_str(),
+        "OMP_WAIT_POLICY=-\nGOMP_SPINCOUNT=-\nKMP_BLOCKTIME=-\nMEMTRAIN_REEXEC=-\nOTHER=kept\n");
     ck_assert_uint_eq(count(text, spin), 1);
 }
 END_TEST

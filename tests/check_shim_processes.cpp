@@ -292,7 +292,7 @@ END_TEST
 /* With a loss scaler too, whose infinities are those of all. */
 START_TEST(in_half_precision) {
     mt_torch_options options = options_at(1);
-    options.amp = _i ? MT_FLOAT16 : MT_BFLOAT16;
+    options.amp = _i ? half_precision() : MT_BFLOAT16;
     options.scale_start = 4294967296.0; /* the first updates are skipped for it */
     begin();
     Process one = alone(shares[1], options);

@@ -110,6 +110,11 @@ struct Policy {
 
 START_TEST(names) {
     for (const char *name : {"sim", "sim:cuda", "sim:mps"}) ck_ok(mt_device_check(name));
+    size_t count = 0;
+    for (const char *name : {"sim", "sim:cuda", "sim:mps"}) {
+        ck_ok(mt_device_count(name, &count));
+        ck_assert_uint_eq(count, 1);
+    }
     for (const char *name : {"sim:", "sim:xla", "sim:cuda:1", "simulated"})
         ck_status(mt_device_check(name), MT_EINVAL);
     ck_assert_uint_eq(stats_of("sim").total_bytes, 8192 * MiB);
@@ -141,6 +146,9 @@ START_TEST(needs_our_allocator) {
     ck_ok(mt_torch_init(&keep));
     ck_status(mt_device_check("sim"), MT_ENOTSUP);
     ck_contains(mt_last_error(), "sim:cuda needs our CPU allocator");
+    size_t count = 7;
+    ck_ok(mt_device_count("sim", &count));
+    ck_assert_uint_eq(count, 0);
 }
 END_TEST
 

@@ -160,7 +160,9 @@ const Refusal refusals[] = {
      "memory->strides[0] is 2305843009213693951; accepted: at most 2305843009213693948 there, for "
      "9223372036854775807 bytes"},
     {[](Memory &m) { m.m.device = "toaster"; }, MT_EINVAL,
-     "'toaster' is not the name of a device; accepted: cpu, cuda, cuda:N, mps, sim:cuda, sim:mps"},
+     "'toaster' is not the name of a device; accepted: cpu, cuda, cuda:N, xpu, xpu:N, mps, "
+     "sim:cuda, "
+     "sim:mps"},
     {[](Memory &m) { m.m.device = "sim:cuda"; }, MT_ENOTSUP,
      "device 'sim:cuda' is simulated, and tensors get there by mt_torch_new alone"},
 };

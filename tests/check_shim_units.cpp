@@ -162,7 +162,9 @@ mt_model *with_requests() {
 constexpr double rate = 1e4;
 
 mt_torch_options gradients_only() {
-    return memtrain::sgd(rate);
+    mt_torch_options options = memtrain::sgd(rate);
+    options.device = suite_device();
+    return options;
 }
 
 mt_trainer_options options_with(const mt_policy_options &policy) {
@@ -242,7 +244,7 @@ State state_of(const Learner &learner) {
     ck_ok(mt_torch_visit_state(
         learner.trainer.torch(),
         [](void *user, const char *name, mt_tensor *handle) {
-            (*static_cast<State *>(user))[name] = memtrain::tensor(handle).clone();
+            (*static_cast<State *>(user))[name] = memtrain::tensor(handle).cpu().clone();
             return MT_OK;
         },
         &state));
@@ -337,7 +339,7 @@ END_TEST
 
 /* Norm and clipping see the gradient of the mean, on the devices of either kind of update. */
 START_TEST(clipping_sees_the_mean) {
-    static const char *const devices[] = {"cpu", "sim:cuda", "sim:mps"};
+    const char *const devices[] = {suite_device(), "sim:cuda", "sim:mps"};
     prepare();
     const Tokens tokens(uneven);
     Reference reference(tokens);
@@ -373,7 +375,7 @@ END_TEST
 START_TEST(several_steps_of_adamw) {
     prepare();
     const Tokens tokens(uneven);
-    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    mt_torch_options options = options_of(MT_ADAMW);
     options.lr = 0.01;
     State states[2];
     for (size_t i = 0; i < 2; i++) {
@@ -464,8 +466,9 @@ END_TEST
 
 /* The update is left out: parameters, moments and their steps, and the scaler, are as before. */
 START_TEST(a_batch_without_a_token) {
-    static const char *const devices[] = {"cpu", "sim:cuda"};
-    mt_dtype amp = _i % 2 ? MT_FLOAT16 : MT_DTYPE_NONE;
+    const char *const devices[] = {suite_device(), "sim:cuda"};
+    mt_dtype half = _i / 2 ? MT_FLOAT16 : half_precision();
+    mt_dtype amp = _i % 2 ? half : MT_DTYPE_NONE;
     prepare();
     const Tokens empty(none), tokens(uneven);
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
@@ -512,7 +515,7 @@ START_TEST(half_precision_has_room) {
     const Tokens tokens(uneven);
     Reference reference(tokens);
     mt_torch_options options = gradients_only();
-    options.amp = MT_FLOAT16;
+    options.amp = half_precision();
     Learner learner(in_script(), options);
     mt_step_report report = MT_STEP_REPORT_INIT;
     int skipped = 0;
@@ -522,14 +525,17 @@ START_TEST(half_precision_has_room) {
     } while (report.skipped && skipped < 6);
     ck_assert_int_lt(skipped, 6);
     ck_assert_double_eq_tol(report.loss, reference.loss, 1e-3 * reference.loss);
-    ck_assert_double_eq_tol(report.grad_norm, reference.norm(), 1e-2 * reference.norm());
+    if (suite_on_mps()) /* nothing asks for the norm */
+        ck_assert(std::isnan(report.grad_norm));
+    else
+        ck_assert_double_eq_tol(report.grad_norm, reference.norm(), 1e-2 * reference.norm());
     ck_assert_double_le(distance(state_of(learner), reference), 1e-2);
 }
 END_TEST
 
 /* ---- requests that fail ------------------------------------------------------------------------------------------ */
 
-constexpr const char *places[] = {"cpu", "sim:cuda", "sim:mps"};
+const char *const places[] = {suite_device(), "sim:cuda", "sim:mps"};
 
 struct Trial {
     const char *device;

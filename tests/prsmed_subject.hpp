@@ -65,15 +65,9 @@ struct Scenes {
 using State = std::map<std::string, std::vector<char>>;
 
 inline mt_status copy_out(void *user, const char *name, mt_tensor *handle) {
-    const at::Tensor &t = memtrain::tensor(handle);
-    const char *data = static_cast<const char *>(t.data_ptr());
+    const at::Tensor t = memtrain::tensor(handle).cpu().contiguous();
+    const char *data = static_cast<const char *>(t.const_data_ptr());
     (*static_cast<State *>(user))[name].assign(data, data + t.nbytes());
-    return MT_OK;
-}
-
-inline mt_status copy_in(void *user, const char *name, mt_tensor *handle) {
-    const at::Tensor &t = memtrain::tensor(handle);
-    std::memcpy(t.data_ptr(), (*static_cast<State *>(user))[name].data(), t.nbytes());
     return MT_OK;
 }
 
@@ -84,9 +78,9 @@ struct Subject {
     mt_backend backend = MT_BACKEND_INIT;
 
     explicit Subject(const prsmed_model_options &o, int checkpointing = MT_CHECKPOINTING_AUTO,
-                     mt_optimizer optimizer = MT_SGD) {
-        mt_torch_options options = MT_TORCH_OPTIONS_INIT;
-        options.optimizer = optimizer;
+                     mt_optimizer optimizer = MT_SGD, const char *device = suite_device()) {
+        mt_torch_options options = check_shim::options_of(optimizer);
+        options.device = device;
         options.lr = 0.1;
         options.checkpointing = checkpointing;
         seed(3);
@@ -107,7 +101,6 @@ struct Subject {
         ck_ok(mt_torch_visit_state(torch, copy_out, &state));
         return state;
     }
-    void restore(State &state) const { ck_ok(mt_torch_visit_state(torch, copy_in, &state)); }
 
     mt_status step(const Scenes &scenes, const std::vector<size_t> &chunks) const {
         mt_trainer *trainer = nullptr;

@@ -154,7 +154,7 @@ struct Run {
     mt_trainer *trainer = nullptr;
     Batch batch{8};
 
-    explicit Run(mt_model *own, const char *device = "cpu", mt_dtype amp = MT_DTYPE_NONE)
+    explicit Run(mt_model *own, const char *device = suite_device(), mt_dtype amp = MT_DTYPE_NONE)
         : model(own) {
         mt_torch_options options = MT_TORCH_OPTIONS_INIT;
         mt_backend backend = MT_BACKEND_INIT;

@@ -3,6 +3,7 @@
  */
 #include "device.h"
 #include "cores.h"
+#include "processes.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -22,23 +23,57 @@ static int is_simulated(const ex_device *device) {
     return strncmp(device->name, "sim", 3) == 0;
 }
 
+/* Once, by one of several processes that have fewer cards than they are. */
+static void tell_shared(const ex_flags *flags, const char *type, size_t cards) {
+    if (ex_processes_is_first())
+        mt_log(MT_LOG_WARNING,
+               "%lld processes of this machine see %zu %s device%s: several share one, and "
+               "--budget is for each, unless each is shown another one",
+               (long long)flags->sharing, cards, type, cards == 1 ? "" : "s");
+}
+
+const char *ex_device_auto(void) {
+    static const char *const cards[] = {"cuda", "xpu", "mps"};
+    for (size_t i = 0; i < EX_ROWS(cards); i++)
+        if (mt_device_check(cards[i]) == MT_OK) return cards[i];
+    return "cpu";
+}
+
+/* Whether it is a card whose part of libtorch is a library of its own, or may be. */
+static int wants_cards(const char *name) {
+    return strcmp(name, "auto") == 0 || strncmp(name, "cuda", 4) == 0 ||
+           strncmp(name, "xpu", 3) == 0;
+}
+
 /*
- * auto takes the first that can be used; a device named by the user must be one that can. Of several processes of one
- * machine each takes the card of its number.
+ * Of several processes of one machine each takes the card of its number. Where there are fewer, as launchers have it that show
+ * each process one of its own, numbers begin anew. Without any the name stays, of which mt_device_check says what is wrong.
  */
+static mt_status pick_card(const ex_flags *flags, const char *type, ex_device *device) {
+    size_t cards, number = (size_t)flags->card;
+    mt_status status = mt_device_count(type, &cards);
+    if (status != MT_OK || !cards) return status;
+    if (cards < (size_t)flags->sharing) {
+        tell_shared(flags, type, cards);
+        number %= cards;
+    }
+    snprintf(device->card, sizeof device->card, "%s:%zu", type, number);
+    device->name = device->card;
+    return MT_OK;
+}
+
+/* auto takes the first that can be used; a device named by the user must be one that can. */
 static mt_status pick(const ex_flags *flags, ex_device *device) {
     const char *name = flags->device;
-    if (strcmp(name, "auto") == 0)
-        name = mt_device_check("cuda") == MT_OK  ? "cuda"
-               : mt_device_check("mps") == MT_OK ? "mps"
-                                                 : "cpu";
-    if (strcmp(name, "cuda") == 0 && flags->processes > 1) {
-        snprintf(device->card, sizeof device->card, "cuda:%lld", (long long)flags->card);
-        name = device->card;
-    }
+    if (strcmp(name, "auto") == 0) name = ex_device_auto();
     device->name = name;
-    if (mt_device_check(name) == MT_OK) return MT_OK;
-    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", name, mt_last_error());
+    if ((strcmp(name, "cuda") == 0 || strcmp(name, "xpu") == 0) && flags->processes > 1) {
+        mt_status status = pick_card(flags, name, device);
+        if (status != MT_OK) return status;
+    }
+    if (mt_device_check(device->name) == MT_OK) return MT_OK;
+    return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", device->name,
+                        mt_last_error());
 }
 
 /* OMP_NUM_THREADS, of whose numbers the first counts; no limit where it is not set. */
@@ -159,7 +194,7 @@ mt_status ex_device_follow(const ex_flags *flags, ex_device *device) {
 mt_status ex_device_open(const ex_flags *flags, const char *budget, int replayed, ex_device *out) {
     mt_torch_init_options init = MT_TORCH_INIT_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
-    init.cuda = strcmp(flags->device, "auto") == 0 || strncmp(flags->device, "cuda", 4) == 0;
+    init.cuda = wants_cards(flags->device);
     mt_status status = check_offload_dir(flags->offload_dir);
     if (status == MT_OK) status = mt_torch_init(&init);
     if (status == MT_OK) status = pick(flags, out);

@@ -7,7 +7,7 @@
 #include "flags.h"
 
 typedef struct ex_device {
-    const char *name;     /* "cpu", "cuda:1", "sim:mps"; borrowed from the flags, or card */
+    const char *name;     /* "cpu", "cuda:1", "xpu", "sim:mps"; borrowed from the flags, or card */
     int threads;          /* of the CPU */
     size_t budget_bytes;  /* 0: the device knows no limit */
     size_t own_bytes;     /* the same without --budget-resident ... */
@@ -19,6 +19,9 @@ typedef struct ex_device {
     char left[256];       /* why the device that was asked for is not this one; "": it is */
     char budget_from[96]; /* where the budget comes from, in words */
 } ex_device;
+
+/* The first that can be used of cuda, xpu, mps and cpu, as --device auto takes it. */
+const char *ex_device_auto(void);
 
 /*
  * Prepares libtorch, seeds it, sets threads and budget.

@@ -11,11 +11,19 @@
 
 #define LEAST_BYTES 1048576 /* of a size without a unit */
 
-/* auto, cpu, mps, cuda or cuda:N, sim:cuda, which is sim as well, or sim:mps. */
+/* Whether text is type:N, with a number of at most three digits. */
+static int is_numbered(const char *text, const char *type) {
+    size_t length = strlen(type);
+    if (strncmp(text, type, length) != 0 || text[length] != ':') return 0;
+    size_t digits = strspn(text + length + 1, "0123456789");
+    return digits >= 1 && digits <= 3 && !text[length + 1 + digits];
+}
+
+/* auto, cpu, mps, cuda or cuda:N, xpu or xpu:N, sim:cuda, which is sim as well, or sim:mps. */
 int ex_read_device(const char *text, void *target) {
-    static const char *const names[] = {"auto", "cpu", "cuda", "mps", "sim", "sim:cuda", "sim:mps"};
-    int known = strncmp(text, "cuda:", 5) == 0 && strlen(text) <= 8 && text[5] &&
-                strspn(text + 5, "0123456789") == strlen(text + 5);
+    static const char *const names[] = {"auto", "cpu", "cuda",     "xpu",
+                                        "mps",  "sim", "sim:cuda", "sim:mps"};
+    int known = is_numbered(text, "cuda") || is_numbered(text, "xpu");
     for (size_t i = 0; i < EX_ROWS(names); i++) known = known || strcmp(text, names[i]) == 0;
     if (known) *(const char **)target = text;
     return known;

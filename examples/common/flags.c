@@ -116,10 +116,11 @@ static const ex_option rows[] = {
 
     {.section = "Memory"},
     FLAG("device", EX_PARSED, device, "NAME",
-         "auto, cpu, cuda, cuda:N, mps, or a simulated card of --budget: sim:cuda or sim, sim:mps; "
-         "auto takes cuda, else mps, else cpu",
+         "auto, cpu, cuda, cuda:N, xpu, xpu:N, mps, or a simulated card of --budget: sim:cuda or "
+         "sim, sim:mps; auto takes cuda, else xpu, else mps, else cpu",
          .read = ex_read_device,
-         .accepts = "auto, cpu, cuda, cuda:N, mps, sim, sim:cuda or sim:mps", .by_default = "auto"),
+         .accepts = "auto, cpu, cuda, cuda:N, xpu, xpu:N, mps, sim, sim:cuda or sim:mps",
+         .by_default = "auto"),
     FLAG("budget", EX_PARSED, budget, "SIZE|auto",
          "most that tensors may take: 600MiB, 8GB, 0.95 or 80% (of what is there), or auto",
          .read = ex_read_budget,

@@ -83,10 +83,15 @@ typedef struct mt_sim_options {
      * 2 MiB, at least 32 MiB.
      */
     size_t xlarge_heap_bytes;
+    /*
+     * Buffers above 1 MiB are rounded up to one of so many sizes from a power of two to the next, in whole pages of 16 KiB; a
+     * power of two. Default: off. PyTorch has 32 of them since pull request 187441.
+     */
+    size_t large_buckets;
 } mt_sim_options;
 
 #define MT_SIM_OPTIONS_INIT                                                                        \
-    { sizeof(mt_sim_options), MT_SIM_CUDA, 0, 0, 0.0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0, 0 }
+    { sizeof(mt_sim_options), MT_SIM_CUDA, 0, 0, 0.0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0, 0, 0 }
 
 typedef struct mt_sim mt_sim;
 

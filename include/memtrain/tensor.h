@@ -52,7 +52,7 @@ typedef struct mt_tensor_memory {
     const int64_t *shape;   /* dims sizes, each at least 0; copied */
     const int64_t *strides; /* dims steps from an index to the next, in elements, each at least 0;
                                copied. NULL: row-major order */
-    const char *device;     /* whose memory it is: "cpu", "cuda", "cuda:1"; NULL: "cpu" */
+    const char *device;     /* whose memory it is: "cpu", "cuda", "cuda:1", "xpu"; NULL: "cpu" */
     int read_only;         /* 1: mt_tensor_write refuses, and DLPack is told. libtorch itself has no
                                such tensors: it stops no model that changes its inputs in place */
     mt_release_fn release; /* NULL: nothing is called, and the memory has to outlive all tensors */
@@ -146,8 +146,8 @@ struct DLManagedTensorVersioned;
 
 /*
  * A tensor over what another library has handed out; nothing is copied. Of devices there are the CPU (with
- * CUDA's pinned memory) and CUDA; its writer must be done: no stream is waited for. A dtype that mt_dtype does
- * not name is taken where libtorch has it.
+ * pinned memory), CUDA (or ROCm, where libtorch is built for that) and XPU. A card is waited for: what its writer has given to
+ * any stream of it before the call is done then. A dtype that mt_dtype does not name is taken where libtorch has it.
  *
  * From Python: the pointer in the capsule that __dlpack__() returns. Rename it to "used_dltensor"
  * ("used_dltensor_versioned") before the call, since the tensor is handed over in every case.
@@ -172,7 +172,7 @@ mt_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, mt_ten
 
 /*
  * Hands the tensor out to another library; nothing is copied, and both see what either writes. The memory stays
- * until out's deleter is called, also when the handle is freed before. On CUDA the receiver has to wait for
+ * until out's deleter is called, also when the handle is freed before. On a card the receiver has to wait for
  * the device.
  *
  * @param out  new reference: whoever receives it calls its deleter, once, on any thread

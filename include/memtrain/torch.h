@@ -9,7 +9,8 @@
  *     mt_torch_backend(torch, &backend);
  *     mt_trainer_new(&backend, NULL, &trainer);
  *
- * Devices are named as libtorch names them: "cpu", "cuda", "cuda:1", "mps"; beside them there are
+ * Devices are named as libtorch names them: "cpu", "cuda", "cuda:1", "xpu", "xpu:1", "mps"; others that libtorch has an
+ * accelerator by, with a c10::DeviceAllocator, are taken too (docs/devices.md). Beside them there are
  * the simulated cards "sim:cuda" (or "sim") and "sim:mps", see mt_device_simulate. Memory is counted
  * in bytes of tensors ("counted bytes"), not in resident bytes of the process.
  *
@@ -37,7 +38,7 @@ extern "C" {
 
 typedef struct mt_torch_init_options {
     size_t size;        /* sizeof(mt_torch_init_options) */
-    int cuda;           /* 1: load libtorch_cuda if it is there; 0: the CPU alone */
+    int cuda;           /* 1: load libtorch_cuda or libtorch_xpu if it is there; 0: the CPU alone */
     int keep_allocator; /* 1: leave libtorch's own CPU allocator: nothing enforces a CPU budget */
 } mt_torch_init_options;
 
@@ -45,7 +46,7 @@ typedef struct mt_torch_init_options {
     { sizeof(mt_torch_init_options), 1, 0 }
 
 /*
- * Prepares libtorch: loads CUDA's part where there is one and installs the budgeted CPU allocator.
+ * Prepares libtorch: loads CUDA's part or XPU's where there is one and installs the budgeted CPU allocator.
  * To be called before the first tensor, on the main thread; later calls do nothing. Every function
  * that needs it calls it with the defaults.
  *
@@ -67,7 +68,7 @@ MT_API MT_NODISCARD mt_status mt_torch_init(const mt_torch_init_options *options
  *
  * GNU's OpenMP, which libtorch brings along, has threads wait by spinning. As soon as another program wants a
  * core, two such threads are up to 60 times slower than one. How threads wait is read from the environment when
- * the library is loaded, before main. So this sets OMP_WAIT_POLICY=PASSIVE, GOMP_SPINCOUNT=0 and
+ * the library is loaded, before main. So this sets OMP_WAIT_POLICY=PASSIVE, GOMP_SPINCOUNT=0, KMP_BLOCKTIME=0 and
  * MEMTRAIN_REEXEC=1, and calls execv with the file of the running program and argv; the rest of the environment
  * stays. Call it first in main: what has been done by then is done twice. Streams of stdio are flushed, open
  * files stay open, other threads end.
@@ -107,14 +108,25 @@ MT_API int mt_torch_get_threads(void);
 MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
 
 /*
+ * How many devices of a type there are: N of them are called TYPE:0 to TYPE:N-1. 0 where none can be used; 1 for "cpu", for
+ * "mps" on a Mac, and for a simulated card.
+ *
+ * @param type  as a device is called, without a number: "cuda"
+ * @param out   0 on failure
+ * @return MT_OK; MT_EINVAL for a name that is none, and for one with a number; MT_ENOTSUP for a type that nothing here trains on
+ */
+MT_API MT_NODISCARD mt_status mt_device_count(const char *type, size_t *out);
+
+/*
  * Limits what tensors on the device may take, in bytes; 0: the default. On the CPU the default is
  * mt_host_memory's budget, or in a control group that leaves less than the host what a resident budget
  * (below) of 0.95 of its limit would; it holds for the whole process and is enforced at each
- * allocation. On CUDA the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
- * recommended working set; both also set the allocator's own limit. It may be changed at any time;
+ * allocation. On CUDA and XPU the default is 0.95 of free and own reserved memory, on MPS 0.95 of the
+ * recommended working set; all also set the allocator's own limit. Where an allocator takes none the budget is
+ * watched, not enforced, and the log is told. It may be changed at any time;
  * a limit below what is allocated refuses every further request until enough is released. The CPU's
- * default follows the host while the program runs, so memory that others take or give back is seen. On CUDA each card
- * has a budget of its own, and setting one initialises CUDA.
+ * default follows the host while the program runs, so memory that others take or give back is seen. On CUDA and XPU each card
+ * has a budget of its own, and setting one initialises them.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t bytes);
 
@@ -123,7 +135,7 @@ MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t by
  * in bytes; 0: no such limit. When a chunk begins, and when mt_device_memory is asked, the budget of tensors
  * becomes what the limit leaves for them, and no more than the budget that is set. Pages that wait in planned memory
  * or in the heap are given back where others need them. What others than tensors take in the middle of a chunk is not
- * seen, so leave some room. "cpu" alone, and where /proc tells; else MT_ENOTSUP.
+ * seen, so leave some room. "cpu" alone, and where the system tells (Linux, macOS); else MT_ENOTSUP.
  */
 MT_API MT_NODISCARD mt_status mt_device_set_resident_budget(const char *device, size_t bytes);
 
@@ -141,7 +153,7 @@ typedef struct mt_resident {
 #define MT_RESIDENT_INIT                                                                           \
     { sizeof(mt_resident), 0, 0, 0, 0, 0, 0 }
 
-/* @param device "cpu"; MT_ENOTSUP for others, and where /proc does not tell */
+/* @param device "cpu"; MT_ENOTSUP for others, and where the system does not tell */
 MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident *out);
 
 /*
@@ -150,7 +162,7 @@ MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident
  * mt_policy_predict_bytes tells. The rest is as it is now, so ask after some chunks have run; chunks are
  * taken to be served from planned memory (without it the heap may hold twice their bytes).
  *
- * @param device      "cpu"; MT_ENOTSUP for others, and where /proc does not tell
+ * @param device      "cpu"; MT_ENOTSUP for others, and where the system does not tell
  * @param peak_bytes  of all tensors together, those that are there now included
  * @param out         bytes, what is held now at the least; 0 on failure
  */
@@ -164,7 +176,8 @@ MT_API MT_NODISCARD mt_status mt_device_memory(const char *device, mt_memory *ou
 MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
 
 /*
- * Gives cached memory back: on CUDA and MPS the allocator's wholly free segments; on the CPU the
+ * Gives cached memory back: on a card the allocator's wholly free segments, on CUDA and XPU those of all cards of the
+ * type, each of which is waited for; on the CPU the
  * pages of planned memory in which no tensor lies, but of chunks that run, and the free pages of the heap
  * (malloc_trim, some milliseconds). out (may be NULL) gets seconds and
  * bytes, on the CPU resident bytes.
@@ -438,6 +451,9 @@ typedef struct mt_segment_ops {
  * gradients have the bits of a plain run, unless a parameter or an input is used by several segments,
  * where their gradients are added in another order. memtrain/torch.hpp has it for C++.
  *
+ * The first run makes no graph, and libtorch may choose a kernel by that. On MPS attention and RMSNorm are such, on CUDA
+ * attention with some sizes of heads: with these the outputs are those of a plain run but for rounding.
+ *
  * Without a graph (mt_evaluate) and inside an mt_torch whose checkpointing is off the segment is
  * simply run. Segments may contain segments. Where none of the inputs and parameters needs a gradient,
  * do without: the outputs would need one all the same.
@@ -484,8 +500,8 @@ typedef enum mt_optimizer { MT_SGD = 1, MT_ADAM = 2, MT_ADAMW = 3 } mt_optimizer
  * activation_bytes. In the first step with samples of a shape all segments forget, and what each keeps and
  * takes is measured; when that step is through the set is chosen (memtrain/segments.h), for its largest
  * chunk, and stays. To a policy chunks before and after it are of different shapes, with recordings and
- * times of their own; as MT_RUNG_CHECKPOINTING it can have all segments forget. The bits are the same. MT_ENOTSUP
- * on MPS, which tells no peaks.
+ * times of their own; as MT_RUNG_CHECKPOINTING it can have all segments forget. The bits are the same, as far as
+ * mt_checkpoint's are. MT_ENOTSUP on MPS, which tells no peaks.
  */
 #define MT_CHECKPOINTING_CHOSEN 2
 
@@ -853,7 +869,7 @@ MT_API MT_NODISCARD mt_status mt_offload(const char *device, int kind, const cha
 
 /*
  * SHA-256 over name, dtype, shape and bytes of every tensor of the state, sorted by name:
- * parameters, buffers, optimiser state, amp.scaler and rng.cpu (rng.cuda.N). 64 hex digits and a zero.
+ * parameters, buffers, optimiser state, amp.scaler and rng.cpu (rng.cuda.N, rng.xpu.N). 64 hex digits and a zero.
  */
 MT_API MT_NODISCARD mt_status mt_torch_state_sha256(mt_torch *torch, char out[65]);
 

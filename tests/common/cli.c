@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -130,6 +131,14 @@ long long cli_number(const char *path, const char *name, int n, const char *key)
     json_t *object = event(path, name, n);
     const json_t *value = json_object_get(object, key);
     long long result = json_is_integer(value) ? json_integer_value(value) : -1;
+    json_decref(object);
+    return result;
+}
+
+double cli_real(const char *path, const char *name, int n, const char *key) {
+    json_t *object = event(path, name, n);
+    const json_t *value = json_object_get(object, key);
+    double result = json_is_number(value) ? json_number_value(value) : NAN;
     json_decref(object);
     return result;
 }

@@ -58,6 +58,7 @@ void cli_read_file(const char *path, char *text);
 
 /* A number of the n-th line (from 1) of an event in a trace; -1 when there is none. */
 long long cli_number(const char *path, const char *name, int n, const char *key);
+double cli_real(const char *path, const char *name, int n, const char *key); /* NaN likewise */
 
 /* The two traces end with the same state_sha256. */
 void cli_same_state(void);

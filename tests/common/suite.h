@@ -65,6 +65,19 @@ static inline int suite_on_mps(void) {
     return strstr(suite_device(), "mps") != NULL;
 }
 
+static inline int suite_on_xpu(void) {
+    return strstr(suite_device(), "xpu") != NULL;
+}
+
+static inline int suite_has_peaks(void) {
+    return !suite_on_mps();
+}
+
+/* Planned memory is the CPU's. */
+static inline int suite_has_arena(void) {
+    return suite_on_cpu();
+}
+
 /*
  * Runs the suite and frees it: what main returns. Where libtorch is loaded, the processes of its tests end without tidying up:
  * libtorch takes out its operators one by one, for 0.12 s a test.

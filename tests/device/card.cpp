@@ -9,6 +9,8 @@
 #include <ATen/EmptyTensor.h>
 #ifdef CARD_IS_MPS
 #include <ATen/detail/MPSHooksInterface.h>
+#elif defined(CARD_IS_XPU)
+#include <ATen/detail/XPUHooksInterface.h>
 #else
 #include <ATen/detail/CUDAHooksInterface.h>
 #endif
@@ -163,6 +165,15 @@ struct CardHooks final : MPSHooksInterface {
     size_t getRecommendedMaxMemory() const override { return card::stats(0).recommended_bytes; }
     void setMemoryFraction(double share) const override { card::set_share(0, share); }
     Allocator *getMPSDeviceAllocator() const override { return &card::allocator(); }
+#elif defined(CARD_IS_XPU)
+struct CardHooks final : XPUHooksInterface {
+    CardHooks() = default; /* from libtorch 2.15 on */
+    explicit CardHooks(XPUHooksArgs) {}
+    bool hasXPU() const override { return true; }
+    int32_t getGlobalIdxFromDevice(const Device &device) const override { return device.index(); }
+    DeviceIndex getNumGPUs() const override { return static_cast<DeviceIndex>(card::count()); }
+    DeviceIndex current_device() const override { return card::current(); }
+    void deviceSynchronize(DeviceIndex) const override { card::wait(); }
 #else
 struct CardHooks final : CUDAHooksInterface {
     explicit CardHooks(CUDAHooksArgs) {}
@@ -203,6 +214,8 @@ struct CardHooks final : CUDAHooksInterface {
 
 #ifdef CARD_IS_MPS
 C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, CardHooks)
+#elif defined(CARD_IS_XPU)
+C10_REGISTER_CLASS(XPUHooksRegistry, XPUHooks, CardHooks)
 #else
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CardHooks)
 #endif
@@ -229,6 +242,10 @@ extern "C" void mt_card_lack_bfloat16(int lacks) {
     card::counters.lacks_bfloat16 = lacks != 0;
 }
 
+extern "C" void mt_card_lack_doubles(int lacks) {
+    card::counters.lacks_doubles = lacks != 0;
+}
+
 extern "C" void mt_card_ignore(int ignores) {
     card::counters.ignores = ignores != 0;
 }
@@ -237,10 +254,15 @@ extern "C" void mt_card_use_work_space(size_t bytes) {
     card::counters.work_space = bytes;
 }
 
+extern "C" void mt_card_keep_work_spaces(size_t bytes) {
+    card::counters.kept_work_space = bytes;
+}
+
 /* A machine with a driver has a real card, whose part of libtorch must not come into this process. */
 extern "C" MT_CARD_FUNCTION void *dlopen(const char *name, int mode) {
     using Open = void *(*)(const char *, int);
     static const auto real = reinterpret_cast<Open>(dlsym(RTLD_NEXT, "dlopen"));
-    if (name && std::strncmp(name, "libcuda.so", 10) == 0) return nullptr;
+    for (const char *driver : {"libcuda.so", "libze_loader.so", "libze_intel_gpu.so"})
+        if (name && std::strncmp(name, driver, std::strlen(driver)) == 0) return nullptr;
     return real(name, mode);
 }

@@ -39,6 +39,9 @@ MT_CARD_FUNCTION void mt_card_break(int broken);
 /* From now on (1) a convolution in bfloat16 has no engine, as on cards before compute capability 8.0; or has one (0). */
 MT_CARD_FUNCTION void mt_card_lack_bfloat16(int lacks);
 
+/* From now on (1) it has no doubles, as some of Intel's cards; or has them (0). */
+MT_CARD_FUNCTION void mt_card_lack_doubles(int lacks);
+
 /*
  * From now on (1) the card ignores what it is given, kernels and copies, and no error says so; or no more (0). That is what
  * Metal does once memory has run out while it worked.
@@ -50,6 +53,12 @@ MT_CARD_FUNCTION void mt_card_ignore(int ignores);
  * That is what cuDNN does.
  */
 MT_CARD_FUNCTION void mt_card_use_work_space(size_t bytes);
+
+/*
+ * Each thread that multiplies from now on takes so many bytes at its first product, and keeps them; 0: none does. That is what
+ * cuBLAS does.
+ */
+MT_CARD_FUNCTION void mt_card_keep_work_spaces(size_t bytes);
 
 #ifdef __cplusplus
 }

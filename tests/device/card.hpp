@@ -1,5 +1,5 @@
 /*
- * card.hpp - a test device: a card of the type that CARD names (CUDA or MPS), registered under libtorch's own key for it
+ * card.hpp - a test device: a card of the type that CARD names (CUDA, XPU or MPS), registered under libtorch's own key for it
  * in a process whose libtorch has no part for that type.
  *
  * So the shim, the suites and the programs run their code for cards, unmodified, on any Linux machine. What a card does that
@@ -38,7 +38,7 @@ namespace card {
 
 constexpr c10::DeviceType type = CARD_TYPE(CARD);
 constexpr c10::DispatchKey key = CARD_KEY(CARD);
-constexpr bool is_mps = type == c10::DeviceType::MPS;
+constexpr bool is_mps = type == c10::DeviceType::MPS, is_xpu = type == c10::DeviceType::XPU;
 constexpr int most_cards = 4;
 
 /* MT_TEST_CARDS of the environment, or 1. */
@@ -50,8 +50,9 @@ c10::DeviceIndex exchange(c10::DeviceIndex index);
 
 struct Counters {
     std::atomic<uint64_t> kernels{0}, waits{0}, to_card{0}, to_host{0}, requests{0}, questions{0};
-    std::atomic<size_t> work_space{0};
-    std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, in_use{false};
+    std::atomic<size_t> work_space{0}, kept_work_space{0};
+    std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, lacks_doubles{false},
+        in_use{false};
 };
 extern Counters counters;
 

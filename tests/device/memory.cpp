@@ -18,6 +18,7 @@
 #include <c10/util/Exception.h>
 
 #include "shim/compat.hpp"
+#include "shim/sim_memory.hpp"
 
 namespace card {
 namespace {
@@ -90,6 +91,7 @@ mt_sim_stats read(c10::DeviceIndex index) {
 
 [[noreturn]] void refuse() {
     std::string words = mt_last_error();
+    if (is_xpu) words.replace(0, words.find(' '), "XPU"); /* the model has CUDA's words */
     TORCH_CHECK_WITH(OutOfMemoryError, is_mps, words);
     TORCH_CHECK(false, words);
 }
@@ -170,15 +172,7 @@ public:
         (void)!mt_sim_reset_peak(model(index).sim);
     }
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
-        mt_sim_stats now = stats(index);
-        c10::CachingDeviceAllocator::DeviceStats told;
-        told.allocated_bytes[0].current = static_cast<int64_t>(now.allocated_bytes);
-        told.allocated_bytes[0].peak = static_cast<int64_t>(now.peak_allocated_bytes);
-        told.reserved_bytes[0].current = static_cast<int64_t>(now.reserved_bytes);
-        told.reserved_bytes[0].peak = static_cast<int64_t>(now.peak_reserved_bytes);
-        told.num_alloc_retries = static_cast<int64_t>(now.alloc_retries);
-        told.num_ooms = static_cast<int64_t>(now.ooms);
-        return told;
+        return memtrain::shim::sim::as_told(stats(index));
     }
     void *raw_alloc(size_t bytes) override { return take(bytes); }
     void *raw_alloc_with_stream(size_t bytes, void *) override { return take(bytes); }
@@ -293,6 +287,18 @@ void try_work_space(size_t bytes) {
 }
 
 } // namespace card
+
+#ifdef CARD_IS_XPU
+/* libc10_xpu has it beside its allocator. */
+namespace c10::xpu::XPUCachingAllocator {
+MT_CARD_FUNCTION void setMemoryFraction(double fraction, DeviceIndex device);
+void setMemoryFraction(double fraction, DeviceIndex device) {
+    TORCH_CHECK_VALUE(0 < fraction && fraction <= 1, "invalid fraction:", fraction,
+                      ". Please set within (0, 1].");
+    card::set_share(device, fraction);
+}
+} // namespace c10::xpu::XPUCachingAllocator
+#endif
 
 extern "C" double mt_card_share(void) {
     return card::share(0);

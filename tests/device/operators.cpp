@@ -1,7 +1,10 @@
 /* operators.cpp - the kernels of a card: those of the CPU over the same memory. */
 #include "card.hpp"
 
+#include <array>
+#include <cmath>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +13,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_cpu_dispatch.h>
@@ -55,9 +60,12 @@ private:
     Uncounted uncounted_;
 };
 
-/* What MPSAllocator's neighbours say; Metal has no doubles. */
+/* What SYCL says, and MPSAllocator's neighbours; Metal has no doubles. */
 void check_type(c10::ScalarType scalar) {
-    TORCH_CHECK_TYPE(!is_mps || (scalar != at::kDouble && scalar != at::kComplexDouble),
+    bool is_double = scalar == at::kDouble || scalar == at::kComplexDouble;
+    TORCH_CHECK(!is_double || !counters.lacks_doubles,
+                "Required aspect fp64 is not supported on the device");
+    TORCH_CHECK_TYPE(!is_mps || !is_double,
                      "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't "
                      "support float64. "
                      "Please use float32 instead.");
@@ -325,12 +333,23 @@ void check_engine(const c10::OperatorHandle &op, const torch::jit::Stack &stack)
                 "GET was unable to find an engine to execute this computation");
 }
 
+/* Of the thread, for good. */
+void keep_work_space(const c10::OperatorHandle &op) {
+    static thread_local bool has_one = false;
+    const std::string &name = op.schema().name();
+    bool is_product = name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm";
+    if (!is_product || has_one || !counters.kept_work_space) return;
+    has_one = true;
+    (void)allocator().raw_allocate(counters.kept_work_space);
+}
+
 void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     Kernel kernel;
     const auto &arguments = op.schema().arguments();
     auto place = op.schema().argumentIndexWithName("generator");
     check_norm_types(op, *stack);
     check_engine(op, *stack);
+    keep_work_space(op);
     if (counters.work_space && is_convolution(op)) try_work_space(counters.work_space);
     if (place)
         (*stack)[stack->size() - arguments.size() + static_cast<size_t>(*place)] =
@@ -340,18 +359,43 @@ void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     Call(op, *stack).run();
 }
 
+/* What libtorch takes apart itself asks a device that brings its convolutions for them by these names. */
+Tensor convolution(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                   c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                   c10::SymIntArrayRef dilation, bool transposed,
+                   c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+    return at::convolution_symint(input, weight, bias, stride, padding, dilation, transposed,
+                                  output_padding, std::move(groups));
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(
+    const Tensor &gradient, const Tensor &input, const Tensor &weight, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+    c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> wanted) {
+    return at::convolution_backward_symint(
+        gradient, input, weight, c10::SymIntArrayRef{weight.sym_size(0)}, stride, padding, dilation,
+        transposed, output_padding, std::move(groups), wanted);
+}
+
+/* Of a mask of booleans: 0 where it lets through, else minus infinity. libtorch hands its kernels that. */
+std::optional<Tensor> added(const std::optional<Tensor> &mask, at::ScalarType dtype) {
+    if (!mask || !mask->defined() || mask->scalar_type() != at::kBool) return mask;
+    Tensor zeros = at::zeros(mask->sizes(), mask->options().dtype(dtype));
+    return zeros.masked_fill_(mask->logical_not(), -HUGE_VAL);
+}
+
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
                  const std::optional<Tensor> &mask, double dropout, bool is_causal,
                  std::optional<double> scale, bool enable_gqa) {
-    return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, is_causal, {},
-                                                              scale, enable_gqa));
+    return std::get<0>(at::_scaled_dot_product_attention_math(
+        q, k, v, added(mask, q.scalar_type()), dropout, is_causal, {}, scale, enable_gqa));
 }
 
 } // namespace
 
-/* libtorch would ask MPS's part for a choice of kernels. */
+/* libtorch would ask the part for MPS, or for XPU, for a choice of kernels. */
 TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD(CARD), m) {
-    if (is_mps) m.impl("scaled_dot_product_attention", attention);
+    if (is_mps || is_xpu) m.impl("scaled_dot_product_attention", attention);
 }
 
 TORCH_LIBRARY_IMPL(_, CARD, m) {
@@ -369,9 +413,14 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     m.impl("copy_", copy);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", item);
+    /* libtorch would take lists apart; CUDA has kernels for them. */
+    for (const char *name : {"_foreach_add_.List", "_foreach_copy_"})
+        if (!is_mps) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
     /* libtorch would look for kernels that are in a part which is not here. */
     for (const char *name : {"convolution", "convolution_backward"})
         m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
+    if (is_xpu) m.impl("convolution_overrideable", convolution);
+    if (is_xpu) m.impl("convolution_backward_overrideable", convolution_backward);
 }
 
 } // namespace card

@@ -106,15 +106,15 @@ struct Subject {
         bench::must(mt_trainer_new(&backend, options, &made), "trainer");
         return made;
     }
-    static size_t allocated() {
+    static size_t allocated(const char *device = "cpu") {
         mt_memory memory = {};
         memory.size = sizeof memory;
-        bench::must(mt_device_memory("cpu", &memory), "memory");
+        bench::must(mt_device_memory(device, &memory), "memory");
         return memory.allocated_bytes;
     }
     /* So many bytes more than what is in use now. */
-    static void set_budget(size_t beside_bytes) {
-        bench::must(mt_device_set_budget("cpu", allocated() + beside_bytes), "budget");
+    static void set_budget(size_t beside_bytes, const char *device = "cpu") {
+        bench::must(mt_device_set_budget(device, allocated(device) + beside_bytes), "budget");
     }
 };
 

@@ -50,14 +50,15 @@ inline size_t step(const Subject &subject, const bench::Batch &batch,
 
 /*
  * Runs of a network whose saver is off, on, or a rung: a number that options makes options of. Those in a
- * budget remember their chunks, those without are given them.
+ * budget remember their chunks, those without are given them. options are for suite_device().
  */
 struct Ladder {
-    enum { SIDE = 64, SAMPLES = 4, STEPS = 3 };
+    enum { SAMPLES = 4, STEPS = 3 };
+    const int64_t side = suite_on_cpu() ? 64 : 192;
     const Network &network;
     std::function<mt_torch_options(int)> options;
     unsigned forbidden; /* rungs */
-    bench::Batch batch{SAMPLES, SIDE, CLASSES};
+    bench::Batch batch{SAMPLES, side, CLASSES};
     std::vector<std::vector<size_t>> chunks = {};
 
     Ladder(const Network &n, std::function<mt_torch_options(int)> o, unsigned forbid = 0)
@@ -72,8 +73,8 @@ struct Ladder {
         trainer_options.policy = &policy;
         prepare();
         mt_torch_options own = options(saver);
-        Subject subject(network, SIDE, &own);
-        if (beside) Subject::set_budget(beside);
+        Subject subject(network, side, &own);
+        if (beside) Subject::set_budget(beside, suite_device());
         mt_trainer *trainer = subject.trainer(&trainer_options);
         for (size_t i = 0; i < STEPS; i++) {
             mt_step_report report = MT_STEP_REPORT_INIT;
@@ -88,13 +89,21 @@ struct Ladder {
         return hash;
     }
 
+    /*
+     * A budget in which no chunk fits that takes plain bytes, and one does that takes least. A card's allocator takes
+     * segments of 20 MiB, of which parts are left over.
+     */
+    static size_t between(size_t plain, size_t least) {
+        return suite_on_cpu() ? (plain + least) / 2 : plain - plain / 16;
+    }
+
     /* What the smallest legal chunk takes beside the state. */
     size_t smallest(int saver) const {
         prepare();
         mt_torch_options own = options(saver);
-        Subject subject(network, SIDE, &own);
+        Subject subject(network, side, &own);
         mt_chunk_result result = check_shim::chunk_result();
-        size_t before = Subject::allocated();
+        size_t before = Subject::allocated(suite_device());
         ck_ok(mt_begin(subject.torch, &batch.batch));
         ck_ok(mt_accumulate(subject.torch, 0, network.normalises ? 2 : 1, 0.5, &result));
         return result.peak_bytes - before;
