@@ -532,8 +532,7 @@ START_TEST(with_a_policy) {
         ck_ok(mt_device_set_budget(suite_device(), size_t{4} << 30));
         mt_torch_options options = again ? plain() : chosen(0.7);
         Subject subject(network, SIDE, &options);
-        if (!again)
-            Subject::set_budget((peaks[0] + peaks[1]) / 2 + card_room, suite_device());
+        if (!again) Subject::set_budget((peaks[0] + peaks[1]) / 2 + card_room, suite_device());
         mt_trainer *trainer = subject.trainer();
         for (size_t i = 0; i < STEPS; i++) {
             mt_step_report report = MT_STEP_REPORT_INIT;
