@@ -41,10 +41,10 @@ static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom,
  * the limit was in vain, it is no higher than before and holds longer; but where more was in use than it allowed, it rises to
  * that, as something else has given room back.
  */
-static void note_shortage(mt_policy *p, const mt_oom *oom, size_t told) {
+static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     mt__shortage *s = &p->shortage;
     int is_again = s->limit && s->noted_at == p->steps, in_vain = s->limit && p->steps >= s->until;
-    size_t limit = mt__add(oom->allocated_before_bytes, told);
+    size_t limit = mt__add(oom->allocated_before_bytes, predicted);
     if (oom->refused) limit = is_again ? oom->refused_in_use_bytes + 1 : asked_in_all(oom);
     limit = mt__max(2, limit) - 1;
     int eases = in_vain && oom->refused && oom->refused_in_use_bytes > s->limit;
@@ -80,26 +80,27 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
     int explained = is_explained(p, oom);
     size_t room = room_of(p, oom),
-           told = oom->chunk ? mt__kind_predict(k, mt__policy_way(p, oom->mode), oom->chunk) : 0;
-    int is_short = is_shortage(p, k, oom, room) && (told || oom->refused);
-    int is_known = is_short && p->shortage.limit; /* that something else has the room */
+           predicted =
+               oom->chunk ? mt__kind_predict(k, mt__policy_way(p, oom->mode), oom->chunk) : 0;
+    int is_short = is_shortage(p, k, oom, room) && (predicted || oom->refused);
+    int shortage_is_known = is_short && p->shortage.limit; /* that something else has the room */
     int has_cache = mt__cached(&oom->memory) > 0;
     /* A request beside what is in use that is above the budget does not fit with an empty cache either. */
-    int is_sure = explained && oom->refused && oom->memory.budget_bytes;
-    int is_last = oom->plan_is_fixed || is_smallest(p, oom);
+    int cache_cannot_help = explained && oom->refused && oom->memory.budget_bytes;
+    int cannot_shrink = oom->plan_is_fixed || is_smallest(p, oom);
 
     /* 1. Enough is enough. Clears for smaller chunks are no retries. */
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
 
     /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
-    if (!explained && !is_known && !t->retried) {
+    if (!explained && !shortage_is_known && !t->retried) {
         t->retried = 1;
         return MT_ACTION_RETRY;
     }
 
-    /* 3. A cache may hold what is missing. A last chunk is tried twice, unless it is sure and there is no cache. */
-    int may_help = explained ? has_cache && !is_sure : !is_known;
-    if (!t->cleared && (may_help || (is_last && (has_cache || !is_sure)))) {
+    /* 3. A cache may hold what is missing. A chunk that cannot shrink is tried twice, unless that is sure to fail. */
+    int may_help = explained ? has_cache && !cache_cannot_help : !shortage_is_known;
+    if (!t->cleared && (may_help || (cannot_shrink && (has_cache || !cache_cannot_help)))) {
         t->cleared = 1;
         t->retries -= t->smaller != 0;
         return MT_ACTION_CLEAR;
@@ -110,7 +111,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
 
     /* 5. What it tells is a fact of the device, or of chunks of this kind. */
     if (is_short)
-        note_shortage(p, oom, told);
+        note_shortage(p, oom, predicted);
     else if (oom->chunk)
         learn(p, k, oom, room);
 
@@ -125,9 +126,9 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         p->step.cap = 0;
         return MT_ACTION_REPLAN;
     }
-    if (!is_last) {
+    if (!cannot_shrink) {
         t->smaller = 1;
-        p->step.cap = (told || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short)
+        p->step.cap = (predicted || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short)
                           ? oom->chunk - 1
                           : oom->chunk / 2; /* nothing predicts one */
         t->retried = t->cleared = 0;

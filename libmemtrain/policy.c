@@ -224,7 +224,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, mt__kind *k, const m
     /* What is left of a step that has begun has the gradients before it to add to. */
     int is_whole = rest == p->step.samples && !p->step.begun;
     f.may_go_alone = is_whole && mt__policy_may_go_alone(p, mode, rest);
-    f.goes_alone = p->step.goes_alone;
+    f.must_go_alone = p->step.goes_alone;
     f.was_whole = p->was_whole;
     return f;
 }

@@ -55,7 +55,7 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     mt__split out = {0, 0, 0, 0, 0, 0};
 
     /* 1. The last resort of these rungs. */
-    if (f->goes_alone) return cut(1, f->rest + 1, 1);
+    if (f->must_go_alone) return cut(1, f->rest + 1, 1);
 
     if (f->size) return cut(mt__ceil_div(f->rest, f->size), 1, 0);
 

@@ -88,7 +88,7 @@ static const struct {
 } rows[] = {
     /* {.batches = 0}: nothing is known. */
     {"1 last resort",
-     {.batch = 64, .room = 100, TRAIN, .goes_alone = 1},
+     {.batch = 64, .room = 100, TRAIN, .must_go_alone = 1},
      {.batches = 0},
      {0, 1, 65, 1, 0, 0}},
     {"1 a size to try",
