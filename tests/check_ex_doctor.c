@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { LINES = 64, COLUMNS = 96 };
+enum { LINES = 68, COLUMNS = 96 };
 
 static char docs[CLI_CAPACITY];
 
