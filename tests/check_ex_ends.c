@@ -355,7 +355,7 @@ END_TEST
  * work spaces of oneDNN's kernels take depends on the CPU, so a budget close to a border is told from the border.
  */
 #define MIDWAY "midway" /* between the whole batch alone and the same beside held gradients */
-#define BELOW "below"   /* what the whole batch takes alone */
+#define BELOW "below"   /* by 4 MiB what the whole batch takes alone */
 
 static const char *const foretold[][6] = {
     {"400MiB", "64", ", alone takes "},

@@ -209,8 +209,7 @@ START_TEST(budgets) {
         partly += stats.recomputed && stats.recomputed < stats.segments;
     }
     ck_assert_uint_gt(partly, 0);
-    size_t midway =
-        (wide.least_peak_bytes + wide.plain_peak_bytes) / 2; /* what work spaces leave */
+    size_t midway = (wide.least_peak_bytes + wide.plain_peak_bytes) / 2;
     mt_segments_stats bytes = choose(network, chosen(0, midway), &peak);
     ck_assert_uint_eq(bytes.budget_bytes, midway);
     ck_assert_uint_le(bytes.peak_bytes, bytes.budget_bytes);

@@ -134,7 +134,7 @@ END_TEST
 
 /*
  * What two steps in the smallest chunks take beside what there is before them. It is another number on another
- * CPU: oneDNN's kernels have work spaces of their own, with AVX2 36 MiB more here than with AVX-512.
+ * CPU: oneDNN's kernels have work spaces of their own, of which one takes 36 MiB here with AVX2.
  */
 size_t least_beside(const mt_batch &batch) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -170,7 +170,7 @@ START_TEST(a_budget_is_kept_without_an_oom) {
         }
         ck_assert_uint_eq(r.retries, 0);
         ck_assert_uint_le(r.discarded, i ? 0 : 8);
-        /* Where oneDNN takes another kernel for another size, two recordings are not of one shape. */
+        /* Recordings of two sizes may not pair in the first step, and then nothing is foretold. */
         if (i) ck_assert_uint_gt(r.predicted_peak_bytes, 0);
         if (!r.predicted_peak_bytes) continue;
         /* The prediction is of the chunks; the peak has the step's own snapshot in it too. */
