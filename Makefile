@@ -299,7 +299,7 @@ endif
 
 .PHONY: all setup core run data check check-core check-torch check-oom check-asan check-tsan
 .PHONY: check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
-.PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests
+.PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
 all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## the libraries and the examples (default)
 
@@ -419,6 +419,9 @@ coverage: ## lines and branches of the libraries in C that the suites of the cor
 symbols: all ## write the lists of exported symbols, fields and numbers anew (tests/symbols, tests/abi)
 	@LIB='$(LIB)' sh setup/check_symbols.sh --write
 	@CC='$(CC)' sh setup/check_abi.sh --write
+
+words: ## how long the sentences of the pages are: median, 90 %, share above 24 words
+	@sh setup/count_words.sh
 
 format: ## rewrite the sources with clang-format
 	@sh setup/check_format.sh --write
