@@ -175,10 +175,10 @@ SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torc
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
 NO_TORCH := help clean distclean format check-format data core check-core check-fuzz fuzz check-valgrind \
-    coverage bench-core install-core installcheck-core uninstall dist distcheck check-versions
+    coverage bench-core install-core installcheck-core uninstall dist distcheck check-versions words
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
 CC_ALONE := core install-core installcheck-core
-NO_BUILD := help clean distclean format check-format data uninstall dist distcheck
+NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include $(NOTES)/libtorch.mk
 # Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
