@@ -110,8 +110,9 @@ else
     build tied
     if [ -d "$T/include/ATen" ]; then
         build inside
+        build small
     else
-        echo "SKIP: pages build_inside: there is no include/ beside $T/lib"
+        echo "SKIP: pages build_inside, build_small: there is no include/ beside $T/lib"
     fi
 fi
 
