@@ -83,9 +83,6 @@ struct mt_policy {
     unsigned device;      /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
     /* the cache */
     uint64_t calls[MT__MODES];
-    int has_mode;
-    mt_mode last_mode;
-    uint64_t last_shape; /* its id */
     uint64_t last_alloc_retries;
     uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
     double seconds, clear_seconds, last_clear_seconds;

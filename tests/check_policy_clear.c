@@ -35,9 +35,8 @@ static const struct {
     {"more than the budget", 0, 300, 1001, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
     {"the allocator had to retry", 0, 300, 390, 6, MT_TRAIN, MT_TRAIN, MT_CLEAR_EVIDENCE},
     {"retries of before", 0, 300, 390, 5, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
-    {"another mode, large cache", 0, 300, 401, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_EVIDENCE},
-    {"another mode, small cache", 0, 300, 400, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
-    {"and back, large cache", 0, 300, 401, 5, MT_EVALUATE, MT_TRAIN, MT_CLEAR_EVIDENCE},
+    {"another mode alone", 0, 300, 900, 5, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
+    {"and back", 0, 300, 900, 5, MT_EVALUATE, MT_TRAIN, MT_CLEAR_NOT},
     {"never, with all evidence", -1, 300, 900, 9, MT_TRAIN, MT_EVALUATE, MT_CLEAR_NOT},
     {"epochs alone, with all evidence", -2, 300, 1100, 9, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
 };
@@ -148,29 +147,6 @@ START_TEST(clear_without_a_price) {
 }
 END_TEST
 
-/* A large cache is of no use to batches of another shape; the first batch of all is no other. */
-START_TEST(clear_for_another_shape) {
-    static const struct {
-        uint64_t shape;
-        mt_mode mode;
-        mt_clear_reason expected;
-    } calls[] = {{7, MT_EVALUATE, MT_CLEAR_NOT},      {7, MT_EVALUATE, MT_CLEAR_NOT},
-                 {8, MT_EVALUATE, MT_CLEAR_EVIDENCE}, {8, MT_EVALUATE, MT_CLEAR_NOT},
-                 {7, MT_EVALUATE, MT_CLEAR_EVIDENCE}, {7, MT_TRAIN, MT_CLEAR_EVIDENCE}};
-    mt_clear_result result = {.size = sizeof(result), .seconds = 0.001};
-    mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
-    mt_memory memory = cached(300, 401, 0);
-
-    spend(policy, 1000);
-    for (int i = 0; i < LENGTH(calls); i++) {
-        ck_ok(mt_policy_begin(policy, &(mt_shape){.id = calls[i].shape}));
-        ck_assert_int_eq(mt_policy_clear(policy, calls[i].mode, &memory), calls[i].expected);
-        if (calls[i].expected != MT_CLEAR_NOT) mt_policy_cleared(policy, &result);
-    }
-    mt_policy_free(policy);
-}
-END_TEST
-
 /* A clear that took no time that could be measured leaves the price what it was. */
 START_TEST(clear_without_a_time) {
     mt_clear_result dear = {.size = sizeof(dear), .seconds = 100}, none = {.size = sizeof(none)};
@@ -209,7 +185,6 @@ static Suite *suite_policy_clear(void) {
     tcase_add_loop_test(cache, clear_costs_at_most_one_percent, 0, 4);
     tcase_add_test(cache, clear_of_what_comes_back);
     tcase_add_loop_test(cache, clear_without_a_price, 0, LENGTH(priceless));
-    tcase_add_test(cache, clear_for_another_shape);
     tcase_add_loop_test(cache, clear_without_a_time, 0, 2);
     tcase_add_test(cache, clear_never_in_a_steady_run);
     return suite;

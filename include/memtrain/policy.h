@@ -303,7 +303,7 @@ MT_API MT_NODISCARD mt_status mt_policy_observe(mt_policy *policy, mt_mode mode,
 
 /*
  * Whether a chunk of that many samples is to be waited for, so that its time is known by itself: 1 until that size has run
- * twice. 0 also in a deterministic run, which knows no times.
+ * three times. 0 also in a deterministic run, which knows no times.
  */
 MT_API int mt_policy_wants_seconds(const mt_policy *policy, mt_mode mode, size_t samples);
 
@@ -380,10 +380,9 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
 
 /*
  * Whether to empty the cache now; asked once before each step (or evaluation call).
- * Automatic clearing acts when more is reserved than the budget; when the allocator had to retry; or when mode or shape
- * changed and the cache holds more than a tenth of the budget; and only while all clears together have cost no more than 1 % of the time, the first one apart. Where no
- * time is measured, and in deterministic runs, it is one clear in 100 calls instead. Clearing each N
- * steps comes before step N + 1, 2 N + 1, and so on.
+ * Automatic clearing acts when more is reserved than the budget, or when the allocator had to retry. All clears together
+ * cost at most 1 % of the time, the first one apart. Where no time is measured, and in deterministic runs, it is one clear
+ * in 100 calls instead. Clearing each N steps comes before step N + 1, 2 N + 1, and so on.
  */
 MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory);
 
