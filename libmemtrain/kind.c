@@ -397,8 +397,7 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
     int in_vain = f->chunk && k->plans >= f->until && room <= f->room;
     unsigned patience = f->patience;
     if (in_vain)
-        patience = has_run && !need ? mt__min(MOST_SHORTAGE_STEPS, patience + 1)
-                                    : mt__min(MOST_PATIENCE, 2 * patience);
+        patience = has_run && !need ? mt__min(MOST_SHORTAGE_STEPS, patience + 1) : 2 * patience;
     else if (!is_again)
         patience = has_run ? SHORTAGE_STEPS : PATIENCE;
     *f = (mt__failure){in_vain ? mt__min(samples, f->chunk) : samples, room, k->plans + patience,

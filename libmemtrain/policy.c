@@ -197,18 +197,16 @@ static int is_newly_short(const mt_policy *p) {
 }
 
 /* All that a split depends on, for what a plan does not cover yet. */
-static mt__facts facts_of(const mt_policy *p, mt_mode mode, mt__kind *k, const mt_memory *memory,
-                          const mt_plan *plan) {
+static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt__kind *k,
+                          const mt_memory *memory, const mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), least = mt__policy_least(p, rest);
     size_t small = mt__policy_attainable(p, rest), most = p->options.max_micro_batch;
-    const mt__seen *s = mt__kind_find_seen(k, plan->samples);
     mt__facts f = {
         .batch = plan->samples, .rest = rest, .least = least, .fixed = mt__policy_fixed(p, rest)};
     f.most = most ? mt__max(most, small) : plan->samples;
     if (p->step.cap) f.most = mt__min(f.most, p->step.cap);
     f.size = p->step.try_size;
     f.ran = plan->groups ? plan->group[plan->groups - 1].samples : 0;
-    if (s) f.before = s->fewest;
     f.room = mt__policy_room(p, memory);
     f.room_told = SIZE_MAX;
     if (memory->budget_bytes && !p->is_watched)

@@ -100,7 +100,7 @@ static void arrive(mt_policy *p, unsigned rungs) {
 /* A rung that is taken within twice the patience after one was left was left too soon. */
 static void set_patience(mt__wait *w, int is_first) {
     int too_soon = w->has_left && w->steps < 2 * w->patience;
-    if (too_soon) w->patience = (unsigned)mt__min(2 * w->patience, MOST_PATIENCE);
+    if (too_soon) w->patience *= 2;
     if (!too_soon && is_first) w->patience = PATIENCE;
     w->has_left = 0;
 }
@@ -222,7 +222,7 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 /* Expected seconds a sample of the fastest split that fits; 0: not known. */
 static double sample_seconds(const mt_policy *p, const mt__kind *k, size_t samples, size_t fits) {
     size_t least = mt__policy_least(p, samples), fixed = mt__policy_fixed(p, samples);
-    mt__bounds bounds = {least, mt__max(mt__min(fits, samples), least), least, 0};
+    mt__bounds bounds = {least, mt__max(mt__min(fits, samples), least), least, 0, 0};
     size_t chunks = fixed ? fixed : mt__sizes_fastest(&k->times->sizes, &bounds, samples);
     double known =
         chunks ? mt__sizes_batch_seconds(&k->times->sizes, samples, chunks) / (double)samples : 0;

@@ -21,19 +21,13 @@ static const mt__size *find(const mt__sizes *s, size_t samples) {
 }
 
 /*
- * The mean of the faster half of the last runs. Unlike the least time it does not fall with the number of runs, so sizes
- * that ran often and sizes that ran twice can be compared; and it follows a machine that becomes slower for good.
+ * The least of the last runs. There are so few that a size which ran often has no luckier one than a size which ran three
+ * times; and they follow a machine that becomes slower for good.
  */
 static double expected(const mt__size *e) {
-    double sorted[MT__TIMES], sum = 0;
-    size_t count = mt__min(e->runs, MT__TIMES), half = (count + 1) / 2;
-    for (size_t i = 0; i < count; i++) {
-        size_t at = i;
-        for (; at > 0 && sorted[at - 1] > e->times[i]; at--) sorted[at] = sorted[at - 1];
-        sorted[at] = e->times[i];
-    }
-    for (size_t i = 0; i < half; i++) sum += sorted[i];
-    return sum / (double)half;
+    double least = e->times[0];
+    for (size_t i = 1; i < mt__min(e->runs, MT__TIMES); i++) least = fmin(least, e->times[i]);
+    return least;
 }
 
 /* A place for a new size, where it belongs in the order. */
@@ -46,7 +40,7 @@ static mt__size *insert(mt__sizes *s, size_t samples) {
     }
     size_t i = position(s, samples);
     memmove(s->entry + i + 1, s->entry + i, (s->count++ - i) * sizeof *s->entry);
-    s->entry[i] = (mt__size){.samples = samples, .first_batch = s->batches};
+    s->entry[i] = (mt__size){.samples = samples};
     return &s->entry[i];
 }
 
@@ -55,8 +49,7 @@ void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
     size_t i = position(sizes, samples);
     int is_known = i < sizes->count && sizes->entry[i].samples == samples;
     mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
-    if (e->runs == 1) sizes->set_up = fmax(sizes->set_up, e->seconds - seconds);
-    e->in_batch = e->runs > 1 && e->last_batch == sizes->batches ? e->in_batch + 1 : 1;
+    e->in_batch = e->runs >= KNOWN_RUNS && e->last_batch == sizes->batches ? e->in_batch + 1 : 1;
     if (e->in_batch == 1) e->times[e->runs++ % MT__TIMES] = 0;
     double *mean = &e->times[(e->runs - 1) % MT__TIMES];
     *mean += (seconds - *mean) / (double)e->in_batch;
@@ -71,28 +64,11 @@ double mt__sizes_measured(const mt__sizes *sizes, size_t samples) {
 
 int mt__sizes_is_known(const mt__sizes *sizes, size_t samples) {
     const mt__size *e = find(sizes, samples);
-    return e && e->runs > 1;
+    return e && e->runs >= KNOWN_RUNS;
 }
 
 static double rate(const mt__size *e) {
     return e->seconds / (double)e->samples;
-}
-
-/* Seconds a sample of the fastest size; 0: nothing was measured. */
-static double best_rate(const mt__sizes *s) {
-    double best = 0;
-    for (size_t i = 0; i < s->count; i++)
-        if (best == 0 || rate(&s->entry[i]) < best) best = rate(&s->entry[i]);
-    return best;
-}
-
-/*
- * Expected of a size: of one that ran once what is left without the longest set-up that was seen, but no better than others
- * are. In the first batch all ran once.
- */
-static double seconds_of(const mt__sizes *s, const mt__size *e) {
-    if (e->runs > 1 || s->batches <= 1) return e->seconds;
-    return fmax(e->seconds - s->set_up, best_rate(s) * (double)e->samples);
 }
 
 /* On the line through a size and the next larger one that was measured. */
@@ -105,7 +81,7 @@ static double on_line(const mt__size *e, size_t samples) {
 static double chunk_seconds(const mt__sizes *s, size_t samples) {
     size_t i = position(s, samples);
     const mt__size *e = s->entry;
-    if (i < s->count && e[i].samples == samples) return seconds_of(s, &e[i]);
+    if (i < s->count && e[i].samples == samples) return e[i].seconds;
     if (i > 0 && i < s->count) return on_line(&e[i - 1], samples);
     e += i ? i - 1 : 0;
     return e->seconds * (double)samples / (double)e->samples;
@@ -125,31 +101,32 @@ double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t ch
     return larger ? seconds + (double)larger * chunk_seconds(sizes, small + 1) : seconds;
 }
 
-/* Whether a size that is hardly another ran twice. Batches of many sizes would have ever new ones else. */
+/* Whether a size that is hardly another is known. Batches of many sizes would have ever new ones else. */
 static int is_nearly_known(const mt__sizes *s, size_t samples) {
     for (const mt__size *e = s->entry; e < s->entry + s->count; e++) {
         size_t apart = e->samples > samples ? e->samples - samples : samples - e->samples;
-        if (e->runs > 1 && apart <= samples / NEARLY) return 1;
+        if (e->runs >= KNOWN_RUNS && apart <= samples / NEARLY) return 1;
     }
     return 0;
 }
 
-/* The power of PROBE_AGAIN that so many batches come to. */
-static unsigned level(uint64_t batches) {
-    unsigned power = 0;
-    for (; batches >= PROBE_AGAIN; batches /= PROBE_AGAIN) power++;
-    return power;
+/* Seconds a sample of the fastest size; 0: nothing was measured. */
+static double best_rate(const mt__sizes *s) {
+    double best = 0;
+    for (size_t i = 0; i < s->count; i++)
+        if (best == 0 || rate(&s->entry[i]) < best) best = rate(&s->entry[i]);
+    return best;
 }
 
 /*
- * Whether a size has to run to be known: twice, since the first run has the set-up of the size in it, and again a while
- * later, ever more seldom, since those runs may have met busy moments. One that is far too slow waits for long.
+ * Whether a size has to run to be known: its first run sets it up, and others may meet busy moments. Where it is not far too
+ * slow it runs again after a while, since all of them may have.
  */
 static int is_due(const mt__sizes *s, size_t samples, double best) {
     const mt__size *e = find(s, samples);
     if (!e) return !is_nearly_known(s, samples);
-    unsigned now = level(s->batches - e->first_batch), then = level(e->last_batch - e->first_batch);
-    return e->runs < 2 || (now > then && (rate(e) < CLIFF * best || now >= PROBE_SLOW));
+    int is_old = s->batches - e->last_batch >= RUN_AGAIN;
+    return e->runs < KNOWN_RUNS || (is_old && rate(e) < CLIFF * best);
 }
 
 /* The largest candidate below so many samples: top, or a power of two; 0: none is left. */
@@ -161,13 +138,22 @@ static size_t candidate_below(const mt__bounds *b, size_t samples) {
     return power >= b->least && power < samples ? power : 0;
 }
 
+/* The size that runs where a candidate is to. */
+static size_t run_size(const mt__bounds *b, size_t candidate) {
+    return b->even ? mt__ceil_div(b->even, mt__ceil_div(b->even, candidate)) : candidate;
+}
+
+static int is_run(const mt__bounds *b, size_t samples) {
+    size_t c = SIZE_MAX;
+    while ((c = candidate_below(b, c)) > 0 && run_size(b, c) != samples) continue;
+    return c > 0;
+}
+
 /* Whether a size lies above a candidate that was so much slower than a smaller size that it is no use to go on. */
 static int is_beyond_cliff(const mt__sizes *s, const mt__bounds *b, size_t samples) {
     double best = INFINITY;
     for (const mt__size *e = s->entry; e < s->entry + s->count && e->samples < samples; e++) {
-        int is_candidate =
-            candidate_below(b, e->samples + 1) == e->samples; /* others do not run again */
-        if (is_candidate && rate(e) > CLIFF * best) return 1;
+        if (is_run(b, e->samples) && rate(e) > CLIFF * best) return 1; /* others do not run again */
         best = fmin(best, rate(e));
     }
     return 0;
@@ -175,15 +161,13 @@ static int is_beyond_cliff(const mt__sizes *s, const mt__bounds *b, size_t sampl
 
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last) {
     double best = best_rate(sizes);
-    int is_first_batch = sizes->batches <= 1;
-    size_t largest = sizes->count ? sizes->entry[sizes->count - 1].samples : SIZE_MAX / 2, next = 0;
-    for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > 0;) {
+    size_t next = 0;
+    /* They grow within a batch, so that kernels of larger ones are met step by step. */
+    for (size_t c = SIZE_MAX; (c = candidate_below(bounds, c)) > last;) {
         int leaves_legal = c == rest || (c < rest && rest - c >= bounds->left);
-        if (!is_due(sizes, c, best) || is_beyond_cliff(sizes, bounds, c)) continue;
-        /* From the smallest candidate on sizes are doubled, so that kernels of larger ones are met step by step. */
-        if (c > 2 * largest && candidate_below(bounds, c)) continue;
-        if (is_first_batch && c > last) next = leaves_legal ? c : 0;
-        if (!is_first_batch && leaves_legal && (!last || c < last)) return c;
+        size_t size = run_size(bounds, c);
+        if (is_due(sizes, size, best) && !is_beyond_cliff(sizes, bounds, size))
+            next = leaves_legal ? size : 0;
     }
     return next;
 }

@@ -1,8 +1,8 @@
 /*
  * sizes.h - measured times of chunks: which sizes are to run, and which is the fastest.
  *
- * The candidates are the largest size that fits and the powers of two below it, down to an eighth. Each runs twice as
- * one chunk of a real batch. Pure functions over a value. Rules: docs/policy.md.
+ * The candidates are the largest size that fits and the powers of two below it, down to an eighth. Each runs three times,
+ * as one chunk of a real batch. Pure functions over a value. Rules: docs/policy.md.
  */
 #ifndef MT_SIZES_H
 #define MT_SIZES_H
@@ -14,10 +14,9 @@ enum { MT__SIZES = 32, MT__TIMES = 8 };
 /* What was measured of one size. */
 typedef struct mt__size {
     size_t samples;
-    size_t runs;          /* batches that it ran in; in the first of them each time that it did */
-    size_t in_batch;      /* times that it ran in the last one */
-    uint64_t first_batch; /* mt__sizes.batches when it ran first, ... */
-    uint64_t last_batch;  /* ... and last */
+    size_t runs;         /* batches that it ran in; in the first of them each time that it did */
+    size_t in_batch;     /* times that it ran in the last one */
+    uint64_t last_batch; /* mt__sizes.batches when it ran last */
     double times[MT__TIMES]; /* seconds of the last runs, in a ring: means of a batch */
     double seconds;          /* what a run is expected to take */
 } mt__size;
@@ -26,7 +25,6 @@ typedef struct mt__size {
 typedef struct mt__sizes {
     mt__size entry[MT__SIZES];
     size_t count;
-    double set_up;    /* seconds that a first run took longer than the second, the most seen */
     uint64_t batches; /* that were planned */
 } mt__sizes;
 
@@ -35,6 +33,7 @@ typedef struct mt__bounds {
     size_t least, top;
     size_t left;  /* the least that a chunk may leave of a batch, unless it leaves none */
     size_t alone; /* a larger size that fits too, as the only chunk of its batch; 0: none */
+    size_t even;  /* samples of a batch whose chunks all have one size; 0: they need not */
 } mt__bounds;
 
 /* A chunk of so many samples took so long. Where there is no place the size that did not run for longest is forgotten. */
@@ -43,7 +42,7 @@ void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds);
 /* Seconds that were measured of a chunk of exactly so many samples; 0: none. */
 double mt__sizes_measured(const mt__sizes *sizes, size_t samples);
 
-/* Whether chunks of exactly so many samples ran twice at least. */
+/* Whether chunks of exactly so many samples ran as often as they have to. */
 int mt__sizes_is_known(const mt__sizes *sizes, size_t samples);
 
 /* Seconds that a batch is expected to take in so many balanced chunks; 0: nothing was measured. */
@@ -56,8 +55,8 @@ double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t ch
 double mt__sizes_at_best(const mt__sizes *sizes, size_t samples);
 
 /*
- * The next size to run as one chunk, so that it is known, in a batch of which rest is left; 0: none. In the first batch
- * sizes grow, in others they fall. None is larger than twice the largest that ran.
+ * The next size to run as one chunk, so that it is known, in a batch of which rest is left; 0: none. Sizes grow within a
+ * batch.
  * @param last  the chunk of the batch that ran last; 0: none
  */
 size_t mt__sizes_next(const mt__sizes *sizes, const mt__bounds *bounds, size_t rest, size_t last);

@@ -102,10 +102,10 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
         mt__ceil_div(f->batch, mt__ceil_div(f->batch, mt__max(mt__min(fits_batch, f->batch), 1)));
     size_t floor = f->normalises ? mt__min(LEAST_NORMALISED, top) : 1;
     mt__bounds bounds = {smallest_tried(f, k, largest), largest, mt__max(f->least, floor),
-                         alone && fewest > 1 ? f->rest : 0};
-    int is_steady = !f->is_short && (!f->before || f->ran || fewest == f->before);
-    size_t next = !is_steady ? 0 : mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);
-    if (!k->times->sizes.count) next = 0; /* without a clock nothing is to be known */
+                         alone && fewest > 1 ? f->rest : 0, f->all_at_once ? f->rest : 0};
+    size_t next = mt__sizes_next(&k->times->sizes, &bounds, f->rest, f->ran);
+    if (f->is_short || !k->times->sizes.count)
+        next = 0; /* without a clock nothing is to be known */
 
     /* 7. All others have the size that is the fastest. */
     bounds.top = top;

@@ -8,15 +8,14 @@
 
 /* What is known when a split is asked for. Samples, but for bytes. */
 typedef struct mt__facts {
-    size_t batch;  /* of the step */
-    size_t rest;   /* to be split: the batch, or what is left of it */
-    size_t least;  /* the smallest legal chunk of rest */
-    size_t most;   /* the largest that options and this step allow, at least one */
-    size_t fixed;  /* chunks that the user has fixed; 0: they are chosen */
-    size_t size;   /* chunks that are to be tried, known to fit or not; 0: chosen */
-    size_t ran;    /* the chunk of this plan that ran last; 0: none */
-    size_t before; /* chunks that memory asked for in the last batch of so many samples; 0: none */
-    size_t room;   /* bytes beside what is in use; SIZE_MAX: no limit is known */
+    size_t batch;         /* of the step */
+    size_t rest;          /* to be split: the batch, or what is left of it */
+    size_t least;         /* the smallest legal chunk of rest */
+    size_t most;          /* the largest that options and this step allow, at least one */
+    size_t fixed;         /* chunks that the user has fixed; 0: they are chosen */
+    size_t size;          /* chunks that are to be tried, known to fit or not; 0: chosen */
+    size_t ran;           /* the chunk of this plan that ran last; 0: none */
+    size_t room;          /* bytes beside what is in use; SIZE_MAX: no limit is known */
     size_t room_told;     /* as far as the backend tells */
     size_t room_alone;    /* the same for one chunk without an accumulator beside it */
     int is_training;      /* not an evaluation */

@@ -12,11 +12,11 @@
 #define SMALLEST_SHARE 8
 /* Above a size that took so many times as long a sample as a smaller one none is tried. bench/cliff */
 #define CLIFF 1.5
-/* A size runs again so many batches after its first run, and after each power of that. bench/sizes */
-#define PROBE_AGAIN 4
-/* A size that is so much slower itself waits for PROBE_AGAIN to this power. bench/sizes */
-#define PROBE_SLOW 3
-/* A size that is this part away from one that ran twice is not tried. tests/check_policy_time */
+/* Batches in which a size runs until it is known: the first one sets it up, of two others one may be busy. bench/sizes */
+#define KNOWN_RUNS 3
+/* A size that did not run for so many batches runs again, if it is not much slower. bench/sizes */
+#define RUN_AGAIN 96
+/* A size that is this part away from one that is known is not tried. tests/check_policy_time */
 #define NEARLY 16
 
 /* A range speaks for a larger size if it has foretold its peak to this part. tests/check_peaks */
@@ -28,7 +28,6 @@
 /* Plans before a size that never went through is tried, or a rung is left; twice as many each time that it is in vain. */
 /* bench/hog, tests/check_ladder_leave */
 #define PATIENCE 8
-#define MOST_PATIENCE 4096
 
 /*
  * Steps for which a shortage's limit holds, and plans for which a size that had gone through is left alone after a failure;
@@ -54,7 +53,5 @@
 #define CUT 0.8
 /* Automatic clearing takes one part in so many of the time, or of the steps where it has no price. bench/clear */
 #define CLEAR_SHARE 100
-/* A cache above this part of the budget is worth clearing at a change of mode. bench/clear */
-#define PHASE_CACHE_SHARE 10
 
 #endif

@@ -3,7 +3,7 @@
 # in tuned.h.
 set -eu
 cd "$(dirname "$0")/../libmemtrain"
-files="policy.c policy_state.c split.c answer.c rungs.c clear.c kind.c sizes.c lengths.c memory_model.c policy_state.h split.h kind.h sizes.h tuned.h"
+files="policy.c policy_state.c split.c answer.c rungs.c clear.c kind.c sizes.c memory_model.c lengths.c policy_state.h split.h kind.h sizes.h tuned.h"
 lines=$(cat $files | awk '
     { gsub(/\/\*[^*]*\*\//, "") }
     /\/\*/ { comment = 1 }

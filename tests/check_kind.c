@@ -416,17 +416,17 @@ START_TEST(failures_are_remembered) {
 }
 END_TEST
 
-/* Patience has an end, of each kind of failure. */
+/* Patience has an end where what failed had gone through, and nothing tells why it does not any more. */
 START_TEST(patience_is_bounded) {
     mt__kind *k = kind_told(0);
     unsigned patience = 0;
 
-    if (_i) ran(k, MT__IN_PLACE, 16, 0, 1000);
+    ran(k, MT__IN_PLACE, 16, 0, 1000);
     for (int i = 0; i < 16; i++) {
         mt__kind_fail(k, MT__IN_PLACE, 16, 1000, 0, NULL);
         patience = plans_until_tried(k, 16, 1000);
     }
-    ck_assert_uint_eq(patience, _i ? MOST_SHORTAGE_STEPS : MOST_PATIENCE);
+    ck_assert_uint_eq(patience, MOST_SHORTAGE_STEPS);
     mt__kind_free(k);
 }
 END_TEST
@@ -634,7 +634,7 @@ static Suite *suite_kind(void) {
     tcase_add_test(measured, what_ran_fits);
     tcase_add_test(measured, residual);
     tcase_add_loop_test(failed, failures_are_remembered, 0, LENGTH(patiences));
-    tcase_add_loop_test(failed, patience_is_bounded, 0, 2);
+    tcase_add_test(failed, patience_is_bounded);
     tcase_add_test(failed, smaller_chunks_fail);
     tcase_add_loop_test(failed, failures_are_forgiven, 0, LENGTH(forgiven));
     tcase_add_test(failed, failures_of_another_device);

@@ -248,7 +248,7 @@ START_TEST(the_fastest_fits_neither_way) {
     for (uint64_t id = 1; id < 20; id++) step(trainer, BATCH, id);
     ck_assert_uint_eq(step(trainer, BATCH, 20).chunk_count, 2);
     fake.options.budget_bytes -= 2 * FAKE_GRADIENT_BYTES;
-    step(trainer, BATCH, 21);
+    for (uint64_t id = 21; id < 25; id++) step(trainer, BATCH, id);
     ck_assert_int_eq(fake.holding, _i);
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);

@@ -161,7 +161,7 @@ END_TEST
 
 /* Sizes grow step by step to the largest that fits beside gradients; only then is it the whole batch. */
 START_TEST(not_at_once) {
-    static const size_t chunks[] = {4, 1, 1};
+    static const size_t chunks[] = {5, 4, 3, 1, 1};
     fake_options options = holding(room_for(BATCH));
     mt_trainer *trainer;
 

@@ -120,8 +120,9 @@ START_TEST(asked_for_once_a_step) {
 
     policy.micro_batch = 16;
     trainer = trainer_with(&options, &policy);
-    step(trainer, 32, 1); /* the first two chunks of a size are waited for */
-    ck_assert_str_eq(fake_log_text(&fake, CALLS), "accumulate(0+16) accumulate(16+16) apply");
+    step(trainer, 48, 1); /* the first three chunks of a size are waited for */
+    ck_assert_str_eq(fake_log_text(&fake, CALLS),
+                     "accumulate(0+16) accumulate(16+16) accumulate(32+16) apply");
     fake_log_clear(&fake);
     step(trainer, 32, 2);
     ck_assert_str_eq(fake_log_text(&fake, CALLS),
@@ -130,7 +131,7 @@ START_TEST(asked_for_once_a_step) {
 }
 END_TEST
 
-/* A size that has not run twice is waited for, and none is in a run without times. */
+/* A size that has not run three times is waited for, and none is in a run without times. */
 START_TEST(sizes_that_are_known) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
     mt_memory memory = MT_MEMORY_INIT;
@@ -141,7 +142,7 @@ START_TEST(sizes_that_are_known) {
     result.seconds = 0.5;
     options.micro_batch = 8;
     ck_ok(mt_policy_new(&options, NULL, &policy));
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &memory, &plan));
         ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 1);
         ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));

@@ -144,9 +144,9 @@ static int report(size_t batch, double most, double most_worst) {
 }
 
 int main(void) {
-    int is_well = report(64, 1.02, 1.5);
+    int is_well = report(64, 1.018, 1.4);
 
-    is_well &= report(48, 1.025, 1.55);
-    is_well &= report(100, 1.025, 1.55);
+    is_well &= report(48, 1.022, 1.4);
+    is_well &= report(100, 1.022, 1.4);
     return is_well ? EXIT_SUCCESS : EXIT_FAILURE;
 }
