@@ -1,5 +1,5 @@
 /*
- * check_snippets.cpp - the fragments of C++ that README.md and the pages in docs/ show, and those of C that want a
+ * check_snippets.cpp - the fragments of C++ that the pages in docs/ show, and those of C that want a
  * model in C++, each in a place where it can run. setup/check_pages.sh takes them out of the pages.
  */
 #include <ATen/ops/arange.h>
@@ -15,7 +15,7 @@
 
 using namespace check_shim;
 
-/* ---- README.md ------------------------------------------------------------------------------------ */
+/* ---- first-steps.md ------------------------------------------------------------------------------- */
 
 namespace readme {
 

@@ -382,7 +382,8 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
  * Whether to empty the cache now; asked once before each step (or evaluation call).
  * Automatic clearing acts when more is reserved than the budget, or when the allocator had to retry. All clears together
  * cost at most 1 % of the time, the first one apart. Where no time is measured, and in deterministic runs, it is one clear
- * in 100 calls instead. Clearing each N steps comes before step N + 1, 2 N + 1, and so on.
+ * in 100 calls instead.
+ * Clearing each N steps comes before step N + 1, 2 N + 1, and so on.
  */
 MT_API mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory *memory);
 
