@@ -11,7 +11,7 @@
  *     options.epochs = 10;
  *     options.last = "run.ckpt";
  *     callbacks.epoch = print;
- *     if (mt_torch_callbacks(torch, &callbacks) != MT_OK) ...    (save, load and set_lr, in memtrain/torch.h)
+ *     if (mt_torch_callbacks(torch, &callbacks) != MT_OK) ...    (save, load and set_lr: memtrain/torch_fit.h)
  *     if (mt_fit(trainer, &source, &options, &callbacks, NULL) != MT_OK) ...
  *
  * mt_fit decides which samples a step gets, and when to evaluate, to save and to end. Each step is an
