@@ -90,25 +90,21 @@ static mt_status take_arguments(fit *f, const mt_source *source, const mt_fit_op
 }
 
 /* What an option needs beside it. */
-static mt_status needs(const void *option, const char *name, int is_there, const char *other) {
-    MT__CHECK(!option || is_there, "mt_fit: options->%s is set, and %s is NULL", name, other);
-    return MT_OK;
-}
-
 static mt_status check_needs(const fit *f) {
+    static const char names[][41] = {
+        "best is set, and options->validation",  "patience is set, and options->validation",
+        "best is set, and callbacks->save",      "last is set, and callbacks->save",
+        "resume is set, and callbacks->load",    "resume is set, and callbacks->position",
+        "schedule is set, and callbacks->set_lr"};
     const mt_fit_options *o = &f->options;
-    const void *patience = o->patience ? o : NULL;
-    const int has_validation = o->validation != NULL;
-    mt_status status = needs(o->best, "best", has_validation, "options->validation");
-    if (status == MT_OK)
-        status = needs(patience, "patience", has_validation, "options->validation");
-    if (status == MT_OK) status = needs(o->best, "best", f->call.save != NULL, "callbacks->save");
-    if (status == MT_OK) status = needs(o->last, "last", f->call.save != NULL, "callbacks->save");
-    if (status == MT_OK)
-        status = needs(o->resume, "resume", f->call.load != NULL, "callbacks->load");
-    if (status == MT_OK)
-        status = needs(o->schedule, "schedule", f->call.set_lr != NULL, "callbacks->set_lr");
-    return status;
+    const mt_fit_callbacks *c = &f->call;
+    const int lacks[] = {o->best && !o->validation, o->patience && !o->validation,
+                         o->best && !c->save,       o->last && !c->save,
+                         o->resume && !c->load,     o->resume && !c->position,
+                         o->schedule && !c->set_lr};
+    for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++)
+        MT__CHECK(!lacks[i], "mt_fit: options->%s is NULL", names[i]);
+    return MT_OK;
 }
 
 static mt_status check_numbers(const fit *f) {
@@ -204,9 +200,9 @@ static void release(const mt_source *source, mt_batch *batch) {
 enum { ORDER = 6, PLACES = 11 };
 
 /* What decides the order and the rates comes first: a run that goes on has to have the same. */
-static const char *const places[PLACES] = {"seed",      "samples",    "batch",       "shuffle",
-                                           "drop_last", "steps",      "epochs_done", "batches_done",
-                                           "best",      "best_epoch", "worse"};
+static const char places[PLACES][13] = {"seed",      "samples",    "batch",       "shuffle",
+                                        "drop_last", "steps",      "epochs_done", "batches_done",
+                                        "best",      "best_epoch", "worse"};
 
 static void read_place(const fit *f, uint64_t place[PLACES]) {
     const mt_fit_options *o = &f->options;
@@ -252,16 +248,10 @@ static int read_text(char *text, uint64_t place[PLACES]) {
     return mt__json_take(&json, '}') && mt__json_end(&json);
 }
 
-static mt_status resume(fit *f) {
-    char text[MT_FIT_POSITION_MAX] = "";
-    uint64_t own[PLACES], place[PLACES];
+/* Whether the run that was at this place is this one. */
+static mt_status check_place(const fit *f, const uint64_t place[PLACES]) {
+    uint64_t own[PLACES];
     const char *path = f->options.resume;
-    if (!path) return MT_OK;
-    ask(f);
-    mt_status status = told(f->call.load(f->call.state, path, text, sizeof text), "load");
-    if (status != MT_OK) return status;
-    MT__CHECK(read_text(text, place),
-              "mt_fit: options->resume: '%.200s' does not say where a run of mt_fit was", path);
     read_place(f, own);
     for (size_t i = 0; i < ORDER; i++)
         MT__CHECK(own[i] == place[i],
@@ -270,14 +260,37 @@ static mt_status resume(fit *f) {
     MT__CHECK(place[7] <= f->run.batches && place[6] <= INT64_MAX / f->run.batches,
               "mt_fit: options->resume: '%.200s' is at batch %llu of epoch %llu, which has %zu",
               path, (unsigned long long)place[7], (unsigned long long)place[6] + 1, f->run.batches);
-    f->run.epochs_done = place[6];
-    f->run.epoch = place[6] + 1;
-    f->run.batch = (size_t)place[7];
-    memcpy(&f->run.best, &place[8], sizeof f->run.best);
-    f->run.best_epoch = place[9];
-    f->run.worse = place[10];
-    f->run.steps = place[6] * f->run.batches + place[7];
     return MT_OK;
+}
+
+static void take_place(mt_fit_report *run, const uint64_t place[PLACES]) {
+    run->epochs_done = place[6];
+    run->epoch = place[6] + 1;
+    run->batch = (size_t)place[7];
+    memcpy(&run->best, &place[8], sizeof run->best);
+    run->best_epoch = place[9];
+    run->worse = place[10];
+    run->steps = place[6] * run->batches + place[7];
+}
+
+/* Nothing changes before all was found to be right. */
+static mt_status resume(fit *f) {
+    char text[MT_FIT_POSITION_MAX] = "";
+    uint64_t place[PLACES];
+    void *state = f->call.state;
+    const char *path = f->options.resume;
+    if (!path) return MT_OK;
+    ask(f);
+    mt_status status = told(f->call.position(state, path, text, sizeof text), "position");
+    if (status != MT_OK) return status;
+    MT__CHECK(read_text(text, place),
+              "mt_fit: options->resume: '%.200s' does not say where a run of mt_fit was", path);
+    status = check_place(f, place);
+    if (status != MT_OK) return status;
+    ask(f);
+    status = told(f->call.load(state, path), "load");
+    if (status == MT_OK) take_place(&f->run, place);
+    return status;
 }
 
 /* ---- an epoch ----------------------------------------------------------------------------------- */

@@ -1,6 +1,9 @@
 /*
  * fit.cpp - an mt_torch as mt_fit wants it: files with a position, and the rate.
  */
+#include <cstdio>
+
+#include <memtrain/safetensors.h>
 #include <memtrain/torch_fit.h>
 
 #include "arguments.hpp"
@@ -14,8 +17,19 @@ mt_status save(void *state, const char *path, const char *position) {
     return mt_torch_save(static_cast<mt_torch *>(state), path, &options);
 }
 
-mt_status load(void *state, const char *path, char *position, size_t capacity) {
-    return mt_torch_load(static_cast<mt_torch *>(state), path, position, capacity);
+/* A text that is longer is none of mt_fit's. */
+mt_status position(void *, const char *path, char *text, size_t capacity) {
+    mt_safetensors *file = nullptr;
+    MT_RETURN_IF_FAILED(mt_safetensors_open(path, &file));
+    const char *extra = mt_safetensors_metadata(file, "memtrain.extra");
+    bool fits = extra && std::strlen(extra) < capacity;
+    std::snprintf(text, capacity, "%s", fits ? extra : "");
+    mt_safetensors_free(file);
+    return MT_OK;
+}
+
+mt_status load(void *state, const char *path) {
+    return mt_torch_load(static_cast<mt_torch *>(state), path, nullptr, 0);
 }
 
 mt_status set_lr(void *state, double rate) {
@@ -38,6 +52,7 @@ extern "C" mt_status mt_torch_callbacks(mt_torch *torch, mt_fit_callbacks *out) 
                             out->size);
     out->state = torch;
     out->save = save;
+    out->position = position;
     out->load = load;
     out->set_lr = set_lr;
     return MT_OK;

@@ -11,7 +11,7 @@
  *     options.epochs = 10;
  *     options.last = "run.ckpt";
  *     callbacks.epoch = print;
- *     if (mt_torch_callbacks(torch, &callbacks) != MT_OK) ...    (save, load and set_lr: memtrain/torch_fit.h)
+ *     if (mt_torch_callbacks(torch, &callbacks) != MT_OK) ...    (files and rates: memtrain/torch_fit.h)
  *     if (mt_fit(trainer, &source, &options, &callbacks, NULL) != MT_OK) ...
  *
  * mt_fit decides which samples a step gets, and when to evaluate, to save and to end. Each step is an
@@ -150,7 +150,7 @@ typedef struct mt_fit_callbacks {
     void *user;  /* given to the first five */
     /* Before the first step of an epoch, and of a run that goes on: run->epoch says which. */
     mt_status (*begin)(void *user, const mt_fit_report *run);
-    /* After a step that went through. */
+    /* After a step that went through, or whose batch was dropped or skipped, as the report says. */
     mt_status (*step)(void *user, const mt_fit_report *run, const mt_step_report *report);
     /* After an epoch, its evaluation and its checkpoints. report->epoch is run->epoch. */
     mt_status (*epoch)(void *user, const mt_fit_report *run, const mt_epoch_report *report);
@@ -159,17 +159,22 @@ typedef struct mt_fit_callbacks {
     /* Seconds since any point in time. */
     double (*now)(void *user);
     void *
-        state; /* given to the three below, which concern what is trained; mt_torch_callbacks sets all four */
+        state; /* given to the four below, which concern what is trained; mt_torch_callbacks sets all five */
     /* Writes the whole state and the text of the position, at most MT_FIT_POSITION_MAX bytes of ASCII. */
     mt_status (*save)(void *state, const char *path, const char *position);
-    /* Puts the state back, and the text into position[capacity]. */
-    mt_status (*load)(void *state, const char *path, char *position, size_t capacity);
+    /*
+     * Reads the text of a file's position into position[capacity], and changes nothing. For a file without one, "" and
+     * MT_OK.
+     */
+    mt_status (*position)(void *state, const char *path, char *position, size_t capacity);
+    /* Puts the state back, after the position was found to be one of this run. */
+    mt_status (*load)(void *state, const char *path);
     /* The learning rate of the next step. */
     mt_status (*set_lr)(void *state, double rate);
 } mt_fit_callbacks;
 
 #define MT_FIT_CALLBACKS_INIT                                                                      \
-    { sizeof(mt_fit_callbacks), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+    { sizeof(mt_fit_callbacks), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 /*
  * Trains: `epochs` times over the source. An epoch is its steps, an evaluation where one is due, mt_trainer_end_epoch,
@@ -181,7 +186,7 @@ typedef struct mt_fit_callbacks {
  * which a run goes on are over the steps of this call.
  *
  * With several processes (mt_backend.agree) each has a source of its own, with as many batches as the others', and the
- * same answers of stop at the same time.
+ * same answers of stop at the same time. One of them has best and last.
  *
  * @param trainer    borrowed for the call
  * @param source     what is trained on
@@ -189,7 +194,7 @@ typedef struct mt_fit_callbacks {
  * @param callbacks  NULL: none
  * @param report     where the run ended, also when it failed; left alone when the arguments were refused. May be NULL
  * @return MT_OK, also for a run that was stopped; MT_EINVAL (names the field, its value and what is accepted; also for
- *         a `resume` whose run had another order); MT_ENOMEM; MT_ENOTSUP (a validation, and a backend without
+ *         a `resume` whose run had another order: nothing was loaded then); MT_ENOMEM; MT_ENOTSUP (a validation, and a backend without
  *         evaluate); what mt_trainer_step and mt_trainer_evaluate return; what a callback or the source returned
  */
 MT_API MT_NODISCARD mt_status mt_fit(mt_trainer *trainer, const mt_source *source,

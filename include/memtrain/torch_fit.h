@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /*
- * Sets state, save, load and set_lr, and nothing else. Files are those of mt_torch_save: the position of the run is
+ * Sets state, save, position, load and set_lr, and nothing else. Files are those of mt_torch_save: the position of the run is
  * their extra text, and the file that was there becomes PATH.1. mt_torch_load puts them back. The rate is that of
  * mt_torch_set_lr.
  *
