@@ -197,9 +197,9 @@ static void release(const mt_source *source, mt_batch *batch) {
 
 /* ---- positions ---------------------------------------------------------------------------------- */
 
-enum { ORDER = 6, PLACES = 11 };
+/* The first six decide order and rates: a run that goes on has to have the same. */
+enum { ORDER = 6, EPOCHS_DONE = ORDER, BATCHES_DONE, BEST, BEST_EPOCH, WORSE, PLACES };
 
-/* What decides the order and the rates comes first: a run that goes on has to have the same. */
 static const char places[PLACES][13] = {"seed",      "samples",    "batch",       "shuffle",
                                         "drop_last", "steps",      "epochs_done", "batches_done",
                                         "best",      "best_epoch", "worse"};
@@ -219,7 +219,7 @@ static void read_place(const fit *f, uint64_t place[PLACES]) {
                                   r->best_epoch,
                                   r->worse};
     memcpy(place, now, sizeof now);
-    memcpy(&place[8], &r->best, sizeof r->best); /* its bits */
+    memcpy(&place[BEST], &r->best, sizeof r->best); /* its bits */
 }
 
 static mt_status save(fit *f, const char *path) {
@@ -257,20 +257,22 @@ static mt_status check_place(const fit *f, const uint64_t place[PLACES]) {
         MT__CHECK(own[i] == place[i],
                   "mt_fit: %s is %llu; accepted: %llu, as in the run of options->resume '%.200s'",
                   places[i], (unsigned long long)own[i], (unsigned long long)place[i], path);
-    MT__CHECK(place[7] <= f->run.batches && place[6] <= INT64_MAX / f->run.batches,
+    MT__CHECK(place[BATCHES_DONE] <= f->run.batches &&
+                  place[EPOCHS_DONE] <= INT64_MAX / f->run.batches,
               "mt_fit: options->resume: '%.200s' is at batch %llu of epoch %llu, which has %zu",
-              path, (unsigned long long)place[7], (unsigned long long)place[6] + 1, f->run.batches);
+              path, (unsigned long long)place[BATCHES_DONE],
+              (unsigned long long)place[EPOCHS_DONE] + 1, f->run.batches);
     return MT_OK;
 }
 
 static void take_place(mt_fit_report *run, const uint64_t place[PLACES]) {
-    run->epochs_done = place[6];
-    run->epoch = place[6] + 1;
-    run->batch = (size_t)place[7];
-    memcpy(&run->best, &place[8], sizeof run->best);
-    run->best_epoch = place[9];
-    run->worse = place[10];
-    run->steps = place[6] * run->batches + place[7];
+    run->epochs_done = place[EPOCHS_DONE];
+    run->epoch = place[EPOCHS_DONE] + 1;
+    run->batch = (size_t)place[BATCHES_DONE];
+    memcpy(&run->best, &place[BEST], sizeof run->best);
+    run->best_epoch = place[BEST_EPOCH];
+    run->worse = place[WORSE];
+    run->steps = place[EPOCHS_DONE] * run->batches + place[BATCHES_DONE];
 }
 
 /* Nothing changes before all was found to be right. */

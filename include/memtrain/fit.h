@@ -50,8 +50,8 @@ typedef struct mt_source {
      * and is what mt_fit returns; use mt_set_error for the words.
      */
     mt_status (*load)(void *self, const size_t *index, size_t count, mt_batch *out);
-    void (*release)(void *self,
-                    mt_batch *batch); /* once for each batch that was loaded; may be NULL */
+    /* Once for each batch that was loaded; may be NULL. */
+    void (*release)(void *self, mt_batch *batch);
 } mt_source;
 
 #define MT_SOURCE_INIT                                                                             \
@@ -61,7 +61,7 @@ typedef struct mt_source {
  * The order of one epoch, as mt_fit has it with shuffle: a permutation of 0 to samples - 1 that depends on seed, epoch
  * and samples alone, the same on every platform. The numbers come from splitmix64 (Steele, Lea & Flood 2014). Its first
  * number from the state `seed`, xor epoch, is the state of the generator that draws. For i from samples - 1 down to 1:
- * draw r, again while r is not below the largest multiple of i + 1 under 2^64; exchange places i and r mod (i + 1)
+ * draw r, again unless it is below the largest multiple of i + 1 that is at most 2^64; exchange places i and r mod (i + 1)
  * (Fisher & Yates).
  *
  * @param epoch  counted from 1
@@ -89,17 +89,13 @@ typedef struct mt_fit_options {
      */
     const mt_schedule *schedule;
     const mt_source *validation; /* what is evaluated, in its own order; NULL: nothing */
-    uint64_t
-        evaluate_every; /* epochs from one evaluation to the next, at least 1; the last epoch has one too */
-    int metric; /* which figure of an evaluation tells the best epoch: MT_FIT_LOSS, or a metric's index */
-    int maximise; /* 1: the highest is the best; 0: the lowest. One that is not finite never is */
-    uint64_t
-        patience; /* ends the run after so many evaluations in a row that were not better; 0: never */
-    const char *best; /* file for the epoch with the best evaluation; NULL: none */
-    const char
-        *last; /* file for the end of each epoch, and for a run that was stopped; NULL: none */
-    const char
-        *resume; /* file to go on from, of an earlier run's best or last; NULL: from the start */
+    uint64_t evaluate_every;     /* epochs, at least 1; the last epoch has an evaluation too */
+    int metric;         /* which figure tells the best epoch: MT_FIT_LOSS, or a metric's index */
+    int maximise;       /* 1: the highest is the best; 0: the lowest. It is a finite number */
+    uint64_t patience;  /* evaluations in a row that are not better end the run; 0: never */
+    const char *best;   /* file of the epoch with the best evaluation; NULL: none */
+    const char *last;   /* file of the end of each epoch, and of a stopped run; NULL: none */
+    const char *resume; /* best or last of the run that goes on; NULL: from the start */
     const volatile sig_atomic_t *stop; /* read between steps; not 0: the run stops. NULL: none */
 } mt_fit_options;
 
@@ -158,8 +154,8 @@ typedef struct mt_fit_callbacks {
     int (*stop)(void *user);
     /* Seconds since any point in time. */
     double (*now)(void *user);
-    void *
-        state; /* given to the four below, which concern what is trained; mt_torch_callbacks sets all five */
+    /* Given to the four below, which concern what is trained. mt_torch_callbacks sets all five. */
+    void *state;
     /* Writes the whole state and the text of the position, at most MT_FIT_POSITION_MAX bytes of ASCII. */
     mt_status (*save)(void *state, const char *path, const char *position);
     /*
