@@ -137,8 +137,7 @@ void mt_trainer_free(mt_trainer *trainer) {
         destroy(trainer);
 }
 
-/* Whether a call may begin: not from within another one, and not after the state was lost. */
-static mt_status check_ready(const mt_trainer *t, const char *function) {
+mt_status mt__check_ready(const mt_trainer *t, const char *function) {
     if (!mt__handle_is(t, MT__KIND_TRAINER)) return mt__bad_handle(t, function, "trainer");
     if (t->is_busy)
         return mt_set_error(
@@ -152,7 +151,7 @@ static mt_status check_ready(const mt_trainer *t, const char *function) {
 /* ---- lists of chunks --------------------------------------------------------------------------- */
 
 mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks, size_t count) {
-    mt_status ready = check_ready(trainer, "mt_trainer_set_chunks");
+    mt_status ready = mt__check_ready(trainer, "mt_trainer_set_chunks");
     if (ready != MT_OK) return ready;
     MT__CHECK(chunks, "mt_trainer_set_chunks: chunks is NULL");
     MT__CHECK(count > 0, "mt_trainer_set_chunks: count is 0; at least 1 is accepted");
@@ -169,7 +168,7 @@ mt_status mt_trainer_set_chunks(mt_trainer *trainer, const size_t *chunks, size_
 }
 
 mt_status mt_trainer_set_rungs(mt_trainer *trainer, unsigned rungs, double rate) {
-    mt_status ready = check_ready(trainer, "mt_trainer_set_rungs");
+    mt_status ready = mt__check_ready(trainer, "mt_trainer_set_rungs");
     if (ready != MT_OK) return ready;
     unsigned known = trainer->info.rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     MT__CHECK((rungs & ~known) == 0, "mt_trainer_set_rungs: rungs is 0x%x; the backend knows 0x%x",
@@ -218,7 +217,7 @@ static double means(const mt_trainer *t, const mt__sums *sums, double metrics[MT
 /* ---- checks ------------------------------------------------------------------------------------ */
 
 static mt_status check_batch(const mt_trainer *t, const mt_batch *batch, const char *function) {
-    mt_status ready = check_ready(t, function);
+    mt_status ready = mt__check_ready(t, function);
     if (ready != MT_OK) return ready;
     MT__CHECK(batch, "%s: batch is NULL", function);
     /* What the first version had, so that its callers are served when fields are added. */
@@ -610,7 +609,7 @@ static mt_status end_epoch(mt_trainer *t, mt_epoch_report *report) {
 }
 
 mt_status mt_trainer_end_epoch(mt_trainer *trainer, mt_epoch_report *report) {
-    mt_status status = check_ready(trainer, "mt_trainer_end_epoch");
+    mt_status status = mt__check_ready(trainer, "mt_trainer_end_epoch");
     if (status != MT_OK) return status;
     MT__CHECK(!report || report->size >= sizeof report->size,
               "mt_trainer_end_epoch: report->size is not set; use MT_EPOCH_REPORT_INIT");
@@ -641,7 +640,7 @@ static mt_status finish(mt_trainer *t) {
 }
 
 mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report) {
-    mt_status status = check_ready(trainer, "mt_trainer_finish");
+    mt_status status = mt__check_ready(trainer, "mt_trainer_finish");
     if (status != MT_OK) return status;
     MT__CHECK(!report || report->size >= sizeof report->size,
               "mt_trainer_finish: report->size is not set; use MT_RUN_REPORT_INIT");

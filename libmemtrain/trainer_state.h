@@ -1,5 +1,5 @@
 /*
- * trainer_state.h - the trainer's inside, shared by trainer.c, trace.c and explain.c.
+ * trainer_state.h - the trainer's inside, shared by trainer.c, fit.c, trace.c and explain.c.
  */
 #ifndef MT_TRAINER_STATE_H
 #define MT_TRAINER_STATE_H
@@ -56,6 +56,9 @@ struct mt_trainer {
     size_t ruled_out; /* samples that no plan was left for; 0: it was an attempt that failed */
     size_t failed_batch;
 };
+
+/* trainer.c: whether a call may begin: not from within another one, and not after the state was lost. */
+mt_status mt__check_ready(const mt_trainer *t, const char *function);
 
 /* trace.c: each writes one line, or nothing without a trace. */
 void mt__trace_run(mt_trainer *t, const mt_memory *memory);

@@ -3,6 +3,7 @@
  * size that it can have, against the end of its memory.
  */
 #include <memtrain/arena.h>
+#include <memtrain/fit.h>
 #include <memtrain/safetensors.h>
 #include <memtrain/schedule.h>
 #include <memtrain/segments.h>
@@ -98,6 +99,29 @@ static mt_status last_report(void *given) {
     return mt_trainer_finish(trainer, given);
 }
 
+static mt_status load_of_source(void *self, const size_t *index, size_t count, mt_batch *out) {
+    (void)self, (void)index, (void)count, (void)out;
+    return MT_OK;
+}
+
+static const mt_source source = {sizeof source, NULL, 8, load_of_source, NULL};
+
+static mt_status fit_source(void *given) {
+    return mt_fit(trainer, given, NULL, NULL, NULL);
+}
+
+static mt_status fit_options(void *given) {
+    return mt_fit(trainer, &source, given, NULL, NULL);
+}
+
+static mt_status fit_callbacks(void *given) {
+    return mt_fit(trainer, &source, NULL, given, NULL);
+}
+
+static mt_status fit_report(void *given) {
+    return mt_fit(trainer, &source, NULL, NULL, given);
+}
+
 START_TEST(policy_and_trainer) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
@@ -105,6 +129,9 @@ START_TEST(policy_and_trainer) {
     mt_eval_report eval = MT_EVAL_REPORT_INIT;
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
+    mt_fit_options loop = MT_FIT_OPTIONS_INIT;
+    mt_fit_callbacks callbacks = MT_FIT_CALLBACKS_INIT;
+    mt_fit_report end = MT_FIT_REPORT_INIT;
     mt_backend_info info = {sizeof info, "cpu", "1",  1, 0, 0, 0, 0, 0, 0, 0, NULL,
                             0,           0,     NULL, 0, 0, 0, 0, 0, 0, 0, 0};
     mt_batch full = batch_of(8, 1);
@@ -130,6 +157,10 @@ START_TEST(policy_and_trainer) {
         {"mt_epoch_report", sizeof epoch, 0, &epoch, epoch_report},
         {"mt_run_report", sizeof run, 0, &run, run_report},
         {"mt_run_report at the end", sizeof run, 0, &run, last_report},
+        {"mt_source", sizeof source, offsetof(mt_source, release), &source, fit_source},
+        {"mt_fit_options", sizeof loop, 0, &loop, fit_options},
+        {"mt_fit_callbacks", sizeof callbacks, 0, &callbacks, fit_callbacks},
+        {"mt_fit_report", sizeof end, 0, &end, fit_report},
     };
     for (int i = 0; i < LENGTH(of_a_trainer); i++) edge_each(&of_a_trainer[i]);
     done(trainer);

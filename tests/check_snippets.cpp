@@ -243,6 +243,28 @@ START_TEST(tokens) {
 }
 END_TEST
 
+/* ---- docs/fit.md ------------------------------------------------------------------------------------ */
+
+START_TEST(fit) {
+    char folder[] = "/tmp/check_snippets.XXXXXX";
+    script_subject::prepare();
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    at::Tensor images = at::rand({40, 3, 8, 8}), labels = at::randint(5, {40}, at::kLong);
+    at::Tensor other_images = images.slice(0, 0, 8), other_labels = labels.slice(0, 0, 8);
+    memtrain::Trainer trainer(memtrain::model(
+        std::make_shared<readme::Net>(), {}, [](readme::Net &net, const memtrain::Tensors &batch) {
+            return memtrain::Output{at::cross_entropy_loss(net.forward(batch[0]), batch[1]), {}};
+        }));
+#include "fit_trainer.cpp"
+    ck_assert_uint_eq(report.steps, 2);
+    ck_assert_int_eq(access("run.ckpt", F_OK), 0);
+    unlink("run.ckpt");
+    unlink("run.ckpt.1");
+    rmdir(folder);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("snippets");
     TCase *pages = suite_case(suite, "pages");
@@ -253,5 +275,6 @@ int main() {
     tcase_add_test(pages, script);
     tcase_add_test(pages, script_from_cpp);
     tcase_add_test(pages, tokens);
+    tcase_add_test(pages, fit);
     return suite_run(suite);
 }

@@ -13,12 +13,18 @@
 #ifndef MEMTRAIN_TRAINER_HPP
 #define MEMTRAIN_TRAINER_HPP
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include <memtrain/check.h>
+#include <memtrain/torch_fit.h>
 #include <memtrain/torch.hpp>
 #include <memtrain/trainer.h>
 
@@ -44,6 +50,93 @@ inline mt_torch_options sgd(double lr, double momentum = 0.0, double weight_deca
     options.weight_decay = weight_decay;
     return options;
 }
+
+/* Samples that are numbered from 0 on: mt_source of memtrain/fit.h. */
+struct Source {
+    std::size_t samples = 0;
+    /* The tensors of these samples, in this order, with the sample in dimension 0. What it throws ends the run. */
+    std::function<Tensors(const std::vector<std::int64_t> &index)> load;
+};
+
+/* A data set in memory: row n of each tensor is sample n. */
+inline Source rows(Tensors all) {
+    Source source;
+    if (!all.empty()) source.samples = static_cast<std::size_t>(all[0].size(0));
+    source.load = [all = std::move(all)](const std::vector<std::int64_t> &index) {
+        Tensors batch;
+        at::Tensor rows = all[0].new_empty(static_cast<std::int64_t>(index.size()), at::kLong);
+        std::copy(index.begin(), index.end(), rows.data_ptr<std::int64_t>());
+        for (const at::Tensor &one : all) batch.push_back(one.index_select(0, rows));
+        return batch;
+    };
+    return source;
+}
+
+/* What Trainer::fit tells and asks: mt_fit_callbacks. What they throw ends the run. */
+struct Watch {
+    std::function<void(const mt_fit_report &)> begin;
+    std::function<void(const mt_fit_report &, const mt_step_report &)> step;
+    std::function<void(const mt_fit_report &, const mt_epoch_report &)> epoch;
+    std::function<bool()> stop; /* must not throw */
+};
+
+namespace detail {
+
+/* A Source as an mt_source. The tensors of a batch live until it is released. */
+class Loader {
+public:
+    explicit Loader(const Source &source) : source_(source) {}
+    Loader(const Loader &) = delete;
+    Loader &operator=(const Loader &) = delete;
+
+    mt_source get() {
+        mt_source source = MT_SOURCE_INIT;
+        source.self = this;
+        source.samples = source_.samples;
+        source.load = source_.load ? load : nullptr;
+        source.release = [](void *self, mt_batch *) {
+            static_cast<Loader *>(self)->handles_.reset();
+        };
+        return source;
+    }
+
+private:
+    static mt_status load(void *self, const std::size_t *index, std::size_t count, mt_batch *out) {
+        auto &loader = *static_cast<Loader *>(self);
+        return guard([&] {
+            Tensors tensors = loader.source_.load({index, index + count});
+            loader.handles_.emplace(tensors);
+            loader.data_ = {sizeof loader.data_, loader.handles_->get(), tensors.size()};
+            out->data = &loader.data_;
+            return MT_OK;
+        });
+    }
+
+    const Source &source_;
+    std::optional<Handles> handles_;
+    mt_torch_batch data_ = MT_TORCH_BATCH_INIT;
+};
+
+/* Watch behind mt_fit_callbacks; those that are empty are not called. */
+inline void watch(const Watch &functions, mt_fit_callbacks *out) {
+    out->user = const_cast<Watch *>(&functions);
+    if (functions.begin)
+        out->begin = [](void *user, const mt_fit_report *run) {
+            return guard([&] { return static_cast<Watch *>(user)->begin(*run), MT_OK; });
+        };
+    if (functions.step)
+        out->step = [](void *user, const mt_fit_report *run, const mt_step_report *report) {
+            return guard([&] { return static_cast<Watch *>(user)->step(*run, *report), MT_OK; });
+        };
+    if (functions.epoch)
+        out->epoch = [](void *user, const mt_fit_report *run, const mt_epoch_report *report) {
+            return guard([&] { return static_cast<Watch *>(user)->epoch(*run, *report), MT_OK; });
+        };
+    if (functions.stop)
+        out->stop = [](void *user) { return static_cast<Watch *>(user)->stop() ? 1 : 0; };
+}
+
+} // namespace detail
 
 /*
  * A model that is being trained. May be moved; belongs to one thread at a time, as an mt_trainer does. One that was
@@ -99,6 +192,23 @@ public:
         with_batch(tensors, [&](const mt_batch *batch) {
             return mt_trainer_evaluate(get(), batch, &report);
         });
+        return report;
+    }
+
+    /*
+     * mt_fit: epochs over a source. Files are those of mt_torch_save.
+     * @param validation  what is evaluated, in the place of options.validation; no samples: nothing
+     */
+    mt_fit_report fit(const Source &source, mt_fit_options options = MT_FIT_OPTIONS_INIT,
+                      const Watch &functions = {}, const Source &validation = {}) {
+        mt_fit_report report = MT_FIT_REPORT_INIT;
+        mt_fit_callbacks callbacks = MT_FIT_CALLBACKS_INIT;
+        detail::Loader training(source), testing(validation);
+        const mt_source from = training.get(), test = testing.get();
+        must(mt_torch_callbacks(torch(), &callbacks));
+        detail::watch(functions, &callbacks);
+        options.validation = validation.samples ? &test : nullptr;
+        must(mt_fit(get(), &from, &options, &callbacks, &report));
         return report;
     }
 

@@ -1,0 +1,447 @@
+/*
+ * fit.c - the loop over epochs: orders of samples, evaluations, rates, checkpoints, and when it ends.
+ *
+ * A step is trainer.c's. Files, signals and clocks are the caller's: callbacks.
+ */
+#include <memtrain/fit.h>
+
+#include "trainer_state.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct fit {
+    mt_trainer *trainer;
+    mt_source source, validation;
+    mt_fit_options options;
+    mt_fit_callbacks call;
+    mt_schedule schedule;
+    uint64_t spread; /* steps that the schedule was laid out over by mt_fit; 0: it had its own */
+    mt_fit_report run;
+    size_t *index; /* the epoch's order; in an evaluation, the numbers of one batch */
+    double started;
+} fit;
+
+/* ---- orders ------------------------------------------------------------------------------------- */
+
+static uint64_t splitmix64(uint64_t *state) {
+    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* A number below n, each as likely as the others. */
+static uint64_t below(uint64_t *state, uint64_t n) {
+    uint64_t rest = (UINT64_MAX % n + 1) % n; /* of 2^64 */
+    uint64_t drawn = splitmix64(state);
+    while (drawn > UINT64_MAX - rest) drawn = splitmix64(state);
+    return drawn % n;
+}
+
+static void count_up(size_t first, size_t count, size_t *out) {
+    for (size_t i = 0; i < count; i++) out[i] = first + i;
+}
+
+mt_status mt_fit_order(uint64_t seed, uint64_t epoch, size_t samples, size_t *out) {
+    MT__CHECK(out, "mt_fit_order: out is NULL");
+    uint64_t state = splitmix64(&seed) ^ epoch;
+    count_up(0, samples, out);
+    for (size_t i = samples; i-- > 1;) {
+        size_t j = (size_t)below(&state, (uint64_t)i + 1);
+        size_t moved = out[i];
+        out[i] = out[j];
+        out[j] = moved;
+    }
+    return MT_OK;
+}
+
+/* ---- arguments ---------------------------------------------------------------------------------- */
+
+/* Copies a struct of the caller's that begins with its size; theirs NULL: it stays as it is. */
+static mt_status take(void *own, size_t own_size, const void *theirs, const char *name) {
+    size_t size;
+    if (!theirs) return MT_OK;
+    memcpy(&size, theirs, sizeof size);
+    MT__CHECK(size >= sizeof size, "mt_fit: %s->size is not set; use the MT_..._INIT of its type",
+              name);
+    mt__copy_versioned(own, own_size, theirs, size);
+    return MT_OK;
+}
+
+static mt_status check_source(const mt_source *s, const char *name) {
+    MT__CHECK(s->load, "mt_fit: %s->load is NULL", name);
+    MT__CHECK(s->samples > 0 && s->samples <= SIZE_MAX / sizeof(size_t),
+              "mt_fit: %s->samples is %zu; at least 1 is accepted", name, s->samples);
+    return MT_OK;
+}
+
+static mt_status take_arguments(fit *f, const mt_source *source, const mt_fit_options *options,
+                                const mt_fit_callbacks *callbacks) {
+    MT__CHECK(source, "mt_fit: source is NULL");
+    mt_status status = take(&f->source, sizeof f->source, source, "source");
+    if (status == MT_OK) status = take(&f->options, sizeof f->options, options, "options");
+    if (status == MT_OK) status = take(&f->call, sizeof f->call, callbacks, "callbacks");
+    if (status == MT_OK) status = check_source(&f->source, "source");
+    if (status != MT_OK || !f->options.validation) return status;
+    status = take(&f->validation, sizeof f->validation, f->options.validation, "validation");
+    return status == MT_OK ? check_source(&f->validation, "validation") : status;
+}
+
+/* What an option needs beside it. */
+static mt_status check_needs(const fit *f) {
+    static const char names[][41] = {
+        "best is set, and options->validation",  "patience is set, and options->validation",
+        "best is set, and callbacks->save",      "last is set, and callbacks->save",
+        "resume is set, and callbacks->load",    "resume is set, and callbacks->position",
+        "schedule is set, and callbacks->set_lr"};
+    const mt_fit_options *o = &f->options;
+    const mt_fit_callbacks *c = &f->call;
+    const int lacks[] = {o->best && !o->validation, o->patience && !o->validation,
+                         o->best && !c->save,       o->last && !c->save,
+                         o->resume && !c->load,     o->resume && !c->position,
+                         o->schedule && !c->set_lr};
+    for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++)
+        MT__CHECK(!lacks[i], "mt_fit: options->%s is NULL", names[i]);
+    return MT_OK;
+}
+
+static mt_status check_numbers(const fit *f) {
+    const mt_fit_options *o = &f->options;
+    const size_t metrics = f->trainer->info.metric_count;
+    MT__CHECK(o->batch > 0, "mt_fit: options->batch is 0; at least 1 is accepted");
+    MT__CHECK(
+        !o->drop_last || o->batch <= f->source.samples,
+        "mt_fit: options->batch is %zu; accepted with drop_last: at most source->samples, %zu",
+        o->batch, f->source.samples);
+    MT__CHECK(o->epochs > 0 && o->epochs <= INT64_MAX / f->source.samples,
+              "mt_fit: options->epochs is %llu; accepted: at least 1, and less than 2^63 samples",
+              (unsigned long long)o->epochs);
+    MT__CHECK(o->evaluate_every > 0,
+              "mt_fit: options->evaluate_every is 0; at least 1 is accepted");
+    MT__CHECK(o->metric >= MT_FIT_LOSS && (o->metric < 0 || (size_t)o->metric < metrics),
+              "mt_fit: options->metric is %d; accepted: MT_FIT_LOSS (-1), or a metric below %zu",
+              o->metric, metrics);
+    if (o->validation && !f->trainer->backend.evaluate)
+        return mt_set_error(MT_ENOTSUP,
+                            "mt_fit: options->validation is set, and the backend has no evaluate");
+    return MT_OK;
+}
+
+/* A schedule without steps of its own is laid out over the run. */
+static mt_status take_schedule(fit *f) {
+    if (!f->options.schedule) return MT_OK;
+    mt_status status = take(&f->schedule, sizeof f->schedule, f->options.schedule, "schedule");
+    if (status != MT_OK) return status;
+    const int goes_down =
+        f->schedule.kind == MT_SCHEDULE_COSINE || f->schedule.kind == MT_SCHEDULE_LINEAR;
+    if (goes_down && !f->schedule.steps) f->schedule.steps = f->spread = f->run.total_steps;
+    return isnan(mt_schedule_rate(&f->schedule, 0)) ? MT_EINVAL : MT_OK;
+}
+
+static mt_status prepare(fit *f) {
+    const mt_fit_options *o = &f->options;
+    mt_status status = check_numbers(f);
+    if (status == MT_OK) status = check_needs(f);
+    if (status != MT_OK) return status;
+    size_t samples = f->source.samples, most = mt__min(o->batch, f->validation.samples);
+    f->run.batches = o->drop_last ? samples / o->batch : mt__ceil_div(samples, o->batch);
+    f->run.epochs = o->epochs;
+    f->run.total_steps = o->epochs * f->run.batches;
+    f->run.epoch = 1;
+    f->run.rate = f->run.best = (double)NAN;
+    status = take_schedule(f);
+    if (status != MT_OK) return status;
+    f->index = mt__alloc(mt__max(samples, most), sizeof *f->index);
+    return f->index ? MT_OK : mt_set_error(MT_ENOMEM, "mt_fit: out of host memory");
+}
+
+/* ---- callbacks ---------------------------------------------------------------------------------- */
+
+/* Before a function of the caller's: what it says is its own. */
+static const mt_fit_report *ask(fit *f) {
+    if (f->call.now) f->run.seconds = f->call.now(f->call.user) - f->started;
+    mt_set_error(MT_OK, "%s", "");
+    return &f->run;
+}
+
+/* After it: it may fail without a word. */
+static mt_status told(mt_status status, const char *name) {
+    if (status == MT_OK || mt_last_error()[0]) return status;
+    return mt_set_error(status, "mt_fit: %s has failed and does not say why: %s", name,
+                        mt_status_text(status));
+}
+
+/* Once it was so it stays so. */
+static int is_stopped(fit *f) {
+    const mt_fit_options *o = &f->options;
+    if (f->run.end == MT_FIT_STOPPED) return 1;
+    int is_told = (o->stop && *o->stop) || (f->call.stop && f->call.stop(f->call.user));
+    if (is_told) f->run.end = MT_FIT_STOPPED;
+    return is_told;
+}
+
+static mt_status load(fit *f, const mt_source *source, const size_t *index, size_t count,
+                      mt_batch *out) {
+    const mt_batch initial = MT_BATCH_INIT;
+    *out = initial;
+    out->count = count;
+    ask(f);
+    return told(source->load(source->self, index, count, out), "load");
+}
+
+static void release(const mt_source *source, mt_batch *batch) {
+    if (source->release) source->release(source->self, batch);
+}
+
+/* ---- positions ---------------------------------------------------------------------------------- */
+
+/* The first six decide order and rates: a run that goes on has to have the same. */
+enum { ORDER = 6, EPOCHS_DONE = ORDER, BATCHES_DONE, BEST, BEST_EPOCH, WORSE, PLACES };
+
+static const char places[PLACES][13] = {"seed",      "samples",    "batch",       "shuffle",
+                                        "drop_last", "steps",      "epochs_done", "batches_done",
+                                        "best",      "best_epoch", "worse"};
+
+static void read_place(const fit *f, uint64_t place[PLACES]) {
+    const mt_fit_options *o = &f->options;
+    const mt_fit_report *r = &f->run;
+    const uint64_t now[PLACES] = {o->seed,
+                                  f->source.samples,
+                                  o->batch,
+                                  o->shuffle != 0,
+                                  o->drop_last != 0,
+                                  f->spread,
+                                  r->epochs_done,
+                                  r->epoch > r->epochs_done ? r->batch : 0,
+                                  0,
+                                  r->best_epoch,
+                                  r->worse};
+    memcpy(place, now, sizeof now);
+    memcpy(&place[BEST], &r->best, sizeof r->best); /* its bits */
+}
+
+static mt_status save(fit *f, const char *path) {
+    char text[MT_FIT_POSITION_MAX];
+    uint64_t place[PLACES];
+    size_t length = 0;
+    if (!path) return MT_OK;
+    read_place(f, place);
+    for (size_t i = 0; i < PLACES; i++)
+        length += (size_t)snprintf(text + length, sizeof text - length, "%c\"%s\":%llu",
+                                   i ? ',' : '{', places[i], (unsigned long long)place[i]);
+    snprintf(text + length, sizeof text - length, "}");
+    ask(f);
+    return told(f->call.save(f->call.state, path, text), "save");
+}
+
+/* Exactly what save() writes. */
+static int read_text(char *text, uint64_t place[PLACES]) {
+    mt__json json = {text, strlen(text), 0, NULL};
+    char *name;
+    for (size_t i = 0; i < PLACES; i++)
+        if (!mt__json_take(&json, i ? ',' : '{') || !mt__json_string(&json, &name) ||
+            strcmp(name, places[i]) != 0 || !mt__json_take(&json, ':') ||
+            !mt__json_whole(&json, &place[i]))
+            return 0;
+    return mt__json_take(&json, '}') && mt__json_end(&json);
+}
+
+/* Whether the run that was at this place is this one. */
+static mt_status check_place(const fit *f, const uint64_t place[PLACES]) {
+    uint64_t own[PLACES];
+    const char *path = f->options.resume;
+    read_place(f, own);
+    for (size_t i = 0; i < ORDER; i++)
+        MT__CHECK(own[i] == place[i],
+                  "mt_fit: %s is %llu; accepted: %llu, as in the run of options->resume '%.200s'",
+                  places[i], (unsigned long long)own[i], (unsigned long long)place[i], path);
+    MT__CHECK(place[BATCHES_DONE] <= f->run.batches &&
+                  place[EPOCHS_DONE] <= INT64_MAX / f->run.batches,
+              "mt_fit: options->resume: '%.200s' is at batch %llu of epoch %llu, which has %zu",
+              path, (unsigned long long)place[BATCHES_DONE],
+              (unsigned long long)place[EPOCHS_DONE] + 1, f->run.batches);
+    return MT_OK;
+}
+
+static void take_place(mt_fit_report *run, const uint64_t place[PLACES]) {
+    run->epochs_done = place[EPOCHS_DONE];
+    run->epoch = place[EPOCHS_DONE] + 1;
+    run->batch = (size_t)place[BATCHES_DONE];
+    memcpy(&run->best, &place[BEST], sizeof run->best);
+    run->best_epoch = place[BEST_EPOCH];
+    run->worse = place[WORSE];
+    run->steps = place[EPOCHS_DONE] * run->batches + place[BATCHES_DONE];
+}
+
+/* Nothing changes before all was found to be right. */
+static mt_status resume(fit *f) {
+    char text[MT_FIT_POSITION_MAX] = "";
+    uint64_t place[PLACES];
+    void *state = f->call.state;
+    const char *path = f->options.resume;
+    if (!path) return MT_OK;
+    ask(f);
+    mt_status status = told(f->call.position(state, path, text, sizeof text), "position");
+    if (status != MT_OK) return status;
+    MT__CHECK(read_text(text, place),
+              "mt_fit: options->resume: '%.200s' does not say where a run of mt_fit was", path);
+    status = check_place(f, place);
+    if (status != MT_OK) return status;
+    ask(f);
+    status = told(f->call.load(state, path), "load");
+    if (status == MT_OK) take_place(&f->run, place);
+    return status;
+}
+
+/* ---- an epoch ----------------------------------------------------------------------------------- */
+
+static mt_status set_rate(fit *f) {
+    if (!f->options.schedule) return MT_OK;
+    f->run.rate = mt_schedule_rate(&f->schedule, f->run.steps);
+    ask(f);
+    return told(f->call.set_lr(f->call.state, f->run.rate), "set_lr");
+}
+
+static mt_status train_batch(fit *f) {
+    mt_batch batch;
+    mt_step_report report = MT_STEP_REPORT_INIT;
+    size_t first = f->run.batch * f->options.batch;
+    size_t count = mt__min(f->options.batch, f->source.samples - first);
+    mt_status status = set_rate(f);
+    if (status == MT_OK) status = load(f, &f->source, f->index + first, count, &batch);
+    if (status != MT_OK) return status;
+    status = mt_trainer_step(f->trainer, &batch, &report);
+    release(&f->source, &batch);
+    if (status != MT_OK) return status;
+    f->run.batch++;
+    f->run.steps++;
+    return f->call.step ? told(f->call.step(f->call.user, ask(f), &report), "step") : MT_OK;
+}
+
+static mt_status evaluate(fit *f) {
+    mt_status status = MT_OK;
+    size_t samples = f->validation.samples, count;
+    memset(&f->trainer->eval, 0, sizeof f->trainer->eval); /* of one that was stopped */
+    for (size_t first = 0; first < samples && status == MT_OK && !is_stopped(f); first += count) {
+        mt_batch batch;
+        count = mt__min(f->options.batch, samples - first);
+        count_up(first, count, f->index);
+        status = load(f, &f->validation, f->index, count, &batch);
+        if (status != MT_OK) return status;
+        status = mt_trainer_evaluate(f->trainer, &batch, NULL);
+        release(&f->validation, &batch);
+    }
+    f->run.evaluated = status == MT_OK && f->run.end == MT_FIT_RUNNING;
+    return status;
+}
+
+static int is_due(const fit *f) {
+    const mt_fit_options *o = &f->options;
+    return o->validation && (f->run.epoch % o->evaluate_every == 0 || f->run.epoch == o->epochs);
+}
+
+static void judge(fit *f, const mt_epoch_report *report) {
+    mt_fit_report *r = &f->run;
+    int metric = f->options.metric;
+    double value = metric < 0 ? report->eval_loss : report->eval_metrics[metric];
+    double gain = f->options.maximise ? value - r->best : r->best - value;
+    r->is_best = r->evaluated && isfinite(value) && (!r->best_epoch || gain > 0);
+    r->worse += r->evaluated && !r->is_best;
+    if (!r->is_best) return;
+    r->best = value;
+    r->best_epoch = r->epoch;
+    r->worse = 0;
+}
+
+static mt_status end_epoch(fit *f) {
+    mt_epoch_report report = MT_EPOCH_REPORT_INIT;
+    mt_status status = mt_trainer_end_epoch(f->trainer, &report);
+    if (status != MT_OK) return status;
+    report.epoch = f->run.epochs_done = f->run.epoch;
+    judge(f, &report);
+    if (f->run.is_best) status = save(f, f->options.best);
+    if (status == MT_OK) status = save(f, f->options.last);
+    if (status != MT_OK || !f->call.epoch) return status;
+    return told(f->call.epoch(f->call.user, ask(f), &report), "epoch");
+}
+
+/* What earlier calls have left of an epoch is none of this one's. */
+static mt_status begin_epoch(fit *f) {
+    mt_trainer *t = f->trainer;
+    memset(&t->train, 0, sizeof t->train);
+    memset(&t->eval, 0, sizeof t->eval);
+    t->epoch_seconds = 0;
+    t->epoch_peak_bytes = 0;
+    if (f->run.epoch == f->run.epochs_done) f->run.batch = 0;
+    f->run.epoch = f->run.epochs_done + 1;
+    f->run.evaluated = f->run.is_best = 0;
+    if (f->options.shuffle)
+        (void)!mt_fit_order(f->options.seed, f->run.epoch, f->source.samples, f->index);
+    else
+        count_up(0, f->source.samples, f->index);
+    return f->call.begin ? told(f->call.begin(f->call.user, ask(f)), "begin") : MT_OK;
+}
+
+static mt_status train_epoch(fit *f) {
+    mt_status status = begin_epoch(f);
+    while (status == MT_OK && f->run.batch < f->run.batches && !is_stopped(f))
+        status = train_batch(f);
+    if (status != MT_OK || is_stopped(f)) return status;
+    if (is_due(f)) status = evaluate(f);
+    if (status != MT_OK || f->run.end != MT_FIT_RUNNING) return status;
+    return end_epoch(f);
+}
+
+/* Whether the run is over before its next epoch, and why. */
+static int is_over(fit *f) {
+    const uint64_t patience = f->options.patience;
+    if (f->run.epochs_done >= f->options.epochs)
+        f->run.end = MT_FIT_DONE;
+    else if (patience && f->run.worse >= patience)
+        f->run.end = MT_FIT_PATIENCE;
+    if (f->run.end == MT_FIT_DONE || f->run.end == MT_FIT_PATIENCE)
+        f->run.epoch = f->run.epochs_done;
+    return f->run.end != MT_FIT_RUNNING;
+}
+
+static mt_status go(fit *f) {
+    mt_status status = resume(f);
+    while (status == MT_OK && !is_over(f)) status = train_epoch(f);
+    if (status == MT_OK && f->run.end == MT_FIT_STOPPED) status = save(f, f->options.last);
+    return status;
+}
+
+static void give(const fit *f, mt_fit_report *report) {
+    size_t theirs = report->size;
+    memcpy(report, &f->run, mt__min(theirs, sizeof f->run));
+    report->size = mt__min(theirs, sizeof f->run);
+}
+
+mt_status mt_fit(mt_trainer *trainer, const mt_source *source, const mt_fit_options *options,
+                 const mt_fit_callbacks *callbacks, mt_fit_report *report) {
+    fit f = {trainer,
+             MT_SOURCE_INIT,
+             MT_SOURCE_INIT,
+             MT_FIT_OPTIONS_INIT,
+             MT_FIT_CALLBACKS_INIT,
+             MT_SCHEDULE_INIT,
+             0,
+             MT_FIT_REPORT_INIT,
+             NULL,
+             0};
+    mt_status status = mt__check_ready(trainer, "mt_fit");
+    if (status != MT_OK) return status;
+    MT__CHECK(!report || report->size >= sizeof report->size,
+              "mt_fit: report->size is not set; use MT_FIT_REPORT_INIT");
+    status = take_arguments(&f, source, options, callbacks);
+    if (status == MT_OK) status = prepare(&f);
+    if (status != MT_OK) return status;
+    if (f.call.now) f.started = f.call.now(f.call.user);
+    status = go(&f);
+    if (status != MT_OK) f.run.end = MT_FIT_FAILED;
+    mt__free(f.index);
+    if (report) give(&f, report);
+    return status;
+}

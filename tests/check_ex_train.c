@@ -1,0 +1,141 @@
+/*
+ * check_ex_train.c - build/examples/train and build/examples/finetune as a person runs them: what they print and leave
+ * behind, a signal, what does not fit, wrong flags; and that they stay short.
+ */
+#include "cli.h"
+#include "program_path.h"
+#include "suite.h"
+
+#include <memtrain/safetensors.h>
+
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+static char few[CLI_PATH];
+
+static void find(const char *relative, char *path) {
+    char self[CLI_PATH];
+    ck_assert(ex_program_path(NULL, self, sizeof self));
+    ck_assert_msg(ex_find_in_tree(self, relative, path, CLI_PATH), "there is no %s", relative);
+}
+
+/* Two classes of seven pictures. Files are written into the folder of the test. */
+static void set_up(void) {
+    char food[CLI_PATH], command[5 * CLI_PATH];
+    find("examples/data/food", food);
+    snprintf(few, sizeof few, "%.400s/few", cli_root);
+    snprintf(command, sizeof command,
+             "for c in fruit drink; do mkdir -p '%s'/$c && for f in $(ls '%s'/$c | head -7); do "
+             "ln -s '%s'/$c/$f '%s'/$c/; done; done",
+             few, food, food, few);
+    ck_assert_int_eq(system(command), 0);
+    ck_assert_int_eq(chdir(cli_root), 0);
+}
+
+/* A number behind the last of these words. */
+static double number_behind(const char *words) {
+    const char *found = NULL;
+    for (const char *at = cli_out; (at = strstr(at, words)) != NULL; at++) found = at;
+    ck_assert_msg(found != NULL, "'%s' is not in '%s'", words, cli_out);
+    return atof(found + strlen(words));
+}
+
+START_TEST(a_folder_of_pictures) {
+    mt_safetensors *file;
+    EXPECT(0, "--data", few, "--epochs", "3", "--budget", "240MiB");
+    ck_contains(cli_out, "epoch 1  loss ");
+    ck_contains(cli_out, "epoch 3  loss ");
+    ck_contains(cli_out, "validation loss ");
+    ck_contains(cli_out, "\ndone in chunks of ");
+    ck_assert_double_le(number_behind(", peak "), 240);
+    ck_ok(mt_safetensors_open("resnet18.safetensors", &file));
+    mt_safetensors_free(file);
+    ck_ok(mt_safetensors_open("train.ckpt", &file));
+    const char *position = mt_safetensors_metadata(file, "memtrain.extra");
+    ck_contains(position, "\"epochs_done\":3,\"batches_done\":0");
+    mt_safetensors_free(file);
+}
+END_TEST
+
+/* It ends after the step that is under way, and leaves its files. */
+START_TEST(a_signal) {
+    const char *const arguments[] = {"--data", few, "--epochs", "100000", NULL};
+    const struct timespec moment = {0, 20000000};
+    pid_t child = cli_start(arguments);
+    for (int i = 0; i < 6000 && access("train.ckpt", F_OK) != 0; i++) nanosleep(&moment, NULL);
+    ck_assert_int_eq(kill(child, SIGINT), 0);
+    ck_assert_int_eq(cli_finish(child), 0);
+    ck_contains(cli_out, "\nstopped in chunks of ");
+    ck_assert_int_eq(access("resnet18.safetensors", F_OK), 0);
+}
+END_TEST
+
+START_TEST(what_does_not_fit) {
+    EXPECT(3, "--data", few, "--budget", "180MiB");
+    ck_contains(cli_err, "does not fit on cpu");
+    ck_contains(cli_err, "What would make it fit:");
+    EXPECT(3, "--data", few, "--budget", "100MiB"); /* not even the parameters */
+    ck_contains(cli_err, "train: ");
+    ck_assert_int_ne(access("resnet18.safetensors", F_OK), 0);
+}
+END_TEST
+
+START_TEST(flags) {
+    EXPECT(0, "--help");
+    ck_contains(cli_out, "--data DIR");
+    EXPECT(2, "--budget", "much");
+    ck_contains(cli_err, "train: --budget: 'much'");
+    EXPECT(2, "--epochs", "0");
+    ck_contains(cli_err, "train: --epochs: '0'");
+    EXPECT(2, "--data", "/nowhere");
+    ck_contains(cli_err, "train: --data: /nowhere");
+    EXPECT(2, "--batch", "3");
+}
+END_TEST
+
+/* Most digits are told right, guessing: 50 %. */
+START_TEST(even_or_odd) {
+    cli_take_program("finetune");
+    EXPECT(0, "8MiB");
+    ck_contains(cli_out, "digits  epoch 1  loss ");
+    ck_assert_double_ge(number_behind("best accuracy "), 70);
+    ck_assert_int_eq(access("digits.safetensors", F_OK), 0);
+    EXPECT(1, "much");
+    ck_contains(cli_err, "'much'");
+    EXPECT(1, "64KiB");
+    ck_contains(cli_err, "there is no room");
+}
+END_TEST
+
+static const struct {
+    const char *path;
+    int most;
+} lengths[] = {{"examples/train.c", 150}, {"examples/finetune.cpp", 80}};
+
+START_TEST(how_long_they_are) {
+    char path[CLI_PATH];
+    int lines = 0;
+    find(lengths[_i].path, path);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    for (int c; (c = fgetc(file)) != EOF;) lines += c == '\n';
+    fclose(file);
+    ck_assert_int_le(lines, lengths[_i].most);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_train");
+    cli_program = "train";
+    TCase *cases = cli_case(suite, "programs");
+    tcase_add_checked_fixture(cases, set_up, NULL);
+    tcase_add_test(cases, a_folder_of_pictures);
+    tcase_add_test(cases, a_signal);
+    tcase_add_test(cases, what_does_not_fit);
+    tcase_add_test(cases, flags);
+    tcase_add_test(cases, even_or_odd);
+    tcase_add_loop_test(cases, how_long_they_are, 0, LENGTH(lengths));
+    return suite_run(suite);
+}
