@@ -67,7 +67,9 @@ class Backend:
 
     def describe(self):
         norm = self.normalises()
-        self.buffers.take(self.model)
+        for rng, buffers in ((self.rng, self.buffers), (self.chunk_rng, self.chunk_buffers)):
+            rng.take()
+            buffers.take(self.model)
         state = [value for kept in self.optimizer.state.values() if isinstance(kept, dict) for value in kept.values()]
         return {
             "version": torch.__version__, "min_micro_batch": 2 if norm else 1, "normalises_over_batch": norm,
@@ -225,8 +227,14 @@ class Backend:
         return self.count(loss, units, metrics, count, weight)
 
     def evaluate(self, first, count):
-        with torch.no_grad():
-            loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+        """A chunk that is done again draws the same numbers."""
+        self.chunk_rng.take()
+        try:
+            with torch.no_grad():
+                loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+        except BaseException:
+            self.chunk_rng.put_back()
+            raise
         return self.count(float(loss), units, metrics, count, 0.0)
 
     # ---- the update ----------------------------------------------------------------------------------------

@@ -85,6 +85,16 @@ def _stop_counting(number):
     _tell_held()
 
 
+def _rng_of_now():
+    """Some kilobytes, asked for once more where they are refused: nobody else answers for them."""
+    rng = Rng()
+    try:
+        rng.take()
+    except torch.OutOfMemoryError:
+        rng.take()
+    return rng
+
+
 def _check_optimizer(model, optimizer):
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError("optimizer is a %s; accepted: a torch.optim.Optimizer" % type(optimizer).__name__)
@@ -110,6 +120,13 @@ def _check_device(model):
         raise NotImplementedError("the model is on %s; accepted: cpu (docs/python.md says what has run)"
                                   % ", ".join(devices))
     return torch.device("cpu")
+
+
+def _check_gradients(model):
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ValueError("%s is %s(sparse=True), whose gradients are sparse; accepted: dense gradients"
+                             % (name or "model", type(module).__name__))
 
 
 def _check_policy(options):
@@ -149,6 +166,7 @@ class Trainer:
             raise TypeError("loss_fn is a %s; accepted: a function of model and batch" % type(loss_fn).__name__)
         _check_policy(policy)
         _check_optimizer(model, optimizer)
+        _check_gradients(model)
         self._device = _check_device(model)
         if budget is not None or not _native.installed():
             set_budget(budget)
@@ -187,8 +205,7 @@ class Trainer:
     def evaluate(self, *batch):
         """Loss and metrics without gradients, in chunks, with the model in evaluation mode meanwhile."""
         modules = [(module, module.training) for module in self._backend.model.modules()]
-        rng = Rng()
-        rng.take()
+        rng = _rng_of_now()
         self._backend.reset()
         try:
             self._backend.model.eval()
