@@ -139,7 +139,7 @@ class Faults(unittest.TestCase):
         import networks
         import tagger
         torch.manual_seed(0)
-        batch_of = networks.collate([text[:16] for text in networks.Texts(10)])
+        batch_of = networks.collate([networks.Texts(10)[index][:16] for index in range(10)])
         values = tuple(batch_of[key] for key in ("tokens", "padding", "labels"))
 
         def loss_of_tags(model, tokens, padding, labels):

@@ -189,6 +189,24 @@ class Memory(unittest.TestCase):
         self.assertEqual(trainer.step(*batch()).ooms, 0)
         self.assertTrue(kept)
 
+    def test_kept_exception(self):
+        """Whoever keeps an OOM's exception keeps none of the chunk's tensors with it."""
+        kept = []
+
+        def loss_fn(model, x, y):
+            large = torch.empty(MIB)
+            if not kept:
+                try:
+                    torch.empty(1 << 40)
+                except torch.OutOfMemoryError as error:
+                    kept.append(error)
+                    raise
+            return loss_of(model, x, y) + 0 * large[0].nan_to_num()
+        _, _, trainer = trainer_for("sgd", loss_fn, planned_memory=False)
+        before = allocated()
+        self.assertEqual(trainer.step(*batch()).ooms, 1)
+        self.assertLess(allocated(), before + MIB)
+
     def test_error_after_own_handler(self):
         """A refusal in the same chunk does not make an OOM of another error."""
         def loss_fn(model, x, y):

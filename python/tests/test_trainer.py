@@ -82,6 +82,16 @@ class Numbers(Case):
             trainer.step(x)
             self.assertEqual(difference(state_of(model, optimizer), state_of(other, its)), [])
 
+    def test_negative_zero(self):
+        """A sum of gradients of -0.0 is -0.0."""
+        for options in ({}, {"keep_chunks": -1}):
+            model, seen = nn.Linear(3, 1, bias=False), []
+            trainer = memtrain.Trainer(model, lambda m, x: (m.weight * x).sum(), torch.optim.SGD(model.parameters(), 0.1),
+                                       before_update=lambda m: seen.append(m.weight.grad.clone()), **options)
+            trainer.set_chunks(1, 1)
+            trainer.step(torch.full((2, 3), -0.0))
+            self.assertTrue(bool(torch.signbit(seen[0]).all()), seen)
+
     def test_clipping(self):
         values, model = batch(), network()
         optimizer = OPTIMIZERS["sgd"](model.parameters())
