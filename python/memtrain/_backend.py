@@ -123,7 +123,11 @@ class Backend:
         self.before = [p.grad for p in self.all_parameters]
         self.touched = [False] * len(parameters)
         self.reset()
-        self.clear_gradients()
+        try:
+            self.clear_gradients()
+        except BaseException:  # an interrupt: what has not begun is not rolled back
+            self.set_gradients(self.before)
+            raise
 
     def reset(self):
         self.fresh, self.share, self.has_units = True, 0.0, False

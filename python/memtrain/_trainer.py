@@ -206,10 +206,13 @@ class Trainer:
         """Loss and metrics without gradients, in chunks, with the model in evaluation mode meanwhile."""
         modules = [(module, module.training) for module in self._backend.model.modules()]
         rng = _rng_of_now()
-        self._backend.reset()
-        try:
+
+        def evaluate(samples):
+            self._backend.reset()
             self._backend.model.eval()
-            return self._run(self._core.evaluate, batch)
+            return self._core.evaluate(samples)
+        try:
+            return self._run(evaluate, batch)
         finally:
             rng.put_back()
             for module, training in modules:

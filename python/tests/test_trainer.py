@@ -1,5 +1,10 @@
 """Steps of memtrain.Trainer beside those of a plain loop, batches of all kinds, and what a step does with errors."""
 import math
+import os
+import random
+import signal
+import threading
+import time
 import unittest
 from collections import OrderedDict, namedtuple
 
@@ -345,6 +350,48 @@ class Transactions(Case):
             trainer.step(x, y)
         model, _, trainer = trainer_for("sgd", loss_fn)
         self.refused(RuntimeError, "the trainer is busy", trainer.step, *batch())
+
+    def test_evaluation_inside_step(self):
+        """It is refused, and the step goes on with what it has: all training chunks, and modules as they were."""
+        def loss_fn(model, x, y):
+            if asking:
+                self.refused(RuntimeError, "the trainer is busy", trainer.evaluate, x, y)
+            loss = loss_of(model, x, y)
+            return {"loss": loss, "units": len(x), "one": 1.0}
+        states = []
+        for asking in (False, True):
+            model, optimizer, trainer = trainer_for("sgd", loss_fn)
+            seed()
+            trainer.set_chunks(*CHUNKS)
+            self.assertEqual(trainer.step(*batch()).metrics, {"one": 1.0})
+            states.append(state_of(model, optimizer))
+        self.assertEqual(difference(*states), [])
+
+    def test_interrupts(self):
+        """Control-C at any moment: the step is taken, or not."""
+        model, optimizer, trainer = trainer_for("adamw")
+        trainer.step(*batch())
+        moment, ends = random.Random(7), set()
+        for _ in range(60):
+            before = state_of(model, optimizer)
+            timer = threading.Timer(0.03 * moment.random(), os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                try:
+                    timer.start()
+                    trainer.set_chunks(*CHUNKS)
+                    trainer.step(*batch())
+                finally:
+                    timer.cancel()
+                    timer.join()
+                    time.sleep(0)
+            except KeyboardInterrupt:
+                pass
+            after = state_of(model, optimizer)
+            taken = after["0.step"][1] - before["0.step"][1]
+            self.assertIn(taken, (0, 1))
+            self.assertEqual(bool(difference(before, after)), bool(taken))
+            ends.add(taken)
+        self.assertEqual(ends, {0, 1})
 
     def test_evaluation(self):
         """Loss of the whole batch in evaluation mode; modes of modules are put back one by one."""
