@@ -175,10 +175,11 @@ SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torc
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
 NO_TORCH := help clean distclean format check-format data core check-core check-fuzz fuzz check-valgrind \
-    coverage bench-core install-core installcheck-core uninstall dist distcheck check-versions words
+    coverage bench-core install-core installcheck-core uninstall dist distcheck check-versions words \
+    check-python wheel
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
 CC_ALONE := core install-core installcheck-core
-NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words
+NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words check-python wheel
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include $(NOTES)/libtorch.mk
 # Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
@@ -298,7 +299,7 @@ endif
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: all setup core run data check check-core check-torch check-oom check-asan check-tsan
-.PHONY: check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
+.PHONY: check-python wheel check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
 all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## the libraries and the examples (default)
@@ -319,7 +320,8 @@ data: ## fetch the pictures that those in examples/data were taken from (130 MB)
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
-    setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_range.sh setup/check_readme.sh
+    setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_python_package.sh setup/check_range.sh \
+    setup/check_readme.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
@@ -340,6 +342,13 @@ longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LO
 
 check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(beside_card))) $(if $(SUITES),,$(STATIC))
+
+check-python: ## the package for Python's own torch, and the libraries from ctypes where they are built (PYTHON=DIR/bin/python3)
+	@PYTHON='$(PYTHON)' sh setup/check_python_package.sh
+	@PYTHON='$(PYTHON)' LIB='$(LIB)' CC='$(CC)' sh setup/check_python.sh
+
+wheel: ## the package for the torch of PYTHON, in build/wheels-python
+	$(Q)$(PYTHON) -m pip wheel --no-build-isolation --no-deps -w build/wheels-python ./python
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
 QUICK := check_shim_step check_shim_state check_shim_amp check_shim_errors check_shim_checkpointing \

@@ -153,7 +153,9 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     mt_policy *p = policy;
     mt__kind *k = mt__policy_current(p, own.mode);
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
-    if (own.attempt <= 1 || p->step.moved_on) p->step.trouble = (mt__trouble){0, 0, 0, 0};
+    /* An update that runs out of memory takes the chunks before it back, so the step has not moved on. */
+    int moved_on = p->step.moved_on && own.phase != MT_PHASE_APPLY;
+    if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, 0, 0, 0};
     p->step.moved_on = 0;
     /* A user is told of what the smallest chunk needs, not of the last resorts after it. */
     if (!p->step.goes_alone && !p->step.try_size) {

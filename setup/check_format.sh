@@ -13,7 +13,7 @@ fi
 version=$("$format" --version | sed 's/.*version \([0-9]*\).*/\1/')
 
 sources() {
-    find include libmemtrain libmemtrain_memory shim examples tests -type f \
+    find include libmemtrain libmemtrain_memory shim examples tests python/src -type f \
         \( -name '*.c' -o -name '*.h' -o -name '*.cpp' -o -name '*.hpp' \) 2>/dev/null | LC_ALL=C sort
 }
 

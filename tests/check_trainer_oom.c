@@ -293,6 +293,23 @@ START_TEST(explained_without_evidence) {
 }
 END_TEST
 
+/* Chunks that went through are taken back with the update that did not: the step has not moved on, and gives up. */
+START_TEST(update_that_never_fits) {
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    fake_options options = fits(64);
+    mt_trainer *trainer;
+
+    options.keep = options.tells_gradients = 1;
+    policy.keep_chunks = MT_KEEP_ALWAYS;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 36, 1);
+    fake_fail_kind_for_ever(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
+    step_fails(trainer, 36, 2, MT_EDEVMEM);
+    ck_assert_uint_le(fake.kind_calls[FAKE_APPLY], 17);
+    done(trainer);
+}
+END_TEST
+
 /* What the allocator holds beside tensors is in the way of a chunk as well. */
 START_TEST(explained_with_a_cache) {
     fake_options options = fits(12);
@@ -552,6 +569,7 @@ static Suite *suite_trainer_oom(void) {
     tcase_add_loop_test(memory, explained_budget_is_the_least_of_all_rungs, 0, 2);
     tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
     tcase_add_test(memory, explained_with_a_cache);
+    tcase_add_test(memory, update_that_never_fits);
     tcase_add_test(memory, explained_for_given_chunks);
     tcase_add_test(memory, fixed_micro_batch_does_not_fit);
     tcase_add_test(memory, hog_comes_and_goes);

@@ -1,0 +1,28 @@
+"""A classifier of pictures: ResNet-18, a DataLoader, SGD with momentum and StepLR."""
+import memtrain
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from networks import Pictures, resnet18
+
+
+def main():
+    torch.manual_seed(0)
+    model = resnet18(classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    loader = DataLoader(Pictures(96), batch_size=32, shuffle=True, num_workers=2)
+    trainer = memtrain.Trainer(model, lambda model, x, y: F.cross_entropy(model(x), y), optimizer, budget="300MiB")
+    for epoch in range(2):
+        model.train()
+        total = 0.0
+        for x, y in loader:
+            total += trainer.step(x, y).loss * len(x)
+        scheduler.step()
+        print("epoch %d  loss %.4f" % (epoch + 1, total / len(loader.dataset)))
+    print(trainer.report())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""PyTorch training inside a memory budget.
+
+    trainer = memtrain.Trainer(model, loss_fn, optimizer, budget="6GiB")
+    for x, y in loader:
+        report = trainer.step(x, y)
+
+docs/python.md says what has been run, and what has not.
+"""
+import torch  # noqa: F401, its libraries come first
+
+from . import _native
+from ._helpers import OutOfMemory
+from ._trainer import Report, Trainer, memory, set_budget
+
+__version__ = _native.version
+__all__ = ["OutOfMemory", "Report", "Trainer", "memory", "set_budget"]

@@ -1,0 +1,287 @@
+"""The backend of a trainer: the parts of a step, as memtrain/backend.h says what each promises."""
+import math
+from collections.abc import Mapping
+
+import torch
+
+from ._helpers import forget
+from ._undo import Buffers, OptimizerState, Rng
+
+
+def _as_number(what, value):
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError("loss_fn returned %s of shape %s; accepted: one number" % (what, tuple(value.shape)))
+        return float(value.detach())
+    if isinstance(value, (bool, int, float)):
+        return float(value)
+    raise TypeError("loss_fn returned %s of type %s; accepted: a number" % (what, type(value).__name__))
+
+
+def read_output(output):
+    """The loss, the units or None, and the metrics, of what loss_fn has returned."""
+    units, metrics = None, {}
+    if isinstance(output, Mapping):
+        if "loss" not in output:
+            raise ValueError("loss_fn returned a dict without 'loss', with %s" % sorted(map(str, output)))
+        metrics = {key: value for key, value in output.items() if key not in ("loss", "units")}
+        units, output = output.get("units"), output["loss"]
+    elif isinstance(output, tuple):
+        if len(output) != 2:
+            raise ValueError("loss_fn returned a tuple of %d; accepted: (loss, units)" % len(output))
+        output, units = output
+    if not isinstance(output, torch.Tensor):
+        raise TypeError("loss_fn returned a loss of type %s; accepted: a tensor" % type(output).__name__)
+    if output.numel() != 1:
+        raise ValueError("loss_fn returned a loss of shape %s; accepted: one number, the mean over the chunk"
+                         % (tuple(output.shape),))
+    if units is not None:
+        units = _as_number("units", units)
+        if not (units >= 0 and math.isfinite(units)):
+            raise ValueError("loss_fn returned units %g; accepted: a number, at least 0" % units)
+    return output, units, {str(key): _as_number("metric %r" % key, value) for key, value in metrics.items()}
+
+
+class Backend:
+    def __init__(self, model, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch, apply_not_finite):
+        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self.clip_norm, self.before_update = clip_norm, before_update
+        self.needs_whole_batch, self.apply_not_finite = needs_whole_batch, apply_not_finite
+        self.core = self.batch = self.undo = None
+        self.rng, self.chunk_rng = Rng(), Rng()
+        self.buffers, self.chunk_buffers = Buffers(), Buffers()
+        self.parameters, self.all_parameters, self.sums = self.find_parameters(), [], None
+        self.before, self.touched, self.versions = [], [], []
+        self.fresh, self.share, self.has_units = True, 0.0, False
+        self.units, self.metric_sums = 0.0, {}
+
+    # ---- what the model is ---------------------------------------------------------------------------------
+
+    def find_parameters(self):
+        """Those that the optimiser updates and that train."""
+        return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+    def normalises(self):
+        norm = torch.nn.modules.batchnorm._BatchNorm
+        return any(isinstance(m, norm) and m.training for m in self.model.modules())
+
+    def describe(self):
+        norm = self.normalises()
+        for rng, buffers in ((self.rng, self.buffers), (self.chunk_rng, self.chunk_buffers)):
+            rng.take()
+            buffers.take(self.model)
+        state = [value for kept in self.optimizer.state.values() if isinstance(kept, dict) for value in kept.values()]
+        return {
+            "version": torch.__version__, "min_micro_batch": 2 if norm else 1, "normalises_over_batch": norm,
+            "needs_whole_batch": self.needs_whole_batch,
+            "parameter_bytes": sum(p.nbytes for p in self.model.parameters()),
+            "gradient_bytes": sum(p.nbytes for p in self.parameters),
+            "optimizer_bytes": sum(value.nbytes for value in state if isinstance(value, torch.Tensor)),
+            "buffer_bytes": self.buffers.bytes(),
+        }
+
+    def shape(self):
+        modes = [module.training for module in self.model.modules()]
+        trains = [p.requires_grad for p in self.model.parameters()]
+        return self.batch.shape((modes, trains))
+
+    def is_finite(self):
+        with torch.no_grad():
+            return all(bool(torch.isfinite(p).all()) for p in self.parameters)
+
+    # ---- gradients -----------------------------------------------------------------------------------------
+
+    def hold_gradients(self, on):
+        self.sums = self.make_sums(self.find_parameters()) if on else None
+
+    @staticmethod
+    def make_sums(parameters):
+        return [torch.empty_like(p, requires_grad=False) for p in parameters]
+
+    def set_gradients(self, gradients):
+        for parameter, gradient in zip(self.all_parameters, gradients):
+            parameter.grad = gradient
+
+    def clear_gradients(self):
+        for parameter in self.all_parameters:
+            parameter.grad = None
+
+    def begin(self):
+        parameters, sums = self.find_parameters(), self.sums
+        if list(map(id, parameters)) != list(map(id, self.parameters)) and sums is not None:
+            self.sums = sums = None
+            sums = self.make_sums(parameters)
+        self.rng.take()
+        self.buffers.take(self.model)
+        with torch.no_grad():
+            for total in sums or []:
+                total.fill_(-0.0)  # added to it, each number stays what it is, -0.0 too
+        self.parameters, self.sums = parameters, sums
+        inside = set(map(id, parameters))
+        self.all_parameters = parameters + [p for p in self.model.parameters() if id(p) not in inside]
+        self.versions = [p._version for p in self.all_parameters]
+        self.before = [p.grad for p in self.all_parameters]
+        self.touched = [False] * len(parameters)
+        self.reset()
+        try:
+            self.clear_gradients()
+        except BaseException:  # an interrupt: what has not begun is not rolled back
+            self.set_gradients(self.before)
+            raise
+
+    def reset(self):
+        self.fresh, self.share, self.has_units = True, 0.0, False
+        self.units, self.metric_sums = 0.0, {}
+
+    def mark(self):
+        if not self.fresh:
+            self.chunk_rng.take()
+            self.chunk_buffers.take(self.model)
+
+    def rewind(self):
+        self.clear_gradients()
+        (self.buffers if self.fresh else self.chunk_buffers).put_back()
+        (self.rng if self.fresh else self.chunk_rng).put_back()
+
+    def rollback(self):
+        if self.undo is not None:
+            self.undo.put_back()
+            self.undo = None
+        self.buffers.put_back()
+        self.rng.put_back()
+        self.set_gradients(self.before)
+        self.reset()
+
+    # ---- a chunk -------------------------------------------------------------------------------------------
+
+    def check_unwritten(self):
+        self.batch.check_unwritten()
+        if [p._version for p in self.all_parameters] == self.versions:
+            return
+        for name, parameter in self.model.named_parameters():
+            place = [i for i, p in enumerate(self.all_parameters) if p is parameter]
+            if place and parameter._version != self.versions[place[0]]:
+                raise ValueError("loss_fn writes to the parameter %s, which a step that is taken back could not undo: "
+                                 "do it after trainer.step()" % name)
+
+    def tell_gradients(self):
+        """Has the recording of a chunk know its gradients. Returns what ends it."""
+        def tell(parameter):
+            self.core.tell_gradient(parameter.grad.data_ptr())
+        hooks = [p.register_post_accumulate_grad_hook(tell) for p in self.parameters]
+        return lambda: [hook.remove() for hook in hooks]
+
+    def backward(self, loss, weight):
+        if not loss.requires_grad:
+            raise ValueError("the loss has no graph: it was detached, computed without gradients, or from nothing that "
+                             "trains")
+        stop = self.tell_gradients() if self.core is not None and self.core.is_recording() else None
+        try:
+            (loss * weight).backward()
+        finally:
+            if stop:
+                stop()
+
+    def add_gradients(self, apart):
+        """The chunk's gradients are added to the sums, or are there already; without sums they stay where they are."""
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.layout != torch.strided:
+                raise NotImplementedError("a gradient is %s, of a parameter of shape %s; accepted: dense gradients"
+                                          % (gradient.layout, tuple(parameter.shape)))
+            if self.sums is None:
+                self.touched[index] = True
+            elif not apart:
+                self.touched[index] |= gradient._version > self.sum_versions[index]
+            else:
+                self.sums[index].add_(gradient)
+                self.touched[index] = True
+
+    def count(self, loss, units, metrics, samples, weight):
+        over = samples if units is None else units
+        self.share += weight
+        self.units += over
+        if over:
+            for name, value in metrics.items():
+                self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value * over
+        return (loss * over if over else 0.0), float(over)
+
+    def accumulate(self, first, count, weight, marked):
+        apart = marked or self.sums is None
+        self.set_gradients([None] * len(self.all_parameters))
+        if not apart:
+            self.set_gradients(self.sums)
+            self.sum_versions = [total._version for total in self.sums]
+        with torch.enable_grad():
+            loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+            if units is not None:
+                self.has_units = True
+                weight *= units / count
+            if weight:
+                self.backward(loss, weight)
+        loss = float(loss.detach())
+        self.check_unwritten()
+        with torch.no_grad():
+            self.add_gradients(apart)
+        if self.sums is not None:
+            self.clear_gradients()
+        self.fresh = False
+        return self.count(loss, units, metrics, count, weight)
+
+    def evaluate(self, first, count):
+        """A chunk that is done again draws the same numbers."""
+        self.chunk_rng.take()
+        try:
+            with torch.no_grad():
+                loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+        except BaseException:
+            self.chunk_rng.put_back()
+            raise
+        return self.count(float(loss), units, metrics, count, 0.0)
+
+    # ---- the update ----------------------------------------------------------------------------------------
+
+    def gather_gradients(self):
+        """Each parameter that a chunk has reached gets its sum; of units, divided by what they add up to."""
+        sums = self.sums or [p.grad for p in self.parameters]
+        self.clear_gradients()
+        for parameter, total, touched in zip(self.parameters, sums, self.touched):
+            parameter.grad = total if touched else None
+            if touched and self.has_units:
+                total.div_(self.share)
+
+    def clip(self):
+        """The norm of the gradient where it is wanted, before clipping."""
+        if self.clip_norm is None:
+            return math.nan
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm))
+
+    def keep_for_update(self):
+        try:
+            return OptimizerState(self.optimizer)
+        except torch.OutOfMemoryError as error:
+            line = str(error).split("\n")[0]
+            forget(error)
+        raise torch.OutOfMemoryError(line + ", for the copy of parameters and optimiser state that an update is taken "
+                                     "back with (fused=True does without)")
+
+    def apply(self):
+        with torch.no_grad():
+            self.gather_gradients()
+            norm = self.clip()
+        if self.before_update is not None:
+            self.before_update(self.model)
+        if not (math.isfinite(norm) or self.clip_norm is None or self.apply_not_finite):
+            self.rollback()
+            self.clear_gradients()
+            return norm, True
+        self.undo = self.keep_for_update()
+        self.optimizer.step()
+        self.undo, self.before = None, []
+        self.clear_gradients()
+        return norm, False
+
+    def means(self):
+        return {name: total / self.units for name, total in self.metric_sums.items()}

@@ -1,0 +1,81 @@
+"""A batch: tensors in tuples, lists and dicts, nested in any way, whose dimension 0 is the samples."""
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+
+def _walk(value, path, found):
+    """Adds the tensors of a part to found, as (path, tensor)."""
+    if isinstance(value, torch.Tensor):
+        found.append((path, value))
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            _walk(part, "%s[%r]" % (path, key), found)
+    elif isinstance(value, (tuple, list)):
+        for index, part in enumerate(value):
+            _walk(part, "%s[%d]" % (path, index), found)
+    elif not (value is None or isinstance(value, (bool, int, float))):
+        raise TypeError("%s is a %s; accepted: tensors in tuples, lists and dicts, numbers and None"
+                        % (path, type(value).__name__))
+
+
+def _cut(value, first, count):
+    """The same part with these samples of its tensors alone."""
+    if isinstance(value, torch.Tensor):
+        return value.narrow(0, first, count)
+    if isinstance(value, Mapping):
+        return {key: _cut(part, first, count) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cut(part, first, count) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_cut(part, first, count) for part in value)
+    return value
+
+
+def _number(key):
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+
+
+class Batch:
+    """The arguments of a step, checked: as many samples in each tensor, all on the model's device."""
+
+    def __init__(self, values, device):
+        self.values, self.parts = values, []
+        _walk(values, "batch", self.parts)
+        if not self.parts:
+            raise ValueError("the batch has no tensor, so no samples")
+        for path, tensor in self.parts:
+            self._check(path, tensor, device)
+        self.count = self.parts[0][1].shape[0]
+        if self.count == 0:
+            raise ValueError("the batch has 0 samples")
+        self._versions = [tensor._version for _, tensor in self.parts]
+
+    def _check(self, path, tensor, device):
+        if tensor.device != device:
+            raise ValueError("the model is on %s and %s on %s; accepted: one device" % (device, path, tensor.device))
+        if tensor.layout != torch.strided:
+            raise ValueError("%s is %s; accepted: dense tensors" % (path, tensor.layout))
+        if tensor.dim() == 0:
+            raise ValueError("%s has no dimension of samples; what a chunk needs beside them loss_fn may capture" % path)
+        first, own = self.parts[0], tensor.shape[0]
+        if own != first[1].shape[0]:
+            raise ValueError("%s has %d samples and %s has %d; accepted: as many in dimension 0 of each"
+                             % (first[0], first[1].shape[0], path, own))
+
+    def cut(self, first, count):
+        return _cut(self.values, first, count)
+
+    def check_unwritten(self):
+        """A chunk that is done again must find what it found the first time."""
+        for (path, tensor), version in zip(self.parts, self._versions):
+            if tensor._version != version:
+                raise ValueError("loss_fn writes to %s, which a step that is done again would read: write to a copy" % path)
+
+    def shape(self, beside):
+        """Two numbers and a length, as mt_shape has them. beside: what a chunk's memory depends on, too."""
+        each = [(tensor.dtype, tuple(tensor.shape[1:])) for _, tensor in self.parts]
+        length = sum(tensor[:1].numel() for _, tensor in self.parts)
+        family = [(dtype, len(sizes)) for dtype, sizes in each]
+        return _number((each, beside)), _number((family, beside)), length

@@ -1,0 +1,172 @@
+"""Every request for memory of a step fails in turn, once and for good."""
+import copy
+import os
+import sys
+import unittest
+
+import torch
+
+import memtrain
+from memtrain import _native
+
+import subjects
+from subjects import OPTIMIZERS, batch, difference, seed, state_of
+
+SLOW = os.environ.get("MT_TEST_SLOW") == "1"
+CHUNKS = (4, 3, 3)
+
+
+class Subject:
+    """A trainer that can be put back to where it was: before its first step, or behind it."""
+
+    def __init__(self, name, first, network=None, **options):
+        """network: model, loss_fn and values; else a small one."""
+        self.model, self.loss_fn, self.values = network or (subjects.network(), subjects.noisy_loss, batch())
+        self.name, self.first, self.options = name, first, options
+        self.optimizer = OPTIMIZERS[name](self.model.parameters())
+        seed()
+        if not first:
+            subjects.plain_step(self.model, self.optimizer, self.loss_fn, self.values, CHUNKS)
+        self.optimizer.zero_grad()
+        self.weights = copy.deepcopy(self.model.state_dict())
+        self.state = copy.deepcopy(self.optimizer.state_dict())
+        self.groups = [dict(g) for g in self.optimizer.param_groups]
+
+    def start(self):
+        """As it was, with a new trainer."""
+        self.model.load_state_dict(self.weights)
+        if self.first:
+            self.optimizer.state.clear()
+        else:
+            self.optimizer.load_state_dict(copy.deepcopy(self.state))
+        seed()
+        self.trainer = memtrain.Trainer(self.model, self.loss_fn, self.optimizer, "256MiB", **self.options)
+
+    def step(self, nth, persistent, chunks=CHUNKS):
+        """The state after a step whose nth request fails; requests, those that failed, and the error."""
+        if chunks:
+            self.trainer.set_chunks(*chunks)
+        error = report = None
+        _native.inject(nth, persistent)
+        try:
+            report = self.trainer.step(*self.values)
+        except memtrain.OutOfMemory as raised:
+            error = str(raised)
+        requests, failed = _native.injected()
+        _native.inject(0, False)
+        return state_of(self.model, self.optimizer), requests, failed, error, report
+
+
+class Faults(unittest.TestCase):
+    def setUp(self):
+        self.quiet = subjects.Quiet()
+        self.quiet.__enter__()
+
+    def tearDown(self):
+        _native.inject(0, False)
+        self.quiet.__exit__()
+
+    def loop(self, subject, stride, persistent, chunks=CHUNKS):
+        """Returns how many requests failed, and were told."""
+        subject.start()
+        before = state_of(subject.model, subject.optimizer)
+        expected, requests, _, error, report = subject.step(0, False, chunks)
+        self.assertIsNone(error)
+        self.assertGreater(requests, 50)
+        tried = 0
+        for nth in range(1, requests + 1, 1 if SLOW else stride):
+            subject.start()
+            allocated = memtrain.memory()["allocated_bytes"]
+            after, _, failed, error, report = subject.step(nth, persistent, chunks)
+            what = "%s, request %d of %d" % (subject.name, nth, requests)
+            self.assertGreaterEqual(failed, 1, what)
+            if persistent:
+                self.assertIsNotNone(error, what)
+                self.assertEqual(difference(before, after), [], what)
+                self.assertTrue(all(p.grad is None for p in subject.model.parameters()), what)
+                self.assertLessEqual(memtrain.memory()["allocated_bytes"], allocated, what)
+            else:
+                self.assertIsNone(error, what)
+                self.assertEqual(report.ooms, 1, what)
+                self.assertEqual(difference(expected, after) if chunks else [], [], what)
+            tried += 1
+        return tried
+
+    def test_each_request_once(self):
+        """The step recovers, and its bits are those of a step that met no fault."""
+        for name in OPTIMIZERS:
+            for first in (True, False):
+                with self.subTest(optimizer=name, first=first):
+                    self.assertGreater(self.loop(Subject(name, first), 5 if name == "adamw" else 29, False), 5)
+
+    def test_each_request_for_good(self):
+        """The step gives up, and all is as before it, also where the optimiser had begun."""
+        for name in OPTIMIZERS:
+            for first in (True, False):
+                with self.subTest(optimizer=name, first=first):
+                    self.assertGreater(self.loop(Subject(name, first), 11 if name == "adamw" else 47, True), 5)
+
+    def test_without_marks(self):
+        """Gradients are added in place, and an OOM costs the step."""
+        subject = Subject("sgd", False, keep_chunks=-1)
+        self.loop(subject, 5, False)
+        self.loop(subject, 11, True)
+
+    def test_heap(self):
+        subject = Subject("adamw", False, planned_memory=False)
+        self.loop(subject, 11, False)
+
+    def test_chosen_chunks(self):
+        """Chunks are the policy's, recordings included: what went through is what a replay of its chunks makes."""
+        subject = Subject("adamw", False)
+        subject.start()
+        _, requests, _, _, _ = subject.step(0, False, None)
+        for nth in range(1, requests + 1, 1 if SLOW else 23):
+            subject.start()
+            after, _, _, error, report = subject.step(nth, False, None)
+            self.assertIsNone(error)
+            subject.start()
+            expected, _, _, _, _ = subject.step(0, False, report.chunks)
+            self.assertEqual(difference(expected, after), [], "request %d, chunks %s" % (nth, report.chunks))
+
+    def test_whole_batch(self):
+        """One chunk, whose gradients stay where they are made when memory is short."""
+        self.loop(Subject("sgd", False), 5, False, (10,))
+
+    def test_examples(self):
+        """The networks of the examples, with fewer and smaller samples."""
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
+        import networks
+        import tagger
+        torch.manual_seed(0)
+        batch_of = networks.collate([networks.Texts(10)[index][:16] for index in range(10)])
+        values = tuple(batch_of[key] for key in ("tokens", "padding", "labels"))
+
+        def loss_of_tags(model, tokens, padding, labels):
+            loss, _ = tagger.loss_of(model, {"tokens": tokens, "padding": padding, "labels": labels})
+            return loss
+        tagging = networks.Tagger(words=4000, layers=2), loss_of_tags, values
+        pictures = networks.resnet18(5), subjects.loss_of, batch(10, 32)
+        for name, network in (("adamw", tagging), ("sgd", pictures)):
+            with self.subTest(optimizer=name):
+                self.assertGreater(self.loop(Subject(name, False, network), 307, False), 1)
+                self.assertGreater(self.loop(Subject(name, False, network), 907, True), 0)
+
+    def test_evaluation(self):
+        subject = Subject("sgd", False, (subjects.network(), subjects.loss_of, batch()))
+        subject.start()
+        before, expected = state_of(subject.model, subject.optimizer), subject.trainer.evaluate(*subject.values).loss
+        _native.inject(0, False)
+        subject.trainer.evaluate(*subject.values)
+        requests, _ = _native.injected()
+        for nth in range(1, requests + 1):
+            subject.start()
+            _native.inject(nth, False)
+            report = subject.trainer.evaluate(*subject.values)
+            _native.inject(0, False)
+            self.assertAlmostEqual(report.loss, expected, 5)
+            self.assertEqual(difference(before, state_of(subject.model, subject.optimizer)), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

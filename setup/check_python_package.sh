@@ -1,0 +1,53 @@
+#!/bin/sh
+# The package memtrain (python/), built against Python's own torch into build/python as pip does it, and its tests.
+# MT_TEST_SLOW=1 has every request of each step fail, TESTS="test_trainer test_memory" runs these alone. Skipped where
+# Python has no torch of a version that is supported, or nothing to build with.
+set -eu
+PYTHON=${PYTHON:-python3} OUT=build/python
+
+skip() {
+    echo "SKIP: python package: $1"
+    exit 0
+}
+
+command -v "$PYTHON" >/dev/null 2>&1 || skip "there is no $PYTHON"
+# A path of one's own stays one's own when the folder changes.
+PYTHON=$(command -v "$PYTHON")
+case $PYTHON in
+/*) ;;
+*) PYTHON=$PWD/$PYTHON ;;
+esac
+"$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' ||
+    skip "$PYTHON has no torch"
+version=$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null) ||
+    skip "the torch of $PYTHON cannot be loaded"
+minor=$(echo "$version" | sed -n 's/^\(2\.[0-9]*\)\..*/\1/p')
+sed -n 's/^\(2\.[0-9]*\) .*/\1/p' setup/libtorch.txt | grep -qx "$minor" ||
+    skip "torch $version is none of those that are supported (setup/libtorch.txt)"
+"$PYTHON" -c 'import setuptools, pip' 2>/dev/null || skip "$PYTHON has no pip, or no setuptools"
+
+rm -rf $OUT.new
+if ! CFLAGS="${CFLAGS:-} -Werror" CXXFLAGS="${CXXFLAGS:-} -Werror" "$PYTHON" -m pip --disable-pip-version-check install \
+    --quiet --no-build-isolation --no-deps --target $OUT.new ./python >build/python.log 2>&1; then
+    tail -n 30 build/python.log
+    echo "FAIL python package: it cannot be built against torch $version (build/python.log)"
+    exit 1
+fi
+rm -rf $OUT
+mv $OUT.new $OUT
+
+# Threads of OpenMP's that spin wait for each other where other programs run.
+OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD/$OUT${PYTHONPATH:+:$PYTHONPATH}
+export OMP_WAIT_POLICY PYTHONDONTWRITEBYTECODE PYTHONPATH
+cd python/tests
+failed=0
+for test in ${TESTS:-$(ls test_*.py | sed 's/\.py$//')}; do
+    if "$PYTHON" -m unittest "$test" >"../../build/python_$test.log" 2>&1; then
+        echo "ok python package $test (torch $version): $(grep '^Ran' "../../build/python_$test.log")"
+    else
+        cat "../../build/python_$test.log"
+        echo "FAIL python package $test (torch $version)"
+        failed=1
+    fi
+done
+exit $failed
