@@ -467,9 +467,8 @@ mt_status mt_policy_observe_seconds(mt_policy *policy, mt_mode mode, size_t samp
     MT__CHECK(samples > 0, "mt_policy_observe_seconds: samples is 0");
     mt_policy *p = policy;
     if (!(seconds > 0) || !isfinite(seconds)) return MT_OK;
-    mt__kind *k = mt__policy_current(p, mode);
-    if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_observe_seconds: out of host memory");
+    mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs); /* there since it was planned */
     p->seconds += seconds;
-    if (!p->options.deterministic) mt__kind_note_time(k, samples, seconds);
+    if (k && !p->options.deterministic) mt__kind_note_time(k, samples, seconds);
     return MT_OK;
 }

@@ -170,6 +170,9 @@ START_TEST(seconds_that_come_later) {
     ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0);
     ck_ok(mt_policy_observe_seconds(policy, MT_TRAIN, 8, 0.25));
     ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0.25);
+    ck_ok(mt_policy_begin(policy, &(mt_shape){.id = 5})); /* of which nothing was planned */
+    ck_ok(mt_policy_observe_seconds(policy, MT_TRAIN, 8, 0.25));
+    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0);
     ck_status(mt_policy_observe_seconds(NULL, MT_TRAIN, 8, 1), MT_EINVAL);
     ck_status(mt_policy_observe_seconds(policy, (mt_mode)9, 8, 1), MT_EINVAL);
     ck_status(mt_policy_observe_seconds(policy, MT_TRAIN, 0, 1), MT_EINVAL);
