@@ -16,6 +16,9 @@
 #include <ATen/ops/_convolution.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <memtrain/safetensors.h>
@@ -684,6 +687,100 @@ START_TEST(every_request_fails) {
 }
 END_TEST
 
+/* ---- the test device's own promises ---- */
+
+namespace {
+
+/* Two streams of the card, a tensor of 1 MiB on it, and one in pinned memory. */
+struct Streams {
+    c10::Device device{suite_device()};
+    c10::impl::VirtualGuardImpl guard{device.type()};
+    c10::Stream side = c10::Stream(c10::Stream::DEFAULT, device);
+    at::Tensor there, pinned = at::ones({MiB / 4});
+    Streams() {
+        ck_ok(mt_torch_init(nullptr));
+        side = guard.getStreamFromGlobalPool(device);
+        there = at::zeros({MiB / 4}, at::device(device));
+        pinned = pinned.pin_memory();
+        guard.synchronizeDevice(0);
+    }
+    at::Tensor copied() const {
+        c10::StreamGuard on(side);
+        return pinned.to(device, /*non_blocking=*/true);
+    }
+    uint64_t time() const {
+        guard.synchronizeDevice(0);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        return clock.host;
+    }
+};
+
+} // namespace
+
+/* A kernel and a copy of another stream take their time beside each other, and one after the other where an event says so. */
+START_TEST(streams_beside_each_other) {
+    const mt_card_costs costs = {1, 1000, 800, 10};
+    Streams streams;
+    mt_card_start_clock(&costs);
+    at::Tensor copied = streams.copied();
+    streams.there.add_(1);
+    ck_assert_uint_eq(streams.time(), 1 + 1000 + 10);
+
+    mt_card_start_clock(&costs);
+    copied = streams.copied();
+    c10::Event event(streams.device.type());
+    event.record(streams.side);
+    event.block(streams.guard.getStream(streams.device));
+    copied.add_(1);
+    ck_assert(!event.query());
+    ck_assert_uint_eq(streams.time(), 800 + 1000 + 10);
+    ck_assert(event.query());
+    ck_assert_double_eq(copied[0].item().toDouble(), 2.0);
+}
+END_TEST
+
+/* A stream that has not waited for what another one was given finds nothing there yet, and the test device says so. */
+START_TEST(forgotten_events) {
+    std::string words;
+    Streams streams;
+    at::Tensor copied = streams.copied();
+    try {
+        copied.add_(1);
+    } catch (const c10::Error &error) {
+        words = error.what();
+    }
+    ck_contains(words.c_str(), "has not waited for it");
+}
+END_TEST
+
+/* Memory that another stream uses is given to nobody until that one is through, where it was said to be used there. */
+START_TEST(memory_that_another_stream_uses) {
+    for (bool is_told : {true, false}) {
+        const mt_card_costs costs = {0, 1000, 800, 0};
+        Streams streams;
+        at::Tensor host = at::zeros({MiB / 4}).pin_memory();
+        c10::Event event(streams.device.type());
+        mt_card_start_clock(&costs);
+        streams.there.fill_(3);
+        event.record(streams.guard.getStream(streams.device));
+        event.block(streams.side);
+        {
+            c10::StreamGuard on(streams.side);
+            host.copy_(streams.there, /*non_blocking=*/true);
+        }
+        if (is_told)
+            streams.guard.recordDataPtrOnStream(streams.there.storage().data_ptr(), streams.side);
+        const void *before = streams.there.const_data_ptr();
+        streams.there = at::Tensor();
+        streams.there = at::zeros({MiB / 4}, at::device(streams.device));
+        ck_assert_int_eq(streams.there.const_data_ptr() == before, !is_told);
+        ck_assert_uint_eq(streams.time(), 2000); /* of two kernels, the copy beside the second */
+        ck_assert_int_eq(host[0].item().toDouble() == 3.0, is_told);
+    }
+}
+END_TEST
+
 namespace {
 
 /* Under a sanitizer its own library has to come first. */
@@ -759,6 +856,9 @@ int main(int, char **argv) {
         tcase_add_test(cases, one_process_tells_of_shared_cards);
         tcase_add_test(cases, dlpack);
         tcase_add_test(cases, convolution_of_a_graph);
+        tcase_add_test(cases, streams_beside_each_other);
+        tcase_add_test(cases, forgotten_events);
+        tcase_add_test(cases, memory_that_another_stream_uses);
     }
     return suite_run(suite);
 }
