@@ -14,6 +14,8 @@
 
 #include <ATen/DLConvertor.h>
 #include <ATen/ops/_convolution.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/Event.h>
@@ -687,6 +689,116 @@ START_TEST(every_request_fails) {
 }
 END_TEST
 
+/*
+ * Chunks are copied while the card computes those before, so that slow copies cost a step of eight that of the first chunk. Numbers
+ * are those of copies that cost nothing; no more than two chunks are on the card, and the host waits for the card no more often.
+ */
+START_TEST(copies_beside_kernels) {
+    uint64_t time = 0, kernels = 0;
+    size_t peaks[2];
+    std::string hashes[2];
+    for (bool is_slow : {false, true}) {
+        Loop loop(0.5, true);
+        for (int i = 0; i < 2; i++) loop.step();
+        mt_card_counters before = counters();
+        const mt_card_costs costs = {10, 1000, is_slow ? uint64_t{8000} << 10 : 0, 0};
+        mt_card_start_clock(&costs);
+        ck_ok(mt_torch_seed(7));
+        ck_ok(mt_device_reset_peak(suite_device()));
+        loop.step();
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 2);
+        ck_assert_uint_eq(counters().event_waits - before.event_waits, 6);
+        hashes[is_slow] = loop.trainer.hash();
+        peaks[is_slow] = memory_on(suite_device()).peak_bytes;
+        kernels = clock.kernels;
+        time = clock.host;
+        if (is_slow) ck_assert_uint_gt(clock.to_card, 8 * 10000);
+    }
+    ck_assert_uint_le(time, kernels + 20000);
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_eq(peaks[0], peaks[1]);
+}
+END_TEST
+
+/* The CPU's budget knows of the pinned memory: two slots, each a power of two above 2 x 3 x 8 x 8 floats and 2 labels. */
+START_TEST(pinned_memory_is_counted) {
+    size_t before = cpu_memory().allocated_bytes, with_slots = 0;
+    {
+        Loop loop(0.0, true);
+        size_t empty = cpu_memory().allocated_bytes;
+        loop.step();
+        with_slots = cpu_memory().allocated_bytes;
+        ck_assert_uint_eq(with_slots - empty, 2 * 2048);
+        loop.step();
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, with_slots);
+    }
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before);
+}
+END_TEST
+
+/* Of the first step, in which slots are made. */
+START_TEST(every_request_of_a_first_step) {
+    uint64_t failed = 1, n = 0;
+    std::string wanted;
+    while (failed) {
+        Batch batch(8);
+        Trainer trainer(options_of(MT_SGD));
+        std::string before = trainer.hash();
+        ck_ok(mt_inject_oom(n, 0));
+        mt_status status = train(trainer, batch);
+        mt_injected(nullptr, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        if (failed) {
+            ck_status(status, MT_EDEVMEM);
+            ck_assert(trainer.hash() == before);
+            ck_ok(train(trainer, batch));
+        }
+        if (!n) wanted = trainer.hash();
+        ck_assert_msg(trainer.hash() == wanted, "request %llu", static_cast<unsigned long long>(n));
+        failed |= !n++;
+    }
+    ck_assert_uint_gt(n, 30);
+}
+END_TEST
+
+/* A batch that is pinned, on the card, in another order or of nothing gives the numbers of a plain one. */
+START_TEST(batches_of_each_kind) {
+    ck_ok(mt_torch_init(nullptr));
+    at::Tensor rows = at::arange(32, at::kFloat).reshape({8, 4});
+    const at::Tensor batches[] = {rows,
+                                  rows.pin_memory(),
+                                  rows.to(c10::Device(suite_device())),
+                                  rows.t().contiguous().t(),
+                                  rows.repeat({2, 1}).slice(0, 0, 16, 2),
+                                  rows.clone().requires_grad_(true)};
+    for (const at::Tensor &batch : batches) {
+        std::vector<at::Tensor> chunks;
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        policy.micro_batch = 2;
+        own.policy = &policy;
+        memtrain::Trainer trainer(
+            memtrain::model(std::make_shared<Half>(), {},
+                            [&](Half &half, const memtrain::Tensors &tensors) {
+                                chunks.push_back(tensors[0].detach().clone());
+                                ck_assert_int_eq(tensors[1].size(1), 0);
+                                at::Tensor sum = at::mul(half.weight, tensors[0]).sum();
+                                return memtrain::Output{sum, {}};
+                            }),
+            options_of(MT_SGD), &own);
+        for (int i = 0; i < 4; i++) {
+            chunks.clear();
+            (void)trainer.step({batch, at::ones({batch.size(0), 0})});
+            at::Tensor seen = at::cat(chunks).cpu();
+            ck_assert(seen.equal(batch.detach().cpu()));
+        }
+    }
+}
+END_TEST
+
 /* ---- the test device's own promises ---- */
 
 namespace {
@@ -856,6 +968,10 @@ int main(int, char **argv) {
         tcase_add_test(cases, one_process_tells_of_shared_cards);
         tcase_add_test(cases, dlpack);
         tcase_add_test(cases, convolution_of_a_graph);
+        tcase_add_test(cases, copies_beside_kernels);
+        tcase_add_test(cases, pinned_memory_is_counted);
+        tcase_add_test(cases, every_request_of_a_first_step);
+        tcase_add_test(cases, batches_of_each_kind);
         tcase_add_test(cases, streams_beside_each_other);
         tcase_add_test(cases, forgotten_events);
         tcase_add_test(cases, memory_that_another_stream_uses);
