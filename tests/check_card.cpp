@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <optional>
 
 #include <libgen.h>
 #include <sys/wait.h>
@@ -18,6 +19,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -799,6 +802,111 @@ START_TEST(batches_of_each_kind) {
 }
 END_TEST
 
+namespace {
+
+/* Eight layers of 512 numbers, of which each saves some that are large enough to be put away. */
+struct Chain : torch::nn::Module {
+    std::vector<nn::Linear> linears;
+    Chain() {
+        for (int i = 0; i < 8; i++)
+            linears.push_back(register_module("linear" + std::to_string(i), nn::Linear(512, 512)));
+    }
+};
+
+struct ChainLoop {
+    memtrain::Tensors batch;
+    std::optional<memtrain::Trainer> trainer;
+    explicit ChainLoop(int offload) {
+        mt_torch_options options = options_of(MT_SGD);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        options.offload = offload;
+        policy.micro_batch = 4;
+        own.policy = &policy;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_seed(3));
+        batch = {at::randn({16, 512})};
+        trainer.emplace(memtrain::model(std::make_shared<Chain>(), {},
+                                        [](Chain &net, const memtrain::Tensors &tensors) {
+                                            at::Tensor x = tensors[0];
+                                            for (nn::Linear &linear : net.linears)
+                                                x = at::sigmoid(linear->forward(x));
+                                            return memtrain::Output{x.square().mean(), {}};
+                                        }),
+                        options, &own);
+    }
+    std::string hash() const {
+        char hash[65];
+        ck_ok(mt_torch_state_sha256(trainer->torch(), hash));
+        return hash;
+    }
+};
+
+} // namespace
+
+/* Saved tensors go out and come back while the card computes: slow copies cost little time, and change no bit. */
+START_TEST(offload_beside_kernels) {
+    uint64_t times[2];
+    std::string hashes[2];
+    for (int offload : {MT_OFFLOAD_NEVER, MT_OFFLOAD_HOST}) {
+        const mt_card_costs costs = {10, 1000, uint64_t{1500} << 7,
+                                     10}; /* 1500 a tensor of 8 KiB */
+        ChainLoop loop(offload);
+        for (int i = 0; i < 3; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_counters before = counters();
+        mt_card_start_clock(&costs);
+        for (int i = 0; i < 2; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 4);
+        times[offload != MT_OFFLOAD_NEVER] = clock.host;
+        hashes[offload != MT_OFFLOAD_NEVER] = loop.hash();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_le(times[1], times[0] + times[0] / 8);
+}
+END_TEST
+
+/* What was changed in place keeps the numbers that were saved once it is out, which is when two others have followed it. */
+START_TEST(changed_once_it_is_out) {
+    ck_ok(mt_torch_init(nullptr));
+    auto options = at::device(c10::Device(suite_device()));
+    for (bool others_follow : {true, false}) {
+        at::Tensor sum, x = at::ones({64, 512}, options).requires_grad_(true), wanted;
+        bool is_changed = false;
+        auto body = [&] {
+            at::Tensor y = x.exp();
+            sum = (y * y).sum();
+            if (others_follow) sum = sum + x.sin().tanh().tanh().tanh().sum();
+            c10::NoGradGuard no_graph;
+            if (is_changed) y.add_(1);
+        };
+        auto call = [](void *user) {
+            (*static_cast<decltype(body) *>(user))();
+            return MT_OK;
+        };
+        body();
+        sum.backward();
+        wanted = x.grad();
+        x.mutable_grad() = at::Tensor();
+        is_changed = true;
+        ck_ok(mt_offload(suite_device(), MT_OFFLOAD_HOST, nullptr, call, &body));
+        std::string words;
+        try {
+            sum.backward();
+            ck_assert(x.grad().equal(wanted));
+        } catch (const c10::Error &error) {
+            words = error.what();
+        }
+        if (others_follow)
+            ck_assert_str_eq(words.c_str(), "");
+        else
+            ck_contains(words.c_str(), "was on its way to the host");
+    }
+}
+END_TEST
+
 /* ---- the test device's own promises ---- */
 
 namespace {
@@ -972,6 +1080,8 @@ int main(int, char **argv) {
         tcase_add_test(cases, pinned_memory_is_counted);
         tcase_add_test(cases, every_request_of_a_first_step);
         tcase_add_test(cases, batches_of_each_kind);
+        tcase_add_test(cases, offload_beside_kernels);
+        tcase_add_test(cases, changed_once_it_is_out);
         tcase_add_test(cases, streams_beside_each_other);
         tcase_add_test(cases, forgotten_events);
         tcase_add_test(cases, memory_that_another_stream_uses);

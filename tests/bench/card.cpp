@@ -4,6 +4,8 @@
  *
  *   waits     times that the host waits for the card, and questions to its driver
  *   staging   a chunk's copy takes a quarter of the time of its kernels: the step against its kernels alone
+ *   offload   what goes out takes as long as the kernels of the forward pass, and as long to come back: a step whose saved
+ *             tensors wait on the host against one without
  *
  * No card has been asked. The test device has to be loaded before everything else, so the program starts itself again.
  */
@@ -57,11 +59,12 @@ struct Taken {
 
 class Loop {
 public:
-    Loop() : batch_{at::randn({chunk * chunks, width})} {
+    explicit Loop(int offload) : batch_{at::randn({chunk * chunks, width})} {
         mt_torch_options options = memtrain::sgd(0.01);
         mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
         mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
         options.device = "cuda";
+        options.offload = offload;
         policy.micro_batch = chunk;
         own.policy = &policy;
         trainer_.emplace(
@@ -89,6 +92,16 @@ public:
         return taken;
     }
 
+    /* MiB that a step copies to the host. */
+    double out() { return static_cast<double>(step({0, 0, 1000000, 0}).clock.to_host) / 1e6; }
+
+    /* Kernels of the forward passes of all chunks. */
+    uint64_t forward_kernels() {
+        uint64_t before = counters().kernels;
+        (void)trainer_->evaluate(batch_);
+        return counters().kernels - before;
+    }
+
 private:
     memtrain::Tensors batch_;
     std::optional<memtrain::Trainer> trainer_;
@@ -113,7 +126,7 @@ bool print(const char *row, double ratio, double most, const Taken &taken) {
 }
 
 bool waits() {
-    Taken taken = Loop().step({});
+    Taken taken = Loop(MT_OFFLOAD_NEVER).step({});
     bool holds = taken.waits <= 2 && taken.questions == 0;
     std::printf("card      waits    waits=%llu (at most 2)  questions=%llu (0)%s\n",
                 static_cast<unsigned long long>(taken.waits),
@@ -122,12 +135,21 @@ bool waits() {
 }
 
 bool staging() {
-    Loop loop;
+    Loop loop(MT_OFFLOAD_NEVER);
     double mib = static_cast<double>(chunk * chunks * width) * sizeof(float) / MiB;
     double kernels = static_cast<double>(loop.step({}).kernels * kernel);
     Taken taken = loop.step(costs_of(kernels / 4 / mib));
     double ratio = static_cast<double>(taken.clock.host) / static_cast<double>(taken.clock.kernels);
     return print("staging", ratio, 1.05, taken);
+}
+
+bool offload() {
+    Loop without(MT_OFFLOAD_NEVER), with(MT_OFFLOAD_HOST);
+    double kernels = static_cast<double>(without.forward_kernels() * kernel);
+    mt_card_costs costs = costs_of(kernels / with.out());
+    Taken taken = with.step(costs);
+    double plain = static_cast<double>(without.step(costs).clock.host);
+    return print("offload", static_cast<double>(taken.clock.host) / plain, 1.1, taken);
 }
 
 /* Returns where it cannot be done. */
@@ -152,5 +174,6 @@ int main(int, char **argv) {
     memtrain::must(mt_device_set_budget("cuda", size_t{1} << 30));
     bool holds = waits();
     holds &= staging();
+    holds &= offload();
     return !holds;
 }
