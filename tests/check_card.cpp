@@ -26,6 +26,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <memtrain/processes.h>
 #include <memtrain/safetensors.h>
 #include <memtrain/tensor.h>
 #include <memtrain/trainer.hpp>
@@ -907,6 +908,58 @@ START_TEST(changed_once_it_is_out) {
 }
 END_TEST
 
+namespace {
+
+/* 36 MiB, three pieces of a sum. */
+struct Long : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({9 << 20}));
+};
+
+/* Another process that has the same numbers; how many copies have been given when the pieces of a gradient are summed. */
+struct Twin {
+    std::vector<uint64_t> copies;
+    template <class Number> static mt_status sum(void *self, Number *values, size_t n) {
+        if (n > 1000) static_cast<Twin *>(self)->copies.push_back(counters().to_host);
+        for (size_t i = 0; i < n; i++) values[i] *= 2;
+        return MT_OK;
+    }
+};
+
+} // namespace
+
+/* While a piece is summed the next one is on its way, and none is lost or taken twice. */
+START_TEST(sums_of_processes) {
+    Twin twin;
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    group.self = &twin;
+    group.count = 2;
+    group.sum_floats = &Twin::sum<float>;
+    group.sum_doubles = &Twin::sum<double>;
+    mt_torch_options options = options_of(MT_SGD);
+    options.processes = &group;
+    ck_ok(mt_torch_init(nullptr));
+    auto net = std::make_shared<Long>();
+    memtrain::Trainer trainer(
+        memtrain::model(net, {},
+                        [](Long &self, const memtrain::Tensors &batch) {
+                            at::Tensor mean = self.weight.mean();
+                            return memtrain::Output{mean * batch[0].mean(), {}};
+                        }),
+        options);
+    for (int i = 0; i < 2; i++) {
+        at::Tensor before = net->weight.detach().clone();
+        twin.copies.clear();
+        (void)trainer.step({at::full({2, 1}, 1e6)});
+        ck_assert_uint_eq(twin.copies.size(), 3);
+        ck_assert_uint_eq(twin.copies[1] - twin.copies[0], 1);
+        ck_assert_uint_eq(twin.copies[2] - twin.copies[1], 0);
+        at::Tensor change = (net->weight.detach() - before).cpu();
+        ck_assert_double_lt(change[0].item().toDouble(), 0.0);
+        ck_assert_double_eq(change.min().item().toDouble(), change.max().item().toDouble());
+    }
+}
+END_TEST
+
 /* ---- the test device's own promises ---- */
 
 namespace {
@@ -1082,6 +1135,7 @@ int main(int, char **argv) {
         tcase_add_test(cases, batches_of_each_kind);
         tcase_add_test(cases, offload_beside_kernels);
         tcase_add_test(cases, changed_once_it_is_out);
+        tcase_add_test(cases, sums_of_processes);
         tcase_add_test(cases, streams_beside_each_other);
         tcase_add_test(cases, forgotten_events);
         tcase_add_test(cases, memory_that_another_stream_uses);
