@@ -665,8 +665,8 @@ $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A)
 
 -include $(patsubst %,$(OBJ)/card_$(1)/%.d,$(CARD_SRC))
 endef
-# It starts itself again with the test device.
-$(BUILD)/tests/check_card: | $(if $(filter Darwin,$(OS)),,$(foreach card,cuda xpu mps,$(call card_so,$(card))))
+# They start themselves again with the test device.
+$(BUILD)/tests/check_card $(BUILD)/tests/bench/card: | $(if $(filter Darwin,$(OS)),,$(foreach card,cuda xpu mps,$(call card_so,$(card))))
 
 $(eval $(call card_rules,cuda,CUDA))
 $(eval $(call card_rules,xpu,XPU,-DCARD_IS_XPU))

@@ -444,8 +444,12 @@ size_t peak() noexcept {
 
 void hold(size_t bytes) noexcept {
     static std::atomic<size_t> held{0};
-    size_t before = held.exchange(bytes);
-    size_t now = used.fetch_add(bytes - before) + bytes - before; /* modulo 2^64 */
+    hold_more(static_cast<ptrdiff_t>(bytes - held.exchange(bytes)));
+}
+
+void hold_more(ptrdiff_t bytes) noexcept {
+    size_t more = static_cast<size_t>(bytes);
+    size_t now = used.fetch_add(more) + more; /* modulo 2^64 */
     raise(highest, now);
     raise(highest_in_call, now);
 }

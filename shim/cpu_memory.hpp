@@ -44,6 +44,9 @@ void reset_peak() noexcept;
 /* So many bytes in use are no tensors, from now on. */
 void hold(size_t bytes) noexcept;
 
+/* And so many more, or less, that this library has beside tensors. */
+void hold_more(ptrdiff_t bytes) noexcept;
+
 /* The same for one call: the second mark lets a chunk be measured inside a longer stretch. */
 size_t call_peak() noexcept;
 void reset_call_peak() noexcept;

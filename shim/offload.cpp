@@ -82,17 +82,26 @@ public:
     /* common: that of another view of the same storage, or NULL. */
     Packed(std::shared_ptr<Offload> offload, const at::Tensor &tensor,
            std::shared_ptr<CommonStorage> common);
-    ~Packed() { offload_->remove(bytes_); }
+    ~Packed();
     Packed(const Packed &) = delete;
     Packed &operator=(const Packed &) = delete;
 
     /* out_new: whether it had to be read. */
     at::Tensor unpack(bool *out_new);
 
+    /* It begins to come back before it is asked for, where it can. */
+    void fetch_ahead();
+    bool is_coming() const { return coming_.defined(); }
+
+    /* What came back by itself is kept until another one is asked for: nodes that saved the same follow each other. */
+    void let_go() { here_.reset(); }
+
     const std::shared_ptr<CommonStorage> &common() const { return common_; }
+    size_t turn = 0; /* the how manieth of its chunk */
 
 private:
     at::Tensor make_room() const;
+    at::Tensor bring();
 
     std::shared_ptr<Offload> offload_;
     std::vector<int64_t> sizes_, strides_;
@@ -102,6 +111,7 @@ private:
     std::unique_ptr<Stored> kept_;
     size_t bytes_;
     WeakStorage unpacked_ = no_storage(); /* where it is, while somebody uses it */
+    at::Tensor coming_, here_;
 };
 
 Packed::Packed(std::shared_ptr<Offload> offload, const at::Tensor &tensor,
@@ -131,14 +141,39 @@ at::Tensor Packed::make_room() const {
     return tensor_over(storage, offset_, sizes_, strides_, options_);
 }
 
+Packed::~Packed() {
+    if (coming_.defined()) (void)guard([&] { kept_->end(); });
+    offload_->remove(bytes_);
+}
+
+void Packed::fetch_ahead() {
+    if (is_coming() || unpacked_.lock() || !kept_->comes_by_itself()) return;
+    at::Tensor tensor = make_room();
+    kept_->begin(tensor);
+    coming_ = std::move(tensor);
+}
+
+at::Tensor Packed::bring() {
+    at::Tensor tensor = kept_->still_there();
+    if (tensor.defined()) return tensor;
+    if (is_coming()) {
+        kept_->end();
+        return std::exchange(coming_, {});
+    }
+    tensor = make_room();
+    kept_->read(tensor);
+    return tensor;
+}
+
 at::Tensor Packed::unpack(bool *out_new) {
     c10::Storage storage(unpacked_.lock());
     *out_new = !storage;
     if (storage) return tensor_over(storage, offset_, sizes_, strides_, options_);
     auto start = std::chrono::steady_clock::now();
-    at::Tensor tensor = make_room();
-    kept_->read(tensor);
+    at::Tensor tensor = bring();
+    offset_ = tensor.storage_offset();
     unpacked_ = tensor.storage().getWeakStorageImpl();
+    if (kept_->comes_by_itself()) here_ = tensor;
     offload_->add_unpacked(seconds_of(start));
     return tensor;
 }
@@ -264,6 +299,8 @@ std::shared_ptr<Packed> SavedTensors::pack(const at::Tensor &tensor) {
         return packed;
     }
     packed = std::make_shared<Packed>(offload_, tensor, common_of(tensor));
+    packed->turn = order_.size();
+    order_.push_back(packed);
     views_of(tensor).emplace_back(tensor, packed);
     return packed;
 }
@@ -277,7 +314,19 @@ at::Tensor SavedTensors::unpack(const std::shared_ptr<Packed> &packed) {
     bool is_new = false;
     at::Tensor tensor = packed->unpack(&is_new).variable_data();
     if (is_new) views_of(tensor).emplace_back(tensor, packed);
+    note_last(packed);
     return tensor;
+}
+
+/* The backward pass asks in the reverse order, so the one before is next. */
+void SavedTensors::note_last(const std::shared_ptr<Packed> &packed) {
+    std::shared_ptr<Packed> last = last_.lock(), coming = coming_.lock(), next;
+    if (last && last != packed) last->let_go();
+    last_ = packed;
+    if (coming && coming->is_coming()) return;
+    for (size_t i = packed->turn; i-- > 0 && !next;) next = order_[i].lock();
+    if (next) next->fetch_ahead();
+    coming_ = next;
 }
 
 /* ---- the hooks ---- */

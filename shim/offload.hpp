@@ -96,6 +96,7 @@ private:
     std::vector<SavedView> &views_of(const at::Tensor &tensor);
     std::shared_ptr<Packed> find(const at::Tensor &tensor);
     std::shared_ptr<CommonStorage> common_of(const at::Tensor &tensor);
+    void note_last(const std::shared_ptr<Packed> &packed);
 
     std::shared_ptr<Offload> offload_;
     c10::DeviceType device_;
@@ -103,6 +104,8 @@ private:
     std::unordered_set<const c10::StorageImpl *> left_alone_;
     std::mutex mutex_;
     std::unordered_map<const c10::StorageImpl *, SavedStorage> known_;
+    std::vector<std::weak_ptr<Packed>> order_; /* in which they were packed */
+    std::weak_ptr<Packed> last_, coming_;      /* that was asked for; that is fetched ahead */
 };
 
 /* While it lives, what autograd saves on this thread goes there; NULL: it stays where it is. */

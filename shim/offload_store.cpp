@@ -17,6 +17,7 @@
 
 #include "cpu_memory.hpp"
 #include "guard.hpp"
+#include "offload_lane.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -51,7 +52,7 @@ public:
     explicit OnHost(const at::Tensor &tensor) : bytes_(tensor.nbytes()) {
         bytes_.like(tensor).copy_(tensor);
     }
-    void read(const at::Tensor &to) const override { to.copy_(bytes_.like(to)); }
+    void read(const at::Tensor &to) override { to.copy_(bytes_.like(to)); }
 
 private:
     HostBytes bytes_;
@@ -61,8 +62,24 @@ class HostStore final : public Store {
 public:
     bool takes(c10::ScalarType dtype) const override { return c10::isFloatingType(dtype); }
     std::unique_ptr<Stored> keep(const at::Tensor &tensor) override {
+        bool is_dense = tensor.is_non_overlapping_and_dense();
+        std::shared_ptr<Lane> lane = is_dense ? lane_of(tensor.device()) : nullptr;
+        if (lane) return lane->send(tensor);
         return std::make_unique<OnHost>(tensor);
     }
+
+private:
+    /* That of the first device that is asked for; NULL for others. */
+    std::shared_ptr<Lane> lane_of(const c10::Device &device) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!is_open_ && !device.is_cpu()) lane_ = Lane::open(device);
+        is_open_ |= !device.is_cpu();
+        return lane_ && lane_->device() == device ? lane_ : nullptr;
+    }
+
+    std::mutex mutex_;
+    bool is_open_ = false; /* or was not to be opened */
+    std::shared_ptr<Lane> lane_;
 };
 
 /* ---- bf16 ---- */
@@ -70,7 +87,7 @@ public:
 class AsBfloat16 final : public Stored {
 public:
     explicit AsBfloat16(const at::Tensor &tensor) : packed_(tensor.to(at::kBFloat16)) {}
-    void read(const at::Tensor &to) const override { to.copy_(packed_); }
+    void read(const at::Tensor &to) override { to.copy_(packed_); }
 
 private:
     at::Tensor packed_;
@@ -197,7 +214,7 @@ public:
             write(bytes.data(), tensor.nbytes());
         }
     }
-    void read(const at::Tensor &to) const override {
+    void read(const at::Tensor &to) override {
         const Spool &spool = extent_.spool();
         if (is_one_piece(to)) return spool.read(to.data_ptr(), to.nbytes(), extent_.offset());
         HostBytes bytes(to.nbytes());

@@ -19,7 +19,18 @@ public:
     virtual ~Stored() = default;
 
     /* Writes them into a tensor of the same shape, whatever its strides. */
-    virtual void read(const at::Tensor &to) const = 0;
+    virtual void read(const at::Tensor &to) = 0;
+
+    /* The tensor itself, where it is not gone from its device yet; else none. */
+    virtual at::Tensor still_there() { return {}; }
+
+    /*
+     * Whether they can be written while the device computes: from begin() on, and what the device is given after end() finds
+     * them there. The tensor is not to be freed in between.
+     */
+    virtual bool comes_by_itself() { return false; }
+    virtual void begin(const at::Tensor &to) { read(to); }
+    virtual void end() {}
 };
 
 /* Any thread. What fails is thrown: a refused request as libtorch's OOM, a file's error as Failure. */

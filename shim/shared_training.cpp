@@ -5,15 +5,17 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "device_memory.hpp"
 #include "flat.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
 namespace {
 
-/* Numbers that go through a buffer at a time. */
-constexpr int64_t slice = 1 << 18;
+/* Numbers that go through a buffer at a time, and bytes through a pinned one. */
+constexpr int64_t slice = 1 << 18, pinned_bytes = 16 << 20;
 
 /* A tensor's memory from its first number to its last, whatever the order of its strides. */
 at::Tensor row_of(const at::Tensor &tensor) {
@@ -97,6 +99,41 @@ void SharedTraining::sum_slices(const at::Tensor &row, std::vector<Number> &buff
     }
 }
 
+/*
+ * Two pieces are under way: one comes from the card while the one before is summed, and goes back without being waited for. The
+ * card does these copies in the order in which they are given, so that what comes into a buffer comes after what left it.
+ */
+template <class Number> void SharedTraining::sum_pinned(const at::Tensor &row) {
+    auto type = row.device().type();
+    int64_t total = row.numel(), most = pinned_bytes / static_cast<int64_t>(sizeof(Number));
+    c10::Stream stream = c10::impl::VirtualGuardImpl(type).getStream(row.device());
+    c10::Event come[2] = {c10::Event(type), c10::Event(type)};
+    auto on_card = [&](int64_t first) {
+        return row.narrow(0, first, std::min(most, total - first));
+    };
+    auto on_host = [&](int64_t first) {
+        return at::from_blob(pinned_[first / most % 2].data(), {std::min(most, total - first)},
+                             at::dtype(c10::CppTypeToScalarType<Number>::value));
+    };
+    auto fetch = [&](int64_t first) {
+        on_host(first).copy_(on_card(first), /*non_blocking=*/true);
+        come[first / most % 2].record(stream);
+    };
+    if (sent_) sent_->synchronize();
+    for (int64_t i = 0; i < std::min<int64_t>(2, (total + most - 1) / most); i++)
+        pinned_[i].need(static_cast<size_t>(std::min(most, total)) * sizeof(Number));
+    fetch(0);
+    for (int64_t first = 0; first < total; first += most) {
+        at::Tensor piece = on_host(first);
+        if (first + most < total) fetch(first + most);
+        come[first / most % 2].synchronize();
+        sum(piece.mutable_data_ptr<Number>(), static_cast<size_t>(piece.numel()));
+        on_card(first).copy_(piece, /*non_blocking=*/true);
+    }
+    sent_.emplace(type);
+    sent_->record(stream);
+}
+
 void SharedTraining::sum(const at::Tensor &tensor) {
     c10::NoGradGuard no_grad;
     if (!tensor.is_non_overlapping_and_dense()) {
@@ -114,6 +151,8 @@ void SharedTraining::sum(const at::Tensor &tensor) {
         sum(row.mutable_data_ptr<float>(), count);
     else if (row.is_cpu() && type == at::kDouble)
         sum(row.mutable_data_ptr<double>(), count);
+    else if (has_pinned_memory(row.device()))
+        is_small ? sum_pinned<float>(row) : sum_pinned<double>(row);
     else if (is_small)
         sum_slices(row, floats_);
     else

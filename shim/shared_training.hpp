@@ -7,11 +7,15 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <vector>
+
+#include <c10/core/Event.h>
 
 #include <memtrain/processes.h>
 #include <memtrain/torch.h>
 
+#include "pinned.hpp"
 #include "tensor.hpp"
 
 namespace memtrain::shim {
@@ -65,11 +69,14 @@ private:
     void tell(const std::exception_ptr &reason);
     bool is_equal(uint64_t number);
     template <class Number> void sum_slices(const at::Tensor &row, std::vector<Number> &buffer);
+    template <class Number> void sum_pinned(const at::Tensor &row);
 
     mt_process_group group_;
     std::vector<float> floats_;
     std::vector<double> doubles_;
-    std::vector<double> received_; /* by slot: of how many processes */
+    Pinned pinned_[2];
+    std::optional<c10::Event> sent_; /* back to the card: the last piece */
+    std::vector<double> received_;   /* by slot: of how many processes */
 };
 
 /* Throws Failure unless the group can be that of an mt_torch. */

@@ -13,6 +13,7 @@
 #include "guard.hpp"
 #include "init.hpp"
 #include "lend.hpp"
+#include "staging.hpp"
 
 namespace memtrain::shim {
 
@@ -105,32 +106,52 @@ TemporaryHandle::~TemporaryHandle() {
 
 namespace {
 
+at::Tensor part_of(const mt_torch_batch &batch, size_t i, size_t first, size_t count) {
+    return batch.tensors[i]->tensor.narrow(0, static_cast<int64_t>(first),
+                                           static_cast<int64_t>(count));
+}
+
+bool is_staged(const at::Tensor &part, const Placement &to) {
+    return to.staging && part.is_cpu() && !part.requires_grad() && !part.is_inference();
+}
+
+std::unique_ptr<Staged> stage(const mt_torch_batch &batch, size_t first, size_t count,
+                              const Placement &to) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < batch.count; i++) {
+        at::Tensor part = part_of(batch, i, first, count);
+        if (is_staged(part, to)) bytes += Staged::room(part);
+    }
+    return bytes ? std::make_unique<Staged>(*to.staging, bytes) : nullptr;
+}
+
+} // namespace
+
 /*
- * CUDA and XPU copy from pinned memory alone without waiting; libtorch keeps that until the copy is through. Elsewhere the host
- * waits: MPS would read the caller's own memory later, and what comes from a card would be read before it is there.
+ * Where nothing is staged the host waits, unless the memory is pinned, which libtorch keeps until the copy is through: MPS would
+ * read the caller's own memory later, and what comes from a card would be read before it is there.
  */
-at::Tensor placed(const at::Tensor &part, const Placement &to) {
+at::Tensor Chunk::placed(const at::Tensor &part, const Placement &to) {
     at::MemoryFormat order = to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
                                                                  : at::MemoryFormat::Preserve;
     bool is_uncounted = part.is_inference() && !to.only_counted;
     if (to.device.card || is_uncounted) return part.clone(order).to(at::device(to.device.where));
+    if (staged_ && is_staged(part, to)) return staged_->send(part, order);
     bool goes_on = part.is_cpu() && has_pinned_memory(to.device);
     at::Tensor from = goes_on ? part.pin_memory() : part;
     return from.to(at::device(to.device.where), /*non_blocking=*/goes_on, /*copy=*/false, order);
 }
 
-} // namespace
-
-Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Placement &to) {
+Chunk::Chunk(const mt_torch_batch &batch, size_t first, size_t count, const Placement &to)
+    : staged_(stage(batch, first, count, to)) {
     for (size_t i = 0; i < batch.count; i++) {
-        at::Tensor part = batch.tensors[i]->tensor.narrow(0, static_cast<int64_t>(first),
-                                                          static_cast<int64_t>(count));
-        part = placed(part, to);
+        at::Tensor part = placed(part_of(batch, i, first, count), to);
         tensors_[i].tensor = part.requires_grad() || to.only_counted ? part : part.variable_data();
         given_[i] = tensors_[i].tensor;
         versions_[i] = version_of(given_[i]);
         handles_[i] = &tensors_[i];
     }
+    if (staged_) staged_->finish();
     /* Registered last: a constructor that throws has no destructor to take handles back. */
     for (; count_ < batch.count; count_++) {
         if (mt__handle_add(handles_[count_], MT__KIND_TENSOR)) continue;

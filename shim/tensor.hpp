@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,18 +90,22 @@ private:
     std::vector<mt_tensor *> pointers_;
 };
 
+class StagingSlots;
+class Staged;
+
 /* Where the tensors of a chunk are to be, and how they lie there. */
 struct Placement {
     Device device;
     bool channels_last; /* those of four dimensions */
     bool only_counted =
         false; /* nothing but their units is asked for, so that none is worth a copy */
+    StagingSlots *staging = nullptr; /* by which they get there, or none */
 };
 
 /*
  * Samples [first, first + count) of the batch's tensors as handles, on the device. On the CPU they
- * are views of the caller's memory, unless their order is another one. The copy to CUDA goes by pinned
- * memory, so the next one is staged while the card computes; to a simulated card it is a copy in the host's
+ * are views of the caller's memory, unless their order is another one. Those for CUDA are staged while the card
+ * computes (staging.hpp); to a simulated card it is a copy in the host's
  * memory. Version counters are the chunk's own, so that it knows who has written to it; a tensor of inference mode
  * has none, and is copied.
  */
@@ -118,6 +123,9 @@ public:
     size_t written() const;
 
 private:
+    at::Tensor placed(const at::Tensor &part, const Placement &to);
+
+    std::unique_ptr<Staged> staged_;   /* or none */
     at::Tensor given_[MT_TENSORS_MAX]; /* as they were made, whatever becomes of the handles */
     uint32_t versions_[MT_TENSORS_MAX];
     mt_tensor tensors_[MT_TENSORS_MAX];

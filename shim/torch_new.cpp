@@ -377,6 +377,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->optimizer->lay_out(device);
     torch->canary.lay_out(device);
     torch->pending.lay_out(device, model->metrics.size());
+    torch->staging = StagingSlots::open(device);
     if (options.processes && options.processes->count > 1) share(*torch, *options.processes);
     torch->written.follow(distinct(parameters_of(*model)));
     torch->buffers.take(*model);

@@ -23,6 +23,7 @@
 #include "segment_choice.hpp"
 #include "shared_training.hpp"
 #include "snapshot.hpp"
+#include "staging.hpp"
 #include "written.hpp"
 
 namespace memtrain::shim {
@@ -117,6 +118,7 @@ struct mt_torch {
     std::string poison; /* what lost the state */
     memtrain::shim::Canary canary;
     memtrain::shim::Pending pending; /* figures of chunks of the step that were not waited for */
+    std::unique_ptr<memtrain::shim::StagingSlots> staging; /* of batches to its home, or none */
 
     mt_torch_batch batch = MT_TORCH_BATCH_INIT; /* of the current step, borrowed */
     size_t samples = 0;
@@ -154,7 +156,10 @@ struct mt_torch {
      */
     double divisor() const { return model->loss_units ? share : 1.0; }
 
-    memtrain::shim::Placement placement() const { return {device, options.channels_last != 0}; }
+    memtrain::shim::Placement placement() const {
+        return {device, options.channels_last != 0, false,
+                device.is_cpu() ? nullptr : staging.get()};
+    }
 
     /* Parameters, gradients, optimiser state and buffers: what is there between steps. */
     size_t resident_bytes() const {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <optional>
 
 #include <libgen.h>
 #include <sys/wait.h>
@@ -14,10 +15,18 @@
 
 #include <ATen/DLConvertor.h>
 #include <ATen/ops/_convolution.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <memtrain/processes.h>
 #include <memtrain/safetensors.h>
 #include <memtrain/tensor.h>
 #include <memtrain/trainer.hpp>
@@ -684,6 +693,367 @@ START_TEST(every_request_fails) {
 }
 END_TEST
 
+/*
+ * Chunks are copied while the card computes those before, so that slow copies cost a step of eight that of the first chunk. Numbers
+ * are those of copies that cost nothing; no more than two chunks are on the card, and the host waits for the card no more often.
+ */
+START_TEST(copies_beside_kernels) {
+    uint64_t time = 0, kernels = 0;
+    size_t peaks[2];
+    std::string hashes[2];
+    for (bool is_slow : {false, true}) {
+        Loop loop(0.5, true);
+        for (int i = 0; i < 2; i++) loop.step();
+        mt_card_counters before = counters();
+        const mt_card_costs costs = {10, 1000, is_slow ? uint64_t{8000} << 10 : 0, 0};
+        mt_card_start_clock(&costs);
+        ck_ok(mt_torch_seed(7));
+        ck_ok(mt_device_reset_peak(suite_device()));
+        loop.step();
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 2);
+        ck_assert_uint_eq(counters().event_waits - before.event_waits, 6);
+        hashes[is_slow] = loop.trainer.hash();
+        peaks[is_slow] = memory_on(suite_device()).peak_bytes;
+        kernels = clock.kernels;
+        time = clock.host;
+        if (is_slow) ck_assert_uint_gt(clock.to_card, 8 * 10000);
+    }
+    ck_assert_uint_le(time, kernels + 20000);
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_eq(peaks[0], peaks[1]);
+}
+END_TEST
+
+/* The CPU's budget knows of the pinned memory: two slots, each a power of two above 2 x 3 x 8 x 8 floats and 2 labels. */
+START_TEST(pinned_memory_is_counted) {
+    size_t before = cpu_memory().allocated_bytes, with_slots = 0;
+    {
+        Loop loop(0.0, true);
+        size_t empty = cpu_memory().allocated_bytes;
+        loop.step();
+        with_slots = cpu_memory().allocated_bytes;
+        ck_assert_uint_eq(with_slots - empty, 2 * 2048);
+        loop.step();
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, with_slots);
+    }
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before);
+}
+END_TEST
+
+/* Of the first step, in which slots are made. */
+START_TEST(every_request_of_a_first_step) {
+    uint64_t failed = 1, n = 0;
+    std::string wanted;
+    while (failed) {
+        Batch batch(8);
+        Trainer trainer(options_of(MT_SGD));
+        std::string before = trainer.hash();
+        ck_ok(mt_inject_oom(n, 0));
+        mt_status status = train(trainer, batch);
+        mt_injected(nullptr, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        if (failed) {
+            ck_status(status, MT_EDEVMEM);
+            ck_assert(trainer.hash() == before);
+            ck_ok(train(trainer, batch));
+        }
+        if (!n) wanted = trainer.hash();
+        ck_assert_msg(trainer.hash() == wanted, "request %llu", static_cast<unsigned long long>(n));
+        failed |= !n++;
+    }
+    ck_assert_uint_gt(n, 30);
+}
+END_TEST
+
+/* A batch that is pinned, on the card, in another order or of nothing gives the numbers of a plain one. */
+START_TEST(batches_of_each_kind) {
+    ck_ok(mt_torch_init(nullptr));
+    at::Tensor rows = at::arange(32, at::kFloat).reshape({8, 4});
+    const at::Tensor batches[] = {rows,
+                                  rows.pin_memory(),
+                                  rows.to(c10::Device(suite_device())),
+                                  rows.t().contiguous().t(),
+                                  rows.repeat({2, 1}).slice(0, 0, 16, 2),
+                                  rows.clone().requires_grad_(true)};
+    for (const at::Tensor &batch : batches) {
+        std::vector<at::Tensor> chunks;
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        policy.micro_batch = 2;
+        own.policy = &policy;
+        memtrain::Trainer trainer(
+            memtrain::model(std::make_shared<Half>(), {},
+                            [&](Half &half, const memtrain::Tensors &tensors) {
+                                chunks.push_back(tensors[0].detach().clone());
+                                ck_assert_int_eq(tensors[1].size(1), 0);
+                                at::Tensor sum = at::mul(half.weight, tensors[0]).sum();
+                                return memtrain::Output{sum, {}};
+                            }),
+            options_of(MT_SGD), &own);
+        for (int i = 0; i < 4; i++) {
+            chunks.clear();
+            (void)trainer.step({batch, at::ones({batch.size(0), 0})});
+            at::Tensor seen = at::cat(chunks).cpu();
+            ck_assert(seen.equal(batch.detach().cpu()));
+        }
+    }
+}
+END_TEST
+
+namespace {
+
+/* Eight layers of 512 numbers, of which each saves some that are large enough to be put away. */
+struct Chain : torch::nn::Module {
+    std::vector<nn::Linear> linears;
+    Chain() {
+        for (int i = 0; i < 8; i++)
+            linears.push_back(register_module("linear" + std::to_string(i), nn::Linear(512, 512)));
+    }
+};
+
+struct ChainLoop {
+    memtrain::Tensors batch;
+    std::optional<memtrain::Trainer> trainer;
+    explicit ChainLoop(int offload) {
+        mt_torch_options options = options_of(MT_SGD);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        options.offload = offload;
+        policy.micro_batch = 4;
+        own.policy = &policy;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_seed(3));
+        batch = {at::randn({16, 512})};
+        trainer.emplace(memtrain::model(std::make_shared<Chain>(), {},
+                                        [](Chain &net, const memtrain::Tensors &tensors) {
+                                            at::Tensor x = tensors[0];
+                                            for (nn::Linear &linear : net.linears)
+                                                x = at::sigmoid(linear->forward(x));
+                                            return memtrain::Output{x.square().mean(), {}};
+                                        }),
+                        options, &own);
+    }
+    std::string hash() const {
+        char hash[65];
+        ck_ok(mt_torch_state_sha256(trainer->torch(), hash));
+        return hash;
+    }
+};
+
+} // namespace
+
+/* Saved tensors go out and come back while the card computes: slow copies cost little time, and change no bit. */
+START_TEST(offload_beside_kernels) {
+    uint64_t times[2];
+    std::string hashes[2];
+    for (int offload : {MT_OFFLOAD_NEVER, MT_OFFLOAD_HOST}) {
+        const mt_card_costs costs = {10, 1000, uint64_t{1500} << 7,
+                                     10}; /* 1500 a tensor of 8 KiB */
+        ChainLoop loop(offload);
+        for (int i = 0; i < 3; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_counters before = counters();
+        mt_card_start_clock(&costs);
+        for (int i = 0; i < 2; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 4);
+        times[offload != MT_OFFLOAD_NEVER] = clock.host;
+        hashes[offload != MT_OFFLOAD_NEVER] = loop.hash();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_le(times[1], times[0] + times[0] / 8);
+}
+END_TEST
+
+/* What was changed in place keeps the numbers that were saved once it is out, which is when two others have followed it. */
+START_TEST(changed_once_it_is_out) {
+    ck_ok(mt_torch_init(nullptr));
+    auto options = at::device(c10::Device(suite_device()));
+    for (bool others_follow : {true, false}) {
+        at::Tensor sum, x = at::ones({64, 512}, options).requires_grad_(true), wanted;
+        bool is_changed = false;
+        auto body = [&] {
+            at::Tensor y = x.exp();
+            sum = (y * y).sum();
+            if (others_follow) sum = sum + x.sin().tanh().tanh().tanh().sum();
+            c10::NoGradGuard no_graph;
+            if (is_changed) y.add_(1);
+        };
+        auto call = [](void *user) {
+            (*static_cast<decltype(body) *>(user))();
+            return MT_OK;
+        };
+        body();
+        sum.backward();
+        wanted = x.grad();
+        x.mutable_grad() = at::Tensor();
+        is_changed = true;
+        ck_ok(mt_offload(suite_device(), MT_OFFLOAD_HOST, nullptr, call, &body));
+        std::string words;
+        try {
+            sum.backward();
+            ck_assert(x.grad().equal(wanted));
+        } catch (const c10::Error &error) {
+            words = error.what();
+        }
+        if (others_follow)
+            ck_assert_str_eq(words.c_str(), "");
+        else
+            ck_contains(words.c_str(), "was on its way to the host");
+    }
+}
+END_TEST
+
+namespace {
+
+/* 36 MiB, three pieces of a sum. */
+struct Long : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({9 << 20}));
+};
+
+/* Another process that has the same numbers; how many copies have been given when the pieces of a gradient are summed. */
+struct Twin {
+    std::vector<uint64_t> copies;
+    template <class Number> static mt_status sum(void *self, Number *values, size_t n) {
+        if (n > 1000) static_cast<Twin *>(self)->copies.push_back(counters().to_host);
+        for (size_t i = 0; i < n; i++) values[i] *= 2;
+        return MT_OK;
+    }
+};
+
+} // namespace
+
+/* While a piece is summed the next one is on its way, and none is lost or taken twice. */
+START_TEST(sums_of_processes) {
+    Twin twin;
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    group.self = &twin;
+    group.count = 2;
+    group.sum_floats = &Twin::sum<float>;
+    group.sum_doubles = &Twin::sum<double>;
+    mt_torch_options options = options_of(MT_SGD);
+    options.processes = &group;
+    ck_ok(mt_torch_init(nullptr));
+    auto net = std::make_shared<Long>();
+    memtrain::Trainer trainer(
+        memtrain::model(net, {},
+                        [](Long &self, const memtrain::Tensors &batch) {
+                            at::Tensor mean = self.weight.mean();
+                            return memtrain::Output{mean * batch[0].mean(), {}};
+                        }),
+        options);
+    for (int i = 0; i < 2; i++) {
+        at::Tensor before = net->weight.detach().clone();
+        twin.copies.clear();
+        (void)trainer.step({at::full({2, 1}, 1e6)});
+        ck_assert_uint_eq(twin.copies.size(), 3);
+        ck_assert_uint_eq(twin.copies[1] - twin.copies[0], 1);
+        ck_assert_uint_eq(twin.copies[2] - twin.copies[1], 0);
+        at::Tensor change = (net->weight.detach() - before).cpu();
+        ck_assert_double_lt(change[0].item().toDouble(), 0.0);
+        ck_assert_double_eq(change.min().item().toDouble(), change.max().item().toDouble());
+    }
+}
+END_TEST
+
+/* ---- the test device's own promises ---- */
+
+namespace {
+
+/* Two streams of the card, a tensor of 1 MiB on it, and one in pinned memory. */
+struct Streams {
+    c10::Device device{suite_device()};
+    c10::impl::VirtualGuardImpl guard{device.type()};
+    c10::Stream side = c10::Stream(c10::Stream::DEFAULT, device);
+    at::Tensor there, pinned = at::ones({MiB / 4});
+    Streams() {
+        ck_ok(mt_torch_init(nullptr));
+        side = guard.getStreamFromGlobalPool(device);
+        there = at::zeros({MiB / 4}, at::device(device));
+        pinned = pinned.pin_memory();
+        guard.synchronizeDevice(0);
+    }
+    at::Tensor copied() const {
+        c10::StreamGuard on(side);
+        return pinned.to(device, /*non_blocking=*/true);
+    }
+    uint64_t time() const {
+        guard.synchronizeDevice(0);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        return clock.host;
+    }
+};
+
+} // namespace
+
+/* A kernel and a copy of another stream take their time beside each other, and one after the other where an event says so. */
+START_TEST(streams_beside_each_other) {
+    const mt_card_costs costs = {1, 1000, 800, 10};
+    Streams streams;
+    mt_card_start_clock(&costs);
+    at::Tensor copied = streams.copied();
+    streams.there.add_(1);
+    ck_assert_uint_eq(streams.time(), 1 + 1000 + 10);
+
+    mt_card_start_clock(&costs);
+    copied = streams.copied();
+    c10::Event event(streams.device.type());
+    event.record(streams.side);
+    event.block(streams.guard.getStream(streams.device));
+    copied.add_(1);
+    ck_assert(!event.query());
+    ck_assert_uint_eq(streams.time(), 800 + 1000 + 10);
+    ck_assert(event.query());
+    ck_assert_double_eq(copied[0].item().toDouble(), 2.0);
+}
+END_TEST
+
+/* A stream that has not waited for what another one was given finds nothing there yet, and the test device says so. */
+START_TEST(forgotten_events) {
+    std::string words;
+    Streams streams;
+    at::Tensor copied = streams.copied();
+    try {
+        copied.add_(1);
+    } catch (const c10::Error &error) {
+        words = error.what();
+    }
+    ck_contains(words.c_str(), "has not waited for it");
+}
+END_TEST
+
+/* Memory that another stream uses is given to nobody until that one is through, where it was said to be used there. */
+START_TEST(memory_that_another_stream_uses) {
+    for (bool is_told : {true, false}) {
+        const mt_card_costs costs = {0, 1000, 800, 0};
+        Streams streams;
+        at::Tensor host = at::zeros({MiB / 4}).pin_memory();
+        c10::Event event(streams.device.type());
+        mt_card_start_clock(&costs);
+        streams.there.fill_(3);
+        event.record(streams.guard.getStream(streams.device));
+        event.block(streams.side);
+        {
+            c10::StreamGuard on(streams.side);
+            host.copy_(streams.there, /*non_blocking=*/true);
+        }
+        if (is_told)
+            streams.guard.recordDataPtrOnStream(streams.there.storage().data_ptr(), streams.side);
+        const void *before = streams.there.const_data_ptr();
+        streams.there = at::Tensor();
+        streams.there = at::zeros({MiB / 4}, at::device(streams.device));
+        ck_assert_int_eq(streams.there.const_data_ptr() == before, !is_told);
+        ck_assert_uint_eq(streams.time(), 2000); /* of two kernels, the copy beside the second */
+        ck_assert_int_eq(host[0].item().toDouble() == 3.0, is_told);
+    }
+}
+END_TEST
+
 namespace {
 
 /* Under a sanitizer its own library has to come first. */
@@ -759,6 +1129,16 @@ int main(int, char **argv) {
         tcase_add_test(cases, one_process_tells_of_shared_cards);
         tcase_add_test(cases, dlpack);
         tcase_add_test(cases, convolution_of_a_graph);
+        tcase_add_test(cases, copies_beside_kernels);
+        tcase_add_test(cases, pinned_memory_is_counted);
+        tcase_add_test(cases, every_request_of_a_first_step);
+        tcase_add_test(cases, batches_of_each_kind);
+        tcase_add_test(cases, offload_beside_kernels);
+        tcase_add_test(cases, changed_once_it_is_out);
+        tcase_add_test(cases, sums_of_processes);
+        tcase_add_test(cases, streams_beside_each_other);
+        tcase_add_test(cases, forgotten_events);
+        tcase_add_test(cases, memory_that_another_stream_uses);
     }
     return suite_run(suite);
 }

@@ -156,6 +156,11 @@ START_TEST(same_gradients) {
 }
 END_TEST
 
+/* From a card that copies beside what it computes two tensors are on their way, and there until then. */
+bool on_lane() {
+    return suite_on_card() && !suite_on_mps();
+}
+
 /* Bytes of tensors that a graph holds beside its output. */
 size_t held_by(int kind, at::Tensor (*run)(const at::Tensor &)) {
     at::Tensor x = large(), y;
@@ -167,16 +172,16 @@ size_t held_by(int kind, at::Tensor (*run)(const at::Tensor &)) {
 /* What waits elsewhere is gone from the budget, in whole or by half. */
 START_TEST(memory) {
     prepare();
-    auto run = [](const at::Tensor &x) { return x.sin().exp().tanh().sin(); };
+    auto run = [](const at::Tensor &x) { return x.sin().exp().tanh().exp().tanh().sin(); };
     const size_t bytes = ROWS * COLUMNS * sizeof(float);
     size_t start = tensor_memory().allocated_bytes;
-    ck_assert_uint_eq(held_by(MT_OFFLOAD_NEVER, run), 2 * bytes);
-    ck_assert_uint_eq(held_by(MT_OFFLOAD_HOST, run), 0);
+    ck_assert_uint_eq(held_by(MT_OFFLOAD_NEVER, run), 4 * bytes);
+    ck_assert_uint_eq(held_by(MT_OFFLOAD_HOST, run), on_lane() ? 2 * bytes : 0);
     ck_assert_uint_eq(held_by(MT_OFFLOAD_FILE, run), 0);
     size_t packed = held_by(MT_OFFLOAD_PACK, run);
-    ck_assert_uint_ge(packed, bytes);
+    ck_assert_uint_ge(packed, 2 * bytes);
     ck_assert_uint_lt(packed,
-                      suite_on_mps() ? 2 * bytes : bytes + 1); /* MPS reuses larger buffers */
+                      suite_on_mps() ? 4 * bytes : 2 * bytes + 1); /* MPS reuses larger buffers */
     ck_assert_uint_eq(tensor_memory().allocated_bytes, start);
 }
 END_TEST
@@ -184,18 +189,18 @@ END_TEST
 /* Only on the thread, and only as long as the function runs. */
 START_TEST(where_it_is_on) {
     prepare();
-    auto run = [](const at::Tensor &x) { return x.sin().exp().tanh().sin(); };
+    auto run = [](const at::Tensor &x) { return x.sin().exp().tanh().exp().tanh().sin(); };
     size_t elsewhere = 0, after;
     offloaded(MT_OFFLOAD_HOST, [&] {
         std::thread([&] { elsewhere = held_by(MT_OFFLOAD_NEVER, run); }).join();
         after = held_by(MT_OFFLOAD_NEVER, run);
     });
     ck_assert_uint_gt(elsewhere, 0);
-    ck_assert_uint_eq(after, 0);
-    ck_assert_uint_gt(held_by(MT_OFFLOAD_NEVER, run), 0);
+    ck_assert_uint_eq(after, on_lane() ? elsewhere / 2 : 0);
+    ck_assert_uint_gt(held_by(MT_OFFLOAD_NEVER, run), after);
     auto throws = [](void *) -> mt_status { throw std::runtime_error("user"); };
     ck_status(mt_offload(tensor_place(), MT_OFFLOAD_HOST, nullptr, throws, nullptr), MT_ETORCH);
-    ck_assert_uint_gt(held_by(MT_OFFLOAD_NEVER, run), 0);
+    ck_assert_uint_gt(held_by(MT_OFFLOAD_NEVER, run), after);
 }
 END_TEST
 
@@ -212,7 +217,7 @@ START_TEST(how_near_bf16_is) {
 }
 END_TEST
 
-/* What waits keeps the numbers that were saved; what stays is refused, in libtorch's words. */
+/* What waits keeps the numbers that were saved; what stays, or is on its way yet, is refused, in libtorch's words. */
 START_TEST(changed_in_place) {
     prepare();
     for (bool is_large : {true, false}) {
@@ -226,7 +231,7 @@ START_TEST(changed_in_place) {
             y.add_(1);
         });
         std::string words = thrown_by([&] { z.sum().backward(); });
-        if (is_large) {
+        if (is_large && !on_lane()) {
             ck_assert_str_eq(words.c_str(), "");
             ck_assert(x.grad().allclose(expected));
         } else {

@@ -26,10 +26,16 @@ Counters counters;
 namespace {
 thread_local c10::DeviceIndex on = 0;
 thread_local c10::StreamId stream = 0;
+
+constexpr c10::StreamId most_streams = 32; /* in the pool, as CUDA's has */
 } // namespace
 
 c10::DeviceIndex current() {
     return on;
+}
+
+Stream current_stream() {
+    return stream;
 }
 
 c10::DeviceIndex exchange(c10::DeviceIndex index) {
@@ -39,7 +45,6 @@ c10::DeviceIndex exchange(c10::DeviceIndex index) {
 
 namespace {
 
-/* Streams have names; what is given to any of them is done in the order in which it is given. */
 class Guard final : public c10::impl::DeviceGuardImplInterface {
 public:
     Guard() = default;
@@ -54,26 +59,34 @@ public:
     c10::Stream getStream(c10::Device device) const override { return stream_of(device, stream); }
     c10::Stream getDefaultStream(c10::Device device) const override { return stream_of(device, 0); }
     c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-        return stream_of(device, 1);
+        static std::atomic<c10::StreamId> next{0};
+        return stream_of(device, 1 + next++ % most_streams);
     }
     c10::Stream getNewStream(c10::Device device, int) const override {
-        return stream_of(device, 2);
+        return getStreamFromGlobalPool(device, false);
     }
     c10::Stream exchangeStream(c10::Stream next) const override {
         return stream_of(next.device(), std::exchange(stream, next.id()));
     }
-    void destroyEvent(void *, c10::DeviceIndex) const noexcept override {}
-    void record(void **, const c10::Stream &, c10::DeviceIndex, c10::EventFlag) const override {}
-    void block(void *, const c10::Stream &) const override {}
-    bool queryEvent(void *) const override { return true; }
+    void destroyEvent(void *event, c10::DeviceIndex) const noexcept override { destroy(event); }
+    void record(void **event, const c10::Stream &on_it, c10::DeviceIndex,
+                c10::EventFlag) const override {
+        card::record(event, on_it.id());
+    }
+    void block(void *event, const c10::Stream &other) const override {
+        card::block(event, other.id());
+    }
+    bool queryEvent(void *event) const override { return is_over(event); }
     c10::DeviceIndex deviceCount() const noexcept override {
         return static_cast<c10::DeviceIndex>(count());
     }
-    bool queryStream(const c10::Stream &) const override { return true; }
-    void synchronizeStream(const c10::Stream &) const override { wait(); }
-    void synchronizeEvent(void *) const override { wait(); }
+    bool queryStream(const c10::Stream &other) const override { return is_idle(other.id()); }
+    void synchronizeStream(const c10::Stream &other) const override { wait(other.id()); }
+    void synchronizeEvent(void *event) const override { wait_for(event); }
     void synchronizeDevice(c10::DeviceIndex) const override { wait(); }
-    void recordDataPtrOnStream(const c10::DataPtr &, const c10::Stream &) const override {}
+    void recordDataPtrOnStream(const c10::DataPtr &data, const c10::Stream &other) const override {
+        use_on(data.get(), other.id());
+    }
 
 private:
     static c10::Stream stream_of(c10::Device device, c10::StreamId id) {
@@ -231,7 +244,8 @@ struct Installed {
 
 extern "C" void mt_card_read(mt_card_counters *out) {
     const card::Counters &now = card::counters;
-    *out = {now.kernels, now.waits, now.to_card, now.to_host, now.requests, now.questions};
+    *out = {now.kernels,  now.waits,     now.to_card,    now.to_host,
+            now.requests, now.questions, now.event_waits};
 }
 
 extern "C" void mt_card_break(int broken) {

@@ -15,11 +15,12 @@ extern "C" {
 /* Since the process began. */
 typedef struct mt_card_counters {
     uint64_t kernels;   /* operators that ran on a card */
-    uint64_t waits;     /* times that the host waited for a card */
+    uint64_t waits;     /* times that the host waited for all that a stream, or a card, was given */
     uint64_t to_card;   /* copies from the host */
     uint64_t to_host;   /* copies to it */
     uint64_t requests;  /* for memory of a card */
     uint64_t questions; /* of the driver: how much memory is free */
+    uint64_t event_waits; /* times that the host waited for an event that was not over */
 } mt_card_counters;
 
 #ifdef MT_CARD_ITSELF
@@ -29,6 +30,28 @@ typedef struct mt_card_counters {
 #endif
 
 MT_CARD_FUNCTION void mt_card_read(mt_card_counters *out);
+
+/*
+ * What things cost on the clock of the test device, in nanoseconds that nobody waits for: all 0 until they are set. Each stream
+ * has a timeline, and the host has one: a kernel or a copy begins when its stream is through with what it was given before, and
+ * not before the host gives it. Copies to the card share an engine, those to the host another one.
+ */
+typedef struct mt_card_costs {
+    uint64_t launch;      /* of the host, for each kernel and copy that it gives */
+    uint64_t kernel;      /* of a stream, whatever the kernel does */
+    uint64_t copy_of_mib; /* of a stream and of an engine, for each MiB between host and card */
+    uint64_t wait;        /* of the host, beside what it waits for */
+} mt_card_costs;
+
+typedef struct mt_card_clock {
+    uint64_t host;             /* what time it is for the host */
+    uint64_t kernels;          /* that kernels took, all together */
+    uint64_t to_card, to_host; /* that copies took, likewise */
+} mt_card_clock;
+
+/* It is time 0, and all streams are idle. NULL: nothing costs anything. */
+MT_CARD_FUNCTION void mt_card_start_clock(const mt_card_costs *costs);
+MT_CARD_FUNCTION void mt_card_read_clock(mt_card_clock *out);
 
 /* The share of the first card that its allocator may reserve; 1: all. */
 MT_CARD_FUNCTION double mt_card_share(void);

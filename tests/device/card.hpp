@@ -7,8 +7,8 @@
  * for; the backward pass runs on a thread of its own; random numbers are its own. Behind its allocator is the model of
  * memtrain/sim.h. Kernels are the CPU's, over the same memory by another address.
  *
- * memory.cpp has the memory, injection.cpp what is refused on demand, queue.cpp what is under way, operators.cpp the kernels,
- * card.cpp the rest of what libtorch asks of a device.
+ * memory.cpp has the memory, injection.cpp what is refused on demand, queue.cpp streams, events and the clock, operators.cpp
+ * the kernels, card.cpp the rest of what libtorch asks of a device.
  */
 #ifndef MEMTRAIN_TESTS_CARD_HPP
 #define MEMTRAIN_TESTS_CARD_HPP
@@ -44,12 +44,17 @@ constexpr int most_cards = 4;
 /* MT_TEST_CARDS of the environment, or 1. */
 int count();
 
-/* The card that the calling thread is on. */
+/* A stream, of whichever card: no test has several at work. */
+using Stream = c10::StreamId;
+
+/* The card, and the stream, that the calling thread is on. */
 c10::DeviceIndex current();
+Stream current_stream();
 c10::DeviceIndex exchange(c10::DeviceIndex index);
 
 struct Counters {
-    std::atomic<uint64_t> kernels{0}, waits{0}, to_card{0}, to_host{0}, requests{0}, questions{0};
+    std::atomic<uint64_t> kernels{0}, waits{0}, event_waits{0}, to_card{0}, to_host{0}, requests{0},
+        questions{0};
     std::atomic<size_t> work_space{0}, kept_work_space{0};
     std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, lacks_doubles{false},
         in_use{false};
@@ -78,6 +83,12 @@ void empty_cache();
 /* A library's own request: refused, it throws nothing. */
 void try_work_space(size_t bytes);
 
+/* The current stream is about to read memory of a card, or to write to it; it has to be after what wrote there last. */
+void touch(const void *address, bool writes);
+
+/* A stream other than the one that the memory was asked for on uses it: given back, it is kept until that stream is through. */
+void use_on(const void *address, Stream stream);
+
 /* ---- injection.cpp ---- */
 
 /* A request for memory of a card: whether mt_inject_oom means it. */
@@ -97,13 +108,43 @@ private:
 
 /* ---- queue.cpp ---- */
 
-/* Done before the next kernel; and when the host waits. Both keep what they hold alive till then. */
-void before_next_kernel(std::function<void()> copy);
+/* Done when the current stream goes on, at the latest. */
+void later(std::function<void()> work);
+
+/* Done when the host waits, whatever for. */
 void when_waited_for(std::function<void()> copy);
 
-/* Runs what was to be done before a kernel. Failure where the card is broken. */
+/* Before a kernel of the current stream. Failure where the card is broken. */
 void start();
+
+/* The host waits for all streams, or for one. */
 void wait();
+void wait(Stream stream);
+
+/* What libtorch's guard is asked to do with events; one that was never recorded is over. */
+struct Event {
+    Stream stream = 0;
+    uint64_t work = 0, time = 0; /* what the stream was given, and when it has done it */
+};
+void record(void **event, Stream stream);
+void destroy(void *event);
+void block(void *event, Stream stream);
+bool is_over(void *event);
+void wait_for(void *event);
+bool is_idle(Stream stream);
+
+/* An operation of a stream, the last one so far; what a stream was given so far is done, and a stream is after a point. */
+struct Point {
+    Stream stream = 0;
+    uint64_t operation = 0;
+};
+Point point_of(Stream stream);
+void finish(Stream stream);
+void check_order(const Point &written);
+
+/* What the current stream is given takes its time. */
+void charge_kernel();
+void charge_copy(bool to_card, size_t bytes);
 
 /* ---- card.cpp ---- */
 

@@ -4,11 +4,13 @@
  */
 #include "card.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
+#include <set>
 #include <string>
 
 #include <sys/mman.h>
@@ -34,7 +36,10 @@ constexpr int fresh = 0xcb, stale = 0xfe;
 /* Of a block that was given back, the pages that are its own go to the system, which then has zeros there. */
 constexpr uintptr_t page = 4096;
 
-std::mutex mutex; /* of all below */
+std::recursive_mutex
+    mutex; /* of all below; copies that are done meanwhile have no memory of a card made */
+
+using Lock = std::lock_guard<std::recursive_mutex>;
 
 char *map(int file, size_t bytes, int rights) {
     void *at = mmap(nullptr, bytes, rights, MAP_SHARED | MAP_NORESERVE, file, 0);
@@ -59,10 +64,18 @@ const Windows &windows() {
     return *both;
 }
 
+struct Block {
+    mt_sim_block at;
+    Point written;            /* by what; of a new one by all that its stream was given before */
+    Stream stream = 0;        /* that it was asked for on */
+    std::set<Stream> used_on; /* other ones */
+    std::vector<void *> left; /* given back: events of these */
+};
+
 struct Model {
     mt_sim *sim = nullptr;
     uint64_t first = 0; /* address that the window begins with; 0: nothing was asked for yet */
-    std::map<uint64_t, mt_sim_block> blocks; /* by their place in the window */
+    std::map<uint64_t, Block> blocks; /* by their place in the window */
 };
 
 /* MT_TEST_CARD_BYTES of the environment: a card of so many. */
@@ -81,6 +94,10 @@ Model &model(c10::DeviceIndex index) {
     Model &one = all[index];
     if (!one.sim) one.sim = new_sim();
     return one;
+}
+
+bool is_over_now(void *event) {
+    return is_over(event);
 }
 
 mt_sim_stats read(c10::DeviceIndex index) {
@@ -102,28 +119,6 @@ void tell(void *address, int64_t bytes, const mt_sim_stats &now, c10::DeviceInde
                                      c10::Device(type, index));
 }
 
-void *take(size_t bytes) {
-    mt_sim_block block = {};
-    c10::DeviceIndex index = current();
-    counters.in_use = true;
-    counters.requests++;
-    std::unique_lock<std::mutex> lock(mutex);
-    Model &card = model(index);
-    mt_status status =
-        is_refused() ? mt_sim_refuse(card.sim, bytes) : mt_sim_alloc(card.sim, bytes, &block);
-    if (status != MT_OK) refuse();
-    if (!card.first) card.first = block.segment_address;
-    size_t offset = block.address - card.first;
-    if (offset + block.bytes > window) abort();
-    card.blocks[offset] = block;
-    mt_sim_stats now = read(index);
-    lock.unlock();
-    void *address = windows().device + window * static_cast<size_t>(index) + offset;
-    std::memset(seen_at(address), counters.ignores ? 0 : fresh, block.bytes);
-    tell(address, static_cast<int64_t>(block.bytes), now, index);
-    return address;
-}
-
 void forget(char *at, size_t bytes) {
     uintptr_t begin = reinterpret_cast<uintptr_t>(at), end = begin + bytes;
     uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
@@ -135,21 +130,78 @@ void forget(char *at, size_t bytes) {
     }
 }
 
+size_t offset_of(const void *address) {
+    return static_cast<size_t>(static_cast<const char *>(address) - windows().device) % window;
+}
+
+/* Of a card: memory that nobody uses any more. */
+void release(Model &card, std::map<uint64_t, Block>::iterator found) {
+    mt_sim_block block = found->second.at;
+    size_t place = static_cast<size_t>(&card - &model(0)) * window + found->first;
+    for (void *event : found->second.left) destroy(event);
+    card.blocks.erase(found);
+    forget(windows().host + place, block.bytes);
+    if (mt_sim_release(card.sim, block.address) != MT_OK) abort();
+}
+
+/* What was given back while other streams used it, and these are through; or the host waits for them. */
+void release_left(Model &card, bool waits) {
+    for (auto next = card.blocks.begin(); next != card.blocks.end();) {
+        auto found = next++;
+        const std::vector<void *> &left = found->second.left;
+        if (waits) std::for_each(left.begin(), left.end(), wait_for);
+        if (!left.empty() && std::all_of(left.begin(), left.end(), is_over_now))
+            release(card, found);
+    }
+}
+
+/* Before it gives up the allocator waits for memory that other streams use still. */
+mt_status request(Model &card, size_t bytes, mt_sim_block &block) {
+    mt_status status = mt_sim_alloc(card.sim, bytes, &block);
+    if (status == MT_OK) return status;
+    size_t before = card.blocks.size();
+    release_left(card, true);
+    return card.blocks.size() < before ? mt_sim_alloc(card.sim, bytes, &block) : status;
+}
+
+void *take(size_t bytes) {
+    mt_sim_block block = {};
+    c10::DeviceIndex index = current();
+    counters.in_use = true;
+    counters.requests++;
+    std::unique_lock<std::recursive_mutex> lock(mutex);
+    Model &card = model(index);
+    release_left(card, false);
+    mt_status status = is_refused() ? mt_sim_refuse(card.sim, bytes) : request(card, bytes, block);
+    if (status != MT_OK) refuse();
+    if (!card.first) card.first = block.segment_address;
+    size_t offset = block.address - card.first;
+    if (offset + block.bytes > window) abort();
+    card.blocks[offset] = {block, point_of(current_stream()), current_stream(), {}, {}};
+    mt_sim_stats now = read(index);
+    lock.unlock();
+    void *address = windows().device + window * static_cast<size_t>(index) + offset;
+    std::memset(seen_at(address), counters.ignores ? 0 : fresh, block.bytes);
+    tell(address, static_cast<int64_t>(block.bytes), now, index);
+    return address;
+}
+
+/* The memory's own stream goes on in it, so what that was given is done; other streams that use it are not waited for. */
 void give_back(void *address) {
     if (!address) return;
     c10::DeviceIndex index = index_of(address);
-    size_t offset = static_cast<size_t>(static_cast<char *>(address) - windows().device) % window;
-    std::unique_lock<std::mutex> lock(mutex);
+    std::unique_lock<std::recursive_mutex> lock(mutex);
     Model &card = model(index);
-    auto found = card.blocks.find(offset);
+    auto found = card.blocks.find(offset_of(address));
     if (found == card.blocks.end()) abort();
-    mt_sim_block block = found->second;
-    card.blocks.erase(found);
-    forget(static_cast<char *>(seen_at(address)), block.bytes);
-    if (mt_sim_release(card.sim, block.address) != MT_OK) abort();
+    Block &block = found->second;
+    auto bytes = static_cast<int64_t>(block.at.bytes);
+    finish(block.stream);
+    for (Stream stream : block.used_on) record(&block.left.emplace_back(nullptr), stream);
+    if (block.left.empty()) release(card, found);
     mt_sim_stats now = read(index);
     lock.unlock();
-    tell(address, -static_cast<int64_t>(block.bytes), now, index);
+    tell(address, -bytes, now, index);
 }
 
 class Allocator final : public compat::CudaAllocator {
@@ -165,10 +217,12 @@ public:
     }
     bool initialized() override { return counters.in_use; }
     void emptyCache(c10::MempoolId_t) override { empty_cache(); }
-    void recordStream(const c10::DataPtr &, c10::Stream) override {}
+    void recordStream(const c10::DataPtr &data, c10::Stream stream) override {
+        use_on(data.get(), stream.id());
+    }
     void resetAccumulatedStats(c10::DeviceIndex) override {}
     void resetPeakStats(c10::DeviceIndex index) override {
-        std::lock_guard<std::mutex> lock(mutex);
+        Lock lock(mutex);
         (void)!mt_sim_reset_peak(model(index).sim);
     }
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
@@ -205,7 +259,7 @@ class Pinned final : public c10::Allocator {
 public:
     c10::DataPtr allocate(size_t bytes) override {
         void *address = nullptr;
-        if (posix_memalign(&address, 64, bytes + 1)) throw std::bad_alloc();
+        if (is_refused() || posix_memalign(&address, 64, bytes + 1)) throw std::bad_alloc();
         std::lock_guard<std::mutex> lock(pinned_mutex);
         pinned[static_cast<char *>(address)] = bytes;
         return {address, address, &unpin, c10::Device(c10::kCPU)};
@@ -256,8 +310,31 @@ c10::DeviceIndex index_of(const void *address) {
 }
 
 mt_sim_stats stats(c10::DeviceIndex index) {
-    std::lock_guard<std::mutex> lock(mutex);
+    Lock lock(mutex);
+    release_left(model(index), false);
     return read(index);
+}
+
+static Block *block_of(const void *address) {
+    std::map<uint64_t, Block> &blocks = model(index_of(address)).blocks;
+    auto next = blocks.upper_bound(offset_of(address));
+    return next == blocks.begin() ? nullptr : &std::prev(next)->second;
+}
+
+void touch(const void *address, bool writes) {
+    if (!address) return;
+    Lock lock(mutex);
+    Block *block = block_of(address);
+    if (!block) return;
+    check_order(block->written);
+    if (writes) block->written = point_of(current_stream());
+}
+
+void use_on(const void *address, Stream stream) {
+    if (!address) return;
+    Lock lock(mutex);
+    Block *block = block_of(address);
+    if (block && block->stream != stream) block->used_on.insert(stream);
 }
 
 double share(c10::DeviceIndex index) {
@@ -268,13 +345,14 @@ double share(c10::DeviceIndex index) {
 }
 
 void set_share(c10::DeviceIndex index, double share) {
-    std::lock_guard<std::mutex> lock(mutex);
+    Lock lock(mutex);
     TORCH_CHECK(mt_sim_set_ratio(model(index).sim, share) == MT_OK, mt_last_error());
 }
 
 void empty_cache() {
     wait();
-    std::lock_guard<std::mutex> lock(mutex);
+    Lock lock(mutex);
+    for (int i = 0; i < count(); i++) release_left(model(static_cast<c10::DeviceIndex>(i)), false);
     for (int i = 0; i < count(); i++)
         (void)!mt_sim_empty_cache(model(static_cast<c10::DeviceIndex>(i)).sim, nullptr);
 }

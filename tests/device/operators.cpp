@@ -50,6 +50,7 @@ public:
         start();
         in_kernel = true;
         counters.kernels++;
+        charge_kernel();
     }
     ~Kernel() { in_kernel = before_; }
     Kernel(const Kernel &) = delete;
@@ -147,22 +148,40 @@ void copy_now(const Tensor &from, const Tensor &to) {
     target.copy_(seen(from).expand_as(target));
 }
 
-/* A card's memory that is given back meanwhile is not waited for: what comes after is done after. */
+/* A tensor of the card by its address alone: a card does not know who has given it back meanwhile. */
+Tensor by_address(const Tensor &tensor) {
+    return at::from_blob(
+        tensor.data_ptr(), tensor.sizes(), tensor.strides(), [](void *) {},
+        at::device(tensor.device()).dtype(tensor.scalar_type()), tensor.device());
+}
+
 void copy_later(const Tensor &from, const Tensor &to) {
-    auto storage = to.storage().getWeakStorageImpl();
-    auto options = to.options();
-    void *address = to.mutable_data_ptr();
-    before_next_kernel([=, sizes = to.sizes().vec(), strides = to.strides().vec()] {
-        auto alive = storage.lock();
-        if (alive)
-            copy_now(from, at::from_blob(
-                               address, sizes, strides, [alive](void *) {}, options,
-                               c10::Device(options.device())));
+    later([from, to = by_address(to)] {
+        Uncounted uncounted;
+        copy_now(from, to);
     });
 }
 
+/* Read when the stream goes on, and there when the host waits. On the default stream that is read at once. */
+void copy_out_later(const Tensor &from, const Tensor &to) {
+    auto read = [from = by_address(from), to] {
+        Uncounted uncounted;
+        Plainly plainly;
+        Tensor then = seen(from).clone();
+        Tensor(to).fill_(not_there_yet);
+        when_waited_for([then, to] { copy_now(then, to); });
+    };
+    if (current_stream()) return later(read);
+    start();
+    read();
+}
+
+bool is_later(const Tensor &from, bool is_in) {
+    return !is_in || is_mps || is_pinned(from.const_data_ptr());
+}
+
 /*
- * Pinned memory is read when the next kernel starts, so that it must not change till then, and on MPS any that is not waited
+ * Pinned memory is read when its stream goes on, so that it must not change till then, and on MPS any that is not waited
  * for. What comes to the host is there once it is waited for.
  */
 Tensor copy_from(const Tensor &from, const Tensor &to, bool non_blocking) {
@@ -174,22 +193,19 @@ Tensor copy_from(const Tensor &from, const Tensor &to, bool non_blocking) {
     Uncounted uncounted;
     counters.to_card += is_in;
     counters.to_host += is_out;
-    if (is_in && non_blocking && (is_mps || is_pinned(from.const_data_ptr()))) {
-        copy_later(from, to);
+    if (is_in || is_out)
+        charge_copy(is_in, from.nbytes());
+    else
+        charge_kernel();
+    if (!from.is_cpu()) touch(from.const_data_ptr(), false);
+    if (!to.is_cpu()) touch(to.const_data_ptr(), true);
+    bool goes_on = (is_in || is_out) && non_blocking && is_later(from, is_in);
+    if (goes_on) {
+        is_in ? copy_later(from, to) : copy_out_later(from, to);
         return to;
     }
     start();
-    if (is_out && non_blocking) {
-        Tensor then;
-        {
-            Plainly plainly;
-            then = seen(from).clone();
-            Tensor(to).fill_(not_there_yet);
-        }
-        when_waited_for([then, to] { copy_now(then, to); });
-        return to;
-    }
-    if (is_in || is_out) wait();
+    if (is_in || is_out) wait(current_stream());
     copy_now(from, to);
     return to;
 }
@@ -207,7 +223,9 @@ Tensor copy_from_and_resize(const Tensor &from, const Tensor &to) {
 at::Scalar item(const Tensor &self) {
     Uncounted uncounted;
     counters.to_host++;
-    wait();
+    touch(self.const_data_ptr(), false);
+    charge_copy(false, self.nbytes());
+    wait(current_stream());
     return counters.ignores ? at::zeros({}, at::device(at::kCPU).dtype(self.dtype())).item()
                             : seen(self).item();
 }
@@ -221,9 +239,15 @@ public:
         : op_(op), stack_(stack), device_(type, current()) {
         const auto &arguments = op.schema().arguments();
         size_t first = stack.size() - arguments.size();
-        for (size_t i = 0; i < arguments.size(); i++)
+        for (size_t i = 0; i < arguments.size(); i++) {
+            size_t before = lowered_.size();
             stack[first + i] = arguments[i].is_out() ? lower_out(stack[first + i].toTensor())
                                                      : lower(stack[first + i]);
+            const c10::AliasInfo *alias = arguments[i].alias_info();
+            for (size_t j = before; j < lowered_.size(); j++)
+                if (lowered_[j].second.numel())
+                    touch(lowered_[j].second.const_data_ptr(), alias && alias->isWrite());
+        }
     }
 
     void run() {

@@ -1,25 +1,61 @@
-/* queue.cpp - copies that are under way, and waiting. */
+/*
+ * queue.cpp - streams and events: what is under way on a card, in which order it is done, and what time it is.
+ *
+ * A kernel runs at once. A copy that nobody waits for is work of its stream, and done as late as events allow: when a kernel
+ * of its stream starts, or one of a stream that has waited for it, or when the host waits. So who forgets an event sees what
+ * was there before. And a stream that touches what another one has written, or memory that it was given, without an event
+ * after that is told so.
+ */
 #include "card.hpp"
 
+#include <algorithm>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include <c10/util/Exception.h>
 
 namespace card {
 namespace {
 
-using Copies = std::vector<std::function<void()>>;
+using Work = std::function<void()>;
+using Points = std::map<Stream, uint64_t>; /* how much of each stream is known to be over */
 
-std::recursive_mutex mutex;
-Copies to_cards, to_host;
+struct Line {
+    std::deque<Work> work;
+    uint64_t given = 0, done = 0; /* of work */
+    uint64_t operations = 0;      /* kernels and copies */
+    uint64_t ready = 0;           /* on the clock: when it has done what it was given */
+    Points after;                 /* what it has waited for */
+};
 
-void run(Copies &copies) {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
-    Copies list;
-    list.swap(copies);
-    for (auto &copy : list) copy();
+struct Recorded : Event {
+    Points after;
+};
+
+std::recursive_mutex mutex; /* of all below */
+std::map<Stream, Line> lines;
+std::vector<Work> arrivals; /* what has been read of a card, and is there once the host waits */
+Points host_after;          /* what the host has waited for */
+
+mt_card_costs costs = {};
+mt_card_clock now = {};
+uint64_t engines[2] = {0, 0}; /* when copies to the card, and those to the host, are through */
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+void merge(Points &into, const Points &other) {
+    for (const auto &[stream, point] : other) into[stream] = std::max(into[stream], point);
+}
+
+void run_up_to(Line &line, uint64_t last) {
+    while (line.done < last) {
+        Work work = std::move(line.work.front());
+        line.work.pop_front();
+        line.done++;
+        work();
+    }
 }
 
 /* As CUDA does after an illegal access: whatever is asked for says so, to the end of the process. */
@@ -27,27 +63,185 @@ void check_whole() {
     TORCH_CHECK(!counters.broken, "CUDA error: an illegal memory access was encountered");
 }
 
-} // namespace
-
-void before_next_kernel(std::function<void()> copy) {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
-    to_cards.push_back(std::move(copy));
+uint64_t ready_now(const Line &line) {
+    return std::max(line.ready, now.host);
 }
 
-void when_waited_for(std::function<void()> copy) {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
-    to_host.push_back(std::move(copy));
+void wait_till(uint64_t time) {
+    now.host = std::max(now.host, time) + costs.wait;
+}
+
+void arrive() {
+    std::vector<Work> list;
+    list.swap(arrivals);
+    for (Work &work : list) work();
+}
+
+Recorded record(Stream stream) {
+    Line &line = lines[stream];
+    Recorded event;
+    static_cast<Event &>(event) = {stream, line.given, ready_now(line)};
+    event.after = line.after;
+    event.after[stream] = line.operations;
+    return event;
+}
+
+Recorded &of(void *event) {
+    return *static_cast<Recorded *>(event);
+}
+
+void is_over(const Recorded &event) {
+    run_up_to(lines[event.stream], event.work);
+    arrive();
+    merge(host_after, event.after);
+}
+
+} // namespace
+
+void later(Work work) {
+    Lock lock(mutex);
+    Line &line = lines[current_stream()];
+    line.work.push_back(std::move(work));
+    line.given++;
+}
+
+void when_waited_for(Work copy) {
+    Lock lock(mutex);
+    arrivals.push_back(std::move(copy));
 }
 
 void start() {
     check_whole();
-    run(to_cards);
+    Lock lock(mutex);
+    Line &line = lines[current_stream()];
+    run_up_to(line, line.given);
 }
 
 void wait() {
     counters.waits++;
-    start();
-    run(to_host);
+    check_whole();
+    Lock lock(mutex);
+    uint64_t ready = 0;
+    for (auto &[stream, line] : lines) {
+        run_up_to(line, line.given);
+        ready = std::max(ready, line.ready);
+        host_after[stream] = line.operations;
+    }
+    arrive();
+    wait_till(ready);
+}
+
+void wait(Stream stream) {
+    counters.waits++;
+    check_whole();
+    Lock lock(mutex);
+    Recorded event = record(stream);
+    is_over(event);
+    wait_till(event.time);
+}
+
+/* ---- events ---- */
+
+void record(void **event, Stream stream) {
+    Lock lock(mutex);
+    if (!*event) *event = new Recorded;
+    of(*event) = record(stream);
+}
+
+void destroy(void *event) {
+    delete static_cast<Recorded *>(event);
+}
+
+void block(void *event, Stream stream) {
+    if (!event) return;
+    Lock lock(mutex);
+    Line &line = lines[stream];
+    const Recorded &other = of(event);
+    line.ready = std::max(line.ready, other.time);
+    merge(line.after, other.after);
+    line.work.push_back([from = other.stream, last = other.work] { run_up_to(lines[from], last); });
+    line.given++;
+}
+
+bool is_over(void *event) {
+    if (!event) return true;
+    Lock lock(mutex);
+    if (of(event).time > now.host) return false;
+    is_over(of(event));
+    return true;
+}
+
+void wait_for(void *event) {
+    if (!event || is_over(event)) return;
+    counters.event_waits++;
+    check_whole();
+    Lock lock(mutex);
+    wait_till(of(event).time);
+    is_over(of(event));
+}
+
+bool is_idle(Stream stream) {
+    Lock lock(mutex);
+    Recorded event = record(stream);
+    return is_over(&event);
+}
+
+/* ---- memory of several streams ---- */
+
+Point point_of(Stream stream) {
+    Lock lock(mutex);
+    return {stream, lines[stream].operations};
+}
+
+void finish(Stream stream) {
+    Lock lock(mutex);
+    Line &line = lines[stream];
+    run_up_to(line, line.given);
+}
+
+void check_order(const Point &written) {
+    Lock lock(mutex);
+    Stream mine = current_stream();
+    if (mine == written.stream) return;
+    Points &after = lines[mine].after;
+    bool is_after =
+        std::max(after[written.stream], host_after[written.stream]) >= written.operation;
+    TORCH_CHECK(is_after, "test device: stream ", mine, " touches memory of stream ",
+                written.stream, " and has not waited for it");
+}
+
+/* ---- the clock ---- */
+
+void charge_kernel() {
+    Lock lock(mutex);
+    Line &line = lines[current_stream()];
+    line.operations++;
+    line.ready = ready_now(line) + costs.kernel;
+    now.kernels += costs.kernel;
+    now.host += costs.launch;
+}
+
+void charge_copy(bool to_card, size_t bytes) {
+    Lock lock(mutex);
+    Line &line = lines[current_stream()];
+    uint64_t cost = bytes * costs.copy_of_mib / (size_t{1} << 20), &engine = engines[to_card];
+    line.operations++;
+    line.ready = engine = std::max(ready_now(line), engine) + cost;
+    (to_card ? now.to_card : now.to_host) += cost;
+    now.host += costs.launch;
 }
 
 } // namespace card
+
+extern "C" void mt_card_start_clock(const mt_card_costs *costs) {
+    card::Lock lock(card::mutex);
+    card::costs = costs ? *costs : mt_card_costs{};
+    card::now = {};
+    for (uint64_t &engine : card::engines) engine = 0;
+    for (auto &[stream, line] : card::lines) line.ready = 0;
+}
+
+extern "C" void mt_card_read_clock(mt_card_clock *out) {
+    card::Lock lock(card::mutex);
+    *out = card::now;
+}

@@ -1,0 +1,179 @@
+/*
+ * card.cpp - whether a card is kept busy, by the clock of the test device (tests/device/card.h), on which kernels, copies and
+ * waits cost what a table says. A step of 8 chunks of a chain of 24 layers, which the trainer knows already:
+ *
+ *   waits     times that the host waits for the card, and questions to its driver
+ *   staging   a chunk's copy takes a quarter of the time of its kernels: the step against its kernels alone
+ *   offload   what goes out takes as long as the kernels of the forward pass, and as long to come back: a step whose saved
+ *             tensors wait on the host against one without
+ *
+ * No card has been asked. The test device has to be loaded before everything else, so the program starts itself again.
+ */
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include <libgen.h>
+#include <unistd.h>
+
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memtrain/trainer.hpp>
+
+#include "device/card.h"
+
+namespace {
+
+constexpr int64_t width = 640, layers = 24, chunk = 2, chunks = 8;
+constexpr uint64_t launch = 5000, kernel = 100000, wait = 20000; /* ns */
+constexpr double MiB = 1 << 20;
+
+struct Chain : torch::nn::Module {
+    std::vector<torch::nn::Linear> linears;
+    Chain() {
+        for (int64_t i = 0; i < layers; i++)
+            linears.push_back(
+                register_module("linear" + std::to_string(i), torch::nn::Linear(width, width)));
+    }
+    at::Tensor forward(at::Tensor x) {
+        for (torch::nn::Linear &linear : linears) x = at::sigmoid(linear->forward(x));
+        return x;
+    }
+};
+
+mt_card_counters counters() {
+    mt_card_counters now = {};
+    mt_card_read(&now);
+    return now;
+}
+
+/* What a step has taken: on the clock, and of the counters. */
+struct Taken {
+    mt_card_clock clock;
+    uint64_t waits, event_waits, questions, kernels;
+};
+
+class Loop {
+public:
+    explicit Loop(int offload) : batch_{at::randn({chunk * chunks, width})} {
+        mt_torch_options options = memtrain::sgd(0.01);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        options.device = "cuda";
+        options.offload = offload;
+        policy.micro_batch = chunk;
+        own.policy = &policy;
+        trainer_.emplace(
+            memtrain::model(std::make_shared<Chain>(), {},
+                            [](Chain &net, const memtrain::Tensors &batch) {
+                                at::Tensor out = net.forward(batch[0]);
+                                return memtrain::Output{at::mse_loss(out, batch[0]), {}};
+                            }),
+            options, &own);
+        for (int i = 0; i < 3; i++) (void)trainer_->step(batch_);
+    }
+
+    Taken step(const mt_card_costs &costs) {
+        Taken taken = {};
+        mt_card_counters before = counters();
+        mt_card_start_clock(&costs);
+        (void)trainer_->step(batch_);
+        mt_card_read_clock(&taken.clock);
+        mt_card_start_clock(nullptr);
+        mt_card_counters after = counters();
+        taken.waits = after.waits - before.waits;
+        taken.event_waits = after.event_waits - before.event_waits;
+        taken.questions = after.questions - before.questions;
+        taken.kernels = after.kernels - before.kernels;
+        return taken;
+    }
+
+    /* MiB that a step copies to the host. */
+    double out() { return static_cast<double>(step({0, 0, 1000000, 0}).clock.to_host) / 1e6; }
+
+    /* Kernels of the forward passes of all chunks. */
+    uint64_t forward_kernels() {
+        uint64_t before = counters().kernels;
+        (void)trainer_->evaluate(batch_);
+        return counters().kernels - before;
+    }
+
+private:
+    memtrain::Tensors batch_;
+    std::optional<memtrain::Trainer> trainer_;
+};
+
+mt_card_costs costs_of(double copy_of_mib) {
+    return {launch, kernel, static_cast<uint64_t>(copy_of_mib), wait};
+}
+
+double in_ms(uint64_t ns) {
+    return static_cast<double>(ns) / 1e6;
+}
+
+bool print(const char *row, double ratio, double most, const Taken &taken) {
+    bool holds = ratio <= most;
+    std::printf("card      %-8s ratio=%.3f (at most %.2f)%s  ms=%.2f  kernels=%.2f  to_card=%.2f  "
+                "to_host=%.2f  event_waits=%llu\n",
+                row, ratio, most, holds ? "" : "  ABOVE", in_ms(taken.clock.host),
+                in_ms(taken.clock.kernels), in_ms(taken.clock.to_card), in_ms(taken.clock.to_host),
+                static_cast<unsigned long long>(taken.event_waits));
+    return holds;
+}
+
+bool waits() {
+    Taken taken = Loop(MT_OFFLOAD_NEVER).step({});
+    bool holds = taken.waits <= 2 && taken.questions == 0;
+    std::printf("card      waits    waits=%llu (at most 2)  questions=%llu (0)%s\n",
+                static_cast<unsigned long long>(taken.waits),
+                static_cast<unsigned long long>(taken.questions), holds ? "" : "  ABOVE");
+    return holds;
+}
+
+bool staging() {
+    Loop loop(MT_OFFLOAD_NEVER);
+    double mib = static_cast<double>(chunk * chunks * width) * sizeof(float) / MiB;
+    double kernels = static_cast<double>(loop.step({}).kernels * kernel);
+    Taken taken = loop.step(costs_of(kernels / 4 / mib));
+    double ratio = static_cast<double>(taken.clock.host) / static_cast<double>(taken.clock.kernels);
+    return print("staging", ratio, 1.05, taken);
+}
+
+bool offload() {
+    Loop without(MT_OFFLOAD_NEVER), with(MT_OFFLOAD_HOST);
+    double kernels = static_cast<double>(without.forward_kernels() * kernel);
+    mt_card_costs costs = costs_of(kernels / with.out());
+    Taken taken = with.step(costs);
+    double plain = static_cast<double>(without.step(costs).clock.host);
+    return print("offload", static_cast<double>(taken.clock.host) / plain, 1.1, taken);
+}
+
+/* Returns where it cannot be done. */
+void start_with_the_card(char **argv) {
+    char folder[PATH_MAX];
+    if (!realpath(argv[0], folder)) return;
+    std::string library = std::string(dirname(dirname(folder))) + "/libcard_cuda.so";
+    if (access(library.c_str(), R_OK) || std::getenv("MT_TEST_DEVICE")) return;
+    setenv("LD_PRELOAD", library.c_str(), 1);
+    setenv("MT_TEST_DEVICE", "cuda", 1);
+    execv(argv[0], argv);
+}
+
+} // namespace
+
+int main(int, char **argv) {
+    if (!mt_card_read) start_with_the_card(argv);
+    if (!mt_card_read) {
+        std::printf("SKIP: card: the test device cannot be loaded before all else\n");
+        return 0;
+    }
+    memtrain::must(mt_device_set_budget("cuda", size_t{1} << 30));
+    bool holds = waits();
+    holds &= staging();
+    holds &= offload();
+    return !holds;
+}
