@@ -15,6 +15,7 @@
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -196,6 +197,18 @@ inline const char *tensor_place() {
 
 inline at::Device tensor_device() {
     return at::Device(tensor_place());
+}
+
+/* Numbers that the generator of that device draws. */
+inline at::Tensor noise(at::IntArrayRef sizes) {
+    return at::randn(sizes, tensor_device());
+}
+
+/* A tensor's numbers, whatever its strides; of none a word. */
+inline std::string raw_bytes(const at::Tensor &tensor) {
+    if (!tensor.defined()) return "none";
+    at::Tensor t = tensor.detach().cpu().contiguous();
+    return std::string(static_cast<const char *>(t.data_ptr()), t.nbytes());
 }
 
 inline mt_memory tensor_memory() {

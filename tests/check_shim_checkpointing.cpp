@@ -30,10 +30,6 @@ at::Generator generator() {
     return at::globalContext().defaultGenerator(tensor_device());
 }
 
-at::Tensor noise(at::IntArrayRef sizes) {
-    return at::randn(sizes, tensor_device());
-}
-
 /* One thread, and our allocator. */
 void prepare() {
     ck_ok(mt_torch_init(nullptr));
@@ -105,12 +101,6 @@ const struct {
 /* What a training step leaves behind, bytes by name. */
 using Result = std::map<std::string, std::string>;
 
-std::string bytes_of(const at::Tensor &tensor) {
-    if (!tensor.defined()) return "none";
-    at::Tensor t = tensor.detach().cpu().contiguous();
-    return std::string(static_cast<const char *>(t.data_ptr()), t.nbytes());
-}
-
 struct Setting {
     bool input_needs_gradient, autocast;
 };
@@ -143,15 +133,15 @@ Result train(const Way &way, const Setting &setting) {
     for (int i = 0; i < 2; i++) {
         at::Tensor y = forward(way, net, x, setting.autocast);
         ck_assert(y.requires_grad());
-        result["output " + std::to_string(i)] = bytes_of(y);
+        result["output " + std::to_string(i)] = raw_bytes(y);
         at::Tensor drawn = at::rand({}, tensor_device()); /* after all dropouts */
         (y.to(at::kFloat).square().sum() * drawn).backward();
-        result["drawn " + std::to_string(i)] = bytes_of(at::rand({4}, tensor_device()));
+        result["drawn " + std::to_string(i)] = raw_bytes(at::rand({4}, tensor_device()));
     }
-    result["input"] = bytes_of(x.grad());
-    for (const auto &p : net->named_parameters()) result[p.key()] = bytes_of(p.value().grad());
-    for (const auto &b : net->named_buffers()) result[b.key()] = bytes_of(b.value());
-    result["rng"] = bytes_of(generator().get_state());
+    result["input"] = raw_bytes(x.grad());
+    for (const auto &p : net->named_parameters()) result[p.key()] = raw_bytes(p.value().grad());
+    for (const auto &b : net->named_buffers()) result[b.key()] = raw_bytes(b.value());
+    result["rng"] = raw_bytes(generator().get_state());
     return result;
 }
 

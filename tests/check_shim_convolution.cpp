@@ -31,16 +31,6 @@ void prepare() {
     ck_ok(mt_torch_set_threads(1));
 }
 
-std::string bytes_of(const at::Tensor &tensor) {
-    if (!tensor.defined()) return "none";
-    at::Tensor t = tensor.detach().cpu().contiguous();
-    return std::string(static_cast<const char *>(t.data_ptr()), t.nbytes());
-}
-
-at::Tensor noise(at::IntArrayRef sizes) {
-    return at::randn(sizes, tensor_device());
-}
-
 at::Tensor ones(at::IntArrayRef sizes) {
     return at::ones(sizes, tensor_device());
 }
@@ -82,22 +72,22 @@ template <class Norm, class Conv> struct Net {
         std::map<std::string, std::string> left;
         for (int i = 0; i < 2; i++) {
             at::Tensor y = forward(forgets);
-            left["output " + std::to_string(i)] = bytes_of(y);
+            left["output " + std::to_string(i)] = raw_bytes(y);
             y.to(at::kFloat).square().sum().backward();
         }
-        left["input"] = bytes_of(x.grad());
-        left["scale"] = bytes_of(scale.grad());
-        left["weight"] = bytes_of(conv->weight.grad());
-        if (conv->bias.defined()) left["bias"] = bytes_of(conv->bias.grad());
-        left["norm"] = bytes_of(norm->weight.grad());
-        left["mean"] = bytes_of(norm->running_mean);
+        left["input"] = raw_bytes(x.grad());
+        left["scale"] = raw_bytes(scale.grad());
+        left["weight"] = raw_bytes(conv->weight.grad());
+        if (conv->bias.defined()) left["bias"] = raw_bytes(conv->bias.grad());
+        left["norm"] = raw_bytes(norm->weight.grad());
+        left["mean"] = raw_bytes(norm->running_mean);
         if (last) {
             for (const auto &named : last->named_parameters())
-                left["last " + named.key()] = bytes_of(named.value().grad());
+                left["last " + named.key()] = raw_bytes(named.value().grad());
             for (const auto &named : last->named_buffers())
-                left["last " + named.key()] = bytes_of(named.value());
+                left["last " + named.key()] = raw_bytes(named.value());
         }
-        left["drawn"] = bytes_of(at::rand({4}, tensor_device()));
+        left["drawn"] = raw_bytes(at::rand({4}, tensor_device()));
         return left;
     }
 };

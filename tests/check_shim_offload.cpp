@@ -73,10 +73,6 @@ template <class Body> void offloaded(int kind, Body body) {
 
 enum { ROWS = 64, COLUMNS = 512 }; /* 128 KiB */
 
-at::Tensor noise(at::IntArrayRef sizes) {
-    return at::randn(sizes, tensor_device());
-}
-
 at::Tensor ones() {
     return at::ones({ROWS, COLUMNS}, tensor_device());
 }
