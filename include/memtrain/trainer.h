@@ -142,8 +142,8 @@ typedef struct mt_step_report {
  *
  * @param batch   borrowed for the call
  * @param report  may be NULL
- * @return MT_OK: the update has been made, unless report->skipped says why not. This holds for fields that
- *         the report lacks, too.
+ * @return MT_OK: the update has been made, unless report->skipped says why not, or the batch was dropped.
+ *         If the memory could not be read after the update, the report's figures of it are 0.
  *         MT_EDEVMEM: the batch did not fit, and nothing has changed.
  *         MT_EINVAL: an argument is wrong.
  *         MT_ESTATE: a rollback has failed in this step or an earlier one, so the state is lost; or a
