@@ -13,10 +13,11 @@
  *
  * A step cuts the batch into chunks, accumulates their gradients and updates the parameters once.
  *
- * When memory runs out, the trainer rolls back and retries under another plan. Where there is room for
- * a second set of gradients, it rolls back only the chunk that failed. Otherwise it rolls back the
- * whole step. A run that met OOMs ends bit-equal to a run that was given the same chunks from the
- * start. Which chunks a run takes depends on measured times, unless the policy is deterministic.
+ * When memory runs out, the trainer rolls back and retries under another plan. Where there is room
+ * for a second set of gradients, it rolls back only the chunk that failed. Otherwise it rolls back
+ * the whole step. A run that met OOMs ends bit-equal to a run that was given the same chunks from
+ * the start. Which chunks a run takes depends on measured times, unless the policy is
+ * deterministic.
  *
  * When nothing is left to try, the step returns MT_EDEVMEM. The model is then as it was before the
  * step. The error line says what would make the batch fit. mt_trainer_explain gives a longer text.
@@ -37,8 +38,8 @@ extern "C" {
 typedef struct mt_trainer mt_trainer;
 
 /*
- * Receives one line of the trace: a JSON object without a newline. The line is borrowed for the call.
- * docs/trace.md lists the events and their keys.
+ * Receives one line of the trace: a JSON object without a newline. The line is borrowed for the
+ * call. docs/trace.md lists the events and their keys.
  */
 typedef void (*mt_trace_fn)(void *user, const char *line);
 
@@ -58,9 +59,10 @@ typedef struct mt_trainer_options {
      */
     int apply_not_finite;
     /*
-     * A file with what was learned of chunks. mt_trainer_new reads it (mt_policy_load), so the run begins
-     * with what the run before has learned. It is written (mt_policy_save) at the end of each epoch and
-     * by mt_trainer_finish. If it cannot be written, the log says so. NULL: no file. Copied.
+     * A file with what was learned of chunks. mt_trainer_new reads it (mt_policy_load), so the run
+     * begins with what the run before has learned. It is written (mt_policy_save) at the end of
+     * each epoch and by mt_trainer_finish. If it cannot be written, the log says so. NULL: no file.
+     * Copied.
      */
     const char *learned;
 } mt_trainer_options;
@@ -81,8 +83,8 @@ MT_API MT_NODISCARD mt_status mt_trainer_new(const mt_backend *backend,
                                              const mt_trainer_options *options, mt_trainer **out);
 
 /*
- * Frees a trainer. NULL is a no-op. The backend is not touched. A function that the trainer itself has
- * called must not free it: then nothing is freed, and mt_log says so.
+ * Frees a trainer. NULL is a no-op. The backend is not touched. A function that the trainer itself
+ * has called must not free it: then nothing is freed, and mt_log says so.
  */
 MT_API void mt_trainer_free(mt_trainer *trainer);
 
@@ -100,15 +102,15 @@ typedef enum mt_skip {
 /*
  * What one step did. It is not written when the step failed.
  *
- * To repeat a step bit for bit, give its chunks to mt_trainer_set_chunks. Chunks that only ran to be
- * recorded, and were rolled back, are not in the list.
+ * To repeat a step bit for bit, give its chunks to mt_trainer_set_chunks. Chunks that only ran to
+ * be recorded, and were rolled back, are not in the list.
  */
 typedef struct mt_step_report {
     size_t size;   /* sizeof(mt_step_report), set by the caller */
     uint64_t step; /* counted from 1 */
     /*
-     * Samples that this process trained on: all of the batch, or its first ones where the batch was made
-     * smaller (MT_RUNG_SMALLER_BATCH). 0: the batch was dropped.
+     * Samples that this process trained on: all of the batch, or its first ones where the batch was
+     * made smaller (MT_RUNG_SMALLER_BATCH). 0: the batch was dropped.
      */
     size_t samples;
     const size_t *chunks; /* samples of each chunk. Borrowed until the next call */
@@ -156,9 +158,9 @@ MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batc
 /*
  * Gives the chunks of the next step, for replaying a trace. The policy does not choose them then.
  *
- * The chunks are used once. They are forgotten also when that step fails. They must add up to the next
- * batch. With the rung MT_RUNG_SMALLER_BATCH (mt_trainer_set_rungs) they may add up to less. A step
- * with given chunks retries, but never changes them.
+ * The chunks are used once. They are forgotten also when that step fails. They must add up to the
+ * next batch. With the rung MT_RUNG_SMALLER_BATCH (mt_trainer_set_rungs) they may add up to less. A
+ * step with given chunks retries, but never changes them.
  *
  * @return MT_OK, MT_EINVAL (a chunk of 0), MT_ENOMEM
  */
@@ -166,12 +168,12 @@ MT_API MT_NODISCARD mt_status mt_trainer_set_chunks(mt_trainer *trainer, const s
                                                     size_t count);
 
 /*
- * Gives the rungs and the factor of the learning rate of the next step, for replaying a trace. It goes
- * with mt_trainer_set_chunks, and is used once too.
+ * Gives the rungs and the factor of the learning rate of the next step, for replaying a trace. It
+ * goes with mt_trainer_set_chunks, and is used once too.
  *
  * A step with given chunks but without this call runs with no rung and a factor of 1. With
- * MT_RUNG_SMALLER_BATCH the chunks may cover only the first samples of the batch, as in the step that
- * was made smaller.
+ * MT_RUNG_SMALLER_BATCH the chunks may cover only the first samples of the batch, as in the step
+ * that was made smaller.
  *
  * @return MT_OK, MT_EINVAL (a rung that the backend does not know, a factor not above 0)
  */
@@ -196,8 +198,8 @@ typedef struct mt_eval_report {
 /*
  * Runs a batch forward only, in chunks that fit. Every sample counts once, whatever was retried.
  *
- * A model's forward pass may write to tensors in evaluation mode, such as an average of weights. What
- * chunks wrote that succeeded stays. What a failed chunk wrote is rolled back.
+ * A model's forward pass may write to tensors in evaluation mode, such as an average of weights.
+ * What chunks wrote that succeeded stays. What a failed chunk wrote is rolled back.
  *
  * @return as mt_trainer_step; MT_ENOTSUP when the backend has no evaluate
  */
@@ -256,8 +258,8 @@ MT_API MT_NODISCARD mt_status mt_trainer_summary(const mt_trainer *trainer, mt_r
 MT_API MT_NODISCARD mt_status mt_trainer_finish(mt_trainer *trainer, mt_run_report *report);
 
 /*
- * Returns the policy of a trainer, to ask it for predictions. It is borrowed for the trainer's life.
- * NULL for NULL.
+ * Returns the policy of a trainer, to ask it for predictions. It is borrowed for the trainer's
+ * life. NULL for NULL.
  */
 MT_API const mt_policy *mt_trainer_policy(const mt_trainer *trainer);
 
