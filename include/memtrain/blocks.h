@@ -1,8 +1,8 @@
 /*
  * memtrain/blocks.h - the blocks of a chunk: what it takes of a device's memory, and when.
  *
- * For a layout of them in one piece of memory see memtrain/arena.h, for what a card's allocator makes of them
- * memtrain/sim.h.
+ * memtrain/arena.h lays them out in one piece of memory. memtrain/sim.h shows what the allocator of a card makes of
+ * them.
  */
 #ifndef MEMTRAIN_BLOCKS_H
 #define MEMTRAIN_BLOCKS_H
@@ -13,25 +13,27 @@
 extern "C" {
 #endif
 
-/* A block that is alive from one instant to another, and where it lies. */
+/* A block: its size, when it is alive, and where it lies. */
 typedef struct mt_block {
     size_t bytes;
-    size_t begin;  /* instant at which it is taken; any unit that orders instants */
-    size_t end;    /* instant at which it is released, after begin; SIZE_MAX: at the end of all */
+    size_t begin;  /* instant at which it is taken, in any unit that orders instants */
+    size_t end;    /* instant of its release, after begin. SIZE_MAX: at the end of all */
     size_t offset; /* out: from the start of the arena */
 } mt_block;
 
 /*
- * The blocks of a chunk of m samples, in the order in which they are taken: lifetimes as recorded, in
- * blocks taken, and sizes on the lines through those of two recordings. A block that was released after
- * the chunk, or never, lives to its end (SIZE_MAX).
+ * Gives the blocks of a chunk of m samples, in the order in which they are taken. Lifetimes are
+ * those recorded, counted in blocks taken. Sizes are on the lines through those of two recordings.
+ * A block that was released after the chunk, or never, lives to the end of the chunk (SIZE_MAX).
  *
- * @param small, large  two recordings: the blocks are those of large, each with the size that it and its
- *                      partner in small tell (see mt_memory_model), or its own where it has none. large
- *                      NULL: blocks of small as they are, samples must be those of small
- * @param apart         1: gradients that are handed over live to the end (see mt_event_sink)
- * @param blocks        room for capacity of them; NULL with capacity 0 to ask for the count
- * @param count         out: how many there are
+ * @param small    a recording
+ * @param large    a recording of a larger chunk. The blocks are those of large. The size of each follows from its own
+ *                 size and its partner's in small (see mt_memory_model). Without a partner it is its own size. NULL:
+ *                 the blocks are those of small as they are, and samples must be those of small
+ * @param samples  m
+ * @param apart    1: gradients that are handed over live to the end (see mt_event_sink)
+ * @param blocks   room for capacity blocks; NULL with capacity 0 to ask for the count
+ * @param count    out: number of blocks
  * @return MT_OK, MT_EINVAL, MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_recording_blocks(const mt_recording *small,
