@@ -1,6 +1,6 @@
 /*
  * check_shim_trainer.cpp - memtrain/trainer.hpp: who frees what when a Trainer is moved, models of other origins, what
- * is missing in a description; and log functions that throw.
+ * is missing in a description, rates, files and policies; and log functions that throw.
  */
 #include <csignal>
 #include <stdexcept>
@@ -9,6 +9,8 @@
 #include <utility>
 
 #include <ATen/ops/rand.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 #include <memtrain/trainer.hpp>
 
@@ -206,6 +208,66 @@ START_TEST(descriptions_with_holes) {
 }
 END_TEST
 
+/* ---- what the class says for the functions of C --------------------------------------------------------- */
+
+START_TEST(optimisers_have_the_defaults_of_libtorch) {
+    const mt_torch_options adam = memtrain::adam(), adamw = memtrain::adamw();
+    torch::optim::AdamOptions their_adam;
+    torch::optim::AdamWOptions their_adamw;
+    ck_assert_int_eq(adam.optimizer, MT_ADAM);
+    ck_assert_double_eq(adam.lr, their_adam.lr());
+    ck_assert_double_eq(adam.weight_decay, their_adam.weight_decay());
+    ck_assert_double_eq(adam.beta2, std::get<1>(their_adam.betas()));
+    ck_assert_int_eq(adamw.optimizer, MT_ADAMW);
+    ck_assert_double_eq(adamw.lr, their_adamw.lr());
+    ck_assert_double_eq(adamw.weight_decay, their_adamw.weight_decay());
+    ck_assert_double_eq(adamw.beta1, std::get<0>(their_adamw.betas()));
+    ck_assert_double_eq(adamw.eps, their_adamw.eps());
+}
+END_TEST
+
+/* A rate of 0 changes nothing, and a file brings the whole state back. */
+START_TEST(rate_and_files) {
+    prepare();
+    Folder folder;
+    const std::string file = folder.file("state");
+    auto net = linear();
+    Made trainer = trainer_of(net);
+    trainer.save(file);
+    at::Tensor before = net->weight.detach().clone();
+    trainer.set_lr(0);
+    trainer.step(data());
+    ck_assert(net->weight.equal(before));
+    trainer.set_lr(0.1);
+    trainer.step(data());
+    ck_assert(!net->weight.equal(before));
+    trainer.load(file);
+    ck_assert(net->weight.equal(before));
+    ck_status(thrown_by([&] { trainer.load(file + ".none"); }).first, MT_EIO);
+    ck_status(thrown_by([&] { trainer.set_lr(-1); }).first, MT_EINVAL);
+}
+END_TEST
+
+START_TEST(a_policy_alone) {
+    prepare();
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    policy.micro_batch = 2;
+    Made trainer(memtrain::model(linear(), {}, loss), memtrain::sgd(0.1), policy);
+    ck_assert_uint_eq(trainer.step(data()).chunk_count, 4);
+    ck_assert_str_eq(trainer.explain().c_str(), "");
+    ck_ok(mt_inject_oom(1, 1));
+    ck_status(thrown_by([&] { trainer.step(data()); }).first, MT_EDEVMEM);
+    ck_ok(mt_inject_oom(0, 0));
+    ck_contains(trainer.explain().c_str(), "A batch of 8 samples does not fit on cpu");
+    policy.micro_batch = 9;
+    policy.max_micro_batch = 8;
+    ck_status(thrown_by([&] {
+                  Made refused(memtrain::model(linear(), {}, loss), memtrain::sgd(0.1), policy);
+              }).first,
+              MT_EINVAL);
+}
+END_TEST
+
 /* ---- a log function that throws --------------------------------------------------------------------------- */
 
 void throws(void *, mt_log_level, const char *text) {
@@ -245,6 +307,10 @@ int main() {
     tcase_add_test(models, a_model_from_a_file);
     tcase_add_test(models, a_model_is_taken_over);
     tcase_add_test(models, descriptions_with_holes);
+    TCase *functions = suite_case(suite, "functions");
+    tcase_add_test(functions, optimisers_have_the_defaults_of_libtorch);
+    tcase_add_test(functions, rate_and_files);
+    tcase_add_test(functions, a_policy_alone);
     tcase_add_loop_test_raise_signal(suite_case(suite, "log"), a_log_that_throws_ends_the_program,
                                      SIGABRT, 0, 3);
     return suite_run(suite);

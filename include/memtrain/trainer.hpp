@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,22 @@ inline mt_torch_options sgd(double lr, double momentum = 0.0, double weight_deca
     options.lr = lr;
     options.momentum = momentum;
     options.weight_decay = weight_decay;
+    return options;
+}
+
+/* Adam with the defaults of torch::optim::Adam. */
+inline mt_torch_options adam(double lr = 1e-3, double weight_decay = 0.0) {
+    mt_torch_options options = MT_TORCH_OPTIONS_INIT;
+    options.optimizer = MT_ADAM;
+    options.lr = lr;
+    options.weight_decay = weight_decay;
+    return options;
+}
+
+/* AdamW with the defaults of torch::optim::AdamW. */
+inline mt_torch_options adamw(double lr = 1e-3, double weight_decay = 0.01) {
+    mt_torch_options options = adam(lr, weight_decay);
+    options.optimizer = MT_ADAMW;
     return options;
 }
 
@@ -168,6 +185,14 @@ public:
         train(model, optimizer, options);
     }
 
+    /* The same with the options of the policy alone. */
+    template <class Described>
+    Trainer(Described description, const mt_torch_options &optimizer,
+            const mt_policy_options &policy)
+        : Trainer(std::move(description), optimizer, Policy(policy).options()) {}
+    Trainer(mt_model *model, const mt_torch_options &optimizer, const mt_policy_options &policy)
+        : Trainer(model, optimizer, Policy(policy).options()) {}
+
     Trainer(Trainer &&) = default;
 
     /* What this one had goes with the argument, whose destructor frees it in the right order. */
@@ -220,6 +245,21 @@ public:
         return report;
     }
 
+    /* mt_torch_set_lr: the learning rate of the next steps. */
+    void set_lr(double lr) { must(mt_torch_set_lr(torch(), lr)); }
+
+    /* mt_torch_save, mt_torch_load: the whole state, between steps. */
+    void save(const std::string &path) { must(mt_torch_save(torch(), path.c_str(), nullptr)); }
+    void load(const std::string &path) { must(mt_torch_load(torch(), path.c_str(), nullptr, 0)); }
+
+    /* mt_trainer_explain: why the last batch did not fit, and what would make it fit; "" where all did. */
+    std::string explain() const {
+        std::string text(mt_trainer_explain(get(), nullptr, 0) + 1, '\0');
+        mt_trainer_explain(get(), text.data(), text.size());
+        text.pop_back();
+        return text;
+    }
+
     /* mt_trainer_summary */
     mt_run_report summary() const {
         mt_run_report report = MT_RUN_REPORT_INIT;
@@ -233,6 +273,16 @@ public:
     mt_model *model() const { return model_.get(); }
 
 private:
+    /* Lives as long as the call that it is an argument of. */
+    class Policy {
+    public:
+        explicit Policy(const mt_policy_options &policy) { options_.policy = &policy; }
+        const mt_trainer_options *options() const { return &options_; }
+
+    private:
+        mt_trainer_options options_ = MT_TRAINER_OPTIONS_INIT;
+    };
+
     template <auto release> struct Release {
         template <class T> void operator()(T *handle) const { release(handle); }
     };
