@@ -1,17 +1,18 @@
 /*
  * memtrain/status.h - version, status codes, error text, log, host memory.
  *
- * Every fallible function of libmemtrain returns an mt_status; results go out by pointer. A failure
- * leaves one line of text for the calling thread: mt_last_error(). The library never prints, exits
- * or aborts.
+ * Every function of libmemtrain that can fail returns an mt_status. Results go out by pointer. A
+ * failure leaves one line of text for the calling thread: mt_last_error(). The library never
+ * prints, exits or aborts.
  *
  * Words used in all headers:
- *   new reference   the caller owns it and gives it back with the function named;
- *   borrowed        valid until the moment named, never to be freed by the caller;
- *   stale           freed: functions answer MT_EINVAL, not with a crash, unless a newer handle of the
- *                   same kind has taken the address;
- *   thread rule     "any thread" may be called at any time from anywhere; "one thread at a time"
- *                   leaves the locking to the caller.
+ *
+ *     new reference   the caller owns it, and gives it back with the function that is named
+ *     borrowed        valid until the moment that is named; the caller must never free it
+ *     stale           freed; functions return MT_EINVAL and do not crash, unless a newer handle of the
+ *                     same kind has taken the address
+ *     thread rule     "any thread": may be called at any time from any thread;
+ *                     "one thread at a time": the caller does the locking
  */
 #ifndef MEMTRAIN_STATUS_H
 #define MEMTRAIN_STATUS_H
@@ -42,14 +43,14 @@ extern "C" {
 /* The version of the library that is loaded, to compare with MT_VERSION_NUMBER. Any thread. */
 MT_API int mt_version_number(void);
 
-/* The same as text, "0.1.0". Static. Any thread. */
+/* The version of the library that is loaded, as text: "0.1.0". Static. Any thread. */
 MT_API const char *mt_version_string(void);
 
 /*
- * All status codes: name, value, text. Zero is success; values are never reused.
+ * All status codes: name, value, text. Zero is success. Values are never reused.
  *
- * MT_EDEVMEM is the one status that means "did not fit": the budget or the device refused a
- * request for memory and the step was taken back. Everything else is not a matter of memory.
+ * MT_EDEVMEM is the one status that means "did not fit": the budget or the device refused a request
+ * for memory, and the step was rolled back. No other status is about memory of the device.
  */
 #define MT_STATUS_MAP(XX)                                                                          \
     XX(OK, 0, "success")                                                                           \
@@ -67,43 +68,48 @@ typedef enum mt_status {
 #define MT_STATUS_ENUM(name, value, text) MT_##name = value,
     MT_STATUS_MAP(MT_STATUS_ENUM)
 #undef MT_STATUS_ENUM
-        MT_STATUS_END_ = 1 /* not a status; ends the list without a trailing comma (C++98) */
+        MT_STATUS_END_ = 1 /* not a status: ends the list without a comma (C++98) */
 } mt_status;
 
-/* "MT_EDEVMEM", or "MT_?" for a number that is no status. Static. Any thread. */
+/* The name of a status: "MT_EDEVMEM". "MT_?" for a number that is not a status. Static. Any thread. */
 MT_API const char *mt_status_name(mt_status status);
 
-/* One phrase for the status, as in MT_STATUS_MAP. Static. Any thread. */
+/* One phrase for a status, as in MT_STATUS_MAP. Static. Any thread. */
 MT_API const char *mt_status_text(mt_status status);
 
 /*
- * What failed last on the calling thread, one line of at most 511 bytes that names the argument or
- * the cause; "" when nothing has failed yet. Borrowed until the next call on this thread that fails, or
- * runs a model or a backend.
- * Reporting allocates nothing. Any thread.
+ * Says what failed last on the calling thread. It is one line of at most 511 bytes, which names the
+ * argument or the cause. "" when nothing has failed yet.
+ *
+ * The line is borrowed until the next call on this thread that fails, or that runs a model or a
+ * backend. Reporting allocates nothing. Any thread.
  */
 MT_API const char *mt_last_error(void);
 
 /*
- * Sets the error line of the calling thread (printf format) and returns status, so that a backend
- * or a callback can end with `return mt_set_error(MT_EIO, "cannot read '%s'", path);`. Allocates
- * nothing; longer text is cut. Any thread.
+ * Sets the error line of the calling thread (printf format), and returns status. So a backend or a
+ * callback can end with `return mt_set_error(MT_EIO, "cannot read '%s'", path);`. It allocates
+ * nothing. Longer text is cut at 511 bytes. Any thread.
  */
 MT_API mt_status mt_set_error(mt_status status, const char *format, ...) MT_PRINTF(2, 3);
 
 /* ---- log ------------------------------------------------------------------------------------ */
 
+/* How important a line of the log is. */
 typedef enum mt_log_level { MT_LOG_DEBUG = 0, MT_LOG_INFO = 1, MT_LOG_WARNING = 2 } mt_log_level;
 
 /*
- * Receives one line without a newline; text is borrowed for the call. In C++ it must not throw: the program then ends by
- * std::terminate, as at a noexcept function, since an exception would leave a step half done.
+ * Receives one line of the log, without a newline. text is borrowed for the call. In C++ it must
+ * not throw, because an exception would leave a step half done. If it throws, the program ends by
+ * std::terminate, as at a noexcept function.
  */
 typedef void (*mt_log_fn)(void *user, mt_log_level level, const char *text);
 
 /*
- * Where warnings and notes go; fn NULL (the state at start) drops them. The library itself never
- * writes to a stream. Set it before other threads use the library.
+ * Sets where warnings and notes go. The library itself never writes to a stream. Call it before
+ * other threads use the library.
+ *
+ * @param fn  NULL, as at the start: lines are dropped
  */
 MT_API void mt_set_log(mt_log_fn fn, void *user);
 
@@ -113,9 +119,11 @@ MT_API void mt_log(mt_log_level level, const char *format, ...) MT_PRINTF(2, 3);
 /* ---- host memory of the library itself ------------------------------------------------------- */
 
 /*
- * Replaces malloc, realloc and free for the small objects of libmemtrain (not for tensors). To be
- * called before any other function; MT_ESTATE once something has been allocated. All three or none
- * (all NULL brings the C library's back).
+ * Replaces malloc, realloc and free for the small objects of libmemtrain. Tensors do not use them.
+ * Call it before any other function. Give all three or none. All NULL restores those of the C
+ * library.
+ *
+ * @return MT_ESTATE once something has been allocated
  */
 MT_API MT_NODISCARD mt_status mt_set_allocator(void *(*malloc_fn)(size_t),
                                                void *(*realloc_fn)(void *, size_t),
@@ -124,54 +132,72 @@ MT_API MT_NODISCARD mt_status mt_set_allocator(void *(*malloc_fn)(size_t),
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
 /*
- * Reads a size as people write it: "600MiB", "8GB", "1.5G", "4096", or a fraction of what is there,
- * "0.95" (0 < x < 1, no unit) or "80%" (up to 100%). Case and blanks before the unit do not matter.
- * KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB and the bare letters K, M, G, T powers of
- * 1024. A number of 1 or more without a unit is bytes: "1.0" is one byte, "100%" the whole.
+ * Reads a size as people write it: "600MiB", "8GB", "1.5G", "4096", or a fraction of a whole,
+ * "0.95" or "80%".
  *
- * @param text      the text; blanks around it are ignored
- * @param whole     what a fraction is a fraction of, in bytes; 0 when fractions are not accepted
- * @param out_bytes the size in bytes
- * @return MT_OK, or MT_EINVAL with a line that says what is accepted. Any thread.
+ * KB, MB, GB and TB are powers of 1000. KiB, MiB, GiB and TiB are powers of 1024, and so are the
+ * bare letters K, M, G and T. Case and blanks before the unit do not matter. A number of 1 or more
+ * without a unit is bytes. A number between 0 and 1 without a unit is a fraction. A percentage goes
+ * up to 100%. So "1.0" is one byte, and "100%" is the whole. Any thread.
+ *
+ * @param text       the text; blanks around it are ignored
+ * @param whole      what a fraction is a fraction of, in bytes; 0: fractions are not accepted
+ * @param out_bytes  the size in bytes
+ * @return MT_OK, or MT_EINVAL with a line that says what is accepted
  */
 MT_API MT_NODISCARD mt_status mt_parse_size(const char *text, size_t whole, size_t *out_bytes);
 
 /*
- * Writes bytes as people read them, "597.3 MiB", into text[capacity], cut where it is too small, and
- * returns text. Any thread.
+ * Writes bytes as people read them, "597.3 MiB". The text is cut if it is longer than capacity. Any
+ * thread.
+ *
+ * @return text
  */
 MT_API const char *mt_format_size(size_t bytes, char *text, size_t capacity);
 
 /*
- * What the host has for this process, in bytes; SIZE_MAX where there is no limit or no figure.
+ * The memory that the host has for this process, in bytes. SIZE_MAX: there is no limit, or no
+ * figure.
  */
 typedef struct mt_host_memory {
     size_t size;               /* sizeof(mt_host_memory), set by the caller */
     size_t total_bytes;        /* physical memory */
     size_t available_bytes;    /* MemAvailable: what can be used without swapping */
     size_t cgroup_limit_bytes; /* least limit of the control group and its visible ancestors */
-    size_t cgroup_room_bytes;  /* least of limit - use, clean file pages counted as free */
-    size_t budget_bytes;       /* 0.9 x the least of available and cgroup room: the default;
-                                  0.75 x under pressure; at least 1, since a budget of 0 is none */
-    double pressure;           /* share of the last 10 seconds in which some task waited for memory,
-                                  0 to 1, the worst of system and control groups; 0: not known */
-    int pressed;               /* 1: pressure is from a tenth on, and budget_bytes says so */
-    size_t cgroup_peak_bytes; /* highest use of the group with the least room since it was made, its
-                                  page cache and other processes included; 0: not known */
+    size_t cgroup_room_bytes;  /* least of limit - use. Clean file pages count as free */
+    /*
+     * The default budget: 0.9 x the lesser of available_bytes and cgroup_room_bytes. Under memory
+     * pressure it is 0.75 x. It is at least 1, because a budget of 0 would mean that there is none.
+     */
+    size_t budget_bytes;
+    /*
+     * Share of the last 10 seconds in which some task waited for memory, 0 to 1. It is the worst of
+     * the system and the control groups. 0: not known.
+     */
+    double pressure;
+    int pressed; /* 1: pressure is at least a tenth, and budget_bytes is lower for it */
+    /*
+     * The highest use of the control group with the least room since the group was made. Page cache
+     * and other processes are included. 0: not known.
+     */
+    size_t cgroup_peak_bytes;
 } mt_host_memory;
 
 #define MT_HOST_MEMORY_INIT                                                                        \
     { sizeof(mt_host_memory), 0, 0, 0, 0, 0, 0.0, 0, 0 }
 
 /*
- * Reads /proc/meminfo and the control groups (v2: memory.max and memory.high of the group and each
- * ancestor; v1: memory.limit_in_bytes, which excludes what is outside the namespace; peaks are memory.peak,
- * from Linux 5.19 on, and memory.max_usage_in_bytes). On macOS
- * hw.memsize and the free, inactive and purgeable pages. Pressure is PSI's "some avg10"
- * (Documentation/accounting/psi.rst); from a tenth on, the default budget leaves more to others.
+ * Reads the memory of the host.
  *
- * @param root  prefix for the files that are read, NULL for "/": lets a test give a tree of its own
- * @return MT_OK; MT_EIO when not even the physical memory can be told. Any thread.
+ * On Linux it reads /proc/meminfo and the control groups. For v2 these are memory.max and
+ * memory.high of the group and of each ancestor. For v1 it is memory.limit_in_bytes, which excludes
+ * what is outside the namespace. Peaks are memory.peak, from Linux 5.19 on, and
+ * memory.max_usage_in_bytes. Pressure is PSI's "some avg10" (Documentation/accounting/psi.rst).
+ * From a tenth on, the default budget leaves more to others. On macOS it reads hw.memsize, and the
+ * free, inactive and purgeable pages. Any thread.
+ *
+ * @param root  prefix of the files that are read, so that a test can give its own tree; NULL: "/"
+ * @return MT_OK; MT_EIO when not even the physical memory is known
  */
 MT_API MT_NODISCARD mt_status mt_host_memory_read(const char *root, mt_host_memory *out);
 

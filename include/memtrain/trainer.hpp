@@ -1,14 +1,14 @@
 /*
- * memtrain/trainer.hpp - a trainer in C++: model, optimiser and trainer in one object that frees them, and
- * exceptions instead of status codes. Header only; needs libtorch headers.
+ * memtrain/trainer.hpp - a trainer in C++: one object that frees all its parts, with exceptions for errors.
  *
  *     memtrain::must(mt_device_set_budget("cpu", 600 << 20));
  *     auto net = std::make_shared<Net>();
  *     memtrain::Trainer trainer(memtrain::model(net, {}, loss), memtrain::sgd(0.01, 0.5));
  *     for (auto &batch : *loader) sum += trainer.step({batch.data, batch.target}).loss;
  *
- * What these do is described at the functions that they call, in memtrain/torch.h and memtrain/trainer.h;
- * how a loop that is there takes them up, in docs/adopt.md.
+ * The object holds a model, an optimiser and a trainer. It is header only, and needs libtorch's
+ * headers. memtrain/torch.h and memtrain/trainer.h describe the functions that it calls.
+ * docs/adopt.md shows how an existing loop adopts it.
  */
 #ifndef MEMTRAIN_TRAINER_HPP
 #define MEMTRAIN_TRAINER_HPP
@@ -31,7 +31,7 @@
 
 namespace memtrain {
 
-/* A call that failed; what() is the error line. */
+/* A call that failed. what() is the error line. */
 struct Error : std::runtime_error {
     explicit Error(mt_status why) : std::runtime_error(mt_last_error()), status(why) {}
     mt_status status;
@@ -42,7 +42,10 @@ inline void must(mt_status status) {
     if (status != MT_OK) throw Error(status);
 }
 
-/* SGD with the defaults of torch::optim::SGD: MT_TORCH_OPTIONS_INIT has a weight decay and a momentum. */
+/*
+ * SGD with the defaults of torch::optim::SGD. MT_TORCH_OPTIONS_INIT has others: a weight decay and
+ * a momentum.
+ */
 inline mt_torch_options sgd(double lr, double momentum = 0.0, double weight_decay = 0.0) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     options.optimizer = MT_SGD;
@@ -156,14 +159,19 @@ inline void watch(const Watch &functions, mt_fit_callbacks *out) {
 } // namespace detail
 
 /*
- * A model that is being trained. May be moved; belongs to one thread at a time, as an mt_trainer does. One that was
- * moved from has nothing: its get(), torch() and model() are NULL, and its calls throw Error with MT_EINVAL.
+ * A model that is being trained. It may be moved. It belongs to one thread at a time, like an
+ * mt_trainer.
+ *
+ * A Trainer that was moved from has nothing. Its get(), torch() and model() are NULL. Its calls
+ * throw Error with MT_EINVAL.
  */
 class Trainer {
 public:
     /*
-     * @param description  of memtrain::model or memtrain::contrastive_model; its net stays the caller's too,
-     *                     and after each step has the parameters of that step
+     * Makes a trainer of a described model.
+     *
+     * @param description  of memtrain::model or memtrain::contrastive_model; its net belongs to the caller too, and
+     *                     has the parameters of the last step
      * @param optimizer    device and optimiser
      * @param options      NULL: defaults
      */
@@ -177,8 +185,10 @@ public:
     }
 
     /*
-     * A model of another origin: mt_script_load, or a function that calls mt_model_new.
-     * @param model  taken over, also when this throws: freed with the trainer, and not by the caller
+     * Makes a trainer of a model of another origin: mt_script_load, or a function that calls
+     * mt_model_new.
+     *
+     * @param model  taken over, also when this throws; the trainer frees it, and the caller must not
      */
     explicit Trainer(mt_model *model, const mt_torch_options &optimizer = MT_TORCH_OPTIONS_INIT,
                      const mt_trainer_options *options = nullptr) {
@@ -195,7 +205,7 @@ public:
 
     Trainer(Trainer &&) = default;
 
-    /* What this one had goes with the argument, whose destructor frees it in the right order. */
+    /* Swaps with the argument. Its destructor then frees what this object had, in the right order. */
     Trainer &operator=(Trainer other) noexcept {
         model_.swap(other.model_);
         torch_.swap(other.torch_);
@@ -203,7 +213,7 @@ public:
         return *this;
     }
 
-    /* mt_trainer_step; the tensors are those that the loss function gets, dimension 0 is the sample. */
+    /* mt_trainer_step. The tensors are those that the loss function gets. Dimension 0 is the sample. */
     mt_step_report step(const Tensors &tensors) {
         mt_step_report report = MT_STEP_REPORT_INIT;
         with_batch(tensors,
@@ -267,7 +277,7 @@ public:
         return report;
     }
 
-    /* For the functions that take these; borrowed. */
+    /* The handles, for functions that take them. Borrowed. */
     mt_trainer *get() const { return trainer_.get(); }
     mt_torch *torch() const { return torch_.get(); }
     mt_model *model() const { return model_.get(); }
@@ -307,7 +317,8 @@ private:
         batch.data = &data;
         const char *fault = fault_of(tensors);
         if (!fault) batch.count = static_cast<std::size_t>(tensors[0].size(0));
-        mt_status status = call(&batch); /* also of no samples: other processes wait for the call */
+        mt_status status =
+            call(&batch); /* also without samples: other processes wait for the call */
         if (status == MT_EINVAL && fault)
             status = mt_set_error(status,
                                   "memtrain::Trainer: %s; accepted: tensors with the sample in "
@@ -316,7 +327,7 @@ private:
         must(status);
     }
 
-    /* Why nothing can be told of the batch's samples, or NULL. */
+    /* Why the number of the batch's samples is not known, or NULL. */
     static const char *fault_of(const Tensors &tensors) {
         if (tensors.empty()) return "the batch has no tensors";
         if (!tensors[0].defined()) return "tensor 0 of the batch is undefined";
@@ -324,7 +335,7 @@ private:
         return tensors[0].size(0) ? nullptr : "tensor 0 of the batch has no samples";
     }
 
-    /* Each is used by the next one, and freed after it. */
+    /* Each is used by the next one, so it is freed after the next one. */
     std::unique_ptr<mt_model, Release<mt_model_free>> model_;
     std::unique_ptr<mt_torch, Release<mt_torch_free>> torch_;
     std::unique_ptr<mt_trainer, Release<mt_trainer_free>> trainer_;
