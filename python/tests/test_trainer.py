@@ -370,11 +370,14 @@ class Transactions(Case):
     def test_interrupts(self):
         """Control-C at any moment: the step is taken, or not."""
         model, optimizer, trainer = trainer_for("adamw")
+        began = time.monotonic()
         trainer.step(*batch())
-        moment, ends = random.Random(7), set()
-        for _ in range(60):
+        usual = time.monotonic() - began
+        moment, ends = random.Random(7), [0, 0]
+        while min(ends) < 5 and sum(ends) < 400:  # as busy as the machine may be
             before = state_of(model, optimizer)
-            timer = threading.Timer(0.03 * moment.random(), os.kill, (os.getpid(), signal.SIGINT))
+            timer = threading.Timer(usual * moment.random(), os.kill, (os.getpid(), signal.SIGINT))
+            began = time.monotonic()
             try:
                 try:
                     timer.start()
@@ -384,14 +387,15 @@ class Transactions(Case):
                     timer.cancel()
                     timer.join()
                     time.sleep(0)
+                usual = time.monotonic() - began
             except KeyboardInterrupt:
                 pass
             after = state_of(model, optimizer)
-            taken = after["0.step"][1] - before["0.step"][1]
+            taken = int(after["0.step"][1] - before["0.step"][1])
             self.assertIn(taken, (0, 1))
             self.assertEqual(bool(difference(before, after)), bool(taken))
-            ends.add(taken)
-        self.assertEqual(ends, {0, 1})
+            ends[taken] += 1
+        self.assertGreater(min(ends), 0, ends)
 
     def test_evaluation(self):
         """Loss of the whole batch in evaluation mode; modes of modules are put back one by one."""
