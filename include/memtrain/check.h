@@ -116,13 +116,15 @@ typedef struct mt_check_report {
  * The report says what was left out.
  *
  * @param batch   as for a step
- * @param report  size set by the caller (MT_CHECK_REPORT_INIT). If nothing is found, fault_count is 0
+ * @param report  size set by the caller (MT_CHECK_REPORT_INIT). If nothing is found, fault_count is
+ *                0
  * @return MT_OK: the samples could be run, whatever was found.
  *         MT_EDEVMEM: the budget has no room for the smallest chunk.
  *         MT_ENOMEM: the host has no room for the copies.
  *         MT_EINVAL: a wrong argument, or a batch smaller than the smallest chunk.
  *         MT_ESTATE: during a step.
- *         What the model's functions return, if they fail both for some samples and for the whole batch.
+ *         What the model's functions return, if they fail both for some samples and for the whole
+ *         batch.
  */
 MT_API MT_NODISCARD mt_status mt_torch_check(mt_torch *torch, const mt_batch *batch,
                                              mt_check_report *report);

@@ -65,9 +65,9 @@ typedef struct mt_script_options {
  * @param options  NULL: defaults
  * @param out      new reference: free with mt_model_free
  * @return MT_OK.
- *         MT_EINVAL: the file is of another kind (the line says of which, and what to do), or damaged; or the model
- *         cannot be trained. Such a model has no parameters, or a forward that assigns to the module's attributes, or
- *         other logits than the options say.
+ *         MT_EINVAL: the file is of another kind (the line says of which, and what to do), or
+ *         damaged; or the model cannot be trained. Such a model has no parameters, or a forward
+ *         that assigns to the module's attributes, or other logits than the options say.
  *         MT_EIO: the file cannot be read.
  *         MT_EDEVMEM.
  */
@@ -80,8 +80,8 @@ MT_API MT_NODISCARD mt_status mt_script_load(const char *path, const mt_script_o
  * mt_safetensors_save. Tensors of other devices are copied to the CPU first.
  *
  * @param model  from mt_script_load
- * @return MT_OK; MT_EINVAL for another model, and for the name of a link, a folder or a device; MT_EIO with the system's
- *         words, also when another process writes the same file
+ * @return MT_OK; MT_EINVAL for another model, and for the name of a link, a folder or a device;
+ *         MT_EIO with the system's words, also when another process writes the same file
  */
 MT_API MT_NODISCARD mt_status mt_script_save(mt_model *model, const char *path);
 

@@ -92,7 +92,8 @@ MT_API MT_NODISCARD mt_status mt_torch_init(const mt_torch_init_options *options
  * The status may be ignored: a program that cannot be started again goes on, only slower.
  *
  * @param argv  main's own
- * @return MT_OK when there was nothing to do; MT_EIO with the system's words: nothing has changed; MT_EINVAL.
+ * @return MT_OK when there was nothing to do; MT_EIO with the system's words: nothing has changed;
+ *         MT_EINVAL.
  *         It does not return when the program starts again
  */
 MT_API mt_status mt_reexec_passive(char **argv);
@@ -121,7 +122,8 @@ MT_API int mt_torch_get_threads(void);
 /*
  * Says whether a device can be used.
  *
- * @return MT_OK; MT_ENOTSUP with the reason in the error line; MT_EINVAL for a name that is not a device's
+ * @return MT_OK; MT_ENOTSUP with the reason in the error line; MT_EINVAL for a name that is not a
+ *         device's
  */
 MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
 
@@ -131,8 +133,8 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
  *
  * @param type  the name of a device without a number: "cuda"
  * @param out   0 on failure
- * @return MT_OK; MT_EINVAL for a name that is not a device's, or that has a number; MT_ENOTSUP for a type that
- *         the library cannot train on
+ * @return MT_OK; MT_EINVAL for a name that is not a device's, or that has a number; MT_ENOTSUP for
+ *         a type that the library cannot train on
  */
 MT_API MT_NODISCARD mt_status mt_device_count(const char *type, size_t *out);
 
@@ -164,7 +166,8 @@ MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t by
  * planned memory or in the heap are given back when something else needs memory. Non-tensor memory
  * that is taken in the middle of a chunk is not seen, so leave some room.
  *
- * @param device  only "cpu", and only on systems that report the figures (Linux, macOS); otherwise MT_ENOTSUP
+ * @param device  only "cpu", and only on systems that report the figures (Linux, macOS); otherwise
+ *                MT_ENOTSUP
  */
 MT_API MT_NODISCARD mt_status mt_device_set_resident_budget(const char *device, size_t bytes);
 
@@ -197,9 +200,9 @@ MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident
  * bytes.
  *
  * @param device      only "cpu", and only on systems that report the figures; otherwise MT_ENOTSUP
- * @param peak_bytes  counted bytes of all tensors together, with those that exist now: predicted_peak_bytes of a
- *                    plan, or allocated_bytes of mt_memory plus what mt_memory_model_peak or
- *                    mt_policy_predict_bytes gives
+ * @param peak_bytes  counted bytes of all tensors together, with those that exist now:
+ *                    predicted_peak_bytes of a plan, or allocated_bytes of mt_memory plus what
+ *                    mt_memory_model_peak or mt_policy_predict_bytes gives
  * @param out         bytes, at least what is held now; 0 on failure
  */
 MT_API MT_NODISCARD mt_status mt_device_predict_resident(const char *device, size_t peak_bytes,
@@ -242,8 +245,8 @@ MT_API MT_NODISCARD mt_status mt_empty_cache(const char *device, mt_clear_result
  *
  * @param device   says which card; the flavour of the options is not looked at
  * @param options  NULL: defaults; copied
- * @return MT_OK; MT_ESTATE while tensors lie on the card; MT_EINVAL for a device that is not simulated; MT_ENOTSUP
- *         without the library's CPU allocator (mt_torch_enforces_budget)
+ * @return MT_OK; MT_ESTATE while tensors lie on the card; MT_EINVAL for a device that is not
+ *         simulated; MT_ENOTSUP without the library's CPU allocator (mt_torch_enforces_budget)
  */
 MT_API MT_NODISCARD mt_status mt_device_simulate(const char *device, const mt_sim_options *options);
 
@@ -284,9 +287,8 @@ typedef enum mt_dtype {
 /*
  * A handle of a tensor of libtorch. The functions here make one of a plain array, as a batch needs
  * it, and give it to a model. memtrain/tensor.h has other ways in and out: strides, a release
- * callback, DLPack, numbers.
- * memtrain/call.h has any operator that computes with it. memtrain/script.h has models that were made in
- * Python.
+ * callback, DLPack, numbers. memtrain/call.h has any operator that computes with it.
+ * memtrain/script.h has models that were made in Python.
  */
 typedef struct mt_tensor mt_tensor;
 
@@ -425,8 +427,8 @@ typedef struct mt_model_traits {
  * Makes a model of C functions.
  *
  * @param ops     copied
- * @param self    first argument of every function; mt_model_free calls destroy(self), and so does this function
- *                when it fails
+ * @param self    first argument of every function; mt_model_free calls destroy(self), and so does
+ *                this function when it fails
  * @param traits  NULL: defaults
  * @param out     new reference: free with mt_model_free
  */
@@ -550,8 +552,9 @@ typedef struct mt_segment_ops {
  * alone is refused with MT_ENOTSUP, and so is one with create_graph.
  *
  * @param ops      copied
- * @param self     first argument of every function; destroy(self) is called when the backward pass, or the
- *                 graph, no longer needs it, on the thread that ends it; also when this function fails
+ * @param self     first argument of every function; destroy(self) is called when the backward pass,
+ *                 or the graph, no longer needs it, on the thread that ends it; also when this
+ *                 function fails
  * @param inputs   borrowed for the call; handles may be empty
  * @param outputs  handles whose tensors are written; empty after a failure
  * @return MT_OK; what run returned
@@ -563,8 +566,8 @@ MT_API MT_NODISCARD mt_status mt_checkpoint(const mt_segment_ops *ops, void *sel
 /*
  * Says whether a segment that runs now on this thread may forget its activations.
  *
- * @return 0: the segment simply runs, and may be run without mt_checkpoint; 1: it would forget its activations,
- *         or mt_checkpoint decides which segments do (MT_CHECKPOINTING_CHOSEN)
+ * @return 0: the segment simply runs, and may be run without mt_checkpoint; 1: it would forget its
+ *         activations, or mt_checkpoint decides which segments do (MT_CHECKPOINTING_CHOSEN)
  */
 MT_API int mt_checkpoint_forgets(void);
 
@@ -731,11 +734,12 @@ typedef struct mt_torch mt_torch;
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_torch_free
  * @return MT_OK.
- *         MT_EDEVMEM: parameters, gradients and optimiser state do not fit. The line gives the bytes of each.
- *         MT_EINVAL: a wrong option (names the field); a model without a parameter; a parameter that trains and
- *         shares memory with another tensor; processes whose models differ.
- *         MT_ENOTSUP: the device or an option is not supported; a sparse, meta or quantised tensor (names it);
- *         embeddings with several processes.
+ *         MT_EDEVMEM: parameters, gradients and optimiser state do not fit. The line gives the
+ *         bytes of each.
+ *         MT_EINVAL: a wrong option (names the field); a model without a parameter; a parameter
+ *         that trains and shares memory with another tensor; processes whose models differ.
+ *         MT_ENOTSUP: the device or an option is not supported; a sparse, meta or quantised tensor
+ *         (names it); embeddings with several processes.
  *         MT_EIO: no file can be made in offload_dir, or another process cannot be reached.
  */
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
@@ -751,7 +755,8 @@ MT_API void mt_torch_free(mt_torch *torch);
  * Fills in the functions of a backend for mt_trainer_new. Functions that the device does not
  * support stay NULL: MPS has no record and no reset_peak.
  *
- * @param out  its size is set by the caller (MT_BACKEND_INIT); out->self is torch, which must outlive the trainer
+ * @param out  its size is set by the caller (MT_BACKEND_INIT); out->self is torch, which must
+ *             outlive the trainer
  */
 MT_API MT_NODISCARD mt_status mt_torch_backend(mt_torch *torch, mt_backend *out);
 
@@ -819,9 +824,10 @@ MT_API MT_NODISCARD mt_status mt_torch_segments(const mt_torch *torch, mt_segmen
  * With MT_CHECKPOINTING_CHOSEN: sets which segments are computed again, from the next step on, for
  * all shapes. The choice then does not depend on measured times.
  *
- * @param recompute  count numbers, in the order in which the forward pass comes to the segments; segments within
- *                   segments do not count. Not 0: the segment is computed again. Segments beyond count are
- *                   computed again too. NULL with a count of 0: the choice is by measurement, as before
+ * @param recompute  count numbers, in the order in which the forward pass comes to the segments;
+ *                   segments within segments do not count. Not 0: the segment is computed again.
+ *                   Segments beyond count are computed again too. NULL with a count of 0: the
+ *                   choice is by measurement, as before
  * @return MT_OK; MT_EINVAL; MT_ESTATE during a step, or with another checkpointing; MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_torch_set_segments(mt_torch *torch, const unsigned char *recompute,
@@ -911,15 +917,16 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  * are not seen: writes through data pointers, and a first write in a later step through
  * variable_data().
  *
- * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT). Receives the figures of the
- *             chunk or of the update. After a failure it is zero except for the evidence of an OOM
+ * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT). Receives the
+ *             figures of the chunk or of the update. After a failure it is zero except for the
+ *             evidence of an OOM
  * @return MT_OK.
  *         MT_EDEVMEM: memory ran out.
- *         MT_ESTATE: the call is out of order; or it comes from a function of the model that a step has called; or
- *         the state was lost. Only a failure of mt_rollback or mt_rewind loses the state, or a skipped update that
- *         cannot be rolled back.
- *         MT_EINVAL: samples that the batch does not have; a model without a parameter to train; a loss that is
- *         not a scalar or has no graph.
+ *         MT_ESTATE: the call is out of order; or it comes from a function of the model that a step
+ *         has called; or the state was lost. Only a failure of mt_rollback or mt_rewind loses the
+ *         state, or a skipped update that cannot be rolled back.
+ *         MT_EINVAL: samples that the batch does not have; a model without a parameter to train; a
+ *         loss that is not a scalar or has no graph.
  *         MT_EUSER, MT_ETORCH: from the model.
  *         MT_ENOTSUP.
  */
@@ -1016,8 +1023,8 @@ MT_API double mt_torch_scale(const mt_torch *torch);
  * @param pattern  as in mt_parameter_group
  * @param on       MT_FREEZE_OFF, MT_FREEZE_KEEP or MT_FREEZE_GIVE_BACK
  * @return MT_OK.
- *         MT_EINVAL: another on; no trainable parameter fits the pattern; none would be left to train; or
- *         processes ask for different things.
+ *         MT_EINVAL: another on; no trainable parameter fits the pattern; none would be left to
+ *         train; or processes ask for different things.
  *         MT_EDEVMEM: there is no room. MT_EPEER: another process has no room.
  *         MT_ESTATE: during a step.
  */
@@ -1056,8 +1063,9 @@ MT_API MT_NODISCARD mt_status mt_amp_autocast(const char *device, mt_dtype dtype
  * @param kind    MT_OFFLOAD_HOST, MT_OFFLOAD_FILE or MT_OFFLOAD_PACK
  * @param dir     folder of the file; NULL: TMPDIR, or /tmp
  * @param body    runs the forward pass; the backward pass may be in it or come later
- * @return what body returned; MT_EIO when no file can be made; MT_ENOTSUP in a process with Python's torch. If
- *         putting away or bringing back fails, the functions of libtorch throw: in body, or in the backward pass
+ * @return what body returned; MT_EIO when no file can be made; MT_ENOTSUP in a process with
+ *         Python's torch. If putting away or bringing back fails, the functions of libtorch throw:
+ *         in body, or in the backward pass
  */
 MT_API MT_NODISCARD mt_status mt_offload(const char *device, int kind, const char *dir,
                                          mt_status (*body)(void *user), void *user);
@@ -1119,11 +1127,12 @@ MT_API MT_NODISCARD mt_status mt_torch_save(mt_torch *torch, const char *path,
  * reading, the state is lost, and every step returns MT_ESTATE until a load succeeds.
  *
  * @param extra     receives the text of mt_torch_save_options; NULL: not wanted
- * @param capacity  bytes of extra, with the final zero; mt_safetensors_metadata gives the length beforehand
+ * @param capacity  bytes of extra, with the final zero; mt_safetensors_metadata gives the length
+ *                  beforehand
  * @return MT_OK.
- *         MT_EINVAL: the file is damaged, or not a checkpoint, or of another network (the line names the first
- *         tensors that differ); it has different numbers for elements that share memory in the model (expand); or
- *         extra is too small.
+ *         MT_EINVAL: the file is damaged, or not a checkpoint, or of another network (the line
+ *         names the first tensors that differ); it has different numbers for elements that share
+ *         memory in the model (expand); or extra is too small.
  *         MT_EDEVMEM; MT_ESTATE; MT_EIO.
  */
 MT_API MT_NODISCARD mt_status mt_torch_load(mt_torch *torch, const char *path, char *extra,
