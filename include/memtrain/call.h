@@ -194,7 +194,10 @@ static inline mt_value mt_value_tensors(mt_tensor *const *tensors, size_t count)
     return value;
 }
 
-/* Lists of values in the place of a call. Each stands for the two arguments that a list has. In C only. */
+/*
+ * Lists of values in the place of a call. Each stands for the two arguments that a list has. In C
+ * only.
+ */
 #define MT_NO_VALUES NULL, 0
 #define MT_NO_KEYWORDS NULL, 0
 #ifndef __cplusplus

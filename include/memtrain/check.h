@@ -83,18 +83,19 @@ typedef struct mt_check_report {
  *
  * In training mode, as the options say:
  *
- *     - All parts run twice with the same random numbers, and a third time if loss or gradient differ. A difference
- *       beyond rounding is hidden state. On the CPU with one thread, each bit that differs is.
+ *     - All parts run twice with the same random numbers, and a third time if loss or gradient
+ *       differ. A difference beyond rounding is hidden state. On the CPU with one thread, each bit
+ *       that differs is.
  *     - It notes which parameters receive a gradient, and which the forward pass writes to.
- *     - Buffers after all parts as one chunk are compared with those after two chunks, unless random numbers
- *       change the buffers.
+ *     - Buffers after all parts as one chunk are compared with buffers after two chunks, unless
+ *       random numbers change the buffers.
  *
  * In evaluation mode, so that dropout and batch norm do not matter, and without autocast:
  *
- *     - A chunk of three parts is compared with chunks of two and one, weighted by their units as a trainer does.
- *       Loss, gradient and metrics have to be equal.
- *     - A part runs beside two different ones. units x loss of {a, b} minus that of {a, c} has to be that of {b}
- *       minus that of {c}. And {b, a} is compared with {a, b}.
+ *     - A chunk of three parts is compared with chunks of two and one, weighted by their units as a
+ *       trainer does. Loss, gradient and metrics have to be equal.
+ *     - A part a runs beside two different parts b and c. units x loss of {a, b} minus that of
+ *       {a, c} has to be that of {b} minus that of {c}. And {b, a} is compared with {a, b}.
  *
  * If these differ, the losses show the likely reason: a sum instead of a mean, a mean over other
  * units, or samples that depend on each other.

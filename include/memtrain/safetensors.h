@@ -121,7 +121,10 @@ MT_API MT_NODISCARD mt_status mt_safetensors_find(const mt_safetensors *file, co
 MT_API MT_NODISCARD mt_status mt_safetensors_read(const mt_safetensors *file, size_t index,
                                                   uint64_t offset, void *data, size_t bytes);
 
-/* Returns the metadata's text of that name, borrowed until the file is freed. NULL when there is none. */
+/*
+ * Returns the metadata's text of that name, borrowed until the file is freed. NULL when there is
+ * none.
+ */
 MT_API const char *mt_safetensors_metadata(const mt_safetensors *file, const char *key);
 
 /* ---- writing --------------------------------------------------------------------------------- */

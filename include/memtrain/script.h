@@ -29,7 +29,8 @@ typedef struct mt_script_options {
     /*
      * 0: forward has one input, and gives logits [samples, classes]. A batch has two tensors:
      * inputs, and int64 labels [samples]. The loss is the mean cross entropy. The metrics are
-     * "accuracy", and "top5" if classes is above 5.
+     * "accuracy", and "top5" if there are more than 5 classes, by the field classes or by a run
+     * with input_shape.
      *
      * 1: forward has as many inputs as a batch has tensors, and gives the loss. The loss is a
      * scalar, the mean over the samples. There are no metrics.

@@ -69,9 +69,9 @@ typedef struct mt_sim_options {
 
     /* only for CUDA */
     size_t max_split_bytes; /* max_split_size, at least 20 MiB. Default: none */
-    size_t
-        max_non_split_rounding_bytes; /* slack of an oversize block, at least 20 MiB, the default */
-    size_t large_segment_bytes;       /* above 10 MiB. Default 20 MiB */
+    /* Slack of an oversize block, at least 20 MiB, the default. */
+    size_t max_non_split_rounding_bytes;
+    size_t large_segment_bytes;        /* above 10 MiB. Default 20 MiB */
     unsigned roundup_power2_divisions; /* a power of two, one for all sizes. Default: off */
     double gc_threshold;               /* garbage_collection_threshold, 0 < x < 1. Default: off */
 
@@ -245,7 +245,10 @@ MT_API MT_NODISCARD mt_status mt_sim_play(mt_sim *sim, const mt_block *blocks, s
 /* Receives one block, which is borrowed for the call. It must not change the card. */
 typedef void (*mt_sim_block_fn)(void *user, const mt_sim_block *block);
 
-/* Calls fn for every block, used or not, in the order of their addresses. This is the map of the card. */
+/*
+ * Calls fn for every block, used or not, in the order of their addresses. This is the map of the
+ * card.
+ */
 MT_API MT_NODISCARD mt_status mt_sim_visit_blocks(const mt_sim *sim, mt_sim_block_fn fn,
                                                   void *user);
 

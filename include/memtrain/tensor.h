@@ -101,8 +101,8 @@ typedef struct mt_tensor_info {
     const char *dtype_name; /* libtorch's name in C++, "Float", "Long", "Char". Static */
     size_t item_bytes;      /* of one element */
     size_t dims;
-    const int64_t
-        *shape; /* dims sizes. Borrowed until the handle is freed or gets another tensor */
+    /* Dims sizes. Borrowed until the handle is freed or gets another tensor. */
+    const int64_t *shape;
     const int64_t *strides; /* dims steps in elements. Borrowed likewise */
     size_t count;           /* elements */
     size_t bytes;           /* count x item_bytes, whatever the strides */

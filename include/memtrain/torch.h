@@ -215,7 +215,9 @@ MT_API MT_NODISCARD mt_status mt_device_predict_resident(const char *device, siz
  */
 MT_API MT_NODISCARD mt_status mt_device_memory(const char *device, mt_memory *out);
 
-/* Restarts peak_bytes from what is allocated now. MT_ENOTSUP on MPS, which has no peak of its own. */
+/*
+ * Restarts peak_bytes from what is allocated now. MT_ENOTSUP on MPS, which has no peak of its own.
+ */
 MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
 
 /*
@@ -635,7 +637,9 @@ typedef struct mt_parameter_group {
 #define MT_PARAMETER_GROUP_INIT                                                                    \
     { sizeof(mt_parameter_group), NULL, 1.0, -1.0, 0 }
 
-/* Options of an mt_torch. There are no zero defaults: MT_TORCH_OPTIONS_INIT has the usual values. */
+/*
+ * Options of an mt_torch. There are no zero defaults: MT_TORCH_OPTIONS_INIT has the usual values.
+ */
 typedef struct mt_torch_options {
     size_t size;        /* sizeof(mt_torch_options) */
     const char *device; /* NULL: "cpu" */
@@ -655,12 +659,12 @@ typedef struct mt_torch_options {
     int arena;         /* MT_ARENA_AUTO or MT_ARENA_NEVER */
     int checkpointing; /* MT_CHECKPOINTING_AUTO, _ON or _CHOSEN, for models with segments */
     int offload;       /* one of MT_OFFLOAD_... */
-    const char
-        *offload_dir; /* folder of the file, which mt_torch_new opens. NULL: TMPDIR, or /tmp */
-    double
-        scale_start; /* first loss scale under MT_FLOAT16: a power of two, 2^-16 to 2^32. 0: 65536 */
-    uint64_t
-        scale_growth_interval; /* updates without an infinity before the scale is doubled. 0: 2000 */
+    /* Folder of the file, which mt_torch_new opens. NULL: TMPDIR, or /tmp. */
+    const char *offload_dir;
+    /* First loss scale under MT_FLOAT16: a power of two, 2^-16 to 2^32. 0: 65536. */
+    double scale_start;
+    /* Updates without an infinity before the scale is doubled. 0: 2000. */
+    uint64_t scale_growth_interval;
     /*
      * group_count groups. May be NULL without any. Copied. A pattern that fits no trainable
      * parameter is refused.
@@ -804,8 +808,8 @@ typedef struct mt_segments_stats {
     double all_seconds;      /* that second runs of all segments would take */
     /* Costs of each segment. Borrowed until the next step or mt_torch_set_segments. */
     const mt_segment_cost *costs;
-    const unsigned char
-        *recompute; /* 1 for each segment that is computed again. Borrowed likewise */
+    /* 1 for each segment that is computed again. Borrowed likewise. */
+    const unsigned char *recompute;
 } mt_segments_stats;
 
 #define MT_SEGMENTS_STATS_INIT                                                                     \
@@ -842,8 +846,8 @@ typedef struct mt_offload_stats {
     size_t peak_packed_bytes; /* most that waited at a time */
     uint64_t packed;          /* tensors that were put away */
     uint64_t shared;          /* tensors that were saved again while they were put away already */
-    uint64_t
-        left_alone; /* tensors that stay: small, not floating point, parameters, buffers, inputs */
+    /* Tensors that stay: small, not floating point, parameters, buffers, inputs. */
+    uint64_t left_alone;
     uint64_t unpacked;             /* tensors that were brought back */
     uint64_t total_packed_bytes;   /* of all tensors that were put away, as they waited */
     uint64_t total_original_bytes; /* of the same tensors, as they were before */
@@ -886,22 +890,26 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  *
  *     mt_begin           starts a step on a batch, which is borrowed until mt_apply or mt_rollback;
  *                        gradients are zero afterwards
- *     mt_accumulate      runs samples [first, first + count) forward and backward; the loss is a mean over
- *                        them, and is multiplied by weight before the backward pass; weight is at least 0:
- *                        the chunk's share of the batch's units
- *     mt_collect         gives loss, metrics and time of the oldest deferred chunk (mt_chunk_result.deferred,
- *                        only on a card); call it once for each; the first call waits for the card;
- *                        MT_ESTATE when none is left
- *     mt_prepare         for a model with embeddings, below: takes the sizes of the count chunks that follow
+ *     mt_accumulate      runs samples [first, first + count) forward and backward; the loss is a
+ *                        mean over them; it is multiplied by weight before the backward pass;
+ *                        weight is at least 0: the chunk's share of the batch's units
+ *     mt_collect         gives loss, metrics and time of the oldest deferred chunk, only on a card
+ *                        (mt_chunk_result.deferred); call it once for each; the first call waits
+ *                        for the card; MT_ESTATE when none is left
+ *     mt_prepare         for a model with embeddings, below: takes the sizes of the count chunks
+ *                        that follow
  *     mt_mark            has the next chunk add its gradients only after its backward pass
- *     mt_rewind          after a marked chunk failed: restores what mt_mark saw, earlier chunks included
- *     mt_hold_gradients  outside a step: 0 gives back the memory of gradients, and each step is one marked
- *                        chunk
- *     mt_rollback        rolls the step back: parameters, buffers and random numbers as before mt_begin
- *     mt_apply           clips and updates, and ends the step; skips the update (out->skipped) when the
- *                        gradient is not finite or no chunk had a unit; nothing has changed if it fails
- *     mt_evaluate        runs samples forward only, in evaluation mode, outside a step; a failure rolls back
- *                        what the forward pass wrote
+ *     mt_rewind          after a marked chunk failed: restores what mt_mark saw, with the gradients
+ *                        of earlier chunks
+ *     mt_hold_gradients  outside a step: 0 gives back the memory of gradients; each step is one
+ *                        marked chunk then
+ *     mt_rollback        rolls the step back: parameters, buffers and random numbers are as before
+ *                        mt_begin
+ *     mt_apply           clips and updates, and ends the step; skips the update (out->skipped) when
+ *                        the gradient is not finite or no chunk had a unit; nothing has changed if
+ *                        it fails
+ *     mt_evaluate        runs samples forward only, in evaluation mode, outside a step; a failure
+ *                        rolls back what the forward pass wrote
  *
  * The model's own code may write to a parameter: a momentum encoder, an average of weights, weights
  * that are clipped. Such a parameter is rolled back like a buffer, whether it trains or not. A
@@ -1052,8 +1060,9 @@ MT_API MT_NODISCARD mt_status mt_amp_autocast(const char *device, mt_dtype dtype
  * as bf16 on the device, in half the bytes. Then each number comes back within 2^-8 of itself. That
  * holds from 2^-126 to 3.38e38; other numbers lose more.
  *
- * A tensor that is saved several times waits once. Some tensors stay where they are: small ones (64
- * KiB), those that are not floating point, and parameters. Calls may nest; the innermost one
+ * A tensor that is saved several times waits once. Some tensors stay where they are: small ones,
+ * those that are not floating point, and parameters. Small is below 64 KiB. In an mt_torch, a
+ * tensor of a chunk's samples is small below 2 KiB a sample. Calls may nest; the innermost one
  * counts. In an mt_torch set mt_torch_options.offload instead.
  *
  * A tensor may be changed in place after it was saved. If it waits, it keeps the numbers that were
@@ -1077,7 +1086,10 @@ MT_API MT_NODISCARD mt_status mt_offload(const char *device, int kind, const cha
  */
 MT_API MT_NODISCARD mt_status mt_torch_state_sha256(mt_torch *torch, char out[65]);
 
-/* Calls fn for parameters, buffers, optimiser state and a copy of amp.scaler, in the order of names. */
+/*
+ * Calls fn for parameters, buffers, optimiser state and a copy of amp.scaler, in the order of
+ * names.
+ */
 MT_API MT_NODISCARD mt_status mt_torch_visit_state(mt_torch *torch, mt_visit_fn fn, void *user);
 
 /* ---- checkpoints ------------------------------------------------------------------------------- */
@@ -1156,8 +1168,8 @@ typedef struct mt_weights_options {
      * "module.". Names in the file without it are not names of the model. NULL: no such beginning.
      */
     const char *prefix;
-    const char
-        *skip; /* names of the model that begin so are left alone, such as "fc.". NULL: none */
+    /* Names of the model that begin so are left alone, such as "fc.". NULL: none. */
+    const char *skip;
 } mt_weights_options;
 
 #define MT_WEIGHTS_OPTIONS_INIT                                                                    \
@@ -1189,7 +1201,10 @@ MT_API MT_NODISCARD mt_status mt_model_load_weights(mt_model *model, const char 
  */
 MT_API MT_NODISCARD mt_status mt_inject_oom(uint64_t nth, int persistent);
 
-/* Counts the calling thread's requests since its last mt_inject_oom, and how many of them have failed. */
+/*
+ * Counts the calling thread's requests since its last mt_inject_oom, and how many of them have
+ * failed.
+ */
 MT_API void mt_injected(uint64_t *out_requests, uint64_t *out_failed);
 
 #ifdef __cplusplus
