@@ -132,7 +132,7 @@ typedef enum mt_plan_reason {
     MT_PLAN_USER = 6        /* the options fix the chunk size */
 } mt_plan_reason;
 
-/* The name of a reason, as in the trace: "start", "throughput", ... Static. Any thread. */
+/* The name of a reason, as in the trace: "start", "throughput" and so on. Static. Any thread. */
 MT_API const char *mt_plan_reason_name(mt_plan_reason reason);
 
 /* The most groups of chunks in a plan. */
@@ -457,8 +457,8 @@ typedef enum mt_action {
  * A refusal that the budget explains corrects the model. The next plan comes from the model, not
  * from halving.
  *
- * Retries are bounded by max_retries. Beyond that, each smaller chunk may have the cache emptied
- * once.
+ * Retries are bounded by max_retries. In addition, the cache may be emptied once for each smaller
+ * chunk.
  */
 MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
 

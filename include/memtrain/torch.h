@@ -962,9 +962,9 @@ MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch
  * random numbers. Then it runs join forward and backward. That gives the gradient of each
  * embedding, and of the parameters that join alone uses.
  *
- * Each mt_accumulate runs the chunks in the same order. It draws the same random numbers again, and
- * runs backward from the gradients of the embeddings. Its weight is not looked at. Two forward
- * passes and one backward pass take about 4/3 of the time.
+ * Then call mt_accumulate for the chunks in the same order. Each call draws the same random numbers
+ * again, and runs backward from the gradients of the embeddings. Its weight is not looked at. Two
+ * forward passes and one backward pass take about 4/3 of the time.
  *
  * Losses, units and metrics of the chunks add up to those of the batch. The metrics come with the
  * first chunk. Buffers that embed changes have changed once. Buffers that only join changes have
@@ -983,10 +983,11 @@ MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch
  */
 
 /*
- * Returns the scale of the loss scaler of MT_FLOAT16 (Micikevicius et al. 2018, arXiv 1710.03740).
+ * Returns the scale of the loss scaler of MT_FLOAT16.
  *
- * Half precision has no room for small gradients. So each chunk's loss is multiplied by a scale.
- * The gradient is float32. mt_apply divides it by the scale again.
+ * The loss scaler is that of Micikevicius et al. 2018 (arXiv 1710.03740). Half precision has no
+ * room for small gradients. So each chunk's loss is multiplied by a scale. The gradient is float32.
+ * mt_apply divides it by the scale again.
  *
  * If the gradient is not finite, mt_apply skips the update (mt_apply_result.skipped) and halves the
  * scale. After scale_growth_interval updates in a row the scale is doubled, up to 2^32. A skipped
