@@ -47,8 +47,9 @@ typedef struct mt_layout {
  * @param fixed      number of blocks, the first ones, that stay where their offset says
  * @param alignment  of every offset, a power of two
  * @param out        what the layout comes to
- * @return MT_OK; MT_EINVAL (a block that ends before it begins, fixed blocks that overlap, an alignment that is not
- *         a power of two, more bytes than any memory has); MT_ENOMEM. After a failure the offsets are as before
+ * @return MT_OK; MT_EINVAL (a block that ends before it begins, fixed blocks that overlap, an
+ *         alignment that is not a power of two, more bytes than any memory has); MT_ENOMEM. After a
+ *         failure the offsets are as before
  */
 MT_API MT_NODISCARD mt_status mt_arena_layout(mt_block *blocks, size_t count, size_t fixed,
                                               size_t alignment, mt_layout *out);
@@ -89,15 +90,18 @@ MT_API MT_NODISCARD mt_status mt_arena_search_result(const mt_arena_search *sear
  *
  * 10,000 tries on 500 blocks take a few milliseconds. Any thread.
  *
- * @param blocks          with the offsets of a layout. Blocks that are alive together must not overlap. Sizes are
- *                        rounded up to alignment
+ * @param blocks          with the offsets of a layout. Blocks that are alive together must not
+ *                        overlap. Sizes are rounded up to alignment
  * @param fixed           number of blocks, the first ones, that stay where they are
  * @param bytes           of the layout
- * @param tries           moves to try; a move is kept unless it makes the layout colder. 0 only measures
- * @param random          state of the random numbers, with any value at first; the next call goes on from it
- * @param out_cold_bytes  cold bytes: of the bytes that all blocks take, those that nothing has used for a while. A
- *                        byte counts as 1 if more than 2 MiB were taken since it was last in use, or if it was never
- *                        in use. It counts in proportion if less was taken
+ * @param tries           moves to try; a move is kept unless it makes the layout colder. 0 only
+ *                        measures
+ * @param random          state of the random numbers, with any value at first; the next call goes
+ *                        on from it
+ * @param out_cold_bytes  cold bytes: of the bytes that all blocks take, those that nothing has used
+ *                        for a while. A byte counts as 1 if more than 2 MiB were taken since it was
+ *                        last in use, or if it was never in use. It counts in proportion if less
+ *                        was taken
  * @return MT_OK, MT_EINVAL, MT_ENOMEM; after a failure the offsets are as before
  */
 MT_API MT_NODISCARD mt_status mt_arena_warm(mt_block *blocks, size_t count, size_t fixed,

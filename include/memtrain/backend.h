@@ -23,7 +23,7 @@
  * The trainer keeps this order of calls in one step:
  *
  *     begin  accumulate...  apply              a step that succeeded
- *     begin  accumulate...  rollback           a step that was rolled back; the batch may be begun again
+ *     begin  accumulate...  rollback           a step that was rolled back; it may begin again
  *     begin  mark accumulate  mark accumulate(failed) rewind  mark accumulate...  apply
  *                                              a step that keeps its finished chunks when one fails
  *     begin  prepare accumulate...  apply      where the backend has prepare
@@ -102,14 +102,14 @@ typedef struct mt_batch {
  */
 typedef struct mt_memory {
     size_t size; /* sizeof(mt_memory), set by the trainer */
-    size_t
-        budget_bytes; /* most that may be allocated. 0: no limit is known, nothing is predicted */
+    /* Most that may be allocated. 0: no limit is known, nothing is predicted. */
+    size_t budget_bytes;
     size_t allocated_bytes; /* in use by tensors */
     size_t reserved_bytes;  /* taken from the system: allocated bytes and cached bytes */
     size_t peak_bytes;      /* highest allocated bytes since reset_peak */
     size_t free_bytes;      /* free on the device, after what other processes take */
-    uint64_t
-        alloc_retries; /* times that the device's allocator emptied its cache to serve a request */
+    /* Times that the device's allocator emptied its cache to serve a request. */
+    uint64_t alloc_retries;
 } mt_memory;
 
 #define MT_MEMORY_INIT                                                                             \
@@ -125,8 +125,8 @@ typedef struct mt_memory {
 typedef struct mt_backend_info {
     size_t size;        /* sizeof(mt_backend_info), set by the trainer */
     const char *device; /* "cpu", "cuda:0", ... Borrowed for the backend's life */
-    const char
-        *version; /* version of what does the work, "2.11.0". Borrowed for the backend's life */
+    /* Version of what does the work, "2.11.0". Borrowed for the backend's life. */
+    const char *version;
     size_t min_micro_batch; /* smallest legal chunk. 0 means 1 */
     /*
      * 1: layers such as BatchNorm see the chunk in training mode. So the two small recording chunks
@@ -170,8 +170,10 @@ typedef struct mt_backend_info {
      * skips.
      */
     int scales_loss;
-    int cannot_record; /* 1: record is missing, so chunks never run to be recorded. Set by the trainer */
-    int is_told;       /* 1: prepare exists, and wants all chunks of a step. Set by the trainer */
+    /* 1: record is missing, so chunks never run to be recorded. The trainer sets it itself. */
+    int cannot_record;
+    /* 1: prepare exists, and wants all chunks of a step. The trainer sets it itself. */
+    int is_told;
     /*
      * What a run learns of chunks serves another run that has the same model, threads, device and
      * version (mt_policy_save). model is a number. It must be equal for runs whose code, layers,
@@ -205,8 +207,8 @@ typedef struct mt_chunk_result {
      */
     double metric_sums[MT_METRICS_MAX];
     double seconds; /* time of the chunk, with the wait for the device. 0: not measured */
-    size_t
-        peak_bytes; /* highest allocated bytes during the call, earlier memory included. 0: not known */
+    /* Highest allocated bytes during the call, earlier memory included. 0: not known. */
+    size_t peak_bytes;
     /*
      * Evidence of an OOM: the requests that the allocator refused in this call. Fill it in when you
      * return MT_EDEVMEM; beside MT_OK it does no harm. By the evidence the policy compares an OOM
@@ -243,7 +245,7 @@ typedef struct mt_apply_result {
     size_t size;      /* sizeof(mt_apply_result) */
     double seconds;   /* 0: not measured */
     double grad_norm; /* L2 norm of the whole gradient before clipping. NaN: not computed */
-    /* 1: nothing was changed, because the gradient was not finite, or because no chunk had a unit. */
+    /* 1: nothing was changed: the gradient was not finite, or no chunk had a unit. */
     int skipped;
 } mt_apply_result;
 

@@ -1,8 +1,8 @@
 /*
  * memtrain/blocks.h - the blocks of a chunk: what it takes of a device's memory, and when.
  *
- * memtrain/arena.h lays them out in one piece of memory. memtrain/sim.h shows what the allocator of a card makes of
- * them.
+ * memtrain/arena.h lays them out in one piece of memory. memtrain/sim.h shows what the allocator of
+ * a card makes of them.
  */
 #ifndef MEMTRAIN_BLOCKS_H
 #define MEMTRAIN_BLOCKS_H
@@ -27,9 +27,10 @@ typedef struct mt_block {
  * A block that was released after the chunk, or never, lives to the end of the chunk (SIZE_MAX).
  *
  * @param small    a recording
- * @param large    a recording of a larger chunk. The blocks are those of large. The size of each follows from its own
- *                 size and its partner's in small (see mt_memory_model). Without a partner it is its own size. NULL:
- *                 the blocks are those of small as they are, and samples must be those of small
+ * @param large    a recording of a larger chunk. The blocks are those of large. The size of each
+ *                 follows from its own size and its partner's in small (see mt_memory_model).
+ *                 Without a partner it is its own size. NULL: the blocks are those of small as they
+ *                 are, and samples must be those of small
  * @param samples  m
  * @param apart    1: gradients that are handed over live to the end (see mt_event_sink)
  * @param blocks   room for capacity blocks; NULL with capacity 0 to ask for the count

@@ -194,7 +194,10 @@ static inline mt_value mt_value_tensors(mt_tensor *const *tensors, size_t count)
     return value;
 }
 
-/* Lists of values in the place of a call. Each stands for the two arguments that a list has. In C only. */
+/*
+ * Lists of values in the place of a call. Each stands for the two arguments that a list has. In C
+ * only.
+ */
 #define MT_NO_VALUES NULL, 0
 #define MT_NO_KEYWORDS NULL, 0
 #ifndef __cplusplus
@@ -215,16 +218,19 @@ static inline mt_value mt_value_tensors(mt_tensor *const *tensors, size_t count)
  * Calls an operator.
  *
  * @param name           "aten::topk", "aten::add.Tensor"
- * @param values         value_count values, for the arguments in their order; may be NULL without any
+ * @param values         value_count values, for the arguments in their order; may be NULL without
+ *                       any
  * @param value_count    of values
  * @param keywords       keyword_count keywords; may be NULL without any
  * @param keyword_count  of keywords
- * @param results        room for the results. Each result is new: release them with mt_values_free. A tensor is a new
- *                       reference. A tensor that is not defined gives none. After a failure all are none
+ * @param results        room for the results. Each result is new: release them with mt_values_free.
+ *                       A tensor is a new reference. A tensor that is not defined gives none. After
+ *                       a failure all are none
  * @param capacity       values that results has room for; 0: results are dropped
  * @param out_count      number of results; may be NULL
- * @return MT_OK; MT_EINVAL with the schema in the line, also when there are more results than room; MT_ENOTSUP for a
- *         result that is not of these kinds (the operator has run then); MT_EDEVMEM; MT_ETORCH
+ * @return MT_OK; MT_EINVAL with the schema in the line, also when there are more results than room;
+ *         MT_ENOTSUP for a result that is not of these kinds (the operator has run then);
+ *         MT_EDEVMEM; MT_ETORCH
  */
 MT_API MT_NODISCARD mt_status mt_call(const char *name, const mt_value *values, size_t value_count,
                                       const mt_keyword *keywords, size_t keyword_count,
@@ -255,8 +261,8 @@ MT_API void mt_values_free(mt_value *values, size_t count);
  * Writes the schemas of a name, one a line, in the order in which they are tried. The text is cut
  * if it is longer than capacity.
  *
- * @return the length without the final zero, as snprintf does; 0 when there is no such operator, and the error line
- *         says so
+ * @return the length without the final zero, as snprintf does; 0 when there is no such operator,
+ *         and the error line says so
  */
 MT_API size_t mt_operator_schema(const char *name, char *text, size_t capacity);
 
@@ -270,7 +276,8 @@ MT_API size_t mt_operator_schema(const char *name, char *text, size_t capacity);
  * @param loss     a tensor of one number, computed from inputs
  * @param inputs   count tensors
  * @param count    of inputs, and of outputs
- * @param outputs  handles that the gradients are written into; empty if the loss does not depend on the input
+ * @param outputs  handles that the gradients are written into; empty if the loss does not depend on
+ *                 the input
  * @return MT_OK; MT_EINVAL; MT_EDEVMEM; MT_ETORCH
  */
 MT_API MT_NODISCARD mt_status mt_gradients(mt_tensor *loss, mt_tensor *const *inputs, size_t count,

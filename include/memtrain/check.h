@@ -83,18 +83,19 @@ typedef struct mt_check_report {
  *
  * In training mode, as the options say:
  *
- *     - All parts run twice with the same random numbers, and a third time if loss or gradient differ. A difference
- *       beyond rounding is hidden state. On the CPU with one thread, each bit that differs is.
+ *     - All parts run twice with the same random numbers, and a third time if loss or gradient
+ *       differ. A difference beyond rounding is hidden state. On the CPU with one thread, each bit
+ *       that differs is.
  *     - It notes which parameters receive a gradient, and which the forward pass writes to.
- *     - Buffers after all parts as one chunk are compared with those after two chunks, unless random numbers
- *       change the buffers.
+ *     - Buffers after all parts as one chunk are compared with buffers after two chunks, unless
+ *       random numbers change the buffers.
  *
  * In evaluation mode, so that dropout and batch norm do not matter, and without autocast:
  *
- *     - A chunk of three parts is compared with chunks of two and one, weighted by their units as a trainer does.
- *       Loss, gradient and metrics have to be equal.
- *     - A part runs beside two different ones. units x loss of {a, b} minus that of {a, c} has to be that of {b}
- *       minus that of {c}. And {b, a} is compared with {a, b}.
+ *     - A chunk of three parts is compared with chunks of two and one, weighted by their units as a
+ *       trainer does. Loss, gradient and metrics have to be equal.
+ *     - A part a runs beside two different parts b and c. units x loss of {a, b} minus that of
+ *       {a, c} has to be that of {b} minus that of {c}. And {b, a} is compared with {a, b}.
  *
  * If these differ, the losses show the likely reason: a sum instead of a mean, a mean over other
  * units, or samples that depend on each other.
@@ -116,13 +117,15 @@ typedef struct mt_check_report {
  * The report says what was left out.
  *
  * @param batch   as for a step
- * @param report  size set by the caller (MT_CHECK_REPORT_INIT). If nothing is found, fault_count is 0
+ * @param report  size set by the caller (MT_CHECK_REPORT_INIT). If nothing is found, fault_count is
+ *                0
  * @return MT_OK: the samples could be run, whatever was found.
  *         MT_EDEVMEM: the budget has no room for the smallest chunk.
  *         MT_ENOMEM: the host has no room for the copies.
  *         MT_EINVAL: a wrong argument, or a batch smaller than the smallest chunk.
  *         MT_ESTATE: during a step.
- *         What the model's functions return, if they fail both for some samples and for the whole batch.
+ *         What the model's functions return, if they fail both for some samples and for the whole
+ *         batch.
  */
 MT_API MT_NODISCARD mt_status mt_torch_check(mt_torch *torch, const mt_batch *batch,
                                              mt_check_report *report);

@@ -53,8 +53,8 @@ MT_API MT_NODISCARD mt_status mt_recording_start(mt_recording *recording, size_t
  * the recorder itself runs out of host memory, it stops, and the recording counts as incomplete.
  *
  * @param address  of the block; it is compared, never read
- * @param bytes    above 0: the block was allocated; below 0: it was released; 0: it is a gradient that is
- *                 handed over (see mt_event_sink)
+ * @param bytes    above 0: the block was allocated; below 0: it was released; 0: it is a gradient
+ *                 that is handed over (see mt_event_sink)
  */
 MT_API void mt_recording_event(mt_recording *recording, void *address, int64_t bytes);
 
@@ -91,7 +91,8 @@ typedef struct mt_memory_model mt_memory_model;
  * Makes a memory model. The recordings are not needed afterwards.
  *
  * @param small  a complete recording
- * @param large  a complete recording of a larger chunk size; NULL: the model is made from small alone
+ * @param large  a complete recording of a larger chunk size; NULL: the model is made from small
+ *               alone
  * @param out    new reference: free with mt_memory_model_free
  * @return MT_OK; MT_EINVAL (empty, incomplete, or sizes not ascending); MT_ENOMEM
  */
@@ -113,8 +114,8 @@ MT_API size_t mt_memory_model_margin(const mt_memory_model *model);
 /*
  * Finds the largest chunk whose peak and margin are within room_bytes.
  *
- * @return samples; 0 when not even one sample fits; SIZE_MAX when every chunk fits. A room_bytes of 2^61 or
- *         more means no limit, and gives SIZE_MAX too.
+ * @return samples; 0 when not even one sample fits; SIZE_MAX when every chunk fits. A room_bytes of
+ *         2^61 or more means no limit, and gives SIZE_MAX too.
  */
 MT_API size_t mt_memory_model_largest(const mt_memory_model *model, size_t room_bytes);
 
@@ -131,7 +132,7 @@ typedef enum mt_plan_reason {
     MT_PLAN_USER = 6        /* the options fix the chunk size */
 } mt_plan_reason;
 
-/* The name of a reason, as in the trace: "start", "throughput", ... Static. Any thread. */
+/* The name of a reason, as in the trace: "start", "throughput" and so on. Static. Any thread. */
 MT_API const char *mt_plan_reason_name(mt_plan_reason reason);
 
 /* The most groups of chunks in a plan. */
@@ -268,8 +269,8 @@ typedef struct mt_policy mt_policy;
  * Makes a policy.
  *
  * @param options  NULL: defaults; copied
- * @param info     what the backend says of the model; NULL: nothing is known. Copied, except for its
- *                 strings, which must outlive the policy
+ * @param info     what the backend says of the model; NULL: nothing is known. Copied, except for
+ *                 its strings, which must outlive the policy
  * @param out      new reference: free with mt_policy_free
  * @return MT_OK, MT_EINVAL (names the field), MT_ENOMEM
  */
@@ -316,8 +317,8 @@ MT_API MT_NODISCARD mt_status mt_policy_given(mt_policy *policy, int keep);
  * Writes what was learned of all kinds of chunks: peaks, times, what failed. The next run begins
  * with it. An existing file is replaced once the new one is complete.
  *
- * @return MT_OK; MT_EINVAL; MT_ENOTSUP when the backend gives no model (mt_backend_info.model); MT_EIO;
- *         MT_ENOMEM
+ * @return MT_OK; MT_EINVAL; MT_ENOTSUP when the backend gives no model (mt_backend_info.model);
+ *         MT_EIO; MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_policy_save(const mt_policy *policy, const char *path);
 
@@ -352,10 +353,10 @@ MT_API unsigned mt_policy_rungs(const mt_policy *policy);
  * A rung is left when the plan without it is known to fit and not to be slower. A rung that had to
  * be taken again soon is kept twice as long the next time.
  *
- * @param memory  as it is before the step. In training, add gradient_bytes to allocated_bytes while gradients
- *                are not held (mt_backend.hold_gradients)
- * @return MT_OK; MT_EINVAL; MT_ENOMEM; MT_EDEVMEM when the model knows that not even the smallest legal chunk
- *         fits (the error line says what is missing)
+ * @param memory  as it is before the step. In training, add gradient_bytes to allocated_bytes while
+ *                gradients are not held (mt_backend.hold_gradients)
+ * @return MT_OK; MT_EINVAL; MT_ENOMEM; MT_EDEVMEM when the model knows that not even the smallest
+ *         legal chunk fits (the error line says what is missing)
  */
 MT_API MT_NODISCARD mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples,
                                              const mt_memory *memory, mt_plan *out);
@@ -456,8 +457,8 @@ typedef enum mt_action {
  * A refusal that the budget explains corrects the model. The next plan comes from the model, not
  * from halving.
  *
- * Retries are bounded by max_retries. Beyond that, each smaller chunk may have the cache emptied
- * once.
+ * Retries are bounded by max_retries. In addition, the cache may be emptied once for each smaller
+ * chunk.
  */
 MT_API MT_NODISCARD mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out);
 

@@ -72,13 +72,14 @@ typedef struct mt_process_group_options {
  * Meets the other processes over TCP, with libtorch's Gloo. It returns when all are there. On CUDA
  * and MPS sums go through the host's memory.
  *
- * @param options  NULL: the environment's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If they are set,
- *                 GLOO_SOCKET_IFNAME and what torchrun adds count too (TORCHELASTIC_USE_AGENT_STORE,
- *                 TORCHELASTIC_RESTART_COUNT). Without WORLD_SIZE, or with 1: a group of one process
- * @param out      out->size is set by the caller; free with mt_process_group_close. After a failure it is a group of
- *                 one process
- * @return MT_OK; MT_EINVAL for a wrong variable or field (the line names it); MT_EIO when the others cannot be met in
- *         time; MT_ENOTSUP with a libtorch that was built without Gloo
+ * @param options  NULL: the environment's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If they
+ *                 are set, GLOO_SOCKET_IFNAME and what torchrun adds count too
+ *                 (TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT). Without WORLD_SIZE,
+ *                 or with 1: a group of one process
+ * @param out      out->size is set by the caller; free with mt_process_group_close. After a failure
+ *                 it is a group of one process
+ * @return MT_OK; MT_EINVAL for a wrong variable or field (the line names it); MT_EIO when the
+ *         others cannot be met in time; MT_ENOTSUP with a libtorch that was built without Gloo
  */
 MT_API MT_NODISCARD mt_status mt_process_group_open(const mt_process_group_options *options,
                                                     mt_process_group *out);
@@ -90,8 +91,8 @@ MT_API MT_NODISCARD mt_status mt_process_group_open(const mt_process_group_optio
  * After mt_torch_new all states are equal. So this is for the time after mt_torch_load, which each
  * process calls with its own file or with the same one.
  *
- * @return MT_OK, also for an mt_torch without other processes; MT_ESTATE on all processes when states differ; MT_EIO;
- *         MT_EINVAL
+ * @return MT_OK, also for an mt_torch without other processes; MT_ESTATE on all processes when
+ *         states differ; MT_EIO; MT_EINVAL
  */
 MT_API MT_NODISCARD mt_status mt_torch_check_processes(mt_torch *torch);
 

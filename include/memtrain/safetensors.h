@@ -85,8 +85,8 @@ typedef struct mt_safetensors mt_safetensors;
  * overlap, are missing, or belong to no tensor.
  *
  * @param out  new reference: free with mt_safetensors_free; NULL on failure
- * @return MT_OK; MT_EINVAL for a wrong file: the line names the file, the tensor, what is wrong and what is accepted;
- *         MT_EIO when it cannot be read; MT_ENOMEM
+ * @return MT_OK; MT_EINVAL for a wrong file: the line names the file, the tensor, what is wrong and
+ *         what is accepted; MT_EIO when it cannot be read; MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_safetensors_open(const char *path, mt_safetensors **out);
 
@@ -121,7 +121,10 @@ MT_API MT_NODISCARD mt_status mt_safetensors_find(const mt_safetensors *file, co
 MT_API MT_NODISCARD mt_status mt_safetensors_read(const mt_safetensors *file, size_t index,
                                                   uint64_t offset, void *data, size_t bytes);
 
-/* Returns the metadata's text of that name, borrowed until the file is freed. NULL when there is none. */
+/*
+ * Returns the metadata's text of that name, borrowed until the file is freed. NULL when there is
+ * none.
+ */
 MT_API const char *mt_safetensors_metadata(const mt_safetensors *file, const char *key);
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -165,12 +168,13 @@ typedef struct mt_safetensors_save_options {
  * system allows that. A file that replaces none has the mode that the umask leaves of 0666. Access
  * control lists and other attributes are not kept.
  *
- * @param path     of a regular file, or of nothing yet. The same holds for PATH.memtrain-tmp, and with keep for PATH.1
+ * @param path     of a regular file, or of nothing yet. The same holds for PATH.memtrain-tmp, and
+ *                 with keep for PATH.1
  * @param tensors  count tensors, borrowed for the call; bytes must agree with dtype and shape
  * @param options  NULL: defaults
- * @return MT_OK; MT_EIO with the system's words (such as a full disk), also when another process writes the same file;
- *         MT_EINVAL (names the tensor or the field), also when a link, a folder or a device has one of the names;
- *         MT_ENOMEM; what fetch returned
+ * @return MT_OK; MT_EIO with the system's words (such as a full disk), also when another process
+ *         writes the same file; MT_EINVAL (names the tensor or the field), also when a link, a
+ *         folder or a device has one of the names; MT_ENOMEM; what fetch returned
  */
 MT_API MT_NODISCARD mt_status mt_safetensors_save(const char *path,
                                                   const mt_safetensors_tensor *tensors,

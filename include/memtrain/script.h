@@ -29,7 +29,8 @@ typedef struct mt_script_options {
     /*
      * 0: forward has one input, and gives logits [samples, classes]. A batch has two tensors:
      * inputs, and int64 labels [samples]. The loss is the mean cross entropy. The metrics are
-     * "accuracy", and "top5" if classes is above 5.
+     * "accuracy", and "top5" if there are more than 5 classes, by the field classes or by a run
+     * with input_shape.
      *
      * 1: forward has as many inputs as a batch has tensors, and gives the loss. The loss is a
      * scalar, the mean over the samples. There are no metrics.
@@ -65,9 +66,9 @@ typedef struct mt_script_options {
  * @param options  NULL: defaults
  * @param out      new reference: free with mt_model_free
  * @return MT_OK.
- *         MT_EINVAL: the file is of another kind (the line says of which, and what to do), or damaged; or the model
- *         cannot be trained. Such a model has no parameters, or a forward that assigns to the module's attributes, or
- *         other logits than the options say.
+ *         MT_EINVAL: the file is of another kind (the line says of which, and what to do), or
+ *         damaged; or the model cannot be trained. Such a model has no parameters, or a forward
+ *         that assigns to the module's attributes, or other logits than the options say.
  *         MT_EIO: the file cannot be read.
  *         MT_EDEVMEM.
  */
@@ -80,8 +81,8 @@ MT_API MT_NODISCARD mt_status mt_script_load(const char *path, const mt_script_o
  * mt_safetensors_save. Tensors of other devices are copied to the CPU first.
  *
  * @param model  from mt_script_load
- * @return MT_OK; MT_EINVAL for another model, and for the name of a link, a folder or a device; MT_EIO with the system's
- *         words, also when another process writes the same file
+ * @return MT_OK; MT_EINVAL for another model, and for the name of a link, a folder or a device;
+ *         MT_EIO with the system's words, also when another process writes the same file
  */
 MT_API MT_NODISCARD mt_status mt_script_save(mt_model *model, const char *path);
 

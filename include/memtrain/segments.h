@@ -63,11 +63,12 @@ typedef struct mt_segments_choice {
  *
  * @param segments       count segments, in the order of the forward pass
  * @param budget_bytes   for activations
- * @param out_recompute  count numbers: 1 for a segment that is to be computed again, otherwise 0. After MT_EDEVMEM all are
- *                       1, which needs the least memory. After another failure they are undefined
+ * @param out_recompute  count numbers: 1 for a segment that is to be computed again, otherwise 0.
+ *                       After MT_EDEVMEM all are 1, which needs the least memory. After another
+ *                       failure they are undefined
  * @param out            what the set costs; with MT_EDEVMEM what all segments cost
- * @return MT_OK; MT_EDEVMEM when the budget is too small even for the set of all segments (the line has the bytes);
- *         MT_EINVAL (names the segment and the field); MT_ENOMEM
+ * @return MT_OK; MT_EDEVMEM when the budget is too small even for the set of all segments (the line
+ *         has the bytes); MT_EINVAL (names the segment and the field); MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_segments_choose(const mt_segment_cost *segments, size_t count,
                                                  size_t budget_bytes, unsigned char *out_recompute,

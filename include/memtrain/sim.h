@@ -69,9 +69,9 @@ typedef struct mt_sim_options {
 
     /* only for CUDA */
     size_t max_split_bytes; /* max_split_size, at least 20 MiB. Default: none */
-    size_t
-        max_non_split_rounding_bytes; /* slack of an oversize block, at least 20 MiB, the default */
-    size_t large_segment_bytes;       /* above 10 MiB. Default 20 MiB */
+    /* Slack of an oversize block, at least 20 MiB, the default. */
+    size_t max_non_split_rounding_bytes;
+    size_t large_segment_bytes;        /* above 10 MiB. Default 20 MiB */
     unsigned roundup_power2_divisions; /* a power of two, one for all sizes. Default: off */
     double gc_threshold;               /* garbage_collection_threshold, 0 < x < 1. Default: off */
 
@@ -106,7 +106,8 @@ typedef struct mt_sim mt_sim;
  *
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_sim_free
- * @return MT_OK; MT_EINVAL (names the field, in the allocator's own words if it has some); MT_ENOMEM
+ * @return MT_OK; MT_EINVAL (names the field, in the allocator's own words if it has some);
+ *         MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_sim_new(const mt_sim_options *options, mt_sim **out);
 
@@ -129,9 +130,10 @@ typedef struct mt_sim_block {
  *
  * @param out  the block; all zero after a failure
  * @return MT_OK.
- *         MT_EDEVMEM: mt_last_error() has the allocator's own words, cut at 511 bytes. On CUDA "CUDA out of memory. Tried
- *         to allocate ...", which libtorch throws as OutOfMemoryError. On MPS "MPS backend out of memory (MPS allocated:
- *         ..." or "Invalid buffer size: ...", which it throws as a plain c10::Error.
+ *         MT_EDEVMEM: mt_last_error() has the allocator's own words, cut at 511 bytes. On CUDA
+ *         "CUDA out of memory. Tried to allocate ...", which libtorch throws as OutOfMemoryError.
+ *         On MPS "MPS backend out of memory (MPS allocated: ..." or "Invalid buffer size: ...",
+ *         which it throws as a plain c10::Error.
  *         MT_ENOMEM: the model's own host memory ran out. Nothing has changed then.
  */
 MT_API MT_NODISCARD mt_status mt_sim_alloc(mt_sim *sim, size_t bytes, mt_sim_block *out);
@@ -153,8 +155,9 @@ MT_API MT_NODISCARD mt_status mt_sim_empty_cache(mt_sim *sim, size_t *out_releas
 /*
  * Sets the allocator's own limit. What is held already stays.
  *
- * @param ratio  on CUDA (setMemoryFraction) a share of total_bytes, 0 <= x <= 1, with 1 for no limit. On MPS the high
- *               watermark, a share of recommended_bytes, 0 <= x <= 2, with 0 for no limit
+ * @param ratio  on CUDA (setMemoryFraction) a share of total_bytes, 0 <= x <= 1, with 1 for no
+ *               limit. On MPS the high watermark, a share of recommended_bytes, 0 <= x <= 2, with 0
+ *               for no limit
  * @return MT_OK; MT_EINVAL with the allocator's words
  */
 MT_API MT_NODISCARD mt_status mt_sim_set_ratio(mt_sim *sim, double ratio);
@@ -234,14 +237,18 @@ MT_API MT_NODISCARD mt_status mt_sim_memory(const mt_sim *sim, mt_memory *out);
  * says what the allocator reserves for such a chunk, and what it allocates.
  *
  * @param blocks  count blocks, ascending by begin; offsets are not looked at
- * @return MT_OK; MT_EDEVMEM as mt_sim_alloc, with everything released that was taken; MT_EINVAL; MT_ENOMEM
+ * @return MT_OK; MT_EDEVMEM as mt_sim_alloc, with everything released that was taken; MT_EINVAL;
+ *         MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_sim_play(mt_sim *sim, const mt_block *blocks, size_t count);
 
 /* Receives one block, which is borrowed for the call. It must not change the card. */
 typedef void (*mt_sim_block_fn)(void *user, const mt_sim_block *block);
 
-/* Calls fn for every block, used or not, in the order of their addresses. This is the map of the card. */
+/*
+ * Calls fn for every block, used or not, in the order of their addresses. This is the map of the
+ * card.
+ */
 MT_API MT_NODISCARD mt_status mt_sim_visit_blocks(const mt_sim *sim, mt_sim_block_fn fn,
                                                   void *user);
 

@@ -9,8 +9,8 @@
  *
  *     new reference   the caller owns it, and gives it back with the function that is named
  *     borrowed        valid until the moment that is named; the caller must never free it
- *     stale           freed; functions return MT_EINVAL and do not crash, unless a newer handle of the
- *                     same kind has taken the address
+ *     stale           freed; functions return MT_EINVAL and do not crash, unless a newer handle of
+ *                     the same kind has taken the address
  *     thread rule     "any thread": may be called at any time from any thread;
  *                     "one thread at a time": the caller does the locking
  */
@@ -71,7 +71,9 @@ typedef enum mt_status {
         MT_STATUS_END_ = 1 /* not a status: ends the list without a comma (C++98) */
 } mt_status;
 
-/* The name of a status: "MT_EDEVMEM". "MT_?" for a number that is not a status. Static. Any thread. */
+/*
+ * The name of a status: "MT_EDEVMEM". "MT_?" for a number that is not a status. Static. Any thread.
+ */
 MT_API const char *mt_status_name(mt_status status);
 
 /* One phrase for a status, as in MT_STATUS_MAP. Static. Any thread. */

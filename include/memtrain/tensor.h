@@ -84,11 +84,11 @@ typedef struct mt_tensor_memory {
  * with, but not written to. A stride below 0, which NumPy has after a[::-1], is refused, because
  * libtorch cannot step backwards.
  *
- * @param memory  memory->release is called once, whether the call succeeds or not. It is not called if memory is
- *                NULL, or if its size is not set
+ * @param memory  memory->release is called once, whether the call succeeds or not. It is not called
+ *                if memory is NULL, or if its size is not set
  * @param out     new reference: free with mt_tensor_free
- * @return MT_OK; MT_EINVAL (the line names the field); MT_ENOTSUP for a device whose memory cannot be taken over,
- *         such as MPS and the simulated cards
+ * @return MT_OK; MT_EINVAL (the line names the field); MT_ENOTSUP for a device whose memory cannot
+ *         be taken over, such as MPS and the simulated cards
  */
 MT_API MT_NODISCARD mt_status mt_tensor_wrap(const mt_tensor_memory *memory, mt_tensor **out);
 
@@ -101,8 +101,8 @@ typedef struct mt_tensor_info {
     const char *dtype_name; /* libtorch's name in C++, "Float", "Long", "Char". Static */
     size_t item_bytes;      /* of one element */
     size_t dims;
-    const int64_t
-        *shape; /* dims sizes. Borrowed until the handle is freed or gets another tensor */
+    /* Dims sizes. Borrowed until the handle is freed or gets another tensor. */
+    const int64_t *shape;
     const int64_t *strides; /* dims steps in elements. Borrowed likewise */
     size_t count;           /* elements */
     size_t bytes;           /* count x item_bytes, whatever the strides */
@@ -179,11 +179,11 @@ struct DLManagedTensorVersioned;
  * the capsule to "used_dltensor" ("used_dltensor_versioned"), because the tensor is taken over in
  * every case.
  *
- * @param managed  its deleter is called once: when the last tensor over its memory is gone, or before the
- *                 function returns if it fails
+ * @param managed  its deleter is called once: when the last tensor over its memory is gone, or
+ *                 before the function returns if it fails
  * @param out      new reference: free with mt_tensor_free
- * @return MT_OK; MT_EINVAL for a tensor that libtorch cannot have (strides below 0, memory that is not aligned);
- *         MT_ENOTSUP for a device or a dtype that it does not have
+ * @return MT_OK; MT_EINVAL for a tensor that libtorch cannot have (strides below 0, memory that is
+ *         not aligned); MT_ENOTSUP for a device or a dtype that it does not have
  */
 MT_API MT_NODISCARD mt_status mt_tensor_from_dlpack(struct DLManagedTensor *managed,
                                                     mt_tensor **out);
@@ -206,16 +206,16 @@ mt_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, mt_ten
  * receiver has to wait for the device.
  *
  * @param out  new reference: the receiver calls its deleter once, on any thread
- * @return MT_OK; MT_ENOTSUP for a tensor that requires a gradient (mt_tensor_copy makes one that does not), and for
- *         a read-only tensor, because this form cannot say so
+ * @return MT_OK; MT_ENOTSUP for a tensor that requires a gradient (mt_tensor_copy makes one that
+ *         does not), and for a read-only tensor, because this form cannot say so
  */
 MT_API MT_NODISCARD mt_status mt_tensor_to_dlpack(mt_tensor *tensor, struct DLManagedTensor **out);
 
 /*
  * Does the same in the form with a version, 1, which says whether the tensor is read-only.
  *
- * @param copy  1: hands out a copy, and the flags say so (DLPACK_FLAG_BITMASK_IS_COPIED). The tensor may require a
- *              gradient then
+ * @param copy  1: hands out a copy, and the flags say so (DLPACK_FLAG_BITMASK_IS_COPIED). The
+ *              tensor may require a gradient then
  * @param out   new reference: the receiver calls its deleter once, on any thread
  * @return MT_OK; MT_ENOTSUP for a tensor that requires a gradient, without a copy
  */

@@ -92,7 +92,8 @@ MT_API MT_NODISCARD mt_status mt_torch_init(const mt_torch_init_options *options
  * The status may be ignored: a program that cannot be started again goes on, only slower.
  *
  * @param argv  main's own
- * @return MT_OK when there was nothing to do; MT_EIO with the system's words: nothing has changed; MT_EINVAL.
+ * @return MT_OK when there was nothing to do; MT_EIO with the system's words: nothing has changed;
+ *         MT_EINVAL.
  *         It does not return when the program starts again
  */
 MT_API mt_status mt_reexec_passive(char **argv);
@@ -121,7 +122,8 @@ MT_API int mt_torch_get_threads(void);
 /*
  * Says whether a device can be used.
  *
- * @return MT_OK; MT_ENOTSUP with the reason in the error line; MT_EINVAL for a name that is not a device's
+ * @return MT_OK; MT_ENOTSUP with the reason in the error line; MT_EINVAL for a name that is not a
+ *         device's
  */
 MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
 
@@ -131,8 +133,8 @@ MT_API MT_NODISCARD mt_status mt_device_check(const char *device);
  *
  * @param type  the name of a device without a number: "cuda"
  * @param out   0 on failure
- * @return MT_OK; MT_EINVAL for a name that is not a device's, or that has a number; MT_ENOTSUP for a type that
- *         the library cannot train on
+ * @return MT_OK; MT_EINVAL for a name that is not a device's, or that has a number; MT_ENOTSUP for
+ *         a type that the library cannot train on
  */
 MT_API MT_NODISCARD mt_status mt_device_count(const char *type, size_t *out);
 
@@ -164,7 +166,8 @@ MT_API MT_NODISCARD mt_status mt_device_set_budget(const char *device, size_t by
  * planned memory or in the heap are given back when something else needs memory. Non-tensor memory
  * that is taken in the middle of a chunk is not seen, so leave some room.
  *
- * @param device  only "cpu", and only on systems that report the figures (Linux, macOS); otherwise MT_ENOTSUP
+ * @param device  only "cpu", and only on systems that report the figures (Linux, macOS); otherwise
+ *                MT_ENOTSUP
  */
 MT_API MT_NODISCARD mt_status mt_device_set_resident_budget(const char *device, size_t bytes);
 
@@ -197,9 +200,9 @@ MT_API MT_NODISCARD mt_status mt_device_resident(const char *device, mt_resident
  * bytes.
  *
  * @param device      only "cpu", and only on systems that report the figures; otherwise MT_ENOTSUP
- * @param peak_bytes  counted bytes of all tensors together, with those that exist now: predicted_peak_bytes of a
- *                    plan, or allocated_bytes of mt_memory plus what mt_memory_model_peak or
- *                    mt_policy_predict_bytes gives
+ * @param peak_bytes  counted bytes of all tensors together, with those that exist now:
+ *                    predicted_peak_bytes of a plan, or allocated_bytes of mt_memory plus what
+ *                    mt_memory_model_peak or mt_policy_predict_bytes gives
  * @param out         bytes, at least what is held now; 0 on failure
  */
 MT_API MT_NODISCARD mt_status mt_device_predict_resident(const char *device, size_t peak_bytes,
@@ -212,7 +215,9 @@ MT_API MT_NODISCARD mt_status mt_device_predict_resident(const char *device, siz
  */
 MT_API MT_NODISCARD mt_status mt_device_memory(const char *device, mt_memory *out);
 
-/* Restarts peak_bytes from what is allocated now. MT_ENOTSUP on MPS, which has no peak of its own. */
+/*
+ * Restarts peak_bytes from what is allocated now. MT_ENOTSUP on MPS, which has no peak of its own.
+ */
 MT_API MT_NODISCARD mt_status mt_device_reset_peak(const char *device);
 
 /*
@@ -242,8 +247,8 @@ MT_API MT_NODISCARD mt_status mt_empty_cache(const char *device, mt_clear_result
  *
  * @param device   says which card; the flavour of the options is not looked at
  * @param options  NULL: defaults; copied
- * @return MT_OK; MT_ESTATE while tensors lie on the card; MT_EINVAL for a device that is not simulated; MT_ENOTSUP
- *         without the library's CPU allocator (mt_torch_enforces_budget)
+ * @return MT_OK; MT_ESTATE while tensors lie on the card; MT_EINVAL for a device that is not
+ *         simulated; MT_ENOTSUP without the library's CPU allocator (mt_torch_enforces_budget)
  */
 MT_API MT_NODISCARD mt_status mt_device_simulate(const char *device, const mt_sim_options *options);
 
@@ -284,9 +289,8 @@ typedef enum mt_dtype {
 /*
  * A handle of a tensor of libtorch. The functions here make one of a plain array, as a batch needs
  * it, and give it to a model. memtrain/tensor.h has other ways in and out: strides, a release
- * callback, DLPack, numbers.
- * memtrain/call.h has any operator that computes with it. memtrain/script.h has models that were made in
- * Python.
+ * callback, DLPack, numbers. memtrain/call.h has any operator that computes with it.
+ * memtrain/script.h has models that were made in Python.
  */
 typedef struct mt_tensor mt_tensor;
 
@@ -425,8 +429,8 @@ typedef struct mt_model_traits {
  * Makes a model of C functions.
  *
  * @param ops     copied
- * @param self    first argument of every function; mt_model_free calls destroy(self), and so does this function
- *                when it fails
+ * @param self    first argument of every function; mt_model_free calls destroy(self), and so does
+ *                this function when it fails
  * @param traits  NULL: defaults
  * @param out     new reference: free with mt_model_free
  */
@@ -550,8 +554,9 @@ typedef struct mt_segment_ops {
  * alone is refused with MT_ENOTSUP, and so is one with create_graph.
  *
  * @param ops      copied
- * @param self     first argument of every function; destroy(self) is called when the backward pass, or the
- *                 graph, no longer needs it, on the thread that ends it; also when this function fails
+ * @param self     first argument of every function; destroy(self) is called when the backward pass,
+ *                 or the graph, no longer needs it, on the thread that ends it; also when this
+ *                 function fails
  * @param inputs   borrowed for the call; handles may be empty
  * @param outputs  handles whose tensors are written; empty after a failure
  * @return MT_OK; what run returned
@@ -563,8 +568,8 @@ MT_API MT_NODISCARD mt_status mt_checkpoint(const mt_segment_ops *ops, void *sel
 /*
  * Says whether a segment that runs now on this thread may forget its activations.
  *
- * @return 0: the segment simply runs, and may be run without mt_checkpoint; 1: it would forget its activations,
- *         or mt_checkpoint decides which segments do (MT_CHECKPOINTING_CHOSEN)
+ * @return 0: the segment simply runs, and may be run without mt_checkpoint; 1: it would forget its
+ *         activations, or mt_checkpoint decides which segments do (MT_CHECKPOINTING_CHOSEN)
  */
 MT_API int mt_checkpoint_forgets(void);
 
@@ -632,7 +637,9 @@ typedef struct mt_parameter_group {
 #define MT_PARAMETER_GROUP_INIT                                                                    \
     { sizeof(mt_parameter_group), NULL, 1.0, -1.0, 0 }
 
-/* Options of an mt_torch. There are no zero defaults: MT_TORCH_OPTIONS_INIT has the usual values. */
+/*
+ * Options of an mt_torch. There are no zero defaults: MT_TORCH_OPTIONS_INIT has the usual values.
+ */
 typedef struct mt_torch_options {
     size_t size;        /* sizeof(mt_torch_options) */
     const char *device; /* NULL: "cpu" */
@@ -652,12 +659,12 @@ typedef struct mt_torch_options {
     int arena;         /* MT_ARENA_AUTO or MT_ARENA_NEVER */
     int checkpointing; /* MT_CHECKPOINTING_AUTO, _ON or _CHOSEN, for models with segments */
     int offload;       /* one of MT_OFFLOAD_... */
-    const char
-        *offload_dir; /* folder of the file, which mt_torch_new opens. NULL: TMPDIR, or /tmp */
-    double
-        scale_start; /* first loss scale under MT_FLOAT16: a power of two, 2^-16 to 2^32. 0: 65536 */
-    uint64_t
-        scale_growth_interval; /* updates without an infinity before the scale is doubled. 0: 2000 */
+    /* Folder of the file, which mt_torch_new opens. NULL: TMPDIR, or /tmp. */
+    const char *offload_dir;
+    /* First loss scale under MT_FLOAT16: a power of two, 2^-16 to 2^32. 0: 65536. */
+    double scale_start;
+    /* Updates without an infinity before the scale is doubled. 0: 2000. */
+    uint64_t scale_growth_interval;
     /*
      * group_count groups. May be NULL without any. Copied. A pattern that fits no trainable
      * parameter is refused.
@@ -731,11 +738,12 @@ typedef struct mt_torch mt_torch;
  * @param options  NULL: defaults; copied
  * @param out      new reference: free with mt_torch_free
  * @return MT_OK.
- *         MT_EDEVMEM: parameters, gradients and optimiser state do not fit. The line gives the bytes of each.
- *         MT_EINVAL: a wrong option (names the field); a model without a parameter; a parameter that trains and
- *         shares memory with another tensor; processes whose models differ.
- *         MT_ENOTSUP: the device or an option is not supported; a sparse, meta or quantised tensor (names it);
- *         embeddings with several processes.
+ *         MT_EDEVMEM: parameters, gradients and optimiser state do not fit. The line gives the
+ *         bytes of each.
+ *         MT_EINVAL: a wrong option (names the field); a model without a parameter; a parameter
+ *         that trains and shares memory with another tensor; processes whose models differ.
+ *         MT_ENOTSUP: the device or an option is not supported; a sparse, meta or quantised tensor
+ *         (names it); embeddings with several processes.
  *         MT_EIO: no file can be made in offload_dir, or another process cannot be reached.
  */
 MT_API MT_NODISCARD mt_status mt_torch_new(mt_model *model, const mt_torch_options *options,
@@ -751,7 +759,8 @@ MT_API void mt_torch_free(mt_torch *torch);
  * Fills in the functions of a backend for mt_trainer_new. Functions that the device does not
  * support stay NULL: MPS has no record and no reset_peak.
  *
- * @param out  its size is set by the caller (MT_BACKEND_INIT); out->self is torch, which must outlive the trainer
+ * @param out  its size is set by the caller (MT_BACKEND_INIT); out->self is torch, which must
+ *             outlive the trainer
  */
 MT_API MT_NODISCARD mt_status mt_torch_backend(mt_torch *torch, mt_backend *out);
 
@@ -799,8 +808,8 @@ typedef struct mt_segments_stats {
     double all_seconds;      /* that second runs of all segments would take */
     /* Costs of each segment. Borrowed until the next step or mt_torch_set_segments. */
     const mt_segment_cost *costs;
-    const unsigned char
-        *recompute; /* 1 for each segment that is computed again. Borrowed likewise */
+    /* 1 for each segment that is computed again. Borrowed likewise. */
+    const unsigned char *recompute;
 } mt_segments_stats;
 
 #define MT_SEGMENTS_STATS_INIT                                                                     \
@@ -819,9 +828,10 @@ MT_API MT_NODISCARD mt_status mt_torch_segments(const mt_torch *torch, mt_segmen
  * With MT_CHECKPOINTING_CHOSEN: sets which segments are computed again, from the next step on, for
  * all shapes. The choice then does not depend on measured times.
  *
- * @param recompute  count numbers, in the order in which the forward pass comes to the segments; segments within
- *                   segments do not count. Not 0: the segment is computed again. Segments beyond count are
- *                   computed again too. NULL with a count of 0: the choice is by measurement, as before
+ * @param recompute  count numbers, in the order in which the forward pass comes to the segments;
+ *                   segments within segments do not count. Not 0: the segment is computed again.
+ *                   Segments beyond count are computed again too. NULL with a count of 0: the
+ *                   choice is by measurement, as before
  * @return MT_OK; MT_EINVAL; MT_ESTATE during a step, or with another checkpointing; MT_ENOMEM
  */
 MT_API MT_NODISCARD mt_status mt_torch_set_segments(mt_torch *torch, const unsigned char *recompute,
@@ -836,8 +846,8 @@ typedef struct mt_offload_stats {
     size_t peak_packed_bytes; /* most that waited at a time */
     uint64_t packed;          /* tensors that were put away */
     uint64_t shared;          /* tensors that were saved again while they were put away already */
-    uint64_t
-        left_alone; /* tensors that stay: small, not floating point, parameters, buffers, inputs */
+    /* Tensors that stay: small, not floating point, parameters, buffers, inputs. */
+    uint64_t left_alone;
     uint64_t unpacked;             /* tensors that were brought back */
     uint64_t total_packed_bytes;   /* of all tensors that were put away, as they waited */
     uint64_t total_original_bytes; /* of the same tensors, as they were before */
@@ -880,22 +890,26 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  *
  *     mt_begin           starts a step on a batch, which is borrowed until mt_apply or mt_rollback;
  *                        gradients are zero afterwards
- *     mt_accumulate      runs samples [first, first + count) forward and backward; the loss is a mean over
- *                        them, and is multiplied by weight before the backward pass; weight is at least 0:
- *                        the chunk's share of the batch's units
- *     mt_collect         gives loss, metrics and time of the oldest deferred chunk (mt_chunk_result.deferred,
- *                        only on a card); call it once for each; the first call waits for the card;
- *                        MT_ESTATE when none is left
- *     mt_prepare         for a model with embeddings, below: takes the sizes of the count chunks that follow
+ *     mt_accumulate      runs samples [first, first + count) forward and backward; the loss is a
+ *                        mean over them; it is multiplied by weight before the backward pass;
+ *                        weight is at least 0: the chunk's share of the batch's units
+ *     mt_collect         gives loss, metrics and time of the oldest deferred chunk, only on a card
+ *                        (mt_chunk_result.deferred); call it once for each; the first call waits
+ *                        for the card; MT_ESTATE when none is left
+ *     mt_prepare         for a model with embeddings, below: takes the sizes of the count chunks
+ *                        that follow
  *     mt_mark            has the next chunk add its gradients only after its backward pass
- *     mt_rewind          after a marked chunk failed: restores what mt_mark saw, earlier chunks included
- *     mt_hold_gradients  outside a step: 0 gives back the memory of gradients, and each step is one marked
- *                        chunk
- *     mt_rollback        rolls the step back: parameters, buffers and random numbers as before mt_begin
- *     mt_apply           clips and updates, and ends the step; skips the update (out->skipped) when the
- *                        gradient is not finite or no chunk had a unit; nothing has changed if it fails
- *     mt_evaluate        runs samples forward only, in evaluation mode, outside a step; a failure rolls back
- *                        what the forward pass wrote
+ *     mt_rewind          after a marked chunk failed: restores what mt_mark saw, with the gradients
+ *                        of earlier chunks
+ *     mt_hold_gradients  outside a step: 0 gives back the memory of gradients; each step is one
+ *                        marked chunk then
+ *     mt_rollback        rolls the step back: parameters, buffers and random numbers are as before
+ *                        mt_begin
+ *     mt_apply           clips and updates, and ends the step; skips the update (out->skipped) when
+ *                        the gradient is not finite or no chunk had a unit; nothing has changed if
+ *                        it fails
+ *     mt_evaluate        runs samples forward only, in evaluation mode, outside a step; a failure
+ *                        rolls back what the forward pass wrote
  *
  * The model's own code may write to a parameter: a momentum encoder, an average of weights, weights
  * that are clipped. Such a parameter is rolled back like a buffer, whether it trains or not. A
@@ -911,15 +925,16 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  * are not seen: writes through data pointers, and a first write in a later step through
  * variable_data().
  *
- * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT). Receives the figures of the
- *             chunk or of the update. After a failure it is zero except for the evidence of an OOM
+ * @param out  size set by the caller (MT_CHUNK_RESULT_INIT, MT_APPLY_RESULT_INIT). Receives the
+ *             figures of the chunk or of the update. After a failure it is zero except for the
+ *             evidence of an OOM
  * @return MT_OK.
  *         MT_EDEVMEM: memory ran out.
- *         MT_ESTATE: the call is out of order; or it comes from a function of the model that a step has called; or
- *         the state was lost. Only a failure of mt_rollback or mt_rewind loses the state, or a skipped update that
- *         cannot be rolled back.
- *         MT_EINVAL: samples that the batch does not have; a model without a parameter to train; a loss that is
- *         not a scalar or has no graph.
+ *         MT_ESTATE: the call is out of order; or it comes from a function of the model that a step
+ *         has called; or the state was lost. Only a failure of mt_rollback or mt_rewind loses the
+ *         state, or a skipped update that cannot be rolled back.
+ *         MT_EINVAL: samples that the batch does not have; a model without a parameter to train; a
+ *         loss that is not a scalar or has no graph.
  *         MT_EUSER, MT_ETORCH: from the model.
  *         MT_ENOTSUP.
  */
@@ -947,9 +962,9 @@ MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch
  * random numbers. Then it runs join forward and backward. That gives the gradient of each
  * embedding, and of the parameters that join alone uses.
  *
- * Each mt_accumulate runs the chunks in the same order. It draws the same random numbers again, and
- * runs backward from the gradients of the embeddings. Its weight is not looked at. Two forward
- * passes and one backward pass take about 4/3 of the time.
+ * Then call mt_accumulate for the chunks in the same order. Each call draws the same random numbers
+ * again, and runs backward from the gradients of the embeddings. Its weight is not looked at. Two
+ * forward passes and one backward pass take about 4/3 of the time.
  *
  * Losses, units and metrics of the chunks add up to those of the batch. The metrics come with the
  * first chunk. Buffers that embed changes have changed once. Buffers that only join changes have
@@ -968,10 +983,11 @@ MT_API MT_NODISCARD mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch
  */
 
 /*
- * Returns the scale of the loss scaler of MT_FLOAT16 (Micikevicius et al. 2018, arXiv 1710.03740).
+ * Returns the scale of the loss scaler of MT_FLOAT16.
  *
- * Half precision has no room for small gradients. So each chunk's loss is multiplied by a scale.
- * The gradient is float32. mt_apply divides it by the scale again.
+ * The loss scaler is that of Micikevicius et al. 2018 (arXiv 1710.03740). Half precision has no
+ * room for small gradients. So each chunk's loss is multiplied by a scale. The gradient is float32.
+ * mt_apply divides it by the scale again.
  *
  * If the gradient is not finite, mt_apply skips the update (mt_apply_result.skipped) and halves the
  * scale. After scale_growth_interval updates in a row the scale is doubled, up to 2^32. A skipped
@@ -1016,8 +1032,8 @@ MT_API double mt_torch_scale(const mt_torch *torch);
  * @param pattern  as in mt_parameter_group
  * @param on       MT_FREEZE_OFF, MT_FREEZE_KEEP or MT_FREEZE_GIVE_BACK
  * @return MT_OK.
- *         MT_EINVAL: another on; no trainable parameter fits the pattern; none would be left to train; or
- *         processes ask for different things.
+ *         MT_EINVAL: another on; no trainable parameter fits the pattern; none would be left to
+ *         train; or processes ask for different things.
  *         MT_EDEVMEM: there is no room. MT_EPEER: another process has no room.
  *         MT_ESTATE: during a step.
  */
@@ -1045,8 +1061,9 @@ MT_API MT_NODISCARD mt_status mt_amp_autocast(const char *device, mt_dtype dtype
  * as bf16 on the device, in half the bytes. Then each number comes back within 2^-8 of itself. That
  * holds from 2^-126 to 3.38e38; other numbers lose more.
  *
- * A tensor that is saved several times waits once. Some tensors stay where they are: small ones (64
- * KiB), those that are not floating point, and parameters. Calls may nest; the innermost one
+ * A tensor that is saved several times waits once. Some tensors stay where they are: small ones,
+ * those that are not floating point, and parameters. Small is below 64 KiB. In an mt_torch, a
+ * tensor of a chunk's samples is small below 2 KiB a sample. Calls may nest; the innermost one
  * counts. In an mt_torch set mt_torch_options.offload instead.
  *
  * A tensor may be changed in place after it was saved. If it waits, it keeps the numbers that were
@@ -1056,8 +1073,9 @@ MT_API MT_NODISCARD mt_status mt_amp_autocast(const char *device, mt_dtype dtype
  * @param kind    MT_OFFLOAD_HOST, MT_OFFLOAD_FILE or MT_OFFLOAD_PACK
  * @param dir     folder of the file; NULL: TMPDIR, or /tmp
  * @param body    runs the forward pass; the backward pass may be in it or come later
- * @return what body returned; MT_EIO when no file can be made; MT_ENOTSUP in a process with Python's torch. If
- *         putting away or bringing back fails, the functions of libtorch throw: in body, or in the backward pass
+ * @return what body returned; MT_EIO when no file can be made; MT_ENOTSUP in a process with
+ *         Python's torch. If putting away or bringing back fails, the functions of libtorch throw:
+ *         in body, or in the backward pass
  */
 MT_API MT_NODISCARD mt_status mt_offload(const char *device, int kind, const char *dir,
                                          mt_status (*body)(void *user), void *user);
@@ -1069,7 +1087,10 @@ MT_API MT_NODISCARD mt_status mt_offload(const char *device, int kind, const cha
  */
 MT_API MT_NODISCARD mt_status mt_torch_state_sha256(mt_torch *torch, char out[65]);
 
-/* Calls fn for parameters, buffers, optimiser state and a copy of amp.scaler, in the order of names. */
+/*
+ * Calls fn for parameters, buffers, optimiser state and a copy of amp.scaler, in the order of
+ * names.
+ */
 MT_API MT_NODISCARD mt_status mt_torch_visit_state(mt_torch *torch, mt_visit_fn fn, void *user);
 
 /* ---- checkpoints ------------------------------------------------------------------------------- */
@@ -1119,11 +1140,12 @@ MT_API MT_NODISCARD mt_status mt_torch_save(mt_torch *torch, const char *path,
  * reading, the state is lost, and every step returns MT_ESTATE until a load succeeds.
  *
  * @param extra     receives the text of mt_torch_save_options; NULL: not wanted
- * @param capacity  bytes of extra, with the final zero; mt_safetensors_metadata gives the length beforehand
+ * @param capacity  bytes of extra, with the final zero; mt_safetensors_metadata gives the length
+ *                  beforehand
  * @return MT_OK.
- *         MT_EINVAL: the file is damaged, or not a checkpoint, or of another network (the line names the first
- *         tensors that differ); it has different numbers for elements that share memory in the model (expand); or
- *         extra is too small.
+ *         MT_EINVAL: the file is damaged, or not a checkpoint, or of another network (the line
+ *         names the first tensors that differ); it has different numbers for elements that share
+ *         memory in the model (expand); or extra is too small.
  *         MT_EDEVMEM; MT_ESTATE; MT_EIO.
  */
 MT_API MT_NODISCARD mt_status mt_torch_load(mt_torch *torch, const char *path, char *extra,
@@ -1147,8 +1169,8 @@ typedef struct mt_weights_options {
      * "module.". Names in the file without it are not names of the model. NULL: no such beginning.
      */
     const char *prefix;
-    const char
-        *skip; /* names of the model that begin so are left alone, such as "fc.". NULL: none */
+    /* Names of the model that begin so are left alone, such as "fc.". NULL: none. */
+    const char *skip;
 } mt_weights_options;
 
 #define MT_WEIGHTS_OPTIONS_INIT                                                                    \
@@ -1180,7 +1202,10 @@ MT_API MT_NODISCARD mt_status mt_model_load_weights(mt_model *model, const char 
  */
 MT_API MT_NODISCARD mt_status mt_inject_oom(uint64_t nth, int persistent);
 
-/* Counts the calling thread's requests since its last mt_inject_oom, and how many of them have failed. */
+/*
+ * Counts the calling thread's requests since its last mt_inject_oom, and how many of them have
+ * failed.
+ */
 MT_API void mt_injected(uint64_t *out_requests, uint64_t *out_failed);
 
 #ifdef __cplusplus

@@ -144,12 +144,13 @@ typedef struct mt_step_report {
  *
  * @param batch   borrowed for the call
  * @param report  may be NULL
- * @return MT_OK: the update has been made, unless report->skipped says why not, or the batch was dropped.
+ * @return MT_OK: the update has been made, unless report->skipped says why not, or the batch was
+ *         dropped.
  *         If the memory could not be read after the update, the report's figures of it are 0.
  *         MT_EDEVMEM: the batch did not fit, and nothing has changed.
  *         MT_EINVAL: an argument is wrong.
- *         MT_ESTATE: a rollback has failed in this step or an earlier one, so the state is lost; or a
- *         function that the trainer itself has called made this call.
+ *         MT_ESTATE: a rollback has failed in this step or an earlier one, so the state is lost; or
+ *         a function that the trainer itself has called made this call.
  *         Any other status of the backend, after a rollback.
  */
 MT_API MT_NODISCARD mt_status mt_trainer_step(mt_trainer *trainer, const mt_batch *batch,

@@ -170,8 +170,8 @@ public:
     /*
      * Makes a trainer of a described model.
      *
-     * @param description  of memtrain::model or memtrain::contrastive_model; its net belongs to the caller too, and
-     *                     has the parameters of the last step
+     * @param description  of memtrain::model or memtrain::contrastive_model; its net belongs to the
+     *                     caller too, and has the parameters of the last step
      * @param optimizer    device and optimiser
      * @param options      NULL: defaults
      */
@@ -188,7 +188,8 @@ public:
      * Makes a trainer of a model of another origin: mt_script_load, or a function that calls
      * mt_model_new.
      *
-     * @param model  taken over, also when this throws; the trainer frees it, and the caller must not
+     * @param model  taken over, also when this throws; the trainer frees it, and the caller must
+     *               not
      */
     explicit Trainer(mt_model *model, const mt_torch_options &optimizer = MT_TORCH_OPTIONS_INIT,
                      const mt_trainer_options *options = nullptr) {
