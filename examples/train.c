@@ -101,18 +101,17 @@ int main(int argc, char **argv) {
     mt_reexec_passive(argv);      /* threads sleep while they wait */
     mt_set_log(print_line, NULL); /* the library itself prints nothing */
     const ex_table tables[] = {{rows, EX_ROWS(rows), &r}, {NULL, 0, NULL}};
-    ex_error error;
-    if (ex_options_parse(NAME, tables, argc, argv, &error) != 0)
-        return fprintf(stderr, "%s\n", error.text), 2;
+    ex_error e;
+    if (ex_options_parse(NAME, tables, argc, argv, &e)) return fprintf(stderr, "%s\n", e.text), 2;
     if (r.help) return print_help(tables);
     food101_model_options network = FOOD101_MODEL_OPTIONS_INIT;
-    mt_torch_options adam = MT_TORCH_OPTIONS_INIT;
-    mt_trainer_options norm = MT_TRAINER_OPTIONS_INIT;
+    mt_torch_options torch_options = MT_TORCH_OPTIONS_INIT; /* AdamW, on the CPU */
+    mt_trainer_options trainer_options = MT_TRAINER_OPTIONS_INIT;
     mt_model *model = NULL;
     mt_torch *torch = NULL;
     mt_trainer *trainer = NULL;
     mt_backend backend = MT_BACKEND_INIT;
-    mt_schedule cosine = MT_SCHEDULE_INIT; /* down from 1e-3 over the whole run */
+    mt_schedule cosine = MT_SCHEDULE_INIT; /* from 1e-3, its default, over the whole run */
     mt_fit_callbacks callbacks = MT_FIT_CALLBACKS_INIT;
     mt_fit_options options = MT_FIT_OPTIONS_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
@@ -120,12 +119,13 @@ int main(int argc, char **argv) {
     mt_status s = mt_device_set_budget("cpu", r.budget); /* before the first tensor */
     if (!s) s = open_pictures(argv[0]);
     if (!s) s = mt_torch_seed(1);
-    if (!s) network.classes = r.pictures->class_count, norm.drop_small = 1;
+    /* Batch norm needs two pictures: a last batch of one is dropped. */
+    if (!s) network.classes = r.pictures->class_count, trainer_options.drop_small = 1;
     if (!s) s = food101_model_new(&network, &model);
-    if (!s) s = mt_torch_new(model, &adam, &torch); /* parameters, gradients, optimiser: laid out */
+    if (!s) s = mt_torch_new(model, &torch_options, &torch); /* lays out all memory that stays */
     if (!s) s = mt_torch_backend(torch, &backend);
-    if (!s) s = mt_trainer_new(&backend, &norm, &trainer); /* batch norm wants two at least */
-    if (!s) s = mt_torch_callbacks(torch, &callbacks);     /* save, load and set_lr */
+    if (!s) s = mt_trainer_new(&backend, &trainer_options, &trainer);
+    if (!s) s = mt_torch_callbacks(torch, &callbacks); /* save, load and set_lr */
     mt_source training = {sizeof training, &splits[0], 0, load, NULL}, validation = training;
     validation.self = &splits[1];
     if (!s) training.samples = r.pictures->member_count[EX_TRAINING];

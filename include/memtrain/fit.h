@@ -75,7 +75,7 @@ MT_API MT_NODISCARD mt_status mt_fit_order(uint64_t seed, uint64_t epoch, size_t
 
 #define MT_FIT_LOSS (-1) /* of mt_fit_options.metric */
 
-/* Fields count as they are written; MT_FIT_OPTIONS_INIT has the usual values. All pointers are borrowed for the call. */
+/* Begin with MT_FIT_OPTIONS_INIT: a 0 is not a default here. All pointers are borrowed for the call. */
 typedef struct mt_fit_options {
     size_t size;     /* sizeof(mt_fit_options) */
     size_t batch;    /* samples of a step, at least 1 */
@@ -125,7 +125,7 @@ typedef struct mt_fit_report {
     double seconds;         /* since mt_fit was called; 0 without `now` */
     double best;            /* best figure of an evaluation; NaN: none */
     uint64_t best_epoch;    /* its epoch; 0: none */
-    uint64_t worse;         /* evaluations since, none of which was better */
+    uint64_t worse;         /* evaluations since the best one */
     int evaluated;          /* in `epoch`: 1: this epoch had an evaluation */
     int is_best;            /* in `epoch`: 1: it was the best so far */
     mt_fit_end end;
