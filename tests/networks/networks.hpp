@@ -77,6 +77,11 @@ inline mt_model *resnet18_narrow_model(int64_t classes, int64_t) {
 }
 constexpr Network resnet18_narrow = {"resnet18 of width 16", resnet18_narrow_model, 32, true, 0};
 
+/* What is trained in that type: without kernels of its own for bfloat16 a CPU is slow with wide convolutions. */
+inline const Network &trained_in(mt_dtype type, const Network &network) {
+    return type == MT_BFLOAT16 && &network == &all[0] ? resnet18_narrow : network;
+}
+
 /* Too large to be looped over. */
 inline mt_model *resnet50_model(int64_t classes, int64_t) {
     return bench::resnet(50, classes);
