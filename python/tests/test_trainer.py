@@ -1,9 +1,7 @@
 """Steps of memtrain.Trainer beside those of a plain loop, batches of all kinds, and what a step does with errors."""
 import math
-import os
 import random
 import signal
-import threading
 import time
 import unittest
 from collections import OrderedDict, namedtuple
