@@ -299,8 +299,10 @@ std::shared_ptr<Packed> SavedTensors::pack(const at::Tensor &tensor) {
         return packed;
     }
     packed = std::make_shared<Packed>(offload_, tensor, common_of(tensor));
-    packed->turn = order_.size();
-    order_.push_back(packed);
+    if (device_ != c10::DeviceType::CPU) { /* there nothing comes back by itself */
+        packed->turn = order_.size();
+        order_.push_back(packed);
+    }
     views_of(tensor).emplace_back(tensor, packed);
     return packed;
 }

@@ -6,25 +6,14 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "device_memory.hpp"
+#include "streams.hpp"
 
 namespace memtrain::shim {
 namespace {
 
 constexpr size_t most_going = 2;
-
-c10::Stream current_stream(const c10::Device &device) {
-    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-/* What the stream is given from now on comes after what the other one was given so far. */
-void follow(const c10::Stream &stream, const c10::Stream &other) {
-    c10::Event now(stream.device_type());
-    now.record(other);
-    now.block(stream);
-}
 
 } // namespace
 

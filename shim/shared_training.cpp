@@ -5,11 +5,11 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "device_memory.hpp"
 #include "flat.hpp"
 #include "guard.hpp"
+#include "streams.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -106,7 +106,7 @@ void SharedTraining::sum_slices(const at::Tensor &row, std::vector<Number> &buff
 template <class Number> void SharedTraining::sum_pinned(const at::Tensor &row) {
     auto type = row.device().type();
     int64_t total = row.numel(), most = pinned_bytes / static_cast<int64_t>(sizeof(Number));
-    c10::Stream stream = c10::impl::VirtualGuardImpl(type).getStream(row.device());
+    c10::Stream stream = current_stream(row.device());
     c10::Event come[2] = {c10::Event(type), c10::Event(type)};
     auto on_card = [&](int64_t first) {
         return row.narrow(0, first, std::min(most, total - first));

@@ -4,10 +4,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "compat.hpp"
 #include "device_memory.hpp"
+#include "streams.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -16,10 +16,6 @@ constexpr size_t alignment = 64;
 
 size_t rounded_up(size_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
-}
-
-c10::Stream current_stream(const Device &device) {
-    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 } // namespace

@@ -661,6 +661,24 @@ START_TEST(convolution_of_a_graph) {
 }
 END_TEST
 
+/*
+ * A step in which the n-th request fails, 0: none: it is taken back, and goes through when it is done again. Returns whether
+ * one has failed.
+ */
+bool fails_and_recovers(Trainer &trainer, const Batch &batch, uint64_t n) {
+    uint64_t failed = 0;
+    std::string before = trainer.hash();
+    ck_ok(mt_inject_oom(n, 0));
+    mt_status status = train(trainer, batch);
+    mt_injected(nullptr, &failed);
+    ck_ok(mt_inject_oom(0, 0));
+    if (!failed) return false;
+    ck_status(status, MT_EDEVMEM);
+    ck_assert(trainer.hash() == before);
+    ck_ok(train(trainer, batch));
+    return true;
+}
+
 /* Each request of a step fails in turn: nothing of it is left, and the step goes through afterwards with the same bits. */
 START_TEST(every_request_fails) {
     static const mt_optimizer optimizers[] = {MT_SGD, MT_ADAMW};
@@ -677,16 +695,7 @@ START_TEST(every_request_fails) {
         Batch batch(8);
         Trainer trainer(options);
         ck_ok(train(trainer, batch));
-        std::string before = trainer.hash();
-        ck_ok(mt_inject_oom(++n, 0));
-        mt_status status = train(trainer, batch);
-        mt_injected(nullptr, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        if (failed) {
-            ck_status(status, MT_EDEVMEM);
-            ck_assert(trainer.hash() == before);
-            ck_ok(train(trainer, batch));
-        }
+        failed = fails_and_recovers(trainer, batch, ++n);
         ck_assert_msg(trainer.hash() == wanted, "request %llu", static_cast<unsigned long long>(n));
     }
     ck_assert_uint_gt(n, 30);
@@ -750,16 +759,7 @@ START_TEST(every_request_of_a_first_step) {
     while (failed) {
         Batch batch(8);
         Trainer trainer(options_of(MT_SGD));
-        std::string before = trainer.hash();
-        ck_ok(mt_inject_oom(n, 0));
-        mt_status status = train(trainer, batch);
-        mt_injected(nullptr, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        if (failed) {
-            ck_status(status, MT_EDEVMEM);
-            ck_assert(trainer.hash() == before);
-            ck_ok(train(trainer, batch));
-        }
+        failed = fails_and_recovers(trainer, batch, n);
         if (!n) wanted = trainer.hash();
         ck_assert_msg(trainer.hash() == wanted, "request %llu", static_cast<unsigned long long>(n));
         failed |= !n++;

@@ -117,7 +117,7 @@ private:
     void check(mt_status status);
 
     py::object backend_, trace_;
-    std::string device_ = "cpu", version_;
+    std::string version_;
     std::optional<py::error_already_set> error_;
     mt_trainer *trainer_ = nullptr;
     mt_event_sink sink_ = {nullptr, nullptr};
@@ -174,7 +174,7 @@ mt_status Core::describe(void *self, mt_backend_info *out) {
         py::dict info = of(self).backend_.attr("describe")();
         auto number = [&](const char *key) { return info[key].cast<size_t>(); };
         of(self).version_ = info["version"].cast<std::string>();
-        out->device = of(self).device_.c_str();
+        out->device = "cpu";
         out->version = of(self).version_.c_str();
         out->min_micro_batch = number("min_micro_batch");
         out->normalises_over_batch = static_cast<int>(number("normalises_over_batch"));
