@@ -1,6 +1,5 @@
 /*
- * arguments.hpp - checks of what callers hand in: handles, structs that start with their size,
- * device names.
+ * arguments.hpp - checks of what callers hand in: handles, and structs that start with their size.
  */
 #ifndef MEMTRAIN_SHIM_ARGUMENTS_HPP
 #define MEMTRAIN_SHIM_ARGUMENTS_HPP
@@ -10,7 +9,6 @@
 
 #include <memtrain/torch.h>
 
-#include "device.hpp"
 #include "handle.h"
 
 namespace memtrain::shim {
@@ -46,13 +44,6 @@ template <class Enum> int number_of(const Enum &value) {
     std::memcpy(&number, &value, sizeof number);
     return number;
 }
-
-/*
- * Reads "cpu", "cuda", "cuda:1", "xpu", "mps", "sim:cuda", "sim:mps", and whatever else libtorch has an accelerator by; without
- * an index the first device is meant. MT_EINVAL for a name that is none, MT_ENOTSUP for a device of libtorch's that is no
- * accelerator.
- */
-mt_status parse_device(const char *name, const char *function, Device *out);
 
 } // namespace memtrain::shim
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "arguments.hpp"
+#include "device_name.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"

@@ -13,6 +13,7 @@
 #include <ATen/core/jit_type.h>
 
 #include "arguments.hpp"
+#include "device_name.hpp"
 #include "guard.hpp"
 #include "lend.hpp"
 #include "tensor.hpp"

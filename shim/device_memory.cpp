@@ -18,6 +18,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "arguments.hpp"
+#include "device_name.hpp"
 #include "compat.hpp"
 #include "arena.hpp"
 #include "cpu_memory.hpp"
@@ -355,6 +356,19 @@ int64_t device_ooms(const Device &device) noexcept {
         return 0;
     }
 }
+
+static uint64_t host_refusals() noexcept {
+    return cpu::refusals().count;
+}
+
+static sim::Card *swap_card(sim::Card *card) noexcept {
+    sim::Card *before = cpu::card();
+    cpu::set_card(card);
+    return before;
+}
+
+static const bool witness_is_registered =
+    (register_witness({host_refusals, device_ooms, swap_card}), true);
 
 /* Runs body(device) inside the guard, for a device that can be used. */
 template <class Body>

@@ -15,11 +15,12 @@
 
 #include <memtrain/torch.h>
 
-#include "cpu_memory.hpp"
-#include "device_memory.hpp"
-
 namespace memtrain::shim {
 namespace {
+
+Witness witness = {[]() noexcept -> uint64_t { return 0; },
+                   [](const Device &) noexcept -> int64_t { return 0; },
+                   [](sim::Card *) noexcept -> sim::Card * { return nullptr; }};
 
 /* Per thread: how deep guards are nested, and what had been refused when the outermost began. */
 struct Watch {
@@ -32,14 +33,14 @@ struct Watch {
 thread_local Watch watch;
 
 Evidence evidence() noexcept {
-    if (cpu::refusals().count != watch.refused) return Evidence::host;
-    return device_ooms(watch.device) != watch.ooms ? Evidence::card : Evidence::none;
+    if (witness.host_refusals() != watch.refused) return Evidence::host;
+    return witness.card_ooms(watch.device) != watch.ooms ? Evidence::card : Evidence::none;
 }
 
 /* An OOM is told once: what follows on this thread needs evidence of its own. */
 void evidence_is_used() noexcept {
-    watch.refused = cpu::refusals().count;
-    watch.ooms = device_ooms(watch.device);
+    watch.refused = witness.host_refusals();
+    watch.ooms = witness.card_ooms(watch.device);
 }
 
 /*
@@ -108,6 +109,10 @@ public:
 LogWarnings log_warnings;
 
 } // namespace
+
+void register_witness(const Witness &allocators) noexcept {
+    witness = allocators;
+}
 
 Failure::Failure(mt_status status) noexcept : status_(status) {
     std::snprintf(line_, sizeof line_, "%s", mt_last_error());
@@ -211,8 +216,9 @@ mt_status describe_exception() noexcept {
 Scope::Scope(const Device &device) noexcept
     : grad_mode_(c10::GradMode::is_enabled()), on_card_(device.card), warnings_(&log_warnings),
       watched_before_(watch.device), ooms_before_(watch.ooms) {
+    if (on_card_) card_before_ = witness.swap_card(device.card);
     if (c10::InferenceMode::is_enabled()) normal_.emplace(false);
-    if (watch.depth++ == 0) watch.refused = cpu::refusals().count;
+    if (watch.depth++ == 0) watch.refused = witness.host_refusals();
     if (device.memory() != Memory::allocator) return;
     try {
         if (!device.is_cpu()) device_.emplace(device);
@@ -220,15 +226,16 @@ Scope::Scope(const Device &device) noexcept
         /* The body will meet the same error, and report it. */
     }
     watch.device = device;
-    watch.ooms = device_ooms(device);
+    watch.ooms = witness.card_ooms(device);
 }
 
 Scope::~Scope() {
+    if (on_card_) witness.swap_card(card_before_);
     watch.depth--;
     watch.device = watched_before_;
     watch.ooms = ooms_before_;
     c10::GradMode::set_enabled(grad_mode_);
-    if (watch.depth == 0) watch.refused = cpu::refusals().count;
+    if (watch.depth == 0) watch.refused = witness.host_refusals();
 }
 
 } // namespace memtrain::shim

@@ -21,7 +21,6 @@
 #include <memtrain/status.h>
 
 #include "device.hpp"
-#include "sim_memory.hpp"
 
 namespace memtrain::shim {
 
@@ -49,6 +48,18 @@ void check(mt_status status);
 /* What has refused a request for memory since the guarded call began: our allocator of the host (on this thread), or a card's. */
 enum class Evidence { none, host, card };
 
+/*
+ * What tells of refusals: the allocators, which lie above this file and register themselves. Until they have, nothing was
+ * refused. All three are of the calling thread, and none throws.
+ */
+struct Witness {
+    uint64_t (*host_refusals)() noexcept;
+    int64_t (*card_ooms)(const Device &) noexcept; /* 0 where none is counted */
+    sim::Card *(*swap_card)(
+        sim::Card *) noexcept; /* tensors count against it; returns the one before */
+};
+void register_witness(const Witness &witness) noexcept;
+
 /* typed: the exception's type says that memory ran out. */
 mt_status classify(Evidence evidence, bool typed, const char *text) noexcept;
 
@@ -70,7 +81,8 @@ public:
 private:
     bool grad_mode_;
     std::optional<c10::InferenceMode> normal_; /* of what is made here some is written to later */
-    sim::OnCard on_card_;
+    bool on_card_;                             /* a simulated one */
+    sim::Card *card_before_ = nullptr;
     c10::WarningUtils::WarningHandlerGuard warnings_; /* libtorch's go to mt_log */
     std::optional<c10::DeviceGuard> device_;
     Device watched_before_;

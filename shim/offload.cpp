@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "arguments.hpp"
+#include "device_name.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"

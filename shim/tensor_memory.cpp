@@ -6,6 +6,7 @@
 #include <memtrain/tensor.h>
 
 #include "arguments.hpp"
+#include "device_name.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"

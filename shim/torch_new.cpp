@@ -12,6 +12,7 @@
 #include <c10/core/GradMode.h>
 
 #include "arguments.hpp"
+#include "device_name.hpp"
 #include "autocast.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
