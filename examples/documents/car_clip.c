@@ -9,10 +9,10 @@
  * does, and says what that is. main() is at the end of the file; common/training.c has the flow that all
  * programs share.
  */
-#include "common/captions.h"
-#include "common/tokens.h"
-#include "common/training.h"
-#include "models/car_clip_model.h"
+#include "captions.h"
+#include "tokens.h"
+#include "training.h"
+#include "car_clip_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,11 +8,11 @@
  * What the process holds is read first and printed late: asking a card for its memory takes memory.
  * Nothing is trained and nothing is changed.
  */
-#include "common/child.h"
-#include "common/cores.h"
-#include "common/device.h"
-#include "common/options.h"
-#include "common/output.h"
+#include "child.h"
+#include "cores.h"
+#include "device.h"
+#include "options.h"
+#include "output.h"
 
 #include <memtrain/torch.h>
 #include <memtrain/trainer.h>
@@ -179,7 +179,7 @@ typedef struct device {
     const char *run_on, *with; /* where it last ran, and with what */
 } device;
 
-/* docs/devices.md says the same, and tests/check_ex_doctor.c compares the two. */
+/* docs/devices.md says the same, and tests/programs/check_ex_doctor.c compares the two. */
 static const device devices[] = {
     {"cpu", "x86-64 Linux, 2 cores", "libtorch 2.11.0 and 2.15.0: all suites, food101"},
     {"cuda",

@@ -12,13 +12,13 @@
  * Any folder of class folders can take the place of the pictures that come with the program, Food-101
  * itself (101 classes of 1000 photographs) included.
  */
-#include "common/checkpoint.h"
-#include "common/interrupt.h"
-#include "common/nutrition.h"
-#include "common/pictures.h"
-#include "common/report.h"
-#include "common/training.h"
-#include "models/food101_model.h"
+#include "checkpoint.h"
+#include "interrupt.h"
+#include "nutrition.h"
+#include "pictures.h"
+#include "report.h"
+#include "training.h"
+#include "food101_model.h"
 
 #include <memtrain/torch.h>
 #include <stdio.h>

@@ -9,9 +9,9 @@
  * with --explain and no epochs: a recording of two small chunks, run once and taken back, tells what
  * chunks of any size take.
  */
-#include "common/child.h"
-#include "common/options.h"
-#include "common/output.h"
+#include "child.h"
+#include "options.h"
+#include "output.h"
 
 #include <memtrain/status.h>
 #include <stdio.h>

@@ -8,11 +8,11 @@
  * episode, so an episode is never cut, and a batch of several is, exactly. For flags, data and what a
  * program is otherwise, see food101.c.
  */
-#include "common/episodes.h"
-#include "common/few_shot_test.h"
-#include "common/report.h"
-#include "common/training.h"
-#include "models/profoct_model.h"
+#include "episodes.h"
+#include "few_shot_test.h"
+#include "report.h"
+#include "training.h"
+#include "profoct_model.h"
 
 #include <math.h>
 #include <memtrain/torch.h>

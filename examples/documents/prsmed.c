@@ -10,12 +10,12 @@
  * main() at the end of the file upwards: flags, data, model, result; common/training.c has the flow that all
  * programs share, and docs/prsmed.md says what is trained here and what a paper's network would take.
  */
-#include "common/breakdown.h"
-#include "common/prompt_scenes.h"
-#include "common/program_path.h"
-#include "common/report.h"
-#include "common/training.h"
-#include "models/prsmed_model.h"
+#include "breakdown.h"
+#include "prompt_scenes.h"
+#include "program_path.h"
+#include "report.h"
+#include "training.h"
+#include "prsmed_model.h"
 
 #include <memtrain/torch.h>
 #include <stdio.h>

@@ -13,13 +13,13 @@
  *
  * There are two phases. In the first the backbone is frozen and the head alone learns; in the second all do.
  */
-#include "common/card_scenes.h"
-#include "common/checkpoint.h"
-#include "common/output.h"
-#include "common/program_path.h"
-#include "common/tiers.h"
-#include "common/training.h"
-#include "models/smartcash_model.h"
+#include "card_scenes.h"
+#include "checkpoint.h"
+#include "output.h"
+#include "program_path.h"
+#include "tiers.h"
+#include "training.h"
+#include "smartcash_model.h"
 
 #include <memtrain/torch.h>
 #include <stdio.h>

@@ -10,11 +10,11 @@
  * gives logits of as many classes as DIR has folders. The rest is as in food101.c; docs/script.md says which
  * networks can be had this way.
  */
-#include "common/checkpoint.h"
-#include "common/pictures.h"
-#include "common/processes.h"
-#include "common/report.h"
-#include "common/training.h"
+#include "checkpoint.h"
+#include "pictures.h"
+#include "processes.h"
+#include "report.h"
+#include "training.h"
 
 #include <memtrain/script.h>
 #include <memtrain/torch.h>

@@ -1,4 +1,4 @@
-/* init.hpp - what has to happen once before libtorch is used. */
+/* init.hpp - what has to happen once before libtorch is used. shim/init.cpp, above all folders, does it. */
 #ifndef MEMTRAIN_SHIM_INIT_HPP
 #define MEMTRAIN_SHIM_INIT_HPP
 

@@ -1,12 +1,12 @@
 /*
- * checkpointing.cpp - a segment as one node of the graph: it keeps the inputs and what the forward pass
+ * recompute.cpp - a segment as one node of the graph: it keeps the inputs and what the forward pass
  * depended on (random numbers, autocast, where saved tensors go), and computes the rest again when its
  * gradient is asked for.
  *
  * The node is no torch::autograd::Function, which would have no node at all where no input needs a
  * gradient, and with it lose those of the segment's parameters.
  */
-#include "checkpointing.hpp"
+#include "recompute.hpp"
 
 #include <deque>
 #include <memory>

@@ -1,9 +1,9 @@
 /*
- * checkpointing.hpp - segments of a model that forget their activations and are computed again in the
+ * recompute.hpp - segments of a model that forget their activations and are computed again in the
  * backward pass; here the part that a step sees of it.
  */
-#ifndef MEMTRAIN_SHIM_CHECKPOINTING_HPP
-#define MEMTRAIN_SHIM_CHECKPOINTING_HPP
+#ifndef MEMTRAIN_SHIM_RECOMPUTE_HPP
+#define MEMTRAIN_SHIM_RECOMPUTE_HPP
 
 #include <memory>
 #include <vector>

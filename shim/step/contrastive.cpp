@@ -10,7 +10,7 @@
 
 #include "arguments.hpp"
 #include "autocast.hpp"
-#include "checkpointing.hpp"
+#include "recompute.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"

@@ -1,5 +1,5 @@
 /*
- * checkpoint.cpp - the whole state in one file, and back: parameters, buffers, optimiser state and random
+ * state_file.cpp - the whole state in one file, and back: parameters, buffers, optimiser state and random
  * number generators under the names that the state's hash has, and in the metadata the rest.
  */
 #include "torch_state.hpp"

@@ -18,7 +18,7 @@
 #include "autocast.hpp"
 #include "backward_queue.hpp"
 #include "batch.hpp"
-#include "checkpointing.hpp"
+#include "recompute.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"

@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "checkpointing.hpp"
+#include "recompute.hpp"
 #include "torch_state.hpp"
 
 namespace memtrain::shim {

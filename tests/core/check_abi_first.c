@@ -11,7 +11,7 @@
 
 #include "abi/first/memtrain/trainer.h"
 
-#include "common/suite.h"
+#include "suite.h"
 
 #include <math.h>
 

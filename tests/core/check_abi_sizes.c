@@ -9,9 +9,9 @@
 #include <memtrain/segments.h>
 #include <memtrain/sim.h>
 
-#include "common/edge.h"
-#include "common/suite.h"
-#include "common/trainer_fixture.h"
+#include "edge.h"
+#include "suite.h"
+#include "trainer_fixture.h"
 
 #include <math.h>
 

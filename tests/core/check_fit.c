@@ -2,9 +2,9 @@
  * check_fit.c - the loop on the fake backend: orders, what is called when, rates, evaluations, files, what ends a run,
  * runs that go on, and what is refused.
  */
-#include "common/counting_allocator.h"
-#include "common/suite.h"
-#include "common/trainer_fixture.h"
+#include "counting_allocator.h"
+#include "suite.h"
+#include "trainer_fixture.h"
 
 #include <memtrain/fit.h>
 

@@ -1,8 +1,8 @@
 /*
  * check_fit_snippets.c - what docs/fit.md shows, on the fake backend.
  */
-#include "common/suite.h"
-#include "common/trainer_fixture.h"
+#include "suite.h"
+#include "trainer_fixture.h"
 
 #include <memtrain/fit.h>
 

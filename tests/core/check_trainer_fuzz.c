@@ -1,5 +1,5 @@
 /*
- * check_trainer_fuzz.c - the first runs of tests/fuzz_trainer.c; `make check-fuzz` has more.
+ * check_trainer_fuzz.c - the first runs of tests/fuzz/fuzz_trainer.c; `make check-fuzz` has more.
  */
 #include "suite.h"
 #include "fuzz_run.h"

@@ -32,11 +32,11 @@
 #include <memtrain/trainer.hpp>
 
 extern "C" {
-#include "common/device.h"
+#include "device.h"
 }
 
 #include "check_shim.hpp"
-#include "device/card.h"
+#include "card.h"
 
 using namespace check_shim;
 

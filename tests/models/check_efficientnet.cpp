@@ -1,10 +1,10 @@
 /*
- * check_efficientnet.cpp - the EfficientNet-B4 of examples/models against torchvision's.
+ * check_efficientnet.cpp - the EfficientNet-B4 of examples/documents/models against torchvision's.
  *
  * The expected numbers are those of tests/golden/efficientnet_b4.bin, written by gen_efficientnet.py beside
  * it in float64, as those of check_resnet.cpp.
  */
-#include "../examples/models/efficientnet.hpp"
+#include "efficientnet.hpp"
 #include "golden.hpp"
 
 #include <ATen/Parallel.h>

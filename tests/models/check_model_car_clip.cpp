@@ -17,9 +17,9 @@
 
 #include <memtrain/trainer.h>
 
-#include "common/slow.h"
-#include "models/car_clip_model.h"
-#include "models/clip.hpp"
+#include "slow.h"
+#include "car_clip_model.h"
+#include "clip.hpp"
 #include "networks/batches.hpp"
 
 #include "check_shim.hpp"

@@ -1,5 +1,5 @@
 /*
- * check_model_detection.cpp - examples/models/detection.hpp and detection_score.hpp against what was worked
+ * check_model_detection.cpp - examples/documents/models/detection.hpp and detection_score.hpp against what was worked
  * out by hand: which cells are asked for a box, overlap, the parts of the loss, boxes that are found.
  */
 #include <cmath>
@@ -11,9 +11,9 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
-#include "../examples/models/detection_score.hpp"
+#include "detection_score.hpp"
 
-#include "common/suite.h" /* last: Check defines fail(), a name that the C++ library uses, as a macro */
+#include "suite.h" /* last: Check defines fail(), a name that the C++ library uses, as a macro */
 
 using namespace memtrain_models;
 

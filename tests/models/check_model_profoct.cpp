@@ -1,8 +1,8 @@
 /*
- * check_model_profoct.cpp - the few-shot network of examples/models: its parameters against the published table,
+ * check_model_profoct.cpp - the few-shot network of examples/documents/models: its parameters against the published table,
  * its loss against one by hand, gradients, chunks, batch norm by episode, and every allocation that fails.
  */
-#include "../examples/models/profoct.hpp"
+#include "profoct.hpp"
 
 #include <cmath>
 #include <map>

@@ -1,5 +1,5 @@
 /*
- * check_model_prsmed.cpp - the network of examples/prsmed.c: sizes against the published ones, loss and metrics
+ * check_model_prsmed.cpp - the network of examples/documents/prsmed.c: sizes against the published ones, loss and metrics
  * against sums by hand, gradients, what is frozen, chunks, and each allocation of a step that fails.
  */
 #include <set>

@@ -1,5 +1,5 @@
 /*
- * check_model_smartcash.cpp - the detector of examples/models/smartcash_model.*: sizes and names of its
+ * check_model_smartcash.cpp - the detector of examples/documents/models/smartcash_model.*: sizes and names of its
  * backbones, gradients in both phases, chunks that add up to the batch, and every allocation of a step that
  * fails. What it loses and how it is scored is in check_model_detection.cpp.
  */
@@ -12,10 +12,10 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 
-#include "../examples/models/cspdarknet.hpp"
-#include "../examples/models/detector.hpp"
-#include "../examples/models/efficientnet.hpp"
-#include "../examples/models/smartcash_model.h"
+#include "cspdarknet.hpp"
+#include "detector.hpp"
+#include "efficientnet.hpp"
+#include "smartcash_model.h"
 
 #include <memtrain/trainer.h>
 

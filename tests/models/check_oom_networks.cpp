@@ -23,10 +23,10 @@
 
 #include <ATen/Context.h>
 
-#include "common/slow.h"
+#include "slow.h"
 #include "networks/networks.hpp"
 
-#include "common/suite.h" /* last: its macro fail would break C++ headers */
+#include "suite.h" /* last: its macro fail would break C++ headers */
 
 namespace {
 

@@ -1,5 +1,5 @@
 /*
- * check_resnet.cpp - the ResNets of examples/models against torchvision's.
+ * check_resnet.cpp - the ResNets of examples/documents/models against torchvision's.
  *
  * The expected numbers are those of tests/golden/resnet*.bin, written by gen_resnet.py beside them.
  * They were computed in float64. The network is run in float64, where any mistake shows, and in
@@ -8,7 +8,7 @@
  * libtorch is used in the tests only: each is a process of its own, and a fork of one that had
  * started libtorch's threads would hang.
  */
-#include "../examples/models/resnet.hpp"
+#include "resnet.hpp"
 #include "golden.hpp"
 
 #include <ATen/Parallel.h>

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string>
 
-#include "common/suite.h"
+#include "suite.h"
 
 namespace golden_checks {
 

@@ -21,8 +21,8 @@
 
 #include "settled.hpp"
 
-#include "common/slow.h"
-#include "common/suite.h"
+#include "slow.h"
+#include "suite.h"
 
 namespace model_faults {
 

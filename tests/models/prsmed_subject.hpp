@@ -1,11 +1,11 @@
 /*
- * prsmed_subject.hpp - the network of examples/models/prsmed_net.hpp in small, scenes for it, and both behind the
+ * prsmed_subject.hpp - the network of examples/documents/models/prsmed_net.hpp in small, scenes for it, and both behind the
  * seam. Comes after the C++ headers, since check.h does.
  */
 #ifndef PRSMED_SUBJECT_HPP
 #define PRSMED_SUBJECT_HPP
 
-#include "../examples/models/prsmed_net.hpp"
+#include "prsmed_net.hpp"
 
 #include <cmath>
 #include <cstring>

@@ -31,10 +31,10 @@ namespace adopt {
 }
 #undef main
 
-#include "common/suite.h" /* last: its macro fail would break C++ headers */
+#include "suite.h" /* last: its macro fail would break C++ headers */
 
 extern "C" {
-#include "common/program_path.h"
+#include "program_path.h"
 }
 
 namespace {

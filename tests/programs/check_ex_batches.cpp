@@ -18,11 +18,11 @@
 #include <memtrain/torch.hpp>
 
 extern "C" {
-#include "examples/common/batches.h"
-#include "examples/common/pictures.h"
+#include "batches.h"
+#include "pictures.h"
 }
 
-#include "common/suite.h"
+#include "suite.h"
 
 namespace {
 

@@ -1,11 +1,11 @@
 /*
- * check_ex_captions.c - tests of examples/common/captions.h and tokens.h: the list and what is wrong with one,
+ * check_ex_captions.c - tests of examples/documents/data/captions.h and tokens.h: the list and what is wrong with one,
  * captions, the split by titles, batches as pure functions, pictures that find no room.
  *
  * Runs from the project's root: the pictures are those of examples/data, seen through a link.
  */
 #include "captions.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "tokens.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * names, both ways to train, budgets.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <stdio.h>
 

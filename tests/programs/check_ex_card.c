@@ -3,7 +3,7 @@
  * MPS: a run of one step, in the same chunks, ends with the loss and the weights of the CPU's.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "program_path.h"
 
 #include <math.h>

@@ -3,7 +3,7 @@
  * cards are, splits that share nothing, folders that cannot be used; and the means of sizes.
  */
 #include "card_scenes.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "kmeans.h"
 
 #include <math.h>

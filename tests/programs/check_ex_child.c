@@ -2,7 +2,7 @@
  * check_ex_child.c - programs that are started as children, without a shell: their arguments, output and end.
  */
 #include "child.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "program_path.h"
 
 #include <signal.h>

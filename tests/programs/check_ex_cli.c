@@ -6,7 +6,7 @@
 #define _GNU_SOURCE /* sched_setaffinity */
 #endif
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #ifdef __linux__
 #include <sched.h>

@@ -5,7 +5,7 @@
 #define _GNU_SOURCE /* sched_setaffinity */
 #endif
 #include "cores.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <sched.h>
 #include <stdio.h>

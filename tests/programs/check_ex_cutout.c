@@ -1,9 +1,9 @@
 /*
- * check_ex_cutout.c - tests of examples/common/cutout.h: alpha that is kept, sizes, quarter turns, mirrors, the
+ * check_ex_cutout.c - tests of examples/documents/image/cutout.h: alpha that is kept, sizes, quarter turns, mirrors, the
  * hull, the coverage, and what lies beyond the canvas.
  */
 #include "cutout.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <png.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * check_ex_dataset.c - tests of examples/common/dataset.h: opening good and bad folders, the
+ * check_ex_dataset.c - tests of examples/documents/data/dataset.h: opening good and bad folders, the
  * split, the order of an epoch, batches.
  *
  * Runs from the project's root (it reads examples/data). Folders with bad files are made here, in
@@ -7,7 +7,7 @@
  */
 #include "dataset.h"
 
-#include "common/suite.h"
+#include "suite.h"
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * machine that is.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "program_path.h"
 
 #include <ctype.h>

@@ -3,7 +3,7 @@
  * that is known to be too small.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <fcntl.h>
 #include <signal.h>

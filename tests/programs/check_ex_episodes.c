@@ -1,9 +1,9 @@
 /*
- * check_ex_episodes.c - tests of examples/common/episodes.h: classes and their sets, what an episode takes of
+ * check_ex_episodes.c - tests of examples/documents/data/episodes.h: classes and their sets, what an episode takes of
  * them, that it is a function of seed, epoch and number alone, and folders that do not do.
  */
 #include "episodes.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
  * check_ex_files.c - two flags that mean one file, however that is spelled: refused before anything is opened.
  */
 #include "files.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <stdio.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 /*
- * check_ex_image.c - tests of decoding in examples/common/image.h: every kind of good file, every
+ * check_ex_image.c - tests of decoding in examples/documents/image/image.h: every kind of good file, every
  * kind of bad file, damaged input. What is done with decoded pictures: check_ex_resize.c.
  *
  * Runs from the project's root (it reads examples/data). All other files are written here, into
@@ -7,7 +7,7 @@
  */
 #include "image.h"
 
-#include "common/suite.h"
+#include "suite.h"
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * leaves the file out, and --check leaves it alone.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <stdio.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 /*
  * check_ex_means.c - means over all batches of an evaluation, from the means of each.
  */
-#include "common/suite.h"
+#include "suite.h"
 #include "means.h"
 
 #include <math.h>

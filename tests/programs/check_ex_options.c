@@ -2,7 +2,7 @@
  * check_ex_options.c - command lines of the examples: what is accepted, what is refused and in which
  * words, the help, and what the flags turn into.
  */
-#include "common/suite.h"
+#include "suite.h"
 #include "flag_values.h"
 #include "flags.h"
 

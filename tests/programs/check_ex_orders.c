@@ -3,7 +3,7 @@
  * process's share, and with several threads.
  */
 #include "captions.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "dataset.h"
 #include "orders.h"
 #include "pictures.h"

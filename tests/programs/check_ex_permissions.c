@@ -5,7 +5,7 @@
  * Nothing is forbidden to root: there the tests become nobody first. They are processes of their own each.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "folder.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  * program against budgets.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 #include "program_path.h"
 
 #include <stdio.h>
@@ -68,7 +68,8 @@ START_TEST(a_program_that_is_not_there) {
     snprintf(
         command, sizeof command,
         "cd %s && mkdir examples && ln -s '%s/../lib' lib && ln -s '%s/../libtorch' libtorch && cp "
-        "'%s/../examples/plan' examples && examples/plan --example car_clip --budget 8GiB > out",
+        "'%s/../examples/plan' examples && examples/documents/plan --example car_clip --budget "
+        "8GiB > out",
         cli_root, self, self, self);
     tell_where_libtorch_is();
     int status = system(command);

@@ -4,7 +4,7 @@
  */
 #include "cli.h"
 #include "processes.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * which one episode fits and two do not, tests at the end, --self-test.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <stdio.h>
 

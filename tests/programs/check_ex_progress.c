@@ -2,7 +2,7 @@
  * check_ex_progress.c - the progress bar as text: what stands in it, and that it keeps within the
  * terminal.
  */
-#include "common/suite.h"
+#include "suite.h"
 #include "progress.h"
 
 #include <stdio.h>

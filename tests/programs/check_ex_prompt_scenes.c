@@ -4,7 +4,7 @@
  */
 #include "prompt_scenes.h"
 
-#include "common/suite.h"
+#include "suite.h"
 
 #include <stdio.h>
 

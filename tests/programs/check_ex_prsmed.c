@@ -3,7 +3,7 @@
  * refused, the tables of memory, and a run in half the memory that a batch takes.
  */
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <stdio.h>
 

@@ -2,8 +2,8 @@
  * check_ex_replay.c - traces as files: written by a run, read back, replayed to the same state; and
  * traces that are damaged or belong to another run.
  */
-#include "common/fake_backend.h"
-#include "common/suite.h"
+#include "fake_backend.h"
+#include "suite.h"
 #include "replay.h"
 #include "tracefile.h"
 

@@ -3,8 +3,8 @@
  * and stays small however long the run.
  */
 #include "cli.h"
-#include "common/locales.h"
-#include "common/suite.h"
+#include "locales.h"
+#include "suite.h"
 #include "html_report.h"
 
 #include <ctype.h>

@@ -1,10 +1,10 @@
 /*
- * check_ex_resize.c - tests of what examples/common/image.h does with decoded pictures: resizing
+ * check_ex_resize.c - tests of what examples/documents/image/image.h does with decoded pictures: resizing
  * against values computed by Pillow, views, mirroring, normalising; and of its random numbers.
  */
 #include "image.h"
 
-#include "common/suite.h"
+#include "suite.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  */
 #include "checkpoint.h"
 #include "cli.h"
-#include "common/suite.h"
+#include "suite.h"
 
 #include <dirent.h>
 #include <fcntl.h>

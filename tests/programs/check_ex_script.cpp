@@ -18,10 +18,10 @@
 #include <memtrain/script.h>
 
 extern "C" {
-#include "common/cli.h"
+#include "cli.h"
 }
 
-#include "common/suite.h"
+#include "suite.h"
 
 namespace jit = torch::jit;
 

@@ -3,8 +3,8 @@
  * run that goes from tier to tier.
  */
 #include "cli.h"
-#include "common/slow.h"
-#include "common/suite.h"
+#include "slow.h"
+#include "suite.h"
 
 #include <stdio.h>
 

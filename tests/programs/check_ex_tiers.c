@@ -1,7 +1,7 @@
 /*
  * check_ex_tiers.c - which tier a step has run in, what a tier that is named sets, and the line between two.
  */
-#include "common/suite.h"
+#include "suite.h"
 #include "tiers.h"
 
 enum { CPU = MT_RUNG_BIT(MT_RUNG_CPU), MINIMAL = MT_RUNG_BIT(MT_RUNG_MINIMAL) };

@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <vector>
 
-#include "common/slow.h"
+#include "slow.h"
 #include "networks/networks.hpp"
 
-#include "common/suite.h" /* last: its macro fail would break C++ headers */
+#include "suite.h" /* last: its macro fail would break C++ headers */
 
 namespace {
 

@@ -27,7 +27,7 @@
 
 #include "settled.hpp"
 
-#include "common/suite.h" /* last: Check defines fail(), a name that the C++ library uses, as a macro */
+#include "suite.h" /* last: Check defines fail(), a name that the C++ library uses, as a macro */
 
 namespace check_shim {
 

@@ -14,7 +14,7 @@
 #include <memtrain/call.h>
 #include <memtrain/torch.hpp>
 
-#include "common/suite.h" /* last: its macro fail would break C++ headers */
+#include "suite.h" /* last: its macro fail would break C++ headers */
 
 namespace {
 

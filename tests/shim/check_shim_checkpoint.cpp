@@ -25,7 +25,7 @@
 #include <memtrain/trainer.h>
 
 #include "check_shim.hpp"
-#include "common/locales.h"
+#include "locales.h"
 
 using namespace check_shim;
 

@@ -13,7 +13,7 @@
 
 #include <memtrain/trainer.h>
 
-#include "common/slow.h"
+#include "slow.h"
 #include "networks/towers.hpp"
 
 #include "check_shim.hpp"

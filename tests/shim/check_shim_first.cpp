@@ -17,7 +17,7 @@
 
 #include "abi/first/memtrain/torch.h"
 
-#include "common/suite.h" /* last: Check defines fail() as a macro */
+#include "suite.h" /* last: Check defines fail() as a macro */
 
 namespace {
 

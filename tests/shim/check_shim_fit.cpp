@@ -18,7 +18,7 @@
 
 #include <memtrain/trainer.hpp>
 
-#include "common/suite.h" /* last: its macro fail would break C++ headers */
+#include "suite.h" /* last: its macro fail would break C++ headers */
 
 namespace {
 

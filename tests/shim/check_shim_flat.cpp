@@ -2,7 +2,7 @@
  * check_shim_flat.cpp - flat blocks that are kept below a size, which no network of a test comes near. So the layout is a part of
  * this suite, and its limit is one that the test sets.
  */
-#include "shim/flat.cpp"
+#include "flat.cpp"
 
 #include <cstdarg>
 #include <cstdio>
@@ -30,7 +30,7 @@ uint32_t version_of(const at::Tensor &tensor) {
 
 } // namespace memtrain::shim
 
-#include "common/suite.h" /* last: it defines fail() as a macro */
+#include "suite.h" /* last: it defines fail() as a macro */
 
 using namespace memtrain::shim;
 

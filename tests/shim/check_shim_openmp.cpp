@@ -18,7 +18,7 @@
 
 #include <memtrain/torch.h>
 
-#include "common/suite.h"
+#include "suite.h"
 
 namespace {
 

@@ -21,7 +21,7 @@
 #include <memtrain/trainer.h>
 
 extern "C" {
-#include "examples/common/processes.h"
+#include "processes.h"
 }
 
 #include "check_shim.hpp"

@@ -10,7 +10,7 @@
 
 #include "script_subject.hpp"
 
-#include "common/edge.h"
+#include "edge.h"
 
 using namespace script_subject;
 

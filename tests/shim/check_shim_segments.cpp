@@ -18,8 +18,8 @@
 
 #include "networks/steps.hpp"
 
-#include "common/counting_allocator.h"
-#include "common/slow.h"
+#include "counting_allocator.h"
+#include "slow.h"
 
 using namespace check_shim;
 using networks::CLASSES;

@@ -7,7 +7,7 @@
 #include <memtrain/tensor.h>
 
 #include "check_shim.hpp"
-#include "common/edge.h"
+#include "edge.h"
 
 using namespace check_shim;
 

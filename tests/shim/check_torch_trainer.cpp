@@ -14,9 +14,9 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
-#include "../bench/bench.hpp"
+#include "bench.hpp"
 
-#include "common/suite.h" /* last: its macro fail would break C++ headers */
+#include "suite.h" /* last: its macro fail would break C++ headers */
 
 namespace {
 

@@ -1,5 +1,5 @@
 /*
- * fuzz_run.h - one run of tests/fuzz_trainer.c: steps in trouble, and then in peace.
+ * fuzz_run.h - one run of tests/fuzz/fuzz_trainer.c: steps in trouble, and then in peace.
  *
  * In trouble steps may fail. What must hold all the same: a call ends, and with MT_OK or MT_EDEVMEM; each
  * sample is trained once; a step that fails leaves the state as it was, as each evaluation does; the fake

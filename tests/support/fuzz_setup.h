@@ -1,5 +1,5 @@
 /*
- * fuzz_setup.h - what a seed of tests/fuzz_trainer.c stands for: a backend, a policy, batches, and the
+ * fuzz_setup.h - what a seed of tests/fuzz/fuzz_trainer.c stands for: a backend, a policy, batches, and the
  * kind of trouble that they meet.
  */
 #ifndef MEMTRAIN_TESTS_FUZZ_SETUP_H

@@ -7,7 +7,7 @@
 
 #include "episodes.h"
 
-#include "../models/profoct_model.h"
+#include "profoct_model.h"
 
 /*
  * Gradient accumulation, half precision, what is detached, and clearing of the cache: a line on standard
