@@ -75,6 +75,7 @@ typedef struct ex_flags {
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */
     const char *trace, *replay, *report, *learned, *save, *resume;
+    int64_t rehearse; /* an ex_rehearse_mode */
     int explain, check, help, version;
 } ex_flags;
 
