@@ -191,7 +191,7 @@ static const ex_option rows[] = {
            "say before training what will take memory and how a batch will be cut; with --epochs 0 "
            "that is all"),
     FLAG("rehearse", EX_WORD, rehearse, "auto|on|off",
-         "tell what chunks take from pictures of 64, 128 and 192 pixels, with --explain; auto: "
+         "tell what chunks take from pictures of 96, 128 and 160 pixels, with --explain; auto: "
          "where pictures have more than 256",
          .words = rehearsing),
     SWITCH("check", check,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const int64_t ex_rehearse_sides[EX_REHEARSE_SIDES] = {64, 128, EX_REHEARSE_LONGEST};
+const int64_t ex_rehearse_sides[EX_REHEARSE_SIDES] = {96, 128, EX_REHEARSE_LONGEST};
 
 int ex_rehearse_wants(int64_t mode, int64_t side) {
     return mode == EX_REHEARSE_ON || (mode == EX_REHEARSE_AUTO && side > 256);
@@ -105,10 +105,10 @@ mt_status ex_rehearse_open(const mt_backend *backend, const ex_source *source, i
                            size_t samples, size_t least, ex_rehearsal *out) {
     mt_rehearsal_options options = MT_REHEARSAL_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
-    if (side % 64 || side < EX_REHEARSE_LONGEST)
+    if (side % 32 || side < EX_REHEARSE_LONGEST)
         return mt_set_error(
             MT_ENOTSUP,
-            "pictures of %lld pixels cannot be rehearsed; accepted: a multiple of 64, "
+            "pictures of %lld pixels cannot be rehearsed; accepted: a multiple of 32, "
             "at least %d",
             (long long)side, EX_REHEARSE_LONGEST);
     out->source = *source;

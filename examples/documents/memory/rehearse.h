@@ -16,7 +16,7 @@ typedef enum ex_rehearse_mode {
 } ex_rehearse_mode;
 
 /* Sides of the small pictures. */
-enum { EX_REHEARSE_SIDES = MT_REHEARSAL_LENGTHS, EX_REHEARSE_LONGEST = 192 };
+enum { EX_REHEARSE_SIDES = MT_REHEARSAL_LENGTHS, EX_REHEARSE_LONGEST = 160 };
 extern const int64_t ex_rehearse_sides[EX_REHEARSE_SIDES];
 
 /* Set to all zero before. */
@@ -42,7 +42,7 @@ int ex_rehearse_wants(int64_t mode, int64_t side);
  * @param source   of the real batches; a dimension of `side` elements is one of the picture. Borrowed
  * @param least    samples of the chunk that is tried
  * @param out      free with ex_rehearse_close in any case
- * @return MT_OK; MT_ENOTSUP for pictures whose side is no multiple of 64, and a network that cannot be rehearsed; what the
+ * @return MT_OK; MT_ENOTSUP for pictures whose side is no multiple of 32, and a network that cannot be rehearsed; what the
  *         backend returned, if the network takes no pictures of another size
  */
 MT_NODISCARD mt_status ex_rehearse_open(const mt_backend *backend, const ex_source *source,

@@ -273,7 +273,7 @@ static mt_status explain(ex_training *t) {
                          ex_flags_least(flags, &t->info), &rehearsal);
     int goes = status == MT_OK;
     if (goes) {
-        printf("Chunks of %lld x %lld pixels are not run: those of 64, 128 and 192 pixels tell "
+        printf("Chunks of %lld x %lld pixels are not run: those of 96, 128 and 160 pixels tell "
                "what they take.\n",
                (long long)flags->image_size, (long long)flags->image_size);
         status = ex_explain(&rehearsal.backend, &rehearsal.batch, flags, &t->device);
