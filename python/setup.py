@@ -62,4 +62,4 @@ class Build(build_ext):
 
 
 setup(version=version(), ext_modules=[Extension("memtrain._native", sources=[])], cmdclass={"build_ext": Build},
-      package_data={"memtrain": ["py.typed"]})
+      package_data={"memtrain": ["py.typed", "*.pyi"]})

@@ -126,12 +126,16 @@ private:
     bool marked_ = false;
 };
 
-/* Keeps an exception that is no lack of memory; of one that is, all that its frames hold is let go of. */
+/*
+ * Keeps an exception that is no lack of memory, without what the package's own frames hold: the chunk's graph. Of one
+ * that is a lack of memory, all that its frames hold is let go of.
+ */
 mt_status Core::take_error(const py::error_already_set &error, bool refused) {
     std::string text = py::str(error.value());
     std::string line = text.substr(0, text.find('\n'));
     if (!is_out_of_memory(error, refused, text.c_str())) {
         error_ = error;
+        helpers().attr("forget_own")(error.value());
         std::string name = py::str(error.type().attr("__name__"));
         return mt_set_error(MT_ETORCH, "%s: %s", name.c_str(), line.c_str());
     }
