@@ -229,6 +229,7 @@ class Backend:
                 if units is not None:
                     self.has_units = True
                     weight *= units / count
+                self.check_unwritten()  # before autograd finds it, which names no tensor
                 if weight:
                     self.backward(loss, weight)
         finally:

@@ -73,11 +73,16 @@ def rng_state():
     return state
 
 
-def set_rng_state(state):
-    torch.set_rng_state(state["torch"].clone())
-    random.setstate(state["python"])
-    if "numpy" in state and sys.modules.get("numpy"):
-        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+def prepare_rng(state):
+    """A function that sets the generators. All memory is taken here."""
+    own = state["torch"].clone()
+
+    def put():
+        torch.set_rng_state(own)
+        random.setstate(state["python"])
+        if "numpy" in state and sys.modules.get("numpy"):
+            sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+    return put
 
 
 # ---- model and optimiser -----------------------------------------------------------------------------------

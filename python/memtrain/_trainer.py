@@ -338,7 +338,8 @@ class Trainer:
                     raise KeyError("%s has no state named %r; it has %s"
                                    % (path, name, sorted(set(state["others"]) - set(state["plain"]))))
             put_optimizer = _state.prepare_optimizer(backend.optimizer, state["optimizer"])
-            plain = {name: _state.clone(state["others"][name]) for name in state["plain"]}
+            put_rng = _state.prepare_rng(state["rng"])
+            parts = _state.clone(state["others"])
             with torch.no_grad():
                 for name, tensor in model.items():
                     tensor.copy_(state["model"][name])
@@ -346,11 +347,11 @@ class Trainer:
             if backend.scaler is not None:
                 backend.scaler.load_state_dict(state["scaler"])
             for name, other in others.items():
-                other.load_state_dict(_state.clone(state["others"][name]))
+                other.load_state_dict(parts[name])
             self._steps_before = state["steps"] - self._core.summary()["steps"]
             self._skipped = state["skipped"]
-            _state.set_rng_state(state["rng"])
-            return plain
+            put_rng()
+            return {name: parts[name] for name in state["plain"]}
         return self._alone("load", load)
 
     def progress(self, batches: Iterable[Item], label: str = "", file: Optional[TextIO] = None) -> Iterator[Item]:
