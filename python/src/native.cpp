@@ -542,6 +542,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("allocated", cpu::allocated);
     m.def("peak", cpu::peak);
     m.def("reset_peak", cpu::reset_peak);
+    m.def("refusals", [] { return cpu::refusals().count; });
     m.def("hold", cpu::hold);
     m.def("resident_bytes", cpu::resident_bytes);
     m.def("uncounted", uncounted);
