@@ -313,10 +313,13 @@ class Backend:
             return self.skip(norm)
         self.undo = self.keep_for_update()
         self.update()
+        return norm, False
+
+    def commit(self):
+        """The update stays. May be called twice."""
+        self.clear_gradients()
         self.undo = self.scaler_undo = None
         self.before = []
-        self.clear_gradients()
-        return norm, False
 
     def means(self):
         return {name: total / self.units for name, total in self.metric_sums.items()}

@@ -1,7 +1,6 @@
 """The trainer, and the budget of the process."""
 import inspect
 import os
-import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, TextIO, Tuple, TypeVar, Union
 
@@ -213,7 +212,7 @@ class Trainer:
                                 apply_not_finite, scaler)
         self._core = _native.Core(self._backend, dict(policy, apply_not_finite=apply_not_finite), trace, planned_memory)
         self._backend.core = weakref.proxy(self._core)
-        self._process, self._busy = os.getpid(), threading.Lock()
+        self._process, self._gate = os.getpid(), _native.Gate()
         self._last: Optional[Report] = None
         self._steps_before = self._skipped = 0
 
@@ -221,12 +220,7 @@ class Trainer:
         """function(), one at a time, and in the process that made the trainer."""
         if os.getpid() != self._process:
             raise RuntimeError("this is a child of the process that made the trainer: a trainer belongs to one process")
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("the trainer is busy: %s is called inside of a step, or by another thread" % what)
-        try:
-            return function()
-        finally:
-            self._busy.release()
+        return self._gate.run(function, "the trainer is busy: %s is called inside of a step, or by another thread" % what)
 
     def _run(self, kind, what, function, batch):
         """function(samples) for a batch."""
