@@ -308,7 +308,7 @@ endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: all setup core run data check check-core check-torch check-oom check-asan check-tsan
+.PHONY: all setup core run data documents check check-core check-torch check-oom check-asan check-tsan
 .PHONY: check-python wheel check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
@@ -326,6 +326,9 @@ run: core $(SHIM_SO) $(BUILD)/examples/food101 ## build, then train on the pictu
 
 data: ## fetch the pictures that those in examples/data were taken from (130 MB), for --data
 	@sh setup/data.sh
+
+documents: all ## the documents' configurations at their own size, theirs beside ours: hours (ROWS="food-224 clip")
+	@OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} sh setup/documents.sh $(BUILD) $(ROWS)
 
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
