@@ -670,7 +670,7 @@ define card_rules
 $(OBJ)/card_$(1)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
 	$$(call say,CXX ,$$<)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CXX) $$(APPXX_FLAGS) -fvisibility=hidden -DCARD=$(2) $(3) $$(DEPEND) -c -o $$@ $$<
+	$$(Q)$$(CXX) $$(APPXX_FLAGS) $$(SHIM_DIRS) -fvisibility=hidden -DCARD=$(2) $(3) $$(DEPEND) -c -o $$@ $$<
 
 $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A) $(CORE_A)
 	$$(call say,LINK,$$@)

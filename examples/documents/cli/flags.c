@@ -47,6 +47,8 @@ static const ex_word clearing[] = {
     {"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {"epoch", MT_CLEAR_EPOCHS}, {NULL, 0}};
 static const ex_word val_clearing[] = {
     {"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {NULL, 0}};
+static const ex_word rehearsing[] = {
+    {"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}}; /* rehearse.h */
 static const ex_word progress_modes[] = {{"auto", EX_PROGRESS_AUTO},
                                          {"bar", EX_PROGRESS_BAR},
                                          {"plain", EX_PROGRESS_PLAIN},
@@ -192,6 +194,10 @@ static const ex_option rows[] = {
     SWITCH("explain", explain,
            "say before training what will take memory and how a batch will be cut; with --epochs 0 "
            "that is all"),
+    FLAG("rehearse", EX_WORD, rehearse, "auto|on|off",
+         "tell what chunks take from pictures of 96, 128 and 160 pixels, with --explain; auto: "
+         "where pictures have more than 256",
+         .words = rehearsing),
     SWITCH("check", check,
            "do not train: look whether the network can be trained in chunks, on a few samples of "
            "the first batch"),

@@ -83,6 +83,7 @@ typedef struct ex_flags {
     const char *trace, *replay, *report, *learned, *save, *resume;
     ex_save_every save_every;
     int no_validation;
+    int64_t rehearse; /* an ex_rehearse_mode */
     int explain, check, help, version;
 } ex_flags;
 

@@ -11,6 +11,7 @@
 #include "means.h"
 #include "model_check.h"
 #include "output.h"
+#include "rehearse.h"
 #include "report.h"
 
 #include <math.h>
@@ -256,10 +257,31 @@ static void introduce(const ex_training *t) {
                rest, least);
 }
 
-static mt_status explain(ex_training *t) {
+static mt_status explain_run(ex_training *t) {
     mt_batch batch;
     mt_status status = ex_batches_fill(t->batches, EX_TRAINING, 1, 0, &batch);
     return status == MT_OK ? ex_explain(&t->backend, &batch, t->flags, &t->device) : status;
+}
+
+/* Where a network takes no other pictures than its own, its own chunks are run. */
+static mt_status explain(ex_training *t) {
+    const ex_flags *flags = t->flags;
+    ex_rehearsal rehearsal;
+    if (!ex_rehearse_wants(flags->rehearse, flags->image_size)) return explain_run(t);
+    mt_status status =
+        ex_rehearse_open(&t->backend, &t->source, flags->image_size, (size_t)flags->batch,
+                         ex_flags_least(flags, &t->info), &rehearsal);
+    int goes = status == MT_OK;
+    if (goes) {
+        printf("Chunks of %lld x %lld pixels are not run: those of 96, 128 and 160 pixels tell "
+               "what they take.\n",
+               (long long)flags->image_size, (long long)flags->image_size);
+        status = ex_explain(&rehearsal.backend, &rehearsal.batch, flags, &t->device);
+    } else if (flags->rehearse == EX_REHEARSE_AUTO) {
+        mt_log(MT_LOG_INFO, "chunks are run, since they cannot be rehearsed: %s", mt_last_error());
+    }
+    ex_rehearse_close(&rehearsal);
+    return goes || flags->rehearse == EX_REHEARSE_ON ? status : explain_run(t);
 }
 
 /*
