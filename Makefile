@@ -334,7 +334,7 @@ documents: all ## the documents' configurations at their own size, theirs beside
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_python_package.sh setup/check_range.sh \
-    setup/check_readme.sh
+    setup/check_readme.sh setup/check_documents.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
