@@ -308,7 +308,7 @@ endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: all setup core run data check check-core check-torch check-oom check-asan check-tsan
+.PHONY: all setup core run data documents check check-core check-torch check-oom check-asan check-tsan
 .PHONY: check-python wheel bench-peers check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
@@ -327,11 +327,14 @@ run: core $(SHIM_SO) $(BUILD)/examples/food101 ## build, then train on the pictu
 data: ## fetch the pictures that those in examples/data were taken from (130 MB), for --data
 	@sh setup/data.sh
 
+documents: all ## the documents' configurations at their own size, theirs beside ours: hours (ROWS="food-224 clip")
+	@OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} sh setup/documents.sh $(BUILD) $(ROWS)
+
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_python_package.sh setup/check_range.sh \
-    setup/check_readme.sh
+    setup/check_readme.sh setup/check_documents.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \

@@ -1171,10 +1171,16 @@ typedef struct mt_weights_options {
     const char *prefix;
     /* Names of the model that begin so are left alone, such as "fc.". NULL: none. */
     const char *skip;
+    /*
+     * Where the file has no tensor of the model's name: writes another name that it may have there, zero included, into
+     * other[capacity], which is "" before. Files of several libraries with the same network are read so. NULL: none.
+     */
+    void (*other_name)(void *user, const char *name, char *other, size_t capacity);
+    void *user; /* given to other_name */
 } mt_weights_options;
 
 #define MT_WEIGHTS_OPTIONS_INIT                                                                    \
-    { sizeof(mt_weights_options), 1, NULL, NULL }
+    { sizeof(mt_weights_options), 1, NULL, NULL, NULL, NULL }
 
 /*
  * Reads parameters and buffers by name, from a file of mt_model_save_weights, mt_torch_save (strict

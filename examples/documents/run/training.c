@@ -385,7 +385,18 @@ static mt_status save_as(const ex_training *t, const char *path) {
 static mt_status save(ex_training *t) {
     if (!t->flags->save) return MT_OK;
     t->saved_steps = t->at.steps;
-    return save_as(t, t->flags->save);
+    mt_status status = save_as(t, t->flags->save);
+    t->saved_at = ex_seconds();
+    return status;
+}
+
+/* --save-every. The clocks of several processes differ, and their files are to be of one step. */
+static mt_status save_if_due(ex_training *t) {
+    const ex_save_every *every = &t->flags->save_every;
+    int due = every->steps && t->at.steps % every->steps == 0;
+    if (every->seconds > 0)
+        due = ex_processes_any(&t->processes, ex_seconds() - t->saved_at >= every->seconds);
+    return due ? save(t) : MT_OK;
 }
 
 /*
@@ -447,7 +458,7 @@ static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     if (status != MT_OK) return status;
     if (t->program->after_step) t->program->after_step(t->program->self, t, &report);
     ex_progress_step(&t->progress, &report);
-    return MT_OK;
+    return save_if_due(t);
 }
 
 /* Samples, where the backend knows no other units. */
@@ -513,7 +524,7 @@ static mt_status train_epoch(ex_training *t, uint64_t epoch) {
         status = train_step(t, epoch, t->at.index);
     double seconds = ex_seconds() - started;
     if (!t->least_seconds || seconds < t->least_seconds) t->least_seconds = seconds;
-    if (status == MT_OK) status = evaluate(t, t->batches, NULL);
+    if (status == MT_OK && !t->flags->no_validation) status = evaluate(t, t->batches, NULL);
     ex_progress_clear(&t->progress);
     if (status != MT_OK || is_stopped(t)) return status;
     return end_epoch(t, epoch, ex_seconds() - started);
@@ -532,6 +543,7 @@ static int is_stale(const ex_training *t) {
 static mt_status train(ex_training *t) {
     mt_status status = MT_OK;
     ex_interrupt_catch();
+    t->saved_at = ex_seconds();
     while (t->at.epoch <= (uint64_t)t->flags->epochs && status == MT_OK && goes_on(t) &&
            !is_stale(t))
         status = train_epoch(t, t->at.epoch);
