@@ -3,14 +3,16 @@
 # Everything is found by wildcard: a new .c or .cpp in its folder needs no change here.
 #   libmemtrain/*.c             -> build/lib/libmemtrain.a, .so     (C11, libc and libm only)
 #   libmemtrain_memory/*.c      -> build/lib/libmemtrain_memory.a, .so (C11, libmemtrain beside these)
-#   shim/*.cpp                  -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
-#   examples/*.c                -> build/examples/NAME              (with common/*.c, models/*.cpp)
+#   shim/*.cpp, shim/*/*.cpp    -> build/lib/libmemtrain_torch.so   (C++, links libtorch)
+#   examples/*.c                -> build/examples/NAME              (with all folders of examples/documents)
+#   examples/documents/*.c      -> build/examples/NAME              (the same)
 #   examples/plain_*.c          -> build/examples/NAME              (core only, with plain/*.c)
-#   examples/conv.c             -> build/examples/NAME              (with common/*.c, plain/digits.c; no C++)
+#   examples/conv.c             -> build/examples/NAME              (with those in C, plain/digits.c; no C++)
 #   examples/*.cpp              -> build/examples/NAME              (libtorch, plain/digits.c)
-#   tests/check_*.c             -> build/tests/check_NAME           (core only, no libtorch)
-#   tests/check_ex_*.c, *.cpp   -> build/tests/check_NAME           (with the examples, libtorch)
-#   tests/fuzz_trainer.c        -> build/tests/fuzz_trainer         (core only, no libtorch)
+#   tests/core, memory/*.c      -> build/tests/check_NAME           (libraries in C, no libtorch)
+#   tests/programs/*.c          -> build/tests/check_NAME           (with the examples, libtorch)
+#   tests/FOLDER/check_*.cpp    -> build/tests/check_NAME           (the same)
+#   tests/fuzz/*.c              -> build/tests/NAME                 (core only, no libtorch)
 #   tests/bench/*.c             -> build/tests/bench/NAME          (core only, no libtorch)
 #   tests/bench/*.cpp           -> build/tests/bench/NAME
 # Works with GNU make 3.81 (macOS) and later. Variables are described in docs/building.md.
@@ -98,19 +100,19 @@ SOVERSION := $(if $(filter 0,$(MAJOR)),0.$(MINOR),$(MAJOR))
 
 CORE_SRC := $(sort $(wildcard libmemtrain/*.c))
 MEMORY_SRC := $(sort $(wildcard libmemtrain_memory/*.c))
-SHIM_SRC := $(sort $(wildcard shim/*.cpp))
+SHIM_SRC := $(sort $(wildcard shim/*.cpp shim/*/*.cpp))
 PLAIN_SRC := $(sort $(wildcard examples/plain_*.c))
 PLAIN_PART_SRC := $(sort $(wildcard examples/plain/*.c))
 LOOP_SRC := $(sort $(wildcard examples/*.cpp))
 CALL_SRC := $(wildcard examples/conv.c)
-EXAMPLE_SRC := $(filter-out $(PLAIN_SRC) $(CALL_SRC),$(sort $(wildcard examples/*.c)))
-COMMON_SRC := $(sort $(wildcard examples/common/*.c))
-MODEL_SRC := $(sort $(wildcard examples/models/*.cpp))
-HELPER_SRC := $(sort $(wildcard tests/common/*.c))
-TEST_EX_SRC := $(sort $(wildcard tests/check_ex_*.c))
-TEST_CORE_SRC := $(filter-out $(TEST_EX_SRC),$(sort $(wildcard tests/check_*.c)))
-TEST_TORCH_SRC := $(sort $(wildcard tests/check_*.cpp))
-FUZZ_SRC := $(wildcard tests/fuzz_*.c)
+EXAMPLE_SRC := $(filter-out $(PLAIN_SRC) $(CALL_SRC),$(sort $(wildcard examples/*.c examples/documents/*.c)))
+COMMON_SRC := $(sort $(wildcard examples/documents/*/*.c))
+MODEL_SRC := $(sort $(wildcard examples/documents/models/*.cpp))
+HELPER_SRC := $(sort $(wildcard tests/support/*.c))
+TEST_EX_SRC := $(sort $(wildcard tests/programs/check_ex_*.c))
+TEST_CORE_SRC := $(filter-out $(TEST_EX_SRC),$(sort $(wildcard tests/*/check_*.c)))
+TEST_TORCH_SRC := $(sort $(wildcard tests/*/check_*.cpp))
+FUZZ_SRC := $(wildcard tests/fuzz/*.c)
 BENCH_SRC := $(sort $(wildcard tests/bench/*.c tests/bench/*.cpp))
 
 OBJ := $(BUILD)/obj
@@ -124,7 +126,7 @@ PLAIN_PART_OBJ := $(call objects,$(PLAIN_PART_SRC))
 DIGITS_OBJ := $(call objects,examples/plain/digits.c)
 HELPER_OBJ := $(call objects,$(HELPER_SRC))
 # A suite finds the program that it runs as the examples find what lies beside them.
-HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/common/program_path.c)
+HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/documents/cli/program_path.c)
 APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(FUZZ_SRC) \
     $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
 APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(LOOP_SRC)) $(MODEL_OBJ)
@@ -132,7 +134,10 @@ APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(L
 # The registry of handles is internal to each library: the others carry a copy of it.
 SHARED_OBJ := $(call objects,$(wildcard libmemtrain/handle.c))
 
-programs = $(addprefix $(BUILD)/,$(basename $(1)))
+# Programs and suites lie flat, whatever folder their source is in. $(call main_of,PROGRAM): the object of its source.
+programs = $(foreach source,$(1),$(BUILD)/$(firstword $(subst /, ,$(source)))/$(basename $(notdir $(source))))
+MAIN_SRC := $(EXAMPLE_SRC) $(PLAIN_SRC) $(LOOP_SRC) $(CALL_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(TEST_TORCH_SRC) $(FUZZ_SRC)
+main_of = $(call objects,$(filter %/$(notdir $(1)).c %/$(notdir $(1)).cpp,$(MAIN_SRC)))
 EXAMPLES := $(call programs,$(EXAMPLE_SRC))
 PLAIN := $(call programs,$(PLAIN_SRC))
 LOOPS := $(call programs,$(LOOP_SRC))
@@ -142,14 +147,15 @@ TESTS_EX := $(call programs,$(TEST_EX_SRC))
 TESTS_TORCH := $(call programs,$(TEST_TORCH_SRC))
 TESTS := $(TESTS_CORE) $(TESTS_EX) $(TESTS_TORCH)
 FUZZ := $(call programs,$(FUZZ_SRC))
-BENCHES := $(call programs,$(BENCH_SRC))
-BENCHES_CORE := $(call programs,$(filter %.c,$(BENCH_SRC)))
-HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/common.a)
-COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/common.a)
+bench_programs = $(addprefix $(BUILD)/,$(basename $(1)))
+BENCHES := $(call bench_programs,$(BENCH_SRC))
+BENCHES_CORE := $(call bench_programs,$(filter %.c,$(BENCH_SRC)))
+HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/support.a)
+COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
-CARD_SRC := $(sort $(wildcard tests/device/*.cpp))
+CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
 # check_shim_cuda, check_shim_xpu and check_shim_mps have hooks of their own, under the key that the test device takes.
 beside_card = $(filter-out %/check_shim_$(or $(CARD),none),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
@@ -255,9 +261,13 @@ CORE_FLAGS = $(call library_flags,$(CORE_CFLAGS))
 MEMORY_FLAGS = $(call library_flags,$(CFLAGS))
 TORCH_FLAGS = -std=$(TORCH_STD) $(addprefix -isystem ,$(TORCH_INCLUDE))
 CXX_COMMON = -fPIC $(EXACT) $(WARN) $(CXXFLAGS) $(INSTRUMENT) $(INSTRUMENT_CXX) -Iinclude -iquote .
-SHIM_FLAGS = $(CXX_COMMON) -fvisibility=hidden -fvisibility-inlines-hidden -Ishim -Ilibmemtrain \
+# Headers are included by their names alone, which differ; setup/check_layers.sh looks which folder may see which.
+folders = $(addprefix -iquote ,$(patsubst %/,%,$(sort $(dir $(wildcard $(1))))))
+SHIM_DIRS := $(call folders,shim/*/*.hpp)
+SHIM_FLAGS = $(CXX_COMMON) -fvisibility=hidden -fvisibility-inlines-hidden -Ishim $(SHIM_DIRS) -Ilibmemtrain \
     $(TORCH_FLAGS)
-APP_DIRS := -Itests -Itests/common -Iexamples -Iexamples/common -Iexamples/models
+APP_DIRS := $(call folders,tests/*/*.h tests/*/*.hpp examples/documents/*/*.h examples/documents/*/*.hpp) \
+    -iquote tests -iquote examples
 APP_FLAGS = -std=gnu11 $(EXACT) $(WARN_C) $(CFLAGS) $(INSTRUMENT) -Iinclude -iquote . $(APP_DIRS)
 APPXX_FLAGS = $(CXX_COMMON) $(APP_DIRS) $(TORCH_FLAGS)
 
@@ -376,7 +386,7 @@ OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
     %/check_shim_contrastive,$(TESTS))
 # The longest by its cases, so that two of them run at a time.
 OOM_LONG := $(BUILD)/tests/check_oom_networks
-OOM_CASES = $(shell sed -n 's/.*add_case(suite, "\([a-z]*\)").*/\1/p' tests/check_oom_networks.cpp)
+OOM_CASES = $(shell sed -n 's/.*add_case(suite, "\([a-z]*\)").*/\1/p' tests/models/check_oom_networks.cpp)
 OOM_NEXT := $(addprefix $(BUILD)/tests/,check_model_smartcash check_model_profoct)
 by_cases = $(patsubst %,$(OOM_LONG):%,$(if $(filter $(OOM_LONG),$(1)),$(OOM_CASES))) \
     $(filter $(OOM_NEXT),$(1)) $(filter-out $(OOM_LONG) $(OOM_NEXT),$(1))
@@ -394,7 +404,7 @@ check-asan: ## all suites under the sanitizers of addresses and of undefined beh
 
 # Threads: the core whole, and of the rest the suites of the shim and of what runs threads of its own. libtorch is not
 # instrumented, and of OpenMP's threads there is one: their barriers cannot be seen.
-TSAN := $(basename $(notdir $(wildcard tests/check_shim_*.cpp tests/check_ex_batches.cpp)))
+TSAN := $(basename $(notdir $(wildcard tests/shim/check_shim_*.cpp tests/programs/check_ex_batches.cpp)))
 TSAN_OPTIONS_SET := suppressions=$(CURDIR)/tests/tsan.suppressions:halt_on_error=0:exitcode=66
 check-tsan: ## the core's suites and the shim's under the thread sanitizer, in build/tsan (SUITES="check_shim_threads")
 	+@$(if $(SUITES),,TSAN_OPTIONS='$(TSAN_OPTIONS_SET)' CK_TIMEOUT_MULTIPLIER=20 \
@@ -525,22 +535,22 @@ $(SHIM_OBJ): $(OBJ)/%.o: % $(OBJ)/shim.flags | $(PACKAGES)
 	$(Q)$(CXX) $(SHIM_FLAGS) $(CRYPTO_CFLAGS) $(DEPEND) -c -o $@ $<
 
 # libtorch is built with NDEBUG; without it at::RecordFunction has a member here that it has not there.
-$(OBJ)/shim/written.cpp.o: private SHIM_FLAGS += -DNDEBUG
+$(OBJ)/shim/model/written.cpp.o: private SHIM_FLAGS += -DNDEBUG
 
 # Tests of the core see its internal headers; the examples see the public ones only.
 $(call objects,$(TEST_CORE_SRC) $(FUZZ_SRC) $(filter %.c,$(BENCH_SRC)) $(HELPER_SRC)): INTERNAL := -Ilibmemtrain
-$(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ilibmemtrain -Ishim
+$(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC))): INTERNAL := -Ilibmemtrain -Ishim $(SHIM_DIRS)
 
 # CUDA's headers come with a libtorch that was fetched.
-$(OBJ)/tests/check_shim_cuda.cpp.o: INTERNAL += $(addprefix -isystem ,$(wildcard $(TORCH_LIB)/../../nvidia/*/include))
+$(OBJ)/tests/shim/check_shim_cuda.cpp.o: INTERNAL += $(addprefix -isystem ,$(wildcard $(TORCH_LIB)/../../nvidia/*/include))
 
 # Snippets of the pages, for the suites that include them; each file is written only when it changes.
 SNIPPETS := $(OBJ)/snippets
 $(SNIPPETS)/names: setup/check_pages.sh setup/snippets.awk $(wildcard *.md docs/*.md)
 	$(Q)sh setup/check_pages.sh --extract $(@D) && touch $@
 $(SNIPPETS)/%: $(SNIPPETS)/names ;
-$(call objects,$(wildcard tests/*snippets.c tests/*snippets.cpp)): INTERNAL += -I$(SNIPPETS)
-$(call objects,$(wildcard tests/*snippets.c tests/*snippets.cpp)): | $(SNIPPETS)/names
+$(call objects,$(wildcard tests/*/*snippets.c tests/*/*snippets.cpp)): INTERNAL += -I$(SNIPPETS)
+$(call objects,$(wildcard tests/*/*snippets.c tests/*/*snippets.cpp)): | $(SNIPPETS)/names
 
 $(APP_C_OBJ): $(OBJ)/%.o: % $(OBJ)/app.flags | $(PACKAGES)
 	$(call say,CC  ,$<)
@@ -564,10 +574,10 @@ $(LIB)/libmemtrain_memory.a: $(MEMORY_OBJ) $(OBJ)/memory.link
 	$(call say,AR  ,$@)
 	$(archive)
 
-$(OBJ)/tests/common.a: $(HELPER_PARTS) $(OBJ)/parts.link
+$(OBJ)/tests/support.a: $(HELPER_PARTS) $(OBJ)/parts.link
 	$(archive)
 
-$(OBJ)/examples/common.a: $(COMMON_OBJ) $(OBJ)/parts.link
+$(OBJ)/examples/documents.a: $(COMMON_OBJ) $(OBJ)/parts.link
 	$(archive)
 
 $(call so,memtrain): $(CORE_OBJ) $(OBJ)/core.link $(OBJ)/memtrain.map
@@ -600,40 +610,42 @@ $(SHIM_INSTALLED): $(SHIM_OBJ) $(SHARED_OBJ) $(CORE_SO) $(MEMORY_SO) \
 
 # ---- programs ----------------------------------------------------------------------------------
 
-$(EXAMPLES): $(BUILD)/%: $(OBJ)/%.c.o $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
+.SECONDEXPANSION:
+
+$(EXAMPLES): %: $$(call main_of,$$@) $(COMMON_OBJ) $(MODEL_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS_LINK) \
 	    $(TORCH_LINK) $(IMAGE_LIBS) $(JSON_LIBS) -lm -lpthread
 
-$(PLAIN): $(BUILD)/%: $(OBJ)/%.c.o $(PLAIN_PART_OBJ) $(CORE_SO)
+$(PLAIN): %: $$(call main_of,$$@) $(PLAIN_PART_OBJ) $(CORE_SO)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) '-Wl,-rpath,$(HERE)/../lib' $(LDFLAGS) -o $@ $(filter %.o,$^) \
 	    -L$(LIB) -lmemtrain -lm
 
 # One that uses libtorch alone loads nothing of ours.
-$(LOOPS): $(BUILD)/%: $(OBJ)/%.cpp.o $(DIGITS_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
+$(LOOPS): %: $$(call main_of,$$@) $(DIGITS_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(TORCH_LINK) $(LAZY) \
 	    $(LIBS_LINK) -lm -lpthread
 
 # What computes is in the shim: the program is C, and linked as such.
-$(CALLS): $(BUILD)/%: $(OBJ)/%.c.o $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO)
+$(CALLS): %: $$(call main_of,$$@) $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(COMMON_A) $(LAZY) \
 	    $(LIBS_LINK) -lm -lpthread
 
-$(TESTS_CORE) $(FUZZ): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(MEMORY_A) $(CORE_A)
+$(TESTS_CORE) $(FUZZ): %: $$(call main_of,$$@) $(HELPER_A) $(MEMORY_A) $(CORE_A)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(JSON_LIBS) -lm -lpthread
 
 # The archive of the core comes last: only what is internal is taken from it, the rest from the
 # shared library, so that there is one state. An example's test that uses no libtorch loads none.
-$(TESTS_EX): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO)
+$(TESTS_EX): %: $$(call main_of,$$@) $(HELPER_A) $(COMMON_A) $(CORE_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $< $(filter $(DIGITS_OBJ),$^) $(HELPER_A) \
@@ -646,7 +658,7 @@ torch_program = $(Q)mkdir -p $(@D) && $(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -
     $(IMAGE_LIBS) $(JSON_LIBS) $(CRYPTO_LIBS) -lm -lpthread
 TORCH_PARTS := $(HELPER_A) $(COMMON_A) $(MODEL_OBJ) $(CORE_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO) $(OBJ)/app.link
 
-$(TESTS_TORCH): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
+$(TESTS_TORCH): %: $$(call main_of,$$@) $(TORCH_PARTS)
 	$(call say,LINK,$@)
 	$(torch_program)
 
@@ -686,7 +698,7 @@ $(BENCHES_CORE): $(BUILD)/%: $(OBJ)/%.c.o $(HELPER_A) $(MEMORY_A) $(CORE_A)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ -lm -lpthread
 
-$(call programs,$(filter %.cpp,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
+$(call bench_programs,$(filter %.cpp,$(BENCH_SRC))): $(BUILD)/%: $(OBJ)/%.cpp.o $(TORCH_PARTS)
 	$(call say,LINK,$@)
 	$(torch_program)
 

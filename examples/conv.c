@@ -8,8 +8,8 @@
  * read the digits that plain/digits.c draws. docs/call.md goes through it; the file is to be read from here
  * to its end.
  */
-#include "common/options.h"
-#include "common/output.h"
+#include "options.h"
+#include "output.h"
 #include "plain/digits.h"
 
 #include <memtrain/call.h>

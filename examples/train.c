@@ -3,11 +3,11 @@
  *
  *     build/examples/train --data DIR --budget 240MiB --epochs 10
  */
-#include "common/dataset.h"
-#include "common/options.h"
-#include "common/output.h"
-#include "common/program_path.h"
-#include "models/food101_model.h"
+#include "dataset.h"
+#include "options.h"
+#include "output.h"
+#include "program_path.h"
+#include "food101_model.h"
 
 #include <memtrain/torch_fit.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /*
  * new_file.c - the one way in which this library writes files: see new_file.h. What is in them: safetensors_save.c,
- * and shim/script_file.cpp.
+ * and shim/model/script_file.cpp.
  */
 #define _POSIX_C_SOURCE 200809L
 #ifdef __APPLE__

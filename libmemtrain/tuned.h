@@ -4,7 +4,7 @@
 #ifndef MT_TUNED_H
 #define MT_TUNED_H
 
-/* Samples of the first chunk, which is recorded: one may take kernels of its own. tests/check_policy_learn */
+/* Samples of the first chunk, which is recorded: one may take kernels of its own. tests/core/check_policy_learn */
 #define FIRST_CHUNK 2
 /* Samples below which layers that normalise over a chunk learn badly. docs/faq.md */
 #define LEAST_NORMALISED 8
@@ -16,17 +16,17 @@
 #define KNOWN_RUNS 3
 /* A size that did not run for so many batches runs again, if it is not much slower. bench/sizes */
 #define RUN_AGAIN 96
-/* A size that is this part away from one that is known is not tried. tests/check_policy_time */
+/* A size that is this part away from one that is known is not tried. tests/core/check_policy_time */
 #define NEARLY 16
 
-/* A range speaks for a larger size if it has foretold its peak to this part. tests/check_peaks */
+/* A range speaks for a larger size if it has foretold its peak to this part. tests/shim/check_peaks */
 #define MODEL_TOLERANCE 1024
-/* Two recordings are of other kernels where they foretell this part of the peak more than there is. tests/check_peaks */
+/* Two recordings are of other kernels where they foretell this part of the peak more than there is. tests/shim/check_peaks */
 #define MODEL_SPARE 8
-/* Of what one recording has, this part at least grows with the samples. tests/check_last_resort */
+/* Of what one recording has, this part at least grows with the samples. tests/core/check_last_resort */
 #define GROWS 16
 /* Plans before a size that never went through is tried, or a rung is left; twice as many each time that it is in vain. */
-/* bench/hog, tests/check_ladder_leave */
+/* bench/hog, tests/core/check_ladder_leave */
 #define PATIENCE 8
 
 /*

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What README.md and the pages in docs/ show works: each snippet of C and C++ is included by a suite (tests/*snippets.c,
+# What README.md and the pages in docs/ show works: each snippet of C and C++ is included by a suite (tests/*/*snippets.c,
 # .cpp), or is a program that the commands on its page build and run, here in a folder of its own; links lead to
 # something. sh setup/check_pages.sh --extract DIR writes the snippets into DIR, each file only where it changes.
 # Uses T, the folder of libtorch, or TORCH_LIB.
@@ -42,7 +42,7 @@ used() {
     case $1 in
     *.py) grep -qsw "$1" tests/python/*.py ;;
     build_*.sh) grep -qw "build ${name#build_}" setup/check_pages.sh setup/check_install.sh ;;
-    *) grep -qs "^ *#include \"$1\"" tests/*snippets.c tests/*snippets.cpp || grep -qsw "$1" "$dir/new"/*.sh ;;
+    *) grep -qs "^ *#include \"$1\"" tests/*/*snippets.c tests/*/*snippets.cpp || grep -qsw "$1" "$dir/new"/*.sh ;;
     esac
 }
 

@@ -34,7 +34,7 @@ each() {
     "make check") return 0 ;; # by which this is run
     "make run") gives "^validation accuracy" "${MAKE:-make}" --no-print-directory run RUN_FLAGS="--epochs 1" ;;
     "make "*) gives . "${MAKE:-make}" --no-print-directory ${1#make } ;;
-    build/examples/train_script*) gives . grep 'cli_program = "train_script"' tests/check_ex_script.cpp ;;
+    build/examples/train_script*) gives . grep 'cli_program = "train_script"' tests/programs/check_ex_script.cpp ;;
     *) gives . "$built"/${1#build/} ;;
     esac
 }

@@ -17,7 +17,7 @@
 #include <memtrain/torch.hpp>
 #include <memtrain/trainer.h>
 
-#include "../../examples/models/resnet.hpp"
+#include "resnet.hpp"
 
 namespace bench {
 

@@ -24,7 +24,7 @@
 
 #include <memtrain/trainer.hpp>
 
-#include "device/card.h"
+#include "card.h"
 
 namespace {
 

@@ -13,8 +13,8 @@
 #include <sched.h>
 
 extern "C" {
-#include "../../examples/common/batches.h"
-#include "../../examples/common/pictures.h"
+#include "batches.h"
+#include "pictures.h"
 }
 
 namespace {

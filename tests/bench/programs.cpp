@@ -4,11 +4,11 @@
  */
 #include "planned.hpp"
 
-#include "models/car_clip_model.h"
-#include "models/food101_model.h"
-#include "models/profoct_model.h"
-#include "models/prsmed_model.h"
-#include "models/smartcash_model.h"
+#include "car_clip_model.h"
+#include "food101_model.h"
+#include "profoct_model.h"
+#include "prsmed_model.h"
+#include "smartcash_model.h"
 
 namespace {
 

@@ -19,8 +19,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
-#include "shim/compat.hpp"
-#include "shim/sim_memory.hpp"
+#include "compat.hpp"
+#include "sim_memory.hpp"
 
 namespace card {
 namespace {

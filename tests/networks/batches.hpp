@@ -17,7 +17,7 @@
 
 #include <memtrain/torch.hpp>
 
-#include "../../examples/models/prsmed_text.hpp"
+#include "prsmed_text.hpp"
 
 namespace networks {
 

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "bench/bench.hpp"
+#include "bench.hpp"
 
 #include "depthwise.hpp"
 #include "vit.hpp"

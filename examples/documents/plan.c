@@ -1,0 +1,293 @@
+/*
+ * plan.c - what a configuration would need, and whether it fits a budget, before anything is trained.
+ *
+ *     build/examples/plan                                  the configurations there are
+ *     build/examples/plan --budget 8GiB                    all of them against a budget
+ *     build/examples/plan --example prsmed --config 1 --budget 8GiB
+ *
+ * The configurations are those of the scripts that the example programs follow. Each is the program itself
+ * with --explain and no epochs: a recording of two small chunks, run once and taken back, tells what
+ * chunks of any size take.
+ */
+#include "child.h"
+#include "options.h"
+#include "output.h"
+
+#include <memtrain/status.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME "plan"
+
+typedef struct configuration {
+    const char *example, *name, *what, *flags;
+} configuration;
+
+static const configuration configurations[] = {
+    {"food101", "first", "batch 32 at 1024 pixels, which ran out of 47.7 GiB",
+     "--batch 32 --image-size 1024"},
+    {"food101", "original", "batch 32 at 224 pixels", "--profile original --image-size 224"},
+    {"food101", "target", "batch 24 at 224 pixels", "--profile target --image-size 224"},
+    {"food101", "safe", "batch 8 at 224 pixels", "--profile safe --image-size 224"},
+    {"smartcash", "tier1", "EfficientNet-B4 at 640 pixels, 8 batches of 1",
+     "--tier 1 --backbone efficientnet_b4 --image-size 640"},
+    {"smartcash", "tier3", "CSPDarkNet-53 at 640 pixels, 32 batches of 1",
+     "--tier 3 --backbone cspdarknet --image-size 640"},
+    {"prsmed", "0", "batch 8 at 1024 pixels", "--config 0 --image-size 1024 --encoder vit_ti"},
+    {"prsmed", "1", "2 x 4 at 1024 pixels, checkpointing",
+     "--config 1 --image-size 1024 --encoder vit_ti"},
+    {"prsmed", "16gb", "1 x 8 at 1024 pixels, checkpointing",
+     "--config 16gb --image-size 1024 --encoder vit_ti"},
+    {"car_clip", "16x8", "ViT-S/16 at 128 pixels, 8 batches of 16",
+     "--size w384-l12 --image-size 128 --patch 16 --batch 16 --accumulate 8"},
+    {"car_clip", "128", "ViT-S/16 at 128 pixels, one batch of 128",
+     "--size w384-l12 --image-size 128 --patch 16 --batch 128 --accumulate 1"},
+    {"profoct", "minimal", "few-shot episodes, its preset for 8 GB", "--preset minimal"},
+    {"profoct", "maximum", "few-shot episodes, its preset for 24 GB", "--preset maximum"},
+};
+
+typedef struct plan {
+    const char *example, *config, *budget;
+    int help;
+} plan;
+
+static const ex_option rows[] = {
+    EX_FLAG("example", EX_TEXT, plan, example, "NAME", "one program instead of all",
+            .accepts = "the name of an example program"),
+    EX_FLAG("config", EX_TEXT, plan, config, "NAME", "one of its configurations",
+            .accepts = "a configuration of --example"),
+    EX_FLAG("budget", EX_TEXT, plan, budget, "SIZE",
+            "what tensors may take: 8GiB, 0.95 of what is there",
+            .accepts = "a size, or a share of what is there", .by_default = "none: a list"),
+    EX_FLAG("help", EX_SWITCH, plan, help, NULL, "this list", .most = 1),
+};
+
+/* ---- choosing ---------------------------------------------------------------------------------- */
+
+static int is_chosen(const plan *p, const configuration *c) {
+    return (!p->example || strcmp(p->example, c->example) == 0) &&
+           (!p->config || strcmp(p->config, c->name) == 0);
+}
+
+static size_t count_chosen(const plan *p) {
+    size_t count = 0;
+    for (size_t i = 0; i < EX_ROWS(configurations); i++) count += is_chosen(p, &configurations[i]);
+    return count;
+}
+
+static void print_list(const plan *p) {
+    for (size_t i = 0; i < EX_ROWS(configurations); i++) {
+        const configuration *c = &configurations[i];
+        if (is_chosen(p, c)) printf("%-10s %-12s %s\n", c->example, c->name, c->what);
+    }
+}
+
+/* The flag that is wrong: a name of no program, or of none of its configurations. */
+static void print_unknown(const plan *p) {
+    const plan all = {p->example, NULL, NULL, 0};
+    int is_example = !count_chosen(&all);
+    fprintf(stderr,
+            NAME ": --%s: '%s' is not accepted; accepted: one of the list that " NAME
+                 " prints without flags\n",
+            is_example ? "example" : "config", is_example ? p->example : p->config);
+}
+
+static int is_budget(const char *text) {
+    size_t bytes;
+    return mt_parse_size(text, SIZE_MAX / 2, &bytes) == MT_OK && bytes >= 1048576;
+}
+
+/* ---- asking a program -------------------------------------------------------------------------- */
+
+#define TAKES "Rungs that the run takes: "
+
+/* What a program's table says of one size of chunk. */
+typedef struct chunk {
+    size_t samples;
+    double size;
+    char unit[8];
+    int fits;
+    int is_bound; /* 1: it may take less */
+} chunk;
+
+enum { DOES_NOT_FIT = 3 }; /* exit status */
+
+typedef struct answer {
+    chunk whole, most; /* the batch at once; the most samples that fit; 0: not told */
+    char rungs[64];    /* that it takes, with the words before them; "": none */
+    char error[512];   /* the program's line, where it failed */
+    int exit_status;
+} answer;
+
+enum { MOST_ARGUMENTS = 32, MOST_FLAGS = 256 };
+
+/* What is run: argv points into flags, whose blanks are the ends of words. */
+typedef struct command {
+    char path[4096], flags[MOST_FLAGS];
+    char *argv[MOST_ARGUMENTS + 1];
+} command;
+
+/* @return 1; 0 where it is not known in which folder the program is */
+static int make_command(const plan *p, const configuration *c, const char *argv0, command *out) {
+    const char *const last[] = {"--explain", "--epochs", "0",       "--device",
+                                "cpu",       "--budget", p->budget, NULL};
+    size_t count = 0;
+    if (!ex_child_path(argv0, c->example, out->path, sizeof out->path)) return 0;
+    snprintf(out->flags, sizeof out->flags, "%s", c->flags);
+    out->argv[count++] = out->path;
+    for (char *word = strtok(out->flags, " "); word; word = strtok(NULL, " "))
+        out->argv[count++] = word;
+    for (size_t i = 0; i < EX_ROWS(last); i++) out->argv[count++] = (char *)last[i];
+    return 1;
+}
+
+/*
+ * A row of the table, or where no two sizes went through: "1 at once fits."; or "4 at most 2.0 GiB  does not fit",
+ * which is a bound.
+ */
+static int read_chunk(const char *line, chunk *out) {
+    static const char bound[] = "at most ";
+    char fits[16] = "";
+    int length = 0;
+    *out = (chunk){0, 0, "", 0, 0};
+    if (sscanf(line, "%zu at once fit%n", &out->samples, &length) == 1 && length)
+        return out->fits = 1;
+    if (sscanf(line, "%zu %n", &out->samples, &length) < 1) return 0;
+    line += length;
+    out->is_bound = strncmp(line, bound, strlen(bound)) == 0;
+    if (out->is_bound) line += strlen(bound);
+    if (sscanf(line, "%lf %7s %15s", &out->size, out->unit, fits) < 3) return 0;
+    out->fits = strcmp(fits, "fits") == 0;
+    return 1;
+}
+
+static void read_line(const configuration *c, const char *line, answer *a) {
+    chunk seen;
+    size_t length = strlen(c->example);
+    if (strncmp(line, c->example, length) == 0 && line[length] == ':')
+        snprintf(a->error, sizeof a->error, "%s", line + length + 2);
+    if (strncmp(line, TAKES, strlen(TAKES)) == 0)
+        snprintf(a->rungs, sizeof a->rungs, ", with %.48s", line + strlen(TAKES));
+    if (!read_chunk(line, &seen)) return;
+    if (seen.size > 0 && seen.samples >= a->whole.samples) a->whole = seen;
+    if (seen.fits && seen.samples > a->most.samples) a->most = seen;
+}
+
+static void ask(const configuration *c, const command *asked, answer *a) {
+    char line[512];
+    FILE *output = NULL;
+    memset(a, 0, sizeof *a);
+    pid_t child = ex_child_start(asked->path, asked->argv, &output);
+    while (output && fgets(line, sizeof line, output)) {
+        line[strcspn(line, "\n")] = '\0';
+        read_line(c, line, a);
+    }
+    a->exit_status = child > 0 ? ex_child_wait(child, output) : EX_CANNOT_BE_RUN;
+    if (a->exit_status == EX_CANNOT_BE_RUN || a->exit_status == EX_IS_NOT_THERE)
+        snprintf(a->error, sizeof a->error, "%s is not there to be run: `make` builds it",
+                 c->example);
+    else if (!*a->error)
+        snprintf(a->error, sizeof a->error, "%s ended with status %d", c->example, a->exit_status);
+}
+
+/* What is asked now, since that may take minutes: a line of its own on standard error, whoever reads it. */
+static void print_question(const configuration *c, size_t number, size_t count) {
+    fflush(stdout);
+    fprintf(stderr, NAME ": %zu of %zu: %s %s, %s\n", number, count, c->example, c->name, c->what);
+}
+
+static void print_answer(const configuration *c, const answer *a) {
+    const char *most = a->whole.is_bound ? "at most " : "";
+    printf("%-10s %-12s ", c->example, c->name);
+    if (a->exit_status == DOES_NOT_FIT)
+        printf("does not fit: %s\n", a->error);
+    else if (a->exit_status != 0)
+        printf("not known: %s\n", a->error);
+    else if (a->whole.fits)
+        printf("fits%s: %zu at once take %s%.1f %s\n", a->rungs, a->whole.samples, most,
+               a->whole.size, a->whole.unit);
+    else if (a->whole.samples)
+        printf("fits in chunks of %zu%s; %zu at once would take %s%.1f %s\n", a->most.samples,
+               a->rungs, a->whole.samples, most, a->whole.size, a->whole.unit);
+    else
+        printf("fits in chunks of %zu%s\n", a->most.samples, a->rungs);
+    fflush(stdout);
+}
+
+static int fail_unknown_folder(void) {
+    fprintf(stderr, NAME ": the folder of the program is not known\n");
+    return 1;
+}
+
+/* One configuration alone: all that the program says. */
+static int show(const plan *p, const configuration *c, const char *argv0) {
+    command asked;
+    if (!make_command(p, c, argv0, &asked)) return fail_unknown_folder();
+    printf("%s, %s: %s\n%s\n\n", c->example, c->name, c->what, c->flags);
+    pid_t child = ex_child_start(asked.path, asked.argv, NULL);
+    int status = child > 0 ? ex_child_wait(child, NULL) : EX_CANNOT_BE_RUN;
+    if (status == EX_CANNOT_BE_RUN || status == EX_IS_NOT_THERE)
+        fprintf(stderr, NAME ": %s is not there to be run: `make` builds it\n", c->example);
+    return status;
+}
+
+/* @return 3 where one of them does not fit, 1 where that is not known of one */
+static int compare(const plan *p, const char *argv0) {
+    int worst = 0, is_known = 1;
+    size_t number = 0, count = count_chosen(p);
+    printf("%zu configurations, of each of which two small chunks are run: seconds for small "
+           "pictures, minutes for large ones\n",
+           count);
+    for (size_t i = 0; i < EX_ROWS(configurations); i++) {
+        const configuration *c = &configurations[i];
+        command asked;
+        answer a;
+        if (!is_chosen(p, c)) continue;
+        if (!make_command(p, c, argv0, &asked)) return fail_unknown_folder();
+        print_question(c, ++number, count);
+        ask(c, &asked, &a);
+        print_answer(c, &a);
+        if (a.exit_status == DOES_NOT_FIT) worst = DOES_NOT_FIT;
+        is_known &= a.exit_status == 0 || a.exit_status == DOES_NOT_FIT;
+    }
+    return is_known ? worst : 1;
+}
+
+static int run(const plan *p, const char *argv0) {
+    for (size_t i = 0; count_chosen(p) == 1 && i < EX_ROWS(configurations); i++)
+        if (is_chosen(p, &configurations[i])) return show(p, &configurations[i], argv0);
+    return compare(p, argv0);
+}
+
+/* ---- main -------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv) {
+    plan p = {NULL, NULL, NULL, 0};
+    ex_error error;
+    const ex_table tables[] = {{rows, EX_ROWS(rows), &p}, {NULL, 0, NULL}};
+    if (ex_options_parse(NAME, tables, argc, argv, &error) != 0) {
+        fprintf(stderr, "%s\n", error.text);
+        return 2;
+    }
+    if (p.help) {
+        printf(NAME ": what a configuration would need, and whether it fits a budget\n\n"
+                    "Usage: " NAME " [--example NAME [--config NAME]] [--budget SIZE]\n\n");
+        ex_options_help(tables, stdout);
+        return ex_output_end(NAME) ? 0 : 1;
+    }
+    if (!count_chosen(&p)) {
+        print_unknown(&p);
+        return 2;
+    }
+    if (p.budget && !is_budget(p.budget)) {
+        fprintf(stderr,
+                NAME ": --budget: '%s' is not accepted; accepted: a size of at least 1MiB such as "
+                     "8GiB, or 0.95 or 80%% (of what is there)\n",
+                p.budget);
+        return 2;
+    }
+    if (!p.budget) print_list(&p);
+    int status = p.budget ? run(&p, argv[0]) : 0;
+    return ex_output_end(NAME) ? status : 1;
+}

@@ -1,0 +1,371 @@
+/*
+ * prsmed.c - trains a segmenter that is told in words what to outline, inside a memory budget.
+ *
+ *     build/examples/prsmed --batch 8 --image-size 64 --budget 24MiB
+ *     build/examples/prsmed --config 1        (2 x 4, checkpointing, half precision where there is a GPU)
+ *     build/examples/prsmed --breakdown --epochs 0
+ *
+ * "segment the bird in the top left": a frozen language model reads the prompt, an encoder the picture, and
+ * a decoder draws the mask. The scenes are made of cut-outs with transparency, so the masks are exact. From
+ * main() at the end of the file upwards: flags, data, model, result; common/training.c has the flow that all
+ * programs share, and docs/prsmed.md says what is trained here and what a paper's network would take.
+ */
+#include "breakdown.h"
+#include "prompt_scenes.h"
+#include "program_path.h"
+#include "report.h"
+#include "training.h"
+#include "prsmed_model.h"
+
+#include <memtrain/torch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME "prsmed"
+#define DEFAULT_BUDGET "32MiB" /* a batch of 8 scenes of 64 x 64 takes 42 MiB at once */
+#define THINGS "examples/data/clipart/train"
+#define PATTERNS "examples/data/patterns"
+
+typedef struct prsmed {
+    ex_flags flags;
+    int64_t encoder, text, text_steps; /* --encoder, --text by its width, --text-steps */
+    int64_t scenes[2];                 /* of an epoch, by split */
+    const char *patterns;
+    int use_amp, no_use_amp, checkpointing, compile, breakdown;
+    ex_prompt_scenes *data;
+} prsmed;
+
+/* ---- flags ------------------------------------------------------------------------------------- */
+
+static const ex_word encoders[] = {{"conv", PRSMED_CONV}, {"vit_ti", PRSMED_VIT_TI}, {NULL, 0}};
+static const ex_word texts[] = {{"d128", 128}, {"d256", 256}, {"d384", 384},
+                                {"d512", 512}, {"d768", 768}, {NULL, 0}};
+static const struct {
+    int64_t width, layers;
+} text_sizes[] = {{128, 4}, {256, 6}, {384, 8}, {512, 8}, {768, 12}};
+
+/* Batch, times that it is accumulated, and whether activations are computed again. */
+static const struct {
+    const char *name;
+    int64_t batch, accumulate, checkpointing;
+} configs[] = {{"0", 8, 1, MT_CHECKPOINTING_AUTO},
+               {"1", 2, 4, MT_CHECKPOINTING_ON},
+               {"2", 4, 2, MT_CHECKPOINTING_AUTO},
+               {"3", 8, 1, MT_CHECKPOINTING_AUTO},
+               {"16gb", 1, 8, MT_CHECKPOINTING_ON}};
+
+static int read_config(const char *text, void *target) {
+    ex_flags *flags = target;
+    for (size_t i = 0; i < EX_ROWS(configs); i++) {
+        if (strcmp(text, configs[i].name) != 0) continue;
+        flags->batch = configs[i].batch;
+        flags->accumulate = configs[i].accumulate;
+        flags->checkpointing = configs[i].checkpointing;
+        return 1;
+    }
+    return 0;
+}
+
+static int read_gpu_size(const char *text, void *target) {
+    static const char *const sizes[][2] = {{"80", "0"}, {"24", "2"}, {"16", "1"}, {"8", "16gb"}};
+    for (size_t i = 0; i < EX_ROWS(sizes); i++)
+        if (strcmp(text, sizes[i][0]) == 0) return read_config(sizes[i][1], target);
+    return 0;
+}
+
+#define OWN(name, kind, field, ...) EX_FLAG(name, kind, prsmed, field, __VA_ARGS__)
+
+static const ex_option own_flags[] = {
+    {.section = "Segmentation from a prompt"},
+    OWN("encoder", EX_WORD, encoder, "NAME",
+        "of the picture: conv (small, learns within minutes) or vit_ti (ViT-Ti/8)",
+        .words = encoders, .decides = 1),
+    OWN("text", EX_WORD, text, "NAME", "the frozen text model: d128, d256, d384, d512 or d768",
+        .words = texts, .decides = 1),
+    OWN("text-steps", EX_WHOLE, text_steps, "N",
+        "updates of the text model, on prompts alone, before it is frozen; 0: it stays random",
+        .most = 1000000, .decides = 1),
+    OWN("scenes", EX_WHOLE, scenes[EX_TRAINING], "N", "scenes of an epoch", .least = 1,
+        .most = 1000000000, .decides = 1),
+    OWN("val-scenes", EX_WHOLE, scenes[EX_VALIDATION], "N",
+        "scenes for validation, always the same", .least = 1, .most = 1000000),
+    OWN("patterns", EX_TEXT, patterns, "DIR", "a folder of PNG pictures to lay under the scenes",
+        .accepts = "a folder of PNG pictures", .by_default = "those that come with the programs"),
+    OWN("config", EX_PARSED, flags, "NAME",
+        "0: batch 8; 1: 2 x 4 and checkpointing; 2: 4 x 2; 3: 8, the paper's; 16gb: 1 x 8 and "
+        "checkpointing; each with --use-amp; flags after it change them",
+        .read = read_config, .accepts = "0, 1, 2, 3 or 16gb", .by_default = "3"),
+    OWN("gpu-size", EX_PARSED, flags, "GB",
+        "the configuration for a card of 80, 24, 16 or 8 GB: 0, 2, 1 or 16gb",
+        .read = read_gpu_size, .accepts = "80, 24, 16 or 8", .by_default = ""),
+    OWN("use-amp", EX_SWITCH, use_amp, NULL, "as --amp auto, which is the default", .most = 1),
+    OWN("no-use-amp", EX_SWITCH, no_use_amp, NULL, "as --amp off", .most = 1),
+    OWN("gradient-accumulation-steps", EX_WHOLE, flags.accumulate, "N", "--accumulate", .least = 1,
+        .most = 65536),
+    OWN("gradient-checkpointing", EX_SWITCH, checkpointing, NULL, "as --checkpointing on",
+        .most = 1),
+    OWN("compile-model", EX_SWITCH, compile, NULL, "refused: libtorch has no compiler", .most = 1),
+    OWN("batch-size", EX_WHOLE, flags.batch, "N", "--batch", .least = 1, .most = 65536),
+    OWN("num-workers", EX_WHOLE, flags.workers, "N", "--workers", .most = EX_WORKERS_MAX),
+    OWN("breakdown", EX_SWITCH, breakdown, NULL,
+        "measure beforehand where memory goes and what each saver takes off it; with --epochs 0 "
+        "that "
+        "is all",
+        .most = 1),
+};
+
+/* ---- what the program adds to a run ------------------------------------------------------------ */
+
+static void warn(void *user, const char *line) {
+    (void)user;
+    mt_log(MT_LOG_WARNING, "skipped %s", line);
+}
+
+/* A folder that was named, or one that comes with the programs. */
+static const char *folder_of(const char *named, const char *argv0, const char *otherwise,
+                             char found[4096]) {
+    if (named) return named;
+    return ex_find_in_tree(argv0, otherwise, found, 4096) ? found : otherwise;
+}
+
+/* An error begins with the path that is wrong. */
+static const char *flag_of(const ex_prompt_scenes_options *options, const char *error) {
+    size_t length = strlen(options->patterns);
+    return strncmp(error, options->patterns, length) == 0 ? "--patterns" : "--data";
+}
+
+static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
+    prsmed *p = self;
+    char found[2][4096];
+    ex_error error;
+    const ex_prompt_scenes_options options = {
+        .things = folder_of(p->flags.data, run->argv[0], THINGS, found[0]),
+        .patterns = folder_of(p->patterns, run->argv[0], PATTERNS, found[1]),
+        .side = (int)p->flags.image_size,
+        .count = {(size_t)p->scenes[EX_TRAINING], (size_t)p->scenes[EX_VALIDATION]},
+        .seed = (uint64_t)p->flags.seed,
+        .warn = warn};
+    ex_status status = ex_prompt_scenes_open(&options, &p->data, &error);
+    if (status == EX_ENOMEM) return mt_set_error(MT_ENOMEM, "%s", error.text);
+    if (status != EX_OK)
+        return mt_set_error(MT_EINVAL, "%s: %s", flag_of(&options, error.text), error.text);
+    *out = ex_prompt_scenes_source(p->data);
+    return MT_OK;
+}
+
+static prsmed_model_options options_of(const prsmed *p) {
+    prsmed_model_options options = PRSMED_MODEL_OPTIONS_INIT;
+    size_t size = 0;
+    while (text_sizes[size].width != p->text) size++;
+    options.encoder = (int)p->encoder;
+    options.side = p->flags.image_size;
+    options.text_width = p->text;
+    options.text_layers = text_sizes[size].layers;
+    options.text_steps = p->text_steps;
+    return options;
+}
+
+static void introduce(void *self, const ex_training *run) {
+    const prsmed *p = self;
+    (void)run;
+    printf("%lld scenes an epoch for training, %lld for validation, of %zu classes\n",
+           (long long)p->scenes[EX_TRAINING], (long long)p->scenes[EX_VALIDATION],
+           ex_prompt_scenes_classes(p->data));
+}
+
+/* What a card's memory monitor would say. */
+static mt_status log_memory(void *self, ex_training *run, const mt_epoch_report *report) {
+    mt_memory m = MT_MEMORY_INIT;
+    (void)self;
+    (void)report;
+    mt_status status = mt_device_memory(run->device.name, &m);
+    if (status != MT_OK) return status;
+    /* The two are read one after the other, so that the first may have grown meanwhile. */
+    size_t cached = m.reserved_bytes > m.allocated_bytes ? m.reserved_bytes - m.allocated_bytes : 0;
+    printf("%s Memory Allocated: %.3f GB, Reserved: %.3f GB, Cached: %.3f GB\n",
+           strcmp(run->device.name, "cpu") == 0 ? "CPU" : "GPU", (double)m.allocated_bytes / 1e9,
+           (double)m.reserved_bytes / 1e9, (double)cached / 1e9);
+    return MT_OK;
+}
+
+static void print_dice(void *self, const ex_training *run) {
+    const prsmed *p = self;
+    const double *metrics = run->last.eval_metrics;
+    ex_prompt_chance chance;
+    if (!run->last.eval_samples || ex_prompt_scenes_chance(p->data, &chance) != EX_OK) return;
+    printf("validation Dice %.1f %%, IoU %.1f %%; without the prompt: all pixels %.1f %%, perfect "
+           "outlines of all things %.1f %%, of one at random %.1f %%\n",
+           100 * metrics[0], 100 * metrics[1], 100 * chance.everything, 100 * chance.all_things,
+           100 * chance.one_thing);
+}
+
+static void close_data(void *self) {
+    prsmed *p = self;
+    ex_prompt_scenes_free(p->data);
+}
+
+/* ---- where memory goes ------------------------------------------------------------------------- */
+
+static const ex_saver savers[] = {
+    {"none", MT_DTYPE_NONE, MT_CHECKPOINTING_AUTO, 0, "18-24 GB"},
+    {"half precision (bf16)", MT_BFLOAT16, MT_CHECKPOINTING_AUTO, 0, "about 50 %: 9-12 GB"},
+    {"checkpointing", MT_DTYPE_NONE, MT_CHECKPOINTING_ON, 0, "30-50 % less"},
+    {"chunks of 2", MT_DTYPE_NONE, MT_CHECKPOINTING_AUTO, 2, "with bf16: 4.5-6 GB"},
+    {"chunks of 1", MT_DTYPE_NONE, MT_CHECKPOINTING_AUTO, 1, ""},
+    {"bf16, checkpointing, chunks of 2", MT_BFLOAT16, MT_CHECKPOINTING_ON, 2, "2.3-4.2 GB"},
+    {"bf16, checkpointing, chunks of 1", MT_BFLOAT16, MT_CHECKPOINTING_ON, 1, ""},
+};
+
+/* A text model that stays random takes the same memory. */
+static mt_status random_model(void *self, mt_model **out) {
+    prsmed_model_options options = options_of(self);
+    options.text_steps = 0;
+    return prsmed_model_new(&options, out);
+}
+
+static mt_status measure(prsmed *p, const ex_training *run, const mt_batch *batch) {
+    const prsmed_model_options options = options_of(p);
+    prsmed_estimate by_size[PRSMED_PARTS];
+    size_t parameter_bytes[PRSMED_PARTS] = {0};
+    ex_part parts[PRSMED_PARTS] = {
+        {"frozen text model", NULL, 0, 0, "14-16 GB"},
+        {"vision backbone", "vision.", 0, 0, "500-800 MB with its activations"},
+        {"mask head", "decoder.", 0, 0, "200-300 MB with its activations"}};
+    mt_status status = prsmed_model_estimate(&options, EX_PROMPT_TOKENS, by_size);
+    if (status != MT_OK) return status;
+    for (int i = 0; i < PRSMED_PARTS; i++) {
+        parts[i].parameter_bytes = by_size[i].parameters * sizeof(float);
+        parts[i].activation_bytes = by_size[i].activations * sizeof(float) * batch->count;
+    }
+    const ex_breakdown breakdown = {
+        .measure = {.model = random_model,
+                    .user = p,
+                    .options = ex_flags_torch(&p->flags, run->device.name),
+                    .visit = prsmed_model_count,
+                    .visit_user = parameter_bytes},
+        .batch = batch,
+        .input_bytes =
+            batch->count * 3 * sizeof(float) * (size_t)(p->flags.image_size * p->flags.image_size),
+        .parts = parts,
+        .parameter_bytes = parameter_bytes,
+        .part_count = PRSMED_PARTS,
+        .savers = savers,
+        .saver_count = EX_ROWS(savers),
+        .published = {"100 MB", "1-2 GB", "2-4 GB", "18-24 GB"}};
+    return ex_breakdown_print(&breakdown);
+}
+
+/* Without the budget, which the plain step is not to fit; the run's own random numbers start anew. */
+static mt_status print_breakdown(prsmed *p, const ex_training *run) {
+    mt_batch batch;
+    mt_status status = ex_batches_fill(run->batches, EX_TRAINING, 1, 0, &batch);
+    if (status == MT_OK) status = mt_device_set_budget(run->device.name, 0);
+    if (status == MT_OK) status = measure(p, run, &batch);
+    mt_status back = mt_device_set_budget(run->device.name, run->device.budget_bytes);
+    if (status == MT_OK) status = back;
+    return status == MT_OK ? mt_torch_seed((uint64_t)p->flags.seed) : status;
+}
+
+/* ---- the model --------------------------------------------------------------------------------- */
+
+/* All prompts that there can be, for the text model to learn from. */
+static int64_t *all_prompts(const prsmed *p, size_t *count) {
+    size_t classes = ex_prompt_scenes_classes(p->data);
+    char text[EX_PROMPT_TOKENS];
+    *count = classes * EX_PROMPT_POSITIONS;
+    int64_t *tokens = malloc(*count * EX_PROMPT_TOKENS * sizeof *tokens);
+    for (size_t i = 0; tokens && i < *count; i++) {
+        ex_prompt_text(p->data, i / EX_PROMPT_POSITIONS, (int)(i % EX_PROMPT_POSITIONS), text);
+        ex_prompt_tokens(text, tokens + i * EX_PROMPT_TOKENS);
+    }
+    return tokens;
+}
+
+static mt_status make_model(void *self, const ex_training *run, mt_model **out) {
+    prsmed *p = self;
+    prsmed_model_options options = options_of(p);
+    mt_status status = p->breakdown ? print_breakdown(p, run) : MT_OK;
+    if (status != MT_OK) return status;
+    int64_t *prompts = all_prompts(p, &options.prompt_count);
+    if (!prompts) return mt_set_error(MT_ENOMEM, "out of memory for the prompts");
+    options.prompts = prompts;
+    options.prompt_length = EX_PROMPT_TOKENS;
+    if (p->flags.resume) options.text_steps = 0; /* the file has what it learnt */
+    status = prsmed_model_new(&options, out);
+    free(prompts);
+    return status;
+}
+
+/* ---- main -------------------------------------------------------------------------------------- */
+
+/* What only flags together can get wrong. @return 0, or the exit status */
+static int check(const prsmed *p, const ex_program *program) {
+    int64_t stride = p->encoder == PRSMED_CONV ? 4 : 8;
+    if (p->compile)
+        return ex_training_refuse(
+            program,
+            "--compile-model: not accepted; it needs Python's torch.compile, or on CUDA a "
+            "graph captured of a step whose chunks never change: libtorch has no compiler, "
+            "and chunks here follow the memory that there is");
+    if (p->use_amp && p->no_use_amp)
+        return ex_training_refuse(program, "--no-use-amp: not together with --use-amp");
+    if (p->use_amp && p->flags.amp == MT_DTYPE_NONE)
+        return ex_training_refuse(program, "--use-amp: not together with --amp off");
+    if (p->checkpointing && p->flags.checkpointing == EX_CHECKPOINTING_OFF)
+        return ex_training_refuse(
+            program, "--gradient-checkpointing: not together with --checkpointing off");
+    if (p->flags.image_size % stride)
+        return ex_training_refuse(
+            program,
+            "--image-size: '%lld' is not accepted; accepted: a multiple of %lld, the encoder's "
+            "stride",
+            (long long)p->flags.image_size, (long long)stride);
+    return 0;
+}
+
+static void apply_switches(prsmed *p) {
+    if (p->use_amp) p->flags.amp = EX_AMP_AUTO;
+    if (p->no_use_amp) p->flags.amp = MT_DTYPE_NONE;
+    if (p->checkpointing) p->flags.checkpointing = MT_CHECKPOINTING_ON;
+}
+
+/* The paper's batch, optimiser and clipping; a rate for networks that begin at random. */
+static void set_defaults(ex_flags *flags) {
+    flags->image_size = 64;
+    flags->batch = flags->lr_batch = 8;
+    flags->epochs = 8;
+    flags->lr = 1e-3;
+    flags->warmup = 20;
+    flags->weight_decay = 1e-5;
+    flags->clip = 1.0;
+    flags->schedule = MT_SCHEDULE_COSINE;
+    flags->amp = EX_AMP_AUTO;
+    flags->clear_every = 10;
+}
+
+int main(int argc, char **argv) {
+    prsmed p = {.flags = EX_FLAGS_INIT, .encoder = PRSMED_CONV, .text = 128, .scenes = {640, 128}};
+    ex_program program = {
+        .name = NAME,
+        .model_name = NAME,
+        .budget = DEFAULT_BUDGET,
+        .data = "a folder of class folders with PNG cut-outs, whose names are prompts",
+        .own = {own_flags, EX_ROWS(own_flags), &p},
+        .self = &p,
+        .open = open_data,
+        .model = make_model,
+        .introduce = introduce,
+        .after_epoch = log_memory,
+        .result = print_dice,
+        .close = close_data};
+    int exit_status;
+    set_defaults(&p.flags);
+    if (!ex_training_flags(&program, "a segmenter that is told in words what to outline", &p.flags,
+                           argc, argv, &exit_status))
+        return exit_status;
+    exit_status = check(&p, &program);
+    if (exit_status) return exit_status;
+    apply_switches(&p);
+    return ex_training_main(&program, &p.flags, argv);
+}

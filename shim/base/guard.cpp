@@ -1,0 +1,247 @@
+/*
+ * guard.cpp - from exceptions to status codes, and the one function that tells OOM from the rest.
+ */
+#include "guard.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <iterator>
+#include <new>
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <memtrain/torch.h>
+
+namespace memtrain::shim {
+namespace {
+
+Witness witness = {[]() noexcept -> uint64_t { return 0; },
+                   [](const Device &) noexcept -> int64_t { return 0; },
+                   [](sim::Card *) noexcept -> sim::Card * { return nullptr; }};
+
+/* Per thread: how deep guards are nested, and what had been refused when the outermost began. */
+struct Watch {
+    int depth = 0;
+    uint64_t refused = 0;
+    Device device = c10::Device(c10::kCPU);
+    int64_t ooms = 0; /* of a card with an allocator of libtorch's, or its model */
+};
+
+thread_local Watch watch;
+
+Evidence evidence() noexcept {
+    if (witness.host_refusals() != watch.refused) return Evidence::host;
+    return witness.card_ooms(watch.device) != watch.ooms ? Evidence::card : Evidence::none;
+}
+
+/* An OOM is told once: what follows on this thread needs evidence of its own. */
+void evidence_is_used() noexcept {
+    watch.refused = witness.host_refusals();
+    watch.ooms = witness.card_ooms(watch.device);
+}
+
+/*
+ * The line of a text that says the most: the first that is not empty, but the last one of TorchScript,
+ * whose first line only says that something failed.
+ */
+void best_line(const char *text, const char **out_start, int *out_length) {
+    static const char script[] = "The following operation failed in the TorchScript interpreter";
+    const char *start = text + std::strspn(text, "\r\n");
+    if (std::strncmp(text, script, sizeof script - 1) == 0) {
+        for (const char *p = text; *p; p++)
+            if (p[0] == '\n' && p[1] && p[1] != '\n') start = p + 1;
+    }
+    *out_start = start;
+    *out_length = static_cast<int>(std::strcspn(start, "\r\n"));
+}
+
+const char broken[] =
+    "; the device serves this process no more: it has to be started anew, and can go on "
+    "from its last checkpoint";
+const char too_old_card[] =
+    "; this libtorch has no kernels for the card: install one that has (docs/building.md)";
+const char too_old_driver[] = "; the driver is older than what this libtorch wants: install a "
+                              "newer one, or a libtorch for an "
+                              "older one (docs/building.md)";
+
+/* What libtorch's words mean here, and what helps; "" where they say enough. */
+const char *remedy(const char *text) noexcept {
+    static const struct {
+        const char *words, *remedy;
+    } table[] = {
+        {"Expected more than 1 value per channel when training",
+         "; a layer that normalises over the batch has nothing to normalise over in a chunk of "
+         "one: a min_micro_batch of at least 2 is accepted, or larger samples"},
+        {"CUDA error: an illegal memory access", broken},
+        {"CUDA error: device-side assert", broken},
+        {"CUDA error: unspecified launch failure", broken},
+        {"CUDA error: uncorrectable ECC error", broken},
+        {"UR_RESULT_ERROR_DEVICE_LOST", broken},
+        {"no kernel image is available for execution", too_old_card},
+        {"driver version is insufficient", too_old_driver},
+        {"driver on your system is too old", too_old_driver},
+    };
+    for (const auto &row : table)
+        if (std::strstr(text, row.words)) return row.remedy;
+    return "";
+}
+
+mt_status describe(bool typed, const char *text) noexcept {
+    mt_status status = classify(evidence(), typed, text);
+    const char *line;
+    int length;
+    best_line(text, &line, &length);
+    evidence_is_used();
+    return mt_set_error(status, "%.*s%s", length, line, remedy(text));
+}
+
+/* libtorch would print them. */
+class LogWarnings : public c10::WarningHandler {
+public:
+    void process(const c10::Warning &warning) override {
+        mt_log(MT_LOG_WARNING, "libtorch: %s", warning.msg().c_str());
+    }
+};
+
+LogWarnings log_warnings;
+
+} // namespace
+
+void register_witness(const Witness &allocators) noexcept {
+    witness = allocators;
+}
+
+Failure::Failure(mt_status status) noexcept : status_(status) {
+    std::snprintf(line_, sizeof line_, "%s", mt_last_error());
+}
+
+void fail(mt_status status, const char *format, ...) {
+    char text[512];
+    va_list list;
+    va_start(list, format);
+    std::vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    throw Failure(mt_set_error(status, "%s", text));
+}
+
+void check(mt_status status) {
+    if (status != MT_OK) throw Failure(status);
+}
+
+namespace {
+
+bool has_one(const char *text, const char *const *list, size_t count) noexcept {
+    for (size_t i = 0; i < count; i++)
+        if (std::strstr(text, list[i])) return true;
+    return false;
+}
+
+/*
+ * Texts of what throws a plain c10::Error. Allocators: MPS, libtorch's own of the CPU, CUDA's runtime. CUDA's libraries: their
+ * own memory, and the handles that each makes at its first use (CUDAContext's getCurrentCUDABlasHandle and its like), for which
+ * a card that is full has no room. XPU's driver: what it answers, by the names of the Unified Runtime. And a bad_alloc or an
+ * OutOfMemoryError that a C++ layer has turned into its text.
+ */
+const char *const texts_of_memory[] = {
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "Invalid buffer size",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_NOT_INITIALIZED",
+    "CUSPARSE_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+    "CUFFT_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+    "UR_RESULT_ERROR_OUT_OF_HOST_MEMORY",
+    "UR_RESULT_ERROR_OUT_OF_RESOURCES",
+    "std::bad_alloc",
+};
+
+/*
+ * Texts behind which a refusal hides, and other things too: TorchScript turns every type into std::runtime_error; cuDNN tries
+ * one engine after the other and says that it found none (Conv_v8.cpp); an extension throws what it likes.
+ */
+const char *const texts_that_hide[] = {
+    "The following operation failed in the TorchScript interpreter",
+    "unable to find an engine",
+    "Unable to find a valid cuDNN algorithm",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "could not create a",
+    "an exception that is no std::exception",
+};
+
+} // namespace
+
+/*
+ * The host's allocator is ours, and whoever it refuses does not go on. A card's counts refusals that a library has met and done
+ * without: an error that comes after one is another thing, unless its text is one that hides it.
+ */
+mt_status classify(Evidence evidence, bool typed, const char *text) noexcept {
+    if (typed || evidence == Evidence::host) return MT_EDEVMEM;
+    if (has_one(text, texts_of_memory, std::size(texts_of_memory))) return MT_EDEVMEM;
+    bool hides = has_one(text, texts_that_hide, std::size(texts_that_hide));
+    return hides && evidence == Evidence::card ? MT_EDEVMEM : MT_ETORCH;
+}
+
+/* what() of a c10::Error symbolises the backtrace (13 ms): what_without_backtrace() does not. */
+mt_status describe_exception() noexcept {
+    try {
+        throw;
+    } catch (const Failure &e) {
+        return mt_set_error(e.status(), "%s", e.what());
+    } catch (const c10::OutOfMemoryError &e) {
+        return describe(true, e.what_without_backtrace());
+    } catch (const std::bad_alloc &) {
+        return describe(true, "out of host memory");
+    } catch (const c10::Error &e) {
+        return describe(false, e.what_without_backtrace());
+    } catch (const std::exception &e) {
+        return describe(false, e.what());
+    } catch (...) {
+        return describe(false, "an exception that is no std::exception");
+    }
+}
+
+Scope::Scope(const Device &device) noexcept
+    : grad_mode_(c10::GradMode::is_enabled()), on_card_(device.card), warnings_(&log_warnings),
+      watched_before_(watch.device), ooms_before_(watch.ooms) {
+    if (on_card_) card_before_ = witness.swap_card(device.card);
+    if (c10::InferenceMode::is_enabled()) normal_.emplace(false);
+    if (watch.depth++ == 0) watch.refused = witness.host_refusals();
+    if (device.memory() != Memory::allocator) return;
+    try {
+        if (!device.is_cpu()) device_.emplace(device);
+    } catch (...) {
+        /* The body will meet the same error, and report it. */
+    }
+    watch.device = device;
+    watch.ooms = witness.card_ooms(device);
+}
+
+Scope::~Scope() {
+    if (on_card_) witness.swap_card(card_before_);
+    watch.depth--;
+    watch.device = watched_before_;
+    watch.ooms = ooms_before_;
+    c10::GradMode::set_enabled(grad_mode_);
+    if (watch.depth == 0) watch.refused = witness.host_refusals();
+}
+
+} // namespace memtrain::shim
+
+extern "C" mt_status mt_torch_exception(void) {
+    if (!std::current_exception())
+        return mt_set_error(MT_ESTATE, "mt_torch_exception: no exception is in flight");
+    return memtrain::shim::describe_exception();
+}

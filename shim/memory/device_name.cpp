@@ -1,0 +1,48 @@
+/* device_name.cpp - from the names of devices to devices. */
+#include "device_name.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "arguments.hpp"
+#include "guard.hpp"
+#include "sim_memory.hpp"
+
+namespace memtrain::shim {
+
+/* libtorch parses more of them: the devices that others bring (docs/devices.md). */
+static const char device_names[] = "cpu, cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps";
+
+/* Throws for one that is none. An index beyond what libtorch counts with is cut off there: another card, or none. */
+static c10::Device named(const char *name) {
+    c10::Device device{std::string(name)};
+    const char *colon = std::strchr(name, ':');
+    long index = colon ? std::strtol(colon + 1, nullptr, 10) : 0;
+    if (index > std::numeric_limits<c10::DeviceIndex>::max()) fail(MT_EINVAL, "too large");
+    return device;
+}
+
+mt_status parse_device(const char *name, const char *function, Device *out) {
+    MT_RETURN_IF_FAILED(check_not_null(name, function, "device"));
+    c10::Device device(c10::kCPU);
+    MT_RETURN_IF_FAILED(guard([&] { *out = Device(device, sim::card_of(name)); }));
+    if (out->card) return MT_OK;
+    if (guard([&] { device = named(name); }) != MT_OK)
+        return mt_set_error(MT_EINVAL, "%s: '%s' is not the name of a device; accepted: %s",
+                            function, name, device_names);
+    if (!device.is_cpu() && !at::isAccelerator(device.type()))
+        return mt_set_error(MT_ENOTSUP, "%s: nothing is trained on '%s'; accepted: %s", function,
+                            name, device_names);
+    if (device.is_cpu() && device.has_index() && device.index() > 0)
+        return mt_set_error(MT_EINVAL, "%s: '%s' is no device; accepted: cpu, there is one",
+                            function, name);
+    *out = device.is_cpu() ? c10::Device(c10::kCPU)
+                           : c10::Device(device.type(), device.has_index() ? device.index() : 0);
+    return MT_OK;
+}
+
+} // namespace memtrain::shim

@@ -1,0 +1,323 @@
+/*
+ * check_ex_captions.c - tests of examples/documents/data/captions.h and tokens.h: the list and what is wrong with one,
+ * captions, the split by titles, batches as pure functions, pictures that find no room.
+ *
+ * Runs from the project's root: the pictures are those of examples/data, seen through a link.
+ */
+#include "captions.h"
+#include "suite.h"
+#include "tokens.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { PATH = 512, SIDE = 16, FLOATS = 3 * SIDE * SIDE, MOST = 64 };
+
+static char root[PATH];
+
+static const char *path_of(const char *name) {
+    static char path[2 * PATH];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    return path;
+}
+
+static void set_up(void) {
+    char here[PATH], target[2 * PATH];
+    snprintf(root, sizeof root, "/tmp/check_ex_captions.XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(root));
+    ck_assert_ptr_nonnull(getcwd(here, sizeof here));
+    snprintf(target, sizeof target, "%s/examples/data/food/fruit", here);
+    ck_assert_int_eq(symlink(target, path_of("fruit")), 0);
+    ck_assert_int_eq(symlink(target, path_of("captioned")), 0);
+}
+
+static void tear_down(void) {
+    static const char *const names[] = {"captions.json", "broken.png", "fruit", "captioned"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(path_of(names[i]));
+    rmdir(root);
+}
+
+static void write_file(const char *name, const char *text) {
+    FILE *file = fopen(path_of(name), "w");
+    ck_assert_ptr_nonnull(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+static ex_captions_options options_of(size_t batch) {
+    return (ex_captions_options){.seed = 3, .side = SIDE, .batch = batch};
+}
+
+static ex_captions *open_with(const char *folder, ex_captions_options options) {
+    ex_captions *captions = NULL;
+    ex_error error = {""};
+    ck_assert_msg(ex_captions_read(folder, &options, &captions, &error) == EX_OK, "%s", error.text);
+    return captions;
+}
+
+/* Those that come with the programs, kept small. */
+static ex_captions *open_data(size_t batch) {
+    return open_with("examples/data", options_of(batch));
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+START_TEST(tokens_are_bytes) {
+    static const struct {
+        const char *text;
+        int64_t tokens[6];
+    } rows[] = {
+        {"", {256, 258, 257, 257, 257, 257}},           {"ab", {256, 'a', 'b', 258, 257, 257}},
+        {"abcd", {256, 'a', 'b', 'c', 'd', 258}},       {"abcdefg", {256, 'a', 'b', 'c', 'd', 258}},
+        {"\xc3\xa9", {256, 0xc3, 0xa9, 258, 257, 257}},
+    };
+    int64_t tokens[7];
+    for (int i = 0; i < LENGTH(rows); i++) {
+        tokens[6] = -1;
+        ex_tokens_write(rows[i].text, 6, tokens);
+        ck_assert_mem_eq(tokens, rows[i].tokens, sizeof rows[i].tokens);
+        ck_assert_int_eq(tokens[6], -1);
+    }
+    ck_assert_int_eq(EX_TOKEN_END, EX_TOKEN_COUNT - 1);
+}
+END_TEST
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+START_TEST(captions_say_title_and_folder) {
+    static const char *const captions[] = {"a picture of an apple, fruit",
+                                           "a picture of banana, bent", "a picture of cherries",
+                                           "a picture of lemon"};
+    char text[128];
+    write_file(
+        "captions.json",
+        "[[\"fruit/apple.jpg\", \"an apple\", [\"food\"]],"
+        " [\"captioned/banana.jpg\", \"banana\", [\"unsorted\", \"yellow\", \"bent\", \"long\"]],"
+        " [\"captioned/cherries.jpg\", \"cherries\", [\"unsorted\"]],"
+        " [\"captioned/lemon.png\", \"lemon\"],"
+        " [\"fruit/orange.png\", \"orange\", [\"unsorted\", \"bent\", \"unsorted\"]], "
+        "[\"fruit/pear.png\", \"pear\"],"
+        " [\"fruit/prune.png\", \"prune\"]]");
+    ex_captions *c = open_with(root, options_of(0));
+    ck_assert_uint_eq(c->count, 7);
+    ck_assert_uint_eq(c->validation, 1);
+    int found = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        ex_captions_text(&c->pairs[i], text, sizeof text);
+        for (int j = 0; j < LENGTH(captions); j++) found += strcmp(text, captions[j]) == 0;
+    }
+    ck_assert_int_eq(found, LENGTH(captions));
+    ex_captions_free(c);
+    ex_captions_free(NULL);
+}
+END_TEST
+
+static const struct {
+    const char *text, *words;
+} wrong[] = {
+    {NULL, "captions.json"},
+    {"", "captions.json"},
+    {"{}", "expected [[\"FILE\""},
+    {"[[\"fruit/apple.jpg\", \"apple\"], [\"fruit/pear.png\"]]", "entry 2"},
+    {"[[\"fruit/apple.jpg\", \"\"]]", "entry 1"},
+    {"[\"fruit/apple.jpg\"]", "entry 1"},
+    {"[]", "0 pictures"},
+    {"[[\"fruit/apple.jpg\", \"apple\"]]", "1 pictures"},
+};
+
+START_TEST(a_list_that_is_none) {
+    ex_captions_options options = options_of(0);
+    ex_captions *captions;
+    ex_error error = {""};
+    if (wrong[_i].text) write_file("captions.json", wrong[_i].text);
+    ck_assert_int_eq(ex_captions_read(root, &options, &captions, &error), EX_EINPUT);
+    ck_assert_ptr_null(captions);
+    ck_contains(error.text, root);
+    ck_contains(error.text, wrong[_i].words);
+}
+END_TEST
+
+static void count_line(void *user, const char *line) {
+    ck_assert(strstr(line, "broken.png") || strstr(line, "gone.png"));
+    ++*(int *)user;
+}
+
+START_TEST(pictures_that_cannot_be_used_are_skipped) {
+    int lines = 0;
+    ex_captions_options options = options_of(0);
+    options.warn = count_line;
+    options.user = &lines;
+    write_file("broken.png", "no picture");
+    write_file("captions.json",
+               "[[\"broken.png\", \"a\"], [\"gone.png\", \"b\"], [\"fruit/apple.jpg\", \"c\"],"
+               " [\"fruit/pear.png\", \"d\"], [\"fruit/prune.png\", \"e\"],"
+               " [\"fruit/banana.jpg\", \"f\"], [\"fruit/lemon.png\", \"g\"],"
+               " [\"fruit/orange.png\", \"h\"], [\"fruit/cherries.jpg\", \"i\"]]");
+    ex_captions *c = open_with(root, options);
+    ck_assert_int_eq(lines, 2);
+    ck_assert_uint_eq(c->skipped, 2);
+    ck_assert_uint_eq(c->count, 7);
+    ex_captions_free(c);
+}
+END_TEST
+
+/* ---- the split ------------------------------------------------------------------------------- */
+
+START_TEST(no_title_is_on_both_sides) {
+    ex_captions *c = open_data(0);
+    char text[256], other[256];
+    ck_assert_uint_gt(c->count, 800);
+    ck_assert_uint_ge(c->validation, 128);
+    ck_assert_uint_lt(c->validation, c->count / 6);
+    for (size_t i = 0; i < c->validation; i++)
+        for (size_t j = c->validation; j < c->count; j++) {
+            ex_captions_text(&c->pairs[i], text, sizeof text);
+            ex_captions_text(&c->pairs[j], other, sizeof other);
+            ck_assert_str_ne(text, other);
+            ck_assert_str_ne(c->pairs[i].title, c->pairs[j].title);
+            ck_assert(c->pairs[i].group != c->pairs[j].group);
+        }
+    ex_captions_free(c);
+}
+END_TEST
+
+/* Capitals, and what stands in brackets, make no other title. */
+START_TEST(titles_that_are_alike) {
+    static const char *const titles[] = {"glove", "Glove", "glove (b and w)", "gloves"};
+    char list[1024] = "[";
+    for (int i = 0; i < 12; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s[\"fruit/apple.jpg\", \"%s\"]",
+                 i ? "," : "", i < 4 ? titles[i] : "abcdefgh" + i - 4);
+    strcat(list, "]");
+    write_file("captions.json", list);
+    ex_captions *c = open_with(root, options_of(0));
+    uint64_t groups[4] = {0};
+    for (size_t i = 0; i < c->count; i++)
+        for (int j = 0; j < 4; j++)
+            if (strcmp(c->pairs[i].title, titles[j]) == 0) groups[j] = c->pairs[i].group;
+    ck_assert(groups[0] == groups[1] && groups[0] == groups[2] && groups[0] != groups[3]);
+    ex_captions_free(c);
+}
+END_TEST
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+typedef struct batch {
+    float planes[MOST * FLOATS];
+    int64_t tokens[MOST * EX_CAPTION_CONTEXT];
+} batch;
+
+static void fill(const ex_captions *c, ex_split split, uint64_t epoch, size_t first, size_t count,
+                 batch *out) {
+    ex_source source = ex_captions_source(c);
+    void *buffers[] = {out->planes, out->tokens};
+    ex_error error = {""};
+    ck_assert_msg(source.fill(source.self, split, epoch, first, count, buffers, &error) == EX_OK,
+                  "%s", error.text);
+}
+
+START_TEST(splits_are_multiples_of_the_batch) {
+    ex_captions *all = open_data(0);
+    for (size_t n = 1; n <= 4096; n *= 8) {
+        ex_captions *c = open_data(n);
+        ex_source source = ex_captions_source(c);
+        const size_t splits[] = {all->count - all->validation, all->validation};
+        for (int split = 0; split < 2; split++) {
+            size_t expected = splits[split] > n ? splits[split] / n * n : splits[split];
+            ck_assert_uint_eq(source.count(c, (ex_split)split), expected);
+        }
+        ex_captions_free(c);
+    }
+    ex_captions_free(all);
+}
+END_TEST
+
+/* However an epoch is cut; and another one is another. */
+START_TEST(batches_are_pure_functions) {
+    static batch whole, part, other;
+    ex_captions *c = open_data(0);
+    for (int split = 0; split < 2; split++) {
+        fill(c, (ex_split)split, 2, 0, MOST, &whole);
+        for (size_t i = MOST; i-- > 0;) {
+            fill(c, (ex_split)split, 2, i, 1, &part);
+            ck_assert_mem_eq(part.planes, whole.planes + i * FLOATS, FLOATS * sizeof(float));
+            ck_assert_mem_eq(part.tokens, whole.tokens + i * EX_CAPTION_CONTEXT,
+                             EX_CAPTION_CONTEXT * sizeof(int64_t));
+        }
+        fill(c, (ex_split)split, 3, 0, MOST, &other);
+        int same = memcmp(&whole, &other, sizeof whole) == 0;
+        ck_assert_int_eq(same, split == EX_VALIDATION);
+    }
+    ex_captions_free(c);
+}
+END_TEST
+
+/* Keywords are said in training alone, and pictures stay what they are. */
+START_TEST(keywords_are_said_in_training) {
+    static batch plain, said;
+    ex_captions *c = open_data(0);
+    fill(c, EX_TRAINING, 1, 0, MOST, &plain);
+    c->options.keywords = 1;
+    fill(c, EX_TRAINING, 1, 0, MOST, &said);
+    ck_assert_mem_eq(plain.planes, said.planes, sizeof plain.planes);
+    size_t others = 0;
+    for (size_t i = 0; i < MOST; i++)
+        others +=
+            memcmp(plain.tokens + i * EX_CAPTION_CONTEXT, said.tokens + i * EX_CAPTION_CONTEXT,
+                   EX_CAPTION_CONTEXT * sizeof(int64_t)) != 0;
+    ck_assert_uint_gt(others, MOST / 2);
+    ck_assert_uint_lt(others, MOST);
+    fill(c, EX_VALIDATION, 1, 0, MOST, &said);
+    c->options.keywords = 0;
+    fill(c, EX_VALIDATION, 1, 0, MOST, &plain);
+    ck_assert_mem_eq(plain.tokens, said.tokens, sizeof plain.tokens);
+    ex_captions_free(c);
+}
+END_TEST
+
+/* The same batches from pictures that are decoded again, as long as they are there. */
+START_TEST(pictures_without_room) {
+    static batch kept, again;
+    ex_captions_options options = options_of(0);
+    void *buffers[] = {again.planes, again.tokens};
+    ex_error error = {""};
+    write_file("captions.json", "[[\"fruit/apple.jpg\", \"c\"], [\"fruit/pear.png\", \"d\"],"
+                                " [\"fruit/prune.png\", \"e\"], [\"fruit/banana.jpg\", \"f\"],"
+                                " [\"fruit/lemon.png\", \"g\"], [\"fruit/orange.png\", \"h\"],"
+                                " [\"fruit/cherries.jpg\", \"i\"]]");
+    ex_captions *c = open_with(root, options);
+    ck_assert_uint_eq(c->not_kept, 0);
+    ck_assert_uint_gt(c->pixel_bytes, 0);
+    options.max_bytes = c->pixel_bytes / 2;
+    ex_captions *half = open_with(root, options);
+    ck_assert_uint_gt(half->not_kept, 0);
+    ck_assert_uint_lt(half->not_kept, 7);
+    fill(c, EX_TRAINING, 1, 0, 6, &kept);
+    fill(half, EX_TRAINING, 1, 0, 6, &again);
+    ck_assert_mem_eq(&kept, &again, sizeof kept);
+    ck_assert_int_eq(unlink(path_of("fruit")), 0);
+    ex_source source = ex_captions_source(half);
+    ck_assert_int_eq(source.fill(half, EX_TRAINING, 1, 0, 6, buffers, &error), EX_EINPUT);
+    ck_contains(error.text, "fruit/");
+    ex_captions_free(half);
+    ex_captions_free(c);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_captions");
+    TCase *all = suite_case(suite, "captions");
+    tcase_add_checked_fixture(all, set_up, tear_down);
+    tcase_add_test(all, tokens_are_bytes);
+    tcase_add_test(all, captions_say_title_and_folder);
+    tcase_add_loop_test(all, a_list_that_is_none, 0, LENGTH(wrong));
+    tcase_add_test(all, pictures_that_cannot_be_used_are_skipped);
+    tcase_add_test(all, no_title_is_on_both_sides);
+    tcase_add_test(all, titles_that_are_alike);
+    tcase_add_test(all, splits_are_multiples_of_the_batch);
+    tcase_add_test(all, batches_are_pure_functions);
+    tcase_add_test(all, keywords_are_said_in_training);
+    tcase_add_test(all, pictures_without_room);
+    return suite_run(suite);
+}

@@ -1,0 +1,153 @@
+/*
+ * check_ex_card.c - the five programs on the test device (tests/device/card.hpp), under libtorch's keys for CUDA, XPU and
+ * MPS: a run of one step, in the same chunks, ends with the loss and the weights of the CPU's.
+ */
+#include "cli.h"
+#include "suite.h"
+#include "program_path.h"
+
+#include <math.h>
+#include <memtrain/safetensors.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { MOST_FLAGS = 12 };
+
+/* The learning rate is so large that what a step leaves of the weights is the gradient for a good part. */
+#define EACH                                                                                       \
+    "--image-size=32", "--threads=1", "--deterministic", "--workers=0", "--progress=off",          \
+        "--amp=off", "--optimizer=sgd", "--lr=0.1", "--epochs=1", "--batch=4", "--micro-batch=2"
+
+static const struct {
+    const char *name;
+    const char *own[MOST_FLAGS + 1];
+    int draws; /* random numbers on the device, which has its own: what does not depend on them is compared */
+} programs[] = {
+    {"food101", {"--dev-samples=20", "--steps=1"}, 0},
+    {"smartcash",
+     {"--image-size=64", "--backbone=cspdarknet_small", "--scenes=4", "--validation-scenes=2",
+      "--phase1-epochs=0", "--phase2-epochs=1"},
+     0},
+    {"prsmed", {"--text-steps=0", "--scenes=4", "--val-scenes=4", "--lr=1e-30"}, 1},
+    {"car_clip", {"--size=w128-l4", "--steps=1"}, 0},
+    {"profoct",
+     {"--backbone=ResNet18", "--n_way=2", "--k_shot=1", "--n_query=1", "--val-episodes=1",
+      "--test-episodes=1", "--episodes=4"},
+     0},
+};
+
+static const char *const kinds[] = {"cuda", "xpu", "mps"};
+
+static char preload[2 * CLI_PATH], saved[2][CLI_PATH];
+
+/* Under a sanitizer its own library has to come first. */
+static int can_preload(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__APPLE__)
+    return 0;
+#else
+    return 1;
+#endif
+}
+
+/* Whether there is a card of that kind; the programs that are started see it from now on. */
+static int take_card(const char *kind) {
+    static const char *environment[] = {preload, NULL};
+    char self[CLI_PATH];
+    ck_assert(ex_program_path(NULL, self, sizeof self));
+    *strrchr(self, '/') = '\0';
+    snprintf(preload, sizeof preload, "LD_PRELOAD=%s/libcard_%s.so", self, kind);
+    cli_environment = environment;
+    return can_preload() && access(preload + strlen("LD_PRELOAD="), R_OK) == 0;
+}
+
+static void run_on(int program, const char *device, const char *trace, const char *file) {
+    const char *arguments[CLI_MOST_ARGUMENTS + 1] = {EACH,  "--device", device, "--trace",
+                                                     trace, "--save",   file};
+    int count = 0;
+    while (arguments[count]) count++;
+    for (int i = 0; programs[program].own[i]; i++) arguments[count++] = programs[program].own[i];
+    cli_take_program(programs[program].name);
+    cli_expect(0, arguments);
+}
+
+/* ---- what is compared ----------------------------------------------------------------------------- */
+
+static void expect_near(double is, double wanted, double scale, const char *what) {
+    if (fabs(is - wanted) <= 1e-5 * scale) return; /* an assertion that holds takes a while, too */
+    ck_abort_msg("%s: %.9g, on the CPU %.9g", what, is, wanted);
+}
+
+static void same_number(const char *event, const char *key) {
+    double wanted = cli_real(cli_trace, event, 1, key);
+    ck_assert(wanted != 0);
+    expect_near(cli_real(cli_replayed, event, 1, key), wanted, fabs(wanted), key);
+}
+
+/* All of a tensor's numbers, to be freed. */
+static float *numbers_of(const mt_safetensors *file, size_t index, size_t *out_count) {
+    mt_safetensors_tensor tensor;
+    ck_ok(mt_safetensors_get(file, index, &tensor));
+    float *numbers = malloc(tensor.bytes + 1);
+    ck_assert_ptr_nonnull(numbers);
+    ck_ok(mt_safetensors_read(file, index, 0, numbers, tensor.bytes));
+    *out_count = tensor.bytes / sizeof *numbers;
+    return numbers;
+}
+
+/* What a step at the rate of 1e-30 leaves of zeros. */
+#define NOTHING 1e-20
+
+/* Against the largest number of the tensor. */
+static void compare(const mt_safetensors *cpu, const mt_safetensors *card, size_t index,
+                    const char *name) {
+    size_t other, counts[2];
+    double largest = NOTHING;
+    ck_ok(mt_safetensors_find(card, name, &other));
+    float *wanted = numbers_of(cpu, index, &counts[0]), *is = numbers_of(card, other, &counts[1]);
+    ck_assert_uint_eq(counts[0], counts[1]);
+    for (size_t i = 0; i < counts[0]; i++) largest = fmax(largest, fabs((double)wanted[i]));
+    for (size_t i = 0; i < counts[0]; i++) expect_near(is[i], wanted[i], largest, name);
+    free(wanted);
+    free(is);
+}
+
+/* Weights, statistics, and what the optimiser keeps: of a first step that is the gradient. */
+static void same_state(int draws) {
+    mt_safetensors *files[2];
+    size_t compared = 0;
+    for (int i = 0; i < 2; i++) ck_ok(mt_safetensors_open(saved[i], &files[i]));
+    for (size_t i = 0; i < mt_safetensors_count(files[0]); i++) {
+        mt_safetensors_tensor tensor;
+        ck_ok(mt_safetensors_get(files[0], i, &tensor));
+        if (tensor.dtype != MT_ST_F32 || (draws && strncmp(tensor.name, "optimizer.", 10) == 0))
+            continue;
+        compare(files[0], files[1], i, tensor.name);
+        compared++;
+    }
+    ck_assert_uint_gt(compared, 20);
+    for (int i = 0; i < 2; i++) mt_safetensors_free(files[i]);
+}
+
+START_TEST(a_step_is_that_of_the_cpu) {
+    int program = _i % LENGTH(programs), draws = programs[program].draws;
+    const char *kind = kinds[_i / LENGTH(programs)];
+    if (!take_card(kind))
+        return suite_skip("ex_card", "the test device cannot be loaded before all else");
+    for (int i = 0; i < 2; i++)
+        snprintf(saved[i], sizeof saved[i], "%.400s/%d.safetensors", cli_root, i);
+    run_on(program, "cpu", cli_trace, saved[0]);
+    run_on(program, kind, cli_replayed, saved[1]);
+    if (!draws)
+        same_number("step", "loss");
+    else
+        same_number("epoch", "eval_loss");
+    same_state(draws);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_card");
+    TCase *cases = cli_case(suite, "programs");
+    tcase_add_loop_test(cases, a_step_is_that_of_the_cpu, 0, LENGTH(kinds) * LENGTH(programs));
+    return suite_run(suite);
+}

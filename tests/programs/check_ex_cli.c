@@ -1,0 +1,614 @@
+/*
+ * check_ex_cli.c - build/examples/food101 as a person runs it: exit status, lines, trace. How a run
+ * ends otherwise than by itself is in check_ex_ends.c.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sched_setaffinity */
+#endif
+#include "cli.h"
+#include "suite.h"
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Bytes that a whole batch of 32 small pictures needs, as one chunk. */
+static size_t whole_batch_bytes(void) {
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--budget", "auto", "--micro-batch", "32", "--trace",
+           cli_trace);
+    long long bytes = cli_number(cli_trace, "step", 1, "peak_bytes");
+    ck_assert_int_gt(bytes, 0);
+    return (size_t)bytes;
+}
+
+/* A budget in which a batch of 32 does not fit whole. */
+static const char *tight_budget(void) {
+    static char text[32];
+    snprintf(text, sizeof text, "%zu", whole_batch_bytes() - 1);
+    return text;
+}
+
+/* ---- flags --------------------------------------------------------------------------------------- */
+
+START_TEST(help_and_version_go_to_standard_output) {
+    EXPECT(0, "--help");
+    ck_contains(cli_out, "\n\nUsage: food101 [--FLAG VALUE]...");
+    ck_contains(cli_out, "--profile");
+    ck_contains(cli_out, "ultra-safe 4");
+    ck_assert_str_eq(cli_err, "");
+    EXPECT(0, "--version");
+    ck_contains(cli_out, "food101: libmemtrain " MT_VERSION_STRING);
+    ck_assert_str_eq(cli_err, "");
+}
+END_TEST
+
+/* auto is at most what the user has set; the first number of a list counts. */
+START_TEST(threads_that_are_set_are_kept) {
+    static const char *const environment[] = {"OMP_NUM_THREADS=1,2", NULL};
+    cli_environment = environment;
+    EXPECT(0, "--device", "cpu", "--image-size", "32", "--steps", "1", "--dev-samples", "40",
+           "--trace", cli_trace);
+    cli_environment = NULL;
+    ck_assert_int_eq(cli_number(cli_trace, "program", 1, "threads"), 1);
+    EXPECT(0, "--help");
+    ck_assert_ptr_nonnull(strstr(cli_out, "OMP_NUM_THREADS where that is set"));
+    ck_assert_ptr_nonnull(strstr(cli_out, "129 SIGHUP"));
+}
+END_TEST
+
+static const char *const wrong[][3] = {
+    {"--batch", "none", "from 1"},
+    {"--profile", "fast", "ultra-safe, safe, moderate, target or original"},
+    {"--arch", "resnet19", "resnet18, resnet34 or resnet50"},
+    {"--device", "mps", "cannot be used here"},
+    {"--budget", "much", "600MiB"},
+    {"--data", "/nonexistent", "FOLDER/CLASS/picture.jpg"},
+    {"--trace", "/nonexistent/t", "No such file"},
+    {"--replay", "/nonexistent/t", "No such file"},
+    {"--dev-samples", "3", "too few for 8 classes"},
+    {"--min-micro-batch", "33", "at most the 32 of --batch"},
+};
+
+/* BatchNorm at 32 pixels needs two samples: known before the first step. */
+static const char *const too_few[][5] = {
+    {"--batch", "1", NULL},
+    {"--micro-batch", "1", NULL},
+    {"--max-micro-batch", "1", NULL},
+    {"--micro-batch", "2", "--batch", "3", NULL},
+    {"--micro-batch", "2", "--batch", "13", NULL}, /* 224 pictures: a rest of 3 */
+};
+
+START_TEST(chunks_of_one_are_refused_by_flag) {
+    const char *const *flags = too_few[_i];
+    if (flags[2])
+        EXPECT(2, FEW_PICTURES, flags[0], flags[1], flags[2], flags[3]);
+    else
+        EXPECT(2, FEW_PICTURES, flags[0], flags[1]);
+    ck_assert_msg(strncmp(cli_err, "food101: --", 11) == 0, "%s", cli_err);
+    ck_contains(cli_err, flags[0]);
+    ck_contains(cli_err, "the fewest samples that this network can be trained on at once");
+}
+END_TEST
+
+START_TEST(wrong_values_exit_2_with_one_line) {
+    if (strcmp(wrong[_i][1], "mps") == 0 && access("/System/Library", F_OK) == 0) return;
+    EXPECT(2, wrong[_i][0], wrong[_i][1]);
+    ck_assert_str_eq(cli_out, "");
+    ck_assert_msg(strncmp(cli_err, "food101: --", 11) == 0, "%s", cli_err);
+    ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "not one line: %s",
+                  cli_err);
+    ck_contains(cli_err, wrong[_i][1]);
+    ck_contains(cli_err, wrong[_i][2]);
+}
+END_TEST
+
+/* ---- runs ---------------------------------------------------------------------------------------- */
+
+START_TEST(a_run_says_what_it_did) {
+    EXPECT(0, FEW_PICTURES, "--epochs", "2", "--profile", "moderate", "--dev-samples", "60",
+           "--trace", cli_trace);
+    ck_contains(cli_out, "8 classes; always guessing '");
+    ck_contains(cli_out, "\nepoch 1  train loss ");
+    ck_contains(cli_out, "\nepoch 2  train loss ");
+    ck_contains(cli_out, "  validation loss ");
+    ck_contains(cli_out, "\nvalidation accuracy ");
+    ck_contains(cli_out, "\nbudget 240.0 MiB, peak ");
+    ck_contains(cli_out, " for batch 16; 0 OOMs met, ");
+    ck_contains(cli_out, "; state sha256 ");
+    ck_contains(cli_err, "epoch 1/2  step ");
+    ck_assert_ptr_null(strchr(cli_err, '\r'));
+    ck_assert_int_eq(cli_number(cli_trace, "program", 1, "threads"), 1);
+    ck_assert_int_eq(cli_number(cli_trace, "epoch", 2, "epoch"), 2);
+    ck_assert_int_gt(cli_number(cli_trace, "end", 1, "steps"), 2);
+}
+END_TEST
+
+/* All 64 digits of the state are for files and pipes; on a terminal the line would wrap. */
+START_TEST(a_terminal_has_fewer_digits) {
+    static char text[CLI_CAPACITY];
+    size_t length = 0;
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    ck_assert_int_ge(terminal, 0);
+    ck_assert_int_eq(grantpt(terminal) || unlockpt(terminal), 0);
+    cli_stdout = ptsname(terminal);
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--epochs", "1", "--progress", "off");
+    fcntl(terminal, F_SETFL, O_NONBLOCK);
+    for (ssize_t n; (n = read(terminal, text + length, sizeof text - 1 - length)) > 0;)
+        length += (size_t)n;
+    close(terminal);
+    const char *digits = strstr(text, "; state sha256 ");
+    ck_assert_msg(digits != NULL, "%s", text);
+    digits += strlen("; state sha256 ");
+    ck_assert_uint_eq(strspn(digits, "0123456789abcdef"), 16);
+    ck_assert_int_eq(digits[16], '\r');
+}
+END_TEST
+
+START_TEST(the_pictures_are_found_from_anywhere) {
+    ck_assert_int_eq(chdir("/"), 0);
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--epochs", "1", "--progress", "off");
+    ck_assert_str_eq(cli_err, "");
+}
+END_TEST
+
+START_TEST(two_runs_are_equal) {
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--trace", cli_replayed);
+    cli_same_state();
+}
+END_TEST
+
+START_TEST(explaining_changes_nothing) {
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--trace", cli_replayed, "--explain");
+    ck_contains(cli_out, "optimiser state");
+    ck_contains(cli_out, "--budget 240MiB");
+    ck_contains(cli_out, "A batch of 32 is cut into ");
+    cli_same_state();
+}
+END_TEST
+
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, FEW_PICTURES, "--check");
+    ck_contains(cli_out, "checked with 6 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
+START_TEST(explaining_alone) {
+    EXPECT(0, FEW_PICTURES, "--epochs", "0", "--explain");
+    ck_contains(cli_out, "What a chunk of the batch needs");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
+/* A loss that is not finite makes no update, and so many in a row end the run: with or without their updates. */
+START_TEST(a_loss_that_explodes_stops_the_run) {
+    EXPECT(1, FEW_PICTURES, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace",
+           cli_trace);
+    ck_contains(cli_err, " is taken back: its loss is ");
+    ck_contains(cli_err, "food101: the losses of 10 steps up to step ");
+    ck_contains(cli_err, "--lr");
+    EXPECT(1, FEW_PICTURES, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20",
+           "--apply-not-finite");
+    ck_assert_ptr_null(strstr(cli_err, " is taken back"));
+    ck_contains(cli_err, "food101: the losses of 10 steps up to step ");
+}
+END_TEST
+
+/* ---- budgets ------------------------------------------------------------------------------------- */
+
+START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
+    const char *budget = tight_budget();
+    EXPECT(0, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2", "--trace",
+           cli_trace); /* alone */
+    ck_assert_int_le(cli_number(cli_trace, "step", 2, "peak_bytes"),
+                     cli_number(cli_trace, "step", 2, "budget_bytes"));
+    EXPECT(3, SMALL, "--budget", "178MiB", "--micro-batch", "32", "--steps", "2", "--checkpointing",
+           "off");
+    ck_contains(cli_err, "A batch of 32 samples does not fit on cpu");
+    ck_contains(cli_err, "--micro-batch auto");
+    ck_contains(cli_err, "--budget SIZE");
+    EXPECT(0, SMALL, "--budget", budget, "--epochs", "1", "--trace", cli_trace);
+    for (int n = 1; n <= 7; n++) {
+        ck_assert_int_eq(cli_number(cli_trace, "step", n, "samples"), 32);
+        ck_assert_int_le(cli_number(cli_trace, "step", n, "peak_bytes"),
+                         cli_number(cli_trace, "step", n, "budget_bytes"));
+        ck_assert_int_eq(cli_number(cli_trace, "step", n, "retries"), 0);
+    }
+    ck_assert_int_eq(cli_number(cli_trace, "end", 1, "ooms"), 0);
+    /* Two recordings, and the largest chunk of a deterministic run, at most half of the batch. */
+    ck_assert_int_le(cli_number(cli_trace, "end", 1, "samples_discarded"), 6 + 32 / 2);
+}
+END_TEST
+
+START_TEST(a_model_that_does_not_fit_exits_3) {
+    EXPECT(3, FEW_PICTURES, "--budget", "100MiB");
+    ck_contains(cli_err, "parameters 42.7 MiB");
+    ck_contains(cli_err, "--optimizer sgd");
+    ck_assert_ptr_null(strstr(cli_err, "--image-size"));
+}
+END_TEST
+
+/* The parts and what is missing, where that is less than the buffers and the batches ahead. */
+START_TEST(a_state_that_hardly_does_not_fit_is_told_whole) {
+    EXPECT(3, FEW_PICTURES, "--budget", "171MiB", "--explain", "--workers", "1", "--prefetch", "1");
+    ck_contains(cli_out, "  buffers ");
+    ck_contains(cli_out, "  other tensors ");
+    ck_contains(cli_out, "  missing ");
+    ck_contains(cli_err, "buffers 37.7 KiB, other tensors ");
+}
+END_TEST
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+/* Of two limits the one that is too small is told of, and the other is no help. */
+static const struct {
+    const char *budget, *limit, *says, *says_not;
+} both[] = {
+    {"200MiB", "300MiB", "no help: --budget-resident leaves tensors less\n", "than the 200.0 MiB"},
+    {"100MiB", "2GiB", "more than the 100.0 MiB of now", "--budget-resident"},
+    {"200MiB", "100MiB", "in use: the rest of the process leaves tensors nothing", "of 1 B"},
+};
+
+START_TEST(one_of_two_limits_is_to_blame) {
+    EXPECT(3, FEW_PICTURES, "--budget", both[_i].budget, "--budget-resident", both[_i].limit);
+    ck_contains(cli_err, both[_i].says);
+    ck_assert_ptr_null(strstr(cli_err, both[_i].says_not));
+}
+END_TEST
+
+/* Limits well above code and state (300 MiB), in which the batches do not fit whole. */
+static const struct {
+    const char *side, *batch, *limit;
+    double mib;
+} limits[] = {{"64", "32", "400MiB", 400}, {"96", "64", "550MiB", 550}};
+
+START_TEST(a_limit_of_the_process_is_kept) {
+    double peak = 0, limit = 0;
+    EXPECT(0, FEW_PICTURES, "--image-size", limits[_i].side, "--batch", limits[_i].batch, "--steps",
+           "2", "--epochs", "1", "--budget", "auto", "--budget-resident", limits[_i].limit);
+    const char *line = strstr(cli_out, "\nprocess ");
+    ck_assert_msg(line && sscanf(line, " process %lf MiB at most of %lf MiB;", &peak, &limit) == 2,
+                  "%s", cli_out);
+    ck_assert(limit == limits[_i].mib);
+    /* What others than tensors take in the middle of a chunk is not seen beforehand. */
+    ck_assert_msg(peak > 0 && peak <= 1.02 * limit, "%.1f MiB of %.1f", peak, limit);
+    ck_assert_ptr_null(strstr(strchr(line + 1, '\n') + 1, "process ")); /* the last line */
+}
+END_TEST
+#endif
+
+START_TEST(an_arena_changes_no_number) {
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
+    ck_assert_ptr_null(strstr(cli_out, "\nprocess "));
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+           "--arena", "auto");
+    cli_same_state();
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+           "--arena", "never");
+    cli_same_state();
+    EXPECT(2, FEW_PICTURES, "--arena", "always");
+    ck_contains(cli_err, "auto or never");
+}
+END_TEST
+
+/* Where activations wait shows in the memory alone, but for those that are rounded. */
+START_TEST(offload_changes_no_number) {
+    static const char *const kinds[] = {"host", "file"};
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--offload",
+           "never");
+    for (int i = 0; i < LENGTH(kinds); i++) {
+        EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+               "--offload", kinds[i], "--offload-dir", "/tmp");
+        cli_same_state();
+    }
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--offload", "pack");
+    EXPECT(2, FEW_PICTURES, "--offload", "always");
+    ck_contains(cli_err, "auto, on, host, file, pack, never or off");
+    EXPECT(2, FEW_PICTURES, "--steps", "1", "--offload", "file", "--offload-dir",
+           "/no/such/folder");
+    ck_contains(cli_err, "--offload-dir: cannot write to '/no/such/folder'");
+}
+END_TEST
+
+/* Whether activations are kept or computed again shows in the memory alone. */
+START_TEST(segments_change_no_number) {
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace,
+           "--checkpointing", "off");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
+           "--checkpointing", "on");
+    cli_same_state();
+    EXPECT(2, FEW_PICTURES, "--checkpointing", "always");
+    ck_contains(cli_err, "auto, on or off");
+}
+END_TEST
+
+/* ---- recoveries ---------------------------------------------------------------------------------- */
+
+static const char *const faults[] = {"2:1", "2:60", "2:200", "2:500", "2:900"};
+
+START_TEST(a_recovery_ends_as_its_replay) {
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--micro-batch", "11", "--inject-oom", faults[_i],
+           "--trace", cli_trace, "--progress", "off");
+    ck_assert_str_eq(cli_err, "");
+    ck_contains(cli_out, "; 1 OOM met, ");
+    ck_assert_int_eq(cli_number(cli_trace, "oom", 1, "step"), 2);
+    ck_assert_int_eq(cli_number(cli_trace, "step", 2, "retries"), 1);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--trace", cli_replayed);
+    ck_contains(cli_out, "; 0 OOMs met, ");
+    cli_same_state();
+}
+END_TEST
+
+/* Steps that were made smaller, and the last 7 pictures of each epoch, which are left out. */
+START_TEST(smaller_batches_end_as_their_replay) {
+    EXPECT(0, SMALL, "--image-size", "96", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+           "2", "--steps", "9", "--lr-scaling", "linear", "--checkpointing", "off", "--budget",
+           "262MiB", "--fallback", "smaller-batch", "--trace", cli_trace);
+    long long samples = cli_number(cli_trace, "step", 9, "samples");
+    ck_assert_msg(samples > 0 && samples < 31, "%lld samples", samples);
+    EXPECT(0, SMALL, "--image-size", "96", "--batch", "31", "--min-micro-batch", "16", "--epochs",
+           "2", "--lr-scaling", "linear", "--budget", "400MiB", "--replay", cli_trace, "--trace",
+           cli_replayed);
+    ck_assert_int_eq(cli_number(cli_replayed, "step", 9, "samples"), samples);
+    cli_same_state();
+    EXPECT(2, SMALL, "--image-size", "96", "--batch", "31", "--epochs", "2", "--lr-scaling",
+           "linear", "--replay", cli_trace);
+    ck_contains(cli_err, "step 8 has ");
+    ck_assert_str_eq(cli_out, "");
+}
+END_TEST
+
+START_TEST(a_fault_that_stays_exits_3) {
+    EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:40:persistent", "--trace",
+           cli_trace);
+    ck_contains(cli_err, "food101: ");
+    ck_assert_int_eq(cli_number(cli_trace, "step", 1, "step"), 1);
+    ck_assert_int_eq(cli_number(cli_trace, "step", 2, "step"), -1);
+}
+END_TEST
+
+START_TEST(a_fault_that_never_comes_is_told) {
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--inject-oom", "2:1000000");
+    ck_contains(cli_err, "warning: --inject-oom: step 2 made ");
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--inject-oom", "9:1");
+    ck_contains(cli_err, "warning: --inject-oom: the run had 2 steps");
+}
+END_TEST
+
+START_TEST(a_replay_stops_where_the_trace_ends) {
+    EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--trace", cli_replayed);
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 2);
+    cli_same_state();
+}
+END_TEST
+
+/* Another value would replay to another state. */
+static const char *const others[][3] = {
+    {"--batch", "16", "--batch: 16, but '"},
+    {"--lr", "0.01", "was written with 0.001"},
+    {"--optimizer", "sgd", "with adamw;"},
+    {"--amp", "bf16", "--amp: bf16, but '"},
+    {"--arch", "resnet34", "with resnet18;"},
+    {"--fit", "crop", "with pad;"},
+    {"--epochs", "11", "with 10;"},
+    {"--schedule", "constant", "with cosine;"},
+    {"--weight-decay", "0", "with 0.01;"},
+    {"--clip", "1", "with 0;"},
+    {"--offload", "pack", "--offload: pack, but '"},
+    {"--weights", "/tmp/w.safetensors", "--weights: /tmp/w.safetensors, but '"},
+    {"--dev-samples", "40", "with 60;"},
+    {"--seed", "2", "--seed: 2, but '"},
+    {"--image-size", "64", "--image-size: 64"},
+    {"--threads", "2", "food101: --threads: '2'"},
+};
+
+START_TEST(a_replay_of_another_run_is_refused) {
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--batch", "32", "--trace", cli_trace);
+    for (int i = 0; i < LENGTH(others); i++) {
+        EXPECT(2, FEW_PICTURES, "--replay", cli_trace, others[i][0], others[i][1]);
+        ck_contains(cli_err, others[i][2]);
+        ck_assert_str_eq(cli_out, "");
+    }
+}
+END_TEST
+
+/* Nor is a flag free that changes the numbers and is not given any more. */
+START_TEST(a_replay_without_what_a_run_had_is_refused) {
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--offload", "pack", "--trace", cli_trace);
+    EXPECT(2, FEW_PICTURES, "--replay", cli_trace);
+    ck_contains(cli_err, "--offload: not pack, but '");
+    ck_contains(cli_err, "' was written with pack; a replay needs the same");
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--offload", "pack", "--trace", cli_replayed);
+    cli_same_state();
+    EXPECT(0, FEW_PICTURES, "--steps", "1", "--offload", "never", "--trace", cli_trace);
+    EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--offload", "host", "--trace", cli_replayed);
+    cli_same_state();
+}
+END_TEST
+
+START_TEST(a_replay_on_another_device_is_refused) {
+    EXPECT(0, FEW_PICTURES, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96",
+           "--batch", "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off",
+           "--offload", "never", "--trace", cli_trace);
+    EXPECT(2, FEW_PICTURES, "--image-size", "96", "--batch", "8", "--replay", cli_trace);
+    ck_contains(cli_err, "t.jsonl', line ");
+    ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
+    ck_contains(cli_err, "--device sim:cuda");
+}
+END_TEST
+
+/* ---- pictures ------------------------------------------------------------------------------------ */
+
+static void copy_class(const char *class_name, const char *files) {
+    char command[4 * CLI_PATH];
+    snprintf(command, sizeof command, "mkdir -p %s/data/%s && cp %s %s/data/%s/", cli_root,
+             class_name, files, cli_root, class_name);
+    ck_assert_int_eq(system(command), 0);
+}
+
+static void write_broken(const char *class_name) {
+    char path[2 * CLI_PATH];
+    snprintf(path, sizeof path, "%s/data/%s", cli_root, class_name);
+    mkdir(path, 0700);
+    snprintf(path, sizeof path, "%s/data/%s/broken.jpg", cli_root, class_name);
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    fputs("not a picture", file);
+    fclose(file);
+}
+
+/* The second head has metrics of its own, and a table that lacks a class is refused. */
+START_TEST(nutrition_is_a_second_head) {
+    char data[CLI_PATH + 8], table[CLI_PATH + 32];
+    EXPECT(0, FEW_PICTURES, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch",
+           "16");
+    ck_contains(cli_out, "mean absolute errors on made-up nutrition");
+    ck_contains(cli_out, "mass_g ");
+    snprintf(data, sizeof data, "%s/data", cli_root);
+    snprintf(table, sizeof table, "%s/nutrition.json", data);
+    copy_class("sweets", "examples/data/food/sweets/*");
+    copy_class("drink", "examples/data/food/drink/*");
+    EXPECT(2, FEW_PICTURES, "--include-nutrition", "--data", data);
+    ck_contains(cli_err, "food101: --include-nutrition: '");
+    FILE *file = fopen(table, "w");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file, "{\"drink\": {\"calories\": 1, \"protein_g\": 1, \"carb_g\": 1, \"fat_g\": 1, "
+                  "\"portion_g\": 1}}\n");
+    fclose(file);
+    EXPECT(2, FEW_PICTURES, "--include-nutrition", "--data", data);
+    ck_contains(cli_err, "has no number 'calories' for class 'sweets'");
+}
+END_TEST
+
+/* Each profile has its row; a batch that does not fit at once does in chunks. */
+START_TEST(a_table_of_profiles) {
+    static const char *const rows[] = {"ultra-safe        4   4              ok",
+                                       "safe              8   8              ok",
+                                       "target           24   16 to 24       ok",
+                                       "original         32   32             does not fit"};
+    EXPECT(2, FEW_PICTURES, "--table", "--epochs", "0");
+    ck_contains(cli_err, "--epochs: '0' is not accepted; accepted: at least 1, for --table");
+    EXPECT(2, FEW_PICTURES, "--table", "--trace", cli_trace);
+    ck_contains(cli_err, "--table: not together with --save, --resume, --trace,");
+    EXPECT(0, FEW_PICTURES, "--image-size", "96", "--table", "--epochs", "1", "--dev-samples",
+           "48");
+    for (size_t i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
+    const char *last = strstr(strstr(cli_out, "does not fit"), "original ");
+    ck_assert_ptr_nonnull(last);
+    ck_contains(last, " ok ");
+    ck_assert_str_eq(cli_err, "");
+}
+END_TEST
+
+START_TEST(bad_pictures_are_skipped_by_name) {
+    char data[CLI_PATH + 8];
+    snprintf(data, sizeof data, "%s/data", cli_root);
+    copy_class("sweets", "examples/data/food/sweets/*");
+    copy_class("drink", "examples/data/food/drink/*");
+    write_broken("drink");
+    EXPECT(0, FEW_PICTURES, "--data", data, "--steps", "1", "--epochs", "1", "--batch", "16",
+           "--progress", "off");
+    ck_contains(cli_err, "warning: skipped ");
+    ck_contains(cli_err, "drink/broken.jpg");
+    ck_contains(cli_out, "2 classes");
+    ck_assert_ptr_null(strstr(cli_out, "among the best 5"));
+    write_broken("stones");
+    EXPECT(2, FEW_PICTURES, "--data", data);
+    ck_contains(cli_err, "food101: --data: ");
+    ck_contains(cli_err, "stones");
+}
+END_TEST
+
+/* ---- threads ------------------------------------------------------------------------------------- */
+
+#ifdef __linux__
+START_TEST(threads_wait_asleep) {
+    const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace", cli_trace, NULL};
+    static char environment[CLI_CAPACITY];
+    char path[64];
+    int found = 0;
+    cli_says_nothing_of_threads = 1;
+    pid_t child = cli_start(arguments);
+    cli_wait_for_step(1);
+    snprintf(path, sizeof path, "/proc/%d/environ", (int)child);
+    cli_read_file(path, environment);
+    for (const char *e = environment; *e; e += strlen(e) + 1)
+        found = found || strcmp(e, "OMP_WAIT_POLICY=PASSIVE") == 0;
+    kill(child, SIGKILL);
+    cli_finish(child);
+    ck_assert(found);
+}
+END_TEST
+#endif
+
+#ifdef __linux__
+/* The one core that a run is given has one thread, however many the machine has. */
+START_TEST(threads_are_those_of_the_cores_allowed) {
+    cpu_set_t all, one;
+    int core = 0;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
+    if (CPU_COUNT(&all) < 2) printf("SKIP: affinity: there is one core alone\n");
+    while (!CPU_ISSET(core, &all)) core++;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof one, &one), 0);
+    EXPECT(0, "--device", "cpu", "--image-size", "32", "--epochs", "0", "--trace", cli_trace);
+    ck_assert_int_eq(cli_number(cli_trace, "program", 1, "threads"), 1);
+}
+END_TEST
+#endif
+
+/* ---- suite --------------------------------------------------------------------------------------- */
+
+int main(void) {
+    Suite *suite = suite_create("ex_cli");
+    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
+    TCase *budgets = cli_case(suite, "budgets"), *recoveries = cli_case(suite, "recoveries");
+    TCase *pictures = cli_case(suite, "pictures"), *threads = cli_case(suite, "threads");
+
+    tcase_add_test(flags, help_and_version_go_to_standard_output);
+    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_test(flags, threads_that_are_set_are_kept);
+    tcase_add_loop_test(flags, chunks_of_one_are_refused_by_flag, 0, LENGTH(too_few));
+    tcase_add_test(runs, a_run_says_what_it_did);
+    tcase_add_test(runs, the_pictures_are_found_from_anywhere);
+    tcase_add_test(runs, a_terminal_has_fewer_digits);
+    tcase_add_test(runs, two_runs_are_equal);
+    tcase_add_test(runs, explaining_changes_nothing);
+    tcase_add_test(runs, the_network_can_be_cut);
+    tcase_add_test(runs, explaining_alone);
+    tcase_add_test(runs, nutrition_is_a_second_head);
+    tcase_add_test(runs, a_loss_that_explodes_stops_the_run);
+    tcase_add_test(budgets, a_budget_is_kept_where_the_whole_batch_does_not_fit);
+    tcase_add_test(budgets, a_table_of_profiles);
+    tcase_add_test(budgets, a_model_that_does_not_fit_exits_3);
+    tcase_add_test(budgets, a_state_that_hardly_does_not_fit_is_told_whole);
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+    tcase_add_loop_test(budgets, one_of_two_limits_is_to_blame, 0, LENGTH(both));
+    tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
+#endif
+    tcase_add_test(budgets, an_arena_changes_no_number);
+    tcase_add_test(budgets, offload_changes_no_number);
+    tcase_add_test(budgets, segments_change_no_number);
+    tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
+    tcase_add_test(recoveries, a_fault_that_stays_exits_3);
+    tcase_add_test(recoveries, a_fault_that_never_comes_is_told);
+    tcase_add_test(recoveries, smaller_batches_end_as_their_replay);
+    tcase_add_test(recoveries, a_replay_stops_where_the_trace_ends);
+    tcase_add_test(recoveries, a_replay_of_another_run_is_refused);
+    tcase_add_test(recoveries, a_replay_without_what_a_run_had_is_refused);
+    tcase_add_test(recoveries, a_replay_on_another_device_is_refused);
+    tcase_add_test(pictures, bad_pictures_are_skipped_by_name);
+#ifdef __linux__
+    tcase_add_test(threads, threads_wait_asleep);
+    tcase_add_test(threads, threads_are_those_of_the_cores_allowed);
+#endif
+    return suite_run(suite);
+}

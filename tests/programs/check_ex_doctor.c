@@ -1,0 +1,370 @@
+/*
+ * check_ex_doctor.c - build/examples/doctor as a person runs it: what each section tells, on whatever
+ * machine that is.
+ */
+#include "cli.h"
+#include "suite.h"
+#include "program_path.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { LINES = 68, COLUMNS = 96 };
+
+static char docs[CLI_CAPACITY];
+
+/* As cli_out, which a test may cut up. */
+static const char *diagnosis(void) {
+    static char text[CLI_CAPACITY];
+    EXPECT(0, NULL);
+    memcpy(text, cli_out, sizeof text);
+    return text;
+}
+
+/* Drops marks of emphasis and code, and makes one blank of all that is between words. */
+static void squash(char *text) {
+    char *to = text;
+    for (const char *c = text; *c; c++) {
+        if (*c == '*' || *c == '`') continue;
+        if (!isspace((unsigned char)*c))
+            *to++ = *c;
+        else if (to > text && to[-1] != ' ')
+            *to++ = ' ';
+    }
+    while (to > text && to[-1] == ' ') to--;
+    *to = '\0';
+}
+
+/* What follows the name of a device, its section squashed. */
+static const char *device_row(const char *name) {
+    char label[32];
+    squash(cli_out);
+    snprintf(label, sizeof label, " %s usable", name);
+    const char *row = strstr(cli_out, label);
+    if (row) return row + strlen(label) - strlen("usable");
+    snprintf(label, sizeof label, " %s not usable: ", name);
+    row = strstr(cli_out, label);
+    ck_assert_msg(row != NULL, "nothing of %s in %s", name, cli_out);
+    return row + strlen(label) - strlen("not usable: ");
+}
+
+/* ---- flags --------------------------------------------------------------------------------------- */
+
+START_TEST(help_and_version_go_to_standard_output) {
+    EXPECT(0, "--help");
+    ck_contains(cli_out, "--version");
+    ck_assert_ptr_null(strstr(cli_out, "Devices"));
+    ck_assert_str_eq(cli_err, "");
+    EXPECT(0, "--version");
+    ck_contains(cli_out, "doctor: libmemtrain " MT_VERSION_STRING ", libtorch ");
+    ck_assert_str_eq(cli_err, "");
+}
+END_TEST
+
+static const char *const wrong[] = {"--stones", "stones", "--help=yes", "-v"};
+
+START_TEST(an_unknown_argument_exits_2_and_is_named) {
+    char word[32];
+    EXPECT(2, wrong[_i]);
+    ck_assert_str_eq(cli_out, "");
+    snprintf(word, sizeof word, "%.6s", wrong[_i]);
+    ck_assert_msg(strncmp(cli_err, "doctor: ", 8) == 0, "%s", cli_err);
+    ck_contains(cli_err, word);
+    ck_contains(cli_err, "--help");
+    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+}
+END_TEST
+
+START_TEST(a_budget_that_is_none_exits_2) {
+    static const char *const none[] = {"much", "0", "0.5", "80%", "-1MiB", "4000"};
+    for (int i = 0; i < LENGTH(none); i++) {
+        char expected[80];
+        EXPECT(2, "--budget", none[i]);
+        snprintf(expected, sizeof expected, "doctor: --budget: '%s' is not accepted; ", none[i]);
+        ck_assert_msg(strncmp(cli_err, expected, strlen(expected)) == 0, "%s", cli_err);
+        ck_contains(cli_err, "600MiB");
+    }
+}
+END_TEST
+
+START_TEST(a_full_standard_output_is_told) {
+    if (access("/dev/full", W_OK) != 0) {
+        suite_skip("a_full_standard_output_is_told", "no /dev/full here");
+        return;
+    }
+    cli_stdout = "/dev/full";
+    EXPECT(1, NULL);
+    ck_contains(cli_err, "doctor: standard output could not be written");
+}
+END_TEST
+
+/* ---- sections ------------------------------------------------------------------------------------ */
+
+static const char *const sections[] = {"Library",      "Devices",     "Host memory",
+                                       "This process", "Environment", "A run here"};
+
+START_TEST(each_section_is_there) {
+    const char *at = diagnosis();
+    char title[32];
+    ck_assert_str_eq(cli_err, "");
+    for (int i = 0; i < LENGTH(sections); i++) {
+        snprintf(title, sizeof title, "\n\n%s\n  ", sections[i]);
+        ck_contains(at, title);
+        at = strstr(at, title) + 1;
+    }
+}
+END_TEST
+
+/* Without variables, whose values may be long. */
+START_TEST(it_fits_a_screen) {
+    int lines = 0;
+    for (const char *line = diagnosis(), *end; (end = strchr(line, '\n')); line = end + 1) {
+        lines++;
+        if (line[0] == ' ' && strchr(line, '=') && strchr(line, '=') < end) continue;
+        ck_assert_msg(end - line <= COLUMNS, "%.*s", (int)(end - line), line);
+    }
+    ck_assert_int_le(lines, LINES);
+}
+END_TEST
+
+START_TEST(the_library_is_described) {
+    const char *text = diagnosis();
+    ck_contains(text, "\n  libmemtrain         " MT_VERSION_STRING "\n");
+    ck_contains(text, "\n  threads             ");
+    ck_contains(text, "\n  CPU budget          enforced by our allocator");
+}
+END_TEST
+
+START_TEST(figures_of_the_host_are_those_of_the_library) {
+    mt_host_memory host = {.size = sizeof host};
+    char size[32], row[64];
+    const char *text = diagnosis();
+    ck_ok(mt_host_memory_read(NULL, &host));
+    snprintf(row, sizeof row, "\n  in all              %s\n",
+             mt_format_size(host.total_bytes, size, sizeof size));
+    ck_contains(text, row);
+    snprintf(row, sizeof row, "\n  control group       %s",
+             host.cgroup_limit_bytes == SIZE_MAX ? "no limit\n" : "limit ");
+    ck_contains(text, row);
+    ck_contains(text, "\n  budget by default   ");
+    ck_contains(text, "\n    its rule          0.");
+}
+END_TEST
+
+#ifdef __linux__
+/* The size that a row begins with, in bytes. */
+static double size_in(const char *text, const char *label) {
+    static const struct {
+        const char *unit;
+        double bytes;
+    } units[] = {{"B", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
+    double size;
+    char start[64], unit[8];
+    snprintf(start, sizeof start, "\n  %-20s", label);
+    const char *row = strstr(text, start);
+    ck_assert_msg(row && sscanf(row + strlen(start), "%lf %7[A-Za-z]", &size, unit) == 2,
+                  "no size behind '%s' in %s", label, text);
+    for (int i = 0; i < LENGTH(units); i++)
+        if (strcmp(unit, units[i].unit) == 0) return size * units[i].bytes;
+    ck_abort_msg("'%s' in the row of '%s'", unit, label);
+    return 0;
+}
+
+START_TEST(the_process_is_described) {
+    static const char *const parts[] = {"  code, libraries", "  heap", "  tensors", "  arenas"};
+    const char *text = diagnosis();
+    double all = size_in(text, "libtorch prepared"), sum = 0;
+    for (int i = 0; i < LENGTH(parts); i++) sum += size_in(text, parts[i]);
+    ck_assert_msg(sum > 0.99 * all && sum < 1.01 * all, "%.0f of %.0f", sum, all);
+    ck_assert(size_in(text, "at its start") <= all);
+#ifdef __SANITIZE_ADDRESS__ /* which has a heap of its own */
+    ck_assert(size_in(text, "  code, libraries") > 0);
+#else
+    ck_assert(size_in(text, "  code, libraries") > all / 2);
+#endif
+    ck_assert(size_in(text, "  heap") > 0);
+    ck_contains(text, "\n    tensors           0 B\n    arenas            0 B\n");
+    ck_contains(text, "\n  --budget-resident   more than ");
+}
+END_TEST
+
+/* On top of tensors come a fiftieth, for what an arena takes above them, and what first chunks map. */
+START_TEST(the_process_of_a_budget_is_told) {
+    EXPECT(0, "--budget", "600MiB");
+    double held = size_in(cli_out, "libtorch prepared"), budget = size_in(cli_out, "--budget");
+    ck_assert(budget == 600.0 * (1 << 20));
+    if (strstr(cli_out, "--device auto       cpu\n") == NULL)
+        return; /* a card's is not the process's */
+    double told = size_in(strstr(cli_out, "\n  --budget "), "  the process");
+    ck_assert_msg(told > 0.97 * (held + budget) && told < 1.03 * (held + 1.08 * budget),
+                  "%.0f with %.0f and %.0f", told, held, budget);
+}
+END_TEST
+#endif
+
+/* ---- devices ------------------------------------------------------------------------------------- */
+
+/* And the row of docs/devices.md that tells how far its path has been run. */
+static const struct {
+    const char *name, *documented;
+    int is_everywhere;
+} devices[] = {
+    {"cpu", "\n| CPU | our budgeted allocator |", 1},
+    {"cuda", "\n| CUDA |", 0},
+    {"xpu", "\n| XPU |", 0},
+    {"mps", "\n| MPS |", 0},
+    {"sim:cuda", "\n| `sim:cuda` |", 1},
+    {"sim:mps", "\n| `sim:mps` |", 1},
+};
+
+START_TEST(a_device_is_usable_or_says_why_not) {
+    EXPECT(0, NULL);
+    const char *row = device_row(devices[_i].name);
+    if (devices[_i].is_everywhere) ck_assert_msg(strncmp(row, "usable ", 7) == 0, "%.60s", row);
+    if (strncmp(row, "usable ", 7) == 0)
+        ck_assert_msg(strncmp(row, "usable memory ", 14) == 0, "%.60s", row);
+    else
+        ck_assert_msg(strncmp(row, "not usable: run so far", 22) != 0, "%.60s", row);
+}
+END_TEST
+
+/* The cells "last run on" and "with" of a row in docs, as the program writes them. */
+static void documented_status(const char *start, char *text, size_t capacity) {
+    char line[512], *cells[4];
+    const char *row = strstr(docs, start);
+    ck_assert_msg(row != NULL, "no row%s", start);
+    snprintf(line, sizeof line, "%.*s", (int)strcspn(row + 1, "\n"), row + 1);
+    for (int i = 0; i < 4; i++) {
+        cells[i] = strtok(i ? NULL : line, "|");
+        ck_assert_ptr_nonnull(cells[i]);
+    }
+    squash(cells[2]);
+    squash(cells[3]);
+    snprintf(text, capacity, " run so far %s%s%s ", cells[2], *cells[3] ? "; " : "", cells[3]);
+}
+
+START_TEST(the_status_of_a_device_is_that_of_the_docs) {
+    char path[CLI_PATH], expected[600];
+    ck_assert(ex_find_in_tree(NULL, "docs/devices.md", path, sizeof path));
+    cli_read_file(path, docs);
+    documented_status(devices[_i].documented, expected, sizeof expected);
+    EXPECT(0, NULL);
+    const char *row = device_row(devices[_i].name), *status = strstr(row, " run so far ");
+    ck_assert_ptr_nonnull(status);
+    ck_assert_msg(strncmp(status, expected, strlen(expected)) == 0,
+                  "'%s' is not at the start of %s", expected, status);
+}
+END_TEST
+
+/* ---- environment --------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *set, *device, *explained; /* what is told where that device, or any, is usable */
+} variables[] = {
+    {"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "cuda", "matters: "},
+    {"PYTORCH_ALLOC_CONF=expandable_segments:True", "cuda", "matters: "},
+    {"PYTORCH_NO_CUDA_MEMORY_CACHING=1", "cuda", "does harm: "},
+    {"CUDA_LAUNCH_BLOCKING=1", "cuda", "matters: "},
+    {"CUDA_VISIBLE_DEVICES=0", NULL, "matters: "},
+    {"PYTORCH_MPS_HIGH_WATERMARK_RATIO=1.7", "mps", "matters: "},
+    {"PYTORCH_MPS_LOW_WATERMARK_RATIO=1.4", "mps", "matters: "},
+    {"PYTORCH_ENABLE_MPS_FALLBACK=1", "mps", "matters: "},
+    {"PYTORCH_MPS_ALLOCATOR_POLICY=garbage_collection", NULL, "does nothing: "},
+    {"OMP_NUM_THREADS=1", NULL, "--threads"},
+    {"MKL_NUM_THREADS=1", NULL, "--threads"},
+    {"OMP_WAIT_POLICY=PASSIVE", NULL, "matters: threads sleep"},
+    {"OMP_WAIT_POLICY=active", NULL, "does harm: threads spin"},
+    {"GOMP_SPINCOUNT=0", NULL, "matters: "},
+    {"MALLOC_TRIM_THRESHOLD_=131072", NULL, "matters: "},
+    {"MALLOC_MMAP_THRESHOLD_=131072", NULL, "matters: "},
+    {"GLIBC_TUNABLES=glibc.malloc.mmap_threshold=131072", NULL, "matters: "},
+    {"LD_PRELOAD=/nonexistent/libjemalloc.so.2", NULL, "does harm: "},
+    {"TORCH_SHOW_CPP_STACKTRACES=1", NULL, "does nothing: "},
+};
+
+static void name_of(int i, char *name, size_t capacity) {
+    snprintf(name, capacity, "%.*s", (int)strcspn(variables[i].set, "="), variables[i].set);
+}
+
+/* What the machine that runs the test has set is no matter of it. */
+static void forget_all(void) {
+    char name[64];
+    for (int i = 0; i < LENGTH(variables); i++) {
+        name_of(i, name, sizeof name);
+        if (strncmp(name, "LD_", 3) != 0) unsetenv(name);
+    }
+}
+
+/* The environment section names that variable. */
+static int names(const char *text, const char *name) {
+    char label[80];
+    snprintf(label, sizeof label, "\n  %s=", name);
+    return strstr(text, label) != NULL;
+}
+
+START_TEST(a_variable_that_is_set_is_explained) {
+    const char *const one[] = {variables[_i].set, NULL};
+    char name[64], other[64], expected[256], usable[256];
+    const char *device = variables[_i].device;
+    forget_all();
+    cli_environment = one;
+    const char *text = diagnosis();
+    name_of(_i, name, sizeof name);
+    for (int i = 0; i < LENGTH(variables); i++) {
+        name_of(i, other, sizeof other);
+        ck_assert_msg(names(text, other) == (strcmp(name, other) == 0) || getenv(other), "%s: %s",
+                      other, text);
+    }
+    snprintf(expected, sizeof expected, "\n  %s\n      ", variables[_i].set);
+    ck_contains(text, expected);
+    const char *reason = strstr(text, expected) + strlen(expected);
+    snprintf(usable, sizeof usable, "does nothing: it is for %s", device ? device : "");
+    int idle = device && strncmp(device_row(device), "not", 3) == 0;
+    ck_contains(reason, idle ? usable : variables[_i].explained);
+}
+END_TEST
+
+START_TEST(none_is_named_when_none_is_set) {
+    char name[64];
+    forget_all();
+    const char *text = diagnosis();
+    for (int i = 0; i < LENGTH(variables); i++) {
+        name_of(i, name, sizeof name);
+        ck_assert_msg(!names(text, name) || getenv(name), "%s: %s", name, text);
+    }
+    if (getenv("LD_PRELOAD") || getenv("LD_LIBRARY_PATH")) {
+        suite_skip("ex_doctor", "LD_PRELOAD or LD_LIBRARY_PATH is set");
+        return;
+    }
+    ck_contains(text, "\nEnvironment\n  none set of the variables that matter\n");
+}
+END_TEST
+
+/* ---- suite --------------------------------------------------------------------------------------- */
+
+int main(void) {
+    Suite *suite = suite_create("ex_doctor");
+    cli_program = "doctor";
+    cli_says_nothing_of_threads = 1; /* it tells of what is set */
+    TCase *flags = cli_case(suite, "flags"), *rows = cli_case(suite, "sections");
+    TCase *places = cli_case(suite, "devices"), *environment = cli_case(suite, "environment");
+
+    tcase_add_test(flags, help_and_version_go_to_standard_output);
+    tcase_add_loop_test(flags, an_unknown_argument_exits_2_and_is_named, 0, LENGTH(wrong));
+    tcase_add_test(flags, a_budget_that_is_none_exits_2);
+    tcase_add_test(flags, a_full_standard_output_is_told);
+    tcase_add_test(rows, each_section_is_there);
+    tcase_add_test(rows, it_fits_a_screen);
+    tcase_add_test(rows, the_library_is_described);
+    tcase_add_test(rows, figures_of_the_host_are_those_of_the_library);
+#ifdef __linux__
+    tcase_add_test(rows, the_process_is_described);
+    tcase_add_test(rows, the_process_of_a_budget_is_told);
+#endif
+    tcase_add_loop_test(places, a_device_is_usable_or_says_why_not, 0, LENGTH(devices));
+    tcase_add_loop_test(places, the_status_of_a_device_is_that_of_the_docs, 0, LENGTH(devices));
+    tcase_add_loop_test(environment, a_variable_that_is_set_is_explained, 0, LENGTH(variables));
+    tcase_add_test(environment, none_is_named_when_none_is_set);
+    return suite_run(suite);
+}

@@ -1,0 +1,64 @@
+/*
+ * check_ex_learned.c - --learned: the second run of food101 throws nothing away, one of another network or number of threads
+ * leaves the file out, and --check leaves it alone.
+ */
+#include "cli.h"
+#include "suite.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+static char learned[CLI_PATH];
+
+/* Pictures of 32 x 32, chunks of some pictures each. */
+#define RUN(...)                                                                                   \
+    EXPECT(0, "--device", "cpu", "--image-size", "32", "--budget", "225MiB", "--epochs", "1",      \
+           "--steps", "4", "--learned", learned, "--trace", cli_trace, __VA_ARGS__)
+
+static long long discarded(void) {
+    long long sum = 0;
+    for (int n = 1; n <= 4; n++) sum += cli_number(cli_trace, "step", n, "discarded");
+    return sum;
+}
+
+START_TEST(the_second_run) {
+    snprintf(learned, sizeof learned, "%.400s/l.txt", cli_root);
+    RUN("--threads", "1");
+    long long first = discarded();
+    ck_assert_int_eq(access(learned, R_OK), 0);
+    RUN("--threads", "1");
+    ck_assert_int_eq(discarded(), 0);
+    ck_assert_int_le(discarded(), first);
+    ck_contains(cli_out, "0 OOMs met");
+    ck_assert_msg(strstr(cli_err, "left out") == NULL, "%s", cli_err);
+}
+END_TEST
+
+START_TEST(another_run) {
+    snprintf(learned, sizeof learned, "%.400s/l.txt", cli_root);
+    RUN("--threads", "1", "--budget", "400MiB");
+    RUN("--threads", "2", "--budget", "400MiB");
+    ck_contains(cli_err, "threads 1");
+    ck_contains(cli_err, "threads 2");
+    RUN("--threads", "2", "--arch", "resnet34", "--budget", "600MiB");
+    ck_contains(cli_err, "is left out: it was written for 'model ");
+}
+END_TEST
+
+START_TEST(a_check_leaves_it) {
+    snprintf(learned, sizeof learned, "%.400s/l.txt", cli_root);
+    EXPECT(0, SMALL, "--check", "--learned", learned);
+    ck_assert_int_ne(access(learned, F_OK), 0);
+    EXPECT(2, SMALL, "--epochs", "1", "--learned", learned, "--trace", learned);
+    ck_contains(cli_err, "--learned");
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_learned");
+    TCase *runs = cli_case(suite, "runs");
+    tcase_add_test(runs, the_second_run);
+    tcase_add_test(runs, another_run);
+    tcase_add_test(runs, a_check_leaves_it);
+    return suite_run(suite);
+}

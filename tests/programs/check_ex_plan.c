@@ -1,0 +1,147 @@
+/*
+ * check_ex_plan.c - build/examples/plan as a person runs it: the list, one configuration, and all of a
+ * program against budgets.
+ */
+#include "cli.h"
+#include "suite.h"
+#include "program_path.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A program that is moved does not find libtorch beside it, where this build is not one folder below it. */
+static void tell_where_libtorch_is(void) {
+    const char *folder = getenv("TORCH_LIB");
+    if (folder) ck_assert_int_eq(setenv("LD_LIBRARY_PATH", folder, 1), 0);
+}
+
+START_TEST(a_list_without_a_budget) {
+    static const char *const programs[] = {"food101    original", "smartcash  tier1",
+                                           "prsmed     0", "car_clip   16x8", "profoct    minimal"};
+    EXPECT(0, NULL);
+    for (size_t i = 0; i < LENGTH(programs); i++) ck_contains(cli_out, programs[i]);
+    EXPECT(0, "--example", "profoct");
+    ck_assert_ptr_null(strstr(cli_out, "food101"));
+}
+END_TEST
+
+static const char *const wrong[][4] = {
+    {"--budget", "much", NULL, "--budget: 'much'"},
+    {"--budget", "1", NULL, "--budget: '1' is not accepted; accepted: a size of at least 1MiB"},
+    {"--config", "best", NULL, "--config: 'best' is not accepted; accepted: one of the list"},
+    {"--example", "nothing", NULL, "--example: 'nothing' is not accepted; accepted: one of"},
+    {"--nothing", NULL, NULL, "--nothing"},
+};
+
+START_TEST(wrong_flags_exit_2) {
+    cli_expect(2, wrong[_i]);
+    ck_contains(cli_err, "plan: ");
+    ck_contains(cli_err, wrong[_i][3]);
+    ck_assert_str_eq(cli_out, "");
+}
+END_TEST
+
+/* The state of FSCT alone takes 187 MiB: without a network, with a chunk of one, and with all four. */
+static const char *const budgets[][2] = {
+    {"100MiB", "minimal      does not fit: mt_torch_new: "},
+    {"300MiB", "minimal      fits in chunks of 1"},
+    {"900MiB", "minimal      fits: 4 at once take "},
+};
+
+START_TEST(a_program_against_budgets) {
+    EXPECT(_i == 0 || _i == 1 ? 3 : 0, "--example", "profoct", "--budget", budgets[_i][0]);
+    ck_contains(cli_out, budgets[_i][1]);
+    /* Between the two halves some CPUs need ", with checkpointing". */
+    if (_i == 1) ck_contains(cli_out, "; 4 at once would take at most ");
+}
+END_TEST
+
+/* Programs that are not there say nothing of a budget: plan alone, in a folder beside the libraries. */
+START_TEST(a_program_that_is_not_there) {
+    char self[CLI_PATH], command[8 * CLI_PATH], out[2 * CLI_PATH];
+    ck_assert(ex_program_path(NULL, self, sizeof self));
+    *strrchr(self, '/') = '\0';
+    snprintf(
+        command, sizeof command,
+        "cd %s && mkdir examples && ln -s '%s/../lib' lib && ln -s '%s/../libtorch' libtorch && cp "
+        "'%s/../examples/plan' examples && examples/documents/plan --example car_clip --budget "
+        "8GiB > out",
+        cli_root, self, self, self);
+    tell_where_libtorch_is();
+    int status = system(command);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    snprintf(out, sizeof out, "%s/out", cli_root);
+    cli_read_file(out, cli_out);
+    ck_contains(cli_out, "not known: car_clip is not there to be run");
+    ck_assert_ptr_null(strstr(cli_out, "does not fit"));
+}
+END_TEST
+
+/* Folders that a shell would read as words, and as commands of its own. */
+static const char *const folders[] = {"with a blank", "x';touch INJECTED;'",
+                                      "\"$(touch INJECTED)\"", "two\nlines", "*"};
+
+START_TEST(the_folder_is_no_command) {
+    char self[CLI_PATH], path[2 * CLI_PATH], to[CLI_PATH + 64], here[CLI_PATH];
+    static const char *const parts[] = {"lib", "libtorch"}, *const names[] = {"plan", "profoct"};
+    ck_assert(ex_program_path(NULL, self, sizeof self));
+    *strrchr(self, '/') = '\0';
+    ck_assert_ptr_nonnull(getcwd(here, sizeof here));
+    for (int i = 0; i < LENGTH(parts); i++) {
+        snprintf(path, sizeof path, "%s/../%s", self, parts[i]);
+        snprintf(to, sizeof to, "%s/%s", cli_root, parts[i]);
+        ck_assert_int_eq(symlink(path, to), 0);
+    }
+    snprintf(to, sizeof to, "%s/%s", cli_root, folders[_i]);
+    ck_assert_int_eq(mkdir(to, 0700), 0);
+    ck_assert_int_eq(chdir(to), 0);
+    for (int i = 0; i < LENGTH(names); i++) {
+        snprintf(path, sizeof path, "cp '%s/../examples/%s' .", self, names[i]);
+        ck_assert_int_eq(system(path), 0);
+    }
+    ck_assert_int_eq(chdir(here), 0);
+    snprintf(path, sizeof path, "%s/plan", to);
+    cli_take_path(path);
+    tell_where_libtorch_is();
+    EXPECT(3, "--example", "profoct", "--config", "minimal", "--budget", "100MiB");
+    ck_contains(cli_out, "profoct, minimal: few-shot episodes");
+    ck_contains(cli_out, "What takes memory on cpu");
+    ck_assert_int_ne(unlink("INJECTED"), 0);
+}
+END_TEST
+
+/* Which row is asked is said before its answer, which may take minutes: on standard error, one line each. */
+START_TEST(rows_are_told_while_they_are_asked) {
+    EXPECT(3, "--example", "profoct", "--budget", "100MiB");
+    ck_contains(cli_err, "plan: 1 of 2: profoct minimal, few-shot episodes");
+    ck_contains(cli_err, "plan: 2 of 2: profoct maximum, ");
+    ck_assert_ptr_null(strstr(cli_out, " of 2: "));
+}
+END_TEST
+
+START_TEST(one_configuration_alone) {
+    EXPECT(0, "--example", "profoct", "--config", "minimal", "--budget", "900MiB");
+    ck_contains(cli_out, "--preset minimal\n");
+    ck_contains(cli_out, "What takes memory on cpu");
+    EXPECT(3, "--example", "profoct", "--config", "minimal", "--budget", "100MiB");
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_plan");
+    cli_program = "plan";
+    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
+
+    tcase_add_test(flags, a_list_without_a_budget);
+    tcase_add_loop_test(flags, wrong_flags_exit_2, 0, LENGTH(wrong));
+    tcase_add_loop_test(runs, a_program_against_budgets, 0, LENGTH(budgets));
+    tcase_add_test(runs, a_program_that_is_not_there);
+    tcase_add_test(runs, one_configuration_alone);
+    tcase_add_loop_test(runs, the_folder_is_no_command, 0, LENGTH(folders));
+    tcase_add_test(runs, rows_are_told_while_they_are_asked);
+    return suite_run(suite);
+}

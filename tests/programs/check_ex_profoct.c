@@ -1,0 +1,111 @@
+/*
+ * check_ex_profoct.c - build/examples/profoct as a person runs it: flags of the script, presets, a budget in
+ * which one episode fits and two do not, tests at the end, --self-test.
+ */
+#include "cli.h"
+#include "suite.h"
+
+#include <stdio.h>
+
+/* Episodes of four pictures. */
+#define TINY SMALL, "--n_way", "2", "--k_shot", "1", "--n_query", "1", "--val-episodes", "2"
+#define RUN TINY, "--episodes", "4", "--epochs", "1", "--test-episodes", "5"
+
+START_TEST(help_has_the_flags_of_the_script) {
+    static const char *const words[] = {"--n-way",
+                                        "--k-shot",
+                                        "--n-query",
+                                        "--method",
+                                        "--backbone",
+                                        "--FETI",
+                                        "--use-amp",
+                                        "ProFOCT_cosine",
+                                        "--gradient-accumulation-steps",
+                                        "--use-vic-on-attention",
+                                        "--preset",
+                                        "--self-test"};
+    EXPECT(0, "--help");
+    for (int i = 0; i < LENGTH(words); i++) ck_contains(cli_out, words[i]);
+}
+END_TEST
+
+static const char *const wrong[][3] = {
+    {"--backbone", "ResNet50", "ResNet18 or ResNet34"},
+    {"--preset", "huge", "minimal, balanced or maximum"},
+    {"--n_way", "9", "more than the 5 for 'val'"},
+    {"--k_shot", "20", "more than the 20 pictures of --k-shot"},
+    {"--data", "/nonexistent", "/nonexistent"},
+};
+
+START_TEST(wrong_values_exit_2_with_one_line) {
+    EXPECT(2, wrong[_i][0], wrong[_i][1]);
+    ck_assert_msg(strncmp(cli_err, "profoct: --", 11) == 0, "%s", cli_err);
+    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+    ck_contains(cli_err, wrong[_i][2]);
+}
+END_TEST
+
+START_TEST(a_preset_leaves_what_is_not_its_own) {
+    EXPECT(0, SMALL, "--k_shot", "1", "--n_query", "1", "--preset", "minimal", "--epochs", "0");
+    ck_contains(cli_out, "5-way 1-shot, 8 queries a class");
+}
+END_TEST
+
+/* Flags after a preset have the last word; steps of its accumulation are episodes of a batch. */
+static long long run_whole(void) {
+    EXPECT(0, "--preset", "balanced", RUN, "--backbone", "ResNet18", "--budget=auto",
+           "--micro-batch=2", "--trace", cli_trace);
+    ck_contains(cli_out,
+                "2-way 1-shot, 1 queries a class; classes: 20 for training, 5 for validation, 8 "
+                "for tests; guessing is right for 50.0 %");
+    ck_contains(cli_out, "ProFOCT_cosine at 32 pixels");
+    ck_contains(cli_out, "\nepoch 1  train loss ");
+    ck_contains(cli_out, "over 5 episodes of classes that were never seen; guessing: 50.0 %");
+    ck_contains(cli_out, "chunks of 2 for batch 2; ");
+    ck_assert_int_eq(cli_number(cli_trace, "end", 1, "steps"), 2);
+    return cli_number(cli_trace, "step", 1, "peak_bytes");
+}
+
+/* Where two episodes do not fit beside held gradients they go without; and each can be a chunk. */
+START_TEST(an_episode_is_never_cut) {
+    static char budget[32];
+    long long bytes = run_whole();
+    ck_assert_int_gt(bytes, 0);
+    snprintf(budget, sizeof budget, "%lld", bytes - 1);
+    EXPECT(0, RUN, "--budget", budget, "--trace", cli_trace);
+    ck_assert_int_lt(cli_number(cli_trace, "step", 1, "peak_bytes"), bytes);
+    EXPECT(0, RUN, "--budget", budget, "--micro-batch", "1");
+    ck_contains(cli_out, "chunks of 1 for batch 2; ");
+}
+END_TEST
+
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, RUN, "--check");
+    ck_contains(cli_out, "checked with 2 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
+START_TEST(the_self_test_passes) {
+    static const char *const names[] = {"gradient accumulation", "mixed precision", "VIC detached",
+                                        "cache clearing"};
+    EXPECT(0, TINY, "--self-test");
+    for (int i = 0; i < LENGTH(names); i++) ck_contains(cli_out, names[i]);
+    ck_assert_ptr_null(strstr(cli_out, "FAILED"));
+    ck_contains(cli_out, "self-test: passed\n");
+    EXPECT(0, TINY, "--self-test", "--backbone", "ResNet34"); /* more than a run has by default */
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_profoct");
+    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
+    cli_program = "profoct";
+    tcase_add_test(flags, help_has_the_flags_of_the_script);
+    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_test(flags, a_preset_leaves_what_is_not_its_own);
+    tcase_add_test(runs, an_episode_is_never_cut);
+    tcase_add_test(runs, the_network_can_be_cut);
+    tcase_add_test(runs, the_self_test_passes);
+    return suite_run(suite);
+}

@@ -1,0 +1,191 @@
+/*
+ * check_ex_prsmed.c - build/examples/prsmed as a person runs it: the script's flags and configurations, what is
+ * refused, the tables of memory, and a run in half the memory that a batch takes.
+ */
+#include "cli.h"
+#include "suite.h"
+
+#include <stdio.h>
+
+/* Few scenes and a text model that stays random. */
+#define QUICK                                                                                      \
+    "--device", "cpu", "--image-size", "32", "--threads", "1", "--text-steps", "0", "--scenes",    \
+        "16", "--val-scenes", "8", "--epochs", "1"
+
+/* ---- flags --------------------------------------------------------------------------------------- */
+
+static const char *const wrong[][3] = {
+    {"--config", "4", "accepted: 0, 1, 2, 3 or 16gb"},
+    {"--gpu-size", "12", "accepted: 80, 24, 16 or 8"},
+    {"--image-size", "42", "a multiple of 4"},
+    {"--data", "/nonexistent", "--data: /nonexistent: No such file"},
+    {"--patterns", "/nonexistent", "--patterns: /nonexistent: No such file"},
+    {"--patterns", "examples", "--patterns: examples: no PNG picture"},
+};
+
+START_TEST(wrong_values_exit_2_with_one_line) {
+    EXPECT(2, "--device", "cpu", wrong[_i][0], wrong[_i][1]);
+    ck_assert_msg(strncmp(cli_err, "prsmed: --", 10) == 0, "%s", cli_err);
+    ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "%s", cli_err);
+    ck_contains(cli_err, wrong[_i][2]);
+}
+END_TEST
+
+START_TEST(what_there_is_not_is_refused) {
+    EXPECT(2, "--compile-model");
+    ck_contains(cli_err, "prsmed: --compile-model: ");
+    ck_contains(cli_err, "torch.compile");
+    EXPECT(2, "--use-amp", "--no-use-amp");
+    ck_contains(cli_err, "--no-use-amp: not together with --use-amp");
+    EXPECT(2, "--use-amp", "--amp", "off");
+    ck_contains(cli_err, "--use-amp: not together with --amp off");
+    EXPECT(2, "--gradient-checkpointing", "--checkpointing", "off");
+    ck_contains(cli_err, "--gradient-checkpointing: not together with --checkpointing off");
+}
+END_TEST
+
+/* Samples of the largest chunk, from the last line. */
+static int largest_chunk(void) {
+    int least, most;
+    const char *at = strstr(cli_out, "chunks of ");
+    ck_assert_ptr_nonnull(at);
+    int read = sscanf(at, "chunks of %d to %d", &least, &most);
+    return read == 2 ? most : least;
+}
+
+/* Samples of a step, and the chunks that it has at least. */
+static const struct {
+    const char *flag, *value;
+    long long samples, chunks;
+} configurations[] = {
+    {"--config", "1", 8, 4},
+    {"--gpu-size", "8", 8, 8},
+};
+
+START_TEST(configurations_cut_as_the_script_does) {
+    EXPECT(0, QUICK, "--budget", "auto", "--deterministic", configurations[_i].flag,
+           configurations[_i].value, "--steps", "1", "--trace", cli_trace);
+    ck_assert_int_eq(cli_number(cli_trace, "step", 1, "samples"), configurations[_i].samples);
+    ck_assert_int_le(largest_chunk(), configurations[_i].samples / configurations[_i].chunks);
+}
+END_TEST
+
+/* ---- runs ---------------------------------------------------------------------------------------- */
+
+START_TEST(a_run_says_what_it_did) {
+    EXPECT(0, QUICK);
+    ck_contains(cli_out, "16 scenes an epoch for training, 8 for validation, of 20 classes\n");
+    ck_contains(cli_out, "\nepoch 1  train loss ");
+    ck_contains(cli_out, "\nCPU Memory Allocated: 0.0");
+    ck_contains(cli_out, " GB, Cached: ");
+    ck_contains(cli_out, "\nvalidation Dice ");
+    ck_contains(cli_out, "; without the prompt: all pixels ");
+}
+END_TEST
+
+START_TEST(the_network_can_be_cut) {
+    EXPECT(0, QUICK, "--check");
+    ck_contains(cli_out, "checked with 3 samples: 0 faults found\n");
+    ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
+}
+END_TEST
+
+/* They draw random numbers, and the run's are none of these. */
+START_TEST(the_tables_of_memory_change_nothing) {
+    static const char *const rows[] = {"\n  input ",
+                                       "\n  frozen text model ",
+                                       "\n  vision backbone ",
+                                       "\n  mask head ",
+                                       "\n  gradients ",
+                                       "\n  all together ",
+                                       "\n  half precision (bf16) ",
+                                       "\n  chunks of 1 "};
+    EXPECT(0, QUICK, "--steps", "1", "--deterministic", "--trace", cli_trace, "--batch", "4");
+    EXPECT(0, QUICK, "--steps", "1", "--deterministic", "--trace", cli_replayed, "--breakdown",
+           "--batch", "4");
+    for (int i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
+    cli_same_state();
+}
+END_TEST
+
+/* MPS tells no peak of a chunk: what hangs on it is not told, and no figure is made of what is not there. */
+START_TEST(a_device_that_tells_no_peaks) {
+    EXPECT(0, QUICK, "--epochs", "0", "--breakdown", "--batch", "4", "--device", "sim:mps",
+           "--budget", "200MiB");
+    ck_contains(cli_out, "\n  gradients ");
+    const char *together = strstr(cli_out, "\n  all together ");
+    ck_assert_ptr_nonnull(together);
+    ck_contains(together, " not told");
+    ck_contains(strstr(cli_out, "\n  chunks of 1 "), " not told");
+    ck_assert_ptr_null(strstr(cli_out, "EiB"));
+    ck_assert_ptr_null(strstr(cli_out, " 0 B"));
+}
+END_TEST
+
+/* Half of what a batch takes beside what is there before it. */
+START_TEST(half_the_memory_is_enough) {
+    char budget[32];
+    EXPECT(0, QUICK, "--budget", "auto", "--micro-batch", "8", "--trace", cli_trace);
+    long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
+    long long state = cli_number(cli_trace, "step", 2, "allocated_bytes");
+    ck_assert_int_gt(peak, state);
+    ck_assert_int_gt(state, 0);
+    snprintf(budget, sizeof budget, "%lld", state + (peak - state) / 2);
+    EXPECT(0, QUICK, "--budget", budget, "--trace", cli_replayed, "--workers", "0");
+    ck_contains(cli_out, " for batch 8; ");
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "samples_trained"), 16);
+    ck_assert_int_lt(largest_chunk(), 8);
+}
+END_TEST
+
+/* The text model is in the file, and is not trained a second time. */
+START_TEST(a_run_goes_on) {
+    char path[CLI_PATH + 8];
+    snprintf(path, sizeof path, "%s/state", cli_root);
+#define LEARNT QUICK, "--text-steps", "1", "--micro-batch", "4"
+    EXPECT(0, LEARNT, "--trace", cli_trace);
+    ck_contains(cli_err, "text model: 1 step");
+    EXPECT(0, LEARNT, "--steps", "1", "--save", path);
+    EXPECT(0, LEARNT, "--resume", path, "--trace", cli_replayed);
+    ck_assert_ptr_null(strstr(cli_err, "text model: "));
+    cli_same_state();
+}
+END_TEST
+
+/* No layer normalises over the batch, so small chunks would be part of the first step; a deterministic one has none. */
+START_TEST(chosen_chunks_go_on) {
+    char path[CLI_PATH + 8], budget[32];
+    snprintf(path, sizeof path, "%s/state", cli_root);
+    EXPECT(0, QUICK, "--budget", "auto", "--micro-batch", "8", "--steps", "2", "--trace",
+           cli_trace);
+    long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
+    long long state = cli_number(cli_trace, "step", 2, "allocated_bytes");
+    snprintf(budget, sizeof budget, "%lld", state + (peak - state) / 2);
+#define CHOSEN                                                                                     \
+    QUICK, "--budget", budget, "--deterministic", "--workers", "0", "--schedule", "constant"
+    EXPECT(0, CHOSEN, "--epochs", "2", "--trace", cli_trace);
+    ck_assert_int_lt(largest_chunk(), 8);
+    EXPECT(0, CHOSEN, "--epochs", "2", "--steps", "1", "--save", path);
+    EXPECT(0, CHOSEN, "--epochs", "2", "--resume", path, "--trace", cli_replayed);
+    ck_assert_ptr_null(strstr(cli_err, "other bits"));
+    cli_same_state();
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_prsmed");
+    cli_program = "prsmed";
+    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
+
+    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
+    tcase_add_test(flags, what_there_is_not_is_refused);
+    tcase_add_loop_test(flags, configurations_cut_as_the_script_does, 0, LENGTH(configurations));
+    tcase_add_test(runs, a_run_says_what_it_did);
+    tcase_add_test(runs, the_network_can_be_cut);
+    tcase_add_test(runs, the_tables_of_memory_change_nothing);
+    tcase_add_test(runs, a_device_that_tells_no_peaks);
+    tcase_add_test(runs, half_the_memory_is_enough);
+    tcase_add_test(runs, a_run_goes_on);
+    tcase_add_test(runs, chosen_chunks_go_on);
+    return suite_run(suite);
+}

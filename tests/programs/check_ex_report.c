@@ -1,0 +1,619 @@
+/*
+ * check_ex_report.c - --report: the page is well-formed, fetches nothing, shows what the trace said,
+ * and stays small however long the run.
+ */
+#include "cli.h"
+#include "locales.h"
+#include "suite.h"
+#include "html_report.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- a page ------------------------------------------------------------------------------------ */
+
+enum { PAGE_MOST = 4 << 20, SIZE_MOST = 500 * 1024, DEPTH_MOST = 64 };
+
+static char path[CLI_PATH], page[PAGE_MOST];
+static ex_html_report *report;
+
+static void begin(void) {
+    snprintf(path, sizeof path, "%.400s/r.html", cli_root);
+    ck_ok(ex_html_report_open(path, &report));
+}
+
+static void read_page(void) {
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    size_t length = fread(page, 1, sizeof page - 1, file);
+    page[length] = '\0';
+    fclose(file);
+}
+
+static void tell(const char *line) {
+    ex_html_report_line(report, line);
+}
+
+static void tell_step(unsigned long long step, int chunk, long long peak, const char *loss) {
+    char line[512];
+    snprintf(line, sizeof line,
+             "{\"event\":\"step\",\"step\":%llu,\"epoch\":1,\"samples\":%d,\"chunks\":[%d,%d],"
+             "\"loss\":%s,\"seconds\":0.25,\"peak_bytes\":%lld,\"allocated_bytes\":1048576,"
+             "\"predicted_peak_bytes\":0,\"budget_bytes\":8388608,\"retries\":0,\"discarded\":0}",
+             step, 2 * chunk, chunk, chunk, loss, peak);
+    tell(line);
+}
+
+static size_t count(const char *word) {
+    size_t found = 0;
+    for (const char *p = page; (p = strstr(p, word)); p += strlen(word)) found++;
+    return found;
+}
+
+/* Not ck_contains, whose message would be the whole page. */
+static void has(const char *word) {
+    ck_assert_msg(strstr(page, word) != NULL, "'%s' is not on the page", word);
+}
+
+/* ---- well-formed ------------------------------------------------------------------------------- */
+
+static const char *skip_name(const char *p) {
+    while (isalnum((unsigned char)*p) || *p == '-') p++;
+    return p;
+}
+
+/* name="value" with nothing in the value that would have to be escaped. */
+static const char *skip_attributes(const char *p) {
+    while (*p == ' ' || *p == '\n') {
+        p = skip_name(p + strspn(p, " \n"));
+        ck_assert_msg(p[0] == '=' && p[1] == '"', "an attribute without a value: %.40s", p);
+        p += 2 + strcspn(p + 2, "\"<");
+        ck_assert_msg(*p == '"', "an attribute that does not end: %.40s", p);
+        p++;
+    }
+    return p;
+}
+
+static const char *skip_text(const char *p) {
+    static const char *const entities[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
+    for (; *p && *p != '<'; p++) {
+        int known = *p != '&';
+        for (int i = 0; i < LENGTH(entities); i++)
+            known = known || strncmp(p, entities[i], strlen(entities[i])) == 0;
+        ck_assert_msg(known, "an ampersand that is not escaped: %.40s", p);
+        ck_assert_msg(*p != '>', "text with >: %.40s", p);
+        ck_assert_msg((unsigned char)*p >= 32 || *p == '\n', "a control character: %d", *p);
+    }
+    return p;
+}
+
+/* Tags nest and end; style and script have neither < nor &, so they need no rule of their own. */
+static void check_well_formed(void) {
+    const char *open[DEPTH_MOST], *p = page + strlen("<!DOCTYPE html>\n");
+    size_t depth = 0;
+    ck_assert_int_eq(strncmp(page, "<!DOCTYPE html>\n<html ", 22), 0);
+    while (*p) {
+        if (*p != '<') {
+            int is_code = depth && (strncmp(open[depth - 1], "style", 5) == 0 ||
+                                    strncmp(open[depth - 1], "script", 6) == 0);
+            p = is_code ? p + strcspn(p, "<&") : skip_text(p);
+            continue;
+        }
+        int ends = p[1] == '/';
+        const char *name = p + 1 + ends, *after = skip_name(name);
+        size_t length = (size_t)(after - name);
+        ck_assert_msg(length > 0, "not a tag: %.40s", p);
+        p = skip_attributes(after);
+        int alone = p[0] == '/';
+        p += alone;
+        ck_assert_msg(*p == '>', "a tag that does not end: %.40s", name);
+        p++;
+        if (ends) {
+            ck_assert_msg(depth > 0 && strncmp(open[depth - 1], name, length) == 0 &&
+                              skip_name(open[depth - 1]) == open[depth - 1] + length,
+                          "closed but not open: %.40s", name);
+            depth--;
+        } else if (!alone) {
+            ck_assert_uint_lt(depth, DEPTH_MOST);
+            open[depth++] = name;
+        }
+    }
+    ck_assert_uint_eq(depth, 0);
+}
+
+static void check_self_contained(void) {
+    static const char *const words[] = {"http:",   "https:", "src=", "href=", "url(",
+                                        "@import", "fetch(", "nan",  "inf\"", "-nan"};
+    for (int i = 0; i < LENGTH(words); i++)
+        ck_assert_msg(!strstr(page, words[i]), "'%s' is on the page", words[i]);
+}
+
+/* Closes the report and looks at what every page must be like. */
+static void finish(void) {
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    read_page();
+    check_well_formed();
+    check_self_contained();
+    ck_assert_uint_lt(strlen(page), SIZE_MOST);
+}
+
+/* ---- what is drawn ----------------------------------------------------------------------------- */
+
+START_TEST(nothing_happened) {
+    begin();
+    finish();
+    ck_assert_uint_eq(count("no step was completed"), 1);
+    has("no epoch was completed");
+    has("the run did not begin");
+    has("prefers-color-scheme:dark");
+    ck_assert_uint_eq(count("<svg class=\"plot\""), 0);
+}
+END_TEST
+
+/* Before anything has happened there is a page already: a run that is killed leaves one. */
+START_TEST(a_page_from_the_first_moment) {
+    begin();
+    read_page();
+    check_well_formed();
+    has(">running<");
+    finish();
+    has(">done<");
+}
+END_TEST
+
+START_TEST(one_step) {
+    begin();
+    tell_step(1, 6, 4194304, "0.5");
+    finish();
+    ck_assert_uint_eq(count("<svg class=\"plot\""), 4);
+    has("50.0 % of the budget of 8.0 MiB");
+    has("chunks of 6 samples, 2 chunks a step");
+    has("\"step 1; chunks 6,6; peak 4.0 MiB; budget 8.0 MiB; 250 ms; loss 0.5\"");
+    has("Memory never ran out.");
+}
+END_TEST
+
+START_TEST(values_that_are_none) {
+    begin();
+    tell_step(1, 6, 4194304, "null");
+    tell("{\"event\":\"step\",\"step\":2}");
+    tell("{\"event\":\"step\",\"step\":3,\"chunks\":[0,-4,null],\"loss\":-2.5,\"peak_bytes\":-1}");
+    tell("{\"event\":\"epoch\",\"epoch\":1,\"loss\":null,\"metrics\":{\"a\":null},\"seconds\":"
+         "null}");
+    finish();
+    has("\"step 2\"");
+    has("loss -2.5");
+    has("<td>-</td>");
+    ck_assert_uint_eq(count("nothing was measured"), 0);
+}
+END_TEST
+
+static const char *const bad[] = {
+    "",
+    "not JSON",
+    "[]",
+    "7",
+    "{}",
+    "{\"event\":7}",
+    "{\"event\":\"unheard-of\"}",
+    "{\"event\":\"step\"}",
+    "{\"event\":\"step\",\"step\":9223372036854775807,\"chunks\":7}",
+    "{\"event\":\"step\",\"step\":\"one\"}",
+    "{\"event\":\"run\",\"budget_bytes\":\"many\"}",
+    "{\"event\":\"end\"}",
+    "{\"event\":\"oom\"}",
+    "{\"event\":\"epoch\",\"metrics\":[1]}",
+    "{\"event\":\"rung\",\"on\":7}",
+};
+
+START_TEST(lines_that_say_little) {
+    begin();
+    tell_step(1, 6, 4194304, "0.5");
+    tell(bad[_i]);
+    tell_step(2, 6, 4194304, "0.5");
+    finish();
+}
+END_TEST
+
+START_TEST(what_was_not_measured) {
+    begin();
+    tell("{\"event\":\"step\",\"step\":1,\"chunks\":[4],\"loss\":null}");
+    finish();
+    ck_assert_uint_eq(count("nothing was measured"), 3);
+    has("there was no budget");
+}
+END_TEST
+
+START_TEST(steps_with_savers) {
+    begin();
+    tell("{\"event\":\"rung\",\"step\":1,\"name\":\"amp\",\"on\":true,\"reason\":\"budget\"}");
+    tell("{\"event\":\"step\",\"step\":1,\"rungs\":[\"amp\",\"<x>\",7]}");
+    tell("{\"event\":\"step\",\"step\":2,\"rungs\":[\"amp\"]}");
+    for (int i = 0; i < 20; i++) {
+        char line[80];
+        snprintf(line, sizeof line, "{\"event\":\"step\",\"step\":3,\"rungs\":[\"r%d\"]}", i);
+        tell(line);
+    }
+    finish();
+    has("switched 1 time; steps with them: amp (2), &lt;x&gt; (1), r0 (1)");
+}
+END_TEST
+
+/* A run that failed in its first step: a share of nothing is none. */
+START_TEST(work_of_a_run_that_trained_nothing) {
+    begin();
+    tell("{\"event\":\"oom\",\"step\":1,\"phase\":\"accumulate\",\"chunk\":8,\"action\":\"give_"
+         "up\"}");
+    tell("{\"event\":\"end\",\"steps\":0,\"samples_trained\":0,\"samples_discarded\":8}");
+    finish();
+    has("The work of 8 samples was thrown away; none was trained.</li>");
+    begin();
+    tell("{\"event\":\"end\",\"steps\":1,\"samples_trained\":32,\"samples_discarded\":8}");
+    finish();
+    has("The work of 8 samples was thrown away, 25.0 % of those trained.</li>");
+}
+END_TEST
+
+/* A share of the budget is one of the budget at that time. */
+START_TEST(a_budget_that_changes) {
+    begin();
+    tell("{\"event\":\"step\",\"step\":1,\"peak_bytes\":6291456,\"budget_bytes\":8388608}");
+    tell("{\"event\":\"step\",\"step\":2,\"peak_bytes\":2097152,\"budget_bytes\":4194304}");
+    finish();
+    has("at most 75.0 % of the budget of its step, which was 4.0 MiB to 8.0 MiB.");
+    has("75.0 % of the budget</span>");
+}
+END_TEST
+
+/* A budget of a whole machine is no measure for a run of some megabytes: the axis is the curve's. */
+START_TEST(a_budget_that_is_far_above) {
+    begin();
+    tell("{\"event\":\"step\",\"step\":1,\"samples\":8,\"chunks\":[8],\"loss\":1,\"seconds\":1,"
+         "\"peak_bytes\":104857600,\"allocated_bytes\":1048576,\"budget_bytes\":22548578304}");
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    read_page();
+    has("the budget, 21.0 GiB, is far above</li>");
+    has("<h3>Peak memory <span>MiB</span></h3>");
+    ck_assert_uint_eq(count("<path class=\"budget\""), 0);
+    begin();
+    tell_step(1, 4, 4194304, "1.0");
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    read_page();
+    has("memory: dashed the budget");
+    ck_assert_uint_eq(count("<path class=\"budget\""), 1);
+}
+END_TEST
+
+/* What was asked for stands beside what was used. */
+START_TEST(a_device_that_was_too_small) {
+    begin();
+    tell("{\"event\":\"run\",\"device\":\"cpu\",\"batch\":8}");
+    tell("{\"event\":\"program\",\"name\":\"smartcash\",\"device_asked\":\"sim:mps\","
+         "\"device_left\":\"mt_torch_new: 32 MiB < 40 MiB\"}");
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    read_page();
+    has("smartcash on cpu</h1>");
+    has("<p>sim:mps was asked for, and is too small: mt_torch_new: 32 MiB &lt; 40 MiB</p>");
+}
+END_TEST
+
+START_TEST(marks) {
+    begin();
+    tell("{\"event\":\"oom\",\"step\":1,\"phase\":\"begin\",\"attempt\":1,\"action\":\"retry\"}");
+    for (unsigned step = 1; step <= 40; step++) {
+        if (step == 10 || step == 11 || step == 30)
+            tell("{\"event\":\"oom\",\"step\":30,\"phase\":\"accumulate\",\"chunk\":12,"
+                 "\"requested_bytes\":4194304,\"allocated_bytes\":6291456,\"budget_bytes\":8388608,"
+                 "\"attempt\":1,\"action\":\"replan\"}");
+        if (step == 20)
+            tell("{\"event\":\"clear\",\"step\":20,\"reason\":\"evidence\",\"released_bytes\":1024,"
+                 "\"seconds\":0.002}");
+        if (step == 25)
+            tell("{\"event\":\"rung\",\"step\":25,\"name\":\"checkpointing\",\"on\":true,"
+                 "\"reason\":\"oom\"}");
+        if (step == 35)
+            tell("{\"event\":\"rung\",\"step\":35,\"name\":\"checkpointing\",\"on\":false}");
+        tell_step(step, 6, 4194304, "0.5");
+    }
+    finish();
+    ck_assert_uint_eq(count("<g class=\"mark oom\">"), 2 * 4); /* in each of the four plots */
+    ck_assert_uint_eq(count("<g class=\"mark clear\">"), 4);
+    ck_assert_uint_eq(count("<g class=\"mark rung\">"), 2 * 4);
+    has("<title>3 OOMs, step 30</title>");
+    has("Memory ran out 4 times; answers: tried again (1), smaller chunks");
+    has("accumulate, chunk of 12: 4.0 MiB more on 6.0 MiB of 8.0 MiB; replan");
+    has("evidence: 1.0 KiB released in 2 ms");
+    has("checkpointing on: oom");
+    has("checkpointing off<");
+    has("Memory savers were switched 2 times");
+}
+END_TEST
+
+START_TEST(the_whole_run) {
+    begin();
+    tell("{\"event\":\"run\",\"version\":\"1\",\"device\":\"cpu\",\"budget_bytes\":8388608,"
+         "\"batch\":12,\"seed\":\"18446744073709551615\",\"parameter_bytes\":1048576,"
+         "\"gradient_bytes\":1048576,\"optimizer_bytes\":2097152}");
+    tell("{\"event\":\"program\",\"name\":\"cats\",\"threads\":2,\"arguments\":[\"--batch\",\"12\"]"
+         "}");
+    tell("{\"event\":\"plan\",\"step\":1,\"chunks\":[6,6],\"reason\":\"growth\"}");
+    tell_step(1, 6, 7340032, "0.5");
+    tell("{\"event\":\"epoch\",\"epoch\":1,\"loss\":0.5,\"metrics\":{\"purrs\":0.25},"
+         "\"eval_loss\":0.75,\"eval_metrics\":{\"purrs\":0.125},\"seconds\":61,"
+         "\"peak_bytes\":7340032}");
+    tell("{\"event\":\"end\",\"steps\":1,\"samples_trained\":1234,\"samples_discarded\":6,"
+         "\"seconds\":4000,\"state_sha256\":\"0123\"}");
+    finish();
+    static const char *const words[] = {"<h1>cats on cpu</h1>",
+                                        "<td>batch</td><td><code>12</code>",
+                                        "18446744073709551615",
+                                        "<code>--batch 12</code>",
+                                        "<th>purrs</th>",
+                                        "<th>validation purrs</th>",
+                                        "<td>0.125</td>",
+                                        "<td>61 s</td>",
+                                        "growth (1)",
+                                        "<b>1,234</b>",
+                                        "66 min 40 s",
+                                        "parameters 1.0 MiB",
+                                        "activations and all else at the peak 3.0 MiB",
+                                        "never used 1.0 MiB",
+                                        "<code>0123</code>"};
+    for (int i = 0; i < LENGTH(words); i++) has(words[i]);
+}
+END_TEST
+
+#define EVIL "</title><script>'\\\"&amp;\\u0001\xc3\xa9"
+
+/* Each flag that decides how the run ends has a row; what the first line told too has one. */
+START_TEST(the_flags_of_the_program) {
+    begin();
+    tell("{\"event\":\"run\",\"device\":\"cpu\",\"batch\":12,\"seed\":7}");
+    tell("{\"event\":\"program\",\"name\":\"cats\",\"settings\":{\"lr\":\"0.125\",\"batch\":\"12\","
+         "\"optimizer\":\"adamw\",\"weight-decay\":\"0.01\"},\"arguments\":[]}");
+    finish();
+    has("<td>lr</td><td><code>0.125</code>");
+    has("<td>optimizer</td><td><code>adamw</code>");
+    has("<td>weight-decay</td><td><code>0.01</code>");
+    ck_assert_uint_eq(count("<td>batch</td>"), 1);
+    ck_assert_uint_eq(count("<td>settings</td>"), 0);
+}
+END_TEST
+
+START_TEST(text_is_escaped) {
+    begin();
+    tell("{\"event\":\"run\",\"device\":\"" EVIL "\",\"" EVIL "\":\"" EVIL "\"}");
+    tell("{\"event\":\"program\",\"name\":\"" EVIL "\",\"arguments\":[\"" EVIL "\"]}");
+    tell("{\"event\":\"oom\",\"step\":1,\"phase\":\"" EVIL "\",\"action\":\"" EVIL "\"}");
+    tell("{\"event\":\"rung\",\"step\":1,\"name\":\"" EVIL "\",\"reason\":\"" EVIL "\"}");
+    tell("{\"event\":\"clear\",\"step\":1,\"reason\":\"" EVIL "\"}");
+    tell_step(1, 6, 4194304, "0.5");
+    tell("{\"event\":\"epoch\",\"epoch\":1,\"metrics\":{\"" EVIL "\":1}}");
+    ck_ok(ex_html_report_close(report, EX_HTML_FAILED, "<b>\"no\"</b> & \x02"));
+    read_page();
+    check_well_formed();
+    check_self_contained();
+    ck_assert_uint_eq(count("<script>"), 1); /* the page's own */
+    has("<p>&lt;b&gt;&quot;no&quot;&lt;/b&gt; &amp; ?</p>");
+    has("&lt;/title&gt;&lt;script&gt;&#39;&quot;&amp;amp;?\xc3\xa9");
+}
+END_TEST
+
+/* Never half a character, wherever it is cut. */
+START_TEST(long_text_is_cut) {
+    char line[3000] = "{\"event\":\"program\",\"name\":\"";
+    for (int i = 0; i < _i; i++) strcat(line, "x");
+    for (int i = 0; i < 600; i++) strcat(line, "\xe2\x82\xac");
+    strcat(line, "\"}");
+    begin();
+    tell(line);
+    finish();
+    const char *name = strstr(page, "<h1>") + 4;
+    ck_assert_uint_eq((strcspn(name, "<") - (size_t)_i) % 3, 0);
+}
+END_TEST
+
+/* ---- long runs --------------------------------------------------------------------------------- */
+
+START_TEST(a_million_steps) {
+    static const unsigned long long steps = 1000000;
+    begin();
+    for (unsigned long long step = 1; step <= steps; step++) {
+        char line[200];
+        snprintf(
+            line, sizeof line,
+            "{\"event\":\"%s\",\"step\":%llu,\"chunks\":[%llu],\"seconds\":%llu.5,\"loss\":%llu,"
+            "\"peak_bytes\":%llu}",
+            step % 7 ? "step" : "oom", step, 1 + step * 7919 % 1000, step % 13, step % 91,
+            step == 777777 ? 99999999999ULL : 1000000 + step * 104729 % 9000000);
+        tell(line);
+        if (step % 1000 == 0) tell("{\"event\":\"epoch\",\"epoch\":1,\"loss\":1}");
+    }
+    finish();
+    has("<b>857,143</b>");
+    has("<b>142,857</b>"); /* OOMs */
+    has("and 142757 more");
+    has("<b>1 to 1000</b>");
+}
+END_TEST
+
+/* ---- series ------------------------------------------------------------------------------------ */
+
+START_TEST(buckets_keep_extremes) {
+    ex_series series = {0};
+    for (uint64_t step = 5; step < 5 + 123456; step++) {
+        ex_bucket *bucket = ex_series_at(&series, step);
+        ck_assert_ptr_nonnull(bucket);
+        bucket->steps++;
+        ex_bucket_add(bucket, EX_PEAK, step == 60000 ? 1e9 : step == 70000 ? 1 : 1000);
+        if (step % 1000 == 0) bucket->marks[EX_OOM]++;
+    }
+    ex_span all = ex_series_span(&series, EX_PEAK);
+    ck_assert_uint_le(series.count, EX_BUCKETS);
+    ck_assert_uint_gt(series.count, EX_BUCKETS / 3);
+    ck_assert_uint_eq(all.count, 123456);
+    ck_assert(all.max == 1e9 && all.min == 1);
+    uint64_t steps = 0, ooms = 0;
+    for (size_t i = 0; i < series.count; i++) {
+        const ex_span *span = &series.buckets[i].spans[EX_PEAK];
+        uint64_t first = ex_series_first(&series, i), last = ex_series_last(&series, i);
+        steps += series.buckets[i].steps;
+        ooms += series.buckets[i].marks[EX_OOM];
+        ck_assert_uint_eq(series.buckets[i].steps, last - first + 1);
+        ck_assert_int_eq(span->max == 1e9, first <= 60000 && 60000 <= last);
+    }
+    ck_assert_uint_eq(steps, 123456);
+    ck_assert_uint_eq(ooms, 123);
+    ck_assert_uint_eq(ex_series_last(&series, series.count - 1), 5 + 123455);
+    ex_series_clear(&series);
+    ck_assert_ptr_null(series.buckets);
+}
+END_TEST
+
+START_TEST(steps_far_apart) {
+    ex_series series = {0};
+    ex_series_at(&series, 100)->marks[EX_RUNG]++;
+    ex_series_at(&series, UINT64_MAX)->marks[EX_RUNG]++;
+    ex_series_at(&series, 3)->marks[EX_RUNG]++; /* before the first: counted there */
+    ck_assert_uint_eq(series.buckets[0].marks[EX_RUNG], 2);
+    ck_assert_uint_le(series.count, EX_BUCKETS);
+    ck_assert_uint_eq(series.buckets[series.count - 1].marks[EX_RUNG], 1);
+    ex_series_clear(&series);
+}
+END_TEST
+
+/* ---- files and the program --------------------------------------------------------------------- */
+
+START_TEST(a_file_that_cannot_be_written) {
+    ck_status(ex_html_report_open("/nonexistent/r.html", &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "--report: cannot write '/nonexistent/r.html': ");
+    ck_assert_ptr_null(report);
+    if (access("/dev/full", W_OK) == 0)
+        ck_status(ex_html_report_open("/dev/full", &report), MT_EIO);
+    else
+        suite_skip("a_file_that_cannot_be_written", "no /dev/full here");
+    ck_ok(ex_html_report_open(NULL, &report));
+    ex_html_report_line(report, "{}");
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    char name[CLI_PATH + 16], target[CLI_PATH + 16];
+    struct stat info;
+    snprintf(name, sizeof name, "%s/link.html", cli_root);
+    snprintf(target, sizeof target, "%s/target", cli_root);
+    ck_assert_int_eq(symlink(target, name), 0);
+    ck_status(ex_html_report_open(name, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "is a symbolic link");
+    ck_assert_int_ne(access(target, F_OK), 0);
+    /* A file that is there is replaced as a whole, and keeps its mode. */
+    ck_assert_int_eq(close(open(target, O_WRONLY | O_CREAT, 0600)), 0);
+    snprintf(name, sizeof name, "%s/second.html", cli_root);
+    ck_assert_int_eq(link(target, name), 0);
+    ck_ok(ex_html_report_open(name, &report));
+    ck_ok(ex_html_report_close(report, EX_HTML_DONE, NULL));
+    ck_assert(stat(target, &info) == 0 && info.st_size == 0);
+    ck_assert(stat(name, &info) == 0 && info.st_size > 0 && (info.st_mode & 0777) == 0600);
+    EXPECT(2, FEW_PICTURES, "--report", "/nonexistent/r.html");
+    ck_assert_str_eq(cli_out, "");
+    ck_contains(cli_err, "food101: --report: cannot write '/nonexistent/r.html': No such file");
+    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+}
+END_TEST
+
+static void run_left(const char *word) {
+    read_page();
+    check_well_formed();
+    check_self_contained();
+    has(word);
+}
+
+START_TEST(a_run_is_drawn) {
+    snprintf(path, sizeof path, "%.400s/r.html", cli_root);
+    EXPECT(0, FEW_PICTURES, "--steps", "3", "--epochs", "1", "--inject-oom", "2:100", "--report",
+           path);
+    run_left(">done<");
+    has("<h1>food101 on cpu</h1>");
+    has("<title>1 OOM, step 2</title>");
+    has("--inject-oom 2:100");
+    has("validation accuracy");
+}
+END_TEST
+
+START_TEST(a_run_that_failed_is_drawn) {
+    snprintf(path, sizeof path, "%.400s/r.html", cli_root);
+    EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:40:persistent", "--report", path);
+    run_left(">failed<");
+    has("step 1; chunks ");
+    has("given up (1)");
+    EXPECT(3, FEW_PICTURES, "--budget", "100MiB", "--report", path);
+    run_left("parameters 42.7 MiB");
+}
+END_TEST
+
+/* The user's locale is not the drawing's. */
+START_TEST(a_run_in_a_locale_is_drawn) {
+    if (!locales_make("ex_report: a_run_in_a_locale_is_drawn")) return;
+    setenv("LC_ALL", LOCALE_COMMA, 1);
+    snprintf(path, sizeof path, "%.400s/r.html", cli_root);
+    EXPECT(0, FEW_PICTURES, "--lr", "0.001", "--steps", "2", "--trace", cli_trace, "--report",
+           path);
+    locales_remove();
+    read_page();
+    check_well_formed();
+    size_t lines = 0;
+    for (const char *at = page; (at = strstr(at, " x1=\"")) != NULL; lines++) {
+        at += 5;
+        ck_assert_uint_eq(strspn(at, "-0123456789."), strcspn(at, "\""));
+    }
+    ck_assert_uint_gt(lines, 5);
+    ck_assert_int_eq(cli_number(cli_trace, "end", 1, "steps"), 2);
+}
+END_TEST
+
+START_TEST(a_run_that_was_stopped_is_drawn) {
+    snprintf(path, sizeof path, "%.400s/r.html", cli_root);
+    const char *const arguments[] = {FEW_PICTURES, "--trace",  cli_trace, "--report",
+                                     path,         "--epochs", "1000",    NULL};
+    pid_t child = cli_start(arguments);
+    cli_wait_for_step(2);
+    ck_assert_int_eq(kill(child, SIGTERM), 0);
+    ck_assert_int_eq(cli_finish(child), 128 + SIGTERM);
+    run_left("<p>stopped by SIGTERM after step ");
+    has("state sha256");
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_report");
+    TCase *pages = cli_case(suite, "pages"), *series = suite_case(suite, "series");
+    TCase *runs = cli_case(suite, "runs");
+
+    tcase_add_test(pages, nothing_happened);
+    tcase_add_test(pages, a_page_from_the_first_moment);
+    tcase_add_test(pages, one_step);
+    tcase_add_test(pages, values_that_are_none);
+    tcase_add_test(pages, what_was_not_measured);
+    tcase_add_test(pages, steps_with_savers);
+    tcase_add_test(pages, a_budget_that_changes);
+    tcase_add_test(pages, work_of_a_run_that_trained_nothing);
+    tcase_add_loop_test(pages, lines_that_say_little, 0, LENGTH(bad));
+    tcase_add_test(pages, marks);
+    tcase_add_test(pages, a_budget_that_is_far_above);
+    tcase_add_test(pages, a_device_that_was_too_small);
+    tcase_add_test(pages, the_whole_run);
+    tcase_add_test(pages, the_flags_of_the_program);
+    tcase_add_test(pages, text_is_escaped);
+    tcase_add_loop_test(pages, long_text_is_cut, 0, 3);
+    tcase_add_test(pages, a_million_steps);
+    tcase_add_test(series, buckets_keep_extremes);
+    tcase_add_test(series, steps_far_apart);
+    tcase_add_test(runs, a_file_that_cannot_be_written);
+    tcase_add_test(runs, a_run_is_drawn);
+    tcase_add_test(runs, a_run_that_failed_is_drawn);
+    tcase_add_test(runs, a_run_in_a_locale_is_drawn);
+    tcase_add_test(runs, a_run_that_was_stopped_is_drawn);
+    return suite_run(suite);
+}

@@ -1,0 +1,322 @@
+/*
+ * check_ex_resume.c - food101 in parts: a run that is saved and goes on ends as the one that was never
+ * stopped, to the bit; and files that it cannot go on from are refused before anything is trained.
+ */
+#include "checkpoint.h"
+#include "cli.h"
+#include "suite.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* 40 pictures are enough: 3 to 5 steps an epoch. */
+#define EIGHTS SMALL, "--dev-samples", "40", "--batch", "8", "--progress", "off"
+
+static char file[CLI_PATH];
+
+static void name_file(void) {
+    snprintf(file, sizeof file, "%.400s/c", cli_root);
+}
+
+static int is_there(const char *end) {
+    char name[CLI_PATH + 16];
+    snprintf(name, sizeof name, "%s%s", file, end);
+    return access(name, F_OK) == 0;
+}
+
+/* Stopped in the middle of an epoch, at its end, after it; twice in a row. */
+static const char *const stops[] = {"1", "4", "5", "7"};
+
+START_TEST(in_parts_as_in_one) {
+    EXPECT(0, EIGHTS, "--epochs", "3", "--trace", cli_trace);
+    for (int i = 0; i < LENGTH(stops); i++) {
+        snprintf(file, sizeof file, "%.400s/c%d", cli_root, i);
+        EXPECT(0, EIGHTS, "--epochs", "3", "--steps", stops[i], "--save", file);
+        ck_assert(is_there("") && !is_there(".memtrain-tmp"));
+        EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "8", "--save", file, "--resume", file);
+        ck_assert(is_there(".1"));
+        EXPECT(0, EIGHTS, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
+        ck_contains(cli_out, "epoch 3");
+        cli_same_state();
+    }
+}
+END_TEST
+
+/* Each epoch is saved: the file and the one before it are those of the last two. */
+START_TEST(after_each_epoch) {
+    char first[CLI_PATH + 8];
+    EXPECT(0, EIGHTS, "--epochs", "3", "--save", file, "--trace", cli_trace);
+    EXPECT(0, EIGHTS, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 0);
+    ck_contains(cli_err, "nothing is left to do: --epochs 3 are done");
+    cli_same_state();
+    snprintf(first, sizeof first, "%s.1", file);
+    EXPECT(0, EIGHTS, "--epochs", "3", "--resume", first, "--trace", cli_replayed);
+    ck_assert_int_gt(cli_number(cli_replayed, "end", 1, "steps"), 0);
+    cli_same_state();
+    EXPECT(2, EIGHTS, "--epochs", "3", "--replay", cli_replayed);
+    ck_contains(cli_err, "' is of a run that went on from '");
+}
+END_TEST
+
+/* A rate that knows nothing of the last epoch is the same in those that are done. */
+static const char *const warmups[] = {"0", "6"};
+
+START_TEST(for_more_epochs) {
+#define CONSTANT EIGHTS, "--schedule", "constant", "--warmup", warmups[_i]
+    EXPECT(0, CONSTANT, "--epochs", "3", "--trace", cli_trace);
+    EXPECT(0, CONSTANT, "--epochs", "1", "--save", file);
+    EXPECT(0, CONSTANT, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
+    ck_contains(cli_out, "epoch 3");
+    cli_same_state();
+}
+END_TEST
+
+/* Where a run that goes on may end otherwise it says so, and why. */
+#define OTHER_BITS "may end with other bits than a run that was not stopped: "
+#define TIMED                                                                                      \
+    "--device", "cpu", "--image-size", "32", "--threads", "1", "--dev-samples", "40", "--batch",   \
+        "8", "--progress", "off", "--epochs", "3"
+
+static const struct {
+    const char *before[6], *after[6], *why; /* NULL: it does not */
+} bits[] = {
+    {{NULL}, {NULL}, "chunks are chosen anew, by what is measured; --deterministic or"},
+    {{"--micro-batch", "4"}, {"--micro-batch", "4"}, NULL},
+    {{"--micro-batch", "4"},
+     {"--micro-batch", "2"},
+     "chunks are by --micro-batch 2, and were by --micro-batch 4"},
+    {{"--deterministic"},
+     {"--micro-batch", "4"},
+     "chunks are by --micro-batch 4, and were by --deterministic"},
+    {{NULL}, {"--deterministic"}, "chunks are by --deterministic, and were by what is measured"},
+    {{"--deterministic"}, {"--deterministic"}, NULL},
+    {{"--deterministic", "--inject-oom", "2:20"}, {"--deterministic"}, NULL},
+    {{"--deterministic", "--budget", "300MiB"},
+     {"--deterministic", "--budget", "310MiB"},
+     "the budget is 310.0 MiB, and was 300.0 MiB"},
+};
+
+START_TEST(other_bits_are_told) {
+    const char *const *b = bits[_i].before, *const *a = bits[_i].after;
+    EXPECT(0, TIMED, "--steps", "4", "--save", file, b[0], b[1], b[2], b[3]);
+    EXPECT(0, TIMED, "--steps", "5", "--resume", file, a[0], a[1], a[2], a[3]);
+    ck_contains(cli_err, "going on from '");
+    if (bits[_i].why)
+        ck_contains(cli_err, bits[_i].why);
+    else
+        ck_assert_ptr_null(strstr(cli_err, OTHER_BITS));
+}
+END_TEST
+
+/* A file whose first part had steps planned anew. */
+START_TEST(memory_that_ran_out_is_told) {
+    char command[4 * CLI_PATH];
+    EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "4", "--save", file);
+    snprintf(command, sizeof command,
+             "LC_ALL=C sed 's/replans\\\\\":0/replans\\\\\":3/' '%s' >'%s.told'", file, file);
+    ck_assert_int_eq(system(command), 0);
+    strcat(file, ".told");
+    EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "5", "--resume", file);
+    ck_contains(cli_err, OTHER_BITS "what was learnt when memory ran out, in 3 of its steps, is");
+}
+END_TEST
+
+START_TEST(a_signal_saves) {
+    char steps[32];
+    const char *const arguments[] = {EIGHTS,    "--epochs", "1000", "--trace",
+                                     cli_trace, "--save",   file,   NULL};
+    pid_t child = cli_start(arguments);
+    cli_wait_for_step(2);
+    ck_assert_int_eq(kill(child, SIGINT), 0);
+    ck_assert_int_eq(cli_finish(child), 128 + SIGINT);
+    ck_contains(cli_out, "which is done; go on with --resume ");
+    snprintf(steps, sizeof steps, "%lld", cli_number(cli_trace, "end", 1, "steps") + 3);
+    EXPECT(0, EIGHTS, "--epochs", "1000", "--steps", steps, "--trace", cli_trace);
+    EXPECT(0, EIGHTS, "--epochs", "1000", "--steps", steps, "--trace", cli_replayed, "--resume",
+           file);
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 3);
+    cli_same_state();
+}
+END_TEST
+
+/* A file that is being written is there beside the others, under a name that is not the last one. */
+static int is_saving(void) {
+    int found = 0;
+    DIR *folder = opendir(cli_root);
+    ck_assert_ptr_nonnull(folder);
+    for (const struct dirent *entry; (entry = readdir(folder));)
+        found = found || strstr(entry->d_name, "tmp");
+    closedir(folder);
+    return found;
+}
+
+/* What a save leaves that is ended in its middle, or asked to end: a file to go on from. */
+static const int ending[] = {SIGKILL, SIGTERM};
+
+START_TEST(a_signal_during_a_save) {
+    const char *const arguments[] = {EIGHTS,    "--epochs", "1000", "--trace",
+                                     cli_trace, "--save",   file,   NULL};
+    pid_t child = cli_start(arguments);
+    while (!is_there("")) usleep(1000);
+    while (!is_saving()) usleep(100);
+    ck_assert_int_eq(kill(child, ending[_i]), 0);
+    ck_assert_int_eq(cli_finish(child), 128 + ending[_i]);
+    ck_assert(is_there(""));
+    EXPECT(0, EIGHTS, "--epochs", "1000", "--steps", "1", "--resume", file);
+    ck_contains(cli_err, "going on from '");
+}
+END_TEST
+
+/* ---- the best epoch ------------------------------------------------------------------------------ */
+
+/* A metric that is not a number is no metric to be beaten, nor one that JSON could hold. */
+START_TEST(the_best_is_a_number) {
+    const ex_position first = {.epoch = 1}, later = {.epoch = 4, .best = 0.5, .best_epoch = 2};
+    const ex_position below = {.epoch = 4, .best = -3, .best_epoch = 2};
+    ck_assert(ex_position_is_better(&first, 0));
+    ck_assert(ex_position_is_better(&first, -1));
+    ck_assert(!ex_position_is_better(&first, NAN));
+    ck_assert(!ex_position_is_better(&first, INFINITY));
+    ck_assert(ex_position_is_better(&later, 0.6));
+    ck_assert(!ex_position_is_better(&later, 0.5));
+    ck_assert(!ex_position_is_better(&later, NAN));
+    ck_assert(!ex_position_is_better(&later, INFINITY));
+    ck_assert(ex_position_is_better(&below, -2));
+}
+END_TEST
+
+static const struct {
+    const char *flags[2], *word;
+} others[] = {
+    {{"--arch", "resnet34"}, "--arch: resnet34, but '"},
+    {{"--lr", "0.5"}, "--lr: 0.5, but '"},
+    {{"--seed", "2"}, "--seed: 2, but '"},
+    {{"--image-size", "64"}, "--image-size: 64, but '"},
+    {{"--epochs", "4"}, "was written with 3, over which --schedule cosine goes down; a run with"},
+    {{"--replay", "x"}, "--resume: not together with --replay"},
+    {{"--save", "/nonexistent/c"}, "--save: cannot write '/nonexistent/c': No such file"},
+    {{"--save", "/dev/null"}, "--save: '/dev/null' is there and is not a regular file"},
+    {{"--save", "/tmp"}, "--save: '/tmp' is there and is not a regular file"},
+    {{"--resume", "/nonexistent/c"}, "--resume: cannot open '/nonexistent/c': No such file"},
+};
+
+START_TEST(another_run_is_refused) {
+    EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "1", "--save", file);
+    for (int i = 0; i < LENGTH(others); i++) {
+        EXPECT(2, EIGHTS, "--epochs", "3", "--resume", file, others[i].flags[0],
+               others[i].flags[1]);
+        ck_contains(cli_err, others[i].word);
+        ck_assert_ptr_null(strstr(cli_out, "epoch "));
+    }
+}
+END_TEST
+
+/* Two classes of pictures: the same flags, and another last layer. */
+START_TEST(another_network_is_refused) {
+    char data[CLI_PATH + 16], command[4 * CLI_PATH];
+    snprintf(data, sizeof data, "%.400s/data", cli_root);
+    snprintf(command, sizeof command,
+             "mkdir '%s' && for c in $(ls examples/data/food | grep -v '\\.' | head -n 2); do "
+             "cp -r examples/data/food/$c '%s'; done",
+             data, data);
+    ck_assert_int_eq(system(command), 0);
+    EXPECT(0, EIGHTS, "--steps", "1", "--save", file);
+    EXPECT(2, EIGHTS, "--data", data, "--resume", file);
+    ck_contains(cli_err, "does not fit the model; different: fc.bias (F32 [");
+    ck_assert_ptr_null(strstr(cli_out, "epoch "));
+}
+END_TEST
+
+/* Of another spelling, and beside --save: what is there stays as it is. */
+START_TEST(a_trace_does_not_end_what_is_read) {
+    static const char *const ends[] = {"", ".1", ".best", ".memtrain-tmp"};
+    char other[CLI_PATH + 16];
+    struct stat before, after;
+    EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "1", "--save", file);
+    ck_assert_int_eq(stat(file, &before), 0);
+    for (int i = 0; i < LENGTH(ends); i++) {
+        snprintf(other, sizeof other, "%.400s/./c%s", cli_root, ends[i]);
+        EXPECT(2, EIGHTS, "--epochs", "3", i ? "--save" : "--resume", file, "--trace", other);
+        ck_contains(cli_err, "food101: --trace: '");
+        ck_contains(cli_err, i ? "of --save, '" : "of --resume, '");
+        ck_assert_str_eq(cli_out, "");
+    }
+    ck_assert_int_eq(stat(file, &after), 0);
+    ck_assert_int_eq(before.st_size, after.st_size);
+    EXPECT(0, EIGHTS, "--epochs", "3", "--resume", file);
+}
+END_TEST
+
+START_TEST(a_damaged_file_is_refused) {
+    EXPECT(0, EIGHTS, "--steps", "1", "--save", file);
+    ck_assert_int_eq(truncate(file, 1000000), 0);
+    EXPECT(2, EIGHTS, "--resume", file);
+    ck_contains(cli_err, "is no safetensors file");
+    EXPECT(2, EIGHTS, "--resume", cli_root);
+    ck_contains(cli_err, "no regular file");
+}
+END_TEST
+
+/* Before anything is trained, and not when the first epoch is over. */
+START_TEST(a_link_is_refused) {
+    ck_assert_int_eq(symlink("/dev/null", file), 0);
+    EXPECT(2, EIGHTS, "--save", file);
+    ck_contains(cli_err, "is a symbolic link; accepted: a regular file");
+    ck_assert_ptr_null(strstr(cli_out, "epoch "));
+}
+END_TEST
+
+/* Whoever may not read the file may not read the weights beside it. */
+START_TEST(the_best_is_as_private) {
+    char best[CLI_PATH + 16];
+    struct stat info;
+    ck_assert_int_eq(close(open(file, O_WRONLY | O_CREAT, 0600)), 0);
+    snprintf(best, sizeof best, "%s.best", file);
+    EXPECT(0, EIGHTS, "--epochs", "1", "--save", file);
+    ck_assert_int_eq(stat(best, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+}
+END_TEST
+
+/* What is refused, or trains nothing, leaves the trace of an older run. */
+START_TEST(a_refused_run_leaves_the_trace) {
+    struct stat before, after;
+    EXPECT(0, EIGHTS, "--steps", "1", "--trace", cli_trace);
+    ck_assert_int_eq(stat(cli_trace, &before), 0);
+    EXPECT(2, EIGHTS, "--weights", "/nonexistent/w", "--trace", cli_trace);
+    EXPECT(3, EIGHTS, "--budget", "20MiB", "--trace", cli_trace);
+    EXPECT(0, EIGHTS, "--check", "--trace", cli_trace);
+    ck_assert_int_eq(stat(cli_trace, &after), 0);
+    ck_assert_int_eq(before.st_size, after.st_size);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("ex_resume");
+    TCase *parts = cli_case(suite, "parts"), *refused = cli_case(suite, "refused");
+    tcase_add_checked_fixture(parts, name_file, NULL);
+    tcase_add_checked_fixture(refused, name_file, NULL);
+    tcase_add_test(parts, in_parts_as_in_one);
+    tcase_add_test(parts, after_each_epoch);
+    tcase_add_test(parts, the_best_is_as_private);
+    tcase_add_test(parts, a_refused_run_leaves_the_trace);
+    tcase_add_loop_test(parts, for_more_epochs, 0, LENGTH(warmups));
+    tcase_add_loop_test(parts, other_bits_are_told, 0, LENGTH(bits));
+    tcase_add_test(parts, memory_that_ran_out_is_told);
+    tcase_add_test(parts, a_signal_saves);
+    tcase_add_loop_test(parts, a_signal_during_a_save, 0, LENGTH(ending));
+    tcase_add_test(suite_case(suite, "best"), the_best_is_a_number);
+    tcase_add_test(refused, another_run_is_refused);
+    tcase_add_test(refused, another_network_is_refused);
+    tcase_add_test(refused, a_damaged_file_is_refused);
+    tcase_add_test(refused, a_trace_does_not_end_what_is_read);
+    tcase_add_test(refused, a_link_is_refused);
+    return suite_run(suite);
+}
