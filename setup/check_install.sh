@@ -74,7 +74,8 @@ done
 
 check_modes() {
     bad=$(find "$own" -type d ! -perm 755 -o -type f -name '*.so.*' ! -perm 755 \
-        -o -type f ! -name '*.so.*' ! -name '*.dylib' ! -perm 644)
+        -o -type f -path '*/bin/*' ! -perm 755 \
+        -o -type f ! -name '*.so.*' ! -name '*.dylib' ! -path '*/bin/*' ! -perm 644)
     bad=$bad$(find "$root" -newer "$root/lib/pkgconfig/theirs.pc" -type f ! -perm 755 ! -perm 644)
     if [ -z "$bad" ]; then ok modes; else fail modes "$bad"; fi
 }

@@ -20,33 +20,34 @@
 
 #define NAME "memtrain-report"
 
-enum { DONE = 0, FAILURE = 1, WRONG = 2, REFRESH_SECONDS = 5 };
+enum { DONE = 0, FAILURE = 1, WRONG = 2, REFRESH_SECONDS = 5, TAIL = 256 };
 
-static const char help[] =
-    NAME ": draws traces of training runs as a page or a picture\n"
-         "\n"
-         "Usage: " NAME " RUN.jsonl... -o FILE [--watch]\n"
-         "\n"
-         "RUN.jsonl is a trace: the lines that mt_trainer_options.trace gets, or --trace of a program\n"
-         "writes. Up to 8 runs are laid over one another.\n"
-         "\n"
-         "  -o FILE              the page, replaced as a whole; FILE.svg: the plots alone\n"
-         "  --watch              draw again whenever a trace has grown, until Ctrl-C or SIGTERM\n"
-         "  --help               this text\n"
-         "  --version            the version of libmemtrain\n"
-         "\n"
-         "The page shows loss and validation, the learning rate, memory by time against the budget,\n"
-         "chunks, OOMs and what was done about them, and where a run went on on another device.\n"
-         "It needs no network.\n"
-         "\n"
-         "Exit status: 0 done, 1 the page cannot be written, 2 a wrong flag or a file that is not a trace.\n";
+static const char help[] = NAME
+    ": draws traces of training runs as a page or a picture\n"
+    "\n"
+    "Usage: " NAME " RUN.jsonl... -o FILE [--watch]\n"
+    "\n"
+    "RUN.jsonl is a trace: the lines that mt_trainer_options.trace gets, or --trace of a program\n"
+    "writes. Up to 8 runs are laid over one another.\n"
+    "\n"
+    "  -o FILE              the page, replaced as a whole; FILE.svg: the plots alone\n"
+    "  --watch              draw again whenever a trace has grown, until Ctrl-C or SIGTERM\n"
+    "  --help               this text\n"
+    "  --version            the version of libmemtrain\n"
+    "\n"
+    "The page shows loss and validation, the learning rate, memory by time against the budget,\n"
+    "chunks, OOMs and what was done about them, and where a run went on on another device.\n"
+    "It needs no network.\n"
+    "\n"
+    "Exit status: 0 done, 1 the page cannot be written, 2 a wrong flag or a file that is not a "
+    "trace.\n";
 
-/* A trace, of which the first `read` bytes are drawn. */
+/* A trace, of which the first `read` bytes are drawn. They end with `tail`. */
 typedef struct trace {
     const char *path;
-    dev_t device;
-    ino_t inode;
     off_t read;
+    char tail[TAIL];
+    size_t tail_length;
     unsigned long line, bad, bad_line; /* lines so far; those that are not JSON, and the first */
     uint64_t restarts;                 /* that were told */
     int is_cut, has_told_version, is_gone;
@@ -91,6 +92,11 @@ static void take_rest(trace *t, const char *line, off_t length) {
     t->read += length;
 }
 
+static void keep_tail(trace *t, const char *line, size_t length) {
+    t->tail_length = length < TAIL ? length : TAIL;
+    memcpy(t->tail, line + length - t->tail_length, t->tail_length);
+}
+
 static int read_lines(trace *t, FILE *file) {
     char *line = NULL;
     size_t capacity = 0;
@@ -104,45 +110,46 @@ static int read_lines(trace *t, FILE *file) {
         }
         take_line(t, line);
         t->read += (off_t)length;
+        keep_tail(t, line, (size_t)length);
     }
     free(line);
     return t->read > before;
 }
 
-/* A new run of a program may write over the trace of the last one. */
-static int is_another(const trace *t, const struct stat *info) {
-    return info->st_dev != t->device || info->st_ino != t->inode || info->st_size < t->read;
+/*
+ * Goes on where reading ended. A new run of a program may write over the trace of the last one, or another file may have
+ * its name: what stands before that place is not what was read then. 0: so it is.
+ */
+static int find_end(const trace *t, FILE *file) {
+    char here[TAIL];
+    if (!t->read) return 1;
+    return fseeko(file, t->read - (off_t)t->tail_length, SEEK_SET) == 0 &&
+           fread(here, 1, t->tail_length, file) == t->tail_length &&
+           memcmp(here, t->tail, t->tail_length) == 0;
 }
 
-static void begin(trace *t, const struct stat *info) {
+static void begin(trace *t) {
     ex_html_run_end(&t->run);
-    t->device = info->st_dev;
-    t->inode = info->st_ino;
     t->read = 0;
     t->line = t->bad = 0;
     t->restarts = 0;
     t->is_cut = t->has_told_version = 0;
 }
 
-/* Reads what was added. @return 0; -1, and why in *why. *grown: there is more to draw */
-static int read_trace(trace *t, int *grown, const char **why) {
+/* Reads what was added. @return NULL, or why it cannot be read. *grown: there is more to draw, or something else */
+static const char *read_trace(trace *t, int *grown) {
     struct stat info;
     FILE *file = fopen(t->path, "re");
-    if (!file || fstat(fileno(file), &info) != 0) {
-        *why = strerror(errno);
-        if (file) fclose(file);
-        return -1;
+    if (!file) return strerror(errno);
+    int is_folder = fstat(fileno(file), &info) == 0 && S_ISDIR(info.st_mode);
+    if (!is_folder && !find_end(t, file)) {
+        begin(t);
+        rewind(file);
+        *grown = 1;
     }
-    if (S_ISDIR(info.st_mode))
-        *why = "is a folder";
-    else if (is_another(t, &info)) {
-        *grown |= t->read > 0;
-        begin(t, &info);
-    }
-    int seekable = !S_ISDIR(info.st_mode) && (!t->read || fseeko(file, t->read, SEEK_SET) == 0);
-    if (seekable) *grown |= read_lines(t, file);
+    if (!is_folder) *grown |= read_lines(t, file);
     fclose(file);
-    return S_ISDIR(info.st_mode) ? -1 : 0;
+    return is_folder ? "is a folder" : NULL;
 }
 
 /* ---- what is wrong with a trace ---------------------------------------------------------------- */
@@ -156,14 +163,18 @@ static int is_our_version(const char *version) {
 static void warn(trace *t) {
     if (!t->has_told_version && !is_our_version(t->run.version)) {
         t->has_told_version = 1;
-        fprintf(stderr, NAME ": '%s' was written by version %s, and this is %s: what it does not know is left out\n",
-                t->path, t->run.version, mt_version_string());
+        fprintf(
+            stderr,
+            NAME
+            ": '%s' was written by version %s, and this is %s: what it does not know is left out\n",
+            t->path, t->run.version, mt_version_string());
     }
     if (t->is_cut)
         fprintf(stderr, NAME ": '%s' is cut off in line %lu, which is left out\n", t->path,
                 t->line);
     if (t->bad)
-        fprintf(stderr, NAME ": '%s' has %lu line%s that %s not JSON, left out; the first is line %lu\n",
+        fprintf(stderr,
+                NAME ": '%s' has %lu line%s that %s not JSON, left out; the first is line %lu\n",
                 t->path, t->bad, t->bad == 1 ? "" : "s", t->bad == 1 ? "is" : "are", t->bad_line);
     t->is_cut = 0;
     t->bad = 0;
@@ -185,8 +196,8 @@ static int check(const trace *t) {
 static int read_first(void) {
     int wrong = 0, grown = 0;
     for (int i = 0; i < r.count; i++) {
-        const char *why = NULL;
-        if (read_trace(r.traces[i], &grown, &why) != 0) {
+        const char *why = read_trace(r.traces[i], &grown);
+        if (why) {
             fprintf(stderr, NAME ": cannot read '%s': %s\n", r.traces[i]->path, why);
             wrong = 1;
             continue;
@@ -245,10 +256,9 @@ static int read_more(void) {
     int grown = 0;
     for (int i = 0; i < r.count; i++) {
         trace *t = r.traces[i];
-        const char *why = NULL;
-        int is_gone = read_trace(t, &grown, &why) != 0;
-        if (is_gone && !t->is_gone) fprintf(stderr, NAME ": cannot read '%s': %s\n", t->path, why);
-        t->is_gone = is_gone;
+        const char *why = read_trace(t, &grown);
+        if (why && !t->is_gone) fprintf(stderr, NAME ": cannot read '%s': %s\n", t->path, why);
+        t->is_gone = why != NULL;
         warn(t);
     }
     return grown;
@@ -270,7 +280,9 @@ static int report(void) {
     mt_status status = ex_html_file_open("-o", r.out, &file), closed = MT_OK;
     if (status == MT_OK && r.watch && ex_html_file_is_stream(file)) {
         ex_html_file_close(file);
-        status = mt_set_error(MT_EINVAL, "-o: '%s' is a device or a pipe; accepted with --watch: a regular file", r.out);
+        status = mt_set_error(
+            MT_EINVAL, "-o: '%s' is a device or a pipe; accepted with --watch: a regular file",
+            r.out);
     } else if (status == MT_OK) {
         status = draw(file);
         if (status == MT_OK && r.watch) status = watch(file);

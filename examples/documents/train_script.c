@@ -15,6 +15,7 @@
 #include "processes.h"
 #include "report.h"
 #include "training.h"
+#include "writable.h"
 
 #include <memtrain/script.h>
 #include <memtrain/torch.h>

@@ -16,6 +16,11 @@ static void put(const char *before, const char *text, const char *after, FILE *o
     fputs(after, out);
 }
 
+/* A run of the example programs says what it is; of another one the name of its trace is known. */
+static const char *name_of(const ex_html_run *run) {
+    return *run->program ? run->program : *run->name ? run->name : "run";
+}
+
 static const char *plural(uint64_t count) {
     return count == 1 ? "" : "s";
 }
@@ -28,8 +33,9 @@ static double peak_of(const ex_html_run *run) {
 
 /* Of a rung, as docs/trace.md lists them. */
 static const char *reason_in_words(const char *reason) {
-    return strcmp(reason, "oom") == 0      ? "the device's memory ran out"
-           : strcmp(reason, "budget") == 0 ? "the smallest chunk did not fit into the device's budget"
+    return strcmp(reason, "oom") == 0 ? "the device's memory ran out"
+           : strcmp(reason, "budget") == 0
+               ? "the smallest chunk did not fit into the device's budget"
            : strcmp(reason, "replay") == 0 ? "the run that it repeats did"
                                            : reason;
 }
@@ -37,7 +43,7 @@ static const char *reason_in_words(const char *reason) {
 static void write_header(const ex_html_run *run, FILE *out) {
     static const char *const classes[] = {"running", "done", "stopped", "failed"};
     static const char *const words[] = {"running", "done", "stopped", "failed"};
-    put("<header><h1>", *run->program ? run->program : "run", "", out);
+    put("<header><h1>", name_of(run), "", out);
     if (*run->device) put(" on ", run->device, "", out);
     fprintf(out, "</h1><span class=\"pill %s\">%s</span>\n", classes[run->outcome],
             words[run->outcome]);
@@ -46,7 +52,8 @@ static void write_header(const ex_html_run *run, FILE *out) {
         put("", run->left, "</p>\n", out);
     }
     if (run->fell_at) {
-        fprintf(out, "<p>From step %llu on it trained on the CPU", (unsigned long long)run->fell_at);
+        fprintf(out, "<p>From step %llu on it trained on the CPU",
+                (unsigned long long)run->fell_at);
         put(": ", reason_in_words(run->fell_because), ".</p>\n", out);
     }
     if (*run->outcome_text) put("<p>", run->outcome_text, "</p>\n", out);
@@ -408,7 +415,8 @@ static void write_row(const ex_html_run *run, size_t i, FILE *out) {
     write_value(run->last_loss, out);
     write_value(run->best_eval, out);
     fprintf(out, "<td>%s</td>", ex_html_bytes(peak_of(run), text));
-    fprintf(out, "<td>%s</td>", run->budget_bytes > 0 ? ex_html_bytes(run->budget_bytes, text) : "-");
+    fprintf(out, "<td>%s</td>",
+            run->budget_bytes > 0 ? ex_html_bytes(run->budget_bytes, text) : "-");
     fprintf(out, "<td>%.0f to %.0f</td>", chunks.min, chunks.max);
     fprintf(out, "<td>%s</td>", ex_html_count(run->marks[EX_OOM], text));
     fprintf(out, "<td>%s</td>", ex_html_count(run->discarded, text));
@@ -416,11 +424,12 @@ static void write_row(const ex_html_run *run, size_t i, FILE *out) {
 }
 
 static void write_runs(ex_html_run *const *runs, size_t count, FILE *out) {
-    fprintf(out, "<header><h1>%zu runs</h1></header>\n<section><h2>Side by side</h2>\n"
-                 "<div class=\"wrap\"><table><tr><th>run</th><th>device</th><th>steps</th>"
-                 "<th>last loss</th><th>best validation loss</th><th>peak</th><th>budget</th>"
-                 "<th>samples of a chunk</th><th>OOMs</th><th>samples discarded</th>"
-                 "<th>time</th></tr>\n",
+    fprintf(out,
+            "<header><h1>%zu runs</h1></header>\n<section><h2>Side by side</h2>\n"
+            "<div class=\"wrap\"><table><tr><th>run</th><th>device</th><th>steps</th>"
+            "<th>last loss</th><th>best validation loss</th><th>peak</th><th>budget</th>"
+            "<th>samples of a chunk</th><th>OOMs</th><th>samples discarded</th>"
+            "<th>time</th></tr>\n",
             count);
     for (size_t i = 0; i < count; i++) write_row(runs[i], i, out);
     fprintf(out, "</table></div></section>\n");
@@ -455,7 +464,7 @@ static void write_several(ex_html_run *const *runs, size_t count, FILE *out) {
 }
 
 void ex_html_page(ex_html_run *const *runs, size_t count, int refresh, FILE *out) {
-    const char *name = count > 1 ? "several runs" : *runs[0]->program ? runs[0]->program : "run";
+    const char *name = count > 1 ? "several runs" : name_of(runs[0]);
     fprintf(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
                  "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n");
     if (refresh) fprintf(out, "<meta http-equiv=\"refresh\" content=\"%d\"/>\n", refresh);

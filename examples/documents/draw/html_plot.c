@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOP = 26, BOTTOM = 184, DOTS_MOST = 60, MARK_WIDTH = 5 };
+enum { TOP = 26, BOTTOM = 184, DOTS_MOST = 30, MARK_WIDTH = 5 };
 
 /* Units of an axis. */
 typedef struct axis_unit {
@@ -104,7 +104,7 @@ static double low_tenth(const frame *f) {
 
 /* Whole decades; a value that is far below the others is drawn at the bottom. */
 static int make_log(frame *f, double least, double most) {
-    if (f->plot->from_zero || f->plot->scale == EX_SCALE_COUNT || !(least >= 0)) return 0;
+    if (!f->plot->may_be_log || !(least >= 0)) return 0;
     double low = low_tenth(f);
     if (!(low > 0) || most < 100 * low) return 0;
     f->is_log = 1;
@@ -166,8 +166,8 @@ static double y_of(const frame *f, double value) {
 
 /* Where a bucket begins and ends on the x axis. */
 static double left_of(const frame *f, const ex_series *series, size_t i) {
-    return x_of(f, f->by_time ? series->buckets[i].before
-                              : (double)ex_series_first(series, i) - 0.5);
+    return x_of(f,
+                f->by_time ? series->buckets[i].before : (double)ex_series_first(series, i) - 0.5);
 }
 
 static double right_of(const frame *f, const ex_series *series, size_t i) {
@@ -231,8 +231,7 @@ static void draw_stairs(const frame *f, const ex_plot_line *line, FILE *out) {
     int is_open = 0;
     begin_path(line, out);
     for (size_t i = 0; i <= series->count; i++) {
-        const ex_span *span =
-            i < series->count ? &series->buckets[i].spans[line->measure] : NULL;
+        const ex_span *span = i < series->count ? &series->buckets[i].spans[line->measure] : NULL;
         if (!span || !span->count) {
             if (is_open && area) fprintf(out, "V%dZ", BOTTOM);
             is_open = 0;
@@ -399,18 +398,23 @@ void ex_html_plot(const ex_plot *plot, FILE *out) {
     fprintf(out, "<svg class=\"plot\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"",
             EX_PLOT_WIDTH, EX_PLOT_HEIGHT);
     ex_html_escape(plot->title, out);
-    fprintf(out, " over the %s\" data-over=\"%s\" data-first=\"%.9g\" data-last=\"%.9g\" style=\"--c:var(%s)\">\n",
+    fprintf(out,
+            " over the %s\" data-over=\"%s\" data-first=\"%.9g\" data-last=\"%.9g\" "
+            "style=\"--c:var(%s)\">\n",
             f.by_time ? "time" : "steps", f.by_time ? "time" : "steps", f.first, f.last,
             plot->colour);
     draw(&f, out);
-    fprintf(out, "<line class=\"hair\" x1=\"-9\" x2=\"-9\" y1=\"%d\" y2=\"%d\"/>\n</svg></figure>\n", TOP,
-            BOTTOM);
+    fprintf(out,
+            "<line class=\"hair\" x1=\"-9\" x2=\"-9\" y1=\"%d\" y2=\"%d\"/>\n</svg></figure>\n",
+            TOP, BOTTOM);
 }
 
 void ex_svg_plot(const ex_plot *plot, int x, int y, FILE *out) {
     frame f = {.plot = plot};
     int has_values = make_frame(&f);
-    fprintf(out, "<g transform=\"translate(%d %d)\" style=\"--c:var(%s)\">\n<text class=\"title\" x=\"8\" y=\"16\">",
+    fprintf(out,
+            "<g transform=\"translate(%d %d)\" style=\"--c:var(%s)\">\n<text class=\"title\" "
+            "x=\"8\" y=\"16\">",
             x, y, plot->colour);
     ex_html_escape(plot->title, out);
     fprintf(out, "<tspan class=\"tick\" dx=\"8\">");
@@ -418,7 +422,8 @@ void ex_svg_plot(const ex_plot *plot, int x, int y, FILE *out) {
         write_axes(&f, out);
     else
         fprintf(out, "nothing was measured");
-    fprintf(out, "</tspan></text>\n<g transform=\"translate(0 %d)\">\n", EX_SVG_PLOT - EX_PLOT_HEIGHT - 8);
+    fprintf(out, "</tspan></text>\n<g transform=\"translate(0 %d)\">\n",
+            EX_SVG_PLOT - EX_PLOT_HEIGHT - 8);
     if (has_values) draw(&f, out);
     fprintf(out, "</g></g>\n");
 }

@@ -45,7 +45,8 @@ typedef struct ex_plot {
     const char *title;
     const char *colour; /* CSS variable of lines and areas, "--chunk" */
     ex_plot_scale scale;
-    int from_zero;
+    int from_zero;             /* unless it is logarithmic */
+    int may_be_log;            /* where values span two decades or more */
     int by_time;               /* over the seconds of the steps, where there are any */
     double at_least;           /* the axis reaches this value; 0: no such bound */
     const ex_plot_line *lines; /* in the order in which they are drawn */
@@ -54,10 +55,7 @@ typedef struct ex_plot {
     size_t run_count;
 } ex_plot;
 
-/*
- * With a heading; without a value a line of text says so. Values that span two decades or more get a logarithmic axis,
- * unless the axis begins at zero or the scale counts.
- */
+/* With a heading; without a value a line of text says so. */
 void ex_html_plot(const ex_plot *plot, FILE *out);
 
 /* The same inside of an SVG, its upper left corner at x, y. EX_PLOT_WIDTH and EX_SVG_PLOT high. */

@@ -7,54 +7,77 @@
 
 #include <string.h>
 
-enum { PLOTS = 7, LINES_MOST = 2 * EX_HTML_RUNS, SVG_GAP = 20, SVG_HEAD = 34 };
+enum { PLOTS = 6, LINES_MOST = 2 * EX_HTML_RUNS, SVG_GAP = 20, SVG_HEAD = 34 };
 
-/* One measure: what is drawn of one run, and of each of several. */
+/* FROM_ZERO: unless LOG makes a logarithmic axis of it. OPTIONAL: left out where no run has it. */
+enum { FROM_ZERO = 1, LOG = 2, BY_TIME = 4, OPTIONAL = 8 };
+
+/* One measure: what is drawn of one run, and of each of several in the run's colour. The series is filled in. */
 typedef struct subject {
     const char *title, *colour;
     ex_plot_scale scale;
-    int from_zero, by_time;
-    int is_optional; /* left out where no run has it */
+    int how;
     ex_measure measure;
-    ex_plot_line one[5];     /* of one run; the series is filled in */
-    ex_plot_line several[2]; /* of each of several, in the run's colour */
+    ex_plot_line one[5], several[2];
 } subject;
 
+#define STAIRS(measure, pick, style)                                                               \
+    { NULL, measure, pick, EX_FORM_STAIRS, style, NULL }
+#define AREA(measure, style)                                                                       \
+    { NULL, measure, EX_PICK_MAX, EX_FORM_AREA, style, NULL }
+#define MEAN(measure) STAIRS(measure, EX_PICK_MEAN, "line")
+#define EVALUATION(measure)                                                                        \
+    { NULL, measure, EX_PICK_MEAN, EX_FORM_POINTS, "eval", "--eval" }
+/* The first of its lines: is_budget_far() leaves it out. */
+#define BUDGET                                                                                     \
+    { NULL, EX_BUDGET, EX_PICK_MIN, EX_FORM_STAIRS, "budget", "--oom" }
+
 static const subject subjects[PLOTS] = {
-    {"Loss", "--loss", EX_SCALE_PLAIN, 0, 0, 0, EX_LOSS,
-     {{NULL, EX_LOSS, EX_PICK_MAX, EX_FORM_STAIRS, "faint", NULL},
-      {NULL, EX_LOSS, EX_PICK_MIN, EX_FORM_STAIRS, "faint", NULL},
-      {NULL, EX_LOSS, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL},
-      {NULL, EX_EVAL_LOSS, EX_PICK_MEAN, EX_FORM_POINTS, "eval", "--eval"}},
-     {{NULL, EX_LOSS, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL},
-      {NULL, EX_EVAL_LOSS, EX_PICK_MEAN, EX_FORM_POINTS, "eval", NULL}}},
-    {"Metric", "--metric", EX_SCALE_PLAIN, 0, 0, 1, EX_METRIC,
-     {{NULL, EX_METRIC, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL},
-      {NULL, EX_EVAL_METRIC, EX_PICK_MEAN, EX_FORM_POINTS, "eval", "--eval"}},
-     {{NULL, EX_METRIC, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL},
-      {NULL, EX_EVAL_METRIC, EX_PICK_MEAN, EX_FORM_POINTS, "eval", NULL}}},
-    {"Learning rate", "--rate", EX_SCALE_PLAIN, 0, 0, 1, EX_RATE,
-     {{NULL, EX_RATE, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL}},
-     {{NULL, EX_RATE, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL}}},
-    /* The budget is the first of the lines: is_budget_far() leaves it out. */
-    {"Peak memory", "--peak", EX_SCALE_BYTES, 1, 1, 0, EX_PEAK,
-     {{NULL, EX_BUDGET, EX_PICK_MIN, EX_FORM_STAIRS, "budget", NULL},
-      {NULL, EX_PEAK, EX_PICK_MAX, EX_FORM_AREA, "area", NULL},
-      {NULL, EX_STATE, EX_PICK_MAX, EX_FORM_AREA, "rest", NULL},
-      {NULL, EX_PEAK, EX_PICK_MIN, EX_FORM_STAIRS, "faint", NULL},
-      {NULL, EX_PEAK, EX_PICK_MAX, EX_FORM_STAIRS, "line", NULL}},
-     {{NULL, EX_BUDGET, EX_PICK_MIN, EX_FORM_STAIRS, "budget", NULL},
-      {NULL, EX_PEAK, EX_PICK_MAX, EX_FORM_STAIRS, "line", NULL}}},
-    {"Samples of a chunk", "--chunk", EX_SCALE_COUNT, 1, 0, 0, EX_CHUNK,
-     {{NULL, EX_CHUNK, EX_PICK_MAX, EX_FORM_AREA, "area", NULL},
-      {NULL, EX_CHUNK, EX_PICK_MIN, EX_FORM_STAIRS, "faint", NULL},
-      {NULL, EX_CHUNK, EX_PICK_MAX, EX_FORM_STAIRS, "line", NULL}},
-     {{NULL, EX_CHUNK, EX_PICK_MAX, EX_FORM_STAIRS, "line", NULL}}},
-    {"Time of a step", "--time", EX_SCALE_TIME, 0, 0, 0, EX_TIME,
-     {{NULL, EX_TIME, EX_PICK_MAX, EX_FORM_AREA, "area", NULL},
-      {NULL, EX_TIME, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL}},
-     {{NULL, EX_TIME, EX_PICK_MEAN, EX_FORM_STAIRS, "line", NULL}}},
-    {NULL, NULL, EX_SCALE_PLAIN, 0, 0, 0, EX_LOSS, {{0}}, {{0}}},
+    {"Loss",
+     "--loss",
+     EX_SCALE_PLAIN,
+     LOG,
+     EX_LOSS,
+     {STAIRS(EX_LOSS, EX_PICK_MAX, "faint"), STAIRS(EX_LOSS, EX_PICK_MIN, "faint"), MEAN(EX_LOSS),
+      EVALUATION(EX_EVAL_LOSS)},
+     {MEAN(EX_LOSS), EVALUATION(EX_EVAL_LOSS)}},
+    {"Metric",
+     "--metric",
+     EX_SCALE_PLAIN,
+     OPTIONAL,
+     EX_METRIC,
+     {MEAN(EX_METRIC), EVALUATION(EX_EVAL_METRIC)},
+     {MEAN(EX_METRIC), EVALUATION(EX_EVAL_METRIC)}},
+    {"Learning rate",
+     "--rate",
+     EX_SCALE_PLAIN,
+     FROM_ZERO | LOG | OPTIONAL,
+     EX_RATE,
+     {MEAN(EX_RATE)},
+     {MEAN(EX_RATE)}},
+    {"Peak memory",
+     "--peak",
+     EX_SCALE_BYTES,
+     FROM_ZERO | BY_TIME,
+     EX_PEAK,
+     {BUDGET, AREA(EX_PEAK, "area"), AREA(EX_STATE, "rest"), STAIRS(EX_PEAK, EX_PICK_MIN, "faint"),
+      STAIRS(EX_PEAK, EX_PICK_MAX, "line")},
+     {BUDGET, STAIRS(EX_PEAK, EX_PICK_MAX, "line")}},
+    {"Samples of a chunk",
+     "--chunk",
+     EX_SCALE_COUNT,
+     FROM_ZERO,
+     EX_CHUNK,
+     {AREA(EX_CHUNK, "area"), STAIRS(EX_CHUNK, EX_PICK_MIN, "faint"),
+      STAIRS(EX_CHUNK, EX_PICK_MAX, "line")},
+     {STAIRS(EX_CHUNK, EX_PICK_MAX, "line")}},
+    {"Time of a step",
+     "--time",
+     EX_SCALE_TIME,
+     FROM_ZERO | LOG,
+     EX_TIME,
+     {AREA(EX_TIME, "area"), MEAN(EX_TIME)},
+     {MEAN(EX_TIME)}},
 };
 
 const char *ex_html_colour(size_t run) {
@@ -105,8 +128,9 @@ static int make_plot(const subject *s, ex_html_run *const *runs, size_t count, p
     p->plot = (ex_plot){.title = s->title,
                         .colour = s->colour,
                         .scale = s->scale,
-                        .from_zero = s->from_zero,
-                        .by_time = s->by_time,
+                        .from_zero = (s->how & FROM_ZERO) != 0,
+                        .may_be_log = (s->how & LOG) != 0,
+                        .by_time = (s->how & BY_TIME) != 0,
                         .lines = p->lines,
                         .runs = p->runs,
                         .run_count = count};
@@ -121,10 +145,9 @@ static int make_plot(const subject *s, ex_html_run *const *runs, size_t count, p
         for (int l = is_far; l < 5 && count == 1; l++)
             add_line(p, &s->one[l], &runs[i]->series, NULL);
         for (int l = is_far; l < 2 && count > 1; l++)
-            add_line(p, &s->several[l], &runs[i]->series,
-                     s->several[l].measure == EX_BUDGET ? NULL : ex_html_colour(i));
+            add_line(p, &s->several[l], &runs[i]->series, ex_html_colour(i));
     }
-    return !s->is_optional || span_of(runs, count, s->measure).count > 0;
+    return !(s->how & OPTIONAL) || span_of(runs, count, s->measure).count > 0;
 }
 
 /* ---- keys -------------------------------------------------------------------------------------- */
@@ -146,7 +169,8 @@ static void write_keys(ex_html_run *const *runs, size_t count, FILE *out) {
         ex_html_escape(runs[i]->name, out);
         fprintf(out, "</li>");
     }
-    if (span_of(runs, count, EX_EVAL_LOSS).count) fprintf(out, "<li>dashed with dots: validation</li>");
+    if (span_of(runs, count, EX_EVAL_LOSS).count)
+        fprintf(out, "<li>dashed with dots: validation</li>");
     fprintf(
         out,
         "<li class=\"oom\"><svg viewBox=\"-6 -6 12 12\"><path d=\"M-5 -4H5L0 5Z\"/></svg>OOM</li>"
@@ -164,8 +188,8 @@ void ex_html_plots(ex_html_run *const *runs, size_t count, FILE *out) {
     parts p;
     write_keys(runs, count, out);
     fprintf(out, "<div class=\"plots\">\n");
-    for (const subject *s = subjects; s->title; s++)
-        if (make_plot(s, runs, count, &p)) ex_html_plot(&p.plot, out);
+    for (int i = 0; i < PLOTS; i++)
+        if (make_plot(&subjects[i], runs, count, &p)) ex_html_plot(&p.plot, out);
     fprintf(out, "</div>\n");
 }
 
@@ -173,11 +197,10 @@ static void write_svg_names(ex_html_run *const *runs, size_t count, FILE *out) {
     fprintf(out, "<text class=\"title\" x=\"8\" y=\"22\">");
     for (size_t i = 0; i < count; i++) {
         const ex_html_run *run = runs[i];
-        if (count > 1) fprintf(out, "<tspan style=\"fill:var(%s)\" dx=\"%d\">", ex_html_colour(i), i ? 14 : 0);
-        ex_html_escape(count > 1      ? run->name
-                       : *run->program ? run->program
-                                       : "run",
-                       out);
+        if (count > 1)
+            fprintf(out, "<tspan style=\"fill:var(%s)\" dx=\"%d\">", ex_html_colour(i), i ? 14 : 0);
+        const char *name = *run->name ? run->name : "run";
+        ex_html_escape(count == 1 && *run->program ? run->program : name, out);
         if (count == 1 && *run->device) fprintf(out, " on ");
         if (count == 1) ex_html_escape(run->device, out);
         if (count > 1) fprintf(out, "</tspan>");
@@ -188,7 +211,7 @@ static void write_svg_names(ex_html_run *const *runs, size_t count, FILE *out) {
 void ex_svg_page(ex_html_run *const *runs, size_t count, FILE *out) {
     static parts p[PLOTS];
     int plots = 0;
-    for (const subject *s = subjects; s->title; s++) plots += make_plot(s, runs, count, &p[plots]);
+    for (int i = 0; i < PLOTS; i++) plots += make_plot(&subjects[i], runs, count, &p[plots]);
     int width = 2 * EX_PLOT_WIDTH + SVG_GAP, height = SVG_HEAD + (plots + 1) / 2 * EX_SVG_PLOT;
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\">\n"

@@ -22,7 +22,7 @@ static const char lines[] =
     ".area{fill:var(--c);opacity:.16}.line{fill:none;stroke:var(--c);stroke-width:1.7}"
     ".faint{fill:none;stroke:var(--c);opacity:.45}.rest{fill:var(--state);opacity:.35}"
     ".eval{fill:none;stroke:var(--c);stroke-width:1.7;stroke-dasharray:5 3}"
-    ".budget{fill:none;stroke:var(--oom);stroke-width:1.5;stroke-dasharray:7 4}"
+    ".budget{fill:none;stroke:var(--c);stroke-width:1.5;stroke-dasharray:7 4}"
     ".dot{fill:var(--c)}.epoch{stroke:var(--state);stroke-dasharray:2 4;opacity:.6}"
     ".mark line{stroke:currentColor;opacity:.3}.mark path,.key path{fill:currentColor}"
     ".oom{color:var(--oom)}.clear{color:var(--clear)}.rung{color:var(--rung)}\n";
@@ -83,7 +83,8 @@ static const char script[] =
     /* In plots over something else: where the first run was then. */
     "function hair(over,at){var r=runs[0],i=find(r,over,at);plots.forEach(function(p){"
     "var to=at;if(p.dataset.over!=over)to=over=='time'?r.base+i*r.width:r.before[i];"
-    "if(!(to>=+p.dataset.first))to=-1e9;if(to>+p.dataset.last)to=-1e9;var h=p.querySelector('.hair'),"
+    "if(!(to>=+p.dataset.first))to=-1e9;if(to>+p.dataset.last)to=-1e9;var "
+    "h=p.querySelector('.hair'),"
     "at1=Math.max(x(p,to),-9);h.setAttribute('x1',at1);h.setAttribute('x2',at1)})}\n"
     "function hide(){tip.hidden=true;plots.forEach(function(p){var h=p.querySelector('.hair');"
     "h.setAttribute('x1',-9);h.setAttribute('x2',-9)})}\n"
@@ -92,7 +93,8 @@ static const char script[] =
     "at=low+(px-left)/(right-left)*(high-low),said=[];\n"
     "if(px>left)if(right>px)runs.forEach(function(r){var t=r.texts[find(r,over,at)];"
     "if(t)said.push(r.name?r.name+': '+t:t)});\n"
-    "if(!said.length)return hide();tip.textContent=said.join('\\n');tip.hidden=false;hair(over,at)}\n"
+    "if(!said.length)return "
+    "hide();tip.textContent=said.join('\\n');tip.hidden=false;hair(over,at)}\n"
     "plots.forEach(function(p){p.addEventListener('pointermove',show);"
     "p.addEventListener('pointerdown',show);p.addEventListener('pointerleave',hide)});\n";
 

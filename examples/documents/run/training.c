@@ -12,6 +12,7 @@
 #include "model_check.h"
 #include "output.h"
 #include "report.h"
+#include "writable.h"
 
 #include <math.h>
 #include <stdarg.h>
