@@ -131,6 +131,17 @@ check_core() {
         $(flags memtrain-memory) "-Wl,-rpath,$root/lib"
 }
 
+# It has the core inside. Without jansson there is none.
+check_report() {
+    if ! pkg-config --exists jansson 2>/dev/null; then
+        skip memtrain-report "jansson is not here"
+    elif [ -f "$root/share/man/man1/memtrain-report.1" ]; then
+        attempt memtrain-report "$root/bin/memtrain-report" --version
+    else
+        fail memtrain-report "it has no manual page"
+    fi
+}
+
 # Libraries come after what needs them, so the flags come last.
 check_static() {
     if ! echo 'int main(void) { return 0; }' | $CC -static -x c - -o "$dir/empty" 2>/dev/null; then
@@ -255,6 +266,7 @@ check_uninstall() {
 check_modes
 check_texts
 check_soname
+check_report
 check_pkg_config
 check_cmake
 check_uninstall
