@@ -14,7 +14,6 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/rnn.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
@@ -199,7 +198,11 @@ START_TEST(tied) {
     at::Tensor x = at::rand({24, 12});
     for (int i = 0; i < 10; i++) trainer.step({x});
     torch::optim::SGD optimizer(plain->parameters(), 0.1);
-    plain_loop(optimizer, 10, [&](int) { return torch::mse_loss(plain->forward(x), x); });
+    plain_loop(optimizer, 10, [&](int) {
+        const at::Tensor &weight = plain->in->weight;
+        at::Tensor code = torch::tanh(torch::matmul(x, weight.t()) + plain->in->bias);
+        return torch::mse_loss(torch::matmul(code, weight), x);
+    });
     ck_in_chunks(trainer);
     ck_same(net, plain, before);
 }
@@ -223,13 +226,13 @@ START_TEST(unused) {
     at::Tensor x[] = {at::rand({24, 4}), at::rand({24, 4})};
     at::Tensor labels[] = {at::randint(3, {24}, at::kLong), at::randint(3, {24}, at::kLong)};
 #include "recipe_unused.cpp"
-    torch::optim::AdamW optimizer(plain->parameters(), torch::optim::AdamWOptions(1e-2));
+    torch::optim::SGD optimizer(plain->parameters(),
+                                torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
     plain_loop(optimizer, 6, [&](int i) {
         at::Tensor hidden = torch::tanh(plain->body(x[i % 2]));
         return torch::cross_entropy_loss(plain->heads[i % 2](hidden), labels[i % 2]);
     });
-    ck_assert_double_gt(distance(net, before), 1e-3);
-    ck_assert_double_lt(distance(net, plain), 5e-4); /* Adam's quotient of small numbers */
+    ck_same(net, plain, before);
     at::Tensor weight = net->heads[1]->weight.detach().clone();
     task = 0;
     trainer.step({x[0], labels[0]});
