@@ -7,6 +7,7 @@
 #   examples/*.c                -> build/examples/NAME              (with all folders of examples/documents)
 #   examples/documents/*.c      -> build/examples/NAME              (the same)
 #   examples/plain_*.c          -> build/examples/NAME              (core only, with plain/*.c)
+#   examples/documents/memtrain-report.c -> build/examples/memtrain-report (with documents/draw, the core and jansson)
 #   examples/conv.c             -> build/examples/NAME              (with those in C, plain/digits.c; no C++)
 #   examples/*.cpp              -> build/examples/NAME              (libtorch, plain/digits.c)
 #   tests/core, memory/*.c      -> build/tests/check_NAME           (libraries in C, no libtorch)
@@ -64,12 +65,15 @@ DEVICE ?=
 SUITES ?=
 FUZZ_SEEDS ?= 1 3000
 RUN_FLAGS ?=
+RUNS ?=
+REPORT_OUT ?= run.html
 SANITIZE ?=
 COVERAGE ?=
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 MANDIR ?= $(PREFIX)/share/man
+BINDIR ?= $(PREFIX)/bin
 DESTDIR ?=
 INSTALL_RPATH ?= $(TORCH_LIB)
 V ?= 0
@@ -105,7 +109,8 @@ PLAIN_SRC := $(sort $(wildcard examples/plain_*.c))
 PLAIN_PART_SRC := $(sort $(wildcard examples/plain/*.c))
 LOOP_SRC := $(sort $(wildcard examples/*.cpp))
 CALL_SRC := $(wildcard examples/conv.c)
-EXAMPLE_SRC := $(filter-out $(PLAIN_SRC) $(CALL_SRC),$(sort $(wildcard examples/*.c examples/documents/*.c)))
+REPORT_SRC := examples/documents/memtrain-report.c
+EXAMPLE_SRC := $(filter-out $(PLAIN_SRC) $(CALL_SRC) $(REPORT_SRC),$(sort $(wildcard examples/*.c examples/documents/*.c)))
 COMMON_SRC := $(sort $(wildcard examples/documents/*/*.c))
 MODEL_SRC := $(sort $(wildcard examples/documents/models/*.cpp))
 HELPER_SRC := $(sort $(wildcard tests/support/*.c))
@@ -123,11 +128,12 @@ SHIM_OBJ := $(call objects,$(SHIM_SRC))
 COMMON_OBJ := $(call objects,$(COMMON_SRC))
 MODEL_OBJ := $(call objects,$(MODEL_SRC))
 PLAIN_PART_OBJ := $(call objects,$(PLAIN_PART_SRC))
+DRAW_OBJ := $(call objects,$(wildcard examples/documents/draw/*.c))
 DIGITS_OBJ := $(call objects,examples/plain/digits.c)
 HELPER_OBJ := $(call objects,$(HELPER_SRC))
 # A suite finds the program that it runs as the examples find what lies beside them.
 HELPER_PARTS := $(HELPER_OBJ) $(call objects,examples/documents/cli/program_path.c)
-APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(FUZZ_SRC) \
+APP_C_OBJ := $(call objects,$(EXAMPLE_SRC) $(REPORT_SRC) $(CALL_SRC) $(PLAIN_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(FUZZ_SRC) \
     $(filter %.c,$(BENCH_SRC))) $(COMMON_OBJ) $(PLAIN_PART_OBJ) $(HELPER_OBJ)
 APP_CXX_OBJ := $(call objects,$(TEST_TORCH_SRC) $(filter %.cpp,$(BENCH_SRC)) $(LOOP_SRC)) $(MODEL_OBJ)
 
@@ -136,7 +142,7 @@ SHARED_OBJ := $(call objects,$(wildcard libmemtrain/handle.c))
 
 # Programs and suites lie flat, whatever folder their source is in. $(call main_of,PROGRAM): the object of its source.
 programs = $(foreach source,$(1),$(BUILD)/$(firstword $(subst /, ,$(source)))/$(basename $(notdir $(source))))
-MAIN_SRC := $(EXAMPLE_SRC) $(PLAIN_SRC) $(LOOP_SRC) $(CALL_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(TEST_TORCH_SRC) $(FUZZ_SRC)
+MAIN_SRC := $(EXAMPLE_SRC) $(REPORT_SRC) $(PLAIN_SRC) $(LOOP_SRC) $(CALL_SRC) $(TEST_EX_SRC) $(TEST_CORE_SRC) $(TEST_TORCH_SRC) $(FUZZ_SRC)
 main_of = $(call objects,$(filter %/$(notdir $(1)).c %/$(notdir $(1)).cpp,$(MAIN_SRC)))
 EXAMPLES := $(call programs,$(EXAMPLE_SRC))
 PLAIN := $(call programs,$(PLAIN_SRC))
@@ -180,7 +186,7 @@ SHIM_INSTALLED := $(if $(SHIM_SRC),$(BUILD)/install/$(call so_file,memtrain_torc
 # ---- libtorch and the system's packages --------------------------------------------------------
 
 # These goals need no libtorch; for all others it is looked for, or fetched, first.
-NO_TORCH := help clean distclean format check-format data core check-core check-fuzz fuzz check-valgrind \
+NO_TORCH := report help clean distclean format check-format data core check-core check-fuzz fuzz check-valgrind \
     coverage bench-core install-core installcheck-core uninstall dist distcheck check-versions words \
     check-python wheel
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
@@ -237,6 +243,9 @@ ifneq ($(OS),Darwin)
 CRYPTO_CFLAGS = $(eval CRYPTO_CFLAGS := $(call package,--cflags libcrypto))$(CRYPTO_CFLAGS)
 CRYPTO_LIBS = $(eval CRYPTO_LIBS := $(call package,--libs libcrypto))$(CRYPTO_LIBS)
 endif
+
+# What draws traces needs jansson, and libtorch no more than the core does. Without jansson it is left out.
+REPORT := $(if $(JSON_LIBS),$(BUILD)/examples/memtrain-report)
 
 # ---- flags -------------------------------------------------------------------------------------
 
@@ -308,11 +317,11 @@ endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: all setup core run data documents check check-core check-torch check-oom check-asan check-tsan
+.PHONY: all setup core run report data documents check check-core check-torch check-oom check-asan check-tsan
 .PHONY: check-python wheel bench-peers check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
-all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## the libraries and the examples (default)
+all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) $(REPORT) ## the libraries and the examples (default)
 
 core: $(C_LIBS) $(PLAIN) ## the libraries in C, and the example that needs no more
 
@@ -323,6 +332,10 @@ setup: $(NOTES)/libtorch.mk ## look for what is needed, and fetch or install wha
 
 run: core $(SHIM_SO) $(BUILD)/examples/food101 ## build, then train on the pictures that come with it (RUN_FLAGS)
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} $(BUILD)/examples/food101 $(RUN_FLAGS)
+
+report: $(BUILD)/examples/memtrain-report ## draw traces: RUNS="a.jsonl b.jsonl" as REPORT_OUT (run.html)
+	@$(if $(RUNS),,echo 'report: RUNS: empty; accepted: traces, as in make report RUNS="run.jsonl"' >&2; exit 2)
+	$(BUILD)/examples/memtrain-report -o $(REPORT_OUT) $(RUNS)
 
 data: ## fetch the pictures that those in examples/data were taken from (130 MB), for --data
 	@sh setup/data.sh
@@ -343,7 +356,7 @@ static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' 
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(or $(CARD),$(DEVICE))') \
     $(if $(filter-out sim:% test:%,$(DEVICE)),JOBS=1) $(if $(CARD),WRAP='env LD_PRELOAD=$(CURDIR)/$(CARD_SO)')
 install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
-    INCLUDEDIR='$(INCLUDEDIR)' MANDIR='$(MANDIR)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
+    INCLUDEDIR='$(INCLUDEDIR)' MANDIR='$(MANDIR)' BINDIR='$(BINDIR)' REPORT='$(REPORT)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
     SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
     TORCH_STD='$(TORCH_STD)' INSTALL_RPATH='$(INSTALL_RPATH)'
 outside_env = $(static_env) OMP_WAIT_POLICY=PASSIVE TORCH_STD='$(TORCH_STD)'
@@ -455,14 +468,14 @@ format: ## rewrite the sources with clang-format
 check-format: ## verify the format
 	@sh setup/check_format.sh
 
-install: $(C_LIBS) $(SHIM_INSTALLED) ## install below PREFIX (default /usr/local), LIBDIR, INCLUDEDIR; DESTDIR
+install: $(C_LIBS) $(REPORT) $(SHIM_INSTALLED) ## install below PREFIX (default /usr/local), LIBDIR, INCLUDEDIR; DESTDIR
 	$(Q)$(install_env) sh setup/install.sh core memory torch
 
-install-core: $(C_LIBS) ## the same for the libraries in C, without libtorch
+install-core: $(C_LIBS) $(REPORT) ## the same for the libraries in C, without libtorch
 	$(Q)$(install_env) sh setup/install.sh core memory
 
 man: core ## manual pages: of the headers, and of the programs that are built (build/man)
-	@sh setup/man.sh $(BUILD)/man $(wildcard $(EXAMPLES) $(CALLS) $(PLAIN))
+	@sh setup/man.sh $(BUILD)/man $(wildcard $(EXAMPLES) $(CALLS) $(PLAIN) $(REPORT))
 	@echo "  MAN      $(BUILD)/man"
 
 uninstall: ## remove what install wrote
@@ -637,6 +650,12 @@ $(LOOPS): %: $$(call main_of,$$@) $(DIGITS_OBJ) $(CORE_SO) $(MEMORY_SO) $(SHIM_S
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(TORCH_LINK) $(LAZY) \
 	    $(LIBS_LINK) -lm -lpthread
+
+# With the core inside, so that it runs wherever it is put.
+$(BUILD)/examples/memtrain-report: $$(call main_of,$$@) $(DRAW_OBJ) $(CORE_A)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(INSTRUMENT) $(LDFLAGS) -o $@ $^ $(JSON_LIBS) -lm
 
 # What computes is in the shim: the program is C, and linked as such.
 $(CALLS): %: $$(call main_of,$$@) $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(MEMORY_SO) $(SHIM_SO)

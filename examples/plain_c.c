@@ -267,6 +267,7 @@ static mt_status apply(void *self, mt_apply_result *out) {
         m->momentum.data[i] = 0.9F * m->momentum.data[i] + g;
         m->weights.data[i] -= 0.05F * m->momentum.data[i];
     }
+    out->lr = 0.05;
     out->grad_norm = sqrt(squares);
     out->seconds = now() - started;
     return MT_OK;

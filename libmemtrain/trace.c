@@ -194,6 +194,7 @@ void mt__trace_step(mt_trainer *t, const mt_step_report *report) {
     put_size(x, "discarded", report->discarded);
     if (report->skipped) mt__put(x, ",\"skipped\":true");
     put_rungs(x, report->rungs, report->rate);
+    if (report->lr > 0) put_double(x, "lr", report->lr);
     put_double(x, "grad_norm", report->grad_norm);
     put_size(x, "predicted_peak_bytes", report->predicted_peak_bytes);
     put_size(x, "peak_bytes", report->peak_bytes);

@@ -373,6 +373,7 @@ static void fill_report(mt_trainer *t, const mt__work *w, const mt_memory *after
     r->chunk_count = t->chunks.count;
     r->loss = means(t, &w->sums, r->metrics);
     r->grad_norm = w->applied.grad_norm;
+    r->lr = w->applied.lr;
     r->seconds = w->seconds;
     r->retries = w->retries;
     r->discarded = w->discarded;

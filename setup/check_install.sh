@@ -74,7 +74,8 @@ done
 
 check_modes() {
     bad=$(find "$own" -type d ! -perm 755 -o -type f -name '*.so.*' ! -perm 755 \
-        -o -type f ! -name '*.so.*' ! -name '*.dylib' ! -perm 644)
+        -o -type f -path '*/bin/*' ! -perm 755 \
+        -o -type f ! -name '*.so.*' ! -name '*.dylib' ! -path '*/bin/*' ! -perm 644)
     bad=$bad$(find "$root" -newer "$root/lib/pkgconfig/theirs.pc" -type f ! -perm 755 ! -perm 644)
     if [ -z "$bad" ]; then ok modes; else fail modes "$bad"; fi
 }
@@ -128,6 +129,17 @@ check_core() {
         $(PKG_CONFIG_PATH=$lib/pkgconfig pkg-config --cflags --libs memtrain) "-Wl,-rpath,$lib"
     attempt memory builds "$dir/card" $CC -std=c11 $strict tests/install/memory/card.c \
         $(flags memtrain-memory) "-Wl,-rpath,$root/lib"
+}
+
+# It has the core inside. Without jansson there is none.
+check_report() {
+    if ! pkg-config --exists jansson 2>/dev/null; then
+        skip memtrain-report "jansson is not here"
+    elif [ -f "$root/share/man/man1/memtrain-report.1" ]; then
+        attempt memtrain-report "$root/bin/memtrain-report" --version
+    else
+        fail memtrain-report "it has no manual page"
+    fi
 }
 
 # Libraries come after what needs them, so the flags come last.
@@ -254,6 +266,7 @@ check_uninstall() {
 check_modes
 check_texts
 check_soname
+check_report
 check_pkg_config
 check_cmake
 check_uninstall

@@ -21,6 +21,7 @@ PREFIX=$(checked PREFIX "$PREFIX")
 LIBDIR=$(checked LIBDIR "$LIBDIR")
 INCLUDEDIR=$(checked INCLUDEDIR "$INCLUDEDIR")
 MANDIR=$(checked MANDIR "$MANDIR")
+BINDIR=$(checked BINDIR "$BINDIR")
 root=${DESTDIR:-}
 standard=${TORCH_STD:-} standard=${standard#c++}
 case $(uname -s) in
@@ -139,6 +140,13 @@ core() {
     in_c core libmemtrain memtrain
     fill setup/package/memtrain-config.cmake.in "$LIBDIR/cmake/memtrain"
     fill setup/package/memtrain-config-version.cmake.in "$LIBDIR/cmake/memtrain"
+    # What draws traces: there is none where jansson is not.
+    if [ "$remove" = 1 ] || [ -n "$REPORT" ]; then
+        put 755 "$REPORT" "$BINDIR/memtrain-report"
+        put 644 "$scratch/man/man1/memtrain-report.1" "$MANDIR/man1/memtrain-report.1"
+    else
+        echo "install: without memtrain-report, since jansson was not found"
+    fi
 }
 
 memory() {
@@ -168,7 +176,7 @@ fi
 remove=0
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
-sh setup/man.sh "$scratch/man"
+sh setup/man.sh "$scratch/man" $REPORT
 for part in "$@"; do
     $part
     echo "  INSTALL  $root$LIBDIR ($part)"

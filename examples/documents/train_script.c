@@ -15,6 +15,7 @@
 #include "processes.h"
 #include "report.h"
 #include "training.h"
+#include "writable.h"
 
 #include <memtrain/script.h>
 #include <memtrain/torch.h>
@@ -63,8 +64,8 @@ static const ex_option own_flags[] = {
 
 static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
     train_script *t = self;
-    mt_status status = ex_checkpoint_check("--save-script", t->save_script);
-    if (status == MT_OK) status = ex_checkpoint_check("--save-weights", t->save_weights);
+    mt_status status = ex_check_writable("--save-script", t->save_script);
+    if (status == MT_OK) status = ex_check_writable("--save-weights", t->save_weights);
     if (status == MT_OK)
         status = ex_pictures_open(&t->flags, run->argv[0], DATA, (ex_fit)t->fit, 0,
                                   &t->pictures.dataset);

@@ -247,10 +247,11 @@ typedef struct mt_apply_result {
     double grad_norm; /* L2 norm of the whole gradient before clipping. NaN: not computed */
     /* 1: nothing was changed: the gradient was not finite, or no chunk had a unit. */
     int skipped;
+    double lr; /* learning rate of the update, before factors of groups. 0: not told */
 } mt_apply_result;
 
 #define MT_APPLY_RESULT_INIT                                                                       \
-    { sizeof(mt_apply_result), 0.0, 0.0, 0 }
+    { sizeof(mt_apply_result), 0.0, 0.0, 0, 0.0 }
 
 /* What empty_cache did. The trainer zeroes the struct and sets size before the call. */
 typedef struct mt_clear_result {

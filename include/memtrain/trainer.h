@@ -130,13 +130,14 @@ typedef struct mt_step_report {
     size_t budget_bytes;         /* after the step: it may have changed during the step */
     unsigned rungs;              /* MT_RUNG_BITs that were on */
     double rate; /* factor of the learning rate. 1 unless the batch was made smaller */
+    double lr;   /* as mt_apply_result has it, the factor included. 0: not told, or no update */
 } mt_step_report;
 
 /* All fields are zero except size. */
 #define MT_STEP_REPORT_INIT                                                                        \
     {                                                                                              \
         sizeof(mt_step_report), 0, 0, NULL, 0, 0, {0}, 0, 0, 0, 0, 0, MT_PLAN_START, 0, 0, 0, 0,   \
-            0, 0, 0                                                                                \
+            0, 0, 0, 0                                                                             \
     }
 
 /*

@@ -689,6 +689,7 @@ extern "C" mt_status mt_apply(mt_torch *torch, mt_apply_result *out) {
         torch->marked = false;
         result.grad_norm = update.norm;
         result.skipped = update.skipped;
+        if (!update.skipped) result.lr = torch->optimizer->lr_of_update();
         result.seconds = seconds_since(start);
         torch->phase = Phase::idle;
     });

@@ -73,6 +73,8 @@ public:
     void set_lr(double lr) { options_.lr = lr; }
     void set_rate(double factor) { rate_ = factor; }
     double lr() const { return options_.lr; }
+    /* Before the factors of groups. */
+    double lr_of_update() const { return options_.lr * rate_; }
     size_t bytes() const;
 
     /* Adds "optimizer.exp_avg.NAME" and so on to the list, of parameters that have a place. */

@@ -237,6 +237,26 @@ START_TEST(keys_and_types) {
 }
 END_TEST
 
+/* The rate of an update, and none of a step that made no update. */
+START_TEST(rates_of_updates) {
+    mt_run_report run = MT_RUN_REPORT_INIT;
+    size_t skipped = 0, updated = 0;
+
+    eventful_run(&run);
+    for (size_t i = 0; i < line_count; i++) {
+        const json_t *rate = json_object_get(lines[i], "lr");
+        int is_skipped = json_is_true(json_object_get(lines[i], "skipped"));
+
+        if (!is_event(i, "step")) continue;
+        ck_assert_msg(is_skipped ? !rate : json_number_value(rate) == 0.05, "%s", texts[i]);
+        skipped += (size_t)is_skipped;
+        updated += (size_t)!is_skipped;
+    }
+    ck_assert(skipped > 0 && updated > 0);
+    forget();
+}
+END_TEST
+
 static int is_word(const char *word, const char *words) {
     const char *at = strstr(words, word);
 
@@ -587,6 +607,7 @@ static Suite *suite_trace(void) {
           *awkward = suite_case(suite, "awkward");
 
     tcase_add_loop_test(shape, keys_and_types, 0, LENGTH(keys));
+    tcase_add_test(shape, rates_of_updates);
     tcase_add_test(shape, words_are_known);
     tcase_add_test(content, lines_agree_with_the_reports);
     tcase_add_test(content, events_tell_their_step);

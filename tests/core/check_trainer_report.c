@@ -20,6 +20,7 @@ static void check_step_report(const mt_step_report *report, size_t count, uint64
     ck_assert_uint_eq(sum, count);
     ck_assert(isfinite(report->loss));
     ck_assert(report->grad_norm > 0);
+    ck_assert_double_eq(report->lr, 0.05);
     ck_assert_uint_le(report->peak_bytes, fake.options.budget_bytes);
     ck_assert_uint_le(report->budget_bytes, fake.options.budget_bytes);
     ck_assert_uint_gt(report->peak_bytes, report->allocated_bytes);

@@ -2,8 +2,9 @@
  * check_ex_progress.c - the progress bar as text: what stands in it, and that it keeps within the
  * terminal.
  */
-#include "suite.h"
+#include "html_text.h"
 #include "progress.h"
+#include "suite.h"
 
 #include <stdio.h>
 
@@ -85,7 +86,7 @@ static const struct {
 
 START_TEST(chunks_are_short) {
     char text[32];
-    ex_progress_chunks(lists[_i].chunks, lists[_i].count, text, sizeof text);
+    ex_html_chunks(lists[_i].chunks, lists[_i].count, text, sizeof text);
     ck_assert_str_eq(text, lists[_i].text);
 }
 END_TEST
@@ -93,7 +94,7 @@ END_TEST
 START_TEST(huge_chunks_are_short_too) {
     const size_t chunks[] = {123456789, 123456789, 123456789, 123456788};
     char text[32];
-    ex_progress_chunks(chunks, 4, text, sizeof text);
+    ex_html_chunks(chunks, 4, text, sizeof text);
     ck_assert_str_eq(text, "4 of 123456788-123456789");
 }
 END_TEST

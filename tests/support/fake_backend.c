@@ -845,6 +845,7 @@ static mt_status fake_apply(void *self, mt_apply_result *out) {
         out->grad_norm = sqrt(squares);
         out->skipped = ++fake->step == fake->options.skip_step;
         if (!out->skipped) update(fake);
+        if (!out->skipped) out->lr = 0.05 * fake->rate;
         forget_prepared(fake);
         fake->batch = NULL;
     }

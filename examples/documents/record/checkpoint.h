@@ -43,13 +43,6 @@ MT_NODISCARD mt_status ex_checkpoint_save(mt_torch *torch, const char *path, con
                                           const ex_position *position);
 
 /*
- * Whether a file can be written there, as far as its folder tells: better now than after an epoch.
- * @param flag  that names it, "--save"
- * @return MT_OK, also for a path of NULL; MT_EINVAL
- */
-MT_NODISCARD mt_status ex_checkpoint_check(const char *flag, const char *path);
-
-/*
  * The weights of --weights. path NULL: MT_OK, and nothing is loaded.
  * @return MT_OK; MT_EINVAL with a line that names flag and file; else as mt_model_load_weights
  */

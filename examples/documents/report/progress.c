@@ -3,6 +3,7 @@
  */
 #include "progress.h"
 #include "clock.h"
+#include "html_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,22 +20,6 @@
 enum { LINE = 512 }; /* bytes of a line; a terminal that is wider gets no more */
 
 /* ---- pieces ------------------------------------------------------------------------------------ */
-
-void ex_progress_chunks(const size_t *chunks, size_t count, char *text, size_t capacity) {
-    size_t used = 0, low = count ? chunks[0] : 0, high = low;
-    *text = '\0';
-    for (size_t i = 0; i < count && used < capacity; i++) {
-        int n = snprintf(text + used, capacity - used, i ? ",%zu" : "%zu", chunks[i]);
-        used += n > 0 ? (size_t)n : 0;
-        low = chunks[i] < low ? chunks[i] : low;
-        high = chunks[i] > high ? chunks[i] : high;
-    }
-    if (count <= 6 && used < capacity) return;
-    if (low == high)
-        snprintf(text, capacity, "%zu of %zu", count, low);
-    else
-        snprintf(text, capacity, "%zu of %zu-%zu", count, low, high);
-}
 
 /* "214/280 MiB", in the unit that suits the larger of the two. */
 static void format_memory(size_t peak, size_t budget, char *text, size_t capacity) {
@@ -200,7 +185,7 @@ void ex_progress_step(ex_progress *progress, const mt_step_report *report) {
     /* A device that tells no peak, as MPS, tells what is there after the step. */
     p->peak_bytes = report->peak_bytes ? report->peak_bytes : report->allocated_bytes;
     p->budget_bytes = report->budget_bytes;
-    ex_progress_chunks(report->chunks, report->chunk_count, p->chunks, sizeof p->chunks);
+    ex_html_chunks(report->chunks, report->chunk_count, p->chunks, sizeof p->chunks);
     if (p->mode == EX_PROGRESS_PLAIN && is_due(p)) print_plain(p);
     if (p->mode != EX_PROGRESS_BAR) return;
     if (!p->on_screen || p->done >= p->steps || ex_seconds() - p->drawn_at >= REDRAW_SECONDS)

@@ -57,7 +57,4 @@ void ex_progress_log(void *user, mt_log_level level, const char *text);
  */
 void ex_progress_line(const ex_progress *progress, size_t columns, char *line, size_t capacity);
 
-/* "11,11,10", or for a long list "16 of 2" or "16 of 2-3". */
-void ex_progress_chunks(const size_t *chunks, size_t count, char *text, size_t capacity);
-
 #endif

@@ -13,6 +13,7 @@
 #include "output.h"
 #include "rehearse.h"
 #include "report.h"
+#include "writable.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -313,7 +314,7 @@ static mt_status open_files(ex_training *t) {
     const ex_run run = this_run(t);
     mt_status status = ex_checkpoint_open(flags->resume, &run, &t->at);
     t->saved_steps = UINT64_MAX;
-    if (status == MT_OK) status = ex_checkpoint_check("--save", flags->save);
+    if (status == MT_OK) status = ex_check_writable("--save", flags->save);
     if (status == MT_OK) status = ex_replay_open(flags->replay, &t->replay);
     if (status == MT_OK)
         status = ex_replay_check(t->replay, t->program->name, flags->seed, flags->image_size,

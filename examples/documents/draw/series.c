@@ -62,7 +62,8 @@ ex_bucket *ex_series_at(ex_series *series, uint64_t step) {
 
 void ex_bucket_add(ex_bucket *bucket, ex_measure measure, double value) {
     ex_span one = {value, value, value, 1};
-    if (!isfinite(value) || (value < 0 && measure != EX_LOSS)) return;
+    int is_signed = measure == EX_LOSS || measure >= EX_METRIC;
+    if (!isfinite(value) || (value < 0 && !is_signed)) return;
     join_spans(&bucket->spans[measure], &one);
 }
 
@@ -79,6 +80,15 @@ ex_span ex_series_span(const ex_series *series, ex_measure measure) {
     ex_span all = {0, 0, 0, 0};
     for (size_t i = 0; i < series->count; i++) join_spans(&all, &series->buckets[i].spans[measure]);
     return all;
+}
+
+double ex_series_sum(ex_series *series) {
+    double seconds = 0;
+    for (size_t i = 0; i < series->count; i++) {
+        series->buckets[i].before = seconds;
+        seconds += series->buckets[i].spans[EX_TIME].sum;
+    }
+    return seconds;
 }
 
 void ex_series_clear(ex_series *series) {

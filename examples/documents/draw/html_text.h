@@ -20,6 +20,9 @@ const char *ex_html_seconds(double seconds, char text[EX_FIGURE]);
 const char *ex_html_count(uint64_t count, char text[EX_FIGURE]);
 const char *ex_html_percent(double part, double whole, char text[EX_FIGURE]);
 
+/* "11,11,10", or for a long list "16 of 2" or "16 of 2-3". */
+void ex_html_chunks(const size_t *chunks, size_t count, char *text, size_t capacity);
+
 /* Copies at most capacity - 1 bytes and never half a character of UTF-8. */
 void ex_html_cut(const char *text, char *out, size_t capacity);
 

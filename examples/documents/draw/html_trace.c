@@ -1,30 +1,14 @@
 /*
- * html_report.c - reads the events of a trace as they come; see html_report.h.
+ * html_trace.c - reads the events of a trace as they come; see html_trace.h.
  */
-#include "html_report.h"
-#include "checkpoint.h"
-#include "clock.h"
-#include "libmemtrain/new_file.h"
-#include "progress.h" /* ex_progress_chunks */
+#include "html_trace.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#define REWRITE_SECONDS 5.0
 
 enum { CHUNKS_MOST = 64, VALUE_MOST = 4096 }; /* chunks that are put in words; bytes of a setting */
-
-struct ex_html_report {
-    FILE *stream; /* of a pipe or a device; NULL: a file, made anew each time */
-    double written_at;
-    ex_html_run run;
-    char path[];
-};
 
 const char *const ex_html_actions[EX_HTML_ACTIONS] = {"retry", "clear", "replan", "give_up"};
 const char *const ex_html_reasons[EX_HTML_REASONS] = {"start",  "throughput", "growth", "oom",
@@ -124,6 +108,7 @@ static void add_settings(ex_html_run *run, json_t *line) {
 static void on_run(ex_html_run *run, json_t *line) {
     add_settings(run, line);
     ex_html_cut(word(line, "device"), run->device, sizeof run->device);
+    ex_html_cut(word(line, "version"), run->version, sizeof run->version);
     run->batch = whole(line, "batch");
     run->budget_bytes = at_least_0(number(line, "budget_bytes"));
     run->parameter_bytes = at_least_0(number(line, "parameter_bytes"));
@@ -190,8 +175,11 @@ static void on_rung(ex_html_run *run, json_t *line) {
     char *text = add_event(run, line, EX_RUNG);
     ex_html_cut(word(line, "name"), name, sizeof name);
     ex_html_cut(word(line, "reason"), reason, sizeof reason);
-    snprintf(text, EX_HTML_TEXT, "%s %s%s%s", name,
-             json_is_true(json_object_get(line, "on")) ? "on" : "off", *reason ? ": " : "", reason);
+    int on = json_is_true(json_object_get(line, "on"));
+    snprintf(text, EX_HTML_TEXT, "%s %s%s%s", name, on ? "on" : "off", *reason ? ": " : "", reason);
+    if (strcmp(name, "cpu") != 0 || !on) return;
+    run->fell_at = whole(line, "step");
+    memcpy(run->fell_because, reason, sizeof reason);
 }
 
 static void add_chunks(ex_bucket *bucket, const json_t *chunks) {
@@ -204,7 +192,7 @@ static void add_chunks(ex_bucket *bucket, const json_t *chunks) {
     }
     bucket->chunks[0] = '\0';
     if (bucket->steps == 1 && count <= CHUNKS_MOST)
-        ex_progress_chunks(sizes, count, bucket->chunks, sizeof bucket->chunks);
+        ex_html_chunks(sizes, count, bucket->chunks, sizeof bucket->chunks);
 }
 
 /* The budget may be another one at each step. */
@@ -235,6 +223,12 @@ static void note_savers(ex_html_run *run, const json_t *names) {
     }
 }
 
+/* Metrics have the same order in each line. */
+static double first_of(json_t *metrics) {
+    const json_t *value = json_object_iter_value(json_object_iter(metrics));
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
 static void on_step(ex_html_run *run, json_t *line) {
     ex_bucket *bucket = ex_series_at(&run->series, whole(line, "step"));
     double budget = number(line, "budget_bytes"), peak = number(line, "peak_bytes");
@@ -246,6 +240,9 @@ static void on_step(ex_html_run *run, json_t *line) {
     if (budget > 0) ex_bucket_add(bucket, EX_BUDGET, budget);
     ex_bucket_add(bucket, EX_TIME, number(line, "seconds"));
     ex_bucket_add(bucket, EX_LOSS, number(line, "loss"));
+    ex_bucket_add(bucket, EX_RATE, number(line, "lr"));
+    ex_bucket_add(bucket, EX_METRIC, first_of(json_object_get(line, "metrics")));
+    run->last_loss = number(line, "loss");
     note_prediction(run, line);
     note_savers(run, json_object_get(line, "rungs"));
     note_share(run, peak, budget);
@@ -275,6 +272,16 @@ static void thin_epochs(ex_html_run *run) {
     run->epoch_stride *= 2;
 }
 
+/* It stands behind the last step. */
+static void note_evaluation(ex_html_run *run, const ex_html_epoch *epoch, const json_t *line) {
+    if (!(run->best_eval <= epoch->eval_loss)) run->best_eval = epoch->eval_loss;
+    if (!run->series.count) return;
+    ex_bucket *bucket = ex_series_at(&run->series, run->series.last);
+    bucket->marks[EX_EPOCH]++;
+    ex_bucket_add(bucket, EX_EVAL_LOSS, epoch->eval_loss);
+    ex_bucket_add(bucket, EX_EVAL_METRIC, first_of(json_object_get(line, "eval_metrics")));
+}
+
 static void on_epoch(ex_html_run *run, json_t *line) {
     ex_html_epoch *epoch = &run->last_epoch;
     epoch->epoch = whole(line, "epoch");
@@ -284,13 +291,14 @@ static void on_epoch(ex_html_run *run, json_t *line) {
     epoch->peak_bytes = at_least_0(number(line, "peak_bytes"));
     read_metrics(run, json_object_get(line, "metrics"), epoch->metrics);
     read_metrics(run, json_object_get(line, "eval_metrics"), epoch->eval_metrics);
-    if (run->series.count) ex_series_at(&run->series, run->series.last)->marks[EX_EPOCH]++;
+    note_evaluation(run, epoch, line);
     if (run->epoch_count == EX_HTML_EPOCHS) thin_epochs(run);
     if (run->epoch_total++ % run->epoch_stride == 0) run->epochs[run->epoch_count++] = *epoch;
 }
 
 /* Its figures are the trainer's own: they know of work that no step line tells. */
 static void on_end(ex_html_run *run, json_t *line) {
+    run->has_ended = 1;
     run->samples = whole(line, "samples_trained");
     run->discarded = whole(line, "samples_discarded");
     run->seconds = at_least_0(number(line, "seconds"));
@@ -306,108 +314,39 @@ static const struct {
     {"run", on_run},     {"program", on_program}, {"end", on_end},
 };
 
-/* ---- the file ---------------------------------------------------------------------------------- */
+/* ---- public ------------------------------------------------------------------------------------ */
 
-static mt_status fail(const ex_html_report *report) {
-    return mt_set_error(MT_EIO, "--report: cannot write '%s': %s", report->path,
-                        strerror(errno ? errno : EIO));
+void ex_html_run_begin(ex_html_run *run) {
+    memset(run, 0, sizeof *run);
+    run->epoch_stride = 1;
+    run->worst_prediction = -1;
+    run->last_loss = run->best_eval = NAN;
 }
 
-static mt_status write_stream(ex_html_report *report) {
-    errno = 0;
-    clearerr(report->stream);
-    ex_html_page(&report->run, report->stream);
-    return fflush(report->stream) == 0 && !ferror(report->stream) ? MT_OK : fail(report);
+void ex_html_run_end(ex_html_run *run) {
+    for (size_t i = 0; i < run->setting_count; i++) free(run->settings[i].value);
+    ex_series_clear(&run->series);
+    ex_html_run_begin(run);
 }
 
-/* The page before stays until this one is whole. */
-static mt_status write_file(ex_html_report *report) {
-    mt__new_file file;
-    char *page = NULL;
-    size_t bytes = 0;
-    FILE *stream = open_memstream(&page, &bytes);
-    if (stream) ex_html_page(&report->run, stream);
-    if (!stream || fclose(stream) != 0) {
-        free(page);
-        return mt_set_error(MT_ENOMEM, "out of host memory for --report");
-    }
-    mt_status status = mt__new_file_open(&file, "--report", report->path, 0);
-    if (status == MT_OK) status = mt__new_file_end(&file, mt__new_file_write(&file, page, bytes));
-    free(page);
-    return status;
+/* A file may hold runs one behind the other: what is drawn is the last. */
+static void begin_again(ex_html_run *run) {
+    uint64_t restarts = run->restarts + 1;
+    ex_html_run_end(run);
+    run->restarts = restarts;
 }
 
-static mt_status write_page(ex_html_report *report) {
-    report->written_at = ex_seconds();
-    return report->stream ? write_stream(report) : write_file(report);
-}
-
-/* What the shell's `>` would write to: standard output, a device, a pipe. The page goes there at the end. */
-static int is_stream(const char *path) {
-    struct stat info;
-    return strncmp(path, "/dev/", 5) == 0 || (lstat(path, &info) == 0 && S_ISFIFO(info.st_mode));
-}
-
-/* Into a pipe there is one page only, the last; whether a device takes any is seen now. */
-static mt_status open_stream(ex_html_report *report) {
-    struct stat info;
-    report->stream = fopen(report->path, "we");
-    if (!report->stream)
-        return mt_set_error(MT_EINVAL, "--report: cannot write '%s': %s", report->path,
-                            strerror(errno));
-    if (fstat(fileno(report->stream), &info) != 0 || !S_ISCHR(info.st_mode) ||
-        strcmp(report->path, "/dev/stdout") == 0)
-        return MT_OK;
-    mt_status status = write_stream(report);
-    if (status != MT_OK) fclose(report->stream);
-    return status;
-}
-
-static mt_status open_file(ex_html_report *report) {
-    mt_status status = ex_checkpoint_check("--report", report->path);
-    return status == MT_OK ? write_file(report) : status;
-}
-
-static void free_report(ex_html_report *report) {
-    for (size_t i = 0; i < report->run.setting_count; i++) free(report->run.settings[i].value);
-    ex_series_clear(&report->run.series);
-    free(report);
-}
-
-mt_status ex_html_report_open(const char *path, ex_html_report **out) {
-    *out = NULL;
-    if (!path) return MT_OK;
-    ex_html_report *report = calloc(1, sizeof *report + strlen(path) + 1);
-    if (!report) return mt_set_error(MT_ENOMEM, "out of host memory");
-    memcpy(report->path, path, strlen(path) + 1);
-    report->run.epoch_stride = 1;
-    report->run.worst_prediction = -1;
-    mt_status status = is_stream(path) ? open_stream(report) : open_file(report);
-    if (status == MT_OK)
-        *out = report;
-    else
-        free_report(report);
-    return status;
-}
-
-void ex_html_report_line(void *user, const char *line) {
-    ex_html_report *report = user;
-    json_t *object = report ? json_loads(line, 0, NULL) : NULL;
+ex_html_line ex_html_run_line(ex_html_run *run, const char *line) {
+    json_t *object = json_loads(line, 0, NULL);
     const char *event = json_is_object(object) ? word(object, "event") : "";
-    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
-        if (strcmp(event, events[i].name) == 0) events[i].read(&report->run, object);
-    if (strcmp(event, "epoch") == 0 && !report->stream &&
-        ex_seconds() - report->written_at >= REWRITE_SECONDS)
-        (void)!write_page(report); /* what fails here fails at the end too, and is told there */
+    ex_html_line result = json_is_object(object) ? EX_LINE_UNKNOWN : EX_LINE_NOT_JSON;
+    if (strcmp(event, "run") == 0 && run->has_begun) begin_again(run);
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        if (strcmp(event, events[i].name) != 0) continue;
+        events[i].read(run, object);
+        result = strcmp(event, "epoch") == 0 ? EX_LINE_EPOCH : EX_LINE_EVENT;
+        run->has_begun = 1;
+    }
     json_decref(object);
-}
-
-mt_status ex_html_report_close(ex_html_report *report, ex_html_outcome outcome, const char *text) {
-    if (!report) return MT_OK;
-    report->run.outcome = outcome;
-    if (text) ex_html_cut(text, report->run.outcome_text, sizeof report->run.outcome_text);
-    mt_status status = write_page(report);
-    if (report->stream && fclose(report->stream) != 0 && status == MT_OK) status = fail(report);
-    free_report(report);
-    return status;
+    return result;
 }

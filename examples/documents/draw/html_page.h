@@ -1,7 +1,6 @@
 /*
- * html_page.h - the report of a run as one page of HTML: plots over the steps, what the budget did,
- * epochs, events and settings. Nothing is fetched; a script shows figures below the pointer, and
- * without it all else is there.
+ * html_page.h - the report of one run or several as one page of HTML: plots, what the budget did, epochs, events and
+ * settings. Nothing is fetched; a script shows figures below the pointer, and without it all else is there.
  */
 #ifndef EX_HTML_PAGE_H
 #define EX_HTML_PAGE_H
@@ -17,7 +16,8 @@ enum {
     EX_HTML_SETTINGS = 64,
     EX_HTML_SAVERS = 8,
     EX_HTML_NAME = 48,
-    EX_HTML_TEXT = 160
+    EX_HTML_TEXT = 160,
+    EX_HTML_RUNS = 8 /* on one page */
 };
 
 typedef struct ex_html_epoch {
@@ -59,7 +59,9 @@ extern const char *const ex_html_reasons[EX_HTML_REASONS];
 /* What is known of a run; zero is a run of which nothing is. */
 typedef struct ex_html_run {
     ex_series series;
+    char name[EX_HTML_TEXT]; /* what it is called where there are several */
     char program[EX_HTML_NAME], device[EX_HTML_NAME];
+    char version[EX_HTML_NAME]; /* of the library that wrote the trace */
     char asked[EX_HTML_NAME],
         left[EX_HTML_TEXT]; /* device of --device; why it was left, "": it was not */
     ex_html_setting settings[EX_HTML_SETTINGS];
@@ -80,15 +82,27 @@ typedef struct ex_html_run {
     uint64_t marks[EX_MARKS], actions[EX_HTML_ACTIONS], plans[EX_HTML_REASONS];
     ex_html_saver savers[EX_HTML_SAVERS];
     size_t saver_count;
+    uint64_t fell_at; /* the step in which it last went on on the CPU; 0: it did not */
+    char fell_because[EX_HTML_NAME];
+    double last_loss, best_eval; /* of the last step; the least of an evaluation. NaN: none */
     double seconds, clear_seconds;
     double most_used;        /* largest share of the budget of its step that a peak took */
     double worst_prediction; /* share that a predicted peak was off by; -1: none was predicted */
     char state_sha256[65];
 
+    int has_begun, has_ended; /* its trace has an event; the last line */
+    uint64_t restarts;        /* runs before it in its trace */
     ex_html_outcome outcome;
     char outcome_text[512];
 } ex_html_run;
 
-void ex_html_page(const ex_html_run *run, FILE *out);
+/*
+ * Writes the page of 1 to EX_HTML_RUNS runs, laid over one another.
+ * @param refresh  seconds after which a browser reads the page again; 0: never
+ */
+void ex_html_page(ex_html_run *const *runs, size_t count, int refresh, FILE *out);
+
+/* The plots alone, as an SVG that needs no page. */
+void ex_svg_page(ex_html_run *const *runs, size_t count, FILE *out);
 
 #endif

@@ -19,6 +19,10 @@ typedef enum ex_measure {
     EX_BUDGET,
     EX_TIME,
     EX_LOSS,
+    EX_RATE,        /* learning rate of the update */
+    EX_METRIC,      /* the first of the metrics */
+    EX_EVAL_LOSS,   /* of an evaluation, at the last step before it */
+    EX_EVAL_METRIC, /* likewise */
     EX_MEASURES
 } ex_measure;
 
@@ -34,7 +38,8 @@ typedef struct ex_bucket {
     ex_span spans[EX_MEASURES];
     uint64_t marks[EX_MARKS];
     uint64_t steps;  /* that went through */
-    char chunks[32]; /* of its one step, as ex_progress_chunks writes them; else "" */
+    double before;   /* seconds of all steps before it, once ex_series_sum was called */
+    char chunks[32]; /* of its one step, as ex_html_chunks writes them; else "" */
 } ex_bucket;
 
 /* Zero-initialised it is empty. */
@@ -52,7 +57,7 @@ typedef struct ex_series {
  */
 ex_bucket *ex_series_at(ex_series *series, uint64_t step);
 
-/* A value that is no finite number of at least 0 is left out. EX_LOSS may be negative. */
+/* Leaves out a value that is not finite, and a negative one where it cannot be: losses and metrics may be. */
 void ex_bucket_add(ex_bucket *bucket, ex_measure measure, double value);
 
 /* First and last step of a bucket. */
@@ -61,6 +66,9 @@ uint64_t ex_series_last(const ex_series *series, size_t i);
 
 /* Over all buckets. */
 ex_span ex_series_span(const ex_series *series, ex_measure measure);
+
+/* Fills in `before` of each bucket. @return the seconds of all steps */
+double ex_series_sum(ex_series *series);
 
 /* Leaves it empty. */
 void ex_series_clear(ex_series *series);

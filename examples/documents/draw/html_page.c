@@ -2,79 +2,11 @@
  * html_page.c - see html_page.h. The page is well-formed as XML too, so that tests can read it.
  */
 #include "html_page.h"
-#include "html_plot.h"
+#include "html_plots.h"
+#include "html_style.h"
 
 #include <math.h>
 #include <string.h>
-
-/* ---- what stands on every page ----------------------------------------------------------------- */
-
-static const char style[] =
-    ":root{color-scheme:light dark;--bg:#f4f6f8;--card:#fff;--ink:#1b2430;--soft:#5f6b7a;"
-    "--line:#dfe4ea;--grid:#ebeef2;--chunk:#3267d6;--peak:#0b8482;--state:#7d8998;--time:#b26b00;"
-    "--loss:#7446c9;--oom:#d22f3d;--clear:#1583cf;--rung:#b136b0;--good:#1f8a55}\n"
-    "@media (prefers-color-scheme:dark){:root{--bg:#11151b;--card:#1a2028;--ink:#e7ebf1;"
-    "--soft:#98a5b5;--line:#2d3743;--grid:#252d38;--chunk:#78a2ff;--peak:#3fc6bd;--state:#8b97a7;"
-    "--time:#f0ad4a;--loss:#b594ff;--oom:#ff6b74;--clear:#56b6ff;--rung:#ee82ec;--good:#55cd8f}}\n"
-    "*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);"
-    "font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;"
-    "font-variant-numeric:tabular-nums}\n"
-    "main{max-width:1080px;margin:0 auto;padding:28px 16px 48px}"
-    "h1{font-size:26px;line-height:1.2;margin:0 12px 0 0;display:inline}"
-    "h2{font-size:17px;margin:0 0 12px}h3{font-size:14px;margin:18px 0 2px}h3 "
-    "span{font-weight:400;color:var(--soft)}\n"
-    "section{background:var(--card);border:1px solid var(--line);border-radius:10px;"
-    "padding:18px 20px;margin-top:16px}.none{color:var(--soft);margin:4px 0}"
-    "ul{margin:0;padding-left:20px}\n"
-    ".pill{display:inline-block;border-radius:99px;padding:2px 12px;font-size:13px;color:#fff;"
-    "vertical-align:4px;background:var(--soft)}.done{background:#1f8a55}.stopped{background:#"
-    "a86400}"
-    ".failed{background:#c92a37}header p{margin:8px 0 0;color:var(--soft);"
-    "overflow-wrap:anywhere}\n"
-    ".tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(148px,1fr));gap:12px;"
-    "margin-top:18px}.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;"
-    "padding:12px 16px}.tile b{display:block;font-size:21px;font-weight:600;line-height:1.3}"
-    ".tile span{color:var(--soft);font-size:13px}.bad b{color:var(--oom)}\n"
-    ".bar{display:flex;height:22px;border-radius:6px;overflow:hidden;background:var(--grid);"
-    "margin:14px 0 8px}.bar "
-    "div{min-width:0}.p1{background:var(--chunk)}.p2{background:var(--clear)}"
-    ".p3{background:var(--loss)}.p4{background:var(--peak)}.p5{background:var(--grid)}"
-    ".legend{display:flex;flex-wrap:wrap;gap:4px 18px;margin:0;padding:0;list-style:none;"
-    "font-size:13px;color:var(--soft)}.legend i{display:inline-block;width:11px;height:11px;"
-    "border-radius:3px;margin-right:6px;border:1px solid var(--line)}\n"
-    ".wrap{overflow-x:auto}.plot{display:block;width:100%;min-width:620px;height:auto}"
-    ".plot line,.plot path{vector-effect:non-scaling-stroke}.grid{stroke:var(--grid)}"
-    ".axis{stroke:var(--soft)}.tick{fill:var(--soft);font-size:11.5px}"
-    ".area{fill:var(--c);opacity:.16}.line{fill:none;stroke:var(--c);stroke-width:1.7}"
-    ".faint{fill:none;stroke:var(--c);opacity:.45}.rest{fill:var(--state);opacity:.35}"
-    ".budget{fill:none;stroke:var(--oom);stroke-width:1.5;stroke-dasharray:7 4}"
-    ".dot{fill:var(--c)}.epoch{stroke:var(--state);stroke-dasharray:2 4;opacity:.6}"
-    ".hair{stroke:var(--ink);opacity:.55}.mark line{stroke:currentColor;opacity:.3}"
-    ".mark path,.key path{fill:currentColor}.oom{color:var(--oom)}.clear{color:var(--clear)}"
-    ".rung{color:var(--rung)}.key "
-    "svg{width:12px;height:12px;margin-right:6px;vertical-align:-1px}\n"
-    "table{border-collapse:collapse;width:100%;font-size:14px}th,td{padding:5px 12px 5px 0;"
-    "text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}"
-    "th{color:var(--soft);font-weight:500}.text td,.text th{text-align:left;white-space:normal;"
-    "vertical-align:top;overflow-wrap:anywhere}.text td:first-child{white-space:nowrap}"
-    "code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}\n"
-    "#tip{position:fixed;left:0;bottom:0;right:0;background:var(--ink);color:var(--bg);"
-    "padding:8px 16px;font-size:13px;text-align:center;pointer-events:none}\n"
-    "footer{color:var(--soft);font-size:13px;margin-top:20px}";
-
-/* No "less than" and no ampersand in it: they would have to be escaped in XML. */
-static const char script[] =
-    "var tip=document.getElementById('tip'),plots=document.querySelectorAll('svg.plot');\n"
-    "function hair(x){plots.forEach(function(p){var h=p.querySelector('.hair');"
-    "h.setAttribute('x1',x);h.setAttribute('x2',x)})}\n"
-    "function hide(){tip.hidden=true;hair(-9)}\n"
-    "function show(e){var b=this.getBoundingClientRect(),x=(e.clientX-b.left)*size/b.width,"
-    "step=low+(x-left)/(right-left)*(high-low),i=Math.floor((step-base+0.5)/width);\n"
-    "if(x>left){if(right>x){if(texts[i]){tip.textContent=texts[i];tip.hidden=false;hair(x);return}}"
-    "}"
-    "hide()}\n"
-    "plots.forEach(function(p){p.addEventListener('pointermove',show);"
-    "p.addEventListener('pointerleave',hide)});\n";
 
 /* ---- pieces ------------------------------------------------------------------------------------ */
 
@@ -82,6 +14,11 @@ static void put(const char *before, const char *text, const char *after, FILE *o
     fputs(before, out);
     ex_html_escape(text, out);
     fputs(after, out);
+}
+
+/* A run of the example programs says what it is; of another one the name of its trace is known. */
+static const char *name_of(const ex_html_run *run) {
+    return *run->program ? run->program : *run->name ? run->name : "run";
 }
 
 static const char *plural(uint64_t count) {
@@ -94,16 +31,30 @@ static double peak_of(const ex_html_run *run) {
 
 /* ---- head -------------------------------------------------------------------------------------- */
 
+/* Of a rung, as docs/trace.md lists them. */
+static const char *reason_in_words(const char *reason) {
+    return strcmp(reason, "oom") == 0 ? "the device's memory ran out"
+           : strcmp(reason, "budget") == 0
+               ? "the smallest chunk did not fit into the device's budget"
+           : strcmp(reason, "replay") == 0 ? "the run that it repeats did"
+                                           : reason;
+}
+
 static void write_header(const ex_html_run *run, FILE *out) {
     static const char *const classes[] = {"running", "done", "stopped", "failed"};
     static const char *const words[] = {"running", "done", "stopped", "failed"};
-    put("<header><h1>", *run->program ? run->program : "run", "", out);
+    put("<header><h1>", name_of(run), "", out);
     if (*run->device) put(" on ", run->device, "", out);
     fprintf(out, "</h1><span class=\"pill %s\">%s</span>\n", classes[run->outcome],
             words[run->outcome]);
     if (*run->left) {
         put("<p>", run->asked, " was asked for, and is too small: ", out);
         put("", run->left, "</p>\n", out);
+    }
+    if (run->fell_at) {
+        fprintf(out, "<p>From step %llu on it trained on the CPU",
+                (unsigned long long)run->fell_at);
+        put(": ", reason_in_words(run->fell_because), ".</p>\n", out);
     }
     if (*run->outcome_text) put("<p>", run->outcome_text, "</p>\n", out);
     fprintf(out, "</header>\n");
@@ -286,65 +237,15 @@ static void write_summary(const ex_html_run *run, FILE *out) {
 
 /* ---- plots ------------------------------------------------------------------------------------- */
 
-/* A budget that is so many times the peak would leave the peak a line at the bottom. */
-static int is_budget_far(const ex_html_run *run) {
-    double peak = peak_of(run);
-    return peak > 0 && ex_series_span(&run->series, EX_BUDGET).min > 10 * peak;
-}
-
-static void write_memory_key(const ex_html_run *run, FILE *out) {
-    char text[EX_FIGURE];
-    if (is_budget_far(run))
-        fprintf(out, "<li>memory: grey what stays between steps; the budget, %s, is far above</li>",
-                ex_html_bytes(ex_series_span(&run->series, EX_BUDGET).max, text));
-    else
-        fprintf(out, "<li>memory: dashed the budget, grey what stays between steps</li>");
-}
-
-static void write_keys(const ex_html_run *run, FILE *out) {
-    fprintf(
-        out,
-        "<ul class=\"legend key\">"
-        "<li class=\"oom\"><svg viewBox=\"-6 -6 12 12\"><path d=\"M-5 -4H5L0 5Z\"/></svg>OOM</li>"
-        "<li class=\"clear\"><svg viewBox=\"-6 -6 12 12\"><path d=\"M0 -4A4 4 0 1 0 0 4A4 4 0 1 "
-        "0 0 -4Z\"/></svg>cache emptied</li>"
-        "<li class=\"rung\"><svg viewBox=\"-6 -6 12 12\"><path d=\"M0 -5L5 0L0 5L-5 0Z\"/></svg>"
-        "memory saver switched</li>");
-    write_memory_key(run, out);
-    fprintf(out, "</ul>\n");
-}
-
-static void write_plots(const ex_html_run *run, FILE *out) {
-    static const ex_plot_line chunk[] = {{EX_CHUNK, EX_PICK_MAX, "area", 1},
-                                         {EX_CHUNK, EX_PICK_MIN, "faint", 0},
-                                         {EX_CHUNK, EX_PICK_MAX, "line", 0}};
-    static const ex_plot_line memory[] = {{EX_BUDGET, EX_PICK_MIN, "budget", 0},
-                                          {EX_PEAK, EX_PICK_MAX, "area", 1},
-                                          {EX_STATE, EX_PICK_MAX, "rest", 1},
-                                          {EX_PEAK, EX_PICK_MIN, "faint", 0},
-                                          {EX_PEAK, EX_PICK_MAX, "line", 0}};
-    static const ex_plot_line time[] = {{EX_TIME, EX_PICK_MAX, "area", 1},
-                                        {EX_TIME, EX_PICK_MEAN, "line", 0}};
-    static const ex_plot_line loss[] = {{EX_LOSS, EX_PICK_MAX, "faint", 0},
-                                        {EX_LOSS, EX_PICK_MIN, "faint", 0},
-                                        {EX_LOSS, EX_PICK_MEAN, "line", 0}};
-    const size_t left_out = is_budget_far(run); /* of the lines of memory, its first */
-    const ex_plot plots[] = {
-        {"Samples of a chunk", "--chunk", EX_SCALE_COUNT, 1, 0, chunk, 3},
-        {"Peak memory", "--peak", EX_SCALE_BYTES, 1, left_out ? 0 : run->budget_bytes,
-         memory + left_out, 5 - left_out},
-        {"Time of a step", "--time", EX_SCALE_TIME, 1, 0, time, 2},
-        {"Loss", "--loss", EX_SCALE_PLAIN, 0, 0, loss, 3},
-    };
+static void write_plots(ex_html_run *const *runs, size_t count, FILE *out) {
+    uint64_t steps = 0;
+    for (size_t i = 0; i < count; i++) steps += runs[i]->steps;
     fprintf(out, "<section><h2>Over the steps</h2>\n");
-    if (!run->steps) {
-        fprintf(out, "<p class=\"none\">no step was completed</p></section>\n");
-        return;
-    }
-    write_keys(run, out);
-    fprintf(out, "<div class=\"wrap\">\n");
-    for (int i = 0; i < 4; i++) ex_html_plot(&run->series, &plots[i], out);
-    fprintf(out, "</div></section>\n");
+    if (steps)
+        ex_html_plots(runs, count, out);
+    else
+        fprintf(out, "<p class=\"none\">no step was completed</p>");
+    fprintf(out, "</section>\n");
 }
 
 /* ---- tables ------------------------------------------------------------------------------------ */
@@ -425,7 +326,7 @@ static void write_settings(const ex_html_run *run, FILE *out) {
     fprintf(out, "</table></section>\n");
 }
 
-/* ---- script ------------------------------------------------------------------------------------ */
+/* ---- what the pointer shows ---------------------------------------------------------------------- */
 
 static void write_range(const char *intro, const ex_span *span,
                         const char *(*format)(double, char *), FILE *out) {
@@ -458,37 +359,124 @@ static void write_text(const ex_series *series, size_t i, FILE *out) {
     write_range("budget ", &bucket->spans[EX_BUDGET], ex_html_bytes, out);
     write_range("", &bucket->spans[EX_TIME], ex_html_seconds, out);
     write_range("loss ", &bucket->spans[EX_LOSS], format_plain, out);
+    write_range("validation loss ", &bucket->spans[EX_EVAL_LOSS], format_plain, out);
+    write_range("learning rate ", &bucket->spans[EX_RATE], format_plain, out);
     if (bucket->marks[EX_OOM])
         fprintf(out, "; %llu OOM%s", (unsigned long long)bucket->marks[EX_OOM],
                 plural(bucket->marks[EX_OOM]));
     fprintf(out, "\"%s", i + 1 < series->count ? ",\n" : "");
 }
 
-static void write_script(const ex_series *series, FILE *out) {
-    if (!series->count) return;
-    fprintf(out,
-            "<script>\nvar size=%d,left=%d,right=%d,base=%llu,width=%llu,low=base-0.5,"
-            "high=%llu.5,texts=[\n",
-            EX_PLOT_WIDTH, EX_PLOT_LEFT, EX_PLOT_RIGHT, (unsigned long long)series->base,
-            (unsigned long long)series->width, (unsigned long long)series->last);
-    for (size_t i = 0; i < series->count; i++) write_text(series, i, out);
-    fprintf(out, "];\n%s</script>\n", script);
+/* A name in quotes, for the script: what could end the quotes or the script is left out. */
+static void write_name(const char *name, FILE *out) {
+    fputc('"', out);
+    for (; *name; name++)
+        if (!strchr("\"\\<&", *name) && (unsigned char)*name >= 32) fputc(*name, out);
+    fputc('"', out);
 }
 
-void ex_html_page(const ex_html_run *run, FILE *out) {
-    fprintf(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-                 "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n");
-    put("<title>", *run->program ? run->program : "run", ": report of a run</title>\n", out);
-    fprintf(out, "<style>\n%s\n</style>\n</head>\n<body>\n<main>\n", style);
-    write_header(run, out);
-    write_tiles(run, out);
-    write_summary(run, out);
-    write_plots(run, out);
+static void write_data(const ex_html_run *run, int is_named, FILE *out) {
+    const ex_series *series = &run->series;
+    fprintf(out, "{name:");
+    write_name(is_named ? run->name : "", out);
+    fprintf(out, ",base:%llu,width:%llu,before:[", (unsigned long long)series->base,
+            (unsigned long long)series->width);
+    for (size_t i = 0; i < series->count; i++)
+        fprintf(out, i ? ",%.5g" : "%.5g", series->buckets[i].before);
+    fprintf(out, "],texts:[\n");
+    for (size_t i = 0; i < series->count; i++) write_text(series, i, out);
+    fprintf(out, "]}");
+}
+
+static void write_script(ex_html_run *const *runs, size_t count, FILE *out) {
+    const char *comma = "";
+    fprintf(out, "<script>\nvar runs=[");
+    for (size_t i = 0; i < count; i++) {
+        if (!runs[i]->series.count) continue;
+        fprintf(out, "%s", comma);
+        write_data(runs[i], count > 1, out);
+        comma = ",\n";
+    }
+    fprintf(out, "];\n");
+    ex_html_script(out);
+    fprintf(out, "</script>\n");
+}
+
+/* ---- several runs ------------------------------------------------------------------------------- */
+
+static void write_row(const ex_html_run *run, size_t i, FILE *out) {
+    char text[EX_FIGURE];
+    ex_span chunks = ex_series_span(&run->series, EX_CHUNK);
+    fprintf(out, "<tr><td><span class=\"legend\"><span><i style=\"background:var(%s)\"></i>",
+            ex_html_colour(i));
+    put("", run->name, "</span></span></td>", out);
+    put("<td>", run->device, run->fell_at ? ", then cpu</td>" : "</td>", out);
+    fprintf(out, "<td>%s</td>", ex_html_count(run->steps, text));
+    write_value(run->last_loss, out);
+    write_value(run->best_eval, out);
+    fprintf(out, "<td>%s</td>", ex_html_bytes(peak_of(run), text));
+    fprintf(out, "<td>%s</td>",
+            run->budget_bytes > 0 ? ex_html_bytes(run->budget_bytes, text) : "-");
+    fprintf(out, "<td>%.0f to %.0f</td>", chunks.min, chunks.max);
+    fprintf(out, "<td>%s</td>", ex_html_count(run->marks[EX_OOM], text));
+    fprintf(out, "<td>%s</td>", ex_html_count(run->discarded, text));
+    fprintf(out, "<td>%s</td></tr>\n", ex_html_seconds(run->seconds, text));
+}
+
+static void write_runs(ex_html_run *const *runs, size_t count, FILE *out) {
+    fprintf(out,
+            "<header><h1>%zu runs</h1></header>\n<section><h2>Side by side</h2>\n"
+            "<div class=\"wrap\"><table><tr><th>run</th><th>device</th><th>steps</th>"
+            "<th>last loss</th><th>best validation loss</th><th>peak</th><th>budget</th>"
+            "<th>samples of a chunk</th><th>OOMs</th><th>samples discarded</th>"
+            "<th>time</th></tr>\n",
+            count);
+    for (size_t i = 0; i < count; i++) write_row(runs[i], i, out);
+    fprintf(out, "</table></div></section>\n");
+}
+
+/* ---- the page ----------------------------------------------------------------------------------- */
+
+static void write_tables(const ex_html_run *run, FILE *out) {
     write_epochs(run, out);
     write_events(run, out);
     write_settings(run, out);
+}
+
+static void write_one(ex_html_run *const *runs, FILE *out) {
+    write_header(runs[0], out);
+    write_tiles(runs[0], out);
+    write_summary(runs[0], out);
+    write_plots(runs, 1, out);
+    write_tables(runs[0], out);
+}
+
+static void write_several(ex_html_run *const *runs, size_t count, FILE *out) {
+    write_runs(runs, count, out);
+    write_plots(runs, count, out);
+    for (size_t i = 0; i < count; i++) {
+        put("<details><summary>", runs[i]->name, "</summary>\n", out);
+        write_header(runs[i], out);
+        write_summary(runs[i], out);
+        write_tables(runs[i], out);
+        fprintf(out, "</details>\n");
+    }
+}
+
+void ex_html_page(ex_html_run *const *runs, size_t count, int refresh, FILE *out) {
+    const char *name = count > 1 ? "several runs" : name_of(runs[0]);
+    fprintf(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+                 "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n");
+    if (refresh) fprintf(out, "<meta http-equiv=\"refresh\" content=\"%d\"/>\n", refresh);
+    put("<title>", name, ": report of a run</title>\n", out);
+    ex_html_style(out);
+    fprintf(out, "</head>\n<body>\n<main>\n");
+    if (count > 1)
+        write_several(runs, count, out);
+    else
+        write_one(runs, out);
     put("<footer>libmemtrain ", mt_version_string(), "</footer>\n</main>\n", out);
     fprintf(out, "<div id=\"tip\" hidden=\"hidden\"></div>\n");
-    write_script(&run->series, out);
+    write_script(runs, count, out);
     fprintf(out, "</body>\n</html>\n");
 }

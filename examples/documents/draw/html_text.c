@@ -71,6 +71,22 @@ const char *ex_html_percent(double part, double whole, char text[EX_FIGURE]) {
     return text;
 }
 
+void ex_html_chunks(const size_t *chunks, size_t count, char *text, size_t capacity) {
+    size_t used = 0, low = count ? chunks[0] : 0, high = low;
+    *text = '\0';
+    for (size_t i = 0; i < count && used < capacity; i++) {
+        int n = snprintf(text + used, capacity - used, i ? ",%zu" : "%zu", chunks[i]);
+        used += n > 0 ? (size_t)n : 0;
+        low = chunks[i] < low ? chunks[i] : low;
+        high = chunks[i] > high ? chunks[i] : high;
+    }
+    if (count <= 6 && used < capacity) return;
+    if (low == high)
+        snprintf(text, capacity, "%zu of %zu", count, low);
+    else
+        snprintf(text, capacity, "%zu of %zu-%zu", count, low, high);
+}
+
 void ex_html_cut(const char *text, char *out, size_t capacity) {
     size_t length = strlen(text);
     if (length >= capacity) length = capacity - 1;

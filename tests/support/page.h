@@ -1,0 +1,25 @@
+/*
+ * page.h - a report as a file: well-formed, fetching nothing, and what stands on it.
+ */
+#ifndef MEMTRAIN_TESTS_PAGE_H
+#define MEMTRAIN_TESTS_PAGE_H
+
+#include <stddef.h>
+
+enum { PAGE_MOST = 4 << 20 };
+
+/* The page that was read last. */
+extern char page[PAGE_MOST];
+
+/* Reads a file, which must be there. */
+void page_read(const char *path);
+
+/* How often the word is on it; that it is. */
+size_t page_count(const char *word);
+void page_has(const char *word);
+
+/* Tags nest and end, texts are escaped: an SVG begins with its tag, a page with its type. */
+void page_check_well_formed(void);
+void page_check_self_contained(void);
+
+#endif
