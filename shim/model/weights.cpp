@@ -62,6 +62,11 @@ std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file
     for (const Named &named : model) {
         const Entry *entry = is_skipped(named.name) ? nullptr : find(entries, named.name);
         if (!entry) continue;
+        if (mapped_view(named.tensor))
+            fail(MT_ESTATE,
+                 "%s: '%.120s' has '%.100s', which is mapped (mt_model_map_weights) and cannot be "
+                 "written to; accepted: options->skip, or a model that is made anew",
+                 name_of, path, named.name.c_str());
         if (!file.fits(entry->index, named.tensor))
             differences.add_different(named.name, file.description(entry->index),
                                       description_of(named.tensor));
@@ -70,7 +75,7 @@ std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file
     }
     for (const Named &named : model)
         if (options.strict && !is_skipped(named.name) && !find(entries, named.name) &&
-            !is_there(matches, named.tensor))
+            !mapped_view(named.tensor) && !is_there(matches, named.tensor))
             differences.add_missing(named.name);
     for (const Entry &entry : entries) {
         bool known = is_skipped(entry.name);
