@@ -30,7 +30,7 @@ trim() { printf '%s' "$1" | sed 's/^ *//; s/ *$//'; }
 # The most resident bytes of a process, in KiB, noted once a second while it runs.
 watch_memory() {
     while kill -0 "$1" 2>/dev/null; do
-        sed -n 's/^VmHWM: *\([0-9]*\) kB/\1/p' "/proc/$1/status" 2>/dev/null >"$notes/now" || true
+        sed -n 's/^VmHWM:[[:space:]]*\([0-9]*\) kB/\1/p' "/proc/$1/status" 2>/dev/null >"$notes/now" || true
         if [ -s "$notes/now" ]; then mv "$notes/now" "$notes/resident"; fi
         sleep 1
     done
