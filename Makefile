@@ -185,7 +185,7 @@ NO_TORCH := help clean distclean format check-format data core check-core check-
     check-python wheel
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
 CC_ALONE := core install-core installcheck-core
-NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words check-python wheel
+NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words check-python wheel bench-peers
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include $(NOTES)/libtorch.mk
 # Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
@@ -309,7 +309,7 @@ endif
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: all setup core run data documents check check-core check-torch check-oom check-asan check-tsan
-.PHONY: check-python wheel check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
+.PHONY: check-python wheel bench-peers check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
 all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) ## the libraries and the examples (default)
@@ -334,7 +334,7 @@ documents: all ## the documents' configurations at their own size, theirs beside
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_python_package.sh setup/check_range.sh \
-    setup/check_readme.sh
+    setup/check_readme.sh setup/check_documents.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
@@ -360,8 +360,12 @@ check-python: ## the package for Python's own torch, and the libraries from ctyp
 	@PYTHON='$(PYTHON)' sh setup/check_python_package.sh
 	@PYTHON='$(PYTHON)' LIB='$(LIB)' CC='$(CC)' sh setup/check_python.sh
 
+WHEEL_DIR ?= build/wheels-python
 wheel: ## the package for the torch of PYTHON, in build/wheels-python
-	$(Q)$(PYTHON) -m pip wheel --no-build-isolation --no-deps -w build/wheels-python ./python
+	$(Q)$(PYTHON) -m pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w $(WHEEL_DIR) ./python
+
+bench-peers: ## accelerate, transformers and Lightning beside the package, in a table (PYTHON, LIMIT=240MiB); fetches them
+	@PYTHON='$(PYTHON)' sh tests/bench/peers/run.sh
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
 QUICK := check_shim_step check_shim_state check_shim_amp check_shim_errors check_shim_checkpointing \

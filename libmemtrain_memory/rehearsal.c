@@ -17,8 +17,6 @@ struct mt_rehearsal {
     mt_rehearsal_options options;
     mt_backend inner;
     mt_recording *of[LENGTHS];
-    double weight
-        [LENGTHS]; /* Lagrange's: the size at the full length is the weighted sum of those at the short ones */
     size_t samples;     /* of the batch */
     int is_marked;      /* the next chunk has gradients of its own */
     mt_event_sink sink; /* event NULL: nobody listens */
@@ -86,13 +84,24 @@ static mt_status check_alike(const mt_rehearsal *r) {
     return MT_OK;
 }
 
-/* The size of a block at the full length, rounded up to a whole byte; roundings of the sum are no byte. */
+/*
+ * The size of a block at the full length, rounded up to a whole byte: Newton's polynomial a + b (q - q0) + c (q - q0) (q - q1).
+ * Scratch memory of a kernel may be no polynomial. Far away, a square would make much of that. So a block grows with the square
+ * only where most of it does so already, as where each position attends to each other; else it lies on a line.
+ */
 static size_t size_of(const mt_rehearsal *r, size_t event) {
-    double sum = 0;
-    for (size_t i = 0; i < LENGTHS; i++)
-        sum += r->weight[i] * (double)r->of[i]->events[event].bytes;
-    sum = ceil(sum - 1e-3);
-    return sum < 1 ? 1 : (size_t)sum;
+    const size_t *at = r->options.short_lengths;
+    double q0 = (double)at[0], q1 = (double)at[1], q2 = (double)at[2],
+           q = (double)r->options.length;
+    double v0 = (double)r->of[0]->events[event].bytes, v1 = (double)r->of[1]->events[event].bytes;
+    double v2 = (double)r->of[2]->events[event].bytes;
+    double b = (v1 - v0) / (q1 - q0), c = ((v2 - v1) / (q2 - q1) - b) / (q2 - q0);
+    double linear = b - c * (q0 + q1); /* coefficient of q, as that of q * q is c */
+    int is_square = 2 * c * q2 * q2 > v2 && linear > -1e-6 * v2;
+    double size =
+        is_square ? v0 + (q - q0) * (b + c * (q - q1)) : v2 + (v2 - v0) / (q2 - q0) * (q - q2);
+    size = ceil(size - 1e-3); /* roundings of these numbers are no byte */
+    return size < 1 ? 1 : (size_t)size;
 }
 
 /* A block has an address, which nobody reads. Real ones are multiples of 64. */
@@ -258,17 +267,6 @@ static mt_status check_options(const mt_rehearsal_options *o) {
     return MT_OK;
 }
 
-static void weigh(mt_rehearsal *r) {
-    const mt_rehearsal_options *o = &r->options;
-    for (int i = 0; i < LENGTHS; i++) {
-        r->weight[i] = 1;
-        for (int j = 0; j < LENGTHS; j++)
-            if (j != i)
-                r->weight[i] *= ((double)o->length - (double)o->short_lengths[j]) /
-                                ((double)o->short_lengths[i] - (double)o->short_lengths[j]);
-    }
-}
-
 mt_status mt_rehearsal_new(const mt_rehearsal_options *options, mt_rehearsal **out) {
     MT__CHECK(out, "mt_rehearsal_new: out is NULL");
     *out = NULL;
@@ -285,7 +283,6 @@ mt_status mt_rehearsal_new(const mt_rehearsal_options *options, mt_rehearsal **o
     }
     r->options = *options;
     memcpy(&r->inner, options->backend, mt__min(options->backend->size, sizeof r->inner));
-    weigh(r);
     for (int i = 0; i < LENGTHS && status == MT_OK; i++) status = mt_recording_new(&r->of[i]);
     if (status == MT_OK)
         *out = r;

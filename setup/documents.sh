@@ -30,7 +30,7 @@ trim() { printf '%s' "$1" | sed 's/^ *//; s/ *$//'; }
 # The most resident bytes of a process, in KiB, noted once a second while it runs.
 watch_memory() {
     while kill -0 "$1" 2>/dev/null; do
-        sed -n 's/^VmHWM: *\([0-9]*\) kB/\1/p' "/proc/$1/status" 2>/dev/null >"$notes/now" || true
+        sed -n 's/^VmHWM:[[:space:]]*\([0-9]*\) kB/\1/p' "/proc/$1/status" 2>/dev/null >"$notes/now" || true
         if [ -s "$notes/now" ]; then mv "$notes/now" "$notes/resident"; fi
         sleep 1
     done
@@ -87,7 +87,7 @@ run() {
             sleep 1
             passed=$((passed + 1))
         done
-        kill -INT $process 2>/dev/null || true
+        kill -TERM $process 2>/dev/null || true
     ) &
     clock=$!
     status=0
@@ -98,12 +98,12 @@ run() {
     case $status in
     0) end= ;;
     3) end='does not fit: ' ;;
-    130) end='out of time: ' ;;
+    130 | 143) end='out of time: ' ;;
     *) end="failed with status $status: " ;;
     esac
     if [ -s "$trace" ]; then ours=$(figures "$trace" "$resident"); else ours='no step'; fi
     echo "    ours: $end$ours"
-    if [ $status -ne 0 ] && [ $status -ne 130 ]; then
+    if [ $status -ne 0 ] && [ "$end" != "out of time: " ]; then
         sed -n '1,2s/^/    | /p' "$notes/out"
         failed=1
     fi

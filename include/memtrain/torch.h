@@ -42,7 +42,7 @@ extern "C" {
 
 typedef struct mt_torch_init_options {
     size_t size;        /* sizeof(mt_torch_init_options) */
-    int cuda;           /* 1: load libtorch_cuda or libtorch_xpu if it exists. 0: only the CPU */
+    int cuda;           /* 1: load libtorch_cuda, _hip or _xpu if it exists. 0: only the CPU */
     int keep_allocator; /* 1: keep libtorch's own CPU allocator. Then CPU budgets are not enforced */
 } mt_torch_init_options;
 
