@@ -1184,7 +1184,7 @@ typedef struct mt_weights_options {
 
 /*
  * Reads parameters and buffers by name, from a file of mt_model_save_weights, mt_torch_save (strict
- * 0) or Python.
+ * 0) or Python. A path that ends with ".json" is that of an index of several files ("weight_map"), which lie beside it.
  *
  * Everything is compared and read once before anything changes. Dtypes and shapes must be equal.
  * For tied weights one name is enough; the first that the file has counts. Not during a step. The

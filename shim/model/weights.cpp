@@ -4,10 +4,13 @@
 #include "model.hpp"
 
 #include <cstring>
+#include <memory>
+#include <set>
 
 #include "arguments.hpp"
 #include "guard.hpp"
 #include "tensor_file.hpp"
+#include "weight_files.hpp"
 
 namespace memtrain::shim {
 namespace {
@@ -18,23 +21,37 @@ bool begins_with(const std::string &text, const char *start) {
     return text.compare(0, std::strlen(start), start) == 0;
 }
 
-/* What a file has, by the names that are the model's. */
+using Files = std::vector<std::unique_ptr<TensorFile>>;
+
+/* One file, or those that an index names. */
+Files files_of(const char *path) {
+    Files files;
+    std::set<std::string> paths;
+    for (const WeightEntry &entry : weight_entries(name_of, path))
+        if (paths.insert(entry.file->path()).second)
+            files.push_back(std::make_unique<TensorFile>(entry.file->path().c_str()));
+    return files;
+}
+
+/* What files have, by the names that are the model's. */
 struct Entry {
     std::string name;
+    const TensorFile *file;
     size_t index;
 };
 
-std::vector<Entry> entries_of(const TensorFile &file, const mt_weights_options &options,
+std::vector<Entry> entries_of(const Files &files, const mt_weights_options &options,
                               Differences &differences) {
     std::vector<Entry> list;
     const char *prefix = options.prefix ? options.prefix : "";
-    for (size_t i = 0; i < file.count(); i++) {
-        std::string name = file.entry(i).name;
-        if (begins_with(name, prefix))
-            list.push_back({name.substr(std::strlen(prefix)), i});
-        else if (options.strict)
-            differences.add_unexpected(name);
-    }
+    for (const auto &file : files)
+        for (size_t i = 0; i < file->count(); i++) {
+            std::string name = file->entry(i).name;
+            if (begins_with(name, prefix))
+                list.push_back({name.substr(std::strlen(prefix)), file.get(), i});
+            else if (options.strict)
+                differences.add_unexpected(name);
+        }
     return list;
 }
 
@@ -54,44 +71,49 @@ const Entry *find_named(const std::vector<Entry> &list, const std::string &name,
     return *other ? find(list, other) : nullptr;
 }
 
+/* A tensor of the model, and where its bytes are. */
+struct Found {
+    Match match;
+    const TensorFile *file;
+};
+
 /* Tied weights are one tensor under several names: the first that the file has counts. */
-bool is_there(const std::vector<Match> &matches, const at::Tensor &tensor) {
-    for (const Match &match : matches)
-        if (match.tensor.is_same(tensor)) return true;
+bool is_there(const std::vector<Found> &matches, const at::Tensor &tensor) {
+    for (const Found &found : matches)
+        if (found.match.tensor.is_same(tensor)) return true;
     return false;
 }
 
-std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file, const char *path,
+std::vector<Found> match(const std::vector<Named> &model, const Files &files, const char *path,
                          const mt_weights_options &options) {
     Differences differences;
-    std::vector<Entry> entries = entries_of(file, options, differences);
-    std::vector<Match> matches;
+    std::vector<Entry> entries = entries_of(files, options, differences);
+    std::vector<Found> matches;
     auto is_skipped = [&](const std::string &name) {
         return options.skip && begins_with(name, options.skip);
     };
-    std::vector<bool> used(file.count());
+    std::set<const Entry *> used;
     for (const Named &named : model) {
         if (is_skipped(named.name)) continue;
         const Entry *entry = find_named(entries, named.name, options);
-        if (entry) used[entry->index] = true;
+        if (entry) used.insert(entry);
         if (entry && mapped_view(named.tensor))
             fail(MT_ESTATE,
                  "%s: '%.120s' has '%.100s', which is mapped (mt_model_map_weights) and cannot be "
                  "written to; accepted: options->skip, or a model that is made anew",
                  name_of, path, named.name.c_str());
-        if (entry && !file.fits(entry->index, named.tensor))
-            differences.add_different(named.name, file.description(entry->index),
+        if (entry && !entry->file->fits(entry->index, named.tensor))
+            differences.add_different(named.name, entry->file->description(entry->index),
                                       description_of(named.tensor));
         else if (entry && !is_there(matches, named.tensor))
-            matches.push_back({named.tensor, entry->index});
+            matches.push_back({{named.tensor, entry->index}, entry->file});
     }
     for (const Named &named : model)
-        if (options.strict && !is_skipped(named.name) &&
-            !find_named(entries, named.name, options) && !mapped_view(named.tensor) &&
-            !is_there(matches, named.tensor))
+        if (options.strict && !is_skipped(named.name) && !mapped_view(named.tensor) &&
+            !find_named(entries, named.name, options) && !is_there(matches, named.tensor))
             differences.add_missing(named.name);
     for (const Entry &entry : entries)
-        if (options.strict && !used[entry.index] && !is_skipped(entry.name))
+        if (options.strict && !used.count(&entry) && !is_skipped(entry.name))
             differences.add_unexpected(entry.name);
     differences.check(name_of, path);
     if (matches.empty())
@@ -101,11 +123,12 @@ std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file
 
 void load_weights(const mt_model &model, const char *path, const mt_weights_options &options) {
     Staging staging;
-    TensorFile file(path);
-    std::vector<Match> matches = match(weights_of(model), file, path, options);
-    file.read_through(nullptr, staging);
-    for (const Match &match : matches) file.check_shared(name_of, path, match);
-    for (const Match &match : matches) file.read(match.index, match.tensor, staging);
+    const Files files = files_of(path);
+    std::vector<Found> matches = match(weights_of(model), files, path, options);
+    for (const auto &file : files) file->read_through(nullptr, staging);
+    for (const Found &found : matches) found.file->check_shared(name_of, path, found.match);
+    for (const Found &found : matches)
+        found.file->read(found.match.index, found.match.tensor, staging);
 }
 
 } // namespace

@@ -4,6 +4,7 @@
  * from timm and open_clip in float64. Nothing is trained here.
  */
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
@@ -168,7 +169,7 @@ START_TEST(prsmed_as_published) {
     at::Tensor pictures = golden::uniform("scene", {2, 3, 64, 64}).to(at::kFloat);
     at::Tensor logits = net->forward(pictures, tokens);
     ck_assert(logits.sizes() == at::IntArrayRef({2, 64, 64}));
-    ck_assert_int_eq(net->words_of(tokens).states.size(2), 4096);
+    ck_assert(net->word_spread.sizes() == at::IntArrayRef({o.text_width, 4096}));
     logits.mean().backward();
     for (const auto &item : net->vision->named_parameters())
         ck_assert_msg(item.value().grad().defined(), "%s", item.key().c_str());
@@ -340,6 +341,18 @@ mt_status same_weights(void *user, const char *name, mt_tensor *tensor) {
 
 } // namespace
 
+namespace {
+
+mt_status same_as_source(void *user, const char *name, mt_tensor *tensor) {
+    const auto &source = *static_cast<const ProfoctImpl *>(user);
+    const auto parameters = source.named_parameters(), buffers = source.named_buffers();
+    const at::Tensor *there = parameters.find(name) ? parameters.find(name) : buffers.find(name);
+    if (there) ck_assert_msg(memtrain::tensor(tensor).equal(*there), "%s is another one", name);
+    return MT_OK;
+}
+
+} // namespace
+
 START_TEST(loads_by_timms_names) {
     char path[] = "/tmp/check_model_published.XXXXXX";
     smartcash_model_options o = SMARTCASH_MODEL_OPTIONS_INIT;
@@ -366,6 +379,57 @@ START_TEST(loads_by_timms_names) {
 }
 END_TEST
 
+/* Two files and the index of both, as for a network that is too large for one; and what may be wrong with them. */
+START_TEST(loads_several_files) {
+    char folder[] = "/tmp/check_model_published.XXXXXX";
+    profoct_model_options o = PROFOCT_MODEL_OPTIONS_INIT;
+    mt_model *model = nullptr;
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    const std::string index = std::string(folder) + "/model.safetensors.index.json";
+    o.width = 4;
+    seed();
+    ProfoctImpl source(o);
+    golden::fill(source);
+    std::string map;
+    for (int part = 0; part < 2; part++) {
+        const std::string name = "model-" + std::to_string(part) + ".safetensors";
+        std::vector<mt_safetensors_tensor> entries;
+        std::vector<std::string> names;
+        std::vector<at::Tensor> tensors;
+        int number = 0;
+        for (const auto &list : {source.named_parameters(), source.named_buffers()})
+            for (const auto &item : list)
+                if (number++ % 2 == part) {
+                    names.push_back(item.key());
+                    tensors.push_back(item.value().detach().contiguous());
+                    map += (map.empty() ? "" : ",") + ("\"" + item.key() + "\":\"" + name + "\"");
+                }
+        for (size_t i = 0; i < names.size(); i++) {
+            const at::Tensor &t = tensors[i];
+            entries.push_back({names[i].c_str(), t.is_floating_point() ? MT_ST_F32 : MT_ST_I64,
+                               static_cast<size_t>(t.dim()), t.sizes().data(), t.nbytes(),
+                               t.const_data_ptr()});
+        }
+        ck_ok(mt_safetensors_save((std::string(folder) + "/" + name).c_str(), entries.data(),
+                                  entries.size(), nullptr));
+    }
+    std::ofstream(index) << "{\"metadata\":{\"total_size\":1},\"weight_map\":{" << map << "}}";
+    ck_ok(profoct_model_new(&o, &model));
+    ck_ok(mt_model_load_weights(model, index.c_str(), nullptr));
+    mt_torch *torch = nullptr;
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_ok(mt_torch_visit_state(torch, same_as_source, &source));
+    mt_torch_free(torch);
+    unlink((std::string(folder) + "/model-1.safetensors").c_str());
+    ck_status(mt_model_load_weights(model, index.c_str(), nullptr), MT_EIO);
+    ck_contains(mt_last_error(), "model-1.safetensors");
+    mt_model_free(model);
+    unlink((std::string(folder) + "/model-0.safetensors").c_str());
+    unlink(index.c_str());
+    rmdir(folder);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("model_published");
     TCase *counts = suite_case(suite, "counts"), *numbers = suite_case(suite, "numbers");
@@ -382,5 +446,6 @@ int main() {
     tcase_add_test(numbers, a_frozen_norm);
     tcase_add_test(names, efficientnet_by_timms_names);
     tcase_add_test(names, loads_by_timms_names);
+    tcase_add_test(names, loads_several_files);
     return suite_run(suite);
 }

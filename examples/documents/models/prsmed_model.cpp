@@ -173,7 +173,7 @@ mt_status prsmed_model_new(const prsmed_model_options *options, mt_model **out) 
             build(*options), {"dice", "iou"}, [](PrsmedImpl &net, const memtrain::Tensors &batch) {
                 torch::Tensor logits =
                     net.text ? net.forward(batch.at(0), batch.at(2))
-                             : net.forward(batch.at(0), Words{batch.at(3), batch.at(4).gt(0)});
+                             : net.decode(batch.at(0), Words{batch.at(3), batch.at(4).gt(0)});
                 logits = logits.to(at::kFloat);
                 return memtrain::Output{mask_loss(logits, batch.at(1)),
                                         mask_metrics(logits, batch.at(1))};

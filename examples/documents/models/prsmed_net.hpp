@@ -105,12 +105,14 @@ public:
 
     /* [B, 3, side, side] and int64 [B, T] -> logits [B, side, side] */
     torch::Tensor forward(const torch::Tensor &pictures, const torch::Tensor &tokens) {
-        return forward(pictures, words_of(tokens));
+        return decode(pictures, words_of(tokens));
     }
 
     /* The same with words that another language model has read. */
-    torch::Tensor forward(const torch::Tensor &pictures, const Words &words) {
-        torch::Tensor x = decoder(vision->forward(pictures), words.states, words.exist);
+    torch::Tensor decode(const torch::Tensor &pictures, const Words &words) {
+        const torch::Tensor states =
+            word_spread.defined() ? at::matmul(words.states, word_spread) : words.states;
+        torch::Tensor x = decoder(vision->forward(pictures), states, words.exist);
         x = at::upsample_bilinear2d(x, pictures.sizes().slice(2), /*align_corners=*/true);
         return x.squeeze(1);
     }
@@ -120,7 +122,6 @@ public:
         torch::NoGradGuard no_grad;
         Words words = mean_words(tokens, text(tokens));
         words.states = (words.states - word_mean) * word_scale;
-        if (word_spread.defined()) words.states = at::matmul(words.states, word_spread);
         return words;
     }
 
