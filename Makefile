@@ -191,7 +191,7 @@ NO_TORCH := report help clean distclean format check-format data core check-core
     check-python wheel
 # Of these, the ones that build no test, or nothing: they need a compiler and no package.
 CC_ALONE := core install-core installcheck-core
-NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words check-python wheel
+NO_BUILD := help clean distclean format check-format data uninstall dist distcheck words check-python wheel bench-peers
 ifneq ($(filter-out $(NO_TORCH),$(or $(MAKECMDGOALS),all)),)
 include $(NOTES)/libtorch.mk
 # Looked for again when it has gone, and by `make setup` (once: make starts anew after it).
@@ -317,8 +317,8 @@ endif
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: all setup core run report data check check-core check-torch check-oom check-asan check-tsan
-.PHONY: check-python wheel check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
+.PHONY: all setup core run report data documents check check-core check-torch check-oom check-asan check-tsan
+.PHONY: check-python wheel bench-peers check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
 all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) $(REPORT) ## the libraries and the examples (default)
@@ -340,11 +340,14 @@ report: $(BUILD)/examples/memtrain-report ## draw traces: RUNS="a.jsonl b.jsonl"
 data: ## fetch the pictures that those in examples/data were taken from (130 MB), for --data
 	@sh setup/data.sh
 
+documents: all ## the documents' configurations at their own size, theirs beside ours: hours (ROWS="food-224 clip")
+	@OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} sh setup/documents.sh $(BUILD) $(ROWS)
+
 # SUITES="check_policy_oom check_trace" runs these alone.
 STATIC := setup/check_headers.sh setup/check_symbols.sh setup/check_links.sh setup/check_layers.sh \
     setup/check_pages.sh setup/check_adopt.sh setup/check_format.sh setup/check_install.sh \
     setup/check_man.sh setup/check_abi.sh setup/check_python.sh setup/check_python_package.sh setup/check_range.sh \
-    setup/check_readme.sh
+    setup/check_readme.sh setup/check_documents.sh
 chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
@@ -370,8 +373,12 @@ check-python: ## the package for Python's own torch, and the libraries from ctyp
 	@PYTHON='$(PYTHON)' sh setup/check_python_package.sh
 	@PYTHON='$(PYTHON)' LIB='$(LIB)' CC='$(CC)' sh setup/check_python.sh
 
+WHEEL_DIR ?= build/wheels-python
 wheel: ## the package for the torch of PYTHON, in build/wheels-python
-	$(Q)$(PYTHON) -m pip wheel --no-build-isolation --no-deps -w build/wheels-python ./python
+	$(Q)$(PYTHON) -m pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w $(WHEEL_DIR) ./python
+
+bench-peers: ## accelerate, transformers and Lightning beside the package, in a table (PYTHON, LIMIT=240MiB); fetches them
+	@PYTHON='$(PYTHON)' sh tests/bench/peers/run.sh
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.
 QUICK := check_shim_step check_shim_state check_shim_amp check_shim_errors check_shim_checkpointing \
@@ -686,7 +693,7 @@ define card_rules
 $(OBJ)/card_$(1)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
 	$$(call say,CXX ,$$<)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CXX) $$(APPXX_FLAGS) -fvisibility=hidden -DCARD=$(2) $(3) $$(DEPEND) -c -o $$@ $$<
+	$$(Q)$$(CXX) $$(APPXX_FLAGS) $$(SHIM_DIRS) -fvisibility=hidden -DCARD=$(2) $(3) $$(DEPEND) -c -o $$@ $$<
 
 $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A) $(CORE_A)
 	$$(call say,LINK,$$@)

@@ -29,30 +29,14 @@ static size_t size_at(size_t small, size_t large, size_t from, size_t to, size_t
  * whatever order, is gone before the second.
  */
 static void list_blocks(const mt_recording *r, int apart, mt_block *blocks) {
-    size_t taken = 0;
-    for (size_t e = 0; e < r->count; e++) {
-        const mt__event *event = &r->events[e];
-        if (event->what != MT__TAKEN) continue;
-        blocks[taken] =
-            (mt_block){event->bytes, taken, SIZE_MAX, e}; /* offset: its event, for now */
-        taken++;
-    }
     size_t now = 0;
     for (size_t e = 0; e < r->count; e++) {
         const mt__event *event = &r->events[e];
-        now += event->what == MT__TAKEN;
-        if (event->what == MT__TAKEN || !mt__ends_life(r, event, apart)) continue;
-        size_t low = 0, high = taken;
-        while (high - low > 1) {
-            size_t middle = low + (high - low) / 2;
-            if (blocks[middle].offset <= event->partner)
-                low = middle;
-            else
-                high = middle;
-        }
-        blocks[low].end = now;
+        if (event->what == MT__TAKEN)
+            blocks[now] = (mt_block){event->bytes, now, SIZE_MAX, 0}, now++;
+        else if (mt__ends_life(r, event, apart))
+            blocks[r->events[event->partner].number].end = now;
     }
-    for (size_t i = 0; i < taken; i++) blocks[i].offset = 0;
 }
 
 static mt_status check_pair(const mt_recording *small, const mt_recording *large, size_t samples) {

@@ -21,6 +21,7 @@ typedef struct fit {
     mt_fit_report run;
     size_t *index; /* the epoch's order; in an evaluation, the numbers of one batch */
     double started;
+    double saved; /* when last was written, or the run began; by `now` */
 } fit;
 
 /* ---- orders ------------------------------------------------------------------------------------- */
@@ -91,17 +92,24 @@ static mt_status take_arguments(fit *f, const mt_source *source, const mt_fit_op
 
 /* What an option needs beside it. */
 static mt_status check_needs(const fit *f) {
-    static const char names[][41] = {
-        "best is set, and options->validation",  "patience is set, and options->validation",
-        "best is set, and callbacks->save",      "last is set, and callbacks->save",
-        "resume is set, and callbacks->load",    "resume is set, and callbacks->position",
-        "schedule is set, and callbacks->set_lr"};
+    static const char names[][43] = {
+        "best is set, and options->validation",   "patience is set, and options->validation",
+        "best is set, and callbacks->save",       "last is set, and callbacks->save",
+        "resume is set, and callbacks->load",     "resume is set, and callbacks->position",
+        "schedule is set, and callbacks->set_lr", "save_every is set, and options->last",
+        "save_seconds is set, and options->last", "save_seconds is set, and callbacks->now"};
     const mt_fit_options *o = &f->options;
     const mt_fit_callbacks *c = &f->call;
-    const int lacks[] = {o->best && !o->validation, o->patience && !o->validation,
-                         o->best && !c->save,       o->last && !c->save,
-                         o->resume && !c->load,     o->resume && !c->position,
-                         o->schedule && !c->set_lr};
+    const int lacks[] = {o->best && !o->validation,
+                         o->patience && !o->validation,
+                         o->best && !c->save,
+                         o->last && !c->save,
+                         o->resume && !c->load,
+                         o->resume && !c->position,
+                         o->schedule && !c->set_lr,
+                         o->save_every && !o->last,
+                         o->save_seconds > 0 && !o->last,
+                         o->save_seconds > 0 && !c->now};
     for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++)
         MT__CHECK(!lacks[i], "mt_fit: options->%s is NULL", names[i]);
     return MT_OK;
@@ -120,6 +128,9 @@ static mt_status check_numbers(const fit *f) {
               (unsigned long long)o->epochs);
     MT__CHECK(o->evaluate_every > 0,
               "mt_fit: options->evaluate_every is 0; at least 1 is accepted");
+    MT__CHECK(o->save_seconds >= 0,
+              "mt_fit: options->save_seconds is %g; accepted: 0 for none, or a number above it",
+              o->save_seconds);
     MT__CHECK(o->metric >= MT_FIT_LOSS && (o->metric < 0 || (size_t)o->metric < metrics),
               "mt_fit: options->metric is %d; accepted: MT_FIT_LOSS (-1), or a metric below %zu",
               o->metric, metrics);
@@ -236,6 +247,13 @@ static mt_status save(fit *f, const char *path) {
     return told(f->call.save(f->call.state, path, text), "save");
 }
 
+/* The time that the file takes is none of the next interval. */
+static mt_status save_last(fit *f) {
+    mt_status status = save(f, f->options.last);
+    if (f->options.save_seconds > 0) f->saved = f->call.now(f->call.user);
+    return status;
+}
+
 /* Exactly what save() writes. */
 static int read_text(char *text, uint64_t place[PLACES]) {
     mt__json json = {text, strlen(text), 0, NULL};
@@ -304,6 +322,14 @@ static mt_status set_rate(fit *f) {
     return told(f->call.set_lr(f->call.state, f->run.rate), "set_lr");
 }
 
+/* Within an epoch. */
+static mt_status save_if_due(fit *f) {
+    const mt_fit_options *o = &f->options;
+    int due = o->save_every && f->run.steps % o->save_every == 0;
+    if (o->save_seconds > 0) due |= f->call.now(f->call.user) - f->saved >= o->save_seconds;
+    return due ? save_last(f) : MT_OK;
+}
+
 static mt_status train_batch(fit *f) {
     mt_batch batch;
     mt_step_report report = MT_STEP_REPORT_INIT;
@@ -317,6 +343,8 @@ static mt_status train_batch(fit *f) {
     if (status != MT_OK) return status;
     f->run.batch++;
     f->run.steps++;
+    status = save_if_due(f);
+    if (status != MT_OK) return status;
     return f->call.step ? told(f->call.step(f->call.user, ask(f), &report), "step") : MT_OK;
 }
 
@@ -362,7 +390,7 @@ static mt_status end_epoch(fit *f) {
     report.epoch = f->run.epochs_done = f->run.epoch;
     judge(f, &report);
     if (f->run.is_best) status = save(f, f->options.best);
-    if (status == MT_OK) status = save(f, f->options.last);
+    if (status == MT_OK) status = save_last(f);
     if (status != MT_OK || !f->call.epoch) return status;
     return told(f->call.epoch(f->call.user, ask(f), &report), "epoch");
 }
@@ -409,7 +437,7 @@ static int is_over(fit *f) {
 static mt_status go(fit *f) {
     mt_status status = resume(f);
     while (status == MT_OK && !is_over(f)) status = train_epoch(f);
-    if (status == MT_OK && f->run.end == MT_FIT_STOPPED) status = save(f, f->options.last);
+    if (status == MT_OK && f->run.end == MT_FIT_STOPPED) status = save_last(f);
     return status;
 }
 
@@ -430,6 +458,7 @@ mt_status mt_fit(mt_trainer *trainer, const mt_source *source, const mt_fit_opti
              0,
              MT_FIT_REPORT_INIT,
              NULL,
+             0,
              0};
     mt_status status = mt__check_ready(trainer, "mt_fit");
     if (status != MT_OK) return status;
@@ -438,7 +467,7 @@ mt_status mt_fit(mt_trainer *trainer, const mt_source *source, const mt_fit_opti
     status = take_arguments(&f, source, options, callbacks);
     if (status == MT_OK) status = prepare(&f);
     if (status != MT_OK) return status;
-    if (f.call.now) f.started = f.call.now(f.call.user);
+    if (f.call.now) f.started = f.saved = f.call.now(f.call.user);
     status = go(&f);
     if (status != MT_OK) f.run.end = MT_FIT_FAILED;
     mt__free(f.index);

@@ -5,10 +5,12 @@
  * the line a + (c - a) (m - m1) / (m2 - m1). The bytes live at an instant are a sum of such lines,
  * again a line, and the peak is the largest of them: only the upper envelope is kept.
  *
- * Pairing is a global alignment by dynamic programming (Needleman & Wunsch 1970) within a band,
+ * Pairing keeps the order and skips the fewest blocks (Myers 1986, "An O(ND) difference algorithm"),
  * since the sequences differ in a few places only.
  */
 #include "recording.h"
+
+#include "tuned.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -35,19 +37,12 @@ struct mt_memory_model {
     line lines[]; /* of all parts, one after the other */
 };
 
-static const size_t MOST_SAMPLES = (size_t)1 << 40;
+static const size_t MOST_SAMPLES = (size_t)1 << 50;
 static const int64_t MOST_BYTES = INT64_MAX / 8; /* of a line that was written */
 
 /* ---- pairing --------------------------------------------------------------------------------- */
 
-enum {
-    GAP_COST = 2,
-    BAND_EXTRA = 128,
-    MOST_APART = 256,      /* allocations that one recording may have more */
-    MOST_CELLS = 64 << 20, /* of the table, a byte each */
-    UNPAIRED = -1
-};
-enum { STEP_PAIR = 0, STEP_SKIP_SMALL = 1, STEP_SKIP_LARGE = 2 };
+enum { UNPAIRED = -1 };
 
 /* The allocations of a recording in their order, and how many there are. */
 typedef struct sequence {
@@ -70,15 +65,10 @@ static size_t bytes_at(const sequence *s, size_t i) {
     return s->recording->events[s->events[i]].bytes;
 }
 
-/*
- * Cost of pairing sizes a (m1 samples) and c (m2 > m1 samples): 0 where they are equal or
- * proportional, 1 for another affine size that neither falls nor starts below zero, else more than
- * two gaps.
- */
-static int pair_cost(size_t a, size_t c, size_t m1, size_t m2) {
-    double proportional = (double)a * (double)m2 / (double)m1;
-    if (a == c || (double)c == proportional) return 0;
-    return c > a && (double)c < proportional ? 1 : 2 * GAP_COST + 1;
+/* Whether two sizes may be of one block: it neither falls nor grows faster than the samples. */
+static int is_alike(const sequence *s, const sequence *l, size_t i, size_t j) {
+    double a = (double)bytes_at(s, i), c = (double)bytes_at(l, j);
+    return a <= c && c <= a * (double)l->recording->samples / (double)s->recording->samples;
 }
 
 /* Whether the sequences have the same events in the same order: partners tell of what kind each is. */
@@ -89,95 +79,54 @@ static int same_shape(const mt_recording *a, const mt_recording *b) {
     return 1;
 }
 
-/* State of the banded dynamic programme: row i, columns i - below .. i + above. */
-typedef struct band {
-    size_t below, width;
-    uint32_t *cost;      /* two rows */
-    unsigned char *step; /* (rows + 1) x width */
-} band;
-
-static void fill_cell(band *b, const sequence *s, const sequence *l, size_t i, size_t j) {
-    const uint32_t far = UINT32_MAX / 2;
-    size_t x = j + b->below - i; /* column within the band */
-    uint32_t *row = b->cost + (i % 2) * b->width, *above = b->cost + ((i + 1) % 2) * b->width;
-    uint32_t best = far;
-    unsigned char step = STEP_SKIP_SMALL;
-    if (i == 0 && j == 0) {
-        row[x] = 0;
-        return;
-    }
-    if (i > 0 && x + 1 < b->width) best = above[x + 1] + GAP_COST; /* row i - 1, same column */
-    if (j > 0 && x > 0 && row[x - 1] + GAP_COST < best) {
-        best = row[x - 1] + GAP_COST;
-        step = STEP_SKIP_LARGE;
-    }
-    if (i > 0 && j > 0) {
-        uint32_t cost =
-            above[x] + (uint32_t)pair_cost(bytes_at(s, i - 1), bytes_at(l, j - 1),
-                                           s->recording->samples, l->recording->samples);
-        if (cost <= best) {
-            best = cost;
-            step = STEP_PAIR;
-        }
-    }
-    row[x] = best;
-    b->step[i * b->width + x] = step;
+/* How many blocks of s are behind the start of a path that skips so many of s, and of both, from the paths that skip one less. */
+static size_t start_of(const size_t *before, size_t of_s, size_t skipped) {
+    size_t by_s = of_s ? before[of_s - 1] + 1 : 0, by_l = of_s < skipped ? before[of_s] : 0;
+    return mt__max(by_s, by_l);
 }
 
-/* Follows the steps back from the end and writes for each allocation of l its partner in s. */
-static void trace_back(const band *b, const sequence *s, const sequence *l, ptrdiff_t *partner) {
-    size_t i = s->count, j = l->count;
-    for (size_t k = 0; k < l->count; k++) partner[k] = UNPAIRED;
-    while (i > 0 || j > 0) {
-        unsigned char step = b->step[i * b->width + (j + b->below - i)];
-        if (step == STEP_PAIR) partner[j - 1] = (ptrdiff_t)(i - 1);
-        if (step != STEP_SKIP_LARGE) i--;
-        if (step != STEP_SKIP_SMALL) j--;
+/* Pairs from the end of a path back to its start. */
+static void trace_back(const size_t *row, size_t of_s, size_t skipped, ptrdiff_t *partner) {
+    for (;;) {
+        const size_t *before = row - skipped;
+        size_t end = row[of_s], start = start_of(before, of_s, skipped);
+        for (size_t i = start; i < end; i++) partner[i + skipped - 2 * of_s] = (ptrdiff_t)i;
+        if (!skipped--) return;
+        row = before;
+        if (of_s && before[of_s - 1] + 1 == start) of_s--;
     }
-}
-
-static int align(const sequence *s, const sequence *l, ptrdiff_t *partner) {
-    size_t longer = mt__max(s->count, l->count), shorter = mt__min(s->count, l->count);
-    band b;
-    b.below = mt__min(longer, longer - shorter + BAND_EXTRA);
-    b.width = 2 * b.below + 1;
-    b.cost = mt__alloc(2 * b.width, sizeof *b.cost);
-    b.step = mt__alloc(s->count + 1, b.width);
-    int done = b.cost && b.step;
-    for (size_t i = 0; done && i <= s->count; i++) {
-        uint32_t *row = b.cost + (i % 2) * b.width;
-        for (size_t x = 0; x < b.width; x++) row[x] = UINT32_MAX / 2;
-        size_t first = i > b.below ? i - b.below : 0;
-        for (size_t j = first; j <= mt__min(l->count, i + b.below); j++) fill_cell(&b, s, l, i, j);
-    }
-    if (done) trace_back(&b, s, l, partner);
-    mt__free(b.cost);
-    mt__free(b.step);
-    return done;
 }
 
 /*
- * Whether sequences are to be paired at all. A chunk that loops over its samples has ever more allocations, of which those of
- * one more sample have no partner; and a table for it would grow with the square of their number.
+ * Writes for the i-th allocation of l the index of its partner in s, or UNPAIRED. Returns 0 when out of host memory, -1 where
+ * too many have none: a chunk that loops over its samples has ever more allocations.
  */
-static int can_be_paired(const mt_recording *a, const mt_recording *b) {
-    size_t longer = mt__max(a->allocations, b->allocations);
-    size_t apart = longer - mt__min(a->allocations, b->allocations);
-    if (same_shape(a, b)) return 1;
-    return apart <= MOST_APART && longer + 1 <= MOST_CELLS / (2 * (apart + BAND_EXTRA) + 1);
-}
-
-/* Writes for the i-th allocation of l the index of its partner in s, or UNPAIRED. */
 static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
-    if (!same_shape(s->recording, l->recording)) return align(s, l, partner);
-    for (size_t i = 0; i < l->count; i++) partner[i] = (ptrdiff_t)i;
-    return 1;
+    int is_same = same_shape(s->recording, l->recording), found = -1;
+    for (size_t i = 0; i < l->count; i++) partner[i] = is_same ? (ptrdiff_t)i : UNPAIRED;
+    if (is_same) return 1;
+    /* A row for each number of skipped blocks, an entry for each number of these in s: how far in s that leads. */
+    size_t *reached = mt__alloc((MOST_SKIPPED + 1) * (MOST_SKIPPED + 2) / 2, sizeof *reached),
+           *row = reached;
+    if (!reached) return 0;
+    for (size_t skipped = 0; skipped <= MOST_SKIPPED && found < 0; row += ++skipped) {
+        for (size_t of_s = 0; of_s <= skipped && found < 0; of_s++) {
+            size_t i = start_of(row - skipped, of_s, skipped), j = i + skipped - 2 * of_s;
+            while (i < s->count && j < l->count && is_alike(s, l, i, j)) i++, j++;
+            row[of_s] = i;
+            if (i < s->count || j < l->count) continue;
+            trace_back(row, of_s, skipped, partner);
+            found = 1;
+        }
+    }
+    mt__free(reached);
+    return found;
 }
 
 int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t *partner) {
     sequence s = {NULL, NULL, 0}, l = {NULL, NULL, 0};
     int done = list_allocations(small, &s) && list_allocations(large, &l);
-    if (done) done = pair_up(&s, &l, partner);
+    if (done) done = pair_up(&s, &l, partner) != 0;
     mt__free(s.events);
     mt__free(l.events);
     return done;
@@ -198,19 +147,6 @@ static size_t unpaired_bytes(const sequence *s, const sequence *l, const ptrdiff
 
 /* ---- the envelope ------------------------------------------------------------------------------ */
 
-/* Order among the allocations, whose events ascend, of one of them. */
-static size_t order_of(const sequence *s, size_t event) {
-    size_t low = 0, high = s->count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (s->events[middle] <= event)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* The size of each allocation of the larger chunk as a line in m. */
 static void sizes_of_two(const sequence *s, const sequence *l, const ptrdiff_t *partner,
                          line *out) {
@@ -222,30 +158,31 @@ static void sizes_of_two(const sequence *s, const sequence *l, const ptrdiff_t *
 }
 
 /* The same from one recording: gradients are as large in any chunk, all else is taken to grow with the samples. */
-static void sizes_of_one(const sequence *l, line *out) {
-    for (size_t i = 0; i < l->count; i++) {
-        const mt__event *event = &l->recording->events[l->events[i]];
-        out[i] = (line){(int64_t)event->bytes, event->handed_over ? 0 : (int64_t)event->bytes};
+static void sizes_of_one(const mt_recording *r, line *out) {
+    for (size_t e = 0; e < r->count; e++) {
+        const mt__event *event = &r->events[e];
+        int64_t bytes = (int64_t)event->bytes;
+        if (event->what == MT__TAKEN) *out++ = (line){bytes, event->handed_over ? 0 : bytes};
     }
 }
 
 /* Bytes live after each allocation, as lines in m, from the sizes of each. */
-static size_t collect(const sequence *l, const line *sizes, int apart, line *out) {
-    const mt_recording *r = l->recording;
+static size_t collect(const mt_recording *r, const line *sizes, int apart, line *out) {
     line now = {0, 0};
-    size_t allocation = 0;
+    size_t count = 0;
     for (size_t e = 0; e < r->count; e++) {
-        if (r->events[e].what == MT__TAKEN) {
-            now.start += sizes[allocation].start;
-            now.rise += sizes[allocation].rise;
-            out[allocation++] = now;
-        } else if (mt__ends_life(r, &r->events[e], apart)) {
-            size_t dead = order_of(l, r->events[e].partner);
+        const mt__event *event = &r->events[e];
+        if (event->what == MT__TAKEN) {
+            now.start += sizes[count].start;
+            now.rise += sizes[count].rise;
+            out[count++] = now;
+        } else if (mt__ends_life(r, event, apart)) {
+            size_t dead = r->events[event->partner].number;
             now.start -= sizes[dead].start;
             now.rise -= sizes[dead].rise;
         }
     }
-    return allocation;
+    return count;
 }
 
 /* Rising rise; for equal rise the higher line first. */
@@ -305,20 +242,14 @@ static mt_status finish(const line *lines, size_t count, size_t from, size_t run
 }
 
 static mt_status from_one(const mt_recording *r, int apart, mt_memory_model **out) {
-    sequence l = {NULL, NULL, 0};
-    mt_status status = MT_ENOMEM;
-    line *lines = mt__alloc(2 * r->allocations + 1, sizeof *lines),
-         *sizes = lines + r->allocations + 1;
-    if (lines && list_allocations(r, &l)) {
-        sizes_of_one(&l, sizes);
-        size_t count = collect(&l, sizes, apart, lines);
-        lines[count++] = (line){(int64_t)mt__recording_peak(r, apart), 0}; /* for fewer samples */
-        status = finish(lines, envelope(lines, count), r->samples, r->samples, 0, out);
-    } else {
-        out_of_memory();
-    }
+    line *lines = mt__alloc(2 * r->allocations + 1, sizeof *lines);
+    if (!lines) return out_of_memory();
+    line *sizes = lines + r->allocations + 1;
+    sizes_of_one(r, sizes);
+    size_t count = collect(r, sizes, apart, lines);
+    lines[count++] = (line){(int64_t)mt__recording_peak(r, apart), 0}; /* for fewer samples */
+    mt_status status = finish(lines, envelope(lines, count), r->samples, r->samples, 0, out);
     mt__free(lines);
-    mt__free(l.events);
     return status;
 }
 
@@ -329,12 +260,15 @@ static mt_status from_two(const mt_recording *small, const mt_recording *large, 
     ptrdiff_t *partner = mt__alloc(large->allocations, sizeof *partner);
     line *lines = mt__alloc(2 * large->allocations, sizeof *lines),
          *sizes = lines + large->allocations;
-    if (partner && lines && list_allocations(small, &s) && list_allocations(large, &l) &&
-        pair_up(&s, &l, partner)) {
+    int done = partner && lines && list_allocations(small, &s) && list_allocations(large, &l);
+    if (done) done = pair_up(&s, &l, partner);
+    if (done > 0) {
         sizes_of_two(&s, &l, partner, sizes);
-        size_t count = envelope(lines, collect(&l, sizes, apart, lines));
+        size_t count = envelope(lines, collect(large, sizes, apart, lines));
         status = finish(lines, count, small->samples, large->samples - small->samples,
                         unpaired_bytes(&s, &l, partner), out);
+    } else if (done < 0) {
+        status = from_one(large, apart, out);
     } else {
         out_of_memory();
     }
@@ -356,9 +290,7 @@ static mt_status check_recording(const mt_recording *r, const char *name) {
 
 mt_status mt__memory_model_new(const mt_recording *small, const mt_recording *large, int apart,
                                mt_memory_model **out) {
-    if (!large) return from_one(small, apart, out);
-    return can_be_paired(small, large) ? from_two(small, large, apart, out)
-                                       : from_one(large, apart, out);
+    return large ? from_two(small, large, apart, out) : from_one(small, apart, out);
 }
 
 mt_status mt_memory_model_new(const mt_recording *small, const mt_recording *large,
@@ -444,9 +376,8 @@ static size_t peak_of_part(const part *p, const line *lines, size_t samples) {
     return peak;
 }
 
-size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples) {
+static size_t peak_of(const mt_memory_model *model, size_t samples) {
     double sum = 0;
-    if (!mt__handle_is(model, MT__KIND_MEMORY_MODEL)) return 0;
     if (model->parts == 1) return peak_of_part(model->part, model->lines, samples);
     const line *lines = model->lines;
     for (const part *p = model->part; p < model->part + MT__LENGTHS; lines += p++->count)
@@ -454,43 +385,27 @@ size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples) {
     return sum > 9e18 ? SIZE_MAX : (size_t)ceil(fmax(sum, 0));
 }
 
+size_t mt_memory_model_peak(const mt_memory_model *model, size_t samples) {
+    return mt__handle_is(model, MT__KIND_MEMORY_MODEL) ? peak_of(model, samples) : 0;
+}
+
 size_t mt_memory_model_margin(const mt_memory_model *model) {
     return mt__handle_is(model, MT__KIND_MEMORY_MODEL) ? model->margin : 0;
 }
 
-/* Largest m at which one line is within room; SIZE_MAX where it never rises above. One that falls counts as flat. */
-static size_t largest_on(const part *p, const line *l, size_t room) {
-    if (l->rise <= 0) return (size_t)l->start <= room ? SIZE_MAX : 0;
-    double m =
-        (double)p->from + ((double)room - (double)l->start) * (double)p->run / (double)l->rise;
-    if (m < 1) return 0;
-    return m > 1e15 ? SIZE_MAX : (size_t)m;
-}
-
-/* The same of a model between lengths, whose peak is taken to rise with the samples. */
-static size_t largest_between(const mt_memory_model *model, size_t room) {
-    size_t low = 0, high = 1;
-    while (mt_memory_model_peak(model, high) <= room)
-        if ((high *= 2) > MOST_SAMPLES) return SIZE_MAX; /* it does not rise */
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        *(mt_memory_model_peak(model, middle) <= room ? &low : &high) = middle;
-    }
-    return low;
-}
-
+/* Peaks are convex in the samples: from a recorded size that fits on they rise, and a fall below it counts as flat. */
 size_t mt_memory_model_largest(const mt_memory_model *model, size_t room_bytes) {
-    size_t m = SIZE_MAX, margin;
     if (!mt__handle_is(model, MT__KIND_MEMORY_MODEL)) return 0;
     if (room_bytes > INT64_MAX / 4) return SIZE_MAX; /* no limit, where values would saturate */
-    margin = model->margin;
-    if (room_bytes < margin) return 0;
-    if (model->parts > 1) return largest_between(model, room_bytes - margin);
-    for (size_t i = 0; i < model->part[0].count; i++)
-        m = mt__min(m, largest_on(model->part, &model->lines[i], room_bytes - margin));
-    if (m == SIZE_MAX) return m;
-    /* The division was in floating point: step to the exact answer. */
-    while (m > 0 && mt_memory_model_peak(model, m) > room_bytes - margin) m--;
-    while (mt_memory_model_peak(model, m + 1) <= room_bytes - margin) m++;
-    return m;
+    if (room_bytes < model->margin) return 0;
+    size_t room = room_bytes - model->margin, low = 0, high = model->part[0].from;
+    while (peak_of(model, high) <= room) {
+        low = high;
+        if ((high *= 2) > MOST_SAMPLES) return SIZE_MAX; /* it does not rise */
+    }
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        *(peak_of(model, middle) <= room ? &low : &high) = middle;
+    }
+    return low;
 }

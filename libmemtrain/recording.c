@@ -105,7 +105,7 @@ static void note_release(mt_recording *r, const void *address) {
     remove_live(r, i);
     r->events[event].partner = r->count;
     r->live_bytes -= r->events[event].bytes;
-    r->events[r->count++] = (mt__event){0, event, MT__RELEASED, 0};
+    r->events[r->count++] = (mt__event){0, event, 0, MT__RELEASED, 0};
 }
 
 /* Once a block: a parameter has one gradient. */
@@ -114,7 +114,7 @@ static void note_handed_over(mt_recording *r, const void *address) {
     size_t i = find(r->live, r->live_capacity, address);
     if (!r->live[i].address || r->events[r->live[i].event].handed_over) return;
     r->events[r->live[i].event].handed_over = 1;
-    r->events[r->count++] = (mt__event){0, r->live[i].event, MT__HANDED_OVER, 0};
+    r->events[r->count++] = (mt__event){0, r->live[i].event, 0, MT__HANDED_OVER, 0};
     r->handed_over++;
 }
 
@@ -123,8 +123,7 @@ static void note_allocation(mt_recording *r, const void *address, size_t bytes) 
     size_t i = find(r->live, r->live_capacity, address);
     r->live_count++;
     r->live[i] = (struct mt__live){address, r->count};
-    r->events[r->count++] = (mt__event){bytes, SIZE_MAX, MT__TAKEN, 0};
-    r->allocations++;
+    r->events[r->count++] = (mt__event){bytes, SIZE_MAX, r->allocations++, MT__TAKEN, 0};
     r->live_bytes += bytes;
     r->peak_bytes = mt__max(r->peak_bytes, r->live_bytes);
 }

@@ -16,6 +16,7 @@ typedef enum mt__what { MT__TAKEN, MT__HANDED_OVER, MT__RELEASED } mt__what;
 typedef struct mt__event {
     size_t bytes; /* 0 but for an allocation */
     size_t partner;
+    size_t number; /* of an allocation: how many were before it */
     mt__what what;
     int handed_over; /* of an allocation: there is such an event */
 } mt__event;

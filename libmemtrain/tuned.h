@@ -23,6 +23,8 @@
 #define MODEL_TOLERANCE 1024
 /* Two recordings are of other kernels where they foretell this part of the peak more than there is. tests/shim/check_peaks */
 #define MODEL_SPARE 8
+/* Of two recordings so many allocations at most have no partner; else the larger one speaks alone. tests/core/check_recording */
+#define MOST_SKIPPED 256
 /* Of what one recording has, this part at least grows with the samples. tests/core/check_last_resort */
 #define GROWS 16
 /* Plans before a size that never went through is tried, or a rung is left; twice as many each time that it is in vain. */

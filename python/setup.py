@@ -24,8 +24,16 @@ def version():
 
 def sources():
     """The files in C++, the slowest first, and those in C."""
-    cpp = [os.path.join(ROOT, "python/src/native.cpp")] + [os.path.join(ROOT, "shim", n + ".cpp") for n in SHIM]
-    return cpp, sorted(glob(os.path.join(ROOT, "libmemtrain*", "*.c")))
+    cpp = [os.path.join(ROOT, "python/src/native.cpp")]
+    for name in SHIM:
+        (path,) = glob(os.path.join(ROOT, "shim", "**", name + ".cpp"), recursive=True)
+        cpp.append(path)
+    return cpp, sorted(glob(os.path.join(ROOT, "libmemtrain*", "**", "*.c"), recursive=True))
+
+
+def quoted(folder):
+    """Options for headers of this folder, which are included by their names alone."""
+    return [part for path, _, _ in sorted(os.walk(os.path.join(ROOT, folder))) for part in ("-iquote", path)]
 
 
 class Build(build_ext):
@@ -35,8 +43,7 @@ class Build(build_ext):
         from torch import version as torch_version
         from torch.utils import cpp_extension
         minor = int(torch_version.__version__.split(".")[1])
-        own = ["-I" + os.path.join(ROOT, "include"), "-iquote", os.path.join(ROOT, "shim"), "-iquote",
-               os.path.join(ROOT, "libmemtrain")]
+        own = ["-I" + os.path.join(ROOT, "include")] + quoted("shim") + quoted("libmemtrain")
         torch_headers = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
         cpp_flags = EXACT + ["-fvisibility-inlines-hidden", "-std=c++20" if minor >= 13 else "-std=c++17"]
         cpp, c = sources()
@@ -55,4 +62,4 @@ class Build(build_ext):
 
 
 setup(version=version(), ext_modules=[Extension("memtrain._native", sources=[])], cmdclass={"build_ext": Build},
-      package_data={"memtrain": ["py.typed"]})
+      package_data={"memtrain": ["py.typed", "*.pyi"]})

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Who includes what: only the shim, the example models, examples in C++, memtrain/torch.hpp and tests see libtorch; the
-# core sees neither libmemtrain_memory nor the shim, libmemtrain_memory two headers of the core's inside and none of the
+# core sees neither libmemtrain_memory nor the shim, libmemtrain_memory three headers of the core's inside and none of the
 # shim's; plain_c sees the core's public headers and C11 alone. The folders of shim/ and of examples/documents/ have an order.
 set -eu
 CC=${CC:-cc}
@@ -28,11 +28,11 @@ judge() {
     echo "ok layers $1"
 }
 
-memory='(arena|sim)\.'
+memory='(arena|sim|rehearsal)\.'
 # Public headers of the shim include its main one.
 over_torch='torch|call|tensor|script|processes|trainer\.hpp'
 core_headers=$(grep -LE "$include<memtrain/torch\." include/memtrain/*.h |
-    grep -vE '/(arena|sim|torch)\.h$' || true)
+    grep -vE '/(arena|sim|rehearsal|torch)\.h$' || true)
 judge core "$(grep -HnE "$include([<\"]memtrain/($memory|$over_torch)|\".*/)" $core_headers libmemtrain/*.[ch] || true)"
 # The policy's files in their order: each includes headers of files before it alone. None of these knows the driver.
 below='internal|handle|tuned|new_file|json'
@@ -46,8 +46,8 @@ judge "policy calls" "$(grep -HnE 'mt_policy_(plan|extend|oom|observe|clear|clea
     libmemtrain/policy_state.c libmemtrain/rungs.c libmemtrain/split.c libmemtrain/kind.c libmemtrain/lengths.c || true)"
 own=$(cd libmemtrain_memory && echo *.h | tr ' ' '|')
 judge memory "$(grep -HnE "$include(\"|<memtrain/($over_torch))" libmemtrain_memory/*.[ch] \
-    include/memtrain/arena.h include/memtrain/sim.h |
-    grep -vE "\"($own|internal\.h|handle\.h)\"" || true)"
+    include/memtrain/arena.h include/memtrain/rehearsal.h include/memtrain/sim.h |
+    grep -vE "\"($own|internal\.h|handle\.h|recording\.h)\"" || true)"
 
 # rooms FOLDER ROOM...: in their order, lowest first. Prints files and lines of each, and what includes a header of a room above
 # its own. Headers are told by their names. A header whose functions are defined further up says so: shim/base/init.hpp.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The package memtrain (python/), built against Python's own torch into build/python as pip does it, and its tests.
+# The package memtrain (python/): a wheel built against Python's own torch, installed into build/python, and its tests.
 # MT_TEST_SLOW=1 has every request of each step fail, TESTS="test_trainer test_memory" runs these alone. Skipped where
 # Python has no torch of a version that is supported, or nothing to build with.
 set -eu
@@ -26,11 +26,14 @@ sed -n 's/^\(2\.[0-9]*\) .*/\1/p' setup/libtorch.txt | grep -qx "$minor" ||
     skip "torch $version is none of those that are supported (setup/libtorch.txt)"
 "$PYTHON" -c 'import setuptools, pip' 2>/dev/null || skip "$PYTHON has no pip, or no setuptools"
 
-rm -rf $OUT.new
-if ! CFLAGS="${CFLAGS:-} -Werror" CXXFLAGS="${CXXFLAGS:-} -Werror" "$PYTHON" -m pip --disable-pip-version-check install \
-    --quiet --no-build-isolation --no-deps --target $OUT.new ./python >build/python.log 2>&1; then
+# make wheel, and what it made is installed.
+rm -rf $OUT.new $OUT.wheel
+mkdir -p build
+if ! { CFLAGS="${CFLAGS:-} -Werror" CXXFLAGS="${CXXFLAGS:-} -Werror" ${MAKE:-make} --no-print-directory wheel \
+    PYTHON="$PYTHON" WHEEL_DIR=$OUT.wheel && "$PYTHON" -m pip --disable-pip-version-check install --quiet --no-index \
+    --no-deps --target $OUT.new $OUT.wheel/memtrain-*.whl; } >build/python.log 2>&1; then
     tail -n 30 build/python.log
-    echo "FAIL python package: it cannot be built against torch $version (build/python.log)"
+    echo "FAIL python package: no wheel of it can be built against torch $version, or installed (build/python.log)"
     exit 1
 fi
 rm -rf $OUT

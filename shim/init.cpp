@@ -1,5 +1,5 @@
 /*
- * init.cpp - the process: version check, the parts of libtorch for CUDA and XPU, the allocator,
+ * init.cpp - the process: version check, the parts of libtorch for CUDA, ROCm and XPU, the allocator,
  * autograd's engine, seed, threads.
  */
 #include "init.hpp"
@@ -43,7 +43,10 @@ bool python_torch_is_loaded() {
 #endif
 }
 
-/* What libtorch has for cards of a type in a library of its own, which is of no use without their driver. */
+/*
+ * What libtorch has for cards of a type in a library of its own, which is of no use without their driver. A libtorch for AMD's
+ * cards calls them CUDA too; it has no other part, and brings the libraries of their driver along.
+ */
 struct Part {
     c10::DeviceType type;
     const char *library, *maker, *driver, *other_driver;
@@ -51,6 +54,7 @@ struct Part {
 };
 
 Part parts[] = {
+    {c10::kCUDA, "libtorch_hip.so", "AMD", nullptr, nullptr, {}},
     {c10::kCUDA, "libtorch_cuda.so", "NVIDIA", "libcuda.so.1", nullptr, {}},
     {c10::kXPU, "libtorch_xpu.so", "Intel", "libze_loader.so.1", "libze_intel_gpu.so.1", {}},
 };
@@ -68,9 +72,13 @@ std::string and_libtorch(const Part &part) {
     return ", and a libtorch for " + c10::DeviceTypeName(part.type) + " (docs/building.md)";
 }
 
-/* A libtorch for another card, or for none, is no reason to warn: whoever wants this one is told by mt_device_check. */
+/*
+ * A libtorch for another card, or for none, is no reason to warn: whoever wants this one is told by mt_device_check. Of two parts
+ * for one type the one is told of that is there, or else NVIDIA's.
+ */
 void tell_missing(Part &part, const std::string &why) {
     bool is_absent = why.rfind(part.library, 0) == 0;
+    if (is_absent && !part.driver) return;
     part.missing =
         "it cannot be loaded (" + why + "): install what is missing" + and_libtorch(part);
     mt_log(is_absent ? MT_LOG_INFO : MT_LOG_WARNING, "%s is left out: %s",
@@ -85,16 +93,16 @@ void tell_missing(Part &part, const std::string &why) {
  */
 void load(Part &part) {
 #ifdef __APPLE__
-    part.missing = "macOS has no driver of " + std::string(part.maker) + "'s";
+    if (part.driver) part.missing = "macOS has no driver of " + std::string(part.maker) + "'s";
 #else
-    void *driver = open_driver(part);
-    if (!driver) {
+    void *driver = part.driver ? open_driver(part) : nullptr;
+    if (part.driver && !driver) {
         part.missing = std::string(part.maker) + "'s driver is missing (" + part.driver +
                        "): install it" + and_libtorch(part);
         return;
     }
     if (!dlopen(part.library, RTLD_NOW | RTLD_GLOBAL)) tell_missing(part, dlerror());
-    dlclose(driver);
+    if (driver) dlclose(driver);
 #endif
 }
 
@@ -128,12 +136,15 @@ mt_status ensure_init() noexcept {
 
 std::string why_absent(c10::DeviceType type) {
     std::string name = c10::DeviceTypeName(type);
-    for (const Part &part : parts)
-        if (part.type == type)
-            return name + " is not loaded: " +
-                   (part.missing.empty() ? "mt_torch_init was told to leave it (options->cuda is 0)"
-                                         : part.missing) +
-                   "; accepted: cpu";
+    bool is_known = false;
+    for (const Part &part : parts) {
+        is_known |= part.type == type;
+        if (part.type == type && !part.missing.empty())
+            return name + " is not loaded: " + part.missing + "; accepted: cpu";
+    }
+    if (is_known)
+        return name + " is not loaded: mt_torch_init was told to leave it (options->cuda is 0); "
+                      "accepted: cpu";
     return "no library that brings " + name +
            " is loaded, with a c10::DeviceAllocator: load it before mt_torch_init; accepted: cpu";
 }

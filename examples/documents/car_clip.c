@@ -10,6 +10,7 @@
  * programs share.
  */
 #include "captions.h"
+#include "checkpoint.h"
 #include "tokens.h"
 #include "training.h"
 #include "car_clip_model.h"
@@ -30,21 +31,29 @@ typedef struct car_clip {
     int64_t network;     /* index into networks */
     int64_t patch;
     int64_t keywords; /* 1: said in training */
+    const char *weights;
     ex_captions *captions;
     size_t peak_bytes; /* of all steps so far */
 } car_clip;
 
 /* ---- flags ------------------------------------------------------------------------------------- */
 
-/* Width and layers of the towers, and the numbers that stand for a picture or a text. */
+/*
+ * Width and layers of the towers, the numbers that stand for a picture or a text, and the channels of a ResNet-50 in the
+ * place of the picture tower. The published ones have CLIP's tokens, and their pictures and patches as defaults.
+ */
+enum { FIRST_PUBLISHED = 5 };
 static const struct {
-    int image_width, image_layers, text_width, text_layers, embedding;
+    int image_width, image_layers, text_width, text_layers, embedding, resnet_width, side, patch;
 } networks[] = {
-    {128, 4, 128, 2, 128}, {192, 6, 192, 4, 192},  {192, 12, 192, 6, 192},
-    {384, 6, 256, 4, 256}, {384, 12, 256, 6, 256},
+    {128, 4, 128, 2, 128, 0, 32, 8},    {192, 6, 192, 4, 192, 0, 32, 8},
+    {192, 12, 192, 6, 192, 0, 32, 8},   {384, 6, 256, 4, 256, 0, 32, 8},
+    {384, 12, 256, 6, 256, 0, 32, 8},   {768, 12, 512, 12, 512, 0, 224, 32},
+    {0, 0, 512, 12, 1024, 64, 224, 32},
 };
-static const ex_word sizes[] = {{"w128-l4", 0}, {"w192-l6", 1},  {"w192-l12", 2},
-                                {"w384-l6", 3}, {"w384-l12", 4}, {NULL, 0}};
+static const ex_word sizes[] = {{"w128-l4", 0},        {"w192-l6", 1},  {"w192-l12", 2},
+                                {"w384-l6", 3},        {"w384-l12", 4}, {"published", 5},
+                                {"published-rn50", 6}, {NULL, 0}};
 static const ex_word ways[] = {{"cached", CAR_CLIP_CACHED}, {"plain", CAR_CLIP_PLAIN}, {NULL, 0}};
 static const ex_word switches[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
 static const ex_word precisions[] = {{"on", EX_AMP_AUTO}, {"off", MT_DTYPE_NONE}, {NULL, 0}};
@@ -71,7 +80,8 @@ static const ex_option own_flags[] = {
             .words = ways, .decides = 1),
     EX_FLAG("size", EX_WORD, car_clip, network, "NAME",
             "width and layers of the picture tower: w128-l4, w192-l6, w192-l12, w384-l6 or "
-            "w384-l12",
+            "w384-l12; published: ViT-B/32; published-rn50: ResNet-50; these two at 224 pixels, "
+            "with CLIP's 49,408 tokens, 77 of them a text, and --budget auto",
             .words = sizes, .decides = 1),
     EX_FLAG("patch", EX_WHOLE, car_clip, patch, "N",
             "side of the squares of a picture that are a token each, in pixels", .least = 4,
@@ -81,6 +91,10 @@ static const ex_option own_flags[] = {
         "on: captions in training say a keyword in the place of the title every other time, and "
         "in that of the folder",
         .words = switches, .decides = 1),
+    EX_FLAG("weights", EX_TEXT, car_clip, weights, "FILE",
+            "begin with the weights of a safetensors file of that network, as open_clip names them",
+            .accepts = "a safetensors file of the network's weights", .decides = 1,
+            .file = EX_FILE_READ),
     {.section = "Other names of shared flags"},
     ALIAS("batch-size", EX_WHOLE, batch, "N", "batch", .least = 1, .most = 65536),
     ALIAS("gradient-accumulation", EX_WHOLE, accumulate, "N", "accumulate", .least = 1,
@@ -124,6 +138,13 @@ static int check_flags(const ex_program *program, car_clip *c) {
         return ex_training_refuse(
             program, "--patch: '%lld' is not accepted; accepted: a divisor of --image-size, %lld",
             (long long)c->patch, (long long)c->flags.image_size);
+    if (networks[c->network].resnet_width && c->flags.image_size % 32)
+        return ex_training_refuse(
+            program, "--image-size: '%lld' is not accepted; accepted: a multiple of 32",
+            (long long)c->flags.image_size);
+    if (c->flags.resume && c->weights)
+        return ex_training_refuse(
+            program, "--weights: not together with --resume, whose file has the weights");
     if (c->contrastive == CAR_CLIP_CACHED && ex_processes_asked(&c->flags) > 1)
         return ex_training_refuse(program,
                                   "--contrastive: 'cached' is not accepted for several processes, "
@@ -142,11 +163,16 @@ static int check_flags(const ex_program *program, car_clip *c) {
     return 0;
 }
 
+static int is_published(const car_clip *c) {
+    return c->network >= FIRST_PUBLISHED;
+}
+
 /* ---- what the program adds to a run ------------------------------------------------------------ */
 
 static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
     car_clip *c = self;
-    mt_status status = ex_captions_open(&c->flags, run->argv[0], (int)c->keywords, &c->captions);
+    mt_status status =
+        ex_captions_open(&c->flags, run->argv[0], (int)c->keywords, is_published(c), &c->captions);
     if (status == MT_OK) *out = ex_captions_source(c->captions);
     return status;
 }
@@ -154,6 +180,7 @@ static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
 static mt_status make_model(void *self, const ex_training *run, mt_model **out) {
     const car_clip *c = self;
     car_clip_model_options options = CAR_CLIP_MODEL_OPTIONS_INIT;
+    mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
     (void)run;
     options.image_width = networks[c->network].image_width;
     options.image_layers = networks[c->network].image_layers;
@@ -162,10 +189,13 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     options.embedding = networks[c->network].embedding;
     options.side = (int)c->flags.image_size;
     options.patch = (int)c->patch;
-    options.vocabulary = EX_TOKEN_COUNT;
-    options.context = EX_CAPTION_CONTEXT;
+    options.resnet_width = networks[c->network].resnet_width;
+    options.vocabulary = is_published(c) ? EX_CLIP_COUNT : EX_TOKEN_COUNT;
+    options.context = is_published(c) ? EX_CLIP_CONTEXT : EX_CAPTION_CONTEXT;
     options.contrastive = (int)c->contrastive;
-    return car_clip_model_new(&options, out);
+    mt_status status = car_clip_model_new(&options, out);
+    weights.strict = 0; /* files of old have the tower's sizes as tensors */
+    return status == MT_OK ? ex_checkpoint_weights(*out, c->weights, &weights) : status;
 }
 
 /* As CLIP was trained: gains, biases and the scale of the logits do not decay. */
@@ -173,13 +203,22 @@ static void set_optimizer(void *self, mt_torch_options *options) {
     static const mt_parameter_group groups[] = {
         {sizeof(mt_parameter_group), "*bias", 1, 0, 0},
         {sizeof(mt_parameter_group), "*ln_*", 1, 0, 0},
-        {sizeof(mt_parameter_group), "visual.class_embedding", 1, 0, 0},
-        {sizeof(mt_parameter_group), "logit_scale", 1, 0, 0}};
-    (void)self;
+        {sizeof(mt_parameter_group), "logit_scale", 1, 0, 0},
+        {sizeof(mt_parameter_group), "visual.class_embedding", 1, 0, 0}};
+    static const mt_parameter_group resnet_groups[] = {
+        {sizeof(mt_parameter_group), "*bias", 1, 0, 0},
+        {sizeof(mt_parameter_group), "*ln_*", 1, 0, 0},
+        {sizeof(mt_parameter_group), "logit_scale", 1, 0, 0},
+        {sizeof(mt_parameter_group), "*bn*", 1, 0, 0},
+        {sizeof(mt_parameter_group), "*downsample.1*", 1, 0, 0}};
+    const car_clip *c = self;
     options->beta2 = 0.98;
     options->eps = 1e-6;
     options->groups = groups;
     options->group_count = EX_ROWS(groups);
+    if (!networks[c->network].resnet_width) return;
+    options->groups = resnet_groups;
+    options->group_count = EX_ROWS(resnet_groups);
 }
 
 /* So many pairs are compared with each other in validation: a batch, or what there is. */
@@ -275,9 +314,9 @@ static void close_data(void *self) {
     ex_captions_free(c->captions);
 }
 
-static ex_flags defaults(void) {
+static ex_flags defaults(int64_t network) {
     ex_flags f = EX_FLAGS_INIT;
-    f.image_size = 32;
+    f.image_size = networks[network].side;
     f.batch = CHUNK;
     f.accumulate = CHUNKS;
     f.lr_batch = CHUNK * CHUNKS;
@@ -294,11 +333,8 @@ static ex_flags defaults(void) {
 }
 
 int main(int argc, char **argv) {
-    car_clip c = {.flags = defaults(),
-                  .contrastive = CAR_CLIP_CACHED,
-                  .network = 0,
-                  .patch = 8,
-                  .keywords = 1};
+    car_clip c;
+    int64_t network = 0;
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
                           .data = "a folder with captions.json and the pictures that it names",
@@ -313,11 +349,20 @@ int main(int argc, char **argv) {
                           .remedies = print_remedies,
                           .close = close_data};
     int exit_status;
-    if (!ex_training_flags(&program,
-                           "pictures and captions that find each other, trained inside a memory "
-                           "budget",
-                           &c.flags, argc, argv, &exit_status))
-        return exit_status;
+    /* A size is a set of defaults: once for the size, once for the rest. */
+    for (int pass = 0; pass < 2; pass++, network = c.network) {
+        c = (car_clip){.flags = defaults(network),
+                       .contrastive = CAR_CLIP_CACHED,
+                       .network = network,
+                       .patch = networks[network].patch,
+                       .keywords = 1};
+        if (!ex_training_flags(&program,
+                               "pictures and captions that find each other, trained inside a "
+                               "memory budget",
+                               &c.flags, argc, argv, &exit_status))
+            return exit_status;
+    }
+    if (is_published(&c)) program.budget = NULL;
     exit_status = check_flags(&program, &c);
     if (exit_status) return exit_status;
     program.model_name = sizes[c.network].name;

@@ -32,7 +32,7 @@
 
 typedef struct food101 {
     ex_flags flags;
-    int64_t depth, fit; /* --arch, --fit */
+    int64_t size, depth, fit; /* --size, --arch, --fit */
     int dev_mode, include_nutrition, balance, table;
     int64_t dev_samples;
     const char *weights;
@@ -50,6 +50,9 @@ static const ex_word fits[] = {
 
 static const ex_option own_flags[] = {
     {.section = "Food recognition"},
+    EX_FLAG("size", EX_WORD, food101, size, "small|published",
+            "published: --arch resnet50 --image-size 224 --budget auto, where these are not given",
+            .words = ex_size_words),
     EX_FLAG("arch", EX_WORD, food101, depth, "NAME", "resnet18, resnet34 or resnet50",
             .words = archs, .decides = 1),
     EX_FLAG("profile", EX_WORD, food101, flags.batch, "NAME",
@@ -228,8 +231,20 @@ static int print_table(food101 *f, ex_program *program, char **argv) {
     return ex_exit_status(status, ex_interrupted());
 }
 
+/* A size is a set of defaults. */
+static food101 defaults(int64_t size) {
+    const int is_published = size == EX_SIZE_PUBLISHED;
+    food101 f = {
+        .flags = EX_FLAGS_INIT, .size = size, .depth = is_published ? 50 : 18, .fit = EX_FIT_PAD};
+    f.flags.image_size = is_published ? 224 : 96;
+    f.flags.epochs = 10;
+    f.flags.schedule = MT_SCHEDULE_COSINE;
+    return f;
+}
+
 int main(int argc, char **argv) {
-    food101 f = {.flags = EX_FLAGS_INIT, .depth = 18, .fit = EX_FIT_PAD};
+    food101 f;
+    int64_t size = EX_SIZE_SMALL;
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
                           .own = {own_flags, EX_ROWS(own_flags), &f},
@@ -241,13 +256,14 @@ int main(int argc, char **argv) {
                           .remedies = print_remedies,
                           .close = close_data};
     int exit_status;
-    f.flags.image_size = 96;
-    f.flags.epochs = 10;
-    f.flags.schedule = MT_SCHEDULE_COSINE;
-    if (!ex_training_flags(&program,
-                           "a classifier of food pictures, trained inside a memory budget",
-                           &f.flags, argc, argv, &exit_status))
-        return exit_status;
+    for (int pass = 0; pass < 2; pass++, size = f.size) { /* for the size, and for the rest */
+        f = defaults(size);
+        if (!ex_training_flags(&program,
+                               "a classifier of food pictures, trained inside a memory budget",
+                               &f.flags, argc, argv, &exit_status))
+            return exit_status;
+    }
+    if (f.size == EX_SIZE_PUBLISHED) program.budget = NULL;
     if (f.flags.resume && f.weights)
         return ex_training_refuse(
             &program, "--weights: not together with --resume, whose file has the weights");

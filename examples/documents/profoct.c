@@ -8,6 +8,7 @@
  * episode, so an episode is never cut, and a batch of several is, exactly. For flags, data and what a
  * program is otherwise, see food101.c.
  */
+#include "checkpoint.h"
 #include "episodes.h"
 #include "few_shot_test.h"
 #include "report.h"
@@ -30,10 +31,11 @@ enum { FSCT = 0, PROFOCT = 1 }; /* methods */
 typedef struct profoct {
     ex_flags flags; /* first, see read_preset */
     ex_shape shape;
+    int64_t size; /* --size */
     int64_t method, depth, feti, pool, vic_on_attention, vic_detach, vic_dynamic, by_matrix,
         variants, running;
     int64_t episodes, val_episodes, test_episodes;
-    const char *preset;
+    const char *preset, *weights;
     int self_test;
     ex_class_sets classes;
     ex_episodes learning, testing;
@@ -78,6 +80,10 @@ static int read_preset(const char *text, void *target) {
 
 static const ex_option own_flags[] = {
     {.section = "Few-shot learning"},
+    FLAG("size", EX_WORD, size, "small|published",
+         "published: --preset balanced --image-size 224 --pool 7 --budget auto, where these are "
+         "not given",
+         .words = ex_size_words),
     FLAG("preset", EX_PARSED, flags, "NAME",
          "minimal, balanced or maximum: method, backbone, FETI, n_query, amp and accumulation for "
          "8, 16 and "
@@ -129,6 +135,11 @@ static const ex_option own_flags[] = {
     FLAG("val-episodes", EX_WHOLE, val_episodes, "N", "of validation", .most = 1000000),
     FLAG("test-episodes", EX_WHOLE, test_episodes, "N",
          "at the end, with classes that were never seen (the script: 600)", .most = 1000000),
+    FLAG("weights", EX_TEXT, weights, "FILE",
+         "begin with the backbone of a safetensors file of torchvision's or timm's ResNet of that "
+         "depth",
+         .accepts = "a safetensors file of the network's weights", .decides = 1,
+         .file = EX_FILE_READ),
     FLAG("self-test", EX_SWITCH, self_test, NULL,
          "check accumulation, half precision, what is detached and clearing, and train nothing",
          .most = 1),
@@ -175,10 +186,23 @@ static profoct_model_options model_of(const profoct *p) {
     return options;
 }
 
+/* The backbone alone: the rest of the file's network is its classifier. */
+static void backbone_name(void *user, const char *name, char *other, size_t capacity) {
+    static const char feature[] = "feature.";
+    (void)user;
+    if (strncmp(name, feature, strlen(feature)) == 0)
+        snprintf(other, capacity, "%s", name + strlen(feature));
+}
+
 static mt_status make_model(void *self, const ex_training *run, mt_model **out) {
-    const profoct_model_options options = model_of(self);
+    const profoct *p = self;
+    const profoct_model_options options = model_of(p);
+    mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
     (void)run;
-    return profoct_model_new(&options, out);
+    mt_status status = profoct_model_new(&options, out);
+    weights.strict = 0;
+    weights.other_name = backbone_name;
+    return status == MT_OK ? ex_checkpoint_weights(*out, p->weights, &weights) : status;
 }
 
 static void introduce(void *self, const ex_training *run) {
@@ -229,9 +253,11 @@ static void close_data(void *self) {
     ex_class_sets_close(&p->classes);
 }
 
-int main(int argc, char **argv) {
+/* A size is a set of defaults. */
+static profoct defaults(int64_t size) {
     profoct p = {.flags = EX_FLAGS_INIT,
                  .shape = {5, 5, 8},
+                 .size = size,
                  .method = PROFOCT,
                  .depth = 18,
                  .pool = 1,
@@ -244,6 +270,23 @@ int main(int argc, char **argv) {
                  .val_episodes = 10,
                  .test_episodes = 100,
                  .tested = MT_EVAL_REPORT_INIT};
+    p.flags.image_size = 48;
+    p.flags.batch = 2;
+    p.flags.epochs = 4;
+    p.flags.warmup = 10;
+    p.flags.weight_decay = 1e-5;
+    p.flags.schedule = MT_SCHEDULE_COSINE;
+    p.flags.amp = EX_AMP_AUTO;
+    if (size == EX_SIZE_SMALL) return p;
+    read_preset("balanced", &p);
+    p.flags.image_size = 224;
+    p.pool = 7;
+    return p;
+}
+
+int main(int argc, char **argv) {
+    profoct p;
+    int64_t size = EX_SIZE_SMALL;
     ex_program program = {.name = NAME,
                           .budget = DEFAULT_BUDGET,
                           .data = "class folders, or folders train, val and test of these",
@@ -257,16 +300,16 @@ int main(int argc, char **argv) {
                           .remedies = print_remedies,
                           .close = close_data};
     int exit_status;
-    p.flags.image_size = 48;
-    p.flags.batch = 2;
-    p.flags.epochs = 4;
-    p.flags.warmup = 10;
-    p.flags.weight_decay = 1e-5;
-    p.flags.schedule = MT_SCHEDULE_COSINE;
-    p.flags.amp = EX_AMP_AUTO;
-    if (!ex_training_flags(&program, "few-shot learning of clip art, inside a memory budget",
-                           &p.flags, argc, argv, &exit_status))
-        return exit_status;
+    for (int pass = 0; pass < 2; pass++, size = p.size) { /* for the size, and for the rest */
+        p = defaults(size);
+        if (!ex_training_flags(&program, "few-shot learning of clip art, inside a memory budget",
+                               &p.flags, argc, argv, &exit_status))
+            return exit_status;
+    }
+    if (p.size == EX_SIZE_PUBLISHED) program.budget = NULL;
+    if (p.flags.resume && p.weights)
+        return ex_training_refuse(
+            &program, "--weights: not together with --resume, whose file has the weights");
     setenv("PYTORCH_CUDA_ALLOC_CONF", SEGMENTS, 0);
     if (p.self_test && ex_processes_asked(&p.flags) > 1)
         return ex_training_refuse(&program, "--self-test: not by several processes");

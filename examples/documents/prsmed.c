@@ -11,6 +11,7 @@
  * programs share, and docs/prsmed.md says what is trained here and what a paper's network would take.
  */
 #include "breakdown.h"
+#include "checkpoint.h"
 #include "prompt_scenes.h"
 #include "program_path.h"
 #include "report.h"
@@ -29,16 +30,18 @@
 
 typedef struct prsmed {
     ex_flags flags;
-    int64_t encoder, text, text_steps; /* --encoder, --text by its width, --text-steps */
-    int64_t scenes[2];                 /* of an epoch, by split */
-    const char *patterns;
+    int64_t size, encoder, text,
+        text_steps;    /* --size, --encoder, --text by its width, --text-steps */
+    int64_t scenes[2]; /* of an epoch, by split */
+    const char *patterns, *weights;
     int use_amp, no_use_amp, checkpointing, compile, breakdown;
     ex_prompt_scenes *data;
 } prsmed;
 
 /* ---- flags ------------------------------------------------------------------------------------- */
 
-static const ex_word encoders[] = {{"conv", PRSMED_CONV}, {"vit_ti", PRSMED_VIT_TI}, {NULL, 0}};
+static const ex_word encoders[] = {
+    {"conv", PRSMED_CONV}, {"vit_ti", PRSMED_VIT_TI}, {"tiny_vit", PRSMED_TINY_VIT}, {NULL, 0}};
 static const ex_word texts[] = {{"d128", 128}, {"d256", 256}, {"d384", 384},
                                 {"d512", 512}, {"d768", 768}, {NULL, 0}};
 static const struct {
@@ -78,8 +81,12 @@ static int read_gpu_size(const char *text, void *target) {
 
 static const ex_option own_flags[] = {
     {.section = "Segmentation from a prompt"},
+    OWN("size", EX_WORD, size, "small|published",
+        "published: --encoder tiny_vit --image-size 1024 --budget auto, where these are not given",
+        .words = ex_size_words),
     OWN("encoder", EX_WORD, encoder, "NAME",
-        "of the picture: conv (small, learns within minutes) or vit_ti (ViT-Ti/8)",
+        "of the picture: conv (small, learns within minutes), vit_ti (ViT-Ti/8) or tiny_vit "
+        "(TinySAM's TinyViT-5M, with the mask decoder of 5,365,441 parameters)",
         .words = encoders, .decides = 1),
     OWN("text", EX_WORD, text, "NAME", "the frozen text model: d128, d256, d384, d512 or d768",
         .words = texts, .decides = 1),
@@ -92,6 +99,12 @@ static const ex_option own_flags[] = {
         "scenes for validation, always the same", .least = 1, .most = 1000000),
     OWN("patterns", EX_TEXT, patterns, "DIR", "a folder of PNG pictures to lay under the scenes",
         .accepts = "a folder of PNG pictures", .by_default = "those that come with the programs"),
+    OWN("weights", EX_TEXT, weights, "FILE",
+        "begin with the image encoder of a safetensors file of TinySAM's or MobileSAM's weights, "
+        "for "
+        "--encoder tiny_vit",
+        .accepts = "a safetensors file of the network's weights", .decides = 1,
+        .file = EX_FILE_READ),
     OWN("config", EX_PARSED, flags, "NAME",
         "0: batch 8; 1: 2 x 4 and checkpointing; 2: 4 x 2; 3: 8, the paper's; 16gb: 1 x 8 and "
         "checkpointing; each with --use-amp; flags after it change them",
@@ -282,9 +295,18 @@ static int64_t *all_prompts(const prsmed *p, size_t *count) {
     return tokens;
 }
 
+/* As a file of all of TinySAM has it. */
+static void tinysam_name(void *user, const char *name, char *other, size_t capacity) {
+    static const char vision[] = "vision.";
+    (void)user;
+    if (strncmp(name, vision, strlen(vision)) == 0)
+        snprintf(other, capacity, "image_encoder.%s", name + strlen(vision));
+}
+
 static mt_status make_model(void *self, const ex_training *run, mt_model **out) {
     prsmed *p = self;
     prsmed_model_options options = options_of(p);
+    mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
     mt_status status = p->breakdown ? print_breakdown(p, run) : MT_OK;
     if (status != MT_OK) return status;
     int64_t *prompts = all_prompts(p, &options.prompt_count);
@@ -294,14 +316,16 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     if (p->flags.resume) options.text_steps = 0; /* the file has what it learnt */
     status = prsmed_model_new(&options, out);
     free(prompts);
-    return status;
+    weights.strict = 0; /* the file has a mask decoder of its own */
+    weights.other_name = tinysam_name;
+    return status == MT_OK ? ex_checkpoint_weights(*out, p->weights, &weights) : status;
 }
 
 /* ---- main -------------------------------------------------------------------------------------- */
 
 /* What only flags together can get wrong. @return 0, or the exit status */
 static int check(const prsmed *p, const ex_program *program) {
-    int64_t stride = p->encoder == PRSMED_CONV ? 4 : 8;
+    int64_t stride = p->encoder == PRSMED_CONV ? 4 : p->encoder == PRSMED_VIT_TI ? 8 : 16;
     if (p->compile)
         return ex_training_refuse(
             program,
@@ -315,6 +339,11 @@ static int check(const prsmed *p, const ex_program *program) {
     if (p->checkpointing && p->flags.checkpointing == EX_CHECKPOINTING_OFF)
         return ex_training_refuse(
             program, "--gradient-checkpointing: not together with --checkpointing off");
+    if (p->weights && p->encoder != PRSMED_TINY_VIT)
+        return ex_training_refuse(program, "--weights: not without --encoder tiny_vit");
+    if (p->weights && p->flags.resume)
+        return ex_training_refuse(
+            program, "--weights: not together with --resume, whose file has the weights");
     if (p->flags.image_size % stride)
         return ex_training_refuse(
             program,
@@ -331,8 +360,8 @@ static void apply_switches(prsmed *p) {
 }
 
 /* The paper's batch, optimiser and clipping; a rate for networks that begin at random. */
-static void set_defaults(ex_flags *flags) {
-    flags->image_size = 64;
+static void set_defaults(ex_flags *flags, int64_t size) {
+    flags->image_size = size == EX_SIZE_PUBLISHED ? 1024 : 64;
     flags->batch = flags->lr_batch = 8;
     flags->epochs = 8;
     flags->lr = 1e-3;
@@ -345,7 +374,8 @@ static void set_defaults(ex_flags *flags) {
 }
 
 int main(int argc, char **argv) {
-    prsmed p = {.flags = EX_FLAGS_INIT, .encoder = PRSMED_CONV, .text = 128, .scenes = {640, 128}};
+    prsmed p;
+    int64_t size = EX_SIZE_SMALL;
     ex_program program = {
         .name = NAME,
         .model_name = NAME,
@@ -360,10 +390,18 @@ int main(int argc, char **argv) {
         .result = print_dice,
         .close = close_data};
     int exit_status;
-    set_defaults(&p.flags);
-    if (!ex_training_flags(&program, "a segmenter that is told in words what to outline", &p.flags,
-                           argc, argv, &exit_status))
-        return exit_status;
+    for (int pass = 0; pass < 2; pass++, size = p.size) { /* for the size, and for the rest */
+        p = (prsmed){.flags = EX_FLAGS_INIT,
+                     .size = size,
+                     .encoder = size == EX_SIZE_PUBLISHED ? PRSMED_TINY_VIT : PRSMED_CONV,
+                     .text = 128,
+                     .scenes = {640, 128}};
+        set_defaults(&p.flags, size);
+        if (!ex_training_flags(&program, "a segmenter that is told in words what to outline",
+                               &p.flags, argc, argv, &exit_status))
+            return exit_status;
+    }
+    if (p.size == EX_SIZE_PUBLISHED) program.budget = NULL;
     exit_status = check(&p, &program);
     if (exit_status) return exit_status;
     apply_switches(&p);

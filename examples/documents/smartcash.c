@@ -31,7 +31,8 @@
 
 typedef struct smartcash {
     ex_flags flags;
-    int64_t tier, backbone, classes;      /* an ex_tier, a smartcash_backbone, an ex_card_classes */
+    int64_t size, tier, backbone,
+        classes; /* --size, an ex_tier, a smartcash_backbone, an ex_card_classes */
     int64_t phase1_epochs, phase2_epochs; /* below 0: as the tier has them */
     int64_t scenes, validation_scenes;
     double backbone_lr;
@@ -69,6 +70,10 @@ static int read_size(const char *text, void *target) {
 
 static const ex_option own_flags[] = {
     {.section = "Card detection"},
+    EX_FLAG("size", EX_WORD, smartcash, size, "small|published",
+            "published: a neck and heads of three scales in the place of one head; and --backbone "
+            "efficientnet_b4 --image-size 640 --budget auto, where these are not given",
+            .words = ex_size_words, .decides = 1),
     EX_FLAG("tier", EX_WORD, smartcash, tier, "auto|1|2|3",
             "1: mps, 4 threads, 8 batches of 1 accumulated; 2: cpu, 2 threads, 16; 3: cpu, one "
             "thread, 32, no progress, no workers; flags beside it count more; auto: --batch as it "
@@ -121,11 +126,14 @@ static const smartcash at_first = {.flags = EX_FLAGS_INIT,
 /* By tier; the last ones have a single phase. */
 static const struct { int64_t first, all; } epochs_of[] = {{1, 8}, {2, 4}, {0, 3}, {0, 3}};
 
-/* A tier is a set of defaults, so the flags are read twice: once for the tier, once for the rest. */
-static void set_defaults(smartcash *f, ex_tier tier) {
+/* Size and tier are sets of defaults, so the flags are read twice: once for these two, once for the rest. */
+static void set_defaults(smartcash *f, int64_t size, ex_tier tier) {
+    const int is_published = size == EX_SIZE_PUBLISHED;
     *f = at_first;
+    f->size = size;
     f->tier = tier;
-    f->flags.image_size = 128;
+    if (is_published) f->backbone = SMARTCASH_EFFICIENTNET_B4;
+    f->flags.image_size = is_published ? 640 : 128;
     f->flags.batch = 16;
     f->flags.lr_batch = 16;
     f->flags.epochs = epochs_of[tier].all;
@@ -150,7 +158,7 @@ static int share_epochs(smartcash *f) {
 /* Not the tier's own. */
 static int given_device(const smartcash *f) {
     smartcash without;
-    set_defaults(&without, (ex_tier)f->tier);
+    set_defaults(&without, f->size, (ex_tier)f->tier);
     return strcmp(f->flags.device, without.flags.device) != 0;
 }
 
@@ -212,9 +220,13 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     options.classes = ex_card_scenes_class_count(f->data);
     options.side = (int)f->flags.image_size;
     options.least_chunk = f->tier == EX_TIER_AUTO ? 0 : 1;
-    ex_card_scenes_anchors(f->data, SMARTCASH_ANCHORS, options.anchors);
+    options.three_scales = f->size == EX_SIZE_PUBLISHED;
+    ex_card_scenes_anchors(f->data,
+                           (options.three_scales ? SMARTCASH_SCALES : 1) * SMARTCASH_ANCHORS,
+                           options.anchors);
     mt_status status = smartcash_model_new(&options, out);
     weights.strict = 0; /* the file has a classifier, and the model a head */
+    weights.other_name = smartcash_model_timm_name;
     return status == MT_OK ? ex_checkpoint_weights(*out, f->weights, &weights) : status;
 }
 
@@ -341,14 +353,17 @@ int main(int argc, char **argv) {
                           .remedies = print_remedies,
                           .close = close_data};
     int exit_status;
+    int64_t size = EX_SIZE_SMALL;
     ex_tier tier = EX_TIER_AUTO;
     for (int pass = 0; pass < 2; pass++) {
-        set_defaults(&f, tier);
+        set_defaults(&f, size, tier);
         if (!ex_training_flags(&program, "a detector of playing cards, in tiers of memory",
                                &f.flags, argc, argv, &exit_status))
             return exit_status;
+        size = f.size;
         tier = (ex_tier)f.tier;
     }
+    if (f.size == EX_SIZE_PUBLISHED) program.budget = NULL;
     exit_status = check_flags(&program, &f);
     if (exit_status != 0) return exit_status;
     program.model_name = backbone_name(f.backbone);

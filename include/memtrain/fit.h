@@ -90,19 +90,26 @@ typedef struct mt_fit_options {
     const mt_schedule *schedule;
     const mt_source *validation; /* what is evaluated, in its own order; NULL: nothing */
     uint64_t evaluate_every;     /* epochs, at least 1; the last epoch has an evaluation too */
-    int metric;         /* which figure tells the best epoch: MT_FIT_LOSS, or a metric's index */
-    int maximise;       /* 1: the highest is the best; 0: the lowest. It is a finite number */
-    uint64_t patience;  /* evaluations in a row that are not better end the run; 0: never */
-    const char *best;   /* file of the epoch with the best evaluation; NULL: none */
-    const char *last;   /* file of the end of each epoch, and of a stopped run; NULL: none */
+    int metric;        /* which figure tells the best epoch: MT_FIT_LOSS, or a metric's index */
+    int maximise;      /* 1: the highest is the best; 0: the lowest. It is a finite number */
+    uint64_t patience; /* evaluations in a row that are not better end the run; 0: never */
+    const char *best;  /* file of the epoch with the best evaluation; NULL: none */
+    const char
+        *last; /* file of the end of each epoch, of a stopped run, and of save_every; NULL: none */
     const char *resume; /* best or last of the run that goes on; NULL: from the start */
     const volatile sig_atomic_t *stop; /* read between steps; not 0: the run stops. NULL: none */
+    /*
+     * Writes last within epochs too: each time the run has made so many steps, counted over all epochs, and each time so
+     * many seconds of `now` are over since it was written. 0: not for that reason.
+     */
+    uint64_t save_every;
+    double save_seconds;
 } mt_fit_options;
 
 #define MT_FIT_OPTIONS_INIT                                                                        \
     {                                                                                              \
         sizeof(mt_fit_options), 32, 1, 0, 1, 0, NULL, NULL, 1, MT_FIT_LOSS, 0, 0, NULL, NULL,      \
-            NULL, NULL                                                                             \
+            NULL, NULL, 0, 0.0                                                                     \
     }
 
 typedef enum mt_fit_end {
@@ -175,6 +182,9 @@ typedef struct mt_fit_callbacks {
 /*
  * Trains: `epochs` times over the source. An epoch is its steps, an evaluation where one is due, mt_trainer_end_epoch,
  * the checkpoints, and the callback. mt_trainer_finish is the caller's.
+ *
+ * With save_every or save_seconds, last is also written between two steps, before the callback `step`. A run that goes on
+ * from there does the next batch of the same epoch.
  *
  * A run that is stopped ends between two steps, or between two batches of an evaluation, writes `last`, and returns
  * MT_OK. A run that goes on from there does the evaluation anew. A run that fails writes nothing: what was trained since

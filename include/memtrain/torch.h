@@ -42,7 +42,7 @@ extern "C" {
 
 typedef struct mt_torch_init_options {
     size_t size;        /* sizeof(mt_torch_init_options) */
-    int cuda;           /* 1: load libtorch_cuda or libtorch_xpu if it exists. 0: only the CPU */
+    int cuda;           /* 1: load libtorch_cuda, _hip or _xpu if it exists. 0: only the CPU */
     int keep_allocator; /* 1: keep libtorch's own CPU allocator. Then CPU budgets are not enforced */
 } mt_torch_init_options;
 
@@ -1171,10 +1171,16 @@ typedef struct mt_weights_options {
     const char *prefix;
     /* Names of the model that begin so are left alone, such as "fc.". NULL: none. */
     const char *skip;
+    /*
+     * Where the file has no tensor of the model's name: writes another name that it may have there, zero included, into
+     * other[capacity], which is "" before. Files of several libraries with the same network are read so. NULL: none.
+     */
+    void (*other_name)(void *user, const char *name, char *other, size_t capacity);
+    void *user; /* given to other_name */
 } mt_weights_options;
 
 #define MT_WEIGHTS_OPTIONS_INIT                                                                    \
-    { sizeof(mt_weights_options), 1, NULL, NULL }
+    { sizeof(mt_weights_options), 1, NULL, NULL, NULL, NULL }
 
 /*
  * Reads parameters and buffers by name, from a file of mt_model_save_weights, mt_torch_save (strict

@@ -14,6 +14,7 @@
 #define MEMTRAIN_TRAINER_HPP
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -156,6 +157,12 @@ inline void watch(const Watch &functions, mt_fit_callbacks *out) {
         out->stop = [](void *user) { return static_cast<Watch *>(user)->stop() ? 1 : 0; };
 }
 
+/* For mt_fit_callbacks.now. */
+inline double seconds(void *) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
 } // namespace detail
 
 /*
@@ -232,7 +239,7 @@ public:
     }
 
     /*
-     * mt_fit: epochs over a source. Files are those of mt_torch_save.
+     * mt_fit: epochs over a source. Files are those of mt_torch_save, seconds those of a steady clock.
      * @param validation  what is evaluated, in the place of options.validation; no samples: nothing
      */
     mt_fit_report fit(const Source &source, mt_fit_options options = MT_FIT_OPTIONS_INIT,
@@ -243,6 +250,7 @@ public:
         const mt_source from = training.get(), test = testing.get();
         must(mt_torch_callbacks(torch(), &callbacks));
         detail::watch(functions, &callbacks);
+        callbacks.now = detail::seconds;
         options.validation = validation.samples ? &test : nullptr;
         must(mt_fit(get(), &from, &options, &callbacks, &report));
         return report;

@@ -1,15 +1,16 @@
-"""A classifier of pictures: ResNet-18, a DataLoader, SGD with momentum and StepLR."""
+"""A classifier of pictures: ResNet-18 of torchvision's, a DataLoader, SGD with momentum and StepLR."""
 import memtrain
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from torchvision.models import resnet18
 
-from networks import Pictures, resnet18
+from networks import Pictures
 
 
 def main():
     torch.manual_seed(0)
-    model = resnet18(classes=10)
+    model = resnet18(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     loader = DataLoader(Pictures(96), batch_size=32, shuffle=True, num_workers=2)

@@ -9,8 +9,11 @@ docs/python.md says what has been run, and what has not.
 import torch  # noqa: F401, its libraries come first
 
 from . import _native
+from ._check import CheckReport, Finding
 from ._helpers import OutOfMemory
-from ._trainer import Report, Trainer, memory, set_budget
+from ._report import EvalReport, Report, RunReport, StepReport
+from ._trainer import Trainer, memory, set_budget
 
-__version__ = _native.version
-__all__ = ["OutOfMemory", "Report", "Trainer", "memory", "set_budget"]
+__version__: str = _native.version
+__all__ = ["CheckReport", "EvalReport", "Finding", "OutOfMemory", "Report", "RunReport", "StepReport", "Trainer", "memory",
+           "set_budget"]

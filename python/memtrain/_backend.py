@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from ._helpers import forget
-from ._undo import Buffers, OptimizerState, Rng
+from ._undo import Buffers, OptimizerState, Rng, ScalerState
 
 
 def _as_number(what, value):
@@ -43,11 +43,12 @@ def read_output(output):
 
 
 class Backend:
-    def __init__(self, model, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch, apply_not_finite):
+    def __init__(self, model, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch, apply_not_finite, scaler):
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.clip_norm, self.before_update = clip_norm, before_update
         self.needs_whole_batch, self.apply_not_finite = needs_whole_batch, apply_not_finite
-        self.core = self.batch = self.undo = None
+        self.scaler = scaler
+        self.core = self.batch = self.undo = self.scaler_undo = None
         self.rng, self.chunk_rng = Rng(), Rng()
         self.buffers, self.chunk_buffers = Buffers(), Buffers()
         self.parameters, self.all_parameters, self.sums = self.find_parameters(), [], None
@@ -111,6 +112,7 @@ class Backend:
         if list(map(id, parameters)) != list(map(id, self.parameters)) and sums is not None:
             self.sums = sums = None
             sums = self.make_sums(parameters)
+        self.scaler_undo = ScalerState(self.scaler) if self.scaler is not None else None
         self.rng.take()
         self.buffers.take(self.model)
         with torch.no_grad():
@@ -147,6 +149,8 @@ class Backend:
         if self.undo is not None:
             self.undo.put_back()
             self.undo = None
+        if self.scaler_undo is not None:
+            self.scaler_undo.put_back()
         self.buffers.put_back()
         self.rng.put_back()
         self.set_gradients(self.before)
@@ -171,13 +175,18 @@ class Backend:
         hooks = [p.register_post_accumulate_grad_hook(tell) for p in self.parameters]
         return lambda: [hook.remove() for hook in hooks]
 
-    def backward(self, loss, weight):
+    @staticmethod
+    def check_graph(loss):
         if not loss.requires_grad:
             raise ValueError("the loss has no graph: it was detached, computed without gradients, or from nothing that "
                              "trains")
+
+    def backward(self, loss, weight):
+        self.check_graph(loss)
         stop = self.tell_gradients() if self.core is not None and self.core.is_recording() else None
         try:
-            (loss * weight).backward()
+            weighted = loss * weight
+            (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
         finally:
             if stop:
                 stop()
@@ -214,13 +223,17 @@ class Backend:
         if not apart:
             self.set_gradients(self.sums)
             self.sum_versions = [total._version for total in self.sums]
-        with torch.enable_grad():
-            loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
-            if units is not None:
-                self.has_units = True
-                weight *= units / count
-            if weight:
-                self.backward(loss, weight)
+        try:
+            with torch.enable_grad():
+                loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+                if units is not None:
+                    self.has_units = True
+                    weight *= units / count
+                self.check_unwritten()  # before autograd finds it, which names no tensor
+                if weight:
+                    self.backward(loss, weight)
+        finally:
+            torch.clear_autocast_cache()  # of an autocast around the step: weights in fewer bits, with their graph
         loss = float(loss.detach())
         self.check_unwritten()
         with torch.no_grad():
@@ -260,28 +273,53 @@ class Backend:
 
     def keep_for_update(self):
         try:
-            return OptimizerState(self.optimizer)
+            return OptimizerState(self.optimizer, self.scaler is not None)
         except torch.OutOfMemoryError as error:
             line = str(error).split("\n")[0]
             forget(error)
         raise torch.OutOfMemoryError(line + ", for the copy of parameters and optimiser state that an update is taken "
                                      "back with (fused=True does without)")
 
+    def unscale(self):
+        """Whether a gradient overflowed under the scale, which it is divided by."""
+        if self.scaler is None:
+            return False
+        self.scaler.unscale_(self.optimizer)
+        return any(bool(found.item()) for found in self.scaler._found_inf_per_device(self.optimizer).values())
+
+    def skip(self, norm):
+        self.rollback()
+        self.clear_gradients()
+        return norm, True
+
+    def update(self):
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
     def apply(self):
         with torch.no_grad():
             self.gather_gradients()
+            if self.unscale():
+                self.scaler.update()  # to a smaller scale, which stays
+                self.scaler_undo = None
+                return self.skip(math.inf)
             norm = self.clip()
         if self.before_update is not None:
             self.before_update(self.model)
         if not (math.isfinite(norm) or self.clip_norm is None or self.apply_not_finite):
-            self.rollback()
-            self.clear_gradients()
-            return norm, True
+            return self.skip(norm)
         self.undo = self.keep_for_update()
-        self.optimizer.step()
-        self.undo, self.before = None, []
-        self.clear_gradients()
+        self.update()
         return norm, False
+
+    def commit(self):
+        """The update stays. May be called twice."""
+        self.clear_gradients()
+        self.undo = self.scaler_undo = None
+        self.before = []
 
     def means(self):
         return {name: total / self.units for name, total in self.metric_sums.items()}

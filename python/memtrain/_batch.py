@@ -33,6 +33,19 @@ def _cut(value, first, count):
     return value
 
 
+def pick(value, index):
+    """The same part with copies of the samples that the index names."""
+    if isinstance(value, torch.Tensor):
+        return value.index_select(0, index)
+    if isinstance(value, Mapping):
+        return {key: pick(part, index) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(pick(part, index) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(pick(part, index) for part in value)
+    return value
+
+
 def _number(key):
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
 

@@ -1,57 +1,68 @@
 """The trainer, and the budget of the process."""
 import inspect
 import os
-import threading
 import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, TextIO, Tuple, TypeVar, Union
 
 import torch
 
-from . import _native
+from . import _native, _state
 from ._backend import Backend
 from ._batch import Batch
+from ._check import Check, CheckReport
+from ._report import EvalReport, Report, RunReport, StepReport, follow
 from ._undo import Rng
+
+# What loss_fn returns: a loss, (loss, units), or a dict with "loss" and perhaps "units" and metrics.
+Number = Union[torch.Tensor, float, int]
+Output = Union[torch.Tensor, Tuple[torch.Tensor, Number], Mapping[str, Number]]
+Budget = Union[str, int, None]
+Item = TypeVar("Item")
 
 _policy = {"micro_batch": int, "min_micro_batch": int, "max_micro_batch": int, "clear_every": int,
            "deterministic": bool, "max_retries": int, "keep_chunks": int}
-_held = {}  # of each trainer that lives: the memory of its tensors that the budget's allocator did not make
+_held: Dict[int, Dict[int, int]] = {}  # of each trainer that lives: the memory of its tensors that the budget's allocator did not make
 _numbers = iter(range(1, 1 << 62))
 _is_child_told = False
 
 
-def set_budget(budget=None):
+def set_budget(budget: Budget = None) -> None:
     """
     The most that all tensors of the process may take: "6GiB", "600MiB" or bytes; None: nine tenths of what the host
     has left. Tensors that were made before the first call are not counted, but for those of a trainer's model and
     optimiser, which count while the trainer lives.
     """
     global _is_child_told
+    size = _bytes_of(budget)
     _native.install()
     if not _is_child_told:
         os.register_at_fork(after_in_child=_native.enter_child)
         _is_child_told = True
-    _native.set_budget(_native.parse_size(str(budget)) if budget is not None else 0)
+    _native.set_budget(size)
 
 
-def memory():
-    """Bytes of tensors: the budget, what is allocated now, and the highest so far."""
+def _bytes_of(budget):
+    if budget is None:
+        return 0
+    try:
+        if isinstance(budget, (str, int)) and not isinstance(budget, bool):
+            size = _native.parse_size(str(budget))
+            if size > 0:
+                return size
+    except ValueError:
+        pass
+    raise ValueError('budget is %r; accepted: bytes, or a text such as "6GiB" or "600MiB", above 0' % (budget,))
+
+
+def memory() -> Dict[str, int]:
+    """
+    Bytes of tensors: budget_bytes, allocated_bytes (now) and peak_bytes (so far); and resident_bytes of the process.
+    Raises RuntimeError where no budget has been set.
+    """
     if not _native.installed():
         raise RuntimeError("memtrain.memory: no budget has been set")
     return {"budget_bytes": _native.budget(), "allocated_bytes": _native.allocated(), "peak_bytes": _native.peak(),
             "resident_bytes": _native.resident_bytes()}
-
-
-class Report(dict):
-    """Figures by name, also as attributes."""
-
-    def __getattr__(self, name):
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def _repr_html_(self):
-        rows = "".join("<tr><td>%s</td><td>%s</td></tr>" % (key, value) for key, value in self.items())
-        return "<table>%s</table>" % rows
 
 
 def _tensors_in(value):
@@ -122,6 +133,15 @@ def _check_device(model):
     return torch.device("cpu")
 
 
+def _check_scaler(scaler):
+    """The scaler, or None where it does nothing."""
+    if scaler is None:
+        return None
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError("scaler is a %s; accepted: a torch.amp.GradScaler" % type(scaler).__name__)
+    return scaler if scaler.is_enabled() else None
+
+
 def _check_gradients(model):
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
@@ -143,28 +163,43 @@ class Trainer:
     and calls optimizer.step() once. Where memory runs out, what is missing is done again in other chunks; where not
     even the smallest fits, the step is taken back whole and memtrain.OutOfMemory raised.
 
-    loss_fn(model, *batch) returns the loss of these samples, a mean: a tensor of one number, or (loss, units) where the
-    mean is over something else than samples, tokens say, or a dict with "loss", and "units" and metrics where wanted:
-    means over the same. A chunk has the same arguments as the batch, with fewer samples in dimension 0.
-
+    model           a torch.nn.Module on the CPU
+    loss_fn         loss_fn(model, *batch) returns the loss of these samples, a mean: a tensor of one number, or
+                    (loss, units) where the mean is over something else than samples, tokens say, or a dict with "loss",
+                    and "units" and metrics where wanted: means over the same. A chunk has the same arguments as the
+                    batch, with fewer samples in dimension 0
+    optimizer       any of torch.optim over the model's parameters that steps without a closure
     budget          for all tensors of the process, see memtrain.set_budget; None: what is set, or the default
     clip_norm       as torch.nn.utils.clip_grad_norm_ between backward and step; None: no clipping
+    scaler          a torch.amp.GradScaler: losses are scaled, gradients unscaled before clipping. A step whose gradient
+                    overflows is skipped, which the report says, and the scale becomes smaller
     before_update   called with the model when the gradients of the batch are in .grad, before optimizer.step()
     needs_whole_batch  the loss couples the samples, and the batch must not be cut
     planned_memory  chunks lie in one piece of memory, each tensor at a place that is planned
     apply_not_finite   an update is made where loss or clipped norm is not finite; else that step is taken back
     trace           called with each line of the trace (docs/trace.md)
-    micro_batch, min_micro_batch, max_micro_batch, deterministic, max_retries, clear_every, keep_chunks
-                    as in mt_policy_options (docs/policy.md)
+    micro_batch, min_micro_batch, max_micro_batch   samples of a chunk
+    deterministic, max_retries, clear_every, keep_chunks   as in mt_policy_options (docs/policy.md)
+
+    Raises ValueError, TypeError or NotImplementedError, which name argument, value and what is accepted.
     """
 
-    def __init__(self, model, loss_fn, optimizer, budget=None, *, clip_norm=None, before_update=None,
-                 needs_whole_batch=False, planned_memory=True, apply_not_finite=False, trace=None, **policy):
+    def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., Output], optimizer: torch.optim.Optimizer,
+                 budget: Budget = None, *, clip_norm: Optional[float] = None, scaler: Any = None,
+                 before_update: Optional[Callable[[torch.nn.Module], Any]] = None, needs_whole_batch: bool = False,
+                 planned_memory: bool = True, apply_not_finite: bool = False,
+                 trace: Optional[Callable[[str], Any]] = None, **policy: int) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError("model is a %s; accepted: a torch.nn.Module" % type(model).__name__)
         if not callable(loss_fn):
             raise TypeError("loss_fn is a %s; accepted: a function of model and batch" % type(loss_fn).__name__)
+        if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
+            raise ValueError("clip_norm is %r; accepted: a number above 0, or None" % (clip_norm,))
+        for name, function in (("before_update", before_update), ("trace", trace)):
+            if function is not None and not callable(function):
+                raise TypeError("%s is a %s; accepted: a function, or None" % (name, type(function).__name__))
         _check_policy(policy)
+        scaler = _check_scaler(scaler)
         _check_optimizer(model, optimizer)
         _check_gradients(model)
         self._device = _check_device(model)
@@ -174,35 +209,49 @@ class Trainer:
         _count_existing(self._number, model, optimizer)
         weakref.finalize(self, _stop_counting, self._number)
         self._backend = Backend(model, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch,
-                                apply_not_finite)
+                                apply_not_finite, scaler)
         self._core = _native.Core(self._backend, dict(policy, apply_not_finite=apply_not_finite), trace, planned_memory)
         self._backend.core = weakref.proxy(self._core)
-        self._process, self._busy = os.getpid(), threading.Lock()
+        self._process, self._gate = os.getpid(), _native.Gate()
+        self._last: Optional[Report] = None
+        self._steps_before = self._skipped = 0
 
-    def _run(self, function, batch):
-        """function(samples) for a batch; one at a time, and in the process that made the trainer."""
+    def _alone(self, what, function):
+        """function(), one at a time, and in the process that made the trainer."""
         if os.getpid() != self._process:
             raise RuntimeError("this is a child of the process that made the trainer: a trainer belongs to one process")
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("the trainer is busy: a step is called inside of a step, or by another thread")
+        return self._gate.run(function, "the trainer is busy: %s is called inside of a step, or by another thread" % what)
+
+    def _run(self, kind, what, function, batch):
+        """function(samples) for a batch."""
         backend = self._backend
-        try:
-            backend.batch = Batch(batch, self._device)
-            report = Report(function(backend.batch.count))
-            report["metrics"] = backend.means() if backend.units else {}
-            return report
-        finally:
-            backend.batch = None
-            self._busy.release()
 
-    def step(self, *batch):
-        """
-        One step of the optimiser on a batch of tensors, tuples and dicts, whose dimension 0 are the samples. Gradients
-        are cleared, so .grad is None afterwards. Raises what loss_fn raises, with everything as it was before.
-        """
-        return self._run(self._core.step, batch)
+        def run():
+            try:
+                backend.batch = Batch(batch, self._device)
+                report = kind(function(backend.batch.count))
+                report["metrics"] = backend.means() if backend.units else {}
+                self._last = report
+                return report
+            finally:
+                backend.batch = None
+        return self._alone(what, run)
 
-    def evaluate(self, *batch):
+    def step(self, *batch: Any) -> StepReport:
+        """
+        One step of the optimiser on a batch of tensors, tuples and dicts, whose dimension 0 are the samples: [n, ...],
+        with the same n for all. Gradients are cleared, so .grad is None afterwards. Raises what loss_fn raises, with
+        everything as it was before, and memtrain.OutOfMemory where not even the smallest chunk fits.
+        """
+        report = self._run(StepReport, "a step", self._core.step, batch)
+        report["step"] += self._steps_before
+        if report["skipped"]:
+            self._skipped += 1
+        if self._backend.scaler is not None:
+            report["scale"] = self._backend.scaler.get_scale()
+        return report
+
+    def evaluate(self, *batch: Any) -> EvalReport:
         """Loss and metrics without gradients, in chunks, with the model in evaluation mode meanwhile."""
         modules = [(module, module.training) for module in self._backend.model.modules()]
         rng = _rng_of_now()
@@ -212,20 +261,96 @@ class Trainer:
             self._backend.model.eval()
             return self._core.evaluate(samples)
         try:
-            return self._run(evaluate, batch)
+            return self._run(EvalReport, "an evaluation", evaluate, batch)
         finally:
             rng.put_back()
             for module, training in modules:
                 module.training = training
 
-    def set_chunks(self, *samples):
-        """The chunks of the next step, in place of those that would be chosen."""
+    def set_chunks(self, *samples: int) -> None:
+        """The chunks of the next step, in place of those that would be chosen. They add up to its batch."""
         self._core.set_chunks(list(samples))
 
-    def explain(self):
-        """Why the last step or evaluation did not fit, as a text; "" where it did."""
+    def explain(self) -> str:
+        """Why the last step or evaluation did not fit, as a text of several lines; "" where it did."""
         return self._core.explain()
 
-    def report(self):
+    def report(self) -> RunReport:
         """The run so far."""
-        return Report(self._core.summary())
+        report = RunReport(steps=0, skipped=self._skipped)
+        report.update(self._core.summary())
+        report["steps"] += self._steps_before
+        return report
+
+    def check(self, *batch: Any) -> CheckReport:
+        """
+        Whether steps in chunks give the numbers of the whole batch, and steps that are retried too: call it once with a
+        batch, while the model is new. A few samples run, and everything is put back. The report's text says what is
+        wrong and what to do. It cannot see a coupling that exists in training mode alone.
+        """
+        def check():
+            self._backend.batch = Batch(batch, self._device)
+            try:
+                return Check(self._backend, self._backend.batch)()
+            finally:
+                self._backend.batch = None
+        return self._alone("a check", check)
+
+    def save(self, path: Union[str, "os.PathLike[str]"], **others: Any) -> None:
+        """
+        Writes all that a run needs to go on bit for bit: parameters, buffers, the optimiser, the scaler, the generators
+        of torch, Python and NumPy, and the count of steps. Others by name: what has a state_dict(), such as a scheduler
+        or an EMA, and plain values, such as the epoch. The file is there whole, or the one from before is; torch.load
+        reads it with weights_only=True. Raises TypeError (a value that is not plain), OSError.
+        """
+        def save():
+            parts = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in others.items()}
+            optimizer, scaler = _state.optimizer_state(self._backend.optimizer), self._backend.scaler
+            for name, value in list(parts.items()) + [("the optimizer's state", optimizer)]:
+                _state.check_plain(name, value)
+            _state.write(path, {
+                "memtrain": _state.FORMAT, "version": _native.version, "model": _state.model_state(self._backend.model),
+                "optimizer": optimizer, "scaler": scaler.state_dict() if scaler is not None else None,
+                "rng": _state.rng_state(), "steps": self.report().steps, "skipped": self._skipped, "others": parts,
+                "plain": [name for name, value in others.items() if not hasattr(value, "state_dict")]})
+        self._alone("save", save)
+
+    def load(self, path: Union[str, "os.PathLike[str]"], **others: Any) -> Dict[str, Any]:
+        """
+        Puts in place what save has written, and returns its plain values by name. Others by name: what has a
+        load_state_dict(). Raises ValueError (another model or optimiser, no such file of save's), KeyError (others that
+        the file has not) or OutOfMemory, before anything has changed; OSError.
+        """
+        def load():
+            backend, state = self._backend, _state.read(path)
+            model = _state.check_model(path, backend.model, state["model"])
+            _state.check_optimizer(path, backend.optimizer, state["optimizer"])
+            if (backend.scaler is None) != (state["scaler"] is None):
+                raise ValueError("%s was saved with%s a scaler" % (path, "out" if state["scaler"] is None else ""))
+            for name in others:
+                if name not in state["others"] or name in state["plain"]:
+                    raise KeyError("%s has no state named %r; it has %s"
+                                   % (path, name, sorted(set(state["others"]) - set(state["plain"]))))
+            put_optimizer = _state.prepare_optimizer(backend.optimizer, state["optimizer"])
+            put_rng = _state.prepare_rng(state["rng"])
+            parts = _state.clone(state["others"])
+            with torch.no_grad():
+                for name, tensor in model.items():
+                    tensor.copy_(state["model"][name])
+            put_optimizer()
+            if backend.scaler is not None:
+                backend.scaler.load_state_dict(state["scaler"])
+            for name, other in others.items():
+                other.load_state_dict(parts[name])
+            self._steps_before = state["steps"] - self._core.summary()["steps"]
+            self._skipped = state["skipped"]
+            put_rng()
+            return {name: parts[name] for name in state["plain"]}
+        return self._alone("load", load)
+
+    def progress(self, batches: Iterable[Item], label: str = "", file: Optional[TextIO] = None) -> Iterator[Item]:
+        """
+        The batches, one by one, with a line about the loop: batches, loss, chunks, samples a second, peak. On a terminal
+        the line is rewritten as the loop goes; elsewhere it is written once, at the end. file: default sys.stderr.
+        """
+        return follow(batches, lambda: self._last, label, file)

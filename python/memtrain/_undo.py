@@ -49,6 +49,38 @@ class Rng:
             sys.modules["numpy"].random.set_state(self.numpy)
 
 
+    def has_moved(self):
+        """Whether something was drawn since take()."""
+        now = Rng()
+        now.take()
+        if self.numpy is not None and now.numpy is not None:
+            if self.numpy[2:] != now.numpy[2:] or (self.numpy[1] != now.numpy[1]).any():
+                return True
+        return not torch.equal(self.torch, now.torch) or self.python != now.python
+
+
+class ScalerState:
+    """The scale of a torch.amp.GradScaler, and what it has found out about this step's gradients."""
+
+    def __init__(self, scaler):
+        self.scaler = scaler
+        if scaler._scale is None:
+            self.begin()
+        self.saved = scaler.state_dict()
+
+    def begin(self):
+        """Its tensors are made with the first loss: both, or none."""
+        try:
+            self.scaler.scale(torch.ones(()))
+        except BaseException:
+            self.scaler._scale = self.scaler._growth_tracker = None
+            raise
+
+    def put_back(self):
+        self.scaler.load_state_dict(self.saved)
+        self.scaler._per_optimizer_states.clear()
+
+
 class Buffers:
     """The buffers of a model. The copies are kept from one step to the next."""
 
@@ -98,10 +130,10 @@ class OptimizerState:
     counts. While it lives it takes as many bytes as these; with a fused optimiser next to none.
     """
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer, scaled=False):
         self.optimizer = optimizer
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        small = _updates_in_place(optimizer, parameters)
+        small = not scaled and _updates_in_place(optimizer, parameters)
         self.parameters = [] if small else [_keep(parameter) for parameter in parameters]
         self.state = {key: _keep(state, small) for key, state in optimizer.state.items()}
         self.groups = [(group, {key: _keep(value) for key, value in group.items() if key != "params"})

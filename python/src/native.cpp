@@ -126,12 +126,16 @@ private:
     bool marked_ = false;
 };
 
-/* Keeps an exception that is no lack of memory; of one that is, all that its frames hold is let go of. */
+/*
+ * Keeps an exception that is no lack of memory, without what the package's own frames hold: the chunk's graph. Of one
+ * that is a lack of memory, all that its frames hold is let go of.
+ */
 mt_status Core::take_error(const py::error_already_set &error, bool refused) {
     std::string text = py::str(error.value());
     std::string line = text.substr(0, text.find('\n'));
     if (!is_out_of_memory(error, refused, text.c_str())) {
         error_ = error;
+        helpers().attr("forget_own")(error.value());
         std::string name = py::str(error.type().attr("__name__"));
         return mt_set_error(MT_ETORCH, "%s: %s", name.c_str(), line.c_str());
     }
@@ -285,14 +289,19 @@ mt_status Core::rewind(void *self) {
     return of(self).call_surely([&] { of(self).backend_.attr("rewind")(); });
 }
 
+/* Once the optimiser has stepped the update stays: an interrupt that comes between is raised later. */
 mt_status Core::apply(void *self, mt_apply_result *out) {
     auto start = Clock::now();
-    return of(self).call([&] {
-        auto done = of(self).backend_.attr("apply")().cast<std::pair<double, bool>>();
+    Core &core = of(self);
+    mt_status status = core.call([&] {
+        auto done = core.backend_.attr("apply")().cast<std::pair<double, bool>>();
         out->grad_norm = done.first;
         out->skipped = done.second;
-        out->seconds = std::chrono::duration<double>(Clock::now() - start).count();
     });
+    if (status == MT_OK && !out->skipped)
+        status = core.call_surely([&] { core.backend_.attr("commit")(); });
+    out->seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    return status;
 }
 
 mt_status Core::record(void *self, const mt_event_sink *sink) {
@@ -469,6 +478,23 @@ void Core::set_chunks(const std::vector<size_t> &chunks) {
     must(mt_trainer_set_chunks(trainer_, chunks.data(), chunks.size()));
 }
 
+/* Lets one call in at a time. No interrupt comes between the call's end and that of being busy. */
+class Gate {
+public:
+    py::object run(const py::object &function, const std::string &refusal) {
+        if (busy_) throw std::runtime_error(refusal);
+        struct Leave {
+            bool &busy;
+            ~Leave() { busy = false; }
+        } leave{busy_};
+        busy_ = true;
+        return function();
+    }
+
+private:
+    bool busy_ = false; /* read and written under Python's lock */
+};
+
 /* ---- functions of the module ----------------------------------------------------------------------------- */
 
 void write_log(void *, mt_log_level level, const char *text) {
@@ -538,6 +564,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("allocated", cpu::allocated);
     m.def("peak", cpu::peak);
     m.def("reset_peak", cpu::reset_peak);
+    m.def("refusals", [] { return cpu::refusals().count; });
     m.def("hold", cpu::hold);
     m.def("resident_bytes", cpu::resident_bytes);
     m.def("uncounted", uncounted);
@@ -547,6 +574,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("injected", injected);
     m.def("enter_child", enter_child);
     m.attr("version") = mt_version_string();
+    py::class_<Gate>(m, "Gate").def(py::init<>()).def("run", &Gate::run);
     py::class_<Core>(m, "Core")
         .def(py::init<py::object, py::dict, py::object, bool>())
         .def("step", &Core::step)

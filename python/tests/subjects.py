@@ -82,13 +82,20 @@ def seed(number=5):
     random.seed(number)
 
 
+def cut(value, first, count):
+    if isinstance(value, dict):
+        return {key: cut(part, first, count) for key, part in value.items()}
+    return value[first:first + count]
+
+
 def plain_step(model, optimizer, loss_fn, values, chunks):
-    """What a loop that adds up gradients by hand does."""
+    """What a loop that adds up gradients by hand does. Of units it knows nothing."""
     optimizer.zero_grad()
     first, total = 0, sum(chunks)
     for count in chunks:
-        part = [value[first:first + count] for value in values]
-        (loss_fn(model, *part) * (count / total)).backward()
+        output = loss_fn(model, *(cut(value, first, count) for value in values))
+        loss = output["loss"] if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
+        (loss * (count / total)).backward()
         first += count
     optimizer.step()
 

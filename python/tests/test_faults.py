@@ -1,5 +1,6 @@
 """Every request for memory of a step fails in turn, once and for good."""
 import copy
+import importlib
 import os
 import sys
 import unittest
@@ -12,8 +13,23 @@ from memtrain import _native
 import subjects
 from subjects import OPTIMIZERS, batch, difference, seed, state_of
 
+EXAMPLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples")
 SLOW = os.environ.get("MT_TEST_SLOW") == "1"
 CHUNKS = (4, 3, 3)
+
+
+def examples(*names):
+    """Modules of python/examples."""
+    if EXAMPLES not in sys.path:
+        sys.path.insert(0, EXAMPLES)
+    return [importlib.import_module(name) for name in names]
+
+
+def needed(case, name):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        case.skipTest("no " + name)
 
 
 class Subject:
@@ -23,7 +39,7 @@ class Subject:
         """network: model, loss_fn and values; else a small one."""
         self.model, self.loss_fn, self.values = network or (subjects.network(), subjects.noisy_loss, batch())
         self.name, self.first, self.options = name, first, options
-        self.optimizer = OPTIMIZERS[name](self.model.parameters())
+        self.optimizer = OPTIMIZERS[name]([p for p in self.model.parameters() if p.requires_grad])
         seed()
         if not first:
             subjects.plain_step(self.model, self.optimizer, self.loss_fn, self.values, CHUNKS)
@@ -133,24 +149,52 @@ class Faults(unittest.TestCase):
         """One chunk, whose gradients stay where they are made when memory is short."""
         self.loop(Subject("sgd", False), 5, False, (10,))
 
-    def test_examples(self):
-        """The networks of the examples, with fewer and smaller samples."""
-        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
-        import networks
-        import tagger
-        torch.manual_seed(0)
-        batch_of = networks.collate([networks.Texts(10)[index][:16] for index in range(10)])
-        values = tuple(batch_of[key] for key in ("tokens", "padding", "labels"))
+    def example(self, optimizer, model, loss_fn, values):
+        """The steps of one of the examples' kinds, with fewer and smaller samples."""
+        subject = Subject(optimizer, False, (model, loss_fn, values))
+        self.assertGreater(self.loop(subject, 307, False), 1)
+        self.assertGreater(self.loop(subject, 907, True), 0)
 
-        def loss_of_tags(model, tokens, padding, labels):
-            loss, _ = tagger.loss_of(model, {"tokens": tokens, "padding": padding, "labels": labels})
-            return loss
-        tagging = networks.Tagger(words=4000, layers=2), loss_of_tags, values
-        pictures = networks.resnet18(5), subjects.loss_of, batch(10, 32)
-        for name, network in (("adamw", tagging), ("sgd", pictures)):
-            with self.subTest(optimizer=name):
-                self.assertGreater(self.loop(Subject(name, False, network), 307, False), 1)
-                self.assertGreater(self.loop(Subject(name, False, network), 907, True), 0)
+    def test_tagger(self):
+        """A mean over tokens, with its units, and padding."""
+        networks, tagger = examples("networks", "tagger")
+        batch_of = networks.collate([networks.Texts(10)[index][:16 - index] for index in range(10)])
+        self.example("adamw", networks.Tagger(words=4000, layers=2), tagger.loss_of, (batch_of,))
+
+    def test_classifier(self):
+        examples("networks")
+        torchvision = needed(self, "torchvision")
+        self.example("sgd", torchvision.models.resnet18(num_classes=5), subjects.loss_of, batch(10, 32))
+
+    def test_vit(self):
+        """Dropped paths, and labels that are mixed."""
+        timm = needed(self, "timm")
+        model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, drop_path_rate=0.2, depth=3)
+        x, y = batch(10, 32)
+        labels = 0.7 * torch.nn.functional.one_hot(y, 5) + 0.3 * torch.nn.functional.one_hot(y.flip(0), 5)
+        self.example("adamw", model, subjects.loss_of, (x, labels))
+
+    def test_texts(self):
+        needed(self, "transformers")
+        networks, texts = examples("networks", "texts")
+        batch_of = networks.collate_labelled([(text[:16 - index], label) for index, (text, label) in
+                                              enumerate(map(networks.LabelledTexts(10).__getitem__, range(10)))])
+        self.example("adamw", texts.Classifier(classes=4), texts.loss_of, (batch_of,))
+
+    def test_segmentation(self):
+        """Dice, and a metric beside the loss."""
+        networks, segmentation = examples("networks", "segmentation")
+        x, _ = batch(10, 32)
+        model = networks.UNet(widths=(4, 8, 8))
+        self.example("adamw fused", model, segmentation.loss_of, (x, (x[:, :1] > 0).float()))
+
+    def test_lora(self):
+        """Frozen layers, and few parameters that train."""
+        networks, lora = examples("networks", "lora")
+        torch.manual_seed(0)
+        model = networks.add_lora(networks.Decoder(words=500, width=32, layers=2), rank=4)
+        tokens = networks.collate([networks.Texts(10, 500)[index][:20 - index] for index in range(10)])["tokens"]
+        self.example("adamw", model, lora.loss_of, (tokens,))
 
     def test_evaluation(self):
         subject = Subject("sgd", False, (subjects.network(), subjects.loss_of, batch()))

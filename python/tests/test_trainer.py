@@ -1,8 +1,9 @@
 """Steps of memtrain.Trainer beside those of a plain loop, batches of all kinds, and what a step does with errors."""
+import copy
 import math
-import random
+import os
 import signal
-import time
+import sys
 import unittest
 from collections import OrderedDict, namedtuple
 
@@ -17,6 +18,7 @@ import subjects
 from subjects import OPTIMIZERS, batch, difference, loss_of, network, plain_step, seed, state_of, trainer_for
 
 CHUNKS = (4, 3, 3)
+SLOW = os.environ.get("MT_TEST_SLOW") == "1"
 
 
 class Case(unittest.TestCase):
@@ -365,34 +367,52 @@ class Transactions(Case):
             states.append(state_of(model, optimizer))
         self.assertEqual(difference(*states), [])
 
+    def interrupted(self, trainer, nth):
+        """The lines of Python that a step runs; Control-C comes before the nth."""
+        lines = [0]
+
+        def trace(frame, event, _):
+            if event == "line":
+                lines[0] += 1
+                if lines[0] == nth:
+                    raise KeyboardInterrupt
+            return trace
+        trainer.set_chunks(*CHUNKS)
+        values = batch()
+        sys.settrace(trace)
+        try:
+            trainer.step(*values)
+        finally:
+            sys.settrace(None)
+        return lines[0]
+
     def test_interrupts(self):
-        """Control-C at any moment: the step is taken, or not."""
-        model, optimizer, trainer = trainer_for("adamw")
-        began = time.monotonic()
-        trainer.step(*batch())
-        usual = time.monotonic() - began
-        # A timer of the system's: a thread of Python's would wait for the step to let go of the interpreter.
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        self.addCleanup(signal.signal, signal.SIGALRM, before)
-        moment, ends = random.Random(7), [0, 0]
-        while min(ends) < 10 and sum(ends) < 400:  # as busy as the machine may be
-            before = state_of(model, optimizer)
-            began = time.monotonic()
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, usual * moment.random() + 1e-6)
-                    trainer.set_chunks(*CHUNKS)
-                    trainer.step(*batch())
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                usual = time.monotonic() - began
-            except KeyboardInterrupt:
-                usual *= 1.2
+        """Control-C at any line: the step is taken, or not, and the next one can be."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        model = network()
+        weights = copy.deepcopy(model.state_dict())
+
+        def start():
+            model.load_state_dict(weights)
+            seed()
+            return trainer_for("adamw", model=model)
+        model, optimizer, trainer = start()
+        undone = state_of(model, optimizer)
+        count = self.interrupted(trainer, 0)
+        done = state_of(model, optimizer)
+        self.assertGreater(count, 300)
+        ends = [0, 0]
+        for nth in sorted(set(range(1, count + 1, 1 if SLOW else 29)) | set(range(count - 40, count + 1))):
+            model, optimizer, trainer = start()
+            with self.assertRaises(KeyboardInterrupt, msg=nth):
+                self.interrupted(trainer, nth)
             after = state_of(model, optimizer)
-            taken = int(after["0.step"][1] - before["0.step"][1])
-            self.assertIn(taken, (0, 1))
-            self.assertEqual(bool(difference(before, after)), bool(taken))
+            taken = bool(difference(undone, after))
+            self.assertEqual(difference(done if taken else undone, after), [], nth)
+            self.assertTrue(all(p.grad is None for p in model.parameters()), nth)
             ends[taken] += 1
+            self.assertEqual(trainer.step(*batch()).skipped, "")
         self.assertGreater(min(ends), 0, ends)
 
     def test_evaluation(self):

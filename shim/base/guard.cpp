@@ -75,10 +75,10 @@ const char *remedy(const char *text) noexcept {
         {"Expected more than 1 value per channel when training",
          "; a layer that normalises over the batch has nothing to normalise over in a chunk of "
          "one: a min_micro_batch of at least 2 is accepted, or larger samples"},
-        {"CUDA error: an illegal memory access", broken},
-        {"CUDA error: device-side assert", broken},
-        {"CUDA error: unspecified launch failure", broken},
-        {"CUDA error: uncorrectable ECC error", broken},
+        {" error: an illegal memory access", broken}, /* CUDA error, or HIP error */
+        {" error: device-side assert", broken},
+        {" error: unspecified launch failure", broken},
+        {" error: uncorrectable ECC error", broken},
         {"UR_RESULT_ERROR_DEVICE_LOST", broken},
         {"no kernel image is available for execution", too_old_card},
         {"driver version is insufficient", too_old_driver},
@@ -142,7 +142,7 @@ bool has_one(const char *text, const char *const *list, size_t count) noexcept {
 /*
  * Texts of what throws a plain c10::Error. Allocators: MPS, libtorch's own of the CPU, CUDA's runtime. CUDA's libraries: their
  * own memory, and the handles that each makes at its first use (CUDAContext's getCurrentCUDABlasHandle and its like), for which
- * a card that is full has no room. XPU's driver: what it answers, by the names of the Unified Runtime. And a bad_alloc or an
+ * a card that is full has no room. AMD's libraries say the same in names of their own. XPU's driver: what it answers, by the names of the Unified Runtime. And a bad_alloc or an
  * OutOfMemoryError that a C++ layer has turned into its text.
  */
 const char *const texts_of_memory[] = {
@@ -150,17 +150,19 @@ const char *const texts_of_memory[] = {
     "can't allocate memory",
     "not enough memory",
     "Invalid buffer size",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",
-    "CUSOLVER_STATUS_NOT_INITIALIZED",
-    "CUSPARSE_STATUS_ALLOC_FAILED",
-    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
-    "CUFFT_ALLOC_FAILED",
+    "BLAS_STATUS_ALLOC_FAILED", /* CUBLAS_ and HIPBLAS_, likewise below */
+    "BLAS_STATUS_NOT_INITIALIZED",
+    "SOLVER_STATUS_ALLOC_FAILED",
+    "SOLVER_STATUS_NOT_INITIALIZED",
+    "SPARSE_STATUS_ALLOC_FAILED",
+    "SPARSE_STATUS_INSUFFICIENT_RESOURCES",
+    "FFT_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "miopenStatusAllocFailed",
+    "miopenStatusNotInitialized",
     "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
     "UR_RESULT_ERROR_OUT_OF_HOST_MEMORY",
     "UR_RESULT_ERROR_OUT_OF_RESOURCES",
@@ -176,7 +178,9 @@ const char *const texts_that_hide[] = {
     "unable to find an engine",
     "Unable to find a valid cuDNN algorithm",
     "CUDNN_STATUS_EXECUTION_FAILED",
-    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "BLAS_STATUS_EXECUTION_FAILED",
+    "miopenStatusUnknownError",
+    "miopenStatusInternalError",
     "could not create a",
     "an exception that is no std::exception",
 };

@@ -44,6 +44,16 @@ const Entry *find(const std::vector<Entry> &list, const std::string &name) {
     return nullptr;
 }
 
+/* Of a tensor of the model: under its name, or under another one that the caller knows. */
+const Entry *find_named(const std::vector<Entry> &list, const std::string &name,
+                        const mt_weights_options &options) {
+    char other[512] = "";
+    const Entry *entry = find(list, name);
+    if (entry || !options.other_name) return entry;
+    options.other_name(options.user, name.c_str(), other, sizeof other);
+    return *other ? find(list, other) : nullptr;
+}
+
 /* Tied weights are one tensor under several names: the first that the file has counts. */
 bool is_there(const std::vector<Match> &matches, const at::Tensor &tensor) {
     for (const Match &match : matches)
@@ -59,24 +69,24 @@ std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file
     auto is_skipped = [&](const std::string &name) {
         return options.skip && begins_with(name, options.skip);
     };
+    std::vector<bool> used(file.count());
     for (const Named &named : model) {
-        const Entry *entry = is_skipped(named.name) ? nullptr : find(entries, named.name);
-        if (!entry) continue;
-        if (!file.fits(entry->index, named.tensor))
+        if (is_skipped(named.name)) continue;
+        const Entry *entry = find_named(entries, named.name, options);
+        if (entry) used[entry->index] = true;
+        if (entry && !file.fits(entry->index, named.tensor))
             differences.add_different(named.name, file.description(entry->index),
                                       description_of(named.tensor));
-        else if (!is_there(matches, named.tensor))
+        else if (entry && !is_there(matches, named.tensor))
             matches.push_back({named.tensor, entry->index});
     }
     for (const Named &named : model)
-        if (options.strict && !is_skipped(named.name) && !find(entries, named.name) &&
-            !is_there(matches, named.tensor))
+        if (options.strict && !is_skipped(named.name) &&
+            !find_named(entries, named.name, options) && !is_there(matches, named.tensor))
             differences.add_missing(named.name);
-    for (const Entry &entry : entries) {
-        bool known = is_skipped(entry.name);
-        for (size_t i = 0; i < model.size() && !known; i++) known = model[i].name == entry.name;
-        if (options.strict && !known) differences.add_unexpected(entry.name);
-    }
+    for (const Entry &entry : entries)
+        if (options.strict && !used[entry.index] && !is_skipped(entry.name))
+            differences.add_unexpected(entry.name);
     differences.check(name_of, path);
     if (matches.empty())
         fail(MT_EINVAL, "%s: '%.200s' has no tensor under a name of the model's", name_of, path);

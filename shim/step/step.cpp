@@ -415,6 +415,11 @@ bool is_skipped(const mt_torch &torch, const mt_chunk_result &chunk, size_t samp
     return true;
 }
 
+/* The device may still read the batch, which is its caller's again once the call has returned. */
+void wait_after_failure(mt_torch &torch) {
+    (void)guard([&] { synchronize(torch.device); });
+}
+
 /* A part of the step has failed. */
 mt_status fail_step(mt_torch &torch, mt_status status) {
     torch.phase = Phase::failed;
@@ -422,7 +427,7 @@ mt_status fail_step(mt_torch &torch, mt_status status) {
     char reason[512];
     std::snprintf(reason, sizeof reason, "%s", mt_last_error());
     (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
-    (void)guard([&] { synchronize(torch.device); }); /* the batch may still be on its way */
+    wait_after_failure(torch);
     return mt_set_error(status, "%s", reason);
 }
 
@@ -612,6 +617,7 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
         torch->written.compare();
         put_back_state(*torch, WrittenParameters::step);
         torch->rng.restore();
+        synchronize(torch->device); /* chunks that went through may not have been waited for */
         torch->marked = false;
         torch->phase = Phase::idle;
     });
@@ -705,6 +711,7 @@ static void keep_for_evaluation(mt_torch &torch) {
 
 static mt_status end_evaluation(mt_torch &torch, mt_status status) {
     std::string reason = mt_last_error();
+    if (status != MT_OK) wait_after_failure(torch);
     mt_status ended = guard(torch.device, [&] {
         if (status == MT_OK) {
             torch.written.end_chunk();

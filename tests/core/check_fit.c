@@ -339,6 +339,91 @@ START_TEST(clocks) {
 }
 END_TEST
 
+/* ---- files within epochs --------------------------------------------------------------------------------- */
+
+/* 3 batches an epoch, 2 epochs; a clock that goes on by a second with each batch. */
+static const struct {
+    uint64_t every;
+    double seconds;
+    const char *text;
+} saves[] = {
+    {2, 0,
+     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 t4 save(last) save(last) epoch2 "},
+    {3, 0,
+     "begin1 t0,1 t2,3 t4 save(last) save(last) epoch1 "
+     "begin2 t0,1 t2,3 t4 save(last) save(last) epoch2 "},
+    {100, 0, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
+    {0, 100, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
+    {0, 2,
+     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 t2,3 save(last) t4 save(last) epoch2 "},
+    {0, 0.5,
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch2 "},
+    {1, 2,
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch2 "},
+};
+
+static double batches(void *user) {
+    ck_assert_ptr_eq(user, &seen);
+    return (double)seen.loads;
+}
+
+START_TEST(saved_within_epochs) {
+    mt_source source = source_of(5, "t");
+    mt_fit_options options = options_of(2, 2);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_trainer *trainer = new_trainer();
+
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_every = saves[_i].every;
+    options.save_seconds = saves[_i].seconds;
+    callbacks.now = batches;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(seen.text, saves[_i].text);
+    done(trainer);
+}
+END_TEST
+
+/* The run is lost at any step; the next one goes on from the file, and ends as one that was never lost. */
+START_TEST(on_from_within_an_epoch) {
+    mt_source source = source_of(7, "t"), validation = source_of(3, "v");
+    mt_fit_options options = options_of(2, 2);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+
+    options.validation = &validation;
+    options.last = "last";
+    options.save_every = 1;
+    mt_trainer *trainer = new_trainer();
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.steps, 8);
+    const uint64_t hash = fake_hash(&fake);
+    done(trainer);
+    for (size_t lost = 2; lost <= 8; lost++) {
+        forget();
+        memset(files, 0, sizeof files);
+        seen.fails = "step";
+        seen.fails_at = lost;
+        trainer = new_trainer();
+        ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
+        done(trainer);
+        forget();
+        options.resume = "last";
+        trainer = new_trainer();
+        ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+        options.resume = NULL;
+        ck_assert_uint_eq(report.steps, 8);
+        ck_assert_uint_eq(seen.loads, 8 - lost + 2 * (lost > 4 ? 1 : 2));
+        ck_assert(fake_hash(&fake) == hash);
+        done(trainer);
+    }
+}
+END_TEST
+
 /* ---- rates ---------------------------------------------------------------------------------------------- */
 
 START_TEST(some_rates) {
@@ -876,6 +961,12 @@ typedef struct refusal {
     XX((r->callbacks.position = NULL, r->options.resume = "r"), "and callbacks->position is")      \
     XX((r->callbacks.load = NULL, r->options.resume = "r"), "resume is set, and callbacks->load")  \
     XX(r->callbacks.set_lr = NULL, "options->schedule is set, and callbacks->set_lr is NULL")      \
+    XX(r->options.save_every = 1, "options->save_every is set, and options->last is NULL")         \
+    XX(r->options.save_seconds = 1, "options->save_seconds is set, and options->last is NULL")     \
+    XX((r->options.save_seconds = 1, r->options.last = "l"),                                       \
+       "options->save_seconds is set, and callbacks->now is NULL")                                 \
+    XX(r->options.save_seconds = -1, "options->save_seconds is -1; accepted: 0 for none")          \
+    XX(r->options.save_seconds = NAN, "options->save_seconds is nan; accepted")                    \
     XX(r->callbacks.size = 3, "callbacks->size is not set")                                        \
     XX(r->schedule.size = 0, "schedule->size is not set")                                          \
     XX(r->schedule.rate = -1, "rate is -1; accepted: above 0")                                     \
@@ -1051,6 +1142,8 @@ int main(void) {
     tcase_add_loop_test(cases, a_flow, 0, LENGTH(flows));
     tcase_add_test(cases, with_defaults);
     tcase_add_test(cases, clocks);
+    tcase_add_loop_test(cases, saved_within_epochs, 0, LENGTH(saves));
+    tcase_add_test(cases, on_from_within_an_epoch);
     tcase_add_loop_test(cases, some_rates, 0, 5);
     tcase_add_loop_test(cases, an_end, 0, LENGTH(ends));
     tcase_add_test(cases, patience_goes_on);

@@ -390,6 +390,17 @@ START_TEST(texts) {
         {"cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
         {"cuFFT error: CUFFT_ALLOC_FAILED", false, MT_EDEVMEM},
         {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
+        {"HIP error: out of memory", false, MT_EDEVMEM},
+        {"CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", false,
+         MT_EDEVMEM},
+        {"CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
+        {"HIPSOLVER_STATUS_ALLOC_FAILED", false, MT_EDEVMEM},
+        {"CUDA error: HIPSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
+        {"cuFFT error: HIPFFT_ALLOC_FAILED", false, MT_EDEVMEM},
+        {"miopenStatusAllocFailed", false, MT_EDEVMEM},
+        {"miopenStatusUnknownError", true, MT_EDEVMEM},
+        {"miopenStatusUnknownError", false, MT_ETORCH},
+        {"HIP error: an illegal memory access was encountered", false, MT_ETORCH},
         {"level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", false,
          MT_EDEVMEM},
         {"UR backend failed. UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", false,
@@ -464,39 +475,74 @@ START_TEST(lost_card) {
 }
 END_TEST
 
+namespace {
+
+/* A batch of two samples in pinned memory, and a model that fails after its copy where it is told to. */
+struct PinnedBatch {
+    bool fails = false;
+    at::Tensor kept, data = at::full({2, 4}, 3.0).pin_memory();
+    std::optional<memtrain::Trainer> trainer;
+    memtrain::detail::Handle handle{data};
+    mt_tensor *tensors[1] = {handle.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    mt_chunk_result result = chunk_result();
+    PinnedBatch() {
+        ck_ok(mt_torch_init(nullptr));
+        trainer.emplace(
+            memtrain::model(std::make_shared<Half>(), {},
+                            [this](Half &half, const memtrain::Tensors &given) {
+                                kept = given[0];
+                                TORCH_CHECK(!fails, "no loss");
+                                return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
+                            }),
+            options_of(MT_SGD));
+        rows.tensors = tensors;
+        rows.count = 1;
+        batch.count = 2;
+        batch.data = &rows;
+    }
+};
+
+} // namespace
+
 /*
  * A batch in pinned memory is the caller's again when a chunk has failed: the card has read it. The first chunk of a step zeroes
  * gradients, which is a kernel that the copy is done before; it is the second that fails.
  */
 START_TEST(pinned_batch_of_a_chunk_that_fails) {
-    bool fails = false;
-    at::Tensor kept, data = at::full({2, 4}, 3.0).pin_memory();
-    ck_ok(mt_torch_init(nullptr));
-    memtrain::Trainer trainer(
-        memtrain::model(std::make_shared<Half>(), {},
-                        [&](Half &half, const memtrain::Tensors &batch) {
-                            kept = batch[0];
-                            TORCH_CHECK(!fails, "no loss");
-                            return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
-                        }),
-        options_of(MT_SGD));
-    memtrain::detail::Handle handle(data);
-    mt_tensor *tensors[] = {handle.get()};
-    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
-    mt_batch batch = MT_BATCH_INIT;
-    mt_chunk_result result = chunk_result();
-    rows.tensors = tensors;
-    rows.count = 1;
-    batch.count = 2;
-    batch.data = &rows;
-    ck_ok(mt_begin(trainer.torch(), &batch));
-    ck_ok(mt_accumulate(trainer.torch(), 0, 1, 0.5, &result));
-    fails = true;
-    ck_status(mt_accumulate(trainer.torch(), 1, 1, 0.5, &result), MT_ETORCH);
+    PinnedBatch of;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 1, 0.5, &of.result));
+    of.fails = true;
+    ck_status(mt_accumulate(of.trainer->torch(), 1, 1, 0.5, &of.result), MT_ETORCH);
     ck_contains(mt_last_error(), "no loss");
-    data.fill_(5.0);
-    ck_assert_double_eq(kept.sum().item().toDouble(), 12.0);
-    ck_ok(mt_rollback(trainer.torch()));
+    of.data.fill_(5.0);
+    ck_assert_double_eq(of.kept.sum().item().toDouble(), 12.0);
+    ck_ok(mt_rollback(of.trainer->torch()));
+}
+END_TEST
+
+/* The same of an evaluation. */
+START_TEST(pinned_batch_of_an_evaluation_that_fails) {
+    PinnedBatch of;
+    of.fails = true;
+    ck_status(mt_evaluate(of.trainer->torch(), &of.batch, 0, 2, &of.result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    of.data.fill_(5.0);
+    ck_assert_double_eq(of.kept.sum().item().toDouble(), 24.0);
+}
+END_TEST
+
+/* A rollback waits: of the chunks before it some may not have been waited for. */
+START_TEST(rollback_waits) {
+    PinnedBatch of;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    of.result.deferred = 1;
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 1, 0.5, &of.result));
+    uint64_t before = counters().waits;
+    ck_ok(mt_rollback(of.trainer->torch()));
+    ck_assert_uint_gt(counters().waits, before);
 }
 END_TEST
 
@@ -1114,12 +1160,14 @@ int main(int, char **argv) {
         tcase_add_test(cases, budget_is_the_allocators_limit);
         tcase_add_test(cases, driver_is_not_asked_in_a_step);
         tcase_add_test(cases, swallowed_refusals_are_no_errors);
-        tcase_add_loop_test(cases, texts, 0, 11);
+        tcase_add_loop_test(cases, texts, 0, 21);
         tcase_add_test(cases, no_bfloat16);
         tcase_add_test(cases, norm_of_half_precision);
         tcase_add_test(cases, lost_card);
         tcase_add_test(cases, gradients_by_block);
         tcase_add_test(cases, pinned_batch_of_a_chunk_that_fails);
+        tcase_add_test(cases, pinned_batch_of_an_evaluation_that_fails);
+        tcase_add_test(cases, rollback_waits);
         tcase_add_test(cases, dlpack_waits_for_the_card);
         if (suite_on_xpu())
             tcase_add_test(cases, no_doubles);

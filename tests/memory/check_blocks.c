@@ -294,7 +294,7 @@ START_TEST(without_host_memory) {
         if (status != MT_OK) ck_status(status, MT_ENOMEM);
         if (status != MT_OK) ck_contains(mt_last_error(), "out of host memory");
     } while (status != MT_OK && n < 100);
-    ck_assert_uint_eq(n, 7); /* a list, partners, two orders, two tables */
+    ck_assert_uint_eq(n, 6); /* a list, partners, two orders, a table */
     ck_assert_mem_eq(blocks, expected, sizeof(blocks));
     counting_fail_at(0, 0);
     mt_recording_free(small);

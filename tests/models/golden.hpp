@@ -104,6 +104,7 @@ public:
 
     at::Tensor tensor(const std::string &name) const { return find(name).value; }
     std::string text(const std::string &name) const { return find(name).text; }
+    bool has(const std::string &name) const { return records_.count(name) > 0; }
 
 private:
     enum : uint32_t { TEXT = 1, INT64 = 2, FLOAT64 = 3 };

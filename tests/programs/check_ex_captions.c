@@ -83,6 +83,47 @@ START_TEST(tokens_are_bytes) {
 }
 END_TEST
 
+/* Those of CLIP's own tokenizer, where a word has no merges: "a" is 320, "," 267, "1" 272. */
+START_TEST(tokens_as_clip_numbers_them) {
+    static const struct {
+        const char *text;
+        int64_t tokens[7];
+    } rows[] = {
+        {"", {49406, 49407, 0, 0, 0, 0, 0}},
+        {"a, 1", {49406, 320, 267, 272, 49407, 0, 0}},
+        {"A,1", {49406, 320, 267, 272, 49407, 0, 0}},
+        {"ab 12", {49406, 64, 321, 272, 273, 49407, 0}},
+        {"a!?b", {49406, 320, 0, 286, 321, 49407, 0}},
+        {"abcdefgh", {49406, 64, 65, 66, 67, 68, 49407}},
+        {"\xc3\xa9", {49406, 127, 358, 49407, 0, 0, 0}}, /* bytes 0xc3 and 0xa9, a letter */
+        {"\x7f\xad", {49406, 477, 511, 49407, 0, 0, 0}},
+    };
+    int64_t tokens[8];
+    for (int i = 0; i < LENGTH(rows); i++) {
+        tokens[7] = -1;
+        ex_tokens_write_clip(rows[i].text, 7, tokens);
+        ck_assert_mem_eq(tokens, rows[i].tokens, sizeof rows[i].tokens);
+        ck_assert_int_eq(tokens[7], -1);
+    }
+    ck_assert_int_eq(EX_CLIP_END, EX_CLIP_COUNT - 1);
+}
+END_TEST
+
+/* Each byte has a number of its own. */
+START_TEST(bytes_as_clip_numbers_them) {
+    char seen[256] = "";
+    for (int byte = 33; byte < 256; byte++) {
+        const char text[] = {(char)byte, 0};
+        int64_t tokens[3];
+        ex_tokens_write_clip(text, 3, tokens);
+        if (byte >= 'A' && byte <= 'Z') continue; /* as the small letter */
+        ck_assert_int_ge(tokens[1], 256);
+        ck_assert_int_lt(tokens[1], 512);
+        ck_assert_int_eq(seen[tokens[1] - 256]++, 0);
+    }
+}
+END_TEST
+
 /* ---- the list -------------------------------------------------------------------------------- */
 
 START_TEST(captions_say_title_and_folder) {
@@ -310,6 +351,8 @@ int main(void) {
     TCase *all = suite_case(suite, "captions");
     tcase_add_checked_fixture(all, set_up, tear_down);
     tcase_add_test(all, tokens_are_bytes);
+    tcase_add_test(all, tokens_as_clip_numbers_them);
+    tcase_add_test(all, bytes_as_clip_numbers_them);
     tcase_add_test(all, captions_say_title_and_folder);
     tcase_add_loop_test(all, a_list_that_is_none, 0, LENGTH(wrong));
     tcase_add_test(all, pictures_that_cannot_be_used_are_skipped);

@@ -229,6 +229,33 @@ START_TEST(a_device_is_usable_or_says_why_not) {
 }
 END_TEST
 
+/* A libtorch for AMD's cards has its part in a library of another name: it is looked for, and what it lacks is told. */
+START_TEST(amds_part_is_looked_for) {
+    static char path[2 * CLI_PATH], variable[4 * CLI_PATH];
+    const char *const one[] = {variable, NULL}, *before = getenv("LD_LIBRARY_PATH");
+    EXPECT(0, NULL);
+    if (strncmp(device_row("cuda"), "not usable: ", 12) != 0) {
+        suite_skip("ex_doctor: amds_part_is_looked_for", "there is a card");
+        return;
+    }
+    ck_assert_ptr_null(strstr(cli_out, "libtorch_hip"));
+    snprintf(path, sizeof path, "%s/libtorch_hip.so", cli_root);
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs("no library\n", file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+    snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s%s%s", cli_root, before ? ":" : "",
+             before ? before : "");
+    cli_environment = one;
+    EXPECT(0, NULL);
+    const char *row = device_row("cuda");
+    ck_assert_msg(strncmp(row, "not usable: CUDA is not loaded: it cannot be loaded (", 53) == 0,
+                  "%.80s", row);
+    ck_contains(row, "libtorch_hip.so: ");
+    remove(path);
+}
+END_TEST
+
 /* The cells "last run on" and "with" of a row in docs, as the program writes them. */
 static void documented_status(const char *start, char *text, size_t capacity) {
     char line[512], *cells[4];
@@ -363,6 +390,7 @@ int main(void) {
     tcase_add_test(rows, the_process_of_a_budget_is_told);
 #endif
     tcase_add_loop_test(places, a_device_is_usable_or_says_why_not, 0, LENGTH(devices));
+    tcase_add_test(places, amds_part_is_looked_for);
     tcase_add_loop_test(places, the_status_of_a_device_is_that_of_the_docs, 0, LENGTH(devices));
     tcase_add_loop_test(environment, a_variable_that_is_set_is_explained, 0, LENGTH(variables));
     tcase_add_test(environment, none_is_named_when_none_is_set);

@@ -198,8 +198,9 @@ static const struct {
 
 START_TEST(explaining_what_cannot_fit_exits_3) {
     const char *budget = strcmp(tight[_i].flags[0], "--budget") == 0 ? "1GiB" : "240MiB";
-    EXPECT(3, "--image-size", "96", "--threads", "1", "--explain", "--epochs", "0", "--budget",
-           budget, tight[_i].flags[0], tight[_i].flags[1], tight[_i].flags[2], tight[_i].flags[3]);
+    EXPECT(3, "--device", "cpu", "--image-size", "96", "--threads", "1", "--explain", "--epochs",
+           "0", "--budget", budget, tight[_i].flags[0], tight[_i].flags[1], tight[_i].flags[2],
+           tight[_i].flags[3]);
     ck_contains(cli_out, "What takes memory on cpu");
     ck_contains(cli_out, "gradients                        42.7 MiB");
     for (int i = 0; i < LENGTH(tight[_i].has); i++) ck_contains(cli_out, tight[_i].has[i]);

@@ -228,6 +228,20 @@ START_TEST(a_fault_is_read) {
 }
 END_TEST
 
+START_TEST(a_time_is_read) {
+    ACCEPT("--save=f", "--save-every=20");
+    ck_assert_uint_eq(cat.flags.save_every.steps, 20);
+    ck_assert(cat.flags.save_every.seconds == 0);
+    ACCEPT("--save=f", "--save_every", "10m");
+    ck_assert_uint_eq(cat.flags.save_every.steps, 0);
+    ck_assert(cat.flags.save_every.seconds == 600);
+    ACCEPT("--save=f", "--save-every=30s");
+    ck_assert(cat.flags.save_every.seconds == 30);
+    ACCEPT("--save=f", "--save-every=2h");
+    ck_assert(cat.flags.save_every.seconds == 7200);
+}
+END_TEST
+
 /* Other names of the same: the best place that the device has, and none. */
 START_TEST(offload_on_and_off) {
     ACCEPT("--offload", "on", "--device", "sim");
@@ -306,6 +320,13 @@ static const struct {
     {{"--inject-oom", "1:0"}, {"--inject-oom", "'1:0'", "STEP:N"}},
     {{"--inject-oom", "1:2:always"}, {"--inject-oom", "'1:2:always'", "persistent"}},
     {{"--inject-oom", "1: 2"}, {"--inject-oom", "'1: 2'", "STEP:N"}},
+    {{"--save-every", "0"}, {"--save-every", "'0'", "such as 30s, 10m or 2h"}},
+    {{"--save-every", "10d"}, {"--save-every", "'10d'", "such as 30s, 10m or 2h"}},
+    {{"--save-every", "10ms"}, {"--save-every", "'10ms'", "such as 30s, 10m or 2h"}},
+    {{"--save-every", "m"}, {"--save-every", "'m'", "such as 30s, 10m or 2h"}},
+    {{"--save-every", "-1"}, {"--save-every", "'-1'", "such as 30s, 10m or 2h"}},
+    {{"--save-every=9", NULL}, {"--save-every", "not without --save", ""}},
+    {{"--no-validation", "--patience=2"}, {"--patience", "not together with --no-validation", ""}},
     {{"--purrs=1", NULL}, {"--purrs", "takes no value", "'1'"}},
     {{"--bacth", "8"}, {"--bacth", "did you mean --batch?", "--help"}},
     {{"--micro_bath=8", NULL}, {"--micro_bath", "did you mean --micro-batch?", "--help"}},
@@ -533,6 +554,7 @@ int main(void) {
     tcase_add_test(accepted, fallbacks_that_are_not_there_yet_are_accepted);
     tcase_add_test(accepted, a_smaller_batch_has_the_rate_that_is_scaled);
     tcase_add_test(accepted, a_fault_is_read);
+    tcase_add_test(accepted, a_time_is_read);
     tcase_add_loop_test(wrong, wrong_flags_are_refused_in_one_line, 0, LENGTH(refused));
     tcase_add_test(wrong, control_characters_do_not_reach_the_terminal);
     tcase_add_test(help, help_lists_flags_and_defaults);

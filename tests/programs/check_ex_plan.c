@@ -68,7 +68,7 @@ START_TEST(a_program_that_is_not_there) {
     snprintf(
         command, sizeof command,
         "cd %s && mkdir examples && ln -s '%s/../lib' lib && ln -s '%s/../libtorch' libtorch && cp "
-        "'%s/../examples/plan' examples && examples/documents/plan --example car_clip --budget "
+        "'%s/../examples/plan' examples && examples/plan --example car_clip --budget "
         "8GiB > out",
         cli_root, self, self, self);
     tell_where_libtorch_is();
@@ -131,6 +131,56 @@ START_TEST(one_configuration_alone) {
 }
 END_TEST
 
+/* The line of a step in bytes, which is told of chunks that ran and of those that did not. */
+static void step_of(const char *program, const char *const *arguments, char *line,
+                    size_t capacity) {
+    cli_take_program(program);
+    cli_expect(0, arguments);
+    const char *start = strstr(cli_out, "A step of ");
+    ck_assert_msg(start != NULL, "%s", cli_out);
+    snprintf(line, capacity, "%.*s", (int)strcspn(start, "\n"), start);
+}
+
+static const struct {
+    const char *program, *flags[7];
+} rehearsed[] = {
+    {"food101", {"--image-size", "224", "--budget", "400MiB", "--batch", "8"}},
+    {"food101", {"--image-size", "256", "--budget", "300MiB", "--checkpointing", "on"}},
+    {"smartcash", {"--image-size", "192", "--budget", "2GiB", "--batch", "4"}},
+};
+
+START_TEST(a_rehearsal_tells_what_a_run_tells) {
+    const char *arguments[16] = {"--explain", "--epochs",  "0", "--device",
+                                 "cpu",       "--threads", "1", "--rehearse"};
+    char ran[256], told[256];
+    for (int i = 0; rehearsed[_i].flags[i]; i++) arguments[9 + i] = rehearsed[_i].flags[i];
+    arguments[8] = "off";
+    step_of(rehearsed[_i].program, arguments, ran, sizeof ran);
+    ck_assert_ptr_null(strstr(cli_out, "are not run"));
+    ck_contains(cli_out, "the process takes ");
+    arguments[8] = "on";
+    step_of(rehearsed[_i].program, arguments, told, sizeof told);
+    ck_contains(cli_out, "are not run: those of 96, 128 and 160 pixels tell what they take");
+    ck_assert_ptr_null(strstr(cli_out, "the process takes "));
+    ck_assert_str_eq(ran, told);
+}
+END_TEST
+
+/* CLIP's positions are of one size of picture, and its loss is over the whole batch. */
+START_TEST(a_network_that_cannot_be_rehearsed) {
+    cli_take_program("car_clip");
+    EXPECT(1, "--explain", "--epochs", "0", "--device", "cpu", "--image-size", "224", "--batch",
+           "4", "--rehearse", "on");
+    ck_contains(cli_err, "its chunks depend on the whole batch");
+    cli_take_program("food101");
+    EXPECT(1, "--explain", "--epochs", "0", "--device", "cpu", "--image-size", "100", "--rehearse",
+           "on");
+    ck_contains(
+        cli_err,
+        "pictures of 100 pixels cannot be rehearsed; accepted: a multiple of 32, at least 160");
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("ex_plan");
     cli_program = "plan";
@@ -143,5 +193,7 @@ int main(void) {
     tcase_add_test(runs, one_configuration_alone);
     tcase_add_loop_test(runs, the_folder_is_no_command, 0, LENGTH(folders));
     tcase_add_test(runs, rows_are_told_while_they_are_asked);
+    tcase_add_loop_test(runs, a_rehearsal_tells_what_a_run_tells, 0, LENGTH(rehearsed));
+    tcase_add_test(runs, a_network_that_cannot_be_rehearsed);
     return suite_run(suite);
 }

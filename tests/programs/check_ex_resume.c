@@ -65,6 +65,28 @@ START_TEST(after_each_epoch) {
 }
 END_TEST
 
+/* A run that is lost within an epoch goes on from the last step that was saved, not from the last epoch. */
+START_TEST(within_an_epoch) {
+    EXPECT(0, EIGHTS, "--epochs", "3", "--trace", cli_trace);
+    EXPECT(3, EIGHTS, "--epochs", "3", "--save", file, "--save-every", "5", "--inject-oom",
+           "7:1:persistent");
+    EXPECT(0, EIGHTS, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
+    ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"),
+                     cli_number(cli_trace, "end", 1, "steps") - 5);
+    cli_same_state();
+}
+END_TEST
+
+/* Less is done, and nothing else changes. */
+START_TEST(no_validation) {
+    EXPECT(0, EIGHTS, "--epochs", "2", "--trace", cli_trace);
+    EXPECT(0, EIGHTS, "--epochs", "2", "--no-validation", "--save", file, "--trace", cli_replayed);
+    ck_assert_ptr_null(strstr(cli_out, "validation"));
+    ck_assert(is_there("") && !is_there(".best"));
+    cli_same_state();
+}
+END_TEST
+
 /* A rate that knows nothing of the last epoch is the same in those that are done. */
 static const char *const warmups[] = {"0", "6"};
 
@@ -305,6 +327,8 @@ int main(void) {
     tcase_add_checked_fixture(refused, name_file, NULL);
     tcase_add_test(parts, in_parts_as_in_one);
     tcase_add_test(parts, after_each_epoch);
+    tcase_add_test(parts, within_an_epoch);
+    tcase_add_test(parts, no_validation);
     tcase_add_test(parts, the_best_is_as_private);
     tcase_add_test(parts, a_refused_run_leaves_the_trace);
     tcase_add_loop_test(parts, for_more_epochs, 0, LENGTH(warmups));

@@ -120,6 +120,49 @@ START_TEST(in_parts) {
 }
 END_TEST
 
+template <class Call> void throws(Call &&call, mt_status status, const char *words) {
+    try {
+        call();
+    } catch (const memtrain::Error &error) {
+        ck_status(error.status, status);
+        ck_contains(error.what(), words);
+        return;
+    }
+    ck_abort_msg("nothing was thrown for '%s'", words);
+}
+
+/* Lost in the middle of an epoch, and on with the file that was written within it. */
+START_TEST(saved_within_an_epoch) {
+    File last;
+    memtrain::Source training = points(samples), validation = points(held_out);
+    mt_fit_options options = some_options();
+    memtrain::Trainer whole = new_trainer();
+    whole.fit(training, options, {}, validation);
+    options.last = last.get();
+    for (int by_time = 0; by_time < 2; by_time++) {
+        memtrain::Trainer lost = new_trainer(), after = new_trainer();
+        memtrain::Watch watch;
+        watch.step = [](const mt_fit_report &run, const mt_step_report &) {
+            if (run.steps == 11) throw std::runtime_error("lost");
+        };
+        options.resume = nullptr;
+        options.save_every = by_time ? 0 : 5;
+        options.save_seconds = by_time ? 1e-12 : 0; /* whenever it is asked */
+        throws([&] { lost.fit(training, options, watch, validation); }, MT_ETORCH, "lost");
+        options.resume = last.get();
+        memtrain::must(mt_torch_seed(99)); /* the file has the generator's state */
+        uint64_t first = 0;
+        watch.step = [&](const mt_fit_report &run, const mt_step_report &) {
+            if (!first) first = run.steps;
+        };
+        mt_fit_report end = after.fit(training, options, watch, validation);
+        ck_assert_uint_eq(first, by_time ? 12 : 11);
+        ck_assert_uint_eq(end.steps, 21);
+        ck_assert(hash_of(after) == hash_of(whole));
+    }
+}
+END_TEST
+
 START_TEST(watched) {
     memtrain::Source training = points(samples), validation = points(held_out);
     mt_fit_options options = some_options();
@@ -157,17 +200,6 @@ START_TEST(row_by_row) {
     ck_assert_uint_eq(memtrain::rows({}).samples, 0);
 }
 END_TEST
-
-template <class Call> void throws(Call &&call, mt_status status, const char *words) {
-    try {
-        call();
-    } catch (const memtrain::Error &error) {
-        ck_status(error.status, status);
-        ck_contains(error.what(), words);
-        return;
-    }
-    ck_abort_msg("nothing was thrown for '%s'", words);
-}
 
 START_TEST(what_is_thrown) {
     memtrain::Source training = points(samples), gone = training;
@@ -235,6 +267,7 @@ int main() {
     Suite *suite = suite_create("shim_fit");
     TCase *cases = suite_case(suite, "fit");
     tcase_add_test(cases, in_parts);
+    tcase_add_test(cases, saved_within_an_epoch);
     tcase_add_test(cases, watched);
     tcase_add_test(cases, row_by_row);
     tcase_add_test(cases, what_is_thrown);

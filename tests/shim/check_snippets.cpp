@@ -62,7 +62,7 @@ struct Segmented : nn::Module {
         register_module("blocks", nn::Sequential(nn::Linear(16, 16), nn::Linear(16, 16)))};
     nn::Linear fc{register_module("fc", nn::Linear(64, 5))};
 
-#include "segments.cpp"
+#include "model_segments.cpp"
 
     torch::Tensor plain(const torch::Tensor &images) {
         return fc(blocks->forward(stem(images)).flatten(1));

@@ -79,6 +79,22 @@ int ex_read_inject(const char *text, void *target) {
     return 1;
 }
 
+/* N steps, or so many seconds, minutes or hours. */
+int ex_read_save_every(const char *text, void *target) {
+    ex_save_every every = {0, 0};
+    const char *end;
+    uint64_t number = read_positive(text, &end);
+    if (!end || number > 1000000000 || (*end && end[1])) return 0;
+    if (!*end)
+        every.steps = number;
+    else if (*end == 's' || *end == 'm' || *end == 'h')
+        every.seconds = (double)number * (*end == 's' ? 1 : *end == 'm' ? 60 : 3600);
+    else
+        return 0;
+    *(ex_save_every *)target = every;
+    return 1;
+}
+
 /* ---- rungs ------------------------------------------------------------------------------------- */
 
 /* In the order of the ladder. Minimal is of a CPU, so it takes that too. */

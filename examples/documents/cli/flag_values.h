@@ -7,11 +7,12 @@
 #include <stdint.h>
 
 /* For ex_option.read: 1 when text was accepted and stored, 0 when not. */
-int ex_read_device(const char *text, void *target);   /* const char *, the text itself */
-int ex_read_budget(const char *text, void *target);   /* likewise */
-int ex_read_resident(const char *text, void *target); /* size_t, bytes */
-int ex_read_inject(const char *text, void *target);   /* ex_inject */
-int ex_read_fallback(const char *text, void *target); /* int64_t, MT_RUNG_BITs */
+int ex_read_device(const char *text, void *target);     /* const char *, the text itself */
+int ex_read_budget(const char *text, void *target);     /* likewise */
+int ex_read_resident(const char *text, void *target);   /* size_t, bytes */
+int ex_read_inject(const char *text, void *target);     /* ex_inject */
+int ex_read_save_every(const char *text, void *target); /* ex_save_every */
+int ex_read_fallback(const char *text, void *target);   /* int64_t, MT_RUNG_BITs */
 
 enum { EX_FALLBACK = 48 };
 

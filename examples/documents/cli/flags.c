@@ -16,6 +16,9 @@
 
 #define MANY 1000000000 /* more than any run has: a bound that catches typing errors */
 
+const ex_word ex_size_words[] = {
+    {"small", EX_SIZE_SMALL}, {"published", EX_SIZE_PUBLISHED}, {NULL, 0}};
+
 static const ex_word automatic[] = {{"auto", 0}, {NULL, 0}};
 static const ex_word optimizers[] = {
     {"sgd", MT_SGD}, {"adam", MT_ADAM}, {"adamw", MT_ADAMW}, {NULL, 0}};
@@ -44,6 +47,8 @@ static const ex_word clearing[] = {
     {"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {"epoch", MT_CLEAR_EPOCHS}, {NULL, 0}};
 static const ex_word val_clearing[] = {
     {"auto", MT_CLEAR_AUTO}, {"never", MT_CLEAR_NEVER}, {NULL, 0}};
+static const ex_word rehearsing[] = {
+    {"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}}; /* rehearse.h */
 static const ex_word progress_modes[] = {{"auto", EX_PROGRESS_AUTO},
                                          {"bar", EX_PROGRESS_BAR},
                                          {"plain", EX_PROGRESS_PLAIN},
@@ -80,6 +85,7 @@ static const ex_option rows[] = {
     FLAG("patience", EX_WHOLE, patience, "N",
          "stop when the validation's first metric has not risen for N epochs; 0: never",
          .most = MANY),
+    SWITCH("no-validation", no_validation, "leave out the validation after each epoch"),
     FLAG("optimizer", EX_WORD, optimizer, "NAME", "sgd, adam or adamw", .words = optimizers,
          .decides = 1),
     FLAG("lr", EX_REAL, lr, "X", "learning rate", .min = DBL_MIN, .max = DBL_MAX,
@@ -188,6 +194,10 @@ static const ex_option rows[] = {
     SWITCH("explain", explain,
            "say before training what will take memory and how a batch will be cut; with --epochs 0 "
            "that is all"),
+    FLAG("rehearse", EX_WORD, rehearse, "auto|on|off",
+         "tell what chunks take from pictures of 96, 128 and 160 pixels, with --explain; auto: "
+         "where pictures have more than 256",
+         .words = rehearsing),
     SWITCH("check", check,
            "do not train: look whether the network can be trained in chunks, on a few samples of "
            "the first batch"),
@@ -211,6 +221,13 @@ static const ex_option rows[] = {
          "write all that is needed to go on, after each epoch and when the run is stopped; the "
          "file before it becomes FILE.1, and the one of the best epoch is FILE.best",
          .accepts = "a file to write", .file = EX_FILE_SAVED),
+    FLAG("save-every", EX_PARSED, save_every, "N|10m",
+         "write --save within epochs too: each N steps, or after so many seconds (s), minutes (m) "
+         "or "
+         "hours (h)",
+         .read = ex_read_save_every,
+         .accepts = "a number of steps, or a time such as 30s, 10m or 2h; both at least 1",
+         .by_default = "after each epoch alone"),
     FLAG("resume", EX_TEXT, resume, "FILE",
          "go on where the run of that file was; --steps counts from its beginning",
          .accepts = "a file of --save", .file = EX_FILE_RESUMED),
@@ -292,10 +309,22 @@ static int check_sizes(const ex_command *command, ex_error *error) {
 
 /* A replay begins at the first step, which a run that goes on has behind it. */
 static int check_start(const ex_command *command, ex_error *error) {
-    if (!command->flags->resume || !command->flags->replay) return 0;
-    ex_error_set(error, command->program,
-                 "--resume: not together with --replay, which begins at the first step");
-    return -1;
+    const ex_flags *f = command->flags;
+    const struct {
+        int is_wrong;
+        const char *text;
+    } wrong[] = {{f->resume && f->replay,
+                  "--resume: not together with --replay, which begins at the first step"},
+                 {(f->save_every.steps || f->save_every.seconds > 0) && !f->save,
+                  "--save-every: not without --save, the file that it writes"},
+                 {f->no_validation && f->patience,
+                  "--patience: not together with --no-validation, whose figure it looks at"}};
+    for (size_t i = 0; i < EX_ROWS(wrong); i++) {
+        if (!wrong[i].is_wrong) continue;
+        ex_error_set(error, command->program, "%s", wrong[i].text);
+        return -1;
+    }
+    return 0;
 }
 
 /*

@@ -21,6 +21,12 @@ typedef struct ex_inject {
     uint64_t failed; /* requests that it has let fail by now: noted by ex_inject_disarm */
 } ex_inject;
 
+/* --save-every N, or a time such as 10m. */
+typedef struct ex_save_every {
+    uint64_t steps; /* 0: not by steps */
+    double seconds; /* 0: not by time */
+} ex_save_every;
+
 typedef enum ex_progress_mode {
     EX_PROGRESS_AUTO = 0, /* a bar on a terminal, else plain lines */
     EX_PROGRESS_BAR,
@@ -75,6 +81,9 @@ typedef struct ex_flags {
     ex_inject inject;
     int64_t progress; /* an ex_progress_mode */
     const char *trace, *replay, *report, *learned, *save, *resume;
+    ex_save_every save_every;
+    int no_validation;
+    int64_t rehearse; /* an ex_rehearse_mode */
     int explain, check, help, version;
 } ex_flags;
 
@@ -86,6 +95,10 @@ typedef struct ex_flags {
         .momentum = 0.9, .weight_decay = 0.01, .amp = MT_DTYPE_NONE, .device = "auto",             \
         .workers = 1, .prefetch = 1                                                                \
     }
+
+/* --size of the programs: what trains within minutes, or the document's own network and pictures. */
+enum { EX_SIZE_SMALL = 0, EX_SIZE_PUBLISHED = 1 };
+extern const ex_word ex_size_words[];
 
 #define EX_WORKERS_MAX 16
 #define EX_PROCESSES_MAX 64

@@ -269,7 +269,7 @@ ex_status ex_captions_read(const char *folder, const ex_captions_options *option
     return status;
 }
 
-mt_status ex_captions_open(const ex_flags *flags, const char *argv0, int keywords,
+mt_status ex_captions_open(const ex_flags *flags, const char *argv0, int keywords, int clip_tokens,
                            ex_captions **out) {
     char found[4096];
     ex_error error;
@@ -278,7 +278,8 @@ mt_status ex_captions_open(const ex_flags *flags, const char *argv0, int keyword
                                          .batch = (size_t)flags->batch,
                                          .keywords = keywords,
                                          .max_bytes = ex_pictures_most_bytes(),
-                                         .warn = ex_pictures_warn};
+                                         .warn = ex_pictures_warn,
+                                         .clip_tokens = clip_tokens};
     const char *folder = flags->data;
     *out = NULL;
     if (!folder && ex_find_in_tree(argv0, "examples/data", found, sizeof found)) folder = found;
@@ -328,6 +329,10 @@ static void draw_text(const ex_captions *c, const ex_pair *pair, const ex_draw *
                draw_word(pair, draw, STREAM_WORD, pair->word), text, capacity);
 }
 
+static size_t context_of(const ex_captions *c) {
+    return c->options.clip_tokens ? EX_CLIP_CONTEXT : EX_CAPTION_CONTEXT;
+}
+
 static ex_status fill_one(const ex_captions *c, size_t index, const ex_draw *draw, float *planes,
                           int64_t *tokens, ex_error *error) {
     const ex_pair *pair = &c->pairs[index];
@@ -339,7 +344,10 @@ static ex_status fill_one(const ex_captions *c, size_t index, const ex_draw *dra
                               draw, planes);
     ex_image_clear(&again);
     draw_text(c, pair, draw, text, sizeof text);
-    ex_tokens_write(text, EX_CAPTION_CONTEXT, tokens);
+    if (c->options.clip_tokens)
+        ex_tokens_write_clip(text, EX_CLIP_CONTEXT, tokens);
+    else
+        ex_tokens_write(text, EX_CAPTION_CONTEXT, tokens);
     return status;
 }
 
@@ -355,7 +363,7 @@ static ex_status fill_pairs(const void *self, ex_split split, uint64_t epoch, si
         const ex_draw draw = {c->options.seed, epoch, index};
         status = fill_one(c, index, split == EX_TRAINING ? &draw : NULL,
                           (float *)buffers[0] + i * planes,
-                          (int64_t *)buffers[1] + i * EX_CAPTION_CONTEXT, error);
+                          (int64_t *)buffers[1] + i * context_of(c), error);
     }
     if (order) ex_orders_release(c->orders, order);
     return status;
@@ -371,11 +379,11 @@ static size_t count_pairs(const void *self, ex_split split) {
 
 ex_source ex_captions_source(const ex_captions *captions) {
     const int64_t side = captions->options.side;
-    return (ex_source){
-        .self = captions,
-        .unit = "pairs",
-        .tensor_count = 2,
-        .tensors = {{MT_FLOAT32, 3, {3, side, side}}, {MT_INT64, 1, {EX_CAPTION_CONTEXT}}},
-        .count = count_pairs,
-        .fill = fill_pairs};
+    return (ex_source){.self = captions,
+                       .unit = "pairs",
+                       .tensor_count = 2,
+                       .tensors = {{MT_FLOAT32, 3, {3, side, side}},
+                                   {MT_INT64, 1, {(int64_t)context_of(captions)}}},
+                       .count = count_pairs,
+                       .fill = fill_pairs};
 }

@@ -25,6 +25,7 @@ typedef struct ex_captions_options {
         max_bytes; /* of pictures that are kept, the others are decoded whenever they are used; 0: no bound */
     void (*warn)(void *user, const char *line); /* one call for each skipped picture; may be NULL */
     void *user;
+    int clip_tokens; /* 1: EX_CLIP_CONTEXT tokens of CLIP; 0: EX_CAPTION_CONTEXT bytes */
 } ex_captions_options;
 
 typedef struct ex_pair {
@@ -65,7 +66,7 @@ ex_status ex_captions_read(const char *folder, const ex_captions_options *option
  * @return MT_OK; MT_EINVAL (names the flag and the file), MT_ENOMEM
  */
 MT_NODISCARD mt_status ex_captions_open(const ex_flags *flags, const char *argv0, int keywords,
-                                        ex_captions **out);
+                                        int clip_tokens, ex_captions **out);
 
 /* NULL is a no-op. */
 void ex_captions_free(ex_captions *captions);
@@ -74,7 +75,7 @@ void ex_captions_free(ex_captions *captions);
 void ex_captions_text(const ex_pair *pair, char *text, size_t capacity);
 
 /*
- * Pictures [3, side, side], normalised, and tokens [EX_CAPTION_CONTEXT]. Training pairs come in another
+ * Pictures [3, side, side], normalised, and tokens [EX_CAPTION_CONTEXT], or CLIP's [EX_CLIP_CONTEXT]. Training pairs come in another
  * order each epoch, their pictures scaled, shifted and mirrored; what a multiple of the batch has no room
  * for is left out of that epoch.
  * @param captions  borrowed as long as the source is used

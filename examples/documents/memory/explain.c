@@ -272,7 +272,9 @@ static mt_status explain_outcome(ex_forecast *f, const cuts *c, const mt_plan *p
     size_t chunk = mt_plan_chunk(plan, 0);
     if (!largest) printf("%zu at once fit%s.\n", chunk, chunk == 1 ? "s" : "");
     print_plan(flags, c, plan, ex_forecast_is_bound(f, plan));
-    print_process(plan, device);
+    if (f->batch->data)
+        print_process(
+            plan, device); /* else nothing ran, and what chunks leave in the heap is not known */
     return status;
 }
 

@@ -17,8 +17,9 @@
 
 namespace memtrain_models {
 
-/* Two maps of a picture, at a sixteenth and at a thirty-second of its side. */
+/* Two maps of a picture, at a sixteenth and at a thirty-second of its side; and one at an eighth, where asked for. */
 struct Maps {
+    torch::Tensor finest; /* [B, finest_channels, H/8, W/8]; undefined without Backbone::three */
     torch::Tensor fine;   /* [B, fine_channels, H/16, W/16] */
     torch::Tensor coarse; /* [B, coarse_channels, H/32, W/32] */
 };
@@ -26,7 +27,8 @@ struct Maps {
 class Backbone : public torch::nn::Module {
 public:
     virtual Maps maps(const torch::Tensor &pictures) = 0; /* of [B, 3, H, W] */
-    int64_t fine_channels = 0, coarse_channels = 0;
+    int64_t finest_channels = 0, fine_channels = 0, coarse_channels = 0;
+    bool three = false; /* the finest map is wanted too */
 };
 
 enum class Activation { none, silu, leaky };

@@ -81,10 +81,15 @@ mt_status check(const car_clip_model_options *o) {
         const char *name;
         int value, least, step;
     } fields[] = {
-        {"image_width", o->image_width, 64, 64}, {"image_layers", o->image_layers, 1, 1},
-        {"text_width", o->text_width, 64, 64},   {"text_layers", o->text_layers, 1, 1},
-        {"embedding", o->embedding, 1, 1},       {"patch", o->patch, 1, 1},
-        {"side", o->side, o->patch, 1},          {"vocabulary", o->vocabulary, 1, 1},
+        {"image_width", o->resnet_width ? 64 : o->image_width, 64, 64},
+        {"image_layers", o->resnet_width ? 1 : o->image_layers, 1, 1},
+        {"resnet_width", o->resnet_width, 0, 2},
+        {"text_width", o->text_width, 64, 64},
+        {"text_layers", o->text_layers, 1, 1},
+        {"embedding", o->embedding, 1, 1},
+        {"patch", o->patch, 1, 1},
+        {"side", o->side, o->patch, 1},
+        {"vocabulary", o->vocabulary, 1, 1},
         {"context", o->context, 1, 1},
     };
     for (const auto &f : fields)
@@ -92,6 +97,9 @@ mt_status check(const car_clip_model_options *o) {
             return mt_set_error(
                 MT_EINVAL, "car_clip_model_new: %s is %d, not at least %d and a multiple of %d",
                 f.name, f.value, f.least, f.step);
+    if (o->resnet_width && o->side % 32)
+        return mt_set_error(MT_EINVAL, "car_clip_model_new: side is %d, not a multiple of 32",
+                            o->side);
     if (o->contrastive != CAR_CLIP_CACHED && o->contrastive != CAR_CLIP_PLAIN)
         return mt_set_error(MT_EINVAL, "car_clip_model_new: contrastive is %d, not 0 or 1",
                             o->contrastive);
@@ -107,6 +115,8 @@ ClipOptions clip_of(const car_clip_model_options *o) {
     clip.patch = o->patch;
     clip.vocabulary = o->vocabulary;
     clip.context = o->context;
+    clip.resnet_width = o->resnet_width;
+    clip.frozen_norm = o->contrastive == CAR_CLIP_CACHED;
     return clip;
 }
 

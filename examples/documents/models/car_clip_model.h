@@ -39,10 +39,15 @@ typedef struct car_clip_model_options {
     int side, patch;         /* of the pictures; side at least patch */
     int vocabulary, context; /* of the texts */
     int contrastive;         /* a car_clip_contrastive */
+    /* Above 0: CLIP's ResNet-50 with so many channels in its first blocks, 64 as published, in the place of the
+       image transformer; side is a multiple of 32 then. Its batch norm sees the samples of a chunk. With
+       CAR_CLIP_CACHED it has its running statistics, also in training: a pair's embedding is not to depend on
+       its chunk. */
+    int resnet_width;
 } car_clip_model_options;
 
 #define CAR_CLIP_MODEL_OPTIONS_INIT                                                                \
-    { sizeof(car_clip_model_options), 192, 6, 192, 4, 192, 96, 16, 259, 64, CAR_CLIP_CACHED }
+    { sizeof(car_clip_model_options), 192, 6, 192, 4, 192, 96, 16, 259, 64, CAR_CLIP_CACHED, 0 }
 
 /*
  * Makes the model on the CPU with random weights, from libtorch's generator (mt_torch_seed).

@@ -36,6 +36,8 @@
 
 #include <memtrain/torch.hpp>
 
+#include "clip_resnet.hpp"
+
 namespace memtrain_models {
 
 /* A stack of blocks; one head for each 64 of its width. */
@@ -48,6 +50,8 @@ struct ClipOptions {
     int64_t embedding = 192;
     int64_t side = 96, patch = 16;          /* of the pictures, in pixels */
     int64_t vocabulary = 259, context = 64; /* of the texts, in tokens */
+    int64_t resnet_width = 0; /* above 0: a ResNet-50 in the place of `image`; 64 as published */
+    bool frozen_norm = false; /* of its batch norm, see clip_resnet.hpp */
 };
 
 constexpr int64_t clip_head = 64;
@@ -192,7 +196,7 @@ inline void clip_check_width(const char *tower, const ClipTower &t) {
 class ClipImpl : public torch::nn::Module {
 public:
     explicit ClipImpl(const ClipOptions &o) {
-        clip_check_width("image", o.image);
+        if (!o.resnet_width) clip_check_width("image", o.image);
         clip_check_width("text", o.text);
         const int64_t w = o.text.width;
         positional_embedding =
@@ -201,7 +205,12 @@ public:
             "text_projection",
             clip_normal({w, o.embedding}, 1 / std::sqrt(static_cast<double>(w))));
         logit_scale = register_parameter("logit_scale", at::full({}, std::log(1 / 0.07)));
-        visual = register_module("visual", ClipVisual(o));
+        if (o.resnet_width) {
+            ClipResNetOptions tower{o.resnet_width, o.side, o.embedding, o.frozen_norm};
+            visual_resnet = register_module("visual", ClipResNet(tower));
+        } else {
+            visual = register_module("visual", ClipVisual(o));
+        }
         transformer = register_module("transformer", ClipTransformer(o.text, /*causal=*/true));
         token_embedding = register_module("token_embedding", torch::nn::Embedding(o.vocabulary, w));
         ln_final = register_module("ln_final", clip_norm(w));
@@ -210,7 +219,9 @@ public:
             block->as<ClipBlockImpl>()->reset(w, o.text.layers);
     }
 
-    torch::Tensor encode_image(const torch::Tensor &pictures) { return visual(pictures); }
+    torch::Tensor encode_image(const torch::Tensor &pictures) {
+        return visual ? visual(pictures) : visual_resnet(pictures);
+    }
 
     /* What stands behind a text's end cannot reach it under the causal mask. */
     torch::Tensor encode_text(const torch::Tensor &tokens) {
@@ -221,6 +232,7 @@ public:
 
     torch::Tensor positional_embedding, text_projection, logit_scale;
     ClipVisual visual{nullptr};
+    ClipResNet visual_resnet{nullptr}; /* one of the two */
     ClipTransformer transformer{nullptr};
     torch::nn::Embedding token_embedding{nullptr};
     torch::nn::LayerNorm ln_final{nullptr};

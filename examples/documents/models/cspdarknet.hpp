@@ -103,13 +103,14 @@ public:
         for (size_t i = 0; i < stages->size(); i++) {
             x = stages[i]->as<CspStage>()->forward(x); /* halves H and W */
             if (i == fine_stage) out.fine = x;
+            if (three && i == finest_stage) out.finest = x;
         }
         out.coarse = x;
         return out;
     }
 
 private:
-    static constexpr size_t fine_stage = 3;
+    static constexpr size_t finest_stage = 2, fine_stage = 3;
 
     int64_t wide(int64_t channels) const {
         return static_cast<int64_t>(static_cast<double>(channels) * o.width);
@@ -118,6 +119,7 @@ private:
     int64_t add_stage(size_t i, int64_t in) {
         int64_t out = wide(64) << i, expanded = i ? out : 2 * out;
         stages->push_back(CspStage(CspStageOptions{in, out, expanded, out / 2, o.blocks[i]}));
+        if (i == finest_stage) finest_channels = out;
         if (i == fine_stage) fine_channels = out;
         return out;
     }

@@ -95,14 +95,13 @@ inline Tensor decode_all(const Tensor &raw, const Tensor &anchors) {
         .reshape({raw.size(0), -1, 6});
 }
 
-/* raw and anchors as above, boxes as for the loss; all on the CPU, in float. */
-inline Score score_of(const Tensor &raw, const Tensor &boxes, const Tensor &anchors) {
+/* all [B, N, 6] as decode_all gives it, a picture being `grid` units wide; boxes as for the loss; on the CPU, in float. */
+inline Score score_boxes(const Tensor &all, float grid, const Tensor &boxes) {
     Score score;
-    auto grid = static_cast<float>(raw.size(2));
-    Tensor decoded = decode_all(raw, anchors).contiguous(), told = boxes.contiguous();
+    Tensor decoded = all.contiguous(), told = boxes.contiguous();
     auto said = decoded.accessor<float, 3>();
     auto truth = told.accessor<float, 3>();
-    for (int64_t b = 0; b < raw.size(0); b++) {
+    for (int64_t b = 0; b < decoded.size(0); b++) {
         std::vector<Box> found, there;
         for (int64_t i = 0; i < decoded.size(1); i++) {
             auto s = said[b][i];
@@ -118,6 +117,23 @@ inline Score score_of(const Tensor &raw, const Tensor &boxes, const Tensor &anch
         add_score(without_doubles(found), there, score);
     }
     return score;
+}
+
+/* raw and anchors as above. */
+inline Score score_of(const Tensor &raw, const Tensor &boxes, const Tensor &anchors) {
+    return score_boxes(decode_all(raw, anchors), static_cast<float>(raw.size(2)), boxes);
+}
+
+/* The boxes of several scales together, raw and anchors of each. */
+inline Score score_of_scales(const std::vector<Tensor> &raw, const Tensor &boxes,
+                             const std::vector<Tensor> &anchors) {
+    std::vector<Tensor> all;
+    for (size_t i = 0; i < raw.size(); i++) {
+        Tensor decoded = decode_all(raw[i], anchors[i]);
+        decoded.narrow(2, 0, 4).div_(raw[i].size(2));
+        all.push_back(decoded);
+    }
+    return score_boxes(at::cat(all, 1), 1, boxes);
 }
 
 } // namespace memtrain_models

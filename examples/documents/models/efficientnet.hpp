@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <regex>
 #include <string>
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
@@ -100,6 +101,35 @@ private:
 };
 TORCH_MODULE(MBConv);
 
+/*
+ * The name that timm's efficientnet_b0 to b4 have for one of torchvision's: features.4.1.block.1.0.weight is
+ * blocks.3.1.conv_dw.weight. "": none.
+ */
+inline std::string efficientnet_timm_name(const std::string &name) {
+    static const std::regex whole(R"(features\.(0|8)\.(0|1)\.(\w+))");
+    static const std::regex part(R"(features\.(\d)\.(\d+)\.block\.(\d)\.(\w+)\.(\w+))");
+    std::smatch m;
+    if (std::regex_match(name, m, whole)) {
+        const bool first = m[1] == "0";
+        if (m[2] == "0") return (first ? "conv_stem." : "conv_head.") + m[3].str();
+        return (first ? "bn1." : "bn2.") + m[3].str();
+    }
+    if (!std::regex_match(name, m, part)) return "";
+    const int stage = std::stoi(m[1]), expands = stage > 1; /* the first stage has no first 1x1 */
+    const int at =
+        std::stoi(m[3]) + !expands; /* 0: wider, 1: each channel, 2: squeeze, 3: narrower */
+    if (stage < 1 || stage > 7 || at > 3) return "";
+    static const char *const convs[] = {"conv_pw", "conv_dw", "se", "conv_pwl"};
+    std::string inner = convs[at];
+    if (at == 3 && !expands) inner = "conv_pw";
+    if (at == 2)
+        inner += m[4] == "fc1" ? ".conv_reduce" : ".conv_expand";
+    else if (m[4] == "1")
+        inner = "bn" + std::to_string(at == 3 ? 2 + expands : at + expands);
+    return "blocks." + std::to_string(stage - 1) + "." + m[2].str() + "." + inner + "." +
+           m[5].str();
+}
+
 class EfficientNet : public Backbone {
 public:
     explicit EfficientNet(const EfficientNetOptions &options = {}) : o(options) {
@@ -119,6 +149,7 @@ public:
         for (int i = 0; i < stages; i++) {
             x = memtrain::checkpoint_sequential(stage[i], stage[i]->size(), x);
             if (i == fine_stage) out.fine = x;
+            if (three && i == finest_stage) out.finest = x;
         }
         out.coarse = last ? last->forward(x) : x;
         return out;
@@ -128,7 +159,8 @@ private:
     struct Stage {
         int64_t expand, kernel, stride, out, repeats; /* of B0 */
     };
-    static constexpr int stages = 7, fine_stage = 4; /* features.5, the last one at stride 16 */
+    static constexpr int stages = 7, finest_stage = 2; /* features.3, the last one at stride 8 */
+    static constexpr int fine_stage = 4;               /* features.5, at stride 16 */
     static constexpr Stage table[stages] = {
         {1, 3, 1, 16, 1},  {6, 3, 2, 24, 2},  {6, 5, 2, 40, 2},  {6, 3, 2, 80, 3},
         {6, 5, 1, 112, 3}, {6, 5, 2, 192, 4}, {6, 3, 1, 320, 1},
@@ -150,6 +182,7 @@ private:
                 MBConvOptions{j ? out : in, out, s.expand, s.kernel, j ? 1 : s.stride, drop}));
         }
         stage[i] = add(list);
+        if (i == finest_stage) finest_channels = out;
         if (i == fine_stage) fine_channels = out;
         return out;
     }

@@ -15,8 +15,9 @@ namespace {
 mt_status check(const char *function, const prsmed_model_options *o) {
     if (!o || o->size < sizeof *o)
         return mt_set_error(MT_EINVAL, "%s: use PRSMED_MODEL_OPTIONS_INIT", function);
-    if (o->encoder != PRSMED_CONV && o->encoder != PRSMED_VIT_TI)
-        return mt_set_error(MT_EINVAL, "%s: encoder is %d, not PRSMED_CONV or PRSMED_VIT_TI",
+    if (o->encoder < PRSMED_CONV || o->encoder > PRSMED_TINY_VIT)
+        return mt_set_error(MT_EINVAL,
+                            "%s: encoder is %d, not PRSMED_CONV, PRSMED_VIT_TI or PRSMED_TINY_VIT",
                             function, o->encoder);
     const int64_t stride = prsmed_sizes(*o).stride;
     if (o->side < 4 * stride || o->side % stride)
@@ -87,6 +88,52 @@ prsmed_estimate conv_estimate(int64_t side) {
                     2 * half * w / 2 + n * w * (2 + 4 * depth + 1));
 }
 
+/* A convolution of so many groups and its batch norm. */
+int64_t norm_conv_parameters(int64_t in, int64_t out, int64_t kernel, int64_t groups = 1) {
+    return in / groups * out * kernel * kernel + 2 * out;
+}
+
+/*
+ * Of a pixel or token, in widths: a block of convolutions keeps what goes into three norms and three GELUs, most of it four
+ * times as wide; one with attention what its norms, windows, query, key, value and MLP see. Beside that the attention of
+ * each pair in a window. Between layers and in the neck it is what goes into norms and convolutions.
+ */
+prsmed_estimate tiny_vit_estimate(int64_t side) {
+    using Net = TinyVitEncoderImpl;
+    const int64_t first = Net::table[0].width, last = Net::table[Net::layer_count - 1].width;
+    const int64_t half = (side / 2) * (side / 2), all = (side / 4) * (side / 4);
+    int64_t parameters =
+        norm_conv_parameters(3, first / 2, 3) + norm_conv_parameters(first / 2, first, 3);
+    int64_t numbers = half * 3 * first / 2 + all * first, pixels = all;
+    for (int64_t i = 0; i < Net::layer_count; i++) {
+        const Net::Layer &l = Net::table[i];
+        const int64_t w = l.width, windows = l.window * l.window;
+        int64_t block = 2 * norm_conv_parameters(w, 4 * w, 1) - 6 * w +
+                        norm_conv_parameters(4 * w, 4 * w, 3, 4 * w);
+        int64_t keeps = pixels * (6 * 4 * w + 3 * w);
+        if (l.heads) {
+            block = l.heads * windows + block_parameters(w) + norm_conv_parameters(w, w, 3, w);
+            keeps = pixels * (20 * w + 3 * l.heads * windows);
+        }
+        parameters += l.depth * block;
+        numbers += l.depth * keeps;
+        if (i + 1 == Net::layer_count) continue;
+        const int64_t next = Net::table[i + 1].width, stride = i + 2 == Net::layer_count ? 1 : 2;
+        parameters += norm_conv_parameters(w, next, 1) + norm_conv_parameters(next, next, 1) +
+                      norm_conv_parameters(next, next, 3, next);
+        numbers += pixels * (w + 3 * next);
+        pixels /= stride * stride;
+        numbers += pixels * 4 * next;
+    }
+    parameters += last * Net::width + 9 * Net::width * Net::width + 4 * Net::width;
+    return estimate(parameters, numbers + pixels * (last + 6 * Net::width));
+}
+
+prsmed_estimate vision_estimate(const prsmed_model_options &o) {
+    if (o.encoder == PRSMED_TINY_VIT) return tiny_vit_estimate(o.side);
+    return o.encoder == PRSMED_VIT_TI ? vit_estimate(o.side) : conv_estimate(o.side);
+}
+
 int64_t mask_block_parameters(int64_t in, int64_t out) {
     return 9 * in * in + in + 2 * in + in * out + out + 2 * out + 9 * out * out + out;
 }
@@ -127,6 +174,8 @@ mt_status prsmed_model_new(const prsmed_model_options *options, mt_model **out) 
                                         mask_metrics(logits, batch.at(1))};
             });
         description.checkpoints = true;
+        /* Batch norm of TinyViT sees 4096 tokens of one picture at least, as the script's batches of one do. */
+        if (options->encoder == PRSMED_TINY_VIT) description.min_micro_batch = 1;
         return description;
     });
 }
@@ -139,7 +188,7 @@ mt_status prsmed_model_estimate(const prsmed_model_options *options, size_t prom
     const auto tokens = static_cast<int64_t>(prompt_length);
     const int64_t side = options->side;
     out[PRSMED_TEXT] = text_estimate(sizes.text, tokens);
-    out[PRSMED_VISION] = options->encoder == PRSMED_CONV ? conv_estimate(side) : vit_estimate(side);
+    out[PRSMED_VISION] = vision_estimate(*options);
     out[PRSMED_DECODER] = estimate(decoder_parameters(sizes.decoder),
                                    decoder_keeps(sizes.decoder, side / sizes.stride, side));
     return MT_OK;

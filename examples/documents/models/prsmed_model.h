@@ -22,11 +22,14 @@ extern "C" {
 
 #define PRSMED_CONV 1   /* a small convolutional encoder, stride 4, and a decoder of 64 channels */
 #define PRSMED_VIT_TI 2 /* ViT-Ti/8, and a decoder of 192 channels */
+/* As published: TinySAM's TinyViT-5M, stride 16, and the mask decoder of 5,365,441 parameters. That reads states of
+   4096 numbers; those of a narrower text model are spread to as many by a random matrix that is no parameter. */
+#define PRSMED_TINY_VIT 3
 
 typedef struct prsmed_model_options {
     size_t size;         /* sizeof(prsmed_model_options) */
-    int encoder;         /* PRSMED_CONV or PRSMED_VIT_TI */
-    int64_t side;        /* of the pictures, a multiple of the encoder's stride, 4 or 8 */
+    int encoder;         /* PRSMED_CONV, PRSMED_VIT_TI or PRSMED_TINY_VIT */
+    int64_t side;        /* of the pictures, a multiple of the encoder's stride, 4, 8 or 16 */
     int64_t text_width;  /* a multiple of 64 */
     int64_t text_layers; /* at least 1 */
     double dropout;      /* of the decoder, 0 <= x < 1 */

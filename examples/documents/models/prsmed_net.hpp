@@ -6,7 +6,10 @@
 
 #include "prsmed_decoder.hpp"
 #include "prsmed_model.h"
+#include "tiny_vit.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -18,6 +21,9 @@
 
 namespace memtrain_models {
 
+/* Numbers of a state of the language model that the published decoder reads. */
+constexpr int64_t published_prompt = 4096;
+
 /* What the options of prsmed_model.h stand for. */
 struct PrsmedSizes {
     ByteGptOptions text;
@@ -25,18 +31,33 @@ struct PrsmedSizes {
     int64_t stride;
 };
 
+inline MaskDecoderOptions mask_decoder_sizes(const prsmed_model_options &o) {
+    switch (o.encoder) {
+    case PRSMED_TINY_VIT: /* as published */
+        return {std::max(o.text_width, published_prompt), 512, TinyVitEncoderImpl::width, 512,
+                o.dropout};
+    case PRSMED_VIT_TI:
+        return {o.text_width, 256, VitEncoderImpl::width, 2 * VitEncoderImpl::width, o.dropout};
+    default:
+        return {o.text_width, 128, ConvEncoderImpl::width, 2 * ConvEncoderImpl::width, o.dropout};
+    }
+}
+
 inline PrsmedSizes prsmed_sizes(const prsmed_model_options &o) {
-    const bool small = o.encoder == PRSMED_CONV;
     PrsmedSizes sizes;
     sizes.text.width = o.text_width;
     sizes.text.layers = o.text_layers;
-    sizes.stride = small ? ConvEncoderImpl::stride : VitEncoderImpl::stride;
-    sizes.decoder.prompt = o.text_width;
-    sizes.decoder.hidden = small ? 128 : 256;
-    sizes.decoder.image = small ? ConvEncoderImpl::width : VitEncoderImpl::width;
-    sizes.decoder.ff = 2 * sizes.decoder.image;
-    sizes.decoder.dropout = o.dropout;
+    sizes.stride = o.encoder == PRSMED_CONV     ? ConvEncoderImpl::stride
+                   : o.encoder == PRSMED_VIT_TI ? VitEncoderImpl::stride
+                                                : TinyVitEncoderImpl::stride;
+    sizes.decoder = mask_decoder_sizes(o);
     return sizes;
+}
+
+inline std::shared_ptr<VisionEncoder> vision_encoder(const prsmed_model_options &o) {
+    if (o.encoder == PRSMED_TINY_VIT) return std::make_shared<TinyVitEncoderImpl>();
+    if (o.encoder == PRSMED_VIT_TI) return std::make_shared<VitEncoderImpl>(o.side);
+    return std::make_shared<ConvEncoderImpl>(o.side);
 }
 
 constexpr int64_t most_words = 16;
@@ -62,14 +83,15 @@ public:
     explicit PrsmedImpl(const prsmed_model_options &o) {
         const PrsmedSizes sizes = prsmed_sizes(o);
         text = register_module("text", ByteGpt(sizes.text));
-        if (o.encoder == PRSMED_CONV)
-            vision = std::make_shared<ConvEncoderImpl>(o.side);
-        else
-            vision = std::make_shared<VitEncoderImpl>(o.side);
-        register_module("vision", vision);
+        vision = register_module("vision", vision_encoder(o));
         decoder = register_module("decoder", MaskDecoder(sizes.decoder));
         word_mean = register_buffer("word_mean", at::zeros({o.text_width}));
         word_scale = register_buffer("word_scale", at::ones({o.text_width}));
+        if (sizes.decoder.prompt > o.text_width) {
+            const double scale = 1 / std::sqrt(static_cast<double>(o.text_width));
+            word_spread = register_buffer("word_spread",
+                                          at::randn({o.text_width, sizes.decoder.prompt}) * scale);
+        }
     }
 
     /*
@@ -111,6 +133,7 @@ public:
         torch::NoGradGuard no_grad;
         Words words = mean_words(tokens, text(tokens));
         words.states = (words.states - word_mean) * word_scale;
+        if (word_spread.defined()) words.states = at::matmul(words.states, word_spread);
         return words;
     }
 
@@ -118,6 +141,8 @@ public:
     std::shared_ptr<VisionEncoder> vision;
     MaskDecoder decoder{nullptr};
     torch::Tensor word_mean, word_scale; /* [text width] */
+    /* [text width, published_prompt], random: a narrow text model in the place of a wide one. Undefined: none. */
+    torch::Tensor word_spread;
 };
 TORCH_MODULE(Prsmed);
 

@@ -5,8 +5,10 @@
 #include "cspdarknet.hpp"
 #include "detection_score.hpp"
 #include "detector.hpp"
+#include "detector_scales.hpp"
 #include "efficientnet.hpp"
 
+#include <cstdio>
 #include <memtrain/torch.hpp>
 
 namespace {
@@ -48,6 +50,25 @@ memtrain::Output lose(Detector &net, const memtrain::Tensors &batch) {
                                              memtrain::on_cpu(net.anchors)))};
 }
 
+/* What a cell that is wrongly sure counts at each scale, in YOLOv5: there are the more cells the finer it is. */
+constexpr double balance[scale_count] = {4.0, 1.0, 0.4};
+
+memtrain::Output lose_scales(ScalesDetector &net, const memtrain::Tensors &batch) {
+    auto raw = net.forward(batch.at(0));
+    at::Tensor boxes = batch.at(1), each;
+    std::vector<at::Tensor> found, anchors;
+    for (size_t i = 0; i < scale_count; i++) {
+        at::Tensor numbers = raw[i].to(at::kFloat);
+        DetectionLoss loss = detection_loss(numbers, boxes, net.anchors[i]);
+        at::Tensor here = loss.box * box_gain + loss.object * (object_gain * balance[i]) +
+                          loss.label * label_gain;
+        each = each.defined() ? each + here : here;
+        found.push_back(memtrain::on_cpu(numbers.detach()));
+        anchors.push_back(memtrain::on_cpu(net.anchors[i]));
+    }
+    return {each.mean(), metrics_of(score_of_scales(found, memtrain::on_cpu(boxes), anchors))};
+}
+
 /* The backbone, and the channels that the head has with it. */
 struct Made {
     std::shared_ptr<Backbone> backbone;
@@ -87,11 +108,31 @@ mt_status check(const smartcash_model_options *options) {
         return mt_set_error(MT_EINVAL,
                             "smartcash_model_new: side is %d, not a multiple of %d from %d on",
                             options->side, SMARTCASH_STEP, 2 * SMARTCASH_STEP);
-    for (const auto &anchor : options->anchors)
+    const int anchors = (options->three_scales ? SMARTCASH_SCALES : 1) * SMARTCASH_ANCHORS;
+    for (int i = 0; i < anchors; i++) {
+        const float *anchor = options->anchors[i];
         if (!(anchor[0] > 0 && anchor[1] > 0))
             return mt_set_error(MT_EINVAL, "smartcash_model_new: an anchor is %g x %g",
                                 static_cast<double>(anchor[0]), static_cast<double>(anchor[1]));
+    }
     return MT_OK;
+}
+
+ScalesOptions scales_of(const smartcash_model_options *options) {
+    const float *anchors = options->anchors[0];
+    return {static_cast<int64_t>(options->classes), options->side,
+            std::vector<float>(anchors, anchors + 2 * SMARTCASH_SCALES * SMARTCASH_ANCHORS)};
+}
+
+/* What both kinds of detector have in common. */
+template <class Net, class Loss>
+auto describe(const smartcash_model_options *options, std::shared_ptr<Net> net, Loss loss) {
+    auto description = memtrain::model(
+        std::move(net), std::vector<std::string>(names, names + SMARTCASH_METRICS), loss);
+    description.metric_over.assign(over, over + SMARTCASH_METRICS);
+    description.min_micro_batch = options->least_chunk;
+    description.checkpoints = true;
+    return description;
 }
 
 } // namespace
@@ -99,16 +140,21 @@ mt_status check(const smartcash_model_options *options) {
 mt_status smartcash_model_new(const smartcash_model_options *options, mt_model **out) {
     mt_status status = check(options);
     if (status != MT_OK) return status;
+    if (options->three_scales)
+        return memtrain::make_model(out, [&] {
+            auto net = std::make_shared<ScalesDetector>(backbone_of(options->backbone).backbone,
+                                                        scales_of(options));
+            return describe(options, net, lose_scales);
+        });
     return memtrain::make_model(out, [&] {
         Made made = backbone_of(options->backbone);
         auto net = std::make_shared<Detector>(made.backbone, head_of(options, made.width));
-        auto description =
-            memtrain::model(net, std::vector<std::string>(names, names + SMARTCASH_METRICS), lose);
-        description.metric_over.assign(over, over + SMARTCASH_METRICS);
-        description.min_micro_batch = options->least_chunk;
-        description.checkpoints = true;
-        return description;
+        return describe(options, net, lose);
     });
+}
+
+void smartcash_model_timm_name(void *, const char *name, char *other, size_t capacity) {
+    std::snprintf(other, capacity, "%s", efficientnet_timm_name(name).c_str());
 }
 
 const char *const *smartcash_model_parts(smartcash_backbone backbone) {

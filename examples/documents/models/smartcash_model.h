@@ -1,5 +1,5 @@
 /*
- * smartcash_model.h - a detector for C programs: a backbone, a head of one scale, loss and metrics.
+ * smartcash_model.h - a detector for C programs: a backbone, heads of one scale or three, loss and metrics.
  *
  * A batch has two tensors: float pictures [B, 3, side, side], normalised as ImageNet's, and float boxes
  * [B, M, 5], each class, centre x and y, width and height as shares of the picture; class -1: none. The loss
@@ -43,22 +43,29 @@ enum {
     SMARTCASH_METRICS
 };
 
-enum { SMARTCASH_ANCHORS = 3, SMARTCASH_STEP = 32 };
+enum { SMARTCASH_ANCHORS = 3, SMARTCASH_SCALES = 3, SMARTCASH_STEP = 32 };
 
 typedef struct smartcash_model_options {
     size_t size; /* sizeof(smartcash_model_options) */
     smartcash_backbone backbone;
     size_t classes; /* at least 2 */
     int side;       /* of the pictures, a multiple of SMARTCASH_STEP, at least twice that */
-    float anchors[SMARTCASH_ANCHORS][2]; /* width and height, as shares of the picture */
+    /* Width and height, as shares of the picture; of one scale the first SMARTCASH_ANCHORS, of three all of them, the
+       finest scale's first. */
+    float anchors[SMARTCASH_SCALES * SMARTCASH_ANCHORS][2];
     size_t
         least_chunk; /* fewest pictures at once; 0: 2, for the sake of BatchNorm. 1 is possible */
+    /* 0: one head, at a sixteenth of the side, that normalises by groups of channels. 1: the neck of YOLOv5s and heads at
+       an eighth, a sixteenth and a thirty-second, whose batch norm sees the pictures of a chunk. */
+    int three_scales;
 } smartcash_model_options;
 
 #define SMARTCASH_MODEL_OPTIONS_INIT                                                               \
     {                                                                                              \
         sizeof(smartcash_model_options), SMARTCASH_EFFICIENTNET_B4, 7, 128,                        \
-            {{0.2F, 0.3F}, {0.3F, 0.4F}, {0.4F, 0.5F}}, 0                                          \
+            {{0.2F, 0.3F}, {0.3F, 0.4F}, {0.4F, 0.5F}, {0.2F, 0.3F}, {0.3F, 0.4F},                 \
+             {0.4F, 0.5F}, {0.2F, 0.3F}, {0.3F, 0.4F}, {0.4F, 0.5F}},                              \
+            0, 0                                                                                   \
     }
 
 /*
@@ -72,6 +79,9 @@ typedef struct smartcash_model_options {
  * @return MT_OK; MT_EINVAL (names the field); MT_EDEVMEM when the parameters do not fit
  */
 MT_NODISCARD mt_status smartcash_model_new(const smartcash_model_options *options, mt_model **out);
+
+/* For mt_weights_options: the names of timm's efficientnet_b4 and b0, which are none of torchvision's. */
+void smartcash_model_timm_name(void *user, const char *name, char *other, size_t capacity);
 
 /* What the names of the backbone's parameters begin with, NULL at the end; NULL for none. Static. */
 const char *const *smartcash_model_parts(smartcash_backbone backbone);

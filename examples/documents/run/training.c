@@ -11,6 +11,7 @@
 #include "means.h"
 #include "model_check.h"
 #include "output.h"
+#include "rehearse.h"
 #include "report.h"
 #include "writable.h"
 
@@ -257,10 +258,31 @@ static void introduce(const ex_training *t) {
                rest, least);
 }
 
-static mt_status explain(ex_training *t) {
+static mt_status explain_run(ex_training *t) {
     mt_batch batch;
     mt_status status = ex_batches_fill(t->batches, EX_TRAINING, 1, 0, &batch);
     return status == MT_OK ? ex_explain(&t->backend, &batch, t->flags, &t->device) : status;
+}
+
+/* Where a network takes no other pictures than its own, its own chunks are run. */
+static mt_status explain(ex_training *t) {
+    const ex_flags *flags = t->flags;
+    ex_rehearsal rehearsal;
+    if (!ex_rehearse_wants(flags->rehearse, flags->image_size)) return explain_run(t);
+    mt_status status =
+        ex_rehearse_open(&t->backend, &t->source, flags->image_size, (size_t)flags->batch,
+                         ex_flags_least(flags, &t->info), &rehearsal);
+    int goes = status == MT_OK;
+    if (goes) {
+        printf("Chunks of %lld x %lld pixels are not run: those of 96, 128 and 160 pixels tell "
+               "what they take.\n",
+               (long long)flags->image_size, (long long)flags->image_size);
+        status = ex_explain(&rehearsal.backend, &rehearsal.batch, flags, &t->device);
+    } else if (flags->rehearse == EX_REHEARSE_AUTO) {
+        mt_log(MT_LOG_INFO, "chunks are run, since they cannot be rehearsed: %s", mt_last_error());
+    }
+    ex_rehearse_close(&rehearsal);
+    return goes || flags->rehearse == EX_REHEARSE_ON ? status : explain_run(t);
 }
 
 /*
@@ -364,7 +386,18 @@ static mt_status save_as(const ex_training *t, const char *path) {
 static mt_status save(ex_training *t) {
     if (!t->flags->save) return MT_OK;
     t->saved_steps = t->at.steps;
-    return save_as(t, t->flags->save);
+    mt_status status = save_as(t, t->flags->save);
+    t->saved_at = ex_seconds();
+    return status;
+}
+
+/* --save-every. The clocks of several processes differ, and their files are to be of one step. */
+static mt_status save_if_due(ex_training *t) {
+    const ex_save_every *every = &t->flags->save_every;
+    int due = every->steps && t->at.steps % every->steps == 0;
+    if (every->seconds > 0)
+        due = ex_processes_any(&t->processes, ex_seconds() - t->saved_at >= every->seconds);
+    return due ? save(t) : MT_OK;
 }
 
 /*
@@ -426,7 +459,7 @@ static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
     if (status != MT_OK) return status;
     if (t->program->after_step) t->program->after_step(t->program->self, t, &report);
     ex_progress_step(&t->progress, &report);
-    return MT_OK;
+    return save_if_due(t);
 }
 
 /* Samples, where the backend knows no other units. */
@@ -492,7 +525,7 @@ static mt_status train_epoch(ex_training *t, uint64_t epoch) {
         status = train_step(t, epoch, t->at.index);
     double seconds = ex_seconds() - started;
     if (!t->least_seconds || seconds < t->least_seconds) t->least_seconds = seconds;
-    if (status == MT_OK) status = evaluate(t, t->batches, NULL);
+    if (status == MT_OK && !t->flags->no_validation) status = evaluate(t, t->batches, NULL);
     ex_progress_clear(&t->progress);
     if (status != MT_OK || is_stopped(t)) return status;
     return end_epoch(t, epoch, ex_seconds() - started);
@@ -511,6 +544,7 @@ static int is_stale(const ex_training *t) {
 static mt_status train(ex_training *t) {
     mt_status status = MT_OK;
     ex_interrupt_catch();
+    t->saved_at = ex_seconds();
     while (t->at.epoch <= (uint64_t)t->flags->epochs && status == MT_OK && goes_on(t) &&
            !is_stale(t))
         status = train_epoch(t, t->at.epoch);

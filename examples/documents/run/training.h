@@ -87,6 +87,7 @@ struct ex_training {
     ex_position at;       /* the next batch, and the steps gone through */
     uint64_t most_steps;  /* to go through at most */
     uint64_t saved_steps; /* those of the last checkpoint; UINT64_MAX: there is none */
+    double saved_at;      /* when it was written, or the training began, by ex_seconds */
     mt_epoch_report last; /* the last epoch that was completed */
     int stopped_by;       /* a signal that one of the processes has got; 0: none */
     int quiet;            /* 1: nothing is printed but errors: a row of a table */

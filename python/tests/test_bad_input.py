@@ -1,0 +1,117 @@
+"""What a script may get wrong: one exception each, which names it, and the script can go on."""
+import os
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import memtrain
+
+import subjects
+from subjects import batch, difference, loss_of, network, seed, state_of, trainer_for
+from test_trainer import Case
+
+
+class BadInput(Case):
+    def setUp(self):
+        super().setUp()
+        self.wrong = []
+        self.model, self.optimizer, self.trainer = trainer_for("adamw", self.loss_fn)
+        seed()
+        self.trainer.step(*batch())
+
+    def loss_fn(self, model, x, y):
+        loss = loss_of(model, x, y)
+        return self.wrong[0](loss) if self.wrong else loss
+
+    def goes_on(self, kind, words, *values):
+        """The step is refused and changes nothing, and the next one is taken."""
+        before = state_of(self.model, self.optimizer)
+        self.refused(kind, words, self.trainer.step, *values)
+        self.assertEqual(difference(before, state_of(self.model, self.optimizer)), [])
+        self.wrong = []
+        self.assertEqual(self.trainer.step(*batch()).skipped, "")
+        self.assertNotEqual(difference(before, state_of(self.model, self.optimizer)), [])
+
+    def test_other_device(self):
+        x, y = batch()
+        self.goes_on(ValueError, "the model is on cpu and batch[0] on meta; accepted: one device", x.to("meta"), y)
+
+    def test_model_on_another_device(self):
+        model = network().to("meta")
+        self.refused(NotImplementedError, "the model is on meta; accepted: cpu", memtrain.Trainer, model, loss_of,
+                     torch.optim.SGD(model.parameters(), 0.1))
+        self.trainer.step(*batch())
+
+    def test_no_graph(self):
+        self.wrong = [lambda loss: loss.detach()]
+        self.goes_on(ValueError, "the loss has no graph", *batch())
+
+    def test_no_graph_outside(self):
+        """A script that has switched gradients off keeps them off, and trains."""
+        with torch.no_grad():
+            self.trainer.step(*batch())
+            self.assertFalse(torch.is_grad_enabled())
+
+    def test_parts_disagree(self):
+        x, y = batch()
+        self.goes_on(ValueError, "batch[0] has 10 samples and batch[1] has 9; accepted: as many in dimension 0 of each", x,
+                     y[:9])
+
+    def test_optimizer_over_other_parameters(self):
+        other = nn.Linear(7, 7)
+        optimizer = torch.optim.SGD(list(self.model.parameters()) + list(other.parameters()), 0.1)
+        self.refused(ValueError, "optimizer has a parameter of shape (7, 7) in group 0 that is none of the model's",
+                     memtrain.Trainer, self.model, loss_of, optimizer)
+        self.trainer.step(*batch())
+
+    @unittest.skipUnless(hasattr(os, "fork"), "no fork")
+    def test_forked_child(self):
+        """The child is told, can go on without a trainer, and the parent trains."""
+        with tempfile.NamedTemporaryFile("r") as file:
+            child = os.fork()
+            if not child:
+                end = 1
+                try:
+                    for call in (lambda: self.trainer.step(*batch()), lambda: self.trainer.evaluate(*batch()),
+                                 lambda: self.trainer.save(file.name + ".no"), lambda: self.trainer.check(*batch())):
+                        try:
+                            call()
+                        except RuntimeError as error:
+                            with open(file.name, "a") as out:
+                                out.write(str(error) + "\n")
+                    end = 0
+                finally:
+                    os._exit(end)
+            _, status = os.waitpid(child, 0)
+            self.assertEqual(status, 0)
+            line = "this is a child of the process that made the trainer: a trainer belongs to one process\n"
+            self.assertEqual(file.read(), 4 * line)
+        self.trainer.step(*batch())
+
+    def test_arguments(self):
+        """Each names the argument, its value, and what is accepted."""
+        model, optimizer = self.model, self.optimizer
+        for kind, words, options in (
+                (ValueError, "budget is 'much'; accepted: bytes, or a text such as \"6GiB\"", {"budget": "much"}),
+                (ValueError, "budget is 0; accepted", {"budget": 0}),
+                (ValueError, "budget is -5; accepted", {"budget": -5}),
+                (ValueError, "budget is 1.5; accepted", {"budget": 1.5}),
+                (ValueError, "clip_norm is 0; accepted: a number above 0, or None", {"clip_norm": 0}),
+                (ValueError, "clip_norm is 'a'", {"clip_norm": "a"}),
+                (TypeError, "before_update is a int; accepted: a function, or None", {"before_update": 3}),
+                (TypeError, "trace is a str", {"trace": "file"}),
+                (TypeError, "has no option 'micro'; accepted: clear_every, deterministic", {"micro": 4}),
+                (TypeError, "micro_batch is '4'; accepted: a int", {"micro_batch": "4"})):
+            with self.subTest(options=options):
+                self.refused(kind, words, memtrain.Trainer, model, loss_of, optimizer, **options)
+        self.refused(TypeError, "model is a int", memtrain.Trainer, 3, loss_of, optimizer)
+        self.refused(TypeError, "loss_fn is a str", memtrain.Trainer, model, "loss", optimizer)
+        self.refused(TypeError, "optimizer is a NoneType", memtrain.Trainer, model, loss_of, None)
+        self.assertEqual(memtrain.memory()["budget_bytes"], 256 << 20)
+        self.trainer.step(*batch())
+
+
+if __name__ == "__main__":
+    unittest.main()

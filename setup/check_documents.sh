@@ -1,0 +1,56 @@
+#!/bin/sh
+# The rows of setup/documents.txt have flags that their programs accept, and setup/documents.sh prints what a run's trace says:
+# tried with small pictures. Uses LIB. Prints "ok documents NAME" or "FAIL documents NAME: why".
+set -eu
+built=$(dirname "${LIB:-build/lib}")
+notes=$(mktemp -d "${TMPDIR:-/tmp}/memtrain.XXXXXX")
+trap 'rm -rf "$notes"' EXIT
+failed=0
+
+fail() {
+    echo "FAIL documents $1: $2"
+    failed=1
+}
+
+if [ ! -x "$built/examples/food101" ]; then
+    echo "SKIP: documents: there is no $built/examples/food101"
+    exit 0
+fi
+
+# --version comes after the flags were read.
+rows=0
+while IFS='|' read -r name limit theirs command; do
+    name=$(echo "$name" | tr -d ' ')
+    case $name in '' | '#'*) continue ;; esac
+    rows=$((rows + 1))
+    [ "$limit" -gt 0 ] 2>/dev/null || fail "$name" "its limit is '$limit', not a number of seconds"
+    [ -n "$theirs" ] || fail "$name" "it does not say what the document has"
+    # shellcheck disable=SC2086 # the flags of a row are words
+    set -- $command
+    program=$1
+    shift
+    "$built/examples/$program" "$@" --version >"$notes/out" 2>&1 </dev/null ||
+        fail "$name" "$(head -n 1 "$notes/out")"
+done <setup/documents.txt
+[ $rows -ge 10 ] || fail rows "$rows of them"
+
+small="food101 --device cpu --image-size 32 --threads 1 --dev-samples 40 --batch 4 --no-validation"
+cat >"$notes/list" <<END
+# One that goes through, one that does not fit, one that is not wanted.
+fits | 600 | a figure | $small --steps 2 --budget 1GiB --micro-batch 2
+large | 600 | another | $small --steps 2 --budget 100MiB
+other | 600 | a third | $small --steps 2
+END
+status=0
+DOCUMENTS=$notes/list sh setup/documents.sh "$built" fit large >"$notes/out" 2>&1 </dev/null || status=$?
+[ $status -eq 1 ] || fail status "$status, and one of two rows does not fit"
+expect() {
+    grep -q "$2" "$notes/out" || fail "$1" "no line with '$2' in: $(tr '\n' ' ' <"$notes/out")"
+}
+expect theirs '^    theirs: a figure$'
+expect ours '^    ours: budget 1024.0 MiB, peak [0-9.]* MiB, chunks of 2, [0-9.]* s a step at the end, 2 steps, 0 OOMs, resident [0-9.-]*'
+expect large '^    ours: does not fit: no step$'
+expect command "^    command: $small --steps 2 --budget 1GiB"
+! grep -q '^other' "$notes/out" || fail other "it was not asked for"
+[ $failed -ne 0 ] || echo "ok documents ($rows rows)"
+exit $failed

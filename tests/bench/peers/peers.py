@@ -1,0 +1,200 @@
+"""
+How else a loop gets through that does not fit: peers of memtrain's, one at a time, under one limit on the bytes of tensors.
+
+    peers.py NAME LIMIT    trains python/examples/texts.py's network on TEXTS texts, in batches of BATCH, and prints a row
+    peers.py --versions
+
+All use the allocator of memtrain for the limit. Its refusal is a torch.OutOfMemoryError, which accelerate, transformers and
+Lightning know on a GPU alone: here each is told that it is one. Samples are counted where a forward pass begins.
+"""
+import functools
+import importlib.metadata
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../python/examples"))
+warnings.filterwarnings("ignore")
+
+import memtrain  # noqa: E402
+import torch  # noqa: E402
+from memtrain import _native  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+import texts  # noqa: E402
+from networks import LabelledTexts, collate_labelled  # noqa: E402
+
+BATCH, TEXTS, RATE = 64, 384, 3e-4
+computed = updates = 0
+
+
+class Network(texts.Classifier):
+    """With its loss, as transformers wants it, and a count of samples."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(classes=4)
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        global computed
+        if torch.is_grad_enabled():
+            computed += len(input_ids)
+        logits = super().forward(input_ids, attention_mask)
+        if labels is None:
+            return logits
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def optimizer_of(model):
+    global updates
+    updates = 0
+
+    def count(*_):
+        global updates
+        updates += 1
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    optimizer.register_step_post_hook(count)
+    return optimizer
+
+
+def loader_of(batch):
+    return DataLoader(LabelledTexts(TEXTS), batch_size=batch, shuffle=True, collate_fn=collate_labelled)
+
+
+def train(batch, accumulate=1):
+    model = Network().train()
+    optimizer = optimizer_of(model)
+    for number, values in enumerate(loader_of(batch), 1):
+        loss = model(**values)["loss"] / accumulate
+        loss.backward()
+        if number % accumulate == 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def plain():
+    train(BATCH)
+
+
+def is_out_of_memory(known, error):
+    return isinstance(error, torch.OutOfMemoryError) or known(error)
+
+
+def tell_accelerate():
+    from accelerate.utils import memory
+    memory.should_reduce_batch_size = functools.partial(is_out_of_memory, memory.should_reduce_batch_size)
+    return memory.find_executable_batch_size
+
+
+def accelerate():
+    """The batch becomes smaller until it fits, and training starts anew each time."""
+    tell_accelerate()(train, starting_batch_size=BATCH)()
+
+
+def accelerate_accumulating():
+    """As accelerate's own example: what the batch loses, gradient accumulation makes up for, in whole numbers."""
+    tell_accelerate()(lambda batch: train(batch, BATCH // batch), starting_batch_size=BATCH)()
+
+
+def transformers():
+    tell_accelerate()
+    from transformers import Trainer, TrainingArguments
+    model = Network()
+    with tempfile.TemporaryDirectory() as folder:
+        options = TrainingArguments(
+            folder, per_device_train_batch_size=BATCH, auto_find_batch_size=True, num_train_epochs=1, save_strategy="no",
+            logging_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0, learning_rate=RATE,
+            remove_unused_columns=False)
+
+        class Counting(Trainer):
+            def create_optimizer(self, *arguments):
+                if self.optimizer is None:
+                    self.optimizer = optimizer_of(self.model)
+                return self.optimizer
+        Counting(model, options, train_dataset=LabelledTexts(TEXTS), data_collator=collate_labelled).train()
+
+
+def lightning():
+    import lightning.pytorch
+    from lightning.pytorch.tuner import Tuner, batch_size_scaling
+    batch_size_scaling.is_oom_error = functools.partial(is_out_of_memory, batch_size_scaling.is_oom_error)
+
+    class Module(lightning.pytorch.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network, self.batch_size = Network(), 2
+
+        def training_step(self, values):
+            return self.network(**values)["loss"]
+
+        def configure_optimizers(self):
+            return optimizer_of(self.network)
+
+        def train_dataloader(self):
+            return loader_of(self.batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        module = Module()
+        trainer = lightning.pytorch.Trainer(
+            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, gradient_clip_val=1.0, default_root_dir=folder)
+        # The finder doubles the batch from 2 on. It need not look beyond the batch that is wanted.
+        Tuner(trainer).scale_batch_size(module, mode="power", init_val=2, max_trials=BATCH.bit_length() - 1)
+        trainer.fit(module)
+
+
+def memtrain_():
+    model = Network()
+    optimizer = optimizer_of(model)
+    trainer = memtrain.Trainer(model, lambda model, values: model(**values)["loss"], optimizer, clip_norm=1.0)
+    model.train()
+    for values in loader_of(BATCH):
+        trainer.step(values)
+
+
+PEERS = {
+    "plain": ("plain loop", plain),
+    "accelerate": ("accelerate, find_executable_batch_size", accelerate),
+    "accelerate-accumulating": ("the same, with gradient accumulation", accelerate_accumulating),
+    "transformers": ("transformers, auto_find_batch_size", transformers),
+    "lightning": ("Lightning, scale_batch_size", lightning),
+    "memtrain": ("memtrain", memtrain_),
+}
+
+
+def versions():
+    found = []
+    for name in ("torch", "accelerate", "transformers", "lightning"):
+        try:
+            found.append("%s %s" % (name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            found.append("no " + name)
+    return ", ".join(found)
+
+
+def main(name, limit):
+    logging.disable(logging.WARNING)
+    title, function = PEERS[name]
+    memtrain.set_budget(limit)
+    refused, began, end = _native.refusals(), time.monotonic(), "finished"
+    try:
+        function()
+    except torch.OutOfMemoryError:
+        end = "out of memory"
+    except ImportError as error:
+        print("| %s | not run: %s |" % (title, error))
+        return
+    seconds = time.monotonic() - began
+    batch = "%.4g" % (TEXTS / updates) if updates and end == "finished" else "-"
+    print("| %s | %s | %s | %d | %d | %.0f |" % (title, end, batch, _native.refusals() - refused,
+                                                 computed - (TEXTS if end == "finished" else 0), seconds), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--versions"]:
+        print(versions())
+    else:
+        main(*sys.argv[1:])

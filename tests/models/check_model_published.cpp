@@ -1,0 +1,386 @@
+/*
+ * check_model_published.cpp - networks at their published size: what `--size published` of the programs trains. Counts, names
+ * and shapes are the published ones; numbers are those of tests/golden/published.bin, written by gen_published.py beside it
+ * from timm and open_clip in float64. Nothing is trained here.
+ */
+#include <cstdio>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+
+#include "clip.hpp"
+#include "cspdarknet.hpp"
+#include "detector_scales.hpp"
+#include "efficientnet.hpp"
+#include "golden.hpp"
+#include "prsmed_net.hpp"
+#include "profoct.hpp"
+#include "resnet.hpp"
+#include "smartcash_model.h"
+
+#include <memtrain/safetensors.h>
+
+#include "golden_checks.hpp" /* last: check.h has macros with short names */
+
+#include "check_shim.hpp"
+
+using namespace golden_checks;
+using namespace memtrain_models;
+
+namespace {
+
+using Outputs = std::vector<std::pair<std::string, at::Tensor>>;
+
+golden::File golden_file() {
+    at::set_num_threads(1);
+    return golden::File("tests/golden/published.bin");
+}
+
+void seed() {
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_set_threads(1));
+    ck_ok(mt_torch_seed(3));
+}
+
+int64_t count(const torch::nn::Module &net) {
+    int64_t elements = 0;
+    for (const at::Tensor &parameter : net.parameters()) elements += parameter.numel();
+    return elements;
+}
+
+/* "name sizes", sorted; names that begin with `without` are left out. */
+std::string lines(const torch::nn::Module &net, const std::string &without = "-",
+                  std::string (*rename)(const std::string &) = nullptr) {
+    std::set<std::string> rows;
+    for (const auto &list : {net.named_parameters(), net.named_buffers()})
+        for (const auto &item : list) {
+            if (item.key().compare(0, without.size(), without) == 0) continue;
+            std::string row = rename ? rename(item.key()) : item.key();
+            for (int64_t n : item.value().sizes()) row += " " + std::to_string(n);
+            rows.insert(row + "\n");
+        }
+    std::string all;
+    for (const std::string &row : rows) all += row;
+    return all;
+}
+
+/* Outputs in both modes, and those gradients that the file has; at least so many. */
+template <class Net, class Run>
+void same_numbers(const golden::File &file, Net &net, const std::string &name, Run run) {
+    constexpr double tolerance = 1e-9;
+    size_t gradients = 0;
+    net.to(at::kDouble);
+    golden::fill(net);
+    at::Tensor loss;
+    for (const std::string mode : {"eval", "train"}) {
+        net.train(mode == "train");
+        loss = at::Tensor();
+        for (const auto &output : run(net)) {
+            const at::Tensor expected = file.tensor(name + "." + mode + "." + output.first);
+            const auto off = golden::digest_difference(output.first, output.second, expected);
+            within(name + "." + mode + "." + output.first + ", norm", off.norm, tolerance);
+            within(name + "." + mode + "." + output.first + ", element", off.element, 1e-7);
+            const at::Tensor numbers = golden::uniform(output.first, output.second.sizes());
+            const at::Tensor one = (output.second * numbers).mean();
+            loss = loss.defined() ? loss + one : one;
+        }
+    }
+    loss.backward();
+    for (const auto &item : net.named_parameters()) {
+        const std::string record = name + ".grad/" + item.key();
+        if (!file.has(record)) continue;
+        const auto off =
+            golden::digest_difference(item.key(), item.value().grad(), file.tensor(record));
+        within(record + ", norm", off.norm, 1e-7);
+        gradients++;
+    }
+    ck_assert_uint_ge(gradients, 10);
+}
+
+} // namespace
+
+/* ---- counts -------------------------------------------------------------------------------------- */
+
+START_TEST(known_counts) {
+    at::set_num_threads(1);
+    ck_assert_int_eq(count(*ResNet(ResNetOptions{50, 1000})), 25557032);
+    const EfficientNet b4(EfficientNetOptions{1.4, 1.8, 0.2, true});
+    ck_assert_int_eq(count(b4) + 1792 * 1000 + 1000, 19341616); /* and its classifier */
+    ck_assert_int_eq(count(*TinyVitEncoder()), 5743892);
+    ClipOptions vit;
+    vit.image = {768, 12};
+    vit.text = {512, 12};
+    vit.embedding = 512;
+    vit.side = 224;
+    vit.patch = 32;
+    vit.vocabulary = 49408;
+    vit.context = 77;
+    ck_assert_int_eq(count(*Clip(vit)), 151277313);
+    vit.resnet_width = 64;
+    vit.embedding = 1024;
+    ck_assert_int_eq(count(*Clip(vit)), 102007137);
+}
+END_TEST
+
+/* The neck of YOLOv5s has 2,834,688, and three heads of seven classes 32,364. */
+START_TEST(detectors_of_three_scales) {
+    ScalesOptions o;
+    o.side = 64;
+    o.anchors.assign(18, 0.25F);
+    at::set_num_threads(1);
+    ScalesDetector b4(std::make_shared<EfficientNet>(), o);
+    ck_assert_int_eq(count(b4), 19888564);
+    const ScalesDetector darknet(std::make_shared<CspDarknet>(), o);
+    ck_assert_int_eq(count(darknet), 26617184 + 689920 + 2834688 + 32364);
+    b4.eval();
+    at::NoGradGuard no_grad;
+    auto maps = b4.forward(golden::uniform("scene", {2, 3, 64, 64}).to(at::kFloat));
+    for (int64_t i = 0; i < 3; i++)
+        ck_assert(maps[static_cast<size_t>(i)].sizes() ==
+                  at::IntArrayRef({2, 3, 8 >> i, 8 >> i, 12}));
+}
+END_TEST
+
+/* 1024 pixels are 64 x 64 tokens; the decoder reads states of 4096 numbers, whatever the text model is. */
+START_TEST(prsmed_as_published) {
+    prsmed_model_options o = PRSMED_MODEL_OPTIONS_INIT;
+    prsmed_estimate parts[PRSMED_PARTS];
+    o.encoder = PRSMED_TINY_VIT;
+    o.side = 64;
+    o.dropout = 0;
+    seed();
+    Prsmed net(o);
+    ck_assert_int_eq(count(*net->decoder), 5365441);
+    ck_assert_int_eq(count(*net->vision), 5743892);
+    ck_ok(prsmed_model_estimate(&o, 24, parts));
+    ck_assert_uint_eq(parts[PRSMED_VISION].parameters, 5743892);
+    ck_assert_uint_eq(parts[PRSMED_DECODER].parameters, 5365441);
+    net->freeze_text({});
+    at::Tensor tokens = at::full({2, 9}, token_padding, at::kLong);
+    tokens.select(1, 0).fill_(token_begin);
+    tokens.narrow(1, 1, 4).fill_('a');
+    at::Tensor pictures = golden::uniform("scene", {2, 3, 64, 64}).to(at::kFloat);
+    at::Tensor logits = net->forward(pictures, tokens);
+    ck_assert(logits.sizes() == at::IntArrayRef({2, 64, 64}));
+    ck_assert_int_eq(net->words_of(tokens).states.size(2), 4096);
+    logits.mean().backward();
+    for (const auto &item : net->vision->named_parameters())
+        ck_assert_msg(item.value().grad().defined(), "%s", item.key().c_str());
+}
+END_TEST
+
+/* 7 x 7 x 512 features of a picture, and a 5x5 stem with FETI. */
+START_TEST(profoct_as_published) {
+    profoct_model_options o = PROFOCT_MODEL_OPTIONS_INIT;
+    o.depth = 34;
+    o.pool = 7;
+    o.queries = 16;
+    at::set_num_threads(1);
+    for (int feti = 0; feti < 2; feti++) {
+        o.feti = feti;
+        const auto net = std::make_shared<ProfoctImpl>(o);
+        ck_assert_int_eq(count(*net), 53187226 + (feti ? 21280064 : 21284672));
+        ck_assert_int_eq(net->pictures(), 105);
+    }
+}
+END_TEST
+
+/* ---- names and numbers --------------------------------------------------------------------------- */
+
+START_TEST(tiny_vit_is_timms) {
+    const golden::File file = golden_file();
+    TinyVitEncoder net;
+    same_lines(lines(*net, "neck."), file.text("tiny_vit.state"));
+    const at::Tensor images = golden::uniform("images", {2, 3, 192, 192});
+    same_numbers(file, *net, "tiny_vit", [&](TinyVitEncoderImpl &n) {
+        return Outputs{{"maps", n.maps(images)}};
+    });
+}
+END_TEST
+
+/* Normalised numbers of each pixel, whose mean and deviation are those of the last norm's bias and weight. */
+START_TEST(the_neck_of_tinysam) {
+    at::set_num_threads(1);
+    TinyVitEncoder net;
+    const char *names[] = {"neck.0.weight", "neck.1.weight", "neck.1.bias",
+                           "neck.2.weight", "neck.3.weight", "neck.3.bias"};
+    const auto parameters = net->named_parameters();
+    for (const char *name : names) ck_assert_msg(parameters.contains(name), "%s", name);
+    ck_assert(parameters["neck.0.weight"].sizes() == at::IntArrayRef({256, 320, 1, 1}));
+    ck_assert(parameters["neck.2.weight"].sizes() == at::IntArrayRef({256, 256, 3, 3}));
+    at::NoGradGuard no_grad;
+    net->eval();
+    parameters["neck.3.weight"].fill_(2);
+    parameters["neck.3.bias"].fill_(3);
+    at::Tensor out = net->forward(golden::uniform("images", {1, 3, 32, 32}).to(at::kFloat));
+    ck_assert(out.sizes() == at::IntArrayRef({1, 256, 2, 2}));
+    ck_assert(at::allclose(out.mean(1), at::full({1, 2, 2}, 3.0), 0, 1e-4));
+    ck_assert(at::allclose(out.var(1, false), at::full({1, 2, 2}, 4.0), 0.01));
+}
+END_TEST
+
+START_TEST(cspdarknet_is_timms) {
+    const golden::File file = golden_file();
+    CspDarknet net;
+    net.three = true;
+    same_lines(lines(net), file.text("cspdarknet.state"));
+    const at::Tensor images = golden::uniform("images", {2, 3, 64, 64});
+    same_numbers(file, net, "cspdarknet", [&](CspDarknet &n) {
+        const Maps maps = n.maps(images);
+        return Outputs{{"finest", maps.finest}, {"fine", maps.fine}, {"coarse", maps.coarse}};
+    });
+}
+END_TEST
+
+START_TEST(clip_is_open_clips) {
+    const std::string name = _i ? "clip_rn50" : "clip_vit";
+    const golden::File file = golden_file();
+    ClipOptions o;
+    o.image = {128, 2};
+    o.text = {128, 2};
+    o.embedding = 96;
+    o.side = 64;
+    o.patch = 32;
+    o.vocabulary = 50;
+    o.context = 9;
+    o.resnet_width = _i ? 16 : 0;
+    Clip net(o);
+    same_lines(lines(*net), file.text(name + ".state"));
+    const at::Tensor images = golden::uniform("images", {3, 3, 64, 64});
+    at::Tensor tokens = golden::classes("tokens", 27, 49).view({3, 9});
+    const int64_t ends[] = {3, 5, 8};
+    for (int64_t i = 0; i < 3; i++) tokens[i][ends[i]] = 49;
+    same_numbers(file, *net, name, [&](ClipImpl &n) {
+        return Outputs{{"pictures", n.encode_image(images)}, {"texts", n.encode_text(tokens)}};
+    });
+}
+END_TEST
+
+/* The names at full size, whose numbers were compared in small. */
+START_TEST(clip_at_full_size) {
+    const golden::File file = golden_file();
+    ClipOptions o;
+    o.image = {768, 12};
+    o.text = {512, 12};
+    o.embedding = _i ? 1024 : 512;
+    o.side = 224;
+    o.patch = 32;
+    o.vocabulary = 49408;
+    o.context = 77;
+    o.resnet_width = _i ? 64 : 0;
+    same_lines(lines(*Clip(o)), file.text(_i ? "clip_rn50_full.state" : "clip_vit_b32.state"));
+}
+END_TEST
+
+/* In training, too, the running statistics, which stay as they are. */
+START_TEST(a_frozen_norm) {
+    ClipResNetOptions o;
+    o.width = 16;
+    o.side = 64;
+    o.embedding = 32;
+    o.frozen_norm = true;
+    seed();
+    ClipResNet net(o);
+    at::Tensor pictures = golden::uniform("images", {3, 3, 64, 64}).to(at::kFloat);
+    net->train();
+    const at::Tensor mean = net->named_buffers()["bn1.running_mean"].clone();
+    const at::Tensor all = net(pictures), one = net(pictures.narrow(0, 1, 1));
+    ck_assert(at::allclose(all.narrow(0, 1, 1), one, 1e-4, 1e-5));
+    ck_assert(net->named_buffers()["bn1.running_mean"].equal(mean));
+}
+END_TEST
+
+/* ---- another library's names --------------------------------------------------------------------- */
+
+START_TEST(efficientnet_by_timms_names) {
+    const golden::File file = golden_file();
+    const EfficientNet b4(EfficientNetOptions{1.4, 1.8, 0.2, true});
+    same_lines(lines(b4, "-", efficientnet_timm_name), file.text("efficientnet.timm"));
+    ck_assert_str_eq(efficientnet_timm_name("head.weight").c_str(), "");
+    ck_assert_str_eq(efficientnet_timm_name("features.9.0.block.0.0.weight").c_str(), "");
+}
+END_TEST
+
+namespace {
+
+/* A file of the network's tensors by timm's names. */
+void save_as_timm(const torch::nn::Module &net, const char *path) {
+    std::vector<std::string> names;
+    std::vector<at::Tensor> tensors;
+    std::vector<mt_safetensors_tensor> entries;
+    for (const auto &list : {net.named_parameters(), net.named_buffers()})
+        for (const auto &item : list) {
+            const std::string name = efficientnet_timm_name(item.key());
+            if (name.empty()) continue;
+            names.push_back(name);
+            tensors.push_back(item.value().detach().contiguous());
+        }
+    for (size_t i = 0; i < names.size(); i++) {
+        const at::Tensor &t = tensors[i];
+        entries.push_back({names[i].c_str(), t.is_floating_point() ? MT_ST_F32 : MT_ST_I64,
+                           static_cast<size_t>(t.dim()), t.sizes().data(), t.nbytes(),
+                           t.const_data_ptr()});
+    }
+    ck_ok(mt_safetensors_save(path, entries.data(), entries.size(), nullptr));
+}
+
+mt_status same_weights(void *user, const char *name, mt_tensor *tensor) {
+    const auto &expected = *static_cast<const std::shared_ptr<EfficientNet> *>(user);
+    const auto parameters = expected->named_parameters(), buffers = expected->named_buffers();
+    const at::Tensor *there = parameters.find(name) ? parameters.find(name) : buffers.find(name);
+    if (there) ck_assert_msg(memtrain::tensor(tensor).equal(*there), "%s is another one", name);
+    return MT_OK;
+}
+
+} // namespace
+
+START_TEST(loads_by_timms_names) {
+    char path[] = "/tmp/check_model_published.XXXXXX";
+    smartcash_model_options o = SMARTCASH_MODEL_OPTIONS_INIT;
+    mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
+    mt_model *model = nullptr;
+    close(mkstemp(path));
+    unlink(path);
+    seed();
+    auto source = std::make_shared<EfficientNet>(EfficientNetOptions{1, 1});
+    golden::fill(*source);
+    save_as_timm(*source, path);
+    o.backbone = SMARTCASH_EFFICIENTNET_B0;
+    ck_ok(smartcash_model_new(&o, &model));
+    weights.strict = 0;
+    ck_status(mt_model_load_weights(model, path, &weights), MT_EINVAL); /* no such names */
+    weights.other_name = smartcash_model_timm_name;
+    ck_ok(mt_model_load_weights(model, path, &weights));
+    unlink(path);
+    mt_torch *torch = nullptr;
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_ok(mt_torch_visit_state(torch, same_weights, &source));
+    mt_torch_free(torch);
+    mt_model_free(model);
+}
+END_TEST
+
+int main() {
+    Suite *suite = suite_create("model_published");
+    TCase *counts = suite_case(suite, "counts"), *numbers = suite_case(suite, "numbers");
+    TCase *names = suite_case(suite, "names");
+    tcase_add_test(counts, known_counts);
+    tcase_add_test(counts, detectors_of_three_scales);
+    tcase_add_test(counts, prsmed_as_published);
+    tcase_add_test(counts, profoct_as_published);
+    tcase_add_test(numbers, tiny_vit_is_timms);
+    tcase_add_test(numbers, the_neck_of_tinysam);
+    tcase_add_test(numbers, cspdarknet_is_timms);
+    tcase_add_loop_test(numbers, clip_is_open_clips, 0, 2);
+    tcase_add_loop_test(numbers, clip_at_full_size, 0, 2);
+    tcase_add_test(numbers, a_frozen_norm);
+    tcase_add_test(names, efficientnet_by_timms_names);
+    tcase_add_test(names, loads_by_timms_names);
+    return suite_run(suite);
+}
