@@ -7,6 +7,10 @@
 
 #include "internal.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* A growing line of text; its memory is kept from line to line. */
 typedef struct mt__text {
     char *data;
@@ -23,7 +27,10 @@ void mt__put_quoted(mt__text *text, const char *value);
 /* Whether it is UTF-8 throughout, without surrogates and forms that are too long. */
 int mt__is_utf8(const char *text);
 
-/* A text that is read. Strings are decoded where they stand, so it is written to. */
+/*
+ * A text that is read. Strings are decoded where they stand, so it is written to. libmemtrain_torch reads with these,
+ * too.
+ */
 typedef struct mt__json {
     char *text; /* length bytes and a zero */
     size_t length;
@@ -32,18 +39,21 @@ typedef struct mt__json {
 } mt__json;
 
 /* Skips blanks and takes the character if it comes next. Returns whether it did. */
-int mt__json_take(mt__json *json, char c);
+MT_API int mt__json_take(mt__json *json, char c);
 
 /* The same, and if another one comes that is the problem, in these words. */
-int mt__json_expect(mt__json *json, char c, const char *problem);
+MT_API int mt__json_expect(mt__json *json, char c, const char *problem);
 
 /* A string as UTF-8 with a zero behind it, in the text itself; 0: a problem. No zero is inside. */
-int mt__json_string(mt__json *json, char **out);
+MT_API int mt__json_string(mt__json *json, char **out);
 
 /* A whole number of at least 0; 0: a problem. */
 int mt__json_whole(mt__json *json, uint64_t *out);
 
 /* Blanks and nothing else are left; 0: a problem. */
-int mt__json_end(mt__json *json);
+MT_API int mt__json_end(mt__json *json);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

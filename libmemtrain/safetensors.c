@@ -460,6 +460,15 @@ mt_status mt_safetensors_read(const mt_safetensors *file, size_t index, uint64_t
     return read_at(file, file->data_at + t->begin + offset, data, bytes);
 }
 
+mt_status mt__st_place(const mt_safetensors *file, size_t index, int *out_descriptor,
+                       uint64_t *out_offset) {
+    mt_status status = check_index(file, index, "mt__st_place");
+    if (status != MT_OK) return status;
+    *out_descriptor = file->file;
+    *out_offset = file->data_at + file->tensors[index].begin;
+    return MT_OK;
+}
+
 const char *mt_safetensors_metadata(const mt_safetensors *file, const char *key) {
     if (!key || !mt__handle_is(file, MT__KIND_SAFETENSORS) || !file->metadata_count) return NULL;
     mt_safetensors_text wanted = {key, NULL}, *found;

@@ -16,6 +16,7 @@
 #include "program_path.h"
 #include "report.h"
 #include "training.h"
+#include "prsmed_lm.h"
 #include "prsmed_model.h"
 
 #include <memtrain/torch.h>
@@ -31,8 +32,12 @@
 typedef struct prsmed {
     ex_flags flags;
     int64_t size, encoder, text,
-        text_steps;    /* --size, --encoder, --text by its width, --text-steps */
-    int64_t scenes[2]; /* of an epoch, by split */
+        text_steps;                      /* --size, --encoder, --text by its width, --text-steps */
+    int64_t scenes[2];                   /* of an epoch, by split */
+    int64_t lm_size, frozen;             /* --text-model, or 0; --frozen: 1 for load */
+    const char *lm_weights, *lm_written; /* --text-weights, --write-text-weights */
+    int cache_frozen;
+    prsmed_lm *lm;
     const char *patterns, *weights;
     int use_amp, no_use_amp, checkpointing, compile, breakdown;
     ex_prompt_scenes *data;
@@ -77,6 +82,14 @@ static int read_gpu_size(const char *text, void *target) {
     return 0;
 }
 
+static const ex_word lm_sizes[] = {{"off", 0},
+                                   {"tiny", PRSMED_LM_TINY},
+                                   {"500m", PRSMED_LM_500M},
+                                   {"1.1b", PRSMED_LM_1_1B},
+                                   {"7b", PRSMED_LM_7B},
+                                   {NULL, 0}};
+static const ex_word frozen_ways[] = {{"map", 0}, {"load", 1}, {NULL, 0}};
+
 #define OWN(name, kind, field, ...) EX_FLAG(name, kind, prsmed, field, __VA_ARGS__)
 
 static const ex_option own_flags[] = {
@@ -93,6 +106,21 @@ static const ex_option own_flags[] = {
     OWN("text-steps", EX_WHOLE, text_steps, "N",
         "updates of the text model, on prompts alone, before it is frozen; 0: it stays random",
         .most = 1000000, .decides = 1),
+    OWN("text-model", EX_WORD, lm_size, "NAME",
+        "a language model of Mistral's shape instead of --text: off, tiny, 500m, 1.1b or 7b; it "
+        "reads each batch once, before the batch is cut",
+        .words = lm_sizes, .decides = 1),
+    OWN("text-weights", EX_TEXT, lm_weights, "FILE",
+        "its weights, a safetensors file or the index of several; without, they are random",
+        .accepts = "a safetensors file", .by_default = "random"),
+    OWN("frozen", EX_WORD, frozen, "WAY",
+        "map: its weights are pages of the file, which no budget counts; load: they are in memory",
+        .words = frozen_ways),
+    OWN("cache-frozen", EX_SWITCH, cache_frozen, NULL,
+        "keep what it says of a prompt in memory, and read no prompt twice", .most = 1),
+    OWN("write-text-weights", EX_TEXT, lm_written, "FILE",
+        "write random weights of --text-model, bfloat16, and end", .accepts = "a file",
+        .by_default = "none"),
     OWN("scenes", EX_WHOLE, scenes[EX_TRAINING], "N", "scenes of an epoch", .least = 1,
         .most = 1000000000, .decides = 1),
     OWN("val-scenes", EX_WHOLE, scenes[EX_VALIDATION], "N",
@@ -148,6 +176,81 @@ static const char *flag_of(const ex_prompt_scenes_options *options, const char *
     return strncmp(error, options->patterns, length) == 0 ? "--patterns" : "--data";
 }
 
+/* All prompts that there can be. */
+static int64_t *all_prompts(const prsmed *p, size_t *count) {
+    size_t classes = ex_prompt_scenes_classes(p->data);
+    char text[EX_PROMPT_TOKENS];
+    *count = classes * EX_PROMPT_POSITIONS;
+    int64_t *tokens = malloc(*count * EX_PROMPT_TOKENS * sizeof *tokens);
+    for (size_t i = 0; tokens && i < *count; i++) {
+        ex_prompt_text(p->data, i / EX_PROMPT_POSITIONS, (int)(i % EX_PROMPT_POSITIONS), text);
+        ex_prompt_tokens(text, tokens + i * EX_PROMPT_TOKENS);
+    }
+    return tokens;
+}
+
+/* ---- the language model ------------------------------------------------------------------------ */
+
+/* Of a batch that is rendered: the prompts are its third tensor, what is made of them the fourth and the fifth. */
+static mt_status make_words(void *self, size_t count, void *const *buffers) {
+    prsmed *p = self;
+    return prsmed_lm_words(p->lm, buffers[2], count, EX_PROMPT_TOKENS, buffers[3], buffers[4]);
+}
+
+/* It is centred by some of the prompts: to read all would take longer than an epoch. */
+static mt_status open_language_model(prsmed *p) {
+    enum { SOME = 16 };
+    prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
+    size_t count;
+    int64_t *prompts = all_prompts(p, &count);
+    if (!prompts) return mt_set_error(MT_ENOMEM, "out of memory for the prompts");
+    options.prompt_count = count < SOME ? count : SOME;
+    for (size_t i = 0; i < options.prompt_count; i++)
+        memmove(prompts + i * EX_PROMPT_TOKENS,
+                prompts + i * count / options.prompt_count * EX_PROMPT_TOKENS,
+                EX_PROMPT_TOKENS * sizeof *prompts);
+    options.prompts = prompts;
+    options.prompt_length = EX_PROMPT_TOKENS;
+    options.model = (int)p->lm_size;
+    options.weights = p->lm_weights;
+    options.load = (int)p->frozen;
+    options.keep = p->cache_frozen;
+    mt_status status = prsmed_lm_new(&options, &p->lm);
+    free(prompts);
+    return status;
+}
+
+static mt_status add_words(prsmed *p, ex_source *out) {
+    int64_t width = prsmed_lm_width((int)p->lm_size);
+    mt_status status = open_language_model(p);
+    if (status != MT_OK) return status;
+    out->tensors[out->tensor_count++] = (ex_tensor){MT_FLOAT32, 2, {PRSMED_LM_WORDS, width}};
+    out->tensors[out->tensor_count++] = (ex_tensor){MT_FLOAT32, 1, {PRSMED_LM_WORDS}};
+    out->make = make_words;
+    out->make_self = p;
+    return MT_OK;
+}
+
+static void introduce_language_model(const prsmed *p) {
+    prsmed_lm_figures figures = PRSMED_LM_FIGURES_INIT;
+    char held[32], mapped[32];
+    if (!p->lm || prsmed_lm_figures_of(p->lm, &figures) != MT_OK) return;
+    printf("language model: %lld parameters, %s in memory, %s mapped, which no budget counts\n",
+           (long long)figures.parameters, mt_format_size(figures.held_bytes, held, sizeof held),
+           mt_format_size(figures.mapped_bytes, mapped, sizeof mapped));
+}
+
+/* @return the exit status */
+static int write_weights(const prsmed *p) {
+    mt_status status = prsmed_lm_write((int)p->lm_size, p->lm_written);
+    if (status != MT_OK) {
+        fprintf(stderr, NAME ": --write-text-weights: %s\n", mt_last_error());
+        return 1;
+    }
+    printf("wrote %s\n", p->lm_written);
+    return 0;
+}
+
 static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
     prsmed *p = self;
     char found[2][4096];
@@ -164,7 +267,7 @@ static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
     if (status != EX_OK)
         return mt_set_error(MT_EINVAL, "%s: %s", flag_of(&options, error.text), error.text);
     *out = ex_prompt_scenes_source(p->data);
-    return MT_OK;
+    return p->lm_size ? add_words(p, out) : MT_OK;
 }
 
 static prsmed_model_options options_of(const prsmed *p) {
@@ -176,6 +279,9 @@ static prsmed_model_options options_of(const prsmed *p) {
     options.text_width = p->text;
     options.text_layers = text_sizes[size].layers;
     options.text_steps = p->text_steps;
+    if (!p->lm_size) return options;
+    options.words = 1;
+    options.text_width = prsmed_lm_width((int)p->lm_size);
     return options;
 }
 
@@ -185,6 +291,7 @@ static void introduce(void *self, const ex_training *run) {
     printf("%lld scenes an epoch for training, %lld for validation, of %zu classes\n",
            (long long)p->scenes[EX_TRAINING], (long long)p->scenes[EX_VALIDATION],
            ex_prompt_scenes_classes(p->data));
+    introduce_language_model(p);
 }
 
 /* What a card's memory monitor would say. */
@@ -215,6 +322,7 @@ static void print_dice(void *self, const ex_training *run) {
 
 static void close_data(void *self) {
     prsmed *p = self;
+    prsmed_lm_free(p->lm);
     ex_prompt_scenes_free(p->data);
 }
 
@@ -282,19 +390,6 @@ static mt_status print_breakdown(prsmed *p, const ex_training *run) {
 
 /* ---- the model --------------------------------------------------------------------------------- */
 
-/* All prompts that there can be, for the text model to learn from. */
-static int64_t *all_prompts(const prsmed *p, size_t *count) {
-    size_t classes = ex_prompt_scenes_classes(p->data);
-    char text[EX_PROMPT_TOKENS];
-    *count = classes * EX_PROMPT_POSITIONS;
-    int64_t *tokens = malloc(*count * EX_PROMPT_TOKENS * sizeof *tokens);
-    for (size_t i = 0; tokens && i < *count; i++) {
-        ex_prompt_text(p->data, i / EX_PROMPT_POSITIONS, (int)(i % EX_PROMPT_POSITIONS), text);
-        ex_prompt_tokens(text, tokens + i * EX_PROMPT_TOKENS);
-    }
-    return tokens;
-}
-
 /* As a file of all of TinySAM has it. */
 static void tinysam_name(void *user, const char *name, char *other, size_t capacity) {
     static const char vision[] = "vision.";
@@ -309,7 +404,7 @@ static mt_status make_model(void *self, const ex_training *run, mt_model **out) 
     mt_weights_options weights = MT_WEIGHTS_OPTIONS_INIT;
     mt_status status = p->breakdown ? print_breakdown(p, run) : MT_OK;
     if (status != MT_OK) return status;
-    int64_t *prompts = all_prompts(p, &options.prompt_count);
+    int64_t *prompts = all_prompts(p, &options.prompt_count); /* for the text model to learn from */
     if (!prompts) return mt_set_error(MT_ENOMEM, "out of memory for the prompts");
     options.prompts = prompts;
     options.prompt_length = EX_PROMPT_TOKENS;
@@ -344,6 +439,16 @@ static int check(const prsmed *p, const ex_program *program) {
     if (p->weights && p->flags.resume)
         return ex_training_refuse(
             program, "--weights: not together with --resume, whose file has the weights");
+    if (!p->lm_size && (p->lm_weights || p->lm_written || p->cache_frozen || p->frozen))
+        return ex_training_refuse(program, "%s: needs --text-model",
+                                  p->lm_weights     ? "--text-weights"
+                                  : p->lm_written   ? "--write-text-weights"
+                                  : p->cache_frozen ? "--cache-frozen"
+                                                    : "--frozen load");
+    if (p->lm_size && p->text_steps)
+        return ex_training_refuse(program, "--text-steps: not together with --text-model");
+    if (p->lm_size && p->breakdown)
+        return ex_training_refuse(program, "--breakdown: not together with --text-model");
     if (p->flags.image_size % stride)
         return ex_training_refuse(
             program,
@@ -405,5 +510,6 @@ int main(int argc, char **argv) {
     exit_status = check(&p, &program);
     if (exit_status) return exit_status;
     apply_switches(&p);
+    if (p.lm_written) return write_weights(&p);
     return ex_training_main(&program, &p.flags, argv);
 }

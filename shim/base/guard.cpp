@@ -198,12 +198,28 @@ mt_status classify(Evidence evidence, bool typed, const char *text) noexcept {
     return hides && evidence == Evidence::card ? MT_EDEVMEM : MT_ETORCH;
 }
 
+/*
+ * A file's failure in a function of ours that the model's code has called: in C++ it goes on as an exception with our line, and
+ * is the same failure still when it comes back.
+ */
+thread_local char last_io_line[512];
+
+static mt_status remember(const Failure &failure) {
+    if (failure.status() == MT_EIO)
+        std::snprintf(last_io_line, sizeof last_io_line, "%s", failure.what());
+    return mt_set_error(failure.status(), "%s", failure.what());
+}
+
+static bool is_last_io(const char *text) {
+    return *text && std::strcmp(text, last_io_line) == 0;
+}
+
 /* what() of a c10::Error symbolises the backtrace (13 ms): what_without_backtrace() does not. */
 mt_status describe_exception() noexcept {
     try {
         throw;
     } catch (const Failure &e) {
-        return mt_set_error(e.status(), "%s", e.what());
+        return remember(e);
     } catch (const c10::OutOfMemoryError &e) {
         return describe(true, e.what_without_backtrace());
     } catch (const std::bad_alloc &) {
@@ -211,6 +227,7 @@ mt_status describe_exception() noexcept {
     } catch (const c10::Error &e) {
         return describe(false, e.what_without_backtrace());
     } catch (const std::exception &e) {
+        if (is_last_io(e.what())) return mt_set_error(MT_EIO, "%s", e.what());
         return describe(false, e.what());
     } catch (...) {
         return describe(false, "an exception that is no std::exception");

@@ -135,7 +135,7 @@ bool Sketch::equals(const Sketch &other) const {
 /* ---- parameters ---- */
 
 ParameterCopies::ParameterCopies(const mt_model &model) {
-    for (Named &named : distinct(parameters_of(model)))
+    for (Named &named : without_mapped(distinct(parameters_of(model))))
         parameters_.push_back({std::move(named.name), without_repeats(named.tensor.detach())});
     Staging staging;
     for (const Named &named : parameters_) {

@@ -3,6 +3,7 @@
 #define MEMTRAIN_SHIM_MODEL_HPP
 
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include <memtrain/torch.h>
 
 #include "guard.hpp"
+#include "mapping.hpp"
 #include "tensor.hpp"
 
 struct mt_model {
@@ -28,7 +30,8 @@ struct mt_model {
      * before. NULL: ops.units tells it, or it is the samples.
      */
     const double *loss_units = nullptr;
-    bool in_use = false;               /* by an mt_torch */
+    std::shared_ptr<memtrain::shim::Mapping> mapping; /* of its weights, or none */
+    bool in_use = false;                              /* by an mt_torch */
     bool freed = false;                /* mt_model_free came first: mt_torch_free destroys it */
     mutable bool told_metrics = false; /* the log has heard that they are not given */
 

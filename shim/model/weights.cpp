@@ -74,6 +74,11 @@ std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file
         if (is_skipped(named.name)) continue;
         const Entry *entry = find_named(entries, named.name, options);
         if (entry) used[entry->index] = true;
+        if (entry && mapped_view(named.tensor))
+            fail(MT_ESTATE,
+                 "%s: '%.120s' has '%.100s', which is mapped (mt_model_map_weights) and cannot be "
+                 "written to; accepted: options->skip, or a model that is made anew",
+                 name_of, path, named.name.c_str());
         if (entry && !file.fits(entry->index, named.tensor))
             differences.add_different(named.name, file.description(entry->index),
                                       description_of(named.tensor));
@@ -82,7 +87,8 @@ std::vector<Match> match(const std::vector<Named> &model, const TensorFile &file
     }
     for (const Named &named : model)
         if (options.strict && !is_skipped(named.name) &&
-            !find_named(entries, named.name, options) && !is_there(matches, named.tensor))
+            !find_named(entries, named.name, options) && !mapped_view(named.tensor) &&
+            !is_there(matches, named.tensor))
             differences.add_missing(named.name);
     for (const Entry &entry : entries)
         if (options.strict && !used[entry.index] && !is_skipped(entry.name))

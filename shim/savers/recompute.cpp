@@ -125,14 +125,30 @@ bool shares_memory(const at::Tensor &tensor, const variable_list &others) {
     return false;
 }
 
+/* They are there while it lives; none for an empty function. */
+class Surrounded {
+public:
+    explicit Surrounded(const Surround &surround) {
+        if (surround) surroundings_ = surround();
+    }
+    void finish() {
+        if (surroundings_) surroundings_->finish();
+    }
+
+private:
+    std::unique_ptr<Surroundings> surroundings_;
+};
+
 /* ---- the node ---- */
 
 class Recomputation final : public autograd::Node {
 public:
-    Recomputation(Segment &&segment, std::optional<SegmentEnd> &&end, const variable_list &inputs)
+    Recomputation(Segment &&segment, std::optional<SegmentEnd> &&end, const variable_list &inputs,
+                  const Surround &surround)
         : Node(autograd::collect_next_edges(inputs)), segment_(std::move(segment)),
           end_(std::move(end)), device_(device_of(inputs)), autocast_(device_.type()),
-          offloaded_to_(Offloading::current()), meter_(current_meter()) {
+          offloaded_to_(Offloading::current()), meter_(surround ? nullptr : current_meter()),
+          surround_(surround) {
         rng_.take(device_);
         if (current) {
             buffers_ = current->buffers();
@@ -150,6 +166,13 @@ public:
     /* The forward pass, without a graph. */
     void run(mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
              size_t output_count) {
+        Surrounded surrounded(surround_);
+        run_within(inputs, input_count, outputs, output_count);
+        surrounded.finish();
+    }
+
+    void run_within(mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
+                    size_t output_count) {
         if (!end_) return segment_->run(inputs, input_count, outputs, output_count);
         Handles between(variable_list(1));
         segment_->run(inputs, input_count, between.get(), 1);
@@ -178,6 +201,7 @@ public:
         saved_.clear();
         segment_.reset();
         end_.reset();
+        surround_ = nullptr;
     }
 
     variable_list apply(variable_list &&gradients) override {
@@ -209,6 +233,7 @@ private:
         std::lock_guard<std::mutex> lock(mutex_);
         check_call();
         if (meter_) meter_->begin_backward(number_, bytes_of(gradients));
+        Surrounded surrounded(surround_);
         variable_list inputs = detached();
         autograd::edge_list roots;
         compute_again(inputs, gradients, roots);
@@ -222,6 +247,7 @@ private:
             input = std::move(gradient);
         }
         if (meter_) meter_->end_backward(number_);
+        surrounded.finish();
         return inputs;
     }
 
@@ -266,7 +292,8 @@ private:
         Forgetting inside;
         inside.on = inner_;
         Checkpointing inner(inside, buffers_);
-        Offloading offloading(offloaded_to_);
+        /* What the second run saves of its surroundings goes with them. */
+        Offloading offloading(surround_ ? nullptr : offloaded_to_);
         c10::AutoGradMode with_graph(true);
         rng_.restore();
         if (meter_) meter_->begin_again();
@@ -300,17 +327,19 @@ private:
     std::vector<Form> forms_;
     std::shared_ptr<SegmentMeter> meter_; /* or none */
     size_t number_ = 0;                   /* for the meter */
+    Surround surround_;                   /* or none */
     bool inner_ = true;                   /* segments in it forget */
 };
 
 /* ---- the forward pass ---- */
 
 void forward(Segment &&segment, std::optional<SegmentEnd> &&end, mt_tensor *const *inputs,
-             size_t input_count, mt_tensor *const *outputs, size_t output_count) {
-    std::shared_ptr<SegmentMeter> meter = current_meter();
+             size_t input_count, mt_tensor *const *outputs, size_t output_count,
+             const Surround &surround = {}) {
+    std::shared_ptr<SegmentMeter> meter = surround ? nullptr : current_meter();
     variable_list in = tensors_of(inputs, input_count);
     if (meter) meter->enter();
-    auto node = compat::new_node<Recomputation>(std::move(segment), std::move(end), in);
+    auto node = compat::new_node<Recomputation>(std::move(segment), std::move(end), in, surround);
     std::vector<uint32_t> versions = versions_of(in);
     const WrittenParameters *written = current ? current->written() : nullptr;
     uint64_t stamp = written ? written->stamp() : 0;
@@ -340,11 +369,23 @@ void run_plainly(const Segment &segment, const std::optional<SegmentEnd> &end,
     if (end) outputs[0]->tensor = (*end)(outputs[0]->tensor);
 }
 
-void check_handles(const char *argument, mt_tensor *const *handles, size_t count) {
-    if (count && !handles) fail(MT_EINVAL, "%s: %s is NULL", name_of, argument);
+void check_handles(const char *function, const char *argument, mt_tensor *const *handles,
+                   size_t count) {
+    if (count && !handles) fail(MT_EINVAL, "%s: %s is NULL", function, argument);
     for (size_t i = 0; i < count; i++)
         if (!mt__handle_is(handles[i], MT__KIND_TENSOR))
-            fail(MT_EINVAL, "%s: %s[%zu] is not a live handle", name_of, argument, i);
+            fail(MT_EINVAL, "%s: %s[%zu] is not a live handle", function, argument, i);
+}
+
+void empty(mt_tensor *const *outputs, size_t output_count) {
+    for (size_t i = 0; outputs && i < output_count; i++)
+        if (mt__handle_is(outputs[i], MT__KIND_TENSOR)) outputs[i]->tensor.reset();
+}
+
+bool needs_gradient(const variable_list &tensors) {
+    for (const at::Tensor &tensor : tensors)
+        if (tensor.defined() && tensor.requires_grad()) return true;
+    return false;
 }
 
 } // namespace
@@ -365,6 +406,26 @@ Checkpointing::~Checkpointing() {
     current = before_;
 }
 
+mt_status run_surrounded(const char *function, const mt_segment_ops &ops, void *self,
+                         mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
+                         size_t output_count, const Surround &surround, bool forgets) {
+    Segment segment(ops, self);
+    mt_status status = guard([&] {
+        check_handles(function, "inputs", inputs, input_count);
+        check_handles(function, "outputs", outputs, output_count);
+        variable_list in = tensors_of(inputs, input_count);
+        if (c10::GradMode::is_enabled() && (forgets || needs_gradient(in)))
+            return forward(std::move(segment), {}, inputs, input_count, outputs, output_count,
+                           surround);
+        c10::NoGradGuard no_graph;
+        Surrounded surrounded(surround);
+        segment.run(inputs, input_count, outputs, output_count);
+        surrounded.finish();
+    });
+    if (status != MT_OK) empty(outputs, output_count);
+    return status;
+}
+
 } // namespace memtrain::shim
 
 using namespace memtrain::shim;
@@ -383,8 +444,8 @@ extern "C" mt_status mt_checkpoint(const mt_segment_ops *ops, void *self, mt_ten
     MT_RETURN_IF_FAILED(
         check_not_null(reinterpret_cast<const void *>(own.run), name_of, "ops->run"));
     mt_status status = guard([&] {
-        check_handles("inputs", inputs, input_count);
-        check_handles("outputs", outputs, output_count);
+        check_handles(name_of, "inputs", inputs, input_count);
+        check_handles(name_of, "outputs", outputs, output_count);
         std::optional<SegmentEnd> end = SegmentEnd::of(name_of, own, output_count);
         if (!may_forget())
             return run_plainly(segment, end, inputs, input_count, outputs, output_count);
@@ -394,7 +455,6 @@ extern "C" mt_status mt_checkpoint(const mt_segment_ops *ops, void *self, mt_ten
         Checkpointing off(Forgetting{}, {}); /* as it is, and so those within it */
         run_plainly(segment, end, inputs, input_count, outputs, output_count);
     });
-    for (size_t i = 0; status != MT_OK && outputs && i < output_count; i++)
-        if (mt__handle_is(outputs[i], MT__KIND_TENSOR)) outputs[i]->tensor.reset();
+    if (status != MT_OK) empty(outputs, output_count);
     return status;
 }

@@ -5,6 +5,7 @@
 #ifndef MEMTRAIN_SHIM_RECOMPUTE_HPP
 #define MEMTRAIN_SHIM_RECOMPUTE_HPP
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -53,6 +54,29 @@ private:
     const WrittenParameters *written_;
     Checkpointing *before_;
 };
+
+/* What is there while a segment runs, and while a gradient passes through it; given back when it goes. */
+class Surroundings {
+public:
+    virtual ~Surroundings() = default;
+    Surroundings(const Surroundings &) = delete;
+    Surroundings &operator=(const Surroundings &) = delete;
+
+    /* The segment has gone through. Throws Failure where what it has computed with was not what it seemed. */
+    virtual void finish() = 0;
+
+protected:
+    Surroundings() = default;
+};
+using Surround = std::function<std::unique_ptr<Surroundings>()>;
+
+/*
+ * Runs a segment. Where it forgets it is computed again in the backward pass, whatever mt_checkpoint would do, and is
+ * not numbered; else it runs without a graph.
+ */
+mt_status run_surrounded(const char *function, const mt_segment_ops &ops, void *self,
+                         mt_tensor *const *inputs, size_t input_count, mt_tensor *const *outputs,
+                         size_t output_count, const Surround &surround, bool forgets);
 
 } // namespace memtrain::shim
 #endif

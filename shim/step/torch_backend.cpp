@@ -72,6 +72,9 @@ uint64_t model_key(const mt_torch &torch) {
     const mt_torch_options &o = torch.options;
     for (const Slot &slot : torch.flat->slots()) add_tensor(slot.name, slot.parameter);
     for (const Named &buffer : buffers_of(*torch.model)) add_tensor(buffer.name, buffer.tensor);
+    /* What is mapped is cast within chunks. */
+    for (const Named &parameter : parameters_of(*torch.model))
+        if (mapped_view(parameter.tensor)) add_tensor(parameter.name, parameter.tensor);
     for (int option : {static_cast<int>(o.amp), o.arena, o.checkpointing, o.offload,
                        o.channels_last, static_cast<int>(torch.shared != nullptr)})
         add(static_cast<uint64_t>(option));
@@ -300,7 +303,7 @@ std::shared_ptr<Offload> offload_of(const mt_torch &torch) {
 }
 
 std::vector<Named> state_of(const mt_torch &torch) {
-    std::vector<Named> list = weights_of(*torch.model);
+    std::vector<Named> list = without_mapped(weights_of(*torch.model));
     torch.optimizer->append_state(list);
     if (torch.scaler) list.push_back({Scaler::name, torch.scaler->state()});
     return list;

@@ -110,7 +110,7 @@ bool is_pointwise(const Named &named) {
 void make_channels_last(const mt_torch &torch) {
     c10::NoGradGuard no_grad;
     constexpr auto order = at::MemoryFormat::ChannelsLast;
-    for (const Named &named : distinct(parameters_of(*torch.model)))
+    for (const Named &named : without_mapped(distinct(parameters_of(*torch.model))))
         if (named.tensor.dim() == 4 && !named.tensor.is_contiguous(order))
             named.tensor.set_data(named.tensor.contiguous(order));
 }
@@ -138,6 +138,15 @@ void check_kind(const Named &named) {
              "%s: parameter or buffer '%.100s' is of the type %s, which no file of weights has; "
              "accepted: floats, integers, booleans, complex64",
              name_of, name, c10::toString(named.tensor.scalar_type()));
+}
+
+/* Frozen blocks compute where the mapped memory is. */
+void check_mapped(const mt_torch &torch) {
+    if (torch.model->mapping && !torch.device.is_host())
+        fail(MT_ENOTSUP,
+             "%s: options->device is %s, and the model has mapped weights (mt_model_map_weights); "
+             "accepted: cpu, or weights that are loaded (mt_map_options.load)",
+             name_of, torch.device_name.c_str());
 }
 
 void check_kinds(const mt_torch &torch) {
@@ -200,7 +209,7 @@ void check_sharing(const mt_torch &torch) {
 
 void plan(mt_torch &torch) {
     std::vector<Named> parameters = parameters_of(*torch.model);
-    torch.parameter_bytes = bytes_of(distinct(parameters));
+    torch.parameter_bytes = bytes_of(without_mapped(distinct(parameters)));
     torch.has_pointwise = std::any_of(parameters.begin(), parameters.end(), is_pointwise);
     torch.flat = std::make_unique<Flat>(parameters, [&](const std::string &name) {
         return torch.groups[group_of(torch.groups, name)].frozen;
@@ -299,7 +308,7 @@ void share(mt_torch &torch, const mt_process_group &group) {
     torch.shared->compare_number(
         torch.flat->frozen_set(), MT_EINVAL,
         "options->groups: the processes freeze other parameters than each other");
-    torch.shared->spread(weights);
+    torch.shared->spread(without_mapped(std::move(weights)));
 }
 
 /* On the host the model's own tensors are in use already. */
@@ -362,6 +371,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     open_offload(*torch, options);
     open_segments(*torch, options);
     if (cpu::installed() && options.arena != MT_ARENA_NEVER) torch->arena.reset(cpu::Arena::open());
+    check_mapped(*torch);
     check_kinds(*torch);
     plan(*torch);
     check_sharing(*torch);
@@ -380,7 +390,7 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
     torch->pending.lay_out(device, model->metrics.size());
     torch->staging = StagingSlots::open(device);
     if (options.processes && options.processes->count > 1) share(*torch, *options.processes);
-    torch->written.follow(distinct(parameters_of(*model)));
+    torch->written.follow(without_mapped(distinct(parameters_of(*model))));
     torch->buffers.take(*model);
     torch->chunk_buffers.take(*model); /* so that a mark needs no memory */
     torch->flat->freeze([&](const Slot &slot) { return is_frozen(*torch, slot); }, true);

@@ -108,7 +108,7 @@ struct mt_torch {
     memtrain::shim::BufferState buffers;
     memtrain::shim::WrittenParameters written;
     memtrain::shim::WrittenBuffers written_buffers;
-    size_t parameter_bytes = 0; /* frozen parameters included */
+    size_t parameter_bytes = 0; /* frozen parameters included, mapped ones not */
     uint64_t key = 0;           /* mt_backend_info.model; 0: nobody has asked for it */
     bool has_pointwise = false; /* among them are weights of 1x1 convolutions */
 

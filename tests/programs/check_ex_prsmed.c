@@ -44,6 +44,27 @@ START_TEST(what_there_is_not_is_refused) {
 }
 END_TEST
 
+START_TEST(flags_of_the_language_model) {
+    static const char *const cases[][3] = {
+        {"--text-weights", "w", "--text-weights: needs --text-model"},
+        {"--write-text-weights", "w", "--write-text-weights: needs --text-model"},
+        {"--frozen", "load", "--frozen load: needs --text-model"},
+        {"--text-model", "8b", "accepted: off, tiny, 500m, 1.1b or 7b"},
+        {"--frozen", "away", "accepted: map or load"},
+    };
+    for (int i = 0; i < LENGTH(cases); i++) {
+        EXPECT(2, cases[i][0], cases[i][1]);
+        ck_contains(cli_err, cases[i][2]);
+    }
+    EXPECT(2, "--cache-frozen");
+    ck_contains(cli_err, "--cache-frozen: needs --text-model");
+    EXPECT(2, "--text-model", "tiny", "--text-steps", "1");
+    ck_contains(cli_err, "--text-steps: not together with --text-model");
+    EXPECT(2, "--text-model", "tiny", "--breakdown");
+    ck_contains(cli_err, "--breakdown: not together with --text-model");
+}
+END_TEST
+
 /* Samples of the largest chunk, from the last line. */
 static int largest_chunk(void) {
     int least, most;
@@ -172,6 +193,33 @@ START_TEST(chosen_chunks_go_on) {
 }
 END_TEST
 
+/* Mapped, loaded, kept, in other chunks and in two parts: one state. */
+START_TEST(a_language_model_reads_the_prompts) {
+    char weights[CLI_PATH + 8], state[CLI_PATH + 8];
+    snprintf(weights, sizeof weights, "%s/weights", cli_root);
+    snprintf(state, sizeof state, "%s/state", cli_root);
+#define LANGUAGE_MODEL                                                                             \
+    QUICK, "--text-model", "tiny", "--text-weights", weights, "--micro-batch", "4"
+    EXPECT(1, QUICK, "--text-model", "tiny", "--text-weights", "/nonexistent/w");
+    ck_contains(cli_err, "/nonexistent/w");
+    EXPECT(1, "--text-model", "tiny", "--write-text-weights", "/nonexistent/w");
+    ck_contains(cli_err, "prsmed: --write-text-weights: cannot ");
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", weights);
+    EXPECT(0, LANGUAGE_MODEL, "--trace", cli_trace);
+    ck_contains(cli_out, "language model: 167872 parameters, 0 B in memory, 327.9 KiB mapped");
+    EXPECT(0, LANGUAGE_MODEL, "--frozen", "load", "--trace", cli_replayed);
+    ck_contains(cli_out, "language model: 167872 parameters, 655.8 KiB in memory, 0 B mapped");
+    cli_same_state();
+    EXPECT(0, LANGUAGE_MODEL, "--steps", "1", "--save", state);
+    EXPECT(0, LANGUAGE_MODEL, "--resume", state, "--trace", cli_replayed);
+    cli_same_state();
+    EXPECT(0, LANGUAGE_MODEL, "--cache-frozen", "--workers", "0");
+    EXPECT(0, QUICK, "--text-model", "tiny", "--explain");
+    EXPECT(0, QUICK, "--text-model", "tiny", "--check");
+    ck_contains(cli_out, "0 faults found");
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("ex_prsmed");
     cli_program = "prsmed";
@@ -179,6 +227,7 @@ int main(void) {
 
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
     tcase_add_test(flags, what_there_is_not_is_refused);
+    tcase_add_test(flags, flags_of_the_language_model);
     tcase_add_loop_test(flags, configurations_cut_as_the_script_does, 0, LENGTH(configurations));
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, the_network_can_be_cut);
@@ -187,5 +236,6 @@ int main(void) {
     tcase_add_test(runs, half_the_memory_is_enough);
     tcase_add_test(runs, a_run_goes_on);
     tcase_add_test(runs, chosen_chunks_go_on);
+    tcase_add_test(runs, a_language_model_reads_the_prompts);
     return suite_run(suite);
 }

@@ -2,6 +2,10 @@
  * check_snippets.cpp - the fragments of C++ that the pages in docs/ show, and those of C that want a
  * model in C++, each in a place where it can run. setup/check_pages.sh takes them out of the pages.
  */
+#include <cstdio>
+
+#include <unistd.h>
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -9,6 +13,8 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/types.h>
 
+#include <memtrain/safetensors.h>
+#include <memtrain/torch_map.hpp>
 #include <memtrain/trainer.hpp>
 
 #include "script_subject.hpp"
@@ -97,6 +103,19 @@ struct EndsWithNorm : nn::Module {
     }
 };
 
+struct Frozen : nn::Module {
+    nn::Linear text{register_module("text", nn::Linear(4, 4))};
+    nn::Sequential blocks{
+        register_module("blocks", nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 4)))};
+    nn::Linear fc{register_module("fc", nn::Linear(4, 2))};
+
+#include "frozen.cpp"
+
+    torch::Tensor plain(const torch::Tensor &x) {
+        return fc(blocks->forward(x));
+    }
+};
+
 struct Pairs : nn::Module {
     nn::Linear towers{register_module("towers", nn::Linear(4, 4))};
     at::Tensor image(const at::Tensor &x) { return towers(x); }
@@ -124,6 +143,37 @@ memtrain::Trainer over_tokens(const std::shared_ptr<Reader> &net) {
 }
 
 } // namespace
+
+START_TEST(frozen_weights) {
+    const int64_t shape[] = {4, 4};
+    const float numbers[16] = {1, 2, 3, 4};
+    const mt_safetensors_tensor file[] = {
+        {"weight", MT_ST_F32, 2, shape, sizeof numbers, numbers},
+        {"bias", MT_ST_F32, 1, shape, 4 * sizeof *numbers, numbers}};
+    char folder[] = "/tmp/check_snippets.XXXXXX";
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    ck_ok(mt_safetensors_save("text.safetensors", file, 2, nullptr));
+    ck_ok(mt_torch_init(nullptr));
+    auto net = std::make_shared<Frozen>();
+    for (at::Tensor &parameter : net->text->parameters()) parameter.set_requires_grad(false);
+    mt_model *model = nullptr;
+    ck_ok(memtrain::make_model(&model, [&] {
+        return memtrain::model(net, {}, [](Frozen &n, const memtrain::Tensors &batch) {
+            return memtrain::Output{n.forward(batch.at(0)).sum(), {}};
+        });
+    }));
+    mt_status status = MT_OK;
+#include "mapped.c"
+    std::remove("text.safetensors");
+    ck_assert_int_eq(rmdir(folder), 0);
+    ck_ok(status);
+    ck_assert_float_eq(net->text->weight[0][3].item<float>(), 4.0f);
+    at::Tensor x = at::rand({3, 4});
+    ck_assert(net->forward(x).equal(net->plain(x)));
+    mt_model_free(model);
+}
+END_TEST
 
 START_TEST(segments) {
     ck_ok(mt_torch_init(nullptr));
@@ -270,6 +320,7 @@ int main() {
     TCase *pages = suite_case(suite, "pages");
     tcase_add_test(pages, readme_program);
     tcase_add_test(pages, segments);
+    tcase_add_test(pages, frozen_weights);
     tcase_add_test(pages, pairs);
     tcase_add_test(pages, time_major);
     tcase_add_test(pages, script);

@@ -39,6 +39,7 @@ typedef struct slot {
     uint64_t order; /* smaller ones are wanted first */
     ex_status status;
     ex_error error;
+    int made;                  /* by source.make, since it was rendered */
     void *buffers[EX_TENSORS]; /* a batch of each tensor */
     view views[VIEWS];
 } slot;
@@ -69,6 +70,7 @@ static size_t samples_of(const ex_batches *b, place at) {
 /* By any thread, for a slot that is BUSY. */
 static void render(const ex_batches *b, slot *s) {
     s->error.text[0] = '\0';
+    s->made = 0;
     s->status = b->source.fill(b->source.self, s->place.split, s->place.epoch,
                                s->place.index * b->options.batch, samples_of(b, s->place),
                                s->buffers, &s->error);
@@ -367,6 +369,9 @@ mt_status ex_batches_fill(ex_batches *b, ex_split split, uint64_t epoch, size_t 
         return mt_set_error(MT_EINVAL, "a batch of %zu %s could not be rendered: %s", samples,
                             b->source.unit, s->error.text);
     mt_status status = find_view(b, s, samples, &v);
+    if (status == MT_OK && b->source.make && !s->made)
+        status = b->source.make(b->source.make_self, samples, s->buffers);
+    s->made = status == MT_OK;
     *out = (mt_batch){sizeof *out, &v->torch, samples, index};
     return status;
 }

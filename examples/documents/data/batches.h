@@ -51,7 +51,7 @@ size_t ex_batches_ahead_bytes(const ex_batches *batches);
  * A batch: the source's tensors, with the samples as dimension 0. The batches after it are begun with:
  * those of the split, then the other split's. One thread at a time.
  * @param out  borrowed until the next call
- * @return MT_OK; MT_EINVAL for a sample that can no longer be read, MT_ENOMEM
+ * @return MT_OK; MT_EINVAL for a sample that can no longer be read, MT_ENOMEM; what source.make returned
  */
 MT_NODISCARD mt_status ex_batches_fill(ex_batches *batches, ex_split split, uint64_t epoch,
                                        size_t index, mt_batch *out);

@@ -37,6 +37,13 @@ typedef struct ex_source {
      */
     ex_status (*fill)(const void *self, ex_split split, uint64_t epoch, size_t first, size_t count,
                       void *const *buffers, ex_error *error);
+    /*
+     * Writes what is made of a whole batch, into tensors that fill passes over: once a batch, on the thread that asks for
+     * it. NULL: there is none.
+     * @return MT_OK, or why the batch cannot be had
+     */
+    mt_status (*make)(void *make_self, size_t count, void *const *buffers);
+    void *make_self;
 } ex_source;
 
 #endif

@@ -28,6 +28,8 @@ mt_status check(const char *function, const prsmed_model_options *o) {
         return mt_set_error(MT_EINVAL, "%s: text_width is %lld, not a multiple of 64", function,
                             static_cast<long long>(o->text_width));
     if (o->text_layers < 1) return mt_set_error(MT_EINVAL, "%s: text_layers is below 1", function);
+    if (o->words && o->text_steps > 0)
+        return mt_set_error(MT_EINVAL, "%s: text_steps with words", function);
     if (o->text_steps > 0 && (!o->prompts || !o->prompt_count || o->prompt_length < 2))
         return mt_set_error(MT_EINVAL, "%s: text_steps without prompts", function);
     return MT_OK;
@@ -169,7 +171,10 @@ mt_status prsmed_model_new(const prsmed_model_options *options, mt_model **out) 
     return memtrain::make_model(out, [&] {
         auto description = memtrain::model(
             build(*options), {"dice", "iou"}, [](PrsmedImpl &net, const memtrain::Tensors &batch) {
-                torch::Tensor logits = net.forward(batch.at(0), batch.at(2)).to(at::kFloat);
+                torch::Tensor logits =
+                    net.text ? net.forward(batch.at(0), batch.at(2))
+                             : net.forward(batch.at(0), Words{batch.at(3), batch.at(4).gt(0)});
+                logits = logits.to(at::kFloat);
                 return memtrain::Output{mask_loss(logits, batch.at(1)),
                                         mask_metrics(logits, batch.at(1))};
             });
@@ -187,7 +192,7 @@ mt_status prsmed_model_estimate(const prsmed_model_options *options, size_t prom
     const PrsmedSizes sizes = prsmed_sizes(*options);
     const auto tokens = static_cast<int64_t>(prompt_length);
     const int64_t side = options->side;
-    out[PRSMED_TEXT] = text_estimate(sizes.text, tokens);
+    out[PRSMED_TEXT] = options->words ? estimate(0, 0) : text_estimate(sizes.text, tokens);
     out[PRSMED_VISION] = vision_estimate(*options);
     out[PRSMED_DECODER] = estimate(decoder_parameters(sizes.decoder),
                                    decoder_keeps(sizes.decoder, side / sizes.stride, side));

@@ -38,10 +38,15 @@ typedef struct prsmed_model_options {
     const int64_t *prompts;
     size_t prompt_count, prompt_length;
     int64_t text_steps; /* updates of the text model before it is frozen; 0: it stays random */
+    /*
+     * 1: there is no text model. A batch has two tensors more, of text_width, as prsmed_lm_words gives them: states
+     * [B, PRSMED_LM_WORDS, text_width] and 1 or 0 [B, PRSMED_LM_WORDS] for words that exist.
+     */
+    int words;
 } prsmed_model_options;
 
 #define PRSMED_MODEL_OPTIONS_INIT                                                                  \
-    { sizeof(prsmed_model_options), PRSMED_CONV, 64, 128, 4, 0.1, NULL, 0, 0, 0 }
+    { sizeof(prsmed_model_options), PRSMED_CONV, 64, 128, 4, 0.1, NULL, 0, 0, 0, 0 }
 
 /* The parts of the network, as parameters are named: "text.", "vision.", "decoder.". */
 typedef enum prsmed_part { PRSMED_TEXT = 0, PRSMED_VISION = 1, PRSMED_DECODER = 2 } prsmed_part;

@@ -6,6 +6,7 @@
 
 #include "prsmed_decoder.hpp"
 #include "prsmed_model.h"
+#include "prsmed_words.hpp"
 #include "tiny_vit.hpp"
 
 #include <algorithm>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
-#include <ATen/ops/one_hot.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/where.h>
@@ -60,29 +60,11 @@ inline std::shared_ptr<VisionEncoder> vision_encoder(const prsmed_model_options 
     return std::make_shared<ConvEncoderImpl>(o.side);
 }
 
-constexpr int64_t most_words = 16;
-
-/* What a prompt is for the decoder. */
-struct Words {
-    torch::Tensor states; /* [B, most_words, width] */
-    torch::Tensor exist;  /* bool [B, most_words] */
-};
-
-/* The mean state of each word's bytes, from int64 [B, T] and [B, T, width]: eight words instead of forty bytes. */
-inline Words mean_words(const torch::Tensor &tokens, const torch::Tensor &states) {
-    torch::Tensor number = tokens.eq(' ').cumsum(1).clamp_max(most_words - 1);
-    torch::Tensor is_text = tokens.ne(token_padding).unsqueeze(2);
-    torch::Tensor members = (at::one_hot(number, most_words) * is_text).to(states.scalar_type());
-    torch::Tensor sizes = members.sum(1); /* [B, most_words] */
-    torch::Tensor sums = at::matmul(members.transpose(1, 2), states);
-    return {sums / sizes.clamp_min(1).unsqueeze(2), sizes.gt(0)};
-}
-
 class PrsmedImpl : public torch::nn::Module {
 public:
     explicit PrsmedImpl(const prsmed_model_options &o) {
         const PrsmedSizes sizes = prsmed_sizes(o);
-        text = register_module("text", ByteGpt(sizes.text));
+        if (!o.words) text = register_module("text", ByteGpt(sizes.text));
         vision = register_module("vision", vision_encoder(o));
         decoder = register_module("decoder", MaskDecoder(sizes.decoder));
         word_mean = register_buffer("word_mean", at::zeros({o.text_width}));
@@ -100,6 +82,7 @@ public:
      * learn to tell them apart.
      */
     void freeze_text(const torch::Tensor &prompts) {
+        if (!text) return;
         torch::NoGradGuard no_grad;
         if (prompts.defined()) {
             std::vector<torch::Tensor> seen;
@@ -117,12 +100,16 @@ public:
     /* The frozen part stays in evaluation mode. */
     void train(bool on = true) override {
         torch::nn::Module::train(on);
-        text->eval();
+        if (text) text->eval();
     }
 
     /* [B, 3, side, side] and int64 [B, T] -> logits [B, side, side] */
     torch::Tensor forward(const torch::Tensor &pictures, const torch::Tensor &tokens) {
-        const Words words = words_of(tokens);
+        return forward(pictures, words_of(tokens));
+    }
+
+    /* The same with words that another language model has read. */
+    torch::Tensor forward(const torch::Tensor &pictures, const Words &words) {
         torch::Tensor x = decoder(vision->forward(pictures), words.states, words.exist);
         x = at::upsample_bilinear2d(x, pictures.sizes().slice(2), /*align_corners=*/true);
         return x.squeeze(1);

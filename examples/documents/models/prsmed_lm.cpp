@@ -1,0 +1,277 @@
+/* prsmed_lm.cpp - the network of mistral.hpp for C programs; see prsmed_lm.h. */
+#include "mistral.hpp"
+#include "prsmed_lm.h"
+#include "prsmed_words.hpp"
+
+#include <cstring>
+#include <map>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/from_blob.h>
+
+#include <memtrain/safetensors.h>
+
+using namespace memtrain_models;
+
+struct prsmed_lm {
+    Mistral net{nullptr};
+    mt_model *model = nullptr;
+    MistralOptions options{};
+    bool keeps = false;
+    torch::Tensor mean, scale; /* [width] */
+    /* By the bytes of its tokens: states [words, width] and which words there are. */
+    std::map<std::string, Words> kept;
+    uint64_t passes = 0;
+
+    ~prsmed_lm() { mt_model_free(model); }
+};
+
+namespace {
+
+static_assert(PRSMED_LM_WORDS == most_words, "both are the decoder's");
+
+const char *name_of(int model) {
+    switch (model) {
+    case PRSMED_LM_TINY:
+        return "tiny";
+    case PRSMED_LM_500M:
+        return "500m";
+    case PRSMED_LM_1_1B:
+        return "1.1b";
+    case PRSMED_LM_7B:
+        return "7b";
+    default:
+        return nullptr;
+    }
+}
+
+mt_status check(const char *function, int model) {
+    if (name_of(model)) return MT_OK;
+    return mt_set_error(MT_EINVAL,
+                        "%s: model is %d; accepted: PRSMED_LM_TINY (1) to PRSMED_LM_7B (4)",
+                        function, model);
+}
+
+/* Exceptions end here. */
+template <class Body> mt_status guard(Body &&body) {
+    try {
+        return body();
+    } catch (...) {
+        return mt_torch_exception();
+    }
+}
+
+/* Padding of all rows is left out: it comes last, and no token sees what follows it. */
+torch::Tensor without_padding(const torch::Tensor &tokens) {
+    const int64_t most = tokens.ne(token_padding).sum(1).max().item<int64_t>();
+    return tokens.narrow(1, 0, std::max<int64_t>(most, 1));
+}
+
+/* As Llama's vocabulary has bytes. */
+torch::Tensor byte_tokens(const torch::Tensor &tokens) {
+    torch::Tensor bytes = tokens + 3;
+    bytes = bytes.masked_fill(tokens.eq(token_begin), 1);
+    return bytes.masked_fill(tokens.eq(token_end), 2).masked_fill(tokens.eq(token_padding), 0);
+}
+
+/* One pass over the weights, whatever the number of rows. */
+Words read(prsmed_lm &lm, const torch::Tensor &tokens) {
+    torch::NoGradGuard no_grad;
+    torch::Tensor text = without_padding(tokens);
+    lm.passes++;
+    Words words = mean_words(text, lm.net->forward(byte_tokens(text)).to(at::kFloat));
+    if (lm.mean.defined()) words.states = (words.states - lm.mean) * lm.scale;
+    return words;
+}
+
+void centre(prsmed_lm &lm, const torch::Tensor &prompts) {
+    const Words words = read(lm, prompts);
+    torch::Tensor all = words.states.index({words.exist}); /* [words, width] */
+    lm.mean = all.mean(0);
+    lm.scale = 1 / (all - lm.mean).square().mean(0).sqrt().clamp_min(1e-6);
+}
+
+torch::Tensor rows_of(const int64_t *tokens, size_t count, size_t length) {
+    return at::from_blob(const_cast<int64_t *>(tokens),
+                         {static_cast<int64_t>(count), static_cast<int64_t>(length)}, at::kLong);
+}
+
+std::string key_of(const int64_t *row, size_t length) {
+    return {reinterpret_cast<const char *>(row), length * sizeof *row};
+}
+
+/* Those that are not kept yet, each once, in one pass. */
+void keep(prsmed_lm &lm, const int64_t *tokens, size_t count, size_t length) {
+    std::map<std::string, size_t> missing;
+    for (size_t i = 0; i < count; i++) {
+        std::string key = key_of(tokens + i * length, length);
+        if (!lm.kept.count(key)) missing.emplace(std::move(key), i);
+    }
+    if (missing.empty()) return;
+    std::vector<torch::Tensor> rows;
+    for (const auto &[key, i] : missing) rows.push_back(rows_of(tokens + i * length, 1, length));
+    const Words words = read(lm, at::cat(rows));
+    int64_t row = 0;
+    for (const auto &[key, i] : missing) {
+        lm.kept[key] = {words.states[row].clone(), words.exist[row].clone()};
+        row++;
+    }
+}
+
+void write_out(const Words &words, float *states, float *exist) {
+    torch::Tensor flat = words.states.contiguous(), there = words.exist.to(at::kFloat).contiguous();
+    std::memcpy(states, flat.const_data_ptr(), flat.nbytes());
+    std::memcpy(exist, there.const_data_ptr(), there.nbytes());
+}
+
+mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
+    lm.options = mistral_options(name_of(o.model));
+    lm.keeps = o.keep != 0;
+    mt_status status = memtrain::make_model(&lm.model, [&] {
+        lm.net = Mistral(lm.options, at::kFloat);
+        if (!o.weights) lm.net->draw();
+        return memtrain::model(lm.net.ptr(), {},
+                               [](MistralImpl &net, const memtrain::Tensors &batch) {
+                                   return memtrain::Output{net.loss(batch.at(0)), {}};
+                               });
+    });
+    mt_map_options map = MT_MAP_OPTIONS_INIT;
+    map.load = o.load;
+    if (status == MT_OK && o.weights) status = mt_model_map_weights(lm.model, o.weights, &map);
+    if (status != MT_OK || !o.prompt_count) return status;
+    return guard(
+        [&] { return centre(lm, rows_of(o.prompts, o.prompt_count, o.prompt_length)), MT_OK; });
+}
+
+/* ---- random weights -------------------------------------------------------------------------------- */
+
+/* bfloat16: the upper half of a float's bits. */
+uint16_t upper_half(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return static_cast<uint16_t>((bits + 0x8000) >> 16);
+}
+
+/* Four numbers from each of its 64 bits (xorshift64, Marsaglia 2003). */
+class Drawer {
+public:
+    Drawer() : values_(1 << 16), piece_(1 << 21) {
+        for (size_t i = 0; i < values_.size(); i++)
+            values_[i] = upper_half((static_cast<float>(i) + 0.5F - 32768) / 32768 * 0.0346F);
+    }
+    const std::vector<uint16_t> &draw() {
+        for (size_t i = 0; i < piece_.size(); i += 4) {
+            state_ ^= state_ << 13;
+            state_ ^= state_ >> 7;
+            state_ ^= state_ << 17;
+            for (size_t j = 0; j < 4; j++) piece_[i + j] = values_[state_ >> (16 * j) & 0xffff];
+        }
+        return piece_;
+    }
+    const std::vector<uint16_t> &ones() {
+        std::fill(piece_.begin(), piece_.end(), upper_half(1));
+        return piece_;
+    }
+
+private:
+    std::vector<uint16_t> values_, piece_;
+    uint64_t state_ = 0x9e3779b97f4a7c15;
+};
+
+struct Writing {
+    const std::vector<mt_safetensors_tensor> &tensors;
+    Drawer drawer;
+};
+
+mt_status fetch(void *user, size_t index, uint64_t offset, const void **out_data,
+                size_t *out_bytes) {
+    auto &writing = *static_cast<Writing *>(user);
+    const mt_safetensors_tensor &tensor = writing.tensors[index];
+    const auto &piece = tensor.dims == 1 ? writing.drawer.ones() : writing.drawer.draw();
+    *out_data = piece.data();
+    *out_bytes = static_cast<size_t>(std::min<uint64_t>(tensor.bytes - offset, 2 * piece.size()));
+    return MT_OK;
+}
+
+} // namespace
+
+mt_status prsmed_lm_new(const prsmed_lm_options *options, prsmed_lm **out) {
+    *out = nullptr;
+    if (!options || options->size < sizeof *options)
+        return mt_set_error(MT_EINVAL, "prsmed_lm_new: use PRSMED_LM_OPTIONS_INIT");
+    mt_status status = check("prsmed_lm_new", options->model);
+    auto *lm = status == MT_OK ? new (std::nothrow) prsmed_lm() : nullptr;
+    if (status == MT_OK && !lm)
+        status = mt_set_error(MT_ENOMEM, "prsmed_lm_new: out of host memory");
+    if (status == MT_OK) status = build(*options, *lm);
+    if (status == MT_OK)
+        *out = lm;
+    else
+        prsmed_lm_free(lm);
+    return status;
+}
+
+void prsmed_lm_free(prsmed_lm *lm) {
+    delete lm;
+}
+
+int64_t prsmed_lm_width(int model) {
+    return name_of(model) ? mistral_options(name_of(model)).width : 0;
+}
+
+mt_status prsmed_lm_figures_of(const prsmed_lm *lm, prsmed_lm_figures *out) {
+    mt_map_stats stats = MT_MAP_STATS_INIT;
+    mt_status status = mt_model_map_stats(lm->model, &stats);
+    if (status != MT_OK) return status;
+    return guard([&] {
+        const int64_t parameters = lm->net->size();
+        const uint64_t held =
+            stats.tensors ? stats.loaded_bytes : 4 * static_cast<uint64_t>(parameters);
+        *out = {sizeof *out, lm->options.width, parameters,     stats.mapped_bytes,
+                held,        lm->passes,        lm->kept.size()};
+        return MT_OK;
+    });
+}
+
+mt_status prsmed_lm_words(prsmed_lm *lm, const int64_t *tokens, size_t count, size_t length,
+                          float *states, float *exist) {
+    mt_status status = mt_model_check_mapped(lm->model);
+    if (status != MT_OK) return status;
+    const auto row = static_cast<size_t>(PRSMED_LM_WORDS * lm->options.width);
+    return guard([&] {
+        if (!lm->keeps) {
+            write_out(read(*lm, rows_of(tokens, count, length)), states, exist);
+            return MT_OK;
+        }
+        keep(*lm, tokens, count, length);
+        for (size_t i = 0; i < count; i++)
+            write_out(lm->kept.at(key_of(tokens + i * length, length)), states + i * row,
+                      exist + i * PRSMED_LM_WORDS);
+        return MT_OK;
+    });
+}
+
+mt_status prsmed_lm_write(int model, const char *path) {
+    mt_status status = check("prsmed_lm_write", model);
+    if (status == MT_OK) status = mt_torch_init(nullptr);
+    if (status != MT_OK) return status;
+    return guard([&] {
+        const Mistral net(mistral_options(name_of(model)), at::kBFloat16);
+        const auto named = net->named_parameters();
+        std::vector<mt_safetensors_tensor> list;
+        for (const auto &item : named)
+            list.push_back({item.key().c_str(), MT_ST_BF16, static_cast<size_t>(item.value().dim()),
+                            item.value().sizes().data(),
+                            2 * static_cast<uint64_t>(item.value().numel()), nullptr});
+        Writing writing{list, {}};
+        const mt_safetensors_text format = {"format", "pt"};
+        mt_safetensors_save_options options = MT_SAFETENSORS_SAVE_OPTIONS_INIT;
+        options.metadata = &format;
+        options.metadata_count = 1;
+        options.fetch = fetch;
+        options.user = &writing;
+        return mt_safetensors_save(path, list.data(), list.size(), &options);
+    });
+}
