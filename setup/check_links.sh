@@ -64,6 +64,7 @@ core='^(libc\.|libm\.|ld-|libc\.musl|ld-musl|/usr/lib/libSystem|@rpath/libmemtra
 judge libmemtrain "$core" only
 judge libmemtrain_memory "$core|^libmemtrain\." only
 judge plain_c "$core|^libmemtrain\." only
+judge memtrain-report "$core|(^|/)libjansson" only
 judge libmemtrain_torch '(^|/)(libtorch\.|libtorch_cuda|libc10_cuda|libcuda)' none
 judge conv '(^|/)(libtorch|libc10|libstdc\+\+|libc\+\+)' none
 # What it promises to those who link it (docs/packaging.md).

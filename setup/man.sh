@@ -20,12 +20,14 @@ done
 # The first line of the help is "NAME: what it is".
 for program in "$@"; do
     name=$(basename "$program")
-    "$program" --help | awk -v name="$name" -v version="$version" '
+    usage=$("$program" --help | sed -n 's/^Usage: [^ ]* *//p' | head -n 1)
+    "$program" --help | awk -v name="$name" -v version="$version" -v usage="${usage:-[--FLAG VALUE]...}" '
         { gsub(/\\/, "\\e"); gsub(/-/, "\\-"); sub(/^[.\047]/, "\\\\\\&&") }
         NR == 1 {
             sub(/^[^:]*: */, "")
             printf ".TH %s 1 \"\" \"memtrain %s\" \"memtrain\"\n.SH NAME\n%s \\- %s\n", name, version, name, $0
-            printf ".SH SYNOPSIS\n.B %s\n[\\-\\-FLAG VALUE]...\n.SH DESCRIPTION\n.nf\n", name
+            gsub(/-/, "\\-", usage)
+            printf ".SH SYNOPSIS\n.B %s\n%s\n.SH DESCRIPTION\n.nf\n", name, usage
             next
         }
         /^Usage: / { getline; next } # stands above, and so does the blank line behind it

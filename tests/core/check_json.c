@@ -43,7 +43,7 @@ static mt__json scan(const char *text) {
     return json;
 }
 
-START_TEST(string_is_read) {
+TEST_LOOP("reads", string_is_read, LENGTH(strings)) {
     mt__json json = scan(strings[_i].text);
     char *string;
     int done = mt__json_string(&json, &string);
@@ -53,7 +53,6 @@ START_TEST(string_is_read) {
     if (done) ck_assert(mt__json_end(&json));
     if (!done) ck_contains(json.problem, strings[_i].problem);
 }
-END_TEST
 
 static const struct {
     const char *text;
@@ -74,7 +73,7 @@ static const struct {
     {"", 0, "at least 0"},
 };
 
-START_TEST(number_is_read) {
+TEST_LOOP("reads", number_is_read, LENGTH(numbers)) {
     mt__json json = scan(numbers[_i].text);
     uint64_t value;
 
@@ -82,12 +81,11 @@ START_TEST(number_is_read) {
     if (numbers[_i].problem == NULL) ck_assert_uint_eq(value, numbers[_i].value);
     if (numbers[_i].problem != NULL) ck_contains(json.problem, numbers[_i].problem);
 }
-END_TEST
 
 /* ---- problems ----------------------------------------------------------------------------------- */
 
 /* The first one stays, and behind it nothing is taken. */
-START_TEST(first_problem_stays) {
+TEST("reads", first_problem_stays) {
     mt__json json = scan("[1 2]");
     uint64_t value;
     char *string;
@@ -103,9 +101,8 @@ START_TEST(first_problem_stays) {
     ck_assert_str_eq(json.problem, "a comma is expected");
     ck_assert_uint_eq(json.at, 3);
 }
-END_TEST
 
-START_TEST(end_is_the_end) {
+TEST("reads", end_is_the_end) {
     mt__json json = scan("1 \n ");
     uint64_t value;
 
@@ -119,12 +116,11 @@ START_TEST(end_is_the_end) {
     ck_assert(!mt__json_end(&json)); /* nothing is left, and not well */
     ck_assert_str_eq(json.problem, "a comma is expected");
 }
-END_TEST
 
 /* ---- writing ------------------------------------------------------------------------------------ */
 
 /* What is written is read: any bytes but zeros, and a piece of any length below its bound. */
-START_TEST(written_and_read) {
+TEST("writes", written_and_read) {
     mt__text text = {NULL, 0, 0, 0};
     char bytes[128], *string;
     mt__json json;
@@ -141,10 +137,9 @@ START_TEST(written_and_read) {
     ck_assert_str_eq(string, bytes);
     mt__free(text.data);
 }
-END_TEST
 
 /* A piece of 95 bytes is one, of 96 none: then the whole line is dropped, and nothing is added to it. */
-START_TEST(piece_is_too_long) {
+TEST("writes", piece_is_too_long) {
     mt__text text = {NULL, 0, 0, 0};
 
     mt__put(&text, "%95d", 1);
@@ -156,10 +151,9 @@ START_TEST(piece_is_too_long) {
     ck_assert_uint_eq(text.length, 95);
     mt__free(text.data);
 }
-END_TEST
 
 /* Each request for host memory fails in turn: so does the line. */
-START_TEST(without_host_memory) {
+TEST("writes", without_host_memory) {
     size_t n = 0;
     int failed;
 
@@ -177,18 +171,5 @@ START_TEST(without_host_memory) {
     } while (failed);
     ck_assert_uint_gt(n, 2);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("json");
-    TCase *reads = suite_case(suite, "reads"), *writes = suite_case(suite, "writes");
-
-    tcase_add_loop_test(reads, string_is_read, 0, LENGTH(strings));
-    tcase_add_loop_test(reads, number_is_read, 0, LENGTH(numbers));
-    tcase_add_test(reads, first_problem_stays);
-    tcase_add_test(reads, end_is_the_end);
-    tcase_add_test(writes, written_and_read);
-    tcase_add_test(writes, piece_is_too_long);
-    tcase_add_test(writes, without_host_memory);
-    return suite_run(suite);
-}
+SUITE("json")

@@ -84,7 +84,7 @@ static void ran(mt__kind *k, mt__way way, size_t m, size_t bytes, size_t room) {
     mt__kind_learn(k, way, m, bytes, room, &none);
 }
 
-START_TEST(both_peaks_from_either_way) {
+TEST_LOOP("recorded", both_peaks_from_either_way, 4) {
     mt__way way = _i & 1 ? MT__APART : MT__IN_PLACE;
     int handed = _i >> 1;
     mt__kind *k = kind_told(0);
@@ -100,12 +100,10 @@ START_TEST(both_peaks_from_either_way) {
                 ck_assert_uint_eq(mt__kind_predict(k, (mt__way)w, m), peak(m, (mt__way)w));
     mt__kind_free(k);
 }
-END_TEST
 
-START_TEST(nothing_is_no_kind) {
+TEST("recorded", nothing_is_no_kind) {
     mt__kind_free(NULL);
 }
-END_TEST
 
 /* Sizes that run one after the other, whether each is recorded, and what is known then. */
 static const struct {
@@ -160,7 +158,7 @@ static const struct {
     {100, {{2, 1, 1, 0, 0, 0}, {4, 1, 1, 2, 15, 1}}},    /* not met yet, but by 40 neither */
 };
 
-START_TEST(ranges_follow_the_kernels) {
+TEST_LOOP("recorded", ranges_follow_the_kernels, LENGTH(ranges)) {
     mt__kind *k = kind_told(ranges[_i].change);
 
     for (int i = 0; i < 8 && ranges[_i].steps[i].run; i++) {
@@ -176,10 +174,9 @@ START_TEST(ranges_follow_the_kernels) {
     }
     mt__kind_free(k);
 }
-END_TEST
 
 /* A third size after 2 and 4 of 100,000 bytes a sample: as many more or less are of other kernels. */
-START_TEST(borne_out_within_a_1024th) {
+TEST_LOOP("recorded", borne_out_within_a_1024th, 5) {
     static const struct {
         int off;
         size_t ranges;
@@ -191,10 +188,9 @@ START_TEST(borne_out_within_a_1024th) {
     ck_assert_uint_eq(k->ranges, rows[_i].ranges);
     mt__kind_free(k);
 }
-END_TEST
 
 /* Kernels that change all the time: there are no more ranges than there is place for, and the last speaks for all above. */
-START_TEST(ranges_are_full) {
+TEST("recorded", ranges_are_full) {
     mt__kind *k = kind_told(0);
 
     for (size_t m = 2; m < ((size_t)1 << 20); m *= 2) {
@@ -207,10 +203,9 @@ START_TEST(ranges_are_full) {
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, SIZE_MAX), SIZE_MAX);
     mt__kind_free(k);
 }
-END_TEST
 
 /* The largest that fits is the last of which the prediction says so, whatever range that is in. */
-START_TEST(largest_agrees_with_predict) {
+TEST("recorded", largest_agrees_with_predict) {
     static const size_t sizes[] = {4, 8, 16, 32};
     mt__kind *k = kind_told(0);
 
@@ -230,10 +225,9 @@ START_TEST(largest_agrees_with_predict) {
     }
     mt__kind_free(k);
 }
-END_TEST
 
 /* What two recordings tell of sizes among them rules sizes out; of one alone a 16th of its bytes is thought to grow. */
-START_TEST(recordings_rule_out) {
+TEST("recorded", recordings_rule_out) {
     mt__kind *k = kind_told(0);
 
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1)); /* nothing is known */
@@ -260,10 +254,9 @@ START_TEST(recordings_rule_out) {
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 12, 1));
     mt__kind_free(k);
 }
-END_TEST
 
 /* A recording that is of no use is none: incomplete, empty, or of gradients apart that were not handed over. */
-START_TEST(recordings_of_no_use) {
+TEST("recorded", recordings_of_no_use) {
     mt__kind *k = kind_told(0);
     mt_recording *r = record(2, MT__APART, 0);
 
@@ -280,7 +273,6 @@ START_TEST(recordings_of_no_use) {
     mt_recording_free(r);
     mt__kind_free(k);
 }
-END_TEST
 
 /* ---- peaks that were measured ------------------------------------------------------------------- */
 
@@ -308,7 +300,7 @@ static const struct {
     {{{8, 800}, {8, 1000}}, 1000, 1000, 2001, 1000, 8},
 };
 
-START_TEST(peaks_are_measured) {
+TEST_LOOP("measured", peaks_are_measured, LENGTH(peaks)) {
     mt__kind *k = kind_told(0);
 
     for (int i = 0; i < 4 && peaks[_i].runs[i].samples; i++)
@@ -321,10 +313,9 @@ START_TEST(peaks_are_measured) {
     ck_assert_int_eq(mt__kind_is_sure(k, MT__IN_PLACE, 8), k->limits[MT__IN_PLACE].high == 8);
     mt__kind_free(k);
 }
-END_TEST
 
 /* Of chunks apart a peak is one of chunks in place at most; not the other way round. */
-START_TEST(peaks_of_one_way) {
+TEST_LOOP("measured", peaks_of_one_way, MT__WAYS) {
     mt__kind *k = kind_told(0);
 
     ran(k, (mt__way)_i, 8, 800, 1000);
@@ -333,10 +324,9 @@ START_TEST(peaks_of_one_way) {
     ck_assert_uint_eq(k->limits[MT__APART].largest_ran, _i ? 8 : 0);
     mt__kind_free(k);
 }
-END_TEST
 
 /* What went through in as much room fits, whatever is predicted. */
-START_TEST(what_ran_fits) {
+TEST("measured", what_ran_fits) {
     mt__kind *k = kind_told(0);
 
     run_bytes(k, 4, 400);
@@ -353,10 +343,9 @@ START_TEST(what_ran_fits) {
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 900), 9);
     mt__kind_free(k);
 }
-END_TEST
 
 /* A peak above what recordings tell is added to all, and halves with each plan. */
-START_TEST(residual) {
+TEST("measured", residual) {
     mt__kind *k = kind_told(0);
 
     run_bytes(k, 4, 400);
@@ -373,7 +362,6 @@ START_TEST(residual) {
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 800);
     mt__kind_free(k);
 }
-END_TEST
 
 /* ---- what did not fit --------------------------------------------------------------------------- */
 
@@ -395,7 +383,7 @@ static unsigned plans_until_tried(mt__kind *k, size_t samples, size_t room) {
     return plans;
 }
 
-START_TEST(failures_are_remembered) {
+TEST_LOOP("failed", failures_are_remembered, LENGTH(patiences)) {
     mt__kind *k = kind_told(0);
 
     mt__kind_begin(k);
@@ -414,10 +402,9 @@ START_TEST(failures_are_remembered) {
     }
     mt__kind_free(k);
 }
-END_TEST
 
 /* Patience has an end where what failed had gone through, and nothing tells why it does not any more. */
-START_TEST(patience_is_bounded) {
+TEST("failed", patience_is_bounded) {
     mt__kind *k = kind_told(0);
     unsigned patience = 0;
 
@@ -429,10 +416,9 @@ START_TEST(patience_is_bounded) {
     ck_assert_uint_eq(patience, MOST_SHORTAGE_STEPS);
     mt__kind_free(k);
 }
-END_TEST
 
 /* The smaller chunk fails in the same plan: it is remembered, for as long; and the correction grows. */
-START_TEST(smaller_chunks_fail) {
+TEST("failed", smaller_chunks_fail) {
     mt__kind *k = kind_told(0);
 
     run_bytes(k, 4, 400);
@@ -453,7 +439,6 @@ START_TEST(smaller_chunks_fail) {
     ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
     mt__kind_free(k);
 }
-END_TEST
 
 /* As large as what failed goes through: in no more room, or when it is tried again. */
 static const struct {
@@ -465,7 +450,7 @@ static const struct {
     {7, 16, 1001, 0}, {8, 16, 1000, 1}, {8, 16, 9000, 1}, {8, 15, 1000, 0},
 };
 
-START_TEST(failures_are_forgiven) {
+TEST_LOOP("failed", failures_are_forgiven, LENGTH(forgiven)) {
     mt__kind *k = kind_told(0);
 
     mt__kind_fail(k, MT__IN_PLACE, 16, 1000, 0, NULL);
@@ -474,10 +459,9 @@ START_TEST(failures_are_forgiven) {
     ck_assert_int_eq(k->limits[MT__IN_PLACE].failed[0].chunk == 0, forgiven[_i].forgiven);
     mt__kind_free(k);
 }
-END_TEST
 
 /* Of another device all is forgotten at once, both ways. */
-START_TEST(failures_of_another_device) {
+TEST("failed", failures_of_another_device) {
     mt__kind *k = kind_told(0);
 
     for (int way = 0; way < MT__WAYS; way++) mt__kind_fail(k, (mt__way)way, 16, SIZE_MAX, 0, NULL);
@@ -488,10 +472,9 @@ START_TEST(failures_of_another_device) {
         ck_assert(!mt__kind_has_failed(k, (mt__way)way, 16, 1));
     mt__kind_free(k);
 }
-END_TEST
 
 /* Less than what goes through needs more than there is: sizes as small are not to be tried. */
-START_TEST(too_small) {
+TEST_LOOP("failed", too_small, 5) {
     static const struct {
         size_t samples, room, need, too_small;
     } rows[] = {{4, 1000, 1200, 4},
@@ -509,10 +492,9 @@ START_TEST(too_small) {
     ck_assert_uint_eq(k->too_small, rows[_i].too_small ? 4 : 2);
     mt__kind_free(k);
 }
-END_TEST
 
 /* What was recorded before the refusal is what the chunk needs at least; a chunk that goes through is better. */
-START_TEST(partial_recordings) {
+TEST("failed", partial_recordings) {
     mt__kind *k = kind_told(0);
     mt_recording *r = record(8, MT__IN_PLACE, 1);
     size_t least = mt__recording_peak(r, 0);
@@ -537,10 +519,9 @@ START_TEST(partial_recordings) {
     ck_assert_uint_eq(k->range[0].from, 2);
     mt__kind_free(k);
 }
-END_TEST
 
 /* Where no gradient was handed over it tells nothing of chunks apart. */
-START_TEST(partial_of_one_way) {
+TEST("failed", partial_of_one_way) {
     mt__kind *k = kind_told(0);
     mt_recording *r = record(8, MT__IN_PLACE, 0);
 
@@ -551,10 +532,9 @@ START_TEST(partial_of_one_way) {
     mt_recording_free(r);
     mt__kind_free(k);
 }
-END_TEST
 
 /* One size that is small and of which it is not known what grows: twice as many are tried, whatever it needs. */
-START_TEST(small_and_alone) {
+TEST_LOOP("failed", small_and_alone, 4) {
     static const struct {
         size_t samples;
         int handed;
@@ -568,11 +548,10 @@ START_TEST(small_and_alone) {
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1), rows[_i].largest);
     mt__kind_free(k);
 }
-END_TEST
 
 /* ---- plans seen, and host memory ---------------------------------------------------------------- */
 
-START_TEST(plans_seen) {
+TEST("rest", plans_seen) {
     mt__kind *k = kind_told(0);
 
     for (size_t n = 1; n <= MT__SEEN + 1; n++)
@@ -582,10 +561,9 @@ START_TEST(plans_seen) {
         ck_assert_uint_eq(mt__kind_find_seen(k, n)->samples, n);
     mt__kind_free(k);
 }
-END_TEST
 
 /* Without host memory a recording is dropped, and what was known stays. */
-START_TEST(without_host_memory) {
+TEST("rest", without_host_memory) {
     int done = 0;
 
     ck_ok(counting_install());
@@ -614,39 +592,5 @@ START_TEST(without_host_memory) {
     counting_fail_at(1, 0);
     ck_assert_ptr_null(mt__kind_new(&(mt__key){MT_TRAIN, 0, 0}, 0, 0));
 }
-END_TEST
 
-static Suite *suite_kind(void) {
-    Suite *suite = suite_create("kind");
-    TCase *recorded = suite_case(suite, "recorded"), *measured = suite_case(suite, "measured");
-    TCase *failed = suite_case(suite, "failed"), *rest = suite_case(suite, "rest");
-
-    tcase_add_loop_test(recorded, both_peaks_from_either_way, 0, 4);
-    tcase_add_test(recorded, nothing_is_no_kind);
-    tcase_add_loop_test(recorded, ranges_follow_the_kernels, 0, LENGTH(ranges));
-    tcase_add_loop_test(recorded, borne_out_within_a_1024th, 0, 5);
-    tcase_add_test(recorded, ranges_are_full);
-    tcase_add_test(recorded, largest_agrees_with_predict);
-    tcase_add_test(recorded, recordings_rule_out);
-    tcase_add_test(recorded, recordings_of_no_use);
-    tcase_add_loop_test(measured, peaks_are_measured, 0, LENGTH(peaks));
-    tcase_add_loop_test(measured, peaks_of_one_way, 0, MT__WAYS);
-    tcase_add_test(measured, what_ran_fits);
-    tcase_add_test(measured, residual);
-    tcase_add_loop_test(failed, failures_are_remembered, 0, LENGTH(patiences));
-    tcase_add_test(failed, patience_is_bounded);
-    tcase_add_test(failed, smaller_chunks_fail);
-    tcase_add_loop_test(failed, failures_are_forgiven, 0, LENGTH(forgiven));
-    tcase_add_test(failed, failures_of_another_device);
-    tcase_add_loop_test(failed, too_small, 0, 5);
-    tcase_add_test(failed, partial_recordings);
-    tcase_add_test(failed, partial_of_one_way);
-    tcase_add_loop_test(failed, small_and_alone, 0, 4);
-    tcase_add_test(rest, plans_seen);
-    tcase_add_test(rest, without_host_memory);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_kind());
-}
+SUITE("kind")

@@ -37,7 +37,7 @@ static const struct {
     {"no room", 0, 0, 0, "co"},      {"room, but slower without", 1, 1, 0.5, "co"},
 };
 
-START_TEST(leave) {
+TEST_LOOP("down", leave, LENGTH(leaves)) {
     device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
     int left;
 
@@ -58,7 +58,6 @@ START_TEST(leave) {
     ck_assert_int_eq(left, dev.rungs == (BIT(CHECKPOINTING) | BIT(OFFLOAD)) ? 0 : PATIENCE + 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 static double set_up_seconds; /* of each chunk, beside 0.01 s a sample */
 
@@ -84,7 +83,7 @@ static const struct {
     {"as fast at best, and no budget", 0, 12, SIZE_MAX, 0.05, 1, 1},
 };
 
-START_TEST(leave_by_speed) {
+TEST_LOOP("down", leave_by_speed, LENGTH(speeds)) {
     mt_policy_options options = {.allow_rungs = BIT(CHECKPOINTING),
                                  .micro_batch = speeds[_i].fixed,
                                  .min_micro_batch = speeds[_i].fixed ? 0 : 2};
@@ -103,10 +102,9 @@ START_TEST(leave_by_speed) {
     ck_assert_msg((batches_until_other(&dev, 30) > 0) == speeds[_i].left, "%s", speeds[_i].name);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Room comes and goes: each time the rung is kept for twice as long. */
-START_TEST(patience_doubles) {
+TEST("down", patience_doubles) {
     device dev = learnt(BIT(CHECKPOINTING), need(40));
     int wait = PATIENCE;
 
@@ -119,10 +117,9 @@ START_TEST(patience_doubles) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A rung that is taken long after it was left was not left too soon. */
-START_TEST(patience_starts_anew) {
+TEST("down", patience_starts_anew) {
     device dev = learnt(BIT(CHECKPOINTING), need(40));
 
     for (int round = 0; round < 4; round++) {
@@ -134,10 +131,9 @@ START_TEST(patience_starts_anew) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Within twice its patience it was. */
-START_TEST(left_too_soon) {
+TEST_LOOP("down", left_too_soon, 2) {
     device dev = learnt(BIT(CHECKPOINTING), need(40));
 
     dev.budget = for_one_rung();
@@ -151,10 +147,9 @@ START_TEST(left_too_soon) {
     ck_assert_int_eq(batches_until_other(&dev, 100), (_i == 0 ? 2 : 1) * PATIENCE + 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A second rung is none that was left, and has the patience of the first. */
-START_TEST(patience_of_a_second_rung) {
+TEST("down", patience_of_a_second_rung) {
     device dev = learnt(BIT(CHECKPOINTING) | BIT(OFFLOAD), need(40));
 
     for (int round = 0; round < 2; round++) {
@@ -168,10 +163,9 @@ START_TEST(patience_of_a_second_rung) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Where there is known to be no room nothing is tried in vain, even after long: when it comes the rung is left. */
-START_TEST(no_try_where_it_is_known) {
+TEST("down", no_try_where_it_is_known) {
     device dev = learnt(BIT(CHECKPOINTING), need(40));
 
     dev.budget = for_one_rung();
@@ -180,10 +174,9 @@ START_TEST(no_try_where_it_is_known) {
     ck_assert_int_eq(batches_until_other(&dev, 1), 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What changes the numbers is left where there is room, however fast it is. */
-START_TEST(numbers_before_speed) {
+TEST("down", numbers_before_speed) {
     device dev = learnt(BIT(AMP), need(40));
 
     dev.seconds = each_sample;
@@ -196,10 +189,9 @@ START_TEST(numbers_before_speed) {
     ck_assert_int_eq(batches_until_other(&dev, 100), PATIENCE + 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What is not known without a rung is not left for. */
-START_TEST(stays_where_nothing_is_known) {
+TEST("down", stays_where_nothing_is_known) {
     device dev = device_new(for_one_rung(), (mt_policy_options){0},
                             (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
 
@@ -213,10 +205,9 @@ START_TEST(stays_where_nothing_is_known) {
     ck_assert_str_eq(letters(dev.rungs), "-");
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What is remembered to have failed without a rung is not tried, however long that is. */
-START_TEST(stays_where_it_has_failed) {
+TEST("down", stays_where_it_has_failed) {
     device dev = device_new(for_one_rung(), (mt_policy_options){0},
                             (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
     int tries = 0;
@@ -229,10 +220,9 @@ START_TEST(stays_where_it_has_failed) {
     ck_assert_int_eq(tries, 10); /* ever more seldom */
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Evaluation neither counts for the patience nor leaves a rung. */
-START_TEST(evaluation_leaves_nothing) {
+TEST("down", evaluation_leaves_nothing) {
     device dev = learnt(BIT(CHECKPOINTING), need(40));
 
     dev.budget = for_one_rung();
@@ -243,12 +233,11 @@ START_TEST(evaluation_leaves_nothing) {
     ck_assert_int_eq(batches_until_other(&dev, 40), PATIENCE + 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- samples that come back ------------------------------------------------------------------ */
 
 /* Small batches that fit are no reason to give a large one all its samples back. */
-START_TEST(small_batches_in_between) {
+TEST("back", small_batches_in_between) {
     device dev = whole_batches(64, MT_RATE_KEEP);
 
     for (int batch = 0; batch < 20 * PATIENCE; batch++) {
@@ -261,10 +250,9 @@ START_TEST(small_batches_in_between) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A step in which not even a sample fits changes nothing of what was made smaller before. */
-START_TEST(smaller_in_vain) {
+TEST_LOOP("back", smaller_in_vain, 2) {
     device dev = whole_batches(64, MT_RATE_KEEP);
 
     ck_ok(device_batch(&dev, MT_TRAIN, 100));
@@ -275,10 +263,9 @@ START_TEST(smaller_in_vain) {
     ck_assert_uint_eq(dev.plan.samples, 64);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* More room: one cut less after each wait, as much as fits, and at last the whole batch. */
-START_TEST(grows_back) {
+TEST("back", grows_back) {
     device dev = whole_batches(40, MT_RATE_LINEAR);
     static const size_t rooms[] = {50, 52, 64, 100};
     static const size_t grown[] = {40, 51, 64, 100};
@@ -302,10 +289,9 @@ START_TEST(grows_back) {
     ck_assert_str_eq(letters(dev.rungs), "-");
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A larger batch than the one that was made smaller does not get its samples back where only that fits. */
-START_TEST(larger_batches_in_between) {
+TEST("back", larger_batches_in_between) {
     device dev = whole_batches(64, MT_RATE_KEEP);
 
     ck_ok(device_batch(&dev, MT_TRAIN, 100));
@@ -318,14 +304,13 @@ START_TEST(larger_batches_in_between) {
     ck_assert_uint_eq(dev.plan.samples, 80);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 static double ever_slower(size_t samples) {
     return 0.01 * (double)samples * (1 + (double)samples / 100);
 }
 
 /* A batch has its samples back, one cut less, where there is room, though fewer are faster. */
-START_TEST(samples_before_speed) {
+TEST("back", samples_before_speed) {
     device dev = whole_batches(100, MT_RATE_KEEP);
 
     dev.seconds = ever_slower;
@@ -338,10 +323,9 @@ START_TEST(samples_before_speed) {
     ck_assert_uint_eq(dev.plan.samples, 80);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A growth that was in vain is not tried as soon again. */
-START_TEST(growth_has_patience) {
+TEST("back", growth_has_patience) {
     device dev = whole_batches(40, MT_RATE_KEEP);
     int wait = 0, last = 0;
 
@@ -357,12 +341,11 @@ START_TEST(growth_has_patience) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- the other device ----------------------------------------------------------------------- */
 
 /* The room on the accelerator is not known from the CPU: after a long time it is tried. */
-START_TEST(cpu_and_back) {
+TEST("cpu", cpu_and_back) {
     device dev = learnt(BIT(CPU), need(40));
 
     dev.budget = need(1) - 1;
@@ -373,10 +356,9 @@ START_TEST(cpu_and_back) {
     ck_assert_str_eq(letters(dev.rungs), "-");
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Again and again, with less room on the accelerator than a sample on the CPU is known to need. */
-START_TEST(cpu_again) {
+TEST("cpu", cpu_again) {
     device dev = learnt(BIT(CPU), need(40));
 
     for (int round = 0; round < 5; round++) {
@@ -390,10 +372,9 @@ START_TEST(cpu_again) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What has never fitted on the accelerator may be remembered for longer than that: it is tried all the same. */
-START_TEST(cpu_after_failures) {
+TEST("cpu", cpu_after_failures) {
     device dev = device_new(NOTHING_FITS + 10, (mt_policy_options){.allow_rungs = BIT(CPU)},
                             (mt_backend_info){.rungs = BIT(CPU)});
     int tries = 0;
@@ -408,10 +389,9 @@ START_TEST(cpu_after_failures) {
     ck_assert_int_eq(tries, 6);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Another rung that is taken there does not put it off. */
-START_TEST(cpu_with_another_rung) {
+TEST("cpu", cpu_with_another_rung) {
     device dev = learnt(BIT(CPU) | BIT(MINIMAL), need(40));
 
     dev.budget = need(1) - 1;
@@ -426,12 +406,11 @@ START_TEST(cpu_with_another_rung) {
     ck_assert_str_eq(letters(dev.rungs), "-");
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- shapes --------------------------------------------------------------------------------- */
 
 /* What is known of one shape says nothing of another. */
-START_TEST(shapes_are_apart) {
+TEST("shapes", shapes_are_apart) {
     device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
 
     dev.seconds = each_sample;
@@ -446,10 +425,9 @@ START_TEST(shapes_are_apart) {
     ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 2));
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A rung that was taken for one shape is tried without for another, of which nothing is known without it. */
-START_TEST(a_rung_is_left_for_another_shape) {
+TEST("shapes", a_rung_is_left_for_another_shape) {
     device dev = learnt(BIT(CHECKPOINTING), need(40));
 
     dev.budget = for_one_rung();
@@ -463,10 +441,9 @@ START_TEST(a_rung_is_left_for_another_shape) {
     ck_assert_str_eq(letters(dev.rungs), "-");
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* 32 kinds are known at once; the one that was not used for the longest time makes room. */
-START_TEST(old_shapes_are_forgotten) {
+TEST("shapes", old_shapes_are_forgotten) {
     enum { KINDS = 1024 };
     device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
 
@@ -489,40 +466,5 @@ START_TEST(old_shapes_are_forgotten) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-static Suite *suite_ladder_leave(void) {
-    Suite *suite = suite_create("ladder_leave");
-    TCase *down = suite_case(suite, "down"), *back = suite_case(suite, "back"),
-          *cpu = suite_case(suite, "cpu"), *shapes = suite_case(suite, "shapes");
-
-    tcase_add_loop_test(down, leave, 0, LENGTH(leaves));
-    tcase_add_loop_test(down, leave_by_speed, 0, LENGTH(speeds));
-    tcase_add_test(down, patience_doubles);
-    tcase_add_test(down, patience_starts_anew);
-    tcase_add_loop_test(down, left_too_soon, 0, 2);
-    tcase_add_test(down, patience_of_a_second_rung);
-    tcase_add_test(down, no_try_where_it_is_known);
-    tcase_add_test(down, numbers_before_speed);
-    tcase_add_test(down, stays_where_nothing_is_known);
-    tcase_add_test(down, stays_where_it_has_failed);
-    tcase_add_test(down, evaluation_leaves_nothing);
-    tcase_add_test(back, small_batches_in_between);
-    tcase_add_loop_test(back, smaller_in_vain, 0, 2);
-    tcase_add_test(back, grows_back);
-    tcase_add_test(back, larger_batches_in_between);
-    tcase_add_test(back, samples_before_speed);
-    tcase_add_test(back, growth_has_patience);
-    tcase_add_test(cpu, cpu_and_back);
-    tcase_add_test(cpu, cpu_again);
-    tcase_add_test(cpu, cpu_after_failures);
-    tcase_add_test(cpu, cpu_with_another_rung);
-    tcase_add_test(shapes, shapes_are_apart);
-    tcase_add_test(shapes, a_rung_is_left_for_another_shape);
-    tcase_add_test(shapes, old_shapes_are_forgotten);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_ladder_leave());
-}
+SUITE("ladder_leave")

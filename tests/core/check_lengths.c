@@ -137,7 +137,7 @@ static const size_t three[] = {100, 320, 200};
 static const size_t told[] = {101, 150, 199, 201, 250, 300, 319, 321, 350, 380, 90, 70};
 
 /* The first batch of a length between three, or a little beyond, is that of a kind that is known. */
-START_TEST(new_length) {
+TEST_LOOP("told", new_length, LENGTH(told)) {
     size_t length = told[_i];
     device dev = device_new(4 << 20, NULL);
 
@@ -155,12 +155,11 @@ START_TEST(new_length) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What is little beyond is told; what is far is learnt as a kind alone is. */
 static const size_t far[] = {20, 700, 1000};
 
-START_TEST(far_length) {
+TEST_LOOP("told", far_length, LENGTH(far)) {
     device dev = device_new(4 << 20, NULL);
 
     learn(&dev, MT_TRAIN, 1, three, 3);
@@ -169,7 +168,6 @@ START_TEST(far_length) {
     ck_assert_uint_eq(dev.first, 2);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Two tell nothing, nor do those of another family or mode, nor where there is no length. */
 static const struct {
@@ -180,7 +178,7 @@ static const struct {
 } strangers[] = {
     {MT_TRAIN, 1, 2, 150}, {MT_TRAIN, 2, 3, 150}, {MT_EVALUATE, 1, 3, 150}, {MT_TRAIN, 1, 3, 0}};
 
-START_TEST(stranger) {
+TEST_LOOP("told", stranger, LENGTH(strangers)) {
     device dev = device_new(4 << 20, NULL);
 
     learn(&dev, MT_TRAIN, 1, three, strangers[_i].count);
@@ -188,10 +186,9 @@ START_TEST(stranger) {
     ck_assert_uint_gt(dev.recorded, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A run that is stopped and goes on has seen other lengths before, and is to have the same chunks. */
-START_TEST(deterministic) {
+TEST("told", deterministic) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
     device dev;
 
@@ -202,7 +199,6 @@ START_TEST(deterministic) {
     ck_assert_uint_gt(dev.recorded, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- what is so all the same ---------------------------------------------------------------------- */
 
@@ -210,7 +206,7 @@ END_TEST
  * Kernels that need more from a length on. Lengths around it do not tell of it; a chunk does, and costs one OOM where they
  * told too little. Away from it all is told again.
  */
-START_TEST(other_kernels) {
+TEST("shown", other_kernels) {
     device dev = device_new(4 << 20, NULL);
     int ooms = 0;
 
@@ -226,10 +222,9 @@ START_TEST(other_kernels) {
     ck_assert_int_le(ooms, 6);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Where large chunks of one of the lengths take kernels of their own it tells nothing of another length's. */
-START_TEST(odd_one_out) {
+TEST("shown", odd_one_out) {
     device dev = device_new(64 << 20, NULL);
 
     dev.odd = 200;
@@ -238,7 +233,6 @@ START_TEST(odd_one_out) {
     ck_assert_uint_gt(dev.recorded, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 static double no_clock(size_t samples, size_t length) {
     (void)samples;
@@ -247,7 +241,7 @@ static double no_clock(size_t samples, size_t length) {
 }
 
 /* Without times peaks are told all the same. */
-START_TEST(without_a_clock) {
+TEST("shown", without_a_clock) {
     device dev = device_new(4 << 20, NULL);
 
     dev.seconds = no_clock;
@@ -257,10 +251,9 @@ START_TEST(without_a_clock) {
     ck_assert_int_eq(dev.ooms, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* 300 lengths in turn: nearly all begin at once, and none fails. */
-START_TEST(many) {
+TEST("shown", many) {
     device dev = device_new(4 << 20, NULL);
     size_t learnt = 0;
 
@@ -276,10 +269,9 @@ START_TEST(many) {
     ck_assert_uint_le(learnt, 15);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Chunks whose peaks nobody tells say nothing against what is told. */
-START_TEST(no_peaks) {
+TEST("shown", no_peaks) {
     device dev = device_new(4 << 20, NULL);
 
     learn(&dev, MT_TRAIN, 1, three, 3);
@@ -296,10 +288,9 @@ START_TEST(no_peaks) {
     ck_assert_uint_eq(dev.recorded, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* One sample does not fit, as is told: it is tried all the same, since nothing of that length has run. */
-START_TEST(told_not_to_fit) {
+TEST("shown", told_not_to_fit) {
     device dev = device_new(4 << 20, NULL);
     mt_memory memory = {.size = sizeof(memory)};
     mt_shape shape = {100150, 1, 150};
@@ -327,7 +318,6 @@ START_TEST(told_not_to_fit) {
     ck_assert_uint_gt(mt_plan_chunk(&plan, 0), 2);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- the model between lengths ----------------------------------------------------------------------- */
 
@@ -362,7 +352,7 @@ static const struct {
     {{1, 1, 1}, {INT64_C(1) << 55, 1, 1}, {1e4, 0, 0}, 10, SIZE_MAX, 5, 0},
 };
 
-START_TEST(between) {
+TEST_LOOP("shown", between, LENGTH(models)) {
     mt_memory_model *of[3], *model;
     const mt_memory_model *all[3];
 
@@ -373,10 +363,9 @@ START_TEST(between) {
     ck_assert_uint_eq(mt_memory_model_largest(model, models[_i].room), models[_i].largest);
     mt_memory_model_free(model);
 }
-END_TEST
 
 /* Where there is no memory for it the length is one like all others. */
-START_TEST(no_host_memory) {
+TEST("shown", no_host_memory) {
     ck_ok(counting_install());
     for (size_t n = 1, fired = 1; fired; n++) {
         mt_memory memory = {.size = sizeof(memory), .budget_bytes = 4 << 20};
@@ -400,23 +389,5 @@ START_TEST(no_host_memory) {
         ck_assert_uint_eq(counting_live(), 0);
     }
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("lengths");
-    TCase *told_case = suite_case(suite, "told"), *shown = suite_case(suite, "shown");
-
-    tcase_add_loop_test(told_case, new_length, 0, LENGTH(told));
-    tcase_add_loop_test(told_case, far_length, 0, LENGTH(far));
-    tcase_add_loop_test(told_case, stranger, 0, LENGTH(strangers));
-    tcase_add_test(told_case, deterministic);
-    tcase_add_test(shown, other_kernels);
-    tcase_add_test(shown, odd_one_out);
-    tcase_add_test(shown, without_a_clock);
-    tcase_add_test(shown, many);
-    tcase_add_test(shown, no_peaks);
-    tcase_add_test(shown, told_not_to_fit);
-    tcase_add_loop_test(shown, between, 0, LENGTH(models));
-    tcase_add_test(shown, no_host_memory);
-    return suite_run(suite);
-}
+SUITE("lengths")

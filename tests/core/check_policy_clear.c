@@ -41,7 +41,7 @@ static const struct {
     {"epochs alone, with all evidence", -2, 300, 1100, 9, MT_TRAIN, MT_TRAIN, MT_CLEAR_NOT},
 };
 
-START_TEST(clear_automatic) {
+TEST_LOOP("cache", clear_automatic, LENGTH(clears)) {
     mt_policy_options options = {.clear_every = clears[_i].every,
                                  .eval_clear_every =
                                      clears[_i].every < 0 ? MT_CLEAR_NEVER : clears[_i].every};
@@ -55,10 +55,9 @@ START_TEST(clear_automatic) {
                   clears[_i].name);
     mt_policy_free(policy);
 }
-END_TEST
 
 /* Each N-th step, whatever the evidence; the two modes count for themselves. */
-START_TEST(clear_every) {
+TEST("cache", clear_every) {
     mt_policy_options options = {.clear_every = 5, .eval_clear_every = 3};
     mt_policy *policy = policy_new(options, (mt_backend_info){0});
     mt_memory memory = cached(300, 300, 0);
@@ -81,10 +80,9 @@ START_TEST(clear_every) {
     ck_assert_int_le(cleared[1], 20);
     mt_policy_free(policy);
 }
-END_TEST
 
 /* The allocator retries in every step: the clears cost no more than 1 % of the time, one of them apart. */
-START_TEST(clear_costs_at_most_one_percent) {
+TEST_LOOP("cache", clear_costs_at_most_one_percent, 4) {
     static const double costs[] = {0.001, 0.05, 0.5, 30};
     mt_clear_result result = {.size = sizeof(result), .seconds = costs[_i]};
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
@@ -104,10 +102,9 @@ START_TEST(clear_costs_at_most_one_percent) {
     ck_assert_double_ge(cost, costs[_i] < 0.005 ? 9998 * costs[_i] : 0.004 * time);
     mt_policy_free(policy);
 }
-END_TEST
 
 /* More than the budget is reserved again after each clear: that is what chunks need, and the next clear waits. */
-START_TEST(clear_of_what_comes_back) {
+TEST("cache", clear_of_what_comes_back) {
     mt_clear_result result = {.size = sizeof(result), .seconds = 0.0001};
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
     mt_memory memory = cached(300, 1100, 0);
@@ -121,7 +118,6 @@ START_TEST(clear_of_what_comes_back) {
     }
     mt_policy_free(policy);
 }
-END_TEST
 
 /* Without a price of clears or of chunks, or where no time may decide: one in 100 calls. */
 static const struct {
@@ -129,7 +125,7 @@ static const struct {
     double clear, chunk;
 } priceless[] = {{0, 0, 0.5}, {0, 0.5, 0}, {0, 0, 0}, {1, 0.0001, 100}, {1, 100, 0.0001}};
 
-START_TEST(clear_without_a_price) {
+TEST_LOOP("cache", clear_without_a_price, LENGTH(priceless)) {
     mt_policy_options options = {.deterministic = priceless[_i].deterministic};
     mt_clear_result result = {.size = sizeof(result), .seconds = priceless[_i].clear};
     mt_policy *policy = policy_new(options, (mt_backend_info){0});
@@ -145,10 +141,9 @@ START_TEST(clear_without_a_price) {
     }
     mt_policy_free(policy);
 }
-END_TEST
 
 /* A clear that took no time that could be measured leaves the price what it was. */
-START_TEST(clear_without_a_time) {
+TEST_LOOP("cache", clear_without_a_time, 2) {
     mt_clear_result dear = {.size = sizeof(dear), .seconds = 100}, none = {.size = sizeof(none)};
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
     mt_memory memory = cached(300, 1100, 0);
@@ -161,10 +156,9 @@ START_TEST(clear_without_a_time) {
         ck_assert_int_eq(mt_policy_clear(policy, MT_TRAIN, &memory), MT_CLEAR_NOT);
     mt_policy_free(policy);
 }
-END_TEST
 
 /* A steady run: the cache is what the step takes again, and no clear is ever worth it. */
-START_TEST(clear_never_in_a_steady_run) {
+TEST("cache", clear_never_in_a_steady_run) {
     mt_policy *policy = policy_new((mt_policy_options){0}, (mt_backend_info){0});
     mt_memory memory = cached(300, 950, 0);
 
@@ -174,22 +168,5 @@ START_TEST(clear_never_in_a_steady_run) {
     }
     mt_policy_free(policy);
 }
-END_TEST
 
-static Suite *suite_policy_clear(void) {
-    Suite *suite = suite_create("policy_clear");
-    TCase *cache = suite_case(suite, "cache");
-
-    tcase_add_loop_test(cache, clear_automatic, 0, LENGTH(clears));
-    tcase_add_test(cache, clear_every);
-    tcase_add_loop_test(cache, clear_costs_at_most_one_percent, 0, 4);
-    tcase_add_test(cache, clear_of_what_comes_back);
-    tcase_add_loop_test(cache, clear_without_a_price, 0, LENGTH(priceless));
-    tcase_add_loop_test(cache, clear_without_a_time, 0, 2);
-    tcase_add_test(cache, clear_never_in_a_steady_run);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_policy_clear());
-}
+SUITE("policy_clear")

@@ -4,7 +4,7 @@
 #include "policy_device.h"
 #include "suite.h"
 
-START_TEST(learning_open) {
+TEST("learning", learning_open) {
     device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
     mt_memory memory = device_memory(&dev);
 
@@ -20,7 +20,6 @@ START_TEST(learning_open) {
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 1), 4);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /*
  * A deterministic run learns from chunks that it takes back, the last of them as large as its own: so the first batch is
@@ -36,7 +35,7 @@ static const struct {
     {12, 4, 11, {4, 6}, {11}}, /* chunks of at least 4 */
 };
 
-START_TEST(learning_repeatable) {
+TEST_LOOP("learning", learning_repeatable, LENGTH(repeatable)) {
     mt_policy_options options = {.deterministic = 1, .min_micro_batch = repeatable[_i].least};
     device dev = device_new(need(repeatable[_i].room), options, (mt_backend_info){0});
 
@@ -53,10 +52,9 @@ START_TEST(learning_repeatable) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* The bytes are exact from the second chunk on, and recording is over. */
-START_TEST(learning_is_exact) {
+TEST("learning", learning_is_exact) {
     device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
 
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), 0);
@@ -72,9 +70,8 @@ START_TEST(learning_is_exact) {
     ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 7));
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-START_TEST(learning_discards) {
+TEST("learning", learning_discards) {
     mt_backend_info info = {.normalises_over_batch = 1};
     device dev = device_new(need(12), (mt_policy_options){0}, info);
 
@@ -89,7 +86,6 @@ START_TEST(learning_discards) {
     ck_assert_uint_eq(dev.discarded, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /*
  * What is taken back: 2 samples, or the smallest legal chunk below 8; and less than 8 more where one recording is a bound
@@ -111,7 +107,7 @@ static const struct {
     {17, 64, 0, 0, 0, 0, 0, 9, 8},     {18, 64, 0, 0, 0, 0, 0, 2, 8},
 };
 
-START_TEST(learning_discards_little) {
+TEST_LOOP("learning", learning_discards_little, LENGTH(discards)) {
     mt_policy_options options = {.deterministic = discards[_i].deterministic,
                                  .max_micro_batch = discards[_i].most,
                                  .min_micro_batch = discards[_i].least};
@@ -135,10 +131,9 @@ START_TEST(learning_discards_little) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Once it is known that larger chunks come, none is taken back, whatever the next batch is. */
-START_TEST(learning_discards_once) {
+TEST_LOOP("learning", learning_discards_once, 4) {
     static const size_t after[] = {15, 4, 3, 16};
     mt_backend_info info = {.normalises_over_batch = 1};
     device dev = device_new(need(100), (mt_policy_options){0}, info);
@@ -157,10 +152,9 @@ START_TEST(learning_discards_once) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Evaluation does not normalise over the chunk: nothing is thrown away. It learns on its own. */
-START_TEST(learning_by_mode) {
+TEST("learning", learning_by_mode) {
     mt_backend_info info = {.normalises_over_batch = 1};
     device dev = device_new(need(12), (mt_policy_options){0}, info);
 
@@ -173,10 +167,9 @@ START_TEST(learning_by_mode) {
     ck_assert_uint_gt(mt_policy_predict_bytes(dev.policy, MT_EVALUATE, 8), 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Batches of every size as the first one, for every smallest legal chunk. */
-START_TEST(learning_any_batch) {
+TEST_LOOP("learning", learning_any_batch, 40) {
     size_t samples = (size_t)_i + 1;
 
     for (size_t least = 0; least <= 9; least++)
@@ -194,9 +187,8 @@ START_TEST(learning_any_batch) {
             mt_policy_free(dev.policy);
         }
 }
-END_TEST
 
-START_TEST(learning_from_the_smallest_legal) {
+TEST("learning", learning_from_the_smallest_legal) {
     mt_backend_info info = {.min_micro_batch = 8};
     mt_policy_options options = {.min_micro_batch = 3};
     device backend_says = device_new(need(40), (mt_policy_options){0}, info);
@@ -211,10 +203,9 @@ START_TEST(learning_from_the_smallest_legal) {
     mt_policy_free(backend_says.policy);
     mt_policy_free(user_says.policy);
 }
-END_TEST
 
 /* A backend without recordings: sizes are found by trying, from the peaks that were measured. */
-START_TEST(learning_without_recordings) {
+TEST("learning", learning_without_recordings) {
     device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
 
     dev.records = 0;
@@ -226,10 +217,9 @@ START_TEST(learning_without_recordings) {
     ck_assert_uint_le(dev.count, 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A recording that an OOM cut short is not taken for that of a later chunk. */
-START_TEST(learning_after_an_oom) {
+TEST("learning", learning_after_an_oom) {
     device dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
     mt_recording *recording = mt_policy_recording(dev.policy, MT_TRAIN, 2);
     mt_chunk_result result = {.size = sizeof(result)};
@@ -241,7 +231,6 @@ START_TEST(learning_after_an_oom) {
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 1), 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- plans in parts ---------------------------------------------------------------------------- */
 
@@ -306,7 +295,7 @@ static size_t batch_in_parts(mt_policy *policy, size_t samples, const mt_memory 
 }
 
 /* A chunk that runs before the rest of its batch counts, with the second set of gradients that it may have had. */
-START_TEST(plans_in_parts_tell_their_peak) {
+TEST_LOOP("learning", plans_in_parts_tell_their_peak, 12) {
     mt_backend_info info = {.keeps_chunks = 1, .gradient_bytes = 2 * GRADIENT};
     mt_memory memory = {.size = sizeof(memory)};
     mt_plan plan;
@@ -326,27 +315,5 @@ START_TEST(plans_in_parts_tell_their_peak) {
         mt_policy_free(policy);
     }
 }
-END_TEST
 
-static Suite *suite_policy_learn(void) {
-    Suite *suite = suite_create("policy_learn");
-    TCase *learning = suite_case(suite, "learning");
-
-    tcase_add_test(learning, learning_open);
-    tcase_add_loop_test(learning, learning_repeatable, 0, LENGTH(repeatable));
-    tcase_add_test(learning, learning_is_exact);
-    tcase_add_test(learning, learning_discards);
-    tcase_add_loop_test(learning, learning_discards_once, 0, 4);
-    tcase_add_loop_test(learning, learning_discards_little, 0, LENGTH(discards));
-    tcase_add_test(learning, learning_by_mode);
-    tcase_add_loop_test(learning, learning_any_batch, 0, 40);
-    tcase_add_test(learning, learning_from_the_smallest_legal);
-    tcase_add_test(learning, learning_without_recordings);
-    tcase_add_test(learning, learning_after_an_oom);
-    tcase_add_loop_test(learning, plans_in_parts_tell_their_peak, 0, 12);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_policy_learn());
-}
+SUITE("policy_learn")

@@ -38,7 +38,7 @@ static size_t largest_chunk_of_the_last(device *dev, size_t samples, int steps, 
     return largest;
 }
 
-START_TEST(time_cliff) {
+TEST("time", time_cliff) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
     size_t largest;
 
@@ -52,14 +52,13 @@ START_TEST(time_cliff) {
     ck_assert_double_eq(mt_policy_predict_seconds(dev.policy, MT_TRAIN, 199), 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Ten samples are an eighth of what fits, and eleven take several times as long. */
 static double cliff_at_the_end(size_t m) {
     return 0.0028 + 0.0005 * (double)m * (m > 10 ? 5 : 1);
 }
 
-START_TEST(time_cliff_where_the_search_ends) {
+TEST_LOOP("time", time_cliff_where_the_search_ends, 2) {
     static const int normalises[] = {0, 1};
     device dev = device_new(need(85), (mt_policy_options){0},
                             (mt_backend_info){.normalises_over_batch = normalises[_i]});
@@ -71,10 +70,9 @@ START_TEST(time_cliff_where_the_search_ends) {
         _i ? 14 : 15); /* of the candidates 8 is the fastest; 9 are as good where they ran */
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* More room comes, of which an eighth lies beyond the cliff: what was measured to be fast stays. */
-START_TEST(time_cliff_and_more_room) {
+TEST_LOOP("time", time_cliff_and_more_room, 4) {
     static const size_t batches[] = {99, 118, 155, 270};
     device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
 
@@ -84,10 +82,9 @@ START_TEST(time_cliff_and_more_room) {
     ck_assert_uint_le(largest_chunk_of_the_last(&dev, batches[_i], 40, 10), 10);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Still smaller ones would be chosen for speed, but layers normalise over them. */
-START_TEST(time_of_too_small_chunks) {
+TEST("time", time_of_too_small_chunks) {
     device dev =
         device_new(need(32), (mt_policy_options){0}, (mt_backend_info){.normalises_over_batch = 1});
 
@@ -98,10 +95,9 @@ START_TEST(time_of_too_small_chunks) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* In an evaluation they do no harm. */
-START_TEST(time_of_small_chunks_in_an_evaluation) {
+TEST("time", time_of_small_chunks_in_an_evaluation) {
     device dev =
         device_new(need(32), (mt_policy_options){0}, (mt_backend_info){.normalises_over_batch = 1});
 
@@ -110,9 +106,8 @@ START_TEST(time_of_small_chunks_in_an_evaluation) {
     ck_assert_uint_lt(dev.chunks[0], 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-START_TEST(time_steady) {
+TEST("time", time_steady) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
 
     dev.seconds = steady;
@@ -120,14 +115,13 @@ START_TEST(time_steady) {
     ck_assert_uint_eq(dev.count, 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What was fastest and then becomes slow is left, though it was fast once. */
 static double throttled(size_t m) {
     return m > 16 ? 0.05 * (double)m : 0.05 + 0.01 * (double)m;
 }
 
-START_TEST(time_gets_worse) {
+TEST("time", time_gets_worse) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
     size_t largest;
 
@@ -139,7 +133,6 @@ START_TEST(time_gets_worse) {
     ck_assert_uint_ge(largest, 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /*
  * Other kernels from 16 samples on, and each size's first run sets its kernels up, which is most of the time
@@ -153,7 +146,7 @@ static double with_set_up(size_t m) {
     return set_up + (double)m * (m < 16 ? 0.0027 : 0.0032);
 }
 
-START_TEST(time_of_small_sizes_is_found_out) {
+TEST("time", time_of_small_sizes_is_found_out) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
     size_t largest;
 
@@ -164,9 +157,8 @@ START_TEST(time_of_small_sizes_is_found_out) {
     ck_assert_uint_ge(largest, 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-START_TEST(time_shallow) {
+TEST("time", time_shallow) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
     size_t largest;
 
@@ -176,7 +168,6 @@ START_TEST(time_shallow) {
     ck_assert_uint_gt(largest, 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /*
  * The first batch begins with the recording of 2, which does not count where layers normalise, and the smallest
@@ -193,7 +184,7 @@ static const struct {
     {steady, 20, 1, 8, 20},  {ever_slower, 200, 1, 8, 64}, {steady, 12, 0, 4, 12},
 };
 
-START_TEST(time_of_the_first_batches) {
+TEST_LOOP("time", time_of_the_first_batches, LENGTH(first_chunks)) {
     mt_backend_info info = {.normalises_over_batch = first_chunks[_i].normalises};
     device dev = device_new(need(first_chunks[_i].room), (mt_policy_options){0}, info);
     size_t largest = 0;
@@ -209,7 +200,6 @@ START_TEST(time_of_the_first_batches) {
     ck_assert_uint_eq(largest, first_chunks[_i].largest);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* All chunks of a first batch: a recording of the smallest legal size, then each candidate once, twice as large as the last. */
 static const struct {
@@ -221,7 +211,7 @@ static const struct {
     {20, 4, 45, {4, 8, 15, 18}},                 /* what is left is larger, and fits */
 };
 
-START_TEST(time_of_the_first_batch) {
+TEST_LOOP("time", time_of_the_first_batch, LENGTH(first_batches)) {
     size_t room = need(first_batches[_i].room), i;
     mt_policy_options options = {.min_micro_batch = first_batches[_i].least};
     device dev = device_new(room, options, (mt_backend_info){0});
@@ -233,7 +223,6 @@ START_TEST(time_of_the_first_batch) {
     check_covers(&dev, first_batches[_i].samples);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /*
  * The same where kernels are said to change at some size: two recordings on both sides of it tell nothing together, so
@@ -265,7 +254,7 @@ static void check_begins(const size_t *chunks, const size_t *expected, size_t mo
     for (size_t i = 0; i < most && expected[i]; i++) ck_assert_uint_eq(chunks[i], expected[i]);
 }
 
-START_TEST(time_of_a_change) {
+TEST_LOOP("time", time_of_a_change, LENGTH(changes)) {
     mt_policy_options options = {.deterministic = changes[_i].deterministic,
                                  .min_micro_batch = changes[_i].least};
     mt_backend_info info = {.normalises_over_batch = changes[_i].normalises,
@@ -286,10 +275,9 @@ START_TEST(time_of_a_change) {
     ck_assert(dev.plan.predicted_peak_bytes > 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* More room than before, and no chunk that large was recorded: the batch itself is. */
-START_TEST(time_of_a_change_met_late) {
+TEST("time", time_of_a_change_met_late) {
     mt_policy_options options = {.deterministic = 1};
     device dev = device_new(need(12), options, (mt_backend_info){.kernels_change = 16});
 
@@ -309,14 +297,13 @@ START_TEST(time_of_a_change_met_late) {
     ck_assert_uint_eq(dev.count, 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* First batches too small to be cut: they are the recording, and the next batch has none taken back. */
 static const struct {
     size_t change, least, first, samples;
 } small_first[] = {{16, 0, 2, 64}, {5, 8, 3, 64}, {40, 16, 7, 64}};
 
-START_TEST(time_of_a_small_first_batch) {
+TEST_LOOP("time", time_of_a_small_first_batch, LENGTH(small_first)) {
     mt_policy_options options = {.deterministic = 1, .min_micro_batch = small_first[_i].least};
     mt_backend_info info = {.kernels_change = small_first[_i].change};
     device dev = device_new(need(200), options, info);
@@ -328,10 +315,9 @@ START_TEST(time_of_a_small_first_batch) {
     check_covers(&dev, small_first[_i].samples);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A small first batch, and then twice that is still below the smallest legal chunk, or leaves less than one. */
-START_TEST(time_of_growth_is_legal) {
+TEST_LOOP("time", time_of_growth_is_legal, 2) {
     static const size_t first[] = {7, 12}, samples[] = {40, 38};
     device dev =
         device_new(need(30), (mt_policy_options){.min_micro_batch = 16}, (mt_backend_info){0});
@@ -345,7 +331,6 @@ START_TEST(time_of_growth_is_legal) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Some chunks, from the n-th of all on, take longer for a reason of the machine's. */
 static struct {
@@ -375,20 +360,18 @@ static void find_the_largest(int normalises, int first, int count, double factor
 }
 
 /* Whichever chunk of the first batches it was. */
-START_TEST(time_of_a_hiccup) {
+TEST_LOOP("time", time_of_a_hiccup, 48) {
     static const double factors[] = {1.2, 1.35};
 
     find_the_largest(_i % 2, _i / 2 % 12 + 1, 1, factors[_i / 24], 8);
 }
-END_TEST
 
 /* The machine is a fifth slower for a while: a larger size that met it has another run, 96 batches later. */
-START_TEST(time_of_a_slow_while) {
+TEST_LOOP("time", time_of_a_slow_while, 96) {
     static const struct { int chunks, batches; } rows[] = {{2, 20}, {4, 130}, {8, 130}, {16, 130}};
 
     find_the_largest(_i % 2, _i / 2 % 12 + 1, rows[_i / 24].chunks, 1.2, rows[_i / 24].batches);
 }
-END_TEST
 
 /* Half of 19 samples, all that fit, are set-up. */
 static double half_set_up(size_t m) {
@@ -396,7 +379,7 @@ static double half_set_up(size_t m) {
 }
 
 /* Beside a size that runs again there are no crumbs: 256 samples are 14 chunks of 19 at the least. */
-START_TEST(time_of_what_is_left) {
+TEST("time", time_of_what_is_left) {
     device dev = device_new(need(19), (mt_policy_options){0}, (mt_backend_info){0});
 
     dev.seconds = half_set_up;
@@ -407,7 +390,6 @@ START_TEST(time_of_what_is_left) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 static double cliff_at_41(size_t m) {
     return 0.020 + 0.001 * (double)m * (m > 40 ? 3 : 1);
@@ -420,7 +402,7 @@ static int is_balanced(const device *dev) {
 }
 
 /* Where batches are of many sizes, chunks that run to be known cost little: beyond the cliff none runs. */
-START_TEST(time_of_varying_batches) {
+TEST("time", time_of_varying_batches) {
     device dev = device_new(need(60), (mt_policy_options){0}, (mt_backend_info){0});
     uint64_t state = 5;
     double took = 0, best = 0;
@@ -438,7 +420,6 @@ START_TEST(time_of_varying_batches) {
     ck_assert_double_le(took, 1.03 * best);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Larger is always better, but to run for the first time costs much: memory that was never touched. */
 static size_t touched;
@@ -451,7 +432,7 @@ static double with_first_touch(size_t m) {
 }
 
 /* A first run of a large chunk that took several batches' time is followed by a second, in the end. */
-START_TEST(time_of_first_touches) {
+TEST("time", time_of_first_touches) {
     device dev = device_new(need(20), (mt_policy_options){0}, (mt_backend_info){0});
 
     touched = 0;
@@ -461,7 +442,6 @@ START_TEST(time_of_first_touches) {
     ck_assert_uint_eq(largest_chunk_of_the_last(&dev, 120, 500, 10), 120);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* From 16 samples on a fifth slower, or nearly twice as slow. */
 static double edge(size_t m) {
@@ -485,7 +465,7 @@ static const struct {
     {steep_edge, {8, 16, 8, 8, 8, 8, 8}, {16, 8, 8, 8, 8, 8, 8}, 3},
 };
 
-START_TEST(time_of_an_edge) {
+TEST_LOOP("time", time_of_an_edge, 2) {
     device dev = device_new(need(200), (mt_policy_options){0},
                             (mt_backend_info){.normalises_over_batch = 1});
 
@@ -500,10 +480,9 @@ START_TEST(time_of_an_edge) {
     check_balanced(&dev.plan, 64, 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* The fastest of those that fit, not the fastest. */
-START_TEST(time_within_memory) {
+TEST("time", time_within_memory) {
     device dev = device_new(need(20), (mt_policy_options){0}, (mt_backend_info){0});
 
     dev.seconds = steady;
@@ -511,9 +490,8 @@ START_TEST(time_within_memory) {
     ck_assert_uint_eq(dev.ooms, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-START_TEST(time_deterministic) {
+TEST("time", time_deterministic) {
     mt_policy_options options = {.deterministic = 1};
     device dev[2];
 
@@ -529,10 +507,9 @@ START_TEST(time_deterministic) {
     mt_policy_free(dev[0].policy);
     mt_policy_free(dev[1].policy);
 }
-END_TEST
 
 /* Nor does a size run again. */
-START_TEST(time_does_not_run_again) {
+TEST_LOOP("time", time_does_not_run_again, 2) {
     mt_policy_options options = {.deterministic = _i == 0};
     device dev = device_new(need(40), options, (mt_backend_info){0});
     int again = 0;
@@ -546,10 +523,9 @@ START_TEST(time_does_not_run_again) {
     ck_assert_int_eq(again == 0, _i == 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Nor while a chunk that did not fit is new: chunks are as few as fit. */
-START_TEST(time_while_memory_is_short) {
+TEST_LOOP("time", time_while_memory_is_short, 2) {
     device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
 
     dev.seconds = steady;
@@ -565,10 +541,9 @@ START_TEST(time_while_memory_is_short) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A single sample may take kernels of its own: it does not run again as a chunk of a larger batch. */
-START_TEST(time_of_one_sample) {
+TEST("time", time_of_one_sample) {
     static const size_t batches[] = {1, 2, 2, 3};
     device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
 
@@ -578,11 +553,10 @@ START_TEST(time_of_one_sample) {
     check_balanced(&dev.plan, 3, 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- room ----------------------------------------------------------------------------------- */
 
-START_TEST(room_shrinks_and_grows) {
+TEST("room", room_shrinks_and_grows) {
     mt_policy_options options = {.deterministic = 1};
     device dev = device_new(need(40), options, (mt_backend_info){0});
 
@@ -600,10 +574,9 @@ START_TEST(room_shrinks_and_grows) {
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_GROWTH);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* More allocated at the start leaves as much less room as a smaller budget. */
-START_TEST(room_is_what_is_left) {
+TEST("room", room_is_what_is_left) {
     mt_policy_options options = {.deterministic = 1};
     device dev = device_new(need(40), options, (mt_backend_info){0});
 
@@ -613,10 +586,9 @@ START_TEST(room_is_what_is_left) {
     check_balanced(&dev.plan, 64, 4);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A plan is as it is for the reason that made it so, until there is another. */
-START_TEST(reasons_stay) {
+TEST("room", reasons_stay) {
     static const struct {
         size_t fits;
         mt_plan_reason reason;
@@ -633,10 +605,9 @@ START_TEST(reasons_stay) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Times are one, of a batch size that had another and of a new one. */
-START_TEST(speed_is_a_reason) {
+TEST("room", speed_is_a_reason) {
     device dev = device_new(need(200), (mt_policy_options){0}, (mt_backend_info){0});
 
     for (int batch = 0; batch < 3; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 96));
@@ -649,9 +620,8 @@ START_TEST(speed_is_a_reason) {
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_THROUGHPUT);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-START_TEST(another_batch_size_is_a_start) {
+TEST("room", another_batch_size_is_a_start) {
     device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
 
     ck_ok(device_batch(&dev, MT_TRAIN, 64));
@@ -660,46 +630,5 @@ START_TEST(another_batch_size_is_a_start) {
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_START);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-static Suite *suite_policy_time(void) {
-    Suite *suite = suite_create("policy_time");
-    TCase *time = suite_case(suite, "time"), *room = suite_case(suite, "room");
-
-    tcase_add_test(time, time_cliff);
-    tcase_add_loop_test(time, time_cliff_where_the_search_ends, 0, 2);
-    tcase_add_loop_test(time, time_cliff_and_more_room, 0, 4);
-    tcase_add_test(time, time_of_too_small_chunks);
-    tcase_add_test(time, time_of_small_chunks_in_an_evaluation);
-    tcase_add_test(time, time_steady);
-    tcase_add_test(time, time_gets_worse);
-    tcase_add_test(time, time_of_small_sizes_is_found_out);
-    tcase_add_test(time, time_shallow);
-    tcase_add_loop_test(time, time_of_the_first_batches, 0, LENGTH(first_chunks));
-    tcase_add_loop_test(time, time_of_the_first_batch, 0, LENGTH(first_batches));
-    tcase_add_loop_test(time, time_of_a_change, 0, LENGTH(changes));
-    tcase_add_test(time, time_of_a_change_met_late);
-    tcase_add_loop_test(time, time_of_a_small_first_batch, 0, LENGTH(small_first));
-    tcase_add_loop_test(time, time_of_growth_is_legal, 0, 2);
-    tcase_add_loop_test(time, time_of_a_hiccup, 0, 48);
-    tcase_add_loop_test(time, time_of_a_slow_while, 0, 96);
-    tcase_add_test(time, time_of_first_touches);
-    tcase_add_test(time, time_of_what_is_left);
-    tcase_add_test(time, time_of_varying_batches);
-    tcase_add_loop_test(time, time_of_an_edge, 0, 2);
-    tcase_add_test(time, time_within_memory);
-    tcase_add_test(time, time_deterministic);
-    tcase_add_loop_test(time, time_does_not_run_again, 0, 2);
-    tcase_add_loop_test(time, time_while_memory_is_short, 0, 2);
-    tcase_add_test(time, time_of_one_sample);
-    tcase_add_test(room, room_shrinks_and_grows);
-    tcase_add_test(room, room_is_what_is_left);
-    tcase_add_test(room, reasons_stay);
-    tcase_add_test(room, speed_is_a_reason);
-    tcase_add_test(room, another_batch_size_is_a_start);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_policy_time());
-}
+SUITE("policy_time")

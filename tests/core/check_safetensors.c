@@ -140,8 +140,8 @@ START_TEST(fetched) {
     ck_status(mt_safetensors_save(path, tensors, 2, &options), MT_EINVAL);
     ck_contains(mt_last_error(), "fetch gave 0 bytes of 'pieces' at byte 0; accepted: 1 to 30");
     options.fetch = NULL;
-    ck_status(mt_safetensors_save(path, tensors, 2, &options), MT_EINVAL);
-    ck_contains(mt_last_error(), "tensor 'pieces': data is NULL and options->fetch too");
+    ck_refused(mt_safetensors_save(path, tensors, 2, &options), MT_EINVAL,
+               "tensor 'pieces': data is NULL and options->fetch too");
 }
 END_TEST
 
@@ -321,10 +321,8 @@ END_TEST
 
 START_TEST(no_file) {
     mt_safetensors *file;
-    ck_status(mt_safetensors_open(path, &file), MT_EIO);
-    ck_contains(mt_last_error(), "No such file");
-    ck_status(mt_safetensors_open(folder, &file), MT_EINVAL);
-    ck_contains(mt_last_error(), "no regular file");
+    ck_refused(mt_safetensors_open(path, &file), MT_EIO, "No such file");
+    ck_refused(mt_safetensors_open(folder, &file), MT_EINVAL, "no regular file");
     ck_assert_int_eq(mkfifo(path, 0600), 0);
     refused("no regular file");
 }
@@ -352,8 +350,8 @@ START_TEST(cut_off_while_open) {
     ck_ok(mt_safetensors_open(path, &file));
     ck_assert_int_eq(truncate(path, (off_t)bytes - 2), 0);
     ck_ok(mt_safetensors_find(file, "one", &index));
-    ck_status(mt_safetensors_read(file, index, 0, data, 120), MT_EIO);
-    ck_contains(mt_last_error(), "it has become shorter since");
+    ck_refused(mt_safetensors_read(file, index, 0, data, 120), MT_EIO,
+               "it has become shorter since");
     mt_safetensors_free(file);
 }
 END_TEST
@@ -421,19 +419,14 @@ START_TEST(wrong_arguments) {
         {{"t", MT_ST_U8, 1, one, 1, NULL}, "data is NULL and options->fetch too"},
     };
     for (int i = 0; i < LENGTH(rows); i++) {
-        ck_status(mt_safetensors_save(path, &rows[i].tensor, 1, NULL), MT_EINVAL);
-        ck_contains(mt_last_error(), rows[i].word);
+        ck_refused(mt_safetensors_save(path, &rows[i].tensor, 1, NULL), MT_EINVAL, rows[i].word);
     }
     const mt_safetensors_tensor twice[] = {good, {"u", MT_ST_F32, 1, one, 4, "xxxx"}, good};
-    ck_status(mt_safetensors_save(path, twice, 3, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "tensor 't' is there twice");
-    ck_status(mt_safetensors_save(NULL, &good, 1, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "path is NULL");
+    ck_refused(mt_safetensors_save(path, twice, 3, NULL), MT_EINVAL, "tensor 't' is there twice");
+    ck_refused(mt_safetensors_save(NULL, &good, 1, NULL), MT_EINVAL, "path is NULL");
     ck_status(mt_safetensors_save("", &good, 1, NULL), MT_EINVAL);
-    ck_status(mt_safetensors_save(path, NULL, 1, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "tensors is NULL");
-    ck_status(mt_safetensors_save(folder, &good, 1, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "is a folder");
+    ck_refused(mt_safetensors_save(path, NULL, 1, NULL), MT_EINVAL, "tensors is NULL");
+    ck_refused(mt_safetensors_save(folder, &good, 1, NULL), MT_EINVAL, "is a folder");
     ck_status(mt_safetensors_save("/dev/full", &good, 1, NULL), MT_EINVAL);
     ck_assert(!is_there(path));
 }
@@ -450,14 +443,12 @@ START_TEST(wrong_metadata) {
     options.metadata_count = 2;
     for (int i = 0; i < LENGTH(rows); i++) {
         options.metadata = rows[i];
-        ck_status(mt_safetensors_save(path, NULL, 0, &options), MT_EINVAL);
-        ck_contains(mt_last_error(), words[i]);
+        ck_refused(mt_safetensors_save(path, NULL, 0, &options), MT_EINVAL, words[i]);
     }
     options.metadata = NULL;
     ck_status(mt_safetensors_save(path, NULL, 0, &options), MT_EINVAL);
     options.size = 0;
-    ck_status(mt_safetensors_save(path, NULL, 0, &options), MT_EINVAL);
-    ck_contains(mt_last_error(), "options->size is not set");
+    ck_refused(mt_safetensors_save(path, NULL, 0, &options), MT_EINVAL, "options->size is not set");
 }
 END_TEST
 
@@ -475,8 +466,7 @@ START_TEST(handles) {
     ck_assert_ptr_null(tensor.name);
     ck_status(mt_safetensors_get(file, 0, NULL), MT_EINVAL);
     ck_status(mt_safetensors_read(file, 1, 0, NULL, 1), MT_EINVAL);
-    ck_status(mt_safetensors_find(file, "three", &index), MT_EINVAL);
-    ck_contains(mt_last_error(), "has no tensor 'three'");
+    ck_refused(mt_safetensors_find(file, "three", &index), MT_EINVAL, "has no tensor 'three'");
     ck_status(mt_safetensors_find(file, NULL, &index), MT_EINVAL);
     ck_status(mt_safetensors_find(file, "one", NULL), MT_EINVAL);
     ck_assert_ptr_null(mt_safetensors_metadata(file, NULL));
@@ -485,8 +475,7 @@ START_TEST(handles) {
     mt_safetensors_free(NULL);
     ck_assert_uint_eq(mt_safetensors_count(file), 0);
     ck_assert_ptr_null(mt_safetensors_metadata(file, "format"));
-    ck_status(mt_safetensors_get(file, 0, &tensor), MT_EINVAL);
-    ck_contains(mt_last_error(), "file is not a live handle");
+    ck_refused(mt_safetensors_get(file, 0, &tensor), MT_EINVAL, "file is not a live handle");
     ck_status(mt_safetensors_read(file, 0, 0, data, 0), MT_EINVAL);
     ck_status(mt_safetensors_find(file, "one", &index), MT_EINVAL);
     ck_assert_str_eq(mt_st_dtype_name((mt_st_dtype)99), "?");

@@ -58,11 +58,10 @@ static const struct {
     {SCHEDULE(MT_SCHEDULE_LINEAR, 0.4, 0, 12, 0, 0, 2, 1), 12, 0},
 };
 
-START_TEST(rates) {
+TEST_LOOP("rates", rates, LENGTH(rows)) {
     double rate = mt_schedule_rate(&rows[_i].schedule, rows[_i].step);
     ck_assert_double_eq_tol(rate, rows[_i].rate, 1e-15 + 1e-14 * rows[_i].rate);
 }
-END_TEST
 
 static const struct {
     mt_schedule schedule;
@@ -82,14 +81,13 @@ static const struct {
     {{2, MT_SCHEDULE_CONSTANT, 0.1, 0, 0, 0, 0, 0, 0}, "size is not set"},
 };
 
-START_TEST(refused) {
+TEST_LOOP("rates", refused, LENGTH(wrong)) {
     ck_assert(isnan(mt_schedule_rate(&wrong[_i].schedule, 1)));
     ck_contains(mt_last_error(), wrong[_i].word);
 }
-END_TEST
 
 /* An older caller's struct ends sooner; what it does not know is as in MT_SCHEDULE_INIT. */
-START_TEST(versions) {
+TEST("rates", versions) {
     mt_schedule schedule = MT_SCHEDULE_INIT;
     ck_assert(mt_schedule_rate(&schedule, 5) == 1e-3);
     schedule.rate = 0.5;
@@ -98,14 +96,5 @@ START_TEST(versions) {
     ck_assert(mt_schedule_rate(&schedule, 5) == 0.5);
     ck_assert(isnan(mt_schedule_rate(NULL, 5)));
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("schedule");
-    TCase *cases = suite_case(suite, "rates");
-
-    tcase_add_loop_test(cases, rates, 0, LENGTH(rows));
-    tcase_add_loop_test(cases, refused, 0, LENGTH(wrong));
-    tcase_add_test(cases, versions);
-    return suite_run(suite);
-}
+SUITE("schedule")

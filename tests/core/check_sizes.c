@@ -62,24 +62,22 @@ static const struct {
      4},
 };
 
-START_TEST(runs_are_measured) {
+TEST_LOOP("runs", runs_are_measured, LENGTH(measured)) {
     mt__sizes sizes = sizes_of(measured[_i].runs, 1);
 
     ck_assert_double_eq_tol(mt__sizes_measured(&sizes, 8), measured[_i].of_8, 1e-12);
     ck_assert_double_eq(mt__sizes_measured(&sizes, 7), 0);
 }
-END_TEST
 
-START_TEST(no_samples_are_no_size) {
+TEST("runs", no_samples_are_no_size) {
     mt__sizes sizes = {.count = 0};
 
     mt__sizes_note(&sizes, 0, 1);
     ck_assert_uint_eq(sizes.count, 0);
 }
-END_TEST
 
 /* Whatever the order, sizes ascend; where there is no place for another, the one that did not run for longest is forgotten. */
-START_TEST(a_full_table) {
+TEST_LOOP("runs", a_full_table, 3) {
     mt__sizes sizes = {.count = 0};
 
     for (size_t i = 1; i <= MT__SIZES; i++) {
@@ -96,7 +94,6 @@ START_TEST(a_full_table) {
     ck_assert_double_eq(mt__sizes_measured(&sizes, 104), 1);
     ck_assert_double_eq(mt__sizes_measured(&sizes, 50 + 100 * (size_t)_i), 2);
 }
-END_TEST
 
 /* ---- what is expected --------------------------------------------------------------------------- */
 
@@ -118,14 +115,13 @@ static const struct {
     {{{1, 8, 1}, {1, 16, 3}}, 1, 32, 1, 6},
 };
 
-START_TEST(seconds_of_batches) {
+TEST_LOOP("runs", seconds_of_batches, LENGTH(batches)) {
     mt__sizes sizes = sizes_of(batches[_i].runs, batches[_i].batches);
 
     ck_assert_double_eq_tol(
         mt__sizes_batch_seconds(&sizes, batches[_i].samples, batches[_i].chunks),
         batches[_i].expected, 1e-12);
 }
-END_TEST
 
 /* Larger chunks than any that ran, at best. */
 static const struct {
@@ -141,13 +137,12 @@ static const struct {
     {{{1, 4, 1.1}, {1, 8, 1}}, 16, 1}, /* no less than a smaller one */
 };
 
-START_TEST(seconds_at_best) {
+TEST_LOOP("runs", seconds_at_best, LENGTH(at_best)) {
     mt__sizes sizes = sizes_of(at_best[_i].runs, 1);
 
     ck_assert_double_eq_tol(mt__sizes_at_best(&sizes, at_best[_i].samples), at_best[_i].expected,
                             1e-12);
 }
-END_TEST
 
 /* ---- the next size ------------------------------------------------------------------------------ */
 
@@ -245,13 +240,12 @@ static const struct {
      0},
 };
 
-START_TEST(the_next_size) {
+TEST_LOOP("choice", the_next_size, LENGTH(nexts)) {
     mt__sizes sizes = sizes_of(nexts[_i].runs, nexts[_i].batches);
 
     ck_assert_uint_eq(mt__sizes_next(&sizes, &nexts[_i].bounds, nexts[_i].rest, nexts[_i].last),
                       nexts[_i].next);
 }
-END_TEST
 
 /* ---- the fastest -------------------------------------------------------------------------------- */
 
@@ -275,28 +269,11 @@ static const struct {
     {{{1, 32, 4}, {1, 64, 9}}, {4, 40, 1, 64, 0}, 64, 2},
 };
 
-START_TEST(the_fastest) {
+TEST_LOOP("choice", the_fastest, LENGTH(fastests)) {
     mt__sizes sizes = sizes_of(fastests[_i].runs, 1);
 
     ck_assert_uint_eq(mt__sizes_fastest(&sizes, &fastests[_i].bounds, fastests[_i].samples),
                       fastests[_i].chunks);
 }
-END_TEST
 
-static Suite *suite_sizes(void) {
-    Suite *suite = suite_create("sizes");
-    TCase *runs = suite_case(suite, "runs"), *choice = suite_case(suite, "choice");
-
-    tcase_add_loop_test(runs, runs_are_measured, 0, LENGTH(measured));
-    tcase_add_test(runs, no_samples_are_no_size);
-    tcase_add_loop_test(runs, a_full_table, 0, 3);
-    tcase_add_loop_test(runs, seconds_of_batches, 0, LENGTH(batches));
-    tcase_add_loop_test(runs, seconds_at_best, 0, LENGTH(at_best));
-    tcase_add_loop_test(choice, the_next_size, 0, LENGTH(nexts));
-    tcase_add_loop_test(choice, the_fastest, 0, LENGTH(fastests));
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_sizes());
-}
+SUITE("sizes")

@@ -438,7 +438,7 @@ static const struct {
      {32, 1, 1, 0, 0, 0}},
 };
 
-START_TEST(batches_are_split) {
+TEST_LOOP("rules", batches_are_split, LENGTH(rows)) {
     mt__facts f = rows[_i].facts;
     mt__kind *k = kind_of(&rows[_i].known);
 
@@ -455,9 +455,8 @@ START_TEST(batches_are_split) {
                   s.alone, s.discard, s.starts_over);
     mt__kind_free(k);
 }
-END_TEST
 
-START_TEST(the_smallest_legal_split) {
+TEST("rules", the_smallest_legal_split) {
     static const struct {
         size_t samples, least, largest;
     } cases[] = {{11, 6, 11}, {12, 6, 6}, {13, 6, 7}, {5, 6, 5}, {5, 0, 1}};
@@ -465,17 +464,5 @@ START_TEST(the_smallest_legal_split) {
     for (int i = 0; i < LENGTH(cases); i++)
         ck_assert_uint_eq(mt__attainable(cases[i].samples, cases[i].least), cases[i].largest);
 }
-END_TEST
 
-static Suite *suite_split(void) {
-    Suite *suite = suite_create("split");
-    TCase *rules = suite_case(suite, "rules");
-
-    tcase_add_loop_test(rules, batches_are_split, 0, LENGTH(rows));
-    tcase_add_test(rules, the_smallest_legal_split);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_split());
-}
+SUITE("split")

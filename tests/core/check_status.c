@@ -13,11 +13,10 @@
 
 /* ---- version, names, texts ------------------------------------------------------------------ */
 
-START_TEST(version) {
+TEST("codes", version) {
     ck_assert_int_eq(mt_version_number(), MT_VERSION_NUMBER);
     ck_assert_str_eq(mt_version_string(), MT_VERSION_STRING);
 }
-END_TEST
 
 static const struct {
     mt_status status;
@@ -30,29 +29,26 @@ static const struct {
 #undef STATUS_ROW
 };
 
-START_TEST(status_row) {
+TEST_LOOP("codes", status_row, LENGTH(statuses)) {
     ck_assert_int_eq((int)statuses[_i].status, statuses[_i].value);
     ck_assert_str_eq(mt_status_name(statuses[_i].status), statuses[_i].name);
     ck_assert_str_eq(mt_status_text(statuses[_i].status), statuses[_i].text);
     for (int j = 0; j < _i; j++) ck_assert_int_ne(statuses[j].value, statuses[_i].value);
 }
-END_TEST
 
-START_TEST(status_unknown) {
+TEST("codes", status_unknown) {
     ck_assert_str_eq(mt_status_name((mt_status)-77), "MT_?");
     ck_assert_str_eq(mt_status_name((mt_status)1), "MT_?");
     ck_assert_ptr_nonnull(mt_status_text((mt_status)-77));
 }
-END_TEST
 
 /* ---- the error line ------------------------------------------------------------------------- */
 
-START_TEST(error_empty_at_start) {
+TEST("error", error_empty_at_start) {
     ck_assert_str_eq(mt_last_error(), "");
 }
-END_TEST
 
-START_TEST(error_is_set) {
+TEST("error", error_is_set) {
     mt_status status = mt_set_error(MT_EIO, "cannot read '%s', %d", "a.txt", 7);
 
     ck_assert_int_eq(status, MT_EIO);
@@ -60,10 +56,9 @@ START_TEST(error_is_set) {
     mt_set_error(MT_EUSER, "other");
     ck_assert_str_eq(mt_last_error(), "other");
 }
-END_TEST
 
 /* Lengths around the limit of 511 bytes. */
-START_TEST(error_is_cut) {
+TEST_LOOP("error", error_is_cut, 6) {
     static const size_t lengths[] = {1, 510, 511, 512, 513, 5000};
     size_t length = lengths[_i];
     char *text = malloc(length + 1);
@@ -75,23 +70,20 @@ START_TEST(error_is_cut) {
     ck_assert_int_eq(strstr(mt_last_error(), "x...") != NULL, length > 511);
     free(text);
 }
-END_TEST
 
-START_TEST(error_may_quote_itself) {
+TEST("error", error_may_quote_itself) {
     mt_set_error(MT_EIO, "disk full");
     mt_set_error(MT_EIO, "step 3: %s", mt_last_error());
     ck_assert_str_eq(mt_last_error(), "step 3: disk full");
 }
-END_TEST
 
-START_TEST(success_keeps_the_error) {
+TEST("error", success_keeps_the_error) {
     size_t bytes;
 
     mt_set_error(MT_EIO, "before");
     ck_ok(mt_parse_size("1KiB", 0, &bytes));
     ck_assert_str_eq(mt_last_error(), "before");
 }
-END_TEST
 
 static void *error_thread(void *seen) {
     strcpy(seen, mt_last_error());
@@ -99,7 +91,7 @@ static void *error_thread(void *seen) {
     return NULL;
 }
 
-START_TEST(error_per_thread) {
+TEST("error", error_per_thread) {
     char seen[600] = "not run";
     pthread_t thread;
 
@@ -109,7 +101,6 @@ START_TEST(error_per_thread) {
     ck_assert_str_eq(seen, "");
     ck_assert_str_eq(mt_last_error(), "mine");
 }
-END_TEST
 
 /* ---- log ------------------------------------------------------------------------------------ */
 
@@ -124,7 +115,7 @@ static void log_keep(void *user, mt_log_level level, const char *text) {
     log_lines++;
 }
 
-START_TEST(log_reaches_the_function) {
+TEST("error", log_reaches_the_function) {
     mt_log(MT_LOG_WARNING, "dropped");
     mt_set_log(log_keep, &log_lines);
     mt_log(MT_LOG_INFO, "%d of %s", 3, "four");
@@ -137,10 +128,9 @@ START_TEST(log_reaches_the_function) {
     mt_log(MT_LOG_WARNING, "dropped");
     ck_assert_int_eq(log_lines, 2);
 }
-END_TEST
 
 /* A line that is none. */
-START_TEST(no_format) {
+TEST("error", no_format) {
     /* Called by pointers that do not say what they take, or a compiler would refuse it. */
     mt_status (*set_error)(mt_status, const char *, ...) = mt_set_error;
     void (*log_line)(mt_log_level, const char *, ...) = mt_log;
@@ -153,7 +143,6 @@ START_TEST(no_format) {
     ck_assert_int_eq(log_lines, 0);
     mt_set_log(NULL, NULL);
 }
-END_TEST
 
 /* ---- the host allocator --------------------------------------------------------------------- */
 
@@ -174,16 +163,15 @@ static mt_status record_program(mt_recording *recording, size_t samples) {
     return status;
 }
 
-START_TEST(allocator_all_or_none) {
+TEST("host", allocator_all_or_none) {
     ck_status(mt_set_allocator(malloc, NULL, NULL), MT_EINVAL);
     ck_status(mt_set_allocator(NULL, realloc, free), MT_EINVAL);
     ck_status(mt_set_allocator(malloc, realloc, NULL), MT_EINVAL);
     ck_ok(mt_set_allocator(NULL, NULL, NULL));
     ck_ok(counting_install());
 }
-END_TEST
 
-START_TEST(allocator_is_used) {
+TEST("host", allocator_is_used) {
     mt_recording *recording;
 
     ck_ok(counting_install());
@@ -192,7 +180,6 @@ START_TEST(allocator_is_used) {
     mt_recording_free(recording);
     ck_assert_uint_eq(counting_live(), 0);
 }
-END_TEST
 
 static const struct {
     size_t count, size;
@@ -202,7 +189,7 @@ static const struct {
 };
 
 /* Products that do not overflow, of new blocks and of others; a block that cannot grow stays. */
-START_TEST(requests_of_many) {
+TEST_LOOP("host", requests_of_many, LENGTH(requests)) {
     size_t count = requests[_i].count, size = requests[_i].size;
     char *block = mt__alloc(count, size), *old = mt__alloc(1, 1), *grown;
 
@@ -215,16 +202,14 @@ START_TEST(requests_of_many) {
     ck_assert_int_eq(grown ? *grown : *old, 'x');
     mt__free(grown ? grown : old);
 }
-END_TEST
 
-START_TEST(allocator_too_late) {
+TEST("host", allocator_too_late) {
     mt_recording *recording;
 
     ck_ok(mt_recording_new(&recording));
     ck_status(counting_install(), MT_ESTATE);
     mt_recording_free(recording);
 }
-END_TEST
 
 /* Makes, and frees again, one object of each kind; the index chooses the kind. */
 static mt_status make_recording(void) {
@@ -317,7 +302,7 @@ static void makers_prepare(void) {
  * Fails allocation n for n = 1, 2, ... until none is left to fail. Making an object must then say
  * MT_ENOMEM; steps may do without (a recording is given up). Nothing may be left over.
  */
-START_TEST(host_memory_runs_out) {
+TEST_LOOP("host", host_memory_runs_out, LENGTH(makers)) {
     size_t n, live;
     mt_status status = MT_ENOMEM;
 
@@ -338,10 +323,9 @@ START_TEST(host_memory_runs_out) {
     mt_recording_free(given_large);
     ck_assert_uint_eq(counting_live(), 0);
 }
-END_TEST
 
 /* The same with every allocation from the n-th on. */
-START_TEST(host_memory_stays_out) {
+TEST_LOOP("host", host_memory_stays_out, LENGTH(makers)) {
     size_t n, live;
     mt_status status = MT_ENOMEM;
 
@@ -358,7 +342,6 @@ START_TEST(host_memory_stays_out) {
     mt_recording_free(given_small);
     mt_recording_free(given_large);
 }
-END_TEST
 
 /* ---- NULL and other impossible arguments ---------------------------------------------------- */
 
@@ -370,7 +353,7 @@ END_TEST
         ck_contains(mt_last_error(), word);                                                        \
     } while (0)
 
-START_TEST(null_status) {
+TEST("null", null_status) {
     size_t bytes;
     mt_host_memory memory = {0};
 
@@ -381,9 +364,8 @@ START_TEST(null_status) {
     (void)mt_format_size(1, NULL, 0);
     (void)mt_format_size(1, NULL, 10);
 }
-END_TEST
 
-START_TEST(null_recording) {
+TEST("null", null_recording) {
     mt_recording *recording;
     int block;
 
@@ -399,9 +381,8 @@ START_TEST(null_recording) {
     mt_recording_free(recording);
     mt_recording_free(NULL);
 }
-END_TEST
 
-START_TEST(null_model) {
+TEST("null", null_model) {
     mt_memory_model *model;
     mt_recording *recording;
 
@@ -417,9 +398,8 @@ START_TEST(null_model) {
     ck_assert_uint_eq(mt_memory_model_largest(NULL, 1000), 0);
     mt_recording_free(recording);
 }
-END_TEST
 
-START_TEST(null_plan) {
+TEST("null", null_plan) {
     mt_plan plan;
 
     ck_assert_uint_eq(mt_plan_chunks(NULL), 0);
@@ -432,9 +412,8 @@ START_TEST(null_plan) {
     ck_assert_ptr_nonnull(mt_phase_name((mt_phase)99));
     ck_assert_ptr_nonnull(mt_clear_reason_name((mt_clear_reason)99));
 }
-END_TEST
 
-START_TEST(null_policy) {
+TEST("null", null_policy) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
     mt_memory memory = {.size = sizeof(memory)};
     mt_chunk_result result = {.size = sizeof(result)};
@@ -477,10 +456,9 @@ START_TEST(null_policy) {
     mt_policy_free(policy);
     mt_policy_free(NULL);
 }
-END_TEST
 
 /* A field of the policy's options that makes no sense is named. */
-START_TEST(policy_options_refused) {
+TEST("null", policy_options_refused) {
     static const struct {
         mt_policy_options options;
         const char *word;
@@ -499,9 +477,8 @@ START_TEST(policy_options_refused) {
         ck_assert_ptr_null(policy);
     }
 }
-END_TEST
 
-START_TEST(null_trainer_new) {
+TEST("null", null_trainer_new) {
     static const char *const words[] = {"memory", "begin", "accumulate", "rollback", "apply"};
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
     mt_backend seam;
@@ -526,7 +503,6 @@ START_TEST(null_trainer_new) {
     seam.size = 0;
     refuses(mt_trainer_new(&seam, NULL, &trainer), "size");
 }
-END_TEST
 
 static mt_trainer *new_trainer(void) {
     mt_backend seam = fake_seam(&fake);
@@ -536,7 +512,7 @@ static mt_trainer *new_trainer(void) {
     return trainer;
 }
 
-START_TEST(null_trainer) {
+TEST("null", null_trainer) {
     mt_batch batch = {sizeof(batch), NULL, 4, 1}, none = MT_BATCH_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
     size_t chunks[2] = {2, 0};
@@ -571,10 +547,9 @@ START_TEST(null_trainer) {
     mt_trainer_free(trainer);
     mt_trainer_free(NULL);
 }
-END_TEST
 
 /* A report or batch whose size was not set is refused before anything happens. */
-START_TEST(size_not_set) {
+TEST("null", size_not_set) {
     mt_batch batch = {sizeof(batch), NULL, 4, 1};
     mt_step_report step = {0};
     mt_eval_report eval = {0};
@@ -597,11 +572,10 @@ START_TEST(size_not_set) {
     ck_assert_uint_eq(fake_hash(&fake), before);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* ---- stale handles -------------------------------------------------------------------------- */
 
-START_TEST(stale_recording) {
+TEST("stale", stale_recording) {
     mt_recording *recording;
     mt_memory_model *model;
 
@@ -618,9 +592,8 @@ START_TEST(stale_recording) {
     refuses(mt_memory_model_new(recording, NULL, &model), "small");
     mt_recording_free(recording);
 }
-END_TEST
 
-START_TEST(stale_policy) {
+TEST("stale", stale_policy) {
     mt_memory memory = {.size = sizeof(memory)};
     mt_chunk_result result = {.size = sizeof(result)};
     mt_plan plan;
@@ -633,9 +606,8 @@ START_TEST(stale_policy) {
     ck_assert_ptr_null(mt_policy_recording(policy, MT_TRAIN, 4));
     mt_policy_free(policy);
 }
-END_TEST
 
-START_TEST(stale_trainer) {
+TEST("stale", stale_trainer) {
     mt_batch batch = {sizeof(batch), NULL, 4, 1};
     mt_trainer *trainer;
 
@@ -648,10 +620,9 @@ START_TEST(stale_trainer) {
     ck_assert_ptr_null(mt_trainer_policy(trainer));
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* Thousands of handles alive at once, freed in another order; none is mistaken for another. */
-START_TEST(many_handles) {
+TEST("stale", many_handles) {
     enum { HANDLES = 3000 };
     static mt_recording *handles[HANDLES];
 
@@ -663,10 +634,9 @@ START_TEST(many_handles) {
     for (int i = HANDLES; i-- > 0;) mt_recording_free(handles[i]);
     for (int i = 0; i < HANDLES; i++) refuses(mt_recording_start(handles[i], 1), "recording");
 }
-END_TEST
 
 /* A handle of another kind is no handle either. */
-START_TEST(foreign_handle) {
+TEST("stale", foreign_handle) {
     mt_batch batch = {sizeof(batch), NULL, 4, 1};
     mt_policy *policy;
 
@@ -675,48 +645,5 @@ START_TEST(foreign_handle) {
     refuses(mt_recording_start((mt_recording *)(void *)policy, 2), "recording");
     mt_policy_free(policy);
 }
-END_TEST
 
-static Suite *suite_status(void) {
-    Suite *suite = suite_create("status");
-    TCase *codes = suite_case(suite, "codes"), *error = suite_case(suite, "error"),
-          *host = suite_case(suite, "host"), *null = suite_case(suite, "null"),
-          *stale = suite_case(suite, "stale");
-
-    tcase_add_test(codes, version);
-    tcase_add_loop_test(codes, status_row, 0, LENGTH(statuses));
-    tcase_add_test(codes, status_unknown);
-    tcase_add_test(error, error_empty_at_start);
-    tcase_add_test(error, error_is_set);
-    tcase_add_loop_test(error, error_is_cut, 0, 6);
-    tcase_add_test(error, error_may_quote_itself);
-    tcase_add_test(error, success_keeps_the_error);
-    tcase_add_test(error, error_per_thread);
-    tcase_add_test(error, log_reaches_the_function);
-    tcase_add_test(error, no_format);
-    tcase_add_test(host, allocator_all_or_none);
-    tcase_add_test(host, allocator_is_used);
-    tcase_add_test(host, allocator_too_late);
-    tcase_add_loop_test(host, requests_of_many, 0, LENGTH(requests));
-    tcase_add_loop_test(host, host_memory_runs_out, 0, LENGTH(makers));
-    tcase_add_loop_test(host, host_memory_stays_out, 0, LENGTH(makers));
-    tcase_add_test(null, null_status);
-    tcase_add_test(null, null_recording);
-    tcase_add_test(null, null_model);
-    tcase_add_test(null, null_plan);
-    tcase_add_test(null, null_policy);
-    tcase_add_test(null, policy_options_refused);
-    tcase_add_test(null, null_trainer_new);
-    tcase_add_test(null, null_trainer);
-    tcase_add_test(null, size_not_set);
-    tcase_add_test(stale, stale_recording);
-    tcase_add_test(stale, stale_policy);
-    tcase_add_test(stale, stale_trainer);
-    tcase_add_test(stale, many_handles);
-    tcase_add_test(stale, foreign_handle);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_status());
-}
+SUITE("status")

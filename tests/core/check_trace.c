@@ -221,7 +221,7 @@ static int has_type(const json_t *value, char type) {
     }
 }
 
-START_TEST(keys_and_types) {
+TEST_LOOP("shape", keys_and_types, LENGTH(keys)) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     size_t seen = 0;
 
@@ -235,10 +235,9 @@ START_TEST(keys_and_types) {
     ck_assert_msg(seen > 0, "no line of event '%s'", keys[_i].event);
     forget();
 }
-END_TEST
 
 /* The rate of an update, and none of a step that made no update. */
-START_TEST(rates_of_updates) {
+TEST("shape", rates_of_updates) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     size_t skipped = 0, updated = 0;
 
@@ -255,7 +254,6 @@ START_TEST(rates_of_updates) {
     ck_assert(skipped > 0 && updated > 0);
     forget();
 }
-END_TEST
 
 static int is_word(const char *word, const char *words) {
     const char *at = strstr(words, word);
@@ -264,7 +262,7 @@ static int is_word(const char *word, const char *words) {
            (at[strlen(word)] == '|' || at[strlen(word)] == '\0');
 }
 
-START_TEST(words_are_known) {
+TEST("shape", words_are_known) {
     mt_run_report run = MT_RUN_REPORT_INIT;
 
     eventful_run(&run);
@@ -283,7 +281,6 @@ START_TEST(words_are_known) {
     }
     forget();
 }
-END_TEST
 
 /* ---- what the lines say ---------------------------------------------------------------------- */
 
@@ -292,7 +289,7 @@ static int has_word(size_t i, const char *event, const char *key, const char *wo
 }
 
 /* What happens between steps, in an evaluation or after an epoch, is no part of the step to come. */
-START_TEST(events_tell_their_step) {
+TEST("content", events_tell_their_step) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     uint64_t done = 0;
     size_t between = 0, evaluations = 0;
@@ -317,9 +314,8 @@ START_TEST(events_tell_their_step) {
     ck_assert_uint_ge(between, evaluations + 2);
     forget();
 }
-END_TEST
 
-START_TEST(lines_agree_with_the_reports) {
+TEST("content", lines_agree_with_the_reports) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     const json_t *end;
     size_t samples = 0;
@@ -353,9 +349,8 @@ START_TEST(lines_agree_with_the_reports) {
     ck_assert(json_is_true(json_object_get(line_of("step", 3), "skipped")));
     forget();
 }
-END_TEST
 
-START_TEST(first_line) {
+TEST("content", first_line) {
     fake_options options = fake_defaults;
     mt_trainer *trainer = traced(&options, NULL, NULL);
     const json_t *run = line_of("run", 0);
@@ -369,10 +364,9 @@ START_TEST(first_line) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 /* A seed above what a signed integer holds: many parsers refuse the whole line. */
-START_TEST(large_seed) {
+TEST("content", large_seed) {
     mt_trainer *trainer;
 
     seed = UINT64_MAX;
@@ -382,7 +376,6 @@ START_TEST(large_seed) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 /* ---- replay --------------------------------------------------------------------------------- */
 
@@ -398,7 +391,7 @@ static void replay_step(mt_trainer *trainer, const json_t *line) {
     ck_ok(mt_trainer_step(trainer, &batch, NULL));
 }
 
-START_TEST(replay) {
+TEST("content", replay) {
     mt_run_report run = MT_RUN_REPORT_INIT, again = MT_RUN_REPORT_INIT;
     fake_options options = eventful_options();
     mt_trainer *trainer;
@@ -418,7 +411,6 @@ START_TEST(replay) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 /* ---- awkward values -------------------------------------------------------------------------- */
 
@@ -436,7 +428,7 @@ static mt_status describe_awkward(void *self, mt_backend_info *out) {
     return MT_OK;
 }
 
-START_TEST(strings_are_escaped) {
+TEST("awkward", strings_are_escaped) {
     const json_t *metrics;
     mt_batch batch = {sizeof(batch), NULL, 8, 1};
     mt_backend seam;
@@ -457,7 +449,6 @@ START_TEST(strings_are_escaped) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 static mt_backend inner;
 static double bad_value;
@@ -472,7 +463,7 @@ static mt_status accumulate_bad(void *self, size_t first, size_t count, double w
 }
 
 /* JSON has no number for them. */
-START_TEST(not_finite) {
+TEST_LOOP("awkward", not_finite, 3) {
     const double values[] = {NAN, INFINITY, -INFINITY};
     mt_batch batch = {sizeof(batch), NULL, 8, 1};
     mt_backend seam;
@@ -490,10 +481,9 @@ START_TEST(not_finite) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 /* Numbers are read back to the bit, whatever the locale calls a decimal point. */
-START_TEST(numbers_to_the_bit) {
+TEST_LOOP("awkward", numbers_to_the_bit, 3) {
     static const char *const locales[] = {"C", LOCALE_COMMA, LOCALE_ARABIC};
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_batch batch = {sizeof(batch), NULL, 8, 1};
@@ -514,10 +504,9 @@ START_TEST(numbers_to_the_bit) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 /* Lists of a thousand chunks, chosen and given. */
-START_TEST(long_lists) {
+TEST("awkward", long_lists) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_batch batch = {sizeof(batch), NULL, 1000, 1};
     size_t ones[1000], plans = 0;
@@ -542,10 +531,9 @@ START_TEST(long_lists) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 /* A step that never went through has no step line, but its ooms are told. */
-START_TEST(failed_step) {
+TEST("content", failed_step) {
     fake_options options = fake_defaults;
     mt_batch batch = {sizeof(batch), NULL, 8, 1};
     mt_trainer *trainer;
@@ -562,7 +550,6 @@ START_TEST(failed_step) {
     mt_trainer_free(trainer);
     forget();
 }
-END_TEST
 
 static int is_planned(const json_t *plan, uint64_t chunk) {
     const json_t *chunks = json_object_get(plan, "chunks");
@@ -573,7 +560,7 @@ static int is_planned(const json_t *plan, uint64_t chunk) {
 }
 
 /* What ran out of memory is a chunk of the plan before it, though that was still open: each request fails in turn. */
-START_TEST(ooms_are_of_plans) {
+TEST("content", ooms_are_of_plans) {
     fake_options options = fake_fits(&fake_train_program, 13);
     size_t ooms = 0;
 
@@ -599,30 +586,5 @@ START_TEST(ooms_are_of_plans) {
     }
     ck_assert_uint_gt(ooms, 10);
 }
-END_TEST
 
-static Suite *suite_trace(void) {
-    Suite *suite = suite_create("trace");
-    TCase *shape = suite_case(suite, "shape"), *content = suite_case(suite, "content"),
-          *awkward = suite_case(suite, "awkward");
-
-    tcase_add_loop_test(shape, keys_and_types, 0, LENGTH(keys));
-    tcase_add_test(shape, rates_of_updates);
-    tcase_add_test(shape, words_are_known);
-    tcase_add_test(content, lines_agree_with_the_reports);
-    tcase_add_test(content, events_tell_their_step);
-    tcase_add_test(content, first_line);
-    tcase_add_test(content, large_seed);
-    tcase_add_test(content, replay);
-    tcase_add_test(content, failed_step);
-    tcase_add_test(content, ooms_are_of_plans);
-    tcase_add_test(awkward, strings_are_escaped);
-    tcase_add_loop_test(awkward, not_finite, 0, 3);
-    tcase_add_loop_test(awkward, numbers_to_the_bit, 0, 3);
-    tcase_add_test(awkward, long_lists);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trace());
-}
+SUITE("trace")

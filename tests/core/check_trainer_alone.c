@@ -110,7 +110,7 @@ static const struct {
     {"normalising", 0, {.normalises_over_batch = 1}, {0}, "hold begin accumulate(0+64) apply"},
 };
 
-START_TEST(room_for_it_alone) {
+TEST_LOOP("when", room_for_it_alone, LENGTH(rooms)) {
     fake_options options = holding(room_for(BATCH) + (size_t)rooms[_i].more);
     mt_policy_options policy = rooms[_i].policy;
     mt_trainer *trainer;
@@ -129,7 +129,6 @@ START_TEST(room_for_it_alone) {
         ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
     done(trainer);
 }
-END_TEST
 
 /* Chunks that are faster are taken where they are: memory that is given back gains nothing then. */
 static double cliff(size_t samples) {
@@ -145,7 +144,7 @@ static const struct {
     int holding;
 } speeds[] = {{cliff, 1}, {no_cliff, 0}};
 
-START_TEST(the_fastest_that_fits) {
+TEST_LOOP("when", the_fastest_that_fits, LENGTH(speeds)) {
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -157,10 +156,9 @@ START_TEST(the_fastest_that_fits) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* Sizes grow step by step to the largest that fits beside gradients; only then is it the whole batch. */
-START_TEST(not_at_once) {
+TEST("when", not_at_once) {
     static const size_t chunks[] = {5, 4, 3, 1, 1};
     fake_options options = holding(room_for(BATCH));
     mt_trainer *trainer;
@@ -173,10 +171,9 @@ START_TEST(not_at_once) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* No cut is legal, and the whole batch does not fit beside gradients: known before it is tried. */
-START_TEST(no_other_way) {
+TEST_LOOP("when", no_other_way, 2) {
     fake_options options = holding(room_for(4 * BATCH));
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -194,12 +191,11 @@ START_TEST(no_other_way) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* ---- and back --------------------------------------------------------------------------------- */
 
 /* What needs parts takes the memory again; what does not leaves it where it is. */
-START_TEST(there_and_back) {
+TEST("and back", there_and_back) {
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = by_memory();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -223,13 +219,12 @@ START_TEST(there_and_back) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /*
  * Also where there is room for the gradients of a sum, one chunk is faster without: from the second batch in a row on that
  * is one, so that nothing goes to and fro where every other batch is cut.
  */
-START_TEST(whole_twice) {
+TEST("and back", whole_twice) {
     fake_options options = holding(room_for(BATCH) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_memory();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -246,7 +241,6 @@ START_TEST(whole_twice) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* Of larger batches: a chunk's gradients need as much as the samples that two recordings take. */
 static const fake_allocation flat_allocations[] = {{1000, 100, FAKE_AT_END}};
@@ -259,7 +253,7 @@ static size_t beside(size_t samples) {
 }
 
 /* What is left of a first batch has the gradients of its recordings to add to. */
-START_TEST(a_step_has_begun) {
+TEST("and back", a_step_has_begun) {
     fake_options options = holding(0);
     mt_trainer *trainer;
 
@@ -275,10 +269,9 @@ START_TEST(a_step_has_begun) {
     check_log("hold begin accumulate(0+64) apply");
     done(trainer);
 }
-END_TEST
 
 /* So has what is left after a chunk that failed: it would fit alone, but finished chunks stay. */
-START_TEST(what_is_left_of_a_step) {
+TEST("and back", what_is_left_of_a_step) {
     fake_options options = holding(room_for(BATCH / 2) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_memory();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -291,10 +284,9 @@ START_TEST(what_is_left_of_a_step) {
               "accumulate(48+16) apply");
     done(trainer);
 }
-END_TEST
 
 /* Kernels of larger chunks run once beside gradients that are held, whatever the batch needs alone. */
-START_TEST(other_kernels_come_first) {
+TEST("and back", other_kernels_come_first) {
     fake_options options = holding(0);
     mt_policy_options policy = by_memory();
     mt_trainer *trainer;
@@ -312,10 +304,9 @@ START_TEST(other_kernels_come_first) {
     check_log("begin accumulate(0+64) apply");
     done(trainer);
 }
-END_TEST
 
 /* Where they have no room beside gradients that are held, no chunk of them comes before the batch alone. */
-START_TEST(other_kernels_have_no_room) {
+TEST("and back", other_kernels_have_no_room) {
     fake_options options = holding(0);
     mt_policy_options policy = by_memory();
     mt_trainer *trainer;
@@ -334,10 +325,9 @@ START_TEST(other_kernels_have_no_room) {
     check_log("begin accumulate(0+64) apply");
     done(trainer);
 }
-END_TEST
 
 /* Where no chunk fits beside gradients that are held nothing comes first. */
-START_TEST(nothing_else_fits) {
+TEST("and back", nothing_else_fits) {
     static const fake_allocation hardly_growing[] = {{1000, 10, FAKE_AT_END}};
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = by_memory();
@@ -356,10 +346,9 @@ START_TEST(nothing_else_fits) {
     check_log("hold begin accumulate(0+64) apply");
     done(trainer);
 }
-END_TEST
 
 /* Without a budget there is room beside them too, which is no reason to take the memory again. */
-START_TEST(no_budget_is_told) {
+TEST("and back", no_budget_is_told) {
     mt_trainer *trainer = alone();
 
     fake.options.budget_bytes = 0;
@@ -368,10 +357,9 @@ START_TEST(no_budget_is_told) {
     ck_assert_int_eq(fake.holding, 0);
     done(trainer);
 }
-END_TEST
 
 /* What a batch needs alone is not known where recordings do not tell of gradients: it is not tried. */
-START_TEST(gradients_are_not_told) {
+TEST("and back", gradients_are_not_told) {
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = by_memory();
     mt_trainer *trainer;
@@ -385,9 +373,8 @@ START_TEST(gradients_are_not_told) {
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
     done(trainer);
 }
-END_TEST
 
-START_TEST(evaluation_in_between) {
+TEST("and back", evaluation_in_between) {
     mt_trainer *trainer = alone();
 
     evaluate(trainer, 20, 3);
@@ -396,10 +383,9 @@ START_TEST(evaluation_in_between) {
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
     done(trainer);
 }
-END_TEST
 
 /* A replay may cut as it likes. */
-START_TEST(chunks_are_given) {
+TEST("and back", chunks_are_given) {
     static const size_t chunks[] = {30, 30};
     mt_trainer *trainer = alone();
 
@@ -408,10 +394,9 @@ START_TEST(chunks_are_given) {
     check_log("hold(0+1) begin accumulate(0+30) accumulate(30+30) apply");
     done(trainer);
 }
-END_TEST
 
 /* A whole batch that is given goes without them where it does not fit else, and leaves them where they are. */
-START_TEST(a_whole_batch_is_given) {
+TEST("and back", a_whole_batch_is_given) {
     static const size_t whole[] = {BATCH};
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = by_memory();
@@ -428,10 +413,9 @@ START_TEST(a_whole_batch_is_given) {
     check_log("begin accumulate(0+64) apply");
     done(trainer);
 }
-END_TEST
 
 /* A step that was made smaller is none, also where it is one chunk: gradients are held for it. */
-START_TEST(a_part_of_a_batch_is_given) {
+TEST_LOOP("and back", a_part_of_a_batch_is_given, 2) {
     static const size_t part[] = {BATCH / 2};
     mt_trainer *trainer = alone();
     mt_batch batch = batch_of(BATCH, 3);
@@ -444,7 +428,6 @@ START_TEST(a_part_of_a_batch_is_given) {
     ck_assert_int_eq(fake.holding, 1);
     done(trainer);
 }
-END_TEST
 
 /* With less room still it gives up, bounded; without the permission, or a chunk of its own, at once. */
 static const struct {
@@ -458,7 +441,7 @@ static const struct {
     {0, 0, MT_KEEP_AUTO, 0},
 };
 
-START_TEST(a_whole_batch_that_does_not_fit) {
+TEST_LOOP("and back", a_whole_batch_that_does_not_fit, LENGTH(too_large)) {
     static const size_t whole[] = {BATCH};
     fake_options options = holding(room_for(BATCH) - too_large[_i].missing);
     mt_policy_options policy = by_memory();
@@ -473,10 +456,9 @@ START_TEST(a_whole_batch_that_does_not_fit) {
     step(trainer, BATCH, 3);
     done(trainer);
 }
-END_TEST
 
 /* The backend of one that held nothing is another trainer's now. */
-START_TEST(another_trainer) {
+TEST("and back", another_trainer) {
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = by_memory();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -490,7 +472,6 @@ START_TEST(another_trainer) {
     step(trainer, BATCH, 3);
     done(trainer);
 }
-END_TEST
 
 /* ---- what fails ------------------------------------------------------------------------------- */
 
@@ -518,7 +499,7 @@ static void check_same_bits(const mt_step_report *last) {
 }
 
 /* Less room in the middle of such a step: it is taken back, and cut. */
-START_TEST(less_room) {
+TEST("fails", less_room) {
     mt_trainer *trainer = alone();
     mt_step_report report;
 
@@ -530,10 +511,9 @@ START_TEST(less_room) {
     check_same_bits(&report);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* A limit that nobody tells of: what did not fit is not tried again. */
-START_TEST(no_budget_any_more) {
+TEST("fails", no_budget_any_more) {
     mt_trainer *trainer = alone();
 
     fake.options.budget_bytes = 0;
@@ -543,10 +523,9 @@ START_TEST(no_budget_any_more) {
     ck_assert_int_eq(fake.holding, 1);
     done(trainer);
 }
-END_TEST
 
 /* On another device it is cut as that device's memory has it, in the step that goes there. */
-START_TEST(on_the_way_to_the_cpu) {
+TEST("fails", on_the_way_to_the_cpu) {
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = by_memory();
     mt_trainer *trainer;
@@ -562,10 +541,9 @@ START_TEST(on_the_way_to_the_cpu) {
     ck_assert_uint_eq(fake.rungs, MT_RUNG_BIT(MT_RUNG_CPU));
     done(trainer);
 }
-END_TEST
 
 /* A refusal that the budget does not explain costs the chunk. */
-START_TEST(an_accident) {
+TEST("fails", an_accident) {
     mt_trainer *trainer = alone();
     mt_step_report report;
 
@@ -575,10 +553,9 @@ START_TEST(an_accident) {
     check_same_bits(&report);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* Without a mark the chunk must not run: its gradients would have no place. */
-START_TEST(mark_fails) {
+TEST("fails", mark_fails) {
     mt_trainer *trainer = alone();
 
     fake_fail_kind(&fake, FAKE_MARK, 1, MT_EDEVMEM);
@@ -586,10 +563,9 @@ START_TEST(mark_fails) {
     check_log("begin rollback begin accumulate(0+64) apply");
     done(trainer);
 }
-END_TEST
 
 /* The memory is not there when it is wanted again: tried like any other that is refused. */
-START_TEST(not_given_back) {
+TEST("fails", not_given_back) {
     mt_trainer *trainer = alone();
 
     fake_fail_kind(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EDEVMEM);
@@ -606,7 +582,6 @@ START_TEST(not_given_back) {
     step_fails(trainer, 2 * BATCH, 7, MT_EUSER);
     done(trainer);
 }
-END_TEST
 
 /* ---- the trace -------------------------------------------------------------------------------- */
 
@@ -618,7 +593,7 @@ static void count_plans(void *user, const char *line) {
         strstr(line, "\"chunks\":[64]") != NULL && strstr(line, "\"alone\":true") != NULL;
 }
 
-START_TEST(in_the_trace) {
+TEST("trace", in_the_trace) {
     fake_options options = holding(room_for(BATCH));
     mt_policy_options policy = by_memory();
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
@@ -631,10 +606,9 @@ START_TEST(in_the_trace) {
     ck_assert_uint_eq(plans_alone, 1);
     done(trainer);
 }
-END_TEST
 
 /* The same chunk of other samples, beside gradients that are held and then without: another plan. */
-START_TEST(in_the_trace_of_two_shapes) {
+TEST("trace", in_the_trace_of_two_shapes) {
     static const uint64_t large[] = {1, 0, 1};  /* twice as large */
     static const size_t expected[] = {1, 2, 2}; /* the last one is the plan of before */
     fake_options options = holding(room_for(2 * BATCH));
@@ -653,7 +627,6 @@ START_TEST(in_the_trace_of_two_shapes) {
     }
     done(trainer);
 }
-END_TEST
 
 static int plans_by_memory;
 
@@ -664,7 +637,7 @@ static void count_reasons(void *user, const char *line) {
 }
 
 /* Whether the batch is one chunk or several is a matter of speed while memory stays what it is. */
-START_TEST(the_reason_is_speed) {
+TEST_LOOP("trace", the_reason_is_speed, LENGTH(speeds)) {
     fake_options options = holding(room_for(BATCH));
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -677,44 +650,5 @@ START_TEST(the_reason_is_speed) {
     ck_assert_int_eq(plans_by_memory, 0);
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_alone(void) {
-    Suite *suite = suite_create("trainer_alone");
-    TCase *when = suite_case(suite, "when"), *back = suite_case(suite, "and back"),
-          *fails = suite_case(suite, "fails"), *lines = suite_case(suite, "trace");
-
-    tcase_add_loop_test(when, room_for_it_alone, 0, LENGTH(rooms));
-    tcase_add_loop_test(when, the_fastest_that_fits, 0, LENGTH(speeds));
-    tcase_add_test(when, not_at_once);
-    tcase_add_loop_test(when, no_other_way, 0, 2);
-    tcase_add_test(back, there_and_back);
-    tcase_add_test(back, whole_twice);
-    tcase_add_test(back, a_step_has_begun);
-    tcase_add_test(back, what_is_left_of_a_step);
-    tcase_add_test(back, other_kernels_come_first);
-    tcase_add_test(back, other_kernels_have_no_room);
-    tcase_add_test(back, nothing_else_fits);
-    tcase_add_test(back, no_budget_is_told);
-    tcase_add_test(back, gradients_are_not_told);
-    tcase_add_test(back, evaluation_in_between);
-    tcase_add_test(back, chunks_are_given);
-    tcase_add_test(back, a_whole_batch_is_given);
-    tcase_add_loop_test(back, a_part_of_a_batch_is_given, 0, 2);
-    tcase_add_loop_test(back, a_whole_batch_that_does_not_fit, 0, LENGTH(too_large));
-    tcase_add_test(back, another_trainer);
-    tcase_add_test(fails, less_room);
-    tcase_add_test(fails, no_budget_any_more);
-    tcase_add_test(fails, on_the_way_to_the_cpu);
-    tcase_add_test(fails, an_accident);
-    tcase_add_test(fails, mark_fails);
-    tcase_add_test(fails, not_given_back);
-    tcase_add_test(lines, in_the_trace);
-    tcase_add_test(lines, in_the_trace_of_two_shapes);
-    tcase_add_loop_test(lines, the_reason_is_speed, 0, LENGTH(speeds));
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_alone());
-}
+SUITE("trainer_alone")

@@ -4,7 +4,7 @@
 #include "suite.h"
 #include "trainer_fixture.h"
 
-START_TEST(small_batch_is_one_chunk) {
+TEST("cut", small_batch_is_one_chunk) {
     fake_options options = fits(30);
     mt_trainer *trainer;
 
@@ -16,9 +16,8 @@ START_TEST(small_batch_is_one_chunk) {
     check_log("begin accumulate(0+5) apply");
     done(trainer);
 }
-END_TEST
 
-START_TEST(small_batch_is_dropped) {
+TEST("cut", small_batch_is_dropped) {
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
@@ -44,10 +43,9 @@ START_TEST(small_batch_is_dropped) {
     ck_assert_uint_eq(run.steps, 2);
     done(trainer);
 }
-END_TEST
 
 /* What was said of a dropped batch is said of it alone: its chunks, and no failure of before. */
-START_TEST(dropped_batch_leaves_nothing) {
+TEST("cut", dropped_batch_leaves_nothing) {
     static const size_t chunks[] = {4, 3};
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_batch small = batch_of(7, 2);
@@ -70,9 +68,8 @@ START_TEST(dropped_batch_leaves_nothing) {
     check_log("begin accumulate(0+16) apply");
     done(trainer);
 }
-END_TEST
 
-START_TEST(whole_batch_fits) {
+TEST("cut", whole_batch_fits) {
     fake_options options = fits(30);
     mt_trainer *trainer;
 
@@ -85,9 +82,8 @@ START_TEST(whole_batch_fits) {
     }
     done(trainer);
 }
-END_TEST
 
-START_TEST(whole_batch_does_not_fit) {
+TEST("cut", whole_batch_does_not_fit) {
     fake_options options = fits(30);
     char text[2000];
     mt_trainer *trainer;
@@ -101,10 +97,9 @@ START_TEST(whole_batch_does_not_fit) {
     step(trainer, 30, 2);
     done(trainer);
 }
-END_TEST
 
 /* Cutting would change the loss, whoever asks for it; and the refusal is over with the step. */
-START_TEST(whole_batch_is_not_cut) {
+TEST("cut", whole_batch_is_not_cut) {
     static const size_t chunks[] = {8, 8}, whole[] = {16};
     fake_options options = fits(30);
     mt_trainer *trainer;
@@ -119,10 +114,9 @@ START_TEST(whole_batch_is_not_cut) {
     step(trainer, 16, 2);
     done(trainer);
 }
-END_TEST
 
 /* A loss that couples the samples is another figure in chunks: evaluation does not cut it either. */
-START_TEST(whole_batch_is_evaluated_whole) {
+TEST("cut", whole_batch_is_evaluated_whole) {
     fake_options options = fits(30);
     mt_batch batch = batch_of(16, 1);
     mt_eval_report report = MT_EVAL_REPORT_INIT;
@@ -133,13 +127,12 @@ START_TEST(whole_batch_is_evaluated_whole) {
     ck_ok(mt_trainer_evaluate(trainer, &batch, &report));
     ck_assert_uint_eq(report.chunk_count, 1);
     batch.count = 4000;
-    ck_status(mt_trainer_evaluate(trainer, &batch, &report), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "a batch of 4000 samples does not fit");
+    ck_refused(mt_trainer_evaluate(trainer, &batch, &report), MT_EDEVMEM,
+               "a batch of 4000 samples does not fit");
     done(trainer);
 }
-END_TEST
 
-START_TEST(whole_batch_against_micro_batch) {
+TEST("cut", whole_batch_against_micro_batch) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     fake_options options = fits(30);
@@ -160,24 +153,5 @@ START_TEST(whole_batch_against_micro_batch) {
     ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 0);
     mt_trainer_free(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_batch(void) {
-    Suite *suite = suite_create("trainer_batch");
-    TCase *cut = suite_case(suite, "cut");
-
-    tcase_add_test(cut, small_batch_is_one_chunk);
-    tcase_add_test(cut, small_batch_is_dropped);
-    ;
-    tcase_add_test(cut, dropped_batch_leaves_nothing);
-    tcase_add_test(cut, whole_batch_fits);
-    tcase_add_test(cut, whole_batch_does_not_fit);
-    tcase_add_test(cut, whole_batch_is_not_cut);
-    tcase_add_test(cut, whole_batch_against_micro_batch);
-    tcase_add_test(cut, whole_batch_is_evaluated_whole);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_batch());
-}
+SUITE("trainer_batch")

@@ -73,7 +73,7 @@ static const struct {
 };
 
 /* Chunks, sums and times are those of a backend that waits for each chunk. */
-START_TEST(nothing_else_changes) {
+TEST_LOOP("same", nothing_else_changes, LENGTH(rows)) {
     static seen waits[STEPS], defers[STEPS], never[STEPS];
     fake_options options = rows[_i].options, base = fits(14);
     mt_policy_options policy = rows[_i].policy;
@@ -93,7 +93,6 @@ START_TEST(nothing_else_changes) {
     ck_assert_uint_eq(fake.deferrals, 0);
     check_same(waits, never);
 }
-END_TEST
 
 /* A trainer with chunks of 16 that has made a step, whose log is empty. */
 static mt_trainer *by_sixteen(int keep, int how) {
@@ -113,7 +112,7 @@ static mt_trainer *by_sixteen(int keep, int how) {
 #define CALLS (FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_COLLECT) | FAKE_BIT(FAKE_APPLY))
 
 /* All figures of a step are asked for at its end, once a size is known. */
-START_TEST(asked_for_once_a_step) {
+TEST("when", asked_for_once_a_step) {
     fake_options options = timed(1);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -129,10 +128,9 @@ START_TEST(asked_for_once_a_step) {
                      "accumulate(0+16) accumulate(16+16) collect(0+1) collect(1+1) apply");
     done(trainer);
 }
-END_TEST
 
 /* A size that has not run three times is waited for, and none is in a run without times. */
-START_TEST(sizes_that_are_known) {
+TEST("when", sizes_that_are_known) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
     mt_memory memory = MT_MEMORY_INIT;
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
@@ -158,10 +156,9 @@ START_TEST(sizes_that_are_known) {
     ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 0);
     mt_policy_free(policy);
 }
-END_TEST
 
 /* Seconds that come later are as good as those that come at once. */
-START_TEST(seconds_that_come_later) {
+TEST("when", seconds_that_come_later) {
     static const double bad[] = {0, -1, NAN, INFINITY};
     mt_policy *policy;
 
@@ -178,10 +175,9 @@ START_TEST(seconds_that_come_later) {
     ck_status(mt_policy_observe_seconds(policy, MT_TRAIN, 0, 1), MT_EINVAL);
     mt_policy_free(policy);
 }
-END_TEST
 
 /* Memory that ran out while the device worked is told of late. The step is taken back whole and goes through. */
-START_TEST(memory_runs_out_late) {
+TEST_LOOP("fails", memory_runs_out_late, 2) {
     static seen reference[STEPS];
     fake_options options = timed(1);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -201,9 +197,8 @@ START_TEST(memory_runs_out_late) {
                                  "collect(0+1) collect!(1+1) rollback"));
     done(trainer);
 }
-END_TEST
 
-START_TEST(another_failure) {
+TEST("fails", another_failure) {
     mt_trainer *trainer = by_sixteen(0, MT_KEEP_AUTO);
 
     fake_fail_kind(&fake, FAKE_COLLECT, 4, MT_EIO);
@@ -211,10 +206,9 @@ START_TEST(another_failure) {
     step(trainer, BATCH, 1);
     done(trainer);
 }
-END_TEST
 
 /* A chunk that is taken back alone leaves those before it: their figures are asked for all the same. */
-START_TEST(a_rewind_keeps_them) {
+TEST("fails", a_rewind_keeps_them) {
     mt_trainer *trainer = by_sixteen(1, MT_KEEP_ALWAYS);
     mt_step_report report;
 
@@ -227,10 +221,9 @@ START_TEST(a_rewind_keeps_them) {
                      "collect(3+1) apply");
     done(trainer);
 }
-END_TEST
 
 /* Where host memory is short a step fails as a whole, or goes through. */
-START_TEST(no_host_memory) {
+TEST("fails", no_host_memory) {
     fake_options options = timed(1);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_batch batch = batch_of(8, 0);
@@ -253,25 +246,5 @@ START_TEST(no_host_memory) {
     }
     ck_assert_int_ge(failed, 2); /* the lists of chunks: of all, and of those that are deferred */
 }
-END_TEST
 
-static Suite *suite_trainer_deferred(void) {
-    Suite *suite = suite_create("trainer_deferred");
-    TCase *same = suite_case(suite, "same");
-    TCase *when = suite_case(suite, "when");
-    TCase *fails = suite_case(suite, "fails");
-
-    tcase_add_loop_test(same, nothing_else_changes, 0, LENGTH(rows));
-    tcase_add_test(when, asked_for_once_a_step);
-    tcase_add_test(when, sizes_that_are_known);
-    tcase_add_test(when, seconds_that_come_later);
-    tcase_add_loop_test(fails, memory_runs_out_late, 0, 2);
-    tcase_add_test(fails, another_failure);
-    tcase_add_test(fails, a_rewind_keeps_them);
-    tcase_add_test(fails, no_host_memory);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_deferred());
-}
+SUITE("trainer_deferred")

@@ -18,7 +18,7 @@ static const struct {
 };
 
 /* A failure that is no matter of memory: the step is over and undone, its text arrives. */
-START_TEST(failure_is_handed_on) {
+TEST_LOOP("failure", failure_is_handed_on, LENGTH(failures)) {
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
     fake_fail_kind(&fake, failures[_i].kind, 1, failures[_i].status);
@@ -32,10 +32,9 @@ START_TEST(failure_is_handed_on) {
     ck_assert_uint_eq(step(trainer, 32, 1).step, 1);
     done(trainer);
 }
-END_TEST
 
 /* A user's callback stops in the middle of a batch. */
-START_TEST(user_stops) {
+TEST("failure", user_stops) {
     fake_options options = fits(6);
     mt_trainer *trainer = trainer_with(&options, NULL);
     mt_run_report run = MT_RUN_REPORT_INIT;
@@ -51,9 +50,8 @@ START_TEST(user_stops) {
     ck_assert_uint_eq(run.ooms, 0);
     done(trainer);
 }
-END_TEST
 
-START_TEST(describe_fails) {
+TEST("failure", describe_fails) {
     mt_trainer *trainer;
     mt_backend seam;
 
@@ -64,7 +62,6 @@ START_TEST(describe_fails) {
     ck_assert_ptr_null(trainer);
     ck_contains(mt_last_error(), "injected: describe");
 }
-END_TEST
 
 static mt_status describe_too_many(void *self, mt_backend_info *out) {
     (void)self;
@@ -84,7 +81,7 @@ static const struct {
 } bad_metrics[] = {{describe_too_many, "9 metrics"},
                    {describe_without_names, "metric_names is NULL"}};
 
-START_TEST(metrics_are_checked) {
+TEST_LOOP("failure", metrics_are_checked, LENGTH(bad_metrics)) {
     mt_trainer *trainer;
     mt_backend seam;
 
@@ -95,25 +92,21 @@ START_TEST(metrics_are_checked) {
     ck_assert_ptr_null(trainer);
     ck_contains(mt_last_error(), bad_metrics[_i].says);
 }
-END_TEST
 
 /* Numbers of samples that are none: nothing is begun. */
 static const size_t bad_counts[] = {0, (size_t)INT64_MAX + 1, SIZE_MAX};
 
-START_TEST(batch_is_checked) {
+TEST_LOOP("failure", batch_is_checked, LENGTH(bad_counts)) {
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_batch batch = batch_of(bad_counts[_i], 1);
     char count[32];
 
     snprintf(count, sizeof(count), "batch->count is %zu", bad_counts[_i]);
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), count);
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), count);
+    ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL, count);
+    ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_EINVAL, count);
     ck_assert_uint_eq(fake.logged, 0);
     done(trainer);
 }
-END_TEST
 
 static mt_status begin_silently(void *self, const mt_batch *batch) {
     (void)self;
@@ -122,7 +115,7 @@ static mt_status begin_silently(void *self, const mt_batch *batch) {
 }
 
 /* A backend without words: the line says what the status means, and no older line is taken for its own. */
-START_TEST(refused_without_words) {
+TEST("failure", refused_without_words) {
     mt_batch batch = batch_of(8, 1);
     mt_trainer *trainer;
     mt_backend seam;
@@ -132,12 +125,11 @@ START_TEST(refused_without_words) {
     seam.begin = begin_silently;
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
     mt_set_error(MT_EIO, "an older line");
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "a batch of 8 samples does not fit on fake:0: ");
+    ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM,
+               "a batch of 8 samples does not fit on fake:0: ");
     ck_contains(mt_last_error(), mt_status_text(MT_EDEVMEM));
     done(trainer);
 }
-END_TEST
 
 static mt_status stop(void *self, const mt_batch *batch) {
     (void)self;
@@ -163,7 +155,7 @@ static void says_that_it_does_not(mt_status status, mt_status expected) {
 }
 
 /* The same where it is no matter of memory. */
-START_TEST(failed_without_words) {
+TEST("failure", failed_without_words) {
     mt_batch batch = batch_of(8, 1);
     mt_trainer *trainer;
     mt_backend seam;
@@ -182,7 +174,6 @@ START_TEST(failed_without_words) {
     says_that_it_does_not(mt_trainer_finish(trainer, NULL), MT_EIO);
     done(trainer);
 }
-END_TEST
 
 static double units_told;
 
@@ -194,7 +185,7 @@ static mt_status tell_units(void *self, const mt_batch *batch, size_t first, siz
 }
 
 /* What the weights of chunks would be no numbers of. */
-START_TEST(units_that_are_none) {
+TEST_LOOP("failure", units_that_are_none, 3) {
     static const double none[] = {-1, NAN, INFINITY};
     mt_batch batch = batch_of(8, 1);
     mt_trainer *trainer;
@@ -205,11 +196,10 @@ START_TEST(units_that_are_none) {
     seam.units = tell_units;
     units_told = none[_i];
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "the backend's units of samples 0 to 8 are ");
+    ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL,
+               "the backend's units of samples 0 to 8 are ");
     done(trainer);
 }
-END_TEST
 
 /* ---- a backend that calls its own trainer ---------------------------------------------------------- */
 
@@ -223,8 +213,7 @@ static void keep_line(void *user, mt_log_level level, const char *text) {
 }
 
 static void is_refused(mt_status status, const char *function) {
-    ck_status(status, MT_ESTATE);
-    ck_contains(mt_last_error(), function);
+    ck_refused(status, MT_ESTATE, function);
     ck_contains(mt_last_error(), "called by a function that the trainer itself has called");
     refusals++;
 }
@@ -266,7 +255,7 @@ static mt_status hash_calls_back(void *self, char out[65]) {
     return fake_seam(self).state_sha256(self, out);
 }
 
-START_TEST(calls_its_own_trainer) {
+TEST_LOOP("failure", calls_its_own_trainer, 4) {
     mt_batch batch = batch_of(8, 1);
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -291,29 +280,26 @@ START_TEST(calls_its_own_trainer) {
     mt_set_log(NULL, NULL);
     done(called);
 }
-END_TEST
 
 /* ---- ends ------------------------------------------------------------------------------------------ */
 
 /* The state cannot be hashed: the run is not over, and can be ended later. */
-START_TEST(hash_fails) {
+TEST("failure", hash_fails) {
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_run_report run = MT_RUN_REPORT_INIT;
 
     step(trainer, 32, 1);
     fake_fail_kind(&fake, FAKE_SHA256, 1, MT_EIO);
-    ck_status(mt_trainer_finish(trainer, &run), MT_EIO);
-    ck_contains(mt_last_error(), "injected: sha256");
+    ck_refused(mt_trainer_finish(trainer, &run), MT_EIO, "injected: sha256");
     ck_assert_uint_eq(run.steps, 0);
     ck_ok(mt_trainer_finish(trainer, &run));
     ck_assert_uint_eq(run.steps, 1);
     ck_assert_uint_eq(strlen(run.state_sha256), 64);
     done(trainer);
 }
-END_TEST
 
 /* After a failed rollback nothing is done any more, and each refusal says why. */
-START_TEST(poisoned) {
+TEST_LOOP("failure", poisoned, 2) {
     static const size_t chunks[] = {8};
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_run_report run = MT_RUN_REPORT_INIT;
@@ -324,39 +310,15 @@ START_TEST(poisoned) {
     fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
     ck_assert_int_ne(mt_trainer_step(trainer, &batch, NULL), MT_OK);
     calls = fake.logged;
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
-    ck_contains(mt_last_error(), "injected: rollback");
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_ESTATE);
-    ck_contains(mt_last_error(), "injected: rollback");
+    ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE, "injected: rollback");
+    ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_ESTATE, "injected: rollback");
     ck_assert_uint_eq(fake.logged, calls);
     if (_i == 1) {
         ck_status(mt_trainer_set_chunks(trainer, chunks, 1), MT_ESTATE);
         ck_status(mt_trainer_end_epoch(trainer, NULL), MT_ESTATE);
-        ck_status(mt_trainer_finish(trainer, &run), MT_ESTATE);
-        ck_contains(mt_last_error(), "injected: rollback");
+        ck_refused(mt_trainer_finish(trainer, &run), MT_ESTATE, "injected: rollback");
     }
     mt_trainer_free(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_errors(void) {
-    Suite *suite = suite_create("trainer_errors");
-    TCase *failure = suite_case(suite, "failure");
-
-    tcase_add_loop_test(failure, failure_is_handed_on, 0, LENGTH(failures));
-    tcase_add_test(failure, user_stops);
-    tcase_add_test(failure, describe_fails);
-    tcase_add_loop_test(failure, metrics_are_checked, 0, LENGTH(bad_metrics));
-    tcase_add_loop_test(failure, batch_is_checked, 0, LENGTH(bad_counts));
-    tcase_add_test(failure, refused_without_words);
-    tcase_add_test(failure, failed_without_words);
-    tcase_add_loop_test(failure, units_that_are_none, 0, 3);
-    tcase_add_loop_test(failure, calls_its_own_trainer, 0, 4);
-    tcase_add_test(failure, hash_fails);
-    tcase_add_loop_test(failure, poisoned, 0, 2);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_errors());
-}
+SUITE("trainer_errors")

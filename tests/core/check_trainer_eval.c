@@ -13,7 +13,7 @@ static fake_options eval_fits(size_t m) {
 }
 
 /* Fails each allocation of an evaluation in turn: each sample counts once all the same. */
-START_TEST(evaluation_counts_once) {
+TEST("eval", evaluation_counts_once) {
     fake_options options = eval_fits(9);
     mt_eval_report clean;
     mt_trainer *trainer = trainer_with(&options, NULL);
@@ -41,9 +41,8 @@ START_TEST(evaluation_counts_once) {
     }
     ck_assert_uint_gt(n, 20);
 }
-END_TEST
 
-START_TEST(evaluation_in_its_own_chunks) {
+TEST("eval", evaluation_in_its_own_chunks) {
     fake_options options = eval_fits(9);
     mt_trainer *trainer = trainer_with(&options, NULL);
     mt_eval_report report;
@@ -57,10 +56,9 @@ START_TEST(evaluation_in_its_own_chunks) {
     ck_assert_uint_eq(report.retries, 0);
     done(trainer);
 }
-END_TEST
 
 /* It fits by no means: no sums are handed over, the epoch does not count it. */
-START_TEST(evaluation_does_not_fit) {
+TEST("eval", evaluation_does_not_fit) {
     fake_options options = eval_fits(1);
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_batch batch = batch_of(6, 1);
@@ -75,24 +73,21 @@ START_TEST(evaluation_does_not_fit) {
     ck_assert(isnan(epoch.eval_loss));
     done(trainer);
 }
-END_TEST
 
-START_TEST(evaluation_fails_otherwise) {
+TEST("eval", evaluation_fails_otherwise) {
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_batch batch = batch_of(16, 1);
 
     fake_fail_kind(&fake, FAKE_EVALUATE, 1, MT_EUSER);
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EUSER);
-    ck_contains(mt_last_error(), "injected: evaluate");
+    ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_EUSER, "injected: evaluate");
     ck_assert_uint_eq(fake.logged > 0 ? count_kind(FAKE_EVALUATE) : 0, 1);
     evaluate(trainer, 16, 1);
     done(trainer);
 }
-END_TEST
 
 /* ---- epochs --------------------------------------------------------------------------------- */
 
-START_TEST(epoch_means) {
+TEST("eval", epoch_means) {
     fake_options options = with_units(6);
     mt_trainer *trainer;
 
@@ -132,9 +127,8 @@ START_TEST(epoch_means) {
     }
     done(trainer);
 }
-END_TEST
 
-START_TEST(epoch_of_nothing) {
+TEST("eval", epoch_of_nothing) {
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
@@ -149,21 +143,5 @@ START_TEST(epoch_of_nothing) {
     ck_assert(isfinite(epoch.loss) && isnan(epoch.eval_loss));
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_eval(void) {
-    Suite *suite = suite_create("trainer_eval");
-    TCase *eval = suite_case(suite, "eval");
-
-    tcase_add_test(eval, evaluation_counts_once);
-    tcase_add_test(eval, evaluation_in_its_own_chunks);
-    tcase_add_test(eval, evaluation_does_not_fit);
-    tcase_add_test(eval, evaluation_fails_otherwise);
-    tcase_add_test(eval, epoch_means);
-    tcase_add_test(eval, epoch_of_nothing);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_eval());
-}
+SUITE("trainer_eval")

@@ -6,7 +6,7 @@
 
 enum { SEEDS = 40 };
 
-START_TEST(first_runs) {
+TEST_LOOP("runs", first_runs, 5) {
     fuzz_totals totals = {0};
 
     fuzz_runs(1 + (uint64_t)_i * SEEDS, SEEDS, &totals);
@@ -14,16 +14,5 @@ START_TEST(first_runs) {
     ck_assert_uint_eq(totals.failures, 0);
     ck_assert_uint_le(totals.scars, fuzz_scars_allowed(SEEDS));
 }
-END_TEST
 
-static Suite *suite_trainer_fuzz(void) {
-    Suite *suite = suite_create("trainer_fuzz");
-    TCase *runs = suite_case(suite, "runs");
-
-    tcase_add_loop_test(runs, first_runs, 0, 5);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_fuzz());
-}
+SUITE("trainer_fuzz")

@@ -145,7 +145,7 @@ static mt_status accumulate_and_fail(void *self, size_t first, size_t count, dou
     return change.seam.accumulate(self, first, count, weight, out);
 }
 
-START_TEST(finished_chunks_stay) {
+TEST_LOOP("back", finished_chunks_stay, LENGTH(failures)) {
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
@@ -170,10 +170,9 @@ START_TEST(finished_chunks_stay) {
     check_same_bits(&options, &policy, &report);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* Apply and begin have nothing that could be kept. */
-START_TEST(apply_fails) {
+TEST("back", apply_fails) {
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -186,10 +185,9 @@ START_TEST(apply_fails) {
     ck_assert_uint_eq(report.discarded, 32);
     done(trainer);
 }
-END_TEST
 
 /* A plan for what was left of a step is none for the whole of it, once that is taken back. */
-START_TEST(apply_fails_after_a_chunk) {
+TEST("back", apply_fails_after_a_chunk) {
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -203,7 +201,6 @@ START_TEST(apply_fails_after_a_chunk) {
     check_same_bits(&options, &policy, &report);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* ---- when there is room ----------------------------------------------------------------------- */
 
@@ -224,7 +221,7 @@ static const struct {
     {"normalising", 100000, 0, 0, 1, 4},
 };
 
-START_TEST(room_for_a_second_set) {
+TEST_LOOP("room", room_for_a_second_set, LENGTH(rooms)) {
     size_t more = rooms[_i].budget;
     fake_options options = keeping(more == SIZE_MAX ? 0 : room_for(16) + more);
     mt_policy_options policy = by_sixteen();
@@ -248,10 +245,9 @@ START_TEST(room_for_a_second_set) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* What chunks with a second set were measured to need goes before the bound. */
-START_TEST(known_by_measuring) {
+TEST("room", known_by_measuring) {
     fake_options options = keeping(0);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer;
@@ -268,7 +264,6 @@ START_TEST(known_by_measuring) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /*
  * Told of the gradients in it, one recording knows both peaks: chunks are kept from the first step on
@@ -288,7 +283,7 @@ static const struct {
     {"at the peak, not told", &plain, FAKE_GRADIENT_BYTES, 0, 0, 4},
 };
 
-START_TEST(known_from_one_recording) {
+TEST_LOOP("room", known_from_one_recording, LENGTH(known_rooms)) {
     fake_options options = keeping(0);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer;
@@ -307,10 +302,9 @@ START_TEST(known_from_one_recording) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* Chunks of an evaluation, of a replay and of a recording that is taken back are not marked. */
-START_TEST(not_marked) {
+TEST("room", not_marked) {
     static const size_t chunks[] = {16, 16};
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
@@ -330,12 +324,11 @@ START_TEST(not_marked) {
                 "accumulate(16+16) apply");
     done(trainer);
 }
-END_TEST
 
 /* ---- the second set is given up ---------------------------------------------------------------- */
 
 /* The room for it is gone in the middle of a step: chunks keep their size, and what is done stays. */
-START_TEST(given_up_first) {
+TEST("given up", given_up_first) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -349,10 +342,9 @@ START_TEST(given_up_first) {
     check_same_bits(&options, &policy, &report);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* Less room than for the chunk itself: then it is made smaller, and what is done is done again. */
-START_TEST(then_smaller_chunks) {
+TEST("given up", then_smaller_chunks) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -367,7 +359,6 @@ START_TEST(then_smaller_chunks) {
     check_same_bits(&options, &policy, &report);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 static size_t ooms, given_up;
 
@@ -382,7 +373,7 @@ static void count_ooms(void *user, const char *line) {
  * Not even the smallest chunk fits any more. What is left has no plan, so the finished chunk is taken back as well and
  * the batch is planned anew; that there is none for that either is told once.
  */
-START_TEST(nothing_fits_any_more) {
+TEST("given up", nothing_fits_any_more) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer;
@@ -399,10 +390,9 @@ START_TEST(nothing_fits_any_more) {
     step(trainer, 64, 2);
     done(trainer);
 }
-END_TEST
 
 /* What is left of a step may be no more to cut, where its whole batch is: then that is. */
-START_TEST(whole_batch_is_cut) {
+TEST("given up", whole_batch_is_cut) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer;
@@ -419,10 +409,9 @@ START_TEST(whole_batch_is_cut) {
     ck_assert_uint_eq(given_up, 0);
     done(trainer);
 }
-END_TEST
 
 /* Wherever in a step with an OOM the backend's memory cannot be read: the step is over and undone. */
-START_TEST(memory_is_not_told) {
+TEST("given up", memory_is_not_told) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     uint64_t n = 0, failed = 0, fired;
@@ -449,10 +438,9 @@ START_TEST(memory_is_not_told) {
     ck_assert_uint_ge(failed, 10); /* all but the one of the report */
     ck_assert_uint_eq(failed, n - 2);
 }
-END_TEST
 
 /* More room than there was when it failed: it is kept again at once. */
-START_TEST(kept_again_in_more_room) {
+TEST("given up", kept_again_in_more_room) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -467,10 +455,9 @@ START_TEST(kept_again_in_more_room) {
     ck_assert_uint_eq(count_kind(FAKE_MARK), 4);
     done(trainer);
 }
-END_TEST
 
 /* The budget says that there is room, and there is not: tried again ever more seldom. */
-START_TEST(forgotten_after_a_while) {
+TEST("given up", forgotten_after_a_while) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer;
@@ -489,12 +476,11 @@ START_TEST(forgotten_after_a_while) {
     }
     done(trainer);
 }
-END_TEST
 
 /* ---- other rungs ------------------------------------------------------------------------------- */
 
 /* They change outside a step alone: what is done has to be taken back after all. */
-START_TEST(other_rungs) {
+TEST("rungs", other_rungs) {
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer;
@@ -512,10 +498,9 @@ START_TEST(other_rungs) {
     ck_assert_uint_ge(report.discarded, 48);
     done(trainer);
 }
-END_TEST
 
 /* A batch made smaller: its chunks cover its samples, in every attempt. */
-START_TEST(with_a_smaller_batch) {
+TEST_LOOP("rungs", with_a_smaller_batch, 3) {
     static const fake_kind kinds[] = {FAKE_ACCUMULATE, FAKE_MARK, FAKE_APPLY};
     static const size_t taken[] = {24, 27, 27}; /* a chunk that fails twice is made smaller again */
     fake_options options = keeping(room_for(40));
@@ -547,10 +532,9 @@ START_TEST(with_a_smaller_batch) {
     ck_assert_uint_eq(count_kind(FAKE_MARK), 0); /* what is left would be made smaller again */
     done(trainer);
 }
-END_TEST
 
 /* A step of one chunk that has failed for no reason twice is made smaller outside of it. */
-START_TEST(made_smaller_outside_the_step) {
+TEST("rungs", made_smaller_outside_the_step) {
     fake_options options = keeping(room_for(100));
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_step_report report = MT_STEP_REPORT_INIT;
@@ -571,12 +555,11 @@ START_TEST(made_smaller_outside_the_step) {
     ck_assert_uint_eq(report.discarded, 3 * 50 + 2 * 40 + 32);
     done(trainer);
 }
-END_TEST
 
 /* ---- what fails -------------------------------------------------------------------------------- */
 
 /* A mark for which there was no room has not happened: the chunk runs without. */
-START_TEST(mark_refused) {
+TEST_LOOP("fails", mark_refused, 4) {
     static const mt_status why[] = {MT_EDEVMEM, MT_ENOTSUP};
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
@@ -593,9 +576,8 @@ START_TEST(mark_refused) {
                     "accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) apply");
     done(trainer);
 }
-END_TEST
 
-START_TEST(mark_fails) {
+TEST_LOOP("fails", mark_fails, 3) {
     static const mt_status why[] = {MT_EIO, MT_EUSER, MT_ETORCH};
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
@@ -608,10 +590,9 @@ START_TEST(mark_fails) {
     step(trainer, 48, 2);
     done(trainer);
 }
-END_TEST
 
 /* A chunk that fails for another reason than memory ends the step, which is taken back whole. */
-START_TEST(chunk_fails) {
+TEST("fails", chunk_fails) {
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -621,9 +602,8 @@ START_TEST(chunk_fails) {
     check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rollback");
     done(trainer);
 }
-END_TEST
 
-START_TEST(rewind_fails) {
+TEST("fails", rewind_fails) {
     fake_options options = keeping(room_for(40));
     mt_policy_options policy = by_sixteen();
     mt_trainer *trainer = learnt(&options, &policy);
@@ -632,16 +612,13 @@ START_TEST(rewind_fails) {
 
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EDEVMEM);
     fake_fail_kind(&fake, FAKE_REWIND, 1, MT_EIO);
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
-    ck_contains(mt_last_error(), "rewind");
+    ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE, "rewind");
     calls = fake.logged;
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
-    ck_contains(mt_last_error(), "injected: rewind");
+    ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE, "injected: rewind");
     ck_status(mt_trainer_set_rungs(trainer, 0, 1), MT_ESTATE);
     ck_assert_uint_eq(fake.logged, calls);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* A recording that does not stop, of a chunk that went through or of one that did not fit. */
 static struct {
@@ -659,7 +636,7 @@ static mt_status record_and_fail(void *self, const mt_event_sink *sink) {
 }
 
 /* It is no chunk that failed, so none is taken back alone. */
-START_TEST(recording_does_not_stop) {
+TEST_LOOP("fails", recording_does_not_stop, 2) {
     fake_options options =
         keeping(0); /* as much as it likes: chunks are marked from the first on */
     mt_policy_options policy = by_sixteen();
@@ -697,10 +674,9 @@ START_TEST(recording_does_not_stop) {
     ck_assert_uint_gt(stop.fail_at, 1);
     ck_assert_uint_lt(stop.fail_at, 100);
 }
-END_TEST
 
 /* What is finished is to be taken back after all, for a plan of the whole, and cannot be. */
-START_TEST(rollback_fails) {
+TEST("fails", rollback_fails) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_batch batch = batch_of(64, 2);
@@ -710,15 +686,13 @@ START_TEST(rollback_fails) {
     trainer = learnt(&options, &policy);
     change_budget_at(4, room_for(14));
     fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
-    ck_contains(mt_last_error(), "injected: rollback");
+    ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE, "injected: rollback");
     check_calls("begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
                 "accumulate!(48+16) rewind rollback!");
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
     check_calls("");
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* ---- the trace --------------------------------------------------------------------------------- */
 
@@ -732,7 +706,7 @@ static void count_plans(void *user, const char *line) {
 }
 
 /* Plans say whether chunks are kept; giving that up is another plan. */
-START_TEST(keep_in_the_trace) {
+TEST("trace", keep_in_the_trace) {
     fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
     mt_policy_options policy = by_sixteen();
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
@@ -751,41 +725,5 @@ START_TEST(keep_in_the_trace) {
     ck_assert_uint_eq(plans_with_keep, 1);
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_keep(void) {
-    Suite *suite = suite_create("trainer_keep");
-    TCase *back = suite_case(suite, "back"), *room = suite_case(suite, "room"),
-          *up = suite_case(suite, "given up"), *rungs = suite_case(suite, "rungs"),
-          *fails = suite_case(suite, "fails"), *lines = suite_case(suite, "trace");
-
-    tcase_add_loop_test(back, finished_chunks_stay, 0, LENGTH(failures));
-    tcase_add_test(back, apply_fails);
-    tcase_add_test(back, apply_fails_after_a_chunk);
-    tcase_add_loop_test(room, room_for_a_second_set, 0, LENGTH(rooms));
-    tcase_add_test(room, known_by_measuring);
-    tcase_add_loop_test(room, known_from_one_recording, 0, LENGTH(known_rooms));
-    tcase_add_test(room, not_marked);
-    tcase_add_test(up, given_up_first);
-    tcase_add_test(up, then_smaller_chunks);
-    tcase_add_test(up, nothing_fits_any_more);
-    tcase_add_test(up, whole_batch_is_cut);
-    tcase_add_test(up, memory_is_not_told);
-    tcase_add_test(up, kept_again_in_more_room);
-    tcase_add_test(up, forgotten_after_a_while);
-    tcase_add_test(rungs, other_rungs);
-    tcase_add_loop_test(rungs, with_a_smaller_batch, 0, 3);
-    tcase_add_test(rungs, made_smaller_outside_the_step);
-    tcase_add_loop_test(fails, mark_refused, 0, 4);
-    tcase_add_loop_test(fails, mark_fails, 0, 3);
-    tcase_add_test(fails, chunk_fails);
-    tcase_add_test(fails, rewind_fails);
-    tcase_add_test(fails, rollback_fails);
-    tcase_add_loop_test(fails, recording_does_not_stop, 0, 2);
-    tcase_add_test(lines, keep_in_the_trace);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_keep());
-}
+SUITE("trainer_keep")

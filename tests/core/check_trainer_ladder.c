@@ -36,7 +36,7 @@ static const struct {
 };
 
 /* Found out by OOMs in the first step, or known before a later one, where the budget has shrunk. */
-START_TEST(climbs) {
+TEST_LOOP("up", climbs, 2 * LENGTH(rows)) {
     int row = _i / 2, beforehand = _i % 2;
     size_t enough = budget_with(rows[row].suffice, 4);
     fake_options options = with_rungs(rows[row].has, beforehand ? budget_with(0, 20) : enough);
@@ -60,10 +60,9 @@ START_TEST(climbs) {
     ck_assert_str_eq(fake_log_text(&fake, FAKE_BIT(FAKE_SET_RUNG)), "");
     done(trainer);
 }
-END_TEST
 
 /* A backend without set_rung has none, whatever it says of itself. */
-START_TEST(no_set_rung) {
+TEST("up", no_set_rung) {
     fake_options options = with_rungs(SAVERS, budget_with(SAVERS, 4));
     mt_backend seam;
     mt_trainer *trainer;
@@ -75,11 +74,10 @@ START_TEST(no_set_rung) {
     step_fails(trainer, 32, 1, MT_EDEVMEM);
     done(trainer);
 }
-END_TEST
 
 /* Evaluation that does not fit asks for the rungs too, but for a smaller batch. */
 /* Rungs that spare what a backward pass needs are none for it. */
-START_TEST(evaluation_climbs) {
+TEST("up", evaluation_climbs) {
     fake_options options = with_rungs(SAVERS | BIT(AMP), budget_with(0, 20));
     mt_policy_options policy = allowing(ALL);
     fake_program heavy = fake_train_program;
@@ -93,7 +91,6 @@ START_TEST(evaluation_climbs) {
     ck_assert_uint_eq(fake.rungs, BIT(AMP));
     done(trainer);
 }
-END_TEST
 
 /* ---- a rung that cannot be set --------------------------------------------------------------- */
 
@@ -113,7 +110,7 @@ static mt_trainer *trainer_short_of_memory(void) {
 }
 
 /* Refused for want of memory: once more with an empty cache, before it is done without. */
-START_TEST(refused_once) {
+TEST("refused", refused_once) {
     mt_trainer *trainer = trainer_short_of_memory();
 
     step(trainer, 32, 2);
@@ -121,10 +118,9 @@ START_TEST(refused_once) {
                      "set_rung!(1+1) empty_cache set_rung(1+1)");
     done(trainer);
 }
-END_TEST
 
 /* A cache that cannot be emptied for another reason than memory says nothing of the rung. */
-START_TEST(refused_and_not_cleared) {
+TEST("refused", refused_and_not_cleared) {
     mt_trainer *trainer = trainer_short_of_memory();
 
     fake_fail_kind(&fake, FAKE_EMPTY_CACHE, 1, MT_EIO);
@@ -134,10 +130,9 @@ START_TEST(refused_and_not_cleared) {
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(CHECKPOINTING)); /* and it is tried again */
     done(trainer);
 }
-END_TEST
 
 /* The next one instead: for this step, or for good. */
-START_TEST(refused_on) {
+TEST_LOOP("refused", refused_on, 2) {
     static const struct {
         mt_status why;
         unsigned later;
@@ -157,10 +152,9 @@ START_TEST(refused_on) {
     ck_assert_uint_eq(step(trainer, 32, 3).rungs, cases[_i].later);
     done(trainer);
 }
-END_TEST
 
 /* Turned off in vain, it stays on, and the steps go on. */
-START_TEST(refused_off) {
+TEST_LOOP("refused", refused_off, 2) {
     fake_options options = with_rungs(SAVERS, budget_with(0, 20));
     mt_trainer *trainer = trainer_with(&options, NULL);
 
@@ -179,10 +173,9 @@ START_TEST(refused_off) {
     ck_assert_int_lt(steps_until_other(trainer, 200), 200);
     done(trainer);
 }
-END_TEST
 
 /* Any other failure is no matter of memory, and ends the step. */
-START_TEST(set_rung_fails) {
+TEST_LOOP("refused", set_rung_fails, 2) {
     static const fake_kind kinds[] = {FAKE_SET_RUNG, FAKE_SET_RATE};
     mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     fake_options options = with_rungs(SAVERS, budget_with(0, 20));
@@ -200,11 +193,10 @@ START_TEST(set_rung_fails) {
     some(trainer, 20, 2);
     done(trainer);
 }
-END_TEST
 
 /* ---- down ----------------------------------------------------------------------------------- */
 
-START_TEST(leaves) {
+TEST("down", leaves) {
     fake_options options = with_rungs(SAVERS, budget_with(0, 20));
     mt_trainer *trainer = trainer_with(&options, NULL);
     int wait = PATIENCE;
@@ -222,10 +214,9 @@ START_TEST(leaves) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* With the rung on a chunk is faster than it was without: it stays. */
-START_TEST(stays_where_it_is_faster) {
+TEST_LOOP("down", stays_where_it_is_faster, 2) {
     static const double times[] = {0.5, 2};
     fake_options options = with_rungs(SAVERS, budget_with(0, 20));
     mt_trainer *trainer;
@@ -241,12 +232,11 @@ START_TEST(stays_where_it_is_faster) {
     ck_assert_uint_eq(fake.rungs, _i == 0 ? BIT(CHECKPOINTING) : 0);
     done(trainer);
 }
-END_TEST
 
 /* ---- a smaller batch ------------------------------------------------------------------------ */
 
 /* Its first samples are a batch like any other: same bits as one of that many, at that rate. */
-START_TEST(shortened_step) {
+TEST_LOOP("smaller", shortened_step, 3) {
     static const struct {
         mt_rate_rule rule;
         double rate;
@@ -289,10 +279,9 @@ START_TEST(shortened_step) {
     ck_assert_uint_eq(fake_hash(&fake), hash);
     done(trainer);
 }
-END_TEST
 
 /* A batch that can be cut is cut, however small the room. */
-START_TEST(not_where_it_can_be_cut) {
+TEST("smaller", not_where_it_can_be_cut) {
     fake_options options = with_rungs(0, budget_with(0, 4));
     mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_trainer *trainer = trainer_with(&options, &policy);
@@ -302,10 +291,9 @@ START_TEST(not_where_it_can_be_cut) {
     step_fails(trainer, 32, 4, MT_EDEVMEM);
     done(trainer);
 }
-END_TEST
 
 /* Samples are chunks of at least 8: a batch of 12 is one, and has to be made smaller. */
-START_TEST(smallest_chunk) {
+TEST("smaller", smallest_chunk) {
     fake_options options = with_rungs(0, budget_with(0, 10));
     mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_trainer *trainer;
@@ -321,10 +309,9 @@ START_TEST(smallest_chunk) {
     ck_assert_uint_eq(some(trainer, 7, 6).samples, 7);
     done(trainer);
 }
-END_TEST
 
 /* A batch that cannot be made smaller has passed a rung over, which the next one needs. */
-START_TEST(passed_over) {
+TEST("smaller", passed_over) {
     fake_options options = with_rungs(BIT(MINIMAL), budget_with(BIT(MINIMAL), 12));
     mt_policy_options policy = allowing(BIT(SMALLER_BATCH) | BIT(MINIMAL));
     mt_trainer *trainer;
@@ -338,10 +325,9 @@ START_TEST(passed_over) {
     ck_assert_uint_eq(report.samples, 12);
     done(trainer);
 }
-END_TEST
 
 /* There is room again: one cut less at a time, and at last the whole batch at the full rate. */
-START_TEST(grows_back) {
+TEST("smaller", grows_back) {
     fake_options options = whole(16);
     mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_step_report report;
@@ -365,10 +351,9 @@ START_TEST(grows_back) {
     ck_assert_double_eq(fake.rate, 1);
     done(trainer);
 }
-END_TEST
 
 /* A backend without set_rate keeps its rate, and the report says so. */
-START_TEST(no_set_rate) {
+TEST("smaller", no_set_rate) {
     fake_options options = whole(20);
     mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_step_report report;
@@ -382,10 +367,9 @@ START_TEST(no_set_rate) {
     ck_assert_double_eq(report.rate, 1);
     done(trainer);
 }
-END_TEST
 
 /* A large batch of which little fits, and nothing is known of it: one step finds what does. */
-START_TEST(far_too_large) {
+TEST_LOOP("smaller", far_too_large, 5) {
     static const size_t fitting[] = {20, 8, 4, 2, 1};
     fake_options options = whole(fitting[_i]);
     mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
@@ -394,12 +378,11 @@ START_TEST(far_too_large) {
     ck_assert_uint_le(some(trainer, 32, 1).samples, fitting[_i]);
     done(trainer);
 }
-END_TEST
 
 /* ---- the other device ----------------------------------------------------------------------- */
 
 /* Nothing fits any more, and then all does: no step is lost on the way there and back, each time. */
-START_TEST(to_the_cpu_and_back) {
+TEST_LOOP("device", to_the_cpu_and_back, 2) {
     unsigned rungs = _i == 0 ? BIT(CPU) : BIT(CPU) | BIT(MINIMAL);
     fake_options options = with_rungs(rungs, budget_with(0, 20));
     mt_policy_options policy = allowing(rungs);
@@ -421,10 +404,9 @@ START_TEST(to_the_cpu_and_back) {
     ck_assert_uint_eq(fake.step, fake.state.updates);
     done(trainer);
 }
-END_TEST
 
 /* The chunks on the other device are those that its memory holds, from the first step there. */
-START_TEST(chunks_fit_the_device) {
+TEST("device", chunks_fit_the_device) {
     fake_options options = with_rungs(BIT(CPU), budget_with(0, 20));
     mt_policy_options policy = allowing(BIT(CPU));
     mt_trainer *trainer;
@@ -447,13 +429,12 @@ START_TEST(chunks_fit_the_device) {
     ck_assert_uint_le(step(trainer, 40, 8).chunks[0], 7);
     done(trainer);
 }
-END_TEST
 
 /*
  * A device that tells nothing is not asked for recordings, and no samples are thrown away for them; the other one is
  * as soon as it is there, so what chunks need there is foretold to the byte.
  */
-START_TEST(recordings_of_one_device) {
+TEST_LOOP("device", recordings_of_one_device, 2) {
     fake_options options = with_rungs(BIT(CPU), budget_with(0, 20));
     mt_policy_options policy = allowing(BIT(CPU));
     mt_trainer *trainer;
@@ -476,37 +457,5 @@ START_TEST(recordings_of_one_device) {
     }
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_ladder(void) {
-    Suite *suite = suite_create("trainer_ladder");
-    TCase *up = suite_case(suite, "up"), *refused = suite_case(suite, "refused"),
-          *down = suite_case(suite, "down"), *smaller = suite_case(suite, "smaller"),
-          *device = suite_case(suite, "device");
-
-    tcase_add_loop_test(up, climbs, 0, 2 * LENGTH(rows));
-    tcase_add_test(up, no_set_rung);
-    tcase_add_test(up, evaluation_climbs);
-    tcase_add_test(refused, refused_once);
-    tcase_add_test(refused, refused_and_not_cleared);
-    tcase_add_loop_test(refused, refused_on, 0, 2);
-    tcase_add_loop_test(refused, refused_off, 0, 2);
-    tcase_add_loop_test(refused, set_rung_fails, 0, 2);
-    tcase_add_test(down, leaves);
-    tcase_add_loop_test(down, stays_where_it_is_faster, 0, 2);
-    tcase_add_loop_test(smaller, shortened_step, 0, 3);
-    tcase_add_test(smaller, not_where_it_can_be_cut);
-    tcase_add_test(smaller, smallest_chunk);
-    tcase_add_test(smaller, passed_over);
-    tcase_add_test(smaller, grows_back);
-    tcase_add_test(smaller, no_set_rate);
-    tcase_add_loop_test(smaller, far_too_large, 0, 5);
-    tcase_add_loop_test(device, to_the_cpu_and_back, 0, 2);
-    tcase_add_test(device, chunks_fit_the_device);
-    tcase_add_loop_test(device, recordings_of_one_device, 0, 2);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_ladder());
-}
+SUITE("trainer_ladder")

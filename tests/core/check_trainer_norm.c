@@ -29,7 +29,7 @@ static fake_options shows(size_t m) {
 /* ---- found by a chunk ------------------------------------------------------------------------- */
 
 /* The recordings that had been kept until then are taken back once, and the step is that of its chunks from the start. */
-START_TEST(found) {
+TEST("norm", found) {
     fake_options options = shows(12);
     mt_trainer *trainer = trainer_with(&options, NULL);
     mt_step_report report = step(trainer, 32, 1);
@@ -52,10 +52,9 @@ START_TEST(found) {
     ck_assert_uint_eq(fake_hash(&fake), hash);
     done(trainer);
 }
-END_TEST
 
 /* A whole batch that is one chunk is what it would be anyway. */
-START_TEST(found_in_a_whole_batch) {
+TEST("norm", found_in_a_whole_batch) {
     fake_options options = shows(100);
     mt_trainer *trainer;
 
@@ -65,10 +64,9 @@ START_TEST(found_in_a_whole_batch) {
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);
     done(trainer);
 }
-END_TEST
 
 /* An evaluation does not normalise over its samples, whatever a backend says: it has chunks of any size. */
-START_TEST(not_of_evaluations) {
+TEST("norm", not_of_evaluations) {
     fake_options options = fits(1);
     mt_trainer *trainer;
 
@@ -77,10 +75,9 @@ START_TEST(not_of_evaluations) {
     ck_assert_uint_eq(evaluate(trainer, 4, 1).samples, 4);
     done(trainer);
 }
-END_TEST
 
 /* Where one sample fits and two do not, the step fails; without a norm it goes through in ones. */
-START_TEST(never_of_one_sample) {
+TEST_LOOP("norm", never_of_one_sample, 2) {
     fake_options options = fits(1);
     mt_trainer *trainer;
 
@@ -92,10 +89,9 @@ START_TEST(never_of_one_sample) {
         ck_assert_uint_eq(step(trainer, 4, 1).chunk_count, 4);
     done(trainer);
 }
-END_TEST
 
 /* A size that the options fix is refused in each step, as where describe tells of the norm; a given chunk is not. */
-START_TEST(fixed_to_one_sample) {
+TEST_LOOP("norm", fixed_to_one_sample, 2) {
     static const size_t ones[] = {1, 1, 1, 1};
     fake_options options = shows(12);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -114,10 +110,9 @@ START_TEST(fixed_to_one_sample) {
     }
     done(trainer);
 }
-END_TEST
 
 /* A size that leaves one sample over is cut otherwise; one that does not runs on. */
-START_TEST(fixed_and_one_sample_over) {
+TEST_LOOP("norm", fixed_and_one_sample_over, 2) {
     fake_options options = shows(40);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_step_report report;
@@ -131,12 +126,11 @@ START_TEST(fixed_and_one_sample_over) {
     ck_assert_uint_eq(step(trainer, _i ? 3 : 4, 2).discarded, 0);
     done(trainer);
 }
-END_TEST
 
 /* ---- small chunks are told ----------------------------------------------------------------------- */
 
 /* Chunks that the caller has chosen stay, of one sample too, and are told once. */
-START_TEST(chunks_of_ones_own) {
+TEST_LOOP("norm", chunks_of_ones_own, 2) {
     static const size_t ones[] = {1, 1, 1, 1};
     fake_options options = shows(12);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -154,10 +148,9 @@ START_TEST(chunks_of_ones_own) {
     ck_contains(logged, "chunks of at most 1 of the batch's 4 samples");
     done(trainer);
 }
-END_TEST
 
 /* From 8 samples on nothing is said, nor of a batch that is not cut, nor where nothing normalises. */
-START_TEST(small_chunks_are_told) {
+TEST_LOOP("norm", small_chunks_are_told, 6) {
     static const struct {
         size_t chunk, batch;
         int normalises, prepares, told;
@@ -183,23 +176,5 @@ START_TEST(small_chunks_are_told) {
     if (cases[_i].told) ck_contains(logged, "min_micro_batch of 8");
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_norm(void) {
-    Suite *suite = suite_create("trainer_norm");
-    TCase *norm = suite_case(suite, "norm");
-
-    tcase_add_test(norm, found);
-    tcase_add_test(norm, found_in_a_whole_batch);
-    tcase_add_test(norm, not_of_evaluations);
-    tcase_add_loop_test(norm, never_of_one_sample, 0, 2);
-    tcase_add_loop_test(norm, chunks_of_ones_own, 0, 2);
-    tcase_add_loop_test(norm, fixed_to_one_sample, 0, 2);
-    tcase_add_loop_test(norm, fixed_and_one_sample_over, 0, 2);
-    tcase_add_loop_test(norm, small_chunks_are_told, 0, 6);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_norm());
-}
+SUITE("trainer_norm")

@@ -45,7 +45,7 @@ static double steps(mt_trainer *trainer, uint64_t *id, int count) {
 }
 
 /* A shortage of one step, and the speed 10 steps later. */
-START_TEST(a_shortage_passes) {
+TEST_LOOP("passes", a_shortage_passes, 2 * LENGTH(backends)) {
     static const size_t left[] = {4, 13};
     int row = _i / 2;
     fake_options options = options_of(row);
@@ -61,10 +61,9 @@ START_TEST(a_shortage_passes) {
                   backends[row].name, before, during, after);
     done(trainer);
 }
-END_TEST
 
 /* A hog that nothing tells of, in half of 500 steps: none fails, and some time later the speed is back. */
-START_TEST(hog_that_is_not_told) {
+TEST_LOOP("passes", hog_that_is_not_told, LENGTH(backends)) {
     fake_options options = options_of(_i);
     mt_trainer *trainer = trainer_with(&options, NULL);
     uint64_t id = 1, state = 7;
@@ -81,7 +80,6 @@ START_TEST(hog_that_is_not_told) {
     ck_assert_msg(steps(trainer, &id, 1) <= before * 1.001, "%s", backends[_i].name);
     done(trainer);
 }
-END_TEST
 
 /* The program with so many per cent more of each allocation, for other kernels. */
 static fake_program larger_by(int percent) {
@@ -102,7 +100,7 @@ static double mostly_set_up(size_t samples) {
 }
 
 /* From 16 samples on kernels need more, and 16 would fit but for that: one that never does. */
-START_TEST(what_never_fits_is_tried_rarely) {
+TEST_LOOP("stays", what_never_fits_is_tried_rarely, 2) {
     static const int percent[] = {2, 10};
     fake_options options = options_of(0);
     mt_trainer *trainer;
@@ -121,13 +119,12 @@ START_TEST(what_never_fits_is_tried_rarely) {
     ck_assert_uint_le(fake.genuine - early, 10);
     done(trainer);
 }
-END_TEST
 
 /*
  * Room comes while chunks are kept by a bound, after an OOM: the chunk that is recorded before larger ones runs in
  * place, so that the recording tells both, and the whole batch is next.
  */
-START_TEST(more_room_and_other_kernels) {
+TEST("stays", more_room_and_other_kernels) {
     fake_options options = fake_defaults;
     mt_step_report report;
     mt_trainer *trainer;
@@ -147,10 +144,9 @@ START_TEST(more_room_and_other_kernels) {
     ck_assert_uint_eq(report.chunk_count, 1);
     done(trainer);
 }
-END_TEST
 
 /* Two recordings whose kernels differ say nothing of each other: the larger one stands for sizes from there. */
-START_TEST(a_change_between_the_first_two_recordings) {
+TEST_LOOP("stays", a_change_between_the_first_two_recordings, 2) {
     static const size_t batches[] = {128, 16}, budgets[] = {350000, 325000};
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fake_defaults;
@@ -170,10 +166,9 @@ START_TEST(a_change_between_the_first_two_recordings) {
     ck_assert_uint_le(report.chunk_count, batches[_i] / 19 + 2); /* 19 fit */
     done(trainer);
 }
-END_TEST
 
 /* Above 6 samples, the most that fit, kernels need more, which no recording has seen: larger ones fail at first. */
-START_TEST(sizes_below_a_failure_are_tried) {
+TEST("stays", sizes_below_a_failure_are_tried) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fake_defaults;
     mt_trainer *trainer;
@@ -191,7 +186,6 @@ START_TEST(sizes_below_a_failure_are_tried) {
     ck_assert_uint_le(fake.genuine, 16);
     done(trainer);
 }
-END_TEST
 
 static double off_a_cliff(size_t samples) {
     return 0.0005 * (double)samples * (samples > 8 ? 4 : 1);
@@ -219,7 +213,7 @@ static const struct {
 };
 
 /* A rung that one bad step has forced on is left, where the step is faster without it. */
-START_TEST(a_rung_is_left) {
+TEST_LOOP("passes", a_rung_is_left, LENGTH(rungs_taken)) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(64);
     mt_trainer *trainer;
@@ -241,7 +235,6 @@ START_TEST(a_rung_is_left) {
     ck_assert_msg(fake.rungs == 0, "%s", rungs_taken[_i].name);
     done(trainer);
 }
-END_TEST
 
 /* The n-th call of accumulate meets a refusal that does not come again, for these n. */
 static struct {
@@ -260,7 +253,7 @@ static mt_status accumulate_or_refuse(void *self, size_t first, size_t count, do
 }
 
 /* Four of them in one step, each of another chunk, where chunks stay: more than one chunk would be given. */
-START_TEST(each_chunk_has_its_own_tries) {
+TEST_LOOP("tries", each_chunk_has_its_own_tries, 2) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_batch batch = batch_of(64, 1);
@@ -288,7 +281,6 @@ START_TEST(each_chunk_has_its_own_tries) {
     ck_assert_uint_eq(report.chunk_count, 32);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* What the user has taken is released while the n-th chunk runs, that does not fit all the same. */
 static struct {
@@ -304,7 +296,7 @@ static mt_status accumulate_and_release(void *self, size_t first, size_t count, 
 }
 
 /* There is more room for the next plan than the chunk had that failed: it is for a smaller one still. */
-START_TEST(memory_comes_back) {
+TEST_LOOP("passes", memory_comes_back, 2) {
     fake_options options = fits(20);
     mt_batch batch = batch_of(128, 1);
     mt_trainer *trainer;
@@ -325,10 +317,9 @@ START_TEST(memory_comes_back) {
     if (_i == 0) ck_assert_uint_ge(fake.genuine, 1);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* Neither recordings nor peaks: nothing is run for their sake and taken back. */
-START_TEST(nothing_is_recorded_in_vain) {
+TEST("tries", nothing_is_recorded_in_vain) {
     fake_options options = options_of(5);
     mt_trainer *trainer;
 
@@ -337,10 +328,9 @@ START_TEST(nothing_is_recorded_in_vain) {
     ck_assert_uint_eq(step(trainer, 32, 1).discarded, 0);
     done(trainer);
 }
-END_TEST
 
 /* One sample is all that is known, and its bound says that no more fit. */
-START_TEST(a_bound_of_few_is_tried) {
+TEST_LOOP("tries", a_bound_of_few_is_tried, 2) {
     fake_options options = options_of(_i ? 3 : 0);
     mt_trainer *trainer;
     uint64_t id = 1;
@@ -352,23 +342,5 @@ START_TEST(a_bound_of_few_is_tried) {
     ck_assert_uint_ge(step(trainer, 64, id).chunks[0], 5);
     done(trainer);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("trainer_passes");
-    TCase *passes = suite_case(suite, "passes"), *stays = suite_case(suite, "stays"),
-          *tries = suite_case(suite, "tries");
-
-    tcase_add_loop_test(passes, a_shortage_passes, 0, 2 * LENGTH(backends));
-    tcase_add_loop_test(passes, hog_that_is_not_told, 0, LENGTH(backends));
-    tcase_add_loop_test(passes, a_rung_is_left, 0, LENGTH(rungs_taken));
-    tcase_add_loop_test(passes, memory_comes_back, 0, 2);
-    tcase_add_test(stays, more_room_and_other_kernels);
-    tcase_add_loop_test(stays, a_change_between_the_first_two_recordings, 0, 2);
-    tcase_add_test(stays, sizes_below_a_failure_are_tried);
-    tcase_add_loop_test(stays, what_never_fits_is_tried_rarely, 0, 2);
-    tcase_add_loop_test(tries, each_chunk_has_its_own_tries, 0, 2);
-    tcase_add_test(tries, nothing_is_recorded_in_vain);
-    tcase_add_loop_test(tries, a_bound_of_few_is_tried, 0, 2);
-    return suite_run(suite);
-}
+SUITE("trainer_passes")

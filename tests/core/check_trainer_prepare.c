@@ -39,7 +39,7 @@ static mt_trainer *learnt(const fake_options *options) {
 
 /* Recordings are taken back, each told of alone; then all chunks of the batch. "prepare(3+32)": three of
    32 samples. */
-START_TEST(order) {
+TEST("calls", order) {
     fake_options options = telling(12);
     mt_policy_options policy = deterministic();
     mt_trainer *trainer = trainer_with(&options, &policy);
@@ -54,10 +54,9 @@ START_TEST(order) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* A first batch that begins with a small chunk is closed before it begins: that chunk is no recording for it. */
-START_TEST(begins_small) {
+TEST_LOOP("calls", begins_small, 2) {
     fake_options options = telling(_i ? 200 : 24);
     mt_step_report report;
     mt_trainer *trainer;
@@ -77,10 +76,9 @@ START_TEST(begins_small) {
     for (uint64_t id = 2; id < 30; id++) step(trainer, 60, id);
     done(trainer);
 }
-END_TEST
 
 /* All chunks of a batch have one size: one that is to be known is that of a whole batch, and each is tried for one or two. */
-START_TEST(does_not_run_again) {
+TEST("calls", does_not_run_again) {
     fake_options options = telling(64);
     mt_trainer *trainer;
 
@@ -97,10 +95,9 @@ START_TEST(does_not_run_again) {
     check_log("begin prepare(1+64) accumulate(0+64) apply");
     done(trainer);
 }
-END_TEST
 
 /* Chunks that are given; and those of a batch too small to record two. */
-START_TEST(given_and_small) {
+TEST("calls", given_and_small) {
     static const size_t chunks[] = {5, 20, 7};
     fake_options options = telling(40);
     mt_trainer *trainer = learnt(&options);
@@ -115,10 +112,9 @@ START_TEST(given_and_small) {
         "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+3) accumulate(0+3) apply");
     done(trainer);
 }
-END_TEST
 
 /* Chunks are neither marked nor are gradients given back, though the backend could. */
-START_TEST(neither_marked_nor_alone) {
+TEST("calls", neither_marked_nor_alone) {
     fake_options options = telling(32);
     mt_policy_options policy = deterministic();
     mt_trainer *trainer;
@@ -131,10 +127,9 @@ START_TEST(neither_marked_nor_alone) {
     ck_assert_int_eq(fake.holding, 1);
     done(trainer);
 }
-END_TEST
 
 /* Evaluation is not told of, and its first chunks are recorded as ever. */
-START_TEST(evaluation) {
+TEST("calls", evaluation) {
     fake_options options = telling(12);
     mt_trainer *trainer = learnt(&options);
 
@@ -142,10 +137,9 @@ START_TEST(evaluation) {
     ck_assert_uint_eq(count_kind(FAKE_PREPARE), 0);
     done(trainer);
 }
-END_TEST
 
 /* A batch that is made smaller is told of as such. */
-START_TEST(fewer_samples) {
+TEST("calls", fewer_samples) {
     fake_options options = telling(4);
     mt_policy_options policy = deterministic();
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
@@ -163,7 +157,6 @@ START_TEST(fewer_samples) {
     ck_assert_uint_eq(fake.told_next, 0); /* forgotten with the step */
     done(trainer);
 }
-END_TEST
 
 /* ---- what fails -------------------------------------------------------------------------------------- */
 
@@ -187,7 +180,7 @@ static const struct {
 };
 
 /* Whatever runs out of memory once, the whole step is taken back and told of again. */
-START_TEST(taken_back_whole) {
+TEST_LOOP("fails", taken_back_whole, LENGTH(failures)) {
     fake_options options = telling(12);
     mt_trainer *trainer = learnt(&options);
 
@@ -196,10 +189,9 @@ START_TEST(taken_back_whole) {
     check_log(failures[_i].calls);
     done(trainer);
 }
-END_TEST
 
 /* What is no matter of memory ends the step, also in prepare. */
-START_TEST(failure_is_handed_on) {
+TEST("fails", failure_is_handed_on) {
     fake_options options = telling(12);
     mt_trainer *trainer = learnt(&options);
 
@@ -210,7 +202,6 @@ START_TEST(failure_is_handed_on) {
     step(trainer, 32, 2);
     done(trainer);
 }
-END_TEST
 
 /* prepare runs out of memory while there are chunks as large as this. */
 static mt_backend real;
@@ -224,7 +215,7 @@ static mt_status prepare_small(void *self, const size_t *chunks, size_t count,
 }
 
 /* An OOM of prepare is one of the largest chunk: without evidence it is that size that did not fit. */
-START_TEST(answered_as_the_largest) {
+TEST("fails", answered_as_the_largest) {
     fake_options options = telling(12);
     mt_policy_options policy = deterministic();
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
@@ -245,10 +236,9 @@ START_TEST(answered_as_the_largest) {
     too_large = 0;
     done(trainer);
 }
-END_TEST
 
 /* Given chunks are not changed: after a clear the step gives up. */
-START_TEST(given_chunks_give_up) {
+TEST("fails", given_chunks_give_up) {
     static const size_t chunks[] = {16, 16};
     fake_options options = telling(40);
     mt_trainer *trainer = learnt(&options);
@@ -260,13 +250,12 @@ START_TEST(given_chunks_give_up) {
     step(trainer, 32, 2);
     done(trainer);
 }
-END_TEST
 
 /*
  * Recordings do not know what is prepared. The chunk that it leaves too little room for is known from the
  * first step on, and not tried in each.
  */
-START_TEST(what_is_prepared_is_learnt) {
+TEST("fails", what_is_prepared_is_learnt) {
     fake_options options = fits(16);
     mt_policy_options policy = deterministic();
     mt_trainer *trainer;
@@ -284,10 +273,9 @@ START_TEST(what_is_prepared_is_learnt) {
     ck_assert_uint_le(fake.genuine, 1);
     done(trainer);
 }
-END_TEST
 
 /* Host memory runs out at each request in turn: the step is undone, and the next one goes through. */
-START_TEST(without_host_memory) {
+TEST("fails", without_host_memory) {
     size_t n = 0, fired;
 
     ck_ok(counting_install());
@@ -311,28 +299,5 @@ START_TEST(without_host_memory) {
     } while (fired);
     ck_assert_uint_gt(n, 4);
 }
-END_TEST
 
-static Suite *suite_prepare(void) {
-    Suite *suite = suite_create("trainer_prepare");
-    TCase *calls = suite_case(suite, "calls"), *fails = suite_case(suite, "fails");
-
-    tcase_add_test(calls, order);
-    tcase_add_loop_test(calls, begins_small, 0, 2);
-    tcase_add_test(calls, does_not_run_again);
-    tcase_add_test(calls, given_and_small);
-    tcase_add_test(calls, neither_marked_nor_alone);
-    tcase_add_test(calls, evaluation);
-    tcase_add_test(calls, fewer_samples);
-    tcase_add_loop_test(fails, taken_back_whole, 0, LENGTH(failures));
-    tcase_add_test(fails, failure_is_handed_on);
-    tcase_add_test(fails, answered_as_the_largest);
-    tcase_add_test(fails, given_chunks_give_up);
-    tcase_add_test(fails, what_is_prepared_is_learnt);
-    tcase_add_test(fails, without_host_memory);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_prepare());
-}
+SUITE("trainer_prepare")

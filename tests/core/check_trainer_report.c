@@ -41,7 +41,7 @@ static void log_work(size_t *went_through, size_t *all, double *seconds) {
 }
 
 /* Thirty steps with faults, a hog and another batch size: all sums agree with the calls. */
-START_TEST(reports_add_up) {
+TEST("report", reports_add_up) {
     fake_options options = fits(14);
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_trainer *trainer;
@@ -91,9 +91,8 @@ START_TEST(reports_add_up) {
     ck_assert_str_eq(run.state_sha256, "");
     done(trainer);
 }
-END_TEST
 
-START_TEST(report_loss_and_metrics) {
+TEST("report", report_loss_and_metrics) {
     fake_options options = with_units(5);
     mt_trainer *trainer = trainer_with(&options, NULL);
     mt_step_report report;
@@ -110,10 +109,9 @@ START_TEST(report_loss_and_metrics) {
     ck_assert_double_eq_tol(report.metrics[1], whole.metric_sums[1] / 21, 1e-12);
     done(trainer);
 }
-END_TEST
 
 /* The peak that is predicted is the one that is seen. */
-START_TEST(report_predictions) {
+TEST("report", report_predictions) {
     fake_options options = fits(14);
     mt_trainer *trainer = trainer_with(&options, NULL);
 
@@ -127,10 +125,9 @@ START_TEST(report_predictions) {
                       fake_program_peak(&fake_train_program, 9));
     done(trainer);
 }
-END_TEST
 
 /* A step that the scaler skipped counts, and is marked. */
-START_TEST(report_skipped) {
+TEST("report", report_skipped) {
     fake_options options = fake_defaults;
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_trainer *trainer;
@@ -144,7 +141,6 @@ START_TEST(report_skipped) {
     ck_assert_uint_eq(fake.state.updates, 2);
     done(trainer);
 }
-END_TEST
 
 static char logged[512];
 static int log_lines;
@@ -160,7 +156,7 @@ static void keep_line(void *user, mt_log_level level, const char *message) {
  * A loss that is not finite takes the step back: no update, and the epoch's mean stays a number. The update is made
  * where that is asked for. A loss scaler, which looks at gradients, changes nothing of that.
  */
-START_TEST(report_not_finite) {
+TEST_LOOP("report", report_not_finite, 3) {
     int is_skipped = _i != 1;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     fake_options options = fake_defaults;
@@ -194,10 +190,9 @@ START_TEST(report_not_finite) {
     ck_assert_uint_eq(epoch.samples, is_skipped ? 16 : 24);
     done(trainer);
 }
-END_TEST
 
 /* What apply leaves out is told with the norm of the gradient; a loss scaler's own steps are no news. */
-START_TEST(report_gradient_not_finite) {
+TEST_LOOP("report", report_gradient_not_finite, 2) {
     fake_options options = fake_defaults;
     mt_trainer *trainer;
 
@@ -210,10 +205,9 @@ START_TEST(report_gradient_not_finite) {
     if (!_i) ck_contains(logged, "the norm of its gradient");
     done(trainer);
 }
-END_TEST
 
 /* Where it was to be applied, a loss that is no number is told though a scaler left the update out. */
-START_TEST(report_scaler_and_loss_not_finite) {
+TEST("report", report_scaler_and_loss_not_finite) {
     fake_options options = fake_defaults;
     mt_trainer *trainer;
 
@@ -230,10 +224,9 @@ START_TEST(report_scaler_and_loss_not_finite) {
     ck_contains(logged, "the parameters are as before");
     done(trainer);
 }
-END_TEST
 
 /* Parameters that an earlier step has spoilt are not as before, and the line says so; what cannot be looked at is. */
-START_TEST(report_spoilt_parameters) {
+TEST_LOOP("report", report_spoilt_parameters, 3) {
     fake_options options = fake_defaults;
     mt_trainer *trainer;
 
@@ -250,10 +243,9 @@ START_TEST(report_spoilt_parameters) {
     ck_assert_str_eq(mt_last_error(), "");
     done(trainer);
 }
-END_TEST
 
 /* Units of chunks that do not add up to the batch's give another gradient: the step fails, and nothing has happened. */
-START_TEST(units_that_do_not_add_up) {
+TEST_LOOP("report", units_that_do_not_add_up, 6) {
     static const struct {
         double all, off;
         const char *says; /* NULL: rounding, or right */
@@ -284,7 +276,6 @@ START_TEST(units_that_do_not_add_up) {
     }
     done(trainer);
 }
-END_TEST
 
 /* Samples 0 to 7 of each batch have no label. */
 static const double masked[16] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 1, 0, 0, 3, 1};
@@ -301,7 +292,7 @@ static mt_trainer *trainer_of_masked(size_t unit_count, int mean_of_nothing, uns
 }
 
 /* Chunks without a label add nothing, though their mean is 0/0: the step is that of the whole batch. */
-START_TEST(masked_chunks) {
+TEST("report", masked_chunks) {
     static const size_t whole[] = {32}, fours[] = {4, 4, 4, 4, 4, 4, 4, 4};
     mt_step_report reports[2];
     double parameters[2][FAKE_PARAMETERS];
@@ -325,13 +316,12 @@ START_TEST(masked_chunks) {
     for (int i = 0; i < FAKE_PARAMETERS; i++)
         ck_assert_double_eq_tol(parameters[1][i], parameters[0][i], 1e-12);
 }
-END_TEST
 
 /*
  * Of a batch without any label there is no update, whatever its chunks are, and one line about it; also where units are
  * not known before the chunks have run.
  */
-START_TEST(masked_batch) {
+TEST_LOOP("report", masked_batch, 3) {
     mt_trainer *trainer = trainer_of_masked(8, _i == 1, _i == 2 ? FAKE_BIT(FAKE_UNITS) : 0);
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
@@ -356,10 +346,9 @@ START_TEST(masked_batch) {
     ck_assert_uint_eq(epoch.samples, 32);
     done(trainer);
 }
-END_TEST
 
 /* A rollback that fails there loses the state as any other does. */
-START_TEST(report_not_finite_and_no_rollback) {
+TEST("report", report_not_finite_and_no_rollback) {
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     fake_options options = fake_defaults;
     mt_batch batch = batch_of(8, 1);
@@ -372,9 +361,8 @@ START_TEST(report_not_finite_and_no_rollback) {
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
     done(trainer);
 }
-END_TEST
 
-START_TEST(report_of_finish) {
+TEST("report", report_of_finish) {
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_backend seam = fake_seam(&fake);
@@ -386,10 +374,9 @@ START_TEST(report_of_finish) {
     ck_assert_str_eq(run.state_sha256, expected);
     done(trainer);
 }
-END_TEST
 
 /* A caller that was built with a shorter struct gets as much as it knows. */
-START_TEST(report_of_an_older_caller) {
+TEST("report", report_of_an_older_caller) {
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_batch batch = batch_of(8, 1);
@@ -403,29 +390,5 @@ START_TEST(report_of_an_older_caller) {
     ck_assert_ptr_null(report.chunks);
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_report(void) {
-    Suite *suite = suite_create("trainer_report");
-    TCase *report = suite_case(suite, "report");
-
-    tcase_add_test(report, reports_add_up);
-    tcase_add_test(report, report_loss_and_metrics);
-    tcase_add_test(report, report_predictions);
-    tcase_add_test(report, report_skipped);
-    tcase_add_loop_test(report, report_not_finite, 0, 3);
-    tcase_add_loop_test(report, report_gradient_not_finite, 0, 2);
-    tcase_add_test(report, report_scaler_and_loss_not_finite);
-    tcase_add_loop_test(report, report_spoilt_parameters, 0, 3);
-    tcase_add_loop_test(report, units_that_do_not_add_up, 0, 6);
-    tcase_add_test(report, masked_chunks);
-    tcase_add_loop_test(report, masked_batch, 0, 3);
-    tcase_add_test(report, report_not_finite_and_no_rollback);
-    tcase_add_test(report, report_of_finish);
-    tcase_add_test(report, report_of_an_older_caller);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_report());
-}
+SUITE("trainer_report")

@@ -30,7 +30,7 @@ static size_t largest_chunk(const mt_step_report *report) {
 }
 
 /* Each step's prediction is the measured peak; nothing is refused; the larger go in smaller chunks. */
-START_TEST(alternating) {
+TEST_LOOP("shapes", alternating, 5) {
     static const struct {
         int shapes, steps;
     } runs[] = {{1, 10}, {2, 20}, {3, 30}, {7, 70}, {30, 90}};
@@ -53,10 +53,9 @@ START_TEST(alternating) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* A backend that says nothing of itself has shapes all the same. */
-START_TEST(without_describe) {
+TEST("shapes", without_describe) {
     fake_options options = shaped(130);
     mt_trainer *trainer;
 
@@ -65,10 +64,9 @@ START_TEST(without_describe) {
     for (uint64_t i = 0; i < 8; i++) step(trainer, 32, id_of(i % 2, i));
     done(trainer);
 }
-END_TEST
 
 /* And one that fails to say it anew ends the step before it began. */
-START_TEST(describe_fails) {
+TEST("shapes", describe_fails) {
     fake_options options = shaped(130);
     mt_trainer *trainer = trainer_with(&options, NULL);
 
@@ -79,14 +77,13 @@ START_TEST(describe_fails) {
     step(trainer, 32, id_of(1, 1));
     done(trainer);
 }
-END_TEST
 
 /* Times are apart too: each shape ends with the chunks that are the fastest for it. */
 static double falls_off(size_t samples) {
     return 0.01 * (double)samples * (samples > 16 ? 4 : 1) + 0.01;
 }
 
-START_TEST(times_are_apart) {
+TEST("shapes", times_are_apart) {
     fake_options options = shaped(200);
     mt_step_report report[2];
     mt_trainer *trainer;
@@ -101,10 +98,9 @@ START_TEST(times_are_apart) {
     ck_assert_uint_le(largest_chunk(&report[1]), 8);
     done(trainer);
 }
-END_TEST
 
 /* More shapes than are remembered: they are learnt anew, without an OOM. */
-START_TEST(more_than_are_remembered) {
+TEST("shapes", more_than_are_remembered) {
     fake_options options = shaped(200);
     mt_trainer *trainer = trainer_with(&options, NULL);
 
@@ -112,9 +108,8 @@ START_TEST(more_than_are_remembered) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
-START_TEST(shape_fails) {
+TEST("shapes", shape_fails) {
     fake_options options = shaped(64);
     mt_trainer *trainer = trainer_with(&options, NULL);
     mt_batch batch = batch_of(16, 1);
@@ -128,21 +123,5 @@ START_TEST(shape_fails) {
     step(trainer, 16, 1);
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_trainer_shapes(void) {
-    Suite *suite = suite_create("trainer_shapes");
-    TCase *shapes = suite_case(suite, "shapes");
-
-    tcase_add_loop_test(shapes, alternating, 0, 5);
-    tcase_add_test(shapes, times_are_apart);
-    tcase_add_test(shapes, more_than_are_remembered);
-    tcase_add_test(shapes, shape_fails);
-    tcase_add_test(shapes, without_describe);
-    tcase_add_test(shapes, describe_fails);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_shapes());
-}
+SUITE("trainer_shapes")

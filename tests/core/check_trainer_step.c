@@ -11,7 +11,7 @@
 
 /* ---- order of the calls --------------------------------------------------------------------- */
 
-START_TEST(order_plain) {
+TEST("order", order_plain) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(12);
     mt_trainer *trainer;
@@ -28,9 +28,8 @@ START_TEST(order_plain) {
     check_log("begin accumulate(0+12) apply");
     done(trainer);
 }
-END_TEST
 
-START_TEST(order_discarded_recording) {
+TEST("order", order_discarded_recording) {
     fake_options options = fits(12);
     mt_step_report report;
     mt_trainer *trainer;
@@ -47,9 +46,8 @@ START_TEST(order_discarded_recording) {
     check_log("begin accumulate(0+12) accumulate(12+12) apply");
     done(trainer);
 }
-END_TEST
 
-START_TEST(order_transient_failure) {
+TEST("order", order_transient_failure) {
     fake_options options = fits(16);
     mt_trainer *trainer = trainer_with(&options, NULL);
 
@@ -61,10 +59,9 @@ START_TEST(order_transient_failure) {
               "begin accumulate(0+16) accumulate(16+16) apply");
     done(trainer);
 }
-END_TEST
 
 /* Nothing has begun when begin fails, so nothing is taken back. */
-START_TEST(order_begin_fails) {
+TEST("order", order_begin_fails) {
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
     fake_fail_kind(&fake, FAKE_BEGIN, 1, MT_EIO);
@@ -73,9 +70,8 @@ START_TEST(order_begin_fails) {
     check_log("begin!");
     done(trainer);
 }
-END_TEST
 
-START_TEST(order_apply_fails) {
+TEST("order", order_apply_fails) {
     fake_options options = fake_defaults;
     mt_trainer *trainer;
 
@@ -87,10 +83,9 @@ START_TEST(order_apply_fails) {
     check_log("begin accumulate(0+16) apply! rollback");
     done(trainer);
 }
-END_TEST
 
 /* The least a backend has: memory, begin, accumulate, rollback, apply. */
-START_TEST(order_least_backend) {
+TEST("order", order_least_backend) {
     fake_options options = fits(12);
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_batch batch = batch_of(32, 1);
@@ -107,10 +102,9 @@ START_TEST(order_least_backend) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* The batch that begin sees is the caller's. */
-START_TEST(order_batch_is_passed_on) {
+TEST("order", order_batch_is_passed_on) {
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_batch batch = batch_of(7, 99);
 
@@ -121,12 +115,11 @@ START_TEST(order_batch_is_passed_on) {
     ck_assert_uint_eq(fake.batch_seen.id, 99);
     done(trainer);
 }
-END_TEST
 
 /* ---- weights and gradients ------------------------------------------------------------------ */
 
 /* Each weight is the chunk's share of the batch's units; they sum to 1. */
-START_TEST(weights_are_shares) {
+TEST("weights", weights_are_shares) {
     fake_options options = with_units(5);
     mt_trainer *trainer = trainer_with(&options, NULL);
     double sum = 0;
@@ -145,9 +138,8 @@ START_TEST(weights_are_shares) {
     ck_assert_double_eq_tol(sum, 1, 1e-12);
     done(trainer);
 }
-END_TEST
 
-START_TEST(weights_without_units) {
+TEST("weights", weights_without_units) {
     static const size_t chunks[] = {5, 5, 1};
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     size_t seen = 0;
@@ -160,10 +152,9 @@ START_TEST(weights_without_units) {
     ck_assert_uint_eq(seen, 3);
     done(trainer);
 }
-END_TEST
 
 /* A chunk without units has no weight, and a batch without any moves nothing. */
-START_TEST(weights_of_no_units) {
+TEST("weights", weights_of_no_units) {
     static const size_t chunks[] = {2, 2, 4}, empty[] = {2, 1};
     static const double nothing[] = {0};
     fake_options options = with_units(40);
@@ -184,11 +175,10 @@ START_TEST(weights_of_no_units) {
     for (int j = 0; j < FAKE_PARAMETERS; j++) ck_assert(isfinite(fake.state.parameters[j]));
     done(trainer);
 }
-END_TEST
 
 /* Units are counts or sums: no backend means a negative one, or none that is a number. */
 /* Chunks without a weight run no backward pass: they are not recorded, and those that have one are. */
-START_TEST(weights_of_no_units_teach_nothing) {
+TEST("weights", weights_of_no_units_teach_nothing) {
     static const double units[] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     fake_options options = fits(40);
     mt_trainer *trainer;
@@ -208,13 +198,12 @@ START_TEST(weights_of_no_units_teach_nothing) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /*
  * Nor do those that would be recorded, however few: they do not run again for that. A deterministic step learns from
  * one of its own chunks first.
  */
-START_TEST(weights_of_no_units_recorded) {
+TEST_LOOP("weights", weights_of_no_units_recorded, 4) {
     static const double units[] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     fake_options options = fits(24);
@@ -233,9 +222,8 @@ START_TEST(weights_of_no_units_recorded) {
                       fake_program_peak(&fake_train_program, 16));
     done(trainer);
 }
-END_TEST
 
-START_TEST(weights_of_impossible_units) {
+TEST_LOOP("weights", weights_of_impossible_units, 2) {
     static const double values[] = {-1, NAN};
     fake_options options = with_units(40);
     mt_trainer *trainer;
@@ -246,7 +234,6 @@ START_TEST(weights_of_impossible_units) {
     step_fails(trainer, 8, 1, MT_EINVAL);
     done(trainer);
 }
-END_TEST
 
 /* The parameters after one step on 23 samples in k balanced chunks. */
 static void parameters_in_chunks(const fake_options *options, size_t k, double *out, double *loss) {
@@ -263,7 +250,7 @@ static void parameters_in_chunks(const fake_options *options, size_t k, double *
 }
 
 /* k chunks give the gradient and the loss of the whole batch; with and without units. */
-START_TEST(gradients_add_up) {
+TEST_LOOP("weights", gradients_add_up, 2) {
     fake_options options = _i == 0 ? with_units(40) : fake_defaults;
     double whole[FAKE_PARAMETERS], cut[FAKE_PARAMETERS], whole_loss, loss;
 
@@ -275,11 +262,10 @@ START_TEST(gradients_add_up) {
         for (int j = 0; j < FAKE_PARAMETERS; j++) ck_assert_double_eq_tol(cut[j], whole[j], 1e-13);
     }
 }
-END_TEST
 
 /* ---- chunks given --------------------------------------------------------------------------- */
 
-START_TEST(given_chunks) {
+TEST("given", given_chunks) {
     static const size_t chunks[] = {1, 7, 2, 6};
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_step_report report;
@@ -294,10 +280,9 @@ START_TEST(given_chunks) {
     ck_assert_int_ne(report.reason, MT_PLAN_REPLAY);
     done(trainer);
 }
-END_TEST
 
 /* Any two sizes teach the model, the larger one first as well. */
-START_TEST(given_chunks_teach) {
+TEST("given", given_chunks_teach) {
     static const size_t chunks[] = {9, 7};
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     const mt_policy *policy = mt_trainer_policy(trainer);
@@ -309,10 +294,9 @@ START_TEST(given_chunks_teach) {
                           fake_program_peak(&fake_train_program, m));
     done(trainer);
 }
-END_TEST
 
 /* The caller's array may change after the call, and the last one given counts. */
-START_TEST(given_chunks_are_copied) {
+TEST("given", given_chunks_are_copied) {
     size_t chunks[] = {3, 5};
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
@@ -325,9 +309,8 @@ START_TEST(given_chunks_are_copied) {
     check_log("begin accumulate(0+4) accumulate(4+4) apply");
     done(trainer);
 }
-END_TEST
 
-START_TEST(given_chunks_that_do_not_add_up) {
+TEST("given", given_chunks_that_do_not_add_up) {
     static const size_t few[] = {4, 4}, overflow[] = {SIZE_MAX, 9};
     mt_batch batch = batch_of(9, 1);
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
@@ -343,9 +326,8 @@ START_TEST(given_chunks_that_do_not_add_up) {
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
     done(trainer);
 }
-END_TEST
 
-START_TEST(given_chunks_retry_but_stay) {
+TEST("given", given_chunks_retry_but_stay) {
     static const size_t chunks[] = {9, 7};
     mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
@@ -356,9 +338,8 @@ START_TEST(given_chunks_retry_but_stay) {
               "begin accumulate(0+9) accumulate(9+7) apply");
     done(trainer);
 }
-END_TEST
 
-START_TEST(given_chunks_that_do_not_fit) {
+TEST("given", given_chunks_that_do_not_fit) {
     static const size_t chunks[] = {30, 2};
     fake_options options = fits(20);
     mt_trainer *trainer = trainer_with(&options, NULL);
@@ -369,7 +350,6 @@ START_TEST(given_chunks_that_do_not_fit) {
     step(trainer, 32, 1);
     done(trainer);
 }
-END_TEST
 
 /* ---- two at once ---------------------------------------------------------------------------- */
 
@@ -393,7 +373,7 @@ static void *trainer_thread(void *argument) {
 }
 
 /* Two trainers in two threads go their way as if alone. */
-START_TEST(two_threads) {
+TEST("threads", two_threads) {
     fake_options options = fits(14);
     pthread_t threads[2];
     void *result;
@@ -411,37 +391,5 @@ START_TEST(two_threads) {
     ck_assert_uint_eq(fake_hash(&fakes[0]), fake_hash(&fake));
     ck_assert_uint_eq(fake_hash(&fakes[1]), fake_hash(&fake));
 }
-END_TEST
 
-static Suite *suite_trainer_step(void) {
-    Suite *suite = suite_create("trainer_step");
-    TCase *order = suite_case(suite, "order"), *weights = suite_case(suite, "weights"),
-          *given = suite_case(suite, "given"), *threads = suite_case(suite, "threads");
-
-    tcase_add_test(order, order_plain);
-    tcase_add_test(order, order_discarded_recording);
-    tcase_add_test(order, order_transient_failure);
-    tcase_add_test(order, order_begin_fails);
-    tcase_add_test(order, order_apply_fails);
-    tcase_add_test(order, order_least_backend);
-    tcase_add_test(order, order_batch_is_passed_on);
-    tcase_add_test(weights, weights_are_shares);
-    tcase_add_test(weights, weights_without_units);
-    tcase_add_test(weights, weights_of_no_units);
-    tcase_add_test(weights, weights_of_no_units_teach_nothing);
-    tcase_add_loop_test(weights, weights_of_no_units_recorded, 0, 4);
-    tcase_add_loop_test(weights, weights_of_impossible_units, 0, 2);
-    tcase_add_loop_test(weights, gradients_add_up, 0, 2);
-    tcase_add_test(given, given_chunks);
-    tcase_add_test(given, given_chunks_teach);
-    tcase_add_test(given, given_chunks_are_copied);
-    tcase_add_test(given, given_chunks_that_do_not_add_up);
-    tcase_add_test(given, given_chunks_retry_but_stay);
-    tcase_add_test(given, given_chunks_that_do_not_fit);
-    tcase_add_test(threads, two_threads);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_trainer_step());
-}
+SUITE("trainer_step")

@@ -36,3 +36,30 @@ int suite_run(Suite *suite) {
     srunner_free(runner);
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
+
+/* ---- TEST and SUITE ----------------------------------------------------------------------------- */
+
+enum { CASES_MOST = 32 };
+
+static struct {
+    const char *names[CASES_MOST];
+    TCase *cases[CASES_MOST];
+    int count;
+} named;
+
+TCase *suite_case_named(const char *name) {
+    for (int i = 0; i < named.count; i++)
+        if (strcmp(named.names[i], name) == 0) return named.cases[i];
+    if (named.count == CASES_MOST) abort();
+    TCase *test_case = tcase_create(name);
+    tcase_set_timeout(test_case, SUITE_SECONDS);
+    named.names[named.count] = name;
+    named.cases[named.count++] = test_case;
+    return test_case;
+}
+
+int suite_run_named(const char *name) {
+    Suite *suite = suite_create(name);
+    for (int i = 0; i < named.count; i++) suite_add_tcase(suite, named.cases[i]);
+    return suite_run(suite);
+}

@@ -22,15 +22,24 @@
 
 #define ck_ok(expression) ck_status(expression, MT_OK)
 
+/* A call that must fail with this status and an error line that has the words in it. */
+#define ck_refused(expression, expected, words)                                                    \
+    do {                                                                                           \
+        ck_status(expression, expected);                                                           \
+        ck_contains(mt_last_error(), words);                                                       \
+    } while (0)
+
 /* The text must have the word in it. */
 #define ck_contains(text, word)                                                                    \
     ck_assert_msg(strstr(text, word) != NULL, "'%s' is not in '%s'", word, text)
 
-/* A case with the timeout that all cases have, in seconds; Check's own of 4 is too short. */
+/* The timeout that all cases have; Check's own of 4 is too short. */
+enum { SUITE_SECONDS = 60 };
+
 static inline TCase *suite_case(Suite *suite, const char *name) {
     TCase *test_case = tcase_create(name);
 
-    tcase_set_timeout(test_case, 60);
+    tcase_set_timeout(test_case, SUITE_SECONDS);
     suite_add_tcase(suite, test_case);
     return test_case;
 }
@@ -86,8 +95,37 @@ static inline int suite_has_arena(void) {
 extern "C" {
 #endif
 int suite_run(Suite *suite);
+
+/* The case of this name among those of TEST; one that suite_case makes. */
+TCase *suite_case_named(const char *name);
+
+/* Runs these. */
+int suite_run_named(const char *name);
 #ifdef __cplusplus
 }
 #endif
+
+/*
+ * A test where it stands, in a case by name, and the program that runs all of a file:
+ *
+ *     TEST("plans", a_batch_that_fits) { ck_ok(...); }
+ *     TEST_LOOP("plans", sizes, LENGTH(sizes)) { ck_ok(plan(sizes[_i])); }
+ *     SUITE("policy")
+ */
+#define TEST(case_, name) TEST_LOOP(case_, name, 1)
+#define TEST_LOOP(case_, name, times)                                                              \
+    static void name##_body(int _i CK_ATTRIBUTE_UNUSED);                                           \
+    START_TEST(name) {                                                                             \
+        name##_body(_i);                                                                           \
+    }                                                                                              \
+    END_TEST                                                                                       \
+    __attribute__((constructor)) static void name##_add(void) {                                    \
+        tcase_add_loop_test(suite_case_named(case_), name, 0, times);                              \
+    }                                                                                              \
+    static void name##_body(int _i CK_ATTRIBUTE_UNUSED)
+#define SUITE(name)                                                                                \
+    int main(void) {                                                                               \
+        return suite_run_named(name);                                                              \
+    }
 
 #endif
