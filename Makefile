@@ -162,8 +162,9 @@ COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
-# check_shim_cuda, check_shim_xpu and check_shim_mps have hooks of their own, under the key that the test device takes.
-beside_card = $(filter-out %/check_shim_$(or $(CARD),none),$(TESTS))
+# Where a device is named, the suites that use libtorch or the examples. check_shim_cuda, check_shim_xpu and check_shim_mps
+# have hooks of their own, under the key that the test device takes.
+on_device = $(filter-out %/check_shim_$(or $(CARD),none),$(if $(DEVICE),,$(TESTS_CORE)) $(TESTS_EX) $(TESTS_TORCH))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
 
@@ -366,8 +367,8 @@ run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processes check_ex_resume check_peaks)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
-check: all tests $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
-	@$(run_tests) $(call longest_first,$(call chosen,$(beside_card))) $(if $(SUITES),,$(STATIC))
+check: all $(if $(DEVICE),$(TESTS_EX) $(TESTS_TORCH),tests) $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
+	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(STATIC))
 
 check-python: ## the package for Python's own torch, and the libraries from ctypes where they are built (PYTHON=DIR/bin/python3)
 	@PYTHON='$(PYTHON)' sh setup/check_python_package.sh
@@ -695,6 +696,8 @@ $(OBJ)/card_$(1)/%.o: % $(OBJ)/appxx.flags | $(PACKAGES)
 	@mkdir -p $$(@D)
 	$$(Q)$$(CXX) $$(APPXX_FLAGS) $$(SHIM_DIRS) -fvisibility=hidden -DCARD=$(2) $(3) $$(DEPEND) -c -o $$@ $$<
 
+# Where a benchmark needs it, make would give it the benchmark's path.
+$(call card_so,$(1)): DEEPER :=
 $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A) $(CORE_A)
 	$$(call say,LINK,$$@)
 	@mkdir -p $$(@D)

@@ -12,6 +12,8 @@
 
 #include <cstring>
 
+#include <dlfcn.h>
+
 #include <ATen/ops/empty.h>
 #include <memtrain/tensor.h>
 
@@ -189,6 +191,31 @@ START_TEST(header) {
 }
 END_TEST
 
+/* CUDA's own allocator, which loads without a driver: its limit is what is asked for, and it says that it knows no such card. */
+START_TEST(real_allocator) {
+    void *library = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        suite_skip("shim_cuda: real_allocator", dlerror());
+        return;
+    }
+    /* c10::cuda::CUDACachingAllocator::allocator, an atomic pointer */
+    auto **real = static_cast<c10::DeviceAllocator **>(
+        dlsym(library, "_ZN3c104cuda20CUDACachingAllocator9allocatorE"));
+    ck_assert_ptr_nonnull(real);
+    ck_assert_ptr_nonnull(*real);
+    auto words_of = [&](double fraction) {
+        try {
+            memtrain::shim::compat::set_memory_fraction(**real, c10::Device(c10::kCUDA, 0),
+                                                        fraction);
+        } catch (const c10::Error &error) {
+            return std::string(error.what_without_backtrace());
+        }
+        return std::string();
+    };
+    ck_contains(words_of(0.25).c_str(), "Allocator not initialized for device");
+}
+END_TEST
+
 START_TEST(cache) {
     mt_clear_result result = {};
     result.size = sizeof result;
@@ -208,6 +235,7 @@ int main() {
     tcase_add_test(cases, budget);
     tcase_add_test(cases, tensor_of_no_device);
     tcase_add_test(cases, header);
+    tcase_add_test(cases, real_allocator);
     tcase_add_test(cases, cache);
     return suite_run(suite);
 }

@@ -61,18 +61,19 @@ START_TEST(same_bits_as_in_cpp) {
 }
 END_TEST
 
-/* What the executor would have specialised after two calls stays as it is. */
+/* What the executor would have specialised after two calls stays as it is. On a card the first runs are waited for. */
 START_TEST(chunks_ask_for_the_same) {
+    const int from = suite_on_card() ? 4 : 1; /* the first one makes gradients */
     Folder folder;
     prepare();
     Run run(loaded(saved_net(folder)));
     uint64_t first = 0, requests, failed;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < from + 4; i++) {
         ck_ok(mt_inject_oom(UINT64_MAX, 0));
         ck_ok(run.step());
         mt_injected(&requests, &failed);
-        if (i == 1) first = requests; /* the first one makes gradients */
-        if (i > 1) ck_assert_uint_eq(requests, first);
+        if (i == from) first = requests;
+        if (i > from) ck_assert_uint_eq(requests, first);
     }
     ck_assert_uint_gt(first, 20);
     mt_arena_stats arena = MT_ARENA_STATS_INIT;
