@@ -52,7 +52,7 @@ class Backend:
         self.rng, self.chunk_rng = Rng(), Rng()
         self.buffers, self.chunk_buffers = Buffers(), Buffers()
         self.parameters, self.all_parameters, self.sums = self.find_parameters(), [], None
-        self.before, self.touched, self.versions = [], [], []
+        self.before, self.touched, self.versions, self.hooks = [], [], [], []
         self.fresh, self.share, self.has_units = True, 0.0, False
         self.units, self.metric_sums = 0.0, {}
 
@@ -141,11 +141,13 @@ class Backend:
             self.chunk_buffers.take(self.model)
 
     def rewind(self):
+        self.stop_telling()
         self.clear_gradients()
         (self.buffers if self.fresh else self.chunk_buffers).put_back()
         (self.rng if self.fresh else self.chunk_rng).put_back()
 
     def rollback(self):
+        self.stop_telling()
         if self.undo is not None:
             self.undo.put_back()
             self.undo = None
@@ -169,11 +171,20 @@ class Backend:
                                  "do it after trainer.step()" % name)
 
     def tell_gradients(self):
-        """Has the recording of a chunk know its gradients. Returns what ends it."""
+        """Has the recording of a chunk know its gradients, until stop_telling()."""
+        hooks = self.hooks
+
         def tell(parameter):
-            self.core.tell_gradient(parameter.grad.data_ptr())
-        hooks = [p.register_post_accumulate_grad_hook(tell) for p in self.parameters]
-        return lambda: [hook.remove() for hook in hooks]
+            if hooks:
+                self.core.tell_gradient(parameter.grad.data_ptr())
+        for parameter in self.parameters:
+            hooks.append(parameter.register_post_accumulate_grad_hook(tell))
+
+    def stop_telling(self):
+        """May be called again where an interrupt came in between. A hook that one has left behind does nothing."""
+        while self.hooks:
+            self.hooks[-1].remove()
+            self.hooks.pop()
 
     @staticmethod
     def check_graph(loss):
@@ -183,13 +194,13 @@ class Backend:
 
     def backward(self, loss, weight):
         self.check_graph(loss)
-        stop = self.tell_gradients() if self.core is not None and self.core.is_recording() else None
         try:
+            if self.core.is_recording():
+                self.tell_gradients()
             weighted = loss * weight
             (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()
         finally:
-            if stop:
-                stop()
+            self.stop_telling()
 
     def add_gradients(self, apart):
         """The chunk's gradients are added to the sums, or are there already; without sums they stay where they are."""

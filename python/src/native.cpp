@@ -478,15 +478,21 @@ void Core::set_chunks(const std::vector<size_t> &chunks) {
     must(mt_trainer_set_chunks(trainer_, chunks.data(), chunks.size()));
 }
 
-/* Lets one call in at a time. No interrupt comes between the call's end and that of being busy. */
+/*
+ * Lets one call in at a time, and puts back whether gradients are on: an interrupt may come inside of torch.no_grad()'s
+ * end. None comes between the end of the call and that of being busy.
+ */
 class Gate {
 public:
     py::object run(const py::object &function, const std::string &refusal) {
         if (busy_) throw std::runtime_error(refusal);
         struct Leave {
-            bool &busy;
-            ~Leave() { busy = false; }
-        } leave{busy_};
+            bool &busy, grad;
+            ~Leave() {
+                busy = false;
+                at::GradMode::set_enabled(grad);
+            }
+        } leave{busy_, at::GradMode::is_enabled()};
         busy_ = true;
         return function();
     }

@@ -7,6 +7,7 @@ How else a loop gets through that does not fit: peers of memtrain's, one at a ti
 All use the allocator of memtrain for the limit. Its refusal is a torch.OutOfMemoryError, which accelerate, transformers and
 Lightning know on a GPU alone: here each is told that it is one. Samples are counted where a forward pass begins.
 """
+import contextlib
 import functools
 import importlib.metadata
 import logging
@@ -179,18 +180,20 @@ def main(name, limit):
     logging.disable(logging.WARNING)
     title, function = PEERS[name]
     memtrain.set_budget(limit)
-    refused, began, end = _native.refusals(), time.monotonic(), "finished"
+    refused, end = _native.refusals(), "finished"
+    began, work = time.monotonic(), time.process_time()
     try:
-        function()
+        with contextlib.redirect_stdout(sys.stderr):
+            function()
     except torch.OutOfMemoryError:
         end = "out of memory"
     except ImportError as error:
         print("| %s | not run: %s |" % (title, error))
         return
-    seconds = time.monotonic() - began
+    seconds, work = time.monotonic() - began, time.process_time() - work
     batch = "%.4g" % (TEXTS / updates) if updates and end == "finished" else "-"
-    print("| %s | %s | %s | %d | %d | %.0f |" % (title, end, batch, _native.refusals() - refused,
-                                                 computed - (TEXTS if end == "finished" else 0), seconds), flush=True)
+    print("| %s | %s | %s | %d | %d | %.0f | %.0f |" % (title, end, batch, _native.refusals() - refused,
+                                                 computed - (TEXTS if end == "finished" else 0), work, seconds), flush=True)
 
 
 if __name__ == "__main__":

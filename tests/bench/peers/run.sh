@@ -11,7 +11,7 @@ PYTHON=${PYTHON:-python3} LIMIT=${LIMIT:-240MiB} VENV=build/peers
 site=$("$PYTHON" -c 'import sysconfig, torch; print(sysconfig.get_path("purelib"))')
 
 if [ ! -e $VENV/complete ]; then
-    echo "bench-peers: fetching accelerate, transformers and lightning from PyPI, about 40 MB; $VENV will hold 250 MB" >&2
+    echo "bench-peers: fetching accelerate, transformers and lightning from PyPI, about 40 MB; $VENV will hold 150 MB at most" >&2
     rm -rf $VENV
     "$PYTHON" -m venv $VENV
     echo "$site" >"$($VENV/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
@@ -23,8 +23,8 @@ OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD/build/python
 export OMP_WAIT_POLICY PYTHONDONTWRITEBYTECODE PYTHONPATH
 echo "$($VENV/bin/python tests/bench/peers/peers.py --versions), $LIMIT"
 echo
-echo "| loop | end | samples an update | refused requests | samples in vain | seconds |"
-echo "|---|---|---|---|---|---|"
+echo "| loop | end | samples an update | refused requests | samples in vain | processor seconds | seconds |"
+echo "|---|---|---|---|---|---|---|"
 for peer in ${PEERS:-plain accelerate accelerate-accumulating transformers lightning memtrain}; do
     $VENV/bin/python tests/bench/peers/peers.py "$peer" "$LIMIT" 2>build/peers.log || {
         cat build/peers.log >&2
