@@ -18,9 +18,11 @@
 namespace memtrain::shim {
 namespace {
 
-Witness witness = {[]() noexcept -> uint64_t { return 0; },
-                   [](const Device &) noexcept -> int64_t { return 0; },
-                   [](sim::Card *) noexcept -> sim::Card * { return nullptr; }};
+/* Before any dynamic initialisation: who registers himself in one is not forgotten. */
+constexpr Witness nobody = {[]() noexcept -> uint64_t { return 0; },
+                            [](const Device &) noexcept -> int64_t { return 0; },
+                            [](sim::Card *) noexcept -> sim::Card * { return nullptr; }};
+Witness witness = nobody;
 
 /* Per thread: how deep guards are nested, and what had been refused when the outermost began. */
 struct Watch {
@@ -142,8 +144,8 @@ bool has_one(const char *text, const char *const *list, size_t count) noexcept {
 /*
  * Texts of what throws a plain c10::Error. Allocators: MPS, libtorch's own of the CPU, CUDA's runtime. CUDA's libraries: their
  * own memory, and the handles that each makes at its first use (CUDAContext's getCurrentCUDABlasHandle and its like), for which
- * a card that is full has no room. AMD's libraries say the same in names of their own. XPU's driver: what it answers, by the names of the Unified Runtime. And a bad_alloc or an
- * OutOfMemoryError that a C++ layer has turned into its text.
+ * a card that is full has no room. AMD's libraries say the same in names of their own. XPU's driver: what it answers, by the
+ * names of the Unified Runtime. And a bad_alloc or an OutOfMemoryError that a C++ layer has turned into its text.
  */
 const char *const texts_of_memory[] = {
     "out of memory",
