@@ -109,7 +109,7 @@ struct Frozen : nn::Module {
         register_module("blocks", nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 4)))};
     nn::Linear fc{register_module("fc", nn::Linear(4, 2))};
 
-#include "frozen.cpp"
+#include "frozen_blocks.cpp"
 
     torch::Tensor plain(const torch::Tensor &x) {
         return fc(blocks->forward(x));
