@@ -80,7 +80,7 @@ static const struct {
     const char *field;
     void (*spoil)(prsmed_model_options &);
 } spoilt[] = {
-    {"encoder", [](prsmed_model_options &o) { o.encoder = 3; }},
+    {"encoder", [](prsmed_model_options &o) { o.encoder = PRSMED_TINY_VIT + 1; }},
     {"side", [](prsmed_model_options &o) { o.side = 34; }},
     {"side", [](prsmed_model_options &o) { o.side = 12; }},
     {"text_width", [](prsmed_model_options &o) { o.text_width = 100; }},
