@@ -49,9 +49,8 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     limit = mt__max(2, limit) - 1;
     int eases = in_vain && oom->refused && oom->refused_in_use_bytes > s->limit;
     if (in_vain) limit = eases ? oom->refused_in_use_bytes : mt__min(limit, s->limit);
-    unsigned patience = SHORTAGE_STEPS; /* what changes may pass soon */
+    unsigned patience = PATIENCE; /* what changes may pass soon */
     if (in_vain && !eases) patience = s->patience + 1;
-    if (!oom->refused) patience = mt__min(patience, MOST_SHORTAGE_STEPS);
     *s = (mt__shortage){limit, p->steps + patience, p->steps, patience};
 }
 

@@ -30,7 +30,7 @@ static int has_evidence(const mt_memory *m, int retried, int is_late) {
 /* The first one is, since its price is not known. Deterministic runs know no prices. */
 static int is_affordable(const mt_policy *p, int is_late) {
     int is_priced = p->last_clear_seconds > 0 && p->seconds > 0 && !p->options.deterministic;
-    if (is_priced) return p->clear_seconds + p->last_clear_seconds <= p->seconds / CLEAR_SHARE;
+    if (is_priced) return p->clear_seconds + p->last_clear_seconds <= p->seconds / HUNDREDTH;
     return is_late;
 }
 
@@ -40,7 +40,7 @@ mt_clear_reason mt_policy_clear(mt_policy *policy, mt_mode mode, const mt_memory
     int every = mode == MT_TRAIN ? policy->options.clear_every : policy->options.eval_clear_every;
     uint64_t calls = policy->calls[mode]++;
     uint64_t call = policy->calls[MT_TRAIN] + policy->calls[MT_EVALUATE];
-    int is_late = !policy->cleared_at || call - policy->cleared_at >= CLEAR_SHARE;
+    int is_late = !policy->cleared_at || call - policy->cleared_at >= HUNDREDTH;
     int evidence = has_evidence(memory, has_retried(policy, memory, call == 1), is_late);
     if (every > 0) return calls && calls % (uint64_t)every == 0 ? MT_CLEAR_EVERY : MT_CLEAR_NOT;
     if (every != MT_CLEAR_AUTO || !evidence || !is_affordable(policy, is_late)) return MT_CLEAR_NOT;

@@ -159,8 +159,8 @@ int mt__kind_rules_out(const mt__kind *k, mt__way way, size_t samples, size_t ro
     if (samples < r->from || mt_memory_model_margin(model)) return 0;
     /* Of one recording it is not known which bytes grow; some do. */
     if (samples > r->from && r->from == r->top)
-        return told - told / GROWS +
-                   to_size((double)told / GROWS / (double)r->from * (double)samples) >
+        return told - told / NEARLY +
+                   to_size((double)told / NEARLY / (double)r->from * (double)samples) >
                room;
     return mt_memory_model_peak(model, samples) > room;
 }
@@ -169,16 +169,6 @@ int mt__kind_has_failed(const mt__kind *k, mt__way way, size_t samples, size_t r
     const mt__failure *f = k->limits[way].failed;
     return (holds(k, &f[0], room) && samples >= f[0].chunk) ||
            (holds(k, &f[1], room) && samples >= f[1].chunk);
-}
-
-/* Whether a failure is so new that it may pass soon. */
-static int is_new(const mt__kind *k, const mt__failure *f) {
-    return f->chunk && k->plans < f->until - f->patience + SHORTAGE_STEPS;
-}
-
-int mt__kind_is_short(const mt__kind *k) {
-    const mt__failure *f = k->limits[MT__IN_PLACE].failed;
-    return is_new(k, &f[0]) || is_new(k, &f[1]);
 }
 
 void mt__kind_forget(mt__kind *k) {
@@ -248,7 +238,7 @@ static int agree(const mt__kind *k, const mt__range *both, const mt_recording *s
     size_t told =
         mt__add(mt_memory_model_peak(model, large->samples), mt_memory_model_margin(model));
     int is_changed = small->samples < k->change && large->samples >= k->change;
-    return small->samples > 1 && !is_changed && told <= mt__add(peak, peak / MODEL_SPARE);
+    return small->samples > 1 && !is_changed && told <= mt__add(peak, peak / NEARLY);
 }
 
 /* Makes the only recording of a range and this one its two. Returns 0 where kernels have changed between them. */
@@ -338,7 +328,7 @@ static void note_run(mt__limits *l, size_t samples, size_t room) {
 static void check_inherited(mt__kind *k, mt__way way, size_t samples, size_t peak) {
     if (!k->is_inherited || !peak || !mt__kind_is_recorded(k, way)) return;
     size_t told = mt__kind_recorded(k, way, samples);
-    if ((peak > told ? peak - told : told - peak) <= told / LENGTH_TOLERANCE) return;
+    if ((peak > told ? peak - told : told - peak) <= told / HUNDREDTH) return;
     mt__kind_drop_ranges(k);
 }
 
@@ -397,9 +387,9 @@ void mt__kind_fail(mt__kind *k, mt__way way, size_t samples, size_t room, size_t
     int in_vain = f->chunk && k->plans >= f->until && room <= f->room;
     unsigned patience = f->patience;
     if (in_vain)
-        patience = has_run && !need ? mt__min(MOST_SHORTAGE_STEPS, patience + 1) : 2 * patience;
+        patience = has_run && !need ? patience + 1 : 2 * patience;
     else if (!is_again)
-        patience = has_run ? SHORTAGE_STEPS : PATIENCE;
+        patience = PATIENCE;
     *f = (mt__failure){in_vain ? mt__min(samples, f->chunk) : samples, room, k->plans + patience,
                        patience};
 }

@@ -110,9 +110,6 @@ int mt__kind_rules_out(const mt__kind *kind, mt__way way, size_t samples, size_t
 /* Whether so many samples are remembered to have failed in no more room than this. */
 int mt__kind_has_failed(const mt__kind *kind, mt__way way, size_t samples, size_t room);
 
-/* Whether a chunk has failed of late, with gradients in place. */
-int mt__kind_is_short(const mt__kind *kind);
-
 /* What failed is forgotten, since it may have been for another device. */
 void mt__kind_forget(mt__kind *kind);
 

@@ -191,14 +191,9 @@ static mt_status does_not_fit(const mt_policy *p, const mt__kind *k, size_t samp
                         samples, need, used, budget, mt__add(bytes, memory->allocated_bytes));
 }
 
-/* Whether memory ran short of late, without a word: it may pass soon. */
-static int is_newly_short(const mt_policy *p) {
-    return p->shortage.limit && p->steps < p->shortage.noted_at + SHORTAGE_STEPS;
-}
-
 /* All that a split depends on, for what a plan does not cover yet. */
-static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt__kind *k,
-                          const mt_memory *memory, const mt_plan *plan) {
+static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *memory,
+                          const mt_plan *plan) {
     size_t rest = plan->samples - mt_plan_covered(plan), least = mt__policy_least(p, rest);
     size_t small = mt__policy_attainable(p, rest), most = p->options.max_micro_batch;
     mt__facts f = {
@@ -217,8 +212,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt__kind *k,
     f.is_deterministic = p->options.deterministic;
     f.normalises = p->info.normalises_over_batch && f.is_training;
     f.all_at_once = p->info.is_told && f.is_training;
-    f.is_short = p->step.cap || mt__kind_is_short(k) || is_newly_short(p) ||
-                 plan->groups + 4 > MT_PLAN_GROUPS;
+    f.is_short = p->step.cap || plan->groups + 4 > MT_PLAN_GROUPS;
     /* What is left of a step that has begun has the gradients before it to add to. */
     int is_whole = rest == p->step.samples && !p->step.begun;
     f.may_go_alone = is_whole && mt__policy_may_go_alone(p, mode, rest);
@@ -250,7 +244,7 @@ static mt_plan_reason reason_of(const mt_policy *p, mt__kind *k, size_t samples,
 /* Splits what a plan does not cover yet, or the first part of that. */
 static mt_status add_chunks(mt_policy *p, mt_mode mode, mt__kind *k, const mt_memory *memory,
                             mt_plan *plan) {
-    mt__facts f = facts_of(p, mode, k, memory, plan);
+    mt__facts f = facts_of(p, mode, memory, plan);
     mt__split s = mt__split_batch(&f, k);
     if (s.starts_over) {
         plan->discard = 1;

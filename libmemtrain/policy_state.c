@@ -49,7 +49,7 @@ mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
         if (!k) return NULL;
         k->family = p->shape.family;
         if (!p->options.deterministic) mt__lengths_inherit(p, k);
-        if (p->kind_count == MOST_KINDS) forget_oldest(p);
+        if (p->kind_count == MT__KINDS) forget_oldest(p);
         k->next = p->kinds[bucket_of(&key)];
         p->kinds[bucket_of(&key)] = k;
         p->kind_count++;

@@ -8,7 +8,7 @@
 #include "kind.h"
 #include "split.h"
 
-enum { MT__BUCKETS = 512, MT__MODES = 2 };
+enum { MT__KINDS = 1024, MT__BUCKETS = MT__KINDS / 2, MT__MODES = 2 };
 
 /* How long rungs stay before it is tried without. */
 typedef struct mt__wait {
@@ -78,8 +78,8 @@ struct mt_policy {
     /* the ladder */
     mt__ladder ladder;
     unsigned unusable;    /* rungs that the backend cannot turn on */
-    mt__wait rungs_wait;  /* for rungs to be left ... */
-    mt__wait device_wait; /* ... and for the way back from the CPU */
+    mt__wait device_wait; /* for the way back from the CPU */
+    mt__wait wait;        /* for rungs to be left */
     unsigned device;      /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
     /* the cache */
     uint64_t calls[MT__MODES];

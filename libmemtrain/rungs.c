@@ -75,15 +75,6 @@ static int can_shorten(const mt_policy *p, mt_mode mode) {
     return !p->options.micro_batch || mt__policy_most_chunks(p, now) == 1;
 }
 
-/* One cut more; of this batch's chunk, where those so far have left it whole. */
-static void shorten(mt_policy *p) {
-    if (mt__rungs_samples(p, p->step.samples) == p->step.samples) {
-        p->ladder.cut_chunk = mt__policy_attainable(p, p->step.samples);
-        p->ladder.cuts = 0;
-    }
-    p->ladder.cuts++;
-}
-
 static int crosses_device(const mt_policy *p, unsigned rungs) {
     return ((rungs ^ p->ladder.rungs) & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
 }
@@ -93,55 +84,41 @@ static void arrive(mt_policy *p, unsigned rungs) {
         p->device_wait.steps = 0;
         p->shortage.limit = 0; /* it is the other device's */
     }
-    p->rungs_wait.steps = 0;
+    p->wait.steps = 0;
     p->ladder.rungs = rungs;
 }
 
 /* A rung that is taken within twice the patience after one was left was left too soon. */
-static void set_patience(mt__wait *w, int is_first) {
-    int too_soon = w->has_left && w->steps < 2 * w->patience;
-    if (too_soon) w->patience *= 2;
-    if (!too_soon && is_first) w->patience = PATIENCE;
+static void set_patience(mt_policy *p, unsigned rung) {
+    mt__wait *w = rung == MT_RUNG_CPU ? &p->device_wait : &p->wait;
+    if (w->has_left && w->steps < 2 * w->patience)
+        w->patience *= 2;
+    else if (rung == MT_RUNG_CPU || !p->ladder.rungs)
+        w->patience = PATIENCE;
     w->has_left = 0;
 }
 
-static void take(mt_policy *p, unsigned rung) {
-    if (rung == MT_RUNG_CPU)
-        set_patience(&p->device_wait, 1);
-    else
-        set_patience(&p->rungs_wait, !p->ladder.rungs);
-}
-
-/* Some spare what the backward pass needs, which an evaluation has none of. */
-static int helps(const mt_policy *p, unsigned rung, mt_mode mode) {
-    if (rung == MT_RUNG_SMALLER_BATCH) return can_shorten(p, mode);
-    return mode == MT_TRAIN || !(SAME_NUMBERS & MT_RUNG_BIT(rung));
-}
-
-/* Those that can still be taken: a batch may be made smaller again and again, but not on the CPU. */
-static unsigned open_rungs(const mt_policy *p) {
-    const unsigned shorter = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-    int is_whole = (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU)) != 0;
-    return is_whole ? allowed(p) & ~p->ladder.rungs & ~shorter
-                    : allowed(p) & (~p->ladder.rungs | shorter);
-}
-
-static unsigned rung_from(const mt_policy *p, unsigned rung, mt_mode mode) {
-    unsigned open = open_rungs(p);
-    while (rung < MT_RUNGS && !((open & MT_RUNG_BIT(rung)) && helps(p, rung, mode))) rung++;
-    return rung;
-}
-
 /*
- * The next rung to take; MT_RUNGS: none is left. After the highest come those that were passed over: they were
- * no help to an evaluation, or to a batch that could not be made smaller.
+ * The next rung to take, in turn from the highest that is taken; MT_RUNGS: none is left. Those that were passed over come last:
+ * they were no help to an evaluation, or to a batch that could not be made smaller.
  */
 static unsigned next_rung(const mt_policy *p, mt_mode mode) {
-    unsigned rung = MT_RUNGS;
-    while (rung > 0 && !(p->ladder.rungs & MT_RUNG_BIT(rung - 1))) rung--;
-    if (rung == MT_RUNG_SMALLER_BATCH + 1) rung--;
-    rung = rung_from(p, rung, mode);
-    return rung < MT_RUNGS ? rung : rung_from(p, 0, mode);
+    const unsigned shorter = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    unsigned open = allowed(p) & ~p->ladder.rungs, from = MT_RUNGS;
+    while (from > 0 && !(p->ladder.rungs & MT_RUNG_BIT(from - 1))) from--;
+    /* A batch may be made smaller again and again, but not on the CPU. */
+    if (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU))
+        open &= ~shorter;
+    else
+        open |= allowed(p) & shorter;
+    if (from == MT_RUNG_SMALLER_BATCH + 1) from--;
+    for (unsigned i = 0; i < MT_RUNGS; i++) {
+        unsigned rung = (from + i) % MT_RUNGS, bit = MT_RUNG_BIT(rung);
+        int helps =
+            bit == shorter ? can_shorten(p, mode) : mode == MT_TRAIN || !(SAME_NUMBERS & bit);
+        if ((open & bit) && helps) return rung;
+    }
+    return MT_RUNGS;
 }
 
 /* What would have been enough here is enough, whatever a rung that comes after needs. */
@@ -186,9 +163,16 @@ static int climb(mt_policy *p, mt_mode mode) {
     unsigned rung = next_rung(p, mode);
     if (rung == MT_RUNGS) return 0;
     p->step.tried_larger = p->step.tried_alone = 0;
-    take(p, rung);
+    set_patience(p, rung);
     arrive(p, p->ladder.rungs | MT_RUNG_BIT(rung));
-    if (rung == MT_RUNG_SMALLER_BATCH) shorten(p);
+    if (rung == MT_RUNG_SMALLER_BATCH) {
+        /* One cut more; of this batch's chunk, where those so far have left it whole. */
+        if (mt__rungs_samples(p, p->step.samples) == p->step.samples) {
+            p->ladder.cut_chunk = mt__policy_attainable(p, p->step.samples);
+            p->ladder.cuts = 0;
+        }
+        p->ladder.cuts++;
+    }
     if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
         p->ladder.rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
         p->ladder.cuts = 0;
@@ -219,87 +203,57 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 
 /* ---- down -------------------------------------------------------------------------------------- */
 
-/* Expected seconds a sample of the fastest split that fits; 0: not known. */
-static double sample_seconds(const mt_policy *p, const mt__kind *k, size_t samples, size_t fits) {
-    size_t least = mt__policy_least(p, samples), fixed = mt__policy_fixed(p, samples);
-    mt__bounds bounds = {least, mt__max(mt__min(fits, samples), least), least, 0, 0};
-    size_t chunks = fixed ? fixed : mt__sizes_fastest(&k->times->sizes, &bounds, samples);
-    double known =
-        chunks ? mt__sizes_batch_seconds(&k->times->sizes, samples, chunks) / (double)samples : 0;
-    if (fixed || !chunks) return known;
-    return fmin(known, mt__sizes_at_best(&k->times->sizes, bounds.top) / (double)bounds.top);
-}
-
-/* Leaving those that change the numbers is no matter of speed: they were the last resort. */
-static int keeps_numbers(const mt_policy *p, unsigned rungs, unsigned cuts) {
-    return ((p->ladder.rungs ^ rungs) & ~SAME_NUMBERS) == 0 && cuts == p->ladder.cuts;
-}
-
 /*
- * Whether chunks of these rungs are thought to fit. A bound is too much to ask for: where nothing is known
+ * Whether chunks are thought to fit with these rungs. A bound is too much to ask for: where nothing is known
  * exactly, and nothing remembered to have failed, they are tried after a long time.
  */
-static int may_fit(const mt_policy *p, const mt__kind *k, size_t chunk, const mt_memory *memory) {
+static int may_fit(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
+                   const mt_memory *memory) {
+    const mt__kind *k = mt__policy_find_kind(p, MT_TRAIN, rungs);
     size_t room = mt__policy_room(p, memory);
+    size_t chunk = mt__policy_attainable(p, shortened(p, samples, cuts));
+    if (p->wait.steps <= p->wait.patience) return 0;
     if (k && mt__kind_largest(k, MT__IN_PLACE, room) >= chunk) return 1;
-    if (p->rungs_wait.steps <= LONG * p->rungs_wait.patience) return 0;
+    if (p->wait.steps <= PATIENCE * p->wait.patience) return 0;
     return !k || (!mt__kind_rules_out(k, MT__IN_PLACE, chunk, room) &&
                   !mt__kind_has_failed(k, MT__IN_PLACE, chunk, room));
 }
 
-/* Whether what is known of these rungs says that they may fit, and not that they are slower. */
-static int is_better(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
-                     const mt_memory *memory) {
-    const mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rungs);
-    const mt__kind *here = mt__policy_find_kind(p, MT_TRAIN, p->ladder.rungs);
-    size_t room = mt__policy_room(p, memory), wanted = shortened(p, samples, cuts);
-    if (!may_fit(p, there, mt__policy_attainable(p, wanted), memory)) return 0;
-    if (!here || !there || !keeps_numbers(p, rungs, cuts)) return 1;
-    size_t fits = mt__kind_largest(there, MT__IN_PLACE, room), now = mt__rungs_samples(p, samples);
-    double then = sample_seconds(p, there, wanted, fits);
-    double stays = sample_seconds(p, here, now, mt__kind_largest(here, MT__IN_PLACE, room));
-    return then == 0 || stays == 0 || then <= stays;
-}
-
 /* The room on the accelerator is not known from the CPU: after a long time it is simply tried. */
-static int try_device(mt_policy *p, unsigned rungs) {
-    if (p->device_wait.steps < LONG * p->device_wait.patience) return 0;
-    mt__kind *k = mt__policy_find_kind(p, MT_TRAIN, rungs);
-    if (k) mt__kind_forget(k);
+static int try_device(mt_policy *p, mt__kind *there) {
+    if (p->device_wait.steps < PATIENCE * p->device_wait.patience) return 0;
+    if (there) mt__kind_forget(there);
     return 1;
 }
 
 static void leave(mt_policy *p, unsigned rungs, unsigned cuts) {
-    *(crosses_device(p, rungs) ? &p->device_wait.has_left : &p->rungs_wait.has_left) = 1;
+    *(crosses_device(p, rungs) ? &p->device_wait.has_left : &p->wait.has_left) = 1;
     arrive(p, rungs);
     p->ladder.cuts = cuts;
 }
 
-int mt__rungs_cross(const mt_policy *p) {
-    return crosses_device(p, p->device);
-}
-
 void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
-    p->rungs_wait.steps++;
+    unsigned rungs = p->ladder.rungs, cuts = p->ladder.cuts;
+    p->wait.steps++;
     p->device_wait.steps++;
-    int may = p->rungs_wait.steps > p->rungs_wait.patience;
     /* That a small batch fits says nothing of the chunk that was cut. */
-    if (p->ladder.cuts) samples = mt__max(samples, p->ladder.cut_chunk);
+    if (cuts) samples = mt__max(samples, p->ladder.cut_chunk);
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
-        unsigned rest = below(p->ladder.rungs, rung);
-        if (!(p->ladder.rungs & MT_RUNG_BIT(rung))) continue;
+        unsigned rest = below(rungs, rung);
+        if (!(rungs & MT_RUNG_BIT(rung))) continue;
         mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rest);
         if (there) there->plans++; /* what failed there is forgotten as if it had been planned */
-        if (crosses_device(p, rest) ? !try_device(p, rest)
-                                    : !may || !is_better(p, rest, 0, samples, memory))
-            continue;
-        leave(p, rest, 0);
-        return;
+        if (crosses_device(p, rest) ? try_device(p, there) : may_fit(p, rest, 0, samples, memory)) {
+            leave(p, rest, 0);
+            return;
+        }
     }
     /* The batch may grow by one cut at a time. */
-    if (may && p->ladder.cuts > 1 &&
-        is_better(p, p->ladder.rungs, p->ladder.cuts - 1, samples, memory))
-        leave(p, p->ladder.rungs, p->ladder.cuts - 1);
+    if (cuts > 1 && may_fit(p, rungs, cuts - 1, samples, memory)) leave(p, rungs, cuts - 1);
+}
+
+int mt__rungs_cross(const mt_policy *p) {
+    return crosses_device(p, p->device);
 }
 
 void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {
@@ -320,10 +274,10 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
         p->ladder.rungs = below(p->ladder.rungs, (unsigned)rung);
         if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.cuts = 0;
     } else {
-        take(p, (unsigned)rung);
+        set_patience(p, (unsigned)rung);
         p->ladder.rungs |= MT_RUNG_BIT(rung);
     }
-    p->rungs_wait.steps = p->device_wait.steps = 0;
+    p->wait.steps = p->device_wait.steps = 0;
     p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     p->step.replanning = 1;
     return MT_OK;

@@ -87,13 +87,6 @@ static double chunk_seconds(const mt__sizes *s, size_t samples) {
     return e->seconds * (double)samples / (double)e->samples;
 }
 
-double mt__sizes_at_best(const mt__sizes *s, size_t samples) {
-    if (!s->count) return 0;
-    const mt__size *largest = s->entry + s->count - 1;
-    if (samples <= largest->samples) return chunk_seconds(s, samples);
-    return s->count == 1 ? largest->seconds : fmax(largest->seconds, on_line(largest - 1, samples));
-}
-
 double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks) {
     size_t small = samples / chunks, larger = samples % chunks;
     if (!sizes->count) return 0;

@@ -49,12 +49,6 @@ int mt__sizes_is_known(const mt__sizes *sizes, size_t samples);
 double mt__sizes_batch_seconds(const mt__sizes *sizes, size_t samples, size_t chunks);
 
 /*
- * Seconds of one chunk of so many samples; of one larger than all that were measured at the least, on the line through the
- * largest two, since small ones may be mostly set-up. 0: nothing was measured.
- */
-double mt__sizes_at_best(const mt__sizes *sizes, size_t samples);
-
-/*
  * The next size to run as one chunk, so that it is known, in a batch of which rest is left; 0: none. Sizes grow within a
  * batch.
  * @param last  the chunk of the batch that ran last; 0: none

@@ -16,44 +16,35 @@
 #define KNOWN_RUNS 3
 /* A size that did not run for so many batches runs again, if it is not much slower. bench/sizes */
 #define RUN_AGAIN 96
-/* A size that is this part away from one that is known is not tried. tests/core/check_policy_time */
+/*
+ * What differs by this part or less is nearly the same: a size that is known (tests/core/check_policy_time), the
+ * peak that two recordings of the same kernels foretell (tests/shim/check_peaks). Of what one
+ * recording has, more than this part grows with the samples (tests/core/check_last_resort).
+ */
 #define NEARLY 16
-
+/*
+ * What is promised to a hundredth: peaks of lengths never seen, or other lengths tell nothing of a kind (tests/bench/lengths);
+ * the time of automatic clearing, or the steps where it has no price (bench/clear).
+ */
+#define HUNDREDTH 100
 /* A range speaks for a larger size if it has foretold its peak to this part. tests/shim/check_peaks */
 #define MODEL_TOLERANCE 1024
-/* Two recordings are of other kernels where they foretell this part of the peak more than there is. tests/shim/check_peaks */
-#define MODEL_SPARE 8
 /* Of two recordings so many allocations at most have no partner; else the larger one speaks alone. tests/core/check_recording */
 #define MOST_SKIPPED 256
-/* Of what one recording has, this part at least grows with the samples. tests/core/check_last_resort */
-#define GROWS 16
-/* Plans before a size that never went through is tried, or a rung is left; twice as many each time that it is in vain. */
-/* bench/hog, tests/core/check_ladder_leave */
-#define PATIENCE 8
-
-/*
- * Steps for which a shortage's limit holds, and plans for which a size that had gone through is left alone after a failure;
- * one more each time that it is tried in vain. For as long nothing is tried for speed alone. bench/hog
- */
-#define SHORTAGE_STEPS 4
-/* At most so many, where there is no evidence: what had gone through does so again when others have gone. bench/hog */
-#define MOST_SHORTAGE_STEPS 12
-/* Of one step with the same rungs. */
-#define DEFAULT_RETRIES 16
+/* Logarithm of the least ratio of two lengths that others are told from. tests/bench/lengths */
+#define LENGTHS_APART 0.15
 /* A length is told from others where their weights come to so much at most: far beyond them small errors become large. */
 /* tests/bench/lengths */
 #define MOST_WEIGHT 4.0
-/* Logarithm of the least ratio of two of them. tests/bench/lengths */
-#define LENGTHS_APART 0.15
-/* Other lengths tell nothing of a kind whose peak is this part away from what they told. tests/bench/lengths */
-#define LENGTH_TOLERANCE 100
-/* Kinds that are remembered. bench/shapes */
-#define MOST_KINDS 1024
-/* Times as long where it is not known whether there is room without it. */
-#define LONG 8
+
+/*
+ * Plans before a size that failed is tried again, or a rung is left; steps for which a shortage's limit holds. More each time
+ * that it is in vain, and so many times as many where nothing is known. bench/hog, tests/core/check_ladder_leave
+ */
+#define PATIENCE 4
+/* Of one step with the same rungs. */
+#define DEFAULT_RETRIES 16
 /* Of the batch, each time it is made smaller: what document after document did by hand. */
 #define CUT 0.8
-/* Automatic clearing takes one part in so many of the time, or of the steps where it has no price. bench/clear */
-#define CLEAR_SHARE 100
 
 #endif

@@ -371,8 +371,8 @@ static const struct {
     size_t need;
     unsigned patience[4]; /* of the first failure, and of each after it when its time is over */
 } patiences[] = {
-    {0, 0, {8, 16, 32, 64}},   {0, 900, {8, 16, 32, 64}}, {16, 0, {4, 5, 6, 7}},
-    {16, 900, {4, 8, 16, 32}}, {8, 0, {8, 16, 32, 64}}, /* a smaller one */
+    {0, 0, {4, 8, 16, 32}},    {0, 900, {4, 8, 16, 32}}, {16, 0, {4, 5, 6, 7}},
+    {16, 900, {4, 8, 16, 32}}, {8, 0, {4, 8, 16, 32}}, /* a smaller one */
 };
 
 static unsigned plans_until_tried(mt__kind *k, size_t samples, size_t room) {
@@ -388,32 +388,15 @@ TEST_LOOP("failed", failures_are_remembered, LENGTH(patiences)) {
 
     mt__kind_begin(k);
     if (patiences[_i].ran) ran(k, MT__IN_PLACE, patiences[_i].ran, 0, 1000);
-    ck_assert(!mt__kind_is_short(k));
     for (int i = 0; i < 4; i++) {
         mt__kind_fail(k, MT__IN_PLACE, 16, 1000, patiences[_i].need, NULL);
-        ck_assert(mt__kind_is_short(k));
         ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 17, 999));
         ck_assert(!mt__kind_has_failed(k, MT__IN_PLACE, 15, 999));
         ck_assert(!mt__kind_has_failed(k, MT__IN_PLACE, 17, 1001)); /* more room */
         ck_assert(!mt__kind_has_failed(k, MT__APART, 17, 999));
         ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1000), 15);
         ck_assert_uint_eq(plans_until_tried(k, 16, 1000), patiences[_i].patience[i]);
-        ck_assert(!mt__kind_is_short(k));
     }
-    mt__kind_free(k);
-}
-
-/* Patience has an end where what failed had gone through, and nothing tells why it does not any more. */
-TEST("failed", patience_is_bounded) {
-    mt__kind *k = kind_told(0);
-    unsigned patience = 0;
-
-    ran(k, MT__IN_PLACE, 16, 0, 1000);
-    for (int i = 0; i < 16; i++) {
-        mt__kind_fail(k, MT__IN_PLACE, 16, 1000, 0, NULL);
-        patience = plans_until_tried(k, 16, 1000);
-    }
-    ck_assert_uint_eq(patience, MOST_SHORTAGE_STEPS);
     mt__kind_free(k);
 }
 
@@ -442,12 +425,12 @@ TEST("failed", smaller_chunks_fail) {
 
 /* As large as what failed goes through: in no more room, or when it is tried again. */
 static const struct {
-    unsigned plans; /* after the failure of 16 in 1000 bytes, patience 8 */
+    unsigned plans; /* after the failure of 16 in 1000 bytes, patience 4 */
     size_t samples, room;
     int forgiven;
 } forgiven[] = {
-    {0, 16, 1000, 1}, {0, 20, 1000, 1}, {0, 15, 1000, 0}, {0, 16, 1001, 0}, {7, 16, 900, 1},
-    {7, 16, 1001, 0}, {8, 16, 1000, 1}, {8, 16, 9000, 1}, {8, 15, 1000, 0},
+    {0, 16, 1000, 1}, {0, 20, 1000, 1}, {0, 15, 1000, 0}, {0, 16, 1001, 0}, {3, 16, 900, 1},
+    {3, 16, 1001, 0}, {4, 16, 1000, 1}, {4, 16, 9000, 1}, {4, 15, 1000, 0},
 };
 
 TEST_LOOP("failed", failures_are_forgiven, LENGTH(forgiven)) {

@@ -463,7 +463,7 @@ TEST("fit", small_chunks_need_more) {
 
 /* ---- the ladder ------------------------------------------------------------------------------ */
 
-enum { PATIENCE = 8 };
+enum { PATIENCE = 4 };
 
 /* A device with a rung on, as long as its budget is not enough without it. */
 static device on_a_rung(unsigned rung) {
@@ -491,7 +491,7 @@ TEST_LOOP("ladder", new_shape_on_a_rung, 2) {
     unsigned rung = _i == 0 ? BIT(CHECKPOINTING) : BIT(CPU);
     device dev = on_a_rung(rung);
 
-    wait_for_it(&dev, _i == 0 ? PATIENCE : 8 * PATIENCE - 1);
+    wait_for_it(&dev, _i == 0 ? PATIENCE : PATIENCE * PATIENCE - 1);
     dev.budget = need(40);
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 99}));
     ck_ok(device_batch(&dev, MT_TRAIN, 32));

@@ -524,24 +524,6 @@ TEST_LOOP("time", time_does_not_run_again, 2) {
     mt_policy_free(dev.policy);
 }
 
-/* Nor while a chunk that did not fit is new: chunks are as few as fit. */
-TEST_LOOP("time", time_while_memory_is_short, 2) {
-    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
-
-    dev.seconds = steady;
-    ck_ok(device_batch(&dev, MT_TRAIN, 80));
-    if (_i == 1) {
-        ck_ok(device_plan(&dev, MT_TRAIN, 80));
-        ck_assert_int_eq(answer(&dev, oom_explained(&dev, 40, 1)), MT_ACTION_REPLAN);
-    }
-    for (int batch = 0; batch < 4; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 80));
-        if (_i == 1) ck_assert(is_balanced(&dev));
-        if (batch == 1 && _i == 0) ck_assert(!is_balanced(&dev));
-    }
-    mt_policy_free(dev.policy);
-}
-
 /* A single sample may take kernels of its own: it does not run again as a chunk of a larger batch. */
 TEST("time", time_of_one_sample) {
     static const size_t batches[] = {1, 2, 2, 3};

@@ -123,27 +123,6 @@ TEST_LOOP("runs", seconds_of_batches, LENGTH(batches)) {
         batches[_i].expected, 1e-12);
 }
 
-/* Larger chunks than any that ran, at best. */
-static const struct {
-    run runs[RUNS];
-    size_t samples;
-    double expected;
-} at_best[] = {
-    {{{0}}, 8, 0},
-    {{{1, 8, 1}}, 16, 1},
-    {{{1, 4, 0.5}, {1, 8, 1}}, 6, 0.75},
-    {{{1, 4, 0.5}, {1, 8, 1}}, 8, 1},
-    {{{1, 4, 0.9}, {1, 8, 1}}, 16, 1.2},
-    {{{1, 4, 1.1}, {1, 8, 1}}, 16, 1}, /* no less than a smaller one */
-};
-
-TEST_LOOP("runs", seconds_at_best, LENGTH(at_best)) {
-    mt__sizes sizes = sizes_of(at_best[_i].runs, 1);
-
-    ck_assert_double_eq_tol(mt__sizes_at_best(&sizes, at_best[_i].samples), at_best[_i].expected,
-                            1e-12);
-}
-
 /* ---- the next size ------------------------------------------------------------------------------ */
 
 static const struct {

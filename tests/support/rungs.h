@@ -10,6 +10,6 @@
 #define ALL (MT_RUNG_BIT(MT_RUNGS) - 1)
 
 /* Steps that a rung is kept for, until it turns out to have been left too soon. */
-enum { PATIENCE = 8 };
+enum { PATIENCE = 4 };
 
 #endif
