@@ -162,9 +162,10 @@ COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
-# Where a device is named, the suites that use libtorch or the examples. check_shim_cuda, check_shim_xpu and check_shim_mps
-# have hooks of their own, under the key that the test device takes.
-on_device = $(filter-out %/check_shim_$(or $(CARD),none),$(if $(DEVICE),,$(TESTS_CORE)) $(TESTS_EX) $(TESTS_TORCH))
+# Where a device is named, the suites that ask for it. check_shim_cuda, check_shim_xpu and check_shim_mps have hooks of their
+# own, under the key that the test device takes.
+ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
+on_device = $(if $(DEVICE),$(filter-out %/check_shim_$(or $(CARD),none),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
 
@@ -353,9 +354,9 @@ chosen = $(if $(SUITES),$(filter $(addprefix %/,$(SUITES)),$(1)),$(1))
 static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' LIB='$(LIB)' \
     TORCH_FLAGS='$(TORCH_FLAGS)' MAKE='$(MAKE)' SOVERSION='$(SOVERSION)' PYTHON='$(PYTHON)' \
     TORCH_LIB='$(TORCH_LIB)'
-# One at a time where they share a card.
+# One at a time where they share a card. What is compared with the CPU is computed in whole floats.
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(or $(CARD),$(DEVICE))') \
-    $(if $(filter-out sim:% test:%,$(DEVICE)),JOBS=1) $(if $(CARD),WRAP='env LD_PRELOAD=$(CURDIR)/$(CARD_SO)')
+    $(if $(filter-out sim:% test:%,$(DEVICE)),JOBS=1 NVIDIA_TF32_OVERRIDE=0) $(if $(CARD),WRAP='env LD_PRELOAD=$(CURDIR)/$(CARD_SO)')
 install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
     INCLUDEDIR='$(INCLUDEDIR)' MANDIR='$(MANDIR)' BINDIR='$(BINDIR)' REPORT='$(REPORT)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
     SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
@@ -367,7 +368,7 @@ run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processes check_ex_resume check_peaks)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
-check: all $(if $(DEVICE),$(TESTS_EX) $(TESTS_TORCH),tests) $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
+check: all $(if $(DEVICE),$(on_device),tests) $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(STATIC))
 
 check-python: ## the package for Python's own torch, and the libraries from ctypes where they are built (PYTHON=DIR/bin/python3)

@@ -6,6 +6,8 @@
  *   staging   a chunk's copy takes a quarter of the time of its kernels: the step against its kernels alone
  *   offload   what goes out takes as long as the kernels of the forward pass, and as long to come back: a step whose saved
  *             tensors wait on the host against one without
+ *   sums      gradients of 128 MiB are summed over two processes, a copy each way takes half as long as the sum of as many
+ *             numbers: a step against one whose copies take no time
  *
  * No card has been asked. The test device has to be loaded before everything else, so the program starts itself again.
  */
@@ -22,6 +24,7 @@
 #include <ATen/ops/sigmoid.h>
 #include <torch/nn/modules/linear.h>
 
+#include <memtrain/processes.h>
 #include <memtrain/trainer.hpp>
 
 #include "card.h"
@@ -152,6 +155,53 @@ bool offload() {
     return print("offload", static_cast<double>(taken.clock.host) / plain, 1.1, taken);
 }
 
+/* 128 MiB: eight pieces of what goes through a pinned buffer. */
+struct Long : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({32 << 20}));
+};
+
+constexpr uint64_t sum_of_mib = 2000000; /* ns */
+
+/* Another process that has the same numbers. */
+template <class Number> mt_status twice(void *, Number *values, size_t n) {
+    for (size_t i = 0; i < n; i++) values[i] *= 2;
+    mt_card_pass(n * sizeof(Number) * sum_of_mib >> 20);
+    return MT_OK;
+}
+
+bool sums() {
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    group.self = &group;
+    group.count = 2;
+    group.sum_floats = &twice<float>;
+    group.sum_doubles = &twice<double>;
+    mt_torch_options options = memtrain::sgd(0.01);
+    options.device = "cuda";
+    options.processes = &group;
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<Long>(), {},
+                        [](Long &self, const memtrain::Tensors &batch) {
+                            return memtrain::Output{self.weight.mean() * batch[0].mean(), {}};
+                        }),
+        options);
+    memtrain::Tensors batch{at::randn({2, 1})};
+    Taken taken = {};
+    uint64_t free = 0;
+    for (uint64_t copy_of_mib : {uint64_t{0}, sum_of_mib / 2}) {
+        mt_card_costs costs = {launch, kernel, copy_of_mib, wait};
+        for (int i = 0; i < 3; i++) (void)trainer.step(batch);
+        mt_card_counters before = counters();
+        mt_card_start_clock(&costs);
+        (void)trainer.step(batch);
+        mt_card_read_clock(&taken.clock);
+        mt_card_start_clock(nullptr);
+        taken.event_waits = counters().event_waits - before.event_waits;
+        if (!copy_of_mib) free = taken.clock.host;
+    }
+    return print("sums", static_cast<double>(taken.clock.host) / static_cast<double>(free), 1.15,
+                 taken);
+}
+
 /* Returns where it cannot be done. */
 void start_with_the_card(char **argv) {
     char folder[PATH_MAX];
@@ -175,5 +225,6 @@ int main(int, char **argv) {
     bool holds = waits();
     holds &= staging();
     holds &= offload();
+    holds &= sums();
     return !holds;
 }

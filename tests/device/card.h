@@ -53,6 +53,9 @@ typedef struct mt_card_clock {
 MT_CARD_FUNCTION void mt_card_start_clock(const mt_card_costs *costs);
 MT_CARD_FUNCTION void mt_card_read_clock(mt_card_clock *out);
 
+/* The host is busy for so many nanoseconds with what is no card's. */
+MT_CARD_FUNCTION void mt_card_pass(uint64_t time);
+
 /* The share of the first card that its allocator may reserve; 1: all. */
 MT_CARD_FUNCTION double mt_card_share(void);
 

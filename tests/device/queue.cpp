@@ -32,6 +32,7 @@ struct Line {
 
 struct Recorded : Event {
     Points after;
+    uint64_t clock = 0; /* that its time is of */
 };
 
 std::recursive_mutex mutex; /* of all below */
@@ -41,6 +42,7 @@ Points host_after;          /* what the host has waited for */
 
 mt_card_costs costs = {};
 mt_card_clock now = {};
+uint64_t clocks = 0; /* that were started */
 uint64_t engines[2] = {0, 0}; /* when copies to the card, and those to the host, are through */
 
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -82,12 +84,18 @@ Recorded record(Stream stream) {
     Recorded event;
     static_cast<Event &>(event) = {stream, line.given, ready_now(line)};
     event.after = line.after;
+    event.clock = clocks;
     event.after[stream] = line.operations;
     return event;
 }
 
 Recorded &of(void *event) {
     return *static_cast<Recorded *>(event);
+}
+
+/* What was recorded before the clock was started is over at its time 0. */
+uint64_t time_of(const Recorded &event) {
+    return event.clock == clocks ? event.time : 0;
 }
 
 void is_over(const Recorded &event) {
@@ -157,7 +165,7 @@ void block(void *event, Stream stream) {
     Lock lock(mutex);
     Line &line = lines[stream];
     const Recorded &other = of(event);
-    line.ready = std::max(line.ready, other.time);
+    line.ready = std::max(line.ready, time_of(other));
     merge(line.after, other.after);
     line.work.push_back([from = other.stream, last = other.work] { run_up_to(lines[from], last); });
     line.given++;
@@ -166,7 +174,7 @@ void block(void *event, Stream stream) {
 bool is_over(void *event) {
     if (!event) return true;
     Lock lock(mutex);
-    if (of(event).time > now.host) return false;
+    if (time_of(of(event)) > now.host) return false;
     is_over(of(event));
     return true;
 }
@@ -176,7 +184,7 @@ void wait_for(void *event) {
     counters.event_waits++;
     check_whole();
     Lock lock(mutex);
-    wait_till(of(event).time);
+    wait_till(time_of(of(event)));
     is_over(of(event));
 }
 
@@ -237,6 +245,7 @@ extern "C" void mt_card_start_clock(const mt_card_costs *costs) {
     card::Lock lock(card::mutex);
     card::costs = costs ? *costs : mt_card_costs{};
     card::now = {};
+    card::clocks++;
     for (uint64_t &engine : card::engines) engine = 0;
     for (auto &[stream, line] : card::lines) line.ready = 0;
 }
@@ -244,4 +253,9 @@ extern "C" void mt_card_start_clock(const mt_card_costs *costs) {
 extern "C" void mt_card_read_clock(mt_card_clock *out) {
     card::Lock lock(card::mutex);
     *out = card::now;
+}
+
+extern "C" void mt_card_pass(uint64_t time) {
+    card::Lock lock(card::mutex);
+    card::now.host += time;
 }

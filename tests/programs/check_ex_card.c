@@ -1,6 +1,7 @@
 /*
  * check_ex_card.c - the five programs on the test device (tests/device/card.hpp), under libtorch's keys for CUDA, XPU and
- * MPS: a run of one step, in the same chunks, ends with the loss and the weights of the CPU's.
+ * MPS, or on the one device that is asked for: a run of one step, in the same chunks, ends with the loss and the weights of
+ * the CPU's.
  */
 #include "cli.h"
 #include "suite.h"
@@ -49,10 +50,14 @@ static int can_preload(void) {
 #endif
 }
 
-/* Whether there is a card of that kind; the programs that are started see it from now on. */
+/*
+ * Whether there is a card of that kind; the programs that are started see it from now on. A device that is asked for is there
+ * already.
+ */
 static int take_card(const char *kind) {
     static const char *environment[] = {preload, NULL};
     char self[CLI_PATH];
+    if (!suite_on_cpu()) return 1;
     ck_assert(ex_program_path(NULL, self, sizeof self));
     *strrchr(self, '/') = '\0';
     snprintf(preload, sizeof preload, "LD_PRELOAD=%s/libcard_%s.so", self, kind);
@@ -130,7 +135,7 @@ static void same_state(int draws) {
 
 START_TEST(a_step_is_that_of_the_cpu) {
     int program = _i % LENGTH(programs), draws = programs[program].draws;
-    const char *kind = kinds[_i / LENGTH(programs)];
+    const char *kind = suite_on_cpu() ? kinds[_i / LENGTH(programs)] : suite_device();
     if (!take_card(kind))
         return suite_skip("ex_card", "the test device cannot be loaded before all else");
     for (int i = 0; i < 2; i++)
@@ -148,6 +153,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("ex_card");
     TCase *cases = cli_case(suite, "programs");
-    tcase_add_loop_test(cases, a_step_is_that_of_the_cpu, 0, LENGTH(kinds) * LENGTH(programs));
+    int cards = suite_on_cpu() ? LENGTH(kinds) : 1;
+    tcase_add_loop_test(cases, a_step_is_that_of_the_cpu, 0, cards * LENGTH(programs));
     return suite_run(suite);
 }
