@@ -22,6 +22,7 @@ typedef struct fit {
     size_t *index; /* the epoch's order; in an evaluation, the numbers of one batch */
     double started;
     double saved; /* when last was written, or the run began; by `now` */
+    int is_saved; /* last has what the run has come to */
 } fit;
 
 /* ---- orders ------------------------------------------------------------------------------------- */
@@ -123,8 +124,8 @@ static mt_status check_numbers(const fit *f) {
         !o->drop_last || o->batch <= f->source.samples,
         "mt_fit: options->batch is %zu; accepted with drop_last: at most source->samples, %zu",
         o->batch, f->source.samples);
-    MT__CHECK(o->epochs > 0 && o->epochs <= INT64_MAX / f->source.samples,
-              "mt_fit: options->epochs is %llu; accepted: at least 1, and less than 2^63 samples",
+    MT__CHECK(o->epochs <= INT64_MAX / f->source.samples,
+              "mt_fit: options->epochs is %llu; accepted: less than 2^63 samples",
               (unsigned long long)o->epochs);
     MT__CHECK(o->evaluate_every > 0,
               "mt_fit: options->evaluate_every is 0; at least 1 is accepted");
@@ -147,7 +148,8 @@ static mt_status take_schedule(fit *f) {
     if (status != MT_OK) return status;
     const int goes_down =
         f->schedule.kind == MT_SCHEDULE_COSINE || f->schedule.kind == MT_SCHEDULE_LINEAR;
-    if (goes_down && !f->schedule.steps) f->schedule.steps = f->spread = f->run.total_steps;
+    if (goes_down && !f->schedule.steps)
+        f->schedule.steps = f->spread = f->run.total_steps + !f->run.total_steps;
     return isnan(mt_schedule_rate(&f->schedule, 0)) ? MT_EINVAL : MT_OK;
 }
 
@@ -250,6 +252,7 @@ static mt_status save(fit *f, const char *path) {
 /* The time that the file takes is none of the next interval. */
 static mt_status save_last(fit *f) {
     mt_status status = save(f, f->options.last);
+    f->is_saved = 1;
     if (f->options.save_seconds > 0) f->saved = f->call.now(f->call.user);
     return status;
 }
@@ -315,6 +318,16 @@ static mt_status resume(fit *f) {
 
 /* ---- an epoch ----------------------------------------------------------------------------------- */
 
+/* options->steps. */
+static int is_enough(const fit *f) {
+    return f->options.steps && f->run.steps >= f->options.steps;
+}
+
+/* Whether the epoch that is under way has a batch to come. */
+static int is_within(const fit *f) {
+    return f->run.batch < f->run.batches && !is_enough(f);
+}
+
 static mt_status set_rate(fit *f) {
     if (!f->options.schedule) return MT_OK;
     f->run.rate = mt_schedule_rate(&f->schedule, f->run.steps);
@@ -322,12 +335,22 @@ static mt_status set_rate(fit *f) {
     return told(f->call.set_lr(f->call.state, f->run.rate), "set_lr");
 }
 
-/* Within an epoch. */
+/* The clocks of several processes differ, and their files are to be of one step. */
+static mt_status is_late(fit *f, double *late) {
+    const mt_backend *b = &f->trainer->backend;
+    *late = f->call.now(f->call.user) - f->saved >= f->options.save_seconds;
+    return b->agree ? b->agree(b->self, late, 1) : MT_OK;
+}
+
+/* Within an epoch: its end has a file of its own. */
 static mt_status save_if_due(fit *f) {
     const mt_fit_options *o = &f->options;
-    int due = o->save_every && f->run.steps % o->save_every == 0;
-    if (o->save_seconds > 0) due |= f->call.now(f->call.user) - f->saved >= o->save_seconds;
-    return due ? save_last(f) : MT_OK;
+    double late = 0;
+    mt_status status = MT_OK;
+    if (!is_within(f)) return MT_OK;
+    if (o->save_seconds > 0) status = is_late(f, &late);
+    int due = late > 0 || (o->save_every && f->run.steps % o->save_every == 0);
+    return status == MT_OK && due ? save_last(f) : status;
 }
 
 static mt_status train_batch(fit *f) {
@@ -343,9 +366,9 @@ static mt_status train_batch(fit *f) {
     if (status != MT_OK) return status;
     f->run.batch++;
     f->run.steps++;
-    status = save_if_due(f);
-    if (status != MT_OK) return status;
-    return f->call.step ? told(f->call.step(f->call.user, ask(f), &report), "step") : MT_OK;
+    f->is_saved = 0;
+    if (f->call.step) status = told(f->call.step(f->call.user, ask(f), &report), "step");
+    return status == MT_OK ? save_if_due(f) : status;
 }
 
 static mt_status evaluate(fit *f) {
@@ -367,7 +390,8 @@ static mt_status evaluate(fit *f) {
 
 static int is_due(const fit *f) {
     const mt_fit_options *o = &f->options;
-    return o->validation && (f->run.epoch % o->evaluate_every == 0 || f->run.epoch == o->epochs);
+    int is_last = f->run.epoch == o->epochs || is_enough(f);
+    return o->validation && (is_last || f->run.epoch % o->evaluate_every == 0);
 }
 
 static void judge(fit *f, const mt_epoch_report *report) {
@@ -387,7 +411,8 @@ static mt_status end_epoch(fit *f) {
     mt_epoch_report report = MT_EPOCH_REPORT_INIT;
     mt_status status = mt_trainer_end_epoch(f->trainer, &report);
     if (status != MT_OK) return status;
-    report.epoch = f->run.epochs_done = f->run.epoch;
+    report.epoch = f->run.epoch;
+    if (f->run.batch == f->run.batches) f->run.epochs_done = f->run.epoch;
     judge(f, &report);
     if (f->run.is_best) status = save(f, f->options.best);
     if (status == MT_OK) status = save_last(f);
@@ -414,8 +439,7 @@ static mt_status begin_epoch(fit *f) {
 
 static mt_status train_epoch(fit *f) {
     mt_status status = begin_epoch(f);
-    while (status == MT_OK && f->run.batch < f->run.batches && !is_stopped(f))
-        status = train_batch(f);
+    while (status == MT_OK && is_within(f) && !is_stopped(f)) status = train_batch(f);
     if (status != MT_OK || is_stopped(f)) return status;
     if (is_due(f)) status = evaluate(f);
     if (status != MT_OK || f->run.end != MT_FIT_RUNNING) return status;
@@ -425,20 +449,19 @@ static mt_status train_epoch(fit *f) {
 /* Whether the run is over before its next epoch, and why. */
 static int is_over(fit *f) {
     const uint64_t patience = f->options.patience;
-    if (f->run.epochs_done >= f->options.epochs)
+    if (f->run.end == MT_FIT_STOPPED) return 1;
+    if (f->run.epochs_done >= f->options.epochs || is_enough(f))
         f->run.end = MT_FIT_DONE;
     else if (patience && f->run.worse >= patience)
         f->run.end = MT_FIT_PATIENCE;
-    if (f->run.end == MT_FIT_DONE || f->run.end == MT_FIT_PATIENCE)
-        f->run.epoch = f->run.epochs_done;
+    if (f->run.end != MT_FIT_RUNNING && !f->run.batch) f->run.epoch = f->run.epochs_done;
     return f->run.end != MT_FIT_RUNNING;
 }
 
 static mt_status go(fit *f) {
     mt_status status = resume(f);
     while (status == MT_OK && !is_over(f)) status = train_epoch(f);
-    if (status == MT_OK && f->run.end == MT_FIT_STOPPED) status = save_last(f);
-    return status;
+    return status == MT_OK && !f->is_saved ? save_last(f) : status;
 }
 
 static void give(const fit *f, mt_fit_report *report) {
@@ -458,6 +481,7 @@ mt_status mt_fit(mt_trainer *trainer, const mt_source *source, const mt_fit_opti
              0,
              MT_FIT_REPORT_INIT,
              NULL,
+             0,
              0,
              0};
     mt_status status = mt__check_ready(trainer, "mt_fit");

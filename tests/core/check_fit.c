@@ -4,6 +4,7 @@
  */
 #include "counting_allocator.h"
 #include "suite.h"
+#include "trainer_state.h"
 #include "trainer_fixture.h"
 
 #include <memtrain/fit.h>
@@ -349,21 +350,21 @@ static const struct {
 } saves[] = {
     {2, 0,
      "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 t4 save(last) save(last) epoch2 "},
+     "begin2 t0,1 save(last) t2,3 t4 save(last) epoch2 "},
     {3, 0,
-     "begin1 t0,1 t2,3 t4 save(last) save(last) epoch1 "
-     "begin2 t0,1 t2,3 t4 save(last) save(last) epoch2 "},
+     "begin1 t0,1 t2,3 t4 save(last) epoch1 "
+     "begin2 t0,1 t2,3 t4 save(last) epoch2 "},
     {100, 0, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
     {0, 100, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
     {0, 2,
      "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
      "begin2 t0,1 t2,3 save(last) t4 save(last) epoch2 "},
     {0, 0.5,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
     {1, 2,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
 };
 
 static double batches(void *user) {
@@ -417,10 +418,182 @@ START_TEST(on_from_within_an_epoch) {
         ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
         options.resume = NULL;
         ck_assert_uint_eq(report.steps, 8);
-        ck_assert_uint_eq(seen.loads, 8 - lost + 2 * (lost > 4 ? 1 : 2));
+        ck_assert_uint_eq(seen.loads, 8 - (lost - 1) + 2 * (lost > 4 ? 1 : 2));
         ck_assert(fake_hash(&fake) == hash);
         done(trainer);
     }
+}
+END_TEST
+
+/* The file has what the callback did: a step that it refuses is in no file. */
+static mt_status on_step_note(void *user, const mt_fit_report *so_far,
+                              const mt_step_report *report) {
+    (void)user, (void)so_far, (void)report;
+    note("step ");
+    return MT_OK;
+}
+
+START_TEST(saved_after_the_callback) {
+    mt_source source = source_of(4, "t");
+    mt_fit_options options = options_of(2, 1);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_trainer *trainer = new_trainer();
+
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_every = 1;
+    callbacks.step = on_step_note;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(seen.text, "begin1 t0,1 step save(last) t2,3 step save(last) epoch1 ");
+    done(trainer);
+}
+END_TEST
+
+/* Of several processes one is late: each of them writes its file. */
+static double late_others;
+
+static mt_status sum_with_others(void *self, double *values, size_t count) {
+    (void)self;
+    if (count == 1) values[0] += late_others;
+    return count == 1 ? answer("agree") : MT_OK;
+}
+
+START_TEST(saved_by_all_processes) {
+    mt_source source = source_of(6, "t");
+    mt_fit_options options = options_of(2, 1);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_trainer *trainer = new_trainer();
+
+    trainer->backend.agree = sum_with_others;
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_seconds = 1000;
+    callbacks.now = batches;
+    late_others = _i;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(seen.text,
+                     _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 save(last) epoch1 "
+                        : "begin1 t0,1 t2,3 t4,5 save(last) epoch1 ");
+    seen.fails = "agree";
+    seen.fails_at = 1;
+    ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
+    done(trainer);
+}
+END_TEST
+
+/* ---- a number of steps ----------------------------------------------------------------------------------- */
+
+/* 3 batches an epoch, 3 epochs. */
+static const struct {
+    uint64_t steps;
+    const char *text;
+    uint64_t epoch, epochs_done;
+} bounds[] = {
+    {1, "begin1 t0,1 v0 save(last) epoch1+! ", 1, 0},
+    {3, "begin1 t0,1 t2,3 t4 v0 save(last) epoch1+! ", 1, 1},
+    {4, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 v0 save(last) epoch2+! ", 2, 1},
+    {100,
+     "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "
+     "begin3 t0,1 t2,3 t4 v0 save(last) epoch3+! ",
+     3, 3},
+};
+
+static mt_status on_part(void *user, const mt_fit_report *at, const mt_epoch_report *report) {
+    (void)user, (void)report;
+    note("epoch%llu%s%s ", (unsigned long long)at->epoch, at->evaluated ? "+" : "",
+         at->is_best ? "!" : "");
+    ck_assert_uint_eq(at->epochs_done, at->epoch - (at->batch < at->batches));
+    return MT_OK;
+}
+
+START_TEST(a_number_of_steps) {
+    mt_source source = source_of(5, "t"), validation = source_of(1, "v");
+    mt_fit_options options = options_of(2, 3);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer *trainer = new_trainer();
+
+    options.shuffle = 0;
+    options.validation = &validation;
+    options.evaluate_every = 3;
+    options.last = "last";
+    options.steps = bounds[_i].steps;
+    callbacks.epoch = on_part;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(seen.text, bounds[_i].text);
+    ck_assert_uint_eq(report.steps, bounds[_i].steps < 9 ? bounds[_i].steps : 9);
+    ck_assert_uint_eq(report.epoch, bounds[_i].epoch);
+    ck_assert_uint_eq(report.epochs_done, bounds[_i].epochs_done);
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    /* As many again: nothing is left, and the file is there all the same. */
+    forget();
+    options.resume = "last";
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(seen.text, "load(last) save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    done(trainer);
+}
+END_TEST
+
+/* In parts of so many steps as in one. */
+START_TEST(on_from_a_number_of_steps) {
+    mt_source source = source_of(5, "t");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    mt_fit_options options = options_of(2, 3);
+    mt_fit_callbacks callbacks = all_callbacks();
+
+    schedule.kind = MT_SCHEDULE_COSINE;
+    options.schedule = &schedule;
+    callbacks.epoch = on_part;
+    run(&source, &options);
+    const uint64_t hash = fake_hash(&fake);
+    options.last = "last";
+    for (uint64_t steps = (uint64_t)_i + 1; steps < 9 + (uint64_t)_i + 1;
+         steps += (uint64_t)_i + 1) {
+        mt_trainer *trainer = new_trainer();
+        options.steps = steps;
+        ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+        options.resume = "last";
+        ck_assert(fake_hash(&fake) == hash || steps < 9);
+        done(trainer);
+    }
+}
+END_TEST
+
+/* A stop once the steps are made is one before their evaluation. */
+START_TEST(stopped_at_its_last_step) {
+    mt_source source = source_of(5, "t"), validation = source_of(1, "v");
+    mt_fit_options options = options_of(2, 1);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer *trainer = new_trainer();
+
+    options.shuffle = 0;
+    options.validation = &validation;
+    options.last = "last";
+    options.steps = 2;
+    callbacks.stop = on_stop;
+    seen.stop_after = 2;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(seen.text, "begin1 t0,1 t2,3 save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+    done(trainer);
+}
+END_TEST
+
+/* No epoch: a file of what there is. */
+START_TEST(no_epochs) {
+    mt_source source = source_of(5, "t");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    mt_fit_options options = options_of(2, 0);
+
+    schedule.kind = MT_SCHEDULE_COSINE;
+    options.schedule = &schedule;
+    options.last = "last";
+    mt_fit_report report = run(&source, &options);
+    ck_assert_str_eq(seen.text, "save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    ck_assert_uint_eq(report.epoch, 0);
 }
 END_TEST
 
@@ -778,7 +951,7 @@ START_TEST(more_epochs) {
     options.epochs = 1; /* fewer: it is over */
     forget();
     report = run(&source, &options);
-    ck_assert_str_eq(seen.text, "load(last) ");
+    ck_assert_str_eq(seen.text, "load(last) save(last) ");
     ck_assert_int_eq(report.end, MT_FIT_DONE);
     ck_assert_uint_eq(report.epoch, 4);
 }
@@ -943,7 +1116,7 @@ typedef struct refusal {
     XX(r->options.size = 1, "options->size is not set")                                            \
     XX(r->options.batch = 0, "options->batch is 0; at least 1")                                    \
     XX((r->options.batch = 9, r->options.drop_last = 1), "options->batch is 9; accepted with")     \
-    XX(r->options.epochs = 0, "options->epochs is 0; accepted")                                    \
+    XX(r->options.epochs = UINT64_MAX, "options->epochs is 18446744073709551615; accepted: less")  \
     XX(r->options.epochs = UINT64_MAX / 2, "options->epochs is 9223372036854775807")               \
     XX(r->options.evaluate_every = 0, "options->evaluate_every is 0")                              \
     XX(r->options.metric = -2, "options->metric is -2; accepted: MT_FIT_LOSS (-1)")                \
@@ -1144,6 +1317,12 @@ int main(void) {
     tcase_add_test(cases, clocks);
     tcase_add_loop_test(cases, saved_within_epochs, 0, LENGTH(saves));
     tcase_add_test(cases, on_from_within_an_epoch);
+    tcase_add_test(cases, saved_after_the_callback);
+    tcase_add_loop_test(cases, saved_by_all_processes, 0, 2);
+    tcase_add_loop_test(cases, a_number_of_steps, 0, LENGTH(bounds));
+    tcase_add_loop_test(cases, on_from_a_number_of_steps, 0, 4);
+    tcase_add_test(cases, stopped_at_its_last_step);
+    tcase_add_test(cases, no_epochs);
     tcase_add_loop_test(cases, some_rates, 0, 5);
     tcase_add_loop_test(cases, an_end, 0, LENGTH(ends));
     tcase_add_test(cases, patience_goes_on);
