@@ -665,6 +665,9 @@ static const struct {
     {0, 1, 3, {5, 4, 6, 7, 9, 1}, 5, 2, 3, MT_FIT_PATIENCE, 2},
     {0, 0, 6, {5, 4, 6, 7, 9, 1}, 6, 5, 1, MT_FIT_DONE, 4},
     {MT_FIT_LOSS, 0, 1, {1, 0, 1, 1, 1, 1}, 3, 2, 1, MT_FIT_PATIENCE, 2},
+    /* What is not a finite number is never the best; a number below 0 may be. */
+    {MT_FIT_LOSS, 1, 0, {NAN, -3, INFINITY, -INFINITY, -2, -2}, 6, 5, 1, MT_FIT_DONE, 2},
+    {MT_FIT_LOSS, 1, 0, {0, NAN, INFINITY, 0, 0, 0}, 6, 1, 5, MT_FIT_DONE, 1},
     /* The last epoch is over, whatever patience says. */
     {MT_FIT_LOSS, 0, 5, {1, 2, 2, 2, 2, 2}, 6, 1, 5, MT_FIT_DONE, 1},
 };

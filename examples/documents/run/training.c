@@ -136,7 +136,7 @@ static uint64_t plan_of(const ex_training *t) {
 
 /* Each process has flags and files of its own: they are to be those of one run. */
 static mt_status compare_processes(const ex_training *t) {
-    const uint64_t at[] = {t->at.epoch, t->at.index, t->at.steps};
+    const uint64_t at[] = {t->from.epoch, t->from.batches};
     uint64_t position = 0xcbf29ce484222325U;
     hash_bytes(&position, at, sizeof at);
     mt_status status =
@@ -207,14 +207,14 @@ static int tell_other_bits(const ex_training *t, char *text, size_t capacity) {
     char now[48], then[48];
     int64_t chunks = chunks_of(t->flags);
     if (t->info.needs_whole_batch) return 0;
-    if (t->at.chunks != EX_CHUNKS_UNKNOWN && t->at.chunks != chunks) {
+    if (t->from.chunks != EX_CHUNKS_UNKNOWN && t->from.chunks != chunks) {
         name_chunks(chunks, now, sizeof now);
-        name_chunks(t->at.chunks, then, sizeof then);
+        name_chunks(t->from.chunks, then, sizeof then);
         return snprintf(text, capacity, "chunks are by %s, and were by %s", now, then);
     }
     if (t->flags->micro_batch) return 0;
     mt_format_size(t->device.budget_bytes, now, sizeof now);
-    mt_format_size((size_t)t->at.budget, then, sizeof then);
+    mt_format_size((size_t)t->from.budget, then, sizeof then);
     if (!t->flags->deterministic)
         return snprintf(text, capacity,
                         "chunks are chosen anew, by what is measured; --deterministic or "
@@ -222,21 +222,22 @@ static int tell_other_bits(const ex_training *t, char *text, size_t capacity) {
     if (!t->backend.record)
         return snprintf(text, capacity, "%s does not tell what a chunk needs beforehand",
                         t->device.name);
-    if (t->at.budget && t->at.budget != t->device.budget_bytes)
+    if (t->from.budget && t->from.budget != t->device.budget_bytes)
         return snprintf(text, capacity, "the budget is %s, and was %s", now, then);
-    if (t->at.replans)
+    if (t->from.replans)
         return snprintf(text, capacity,
                         "what was learnt when memory ran out, in %llu of its steps, is not in the "
                         "file",
-                        (unsigned long long)t->at.replans);
+                        (unsigned long long)t->from.replans);
     return 0;
 }
 
 static void tell_where(const ex_training *t) {
     char why[256];
-    mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %zu of its batches are done",
-           t->flags->resume, (unsigned long long)t->at.epoch, t->at.index);
-    if (t->at.epoch > (uint64_t)t->flags->epochs)
+    mt_log(MT_LOG_INFO, "going on from '%s': epoch %llu, %llu of its batches are done",
+           t->flags->resume, (unsigned long long)t->from.epoch,
+           (unsigned long long)t->from.batches);
+    if (t->from.epoch > (uint64_t)t->flags->epochs)
         mt_log(MT_LOG_INFO, "nothing is left to do: --epochs %lld are done",
                (long long)t->flags->epochs);
     else if (tell_other_bits(t, why, sizeof why))
@@ -312,8 +313,7 @@ static void explain_state(ex_training *t) {
 static mt_status open_files(ex_training *t) {
     const ex_flags *flags = t->flags;
     const ex_run run = this_run(t);
-    mt_status status = ex_checkpoint_open(flags->resume, &run, &t->at);
-    t->saved_steps = UINT64_MAX;
+    mt_status status = ex_checkpoint_open(flags->resume, &run, &t->from);
     if (status == MT_OK) status = ex_check_writable("--save", flags->save);
     if (status == MT_OK) status = ex_replay_open(flags->replay, &t->replay);
     if (status == MT_OK)
@@ -332,7 +332,7 @@ static mt_status check_replay(const ex_training *t) {
 
 /* A run that is replayed or goes on has the threads of the first. */
 static mt_status open_device(ex_training *t) {
-    int threads = t->flags->resume ? t->at.threads : ex_replay_threads(t->replay);
+    int threads = t->flags->resume ? t->from.threads : ex_replay_threads(t->replay);
     mt_status status = ex_device_open(t->flags, t->program->budget, threads, &t->device);
     if (status == MT_OK && !t->flags->check) status = ex_tracefile_open(t->flags->trace, &t->trace);
     return status == MT_OK ? ex_html_report_open(t->flags->report, &t->report) : status;
@@ -343,6 +343,8 @@ static mt_status draw_apart(const ex_training *t) {
     uint64_t rank = (uint64_t)t->processes.group.rank;
     return rank ? mt_torch_seed((uint64_t)t->flags->seed + (rank << 32)) : MT_OK;
 }
+
+static void prepare_fit(ex_training *t);
 
 static mt_status prepare(ex_training *t) {
     mt_status status = open_files(t);
@@ -356,13 +358,11 @@ static mt_status prepare(ex_training *t) {
     if (status == MT_OK && !t->quiet) introduce(t);
     if (status == MT_OK && t->flags->explain) status = explain(t);
     if (status == MT_OK) status = make_trainer(t);
-    t->most_steps = ex_replay_steps(t->replay);
-    if (t->flags->steps && (uint64_t)t->flags->steps < t->most_steps)
-        t->most_steps = (uint64_t)t->flags->steps;
+    if (status == MT_OK) prepare_fit(t);
     return status;
 }
 
-/* ---- train ------------------------------------------------------------------------------------- */
+/* ---- what mt_fit asks -------------------------------------------------------------------------- */
 
 /* A signal to one of the processes is one to all; they ask at the same time. */
 static int is_stopped(ex_training *t) {
@@ -370,57 +370,62 @@ static int is_stopped(ex_training *t) {
     return t->stopped_by != 0;
 }
 
-static int goes_on(ex_training *t) {
-    return !is_stopped(t) && t->at.steps < t->most_steps;
+/* A check ends before the first step. */
+static int on_stop(void *user) {
+    ex_training *t = user;
+    return t->flags->check || is_stopped(t);
 }
 
-static mt_status save_as(const ex_training *t, const char *path) {
-    const ex_run run = this_run(t);
-    ex_position at = t->at;
-    at.budget = t->device.budget_bytes;
-    at.chunks = chunks_of(t->flags);
-    return ex_checkpoint_save(t->torch, path, &run, &at);
+static double on_now(void *user) {
+    (void)user;
+    return ex_seconds();
 }
 
-/* Between steps, where the position is that of the next batch. */
-static mt_status save(ex_training *t) {
-    if (!t->flags->save) return MT_OK;
-    t->saved_steps = t->at.steps;
-    mt_status status = save_as(t, t->flags->save);
-    t->saved_at = ex_seconds();
+/* Samples come in the order that their source has for the epoch. What a step needs beside its batch is set here. */
+static mt_status load_training(void *self, const size_t *index, size_t count, mt_batch *out) {
+    ex_training *t = self;
+    size_t batch = *index / t->fit.batch, least = ex_flags_least(t->flags, &t->info);
+    mt_status status = ex_batches_fill(t->batches, EX_TRAINING, t->at.epoch, batch, out);
+    if (status == MT_OK) status = ex_replay_next(t->replay, count, least, t->trainer);
+    if (status == MT_OK) status = ex_inject_arm(&t->flags->inject, t->at.steps + 1);
+    t->is_armed = status == MT_OK;
     return status;
 }
 
-/* --save-every. The clocks of several processes differ, and their files are to be of one step. */
-static mt_status save_if_due(ex_training *t) {
-    const ex_save_every *every = &t->flags->save_every;
-    int due = every->steps && t->at.steps % every->steps == 0;
-    if (every->seconds > 0)
-        due = ex_processes_any(&t->processes, ex_seconds() - t->saved_at >= every->seconds);
-    return due ? save(t) : MT_OK;
+static mt_status load_validation(void *self, const size_t *index, size_t count, mt_batch *out) {
+    ex_training *t = self;
+    size_t batch = *index / t->fit.batch;
+    (void)count;
+    ex_progress_evaluate(&t->progress, batch, ex_batches_count(t->batches, EX_VALIDATION));
+    return ex_batches_fill(t->batches, EX_VALIDATION, 0, batch, out);
 }
 
-/*
- * Who may not read the file may not read the weights beside it either. The mask is the process's: no other thread makes
- * files meanwhile. A file that is there keeps its own mode.
- */
-static mt_status save_best(const ex_training *t) {
-    char path[4096];
-    struct stat info;
-    if (!t->flags->save) return MT_OK;
-    snprintf(path, sizeof path, "%s.best", t->flags->save);
-    if (stat(t->flags->save, &info) != 0) return save_as(t, path);
-    mode_t before = umask((mode_t)~info.st_mode & 0777);
-    mt_status status = save_as(t, path);
-    umask(before);
-    return status;
+static void disarm(ex_training *t) {
+    if (t->is_armed) ex_inject_disarm(&t->flags->inject, t->at.steps + 1);
+    t->is_armed = 0;
 }
 
-static mt_status set_lr(ex_training *t, uint64_t epoch, size_t index) {
-    uint64_t count = ex_batches_count(t->batches, EX_TRAINING);
-    uint64_t all = (uint64_t)t->flags->epochs * count;
-    double lr = ex_flags_lr(t->flags, (epoch - 1) * count + index, all);
-    return mt_torch_set_lr(t->torch, t->lr_factor * lr);
+/* --check: what is frozen in the first epoch is frozen here. */
+static mt_status check_model(ex_training *t) {
+    mt_batch batch;
+    mt_status status = ex_batches_fill(t->batches, EX_TRAINING, t->at.epoch, t->at.batch, &batch);
+    return status == MT_OK ? ex_model_check(t->torch, &batch, &t->faults) : status;
+}
+
+/* Until here there is nothing to save: a signal ends the program at once, however long it measures. */
+static void begin_to_train(ex_training *t) {
+    if (!t->began) ex_interrupt_catch();
+    t->began = ex_seconds();
+    ex_progress_epoch(&t->progress, t->at.epoch, t->at.epochs, t->at.batches);
+}
+
+static mt_status on_begin(void *user, const mt_fit_report *at) {
+    ex_training *t = user;
+    const ex_program *p = t->program;
+    t->at = *at;
+    if (!t->flags->check) begin_to_train(t);
+    mt_status status = p->begin_epoch ? p->begin_epoch(p->self, t, at->epoch) : MT_OK;
+    return status == MT_OK && t->flags->check ? check_model(t) : status;
 }
 
 /* One such loss may be a batch's; so many in a row are the network's. */
@@ -438,29 +443,131 @@ static mt_status check_loss(ex_training *t, const mt_step_report *report) {
         t->not_finite, step, t->flags->lr);
 }
 
-/* One optimiser step: whatever it takes, the batch goes through whole or nothing has happened. */
-static mt_status train_step(ex_training *t, uint64_t epoch, size_t index) {
-    mt_batch batch;
-    mt_step_report report = MT_STEP_REPORT_INIT;
-    mt_status status = ex_batches_fill(t->batches, EX_TRAINING, epoch, index, &batch);
-    if (status == MT_OK)
-        status =
-            ex_replay_next(t->replay, batch.count, ex_flags_least(t->flags, &t->info), t->trainer);
-    if (status == MT_OK) status = set_lr(t, epoch, index);
-    if (status == MT_OK) status = ex_inject_arm(&t->flags->inject, t->at.steps + 1);
+static mt_status on_step(void *user, const mt_fit_report *at, const mt_step_report *report) {
+    ex_training *t = user;
+    disarm(t);
+    t->at = *at;
+    t->from.replans += report->reason == MT_PLAN_OOM;
+    t->seconds = ex_seconds() - t->began;
+    mt_status status = check_loss(t, report);
     if (status != MT_OK) return status;
-    status = mt_trainer_step(t->trainer, &batch, &report);
-    ex_inject_disarm(&t->flags->inject, t->at.steps + 1);
-    if (status == MT_OK) t->at.index++;
-    if (status != MT_OK || report.samples == 0) return status; /* 0: dropped, see introduce() */
-    t->at.steps++;
-    t->at.replans += report.reason == MT_PLAN_OOM;
-    status = check_loss(t, &report);
-    if (status != MT_OK) return status;
-    if (t->program->after_step) t->program->after_step(t->program->self, t, &report);
-    ex_progress_step(&t->progress, &report);
-    return save_if_due(t);
+    if (t->program->after_step) t->program->after_step(t->program->self, t, report);
+    ex_progress_step(&t->progress, report);
+    return MT_OK;
 }
+
+static mt_status on_epoch(void *user, const mt_fit_report *at, const mt_epoch_report *report) {
+    ex_training *t = user;
+    t->at = *at;
+    t->last = *report;
+    if (!t->least_seconds || t->seconds < t->least_seconds) t->least_seconds = t->seconds;
+    ex_progress_clear(&t->progress);
+    if (!t->quiet) ex_report_epoch(report, t->info.metric_names[0], ex_seconds() - t->began);
+    if (!t->program->after_epoch) return MT_OK;
+    return t->program->after_epoch(t->program->self, t, report);
+}
+
+static mt_status set_lr(void *self, double rate) {
+    return mt_torch_set_lr(((ex_training *)self)->torch, rate);
+}
+
+/* ---- files ------------------------------------------------------------------------------------- */
+
+static mt_status save_as(const ex_training *t, const char *path, const char *place) {
+    const ex_run run = this_run(t);
+    ex_position at = t->from;
+    at.budget = t->device.budget_bytes;
+    at.chunks = chunks_of(t->flags);
+    snprintf(at.place, sizeof at.place, "%s", place);
+    return ex_checkpoint_save(t->torch, path, &run, &at);
+}
+
+/*
+ * Who may not read the file may not read the weights of the best epoch beside it either. The mask is the process's: no
+ * other thread makes files meanwhile. A file that is there keeps its own mode.
+ */
+static mt_status save(void *self, const char *path, const char *place) {
+    const ex_training *t = self;
+    struct stat info;
+    if (path == t->flags->save || stat(t->flags->save, &info) != 0) return save_as(t, path, place);
+    mode_t before = umask((mode_t)~info.st_mode & 0777);
+    mt_status status = save_as(t, path, place);
+    umask(before);
+    return status;
+}
+
+static mt_status tell_place(void *self, const char *path, char *place, size_t capacity) {
+    const ex_training *t = self;
+    (void)path;
+    snprintf(place, capacity, "%s", t->from.place);
+    return MT_OK;
+}
+
+/* The backend has begun with it. */
+static mt_status is_loaded(void *self, const char *path) {
+    (void)self, (void)path;
+    return MT_OK;
+}
+
+/* ---- train ------------------------------------------------------------------------------------- */
+
+static uint64_t most_steps(const ex_training *t) {
+    uint64_t replayed = ex_replay_steps(t->replay), steps = (uint64_t)t->flags->steps;
+    if (!t->replay) return steps;
+    return steps && steps < replayed ? steps : replayed;
+}
+
+static void name_files(ex_training *t) {
+    const ex_flags *flags = t->flags;
+    t->fit.resume = flags->resume;
+    if (!flags->save || flags->check) return;
+    t->fit.last = flags->save;
+    t->fit.save_every = flags->save_every.steps;
+    t->fit.save_seconds = flags->save_every.seconds;
+    if (!t->fit.validation || t->fit.metric == MT_FIT_LOSS) return;
+    snprintf(t->best, sizeof t->best, "%s.best", flags->save);
+    t->fit.best = t->best;
+}
+
+static void prepare_fit(ex_training *t) {
+    const ex_flags *flags = t->flags;
+    const size_t rest = rest_of_epoch(t);
+    t->training = (mt_source){sizeof t->training, t, t->source.count(t->source.self, EX_TRAINING),
+                              load_training, NULL};
+    t->validation =
+        (mt_source){sizeof t->validation, t, t->source.count(t->source.self, EX_VALIDATION),
+                    load_validation, NULL};
+    t->fit = (mt_fit_options)MT_FIT_OPTIONS_INIT;
+    t->fit.batch = (size_t)flags->batch;
+    t->fit.epochs = flags->check ? t->from.epoch : (uint64_t)flags->epochs;
+    t->fit.steps = flags->check ? 0 : most_steps(t);
+    if (t->replay && !ex_replay_steps(t->replay)) t->fit.epochs = 0;
+    t->fit.seed = (uint64_t)flags->seed;
+    t->fit.shuffle = 0; /* the source has an order for each epoch */
+    t->fit.drop_last = rest && rest < ex_flags_least(flags, &t->info);
+    if (t->validation.samples && !flags->no_validation) t->fit.validation = &t->validation;
+    t->fit.metric = t->info.metric_count ? 0 : MT_FIT_LOSS;
+    t->fit.maximise = 1;
+    if (t->fit.validation) t->fit.patience = (uint64_t)flags->patience;
+    name_files(t);
+    size_t batches = t->training.samples / t->fit.batch + (rest && !t->fit.drop_last);
+    t->schedule = ex_flags_schedule(flags, (uint64_t)flags->epochs * batches);
+    t->fit.schedule = &t->schedule;
+    t->calls = (mt_fit_callbacks){sizeof t->calls, t, on_begin, on_step,    on_epoch,  on_stop,
+                                  on_now,          t, save,     tell_place, is_loaded, set_lr};
+}
+
+static mt_status train(ex_training *t) {
+    mt_status status = mt_fit(t->trainer, &t->training, &t->fit, &t->calls, &t->at);
+    disarm(t);
+    ex_progress_clear(&t->progress);
+    if (status == MT_OK && t->at.end == MT_FIT_PATIENCE)
+        mt_log(MT_LOG_INFO, "no epoch since %llu was better: --patience %llu ends the run",
+               (unsigned long long)t->at.best_epoch, (unsigned long long)t->fit.patience);
+    return status;
+}
+
+/* ---- test -------------------------------------------------------------------------------------- */
 
 /* Samples, where the backend knows no other units. */
 static mt_status units_of(const ex_training *t, const mt_batch *batch, double *out) {
@@ -469,7 +576,6 @@ static mt_status units_of(const ex_training *t, const mt_batch *batch, double *o
     return t->backend.units(t->backend.self, batch, 0, batch->count, out);
 }
 
-/* means NULL: the trainer's own, of the epoch, are all that is wanted. */
 static mt_status evaluate(ex_training *t, ex_batches *batches, ex_means *means) {
     mt_batch batch;
     mt_eval_report report = MT_EVAL_REPORT_INIT;
@@ -480,90 +586,12 @@ static mt_status evaluate(ex_training *t, ex_batches *batches, ex_means *means) 
         ex_progress_evaluate(&t->progress, i, count);
         status = ex_batches_fill(batches, EX_VALIDATION, 0, i, &batch);
         if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
-        if (status == MT_OK && means) status = units_of(t, &batch, &units);
-        if (status == MT_OK && means) ex_means_add(means, &report, units);
+        if (status == MT_OK) status = units_of(t, &batch, &units);
+        if (status == MT_OK) ex_means_add(means, &report, units);
     }
     ex_progress_clear(&t->progress);
     return status;
 }
-
-/* The epoch whose validation metric is the highest so far has a checkpoint of its own. */
-static mt_status keep_best(ex_training *t) {
-    double metric = t->last.eval_metrics[0];
-    if (!t->last.eval_samples || !t->info.metric_count) return MT_OK;
-    if (!ex_position_is_better(&t->at, metric)) return MT_OK;
-    t->at.best = metric;
-    t->at.best_epoch = t->last.epoch;
-    return save_best(t);
-}
-
-static mt_status end_epoch(ex_training *t, uint64_t epoch, double seconds) {
-    mt_epoch_report report = MT_EPOCH_REPORT_INIT;
-    mt_status status = mt_trainer_end_epoch(t->trainer, &report);
-    if (status != MT_OK) return status;
-    report.epoch = epoch; /* the trainer counts those of this process */
-    t->last = report;
-    if (!t->quiet) ex_report_epoch(&report, t->info.metric_names[0], seconds);
-    if (t->at.index == ex_batches_count(t->batches, EX_TRAINING)) {
-        t->at.epoch++;
-        t->at.index = 0;
-    }
-    status = keep_best(t);
-    if (status == MT_OK) status = save(t);
-    if (status == MT_OK && t->program->after_epoch)
-        status = t->program->after_epoch(t->program->self, t, &report);
-    return status;
-}
-
-static mt_status train_epoch(ex_training *t, uint64_t epoch) {
-    mt_status status = MT_OK;
-    size_t count = ex_batches_count(t->batches, EX_TRAINING);
-    double started = ex_seconds();
-    ex_progress_epoch(&t->progress, epoch, (uint64_t)t->flags->epochs, count);
-    if (t->program->begin_epoch) status = t->program->begin_epoch(t->program->self, t, epoch);
-    while (t->at.index < count && status == MT_OK && goes_on(t))
-        status = train_step(t, epoch, t->at.index);
-    double seconds = ex_seconds() - started;
-    if (!t->least_seconds || seconds < t->least_seconds) t->least_seconds = seconds;
-    if (status == MT_OK && !t->flags->no_validation) status = evaluate(t, t->batches, NULL);
-    ex_progress_clear(&t->progress);
-    if (status != MT_OK || is_stopped(t)) return status;
-    return end_epoch(t, epoch, ex_seconds() - started);
-}
-
-/* --patience: no epoch since the best one was better. */
-static int is_stale(const ex_training *t) {
-    uint64_t patience = (uint64_t)t->flags->patience;
-    if (!patience || !t->at.best_epoch || t->at.epoch <= t->at.best_epoch + patience) return 0;
-    mt_log(MT_LOG_INFO, "no epoch since %llu was better: --patience %llu ends the run",
-           (unsigned long long)t->at.best_epoch, (unsigned long long)patience);
-    return 1;
-}
-
-/* Until here there is nothing to save: a signal ends the program at once, however long it measures. */
-static mt_status train(ex_training *t) {
-    mt_status status = MT_OK;
-    ex_interrupt_catch();
-    t->saved_at = ex_seconds();
-    while (t->at.epoch <= (uint64_t)t->flags->epochs && status == MT_OK && goes_on(t) &&
-           !is_stale(t))
-        status = train_epoch(t, t->at.epoch);
-    return status == MT_OK && t->saved_steps != t->at.steps ? save(t) : status;
-}
-
-/* ---- check ------------------------------------------------------------------------------------- */
-
-/* --check: what is frozen in the first epoch is frozen here. */
-static mt_status check_model(ex_training *t) {
-    mt_batch batch;
-    mt_status status = MT_OK;
-    if (t->program->begin_epoch) status = t->program->begin_epoch(t->program->self, t, t->at.epoch);
-    if (status == MT_OK)
-        status = ex_batches_fill(t->batches, EX_TRAINING, t->at.epoch, t->at.index, &batch);
-    return status == MT_OK ? ex_model_check(t->torch, &batch, &t->faults) : status;
-}
-
-/* ---- test -------------------------------------------------------------------------------------- */
 
 mt_status ex_training_test(ex_training *t, const ex_source *source, mt_eval_report *out) {
     const ex_batches_options options = ex_batches_options_of(t->flags);
@@ -653,12 +681,10 @@ static mt_status end(ex_training *t, mt_status status) {
 }
 
 static ex_training new_run(const ex_program *program, ex_flags *flags, char **argv) {
-    ex_training t = {.program = program,
-                     .flags = flags,
-                     .argv = argv,
-                     .lr_factor = 1,
-                     .processes.group = MT_PROCESS_GROUP_INIT};
+    ex_training t = {
+        .program = program, .flags = flags, .argv = argv, .processes.group = MT_PROCESS_GROUP_INIT};
     t.backend.size = sizeof t.backend;
+    t.at.size = sizeof t.at;
     t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     return t;
 }
@@ -674,8 +700,8 @@ int ex_training_main(const ex_program *program, ex_flags *flags, char **argv) {
     t.setting_count = ex_flags_settings(flags, &program->own, t.settings);
     if (t.processes.group.rank) t.progress.mode = EX_PROGRESS_OFF;
     if (status == MT_OK) status = prepare(&t);
-    if (status == MT_OK) status = flags->check ? check_model(&t) : train(&t);
-    if (status == MT_OK && program->test && t.at.steps && !t.stopped_by)
+    if (status == MT_OK) status = train(&t);
+    if (status == MT_OK && program->test && t.at.steps && !t.stopped_by && !flags->check)
         status = program->test(program->self, &t);
     if (status == MT_OK && !flags->check) status = finish(&t);
     status = end(&t, status);

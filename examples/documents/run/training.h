@@ -43,7 +43,7 @@ typedef struct ex_program {
     void (*options)(void *self, mt_torch_options *options);
     /* Says in a line or two what the data is. NULL: nothing. */
     void (*introduce)(void *self, const ex_training *run);
-    /* Before the first step of an epoch (from 1 on): lr_factor, layers that are frozen.
+    /* Before the first step of an epoch (from 1 on): layers that are frozen.
        Also called before the first step of a run that goes on. NULL: nothing. */
     mt_status (*begin_epoch)(void *self, ex_training *run, uint64_t epoch);
     /* After each step, and after each epoch. NULL: nothing. */
@@ -82,12 +82,19 @@ struct ex_training {
     ex_html_report *report;
     ex_replay *replay;
     ex_progress progress;
-    double lr_factor; /* of the learning rate that the flags say; begin_epoch may set it */
+    ex_position from; /* where the run of --resume was */
 
-    ex_position at;       /* the next batch, and the steps gone through */
-    uint64_t most_steps;  /* to go through at most */
-    uint64_t saved_steps; /* those of the last checkpoint; UINT64_MAX: there is none */
-    double saved_at;      /* when it was written, or the training began, by ex_seconds */
+    /* What mt_fit is called with. */
+    mt_source training, validation;
+    mt_schedule schedule;
+    mt_fit_options fit;
+    mt_fit_callbacks calls;
+    char best[4096]; /* file of the epoch with the best validation */
+
+    mt_fit_report at;     /* where the run is */
+    double began;         /* its epoch, by ex_seconds; 0: none has */
+    double seconds;       /* of the training steps of the epoch so far */
+    int is_armed;         /* by --inject-oom, until the step is over */
     mt_epoch_report last; /* the last epoch that was completed */
     int stopped_by;       /* a signal that one of the processes has got; 0: none */
     int quiet;            /* 1: nothing is printed but errors: a row of a table */
