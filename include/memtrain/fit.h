@@ -214,6 +214,22 @@ MT_API MT_NODISCARD mt_status mt_fit(mt_trainer *trainer, const mt_source *sourc
                                      const mt_fit_options *options,
                                      const mt_fit_callbacks *callbacks, mt_fit_report *report);
 
+/*
+ * Evaluates all of a source outside of epochs: a test set, when the training is over. Of options batch and stop count, of
+ * callbacks stop; these are asked between batches. An epoch that is under way has none of its figures, and none of
+ * evaluations before this one.
+ *
+ * @param options    NULL: defaults
+ * @param callbacks  NULL: none
+ * @param report     means over all that was evaluated, as mt_backend_info.metric_over says; NaN for none. samples is less
+ *                   than source->samples where stop said so. retries, peak_bytes and chunk_count are 0
+ * @return MT_OK; MT_EINVAL (names the field); MT_ENOMEM; what mt_trainer_evaluate and the source returned
+ */
+MT_API MT_NODISCARD mt_status mt_fit_evaluate(mt_trainer *trainer, const mt_source *source,
+                                              const mt_fit_options *options,
+                                              const mt_fit_callbacks *callbacks,
+                                              mt_eval_report *report);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,7 +5,6 @@
 
 #include "inject.h"
 #include "interrupt.h"
-#include "means.h"
 #include "model_check.h"
 #include "output.h"
 #include "report.h"
@@ -31,41 +30,18 @@ int ex_training_refuse(const ex_program *program, const char *format, ...) {
 
 /* ---- test -------------------------------------------------------------------------------------- */
 
-/* Samples, where the backend knows no other units. */
-static mt_status units_of(const ex_training *t, const mt_batch *batch, double *out) {
-    *out = (double)batch->count;
-    if (!t->backend.units) return MT_OK;
-    return t->backend.units(t->backend.self, batch, 0, batch->count, out);
-}
-
-static mt_status evaluate(ex_training *t, ex_batches *batches, ex_means *means) {
-    mt_batch batch;
-    mt_eval_report report = MT_EVAL_REPORT_INIT;
-    mt_status status = MT_OK;
-    double units = 0;
-    size_t count = ex_batches_count(batches, EX_VALIDATION);
-    for (size_t i = 0; i < count && status == MT_OK && !ex_is_stopped(t); i++) {
-        ex_progress_evaluate(&t->progress, i, count);
-        status = ex_batches_fill(batches, EX_VALIDATION, 0, i, &batch);
-        if (status == MT_OK) status = mt_trainer_evaluate(t->trainer, &batch, &report);
-        if (status == MT_OK) status = units_of(t, &batch, &units);
-        if (status == MT_OK) ex_means_add(means, &report, units);
-    }
-    ex_progress_clear(&t->progress);
-    return status;
-}
-
+/* Its batches are for that long those of the run. */
 mt_status ex_training_test(ex_training *t, const ex_source *source, mt_eval_report *out) {
     const ex_batches_options options = ex_batches_options_of(t->flags);
-    ex_means means;
-    ex_batches *batches;
-    if (!t->at.steps) return MT_OK;
-    mt_status status = ex_batches_new(source, &options, &batches);
-    if (status != MT_OK) return status;
-    ex_means_init(&means, &t->info);
-    status = evaluate(t, batches, &means);
-    ex_batches_free(batches);
-    *out = ex_means_of(&means);
+    ex_batches *own = t->batches;
+    mt_source tests = t->validation;
+    tests.samples = source->count(source->self, EX_VALIDATION);
+    if (!t->at.steps || !tests.samples) return MT_OK;
+    mt_status status = ex_batches_new(source, &options, &t->batches);
+    if (status == MT_OK) status = mt_fit_evaluate(t->trainer, &tests, &t->fit, &t->calls, out);
+    ex_batches_free(t->batches);
+    t->batches = own;
+    ex_progress_clear(&t->progress);
     return status;
 }
 

@@ -141,8 +141,8 @@ typedef struct ex_row {
 void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out);
 
 /*
- * Evaluates all of a source's validation, outside of any epoch.
- * @param out  means over all of them, as metric_over says, and the number of samples. Unchanged when no step was made
+ * mt_fit_evaluate of all of a source's validation, after the training.
+ * @param out  unchanged when no step was made
  */
 MT_NODISCARD mt_status ex_training_test(ex_training *run, const ex_source *source,
                                         mt_eval_report *out);
