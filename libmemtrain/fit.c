@@ -22,6 +22,7 @@ typedef struct fit {
     size_t *index; /* the epoch's order; in an evaluation, the numbers of one batch */
     double started;
     double saved; /* when last was written, or the run began; by `now` */
+    int is_saved; /* last has what the run has come to */
 } fit;
 
 /* ---- orders ------------------------------------------------------------------------------------- */
@@ -60,13 +61,20 @@ mt_status mt_fit_order(uint64_t seed, uint64_t epoch, size_t samples, size_t *ou
 
 /* ---- arguments ---------------------------------------------------------------------------------- */
 
-/* Copies a struct of the caller's that begins with its size; theirs NULL: it stays as it is. */
+/* Of a struct of the caller's that begins with it. */
+static mt_status check_size(const void *theirs, const char *name, size_t *size) {
+    memcpy(size, theirs, sizeof *size);
+    MT__CHECK(*size >= sizeof *size, "mt_fit: %s->size is not set; use the MT_..._INIT of its type",
+              name);
+    return MT_OK;
+}
+
+/* Copies a struct of the caller's; theirs NULL: it stays as it is. */
 static mt_status take(void *own, size_t own_size, const void *theirs, const char *name) {
     size_t size;
     if (!theirs) return MT_OK;
-    memcpy(&size, theirs, sizeof size);
-    MT__CHECK(size >= sizeof size, "mt_fit: %s->size is not set; use the MT_..._INIT of its type",
-              name);
+    mt_status status = check_size(theirs, name, &size);
+    if (status != MT_OK) return status;
     mt__copy_versioned(own, own_size, theirs, size);
     return MT_OK;
 }
@@ -79,55 +87,57 @@ static mt_status check_source(const mt_source *s, const char *name) {
 }
 
 static mt_status take_arguments(fit *f, const mt_source *source, const mt_fit_options *options,
-                                const mt_fit_callbacks *callbacks) {
+                                const mt_fit_callbacks *callbacks, const void *report) {
+    size_t size;
+    mt_status status = mt__check_ready(f->trainer, "mt_fit");
+    if (status == MT_OK && report) status = check_size(report, "report", &size);
+    if (status != MT_OK) return status;
     MT__CHECK(source, "mt_fit: source is NULL");
-    mt_status status = take(&f->source, sizeof f->source, source, "source");
+    status = take(&f->source, sizeof f->source, source, "source");
     if (status == MT_OK) status = take(&f->options, sizeof f->options, options, "options");
     if (status == MT_OK) status = take(&f->call, sizeof f->call, callbacks, "callbacks");
     if (status == MT_OK) status = check_source(&f->source, "source");
-    if (status != MT_OK || !f->options.validation) return status;
+    if (status != MT_OK) return status;
+    MT__CHECK(f->options.batch && f->options.evaluate_every,
+              "mt_fit: options->%s is 0; at least 1 is accepted",
+              f->options.batch ? "evaluate_every" : "batch");
+    if (!f->options.validation) return MT_OK;
     status = take(&f->validation, sizeof f->validation, f->options.validation, "validation");
     return status == MT_OK ? check_source(&f->validation, "validation") : status;
 }
 
 /* What an option needs beside it. */
 static mt_status check_needs(const fit *f) {
-    static const char names[][43] = {
-        "best is set, and options->validation",   "patience is set, and options->validation",
-        "best is set, and callbacks->save",       "last is set, and callbacks->save",
-        "resume is set, and callbacks->load",     "resume is set, and callbacks->position",
-        "schedule is set, and callbacks->set_lr", "save_every is set, and options->last",
-        "save_seconds is set, and options->last", "save_seconds is set, and callbacks->now"};
+    static const struct {
+        char option[13], needed[11];
+    } rows[] = {{"best", "validation"},   {"patience", "validation"}, {"save_every", "last"},
+                {"save_seconds", "last"}, {"best", "save"},           {"last", "save"},
+                {"resume", "load"},       {"resume", "position"},     {"schedule", "set_lr"},
+                {"save_seconds", "now"}};
+    enum { OPTIONS = 4 }; /* what the others need is a callback */
     const mt_fit_options *o = &f->options;
     const mt_fit_callbacks *c = &f->call;
-    const int lacks[] = {o->best && !o->validation,
-                         o->patience && !o->validation,
-                         o->best && !c->save,
-                         o->last && !c->save,
-                         o->resume && !c->load,
-                         o->resume && !c->position,
-                         o->schedule && !c->set_lr,
-                         o->save_every && !o->last,
-                         o->save_seconds > 0 && !o->last,
-                         o->save_seconds > 0 && !c->now};
-    for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++)
-        MT__CHECK(!lacks[i], "mt_fit: options->%s is NULL", names[i]);
+    const int lacks[] = {o->best && !o->validation, o->patience && !o->validation,
+                         o->save_every && !o->last, o->save_seconds > 0 && !o->last,
+                         o->best && !c->save,       o->last && !c->save,
+                         o->resume && !c->load,     o->resume && !c->position,
+                         o->schedule && !c->set_lr, o->save_seconds > 0 && !c->now};
+    for (int i = 0; i < (int)(sizeof lacks / sizeof *lacks); i++)
+        MT__CHECK(!lacks[i], "mt_fit: options->%s is set, and %s->%s is NULL", rows[i].option,
+                  i < OPTIONS ? "options" : "callbacks", rows[i].needed);
     return MT_OK;
 }
 
 static mt_status check_numbers(const fit *f) {
     const mt_fit_options *o = &f->options;
     const size_t metrics = f->trainer->info.metric_count;
-    MT__CHECK(o->batch > 0, "mt_fit: options->batch is 0; at least 1 is accepted");
     MT__CHECK(
         !o->drop_last || o->batch <= f->source.samples,
         "mt_fit: options->batch is %zu; accepted with drop_last: at most source->samples, %zu",
         o->batch, f->source.samples);
-    MT__CHECK(o->epochs > 0 && o->epochs <= INT64_MAX / f->source.samples,
-              "mt_fit: options->epochs is %llu; accepted: at least 1, and less than 2^63 samples",
+    MT__CHECK(o->epochs <= INT64_MAX / f->source.samples,
+              "mt_fit: options->epochs is %llu; accepted: less than 2^63 samples",
               (unsigned long long)o->epochs);
-    MT__CHECK(o->evaluate_every > 0,
-              "mt_fit: options->evaluate_every is 0; at least 1 is accepted");
     MT__CHECK(o->save_seconds >= 0,
               "mt_fit: options->save_seconds is %g; accepted: 0 for none, or a number above it",
               o->save_seconds);
@@ -147,8 +157,16 @@ static mt_status take_schedule(fit *f) {
     if (status != MT_OK) return status;
     const int goes_down =
         f->schedule.kind == MT_SCHEDULE_COSINE || f->schedule.kind == MT_SCHEDULE_LINEAR;
-    if (goes_down && !f->schedule.steps) f->schedule.steps = f->spread = f->run.total_steps;
+    if (goes_down && !f->schedule.steps)
+        f->schedule.steps = f->spread = f->run.total_steps + !f->run.total_steps;
     return isnan(mt_schedule_rate(&f->schedule, 0)) ? MT_EINVAL : MT_OK;
+}
+
+/* Room for an order of so many samples, and for the numbers of a batch of an evaluation. */
+static mt_status take_index(fit *f, size_t samples) {
+    size_t most = mt__min(f->options.batch, f->validation.samples);
+    f->index = mt__alloc(mt__max(samples, most), sizeof *f->index);
+    return f->index ? MT_OK : mt_set_error(MT_ENOMEM, "mt_fit: out of host memory");
 }
 
 static mt_status prepare(fit *f) {
@@ -156,16 +174,14 @@ static mt_status prepare(fit *f) {
     mt_status status = check_numbers(f);
     if (status == MT_OK) status = check_needs(f);
     if (status != MT_OK) return status;
-    size_t samples = f->source.samples, most = mt__min(o->batch, f->validation.samples);
+    size_t samples = f->source.samples;
     f->run.batches = o->drop_last ? samples / o->batch : mt__ceil_div(samples, o->batch);
     f->run.epochs = o->epochs;
     f->run.total_steps = o->epochs * f->run.batches;
     f->run.epoch = 1;
     f->run.rate = f->run.best = (double)NAN;
     status = take_schedule(f);
-    if (status != MT_OK) return status;
-    f->index = mt__alloc(mt__max(samples, most), sizeof *f->index);
-    return f->index ? MT_OK : mt_set_error(MT_ENOMEM, "mt_fit: out of host memory");
+    return status == MT_OK ? take_index(f, samples) : status;
 }
 
 /* ---- callbacks ---------------------------------------------------------------------------------- */
@@ -250,6 +266,7 @@ static mt_status save(fit *f, const char *path) {
 /* The time that the file takes is none of the next interval. */
 static mt_status save_last(fit *f) {
     mt_status status = save(f, f->options.last);
+    f->is_saved = 1;
     if (f->options.save_seconds > 0) f->saved = f->call.now(f->call.user);
     return status;
 }
@@ -315,6 +332,16 @@ static mt_status resume(fit *f) {
 
 /* ---- an epoch ----------------------------------------------------------------------------------- */
 
+/* options->steps. */
+static int is_enough(const fit *f) {
+    return f->options.steps && f->run.steps >= f->options.steps;
+}
+
+/* Whether the epoch that is under way has a batch to come. */
+static int is_within(const fit *f) {
+    return f->run.batch < f->run.batches && !is_enough(f);
+}
+
 static mt_status set_rate(fit *f) {
     if (!f->options.schedule) return MT_OK;
     f->run.rate = mt_schedule_rate(&f->schedule, f->run.steps);
@@ -322,12 +349,22 @@ static mt_status set_rate(fit *f) {
     return told(f->call.set_lr(f->call.state, f->run.rate), "set_lr");
 }
 
-/* Within an epoch. */
+/* The clocks of several processes differ, and their files are to be of one step. */
+static mt_status is_late(fit *f, double *late) {
+    const mt_backend *b = &f->trainer->backend;
+    *late = f->call.now(f->call.user) - f->saved >= f->options.save_seconds;
+    return b->agree ? b->agree(b->self, late, 1) : MT_OK;
+}
+
+/* Within an epoch: its end has a file of its own. */
 static mt_status save_if_due(fit *f) {
     const mt_fit_options *o = &f->options;
-    int due = o->save_every && f->run.steps % o->save_every == 0;
-    if (o->save_seconds > 0) due |= f->call.now(f->call.user) - f->saved >= o->save_seconds;
-    return due ? save_last(f) : MT_OK;
+    double late = 0;
+    mt_status status = MT_OK;
+    if (!is_within(f)) return MT_OK;
+    if (o->save_seconds > 0) status = is_late(f, &late);
+    int due = late > 0 || (o->save_every && f->run.steps % o->save_every == 0);
+    return status == MT_OK && due ? save_last(f) : status;
 }
 
 static mt_status train_batch(fit *f) {
@@ -343,9 +380,9 @@ static mt_status train_batch(fit *f) {
     if (status != MT_OK) return status;
     f->run.batch++;
     f->run.steps++;
-    status = save_if_due(f);
-    if (status != MT_OK) return status;
-    return f->call.step ? told(f->call.step(f->call.user, ask(f), &report), "step") : MT_OK;
+    f->is_saved = 0;
+    if (f->call.step) status = told(f->call.step(f->call.user, ask(f), &report), "step");
+    return status == MT_OK ? save_if_due(f) : status;
 }
 
 static mt_status evaluate(fit *f) {
@@ -367,7 +404,8 @@ static mt_status evaluate(fit *f) {
 
 static int is_due(const fit *f) {
     const mt_fit_options *o = &f->options;
-    return o->validation && (f->run.epoch % o->evaluate_every == 0 || f->run.epoch == o->epochs);
+    int is_last = f->run.epoch == o->epochs || is_enough(f);
+    return o->validation && (is_last || f->run.epoch % o->evaluate_every == 0);
 }
 
 static void judge(fit *f, const mt_epoch_report *report) {
@@ -387,7 +425,8 @@ static mt_status end_epoch(fit *f) {
     mt_epoch_report report = MT_EPOCH_REPORT_INIT;
     mt_status status = mt_trainer_end_epoch(f->trainer, &report);
     if (status != MT_OK) return status;
-    report.epoch = f->run.epochs_done = f->run.epoch;
+    report.epoch = f->run.epoch;
+    if (f->run.batch == f->run.batches) f->run.epochs_done = f->run.epoch;
     judge(f, &report);
     if (f->run.is_best) status = save(f, f->options.best);
     if (status == MT_OK) status = save_last(f);
@@ -414,8 +453,7 @@ static mt_status begin_epoch(fit *f) {
 
 static mt_status train_epoch(fit *f) {
     mt_status status = begin_epoch(f);
-    while (status == MT_OK && f->run.batch < f->run.batches && !is_stopped(f))
-        status = train_batch(f);
+    while (status == MT_OK && is_within(f) && !is_stopped(f)) status = train_batch(f);
     if (status != MT_OK || is_stopped(f)) return status;
     if (is_due(f)) status = evaluate(f);
     if (status != MT_OK || f->run.end != MT_FIT_RUNNING) return status;
@@ -425,52 +463,77 @@ static mt_status train_epoch(fit *f) {
 /* Whether the run is over before its next epoch, and why. */
 static int is_over(fit *f) {
     const uint64_t patience = f->options.patience;
-    if (f->run.epochs_done >= f->options.epochs)
+    if (f->run.end == MT_FIT_STOPPED) return 1;
+    if (f->run.epochs_done >= f->options.epochs || is_enough(f))
         f->run.end = MT_FIT_DONE;
     else if (patience && f->run.worse >= patience)
         f->run.end = MT_FIT_PATIENCE;
-    if (f->run.end == MT_FIT_DONE || f->run.end == MT_FIT_PATIENCE)
-        f->run.epoch = f->run.epochs_done;
+    if (f->run.end != MT_FIT_RUNNING && !f->run.batch) f->run.epoch = f->run.epochs_done;
     return f->run.end != MT_FIT_RUNNING;
 }
 
 static mt_status go(fit *f) {
     mt_status status = resume(f);
     while (status == MT_OK && !is_over(f)) status = train_epoch(f);
-    if (status == MT_OK && f->run.end == MT_FIT_STOPPED) status = save_last(f);
-    return status;
+    return status == MT_OK && !f->is_saved ? save_last(f) : status;
 }
 
-static void give(const fit *f, mt_fit_report *report) {
-    size_t theirs = report->size;
-    memcpy(report, &f->run, mt__min(theirs, sizeof f->run));
-    report->size = mt__min(theirs, sizeof f->run);
+/* As much as the caller's struct has room for. */
+static void give(const void *own, size_t own_size, void *theirs) {
+    size_t size;
+    memcpy(&size, theirs, sizeof size);
+    mt__copy_versioned(theirs, mt__min(size, own_size), own, own_size);
+}
+
+static fit new_fit(mt_trainer *trainer) {
+    const fit f = {trainer,
+                   MT_SOURCE_INIT,
+                   MT_SOURCE_INIT,
+                   MT_FIT_OPTIONS_INIT,
+                   MT_FIT_CALLBACKS_INIT,
+                   MT_SCHEDULE_INIT,
+                   0,
+                   MT_FIT_REPORT_INIT,
+                   NULL,
+                   0,
+                   0,
+                   0};
+    return f;
 }
 
 mt_status mt_fit(mt_trainer *trainer, const mt_source *source, const mt_fit_options *options,
                  const mt_fit_callbacks *callbacks, mt_fit_report *report) {
-    fit f = {trainer,
-             MT_SOURCE_INIT,
-             MT_SOURCE_INIT,
-             MT_FIT_OPTIONS_INIT,
-             MT_FIT_CALLBACKS_INIT,
-             MT_SCHEDULE_INIT,
-             0,
-             MT_FIT_REPORT_INIT,
-             NULL,
-             0,
-             0};
-    mt_status status = mt__check_ready(trainer, "mt_fit");
-    if (status != MT_OK) return status;
-    MT__CHECK(!report || report->size >= sizeof report->size,
-              "mt_fit: report->size is not set; use MT_FIT_REPORT_INIT");
-    status = take_arguments(&f, source, options, callbacks);
+    fit f = new_fit(trainer);
+    mt_status status = take_arguments(&f, source, options, callbacks, report);
     if (status == MT_OK) status = prepare(&f);
     if (status != MT_OK) return status;
     if (f.call.now) f.started = f.saved = f.call.now(f.call.user);
     status = go(&f);
     if (status != MT_OK) f.run.end = MT_FIT_FAILED;
     mt__free(f.index);
-    if (report) give(&f, report);
+    if (report) give(&f.run, sizeof f.run, report);
+    return status;
+}
+
+/* ---- outside of epochs -------------------------------------------------------------------------- */
+
+mt_status mt_fit_evaluate(mt_trainer *trainer, const mt_source *source,
+                          const mt_fit_options *options, const mt_fit_callbacks *callbacks,
+                          mt_eval_report *report) {
+    fit f = new_fit(trainer);
+    mt_eval_report out = MT_EVAL_REPORT_INIT;
+    MT__CHECK(report, "mt_fit: report is NULL");
+    mt_status status = take_arguments(&f, source, options, callbacks, report);
+    f.validation = f.source;
+    if (status == MT_OK) status = take_index(&f, 0);
+    if (status != MT_OK) return status;
+    out.seconds = -trainer->epoch_seconds;
+    status = evaluate(&f);
+    out.seconds += trainer->epoch_seconds;
+    out.samples = trainer->eval.samples;
+    out.loss = mt__means(trainer, &trainer->eval, out.metrics);
+    memset(&trainer->eval, 0, sizeof trainer->eval);
+    mt__free(f.index);
+    give(&out, sizeof out, report);
     return status;
 }

@@ -206,7 +206,7 @@ static double divisor(const mt_trainer *t, const mt__sums *sums, size_t metric) 
 }
 
 /* Mean loss over units and metrics over what they say; NaN where there was none. */
-static double means(const mt_trainer *t, const mt__sums *sums, double metrics[MT_METRICS_MAX]) {
+double mt__means(const mt_trainer *t, const mt__sums *sums, double metrics[MT_METRICS_MAX]) {
     for (size_t i = 0; i < MT_METRICS_MAX; i++) {
         double by = divisor(t, sums, i);
         metrics[i] = by != 0 ? sums->metrics[i] / by : (double)NAN;
@@ -371,7 +371,7 @@ static void fill_report(mt_trainer *t, const mt__work *w, const mt_memory *after
     r->samples = w->done;
     r->chunks = t->chunks.samples;
     r->chunk_count = t->chunks.count;
-    r->loss = means(t, &w->sums, r->metrics);
+    r->loss = mt__means(t, &w->sums, r->metrics);
     r->grad_norm = w->applied.grad_norm;
     r->lr = w->applied.lr;
     r->seconds = w->seconds;
@@ -553,7 +553,7 @@ static mt_status evaluate(mt_trainer *t, const mt_batch *batch, mt_eval_report *
     if (report) {
         mt_eval_report own = MT_EVAL_REPORT_INIT;
         own.samples = w.done;
-        own.loss = means(t, &w.sums, own.metrics);
+        own.loss = mt__means(t, &w.sums, own.metrics);
         own.seconds = w.seconds;
         own.retries = w.retries;
         own.peak_bytes = w.peak_bytes;
@@ -590,8 +590,8 @@ static mt_status end_epoch(mt_trainer *t, mt_epoch_report *report) {
     mt_status status = MT_OK;
     own.samples = t->train.samples;
     own.eval_samples = t->eval.samples;
-    own.loss = means(t, &t->train, own.metrics);
-    own.eval_loss = means(t, &t->eval, own.eval_metrics);
+    own.loss = mt__means(t, &t->train, own.metrics);
+    own.eval_loss = mt__means(t, &t->eval, own.eval_metrics);
     own.seconds = t->epoch_seconds;
     own.peak_bytes = t->epoch_peak_bytes;
     own.epoch = t->epoch + 1;

@@ -68,6 +68,8 @@ void mt__trace_oom(mt_trainer *t, const mt_oom *oom, mt_action action);
 void mt__trace_clear(mt_trainer *t, mt_clear_reason reason, const mt_clear_result *result);
 void mt__trace_rung(mt_trainer *t, mt_rung rung, int on, const char *reason);
 void mt__trace_step(mt_trainer *t, const mt_step_report *report);
+/* Mean loss, and means of all metrics as the backend says what they are over; NaN where there was none. */
+double mt__means(const mt_trainer *t, const mt__sums *sums, double metrics[MT_METRICS_MAX]);
 void mt__trace_epoch(mt_trainer *t, const mt_epoch_report *report);
 void mt__trace_end(mt_trainer *t);
 

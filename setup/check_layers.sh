@@ -85,7 +85,7 @@ rooms() {
 above=$(mktemp "${TMPDIR:-/tmp}/memtrain.XXXXXX")
 trap 'rm -f "$above"' EXIT
 rooms shim base memory tensors call model savers update step check
-rooms examples/documents image cli draw data memory record report models run
+rooms examples/documents image cli draw data memory record report models run programs
 
 for file in examples/plain_*.c examples/plain/*.c; do
     if ! $CC -std=c11 -Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only "$file" ||

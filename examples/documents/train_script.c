@@ -62,8 +62,7 @@ static const ex_option own_flags[] = {
 
 /* ---- what the program adds to a run ------------------------------------------------------------ */
 
-static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
-    train_script *t = self;
+static mt_status open_data(train_script *t, const ex_training *run, ex_source *out) {
     mt_status status = ex_check_writable("--save-script", t->save_script);
     if (status == MT_OK) status = ex_check_writable("--save-weights", t->save_weights);
     if (status == MT_OK)
@@ -81,11 +80,10 @@ static mt_status wrong_model(mt_status status) {
 }
 
 /* Tried on two samples, so that a network for other classes or sizes is told of before anything is trained. */
-static mt_status make_model(void *self, const ex_training *run, mt_model **out) {
+static mt_status make_model(void *self, mt_model **out) {
     const train_script *t = self;
     const int64_t side = t->flags.image_size, shape[] = {3, side, side};
     mt_script_options options = MT_SCRIPT_OPTIONS_INIT;
-    (void)run;
     options.classes = t->pictures.dataset->class_count;
     options.input_shape = shape;
     options.input_dims = 3;
@@ -104,17 +102,15 @@ static void introduce(void *self, const ex_training *run) {
  * What was trained is written after the last epoch; a run that is stopped goes on from its --save. Several processes
  * have the same weights: the first one writes them.
  */
-static mt_status save(void *self, ex_training *run) {
-    const train_script *t = self;
+static mt_status save(const train_script *t, const ex_training *run) {
     mt_status status = MT_OK;
-    if (!ex_processes_is_first()) return MT_OK;
+    if (!run->at.steps || !ex_processes_is_first()) return MT_OK;
     if (t->save_weights) status = mt_model_save_weights(run->model, t->save_weights);
     if (status == MT_OK && t->save_script) status = mt_script_save(run->model, t->save_script);
     return status;
 }
 
-static void print_result(void *self, const ex_training *run) {
-    const train_script *t = self;
+static void print_result(const train_script *t, const ex_training *run) {
     const double *metrics = run->last.eval_metrics;
     if (run->last.eval_samples) {
         printf("validation accuracy %.1f %%", 100 * metrics[0]);
@@ -132,16 +128,25 @@ static void close_data(void *self) {
     ex_dataset_free(t->pictures.dataset);
 }
 
+static mt_status train(void *self, ex_training *run) {
+    train_script *t = self;
+    ex_source pictures;
+    mt_status s = open_data(t, run, &pictures);
+    if (!s) s = ex_training_data(run, &pictures);
+    if (!s) s = ex_training_model(run, make_model);
+    if (!s) s = mt_fit(run->trainer, &run->training, &run->fit, &run->calls, &run->at);
+    if (!s && ex_training_is_done(run)) s = save(t, run);
+    if (!s && ex_training_is_done(run)) print_result(t, run);
+    return s;
+}
+
 int main(int argc, char **argv) {
     train_script t = {.flags = EX_FLAGS_INIT, .fit = EX_FIT_PAD};
     ex_program program = {.name = NAME,
                           .own = {own_flags, EX_ROWS(own_flags), &t},
                           .self = &t,
-                          .open = open_data,
-                          .model = make_model,
+                          .train = train,
                           .introduce = introduce,
-                          .test = save,
-                          .result = print_result,
                           .close = close_data};
     int exit_status;
     t.flags.schedule = MT_SCHEDULE_COSINE;

@@ -77,12 +77,13 @@ MT_API MT_NODISCARD mt_status mt_fit_order(uint64_t seed, uint64_t epoch, size_t
 
 /* Begin with MT_FIT_OPTIONS_INIT: a 0 is not a default here. All pointers are borrowed for the call. */
 typedef struct mt_fit_options {
-    size_t size;     /* sizeof(mt_fit_options) */
-    size_t batch;    /* samples of a step, at least 1 */
-    uint64_t epochs; /* of the whole run, those before a resume included, at least 1 */
-    uint64_t seed;   /* of the order */
-    int shuffle;     /* 1: each epoch has an order of its own, see mt_fit_order; 0: 0, 1, 2, ... */
-    int drop_last;   /* 1: an epoch's last batch is left out where it is smaller than the others */
+    size_t size;  /* sizeof(mt_fit_options) */
+    size_t batch; /* samples of a step, at least 1 */
+    uint64_t
+        epochs;    /* of the whole run, those before a resume included; 0: only `last` is written */
+    uint64_t seed; /* of the order */
+    int shuffle;   /* 1: each epoch has an order of its own, see mt_fit_order; 0: 0, 1, 2, ... */
+    int drop_last; /* 1: an epoch's last batch is left out where it is smaller than the others */
     /*
      * The rate of each step, told to set_lr. The number of a step counts over all epochs, from 0 on. A schedule whose
      * `steps` is 0 has those of the whole run. NULL: the rate stays as it is.
@@ -94,27 +95,32 @@ typedef struct mt_fit_options {
     int maximise;      /* 1: the highest is the best; 0: the lowest. It is a finite number */
     uint64_t patience; /* evaluations in a row that are not better end the run; 0: never */
     const char *best;  /* file of the epoch with the best evaluation; NULL: none */
-    const char
-        *last; /* file of the end of each epoch, of a stopped run, and of save_every; NULL: none */
+    const char *last; /* file of the end of each epoch, of the run, and of save_every; NULL: none */
     const char *resume; /* best or last of the run that goes on; NULL: from the start */
     const volatile sig_atomic_t *stop; /* read between steps; not 0: the run stops. NULL: none */
     /*
      * Writes last within epochs too: each time the run has made so many steps, counted over all epochs, and each time so
-     * many seconds of `now` are over since it was written. 0: not for that reason.
+     * many seconds of `now` are over since it was written. 0: not for that reason. An epoch's last step is written with
+     * the end of the epoch.
      */
     uint64_t save_every;
     double save_seconds;
+    /*
+     * Most steps of the whole run, those before a resume included. The run then ends as after its last epoch: with an
+     * evaluation, the files and the callback `epoch`. A run that goes on does the next batch of that epoch. 0: no bound.
+     */
+    uint64_t steps;
 } mt_fit_options;
 
 #define MT_FIT_OPTIONS_INIT                                                                        \
     {                                                                                              \
         sizeof(mt_fit_options), 32, 1, 0, 1, 0, NULL, NULL, 1, MT_FIT_LOSS, 0, 0, NULL, NULL,      \
-            NULL, NULL, 0, 0.0                                                                     \
+            NULL, NULL, 0, 0.0, 0                                                                  \
     }
 
 typedef enum mt_fit_end {
     MT_FIT_RUNNING = 0,  /* in a callback */
-    MT_FIT_DONE = 1,     /* all epochs are done */
+    MT_FIT_DONE = 1,     /* all epochs are done, or all steps of the options */
     MT_FIT_PATIENCE = 2, /* no evaluation was better for long enough */
     MT_FIT_STOPPED = 3,  /* stop said so */
     MT_FIT_FAILED = 4    /* mt_fit returns why */
@@ -183,16 +189,17 @@ typedef struct mt_fit_callbacks {
  * Trains: `epochs` times over the source. An epoch is its steps, an evaluation where one is due, mt_trainer_end_epoch,
  * the checkpoints, and the callback. mt_trainer_finish is the caller's.
  *
- * With save_every or save_seconds, last is also written between two steps, before the callback `step`. A run that goes on
+ * With save_every or save_seconds, last is also written between two steps, after the callback `step`. A run that goes on
  * from there does the next batch of the same epoch.
  *
- * A run that is stopped ends between two steps, or between two batches of an evaluation, writes `last`, and returns
- * MT_OK. A run that goes on from there does the evaluation anew. A run that fails writes nothing: what was trained since
- * the last checkpoint is in the model, and nothing of the step that failed. The mean losses and metrics of an epoch in
- * which a run goes on are over the steps of this call.
+ * A run that is stopped ends between two steps, or between two batches of an evaluation, and returns MT_OK. A run that
+ * goes on from there does the evaluation anew. A run that returns MT_OK has written its end to `last`. A run that fails
+ * writes nothing: what was trained since the last checkpoint is in the model, and nothing of the step that failed. The
+ * mean losses and metrics of an epoch in which a run goes on are over the steps of this call.
  *
  * With several processes (mt_backend.agree) each has a source of its own, with as many batches as the others', and the
- * same answers of stop at the same time. One of them has best and last.
+ * same answers of stop at the same time. When save_seconds are over for one of them, all write `last`. Either one of them
+ * has best and last, or each has files of its own.
  *
  * @param trainer    borrowed for the call
  * @param source     what is trained on
@@ -206,6 +213,22 @@ typedef struct mt_fit_callbacks {
 MT_API MT_NODISCARD mt_status mt_fit(mt_trainer *trainer, const mt_source *source,
                                      const mt_fit_options *options,
                                      const mt_fit_callbacks *callbacks, mt_fit_report *report);
+
+/*
+ * Evaluates all of a source outside of epochs: a test set, when the training is over. Of options batch and stop count, of
+ * callbacks stop; these are asked between batches. An epoch that is under way has none of its figures, and none of
+ * evaluations before this one.
+ *
+ * @param options    NULL: defaults
+ * @param callbacks  NULL: none
+ * @param report     means over all that was evaluated, as mt_backend_info.metric_over says; NaN for none. samples is less
+ *                   than source->samples where stop said so. retries, peak_bytes and chunk_count are 0
+ * @return MT_OK; MT_EINVAL (names the field); MT_ENOMEM; what mt_trainer_evaluate and the source returned
+ */
+MT_API MT_NODISCARD mt_status mt_fit_evaluate(mt_trainer *trainer, const mt_source *source,
+                                              const mt_fit_options *options,
+                                              const mt_fit_callbacks *callbacks,
+                                              mt_eval_report *report);
 
 #ifdef __cplusplus
 }

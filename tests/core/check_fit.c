@@ -4,11 +4,13 @@
  */
 #include "counting_allocator.h"
 #include "suite.h"
+#include "trainer_state.h"
 #include "trainer_fixture.h"
 
 #include <memtrain/fit.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdarg.h>
 
 /* ---- a run that writes down what happens ---------------------------------------------------------- */
@@ -349,21 +351,21 @@ static const struct {
 } saves[] = {
     {2, 0,
      "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 t4 save(last) save(last) epoch2 "},
+     "begin2 t0,1 save(last) t2,3 t4 save(last) epoch2 "},
     {3, 0,
-     "begin1 t0,1 t2,3 t4 save(last) save(last) epoch1 "
-     "begin2 t0,1 t2,3 t4 save(last) save(last) epoch2 "},
+     "begin1 t0,1 t2,3 t4 save(last) epoch1 "
+     "begin2 t0,1 t2,3 t4 save(last) epoch2 "},
     {100, 0, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
     {0, 100, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
     {0, 2,
      "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
      "begin2 t0,1 t2,3 save(last) t4 save(last) epoch2 "},
     {0, 0.5,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
     {1, 2,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
 };
 
 static double batches(void *user) {
@@ -417,10 +419,182 @@ START_TEST(on_from_within_an_epoch) {
         ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
         options.resume = NULL;
         ck_assert_uint_eq(report.steps, 8);
-        ck_assert_uint_eq(seen.loads, 8 - lost + 2 * (lost > 4 ? 1 : 2));
+        ck_assert_uint_eq(seen.loads, 8 - (lost - 1) + 2 * (lost > 4 ? 1 : 2));
         ck_assert(fake_hash(&fake) == hash);
         done(trainer);
     }
+}
+END_TEST
+
+/* The file has what the callback did: a step that it refuses is in no file. */
+static mt_status on_step_note(void *user, const mt_fit_report *so_far,
+                              const mt_step_report *report) {
+    (void)user, (void)so_far, (void)report;
+    note("step ");
+    return MT_OK;
+}
+
+START_TEST(saved_after_the_callback) {
+    mt_source source = source_of(4, "t");
+    mt_fit_options options = options_of(2, 1);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_trainer *trainer = new_trainer();
+
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_every = 1;
+    callbacks.step = on_step_note;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(seen.text, "begin1 t0,1 step save(last) t2,3 step save(last) epoch1 ");
+    done(trainer);
+}
+END_TEST
+
+/* Of several processes one is late: each of them writes its file. */
+static double late_others;
+
+static mt_status sum_with_others(void *self, double *values, size_t count) {
+    (void)self;
+    if (count == 1) values[0] += late_others;
+    return count == 1 ? answer("agree") : MT_OK;
+}
+
+START_TEST(saved_by_all_processes) {
+    mt_source source = source_of(6, "t");
+    mt_fit_options options = options_of(2, 1);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_trainer *trainer = new_trainer();
+
+    trainer->backend.agree = sum_with_others;
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_seconds = 1000;
+    callbacks.now = batches;
+    late_others = _i;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(seen.text,
+                     _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 save(last) epoch1 "
+                        : "begin1 t0,1 t2,3 t4,5 save(last) epoch1 ");
+    seen.fails = "agree";
+    seen.fails_at = 1;
+    ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
+    done(trainer);
+}
+END_TEST
+
+/* ---- a number of steps ----------------------------------------------------------------------------------- */
+
+/* 3 batches an epoch, 3 epochs. */
+static const struct {
+    uint64_t steps;
+    const char *text;
+    uint64_t epoch, epochs_done;
+} bounds[] = {
+    {1, "begin1 t0,1 v0 save(last) epoch1+! ", 1, 0},
+    {3, "begin1 t0,1 t2,3 t4 v0 save(last) epoch1+! ", 1, 1},
+    {4, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 v0 save(last) epoch2+! ", 2, 1},
+    {100,
+     "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "
+     "begin3 t0,1 t2,3 t4 v0 save(last) epoch3+! ",
+     3, 3},
+};
+
+static mt_status on_part(void *user, const mt_fit_report *at, const mt_epoch_report *report) {
+    (void)user, (void)report;
+    note("epoch%llu%s%s ", (unsigned long long)at->epoch, at->evaluated ? "+" : "",
+         at->is_best ? "!" : "");
+    ck_assert_uint_eq(at->epochs_done, at->epoch - (at->batch < at->batches));
+    return MT_OK;
+}
+
+START_TEST(a_number_of_steps) {
+    mt_source source = source_of(5, "t"), validation = source_of(1, "v");
+    mt_fit_options options = options_of(2, 3);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer *trainer = new_trainer();
+
+    options.shuffle = 0;
+    options.validation = &validation;
+    options.evaluate_every = 3;
+    options.last = "last";
+    options.steps = bounds[_i].steps;
+    callbacks.epoch = on_part;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(seen.text, bounds[_i].text);
+    ck_assert_uint_eq(report.steps, bounds[_i].steps < 9 ? bounds[_i].steps : 9);
+    ck_assert_uint_eq(report.epoch, bounds[_i].epoch);
+    ck_assert_uint_eq(report.epochs_done, bounds[_i].epochs_done);
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    /* As many again: nothing is left, and the file is there all the same. */
+    forget();
+    options.resume = "last";
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(seen.text, "load(last) save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    done(trainer);
+}
+END_TEST
+
+/* In parts of so many steps as in one. */
+START_TEST(on_from_a_number_of_steps) {
+    mt_source source = source_of(5, "t");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    mt_fit_options options = options_of(2, 3);
+    mt_fit_callbacks callbacks = all_callbacks();
+
+    schedule.kind = MT_SCHEDULE_COSINE;
+    options.schedule = &schedule;
+    callbacks.epoch = on_part;
+    run(&source, &options);
+    const uint64_t hash = fake_hash(&fake);
+    options.last = "last";
+    for (uint64_t steps = (uint64_t)_i + 1; steps < 9 + (uint64_t)_i + 1;
+         steps += (uint64_t)_i + 1) {
+        mt_trainer *trainer = new_trainer();
+        options.steps = steps;
+        ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+        options.resume = "last";
+        ck_assert(fake_hash(&fake) == hash || steps < 9);
+        done(trainer);
+    }
+}
+END_TEST
+
+/* A stop once the steps are made is one before their evaluation. */
+START_TEST(stopped_at_its_last_step) {
+    mt_source source = source_of(5, "t"), validation = source_of(1, "v");
+    mt_fit_options options = options_of(2, 1);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer *trainer = new_trainer();
+
+    options.shuffle = 0;
+    options.validation = &validation;
+    options.last = "last";
+    options.steps = 2;
+    callbacks.stop = on_stop;
+    seen.stop_after = 2;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(seen.text, "begin1 t0,1 t2,3 save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+    done(trainer);
+}
+END_TEST
+
+/* No epoch: a file of what there is. */
+START_TEST(no_epochs) {
+    mt_source source = source_of(5, "t");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    mt_fit_options options = options_of(2, 0);
+
+    schedule.kind = MT_SCHEDULE_COSINE;
+    options.schedule = &schedule;
+    options.last = "last";
+    mt_fit_report report = run(&source, &options);
+    ck_assert_str_eq(seen.text, "save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    ck_assert_uint_eq(report.epoch, 0);
 }
 END_TEST
 
@@ -492,6 +666,9 @@ static const struct {
     {0, 1, 3, {5, 4, 6, 7, 9, 1}, 5, 2, 3, MT_FIT_PATIENCE, 2},
     {0, 0, 6, {5, 4, 6, 7, 9, 1}, 6, 5, 1, MT_FIT_DONE, 4},
     {MT_FIT_LOSS, 0, 1, {1, 0, 1, 1, 1, 1}, 3, 2, 1, MT_FIT_PATIENCE, 2},
+    /* What is not a finite number is never the best; a number below 0 may be. */
+    {MT_FIT_LOSS, 1, 0, {NAN, -3, INFINITY, -INFINITY, -2, -2}, 6, 5, 1, MT_FIT_DONE, 2},
+    {MT_FIT_LOSS, 1, 0, {0, NAN, INFINITY, 0, 0, 0}, 6, 1, 5, MT_FIT_DONE, 1},
     /* The last epoch is over, whatever patience says. */
     {MT_FIT_LOSS, 0, 5, {1, 2, 2, 2, 2, 2}, 6, 1, 5, MT_FIT_DONE, 1},
 };
@@ -571,6 +748,146 @@ START_TEST(patience_goes_on) {
     ck_assert_int_eq(report.end, MT_FIT_PATIENCE);
     ck_assert_uint_eq(report.epoch, 4);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
+    done(trainer);
+}
+END_TEST
+
+/* ---- an evaluation outside of epochs -------------------------------------------------------------------- */
+
+static mt_trainer *trained; /* of callbacks that evaluate */
+
+/* Of two batches, of 3 and 1 samples: their units, losses and metrics. */
+static struct { double units, loss, metrics[2]; } two[2];
+
+static mt_status evaluated(void *self, const mt_batch *batch, size_t first, size_t count,
+                           mt_chunk_result *out) {
+    const int i = batch->count == 1;
+    (void)self, (void)count;
+    if (first > 0) return MT_OK; /* all is in the first chunk */
+    out->units = two[i].units;
+    out->loss_sum = two[i].loss;
+    for (int m = 0; m < 2; m++) out->metric_sums[m] = two[i].metrics[m];
+    return MT_OK;
+}
+
+static const struct {
+    int over[2], is_told;
+    double union_of_first;
+    double metrics[2];
+} overs[] = {
+    {{MT_OVER_SAMPLES, MT_OVER_SAMPLES}, 1, 12, {1.25 / 4, 5}},
+    {{MT_OVER_SAMPLES, MT_OVER_SAMPLES}, 0, 12, {1.25 / 4, 5}},
+    {{MT_OVER_UNITS, MT_OVER_SAMPLES}, 1, 12, {1.25 / 12, 5}},
+    {{1, MT_OVER_SAMPLES}, 1, 12, {1.25 / 20, 5}}, /* IoU: intersections over unions */
+    {{1, MT_OVER_UNITS}, 1, 12, {1.25 / 20, 20.0 / 12}},
+    {{1, MT_OVER_SAMPLES}, 1, 0, {1.25 / 8, 2}}, /* a batch without a union adds nothing to it */
+    {{1, MT_OVER_SAMPLES}, 1, -8, {NAN, 0}},     /* none at all */
+    {{1, 0}, 1, 12, {1.25 / 20, 16}},            /* over each other: senseless, and an end */
+};
+
+static mt_trainer *evaluating_trainer(const int *over) {
+    mt_trainer *trainer = scripted_trainer();
+    trainer->backend.evaluate = evaluated;
+    trainer->info.metric_over = over;
+    return trainer;
+}
+
+START_TEST(means_of_a_source) {
+    mt_source source = source_of(4, "v");
+    mt_fit_options options = options_of(3, 1);
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer = evaluating_trainer(overs[_i].is_told ? overs[_i].over : NULL);
+
+    two[0].units = 2, two[0].loss = 8, two[0].metrics[0] = 0.75;
+    two[0].metrics[1] = overs[_i].union_of_first;
+    two[1].units = 10, two[1].loss = 20, two[1].metrics[0] = 0.5, two[1].metrics[1] = 8;
+    for (int twice = 0; twice < 2; twice++) {
+        forget();
+        ck_ok(mt_fit_evaluate(trainer, &source, &options, NULL, &report));
+        ck_assert_str_eq(seen.text, "v0,1,2 v3 ");
+        ck_assert_uint_eq(report.samples, 4);
+        ck_assert_double_eq_tol(report.loss, 28.0 / 12, 1e-12); /* over units */
+        for (int m = 0; m < 2; m++)
+            ck_assert(isnan(overs[_i].metrics[m])
+                          ? isnan(report.metrics[m])
+                          : fabs(report.metrics[m] - overs[_i].metrics[m]) < 1e-12);
+    }
+    done(trainer);
+}
+END_TEST
+
+/* In an epoch it is none of the epoch's figures, and may be in a callback. */
+static mt_status on_step_test(void *user, const mt_fit_report *so_far,
+                              const mt_step_report *report) {
+    mt_source source = source_of(5, "w");
+    mt_eval_report out = MT_EVAL_REPORT_INIT;
+    (void)user, (void)so_far, (void)report;
+    ck_ok(mt_fit_evaluate(trained, &source, NULL, NULL, &out));
+    ck_assert_uint_eq(out.samples, 5);
+    return MT_OK;
+}
+
+START_TEST(apart_from_the_epoch) {
+    mt_source source = source_of(4, "t"), validation = source_of(6, "v");
+    mt_fit_options options = options_of(2, 2);
+    mt_fit_callbacks callbacks = all_callbacks();
+
+    trained = new_trainer();
+    callbacks.step = on_step_test;
+    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    ck_assert_uint_eq(seen.epochs[1].eval_samples, 0);
+    options.validation = &validation;
+    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    ck_assert_uint_eq(seen.epochs[2].eval_samples, 6);
+    done(trained);
+}
+END_TEST
+
+START_TEST(a_stopped_evaluation) {
+    mt_source source = source_of(6, "v");
+    mt_fit_options options = options_of(2, 1);
+    mt_fit_callbacks callbacks = all_callbacks();
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer = new_trainer();
+
+    callbacks.stop = on_stop;
+    seen.stop_after = 2;
+    ck_ok(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.samples, 4);
+    seen.stop_after = 0;
+    ck_ok(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.samples, 0);
+    ck_assert_double_nan(report.loss);
+    seen.stop_after = SIZE_MAX;
+    seen.fails = "load";
+    seen.fails_at = 1;
+    ck_status(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report), MT_EIO);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(an_evaluation_is_refused) {
+    mt_source source = source_of(6, "v");
+    mt_fit_options options = options_of(0, 1);
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer = new_trainer();
+
+    ck_status(mt_fit_evaluate(NULL, &source, NULL, NULL, &report), MT_EINVAL);
+    ck_status(mt_fit_evaluate(trainer, NULL, NULL, NULL, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "source is NULL");
+    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, NULL), MT_EINVAL);
+    ck_contains(mt_last_error(), "report is NULL");
+    ck_status(mt_fit_evaluate(trainer, &source, &options, NULL, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "options->batch is 0; at least 1");
+    report.size = 1;
+    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "report->size is not set");
+    report.size = offsetof(mt_eval_report, metrics); /* of an earlier version: no more is written */
+    report.metrics[0] = 77;
+    ck_ok(mt_fit_evaluate(trainer, &source, NULL, NULL, &report));
+    ck_assert(report.metrics[0] == 77 && report.samples == 6);
+    trainer->backend.evaluate = NULL;
+    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_ENOTSUP);
     done(trainer);
 }
 END_TEST
@@ -709,7 +1026,6 @@ START_TEST(flag) {
 END_TEST
 
 /* A callback may evaluate on its own: that is none of the run's figures. */
-static mt_trainer *trained;
 
 static mt_status on_step_evaluate(void *user, const mt_fit_report *so_far,
                                   const mt_step_report *report) {
@@ -778,7 +1094,7 @@ START_TEST(more_epochs) {
     options.epochs = 1; /* fewer: it is over */
     forget();
     report = run(&source, &options);
-    ck_assert_str_eq(seen.text, "load(last) ");
+    ck_assert_str_eq(seen.text, "load(last) save(last) ");
     ck_assert_int_eq(report.end, MT_FIT_DONE);
     ck_assert_uint_eq(report.epoch, 4);
 }
@@ -943,7 +1259,7 @@ typedef struct refusal {
     XX(r->options.size = 1, "options->size is not set")                                            \
     XX(r->options.batch = 0, "options->batch is 0; at least 1")                                    \
     XX((r->options.batch = 9, r->options.drop_last = 1), "options->batch is 9; accepted with")     \
-    XX(r->options.epochs = 0, "options->epochs is 0; accepted")                                    \
+    XX(r->options.epochs = UINT64_MAX, "options->epochs is 18446744073709551615; accepted: less")  \
     XX(r->options.epochs = UINT64_MAX / 2, "options->epochs is 9223372036854775807")               \
     XX(r->options.evaluate_every = 0, "options->evaluate_every is 0")                              \
     XX(r->options.metric = -2, "options->metric is -2; accepted: MT_FIT_LOSS (-1)")                \
@@ -1144,9 +1460,19 @@ int main(void) {
     tcase_add_test(cases, clocks);
     tcase_add_loop_test(cases, saved_within_epochs, 0, LENGTH(saves));
     tcase_add_test(cases, on_from_within_an_epoch);
+    tcase_add_test(cases, saved_after_the_callback);
+    tcase_add_loop_test(cases, saved_by_all_processes, 0, 2);
+    tcase_add_loop_test(cases, a_number_of_steps, 0, LENGTH(bounds));
+    tcase_add_loop_test(cases, on_from_a_number_of_steps, 0, 4);
+    tcase_add_test(cases, stopped_at_its_last_step);
+    tcase_add_test(cases, no_epochs);
     tcase_add_loop_test(cases, some_rates, 0, 5);
     tcase_add_loop_test(cases, an_end, 0, LENGTH(ends));
     tcase_add_test(cases, patience_goes_on);
+    tcase_add_loop_test(cases, means_of_a_source, 0, LENGTH(overs));
+    tcase_add_test(cases, apart_from_the_epoch);
+    tcase_add_test(cases, a_stopped_evaluation);
+    tcase_add_test(cases, an_evaluation_is_refused);
     tcase_add_loop_test(cases, stopped_and_on, 0, LENGTH(parts));
     tcase_add_test(cases, on_from_the_best);
     tcase_add_test(cases, flag);

@@ -509,26 +509,31 @@ START_TEST(settings_are_what_decides) {
 }
 END_TEST
 
+static double rate_of(const ex_flags *flags, uint64_t step, uint64_t steps) {
+    const mt_schedule schedule = ex_flags_schedule(flags, steps);
+    return mt_schedule_rate(&schedule, step);
+}
+
 START_TEST(learning_rates) {
     ex_flags flags = EX_FLAGS_INIT;
     flags.lr = 2.0;
-    ck_assert(ex_flags_lr(&flags, 7, 10) == 2.0);
+    ck_assert(rate_of(&flags, 7, 10) == 2.0);
     flags.schedule = MT_SCHEDULE_COSINE;
-    ck_assert(ex_flags_lr(&flags, 0, 10) == 2.0);
-    ck_assert(fabs(ex_flags_lr(&flags, 5, 10) - 1.0) < 1e-12);
+    ck_assert(rate_of(&flags, 0, 10) == 2.0);
+    ck_assert(fabs(rate_of(&flags, 5, 10) - 1.0) < 1e-12);
     for (uint64_t i = 1; i < 10; i++)
-        ck_assert(ex_flags_lr(&flags, i, 10) < ex_flags_lr(&flags, i - 1, 10));
-    ck_assert(ex_flags_lr(&flags, 9, 10) > 0);
+        ck_assert(rate_of(&flags, i, 10) < rate_of(&flags, i - 1, 10));
+    ck_assert(rate_of(&flags, 9, 10) > 0);
     flags.warmup = 4;
     for (int kind = MT_SCHEDULE_CONSTANT; kind <= MT_SCHEDULE_STEP; kind++) {
         flags.schedule = kind;
-        ck_assert(ex_flags_lr(&flags, 0, 10) == 2.0 / 5);
-        ck_assert(ex_flags_lr(&flags, 2, 10) < ex_flags_lr(&flags, 3, 10));
-        ck_assert(ex_flags_lr(&flags, 4, 10) == 2.0);
+        ck_assert(rate_of(&flags, 0, 10) == 2.0 / 5);
+        ck_assert(rate_of(&flags, 2, 10) < rate_of(&flags, 3, 10));
+        ck_assert(rate_of(&flags, 4, 10) == 2.0);
         for (uint64_t i = 5; i < 10; i++)
-            ck_assert(ex_flags_lr(&flags, i, 10) <= ex_flags_lr(&flags, i - 1, 10));
-        ck_assert(ex_flags_lr(&flags, 9, 10) > 0);
-        ck_assert(ex_flags_lr(&flags, 1, 3) > 0); /* shorter than its warm-up */
+            ck_assert(rate_of(&flags, i, 10) <= rate_of(&flags, i - 1, 10));
+        ck_assert(rate_of(&flags, 9, 10) > 0);
+        ck_assert(rate_of(&flags, 1, 3) > 0); /* shorter than its warm-up */
     }
 }
 END_TEST

@@ -2,13 +2,11 @@
  * check_ex_resume.c - food101 in parts: a run that is saved and goes on ends as the one that was never
  * stopped, to the bit; and files that it cannot go on from are refused before anything is trained.
  */
-#include "checkpoint.h"
 #include "cli.h"
 #include "suite.h"
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -197,24 +195,6 @@ START_TEST(a_signal_during_a_save) {
 }
 END_TEST
 
-/* ---- the best epoch ------------------------------------------------------------------------------ */
-
-/* A metric that is not a number is no metric to be beaten, nor one that JSON could hold. */
-START_TEST(the_best_is_a_number) {
-    const ex_position first = {.epoch = 1}, later = {.epoch = 4, .best = 0.5, .best_epoch = 2};
-    const ex_position below = {.epoch = 4, .best = -3, .best_epoch = 2};
-    ck_assert(ex_position_is_better(&first, 0));
-    ck_assert(ex_position_is_better(&first, -1));
-    ck_assert(!ex_position_is_better(&first, NAN));
-    ck_assert(!ex_position_is_better(&first, INFINITY));
-    ck_assert(ex_position_is_better(&later, 0.6));
-    ck_assert(!ex_position_is_better(&later, 0.5));
-    ck_assert(!ex_position_is_better(&later, NAN));
-    ck_assert(!ex_position_is_better(&later, INFINITY));
-    ck_assert(ex_position_is_better(&below, -2));
-}
-END_TEST
-
 static const struct {
     const char *flags[2], *word;
 } others[] = {
@@ -337,7 +317,6 @@ int main(void) {
     tcase_add_test(parts, memory_that_ran_out_is_told);
     tcase_add_test(parts, a_signal_saves);
     tcase_add_loop_test(parts, a_signal_during_a_save, 0, LENGTH(ending));
-    tcase_add_test(suite_case(suite, "best"), the_best_is_a_number);
     tcase_add_test(refused, another_run_is_refused);
     tcase_add_test(refused, another_network_is_refused);
     tcase_add_test(refused, a_damaged_file_is_refused);

@@ -523,7 +523,7 @@ mt_status ex_flags_check(const ex_flags *flags, const mt_backend_info *info, siz
     return status == MT_OK ? check_cut(flags, "the last batch of an epoch,", rest, least) : status;
 }
 
-double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {
+mt_schedule ex_flags_schedule(const ex_flags *flags, uint64_t steps) {
     mt_schedule schedule = MT_SCHEDULE_INIT;
     uint64_t warmup = (uint64_t)flags->warmup;
     schedule.kind = (mt_schedule_kind)flags->schedule;
@@ -532,5 +532,5 @@ double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps) {
     schedule.warmup_factor = 1.0 / (double)(warmup + 1); /* not 0, which no optimiser takes */
     schedule.steps = steps > warmup ? steps : warmup + 1;
     schedule.step_every = (steps + 2) / 3 ? (steps + 2) / 3 : 1;
-    return mt_schedule_rate(&schedule, step);
+    return schedule;
 }

@@ -146,7 +146,7 @@ MT_NODISCARD mt_status ex_flags_check(const ex_flags *flags, const mt_backend_in
 /* --lr for this batch, as --lr-scaling says. */
 double ex_flags_base_lr(const ex_flags *flags);
 
-/* The learning rate of a step, from 0 on, of so many that the flags ask for; above 0 below steps. */
-double ex_flags_lr(const ex_flags *flags, uint64_t step, uint64_t steps);
+/* The learning rates of a run of so many steps; above 0 below steps. */
+mt_schedule ex_flags_schedule(const ex_flags *flags, uint64_t steps);
 
 #endif

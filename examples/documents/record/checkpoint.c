@@ -4,28 +4,21 @@
 #include "checkpoint.h"
 
 #include <errno.h>
-#include <math.h>
 #include <memtrain/safetensors.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-int ex_position_is_better(const ex_position *position, double metric) {
-    return isfinite(metric) && (!position->best_epoch || metric > position->best);
-}
-
 mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
                              const ex_position *position) {
     mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
-    json_t *object = json_pack(
-        "{ss sI sI sI sI sI sI si sI sI sf sI so}", "program", run->program, "epoch",
-        (json_int_t)position->epoch, "batches", (json_int_t)position->index, "steps",
-        (json_int_t)position->steps, "replans", (json_int_t)position->replans, "budget",
-        (json_int_t)position->budget, "chunks", (json_int_t)position->chunks, "threads",
-        run->threads, "seed", (json_int_t)run->seed, "image_size", (json_int_t)run->image_size,
-        "best", position->best, "best_epoch", (json_int_t)position->best_epoch, "settings",
-        ex_settings_json(run->settings, run->setting_count));
+    json_t *object =
+        json_pack("{ss ss sI sI sI si sI sI so}", "program", run->program, "place", position->place,
+                  "replans", (json_int_t)position->replans, "budget", (json_int_t)position->budget,
+                  "chunks", (json_int_t)position->chunks, "threads", run->threads, "seed",
+                  (json_int_t)run->seed, "image_size", (json_int_t)run->image_size, "settings",
+                  ex_settings_json(run->settings, run->setting_count));
     char *extra = object ? json_dumps(object, JSON_COMPACT) : NULL;
     options.extra = extra;
     mt_status status = extra ? mt_torch_save(torch, path, &options)
@@ -35,28 +28,31 @@ mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *ru
     return status;
 }
 
+/* A number of the text that mt_fit has written; -1: it is not there. Those of its floats have more bits than json_int_t. */
+static double number_of(const json_t *place, const char *name) {
+    const json_t *value = json_object_get(place, name);
+    return json_is_number(value) ? json_number_value(value) : -1;
+}
+
 static mt_status take_position(const char *path, const json_t *object, const ex_run *run,
                                ex_position *out) {
-    const json_t *epoch = json_object_get(object, "epoch"),
-                 *done = json_object_get(object, "batches"),
-                 *steps = json_object_get(object, "steps");
     const char *program = json_string_value(json_object_get(object, "program"));
-    if (!program || !json_is_integer(epoch) || !json_is_integer(done) || !json_is_integer(steps) ||
-        json_integer_value(epoch) < 1 || json_integer_value(done) < 0 ||
-        json_integer_value(steps) < 0)
+    const char *text = json_string_value(json_object_get(object, "place"));
+    json_t *place = json_loads(text ? text : "", JSON_DECODE_INT_AS_REAL, NULL);
+    double epochs = number_of(place, "epochs_done"), batches = number_of(place, "batches_done");
+    json_decref(place);
+    if (!program || epochs < 0 || batches < 0 || strlen(text) >= sizeof out->place)
         return mt_set_error(MT_EINVAL, "--resume: '%s' does not say where its run was", path);
     if (strcmp(program, run->program) != 0)
         return mt_set_error(MT_EINVAL, "--resume: '%s' is a run of %s", path, program);
-    *out = (ex_position){
-        .epoch = (uint64_t)json_integer_value(epoch),
-        .index = (size_t)json_integer_value(done),
-        .steps = (uint64_t)json_integer_value(steps),
-        .replans = (uint64_t)json_integer_value(json_object_get(object, "replans")),
-        .budget = (uint64_t)json_integer_value(json_object_get(object, "budget")),
-        .chunks = json_integer_value(json_object_get(object, "chunks")),
-        .threads = (int)json_integer_value(json_object_get(object, "threads")),
-        .best = json_number_value(json_object_get(object, "best")),
-        .best_epoch = (uint64_t)json_integer_value(json_object_get(object, "best_epoch"))};
+    *out =
+        (ex_position){.epoch = (uint64_t)epochs + 1,
+                      .batches = (uint64_t)batches,
+                      .replans = (uint64_t)json_integer_value(json_object_get(object, "replans")),
+                      .budget = (uint64_t)json_integer_value(json_object_get(object, "budget")),
+                      .chunks = json_integer_value(json_object_get(object, "chunks")),
+                      .threads = (int)json_integer_value(json_object_get(object, "threads"))};
+    strcpy(out->place, text);
     return MT_OK;
 }
 

@@ -1,15 +1,12 @@
 /*
- * checkpoint.h - where in the data a run was, beside its state in one file (mt_torch_save).
- *
- * The order of the pictures is a function of seed and epoch, so two numbers say where to go on: the
- * epoch, and how many of its batches have gone through.
+ * checkpoint.h - where a run was and which one it was, beside its state in one file (mt_torch_save).
  */
 #ifndef EX_CHECKPOINT_H
 #define EX_CHECKPOINT_H
 
 #include "settings.h"
 
-#include <memtrain/torch.h>
+#include <memtrain/torch_fit.h>
 
 /* What a run has to have in common with the one that it goes on from. */
 typedef struct ex_run {
@@ -24,19 +21,14 @@ typedef struct ex_run {
 enum ex_chunks { EX_CHUNKS_UNKNOWN = 0, EX_CHUNKS_MEASURED = -1, EX_CHUNKS_DETERMINISTIC = -2 };
 
 typedef struct ex_position {
-    uint64_t epoch;      /* from 1 on, the one that the next batch is of */
-    size_t index;        /* of the next batch in it */
-    uint64_t steps;      /* gone through since the beginning */
-    int threads;         /* of the run that was saved; 0: not known */
-    uint64_t replans;    /* steps of it that were planned anew because memory ran out */
-    uint64_t budget;     /* bytes, of the run that was saved; 0: not known, or none */
-    int64_t chunks;      /* of it: samples of --micro-batch, or one of ex_chunks */
-    double best;         /* highest validation metric of an epoch; 0 where there is none */
-    uint64_t best_epoch; /* its epoch; 0: none */
+    char place[MT_FIT_POSITION_MAX]; /* what mt_fit says of it; "": the beginning */
+    uint64_t epoch;                  /* from 1 on, the one that the next batch is of ... */
+    uint64_t batches;                /* ... and how many of it are done: read from place */
+    int threads;                     /* of the run that was saved; 0: not known */
+    uint64_t replans;                /* steps of it that were planned anew because memory ran out */
+    uint64_t budget;                 /* bytes, of the run that was saved; 0: not known, or none */
+    int64_t chunks;                  /* of it: samples of --micro-batch, or one of ex_chunks */
 } ex_position;
-
-/* Whether an epoch with that metric is the best so far. One that is not a finite number never is. */
-int ex_position_is_better(const ex_position *position, double metric);
 
 /* Writes the file; the one that was there becomes PATH.1. */
 MT_NODISCARD mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,

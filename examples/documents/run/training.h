@@ -1,10 +1,15 @@
 /*
- * training.h - a run from the flags to the exit status: what all example programs have in common.
+ * training.h - what all example programs have in common around their model, their data and mt_fit.
  *
- * A program fills in an ex_program, reads its flags and calls ex_training_main. That opens the device
- * and the program's data, makes its model, the backend (model + optimiser on the device) and the
- * trainer, goes through the epochs, and says what came out. All that concerns memory happens inside
- * mt_trainer_step and mt_trainer_evaluate. Traces, replays, checkpoints, reports, signals and failures are
+ * A program fills in an ex_program, reads its flags and calls ex_training_main, which opens the device and calls the
+ * program's train:
+ *
+ *     mt_status s = open_data(f, run, &source);
+ *     if (!s) s = ex_training_data(run, &source);          (batches, rendered ahead)
+ *     if (!s) s = ex_training_model(run, make_model);      (model, mt_torch and mt_trainer)
+ *     if (!s) s = mt_fit(run->trainer, &run->training, &run->fit, &run->calls, &run->at);
+ *
+ * All that concerns memory happens inside mt_fit. Traces, replays, checkpoints, reports, signals and failures are
  * looked after here, alike for every program.
  */
 #ifndef EX_TRAINING_H
@@ -27,7 +32,7 @@
 
 typedef struct ex_training ex_training;
 
-/* What a program is. Functions are called in this order, with the program's own self. */
+/* What a program is. Functions get the program's own self. */
 typedef struct ex_program {
     const char *name;       /* "food101" */
     const char *model_name; /* "resnet18" */
@@ -35,28 +40,19 @@ typedef struct ex_program {
     const char *data;       /* what --data DIR is; NULL: a folder of class folders */
     ex_table own;           /* its own flags */
     void *self;
-    /* Opens the data; the device is ready. out's self must live until close. */
-    mt_status (*open)(void *self, const ex_training *run, ex_source *out);
-    /* Makes the model on the CPU. */
-    mt_status (*model)(void *self, const ex_training *run, mt_model **out);
-    /* Changes what the flags say of the optimiser: groups, betas. NULL: nothing. */
-    void (*options)(void *self, mt_torch_options *options);
-    /* Says in a line or two what the data is. NULL: nothing. */
+    /* Data, model, mt_fit and the result, in this order; the device is ready. */
+    mt_status (*train)(void *self, ex_training *run);
+    /* Says in a line or two what the data is, once the model is made. NULL: nothing. */
     void (*introduce)(void *self, const ex_training *run);
-    /* Before the first step of an epoch (from 1 on): lr_factor, layers that are frozen.
-       Also called before the first step of a run that goes on. NULL: nothing. */
+    /* Before the first step of an epoch (from 1 on): layers that are frozen. Also called before the first step of a run
+       that goes on. NULL: nothing. */
     mt_status (*begin_epoch)(void *self, ex_training *run, uint64_t epoch);
     /* After each step, and after each epoch. NULL: nothing. */
     void (*after_step)(void *self, ex_training *run, const mt_step_report *report);
     mt_status (*after_epoch)(void *self, ex_training *run, const mt_epoch_report *report);
-    /* After the last epoch, where there was a step and nothing stopped the run: evaluations that are no
-       epoch's. NULL: nothing. */
-    mt_status (*test)(void *self, ex_training *run);
-    /* The result of a run that was not stopped: run->last has the last epoch. NULL: nothing. */
-    void (*result)(void *self, const ex_training *run);
     /* More flags that would help where memory does not do, in lines for stderr. NULL: none. */
     void (*remedies)(void *self, const ex_training *run);
-    /* Frees what open made. Also called when open failed; not when the flags were wrong. */
+    /* Frees what train made of data. Also called when train failed; not when the flags were wrong. */
     void (*close)(void *self);
 } ex_program;
 
@@ -72,6 +68,8 @@ struct ex_training {
     ex_device device;
     ex_source source;
     ex_batches *batches;
+    mt_torch_options
+        torch_options; /* as the flags say; for the program to change before its model */
     mt_model *model;
     mt_torch *torch;
     mt_backend backend;
@@ -82,12 +80,19 @@ struct ex_training {
     ex_html_report *report;
     ex_replay *replay;
     ex_progress progress;
-    double lr_factor; /* of the learning rate that the flags say; begin_epoch may set it */
+    ex_position from; /* where the run of --resume was */
 
-    ex_position at;       /* the next batch, and the steps gone through */
-    uint64_t most_steps;  /* to go through at most */
-    uint64_t saved_steps; /* those of the last checkpoint; UINT64_MAX: there is none */
-    double saved_at;      /* when it was written, or the training began, by ex_seconds */
+    /* What mt_fit is called with. */
+    mt_source training, validation;
+    mt_schedule schedule;
+    mt_fit_options fit;
+    mt_fit_callbacks calls;
+    char best[4096]; /* file of the epoch with the best validation */
+
+    mt_fit_report at;     /* where the run is */
+    double began;         /* its epoch, by ex_seconds; 0: none has */
+    double seconds;       /* of the training steps of the epoch so far */
+    int is_armed;         /* by --inject-oom, until the step is over */
     mt_epoch_report last; /* the last epoch that was completed */
     int stopped_by;       /* a signal that one of the processes has got; 0: none */
     int quiet;            /* 1: nothing is printed but errors: a row of a table */
@@ -102,6 +107,24 @@ struct ex_training {
  */
 int ex_training_flags(const ex_program *program, const char *summary, ex_flags *flags, int argc,
                       char **argv, int *out_status);
+
+/*
+ * For ex_program.train: from a source to batches, of several processes each with its share.
+ * @param source  copied; its self must live until ex_program.close
+ */
+MT_NODISCARD mt_status ex_training_data(ex_training *run, const ex_source *source);
+
+/* Makes the model on the CPU. self: the program's. */
+typedef mt_status (*ex_make_fn)(void *self, mt_model **out);
+
+/*
+ * For ex_program.train, after its data: makes the model, puts it with gradients and optimiser on the device, makes the
+ * trainer, and fills in what mt_fit is called with. Says what will be trained. make may be called twice.
+ */
+MT_NODISCARD mt_status ex_training_model(ex_training *run, ex_make_fn make);
+
+/* After mt_fit: whether there is a result to print. 0: the run was stopped, is a row of a table, or has only checked. */
+int ex_training_is_done(const ex_training *run);
 
 /* The whole run. @return the exit status */
 int ex_training_main(const ex_program *program, ex_flags *flags, char **argv);
@@ -118,8 +141,8 @@ typedef struct ex_row {
 void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex_row *out);
 
 /*
- * Evaluates all of a source's validation, outside of any epoch; for ex_program.test.
- * @param out  means over all of them, as metric_over says, and the number of samples; NaN for none
+ * mt_fit_evaluate of all of a source's validation, after the training.
+ * @param out  unchanged when no step was made
  */
 MT_NODISCARD mt_status ex_training_test(ex_training *run, const ex_source *source,
                                         mt_eval_report *out);

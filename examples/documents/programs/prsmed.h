@@ -1,0 +1,51 @@
+/*
+ * prsmed.h - what prsmed holds, and what it has beside its data, its model and how they are trained.
+ */
+#ifndef EX_PRSMED_H
+#define EX_PRSMED_H
+
+#include "prompt_scenes.h"
+#include "prsmed_lm.h"
+#include "prsmed_model.h"
+#include "training.h"
+
+typedef struct prsmed {
+    ex_flags flags;
+    int64_t size, encoder, text,
+        text_steps;                      /* --size, --encoder, --text by its width, --text-steps */
+    int64_t scenes[2];                   /* of an epoch, by split */
+    int64_t lm_size, frozen;             /* --text-model, or 0; --frozen: 1 for load */
+    const char *lm_weights, *lm_written; /* --text-weights, --write-text-weights */
+    int cache_frozen;
+    prsmed_lm *lm;
+    const char *patterns, *weights;
+    int use_amp, no_use_amp, checkpointing, compile, breakdown;
+    ex_prompt_scenes *data;
+} prsmed;
+
+/* Reads the command line, and sets what of program depends on it. @return 1: go on; 0: *out_status is the exit status */
+int prsmed_flags(prsmed *p, ex_program *program, int argc, char **argv, int *out_status);
+
+/* The network that the flags ask for, without its prompts. */
+prsmed_model_options prsmed_options(const prsmed *p);
+
+/* All prompts that there can be: *count times EX_PROMPT_TOKENS. free() it; NULL: out of memory */
+int64_t *prsmed_prompts(const prsmed *p, size_t *count);
+
+/* --text-model: what it says of a batch's prompts becomes two tensors more of the source. */
+MT_NODISCARD mt_status prsmed_add_words(prsmed *p, ex_source *out);
+
+/* --write-text-weights. @return the exit status */
+int prsmed_write_weights(const prsmed *p);
+
+/* --breakdown: where memory goes, measured without the budget. The run's random numbers start anew. */
+MT_NODISCARD mt_status prsmed_breakdown(prsmed *p, const ex_training *run);
+
+/* Dice and IoU, beside those of guessing without the prompt. */
+void prsmed_result(const prsmed *p, const ex_training *run);
+
+/* ex_program.introduce, and after_epoch: what a card's memory monitor would say */
+void prsmed_introduce(void *self, const ex_training *run);
+mt_status prsmed_memory(void *self, ex_training *run, const mt_epoch_report *report);
+
+#endif

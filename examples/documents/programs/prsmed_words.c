@@ -1,0 +1,70 @@
+/*
+ * prsmed_words.c - the prompts of prsmed, and the language model that reads them; see prsmed.h.
+ */
+#include "prsmed.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int64_t *prsmed_prompts(const prsmed *p, size_t *count) {
+    size_t classes = ex_prompt_scenes_classes(p->data);
+    char text[EX_PROMPT_TOKENS];
+    *count = classes * EX_PROMPT_POSITIONS;
+    int64_t *tokens = malloc(*count * EX_PROMPT_TOKENS * sizeof *tokens);
+    for (size_t i = 0; tokens && i < *count; i++) {
+        ex_prompt_text(p->data, i / EX_PROMPT_POSITIONS, (int)(i % EX_PROMPT_POSITIONS), text);
+        ex_prompt_tokens(text, tokens + i * EX_PROMPT_TOKENS);
+    }
+    return tokens;
+}
+
+/* Of a batch that is rendered: the prompts are its third tensor, what is made of them the fourth and the fifth. */
+static mt_status make_words(void *self, size_t count, void *const *buffers) {
+    prsmed *p = self;
+    return prsmed_lm_words(p->lm, buffers[2], count, EX_PROMPT_TOKENS, buffers[3], buffers[4]);
+}
+
+/* It is centred by some of the prompts: to read all would take longer than an epoch. */
+static mt_status open_language_model(prsmed *p) {
+    enum { SOME = 16 };
+    prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
+    size_t count;
+    int64_t *prompts = prsmed_prompts(p, &count);
+    if (!prompts) return mt_set_error(MT_ENOMEM, "out of memory for the prompts");
+    options.prompt_count = count < SOME ? count : SOME;
+    for (size_t i = 0; i < options.prompt_count; i++)
+        memmove(prompts + i * EX_PROMPT_TOKENS,
+                prompts + i * count / options.prompt_count * EX_PROMPT_TOKENS,
+                EX_PROMPT_TOKENS * sizeof *prompts);
+    options.prompts = prompts;
+    options.prompt_length = EX_PROMPT_TOKENS;
+    options.model = (int)p->lm_size;
+    options.weights = p->lm_weights;
+    options.load = (int)p->frozen;
+    options.keep = p->cache_frozen;
+    mt_status status = prsmed_lm_new(&options, &p->lm);
+    free(prompts);
+    return status;
+}
+
+mt_status prsmed_add_words(prsmed *p, ex_source *out) {
+    int64_t width = prsmed_lm_width((int)p->lm_size);
+    mt_status status = open_language_model(p);
+    if (status != MT_OK) return status;
+    out->tensors[out->tensor_count++] = (ex_tensor){MT_FLOAT32, 2, {PRSMED_LM_WORDS, width}};
+    out->tensors[out->tensor_count++] = (ex_tensor){MT_FLOAT32, 1, {PRSMED_LM_WORDS}};
+    out->make = make_words;
+    out->make_self = p;
+    return MT_OK;
+}
+
+int prsmed_write_weights(const prsmed *p) {
+    mt_status status = prsmed_lm_write((int)p->lm_size, p->lm_written);
+    if (status != MT_OK) {
+        fprintf(stderr, "prsmed: --write-text-weights: %s\n", mt_last_error());
+        return 1;
+    }
+    printf("wrote %s\n", p->lm_written);
+    return 0;
+}

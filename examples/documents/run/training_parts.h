@@ -1,0 +1,30 @@
+/*
+ * training_parts.h - what the files of a run know of each other.
+ */
+#ifndef EX_TRAINING_PARTS_H
+#define EX_TRAINING_PARTS_H
+
+#include "training.h"
+
+/* Files of the flags and the device, before the program's data. */
+MT_NODISCARD mt_status ex_training_open(ex_training *run);
+
+/* Fills in all that mt_fit is called with. */
+void ex_training_fit(ex_training *run);
+
+/* Samples of an epoch's last batch; 0: it is as large as the others. */
+size_t ex_rest_of_epoch(const ex_training *run);
+
+/* What a checkpoint says of the run beside its state. */
+ex_run ex_this_run(const ex_training *run);
+
+/* How a run gets its chunks: samples of --micro-batch, or one of ex_chunks. */
+int64_t ex_chunks_of(const ex_flags *flags);
+
+/* Whether a signal stops the run. All processes ask at the same time. */
+int ex_is_stopped(ex_training *run);
+
+/* Ends what --inject-oom has armed, when its step is over or has failed. */
+void ex_disarm(ex_training *run);
+
+#endif
