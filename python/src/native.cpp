@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -294,9 +295,10 @@ mt_status Core::apply(void *self, mt_apply_result *out) {
     auto start = Clock::now();
     Core &core = of(self);
     mt_status status = core.call([&] {
-        auto done = core.backend_.attr("apply")().cast<std::pair<double, bool>>();
-        out->grad_norm = done.first;
-        out->skipped = done.second;
+        auto done = core.backend_.attr("apply")().cast<std::tuple<double, bool, double>>();
+        out->grad_norm = std::get<0>(done);
+        out->skipped = std::get<1>(done);
+        out->lr = std::get<2>(done);
     });
     if (status == MT_OK && !out->skipped)
         status = core.call_surely([&] { core.backend_.attr("commit")(); });
@@ -573,6 +575,8 @@ PYBIND11_MODULE(_native, m) {
     m.def("refusals", [] { return cpu::refusals().count; });
     m.def("hold", cpu::hold);
     m.def("resident_bytes", cpu::resident_bytes);
+    m.def("peak_resident_bytes", cpu::peak_resident_bytes);
+    m.def("predict_resident", cpu::resident_for);
     m.def("uncounted", uncounted);
     m.def("parse_size", parse_size);
     m.def("format_size", format_size);

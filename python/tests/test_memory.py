@@ -41,7 +41,7 @@ def child(code):
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
                           env=dict(os.environ, PYTHONPATH=path))
-    return (done.stdout + done.stderr).strip()
+    return (done.stderr if done.returncode else done.stdout).strip()
 
 
 class Memory(unittest.TestCase):
@@ -293,7 +293,7 @@ class Processes(unittest.TestCase):
             path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
             done = subprocess.run([sys.executable, file.name], capture_output=True, text=True, timeout=300,
                                   env=dict(os.environ, PYTHONPATH=path))
-            return (done.stdout + done.stderr).strip().split("\n")
+            return (done.stderr if done.returncode else done.stdout).strip().split("\n")
         finally:
             os.unlink(file.name)
 
