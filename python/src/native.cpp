@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -492,9 +493,9 @@ public:
             bool &busy, grad;
             ~Leave() {
                 busy = false;
-                at::GradMode::set_enabled(grad);
+                c10::GradMode::set_enabled(grad);
             }
-        } leave{busy_, at::GradMode::is_enabled()};
+        } leave{busy_, c10::GradMode::is_enabled()};
         busy_ = true;
         return function();
     }
