@@ -134,6 +134,20 @@ class Memory(unittest.TestCase):
             self.assertGreater(len(report.chunks), 3)
         self.assertEqual(trainer.report().ooms, 0)
 
+    def test_predict_resident(self):
+        """What the process holds, and what tensors that fill the budget take beside it, and a fiftieth of that."""
+        _, _, trainer = trainer_for("sgd")
+        trainer.step(*batch())
+        few, many = memtrain.predict_resident(allocated() + MIB), memtrain.predict_resident("256MiB")
+        self.assertLess(few, many)
+        self.assertLessEqual(many - few, (256 * MIB - allocated()) * 51 // 50)
+        self.assertGreater(few, MIB)
+        report = trainer.report()
+        self.assertGreaterEqual(report.predicted_resident_bytes, 256 * MIB)
+        self.assertGreater(report.peak_resident_bytes, MIB)
+        with self.assertRaisesRegex(ValueError, "tensors is 'much'; accepted: bytes"):
+            memtrain.predict_resident("much")
+
     def test_too_small(self):
         """OutOfMemory says why; the model is as before, and nothing of the attempt is kept."""
         model, optimizer, trainer = trainer_for("adamw")

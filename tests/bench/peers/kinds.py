@@ -77,6 +77,18 @@ def make(name):
     return kind
 
 
+def tensors_of(value, path=""):
+    """(path, tensor), one by one."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from tensors_of(part, "%s[%r]" % (path, key))
+    else:
+        for index, part in enumerate(value):
+            yield from tensors_of(part, "%s[%d]" % (path, index))
+
+
 def cut(value, first, count):
     """These samples of a batch."""
     if isinstance(value, torch.Tensor):
