@@ -379,7 +379,7 @@ WHEEL_DIR ?= build/wheels-python
 wheel: ## the package for the torch of PYTHON, in build/wheels-python
 	$(Q)$(PYTHON) -m pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w $(WHEEL_DIR) ./python
 
-bench-peers: ## accelerate, transformers and Lightning beside the package, in a table (PYTHON, LIMIT=240MiB); fetches them
+bench-peers: ## accelerate, transformers and Lightning beside the package, in tables (PYTHON); fetches them
 	@PYTHON='$(PYTHON)' sh tests/bench/peers/run.sh
 
 # The suites that touch most of libtorch in least time. A whole suite, or a case of one.

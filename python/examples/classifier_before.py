@@ -7,13 +7,13 @@ from torchvision.models import resnet18
 from networks import Pictures
 
 
-def main():
+def main(epochs=2):
     torch.manual_seed(0)
     model = resnet18(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     loader = DataLoader(Pictures(96), batch_size=32, shuffle=True, num_workers=2)
-    for epoch in range(2):
+    for epoch in range(epochs):
         model.train()
         total = 0.0
         for x, y in loader:

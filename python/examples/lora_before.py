@@ -11,13 +11,13 @@ def loss_of(model, tokens):
     return F.cross_entropy(logits.flatten(0, 1), words.flatten(), ignore_index=0)
 
 
-def main():
+def main(epochs=2):
     torch.manual_seed(0)
     model = add_lora(Decoder(), rank=8)
     thin = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(thin, lr=1e-2)
     loader = DataLoader(Texts(64, words=50), batch_size=32, shuffle=True, collate_fn=collate)
-    for epoch in range(2):
+    for epoch in range(epochs):
         model.train()
         total = 0.0
         for batch in loader:

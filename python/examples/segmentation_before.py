@@ -19,12 +19,12 @@ def loss_of(model, pictures, masks):
     return {"loss": 1 - score + F.binary_cross_entropy_with_logits(logits, masks), "dice": score}
 
 
-def main():
+def main(epochs=2):
     torch.manual_seed(0)
     model = UNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(Masks(64), batch_size=32, shuffle=True)
-    for epoch in range(2):
+    for epoch in range(epochs):
         model.train()
         total = score = 0.0
         for pictures, masks in loader:

@@ -13,14 +13,14 @@ def loss_of(model, batch):
     return loss, (batch["labels"] != -100).sum()
 
 
-def main():
+def main(epochs=2):
     torch.manual_seed(0)
     model = Tagger()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
     loader = DataLoader(Texts(96), batch_size=32, shuffle=True, collate_fn=collate)
     trainer = memtrain.Trainer(model, loss_of, optimizer, budget="240MiB", clip_norm=1.0)
-    for epoch in range(2):
+    for epoch in range(epochs):
         model.train()
         for batch in loader:
             report = trainer.step(batch)

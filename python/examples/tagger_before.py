@@ -11,13 +11,13 @@ def loss_of(model, batch):
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
 
 
-def main():
+def main(epochs=2):
     torch.manual_seed(0)
     model = Tagger()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
     loader = DataLoader(Texts(96), batch_size=32, shuffle=True, collate_fn=collate)
-    for epoch in range(2):
+    for epoch in range(epochs):
         model.train()
         for batch in loader:
             optimizer.zero_grad()

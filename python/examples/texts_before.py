@@ -26,12 +26,12 @@ def loss_of(model, batch):
     return F.cross_entropy(logits, batch["labels"])
 
 
-def main():
+def main(epochs=3):
     torch.manual_seed(0)
     model = Classifier(classes=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     loader = DataLoader(LabelledTexts(64), batch_size=32, shuffle=True, collate_fn=collate_labelled)
-    for epoch in range(3):
+    for epoch in range(epochs):
         model.train()
         total = 0.0
         for batch in loader:

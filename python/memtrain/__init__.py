@@ -12,8 +12,8 @@ from . import _native
 from ._check import CheckReport, Finding
 from ._helpers import OutOfMemory
 from ._report import EvalReport, Report, RunReport, StepReport
-from ._trainer import Trainer, memory, set_budget
+from ._trainer import Trainer, memory, predict_resident, set_budget
 
 __version__: str = _native.version
 __all__ = ["CheckReport", "EvalReport", "Finding", "OutOfMemory", "Report", "RunReport", "StepReport", "Trainer", "memory",
-           "set_budget"]
+           "predict_resident", "set_budget"]

@@ -301,7 +301,11 @@ class Backend:
     def skip(self, norm):
         self.rollback()
         self.clear_gradients()
-        return norm, True
+        return norm, True, 0.0
+
+    def rate(self):
+        """Of the first group of parameters; 0 where it has none."""
+        return float(self.optimizer.param_groups[0].get("lr", 0.0))
 
     def update(self):
         if self.scaler is None:
@@ -322,9 +326,10 @@ class Backend:
             self.before_update(self.model)
         if not (math.isfinite(norm) or self.clip_norm is None or self.apply_not_finite):
             return self.skip(norm)
+        rate = self.rate()
         self.undo = self.keep_for_update()
         self.update()
-        return norm, False
+        return norm, False, rate
 
     def commit(self):
         """The update stays. May be called twice."""

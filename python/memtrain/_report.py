@@ -99,6 +99,8 @@ class RunReport(Report):
     smallest_chunk: int
     largest_chunk: int
     seconds: float
+    peak_resident_bytes: int       # of the process, code and libraries included
+    predicted_resident_bytes: int  # the most that it will hold while tensors fill the budget
 
 
 class Progress:

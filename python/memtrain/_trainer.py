@@ -41,7 +41,7 @@ def set_budget(budget: Budget = None) -> None:
     _native.set_budget(size)
 
 
-def _bytes_of(budget):
+def _bytes_of(budget, name="budget"):
     if budget is None:
         return 0
     try:
@@ -51,18 +51,29 @@ def _bytes_of(budget):
                 return size
     except ValueError:
         pass
-    raise ValueError('budget is %r; accepted: bytes, or a text such as "6GiB" or "600MiB", above 0' % (budget,))
+    raise ValueError('%s is %r; accepted: bytes, or a text such as "6GiB" or "600MiB", above 0' % (name, budget))
 
 
 def memory() -> Dict[str, int]:
     """
-    Bytes of tensors: budget_bytes, allocated_bytes (now) and peak_bytes (so far); and resident_bytes of the process.
-    Raises RuntimeError where no budget has been set.
+    Bytes of tensors: budget_bytes, allocated_bytes (now) and peak_bytes (so far). Of the process, code and libraries
+    included: resident_bytes (now) and peak_resident_bytes (so far). Raises RuntimeError where no budget has been set.
     """
     if not _native.installed():
         raise RuntimeError("memtrain.memory: no budget has been set")
     return {"budget_bytes": _native.budget(), "allocated_bytes": _native.allocated(), "peak_bytes": _native.peak(),
-            "resident_bytes": _native.resident_bytes()}
+            "resident_bytes": _native.resident_bytes(), "peak_resident_bytes": _native.peak_resident_bytes()}
+
+
+def predict_resident(tensors: Budget = None) -> int:
+    """
+    The most bytes that the process will hold in memory while its tensors take at most so many: "300MiB" or bytes; None:
+    the budget. Memory of others than tensors is taken to stay as it is, so ask after the first steps. Forked workers of
+    a DataLoader are other processes. Raises RuntimeError where no budget has been set.
+    """
+    if not _native.installed():
+        raise RuntimeError("memtrain.predict_resident: no budget has been set")
+    return _native.predict_resident(_bytes_of(tensors, "tensors") or _native.budget())
 
 
 def _tensors_in(value):
@@ -280,6 +291,8 @@ class Trainer:
         report = RunReport(steps=0, skipped=self._skipped)
         report.update(self._core.summary())
         report["steps"] += self._steps_before
+        report["peak_resident_bytes"] = _native.peak_resident_bytes()
+        report["predicted_resident_bytes"] = predict_resident()
         return report
 
     def check(self, *batch: Any) -> CheckReport:

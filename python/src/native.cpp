@@ -12,11 +12,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -294,9 +296,10 @@ mt_status Core::apply(void *self, mt_apply_result *out) {
     auto start = Clock::now();
     Core &core = of(self);
     mt_status status = core.call([&] {
-        auto done = core.backend_.attr("apply")().cast<std::pair<double, bool>>();
-        out->grad_norm = done.first;
-        out->skipped = done.second;
+        auto done = core.backend_.attr("apply")().cast<std::tuple<double, bool, double>>();
+        out->grad_norm = std::get<0>(done);
+        out->skipped = std::get<1>(done);
+        out->lr = std::get<2>(done);
     });
     if (status == MT_OK && !out->skipped)
         status = core.call_surely([&] { core.backend_.attr("commit")(); });
@@ -490,9 +493,9 @@ public:
             bool &busy, grad;
             ~Leave() {
                 busy = false;
-                at::GradMode::set_enabled(grad);
+                c10::GradMode::set_enabled(grad);
             }
-        } leave{busy_, at::GradMode::is_enabled()};
+        } leave{busy_, c10::GradMode::is_enabled()};
         busy_ = true;
         return function();
     }
@@ -573,6 +576,8 @@ PYBIND11_MODULE(_native, m) {
     m.def("refusals", [] { return cpu::refusals().count; });
     m.def("hold", cpu::hold);
     m.def("resident_bytes", cpu::resident_bytes);
+    m.def("peak_resident_bytes", cpu::peak_resident_bytes);
+    m.def("predict_resident", cpu::resident_for);
     m.def("uncounted", uncounted);
     m.def("parse_size", parse_size);
     m.def("format_size", format_size);

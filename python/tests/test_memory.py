@@ -41,7 +41,7 @@ def child(code):
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
                           env=dict(os.environ, PYTHONPATH=path))
-    return (done.stdout + done.stderr).strip()
+    return (done.stderr if done.returncode else done.stdout).strip()
 
 
 class Memory(unittest.TestCase):
@@ -133,6 +133,20 @@ class Memory(unittest.TestCase):
             self.assertLessEqual(report.peak_bytes, before + whole // 4)
             self.assertGreater(len(report.chunks), 3)
         self.assertEqual(trainer.report().ooms, 0)
+
+    def test_predict_resident(self):
+        """What the process holds, and what tensors that fill the budget take beside it, and a fiftieth of that."""
+        _, _, trainer = trainer_for("sgd")
+        trainer.step(*batch())
+        few, many = memtrain.predict_resident(allocated() + MIB), memtrain.predict_resident("256MiB")
+        self.assertLess(few, many)
+        self.assertLessEqual(many - few, (256 * MIB - allocated()) * 51 // 50)
+        self.assertGreater(few, MIB)
+        report = trainer.report()
+        self.assertGreaterEqual(report.predicted_resident_bytes, 256 * MIB)
+        self.assertGreater(report.peak_resident_bytes, MIB)
+        with self.assertRaisesRegex(ValueError, "tensors is 'much'; accepted: bytes"):
+            memtrain.predict_resident("much")
 
     def test_too_small(self):
         """OutOfMemory says why; the model is as before, and nothing of the attempt is kept."""
@@ -293,7 +307,7 @@ class Processes(unittest.TestCase):
             path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
             done = subprocess.run([sys.executable, file.name], capture_output=True, text=True, timeout=300,
                                   env=dict(os.environ, PYTHONPATH=path))
-            return (done.stdout + done.stderr).strip().split("\n")
+            return (done.stderr if done.returncode else done.stdout).strip().split("\n")
         finally:
             os.unlink(file.name)
 

@@ -1,6 +1,7 @@
 """Steps of memtrain.Trainer beside those of a plain loop, batches of all kinds, and what a step does with errors."""
 import copy
 import gc
+import json
 import math
 import os
 import signal
@@ -464,10 +465,15 @@ class Reports(Case):
         self.assertEqual((run.steps, run.smallest_chunk, run.largest_chunk), (1, 2, 5))
 
     def test_trace(self):
+        """Its steps have the learning rate that the update had."""
         lines = []
-        _, _, trainer = trainer_for("sgd", trace=lines.append)
-        trainer.step(*batch())
-        self.assertIn('"event":"step"', lines[-1])
+        _, optimizer, trainer = trainer_for("sgd", trace=lines.append)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for _ in range(3):
+            trainer.step(*batch())
+            scheduler.step()
+        steps = [event for event in map(json.loads, lines) if event["event"] == "step"]
+        self.assertEqual([step["lr"] for step in steps], [0.1, 0.05, 0.025])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """
 How else a loop gets through that does not fit: peers of memtrain's, one at a time, under one limit on the bytes of tensors.
 
-    peers.py NAME LIMIT    trains python/examples/texts.py's network on TEXTS texts, in batches of BATCH, and prints a row
+    peers.py NAME NETWORK LIMIT    trains a network of kinds.py on SAMPLES samples, in batches of BATCH, and prints a row
     peers.py --versions
 
-All use the allocator of memtrain for the limit. Its refusal is a torch.OutOfMemoryError, which accelerate, transformers and
-Lightning know on a GPU alone: here each is told that it is one. Samples are counted where a forward pass begins.
+BATCH=32 SAMPLES=128 in the environment. All use the allocator of memtrain for the limit. Its refusal is a torch.OutOfMemoryError, which accelerate,
+transformers and Lightning know on a GPU alone: here each is told that it is one. Samples are counted where a forward pass
+begins.
 """
 import contextlib
 import functools
@@ -17,7 +18,6 @@ import tempfile
 import time
 import warnings
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../python/examples"))
 warnings.filterwarnings("ignore")
 
 import memtrain  # noqa: E402
@@ -25,28 +25,27 @@ import torch  # noqa: E402
 from memtrain import _native  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-import texts  # noqa: E402
-from networks import LabelledTexts, collate_labelled  # noqa: E402
+import kinds  # noqa: E402
 
-BATCH, TEXTS, RATE = 64, 384, 3e-4
+BATCH, SAMPLES = int(os.environ.get("BATCH", 32)), int(os.environ.get("SAMPLES", 128))
+NETWORK = sys.argv[2] if len(sys.argv) > 2 else ""
 computed = updates = 0
 
 
-class Network(texts.Classifier):
+class Network(torch.nn.Module):
     """With its loss, as transformers wants it, and a count of samples."""
 
     def __init__(self):
-        torch.manual_seed(0)
-        super().__init__(classes=4)
+        super().__init__()
+        self.kind = kinds.make(NETWORK)
+        self.inner = self.kind.model
 
-    def forward(self, input_ids, attention_mask, labels=None):
+    def forward(self, batch):
         global computed
-        if torch.is_grad_enabled():
-            computed += len(input_ids)
-        logits = super().forward(input_ids, attention_mask)
-        if labels is None:
-            return logits
-        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+        (_, first), *_ = kinds.tensors_of(batch)
+        computed += len(first)
+        loss, units = kinds.loss_and_units(self.kind.loss_of(self.inner, *batch), len(first))
+        return {"loss": loss, "units": units}
 
 
 def optimizer_of(model):
@@ -56,19 +55,23 @@ def optimizer_of(model):
     def count(*_):
         global updates
         updates += 1
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    optimizer = model.kind.optimizer
     optimizer.register_step_post_hook(count)
     return optimizer
 
 
-def loader_of(batch):
-    return DataLoader(LabelledTexts(TEXTS), batch_size=batch, shuffle=True, collate_fn=collate_labelled)
+def loader_of(model, batch):
+    return DataLoader(model.kind.dataset(SAMPLES), batch_size=batch, shuffle=True, collate_fn=collate_of(model))
+
+
+def collate_of(model):
+    return lambda samples: {"batch": list(model.kind.collate(samples))}
 
 
 def train(batch, accumulate=1):
     model = Network().train()
     optimizer = optimizer_of(model)
-    for number, values in enumerate(loader_of(batch), 1):
+    for number, values in enumerate(loader_of(model, batch), 1):
         loss = model(**values)["loss"] / accumulate
         loss.backward()
         if number % accumulate == 0:
@@ -108,7 +111,7 @@ def transformers():
     with tempfile.TemporaryDirectory() as folder:
         options = TrainingArguments(
             folder, per_device_train_batch_size=BATCH, auto_find_batch_size=True, num_train_epochs=1, save_strategy="no",
-            logging_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0, learning_rate=RATE,
+            logging_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0,
             remove_unused_columns=False)
 
         class Counting(Trainer):
@@ -116,7 +119,7 @@ def transformers():
                 if self.optimizer is None:
                     self.optimizer = optimizer_of(self.model)
                 return self.optimizer
-        Counting(model, options, train_dataset=LabelledTexts(TEXTS), data_collator=collate_labelled).train()
+        Counting(model, options, train_dataset=model.kind.dataset(SAMPLES), data_collator=collate_of(model)).train()
 
 
 def lightning():
@@ -136,7 +139,7 @@ def lightning():
             return optimizer_of(self.network)
 
         def train_dataloader(self):
-            return loader_of(self.batch_size)
+            return loader_of(self.network, self.batch_size)
     with tempfile.TemporaryDirectory() as folder:
         module = Module()
         trainer = lightning.pytorch.Trainer(
@@ -150,10 +153,10 @@ def lightning():
 def memtrain_():
     model = Network()
     optimizer = optimizer_of(model)
-    trainer = memtrain.Trainer(model, lambda model, values: model(**values)["loss"], optimizer, clip_norm=1.0)
+    trainer = memtrain.Trainer(model, lambda model, batch: model(batch), optimizer, clip_norm=1.0)
     model.train()
-    for values in loader_of(BATCH):
-        trainer.step(values)
+    for values in loader_of(model, BATCH):
+        trainer.step(values["batch"])
 
 
 PEERS = {
@@ -176,7 +179,7 @@ def versions():
     return ", ".join(found)
 
 
-def main(name, limit):
+def main(name, network, limit):
     logging.disable(logging.WARNING)
     title, function = PEERS[name]
     memtrain.set_budget(limit)
@@ -191,9 +194,9 @@ def main(name, limit):
         print("| %s | not run: %s |" % (title, error))
         return
     seconds, work = time.monotonic() - began, time.process_time() - work
-    batch = "%.4g" % (TEXTS / updates) if updates and end == "finished" else "-"
+    batch = "%.4g" % (SAMPLES / updates) if updates and end == "finished" else "-"
     print("| %s | %s | %s | %d | %d | %.0f | %.0f |" % (title, end, batch, _native.refusals() - refused,
-                                                 computed - (TEXTS if end == "finished" else 0), work, seconds), flush=True)
+                                                 computed - (SAMPLES if end == "finished" else 0), work, seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 #!/bin/sh
 # What accelerate, transformers and Lightning do with a batch that does not fit, beside memtrain: a table.
-# LIMIT=240MiB is for all tensors of the process, PEERS="memtrain lightning" runs these alone. The peers come from PyPI into
-# build/peers, beside the torch of PYTHON; build/python has the package (make check-python).
+# For each network of NETWORKS="classifier:300MiB ..." (kinds.py) all tensors of the process may take so much.
+# PEERS="memtrain lightning" runs these alone. The peers come from PyPI into build/peers, beside the torch of PYTHON;
+# build/python has the package (make check-python).
 set -eu
-PYTHON=${PYTHON:-python3} LIMIT=${LIMIT:-240MiB} VENV=build/peers
+PYTHON=${PYTHON:-python3} VENV=build/peers
 [ -e build/python/memtrain ] || {
     echo "bench-peers: build/python has no memtrain: run make check-python first" >&2
     exit 1
@@ -21,13 +22,15 @@ fi
 
 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD/build/python
 export OMP_WAIT_POLICY PYTHONDONTWRITEBYTECODE PYTHONPATH
-echo "$($VENV/bin/python tests/bench/peers/peers.py --versions), $LIMIT"
-echo
-echo "| loop | end | samples an update | refused requests | samples in vain | processor seconds | seconds |"
-echo "|---|---|---|---|---|---|---|"
-for peer in ${PEERS:-plain accelerate accelerate-accumulating transformers lightning memtrain}; do
-    $VENV/bin/python tests/bench/peers/peers.py "$peer" "$LIMIT" 2>build/peers.log || {
-        cat build/peers.log >&2
-        echo "bench-peers: $peer failed" >&2
-    }
+$VENV/bin/python tests/bench/peers/peers.py --versions
+for network in ${NETWORKS:-classifier:300MiB texts:200MiB lora:160MiB}; do
+    echo
+    echo "| ${network%:*}, ${network#*:} | end | samples an update | refused requests | samples in vain | processor seconds | seconds |"
+    echo "|---|---|---|---|---|---|---|"
+    for peer in ${PEERS:-plain accelerate accelerate-accumulating transformers lightning memtrain}; do
+        $VENV/bin/python tests/bench/peers/peers.py "$peer" "${network%:*}" "${network#*:}" 2>build/peers.log || {
+            cat build/peers.log >&2
+            echo "bench-peers: $peer failed" >&2
+        }
+    done
 done
