@@ -34,10 +34,11 @@ typedef struct prsmed {
     int64_t size, encoder, text,
         text_steps;                      /* --size, --encoder, --text by its width, --text-steps */
     int64_t scenes[2];                   /* of an epoch, by split */
-    int64_t lm_size, frozen;             /* --text-model, or 0; --frozen: 1 for load */
+    int64_t lm_size, frozen, half;       /* --text-model, or 0; --frozen load; --text-type bf16 */
     const char *lm_weights, *lm_written; /* --text-weights, --write-text-weights */
-    int cache_frozen;
+    int cache_frozen, same_scenes;
     prsmed_lm *lm;
+    prsmed_lm_figures told; /* at the end of the epoch before */
     const char *patterns, *weights;
     int use_amp, no_use_amp, checkpointing, compile, breakdown;
     ex_prompt_scenes *data;
@@ -88,6 +89,7 @@ static const ex_word lm_sizes[] = {{"off", 0},
                                    {"1.1b", PRSMED_LM_1_1B},
                                    {"7b", PRSMED_LM_7B},
                                    {NULL, 0}};
+static const ex_word text_types[] = {{"float32", 0}, {"bf16", 1}, {NULL, 0}};
 static const ex_word frozen_ways[] = {{"map", 0}, {"load", 1}, {NULL, 0}};
 
 #define OWN(name, kind, field, ...) EX_FLAG(name, kind, prsmed, field, __VA_ARGS__)
@@ -116,6 +118,9 @@ static const ex_option own_flags[] = {
     OWN("frozen", EX_WORD, frozen, "WAY",
         "map: its weights are pages of the file, which no budget counts; load: they are in memory",
         .words = frozen_ways),
+    OWN("text-type", EX_WORD, half, "TYPE",
+        "that it computes in: float32; bf16, which needs no casts of a file of that type",
+        .words = text_types, .decides = 1),
     OWN("cache-frozen", EX_SWITCH, cache_frozen, NULL,
         "keep what it says of a prompt in memory, and read no prompt twice", .most = 1),
     OWN("write-text-weights", EX_TEXT, lm_written, "FILE",
@@ -125,6 +130,9 @@ static const ex_option own_flags[] = {
         .most = 1000000000, .decides = 1),
     OWN("val-scenes", EX_WHOLE, scenes[EX_VALIDATION], "N",
         "scenes for validation, always the same", .least = 1, .most = 1000000),
+    OWN("same-scenes", EX_SWITCH, same_scenes, NULL,
+        "each epoch has the scenes of the first one, and so the same prompts", .most = 1,
+        .decides = 1),
     OWN("patterns", EX_TEXT, patterns, "DIR", "a folder of PNG pictures to lay under the scenes",
         .accepts = "a folder of PNG pictures", .by_default = "those that come with the programs"),
     OWN("weights", EX_TEXT, weights, "FILE",
@@ -215,6 +223,7 @@ static mt_status open_language_model(prsmed *p) {
     options.weights = p->lm_weights;
     options.load = (int)p->frozen;
     options.keep = p->cache_frozen;
+    options.half = (int)p->half;
     mt_status status = prsmed_lm_new(&options, &p->lm);
     free(prompts);
     return status;
@@ -231,13 +240,32 @@ static mt_status add_words(prsmed *p, ex_source *out) {
     return MT_OK;
 }
 
-static void introduce_language_model(const prsmed *p) {
+/* What it did since the last time: the time is part of the epoch's. */
+static void tell_language_model(prsmed *p) {
+    prsmed_lm_figures now = PRSMED_LM_FIGURES_INIT;
+    char read[32];
+    if (!p->lm || prsmed_lm_figures_of(p->lm, &now) != MT_OK) return;
+    uint64_t passes = now.passes - p->told.passes, bytes = now.disk_bytes - p->told.disk_bytes;
+    printf("language model: %llu passes in %s, of %llu prompts, %.1f s; ",
+           (unsigned long long)passes, p->half ? "bf16" : "float32",
+           (unsigned long long)(now.read_prompts - p->told.read_prompts),
+           now.seconds - p->told.seconds);
+    printf("%s read from the disk", mt_format_size(bytes, read, sizeof read));
+    if (passes && now.mapped_bytes)
+        printf(", %.2f of the file a pass",
+               (double)bytes / (double)passes / (double)now.mapped_bytes);
+    printf("; %llu prompts kept\n", (unsigned long long)now.kept_prompts);
+    p->told = now;
+}
+
+static void introduce_language_model(prsmed *p) {
     prsmed_lm_figures figures = PRSMED_LM_FIGURES_INIT;
     char held[32], mapped[32];
     if (!p->lm || prsmed_lm_figures_of(p->lm, &figures) != MT_OK) return;
     printf("language model: %lld parameters, %s in memory, %s mapped, which no budget counts\n",
            (long long)figures.parameters, mt_format_size(figures.held_bytes, held, sizeof held),
            mt_format_size(figures.mapped_bytes, mapped, sizeof mapped));
+    if (figures.passes) tell_language_model(p); /* of what centres its words */
 }
 
 /* @return the exit status */
@@ -261,6 +289,7 @@ static mt_status open_data(void *self, const ex_training *run, ex_source *out) {
         .side = (int)p->flags.image_size,
         .count = {(size_t)p->scenes[EX_TRAINING], (size_t)p->scenes[EX_VALIDATION]},
         .seed = (uint64_t)p->flags.seed,
+        .same = p->same_scenes,
         .warn = warn};
     ex_status status = ex_prompt_scenes_open(&options, &p->data, &error);
     if (status == EX_ENOMEM) return mt_set_error(MT_ENOMEM, "%s", error.text);
@@ -286,7 +315,7 @@ static prsmed_model_options options_of(const prsmed *p) {
 }
 
 static void introduce(void *self, const ex_training *run) {
-    const prsmed *p = self;
+    prsmed *p = self;
     (void)run;
     printf("%lld scenes an epoch for training, %lld for validation, of %zu classes\n",
            (long long)p->scenes[EX_TRAINING], (long long)p->scenes[EX_VALIDATION],
@@ -297,8 +326,8 @@ static void introduce(void *self, const ex_training *run) {
 /* What a card's memory monitor would say. */
 static mt_status log_memory(void *self, ex_training *run, const mt_epoch_report *report) {
     mt_memory m = MT_MEMORY_INIT;
-    (void)self;
     (void)report;
+    tell_language_model(self);
     mt_status status = mt_device_memory(run->device.name, &m);
     if (status != MT_OK) return status;
     /* The two are read one after the other, so that the first may have grown meanwhile. */
@@ -439,12 +468,13 @@ static int check(const prsmed *p, const ex_program *program) {
     if (p->weights && p->flags.resume)
         return ex_training_refuse(
             program, "--weights: not together with --resume, whose file has the weights");
-    if (!p->lm_size && (p->lm_weights || p->lm_written || p->cache_frozen || p->frozen))
+    if (!p->lm_size && (p->lm_weights || p->lm_written || p->cache_frozen || p->frozen || p->half))
         return ex_training_refuse(program, "%s: needs --text-model",
                                   p->lm_weights     ? "--text-weights"
                                   : p->lm_written   ? "--write-text-weights"
                                   : p->cache_frozen ? "--cache-frozen"
-                                                    : "--frozen load");
+                                  : p->frozen       ? "--frozen load"
+                                                    : "--text-type bf16");
     if (p->lm_size && p->text_steps)
         return ex_training_refuse(program, "--text-steps: not together with --text-model");
     if (p->lm_size && p->breakdown)
