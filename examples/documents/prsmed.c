@@ -47,6 +47,7 @@ static mt_status open_data(prsmed *p, const ex_training *run, ex_source *out) {
         .side = (int)p->flags.image_size,
         .count = {(size_t)p->scenes[EX_TRAINING], (size_t)p->scenes[EX_VALIDATION]},
         .seed = (uint64_t)p->flags.seed,
+        .same = p->same_scenes,
         .warn = warn};
     ex_status status = ex_prompt_scenes_open(&options, &p->data, &error);
     if (status == EX_ENOMEM) return mt_set_error(MT_ENOMEM, "%s", error.text);

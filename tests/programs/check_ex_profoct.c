@@ -79,6 +79,15 @@ START_TEST(an_episode_is_never_cut) {
 }
 END_TEST
 
+/* What does not fit with the matrix of covariances is told how to do without. */
+START_TEST(the_matrix_is_refused) {
+    EXPECT(3, RUN, "--pool", "2", "--budget", "100MiB", "--covariance", "matrix");
+    ck_contains(cli_err, "--covariance rows    the same numbers without a matrix of 16.0 MiB\n");
+    EXPECT(3, RUN, "--pool", "2", "--budget", "100MiB");
+    ck_assert_ptr_null(strstr(cli_err, "--covariance"));
+}
+END_TEST
+
 START_TEST(the_network_can_be_cut) {
     EXPECT(0, RUN, "--check");
     ck_contains(cli_out, "checked with 2 samples: 0 faults found\n");
@@ -105,6 +114,7 @@ int main(void) {
     tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
     tcase_add_test(flags, a_preset_leaves_what_is_not_its_own);
     tcase_add_test(runs, an_episode_is_never_cut);
+    tcase_add_test(runs, the_matrix_is_refused);
     tcase_add_test(runs, the_network_can_be_cut);
     tcase_add_test(runs, the_self_test_passes);
     return suite_run(suite);

@@ -10,16 +10,21 @@
 
 enum { SIDE = 48, SCENES = 24, PIXELS = SIDE * SIDE };
 
-static ex_prompt_scenes *scenes_of(uint64_t seed) {
+static ex_prompt_scenes *scenes_that(uint64_t seed, int same) {
     const ex_prompt_scenes_options options = {.things = "examples/data/clipart/train",
                                               .patterns = "examples/data/patterns",
                                               .side = SIDE,
                                               .count = {SCENES, SCENES},
-                                              .seed = seed};
+                                              .seed = seed,
+                                              .same = same};
     ex_prompt_scenes *scenes;
     ex_error error;
     ck_assert_msg(ex_prompt_scenes_open(&options, &scenes, &error) == EX_OK, "%s", error.text);
     return scenes;
+}
+
+static ex_prompt_scenes *scenes_of(uint64_t seed) {
+    return scenes_that(seed, 0);
 }
 
 /* ---- words --------------------------------------------------------------------------------------- */
@@ -105,6 +110,23 @@ START_TEST(each_prompt_means_one_thing) {
     ck_assert_int_lt(numbers[1], 60);
     for (int i = 0; i < EX_PROMPT_POSITIONS; i++) ck_assert_int_gt(seen[i], 0);
     ex_prompt_scenes_free(scenes);
+}
+END_TEST
+
+START_TEST(epochs_may_be_the_same) {
+    for (int same = 0; same < 2; same++) {
+        ex_prompt_scenes *scenes = scenes_that(1, same);
+        int equal = 0;
+        for (size_t i = 0; i < SCENES; i++) {
+            ex_scene first, third;
+            ex_prompt_scenes_describe(scenes, EX_TRAINING, 1, i, &first);
+            ex_prompt_scenes_describe(scenes, EX_TRAINING, 3, i, &third);
+            equal += first.pattern == third.pattern && first.shift_x == third.shift_x &&
+                     first.things[0].sample == third.things[0].sample && first.named == third.named;
+        }
+        ck_assert_int_eq(equal == SCENES, same);
+        ex_prompt_scenes_free(scenes);
+    }
 }
 END_TEST
 
@@ -248,6 +270,7 @@ int main(void) {
     tcase_add_test(words, prompts);
     tcase_add_test(words, tokens);
     tcase_add_test(pictures, each_prompt_means_one_thing);
+    tcase_add_test(pictures, epochs_may_be_the_same);
     tcase_add_test(pictures, validation_has_files_of_its_own);
     tcase_add_test(pictures, a_seed_decides);
     tcase_add_test(pictures, a_mask_is_where_its_thing_is);

@@ -49,6 +49,8 @@ START_TEST(flags_of_the_language_model) {
         {"--text-weights", "w", "--text-weights: needs --text-model"},
         {"--write-text-weights", "w", "--write-text-weights: needs --text-model"},
         {"--frozen", "load", "--frozen load: needs --text-model"},
+        {"--text-type", "bf16", "--text-type bf16: needs --text-model"},
+        {"--text-type", "fp8", "accepted: float32 or bf16"},
         {"--text-model", "8b", "accepted: off, tiny, 500m, 1.1b or 7b"},
         {"--frozen", "away", "accepted: map or load"},
     };
@@ -193,6 +195,25 @@ START_TEST(chosen_chunks_go_on) {
 }
 END_TEST
 
+/* Prompts that come again are not read again, and mapped and loaded weights are the same in each type. */
+START_TEST(an_epoch_that_comes_again_reads_nothing) {
+    char weights[CLI_PATH + 8];
+    snprintf(weights, sizeof weights, "%s/weights", cli_root);
+#define TWO_EPOCHS                                                                                 \
+    QUICK, "--text-model", "tiny", "--text-weights", weights, "--micro-batch", "4", "--epochs",    \
+        "2", "--same-scenes", "--cache-frozen"
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", weights);
+    EXPECT(0, TWO_EPOCHS, "--text-type", "bf16", "--trace", cli_trace);
+    ck_contains(cli_out, "1 passes in bf16, of 16 prompts");
+    ck_contains(cli_out, "0 passes in bf16, of 0 prompts");
+    EXPECT(0, TWO_EPOCHS, "--text-type", "bf16", "--frozen", "load", "--trace", cli_replayed);
+    ck_contains(cli_out, "language model: 167872 parameters, 327.9 KiB in memory, 0 B mapped");
+    cli_same_state();
+    EXPECT(0, TWO_EPOCHS);
+    ck_contains(cli_out, "0 passes in float32, of 0 prompts");
+}
+END_TEST
+
 /* Mapped, loaded, kept, in other chunks and in two parts: one state. */
 START_TEST(a_language_model_reads_the_prompts) {
     char weights[CLI_PATH + 8], state[CLI_PATH + 8];
@@ -237,5 +258,6 @@ int main(void) {
     tcase_add_test(runs, a_run_goes_on);
     tcase_add_test(runs, chosen_chunks_go_on);
     tcase_add_test(runs, a_language_model_reads_the_prompts);
+    tcase_add_test(runs, an_epoch_that_comes_again_reads_nothing);
     return suite_run(suite);
 }

@@ -208,6 +208,7 @@ static void add_thing(const ex_prompt_scenes *s, ex_split split, size_t label, d
 
 void ex_prompt_scenes_describe(const ex_prompt_scenes *s, ex_split split, uint64_t epoch,
                                size_t index, ex_scene *out) {
+    if (s->options.same) epoch = 1;
     draws d = {s->options.seed, split == EX_VALIDATION ? 0 : epoch, index, 0};
     size_t classes = s->files->class_count, wanted = 2 + below(&d, EX_PROMPT_THINGS - 1);
     size_t label = below(&d, classes);

@@ -28,6 +28,7 @@ typedef struct ex_prompt_scenes_options {
     int side;             /* of the canvas */
     size_t count[2];      /* scenes of an epoch, by split */
     uint64_t seed;
+    int same; /* 1: each epoch of training has the scenes of the first one */
     void (*warn)(void *user, const char *line); /* one call for each skipped file; may be NULL */
 } ex_prompt_scenes_options;
 

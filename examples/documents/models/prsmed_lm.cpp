@@ -3,7 +3,9 @@
 #include "prsmed_lm.h"
 #include "prsmed_words.hpp"
 
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <new>
 #include <string>
@@ -19,11 +21,12 @@ struct prsmed_lm {
     Mistral net{nullptr};
     mt_model *model = nullptr;
     MistralOptions options{};
-    bool keeps = false;
+    bool keeps = false, half = false;
     torch::Tensor mean, scale; /* [width] */
     /* By the bytes of its tokens: states [words, width] and which words there are. */
     std::map<std::string, Words> kept;
-    uint64_t passes = 0;
+    uint64_t passes = 0, prompts = 0, disk_bytes = 0;
+    double seconds = 0;
 
     ~prsmed_lm() { mt_model_free(model); }
 };
@@ -76,11 +79,41 @@ torch::Tensor byte_tokens(const torch::Tensor &tokens) {
     return bytes.masked_fill(tokens.eq(token_end), 2).masked_fill(tokens.eq(token_padding), 0);
 }
 
+/* That this process has read from disks, pages of mapped files included. 0: the system does not tell. */
+uint64_t disk_bytes() {
+    std::ifstream io("/proc/self/io");
+    std::string name;
+    for (uint64_t bytes; io >> name >> bytes;)
+        if (name == "read_bytes:") return bytes;
+    return 0;
+}
+
+/* Adds to the figures what happens while it lives. */
+class Pass {
+public:
+    Pass(prsmed_lm &lm, int64_t prompts) : lm_(lm), bytes_(disk_bytes()) {
+        lm.passes++;
+        lm.prompts += static_cast<uint64_t>(prompts);
+    }
+    ~Pass() {
+        lm_.disk_bytes += disk_bytes() - bytes_;
+        lm_.seconds += std::chrono::duration<double>(Clock::now() - begin_).count();
+    }
+    Pass(const Pass &) = delete;
+    Pass &operator=(const Pass &) = delete;
+
+private:
+    using Clock = std::chrono::steady_clock;
+    prsmed_lm &lm_;
+    uint64_t bytes_;
+    Clock::time_point begin_ = Clock::now();
+};
+
 /* One pass over the weights, whatever the number of rows. */
 Words read(prsmed_lm &lm, const torch::Tensor &tokens) {
     torch::NoGradGuard no_grad;
+    const Pass pass(lm, tokens.size(0));
     torch::Tensor text = without_padding(tokens);
-    lm.passes++;
     Words words = mean_words(text, lm.net->forward(byte_tokens(text)).to(at::kFloat));
     if (lm.mean.defined()) words.states = (words.states - lm.mean) * lm.scale;
     return words;
@@ -129,8 +162,9 @@ void write_out(const Words &words, float *states, float *exist) {
 mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
     lm.options = mistral_options(name_of(o.model));
     lm.keeps = o.keep != 0;
+    lm.half = o.half != 0;
     mt_status status = memtrain::make_model(&lm.model, [&] {
-        lm.net = Mistral(lm.options, at::kFloat);
+        lm.net = Mistral(lm.options, o.half ? at::kBFloat16 : at::kFloat);
         if (!o.weights) lm.net->draw();
         return memtrain::model(lm.net.ptr(), {},
                                [](MistralImpl &net, const memtrain::Tensors &batch) {
@@ -227,10 +261,11 @@ mt_status prsmed_lm_figures_of(const prsmed_lm *lm, prsmed_lm_figures *out) {
     if (status != MT_OK) return status;
     return guard([&] {
         const int64_t parameters = lm->net->size();
-        const uint64_t held =
-            stats.tensors ? stats.loaded_bytes : 4 * static_cast<uint64_t>(parameters);
-        *out = {sizeof *out, lm->options.width, parameters,     stats.mapped_bytes,
-                held,        lm->passes,        lm->kept.size()};
+        const uint64_t held = stats.tensors || stats.loaded_bytes
+                                  ? stats.loaded_bytes
+                                  : (lm->half ? 2 : 4) * static_cast<uint64_t>(parameters);
+        *out = {sizeof *out, lm->options.width, parameters,  stats.mapped_bytes, held,
+                lm->passes,  lm->prompts,       lm->seconds, lm->disk_bytes,     lm->kept.size()};
         return MT_OK;
     });
 }

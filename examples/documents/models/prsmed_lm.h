@@ -32,10 +32,11 @@ typedef struct prsmed_lm_options {
     /* prompt_count rows of prompt_length tokens, to centre and scale by. Borrowed for the call. NULL: neither. */
     const int64_t *prompts;
     size_t prompt_count, prompt_length;
+    int half; /* 1: it computes in bfloat16, and needs no casts of such a file; 0: in float32 */
 } prsmed_lm_options;
 
 #define PRSMED_LM_OPTIONS_INIT                                                                     \
-    { sizeof(prsmed_lm_options), PRSMED_LM_TINY, NULL, 0, 0, NULL, 0, 0 }
+    { sizeof(prsmed_lm_options), PRSMED_LM_TINY, NULL, 0, 0, NULL, 0, 0, 0 }
 
 typedef struct prsmed_lm prsmed_lm;
 
@@ -54,12 +55,14 @@ typedef struct prsmed_lm_figures {
     int64_t width;
     int64_t parameters;
     uint64_t mapped_bytes, held_bytes; /* of the weights: clean pages of a file; in the budget */
-    uint64_t passes;                   /* of the network, since it was made */
+    uint64_t passes, read_prompts;     /* of the network since it was made, and prompts in them */
+    double seconds;                    /* of these passes */
+    uint64_t disk_bytes; /* that the process read from a disk meanwhile; 0 where no system tells */
     uint64_t kept_prompts;
 } prsmed_lm_figures;
 
 #define PRSMED_LM_FIGURES_INIT                                                                     \
-    { sizeof(prsmed_lm_figures), 0, 0, 0, 0, 0, 0 }
+    { sizeof(prsmed_lm_figures), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 MT_NODISCARD mt_status prsmed_lm_figures_of(const prsmed_lm *lm, prsmed_lm_figures *out);
 

@@ -32,7 +32,12 @@ void profoct_result(const profoct *p) {
 
 void profoct_remedies(void *self, const ex_training *run) {
     const profoct *p = self;
+    const double features = 512.0 * (double)(p->pool * p->pool);
+    char matrix[32];
     (void)run;
+    if (p->by_matrix)
+        fprintf(stderr, "  --covariance rows    the same numbers without a matrix of %s\n",
+                mt_format_size((uint64_t)(4 * features * features), matrix, sizeof matrix));
     if (p->shape.queries > 8)
         fprintf(stderr,
                 "  --n_query 8          an episode is never cut, and has fewer pictures then\n");

@@ -14,10 +14,11 @@ typedef struct prsmed {
     int64_t size, encoder, text,
         text_steps;                      /* --size, --encoder, --text by its width, --text-steps */
     int64_t scenes[2];                   /* of an epoch, by split */
-    int64_t lm_size, frozen;             /* --text-model, or 0; --frozen: 1 for load */
+    int64_t lm_size, frozen, half;       /* --text-model, or 0; --frozen load; --text-type bf16 */
     const char *lm_weights, *lm_written; /* --text-weights, --write-text-weights */
-    int cache_frozen;
+    int cache_frozen, same_scenes;
     prsmed_lm *lm;
+    prsmed_lm_figures told; /* at the end of the epoch before */
     const char *patterns, *weights;
     int use_amp, no_use_amp, checkpointing, compile, breakdown;
     ex_prompt_scenes *data;
@@ -44,7 +45,7 @@ MT_NODISCARD mt_status prsmed_breakdown(prsmed *p, const ex_training *run);
 /* Dice and IoU, beside those of guessing without the prompt. */
 void prsmed_result(const prsmed *p, const ex_training *run);
 
-/* ex_program.introduce, and after_epoch: what a card's memory monitor would say */
+/* ex_program.introduce, and after_epoch: what the language model did, and what a card's memory monitor would say */
 void prsmed_introduce(void *self, const ex_training *run);
 mt_status prsmed_memory(void *self, ex_training *run, const mt_epoch_report *report);
 

@@ -50,6 +50,7 @@ static const ex_word lm_sizes[] = {{"off", 0},
                                    {"1.1b", PRSMED_LM_1_1B},
                                    {"7b", PRSMED_LM_7B},
                                    {NULL, 0}};
+static const ex_word text_types[] = {{"float32", 0}, {"bf16", 1}, {NULL, 0}};
 static const ex_word frozen_ways[] = {{"map", 0}, {"load", 1}, {NULL, 0}};
 
 #define OWN(name, kind, field, ...) EX_FLAG(name, kind, prsmed, field, __VA_ARGS__)
@@ -78,6 +79,9 @@ static const ex_option own_flags[] = {
     OWN("frozen", EX_WORD, frozen, "WAY",
         "map: its weights are pages of the file, which no budget counts; load: they are in memory",
         .words = frozen_ways),
+    OWN("text-type", EX_WORD, half, "TYPE",
+        "that it computes in: float32; bf16, which needs no casts of a file of that type",
+        .words = text_types, .decides = 1),
     OWN("cache-frozen", EX_SWITCH, cache_frozen, NULL,
         "keep what it says of a prompt in memory, and read no prompt twice", .most = 1),
     OWN("write-text-weights", EX_TEXT, lm_written, "FILE",
@@ -87,6 +91,9 @@ static const ex_option own_flags[] = {
         .most = 1000000000, .decides = 1),
     OWN("val-scenes", EX_WHOLE, scenes[EX_VALIDATION], "N",
         "scenes for validation, always the same", .least = 1, .most = 1000000),
+    OWN("same-scenes", EX_SWITCH, same_scenes, NULL,
+        "each epoch has the scenes of the first one, and so the same prompts", .most = 1,
+        .decides = 1),
     OWN("patterns", EX_TEXT, patterns, "DIR", "a folder of PNG pictures to lay under the scenes",
         .accepts = "a folder of PNG pictures", .by_default = "those that come with the programs"),
     OWN("weights", EX_TEXT, weights, "FILE",
@@ -154,12 +161,13 @@ static int check(const prsmed *p, const ex_program *program) {
     if (p->weights && p->flags.resume)
         return ex_training_refuse(
             program, "--weights: not together with --resume, whose file has the weights");
-    if (!p->lm_size && (p->lm_weights || p->lm_written || p->cache_frozen || p->frozen))
+    if (!p->lm_size && (p->lm_weights || p->lm_written || p->cache_frozen || p->frozen || p->half))
         return ex_training_refuse(program, "%s: needs --text-model",
                                   p->lm_weights     ? "--text-weights"
                                   : p->lm_written   ? "--write-text-weights"
                                   : p->cache_frozen ? "--cache-frozen"
-                                                    : "--frozen load");
+                                  : p->frozen       ? "--frozen load"
+                                                    : "--text-type bf16");
     if (p->lm_size && p->text_steps)
         return ex_training_refuse(program, "--text-steps: not together with --text-model");
     if (p->lm_size && p->breakdown)

@@ -7,17 +7,36 @@
 
 #include <string.h>
 
-static void introduce_language_model(const prsmed *p) {
+/* What it did since the last time: the time is part of the epoch's. */
+static void tell_language_model(prsmed *p) {
+    prsmed_lm_figures now = PRSMED_LM_FIGURES_INIT;
+    char read[32];
+    if (!p->lm || prsmed_lm_figures_of(p->lm, &now) != MT_OK) return;
+    uint64_t passes = now.passes - p->told.passes, bytes = now.disk_bytes - p->told.disk_bytes;
+    printf("language model: %llu passes in %s, of %llu prompts, %.1f s; ",
+           (unsigned long long)passes, p->half ? "bf16" : "float32",
+           (unsigned long long)(now.read_prompts - p->told.read_prompts),
+           now.seconds - p->told.seconds);
+    printf("%s read from the disk", mt_format_size(bytes, read, sizeof read));
+    if (passes && now.mapped_bytes)
+        printf(", %.2f of the file a pass",
+               (double)bytes / (double)passes / (double)now.mapped_bytes);
+    printf("; %llu prompts kept\n", (unsigned long long)now.kept_prompts);
+    p->told = now;
+}
+
+static void introduce_language_model(prsmed *p) {
     prsmed_lm_figures figures = PRSMED_LM_FIGURES_INIT;
     char held[32], mapped[32];
     if (!p->lm || prsmed_lm_figures_of(p->lm, &figures) != MT_OK) return;
     printf("language model: %lld parameters, %s in memory, %s mapped, which no budget counts\n",
            (long long)figures.parameters, mt_format_size(figures.held_bytes, held, sizeof held),
            mt_format_size(figures.mapped_bytes, mapped, sizeof mapped));
+    if (figures.passes) tell_language_model(p); /* of what centres its words */
 }
 
 void prsmed_introduce(void *self, const ex_training *run) {
-    const prsmed *p = self;
+    prsmed *p = self;
     (void)run;
     printf("%lld scenes an epoch for training, %lld for validation, of %zu classes\n",
            (long long)p->scenes[EX_TRAINING], (long long)p->scenes[EX_VALIDATION],
@@ -27,8 +46,8 @@ void prsmed_introduce(void *self, const ex_training *run) {
 
 mt_status prsmed_memory(void *self, ex_training *run, const mt_epoch_report *report) {
     mt_memory m = MT_MEMORY_INIT;
-    (void)self;
     (void)report;
+    tell_language_model(self);
     mt_status status = mt_device_memory(run->device.name, &m);
     if (status != MT_OK) return status;
     /* The two are read one after the other, so that the first may have grown meanwhile. */

@@ -43,6 +43,7 @@ static mt_status open_language_model(prsmed *p) {
     options.weights = p->lm_weights;
     options.load = (int)p->frozen;
     options.keep = p->cache_frozen;
+    options.half = (int)p->half;
     mt_status status = prsmed_lm_new(&options, &p->lm);
     free(prompts);
     return status;
