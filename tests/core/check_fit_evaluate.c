@@ -1,0 +1,160 @@
+/*
+ * check_fit_evaluate.c - evaluations outside of epochs
+ */
+#include "fit_fixture.h"
+#include "suite.h"
+#include "trainer_state.h"
+
+#include <math.h>
+#include <stddef.h>
+
+/* ---- an evaluation outside of epochs -------------------------------------------------------------------- */
+
+static mt_trainer *trained; /* of callbacks that evaluate */
+
+/* Of two batches, of 3 and 1 samples: their units, losses and metrics. */
+static struct { double units, loss, metrics[2]; } two[2];
+
+static mt_status evaluated(void *self, const mt_batch *batch, size_t first, size_t count,
+                           mt_chunk_result *out) {
+    const int i = batch->count == 1;
+    (void)self, (void)count;
+    if (first > 0) return MT_OK; /* all is in the first chunk */
+    out->units = two[i].units;
+    out->loss_sum = two[i].loss;
+    for (int m = 0; m < 2; m++) out->metric_sums[m] = two[i].metrics[m];
+    return MT_OK;
+}
+
+static const struct {
+    int over[2], is_told;
+    double union_of_first;
+    double metrics[2];
+} overs[] = {
+    {{MT_OVER_SAMPLES, MT_OVER_SAMPLES}, 1, 12, {1.25 / 4, 5}},
+    {{MT_OVER_SAMPLES, MT_OVER_SAMPLES}, 0, 12, {1.25 / 4, 5}},
+    {{MT_OVER_UNITS, MT_OVER_SAMPLES}, 1, 12, {1.25 / 12, 5}},
+    {{1, MT_OVER_SAMPLES}, 1, 12, {1.25 / 20, 5}}, /* IoU: intersections over unions */
+    {{1, MT_OVER_UNITS}, 1, 12, {1.25 / 20, 20.0 / 12}},
+    {{1, MT_OVER_SAMPLES}, 1, 0, {1.25 / 8, 2}}, /* a batch without a union adds nothing to it */
+    {{1, MT_OVER_SAMPLES}, 1, -8, {NAN, 0}},     /* none at all */
+    {{1, 0}, 1, 12, {1.25 / 20, 16}},            /* over each other: senseless, and an end */
+};
+
+static mt_trainer *evaluating_trainer(const int *over) {
+    mt_trainer *trainer = fit_scripted_trainer();
+    trainer->backend.evaluate = evaluated;
+    trainer->info.metric_over = over;
+    return trainer;
+}
+
+START_TEST(means_of_a_source) {
+    mt_source source = fit_source(4, "v");
+    mt_fit_options options = fit_options(3, 1);
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer = evaluating_trainer(overs[_i].is_told ? overs[_i].over : NULL);
+
+    two[0].units = 2, two[0].loss = 8, two[0].metrics[0] = 0.75;
+    two[0].metrics[1] = overs[_i].union_of_first;
+    two[1].units = 10, two[1].loss = 20, two[1].metrics[0] = 0.5, two[1].metrics[1] = 8;
+    for (int twice = 0; twice < 2; twice++) {
+        fit_forget();
+        ck_ok(mt_fit_evaluate(trainer, &source, &options, NULL, &report));
+        ck_assert_str_eq(fit_seen.text, "v0,1,2 v3 ");
+        ck_assert_uint_eq(report.samples, 4);
+        ck_assert_double_eq_tol(report.loss, 28.0 / 12, 1e-12); /* over units */
+        for (int m = 0; m < 2; m++)
+            ck_assert(isnan(overs[_i].metrics[m])
+                          ? isnan(report.metrics[m])
+                          : fabs(report.metrics[m] - overs[_i].metrics[m]) < 1e-12);
+    }
+    done(trainer);
+}
+END_TEST
+
+/* In an epoch it is none of the epoch's figures, and may be in a callback. */
+static mt_status on_step_test(void *user, const mt_fit_report *so_far,
+                              const mt_step_report *report) {
+    mt_source source = fit_source(5, "w");
+    mt_eval_report out = MT_EVAL_REPORT_INIT;
+    (void)user, (void)so_far, (void)report;
+    ck_ok(mt_fit_evaluate(trained, &source, NULL, NULL, &out));
+    ck_assert_uint_eq(out.samples, 5);
+    return MT_OK;
+}
+
+START_TEST(apart_from_the_epoch) {
+    mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
+    mt_fit_options options = fit_options(2, 2);
+    mt_fit_callbacks callbacks = fit_callbacks();
+
+    trained = fit_trainer();
+    callbacks.step = on_step_test;
+    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    ck_assert_uint_eq(fit_seen.epochs[1].eval_samples, 0);
+    options.validation = &validation;
+    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    ck_assert_uint_eq(fit_seen.epochs[2].eval_samples, 6);
+    done(trained);
+}
+END_TEST
+
+START_TEST(a_stopped_evaluation) {
+    mt_source source = fit_source(6, "v");
+    mt_fit_options options = fit_options(2, 1);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer = fit_trainer();
+
+    callbacks.stop = fit_on_stop;
+    fit_seen.stop_after = 2;
+    ck_ok(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.samples, 4);
+    fit_seen.stop_after = 0;
+    ck_ok(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.samples, 0);
+    ck_assert_double_nan(report.loss);
+    fit_seen.stop_after = SIZE_MAX;
+    fit_seen.fails = "load";
+    fit_seen.fails_at = 1;
+    ck_status(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report), MT_EIO);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(an_evaluation_is_refused) {
+    mt_source source = fit_source(6, "v");
+    mt_fit_options options = fit_options(0, 1);
+    mt_eval_report report = MT_EVAL_REPORT_INIT;
+    mt_trainer *trainer = fit_trainer();
+
+    ck_status(mt_fit_evaluate(NULL, &source, NULL, NULL, &report), MT_EINVAL);
+    ck_status(mt_fit_evaluate(trainer, NULL, NULL, NULL, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "source is NULL");
+    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, NULL), MT_EINVAL);
+    ck_contains(mt_last_error(), "report is NULL");
+    ck_status(mt_fit_evaluate(trainer, &source, &options, NULL, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "options->batch is 0; at least 1");
+    report.size = 1;
+    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_EINVAL);
+    ck_contains(mt_last_error(), "report->size is not set");
+    report.size = offsetof(mt_eval_report, metrics); /* of an earlier version: no more is written */
+    report.metrics[0] = 77;
+    ck_ok(mt_fit_evaluate(trainer, &source, NULL, NULL, &report));
+    ck_assert(report.metrics[0] == 77 && report.samples == 6);
+    trainer->backend.evaluate = NULL;
+    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_ENOTSUP);
+    done(trainer);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("fit_evaluate");
+    TCase *cases = suite_case(suite, "fit_evaluate");
+    tcase_add_checked_fixture(cases, fit_setup, NULL);
+    tcase_add_loop_test(cases, means_of_a_source, 0, LENGTH(overs));
+    tcase_add_test(cases, apart_from_the_epoch);
+    tcase_add_test(cases, a_stopped_evaluation);
+    tcase_add_test(cases, an_evaluation_is_refused);
+    return suite_run(suite);
+}

@@ -1,0 +1,495 @@
+/*
+ * check_fit_files.c - the loop on the fake backend: files within epochs, numbers of steps, runs that are stopped and go on
+ */
+#include "fit_fixture.h"
+#include "suite.h"
+#include "trainer_state.h"
+
+#include <math.h>
+
+/* ---- files within epochs --------------------------------------------------------------------------------- */
+
+/* 3 batches an epoch, 2 epochs; a clock that goes on by a second with each batch. */
+static const struct {
+    uint64_t every;
+    double seconds;
+    const char *text;
+} saves[] = {
+    {2, 0,
+     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 t4 save(last) epoch2 "},
+    {3, 0,
+     "begin1 t0,1 t2,3 t4 save(last) epoch1 "
+     "begin2 t0,1 t2,3 t4 save(last) epoch2 "},
+    {100, 0, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
+    {0, 100, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
+    {0, 2,
+     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 t2,3 save(last) t4 save(last) epoch2 "},
+    {0, 0.5,
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
+    {1, 2,
+     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
+};
+
+static double batches(void *user) {
+    ck_assert_ptr_eq(user, &fit_seen);
+    return (double)fit_seen.loads;
+}
+
+START_TEST(saved_within_epochs) {
+    mt_source source = fit_source(5, "t");
+    mt_fit_options options = fit_options(2, 2);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_trainer *trainer = fit_trainer();
+
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_every = saves[_i].every;
+    options.save_seconds = saves[_i].seconds;
+    callbacks.now = batches;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(fit_seen.text, saves[_i].text);
+    done(trainer);
+}
+END_TEST
+
+/* The run is lost at any step; the next one goes on from the file, and ends as one that was never lost. */
+START_TEST(on_from_within_an_epoch) {
+    mt_source source = fit_source(7, "t"), validation = fit_source(3, "v");
+    mt_fit_options options = fit_options(2, 2);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+
+    options.validation = &validation;
+    options.last = "last";
+    options.save_every = 1;
+    mt_trainer *trainer = fit_trainer();
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.steps, 8);
+    const uint64_t hash = fake_hash(&fake);
+    done(trainer);
+    for (size_t lost = 2; lost <= 8; lost++) {
+        fit_forget();
+        memset(fit_files, 0, sizeof fit_files);
+        fit_seen.fails = "step";
+        fit_seen.fails_at = lost;
+        trainer = fit_trainer();
+        ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
+        done(trainer);
+        fit_forget();
+        options.resume = "last";
+        trainer = fit_trainer();
+        ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+        options.resume = NULL;
+        ck_assert_uint_eq(report.steps, 8);
+        ck_assert_uint_eq(fit_seen.loads, 8 - (lost - 1) + 2 * (lost > 4 ? 1 : 2));
+        ck_assert(fake_hash(&fake) == hash);
+        done(trainer);
+    }
+}
+END_TEST
+
+/* The file has what the callback did: a step that it refuses is in no file. */
+static mt_status on_step_note(void *user, const mt_fit_report *so_far,
+                              const mt_step_report *report) {
+    (void)user, (void)so_far, (void)report;
+    fit_note("step ");
+    return MT_OK;
+}
+
+START_TEST(saved_after_the_callback) {
+    mt_source source = fit_source(4, "t");
+    mt_fit_options options = fit_options(2, 1);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_trainer *trainer = fit_trainer();
+
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_every = 1;
+    callbacks.step = on_step_note;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(fit_seen.text, "begin1 t0,1 step save(last) t2,3 step save(last) epoch1 ");
+    done(trainer);
+}
+END_TEST
+
+/* Of several processes one is late: each of them writes its file. */
+static double late_others;
+
+static mt_status sum_with_others(void *self, double *values, size_t count) {
+    (void)self;
+    if (count == 1) values[0] += late_others;
+    return count == 1 ? fit_answer("agree") : MT_OK;
+}
+
+START_TEST(saved_by_all_processes) {
+    mt_source source = fit_source(6, "t");
+    mt_fit_options options = fit_options(2, 1);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_trainer *trainer = fit_trainer();
+
+    trainer->backend.agree = sum_with_others;
+    options.shuffle = 0;
+    options.last = "last";
+    options.save_seconds = 1000;
+    callbacks.now = batches;
+    late_others = _i;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_assert_str_eq(fit_seen.text,
+                     _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 save(last) epoch1 "
+                        : "begin1 t0,1 t2,3 t4,5 save(last) epoch1 ");
+    fit_seen.fails = "agree";
+    fit_seen.fails_at = 1;
+    ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
+    done(trainer);
+}
+END_TEST
+
+/* ---- a number of steps ----------------------------------------------------------------------------------- */
+
+/* 3 batches an epoch, 3 epochs. */
+static const struct {
+    uint64_t steps;
+    const char *text;
+    uint64_t epoch, epochs_done;
+} bounds[] = {
+    {1, "begin1 t0,1 v0 save(last) epoch1+! ", 1, 0},
+    {3, "begin1 t0,1 t2,3 t4 v0 save(last) epoch1+! ", 1, 1},
+    {4, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 v0 save(last) epoch2+! ", 2, 1},
+    {100,
+     "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "
+     "begin3 t0,1 t2,3 t4 v0 save(last) epoch3+! ",
+     3, 3},
+};
+
+static mt_status on_part(void *user, const mt_fit_report *at, const mt_epoch_report *report) {
+    (void)user, (void)report;
+    fit_note("epoch%llu%s%s ", (unsigned long long)at->epoch, at->evaluated ? "+" : "",
+             at->is_best ? "!" : "");
+    ck_assert_uint_eq(at->epochs_done, at->epoch - (at->batch < at->batches));
+    return MT_OK;
+}
+
+START_TEST(a_number_of_steps) {
+    mt_source source = fit_source(5, "t"), validation = fit_source(1, "v");
+    mt_fit_options options = fit_options(2, 3);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer *trainer = fit_trainer();
+
+    options.shuffle = 0;
+    options.validation = &validation;
+    options.evaluate_every = 3;
+    options.last = "last";
+    options.steps = bounds[_i].steps;
+    callbacks.epoch = on_part;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(fit_seen.text, bounds[_i].text);
+    ck_assert_uint_eq(report.steps, bounds[_i].steps < 9 ? bounds[_i].steps : 9);
+    ck_assert_uint_eq(report.epoch, bounds[_i].epoch);
+    ck_assert_uint_eq(report.epochs_done, bounds[_i].epochs_done);
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    /* As many again: nothing is left, and the file is there all the same. */
+    fit_forget();
+    options.resume = "last";
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(fit_seen.text, "load(last) save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    done(trainer);
+}
+END_TEST
+
+/* In parts of so many steps as in one. */
+START_TEST(on_from_a_number_of_steps) {
+    mt_source source = fit_source(5, "t");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    mt_fit_options options = fit_options(2, 3);
+    mt_fit_callbacks callbacks = fit_callbacks();
+
+    schedule.kind = MT_SCHEDULE_COSINE;
+    options.schedule = &schedule;
+    callbacks.epoch = on_part;
+    fit_run(&source, &options);
+    const uint64_t hash = fake_hash(&fake);
+    options.last = "last";
+    for (uint64_t steps = (uint64_t)_i + 1; steps < 9 + (uint64_t)_i + 1;
+         steps += (uint64_t)_i + 1) {
+        mt_trainer *trainer = fit_trainer();
+        options.steps = steps;
+        ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+        options.resume = "last";
+        ck_assert(fake_hash(&fake) == hash || steps < 9);
+        done(trainer);
+    }
+}
+END_TEST
+
+/* A stop once the steps are made is one before their evaluation. */
+START_TEST(stopped_at_its_last_step) {
+    mt_source source = fit_source(5, "t"), validation = fit_source(1, "v");
+    mt_fit_options options = fit_options(2, 1);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer *trainer = fit_trainer();
+
+    options.shuffle = 0;
+    options.validation = &validation;
+    options.last = "last";
+    options.steps = 2;
+    callbacks.stop = fit_on_stop;
+    fit_seen.stop_after = 2;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(fit_seen.text, "begin1 t0,1 t2,3 save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+    done(trainer);
+}
+END_TEST
+
+/* No epoch: a file of what there is. */
+START_TEST(no_epochs) {
+    mt_source source = fit_source(5, "t");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    mt_fit_options options = fit_options(2, 0);
+
+    schedule.kind = MT_SCHEDULE_COSINE;
+    options.schedule = &schedule;
+    options.last = "last";
+    mt_fit_report report = fit_run(&source, &options);
+    ck_assert_str_eq(fit_seen.text, "save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    ck_assert_uint_eq(report.epoch, 0);
+}
+END_TEST
+
+/* ---- stopped, and on ------------------------------------------------------------------------------------ */
+
+static const struct {
+    size_t samples, validation;
+    int shuffle, drop_last, spread;
+    uint64_t every;
+} parts[] = {{11, 0, 1, 0, 1, 1}, {11, 5, 1, 1, 0, 1}, {9, 4, 0, 0, 1, 2}, {8, 1, 1, 0, 1, 3}};
+
+/* Loads and epochs without the marks of files and beginnings, so that two halves are one run. */
+static void without_files(const char *text, char *out) {
+    for (const char *at = text; *at;) {
+        size_t length = strcspn(at, " ") + 1;
+        int is_told = strncmp(at, "save(", 5) == 0 || strncmp(at, "load(", 5) == 0 ||
+                      strncmp(at, "begin", 5) == 0 || *at == 'v';
+        if (!is_told) memcpy(out, at, length);
+        if (!is_told) out += length;
+        at += length;
+    }
+    *out = 0;
+}
+
+static mt_fit_options parts_options(int row, const mt_source *validation,
+                                    const mt_schedule *schedule) {
+    mt_fit_options options = fit_options(4, 3);
+    options.seed = 9;
+    options.shuffle = parts[row].shuffle;
+    options.drop_last = parts[row].drop_last;
+    options.evaluate_every = parts[row].every;
+    options.schedule = schedule;
+    if (parts[row].validation) options.validation = validation;
+    return options;
+}
+
+/* Stopped the n-th time that it is asked, and on with a new trainer: the same samples, rates, figures and bits. */
+START_TEST(stopped_and_on) {
+    static char whole[FIT_TEXT], both[FIT_TEXT], calls[FIT_TEXT];
+    mt_source source = fit_source(parts[_i].samples, "t");
+    mt_source validation = fit_source(parts[_i].validation, "v");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    double rates[FIT_RATES];
+
+    schedule.kind = parts[_i].spread ? MT_SCHEDULE_COSINE : MT_SCHEDULE_STEP;
+    schedule.step_every = 3;
+    mt_fit_options options = parts_options(_i, &validation, &schedule);
+    mt_fit_report first = fit_run(&source, &options);
+    const uint64_t hash = fake_hash(&fake);
+    without_files(fit_seen.text, whole);
+    memcpy(rates, fit_seen.rates, sizeof rates);
+    options.last = "last";
+    for (size_t n = 0;; n++) {
+        mt_fit_callbacks callbacks = fit_callbacks();
+        mt_fit_report report = MT_FIT_REPORT_INIT;
+        mt_trainer *trainer = fit_trainer();
+
+        fit_forget();
+        fit_seen.stop_after = n;
+        callbacks.stop = fit_on_stop;
+        options.resume = NULL;
+        ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+        done(trainer);
+        if (report.end == MT_FIT_DONE) break;
+        ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+        ck_assert_uint_eq(fit_seen.asked, n + 1); /* not asked again */
+        ck_assert_uint_eq(report.steps, fake.step);
+
+        size_t rate_count = fit_seen.rate_count, length = fit_seen.length;
+        memcpy(both, fit_seen.text, length + 1);
+        double before[FIT_RATES];
+        memcpy(before, fit_seen.rates, sizeof before);
+        fit_forget();
+        options.resume = "last";
+        mt_fit_report second = fit_run(&source, &options);
+        memcpy(both + length, fit_seen.text, fit_seen.length + 1);
+        memcpy(before + rate_count, fit_seen.rates, fit_seen.rate_count * sizeof *before);
+        without_files(both, calls);
+        ck_assert_str_eq(calls, whole);
+        ck_assert_uint_eq(rate_count + fit_seen.rate_count, first.total_steps);
+        ck_assert(memcmp(before, rates, first.total_steps * sizeof *rates) == 0);
+        ck_assert(fake_hash(&fake) == hash);
+        ck_assert_uint_eq(second.steps, first.steps);
+        ck_assert_uint_eq(second.best_epoch, first.best_epoch);
+        ck_assert(memcmp(&second.best, &first.best, sizeof first.best) == 0);
+    }
+    ck_assert(fake_hash(&fake) == hash);
+}
+END_TEST
+
+/* The best one's file is that of the end of its epoch. */
+START_TEST(on_from_the_best) {
+    mt_source source = fit_source(8, "t"), validation = fit_source(4, "v");
+    mt_fit_options options = fit_options(4, 4);
+    options.validation = &validation;
+    options.best = "best";
+    mt_fit_report first = fit_run(&source, &options);
+    const uint64_t hash = fake_hash(&fake);
+    fit_forget();
+    options.resume = "best";
+    mt_fit_report second = fit_run(&source, &options);
+    ck_assert_uint_eq(second.best_epoch, first.best_epoch);
+    ck_assert(fake_hash(&fake) == hash);
+}
+END_TEST
+
+/* The flag of a signal; and an evaluation that was stopped is none of the next one's figures. */
+START_TEST(flag) {
+    volatile sig_atomic_t stop = 1;
+    mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
+    mt_fit_options options = fit_options(2, 1);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer *trainer = fit_trainer();
+
+    options.validation = &validation;
+    options.last = "last";
+    options.stop = &stop;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_str_eq(fit_seen.text, "begin1 save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+    stop = 0;
+    callbacks.stop = fit_on_stop;
+    fit_seen.stop_after = 5; /* two steps, the evaluation, two of its three batches */
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.batch, 2);
+    ck_assert_uint_eq(report.epochs_done, 0);
+    options.resume = "last";
+    fit_seen.stop_after = SIZE_MAX;
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(fit_seen.epochs[0].eval_samples, 6);
+    ck_assert_uint_eq(fit_seen.epochs[0].samples, 0); /* those of this call */
+    done(trainer);
+}
+END_TEST
+
+/* A callback may evaluate on its own: that is none of the run's figures. */
+static mt_trainer *trained;
+
+static mt_status on_step_evaluate(void *user, const mt_fit_report *so_far,
+                                  const mt_step_report *report) {
+    (void)user, (void)so_far, (void)report;
+    evaluate(trained, 5, 1);
+    return MT_OK;
+}
+
+START_TEST(evaluations_of_callbacks) {
+    mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
+    mt_fit_options options = fit_options(2, 2);
+    mt_fit_callbacks callbacks = fit_callbacks();
+
+    trained = fit_trainer();
+    callbacks.step = on_step_evaluate;
+    options.validation = &validation;
+    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    ck_assert_uint_eq(fit_seen.epochs[0].eval_samples, 6);
+    ck_assert_uint_eq(fit_seen.epochs[1].eval_samples, 6);
+    done(trained);
+}
+END_TEST
+
+/* A batch that the trainer drops is one that is done: the rates and a resume count it. */
+static mt_status on_dropped(void *user, const mt_fit_report *so_far, const mt_step_report *report) {
+    (void)user;
+    ck_assert_uint_eq(report->samples, so_far->batch == 2 ? 0 : 4);
+    return MT_OK;
+}
+
+START_TEST(dropped) {
+    mt_source source = fit_source(5, "t");
+    mt_fit_options options = fit_options(4, 2);
+    mt_fit_callbacks callbacks = fit_callbacks();
+    mt_fit_report report = MT_FIT_REPORT_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    fake_options fitting = fits(14);
+
+    fitting.min_micro_batch = 2;
+    own.drop_small = 1;
+    callbacks.step = on_dropped;
+    mt_trainer *trainer = trainer_of(&fitting, &own);
+    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_assert_uint_eq(report.steps, 4);
+    ck_assert_uint_eq(fake.step, 2);
+    done(trainer);
+}
+END_TEST
+
+/* More epochs than before, where the rates of those that are done stay the same. */
+START_TEST(more_epochs) {
+    mt_source source = fit_source(8, "t");
+    mt_schedule schedule = MT_SCHEDULE_INIT;
+    mt_fit_options options = fit_options(4, 4);
+    options.schedule = &schedule;
+    fit_run(&source, &options);
+    const uint64_t hash = fake_hash(&fake);
+    options.epochs = 2;
+    options.last = "last";
+    fit_run(&source, &options);
+    options.epochs = 4;
+    options.resume = "last";
+    mt_fit_report report = fit_run(&source, &options);
+    ck_assert_uint_eq(report.epochs_done, 4);
+    ck_assert(fake_hash(&fake) == hash);
+    options.epochs = 1; /* fewer: it is over */
+    fit_forget();
+    report = fit_run(&source, &options);
+    ck_assert_str_eq(fit_seen.text, "load(last) save(last) ");
+    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    ck_assert_uint_eq(report.epoch, 4);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("fit_files");
+    TCase *cases = suite_case(suite, "fit_files");
+    tcase_add_checked_fixture(cases, fit_setup, NULL);
+    tcase_add_loop_test(cases, saved_within_epochs, 0, LENGTH(saves));
+    tcase_add_test(cases, on_from_within_an_epoch);
+    tcase_add_test(cases, saved_after_the_callback);
+    tcase_add_loop_test(cases, saved_by_all_processes, 0, 2);
+    tcase_add_loop_test(cases, a_number_of_steps, 0, LENGTH(bounds));
+    tcase_add_loop_test(cases, on_from_a_number_of_steps, 0, 4);
+    tcase_add_test(cases, stopped_at_its_last_step);
+    tcase_add_test(cases, no_epochs);
+    tcase_add_loop_test(cases, stopped_and_on, 0, LENGTH(parts));
+    tcase_add_test(cases, on_from_the_best);
+    tcase_add_test(cases, flag);
+    tcase_add_test(cases, evaluations_of_callbacks);
+    tcase_add_test(cases, dropped);
+    tcase_add_test(cases, more_epochs);
+    return suite_run(suite);
+}
