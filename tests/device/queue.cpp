@@ -42,7 +42,7 @@ Points host_after;          /* what the host has waited for */
 
 mt_card_costs costs = {};
 mt_card_clock now = {};
-uint64_t clocks = 0; /* that were started */
+uint64_t clocks = 0;          /* that were started */
 uint64_t engines[2] = {0, 0}; /* when copies to the card, and those to the host, are through */
 
 using Lock = std::lock_guard<std::recursive_mutex>;

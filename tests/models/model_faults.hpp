@@ -30,10 +30,24 @@ using Bytes = std::vector<char>;
 using State =
     std::vector<Bytes>; /* parameters, buffers, what the optimiser keeps; the generator's */
 
-inline at::Generator generator() {
-    at::Device device(suite_on_card() ? suite_device() : "cpu");
-    return at::globalContext().defaultGenerator(device);
-}
+/* A step of these chunks on a batch. Tensors of a simulated card are the host's. */
+struct Step {
+    mt_torch *torch;
+    mt_backend backend;
+    const mt_batch *batch;
+    std::vector<size_t> chunks;
+    const char *device = suite_on_card() ? suite_device() : "cpu";
+
+    at::Generator generator() const {
+        return at::globalContext().defaultGenerator(at::Device(device));
+    }
+    size_t allocated() const {
+        mt_memory memory = {};
+        memory.size = sizeof memory;
+        ck_ok(mt_device_memory(device, &memory));
+        return memory.allocated_bytes;
+    }
+};
 
 inline Bytes bytes_of(const at::Tensor &tensor) {
     at::Tensor host = tensor.cpu().contiguous();
@@ -68,37 +82,29 @@ inline mt_status compare(void *user, const char *, mt_tensor *handle) {
     return MT_OK;
 }
 
-inline State state_of(mt_torch *torch) {
+inline State state_of(const Step &step) {
     State state;
-    ck_ok(mt_torch_visit_state(torch, copy_out, &state));
-    at::Tensor rng = generator().get_state();
+    ck_ok(mt_torch_visit_state(step.torch, copy_out, &state));
+    at::Tensor rng = step.generator().get_state();
     ck_ok(copy_out(&state, "rng", memtrain::detail::Handle(rng).get()));
     return state;
 }
 
-inline void restore(mt_torch *torch, const State &state) {
+inline void restore(const Step &step, const State &state) {
     Reader reader{&state};
-    ck_ok(mt_torch_visit_state(torch, copy_in, &reader));
-    at::Tensor rng = generator().get_state();
+    ck_ok(mt_torch_visit_state(step.torch, copy_in, &reader));
+    at::Tensor rng = step.generator().get_state();
     std::memcpy(rng.data_ptr(), state.back().data(), state.back().size());
-    generator().set_state(rng);
+    step.generator().set_state(rng);
 }
 
-inline bool is_state(mt_torch *torch, const State &state) {
+inline bool is_state(const Step &step, const State &state) {
     Reader reader{&state};
-    ck_ok(mt_torch_visit_state(torch, compare, &reader));
-    at::Tensor rng = generator().get_state();
+    ck_ok(mt_torch_visit_state(step.torch, compare, &reader));
+    at::Tensor rng = step.generator().get_state();
     ck_ok(compare(&reader, "rng", memtrain::detail::Handle(rng).get()));
     return reader.is_equal && reader.next == state.size();
 }
-
-/* A step of these chunks on a batch. */
-struct Step {
-    mt_torch *torch;
-    mt_backend backend;
-    const mt_batch *batch;
-    std::vector<size_t> chunks;
-};
 
 struct Injected {
     uint64_t requests = 0, failed = 0;
@@ -117,13 +123,6 @@ inline mt_status run(const Step &step, uint64_t n, int persistent, Injected *out
     return status;
 }
 
-inline size_t allocated() {
-    mt_memory memory = {};
-    memory.size = sizeof memory;
-    ck_ok(mt_device_memory(suite_on_card() ? suite_device() : "cpu", &memory));
-    return memory.allocated_bytes;
-}
-
 /*
  * Each stride-th request of the step fails, all of them in `make check-oom`. Once: the step ends as one without
  * a fault, to the bit. From then on: MT_EDEVMEM, and nothing has happened. Nothing is left behind.
@@ -135,20 +134,20 @@ inline void every_allocation_fails(Step step, uint64_t stride, int persistent, c
     if (is_slow()) stride = 1;
     step.backend.hold_gradients = nullptr; /* what is allocated is compared with what was */
     ck_ok(run(step, 0, 0, &clean));        /* sets the kernels up, fills the optimiser's state */
-    const State before = state_of(step.torch);
-    const size_t baseline = allocated();
+    const State before = state_of(step);
+    const size_t baseline = step.allocated();
     ck_ok(run(step, 0, 0, &clean));
-    const State after = state_of(step.torch);
+    const State after = state_of(step);
     ck_assert_uint_gt(clean.requests, 300); /* else nothing was counted, and nothing will fail */
     for (uint64_t n = 1; n == 1 || injected.failed; n += stride) {
-        restore(step.torch, before);
+        restore(step, before);
         mt_status status = run(step, n, persistent, &injected);
         const bool gave_up = injected.failed && persistent;
         ck_assert_msg(status == (gave_up ? MT_EDEVMEM : MT_OK), "%s, fault %llu: %s, '%s'", name,
                       static_cast<unsigned long long>(n), mt_status_name(status), mt_last_error());
-        ck_assert_msg(is_state(step.torch, gave_up ? before : after),
-                      "%s, fault %llu: another state", name, static_cast<unsigned long long>(n));
-        ck_assert_uint_eq(settled(baseline, allocated), baseline);
+        ck_assert_msg(is_state(step, gave_up ? before : after), "%s, fault %llu: another state",
+                      name, static_cast<unsigned long long>(n));
+        ck_assert_uint_eq(settled(baseline, [&] { return step.allocated(); }), baseline);
         fired += injected.failed > 0;
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;

@@ -423,7 +423,8 @@ START_TEST(every_request_of_a_step_fails) {
     Run run({FROZEN, false});
     mt_backend backend = MT_BACKEND_INIT;
     ck_ok(mt_torch_backend(run.torch, &backend));
-    model_faults::every_allocation_fails({run.torch, backend, &run.batch, {2, 3, 3}}, 3, _i, "map");
+    model_faults::every_allocation_fails({run.torch, backend, &run.batch, {2, 3, 3}, "cpu"}, 3, _i,
+                                         "map");
 }
 END_TEST
 
