@@ -80,8 +80,8 @@ MT_API size_t mt_recording_peak_bytes(const mt_recording *recording);
  * aligned by a longest common subsequence. An event without a partner counts with its bytes. These
  * bytes are the model's margin.
  *
- * One recording alone gives an estimate. So does a pair in which one recording has 256 allocations
- * more than the other. Gradients that were handed over count as constant then. All else counts as
+ * One recording alone gives an estimate. So does a pair in which more than 256 allocations have no
+ * partner. Gradients that were handed over count as constant then. All else counts as
  * proportional to m above the recorded size. Below that size the peak is taken to be that of the
  * recording.
  */
@@ -350,8 +350,8 @@ MT_API unsigned mt_policy_rungs(const mt_policy *policy);
  * next allowed rung. A plan for the rest of a step that has begun may also be the whole batch
  * alone, or ask for a rung. Then roll the step back, and ask for a plan of the whole batch.
  *
- * A rung is left when the plan without it is known to fit and not to be slower. A rung that had to
- * be taken again soon is kept twice as long the next time.
+ * A rung is left when the plan without it is known to fit. A rung that had to be taken again soon is
+ * kept twice as long the next time.
  *
  * @param memory  as it is before the step. In training, add gradient_bytes to allocated_bytes while
  *                gradients are not held (mt_backend.hold_gradients)

@@ -526,7 +526,7 @@ static double steady(size_t samples) {
     return 0.01 * (double)samples;
 }
 
-/* Times are known without the rung, and not with it: they cannot be compared. */
+/* Times are known without the rung, and not with it: it is left all the same. */
 TEST("ladder", leaves_without_times) {
     device dev = device_new(need(40), (mt_policy_options){0},
                             (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
