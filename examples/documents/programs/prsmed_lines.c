@@ -22,6 +22,7 @@ static void tell_language_model(prsmed *p) {
         printf(", %.2f of the file a pass",
                (double)bytes / (double)passes / (double)now.mapped_bytes);
     printf("; %llu prompts kept\n", (unsigned long long)now.kept_prompts);
+    fflush(stdout);
     p->told = now;
 }
 
