@@ -162,10 +162,11 @@ COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 # The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
-# Where a device is named, the suites that ask for it. check_shim_cuda, check_shim_xpu and check_shim_mps have hooks of their
-# own, under the key that the test device takes.
+# Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and
+# check_shim_mps have hooks of their own for it, and check_card has the test device.
 ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
-on_device = $(if $(DEVICE),$(filter-out %/check_shim_$(or $(CARD),none),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
+OWN_DEVICE := $(if $(CARD),%/check_shim_$(CARD),$(if $(filter-out sim:%,$(DEVICE)),%/check_card %/check_shim_$(firstword $(subst :, ,$(DEVICE)))))
+on_device = $(if $(DEVICE),$(filter-out $(OWN_DEVICE),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
 
