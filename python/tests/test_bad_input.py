@@ -59,6 +59,12 @@ class BadInput(Case):
         self.goes_on(ValueError, "batch[0] has 10 samples and batch[1] has 9; accepted: as many in dimension 0 of each", x,
                      y[:9])
 
+    def test_texts(self):
+        """Such as the names of files."""
+        x, y = batch()
+        self.goes_on(TypeError, "batch[2][0] is a str; accepted: tensors in tuples, lists and dicts, numbers and None", x, y,
+                     ["a.png"] * 10)
+
     def test_optimizer_over_other_parameters(self):
         other = nn.Linear(7, 7)
         optimizer = torch.optim.SGD(list(self.model.parameters()) + list(other.parameters()), 0.1)
