@@ -165,12 +165,12 @@ bool is_left_nothing(size_t allowed) noexcept {
     size_t now = allocated(), allowed = budget();
     bool nothing = is_left_nothing(allowed);
     thread.refusals = {thread.refusals.count + 1, bytes, now};
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "budget: ", who, " a request for ",
-                     mt_format_size(bytes, wanted, sizeof wanted), " with ",
-                     mt_format_size(now, in_use, sizeof in_use), " in use",
-                     nothing ? ": the rest of the process leaves tensors nothing" : " of ",
-                     nothing ? "" : mt_format_size(allowed, most, sizeof most));
-    std::abort(); /* not reached: the check always throws */
+    /* Without a backtrace, which would be most of what a user reads of it. */
+    throw c10::OutOfMemoryError(
+        c10::str("budget: ", who, " a request for ", mt_format_size(bytes, wanted, sizeof wanted),
+                 " with ", mt_format_size(now, in_use, sizeof in_use), " in use",
+                 nothing ? ": the rest of the process leaves tensors nothing" : " of ",
+                 nothing ? "" : mt_format_size(allowed, most, sizeof most)));
 }
 
 /* Whether resident bytes have room for so many beside tensors and the pages of arenas. */

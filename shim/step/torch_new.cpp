@@ -221,7 +221,7 @@ void plan(mt_torch &torch) {
 void check_parameters(const mt_torch &torch) {
     if (!torch.parameter_bytes && parameters_of(*torch.model).empty())
         fail(MT_EINVAL,
-             "%s: the model tells of no parameter; a module knows those of register_parameter and "
+             "%s: the model has no parameters; a module knows those of register_parameter and "
              "register_module, and in C visit_parameters tells of them",
              name_of);
     if (torch.flat->slots().empty())
