@@ -19,7 +19,7 @@ mt_status check_sized(const void *sized, const char *function, const char *argum
     size_t size;
     std::memcpy(&size, sized, sizeof size);
     if (size >= sizeof size) return MT_OK;
-    return mt_set_error(MT_EINVAL, "%s: %s->size is not set; begin with the _INIT value of its type", function, argument);
+    return mt_set_error(MT_EINVAL, "%s: %s->size is not set", function, argument);
 }
 
 } // namespace memtrain::shim

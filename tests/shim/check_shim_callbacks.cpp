@@ -87,7 +87,7 @@ const struct {
      "the model's visit_parameters has failed and does not say why: "},
     /* As a module does whose layers were not registered. */
     {[](Odd &, mt_visit_fn, void *) { return MT_OK; }, MT_EINVAL,
-     "mt_torch_new: the model tells of no parameter; a module knows those of register_parameter "
+     "mt_torch_new: the model has no parameters; a module knows those of register_parameter "
      "and "
      "register_module"},
 };

@@ -166,7 +166,7 @@ START_TEST(a_model_is_taken_over) {
     mt_torch_options options = memtrain::sgd(0.1);
     auto thrown = thrown_by([&] { Made trainer(make(), options); });
     ck_status(thrown.first, MT_EINVAL);
-    ck_contains(thrown.second.c_str(), "the model tells of no parameter");
+    ck_contains(thrown.second.c_str(), "the model has no parameters");
     ck_assert_int_eq(destroyed, 1);
     options.lr = -1;
     ck_status(thrown_by([&] { Made trainer(make(), options); }).first, MT_EINVAL);
