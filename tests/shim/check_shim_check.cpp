@@ -937,6 +937,7 @@ int main(void) {
     tcase_add_loop_test(networks_case, two_towers, 0, 3);
     tcase_add_test(networks_case, coupled_embedding);
     TCase *memory = suite_case(suite, "memory");
+    tcase_set_timeout(memory, 240); /* all of them, one after another */
     tcase_add_loop_test(memory, memory_runs_out, 0, shares + 1);
     tcase_add_test(memory, budget_for_fewer);
     return suite_run(suite);
