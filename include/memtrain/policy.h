@@ -250,7 +250,8 @@ typedef struct mt_policy_options {
     int eval_clear_every; /* N: every N evaluation calls. Or MT_CLEAR_AUTO, MT_CLEAR_NEVER */
     /*
      * 1: sizes are chosen by memory alone, not by measured times. So runs with equal budgets have
-     * equal chunks, also after a stop.
+     * equal chunks, also after a stop. This needs recordings. Without them (MPS) chunks follow the
+     * peaks that were measured, which a run that goes on has to measure anew: set micro_batch there.
      */
     int deterministic;
     unsigned max_retries;  /* of one step with the same rungs. 0: 16 */
