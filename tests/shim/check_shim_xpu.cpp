@@ -131,6 +131,7 @@ END_TEST
 /* The hooks are there, the allocator is not: the part of libtorch was not loaded. */
 START_TEST(told_to_leave_cards) {
     for (const char *name : {"cuda", "xpu", "xpu:1"}) {
+        if (!strcmp(name, suite_device())) continue; /* the test device is there */
         ck_status(mt_device_check(name), MT_ENOTSUP);
         ck_contains(mt_last_error(), "is not loaded: mt_torch_init was told to leave it");
         ck_contains(mt_last_error(), "accepted: cpu");
