@@ -353,7 +353,9 @@ static mt_status set_rate(fit *f) {
 static mt_status is_late(fit *f, double *late) {
     const mt_backend *b = &f->trainer->backend;
     *late = f->call.now(f->call.user) - f->saved >= f->options.save_seconds;
-    return b->agree ? b->agree(b->self, late, 1) : MT_OK;
+    if (!b->agree) return MT_OK;
+    mt_set_error(MT_OK, "%s", "");
+    return told(b->agree(b->self, late, 1), "agree");
 }
 
 /* Within an epoch: its end has a file of its own. */
@@ -385,7 +387,8 @@ static mt_status train_batch(fit *f) {
     return status == MT_OK ? save_if_due(f) : status;
 }
 
-static mt_status evaluate(fit *f) {
+/* Adds to *done the samples of this process that were evaluated. */
+static mt_status evaluate(fit *f, size_t *done) {
     mt_status status = MT_OK;
     size_t samples = f->validation.samples, count;
     memset(&f->trainer->eval, 0, sizeof f->trainer->eval); /* of one that was stopped */
@@ -397,6 +400,7 @@ static mt_status evaluate(fit *f) {
         if (status != MT_OK) return status;
         status = mt_trainer_evaluate(f->trainer, &batch, NULL);
         release(&f->validation, &batch);
+        if (status == MT_OK) *done += count;
     }
     f->run.evaluated = status == MT_OK && f->run.end == MT_FIT_RUNNING;
     return status;
@@ -452,10 +456,11 @@ static mt_status begin_epoch(fit *f) {
 }
 
 static mt_status train_epoch(fit *f) {
+    size_t evaluated = 0;
     mt_status status = begin_epoch(f);
     while (status == MT_OK && is_within(f) && !is_stopped(f)) status = train_batch(f);
     if (status != MT_OK || is_stopped(f)) return status;
-    if (is_due(f)) status = evaluate(f);
+    if (is_due(f)) status = evaluate(f, &evaluated);
     if (status != MT_OK || f->run.end != MT_FIT_RUNNING) return status;
     return end_epoch(f);
 }
@@ -527,11 +532,13 @@ mt_status mt_fit_evaluate(mt_trainer *trainer, const mt_source *source,
     f.validation = f.source;
     if (status == MT_OK) status = take_index(&f, 0);
     if (status != MT_OK) return status;
-    out.seconds = -trainer->epoch_seconds;
-    status = evaluate(&f);
-    out.seconds += trainer->epoch_seconds;
-    out.samples = trainer->eval.samples;
+    const double seconds = trainer->epoch_seconds;
+    const size_t peak_bytes = trainer->epoch_peak_bytes;
+    status = evaluate(&f, &out.samples);
+    out.seconds = trainer->epoch_seconds - seconds;
     out.loss = mt__means(trainer, &trainer->eval, out.metrics);
+    trainer->epoch_seconds = seconds; /* an epoch that is under way has none of it */
+    trainer->epoch_peak_bytes = peak_bytes;
     memset(&trainer->eval, 0, sizeof trainer->eval);
     mt__free(f.index);
     give(&out, sizeof out, report);

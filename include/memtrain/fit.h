@@ -86,7 +86,7 @@ typedef struct mt_fit_options {
     int drop_last; /* 1: an epoch's last batch is left out where it is smaller than the others */
     /*
      * The rate of each step, told to set_lr. The number of a step counts over all epochs, from 0 on. A schedule whose
-     * `steps` is 0 has those of the whole run. NULL: the rate stays as it is.
+     * `steps` is 0 has those of `epochs` epochs, whatever `steps` below says. NULL: the rate stays as it is.
      */
     const mt_schedule *schedule;
     const mt_source *validation; /* what is evaluated, in its own order; NULL: nothing */
@@ -216,13 +216,13 @@ MT_API MT_NODISCARD mt_status mt_fit(mt_trainer *trainer, const mt_source *sourc
 
 /*
  * Evaluates all of a source outside of epochs: a test set, when the training is over. Of options batch and stop count, of
- * callbacks stop; these are asked between batches. An epoch that is under way has none of its figures, and none of
+ * callbacks stop; these are asked between batches. Other options have to be valid all the same. An epoch that is under way has none of its figures, and none of
  * evaluations before this one.
  *
  * @param options    NULL: defaults
  * @param callbacks  NULL: none
- * @param report     means over all that was evaluated, as mt_backend_info.metric_over says; NaN for none. samples is less
- *                   than source->samples where stop said so. retries, peak_bytes and chunk_count are 0
+ * @param report     means over all that was evaluated, as mt_backend_info.metric_over says; NaN for none. samples is this
+ *                   process's, less than source->samples where stop said so. retries, peak_bytes and chunk_count are 0
  * @return MT_OK; MT_EINVAL (names the field); MT_ENOMEM; what mt_trainer_evaluate and the source returned
  */
 MT_API MT_NODISCARD mt_status mt_fit_evaluate(mt_trainer *trainer, const mt_source *source,

@@ -351,8 +351,8 @@ MT_API unsigned mt_policy_rungs(const mt_policy *policy);
  * next allowed rung. A plan for the rest of a step that has begun may also be the whole batch
  * alone, or ask for a rung. Then roll the step back, and ask for a plan of the whole batch.
  *
- * A rung is left when the plan without it is known to fit. A rung that had to be taken again soon is
- * kept twice as long the next time.
+ * A rung is left when the plan without it is known to fit or, after a longer time, where nothing is
+ * known. A rung that had to be taken again soon is kept twice as long the next time.
  *
  * @param memory  as it is before the step. In training, add gradient_bytes to allocated_bytes while
  *                gradients are not held (mt_backend.hold_gradients)

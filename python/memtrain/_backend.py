@@ -304,8 +304,8 @@ class Backend:
         return norm, True, 0.0
 
     def rate(self):
-        """Of the first group of parameters; 0 where it has none."""
-        return float(self.optimizer.param_groups[0].get("lr", 0.0))
+        """Of the first group of parameters; 0 where it has none, or None."""
+        return float(self.optimizer.param_groups[0].get("lr") or 0.0)
 
     def update(self):
         if self.scaler is None:

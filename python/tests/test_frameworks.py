@@ -52,11 +52,13 @@ class Frameworks(unittest.TestCase):
     def setUp(self):
         self.quiet = subjects.Quiet()
         self.quiet.__enter__()
+        self.warnings = warnings.catch_warnings()
+        self.warnings.__enter__()
         warnings.simplefilter("ignore")
 
     def tearDown(self):
         self.quiet.__exit__()
-        warnings.resetwarnings()
+        self.warnings.__exit__(None, None, None)
 
     def needed(self, name):
         try:

@@ -259,14 +259,6 @@ int ex_processes_signal(const ex_processes *p, int signal_number) {
     return 0;
 }
 
-int ex_processes_any(const ex_processes *p, int says_so) {
-    double value = says_so != 0;
-    if (p->group.count == 1) return says_so;
-    /* Where they are not to be reached the next step says so. */
-    if (p->group.sum_doubles(p->group.self, &value, 1) != MT_OK) return says_so;
-    return value > 0;
-}
-
 /* All are x where n times the sum of squares is the square of the sum. */
 mt_status ex_processes_same(const ex_processes *p, uint64_t number, const char *what) {
     enum { PIECES = 4 };

@@ -71,9 +71,6 @@ ex_source ex_processes_share(ex_processes *processes, const ex_source *whole);
 /* A signal of interrupt.h that one of the processes has got, where all ask at the same time; 0: none has. */
 int ex_processes_signal(const ex_processes *processes, int signal_number);
 
-/* Whether one of them says so, where all ask at the same time. */
-int ex_processes_any(const ex_processes *processes, int says_so);
-
 /*
  * Whether all have the same number, when all ask at the same time.
  * @param what  of the error, "have other flags than each other"

@@ -3,12 +3,9 @@
  */
 #include "checkpoint.h"
 
-#include <errno.h>
 #include <memtrain/safetensors.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 mt_status ex_checkpoint_save(mt_torch *torch, const char *path, const ex_run *run,
                              const ex_position *position) {
@@ -41,7 +38,9 @@ static mt_status take_position(const char *path, const json_t *object, const ex_
     json_t *place = json_loads(text ? text : "", JSON_DECODE_INT_AS_REAL, NULL);
     double epochs = number_of(place, "epochs_done"), batches = number_of(place, "batches_done");
     json_decref(place);
-    if (!program || epochs < 0 || batches < 0 || strlen(text) >= sizeof out->place)
+    const double most = 9007199254740992.0; /* 2^53: whole numbers up to there are exact */
+    int is_place = epochs >= 0 && epochs < most && batches >= 0 && batches < most;
+    if (!program || !text || !is_place || strlen(text) >= sizeof out->place)
         return mt_set_error(MT_EINVAL, "--resume: '%s' does not say where its run was", path);
     if (strcmp(program, run->program) != 0)
         return mt_set_error(MT_EINVAL, "--resume: '%s' is a run of %s", path, program);

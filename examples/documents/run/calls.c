@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 
 /* A signal to one of the processes is one to all; they ask at the same time. */
-int ex_is_stopped(ex_training *t) {
+static int is_stopped(ex_training *t) {
     if (!t->stopped_by) t->stopped_by = ex_processes_signal(&t->processes, ex_interrupted());
     return t->stopped_by != 0;
 }
@@ -21,7 +21,7 @@ int ex_is_stopped(ex_training *t) {
 /* A check ends before the first step. */
 static int on_stop(void *user) {
     ex_training *t = user;
-    return t->flags->check || ex_is_stopped(t);
+    return t->flags->check || is_stopped(t);
 }
 
 static double on_now(void *user) {
@@ -56,7 +56,8 @@ void ex_disarm(ex_training *t) {
 /* --check: what is frozen in the first epoch is frozen here. */
 static mt_status check_model(ex_training *t) {
     mt_batch batch;
-    mt_status status = ex_batches_fill(t->batches, EX_TRAINING, t->at.epoch, t->at.batch, &batch);
+    mt_status status =
+        ex_batches_fill(t->batches, EX_TRAINING, t->at.epoch, t->at.batch % t->at.batches, &batch);
     return status == MT_OK ? ex_model_check(t->torch, &batch, &t->faults) : status;
 }
 
@@ -195,8 +196,8 @@ void ex_training_fit(ex_training *t) {
     t->fit.drop_last = rest && rest < ex_flags_least(flags, &t->info);
     if (t->validation.samples && !flags->no_validation) t->fit.validation = &t->validation;
     t->fit.metric = t->info.metric_count ? 0 : MT_FIT_LOSS;
-    t->fit.maximise = 1;
-    if (t->fit.validation) t->fit.patience = (uint64_t)flags->patience;
+    t->fit.maximise = t->info.metric_count > 0;
+    if (t->fit.validation && !flags->check) t->fit.patience = (uint64_t)flags->patience;
     name_files(t);
     size_t batches = t->training.samples / t->fit.batch + (rest && !t->fit.drop_last);
     t->schedule = ex_flags_schedule(flags, (uint64_t)flags->epochs * batches);

@@ -142,7 +142,7 @@ void ex_training_row(const ex_program *program, ex_flags *flags, char **argv, ex
 
 /*
  * mt_fit_evaluate of all of a source's validation, after the training.
- * @param out  unchanged when no step was made
+ * @param out  unchanged when no step was made, and where the source has nothing for validation
  */
 MT_NODISCARD mt_status ex_training_test(ex_training *run, const ex_source *source,
                                         mt_eval_report *out);

@@ -21,9 +21,6 @@ ex_run ex_this_run(const ex_training *run);
 /* How a run gets its chunks: samples of --micro-batch, or one of ex_chunks. */
 int64_t ex_chunks_of(const ex_flags *flags);
 
-/* Whether a signal stops the run. All processes ask at the same time. */
-int ex_is_stopped(ex_training *run);
-
 /* Ends what --inject-oom has armed, when its step is over or has failed. */
 void ex_disarm(ex_training *run);
 
