@@ -249,9 +249,8 @@ typedef struct mt_policy_options {
                               Or MT_CLEAR_AUTO, MT_CLEAR_NEVER, MT_CLEAR_EPOCHS */
     int eval_clear_every; /* N: every N evaluation calls. Or MT_CLEAR_AUTO, MT_CLEAR_NEVER */
     /*
-     * 1: sizes are chosen by memory alone, not by measured times. So runs with equal budgets have
-     * equal chunks, also after a stop. This needs recordings. Without them (MPS) chunks follow the
-     * peaks that were measured, which a run that goes on has to measure anew: set micro_batch there.
+     * 1: sizes follow memory alone, not times: equal budgets give equal chunks, also after a stop.
+     * This needs recordings. Where there are none (MPS), set micro_batch: measured peaks differ.
      */
     int deterministic;
     unsigned max_retries;  /* of one step with the same rungs. 0: 16 */
