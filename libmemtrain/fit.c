@@ -387,7 +387,7 @@ static mt_status train_batch(fit *f) {
     return status == MT_OK ? save_if_due(f) : status;
 }
 
-/* Adds to *done the samples of this process that were evaluated. */
+/* Adds to *done the samples of this process that were evaluated. NULL: they are not asked for. */
 static mt_status evaluate(fit *f, size_t *done) {
     mt_status status = MT_OK;
     size_t samples = f->validation.samples, count;
@@ -400,7 +400,7 @@ static mt_status evaluate(fit *f, size_t *done) {
         if (status != MT_OK) return status;
         status = mt_trainer_evaluate(f->trainer, &batch, NULL);
         release(&f->validation, &batch);
-        if (status == MT_OK) *done += count;
+        if (status == MT_OK && done) *done += count;
     }
     f->run.evaluated = status == MT_OK && f->run.end == MT_FIT_RUNNING;
     return status;
@@ -456,11 +456,10 @@ static mt_status begin_epoch(fit *f) {
 }
 
 static mt_status train_epoch(fit *f) {
-    size_t evaluated = 0;
     mt_status status = begin_epoch(f);
     while (status == MT_OK && is_within(f) && !is_stopped(f)) status = train_batch(f);
     if (status != MT_OK || is_stopped(f)) return status;
-    if (is_due(f)) status = evaluate(f, &evaluated);
+    if (is_due(f)) status = evaluate(f, NULL);
     if (status != MT_OK || f->run.end != MT_FIT_RUNNING) return status;
     return end_epoch(f);
 }

@@ -216,8 +216,8 @@ MT_API MT_NODISCARD mt_status mt_fit(mt_trainer *trainer, const mt_source *sourc
 
 /*
  * Evaluates all of a source outside of epochs: a test set, when the training is over. Of options batch and stop count, of
- * callbacks stop; these are asked between batches. Other options have to be valid all the same. An epoch that is under way has none of its figures, and none of
- * evaluations before this one.
+ * callbacks stop; these are asked between batches. Other options have to be valid all the same. An epoch that is under way
+ * has none of its figures, and none of evaluations before this one.
  *
  * @param options    NULL: defaults
  * @param callbacks  NULL: none
