@@ -43,7 +43,8 @@ static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom,
  */
 static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     mt__shortage *s = &p->shortage;
-    int is_again = s->limit && s->noted_at == p->steps, in_vain = s->limit && p->steps >= s->until;
+    int is_again = s->limit && s->noted_at == p->steps;
+    int in_vain = s->limit && mt__policy_shortage_is_old(p);
     size_t limit = mt__add(oom->allocated_before_bytes, predicted);
     if (oom->refused) limit = is_again ? oom->refused_in_use_bytes + 1 : asked_in_all(oom);
     limit = mt__max(2, limit) - 1;
@@ -51,12 +52,12 @@ static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     if (in_vain) limit = eases ? oom->refused_in_use_bytes : mt__min(limit, s->limit);
     unsigned patience = PATIENCE; /* what changes may pass soon */
     if (in_vain && !eases) patience = s->patience + 1;
-    *s = (mt__shortage){limit, p->steps + patience, p->steps, patience};
+    *s = (mt__shortage){limit, p->steps, patience};
 }
 
 /* Whether no smaller chunk is legal, or all of them have been in vain. */
 static int is_smallest(const mt_policy *p, const mt_oom *oom) {
-    if (!oom->chunk || p->step.goes_alone || p->step.try_size) return 1;
+    if (!oom->chunk || p->step.resort == MT__RESORT_ALONE || p->step.try_size) return 1;
     if (mt__policy_fixed(p, mt__max(1, p->step.samples))) return 1;
     return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->step.samples));
 }
@@ -119,9 +120,9 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
 
     /* 7. Smaller chunks; or larger ones, where a smaller one needs more. */
-    if (oom->chunk && oom->chunk <= k->too_small && !p->step.tried_larger &&
+    if (oom->chunk && oom->chunk <= k->too_small && p->step.resort == MT__RESORT_NONE &&
         mt__kind_largest(k, MT__IN_PLACE, room) > oom->chunk) {
-        p->step.tried_larger = 1;
+        p->step.resort = MT__RESORT_LARGER;
         p->step.cap = 0;
         return MT_ACTION_REPLAN;
     }
@@ -157,7 +158,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, 0, 0, 0};
     p->step.moved_on = 0;
     /* A user is told of what the smallest chunk needs, not of the last resorts after it. */
-    if (!p->step.goes_alone && !p->step.try_size) {
+    if (p->step.resort != MT__RESORT_ALONE && !p->step.try_size) {
         p->step.explained = own;
         if (!is_explained(p, &own)) p->step.explained.chunk = 0;
     }

@@ -214,9 +214,8 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
     f.all_at_once = p->info.is_told && f.is_training;
     f.is_short = p->step.cap || plan->groups + 4 > MT_PLAN_GROUPS;
     /* What is left of a step that has begun has the gradients before it to add to. */
-    int is_whole = rest == p->step.samples && !p->step.begun;
-    f.may_go_alone = is_whole && mt__policy_may_go_alone(p, mode, rest);
-    f.must_go_alone = p->step.goes_alone;
+    f.may_go_alone = rest == p->step.samples && mt__policy_may_go_alone(p, mode, rest);
+    f.must_go_alone = p->step.resort == MT__RESORT_ALONE;
     f.was_whole = p->was_whole;
     return f;
 }
@@ -361,7 +360,6 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     mt_policy *p = policy;
     if (p->same_step && !p->step.replanning) note_discarded(p, mode);
     if (!p->step.replanning && !p->same_step) begin_step(p, mode, samples, memory);
-    p->step.begun = 0;
     p->budget = memory->budget_bytes;
     mt_status status = plan_here(p, mode, samples, memory, out);
     /* Also what is known beforehand not to fit is a reason for a rung. */
@@ -395,7 +393,6 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     mt_policy *p = policy;
     mt__kind *k = mt__policy_current(p, mode);
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_extend: out of host memory");
-    p->step.begun = 1;
     p->budget = memory->budget_bytes;
     size_t ran = mt_plan_chunks(plan);
     mt_status status = add_chunks(p, mode, k, memory, plan);

@@ -102,14 +102,14 @@ int mt__policy_may_go_alone(const mt_policy *p, mt_mode mode, size_t samples) {
     return !mt__policy_fixed(p, samples) || mt__policy_fixed(p, samples) == 1;
 }
 
-/* Whether something that nobody told of takes memory. */
-static int is_short(const mt_policy *p) {
-    return p->shortage.limit && p->steps < p->shortage.until;
+int mt__policy_shortage_is_old(const mt_policy *p) {
+    return p->steps >= p->shortage.noted_at + p->shortage.patience;
 }
 
 size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {
     size_t budget = memory->budget_bytes ? memory->budget_bytes : SIZE_MAX;
-    return is_short(p) ? mt__min(budget, p->shortage.limit) : budget;
+    int is_short = p->shortage.limit && !mt__policy_shortage_is_old(p);
+    return is_short ? mt__min(budget, p->shortage.limit) : budget;
 }
 
 static size_t room_beside(const mt_policy *p, const mt_memory *memory, size_t allocated) {

@@ -27,9 +27,8 @@ typedef struct mt__ladder {
 /* Something that nobody has told of takes memory of the device. */
 typedef struct mt__shortage {
     size_t limit;      /* bytes that may be allocated beside it; 0: none is known of */
-    uint64_t until;    /* the step from which on it is tried without the limit */
     uint64_t noted_at; /* the step in which the limit was met last */
-    unsigned patience; /* steps from then to until */
+    unsigned patience; /* steps from then to the one that is tried without the limit */
 } mt__shortage;
 
 /* What was tried for the chunk that did not fit. */
@@ -39,14 +38,15 @@ typedef struct mt__trouble {
     int retried, cleared;
 } mt__trouble;
 
+/* What is tried before the next rung, in this order. */
+typedef enum mt__resort { MT__RESORT_NONE, MT__RESORT_LARGER, MT__RESORT_ALONE } mt__resort;
+
 /* The step that is planned. */
 typedef struct mt__step {
     size_t samples;  /* of the whole batch */
     size_t cap;      /* the largest chunk for the rest of the step; 0: no cap */
     size_t try_size; /* a chunk that is tried though smaller ones did not fit; 0: none */
-    int tried_larger, tried_alone; /* the last resorts before the next rung */
-    int goes_alone;                /* that is what is tried now */
-    int begun;                     /* chunks of it have run, and stay */
+    mt__resort resort; /* that was tried last */
     int replanning;                /* memory ran out since the last plan */
     int moved_on;                  /* a chunk that stays went through since memory ran out */
     mt__trouble trouble;
@@ -87,6 +87,9 @@ struct mt_policy {
     uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
     double seconds, clear_seconds, last_clear_seconds;
 };
+
+/* Whether so many steps have gone by since the shortage was met that one is tried without its limit. */
+int mt__policy_shortage_is_old(const mt_policy *policy);
 
 /* Bytes that may be allocated in all: the budget, or less where something else takes room; SIZE_MAX: no limit. */
 size_t mt__policy_limit(const mt_policy *policy, const mt_memory *memory);

@@ -162,7 +162,7 @@ static int climb(mt_policy *p, mt_mode mode) {
     note_need(p, mode);
     unsigned rung = next_rung(p, mode);
     if (rung == MT_RUNGS) return 0;
-    p->step.tried_larger = p->step.tried_alone = 0;
+    p->step.resort = MT__RESORT_NONE;
     set_patience(p, rung);
     arrive(p, p->ladder.rungs | MT_RUNG_BIT(rung));
     if (rung == MT_RUNG_SMALLER_BATCH) {
@@ -188,12 +188,12 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
     size_t larger = larger_size(p, k, samples, mt__policy_room(p, memory));
     mt__step *step = &p->step;
     step->try_size = 0;
-    step->goes_alone = 0;
-    if (larger && !step->tried_larger) {
-        step->tried_larger = 1;
+    if (larger && step->resort < MT__RESORT_LARGER) {
+        step->resort = MT__RESORT_LARGER;
         step->try_size = larger;
-    } else if (mode == MT_TRAIN && !step->tried_alone && may_fit_alone(p, k, samples, memory)) {
-        step->tried_alone = step->goes_alone = 1;
+    } else if (mode == MT_TRAIN && step->resort < MT__RESORT_ALONE &&
+               may_fit_alone(p, k, samples, memory)) {
+        step->resort = MT__RESORT_ALONE;
     } else if (!climb(p, mode)) {
         return 0;
     }
