@@ -274,7 +274,7 @@ static int has_room_to_keep(const mt_policy *p, const mt__kind *k, size_t larges
     int is_known = mt__kind_is_recorded(k, MT__APART) || k->limits[MT__APART].high >= largest;
     int is_asked = p->options.keep_chunks == MT_KEEP_ALWAYS || mt__policy_fixed(p, largest);
     /* A step made smaller is taken back whole: what is left of it would be made smaller again. */
-    if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->ladder.cuts)
+    if (!p->info.keeps_chunks || p->options.keep_chunks == MT_KEEP_NEVER || p->ladder.chunk)
         return 0;
     if (!is_known && !is_asked) return 0;
     if (is_known) bound = mt__kind_predict(k, MT__APART, largest);

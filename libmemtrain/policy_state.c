@@ -54,7 +54,7 @@ mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
         p->kinds[bucket_of(&key)] = k;
         p->kind_count++;
     }
-    k->used = ++p->uses;
+    k->used = p->steps;
     return k;
 }
 

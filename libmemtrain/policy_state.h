@@ -19,9 +19,8 @@ typedef struct mt__wait {
 
 /* Where the ladder stands. */
 typedef struct mt__ladder {
-    unsigned rungs;   /* MT_RUNG_BITs that are taken */
-    unsigned cuts;    /* times that the batch was made smaller by 20 % ... */
-    size_t cut_chunk; /* ... which was in chunks of so many samples */
+    unsigned rungs; /* MT_RUNG_BITs that are taken */
+    size_t chunk;   /* a batch that cannot be cut into chunks of so many samples is made smaller; 0: none is */
 } mt__ladder;
 
 /* Something that nobody has told of takes memory of the device. */
@@ -63,7 +62,6 @@ struct mt_policy {
     /* what is known */
     mt__kind *kinds[MT__BUCKETS];
     size_t kind_count;
-    uint64_t uses;           /* of kinds, to find the one least recently used */
     mt_recording *recording; /* that is filled, if it is; NULL: none was needed yet */
     int is_recording;
     mt__shortage shortage;

@@ -33,27 +33,19 @@ static unsigned below(unsigned rungs, unsigned rung) {
     return rungs & (MT_RUNG_BIT(rung) - 1);
 }
 
-/* The chunk that was cut, so often, but not below the smallest legal one. */
-static size_t cut_chunk(const mt_policy *p, unsigned cuts) {
-    size_t samples = p->ladder.cut_chunk, least = mt__smallest_chunk(&p->options, &p->info);
-    for (unsigned i = 0; i < cuts; i++) samples = mt__max(least, (size_t)((double)samples * CUT));
-    return samples;
-}
-
 /*
- * What a step takes of a batch after so many cuts: all that goes into chunks of what is left of the one
- * that was cut. So a batch that is smaller, or can be cut into chunks, stays whole.
+ * What a step takes of a batch that is to go into chunks of so many samples at most: all that does. So a batch that is
+ * smaller, or can be cut into chunks, stays whole.
  */
-static size_t shortened(const mt_policy *p, size_t samples, unsigned cuts) {
-    size_t chunk = cut_chunk(p, cuts);
+static size_t shortened(const mt_policy *p, size_t samples, size_t chunk) {
     /* Fewer samples may make larger chunks: 44 are five of 8 and 9, 40 are four of 10. */
-    while (cuts && mt__policy_attainable(p, samples) > chunk)
+    while (chunk && mt__policy_attainable(p, samples) > chunk)
         samples = mt__policy_most_chunks(p, samples) * chunk;
     return samples;
 }
 
 size_t mt__rungs_samples(const mt_policy *p, size_t samples) {
-    return shortened(p, samples, p->ladder.cuts);
+    return shortened(p, samples, p->ladder.chunk);
 }
 
 double mt__rungs_rate(const mt_policy *p, size_t samples) {
@@ -166,16 +158,13 @@ static int climb(mt_policy *p, mt_mode mode) {
     set_patience(p, rung);
     arrive(p, p->ladder.rungs | MT_RUNG_BIT(rung));
     if (rung == MT_RUNG_SMALLER_BATCH) {
-        /* One cut more; of this batch's chunk, where those so far have left it whole. */
-        if (mt__rungs_samples(p, p->step.samples) == p->step.samples) {
-            p->ladder.cut_chunk = mt__policy_attainable(p, p->step.samples);
-            p->ladder.cuts = 0;
-        }
-        p->ladder.cuts++;
+        size_t least = mt__smallest_chunk(&p->options, &p->info);
+        size_t now = mt__policy_attainable(p, mt__rungs_samples(p, p->step.samples));
+        p->ladder.chunk = mt__max(least, (size_t)((double)now * CUT));
     }
     if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
         p->ladder.rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
-        p->ladder.cuts = 0;
+        p->ladder.chunk = 0;
         p->step.least_need.bytes = 0;
     }
     return 1;
@@ -204,14 +193,12 @@ int mt__rungs_take(mt_policy *p, mt_mode mode, const mt_memory *memory) {
 /* ---- down -------------------------------------------------------------------------------------- */
 
 /*
- * Whether chunks are thought to fit with these rungs. A bound is too much to ask for: where nothing is known
+ * Whether a chunk is thought to fit with these rungs. A bound is too much to ask for: where nothing is known
  * exactly, and nothing remembered to have failed, they are tried after a long time.
  */
-static int may_fit(const mt_policy *p, unsigned rungs, unsigned cuts, size_t samples,
-                   const mt_memory *memory) {
+static int may_fit(const mt_policy *p, unsigned rungs, size_t chunk, const mt_memory *memory) {
     const mt__kind *k = mt__policy_find_kind(p, MT_TRAIN, rungs);
     size_t room = mt__policy_room(p, memory);
-    size_t chunk = mt__policy_attainable(p, shortened(p, samples, cuts));
     if (p->wait.steps <= p->wait.patience) return 0;
     if (k && mt__kind_largest(k, MT__IN_PLACE, room) >= chunk) return 1;
     if (p->wait.steps <= PATIENCE * p->wait.patience) return 0;
@@ -226,30 +213,32 @@ static int try_device(mt_policy *p, mt__kind *there) {
     return 1;
 }
 
-static void leave(mt_policy *p, unsigned rungs, unsigned cuts) {
+static void leave(mt_policy *p, unsigned rungs, size_t chunk) {
     *(crosses_device(p, rungs) ? &p->device_wait.has_left : &p->wait.has_left) = 1;
     arrive(p, rungs);
-    p->ladder.cuts = cuts;
+    p->ladder.chunk = chunk;
 }
 
 void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
-    unsigned rungs = p->ladder.rungs, cuts = p->ladder.cuts;
+    const unsigned rungs = p->ladder.rungs;
+    const size_t chunk = p->ladder.chunk;
+    size_t before = (size_t)ceil((double)chunk / CUT); /* one cut less */
+    size_t whole = mt__policy_attainable(p, samples);
     p->wait.steps++;
     p->device_wait.steps++;
-    /* That a small batch fits says nothing of the chunk that was cut. */
-    if (cuts) samples = mt__max(samples, p->ladder.cut_chunk);
+    if (chunk >= whole) whole = before; /* that a small batch fits says nothing of larger ones */
     for (unsigned rung = 0; rung < MT_RUNGS; rung++) {
         unsigned rest = below(rungs, rung);
         if (!(rungs & MT_RUNG_BIT(rung))) continue;
         mt__kind *there = mt__policy_find_kind(p, MT_TRAIN, rest);
         if (there) there->plans++; /* what failed there is forgotten as if it had been planned */
-        if (crosses_device(p, rest) ? try_device(p, there) : may_fit(p, rest, 0, samples, memory)) {
+        if (crosses_device(p, rest) ? try_device(p, there) : may_fit(p, rest, whole, memory)) {
             leave(p, rest, 0);
             return;
         }
     }
-    /* The batch may grow by one cut at a time. */
-    if (cuts > 1 && may_fit(p, rungs, cuts - 1, samples, memory)) leave(p, rungs, cuts - 1);
+    /* Or the batch grows by one cut. */
+    if (chunk && before < whole && may_fit(p, rungs, before, memory)) leave(p, rungs, before);
 }
 
 int mt__rungs_cross(const mt_policy *p) {
@@ -272,7 +261,7 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
     if (on) {
         *(why == MT_ENOTSUP ? &p->unusable : &p->step.failed) |= MT_RUNG_BIT(rung);
         p->ladder.rungs = below(p->ladder.rungs, (unsigned)rung);
-        if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.cuts = 0;
+        if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.chunk = 0;
     } else {
         set_patience(p, (unsigned)rung);
         p->ladder.rungs |= MT_RUNG_BIT(rung);
