@@ -72,7 +72,7 @@ static size_t room_of(const mt_policy *p, const mt_oom *oom) {
 static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
     size_t need = oom->refused ? mt__policy_seen_need(oom) : 0;
     mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room, need,
-                  p->is_recording ? p->recording : NULL);
+                  p->recording && p->recording->samples ? p->recording : NULL);
 }
 
 /* The rows of the table in docs/policy.md, in its order. */
@@ -163,7 +163,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
         if (!is_explained(p, &own)) p->step.explained.chunk = 0;
     }
     *out = answer(p, k, &own);
-    p->is_recording = 0;
+    mt__policy_end_recording(p);
     p->step.replanning = *out == MT_ACTION_REPLAN;
     if (*out != MT_ACTION_GIVE_UP) return MT_OK;
     /* Nothing of all that has helped, so it tells nothing. */

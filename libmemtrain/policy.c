@@ -410,13 +410,12 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
         return NULL;
     mt_policy *p = policy;
     mt__kind *k = mt__policy_current(p, mode);
-    p->is_recording = 0;
+    mt__policy_end_recording(p);
     if (!k || !can_record(p) || !mt__kind_wants_recording(k, samples)) return NULL;
     /* From the whole batch alone, where nothing smaller fits, smaller chunks cannot be told. */
     if (mode == MT_TRAIN && p->alone && !k->ranges) return NULL;
     if (!p->recording && mt_recording_new(&p->recording) != MT_OK) return NULL;
     mt__recording_restart(p->recording, samples);
-    p->is_recording = 1;
     return p->recording;
 }
 
@@ -437,8 +436,8 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     if (is_above) room = 0;
     p->is_watched |= is_above;
     mt_recording *none = NULL;
-    mt__kind_learn(k, way, samples, peak, room, p->is_recording ? &p->recording : &none);
-    p->is_recording = 0;
+    mt__kind_learn(k, way, samples, peak, room, p->recording && p->recording->samples ? &p->recording : &none);
+    mt__policy_end_recording(p);
     if (way == MT__APART) p->step.moved_on = 1;
     if (p->shortage.limit && result->peak_bytes > p->shortage.limit) p->shortage.limit = 0;
     return mt_policy_observe_seconds(p, mode, samples, result->seconds);

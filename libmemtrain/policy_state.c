@@ -62,6 +62,10 @@ mt__kind *mt__policy_current(mt_policy *p, mt_mode mode) {
     return mt__policy_kind(p, mode, p->ladder.rungs);
 }
 
+void mt__policy_end_recording(mt_policy *p) {
+    if (p->recording) p->recording->samples = 0;
+}
+
 mt__way mt__policy_way(const mt_policy *p, mt_mode mode) {
     return mode == MT_TRAIN && p->keep ? MT__APART : MT__IN_PLACE;
 }

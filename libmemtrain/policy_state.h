@@ -62,8 +62,7 @@ struct mt_policy {
     /* what is known */
     mt__kind *kinds[MT__BUCKETS];
     size_t kind_count;
-    mt_recording *recording; /* that is filled, if it is; NULL: none was needed yet */
-    int is_recording;
+    mt_recording *recording; /* of the chunk that runs, or of 0 samples; NULL: none was needed yet */
     mt__shortage shortage;
     /* the step */
     mt__step step;
@@ -122,6 +121,9 @@ mt__kind *mt__policy_find_kind(const mt_policy *policy, mt_mode mode, unsigned r
 
 /* That of the chunks that run now. It is there once a plan was made. */
 mt__kind *mt__policy_current(mt_policy *policy, mt_mode mode);
+
+/* No chunk is recorded any more. */
+void mt__policy_end_recording(mt_policy *policy);
 
 /* Bytes above its start that a refused chunk had and asked for; 0: no evidence. */
 size_t mt__policy_seen_need(const mt_oom *oom);
