@@ -7,6 +7,7 @@
 #include <set>
 
 #include <ATen/Context.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
@@ -335,14 +336,17 @@ void tell_uncounted(const mt_torch &torch) {
 }
 
 /*
- * cuBLAS takes a work space of the card's memory for each thread that multiplies, at its first product, and keeps it. This thread
- * and that of the backward pass take theirs before a chunk is recorded: else the first recording would have it and no other.
+ * cuBLAS takes a work space of the card's memory for each thread that multiplies, at its first product, and keeps it; cuBLASLt takes
+ * another one at the first product with a bias. This thread and that of the backward pass, which computes segments again, take theirs
+ * before a chunk is recorded: else the first recording would have them and no other.
  */
 void take_work_spaces(const Device &device) {
     if (!device.where.is_cuda()) return;
     c10::AutoGradMode grad(true);
-    at::Tensor square = at::ones({16, 16}, at::device(device.where)).requires_grad_(true);
-    at::mm(square, square).sum().backward();
+    at::Tensor row = at::ones({16}, at::device(device.where));
+    at::Tensor square = at::ones({16, 16}, row.options()).requires_grad_(true);
+    square.register_hook([&](const at::Tensor &gradient) { at::addmm(row, gradient, gradient); });
+    at::addmm(row, at::mm(square, square), square).sum().backward();
 }
 
 /* Else cuDNN, and oneDNN on XPU, may take kernels that add in any order, and the same chunks would give other bits. */

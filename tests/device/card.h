@@ -81,8 +81,8 @@ MT_CARD_FUNCTION void mt_card_ignore(int ignores);
 MT_CARD_FUNCTION void mt_card_use_work_space(size_t bytes);
 
 /*
- * Each thread that multiplies from now on takes so many bytes at its first product, and keeps them; 0: none does. That is what
- * cuBLAS does.
+ * Each thread that multiplies from now on takes so many bytes at its first product, and once more at its first product with a bias,
+ * and keeps them; 0: none does. That is what cuBLAS and cuBLASLt do.
  */
 MT_CARD_FUNCTION void mt_card_keep_work_spaces(size_t bytes);
 

@@ -357,13 +357,14 @@ void check_engine(const c10::OperatorHandle &op, const torch::jit::Stack &stack)
                 "GET was unable to find an engine to execute this computation");
 }
 
-/* Of the thread, for good. */
+/* Of the thread, for good: one for products, and one more for those with a bias. */
 void keep_work_space(const c10::OperatorHandle &op) {
-    static thread_local bool has_one = false;
+    static thread_local bool has[2] = {false, false};
     const std::string &name = op.schema().name();
-    bool is_product = name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm";
-    if (!is_product || has_one || !counters.kept_work_space) return;
-    has_one = true;
+    bool has_bias = name == "aten::addmm";
+    if (!has_bias && name != "aten::mm" && name != "aten::bmm") return;
+    if (has[has_bias] || !counters.kept_work_space) return;
+    has[has_bias] = true;
     (void)allocator().raw_allocate(counters.kept_work_space);
 }
 
