@@ -147,6 +147,14 @@ class Faults(unittest.TestCase):
     def test_chosen_chunks(self):
         self.chosen(Subject("adamw", False), 23)
 
+    def test_branches(self):
+        """A backward that dies between branches leaves none of their gradients behind."""
+        (networks,) = examples("networks")
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(networks.LoRA(torch.nn.Linear(192, 192), 4) for _ in range(2)), torch.nn.Linear(192, 5))
+        x, y = batch()
+        self.loop(Subject("sgd", False, (model, subjects.loss_of, (x.flatten(1), y))), 1, True)
+
     def test_whole_batch(self):
         """One chunk, whose gradients stay where they are made when memory is short."""
         self.loop(Subject("sgd", False), 5, False, (10,))
