@@ -21,6 +21,7 @@ Item = TypeVar("Item")
 
 _policy = {"micro_batch": int, "min_micro_batch": int, "max_micro_batch": int, "clear_every": int,
            "deterministic": bool, "max_retries": int, "keep_chunks": int}
+_fused = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _held: Dict[int, Dict[int, int]] = {}  # of each trainer that lives: the memory of its tensors that the budget's allocator did not make
 _numbers = iter(range(1, 1 << 62))
 _is_child_told = False
@@ -117,9 +118,22 @@ def _rng_of_now():
     return rng
 
 
+def _make_optimizer(model, optimizer, lr):
+    """The optimiser, or the fused one of that name."""
+    if not isinstance(optimizer, str):
+        if lr is not None:
+            raise ValueError("lr is %r beside an optimizer that has its own; accepted: None" % (lr,))
+        return optimizer
+    if optimizer not in _fused:
+        raise ValueError("optimizer is %r; accepted: a torch.optim.Optimizer, or %s" % (optimizer, ", ".join(_fused)))
+    if not (isinstance(lr, (int, float)) and lr > 0):
+        raise ValueError("lr is %r; accepted: a number above 0 beside optimizer=%r" % (lr, optimizer))
+    return _fused[optimizer]((p for p in model.parameters() if p.requires_grad), lr, fused=True)
+
+
 def _check_optimizer(model, optimizer):
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError("optimizer is a %s; accepted: a torch.optim.Optimizer" % type(optimizer).__name__)
+        raise TypeError("optimizer is a %s; accepted: a torch.optim.Optimizer, or a name" % type(optimizer).__name__)
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure and closure.default is inspect.Parameter.empty):
@@ -179,7 +193,8 @@ class Trainer:
                     (loss, units) where the mean is over something else than samples, tokens say, or a dict with "loss",
                     and "units" and metrics where wanted: means over the same. A chunk has the same arguments as the
                     batch, with fewer samples in dimension 0
-    optimizer       any of torch.optim over the model's parameters that steps without a closure
+    optimizer       any of torch.optim over the model's parameters that steps without a closure; or "sgd", "adam" or
+                    "adamw" with lr=, which is torch's with fused=True over what trains, and then trainer.optimizer
     budget          for all tensors of the process, see memtrain.set_budget; None: what is set, or the default
     clip_norm       as torch.nn.utils.clip_grad_norm_ between backward and step; None: no clipping
     scaler          a torch.amp.GradScaler: losses are scaled, gradients unscaled before clipping. A step whose gradient
@@ -195,8 +210,9 @@ class Trainer:
     Raises ValueError, TypeError or NotImplementedError, which name argument, value and what is accepted.
     """
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., Output], optimizer: torch.optim.Optimizer,
-                 budget: Budget = None, *, clip_norm: Optional[float] = None, scaler: Any = None,
+    def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., Output],
+                 optimizer: Union[torch.optim.Optimizer, str], budget: Budget = None, *, lr: Optional[float] = None,
+                 clip_norm: Optional[float] = None, scaler: Any = None,
                  before_update: Optional[Callable[[torch.nn.Module], Any]] = None, needs_whole_batch: bool = False,
                  planned_memory: bool = True, apply_not_finite: bool = False,
                  trace: Optional[Callable[[str], Any]] = None, **policy: int) -> None:
@@ -211,7 +227,9 @@ class Trainer:
                 raise TypeError("%s is a %s; accepted: a function, or None" % (name, type(function).__name__))
         _check_policy(policy)
         scaler = _check_scaler(scaler)
+        optimizer = _make_optimizer(model, optimizer, lr)
         _check_optimizer(model, optimizer)
+        self.optimizer: torch.optim.Optimizer = optimizer
         _check_gradients(model)
         self._device = _check_device(model)
         if budget is not None or not _native.installed():

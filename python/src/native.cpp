@@ -25,6 +25,7 @@
 #include <memtrain/trainer.h>
 
 #include "arena.hpp"
+#include "backward_queue.hpp"
 #include "compat.hpp"
 #include "cpu_memory.hpp"
 #include "guard.hpp"
@@ -264,7 +265,10 @@ mt_status Core::accumulate(void *self, size_t first, size_t count, double weight
         read_sums(core.backend_.attr("accumulate")(first, count, weight, core.marked_), out);
     });
     out->deferred = 0;
-    if (status == MT_OK) core.marked_ = false;
+    if (status == MT_OK)
+        core.marked_ = false;
+    else
+        (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
     return status;
 }
 

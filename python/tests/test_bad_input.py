@@ -115,6 +115,12 @@ class BadInput(Case):
         self.refused(TypeError, "model is a int", memtrain.Trainer, 3, loss_of, optimizer)
         self.refused(TypeError, "loss_fn is a str", memtrain.Trainer, model, "loss", optimizer)
         self.refused(TypeError, "optimizer is a NoneType", memtrain.Trainer, model, loss_of, None)
+        self.refused(ValueError, "optimizer is 'lion'; accepted: a torch.optim.Optimizer, or sgd, adam, adamw",
+                     memtrain.Trainer, model, loss_of, "lion", lr=1.0)
+        self.refused(ValueError, "lr is None; accepted: a number above 0 beside optimizer='sgd'", memtrain.Trainer, model,
+                     loss_of, "sgd")
+        self.refused(ValueError, "lr is 0.1 beside an optimizer that has its own", memtrain.Trainer, model, loss_of,
+                     optimizer, lr=0.1)
         self.assertEqual(memtrain.memory()["budget_bytes"], 256 << 20)
         self.trainer.step(*batch())
 

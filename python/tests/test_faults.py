@@ -147,6 +147,14 @@ class Faults(unittest.TestCase):
     def test_chosen_chunks(self):
         self.chosen(Subject("adamw", False), 23)
 
+    def test_branches(self):
+        """A backward that dies between branches leaves none of their gradients behind."""
+        (networks,) = examples("networks")
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(networks.LoRA(torch.nn.Linear(192, 192), 4) for _ in range(2)), torch.nn.Linear(192, 5))
+        x, y = batch()
+        self.loop(Subject("sgd", False, (model, subjects.loss_of, (x.flatten(1), y))), 1, True)
+
     def test_whole_batch(self):
         """One chunk, whose gradients stay where they are made when memory is short."""
         self.loop(Subject("sgd", False), 5, False, (10,))
@@ -161,13 +169,14 @@ class Faults(unittest.TestCase):
     def test_tagger(self):
         """A mean over tokens, with its units, and padding."""
         networks, tagger = examples("networks", "tagger")
-        batch_of = networks.collate([networks.Texts(10)[index][:16 - index] for index in range(10)])
-        self.example("adamw", networks.Tagger(words=4000, layers=2), tagger.loss_of, (batch_of,))
+        batch_of = networks.collate([networks.Texts(10, 400)[index][:16 - index] for index in range(10)])
+        self.example("adamw", networks.Tagger(words=400, width=32, layers=2), tagger.loss_of, (batch_of,))
 
     def test_classifier(self):
-        examples("networks")
-        torchvision = needed(self, "torchvision")
-        self.example("sgd", torchvision.models.resnet18(num_classes=5), subjects.loss_of, batch(10, 32))
+        """A residual network of one block a stage."""
+        resnet = needed(self, "torchvision.models.resnet")
+        model = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
+        self.example("sgd", model, subjects.loss_of, batch(10, 32))
 
     def test_vit(self):
         """Dropped paths, and labels that are mixed."""
@@ -178,11 +187,17 @@ class Faults(unittest.TestCase):
         self.example("adamw", model, subjects.loss_of, (x, labels))
 
     def test_texts(self):
-        needed(self, "transformers")
+        """The program's classifier with a thinner encoder."""
+        bert = needed(self, "transformers")
         networks, texts = examples("networks", "texts")
+        model = texts.Classifier(classes=4)
+        model.encoder = bert.BertModel(bert.BertConfig(
+            vocab_size=400, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=128,
+            max_position_embeddings=128), add_pooling_layer=False)
+        model.head = torch.nn.Linear(32, 4)
         batch_of = networks.collate_labelled([(text[:16 - index], label) for index, (text, label) in
-                                              enumerate(map(networks.LabelledTexts(10).__getitem__, range(10)))])
-        self.example("adamw", texts.Classifier(classes=4), texts.loss_of, (batch_of,))
+                                              enumerate(map(networks.LabelledTexts(10, 400).__getitem__, range(10)))])
+        self.example("adamw", model, texts.loss_of, (batch_of,))
 
     def test_segmentation(self):
         """Dice, and a metric beside the loss."""

@@ -36,10 +36,10 @@ class Pictures(Dataset):
         return torch.full((3, 8, 8), float(index)), index % subjects.CLASSES
 
 
-def child(code):
+def child(code, timeout=300):
     """What a Python of its own prints that runs the code."""
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout,
                           env=dict(os.environ, PYTHONPATH=path))
     return (done.stderr if done.returncode else done.stdout).strip()
 
@@ -273,6 +273,41 @@ class Memory(unittest.TestCase):
             mapped = torch.from_file(file.name, shared=True, size=1000)
             mapped.fill_(1)
             self.assertEqual(allocated(), before)
+
+    def test_compiled(self):
+        """A compiled model's tensors count: its chunks fit where the batch would not, and a request that fails is done again."""
+        out = child("""
+            import os, tempfile
+            with tempfile.TemporaryDirectory() as folder:
+                os.environ.update(TORCHINDUCTOR_CACHE_DIR=folder, TORCHINDUCTOR_COMPILE_THREADS="1")
+                import torch, memtrain
+                from memtrain import _native
+                from torch import nn
+                torch.manual_seed(0)
+                plain = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+                model, x = torch.compile(plain, dynamic=True), torch.randn(4096, 64)
+                try:
+                    model(x[:8]).sum().backward()
+                except Exception as error:
+                    print("cannot compile: " + str(error).split("\\n")[0])
+                    raise SystemExit
+                plain.zero_grad()
+                with torch.no_grad():
+                    expected = plain(x).square().mean().item()
+                memtrain.set_budget("1GiB")
+                trainer = memtrain.Trainer(model, lambda m, x: m(x).square().mean(), torch.optim.SGD(plain.parameters(), 0.1))
+                budget = memtrain.memory()["allocated_bytes"] + (3 << 20)
+                memtrain.set_budget(budget)
+                report = trainer.step(x)
+                print(abs(report.loss - expected) < 1e-5, len(report.chunks) > 3, (1 << 20) < report.peak_bytes <= budget)
+                for nth in (5, 30):
+                    _native.inject(nth, False)
+                    print(trainer.step(x).ooms)
+                    _native.inject(0, False)
+        """, 1500)
+        if out.startswith("cannot compile"):
+            self.skipTest(out)
+        self.assertEqual(out.split("\n"), ["True True True", "1", "1"])
 
     def test_trainer_is_freed(self):
         _, _, trainer = trainer_for("sgd")

@@ -61,6 +61,21 @@ class Numbers(Case):
         for name in OPTIMIZERS:
             self.compare(name, subjects.noisy_loss)
 
+    def test_by_name(self):
+        """The fused optimiser of that name, which a scheduler may take."""
+        states = []
+        for optimizer, options in ((None, {}), ("adamw", {"lr": 1e-2})):
+            model = network()
+            seed()
+            trainer = memtrain.Trainer(model, loss_of, optimizer or OPTIMIZERS["adamw fused"](model.parameters()), **options)
+            scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1, 0.5)
+            for _ in range(3):
+                trainer.set_chunks(*CHUNKS)
+                trainer.step(*batch())
+                scheduler.step()
+            states.append(state_of(model, trainer.optimizer))
+        self.assertEqual(difference(*states), [])
+
     def test_one_chunk(self):
         self.compare("adamw", chunks=(10,))
 

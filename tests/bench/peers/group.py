@@ -61,12 +61,12 @@ class Group:
 def child(name, epochs):
     """main() of a program, and then what of the process are pages of files."""
     import torch
-    from torch.utils import data
     torch.set_num_threads(1)
-    own = data.DataLoader
-    data.DataLoader = lambda *arguments, **options: own(*arguments, **dict(options, num_workers=0))
     sys.path.insert(0, EXAMPLES)
-    __import__(name).main(epochs)
+    program = __import__(name)
+    loader = program.DataLoader
+    program.DataLoader = lambda *arguments, **options: loader(*arguments, **dict(options, num_workers=0))
+    program.main(epochs)
     with open("/proc/self/status") as status:
         print("file_bytes  %d" % (1024 * int(re.search(r"RssFile:\s*(\d+)", status.read())[1])))
 
