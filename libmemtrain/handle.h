@@ -21,6 +21,7 @@ enum {
     MT__KIND_SEARCH = 6,
     MT__KIND_SAFETENSORS = 7,
     MT__KIND_REHEARSAL = 8,
+    MT__KIND_FORECAST = 9,
     MT__KIND_TENSOR = 16,
     MT__KIND_MODEL = 17,
     MT__KIND_TORCH = 18

@@ -28,11 +28,11 @@ judge() {
     echo "ok layers $1"
 }
 
-memory='(arena|sim|rehearsal)\.'
+memory='(arena|sim|rehearsal|forecast)\.'
 # Public headers of the shim include its main one.
 over_torch='torch|call|tensor|script|processes|trainer\.hpp'
 core_headers=$(grep -LE "$include<memtrain/torch\." include/memtrain/*.h |
-    grep -vE '/(arena|sim|rehearsal|torch)\.h$' || true)
+    grep -vE '/(arena|sim|rehearsal|forecast|torch)\.h$' || true)
 judge core "$(grep -HnE "$include([<\"]memtrain/($memory|$over_torch)|\".*/)" $core_headers libmemtrain/*.[ch] || true)"
 # The policy's files in their order: each includes headers of files before it alone. None of these knows the driver.
 below='internal|handle|tuned|new_file|json'
@@ -46,7 +46,7 @@ judge "policy calls" "$(grep -HnE 'mt_policy_(plan|extend|oom|observe|clear|clea
     libmemtrain/policy_state.c libmemtrain/rungs.c libmemtrain/split.c libmemtrain/kind.c libmemtrain/lengths.c || true)"
 own=$(cd libmemtrain_memory && echo *.h | tr ' ' '|')
 judge memory "$(grep -HnE "$include(\"|<memtrain/($over_torch))" libmemtrain_memory/*.[ch] \
-    include/memtrain/arena.h include/memtrain/rehearsal.h include/memtrain/sim.h |
+    include/memtrain/arena.h include/memtrain/forecast.h include/memtrain/rehearsal.h include/memtrain/sim.h |
     grep -vE "\"($own|internal\.h|handle\.h|recording\.h)\"" || true)"
 
 # rooms FOLDER ROOM...: in their order, lowest first. Prints files and lines of each, and what includes a header of a room above

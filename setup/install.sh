@@ -105,7 +105,7 @@ headers_of() {
     for header in include/memtrain/*; do
         part=core
         case ${header##*/} in
-        arena.h | rehearsal.h | sim.h) part=memory ;;
+        arena.h | forecast.h | rehearsal.h | sim.h) part=memory ;;
         torch.* | *.hpp) part=torch ;;
         *) grep -q '^#include <memtrain/torch[.]h>' "$header" && part=torch ;;
         esac

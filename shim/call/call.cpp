@@ -151,9 +151,9 @@ size_t progress(const FunctionSchema &schema, const Mismatch &mismatch) {
     Mismatch why;
     Stack stack;
     for (const auto &op : overloads) {
-        Mismatch mismatch = bind(op.schema(), given, stack);
-        if (closest && progress(op.schema(), mismatch) <= progress(*closest, why)) continue;
-        closest = &op.schema();
+        Mismatch mismatch = bind(op->schema(), given, stack);
+        if (closest && progress(op->schema(), mismatch) <= progress(*closest, why)) continue;
+        closest = &op->schema();
         why = mismatch;
     }
     std::string others =
@@ -169,12 +169,12 @@ size_t progress(const FunctionSchema &schema, const Mismatch &mismatch) {
 
 /* ---- the call ----------------------------------------------------------------------------------- */
 
-const c10::OperatorHandle &resolve(const Given &given, Stack &stack) {
-    const Overloads *overloads = find_operators(given.name);
-    if (!overloads) unknown(given.function, given.name);
-    for (const auto &op : *overloads)
-        if (bind(op.schema(), given, stack).fault == Fault::none) return op;
-    refuse(*overloads, given);
+std::shared_ptr<torch::jit::Operator> resolve(const Given &given, Stack &stack) {
+    const Overloads overloads = find_operators(given.name);
+    if (overloads.empty()) unknown(given.function, given.name);
+    for (const auto &op : overloads)
+        if (bind(op->schema(), given, stack).fault == Fault::none) return op;
+    refuse(overloads, given);
 }
 
 void check_given(const Given &given) {
@@ -200,10 +200,10 @@ template <class Ready, class Done> mt_status run(const Given &given, Ready ready
     mt_status status = guard([&] {
         Stack stack;
         check_given(given);
-        const c10::OperatorHandle &op = resolve(given, stack);
-        ready(op.schema());
-        op.callBoxed(stack);
-        done(op.schema(), stack);
+        auto op = resolve(given, stack);
+        ready(op->schema());
+        op->getOperation()(stack);
+        done(op->schema(), stack);
     });
     if (status != MT_ETORCH) return status;
     return mt_set_error(status, "%s: %s", given.name, mt_last_error());
@@ -265,9 +265,9 @@ extern "C" size_t mt_operator_schema(const char *name, char *text, size_t capaci
     if (text && capacity) *text = '\0';
     if (check_not_null(name, function, "name") != MT_OK || ensure_init() != MT_OK) return 0;
     mt_status status = guard([&] {
-        const Overloads *overloads = find_operators(name);
-        if (!overloads) unknown(function, name);
-        for (const auto &op : *overloads) lines += c10::toString(op.schema()) + "\n";
+        const Overloads overloads = find_operators(name);
+        if (overloads.empty()) unknown(function, name);
+        for (const auto &op : overloads) lines += c10::toString(op->schema()) + "\n";
         lines.pop_back();
     });
     if (status != MT_OK) return 0;

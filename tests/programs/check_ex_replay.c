@@ -91,7 +91,7 @@ static void train(run *r, uint64_t n, ex_replay *replay) {
         mt_batch batch = {sizeof batch, NULL, i < STEPS ? 32 : 20, i};
         mt_step_report report = MT_STEP_REPORT_INIT;
         if (i == 2 && n) fake_fail_at(&r->fake, n, 0);
-        ck_ok(ex_replay_next(replay, batch.count, 0, r->trainer));
+        ck_ok(ex_replay_next(replay, batch.count, r->trainer));
         ck_ok(mt_trainer_step(r->trainer, &batch, &report));
         size_t used = 0;
         for (size_t c = 0; c < report.chunk_count; c++)
@@ -161,7 +161,7 @@ START_TEST(no_trace_is_no_replay) {
     ck_assert_int_eq(ex_replay_threads(NULL), 0);
     ck_ok(ex_replay_check(NULL, "cat", 1, 32, NULL, 0));
     ck_ok(ex_replay_check_rungs(NULL, 0));
-    ck_ok(ex_replay_next(NULL, 32, 0, NULL));
+    ck_ok(ex_replay_next(NULL, 32, NULL));
     ex_replay_free(NULL);
     ck_ok(ex_tracefile_open(NULL, &file));
     ck_assert_ptr_null(file);
@@ -391,8 +391,8 @@ START_TEST(other_samples_are_refused) {
     static run r;
     ex_replay *replay = open_text(RUN STEP(1, 32, "[16,16]") STEP(2, 32, "[32]"));
     start(&r, 0, NULL);
-    ck_ok(ex_replay_next(replay, 32, 0, r.trainer));
-    ck_status(ex_replay_next(replay, 20, 0, r.trainer), MT_EINVAL);
+    ck_ok(ex_replay_next(replay, 32, r.trainer));
+    ck_status(ex_replay_next(replay, 20, r.trainer), MT_EINVAL);
     ck_contains(mt_last_error(), "line 3");
     ck_contains(mt_last_error(), "step 2 has 32 samples there and 20 here");
     mt_trainer_free(r.trainer);
@@ -443,8 +443,8 @@ START_TEST(the_end_of_the_trace_is_told) {
     static run r;
     ex_replay *replay = open_text(STEP(1, 32, "[16,16]"));
     start(&r, 0, NULL);
-    ck_ok(ex_replay_next(replay, 32, 0, r.trainer));
-    ck_status(ex_replay_next(replay, 32, 0, r.trainer), MT_EINVAL);
+    ck_ok(ex_replay_next(replay, 32, r.trainer));
+    ck_status(ex_replay_next(replay, 32, r.trainer), MT_EINVAL);
     ck_contains(mt_last_error(), "ends after step 1");
     mt_trainer_free(r.trainer);
     ex_replay_free(replay);
@@ -481,18 +481,6 @@ START_TEST(savers_of_another_device_are_refused) {
 }
 END_TEST
 
-START_TEST(dropped_batches_have_no_line) {
-    static run r;
-    ex_replay *replay = open_text(STEP(1, 32, "[32]") STEP(2, 31, "[31]"));
-    start(&r, 0, NULL);
-    ck_ok(ex_replay_next(replay, 32, 2, r.trainer));
-    ck_ok(ex_replay_next(replay, 1, 2, r.trainer));
-    ck_ok(ex_replay_next(replay, 31, 2, r.trainer));
-    mt_trainer_free(r.trainer);
-    ex_replay_free(replay);
-}
-END_TEST
-
 /* ---- suite --------------------------------------------------------------------------------------- */
 
 int main(void) {
@@ -521,6 +509,5 @@ int main(void) {
     tcase_add_loop_test(other, other_batches_are_refused_before_the_first_step, 0, LENGTH(batches));
     tcase_add_test(other, the_end_of_the_trace_is_told);
     tcase_add_loop_test(other, savers_of_another_device_are_refused, 0, LENGTH(savers));
-    tcase_add_test(other, dropped_batches_have_no_line);
     return suite_run(suite);
 }

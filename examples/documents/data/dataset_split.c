@@ -7,18 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* FNV-1a over two strings with a separator, mixed once more because FNV's high bits are weak. */
-uint64_t ex_name_hash(const char *class_name, const char *name, size_t length) {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+uint64_t ex_hash(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *byte = data;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
 
-    for (const char *c = class_name; *c; c++) {
-        hash = (hash ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
-    }
-    hash = (hash ^ '/') * UINT64_C(0x100000001b3);
-    for (size_t i = 0; i < length; i++) {
-        hash = (hash ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
-    }
-    return ex_random(hash, 0, 0, 0);
+/* Mixed once more because FNV's high bits are weak. */
+uint64_t ex_name_hash(const char *class_name, const char *name, size_t length) {
+    uint64_t hash = ex_hash(EX_HASH_INIT, class_name, strlen(class_name));
+    return ex_random(ex_hash(ex_hash(hash, "/", 1), name, length), 0, 0, 0);
 }
 
 /* A sample on its way through the split. */

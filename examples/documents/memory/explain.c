@@ -3,9 +3,7 @@
  */
 #include "explain.h"
 
-#include "forecast.h"
-
-#include <memtrain/policy.h>
+#include <memtrain/forecast.h>
 #include <memtrain/torch.h>
 #include <stdio.h>
 #include <string.h>
@@ -77,7 +75,7 @@ static const char *way_of(int keep, int alone) {
     return alone ? "alone" : keep ? "kept" : "";
 }
 
-static void print_chunk(const ex_need *need, int has_budget) {
+static void print_chunk(const mt_chunk_need *need, int has_budget) {
     char size[32], text[48];
     const char *verdict = need->fits ? "  fits" : need->may_fit ? "  not known" : "  does not fit";
     const char *way = way_of(need->keep, need->alone);
@@ -117,10 +115,10 @@ static cuts cuts_of_network(const mt_backend_info *info, const cuts *allowed) {
 }
 
 /* One row; the words that are in it are to be explained below. */
-static mt_status explain_chunk(const ex_forecast *f, const cuts *c, size_t samples, int has_budget,
-                               ex_need *words) {
-    ex_need need;
-    mt_status status = ex_forecast_need(f, c->batch, samples, &need);
+static mt_status explain_chunk(const mt_forecast *f, const cuts *c, size_t samples, int has_budget,
+                               mt_chunk_need *words) {
+    mt_chunk_need need = MT_CHUNK_NEED_INIT;
+    mt_status status = mt_forecast_need(f, c->batch, samples, &need);
     if (status != MT_OK) return status;
     print_chunk(&need, has_budget);
     words->alone |= need.alone;
@@ -129,13 +127,19 @@ static mt_status explain_chunk(const ex_forecast *f, const cuts *c, size_t sampl
     return MT_OK;
 }
 
-static void print_words(const ex_need *words) {
+static void print_words(const mt_chunk_need *words) {
     if (words->is_bound)
         printf("at most: in proportion to the one size that went through, so it may be less.\n");
     if (words->keep)
         printf("kept: finished chunks stay when one fails, by a second set of gradients, for which "
                "there is room.\n");
     if (words->alone) printf("alone: no other gradients are held, since there is one chunk.\n");
+}
+
+static mt_forecast_report met_by(const mt_forecast *f) {
+    mt_forecast_report report = MT_FORECAST_REPORT_INIT;
+    (void)!mt_forecast_summary(f, &report);
+    return report;
 }
 
 static void print_rungs(unsigned rungs) {
@@ -151,16 +155,17 @@ static void print_rungs(unsigned rungs) {
  * The sizes of a batch cut into 1, 2, 3, 4, 8 ... chunks, and the largest that fits. Where nothing that is
  * allowed does, also those that are too small for the flags.
  */
-static mt_status explain_sizes(const ex_forecast *f, const cuts *allowed, size_t largest,
-                               int has_budget) {
-    const cuts shown = largest < allowed->least ? cuts_of_network(&f->info, allowed) : *allowed;
+static mt_status explain_sizes(const mt_forecast *f, const mt_backend_info *info,
+                               const cuts *allowed, size_t largest, int has_budget) {
+    const mt_forecast_report met = met_by(f);
+    const cuts shown = largest < allowed->least ? cuts_of_network(info, allowed) : *allowed;
     const cuts *c = &shown;
-    ex_need words = {0};
+    mt_chunk_need words = MT_CHUNK_NEED_INIT;
     size_t last = 0;
     mt_status status = MT_OK;
     printf("What a chunk of the batch needs");
-    if (f->rungs || f->tried_count) printf(f->rungs ? " with " : " with none of these");
-    print_rungs(f->rungs);
+    if (met.rungs || met.ladder_count) printf(met.rungs ? " with " : " with none of these");
+    print_rungs(met.rungs);
     printf("\n  samples at once       peak with all else\n");
     for (size_t cut = c->batch / c->least; cut >= 1; cut = cut > 4 ? cut / 2 : cut - 1) {
         size_t samples = ceil_div(c->batch, cut);
@@ -175,12 +180,13 @@ static mt_status explain_sizes(const ex_forecast *f, const cuts *allowed, size_t
 }
 
 /* Two sizes tell of all; where none goes through nothing is told. */
-static mt_status explain_table(ex_forecast *f, const cuts *c, int has_budget, size_t *largest) {
+static mt_status explain_table(mt_forecast *f, const mt_backend_info *info, const cuts *c,
+                               int has_budget, size_t *largest) {
     *largest = 0;
-    mt_status status = ex_forecast_record(f);
+    mt_status status = mt_forecast_record(f);
     if (status == MT_EDEVMEM) return MT_OK;
-    if (status == MT_OK) status = ex_forecast_largest(f, c->batch, largest);
-    return status == MT_OK ? explain_sizes(f, c, *largest, has_budget) : status;
+    if (status == MT_OK) status = mt_forecast_largest(f, c->batch, largest);
+    return status == MT_OK ? explain_sizes(f, info, c, *largest, has_budget) : status;
 }
 
 /* ---- the step ---------------------------------------------------------------------------------- */
@@ -213,12 +219,13 @@ static void print_plan(const ex_flags *flags, const cuts *c, const mt_plan *plan
     print_peak(plan, is_bound);
 }
 
-static void print_refusal(const ex_forecast *f, const ex_flags *flags, const cuts *c,
+static void print_refusal(const mt_forecast *f, const ex_flags *flags, const cuts *c,
                           size_t largest) {
+    const mt_forecast_report met = met_by(f);
     print_fixed(flags);
-    if (!largest && f->refused && f->refused < c->smallest)
+    if (!largest && met.refused && met.refused < c->smallest)
         printf("%s even %zu at once do, the fewest that this network can be trained on.\n",
-               f->tried_count ? "With none of these not" : "Not", f->refused);
+               met.ladder_count ? "With none of these not" : "Not", met.refused);
     if (!flags->micro_batch && largest && largest < c->smallest)
         printf("At most %zu at once fit, and chunks of at least %zu leave a "
                "batch of %zu in chunks of %zu at the smallest.\n",
@@ -237,20 +244,21 @@ static void print_process(const mt_plan *plan, const ex_device *device) {
 }
 
 /* The rungs that had to be taken, one after the other, and what came of each. */
-static void print_ladder(const ex_forecast *f) {
-    if (f->failed)
-        printf("%zu sample%s at once do%s not fit: %s\n", f->failed, f->failed == 1 ? "" : "s",
-               f->failed == 1 ? "es" : "", f->error);
-    for (size_t i = 0; i < f->tried_count; i++) {
-        const ex_tried *t = &f->tried[i];
+static void print_ladder(const mt_forecast *f, size_t batch) {
+    const mt_forecast_report met = met_by(f);
+    mt_rungs_tried t = MT_RUNGS_TRIED_INIT;
+    if (met.failed)
+        printf("%zu sample%s at once do%s not fit: %s\n", met.failed, met.failed == 1 ? "" : "s",
+               met.failed == 1 ? "es" : "", met.error);
+    for (size_t i = 0; i < met.ladder_count && mt_forecast_ladder(f, i, &t) == MT_OK; i++) {
         printf("With ");
-        print_rungs(t->rungs);
-        if (t->samples < f->batch->count) printf(" (%zu of %zu)", t->samples, f->batch->count);
-        printf(": %zu at once %s.\n", t->chunk, t->fits ? "fit" : "do not fit either");
+        print_rungs(t.rungs);
+        if (t.samples < batch) printf(" (%zu of %zu)", t.samples, batch);
+        printf(": %zu at once %s.\n", t.chunk, t.fits ? "fit" : "do not fit either");
     }
-    if (!f->rungs) return;
+    if (!met.rungs) return;
     printf("Rungs that the run takes: ");
-    print_rungs(f->rungs);
+    print_rungs(met.rungs);
     printf("\n");
 }
 
@@ -260,19 +268,20 @@ static mt_status refuse(const cuts *c) {
 }
 
 /* plan NULL: nothing that is allowed helps. */
-static mt_status explain_outcome(ex_forecast *f, const cuts *c, const mt_plan *plan, int has_budget,
+static mt_status explain_outcome(mt_forecast *f, const mt_backend_info *info, const mt_batch *batch,
+                                 const cuts *c, const mt_plan *plan, int has_budget,
                                  const ex_flags *flags, const ex_device *device) {
     size_t largest;
-    print_ladder(f);
-    mt_status status = explain_table(f, c, has_budget, &largest);
+    print_ladder(f, batch->count);
+    mt_status status = explain_table(f, info, c, has_budget, &largest);
     if (!plan) {
         print_refusal(f, flags, c, largest);
         return status;
     }
     size_t chunk = mt_plan_chunk(plan, 0);
     if (!largest) printf("%zu at once fit%s.\n", chunk, chunk == 1 ? "s" : "");
-    print_plan(flags, c, plan, ex_forecast_is_bound(f, plan));
-    if (f->batch->data)
+    print_plan(flags, c, plan, mt_forecast_is_bound(f, plan));
+    if (batch->data)
         print_process(
             plan, device); /* else nothing ran, and what chunks leave in the heap is not known */
     return status;
@@ -283,20 +292,23 @@ static mt_status explain_step(const mt_backend *backend, const mt_backend_info *
                               const ex_device *device) {
     const mt_policy_options options = ex_flags_policy(flags);
     char reason[512];
-    ex_forecast f;
+    mt_forecast *f;
     mt_plan plan;
-    mt_status status = ex_forecast_step(backend, batch, &options, &f, &plan);
+    mt_status status = mt_forecast_new(backend, batch, &options, &f);
+    if (status != MT_OK) return status;
+    status = mt_forecast_step(f, &plan);
     int fits = status == MT_OK;
     const cuts c = cuts_of(flags, info, fits ? plan.samples : batch->count);
     if (status == MT_EDEVMEM) status = refuse(&c);
     snprintf(reason, sizeof reason, "%s", mt_last_error());
     if (fits || status == MT_EDEVMEM) {
-        mt_status told = explain_outcome(&f, &c, fits ? &plan : NULL, has_budget, flags, device);
+        mt_status told =
+            explain_outcome(f, info, batch, &c, fits ? &plan : NULL, has_budget, flags, device);
         if (fits) snprintf(reason, sizeof reason, "%s", mt_last_error());
         if (fits) status = told;
     }
-    mt_status freed = ex_forecast_free(&f);
-    return status == MT_OK ? freed : mt_set_error(status, "%s", reason);
+    mt_forecast_free(f);
+    return status == MT_OK ? MT_OK : mt_set_error(status, "%s", reason);
 }
 
 /* ---- what is not known ------------------------------------------------------------------------- */
@@ -350,7 +362,7 @@ mt_status ex_explain(const mt_backend *backend, const mt_batch *batch, const ex_
     if (status == MT_OK) status = backend->memory(backend->self, &memory);
     if (status != MT_OK) return status;
     print_state(&info, &memory, device);
-    if (ex_forecast_can_record(backend, &info))
+    if (backend->record && !info.record_rungs)
         status = explain_step(backend, &info, batch, memory.budget_bytes > 0, flags, device);
     else
         explain_unknown(backend, &info, memory.budget_bytes > 0, flags, device);

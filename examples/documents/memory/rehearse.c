@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const int64_t ex_rehearse_sides[EX_REHEARSE_SIDES] = {96, 128, EX_REHEARSE_LONGEST};
+/* Sides of the small pictures. */
+enum { LONGEST = 160 };
+static const int64_t sides[MT_REHEARSAL_LENGTHS] = {96, 128, LONGEST};
 
 int ex_rehearse_wants(int64_t mode, int64_t side) {
     return mode == EX_REHEARSE_ON || (mode == EX_REHEARSE_AUTO && side > 256);
@@ -69,9 +71,8 @@ static mt_status make_batch(void *user, size_t pixels, mt_batch *out) {
     ex_rehearsal *r = user;
     mt_status status = MT_OK;
     int64_t side = 0;
-    for (size_t i = 0; i < EX_REHEARSE_SIDES; i++)
-        if ((size_t)(ex_rehearse_sides[i] * ex_rehearse_sides[i]) == pixels)
-            side = ex_rehearse_sides[i];
+    for (size_t i = 0; i < MT_REHEARSAL_LENGTHS; i++)
+        if ((size_t)(sides[i] * sides[i]) == pixels) side = sides[i];
     free_batch(r);
     for (size_t t = 0; t < r->source.tensor_count && status == MT_OK; t++)
         status = make_tensor(r, t, side);
@@ -105,12 +106,12 @@ mt_status ex_rehearse_open(const mt_backend *backend, const ex_source *source, i
                            size_t samples, size_t least, ex_rehearsal *out) {
     mt_rehearsal_options options = MT_REHEARSAL_OPTIONS_INIT;
     memset(out, 0, sizeof *out);
-    if (side % 32 || side < EX_REHEARSE_LONGEST)
+    if (side % 32 || side < LONGEST)
         return mt_set_error(
             MT_ENOTSUP,
             "pictures of %lld pixels cannot be rehearsed; accepted: a multiple of 32, "
             "at least %d",
-            (long long)side, EX_REHEARSE_LONGEST);
+            (long long)side, LONGEST);
     out->source = *source;
     out->side = side;
     out->batch = (mt_batch){sizeof out->batch, NULL, samples, 0};
@@ -118,8 +119,8 @@ mt_status ex_rehearse_open(const mt_backend *backend, const ex_source *source, i
     options.batch = make_batch;
     options.user = out;
     options.length = (size_t)(side * side);
-    for (size_t i = 0; i < EX_REHEARSE_SIDES; i++)
-        options.short_lengths[i] = (size_t)(ex_rehearse_sides[i] * ex_rehearse_sides[i]);
+    for (size_t i = 0; i < MT_REHEARSAL_LENGTHS; i++)
+        options.short_lengths[i] = (size_t)(sides[i] * sides[i]);
     mt_status status = render(out);
     if (status == MT_OK) status = mt_rehearsal_new(&options, &out->rehearsal);
     if (status == MT_OK) status = mt_rehearsal_backend(out->rehearsal, &out->backend);

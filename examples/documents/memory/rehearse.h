@@ -15,10 +15,6 @@ typedef enum ex_rehearse_mode {
     EX_REHEARSE_OFF
 } ex_rehearse_mode;
 
-/* Sides of the small pictures. */
-enum { EX_REHEARSE_SIDES = MT_REHEARSAL_LENGTHS, EX_REHEARSE_LONGEST = 160 };
-extern const int64_t ex_rehearse_sides[EX_REHEARSE_SIDES];
-
 /* Set to all zero before. */
 typedef struct ex_rehearsal {
     mt_rehearsal *rehearsal;

@@ -348,9 +348,9 @@ int ex_replay_threads(const ex_replay *replay) {
     return replay ? replay->threads : 0;
 }
 
-mt_status ex_replay_next(ex_replay *replay, size_t samples, size_t least, mt_trainer *trainer) {
+mt_status ex_replay_next(ex_replay *replay, size_t samples, mt_trainer *trainer) {
     ex_replay *r = replay;
-    if (!r || samples < least) return MT_OK;
+    if (!r) return MT_OK;
     if (r->next == r->count)
         return mt_set_error(MT_EINVAL, "--replay: '%s' ends after step %zu", r->path, r->count);
     const step *s = &r->steps[r->next];

@@ -62,11 +62,10 @@ int ex_replay_threads(const ex_replay *replay);
 
 /*
  * Hands the chunks of the next step to the trainer. To be called before each mt_trainer_step, with
- * the samples of its batch, and least as in ex_epoch.
+ * the samples of its batch.
  * @return MT_OK; MT_EINVAL naming file and line when the trace has another number of samples, or has
  *         ended
  */
-MT_NODISCARD mt_status ex_replay_next(ex_replay *replay, size_t samples, size_t least,
-                                      mt_trainer *trainer);
+MT_NODISCARD mt_status ex_replay_next(ex_replay *replay, size_t samples, mt_trainer *trainer);
 
 #endif

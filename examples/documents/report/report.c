@@ -3,9 +3,8 @@
  */
 #include "report.h"
 
-#include "forecast.h"
-
 #include <math.h>
+#include <memtrain/forecast.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,14 +101,11 @@ static int find_least(const ex_failure *failure, size_t *out) {
     const mt_policy_options options = ex_flags_policy(failure->flags);
     const mt_backend *backend = failure->backend;
     char reason[512];
-    mt_backend_info info = {.size = sizeof info};
     mt_batch batch;
     if (!backend || !failure->batches) return 0;
     snprintf(reason, sizeof reason, "%s", mt_last_error());
-    mt_status status = backend->describe(backend->self, &info);
-    if (status == MT_OK && !ex_forecast_can_record(backend, &info)) status = MT_ENOTSUP;
-    if (status == MT_OK) status = ex_batches_fill(failure->batches, EX_TRAINING, 1, 0, &batch);
-    if (status == MT_OK) status = ex_forecast_least(backend, &batch, &options, out);
+    mt_status status = ex_batches_fill(failure->batches, EX_TRAINING, 1, 0, &batch);
+    if (status == MT_OK) status = mt_forecast_least(backend, &batch, &options, out);
     (void)!mt_set_error(failure->status, "%s", reason);
     return status == MT_OK;
 }

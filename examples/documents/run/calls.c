@@ -32,9 +32,9 @@ static double on_now(void *user) {
 /* Samples come in the order that their source has for the epoch. What a step needs beside its batch is set here. */
 static mt_status load_training(void *self, const size_t *index, size_t count, mt_batch *out) {
     ex_training *t = self;
-    size_t batch = *index / t->fit.batch, least = ex_flags_least(t->flags, &t->info);
+    size_t batch = *index / t->fit.batch;
     mt_status status = ex_batches_fill(t->batches, EX_TRAINING, t->at.epoch, batch, out);
-    if (status == MT_OK) status = ex_replay_next(t->replay, count, least, t->trainer);
+    if (status == MT_OK) status = ex_replay_next(t->replay, count, t->trainer);
     if (status == MT_OK) status = ex_inject_arm(&t->flags->inject, t->at.steps + 1);
     t->is_armed = status == MT_OK;
     return status;

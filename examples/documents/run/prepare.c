@@ -3,6 +3,7 @@
  */
 #include "training_parts.h"
 
+#include "dataset_split.h"
 #include "explain.h"
 #include "rehearse.h"
 #include "report.h"
@@ -93,12 +94,7 @@ static mt_status check_samples(const ex_training *t) {
                         count, t->source.unit, least);
 }
 
-static void hash_bytes(uint64_t *hash, const void *data, size_t bytes) {
-    const unsigned char *byte = data;
-    for (size_t i = 0; i < bytes; i++) *hash = (*hash ^ byte[i]) * 0x100000001b3U;
-}
-
-/* The flags that decide what is computed, and how many steps there are, as a number (FNV-1a). */
+/* The flags that decide what is computed, and how many steps there are, as a number. */
 static uint64_t plan_of(const ex_training *t) {
     const int64_t numbers[] = {t->flags->seed,
                                t->flags->image_size,
@@ -106,10 +102,9 @@ static uint64_t plan_of(const ex_training *t) {
                                t->flags->steps,
                                (int64_t)t->source.count(t->source.self, EX_TRAINING),
                                (int64_t)t->source.count(t->source.self, EX_VALIDATION)};
-    uint64_t hash = 0xcbf29ce484222325U;
-    hash_bytes(&hash, numbers, sizeof numbers);
+    uint64_t hash = ex_hash(EX_HASH_INIT, numbers, sizeof numbers);
     for (size_t i = 0; i < t->setting_count; i++)
-        hash_bytes(&hash, t->settings[i].value, strlen(t->settings[i].value) + 1);
+        hash = ex_hash(hash, t->settings[i].value, strlen(t->settings[i].value) + 1);
     return hash;
 }
 
@@ -188,7 +183,6 @@ static mt_status make_trainer(ex_training *t) {
     options.seed = (uint64_t)t->flags->seed;
     options.apply_not_finite = t->flags->apply_not_finite;
     if (!t->flags->check) options.learned = t->flags->learned;
-    options.drop_small = 1; /* a last batch too small for the network's batch norm */
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
     const ex_traced_device device = {t->flags->device, t->device.left};

@@ -1,0 +1,371 @@
+/*
+ * check_forecast.c - what a forecast asks of a policy, on a fake backend: the step that is foretold is the one that a
+ * trainer takes, and a bound is called one.
+ */
+#include "counting_allocator.h"
+#include "suite.h"
+#include "trainer_fixture.h"
+
+#include <memtrain/forecast.h>
+
+enum { BATCH = 32 };
+
+static mt_forecast *f;
+static mt_plan plan;
+static mt_backend backend;
+static mt_batch batch;
+
+/* Chunks of at most so many samples fit; of fewer than two none can be trained. */
+static fake_options fitting(size_t m) {
+    fake_options options = fits(m);
+    options.min_micro_batch = 2;
+    options.normalises_over_batch = 1;
+    return options;
+}
+
+static mt_policy_options deterministic(void) {
+    mt_policy_options options = MT_POLICY_OPTIONS_INIT;
+    options.deterministic = 1;
+    return options;
+}
+
+static mt_status foretell(const fake_options *options, const mt_policy_options *policy) {
+    ck_ok(counting_install());
+    fake_init(&fake, options);
+    backend = fake_seam(&fake);
+    batch = batch_of(BATCH, 1);
+    ck_ok(mt_forecast_new(&backend, &batch, policy, &f));
+    return mt_forecast_step(f, &plan);
+}
+
+static mt_forecast_report met(void) {
+    mt_forecast_report report = MT_FORECAST_REPORT_INIT;
+    ck_ok(mt_forecast_summary(f, &report));
+    return report;
+}
+
+/* Nothing was left behind. */
+static void end(void) {
+    uint64_t before = fake_hash(&fake);
+    mt_forecast_free(f);
+    ck_assert_uint_eq(fake_hash(&fake), before);
+    ck_assert_uint_eq(fake_live_handles(&fake), 0);
+    ck_assert_msg(!fake.complaint, "%s", fake.complaint);
+    ck_assert_uint_eq(counting_live(), 0);
+}
+
+/* Three do not fit where two do, which a bound in proportion to two cannot tell. */
+START_TEST(the_step_is_the_one_that_a_trainer_takes) {
+    const fake_options options = fitting((size_t)_i);
+    const mt_policy_options policy = deterministic();
+    ck_ok(foretell(&options, &policy));
+    size_t chunk = mt_plan_chunk(&plan, 0), bytes = plan.predicted_peak_bytes;
+    ck_assert_int_eq(mt_forecast_is_bound(f, &plan), 0);
+    ck_assert_uint_le(bytes, options.budget_bytes);
+    end();
+    mt_trainer *trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 1);
+    mt_step_report report = step(trainer, BATCH, 2);
+    ck_assert_uint_eq(report.chunks[0], chunk);
+    ck_assert_uint_eq(report.predicted_peak_bytes, bytes);
+    done(trainer);
+}
+END_TEST
+
+/* ---- sizes ------------------------------------------------------------------------------------- */
+
+static mt_chunk_need need_of(size_t chunk) {
+    mt_chunk_need need = MT_CHUNK_NEED_INIT;
+    ck_ok(mt_forecast_need(f, BATCH, chunk, &need));
+    return need;
+}
+
+/* What three would need is told by two samples and by nothing else. */
+START_TEST(one_size_alone_tells_a_bound) {
+    const fake_options options = fitting(2);
+    const mt_policy_options policy = deterministic();
+    const mt_plan other = {.samples = BATCH, .group = {{4, 8}}, .groups = 1};
+    size_t largest;
+    ck_ok(foretell(&options, &policy));
+    ck_ok(mt_forecast_record(f));
+    ck_ok(mt_forecast_largest(f, BATCH, &largest));
+    ck_assert_uint_eq(largest, 2);
+    ck_assert_uint_eq(met().refused, 3);
+    ck_assert(!need_of(2).is_bound && need_of(2).fits);
+    ck_assert(need_of(3).is_bound && !need_of(3).fits && !need_of(3).may_fit);
+    ck_assert_uint_gt(need_of(3).peak_bytes,
+                      options.resident_bytes + fake_program_peak(&fake_train_program, 3));
+    ck_assert_int_eq(mt_forecast_is_bound(f, &other), 1);
+    end();
+}
+END_TEST
+
+START_TEST(two_sizes_tell_of_all) {
+    const fake_options options = fitting(3);
+    const mt_policy_options policy = deterministic();
+    ck_ok(foretell(&options, &policy));
+    ck_ok(mt_forecast_record(f));
+    for (size_t m = 2; m <= BATCH; m++) {
+        mt_chunk_need need = need_of(m);
+        size_t bytes = options.resident_bytes + fake_program_peak(&fake_train_program, m);
+        ck_assert_int_eq(need.is_bound, 0);
+        ck_assert_int_eq(need.fits, m <= 3);
+        ck_assert_uint_ge(need.peak_bytes, bytes);
+        if (m <= 3) ck_assert_uint_eq(need.peak_bytes, bytes);
+    }
+    end();
+}
+END_TEST
+
+START_TEST(smaller_chunks_than_are_allowed_are_recorded_too) {
+    const fake_options options = fitting(6);
+    mt_policy_options policy = deterministic();
+    size_t largest;
+    policy.min_micro_batch = 12;
+    ck_status(foretell(&options, &policy), MT_EDEVMEM);
+    ck_ok(mt_forecast_record(f));
+    ck_ok(mt_forecast_largest(f, BATCH, &largest));
+    ck_assert_uint_eq(largest, 6);
+    ck_assert(!need_of(6).is_bound && need_of(6).fits && !need_of(7).fits);
+    end();
+}
+END_TEST
+
+/* The batch of 32 in chunks of at most so many has a number of them, and that a smallest one. */
+START_TEST(a_smaller_least_chunk_is_found) {
+    const fake_options options = fitting((size_t)_i);
+    mt_policy_options policy = deterministic();
+    batch = batch_of(BATCH, 1);
+    size_t least, chunks = (BATCH + (size_t)_i - 1) / (size_t)_i;
+    fake_init(&fake, &options);
+    backend = fake_seam(&fake);
+    policy.min_micro_batch = 12;
+    ck_ok(mt_forecast_least(&backend, &batch, &policy, &least));
+    ck_assert_uint_eq(least, BATCH / chunks);
+    ck_assert_uint_eq(fake_live_handles(&fake), 0);
+    policy.min_micro_batch = least;
+    mt_trainer *trainer = trainer_with(&options, &policy);
+    step(trainer, BATCH, 1);
+    done(trainer);
+}
+END_TEST
+
+START_TEST(no_smaller_least_chunk_is_found) {
+    fake_options options = fitting(2);
+    mt_policy_options policy = deterministic();
+    batch = batch_of(BATCH, 1);
+    size_t least = 1;
+    options.budget_bytes -= 1;
+    fake_init(&fake, &options);
+    backend = fake_seam(&fake);
+    for (policy.min_micro_batch = 1; policy.min_micro_batch < 5; policy.min_micro_batch++) {
+        ck_ok(mt_forecast_least(&backend, &batch, &policy, &least));
+        ck_assert_uint_eq(least, 0);
+    }
+    ck_assert_uint_eq(fake_live_handles(&fake), 0);
+}
+END_TEST
+
+START_TEST(where_nothing_goes_through_nothing_is_recorded) {
+    fake_options options = fitting(2);
+    const mt_policy_options policy = deterministic();
+    options.budget_bytes = options.resident_bytes + 1;
+    ck_status(foretell(&options, &policy), MT_EDEVMEM);
+    ck_status(mt_forecast_record(f), MT_EDEVMEM);
+    ck_assert_uint_eq(met().refused, 2);
+    end();
+}
+END_TEST
+
+/* ---- rungs ------------------------------------------------------------------------------------- */
+
+/* Two samples need more than there is, and 0.6 of it fits: the rung is on until the end. */
+START_TEST(rungs_are_told_and_go_off_again) {
+    fake_options options = fitting(2);
+    const mt_policy_options policy = deterministic();
+    mt_rungs_tried tried = MT_RUNGS_TRIED_INIT;
+    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    options.budget_bytes -= 1;
+    ck_ok(foretell(&options, &policy));
+    ck_assert_uint_eq(met().rungs, options.rungs);
+    ck_assert_uint_eq(met().failed, 2);
+    ck_assert_uint_gt(strlen(met().error), 0);
+    ck_assert_uint_eq(met().ladder_count, 1);
+    ck_ok(mt_forecast_ladder(f, 0, &tried));
+    ck_assert_uint_eq(tried.rungs, options.rungs);
+    ck_assert_uint_eq(tried.samples, BATCH);
+    ck_assert_uint_eq(tried.chunk, 2);
+    ck_assert_int_eq(tried.fits, 1);
+    ck_assert_uint_eq(fake.rungs, options.rungs);
+    end();
+    ck_assert_uint_eq(fake.rungs, 0);
+}
+END_TEST
+
+/* ---- what is refused --------------------------------------------------------------------------- */
+
+static mt_policy_options given;
+
+static mt_status make(void) {
+    mt_status status = mt_forecast_new(&backend, &batch, &given, &f);
+    mt_forecast_free(f);
+    return status;
+}
+
+static mt_status least(void) {
+    size_t out;
+    return mt_forecast_least(&backend, &batch, &given, &out);
+}
+
+static void without_size(void) {
+    backend.size = 0;
+}
+static void of_nothing(void) {
+    batch.count = 0;
+}
+static void batch_without_size(void) {
+    batch.size = 0;
+}
+static void policy_without_size(void) {
+    given.size = 0;
+}
+static void without_record(void) {
+    backend.record = NULL;
+}
+static void with_a_rung(void) {
+    fake.options.record_rungs = MT_RUNG_BIT(MT_RUNG_OFFLOAD);
+}
+
+static const struct {
+    void (*spoil)(void);
+    mt_status status;
+    const char *words;
+} unusable[] = {
+    {without_size, MT_EINVAL, "backend->size is not set"},
+    {of_nothing, MT_EINVAL, "batch->count is 0"},
+    {batch_without_size, MT_EINVAL, "batch->size is not set"},
+    {policy_without_size, MT_EINVAL, "policy->size is not set"},
+    {without_record, MT_ENOTSUP, "does not record"},
+    {with_a_rung, MT_ENOTSUP, "without a rung"},
+};
+
+START_TEST(unusable_arguments_are_refused) {
+    const fake_options options = fitting(4);
+    fake_init(&fake, &options);
+    backend = fake_seam(&fake);
+    batch = batch_of(BATCH, 1);
+    given = deterministic();
+    given.min_micro_batch = 12;
+    unusable[_i].spoil();
+    ck_refused(make(), unusable[_i].status, unusable[_i].words);
+    ck_assert_ptr_null(f);
+    ck_refused(least(), unusable[_i].status, unusable[_i].words);
+    ck_assert_uint_eq(fake_live_handles(&fake), 0);
+}
+END_TEST
+
+START_TEST(unusable_handles_and_numbers_are_refused) {
+    const fake_options options = fitting(4);
+    const mt_policy_options own = deterministic();
+    mt_forecast_report report = MT_FORECAST_REPORT_INIT;
+    mt_rungs_tried tried = MT_RUNGS_TRIED_INIT;
+    mt_chunk_need need = MT_CHUNK_NEED_INIT;
+    size_t largest;
+    ck_ok(foretell(&options, &own));
+    ck_refused(mt_forecast_need(f, BATCH, 0, &need), MT_EINVAL, "chunk is 0; accepted: 1 to");
+    ck_refused(mt_forecast_need(f, BATCH, 33, &need), MT_EINVAL, "chunk is 33");
+    ck_refused(mt_forecast_largest(f, 0, &largest), MT_EINVAL, "samples is 0");
+    ck_refused(mt_forecast_ladder(f, 0, &tried), MT_EINVAL, "index is 0; accepted: below");
+    need.size = report.size = 0;
+    ck_refused(mt_forecast_need(f, BATCH, 4, &need), MT_EINVAL, "MT_CHUNK_NEED_INIT");
+    ck_refused(mt_forecast_summary(f, &report), MT_EINVAL, "MT_FORECAST_REPORT_INIT");
+    ck_refused(mt_forecast_step(f, NULL), MT_EINVAL, "plan is NULL");
+    end();
+    ck_refused(mt_forecast_step(f, &plan), MT_EINVAL, "not a live handle");
+    ck_refused(mt_forecast_record(NULL), MT_EINVAL, "forecast is NULL");
+    ck_assert_int_eq(mt_forecast_is_bound(f, &plan), 0);
+    mt_forecast_free(f);
+    mt_forecast_free(NULL);
+}
+END_TEST
+
+/* ---- faults ------------------------------------------------------------------------------------ */
+
+/* Everything that --explain asks. */
+static mt_status ask(void) {
+    mt_chunk_need need = MT_CHUNK_NEED_INIT;
+    size_t largest;
+    mt_status status = mt_forecast_new(&backend, &batch, &given, &f);
+    if (status == MT_OK) status = mt_forecast_step(f, &plan);
+    if (status == MT_OK) status = mt_forecast_record(f);
+    if (status == MT_OK) status = mt_forecast_largest(f, BATCH, &largest);
+    if (status == MT_OK) status = mt_forecast_need(f, BATCH, 4, &need);
+    mt_forecast_free(f);
+    return status;
+}
+
+START_TEST(every_request_for_host_memory_fails) {
+    const fake_options options = fitting(6);
+    size_t fired = 1, lost = 0;
+    ck_ok(counting_install());
+    given = deterministic();
+    for (size_t n = 1; fired; n++) {
+        fake_init(&fake, &options);
+        backend = fake_seam(&fake);
+        batch = batch_of(BATCH, 1);
+        uint64_t before = fake_hash(&fake);
+        counting_fail_at(n, 0);
+        mt_status status = ask();
+        fired = counting_fired();
+        counting_fail_at(0, 0);
+        ck_assert_msg(status == MT_OK || (fired && status == MT_ENOMEM), "request %zu: %s", n,
+                      mt_last_error());
+        lost += status == MT_ENOMEM;
+        ck_assert_uint_eq(fake_hash(&fake), before);
+        ck_assert_uint_eq(counting_live(), 0);
+    }
+    ck_assert_uint_gt(lost, 0);
+}
+END_TEST
+
+START_TEST(every_call_of_the_backend_fails) {
+    fake_options options = fitting(6);
+    int fired = 1;
+    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    given = deterministic();
+    for (uint64_t n = 1; fired; n++) {
+        fake_init(&fake, &options);
+        backend = fake_seam(&fake);
+        batch = batch_of(BATCH, 1);
+        uint64_t before = fake_hash(&fake);
+        fake_fail_at(&fake, n, 0);
+        mt_status status = ask();
+        fired = fake.fired > 0;
+        ck_assert_msg(status == MT_OK || (fired && status == MT_EDEVMEM), "call %d: %s", (int)n,
+                      mt_last_error());
+        ck_assert_uint_eq(fake_hash(&fake), before);
+        ck_assert_uint_eq(fake_live_handles(&fake), 0);
+        ck_assert_msg(!fake.complaint, "%s", fake.complaint);
+    }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("forecast");
+    TCase *steps = suite_case(suite, "steps"), *sizes = suite_case(suite, "sizes");
+    tcase_add_loop_test(steps, the_step_is_the_one_that_a_trainer_takes, 2, 12);
+    tcase_add_test(sizes, one_size_alone_tells_a_bound);
+    tcase_add_test(sizes, two_sizes_tell_of_all);
+    tcase_add_test(sizes, smaller_chunks_than_are_allowed_are_recorded_too);
+    tcase_add_loop_test(sizes, a_smaller_least_chunk_is_found, 2, 11);
+    tcase_add_test(sizes, no_smaller_least_chunk_is_found);
+    tcase_add_test(sizes, where_nothing_goes_through_nothing_is_recorded);
+    TCase *rungs = suite_case(suite, "rungs"), *refused = suite_case(suite, "refused");
+    TCase *faults = suite_case(suite, "faults");
+    tcase_add_test(rungs, rungs_are_told_and_go_off_again);
+    tcase_add_loop_test(refused, unusable_arguments_are_refused, 0, LENGTH(unusable));
+    tcase_add_test(refused, unusable_handles_and_numbers_are_refused);
+    tcase_add_test(faults, every_request_for_host_memory_fails);
+    tcase_add_test(faults, every_call_of_the_backend_fails);
+    return suite_run(suite);
+}
