@@ -66,6 +66,15 @@ judge libmemtrain_memory "$core|^libmemtrain\." only
 judge plain_c "$core|^libmemtrain\." only
 judge memtrain-report "$core|(^|/)libjansson" only
 judge libmemtrain_torch '(^|/)(libtorch\.|libtorch_cuda|libc10_cuda|libcuda)' none
+# With a C++ runtime of its own it would see none of its caller's exceptions (mt_torch_exception).
+if built libmemtrain_torch; then
+    if needed "$file" | grep -qE '(^|/)(libstdc\+\+|libc\+\+)'; then
+        echo "ok links libmemtrain_torch: the C++ runtime is shared"
+    else
+        echo "FAIL links libmemtrain_torch: has a C++ runtime of its own; accepted: the shared one, without -static-libstdc++"
+        failed=1
+    fi
+fi
 judge conv '(^|/)(libtorch|libc10|libstdc\+\+|libc\+\+)' none
 # What it promises to those who link it (docs/packaging.md).
 weigh libmemtrain 114688

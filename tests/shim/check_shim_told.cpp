@@ -641,7 +641,7 @@ END_TEST
 namespace {
 
 at::Tensor norm(const at::Tensor &x, bool training) {
-    at::Tensor mean = at::zeros({x.size(1)}), var = at::ones({x.size(1)});
+    at::Tensor mean = at::zeros({x.size(1)}, x.options()), var = at::ones({x.size(1)}, x.options());
     return at::batch_norm(x, {}, {}, mean, var, training, 0.1, 1e-5, false);
 }
 
@@ -651,8 +651,8 @@ at::Tensor norm_by_name(const at::Tensor &x) {
     at::Tensor result;
     for (mt_tensor **handle : {&in, &mean, &var}) ck_ok(mt_tensor_new(handle));
     memtrain::tensor(in) = x;
-    memtrain::tensor(mean) = at::zeros({x.size(1)});
-    memtrain::tensor(var) = at::ones({x.size(1)});
+    memtrain::tensor(mean) = at::zeros({x.size(1)}, x.options());
+    memtrain::tensor(var) = at::ones({x.size(1)}, x.options());
     const mt_value values[] = {mt_value_tensor(in),   mt_value_none(),       mt_value_none(),
                                mt_value_tensor(mean), mt_value_tensor(var),  mt_value_bool(1),
                                mt_value_double(0.1),  mt_value_double(1e-5), mt_value_bool(0)};
