@@ -107,7 +107,8 @@ static void say_rungs(page *p, const mt_trainer *t) {
     if (t->info.needs_whole_batch) has |= MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     for (unsigned r = 0; r < MT_RUNGS; r++)
         if (words[r] && (has & ~taken & MT_RUNG_BIT(r)))
-            say(p, "  rung %s, which %s, if it is allowed\n", mt_rung_name((mt_rung)r), words[r]);
+            say(p, "  rung %s, which %s, if allow_rungs has it\n", mt_rung_name((mt_rung)r),
+                words[r]);
 }
 
 static void say_remedies(page *p, const mt_trainer *t, const mt__need *need) {

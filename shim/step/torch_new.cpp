@@ -405,19 +405,23 @@ std::unique_ptr<mt_torch> build(mt_model *model, const mt_torch_options &options
 
 mt_status does_not_fit(const Device &device, const Needs &needs) {
     char parameters[32], gradients[32], optimizer[32], buffers[32], others[32];
-    char budget[32] = "unknown";
+    char all[32], budget[32] = "unknown";
+    size_t sum =
+        needs.parameters + needs.gradients + needs.optimizer + needs.buffers + needs.others;
     (void)guard([&] {
         mt_memory memory = device_memory(device);
         if (memory.budget_bytes) mt_format_size(memory.budget_bytes, budget, sizeof budget);
     });
-    return mt_set_error(MT_EDEVMEM,
-                        "%s: does not fit: parameters %s, gradients %s, optimiser state %s, "
-                        "buffers %s, other tensors %s, budget %s",
-                        name_of, mt_format_size(needs.parameters, parameters, sizeof parameters),
-                        mt_format_size(needs.gradients, gradients, sizeof gradients),
-                        mt_format_size(needs.optimizer, optimizer, sizeof optimizer),
-                        mt_format_size(needs.buffers, buffers, sizeof buffers),
-                        mt_format_size(needs.others, others, sizeof others), budget);
+    return mt_set_error(
+        MT_EDEVMEM,
+        "%s: does not fit: parameters %s, gradients %s, optimiser state %s, "
+        "buffers %s, other tensors %s; together %s, budget %s; activations come on top",
+        name_of, mt_format_size(needs.parameters, parameters, sizeof parameters),
+        mt_format_size(needs.gradients, gradients, sizeof gradients),
+        mt_format_size(needs.optimizer, optimizer, sizeof optimizer),
+        mt_format_size(needs.buffers, buffers, sizeof buffers),
+        mt_format_size(needs.others, others, sizeof others), mt_format_size(sum, all, sizeof all),
+        budget);
 }
 
 } // namespace

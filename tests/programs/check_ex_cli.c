@@ -229,7 +229,9 @@ END_TEST
 
 START_TEST(a_model_that_does_not_fit_exits_3) {
     EXPECT(3, FEW_PICTURES, "--budget", "100MiB");
-    ck_contains(cli_err, "parameters 42.7 MiB");
+    ck_contains(cli_err, "parameters 42.7 MiB, gradients 42.7 MiB, optimiser state 85.3 MiB");
+    ck_contains(cli_err, "; together 17");
+    ck_contains(cli_err, " MiB, budget 100.0 MiB; activations come on top");
     ck_contains(cli_err, "--optimizer sgd");
     ck_assert_ptr_null(strstr(cli_err, "--image-size"));
 }

@@ -37,6 +37,19 @@ START_TEST(a_signal_finishes_the_step) {
 }
 END_TEST
 
+/* The rate is too small to change a float32, so that only the statistics of BatchNorm move, and settle. */
+START_TEST(epochs_that_are_not_better_end_the_run) {
+    static const char told[] = "no epoch since ";
+    EXPECT(0, FEW_PICTURES, "--optimizer", "sgd", "--momentum", "0", "--lr", "1e-30", "--epochs",
+           "50", "--patience", "2", "--trace", cli_trace);
+    ck_contains(cli_err, " was better: --patience 2 ends the run");
+    int best = atoi(strstr(cli_err, told) + strlen(told));
+    ck_assert_int_ge(best, 1);
+    /* 48 pictures are two batches. */
+    ck_assert_int_eq((int)cli_number(cli_trace, "end", 1, "steps"), 2 * (best + 2));
+}
+END_TEST
+
 /* There is nothing to save yet, and it may take long: here it reads a trace that does not end. */
 START_TEST(a_signal_before_training_ends_at_once) {
     const char *const arguments[] = {FEW_PICTURES, "--replay", cli_trace, NULL};
@@ -506,6 +519,7 @@ int main(void) {
     TCase *stops = cli_case(suite, "signals"), *full = cli_case(suite, "full");
     TCase *fits = cli_case(suite, "fits"), *pipes = cli_case(suite, "pipes");
 
+    tcase_add_test(stops, epochs_that_are_not_better_end_the_run);
     tcase_add_loop_test(stops, a_signal_finishes_the_step, 0, LENGTH(signals));
     tcase_add_loop_test(stops, a_signal_before_training_ends_at_once, 0, LENGTH(signals));
     tcase_add_test(stops, a_second_hangup_changes_nothing);

@@ -312,11 +312,22 @@ START_TEST(new_that_does_not_fit) {
     ck_status(mt_torch_new(model, nullptr, &torch), MT_EDEVMEM);
     ck_assert_ptr_null(torch);
     for (const char *word : {"parameters 4.7 KiB", "gradients", "optimiser state", "buffers",
-                             "other tensors 0 B", "budget"})
+                             "other tensors 0 B; together ", "budget", "activations come on top"})
         ck_contains(mt_last_error(), word);
     ck_assert_uint_eq(cpu_memory().allocated_bytes, base);
+    std::string told = mt_last_error();
     ck_ok(mt_device_set_budget("cpu", 0));
     ck_ok(mt_torch_new(model, nullptr, &torch));
+    mt_backend_info info = {};
+    mt_backend backend = MT_BACKEND_INIT;
+    info.size = sizeof info;
+    ck_ok(mt_torch_backend(torch, &backend));
+    ck_ok(backend.describe(backend.self, &info));
+    char sum[32];
+    mt_format_size(info.parameter_bytes + info.gradient_bytes + info.optimizer_bytes +
+                       info.buffer_bytes,
+                   sum, sizeof sum);
+    ck_contains(told.c_str(), ("; together " + std::string(sum) + ", budget").c_str());
     mt_torch_free(torch);
     mt_model_free(model);
 }
