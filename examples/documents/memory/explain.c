@@ -4,6 +4,7 @@
 #include "explain.h"
 
 #include "forecast.h"
+#include "rehearse.h"
 
 #include <memtrain/policy.h>
 #include <memtrain/torch.h>
@@ -272,9 +273,9 @@ static mt_status explain_outcome(ex_forecast *f, const cuts *c, const mt_plan *p
     size_t chunk = mt_plan_chunk(plan, 0);
     if (!largest) printf("%zu at once fit%s.\n", chunk, chunk == 1 ? "s" : "");
     print_plan(flags, c, plan, ex_forecast_is_bound(f, plan));
-    if (f->batch->data)
-        print_process(
-            plan, device); /* else nothing ran, and what chunks leave in the heap is not known */
+    /* Where no chunk ran for real, what chunks leave in the heap is not known. */
+    if (f->batch->data && !ex_rehearse_is_dry(flags->rehearse, flags->image_size))
+        print_process(plan, device);
     return status;
 }
 
