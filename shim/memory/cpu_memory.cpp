@@ -93,7 +93,8 @@ struct Limit {
 };
 Limit given, group;
 
-std::atomic<unsigned> chunks{0};       /* that have begun */
+std::atomic<unsigned> chunks{0}; /* that have begun */
+std::atomic<bool> all_pages_stay{false};
 std::atomic<size_t> at_first_chunk{0}; /* resident bytes of others than tensors */
 std::atomic<bool> is_default{true};
 std::atomic<bool> in_group{false}; /* the default follows a control group's limit */
@@ -467,8 +468,19 @@ void reset_call_peak() noexcept {
     highest_in_call.store(allocated(), std::memory_order_relaxed);
 }
 
+void keep_all_pages(bool on) noexcept {
+    all_pages_stay = on;
+#ifdef __GLIBC__
+    constexpr int by_default = 65536; /* blocks that have pages of their own */
+    if (!is_set("MALLOC_MMAP_MAX_", "glibc.malloc.mmap_max="))
+        mallopt(M_MMAP_MAX, on ? 0 : by_default);
+#endif
+    if (!on) trim_heap();
+}
+
 void trim_heap() noexcept {
 #ifdef __GLIBC__
+    if (all_pages_stay) return;
     /* Where another malloc is preloaded this call is glibc's first, which sets it up, and two at a time must not. */
     static std::mutex one_at_a_time;
     std::lock_guard<std::mutex> lock(one_at_a_time);

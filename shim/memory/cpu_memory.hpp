@@ -70,6 +70,8 @@ size_t resident_for(size_t tensor_bytes) noexcept;
 
 /* Gives the free pages of the heap back to the system; some milliseconds. */
 void trim_heap() noexcept;
+/* on: pages that were freed stay, whatever asks for them, also those of large blocks. Off: as before, and they go. */
+void keep_all_pages(bool on) noexcept;
 
 /* Bytes of tensors that do not lie in an arena. */
 size_t outside_arenas() noexcept;

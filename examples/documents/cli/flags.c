@@ -195,8 +195,8 @@ static const ex_option rows[] = {
            "say before training what will take memory and how a batch will be cut; with --epochs 0 "
            "that is all"),
     FLAG("rehearse", EX_WORD, rehearse, "auto|on|off",
-         "tell what chunks take from pictures of 96, 128 and 160 pixels, with --explain; auto: "
-         "where pictures have more than 256",
+         "with --explain: on: tell what chunks take from pictures of 96, 128 and 160 pixels; auto: "
+         "where pictures have more than 256, else a dry run above 160; off: chunks as they are",
          .words = rehearsing),
     SWITCH("check", check,
            "do not train: look whether the network can be trained in chunks, on a few samples of "

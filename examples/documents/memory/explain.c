@@ -3,6 +3,8 @@
  */
 #include "explain.h"
 
+#include "rehearse.h"
+
 #include <memtrain/forecast.h>
 #include <memtrain/torch.h>
 #include <stdio.h>
@@ -281,9 +283,9 @@ static mt_status explain_outcome(mt_forecast *f, const mt_backend_info *info, co
     size_t chunk = mt_plan_chunk(plan, 0);
     if (!largest) printf("%zu at once fit%s.\n", chunk, chunk == 1 ? "s" : "");
     print_plan(flags, c, plan, mt_forecast_is_bound(f, plan));
-    if (batch->data)
-        print_process(
-            plan, device); /* else nothing ran, and what chunks leave in the heap is not known */
+    /* Where no chunk ran for real, what chunks leave in the heap is not known. */
+    if (batch->data && !ex_rehearse_is_dry(flags->rehearse, flags->image_size))
+        print_process(plan, device);
     return status;
 }
 

@@ -14,6 +14,10 @@ int ex_rehearse_wants(int64_t mode, int64_t side) {
     return mode == EX_REHEARSE_ON || (mode == EX_REHEARSE_AUTO && side > 256);
 }
 
+int ex_rehearse_is_dry(int64_t mode, int64_t side) {
+    return mode == EX_REHEARSE_AUTO && side > EX_REHEARSE_LONGEST;
+}
+
 static size_t bytes_of(const ex_tensor *tensor) {
     size_t bytes = tensor->dtype == MT_INT64 ? 8 : 4;
     for (size_t d = 0; d < tensor->dims; d++) bytes *= (size_t)tensor->shape[d];

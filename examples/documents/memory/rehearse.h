@@ -31,6 +31,9 @@ typedef struct ex_rehearsal {
 /* Whether pictures of that side are rehearsed: auto does so above 256 pixels, since smaller ones are as fast themselves. */
 int ex_rehearse_wants(int64_t mode, int64_t side);
 
+/* Whether chunks that cannot be rehearsed are a dry run (memtrain/torch_dry.h): of small pictures that saves no time. */
+int ex_rehearse_is_dry(int64_t mode, int64_t side);
+
 /*
  * Makes a rehearsal of batches of so many samples, and tries one chunk.
  *

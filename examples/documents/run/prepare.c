@@ -9,6 +9,8 @@
 #include "report.h"
 #include "writable.h"
 
+#include <memtrain/torch_dry.h>
+
 #include <string.h>
 
 /* ---- files and device -------------------------------------------------------------------------- */
@@ -268,11 +270,22 @@ static mt_status explain_run(ex_training *t) {
     return status == MT_OK ? ex_explain(&t->backend, &batch, t->flags, &t->device) : status;
 }
 
+/* Real chunks of large pictures take minutes. */
+static mt_status explain_chunks(ex_training *t) {
+    if (!ex_rehearse_is_dry(t->flags->rehearse, t->flags->image_size)) return explain_run(t);
+    printf("A dry run: convolutions and matrix products take their memory and are not computed.\n");
+    mt_status status = mt_dry_run(1);
+    if (status != MT_OK) return status;
+    status = explain_run(t);
+    mt_status ended = mt_dry_run(0);
+    return status == MT_OK ? ended : status;
+}
+
 /* Where a network takes no other pictures than its own, its own chunks are run. */
 static mt_status explain(ex_training *t) {
     const ex_flags *flags = t->flags;
     ex_rehearsal rehearsal;
-    if (!ex_rehearse_wants(flags->rehearse, flags->image_size)) return explain_run(t);
+    if (!ex_rehearse_wants(flags->rehearse, flags->image_size)) return explain_chunks(t);
     mt_status status =
         ex_rehearse_open(&t->backend, &t->source, flags->image_size, (size_t)flags->batch,
                          ex_flags_least(flags, &t->info), &rehearsal);
@@ -286,7 +299,7 @@ static mt_status explain(ex_training *t) {
         mt_log(MT_LOG_INFO, "chunks are run, since they cannot be rehearsed: %s", mt_last_error());
     }
     ex_rehearse_close(&rehearsal);
-    return goes || flags->rehearse == EX_REHEARSE_ON ? status : explain_run(t);
+    return goes || flags->rehearse == EX_REHEARSE_ON ? status : explain_chunks(t);
 }
 
 /*

@@ -1,0 +1,45 @@
+/*
+ * memtrain/torch_dry.h - chunks that take their memory and skip the arithmetic. Library libmemtrain_torch.
+ *
+ *     if (mt_dry_run(1) != MT_OK) ...
+ *     status = backend.accumulate(...); // takes the blocks that it always takes, in seconds
+ *     if (mt_dry_run(0) != MT_OK) ...
+ *
+ * A step at 1024 x 1024 pixels takes minutes, and nearly all of them are spent in convolutions and
+ * matrix products. What it takes of memory does not depend on their values. In a dry run they make
+ * their results, and the copies that oneDNN makes of what is row-major, and fill the results with
+ * zeros. All else runs. So the allocations of a chunk are those of the real one, and so are
+ * recordings, predictions and refusals.
+ *
+ * What is left out is scratch memory that does not grow with the samples. On CPUs without AVX-512
+ * some convolutions take up to 4 times their weight for each thread; those in channels_last take some
+ * times their weight on any. Peaks of large chunks are exact, or that much too low. In bfloat16 they
+ * may be too high by copies of the weight.
+ *
+ * Losses, gradients and metrics of a dry run mean nothing. Take its steps back (rollback), and use
+ * no file that was written in one.
+ */
+#ifndef MEMTRAIN_TORCH_DRY_H
+#define MEMTRAIN_TORCH_DRY_H
+
+#include <memtrain/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Begins or ends a dry run, for all threads of the process and for tensors of the CPU, those of
+ * simulated cards included. Products (mm, addmm, bmm, baddbmm), convolutions in two dimensions and
+ * batch norms of dense tensors are dry. Transposed convolutions and those in one or three dimensions
+ * are computed. No other thread may compute with libtorch meanwhile.
+ *
+ * @param on  1 or 0; what is so already stays so
+ * @return MT_OK; MT_EINVAL (another number); MT_EBACKEND if libtorch refuses other kernels
+ */
+MT_API MT_NODISCARD mt_status mt_dry_run(int on);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,341 @@
+/*
+ * dry.cpp - kernels that make what they would make and compute nothing: see memtrain/torch_dry.h.
+ *
+ * They stand in the dispatcher's place of the CPU's kernels, below autograd and autocast, as long as a dry run
+ * lasts. Each asks for the same blocks in the same order as libtorch's; check_shim_dry compares the two.
+ */
+#include <memtrain/torch_dry.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/native/ConvUtils.h>
+#include <ATen/native/Pool.h>
+#include <ATen/ops/_slow_conv2d_backward_native.h>
+#include <ATen/ops/_slow_conv2d_forward_native.h>
+#include <ATen/ops/convolution_backward_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mkldnn_convolution_native.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "cpu_memory.hpp"
+#include "guard.hpp"
+
+namespace memtrain::shim {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+Tensor blank(IntArrayRef sizes, const at::TensorOptions &options,
+             at::MemoryFormat format = at::MemoryFormat::Contiguous) {
+    return at::empty(sizes, options.memory_format(format)).zero_();
+}
+
+/* ---- products ---------------------------------------------------------------------------------- */
+
+/* What BLAS cannot read is copied first: neither rows nor columns are dense. */
+void copy_for_blas(const Tensor &matrix) {
+    int64_t r = matrix.stride(-2), c = matrix.stride(-1);
+    bool by_rows = c == 1 && r >= std::max<int64_t>(1, matrix.size(-1));
+    bool by_columns = r == 1 && c >= std::max<int64_t>(1, matrix.size(-2));
+    if (!by_rows && !by_columns) (void)matrix.clone(at::MemoryFormat::Contiguous);
+}
+
+void check_product(const Tensor &a, const Tensor &b, int64_t dimensions) {
+    TORCH_CHECK(a.dim() == dimensions && b.dim() == dimensions && a.size(-1) == b.size(-2) &&
+                    (dimensions == 2 || a.size(0) == b.size(0)),
+                "matrices of ", a.sizes(), " and ", b.sizes(), " cannot be multiplied");
+    TORCH_CHECK(a.scalar_type() == b.scalar_type(),
+                "expected both matrices to have one dtype, got ", a.scalar_type(), " and ",
+                b.scalar_type());
+}
+
+Tensor product(const Tensor &a, const Tensor &b, int64_t dimensions) {
+    check_product(a, b, dimensions);
+    Tensor out = dimensions == 2 ? blank({a.size(0), b.size(1)}, a.options())
+                                 : blank({a.size(0), a.size(1), b.size(2)}, a.options());
+    if (dimensions == 2) copy_for_blas(a), copy_for_blas(b);
+    return out;
+}
+
+Tensor &product_into(const Tensor &a, const Tensor &b, int64_t dimensions, Tensor &out) {
+    check_product(a, b, dimensions);
+    if (dimensions == 2) {
+        out.resize_({a.size(0), b.size(1)});
+        copy_for_blas(a), copy_for_blas(b);
+    } else {
+        out.resize_({a.size(0), a.size(1), b.size(2)});
+    }
+    return out.zero_();
+}
+
+Tensor mm(const Tensor &a, const Tensor &b) {
+    return product(a, b, 2);
+}
+Tensor bmm(const Tensor &a, const Tensor &b) {
+    return product(a, b, 3);
+}
+Tensor &mm_out(const Tensor &a, const Tensor &b, Tensor &out) {
+    return product_into(a, b, 2, out);
+}
+Tensor &bmm_out(const Tensor &a, const Tensor &b, Tensor &out) {
+    return product_into(a, b, 3, out);
+}
+
+using at::Scalar;
+Tensor addmm(const Tensor &, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
+    return product(a, b, 2);
+}
+Tensor baddbmm(const Tensor &, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
+    return product(a, b, 3);
+}
+Tensor &addmm_out(const Tensor &, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &,
+                  Tensor &out) {
+    return product_into(a, b, 2, out);
+}
+Tensor &baddbmm_out(const Tensor &, const Tensor &a, const Tensor &b, const Scalar &,
+                    const Scalar &, Tensor &out) {
+    return product_into(a, b, 3, out);
+}
+Tensor &addmm_(Tensor &self, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
+    check_product(a, b, 2);
+    copy_for_blas(a), copy_for_blas(b);
+    return self;
+}
+Tensor &baddbmm_(Tensor &self, const Tensor &a, const Tensor &b, const Scalar &, const Scalar &) {
+    check_product(a, b, 3);
+    return self;
+}
+
+/* ---- convolutions ------------------------------------------------------------------------------ */
+
+at::MemoryFormat format_of(bool channels_last) {
+    return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+/* Memory of that size in oneDNN's own order. Padding of odd channel counts is left out. */
+Tensor block(const Tensor &like) {
+    return at::empty({static_cast<int64_t>(like.nbytes())}, like.options().dtype(at::kByte));
+}
+
+Tensor block_of(IntArrayRef sizes, const Tensor &like) {
+    int64_t bytes = static_cast<int64_t>(c10::multiply_integers(sizes) * like.element_size());
+    return at::empty({bytes}, like.options().dtype(at::kByte));
+}
+
+/* Pictures of three channels are read as they are. */
+Tensor reordered(const Tensor &tensor) {
+    return tensor.size(1) > 3 ? block(tensor) : Tensor();
+}
+
+/*
+ * oneDNN reorders what is row-major, inputs and results; in channels_last only the weight. These copies are blocks of our
+ * allocator too, and they live while a kernel runs.
+ */
+Tensor onednn(const Tensor &input, const Tensor &weight, const Maybe &bias, IntArrayRef padding,
+              IntArrayRef stride, IntArrayRef dilation, int64_t groups) {
+    if (input.dim() != 4)
+        return at::native::mkldnn_convolution(input, weight, bias, padding, stride, dilation,
+                                              groups);
+    at::MemoryFormat format = format_of(at::native::mkldnn_conv_use_channels_last(input, weight));
+    Tensor in = input.contiguous(format), kernel = weight.contiguous(format);
+    std::vector<int64_t> sizes =
+        at::native::conv_output_size(in.sizes(), kernel.sizes(), padding, stride, dilation);
+    if (format == at::MemoryFormat::ChannelsLast) {
+        Tensor out = blank(sizes, in.options(), format);
+        block(kernel);
+        return out;
+    }
+    Tensor in_blocks = reordered(in), weight_blocks = block(kernel), result = block_of(sizes, in);
+    in_blocks.reset(), weight_blocks.reset();
+    return blank(sizes, in.options());
+}
+
+Tensor onednn_grad_input(const Tensor &out, const Tensor &in, const Tensor &kernel,
+                         at::MemoryFormat format) {
+    if (format == at::MemoryFormat::ChannelsLast) {
+        Tensor grad = blank(in.sizes(), out.options(), format);
+        block(kernel);
+        return grad;
+    }
+    Tensor out_blocks = block(out), weight_blocks = block(kernel), result = block(in);
+    out_blocks.reset(), weight_blocks.reset();
+    return blank(in.sizes(), out.options());
+}
+
+Tensor onednn_grad_weight(const Tensor &out, const Tensor &in, const Tensor &kernel,
+                          at::MemoryFormat format) {
+    bool is_row_major = format == at::MemoryFormat::Contiguous;
+    Tensor out_blocks, in_blocks;
+    if (is_row_major) out_blocks = block(out), in_blocks = reordered(in);
+    Tensor result = block(kernel);
+    /* In half precision it is summed in float first. */
+    if (kernel.scalar_type() != at::kFloat) block(kernel.to(at::kFloat));
+    in_blocks.reset(), out_blocks.reset();
+    Tensor dense = blank(kernel.sizes(), kernel.options());
+    return is_row_major ? dense : dense.contiguous(format);
+}
+
+Three onednn_backward(const Tensor &grad, const Tensor &input, const Tensor &weight,
+                      std::array<bool, 3> wanted) {
+    at::MemoryFormat format = format_of(at::native::mkldnn_conv_use_channels_last(input, weight));
+    Tensor in = input.contiguous(format), kernel = weight.contiguous(format);
+    Tensor out = grad.contiguous(format), grad_input, grad_weight, grad_bias;
+    if (wanted[0]) grad_input = onednn_grad_input(out, in, kernel, format);
+    if (wanted[1] || wanted[2]) grad_weight = onednn_grad_weight(out, in, kernel, format);
+    if (wanted[2]) grad_bias = blank({kernel.size(0)}, kernel.options());
+    return {grad_input, grad_weight, grad_bias};
+}
+
+bool is_pointwise(const Tensor &weight, IntArrayRef stride, IntArrayRef padding) {
+    return weight.size(2) == 1 && weight.size(3) == 1 && stride[0] == 1 && stride[1] == 1 &&
+           padding[0] == 0 && padding[1] == 0;
+}
+
+/* libtorch's own are for small inputs, and on one thread for kernels of 1 x 1. Only the latter take time. */
+Tensor slow(const Tensor &input, const Tensor &weight, IntArrayRef kernel, const Maybe &bias,
+            IntArrayRef stride, IntArrayRef padding) {
+    if (!is_pointwise(weight, stride, padding))
+        return at::native::slow_conv2d_forward_cpu(input, weight, kernel, bias, stride, padding);
+    at::MemoryFormat format = format_of(at::native::thnn_conv_use_channels_last(input, weight));
+    Tensor in = input.contiguous(format), flat = weight.contiguous(format);
+    return blank({in.size(0), weight.size(0), in.size(2), in.size(3)}, in.options(), format);
+}
+
+Three slow_backward(const Tensor &grad, const Tensor &input, const Tensor &weight,
+                    IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                    std::array<bool, 3> wanted) {
+    if (!is_pointwise(weight, stride, padding))
+        return at::native::slow_conv2d_backward_cpu(grad, input, weight, kernel, stride, padding,
+                                                    wanted);
+    at::MemoryFormat format = format_of(at::native::thnn_conv_use_channels_last(input, weight));
+    Tensor grad_input, grad_weight, grad_bias;
+    if (wanted[0]) {
+        Tensor in = input.contiguous(format), out = grad.contiguous(format);
+        grad_input = blank(in.sizes(), out.options(), format);
+    }
+    if (wanted[2]) grad_bias = blank({weight.size(0)}, weight.options());
+    if (wanted[1]) {
+        grad_weight = blank(weight.sizes(), weight.options(), weight.suggest_memory_format());
+        Tensor in = input.contiguous(format), out = grad.contiguous(format);
+    }
+    return {grad_input, grad_weight, grad_bias};
+}
+
+Three convolution_backward(const Tensor &grad, const Tensor &input, const Tensor &weight,
+                           at::OptionalIntArrayRef bias_sizes, IntArrayRef stride,
+                           IntArrayRef padding, IntArrayRef dilation, bool transposed,
+                           IntArrayRef output_padding, int64_t groups, std::array<bool, 3> wanted) {
+    auto of = [](IntArrayRef list) { return c10::fromIntArrayRefSlow(list); };
+    at::OptionalSymIntArrayRef sizes;
+    if (bias_sizes) sizes = of(*bias_sizes);
+    bool is_onednn = input.dim() == 4 && !transposed && input.numel() &&
+                     at::native::select_conv_backend(
+                         input, weight, {}, of(stride), of(padding), of(dilation), transposed,
+                         of(output_padding), groups, sizes) == at::native::ConvBackend::Mkldnn;
+    if (is_onednn) return onednn_backward(grad, input, weight, wanted);
+    return at::native::convolution_backward(grad, input, weight, bias_sizes, stride, padding,
+                                            dilation, transposed, output_padding, groups, wanted);
+}
+
+/* ---- batch norm -------------------------------------------------------------------------------- */
+
+Three norm(const Tensor &input, const Maybe &weight, const Maybe &, const Maybe &, const Maybe &,
+           bool training, double, double) {
+    at::TensorOptions options = weight && weight->defined() ? weight->options() : input.options();
+    IntArrayRef none = {0};
+    int64_t channels = input.size(1);
+    Tensor out = blank(input.sizes(), input.options(), input.suggest_memory_format());
+    if (!training) return {out, at::empty(none, options), at::empty(none, options)};
+    return {out, at::empty({channels}, options).fill_(1), at::empty({channels}, options).fill_(1)};
+}
+
+Three norm_backward(const Tensor &grad, const Tensor &input, const Maybe &weight, const Maybe &,
+                    const Maybe &, const Maybe &, const Maybe &, bool, double,
+                    std::array<bool, 3> wanted) {
+    at::TensorOptions options = weight && weight->defined() ? weight->options() : input.options();
+    Tensor grad_input, grad_weight, grad_bias;
+    (void)grad;
+    if (wanted[0])
+        grad_input = blank(input.sizes(), input.options(), input.suggest_memory_format());
+    if (wanted[1]) grad_weight = blank({input.size(1)}, options);
+    if (wanted[2]) grad_bias = blank({input.size(1)}, options);
+    return {grad_input, grad_weight, grad_bias};
+}
+
+/* ---- pooling ----------------------------------------------------------------------------------- */
+
+/* Zeros are places too, so that the backward pass may follow them. */
+std::tuple<Tensor, Tensor> max_pool(const Tensor &input, IntArrayRef kernel, IntArrayRef stride,
+                                    IntArrayRef padding, IntArrayRef dilation, bool ceil) {
+    auto at_dim = [](IntArrayRef list, size_t d) { return list[list.size() == 1 ? 0 : d]; };
+    std::vector<int64_t> sizes = input.sizes().vec();
+    for (size_t d = 0; d < 2; d++) {
+        int64_t &size = sizes[sizes.size() - 2 + d];
+        size = at::native::pooling_output_shape<int64_t>(
+            size, at_dim(kernel, d), at_dim(padding, d),
+            at_dim(stride.empty() ? kernel : stride, d), at_dim(dilation, d), ceil);
+    }
+    at::MemoryFormat format = input.suggest_memory_format();
+    Tensor out = blank(sizes, input.options(), format);
+    return {out, blank(sizes, input.options().dtype(at::kLong), format)};
+}
+
+/* ---- the switch -------------------------------------------------------------------------------- */
+
+/* The dispatcher warns of a kernel in another's place, which is what is meant. */
+struct Quiet : c10::WarningHandler {
+    void process(const c10::Warning &) override {}
+};
+
+/* The kernels of before come back when it goes. */
+std::unique_ptr<torch::Library> kernels;
+
+std::unique_ptr<torch::Library> register_kernels() {
+    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten",
+                                                    c10::DispatchKey::CPU, __FILE__, __LINE__);
+    library->impl("mm", TORCH_FN(mm));
+    library->impl("mm.out", TORCH_FN(mm_out));
+    library->impl("bmm", TORCH_FN(bmm));
+    library->impl("bmm.out", TORCH_FN(bmm_out));
+    library->impl("addmm", TORCH_FN(addmm));
+    library->impl("addmm.out", TORCH_FN(addmm_out));
+    library->impl("addmm_", TORCH_FN(addmm_));
+    library->impl("baddbmm", TORCH_FN(baddbmm));
+    library->impl("baddbmm.out", TORCH_FN(baddbmm_out));
+    library->impl("baddbmm_", TORCH_FN(baddbmm_));
+    library->impl("mkldnn_convolution", TORCH_FN(onednn));
+    library->impl("_slow_conv2d_forward", TORCH_FN(slow));
+    library->impl("_slow_conv2d_backward.output_mask", TORCH_FN(slow_backward));
+    library->impl("convolution_backward", TORCH_FN(convolution_backward));
+    library->impl("max_pool2d_with_indices", TORCH_FN(max_pool));
+    library->impl("native_batch_norm", TORCH_FN(norm));
+    library->impl("native_batch_norm_backward", TORCH_FN(norm_backward));
+    return library;
+}
+
+} // namespace
+} // namespace memtrain::shim
+
+mt_status mt_dry_run(int on) {
+    using namespace memtrain::shim;
+    return guard([&] {
+        if (on != 0 && on != 1) fail(MT_EINVAL, "mt_dry_run: on is %d; accepted: 0 and 1", on);
+        Quiet quiet;
+        c10::WarningUtils::WarningHandlerGuard warnings(&quiet);
+        if ((on != 0) == (kernels != nullptr)) return;
+        kernels = on ? register_kernels() : nullptr;
+        cpu::keep_all_pages(on != 0); /* to clear new ones would take the most time */
+    });
+}
