@@ -15,7 +15,7 @@ int ex_rehearse_wants(int64_t mode, int64_t side) {
 }
 
 int ex_rehearse_is_dry(int64_t mode, int64_t side) {
-    return mode == EX_REHEARSE_AUTO && side > EX_REHEARSE_LONGEST;
+    return mode == EX_REHEARSE_AUTO && side > LONGEST;
 }
 
 static size_t bytes_of(const ex_tensor *tensor) {
