@@ -72,6 +72,27 @@ START_TEST(the_step_is_the_one_that_a_trainer_takes) {
 }
 END_TEST
 
+/* Of kernels that have not run nothing is promised: a chunk of them runs before it is told. */
+START_TEST(kernels_that_have_not_run_are_run) {
+    fake_options options = fitting(12);
+    const mt_policy_options policy = deterministic();
+    options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
+    options.wide_above = 4;
+    options.tells_wide = _i;
+    options.budget_bytes = options.resident_bytes + fake_program_peak(&options.wide, 6);
+    ck_ok(foretell(&options, &policy));
+    size_t chunk = mt_plan_chunk(&plan, 0), bytes = plan.predicted_peak_bytes;
+    ck_assert_uint_gt(chunk, options.wide_above);
+    end();
+    mt_trainer *trainer = trainer_with(&options, &policy);
+    mt_step_report report = step(trainer, BATCH, 1);
+    for (uint64_t id = 2; id < 4; id++) report = step(trainer, BATCH, id);
+    ck_assert_uint_eq(report.chunks[0], chunk);
+    ck_assert_uint_eq(report.predicted_peak_bytes, bytes);
+    done(trainer);
+}
+END_TEST
+
 /* ---- sizes ------------------------------------------------------------------------------------- */
 
 static mt_chunk_need need_of(size_t chunk) {
@@ -354,6 +375,7 @@ int main(void) {
     Suite *suite = suite_create("forecast");
     TCase *steps = suite_case(suite, "steps"), *sizes = suite_case(suite, "sizes");
     tcase_add_loop_test(steps, the_step_is_the_one_that_a_trainer_takes, 2, 12);
+    tcase_add_loop_test(steps, kernels_that_have_not_run_are_run, 0, 2);
     tcase_add_test(sizes, one_size_alone_tells_a_bound);
     tcase_add_test(sizes, two_sizes_tell_of_all);
     tcase_add_test(sizes, smaller_chunks_than_are_allowed_are_recorded_too);
