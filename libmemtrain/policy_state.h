@@ -20,7 +20,8 @@ typedef struct mt__wait {
 /* Where the ladder stands. */
 typedef struct mt__ladder {
     unsigned rungs; /* MT_RUNG_BITs that are taken */
-    size_t chunk;   /* a batch that cannot be cut into chunks of so many samples is made smaller; 0: none is */
+    size_t
+        chunk; /* a batch that cannot be cut into chunks of so many samples is made smaller; 0: none is */
 } mt__ladder;
 
 /* Something that nobody has told of takes memory of the device. */
@@ -42,12 +43,12 @@ typedef enum mt__resort { MT__RESORT_NONE, MT__RESORT_LARGER, MT__RESORT_ALONE }
 
 /* The step that is planned. */
 typedef struct mt__step {
-    size_t samples;  /* of the whole batch */
-    size_t cap;      /* the largest chunk for the rest of the step; 0: no cap */
-    size_t try_size; /* a chunk that is tried though smaller ones did not fit; 0: none */
+    size_t samples;    /* of the whole batch */
+    size_t cap;        /* the largest chunk for the rest of the step; 0: no cap */
+    size_t try_size;   /* a chunk that is tried though smaller ones did not fit; 0: none */
     mt__resort resort; /* that was tried last */
-    int replanning;                /* memory ran out since the last plan */
-    int moved_on;                  /* a chunk that stays went through since memory ran out */
+    int replanning;    /* memory ran out since the last plan */
+    int moved_on;      /* a chunk that stays went through since memory ran out */
     mt__trouble trouble;
     mt__ladder start;    /* where to go back to when all was in vain */
     unsigned failed;     /* rungs that could not be set in this step */
@@ -62,7 +63,8 @@ struct mt_policy {
     /* what is known */
     mt__kind *kinds[MT__BUCKETS];
     size_t kind_count;
-    mt_recording *recording; /* of the chunk that runs, or of 0 samples; NULL: none was needed yet */
+    mt_recording
+        *recording; /* of the chunk that runs, or of 0 samples; NULL: none was needed yet */
     mt__shortage shortage;
     /* the step */
     mt__step step;
