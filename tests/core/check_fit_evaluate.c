@@ -20,6 +20,8 @@ static mt_status evaluated(void *self, const mt_batch *batch, size_t first, size
     const int i = batch->count == 1;
     (void)self, (void)count;
     if (first > 0) return MT_OK; /* all is in the first chunk */
+    out->seconds = 0.25;
+    out->peak_bytes = 1 << 20;
     out->units = two[i].units;
     out->loss_sum = two[i].loss;
     for (int m = 0; m < 2; m++) out->metric_sums[m] = two[i].metrics[m];
@@ -63,6 +65,10 @@ START_TEST(means_of_a_source) {
         ck_assert_str_eq(fit_seen.text, "v0,1,2 v3 ");
         ck_assert_uint_eq(report.samples, 4);
         ck_assert_double_eq_tol(report.loss, 28.0 / 12, 1e-12); /* over units */
+        ck_assert_double_eq(report.seconds, 0.5);               /* of two batches */
+        /* An epoch that is under way has none of it. */
+        ck_assert_double_eq(trainer->epoch_seconds, 0);
+        ck_assert_uint_eq(trainer->epoch_peak_bytes, 0);
         for (int m = 0; m < 2; m++)
             ck_assert(isnan(overs[_i].metrics[m])
                           ? isnan(report.metrics[m])
