@@ -71,8 +71,7 @@ static size_t room_of(const mt_policy *p, const mt_oom *oom) {
 /* The size did not fit: it needs more than there was. */
 static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
     size_t need = oom->refused ? mt__policy_seen_need(oom) : 0;
-    mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room, need,
-                  p->recording && p->recording->samples ? p->recording : NULL);
+    mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room, need, p->recording);
 }
 
 /* The rows of the table in docs/policy.md, in its order. */

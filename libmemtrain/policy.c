@@ -435,9 +435,7 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     int is_above = p->budget && result->peak_bytes > p->budget;
     if (is_above) room = 0;
     p->is_watched |= is_above;
-    mt_recording *none = NULL;
-    mt__kind_learn(k, way, samples, peak, room,
-                   p->recording && p->recording->samples ? &p->recording : &none);
+    mt__kind_learn(k, way, samples, peak, room, &p->recording);
     mt__policy_end_recording(p);
     if (way == MT__APART) p->step.moved_on = 1;
     if (p->shortage.limit && result->peak_bytes > p->shortage.limit) p->shortage.limit = 0;

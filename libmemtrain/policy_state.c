@@ -63,7 +63,7 @@ mt__kind *mt__policy_current(mt_policy *p, mt_mode mode) {
 }
 
 void mt__policy_end_recording(mt_policy *p) {
-    if (p->recording) p->recording->samples = 0;
+    if (p->recording) p->recording->allocations = 0; /* what is empty tells nothing */
 }
 
 mt__way mt__policy_way(const mt_policy *p, mt_mode mode) {

@@ -20,8 +20,7 @@ typedef struct mt__wait {
 /* Where the ladder stands. */
 typedef struct mt__ladder {
     unsigned rungs; /* MT_RUNG_BITs that are taken */
-    size_t
-        chunk; /* a batch that cannot be cut into chunks of so many samples is made smaller; 0: none is */
+    size_t chunk;   /* a batch that needs larger chunks is made smaller; 0: none is */
 } mt__ladder;
 
 /* Something that nobody has told of takes memory of the device. */
@@ -63,8 +62,7 @@ struct mt_policy {
     /* what is known */
     mt__kind *kinds[MT__BUCKETS];
     size_t kind_count;
-    mt_recording
-        *recording; /* of the chunk that runs, or of 0 samples; NULL: none was needed yet */
+    mt_recording *recording; /* of the chunk that runs, or empty; NULL: none was needed yet */
     mt__shortage shortage;
     /* the step */
     mt__step step;

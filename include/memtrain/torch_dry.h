@@ -30,8 +30,8 @@ extern "C" {
 
 /*
  * Begins or ends a dry run, for all threads of the process and for tensors of the CPU, those of
- * simulated cards included. Products (mm, addmm, bmm, baddbmm), convolutions in two dimensions and
- * batch norms of dense tensors are dry. Transposed convolutions and those in one or three dimensions
+ * simulated cards included. Products (mm, addmm, bmm, baddbmm), convolutions and max pools in two
+ * dimensions and batch norms of dense tensors are dry. Transposed convolutions and those in one or three dimensions
  * are computed. No other thread may compute with libtorch meanwhile.
  *
  * @param on  1 or 0; what is so already stays so
