@@ -62,12 +62,6 @@ static int is_smallest(const mt_policy *p, const mt_oom *oom) {
     return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->step.samples));
 }
 
-/* Bytes that there were for the chunk, as far as was known; SIZE_MAX: not. */
-static size_t room_of(const mt_policy *p, const mt_oom *oom) {
-    size_t limit = mt__policy_limit(p, &oom->memory);
-    return limit == SIZE_MAX ? limit : limit - mt__min(limit, oom->allocated_before_bytes);
-}
-
 /* The size did not fit: it needs more than there was. */
 static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
     size_t need = oom->refused ? mt__policy_seen_need(oom) : 0;
@@ -78,7 +72,7 @@ static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
 static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
     int explained = is_explained(p, oom);
-    size_t room = room_of(p, oom),
+    size_t room = mt__policy_room_beside(p, &oom->memory, oom->allocated_before_bytes),
            predicted =
                oom->chunk ? mt__kind_predict(k, mt__policy_way(p, oom->mode), oom->chunk) : 0;
     int is_short = is_shortage(p, k, oom, room) && (predicted || oom->refused);
@@ -101,7 +95,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     int may_help = explained ? has_cache && !cache_cannot_help : !shortage_is_known;
     if (!t->cleared && (may_help || (cannot_shrink && (has_cache || !cache_cannot_help)))) {
         t->cleared = 1;
-        t->retries -= t->smaller != 0;
+        t->retries -= p->step.cap != 0;
         return MT_ACTION_CLEAR;
     }
 
@@ -115,7 +109,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         learn(p, k, oom, room);
 
     /* 6. A second set of gradients is given up before anything else is. */
-    if (explained && oom->chunk && oom->mode == MT_TRAIN && p->keep && !p->alone)
+    if (explained && oom->chunk && oom->mode == MT_TRAIN && p->keep == MT__KEPT_APART)
         return MT_ACTION_REPLAN;
 
     /* 7. Smaller chunks; or larger ones, where a smaller one needs more. */
@@ -126,7 +120,6 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
     if (!cannot_shrink) {
-        t->smaller = 1;
         p->step.cap = (predicted || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short)
                           ? oom->chunk - 1
                           : oom->chunk / 2; /* nothing predicts one */
@@ -136,7 +129,7 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
 
     /* 8. Rungs. */
     if (!mt__rungs_take(p, oom->mode, &oom->memory)) return MT_ACTION_GIVE_UP;
-    *t = (mt__trouble){0, 0, 0, 0};
+    *t = (mt__trouble){0, 0, 0};
     return MT_ACTION_REPLAN;
 }
 
@@ -154,16 +147,16 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     /* An update that runs out of memory takes the chunks before it back, so the step has not moved on. */
     int moved_on = p->step.moved_on && own.phase != MT_PHASE_APPLY;
-    if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, 0, 0, 0};
+    if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, 0, 0};
     p->step.moved_on = 0;
     /* A user is told of what the smallest chunk needs, not of the last resorts after it. */
     if (p->step.resort != MT__RESORT_ALONE && !p->step.try_size) {
-        p->step.explained = own;
-        if (!is_explained(p, &own)) p->step.explained.chunk = 0;
+        p->explained = own;
+        if (!is_explained(p, &own)) p->explained.chunk = 0;
     }
     *out = answer(p, k, &own);
     mt__policy_end_recording(p);
-    p->step.replanning = *out == MT_ACTION_REPLAN;
+    if (*out == MT_ACTION_REPLAN) p->next = MT__AFTER_OOM;
     if (*out != MT_ACTION_GIVE_UP) return MT_OK;
     /* Nothing of all that has helped, so it tells nothing. */
     if (p->shortage.noted_at == p->steps) p->shortage.limit = 0;

@@ -337,8 +337,8 @@ void mt__kind_learn(mt__kind *k, mt__way way, size_t samples, size_t peak, size_
     const mt_recording *r = *recording;
     k->has_run = 1;
     check_inherited(k, way, samples, peak);
-    if (r && !r->incomplete && r->allocations && (way == MT__IN_PLACE || r->handed_over))
-        take_recording(k, recording);
+    int is_whole = r && !r->incomplete && r->allocations && r->samples == samples;
+    if (is_whole && (way == MT__IN_PLACE || r->handed_over)) take_recording(k, recording);
     /* What a chunk needs with gradients apart it needs at most with them in place. */
     for (int i = 0; i <= (int)way; i++) {
         mt__limits *l = &k->limits[i];

@@ -115,10 +115,11 @@ mt_status mt_policy_begin(mt_policy *policy, const mt_shape *shape) {
     const mt_shape none = {0};
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_begin");
     policy->shape = shape ? *shape : none;
-    policy->step.replanning = policy->same_step = 0;
-    policy->step.explained.chunk = 0;
-    policy->step.least_need.bytes = 0;
+    policy->next = MT__NEXT_STEP;
+    policy->explained.chunk = 0;
+    policy->least_need.bytes = 0;
     policy->discarded = 0;
+    mt__policy_end_recording(policy); /* it was of another shape */
     return MT_OK;
 }
 
@@ -150,14 +151,14 @@ mt_status mt_policy_describe(mt_policy *policy, const mt_backend_info *info) {
 
 mt_status mt_policy_replan(mt_policy *policy) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_replan");
-    policy->same_step = 1;
+    policy->next = MT__SAME_STEP;
     policy->discarded = 0; /* it has not run */
     return MT_OK;
 }
 
 mt_status mt_policy_given(mt_policy *policy, int keep) {
     MT__CHECK_HANDLE(policy, MT__KIND_POLICY, "mt_policy_given");
-    policy->keep = keep;
+    policy->keep = keep ? MT__KEPT_APART : MT__ADDED;
     return MT_OK;
 }
 
@@ -225,7 +226,7 @@ static mt_plan_reason reason_of(const mt_policy *p, mt__kind *k, size_t samples,
                                 size_t chunks) {
     mt__seen *s = mt__kind_find_seen(k, samples);
     mt_plan_reason reason = chunks > fewest ? MT_PLAN_THROUGHPUT : MT_PLAN_START;
-    if (p->step.replanning)
+    if (p->next == MT__AFTER_OOM)
         reason = MT_PLAN_OOM;
     else if (mt__policy_fixed(p, samples))
         reason = MT_PLAN_USER;
@@ -256,7 +257,7 @@ static mt_status add_chunks(mt_policy *p, mt_mode mode, mt__kind *k, const mt_me
     plan->discard = s.discard;
     plan->alone = s.alone;
     if (!plan->groups && !s.fewest) /* it is not known yet */
-        plan->reason = p->step.replanning ? MT_PLAN_OOM : MT_PLAN_START;
+        plan->reason = p->next == MT__AFTER_OOM ? MT_PLAN_OOM : MT_PLAN_START;
     else if (!plan->groups && !s.discard)
         plan->reason = reason_of(p, k, plan->samples, s.fewest, s.chunks);
     return s.single ? mt__plan_append(plan, s.single, 1) : mt__plan_append(plan, f.rest, s.chunks);
@@ -326,19 +327,20 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
 
 /* What the step before left behind is over. */
 static void begin_step(mt_policy *p, mt_mode mode, size_t samples, const mt_memory *memory) {
-    mt_oom explained = p->step.explained;
-    mt__need least_need = p->step.least_need;
-    p->step = (mt__step){
-        .samples = samples, .start = p->ladder, .explained = explained, .least_need = least_need};
+    p->step = (mt__step){.samples = samples, .start = p->ladder};
     p->steps++;
     if (mode == MT_TRAIN) mt__rungs_leave(p, samples, memory);
     mt__kind *k = mt__policy_current(p, mode);
     if (k) mt__kind_begin(k);
 }
 
-/* The chunk that a plan which says discard is for; 0: it does not. */
-static size_t discarded_by(const mt_plan *plan, mt_status status) {
-    return status == MT_OK && plan->discard ? plan->group[plan->groups - 1].samples : 0;
+/* What is to be remembered of a plan that was made or extended. */
+static void note_plan(mt_policy *p, mt_mode mode, const mt_plan *plan, mt_status status) {
+    int is_taken_back = status == MT_OK && plan->discard;
+    p->discarded = is_taken_back ? plan->group[plan->groups - 1].samples : 0;
+    p->next = p->discarded ? MT__SAME_STEP : MT__NEXT_STEP;
+    if (status != MT_OK || mode != MT_TRAIN) return;
+    p->keep = plan->alone ? MT__ONLY_ONES : plan->keep ? MT__KEPT_APART : MT__ADDED;
 }
 
 /* What the last plan was to tell ran, and was taken back. Without units it has left no other trace. */
@@ -358,8 +360,8 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     MT__CHECK(memory, "mt_policy_plan: memory is NULL");
     MT__CHECK(samples > 0, "mt_policy_plan: samples is 0; at least 1 is accepted");
     mt_policy *p = policy;
-    if (p->same_step && !p->step.replanning) note_discarded(p, mode);
-    if (!p->step.replanning && !p->same_step) begin_step(p, mode, samples, memory);
+    if (p->next == MT__SAME_STEP) note_discarded(p, mode);
+    if (p->next == MT__NEXT_STEP) begin_step(p, mode, samples, memory);
     p->budget = memory->budget_bytes;
     mt_status status = plan_here(p, mode, samples, memory, out);
     /* Also what is known beforehand not to fit is a reason for a rung. */
@@ -367,15 +369,10 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
         status = plan_here(p, mode, samples, memory, out);
     if (status == MT_EDEVMEM) mt__rungs_give_back(p);
     if (status == MT_OK) p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    if (status == MT_OK && mode == MT_TRAIN) {
-        p->keep = out->keep;
-        p->alone = out->alone;
+    if (status == MT_OK && mode == MT_TRAIN)
         p->was_whole =
             !out->discard && mt_plan_chunks(out) == 1 && mt_plan_covered(out) == out->samples;
-    }
-    p->step.replanning = 0;
-    p->discarded = discarded_by(out, status);
-    p->same_step = p->discarded > 0;
+    note_plan(p, mode, out, status);
     return status;
 }
 
@@ -397,9 +394,7 @@ mt_status mt_policy_extend(mt_policy *policy, mt_mode mode, const mt_memory *mem
     size_t ran = mt_plan_chunks(plan);
     mt_status status = add_chunks(p, mode, k, memory, plan);
     if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, ran, plan);
-    if (status == MT_OK && mode == MT_TRAIN) p->keep = plan->keep;
-    p->discarded = discarded_by(plan, status);
-    p->same_step = p->discarded > 0;
+    note_plan(p, mode, plan, status);
     return status;
 }
 
@@ -413,7 +408,7 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
     mt__policy_end_recording(p);
     if (!k || !can_record(p) || !mt__kind_wants_recording(k, samples)) return NULL;
     /* From the whole batch alone, where nothing smaller fits, smaller chunks cannot be told. */
-    if (mode == MT_TRAIN && p->alone && !k->ranges) return NULL;
+    if (mode == MT_TRAIN && p->keep == MT__ONLY_ONES && !k->ranges) return NULL;
     if (!p->recording && mt_recording_new(&p->recording) != MT_OK) return NULL;
     mt__recording_restart(p->recording, samples);
     return p->recording;

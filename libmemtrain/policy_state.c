@@ -116,13 +116,13 @@ size_t mt__policy_limit(const mt_policy *p, const mt_memory *memory) {
     return is_short ? mt__min(budget, p->shortage.limit) : budget;
 }
 
-static size_t room_beside(const mt_policy *p, const mt_memory *memory, size_t allocated) {
+size_t mt__policy_room_beside(const mt_policy *p, const mt_memory *memory, size_t allocated) {
     size_t limit = mt__policy_limit(p, memory);
     return limit == SIZE_MAX ? limit : limit - mt__min(limit, allocated);
 }
 
 size_t mt__policy_room(const mt_policy *p, const mt_memory *memory) {
-    return room_beside(p, memory, memory->allocated_bytes);
+    return mt__policy_room_beside(p, memory, memory->allocated_bytes);
 }
 
 size_t mt__policy_allocated_alone(const mt_policy *p, const mt_memory *memory) {
@@ -130,7 +130,7 @@ size_t mt__policy_allocated_alone(const mt_policy *p, const mt_memory *memory) {
 }
 
 size_t mt__policy_room_alone(const mt_policy *p, const mt_memory *memory) {
-    return room_beside(p, memory, mt__policy_allocated_alone(p, memory));
+    return mt__policy_room_beside(p, memory, mt__policy_allocated_alone(p, memory));
 }
 
 /* ---- for reports ------------------------------------------------------------------------------- */
@@ -148,7 +148,7 @@ mt__need mt__policy_need(const mt_policy *p, const mt_oom *oom, size_t chunk) {
 }
 
 mt__need mt__policy_least_need(const mt_policy *p) {
-    return p->step.least_need;
+    return p->least_need;
 }
 
 size_t mt_policy_predict_bytes(const mt_policy *policy, mt_mode mode, size_t samples) {

@@ -33,12 +33,21 @@ typedef struct mt__shortage {
 /* What was tried for the chunk that did not fit. */
 typedef struct mt__trouble {
     unsigned retries; /* that count towards max_retries */
-    int smaller;      /* chunks were made smaller since */
     int retried, cleared;
 } mt__trouble;
 
 /* What is tried before the next rung, in this order. */
 typedef enum mt__resort { MT__RESORT_NONE, MT__RESORT_LARGER, MT__RESORT_ALONE } mt__resort;
+
+/* What the next plan is for. */
+typedef enum mt__next {
+    MT__NEXT_STEP,
+    MT__SAME_STEP, /* which was taken back, and no memory ran out */
+    MT__AFTER_OOM  /* the same step too */
+} mt__next;
+
+/* The gradients of the last training plan's chunks. */
+typedef enum mt__kept { MT__ADDED, MT__KEPT_APART, MT__ONLY_ONES } mt__kept;
 
 /* The step that is planned. */
 typedef struct mt__step {
@@ -46,13 +55,10 @@ typedef struct mt__step {
     size_t cap;        /* the largest chunk for the rest of the step; 0: no cap */
     size_t try_size;   /* a chunk that is tried though smaller ones did not fit; 0: none */
     mt__resort resort; /* that was tried last */
-    int replanning;    /* memory ran out since the last plan */
     int moved_on;      /* a chunk that stays went through since memory ran out */
     mt__trouble trouble;
-    mt__ladder start;    /* where to go back to when all was in vain */
-    unsigned failed;     /* rungs that could not be set in this step */
-    mt_oom explained;    /* the last OOM of these rungs that was the budget's; chunk 0: none */
-    mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
+    mt__ladder start; /* where to go back to when all was in vain */
+    unsigned failed;  /* rungs that could not be set in this step */
 } mt__step;
 
 struct mt_policy {
@@ -66,15 +72,18 @@ struct mt_policy {
     mt__shortage shortage;
     /* the step */
     mt__step step;
-    uint64_t steps;   /* planned so far, of either mode */
-    int same_step;    /* the next plan is for the step of the last one, ... */
-    size_t discarded; /* ... which ran a chunk of so many samples that was taken back; 0: none */
+    uint64_t steps; /* planned so far, of either mode */
+    mt__next next;
+    size_t discarded; /* samples of a chunk that the last plan runs to be taken back; 0: none */
     size_t budget;    /* that the last plan was made for; 0: none */
     int is_watched;   /* the budget is not enforced: a chunk went through above it */
-    int keep, alone, was_whole; /* of the last training plan; the last: it was one chunk */
+    mt__kept keep;    /* of the last training plan */
+    int was_whole;    /* it was one chunk */
+    /* for reports */
+    mt_oom explained;    /* the last OOM of these rungs that was the budget's; chunk 0: none */
+    mt__need least_need; /* of the smallest chunk, with the rungs that were climbed from */
     /* the ladder */
     mt__ladder ladder;
-    unsigned unusable;    /* rungs that the backend cannot turn on */
     mt__wait device_wait; /* for the way back from the CPU */
     mt__wait wait;        /* for rungs to be left */
     unsigned device;      /* MT_RUNG_CPU's bit, as in the last plan: where memory is told of */
@@ -91,7 +100,8 @@ int mt__policy_shortage_is_old(const mt_policy *policy);
 /* Bytes that may be allocated in all: the budget, or less where something else takes room; SIZE_MAX: no limit. */
 size_t mt__policy_limit(const mt_policy *policy, const mt_memory *memory);
 
-/* Those of them that are not allocated. */
+/* Those of them that are not among so many that are allocated, and those that are not allocated now. */
+size_t mt__policy_room_beside(const mt_policy *policy, const mt_memory *memory, size_t allocated);
 size_t mt__policy_room(const mt_policy *policy, const mt_memory *memory);
 
 /* The same while gradients are not held. */

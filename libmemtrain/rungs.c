@@ -25,7 +25,7 @@ static const unsigned SAME_NUMBERS =
 static unsigned allowed(const mt_policy *p) {
     unsigned has = p->info.rungs | MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     unsigned may = MT_RUNGS_DEFAULT | p->options.allow_rungs;
-    return has & may & ~p->options.forbid_rungs & ~p->unusable & ~p->step.failed;
+    return has & may & ~p->options.forbid_rungs & ~p->step.failed;
 }
 
 /* The rungs below one of them. */
@@ -115,11 +115,11 @@ static unsigned next_rung(const mt_policy *p, mt_mode mode) {
 
 /* What would have been enough here is enough, whatever a rung that comes after needs. */
 static void note_need(mt_policy *p, mt_mode mode) {
-    mt_oom *oom = &p->step.explained;
+    mt_oom *oom = &p->explained;
     size_t samples = mode == MT_TRAIN ? mt__rungs_samples(p, p->step.samples) : p->step.samples;
     size_t chunk = mt__policy_attainable(p, mt__max(1, samples));
     if (!oom->chunk) *oom = (mt_oom){.mode = mode};
-    mt__need need = mt__policy_need(p, oom, chunk), *least = &p->step.least_need;
+    mt__need need = mt__policy_need(p, oom, chunk), *least = &p->least_need;
     if (need.bytes && (!least->bytes || need.bytes < least->bytes)) *least = need;
     oom->chunk = 0;
 }
@@ -132,7 +132,7 @@ static size_t larger_size(const mt_policy *p, const mt__kind *k, size_t samples,
     size_t size = mt__max(LEAST_NORMALISED, samples / SMALLEST_SHARE);
     size_t most = p->options.max_micro_batch ? p->options.max_micro_batch : samples;
     if (k->limits[MT__IN_PLACE].largest_ran || mt__policy_fixed(p, samples)) return 0;
-    if (room == SIZE_MAX || !p->step.explained.refused) return 0;
+    if (room == SIZE_MAX || !p->explained.refused) return 0;
     if (size > mt__min(most, samples) || size <= mt__policy_attainable(p, samples)) return 0;
     /* Of what was cut short most grows, if not all. */
     return k->is_partial && mt__kind_recorded(k, MT__IN_PLACE, size / 2) > room ? 0 : size;
@@ -165,7 +165,7 @@ static int climb(mt_policy *p, mt_mode mode) {
     if (rung == MT_RUNG_CPU) { /* other memory, so the whole batch again */
         p->ladder.rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
         p->ladder.chunk = 0;
-        p->step.least_need.bytes = 0;
+        p->least_need.bytes = 0;
     }
     return 1;
 }
@@ -259,7 +259,7 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
               (int)rung, MT_RUNGS - 1);
     mt_policy *p = policy;
     if (on) {
-        *(why == MT_ENOTSUP ? &p->unusable : &p->step.failed) |= MT_RUNG_BIT(rung);
+        *(why == MT_ENOTSUP ? &p->options.forbid_rungs : &p->step.failed) |= MT_RUNG_BIT(rung);
         p->ladder.rungs = below(p->ladder.rungs, (unsigned)rung);
         if (!(p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH))) p->ladder.chunk = 0;
     } else {
@@ -268,6 +268,6 @@ mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_stat
     }
     p->wait.steps = p->device_wait.steps = 0;
     p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
-    p->step.replanning = 1;
+    p->next = MT__AFTER_OOM;
     return MT_OK;
 }

@@ -53,6 +53,33 @@ TEST_LOOP("learning", learning_repeatable, LENGTH(repeatable)) {
     mt_policy_free(dev.policy);
 }
 
+/*
+ * A recording is of one shape and one size: what was begun for another is not learnt from. Two of the same size have no line
+ * through them.
+ */
+TEST("learning", learning_of_its_own) {
+    mt_policy *policy = NULL;
+    mt_recording *recording;
+    const mt_shape shapes[] = {{.id = 1}, {.id = 2}};
+    const mt_chunk_result result = {.size = sizeof result, .peak_bytes = 1600};
+
+    ck_ok(mt_policy_new(NULL, NULL, &policy));
+    ck_ok(mt_policy_begin(policy, &shapes[0]));
+    recording = mt_policy_recording(policy, MT_TRAIN, 16);
+    mt_recording_event(recording, &policy, 1600);
+    ck_ok(mt_policy_observe(policy, MT_TRAIN, 16, 0, &result));
+    ck_ok(mt_policy_begin(policy, &shapes[1]));
+    recording = mt_policy_recording(policy, MT_TRAIN, 16);
+    mt_recording_event(recording, &policy, 3200);
+    ck_ok(mt_policy_begin(policy, &shapes[0]));
+    ck_ok(mt_policy_observe(policy, MT_TRAIN, 16, 0, &result));
+    recording = mt_policy_recording(policy, MT_TRAIN, 8);
+    mt_recording_event(recording, &policy, 3200);
+    ck_ok(mt_policy_observe(policy, MT_TRAIN, 4, 0, &result)); /* another size */
+    ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, 16), 1600);
+    mt_policy_free(policy);
+}
+
 /* The bytes are exact from the second chunk on, and recording is over. */
 TEST("learning", learning_is_exact) {
     device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
