@@ -13,6 +13,7 @@
 #include "call_values.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "onednn.hpp"
 #include "operators.hpp"
 #include "tensor.hpp"
 
@@ -202,7 +203,9 @@ template <class Ready, class Done> mt_status run(const Given &given, Ready ready
         check_given(given);
         auto op = resolve(given, stack);
         ready(op->schema());
+        KeepOneDnn keep;
         op->getOperation()(stack);
+        KeepOneDnn::check();
         done(op->schema(), stack);
     });
     if (status != MT_ETORCH) return status;

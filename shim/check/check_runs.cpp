@@ -15,6 +15,7 @@
 #include "autocast.hpp"
 #include "guard.hpp"
 #include "norm_watch.hpp"
+#include "onednn.hpp"
 #include "step.hpp"
 
 namespace memtrain::shim {
@@ -252,6 +253,7 @@ static bool computes_in_half(const at::Tensor &loss) {
 /* Apart from the chunk of a step: a loss without a graph fails there, and a graph that is not used takes memory. */
 void Runs::forward(bool with_graph, size_t first, size_t samples, RunResult &out) {
     Calling calling(torch_);
+    KeepOneDnn keep;
     c10::AutoGradMode mode(with_graph);
     AutocastIf autocast(torch_.device.type(), torch_.amp);
     WatchWrites watch(&torch_.written);
@@ -267,6 +269,7 @@ void Runs::forward(bool with_graph, size_t first, size_t samples, RunResult &out
         out.written = chunk.written();
         return;
     }
+    KeepOneDnn::check();
     out.has_graph = values.loss.requires_grad();
     out.has_metrics = values.metrics.defined();
     out.in_half = with_graph && computes_in_half(values.loss);

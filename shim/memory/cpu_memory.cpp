@@ -70,6 +70,7 @@ struct Thread {
     mt_event_sink sink = {nullptr, nullptr};
     sim::Card *card = nullptr;
     Arena *arena = nullptr;
+    uint64_t refused = 0;  /* requests, those of a card too */
     uint64_t requests = 0; /* since inject() */
     uint64_t failed = 0;
     uint64_t fail_at = 0; /* 0: disarmed */
@@ -268,9 +269,12 @@ void *take(size_t bytes) {
     Thread &own = thread;
     sim::Card *card = own.card;
     bool fails = shall_fail(own);
+    own.refused++; /* until there is memory for it */
     if (fails && card) card->refuse(bytes);
     if (fails) refuse("injected refusal of", bytes);
-    return card ? take_on_card(*card, bytes) : take_from_host(bytes);
+    void *data = card ? take_on_card(*card, bytes) : take_from_host(bytes);
+    own.refused--;
+    return data;
 }
 
 /* Deleter of every tensor, and of buffers that oneDNN took through raw_allocate. */
@@ -597,6 +601,10 @@ size_t peak_resident_bytes() noexcept {
 
 Refusals refusals() noexcept {
     return thread.refusals;
+}
+
+uint64_t refused_requests() noexcept {
+    return thread.refused;
 }
 
 void set_sink(const mt_event_sink *sink) noexcept {

@@ -103,6 +103,9 @@ struct Refusals {
 };
 Refusals refusals() noexcept;
 
+/* Requests of the calling thread that were refused, those by a simulated card too, which leaves no evidence. */
+uint64_t refused_requests() noexcept;
+
 /* Events of the calling thread; NULL stops them. *sink is copied. */
 void set_sink(const mt_event_sink *sink) noexcept;
 

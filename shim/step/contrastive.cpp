@@ -16,6 +16,7 @@
 #include "guard.hpp"
 #include "norm_watch.hpp"
 #include "offload.hpp"
+#include "onednn.hpp"
 #include "step.hpp"
 #include "watch.hpp"
 
@@ -175,6 +176,7 @@ void CachedStep::join(mt_torch &torch, Embeddings &all) {
     values.loss = values.loss.detach();
     weighted.backward();
     weighted.reset();
+    KeepOneDnn::check();
     torch.flat->end_chunk(false, false);
     for (at::Tensor &leaf : leaves) gradients_.push_back(std::move(leaf.mutable_grad()));
     std::fill(std::begin(metrics_), std::end(metrics_), 0.0);
@@ -197,6 +199,7 @@ void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
     }
     backward(torch, told, std::move(embeddings));
     check_unwritten("the backward pass", chunk);
+    KeepOneDnn::check();
     torch.flat->end_chunk(false, false);
     note_segments(torch, rule, told.count, result);
     after_.restore();
@@ -247,9 +250,12 @@ void CachedEvaluation::run(mt_torch &torch, const mt_torch_batch &own, const mt_
     id_ = batch.id;
     Chunk chunk(own, first, count, torch.placement());
     all_.put(embed_chunk(torch, chunk, count), first, count, samples_);
+    KeepOneDnn::check();
     if (first + count < samples_) return;
     double loss = 0.0;
-    read_values(torch, join_all(torch, all_.tensors()), &loss, result.metric_sums);
+    Loss joined = join_all(torch, all_.tensors());
+    KeepOneDnn::check();
+    read_values(torch, joined, &loss, result.metric_sums);
     result.units = static_cast<double>(samples_);
     result.loss_sum = loss * result.units;
 }

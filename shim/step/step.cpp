@@ -24,6 +24,7 @@
 #include "guard.hpp"
 #include "norm_watch.hpp"
 #include "offload.hpp"
+#include "onednn.hpp"
 #include "watch.hpp"
 
 namespace memtrain::shim {
@@ -260,6 +261,7 @@ double forward_backward(mt_torch &torch, size_t first, size_t count, double weig
     } else {
         values.loss = values.loss.detach();
     }
+    KeepOneDnn::check();
     fill_result(torch, values, values.units.value_or(units), count, result);
     result.normalises_over_batch = torch.model->normalises_over_batch || torch.normalises;
     torch.flat->end_chunk(torch.marked, is_whole(torch, count));
@@ -273,6 +275,7 @@ void forward_only(mt_torch &torch, const mt_torch_batch &batch, size_t first, si
     double units = units_of(*torch.model, batch, first, count);
     Chunk chunk(batch, first, count, torch.placement());
     Loss values = forward(torch, chunk);
+    KeepOneDnn::check();
     fill_result(torch, values, values.units.value_or(units), count, result);
 }
 
@@ -354,6 +357,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
     bool deferred = run.training && is_deferred(torch, run, out);
     cpu::Refusals before = cpu::refusals();
     Calling calling(torch, run.training ? Call::step : Call::evaluation);
+    KeepOneDnn keep;
     result.deferred = deferred;
     mt_status status = guard(torch.device, [&] {
         begin_chunk(torch, deferred);

@@ -2,9 +2,11 @@
  * check_shim_amp.cpp - autocast: dtypes inside and outside, nesting, state put back whatever ends
  * the body, and training with options.amp.
  */
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/randn.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/modules/activation.h>
 
 #include "check_shim.hpp"
 
@@ -131,6 +133,86 @@ START_TEST(training) {
 }
 END_TEST
 
+/*
+ * A product of matrices that gets no memory inside of oneDNN: libtorch would compute it in another way and leave oneDNN off
+ * from then on. Every request of a step fails in turn; what goes through has the bits of the same chunks without a fault.
+ */
+namespace {
+
+/* Products of bfloat16 that are large enough for oneDNN. */
+struct Deep {
+    std::vector<float> pixels = std::vector<float>(64 * 256, 0.5f);
+    mt_tensor *tensor = nullptr;
+    mt_torch_batch own = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    std::shared_ptr<nn::SequentialImpl> net;
+    mt_model *model = nullptr;
+    mt_torch *torch = nullptr;
+
+    Deep() {
+        const int64_t shape[] = {64, 256};
+        init();
+        ck_ok(mt_torch_seed(3));
+        ck_ok(mt_tensor_from_memory(pixels.data(), MT_FLOAT32, 2, shape, &tensor));
+        own.tensors = &tensor;
+        own.count = 1;
+        batch.data = &own;
+        batch.count = 64;
+        mt_status status = memtrain::make_model(&model, [&] {
+            net = std::make_shared<nn::SequentialImpl>(nn::Linear(256, 256), nn::ReLU(),
+                                                       nn::Linear(256, 1));
+            return memtrain::model(
+                net, {}, [](nn::SequentialImpl &n, const memtrain::Tensors &given) {
+                    return memtrain::Output{n.forward(given.at(0)).to(at::kFloat).square().mean(),
+                                            {}};
+                });
+        });
+        ck_ok(status);
+        mt_torch_options options = options_of(MT_SGD);
+        options.amp = MT_BFLOAT16;
+        ck_ok(mt_torch_new(model, &options, &torch));
+    }
+    ~Deep() {
+        mt_torch_free(torch);
+        mt_model_free(model);
+        mt_tensor_free(tensor);
+    }
+    std::string hash() const {
+        char text[65];
+        ck_ok(mt_torch_state_sha256(torch, text));
+        return text;
+    }
+};
+
+} // namespace
+
+START_TEST(onednn_stays_on) {
+    std::string before, after;
+    uint64_t requests = 0, failed = 0, ooms = 0;
+    {
+        Deep clean;
+        before = clean.hash();
+        ck_ok(mt_train_step(clean.torch, &clean.batch, nullptr, nullptr));
+        after = clean.hash();
+    }
+    for (uint64_t n = 1;; n++) {
+        Deep deep;
+        ck_ok(mt_inject_oom(n, 0));
+        mt_status status = mt_train_step(deep.torch, &deep.batch, nullptr, nullptr);
+        mt_injected(&requests, &failed);
+        ck_ok(mt_inject_oom(0, 0));
+        ck_assert_msg(at::globalContext().userEnabledMkldnn(), "request %d", static_cast<int>(n));
+        if (!failed) break;
+        ck_status(status, MT_EDEVMEM);
+        ck_assert(deep.hash() == before);
+        ck_ok(mt_train_step(deep.torch, &deep.batch, nullptr, nullptr));
+        ck_assert_msg(deep.hash() == after, "request %d", static_cast<int>(n));
+        ooms++;
+    }
+    ck_assert_uint_gt(ooms, 10);
+}
+END_TEST
+
 int main() {
     Suite *suite = suite_create("shim_amp");
     TCase *cases = suite_case(suite, "autocast");
@@ -141,5 +223,6 @@ int main() {
     tcase_add_test(cases, cache_is_dropped);
     tcase_add_test(cases, arguments);
     tcase_add_test(cases, training);
+    tcase_add_test(cases, onednn_stays_on);
     return suite_run(suite);
 }
