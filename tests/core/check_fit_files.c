@@ -16,22 +16,22 @@ static const struct {
     const char *text;
 } saves[] = {
     {2, 0,
-     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 t4 save(last) epoch2 "},
+     "begin1 t0,1 t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 save(last) t2,3 t4 epoch2 save(last) "},
     {3, 0,
-     "begin1 t0,1 t2,3 t4 save(last) epoch1 "
-     "begin2 t0,1 t2,3 t4 save(last) epoch2 "},
-    {100, 0, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
-    {0, 100, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
+     "begin1 t0,1 t2,3 t4 epoch1 save(last) "
+     "begin2 t0,1 t2,3 t4 epoch2 save(last) "},
+    {100, 0, "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 t2,3 t4 epoch2 save(last) "},
+    {0, 100, "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 t2,3 t4 epoch2 save(last) "},
     {0, 2,
-     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 t2,3 save(last) t4 save(last) epoch2 "},
+     "begin1 t0,1 t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 t2,3 save(last) t4 epoch2 save(last) "},
     {0, 0.5,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 epoch2 save(last) "},
     {1, 2,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 epoch2 save(last) "},
 };
 
 static double batches(void *user) {
@@ -111,7 +111,7 @@ START_TEST(saved_after_the_callback) {
     options.save_every = 1;
     callbacks.step = on_step_note;
     ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
-    ck_assert_str_eq(fit_seen.text, "begin1 t0,1 step save(last) t2,3 step save(last) epoch1 ");
+    ck_assert_str_eq(fit_seen.text, "begin1 t0,1 step save(last) t2,3 step epoch1 save(last) ");
     done(trainer);
 }
 END_TEST
@@ -139,8 +139,8 @@ START_TEST(saved_by_all_processes) {
     late_others = _i;
     ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
     ck_assert_str_eq(fit_seen.text,
-                     _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 save(last) epoch1 "
-                        : "begin1 t0,1 t2,3 t4,5 save(last) epoch1 ");
+                     _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 epoch1 save(last) "
+                        : "begin1 t0,1 t2,3 t4,5 epoch1 save(last) ");
     fit_seen.fails = "agree";
     fit_seen.fails_at = 1;
     ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
@@ -156,12 +156,12 @@ static const struct {
     const char *text;
     uint64_t epoch, epochs_done;
 } bounds[] = {
-    {1, "begin1 t0,1 v0 save(last) epoch1+! ", 1, 0},
-    {3, "begin1 t0,1 t2,3 t4 v0 save(last) epoch1+! ", 1, 1},
-    {4, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 v0 save(last) epoch2+! ", 2, 1},
+    {1, "begin1 t0,1 v0 epoch1+! save(last) ", 1, 0},
+    {3, "begin1 t0,1 t2,3 t4 v0 epoch1+! save(last) ", 1, 1},
+    {4, "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 v0 epoch2+! save(last) ", 2, 1},
     {100,
-     "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "
-     "begin3 t0,1 t2,3 t4 v0 save(last) epoch3+! ",
+     "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 t2,3 t4 epoch2 save(last) "
+     "begin3 t0,1 t2,3 t4 v0 epoch3+! save(last) ",
      3, 3},
 };
 
