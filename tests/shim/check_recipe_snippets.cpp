@@ -3,6 +3,7 @@
  * steps, but for rounding, or the same bits where nothing is added up.
  */
 #include <cmath>
+#include <cstdio>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -411,6 +412,30 @@ START_TEST(frozen) {
 }
 END_TEST
 
+/* ---- what fits ------------------------------------------------------------------------------------------ */
+
+struct WithWideLayer : nn::Module {
+    nn::Linear in{register_module("in", nn::Linear(16, 1024))};
+    nn::Linear out{register_module("out", nn::Linear(1024, 3))};
+    at::Tensor forward(const at::Tensor &x) { return out(torch::relu(in(x))); }
+};
+
+START_TEST(forecast) {
+    using Net = WithWideLayer;
+    begin();
+    auto net = std::make_shared<Net>(), before = twin_of(net);
+    at::Tensor x = at::randn({512, 16}), labels = at::randint(3, {512}, at::kLong);
+    ck_ok(mt_device_set_budget("cpu", check_shim::cpu_memory().allocated_bytes + (3 << 20)));
+#include "recipe_forecast.cpp"
+    ck_assert_double_eq(distance(net, before), 0);
+    mt_step_report step = MT_STEP_REPORT_INIT;
+    for (int i = 0; i < 6; i++) step = trainer.step({x, labels});
+    ck_assert_uint_gt(mt_plan_chunks(&plan), 1);
+    ck_assert_uint_eq(step.chunk_count, mt_plan_chunks(&plan));
+    ck_assert_uint_eq(step.peak_bytes, plan.predicted_peak_bytes);
+}
+END_TEST
+
 } // namespace
 
 int main() {
@@ -428,5 +453,6 @@ int main() {
     tcase_add_loop_test(recipes, step_lr, 0, 2);
     tcase_add_test(recipes, loss_over_pairs);
     tcase_add_test(recipes, frozen);
+    tcase_add_test(recipes, forecast);
     return suite_run(suite);
 }

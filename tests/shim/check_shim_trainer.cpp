@@ -1,6 +1,6 @@
 /*
  * check_shim_trainer.cpp - memtrain/trainer.hpp: who frees what when a Trainer is moved, models of other origins, what
- * is missing in a description, rates, files and policies; and log functions that throw.
+ * is missing in a description, rates, files, policies and forecasts; and log functions that throw.
  */
 #include <csignal>
 #include <stdexcept>
@@ -269,6 +269,68 @@ START_TEST(a_policy_alone) {
 }
 END_TEST
 
+/* The net of a forecast, whose step does not fit as one chunk within the budget. */
+struct Wide : nn::Module {
+    nn::Linear in{register_module("in", nn::Linear(64, 1024))};
+    nn::Linear out{register_module("out", nn::Linear(1024, 2))};
+};
+
+Made trainer_of_wide(const std::shared_ptr<Wide> &net, const mt_policy_options &policy) {
+    return Made(memtrain::model(net, {},
+                                [](Wide &model, const memtrain::Tensors &batch) {
+                                    at::Tensor y = model.out(torch::relu(model.in(batch[0])));
+                                    return memtrain::Output{y.square().mean(), {}};
+                                }),
+                memtrain::sgd(0.1), policy);
+}
+
+/* What is told is the step that is made later, and telling it changes nothing. */
+START_TEST(a_forecast_is_what_steps_do) {
+    prepare();
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    policy.deterministic = 1;
+    auto net = std::make_shared<Wide>();
+    Made trainer = trainer_of_wide(net, policy);
+    const memtrain::Tensors batch = {at::rand({512, 64})};
+    ck_ok(mt_device_set_budget("cpu", allocated() + (3 << 20)));
+    const at::Tensor before = net->in->weight.detach().clone();
+    mt_plan plan = trainer.forecast(batch);
+    ck_assert(net->in->weight.equal(before));
+    ck_assert_uint_eq(plan.samples, 512);
+    ck_assert_uint_gt(mt_plan_chunks(&plan), 1);
+    ck_assert_uint_ne(plan.predicted_peak_bytes, 0);
+    mt_step_report step = MT_STEP_REPORT_INIT;
+    for (int i = 0; i < 6; i++) step = trainer.step(batch);
+    ck_assert_uint_eq(step.chunk_count, mt_plan_chunks(&plan));
+    ck_assert_uint_eq(step.peak_bytes, plan.predicted_peak_bytes);
+    auto late = thrown_by([&] { trainer.forecast(batch); });
+    ck_status(late.first, MT_ESTATE);
+    ck_contains(late.second.c_str(), "before the first step");
+}
+END_TEST
+
+/* The policy is the trainer's, also after a move, and of a batch that cannot fit it says so. */
+START_TEST(a_forecast_keeps_to_the_policy) {
+    prepare();
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    policy.micro_batch = 16;
+    Made made = trainer_of_wide(std::make_shared<Wide>(), policy);
+    Made trainer = trainer_of_wide(std::make_shared<Wide>(), MT_POLICY_OPTIONS_INIT);
+    trainer = std::move(made);
+    const memtrain::Tensors batch = {at::rand({64, 64})};
+    mt_plan plan = trainer.forecast(batch);
+    ck_assert_uint_eq(mt_plan_chunks(&plan), 4);
+    refuses([&] { trainer.forecast({}); },
+            "memtrain::Trainer: the batch has no tensors; accepted: tensors with the sample in "
+            "dimension 0, at least one");
+    ck_assert_uint_eq(trainer.step(batch).chunk_count, 4);
+    policy.forbid_rungs = MT_RUNG_BIT(MT_RUNGS) - 1;
+    Made hopeless = trainer_of_wide(std::make_shared<Wide>(), policy);
+    ck_ok(mt_device_set_budget("cpu", allocated()));
+    ck_status(thrown_by([&] { hopeless.forecast(batch); }).first, MT_EDEVMEM);
+}
+END_TEST
+
 /* ---- a log function that throws --------------------------------------------------------------------------- */
 
 void throws(void *, mt_log_level, const char *text) {
@@ -312,6 +374,8 @@ int main() {
     tcase_add_test(functions, optimisers_have_the_defaults_of_libtorch);
     tcase_add_test(functions, rate_and_files);
     tcase_add_test(functions, a_policy_alone);
+    tcase_add_test(functions, a_forecast_is_what_steps_do);
+    tcase_add_test(functions, a_forecast_keeps_to_the_policy);
     tcase_add_loop_test_raise_signal(suite_case(suite, "log"), a_log_that_throws_ends_the_program,
                                      SIGABRT, 0, 3);
     return suite_run(suite);
