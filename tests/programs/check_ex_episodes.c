@@ -110,8 +110,8 @@ TEST_LOOP("classes", too_few_classes_are_refused, 4) {
                 {"/nonexistent", "--data: /nonexistent", {5, 3, 2}}};
     const ex_flags flags = flags_of(rows[_i].folder);
     ex_class_sets refused = {0};
-    ck_status(ex_class_sets_open(&flags, NULL, NULL, &rows[_i].shape, &refused), MT_EINVAL);
-    ck_contains(mt_last_error(), rows[_i].word);
+    ck_refused(ex_class_sets_open(&flags, NULL, NULL, &rows[_i].shape, &refused), MT_EINVAL,
+               rows[_i].word);
     ex_class_sets_close(&refused);
     ex_class_sets_close(&refused);
 }
