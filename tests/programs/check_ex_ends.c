@@ -182,7 +182,7 @@ START_TEST(an_epoch_is_told_before_its_files) {
     snprintf(file, sizeof file, "%s/c", cli_root);
     snprintf(best, sizeof best, "%s.best", file);
     ck_assert_int_eq(mkdir(best, 0700), 0);
-    EXPECT(1, FEW_PICTURES, "--epochs", "1", "--save", file);
+    EXPECT(2, FEW_PICTURES, "--epochs", "1", "--save", file);
     ck_contains(cli_err, ".best");
     ck_contains(cli_out, "\nepoch 1  train loss ");
     ck_assert_ptr_null(strstr(cli_out, "\nvalidation accuracy "));
