@@ -432,10 +432,9 @@ static mt_status end_epoch(fit *f) {
     report.epoch = f->run.epoch;
     if (f->run.batch == f->run.batches) f->run.epochs_done = f->run.epoch;
     judge(f, &report);
-    if (f->run.is_best) status = save(f, f->options.best);
-    if (status == MT_OK) status = save_last(f);
-    if (status != MT_OK || !f->call.epoch) return status;
-    return told(f->call.epoch(f->call.user, ask(f), &report), "epoch");
+    if (f->call.epoch) status = told(f->call.epoch(f->call.user, ask(f), &report), "epoch");
+    if (status == MT_OK && f->run.is_best) status = save(f, f->options.best);
+    return status == MT_OK ? save_last(f) : status;
 }
 
 /* What earlier calls have left of an epoch is none of this one's. */

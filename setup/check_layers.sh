@@ -31,8 +31,8 @@ judge() {
 memory='(arena|sim|rehearsal|forecast)\.'
 # Public headers of the shim include its main one.
 over_torch='torch|call|tensor|script|processes|trainer\.hpp'
-core_headers=$(grep -LE "$include<memtrain/torch\." include/memtrain/*.h |
-    grep -vE '/(arena|sim|rehearsal|forecast|torch)\.h$' || true)
+core_headers=$(grep -LE "$include<memtrain/torch" include/memtrain/*.h |
+    grep -vE '/(arena|sim|rehearsal|forecast|torch[a-z_]*)\.h$' || true)
 judge core "$(grep -HnE "$include([<\"]memtrain/($memory|$over_torch)|\".*/)" $core_headers libmemtrain/*.[ch] || true)"
 # The policy's files in their order: each includes headers of files before it alone. None of these knows the driver.
 below='internal|handle|tuned|new_file|json'

@@ -100,14 +100,14 @@ shared() {
     fi
 }
 
-# headers_of core|memory|torch: those of libmemtrain_torch include its main one.
+# headers_of core|memory|torch: those of libmemtrain_torch are its main one, its parts, and what includes them.
 headers_of() {
     for header in include/memtrain/*; do
         part=core
         case ${header##*/} in
         arena.h | forecast.h | rehearsal.h | sim.h) part=memory ;;
-        torch.* | *.hpp) part=torch ;;
-        *) grep -q '^#include <memtrain/torch[.]h>' "$header" && part=torch ;;
+        torch* | *.hpp) part=torch ;;
+        *) grep -q '^#include <memtrain/torch' "$header" && part=torch ;;
         esac
         [ $part != "$1" ] || echo "$header"
     done

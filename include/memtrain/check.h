@@ -66,26 +66,26 @@ typedef struct mt_check_report {
     }
 
 /*
- * Checks whether steps in chunks give the numbers of the whole batch, and steps that are retried
- * after an OOM too. A normal step cannot see that for free. Call it between steps.
+ * Checks two things: whether steps in chunks give the numbers of the whole batch, and whether steps
+ * that are retried after an OOM do. A step itself does not look for that. Call it between steps.
  *
  * It runs samples of the batch in steps that are rolled back: the first, the middle and the last
  * ones, or others that differ more. Afterwards parameters, buffers, random numbers and optimiser
  * state are as before. A model may also keep state in plain members. The check looks for such
  * state, but nobody can roll it back. Meanwhile copies of all parameters are in the host's memory,
- * which no budget counts. By them it finds and undoes what the model writes through a pointer.
+ * which no budget counts. If the model writes through a pointer, these copies undo it.
  *
  * It runs three parts of the batch. Each is as large as the smallest chunk: one sample as a rule,
  * two with batch norm. Three is the fewest that can be cut unevenly, and in which one part can take
  * the place of another. If three do not fit in the budget, it runs two. If two do not fit, it runs
- * one in training mode, with its segments computed again. Of the cuts it then compares the losses
- * alone, without a graph.
+ * one in training mode, with its segments computed again. Other cuts then run without a graph, and
+ * only their losses are compared.
  *
  * In training mode, as the options say:
  *
  *     - All parts run twice with the same random numbers, and a third time if loss or gradient
- *       differ. A difference beyond rounding is hidden state. On the CPU with one thread, each bit
- *       that differs is.
+ *       differ. A difference beyond rounding means hidden state. On the CPU with one thread, a
+ *       single bit that differs means it too.
  *     - It notes which parameters receive a gradient, and which the forward pass writes to.
  *     - Buffers after all parts as one chunk are compared with buffers after two chunks, unless
  *       random numbers change the buffers.
@@ -94,8 +94,8 @@ typedef struct mt_check_report {
  *
  *     - A chunk of three parts is compared with chunks of two and one, weighted by their units as a
  *       trainer does. Loss, gradient and metrics have to be equal.
- *     - A part a runs beside two different parts b and c. units x loss of {a, b} minus that of
- *       {a, c} has to be that of {b} minus that of {c}. And {b, a} is compared with {a, b}.
+ *     - Write s(x) for units times loss of the parts x. For three parts a, b and c, s(a, b) - s(a, c)
+ *       has to be s(b) - s(c). And s(b, a) has to be s(a, b).
  *
  * If these differ, the losses show the likely reason: a sum instead of a mean, a mean over other
  * units, or samples that depend on each other.

@@ -58,11 +58,11 @@ typedef struct mt_source {
     { sizeof(mt_source), NULL, 0, NULL, NULL }
 
 /*
- * The order of one epoch, as mt_fit has it with shuffle: a permutation of 0 to samples - 1 that depends on seed, epoch
- * and samples alone, the same on every platform. The numbers come from splitmix64 (Steele, Lea & Flood 2014). Its first
- * number from the state `seed`, xor epoch, is the state of the generator that draws. For i from samples - 1 down to 1:
- * draw r, again unless it is below the largest multiple of i + 1 that is at most 2^64; exchange places i and r mod (i + 1)
- * (Fisher & Yates).
+ * The order of one epoch, as mt_fit has it with shuffle. It is a permutation of 0 to samples - 1. It depends on seed,
+ * epoch and samples alone, and is the same on every platform. The numbers come from splitmix64 (Steele, Lea & Flood 2014).
+ * The generator starts in the state x xor epoch. x is the first number that splitmix64 draws from the state `seed`. For i
+ * from samples - 1 down to 1 it draws r, and exchanges places i and r mod (i + 1) (Fisher & Yates). If r is not below the
+ * largest multiple of i + 1 that is at most 2^64, it is drawn again.
  *
  * @param epoch  counted from 1
  * @param out    room for samples numbers
@@ -161,7 +161,7 @@ typedef struct mt_fit_callbacks {
     mt_status (*begin)(void *user, const mt_fit_report *run);
     /* After a step that went through, or whose batch was dropped or skipped, as the report says. */
     mt_status (*step)(void *user, const mt_fit_report *run, const mt_step_report *report);
-    /* After an epoch, its evaluation and its checkpoints. report->epoch is run->epoch. */
+    /* After an epoch and its evaluation, before its files, which have what it changes. report->epoch is run->epoch. */
     mt_status (*epoch)(void *user, const mt_fit_report *run, const mt_epoch_report *report);
     /* Asked between steps and between evaluation's batches; not 0: the run stops. */
     int (*stop)(void *user);
@@ -187,7 +187,7 @@ typedef struct mt_fit_callbacks {
 
 /*
  * Trains: `epochs` times over the source. An epoch is its steps, an evaluation where one is due, mt_trainer_end_epoch,
- * the checkpoints, and the callback. mt_trainer_finish is the caller's.
+ * the callback, and the checkpoints. mt_trainer_finish is the caller's.
  *
  * With save_every or save_seconds, last is also written between two steps, after the callback `step`. A run that goes on
  * from there does the next batch of the same epoch.
@@ -198,8 +198,8 @@ typedef struct mt_fit_callbacks {
  * mean losses and metrics of an epoch in which a run goes on are over the steps of this call.
  *
  * With several processes (mt_backend.agree) each has a source of its own, with as many batches as the others', and the
- * same answers of stop at the same time. When save_seconds are over for one of them, all write `last`. Either one of them
- * has best and last, or each has files of its own.
+ * same answers of stop at the same time. When save_seconds are over for one of them, all write `last`. Two processes
+ * must not write the same file: set best and last in one of them alone, or give each its own.
  *
  * @param trainer    borrowed for the call
  * @param source     what is trained on
@@ -215,9 +215,9 @@ MT_API MT_NODISCARD mt_status mt_fit(mt_trainer *trainer, const mt_source *sourc
                                      const mt_fit_callbacks *callbacks, mt_fit_report *report);
 
 /*
- * Evaluates all of a source outside of epochs: a test set, when the training is over. Of options batch and stop count, of
- * callbacks stop; these are asked between batches. Other options have to be valid all the same. An epoch that is under way
- * has none of its figures, and none of evaluations before this one.
+ * Evaluates all of a source outside of epochs: a test set, when the training is over. It uses options->batch, and asks
+ * options->stop and callbacks->stop between batches. Other options have to be valid all the same. If an epoch is under
+ * way, its report will have no evaluation: neither this one nor one before it.
  *
  * @param options    NULL: defaults
  * @param callbacks  NULL: none

@@ -5,9 +5,9 @@
  * pixels takes seconds. It asks for the same blocks in the same order, and only their sizes differ.
  * The size of a block is a polynomial of the length of a sample (its pixels or its tokens): of
  * degree 0 for parameters, 1 for activations, 2 where each position attends to each other. So three
- * short lengths tell the sizes at any length. A block that lies on no line counts as square if most
- * of it grows so at the longest short length. If not, it lies on the line through the first and the
- * last: scratch memory of some kernels is irregular, and its part of a peak is small.
+ * short lengths tell the sizes at any length. Some blocks fit no straight line. Such a block counts
+ * as square if the square term is most of it at the longest short length. Otherwise a line through
+ * the first and the last length is used: irregular scratch memory is a small part of a peak.
  *
  * A rehearsal is a backend around a backend. The inner one runs chunks of short samples. The outer
  * one answers for samples of the full length: it reports the allocations that a chunk would make,

@@ -53,8 +53,8 @@ typedef struct mt_segments_choice {
  *
  * The peak is the largest of these sums, one for each segment. While a segment runs, for the first
  * time or again, three things are alive: its own activations; what its operators need beside them
- * (work_bytes); and something of each segment before it. Of a segment that is computed again that
- * is its output, otherwise its activations. Parameters, their gradients and the chain's input are
+ * (work_bytes); and a part of each segment before it. That part is the output if the segment is
+ * computed again, otherwise the activations. Parameters, their gradients and the chain's input are
  * not counted. The caller has to leave room for them.
  *
  * The choice is exact as long as no more than some thousand partial sets are worth comparing.

@@ -10,10 +10,10 @@
  * clean: the system may drop them and read them again. Several processes share them. No budget
  * counts them. So a frozen network may be larger than the memory.
  *
- * A frozen block (mt_frozen) is a part of the forward pass with such parameters. While it runs,
- * those of another type than the model's are cast, inside the budget. Its pages are read ahead, in
- * the order of the last pass, and given back when it is through. A gradient may pass through it: it
- * keeps its inputs alone and runs again in the backward pass.
+ * A frozen block (mt_frozen) is a part of the forward pass with such parameters. While it runs, its
+ * parameters are cast to the model's type where theirs is another one. The casts count in the
+ * budget. Its pages are read ahead, in the order of the last pass, and given back at its end. If a
+ * gradient passes through it, it keeps only its inputs, and runs again in the backward pass.
  *
  * What can go wrong with a mapped file:
  *
@@ -157,11 +157,11 @@ typedef struct mt_frozen_ops {
 /*
  * Runs a frozen block. memtrain/torch_map.hpp has it for C++.
  *
- * Where neither an input nor a parameter needs a gradient, it runs once and without a graph. Else
+ * If neither an input nor a parameter needs a gradient, it runs once and without a graph. Otherwise
  * it keeps its inputs, and the backward pass runs it again, as mt_checkpoint does, whatever
  * checkpointing is. Outputs and gradients are the bits of the same block with loaded parameters.
- * With a graph that has no frozen blocks the bits are the same too, as far as those of
- * mt_checkpoint are.
+ * Against a plain block, one that is not frozen, the bits may differ where those of mt_checkpoint
+ * may.
  *
  * Mapped parameters have the type that the network computes in while run is called, and while the
  * gradient passes through the block. Nothing that run makes may hold them longer. In a block within
@@ -175,7 +175,7 @@ typedef struct mt_frozen_ops {
  * @param inputs   borrowed for the call; handles may be empty
  * @param outputs  handles whose tensors are written; empty after a failure
  * @return MT_OK; MT_EIO when a mapped file has changed or cannot be read (names it); MT_EDEVMEM
- *         when the casts do not fit; what run returned. In the backward pass the same, from there
+ *         when the casts do not fit; what run returned. The backward pass may fail in the same ways
  */
 MT_API MT_NODISCARD mt_status mt_frozen(const mt_frozen_ops *ops, void *self,
                                         mt_tensor *const *inputs, size_t input_count,

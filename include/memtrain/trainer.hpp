@@ -26,6 +26,7 @@
 #include <vector>
 
 #include <memtrain/check.h>
+#include <memtrain/forecast.h>
 #include <memtrain/torch_fit.h>
 #include <memtrain/torch.hpp>
 #include <memtrain/trainer.h>
@@ -218,6 +219,7 @@ public:
         model_.swap(other.model_);
         torch_.swap(other.torch_);
         trainer_.swap(other.trainer_);
+        std::swap(policy_, other.policy_);
         return *this;
     }
 
@@ -254,6 +256,19 @@ public:
         options.validation = validation.samples ? &test : nullptr;
         must(mt_fit(get(), &from, &options, &callbacks, &report));
         return report;
+    }
+
+    /*
+     * mt_forecast_step: the plan of the steps with these tensors, with its chunks, its rungs and its
+     * peak. Some chunks are run, and taken back. Call it before the first step or evaluation.
+     *
+     * If nothing that the policy allows makes a step fit, it throws Error with MT_EDEVMEM. After a
+     * step it throws MT_ESTATE. Link with -lmemtrain_memory.
+     */
+    mt_plan forecast(const Tensors &tensors) {
+        mt_plan plan = {};
+        with_batch(tensors, [&](const mt_batch *batch) { return forecast_of(batch, &plan); });
+        return plan;
     }
 
     /* mt_torch_check, between steps; mt_check_explain makes a text of the report. */
@@ -317,6 +332,22 @@ private:
         must(mt_torch_backend(torch, &backend));
         must(mt_trainer_new(&backend, options, &trainer));
         trainer_.reset(trainer);
+        if (options && options->policy) policy_ = *options->policy;
+    }
+
+    mt_status forecast_of(const mt_batch *batch, mt_plan *out) const {
+        mt_run_report run = MT_RUN_REPORT_INIT;
+        mt_backend backend = MT_BACKEND_INIT;
+        mt_forecast *forecast = nullptr;
+        mt_status status = mt_trainer_summary(get(), &run);
+        if (status == MT_OK && run.steps)
+            status = mt_set_error(MT_ESTATE,
+                                  "memtrain::Trainer: a forecast comes before the first step");
+        if (status == MT_OK) status = mt_torch_backend(torch(), &backend);
+        if (status == MT_OK) status = mt_forecast_new(&backend, batch, &policy_, &forecast);
+        if (status == MT_OK) status = mt_forecast_step(forecast, out);
+        mt_forecast_free(forecast);
+        return status;
     }
 
     template <class Call> static void with_batch(const Tensors &tensors, Call &&call) {
@@ -348,6 +379,7 @@ private:
     std::unique_ptr<mt_model, Release<mt_model_free>> model_;
     std::unique_ptr<mt_torch, Release<mt_torch_free>> torch_;
     std::unique_ptr<mt_trainer, Release<mt_trainer_free>> trainer_;
+    mt_policy_options policy_ = MT_POLICY_OPTIONS_INIT; /* of the trainer */
 };
 
 } // namespace memtrain

@@ -2,6 +2,7 @@
 #include "batch.hpp"
 
 #include "arguments.hpp"
+#include "fnv.hpp"
 #include "guard.hpp"
 #include "tensor.hpp"
 
@@ -66,23 +67,22 @@ mt_torch_batch batch_of(const char *function, const mt_batch *batch) {
 }
 
 mt_shape shape_of(const mt_torch_batch &batch) {
-    mt_shape shape = {0xcbf29ce484222325U, 0xcbf29ce484222325U, 0};
-    auto add = [](uint64_t &hash, int64_t value) {
-        hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3U;
-    };
+    Fnv id, family;
+    size_t length = 0;
     for (size_t i = 0; i < batch.count; i++) {
         const at::Tensor &tensor = batch.tensors[i]->tensor;
-        int64_t type = static_cast<int64_t>(tensor.scalar_type()), elements = 1;
-        add(shape.id, type);
-        add(shape.family, type);
-        add(shape.family, tensor.dim());
+        auto type = static_cast<uint64_t>(tensor.scalar_type());
+        size_t elements = 1;
+        id.add(type);
+        family.add(type);
+        family.add(static_cast<uint64_t>(tensor.dim()));
         for (int64_t size : tensor.sizes().slice(1)) {
-            add(shape.id, size);
-            elements *= size;
+            id.add(static_cast<uint64_t>(size));
+            elements *= static_cast<size_t>(size);
         }
-        shape.length += static_cast<size_t>(elements);
+        length += elements;
     }
-    return shape;
+    return {id.value(), family.value(), length};
 }
 
 void check_samples(const char *function, size_t first, size_t count, size_t samples) {

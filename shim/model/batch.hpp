@@ -13,7 +13,7 @@ namespace memtrain::shim {
 mt_torch_batch batch_of(const char *function, const mt_batch *batch);
 
 /*
- * Of the samples: FNV-1a (Fowler, Noll, Vo) over dtypes and the sizes of one sample of each tensor, the same over dtypes and
+ * Of the samples: a hash of dtypes and the sizes of one sample of each tensor, the same over dtypes and
  * numbers of dimensions, and the elements of one sample.
  */
 mt_shape shape_of(const mt_torch_batch &batch);

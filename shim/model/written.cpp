@@ -12,6 +12,7 @@
 
 #include <memtrain/status.h>
 
+#include "fnv.hpp"
 #include "guard.hpp"
 
 #ifndef NDEBUG
@@ -151,14 +152,13 @@ size_t WrittenParameters::bytes() const {
 }
 
 uint64_t WrittenParameters::stamp() const {
-    uint64_t hash = 0xcbf29ce484222325U; /* FNV-1a (Fowler, Noll, Vo) */
-    auto add = [&hash](uint64_t number) { hash = (hash ^ number) * 0x100000001b3U; };
-    add(writes_);
+    Fnv hash;
+    hash.add(writes_);
     for (const Entry &entry : entries_) {
-        add(version_of(entry.named.tensor));
-        add(reinterpret_cast<uint64_t>(entry.named.tensor.const_data_ptr()));
+        hash.add(version_of(entry.named.tensor));
+        hash.add(reinterpret_cast<uint64_t>(entry.named.tensor.const_data_ptr()));
     }
-    return hash;
+    return hash.value();
 }
 
 /*

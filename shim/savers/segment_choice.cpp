@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "arguments.hpp"
+#include "fnv.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -27,9 +28,9 @@ mt_segments_choice price_of(const Chain &chain, const SegmentSet &set) {
 }
 
 uint64_t number_of_set(const SegmentSet &set) {
-    uint64_t hash = 0x9e3779b97f4a7c15U;
-    for (unsigned char one : set) hash = (hash ^ (one != 0)) * 0x100000001b3U;
-    return hash | 1;
+    Fnv hash;
+    for (unsigned char one : set) hash.add(one != 0);
+    return hash.value() | 1;
 }
 
 /* For the log; a budget that even all of them do not keep within is worth a warning. */

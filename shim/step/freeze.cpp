@@ -1,9 +1,11 @@
 /* freeze.cpp - parameters that stop training, and go on, while their names match a pattern. */
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "arguments.hpp"
+#include "fnv.hpp"
 #include "groups.hpp"
 #include "guard.hpp"
 #include "torch_state.hpp"
@@ -69,12 +71,12 @@ void freeze(mt_torch &torch, const char *pattern, int on) {
     torch.flat->freeze([&](const Slot &slot) { return matches(pattern, slot.name); }, on != 0);
 }
 
-/* FNV-1a (Fowler, Noll, Vo) of the arguments. */
+/* A hash of the arguments. */
 uint64_t call_number(const char *pattern, int on) {
-    uint64_t hash = 0xcbf29ce484222325U ^ static_cast<unsigned>(on);
-    for (; *pattern; pattern++)
-        hash = (hash ^ static_cast<unsigned char>(*pattern)) * 0x100000001b3U;
-    return hash;
+    Fnv hash;
+    hash.add(static_cast<unsigned>(on));
+    hash.add_bytes(pattern, std::strlen(pattern));
+    return hash.value();
 }
 
 } // namespace

@@ -2,6 +2,7 @@
  * torch_backend.cpp - an mt_torch behind the seam: the struct of functions, description, memory,
  * recording, units, and the state by name.
  */
+#include "fnv.hpp"
 #include "torch_state.hpp"
 
 #include <cmath>
@@ -58,16 +59,15 @@ size_t kernels_change(const mt_torch &torch) {
 }
 
 /*
- * What chunks depend on beside their shape, rungs, threads and versions: FNV-1a (Fowler, Noll, Vo) over parameters, buffers and
+ * What chunks depend on beside their shape, rungs, threads and versions: a hash of parameters, buffers and
  * options. Of a model's code nothing is known.
  */
 uint64_t model_key(const mt_torch &torch) {
-    uint64_t hash = 0xcbf29ce484222325U;
-    auto add = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3U; };
+    Fnv hash;
     auto add_tensor = [&](const std::string &name, const at::Tensor &tensor) {
-        for (char c : name) add(static_cast<unsigned char>(c));
-        add(static_cast<uint64_t>(tensor.scalar_type()));
-        for (int64_t size : tensor.sizes()) add(static_cast<uint64_t>(size));
+        hash.add_bytes(name.data(), name.size());
+        hash.add(static_cast<uint64_t>(tensor.scalar_type()));
+        for (int64_t size : tensor.sizes()) hash.add(static_cast<uint64_t>(size));
     };
     const mt_torch_options &o = torch.options;
     for (const Slot &slot : torch.flat->slots()) add_tensor(slot.name, slot.parameter);
@@ -77,10 +77,10 @@ uint64_t model_key(const mt_torch &torch) {
         if (mapped_view(parameter.tensor)) add_tensor(parameter.name, parameter.tensor);
     for (int option : {static_cast<int>(o.amp), o.arena, o.checkpointing, o.offload,
                        o.channels_last, static_cast<int>(torch.shared != nullptr)})
-        add(static_cast<uint64_t>(option));
-    add(static_cast<uint64_t>(o.activation_share * 1e6));
-    add(o.activation_bytes);
-    return hash | 1; /* 0 would be none */
+        hash.add(static_cast<uint64_t>(option));
+    hash.add(static_cast<uint64_t>(o.activation_share * 1e6));
+    hash.add(o.activation_bytes);
+    return hash.value() | 1; /* 0 would be none */
 }
 
 mt_status describe(void *self, mt_backend_info *out) {

@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include "fnv.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -102,15 +103,16 @@ const Slot *Flat::find(const std::string &name) const {
     return nullptr;
 }
 
-/* FNV-1a (Fowler, Noll, Vo) over the slots' numbers. One without a place is frozen, or is about to be. */
+/* A hash of the slots' numbers, 0 if none is frozen. A slot without a place is frozen, or is about to be. */
 uint64_t Flat::frozen_set() const {
-    uint64_t hash = 0;
+    Fnv hash;
+    bool any = false;
     for (size_t i = 0; i < slots_.size(); i++) {
         if (!slots_[i].frozen && slots_[i].placed) continue;
-        if (!hash) hash = 0xcbf29ce484222325U;
-        hash = (hash ^ (2 * i + 2 + !slots_[i].placed)) * 0x100000001b3U;
+        any = true;
+        hash.add(2 * i + 2 + !slots_[i].placed);
     }
-    return hash;
+    return any ? hash.value() : 0;
 }
 
 /* Strides are kept where they cover the slot without gaps, channels_last for one. */

@@ -8,6 +8,7 @@
 
 #include "device_memory.hpp"
 #include "flat.hpp"
+#include "fnv.hpp"
 #include "guard.hpp"
 #include "streams.hpp"
 
@@ -22,27 +23,13 @@ at::Tensor row_of(const at::Tensor &tensor) {
     return tensor.as_strided({tensor.numel()}, {1}).variable_data();
 }
 
-/* FNV-1a (Fowler, Noll, Vo). */
-class Hash {
-public:
-    void add(const void *data, size_t bytes) {
-        const auto *byte = static_cast<const unsigned char *>(data);
-        for (size_t i = 0; i < bytes; i++) hash_ = (hash_ ^ byte[i]) * 0x100000001b3U;
-    }
-    void add(int64_t number) { add(&number, sizeof number); }
-    uint64_t value() const { return hash_; }
-
-private:
-    uint64_t hash_ = 0xcbf29ce484222325U;
-};
-
 uint64_t layout_of(const std::vector<Named> &list) {
-    Hash hash;
+    Fnv hash;
     for (const Named &named : list) {
-        hash.add(named.name.data(), named.name.size() + 1);
-        hash.add(static_cast<int64_t>(named.tensor.scalar_type()));
-        for (int64_t size : named.tensor.sizes()) hash.add(size);
-        for (int64_t stride : named.tensor.strides()) hash.add(stride);
+        hash.add_bytes(named.name.data(), named.name.size() + 1);
+        hash.add(static_cast<uint64_t>(named.tensor.scalar_type()));
+        for (int64_t size : named.tensor.sizes()) hash.add(static_cast<uint64_t>(size));
+        for (int64_t stride : named.tensor.strides()) hash.add(static_cast<uint64_t>(stride));
     }
     return hash.value();
 }
@@ -59,8 +46,8 @@ uint64_t update_of(const mt_torch_options &o) {
                               o.weight_decay,
                               o.clip_norm,
                               static_cast<double>(o.apply_not_finite)};
-    Hash hash;
-    hash.add(numbers, sizeof numbers);
+    Fnv hash;
+    hash.add_bytes(numbers, sizeof numbers);
     return hash.value();
 }
 
@@ -191,10 +178,10 @@ void SharedTraining::compare_number(uint64_t number, mt_status status, const cha
 }
 
 void SharedTraining::compare_values(const std::vector<Named> &list) {
-    Hash hash;
+    Fnv hash;
     for (const Named &named : list) {
         at::Tensor values = named.tensor.to(at::kCPU).contiguous();
-        hash.add(values.const_data_ptr(), values.nbytes());
+        hash.add_bytes(values.const_data_ptr(), values.nbytes());
     }
     if (!is_equal(hash.value()))
         fail(MT_ESTATE,

@@ -22,8 +22,8 @@
 static const char prepare[] =
     "set -e\n"
     "echo 'int main(void) { return 0; }' >\"$1/empty.c\"\n"
-    "for header in $(grep -LE '^#include <memtrain/torch[.]' include/memtrain/*.h); do\n"
-    "    case $header in */arena.h | */sim.h | */torch.h) ;; *) echo \"#include "
+    "for header in $(grep -LE '^#include <memtrain/torch' include/memtrain/*.h); do\n"
+    "    case $header in */arena.h | */sim.h | */torch*.h) ;; *) echo \"#include "
     "<${header#include/}>\" ;; esac\n"
     "done >\"$1/program.c\"\n"
     "cp \"$1/program.c\" \"$1/headers.c\"\n"

@@ -134,14 +134,13 @@ static mt_backend seam(void) {
                   fence_)
 
 /* These are the headers of then, and the library is not. */
-START_TEST(headers_are_older) {
+TEST("first", headers_are_older) {
     ck_assert_uint_eq(sizeof(mt_backend), 14 * sizeof(void *));
     ck_assert_uint_eq(sizeof(mt_plan), 8 * (4 + 2 * MT_PLAN_GROUPS) + 8);
     ck_assert_int_eq(mt_version_number(), MT_VERSION_NUMBER);
 }
-END_TEST
 
-START_TEST(trains) {
+TEST("first", trains) {
     const mt_step_report step_init = MT_STEP_REPORT_INIT;
     const mt_eval_report eval_init = MT_EVAL_REPORT_INIT;
     const mt_epoch_report epoch_init = MT_EPOCH_REPORT_INIT;
@@ -183,10 +182,9 @@ START_TEST(trains) {
     ck_assert_uint_eq(run.it.ooms, line.rollbacks);
     mt_trainer_free(trainer);
 }
-END_TEST
 
 /* Options of then, whose last field is the last one that is read. */
-START_TEST(options_of_then) {
+TEST("first", options_of_then) {
     const mt_policy_options policy_init = MT_POLICY_OPTIONS_INIT;
     FENCED(mt_policy_options) policy;
     mt_trainer_options options;
@@ -218,9 +216,8 @@ START_TEST(options_of_then) {
     ck_assert(isinf(line.w));
     mt_trainer_free(trainer);
 }
-END_TEST
 
-START_TEST(memory_of_the_host) {
+TEST("first", memory_of_the_host) {
     const mt_host_memory initial = {sizeof initial, 0, 0, 0, 0, 0};
     FENCED(mt_host_memory) host;
 
@@ -230,15 +227,5 @@ START_TEST(memory_of_the_host) {
     ck_assert_uint_gt(host.it.total_bytes, 0);
     ck_assert_uint_gt(host.it.budget_bytes, 0);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("abi_first");
-    TCase *first = suite_case(suite, "first");
-
-    tcase_add_test(first, headers_are_older);
-    tcase_add_test(first, trains);
-    tcase_add_test(first, options_of_then);
-    tcase_add_test(first, memory_of_the_host);
-    return suite_run(suite);
-}
+SUITE("abi_first")

@@ -122,7 +122,7 @@ static mt_status fit_report(void *given) {
     return mt_fit(trainer, &source, NULL, NULL, given);
 }
 
-START_TEST(policy_and_trainer) {
+TEST("sizes", policy_and_trainer) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
     mt_step_report step = MT_STEP_REPORT_INIT;
@@ -165,7 +165,6 @@ START_TEST(policy_and_trainer) {
     for (int i = 0; i < LENGTH(of_a_trainer); i++) edge_each(&of_a_trainer[i]);
     done(trainer);
 }
-END_TEST
 
 /* ---- the others ------------------------------------------------------------------------------------------ */
 
@@ -223,7 +222,7 @@ static mt_status save_options(void *given) {
     return status;
 }
 
-START_TEST(what_needs_no_trainer) {
+TEST("sizes", what_needs_no_trainer) {
     mt_sim_options options = MT_SIM_OPTIONS_INIT;
     mt_sim_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     mt_memory memory = {sizeof memory, 0, 0, 0, 0, 0, 0};
@@ -247,13 +246,5 @@ START_TEST(what_needs_no_trainer) {
     for (int i = 0; i < LENGTH(rows); i++) edge_each(&rows[i]);
     mt_sim_free(card);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("abi_sizes");
-    TCase *sizes = suite_case(suite, "sizes");
-
-    tcase_add_test(sizes, policy_and_trainer);
-    tcase_add_test(sizes, what_needs_no_trainer);
-    return suite_run(suite);
-}
+SUITE("abi_sizes")

@@ -10,7 +10,7 @@
 /* ---- what fails ------------------------------------------------------------------------------------------- */
 
 /* Each call and allocation of the fake fails in turn, once and for good: the state is that of whole steps. */
-START_TEST(every_call_fails) {
+TEST_LOOP("fit_errors", every_call_fails, 2) {
     enum { STEPS = 6 };
     mt_source source = fit_source(11, "t"), validation = fit_source(3, "v");
     mt_fit_options options = fit_options(4, 2);
@@ -57,7 +57,6 @@ START_TEST(every_call_fails) {
     }
     ck_assert_uint_gt(failed, 0);
 }
-END_TEST
 
 static const struct {
     const char *name, *words;
@@ -80,7 +79,7 @@ static const struct {
     {"set_lr", NULL, 3, "mt_fit: set_lr has failed", 2},
 };
 
-START_TEST(a_failure) {
+TEST_LOOP("fit_errors", a_failure, LENGTH(failures)) {
     mt_source source = fit_source(4, "t"), validation = fit_source(2, "v");
     mt_schedule schedule = MT_SCHEDULE_INIT;
     mt_fit_options options = fit_options(2, 2);
@@ -103,31 +102,28 @@ START_TEST(a_failure) {
     fit_seen.fails_at = failures[_i].at;
     fit_seen.words = failures[_i].words;
     mt_set_error(MT_EIO, "of something else");
-    ck_status(mt_fit(trainer, &source, &options, &callbacks, &report), MT_EIO);
-    ck_contains(mt_last_error(), failures[_i].told);
+    ck_refused(mt_fit(trainer, &source, &options, &callbacks, &report), MT_EIO, failures[_i].told);
     ck_assert_int_eq(report.end, MT_FIT_FAILED);
     ck_assert_uint_eq(report.steps, failures[_i].steps);
     ck_assert_uint_eq(fake.step, failures[_i].steps);
     ck_assert_uint_eq(fit_seen.loads, fit_seen.releases);
     done(trainer);
 }
-END_TEST
 
 /* Batches that the backend refuses, and a file that is not there. */
-START_TEST(no_such_file) {
+TEST("fit_errors", no_such_file) {
     mt_source source = fit_source(4, "t");
     mt_fit_options options = fit_options(2, 2);
     const mt_fit_callbacks callbacks = fit_callbacks();
     mt_trainer *trainer = fit_trainer();
 
     options.resume = "nowhere";
-    ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
-    ck_contains(mt_last_error(), "there is no 'nowhere'");
+    ck_refused(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO,
+               "there is no 'nowhere'");
     done(trainer);
 }
-END_TEST
 
-START_TEST(host_memory) {
+TEST("fit_errors", host_memory) {
     mt_source source = fit_source(4, "t");
     mt_fit_report report = MT_FIT_REPORT_INIT;
     size_t live;
@@ -145,7 +141,6 @@ START_TEST(host_memory) {
     ck_assert_uint_eq(counting_live(), live);
     done(trainer);
 }
-END_TEST
 
 /* ---- what is refused ------------------------------------------------------------------------------------ */
 
@@ -209,7 +204,7 @@ static const char *change(refusal *r, int row) {
 #define ONE(change, words) +1
 enum { REFUSALS = 0 ROWS(ONE) };
 
-START_TEST(refused) {
+TEST_LOOP("fit_errors", refused, REFUSALS) {
     refusal r = {fit_source(8, "t"), fit_source(2, "v"), fit_options(2, 2),
                  fit_callbacks(),    MT_SCHEDULE_INIT,   MT_FIT_REPORT_INIT};
     mt_trainer *trainer = fit_trainer();
@@ -219,14 +214,12 @@ START_TEST(refused) {
     r.options.schedule = &r.schedule;
     r.report.steps = 77;
     const char *words = change(&r, _i);
-    ck_status(mt_fit(trainer, &r.source, &r.options, &r.callbacks, &r.report), MT_EINVAL);
-    ck_contains(mt_last_error(), words);
+    ck_refused(mt_fit(trainer, &r.source, &r.options, &r.callbacks, &r.report), MT_EINVAL, words);
     ck_assert_uint_eq(r.report.steps, 77);
     ck_assert_uint_eq(fit_seen.length, 0);
     ck_assert(fake_hash(&fake) == hash);
     done(trainer);
 }
-END_TEST
 
 /* A call from within a step, which the trainer's sums are of. */
 static mt_trainer *outer;
@@ -239,24 +232,22 @@ static mt_status calls_back(void *self, mt_memory *out) {
     return seam.memory(self, out);
 }
 
-START_TEST(no_trainer) {
+TEST("fit_errors", no_trainer) {
     mt_source source = fit_source(2, "t"), validation = fit_source(2, "v");
     mt_fit_options options = MT_FIT_OPTIONS_INIT;
     fake_options plain = fits(14);
     mt_trainer *trainer = fit_trainer();
 
-    ck_status(mt_fit(NULL, &source, NULL, NULL, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "mt_fit: trainer is NULL");
-    ck_status(mt_fit(trainer, NULL, NULL, NULL, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "mt_fit: source is NULL");
+    ck_refused(mt_fit(NULL, &source, NULL, NULL, NULL), MT_EINVAL, "mt_fit: trainer is NULL");
+    ck_refused(mt_fit(trainer, NULL, NULL, NULL, NULL), MT_EINVAL, "mt_fit: source is NULL");
     done(trainer);
     ck_status(mt_fit(trainer, &source, NULL, NULL, NULL), MT_EINVAL);
 
     plain.absent = FAKE_BIT(FAKE_EVALUATE);
     trainer = trainer_of(&plain, NULL);
     options.validation = &validation;
-    ck_status(mt_fit(trainer, &source, &options, NULL, NULL), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "the backend has no evaluate");
+    ck_refused(mt_fit(trainer, &source, &options, NULL, NULL), MT_ENOTSUP,
+               "the backend has no evaluate");
     done(trainer);
 
     mt_backend seam = fake_seam(&fake);
@@ -267,7 +258,6 @@ START_TEST(no_trainer) {
     ck_status(inner_status, MT_ESTATE);
     done(outer);
 }
-END_TEST
 
 /* ---- files of other runs ---------------------------------------------------------------------------------- */
 
@@ -286,7 +276,7 @@ static const struct {
     {1, 2, 8, 1, 0, 3, "mt_fit: steps is 12; accepted: 8"},
 };
 
-START_TEST(another_run) {
+TEST_LOOP("fit_errors", another_run, LENGTH(others)) {
     mt_source source = fit_source(8, "t");
     mt_schedule schedule = MT_SCHEDULE_INIT;
     mt_fit_options options = fit_options(2, 2);
@@ -306,12 +296,10 @@ START_TEST(another_run) {
     source.samples = others[_i].samples;
     mt_trainer *trainer = fit_trainer();
     const uint64_t hash = fake_hash(&fake);
-    ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), others[_i].words);
+    ck_refused(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EINVAL, others[_i].words);
     ck_assert(fake_hash(&fake) == hash); /* nothing was loaded */
     done(trainer);
 }
-END_TEST
 
 #define ORDER "{\"seed\":0,\"samples\":8,\"batch\":2,\"shuffle\":1,\"drop_last\":0,\"steps\":0,"
 
@@ -336,7 +324,7 @@ static const struct {
     {"", "does not say where a run of mt_fit was"},
 };
 
-START_TEST(a_position) {
+TEST_LOOP("fit_errors", a_position, LENGTH(positions)) {
     mt_source source = fit_source(8, "t");
     mt_fit_options options = fit_options(2, 3);
     const mt_fit_callbacks callbacks = fit_callbacks();
@@ -353,19 +341,8 @@ START_TEST(a_position) {
     ck_assert_int_eq(report.end, positions[_i].words ? MT_FIT_FAILED : MT_FIT_DONE);
     done(trainer);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("fit_errors");
-    TCase *cases = suite_case(suite, "fit_errors");
-    tcase_add_checked_fixture(cases, fit_setup, NULL);
-    tcase_add_loop_test(cases, every_call_fails, 0, 2);
-    tcase_add_loop_test(cases, a_failure, 0, LENGTH(failures));
-    tcase_add_test(cases, no_such_file);
-    tcase_add_test(cases, host_memory);
-    tcase_add_loop_test(cases, refused, 0, REFUSALS);
-    tcase_add_test(cases, no_trainer);
-    tcase_add_loop_test(cases, another_run, 0, LENGTH(others));
-    tcase_add_loop_test(cases, a_position, 0, LENGTH(positions));
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("fit_errors"), fit_setup, NULL);
+    return suite_run_named("fit_errors");
 }

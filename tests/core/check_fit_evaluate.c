@@ -50,7 +50,7 @@ static mt_trainer *evaluating_trainer(const int *over) {
     return trainer;
 }
 
-START_TEST(means_of_a_source) {
+TEST_LOOP("fit_evaluate", means_of_a_source, LENGTH(overs)) {
     mt_source source = fit_source(4, "v");
     mt_fit_options options = fit_options(3, 1);
     mt_eval_report report = MT_EVAL_REPORT_INIT;
@@ -76,7 +76,6 @@ START_TEST(means_of_a_source) {
     }
     done(trainer);
 }
-END_TEST
 
 /* In an epoch it is none of the epoch's figures, and may be in a callback. */
 static mt_status on_step_test(void *user, const mt_fit_report *so_far,
@@ -89,7 +88,7 @@ static mt_status on_step_test(void *user, const mt_fit_report *so_far,
     return MT_OK;
 }
 
-START_TEST(apart_from_the_epoch) {
+TEST("fit_evaluate", apart_from_the_epoch) {
     mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
     mt_fit_options options = fit_options(2, 2);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -103,9 +102,8 @@ START_TEST(apart_from_the_epoch) {
     ck_assert_uint_eq(fit_seen.epochs[2].eval_samples, 6);
     done(trained);
 }
-END_TEST
 
-START_TEST(a_stopped_evaluation) {
+TEST("fit_evaluate", a_stopped_evaluation) {
     mt_source source = fit_source(6, "v");
     mt_fit_options options = fit_options(2, 1);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -126,24 +124,21 @@ START_TEST(a_stopped_evaluation) {
     ck_status(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report), MT_EIO);
     done(trainer);
 }
-END_TEST
 
-START_TEST(an_evaluation_is_refused) {
+TEST("fit_evaluate", an_evaluation_is_refused) {
     mt_source source = fit_source(6, "v");
     mt_fit_options options = fit_options(0, 1);
     mt_eval_report report = MT_EVAL_REPORT_INIT;
     mt_trainer *trainer = fit_trainer();
 
     ck_status(mt_fit_evaluate(NULL, &source, NULL, NULL, &report), MT_EINVAL);
-    ck_status(mt_fit_evaluate(trainer, NULL, NULL, NULL, &report), MT_EINVAL);
-    ck_contains(mt_last_error(), "source is NULL");
-    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, NULL), MT_EINVAL);
-    ck_contains(mt_last_error(), "report is NULL");
+    ck_refused(mt_fit_evaluate(trainer, NULL, NULL, NULL, &report), MT_EINVAL, "source is NULL");
+    ck_refused(mt_fit_evaluate(trainer, &source, NULL, NULL, NULL), MT_EINVAL, "report is NULL");
     ck_status(mt_fit_evaluate(trainer, &source, &options, NULL, &report), MT_EINVAL);
     ck_contains(mt_last_error(), "options->batch is 0; at least 1");
     report.size = 1;
-    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_EINVAL);
-    ck_contains(mt_last_error(), "report->size is not set");
+    ck_refused(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_EINVAL,
+               "report->size is not set");
     report.size = offsetof(mt_eval_report, metrics); /* of an earlier version: no more is written */
     report.metrics[0] = 77;
     ck_ok(mt_fit_evaluate(trainer, &source, NULL, NULL, &report));
@@ -152,15 +147,8 @@ START_TEST(an_evaluation_is_refused) {
     ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_ENOTSUP);
     done(trainer);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("fit_evaluate");
-    TCase *cases = suite_case(suite, "fit_evaluate");
-    tcase_add_checked_fixture(cases, fit_setup, NULL);
-    tcase_add_loop_test(cases, means_of_a_source, 0, LENGTH(overs));
-    tcase_add_test(cases, apart_from_the_epoch);
-    tcase_add_test(cases, a_stopped_evaluation);
-    tcase_add_test(cases, an_evaluation_is_refused);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("fit_evaluate"), fit_setup, NULL);
+    return suite_run_named("fit_evaluate");
 }

@@ -16,22 +16,22 @@ static const struct {
     const char *text;
 } saves[] = {
     {2, 0,
-     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 t4 save(last) epoch2 "},
+     "begin1 t0,1 t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 save(last) t2,3 t4 epoch2 save(last) "},
     {3, 0,
-     "begin1 t0,1 t2,3 t4 save(last) epoch1 "
-     "begin2 t0,1 t2,3 t4 save(last) epoch2 "},
-    {100, 0, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
-    {0, 100, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "},
+     "begin1 t0,1 t2,3 t4 epoch1 save(last) "
+     "begin2 t0,1 t2,3 t4 epoch2 save(last) "},
+    {100, 0, "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 t2,3 t4 epoch2 save(last) "},
+    {0, 100, "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 t2,3 t4 epoch2 save(last) "},
     {0, 2,
-     "begin1 t0,1 t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 t2,3 save(last) t4 save(last) epoch2 "},
+     "begin1 t0,1 t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 t2,3 save(last) t4 epoch2 save(last) "},
     {0, 0.5,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 epoch2 save(last) "},
     {1, 2,
-     "begin1 t0,1 save(last) t2,3 save(last) t4 save(last) epoch1 "
-     "begin2 t0,1 save(last) t2,3 save(last) t4 save(last) epoch2 "},
+     "begin1 t0,1 save(last) t2,3 save(last) t4 epoch1 save(last) "
+     "begin2 t0,1 save(last) t2,3 save(last) t4 epoch2 save(last) "},
 };
 
 static double batches(void *user) {
@@ -39,7 +39,7 @@ static double batches(void *user) {
     return (double)fit_seen.loads;
 }
 
-START_TEST(saved_within_epochs) {
+TEST_LOOP("fit_files", saved_within_epochs, LENGTH(saves)) {
     mt_source source = fit_source(5, "t");
     mt_fit_options options = fit_options(2, 2);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -54,10 +54,9 @@ START_TEST(saved_within_epochs) {
     ck_assert_str_eq(fit_seen.text, saves[_i].text);
     done(trainer);
 }
-END_TEST
 
 /* The run is lost at any step; the next one goes on from the file, and ends as one that was never lost. */
-START_TEST(on_from_within_an_epoch) {
+TEST("fit_files", on_from_within_an_epoch) {
     mt_source source = fit_source(7, "t"), validation = fit_source(3, "v");
     mt_fit_options options = fit_options(2, 2);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -90,7 +89,6 @@ START_TEST(on_from_within_an_epoch) {
         done(trainer);
     }
 }
-END_TEST
 
 /* The file has what the callback did: a step that it refuses is in no file. */
 static mt_status on_step_note(void *user, const mt_fit_report *so_far,
@@ -100,7 +98,7 @@ static mt_status on_step_note(void *user, const mt_fit_report *so_far,
     return MT_OK;
 }
 
-START_TEST(saved_after_the_callback) {
+TEST("fit_files", saved_after_the_callback) {
     mt_source source = fit_source(4, "t");
     mt_fit_options options = fit_options(2, 1);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -111,10 +109,9 @@ START_TEST(saved_after_the_callback) {
     options.save_every = 1;
     callbacks.step = on_step_note;
     ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
-    ck_assert_str_eq(fit_seen.text, "begin1 t0,1 step save(last) t2,3 step save(last) epoch1 ");
+    ck_assert_str_eq(fit_seen.text, "begin1 t0,1 step save(last) t2,3 step epoch1 save(last) ");
     done(trainer);
 }
-END_TEST
 
 /* Of several processes one is late: each of them writes its file. */
 static double late_others;
@@ -125,7 +122,7 @@ static mt_status sum_with_others(void *self, double *values, size_t count) {
     return count == 1 ? fit_answer("agree") : MT_OK;
 }
 
-START_TEST(saved_by_all_processes) {
+TEST_LOOP("fit_files", saved_by_all_processes, 2) {
     mt_source source = fit_source(6, "t");
     mt_fit_options options = fit_options(2, 1);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -139,14 +136,13 @@ START_TEST(saved_by_all_processes) {
     late_others = _i;
     ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
     ck_assert_str_eq(fit_seen.text,
-                     _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 save(last) epoch1 "
-                        : "begin1 t0,1 t2,3 t4,5 save(last) epoch1 ");
+                     _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 epoch1 save(last) "
+                        : "begin1 t0,1 t2,3 t4,5 epoch1 save(last) ");
     fit_seen.fails = "agree";
     fit_seen.fails_at = 1;
     ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
     done(trainer);
 }
-END_TEST
 
 /* ---- a number of steps ----------------------------------------------------------------------------------- */
 
@@ -156,12 +152,12 @@ static const struct {
     const char *text;
     uint64_t epoch, epochs_done;
 } bounds[] = {
-    {1, "begin1 t0,1 v0 save(last) epoch1+! ", 1, 0},
-    {3, "begin1 t0,1 t2,3 t4 v0 save(last) epoch1+! ", 1, 1},
-    {4, "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 v0 save(last) epoch2+! ", 2, 1},
+    {1, "begin1 t0,1 v0 epoch1+! save(last) ", 1, 0},
+    {3, "begin1 t0,1 t2,3 t4 v0 epoch1+! save(last) ", 1, 1},
+    {4, "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 v0 epoch2+! save(last) ", 2, 1},
     {100,
-     "begin1 t0,1 t2,3 t4 save(last) epoch1 begin2 t0,1 t2,3 t4 save(last) epoch2 "
-     "begin3 t0,1 t2,3 t4 v0 save(last) epoch3+! ",
+     "begin1 t0,1 t2,3 t4 epoch1 save(last) begin2 t0,1 t2,3 t4 epoch2 save(last) "
+     "begin3 t0,1 t2,3 t4 v0 epoch3+! save(last) ",
      3, 3},
 };
 
@@ -173,7 +169,7 @@ static mt_status on_part(void *user, const mt_fit_report *at, const mt_epoch_rep
     return MT_OK;
 }
 
-START_TEST(a_number_of_steps) {
+TEST_LOOP("fit_files", a_number_of_steps, LENGTH(bounds)) {
     mt_source source = fit_source(5, "t"), validation = fit_source(1, "v");
     mt_fit_options options = fit_options(2, 3);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -200,10 +196,9 @@ START_TEST(a_number_of_steps) {
     ck_assert_int_eq(report.end, MT_FIT_DONE);
     done(trainer);
 }
-END_TEST
 
 /* In parts of so many steps as in one. */
-START_TEST(on_from_a_number_of_steps) {
+TEST_LOOP("fit_files", on_from_a_number_of_steps, 4) {
     mt_source source = fit_source(5, "t");
     mt_schedule schedule = MT_SCHEDULE_INIT;
     mt_fit_options options = fit_options(2, 3);
@@ -225,10 +220,9 @@ START_TEST(on_from_a_number_of_steps) {
         done(trainer);
     }
 }
-END_TEST
 
 /* A stop once the steps are made is one before their evaluation. */
-START_TEST(stopped_at_its_last_step) {
+TEST("fit_files", stopped_at_its_last_step) {
     mt_source source = fit_source(5, "t"), validation = fit_source(1, "v");
     mt_fit_options options = fit_options(2, 1);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -246,10 +240,9 @@ START_TEST(stopped_at_its_last_step) {
     ck_assert_int_eq(report.end, MT_FIT_STOPPED);
     done(trainer);
 }
-END_TEST
 
 /* No epoch: a file of what there is. */
-START_TEST(no_epochs) {
+TEST("fit_files", no_epochs) {
     mt_source source = fit_source(5, "t");
     mt_schedule schedule = MT_SCHEDULE_INIT;
     mt_fit_options options = fit_options(2, 0);
@@ -262,7 +255,6 @@ START_TEST(no_epochs) {
     ck_assert_int_eq(report.end, MT_FIT_DONE);
     ck_assert_uint_eq(report.epoch, 0);
 }
-END_TEST
 
 /* ---- stopped, and on ------------------------------------------------------------------------------------ */
 
@@ -298,7 +290,7 @@ static mt_fit_options parts_options(int row, const mt_source *validation,
 }
 
 /* Stopped the n-th time that it is asked, and on with a new trainer: the same samples, rates, figures and bits. */
-START_TEST(stopped_and_on) {
+TEST_LOOP("fit_files", stopped_and_on, LENGTH(parts)) {
     static char whole[FIT_TEXT], both[FIT_TEXT], calls[FIT_TEXT];
     mt_source source = fit_source(parts[_i].samples, "t");
     mt_source validation = fit_source(parts[_i].validation, "v");
@@ -349,10 +341,9 @@ START_TEST(stopped_and_on) {
     }
     ck_assert(fake_hash(&fake) == hash);
 }
-END_TEST
 
 /* The best one's file is that of the end of its epoch. */
-START_TEST(on_from_the_best) {
+TEST("fit_files", on_from_the_best) {
     mt_source source = fit_source(8, "t"), validation = fit_source(4, "v");
     mt_fit_options options = fit_options(4, 4);
     options.validation = &validation;
@@ -365,10 +356,9 @@ START_TEST(on_from_the_best) {
     ck_assert_uint_eq(second.best_epoch, first.best_epoch);
     ck_assert(fake_hash(&fake) == hash);
 }
-END_TEST
 
 /* The flag of a signal; and an evaluation that was stopped is none of the next one's figures. */
-START_TEST(flag) {
+TEST("fit_files", flag) {
     volatile sig_atomic_t stop = 1;
     mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
     mt_fit_options options = fit_options(2, 1);
@@ -395,7 +385,6 @@ START_TEST(flag) {
     ck_assert_uint_eq(fit_seen.epochs[0].samples, 0); /* those of this call */
     done(trainer);
 }
-END_TEST
 
 /* A callback may evaluate on its own: that is none of the run's figures. */
 static mt_trainer *trained;
@@ -407,7 +396,7 @@ static mt_status on_step_evaluate(void *user, const mt_fit_report *so_far,
     return MT_OK;
 }
 
-START_TEST(evaluations_of_callbacks) {
+TEST("fit_files", evaluations_of_callbacks) {
     mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
     mt_fit_options options = fit_options(2, 2);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -420,7 +409,6 @@ START_TEST(evaluations_of_callbacks) {
     ck_assert_uint_eq(fit_seen.epochs[1].eval_samples, 6);
     done(trained);
 }
-END_TEST
 
 /* A batch that the trainer drops is one that is done: the rates and a resume count it. */
 static mt_status on_dropped(void *user, const mt_fit_report *so_far, const mt_step_report *report) {
@@ -429,7 +417,7 @@ static mt_status on_dropped(void *user, const mt_fit_report *so_far, const mt_st
     return MT_OK;
 }
 
-START_TEST(dropped) {
+TEST("fit_files", dropped) {
     mt_source source = fit_source(5, "t");
     mt_fit_options options = fit_options(4, 2);
     mt_fit_callbacks callbacks = fit_callbacks();
@@ -446,10 +434,9 @@ START_TEST(dropped) {
     ck_assert_uint_eq(fake.step, 2);
     done(trainer);
 }
-END_TEST
 
 /* More epochs than before, where the rates of those that are done stay the same. */
-START_TEST(more_epochs) {
+TEST("fit_files", more_epochs) {
     mt_source source = fit_source(8, "t");
     mt_schedule schedule = MT_SCHEDULE_INIT;
     mt_fit_options options = fit_options(4, 4);
@@ -471,25 +458,8 @@ START_TEST(more_epochs) {
     ck_assert_int_eq(report.end, MT_FIT_DONE);
     ck_assert_uint_eq(report.epoch, 4);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("fit_files");
-    TCase *cases = suite_case(suite, "fit_files");
-    tcase_add_checked_fixture(cases, fit_setup, NULL);
-    tcase_add_loop_test(cases, saved_within_epochs, 0, LENGTH(saves));
-    tcase_add_test(cases, on_from_within_an_epoch);
-    tcase_add_test(cases, saved_after_the_callback);
-    tcase_add_loop_test(cases, saved_by_all_processes, 0, 2);
-    tcase_add_loop_test(cases, a_number_of_steps, 0, LENGTH(bounds));
-    tcase_add_loop_test(cases, on_from_a_number_of_steps, 0, 4);
-    tcase_add_test(cases, stopped_at_its_last_step);
-    tcase_add_test(cases, no_epochs);
-    tcase_add_loop_test(cases, stopped_and_on, 0, LENGTH(parts));
-    tcase_add_test(cases, on_from_the_best);
-    tcase_add_test(cases, flag);
-    tcase_add_test(cases, evaluations_of_callbacks);
-    tcase_add_test(cases, dropped);
-    tcase_add_test(cases, more_epochs);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("fit_files"), fit_setup, NULL);
+    return suite_run_named("fit_files");
 }

@@ -21,7 +21,7 @@ static int count_lines(const char *format, ...) {
 #include "fit_source.c"
 #undef printf
 
-START_TEST(a_run) {
+TEST("page", a_run) {
     static struct pictures pictures, others;
     fake_options fitting = fits(14);
     mt_trainer *trainer = trainer_of(&fitting, NULL);
@@ -34,10 +34,5 @@ START_TEST(a_run) {
     ck_assert_uint_eq(report.best_epoch + report.worse, report.epochs_done);
     done(trainer);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("fit_snippets");
-    tcase_add_test(suite_case(suite, "page"), a_run);
-    return suite_run(suite);
-}
+SUITE("fit_snippets")

@@ -49,14 +49,13 @@ static const struct {
     {"0.5 %", 1000, 5},
 };
 
-START_TEST(size_accepted) {
+TEST_LOOP("size", size_accepted, LENGTH(sizes)) {
     size_t bytes = 1;
 
     ck_ok(mt_parse_size(sizes[_i].text, sizes[_i].whole, &bytes));
     ck_assert_msg(bytes == sizes[_i].bytes, "'%s' is %zu, not %zu", sizes[_i].text, bytes,
                   sizes[_i].bytes);
 }
-END_TEST
 
 static const struct {
     const char *text;
@@ -72,7 +71,7 @@ static const struct {
     {"0.0009KB", 100}, {"0.5", 1},
 };
 
-START_TEST(size_refused) {
+TEST_LOOP("size", size_refused, LENGTH(not_sizes)) {
     size_t bytes = 1;
 
     mt_set_error(MT_EIO, "-");
@@ -81,7 +80,6 @@ START_TEST(size_refused) {
     ck_contains(mt_last_error(), "MiB"); /* the line says what is accepted */
     ck_assert_uint_eq(bytes, 0);
 }
-END_TEST
 
 /* ---- mt_format_size ------------------------------------------------------------------------- */
 
@@ -93,15 +91,14 @@ static const struct {
     {3 * TI / 2, "1.5 TiB"}, {MI, "1.0 MiB"},          {SIZE_MAX, "16.0 EiB"},
 };
 
-START_TEST(size_formatted) {
+TEST_LOOP("size", size_formatted, LENGTH(formats)) {
     char text[40];
 
     ck_assert_ptr_eq(mt_format_size(formats[_i].bytes, text, sizeof(text)), text);
     ck_assert_str_eq(text, formats[_i].text);
 }
-END_TEST
 
-START_TEST(size_formatted_in_little_room) {
+TEST("size", size_formatted_in_little_room) {
     char text[8];
 
     memset(text, 'x', sizeof(text));
@@ -113,10 +110,9 @@ START_TEST(size_formatted_in_little_room) {
     mt_format_size(626314445, text, 1);
     ck_assert_str_eq(text, "");
 }
-END_TEST
 
 /* What is written can be read, to the digits shown. */
-START_TEST(size_round_trip) {
+TEST("size", size_round_trip) {
     for (int shift = 0; shift < 64; shift++) {
         char text[40];
 
@@ -126,7 +122,6 @@ START_TEST(size_round_trip) {
         ck_assert_int_le(text[0], '9');
     }
 }
-END_TEST
 
 /* ---- trees of fake files -------------------------------------------------------------------- */
 
@@ -248,7 +243,7 @@ static void check_budget(mt_host_memory memory, size_t bytes) {
                   bytes);
 }
 
-START_TEST(host_without_groups) {
+TEST("host", host_without_groups) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -257,9 +252,8 @@ START_TEST(host_without_groups) {
     check_groups(memory, SIZE_MAX, SIZE_MAX);
     check_budget(memory, 8 * GI);
 }
-END_TEST
 
-START_TEST(host_v2) {
+TEST("host", host_v2) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -270,9 +264,8 @@ START_TEST(host_v2) {
     check_groups(memory, 4 * GI, 3 * GI + GI / 4);
     check_budget(memory, 3 * GI + GI / 4);
 }
-END_TEST
 
-START_TEST(host_v2_ancestor_is_tighter) {
+TEST("host", host_v2_ancestor_is_tighter) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -283,9 +276,8 @@ START_TEST(host_v2_ancestor_is_tighter) {
     check_groups(memory, 4 * GI, GI);
     check_budget(memory, GI);
 }
-END_TEST
 
-START_TEST(host_v2_high) {
+TEST("host", host_v2_high) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -294,9 +286,8 @@ START_TEST(host_v2_high) {
     memory = read_root();
     check_groups(memory, 2 * GI, GI);
 }
-END_TEST
 
-START_TEST(host_v2_in_a_namespace) {
+TEST("host", host_v2_in_a_namespace) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -305,9 +296,8 @@ START_TEST(host_v2_in_a_namespace) {
     memory = read_root();
     check_groups(memory, 2 * GI, 3 * GI / 2);
 }
-END_TEST
 
-START_TEST(host_v2_unlimited) {
+TEST("host", host_v2_unlimited) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -317,9 +307,8 @@ START_TEST(host_v2_unlimited) {
     check_groups(memory, SIZE_MAX, SIZE_MAX);
     check_budget(memory, 8 * GI);
 }
-END_TEST
 
-START_TEST(host_v2_over_the_limit) {
+TEST("host", host_v2_over_the_limit) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -329,10 +318,9 @@ START_TEST(host_v2_over_the_limit) {
     check_groups(memory, GI, 0);
     ck_assert_uint_eq(memory.budget_bytes, 1); /* not 0, which is no limit */
 }
-END_TEST
 
 /* A limit without its use tells the limit at least. */
-START_TEST(host_v2_no_use) {
+TEST("host", host_v2_no_use) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -342,10 +330,9 @@ START_TEST(host_v2_no_use) {
     ck_assert_uint_eq(memory.cgroup_limit_bytes, 2 * GI);
     ck_assert(memory.cgroup_room_bytes == 2 * GI || memory.cgroup_room_bytes == SIZE_MAX);
 }
-END_TEST
 
 /* The peak is that of the group that binds. */
-START_TEST(host_peak_of_the_group) {
+TEST("host", host_peak_of_the_group) {
     put_meminfo();
     put_v2("0::/job/step\n");
     put_v2_group("/job", "3221225472\n", "max\n", 2 * GI, 0);
@@ -357,7 +344,6 @@ START_TEST(host_peak_of_the_group) {
     put_v2_group("/job/step", "2147483648\n", "max\n", 3 * GI / 2, 0);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, GI);
 }
-END_TEST
 
 /* What is no number of bytes that there could be is no limit. */
 static const struct {
@@ -376,29 +362,27 @@ static const struct {
     {":5\n", SIZE_MAX},
 };
 
-START_TEST(host_v2_limits) {
+TEST_LOOP("host", host_v2_limits, LENGTH(limits)) {
     put_meminfo();
     put_v2("0::/job\n");
     put_v2_group("/job", limits[_i].text, "max\n", 0, 0);
     ck_assert_uint_eq(read_root().cgroup_limit_bytes, limits[_i].limit);
 }
-END_TEST
 
 static void put_v1(const char *group) {
     put("proc/self/cgroup", group);
     put("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V1_MOUNT);
 }
 
-START_TEST(host_v1_peak) {
+TEST("host", host_v1_peak) {
     put_meminfo();
     put_v1("4:memory:/box\n");
     put_v1_group("/box", 2 * (unsigned long long)GI, GI, 0);
     put_number("sys/fs/cgroup/memory/box/memory.max_usage_in_bytes", 3 * GI / 2);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 3 * GI / 2);
 }
-END_TEST
 
-START_TEST(host_v1) {
+TEST("host", host_v1) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -408,7 +392,6 @@ START_TEST(host_v1) {
     check_groups(memory, 3 * GI, 2 * GI + GI / 8);
     check_budget(memory, 2 * GI + GI / 8);
 }
-END_TEST
 
 /* Which line of /proc/self/cgroup is of the controller of memory. */
 static const struct {
@@ -426,16 +409,15 @@ static const struct {
     {"rubbish\n4:rubbish\n4:memory:/box\n", 1},
 };
 
-START_TEST(host_v1_controllers) {
+TEST_LOOP("host", host_v1_controllers, LENGTH(controllers)) {
     put_meminfo();
     put_v1(controllers[_i].lines);
     put_v1_group("/box", 2 * GI, GI, 0);
     check_groups(read_root(), controllers[_i].is_found ? 2 * GI : SIZE_MAX,
                  controllers[_i].is_found ? GI : SIZE_MAX);
 }
-END_TEST
 
-START_TEST(host_v1_unlimited) {
+TEST("host", host_v1_unlimited) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -445,10 +427,9 @@ START_TEST(host_v1_unlimited) {
     check_groups(memory, SIZE_MAX, SIZE_MAX);
     check_budget(memory, 8 * GI);
 }
-END_TEST
 
 /* In a container the group's path is that of the outside; what is visible is the mount's root. */
-START_TEST(host_v1_path_not_visible) {
+TEST("host", host_v1_path_not_visible) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -459,7 +440,6 @@ START_TEST(host_v1_path_not_visible) {
     memory = read_root();
     check_groups(memory, 2 * GI, GI);
 }
-END_TEST
 
 /*
  * The mount shows one group, which has a limit of 2 GiB and below it /x with 1 GiB: which of them is
@@ -481,7 +461,7 @@ static const struct {
     {"/", "/", 2 * GI},
 };
 
-START_TEST(host_group_below_a_mount) {
+TEST_LOOP("host", host_group_below_a_mount, 2 * LENGTH(mounts)) {
     char text[300];
     int v1 = _i % 2, row = _i / 2;
     mt_host_memory memory;
@@ -505,10 +485,9 @@ START_TEST(host_group_below_a_mount) {
     ck_assert_msg(memory.cgroup_limit_bytes == mounts[row].limit, "%s below %s: limit %zu",
                   mounts[row].group, mounts[row].base, memory.cgroup_limit_bytes);
 }
-END_TEST
 
 /* Both versions at once: the memory controller is in v1, the unified tree has none. */
-START_TEST(host_hybrid) {
+TEST("host", host_hybrid) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -520,9 +499,8 @@ START_TEST(host_hybrid) {
     memory = read_root();
     check_groups(memory, 2 * GI, GI);
 }
-END_TEST
 
-START_TEST(host_available_is_least) {
+TEST("host", host_available_is_least) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -532,10 +510,9 @@ START_TEST(host_available_is_least) {
     check_groups(memory, 12 * GI, 11 * GI);
     check_budget(memory, 8 * GI);
 }
-END_TEST
 
 /* Kernels before 3.14 say nothing of what is available. */
-START_TEST(host_available_unknown) {
+TEST("host", host_available_unknown) {
     mt_host_memory memory;
 
     put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n");
@@ -544,29 +521,26 @@ START_TEST(host_available_unknown) {
     ck_assert_uint_gt(memory.budget_bytes, 0);
     ck_assert_uint_le(memory.budget_bytes, 16 * GI);
 }
-END_TEST
 
 /* Groups without a list of mounts are none. */
-START_TEST(host_without_mounts) {
+TEST("host", host_without_mounts) {
     put_meminfo();
     put("proc/self/cgroup", "0::/job\n4:memory:/box\n");
     put_v2_group("/job", "1073741824\n", "max\n", 0, 0);
     check_groups(read_root(), SIZE_MAX, SIZE_MAX);
 }
-END_TEST
 
 /* A key is a word, not the beginning of one. */
-START_TEST(host_other_keys) {
+TEST("host", host_other_keys) {
     put("proc/meminfo", "MemTotalHuge: 1 kB\nMemTotal 16777216 kB\nMemAvailableHuge: 1 kB\n");
     ck_assert_uint_eq(read_root().available_bytes, SIZE_MAX);
 }
-END_TEST
 
 /*
  * Paths about as long as paths can be: what is too long is not there, and what is there is the same. The
  * names of groups reach further than those of mounts, and these than /proc/meminfo.
  */
-START_TEST(host_long_paths) {
+TEST("host", host_long_paths) {
     enum { LONGEST = 4096 };
     char deep[LONGEST + 1];
     size_t length = strlen(root), read = 0, limited = 0, roomy = 0, pressed = 0;
@@ -602,20 +576,18 @@ START_TEST(host_long_paths) {
     ck_assert_uint_lt(pressed, roomy);
     ck_assert_uint_gt(pressed, 0);
 }
-END_TEST
 
 static const char *const no_meminfo[] = {NULL, "", "nothing of use\n", "MemTotal: many kB\n"};
 
-START_TEST(host_unknown) {
+TEST_LOOP("host", host_unknown, LENGTH(no_meminfo)) {
     mt_host_memory memory = {.size = sizeof(memory)};
 
     if (no_meminfo[_i] != NULL) put("proc/meminfo", no_meminfo[_i]);
     ck_refused(mt_host_memory_read(root, &memory), MT_EIO, "meminfo");
 }
-END_TEST
 
 /* Rubbish in the control groups is no limit, and no crash. */
-START_TEST(host_rubbish_groups) {
+TEST("host", host_rubbish_groups) {
     static char longest[20000];
     mt_host_memory memory;
 
@@ -629,7 +601,6 @@ START_TEST(host_rubbish_groups) {
     memory = read_root();
     check_groups(memory, SIZE_MAX, SIZE_MAX);
 }
-END_TEST
 
 #define SOME(avg10) "some avg10=" avg10 " avg60=0.00 avg300=0.00 total=0\nfull avg10=99.00\n"
 
@@ -647,7 +618,7 @@ static const struct {
     {"rubbish\n", "", 0, 0.9},
 };
 
-START_TEST(host_pressure) {
+TEST_LOOP("host", host_pressure, LENGTH(pressures)) {
     mt_host_memory memory;
 
     put_meminfo();
@@ -660,19 +631,17 @@ START_TEST(host_pressure) {
     ck_assert_int_eq(memory.pressed, pressures[_i].share < 0.9);
     ck_assert_double_eq_tol((double)memory.budget_bytes, pressures[_i].share * 8.0 * GI, 1.0);
 }
-END_TEST
 
-START_TEST(host_itself) {
+TEST("host", host_itself) {
     mt_host_memory memory = {.size = sizeof(memory)};
 
     ck_ok(mt_host_memory_read(NULL, &memory));
     ck_assert_uint_gt(memory.total_bytes, 64 * MI);
     ck_assert_uint_le(memory.budget_bytes, memory.total_bytes);
 }
-END_TEST
 
 /* What is written is read again, whatever the locale calls a decimal point. */
-START_TEST(format_in_a_locale) {
+TEST_LOOP("size", format_in_a_locale, 2) {
     static const char *const locales[] = {LOCALE_COMMA, LOCALE_ARABIC};
     char text[32];
     size_t bytes;
@@ -685,10 +654,9 @@ START_TEST(format_in_a_locale) {
     setlocale(LC_NUMERIC, "C");
     locales_remove();
 }
-END_TEST
 
 /* The tenths are those of "%.1f". */
-START_TEST(format_rounds_as_printf) {
+TEST("size", format_rounds_as_printf) {
     char text[32], expected[32];
     for (size_t i = 0; i < 20000; i++) {
         size_t bytes = 1024 + i * 51;
@@ -700,49 +668,8 @@ START_TEST(format_rounds_as_printf) {
         ck_assert_str_eq(text, expected);
     }
 }
-END_TEST
-
-static Suite *suite_host(void) {
-    Suite *suite = suite_create("host");
-    TCase *size = suite_case(suite, "size"), *host = suite_case(suite, "host");
-
-    tcase_add_loop_test(size, size_accepted, 0, LENGTH(sizes));
-    tcase_add_loop_test(size, size_refused, 0, LENGTH(not_sizes));
-    tcase_add_loop_test(size, size_formatted, 0, LENGTH(formats));
-    tcase_add_test(size, size_formatted_in_little_room);
-    tcase_add_loop_test(size, format_in_a_locale, 0, 2);
-    tcase_add_test(size, format_rounds_as_printf);
-    tcase_add_test(size, size_round_trip);
-    tcase_add_checked_fixture(host, root_make, root_remove);
-    tcase_add_test(host, host_without_groups);
-    tcase_add_test(host, host_v2);
-    tcase_add_test(host, host_v2_ancestor_is_tighter);
-    tcase_add_test(host, host_v2_high);
-    tcase_add_test(host, host_v2_in_a_namespace);
-    tcase_add_test(host, host_v2_unlimited);
-    tcase_add_test(host, host_v2_over_the_limit);
-    tcase_add_test(host, host_v2_no_use);
-    tcase_add_test(host, host_peak_of_the_group);
-    tcase_add_test(host, host_v1_peak);
-    tcase_add_loop_test(host, host_v2_limits, 0, LENGTH(limits));
-    tcase_add_test(host, host_v1);
-    tcase_add_loop_test(host, host_v1_controllers, 0, LENGTH(controllers));
-    tcase_add_test(host, host_v1_unlimited);
-    tcase_add_test(host, host_v1_path_not_visible);
-    tcase_add_loop_test(host, host_group_below_a_mount, 0, 2 * LENGTH(mounts));
-    tcase_add_test(host, host_hybrid);
-    tcase_add_test(host, host_available_is_least);
-    tcase_add_test(host, host_available_unknown);
-    tcase_add_test(host, host_without_mounts);
-    tcase_add_test(host, host_other_keys);
-    tcase_add_test(host, host_long_paths);
-    tcase_add_loop_test(host, host_unknown, 0, LENGTH(no_meminfo));
-    tcase_add_test(host, host_rubbish_groups);
-    tcase_add_loop_test(host, host_pressure, 0, LENGTH(pressures));
-    tcase_add_test(host, host_itself);
-    return suite;
-}
 
 int main(void) {
-    return suite_run(suite_host());
+    tcase_add_checked_fixture(suite_case_named("host"), root_make, root_remove);
+    return suite_run_named("host");
 }

@@ -94,7 +94,7 @@ static const struct {
             {"rung", checkpointing}, {"unrecorded", unrecorded},  {"few fit", few}};
 
 /* No OOM, nothing discarded, and the chunks that the run before had at its end. */
-START_TEST(next_run) {
+TEST_LOOP("next", next_run, LENGTH(runs)) {
     fake_options options = runs[_i].options();
     mt_run_report report = MT_RUN_REPORT_INIT;
     mt_trainer *trainer = learning(&options);
@@ -126,7 +126,6 @@ START_TEST(next_run) {
     }
     ck_assert_str_eq(log_text, "");
 }
-END_TEST
 
 /* Bytes and seconds hold in another budget too. */
 START_TEST(other_budget) {
@@ -213,7 +212,7 @@ static const struct {
      {"fake:0", "device \"\"'"}},
 };
 
-START_TEST(stranger) {
+TEST_LOOP("left_out", stranger, LENGTH(strangers)) {
     mt_backend_info info = strangers[_i].info;
 
     info.size = sizeof(info);
@@ -223,10 +222,9 @@ START_TEST(stranger) {
     ck_contains(log_text, strangers[_i].words[0]);
     ck_contains(log_text, strangers[_i].words[1]);
 }
-END_TEST
 
 /* A run whose chunks must not depend on the runs before it. */
-START_TEST(deterministic) {
+TEST("left_out", deterministic) {
     mt_backend_info info = {.size = sizeof(info), .device = "fake:0", .version = "1.2.3"};
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
 
@@ -238,9 +236,8 @@ START_TEST(deterministic) {
     ck_assert_uint_eq(loaded(&info, &options), 0);
     ck_contains(log_text, "deterministic");
 }
-END_TEST
 
-START_TEST(no_file) {
+TEST("left_out", no_file) {
     const mt_backend_info info = info_of(1);
 
     ck_assert_uint_eq(loaded(&info, NULL), 0);
@@ -250,10 +247,9 @@ START_TEST(no_file) {
     ck_contains(log_text, "'/tmp' is left out");
     snprintf(path, sizeof(path), "/tmp/check_learned/no/folder");
 }
-END_TEST
 
 /* Each byte another one, and each length. */
-START_TEST(damaged) {
+TEST("left_out", damaged) {
     static char text[100000];
     mt_backend_info info = {.size = sizeof(info), .device = "fake:0", .version = "1.2.3"};
     size_t length;
@@ -273,7 +269,6 @@ START_TEST(damaged) {
         ck_assert_str_ne(log_text, "");
     }
 }
-END_TEST
 
 /* Numbers that no policy writes, with a checksum that is right: nothing that is read from them breaks a run. */
 static const char *const forged[] = {
@@ -315,7 +310,7 @@ static const char *const forged[] = {
     "k 0 0 0 0 0 0 0 0\nr 1 2\nm 0 0 1 1 5 5\nl 0 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1\n",
 };
 
-START_TEST(forged_lines) {
+TEST_LOOP("left_out", forged_lines, LENGTH(forged)) {
     static char text[4000];
     mt_backend_info info = info_of(7);
     mt_memory memory = {.size = sizeof(memory), .budget_bytes = 1 << 20};
@@ -341,11 +336,10 @@ START_TEST(forged_lines) {
     (void)mt_policy_predict_bytes(policy, MT_TRAIN, 8);
     mt_policy_free(policy);
 }
-END_TEST
 
 /* ---- what cannot be done --------------------------------------------------------------------------- */
 
-START_TEST(no_model) {
+TEST("refused", no_model) {
     const mt_backend_info info = info_of(0);
     mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
     fake_options none = fits(14);
@@ -367,10 +361,9 @@ START_TEST(no_model) {
     ck_status(mt_trainer_new(&seam, &options, &trainer), MT_ENOTSUP);
     ck_assert_int_ne(access(path, F_OK), 0);
 }
-END_TEST
 
 /* Training goes on where the file cannot be written. */
-START_TEST(no_folder) {
+TEST("refused", no_folder) {
     fake_options options = of_model(14);
     mt_trainer *trainer;
 
@@ -384,10 +377,9 @@ START_TEST(no_folder) {
     ck_ok(mt_trainer_finish(trainer, NULL));
     done(trainer);
 }
-END_TEST
 
 /* A trainer that cannot be made for want of host memory is none. */
-START_TEST(no_trainer) {
+TEST("refused", no_trainer) {
     fake_options options = of_model(14);
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_backend seam;
@@ -409,10 +401,9 @@ START_TEST(no_trainer) {
         ck_assert_uint_eq(counting_live(), 0);
     }
 }
-END_TEST
 
 /* Every request of host memory fails in turn; the file that was there stays, or a whole one takes its name. */
-START_TEST(no_host_memory) {
+TEST("refused", no_host_memory) {
     mt_backend_info info = {.size = sizeof(info), .device = "fake:0", .version = "1.2.3"};
 
     ck_ok(counting_install());
@@ -441,26 +432,11 @@ START_TEST(no_host_memory) {
             ck_assert_uint_eq(counting_live(), 0);
         }
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("learned");
-    TCase *next = suite_case(suite, "next"), *left_out = suite_case(suite, "left_out"),
-          *refused = suite_case(suite, "refused");
-
-    tcase_add_checked_fixture(next, set_up, tear_down);
-    tcase_add_checked_fixture(left_out, set_up, tear_down);
-    tcase_add_checked_fixture(refused, set_up, tear_down);
-    tcase_add_loop_test(next, next_run, 0, LENGTH(runs));
-    tcase_add_loop_test(next, other_budget, 2, 30);
-    tcase_add_loop_test(left_out, stranger, 0, LENGTH(strangers));
-    tcase_add_test(left_out, deterministic);
-    tcase_add_test(left_out, no_file);
-    tcase_add_test(left_out, damaged);
-    tcase_add_loop_test(left_out, forged_lines, 0, LENGTH(forged));
-    tcase_add_test(refused, no_model);
-    tcase_add_test(refused, no_folder);
-    tcase_add_test(refused, no_trainer);
-    tcase_add_test(refused, no_host_memory);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("next"), set_up, tear_down);
+    tcase_add_checked_fixture(suite_case_named("left_out"), set_up, tear_down);
+    tcase_add_checked_fixture(suite_case_named("refused"), set_up, tear_down);
+    tcase_add_loop_test(suite_case_named("next"), other_budget, 2, 30);
+    return suite_run_named("learned");
 }

@@ -9,7 +9,7 @@
 
 /* ---- plans ---------------------------------------------------------------------------------- */
 
-START_TEST(balanced) {
+TEST("plan", balanced) {
     mt_plan plan;
 
     for (size_t samples = 1; samples <= 64; samples++)
@@ -21,9 +21,8 @@ START_TEST(balanced) {
             check_balanced(&plan, samples, chunks);
         }
 }
-END_TEST
 
-START_TEST(balanced_refused) {
+TEST("plan", balanced_refused) {
     mt_plan plan;
 
     ck_status(mt_plan_balanced(0, 0, &plan), MT_EINVAL);
@@ -32,9 +31,8 @@ START_TEST(balanced_refused) {
     ck_status(mt_plan_balanced(5, 6, &plan), MT_EINVAL);
     ck_status(mt_plan_balanced(5, SIZE_MAX, &plan), MT_EINVAL);
 }
-END_TEST
 
-START_TEST(plan_by_hand) {
+TEST("plan", plan_by_hand) {
     static const size_t expected[] = {2, 4, 9, 9, 9, 8, 0, 0};
     mt_plan plan = {.size = sizeof(plan),
                     .samples = 60,
@@ -46,9 +44,8 @@ START_TEST(plan_by_hand) {
     for (int i = 0; i < LENGTH(expected); i++)
         ck_assert_uint_eq(mt_plan_chunk(&plan, (size_t)i), expected[i]);
 }
-END_TEST
 
-START_TEST(words) {
+TEST("plan", words) {
     static const char *const reasons[] = {"start",  "throughput", "growth", "oom",
                                           "budget", "replay",     "user"};
     static const char *const phases[] = {"begin", "accumulate", "apply", "evaluate"};
@@ -64,7 +61,6 @@ START_TEST(words) {
     ck_assert_str_eq(mt_phase_name((mt_phase)LENGTH(phases)), "?");
     ck_assert_str_eq(mt_clear_reason_name((mt_clear_reason)(LENGTH(clears) + 1)), "?");
 }
-END_TEST
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
@@ -84,7 +80,7 @@ static const struct {
     {100, 64, 0, 2, 32},
 };
 
-START_TEST(cut_deterministic) {
+TEST_LOOP("sizes", cut_deterministic, LENGTH(cuts)) {
     mt_policy_options options = {.deterministic = 1};
     device dev;
 
@@ -102,10 +98,9 @@ START_TEST(cut_deterministic) {
     check_balanced(&dev.plan, cuts[_i].samples, cuts[_i].chunks);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* The same for many budgets at once, without a table. */
-START_TEST(cut_property) {
+TEST_LOOP("sizes", cut_property, 70) {
     size_t fits = 4 + (size_t)_i;
     mt_policy_options options = {.deterministic = 1};
     device dev = device_new(need(fits), options, (mt_backend_info){0});
@@ -121,13 +116,12 @@ START_TEST(cut_property) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /*
  * No cut of 10 has all chunks between 4 and 4: no size may be tried that has just failed, but once more
  * with an empty cache.
  */
-START_TEST(bounds_conflict) {
+TEST("sizes", bounds_conflict) {
     mt_policy_options options = {.min_micro_batch = 4};
     device dev = device_new(need(4), options, (mt_backend_info){0});
     mt_status status = device_batch(&dev, MT_TRAIN, 10);
@@ -141,7 +135,6 @@ START_TEST(bounds_conflict) {
     check_covers(&dev, 10);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Chunks that the user has fixed: none below the smallest, and else none above the size. */
 static const struct {
@@ -151,7 +144,7 @@ static const struct {
     {5, 5, 8, 1}, {5, 5, 10, 2}, {5, 6, 14, 2}, {5, 9, 4, 1}, {3, 7, 15, 3},
 };
 
-START_TEST(cut_fixed) {
+TEST_LOOP("sizes", cut_fixed, 2 * LENGTH(fixed_cuts)) {
     mt_policy_options by_user = {.micro_batch = fixed_cuts[_i / 2].fixed};
     mt_backend_info info = {0};
     device dev;
@@ -163,9 +156,8 @@ START_TEST(cut_fixed) {
     check_balanced(&dev.plan, fixed_cuts[_i / 2].samples, fixed_cuts[_i / 2].chunks);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-START_TEST(no_budget) {
+TEST_LOOP("sizes", no_budget, 2) {
     mt_backend_info info = {.normalises_over_batch = _i};
     device dev = device_new(0, (mt_policy_options){0}, info);
 
@@ -177,10 +169,9 @@ START_TEST(no_budget) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* The budget is not known any more after the sizes are: whole batches, and no hanging. */
-START_TEST(budget_forgotten) {
+TEST("endless", budget_forgotten) {
     device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
 
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
@@ -189,10 +180,9 @@ START_TEST(budget_forgotten) {
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* More budget than any memory: the same. */
-START_TEST(budget_endless) {
+TEST_LOOP("endless", budget_endless, 3) {
     static const size_t budgets[] = {SIZE_MAX, SIZE_MAX / 2, (size_t)1 << 62};
     device dev = device_new(budgets[_i], (mt_policy_options){0}, (mt_backend_info){0});
 
@@ -201,10 +191,9 @@ START_TEST(budget_endless) {
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Known not to fit: said before anything is run. */
-START_TEST(nothing_fits) {
+TEST_LOOP("sizes", nothing_fits, 2) {
     static const size_t least[] = {2, 8};
     mt_policy_options options = {.min_micro_batch = least[_i]};
     device dev = device_new(need(24), options, (mt_backend_info){0});
@@ -227,10 +216,9 @@ START_TEST(nothing_fits) {
     ck_ok(device_batch(&dev, MT_TRAIN, 32));
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A budget in which not even the first recording fits is found out by trying. */
-START_TEST(first_recording_does_not_fit) {
+TEST("sizes", first_recording_does_not_fit) {
     device dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
     device none = device_new(need(1) - 1, (mt_policy_options){0}, (mt_backend_info){0});
 
@@ -242,9 +230,8 @@ START_TEST(first_recording_does_not_fit) {
     mt_policy_free(dev.policy);
     mt_policy_free(none.policy);
 }
-END_TEST
 
-START_TEST(fixed_micro_batch) {
+TEST("sizes", fixed_micro_batch) {
     static const size_t samples[] = {32, 33, 5, 1, 64};
     mt_policy_options options = {.micro_batch = 8};
     device dev = device_new(need(30), options, (mt_backend_info){0});
@@ -259,9 +246,8 @@ START_TEST(fixed_micro_batch) {
     ck_assert_uint_eq(dev.chunks[0], 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
-START_TEST(plans_allocate_nothing) {
+TEST("sizes", plans_allocate_nothing) {
     mt_memory memory;
     device dev;
 
@@ -278,32 +264,8 @@ START_TEST(plans_allocate_nothing) {
     mt_policy_free(dev.policy);
     ck_assert_uint_eq(counting_live(), 0);
 }
-END_TEST
-
-static Suite *suite_policy_plan(void) {
-    Suite *suite = suite_create("policy_plan");
-    TCase *plan = suite_case(suite, "plan"), *sizes = suite_case(suite, "sizes"),
-          *endless = suite_case(suite, "endless");
-
-    tcase_set_timeout(endless, 5);
-    tcase_add_test(plan, balanced);
-    tcase_add_test(plan, balanced_refused);
-    tcase_add_test(plan, plan_by_hand);
-    tcase_add_test(plan, words);
-    tcase_add_loop_test(sizes, cut_deterministic, 0, LENGTH(cuts));
-    tcase_add_loop_test(sizes, cut_property, 0, 70);
-    tcase_add_test(sizes, bounds_conflict);
-    tcase_add_loop_test(sizes, cut_fixed, 0, 2 * LENGTH(fixed_cuts));
-    tcase_add_loop_test(sizes, no_budget, 0, 2);
-    tcase_add_loop_test(sizes, nothing_fits, 0, 2);
-    tcase_add_test(sizes, first_recording_does_not_fit);
-    tcase_add_test(sizes, fixed_micro_batch);
-    tcase_add_test(sizes, plans_allocate_nothing);
-    tcase_add_test(endless, budget_forgotten);
-    tcase_add_loop_test(endless, budget_endless, 0, 3);
-    return suite;
-}
 
 int main(void) {
-    return suite_run(suite_policy_plan());
+    tcase_set_timeout(suite_case_named("endless"), 5);
+    return suite_run_named("policy_plan");
 }

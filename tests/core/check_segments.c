@@ -89,7 +89,7 @@ static void check_choice(const mt_segment_cost *chain, size_t count, const unsig
     ck_assert_mem_eq(&price, choice, sizeof price);
 }
 
-START_TEST(best_of_all_sets) {
+TEST_LOOP("segments", best_of_all_sets, 3) {
     static const size_t ranges[] = {4, 100, 1000000};
     unsigned fitting = 0, partial = 0;
 
@@ -123,10 +123,9 @@ START_TEST(best_of_all_sets) {
     ck_assert_uint_gt(fitting, CHAINS / 4);
     ck_assert_uint_gt(partial, CHAINS / 10);
 }
-END_TEST
 
 /* Bytes kept and left, seconds; budget; what is expected. */
-START_TEST(by_hand) {
+TEST("segments", by_hand) {
     static const struct {
         size_t count, budget;
         mt_segment_cost chain[3];
@@ -160,10 +159,9 @@ START_TEST(by_hand) {
         ck_assert_msg(choice.peak_bytes == table[i].peak, "row %d: peak %zu", i, choice.peak_bytes);
     }
 }
-END_TEST
 
 /* Lists that are thinned out: within the budget, and no slower than 1 % beyond what a greedy choice takes. */
-START_TEST(long_chains) {
+TEST_LOOP("segments", long_chains, 3) {
     static mt_segment_cost chain[MOST];
     static unsigned char none[MOST], all[MOST], again[MOST], greedy[MOST];
     size_t least, most;
@@ -202,9 +200,8 @@ START_TEST(long_chains) {
         ck_assert_double_le(choice.seconds, 1.01 * seconds_of(chain, MOST, greedy));
     }
 }
-END_TEST
 
-START_TEST(refused) {
+TEST("segments", refused) {
     mt_segment_cost good[] = {{10, 1, 1, 0}, {10, 1, 1, 0}};
     const struct {
         mt_segment_cost second;
@@ -239,9 +236,8 @@ START_TEST(refused) {
     ck_assert_uint_eq(choice.recomputed, 0);
     ck_refused(mt_segments_choose(good, 2, 10, again, &choice), MT_EDEVMEM, "11 B");
 }
-END_TEST
 
-START_TEST(without_host_memory) {
+TEST("segments", without_host_memory) {
     mt_segment_cost chain[] = {{10, 1, 1, 0}, {10, 1, 1, 0}, {10, 1, 1, 0}};
     unsigned char again[3];
     mt_segments_choice choice = MT_SEGMENTS_CHOICE_INIT;
@@ -259,16 +255,5 @@ START_TEST(without_host_memory) {
     }
     ck_assert_uint_gt(n, 4);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("segments");
-    TCase *cases = suite_case(suite, "segments");
-
-    tcase_add_loop_test(cases, best_of_all_sets, 0, 3);
-    tcase_add_test(cases, by_hand);
-    tcase_add_loop_test(cases, long_chains, 0, 3);
-    tcase_add_test(cases, refused);
-    tcase_add_test(cases, without_host_memory);
-    return suite_run(suite);
-}
+SUITE("segments")

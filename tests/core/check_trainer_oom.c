@@ -10,7 +10,7 @@
 
 /* ---- memory runs out for good --------------------------------------------------------------- */
 
-START_TEST(retries_are_bounded) {
+TEST_LOOP("memory", retries_are_bounded, 4) {
     static const unsigned retries[] = {0, 1, 2, 5};
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(14);
@@ -31,10 +31,9 @@ START_TEST(retries_are_bounded) {
     step(trainer, 32, 2);
     done(trainer);
 }
-END_TEST
 
 /* The text names the budget, what is allocated and by whom, what a chunk needs, what would help. */
-START_TEST(explained) {
+TEST("memory", explained) {
     fake_options options = fits(1);
     char text[4000], budget[40], cut[20];
     mt_trainer *trainer;
@@ -62,7 +61,6 @@ START_TEST(explained) {
     ck_assert_uint_eq(mt_trainer_explain(trainer, text, sizeof(text)), 0);
     done(trainer);
 }
-END_TEST
 
 static char last_oom[1000];
 
@@ -80,7 +78,7 @@ static const struct {
 };
 
 /* Known not to fit before anything runs: nothing does, and the trace says where it would have been. */
-START_TEST(known_not_to_fit) {
+TEST_LOOP("memory", known_not_to_fit, LENGTH(ruled_out)) {
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     fake_options options = fake_defaults;
     int trains = ruled_out[_i].mode == MT_TRAIN;
@@ -103,7 +101,6 @@ START_TEST(known_not_to_fit) {
     ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
     done(trainer);
 }
-END_TEST
 
 static mt_status describe_adam(void *self, mt_backend_info *out) {
     (void)self;
@@ -113,7 +110,7 @@ static mt_status describe_adam(void *self, mt_backend_info *out) {
 }
 
 /* What would help depends: on the size that was fixed, on the optimiser, on what is known. */
-START_TEST(explained_by_case) {
+TEST_LOOP("memory", explained_by_case, 3) {
     static const char *const words[] = {"micro-batch", "optimiser", "not known"};
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
@@ -137,10 +134,9 @@ START_TEST(explained_by_case) {
     ck_contains(text, words[_i]);
     done(trainer);
 }
-END_TEST
 
 /* Rungs that there are and that are not taken are named, those that were of no use are not. */
-START_TEST(explained_rungs) {
+TEST_LOOP("memory", explained_rungs, 4) {
     static const struct {
         unsigned has, allow, forbid;
         const char *named, *not_named;
@@ -169,12 +165,11 @@ START_TEST(explained_rungs) {
     ck_assert_ptr_null(strstr(text, rows[_i].not_named));
     done(trainer);
 }
-END_TEST
 
 /* The budget that the text asks for is the one that suffices, to the byte, also where that was refused. */
 static const size_t smallest[] = {8, 1};
 
-START_TEST(explained_budget_suffices) {
+TEST_LOOP("memory", explained_budget_suffices, LENGTH(smallest)) {
     fake_options options = fits(40);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     size_t enough = options.resident_bytes + fake_program_peak(&fake_train_program, smallest[_i]);
@@ -193,7 +188,6 @@ START_TEST(explained_budget_suffices) {
     step(trainer, 32, 1);
     done(trainer);
 }
-END_TEST
 
 static const fake_allocation costly_allocations[] = {{90000, 9000, FAKE_AT_END}};
 static mt_backend cheap; /* before its rungs cost more than they spare */
@@ -229,7 +223,7 @@ static void explain_budget(unsigned rung, int known, char line[200]) {
 }
 
 /* What the last rung needs is no reason to ask for more than would do without it. */
-START_TEST(explained_budget_is_the_least_of_all_rungs) {
+TEST_LOOP("memory", explained_budget_is_the_least_of_all_rungs, 2) {
     char without[200], with[200];
 
     explain_budget(0, _i, without);
@@ -237,7 +231,6 @@ START_TEST(explained_budget_is_the_least_of_all_rungs) {
     ck_assert_str_eq(with, without);
     ck_assert_int_eq(strstr(with, "more than") == NULL, _i);
 }
-END_TEST
 
 /*
  * No budget is named below the one that there is, whatever failed: the figures of a chunk are no reason
@@ -258,7 +251,7 @@ static const struct {
     {FAKE_EVALUATE, 2, 23, 6, "evaluate", "of 11 samples", "before it is tried"},
 };
 
-START_TEST(explained_without_evidence) {
+TEST_LOOP("memory", explained_without_evidence, LENGTH(untold)) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(12);
     mt_batch batch = batch_of(untold[_i].samples, 2);
@@ -291,10 +284,9 @@ START_TEST(explained_without_evidence) {
     if (budget != NULL) ck_assert_uint_gt(strtoull(budget + 1, NULL, 10), options.budget_bytes);
     done(trainer);
 }
-END_TEST
 
 /* Chunks that went through are taken back with the update that did not: the step has not moved on, and gives up. */
-START_TEST(update_that_never_fits) {
+TEST("memory", update_that_never_fits) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(64);
     mt_trainer *trainer;
@@ -308,10 +300,9 @@ START_TEST(update_that_never_fits) {
     ck_assert_uint_le(fake.kind_calls[FAKE_APPLY], 17);
     done(trainer);
 }
-END_TEST
 
 /* What the allocator holds beside tensors is in the way of a chunk as well. */
-START_TEST(explained_with_a_cache) {
+TEST("memory", explained_with_a_cache) {
     fake_options options = fits(12);
     mt_trainer *trainer;
     char text[4000], held[32];
@@ -328,10 +319,9 @@ START_TEST(explained_with_a_cache) {
     ck_contains(strstr(text, "held beside"), mt_format_size(3000, held, sizeof(held)));
     done(trainer);
 }
-END_TEST
 
 /* Chunks that were given can be given smaller. */
-START_TEST(explained_for_given_chunks) {
+TEST("memory", explained_for_given_chunks) {
     static const size_t chunks[] = {16};
     fake_options options = fits(12);
     mt_trainer *trainer = trainer_with(&options, NULL);
@@ -343,10 +333,9 @@ START_TEST(explained_for_given_chunks) {
     ck_contains(text, "smaller chunks than those that are given");
     done(trainer);
 }
-END_TEST
 
 /* A size that the user fixed is not made smaller behind the user's back. */
-START_TEST(fixed_micro_batch_does_not_fit) {
+TEST("memory", fixed_micro_batch_does_not_fit) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(6);
     mt_trainer *trainer;
@@ -359,12 +348,11 @@ START_TEST(fixed_micro_batch_does_not_fit) {
     step(trainer, 6, 2); /* one chunk of 6 */
     done(trainer);
 }
-END_TEST
 
 /* ---- budgets that change, models that are wrong ---------------------------------------------- */
 
 /* Memory taken by others and given back, between steps: no OOM at all. */
-START_TEST(hog_comes_and_goes) {
+TEST("memory", hog_comes_and_goes) {
     fake_options options = fits(20);
     mt_trainer *trainer;
     size_t largest[31];
@@ -379,10 +367,9 @@ START_TEST(hog_comes_and_goes) {
     ck_assert_uint_eq(largest[30], largest[9]);
     done(trainer);
 }
-END_TEST
 
 /* A limit of the device below the budget that it tells. */
-START_TEST(device_holds_less_than_it_says) {
+TEST_LOOP("memory", device_holds_less_than_it_says, 2) {
     fake_options options = fits(40);
     mt_trainer *trainer;
 
@@ -392,10 +379,9 @@ START_TEST(device_holds_less_than_it_says) {
     for (uint64_t id = 1; id <= 10; id++) step(trainer, 64, id);
     done(trainer);
 }
-END_TEST
 
 /* Another kernel above 10 samples, which the recordings of 2 and 4 do not show. */
-START_TEST(kernel_changes_with_the_chunk) {
+TEST_LOOP("memory", kernel_changes_with_the_chunk, 2) {
     fake_options options = fits(25);
     mt_trainer *trainer;
 
@@ -407,10 +393,9 @@ START_TEST(kernel_changes_with_the_chunk) {
     ck_assert_uint_le(fake.genuine, 2); /* it learns: not one OOM a step */
     done(trainer);
 }
-END_TEST
 
 /* A recording that is run and taken back, and from which nothing is learnt, is not run for ever. */
-START_TEST(nothing_is_learnt_from_the_recording) {
+TEST_LOOP("endless", nothing_is_learnt_from_the_recording, 2) {
     fake_options options = fits(_i == 0 ? 30 : 12);
     mt_trainer *trainer;
 
@@ -425,10 +410,9 @@ START_TEST(nothing_is_learnt_from_the_recording) {
     }
     done(trainer);
 }
-END_TEST
 
 /* Nothing but the budget is known: no recordings, no peaks, no evidence. */
-START_TEST(nothing_is_known) {
+TEST("memory", nothing_is_known) {
     fake_options options = fits(13);
     mt_trainer *trainer;
 
@@ -440,11 +424,10 @@ START_TEST(nothing_is_known) {
     ck_assert_uint_le(fake.genuine, 12);
     done(trainer);
 }
-END_TEST
 
 /* ---- cache ---------------------------------------------------------------------------------- */
 
-START_TEST(cache_every) {
+TEST("cache", cache_every) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_trainer *trainer;
@@ -457,9 +440,8 @@ START_TEST(cache_every) {
     ck_assert_uint_eq(run.clears, 10);
     done(trainer);
 }
-END_TEST
 
-START_TEST(cache_after_epochs) {
+TEST("cache", cache_after_epochs) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(14);
     mt_trainer *trainer;
@@ -475,9 +457,8 @@ START_TEST(cache_after_epochs) {
     }
     done(trainer);
 }
-END_TEST
 
-START_TEST(cache_never) {
+TEST("cache", cache_never) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     fake_options options = fits(14);
     mt_trainer *trainer;
@@ -493,10 +474,9 @@ START_TEST(cache_never) {
     ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), 0);
     done(trainer);
 }
-END_TEST
 
 /* On evidence, at no more than 1 % of the time. */
-START_TEST(cache_automatic) {
+TEST("cache", cache_automatic) {
     fake_options options = fits(14);
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_trainer *trainer;
@@ -511,10 +491,9 @@ START_TEST(cache_automatic) {
     ck_assert_double_le((double)fake.clears * 0.004, 0.01 * run.seconds + 0.004);
     done(trainer);
 }
-END_TEST
 
 /* The cache cannot be emptied for want of memory: whatever it was for goes on. */
-START_TEST(cache_is_not_emptied) {
+TEST_LOOP("cache", cache_is_not_emptied, 2) {
     mt_status why = _i == 0 ? MT_EDEVMEM : MT_EIO;
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_eval_report report = MT_EVAL_REPORT_INIT;
@@ -534,10 +513,9 @@ START_TEST(cache_is_not_emptied) {
     ck_assert_uint_eq(run.clears, 0);
     done(trainer);
 }
-END_TEST
 
 /* Nor does it matter in the answer to an OOM. */
-START_TEST(cache_is_not_emptied_for_an_oom) {
+TEST("cache", cache_is_not_emptied_for_an_oom) {
     fake_options options = fits(6);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -552,40 +530,8 @@ START_TEST(cache_is_not_emptied_for_an_oom) {
     step(trainer, 6, 2);
     done(trainer);
 }
-END_TEST
-
-static Suite *suite_trainer_oom(void) {
-    Suite *suite = suite_create("trainer_oom");
-    TCase *memory = suite_case(suite, "memory"), *endless = suite_case(suite, "endless"),
-          *cache = suite_case(suite, "cache");
-
-    tcase_set_timeout(endless, 5);
-    tcase_add_loop_test(memory, retries_are_bounded, 0, 4);
-    tcase_add_test(memory, explained);
-    tcase_add_loop_test(memory, known_not_to_fit, 0, LENGTH(ruled_out));
-    tcase_add_loop_test(memory, explained_by_case, 0, 3);
-    tcase_add_loop_test(memory, explained_rungs, 0, 4);
-    tcase_add_loop_test(memory, explained_budget_suffices, 0, LENGTH(smallest));
-    tcase_add_loop_test(memory, explained_budget_is_the_least_of_all_rungs, 0, 2);
-    tcase_add_loop_test(memory, explained_without_evidence, 0, LENGTH(untold));
-    tcase_add_test(memory, explained_with_a_cache);
-    tcase_add_test(memory, update_that_never_fits);
-    tcase_add_test(memory, explained_for_given_chunks);
-    tcase_add_test(memory, fixed_micro_batch_does_not_fit);
-    tcase_add_test(memory, hog_comes_and_goes);
-    tcase_add_loop_test(memory, device_holds_less_than_it_says, 0, 2);
-    tcase_add_loop_test(memory, kernel_changes_with_the_chunk, 0, 2);
-    tcase_add_test(memory, nothing_is_known);
-    tcase_add_test(cache, cache_every);
-    tcase_add_test(cache, cache_after_epochs);
-    tcase_add_test(cache, cache_never);
-    tcase_add_test(cache, cache_automatic);
-    tcase_add_loop_test(cache, cache_is_not_emptied, 0, 2);
-    tcase_add_test(cache, cache_is_not_emptied_for_an_oom);
-    tcase_add_loop_test(endless, nothing_is_learnt_from_the_recording, 0, 2);
-    return suite;
-}
 
 int main(void) {
-    return suite_run(suite_trainer_oom());
+    tcase_set_timeout(suite_case_named("endless"), 5);
+    return suite_run_named("trainer_oom");
 }

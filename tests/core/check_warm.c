@@ -69,7 +69,7 @@ static void check_apart(const mt_block *blocks, size_t count) {
 }
 
 /* The cost is the one counted, before and after; the layout stays one; it gets no colder. */
-START_TEST(training_steps) {
+TEST_LOOP("layouts", training_steps, 12) {
     mt_block blocks[MOST_BLOCKS];
     uint64_t random = (uint64_t)_i, state = 3;
     size_t count = fake_blocks(blocks, 10 + 2 * (size_t)_i, &random), last = 0;
@@ -92,10 +92,9 @@ START_TEST(training_steps) {
     ck_assert_double_eq_tol(cold, count_cold(blocks, count, last), 1e-6 * first);
     ck_assert_double_lt(cold, 0.99 * first);
 }
-END_TEST
 
 /* A helper that was laid into memory nobody has used moves to where its forerunner has just been. */
-START_TEST(to_the_forerunner) {
+TEST("layouts", to_the_forerunner) {
     mt_block blocks[3] = {{65536, 0, 2, 0}, {65536, 2, 4, 131072}, {65536, 3, 5, 65536}};
     uint64_t state = 1;
     double cold;
@@ -106,9 +105,8 @@ START_TEST(to_the_forerunner) {
     /* The first and the last one are cold; the one between takes over what was left that instant. */
     ck_assert_double_eq(cold, 131072.0);
 }
-END_TEST
 
-START_TEST(fixed_blocks_stay) {
+TEST("layouts", fixed_blocks_stay) {
     mt_block blocks[MOST_BLOCKS];
     uint64_t random = 4, state = 2;
     mt_layout layout = MT_LAYOUT_INIT;
@@ -124,10 +122,9 @@ START_TEST(fixed_blocks_stay) {
     check_apart(blocks, count);
     ck_ok(mt_arena_warm(blocks, 2, 2, LINE, layout.bytes, 5000, &state, &cold));
 }
-END_TEST
 
 /* The same state gives the same layout, and goes on. */
-START_TEST(repeatable) {
+TEST("layouts", repeatable) {
     static mt_block blocks[2][MOST_BLOCKS];
     uint64_t state[2] = {7, 7};
     double cold[2];
@@ -146,9 +143,8 @@ START_TEST(repeatable) {
     ck_assert_uint_eq(state[0], state[1]);
     ck_assert_double_eq(cold[0], cold[1]);
 }
-END_TEST
 
-START_TEST(arguments_are_checked) {
+TEST("arguments", arguments_are_checked) {
     mt_block good[2] = {{100, 0, 2, 0}, {64, 1, 3, 128}}, empty = {64, 2, 2, 0};
     uint64_t state = 0;
     double cold = 1;
@@ -171,9 +167,8 @@ START_TEST(arguments_are_checked) {
     ck_ok(mt_arena_warm(NULL, 0, 0, LINE, 0, 1, &state, &cold));
     ck_assert_double_eq(cold, 0);
 }
-END_TEST
 
-START_TEST(without_host_memory) {
+TEST("arguments", without_host_memory) {
     mt_status status = MT_ENOMEM;
     size_t n = 0;
 
@@ -193,17 +188,5 @@ START_TEST(without_host_memory) {
     ck_ok(status);
     ck_assert_uint_gt(n, 8);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("warm");
-    TCase *layouts = suite_case(suite, "layouts"), *arguments = suite_case(suite, "arguments");
-
-    tcase_add_loop_test(layouts, training_steps, 0, 12);
-    tcase_add_test(layouts, to_the_forerunner);
-    tcase_add_test(layouts, fixed_blocks_stay);
-    tcase_add_test(layouts, repeatable);
-    tcase_add_test(arguments, arguments_are_checked);
-    tcase_add_test(arguments, without_host_memory);
-    return suite_run(suite);
-}
+SUITE("warm")

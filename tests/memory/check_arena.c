@@ -64,7 +64,7 @@ static const struct {
      0},
 };
 
-START_TEST(small_cases) {
+TEST_LOOP("layouts", small_cases, LENGTH(cases)) {
     mt_block blocks[6];
     mt_layout layout = MT_LAYOUT_INIT;
 
@@ -76,11 +76,10 @@ START_TEST(small_cases) {
         ck_assert_uint_eq(layout.lower_bound_bytes, cases[_i].bound);
     }
 }
-END_TEST
 
 /* ---- what a training step looks like ------------------------------------------------------------ */
 
-START_TEST(training_steps) {
+TEST_LOOP("layouts", training_steps, 12) {
     static mt_block blocks[MOST_BLOCKS];
     uint64_t random = (uint64_t)_i;
     size_t count = fake_blocks(blocks, 3 + 20 * (size_t)_i, &random);
@@ -90,10 +89,9 @@ START_TEST(training_steps) {
     check_layout(blocks, count, &layout);
     ck_assert_double_le((double)layout.bytes, 1.08 * (double)layout.lower_bound_bytes);
 }
-END_TEST
 
 /* Blocks without any order: the bound is out of reach, the rules are not. */
-START_TEST(random_blocks) {
+TEST_LOOP("layouts", random_blocks, 20) {
     static mt_block blocks[MOST_BLOCKS];
     uint64_t random = 77 + (uint64_t)_i;
     size_t count = 1 + fake_random(&random) % 300;
@@ -108,10 +106,9 @@ START_TEST(random_blocks) {
     ck_ok(mt_arena_layout(blocks, count, 0, LINE, &layout));
     check_layout(blocks, count, &layout);
 }
-END_TEST
 
 /* Blocks that stay where they are: others lie around them, and above only where they must. */
-START_TEST(fixed_blocks) {
+TEST_LOOP("layouts", fixed_blocks, 8) {
     static mt_block blocks[MOST_BLOCKS + 3];
     uint64_t random = (uint64_t)_i;
     mt_layout layout = MT_LAYOUT_INIT, later = MT_LAYOUT_INIT;
@@ -134,9 +131,8 @@ START_TEST(fixed_blocks) {
     ck_assert_uint_eq(blocks[2].offset, 640064);
     mt_arena_search_free(search);
 }
-END_TEST
 
-START_TEST(fixed_blocks_are_checked) {
+TEST("layouts", fixed_blocks_are_checked) {
     mt_block blocks[3] = {{100, 0, 5, 0}, {100, 4, 9, 64}, {100, 0, 9, 0}};
     mt_layout layout = MT_LAYOUT_INIT;
     mt_arena_search *search;
@@ -153,10 +149,9 @@ START_TEST(fixed_blocks_are_checked) {
     ck_assert_uint_eq(layout.bytes, 256);
     ck_status(mt_arena_search_new(blocks, 2, 2, LINE, &search), MT_EINVAL);
 }
-END_TEST
 
 /* The same blocks have the same layout each time. */
-START_TEST(no_chance) {
+TEST("layouts", no_chance) {
     static mt_block blocks[2][MOST_BLOCKS];
     mt_layout layout[2] = {MT_LAYOUT_INIT, MT_LAYOUT_INIT};
 
@@ -169,10 +164,9 @@ START_TEST(no_chance) {
     ck_assert_mem_eq(blocks[0], blocks[1], sizeof(blocks[0]));
     ck_assert_uint_eq(layout[0].bytes, layout[1].bytes);
 }
-END_TEST
 
 /* So many that not every order can be tried. */
-START_TEST(many_blocks) {
+TEST("layouts", many_blocks) {
     const size_t layers = 4000;
     mt_block *blocks = calloc(4 * layers, sizeof(*blocks));
     uint64_t random = 9;
@@ -183,7 +177,6 @@ START_TEST(many_blocks) {
     ck_assert_double_le((double)layout.bytes, 1.08 * (double)layout.lower_bound_bytes);
     free(blocks);
 }
-END_TEST
 
 /* ---- what is worse than it was ---------------------------------------------------------------------- */
 
@@ -217,7 +210,7 @@ static void draw_hard(mt_block *blocks, size_t number) {
 }
 
 /* No one order is the best of all, and the search finds what none does; who makes these less writes it here. */
-START_TEST(hard_cases) {
+TEST("search", hard_cases) {
     const size_t at_first = 9375680, found = 9262400;
     size_t sums[2] = {0, 0};
 
@@ -237,11 +230,10 @@ START_TEST(hard_cases) {
     ck_assert_uint_le(sums[0], at_first);
     ck_assert_uint_le(sums[1], found);
 }
-END_TEST
 
 /* ---- the search --------------------------------------------------------------------------------- */
 
-START_TEST(the_search_gains) {
+TEST_LOOP("search", the_search_gains, 8) {
     static mt_block blocks[MOST_BLOCKS];
     uint64_t random = (uint64_t)_i;
     size_t count = fake_blocks(blocks, 30, &random), before;
@@ -264,9 +256,8 @@ START_TEST(the_search_gains) {
     ck_assert_uint_eq(later.lower_bound_bytes, first.lower_bound_bytes);
     mt_arena_search_free(search);
 }
-END_TEST
 
-START_TEST(the_search_is_checked) {
+TEST("search", the_search_is_checked) {
     mt_block blocks[2] = {{64, 0, 2, 0}, {64, 1, 3, 0}};
     mt_layout layout = MT_LAYOUT_INIT, unset = {0, 0, 0, NULL};
     mt_arena_search *search;
@@ -285,11 +276,10 @@ START_TEST(the_search_is_checked) {
     ck_assert_uint_eq(mt_arena_search_run(search, 1), 0);
     ck_status(mt_arena_search_result(search, blocks, 2, &layout), MT_EINVAL);
 }
-END_TEST
 
 /* ---- arguments and host memory ------------------------------------------------------------------ */
 
-START_TEST(arguments_are_checked) {
+TEST("arguments", arguments_are_checked) {
     mt_block good = {64, 0, 2, 7}, empty = {64, 2, 2, 7}, huge[2] = {{SIZE_MAX / 2, 0, 1, 7}};
     mt_layout layout = MT_LAYOUT_INIT, unset = {0, 0, 0, NULL};
 
@@ -305,9 +295,8 @@ START_TEST(arguments_are_checked) {
     ck_assert_uint_eq(good.offset, 7);
     ck_assert_uint_eq(layout.bytes, 0);
 }
-END_TEST
 
-START_TEST(without_host_memory) {
+TEST("arguments", without_host_memory) {
     mt_status status = MT_ENOMEM;
     size_t n = 0;
 
@@ -329,24 +318,5 @@ START_TEST(without_host_memory) {
     ck_ok(status);
     ck_assert_uint_gt(n, 12);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("arena");
-    TCase *layouts = suite_case(suite, "layouts"), *search = suite_case(suite, "search");
-    TCase *arguments = suite_case(suite, "arguments");
-
-    tcase_add_loop_test(layouts, small_cases, 0, LENGTH(cases));
-    tcase_add_loop_test(layouts, training_steps, 0, 12);
-    tcase_add_loop_test(layouts, random_blocks, 0, 20);
-    tcase_add_loop_test(layouts, fixed_blocks, 0, 8);
-    tcase_add_test(layouts, fixed_blocks_are_checked);
-    tcase_add_test(layouts, no_chance);
-    tcase_add_test(layouts, many_blocks);
-    tcase_add_loop_test(search, the_search_gains, 0, 8);
-    tcase_add_test(search, hard_cases);
-    tcase_add_test(search, the_search_is_checked);
-    tcase_add_test(arguments, arguments_are_checked);
-    tcase_add_test(arguments, without_host_memory);
-    return suite_run(suite);
-}
+SUITE("arena")

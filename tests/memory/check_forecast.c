@@ -73,7 +73,7 @@ START_TEST(the_step_is_the_one_that_a_trainer_takes) {
 END_TEST
 
 /* Of kernels that have not run nothing is promised: a chunk of them runs before it is told. */
-START_TEST(kernels_that_have_not_run_are_run) {
+TEST_LOOP("steps", kernels_that_have_not_run_are_run, 2) {
     fake_options options = fitting(12);
     const mt_policy_options policy = deterministic();
     options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
@@ -91,7 +91,6 @@ START_TEST(kernels_that_have_not_run_are_run) {
     ck_assert_uint_eq(report.predicted_peak_bytes, bytes);
     done(trainer);
 }
-END_TEST
 
 /* ---- sizes ------------------------------------------------------------------------------------- */
 
@@ -102,7 +101,7 @@ static mt_chunk_need need_of(size_t chunk) {
 }
 
 /* What three would need is told by two samples and by nothing else. */
-START_TEST(one_size_alone_tells_a_bound) {
+TEST("sizes", one_size_alone_tells_a_bound) {
     const fake_options options = fitting(2);
     const mt_policy_options policy = deterministic();
     const mt_plan other = {.samples = BATCH, .group = {{4, 8}}, .groups = 1};
@@ -119,9 +118,8 @@ START_TEST(one_size_alone_tells_a_bound) {
     ck_assert_int_eq(mt_forecast_is_bound(f, &other), 1);
     end();
 }
-END_TEST
 
-START_TEST(two_sizes_tell_of_all) {
+TEST("sizes", two_sizes_tell_of_all) {
     const fake_options options = fitting(3);
     const mt_policy_options policy = deterministic();
     ck_ok(foretell(&options, &policy));
@@ -136,9 +134,8 @@ START_TEST(two_sizes_tell_of_all) {
     }
     end();
 }
-END_TEST
 
-START_TEST(smaller_chunks_than_are_allowed_are_recorded_too) {
+TEST("sizes", smaller_chunks_than_are_allowed_are_recorded_too) {
     const fake_options options = fitting(6);
     mt_policy_options policy = deterministic();
     size_t largest;
@@ -150,7 +147,6 @@ START_TEST(smaller_chunks_than_are_allowed_are_recorded_too) {
     ck_assert(!need_of(6).is_bound && need_of(6).fits && !need_of(7).fits);
     end();
 }
-END_TEST
 
 /* The batch of 32 in chunks of at most so many has a number of them, and that a smallest one. */
 START_TEST(a_smaller_least_chunk_is_found) {
@@ -171,7 +167,7 @@ START_TEST(a_smaller_least_chunk_is_found) {
 }
 END_TEST
 
-START_TEST(no_smaller_least_chunk_is_found) {
+TEST("sizes", no_smaller_least_chunk_is_found) {
     fake_options options = fitting(2);
     mt_policy_options policy = deterministic();
     batch = batch_of(BATCH, 1);
@@ -185,9 +181,8 @@ START_TEST(no_smaller_least_chunk_is_found) {
     }
     ck_assert_uint_eq(fake_live_handles(&fake), 0);
 }
-END_TEST
 
-START_TEST(where_nothing_goes_through_nothing_is_recorded) {
+TEST("sizes", where_nothing_goes_through_nothing_is_recorded) {
     fake_options options = fitting(2);
     const mt_policy_options policy = deterministic();
     options.budget_bytes = options.resident_bytes + 1;
@@ -196,12 +191,11 @@ START_TEST(where_nothing_goes_through_nothing_is_recorded) {
     ck_assert_uint_eq(met().refused, 2);
     end();
 }
-END_TEST
 
 /* ---- rungs ------------------------------------------------------------------------------------- */
 
 /* Two samples need more than there is, and 0.6 of it fits: the rung is on until the end. */
-START_TEST(rungs_are_told_and_go_off_again) {
+TEST("rungs", rungs_are_told_and_go_off_again) {
     fake_options options = fitting(2);
     const mt_policy_options policy = deterministic();
     mt_rungs_tried tried = MT_RUNGS_TRIED_INIT;
@@ -221,7 +215,6 @@ START_TEST(rungs_are_told_and_go_off_again) {
     end();
     ck_assert_uint_eq(fake.rungs, 0);
 }
-END_TEST
 
 /* ---- what is refused --------------------------------------------------------------------------- */
 
@@ -270,7 +263,7 @@ static const struct {
     {with_a_rung, MT_ENOTSUP, "without a rung"},
 };
 
-START_TEST(unusable_arguments_are_refused) {
+TEST_LOOP("refused", unusable_arguments_are_refused, LENGTH(unusable)) {
     const fake_options options = fitting(4);
     fake_init(&fake, &options);
     backend = fake_seam(&fake);
@@ -283,9 +276,8 @@ START_TEST(unusable_arguments_are_refused) {
     ck_refused(least(), unusable[_i].status, unusable[_i].words);
     ck_assert_uint_eq(fake_live_handles(&fake), 0);
 }
-END_TEST
 
-START_TEST(unusable_handles_and_numbers_are_refused) {
+TEST("refused", unusable_handles_and_numbers_are_refused) {
     const fake_options options = fitting(4);
     const mt_policy_options own = deterministic();
     mt_forecast_report report = MT_FORECAST_REPORT_INIT;
@@ -308,7 +300,6 @@ START_TEST(unusable_handles_and_numbers_are_refused) {
     mt_forecast_free(f);
     mt_forecast_free(NULL);
 }
-END_TEST
 
 /* ---- faults ------------------------------------------------------------------------------------ */
 
@@ -325,7 +316,7 @@ static mt_status ask(void) {
     return status;
 }
 
-START_TEST(every_request_for_host_memory_fails) {
+TEST("faults", every_request_for_host_memory_fails) {
     const fake_options options = fitting(6);
     size_t fired = 1, lost = 0;
     ck_ok(counting_install());
@@ -347,9 +338,8 @@ START_TEST(every_request_for_host_memory_fails) {
     }
     ck_assert_uint_gt(lost, 0);
 }
-END_TEST
 
-START_TEST(every_call_of_the_backend_fails) {
+TEST("faults", every_call_of_the_backend_fails) {
     fake_options options = fitting(6);
     int fired = 1;
     options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
@@ -369,25 +359,9 @@ START_TEST(every_call_of_the_backend_fails) {
         ck_assert_msg(!fake.complaint, "%s", fake.complaint);
     }
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("forecast");
-    TCase *steps = suite_case(suite, "steps"), *sizes = suite_case(suite, "sizes");
-    tcase_add_loop_test(steps, the_step_is_the_one_that_a_trainer_takes, 2, 12);
-    tcase_add_loop_test(steps, kernels_that_have_not_run_are_run, 0, 2);
-    tcase_add_test(sizes, one_size_alone_tells_a_bound);
-    tcase_add_test(sizes, two_sizes_tell_of_all);
-    tcase_add_test(sizes, smaller_chunks_than_are_allowed_are_recorded_too);
-    tcase_add_loop_test(sizes, a_smaller_least_chunk_is_found, 2, 11);
-    tcase_add_test(sizes, no_smaller_least_chunk_is_found);
-    tcase_add_test(sizes, where_nothing_goes_through_nothing_is_recorded);
-    TCase *rungs = suite_case(suite, "rungs"), *refused = suite_case(suite, "refused");
-    TCase *faults = suite_case(suite, "faults");
-    tcase_add_test(rungs, rungs_are_told_and_go_off_again);
-    tcase_add_loop_test(refused, unusable_arguments_are_refused, 0, LENGTH(unusable));
-    tcase_add_test(refused, unusable_handles_and_numbers_are_refused);
-    tcase_add_test(faults, every_request_for_host_memory_fails);
-    tcase_add_test(faults, every_call_of_the_backend_fails);
-    return suite_run(suite);
+    tcase_add_loop_test(suite_case_named("steps"), the_step_is_the_one_that_a_trainer_takes, 2, 12);
+    tcase_add_loop_test(suite_case_named("sizes"), a_smaller_least_chunk_is_found, 2, 11);
+    return suite_run_named("forecast");
 }

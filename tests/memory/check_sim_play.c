@@ -53,7 +53,7 @@ static const struct {
      96 * MIB},
 };
 
-START_TEST(reserved_for_them) {
+TEST_LOOP("plays", reserved_for_them, LENGTH(rows)) {
     mt_sim *sim = card_of(MT_SIM_CUDA, 1024 * MIB);
     mt_sim_stats stats;
 
@@ -64,7 +64,6 @@ START_TEST(reserved_for_them) {
     ck_assert_uint_eq(stats.allocated_bytes, 0);
     mt_sim_free(sim);
 }
-END_TEST
 
 /* The same with a look at all of them at each instant. */
 static void by_hand(mt_sim *sim, const mt_block *blocks, size_t count) {
@@ -88,7 +87,7 @@ static int by_begin(const void *a, const void *b) {
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-START_TEST(as_by_hand) {
+TEST_LOOP("plays", as_by_hand, 12) {
     mt_sim_flavour flavour = _i % 2 ? MT_SIM_MPS : MT_SIM_CUDA;
     mt_sim *played = card_of(flavour, 8192 * MIB), *other = card_of(flavour, 8192 * MIB);
     mt_block blocks[MOST];
@@ -109,10 +108,9 @@ START_TEST(as_by_hand) {
     mt_sim_free(played);
     mt_sim_free(other);
 }
-END_TEST
 
 /* What was taken before it is given back; what lay there before stays. */
-START_TEST(refused) {
+TEST_LOOP("plays", refused, 2) {
     static const mt_block blocks[] = {
         {30 * MIB, 0, 9, 0}, {30 * MIB, 1, 2, 0}, {70 * MIB, 2, 3, 0}};
     mt_sim *sim = card_of(_i ? MT_SIM_MPS : MT_SIM_CUDA, 100 * MIB);
@@ -125,9 +123,8 @@ START_TEST(refused) {
     ck_assert_uint_eq(stats_of(sim).allocated_bytes, 0);
     mt_sim_free(sim);
 }
-END_TEST
 
-START_TEST(arguments) {
+TEST("plays", arguments) {
     static const mt_block backwards = {1, 3, 3, 0}, unordered[] = {{1, 2, 3, 0}, {1, 1, 3, 0}};
     mt_sim *sim = card_of(MT_SIM_CUDA, 100 * MIB);
 
@@ -140,9 +137,8 @@ START_TEST(arguments) {
     ck_assert_ptr_nonnull(strstr(mt_last_error(), "block 1 begins at 1"));
     mt_sim_free(sim);
 }
-END_TEST
 
-START_TEST(host_memory_runs_out) {
+TEST("plays", host_memory_runs_out) {
     mt_block blocks[MOST];
     uint64_t random = 1, n;
     size_t count = fake_blocks(blocks, 10, &random);
@@ -163,16 +159,5 @@ START_TEST(host_memory_runs_out) {
     }
     ck_assert_uint_gt(n, 5);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("sim_play");
-    TCase *plays = suite_case(suite, "plays");
-
-    tcase_add_loop_test(plays, reserved_for_them, 0, LENGTH(rows));
-    tcase_add_loop_test(plays, as_by_hand, 0, 12);
-    tcase_add_loop_test(plays, refused, 0, 2);
-    tcase_add_test(plays, arguments);
-    tcase_add_test(plays, host_memory_runs_out);
-    return suite_run(suite);
-}
+SUITE("sim_play")

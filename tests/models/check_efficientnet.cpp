@@ -26,13 +26,12 @@ static golden::File golden_file() {
     return golden::File("tests/golden/efficientnet_b4.bin");
 }
 
-START_TEST(names_and_shapes) {
+TEST("structure", names_and_shapes) {
     const golden::File file = golden_file();
     const auto net = std::make_shared<EfficientNet>(b4); /* named_modules() asks for that */
     same_lines(describe_state(*net), file.text("state"));
     same_lines(describe_parameters(*net), file.text("parameters"));
 }
-END_TEST
 
 /*
  * Largest differences that are allowed, as in check_resnet.cpp. float32 is for the shape of the run, float64
@@ -72,7 +71,7 @@ static at::Tensor loss_as_expected(EfficientNet &net, const golden::File &file,
     return loss;
 }
 
-START_TEST(passes) {
+TEST_LOOP("numbers", passes, LENGTH(tolerances)) {
     const Tolerance &allowed = tolerances[_i];
     const golden::File file = golden_file();
     EfficientNet net(b4);
@@ -90,12 +89,5 @@ START_TEST(passes) {
     for (const auto &item : net.named_buffers())
         digest_within(file, "buffer", item.key(), item.value(), allowed.buffer, allowed.buffer);
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("efficientnet");
-    TCase *structure = suite_case(suite, "structure"), *numbers = suite_case(suite, "numbers");
-    tcase_add_test(structure, names_and_shapes);
-    tcase_add_loop_test(numbers, passes, 0, LENGTH(tolerances));
-    return suite_run(suite);
-}
+SUITE("efficientnet")

@@ -55,31 +55,28 @@ static const struct {
     {1.6, 2.3, 1, 0.24, 1, ""},
 };
 
-START_TEST(cells_for_a_box) {
+TEST("cells", cells_for_a_box) {
     for (const auto &p : placed) {
         std::string where = places(one_box(p.x, p.y, p.width, p.height, p.anchor));
         ck_assert_str_eq(where.c_str(), p.places);
     }
 }
-END_TEST
 
-START_TEST(a_box_that_is_none_has_no_cells) {
+TEST("cells", a_box_that_is_none_has_no_cells) {
     at::Tensor boxes = at::tensor({-1.0, 0.0, 0.0, 0.0, 0.0}, at::kFloat).reshape({1, 1, 5});
     Candidates c = candidates_of(boxes, at::ones({3, 2}), 4);
     ck_assert_int_eq(c.place.size(1), 9);
     near(c.hit.sum().item<double>(), 0);
     ck_assert(c.box.size.isfinite().all().item<bool>());
 }
-END_TEST
 
 /* Second anchor of three: 16 places further. */
-START_TEST(anchors_have_places_of_their_own) {
+TEST("cells", anchors_have_places_of_their_own) {
     at::Tensor box = at::tensor({0.0, 0.4, 0.575, 0.25, 0.25}, at::kFloat).reshape({1, 1, 5});
     at::Tensor anchors = at::tensor({9.0, 9.0, 1.0, 1.0, 2.0, 2.0}, at::kFloat).reshape({3, 2});
     std::string where = places(candidates_of(box, anchors, 4));
     ck_assert_str_eq(where.c_str(), "25 26 21 41 42 37 ");
 }
-END_TEST
 
 /* ---- overlap and loss, by hand -------------------------------------------------------------------- */
 
@@ -95,7 +92,7 @@ double softplus(double x) {
 
 } // namespace
 
-START_TEST(overlap_of_two_boxes) {
+TEST("loss", overlap_of_two_boxes) {
     const double pi = std::acos(-1.0);
     Overlap same = overlap_of(box(1, 1, 2, 3), box(1, 1, 2, 3));
     near(same.iou.item<double>(), 1);
@@ -113,14 +110,13 @@ START_TEST(overlap_of_two_boxes) {
     near(apart.iou.item<double>(), 0);
     near(apart.ciou.item<double>(), -9.0 / 17);
 }
-END_TEST
 
 /*
  * Raw numbers of 0 say: the centre of each cell, the size of the anchor, each class as likely as not. Of a
  * box in the middle of cell (1, 2) the cell itself is right; the one to the right is a whole box off, and
  * the one below overlaps a third (see above).
  */
-START_TEST(loss_by_hand) {
+TEST("loss", loss_by_hand) {
     const double z = -2; /* of all cells, whether there is something */
     at::Tensor raw = at::zeros({2, 1, 4, 4, 7});
     raw.select(4, 4).fill_(z);
@@ -135,10 +131,9 @@ START_TEST(loss_by_hand) {
     near(loss.label[1].item<double>(), 0);
     near(loss.object[1].item<double>(), softplus(z));
 }
-END_TEST
 
 /* Two boxes in one cell: it is to be as sure as the better one lets it. */
-START_TEST(the_better_box_of_a_cell_counts) {
+TEST("loss", the_better_box_of_a_cell_counts) {
     at::Tensor raw = at::zeros({1, 1, 4, 4, 7}), anchor = at::ones({1, 2});
     raw.select(4, 4).fill_(1);
     at::Tensor one = at::tensor({0.0, 0.4 / 4, 0.4 / 4, 1.0 / 4, 1.0 / 4}, at::kFloat);
@@ -151,7 +146,6 @@ START_TEST(the_better_box_of_a_cell_counts) {
     at::Tensor none = at::full({5}, -1.0);
     ck_assert_double_lt(object(one, half), object(none, half));
 }
-END_TEST
 
 /* ---- score, by hand ------------------------------------------------------------------------------- */
 
@@ -176,7 +170,7 @@ static const struct {
     {{{9, 1, 2, 2, 0.9F, 0}, {6, 6, 2, 2, 0.3F, 1}}, 1, 1, 1, 2},
 };
 
-START_TEST(boxes_that_are_found) {
+TEST("score", boxes_that_are_found) {
     for (const auto &f : found) {
         Score score;
         add_score(without_doubles(f.found), std::vector<Box>(there, there + 2), score);
@@ -187,10 +181,9 @@ START_TEST(boxes_that_are_found) {
         near(score.there, 2);
     }
 }
-END_TEST
 
 /* A map that says one sure box and one that is not sure enough: what is decoded, against the boxes. */
-START_TEST(score_of_a_map) {
+TEST("score", score_of_a_map) {
     at::Tensor raw = at::zeros({1, 1, 4, 4, 7}), anchor = at::tensor({1.0, 2.0}, at::kFloat);
     at::Tensor boxes = at::full({1, 2, 5}, -1.0);
     raw.select(4, 4).fill_(-9);
@@ -204,19 +197,5 @@ START_TEST(score_of_a_map) {
     near(score.reported, 1);
     near(score.there, 1);
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("model_detection");
-    TCase *cells = suite_case(suite, "cells"), *loss = suite_case(suite, "loss");
-    TCase *score = suite_case(suite, "score");
-    tcase_add_test(cells, cells_for_a_box);
-    tcase_add_test(cells, a_box_that_is_none_has_no_cells);
-    tcase_add_test(cells, anchors_have_places_of_their_own);
-    tcase_add_test(loss, overlap_of_two_boxes);
-    tcase_add_test(loss, loss_by_hand);
-    tcase_add_test(loss, the_better_box_of_a_cell_counts);
-    tcase_add_test(score, boxes_that_are_found);
-    tcase_add_test(score, score_of_a_map);
-    return suite_run(suite);
-}
+SUITE("model_detection")

@@ -136,16 +136,14 @@ void check_runs(const Run &ours, const Run &plain, double bound) {
 }
 
 /* Gradients are the same bits; libtorch's fused update rounds the last elements of a tensor otherwise on some CPUs. */
-START_TEST(one_chunk_a_batch_is_the_same_loop) {
+TEST("numbers", one_chunk_a_batch_is_the_same_loop) {
     check_runs(run_adopt(0.25, whole), run_before(0.25), 2e-7);
 }
-END_TEST
 
 /* Which numbers dropout draws depends on the chunks, so it is off. */
-START_TEST(chunks_add_up_to_the_batch) {
+TEST("numbers", chunks_add_up_to_the_batch) {
     check_runs(run_adopt(0, 86), run_before(0), 2e-6);
 }
-END_TEST
 
 memtrain::Tensors first_batch() {
     auto loader = before::loader<SequentialSampler>({1, whole}, whole);
@@ -189,14 +187,13 @@ std::vector<at::Tensor> gradients_adopt(double dropout, size_t chunk) {
     return gradients;
 }
 
-START_TEST(gradients_of_a_step) {
+TEST("numbers", gradients_of_a_step) {
     ck_assert_double_eq(distance(gradients_adopt(0.25, whole), gradients_before(0.25)), 0);
     ck_assert_double_le(distance(gradients_adopt(0, 86), gradients_before(0)), 1e-5);
 }
-END_TEST
 
 /* docs/adopt.md has these rates: libtorch's StepLR is a call behind mt_schedule. */
-START_TEST(step_lr_is_a_call_behind) {
+TEST("numbers", step_lr_is_a_call_behind) {
     at::Tensor parameter = torch::zeros({1}).requires_grad_();
     torch::optim::SGD optimizer({parameter}, torch::optim::SGDOptions(1.0));
     torch::optim::StepLR scheduler(optimizer, 2, 0.5);
@@ -212,7 +209,6 @@ START_TEST(step_lr_is_a_call_behind) {
         scheduler.step();
     }
 }
-END_TEST
 
 /* ---- the budget -------------------------------------------------------------------------------- */
 
@@ -230,7 +226,7 @@ size_t peak_before(size_t budget) {
     return memory.peak_bytes;
 }
 
-START_TEST(the_plain_loop_exceeds_the_budget) {
+TEST("budget", the_plain_loop_exceeds_the_budget) {
     size_t peak = peak_before(wide);
     ck_assert_msg(peak > 2 * narrow, "%zu bytes", peak);
     bool refused = false;
@@ -241,9 +237,8 @@ START_TEST(the_plain_loop_exceeds_the_budget) {
     }
     ck_assert(refused);
 }
-END_TEST
 
-START_TEST(chunks_keep_the_budget) {
+TEST("budget", chunks_keep_the_budget) {
     start(narrow);
     auto net = std::make_shared<adopt::Net>();
     auto training = adopt::loader<RandomSampler>({1, pictures}, whole);
@@ -255,9 +250,8 @@ START_TEST(chunks_keep_the_budget) {
     ck_assert_uint_le(run.peak_bytes, narrow);
     ck_assert_uint_lt(run.largest_chunk, whole);
 }
-END_TEST
 
-START_TEST(a_step_that_does_not_fit_changes_nothing) {
+TEST("budget", a_step_that_does_not_fit_changes_nothing) {
     start(narrow);
     memtrain::Tensors batch = first_batch();
     auto net = std::make_shared<adopt::Net>();
@@ -275,11 +269,10 @@ START_TEST(a_step_that_does_not_fit_changes_nothing) {
     ck_assert(!line.empty());
     ck_assert(torch::equal(net->fc1->weight, weight));
 }
-END_TEST
 
 /* ---- memtrain/trainer.hpp ---------------------------------------------------------------------- */
 
-START_TEST(evaluation_is_that_of_the_loop) {
+TEST("trainer", evaluation_is_that_of_the_loop) {
     start(narrow);
     memtrain::Tensors batch = first_batch();
     auto net = std::make_shared<adopt::Net>();
@@ -289,9 +282,8 @@ START_TEST(evaluation_is_that_of_the_loop) {
     ck_assert_uint_eq(report.samples, whole);
     ck_assert_double_eq_tol(report.loss, adopt::test(*net, *loader).first, 1e-6);
 }
-END_TEST
 
-START_TEST(what_is_wrong_is_thrown) {
+TEST("trainer", what_is_wrong_is_thrown) {
     start(wide);
     memtrain::Trainer trainer = trainer_of(std::make_shared<adopt::Net>(), 0);
     for (const memtrain::Tensors &batch :
@@ -305,7 +297,6 @@ START_TEST(what_is_wrong_is_thrown) {
         ck_assert_int_eq(status, MT_EINVAL);
     }
 }
-END_TEST
 
 /* ---- the programs ------------------------------------------------------------------------------ */
 
@@ -337,7 +328,7 @@ std::string after_epochs(const std::string &output) {
     return output.substr(at);
 }
 
-START_TEST(both_programs_learn) {
+TEST("programs", both_programs_learn) {
     size_t smallest, largest, peak, budget;
     ck_assert(after_epochs(output_of("adopt_before")).empty());
     std::string last = after_epochs(output_of("adopt"));
@@ -348,24 +339,7 @@ START_TEST(both_programs_learn) {
     ck_assert_uint_le(peak, budget);
     ck_assert_uint_eq(budget, narrow);
 }
-END_TEST
 
 } // namespace
 
-int main() {
-    Suite *suite = suite_create("adopt");
-    TCase *numbers = suite_case(suite, "numbers");
-    tcase_add_test(numbers, one_chunk_a_batch_is_the_same_loop);
-    tcase_add_test(numbers, chunks_add_up_to_the_batch);
-    tcase_add_test(numbers, gradients_of_a_step);
-    tcase_add_test(numbers, step_lr_is_a_call_behind);
-    TCase *budget = suite_case(suite, "budget");
-    tcase_add_test(budget, the_plain_loop_exceeds_the_budget);
-    tcase_add_test(budget, chunks_keep_the_budget);
-    tcase_add_test(budget, a_step_that_does_not_fit_changes_nothing);
-    TCase *trainer = suite_case(suite, "trainer");
-    tcase_add_test(trainer, evaluation_is_that_of_the_loop);
-    tcase_add_test(trainer, what_is_wrong_is_thrown);
-    tcase_add_test(suite_case(suite, "programs"), both_programs_learn);
-    return suite_run(suite);
-}
+SUITE("adopt")

@@ -63,7 +63,7 @@ static ex_captions *open_data(size_t batch) {
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-START_TEST(tokens_are_bytes) {
+TEST("captions", tokens_are_bytes) {
     static const struct {
         const char *text;
         int64_t tokens[6];
@@ -81,10 +81,9 @@ START_TEST(tokens_are_bytes) {
     }
     ck_assert_int_eq(EX_TOKEN_END, EX_TOKEN_COUNT - 1);
 }
-END_TEST
 
 /* Those of CLIP's own tokenizer, where a word has no merges: "a" is 320, "," 267, "1" 272. */
-START_TEST(tokens_as_clip_numbers_them) {
+TEST("captions", tokens_as_clip_numbers_them) {
     static const struct {
         const char *text;
         int64_t tokens[7];
@@ -107,10 +106,9 @@ START_TEST(tokens_as_clip_numbers_them) {
     }
     ck_assert_int_eq(EX_CLIP_END, EX_CLIP_COUNT - 1);
 }
-END_TEST
 
 /* Each byte has a number of its own. */
-START_TEST(bytes_as_clip_numbers_them) {
+TEST("captions", bytes_as_clip_numbers_them) {
     char seen[256] = "";
     for (int byte = 33; byte < 256; byte++) {
         const char text[] = {(char)byte, 0};
@@ -122,11 +120,10 @@ START_TEST(bytes_as_clip_numbers_them) {
         ck_assert_int_eq(seen[tokens[1] - 256]++, 0);
     }
 }
-END_TEST
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-START_TEST(captions_say_title_and_folder) {
+TEST("captions", captions_say_title_and_folder) {
     static const char *const captions[] = {"a picture of an apple, fruit",
                                            "a picture of banana, bent", "a picture of cherries",
                                            "a picture of lemon"};
@@ -152,7 +149,6 @@ START_TEST(captions_say_title_and_folder) {
     ex_captions_free(c);
     ex_captions_free(NULL);
 }
-END_TEST
 
 static const struct {
     const char *text, *words;
@@ -167,7 +163,7 @@ static const struct {
     {"[[\"fruit/apple.jpg\", \"apple\"]]", "1 pictures"},
 };
 
-START_TEST(a_list_that_is_none) {
+TEST_LOOP("captions", a_list_that_is_none, LENGTH(wrong)) {
     ex_captions_options options = options_of(0);
     ex_captions *captions;
     ex_error error = {""};
@@ -177,14 +173,13 @@ START_TEST(a_list_that_is_none) {
     ck_contains(error.text, root);
     ck_contains(error.text, wrong[_i].words);
 }
-END_TEST
 
 static void count_line(void *user, const char *line) {
     ck_assert(strstr(line, "broken.png") || strstr(line, "gone.png"));
     ++*(int *)user;
 }
 
-START_TEST(pictures_that_cannot_be_used_are_skipped) {
+TEST("captions", pictures_that_cannot_be_used_are_skipped) {
     int lines = 0;
     ex_captions_options options = options_of(0);
     options.warn = count_line;
@@ -201,11 +196,10 @@ START_TEST(pictures_that_cannot_be_used_are_skipped) {
     ck_assert_uint_eq(c->count, 7);
     ex_captions_free(c);
 }
-END_TEST
 
 /* ---- the split ------------------------------------------------------------------------------- */
 
-START_TEST(no_title_is_on_both_sides) {
+TEST("captions", no_title_is_on_both_sides) {
     ex_captions *c = open_data(0);
     char text[256], other[256];
     ck_assert_uint_gt(c->count, 800);
@@ -221,10 +215,9 @@ START_TEST(no_title_is_on_both_sides) {
         }
     ex_captions_free(c);
 }
-END_TEST
 
 /* Capitals, and what stands in brackets, make no other title. */
-START_TEST(titles_that_are_alike) {
+TEST("captions", titles_that_are_alike) {
     static const char *const titles[] = {"glove", "Glove", "glove (b and w)", "gloves"};
     char list[1024] = "[";
     for (int i = 0; i < 12; i++)
@@ -240,7 +233,6 @@ START_TEST(titles_that_are_alike) {
     ck_assert(groups[0] == groups[1] && groups[0] == groups[2] && groups[0] != groups[3]);
     ex_captions_free(c);
 }
-END_TEST
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
@@ -258,7 +250,7 @@ static void fill(const ex_captions *c, ex_split split, uint64_t epoch, size_t fi
                   "%s", error.text);
 }
 
-START_TEST(splits_are_multiples_of_the_batch) {
+TEST("captions", splits_are_multiples_of_the_batch) {
     ex_captions *all = open_data(0);
     for (size_t n = 1; n <= 4096; n *= 8) {
         ex_captions *c = open_data(n);
@@ -272,10 +264,9 @@ START_TEST(splits_are_multiples_of_the_batch) {
     }
     ex_captions_free(all);
 }
-END_TEST
 
 /* However an epoch is cut; and another one is another. */
-START_TEST(batches_are_pure_functions) {
+TEST("captions", batches_are_pure_functions) {
     static batch whole, part, other;
     ex_captions *c = open_data(0);
     for (int split = 0; split < 2; split++) {
@@ -292,10 +283,9 @@ START_TEST(batches_are_pure_functions) {
     }
     ex_captions_free(c);
 }
-END_TEST
 
 /* Keywords are said in training alone, and pictures stay what they are. */
-START_TEST(keywords_are_said_in_training) {
+TEST("captions", keywords_are_said_in_training) {
     static batch plain, said;
     ex_captions *c = open_data(0);
     fill(c, EX_TRAINING, 1, 0, MOST, &plain);
@@ -315,10 +305,9 @@ START_TEST(keywords_are_said_in_training) {
     ck_assert_mem_eq(plain.tokens, said.tokens, sizeof plain.tokens);
     ex_captions_free(c);
 }
-END_TEST
 
 /* The same batches from pictures that are decoded again, as long as they are there. */
-START_TEST(pictures_without_room) {
+TEST("captions", pictures_without_room) {
     static batch kept, again;
     ex_captions_options options = options_of(0);
     void *buffers[] = {again.planes, again.tokens};
@@ -344,23 +333,8 @@ START_TEST(pictures_without_room) {
     ex_captions_free(half);
     ex_captions_free(c);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_captions");
-    TCase *all = suite_case(suite, "captions");
-    tcase_add_checked_fixture(all, set_up, tear_down);
-    tcase_add_test(all, tokens_are_bytes);
-    tcase_add_test(all, tokens_as_clip_numbers_them);
-    tcase_add_test(all, bytes_as_clip_numbers_them);
-    tcase_add_test(all, captions_say_title_and_folder);
-    tcase_add_loop_test(all, a_list_that_is_none, 0, LENGTH(wrong));
-    tcase_add_test(all, pictures_that_cannot_be_used_are_skipped);
-    tcase_add_test(all, no_title_is_on_both_sides);
-    tcase_add_test(all, titles_that_are_alike);
-    tcase_add_test(all, splits_are_multiples_of_the_batch);
-    tcase_add_test(all, batches_are_pure_functions);
-    tcase_add_test(all, keywords_are_said_in_training);
-    tcase_add_test(all, pictures_without_room);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("captions"), set_up, tear_down);
+    return suite_run_named("ex_captions");
 }

@@ -14,7 +14,7 @@
 
 /* ---- flags --------------------------------------------------------------------------------------- */
 
-START_TEST(help_names_the_flags) {
+TEST("flags", help_names_the_flags) {
     EXPECT(0, "--help");
     ck_contains(cli_out, "--contrastive");
     ck_contains(cli_out, "--gradient-accumulation");
@@ -22,7 +22,6 @@ START_TEST(help_names_the_flags) {
     ck_contains(cli_out, "(default: 16)");
     ck_assert_str_eq(cli_err, "");
 }
-END_TEST
 
 static const char *const wrong[][3] = {
     {"--contrastive", "both", "cached or plain"}, {"--size", "w100", "w192-l6"},
@@ -31,7 +30,7 @@ static const char *const wrong[][3] = {
     {"--data", "/nonexistent", "captions.json"},  {"--patch", "7", "a divisor of --image-size, 32"},
 };
 
-START_TEST(wrong_values_exit_2_with_one_line) {
+TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     EXPECT(2, wrong[_i][0], wrong[_i][1]);
     ck_assert_msg(strncmp(cli_err, "car_clip: --", 12) == 0, "%s", cli_err);
     ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "not one line: %s",
@@ -39,25 +38,22 @@ START_TEST(wrong_values_exit_2_with_one_line) {
     ck_contains(cli_err, wrong[_i][1]);
     ck_contains(cli_err, wrong[_i][2]);
 }
-END_TEST
 
 /* A loss of chunks depends on their size: it is that of --batch. */
-START_TEST(plain_chunks_are_not_chosen) {
+TEST("flags", plain_chunks_are_not_chosen) {
     EXPECT(2, "--contrastive", "plain", "--micro-batch", "4");
     ck_contains(cli_err, "car_clip: --micro-batch");
     ck_contains(cli_err, "16");
 }
-END_TEST
 
-START_TEST(one_pair_is_told_from_nothing) {
+TEST("flags", one_pair_is_told_from_nothing) {
     EXPECT(2, "--batch", "1", "--accumulate", "1");
     ck_contains(cli_err, "car_clip: --batch: '1' is not accepted; accepted: at least 2");
     EXPECT(2, "--batch", "1", "--contrastive", "plain");
     EXPECT(0, TINY, "--batch", "1", "--epochs", "0");
 }
-END_TEST
 
-START_TEST(the_script_s_names_mean_the_same) {
+TEST("flags", the_script_s_names_mean_the_same) {
     EXPECT(0, TINY, "--batch=8", "--accumulate=2", "--epochs=1", "--steps=2", "--lr=2e-5",
            "--clip=0.5", "--clear-every=1", "--prefetch=1", "--amp=off", "--budget=0.95", "--trace",
            cli_trace);
@@ -69,7 +65,6 @@ START_TEST(the_script_s_names_mean_the_same) {
     ck_contains(cli_out, "\nCPU Memory - Allocated: 0.");
     ck_contains(cli_out, " GB, Peak: 0.");
 }
-END_TEST
 
 /* ---- runs ---------------------------------------------------------------------------------------- */
 
@@ -89,7 +84,7 @@ static int count_memory_lines(void) {
     return lines;
 }
 
-START_TEST(a_run_says_what_it_did) {
+TEST("runs", a_run_says_what_it_did) {
     EXPECT(0, TINY, "--batch", "8", "--accumulate", "4", "--epochs", "1", "--steps", "4",
            "--clear-every", "2", "--trace", cli_trace);
     ck_contains(cli_out, " for validation, whose titles are others");
@@ -102,17 +97,15 @@ START_TEST(a_run_says_what_it_did) {
     for (int step = 1; step <= 4; step++)
         ck_assert_int_eq(cli_number(cli_trace, "step", step, "samples"), 32);
 }
-END_TEST
 
-START_TEST(the_network_can_be_cut) {
+TEST("runs", the_network_can_be_cut) {
     EXPECT(0, TINY, "--check");
     ck_contains(cli_out, "checked with 3 samples: 0 faults found\n");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
-END_TEST
 
 /* Chunks are those of --batch, and what that means is said. */
-START_TEST(plain_says_what_it_is) {
+TEST("runs", plain_says_what_it_is) {
     EXPECT(0, TINY, "--contrastive", "plain", "--batch", "8", "--accumulate", "4", "--epochs", "1",
            "--steps", "2", "--trace", cli_trace);
     ck_contains(cli_out, "Plain accumulation: each pair is told from the 7 others of its chunk");
@@ -120,10 +113,9 @@ START_TEST(plain_says_what_it_is) {
     ck_contains(cli_out, "chunks of 8 for batch 32");
     ck_contains(cli_out, "among 32: loss ");
 }
-END_TEST
 
 /* Chunks of any size train the same thing, so that a small budget takes smaller ones. */
-START_TEST(half_of_the_memory) {
+TEST("runs", half_of_the_memory) {
     char budget[32];
     EXPECT(0, TINY, "--batch", "32", "--accumulate", "1", "--epochs", "1", "--steps", "1",
            "--micro-batch", "32", "--budget", "auto", "--workers", "0", "--trace", cli_trace);
@@ -135,17 +127,15 @@ START_TEST(half_of_the_memory) {
     ck_assert_int_le(cli_number(cli_trace, "end", 1, "peak_bytes"), whole / 2);
     ck_assert_int_eq(cli_number(cli_trace, "step", 2, "samples"), 32);
 }
-END_TEST
 
 /* The loss of chunks cannot be had in smaller ones: the run says so, and what helps. */
-START_TEST(plain_that_does_not_fit) {
+TEST("runs", plain_that_does_not_fit) {
     EXPECT(3, TINY, "--contrastive", "plain", "--batch", "64", "--accumulate", "2", "--steps", "1",
            "--budget", "40MiB", "--workers", "0");
     ck_contains(cli_err, "--contrastive cached");
 }
-END_TEST
 
-START_TEST(a_fault_changes_nothing) {
+TEST("runs", a_fault_changes_nothing) {
     EXPECT(0, TINY, "--batch", "8", "--accumulate", "2", "--steps", "3", "--micro-batch", "8",
            "--inject-oom", "2:90", "--trace", cli_trace);
     EXPECT(0, TINY, "--batch", "8", "--accumulate", "2", "--steps", "3", "--replay", cli_trace,
@@ -153,22 +143,10 @@ START_TEST(a_fault_changes_nothing) {
     ck_assert_int_ge(cli_number(cli_trace, "oom", 1, "step"), 2);
     cli_same_state();
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_car_clip");
     cli_program = "car_clip";
-    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
-    tcase_add_test(flags, help_names_the_flags);
-    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
-    tcase_add_test(flags, plain_chunks_are_not_chosen);
-    tcase_add_test(flags, one_pair_is_told_from_nothing);
-    tcase_add_test(flags, the_script_s_names_mean_the_same);
-    tcase_add_test(runs, a_run_says_what_it_did);
-    tcase_add_test(runs, the_network_can_be_cut);
-    tcase_add_test(runs, plain_says_what_it_is);
-    tcase_add_test(runs, half_of_the_memory);
-    tcase_add_test(runs, plain_that_does_not_fit);
-    tcase_add_test(runs, a_fault_changes_nothing);
-    return suite_run(suite);
+    cli_case_named("flags");
+    cli_case_named("runs");
+    return suite_run_named("ex_car_clip");
 }

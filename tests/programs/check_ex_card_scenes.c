@@ -37,7 +37,7 @@ static void fill(const ex_card_scenes *scenes, ex_split split, uint64_t epoch, s
     ck_assert_int_eq(source.fill(scenes, split, epoch, first, count, buffers, &error), EX_OK);
 }
 
-START_TEST(the_same_in_parts) {
+TEST("scenes", the_same_in_parts) {
     ex_card_scenes *scenes = open_scenes(EX_CARDS_BY_SUIT, 1);
     fill(scenes, EX_TRAINING, 2, 0, 20, pictures, told);
     for (size_t i = 0; i < 20; i++)
@@ -46,10 +46,9 @@ START_TEST(the_same_in_parts) {
     ck_assert_int_eq(memcmp(told, told_again, 20 * sizeof *told), 0);
     ex_card_scenes_free(scenes);
 }
-END_TEST
 
 /* Another epoch, seed or split is another scene; validation is the same in each epoch. */
-START_TEST(scenes_depend_on_what_they_should) {
+TEST("scenes", scenes_depend_on_what_they_should) {
     ex_card_scenes *one = open_scenes(EX_CARDS_BY_SUIT, 1), *two = open_scenes(EX_CARDS_BY_SUIT, 2);
     fill(one, EX_TRAINING, 1, 0, 4, pictures, told);
     fill(one, EX_TRAINING, 2, 0, 4, again, told_again);
@@ -63,7 +62,6 @@ START_TEST(scenes_depend_on_what_they_should) {
     ex_card_scenes_free(one);
     ex_card_scenes_free(two);
 }
-END_TEST
 
 /* Boxes are inside, as large as a card can be, those that are there first, and not one upon another. */
 static void check_boxes(boxes of, size_t classes, size_t *seen) {
@@ -83,7 +81,7 @@ static void check_boxes(boxes of, size_t classes, size_t *seen) {
     ck_assert(of[0][0] >= 0);
 }
 
-START_TEST(boxes_are_where_cards_can_be) {
+TEST_LOOP("scenes", boxes_are_where_cards_can_be, 4) {
     static const size_t counts[] = {4, 7};
     ex_card_scenes *scenes = open_scenes((ex_card_classes)(_i / 2), 3);
     size_t seen[7] = {0}, classes = ex_card_scenes_class_count(scenes);
@@ -93,13 +91,12 @@ START_TEST(boxes_are_where_cards_can_be) {
     for (size_t i = 0; i < classes; i++) ck_assert_uint_gt(seen[i], 0);
     ex_card_scenes_free(scenes);
 }
-END_TEST
 
 /*
  * What the boxes say is there to be seen: cards are light and have a light middle row somewhere; between the
  * inside of a box and the same place of another scene the pictures differ.
  */
-START_TEST(cards_are_light) {
+TEST("scenes", cards_are_light) {
     ex_card_scenes *scenes = open_scenes(EX_CARDS_BY_SUIT, 5);
     double light = 0;
     size_t cards = 0;
@@ -116,9 +113,8 @@ START_TEST(cards_are_light) {
     ck_assert_double_gt(light / (double)cards, 1); /* white is 2.4, the mean of all pictures 0 */
     ex_card_scenes_free(scenes);
 }
-END_TEST
 
-START_TEST(splits_share_nothing) {
+TEST("scenes", splits_share_nothing) {
     ex_card_scenes *suits = open_scenes(EX_CARDS_BY_SUIT, 1),
                    *ranks = open_scenes(EX_CARDS_BY_RANK, 1);
     ck_assert_str_eq(ex_card_scenes_unseen(suits), "white");
@@ -133,9 +129,8 @@ START_TEST(splits_share_nothing) {
     ex_card_scenes_free(ranks);
     ex_card_scenes_free(NULL);
 }
-END_TEST
 
-START_TEST(a_folder_without_cards_is_refused) {
+TEST_LOOP("scenes", a_folder_without_cards_is_refused, 2) {
     ex_card_scenes_options options = {
         .folder = _i ? "examples/data/food" : "/nonexistent", .side = SIDE, .scenes = {1, 1}};
     ex_card_scenes *scenes = (ex_card_scenes *)&options;
@@ -145,11 +140,10 @@ START_TEST(a_folder_without_cards_is_refused) {
     ck_contains(error.text, options.folder);
     ck_contains(error.text, _i ? "STYLE_SUIT_RANK.png" : "No such file");
 }
-END_TEST
 
 /* ---- sizes --------------------------------------------------------------------------------------- */
 
-START_TEST(means_of_three_groups) {
+TEST("sizes", means_of_three_groups) {
     ex_size sizes[] = {{5, 6}, {1, 1}, {5, 5}, {1, 2}, {9, 1}, {5, 7}, {2, 1}, {9, 2}, {9, 3}};
     ex_size means[3];
     ex_kmeans(sizes, 9, means, 3);
@@ -160,16 +154,14 @@ START_TEST(means_of_three_groups) {
     ck_assert_double_eq_tol(means[2].width, 5, 1e-12);
     ck_assert_double_eq_tol(means[2].height, 6, 1e-12);
 }
-END_TEST
 
-START_TEST(means_of_equal_sizes) {
+TEST("sizes", means_of_equal_sizes) {
     ex_size sizes[] = {{2, 3}, {2, 3}, {2, 3}}, means[3];
     ex_kmeans(sizes, 3, means, 3);
     for (int i = 0; i < 3; i++) ck_assert(means[i].width == 2 && means[i].height == 3);
 }
-END_TEST
 
-START_TEST(anchors_are_sizes_of_cards) {
+TEST("sizes", anchors_are_sizes_of_cards) {
     ex_card_scenes *scenes = open_scenes(EX_CARDS_BY_SUIT, 1);
     float anchors[3][2];
     ex_card_scenes_anchors(scenes, 3, anchors);
@@ -179,19 +171,5 @@ START_TEST(anchors_are_sizes_of_cards) {
     }
     ex_card_scenes_free(scenes);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("ex_card_scenes");
-    TCase *scenes = suite_case(suite, "scenes"), *sizes = suite_case(suite, "sizes");
-    tcase_add_test(scenes, the_same_in_parts);
-    tcase_add_test(scenes, scenes_depend_on_what_they_should);
-    tcase_add_loop_test(scenes, boxes_are_where_cards_can_be, 0, 4);
-    tcase_add_test(scenes, cards_are_light);
-    tcase_add_test(scenes, splits_share_nothing);
-    tcase_add_loop_test(scenes, a_folder_without_cards_is_refused, 0, 2);
-    tcase_add_test(sizes, means_of_three_groups);
-    tcase_add_test(sizes, means_of_equal_sizes);
-    tcase_add_test(sizes, anchors_are_sizes_of_cards);
-    return suite_run(suite);
-}
+SUITE("ex_card_scenes")

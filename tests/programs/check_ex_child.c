@@ -24,28 +24,25 @@ static int run(const char *line, const char *argument, char *text, size_t capaci
 static const char *const arguments[] = {"",          "two words", "'", "\"",      "a\nb",
                                         "$(exit 3)", "`exit 3`",  "*", ";exit 3", "\\"};
 
-START_TEST(arguments_are_handed_over) {
+TEST_LOOP("children", arguments_are_handed_over, LENGTH(arguments)) {
     char text[256];
     ck_assert_int_eq(run("printf %s \"$1\"", arguments[_i], text, sizeof text), 0);
     ck_assert_str_eq(text, arguments[_i]);
 }
-END_TEST
 
-START_TEST(both_outputs_are_one) {
+TEST("children", both_outputs_are_one) {
     char text[256];
     ck_assert_int_eq(run("printf one; printf two >&2; exit 7", NULL, text, sizeof text), 7);
     ck_assert_str_eq(text, "onetwo");
 }
-END_TEST
 
-START_TEST(ends_are_told) {
+TEST("children", ends_are_told) {
     char text[256], *const argv[] = {(char *)"x", NULL};
     ck_assert_int_eq(run("kill -TERM $$", NULL, text, sizeof text), 128 + SIGTERM);
     ck_assert_int_eq(ex_child_wait(ex_child_start("/nonexistent", argv, NULL), NULL),
                      EX_IS_NOT_THERE);
     ck_assert_int_eq(ex_child_wait(ex_child_start("/", argv, NULL), NULL), EX_CANNOT_BE_RUN);
 }
-END_TEST
 
 /* Descriptors that a child has when it begins; 0: not told. */
 static int count_descriptors(void) {
@@ -55,7 +52,7 @@ static int count_descriptors(void) {
 }
 
 /* The pipe to one child is not another's, which would keep it open. */
-START_TEST(pipes_stay_here) {
+TEST("children", pipes_stay_here) {
     char *const argv[] = {(char *)"sh", (char *)"-c", (char *)"read line", NULL};
     FILE *output = NULL;
     int before = count_descriptors();
@@ -65,9 +62,8 @@ START_TEST(pipes_stay_here) {
     kill(child, SIGKILL);
     ex_child_wait(child, output);
 }
-END_TEST
 
-START_TEST(a_program_beside_this_one) {
+TEST("children", a_program_beside_this_one) {
     char self[512], path[512];
     ck_assert(ex_program_path(NULL, self, sizeof self));
     ck_assert(ex_child_path(NULL, "plan", path, sizeof path));
@@ -76,15 +72,5 @@ START_TEST(a_program_beside_this_one) {
     ck_assert_str_eq(path + folder, "plan");
     ck_assert(!ex_child_path(NULL, "plan", path, strlen(self) - strlen(strrchr(self, '/')) + 5));
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("ex_child");
-    TCase *all = suite_case(suite, "children");
-    tcase_add_loop_test(all, arguments_are_handed_over, 0, LENGTH(arguments));
-    tcase_add_test(all, both_outputs_are_one);
-    tcase_add_test(all, ends_are_told);
-    tcase_add_test(all, pipes_stay_here);
-    tcase_add_test(all, a_program_beside_this_one);
-    return suite_run(suite);
-}
+SUITE("ex_child")

@@ -63,7 +63,7 @@ static void draw(const ex_cutout *cutout, ex_placement placement, ex_box *hull) 
 /* ---- drawing ----------------------------------------------------------------------------------- */
 
 /* At its own size on whole pixels every pixel arrives as it was, and nothing else changes. */
-START_TEST(whole_pixels_are_copied) {
+TEST("drawing", whole_pixels_are_copied) {
     const ex_cutout cutout = make_cutout(255);
     ex_box hull;
     draw(&cutout, (ex_placement){.x = 2 + W / 2.0, .y = 5 + H / 2.0, .scale = 1}, &hull);
@@ -76,7 +76,6 @@ START_TEST(whole_pixels_are_copied) {
             ck_assert_int_eq(coverage[y * SIDE + x], inside ? 255 : 0);
         }
 }
-END_TEST
 
 /* Pixel (x, y) of the cut-out after so many quarter turns, clockwise, of one that is mirrored or not. */
 static void turned(int turns, int mirrored, int x, int y, int *out_x, int *out_y) {
@@ -94,7 +93,7 @@ static void turned(int turns, int mirrored, int x, int y, int *out_x, int *out_y
     *out_y = y;
 }
 
-START_TEST(quarter_turns_and_mirrors_are_exact) {
+TEST_LOOP("drawing", quarter_turns_and_mirrors_are_exact, 8) {
     int turns = _i % 4, mirrored = _i / 4, width = turns % 2 ? H : W, height = turns % 2 ? W : H;
     const ex_cutout cutout = make_cutout(255);
     ex_box hull;
@@ -108,10 +107,9 @@ START_TEST(quarter_turns_and_mirrors_are_exact) {
             ck_assert_int_eq(at(1 + u, 2 + v)[0], red_of(x, y));
         }
 }
-END_TEST
 
 /* Half of a colour and half of what was there; a hull has what is at least half opaque. */
-START_TEST(alpha_mixes) {
+TEST_LOOP("drawing", alpha_mixes, 5) {
     static const struct {
         unsigned char alpha;
         int blue, width;
@@ -123,10 +121,9 @@ START_TEST(alpha_mixes) {
     ck_assert_int_eq(coverage[4 * SIDE + 4], rows[_i].alpha);
     ck_assert(hull.width == rows[_i].width);
 }
-END_TEST
 
 /* Where it shrinks, pixels are averaged: rows of black and white become grey. */
-START_TEST(shrinking_averages) {
+TEST("drawing", shrinking_averages) {
     unsigned char pixels[8 * 8 * 4];
     const ex_cutout cutout = {8, 8, pixels};
     ex_box hull;
@@ -140,10 +137,9 @@ START_TEST(shrinking_averages) {
     draw(&cutout, (ex_placement){.x = 5, .y = 5, .scale = 0.5}, &hull);
     check_box(&hull, 3, 3, 4, 4);
 }
-END_TEST
 
 /* Where it grows, the middle of a large pixel has its colour. */
-START_TEST(growing_keeps_colours) {
+TEST("drawing", growing_keeps_colours) {
     const ex_cutout cutout = make_cutout(255);
     ex_box hull;
     draw(&cutout, (ex_placement){.x = 6, .y = 4.5, .scale = 3}, &hull);
@@ -151,10 +147,9 @@ START_TEST(growing_keeps_colours) {
     ck_assert_int_eq(at(1, 1)[0], red_of(0, 0));
     ck_assert_int_eq(at(7, 4)[0], red_of(2, 1));
 }
-END_TEST
 
 /* A transparent pixel's colour is not seen beside it, however it is scaled. */
-START_TEST(hidden_colours_do_not_bleed) {
+TEST_LOOP("drawing", hidden_colours_do_not_bleed, 5) {
     unsigned char pixels[2 * 4] = {10, 10, 10, 255, 250, 250, 250, 0};
     const ex_cutout cutout = {2, 1, pixels};
     const double scales[] = {0.4, 0.5, 1, 3, 7};
@@ -163,10 +158,9 @@ START_TEST(hidden_colours_do_not_bleed) {
                    &canvas, NULL, NULL);
     for (size_t i = 0; i < sizeof canvas_pixels; i++) ck_assert_int_eq(canvas_pixels[i], 10);
 }
-END_TEST
 
 /* Parts beyond the canvas are cut off, whatever lies there; all beyond is nothing at all. */
-START_TEST(beyond_the_canvas_is_cut_off) {
+TEST_LOOP("drawing", beyond_the_canvas_is_cut_off, 7) {
     static const struct {
         double x, y;
         int left, top, width, height;
@@ -181,10 +175,9 @@ START_TEST(beyond_the_canvas_is_cut_off) {
     for (int i = 0; i < SIDE * SIDE; i++) seen += coverage[i] == 255;
     ck_assert_int_eq(seen, rows[_i].width * rows[_i].height);
 }
-END_TEST
 
 /* Turned by an eighth, a square's hull is that of its diagonal, and the area it covers stays. */
-START_TEST(an_eighth_of_a_turn_keeps_the_area) {
+TEST("drawing", an_eighth_of_a_turn_keeps_the_area) {
     unsigned char pixels[4 * 4 * 4];
     const ex_cutout cutout = {4, 4, pixels};
     ex_box hull;
@@ -196,7 +189,6 @@ START_TEST(an_eighth_of_a_turn_keeps_the_area) {
     ck_assert(hull.width >= 4 && hull.width <= 6); /* 4 * sqrt(2), whose tips are thin */
     ck_assert(hull.width == hull.height && hull.x == hull.y);
 }
-END_TEST
 
 /* ---- loading ----------------------------------------------------------------------------------- */
 
@@ -212,7 +204,7 @@ static void write_png(const char *path) {
     ck_assert(png_image_write_to_file(&image, path, 0, pixels, 0, NULL));
 }
 
-START_TEST(alpha_is_loaded) {
+TEST("loading", alpha_is_loaded) {
     char path[] = "/tmp/check_ex_cutout.XXXXXX";
     ex_cutout cutout;
     int file = mkstemp(path);
@@ -232,9 +224,8 @@ START_TEST(alpha_is_loaded) {
     ex_cutout_clear(&cutout);
     remove(path);
 }
-END_TEST
 
-START_TEST(embedded_files_load) {
+TEST("loading", embedded_files_load) {
     ex_cutout cutout;
     ck_assert_int_eq(ex_cutout_load(CARD, 64, &cutout, NULL), EX_OK);
     ck_assert_int_eq(cutout.height, 64);
@@ -246,9 +237,8 @@ START_TEST(embedded_files_load) {
         ck_assert_int_eq(cutout.rgba[4 * i + 3], 255);
     ex_cutout_clear(&cutout);
 }
-END_TEST
 
-START_TEST(what_is_no_picture_is_refused) {
+TEST("loading", what_is_no_picture_is_refused) {
     ex_cutout cutout = {1, 1, cut_pixels};
     ex_error error;
     ck_assert_int_eq(ex_cutout_load("examples/data/README.md", 0, &cutout, &error), EX_EINPUT);
@@ -256,21 +246,5 @@ START_TEST(what_is_no_picture_is_refused) {
     ck_assert_ptr_null(cutout.rgba);
     ck_assert_int_eq(cutout.width, 0);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("ex_cutout");
-    TCase *drawing = suite_case(suite, "drawing"), *loading = suite_case(suite, "loading");
-    tcase_add_test(drawing, whole_pixels_are_copied);
-    tcase_add_loop_test(drawing, quarter_turns_and_mirrors_are_exact, 0, 8);
-    tcase_add_loop_test(drawing, alpha_mixes, 0, 5);
-    tcase_add_test(drawing, shrinking_averages);
-    tcase_add_test(drawing, growing_keeps_colours);
-    tcase_add_loop_test(drawing, hidden_colours_do_not_bleed, 0, 5);
-    tcase_add_loop_test(drawing, beyond_the_canvas_is_cut_off, 0, 7);
-    tcase_add_test(drawing, an_eighth_of_a_turn_keeps_the_area);
-    tcase_add_test(loading, alpha_is_loaded);
-    tcase_add_test(loading, embedded_files_load);
-    tcase_add_test(loading, what_is_no_picture_is_refused);
-    return suite_run(suite);
-}
+SUITE("ex_cutout")

@@ -42,8 +42,10 @@ START_TEST(epochs_that_are_not_better_end_the_run) {
     static const char told[] = "no epoch since ";
     EXPECT(0, FEW_PICTURES, "--optimizer", "sgd", "--momentum", "0", "--lr", "1e-30", "--epochs",
            "50", "--patience", "2", "--trace", cli_trace);
-    ck_contains(cli_err, " was better: --patience 2 ends the run");
-    int best = atoi(strstr(cli_err, told) + strlen(told));
+    const char *line = strstr(cli_out, told), *result = strstr(cli_out, "\nvalidation accuracy ");
+    ck_assert_msg(line && result && line < result, "%s", cli_out); /* as things happen */
+    ck_contains(line, " was better: --patience 2 ends the run\n");
+    int best = atoi(line + strlen(told));
     ck_assert_int_ge(best, 1);
     /* 48 pictures are two batches. */
     ck_assert_int_eq((int)cli_number(cli_trace, "end", 1, "steps"), 2 * (best + 2));
@@ -171,6 +173,19 @@ START_TEST(a_full_standard_output_is_told) {
     EXPECT(1, FEW_PICTURES, "--steps", "1", "--progress", "off", printing[_i]);
     ck_contains(cli_err, "food101: standard output could not be written");
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+}
+END_TEST
+
+/* An epoch is told before its files are written: there is a folder in the place of the second one. */
+START_TEST(an_epoch_is_told_before_its_files) {
+    char file[CLI_PATH + 8], best[CLI_PATH + 16];
+    snprintf(file, sizeof file, "%s/c", cli_root);
+    snprintf(best, sizeof best, "%s.best", file);
+    ck_assert_int_eq(mkdir(best, 0700), 0);
+    EXPECT(2, FEW_PICTURES, "--epochs", "1", "--save", file);
+    ck_contains(cli_err, ".best");
+    ck_contains(cli_out, "\nepoch 1  train loss ");
+    ck_assert_ptr_null(strstr(cli_out, "\nvalidation accuracy "));
 }
 END_TEST
 
@@ -528,6 +543,7 @@ int main(void) {
     tcase_add_test(pipes, a_trace_that_nobody_reads);
     tcase_add_test(pipes, a_standard_output_that_nobody_reads);
     tcase_add_loop_test(full, a_full_standard_output_is_told, 0, LENGTH(printing));
+    tcase_add_test(full, an_epoch_is_told_before_its_files);
     tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
     tcase_add_test(full, a_loss_that_explodes_ends_the_trace);
     tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);

@@ -86,13 +86,12 @@ static const struct {
     {{.trace = "t", .report = "t.rank1"}, 2, "--report: 't.rank1'"},
 };
 
-START_TEST(one_file_is_refused) {
+TEST_LOOP("files", one_file_is_refused, LENGTH(clashes)) {
     ex_error error;
     ck_assert_int_eq(check(clashes[_i].files, clashes[_i].processes, &error), -1);
     ck_contains(error.text, clashes[_i].words);
     ck_assert_ptr_null(strchr(error.text, '\n'));
 }
-END_TEST
 
 static const struct {
     given files;
@@ -113,18 +112,13 @@ static const struct {
     {{.trace = "nowhere/t", .report = "nowhere/t"}, 1}, /* told of when it is opened */
 };
 
-START_TEST(others_are_accepted) {
+TEST_LOOP("files", others_are_accepted, LENGTH(apart)) {
     ex_error error;
     int status = check(apart[_i].files, apart[_i].processes, &error);
     ck_assert_msg(status == 0, "%s", error.text);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_files");
-    TCase *all = suite_case(suite, "files");
-    tcase_add_checked_fixture(all, set_up, tear_down);
-    tcase_add_loop_test(all, one_file_is_refused, 0, LENGTH(clashes));
-    tcase_add_loop_test(all, others_are_accepted, 0, LENGTH(apart));
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("files"), set_up, tear_down);
+    return suite_run_named("ex_files");
 }

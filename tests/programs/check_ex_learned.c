@@ -21,7 +21,7 @@ static long long discarded(void) {
     return sum;
 }
 
-START_TEST(the_second_run) {
+TEST("runs", the_second_run) {
     snprintf(learned, sizeof learned, "%.400s/l.txt", cli_root);
     RUN("--threads", "1");
     long long first = discarded();
@@ -32,9 +32,8 @@ START_TEST(the_second_run) {
     ck_contains(cli_out, "0 OOMs met");
     ck_assert_msg(strstr(cli_err, "left out") == NULL, "%s", cli_err);
 }
-END_TEST
 
-START_TEST(another_run) {
+TEST("runs", another_run) {
     snprintf(learned, sizeof learned, "%.400s/l.txt", cli_root);
     RUN("--threads", "1", "--budget", "400MiB");
     RUN("--threads", "2", "--budget", "400MiB");
@@ -43,22 +42,16 @@ START_TEST(another_run) {
     RUN("--threads", "2", "--arch", "resnet34", "--budget", "600MiB");
     ck_contains(cli_err, "is left out: it was written for 'model ");
 }
-END_TEST
 
-START_TEST(a_check_leaves_it) {
+TEST("runs", a_check_leaves_it) {
     snprintf(learned, sizeof learned, "%.400s/l.txt", cli_root);
     EXPECT(0, SMALL, "--check", "--learned", learned);
     ck_assert_int_ne(access(learned, F_OK), 0);
     EXPECT(2, SMALL, "--epochs", "1", "--learned", learned, "--trace", learned);
     ck_contains(cli_err, "--learned");
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_learned");
-    TCase *runs = cli_case(suite, "runs");
-    tcase_add_test(runs, the_second_run);
-    tcase_add_test(runs, another_run);
-    tcase_add_test(runs, a_check_leaves_it);
-    return suite_run(suite);
+    cli_case_named("runs");
+    return suite_run_named("ex_learned");
 }

@@ -28,7 +28,7 @@ static void check(ex_orders *orders, uint64_t epoch) {
     ex_orders_release(orders, order);
 }
 
-START_TEST(the_last_two_are_kept) {
+TEST("list", the_last_two_are_kept) {
     ex_orders *orders = ex_orders_new(COUNT, write_order, NULL);
     for (int i = 0; i < 5; i++) check(orders, 1);
     ck_assert_uint_eq(ex_orders_made(orders), 1);
@@ -42,10 +42,9 @@ START_TEST(the_last_two_are_kept) {
     ex_orders_free(orders);
     ex_orders_free(NULL);
 }
-END_TEST
 
 /* What is held stays where it is, however many others are asked for. */
-START_TEST(held_ones_stay) {
+TEST("list", held_ones_stay) {
     ex_orders *orders = ex_orders_new(COUNT, write_order, NULL);
     const size_t *held = ex_orders_hold(orders, 1);
     for (uint64_t epoch = 2; epoch < 20; epoch++) check(orders, epoch);
@@ -56,14 +55,13 @@ START_TEST(held_ones_stay) {
     ex_orders_release(orders, held);
     ex_orders_free(orders);
 }
-END_TEST
 
 static void *ask(void *user) {
     for (uint64_t epoch = 1; epoch <= 50; epoch++) check(user, epoch);
     return NULL;
 }
 
-START_TEST(several_threads) {
+TEST("list", several_threads) {
     ex_orders *orders = ex_orders_new(COUNT, write_order, NULL);
     pthread_t threads[4];
     for (int i = 0; i < LENGTH(threads); i++)
@@ -73,7 +71,6 @@ START_TEST(several_threads) {
     ck_assert_uint_le(ex_orders_made(orders), 200);
     ex_orders_free(orders);
 }
-END_TEST
 
 /* ---- sources ------------------------------------------------------------------------------------- */
 
@@ -128,7 +125,7 @@ START_TEST(pairs_are_shuffled_once_an_epoch) {
 END_TEST
 
 /* A share has the samples that the whole order has in its places. */
-START_TEST(a_share_is_of_the_same_order) {
+TEST("sources", a_share_is_of_the_same_order) {
     ex_dataset_options options = {.seed = 3, .keep_side = 20, .max_samples = 60};
     ex_dataset *dataset;
     ex_processes processes;
@@ -146,16 +143,9 @@ START_TEST(a_share_is_of_the_same_order) {
         ck_assert_int_eq(numbers[i], (int64_t)dataset->samples[order[2 * (3 + i) + 1]].label);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_orders");
-    TCase *list = suite_case(suite, "list"), *sources = suite_case(suite, "sources");
-    tcase_add_test(list, the_last_two_are_kept);
-    tcase_add_test(list, held_ones_stay);
-    tcase_add_test(list, several_threads);
-    tcase_add_loop_test(sources, pictures_are_shuffled_once_an_epoch, 1, 3);
-    tcase_add_loop_test(sources, pairs_are_shuffled_once_an_epoch, 1, 3);
-    tcase_add_test(sources, a_share_is_of_the_same_order);
-    return suite_run(suite);
+    tcase_add_loop_test(suite_case_named("sources"), pictures_are_shuffled_once_an_epoch, 1, 3);
+    tcase_add_loop_test(suite_case_named("sources"), pairs_are_shuffled_once_an_epoch, 1, 3);
+    return suite_run_named("ex_orders");
 }

@@ -72,17 +72,16 @@ static void refused(const char *flag, const char *name) {
 
 static const char *const folders[] = {"data", "data/sweets"};
 
-START_TEST(a_folder_that_may_not_be_read) {
+TEST_LOOP("reading", a_folder_that_may_not_be_read, LENGTH(folders)) {
     if (!is_possible()) return;
     ck_assert_int_eq(chmod(below(folders[_i]), 0300), 0);
     EXPECT(2, SMALL, "--data", data);
     ck_assert_int_eq(chmod(below(folders[_i]), 0700), 0);
     refused("food101: --data: ", folders[_i]);
 }
-END_TEST
 
 /* One picture is skipped, as any that cannot be used. */
-START_TEST(a_picture_that_may_not_be_read) {
+TEST("reading", a_picture_that_may_not_be_read) {
     char command[4 * CLI_PATH];
     if (!is_possible()) return;
     snprintf(command, sizeof command, "chmod 0 \"$(ls -d '%s'/sweets/* | head -n 1)\"", data);
@@ -92,7 +91,6 @@ START_TEST(a_picture_that_may_not_be_read) {
     ck_contains(cli_err, "Permission denied");
     ck_contains(cli_out, "1 files were skipped");
 }
-END_TEST
 
 static ex_status take(void *user, const char *path, const char *name, ex_error *error) {
     (void)path, (void)name, (void)error;
@@ -101,7 +99,7 @@ static ex_status take(void *user, const char *path, const char *name, ex_error *
 }
 
 /* One that may not be read is not an empty one; one that is not there is. */
-START_TEST(a_folder_of_pngs) {
+TEST("reading", a_folder_of_pngs) {
     ex_error error = {""};
     int count = 0;
     if (!is_possible()) return;
@@ -112,13 +110,12 @@ START_TEST(a_folder_of_pngs) {
     ck_contains(error.text, "data/sweets: Permission denied");
     ck_assert_int_eq(count, 0);
 }
-END_TEST
 
 /* ---- writing ------------------------------------------------------------------------------------- */
 
 static const char *const writing[] = {"--save", "--trace", "--report"};
 
-START_TEST(a_folder_that_may_not_be_written_to) {
+TEST_LOOP("writing", a_folder_that_may_not_be_written_to, LENGTH(writing)) {
     char file[PATH + 8];
     if (!is_possible()) return;
     ck_assert_int_eq(mkdir(below("locked"), 0500), 0);
@@ -126,10 +123,9 @@ START_TEST(a_folder_that_may_not_be_written_to) {
     EXPECT(2, SMALL, "--data", data, "--batch", "8", writing[_i], file);
     refused(writing[_i], "locked/file");
 }
-END_TEST
 
 /* Locked after the run has begun: the save fails, and says so. */
-START_TEST(a_folder_that_is_locked_later) {
+TEST("writing", a_folder_that_is_locked_later) {
     char file[PATH + 8];
     if (!is_possible()) return;
     ck_assert_int_eq(mkdir(below("locked"), 0700), 0);
@@ -146,10 +142,9 @@ START_TEST(a_folder_that_is_locked_later) {
     ck_contains(cli_err, "locked/file");
     ck_contains(cli_err, "Permission denied");
 }
-END_TEST
 
 /* Where activations wait in a file: the folder of temporary files, and one that is named. */
-START_TEST(a_folder_of_temporary_files) {
+TEST("writing", a_folder_of_temporary_files) {
     char variable[PATH + 16];
     const char *const environment[] = {variable, NULL};
     if (!is_possible()) return;
@@ -162,18 +157,11 @@ START_TEST(a_folder_of_temporary_files) {
            "--offload-dir", below("locked"));
     refused("food101: --offload-dir: cannot write to '", "locked");
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_permissions");
-    TCase *reading = cli_case(suite, "reading"), *writes = cli_case(suite, "writing");
-    tcase_add_checked_fixture(reading, become_nobody, NULL);
-    tcase_add_checked_fixture(writes, become_nobody, NULL);
-    tcase_add_loop_test(reading, a_folder_that_may_not_be_read, 0, LENGTH(folders));
-    tcase_add_test(reading, a_picture_that_may_not_be_read);
-    tcase_add_test(reading, a_folder_of_pngs);
-    tcase_add_loop_test(writes, a_folder_that_may_not_be_written_to, 0, LENGTH(writing));
-    tcase_add_test(writes, a_folder_that_is_locked_later);
-    tcase_add_test(writes, a_folder_of_temporary_files);
-    return suite_run(suite);
+    cli_case_named("reading");
+    cli_case_named("writing");
+    tcase_add_checked_fixture(suite_case_named("reading"), become_nobody, NULL);
+    tcase_add_checked_fixture(suite_case_named("writing"), become_nobody, NULL);
+    return suite_run_named("ex_permissions");
 }

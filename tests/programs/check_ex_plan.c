@@ -19,7 +19,7 @@ static void tell_where_libtorch_is(void) {
     if (folder) ck_assert_int_eq(setenv("LD_LIBRARY_PATH", folder, 1), 0);
 }
 
-START_TEST(a_list_without_a_budget) {
+TEST("flags", a_list_without_a_budget) {
     static const char *const programs[] = {"food101    original", "smartcash  tier1",
                                            "prsmed     0", "car_clip   16x8", "profoct    minimal"};
     EXPECT(0, NULL);
@@ -27,7 +27,6 @@ START_TEST(a_list_without_a_budget) {
     EXPECT(0, "--example", "profoct");
     ck_assert_ptr_null(strstr(cli_out, "food101"));
 }
-END_TEST
 
 static const char *const wrong[][4] = {
     {"--budget", "much", NULL, "--budget: 'much'"},
@@ -37,13 +36,12 @@ static const char *const wrong[][4] = {
     {"--nothing", NULL, NULL, "--nothing"},
 };
 
-START_TEST(wrong_flags_exit_2) {
+TEST_LOOP("flags", wrong_flags_exit_2, LENGTH(wrong)) {
     cli_expect(2, wrong[_i]);
     ck_contains(cli_err, "plan: ");
     ck_contains(cli_err, wrong[_i][3]);
     ck_assert_str_eq(cli_out, "");
 }
-END_TEST
 
 /* The state of FSCT alone takes 187 MiB: without a network, with a chunk of one, and with all four. */
 static const char *const budgets[][2] = {
@@ -52,16 +50,15 @@ static const char *const budgets[][2] = {
     {"900MiB", "minimal      fits: 4 at once take "},
 };
 
-START_TEST(a_program_against_budgets) {
+TEST_LOOP("runs", a_program_against_budgets, LENGTH(budgets)) {
     EXPECT(_i == 0 || _i == 1 ? 3 : 0, "--example", "profoct", "--budget", budgets[_i][0]);
     ck_contains(cli_out, budgets[_i][1]);
     /* Between the two halves some CPUs need ", with checkpointing". */
     if (_i == 1) ck_contains(cli_out, "; 4 at once would take at most ");
 }
-END_TEST
 
 /* Programs that are not there say nothing of a budget: plan alone, in a folder beside the libraries. */
-START_TEST(a_program_that_is_not_there) {
+TEST("runs", a_program_that_is_not_there) {
     char self[CLI_PATH], command[8 * CLI_PATH], out[2 * CLI_PATH];
     ck_assert(ex_program_path(NULL, self, sizeof self));
     *strrchr(self, '/') = '\0';
@@ -79,13 +76,12 @@ START_TEST(a_program_that_is_not_there) {
     ck_contains(cli_out, "not known: car_clip is not there to be run");
     ck_assert_ptr_null(strstr(cli_out, "does not fit"));
 }
-END_TEST
 
 /* Folders that a shell would read as words, and as commands of its own. */
 static const char *const folders[] = {"with a blank", "x';touch INJECTED;'",
                                       "\"$(touch INJECTED)\"", "two\nlines", "*"};
 
-START_TEST(the_folder_is_no_command) {
+TEST_LOOP("runs", the_folder_is_no_command, LENGTH(folders)) {
     char self[CLI_PATH], path[2 * CLI_PATH], to[CLI_PATH + 64], here[CLI_PATH];
     static const char *const parts[] = {"lib", "libtorch"}, *const names[] = {"plan", "profoct"};
     ck_assert(ex_program_path(NULL, self, sizeof self));
@@ -112,24 +108,21 @@ START_TEST(the_folder_is_no_command) {
     ck_contains(cli_out, "What takes memory on cpu");
     ck_assert_int_ne(unlink("INJECTED"), 0);
 }
-END_TEST
 
 /* Which row is asked is said before its answer, which may take minutes: on standard error, one line each. */
-START_TEST(rows_are_told_while_they_are_asked) {
+TEST("runs", rows_are_told_while_they_are_asked) {
     EXPECT(3, "--example", "profoct", "--budget", "100MiB");
     ck_contains(cli_err, "plan: 1 of 2: profoct minimal, few-shot episodes");
     ck_contains(cli_err, "plan: 2 of 2: profoct maximum, ");
     ck_assert_ptr_null(strstr(cli_out, " of 2: "));
 }
-END_TEST
 
-START_TEST(one_configuration_alone) {
+TEST("runs", one_configuration_alone) {
     EXPECT(0, "--example", "profoct", "--config", "minimal", "--budget", "900MiB");
     ck_contains(cli_out, "--preset minimal\n");
     ck_contains(cli_out, "What takes memory on cpu");
     EXPECT(3, "--example", "profoct", "--config", "minimal", "--budget", "100MiB");
 }
-END_TEST
 
 /* The line of a step in bytes, which is told of chunks that ran and of those that did not. */
 static void step_of(const char *program, const char *const *arguments, char *line,
@@ -149,7 +142,7 @@ static const struct {
     {"smartcash", {"--image-size", "192", "--budget", "2GiB", "--batch", "4"}},
 };
 
-START_TEST(a_rehearsal_tells_what_a_run_tells) {
+TEST_LOOP("runs", a_rehearsal_tells_what_a_run_tells, LENGTH(rehearsed)) {
     const char *arguments[16] = {"--explain", "--epochs",  "0", "--device",
                                  "cpu",       "--threads", "1", "--rehearse"};
     char ran[256], told[256];
@@ -164,10 +157,9 @@ START_TEST(a_rehearsal_tells_what_a_run_tells) {
     ck_assert_ptr_null(strstr(cli_out, "the process takes "));
     ck_assert_str_eq(ran, told);
 }
-END_TEST
 
 /* CLIP's positions are of one size of picture, and its loss is over the whole batch. */
-START_TEST(a_network_that_cannot_be_rehearsed) {
+TEST("runs", a_network_that_cannot_be_rehearsed) {
     cli_take_program("car_clip");
     EXPECT(1, "--explain", "--epochs", "0", "--device", "cpu", "--image-size", "224", "--batch",
            "4", "--rehearse", "on");
@@ -179,21 +171,10 @@ START_TEST(a_network_that_cannot_be_rehearsed) {
         cli_err,
         "pictures of 100 pixels cannot be rehearsed; accepted: a multiple of 32, at least 160");
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_plan");
     cli_program = "plan";
-    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
-
-    tcase_add_test(flags, a_list_without_a_budget);
-    tcase_add_loop_test(flags, wrong_flags_exit_2, 0, LENGTH(wrong));
-    tcase_add_loop_test(runs, a_program_against_budgets, 0, LENGTH(budgets));
-    tcase_add_test(runs, a_program_that_is_not_there);
-    tcase_add_test(runs, one_configuration_alone);
-    tcase_add_loop_test(runs, the_folder_is_no_command, 0, LENGTH(folders));
-    tcase_add_test(runs, rows_are_told_while_they_are_asked);
-    tcase_add_loop_test(runs, a_rehearsal_tells_what_a_run_tells, 0, LENGTH(rehearsed));
-    tcase_add_test(runs, a_network_that_cannot_be_rehearsed);
-    return suite_run(suite);
+    cli_case_named("flags");
+    cli_case_named("runs");
+    return suite_run_named("ex_plan");
 }

@@ -51,7 +51,7 @@ static double loss_of(const char *path, int n) {
 /* ---- runs ---------------------------------------------------------------------------------------- */
 
 /* 24 of 49 scenes are each one's, six batches of four in an epoch. */
-START_TEST(one_speaks_for_all) {
+TEST("runs", one_speaks_for_all) {
     char other[PATH];
     EXPECT(0, TWO, "--trace", cli_trace);
     ck_contains(cli_out, "2 processes, each with its share of the samples, in batches of 4");
@@ -67,10 +67,9 @@ START_TEST(one_speaks_for_all) {
         ck_assert(loss_of(cli_trace, n) == loss_of(other, n));
     }
 }
-END_TEST
 
 /* Stopped after a few steps and taken up again, it ends where it would have, given the same chunks. */
-START_TEST(goes_on_to_the_same_state) {
+TEST("runs", goes_on_to_the_same_state) {
     char whole[65], resumed[65], file[PATH], other[PATH];
     EXPECT(0, TWO);
     read_state(whole);
@@ -81,10 +80,9 @@ START_TEST(goes_on_to_the_same_state) {
     read_state(resumed);
     ck_assert_str_eq(whole, resumed);
 }
-END_TEST
 
 /* A signal to one is one to all, and each saves. */
-START_TEST(a_signal_stops_all) {
+TEST("runs", a_signal_stops_all) {
     static const char *const arguments[] = {TWO,  "--epochs", "1000", "--trace",
                                             NULL, "--save",   NULL,   NULL};
     const char *given[CLI_MOST_ARGUMENTS] = {NULL};
@@ -103,7 +101,6 @@ START_TEST(a_signal_stops_all) {
     ck_assert_int_eq(access(file, R_OK), 0);
     ck_assert_int_eq(access(other, R_OK), 0);
 }
-END_TEST
 
 /* The one process that the program has started; 0 where the system does not tell. */
 static pid_t child_of(pid_t parent) {
@@ -116,7 +113,7 @@ static pid_t child_of(pid_t parent) {
     return child;
 }
 
-START_TEST(one_is_killed) {
+TEST("runs", one_is_killed) {
     static const char *const arguments[] = {TWO, "--epochs", "1000", "--trace", NULL, NULL};
     const char *given[CLI_MOST_ARGUMENTS] = {NULL};
     size_t count = sizeof arguments / sizeof *arguments;
@@ -134,10 +131,9 @@ START_TEST(one_is_killed) {
     ck_contains(cli_err, "process 0 of 2: the others are not to be reached");
     ck_contains(cli_err, "1 of the processes that --processes started did not end well");
 }
-END_TEST
 
 /* Killed before they have met: nobody waits for it. */
-START_TEST(one_never_comes) {
+TEST("runs", one_never_comes) {
     static const char *const arguments[] = {TWO, NULL};
     pid_t child = 0, parent = cli_start(arguments);
     for (int i = 0; i < 2000 && !(child = child_of(parent)); i++) usleep(1000);
@@ -148,10 +144,9 @@ START_TEST(one_never_comes) {
     ck_assert_int_eq(status, 1);
     ck_contains(cli_err, "ended before all have met");
 }
-END_TEST
 
 /* Ctrl-Z reaches all of them while they meet; one that goes on again has not ended. */
-START_TEST(one_is_stopped_for_a_while) {
+TEST("runs", one_is_stopped_for_a_while) {
     static const char *const arguments[] = {TWO, "--epochs", "1", NULL};
     pid_t child = 0, parent = cli_start(arguments);
     for (int i = 0; i < 2000 && !(child = child_of(parent)); i++) usleep(1000);
@@ -162,10 +157,9 @@ START_TEST(one_is_stopped_for_a_while) {
     int status = cli_finish(parent);
     ck_assert_msg(status == 0, "%d: %s", status, cli_err);
 }
-END_TEST
 
 /* Of two that torchrun has started, or somebody by hand, the first is killed: the other does not wait for it. */
-START_TEST(the_first_is_killed) {
+TEST("runs", the_first_is_killed) {
     char port[32];
     const char *const first[] = {"WORLD_SIZE=2", "RANK=0", "MASTER_ADDR=127.0.0.1", port, NULL};
     const char *const second[] = {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=127.0.0.1", port, NULL};
@@ -182,23 +176,20 @@ START_TEST(the_first_is_killed) {
     ck_assert_int_eq(cli_finish(other), 1);
     ck_contains(cli_err, "process 1 of 2: the others are not to be reached");
 }
-END_TEST
 
 /* One whose parent has died before it could ask to be told has another parent by then. */
-START_TEST(a_parent_that_has_gone) {
+TEST("parents", a_parent_that_has_gone) {
     ck_assert(ex_processes_end_with(getppid()));
     ck_assert(!ex_processes_end_with(getpid()));
 }
-END_TEST
 
-START_TEST(the_best_goes_on) {
+TEST("runs", the_best_goes_on) {
     char file[PATH], other[PATH], best[PATH + 8];
     saved_files(file, other);
     EXPECT(0, TWO, "--schedule", "constant", "--epochs", "1", "--save", file);
     snprintf(best, sizeof best, "%s.best", file);
     EXPECT(0, TWO, "--schedule", "constant", "--resume", best);
 }
-END_TEST
 
 /* ---- what is refused ------------------------------------------------------------------------------ */
 
@@ -212,13 +203,12 @@ static const struct {
     {{"--processes", "3", "--scenes", "2"}, "--processes: 3 leave each 0 scenes for training"},
 };
 
-START_TEST(wrong_values_exit_2) {
+TEST_LOOP("refused", wrong_values_exit_2, LENGTH(wrong)) {
     cli_expect(2, wrong[_i].arguments);
     ck_contains(cli_err, wrong[_i].words);
 }
-END_TEST
 
-START_TEST(the_environment_is_checked) {
+TEST("refused", the_environment_is_checked) {
     static const char *const lacking[] = {"WORLD_SIZE=2", "RANK=1", NULL};
     static const char *const other[] = {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=localhost",
                                         "MASTER_PORT=1", NULL};
@@ -229,7 +219,6 @@ START_TEST(the_environment_is_checked) {
     EXPECT(2, TWO, "--processes", "3");
     ck_contains(cli_err, "--processes: 3, but WORLD_SIZE is 2");
 }
-END_TEST
 
 /* Programs that cannot, or not all that they can. */
 static const struct {
@@ -240,12 +229,11 @@ static const struct {
     {"profoct", {"--processes", "2", "--self-test"}, "--self-test: not by several processes"},
 };
 
-START_TEST(what_others_refuse) {
+TEST_LOOP("refused", what_others_refuse, LENGTH(others)) {
     cli_take_program(others[_i].program);
     cli_expect(2, others[_i].arguments);
     ck_contains(cli_err, others[_i].words);
 }
-END_TEST
 
 /* Each of the other programs, a few steps. */
 static const struct {
@@ -257,17 +245,16 @@ static const struct {
     {"profoct", {"--image-size", "32", "--preset", "minimal"}},
 };
 
-START_TEST(the_others_train) {
+TEST_LOOP("runs", the_others_train, LENGTH(trainers)) {
     const char *given[CLI_MOST_ARGUMENTS] = {"--processes", "2", "--threads", "1", "--steps", "2"};
     cli_take_program(trainers[_i].program);
     for (size_t i = 0; trainers[_i].arguments[i]; i++) given[6 + i] = trainers[_i].arguments[i];
     cli_expect(0, given);
     ck_contains(cli_out, "2 processes, each with its share");
 }
-END_TEST
 
 /* Files of --save that do not belong together. */
-START_TEST(files_of_other_steps) {
+TEST("refused", files_of_other_steps) {
     char file[PATH], other[PATH];
     saved_files(file, other);
     EXPECT(0, TWO, "--steps", "3", "--save", file);
@@ -280,10 +267,9 @@ START_TEST(files_of_other_steps) {
     EXPECT(1, TWO, "--resume", file);
     ck_contains(cli_err, "state.rank1'");
 }
-END_TEST
 
 /* Flags that differ, as torchrun would hand them out by no mistake of its own. */
-START_TEST(flags_that_differ) {
+TEST("refused", flags_that_differ) {
     char port[32];
     const char *const first[] = {"WORLD_SIZE=2", "RANK=0", "MASTER_ADDR=127.0.0.1", port, NULL};
     const char *const second[] = {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=127.0.0.1", port, NULL};
@@ -296,27 +282,10 @@ START_TEST(flags_that_differ) {
     ck_contains(cli_err, "the 2 processes have other ");
     ck_assert_int_eq(cli_finish(other), 2);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_processes");
     cli_program = "prsmed";
-    TCase *runs = cli_case(suite, "runs"), *refused = cli_case(suite, "refused");
-
-    tcase_add_test(runs, one_speaks_for_all);
-    tcase_add_test(runs, goes_on_to_the_same_state);
-    tcase_add_test(runs, a_signal_stops_all);
-    tcase_add_test(runs, one_is_killed);
-    tcase_add_loop_test(refused, wrong_values_exit_2, 0, LENGTH(wrong));
-    tcase_add_test(refused, the_environment_is_checked);
-    tcase_add_loop_test(refused, what_others_refuse, 0, LENGTH(others));
-    tcase_add_test(refused, flags_that_differ);
-    tcase_add_test(refused, files_of_other_steps);
-    tcase_add_loop_test(runs, the_others_train, 0, LENGTH(trainers));
-    tcase_add_test(runs, one_never_comes);
-    tcase_add_test(runs, one_is_stopped_for_a_while);
-    tcase_add_test(runs, the_first_is_killed);
-    tcase_add_test(suite_case(suite, "parents"), a_parent_that_has_gone);
-    tcase_add_test(runs, the_best_goes_on);
-    return suite_run(suite);
+    cli_case_named("runs");
+    cli_case_named("refused");
+    return suite_run_named("ex_processes");
 }

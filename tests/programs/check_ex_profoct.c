@@ -11,7 +11,7 @@
 #define TINY SMALL, "--n_way", "2", "--k_shot", "1", "--n_query", "1", "--val-episodes", "2"
 #define RUN TINY, "--episodes", "4", "--epochs", "1", "--test-episodes", "5"
 
-START_TEST(help_has_the_flags_of_the_script) {
+TEST("flags", help_has_the_flags_of_the_script) {
     static const char *const words[] = {"--n-way",
                                         "--k-shot",
                                         "--n-query",
@@ -27,7 +27,6 @@ START_TEST(help_has_the_flags_of_the_script) {
     EXPECT(0, "--help");
     for (int i = 0; i < LENGTH(words); i++) ck_contains(cli_out, words[i]);
 }
-END_TEST
 
 static const char *const wrong[][3] = {
     {"--backbone", "ResNet50", "ResNet18 or ResNet34"},
@@ -37,19 +36,17 @@ static const char *const wrong[][3] = {
     {"--data", "/nonexistent", "/nonexistent"},
 };
 
-START_TEST(wrong_values_exit_2_with_one_line) {
+TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     EXPECT(2, wrong[_i][0], wrong[_i][1]);
     ck_assert_msg(strncmp(cli_err, "profoct: --", 11) == 0, "%s", cli_err);
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
     ck_contains(cli_err, wrong[_i][2]);
 }
-END_TEST
 
-START_TEST(a_preset_leaves_what_is_not_its_own) {
+TEST("flags", a_preset_leaves_what_is_not_its_own) {
     EXPECT(0, SMALL, "--k_shot", "1", "--n_query", "1", "--preset", "minimal", "--epochs", "0");
     ck_contains(cli_out, "5-way 1-shot, 8 queries a class");
 }
-END_TEST
 
 /* Flags after a preset have the last word; steps of its accumulation are episodes of a batch. */
 static long long run_whole(void) {
@@ -67,7 +64,7 @@ static long long run_whole(void) {
 }
 
 /* Where two episodes do not fit beside held gradients they go without; and each can be a chunk. */
-START_TEST(an_episode_is_never_cut) {
+TEST("runs", an_episode_is_never_cut) {
     static char budget[32];
     long long bytes = run_whole();
     ck_assert_int_gt(bytes, 0);
@@ -77,25 +74,22 @@ START_TEST(an_episode_is_never_cut) {
     EXPECT(0, RUN, "--budget", budget, "--micro-batch", "1");
     ck_contains(cli_out, "chunks of 1 for batch 2; ");
 }
-END_TEST
 
 /* What does not fit with the matrix of covariances is told how to do without. */
-START_TEST(the_matrix_is_refused) {
+TEST("runs", the_matrix_is_refused) {
     EXPECT(3, RUN, "--pool", "2", "--budget", "100MiB", "--covariance", "matrix");
     ck_contains(cli_err, "--covariance rows    the same numbers without a matrix of 16.0 MiB\n");
     EXPECT(3, RUN, "--pool", "2", "--budget", "100MiB");
     ck_assert_ptr_null(strstr(cli_err, "--covariance"));
 }
-END_TEST
 
-START_TEST(the_network_can_be_cut) {
+TEST("runs", the_network_can_be_cut) {
     EXPECT(0, RUN, "--check");
     ck_contains(cli_out, "checked with 2 samples: 0 faults found\n");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
-END_TEST
 
-START_TEST(the_self_test_passes) {
+TEST("runs", the_self_test_passes) {
     static const char *const names[] = {"gradient accumulation", "mixed precision", "VIC detached",
                                         "cache clearing"};
     EXPECT(0, TINY, "--self-test");
@@ -104,18 +98,10 @@ START_TEST(the_self_test_passes) {
     ck_contains(cli_out, "self-test: passed\n");
     EXPECT(0, TINY, "--self-test", "--backbone", "ResNet34"); /* more than a run has by default */
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_profoct");
-    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
+    cli_case_named("flags");
+    cli_case_named("runs");
     cli_program = "profoct";
-    tcase_add_test(flags, help_has_the_flags_of_the_script);
-    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
-    tcase_add_test(flags, a_preset_leaves_what_is_not_its_own);
-    tcase_add_test(runs, an_episode_is_never_cut);
-    tcase_add_test(runs, the_matrix_is_refused);
-    tcase_add_test(runs, the_network_can_be_cut);
-    tcase_add_test(runs, the_self_test_passes);
-    return suite_run(suite);
+    return suite_run_named("ex_profoct");
 }

@@ -27,7 +27,7 @@ static ex_progress halfway(FILE *stream, ex_progress_mode mode) {
     return progress;
 }
 
-START_TEST(a_wide_line_has_it_all) {
+TEST("lines", a_wide_line_has_it_all) {
     char line[512];
     FILE *file = tmpfile();
     ex_progress progress = halfway(file, EX_PROGRESS_OFF);
@@ -37,9 +37,8 @@ START_TEST(a_wide_line_has_it_all) {
     ck_contains(line, " pictures/s  214/280 MiB  chunks 11,11,10");
     fclose(file);
 }
-END_TEST
 
-START_TEST(the_line_keeps_within_the_terminal) {
+TEST("lines", the_line_keeps_within_the_terminal) {
     char line[512];
     FILE *file = tmpfile();
     ex_progress progress = halfway(file, EX_PROGRESS_OFF);
@@ -49,10 +48,9 @@ START_TEST(the_line_keeps_within_the_terminal) {
     }
     fclose(file);
 }
-END_TEST
 
 /* The last column at which each part is still left out, from the one that goes first on. */
-START_TEST(memory_goes_last) {
+TEST("lines", memory_goes_last) {
     static const char *const parts[] = {"chunks", "pictures/s", "[", "loss", "MiB"};
     char line[512];
     size_t narrow[LENGTH(parts)] = {0};
@@ -69,7 +67,6 @@ START_TEST(memory_goes_last) {
     ck_contains(line, "epoch 2/5 [=");
     fclose(file);
 }
-END_TEST
 
 static const struct {
     size_t chunks[9];
@@ -84,22 +81,20 @@ static const struct {
     {{4, 4, 4, 4, 3, 3, 3}, 7, "7 of 3-4"},
 };
 
-START_TEST(chunks_are_short) {
+TEST_LOOP("lines", chunks_are_short, LENGTH(lists)) {
     char text[32];
     ex_html_chunks(lists[_i].chunks, lists[_i].count, text, sizeof text);
     ck_assert_str_eq(text, lists[_i].text);
 }
-END_TEST
 
-START_TEST(huge_chunks_are_short_too) {
+TEST("lines", huge_chunks_are_short_too) {
     const size_t chunks[] = {123456789, 123456789, 123456789, 123456788};
     char text[32];
     ex_html_chunks(chunks, 4, text, sizeof text);
     ck_assert_str_eq(text, "4 of 123456788-123456789");
 }
-END_TEST
 
-START_TEST(a_pipe_gets_a_few_plain_lines) {
+TEST("modes", a_pipe_gets_a_few_plain_lines) {
     char text[2048];
     FILE *file = tmpfile();
     ex_progress progress = halfway(file, EX_PROGRESS_AUTO);
@@ -115,9 +110,8 @@ START_TEST(a_pipe_gets_a_few_plain_lines) {
     ck_assert_ptr_null(strstr(text, "step 12/20"));
     fclose(file);
 }
-END_TEST
 
-START_TEST(a_bar_is_taken_away) {
+TEST("modes", a_bar_is_taken_away) {
     char text[4096];
     FILE *file = tmpfile();
     ex_progress progress = halfway(file, EX_PROGRESS_BAR);
@@ -130,9 +124,8 @@ START_TEST(a_bar_is_taken_away) {
     ck_assert_int_eq(progress.on_screen, 0);
     fclose(file);
 }
-END_TEST
 
-START_TEST(a_bar_becomes_plain_lines) {
+TEST("modes", a_bar_becomes_plain_lines) {
     static const struct {
         ex_progress_mode before, after;
     } modes[] = {{EX_PROGRESS_BAR, EX_PROGRESS_PLAIN},
@@ -147,9 +140,8 @@ START_TEST(a_bar_becomes_plain_lines) {
     }
     fclose(file);
 }
-END_TEST
 
-START_TEST(off_is_silent) {
+TEST("modes", off_is_silent) {
     FILE *file = tmpfile();
     ex_progress progress = halfway(file, EX_PROGRESS_OFF);
     ex_progress_evaluate(&progress, 1, 2);
@@ -157,20 +149,5 @@ START_TEST(off_is_silent) {
     ck_assert_int_eq(ftell(file), 0);
     fclose(file);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("ex_progress");
-    TCase *lines = suite_case(suite, "lines"), *modes = suite_case(suite, "modes");
-
-    tcase_add_test(lines, a_wide_line_has_it_all);
-    tcase_add_test(lines, the_line_keeps_within_the_terminal);
-    tcase_add_test(lines, memory_goes_last);
-    tcase_add_loop_test(lines, chunks_are_short, 0, LENGTH(lists));
-    tcase_add_test(lines, huge_chunks_are_short_too);
-    tcase_add_test(modes, a_pipe_gets_a_few_plain_lines);
-    tcase_add_test(modes, a_bar_is_taken_away);
-    tcase_add_test(modes, a_bar_becomes_plain_lines);
-    tcase_add_test(modes, off_is_silent);
-    return suite_run(suite);
-}
+SUITE("ex_progress")

@@ -40,14 +40,13 @@ static const struct {
     {{29, 49, 20, 20}, 7}, {{0, 0, 100, 49}, 1 + 1}, {{24, 24, 25, 25}, 5},
 };
 
-START_TEST(positions_in_words) {
+TEST_LOOP("words", positions_in_words, LENGTH(boxes)) {
     ex_box box = boxes[_i].box;
     /* The middle of a strip along the top is above that of the canvas, and as far right as it. */
     ck_assert_int_eq(ex_prompt_position(&box, 100), boxes[_i].position);
 }
-END_TEST
 
-START_TEST(prompts) {
+TEST("words", prompts) {
     char text[EX_PROMPT_TOKENS];
     ex_prompt_scenes *scenes = scenes_of(1);
     ck_assert_uint_eq(ex_prompt_scenes_classes(scenes), 20);
@@ -57,9 +56,8 @@ START_TEST(prompts) {
     ck_assert_str_eq(text, "segment the aiga near the center in the bottom right");
     ex_prompt_scenes_free(scenes);
 }
-END_TEST
 
-START_TEST(tokens) {
+TEST("words", tokens) {
     int64_t row[EX_PROMPT_TOKENS];
     char text[100] = "";
     ex_prompt_tokens("a\xc3\xa4", row);
@@ -70,7 +68,6 @@ START_TEST(tokens) {
     ck_assert_int_eq(row[EX_PROMPT_TOKENS - 2], 'x');
     ck_assert_int_eq(row[EX_PROMPT_TOKENS - 1], EX_PROMPT_END);
 }
-END_TEST
 
 /* ---- what is where ------------------------------------------------------------------------------- */
 
@@ -87,7 +84,7 @@ static void check_pair(const ex_thing *a, const ex_thing *b) {
     ck_assert_double_le(overlap(&a->box, &b->box), 0.1 + 1e-9);
 }
 
-START_TEST(each_prompt_means_one_thing) {
+TEST("pictures", each_prompt_means_one_thing) {
     ex_prompt_scenes *scenes = scenes_of(1);
     int twice = 0, numbers[EX_PROMPT_THINGS + 1] = {0}, seen[EX_PROMPT_POSITIONS] = {0};
     for (size_t i = 0; i < 600; i++) {
@@ -111,9 +108,8 @@ START_TEST(each_prompt_means_one_thing) {
     for (int i = 0; i < EX_PROMPT_POSITIONS; i++) ck_assert_int_gt(seen[i], 0);
     ex_prompt_scenes_free(scenes);
 }
-END_TEST
 
-START_TEST(epochs_may_be_the_same) {
+TEST("pictures", epochs_may_be_the_same) {
     for (int same = 0; same < 2; same++) {
         ex_prompt_scenes *scenes = scenes_that(1, same);
         int equal = 0;
@@ -128,9 +124,8 @@ START_TEST(epochs_may_be_the_same) {
         ex_prompt_scenes_free(scenes);
     }
 }
-END_TEST
 
-START_TEST(validation_has_files_of_its_own) {
+TEST("pictures", validation_has_files_of_its_own) {
     enum { MOST = 1000 };
     static char used[2][MOST];
     ex_prompt_scenes *scenes = scenes_of(1);
@@ -153,7 +148,6 @@ START_TEST(validation_has_files_of_its_own) {
     ck_assert_int_gt(files[1], 40);
     ex_prompt_scenes_free(scenes);
 }
-END_TEST
 
 /* ---- samples ------------------------------------------------------------------------------------- */
 
@@ -179,7 +173,7 @@ static void fill(const ex_prompt_scenes *scenes, ex_split split, uint64_t epoch,
 
 static samples one, other;
 
-START_TEST(a_seed_decides) {
+TEST("pictures", a_seed_decides) {
     ex_prompt_scenes *scenes = scenes_of(1), *again = scenes_of(1), *others = scenes_of(2);
     fill(scenes, EX_TRAINING, 3, SCENES, &one);
     fill(again, EX_TRAINING, 3, 5, &other);
@@ -195,10 +189,9 @@ START_TEST(a_seed_decides) {
     ex_prompt_scenes_free(again);
     ex_prompt_scenes_free(others);
 }
-END_TEST
 
 /* The mask lies in the box of what the prompt names, and is where the pattern is covered. */
-START_TEST(a_mask_is_where_its_thing_is) {
+TEST("pictures", a_mask_is_where_its_thing_is) {
     ex_prompt_scenes *scenes = scenes_of(1);
     double area = 0;
     fill(scenes, EX_VALIDATION, 0, SCENES, &one);
@@ -222,12 +215,11 @@ START_TEST(a_mask_is_where_its_thing_is) {
     ck_assert_double_lt(area / SCENES / PIXELS, 0.3);
     ex_prompt_scenes_free(scenes);
 }
-END_TEST
 
 /* ---- chance -------------------------------------------------------------------------------------- */
 
 /* The first of the three by another way: from the masks. */
-START_TEST(chance) {
+TEST("pictures", chance) {
     ex_prompt_scenes *scenes = scenes_of(1);
     ex_prompt_chance got;
     double everything = 0;
@@ -244,11 +236,10 @@ START_TEST(chance) {
     ck_assert(got.one_thing > 1.0 / 3 && got.one_thing < 0.6);
     ex_prompt_scenes_free(scenes);
 }
-END_TEST
 
 /* ---- folders ------------------------------------------------------------------------------------- */
 
-START_TEST(folders_that_are_none) {
+TEST_LOOP("pictures", folders_that_are_none, 2) {
     ex_prompt_scenes_options options = {.things = "examples/data/clipart/train",
                                         .patterns = "examples/data/patterns",
                                         .side = SIDE,
@@ -260,21 +251,5 @@ START_TEST(folders_that_are_none) {
     ck_contains(error.text, "examples/none");
     ck_assert_ptr_null(scenes);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("ex_prompt_scenes");
-    TCase *words = suite_case(suite, "words"), *pictures = suite_case(suite, "pictures");
-
-    tcase_add_loop_test(words, positions_in_words, 0, LENGTH(boxes));
-    tcase_add_test(words, prompts);
-    tcase_add_test(words, tokens);
-    tcase_add_test(pictures, each_prompt_means_one_thing);
-    tcase_add_test(pictures, epochs_may_be_the_same);
-    tcase_add_test(pictures, validation_has_files_of_its_own);
-    tcase_add_test(pictures, a_seed_decides);
-    tcase_add_test(pictures, a_mask_is_where_its_thing_is);
-    tcase_add_test(pictures, chance);
-    tcase_add_loop_test(pictures, folders_that_are_none, 0, 2);
-    return suite_run(suite);
-}
+SUITE("ex_prompt_scenes")

@@ -23,15 +23,14 @@ static const char *const wrong[][3] = {
     {"--patterns", "examples", "--patterns: examples: no PNG picture"},
 };
 
-START_TEST(wrong_values_exit_2_with_one_line) {
+TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     EXPECT(2, "--device", "cpu", wrong[_i][0], wrong[_i][1]);
     ck_assert_msg(strncmp(cli_err, "prsmed: --", 10) == 0, "%s", cli_err);
     ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "%s", cli_err);
     ck_contains(cli_err, wrong[_i][2]);
 }
-END_TEST
 
-START_TEST(what_there_is_not_is_refused) {
+TEST("flags", what_there_is_not_is_refused) {
     EXPECT(2, "--compile-model");
     ck_contains(cli_err, "prsmed: --compile-model: ");
     ck_contains(cli_err, "torch.compile");
@@ -42,9 +41,8 @@ START_TEST(what_there_is_not_is_refused) {
     EXPECT(2, "--gradient-checkpointing", "--checkpointing", "off");
     ck_contains(cli_err, "--gradient-checkpointing: not together with --checkpointing off");
 }
-END_TEST
 
-START_TEST(flags_of_the_language_model) {
+TEST("flags", flags_of_the_language_model) {
     static const char *const cases[][3] = {
         {"--text-weights", "w", "--text-weights: needs --text-model"},
         {"--write-text-weights", "w", "--write-text-weights: needs --text-model"},
@@ -65,7 +63,6 @@ START_TEST(flags_of_the_language_model) {
     EXPECT(2, "--text-model", "tiny", "--breakdown");
     ck_contains(cli_err, "--breakdown: not together with --text-model");
 }
-END_TEST
 
 /* Samples of the largest chunk, from the last line. */
 static int largest_chunk(void) {
@@ -85,17 +82,16 @@ static const struct {
     {"--gpu-size", "8", 8, 8},
 };
 
-START_TEST(configurations_cut_as_the_script_does) {
+TEST_LOOP("flags", configurations_cut_as_the_script_does, LENGTH(configurations)) {
     EXPECT(0, QUICK, "--budget", "auto", "--deterministic", configurations[_i].flag,
            configurations[_i].value, "--steps", "1", "--trace", cli_trace);
     ck_assert_int_eq(cli_number(cli_trace, "step", 1, "samples"), configurations[_i].samples);
     ck_assert_int_le(largest_chunk(), configurations[_i].samples / configurations[_i].chunks);
 }
-END_TEST
 
 /* ---- runs ---------------------------------------------------------------------------------------- */
 
-START_TEST(a_run_says_what_it_did) {
+TEST("runs", a_run_says_what_it_did) {
     EXPECT(0, QUICK);
     ck_contains(cli_out, "16 scenes an epoch for training, 8 for validation, of 20 classes\n");
     ck_contains(cli_out, "\nepoch 1  train loss ");
@@ -104,17 +100,15 @@ START_TEST(a_run_says_what_it_did) {
     ck_contains(cli_out, "\nvalidation Dice ");
     ck_contains(cli_out, "; without the prompt: all pixels ");
 }
-END_TEST
 
-START_TEST(the_network_can_be_cut) {
+TEST("runs", the_network_can_be_cut) {
     EXPECT(0, QUICK, "--check");
     ck_contains(cli_out, "checked with 3 samples: 0 faults found\n");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
-END_TEST
 
 /* They draw random numbers, and the run's are none of these. */
-START_TEST(the_tables_of_memory_change_nothing) {
+TEST("runs", the_tables_of_memory_change_nothing) {
     static const char *const rows[] = {"\n  input ",
                                        "\n  frozen text model ",
                                        "\n  vision backbone ",
@@ -129,10 +123,9 @@ START_TEST(the_tables_of_memory_change_nothing) {
     for (int i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
     cli_same_state();
 }
-END_TEST
 
 /* MPS tells no peak of a chunk: what hangs on it is not told, and no figure is made of what is not there. */
-START_TEST(a_device_that_tells_no_peaks) {
+TEST("runs", a_device_that_tells_no_peaks) {
     EXPECT(0, QUICK, "--epochs", "0", "--breakdown", "--batch", "4", "--device", "sim:mps",
            "--budget", "200MiB");
     ck_contains(cli_out, "\n  gradients ");
@@ -143,10 +136,9 @@ START_TEST(a_device_that_tells_no_peaks) {
     ck_assert_ptr_null(strstr(cli_out, "EiB"));
     ck_assert_ptr_null(strstr(cli_out, " 0 B"));
 }
-END_TEST
 
 /* Half of what a batch takes beside what is there before it. */
-START_TEST(half_the_memory_is_enough) {
+TEST("runs", half_the_memory_is_enough) {
     char budget[32];
     EXPECT(0, QUICK, "--budget", "auto", "--micro-batch", "8", "--trace", cli_trace);
     long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
@@ -159,10 +151,9 @@ START_TEST(half_the_memory_is_enough) {
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "samples_trained"), 16);
     ck_assert_int_lt(largest_chunk(), 8);
 }
-END_TEST
 
 /* The text model is in the file, and is not trained a second time. */
-START_TEST(a_run_goes_on) {
+TEST("runs", a_run_goes_on) {
     char path[CLI_PATH + 8];
     snprintf(path, sizeof path, "%s/state", cli_root);
 #define LEARNT QUICK, "--text-steps", "1", "--micro-batch", "4"
@@ -173,10 +164,9 @@ START_TEST(a_run_goes_on) {
     ck_assert_ptr_null(strstr(cli_err, "text model: "));
     cli_same_state();
 }
-END_TEST
 
 /* No layer normalises over the batch, so small chunks would be part of the first step; a deterministic one has none. */
-START_TEST(chosen_chunks_go_on) {
+TEST("runs", chosen_chunks_go_on) {
     char path[CLI_PATH + 8], budget[32];
     snprintf(path, sizeof path, "%s/state", cli_root);
     EXPECT(0, QUICK, "--budget", "auto", "--micro-batch", "8", "--steps", "2", "--trace",
@@ -193,10 +183,9 @@ START_TEST(chosen_chunks_go_on) {
     ck_assert_ptr_null(strstr(cli_err, "other bits"));
     cli_same_state();
 }
-END_TEST
 
 /* Prompts that come again are not read again, and mapped and loaded weights are the same in each type. */
-START_TEST(an_epoch_that_comes_again_reads_nothing) {
+TEST("runs", an_epoch_that_comes_again_reads_nothing) {
     char weights[CLI_PATH + 8];
     snprintf(weights, sizeof weights, "%s/weights", cli_root);
 #define TWO_EPOCHS                                                                                 \
@@ -212,10 +201,9 @@ START_TEST(an_epoch_that_comes_again_reads_nothing) {
     EXPECT(0, TWO_EPOCHS);
     ck_contains(cli_out, "0 passes in float32, of 0 prompts");
 }
-END_TEST
 
 /* Mapped, loaded, kept, in other chunks and in two parts: one state. */
-START_TEST(a_language_model_reads_the_prompts) {
+TEST("runs", a_language_model_reads_the_prompts) {
     char weights[CLI_PATH + 8], state[CLI_PATH + 8];
     snprintf(weights, sizeof weights, "%s/weights", cli_root);
     snprintf(state, sizeof state, "%s/state", cli_root);
@@ -239,25 +227,10 @@ START_TEST(a_language_model_reads_the_prompts) {
     EXPECT(0, QUICK, "--text-model", "tiny", "--check");
     ck_contains(cli_out, "0 faults found");
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_prsmed");
     cli_program = "prsmed";
-    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
-
-    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
-    tcase_add_test(flags, what_there_is_not_is_refused);
-    tcase_add_test(flags, flags_of_the_language_model);
-    tcase_add_loop_test(flags, configurations_cut_as_the_script_does, 0, LENGTH(configurations));
-    tcase_add_test(runs, a_run_says_what_it_did);
-    tcase_add_test(runs, the_network_can_be_cut);
-    tcase_add_test(runs, the_tables_of_memory_change_nothing);
-    tcase_add_test(runs, a_device_that_tells_no_peaks);
-    tcase_add_test(runs, half_the_memory_is_enough);
-    tcase_add_test(runs, a_run_goes_on);
-    tcase_add_test(runs, chosen_chunks_go_on);
-    tcase_add_test(runs, a_language_model_reads_the_prompts);
-    tcase_add_test(runs, an_epoch_that_comes_again_reads_nothing);
-    return suite_run(suite);
+    cli_case_named("flags");
+    cli_case_named("runs");
+    return suite_run_named("ex_prsmed");
 }

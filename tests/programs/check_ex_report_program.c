@@ -61,7 +61,7 @@ static void draw(const char *text) {
 /* ---- one run ----------------------------------------------------------------------------------- */
 
 /* No libtorch and none of its programs: the trace of examples/plain_c.c. */
-START_TEST(a_backend_of_ones_own) {
+TEST("one", a_backend_of_ones_own) {
     name_files();
     cli_take_program("plain_c");
     EXPECT(0, "--trace", a, "--steps", "40", "--inject-oom", "3:2");
@@ -80,9 +80,8 @@ START_TEST(a_backend_of_ones_own) {
     page_has("dashed with dots: validation");
     page_has("memory: grey what stays between steps; dashed the budget");
 }
-END_TEST
 
-START_TEST(loss_and_validation) {
+TEST("one", loss_and_validation) {
     draw(OURS STEP("1", "0.5", "0.1") STEP("2", "0.25", "0.1") EPOCH("0.375") END);
     ck_assert_uint_eq(page_count("<svg class=\"plot\""), 6);
     page_has("validation loss 0.375");
@@ -92,7 +91,6 @@ START_TEST(loss_and_validation) {
     page_has("data-over=\"time\" data-first=\"0\" data-last=\"1\"");
     ck_assert_uint_eq(page_count("log axis"), 0);
 }
-END_TEST
 
 /* Decades, and what no logarithm has. */
 static const struct {
@@ -106,14 +104,13 @@ static const struct {
     {OURS STEP("1", "1e-7", "1e-3") STEP("2", "1", "1e-6"), 2},
 };
 
-START_TEST(an_axis_of_decades) {
+TEST_LOOP("one", an_axis_of_decades, LENGTH(scales)) {
     draw(scales[_i].text);
     ck_assert_uint_eq(page_count("log axis"), (size_t)scales[_i].logs);
 }
-END_TEST
 
 /* A rate that goes down to nothing in its last steps does not span decades before. */
-START_TEST(a_cosine_has_a_plain_axis) {
+TEST("one", a_cosine_has_a_plain_axis) {
     char line[1024];
     name_files();
     write_text(a, "w", OURS);
@@ -126,18 +123,16 @@ START_TEST(a_cosine_has_a_plain_axis) {
     read_out();
     page_has("<h3>Learning rate</h3>");
 }
-END_TEST
 
-START_TEST(a_run_that_left_its_device) {
+TEST("one", a_run_that_left_its_device) {
     draw(OURS STEP("1", "0.5", "0.1") "{\"event\":\"rung\",\"step\":2,\"name\":\"cpu\",\"on\":true,"
                                       "\"reason\":\"oom\"}\n" STEP("2", "0.5", "0.1"));
     page_has("<h1>a on gpu</h1>");
     page_has("<p>From step 2 on it trained on the CPU: the device&#39;s memory ran out.</p>");
     page_has("<p>The trace has no last line: the run goes on, or was killed.</p>");
 }
-END_TEST
 
-START_TEST(plots_alone) {
+TEST("one", plots_alone) {
     name_files();
     write_text(a, "w", OURS STEP("1", "0.5", "0.1") STEP("2", "0.25", "0.1") EPOCH("0.375") END);
     snprintf(out, sizeof out, "%.400s/out.svg", cli_root);
@@ -148,11 +143,10 @@ START_TEST(plots_alone) {
     ck_assert_uint_eq(page_count("class=\"title\""), 1 + 6);
     page_has(">a on gpu</text>");
 }
-END_TEST
 
 /* ---- several runs ------------------------------------------------------------------------------ */
 
-START_TEST(runs_over_one_another) {
+TEST("several", runs_over_one_another) {
     name_files();
     write_text(a, "w", OURS STEP("1", "0.5", "0.1") EPOCH("0.375") END);
     write_text(b, "w",
@@ -171,10 +165,9 @@ START_TEST(runs_over_one_another) {
     ck_assert_uint_eq(page_count("<path class=\"line\" style=\"--c:var(--run2)\""), 6);
     page_has("{name:\"b\",base:1,");
 }
-END_TEST
 
 /* Names that would end the script or the page, and files of one name in two folders. */
-START_TEST(names_of_runs) {
+TEST("several", names_of_runs) {
     char folder[CLI_PATH], odd[CLI_PATH + 32], other[CLI_PATH + 32];
     name_files();
     snprintf(folder, sizeof folder, "%.400s/x", cli_root);
@@ -190,15 +183,13 @@ START_TEST(names_of_runs) {
     page_has("name:\"i>\"");
     page_has("/x/a</summary>");
 }
-END_TEST
 
-START_TEST(a_file_with_two_runs) {
+TEST("several", a_file_with_two_runs) {
     draw(OURS STEP("1", "7.5", "0.1") STEP("2", "7.5", "0.1") END OURS STEP("1", "0.5", "0.1"));
     ck_contains(cli_err, "line 5 begins another run; it alone is drawn");
     page_has("<b>1</b><span>step</span>");
     ck_assert_uint_eq(page_count("loss 7.5"), 0);
 }
-END_TEST
 
 /* ---- what is wrong ----------------------------------------------------------------------------- */
 
@@ -221,7 +212,7 @@ static const struct {
      "was written by version 9.7.1, and this is " MT_VERSION_STRING, 0},
 };
 
-START_TEST(a_file_that_is_wrong) {
+TEST_LOOP("wrong", a_file_that_is_wrong, LENGTH(files)) {
     name_files();
     write_text(a, "w", files[_i].text);
     EXPECT(files[_i].status, a, "-o", out);
@@ -230,10 +221,9 @@ START_TEST(a_file_that_is_wrong) {
     ck_assert_int_eq(access(out, F_OK) == 0, files[_i].status == 0);
     if (files[_i].status == 0) read_out();
 }
-END_TEST
 
 /* A line that is whole needs no newline behind it. */
-START_TEST(a_last_line_without_an_end) {
+TEST("wrong", a_last_line_without_an_end) {
     name_files();
     write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
     ck_assert_int_eq(truncate(a, (off_t)strlen(OURS STEP("1", "0.5", "0.1")) - 1), 0);
@@ -242,10 +232,9 @@ START_TEST(a_last_line_without_an_end) {
     read_out();
     page_has("<b>1</b><span>step</span>");
 }
-END_TEST
 
 /* All that is wrong is named, not the first alone. */
-START_TEST(files_that_are_not_there) {
+TEST("wrong", files_that_are_not_there) {
     name_files();
     write_text(a, "w", "");
     EXPECT(2, a, b, cli_root, "-o", out);
@@ -254,9 +243,8 @@ START_TEST(files_that_are_not_there) {
     ck_contains(cli_err, ": is a folder");
     ck_assert_int_ne(access(out, F_OK), 0);
 }
-END_TEST
 
-START_TEST(an_output_that_cannot_be_written) {
+TEST("wrong", an_output_that_cannot_be_written) {
     char link[CLI_PATH + 16];
     name_files();
     write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
@@ -280,7 +268,6 @@ START_TEST(an_output_that_cannot_be_written) {
     EXPECT(1, a, "-o", "/dev/full");
     ck_contains(cli_err, "-o: cannot write '/dev/full': ");
 }
-END_TEST
 
 static const char *const wrong_flags[][3] = {
     {"--watsh", NULL, "flag: '--watsh'; accepted: -o FILE, --watch, --help, --version"},
@@ -290,24 +277,22 @@ static const char *const wrong_flags[][3] = {
     {"x.jsonl", NULL, "-o: ''; accepted: the name of a file to write"},
 };
 
-START_TEST(a_flag_that_is_wrong) {
+TEST_LOOP("wrong", a_flag_that_is_wrong, LENGTH(wrong_flags)) {
     const char *const arguments[] = {wrong_flags[_i][0], wrong_flags[_i][1], NULL};
     cli_expect(2, arguments);
     ck_contains(cli_err, wrong_flags[_i][2]);
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
 }
-END_TEST
 
-START_TEST(more_runs_than_colours) {
+TEST("wrong", more_runs_than_colours) {
     name_files();
     write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
     EXPECT(0, a, a, a, a, a, a, a, a, "-o", out);
     EXPECT(2, a, a, a, a, a, a, a, a, a, "-o", out);
     ck_contains(cli_err, "accepted: 8 files at most");
 }
-END_TEST
 
-START_TEST(help_and_version) {
+TEST("wrong", help_and_version) {
     EXPECT(0, "--help");
     ck_contains(cli_out, "Usage: memtrain-report RUN.jsonl... -o FILE [--watch]");
     EXPECT(0, "--version");
@@ -317,7 +302,6 @@ START_TEST(help_and_version) {
     EXPECT(1, "--help");
     cli_stdout = NULL;
 }
-END_TEST
 
 /* ---- --watch ----------------------------------------------------------------------------------- */
 
@@ -335,7 +319,7 @@ static void wait_for(const char *word) {
 }
 
 /* The file of a run that has just begun is empty; lines come in pieces; another run takes its place. */
-START_TEST(a_page_that_follows_a_run) {
+TEST_LOOP("watched", a_page_that_follows_a_run, 2) {
     const char *const arguments[] = {a, "-o", out, "--watch", NULL};
     name_files();
     signal(SIGINT, SIG_DFL); /* a shell's background job ignores it, and so would the program */
@@ -359,10 +343,9 @@ START_TEST(a_page_that_follows_a_run) {
     page_read(out);
     page_check_well_formed();
 }
-END_TEST
 
 /* The trace goes, and comes back. */
-START_TEST(a_trace_that_goes) {
+TEST("watched", a_trace_that_goes) {
     const char *const arguments[] = {a, "-o", out, "--watch", NULL};
     name_files();
     write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
@@ -375,31 +358,12 @@ START_TEST(a_trace_that_goes) {
     ck_assert_int_eq(kill(child, SIGTERM), 0);
     ck_assert_int_eq(cli_finish(child), 0);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_report_program");
     cli_program = "memtrain-report";
-    TCase *one = cli_case(suite, "one"), *several = cli_case(suite, "several");
-    TCase *wrong = cli_case(suite, "wrong"), *watched = cli_case(suite, "watched");
-
-    tcase_add_test(one, a_backend_of_ones_own);
-    tcase_add_test(one, loss_and_validation);
-    tcase_add_loop_test(one, an_axis_of_decades, 0, LENGTH(scales));
-    tcase_add_test(one, a_cosine_has_a_plain_axis);
-    tcase_add_test(one, a_run_that_left_its_device);
-    tcase_add_test(one, plots_alone);
-    tcase_add_test(several, runs_over_one_another);
-    tcase_add_test(several, names_of_runs);
-    tcase_add_test(several, a_file_with_two_runs);
-    tcase_add_loop_test(wrong, a_file_that_is_wrong, 0, LENGTH(files));
-    tcase_add_test(wrong, a_last_line_without_an_end);
-    tcase_add_test(wrong, files_that_are_not_there);
-    tcase_add_test(wrong, an_output_that_cannot_be_written);
-    tcase_add_loop_test(wrong, a_flag_that_is_wrong, 0, LENGTH(wrong_flags));
-    tcase_add_test(wrong, more_runs_than_colours);
-    tcase_add_test(wrong, help_and_version);
-    tcase_add_loop_test(watched, a_page_that_follows_a_run, 0, 2);
-    tcase_add_test(watched, a_trace_that_goes);
-    return suite_run(suite);
+    cli_case_named("one");
+    cli_case_named("several");
+    cli_case_named("wrong");
+    cli_case_named("watched");
+    return suite_run_named("ex_report_program");
 }

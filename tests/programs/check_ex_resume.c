@@ -31,7 +31,7 @@ static int is_there(const char *end) {
 /* Stopped in the middle of an epoch, at its end, after it; twice in a row. */
 static const char *const stops[] = {"1", "4", "5", "7"};
 
-START_TEST(in_parts_as_in_one) {
+TEST("parts", in_parts_as_in_one) {
     EXPECT(0, EIGHTS, "--epochs", "3", "--trace", cli_trace);
     for (int i = 0; i < LENGTH(stops); i++) {
         snprintf(file, sizeof file, "%.400s/c%d", cli_root, i);
@@ -44,10 +44,9 @@ START_TEST(in_parts_as_in_one) {
         cli_same_state();
     }
 }
-END_TEST
 
 /* Each epoch is saved: the file and the one before it are those of the last two. */
-START_TEST(after_each_epoch) {
+TEST("parts", after_each_epoch) {
     char first[CLI_PATH + 8];
     EXPECT(0, EIGHTS, "--epochs", "3", "--save", file, "--trace", cli_trace);
     EXPECT(0, EIGHTS, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
@@ -61,10 +60,9 @@ START_TEST(after_each_epoch) {
     EXPECT(2, EIGHTS, "--epochs", "3", "--replay", cli_replayed);
     ck_contains(cli_err, "' is of a run that went on from '");
 }
-END_TEST
 
 /* A run that is lost within an epoch goes on from the last step that was saved, not from the last epoch. */
-START_TEST(within_an_epoch) {
+TEST("parts", within_an_epoch) {
     EXPECT(0, EIGHTS, "--epochs", "3", "--trace", cli_trace);
     EXPECT(3, EIGHTS, "--epochs", "3", "--save", file, "--save-every", "5", "--inject-oom",
            "7:1:persistent");
@@ -73,10 +71,9 @@ START_TEST(within_an_epoch) {
                      cli_number(cli_trace, "end", 1, "steps") - 5);
     cli_same_state();
 }
-END_TEST
 
 /* Less is done, and nothing else changes. */
-START_TEST(no_validation) {
+TEST("parts", no_validation) {
     EXPECT(0, EIGHTS, "--epochs", "2", "--trace", cli_trace);
     ck_contains(cli_out, "validation loss");
     EXPECT(0, EIGHTS, "--epochs", "2", "--no-validation", "--save", file, "--trace", cli_replayed);
@@ -84,12 +81,11 @@ START_TEST(no_validation) {
     ck_assert(is_there("") && !is_there(".best"));
     cli_same_state();
 }
-END_TEST
 
 /* A rate that knows nothing of the last epoch is the same in those that are done. */
 static const char *const warmups[] = {"0", "6"};
 
-START_TEST(for_more_epochs) {
+TEST_LOOP("parts", for_more_epochs, LENGTH(warmups)) {
 #define CONSTANT EIGHTS, "--schedule", "constant", "--warmup", warmups[_i]
     EXPECT(0, CONSTANT, "--epochs", "3", "--trace", cli_trace);
     EXPECT(0, CONSTANT, "--epochs", "1", "--save", file);
@@ -97,7 +93,6 @@ START_TEST(for_more_epochs) {
     ck_contains(cli_out, "epoch 3");
     cli_same_state();
 }
-END_TEST
 
 /* Where a run that goes on may end otherwise it says so, and why. */
 #define OTHER_BITS "may end with other bits than a run that was not stopped: "
@@ -124,7 +119,7 @@ static const struct {
      "the budget is 310.0 MiB, and was 300.0 MiB"},
 };
 
-START_TEST(other_bits_are_told) {
+TEST_LOOP("parts", other_bits_are_told, LENGTH(bits)) {
     const char *const *b = bits[_i].before, *const *a = bits[_i].after;
     EXPECT(0, TIMED, "--steps", "4", "--save", file, b[0], b[1], b[2], b[3]);
     EXPECT(0, TIMED, "--steps", "5", "--resume", file, a[0], a[1], a[2], a[3]);
@@ -134,10 +129,9 @@ START_TEST(other_bits_are_told) {
     else
         ck_assert_ptr_null(strstr(cli_err, OTHER_BITS));
 }
-END_TEST
 
 /* A file whose first part had steps planned anew. */
-START_TEST(memory_that_ran_out_is_told) {
+TEST("parts", memory_that_ran_out_is_told) {
     char command[4 * CLI_PATH];
     EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "4", "--save", file);
     snprintf(command, sizeof command,
@@ -147,9 +141,8 @@ START_TEST(memory_that_ran_out_is_told) {
     EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "5", "--resume", file);
     ck_contains(cli_err, OTHER_BITS "what was learnt when memory ran out, in 3 of its steps, is");
 }
-END_TEST
 
-START_TEST(a_signal_saves) {
+TEST("parts", a_signal_saves) {
     char steps[32];
     const char *const arguments[] = {EIGHTS,    "--epochs", "1000", "--trace",
                                      cli_trace, "--save",   file,   NULL};
@@ -165,7 +158,6 @@ START_TEST(a_signal_saves) {
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 3);
     cli_same_state();
 }
-END_TEST
 
 /* A file that is being written is there beside the others, under a name that is not the last one. */
 static int is_saving(void) {
@@ -181,7 +173,7 @@ static int is_saving(void) {
 /* What a save leaves that is ended in its middle, or asked to end: a file to go on from. */
 static const int ending[] = {SIGKILL, SIGTERM};
 
-START_TEST(a_signal_during_a_save) {
+TEST_LOOP("parts", a_signal_during_a_save, LENGTH(ending)) {
     const char *const arguments[] = {EIGHTS,    "--epochs", "1000", "--trace",
                                      cli_trace, "--save",   file,   NULL};
     pid_t child = cli_start(arguments);
@@ -193,7 +185,6 @@ START_TEST(a_signal_during_a_save) {
     EXPECT(0, EIGHTS, "--epochs", "1000", "--steps", "1", "--resume", file);
     ck_contains(cli_err, "going on from '");
 }
-END_TEST
 
 static const struct {
     const char *flags[2], *word;
@@ -210,7 +201,7 @@ static const struct {
     {{"--resume", "/nonexistent/c"}, "--resume: cannot open '/nonexistent/c': No such file"},
 };
 
-START_TEST(another_run_is_refused) {
+TEST("refused", another_run_is_refused) {
     EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "1", "--save", file);
     for (int i = 0; i < LENGTH(others); i++) {
         EXPECT(2, EIGHTS, "--epochs", "3", "--resume", file, others[i].flags[0],
@@ -219,10 +210,9 @@ START_TEST(another_run_is_refused) {
         ck_assert_ptr_null(strstr(cli_out, "epoch "));
     }
 }
-END_TEST
 
 /* Two classes of pictures: the same flags, and another last layer. */
-START_TEST(another_network_is_refused) {
+TEST("refused", another_network_is_refused) {
     char data[CLI_PATH + 16], command[4 * CLI_PATH];
     snprintf(data, sizeof data, "%.400s/data", cli_root);
     snprintf(command, sizeof command,
@@ -235,10 +225,9 @@ START_TEST(another_network_is_refused) {
     ck_contains(cli_err, "does not fit the model; different: fc.bias (F32 [");
     ck_assert_ptr_null(strstr(cli_out, "epoch "));
 }
-END_TEST
 
 /* Of another spelling, and beside --save: what is there stays as it is. */
-START_TEST(a_trace_does_not_end_what_is_read) {
+TEST("refused", a_trace_does_not_end_what_is_read) {
     static const char *const ends[] = {"", ".1", ".best", ".memtrain-tmp"};
     char other[CLI_PATH + 16];
     struct stat before, after;
@@ -255,9 +244,8 @@ START_TEST(a_trace_does_not_end_what_is_read) {
     ck_assert_int_eq(before.st_size, after.st_size);
     EXPECT(0, EIGHTS, "--epochs", "3", "--resume", file);
 }
-END_TEST
 
-START_TEST(a_damaged_file_is_refused) {
+TEST("refused", a_damaged_file_is_refused) {
     EXPECT(0, EIGHTS, "--steps", "1", "--save", file);
     ck_assert_int_eq(truncate(file, 1000000), 0);
     EXPECT(2, EIGHTS, "--resume", file);
@@ -265,19 +253,17 @@ START_TEST(a_damaged_file_is_refused) {
     EXPECT(2, EIGHTS, "--resume", cli_root);
     ck_contains(cli_err, "no regular file");
 }
-END_TEST
 
 /* Before anything is trained, and not when the first epoch is over. */
-START_TEST(a_link_is_refused) {
+TEST("refused", a_link_is_refused) {
     ck_assert_int_eq(symlink("/dev/null", file), 0);
     EXPECT(2, EIGHTS, "--save", file);
     ck_contains(cli_err, "is a symbolic link; accepted: a regular file");
     ck_assert_ptr_null(strstr(cli_out, "epoch "));
 }
-END_TEST
 
 /* Whoever may not read the file may not read the weights beside it. */
-START_TEST(the_best_is_as_private) {
+TEST("parts", the_best_is_as_private) {
     char best[CLI_PATH + 16];
     struct stat info;
     ck_assert_int_eq(close(open(file, O_WRONLY | O_CREAT, 0600)), 0);
@@ -286,10 +272,9 @@ START_TEST(the_best_is_as_private) {
     ck_assert_int_eq(stat(best, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
 }
-END_TEST
 
 /* What is refused, or trains nothing, leaves the trace of an older run. */
-START_TEST(a_refused_run_leaves_the_trace) {
+TEST("parts", a_refused_run_leaves_the_trace) {
     struct stat before, after;
     EXPECT(0, EIGHTS, "--steps", "1", "--trace", cli_trace);
     ck_assert_int_eq(stat(cli_trace, &before), 0);
@@ -299,28 +284,11 @@ START_TEST(a_refused_run_leaves_the_trace) {
     ck_assert_int_eq(stat(cli_trace, &after), 0);
     ck_assert_int_eq(before.st_size, after.st_size);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_resume");
-    TCase *parts = cli_case(suite, "parts"), *refused = cli_case(suite, "refused");
-    tcase_add_checked_fixture(parts, name_file, NULL);
-    tcase_add_checked_fixture(refused, name_file, NULL);
-    tcase_add_test(parts, in_parts_as_in_one);
-    tcase_add_test(parts, after_each_epoch);
-    tcase_add_test(parts, within_an_epoch);
-    tcase_add_test(parts, no_validation);
-    tcase_add_test(parts, the_best_is_as_private);
-    tcase_add_test(parts, a_refused_run_leaves_the_trace);
-    tcase_add_loop_test(parts, for_more_epochs, 0, LENGTH(warmups));
-    tcase_add_loop_test(parts, other_bits_are_told, 0, LENGTH(bits));
-    tcase_add_test(parts, memory_that_ran_out_is_told);
-    tcase_add_test(parts, a_signal_saves);
-    tcase_add_loop_test(parts, a_signal_during_a_save, 0, LENGTH(ending));
-    tcase_add_test(refused, another_run_is_refused);
-    tcase_add_test(refused, another_network_is_refused);
-    tcase_add_test(refused, a_damaged_file_is_refused);
-    tcase_add_test(refused, a_trace_does_not_end_what_is_read);
-    tcase_add_test(refused, a_link_is_refused);
-    return suite_run(suite);
+    cli_case_named("parts");
+    cli_case_named("refused");
+    tcase_add_checked_fixture(suite_case_named("parts"), name_file, NULL);
+    tcase_add_checked_fixture(suite_case_named("refused"), name_file, NULL);
+    return suite_run_named("ex_resume");
 }

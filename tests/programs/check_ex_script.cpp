@@ -83,7 +83,7 @@ double number_after(const char *text, const char *word) {
 }
 
 /* Chunks fit where the batch does not; the peak is below the budget; and the files are the network. */
-START_TEST(it_trains_in_its_budget) {
+TEST("program", it_trains_in_its_budget) {
     std::string model = net_of(8), script = file("out.pt"), weights = file("out.safetensors");
     run(0, with(model, {"--save-script", script.c_str(), "--save-weights", weights.c_str(),
                         "--trace", cli_trace}));
@@ -96,20 +96,18 @@ START_TEST(it_trains_in_its_budget) {
     ck_assert(!trained.attr("conv").toTensor().equal(before.attr("conv").toTensor()));
     ck_assert(!trained.attr("mean").toTensor().equal(before.attr("mean").toTensor()));
 }
-END_TEST
 
 /* A request of the third step fails: the run ends as the one that was given its chunks from the start. */
-START_TEST(memory_runs_out) {
+TEST("program", memory_runs_out) {
     std::string model = net_of(8);
     run(0, with(model, {"--inject-oom", "3:9", "--trace", cli_trace}));
     ck_contains(cli_out, "; 1 OOM met");
     run(0, with(model, {"--replay", cli_trace, "--trace", cli_replayed}));
     cli_same_state();
 }
-END_TEST
 
 /* From weights of a file: later they are those of the state. */
-START_TEST(a_run_goes_on) {
+TEST("program", a_run_goes_on) {
     std::string state = file("run.safetensors"), weights = file("weights.safetensors");
     mt_model *other = nullptr;
     ck_ok(mt_script_load(net_of(8).c_str(), nullptr, &other));
@@ -122,10 +120,9 @@ START_TEST(a_run_goes_on) {
     run(0, with(model, {"--micro-batch", "8", "--resume", state.c_str(), "--trace", cli_replayed}));
     cli_same_state();
 }
-END_TEST
 
 /* --check trains nothing; exit status 4 where a parameter has no gradient. */
-START_TEST(check_names_what_is_wrong) {
+TEST("program", check_names_what_is_wrong) {
     run(0, with(net_of(8), {"--check"}));
     ck_contains(cli_out, "checked with 6 samples: 0 faults found");
     ck_assert_ptr_null(std::strstr(cli_out, "epoch 1"));
@@ -135,9 +132,8 @@ START_TEST(check_names_what_is_wrong) {
     run(4, with(file("net.pt"), {"--check"}));
     ck_contains(cli_out, "fault: parameter 'spare' without a gradient");
 }
-END_TEST
 
-START_TEST(help_and_no_model) {
+TEST("program", help_and_no_model) {
     run(0, {"--help"});
     ck_contains(cli_out, "train_script: a model from Python (TorchScript)");
     for (const char *word : {"--model FILE", "--save-script FILE", "--save-weights FILE"})
@@ -145,7 +141,6 @@ START_TEST(help_and_no_model) {
     run(2, {"--epochs", "1"});
     ck_contains(cli_err, "train_script: --model: a TorchScript file must be given");
 }
-END_TEST
 
 /* One line that names the flag, and nothing is trained. */
 void expect_refused(const std::vector<const char *> &arguments, const char *flag,
@@ -163,14 +158,13 @@ const struct {
     {"PK\003\004 cut off", "is an archive that is cut off or damaged"},
 };
 
-START_TEST(wrong_files_exit_2) {
+TEST_LOOP("program", wrong_files_exit_2, LENGTH(wrong_files)) {
     std::string path = file("wrong.pt");
     std::ofstream(path, std::ios::binary) << wrong_files[_i].bytes;
     expect_refused(with(path, {}), "--model: ", wrong_files[_i].words);
 }
-END_TEST
 
-START_TEST(wrong_values_exit_2) {
+TEST("program", wrong_values_exit_2) {
     std::string model = net_of(5), none = file("none/out"), folder = cli_root;
     expect_refused(with(model, {}), "--model: ", "gives logits of 5 classes, and the data has 8");
     expect_refused(with(model, {"--save-script", none.c_str()}), "--save-script: ", "cannot write");
@@ -178,20 +172,11 @@ START_TEST(wrong_values_exit_2) {
                    "--save-weights: ", "not a regular file");
     expect_refused(with(model, {"--weights", "a", "--resume", "b"}), "--weights: ", "--resume");
 }
-END_TEST
 
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("ex_script");
     cli_program = "train_script";
-    TCase *program = cli_case(suite, "program");
-    tcase_add_test(program, it_trains_in_its_budget);
-    tcase_add_test(program, memory_runs_out);
-    tcase_add_test(program, a_run_goes_on);
-    tcase_add_test(program, check_names_what_is_wrong);
-    tcase_add_test(program, help_and_no_model);
-    tcase_add_loop_test(program, wrong_files_exit_2, 0, LENGTH(wrong_files));
-    tcase_add_test(program, wrong_values_exit_2);
-    return suite_run(suite);
+    cli_case_named("program");
+    return suite_run_named("ex_script");
 }

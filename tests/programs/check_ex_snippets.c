@@ -100,7 +100,7 @@ static mt_status train_once(mt_torch *torch, int rank) {
     return MT_OK;
 }
 
-START_TEST(processes) {
+TEST("pages", processes) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     float values[2] = {1, 2};
     subject s;
@@ -112,11 +112,10 @@ START_TEST(processes) {
     mt_model_free(s.model);
     mt_tensor_free(s.weight);
 }
-END_TEST
 
 /* ---- docs/call.md -------------------------------------------------------------------------------- */
 
-START_TEST(call) {
+TEST("pages", call) {
     mt_tensor *x, *weight;
     float numbers[9];
     ck_ok(mt_tensor_new(&x));
@@ -132,13 +131,12 @@ START_TEST(call) {
     mt_tensor_free(x);
     mt_tensor_free(weight);
 }
-END_TEST
 
 /* ---- docs/threads.md ------------------------------------------------------------------------------ */
 
 #include "job.c"
 
-START_TEST(job) {
+TEST("pages", job) {
     subject subjects[2];
     struct job jobs[2] = {{0}, {0}};
     pthread_t threads[2];
@@ -161,7 +159,6 @@ START_TEST(job) {
     ck_assert_double_lt(report.loss, 0.1); /* from 1 */
     for (int i = 0; i < 2; i++) close_subject(&subjects[i]);
 }
-END_TEST
 
 /* ---- docs/abi.md ---------------------------------------------------------------------------------- */
 
@@ -171,7 +168,7 @@ struct net {
 
 #include "describe.c"
 
-START_TEST(told_by_fields) {
+TEST("pages", told_by_fields) {
     struct net net = {32};
     mt_backend_info info = {.size = sizeof info + 8}; /* of a newer library */
     ck_ok(describe(&net, &info));
@@ -179,10 +176,9 @@ START_TEST(told_by_fields) {
     ck_assert_str_eq(info.device, "cpu");
     ck_assert_uint_eq(info.parameter_bytes, 32);
 }
-END_TEST
 
 /* The libraries of a test are those of its headers. */
-START_TEST(version) {
+TEST("pages", version) {
     FILE *told = tmpfile();
     ck_assert_ptr_nonnull(told);
 #undef stderr
@@ -192,11 +188,10 @@ START_TEST(version) {
     ck_assert_int_eq(ftell(told), 0);
     fclose(told);
 }
-END_TEST
 
 /* ---- docs/checkpoints.md and docs/savers.md --------------------------------------------------------- */
 
-START_TEST(weights) {
+TEST("pages", weights) {
     const int64_t shape[] = {1, 8};
     const float numbers[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     const mt_safetensors_tensor file[] = {
@@ -219,9 +214,8 @@ START_TEST(weights) {
     ck_assert_mem_eq(read, numbers, sizeof numbers);
     close_subject(&s);
 }
-END_TEST
 
-START_TEST(chosen) {
+TEST("pages", chosen) {
     subject s;
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     open_model(&s);
@@ -229,18 +223,5 @@ START_TEST(chosen) {
     ck_ok(mt_torch_new(s.model, &options, &s.torch));
     close_subject(&s);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("ex_snippets");
-    TCase *pages = suite_case(suite, "pages");
-
-    tcase_add_test(pages, processes);
-    tcase_add_test(pages, call);
-    tcase_add_test(pages, job);
-    tcase_add_test(pages, told_by_fields);
-    tcase_add_test(pages, version);
-    tcase_add_test(pages, weights);
-    tcase_add_test(pages, chosen);
-    return suite_run(suite);
-}
+SUITE("ex_snippets")

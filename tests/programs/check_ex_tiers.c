@@ -21,17 +21,16 @@ static const struct {
     {"mps", CPU | MINIMAL, EX_TIER_MINIMAL},
 };
 
-START_TEST(where_a_step_ran) {
+TEST_LOOP("tiers", where_a_step_ran, LENGTH(places)) {
     ck_assert_int_eq(ex_tier_of(places[_i].device, places[_i].rungs), places[_i].tier);
 }
-END_TEST
 
 static const struct {
     const char *device;
     int64_t accumulate, threads;
 } figures[] = {{"mps", 8, 4}, {"cpu", 16, 2}, {"cpu", 32, 1}};
 
-START_TEST(a_tier_that_is_named) {
+TEST_LOOP("tiers", a_tier_that_is_named, LENGTH(figures)) {
     ex_flags flags = EX_FLAGS_INIT;
     ex_tier_defaults((ex_tier)(_i + 1), &flags);
     ck_assert_str_eq(flags.device, figures[_i].device);
@@ -42,9 +41,8 @@ START_TEST(a_tier_that_is_named) {
     ck_assert_int_eq(flags.workers == 0, _i == 2);
     ck_assert_int_eq(flags.progress == EX_PROGRESS_OFF, _i == 2);
 }
-END_TEST
 
-START_TEST(none_that_is_named_falls) {
+TEST("tiers", none_that_is_named_falls) {
     ex_flags flags = EX_FLAGS_INIT, before = flags;
     ex_tier_defaults(EX_TIER_AUTO, &flags);
     ck_assert_int_eq(flags.fallback, CPU | MINIMAL);
@@ -52,9 +50,8 @@ START_TEST(none_that_is_named_falls) {
     ck_assert_int_eq(flags.accumulate, 1);
     ck_assert_str_eq(flags.device, "auto");
 }
-END_TEST
 
-START_TEST(a_line_tells_of_it) {
+TEST("tiers", a_line_tells_of_it) {
     mt_step_report report = MT_STEP_REPORT_INIT;
     char line[256];
     report.step = 7;
@@ -65,14 +62,5 @@ START_TEST(a_line_tells_of_it) {
     ex_tier_changed(EX_TIER_CPU, EX_TIER_ACCELERATOR, &report, line, sizeof line);
     ck_contains(line, "tier 1, the accelerator, has room again");
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("ex_tiers");
-    TCase *tiers = suite_case(suite, "tiers");
-    tcase_add_loop_test(tiers, where_a_step_ran, 0, LENGTH(places));
-    tcase_add_loop_test(tiers, a_tier_that_is_named, 0, LENGTH(figures));
-    tcase_add_test(tiers, none_that_is_named_falls);
-    tcase_add_test(tiers, a_line_tells_of_it);
-    return suite_run(suite);
-}
+SUITE("ex_tiers")

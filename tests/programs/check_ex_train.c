@@ -42,7 +42,7 @@ static double number_behind(const char *words) {
     return atof(found + strlen(words));
 }
 
-START_TEST(a_folder_of_pictures) {
+TEST("programs", a_folder_of_pictures) {
     mt_safetensors *file;
     EXPECT(0, "--data", few, "--epochs", "3", "--budget", "240MiB");
     ck_contains(cli_out, "epoch 1  loss ");
@@ -57,10 +57,9 @@ START_TEST(a_folder_of_pictures) {
     ck_contains(position, "\"epochs_done\":3,\"batches_done\":0");
     mt_safetensors_free(file);
 }
-END_TEST
 
 /* It ends after the step that is under way, and leaves its files. */
-START_TEST(a_signal) {
+TEST("programs", a_signal) {
     const char *const arguments[] = {"--data", few, "--epochs", "100000", NULL};
     const struct timespec moment = {0, 20000000};
     pid_t child = cli_start(arguments);
@@ -70,9 +69,8 @@ START_TEST(a_signal) {
     ck_contains(cli_out, "\nstopped in chunks of ");
     ck_assert_int_eq(access("resnet18.safetensors", F_OK), 0);
 }
-END_TEST
 
-START_TEST(what_does_not_fit) {
+TEST("programs", what_does_not_fit) {
     EXPECT(3, "--data", few, "--budget", "180MiB");
     ck_contains(cli_err, "does not fit on cpu");
     ck_contains(cli_err, "What would make it fit:");
@@ -80,9 +78,8 @@ START_TEST(what_does_not_fit) {
     ck_contains(cli_err, "train: ");
     ck_assert_int_ne(access("resnet18.safetensors", F_OK), 0);
 }
-END_TEST
 
-START_TEST(flags) {
+TEST("programs", flags) {
     EXPECT(0, "--help");
     ck_contains(cli_out, "--data DIR");
     EXPECT(2, "--budget", "much");
@@ -93,10 +90,9 @@ START_TEST(flags) {
     ck_contains(cli_err, "train: --data: /nowhere");
     EXPECT(2, "--batch", "3");
 }
-END_TEST
 
 /* Most digits are told right, guessing: 50 %. */
-START_TEST(even_or_odd) {
+TEST("programs", even_or_odd) {
     cli_take_program("finetune");
     EXPECT(0, "8MiB");
     ck_contains(cli_out, "digits  epoch 1  loss ");
@@ -107,14 +103,13 @@ START_TEST(even_or_odd) {
     EXPECT(1, "64KiB");
     ck_contains(cli_err, "there is no room");
 }
-END_TEST
 
 static const struct {
     const char *path;
     int most;
 } lengths[] = {{"examples/train.c", 150}, {"examples/finetune.cpp", 80}};
 
-START_TEST(how_long_they_are) {
+TEST_LOOP("programs", how_long_they_are, LENGTH(lengths)) {
     char path[CLI_PATH];
     int lines = 0;
     find(lengths[_i].path, path);
@@ -124,18 +119,10 @@ START_TEST(how_long_they_are) {
     fclose(file);
     ck_assert_int_le(lines, lengths[_i].most);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_train");
     cli_program = "train";
-    TCase *cases = cli_case(suite, "programs");
-    tcase_add_checked_fixture(cases, set_up, NULL);
-    tcase_add_test(cases, a_folder_of_pictures);
-    tcase_add_test(cases, a_signal);
-    tcase_add_test(cases, what_does_not_fit);
-    tcase_add_test(cases, flags);
-    tcase_add_test(cases, even_or_odd);
-    tcase_add_loop_test(cases, how_long_they_are, 0, LENGTH(lengths));
-    return suite_run(suite);
+    cli_case_named("programs");
+    tcase_add_checked_fixture(suite_case_named("programs"), set_up, NULL);
+    return suite_run_named("ex_train");
 }

@@ -3,6 +3,7 @@
  * steps, but for rounding, or the same bits where nothing is added up.
  */
 #include <cmath>
+#include <cstdio>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -88,7 +89,7 @@ struct Perceptron : nn::Module {
 
 /* ---- tokens --------------------------------------------------------------------------------------------- */
 
-START_TEST(tokens) {
+TEST("recipes", tokens) {
     using Net = Perceptron;
     begin();
     auto net = std::make_shared<Net>(), before = twin_of(net), plain = twin_of(net);
@@ -108,7 +109,6 @@ START_TEST(tokens) {
     ck_assert_double_eq_tol(report.loss, loss, 1e-5);
     ck_same(net, plain, before);
 }
-END_TEST
 
 /* ---- two networks --------------------------------------------------------------------------------------- */
 
@@ -119,7 +119,7 @@ struct Forger : Perceptron {
     Forger() : Perceptron(3, 2) {}
 };
 
-START_TEST(two_networks) {
+TEST("recipes", two_networks) {
     begin();
     auto judge = std::make_shared<Judge>(), judge_before = twin_of(judge),
          judge_plain = twin_of(judge);
@@ -143,11 +143,10 @@ START_TEST(two_networks) {
     ck_same(judge, judge_plain, judge_before);
     ck_same(forger, forger_plain, forger_before);
 }
-END_TEST
 
 /* ---- averages ------------------------------------------------------------------------------------------- */
 
-START_TEST(averages) {
+TEST("recipes", averages) {
     using Net = Perceptron;
     begin();
     auto net = std::make_shared<Net>(), before = twin_of(net), plain = twin_of(net);
@@ -168,11 +167,10 @@ START_TEST(averages) {
     ck_assert_double_lt(distance(target, plain_target), 2e-5);
     ck_assert_double_gt(distance(target, before), 1e-4);
 }
-END_TEST
 
 /* ---- gradient penalty ----------------------------------------------------------------------------------- */
 
-START_TEST(gradient_penalty) {
+TEST("recipes", gradient_penalty) {
     using Net = Judge;
     begin();
     auto net = std::make_shared<Net>(), before = twin_of(net), plain = twin_of(net);
@@ -187,11 +185,10 @@ START_TEST(gradient_penalty) {
     ck_in_chunks(trainer);
     ck_same(net, plain, before);
 }
-END_TEST
 
 /* ---- tied weights --------------------------------------------------------------------------------------- */
 
-START_TEST(tied) {
+TEST("recipes", tied) {
     begin();
 #include "recipe_tied.cpp"
     auto before = twin_of(net), plain = twin_of(net);
@@ -206,7 +203,6 @@ START_TEST(tied) {
     ck_in_chunks(trainer);
     ck_same(net, plain, before);
 }
-END_TEST
 
 /* ---- unused parameters ---------------------------------------------------------------------------------- */
 
@@ -219,7 +215,7 @@ struct Heads : nn::Module {
     }
 };
 
-START_TEST(unused) {
+TEST("recipes", unused) {
     using Net = Heads;
     begin();
     auto net = std::make_shared<Net>(), before = twin_of(net), plain = twin_of(net);
@@ -238,11 +234,10 @@ START_TEST(unused) {
     trainer.step({x[0], labels[0]});
     ck_assert(net->heads[1]->weight.equal(weight)); /* no decay, no moments */
 }
-END_TEST
 
 /* ---- many lengths --------------------------------------------------------------------------------------- */
 
-START_TEST(lengths) {
+TEST("recipes", lengths) {
     struct Reader : nn::Module {
         nn::Embedding words{register_module("words", nn::Embedding(10, 8))};
         nn::Linear out{register_module("out", nn::Linear(8, 2))};
@@ -273,7 +268,6 @@ START_TEST(lengths) {
     }
     ck_assert_double_lt(last, first / 2);
 }
-END_TEST
 
 /* ---- time-major ----------------------------------------------------------------------------------------- */
 
@@ -282,7 +276,7 @@ struct Recurrent : nn::Module {
     nn::Linear out{register_module("out", nn::Linear(8, 3))};
 };
 
-START_TEST(time_major) {
+TEST("recipes", time_major) {
     using Net = Recurrent;
     begin();
     auto net = std::make_shared<Net>(), before = twin_of(net), plain = twin_of(net);
@@ -296,7 +290,6 @@ START_TEST(time_major) {
     ck_in_chunks(trainer);
     ck_same(net, plain, before);
 }
-END_TEST
 
 /* ---- a loader ------------------------------------------------------------------------------------------- */
 
@@ -304,7 +297,7 @@ memtrain::Output classify(Perceptron &net, const memtrain::Tensors &batch) {
     return {torch::cross_entropy_loss(net.forward(batch[0]), batch[1]), {}};
 }
 
-START_TEST(accumulation) {
+TEST("recipes", accumulation) {
     struct Example {
         at::Tensor data, target;
     };
@@ -331,12 +324,11 @@ START_TEST(accumulation) {
     ck_assert_uint_eq(inputs.size(), 0);
     ck_same(net, plain, before);
 }
-END_TEST
 
 /* ---- StepLR --------------------------------------------------------------------------------------------- */
 
 /* Python's: the rate of epoch e is 0.1 * 0.5 ^ (e / 3). C++'s is asked. */
-START_TEST(step_lr) {
+TEST_LOOP("recipes", step_lr, 2) {
     const bool as_in_cpp = _i;
     std::vector<double> rates, expected;
     begin();
@@ -355,7 +347,6 @@ START_TEST(step_lr) {
     ck_assert_uint_eq(rates.size(), expected.size());
     for (size_t i = 0; i < rates.size(); i++) ck_assert_double_eq_tol(rates[i], expected[i], 1e-12);
 }
-END_TEST
 
 /* ---- pairs ---------------------------------------------------------------------------------------------- */
 
@@ -364,7 +355,7 @@ struct Towers : nn::Module {
     nn::Linear right{register_module("right", nn::Linear(5, 4))};
 };
 
-START_TEST(loss_over_pairs) {
+TEST("recipes", loss_over_pairs) {
     using Net = Towers;
     begin();
     auto net = std::make_shared<Net>(), before = twin_of(net), plain = twin_of(net);
@@ -378,7 +369,6 @@ START_TEST(loss_over_pairs) {
     ck_in_chunks(trainer);
     ck_same(net, plain, before);
 }
-END_TEST
 
 /* ---- a frozen backbone ---------------------------------------------------------------------------------- */
 
@@ -388,7 +378,7 @@ struct WithBackbone : nn::Module {
     nn::Linear head{register_module("head", nn::Linear(16, 3))};
 };
 
-START_TEST(frozen) {
+TEST("recipes", frozen) {
     using Net = WithBackbone;
     begin();
     auto net = std::make_shared<Net>(), before = twin_of(net), plain = twin_of(net);
@@ -409,24 +399,30 @@ START_TEST(frozen) {
     ck_assert(!net->backbone->parameters()[0].equal(before->backbone->parameters()[0]));
     ck_assert(net->named_buffers()["backbone.1.running_mean"].equal(at::zeros({16})));
 }
-END_TEST
+
+/* ---- what fits ------------------------------------------------------------------------------------------ */
+
+struct WithWideLayer : nn::Module {
+    nn::Linear in{register_module("in", nn::Linear(16, 1024))};
+    nn::Linear out{register_module("out", nn::Linear(1024, 3))};
+    at::Tensor forward(const at::Tensor &x) { return out(torch::relu(in(x))); }
+};
+
+TEST("recipes", forecast) {
+    using Net = WithWideLayer;
+    begin();
+    auto net = std::make_shared<Net>(), before = twin_of(net);
+    at::Tensor x = at::randn({512, 16}), labels = at::randint(3, {512}, at::kLong);
+    ck_ok(mt_device_set_budget("cpu", check_shim::cpu_memory().allocated_bytes + (3 << 20)));
+#include "recipe_forecast.cpp"
+    ck_assert_double_eq(distance(net, before), 0);
+    mt_step_report step = MT_STEP_REPORT_INIT;
+    for (int i = 0; i < 6; i++) step = trainer.step({x, labels});
+    ck_assert_uint_gt(mt_plan_chunks(&plan), 1);
+    ck_assert_uint_eq(step.chunk_count, mt_plan_chunks(&plan));
+    ck_assert_uint_eq(step.peak_bytes, plan.predicted_peak_bytes);
+}
 
 } // namespace
 
-int main() {
-    Suite *suite = suite_create("recipe_snippets");
-    TCase *recipes = suite_case(suite, "recipes");
-    tcase_add_test(recipes, tokens);
-    tcase_add_test(recipes, two_networks);
-    tcase_add_test(recipes, averages);
-    tcase_add_test(recipes, gradient_penalty);
-    tcase_add_test(recipes, tied);
-    tcase_add_test(recipes, unused);
-    tcase_add_test(recipes, lengths);
-    tcase_add_test(recipes, time_major);
-    tcase_add_test(recipes, accumulation);
-    tcase_add_loop_test(recipes, step_lr, 0, 2);
-    tcase_add_test(recipes, loss_over_pairs);
-    tcase_add_test(recipes, frozen);
-    return suite_run(suite);
-}
+SUITE("recipe_snippets")

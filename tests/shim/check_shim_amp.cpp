@@ -38,7 +38,7 @@ void init(void) {
 
 } // namespace
 
-START_TEST(inside_and_outside) {
+TEST("autocast", inside_and_outside) {
     Layer layer;
     ck_ok(under(MT_BFLOAT16, [&] {
         ck_assert(layer.type() == c10::kBFloat16);
@@ -47,10 +47,9 @@ START_TEST(inside_and_outside) {
     ck_assert(is_off());
     ck_assert(layer.type() == c10::kFloat);
 }
-END_TEST
 
 /* An inner autocast of another dtype must not find the outer one's weights in the cache. */
-START_TEST(nesting) {
+TEST("autocast", nesting) {
     Layer layer;
     mt_status inner[2] = {MT_EINVAL, MT_EINVAL};
     auto sees = [&](c10::ScalarType type) { return layer.type() == type ? MT_OK : MT_EUSER; };
@@ -67,9 +66,8 @@ START_TEST(nesting) {
     ck_assert(layer.linear->weight.grad().scalar_type() == c10::kFloat);
     ck_assert(is_off());
 }
-END_TEST
 
-START_TEST(whatever_ends_the_body) {
+TEST("autocast", whatever_ends_the_body) {
     Layer layer;
     ck_status(under(MT_BFLOAT16, [] { return mt_set_error(MT_EUSER, "enough"); }), MT_EUSER);
     ck_assert(is_off());
@@ -82,10 +80,9 @@ START_TEST(whatever_ends_the_body) {
     ck_ok(mt_inject_oom(0, 0));
     ck_assert(layer.type() == c10::kFloat);
 }
-END_TEST
 
 /* Weights that were cast are dropped with the outermost autocast. */
-START_TEST(cache_is_dropped) {
+TEST("autocast", cache_is_dropped) {
     Layer layer;
     size_t before = cpu_memory().allocated_bytes;
     ck_ok(under(MT_BFLOAT16, [&] {
@@ -95,19 +92,17 @@ START_TEST(cache_is_dropped) {
     }));
     ck_assert_uint_eq(cpu_memory().allocated_bytes, before);
 }
-END_TEST
 
-START_TEST(arguments) {
+TEST("autocast", arguments) {
     auto nothing = [](void *) { return MT_OK; };
     ck_status(mt_amp_autocast(nullptr, MT_BFLOAT16, nothing, nullptr), MT_EINVAL);
     ck_status(mt_amp_autocast("cpu", MT_FLOAT32, nothing, nullptr), MT_EINVAL);
     ck_status(mt_amp_autocast("cpu", MT_BFLOAT16, nullptr, nullptr), MT_EINVAL);
     ck_status(mt_amp_autocast("toaster", MT_BFLOAT16, nothing, nullptr), MT_EINVAL);
 }
-END_TEST
 
 /* Training under autocast: parameters and gradients stay float32, the loss is near the other. */
-START_TEST(training) {
+TEST("autocast", training) {
     double losses[2];
     for (int amp = 0; amp < 2; amp++) {
         mt_torch_options options = options_of(MT_ADAMW);
@@ -131,7 +126,6 @@ START_TEST(training) {
     }
     ck_assert_double_eq_tol(losses[1] / losses[0], 1.0, 0.05);
 }
-END_TEST
 
 /*
  * A product of matrices that gets no memory inside of oneDNN: libtorch would compute it in another way and leave oneDNN off
@@ -186,7 +180,7 @@ struct Deep {
 
 } // namespace
 
-START_TEST(onednn_stays_on) {
+TEST("autocast", onednn_stays_on) {
     std::string before, after;
     uint64_t requests = 0, failed = 0, ooms = 0;
     {
@@ -211,18 +205,8 @@ START_TEST(onednn_stays_on) {
     }
     ck_assert_uint_gt(ooms, 10);
 }
-END_TEST
 
 int main() {
-    Suite *suite = suite_create("shim_amp");
-    TCase *cases = suite_case(suite, "autocast");
-    tcase_add_checked_fixture(cases, init, nullptr);
-    tcase_add_test(cases, inside_and_outside);
-    tcase_add_test(cases, nesting);
-    tcase_add_test(cases, whatever_ends_the_body);
-    tcase_add_test(cases, cache_is_dropped);
-    tcase_add_test(cases, arguments);
-    tcase_add_test(cases, training);
-    tcase_add_test(cases, onednn_stays_on);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("autocast"), init, nullptr);
+    return suite_run_named("shim_amp");
 }

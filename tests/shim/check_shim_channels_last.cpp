@@ -41,7 +41,7 @@ void is_ordered(const Trainer &trainer, bool on) {
 }
 
 /* The same training but for rounding, chunk by chunk and whole. */
-START_TEST(same_numbers) {
+TEST_LOOP("order", same_numbers, 3) {
     const std::vector<size_t> cuts[] = {{12}, {6, 6}, {5, 4, 3}};
     mt_chunk_result last[2] = {chunk_result(), chunk_result()};
     std::vector<at::Tensor> ends[2];
@@ -60,10 +60,9 @@ START_TEST(same_numbers) {
     for (size_t i = 0; i < ends[0].size(); i++)
         ck_assert(at::allclose(ends[0][i], ends[1][i], 1e-3, 1e-4));
 }
-END_TEST
 
 /* The model sees the order asked for; memory that has it already is the caller's own. */
-START_TEST(what_the_model_sees) {
+TEST("order", what_the_model_sees) {
     const void *seen = nullptr;
     bool is_ordered_there = false;
     mt_model *model;
@@ -93,10 +92,9 @@ START_TEST(what_the_model_sees) {
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* Copies of pictures are a chunk's memory as any, and a batch without them is of another shape. */
-START_TEST(copies_are_counted) {
+TEST("order", copies_are_counted) {
     Trainer trainer(ordered());
     mt_backend seam = seam_of(trainer);
     Batch plain(12);
@@ -113,10 +111,9 @@ START_TEST(copies_are_counted) {
     size_t copy = suite_on_card() || !suite_has_peaks() ? 0 : 12 * 3 * 8 * 8 * sizeof(float);
     ck_assert_uint_ge(copied.peak_bytes, given.peak_bytes + copy);
 }
-END_TEST
 
 /* From planned memory and from the heap, in either order of the caller's, the same bits. */
-START_TEST(same_bits) {
+TEST("order", same_bits) {
     std::string expected;
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER})
         for (bool is_given : {false, true}) {
@@ -133,10 +130,9 @@ START_TEST(same_bits) {
             ck_assert(trainer.hash() == expected);
         }
 }
-END_TEST
 
 /* Every request of a step fails in turn, those for copies among them; the update makes none. */
-START_TEST(a_fault_anywhere) {
+TEST("order", a_fault_anywhere) {
     std::string expected, before;
     Batch batch(12);
     uint64_t failed = 1, failures = 0;
@@ -166,10 +162,9 @@ START_TEST(a_fault_anywhere) {
     }
     ck_assert_uint_gt(failures, 50);
 }
-END_TEST
 
 /* On a card, and on the CPU after it. */
-START_TEST(on_a_card) {
+TEST_LOOP("order", on_a_card, 2) {
     const char *const cards[] = {"sim:cuda", "sim:mps"};
     simulate(cards[_i], size_t{200} << 20);
     Trainer trainer(ordered(cards[_i]));
@@ -186,10 +181,9 @@ START_TEST(on_a_card) {
     is_ordered(trainer, true);
     ck_ok(step(trainer, batch, {12}));
 }
-END_TEST
 
 /* Weights of the one order are read into the other, and stay so without an mt_torch. */
-START_TEST(files_are_row_major) {
+TEST("order", files_are_row_major) {
     char path[] = "/tmp/check_channels_last.XXXXXX";
     int made = mkstemp(path);
     ck_assert_int_ge(made, 0);
@@ -207,24 +201,10 @@ START_TEST(files_are_row_major) {
     one.torch = nullptr;
     ck_assert(one.net->conv1->weight.is_contiguous(channels_last));
 }
-END_TEST
-
-Suite *suite_channels_last() {
-    Suite *suite = suite_create("shim_channels_last");
-    TCase *all = suite_case(suite, "order");
-    tcase_set_timeout(all, 120);
-    tcase_add_loop_test(all, same_numbers, 0, 3);
-    tcase_add_test(all, what_the_model_sees);
-    tcase_add_test(all, copies_are_counted);
-    tcase_add_test(all, same_bits);
-    tcase_add_test(all, a_fault_anywhere);
-    tcase_add_loop_test(all, on_a_card, 0, 2);
-    tcase_add_test(all, files_are_row_major);
-    return suite;
-}
 
 } // namespace
 
 int main() {
-    return suite_run(suite_channels_last());
+    tcase_set_timeout(suite_case_named("order"), 120);
+    return suite_run_named("shim_channels_last");
 }

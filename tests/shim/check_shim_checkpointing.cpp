@@ -145,7 +145,7 @@ Result train(const Way &way, const Setting &setting) {
     return result;
 }
 
-START_TEST(same_bits_alone) {
+TEST_LOOP("alone", same_bits_alone, LENGTH(settings)) {
     const Setting &setting = settings[_i];
     prepare();
     Result expected = train(ways[0].run, setting);
@@ -156,10 +156,9 @@ START_TEST(same_bits_alone) {
             ck_assert_msg(result[name] == bytes, "%s: %s differs", ways[way].name, name.c_str());
     }
 }
-END_TEST
 
 /* A weight that a segment uses and its successor too: the first run's cast of it has no graph. */
-START_TEST(casts_are_not_left_behind) {
+TEST("alone", casts_are_not_left_behind) {
     prepare();
     nn::Linear linear(8, 8);
     linear->to(tensor_device());
@@ -183,10 +182,9 @@ START_TEST(casts_are_not_left_behind) {
         linear->weight.mutable_grad().reset();
     }
 }
-END_TEST
 
 /* Without the names of its buffers a function's running statistics count twice: so they are needed. */
-START_TEST(buffers_are_asked_for) {
+TEST("alone", buffers_are_asked_for) {
     prepare();
     Way unnamed = [](nn::Sequential &net, at::Tensor x) {
         return checkpoint([net](const at::Tensor &t) mutable { return net->forward(t); }, x);
@@ -195,7 +193,6 @@ START_TEST(buffers_are_asked_for) {
     ck_assert(result["0.norm.running_mean"] != expected["0.norm.running_mean"]);
     ck_assert(result["0.conv.weight"] == expected["0.conv.weight"]);
 }
-END_TEST
 
 size_t held_after(const Way &way, nn::Sequential &net, const at::Tensor &x) {
     size_t before = tensor_memory().allocated_bytes;
@@ -204,7 +201,7 @@ size_t held_after(const Way &way, nn::Sequential &net, const at::Tensor &x) {
 }
 
 /* After the forward pass only the boundaries are there; when the graph goes, nothing. */
-START_TEST(memory) {
+TEST("alone", memory) {
     prepare();
     nn::Sequential net = three_blocks(8);
     net->to(tensor_device());
@@ -216,7 +213,6 @@ START_TEST(memory) {
     ck_assert_uint_eq(tensor_memory().allocated_bytes, start);
     ck_assert_uint_le(held_after(ways[2].run, net, x), boundary + 4096);
 }
-END_TEST
 
 /* ---- several inputs and outputs ---------------------------------------------------------------------- */
 
@@ -226,7 +222,7 @@ Tensors several(const Tensors &in) {
     return {product.sin(), product.argmax(1), product.cos(), in[0]};
 }
 
-START_TEST(several_tensors) {
+TEST("alone", several_tensors) {
     prepare();
     at::Tensor a = noise({3, 4}).set_requires_grad(true), b = noise({3, 4});
     for (int forget = 0; forget < 2; forget++) {
@@ -242,7 +238,6 @@ START_TEST(several_tensors) {
         }
     }
 }
-END_TEST
 
 /* ---- from C ------------------------------------------------------------------------------------------ */
 
@@ -300,7 +295,7 @@ Scale scale() {
     return s;
 }
 
-START_TEST(from_c) {
+TEST("alone", from_c) {
     prepare();
     Scale s = scale();
     {
@@ -316,10 +311,9 @@ START_TEST(from_c) {
     }
     ck_assert_int_eq(s.destroyed, 1);
 }
-END_TEST
 
 /* Without a graph the segment is run and forgotten. */
-START_TEST(without_a_graph) {
+TEST("alone", without_a_graph) {
     prepare();
     Scale s = scale();
     Handles h(noise({2, 3}));
@@ -332,10 +326,9 @@ START_TEST(without_a_graph) {
     ck_assert(!memtrain::tensor(h.out).requires_grad());
     ck_assert_int_eq(s.destroyed, 1);
 }
-END_TEST
 
 /* A graph that is dropped destroys its segments. */
-START_TEST(dropped) {
+TEST("alone", dropped) {
     prepare();
     Scale s = scale();
     Handles h(noise({2, 3}));
@@ -344,7 +337,6 @@ START_TEST(dropped) {
     memtrain::tensor(h.out).reset();
     ck_assert_int_eq(s.destroyed, 1);
 }
-END_TEST
 
 /* The words of what a function throws; "" when it does not. */
 template <class Body> std::string thrown_by(Body &&body) {
@@ -358,15 +350,14 @@ template <class Body> std::string thrown_by(Body &&body) {
     return "";
 }
 
-START_TEST(refused_at_once) {
+TEST("alone", refused_at_once) {
     prepare();
     at::Tensor x = noise({2, 3});
     {
         Scale s = scale();
         Handles h(x);
         s.in_place = true;
-        ck_status(run(s, h), MT_EINVAL);
-        ck_contains(mt_last_error(), "in place");
+        ck_refused(run(s, h), MT_EINVAL, "in place");
         ck_assert_int_eq(s.destroyed, 1);
         ck_assert(!memtrain::tensor(h.out).defined());
     }
@@ -374,8 +365,7 @@ START_TEST(refused_at_once) {
         Scale s = scale();
         Handles h(x);
         s.empty = true;
-        ck_status(run(s, h), MT_EINVAL);
-        ck_contains(mt_last_error(), "outputs[0]");
+        ck_refused(run(s, h), MT_EINVAL, "outputs[0]");
         ck_assert_int_eq(s.destroyed, 1);
     }
     Scale s = scale();
@@ -383,22 +373,17 @@ START_TEST(refused_at_once) {
     mt_segment_ops ops = s.ops();
     mt_tensor *gone = nullptr;
     ck_status(mt_checkpoint(nullptr, &s, &h.in, 1, &h.out, 1), MT_EINVAL);
-    ck_status(mt_checkpoint(&ops, &s, nullptr, 1, &h.out, 1), MT_EINVAL);
-    ck_contains(mt_last_error(), "inputs is NULL");
-    ck_status(mt_checkpoint(&ops, &s, &gone, 1, &h.out, 1), MT_EINVAL);
-    ck_contains(mt_last_error(), "inputs[0]");
-    ck_status(mt_checkpoint(&ops, &s, &h.in, 1, &gone, 1), MT_EINVAL);
-    ck_contains(mt_last_error(), "outputs[0]");
+    ck_refused(mt_checkpoint(&ops, &s, nullptr, 1, &h.out, 1), MT_EINVAL, "inputs is NULL");
+    ck_refused(mt_checkpoint(&ops, &s, &gone, 1, &h.out, 1), MT_EINVAL, "inputs[0]");
+    ck_refused(mt_checkpoint(&ops, &s, &h.in, 1, &gone, 1), MT_EINVAL, "outputs[0]");
     ops.run = nullptr;
-    ck_status(mt_checkpoint(&ops, &s, &h.in, 1, &h.out, 1), MT_EINVAL);
-    ck_contains(mt_last_error(), "ops->run");
+    ck_refused(mt_checkpoint(&ops, &s, &h.in, 1, &h.out, 1), MT_EINVAL, "ops->run");
     ck_assert_int_eq(s.destroyed, 4);
     ck_assert_int_eq(s.runs, 0);
     ck_status(mt_tensor_new(nullptr), MT_EINVAL);
 }
-END_TEST
 
-START_TEST(refused_in_the_backward_pass) {
+TEST_LOOP("alone", refused_in_the_backward_pass, 4) {
     const struct {
         void (*set)(Scale &);
         const char *words[2];
@@ -419,9 +404,8 @@ START_TEST(refused_in_the_backward_pass) {
     for (const char *word : table[_i].words) ck_contains(words.c_str(), word);
     ck_assert(!s.w.grad().defined());
 }
-END_TEST
 
-START_TEST(other_backward_passes) {
+TEST("alone", other_backward_passes) {
     prepare();
     Scale s = scale();
     Handles h(noise({2, 3}).set_requires_grad(true));
@@ -436,10 +420,9 @@ START_TEST(other_backward_passes) {
     ck_contains(words.c_str(), "second time");
     ck_assert(x.grad().allclose(s.w));
 }
-END_TEST
 
 /* What the input was is needed again. */
-START_TEST(input_changed_later) {
+TEST("alone", input_changed_later) {
     prepare();
     Scale s = scale();
     Handles h(noise({2, 3}));
@@ -448,11 +431,10 @@ START_TEST(input_changed_later) {
     std::string words = thrown_by([&] { memtrain::tensor(h.out).sum().backward(); });
     ck_contains(words.c_str(), "modified by an inplace operation");
 }
-END_TEST
 
 /* ---- errors of C++ ----------------------------------------------------------------------------------- */
 
-START_TEST(what_fn_throws) {
+TEST("alone", what_fn_throws) {
     prepare();
     at::Tensor x = noise({2, 3}).set_requires_grad(true);
     bool caught = false;
@@ -477,10 +459,9 @@ START_TEST(what_fn_throws) {
         ck_contains(thrown_by([&] { memtrain::checkpoint_sequential(net, segments, x); }).c_str(),
                     "accepted: 1 to 1");
 }
-END_TEST
 
 /* A module that learns nothing and whose input needs no gradient is run as it is. */
-START_TEST(frozen) {
+TEST("alone", frozen) {
     prepare();
     nn::Linear linear(3, 2);
     linear->to(tensor_device());
@@ -493,10 +474,9 @@ START_TEST(frozen) {
     auto constant = [](const at::Tensor &t) { return t.detach() * 2; };
     (checkpoint(constant, x) + x).sum().backward(); /* the segment has no graph to go through */
 }
-END_TEST
 
 /* Each request fails in turn: the type is libtorch's, nothing is left over, and a new try has the bits. */
-START_TEST(memory_runs_out_alone) {
+TEST_LOOP("alone", memory_runs_out_alone, 2) {
     prepare();
     Result expected = train(ways[0].run, settings[1]);
     const Way &way = ways[_i ? 6 : 1].run; /* nested, or each */
@@ -513,7 +493,6 @@ START_TEST(memory_runs_out_alone) {
     }
     ck_assert_uint_gt(n, 7 * (suite_on_card() ? 30 : 50)); /* a card's kernels ask for nothing */
 }
-END_TEST
 
 /* ---- in an mt_torch ---------------------------------------------------------------------------------- */
 
@@ -554,7 +533,7 @@ Trained train(const Network &network, int checkpointing, int kind, mt_dtype amp)
     return trained;
 }
 
-START_TEST(same_bits) {
+TEST_LOOP("torch", same_bits, 3 * networks::count) {
     int kind = _i / networks::count;
     for (mt_dtype amp : {MT_DTYPE_NONE, MT_BFLOAT16}) {
         const Network &network = networks::trained_in(amp, networks::all[_i % networks::count]);
@@ -570,10 +549,9 @@ START_TEST(same_bits) {
         ck_assert_uint_lt(again.arena.recorded, again.arena.chunks);
     }
 }
-END_TEST
 
 /* Turned on and off between steps it is all the same bits, and evaluation is what it was. */
-START_TEST(on_and_off) {
+TEST_LOOP("torch", on_and_off, networks::count) {
     const Network &network = networks::all[_i];
     std::string hashes[2];
     for (int changes = 0; changes < 2; changes++) {
@@ -595,10 +573,9 @@ START_TEST(on_and_off) {
     }
     ck_assert(hashes[0] == hashes[1]);
 }
-END_TEST
 
 /* What segments compute again lies on the card too, and is gone from it. */
-START_TEST(on_a_simulated_card) {
+TEST("torch", on_a_simulated_card) {
     const Network &network = networks::all[2];
     std::string hashes[2];
     size_t peaks[2];
@@ -621,7 +598,6 @@ START_TEST(on_a_simulated_card) {
     ck_assert(hashes[0] == hashes[1]);
     ck_assert_uint_lt(peaks[1], peaks[0]);
 }
-END_TEST
 
 unsigned rungs_of(const mt_torch *torch, const mt_backend &seam) {
     mt_backend_info info = {};
@@ -631,7 +607,7 @@ unsigned rungs_of(const mt_torch *torch, const mt_backend &seam) {
 }
 
 /* The rung is there for a model with segments, unless they are on anyway. */
-START_TEST(whose_rung_it_is) {
+TEST("torch", whose_rung_it_is) {
     const Network &network = networks::all[2];
     bench::Batch batch(5, network.side, CLASSES);
     for (int on : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
@@ -648,19 +624,16 @@ START_TEST(whose_rung_it_is) {
     mt_backend seam = MT_BACKEND_INIT;
     ck_ok(mt_torch_backend(without.torch, &seam));
     ck_assert_uint_eq(rungs_of(without.torch, seam), 0);
-    ck_status(seam.set_rung(seam.self, MT_RUNG_CHECKPOINTING, 1), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "checkpointing");
+    ck_refused(seam.set_rung(seam.self, MT_RUNG_CHECKPOINTING, 1), MT_ENOTSUP, "checkpointing");
     mt_torch_options options = options_for(7);
     mt_torch *torch = nullptr;
     mt_model *model = network.make(CLASSES, network.side);
-    ck_status(mt_torch_new(model, &options, &torch), MT_EINVAL);
-    ck_contains(mt_last_error(), "options->checkpointing is 7");
+    ck_refused(mt_torch_new(model, &options, &torch), MT_EINVAL, "options->checkpointing is 7");
     mt_model_free(model);
 }
-END_TEST
 
 /* A function names no buffers: inside an mt_torch all those of the model are watched. */
-START_TEST(functions_in_a_model) {
+TEST("torch", functions_in_a_model) {
     std::string hashes[2];
     for (int on : {MT_CHECKPOINTING_AUTO, MT_CHECKPOINTING_ON}) {
         networks::prepare();
@@ -686,7 +659,6 @@ START_TEST(functions_in_a_model) {
     }
     ck_assert(hashes[0] == hashes[1]);
 }
-END_TEST
 
 /* ---- the ladder -------------------------------------------------------------------------------------- */
 
@@ -707,38 +679,11 @@ START_TEST(as_a_rung) {
 }
 END_TEST
 
-Suite *suite_checkpointing() {
-    Suite *suite = suite_create("shim_checkpointing");
-    TCase *alone = suite_case(suite, "alone"), *torch = suite_case(suite, "torch");
-    TCase *ladder = suite_case(suite, "ladder");
-    tcase_set_timeout(torch, 240);
-    tcase_set_timeout(ladder, 240);
-    tcase_add_loop_test(torch, same_bits, 0, 3 * networks::count);
-    tcase_add_loop_test(torch, on_and_off, 0, networks::count);
-    tcase_add_test(torch, on_a_simulated_card);
-    tcase_add_test(torch, whose_rung_it_is);
-    tcase_add_test(torch, functions_in_a_model);
-    tcase_add_loop_test(ladder, as_a_rung, 1, networks::count);
-    tcase_add_loop_test(alone, same_bits_alone, 0, LENGTH(settings));
-    tcase_add_test(alone, casts_are_not_left_behind);
-    tcase_add_test(alone, buffers_are_asked_for);
-    tcase_add_test(alone, memory);
-    tcase_add_test(alone, several_tensors);
-    tcase_add_test(alone, from_c);
-    tcase_add_test(alone, without_a_graph);
-    tcase_add_test(alone, dropped);
-    tcase_add_test(alone, refused_at_once);
-    tcase_add_loop_test(alone, refused_in_the_backward_pass, 0, 4);
-    tcase_add_test(alone, other_backward_passes);
-    tcase_add_test(alone, input_changed_later);
-    tcase_add_test(alone, what_fn_throws);
-    tcase_add_test(alone, frozen);
-    tcase_add_loop_test(alone, memory_runs_out_alone, 0, 2);
-    return suite;
-}
-
 } // namespace
 
 int main() {
-    return suite_run(suite_checkpointing());
+    tcase_set_timeout(suite_case_named("torch"), 240);
+    tcase_set_timeout(suite_case_named("ladder"), 240);
+    tcase_add_loop_test(suite_case_named("ladder"), as_a_rung, 1, networks::count);
+    return suite_run_named("shim_checkpointing");
 }

@@ -57,7 +57,7 @@ private:
 
 } // namespace
 
-START_TEST(two_trainers) {
+TEST("threads", two_trainers) {
     Run alone, one, other;
     alone.train(-3);
     ck_assert_str_eq(alone.wrong.c_str(), "");
@@ -73,10 +73,9 @@ START_TEST(two_trainers) {
     }
     ck_assert_str_eq(mt_last_error(), before.c_str());
 }
-END_TEST
 
 /* Handles that are made and freed at the same time, over memory that each thread gets back. */
-START_TEST(tensors_in_threads) {
+TEST("threads", tensors_in_threads) {
     constexpr int rounds = 2000;
     int released[2] = {0, 0}, failed[2] = {0, 0};
     auto work = [&](int me) {
@@ -107,12 +106,5 @@ START_TEST(tensors_in_threads) {
     }
     ck_assert_uint_eq(cpu_memory().allocated_bytes, 0);
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("shim_threads");
-    TCase *threads = suite_case(suite, "threads");
-    tcase_add_test(threads, two_trainers);
-    tcase_add_test(threads, tensors_in_threads);
-    return suite_run(suite);
-}
+SUITE("shim_threads")

@@ -1,6 +1,6 @@
 /*
  * check_shim_trainer.cpp - memtrain/trainer.hpp: who frees what when a Trainer is moved, models of other origins, what
- * is missing in a description, rates, files and policies; and log functions that throw.
+ * is missing in a description, rates, files, policies and forecasts; and log functions that throw.
  */
 #include <csignal>
 #include <stdexcept>
@@ -73,7 +73,7 @@ template <class Call> void refuses(Call &&call, const char *line) {
 /* ---- moves ------------------------------------------------------------------------------------------- */
 
 /* What the left side had is freed, trainer before backend before model, and nothing of the right side. */
-START_TEST(assigned_over) {
+TEST("moves", assigned_over) {
     prepare();
     size_t before = allocated();
     {
@@ -100,9 +100,8 @@ START_TEST(assigned_over) {
     }
     ck_assert_uint_eq(allocated(), before);
 }
-END_TEST
 
-START_TEST(assigned_to_itself) {
+TEST("moves", assigned_to_itself) {
     prepare();
     Log log;
     Made one = trainer_of(linear());
@@ -113,9 +112,8 @@ START_TEST(assigned_to_itself) {
     ck_assert_uint_eq(one.step(data()).samples, 8);
     ck_assert_str_eq(log.text.c_str(), "");
 }
-END_TEST
 
-START_TEST(moved_from) {
+TEST("moves", moved_from) {
     prepare();
     Made one = trainer_of(linear()), other = std::move(one);
     ck_assert_ptr_null(one.get());
@@ -128,11 +126,10 @@ START_TEST(moved_from) {
     ck_assert_uint_eq(one.step(data()).samples, 8);
     ck_assert_uint_eq(other.step(data()).samples, 8);
 }
-END_TEST
 
 /* ---- models of other origins -------------------------------------------------------------------------- */
 
-START_TEST(a_model_from_a_file) {
+TEST("models", a_model_from_a_file) {
     Folder folder;
     prepare();
     size_t before = allocated();
@@ -146,10 +143,9 @@ START_TEST(a_model_from_a_file) {
     }
     ck_assert_uint_eq(allocated(), before);
 }
-END_TEST
 
 /* Whatever goes wrong, the model is freed once. */
-START_TEST(a_model_is_taken_over) {
+TEST("models", a_model_is_taken_over) {
     static int destroyed;
     auto make = [] {
         mt_model_ops ops = MT_MODEL_OPS_INIT;
@@ -174,11 +170,10 @@ START_TEST(a_model_is_taken_over) {
     mt_model *nothing = nullptr;
     refuses([&] { Made trainer(nothing); }, "mt_torch_new: model is NULL");
 }
-END_TEST
 
 /* ---- what is missing ------------------------------------------------------------------------------------ */
 
-START_TEST(descriptions_with_holes) {
+TEST("models", descriptions_with_holes) {
     using Net = nn::LinearImpl;
     using Loss = memtrain::Output (*)(Net &, const memtrain::Tensors &);
     using Embed = std::function<memtrain::Tensors(Net &, const memtrain::Tensors &)>;
@@ -206,11 +201,10 @@ START_TEST(descriptions_with_holes) {
               MT_EINVAL);
     ck_assert_ptr_null(model);
 }
-END_TEST
 
 /* ---- what the class says for the functions of C --------------------------------------------------------- */
 
-START_TEST(optimisers_have_the_defaults_of_libtorch) {
+TEST("functions", optimisers_have_the_defaults_of_libtorch) {
     const mt_torch_options adam = memtrain::adam(), adamw = memtrain::adamw();
     torch::optim::AdamOptions their_adam;
     torch::optim::AdamWOptions their_adamw;
@@ -224,10 +218,9 @@ START_TEST(optimisers_have_the_defaults_of_libtorch) {
     ck_assert_double_eq(adamw.beta1, std::get<0>(their_adamw.betas()));
     ck_assert_double_eq(adamw.eps, their_adamw.eps());
 }
-END_TEST
 
 /* A rate next to 0 changes nothing, and a file brings the whole state back. */
-START_TEST(rate_and_files) {
+TEST("functions", rate_and_files) {
     prepare();
     Folder folder;
     const std::string file = folder.file("state");
@@ -246,9 +239,8 @@ START_TEST(rate_and_files) {
     ck_status(thrown_by([&] { trainer.load(file + ".none"); }).first, MT_EIO);
     ck_status(thrown_by([&] { trainer.set_lr(-1); }).first, MT_EINVAL);
 }
-END_TEST
 
-START_TEST(a_policy_alone) {
+TEST("functions", a_policy_alone) {
     prepare();
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     policy.micro_batch = 2;
@@ -267,7 +259,66 @@ START_TEST(a_policy_alone) {
               }).first,
               MT_EINVAL);
 }
-END_TEST
+
+/* The net of a forecast, whose step does not fit as one chunk within the budget. */
+struct Wide : nn::Module {
+    nn::Linear in{register_module("in", nn::Linear(64, 1024))};
+    nn::Linear out{register_module("out", nn::Linear(1024, 2))};
+};
+
+Made trainer_of_wide(const std::shared_ptr<Wide> &net, const mt_policy_options &policy) {
+    return Made(memtrain::model(net, {},
+                                [](Wide &model, const memtrain::Tensors &batch) {
+                                    at::Tensor y = model.out(torch::relu(model.in(batch[0])));
+                                    return memtrain::Output{y.square().mean(), {}};
+                                }),
+                memtrain::sgd(0.1), policy);
+}
+
+/* What is told is the step that is made later, and telling it changes nothing. */
+TEST("functions", a_forecast_is_what_steps_do) {
+    prepare();
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    policy.deterministic = 1;
+    auto net = std::make_shared<Wide>();
+    Made trainer = trainer_of_wide(net, policy);
+    const memtrain::Tensors batch = {at::rand({512, 64})};
+    ck_ok(mt_device_set_budget("cpu", allocated() + (3 << 20)));
+    const at::Tensor before = net->in->weight.detach().clone();
+    mt_plan plan = trainer.forecast(batch);
+    ck_assert(net->in->weight.equal(before));
+    ck_assert_uint_eq(plan.samples, 512);
+    ck_assert_uint_gt(mt_plan_chunks(&plan), 1);
+    ck_assert_uint_ne(plan.predicted_peak_bytes, 0);
+    mt_step_report step = MT_STEP_REPORT_INIT;
+    for (int i = 0; i < 6; i++) step = trainer.step(batch);
+    ck_assert_uint_eq(step.chunk_count, mt_plan_chunks(&plan));
+    ck_assert_uint_eq(step.peak_bytes, plan.predicted_peak_bytes);
+    auto late = thrown_by([&] { trainer.forecast(batch); });
+    ck_status(late.first, MT_ESTATE);
+    ck_contains(late.second.c_str(), "before the first step");
+}
+
+/* The policy is the trainer's, also after a move, and of a batch that cannot fit it says so. */
+TEST("functions", a_forecast_keeps_to_the_policy) {
+    prepare();
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    policy.micro_batch = 16;
+    Made made = trainer_of_wide(std::make_shared<Wide>(), policy);
+    Made trainer = trainer_of_wide(std::make_shared<Wide>(), MT_POLICY_OPTIONS_INIT);
+    trainer = std::move(made);
+    const memtrain::Tensors batch = {at::rand({64, 64})};
+    mt_plan plan = trainer.forecast(batch);
+    ck_assert_uint_eq(mt_plan_chunks(&plan), 4);
+    refuses([&] { trainer.forecast({}); },
+            "memtrain::Trainer: the batch has no tensors; accepted: tensors with the sample in "
+            "dimension 0, at least one");
+    ck_assert_uint_eq(trainer.step(batch).chunk_count, 4);
+    policy.forbid_rungs = MT_RUNG_BIT(MT_RUNGS) - 1;
+    Made hopeless = trainer_of_wide(std::make_shared<Wide>(), policy);
+    ck_ok(mt_device_set_budget("cpu", allocated()));
+    ck_status(thrown_by([&] { hopeless.forecast(batch); }).first, MT_EDEVMEM);
+}
 
 /* ---- a log function that throws --------------------------------------------------------------------------- */
 
@@ -299,20 +350,7 @@ END_TEST
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("shim_trainer");
-    TCase *moves = suite_case(suite, "moves");
-    tcase_add_test(moves, assigned_over);
-    tcase_add_test(moves, assigned_to_itself);
-    tcase_add_test(moves, moved_from);
-    TCase *models = suite_case(suite, "models");
-    tcase_add_test(models, a_model_from_a_file);
-    tcase_add_test(models, a_model_is_taken_over);
-    tcase_add_test(models, descriptions_with_holes);
-    TCase *functions = suite_case(suite, "functions");
-    tcase_add_test(functions, optimisers_have_the_defaults_of_libtorch);
-    tcase_add_test(functions, rate_and_files);
-    tcase_add_test(functions, a_policy_alone);
-    tcase_add_loop_test_raise_signal(suite_case(suite, "log"), a_log_that_throws_ends_the_program,
+    tcase_add_loop_test_raise_signal(suite_case_named("log"), a_log_that_throws_ends_the_program,
                                      SIGABRT, 0, 3);
-    return suite_run(suite);
+    return suite_run_named("shim_trainer");
 }

@@ -50,13 +50,12 @@ int next_batch(mt_batch *batch) {
 
 } // namespace readme
 
-START_TEST(readme_program) {
+TEST("pages", readme_program) {
     readme::batches_left = 3;
     ck_assert_msg(readme::readme_main() == 0, "%s", mt_last_error());
     ck_assert_int_eq(readme::batches_left, -1);
     ck_assert_uint_eq(cpu_memory().budget_bytes, size_t(600) << 20);
 }
-END_TEST
 
 /* ---- docs/savers.md --------------------------------------------------------------------------------- */
 
@@ -144,7 +143,7 @@ memtrain::Trainer over_tokens(const std::shared_ptr<Reader> &net) {
 
 } // namespace
 
-START_TEST(frozen_weights) {
+TEST("pages", frozen_weights) {
     const int64_t shape[] = {4, 4};
     const float numbers[16] = {1, 2, 3, 4};
     const mt_safetensors_tensor file[] = {
@@ -173,9 +172,8 @@ START_TEST(frozen_weights) {
     ck_assert(net->forward(x).equal(net->plain(x)));
     mt_model_free(model);
 }
-END_TEST
 
-START_TEST(segments) {
+TEST("pages", segments) {
     ck_ok(mt_torch_init(nullptr));
     Segmented net;
     at::Tensor images = at::rand({2, 4, 64});
@@ -186,9 +184,8 @@ START_TEST(segments) {
     EndsWithNorm third;
     ck_assert(third.forward(images).equal(third.plain(images)));
 }
-END_TEST
 
-START_TEST(pairs) {
+TEST("pages", pairs) {
     mt_model *model;
     mt_torch *torch;
     mt_backend backend = MT_BACKEND_INIT;
@@ -212,11 +209,10 @@ START_TEST(pairs) {
     mt_model_free(model);
     for (mt_tensor *tensor : tensors) mt_tensor_free(tensor);
 }
-END_TEST
 
 /* ---- docs/faq.md ------------------------------------------------------------------------------------ */
 
-START_TEST(time_major) {
+TEST("pages", time_major) {
     struct Last : nn::Module {
         nn::Linear linear{register_module("linear", nn::Linear(12, 4))};
     };
@@ -229,11 +225,10 @@ START_TEST(time_major) {
         }));
 #include "time_major.cpp"
 }
-END_TEST
 
 /* ---- docs/script.md --------------------------------------------------------------------------------- */
 
-START_TEST(script) {
+TEST("pages", script) {
     char folder[] = "/tmp/check_snippets.XXXXXX";
     mt_model *model, *again;
     mt_torch *torch;
@@ -252,9 +247,8 @@ START_TEST(script) {
     mt_model_free(model);
     mt_model_free(again);
 }
-END_TEST
 
-START_TEST(script_from_cpp) {
+TEST("pages", script_from_cpp) {
     char folder[] = "/tmp/check_snippets.XXXXXX";
     script_subject::prepare();
     ck_assert_ptr_nonnull(mkdtemp(folder));
@@ -275,10 +269,9 @@ START_TEST(script_from_cpp) {
     unlink("trained.pt");
     rmdir(folder);
 }
-END_TEST
 
 /* Half of the labels are none. */
-START_TEST(tokens) {
+TEST("pages", tokens) {
     script_subject::prepare();
     at::Tensor x = at::rand({8, 3, 4}), labels = at::randint(6, {8, 3}, at::kLong);
     labels.slice(0, 4).fill_(-100);
@@ -291,11 +284,10 @@ START_TEST(tokens) {
     ck_ok(mt_trainer_set_chunks(trainer.get(), chunks, 3));
     ck_assert_double_eq_tol(trainer.step({x, labels}).loss, expected, 1e-6);
 }
-END_TEST
 
 /* ---- docs/fit.md ------------------------------------------------------------------------------------ */
 
-START_TEST(fit) {
+TEST("pages", fit) {
     char folder[] = "/tmp/check_snippets.XXXXXX";
     script_subject::prepare();
     ck_assert_ptr_nonnull(mkdtemp(folder));
@@ -313,19 +305,5 @@ START_TEST(fit) {
     unlink("run.ckpt.1");
     rmdir(folder);
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("snippets");
-    TCase *pages = suite_case(suite, "pages");
-    tcase_add_test(pages, readme_program);
-    tcase_add_test(pages, segments);
-    tcase_add_test(pages, frozen_weights);
-    tcase_add_test(pages, pairs);
-    tcase_add_test(pages, time_major);
-    tcase_add_test(pages, script);
-    tcase_add_test(pages, script_from_cpp);
-    tcase_add_test(pages, tokens);
-    tcase_add_test(pages, fit);
-    return suite_run(suite);
-}
+SUITE("snippets")

@@ -178,9 +178,16 @@ void cli_wait_for_step(int n) {
     ck_abort_msg("no step %d in the trace", n);
 }
 
-TCase *cli_case(Suite *suite, const char *name) {
-    TCase *test_case = suite_case(suite, name);
+static TCase *with_runs(TCase *test_case) {
     tcase_set_timeout(test_case, 300); /* several runs, each of which loads libtorch */
     tcase_add_checked_fixture(test_case, set_up, tear_down);
     return test_case;
+}
+
+TCase *cli_case(Suite *suite, const char *name) {
+    return with_runs(suite_case(suite, name));
+}
+
+TCase *cli_case_named(const char *name) {
+    return with_runs(suite_case_named(name));
 }

@@ -66,4 +66,7 @@ void cli_same_state(void);
 /* A case of tests that run the program: with a folder, and time enough to load libtorch. */
 TCase *cli_case(Suite *suite, const char *name);
 
+/* The same of a case among those of TEST. */
+TCase *cli_case_named(const char *name);
+
 #endif

@@ -105,6 +105,21 @@ static mt_status on_step(void *user, const mt_fit_report *at, const mt_step_repo
     return MT_OK;
 }
 
+/* Whether mt_fit makes no other epoch for the reason of --patience alone. */
+static int is_out_of_patience(const ex_training *t) {
+    const mt_fit_options *o = &t->fit;
+    int is_last = t->at.epochs_done >= o->epochs || (o->steps && t->at.steps >= o->steps);
+    return o->patience && t->at.worse >= o->patience && !is_last;
+}
+
+static void report_patience(const ex_training *t) {
+    if (t->at.best_epoch)
+        printf("no epoch since %llu was better", (unsigned long long)t->at.best_epoch);
+    else
+        printf("no epoch had a finite figure");
+    printf(": --patience %llu ends the run\n", (unsigned long long)t->fit.patience);
+}
+
 static mt_status on_epoch(void *user, const mt_fit_report *at, const mt_epoch_report *report) {
     ex_training *t = user;
     t->at = *at;
@@ -112,8 +127,10 @@ static mt_status on_epoch(void *user, const mt_fit_report *at, const mt_epoch_re
     if (!t->least_seconds || t->seconds < t->least_seconds) t->least_seconds = t->seconds;
     ex_progress_clear(&t->progress);
     if (!t->quiet) ex_report_epoch(report, t->info.metric_names[0], ex_seconds() - t->began);
-    if (!t->program->after_epoch) return MT_OK;
-    return t->program->after_epoch(t->program->self, t, report);
+    mt_status status = MT_OK;
+    if (t->program->after_epoch) status = t->program->after_epoch(t->program->self, t, report);
+    if (status == MT_OK && !t->quiet && is_out_of_patience(t)) report_patience(t);
+    return status;
 }
 
 static mt_status set_lr(void *self, double rate) {

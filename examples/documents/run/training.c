@@ -63,12 +63,6 @@ static mt_status finish(ex_training *t) {
     mt_status status = mt_trainer_finish(t->trainer, &report);
     if (status != MT_OK) return status;
     ex_inject_finish(&t->flags->inject, t->at.steps);
-    if (t->at.end == MT_FIT_PATIENCE && !t->at.best_epoch)
-        mt_log(MT_LOG_INFO, "no epoch had a finite figure: --patience %llu ends the run",
-               (unsigned long long)t->fit.patience);
-    else if (t->at.end == MT_FIT_PATIENCE)
-        mt_log(MT_LOG_INFO, "no epoch since %llu was better: --patience %llu ends the run",
-               (unsigned long long)t->at.best_epoch, (unsigned long long)t->fit.patience);
     if (t->stopped_by) print_stopped(t);
     if (report.steps) ex_report_run(&report, (size_t)t->flags->batch);
     ex_report_resident(t->flags, &t->device);
