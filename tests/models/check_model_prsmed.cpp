@@ -295,8 +295,10 @@ START_TEST(as_on_the_cpu) {
 }
 END_TEST
 
-/* With dropout: segments draw the same numbers again. The three gradients of the ViT's features are added
-   in another order. */
+/*
+ * With dropout: segments draw the same numbers again. The three gradients of the ViT's features are added in another order. A
+ * card may have another kernel for attention where no graph is made.
+ */
 START_TEST(segments_change_no_number) {
     const int encoder = _i ? PRSMED_VIT_TI : PRSMED_CONV;
     State states[2];
@@ -306,7 +308,9 @@ START_TEST(segments_change_no_number) {
         ck_ok(subject.step(scenes, {3, 1}));
         states[i] = subject.state();
     }
-    ck_assert_double_le(largest_difference(states[0], states[1]), _i ? 1e-7 : 0.0);
+    ck_assert_double_le(largest_difference(states[0], states[1]), suite_on_card() ? 1e-6
+                                                                  : _i            ? 1e-7
+                                                                                  : 0.0);
 }
 END_TEST
 
