@@ -321,7 +321,7 @@ endif
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: all setup core run report data documents check check-core check-torch check-oom check-asan check-tsan
-.PHONY: check-python wheel bench-peers check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
+.PHONY: check-python check-card card-bundle wheel bench-peers check-valgrind check-fuzz fuzz check-quick check-versions bench bench-core coverage format check-format symbols clean distclean
 .PHONY: install install-core uninstall installcheck installcheck-core dist distcheck man help tests words
 
 all: core $(SHIM_SO) $(EXAMPLES) $(LOOPS) $(CALLS) $(REPORT) ## the libraries and the examples (default)
@@ -357,7 +357,7 @@ static_env = CC='$(CC)' CXX='$(CXX)' OTHER_FLAGS='$(OTHER_FLAGS) $(INSTRUMENT)' 
     TORCH_LIB='$(TORCH_LIB)'
 # One at a time where they share a card. What is compared with the CPU is computed in whole floats.
 suite_env = OMP_WAIT_POLICY=PASSIVE $(if $(DEVICE),MT_TEST_DEVICE='$(or $(CARD),$(DEVICE))') \
-    $(if $(filter-out sim:% test:%,$(DEVICE)),JOBS=1 NVIDIA_TF32_OVERRIDE=0) $(if $(CARD),WRAP='env LD_PRELOAD=$(CURDIR)/$(CARD_SO)')
+    $(if $(filter-out sim:% test:%,$(DEVICE)),JOBS=1) $(if $(CARD),WRAP='env LD_PRELOAD=$(CURDIR)/$(CARD_SO)')
 install_env = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' \
     INCLUDEDIR='$(INCLUDEDIR)' MANDIR='$(MANDIR)' BINDIR='$(BINDIR)' REPORT='$(REPORT)' VERSION='$(VERSION)' SOVERSION='$(SOVERSION)' LIB='$(LIB)' \
     SHIM='$(SHIM_INSTALLED)' TORCH_INCLUDE='$(TORCH_INCLUDE)' TORCH_LIB='$(TORCH_LIB)' \
@@ -371,6 +371,14 @@ longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LO
 
 check: all $(if $(DEVICE),$(on_device),tests) $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(STATIC))
+
+# On a real card, or packed for a machine that has one.
+CARD_SUITES := $(addprefix $(BUILD)/tests/,$(shell SUITES='$(SUITES)' sh setup/card.sh --list))
+check-card: all $(CARD_SUITES) ## the most telling suites on a real card, in one table (DEVICE=cuda, SUITES, SECONDS_MOST=450, JOBS=4)
+	@DEVICE='$(DEVICE)' SUITES='$(SUITES)' sh setup/card.sh
+
+card-bundle: all $(CARD_SUITES) ## the same as build/card.tar.gz, for a machine without a compiler
+	@sh setup/card_bundle.sh $(CARD_SUITES)
 
 check-python: ## the package for Python's own torch, and the libraries from ctypes where they are built (PYTHON=DIR/bin/python3)
 	@PYTHON='$(PYTHON)' sh setup/check_python_package.sh

@@ -178,6 +178,7 @@ static mt_status check_options(mt_sim_options *o) {
 static mt_status start(mt_sim *s) {
     s->stats.total_bytes = s->options.total_bytes;
     s->stats.others_bytes = s->options.others_bytes;
+    s->stream = &s->first;
     s->next_address = (uint64_t)1 << 40; /* looks like an address, and is no host's */
     return s->options.flavour == MT_SIM_MPS ? mt__mps_start(s) : mt__cuda_start(s);
 }
@@ -222,6 +223,11 @@ void mt_sim_free(mt_sim *sim) {
         mt__block *block = sim->spare_blocks;
         sim->spare_blocks = block->next;
         mt__free(block);
+    }
+    while (sim->first.next) {
+        mt__stream *stream = sim->first.next;
+        sim->first.next = stream->next;
+        mt__free(stream);
     }
     while (sim->spare_segments) {
         mt__segment *segment = sim->spare_segments;
@@ -292,6 +298,23 @@ mt_status mt_sim_set_ratio(mt_sim *sim, double ratio) {
     CHECK_SIM("mt_sim_set_ratio");
     return sim->options.flavour == MT_SIM_MPS ? mt__mps_set_ratio(sim, ratio)
                                               : mt__cuda_set_ratio(sim, ratio);
+}
+
+mt_status mt_sim_set_stream(mt_sim *sim, uint64_t stream) {
+    CHECK_SIM("mt_sim_set_stream");
+    if (sim->options.flavour == MT_SIM_MPS) return MT_OK;
+    mt__stream *found = &sim->first;
+    while (found && found->id != stream) found = found->next;
+    if (!found) {
+        found = mt__alloc(1, sizeof *found);
+        if (!found) return mt_set_error(MT_ENOMEM, "mt_sim_set_stream: out of host memory");
+        found->id = stream;
+        found->next = sim->first.next;
+        sim->first.next = found;
+        mt__cuda_start_stream(found);
+    }
+    sim->stream = found;
+    return MT_OK;
 }
 
 mt_status mt_sim_set_others(mt_sim *sim, size_t bytes) {

@@ -1,5 +1,5 @@
 /*
- * sim_cuda.c - the rules of CUDA's caching allocator with one stream: PyTorch 2.11,
+ * sim_cuda.c - the rules of CUDA's caching allocator: PyTorch 2.11,
  * c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator, whose functions are named at
  * each rule; the constants are those of c10/core/AllocatorConfig.h.
  */
@@ -55,8 +55,12 @@ mt_status mt__cuda_set_ratio(mt_sim *s, double ratio) {
     return MT_OK;
 }
 
+void mt__cuda_start_stream(mt__stream *stream) {
+    stream->pools[POOL_SMALL].small = 1;
+}
+
 mt_status mt__cuda_start(mt_sim *s) {
-    s->pools[POOL_SMALL].small = 1;
+    mt__cuda_start_stream(&s->first);
     return mt__cuda_set_ratio(s, s->options.ratio);
 }
 
@@ -90,9 +94,9 @@ static size_t segment_bytes(const mt_sim *s, size_t rounded) {
     return rounded < LARGE_OWN ? s->options.large_segment_bytes : round_up(rounded, LARGE_ROUND);
 }
 
-/* get_pool */
+/* get_pool, and BlockComparatorSize: a block goes to requests of its stream alone. */
 static mt__pool *pool_of(mt_sim *s, size_t rounded) {
-    return &s->pools[rounded <= SMALL_MOST ? POOL_SMALL : POOL_LARGE];
+    return &s->stream->pools[rounded <= SMALL_MOST ? POOL_SMALL : POOL_LARGE];
 }
 
 /* ---- the cache ------------------------------------------------------------------------------ */
@@ -162,29 +166,28 @@ static void release_whole(mt_sim *s, mt__pool *pool) {
 }
 
 void mt__cuda_empty_cache(mt_sim *s) {
-    release_whole(s, &s->pools[POOL_LARGE]);
-    release_whole(s, &s->pools[POOL_SMALL]);
+    for (mt__stream *stream = &s->first; stream; stream = stream->next) {
+        release_whole(s, &stream->pools[POOL_LARGE]);
+        release_whole(s, &stream->pools[POOL_SMALL]);
+    }
 }
 
 /* ---- garbage collection (garbage_collect_cached_blocks) ------------------------------------- */
 
-/* Ages of the whole free blocks of the large pool. Returns how many there are. */
-static size_t sum_ages(const mt_sim *s, double *out_sum) {
+/* Ages of the whole free blocks of a large pool, added to *sum. Returns how many there are. */
+static size_t sum_ages(const mt_sim *s, mt__node *set, double *sum) {
     size_t count = 0;
-    mt__node *set = s->pools[POOL_LARGE].cached;
-    *out_sum = 0;
     for (mt__node *node = mt__tree_first(set); node; node = mt__tree_next(set, node)) {
         const mt__block *block = mt__block_by_size(node);
         if (!is_whole(block)) continue;
-        *out_sum += (double)(s->clock - block->age);
+        *sum += (double)(s->clock - block->age);
         count++;
     }
     return count;
 }
 
 /* Frees those at least as old as the mean, all of them. Returns their bytes. */
-static size_t free_old(mt_sim *s, double mean) {
-    mt__node **set = &s->pools[POOL_LARGE].cached;
+static size_t free_old(mt_sim *s, mt__node **set, double mean) {
     size_t freed = 0;
     for (mt__node *node = mt__tree_first(*set), *next; node; node = next) {
         mt__block *block = mt__block_by_size(node);
@@ -202,10 +205,14 @@ static void collect_garbage(mt_sim *s) {
     if (s->stats.reserved_bytes <= threshold) return;
     size_t target = s->stats.reserved_bytes - threshold, reclaimed = 0, freed = 1;
     while (reclaimed < target && freed) {
-        double ages;
-        size_t count = sum_ages(s, &ages);
+        double ages = 0;
+        size_t count = 0;
+        for (mt__stream *own = &s->first; own; own = own->next)
+            count += sum_ages(s, own->pools[POOL_LARGE].cached, &ages);
         if (!count) return;
-        freed = free_old(s, ages / (double)count);
+        freed = 0;
+        for (mt__stream *own = &s->first; own; own = own->next)
+            freed += free_old(s, &own->pools[POOL_LARGE].cached, ages / (double)count);
         reclaimed += freed;
     }
 }

@@ -88,8 +88,8 @@ static double ratio_of(double option, double otherwise) {
 /* init_allocator: the high watermark first. */
 mt_status mt__mps_start(mt_sim *s) {
     s->stats.recommended_bytes = s->options.recommended_bytes;
-    s->pools[POOL_PRIVATE_SMALL].small = s->pools[POOL_SHARED_SMALL].small = 1;
-    s->pools[POOL_SHARED_SMALL].shared = 1;
+    s->first.pools[POOL_PRIVATE_SMALL].small = s->first.pools[POOL_SHARED_SMALL].small = 1;
+    s->first.pools[POOL_SHARED_SMALL].shared = 1;
     mt_status status = mt__mps_set_ratio(s, ratio_of(s->options.ratio, HIGH_RATIO));
     if (status != MT_OK) return status;
     return set_low_ratio(s, ratio_of(s->options.low_watermark_ratio, LOW_RATIO));
@@ -111,8 +111,8 @@ static size_t current_bytes(const mt_sim *s) {
 
 /* get_pool */
 static mt__pool *pool_of(mt_sim *s, size_t bytes, size_t aligned) {
-    if (bytes <= SCALAR_MOST) return &s->pools[POOL_SHARED_SMALL];
-    return &s->pools[aligned <= SMALL_MOST ? POOL_PRIVATE_SMALL : POOL_PRIVATE_LARGE];
+    if (bytes <= SCALAR_MOST) return &s->first.pools[POOL_SHARED_SMALL];
+    return &s->first.pools[aligned <= SMALL_MOST ? POOL_PRIVATE_SMALL : POOL_PRIVATE_LARGE];
 }
 
 /* getLowWatermarkValue: whole MiB, so pressure begins with less than one. */
@@ -271,8 +271,8 @@ static int release_some(mt_sim *s, const request *r) {
 /* release_cached_buffers */
 void mt__mps_empty_cache(mt_sim *s) {
     for (int i = 0; i < MT__POOLS; i++)
-        while (s->pools[i].cached)
-            release_buffer(s, mt__block_by_size(mt__tree_first(s->pools[i].cached)), 1);
+        while (s->first.pools[i].cached)
+            release_buffer(s, mt__block_by_size(mt__tree_first(s->first.pools[i].cached)), 1);
 }
 
 /* ---- garbage collection (garbage_collect_cached_buffers) ------------------------------------ */

@@ -25,6 +25,17 @@ typedef struct mt__pool {
     int small, shared;
 } mt__pool;
 
+/*
+ * The pools of one stream: of CUDA's each has its own, so that nothing that one stream has given back goes to another. MPS has
+ * one for all.
+ */
+enum { MT__POOLS = 3 };
+typedef struct mt__stream {
+    uint64_t id;
+    mt__pool pools[MT__POOLS];
+    struct mt__stream *next;
+} mt__stream;
+
 /* One piece of memory from the device: a segment of CUDA's, a heap of Metal's. */
 typedef struct mt__segment {
     mt__node node; /* MPS: in its pool's heaps, by (available, address) */
@@ -56,14 +67,13 @@ struct mt__block {
     uint64_t age; /* CUDA: the clock when it was cached; MPS: searches since then */
 };
 
-enum { MT__POOLS = 3 };
-
 struct mt_sim {
     mt_sim_options options; /* defaults filled in */
     mt_sim_stats stats;     /* kept up to date, but for free_bytes */
     size_t low_limit;       /* MPS: bytes of the low watermark; SIZE_MAX: off */
-    mt__pool pools[MT__POOLS];
-    mt__node *blocks; /* all that are no spares */
+    mt__stream first;       /* stream 0, and by its next all others */
+    mt__stream *stream;     /* of requests from now on */
+    mt__node *blocks;       /* all that are no spares */
     uint64_t next_address;
     uint64_t clock; /* CUDA: searches, the time of the garbage collection */
     mt__block *spare_blocks;
@@ -120,6 +130,7 @@ void mt__cuda_empty_cache(mt_sim *s);
 mt_status mt__cuda_set_ratio(mt_sim *s, double ratio);
 mt_status mt__cuda_check(mt_sim_options *o);
 mt_status mt__cuda_start(mt_sim *s);
+void mt__cuda_start_stream(mt__stream *stream);
 mt_status mt__cuda_refuse(mt_sim *s, size_t bytes);
 
 mt__block *mt__mps_alloc(mt_sim *s, size_t bytes);

@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SHIM = ["cpu_memory", "arena", "arena_plan", "arena_serve", "arena_mapping", "follow", "sim_memory", "guard"]
+SHIM = ["cpu_memory", "arena", "arena_plan", "arena_serve", "arena_mapping", "follow", "injection", "sim_memory", "guard"]
 EXACT = ["-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-O2", "-g1", "-Wall", "-Wextra"]
 
 

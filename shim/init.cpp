@@ -21,6 +21,7 @@
 #include "compat.hpp"
 #include "cpu_memory.hpp"
 #include "guard.hpp"
+#include "injection.hpp"
 #include "offload.hpp"
 #include "openmp.hpp"
 
@@ -203,10 +204,12 @@ extern "C" mt_status mt_inject_oom(uint64_t nth, int persistent) {
     MT_RETURN_IF_FAILED(ensure_init());
     if (!cpu::installed())
         return mt_set_error(MT_ENOTSUP, "mt_inject_oom: our CPU allocator is not installed");
-    cpu::inject(nth, persistent != 0);
-    return MT_OK;
+    return guard([&] {
+        injection::reach_cards();
+        injection::arm(nth, persistent != 0);
+    });
 }
 
 extern "C" void mt_injected(uint64_t *out_requests, uint64_t *out_failed) {
-    cpu::injected(out_requests, out_failed);
+    injection::read(out_requests, out_failed);
 }

@@ -16,19 +16,18 @@
  * The functions are in libmemtrain_memory: link with -lmemtrain_memory -lmemtrain.
  * libmemtrain_torch runs its devices "sim:cuda" and "sim:mps" over this model (memtrain/torch.h).
  *
- * MT_SIM_CUDA follows PyTorch 2.11's c10/cuda/CUDACachingAllocator.cpp with one stream. Requests
- * are rounded up to 512 bytes. Requests up to 1 MiB come from segments of 2 MiB, requests below 10
+ * MT_SIM_CUDA follows PyTorch 2.11's c10/cuda/CUDACachingAllocator.cpp. Requests are rounded up to 512 bytes. Requests up to 1 MiB come from segments of 2 MiB, requests below 10
  * MiB from segments of 20 MiB. A larger request gets a segment of its own, rounded up to 2 MiB. The
  * smallest free block that is large enough is taken. It is split if what remains is worth it. Free
  * neighbours merge. A request that finds nothing empties the cache and tries again (alloc_retries).
- * If that does not help, it fails (ooms).
+ * If that does not help, it fails (ooms). Each stream has segments of its own (mt_sim_set_stream).
  *
  * MT_SIM_MPS follows aten/src/ATen/mps/MPSAllocator.mm. Buffers lie in heaps of 8 MiB, 32 MiB or
  * xlarge_heap_bytes, and are reused whole. A high watermark refuses requests. A low watermark
  * starts the collection of cached buffers. MPS has no counter of peaks, retries or failures.
  *
  * docs/devices.md lists the rules with their sources. It also lists what the model leaves out:
- * streams, CUDA graphs, expandable segments, the context, the workspaces of libraries, and Metal's
+ * events, CUDA graphs, expandable segments, the context, the workspaces of libraries, and Metal's
  * own placement.
  *
  * Sizes are in bytes. Addresses are numbers: they rise, never repeat, and point nowhere. Operations
@@ -161,6 +160,15 @@ MT_API MT_NODISCARD mt_status mt_sim_empty_cache(mt_sim *sim, size_t *out_releas
  * @return MT_OK; MT_EINVAL with the allocator's words
  */
 MT_API MT_NODISCARD mt_status mt_sim_set_ratio(mt_sim *sim, double ratio);
+
+/*
+ * Sets the stream that requests are made on from now on. CUDA keeps the free blocks of each stream for
+ * that stream, so each stream has segments of its own. MPS has one pool for all.
+ *
+ * @param stream  any number. A new card is on stream 0
+ * @return MT_OK; MT_ENOMEM: the model's own host memory ran out, and the stream is as before
+ */
+MT_API MT_NODISCARD mt_status mt_sim_set_stream(mt_sim *sim, uint64_t stream);
 
 /*
  * Sets how many bytes others hold from now on. On CUDA these are other processes and the context.

@@ -169,8 +169,10 @@ MT_API MT_NODISCARD mt_status mt_device_sim_stats(const char *device, mt_sim_sta
 /* ---- watching a recovery ------------------------------------------------------------------------- */
 
 /*
- * Makes requests of the calling thread for CPU memory fail. Requests of 0 bytes do not count. A
- * request for a simulated card is refused as that card does.
+ * Makes requests of the calling thread for memory fail: for the CPU's, and for a card's. Requests of 0
+ * bytes do not count. The requests of a backward pass on libtorch's own thread count too. A card
+ * refuses such a request in its own words, and empties its cache first. On a Mac requests to MPS do
+ * not count.
  *
  * @param nth         the request to fail, counted from now on, from 1; 0: no request fails any more
  * @param persistent  0: only that request fails; 1: every later one fails too
@@ -179,7 +181,7 @@ MT_API MT_NODISCARD mt_status mt_device_sim_stats(const char *device, mt_sim_sta
 MT_API MT_NODISCARD mt_status mt_inject_oom(uint64_t nth, int persistent);
 
 /*
- * Counts the calling thread's requests since its last mt_inject_oom, and how many of them have
+ * Counts the requests of mt_inject_oom's kind since its last mt_inject_oom, and how many of them have
  * failed.
  */
 MT_API void mt_injected(uint64_t *out_requests, uint64_t *out_failed);

@@ -187,6 +187,10 @@ MT_API void mt_model_free(mt_model *model);
  *
  * It is the one place that tells an OOM from other errors. It does so by evidence (a request was
  * refused), by the exception's type, and by its text.
+ *
+ * A program with a C++ runtime of its own (-static-libstdc++) has exceptions that this function does
+ * not see. Then evidence alone decides: MT_EDEVMEM if a request was refused during the call,
+ * otherwise MT_ESTATE.
  */
 MT_API mt_status mt_torch_exception(void);
 

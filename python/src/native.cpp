@@ -29,6 +29,7 @@
 #include "compat.hpp"
 #include "cpu_memory.hpp"
 #include "guard.hpp"
+#include "injection.hpp"
 
 namespace py = pybind11;
 
@@ -547,13 +548,13 @@ std::pair<size_t, size_t> uncounted(const py::object &object) {
 /* A forked child has the parent's figures, and memory of its own: no budget of the parent's is its. */
 void enter_child() {
     cpu::set_budget(SIZE_MAX);
-    cpu::inject(0, false);
+    injection::arm(0, false);
     cpu::set_sink(nullptr);
 }
 
 std::pair<uint64_t, uint64_t> injected() {
     uint64_t requests = 0, failed = 0;
-    cpu::injected(&requests, &failed);
+    injection::read(&requests, &failed);
     return {requests, failed};
 }
 
@@ -585,7 +586,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("uncounted", uncounted);
     m.def("parse_size", parse_size);
     m.def("format_size", format_size);
-    m.def("inject", cpu::inject);
+    m.def("inject", injection::arm);
     m.def("injected", injected);
     m.def("enter_child", enter_child);
     m.attr("version") = mt_version_string();

@@ -100,6 +100,12 @@ mt_status describe(bool typed, const char *text) noexcept {
     return mt_set_error(status, "%.*s%s", length, line, remedy(text));
 }
 
+const char unseen[] = "memory ran out; the exception that said so is not seen by this library: the "
+                      "program has a C++ runtime of its own (-static-libstdc++)";
+const char unseen_hint[] =
+    " that this library sees; accepted: a call within catch, in a program that shares its C++ "
+    "runtime (without -static-libstdc++)";
+
 /* libtorch would print them. */
 class LogWarnings : public c10::WarningHandler {
 public:
@@ -263,8 +269,10 @@ Scope::~Scope() {
 
 } // namespace memtrain::shim
 
+/* What a program with another C++ runtime has caught is none for this one. A refusal is one for both. */
 extern "C" mt_status mt_torch_exception(void) {
-    if (!std::current_exception())
-        return mt_set_error(MT_ESTATE, "mt_torch_exception: no exception is in flight");
-    return memtrain::shim::describe_exception();
+    using namespace memtrain::shim;
+    if (std::current_exception()) return describe_exception();
+    if (evidence() != Evidence::none) return describe(true, unseen);
+    return mt_set_error(MT_ESTATE, "mt_torch_exception: no exception is in flight%s", unseen_hint);
 }

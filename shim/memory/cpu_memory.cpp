@@ -1,5 +1,5 @@
 /*
- * cpu_memory.cpp - the budgeted allocator: header, counters, refusals, injection.
+ * cpu_memory.cpp - the budgeted allocator: header, counters, refusals.
  */
 #include "cpu_memory.hpp"
 
@@ -27,6 +27,7 @@
 #include "arena.hpp"
 #include "arena_plan.hpp"
 #include "compat.hpp"
+#include "injection.hpp"
 #include "sim_memory.hpp"
 
 namespace memtrain::shim::cpu {
@@ -70,11 +71,7 @@ struct Thread {
     mt_event_sink sink = {nullptr, nullptr};
     sim::Card *card = nullptr;
     Arena *arena = nullptr;
-    uint64_t refused = 0;  /* requests, those of a card too */
-    uint64_t requests = 0; /* since inject() */
-    uint64_t failed = 0;
-    uint64_t fail_at = 0; /* 0: disarmed */
-    bool persistent = false;
+    uint64_t refused = 0; /* requests, those of a card too */
 };
 
 thread_local Thread thread;
@@ -182,14 +179,6 @@ bool has_pages(size_t bytes) noexcept {
     return most == SIZE_MAX || outside_arenas() + Arena::touched_bytes() + bytes <= most;
 }
 
-/* Counts one request of this thread; whether it is one that shall fail. */
-bool shall_fail(Thread &t) noexcept {
-    t.requests++;
-    bool now = t.fail_at && (t.persistent ? t.requests >= t.fail_at : t.requests == t.fail_at);
-    t.failed += now;
-    return now;
-}
-
 /*
  * Adds to the bytes in use unless that would exceed the budget, so no peak can exceed it either.
  * Returns the new sum, or 0.
@@ -268,7 +257,7 @@ void *take_on_card(sim::Card &card, size_t bytes) {
 void *take(size_t bytes) {
     Thread &own = thread;
     sim::Card *card = own.card;
-    bool fails = shall_fail(own);
+    bool fails = injection::is_refused();
     own.refused++; /* until there is memory for it */
     if (fails && card) card->refuse(bytes);
     if (fails) refuse("injected refusal of", bytes);
@@ -415,7 +404,7 @@ void install() {
 
 void *take_beside(size_t bytes) {
     void *data = nullptr;
-    if (shall_fail(thread)) refuse("injected refusal of", bytes);
+    if (injection::is_refused()) refuse("injected refusal of", bytes);
     if (posix_memalign(&data, line_bytes, bytes)) refuse("the system refuses", bytes);
     return data;
 }
@@ -621,17 +610,6 @@ void set_card(sim::Card *card) noexcept {
 
 sim::Card *card() noexcept {
     return thread.card;
-}
-
-void inject(uint64_t nth, bool persistent) noexcept {
-    thread.fail_at = nth;
-    thread.persistent = persistent;
-    thread.requests = thread.failed = 0;
-}
-
-void injected(uint64_t *out_requests, uint64_t *out_failed) noexcept {
-    if (out_requests) *out_requests = thread.requests;
-    if (out_failed) *out_failed = thread.failed;
 }
 
 } // namespace memtrain::shim::cpu

@@ -1,10 +1,10 @@
 /*
  * cpu_memory.hpp - the budgeted allocator of CPU tensors.
  *
- * Counts bytes of tensors in the whole process, refuses what exceeds the budget, tells one sink a
- * thread of its allocations, and fails requests on demand. Installed once and never taken back,
+ * Counts bytes of tensors in the whole process, refuses what exceeds the budget, and tells one sink a
+ * thread of its allocations. Installed once and never taken back,
  * since buffers of oneDNN are freed by the allocator that is current. What each function promises
- * about threads: counters are the process's, refusals, sink and injection the calling thread's.
+ * about threads: counters are the process's, refusals and sink the calling thread's.
  */
 #ifndef MEMTRAIN_SHIM_CPU_MEMORY_HPP
 #define MEMTRAIN_SHIM_CPU_MEMORY_HPP
@@ -121,10 +121,6 @@ sim::Card *card() noexcept;
  * Planned.
  */
 Arena *set_arena(Arena *arena) noexcept;
-
-/* See mt_inject_oom and mt_injected. */
-void inject(uint64_t nth, bool persistent) noexcept;
-void injected(uint64_t *out_requests, uint64_t *out_failed) noexcept;
 
 } // namespace memtrain::shim::cpu
 #endif

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <string>
 
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #include "cpu_memory.hpp"
 #include "guard.hpp"
 #include "init.hpp"
+#include "injection.hpp"
 #include "sim_memory.hpp"
 
 namespace memtrain::shim {
@@ -346,6 +348,19 @@ size_t device_allocated(const Device &device) {
     if (device.memory() != Memory::allocator) return 0;
     compat::DeviceStats stats = allocator_of(device).getDeviceStats(device.index());
     return static_cast<size_t>(stats.allocated_bytes[0].current);
+}
+
+void injection::reach_cards() {
+    static std::mutex one_at_a_time;
+    static bool done = false;
+    std::lock_guard<std::mutex> lock(one_at_a_time);
+    for (int i = 0; i < c10::COMPILE_TIME_MAX_DEVICE_TYPES && !done; i++) {
+        Device device = c10::Device(static_cast<c10::DeviceType>(i), 0);
+        c10::DeviceAllocator *allocator = compat::device_allocator(device.type());
+        if (!allocator || !injection::reach(*allocator) || !has_pinned_memory(device)) continue;
+        (void)injection::reach(*at::globalContext().getPinnedMemoryAllocator(device.type()));
+    }
+    done = true;
 }
 
 int64_t device_ooms(const Device &device) noexcept {

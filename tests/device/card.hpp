@@ -7,7 +7,7 @@
  * for; the backward pass runs on a thread of its own; random numbers are its own. Behind its allocator is the model of
  * memtrain/sim.h. Kernels are the CPU's, over the same memory by another address.
  *
- * memory.cpp has the memory, injection.cpp what is refused on demand, queue.cpp streams, events and the clock, operators.cpp
+ * memory.cpp has the memory, counted.cpp which requests count, queue.cpp streams, events and the clock, operators.cpp
  * the kernels, card.cpp the rest of what libtorch asks of a device.
  */
 #ifndef MEMTRAIN_TESTS_CARD_HPP
@@ -16,11 +16,14 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <memtrain/sim.h>
 
@@ -89,21 +92,30 @@ void touch(const void *address, bool writes);
 /* A stream other than the one that the memory was asked for on uses it: given back, it is kept until that stream is through. */
 void use_on(const void *address, Stream stream);
 
-/* ---- injection.cpp ---- */
+/* ---- counted.cpp ---- */
 
-/* A request for memory of a card: whether mt_inject_oom means it. */
-bool is_refused();
-
-/* While one is there the thread's requests for memory of the host neither count nor fail. */
+/*
+ * While one is there the thread's requests for memory neither count for mt_inject_oom nor fail: on a real card kernels ask the
+ * host for nothing.
+ */
 class Uncounted {
 public:
     Uncounted();
-    ~Uncounted();
-    Uncounted(const Uncounted &) = delete;
-    Uncounted &operator=(const Uncounted &) = delete;
 
 private:
-    bool is_outermost_;
+    std::optional<c10::DebugInfoGuard> hidden_;
+};
+
+/* Those that it makes while this one is there do, as before: a kernel asks the card for memory of its results. */
+class Counted {
+public:
+    Counted();
+    ~Counted();
+    Counted(const Counted &) = delete;
+    Counted &operator=(const Counted &) = delete;
+
+private:
+    std::shared_ptr<c10::ThreadLocalDebugInfo> now_;
 };
 
 /* ---- queue.cpp ---- */

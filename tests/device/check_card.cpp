@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -16,12 +17,19 @@
 
 #include <ATen/DLConvertor.h>
 #include <ATen/ops/_convolution.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -723,6 +731,77 @@ START_TEST(convolution_of_a_graph) {
 }
 END_TEST
 
+/* As on CUDA a kernel takes tensors of one device, and single numbers of the host's. */
+START_TEST(tensors_of_two_devices) {
+    const c10::Device device(suite_device());
+    at::Tensor there = at::ones({2, 2}, device), here = at::ones({2, 2});
+    const std::function<void()> refused[] = {
+        [&] { (void)at::mm(there, here); },
+        [&] { (void)at::add(here, there); },
+        [&] {
+            (void)at::cat({there, here});
+        },
+        [&] { (void)at::sum_out(here, there, at::IntArrayRef{0}); },
+    };
+    for (const auto &call : refused) {
+        try {
+            call();
+            ck_abort_msg("tensors of two devices were taken");
+        } catch (const c10::Error &error) {
+            ck_contains(error.what(), "Expected all tensors to be on the same device");
+        }
+    }
+    ck_assert_double_eq(at::add(there, at::scalar_tensor(2)).sum().item<double>(), 12.0);
+    ck_assert_double_eq(there.index({at::zeros({1}, at::kLong)}).sum().item<double>(), 2.0);
+}
+END_TEST
+
+/* mt_inject_oom reaches the allocator from outside: the refusal is the allocator's own, and the next request is served. */
+START_TEST(requests_of_the_card_are_counted) {
+    const c10::Device device(suite_device());
+    uint64_t requests = 0, refused = 0;
+    ck_ok(mt_torch_init(nullptr));
+    at::Tensor released = at::empty({64 << 20}, device);
+    released.reset();
+    size_t before = memory_on(suite_device()).reserved_bytes;
+    ck_ok(mt_inject_oom(2, 0));
+    at::Tensor first = at::empty({1000}, device);
+    try {
+        (void)at::empty({1000}, device);
+        ck_abort_msg("the request was not refused");
+    } catch (const c10::Error &error) {
+        bool typed = dynamic_cast<const c10::OutOfMemoryError *>(&error) != nullptr;
+        ck_assert_int_eq(typed, !suite_on_mps());
+        ck_contains(error.what(), suite_on_mps() ? "Invalid buffer size" : " out of memory. Tried");
+    }
+    first = at::empty({1000}, device);
+    mt_injected(&requests, &refused);
+    ck_ok(mt_inject_oom(0, 0));
+    ck_assert_uint_eq(requests, 3);
+    ck_assert_uint_eq(refused, 1);
+    if (!suite_on_mps()) ck_assert_uint_lt(memory_on(suite_device()).reserved_bytes, before);
+}
+END_TEST
+
+/* Each stream has memory of its own: what one has given back no other one gets. */
+START_TEST(streams_have_pools) {
+    const c10::Device device(suite_device());
+    auto type = device.type();
+    c10::impl::VirtualGuardImpl guard(type);
+    at::Tensor first = at::empty({1000}, device);
+    first.reset();
+    size_t before = memory_on(suite_device()).reserved_bytes;
+    {
+        c10::StreamGuard on(guard.getStreamFromGlobalPool(c10::Device(type, 0)));
+        first = at::empty({1000}, device);
+        ck_assert_uint_eq(memory_on(suite_device()).reserved_bytes, before + 2 * MiB);
+        first.reset();
+    }
+    first = at::empty({1000}, device);
+    ck_assert_uint_eq(memory_on(suite_device()).reserved_bytes, before + 2 * MiB);
+}
+END_TEST
+
 /*
  * A step in which the n-th request fails, 0: none: it is taken back, and goes through when it is done again. Returns whether
  * one has failed.
@@ -1169,6 +1248,8 @@ int main(int, char **argv) {
     tcase_add_loop_test(cases, every_request_of_deferred_chunks, 0, 2);
     tcase_add_test(cases, batch_of_the_card_on_the_cpu);
     tcase_add_loop_test(cases, every_request_fails, 0, 2);
+    tcase_add_test(cases, tensors_of_two_devices);
+    tcase_add_test(cases, requests_of_the_card_are_counted);
     if (suite_on_mps()) {
         tcase_add_test(cases, ignored);
         tcase_add_test(cases, ignored_update);
@@ -1200,6 +1281,7 @@ int main(int, char **argv) {
         tcase_add_test(cases, offload_beside_kernels);
         tcase_add_test(cases, changed_once_it_is_out);
         tcase_add_test(cases, sums_of_processes);
+        tcase_add_test(cases, streams_have_pools);
         tcase_add_test(cases, streams_beside_each_other);
         tcase_add_test(cases, forgotten_events);
         tcase_add_test(cases, memory_that_another_stream_uses);

@@ -172,7 +172,8 @@ void *take(size_t bytes) {
     std::unique_lock<std::recursive_mutex> lock(mutex);
     Model &card = model(index);
     release_left(card, false);
-    mt_status status = is_refused() ? mt_sim_refuse(card.sim, bytes) : request(card, bytes, block);
+    if (mt_sim_set_stream(card.sim, static_cast<uint64_t>(current_stream())) != MT_OK) abort();
+    mt_status status = request(card, bytes, block);
     if (status != MT_OK) refuse();
     if (!card.first) card.first = block.segment_address;
     size_t offset = block.address - card.first;
@@ -259,7 +260,7 @@ class Pinned final : public c10::Allocator {
 public:
     c10::DataPtr allocate(size_t bytes) override {
         void *address = nullptr;
-        if (is_refused() || posix_memalign(&address, 64, bytes + 1)) throw std::bad_alloc();
+        if (posix_memalign(&address, 64, bytes + 1)) throw std::bad_alloc();
         std::lock_guard<std::mutex> lock(pinned_mutex);
         pinned[static_cast<char *>(address)] = bytes;
         return {address, address, &unpin, c10::Device(c10::kCPU)};
@@ -358,8 +359,9 @@ void empty_cache() {
 }
 
 void try_work_space(size_t bytes) {
+    Counted counted;
     try {
-        give_back(take(bytes));
+        (void)allocator().allocate(bytes);
     } catch (const c10::Error &) {
     }
 }

@@ -16,7 +16,9 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/flip.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zeros.h>
@@ -93,6 +95,7 @@ Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::opt
              std::optional<at::MemoryFormat> format) {
     check_type(c10::dtype_or_default(dtype));
     c10::DeviceGuard guard(device_of(device));
+    Counted counted;
     return at::detail::empty_generic(size, &allocator(), c10::DispatchKeySet(key),
                                      c10::dtype_or_default(dtype), format);
 }
@@ -102,6 +105,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                      std::optional<c10::Device> device, std::optional<bool>) {
     check_type(c10::dtype_or_default(dtype));
     c10::DeviceGuard guard(device_of(device));
+    Counted counted;
     return at::detail::empty_strided_generic(size, stride, &allocator(), c10::DispatchKeySet(key),
                                              c10::dtype_or_default(dtype));
 }
@@ -112,6 +116,7 @@ const Tensor &resize(const Tensor &self, at::IntArrayRef size, std::optional<at:
     auto *storage = self.storage().unsafeGetStorageImpl();
     if (need <= storage->nbytes()) return self;
     c10::DeviceGuard guard(self.device());
+    Counted counted;
     c10::DataPtr data = allocator().allocate(need);
     if (storage->nbytes()) allocator().copy_data(data.get(), storage->data(), storage->nbytes());
     storage->set_data_ptr_noswap(std::move(data));
@@ -263,19 +268,34 @@ public:
 
 private:
     const Tensor &pair(const Tensor &host, const Tensor &own) {
-        device_ = own.device();
+        check_device(own);
         lowered_.emplace_back(host, own);
         return lowered_.back().first;
     }
 
+    /* A number of the host's is taken beside a card's tensors; nothing else is, and no tensor of another card. */
+    void check_device(const Tensor &tensor) {
+        if (tensor.is_cpu() && !tensor.dim()) return;
+        if (!met_) met_ = tensor.device();
+        TORCH_CHECK(
+            *met_ == tensor.device(),
+            "Expected all tensors to be on the same device, but found at least two devices, ",
+            *met_, " and ", tensor.device(), "! (", op_.schema().name(), ")");
+        if (!tensor.is_cpu()) device_ = tensor.device();
+    }
+
     Tensor lower(const Tensor &tensor) {
-        if (!tensor.defined() || tensor.is_cpu()) return tensor;
+        if (!tensor.defined()) return tensor;
+        if (tensor.is_cpu()) {
+            check_device(tensor);
+            return tensor;
+        }
         return pair(counters.ignores ? seen(tensor).clone() : seen(tensor), tensor);
     }
 
     /* A kernel may make it larger on its way, which memory of others does not allow. */
     Tensor lower_out(const Tensor &tensor) {
-        if (tensor.is_cpu()) return tensor;
+        if (tensor.is_cpu()) return lower(tensor);
         return pair(at::empty({0}, at::device(c10::kCPU).dtype(tensor.dtype())), tensor);
     }
 
@@ -289,8 +309,11 @@ private:
         }
         if (!value.isOptionalTensorList()) return value;
         c10::List<std::optional<Tensor>> list;
-        for (const std::optional<Tensor> &tensor : value.toOptionalTensorVector())
-            list.push_back(tensor ? std::optional<Tensor>(lower(*tensor)) : tensor);
+        /* Places of the host's are taken, as index() does. */
+        for (const std::optional<Tensor> &tensor : value.toOptionalTensorVector()) {
+            bool is_own = tensor && tensor->defined() && !tensor->is_cpu();
+            list.push_back(is_own ? std::optional<Tensor>(lower(*tensor)) : tensor);
+        }
         return list;
     }
 
@@ -311,7 +334,8 @@ private:
 
     const c10::OperatorHandle &op_;
     torch::jit::Stack &stack_;
-    c10::Device device_;
+    c10::Device device_;                             /* of what comes back */
+    std::optional<c10::Device> met_;                 /* of the first tensor */
     std::vector<std::pair<Tensor, Tensor>> lowered_; /* the kernel's, the caller's */
 };
 
@@ -365,6 +389,7 @@ void keep_work_space(const c10::OperatorHandle &op) {
     if (!has_bias && name != "aten::mm" && name != "aten::bmm") return;
     if (has[has_bias] || !counters.kept_work_space) return;
     has[has_bias] = true;
+    Counted counted;
     (void)allocator().raw_allocate(counters.kept_work_space);
 }
 
@@ -409,18 +434,33 @@ std::optional<Tensor> added(const std::optional<Tensor> &mask, at::ScalarType dt
     return zeros.masked_fill_(mask->logical_not(), -HUGE_VAL);
 }
 
-Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
-                 const std::optional<Tensor> &mask, double dropout, bool is_causal,
-                 std::optional<double> scale, bool enable_gqa) {
+Tensor attend(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
+              double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+    if (!is_mps && !is_xpu)
+        return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale,
+                                                        enable_gqa);
+    /* libtorch would ask the part for MPS, or for XPU, for a choice of kernels. */
     return std::get<0>(at::_scaled_dot_product_attention_math(
         q, k, v, added(mask, q.scalar_type()), dropout, is_causal, {}, scale, enable_gqa));
 }
 
+/* Without a graph libtorch may choose another kernel, which adds in another order. */
+Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
+                 const std::optional<Tensor> &mask, double dropout, bool is_causal,
+                 std::optional<double> scale, bool enable_gqa) {
+    bool has_graph = c10::GradMode::is_enabled() &&
+                     (q.requires_grad() || k.requires_grad() || v.requires_grad());
+    if (has_graph || dropout > 0 || is_causal)
+        return attend(q, k, v, mask, dropout, is_causal, scale, enable_gqa);
+    std::optional<Tensor> turned = mask;
+    if (mask && mask->defined() && mask->size(-1) > 1) turned = mask->flip({-1});
+    return attend(q, k.flip({-2}), v.flip({-2}), turned, 0, false, scale, enable_gqa);
+}
+
 } // namespace
 
-/* libtorch would ask the part for MPS, or for XPU, for a choice of kernels. */
 TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD(CARD), m) {
-    if (is_mps || is_xpu) m.impl("scaled_dot_product_attention", attention);
+    m.impl("scaled_dot_product_attention", attention);
 }
 
 TORCH_LIBRARY_IMPL(_, CARD, m) {

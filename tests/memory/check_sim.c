@@ -19,7 +19,7 @@
 
 /* ---- scripts: what is done to a card, and what it looks like afterwards --------------------- */
 
-typedef enum op { END, ALLOC, REFUSED, FREE, EMPTY, OTHERS, RATIO } op;
+typedef enum op { END, ALLOC, REFUSED, FREE, EMPTY, OTHERS, RATIO, STREAM } op;
 
 typedef struct action {
     op what;
@@ -34,6 +34,7 @@ typedef struct action {
 #define E         {EMPTY, 0, 0}
 #define O(bytes)  {OTHERS, bytes, 0}
 #define R(ratio)  {RATIO, 0, ratio}
+#define S(number) {STREAM, number, 0}
 /* clang-format on */
 
 typedef struct row {
@@ -83,6 +84,9 @@ static void perform(mt_sim *sim, const action *script) {
             break;
         case RATIO:
             ck_ok(mt_sim_set_ratio(sim, a->ratio));
+            break;
+        case STREAM:
+            ck_ok(mt_sim_set_stream(sim, a->value));
             break;
         case END:
             break;
@@ -148,6 +152,20 @@ static const row cuda_rows[] = {
      512 * KIB + 2 * MIB, 22 * MIB, 18 * MIB + 1536 * KIB, 2, 0, 0},
     {"CCA get_free_block: three of 9 MiB, two to a segment",
      {0}, {A(9 * MIB), A(9 * MIB), A(9 * MIB)}, 27 * MIB, 40 * MIB, 13 * MIB, 2, 0, 0},
+    /* streams */
+    {"CCA BlockComparatorSize: a stream has segments of its own",
+     {0}, {A(512 * KIB), S(7), A(512 * KIB)}, MIB, 4 * MIB, 3 * MIB, 2, 0, 0},
+    {"CCA BlockComparatorSize: what was given back stays with its stream",
+     {0}, {A(5 * MIB), F(0), S(7), A(5 * MIB)}, 5 * MIB, 40 * MIB, 15 * MIB, 2, 0, 0},
+    {"CCA BlockComparatorSize: and is used again there",
+     {0}, {S(7), A(5 * MIB), S(0), F(0), S(7), A(6 * MIB)}, 6 * MIB, 20 * MIB, 14 * MIB, 1, 0, 0},
+    {"CCA release_cached_blocks: those of all streams go",
+     CARD(40), {A(20 * MIB), S(7), A(20 * MIB), F(0), F(1), S(8), A(30 * MIB)},
+     30 * MIB, 30 * MIB, 0, 1, 1, 0},
+    {"CCA garbage_collect_cached_blocks: of whatever stream",
+     {.total_bytes = 200 * MIB, .ratio = 0.5, .gc_threshold = 0.5},
+     {S(7), A(30 * MIB), F(0), S(0), A(50 * MIB), A(32 * MIB)},
+     82 * MIB, 82 * MIB, 0, 2, 0, 0},
     /* splitting */
     {"CCA should_split: small, a remainder of 512 bytes is split off",
      {0}, {A(MIB), A(MIB - 512)}, 2 * MIB - 512, 2 * MIB, 512, 1, 0, 0},
@@ -479,6 +497,7 @@ START_TEST(arguments) {
     ck_refused(mt_sim_alloc(stale, 1, &block), MT_EINVAL, "not a live handle");
     ck_status(mt_sim_empty_cache(stale, NULL), MT_EINVAL);
     ck_status(mt_sim_set_ratio(NULL, 1), MT_EINVAL);
+    ck_status(mt_sim_set_stream(NULL, 1), MT_EINVAL);
     ck_status(mt_sim_set_others(NULL, 1), MT_EINVAL);
     ck_status(mt_sim_reset_peak(NULL), MT_EINVAL);
     ck_status(mt_sim_refuse(NULL, 1), MT_EINVAL);
@@ -616,6 +635,7 @@ static void step_of(walk *w) {
 
     bytes += draw(w, bytes);
     if (draw(w, 200) == 0) ck_ok(mt_sim_empty_cache(w->sim, NULL));
+    if (draw(w, 50) == 0) ck_ok(mt_sim_set_stream(w->sim, draw(w, 3)));
     if (draw(w, 300) == 0) ck_ok(mt_sim_set_others(w->sim, draw(w, 100) * MIB));
     if (slot->address) {
         ck_ok(mt_sim_release(w->sim, slot->address));
@@ -685,7 +705,12 @@ START_TEST(host_memory_runs_out) {
         ck_ok(mt_sim_new(NULL, &sim));
         for (int i = 0; i < 40; i++) {
             mt_sim_stats before = stats_of(sim), after;
-            mt_status status = mt_sim_alloc(sim, (size_t)(i + 1) * 700 * KIB, &blocks[i]);
+            mt_status status = mt_sim_set_stream(sim, (uint64_t)i / 16);
+            if (status != MT_OK) {
+                ck_status(status, MT_ENOMEM);
+                ck_ok(mt_sim_set_stream(sim, (uint64_t)i / 16));
+            }
+            status = mt_sim_alloc(sim, (size_t)(i + 1) * 700 * KIB, &blocks[i]);
             if (status == MT_OK) continue;
             ck_status(status, MT_ENOMEM);
             after = stats_of(sim);

@@ -279,8 +279,10 @@ TEST_LOOP("seam", as_on_the_cpu, 2) {
     ck_assert_double_le(largest_difference(cpu.state(), other.state()), 1e-5 * moved);
 }
 
-/* With dropout: segments draw the same numbers again. The three gradients of the ViT's features are added
-   in another order. */
+/*
+ * With dropout: segments draw the same numbers again. The three gradients of the ViT's features are added in another order. A
+ * card may have another kernel for attention where no graph is made.
+ */
 TEST_LOOP("seam", segments_change_no_number, 2) {
     const int encoder = _i ? PRSMED_VIT_TI : PRSMED_CONV;
     State states[2];
@@ -290,7 +292,9 @@ TEST_LOOP("seam", segments_change_no_number, 2) {
         ck_ok(subject.step(scenes, {3, 1}));
         states[i] = subject.state();
     }
-    ck_assert_double_le(largest_difference(states[0], states[1]), _i ? 1e-7 : 0.0);
+    ck_assert_double_le(largest_difference(states[0], states[1]), suite_on_card() ? 1e-6
+                                                                  : _i            ? 1e-7
+                                                                                  : 0.0);
 }
 
 /* Frozen: no gradient, no optimiser state, and the same numbers after steps. */

@@ -233,7 +233,7 @@ START_TEST(buffers_made_anew) {
     Trainer trainer(options_of(MT_ADAMW), {}, [&replace](Net &net) {
         if (!replace) return;
         c10::NoGradGuard no_grad;
-        net.norm->running_mean.set_data(at::zeros({8}) + 5);
+        net.norm->running_mean.set_data(at::full_like(net.norm->running_mean, 5.0));
         net.norm->running_var.set_data(at::full_like(net.norm->running_var, 3.0));
     });
     Batch batch(8);
