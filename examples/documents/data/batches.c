@@ -49,9 +49,9 @@ struct ex_batches {
     ex_batches_options options;
     slot **slots; /* options.prefetch + 1 */
     size_t count;
-    slot *current; /* the caller's, until the next call */
+    slot *current;            /* the caller's, until the next call */
     void *floats[EX_TENSORS]; /* of the current batch, where pictures wait as pixels */
-    const slot *shown; /* the one whose pictures are in floats */
+    const slot *shown;        /* the one whose pictures are in floats */
     uint64_t order;
     uint64_t epoch; /* of training, seen last */
     pthread_mutex_t mutex;
