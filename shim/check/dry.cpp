@@ -29,6 +29,7 @@
 #include <torch/library.h>
 
 #include "cpu_memory.hpp"
+#include "dry.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -389,6 +390,7 @@ mt_status mt_dry_run(int on) {
         c10::WarningUtils::WarningHandlerGuard warnings(&quiet);
         if ((on != 0) == (kernels != nullptr)) return;
         kernels = on ? register_kernels() : nullptr;
+        is_dry = on != 0;
         cpu::keep_all_pages(on != 0); /* to clear new ones would take the most time */
     });
 }
