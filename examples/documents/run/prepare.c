@@ -187,7 +187,7 @@ static mt_status make_trainer(ex_training *t) {
     if (!t->flags->check) options.learned = t->flags->learned;
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
-    const ex_traced_device device = {t->flags->device, t->device.left};
+    const ex_traced_device device = {t->flags->device, t->device.left, t->device.mapped_bytes};
     if (t->flags->check) return MT_OK; /* trains nothing, and has no trace */
     ex_trace_program(on_trace, t, t->program->name, t->device.threads, t->flags->image_size,
                      t->flags->resume, &device, t->settings, t->setting_count, t->argv);
