@@ -38,7 +38,17 @@ static const char *flag_of(const ex_prompt_scenes_options *options, const char *
     return strncmp(error, options->patterns, length) == 0 ? "--patterns" : "--data";
 }
 
-static mt_status open_data(prsmed *p, const ex_training *run, ex_source *out) {
+/* The language model is read before the batches, which hold its states. */
+static mt_status open_language_model(prsmed *p, ex_training *run, ex_source *out) {
+    prsmed_lm_figures figures = PRSMED_LM_FIGURES_INIT;
+    if (!p->lm_size) return MT_OK;
+    mt_status status = prsmed_add_words(p, out);
+    if (status == MT_OK) status = prsmed_lm_figures_of(p->lm, &figures);
+    run->device.mapped_bytes = (size_t)figures.mapped_bytes;
+    return status;
+}
+
+static mt_status open_data(prsmed *p, ex_training *run, ex_source *out) {
     char found[2][4096];
     ex_error error;
     const ex_prompt_scenes_options options = {
@@ -54,7 +64,7 @@ static mt_status open_data(prsmed *p, const ex_training *run, ex_source *out) {
     if (status != EX_OK)
         return mt_set_error(MT_EINVAL, "%s: %s", flag_of(&options, error.text), error.text);
     *out = ex_prompt_scenes_source(p->data);
-    return p->lm_size ? prsmed_add_words(p, out) : MT_OK;
+    return open_language_model(p, run, out);
 }
 
 /* As a file of all of TinySAM has it. */

@@ -18,15 +18,18 @@
 #include <ATen/native/Pool.h>
 #include <ATen/ops/_slow_conv2d_backward_native.h>
 #include <ATen/ops/_slow_conv2d_forward_native.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/convolution_backward_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mkldnn_convolution_native.h>
+#include <ATen/ops/result_type.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "cpu_memory.hpp"
+#include "dry.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -37,9 +40,17 @@ using at::Tensor;
 using Maybe = std::optional<Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
+/* To write more than that takes longer than all else that a kernel does here. */
+constexpr size_t most_zeros = size_t(1) << 20;
+
+Tensor &clear(Tensor &out) {
+    return out.nbytes() > most_zeros && out.is_floating_point() ? out : out.zero_();
+}
+
 Tensor blank(IntArrayRef sizes, const at::TensorOptions &options,
              at::MemoryFormat format = at::MemoryFormat::Contiguous) {
-    return at::empty(sizes, options.memory_format(format)).zero_();
+    Tensor out = at::empty(sizes, options.memory_format(format));
+    return clear(out);
 }
 
 /* ---- products ---------------------------------------------------------------------------------- */
@@ -77,7 +88,7 @@ Tensor &product_into(const Tensor &a, const Tensor &b, int64_t dimensions, Tenso
     } else {
         out.resize_({a.size(0), a.size(1), b.size(2)});
     }
-    return out.zero_();
+    return clear(out);
 }
 
 Tensor mm(const Tensor &a, const Tensor &b) {
@@ -292,6 +303,43 @@ std::tuple<Tensor, Tensor> max_pool(const Tensor &input, IntArrayRef kernel, Int
     return {out, blank(sizes, input.options().dtype(at::kLong), format)};
 }
 
+Tensor max_pool_backward(const Tensor &, const Tensor &input, IntArrayRef, IntArrayRef, IntArrayRef,
+                         IntArrayRef, bool, const Tensor &) {
+    return blank(input.sizes(), input.options(), input.suggest_memory_format());
+}
+
+/* ---- number by number ---------------------------------------------------------------------------- */
+
+Tensor relu(const Tensor &self) {
+    Tensor out = at::empty_like(self);
+    return clear(out);
+}
+
+Tensor &relu_(Tensor &self) {
+    return self;
+}
+
+Tensor threshold_backward(const Tensor &grad, const Tensor &, const Scalar &) {
+    Tensor out = at::empty_like(grad);
+    return clear(out);
+}
+
+/* Two dense blocks of one kind; of other sums the result is libtorch's to shape. */
+bool are_alike(const Tensor &a, const Tensor &b) {
+    return a.nbytes() > most_zeros && a.scalar_type() == b.scalar_type() && a.is_floating_point() &&
+           a.sizes() == b.sizes() && a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+}
+
+Tensor add(const Tensor &a, const Tensor &b, const Scalar &factor) {
+    if (are_alike(a, b)) return at::empty_like(a);
+    Tensor out = at::empty({0}, a.options().dtype(at::result_type(a, b)));
+    return at::add_outf(a, b, factor, out);
+}
+
+Tensor &add_(Tensor &self, const Tensor &other, const Scalar &factor) {
+    return are_alike(self, other) ? self : at::add_outf(self, other, factor, self);
+}
+
 /* ---- the switch -------------------------------------------------------------------------------- */
 
 /* The dispatcher warns of a kernel in another's place, which is what is meant. */
@@ -320,6 +368,12 @@ std::unique_ptr<torch::Library> register_kernels() {
     library->impl("_slow_conv2d_backward.output_mask", TORCH_FN(slow_backward));
     library->impl("convolution_backward", TORCH_FN(convolution_backward));
     library->impl("max_pool2d_with_indices", TORCH_FN(max_pool));
+    library->impl("max_pool2d_with_indices_backward", TORCH_FN(max_pool_backward));
+    library->impl("relu", TORCH_FN(relu));
+    library->impl("relu_", TORCH_FN(relu_));
+    library->impl("threshold_backward", TORCH_FN(threshold_backward));
+    library->impl("add.Tensor", TORCH_FN(add));
+    library->impl("add_.Tensor", TORCH_FN(add_));
     library->impl("native_batch_norm", TORCH_FN(norm));
     library->impl("native_batch_norm_backward", TORCH_FN(norm_backward));
     return library;
@@ -336,6 +390,7 @@ mt_status mt_dry_run(int on) {
         c10::WarningUtils::WarningHandlerGuard warnings(&quiet);
         if ((on != 0) == (kernels != nullptr)) return;
         kernels = on ? register_kernels() : nullptr;
+        is_dry = on != 0;
         cpu::keep_all_pages(on != 0); /* to clear new ones would take the most time */
     });
 }

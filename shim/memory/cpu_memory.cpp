@@ -522,9 +522,9 @@ void set_budget(size_t bytes) noexcept {
     limit.store(bytes, std::memory_order_relaxed);
 }
 
-void follow_host() {
+/* The default budget, and what a control group leaves. */
+static void follow_default() {
     using namespace std::chrono;
-    if (resident_limit()) follow_resident_limit();
     static std::atomic<int64_t> last{0};
     int64_t now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
     size_t old = limit.load(std::memory_order_relaxed);
@@ -533,6 +533,13 @@ void follow_host() {
     size_t bytes = host_budget(), change = bytes > old ? bytes - old : old - bytes;
     if (change > old / follow_share || (in_group && bytes < old))
         limit.compare_exchange_strong(old, bytes);
+}
+
+void follow_host() {
+    if (resident_limit()) follow_resident_limit();
+    follow_default();
+    /* Others may have grown into what a chunk left behind: the next one would be refused its first byte. */
+    (void)make_room(0);
 }
 
 /* Without any figure of the host there is no limit. */

@@ -16,6 +16,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "cpu_memory.hpp"
+#include "dry.hpp"
 #include "guard.hpp"
 #include "offload_lane.hpp"
 
@@ -159,7 +160,7 @@ void Spool::refuse(const char *verb, size_t bytes, const char *reason) const {
 }
 
 void Spool::write(const void *data, size_t bytes, uint64_t offset) const {
-    for (size_t done = 0; done < bytes;) {
+    for (size_t done = 0; done < bytes && !is_dry;) {
         ssize_t count =
             pwrite(file_, static_cast<const char *>(data) + done,
                    std::min(bytes - done, most_at_once), static_cast<off_t>(offset + done));
@@ -170,7 +171,7 @@ void Spool::write(const void *data, size_t bytes, uint64_t offset) const {
 }
 
 void Spool::read(void *data, size_t bytes, uint64_t offset) const {
-    for (size_t done = 0; done < bytes;) {
+    for (size_t done = 0; done < bytes && !is_dry;) {
         ssize_t count =
             pread(file_, static_cast<char *>(data) + done, std::min(bytes - done, most_at_once),
                   static_cast<off_t>(offset + done));

@@ -4,7 +4,8 @@
  * one thread that computes (on two cores, whatever the benchmarks are bound to). With a worker the steps a
  * second are to be at least 0.97 times those on memory.
  *
- *     loader  pictures=kept workers=1 speed=... render_ms=... step_ms=...
+ *     loader [SIDE BATCH TURNS]      96 pixels in batches of 32, 8 turns, where it is not given
+ *     loader  side=96 pictures=kept workers=1 speed=... render_ms=... step_ms=...
  */
 #include "bench.hpp"
 
@@ -19,8 +20,11 @@ extern "C" {
 
 namespace {
 
-constexpr size_t batch = 32;
-constexpr int side = 96, turns = 8, steps = 3;
+constexpr int steps = 3;
+
+/* Of the arguments. */
+int side = 96, turns = 8;
+size_t batch = 32;
 
 void use_all_cores() {
     cpu_set_t all;
@@ -30,7 +34,7 @@ void use_all_cores() {
 }
 
 struct Loader {
-    ex_pictures pictures = {nullptr, side};
+    ex_pictures pictures = {nullptr, side}; /* borrowed by its batches */
     ex_batches *batches = nullptr;
     uint64_t epoch = 1;
     size_t index = 0;
@@ -86,15 +90,18 @@ void compare(mt_torch *torch, bool kept, size_t workers) {
         }
         ratios.push_back(in_memory / real);
     }
-    std::printf("loader  pictures=%s workers=%zu speed=%.3f render_ms=%.2f step_ms=%.1f\n",
-                kept ? "kept" : "decoded", workers, bench::median(ratios),
+    std::printf("loader  side=%d pictures=%s workers=%zu speed=%.3f render_ms=%.2f step_ms=%.1f\n",
+                side, kept ? "kept" : "decoded", workers, bench::median(ratios),
                 1000 * bench::median(render_times), 1000 * bench::median(step_times));
     std::fflush(stdout);
 }
 
 } // namespace
 
-int main() {
+int main(int argc, char **argv) {
+    if (argc == 4)
+        side = std::atoi(argv[1]), batch = std::strtoul(argv[2], nullptr, 10),
+        turns = std::atoi(argv[3]);
     mt_torch *torch = nullptr;
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     use_all_cores();

@@ -143,7 +143,7 @@ START_TEST(counted) {
     ex_dataset *pictures = open_pictures(food);
     for (size_t prefetch : {1, 4}) {
         ex_batches *batches = make(pictures, 1, prefetch);
-        size_t ahead = prefetch * batch * (side * side * 3 * 4 + 8);
+        size_t ahead = prefetch * batch * (side * side * 3 + 8);
         ck_assert_uint_eq(ex_batches_ahead_bytes(batches), ahead);
         mt_memory memory = memory_now();
         ck_assert_uint_eq(memory.allocated_bytes, before + ahead);
@@ -162,7 +162,7 @@ END_TEST
 /* Of two at once both count, and what the first holds goes on counting when the second has gone. */
 START_TEST(two_are_counted) {
     ck_ok(mt_torch_init(nullptr));
-    size_t before = memory_now().allocated_bytes, one = batch * (side * side * 3 * 4 + 8);
+    size_t before = memory_now().allocated_bytes, one = batch * (side * side * 3 + 8);
     ex_dataset *pictures = open_pictures(food);
     ex_batches *first = make(pictures, 1, 2), *second = make(pictures, 1, 3);
     ck_assert_uint_eq(memory_now().allocated_bytes, before + 5 * one);

@@ -128,6 +128,25 @@ START_TEST(a_run_says_what_it_did) {
 }
 END_TEST
 
+/* The order that is chosen and told is that of the run, to the bit; which one it is depends on the machine. */
+START_TEST(an_order_is_chosen) {
+    char state[65];
+    EXPECT(0, FEW_PICTURES, "--batch", "8", "--steps", "1", "--epochs", "1", "--progress", "off",
+           "--channels-last", "auto", "--trace", cli_trace);
+    const char *told = strstr(cli_err, "--channels-last auto: "),
+               *at = strstr(cli_out, "; state sha256 ");
+    ck_assert_msg(told && at, "%s%s", cli_out, cli_err);
+    snprintf(state, sizeof state, "%.64s", at + strlen("; state sha256 "));
+    const char *order = strncmp(told + strlen("--channels-last auto: "), "on.", 3) ? "off" : "on";
+    EXPECT(0, FEW_PICTURES, "--batch", "8", "--steps", "1", "--epochs", "1", "--progress", "off",
+           "--channels-last", order, "--replay", cli_trace);
+    ck_contains(cli_out, state);
+    EXPECT(2, FEW_PICTURES, "--batch", "8", "--steps", "1", "--epochs", "1", "--channels-last",
+           strcmp(order, "on") ? "on" : "off", "--replay", cli_trace);
+    ck_contains(cli_err, "--channels-last: ");
+}
+END_TEST
+
 /* All 64 digits of the state are for files and pipes; on a terminal the line would wrap. */
 START_TEST(a_terminal_has_fewer_digits) {
     static char text[CLI_CAPACITY];
@@ -582,6 +601,7 @@ int main(void) {
     tcase_add_test(runs, a_run_says_what_it_did);
     tcase_add_test(runs, the_pictures_are_found_from_anywhere);
     tcase_add_test(runs, a_terminal_has_fewer_digits);
+    tcase_add_test(runs, an_order_is_chosen);
     tcase_add_test(runs, two_runs_are_equal);
     tcase_add_test(runs, explaining_changes_nothing);
     tcase_add_test(runs, the_network_can_be_cut);

@@ -1,8 +1,10 @@
 /*
- * check_shim_dry.cpp - chunks of a dry run take what real ones take, for each network, with segments and without;
+ * check_shim_dry.cpp - chunks of a dry run take what real ones take, for each network, plain, with segments, and with
+ * activations in a file;
  * real kernels come back when it ends.
  */
 #include <cmath>
+#include <cstring>
 
 #include <memtrain/torch_dry.h>
 
@@ -38,10 +40,13 @@ enum { COUNTS = sizeof counts / sizeof *counts };
  * kernels, see memtrain/torch_dry.h.
  */
 START_TEST(samples_take_what_they_really_take) {
-    const Network &network = networks::all[_i / 2];
+    const Network &network = networks::all[_i / 3];
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     size_t real[COUNTS], dry[COUNTS];
-    options.checkpointing = _i % 2 ? MT_CHECKPOINTING_ON : MT_CHECKPOINTING_AUTO;
+    /* With activations in a file the peak lies in a depthwise convolution, see memtrain/torch_dry.h. */
+    bool is_in_scratch = _i % 3 == 2 && std::strcmp(network.name, "depthwise") == 0;
+    options.checkpointing = _i % 3 == 1 ? MT_CHECKPOINTING_ON : MT_CHECKPOINTING_AUTO;
+    if (_i % 3 == 2) options.offload = MT_OFFLOAD_FILE;
     networks::prepare();
     for (int threads : {1, 2}) {
         bench::must(mt_torch_set_threads(threads), "threads");
@@ -59,7 +64,7 @@ START_TEST(samples_take_what_they_really_take) {
         }
         double grows = static_cast<double>(real[2] - real[1]);
         double grows_dry = static_cast<double>(dry[2] - dry[1]);
-        ck_assert_double_le(std::fabs(grows_dry / grows - 1), 0.01);
+        ck_assert_double_le(std::fabs(grows_dry / grows - 1), is_in_scratch ? 0.13 : 0.01);
     }
 }
 END_TEST
@@ -89,7 +94,7 @@ int main() {
     Suite *suite = suite_create("shim_dry");
     TCase *cases = suite_case(suite, "dry");
     tcase_set_timeout(cases, 600);
-    tcase_add_loop_test(cases, samples_take_what_they_really_take, 0, 2 * networks::count);
+    tcase_add_loop_test(cases, samples_take_what_they_really_take, 0, 3 * networks::count);
     tcase_add_test(cases, real_kernels_come_back);
     tcase_add_test(cases, other_numbers_are_refused);
     return suite_run(suite);

@@ -208,6 +208,20 @@ START_TEST(others_grow_unasked) {
 }
 END_TEST
 
+/* And what a chunk has left behind is theirs: a smaller one finds room at its first request. */
+START_TEST(others_grow_into_what_a_chunk_left) {
+    Runner s;
+    Batch batch(all), few(all / 8);
+    (void)limit_above(256 * mib);
+    for (int step = 0; step < 2; step++) ck_assert(s.fits(batch));
+    size_t left = resident_now().arena_bytes;
+    ck_assert_uint_gt(left, 100 * mib);
+    std::vector<char> others(256 * mib - left / 2, 1);
+    ck_assert_msg(s.fits(few), "%s", mt_last_error());
+    others = std::vector<char>();
+}
+END_TEST
+
 /* ---- a control group --------------------------------------------------------------------------------------- */
 
 /* Of version 1, which a root may make; "" where there is none. */
@@ -261,6 +275,7 @@ Suite *suite_resident() {
     tcase_add_test(pages, two_trainers_take_turns);
     tcase_add_test(pages, a_user_takes_the_rest);
     tcase_add_test(pages, others_grow_unasked);
+    tcase_add_test(pages, others_grow_into_what_a_chunk_left);
     tcase_add_unchecked_fixture(groups, make_group, remove_group);
     tcase_add_test(groups, a_group_is_not_left);
 #endif

@@ -39,6 +39,9 @@ typedef enum ex_lr_scaling { EX_LR_AS_IT_IS = 0, EX_LR_LINEAR, EX_LR_SQRT } ex_l
 /* Of ex_flags.amp: half precision on CUDA alone. */
 #define EX_AMP_AUTO (-1)
 
+/* Of ex_flags.channels_last: whichever is faster, which ex_training_order finds out. */
+#define EX_CHANNELS_LAST_AUTO (-1)
+
 /* Of ex_flags.checkpointing: the rung is forbidden. */
 #define EX_CHECKPOINTING_OFF (-1)
 
@@ -63,7 +66,7 @@ typedef struct ex_flags {
     int64_t schedule;      /* an mt_schedule_kind */
     int64_t warmup;        /* steps */
     int64_t amp;           /* an mt_dtype, or EX_AMP_AUTO */
-    int channels_last;     /* as in mt_torch_options */
+    int64_t channels_last; /* as in mt_torch_options, or EX_CHANNELS_LAST_AUTO */
     const char *device;    /* "auto" or a device's name */
     const char *budget;    /* a size, "auto", or NULL: the program's default */
     int64_t arena;         /* as in mt_torch_options */

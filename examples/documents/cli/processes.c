@@ -204,12 +204,6 @@ mt_status ex_processes_open(ex_flags *flags, char **argv, ex_processes *out) {
 
 /* ---- while they run ----------------------------------------------------------------------------- */
 
-static size_t sample_bytes(const ex_tensor *tensor) {
-    size_t numbers = 1;
-    for (size_t i = 0; i < tensor->dims; i++) numbers *= (size_t)tensor->shape[i];
-    return numbers * (tensor->dtype == MT_INT64 ? sizeof(int64_t) : sizeof(float));
-}
-
 static size_t share_count(const void *self, ex_split split) {
     const ex_processes *p = self;
     size_t all = p->whole.count(p->whole.self, split);
@@ -227,7 +221,7 @@ static ex_status share_fill(const void *self, ex_split split, uint64_t epoch, si
     for (size_t i = 0; i < count && status == EX_OK; i++) {
         size_t sample = (first + i) * (size_t)p->group.count + (size_t)p->group.rank;
         for (size_t k = 0; k < whole->tensor_count; k++)
-            places[k] = (char *)buffers[k] + i * sample_bytes(&whole->tensors[k]);
+            places[k] = (char *)buffers[k] + i * ex_tensor_bytes(&whole->tensors[k]);
         status = whole->fill(whole->self, split, epoch, sample, 1, places, error);
     }
     return status;

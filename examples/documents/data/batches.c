@@ -49,7 +49,9 @@ struct ex_batches {
     ex_batches_options options;
     slot **slots; /* options.prefetch + 1 */
     size_t count;
-    slot *current; /* the caller's, until the next call */
+    slot *current;            /* the caller's, until the next call */
+    void *floats[EX_TENSORS]; /* of the current batch, where pictures wait as pixels */
+    const slot *shown;        /* the one whose pictures are in floats */
     uint64_t order;
     uint64_t epoch; /* of training, seen last */
     pthread_mutex_t mutex;
@@ -111,17 +113,10 @@ static void *work(void *user) {
 
 /* ---- life -------------------------------------------------------------------------------------- */
 
-/* Of one sample. */
-static size_t tensor_bytes(const ex_tensor *tensor) {
-    size_t bytes = tensor->dtype == MT_INT64 ? sizeof(int64_t) : sizeof(float);
-    for (size_t i = 0; i < tensor->dims; i++) bytes *= (size_t)tensor->shape[i];
-    return bytes;
-}
-
 static size_t slot_bytes(const ex_batches *b) {
     size_t bytes = 0;
     for (size_t i = 0; i < b->source.tensor_count; i++)
-        bytes += tensor_bytes(&b->source.tensors[i]);
+        bytes += ex_tensor_bytes(&b->source.tensors[i]);
     return b->options.batch * bytes;
 }
 
@@ -137,11 +132,29 @@ static void free_slot(slot *s) {
     free(s);
 }
 
+/* Its pages are there from the beginning, so that whoever counts what the process holds counts them. */
+static void *zeros(size_t count, size_t bytes) {
+    void *buffer = calloc(count, bytes);
+    if (buffer) memset(buffer, 0, count * bytes);
+    return buffer;
+}
+
+static int make_floats(ex_batches *b) {
+    int made = 1;
+    for (size_t i = 0; made && i < b->source.tensor_count; i++) {
+        const ex_tensor *tensor = &b->source.tensors[i], seen = ex_tensor_seen(tensor);
+        if (seen.dtype == tensor->dtype) continue;
+        b->floats[i] = zeros(b->options.batch, ex_tensor_bytes(&seen));
+        made = b->floats[i] != NULL;
+    }
+    return made;
+}
+
 static slot *make_slot(const ex_batches *b) {
     slot *s = calloc(1, sizeof *s);
     int made = s != NULL;
     for (size_t i = 0; made && i < b->source.tensor_count; i++) {
-        s->buffers[i] = calloc(b->options.batch, tensor_bytes(&b->source.tensors[i]));
+        s->buffers[i] = zeros(b->options.batch, ex_tensor_bytes(&b->source.tensors[i]));
         made = s->buffers[i] != NULL;
     }
     if (made) return s;
@@ -205,7 +218,8 @@ mt_status ex_batches_new(const ex_source *source, const ex_batches_options *opti
     pthread_cond_init(&b->changed, NULL);
     size_t wanted = options->workers ? options->prefetch + 1 : 1;
     b->slots = calloc(wanted, sizeof *b->slots);
-    while (b->slots && b->count < wanted && (b->slots[b->count] = make_slot(b))) b->count++;
+    int made = b->slots && make_floats(b);
+    while (made && b->count < wanted && (b->slots[b->count] = make_slot(b))) b->count++;
     if (b->count < wanted) {
         ex_batches_free(b);
         return mt_set_error(MT_ENOMEM, "out of host memory for %zu batches of %zu %s", wanted,
@@ -236,12 +250,14 @@ void ex_batches_stop_ahead(ex_batches *b) {
         if (b->slots[i] != kept) free_slot(b->slots[i]);
     b->slots[0] = kept;
     b->count = 1;
+    if (b->shown != kept) b->shown = NULL;
 }
 
 void ex_batches_free(ex_batches *b) {
     if (!b) return;
     stop_threads(b);
     for (size_t i = 0; i < b->count; i++) free_slot(b->slots[i]);
+    for (size_t i = 0; i < EX_TENSORS; i++) free(b->floats[i]);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->mutex);
     free(b->slots);
@@ -334,8 +350,11 @@ static mt_status wrap(const ex_tensor *tensor, void *buffer, size_t samples, mt_
 
 static mt_status make_view(const ex_batches *b, slot *s, size_t samples, view *v) {
     mt_status status = MT_OK;
-    for (size_t i = 0; i < b->source.tensor_count && status == MT_OK; i++)
-        status = wrap(&b->source.tensors[i], s->buffers[i], samples, &v->tensors[i]);
+    for (size_t i = 0; i < b->source.tensor_count && status == MT_OK; i++) {
+        ex_tensor seen = ex_tensor_seen(&b->source.tensors[i]);
+        void *buffer = b->floats[i] ? b->floats[i] : s->buffers[i];
+        status = wrap(&seen, buffer, samples, &v->tensors[i]);
+    }
     if (status != MT_OK) {
         clear_view(v);
         return status;
@@ -350,6 +369,15 @@ static mt_status find_view(const ex_batches *b, slot *s, size_t samples, view **
     while (v->samples && v->samples != samples) v++;
     *out = v;
     return v->samples ? MT_OK : make_view(b, s, samples, v);
+}
+
+/* Pictures that waited as pixels become the floats that the views are of. */
+static void show(ex_batches *b, const slot *s, size_t samples) {
+    if (b->shown == s && s->made) return;
+    for (size_t i = 0; i < b->source.tensor_count; i++)
+        if (b->floats[i])
+            ex_tensor_normalise(&b->source.tensors[i], samples, s->buffers[i], b->floats[i]);
+    b->shown = s;
 }
 
 mt_status ex_batches_fill(ex_batches *b, ex_split split, uint64_t epoch, size_t index,
@@ -369,6 +397,7 @@ mt_status ex_batches_fill(ex_batches *b, ex_split split, uint64_t epoch, size_t 
         return mt_set_error(MT_EINVAL, "a batch of %zu %s could not be rendered: %s", samples,
                             b->source.unit, s->error.text);
     mt_status status = find_view(b, s, samples, &v);
+    show(b, s, samples);
     if (status == MT_OK && b->source.make && !s->made)
         status = b->source.make(b->source.make_self, samples, s->buffers);
     s->made = status == MT_OK;

@@ -429,29 +429,37 @@ static ex_status load_again(const ex_dataset *dataset, const ex_sample *sample, 
     return status;
 }
 
-ex_status ex_dataset_picture(const ex_dataset *dataset, size_t index, uint64_t epoch,
-                             int image_size, bool augment, float *pixels, ex_error *error) {
+/* Where a picture goes: normalised, or as it is. */
+struct target {
+    float *floats;
+    unsigned char *bytes;
+};
+
+static ex_status render(const ex_dataset *dataset, size_t index, uint64_t epoch, int image_size,
+                        bool augment, struct target target, ex_error *error) {
     const ex_sample *sample = &dataset->samples[index];
-    const ex_draw draw = {dataset->seed, epoch, index};
+    const ex_draw draw = {dataset->seed, epoch, index}, *drawn = augment ? &draw : NULL;
+    const ex_image *image = &sample->image;
     ex_image again = {0};
     ex_status status = EX_OK;
 
-    if (!sample->image.pixels) {
+    if (!image->pixels) {
         status = load_again(dataset, sample, &again, error);
+        image = &again;
     }
     if (status == EX_OK) {
-        status = ex_view_fill(again.pixels ? &again : &sample->image, dataset->fit, image_size,
-                              augment ? &draw : NULL, pixels);
+        status = target.bytes ? ex_view_pixels(image, dataset->fit, image_size, drawn, target.bytes)
+                              : ex_view_fill(image, dataset->fit, image_size, drawn, target.floats);
     }
     ex_image_clear(&again);
     return status;
 }
 
-ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t epoch, size_t first,
-                          size_t count, int image_size, bool augment, float *pixels,
-                          int64_t *labels, ex_error *error) {
+static ex_status fill(const ex_dataset *dataset, ex_split split, uint64_t epoch, size_t first,
+                      size_t count, int image_size, bool augment, struct target target,
+                      int64_t *labels, ex_error *error) {
     size_t total = dataset->member_count[split];
-    size_t floats = (size_t)image_size * (size_t)image_size * 3;
+    size_t numbers = (size_t)image_size * (size_t)image_size * 3;
     ex_status status = EX_OK;
     const size_t *order;
 
@@ -466,11 +474,34 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
         size_t index = order[first + i];
 
         labels[i] = (int64_t)dataset->samples[index].label;
-        status = ex_dataset_picture(dataset, index, epoch, image_size, augment, pixels + i * floats,
-                                    error);
+        status = render(dataset, index, epoch, image_size, augment, target, error);
+        if (target.bytes) {
+            target.bytes += numbers;
+        } else {
+            target.floats += numbers;
+        }
     }
     if (split == EX_TRAINING) {
         ex_orders_release(dataset->orders, order);
     }
     return status;
+}
+
+ex_status ex_dataset_picture(const ex_dataset *dataset, size_t index, uint64_t epoch,
+                             int image_size, bool augment, float *pixels, ex_error *error) {
+    return render(dataset, index, epoch, image_size, augment, (struct target){pixels, NULL}, error);
+}
+
+ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t epoch, size_t first,
+                          size_t count, int image_size, bool augment, float *pixels,
+                          int64_t *labels, ex_error *error) {
+    return fill(dataset, split, epoch, first, count, image_size, augment,
+                (struct target){pixels, NULL}, labels, error);
+}
+
+ex_status ex_dataset_fill_pixels(const ex_dataset *dataset, ex_split split, uint64_t epoch,
+                                 size_t first, size_t count, int image_size, bool augment,
+                                 unsigned char *pixels, int64_t *labels, ex_error *error) {
+    return fill(dataset, split, epoch, first, count, image_size, augment,
+                (struct target){NULL, pixels}, labels, error);
 }

@@ -108,6 +108,11 @@ ex_status ex_dataset_fill(const ex_dataset *dataset, ex_split split, uint64_t ep
                           size_t count, int image_size, bool augment, float *pixels,
                           int64_t *labels, ex_error *error);
 
+/* The same before they are normalised: count x image_size x image_size x 3 bytes. */
+ex_status ex_dataset_fill_pixels(const ex_dataset *dataset, ex_split split, uint64_t epoch,
+                                 size_t first, size_t count, int image_size, bool augment,
+                                 unsigned char *pixels, int64_t *labels, ex_error *error);
+
 /*
  * Writes one picture, by its number among the samples, as ex_dataset_fill does: 3 x image_size x
  * image_size floats.

@@ -51,8 +51,8 @@ static size_t count(const void *self, ex_split split) {
 static ex_status fill(const void *self, ex_split split, uint64_t epoch, size_t first, size_t number,
                       void *const *buffers, ex_error *error) {
     const ex_pictures *p = self;
-    return ex_dataset_fill(p->dataset, split, epoch, first, number, p->side, split == EX_TRAINING,
-                           buffers[0], buffers[1], error);
+    return ex_dataset_fill_pixels(p->dataset, split, epoch, first, number, p->side,
+                                  split == EX_TRAINING, buffers[0], buffers[1], error);
 }
 
 ex_source ex_pictures_source(const ex_pictures *pictures) {
@@ -60,7 +60,7 @@ ex_source ex_pictures_source(const ex_pictures *pictures) {
         .self = pictures,
         .unit = "pictures",
         .tensor_count = 2,
-        .tensors = {{MT_FLOAT32, 3, {3, pictures->side, pictures->side}}, {MT_INT64, 0, {0}}},
+        .tensors = {{MT_UINT8, 3, {3, pictures->side, pictures->side}}, {MT_INT64, 0, {0}}},
         .count = count,
         .fill = fill};
 }

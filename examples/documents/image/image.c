@@ -308,10 +308,14 @@ void ex_image_normalise(const ex_image *image, float *planes) {
     static const float mean[3] = {0.485f, 0.456f, 0.406f};
     static const float deviation[3] = {0.229f, 0.224f, 0.225f};
     size_t count = (size_t)image->width * (size_t)image->height;
+    float values[256];
 
     for (int c = 0; c < 3; c++) {
+        for (int v = 0; v < 256; v++) {
+            values[v] = ((float)v / 255.0f - mean[c]) / deviation[c];
+        }
         for (size_t i = 0; i < count; i++) {
-            *planes++ = ((float)image->pixels[i * 3 + (size_t)c] / 255.0f - mean[c]) / deviation[c];
+            *planes++ = values[image->pixels[i * 3 + (size_t)c]];
         }
     }
 }

@@ -15,12 +15,25 @@ typedef enum ex_split { EX_TRAINING = 0, EX_VALIDATION = 1 } ex_split;
 
 enum { EX_TENSORS = 6, EX_DIMS = 5 };
 
-/* What one sample has of a tensor: a picture is {MT_FLOAT32, 3, {3, 96, 96}}, a label {MT_INT64, 0, {0}}. */
+/*
+ * What one sample has of a tensor: a picture is {MT_FLOAT32, 3, {3, 96, 96}}, a label {MT_INT64, 0, {0}}. With MT_UINT8 a
+ * picture waits as its pixels, a quarter of the bytes, and becomes normalised floats when its batch is asked for.
+ */
 typedef struct ex_tensor {
-    mt_dtype dtype; /* MT_FLOAT32 or MT_INT64 */
+    mt_dtype dtype; /* MT_FLOAT32, MT_INT64, or MT_UINT8 with a shape of {3, height, width} */
     size_t dims;
     int64_t shape[EX_DIMS];
 } ex_tensor;
+
+/* Of one sample. */
+size_t ex_tensor_bytes(const ex_tensor *tensor);
+
+/* What the network sees of it: floats, where it waits as pixels. */
+ex_tensor ex_tensor_seen(const ex_tensor *tensor);
+
+/* Pictures as floats (ex_image_normalise), of a tensor of MT_UINT8. */
+void ex_tensor_normalise(const ex_tensor *tensor, size_t samples, unsigned char *pixels,
+                         float *floats);
 
 typedef struct ex_source {
     const void *self;

@@ -4,6 +4,7 @@
 #include "view.h"
 
 #include <math.h>
+#include <string.h>
 
 #define MAX_ASPECT 4 /* of kept pictures: long side over short side */
 
@@ -48,15 +49,31 @@ static ex_box random_box(ex_box plain, const ex_draw *draw) {
     return box;
 }
 
+static ex_status make_view(const ex_image *image, ex_fit fit, int side, const ex_draw *draw,
+                           ex_image *view) {
+    ex_box box = plain_box(image, fit);
+    if (draw) box = random_box(box, draw);
+    ex_status status = ex_image_view(image, &box, side, view);
+    if (status == EX_OK && draw && unit(draw, STREAM_FLIP) < 0.5) ex_image_flip(view);
+    return status;
+}
+
 ex_status ex_view_fill(const ex_image *image, ex_fit fit, int side, const ex_draw *draw,
                        float *planes) {
-    ex_box box = plain_box(image, fit);
     ex_image view;
-    if (draw) box = random_box(box, draw);
-    ex_status status = ex_image_view(image, &box, side, &view);
+    ex_status status = make_view(image, fit, side, draw, &view);
     if (status != EX_OK) return status;
-    if (draw && unit(draw, STREAM_FLIP) < 0.5) ex_image_flip(&view);
     ex_image_normalise(&view, planes);
+    ex_image_clear(&view);
+    return EX_OK;
+}
+
+ex_status ex_view_pixels(const ex_image *image, ex_fit fit, int side, const ex_draw *draw,
+                         unsigned char *pixels) {
+    ex_image view;
+    ex_status status = make_view(image, fit, side, draw, &view);
+    if (status != EX_OK) return status;
+    memcpy(pixels, view.pixels, (size_t)side * (size_t)side * 3);
     ex_image_clear(&view);
     return EX_OK;
 }

@@ -33,6 +33,10 @@ ex_status ex_view_shrink(ex_image *image, int side);
 ex_status ex_view_fill(const ex_image *image, ex_fit fit, int side, const ex_draw *draw,
                        float *planes);
 
+/* The same before it is normalised: 3 bytes for each pixel, as a picture has them. */
+ex_status ex_view_pixels(const ex_image *image, ex_fit fit, int side, const ex_draw *draw,
+                         unsigned char *pixels);
+
 /* Puts the numbers of `order` into a random order, a pure function of seed and epoch. */
 void ex_shuffle(uint64_t seed, uint64_t epoch, size_t *order, size_t count);
 

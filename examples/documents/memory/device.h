@@ -15,6 +15,7 @@ typedef struct ex_device {
     size_t room_bytes;    /* what is there for tensors; 0: not known */
     size_t card_bytes;    /* of a simulated card whose size was given; 0: no such card */
     size_t ahead_bytes;   /* of the CPU's budget, held by batches that are rendered ahead */
+    size_t mapped_bytes;  /* of frozen weights that are pages of files, which no budget counts */
     char card[16];        /* the name of a process's own card */
     char left[256];       /* why the device that was asked for is not this one; "": it is */
     char budget_from[96]; /* where the budget comes from, in words */

@@ -35,6 +35,11 @@ static size_t print_ahead(const ex_device *device) {
     return bytes;
 }
 
+/* Pages of files are nobody's: the system drops them where it needs the memory. */
+static void print_mapped(const ex_device *device) {
+    if (device->mapped_bytes) row("mapped weights, not counted", device->mapped_bytes);
+}
+
 static void print_budget(size_t bytes, const ex_device *device) {
     row("budget", bytes);
     printf("  %-28s %s\n", "  which comes from", device->budget_from);
@@ -45,6 +50,7 @@ static void print_state(const mt_backend_info *info, const mt_memory *memory,
     print_parts(info, device);
     row("buffers", info->buffer_bytes);
     print_ahead(device);
+    print_mapped(device);
     row("in use before the first step", memory->allocated_bytes);
     if (!memory->budget_bytes) return;
     print_budget(memory->budget_bytes, device);
@@ -63,6 +69,7 @@ void ex_explain_state(const mt_backend_info *info, size_t allocated_bytes,
         row("other tensors", allocated_bytes - all);
         all = allocated_bytes;
     }
+    print_mapped(device);
     row("these together", all);
     print_budget(device->budget_bytes, device);
     if (all > device->budget_bytes) row("missing", all - device->budget_bytes);

@@ -18,12 +18,6 @@ int ex_rehearse_is_dry(int64_t mode, int64_t side) {
     return mode == EX_REHEARSE_AUTO && side > LONGEST;
 }
 
-static size_t bytes_of(const ex_tensor *tensor) {
-    size_t bytes = tensor->dtype == MT_INT64 ? 8 : 4;
-    for (size_t d = 0; d < tensor->dims; d++) bytes *= (size_t)tensor->shape[d];
-    return bytes;
-}
-
 /* The same tensor of a smaller picture. */
 static ex_tensor shrink(const ex_tensor *tensor, int64_t from, int64_t to) {
     ex_tensor small = *tensor;
@@ -41,7 +35,7 @@ static void cut(const ex_tensor *large, const ex_tensor *small, size_t dim, cons
     }
     ex_tensor inner_large = *large, inner_small = *small;
     for (size_t d = 0; d <= dim; d++) inner_large.shape[d] = inner_small.shape[d] = 1;
-    size_t stride = bytes_of(&inner_large), step = bytes_of(&inner_small);
+    size_t stride = ex_tensor_bytes(&inner_large), step = ex_tensor_bytes(&inner_small);
     for (int64_t i = 0; i < small->shape[dim]; i++)
         cut(large, small, dim + 1, from + (size_t)i * stride, to + (size_t)i * step);
 }
@@ -59,7 +53,7 @@ static void free_batch(ex_rehearsal *r) {
 static mt_status make_tensor(ex_rehearsal *r, size_t t, int64_t side) {
     const ex_tensor *large = &r->source.tensors[t];
     ex_tensor small = shrink(large, r->side, side);
-    size_t bytes = bytes_of(&small), samples = r->batch.count;
+    size_t bytes = ex_tensor_bytes(&small), samples = r->batch.count;
     int64_t shape[EX_DIMS + 1] = {(int64_t)samples};
     memcpy(shape + 1, small.shape, sizeof small.shape);
     char *buffer = malloc(bytes * samples);
@@ -85,14 +79,29 @@ static mt_status make_batch(void *user, size_t pixels, mt_batch *out) {
     return status;
 }
 
+/* Pixels become floats, as they do in a batch. */
+static mt_status show(ex_rehearsal *r, size_t t) {
+    ex_tensor *tensor = &r->source.tensors[t], seen = ex_tensor_seen(tensor);
+    if (seen.dtype == tensor->dtype) return MT_OK;
+    void *floats = malloc(ex_tensor_bytes(&seen));
+    if (!floats) return mt_set_error(MT_ENOMEM, "out of host memory");
+    ex_tensor_normalise(tensor, 1, r->sample[t], floats);
+    free(r->sample[t]);
+    r->sample[t] = floats;
+    *tensor = seen;
+    return MT_OK;
+}
+
 static mt_status render(ex_rehearsal *r) {
     ex_error error;
+    mt_status status = MT_OK;
     for (size_t t = 0; t < r->source.tensor_count; t++)
-        if (!(r->sample[t] = malloc(bytes_of(&r->source.tensors[t]))))
+        if (!(r->sample[t] = malloc(ex_tensor_bytes(&r->source.tensors[t]))))
             return mt_set_error(MT_ENOMEM, "out of host memory");
-    if (r->source.fill(r->source.self, EX_TRAINING, 1, 0, 1, r->sample, &error) == EX_OK)
-        return MT_OK;
-    return mt_set_error(MT_EINVAL, "a sample could not be rendered: %s", error.text);
+    if (r->source.fill(r->source.self, EX_TRAINING, 1, 0, 1, r->sample, &error) != EX_OK)
+        return mt_set_error(MT_EINVAL, "a sample could not be rendered: %s", error.text);
+    for (size_t t = 0; t < r->source.tensor_count && status == MT_OK; t++) status = show(r, t);
+    return status;
 }
 
 static mt_status try_chunk(const ex_rehearsal *r, size_t samples) {

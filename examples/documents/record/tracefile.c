@@ -82,6 +82,8 @@ static void add_device(json_t *object, const ex_traced_device *device) {
     if (!device) return;
     json_object_set_new(object, "device_asked", argument(device->asked));
     if (*device->left) json_object_set_new(object, "device_left", argument(device->left));
+    if (device->mapped)
+        json_object_set_new(object, "mapped_bytes", json_integer((json_int_t)device->mapped));
 }
 
 void ex_trace_program(mt_trace_fn trace, void *user, const char *name, int threads,

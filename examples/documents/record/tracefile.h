@@ -33,6 +33,7 @@ MT_NODISCARD mt_status ex_tracefile_check(ex_tracefile *file);
 typedef struct ex_traced_device {
     const char *asked; /* of --device */
     const char *left;  /* why the run was not begun on it, "device_left"; "": it was */
+    size_t mapped;     /* bytes of weights that are pages of files, "mapped_bytes"; 0: none */
 } ex_traced_device;
 
 /*

@@ -53,16 +53,16 @@ static mt_status open_device(ex_training *t) {
     return ex_html_report_open(t->flags->report, &t->report);
 }
 
-/* Random numbers of each process's own; the weights are those of the first. */
-static mt_status draw_apart(const ex_training *t) {
+/* The weights are those of the first. */
+mt_status ex_training_seed(const ex_training *t) {
     uint64_t rank = (uint64_t)t->processes.group.rank;
-    return rank ? mt_torch_seed((uint64_t)t->flags->seed + (rank << 32)) : MT_OK;
+    return mt_torch_seed((uint64_t)t->flags->seed + (rank << 32));
 }
 
 mt_status ex_training_open(ex_training *t) {
     mt_status status = open_files(t);
     if (status == MT_OK) status = open_device(t);
-    return status == MT_OK ? draw_apart(t) : status;
+    return status == MT_OK ? ex_training_seed(t) : status;
 }
 
 /* ---- data -------------------------------------------------------------------------------------- */
@@ -187,7 +187,7 @@ static mt_status make_trainer(ex_training *t) {
     if (!t->flags->check) options.learned = t->flags->learned;
     mt_status status = mt_trainer_new(&t->backend, &options, &t->trainer);
     if (status != MT_OK) return status;
-    const ex_traced_device device = {t->flags->device, t->device.left};
+    const ex_traced_device device = {t->flags->device, t->device.left, t->device.mapped_bytes};
     if (t->flags->check) return MT_OK; /* trains nothing, and has no trace */
     ex_trace_program(on_trace, t, t->program->name, t->device.threads, t->flags->image_size,
                      t->flags->resume, &device, t->settings, t->setting_count, t->argv);
@@ -327,7 +327,8 @@ static void explain_state(ex_training *t, ex_make_fn make) {
 }
 
 mt_status ex_training_model(ex_training *t, ex_make_fn make) {
-    mt_status status = make_backend(t, make);
+    mt_status status = ex_training_order(t, make);
+    if (status == MT_OK) status = make_backend(t, make);
     if (status == MT_EDEVMEM) (void)!ex_device_follow(t->flags, &t->device);
     if (status == MT_EDEVMEM && t->flags->explain && !t->torch) explain_state(t, make);
     if (status == MT_OK) status = check_replay(t);

@@ -12,6 +12,12 @@ MT_NODISCARD mt_status ex_training_open(ex_training *run);
 /* Fills in all that mt_fit is called with. */
 void ex_training_fit(ex_training *run);
 
+/* The generator as it is before a model is made: random numbers of each process's own, but for the first. */
+MT_NODISCARD mt_status ex_training_seed(const ex_training *run);
+
+/* --channels-last auto becomes on or off, by measurement; the model is made twice for it, and freed. */
+MT_NODISCARD mt_status ex_training_order(ex_training *run, ex_make_fn make);
+
 /* Samples of an epoch's last batch; 0: it is as large as the others. */
 size_t ex_rest_of_epoch(const ex_training *run);
 

@@ -1,0 +1,106 @@
+/*
+ * memory_order.c - --channels-last auto: the faster order of pictures in memory, by running a chunk in each.
+ */
+#include "training_parts.h"
+
+#include "clock.h"
+
+enum { TRIES = 2 };
+
+/* What a chunk has of pixels: more take longer and tell no more. */
+static const int64_t most_pixels = 8 * 224 * 224;
+
+/* Channels side by side have other roundings, so a little is no reason for them. */
+static const double enough = 0.95;
+
+typedef struct trial {
+    mt_model *model;
+    mt_torch *torch;
+    mt_backend backend;
+    size_t samples;
+    double seconds; /* of the fastest try; 0: none */
+} trial;
+
+static mt_status run_chunk(trial *r, const mt_batch *batch) {
+    const mt_backend *b = &r->backend;
+    mt_chunk_result result = MT_CHUNK_RESULT_INIT;
+    double since = ex_seconds(), share = (double)r->samples / (double)batch->count;
+    mt_status status = b->begin(b->self, batch);
+    if (status != MT_OK) return status;
+    status = b->accumulate(b->self, 0, r->samples, share, &result);
+    double seconds = ex_seconds() - since;
+    mt_status back = b->rollback(b->self);
+    if (!r->seconds || seconds < r->seconds) r->seconds = seconds;
+    return status == MT_OK ? back : status;
+}
+
+static mt_status open_trial(const ex_training *t, ex_make_fn make, int channels_last, trial *r) {
+    mt_torch_options options = t->torch_options;
+    mt_backend_info info = {.size = sizeof info};
+    options.device = t->device.name;
+    options.channels_last = channels_last;
+    mt_status status = make(t->program->self, &r->model);
+    if (status == MT_OK) status = mt_torch_new(r->model, &options, &r->torch);
+    if (status == MT_OK) status = mt_torch_backend(r->torch, &r->backend);
+    if (status == MT_OK) status = r->backend.describe(r->backend.self, &info);
+    size_t least = ex_flags_least(t->flags, &info);
+    r->samples = (size_t)(most_pixels / (t->flags->image_size * t->flags->image_size));
+    if (r->samples < least) r->samples = least;
+    if (!r->samples) r->samples = 1;
+    if (info.needs_whole_batch) r->samples = SIZE_MAX;
+    return status;
+}
+
+/* In no process that fails does another one wait: what it has found is a time that is not there. */
+static mt_status try_order(ex_training *t, ex_make_fn make, int channels_last, trial *out) {
+    trial r = {.backend.size = sizeof r.backend};
+    mt_batch batch;
+    mt_status status = open_trial(t, make, channels_last, &r);
+    if (status == MT_OK) status = ex_batches_fill(t->batches, EX_TRAINING, 1, 0, &batch);
+    if (status == MT_OK && r.samples > batch.count) r.samples = batch.count;
+    for (int i = 0; i < TRIES && status == MT_OK; i++) status = run_chunk(&r, &batch);
+    if (status != MT_OK) r.seconds = 0;
+    mt_torch_free(r.torch);
+    mt_model_free(r.model);
+    *out = r;
+    return status;
+}
+
+/* The sums over all processes are what they all see, and so they choose alike. */
+static mt_status share_times(ex_training *t, trial *rows, trial *last) {
+    double sums[] = {rows->seconds, last->seconds, rows->seconds == 0 || last->seconds == 0};
+    if (t->processes.group.count > 1) {
+        mt_status status = t->processes.group.sum_doubles(t->processes.group.self, sums, 3);
+        if (status != MT_OK) return status;
+    }
+    rows->seconds = sums[2] > 0 ? 0 : sums[0];
+    last->seconds = sums[2] > 0 ? 0 : sums[1];
+    return MT_OK;
+}
+
+static void tell(const trial *rows, const trial *last, int is_on) {
+    if (!rows->seconds)
+        mt_log(MT_LOG_INFO, "--channels-last auto: off, since there is no room to try both orders");
+    else
+        mt_log(MT_LOG_INFO,
+               "--channels-last auto: %s. A chunk of %zu takes %.2f of the time with channels side "
+               "by side; %s",
+               is_on ? "on" : "off", rows->samples, last->seconds / rows->seconds,
+               is_on ? "results have other roundings than with 'off'"
+                     : "the bits are those of a run without this flag");
+}
+
+mt_status ex_training_order(ex_training *t, ex_make_fn make) {
+    trial rows = {0}, last = {0};
+    if (t->flags->channels_last != EX_CHANNELS_LAST_AUTO) return MT_OK;
+    mt_status status = try_order(t, make, 0, &rows);
+    if (status == MT_OK) status = try_order(t, make, 1, &last);
+    if (status != MT_OK && status != MT_EDEVMEM) return status;
+    status = share_times(t, &rows, &last);
+    if (status != MT_OK) return status;
+    int is_on = rows.seconds > 0 && last.seconds < enough * rows.seconds;
+    t->flags->channels_last = t->torch_options.channels_last = is_on;
+    t->setting_count = ex_flags_settings(t->flags, &t->program->own, t->settings);
+    if (!t->quiet) tell(&rows, &last, is_on);
+    return ex_training_seed(t);
+}
