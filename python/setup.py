@@ -1,7 +1,7 @@
 """Builds memtrain/_native against the torch that is installed: pip install --no-build-isolation ./python
 
-The extension has libmemtrain's core, planned memory and the CPU's allocator in it, and belongs to the minor version of
-torch that it was built with.
+The extension has libmemtrain's core, planned memory, the CPU's allocator and what asks cards for their memory in it, and
+belongs to the minor version of torch that it was built with.
 """
 import os
 import re
@@ -12,7 +12,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SHIM = ["cpu_memory", "arena", "arena_plan", "arena_serve", "arena_mapping", "follow", "injection", "sim_memory", "guard"]
+SHIM = ["device_memory", "watch", "cpu_memory", "arena", "arena_plan", "arena_serve", "canary", "arena_mapping", "follow",
+        "injection", "sim_memory", "device_name", "guard", "arguments"]
 EXACT = ["-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-O2", "-g1", "-Wall", "-Wextra"]
 
 

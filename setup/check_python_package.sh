@@ -1,7 +1,8 @@
 #!/bin/sh
 # The package memtrain (python/): a wheel built against Python's own torch, installed into build/python, and its tests.
-# MT_TEST_SLOW=1 has every request of each step fail, TESTS="test_trainer test_memory" runs these alone. Skipped where
-# Python has no torch of a version that is supported, or nothing to build with.
+# MT_TEST_SLOW=1 has every request of each step fail, TESTS="test_trainer test_memory" runs these alone. test_devices wants
+# the test device, which make check builds, or make build/tests/libcard_cuda.so. Skipped where Python has no torch of a
+# version that is supported, or nothing to build with.
 set -eu
 PYTHON=${PYTHON:-python3} OUT=build/python
 

@@ -43,13 +43,13 @@ def read_output(output):
 
 
 class Backend:
-    def __init__(self, model, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch, apply_not_finite, scaler):
-        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+    def __init__(self, model, device, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch, apply_not_finite, scaler):
+        self.model, self.device, self.loss_fn, self.optimizer = model, device, loss_fn, optimizer
         self.clip_norm, self.before_update = clip_norm, before_update
         self.needs_whole_batch, self.apply_not_finite = needs_whole_batch, apply_not_finite
         self.scaler = scaler
         self.core = self.batch = self.undo = self.scaler_undo = None
-        self.rng, self.chunk_rng = Rng(), Rng()
+        self.rng, self.chunk_rng = Rng(device), Rng(device)
         self.buffers, self.chunk_buffers = Buffers(), Buffers()
         self.parameters, self.all_parameters, self.sums = self.find_parameters(), [], None
         self.before, self.touched, self.versions, self.hooks = [], [], [], []
@@ -112,7 +112,7 @@ class Backend:
         if list(map(id, parameters)) != list(map(id, self.parameters)) and sums is not None:
             self.sums = sums = None
             sums = self.make_sums(parameters)
-        self.scaler_undo = ScalerState(self.scaler) if self.scaler is not None else None
+        self.scaler_undo = ScalerState(self.scaler, self.device) if self.scaler is not None else None
         self.rng.take()
         self.buffers.take(self.model)
         with torch.no_grad():

@@ -16,8 +16,8 @@ def _walk(value, path, found):
         for index, part in enumerate(value):
             _walk(part, "%s[%d]" % (path, index), found)
     elif not (value is None or isinstance(value, (bool, int, float))):
-        raise TypeError("%s is a %s; accepted: tensors in tuples, lists and dicts, numbers and None"
-                        % (path, type(value).__name__))
+        raise TypeError("%s is a %s; accepted: tensors in tuples, lists and dicts, numbers and None. Give trainer.step "
+                        "the parts that loss_fn reads" % (path, type(value).__name__))
 
 
 def _cut(value, first, count):

@@ -104,7 +104,7 @@ class Check:
         self.backend, self.model, self.loss_fn = backend, backend.model, backend.loss_fn
         self.whole = batch
         self.parameters = backend.find_parameters()
-        self.findings, self.rng, self.buffers = [], Rng(), Buffers()
+        self.findings, self.rng, self.buffers = [], Rng(backend.device), Buffers()
         kinds = {p.dtype for p in self.parameters}
         self.loss_tolerance, self.gradient_tolerance = max(TOLERANCES.get(kind, (5e-2, 2e-1)) for kind in kinds)
 
@@ -113,8 +113,8 @@ class Check:
 
     def part(self, *parts):
         """A batch of these parts: each is a range of samples."""
-        index = torch.tensor([sample for part in parts for sample in part])
-        return Batch(pick(self.whole.values, index), torch.device("cpu"))
+        index = torch.tensor([sample for part in parts for sample in part], device=self.backend.device)
+        return Batch(pick(self.whole.values, index), self.backend.device)
 
     def run(self, batch, chunks, gradients=True):
         """From the same random numbers and buffers each time."""

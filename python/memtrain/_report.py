@@ -100,7 +100,7 @@ class RunReport(Report):
     largest_chunk: int
     seconds: float
     peak_resident_bytes: int       # of the process, code and libraries included
-    predicted_resident_bytes: int  # the most that it will hold while tensors fill the budget
+    predicted_resident_bytes: int  # the most that it will hold while tensors fill the budget; there only on the CPU
 
 
 class Progress:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from . import _native
+
 FORMAT = 1
 
 
@@ -63,22 +65,27 @@ def read(path):
 # ---- generators --------------------------------------------------------------------------------------------
 
 
-def rng_state():
+def rng_state(device):
+    """Of a card there is one more, under its type."""
     numpy = sys.modules.get("numpy")
     state = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if numpy:
         name, key, *rest = numpy.random.get_state()
         state["numpy"] = [str(name), [int(word) for word in key], *(part.item() if hasattr(part, "item") else part
                                                                      for part in rest)]
+    if device.type != "cpu":
+        state[device.type] = _native.rng_state(str(device))
     return state
 
 
-def prepare_rng(state):
+def prepare_rng(state, device):
     """A function that sets the generators. All memory is taken here."""
-    own = state["torch"].clone()
+    own, of_card = state["torch"].clone(), clone(state.get(device.type))
 
     def put():
         torch.set_rng_state(own)
+        if of_card is not None:
+            _native.set_rng_state(str(device), of_card)
         random.setstate(state["python"])
         if "numpy" in state and sys.modules.get("numpy"):
             sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
@@ -136,12 +143,26 @@ def clone(value):
     return value
 
 
+def _beside(parameter, group, name, value):
+    """A copy where the parameter is, as torch's load_state_dict places it: counts of steps stay on the host, as a rule."""
+    is_count = name == "step" and not (group.get("fused") or group.get("capturable"))
+    if not isinstance(value, torch.Tensor) or is_count:
+        return clone(value)
+    return value.to(parameter.device, copy=True)
+
+
 def prepare_optimizer(optimizer, saved):
     """A function that puts the saved state in place. All memory is taken here."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    numbers = [n for group in saved["state"]["param_groups"] for n in group["params"]]
-    place = dict(zip(numbers, parameters))
-    state = {place.get(key, key): clone(value) for key, value in saved["state"]["state"].items()}
+    places = {}
+    for own, theirs in zip(optimizer.param_groups, saved["state"]["param_groups"]):
+        places.update((number, (p, theirs)) for number, p in zip(theirs["params"], own["params"]))
+    state = {}
+    for key, value in saved["state"]["state"].items():
+        if key in places:
+            parameter, group = places[key]
+            state[parameter] = {name: _beside(parameter, group, name, part) for name, part in value.items()}
+        else:
+            state[key] = clone(value)
     groups = [{key: clone(value) for key, value in group.items() if key != "params"}
               for group in saved["state"]["param_groups"]]
 

@@ -17,6 +17,7 @@ from ._undo import Rng
 Number = Union[torch.Tensor, float, int]
 Output = Union[torch.Tensor, Tuple[torch.Tensor, Number], Mapping[str, Number]]
 Budget = Union[str, int, None]
+Device = Union[str, torch.device]
 Item = TypeVar("Item")
 
 _policy = {"micro_batch": int, "min_micro_batch": int, "max_micro_batch": int, "clear_every": int,
@@ -27,14 +28,18 @@ _numbers = iter(range(1, 1 << 62))
 _is_child_told = False
 
 
-def set_budget(budget: Budget = None) -> None:
+def set_budget(budget: Budget = None, device: Device = "cpu") -> None:
     """
-    The most that all tensors of the process may take: "6GiB", "600MiB" or bytes; None: nine tenths of what the host
-    has left. Tensors that were made before the first call are not counted, but for those of a trainer's model and
-    optimiser, which count while the trainer lives.
+    The most that all tensors of the process may take on a device: "6GiB", "600MiB" or bytes; None: nine tenths of what
+    the host has left, or 0.95 of what is free on the card. On the CPU, tensors that were made before the first call are
+    not counted, but for those of a trainer's model and optimiser, which count while the trainer lives. On a card the limit
+    is on what torch's allocator reserves. Raises ValueError for a device that is not here, and names those that are.
     """
     global _is_child_told
-    size = _bytes_of(budget)
+    size, where = _bytes_of(budget), _device_of(device)
+    if where.type != "cpu":
+        _native.set_card_budget(str(where), size)
+        return
     _native.install()
     if not _is_child_told:
         os.register_at_fork(after_in_child=_native.enter_child)
@@ -55,11 +60,30 @@ def _bytes_of(budget, name="budget"):
     raise ValueError('%s is %r; accepted: bytes, or a text such as "6GiB" or "600MiB", above 0' % (name, budget))
 
 
-def memory() -> Dict[str, int]:
+def _device_of(device):
+    """The device by its name. ValueError where it is none of those that are here."""
+    here, known = _native.devices(), None
+    try:
+        known = torch.device(device)
+    except (RuntimeError, TypeError):
+        pass
+    if known is not None and known.type != "cpu" and known.index is None:
+        known = torch.device(known.type, 0)
+    if known is None or ("cpu" if known.type == "cpu" else str(known)) not in here:
+        raise ValueError("device is %s; accepted: %s" % (device, ", ".join(here)))
+    return torch.device("cpu") if known.type == "cpu" else known
+
+
+def memory(device: Device = "cpu") -> Dict[str, int]:
     """
-    Bytes of tensors: budget_bytes, allocated_bytes (now) and peak_bytes (so far). Of the process, code and libraries
-    included: resident_bytes (now) and peak_resident_bytes (so far). Raises RuntimeError where no budget has been set.
+    Bytes of tensors: budget_bytes, allocated_bytes (now) and peak_bytes (so far; 0 on MPS, which keeps none). Of a card
+    also reserved_bytes, which its allocator holds. Of the CPU also those of the process, code and libraries included:
+    resident_bytes (now) and peak_resident_bytes (so far). Raises RuntimeError where no budget of the CPU has been set,
+    ValueError for a device that is not here.
     """
+    where = _device_of(device)
+    if where.type != "cpu":
+        return _native.card_memory(str(where))
     if not _native.installed():
         raise RuntimeError("memtrain.memory: no budget has been set")
     return {"budget_bytes": _native.budget(), "allocated_bytes": _native.allocated(), "peak_bytes": _native.peak(),
@@ -108,9 +132,9 @@ def _stop_counting(number):
     _tell_held()
 
 
-def _rng_of_now():
+def _rng_of_now(device):
     """Some kilobytes, asked for once more where they are refused: nobody else answers for them."""
-    rng = Rng()
+    rng = Rng(device)
     try:
         rng.take()
     except torch.OutOfMemoryError:
@@ -151,11 +175,28 @@ def _check_optimizer(model, optimizer):
 
 
 def _check_device(model):
-    devices = sorted({str(t.device) for t in list(model.parameters()) + list(model.buffers())})
-    if devices != ["cpu"]:
-        raise NotImplementedError("the model is on %s; accepted: cpu (docs/python.md says what has run)"
-                                  % ", ".join(devices))
-    return torch.device("cpu")
+    """The one device of the model."""
+    devices, here = sorted({str(t.device) for t in list(model.parameters()) + list(model.buffers())}), _native.devices()
+    if len(devices) != 1 or devices[0] not in here:
+        raise ValueError("the model is on %s; accepted: one of %s" % (", ".join(devices) or "no device", ", ".join(here)))
+    return torch.device(devices[0])
+
+
+def _take_work_spaces(device):
+    """
+    cuBLAS keeps memory of the card from a thread's first product on, and cuBLASLt from the first with a bias: this thread
+    and that of backward passes take theirs before a chunk is recorded.
+    """
+    if device.type != "cuda":
+        return
+    with torch.enable_grad():
+        row = torch.ones(16, device=device)
+        square = torch.ones(16, 16, device=device, requires_grad=True)
+
+        def multiply(gradient):
+            torch.addmm(row, gradient, gradient)
+        square.register_hook(multiply)
+        torch.addmm(row, torch.mm(square, square), square).sum().backward()
 
 
 def _check_scaler(scaler):
@@ -188,20 +229,21 @@ class Trainer:
     and calls optimizer.step() once. Where memory runs out, what is missing is done again in other chunks; where not
     even the smallest fits, the step is taken back whole and memtrain.OutOfMemory raised.
 
-    model           a torch.nn.Module on the CPU
+    model           a torch.nn.Module on one device: the CPU, or a card of CUDA, XPU or MPS. Batches are on the same
     loss_fn         loss_fn(model, *batch) returns the loss of these samples, a mean: a tensor of one number, or
                     (loss, units) where the mean is over something else than samples, tokens say, or a dict with "loss",
                     and "units" and metrics where wanted: means over the same. A chunk has the same arguments as the
                     batch, with fewer samples in dimension 0
     optimizer       any of torch.optim over the model's parameters that steps without a closure; or "sgd", "adam" or
                     "adamw" with lr=, which is torch's with fused=True over what trains, and then trainer.optimizer
-    budget          for all tensors of the process, see memtrain.set_budget; None: what is set, or the default
+    budget          for all tensors of the process on that device, see memtrain.set_budget; None: what is set, or the
+                    default
     clip_norm       as torch.nn.utils.clip_grad_norm_ between backward and step; None: no clipping
     scaler          a torch.amp.GradScaler: losses are scaled, gradients unscaled before clipping. A step whose gradient
                     overflows is skipped, which the report says, and the scale becomes smaller
     before_update   called with the model when the gradients of the batch are in .grad, before optimizer.step()
     needs_whole_batch  the loss couples the samples, and the batch must not be cut
-    planned_memory  chunks lie in one piece of memory, each tensor at a place that is planned
+    planned_memory  chunks lie in one piece of memory, each tensor at a place that is planned; on the CPU alone
     apply_not_finite   an update is made where loss or clipped norm is not finite; else that step is taken back
     trace           called with each line of the trace (docs/trace.md)
     micro_batch, min_micro_batch, max_micro_batch   samples of a chunk
@@ -232,14 +274,17 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer = optimizer
         _check_gradients(model)
         self._device = _check_device(model)
-        if budget is not None or not _native.installed():
-            set_budget(budget)
+        is_cpu = self._device.type == "cpu"
+        if budget is not None or (is_cpu and not _native.installed()):
+            set_budget(budget, self._device)
         self._number = next(_numbers)
-        _count_existing(self._number, model, optimizer)
-        weakref.finalize(self, _stop_counting, self._number)
-        self._backend = Backend(model, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch,
+        if is_cpu:
+            _count_existing(self._number, model, optimizer)
+            weakref.finalize(self, _stop_counting, self._number)
+        _take_work_spaces(self._device)
+        self._backend = Backend(model, self._device, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch,
                                 apply_not_finite, scaler)
-        self._core = _native.Core(self._backend, dict(policy, apply_not_finite=apply_not_finite), trace, planned_memory)
+        self._core = _native.Core(self._backend, str(self._device), dict(policy, apply_not_finite=apply_not_finite), trace, planned_memory)
         self._backend.core = weakref.proxy(self._core)
         self._process, self._gate = os.getpid(), _native.Gate()
         self._last: Optional[Report] = None
@@ -283,7 +328,7 @@ class Trainer:
     def evaluate(self, *batch: Any) -> EvalReport:
         """Loss and metrics without gradients, in chunks, with the model in evaluation mode meanwhile."""
         modules = [(module, module.training) for module in self._backend.model.modules()]
-        rng = _rng_of_now()
+        rng = _rng_of_now(self._device)
 
         def evaluate(samples):
             self._backend.reset()
@@ -310,7 +355,8 @@ class Trainer:
         report.update(self._core.summary())
         report["steps"] += self._steps_before
         report["peak_resident_bytes"] = _native.peak_resident_bytes()
-        report["predicted_resident_bytes"] = predict_resident()
+        if self._device.type == "cpu":
+            report["predicted_resident_bytes"] = predict_resident()
         return report
 
     def check(self, *batch: Any) -> CheckReport:
@@ -342,7 +388,7 @@ class Trainer:
             _state.write(path, {
                 "memtrain": _state.FORMAT, "version": _native.version, "model": _state.model_state(self._backend.model),
                 "optimizer": optimizer, "scaler": scaler.state_dict() if scaler is not None else None,
-                "rng": _state.rng_state(), "steps": self.report().steps, "skipped": self._skipped, "others": parts,
+                "rng": _state.rng_state(self._device), "steps": self.report().steps, "skipped": self._skipped, "others": parts,
                 "plain": [name for name, value in others.items() if not hasattr(value, "state_dict")]})
         self._alone("save", save)
 
@@ -363,7 +409,7 @@ class Trainer:
                     raise KeyError("%s has no state named %r; it has %s"
                                    % (path, name, sorted(set(state["others"]) - set(state["plain"]))))
             put_optimizer = _state.prepare_optimizer(backend.optimizer, state["optimizer"])
-            put_rng = _state.prepare_rng(state["rng"])
+            put_rng = _state.prepare_rng(state["rng"], self._device)
             parts = _state.clone(state["others"])
             with torch.no_grad():
                 for name, tensor in model.items():

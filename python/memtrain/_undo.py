@@ -1,8 +1,11 @@
 """What a step can change, remembered and put back."""
+import copy
 import random
 import sys
 
 import torch
+
+from . import _native
 
 
 def _keep(value, small_only=False):
@@ -34,44 +37,51 @@ def _keep(value, small_only=False):
 
 
 class Rng:
-    """The generators of torch for the CPU, of Python and, where it is loaded, of NumPy."""
+    """The generators of torch for the CPU and the card, of Python and, where it is loaded, of NumPy."""
+
+    def __init__(self, device):
+        self.card = None if device.type == "cpu" else str(device)
 
     def take(self):
         self.torch = torch.get_rng_state()
+        self.of_card = _native.rng_state(self.card) if self.card else None
         self.python = random.getstate()
         numpy = sys.modules.get("numpy")
         self.numpy = numpy.random.get_state() if numpy else None
 
     def put_back(self):
         torch.set_rng_state(self.torch)
+        if self.card:
+            _native.set_rng_state(self.card, self.of_card)
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
 
-
     def has_moved(self):
         """Whether something was drawn since take()."""
-        now = Rng()
+        now = copy.copy(self)
         now.take()
         if self.numpy is not None and now.numpy is not None:
             if self.numpy[2:] != now.numpy[2:] or (self.numpy[1] != now.numpy[1]).any():
                 return True
+        if self.card and not torch.equal(self.of_card, now.of_card):
+            return True
         return not torch.equal(self.torch, now.torch) or self.python != now.python
 
 
 class ScalerState:
     """The scale of a torch.amp.GradScaler, and what it has found out about this step's gradients."""
 
-    def __init__(self, scaler):
+    def __init__(self, scaler, device):
         self.scaler = scaler
         if scaler._scale is None:
-            self.begin()
+            self.begin(device)
         self.saved = scaler.state_dict()
 
-    def begin(self):
+    def begin(self, device):
         """Its tensors are made with the first loss: both, or none."""
         try:
-            self.scaler.scale(torch.ones(()))
+            self.scaler.scale(torch.ones((), device=device))
         except BaseException:
             self.scaler._scale = self.scaler._growth_tracker = None
             raise

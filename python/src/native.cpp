@@ -1,6 +1,6 @@
 /*
- * native.cpp - memtrain._native: the budgeted allocator of the CPU inside Python's process, and a trainer
- * whose backend is a Python object.
+ * native.cpp - memtrain._native: the budgeted allocator of the CPU inside Python's process, memory of cards, and a
+ * trainer whose backend is a Python object.
  *
  * All calls come from Python and hold its lock, the trainer's calls back into Python too. What a method of
  * the backend raises ends here: memory that ran out becomes MT_EDEVMEM; any other exception is kept, the
@@ -17,6 +17,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <pybind11/pybind11.h>
@@ -25,19 +26,33 @@
 #include <memtrain/trainer.h>
 
 #include "arena.hpp"
+#include "arguments.hpp"
 #include "backward_queue.hpp"
+#include "canary.hpp"
 #include "compat.hpp"
 #include "cpu_memory.hpp"
+#include "device_memory.hpp"
+#include "device_name.hpp"
 #include "guard.hpp"
 #include "injection.hpp"
+#include "init.hpp"
+#include "watch.hpp"
 
 namespace py = pybind11;
 
 namespace memtrain::shim {
 
-/* The extension trains on the CPU alone, whose allocator tells of refusals itself. */
-int64_t device_ooms(const Device &) noexcept {
-    return 0;
+/* Python has initialised libtorch, and loaded the parts that there are for cards. */
+mt_status ensure_init() noexcept {
+    return MT_OK;
+}
+
+std::string why_absent(c10::DeviceType type) {
+    return "this torch has no part for " + c10::DeviceTypeName(type) + "; accepted: cpu";
+}
+
+std::string why_no_card(c10::DeviceType type) {
+    return "torch finds no card for " + c10::DeviceTypeName(type) + "; accepted: cpu";
 }
 
 } // namespace memtrain::shim
@@ -67,18 +82,41 @@ bool is_of(const py::error_already_set &error, const char *module, const char *n
     return error.matches(py::module_::import(module).attr(name));
 }
 
-/* Whether memory ran out. What TorchScript makes of that is a RuntimeError, which a refusal on this thread tells. */
-bool is_out_of_memory(const py::error_already_set &error, bool refused, const char *text) {
+/* Whether memory ran out. What TorchScript makes of that is a RuntimeError, which a refusal tells. */
+bool is_out_of_memory(const py::error_already_set &error, Evidence evidence, const char *text) {
     if (error.matches(PyExc_MemoryError) || is_of(error, "torch", "OutOfMemoryError")) return true;
     if (!error.matches(PyExc_RuntimeError)) return false;
-    return classify(refused ? Evidence::host : Evidence::none, false, text) == MT_EDEVMEM;
+    return classify(evidence, false, text) == MT_EDEVMEM;
+}
+
+/* What has been refused since it was made: on this thread by the host, or by a card. */
+class Refusals {
+public:
+    explicit Refusals(const Device &device)
+        : device_(device), host_(cpu::refusals().count), card_(device_ooms(device)) {}
+    Evidence evidence() const {
+        if (cpu::refusals().count != host_) return Evidence::host;
+        return device_ooms(device_) != card_ ? Evidence::card : Evidence::none;
+    }
+
+private:
+    const Device &device_;
+    uint64_t host_;
+    int64_t card_;
+};
+
+Device device_by(const std::string &name) {
+    Device device = c10::Device(c10::kCPU);
+    must(parse_device(name.c_str(), "memtrain", &device));
+    return device;
 }
 
 /* ---- a trainer ------------------------------------------------------------------------------------------- */
 
 class Core {
 public:
-    Core(py::object backend, const py::dict &options, py::object trace, bool planned);
+    Core(py::object backend, const std::string &device, const py::dict &options, py::object trace,
+         bool planned);
     ~Core();
     Core(const Core &) = delete;
     Core &operator=(const Core &) = delete;
@@ -116,12 +154,15 @@ private:
     template <class Body> mt_status call_surely(Body &&body) noexcept;
     template <class Body>
     mt_status run_chunk(bool training, size_t count, mt_chunk_result *out, Body &&body);
-    mt_status take_error(const py::error_already_set &error, bool refused);
+    mt_status take_error(const py::error_already_set &error, Evidence evidence);
+    mt_status check_canary(bool is_update);
     mt_backend backend() noexcept;
     void check(mt_status status);
 
     py::object backend_, trace_;
-    std::string version_;
+    Device device_;
+    std::string device_name_, version_;
+    Canary canary_; /* of MPS */
     std::optional<py::error_already_set> error_;
     mt_trainer *trainer_ = nullptr;
     mt_event_sink sink_ = {nullptr, nullptr};
@@ -134,10 +175,10 @@ private:
  * Keeps an exception that is no lack of memory, without what the package's own frames hold: the chunk's graph. Of one
  * that is a lack of memory, all that its frames hold is let go of.
  */
-mt_status Core::take_error(const py::error_already_set &error, bool refused) {
+mt_status Core::take_error(const py::error_already_set &error, Evidence evidence) {
     std::string text = py::str(error.value());
     std::string line = text.substr(0, text.find('\n'));
-    if (!is_out_of_memory(error, refused, text.c_str())) {
+    if (!is_out_of_memory(error, evidence, text.c_str())) {
         error_ = error;
         helpers().attr("forget_own")(error.value());
         std::string name = py::str(error.type().attr("__name__"));
@@ -148,13 +189,13 @@ mt_status Core::take_error(const py::error_already_set &error, bool refused) {
 }
 
 template <class Body> mt_status Core::call(Body &&body) noexcept {
-    uint64_t before = cpu::refusals().count;
+    Refusals refusals(device_);
     try {
         try {
             body();
             return MT_OK;
         } catch (const py::error_already_set &error) {
-            return take_error(error, cpu::refusals().count != before);
+            return take_error(error, refusals.evidence());
         }
     } catch (const py::error_already_set &error) {
         error_ = error; /* of Python's own while it told of another one */
@@ -182,7 +223,7 @@ mt_status Core::describe(void *self, mt_backend_info *out) {
         py::dict info = of(self).backend_.attr("describe")();
         auto number = [&](const char *key) { return info[key].cast<size_t>(); };
         of(self).version_ = info["version"].cast<std::string>();
-        out->device = "cpu";
+        out->device = of(self).device_name_.c_str();
         out->version = of(self).version_.c_str();
         out->min_micro_batch = number("min_micro_batch");
         out->normalises_over_batch = static_cast<int>(number("normalises_over_batch"));
@@ -195,33 +236,32 @@ mt_status Core::describe(void *self, mt_backend_info *out) {
     });
 }
 
-mt_status Core::memory(void *, mt_memory *out) {
-    cpu::follow_host();
-    out->budget_bytes = cpu::budget();
-    out->allocated_bytes = out->reserved_bytes = cpu::allocated();
-    out->peak_bytes = cpu::peak();
-    return MT_OK;
+mt_status Core::memory(void *self, mt_memory *out) {
+    return guard([&] { hand_over(device_memory(of(self).device_, false), out); });
 }
 
-mt_status Core::reset_peak(void *) {
-    cpu::reset_peak();
-    return MT_OK;
+mt_status Core::reset_peak(void *self) {
+    return guard([&] { reset_device_peak(of(self).device_); });
 }
 
-mt_status Core::empty_cache(void *, mt_clear_result *out) {
-    auto start = Clock::now();
-    size_t before = cpu::resident_bytes();
-    cpu::Arena::drop_all_pages();
-    cpu::trim_heap();
-    size_t after = cpu::resident_bytes();
-    out->released_bytes = before > after ? before - after : 0;
-    out->seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    return MT_OK;
+mt_status Core::empty_cache(void *self, mt_clear_result *out) {
+    return guard([&] { hand_over(empty_device_cache(of(self).device_), out); });
+}
+
+/* On MPS alone: whether the GPU has done what it was given (canary.hpp). */
+mt_status Core::check_canary(bool is_update) {
+    return guard([&] {
+        canary_.send(device_);
+        canary_.check(is_update);
+    });
 }
 
 mt_status Core::begin(void *self, const mt_batch *) {
-    of(self).marked_ = false;
-    return of(self).call([&] { of(self).backend_.attr("begin")(); });
+    Core &core = of(self);
+    core.marked_ = false;
+    if (!core.canary_.is_there())
+        MT_RETURN_IF_FAILED(guard([&] { core.canary_.lay_out(core.device_); }));
+    return core.call([&] { core.backend_.attr("begin")(); });
 }
 
 /*
@@ -231,24 +271,33 @@ mt_status Core::begin(void *self, const mt_batch *) {
 template <class Body>
 mt_status Core::run_chunk(bool training, size_t count, mt_chunk_result *out, Body &&body) {
     cpu::Refusals before = cpu::refusals();
-    size_t allocated = cpu::allocated();
-    cpu::follow_host();
-    cpu::reset_call_peak();
+    size_t allocated = 0;
+    MT_RETURN_IF_FAILED(guard([&] {
+        allocated = device_allocated(device_);
+        if (device_.is_cpu()) cpu::follow_host();
+        start_call_peak(device_);
+    }));
     auto start = Clock::now();
     cpu::Kind kind = {training, training, 0, 0, shape_, at::get_num_threads(), 0};
     mt_status status;
     {
         cpu::Planned planned(arena_.get(), kind, count, marked_);
+        Listening listening(device_, sink_);
         status = call(body);
+        if (status == MT_OK) status = check_canary(false);
         out->seconds = std::chrono::duration<double>(Clock::now() - start).count();
         if (status == MT_OK) planned.done(out->seconds);
     }
-    out->peak_bytes = cpu::call_peak();
+    bool is_more = false;
+    (void)guard([&] {
+        out->peak_bytes = call_peak(device_);
+        is_more = device_allocated(device_) > allocated;
+    });
     cpu::Refusals now = cpu::refusals();
     out->refused = now.count - before.count;
     out->refused_bytes = out->refused ? now.bytes : 0;
     out->refused_in_use_bytes = out->refused ? now.in_use : 0;
-    if (status == MT_EDEVMEM && cpu::allocated() > allocated) PyGC_Collect();
+    if (status == MT_EDEVMEM && is_more) PyGC_Collect();
     return status;
 }
 
@@ -306,6 +355,7 @@ mt_status Core::apply(void *self, mt_apply_result *out) {
         out->skipped = std::get<1>(done);
         out->lr = std::get<2>(done);
     });
+    if (status == MT_OK) status = core.check_canary(true);
     if (status == MT_OK && !out->skipped)
         status = core.call_surely([&] { core.backend_.attr("commit")(); });
     out->seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -314,7 +364,7 @@ mt_status Core::apply(void *self, mt_apply_result *out) {
 
 mt_status Core::record(void *self, const mt_event_sink *sink) {
     of(self).sink_ = sink ? *sink : mt_event_sink{nullptr, nullptr};
-    cpu::set_sink(sink);
+    if (of(self).device_.is_cpu()) cpu::set_sink(sink);
     return MT_OK;
 }
 
@@ -344,14 +394,15 @@ mt_backend Core::backend() noexcept {
     b.self = this;
     b.describe = describe;
     b.memory = memory;
-    b.reset_peak = reset_peak;
+    bool is_mps = device_.memory() == Memory::mps; /* it keeps no peak, and tells of no request */
+    b.reset_peak = is_mps ? nullptr : reset_peak;
     b.empty_cache = empty_cache;
     b.begin = begin;
     b.accumulate = accumulate;
     b.rollback = rollback;
     b.apply = apply;
     b.evaluate = evaluate_chunk;
-    b.record = record;
+    b.record = is_mps ? nullptr : record;
     b.mark = mark;
     b.rewind = rewind;
     b.shape = shape;
@@ -382,8 +433,10 @@ void write_trace(void *user, const char *line) {
     }
 }
 
-Core::Core(py::object backend, const py::dict &options, py::object trace, bool planned)
-    : backend_(std::move(backend)), trace_(std::move(trace)) {
+Core::Core(py::object backend, const std::string &device, const py::dict &options, py::object trace,
+           bool planned)
+    : backend_(std::move(backend)), trace_(std::move(trace)), device_(device_by(device)),
+      device_name_(device_.name()) {
     mt_policy_options policy = policy_of(options);
     mt_trainer_options o = MT_TRAINER_OPTIONS_INIT;
     mt_backend functions = this->backend();
@@ -394,7 +447,7 @@ Core::Core(py::object backend, const py::dict &options, py::object trace, bool p
     }
     o.apply_not_finite =
         options.contains("apply_not_finite") && options["apply_not_finite"].cast<bool>();
-    if (planned) arena_.reset(cpu::Arena::open());
+    if (planned && device_.is_cpu()) arena_.reset(cpu::Arena::open());
     check(mt_trainer_new(&functions, &o, &trainer_));
 }
 
@@ -522,6 +575,48 @@ void write_log(void *, mt_log_level level, const char *text) {
     }
 }
 
+/* ---- cards ---- */
+
+/* "cpu", and the cards that are here: "cuda:0". */
+std::vector<std::string> devices() {
+    std::vector<std::string> names = {"cpu"};
+    for (const char *type : {"cuda", "xpu", "mps"}) {
+        size_t count = 0;
+        must(mt_device_count(type, &count));
+        for (size_t i = 0; i < count; i++) names.push_back(type + (":" + std::to_string(i)));
+    }
+    return names;
+}
+
+void set_card_budget(const std::string &name, size_t bytes) {
+    must(mt_device_set_budget(name.c_str(), bytes));
+}
+
+py::dict card_memory(const std::string &name) {
+    mt_memory memory = MT_MEMORY_INIT;
+    must(mt_device_memory(name.c_str(), &memory));
+    py::dict figures;
+    figures["budget_bytes"] = memory.budget_bytes;
+    figures["allocated_bytes"] = memory.allocated_bytes;
+    figures["reserved_bytes"] = memory.reserved_bytes;
+    figures["peak_bytes"] = memory.peak_bytes;
+    return figures;
+}
+
+/* Of a card's own generator: its state is a tensor of the host's. */
+py::object rng_state(const std::string &name) {
+    at::Generator generator = at::globalContext().defaultGenerator(device_by(name));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(generator.get_state()));
+}
+
+void set_rng_state(const std::string &name, const py::object &state) {
+    if (!THPVariable_Check(state.ptr())) throw py::type_error("not a tensor");
+    at::Generator generator = at::globalContext().defaultGenerator(device_by(name));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(THPVariable_Unpack(state.ptr()));
+}
+
 void install() {
     if (!cpu::installed()) cpu::install();
 }
@@ -550,6 +645,11 @@ void enter_child() {
     cpu::set_budget(SIZE_MAX);
     injection::arm(0, false);
     cpu::set_sink(nullptr);
+}
+
+void inject(uint64_t nth, bool persistent) {
+    injection::reach_cards();
+    injection::arm(nth, persistent);
 }
 
 std::pair<uint64_t, uint64_t> injected() {
@@ -586,13 +686,18 @@ PYBIND11_MODULE(_native, m) {
     m.def("uncounted", uncounted);
     m.def("parse_size", parse_size);
     m.def("format_size", format_size);
-    m.def("inject", injection::arm);
+    m.def("inject", inject);
     m.def("injected", injected);
     m.def("enter_child", enter_child);
+    m.def("devices", devices);
+    m.def("set_card_budget", set_card_budget);
+    m.def("card_memory", card_memory);
+    m.def("rng_state", rng_state);
+    m.def("set_rng_state", set_rng_state);
     m.attr("version") = mt_version_string();
     py::class_<Gate>(m, "Gate").def(py::init<>()).def("run", &Gate::run);
     py::class_<Core>(m, "Core")
-        .def(py::init<py::object, py::dict, py::object, bool>())
+        .def(py::init<py::object, std::string, py::dict, py::object, bool>())
         .def("step", &Core::step)
         .def("evaluate", &Core::evaluate)
         .def("summary", &Core::summary)

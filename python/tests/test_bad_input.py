@@ -40,7 +40,7 @@ class BadInput(Case):
 
     def test_model_on_another_device(self):
         model = network().to("meta")
-        self.refused(NotImplementedError, "the model is on meta; accepted: cpu", memtrain.Trainer, model, loss_of,
+        self.refused(ValueError, "the model is on meta; accepted: one of cpu", memtrain.Trainer, model, loss_of,
                      torch.optim.SGD(model.parameters(), 0.1))
         self.trainer.step(*batch())
 

@@ -290,7 +290,7 @@ class Arguments(Case):
         self.refused(TypeError, "no option 'micro'; accepted: clear_every", self.build, sgd, micro=3)
         self.refused(TypeError, "micro_batch is '3'; accepted: a int", self.build, sgd, micro_batch="3")
         self.refused(ValueError, "7 apples", self.build, sgd, budget="7 apples")
-        self.refused(NotImplementedError, "the model is on meta", self.build, torch.optim.SGD(other.to("meta").parameters(), 0.1),
+        self.refused(ValueError, "the model is on meta", self.build, torch.optim.SGD(other.to("meta").parameters(), 0.1),
                      model=other)
 
     def test_own_closure(self):

@@ -6,13 +6,14 @@
 
 #include <dlfcn.h>
 
+#include <torch/version.h>
+
 #include <ATen/EmptyTensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #ifdef CARD_IS_MPS
 #include <ATen/detail/MPSHooksInterface.h>
 #elif defined(CARD_IS_XPU)
 #include <ATen/detail/XPUHooksInterface.h>
-#else
-#include <ATen/detail/CUDAHooksInterface.h>
 #endif
 #include <c10/core/Allocator.h>
 #include <c10/core/GeneratorImpl.h>
@@ -229,8 +230,16 @@ struct CardHooks final : CUDAHooksInterface {
 C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, CardHooks)
 #elif defined(CARD_IS_XPU)
 C10_REGISTER_CLASS(XPUHooksRegistry, XPUHooks, CardHooks)
+#endif
+
+/* A Python's torch may bring libtorch's part for CUDA along, which has its hooks there. libtorch has one kind of card at a time. */
+#if defined(CARD_IS_MPS) || defined(CARD_IS_XPU)
+struct NoCuda final : CUDAHooksInterface {
+    explicit NoCuda(CUDAHooksArgs) {}
+};
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, NoCuda)
 #else
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CardHooks)
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CardHooks)
 #endif
 
 struct Installed {
@@ -241,6 +250,10 @@ struct Installed {
 } // namespace at
 
 /* ---- for tests ---- */
+
+/* For who looks into the file before it is loaded (python/tests/test_devices.py). */
+extern "C" MT_CARD_FUNCTION const char mt_card_built_for[];
+const char mt_card_built_for[] = "test device for torch " TORCH_VERSION;
 
 extern "C" void mt_card_read(mt_card_counters *out) {
     const card::Counters &now = card::counters;

@@ -129,6 +129,12 @@ Tensor &set_storage(Tensor &self, at::Storage storage, int64_t offset, at::IntAr
     return at::cpu::set_(self, std::move(storage), offset, size, stride);
 }
 
+/* All of it. Python copies storages so. */
+Tensor &set_whole_storage(Tensor &self, at::Storage storage) {
+    auto count = static_cast<int64_t>(storage.nbytes() / self.itemsize());
+    return at::cpu::set_(self, std::move(storage), 0, {count}, {1});
+}
+
 Tensor view(const Tensor &self, c10::SymIntArrayRef size) {
     return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
 }
@@ -457,6 +463,22 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v,
     return attend(q, k.flip({-2}), v.flip({-2}), turned, 0, false, scale, enable_gqa);
 }
 
+/* A Python's torch may have libtorch's part for CUDA loaded: its kernels are replaced, and for the rest there is the fallback. */
+std::vector<c10::RegistrationHandleRAII> replace_kernels() {
+    std::vector<c10::RegistrationHandleRAII> replaced;
+    c10::Dispatcher &dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
+        auto op = dispatcher.findOp(name);
+        if (!op || !op->hasKernelForDispatchKey(key)) continue;
+        replaced.push_back(dispatcher.registerImpl(
+            name, key, c10::KernelFunction::makeFromBoxedFunction<&run_on_card>(), {}, nullptr,
+            "the test device"));
+    }
+    return replaced;
+}
+
+const auto *const replaced = new auto(replace_kernels());
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, CARD_AUTOGRAD(CARD), m) {
@@ -472,6 +494,7 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     m.impl("empty_strided", empty_strided);
     m.impl("resize_", resize);
     m.impl("set_.source_Storage_storage_offset", set_storage);
+    m.impl("set_.source_Storage", set_whole_storage);
     m.impl("view", view);
     m.impl("as_strided", as_strided);
     m.impl("_copy_from", copy_from);

@@ -4,9 +4,10 @@ How else a loop gets through that does not fit: peers of memtrain's, one at a ti
     peers.py NAME NETWORK LIMIT    trains a network of kinds.py on SAMPLES samples, in batches of BATCH, and prints a row
     peers.py --versions
 
-BATCH=32 SAMPLES=128 in the environment. All use the allocator of memtrain for the limit. Its refusal is a torch.OutOfMemoryError, which accelerate,
-transformers and Lightning know on a GPU alone: here each is told that it is one. Samples are counted where a forward pass
-begins.
+BATCH=32 SAMPLES=128 in the environment. All use the allocator of memtrain for the limit. Its refusal is a
+torch.OutOfMemoryError, which accelerate, transformers and Lightning know on a GPU alone: here each is told that it is one.
+Samples are counted where a forward pass begins. The loss is that of the trained network over these samples, in evaluation
+mode; the time does not have it.
 """
 import contextlib
 import functools
@@ -30,13 +31,16 @@ import kinds  # noqa: E402
 BATCH, SAMPLES = int(os.environ.get("BATCH", 32)), int(os.environ.get("SAMPLES", 128))
 NETWORK = sys.argv[2] if len(sys.argv) > 2 else ""
 computed = updates = 0
+trained = None
 
 
 class Network(torch.nn.Module):
     """With its loss, as transformers wants it, and a count of samples."""
 
     def __init__(self):
+        global trained
         super().__init__()
+        trained = self
         self.kind = kinds.make(NETWORK)
         self.inner = self.kind.model
 
@@ -82,6 +86,11 @@ def train(batch, accumulate=1):
 
 def plain():
     train(BATCH)
+
+
+def fixed(parts):
+    """A size that somebody has found out for this network, this limit and this batch."""
+    train(BATCH // parts, parts)
 
 
 def is_out_of_memory(known, error):
@@ -160,7 +169,11 @@ def memtrain_():
 
 
 PEERS = {
+    "whole": ("plain loop without a limit", plain),
     "plain": ("plain loop", plain),
+    "half": ("plain loop, 2 chunks by hand", lambda: fixed(2)),
+    "quarter": ("plain loop, 4 chunks by hand", lambda: fixed(4)),
+    "eighth": ("plain loop, 8 chunks by hand", lambda: fixed(8)),
     "accelerate": ("accelerate, find_executable_batch_size", accelerate),
     "accelerate-accumulating": ("the same, with gradient accumulation", accelerate_accumulating),
     "transformers": ("transformers, auto_find_batch_size", transformers),
@@ -179,10 +192,22 @@ def versions():
     return ", ".join(found)
 
 
+def loss_of_all():
+    """The mean over all samples, of the network that was made last."""
+    total = over = 0.0
+    trained.eval()
+    with torch.no_grad():
+        for values in DataLoader(trained.kind.dataset(SAMPLES), batch_size=8, collate_fn=collate_of(trained)):
+            output = trained(**values)
+            total += float(output["loss"]) * float(output["units"])
+            over += float(output["units"])
+    return total / over
+
+
 def main(name, network, limit):
     logging.disable(logging.WARNING)
     title, function = PEERS[name]
-    memtrain.set_budget(limit)
+    memtrain.set_budget("64GiB" if name == "whole" else limit)
     refused, end = _native.refusals(), "finished"
     began, work = time.monotonic(), time.process_time()
     try:
@@ -194,9 +219,10 @@ def main(name, network, limit):
         print("| %s | not run: %s |" % (title, error))
         return
     seconds, work = time.monotonic() - began, time.process_time() - work
-    batch = "%.4g" % (SAMPLES / updates) if updates and end == "finished" else "-"
-    print("| %s | %s | %s | %d | %d | %.0f | %.0f |" % (title, end, batch, _native.refusals() - refused,
-                                                 computed - (SAMPLES if end == "finished" else 0), work, seconds), flush=True)
+    refused, vain, batch, loss = _native.refusals() - refused, computed, "-", "-"
+    if end == "finished":
+        vain, batch, loss = computed - SAMPLES, "%.4g" % (SAMPLES / updates), "%.3f" % loss_of_all()
+    print("| %s | %s | %s | %d | %d | %s | %.1f | %.0f |" % (title, end, batch, refused, vain, loss, work, seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 #!/bin/sh
 # What accelerate, transformers and Lightning do with a batch that does not fit, beside memtrain: a table.
-# For each network of NETWORKS="classifier:300MiB ..." (kinds.py) all tensors of the process may take so much.
-# PEERS="memtrain lightning" runs these alone. The peers come from PyPI into build/peers, beside the torch of PYTHON;
-# build/python has the package (make check-python).
+# For each network of NETWORKS="classifier:300:32:128 ..." (kinds.py) all tensors of the process may take 300 MiB, in batches of
+# 32, 128 samples in all. Each row is a process in a control group of 800 MiB more. PEERS="memtrain lightning" runs these alone.
+# OMP_NUM_THREADS=1 makes it one thread, and the seconds of the processor comparable on a machine that others use. The peers
+# come from PyPI into build/peers, beside the torch of PYTHON; build/python has the package (make check-python).
 set -eu
 PYTHON=${PYTHON:-python3} VENV=build/peers
 [ -e build/python/memtrain ] || {
@@ -23,12 +24,21 @@ fi
 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD/build/python
 export OMP_WAIT_POLICY PYTHONDONTWRITEBYTECODE PYTHONPATH
 $VENV/bin/python tests/bench/peers/peers.py --versions
-for network in ${NETWORKS:-classifier:300MiB texts:200MiB lora:160MiB}; do
+for network in ${NETWORKS:-classifier:300:32:128 texts:240:64:384 lora:160:32:128}; do
+    IFS=: read -r name limit BATCH SAMPLES <<EOF
+$network
+EOF
+    export BATCH SAMPLES
     echo
-    echo "| ${network%:*}, ${network#*:} | end | samples an update | refused requests | samples in vain | processor seconds | seconds |"
-    echo "|---|---|---|---|---|---|---|"
-    for peer in ${PEERS:-plain accelerate accelerate-accumulating transformers lightning memtrain}; do
-        $VENV/bin/python tests/bench/peers/peers.py "$peer" "${network%:*}" "${network#*:}" 2>build/peers.log || {
+    echo "$name: $SAMPLES samples, batches of $BATCH, $limit MiB"
+    echo
+    echo "| loop | end | samples an update | refused | in vain | loss | processor seconds | seconds | highest, MiB |"
+    echo "|---|---|---|---|---|---|---|---|---|"
+    for peer in ${PEERS:-whole plain half quarter eighth accelerate accelerate-accumulating transformers lightning memtrain}; do
+        room=$((limit + 800))
+        [ "$peer" != whole ] || room=65536
+        $VENV/bin/python tests/bench/peers/in_group.py $room $VENV/bin/python tests/bench/peers/peers.py "$peer" "$name" \
+            "${limit}MiB" 2>build/peers.log || {
             cat build/peers.log >&2
             echo "bench-peers: $peer failed" >&2
         }
