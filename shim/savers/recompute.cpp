@@ -141,6 +141,24 @@ private:
 
 /* ---- the node ---- */
 
+/*
+ * Where the gradient of an input ends in the second run, as autograd has made it. A leaf would bring it into the input's
+ * order in memory, where a gradient that is expanded, as that of a mean is, goes on as it is in a plain run: what comes
+ * before would choose other kernels.
+ */
+class InputGradient final : public autograd::Node {
+public:
+    std::string name() const override { return "MemtrainSegmentInput"; }
+    variable_list apply(variable_list &&gradients) override {
+        gradient = std::move(gradients[0]);
+        return {};
+    }
+
+    at::Tensor gradient; /* undefined: none came */
+};
+
+using InputGradients = std::vector<decltype(compat::new_node<InputGradient>())>;
+
 class Recomputation final : public autograd::Node {
 public:
     Recomputation(Segment &&segment, std::optional<SegmentEnd> &&end, const variable_list &inputs,
@@ -234,30 +252,31 @@ private:
         check_call();
         if (meter_) meter_->begin_backward(number_, bytes_of(gradients));
         Surrounded surrounded(surround_);
-        variable_list inputs = detached();
+        InputGradients ends;
         autograd::edge_list roots;
-        compute_again(inputs, gradients, roots);
+        compute_again(detached(ends), gradients, roots);
         if (!roots.empty())
             autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
                                                            /*create_graph=*/false,
                                                            /*accumulate_grad=*/true);
-        for (at::Tensor &input : inputs) {
-            if (!input.defined()) continue;
-            at::Tensor gradient = std::move(input.mutable_grad());
-            input = std::move(gradient);
-        }
+        variable_list of_inputs;
+        for (const auto &end : ends)
+            of_inputs.push_back(end ? std::move(end->gradient) : at::Tensor());
         if (meter_) meter_->end_backward(number_);
         surrounded.finish();
-        return inputs;
+        return of_inputs;
     }
 
-    /* The inputs as leaves of a graph of their own. */
-    variable_list detached() const {
+    /* The inputs as those of a graph of their own, and where their gradients end; NULL: it needs none. */
+    variable_list detached(InputGradients &ends) const {
         variable_list inputs;
         for (size_t i = 0; i < saved_.size(); i++) {
             at::Tensor input = saved_[i].unpack();
             inputs.push_back(input.defined() ? input.detach() : input);
-            if (needs_gradient_[i]) inputs.back().set_requires_grad(true);
+            ends.emplace_back();
+            if (!needs_gradient_[i]) continue;
+            ends.back() = compat::new_node<InputGradient>();
+            autograd::set_history(inputs.back(), ends.back());
         }
         return inputs;
     }
