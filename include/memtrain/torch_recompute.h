@@ -103,8 +103,8 @@ typedef struct mt_segment_ops {
  * memtrain/torch.hpp has checkpointing for C++.
  *
  * The first run makes no graph, and libtorch may choose a kernel by that. It does so for attention
- * and RMSNorm on MPS, and on CUDA for attention with some sizes of heads. Then the outputs equal
- * those of a plain run except for rounding.
+ * and RMSNorm on MPS, on CUDA for attention with some sizes of heads, and on the CPU for an LSTM.
+ * Then the outputs equal those of a plain run except for rounding.
  *
  * The segment simply runs when there is no graph (mt_evaluate), and inside an mt_torch whose
  * checkpointing is off. Segments may contain segments. Do not use mt_checkpoint if no input and no

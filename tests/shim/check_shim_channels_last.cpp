@@ -131,6 +131,52 @@ TEST("order", same_bits) {
         }
 }
 
+/* The gradient of a mean over pixels is expanded. A segment hands it on as it is, so what comes before has the kernels of a plain run. */
+TEST("order", segments_change_no_bit) {
+    struct Pooled : nn::Module {
+        nn::Conv2d one{nullptr}, two{nullptr};
+        nn::Linear last{nullptr};
+        Pooled() {
+            one = register_module("one", nn::Conv2d(nn::Conv2dOptions(3, 16, 3).padding(1)));
+            two = register_module("two", nn::Conv2d(nn::Conv2dOptions(16, 16, 3).padding(1)));
+            last = register_module("last", nn::Linear(16, 4));
+        }
+        at::Tensor forward(const at::Tensor &x) {
+            auto head = [this](const at::Tensor &t) { return last(t.mean({2, 3})); };
+            return memtrain::checkpoint(head, two(one(x).relu()));
+        }
+    };
+    std::string hashes[2];
+    Batch batch(12);
+    for (int on : {0, 1}) {
+        mt_model *model = nullptr;
+        mt_torch *torch = nullptr;
+        mt_torch_options options = ordered();
+        char text[65];
+        options.checkpointing = on ? MT_CHECKPOINTING_ON : MT_CHECKPOINTING_AUTO;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_set_threads(1));
+        ck_ok(mt_torch_seed(7));
+        mt_status status = memtrain::make_model(&model, [] {
+            auto described = memtrain::model(
+                std::make_shared<Pooled>(), {}, [](Pooled &net, const memtrain::Tensors &given) {
+                    return memtrain::Output{
+                        at::cross_entropy_loss(net.forward(given[0]), given[1]), {}};
+                });
+            described.checkpoints = true;
+            return described;
+        });
+        ck_ok(status);
+        ck_ok(mt_torch_new(model, &options, &torch));
+        ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
+        ck_ok(mt_torch_state_sha256(torch, text));
+        hashes[on] = text;
+        mt_torch_free(torch);
+        mt_model_free(model);
+    }
+    ck_assert_str_eq(hashes[0].c_str(), hashes[1].c_str());
+}
+
 /* Every request of a step fails in turn, those for copies among them; the update makes none. */
 TEST("order", a_fault_anywhere) {
     std::string expected, before;
