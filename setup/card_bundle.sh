@@ -1,6 +1,6 @@
 #!/bin/sh
 # Packs the suites of setup/card.sh and what they need as build/card.tar.gz: libraries, suites, programs, pictures, the script.
-# Without symbols, since machines that are lent take little.
+# Without symbols, so that it is small.
 set -eu
 cd "$(dirname "$0")/.."
 folder=build/card
