@@ -160,8 +160,8 @@ TEST("order", segments_change_no_bit) {
         mt_status status = memtrain::make_model(&model, [] {
             auto described = memtrain::model(
                 std::make_shared<Pooled>(), {}, [](Pooled &net, const memtrain::Tensors &given) {
-                    return memtrain::Output{
-                        at::cross_entropy_loss(net.forward(given[0]), given[1]), {}};
+                    return memtrain::Output{at::cross_entropy_loss(net.forward(given[0]), given[1]),
+                                            {}};
                 });
             described.checkpoints = true;
             return described;
