@@ -258,7 +258,8 @@ END_TEST
 
 /* The parts and what is missing, where that is less than the buffers and the batches ahead. */
 START_TEST(a_state_that_hardly_does_not_fit_is_told_whole) {
-    EXPECT(3, FEW_PICTURES, "--budget", "170.74MiB", "--explain", "--workers", "1", "--prefetch", "1");
+    EXPECT(3, FEW_PICTURES, "--budget", "170.74MiB", "--explain", "--workers", "1", "--prefetch",
+           "1");
     ck_contains(cli_out, "  buffers ");
     ck_contains(cli_out, "  other tensors ");
     ck_contains(cli_out, "  missing ");
