@@ -139,7 +139,7 @@ TEST("order", segments_change_no_bit) {
         Pooled() {
             one = register_module("one", nn::Conv2d(nn::Conv2dOptions(3, 16, 3).padding(1)));
             two = register_module("two", nn::Conv2d(nn::Conv2dOptions(16, 16, 3).padding(1)));
-            last = register_module("last", nn::Linear(16, 4));
+            last = register_module("last", nn::Linear(16, 16));
         }
         at::Tensor forward(const at::Tensor &x) {
             auto head = [this](const at::Tensor &t) { return last(t.mean({2, 3})); };
