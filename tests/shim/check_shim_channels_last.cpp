@@ -135,15 +135,17 @@ TEST("order", same_bits) {
 TEST("order", segments_change_no_bit) {
     struct Pooled : nn::Module {
         nn::Conv2d one{nullptr}, two{nullptr};
+        nn::BatchNorm2d norm{nullptr};
         nn::Linear last{nullptr};
         Pooled() {
             one = register_module("one", nn::Conv2d(nn::Conv2dOptions(3, 16, 3).padding(1)));
             two = register_module("two", nn::Conv2d(nn::Conv2dOptions(16, 16, 3).padding(1)));
+            norm = register_module("norm", nn::BatchNorm2d(16));
             last = register_module("last", nn::Linear(16, 16));
         }
         at::Tensor forward(const at::Tensor &x) {
             auto head = [this](const at::Tensor &t) { return last(t.mean({2, 3})); };
-            return memtrain::checkpoint(head, two(one(x).relu()));
+            return memtrain::checkpoint(head, norm(two(one(x).relu())));
         }
     };
     std::string hashes[2];
