@@ -300,7 +300,7 @@ class Check:
             module.training = training
         for parameter, gradient, copy in zip(self.model.parameters(), gradients, kept):
             parameter.grad = gradient
-            if not _same(parameter.detach(), copy):
+            if not _same(parameter.detach().cpu(), copy):
                 with torch.no_grad():
                     parameter.copy_(copy)
 

@@ -178,8 +178,9 @@ def draw():
     trainer = memtrain.Trainer(model, loss_of, "sgd", lr=0.1)
     before = memtrain._native.rng_state(str(DEVICE))
     trainer.set_chunks(32)
+    values = batch(1)
     inject(3, True)
-    told["drawn"] = refused(trainer.step, *batch(1)).split(":")[0]
+    told["drawn"] = refused(trainer.step, *values).split(":")[0]
     inject(0)
     told["put_back"] = torch.equal(before, memtrain._native.rng_state(str(DEVICE)))
     trainer.step(*batch(1))
