@@ -487,8 +487,8 @@ START_TEST(contrastive_in_batch) {
     for (int64_t samples : {2, 5}) {
         Checked subject([](Line &net, const Tensors &batch) {
             at::Tensor logits = net.forward(batch[0]).matmul(batch[1].t());
-            return Output{at::cross_entropy_loss(logits, at::arange(logits.size(0), at::kLong)),
-                          {}};
+            at::Tensor own = at::arange(logits.size(0), logits.options().dtype(at::kLong));
+            return Output{at::cross_entropy_loss(logits, own), {}};
         });
         subject.check(numbers(samples));
         subject.is(MT_CHECK_COUPLING, "", "depends on the others of its chunk");

@@ -759,9 +759,9 @@ START_TEST(prefix_and_skip) {
                    {"conv1.bias", fives}});
     options.prefix = "module.";
     ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
-    ck_assert(at::equal(trainer.net->linear->bias.detach(), ones));
-    ck_assert(at::equal(trainer.net->norm->bias.detach(), fives));
-    ck_assert(!at::equal(trainer.net->conv1->bias.detach(), fives)); /* without the prefix */
+    ck_assert(at::equal(trainer.net->linear->bias.detach().cpu(), ones));
+    ck_assert(at::equal(trainer.net->norm->bias.detach().cpu(), fives));
+    ck_assert(!at::equal(trainer.net->conv1->bias.detach().cpu(), fives)); /* without the prefix */
     options.strict = 1;
     ck_status(mt_model_load_weights(trainer.model, path.c_str(), &options), MT_EINVAL);
     ck_contains(mt_last_error(), "missing there: unused, conv1.weight, conv1.bias and 7 more");
@@ -773,7 +773,7 @@ START_TEST(prefix_and_skip) {
     ck_contains(mt_last_error(), "different: linear.weight (F32 [7,72] there, F32 [5,72] here)");
     options.skip = "linear.";
     ck_ok(mt_model_load_weights(trainer.model, path.c_str(), &options));
-    ck_assert(at::equal(trainer.net->norm->bias.detach(), at::ones({8})));
+    ck_assert(at::equal(trainer.net->norm->bias.detach().cpu(), at::ones({8})));
 
     options.prefix = "none.";
     ck_status(mt_model_load_weights(trainer.model, path.c_str(), &options), MT_EINVAL);
