@@ -283,6 +283,7 @@ mt_status Core::run_chunk(bool training, size_t count, mt_chunk_result *out, Bod
     {
         cpu::Planned planned(arena_.get(), kind, count, marked_);
         Listening listening(device_, sink_);
+        injection::RefusalsEnd end(device_);
         status = call(body);
         if (status == MT_OK) status = check_canary(false);
         out->seconds = std::chrono::duration<double>(Clock::now() - start).count();

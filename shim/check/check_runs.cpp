@@ -15,6 +15,7 @@
 #include "autocast.hpp"
 #include "guard.hpp"
 #include "norm_watch.hpp"
+#include "injection.hpp"
 #include "onednn.hpp"
 #include "step.hpp"
 
@@ -254,6 +255,7 @@ static bool computes_in_half(const at::Tensor &loss) {
 void Runs::forward(bool with_graph, size_t first, size_t samples, RunResult &out) {
     Calling calling(torch_);
     KeepOneDnn keep;
+    injection::RefusalsEnd end(torch_.device);
     c10::AutoGradMode mode(with_graph);
     AutocastIf autocast(torch_.device.type(), torch_.amp);
     WatchWrites watch(&torch_.written);

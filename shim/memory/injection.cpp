@@ -1,6 +1,8 @@
 /* injection.cpp - counts of requests, and the way into an allocator whose source is not ours. */
 #include "injection.hpp"
 
+#include "compat.hpp"
+
 #include <atomic>
 #include <cstddef>
 #include <cstring>
@@ -10,7 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <c10/util/ThreadLocalDebugInfo.h>
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
 
 namespace memtrain::shim::injection {
 namespace {
@@ -72,9 +75,22 @@ const Reached *find(void *const *table) {
     return nullptr;
 }
 
+/* Where a RefusalsEnd is noted. libtorch itself reads nothing there. */
+c10::DebugInfoKind noted_at() {
+    return c10::DebugInfoKind::INFERENCE_CONTEXT;
+}
+
+struct Noted : c10::DebugInfoBase {};
+
 c10::DataPtr allocate_or_refuse(c10::Allocator *allocator, size_t bytes) {
     Allocate real = find(table_of(*allocator))->allocate;
-    return real(allocator, bytes && is_refused() ? more_than_there_is : bytes);
+    if (bytes && is_refused()) bytes = more_than_there_is;
+    try {
+        return real(allocator, bytes);
+    } catch (const c10::OutOfMemoryError &e) {
+        if (!dynamic_cast<Noted *>(c10::ThreadLocalDebugInfo::get(noted_at()))) throw;
+        throw c10::Error(e);
+    }
 }
 
 /* A pointer to a virtual function holds its offset in the table; the Itanium ABI for x86 adds 1 to it, that for Arm does not. */
@@ -125,6 +141,14 @@ bool reach(c10::Allocator &allocator) noexcept {
     count_reached.store(next + 1, std::memory_order_release);
     *entry = reinterpret_cast<void *>(&allocate_or_refuse);
     return true;
+}
+
+RefusalsEnd::RefusalsEnd(const Device &device) {
+    const at::Context &context = at::globalContext();
+    if (!device.where.is_cuda() || !context.deterministicCuDNN() || context.benchmarkCuDNN())
+        return;
+    c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
+    if (allocator && reach(*allocator)) guard_.emplace(noted_at(), std::make_shared<Noted>());
 }
 
 } // namespace memtrain::shim::injection

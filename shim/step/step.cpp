@@ -22,6 +22,7 @@
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "guard.hpp"
+#include "injection.hpp"
 #include "norm_watch.hpp"
 #include "offload.hpp"
 #include "onednn.hpp"
@@ -358,6 +359,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
     cpu::Refusals before = cpu::refusals();
     Calling calling(torch, run.training ? Call::step : Call::evaluation);
     KeepOneDnn keep;
+    injection::RefusalsEnd end(torch.device);
     result.deferred = deferred;
     mt_status status = guard(torch.device, [&] {
         begin_chunk(torch, deferred);

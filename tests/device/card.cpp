@@ -257,8 +257,8 @@ const char mt_card_built_for[] = "test device for torch " TORCH_VERSION;
 
 extern "C" void mt_card_read(mt_card_counters *out) {
     const card::Counters &now = card::counters;
-    *out = {now.kernels,  now.waits,     now.to_card,    now.to_host,
-            now.requests, now.questions, now.event_waits};
+    *out = {now.kernels,  now.waits,     now.to_card,     now.to_host,
+            now.requests, now.questions, now.event_waits, now.detours};
 }
 
 extern "C" void mt_card_break(int broken) {

@@ -21,6 +21,7 @@ typedef struct mt_card_counters {
     uint64_t requests;  /* for memory of a card */
     uint64_t questions; /* of the driver: how much memory is free */
     uint64_t event_waits; /* times that the host waited for an event that was not over */
+    uint64_t detours;     /* convolutions that went on after a work space was refused */
 } mt_card_counters;
 
 #ifdef MT_CARD_ITSELF
@@ -75,8 +76,8 @@ MT_CARD_FUNCTION void mt_card_lack_doubles(int lacks);
 MT_CARD_FUNCTION void mt_card_ignore(int ignores);
 
 /*
- * From now on (1) a convolution asks for a work space of bytes first, and does without where it is refused; 0: no more.
- * That is what cuDNN does.
+ * From now on a convolution asks for a work space of bytes first; 0: none does. Where a c10::OutOfMemoryError refuses it, it does
+ * without and counts a detour. That is what cuDNN does.
  */
 MT_CARD_FUNCTION void mt_card_use_work_space(size_t bytes);
 

@@ -57,7 +57,7 @@ c10::DeviceIndex exchange(c10::DeviceIndex index);
 
 struct Counters {
     std::atomic<uint64_t> kernels{0}, waits{0}, event_waits{0}, to_card{0}, to_host{0}, requests{0},
-        questions{0};
+        questions{0}, detours{0};
     std::atomic<size_t> work_space{0}, kept_work_space{0};
     std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, lacks_doubles{false},
         in_use{false};

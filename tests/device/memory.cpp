@@ -362,7 +362,8 @@ void try_work_space(size_t bytes) {
     Counted counted;
     try {
         (void)allocator().allocate(bytes);
-    } catch (const c10::Error &) {
+    } catch (const c10::OutOfMemoryError &) {
+        counters.detours++;
     }
 }
 
