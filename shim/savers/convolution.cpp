@@ -81,8 +81,9 @@ public:
             std::vector<int64_t>(conv_.stride_.size(), 0), conv_.groups_,
             {task_should_compute_output(0), task_should_compute_output(1),
              task_should_compute_output(2)});
+        /* On CUDA autocast adds the bias's gradient up in float32, and autograd rounds it to what the bias was cast to. */
         return {as(of_input, input.scalar_type()), as(of_weight, weight.scalar_type()),
-                bias.defined() ? as(of_bias, bias.scalar_type()) : of_bias};
+                bias.defined() ? as(as(of_bias, type), bias.scalar_type()) : of_bias};
     }
 
 private:

@@ -10,6 +10,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/as_strided_native.h>
@@ -20,6 +21,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -227,7 +229,7 @@ Tensor &copy(Tensor &to, const Tensor &from, bool non_blocking) {
 }
 
 Tensor copy_from_and_resize(const Tensor &from, const Tensor &to) {
-    if (to.sizes() != from.sizes()) resize(to, from.sizes(), {});
+    if (to.sizes() != from.sizes()) card::resize(to, from.sizes(), {});
     return copy_from(from, to, false);
 }
 
@@ -399,6 +401,15 @@ void keep_work_space(const c10::OperatorHandle &op) {
     (void)allocator().raw_allocate(counters.kept_work_space);
 }
 
+/* CUDA adds the gradient of a bias up by at::sum, which autocast computes in float32. */
+void sum_in_float32(const Tensor &gradient, c10::IValue &of_bias) {
+    if (is_mps || is_xpu || !at::autocast::is_autocast_enabled(at::kCUDA)) return;
+    if (!of_bias.isTensor() || !of_bias.toTensor().defined()) return;
+    std::vector<int64_t> all_but_channels{0};
+    for (int64_t i = 2; i < gradient.dim(); i++) all_but_channels.push_back(i);
+    of_bias = at::sum(gradient, all_but_channels, false, at::kFloat);
+}
+
 void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     Kernel kernel;
     const auto &arguments = op.schema().arguments();
@@ -413,6 +424,12 @@ void run_on_card(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     std::optional<Lent> lent;
     if (!place && op.hasTag(at::Tag::nondeterministic_seeded)) lent.emplace();
     Call(op, *stack).run();
+}
+
+void run_backward_of_convolution(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
+    Tensor gradient = (*stack)[stack->size() - op.schema().arguments().size()].toTensor();
+    run_on_card(op, stack);
+    sum_in_float32(gradient, stack->back());
 }
 
 /* What libtorch takes apart itself asks a device that brings its convolutions for them by these names. */
@@ -505,8 +522,9 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     for (const char *name : {"_foreach_add_.List", "_foreach_copy_"})
         if (!is_mps) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
     /* libtorch would look for kernels that are in a part which is not here. */
-    for (const char *name : {"convolution", "convolution_backward"})
-        m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
+    m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
+    m.impl("convolution_backward",
+           torch::CppFunction::makeFromBoxedFunction<&run_backward_of_convolution>());
     if (is_xpu) m.impl("convolution_overrideable", convolution);
     if (is_xpu) m.impl("convolution_backward_overrideable", convolution_backward);
 }
