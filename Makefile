@@ -165,7 +165,7 @@ CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.c
 # Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and
 # check_shim_mps have hooks of their own for it, and check_card has the test device.
 ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
-OWN_DEVICE := $(if $(CARD),%/check_shim_$(CARD),$(if $(filter-out sim:%,$(DEVICE)),%/check_card %/check_shim_$(firstword $(subst :, ,$(DEVICE)))))
+OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps $(if $(CARD),,%/check_card))
 on_device = $(if $(DEVICE),$(filter-out $(OWN_DEVICE),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))

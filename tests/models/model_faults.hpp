@@ -123,6 +123,14 @@ inline mt_status run(const Step &step, uint64_t n, int persistent, Injected *out
     return status;
 }
 
+/* Whether the step ends in this state once more. On a card some kernels add in no fixed order. */
+inline bool is_repeated(const Step &step, const State &before, const State &after) {
+    Injected clean;
+    restore(step, before);
+    ck_ok(run(step, 0, 0, &clean));
+    return is_state(step, after);
+}
+
 /*
  * Each stride-th request of the step fails, all of them in `make check-oom`. Once: the step ends as one without
  * a fault, to the bit. From then on: MT_EDEVMEM, and nothing has happened. Nothing is left behind.
@@ -138,6 +146,8 @@ inline void every_allocation_fails(Step step, uint64_t stride, int persistent, c
     const size_t baseline = step.allocated();
     ck_ok(run(step, 0, 0, &clean));
     const State after = state_of(step);
+    const bool has_order = !suite_on_real_card() || is_repeated(step, before, after);
+    if (!has_order) suite_skip(name, "two steps without faults end in other bits on this card");
     ck_assert_uint_gt(clean.requests, 300); /* else nothing was counted, and nothing will fail */
     for (uint64_t n = 1; n == 1 || injected.failed; n += stride) {
         restore(step, before);
@@ -145,8 +155,8 @@ inline void every_allocation_fails(Step step, uint64_t stride, int persistent, c
         const bool gave_up = injected.failed && persistent;
         ck_assert_msg(status == (gave_up ? MT_EDEVMEM : MT_OK), "%s, fault %llu: %s, '%s'", name,
                       static_cast<unsigned long long>(n), mt_status_name(status), mt_last_error());
-        ck_assert_msg(is_state(step, gave_up ? before : after), "%s, fault %llu: another state",
-                      name, static_cast<unsigned long long>(n));
+        ck_assert_msg(!(gave_up || has_order) || is_state(step, gave_up ? before : after),
+                      "%s, fault %llu: another state", name, static_cast<unsigned long long>(n));
         ck_assert_uint_eq(settled(baseline, [&] { return step.allocated(); }), baseline);
         fired += injected.failed > 0;
     }

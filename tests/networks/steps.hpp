@@ -89,6 +89,11 @@ struct Ladder {
         return hash;
     }
 
+    /* Whether a card's segments of 20 MiB are too coarse for a budget between two chunks. */
+    static bool is_too_small(size_t plain) {
+        return suite_on_real_card() && plain < size_t{80} << 20;
+    }
+
     /*
      * A budget in which no chunk fits that takes plain bytes, and one does that takes least. A card's allocator takes
      * segments of 20 MiB, of which parts are left over.

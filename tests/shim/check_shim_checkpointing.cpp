@@ -670,6 +670,9 @@ START_TEST(as_a_rung) {
     size_t plain = ladder.smallest(MT_CHECKPOINTING_AUTO);
     size_t least = ladder.smallest(MT_CHECKPOINTING_ON);
     ck_assert_uint_lt(least + least / 2, plain);
+    if (Ladder::is_too_small(plain))
+        return suite_skip("as_a_rung",
+                          "the card's segments of 20 MiB are too coarse for these chunks");
     std::string climbed = ladder.run(MT_CHECKPOINTING_AUTO, Ladder::between(plain, least), &rungs);
     ck_assert_uint_eq(rungs, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING));
     ck_ok(mt_device_set_budget(suite_device(), size_t{4} << 30));

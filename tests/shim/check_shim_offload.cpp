@@ -872,6 +872,9 @@ START_TEST(as_a_rung) {
                 least);
     std::fflush(stdout);
     ck_assert_uint_lt(least + plain / 20, plain);
+    if (Ladder::is_too_small(plain))
+        return suite_skip("as_a_rung",
+                          "the card's segments of 20 MiB are too coarse for these chunks");
     std::string climbed = ladder.run(MT_OFFLOAD_AUTO, Ladder::between(plain, least), &rungs);
     ck_assert_uint_eq(rungs, MT_RUNG_BIT(MT_RUNG_OFFLOAD));
     ck_ok(mt_device_set_budget(suite_device(), size_t{4} << 30));

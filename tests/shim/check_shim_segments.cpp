@@ -118,10 +118,11 @@ size_t chunk_peak(const Subject &subject, const bench::Batch &batch, std::vector
     return step(subject, batch, {batch.batch.count}, false, losses) - before;
 }
 
+/* Where no graph is made a card may take an attention kernel that needs less. */
 void expect_near(size_t measured, size_t expected, double tolerance, const char *what) {
     double off = static_cast<double>(measured) / static_cast<double>(expected) - 1;
-    ck_assert_msg(std::fabs(off) <= tolerance, "%s: %zu, expected %zu (%+.1f %%)", what, measured,
-                  expected, 100 * off);
+    ck_assert_msg(off <= tolerance && off >= (suite_on_real_card() ? -0.05 : -tolerance),
+                  "%s: %zu, expected %zu (%+.1f %%)", what, measured, expected, 100 * off);
 }
 
 /* With each set the losses, and in the end all else, are those of a plain run; peaks are as predicted. */

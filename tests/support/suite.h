@@ -70,6 +70,13 @@ static inline int suite_on_card(void) {
     return !suite_on_cpu() && !strstr(suite_device(), "sim");
 }
 
+/* One that is there, with kernels and libraries of its own: the test device would have been loaded first. */
+static inline int suite_on_real_card(void) {
+    const char *loaded = getenv("LD_PRELOAD");
+
+    return suite_on_card() && !(loaded && strstr(loaded, "libcard_"));
+}
+
 static inline int suite_on_mps(void) {
     return strstr(suite_device(), "mps") != NULL;
 }
