@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from ._helpers import forget
-from ._undo import Buffers, OptimizerState, Rng, ScalerState
+from ._undo import Buffers, OptimizerState, Rng, ScalerState, of_one_kind
 
 
 def _as_number(what, value):
@@ -99,6 +99,18 @@ class Backend:
     def make_sums(parameters):
         return [torch.empty_like(p, requires_grad=False) for p in parameters]
 
+    @staticmethod
+    def empty(sums):
+        """-0.0: added to it, each number stays what it is, -0.0 too."""
+        with torch.no_grad():
+            for (part,) in of_one_kind(sums):
+                if part[0].device.type == "cpu":
+                    for total in part:
+                        total.fill_(-0.0)
+                else:
+                    torch._foreach_zero_(part)
+                    torch._foreach_neg_(part)
+
     def set_gradients(self, gradients):
         for parameter, gradient in zip(self.all_parameters, gradients):
             parameter.grad = gradient
@@ -115,9 +127,7 @@ class Backend:
         self.scaler_undo = ScalerState(self.scaler, self.device) if self.scaler is not None else None
         self.rng.take()
         self.buffers.take(self.model)
-        with torch.no_grad():
-            for total in sums or []:
-                total.fill_(-0.0)  # added to it, each number stays what it is, -0.0 too
+        self.empty(sums or [])
         self.parameters, self.sums = parameters, sums
         inside = set(map(id, parameters))
         self.all_parameters = parameters + [p for p in self.model.parameters() if id(p) not in inside]
@@ -204,6 +214,7 @@ class Backend:
 
     def add_gradients(self, apart):
         """The chunk's gradients are added to the sums, or are there already; without sums they stay where they are."""
+        totals, added = [], []
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is None:
@@ -211,13 +222,15 @@ class Backend:
             if gradient.layout != torch.strided:
                 raise NotImplementedError("a gradient is %s, of a parameter of shape %s; accepted: dense gradients"
                                           % (gradient.layout, tuple(parameter.shape)))
-            if self.sums is None:
-                self.touched[index] = True
-            elif not apart:
+            if self.sums is not None and not apart:
                 self.touched[index] |= gradient._version > self.sum_versions[index]
-            else:
-                self.sums[index].add_(gradient)
-                self.touched[index] = True
+                continue
+            self.touched[index] = True
+            if self.sums is not None:
+                totals.append(self.sums[index])
+                added.append(gradient)
+        for part, gradients in of_one_kind(totals, added):
+            torch._foreach_add_(part, gradients)
 
     def count(self, loss, units, metrics, samples, weight):
         over = samples if units is None else units
@@ -273,8 +286,9 @@ class Backend:
         self.clear_gradients()
         for parameter, total, touched in zip(self.parameters, sums, self.touched):
             parameter.grad = total if touched else None
-            if touched and self.has_units:
-                total.div_(self.share)
+        if self.has_units:
+            for (part,) in of_one_kind([p.grad for p in self.parameters if p.grad is not None]):
+                torch._foreach_div_(part, self.share)
 
     def clip(self):
         """The norm of the gradient where it is wanted, before clipping."""

@@ -8,32 +8,67 @@ import torch
 from . import _native
 
 
-def _keep(value, small_only=False):
-    """A function that puts the value back as it is now, and returns it. Putting back allocates nothing."""
-    if isinstance(value, torch.Tensor):
-        if small_only and value.numel() > 1:
-            return lambda: value
-        saved = value.detach().clone()
-        return lambda: value.detach().copy_(saved) is not None and value
-    if isinstance(value, dict):
-        kept = {key: _keep(part, small_only) for key, part in value.items()}
+def of_one_kind(*lists):
+    """Lists of tensors, side by side, in parts of one device and type: what a card does in few kernels."""
+    first = lists[0]
+    if len({tensor.dtype for tensor in first}) <= 1 and len({tensor.get_device() for tensor in first}) <= 1:
+        return [lists] if first else []
+    kinds = [(tensor.dtype, tensor.get_device()) for tensor in first]
+    return [tuple([one for one, its in zip(part, kinds) if its == kind] for part in lists) for kind in dict.fromkeys(kinds)]
 
-        def put_back():
-            parts = {key: part() for key, part in kept.items()}
-            value.clear()
-            value.update(parts)
-            return value
-        return put_back
-    if isinstance(value, (list, tuple)):
-        parts = [_keep(part, small_only) for part in value]
 
-        def put_back_list():
-            inside = [part() for part in parts]
+class Copies:
+    """Copies of tensors, taken and put back together. Putting back allocates nothing."""
+
+    def __init__(self):
+        self.tensors, self.saved = [], []
+
+    def take(self):
+        self.saved = [torch.empty_like(tensor, requires_grad=False) for tensor in self.tensors]
+        self.take_again()
+
+    def take_again(self):
+        """Into the copies that are there."""
+        with torch.no_grad():
+            self._copy(self.saved, self.tensors)
+
+    def put_back(self):
+        with torch.no_grad():
+            self._copy(self.tensors, self.saved)
+
+    @staticmethod
+    def _copy(to, source):
+        for part, sources in of_one_kind(to, source):
+            torch._foreach_copy_(part, sources)
+
+
+class Kept:
+    """What dicts, lists and tuples hold at any depth. Its tensors are copied, and nothing is allocated to put it back."""
+
+    def __init__(self):
+        self.copies, self.dicts, self.lists = Copies(), [], []
+
+    def add(self, value, small_only=False):
+        if isinstance(value, torch.Tensor):
+            if not small_only or value.numel() <= 1:
+                self.copies.tensors.append(value)
+        elif isinstance(value, dict):
+            self.dicts.append((value, dict(value)))
+            for part in value.values():
+                self.add(part, small_only)
+        elif isinstance(value, (list, tuple)):
             if isinstance(value, list):
-                value[:] = inside
-            return value
-        return put_back_list
-    return lambda: value
+                self.lists.append((value, list(value)))
+            for part in value:
+                self.add(part, small_only)
+
+    def put_back(self):
+        self.copies.put_back()
+        for value, was in self.dicts:
+            value.clear()
+            value.update(was)
+        for value, was in self.lists:
+            value[:] = was
 
 
 class Rng:
@@ -95,27 +130,27 @@ class Buffers:
     """The buffers of a model. The copies are kept from one step to the next."""
 
     def __init__(self):
-        self.entries, self.saved = [], []
+        self.entries, self.copies = [], Copies()
 
     def take(self, model):
         entries = [(module, name, buffer) for module in model.modules()
                    for name, buffer in module._buffers.items() if buffer is not None]
-        saved = self.saved
-        if [(b.shape, b.dtype) for _, _, b in entries] != [(s.shape, s.dtype) for s in saved]:
-            saved = [torch.empty_like(buffer) for _, _, buffer in entries]
-        with torch.no_grad():
-            for (_, _, buffer), copy in zip(entries, saved):
-                copy.copy_(buffer)
-        self.entries, self.saved = entries, saved
+        buffers = [buffer for _, _, buffer in entries]
+        copies = Copies()
+        copies.tensors, copies.saved = buffers, self.copies.saved
+        if [(b.shape, b.dtype, b.device) for b in buffers] == [(s.shape, s.dtype, s.device) for s in copies.saved]:
+            copies.take_again()
+        else:
+            copies.take()
+        self.entries, self.copies = entries, copies
 
     def put_back(self):
-        with torch.no_grad():
-            for (module, name, buffer), copy in zip(self.entries, self.saved):
-                module._buffers[name] = buffer
-                buffer.copy_(copy)
+        for module, name, buffer in self.entries:
+            module._buffers[name] = buffer
+        self.copies.put_back()
 
     def bytes(self):
-        return sum(copy.nbytes for copy in self.saved)
+        return sum(copy.nbytes for copy in self.copies.saved)
 
 
 def _updates_in_place(optimizer, parameters):
@@ -144,23 +179,22 @@ class OptimizerState:
         self.optimizer = optimizer
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         small = not scaled and _updates_in_place(optimizer, parameters)
-        self.parameters = [] if small else [_keep(parameter) for parameter in parameters]
-        self.state = {key: _keep(state, small) for key, state in optimizer.state.items()}
-        self.groups = [(group, {key: _keep(value) for key, value in group.items() if key != "params"})
+        self.kept = kept = Kept()
+        kept.copies.tensors += [] if small else parameters
+        kept.add(optimizer.state, small)
+        self.groups = [(group, {key: value for key, value in group.items() if key != "params"})
                        for group in optimizer.param_groups]
+        for _, options in self.groups:
+            kept.add(options)
+        kept.copies.take()
         self.own = {key: value for key, value in vars(optimizer).items()
                     if value is None or isinstance(value, (bool, int, float, str))}
 
     def put_back(self):
         """May be called twice."""
-        with torch.no_grad():
-            for parameter in self.parameters:
-                parameter()
-            state = {key: kept() for key, kept in self.state.items()}
-            self.optimizer.state.clear()
-            self.optimizer.state.update(state)
-            for group, kept in self.groups:
-                for key in [key for key in group if key != "params" and key not in kept]:
-                    del group[key]
-                group.update({key: value() for key, value in kept.items()})
+        self.kept.put_back()
+        for group, options in self.groups:
+            for key in [key for key in group if key != "params" and key not in options]:
+                del group[key]
+            group.update(options)
         vars(self.optimizer).update(self.own)
