@@ -51,7 +51,6 @@ static mt_status open_trial(const ex_training *t, ex_make_fn make, int channels_
     return status;
 }
 
-/* In no process that fails does another one wait: what it has found is a time that is not there. */
 static mt_status try_order(ex_training *t, ex_make_fn make, int channels_last, trial *out) {
     trial r = {.backend.size = sizeof r.backend};
     mt_batch batch;
@@ -66,7 +65,10 @@ static mt_status try_order(ex_training *t, ex_make_fn make, int channels_last, t
     return status;
 }
 
-/* The sums over all processes are what they all see, and so they choose alike. */
+/*
+ * The sums over all processes are what they all see, and so they choose alike. A process that has failed shares that it has no
+ * time, so that no other waits for it.
+ */
 static mt_status share_times(ex_training *t, trial *rows, trial *last) {
     double sums[] = {rows->seconds, last->seconds, rows->seconds == 0 || last->seconds == 0};
     if (t->processes.group.count > 1) {
@@ -95,9 +97,9 @@ mt_status ex_training_order(ex_training *t, ex_make_fn make) {
     if (t->flags->channels_last != EX_CHANNELS_LAST_AUTO) return MT_OK;
     mt_status status = try_order(t, make, 0, &rows);
     if (status == MT_OK) status = try_order(t, make, 1, &last);
+    mt_status shared = share_times(t, &rows, &last);
     if (status != MT_OK && status != MT_EDEVMEM) return status;
-    status = share_times(t, &rows, &last);
-    if (status != MT_OK) return status;
+    if (shared != MT_OK) return shared;
     int is_on = rows.seconds > 0 && last.seconds < enough * rows.seconds;
     t->flags->channels_last = t->torch_options.channels_last = is_on;
     t->setting_count = ex_flags_settings(t->flags, &t->program->own, t->settings);
