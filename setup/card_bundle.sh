@@ -10,11 +10,15 @@ cp setup/card.sh "$folder/setup/"
 cp -R examples/data "$folder/examples/"
 cp -P build/lib/libmemtrain*.so* "$folder/build/lib/"
 cp "$@" "$folder/build/tests/"
+cp setup/documents.sh setup/documents_card.txt "$folder/setup/"
 for program in doctor food101 smartcash prsmed car_clip profoct; do
     cp "build/examples/$program" "$folder/build/examples/"
 done
-# Check's own libraries, which such a machine lacks.
-ldd "$1" | sed -nE 's#.* => (/[^ ]*lib(check|subunit)\.so[^ ]*) .*#\1#p' | while read -r library; do
+mkdir -p "$folder/tests/golden"
+cp tests/golden/*.bin "$folder/tests/golden/"
+# Libraries that such a machine lacks.
+ldd "$1" build/examples/food101 | sed -nE 's#.* => (/[^ ]*lib(check|subunit|jpeg|png16|jansson)\.so[^ ]*) .*#\1#p' |
+    sort -u | while read -r library; do
     cp -L "$library" "$folder/build/lib/"
 done
 find "$folder/build" -type f -exec strip {} + 2>/dev/null || :

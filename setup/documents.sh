@@ -63,7 +63,7 @@ figures() {
         END {
             if (!steps) { print "no step"; exit }
             chunks = least == most ? least : least " to " most
-            printf "budget %s, peak %s, chunks of %s, %.1f s a step at the end, %d steps, %d OOMs, ",
+            printf "budget %s, peak %s, chunks of %s, %.3g s a step at the end, %d steps, %d OOMs, ",
                 mib(budget), mib(peak), chunks, seconds[steps], steps, ooms
             printf "resident %s\n", mib(resident * 1024)
         }' "$1"
