@@ -5,6 +5,7 @@ from typing import List
 
 import torch
 
+from . import _native
 from ._backend import read_output
 from ._batch import Batch, pick
 from ._helpers import forget
@@ -59,6 +60,9 @@ class _Run:
     @property
     def loss(self):
         return self.loss_sum / self.units if self.units else math.nan
+
+    def is_finite(self):
+        return math.isfinite(self.loss) and all(bool(torch.isfinite(g).all()) for g in self.gradients if g is not None)
 
     def metrics(self):
         return {name: total / self.units for name, total in self.metric_sums.items()}
@@ -125,7 +129,9 @@ class Check:
         run, first = _Run(), 0
         try:
             for count in chunks:
-                self.run_chunk(run, batch.cut(first, count), count, gradients)
+                values = batch.cut(first, count)
+                _native.with_refusals_that_end(str(self.backend.device),
+                                               lambda: self.run_chunk(run, values, count, gradients))
                 first += count
         except torch.OutOfMemoryError:
             raise
@@ -223,6 +229,11 @@ class Check:
             error = failed.__cause__
             self.find("chunk fails", "chunks of %d and %d samples fail, and one of %d does not: %s: %s"
                       % (batch.count - least, least, batch.count, type(error).__name__, str(error).split("\n")[0]))
+            return
+        if whole.is_finite() and not cut.is_finite():
+            self.find("chunk fails", "the loss of %d samples at once, or its gradient, is finite, and in chunks of %d and %d it is "
+                      "not: a statistic over the samples of a chunk, like std(0), or a mean over what a chunk may lack"
+                      % (batch.count, batch.count - least, least))
             return
         loss, (gradient, _) = _relative(whole.loss, cut.loss), _gradient_difference(whole, cut)
         if loss > self.loss_tolerance or gradient > self.gradient_tolerance:

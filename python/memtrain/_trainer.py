@@ -47,17 +47,25 @@ def set_budget(budget: Budget = None, device: Device = "cpu") -> None:
     _native.set_budget(size)
 
 
+def _budget_of(device):
+    """What set_budget takes to set it again."""
+    if device.type != "cpu":
+        return _native.card_memory(str(device))["budget_bytes"] or None
+    return (_native.budget() or None) if _native.installed() else None
+
+
 def _bytes_of(budget, name="budget"):
     if budget is None:
         return 0
     try:
-        if isinstance(budget, (str, int)) and not isinstance(budget, bool):
+        has_unit = not isinstance(budget, str) or not budget.strip().isdigit()
+        if isinstance(budget, (str, int)) and not isinstance(budget, bool) and has_unit:
             size = _native.parse_size(str(budget))
             if size > 0:
                 return size
     except ValueError:
         pass
-    raise ValueError('%s is %r; accepted: bytes, or a text such as "6GiB" or "600MiB", above 0' % (name, budget))
+    raise ValueError('%s is %r; accepted: bytes as a number, or a text with a unit such as "6GiB" or "600MiB", above 0' % (name, budget))
 
 
 def _device_of(device):
@@ -271,24 +279,34 @@ class Trainer:
         scaler = _check_scaler(scaler)
         optimizer = _make_optimizer(model, optimizer, lr)
         _check_optimizer(model, optimizer)
-        self.optimizer: torch.optim.Optimizer = optimizer
         _check_gradients(model)
         self._device = _check_device(model)
         is_cpu = self._device.type == "cpu"
+        before = _budget_of(self._device)
         if budget is not None or (is_cpu and not _native.installed()):
             set_budget(budget, self._device)
         self._number = next(_numbers)
-        if is_cpu:
-            _count_existing(self._number, model, optimizer)
-            weakref.finalize(self, _stop_counting, self._number)
-        _take_work_spaces(self._device)
-        self._backend = Backend(model, self._device, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch,
-                                apply_not_finite, scaler)
-        self._core = _native.Core(self._backend, str(self._device), dict(policy, apply_not_finite=apply_not_finite), trace, planned_memory)
+        try:
+            if is_cpu:
+                _count_existing(self._number, model, optimizer)
+                weakref.finalize(self, _stop_counting, self._number)
+            _take_work_spaces(self._device)
+            self._backend = Backend(model, self._device, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch,
+                                    apply_not_finite, scaler)
+            self._core = _native.Core(self._backend, str(self._device), dict(policy, apply_not_finite=apply_not_finite), trace, planned_memory)
+        except BaseException:
+            if budget is not None:
+                set_budget(before, self._device)
+            raise
         self._backend.core = weakref.proxy(self._core)
         self._process, self._gate = os.getpid(), _native.Gate()
         self._last: Optional[Report] = None
         self._steps_before = self._skipped = 0
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one that the trainer was made with, or made."""
+        return self._backend.optimizer
 
     def _alone(self, what, function):
         """function(), one at a time, and in the process that made the trainer."""

@@ -579,6 +579,21 @@ void write_log(void *, mt_log_level level, const char *text) {
 /* ---- cards ---- */
 
 /* "cpu", and the cards that are here: "cuda:0". */
+/* function(), as in a chunk: what a card refuses, libraries do not go on from. It is a torch.OutOfMemoryError all the same. */
+py::object with_refusals_that_end(const std::string &device, const py::object &function) {
+    injection::RefusalsEnd end(device_by(device));
+    try {
+        return function();
+    } catch (const py::error_already_set &error) {
+        std::string line = py::str(error.value());
+        if (is_of(error, "torch", "OutOfMemoryError") ||
+            !is_out_of_memory(error, Evidence::none, line.c_str()))
+            throw;
+        PyErr_SetString(py::module_::import("torch").attr("OutOfMemoryError").ptr(), line.c_str());
+    }
+    throw py::error_already_set();
+}
+
 std::vector<std::string> devices() {
     std::vector<std::string> names = {"cpu"};
     for (const char *type : {"cuda", "xpu", "mps"}) {
@@ -687,6 +702,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("uncounted", uncounted);
     m.def("parse_size", parse_size);
     m.def("format_size", format_size);
+    m.def("with_refusals_that_end", with_refusals_that_end);
     m.def("inject", inject);
     m.def("injected", injected);
     m.def("enter_child", enter_child);

@@ -151,6 +151,34 @@ def fail_in_turn():
             told["tried"] += 1
 
 
+def detours():
+    """Convolutions of the test device that went on after a work space was refused, as cuDNN's do."""
+    counters = (ctypes.c_uint64 * 8)()
+    card.mt_card_read(counters)
+    return counters[7]
+
+
+def check_in_trouble():
+    """A convolution whose work space is refused does not go on, in a step and in a check."""
+    if KIND != "cuda" or REAL:
+        return
+    torch.backends.cudnn.deterministic = True
+    card.mt_card_use_work_space(ctypes.c_size_t(1 << 20))
+    told["refused"] = 0
+    model, trainer = trainer_for()
+    trainer.step(*batch(1))
+    for nth in range(1, 60):
+        inject(nth)
+        try:
+            trainer.check(*batch(1)) if nth % 4 else trainer.step(*batch(2))
+        except torch.OutOfMemoryError:
+            pass
+        told["refused"] += injected()[1]
+        inject(0)
+    told["detours"] = detours()
+    card.mt_card_use_work_space(ctypes.c_size_t(0))
+
+
 def go_on():
     """A file of a card is read there, and on the CPU."""
     model, trainer = trainer_for()
@@ -217,6 +245,7 @@ if KIND != "cpu":
     draw()
     fail_in_turn()
     told["check"] = str(trainer_for()[1].check(*batch(1)))
+    check_in_trouble()
     be_refused()
 if card and KIND == "mps":
     be_ignored()

@@ -100,7 +100,8 @@ class BadInput(Case):
         """Each names the argument, its value, and what is accepted."""
         model, optimizer = self.model, self.optimizer
         for kind, words, options in (
-                (ValueError, "budget is 'much'; accepted: bytes, or a text such as \"6GiB\"", {"budget": "much"}),
+                (ValueError, "budget is 'much'; accepted: bytes as a number, or a text with a unit", {"budget": "much"}),
+                (ValueError, "budget is '300'; accepted: bytes as a number, or a text with a unit", {"budget": "300"}),
                 (ValueError, "budget is 0; accepted", {"budget": 0}),
                 (ValueError, "budget is -5; accepted", {"budget": -5}),
                 (ValueError, "budget is 1.5; accepted", {"budget": 1.5}),
@@ -121,8 +122,16 @@ class BadInput(Case):
                      loss_of, "sgd")
         self.refused(ValueError, "lr is 0.1 beside an optimizer that has its own", memtrain.Trainer, model, loss_of,
                      optimizer, lr=0.1)
+        with self.assertRaises(AttributeError):
+            self.trainer.optimizer = optimizer
         self.assertEqual(memtrain.memory()["budget_bytes"], 256 << 20)
         self.trainer.step(*batch())
+
+    def test_budget_of_a_trainer_that_was_not_made(self):
+        with self.assertRaises(torch.OutOfMemoryError):
+            memtrain.Trainer(self.model, loss_of, self.optimizer, budget=300)
+        self.assertEqual(memtrain.memory()["budget_bytes"], 256 << 20)
+        torch.randn(10000)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,16 @@ class Found(Case):
         model, x, y = self.linear()
         self.assertEqual(self.kinds(model, lambda m, x, y: loss_of(m, x.view(3, 4), y), x, y), [("chunk fails", "")])
 
+    def test_chunk_is_not_finite(self):
+        """std(0) of one sample is NaN."""
+        model, x, y = self.linear()
+
+        def spread(model, x, y):
+            z = model(x)
+            return F.cross_entropy(z, y) + F.relu(1 - z.std(0)).mean()
+        self.assertEqual(self.kinds(model, spread, x, y), [("chunk fails", "")])
+        self.assertIn("in chunks of 2 and 1 it is not", str(self.report))
+
     def test_metric(self):
         model, x, y = self.linear()
         self.assertEqual(self.kinds(model, lambda m, x, y: {"loss": loss_of(m, x, y), "count": float(len(x))}, x, y),

@@ -81,6 +81,9 @@ class Devices(unittest.TestCase):
         self.assertEqual((card["epoch"], card["went_on"]), (3, True))
         self.assertLess(card["on_cpu"], 1e-5)
         self.assertIn("0 faults found", card["check"])
+        if "detours" in card:
+            self.assertGreater(card["refused"], 20)
+            self.assertEqual(card["detours"], 0)
 
     def check_refusals(self, name, card):
         self.assertEqual(card["batch"], "ValueError: the model is on %s and batch[0] on cpu; accepted: one device" % name)

@@ -15,6 +15,8 @@
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
+#include <memtrain/status.h>
+
 namespace memtrain::shim::injection {
 namespace {
 
@@ -148,7 +150,17 @@ RefusalsEnd::RefusalsEnd(const Device &device) {
     if (!device.where.is_cuda() || !context.deterministicCuDNN() || context.benchmarkCuDNN())
         return;
     c10::DeviceAllocator *allocator = compat::device_allocator(c10::kCUDA);
-    if (allocator && reach(*allocator)) guard_.emplace(noted_at(), std::make_shared<Noted>());
+    if (!allocator) return;
+    static std::atomic<bool> is_told{false};
+    if (!reach(*allocator)) {
+        if (!is_told.exchange(true))
+            mt_log(MT_LOG_WARNING,
+                   "the allocator of CUDA cannot be reached: where memory runs out in a "
+                   "convolution, cuDNN may "
+                   "go on with another kernel, and later steps may have other bits");
+        return;
+    }
+    guard_.emplace(noted_at(), std::make_shared<Noted>());
 }
 
 } // namespace memtrain::shim::injection
