@@ -141,13 +141,12 @@ std::string why_absent(c10::DeviceType type) {
     for (const Part &part : parts) {
         is_known |= part.type == type;
         if (part.type == type && !part.missing.empty())
-            return name + " is not loaded: " + part.missing + "; accepted: cpu";
+            return name + " is not loaded: " + part.missing;
     }
     if (is_known)
-        return name + " is not loaded: mt_torch_init was told to leave it (options->cuda is 0); "
-                      "accepted: cpu";
+        return name + " is not loaded: mt_torch_init was told to leave it (options->cuda is 0)";
     return "no library that brings " + name +
-           " is loaded, with a c10::DeviceAllocator: load it before mt_torch_init; accepted: cpu";
+           " is loaded, with a c10::DeviceAllocator: load it before mt_torch_init";
 }
 
 std::string why_no_card(c10::DeviceType type) {
@@ -155,7 +154,7 @@ std::string why_no_card(c10::DeviceType type) {
     return "libtorch's part for " + name +
            " finds no card: there is none, or its driver is older than this libtorch wants (a "
            "warning to mt_set_log may say so): install a newer driver, or a libtorch for an older "
-           "one (docs/building.md); accepted: cpu";
+           "one (docs/building.md)";
 }
 
 } // namespace memtrain::shim

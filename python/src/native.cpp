@@ -48,11 +48,11 @@ mt_status ensure_init() noexcept {
 }
 
 std::string why_absent(c10::DeviceType type) {
-    return "this torch has no part for " + c10::DeviceTypeName(type) + "; accepted: cpu";
+    return "this torch has no part for " + c10::DeviceTypeName(type);
 }
 
 std::string why_no_card(c10::DeviceType type) {
-    return "torch finds no card for " + c10::DeviceTypeName(type) + "; accepted: cpu";
+    return "torch finds no card for " + c10::DeviceTypeName(type);
 }
 
 } // namespace memtrain::shim

@@ -219,20 +219,37 @@ size_t count_of(const Device &device) {
     return static_cast<size_t>(std::max(count, 0));
 }
 
+/* What could be asked for in its place. */
+std::string devices_here() {
+    std::string names = "cpu";
+    for (const char *type : {"cuda", "xpu", "mps"}) {
+        size_t count = count_of(c10::Device(type));
+        for (size_t i = 0; i < count; i++) {
+            names += std::string(", ") + type;
+            if (std::strcmp(type, "mps")) names += ":" + std::to_string(i);
+        }
+    }
+    return names;
+}
+
 void check_mps(const char *function, const Device &device) {
     if (device.index() > 0 || !count_of(device))
-        fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: cpu",
-             function);
+        fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: %s",
+             function, devices_here().c_str());
 }
 
 void check_card(const char *function, const Device &device) {
     if (!compat::device_allocator(device.type()))
-        fail(MT_ENOTSUP, "%s: %s", function, why_absent(device.type()).c_str());
+        fail(MT_ENOTSUP, "%s: %s; accepted: %s", function, why_absent(device.type()).c_str(),
+             devices_here().c_str());
     size_t count = count_of(device);
-    if (!count) fail(MT_ENOTSUP, "%s: %s", function, why_no_card(device.type()).c_str());
+    if (!count)
+        fail(MT_ENOTSUP, "%s: %s; accepted: %s", function, why_no_card(device.type()).c_str(),
+             devices_here().c_str());
     if (device.index() >= static_cast<int>(count))
-        fail(MT_ENOTSUP, "%s: there %s %zu %s device%s", function, count == 1 ? "is" : "are", count,
-             c10::DeviceTypeName(device.type()).c_str(), count == 1 ? "" : "s");
+        fail(MT_ENOTSUP, "%s: there %s %zu %s device%s; accepted: %s", function,
+             count == 1 ? "is" : "are", count, c10::DeviceTypeName(device.type()).c_str(),
+             count == 1 ? "" : "s", devices_here().c_str());
 }
 
 } // namespace
