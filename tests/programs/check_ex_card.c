@@ -91,7 +91,7 @@ static void expect_near(double is, double wanted, double scale, const char *what
     ck_abort_msg("%s: %.9g, on the CPU %.9g", what, is, wanted);
 }
 
-/* Whether a number of a tensor, or of the trace, does not depend on the device's random numbers. */
+/* Whether a tensor does not depend on the device's random numbers. */
 static int is_compared(const mt_safetensors_tensor *tensor, int draws) {
     return tensor->dtype == MT_ST_F32 && !(draws && strncmp(tensor->name, "optimizer.", 10) == 0);
 }
