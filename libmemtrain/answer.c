@@ -127,7 +127,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         return MT_ACTION_REPLAN;
     }
 
-    /* 8. Rungs. */
+    /* 8. Rungs. An update takes no less after the whole batch alone. */
+    if (oom->phase == MT_PHASE_APPLY) p->step.resort = MT__RESORT_ALONE;
     if (!mt__rungs_take(p, oom->mode, &oom->memory)) return MT_ACTION_GIVE_UP;
     *t = (mt__trouble){0, 0, 0};
     return MT_ACTION_REPLAN;

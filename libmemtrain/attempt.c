@@ -526,6 +526,9 @@ static mt_skip reason_to_skip(const mt_trainer *t, const mt__work *w) {
 static mt_status apply(mt_trainer *t, mt__work *w) {
     mt__note_oom(w, MT_PHASE_APPLY, 0, NULL, 0);
     mt_status status = t->backend.apply(t->backend.self, &w->applied);
+    w->oom.refused = w->applied.refused;
+    w->oom.refused_bytes = w->applied.refused_bytes;
+    w->oom.refused_in_use_bytes = w->applied.refused_in_use_bytes;
     if (status != MT_OK) return mt__roll_back(t, w, status);
     w->open = 0;
     if (w->applied.skipped) w->skipped = MT_SKIP_APPLY;

@@ -31,6 +31,16 @@ static size_t failed_chunk(const mt_trainer *t) {
     return t->ruled_out ? mt__policy_attainable(t->policy, t->ruled_out) : t->failure.chunk;
 }
 
+static int is_of_update(const mt_trainer *t) {
+    return t->failure.phase == MT_PHASE_APPLY && !t->ruled_out;
+}
+
+/* What an update had and asked for beside what was in use before it. */
+static mt__need need_of_update(const mt_trainer *t) {
+    size_t seen = mt__add(t->failure.refused_in_use_bytes, t->failure.refused_bytes);
+    return (mt__need){0, seen - mt__min(seen, t->failure.memory.allocated_bytes), 1};
+}
+
 /* Of the rung that asks for least, of those that were tried; or where there was room for that, of the last. */
 static mt__need need_of(const mt_trainer *t, size_t chunk) {
     const mt_memory *memory = &t->failure.memory;
@@ -50,7 +60,7 @@ static void say_consumers(page *p, const mt_trainer *t) {
     const mt_backend_info *i = &t->info;
     size_t known = i->parameter_bytes + i->gradient_bytes + i->optimizer_bytes + i->buffer_bytes;
     size_t in_use = t->failure.memory.allocated_bytes;
-    row(p, "in use before the chunk", in_use);
+    row(p, is_of_update(t) ? "in use before the update" : "in use before the chunk", in_use);
     row(p, "  parameters", i->parameter_bytes);
     row(p, "  gradients", i->gradient_bytes);
     row(p, "  optimiser state", i->optimizer_bytes);
@@ -71,9 +81,9 @@ static void say_budget(page *p, const mt_trainer *t, const mt__need *need) {
                "says what was refused, if anything does\n");
     else if (need->at_least)
         say(p,
-            "  a budget of more than %s, how much is not known: the chunk stopped at the first "
+            "  a budget of more than %s, how much is not known: the %s stopped at the first "
             "request that was refused (try half as much again)\n",
-            mt_format_size(budget, text, sizeof text));
+            mt_format_size(budget, text, sizeof text), is_of_update(t) ? "update" : "chunk");
     else
         say(p, "  a budget of %s (%zu bytes)\n", mt_format_size(budget, text, sizeof text), budget);
 }
@@ -115,6 +125,7 @@ static void say_remedies(page *p, const mt_trainer *t, const mt__need *need) {
     char text[32], less[32];
     say(p, "What would make it fit:\n");
     say_budget(p, t, need);
+    if (is_of_update(t)) say(p, "  not smaller chunks or samples: the update takes as much\n");
     if (need->chunk) say_sizes(p, t);
     say_rungs(p, t);
     if (t->info.optimizer_bytes > t->info.parameter_bytes)
@@ -126,17 +137,19 @@ static void say_remedies(page *p, const mt_trainer *t, const mt__need *need) {
 size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity) {
     const mt_trainer *t = trainer;
     page p = {text, text ? capacity : 0, 0};
-    char size[32];
+    char size[32], asked[32];
     mt__need need = {0, 0, 0};
     if (p.capacity) text[0] = '\0';
     if (!mt__handle_is(t, MT__KIND_TRAINER) || !t->has_failure) return 0;
     const mt_oom *oom = &t->failure;
     size_t chunk = failed_chunk(t);
     if (chunk) need = need_of(t, chunk);
+    if (is_of_update(t) && oom->refused) need = need_of_update(t);
     const char *device = t->info.device ? t->info.device : "the device";
     if (oom->attempt)
-        say(&p, "A batch of %zu samples does not fit on %s: memory ran out in %s, and %s.\n",
+        say(&p, "A batch of %zu samples does not fit on %s: memory ran out in %s%s, and %s.\n",
             t->failed_batch, device, mt_phase_name(oom->phase),
+            is_of_update(t) ? ", the optimiser's update after chunks that did fit" : "",
             t->ruled_out ? "what is left to try is known not to fit" : "nothing is left to try");
     else
         say(&p, "A batch of %zu samples does not fit on %s: it is known before it is tried.\n",
@@ -146,7 +159,11 @@ size_t mt_trainer_explain(const mt_trainer *trainer, char *text, size_t capacity
     else
         say(&p, "  %-28s %12s\n", "budget", "not known");
     say_consumers(&p, t);
-    if (need.bytes)
+    if (is_of_update(t) && need.bytes)
+        say(&p, "  %-28s %12s (at least; the last request was for %s)\n",
+            "the update needs beside it", mt_format_size(need.bytes, size, sizeof size),
+            mt_format_size(oom->refused_bytes, asked, sizeof asked));
+    else if (need.bytes)
         say(&p, "  %-28s %12s (activations and work space of %zu sample%s%s)\n",
             "a chunk needs beside it", mt_format_size(need.bytes, size, sizeof size), need.chunk,
             need.chunk == 1 ? "" : "s", need.at_least ? ", at least" : "");

@@ -258,9 +258,18 @@ static int is_dropped(const mt_trainer *t, const mt_batch *batch) {
     return t->options.drop_small && batch->count < mt__smallest_chunk(&t->policy_options, &t->info);
 }
 
+/* The optimiser's state may have been made since the backend was described. */
+static void see_optimizer(mt_trainer *t) {
+    mt_backend_info now = {.size = sizeof now};
+    if (t->backend.describe && t->backend.describe(t->backend.self, &now) == MT_OK)
+        t->info.optimizer_bytes = now.optimizer_bytes;
+}
+
 /* Keeps the failure for mt_trainer_explain and puts what it was about before the backend's words. */
 static void keep_failure(mt_trainer *t, const mt__work *w) {
-    const char *reason = mt_last_error();
+    char reason[MT__LINE];
+    snprintf(reason, sizeof reason, "%s", mt_last_error());
+    see_optimizer(t);
     t->has_failure = 1;
     t->failure = w->oom;
     t->ruled_out = w->ruled_out;

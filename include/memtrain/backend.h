@@ -248,10 +248,13 @@ typedef struct mt_apply_result {
     /* 1: nothing was changed: the gradient was not finite, or no chunk had a unit. */
     int skipped;
     double lr; /* learning rate of the update, before factors of groups. 0: not told */
+    /* Evidence of an OOM, as in mt_chunk_result. 0: none */
+    uint64_t refused;
+    size_t refused_bytes, refused_in_use_bytes;
 } mt_apply_result;
 
 #define MT_APPLY_RESULT_INIT                                                                       \
-    { sizeof(mt_apply_result), 0.0, 0.0, 0, 0.0 }
+    { sizeof(mt_apply_result), 0.0, 0.0, 0, 0.0, 0, 0, 0 }
 
 /* What empty_cache did. The trainer zeroes the struct and sets size before the call. */
 typedef struct mt_clear_result {
@@ -293,7 +296,8 @@ typedef struct mt_backend {
     /*
      * Optional. Describes the model and the device. Called by mt_trainer_new. A backend with shape
      * is asked again before a step or evaluation whose shape differs from the one before. Then only
-     * gradient_bytes, optimizer_bytes and buffer_bytes are read.
+     * gradient_bytes, optimizer_bytes and buffer_bytes are read. After a step or evaluation that
+     * did not fit, optimizer_bytes is asked for, and a failure is ignored.
      */
     mt_status (*describe)(void *self, mt_backend_info *out);
 

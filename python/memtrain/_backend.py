@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
+from . import _native
 from ._helpers import forget
-from ._undo import Buffers, OptimizerState, Rng, ScalerState, of_one_kind
+from ._undo import Buffers, OptimizerState, Rng, ScalerState, copied_bytes, of_one_kind
 
 
 def _as_number(what, value):
@@ -55,6 +56,7 @@ class Backend:
         self.before, self.touched, self.versions, self.hooks = [], [], [], []
         self.fresh, self.share, self.has_units = True, 0.0, False
         self.units, self.metric_sums = 0.0, {}
+        self.updates = False  # the last step has come as far as its update
 
     # ---- what the model is ---------------------------------------------------------------------------------
 
@@ -71,15 +73,18 @@ class Backend:
         for rng, buffers in ((self.rng, self.buffers), (self.chunk_rng, self.chunk_buffers)):
             rng.take()
             buffers.take(self.model)
-        state = [value for kept in self.optimizer.state.values() if isinstance(kept, dict) for value in kept.values()]
         return {
             "version": torch.__version__, "min_micro_batch": 2 if norm else 1, "normalises_over_batch": norm,
             "needs_whole_batch": self.needs_whole_batch,
             "parameter_bytes": sum(p.nbytes for p in self.model.parameters()),
             "gradient_bytes": sum(p.nbytes for p in self.parameters),
-            "optimizer_bytes": sum(value.nbytes for value in state if isinstance(value, torch.Tensor)),
+            "optimizer_bytes": self.optimizer_bytes(),
             "buffer_bytes": self.buffers.bytes(),
         }
+
+    def optimizer_bytes(self):
+        state = [value for kept in self.optimizer.state.values() if isinstance(kept, dict) for value in kept.values()]
+        return sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
 
     def shape(self):
         modes = [module.training for module in self.model.modules()]
@@ -120,6 +125,7 @@ class Backend:
             parameter.grad = None
 
     def begin(self):
+        self.updates = False
         parameters, sums = self.find_parameters(), self.sums
         if list(map(id, parameters)) != list(map(id, self.parameters)) and sums is not None:
             self.sums = sums = None
@@ -305,6 +311,19 @@ class Backend:
         raise torch.OutOfMemoryError(line + ", for the copy of parameters and optimiser state that an update is taken "
                                      "back with (fused=True does without)")
 
+    def explain_update(self):
+        """Of a step that failed there: what an update takes. Its state is as before the step."""
+        parameters = sum(p.nbytes for p in self.parameters)
+        made, copied = self.optimizer_bytes(), copied_bytes(self.optimizer, self.parameters, self.scaler is not None)
+        words = ""
+        if self.updates and copied:
+            words += ("  fused=True in SGD, Adam and AdamW: after the first update it needs no copy of parameters and state, "
+                      "%s, to be taken back with\n" % _native.format_size(copied))
+        if self.updates and not made:
+            words += ("  an optimiser with less state, which the first update makes: %s for Adam and AdamW, %s for SGD with "
+                      "momentum, none without\n" % (_native.format_size(2 * parameters), _native.format_size(parameters)))
+        return words
+
     def unscale(self):
         """Whether a gradient overflowed under the scale, which it is divided by."""
         if self.scaler is None:
@@ -341,6 +360,7 @@ class Backend:
         if not (math.isfinite(norm) or self.clip_norm is None or self.apply_not_finite):
             return self.skip(norm)
         rate = self.rate()
+        self.updates = True
         self.undo = self.keep_for_update()
         self.update()
         return norm, False, rate

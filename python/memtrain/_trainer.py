@@ -350,6 +350,7 @@ class Trainer:
 
         def evaluate(samples):
             self._backend.reset()
+            self._backend.updates = False
             self._backend.model.eval()
             return self._core.evaluate(samples)
         try:

@@ -169,6 +169,15 @@ def _updates_in_place(optimizer, parameters):
     return stateless or all(isinstance(optimizer.state.get(p, {}).get(name), torch.Tensor) for p in parameters)
 
 
+def copied_bytes(optimizer, parameters, scaled):
+    """What an OptimizerState takes for an update of these."""
+    if not scaled and _updates_in_place(optimizer, parameters):
+        return 0
+    state = Kept()
+    state.add(optimizer.state)
+    return sum(tensor.nbytes for tensor in list(parameters) + state.copies.tensors)
+
+
 class OptimizerState:
     """
     Parameters that have gradients, and all that the optimiser keeps: its state, the options of its groups, its own

@@ -219,7 +219,7 @@ template <class Body> mt_status Core::call_surely(Body &&body) noexcept {
 }
 
 mt_status Core::describe(void *self, mt_backend_info *out) {
-    return of(self).call([&] {
+    return of(self).call_surely([&] {
         py::dict info = of(self).backend_.attr("describe")();
         auto number = [&](const char *key) { return info[key].cast<size_t>(); };
         of(self).version_ = info["version"].cast<std::string>();
@@ -264,6 +264,14 @@ mt_status Core::begin(void *self, const mt_batch *) {
     return core.call([&] { core.backend_.attr("begin")(); });
 }
 
+/* Of a chunk or an update: what was refused on this thread since then. */
+template <class Result> void add_evidence(const cpu::Refusals &before, Result *out) {
+    cpu::Refusals now = cpu::refusals();
+    out->refused = now.count - before.count;
+    out->refused_bytes = out->refused ? now.bytes : 0;
+    out->refused_in_use_bytes = out->refused ? now.in_use : 0;
+}
+
 /*
  * body(result) is one chunk, served from planned memory where that is wanted. What a chunk that failed still holds is in
  * cycles of Python's.
@@ -294,10 +302,7 @@ mt_status Core::run_chunk(bool training, size_t count, mt_chunk_result *out, Bod
         out->peak_bytes = call_peak(device_);
         is_more = device_allocated(device_) > allocated;
     });
-    cpu::Refusals now = cpu::refusals();
-    out->refused = now.count - before.count;
-    out->refused_bytes = out->refused ? now.bytes : 0;
-    out->refused_in_use_bytes = out->refused ? now.in_use : 0;
+    add_evidence(before, out);
     if (status == MT_EDEVMEM && is_more) PyGC_Collect();
     return status;
 }
@@ -350,12 +355,14 @@ mt_status Core::rewind(void *self) {
 mt_status Core::apply(void *self, mt_apply_result *out) {
     auto start = Clock::now();
     Core &core = of(self);
+    cpu::Refusals before = cpu::refusals();
     mt_status status = core.call([&] {
         auto done = core.backend_.attr("apply")().cast<std::tuple<double, bool, double>>();
         out->grad_norm = std::get<0>(done);
         out->skipped = std::get<1>(done);
         out->lr = std::get<2>(done);
     });
+    add_evidence(before, out);
     if (status == MT_OK) status = core.check_canary(true);
     if (status == MT_OK && !out->skipped)
         status = core.call_surely([&] { core.backend_.attr("commit")(); });
@@ -533,7 +540,9 @@ py::dict Core::summary() const {
 std::string Core::explain() const {
     std::vector<char> text(mt_trainer_explain(trainer_, nullptr, 0) + 1);
     mt_trainer_explain(trainer_, text.data(), text.size());
-    return text.data();
+    std::string words = text.data();
+    if (!words.empty()) words += backend_.attr("explain_update")().cast<std::string>();
+    return words;
 }
 
 void Core::set_chunks(const std::vector<size_t> &chunks) {

@@ -189,6 +189,43 @@ class Memory(unittest.TestCase):
         memtrain.set_budget(allocated() + 5 * MIB // 2)
         trainer.step(x)
 
+    def test_explained_update(self):
+        """Where the update does not fit, the text is about the update: what it asked for, what it makes, what would help."""
+        torch.manual_seed(0)
+        model, x = nn.Linear(512, 512), torch.randn(4, 512)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        trainer = memtrain.Trainer(model, lambda m, x: m(x).square().mean(), optimizer, "256MiB")
+
+        def explained(room):
+            memtrain.set_budget(allocated() + room)
+            with self.assertRaises(memtrain.OutOfMemory) as caught:
+                trainer.step(x)
+            text = caught.exception.explain()
+            self.assertEqual(text, trainer.explain())
+            for words in ("the optimiser's update after chunks that did fit", "in use before the update",
+                          "the last request was for 1.0 MiB", "a budget of more than", "not smaller chunks or samples"):
+                self.assertIn(words, text)
+            self.assertNotIn("a chunk needs", text)
+            return text
+        first = explained(5 * MIB // 2)  # room for the copies, and for a part of the state
+        self.assertIn("first update makes: 2.0 MiB for Adam and AdamW, 1.0 MiB for SGD with momentum", first)
+        self.assertIn("no copy of parameters and state, 1.0 MiB", first)
+        self.assertEqual(trainer.report().ooms, 1)  # chunks are not run again in vain
+        memtrain.set_budget("256MiB")
+        trainer.step(x)
+        second = explained(5 * MIB // 2)
+        self.assertIn("no copy of parameters and state, 3.0 MiB", second)
+        self.assertRegex(second, "optimiser state +2.0 MiB")
+        self.assertIn("SGD keeps 1.0 MiB less", second)
+        self.assertNotIn("first update", second.replace("after the first update", ""))
+        other = torch.randn(2, 512, 512)
+        memtrain.set_budget(allocated() + MIB // 64)
+        with self.assertRaises(memtrain.OutOfMemory) as caught:
+            trainer.evaluate(other)
+        self.assertNotIn("update", caught.exception.explain())
+        memtrain.set_budget("256MiB")
+        trainer.step(x)
+
     def test_own_handler(self):
         """A loss_fn that handles an OOM of its own, and one that keeps the exception with its frames."""
         kept = []

@@ -301,6 +301,63 @@ TEST("memory", update_that_never_fits) {
     done(trainer);
 }
 
+static mt_backend fits_in_chunks; /* before its update asks for more than there is */
+
+static mt_status greedy_apply(void *self, mt_apply_result *out) {
+    ck_assert_uint_eq(out->refused, 0);
+    ck_status(fits_in_chunks.apply(self, out), MT_EDEVMEM);
+    out->refused = 1;
+    out->refused_bytes = 3000;
+    out->refused_in_use_bytes = fake.options.budget_bytes - 1000;
+    return mt_set_error(MT_EDEVMEM, "no room");
+}
+
+static size_t state_bytes; /* of the optimiser, now */
+
+static mt_status describe_state(void *self, mt_backend_info *out) {
+    mt_status status = fits_in_chunks.describe(self, out);
+    out->optimizer_bytes = state_bytes;
+    return status;
+}
+
+/*
+ * An update that the budget explains is not tried again, nor after the whole batch alone, which does not fit here: the
+ * text is about the update. _i: whether the backend tells what was refused.
+ */
+TEST_LOOP("memory", explained_update, 2) {
+    fake_options options = fits(12);
+    char text[4000], more[120], has[40];
+    mt_trainer *trainer;
+    mt_backend seam;
+
+    options.keep = options.tells_gradients = options.holds = 1;
+    options.absent =
+        FAKE_BIT(FAKE_RECORD); /* so the whole batch alone may fit, for all that is known */
+    fake_init(&fake, &options);
+    seam = fits_in_chunks = fake_seam(&fake);
+    seam.describe = describe_state;
+    if (_i) seam.apply = greedy_apply;
+    state_bytes = 0;
+    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    state_bytes = 7 * 1024;
+    fake_fail_kind_for_ever(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
+    step_fails(trainer, 36, 1, MT_EDEVMEM);
+    if (_i) ck_assert_uint_eq(fake.kind_calls[FAKE_APPLY], 2); /* once more with an empty cache */
+    ck_assert_int_eq(fake.holding, 1);
+    mt_trainer_explain(trainer, text, sizeof(text));
+    ck_contains(text, "memory ran out in apply, the optimiser's update");
+    ck_contains(text, "in use before the update");
+    ck_contains(text, "7.0 KiB"); /* the optimiser's state, made since */
+    ck_contains(text, "not smaller chunks");
+    ck_assert_ptr_null(strstr(text, "a chunk needs"));
+    mt_format_size(options.budget_bytes + 2000, has, sizeof(has));
+    snprintf(more, sizeof(more), "a budget of more than %s, how much is not known: the update",
+             has);
+    ck_contains(text, _i ? more : "how much is not known: the error line");
+    if (_i) ck_contains(text, "last request was for 2.9 KiB");
+    done(trainer);
+}
+
 /* What the allocator holds beside tensors is in the way of a chunk as well. */
 TEST("memory", explained_with_a_cache) {
     fake_options options = fits(12);
