@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from . import _native
+from ._batch import refuse_inference
 from ._helpers import forget
 from ._undo import Buffers, OptimizerState, Rng, ScalerState, copied_bytes, of_one_kind
 
@@ -204,6 +205,7 @@ class Backend:
 
     @staticmethod
     def check_graph(loss):
+        refuse_inference("the loss", loss)
         if not loss.requires_grad:
             raise ValueError("the loss has no graph: it was detached, computed without gradients, or from nothing that "
                              "trains")

@@ -50,12 +50,25 @@ def _number(key):
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
 
 
-class Batch:
-    """The arguments of a step, checked: as many samples in each tensor, all on the model's device."""
+def refuse_inference(what, tensor):
+    """Of a tensor that autograd cannot use, nor torch write to."""
+    if tensor.is_inference():
+        raise ValueError("%s was made under torch.inference_mode(), so nothing can train with it: make it outside, or clone it "
+                         "there" % what)
 
-    def __init__(self, values, device):
+
+def _version(tensor):
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Batch:
+    """The arguments of a step, or of an evaluation, checked: as many samples in each tensor, all on the model's device."""
+
+    def __init__(self, values, device, trains=True):
         self.values, self.parts = values, []
         _walk(values, "batch", self.parts)
+        for path, tensor in self.parts if trains else ():
+            refuse_inference(path, tensor)
         if not self.parts:
             raise ValueError("the batch has no tensor, so no samples")
         for path, tensor in self.parts:
@@ -63,7 +76,7 @@ class Batch:
         self.count = self.parts[0][1].shape[0]
         if self.count == 0:
             raise ValueError("the batch has 0 samples")
-        self._versions = [tensor._version for _, tensor in self.parts]
+        self._versions = [_version(tensor) for _, tensor in self.parts]
 
     def _check(self, path, tensor, device):
         if tensor.device != device:
@@ -83,7 +96,7 @@ class Batch:
     def check_unwritten(self):
         """A chunk that is done again must find what it found the first time."""
         for (path, tensor), version in zip(self.parts, self._versions):
-            if tensor._version != version:
+            if _version(tensor) != version:
                 raise ValueError("loss_fn writes to %s, which a step that is done again would read: write to a copy" % path)
 
     def shape(self, beside):

@@ -1,4 +1,5 @@
 """The trainer, and the budget of the process."""
+import contextlib
 import inspect
 import os
 import weakref
@@ -8,7 +9,7 @@ import torch
 
 from . import _native, _state
 from ._backend import Backend
-from ._batch import Batch
+from ._batch import Batch, refuse_inference
 from ._check import Check, CheckReport
 from ._report import EvalReport, Report, RunReport, StepReport, follow
 from ._undo import Rng
@@ -182,8 +183,15 @@ def _check_optimizer(model, optimizer):
         raise ValueError("optimizer has no parameter that requires a gradient")
 
 
+def _leave_inference_mode():
+    """Tensors that live longer than a call are made outside of it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
 def _check_device(model):
     """The one device of the model."""
+    for name, parameter in model.named_parameters():
+        refuse_inference("the parameter %s" % name, parameter)
     devices, here = sorted({str(t.device) for t in list(model.parameters()) + list(model.buffers())}), _native.devices()
     if len(devices) != 1 or devices[0] not in here:
         raise ValueError("the model is on %s; accepted: one of %s" % (", ".join(devices) or "no device", ", ".join(here)))
@@ -293,7 +301,9 @@ class Trainer:
             _take_work_spaces(self._device)
             self._backend = Backend(model, self._device, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch,
                                     apply_not_finite, scaler)
-            self._core = _native.Core(self._backend, str(self._device), dict(policy, apply_not_finite=apply_not_finite), trace, planned_memory)
+            policy["apply_not_finite"] = apply_not_finite
+            with _leave_inference_mode():
+                self._core = _native.Core(self._backend, str(self._device), policy, trace, planned_memory)
         except BaseException:
             if budget is not None:
                 set_budget(before, self._device)
@@ -312,7 +322,9 @@ class Trainer:
         """function(), one at a time, and in the process that made the trainer."""
         if os.getpid() != self._process:
             raise RuntimeError("this is a child of the process that made the trainer: a trainer belongs to one process")
-        return self._gate.run(function, "the trainer is busy: %s is called inside of a step, or by another thread" % what)
+        refusal = "the trainer is busy: %s is called inside of a step, or by another thread" % what
+        with _leave_inference_mode():
+            return self._gate.run(function, refusal)
 
     def _run(self, kind, what, function, batch):
         """function(samples) for a batch."""
@@ -320,7 +332,7 @@ class Trainer:
 
         def run():
             try:
-                backend.batch = Batch(batch, self._device)
+                backend.batch = Batch(batch, self._device, trains=kind is StepReport)
                 report = kind(function(backend.batch.count))
                 report["metrics"] = backend.means() if backend.units else {}
                 self._last = report

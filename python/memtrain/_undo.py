@@ -6,6 +6,7 @@ import sys
 import torch
 
 from . import _native
+from ._batch import refuse_inference
 
 
 def of_one_kind(*lists):
@@ -136,6 +137,8 @@ class Buffers:
         entries = [(module, name, buffer) for module in model.modules()
                    for name, buffer in module._buffers.items() if buffer is not None]
         buffers = [buffer for _, _, buffer in entries]
+        for _, name, buffer in entries:
+            refuse_inference("the model's buffer %s" % name, buffer)
         copies = Copies()
         copies.tensors, copies.saved = buffers, self.copies.saved
         if [(b.shape, b.dtype, b.device) for b in buffers] == [(s.shape, s.dtype, s.device) for s in copies.saved]:
@@ -195,6 +198,8 @@ class OptimizerState:
                        for group in optimizer.param_groups]
         for _, options in self.groups:
             kept.add(options)
+        for tensor in kept.copies.tensors:
+            refuse_inference("a tensor of shape %s in the optimizer's state" % (tuple(tensor.shape),), tensor)
         kept.copies.take()
         self.own = {key: value for key, value in vars(optimizer).items()
                     if value is None or isinstance(value, (bool, int, float, str))}

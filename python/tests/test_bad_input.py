@@ -54,6 +54,40 @@ class BadInput(Case):
             self.trainer.step(*batch())
             self.assertFalse(torch.is_grad_enabled())
 
+    def test_inference_mode(self):
+        """What was made there cannot train: each of these is named. Steps and evaluations may be called there."""
+        x, y = batch()
+        words = " was made under torch.inference_mode(), so nothing can train with it: make it outside, or clone it there"
+        with torch.inference_mode():
+            other, built = x.clone(), network()
+        self.goes_on(ValueError, "batch[0]" + words, other, y)
+        self.refused(ValueError, "batch[0]" + words, self.trainer.check, other, y)
+        self.refused(ValueError, "the parameter 0.weight" + words, memtrain.Trainer, built, loss_of,
+                     torch.optim.SGD(built.parameters(), 0.1))
+
+        def inside(loss):
+            with torch.inference_mode():
+                return loss + 1
+        self.wrong = [inside]
+        self.goes_on(ValueError, "the loss" + words, x, y)
+        for holder, name, words_of in ((self.model[1]._buffers, "running_mean", "the model's buffer running_mean"),
+                                       (self.optimizer.state[self.model[0].weight], "exp_avg",
+                                        "a tensor of shape (8, 3, 3, 3) in the optimizer's state")):
+            own = holder[name]
+            with torch.inference_mode():
+                holder[name] = own.clone()
+            self.refused(ValueError, words_of + words, self.trainer.step, x, y)
+            holder[name] = own
+        expected = self.trainer.evaluate(x, y).loss
+        with torch.inference_mode():
+            self.assertAlmostEqual(self.trainer.evaluate(other, y.clone()).loss, expected, 5)
+            self.assertEqual(self.trainer.evaluate(other[:3], y[:3]).samples, 3)  # another shape: described anew
+            self.assertEqual(self.trainer.step(x, y).skipped, "")
+            trainer = memtrain.Trainer(self.model, loss_of, self.optimizer)
+            self.assertTrue(torch.is_inference_mode_enabled())
+        self.assertEqual(trainer.step(x, y).skipped, "")
+        self.assertEqual(self.trainer.step(x, y).skipped, "")
+
     def test_parts_disagree(self):
         x, y = batch()
         self.goes_on(ValueError, "batch[0] has 10 samples and batch[1] has 9; accepted: as many in dimension 0 of each", x,
