@@ -232,10 +232,19 @@ std::string devices_here() {
     return names;
 }
 
+/* Such a system gathers a tensor that does not begin its buffer: in a block, each parameter but the first. */
+void tell_of_copies() {
+    static std::atomic_flag is_told = ATOMIC_FLAG_INIT;
+    if (at::detail::getMPSHooks().isOnMacOSorNewer(15, 0) || is_told.test_and_set()) return;
+    mt_log(MT_LOG_WARNING, "mps: before macOS 15 libtorch copies parameters at each use: steps "
+                           "take longer, with the same numbers");
+}
+
 void check_mps(const char *function, const Device &device) {
     if (device.index() > 0 || !count_of(device))
         fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: %s",
              function, devices_here().c_str());
+    tell_of_copies();
 }
 
 void check_card(const char *function, const Device &device) {

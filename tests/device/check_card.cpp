@@ -808,6 +808,22 @@ START_TEST(streams_have_pools) {
 }
 END_TEST
 
+/* Emptying the cache of one card empties those of all, as CUDA's allocator does. Memory in use stays. */
+START_TEST(caches_of_all_cards) {
+    const std::string kind = suite_device();
+    const c10::Device other(kind + ":1");
+    setenv("MT_TEST_CARDS", "2", 1);
+    at::Tensor used = at::ones({MiB}, other);
+    at::empty({8 * MiB}, other).reset();
+    mt_memory before = memory_on(other.str().c_str());
+    ck_ok(mt_empty_cache((kind + ":0").c_str(), nullptr));
+    mt_memory after = memory_on(other.str().c_str());
+    ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes - 32 * MiB);
+    ck_assert_uint_eq(after.allocated_bytes, before.allocated_bytes);
+    ck_assert_double_eq(used.sum().item().toDouble(), static_cast<double>(MiB));
+}
+END_TEST
+
 /*
  * A step in which the n-th request fails, 0: none: it is taken back, and goes through when it is done again. Returns whether
  * one has failed.
@@ -1293,6 +1309,7 @@ int main(int, char **argv) {
         tcase_add_test(cases, changed_once_it_is_out);
         tcase_add_test(cases, sums_of_processes);
         tcase_add_test(cases, streams_have_pools);
+        tcase_add_test(cases, caches_of_all_cards);
         tcase_add_test(cases, streams_beside_each_other);
         tcase_add_test(cases, forgotten_events);
         tcase_add_test(cases, memory_that_another_stream_uses);

@@ -19,6 +19,7 @@ constexpr size_t MiB = size_t{1} << 20;
 
 struct Fake {
     bool present = true;
+    unsigned macos = 15;
     size_t current = 0, driver = 0, recommended = 100 * MiB;
     size_t cached = 0; /* leaves driver with emptyCache */
     double fraction = 0.0;
@@ -36,6 +37,7 @@ struct FakeMPSHooks : MPSHooksInterface {
     explicit FakeMPSHooks(MPSHooksArgs) {}
     void init() const override {}
     bool hasMPS() const override { return fake.present; }
+    bool isOnMacOSorNewer(unsigned major, unsigned) const override { return fake.macos >= major; }
     c10::DeviceIndex deviceCount() const override { return 1; }
     void deviceSynchronize() const override { fake.waits++; }
     size_t getCurrentAllocatedMemory() const override { return fake.current; }
@@ -72,6 +74,22 @@ START_TEST(presence) {
     ck_assert_uint_eq(count, 0);
     ck_status(mt_device_check("mps"), MT_ENOTSUP);
     ck_contains(mt_last_error(), "MPS");
+}
+END_TEST
+
+/* Before macOS 15 steps take longer, which is said once. */
+START_TEST(older_system) {
+    static std::string log;
+    ck_ok(mt_torch_init(nullptr)); /* which has words of its own */
+    mt_set_log([](void *, mt_log_level, const char *text) { log += text; }, nullptr);
+    ck_ok(mt_device_check("mps"));
+    ck_assert_str_eq(log.c_str(), "");
+    fake.macos = 14;
+    ck_ok(mt_device_check("mps"));
+    ck_contains(log.c_str(), "before macOS 15");
+    log.clear();
+    ck_ok(mt_device_check("mps"));
+    ck_assert_str_eq(log.c_str(), "");
 }
 END_TEST
 
@@ -142,6 +160,7 @@ int main() {
     Suite *suite = suite_create("shim_mps");
     TCase *cases = suite_case(suite, "hooks");
     tcase_add_test(cases, presence);
+    tcase_add_test(cases, older_system);
     tcase_add_test(cases, figures);
     tcase_add_test(cases, default_is_bounded_by_ram);
     tcase_add_test(cases, budget);
