@@ -7,21 +7,23 @@ import torch
 from . import _native
 from ._batch import refuse_inference
 from ._helpers import forget
+from ._pending import Pending
 from ._undo import Buffers, OptimizerState, Rng, ScalerState, copied_bytes, of_one_kind
 
 
-def _as_number(what, value):
+def _check_number(what, value):
+    """The number, or the tensor of one."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ValueError("loss_fn returned %s of shape %s; accepted: one number" % (what, tuple(value.shape)))
-        return float(value.detach())
+        return value.detach()
     if isinstance(value, (bool, int, float)):
         return float(value)
     raise TypeError("loss_fn returned %s of type %s; accepted: a number" % (what, type(value).__name__))
 
 
 def read_output(output):
-    """The loss, the units or None, and the metrics, of what loss_fn has returned."""
+    """The loss, the units or None, and the metrics, numbers or tensors of one, of what loss_fn has returned."""
     units, metrics = None, {}
     if isinstance(output, Mapping):
         if "loss" not in output:
@@ -38,10 +40,10 @@ def read_output(output):
         raise ValueError("loss_fn returned a loss of shape %s; accepted: one number, the mean over the chunk"
                          % (tuple(output.shape),))
     if units is not None:
-        units = _as_number("units", units)
+        units = float(_check_number("units", units))
         if not (units >= 0 and math.isfinite(units)):
             raise ValueError("loss_fn returned units %g; accepted: a number, at least 0" % units)
-    return output, units, {str(key): _as_number("metric %r" % key, value) for key, value in metrics.items()}
+    return output, units, {str(key): _check_number("metric %r" % key, value) for key, value in metrics.items()}
 
 
 class Backend:
@@ -57,6 +59,7 @@ class Backend:
         self.before, self.touched, self.versions, self.hooks = [], [], [], []
         self.fresh, self.share, self.has_units = True, 0.0, False
         self.units, self.metric_sums = 0.0, {}
+        self.pending, self.collected = Pending(device) if device.type != "cpu" else None, []
         self.updates = False  # the last step has come as far as its update
 
     # ---- what the model is ---------------------------------------------------------------------------------
@@ -150,7 +153,9 @@ class Backend:
 
     def reset(self):
         self.fresh, self.share, self.has_units = True, 0.0, False
-        self.units, self.metric_sums = 0.0, {}
+        self.units, self.metric_sums, self.collected = 0.0, {}, []
+        if self.pending is not None:
+            self.pending.clear()
 
     def mark(self):
         if not self.fresh:
@@ -240,40 +245,69 @@ class Backend:
         for part, gradients in of_one_kind(totals, added):
             torch._foreach_add_(part, gradients)
 
-    def count(self, loss, units, metrics, samples, weight):
-        over = samples if units is None else units
-        self.share += weight
-        self.units += over
+    def count(self, loss, over, metrics):
+        """Figures of a chunk that is through. The sum of its loss, and what that is over."""
         if over:
             for name, value in metrics.items():
                 self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value * over
         return (loss * over if over else 0.0), float(over)
 
-    def accumulate(self, first, count, weight, marked):
+    def settle(self):
+        """Waits for the chunks whose figures are still on the card. Whether there were any."""
+        told = self.pending.read() if self.pending is not None else []
+        for values, over, seconds in told:
+            self.collected.append(self.count(values.pop(None), over, values) + (seconds,))
+        return bool(told)
+
+    def collect(self):
+        """Sum of the loss, what it is over, and seconds, of the oldest chunk that was not waited for; settle() comes first."""
+        return self.collected.pop(0)
+
+    def compute(self, first, count, weight, deferred):
+        """Forward and backward pass. The weight by units, what the loss is over, the loss and metrics; None: they wait."""
+        loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+        over = count if units is None else units
+        if units is not None:
+            self.has_units = True
+            weight *= units / count
+        self.check_unwritten()  # before autograd finds it, which names no tensor
+        values = {None: loss.detach(), **metrics}
+        if deferred and self.pending.takes(values.values()):
+            self.pending.put(values, over, count)
+            values = None
+        else:
+            metrics = {name: float(value) for name, value in metrics.items()}
+        if weight:
+            self.backward(loss, weight)
+        return weight, over, values and (float(values[None]), metrics)
+
+    def accumulate(self, first, count, weight, marked, deferred):
+        """What count() returns; None: the chunk is not waited for, see collect()."""
         apart = marked or self.sums is None
+        if deferred:
+            self.pending.begin()
         self.set_gradients([None] * len(self.all_parameters))
         if not apart:
             self.set_gradients(self.sums)
             self.sum_versions = [total._version for total in self.sums]
         try:
             with torch.enable_grad():
-                loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
-                if units is not None:
-                    self.has_units = True
-                    weight *= units / count
-                self.check_unwritten()  # before autograd finds it, which names no tensor
-                if weight:
-                    self.backward(loss, weight)
+                weight, over, figures = self.compute(first, count, weight, deferred)
         finally:
             torch.clear_autocast_cache()  # of an autocast around the step: weights in fewer bits, with their graph
-        loss = float(loss.detach())
         self.check_unwritten()
         with torch.no_grad():
             self.add_gradients(apart)
         if self.sums is not None:
             self.clear_gradients()
         self.fresh = False
-        return self.count(loss, units, metrics, count, weight)
+        self.share += weight
+        self.units += over
+        if figures is None:
+            self.pending.keep()
+            return None
+        loss, metrics = figures
+        return self.count(loss, over, metrics)
 
     def evaluate(self, first, count):
         """A chunk that is done again draws the same numbers."""
@@ -281,10 +315,13 @@ class Backend:
         try:
             with torch.no_grad():
                 loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
+                loss, metrics = float(loss), {name: float(value) for name, value in metrics.items()}
         except BaseException:
             self.chunk_rng.put_back()
             raise
-        return self.count(float(loss), units, metrics, count, 0.0)
+        over = count if units is None else units
+        self.units += over
+        return self.count(loss, over, metrics)
 
     # ---- the update ----------------------------------------------------------------------------------------
 

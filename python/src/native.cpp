@@ -147,6 +147,7 @@ public:
     static mt_status shape(void *self, const mt_batch *batch, mt_shape *out);
     static mt_status hold_gradients(void *self, int on);
     static mt_status look_at_parameters(void *self, int *out);
+    static mt_status collect(void *self, mt_chunk_result *out);
 
 private:
     static Core &of(void *self) { return *static_cast<Core *>(self); }
@@ -293,9 +294,10 @@ mt_status Core::run_chunk(bool training, size_t count, mt_chunk_result *out, Bod
         Listening listening(device_, sink_);
         injection::RefusalsEnd end(device_);
         status = call(body);
-        if (status == MT_OK) status = check_canary(false);
-        out->seconds = std::chrono::duration<double>(Clock::now() - start).count();
-        if (status == MT_OK) planned.done(out->seconds);
+        if (status == MT_OK && !out->deferred) status = check_canary(false);
+        double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        if (!out->deferred) out->seconds = seconds;
+        if (status == MT_OK) planned.done(seconds);
     }
     bool is_more = false;
     (void)guard([&] {
@@ -314,18 +316,36 @@ void read_sums(const py::object &returned, mt_chunk_result *out) {
     out->units = sums.second;
 }
 
+/* On a card a chunk that is waited for begins when those are done that were not. */
 mt_status Core::accumulate(void *self, size_t first, size_t count, double weight,
                            mt_chunk_result *out) {
     Core &core = of(self);
+    if (!out->deferred) MT_RETURN_IF_FAILED(core.call([&] { core.backend_.attr("settle")(); }));
     mt_status status = core.run_chunk(true, count, out, [&] {
-        read_sums(core.backend_.attr("accumulate")(first, count, weight, core.marked_), out);
+        bool may_wait = out->deferred != 0;
+        py::object sums =
+            core.backend_.attr("accumulate")(first, count, weight, core.marked_, may_wait);
+        out->deferred = sums.is_none();
+        if (!out->deferred) read_sums(sums, out);
     });
-    out->deferred = 0;
     if (status == MT_OK)
         core.marked_ = false;
     else
         (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
     return status;
+}
+
+mt_status Core::collect(void *self, mt_chunk_result *out) {
+    Core &core = of(self);
+    bool is_first = false;
+    mt_status status = core.call([&] {
+        is_first = core.backend_.attr("settle")().cast<bool>();
+        auto figures = core.backend_.attr("collect")().cast<std::tuple<double, double, double>>();
+        out->loss_sum = std::get<0>(figures);
+        out->units = std::get<1>(figures);
+        out->seconds = std::get<2>(figures);
+    });
+    return status == MT_OK && is_first ? core.check_canary(false) : status;
 }
 
 mt_status Core::evaluate_chunk(void *self, const mt_batch *, size_t first, size_t count,
@@ -416,6 +436,7 @@ mt_backend Core::backend() noexcept {
     b.shape = shape;
     b.hold_gradients = hold_gradients;
     b.look_at_parameters = look_at_parameters;
+    b.collect = device_.is_cpu() ? nullptr : collect;
     return b;
 }
 

@@ -116,11 +116,35 @@ def stay_in_budget():
     memtrain.set_budget(None, DEVICE)
 
 
+def counted():
+    """What the test device has counted (tests/device/card.h): kernels, waits, ..."""
+    counters = (ctypes.c_uint64 * 8)()
+    card.mt_card_read(counters)
+    return counters
+
+
+def wait_once():
+    """A step of eight chunks of known size, and the same run with each chunk waited for."""
+    def run(waits):
+        model, trainer = trainer_for(clip_norm=1.0)
+        if waits:
+            trainer._backend.pending.takes = lambda values: False
+        for number in range(6):
+            values = batch(number)
+            trainer.set_chunks(*[4] * 8)
+            before = card and counted()[1]
+            report = trainer.step(*values)
+            waited = card and counted()[1] - before
+        return waited, [report.loss, report.metrics["right"], bits(model)]
+    once, each = run(False), run(True)
+    told["waits"], told["same"] = (once[0], each[0]), once[1] == each[1]
+
+
 def fail_in_turn():
-    """Some of the requests of a step, once and for good."""
+    """Some of the requests of a step whose chunks are not waited for, once and for good."""
     def start():
         model, trainer = trainer_for()
-        for number in range(2):
+        for number in range(4):
             trainer.set_chunks(12, 12, 8)
             trainer.step(*batch(number))
         trainer.set_chunks(12, 12, 8)
@@ -128,7 +152,7 @@ def fail_in_turn():
         return model, trainer, batch(7)
     model, trainer, values = start()
     inject(0)
-    trainer.step(*values)
+    loss = trainer.step(*values).loss
     requests, _ = injected()
     expected = bits(model)
     told["requests"], told["wrong"], told["tried"] = requests, [], 0
@@ -138,7 +162,8 @@ def fail_in_turn():
             before = bits(model)
             inject(nth, persistent)
             try:
-                ooms = trainer.step(*values).ooms
+                report = trainer.step(*values)
+                ooms = report.ooms if report.loss == loss else -2
             except memtrain.OutOfMemory as error:
                 ooms = -1
                 told["explained"] = error.explain()
@@ -153,9 +178,7 @@ def fail_in_turn():
 
 def detours():
     """Convolutions of the test device that went on after a work space was refused, as cuDNN's do."""
-    counters = (ctypes.c_uint64 * 8)()
-    card.mt_card_read(counters)
-    return counters[7]
+    return counted()[7]
 
 
 def check_in_trouble():
@@ -243,6 +266,7 @@ if KIND != "cpu":
     stay_in_budget()
     go_on()
     draw()
+    wait_once()
     fail_in_turn()
     told["check"] = str(trainer_for()[1].check(*batch(1)))
     check_in_trouble()

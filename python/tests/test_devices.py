@@ -45,6 +45,7 @@ class Devices(unittest.TestCase):
     host = None
 
     def agree(self, kind):
+        self.kind = kind
         reason = why_not(kind)
         if reason:
             self.skipTest(reason)
@@ -55,6 +56,7 @@ class Devices(unittest.TestCase):
         self.assertAlmostEqual(host["evaluated"], card["evaluated"], delta=1e-5)
         self.assertEqual(host["rights"], card["rights"])
         self.check_budget(kind, card)
+        self.check_waits(card)
         self.check_faults(card)
         self.check_files(card)
         self.check_refusals("%s:0" % kind, card)
@@ -69,6 +71,14 @@ class Devices(unittest.TestCase):
         self.assertEqual(card["run"]["samples_trained"], 4 * 256)
         self.assertNotIn("predicted_resident_bytes", card["run"])
         self.assertEqual(card["peak"] == 0, kind == "mps")  # which keeps none
+
+    def check_waits(self, card):
+        """One for all chunks, one for the norm; on MPS also two that look whether the GPU did what it was given."""
+        self.assertTrue(card["same"])
+        if not REAL:
+            once, each = card["waits"]
+            self.assertLessEqual(once, 2 if self.kind != "mps" else 4)
+            self.assertGreaterEqual(each, 8)
 
     def check_faults(self, card):
         self.assertGreater(card["requests"], 50)

@@ -1,0 +1,62 @@
+"""Figures of chunks that a card was not waited for."""
+import time
+
+import torch
+
+_MOST, _WIDTH = 64, 8  # chunks that wait at most; numbers of one
+_small = (torch.float32, torch.float16, torch.bfloat16, torch.bool)  # types that float32 holds exactly
+
+
+class Pending:
+    """
+    Loss and metrics of chunks, which stay on the card, a row a chunk, until all of them are read at once. So the host
+    prepares a chunk while the card computes the one before.
+    """
+
+    def __init__(self, device):
+        dtype = torch.float64 if device.type == "cuda" else torch.float32  # the others may have no doubles
+        self.rows = torch.zeros(_MOST, _WIDTH, dtype=dtype, device=device)
+        self.clear()
+
+    def clear(self):
+        self.chunks, self.last, self.began = [], None, 0.0
+
+    def begin(self):
+        """A chunk begins, whose figures may have to wait."""
+        if not self.chunks:
+            self.began = time.perf_counter()
+
+    def takes(self, values):
+        """Whether these numbers and tensors can wait, and there is a row for them."""
+        here = [value for value in values if self._waits(value)]
+        exact = self.rows.dtype == torch.float64 or all(value.dtype in _small for value in here)
+        return len(here) <= _WIDTH and exact and len(self.chunks) < _MOST
+
+    def put(self, values, over, samples):
+        """values: numbers and tensors of one number, by name; over: what their mean is over. They count once keep() is called."""
+        row, known, names = self.rows[len(self.chunks)], {}, []
+        for name, value in values.items():
+            if self._waits(value):
+                row[len(names)].copy_(value.reshape(()), non_blocking=True)
+                names.append(name)
+            else:
+                known[name] = float(value)
+        self.last = names, known, over, samples
+
+    def keep(self):
+        self.chunks.append(self.last)
+
+    def read(self):
+        """Waits for the card. A list of (values, over, seconds), a chunk each, which do not wait any more."""
+        if not self.chunks:
+            return []
+        rows = self.rows[:len(self.chunks)].tolist()
+        seconds = time.perf_counter() - self.began
+        total = sum(samples for _, _, _, samples in self.chunks)
+        told = [({**known, **dict(zip(names, row))}, over, seconds * samples / total)
+                for row, (names, known, over, samples) in zip(rows, self.chunks)]
+        self.clear()
+        return told
+
+    def _waits(self, value):
+        return isinstance(value, torch.Tensor) and value.device == self.rows.device
