@@ -137,7 +137,7 @@ void compare(const Options &options, at::IntArrayRef shape, int needs, bool auto
 }
 
 /* Each set of tensors that need a gradient, with and without autocast. */
-START_TEST(same_bits) {
+TEST_LOOP("from C++", same_bits, 2) {
     bool autocast = _i & 1;
     prepare();
     for (int needs = 1; needs < 16; needs++) {
@@ -156,7 +156,6 @@ START_TEST(same_bits) {
             nn::Conv2dOptions(8, 4, 1).bias(false), {20, 8, 6, 6}, needs, autocast);
     }
 }
-END_TEST
 
 using Plane = Net<nn::BatchNorm2d, nn::Conv2d>;
 
@@ -192,7 +191,7 @@ void compare_norm(const Options &options, at::IntArrayRef shape, const nn::Batch
             norm.track_running_stats(), name.c_str());
 }
 
-START_TEST(same_bits_with_a_norm) {
+TEST_LOOP("from C++", same_bits_with_a_norm, 4) {
     bool autocast = _i & 1, training = _i & 2;
     const nn::BatchNormOptions kinds[] = {
         nn::BatchNormOptions(6), nn::BatchNormOptions(6).momentum(std::nullopt),
@@ -210,10 +209,9 @@ START_TEST(same_bits_with_a_norm) {
                                                       kind, training, needs, autocast);
         }
 }
-END_TEST
 
 /* One parameter of the norm learns, and nothing else does. */
-START_TEST(one_parameter) {
+TEST_LOOP("from C++", one_parameter, 2) {
     prepare();
     at::Tensor gradients[2];
     for (int forgets = 0; forgets < 2; forgets++) {
@@ -237,10 +235,9 @@ START_TEST(one_parameter) {
     }
     ck_assert(gradients[0].equal(gradients[1]));
 }
-END_TEST
 
 /* Nothing to take a mean of. */
-START_TEST(no_samples) {
+TEST("from C++", no_samples) {
     prepare();
     for (bool affine : {false, true}) {
         nn::Conv2d conv(nn::Conv2dOptions(3, 8, 3));
@@ -256,7 +253,6 @@ START_TEST(no_samples) {
         ck_assert(conv->weight.grad().equal(at::zeros_like(conv->weight)));
     }
 }
-END_TEST
 
 template <class Body> std::string refusal(Body &&body) {
     try {
@@ -268,7 +264,7 @@ template <class Body> std::string refusal(Body &&body) {
 }
 
 /* As the modules themselves do. */
-START_TEST(other_dimensions) {
+TEST("from C++", other_dimensions) {
     prepare();
     nn::Conv2d conv(nn::Conv2dOptions(8, 8, 3));
     conv->to(tensor_device());
@@ -282,10 +278,9 @@ START_TEST(other_dimensions) {
     });
     ck_contains(unbatched.c_str(), "a tensor of 3 dimensions");
 }
-END_TEST
 
 /* What the backward pass needs as it was; the bias of a convolution only where that is run again. */
-START_TEST(changed_in_between) {
+TEST("from C++", changed_in_between) {
     const struct {
         int ends;
         bool training;
@@ -315,10 +310,9 @@ START_TEST(changed_in_between) {
         ck_contains(words.c_str(), row.is_refused ? "changed in place between" : "not refused");
     }
 }
-END_TEST
 
 /* Any other module behind a convolution is a part of the segment like others. */
-START_TEST(another_norm) {
+TEST("from C++", another_norm) {
     prepare();
     at::Tensor results[2], gradients[2];
     for (int forgets = 0; forgets < 2; forgets++) {
@@ -335,7 +329,6 @@ START_TEST(another_norm) {
     }
     ck_assert(results[0].equal(results[1]) && gradients[0].equal(gradients[1]));
 }
-END_TEST
 
 int convolutions, norms;
 
@@ -445,7 +438,7 @@ struct Call {
     }
 };
 
-START_TEST(from_c) {
+TEST("from C", from_c) {
     prepare();
     Call call;
     ck_ok(call());
@@ -462,10 +455,9 @@ START_TEST(from_c) {
     }
     ck_assert(memtrain::tensor(call.out.get()).equal(y));
 }
-END_TEST
 
 /* Of what run gives itself. */
-START_TEST(norm_alone) {
+TEST("from C", norm_alone) {
     prepare();
     Call call;
     ck_ok(call.with_norm(true)());
@@ -478,10 +470,9 @@ START_TEST(norm_alone) {
     ck_assert(memtrain::tensor(call.gamma.get()).grad().equal(one.grad()));
     ck_assert_int_eq(call.same.runs, 2);
 }
-END_TEST
 
 /* With the running statistics one value is enough. */
-START_TEST(one_value) {
+TEST("from C", one_value) {
     prepare();
     Call call;
     memtrain::detail::Handle variance(at::full({3}, 4.0, tensor_device()));
@@ -495,9 +486,8 @@ START_TEST(one_value) {
     ck_ok(call());
     ck_assert(memtrain::tensor(call.out.get()).equal(ones({1, 3, 1})));
 }
-END_TEST
 
-START_TEST(refused) {
+TEST("from C", refused) {
     const struct {
         void (*set)(Call &);
         size_t outputs;
@@ -572,9 +562,8 @@ START_TEST(refused) {
         ck_assert(!memtrain::tensor(call.out.get()).defined());
     }
 }
-END_TEST
 
-START_TEST(refused_in_the_backward_pass) {
+TEST("from C", refused_in_the_backward_pass) {
     prepare();
     Call call;
     call.same.changes_shape = true;
@@ -583,10 +572,9 @@ START_TEST(refused_in_the_backward_pass) {
     ck_contains(words.c_str(), "[2, 3, 5]");
     ck_contains(words.c_str(), "[1, 3, 5]");
 }
-END_TEST
 
 /* Paddings that are no number of zeros. */
-START_TEST(other_paddings) {
+TEST("from C++", other_paddings) {
     prepare();
     nn::Conv2dOptions same = nn::Conv2dOptions(8, 8, 3).padding(torch::kSame);
     nn::Conv2dOptions around = nn::Conv2dOptions(8, 8, 3).padding(1).padding_mode(torch::kCircular);
@@ -602,28 +590,12 @@ START_TEST(other_paddings) {
         ck_assert(is_refused);
     }
 }
-END_TEST
 
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("shim_convolution");
-    TCase *cpp = suite_case(suite, "from C++"), *c = suite_case(suite, "from C");
-    tcase_add_loop_test(cpp, same_bits, 0, 2);
-    tcase_add_loop_test(cpp, same_bits_with_a_norm, 0, 4);
-    tcase_add_loop_test(cpp, one_parameter, 0, 2);
-    tcase_add_test(cpp, no_samples);
-    tcase_add_test(cpp, other_dimensions);
-    tcase_add_test(cpp, changed_in_between);
-    tcase_add_test(cpp, another_norm);
-    tcase_add_loop_test(cpp, runs_once, 1, 3);
-    tcase_add_loop_test(cpp, memory, 1, 3);
-    tcase_add_loop_test(cpp, memory_runs_out, 1, 3);
-    tcase_add_test(cpp, other_paddings);
-    tcase_add_test(c, from_c);
-    tcase_add_test(c, norm_alone);
-    tcase_add_test(c, one_value);
-    tcase_add_test(c, refused);
-    tcase_add_test(c, refused_in_the_backward_pass);
-    return suite_run(suite);
+    tcase_add_loop_test(suite_case_named("from C++"), runs_once, 1, 3);
+    tcase_add_loop_test(suite_case_named("from C++"), memory, 1, 3);
+    tcase_add_loop_test(suite_case_named("from C++"), memory_runs_out, 1, 3);
+    return suite_run_named("shim_convolution");
 }

@@ -45,7 +45,7 @@ using Versioned = Foreign<DLManagedTensorVersioned>;
 
 } // namespace
 
-START_TEST(dlpack_in) {
+TEST("dlpack", dlpack_in) {
     Plain foreign;
     Versioned versioned;
     float out[6];
@@ -73,9 +73,8 @@ START_TEST(dlpack_in) {
     ck_assert_float_eq(memtrain::tensor(compact.tensor)[1][0].item<float>(), 5);
     mt_tensor_free(compact.tensor);
 }
-END_TEST
 
-START_TEST(dlpack_read_only) {
+TEST("dlpack", dlpack_read_only) {
     Versioned foreign;
     DLManagedTensorVersioned *out;
     DLManagedTensor *plain;
@@ -99,7 +98,6 @@ START_TEST(dlpack_read_only) {
     mt_tensor_free(foreign.tensor);
     ck_assert_int_eq(foreign.deleted, 1);
 }
-END_TEST
 
 /* Constant in the dlpack.h of libtorch 2.9; what is pointed to here is not. */
 int64_t *changeable(const int64_t *numbers) {
@@ -143,7 +141,7 @@ const struct {
 };
 
 /* The deleter is called once, however the call fails. */
-START_TEST(refused_dlpack_is_deleted) {
+TEST("dlpack", refused_dlpack_is_deleted) {
     for (const auto &bad : bad_dlpack) {
         Plain plain;
         Versioned versioned;
@@ -163,9 +161,8 @@ START_TEST(refused_dlpack_is_deleted) {
         ck_assert(!plain.tensor && !versioned.tensor);
     }
 }
-END_TEST
 
-START_TEST(arguments_of_dlpack) {
+TEST("dlpack", arguments_of_dlpack) {
     Plain plain;
     Versioned versioned;
     DLManagedTensor *out;
@@ -183,10 +180,9 @@ START_TEST(arguments_of_dlpack) {
     refused(mt_tensor_to_dlpack(plain.tensor, nullptr), MT_EINVAL,
             "mt_tensor_to_dlpack: out is NULL");
 }
-END_TEST
 
 /* Memory goes out, comes back, and its first owner hears of it at the very end. */
-START_TEST(dlpack_out_and_back) {
+TEST("dlpack", dlpack_out_and_back) {
     Memory memory;
     mt_tensor *back;
     DLManagedTensor *out;
@@ -214,9 +210,8 @@ START_TEST(dlpack_out_and_back) {
     mt_tensor_free(back);
     ck_assert_int_eq(memory.released, 1);
 }
-END_TEST
 
-START_TEST(dlpack_of_a_parameter) {
+TEST("dlpack", dlpack_of_a_parameter) {
     mt_tensor *tensor;
     DLManagedTensor *out;
     DLManagedTensorVersioned *versioned;
@@ -236,10 +231,9 @@ START_TEST(dlpack_of_a_parameter) {
     out->deleter(out);
     mt_tensor_free(tensor);
 }
-END_TEST
 
 /* Whatever libtorch has comes in and goes out; mt_dtype need not name it. */
-START_TEST(dlpack_dtypes) {
+TEST("dlpack", dlpack_dtypes) {
     const struct {
         DLDataType dtype;
         const char *name;
@@ -270,18 +264,8 @@ START_TEST(dlpack_dtypes) {
         ck_assert_int_eq(foreign.deleted, 1);
     }
 }
-END_TEST
 
 int main() {
-    Suite *suite = suite_create("shim_dlpack");
-    TCase *dlpack = suite_case(suite, "dlpack");
-    tcase_add_checked_fixture(dlpack, init, nullptr);
-    tcase_add_test(dlpack, dlpack_in);
-    tcase_add_test(dlpack, dlpack_read_only);
-    tcase_add_test(dlpack, refused_dlpack_is_deleted);
-    tcase_add_test(dlpack, arguments_of_dlpack);
-    tcase_add_test(dlpack, dlpack_out_and_back);
-    tcase_add_test(dlpack, dlpack_of_a_parameter);
-    tcase_add_test(dlpack, dlpack_dtypes);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("dlpack"), init, nullptr);
+    return suite_run_named("shim_dlpack");
 }

@@ -68,7 +68,7 @@ template <class Struct> struct Fenced {
 
 } // namespace
 
-START_TEST(trains) {
+TEST("first", trains) {
     const char *const names[] = {"error"};
     const int64_t shapes[2][2] = {{32, 8}, {32, 1}};
     float x[32 * 8], y[32];
@@ -124,10 +124,5 @@ START_TEST(trains) {
     ck_assert_int_eq(line.destroyed, 1);
     for (mt_tensor *tensor : tensors) mt_tensor_free(tensor);
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("shim_first");
-    tcase_add_test(suite_case(suite, "first"), trains);
-    return suite_run(suite);
-}
+SUITE("shim_first")

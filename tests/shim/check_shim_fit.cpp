@@ -90,7 +90,7 @@ std::string hash_of(const memtrain::Trainer &trainer) {
 }
 
 /* Stopped after each number of steps and on with the file, by another trainer. */
-START_TEST(in_parts) {
+TEST("fit", in_parts) {
     File last;
     memtrain::Source training = points(samples), validation = points(held_out);
     mt_schedule schedule = MT_SCHEDULE_INIT;
@@ -118,7 +118,6 @@ START_TEST(in_parts) {
         ck_assert(hash_of(after) == hash_of(whole));
     }
 }
-END_TEST
 
 template <class Call> void throws(Call &&call, mt_status status, const char *words) {
     try {
@@ -132,7 +131,7 @@ template <class Call> void throws(Call &&call, mt_status status, const char *wor
 }
 
 /* Lost in the middle of an epoch, and on with the file that was written within it. */
-START_TEST(saved_within_an_epoch) {
+TEST("fit", saved_within_an_epoch) {
     File last;
     memtrain::Source training = points(samples), validation = points(held_out);
     mt_fit_options options = some_options();
@@ -161,9 +160,8 @@ START_TEST(saved_within_an_epoch) {
         ck_assert(hash_of(after) == hash_of(whole));
     }
 }
-END_TEST
 
-START_TEST(watched) {
+TEST("fit", watched) {
     memtrain::Source training = points(samples), validation = points(held_out);
     mt_fit_options options = some_options();
     memtrain::Watch watch;
@@ -186,10 +184,9 @@ START_TEST(watched) {
     mt_fit_report end = new_trainer().fit(training);
     ck_assert_uint_eq(end.steps, 2); /* 32 and 18 */
 }
-END_TEST
 
 /* The samples of a step are those of its order. */
-START_TEST(row_by_row) {
+TEST("fit", row_by_row) {
     memtrain::Source source = memtrain::rows({at::rand({9, 3}), at::rand({9})});
     ck_assert_uint_eq(source.samples, 9);
     memtrain::Tensors batch = source.load({7, 0, 7});
@@ -199,9 +196,8 @@ START_TEST(row_by_row) {
     ck_assert(batch[1][2].equal(all[1][7]));
     ck_assert_uint_eq(memtrain::rows({}).samples, 0);
 }
-END_TEST
 
-START_TEST(what_is_thrown) {
+TEST("fit", what_is_thrown) {
     memtrain::Source training = points(samples), gone = training;
     mt_fit_options options = some_options();
     memtrain::Watch watch;
@@ -223,10 +219,9 @@ START_TEST(what_is_thrown) {
     options.resume = "/nowhere/at.all";
     throws([&] { other.fit(training, options); }, MT_EIO, "/nowhere/at.all");
 }
-END_TEST
 
 /* A file without a position is refused by what it is. */
-START_TEST(another_file) {
+TEST("fit", another_file) {
     File file;
     memtrain::Trainer trainer = new_trainer();
     mt_fit_options options = some_options();
@@ -239,9 +234,8 @@ START_TEST(another_file) {
            "does not say where a run of mt_fit was");
     ck_assert(hash_of(trainer) == before);
 }
-END_TEST
 
-START_TEST(callbacks) {
+TEST("fit", callbacks) {
     mt_fit_callbacks out = MT_FIT_CALLBACKS_INIT;
     memtrain::Trainer trainer = new_trainer();
     out.user = &trainer;
@@ -251,27 +245,12 @@ START_TEST(callbacks) {
               !out.now);
     ck_ok(out.set_lr(out.state, 0.5));
     ck_status(out.set_lr(out.state, 0), MT_EINVAL);
-    ck_status(mt_torch_callbacks(nullptr, &out), MT_EINVAL);
-    ck_contains(mt_last_error(), "mt_torch_callbacks: torch is NULL");
-    ck_status(mt_torch_callbacks(trainer.torch(), nullptr), MT_EINVAL);
-    ck_contains(mt_last_error(), "out is NULL");
+    ck_refused(mt_torch_callbacks(nullptr, &out), MT_EINVAL, "mt_torch_callbacks: torch is NULL");
+    ck_refused(mt_torch_callbacks(trainer.torch(), nullptr), MT_EINVAL, "out is NULL");
     out.size = sizeof out - 8;
-    ck_status(mt_torch_callbacks(trainer.torch(), &out), MT_EINVAL);
-    ck_contains(mt_last_error(), "out->size is 88");
+    ck_refused(mt_torch_callbacks(trainer.torch(), &out), MT_EINVAL, "out->size is 88");
 }
-END_TEST
 
 } // namespace
 
-int main() {
-    Suite *suite = suite_create("shim_fit");
-    TCase *cases = suite_case(suite, "fit");
-    tcase_add_test(cases, in_parts);
-    tcase_add_test(cases, saved_within_an_epoch);
-    tcase_add_test(cases, watched);
-    tcase_add_test(cases, row_by_row);
-    tcase_add_test(cases, what_is_thrown);
-    tcase_add_test(cases, another_file);
-    tcase_add_test(cases, callbacks);
-    return suite_run(suite);
-}
+SUITE("shim_fit")

@@ -78,7 +78,7 @@ void check_blocks(const Flat &flat, const Places &places) {
 
 } // namespace
 
-START_TEST(blocks_end_at_the_limit) {
+TEST("blocks", blocks_end_at_the_limit) {
     std::vector<Named> list = parameters();
     Flat flat(list, none, nullptr, most), copy(list, none, &flat, most), whole(list, none);
     ck_assert_uint_eq(flat.blocks().size(), 7);
@@ -90,20 +90,18 @@ START_TEST(blocks_end_at_the_limit) {
     }
     check_blocks(flat, flat.places());
 }
-END_TEST
 
 /* What has no place yet may get one. */
-START_TEST(frozen_parameters_are_counted) {
+TEST("blocks", frozen_parameters_are_counted) {
     std::vector<Named> list = parameters();
     Flat flat(list, is_frozen, nullptr, most);
     for (size_t i = 0; i < list.size(); i++)
         ck_assert_uint_eq(flat.slots()[i].block, rows[i].block);
     check_blocks(flat, flat.make_places(std::vector<bool>(list.size(), true)));
 }
-END_TEST
 
 /* Values stay, and gradients of two chunks come to their places, with either way of adding them. */
-START_TEST(gradients_in_several_blocks) {
+TEST_LOOP("blocks", gradients_in_several_blocks, 2) {
     bool apart = _i == 1;
     std::vector<Named> list = parameters();
     std::vector<at::Tensor> before;
@@ -125,13 +123,5 @@ START_TEST(gradients_in_several_blocks) {
         ck_assert(list[i].tensor.grad().equal(at::full_like(before[i], 2.0 * (i + 1))));
     }
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("shim_flat");
-    TCase *cases = suite_case(suite, "blocks");
-    tcase_add_test(cases, blocks_end_at_the_limit);
-    tcase_add_test(cases, frozen_parameters_are_counted);
-    tcase_add_loop_test(cases, gradients_in_several_blocks, 0, 2);
-    return suite_run(suite);
-}
+SUITE("shim_flat")

@@ -143,7 +143,7 @@ static const struct {
      [](const at::Tensor &x, int i) { return i == 5 ? x.to(at::kDouble).to(at::kFloat) : x; }, 2},
 };
 
-START_TEST(the_rest_is_served) {
+TEST_LOOP("once", the_rest_is_served, ALL_WIDTHS *LENGTH(edits)) {
     std::string hash[2];
     const auto &edit = edits[_i / ALL_WIDTHS];
     const Widths widths = Widths(_i % ALL_WIDTHS);
@@ -172,7 +172,6 @@ START_TEST(the_rest_is_served) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* ---- two ways -------------------------------------------------------------------------------------- */
 
@@ -195,7 +194,7 @@ at::Tensor branch(const at::Tensor &x, int layer, int way) {
     return layer == 19 && way == 2 ? sigmoids(x * 2.0, 6) : x;
 }
 
-START_TEST(ways_take_turns) {
+TEST_LOOP("ways", ways_take_turns, ALL_WIDTHS *LENGTH(turns)) {
     std::string hash[2];
     const auto &turn = turns[_i / ALL_WIDTHS];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
@@ -220,10 +219,9 @@ START_TEST(ways_take_turns) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* A way that is left for good: the plan is of the other one alone, and no larger than it must be. */
-START_TEST(a_way_is_left) {
+TEST("ways", a_way_is_left) {
     size_t bytes[2];
     for (int both : {0, 1}) {
         int now = 0;
@@ -237,19 +235,7 @@ START_TEST(a_way_is_left) {
     }
     ck_assert_uint_eq(bytes[0], bytes[1]);
 }
-END_TEST
-
-Suite *suite_follow() {
-    Suite *suite = suite_create("shim_follow");
-    TCase *once = suite_case(suite, "once"), *ways = suite_case(suite, "ways");
-    tcase_add_loop_test(once, the_rest_is_served, 0, ALL_WIDTHS * LENGTH(edits));
-    tcase_add_loop_test(ways, ways_take_turns, 0, ALL_WIDTHS * LENGTH(turns));
-    tcase_add_test(ways, a_way_is_left);
-    return suite;
-}
 
 } // namespace
 
-int main() {
-    return suite_run(suite_follow());
-}
+SUITE("shim_follow")

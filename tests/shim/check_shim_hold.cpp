@@ -38,7 +38,7 @@ void check_gradients(const Trainer &trainer, bool are_there) {
 } // namespace
 
 /* Given back they take nothing, taken again they are zeros, and the state does not see it. */
-START_TEST(there_and_back) {
+TEST("steps", there_and_back) {
     Trainer trainer(options_of(MT_ADAMW));
     mt_backend seam = seam_of(trainer);
     size_t before = memory_of(seam).allocated_bytes;
@@ -55,10 +55,9 @@ START_TEST(there_and_back) {
     }
     ck_assert(trainer.hash() == hash);
 }
-END_TEST
 
 /* Steps of both ways in turn give the bits of one way. */
-START_TEST(same_bits) {
+TEST_LOOP("steps", same_bits, 6) {
     mt_torch_options options = options_of(optimizers[_i % 3], _i < 3 ? 0.0 : 0.01);
     Trainer plain(options);
     Batch batch(12);
@@ -71,10 +70,9 @@ START_TEST(same_bits) {
     }
     ck_assert(other.hash() == expected);
 }
-END_TEST
 
 /* Gradients are where the chunk made them until the update, and gone then. */
-START_TEST(released_after_the_update) {
+TEST("steps", released_after_the_update) {
     Trainer trainer(options_of(MT_SGD));
     mt_backend seam = seam_of(trainer);
     Batch batch(12);
@@ -92,9 +90,8 @@ START_TEST(released_after_the_update) {
         check_gradients(trainer, false);
     }
 }
-END_TEST
 
-START_TEST(out_of_order) {
+TEST("steps", out_of_order) {
     Trainer trainer(options_of(MT_SGD));
     Batch batch(12);
     mt_chunk_result result = chunk_result();
@@ -109,10 +106,9 @@ START_TEST(out_of_order) {
     ck_ok(mt_accumulate(trainer.torch, 0, 12, 1.0, &result));
     ck_ok(mt_rollback(trainer.torch));
 }
-END_TEST
 
 /* All samples have been one marked chunk: what came after it would not be added to its gradients. */
-START_TEST(nothing_after_the_whole) {
+TEST("steps", nothing_after_the_whole) {
     Trainer trainer(options_of(MT_SGD));
     Batch batch(12);
     mt_chunk_result result = chunk_result();
@@ -134,7 +130,6 @@ START_TEST(nothing_after_the_whole) {
     ck_assert_double_gt(trainer.net->linear->weight.grad().abs().sum().item().toDouble(), half);
     ck_ok(mt_rollback(trainer.torch));
 }
-END_TEST
 
 /* Two parameters whose gradients libtorch gives one memory. */
 struct Shared : nn::Module {
@@ -178,15 +173,14 @@ std::string shared_gradients(bool hold, bool mark) {
 }
 
 /* They are clipped once each, wherever they are. */
-START_TEST(gradients_that_share_memory) {
+TEST("steps", gradients_that_share_memory) {
     std::string expected = shared_gradients(true, false);
     ck_assert(shared_gradients(true, true) == expected);
     ck_assert(shared_gradients(false, true) == expected);
 }
-END_TEST
 
 /* Every request of a step fails in turn, once or from then on: nothing has happened, or all of it. */
-START_TEST(every_allocation_fails) {
+TEST_LOOP("fails", every_allocation_fails, 6) {
     Trainer trainer(options_of(optimizers[_i % 3], 0.5));
     mt_backend seam = seam_of(trainer);
     Batch batch(12);
@@ -210,10 +204,9 @@ START_TEST(every_allocation_fails) {
     }
     ck_assert_uint_gt(failures, suite_on_card() ? 40 : 50);
 }
-END_TEST
 
 /* Where the memory is not there any more, nothing has changed, and whole batches go on. */
-START_TEST(not_taken_again) {
+TEST("fails", not_taken_again) {
     Trainer trainer(options_of(MT_ADAM));
     mt_backend seam = seam_of(trainer);
     Batch batch(12);
@@ -234,10 +227,9 @@ START_TEST(not_taken_again) {
     ck_assert_uint_gt(failures, 0);
     ck_ok(step(trainer, batch, {6, 6}));
 }
-END_TEST
 
 /* From a card to the CPU and back, gradients stay where they are: nowhere. */
-START_TEST(on_another_device) {
+TEST("policy", on_another_device) {
     mt_sim_options card = MT_SIM_OPTIONS_INIT;
     card.total_bytes = card.recommended_bytes = 200 << 20;
     ck_ok(mt_device_simulate("sim:cuda", &card));
@@ -257,7 +249,6 @@ START_TEST(on_another_device) {
     ck_ok(mt_hold_gradients(trainer.torch, 1));
     ck_ok(step(trainer, batch, {6, 6}));
 }
-END_TEST
 
 /* ---- through the policy ---- */
 
@@ -307,7 +298,7 @@ Run run(size_t budget, const Run *given) {
  * With room for all the first batch is one chunk beside held gradients and the second one chunk alone, in less by just
  * these. In a budget of that it is alone at once; with a byte less it is cut.
  */
-START_TEST(one_chunk_in_less) {
+TEST("policy", one_chunk_in_less) {
     Run roomy = run(64 << 20, nullptr);
     size_t gradients;
     {
@@ -328,26 +319,5 @@ START_TEST(one_chunk_in_less) {
     ck_assert_uint_gt(tighter.chunks.back().size(), 1);
     ck_assert(run(64 << 20, &tight).hash == tight.hash);
 }
-END_TEST
 
-static Suite *suite_shim_hold(void) {
-    Suite *suite = suite_create("shim_hold");
-    TCase *steps = suite_case(suite, "steps"), *fails = suite_case(suite, "fails"),
-          *policy = suite_case(suite, "policy");
-
-    tcase_add_test(steps, there_and_back);
-    tcase_add_loop_test(steps, same_bits, 0, 6);
-    tcase_add_test(steps, released_after_the_update);
-    tcase_add_test(steps, out_of_order);
-    tcase_add_test(steps, nothing_after_the_whole);
-    tcase_add_test(steps, gradients_that_share_memory);
-    tcase_add_loop_test(fails, every_allocation_fails, 0, 6);
-    tcase_add_test(fails, not_taken_again);
-    tcase_add_test(policy, on_another_device);
-    tcase_add_test(policy, one_chunk_in_less);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_shim_hold());
-}
+SUITE("shim_hold")

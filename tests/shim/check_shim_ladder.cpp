@@ -32,7 +32,7 @@ const std::vector<size_t> cuts[] = {{12}, {6, 6}, {5, 4, 3}};
 const mt_optimizer optimizers[] = {MT_SGD, MT_ADAM, MT_ADAMW};
 
 /* Marked or not, the same chunks give the same bits. */
-START_TEST(same_bits) {
+TEST_LOOP("keep", same_bits, 9) {
     for (double clip : {0.0, 0.01}) {
         mt_torch_options options = options_of(optimizers[_i % 3], clip);
         Trainer plain(options);
@@ -52,10 +52,9 @@ START_TEST(same_bits) {
         ck_assert(other.hash() == expected);
     }
 }
-END_TEST
 
 /* Every request of the last chunk fails in turn; the chunks before it stay, and the bits are those. */
-START_TEST(a_chunk_alone) {
+TEST("keep", a_chunk_alone) {
     mt_torch_options options = options_of(MT_SGD, 0.5);
     std::string expected;
     Batch batch(12);
@@ -90,9 +89,8 @@ START_TEST(a_chunk_alone) {
     }
     ck_assert_uint_gt(failures, suite_on_card() ? 30 : 50);
 }
-END_TEST
 
-START_TEST(out_of_order) {
+TEST("keep", out_of_order) {
     Trainer trainer(options_of(MT_SGD));
     Batch batch(12);
     ck_status(mt_mark(trainer.torch), MT_ESTATE);
@@ -107,10 +105,9 @@ START_TEST(out_of_order) {
     for (const at::Tensor &parameter : trainer.net->parameters())
         ck_assert_double_eq(parameter.grad().abs().sum().item().toDouble(), 0.0);
 }
-END_TEST
 
 /* The gradients of a chunk of the whole batch are gone after the update. */
-START_TEST(second_set_is_released) {
+TEST("keep", second_set_is_released) {
     Trainer trainer(options_of(MT_ADAMW));
     Batch batch(12);
     size_t before = tensor_memory().allocated_bytes;
@@ -120,7 +117,6 @@ START_TEST(second_set_is_released) {
     apply(trainer);
     ck_assert_uint_eq(tensor_memory().allocated_bytes, before);
 }
-END_TEST
 
 /* ---- rungs ---- */
 
@@ -134,7 +130,7 @@ size_t on_card(const char *device) {
 const char *const cards[] = {"sim:cuda", "sim:mps"};
 
 /* To the CPU and back: nothing is left on the card, and the state is the same to the bit. */
-START_TEST(to_the_cpu_and_back) {
+TEST_LOOP("rungs", to_the_cpu_and_back, 2) {
     simulate(cards[_i], 200 * MiB);
     mt_torch_options options = options_of(MT_ADAM);
     options.device = cards[_i];
@@ -166,10 +162,9 @@ START_TEST(to_the_cpu_and_back) {
     ck_ok(seam.set_rung(seam.self, MT_RUNG_CPU, 1));
     ck_ok(step(trainer, batch, {6, 6}));
 }
-END_TEST
 
 /* Every request of the way back fails in turn: then the model is still on the CPU, and whole. */
-START_TEST(no_way_back) {
+TEST("rungs", no_way_back) {
     simulate("sim:cuda", 200 * MiB);
     mt_torch_options options = options_of(MT_ADAM);
     options.device = "sim:cuda";
@@ -195,10 +190,9 @@ START_TEST(no_way_back) {
     ck_assert_uint_gt(on_card("sim:cuda"), 0);
     ck_ok(step(trainer, batch, {12}));
 }
-END_TEST
 
 /* What does not fit the card at all is trained on the CPU where that is allowed, and not lost. */
-START_TEST(falls_to_the_cpu) {
+TEST_LOOP("rungs", falls_to_the_cpu, 2) {
     simulate(cards[_i], 30 * MiB);
     mt_torch_options options = options_of(MT_SGD);
     options.device = cards[_i];
@@ -230,9 +224,8 @@ START_TEST(falls_to_the_cpu) {
     }
     mt_trainer_free(runner);
 }
-END_TEST
 
-START_TEST(one_thread) {
+TEST("rungs", one_thread) {
     Trainer trainer(options_of(MT_SGD));
     mt_backend seam = seam_of(trainer);
     ck_ok(mt_torch_set_threads(2));
@@ -243,10 +236,9 @@ START_TEST(one_thread) {
     if (suite_on_cpu()) ck_status(seam.set_rung(seam.self, MT_RUNG_OFFLOAD, 1), MT_ENOTSUP);
     ck_status(seam.set_rung(nullptr, MT_RUNG_MINIMAL, 1), MT_EINVAL);
 }
-END_TEST
 
 /* A factor is the same as a learning rate times it. */
-START_TEST(rate) {
+TEST_LOOP("rungs", rate, 3) {
     mt_torch_options options = options_of(optimizers[_i]);
     Batch batch(12);
     options.weight_decay = 0.0;
@@ -262,9 +254,8 @@ START_TEST(rate) {
     for (double factor : {0.0, -1.0, (double)INFINITY, (double)NAN})
         ck_status(seam.set_rate(seam.self, factor), MT_EINVAL);
 }
-END_TEST
 
-START_TEST(shapes) {
+TEST("rungs", shapes) {
     Trainer trainer(options_of(MT_SGD));
     mt_backend seam = seam_of(trainer);
     Batch twelve(12), four(4);
@@ -291,27 +282,10 @@ START_TEST(shapes) {
     ck_assert_uint_eq(c.length, 3 * 6 * 6 + 1);
     mt_tensor_free(images);
 }
-END_TEST
-
-Suite *suite_ladder() {
-    Suite *suite = suite_create("shim_ladder");
-    TCase *keep = suite_case(suite, "keep"), *rungs = suite_case(suite, "rungs");
-    tcase_set_timeout(keep, 120);
-    tcase_add_loop_test(keep, same_bits, 0, 9);
-    tcase_add_test(keep, a_chunk_alone);
-    tcase_add_test(keep, out_of_order);
-    tcase_add_test(keep, second_set_is_released);
-    tcase_add_loop_test(rungs, to_the_cpu_and_back, 0, 2);
-    tcase_add_test(rungs, no_way_back);
-    tcase_add_loop_test(rungs, falls_to_the_cpu, 0, 2);
-    tcase_add_test(rungs, one_thread);
-    tcase_add_loop_test(rungs, rate, 0, 3);
-    tcase_add_test(rungs, shapes);
-    return suite;
-}
 
 } // namespace
 
 int main() {
-    return suite_run(suite_ladder());
+    tcase_set_timeout(suite_case_named("keep"), 120);
+    return suite_run_named("shim_ladder");
 }

@@ -126,7 +126,7 @@ void in_pieces(size_t bytes) {
 }
 
 /* A tensor of more than 4 GiB goes to the file, and comes back, in pieces that any system takes. */
-START_TEST(offload_to_a_file) {
+TEST("large", offload_to_a_file) {
     prepare();
     at::Tensor w = at::ones({4}).requires_grad_();
     size_t bytes = saved_elements * sizeof(float);
@@ -137,7 +137,6 @@ START_TEST(offload_to_a_file) {
     in_pieces(bytes);
     kept.reset();
 }
-END_TEST
 
 /* ---- weights ------------------------------------------------------------------------------------------ */
 
@@ -168,7 +167,7 @@ void look(const char *data, size_t bytes, int64_t at) {
 }
 
 /* One row, many times; row by row through a buffer. */
-START_TEST(more_elements_than_an_int_counts) {
+TEST("large", more_elements_than_an_int_counts) {
     prepare();
     File file;
     at::Tensor one = at::arange(row).remainder(251).to(at::kByte);
@@ -194,10 +193,9 @@ START_TEST(more_elements_than_an_int_counts) {
     mt_safetensors_free(saved);
     mt_model_free(model);
 }
-END_TEST
 
 /* A file of 5 GiB and a bit, in which the model's tensor is the last one. */
-START_TEST(weights_behind_4_gib) {
+TEST("large", weights_behind_4_gib) {
     prepare();
     File file;
     std::string header =
@@ -226,15 +224,7 @@ START_TEST(weights_behind_4_gib) {
     ck_assert_uint_eq(disk.bytes, 5 * GiB); /* all of it is read once, before anything changes */
     mt_model_free(model);
 }
-END_TEST
 
 } // namespace
 
-int main() {
-    Suite *suite = suite_create("shim_large");
-    TCase *all = suite_case(suite, "large");
-    tcase_add_test(all, offload_to_a_file);
-    tcase_add_test(all, more_elements_than_an_int_counts);
-    tcase_add_test(all, weights_behind_4_gib);
-    return suite_run(suite);
-}
+SUITE("shim_large")

@@ -308,7 +308,7 @@ void check_equal(const Result &a, const Result &b, const char *what) {
         ck_assert_msg(bytes == b.state.at(name), "%s: other bits in %s", what, name.c_str());
 }
 
-START_TEST(mapped_is_loaded) {
+TEST_LOOP("bits", mapped_is_loaded, 2 * DTYPES) {
     const at::ScalarType dtype = dtypes[_i % DTYPES];
     const int amp = _i / DTYPES ? MT_BFLOAT16 : MT_DTYPE_NONE;
     write_file("w", frozen_weights(dtype));
@@ -318,9 +318,8 @@ START_TEST(mapped_is_loaded) {
     const Result random = train({PLAIN, true, amp, MT_OFFLOAD_NEVER, nullptr});
     ck_assert(random.losses != plain.losses); /* the file matters */
 }
-END_TEST
 
-START_TEST(shards_are_one_file) {
+TEST_LOOP("bits", shards_are_one_file, DTYPES) {
     write_file("w", frozen_weights(dtypes[_i]));
     write_shards(dtypes[_i]);
     const Result whole = train({FROZEN, false});
@@ -329,19 +328,17 @@ START_TEST(shards_are_one_file) {
     Run run({FROZEN, false, MT_DTYPE_NONE, MT_OFFLOAD_NEVER, "w.json"});
     ck_assert_uint_eq(run.stats().files, block_count);
 }
-END_TEST
 
 /* What waits for the backward pass waits elsewhere; weights are not among it. */
-START_TEST(offload_is_the_same) {
+TEST("bits", offload_is_the_same) {
     write_file("w", frozen_weights(at::kBFloat16));
     check_equal(train({FROZEN, false, MT_DTYPE_NONE, MT_OFFLOAD_FILE}), train({FROZEN, false}),
                 "offload");
 }
-END_TEST
 
 /* ---- what is held ---- */
 
-START_TEST(no_budget_counts_it) {
+TEST_LOOP("held", no_budget_counts_it, DTYPES) {
     const at::ScalarType dtype = dtypes[_i];
     const uint64_t numbers = block_count * block_numbers;
     write_file("w", frozen_weights(dtype));
@@ -369,10 +366,9 @@ START_TEST(no_budget_counts_it) {
     for (const auto &item : mapped.net->named_parameters())
         if (!item.value().requires_grad()) ck_assert(item.value().scalar_type() == dtype);
 }
-END_TEST
 
 /* One number, expanded: a network that is larger than the memory can be made. */
-START_TEST(a_place_without_memory) {
+TEST("held", a_place_without_memory) {
     write_file("w", frozen_weights(at::kBFloat16));
     for (int load = 0; load < 2; load++) {
         mt_model *model = nullptr;
@@ -393,10 +389,9 @@ START_TEST(a_place_without_memory) {
         mt_model_free(model);
     }
 }
-END_TEST
 
 /* In the order of the last pass: forward, and backward in the other direction. */
-START_TEST(blocks_are_read_ahead) {
+TEST("held", blocks_are_read_ahead) {
     write_file("w", frozen_weights(at::kHalf));
     Run run({FROZEN, false});
     const uint64_t bytes = 2 * block_numbers;
@@ -414,11 +409,10 @@ START_TEST(blocks_are_read_ahead) {
     ck_assert_uint_ge(fourth.read_ahead_bytes - third.read_ahead_bytes,
                       2 * (block_count - 1) * bytes);
 }
-END_TEST
 
 /* ---- memory runs out ---- */
 
-START_TEST(every_request_of_a_step_fails) {
+TEST_LOOP("faults", every_request_of_a_step_fails, 2) {
     write_file("w", frozen_weights(at::kBFloat16));
     Run run({FROZEN, false});
     mt_backend backend = MT_BACKEND_INIT;
@@ -426,9 +420,8 @@ START_TEST(every_request_of_a_step_fails) {
     model_faults::every_allocation_fails({run.torch, backend, &run.batch, {2, 3, 3}, "cpu"}, 3, _i,
                                          "map");
 }
-END_TEST
 
-START_TEST(every_request_of_a_call_fails) {
+TEST_LOOP("faults", every_request_of_a_call_fails, 2) {
     mt_map_options options = map_options();
     mt_model *model = nullptr;
     Adapted net{nullptr};
@@ -454,11 +447,10 @@ START_TEST(every_request_of_a_call_fails) {
     ck_assert(raw_bytes(net->blocks[0]->linear->weight) != before["block0.linear.weight"]);
     mt_model_free(model);
 }
-END_TEST
 
 /* ---- the state ---- */
 
-START_TEST(a_checkpoint_goes_on) {
+TEST("state", a_checkpoint_goes_on) {
     write_file("w", frozen_weights(at::kBFloat16));
     const std::string path = in_folder("c");
     std::string at_end;
@@ -481,16 +473,15 @@ START_TEST(a_checkpoint_goes_on) {
     ck_ok(other.step({4, 4}));
     ck_assert(other.hash() == at_end);
 }
-END_TEST
 
-START_TEST(weights_are_saved_and_not_overwritten) {
+TEST("state", weights_are_saved_and_not_overwritten) {
     const Content content = frozen_weights(at::kBFloat16);
     write_file("w", content);
     Run run({FROZEN, false});
     const std::string path = in_folder("other");
     ck_ok(mt_model_save_weights(run.model, path.c_str()));
-    ck_status(mt_model_load_weights(run.model, path.c_str(), nullptr), MT_ESTATE);
-    ck_contains(mt_last_error(), "'block0.norm.weight', which is mapped");
+    ck_refused(mt_model_load_weights(run.model, path.c_str(), nullptr), MT_ESTATE,
+               "'block0.norm.weight', which is mapped");
     mt_weights_options options = MT_WEIGHTS_OPTIONS_INIT;
     options.strict = 0;
     options.skip = "block";
@@ -498,10 +489,9 @@ START_TEST(weights_are_saved_and_not_overwritten) {
     ck_assert(raw_bytes(run.net->blocks[2]->linear->weight) ==
               raw_bytes(content.at("block2.linear.weight")));
 }
-END_TEST
 
 /* The mapping is there as long as a tensor is. */
-START_TEST(a_tensor_outlives_the_model) {
+TEST("state", a_tensor_outlives_the_model) {
     const Content content = frozen_weights(at::kBFloat16);
     write_file("w", content);
     at::Tensor weight;
@@ -511,7 +501,6 @@ START_TEST(a_tensor_outlives_the_model) {
     }
     ck_assert(raw_bytes(weight) == raw_bytes(content.at("block1.linear.weight")));
 }
-END_TEST
 
 /* ---- wrong requests and files ---- */
 
@@ -536,7 +525,7 @@ struct Fresh {
     }
 };
 
-START_TEST(options_are_checked) {
+TEST("wrong", options_are_checked) {
     write_file("w", frozen_weights(at::kFloat));
     Fresh fresh;
     mt_map_options options = map_options();
@@ -563,9 +552,8 @@ START_TEST(options_are_checked) {
     ck_status(mt_model_check_mapped(nullptr), MT_EINVAL);
     ck_ok(mt_model_check_mapped(fresh.model));
 }
-END_TEST
 
-START_TEST(names_have_prefixes) {
+TEST("wrong", names_have_prefixes) {
     Content content;
     for (const auto &[name, tensor] : frozen_weights(at::kHalf))
         if (name.rfind("block1.", 0) == 0) content["base." + name.substr(7)] = tensor;
@@ -585,9 +573,8 @@ START_TEST(names_have_prefixes) {
     ck_ok(mt_model_map_stats(other.model, &stats));
     ck_assert_uint_eq(stats.tensors, 2);
 }
-END_TEST
 
-START_TEST(files_that_do_not_fit) {
+TEST("wrong", files_that_do_not_fit) {
     const Content good = frozen_weights(at::kFloat);
     mt_map_options options = map_options();
     Fresh fresh;
@@ -617,9 +604,8 @@ START_TEST(files_that_do_not_fit) {
     write_text("w", "");
     fresh.refuses("w", options, MT_EINVAL, "no safetensors file");
 }
-END_TEST
 
-START_TEST(what_trains_is_refused_or_loaded) {
+TEST("wrong", what_trains_is_refused_or_loaded) {
     Content content = frozen_weights(at::kBFloat16);
     content["adapter1.weight"] = at::ones({width, width}, at::kBFloat16) / 8;
     content["head.bias"] = at::ones({3}, at::kBFloat16);
@@ -639,9 +625,8 @@ START_TEST(what_trains_is_refused_or_loaded) {
     ck_assert_uint_eq(stats.tensors, 4 * block_count);
     ck_assert_uint_eq(stats.loaded_bytes, 4 * (width * width + 3));
 }
-END_TEST
 
-START_TEST(indices_that_are_wrong) {
+TEST("wrong", indices_that_are_wrong) {
     const struct {
         const char *text, *word;
     } cases[] = {
@@ -671,9 +656,8 @@ START_TEST(indices_that_are_wrong) {
         ck_contains(mt_last_error(), one.word);
     }
 }
-END_TEST
 
-START_TEST(shards_that_are_wrong) {
+TEST("wrong", shards_that_are_wrong) {
     mt_map_options options = map_options();
     options.strict = 0;
     write_shards(at::kHalf);
@@ -686,27 +670,24 @@ START_TEST(shards_that_are_wrong) {
     write_text("w2", text);
     ck_ok(mt_model_map_weights(fresh.model, in_folder("w.json").c_str(), &options));
 }
-END_TEST
 
-START_TEST(a_model_in_use_and_a_card) {
+TEST("wrong", a_model_in_use_and_a_card) {
     write_file("w", frozen_weights(at::kHalf));
     mt_map_options options = map_options();
     options.strict = 0;
     Run run({FROZEN, false});
-    ck_status(mt_model_map_weights(run.model, in_folder("w").c_str(), &options), MT_ESTATE);
-    ck_contains(mt_last_error(), "before mt_torch_new");
+    ck_refused(mt_model_map_weights(run.model, in_folder("w").c_str(), &options), MT_ESTATE,
+               "before mt_torch_new");
     Fresh fresh;
     mt_torch *torch = nullptr;
     mt_torch_options torch_options = MT_TORCH_OPTIONS_INIT;
     torch_options.device = "sim:cuda";
     ck_ok(mt_model_map_weights(fresh.model, in_folder("w").c_str(), &options));
-    ck_status(mt_torch_new(fresh.model, &torch_options, &torch), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "mapped weights");
+    ck_refused(mt_torch_new(fresh.model, &torch_options, &torch), MT_ENOTSUP, "mapped weights");
 }
-END_TEST
 
 /* A header of a length that no type divides: legal, and of no use for views. */
-START_TEST(bytes_that_are_not_aligned) {
+TEST("wrong", bytes_that_are_not_aligned) {
     const at::Tensor bias = frozen_weights(at::kFloat)["block0.linear.bias"];
     std::string header =
         "{\"block0.linear.bias\":{\"dtype\":\"F32\",\"shape\":[24],\"data_offsets\":[0,96]}}";
@@ -724,7 +705,6 @@ START_TEST(bytes_that_are_not_aligned) {
     ck_assert_uint_eq(stats.loaded_bytes, 96);
     ck_assert(raw_bytes(fresh.net->blocks[0]->linear->bias) == raw_bytes(bias));
 }
-END_TEST
 
 /* ---- files that change ---- */
 
@@ -744,7 +724,7 @@ const struct {
 };
 enum { CHANGES = 3 };
 
-START_TEST(a_change_is_told) {
+TEST_LOOP("change", a_change_is_told, CHANGES) {
     write_file("w", frozen_weights(at::kBFloat16));
     Run run({FROZEN, false});
     ck_ok(run.step({8}));
@@ -758,9 +738,8 @@ START_TEST(a_change_is_told) {
     ck_assert(run.hash() == before);
     ck_status(mt_model_check_mapped(run.model), MT_EIO);
 }
-END_TEST
 
-START_TEST(a_file_that_is_replaced_stays) {
+TEST("change", a_file_that_is_replaced_stays) {
     const Content content = frozen_weights(at::kBFloat16);
     write_file("w", content);
     const Result whole = train({FROZEN, false});
@@ -771,10 +750,9 @@ START_TEST(a_file_that_is_replaced_stays) {
     ck_ok(run.step({3, 5}, &losses));
     ck_assert(whole.losses.compare(0, losses.size(), losses) == 0);
 }
-END_TEST
 
 /* Between the look at the file and the first number. Put right again, it is still not what it was. */
-START_TEST(a_page_that_is_gone) {
+TEST("change", a_page_that_is_gone) {
     write_file("w", frozen_weights(at::kFloat));
     const std::string text = text_of("w");
     Run run({FROZEN, false});
@@ -792,7 +770,6 @@ START_TEST(a_page_that_is_gone) {
     ck_assert_int_eq(stat(in_folder("w").c_str(), &info), 0);
     ck_assert_int_eq(info.st_size, 0);
 }
-END_TEST
 
 /* Addresses that are none of ours end the process as before. */
 START_TEST(other_bus_errors_pass) {
@@ -804,78 +781,41 @@ END_TEST
 
 /* ---- frozen blocks alone ---- */
 
-START_TEST(ops_are_checked) {
+TEST("blocks", ops_are_checked) {
     static int destroyed;
     mt_frozen_ops ops = MT_FROZEN_OPS_INIT;
     ck_ok(mt_torch_init(nullptr));
     ck_status(mt_frozen(nullptr, nullptr, nullptr, 0, nullptr, 0), MT_EINVAL);
     ops.destroy = [](void *) { destroyed++; };
-    ck_status(mt_frozen(&ops, nullptr, nullptr, 0, nullptr, 0), MT_EINVAL);
-    ck_contains(mt_last_error(), "ops->run");
+    ck_refused(mt_frozen(&ops, nullptr, nullptr, 0, nullptr, 0), MT_EINVAL, "ops->run");
     ops.run = [](void *, mt_tensor *const *, size_t, mt_tensor *const *, size_t) { return MT_OK; };
-    ck_status(mt_frozen(&ops, nullptr, nullptr, 0, nullptr, 0), MT_EINVAL);
-    ck_contains(mt_last_error(), "ops->visit_parameters");
+    ck_refused(mt_frozen(&ops, nullptr, nullptr, 0, nullptr, 0), MT_EINVAL,
+               "ops->visit_parameters");
     ops.visit_parameters = [](void *, mt_visit_fn, void *) {
         return mt_set_error(MT_EINVAL, "no list");
     };
-    ck_status(mt_frozen(&ops, nullptr, nullptr, 0, nullptr, 0), MT_EINVAL);
-    ck_contains(mt_last_error(), "no list");
+    ck_refused(mt_frozen(&ops, nullptr, nullptr, 0, nullptr, 0), MT_EINVAL, "no list");
     ck_assert_int_eq(destroyed, 3);
 }
-END_TEST
 
-START_TEST(no_gradient_no_graph) {
+TEST("blocks", no_gradient_no_graph) {
     Run::prepare();
     FrozenBlock block;
     at::Tensor x = at::randn({2, width});
     ck_assert(!memtrain::frozen(block, x).requires_grad());
     ck_assert(memtrain::frozen(block, x.set_requires_grad(true)).requires_grad());
 }
-END_TEST
 
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("shim_map");
-    TCase *bits = suite_case(suite, "bits");
-    tcase_add_checked_fixture(bits, make_folder, remove_folder);
-    tcase_add_loop_test(bits, mapped_is_loaded, 0, 2 * DTYPES);
-    tcase_add_loop_test(bits, shards_are_one_file, 0, DTYPES);
-    tcase_add_test(bits, offload_is_the_same);
-    TCase *held = suite_case(suite, "held");
-    tcase_add_checked_fixture(held, make_folder, remove_folder);
-    tcase_add_loop_test(held, no_budget_counts_it, 0, DTYPES);
-    tcase_add_test(held, a_place_without_memory);
-    tcase_add_test(held, blocks_are_read_ahead);
-    TCase *faults = suite_case(suite, "faults");
-    tcase_add_checked_fixture(faults, make_folder, remove_folder);
-    tcase_add_loop_test(faults, every_request_of_a_step_fails, 0, 2);
-    tcase_add_loop_test(faults, every_request_of_a_call_fails, 0, 2);
-    TCase *state = suite_case(suite, "state");
-    tcase_add_checked_fixture(state, make_folder, remove_folder);
-    tcase_add_test(state, a_checkpoint_goes_on);
-    tcase_add_test(state, weights_are_saved_and_not_overwritten);
-    tcase_add_test(state, a_tensor_outlives_the_model);
-    TCase *wrong = suite_case(suite, "wrong");
-    tcase_add_checked_fixture(wrong, make_folder, remove_folder);
-    tcase_add_test(wrong, options_are_checked);
-    tcase_add_test(wrong, names_have_prefixes);
-    tcase_add_test(wrong, files_that_do_not_fit);
-    tcase_add_test(wrong, what_trains_is_refused_or_loaded);
-    tcase_add_test(wrong, indices_that_are_wrong);
-    tcase_add_test(wrong, shards_that_are_wrong);
-    tcase_add_test(wrong, a_model_in_use_and_a_card);
-    tcase_add_test(wrong, bytes_that_are_not_aligned);
-    TCase *change = suite_case(suite, "change");
-    tcase_add_checked_fixture(change, make_folder, remove_folder);
-    tcase_add_loop_test(change, a_change_is_told, 0, CHANGES);
-    tcase_add_test(change, a_file_that_is_replaced_stays);
-    tcase_add_test(change, a_page_that_is_gone);
-    TCase *signals = suite_case(suite, "signals");
-    tcase_add_unchecked_fixture(signals, make_folder, remove_folder);
-    tcase_add_test_raise_signal(signals, other_bus_errors_pass, SIGBUS);
-    TCase *blocks = suite_case(suite, "blocks");
-    tcase_add_test(blocks, ops_are_checked);
-    tcase_add_test(blocks, no_gradient_no_graph);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("bits"), make_folder, remove_folder);
+    tcase_add_checked_fixture(suite_case_named("held"), make_folder, remove_folder);
+    tcase_add_checked_fixture(suite_case_named("faults"), make_folder, remove_folder);
+    tcase_add_checked_fixture(suite_case_named("state"), make_folder, remove_folder);
+    tcase_add_checked_fixture(suite_case_named("wrong"), make_folder, remove_folder);
+    tcase_add_checked_fixture(suite_case_named("change"), make_folder, remove_folder);
+    tcase_add_unchecked_fixture(suite_case_named("signals"), make_folder, remove_folder);
+    tcase_add_test_raise_signal(suite_case_named("signals"), other_bus_errors_pass, SIGBUS);
+    return suite_run_named("shim_map");
 }

@@ -18,7 +18,7 @@ double value(const at::Tensor &metric, int64_t i = 0) {
     return metric[i].item().toDouble();
 }
 
-START_TEST(top_k) {
+TEST("sums", top_k) {
     at::Tensor logits = at::tensor({0.1, 0.5, 0.2, 0.9, 0.3, 0.4, 0.3, 0.2, 0.1}).reshape({3, 3});
     at::Tensor target = at::tensor({1, 2, 2}, at::kLong);
     ck_assert_double_eq(value(memtrain::correct(logits, target)), 1.0);
@@ -26,37 +26,33 @@ START_TEST(top_k) {
     ck_assert_double_eq(value(memtrain::top_k(logits, target, 2)), 2.0);
     ck_assert_double_eq(value(memtrain::top_k(logits, target, 9)), 3.0);
 }
-END_TEST
 
 /* The same numbers, and neither graph nor device behind them. */
-START_TEST(on_the_cpu) {
+TEST("sums", on_the_cpu) {
     at::Tensor logits = at::tensor({0.1, 0.5, 0.9, 0.4}).reshape({2, 2}).requires_grad_();
     at::Tensor target = at::tensor({1, 1}, at::kLong);
     at::Tensor there = memtrain::on_cpu(logits * 2);
     ck_assert(there.is_cpu() && !there.requires_grad());
     ck_assert_double_eq(value(memtrain::correct(there, memtrain::on_cpu(target))), 1.0);
 }
-END_TEST
 
-START_TEST(errors) {
+TEST("sums", errors) {
     at::Tensor output = at::tensor({1.0, 2.0, 3.0, 5.0}).reshape({2, 2});
     at::Tensor target = at::tensor({0.0, 4.0, 3.0, 1.0}).reshape({2, 2});
     ck_assert_double_eq(value(memtrain::absolute_error(output, target)), 1.5 + 2.0);
     ck_assert_double_eq(value(memtrain::squared_error(output, target)), 2.5 + 8.0);
 }
-END_TEST
 
-START_TEST(overlap) {
+TEST("sums", overlap) {
     at::Tensor output = at::tensor({1, 1, 0, 0, 1, 0}).reshape({2, 3});
     at::Tensor target = at::tensor({1, 0, 0, 1, 1, 0}).reshape({2, 3});
     at::Tensor sums = memtrain::intersection_union(output, target);
     ck_assert_double_eq(value(sums, 0), 2.0);
     ck_assert_double_eq(value(sums, 1), 4.0);
 }
-END_TEST
 
 /* 2^24 + 1 is the first whole number that a float does not hold. */
-START_TEST(overlap_of_many) {
+TEST("sums", overlap_of_many) {
     at::Tensor all = at::ones({1, (1 << 24) + 3}, at::kBool);
     at::Tensor sums = memtrain::intersection_union(all, all);
     ck_assert_double_eq(value(sums, 0), 16777219.0);
@@ -64,7 +60,6 @@ START_TEST(overlap_of_many) {
     at::Tensor beside = at::cat({sums, at::tensor({0.5F})});
     ck_assert_double_eq(value(beside, 1), 16777219.0);
 }
-END_TEST
 
 /* 1000 samples of one value each: bfloat16 stops counting at 256, half at 2048. */
 static const struct {
@@ -76,14 +71,13 @@ static const struct {
     {at::kHalf, at::kLong, 3.0},         {at::kDouble, at::kFloat, 1.5},
 };
 
-START_TEST(errors_in_half_precision) {
+TEST_LOOP("sums", errors_in_half_precision, LENGTH(halves)) {
     at::Tensor target = at::ones({1000, 2}).to(halves[_i].target);
     at::Tensor output = at::full({1000, 2}, 1.0 + halves[_i].error).to(halves[_i].output);
     double error = halves[_i].error;
     ck_assert_double_eq(value(memtrain::absolute_error(output, target)), 1000 * error);
     ck_assert_double_eq(value(memtrain::squared_error(output, target)), 1000 * error * error);
 }
-END_TEST
 
 using Metric = at::Tensor (*)(const at::Tensor &, const at::Tensor &);
 
@@ -107,7 +101,7 @@ static const struct {
     {"top_k", top_2, {8, 5, 3}, {8}, {"[8, 5, 3]", "[8]"}},
 };
 
-START_TEST(shapes_that_differ_are_refused) {
+TEST_LOOP("sums", shapes_that_differ_are_refused, LENGTH(misfits)) {
     std::string text;
     try {
         misfits[_i].metric(at::zeros(misfits[_i].output), at::zeros(misfits[_i].target, at::kLong));
@@ -117,17 +111,15 @@ START_TEST(shapes_that_differ_are_refused) {
     ck_contains(text.c_str(), misfits[_i].name);
     for (const char *shape : misfits[_i].shapes) ck_contains(text.c_str(), shape);
 }
-END_TEST
 
 /* A label for each pixel is no misfit. */
-START_TEST(labels_of_pixels) {
+TEST("sums", labels_of_pixels) {
     at::Tensor logits = at::zeros({2, 3, 4, 4}), labels = at::zeros({2, 4, 4}, at::kLong);
     ck_assert_double_eq(value(memtrain::correct(logits, labels)), 32.0);
     ck_assert_double_eq(value(memtrain::top_k(logits, labels, 3)), 32.0);
 }
-END_TEST
 
-START_TEST(sums_of_chunks) {
+TEST("sums", sums_of_chunks) {
     at::Tensor output = at::tensor({0.5, 0.25, -1.0, 2.0, 0.0, 1.0}).reshape({6, 1});
     at::Tensor target = at::tensor({0.0, 0.25, 1.0, 1.0, 0.5, 1.0}).reshape({6, 1});
     for (int64_t first : {1, 2, 5}) {
@@ -138,25 +130,7 @@ START_TEST(sums_of_chunks) {
         ck_assert_double_eq_tol(sum, value(memtrain::absolute_error(output, target)), 1e-6);
     }
 }
-END_TEST
-
-Suite *suite_metrics() {
-    Suite *suite = suite_create("shim_metrics");
-    TCase *sums = suite_case(suite, "sums");
-    tcase_add_test(sums, top_k);
-    tcase_add_test(sums, on_the_cpu);
-    tcase_add_test(sums, errors);
-    tcase_add_test(sums, overlap);
-    tcase_add_test(sums, overlap_of_many);
-    tcase_add_loop_test(sums, errors_in_half_precision, 0, LENGTH(halves));
-    tcase_add_loop_test(sums, shapes_that_differ_are_refused, 0, LENGTH(misfits));
-    tcase_add_test(sums, labels_of_pixels);
-    tcase_add_test(sums, sums_of_chunks);
-    return suite;
-}
 
 } // namespace
 
-int main() {
-    return suite_run(suite_metrics());
-}
+SUITE("shim_metrics")

@@ -71,16 +71,15 @@ mode_t mode_of(const std::string &path) {
     return info.st_mode;
 }
 
-START_TEST(on_the_disk_before_its_name) {
+TEST_LOOP("writers", on_the_disk_before_its_name, WRITERS) {
     Subject s;
     calls.clear();
     ck_ok(writers[_i].save(s.run, s.path.c_str()));
     ck_assert_str_eq(calls.c_str(), "fsync rename fsync ");
     ck_assert_uint_gt(bytes_of(s.path).size(), 500);
 }
-END_TEST
 
-START_TEST(a_mode_stays) {
+TEST_LOOP("writers", a_mode_stays, 2 * WRITERS) {
     Subject s;
     const Writer &writer = writers[_i / 2];
     mode_t mode = _i % 2 ? 0640 : 0600;
@@ -89,53 +88,48 @@ START_TEST(a_mode_stays) {
     ck_ok(writer.save(s.run, s.path.c_str()));
     ck_assert_uint_eq(mode_of(s.path) & 07777, mode);
 }
-END_TEST
 
 /* Whatever has the name of the file or of the unfinished one is as it was. */
 void refused(const Subject &s, const Writer &writer, const std::string &name, const char *words) {
     mode_t before = mode_of(name);
-    ck_status(writer.save(s.run, s.path.c_str()), MT_EINVAL);
-    ck_contains(mt_last_error(), name.c_str());
+    ck_refused(writer.save(s.run, s.path.c_str()), MT_EINVAL, name.c_str());
     ck_contains(mt_last_error(), words);
     ck_assert_uint_eq(mode_of(name), before);
     ck_assert_int_eq(unlink(name.c_str()), 0);
     ck_ok(writer.save(s.run, s.path.c_str()));
 }
 
-START_TEST(a_link) {
+TEST_LOOP("writers", a_link, 2 * WRITERS) {
     Subject s;
     std::string name = _i % 2 ? s.path : s.unfinished, victim = bytes_of(s.net);
     ck_assert_int_eq(symlink(s.net.c_str(), name.c_str()), 0);
     refused(s, writers[_i / 2], name, "is a symbolic link");
     ck_assert(bytes_of(s.net) == victim);
 }
-END_TEST
 
 /* Made as /dev/null is, where that is allowed; a pipe is refused in the same words. */
-START_TEST(a_device) {
+TEST_LOOP("writers", a_device, 2 * WRITERS) {
     Subject s;
     std::string name = _i % 2 ? s.path : s.unfinished;
     if (mknod(name.c_str(), S_IFCHR | 0666, makedev(1, 3)) != 0)
         ck_assert_int_eq(mkfifo(name.c_str(), 0666), 0);
     refused(s, writers[_i / 2], name, "is a device, a pipe or a socket");
 }
-END_TEST
 
-START_TEST(a_second_writer) {
+TEST_LOOP("writers", a_second_writer, WRITERS) {
     Subject s;
     write_bytes(s.unfinished, "being written");
     int other = open(s.unfinished.c_str(), O_WRONLY | O_CLOEXEC);
     ck_assert_int_eq(flock(other, LOCK_EX), 0);
-    ck_status(writers[_i].save(s.run, s.path.c_str()), MT_EIO);
-    ck_contains(mt_last_error(), "it is being written by another process");
+    ck_refused(writers[_i].save(s.run, s.path.c_str()), MT_EIO,
+               "it is being written by another process");
     ck_assert(bytes_of(s.unfinished) == "being written");
     ck_assert_int_ne(access(s.path.c_str(), F_OK), 0);
     close(other);
     ck_ok(writers[_i].save(s.run, s.path.c_str()));
 }
-END_TEST
 
-START_TEST(a_users_own_file) {
+TEST_LOOP("writers", a_users_own_file, WRITERS) {
     Subject s;
     std::string mine = s.path + ".tmp";
     write_bytes(mine, "mine");
@@ -143,18 +137,7 @@ START_TEST(a_users_own_file) {
     ck_assert(bytes_of(mine) == "mine");
     ck_assert_int_eq(unlink(mine.c_str()), 0);
 }
-END_TEST
 
 } // namespace
 
-int main() {
-    Suite *suite = suite_create("shim_new_file");
-    TCase *all = suite_case(suite, "writers");
-    tcase_add_loop_test(all, on_the_disk_before_its_name, 0, WRITERS);
-    tcase_add_loop_test(all, a_mode_stays, 0, 2 * WRITERS);
-    tcase_add_loop_test(all, a_link, 0, 2 * WRITERS);
-    tcase_add_loop_test(all, a_device, 0, 2 * WRITERS);
-    tcase_add_loop_test(all, a_second_writer, 0, WRITERS);
-    tcase_add_loop_test(all, a_users_own_file, 0, WRITERS);
-    return suite_run(suite);
-}
+SUITE("shim_new_file")

@@ -34,7 +34,7 @@ void expect_same_state(const Run &one, const Run &other) {
 }
 
 /* Dropout and BatchNorm included; the second time in bfloat16. */
-START_TEST(same_bits_as_in_cpp) {
+TEST_LOOP("training", same_bits_as_in_cpp, 2) {
     const mt_dtype amp = _i ? MT_BFLOAT16 : MT_DTYPE_NONE;
     Folder folder;
     prepare();
@@ -59,10 +59,9 @@ START_TEST(same_bits_as_in_cpp) {
     expect_same_state(script, in_cpp);
     ck_assert(script.evaluate() == in_cpp.evaluate());
 }
-END_TEST
 
 /* What the executor would have specialised after two calls stays as it is. On a card the first runs are waited for. */
-START_TEST(chunks_ask_for_the_same) {
+TEST("training", chunks_ask_for_the_same) {
     const int from = suite_on_card() ? 4 : 1; /* the first one makes gradients */
     Folder folder;
     prepare();
@@ -80,7 +79,6 @@ START_TEST(chunks_ask_for_the_same) {
     ck_ok(mt_torch_arena(run.torch, &arena));
     ck_assert_uint_eq(arena.missed, 0);
 }
-END_TEST
 
 const char *const devices[] = {suite_device(), "sim:cuda", "sim:mps"};
 
@@ -111,19 +109,17 @@ void every_request_fails(const char *device, bool persistent, uint64_t stride) {
     ck_assert_uint_gt(n, 40);
 }
 
-START_TEST(a_step_recovers_to_the_bit) {
+TEST_LOOP("training", a_step_recovers_to_the_bit, LENGTH(devices)) {
     every_request_fails(devices[_i], false, _i ? 23 : 3);
 }
-END_TEST
 
-START_TEST(a_step_that_cannot_be_done_is_taken_back) {
+TEST_LOOP("training", a_step_that_cannot_be_done_is_taken_back, LENGTH(devices)) {
     every_request_fails(devices[_i], true, _i ? 29 : 13);
 }
-END_TEST
 
 /* ---- there and back --------------------------------------------------------------------------------- */
 
-START_TEST(saved_and_loaded) {
+TEST_LOOP("files", saved_and_loaded, LENGTH(devices)) {
     Folder folder;
     prepare();
     double loss;
@@ -149,10 +145,9 @@ START_TEST(saved_and_loaded) {
     ck_assert_uint_eq(module.buffers().size(), 2);
     ck_assert_int_ne(access((second + ".memtrain-tmp").c_str(), F_OK), 0);
 }
-END_TEST
 
 /* One tensor under two names, and one module: they are one after it, too. */
-START_TEST(shared_tensors_stay_shared) {
+TEST("files", shared_tensors_stay_shared) {
     Folder folder;
     prepare();
     jit::Module net = root(), part = layer("Part", at::rand({5, 192}), 5);
@@ -174,7 +169,6 @@ START_TEST(shared_tensors_stay_shared) {
     Run again(loaded(folder.file("b.pt")));
     ck_assert(again.evaluate() == run.evaluate());
 }
-END_TEST
 
 /* ---- what the options do, and what the graph tells ---------------------------------------------------- */
 
@@ -187,7 +181,7 @@ mt_backend_info info_of(const Run &run) {
     return info;
 }
 
-START_TEST(metrics_and_norms) {
+TEST("modules", metrics_and_norms) {
     mt_script_options options = MT_SCRIPT_OPTIONS_INIT;
     const int64_t shape[] = {3, 8, 8};
     Folder folder;
@@ -206,9 +200,8 @@ START_TEST(metrics_and_norms) {
     options.classes = 5;
     expect_refused(folder.file("a.pt"), "gives logits of 7 classes, and the data has 5", &options);
 }
-END_TEST
 
-START_TEST(a_loss_of_its_own) {
+TEST("modules", a_loss_of_its_own) {
     mt_script_options options = MT_SCRIPT_OPTIONS_INIT;
     Folder folder;
     prepare();
@@ -231,14 +224,13 @@ START_TEST(a_loss_of_its_own) {
             .item<double>();
     ck_assert_double_eq_tol(loss, expected, 1e-5);
 }
-END_TEST
 
 void note(void *user, mt_log_level, const char *text) {
     *static_cast<std::string *>(user) += text;
 }
 
 /* As torch.jit.trace writes it. */
-START_TEST(traced_switches_are_told) {
+TEST_LOOP("modules", traced_switches_are_told, 2) {
     std::string source = forward_source, log;
     Folder folder;
     prepare();
@@ -252,23 +244,7 @@ START_TEST(traced_switches_are_told) {
     ck_assert_int_eq(info_of(run).normalises_over_batch, _i);
     ck_ok(run.step());
 }
-END_TEST
 
 } // namespace
 
-int main() {
-    Suite *suite = suite_create("shim_script");
-    TCase *training = suite_case(suite, "training");
-    tcase_add_loop_test(training, same_bits_as_in_cpp, 0, 2);
-    tcase_add_test(training, chunks_ask_for_the_same);
-    tcase_add_loop_test(training, a_step_recovers_to_the_bit, 0, LENGTH(devices));
-    tcase_add_loop_test(training, a_step_that_cannot_be_done_is_taken_back, 0, LENGTH(devices));
-    TCase *files = suite_case(suite, "files");
-    tcase_add_loop_test(files, saved_and_loaded, 0, LENGTH(devices));
-    tcase_add_test(files, shared_tensors_stay_shared);
-    TCase *modules = suite_case(suite, "modules");
-    tcase_add_test(modules, metrics_and_norms);
-    tcase_add_test(modules, a_loss_of_its_own);
-    tcase_add_loop_test(modules, traced_switches_are_told, 0, 2);
-    return suite_run(suite);
-}
+SUITE("shim_script")

@@ -108,7 +108,7 @@ struct Policy {
 
 /* ---- names and cards --------------------------------------------------------------------------- */
 
-START_TEST(names) {
+TEST("cards", names) {
     for (const char *name : {"sim", "sim:cuda", "sim:mps"}) ck_ok(mt_device_check(name));
     size_t count = 0;
     for (const char *name : {"sim", "sim:cuda", "sim:mps"}) {
@@ -137,39 +137,33 @@ START_TEST(names) {
         ck_assert_str_eq(info.device, std::strcmp(name, "sim") ? name : "sim:cuda");
     }
 }
-END_TEST
 
 /* Nothing can be refused where libtorch keeps its own allocator. */
-START_TEST(needs_our_allocator) {
+TEST("cards", needs_our_allocator) {
     mt_torch_init_options keep = MT_TORCH_INIT_OPTIONS_INIT;
     keep.keep_allocator = 1;
     ck_ok(mt_torch_init(&keep));
-    ck_status(mt_device_check("sim"), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "sim:cuda needs our CPU allocator");
+    ck_refused(mt_device_check("sim"), MT_ENOTSUP, "sim:cuda needs our CPU allocator");
     size_t count = 7;
     ck_ok(mt_device_count("sim", &count));
     ck_assert_uint_eq(count, 0);
 }
-END_TEST
 
-START_TEST(another_card) {
+TEST_LOOP("cards", another_card, both) {
     const char *device = flavours[_i];
     mt_sim_options wrong = MT_SIM_OPTIONS_INIT;
     simulate(_i, 100 * MiB);
     {
         Trainer trainer(options_on(device));
-        ck_status(mt_device_simulate(device, nullptr), MT_ESTATE);
-        ck_contains(mt_last_error(), "there are tensors on sim:");
+        ck_refused(mt_device_simulate(device, nullptr), MT_ESTATE, "there are tensors on sim:");
     }
     wrong.ratio = 5;
-    ck_status(mt_device_simulate(device, &wrong), MT_EINVAL);
-    ck_contains(mt_last_error(), "invalid");
+    ck_refused(mt_device_simulate(device, &wrong), MT_EINVAL, "invalid");
     mt_sim_stats stats = stats_of(device);
     ck_assert_uint_eq(_i == mps ? stats.recommended_bytes : stats.total_bytes, 100 * MiB);
     ck_ok(mt_device_simulate(device, nullptr));
     ck_assert_uint_gt(stats_of(device).total_bytes, 4096 * MiB);
 }
-END_TEST
 
 /* ---- what counts ------------------------------------------------------------------------------- */
 
@@ -187,7 +181,7 @@ uint64_t blocks_of_a_state() {
 }
 
 /* A card is not replaced under a tensor that another thread makes at the same time: none is forgotten. */
-START_TEST(replaced_while_tensors_come_and_go) {
+TEST("cards", replaced_while_tensors_come_and_go) {
     std::atomic<bool> stop{false};
     std::atomic<int> lost{0}, made{0}, replaced{0};
     simulate(cuda, 100 * MiB);
@@ -204,10 +198,9 @@ START_TEST(replaced_while_tensors_come_and_go) {
     ck_assert_int_eq(lost, 0);
     ck_assert_uint_eq(stats_of("sim").allocations, 0);
 }
-END_TEST
 
 /* Device tensors are those that calls of the mt_torch make; all of it goes back, on any thread. */
-START_TEST(what_counts) {
+TEST_LOOP("cards", what_counts, both) {
     const char *device = flavours[_i];
     at::Tensor host = take(MiB), from_card;
     ck_assert_uint_eq(stats_of(device).allocated_bytes, 0);
@@ -241,27 +234,25 @@ START_TEST(what_counts) {
     ck_assert_uint_eq(cleared.released_bytes, stats.reserved_bytes);
     ck_assert_uint_eq(stats_of(device).reserved_bytes, 0);
 }
-END_TEST
 
 /* The CPU's budget holds beside the card's, and says so in its own words. */
-START_TEST(the_host_may_refuse_too) {
+TEST_LOOP("cards", the_host_may_refuse_too, both) {
     const char *device = flavours[_i];
     Trainer trainer(options_on(device), {}, [](Net &) { take(64 * MiB); });
     Batch batch(8);
     mt_chunk_result result;
     ck_ok(mt_device_set_budget("cpu", cpu_memory().allocated_bytes + 32 * MiB));
     mt_sim_stats before = stats_of(device);
-    ck_status(try_chunk(trainer, batch, &result), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "budget: there is no room for a request for 64.0 MiB");
+    ck_refused(try_chunk(trainer, batch, &result), MT_EDEVMEM,
+               "budget: there is no room for a request for 64.0 MiB");
     ck_assert_uint_eq(result.refused, 1);
     ck_assert_uint_eq(stats_of(device).ooms, 0);
     ck_assert_uint_eq(stats_of(device).allocations, before.allocations);
 }
-END_TEST
 
 /* ---- figures and budgets ------------------------------------------------------------------------ */
 
-START_TEST(figures_of_cuda) {
+TEST("figures", figures_of_cuda) {
     simulate(cuda, 200 * MiB);
     mt_memory empty = memory_of("sim");
     ck_assert_uint_eq(empty.budget_bytes, 190 * MiB);
@@ -283,10 +274,9 @@ START_TEST(figures_of_cuda) {
     ck_ok(mt_device_reset_peak("sim"));
     ck_assert_uint_eq(memory_of("sim").peak_bytes, memory.allocated_bytes);
 }
-END_TEST
 
 /* As on a card, the allocator's limit is that of the budget, whenever it is set. */
-START_TEST(budget_of_cuda) {
+TEST("figures", budget_of_cuda) {
     mt_sim_options options = MT_SIM_OPTIONS_INIT;
     options.total_bytes = 200 * MiB;
     ck_ok(mt_device_simulate("sim", &options));
@@ -302,9 +292,8 @@ START_TEST(budget_of_cuda) {
     ck_status(try_chunk(trainer, batch), MT_EDEVMEM);
     ck_contains(mt_last_error(), "50.00 MiB allowed;");
 }
-END_TEST
 
-START_TEST(figures_of_mps) {
+TEST("figures", figures_of_mps) {
     simulate(mps, 200 * MiB);
     ck_assert_uint_eq(memory_of("sim:mps").budget_bytes, 190 * MiB);
     ck_assert_uint_eq(stats_of("sim:mps").limit_bytes, 190 * MiB);
@@ -330,10 +319,9 @@ START_TEST(figures_of_mps) {
     ck_ok(mt_device_set_budget("sim:mps", 100 * MiB));
     ck_assert_uint_eq(stats_of("sim:mps").limit_bytes, 100 * MiB);
 }
-END_TEST
 
 /* A recording has the bytes that CUDA's allocator tells its profiler: whole blocks. */
-START_TEST(recording_on_cuda) {
+TEST("figures", recording_on_cuda) {
     Trainer trainer(options_on("sim"));
     Batch batch(700);
     mt_backend backend = MT_BACKEND_INIT;
@@ -357,11 +345,10 @@ START_TEST(recording_on_cuda) {
     }
     mt_recording_free(recording);
 }
-END_TEST
 
 /* ---- errors ------------------------------------------------------------------------------------- */
 
-START_TEST(types_and_words) {
+TEST_LOOP("errors", types_and_words, both) {
     bool typed = false, plain = false;
     std::string words;
     simulate(_i, 60 * MiB);
@@ -387,10 +374,9 @@ START_TEST(types_and_words) {
                                    : "Invalid buffer size: 70.00 MiB");
     ck_assert_str_eq(mt_last_error(), words.c_str());
 }
-END_TEST
 
 /* What a model's own code makes of it is not known for an OOM: a library may have met a refusal and done without. */
-START_TEST(lost_words) {
+TEST_LOOP("errors", lost_words, both) {
     simulate(_i, 60 * MiB);
     Trainer trainer(options_on(flavours[_i]), {}, [&](Net &) {
         try {
@@ -404,26 +390,24 @@ START_TEST(lost_words) {
     ck_assert_str_eq(mt_last_error(), "the decoder failed");
     ck_assert_uint_eq(stats_of(flavours[_i]).ooms, 1);
 }
-END_TEST
 
-START_TEST(a_state_that_does_not_fit) {
+TEST_LOOP("errors", a_state_that_does_not_fit, both) {
     mt_model *model = nullptr;
     mt_torch *torch = nullptr;
     mt_torch_options options = options_on(flavours[_i]);
     simulate(_i, _i == mps ? 4 * MiB : MiB); /* less than a heap or segment */
     ck_ok(net_model_new({}, &model));
-    ck_status(mt_torch_new(model, &options, &torch), MT_EDEVMEM);
-    ck_contains(mt_last_error(), "does not fit: parameters 4.7 KiB");
+    ck_refused(mt_torch_new(model, &options, &torch), MT_EDEVMEM,
+               "does not fit: parameters 4.7 KiB");
     ck_assert_uint_eq(stats_of(flavours[_i]).allocations, 0);
     simulate(_i, 100 * MiB);
     ck_ok(mt_torch_new(model, &options, &torch));
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* Every request of a step fails in turn: always recognised, and nothing half-happened. */
-START_TEST(every_request_refused) {
+TEST_LOOP("errors", every_request_refused, both) {
     Trainer trainer(options_on(flavours[_i]));
     Batch batch(8);
     uint64_t failed = 1;
@@ -443,12 +427,11 @@ START_TEST(every_request_refused) {
         ck_assert(trainer.hash() == before);
     }
 }
-END_TEST
 
 /* ---- training ----------------------------------------------------------------------------------- */
 
 /* The CPU computes: the same chunks give the bits that they give on "cpu". */
-START_TEST(same_bits_as_the_cpu) {
+TEST_LOOP("training", same_bits_as_the_cpu, both) {
     std::string hashes[2];
     for (int i = 0; i < 2; i++) {
         Trainer trainer(options_on(i ? flavours[_i] : "cpu"));
@@ -458,13 +441,12 @@ START_TEST(same_bits_as_the_cpu) {
     }
     ck_assert_str_eq(hashes[0].c_str(), hashes[1].c_str());
 }
-END_TEST
 
 /*
  * The second step meets a card in fragments: allocated bytes would fit, segments do not. It is taken
  * back and done again, and the run ends with the bits of one that met nothing.
  */
-START_TEST(recovery_from_fragmentation) {
+TEST_LOOP("training", recovery_from_fragmentation, both) {
     std::string hashes[2];
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     policy.micro_batch = 16;
@@ -496,10 +478,9 @@ START_TEST(recovery_from_fragmentation) {
     }
     ck_assert_str_eq(hashes[0].c_str(), hashes[1].c_str());
 }
-END_TEST
 
 /* A batch that the card holds only in chunks: found, kept, and every sample counted once. */
-START_TEST(a_card_too_small_for_the_batch) {
+TEST_LOOP("training", a_card_too_small_for_the_batch, both) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     policy.deterministic = 1;
     simulate(_i, _i == cuda ? 64 * MiB : 128 * MiB);
@@ -518,10 +499,9 @@ START_TEST(a_card_too_small_for_the_batch) {
     /* CUDA's recordings foretell the chunk; MPS has none, and must run into its limit once. */
     if (_i == mps) ck_assert_uint_ge(run.summary().ooms, 1);
 }
-END_TEST
 
 /* Others take most of the card between two steps, and give it back. */
-START_TEST(others_on_the_card) {
+TEST("training", others_on_the_card) {
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     policy.deterministic = 1;
     simulate(cuda, 300 * MiB);
@@ -535,29 +515,5 @@ START_TEST(others_on_the_card) {
     ck_assert_uint_gt(crowded, run.step(batch).chunk_count);
     ck_assert_uint_ge(crowded, before);
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("shim_sim");
-    TCase *cards = suite_case(suite, "cards"), *figures = suite_case(suite, "figures"),
-          *errors = suite_case(suite, "errors"), *training = suite_case(suite, "training");
-    tcase_add_test(cards, names);
-    tcase_add_test(cards, needs_our_allocator);
-    tcase_add_loop_test(cards, another_card, 0, both);
-    tcase_add_test(cards, replaced_while_tensors_come_and_go);
-    tcase_add_loop_test(cards, what_counts, 0, both);
-    tcase_add_loop_test(cards, the_host_may_refuse_too, 0, both);
-    tcase_add_test(figures, figures_of_cuda);
-    tcase_add_test(figures, budget_of_cuda);
-    tcase_add_test(figures, figures_of_mps);
-    tcase_add_test(figures, recording_on_cuda);
-    tcase_add_loop_test(errors, types_and_words, 0, both);
-    tcase_add_loop_test(errors, lost_words, 0, both);
-    tcase_add_loop_test(errors, a_state_that_does_not_fit, 0, both);
-    tcase_add_loop_test(errors, every_request_refused, 0, both);
-    tcase_add_loop_test(training, same_bits_as_the_cpu, 0, both);
-    tcase_add_loop_test(training, recovery_from_fragmentation, 0, both);
-    tcase_add_loop_test(training, a_card_too_small_for_the_batch, 0, both);
-    tcase_add_test(training, others_on_the_card);
-    return suite_run(suite);
-}
+SUITE("shim_sim")

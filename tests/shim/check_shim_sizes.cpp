@@ -156,14 +156,13 @@ void each(const char *name, size_t least, const Struct &initial, mt_status (*cal
 } // namespace
 
 /* While no tensor lies on the card. */
-START_TEST(a_card) {
+TEST("sizes", a_card) {
     mt_sim_options card = MT_SIM_OPTIONS_INIT;
     each("mt_sim_options", 0, card,
          [](void *given) { return mt_device_simulate("sim", as<mt_sim_options>(given)); });
 }
-END_TEST
 
-START_TEST(what_comes_in) {
+TEST("sizes", what_comes_in) {
     Trainer own(options_of(MT_SGD));
     Batch four(4);
     One model;
@@ -210,9 +209,8 @@ START_TEST(what_comes_in) {
     each("mt_torch_batch", sizeof(mt_torch_batch),
          *static_cast<const mt_torch_batch *>(four.get()->data), of_batch_data);
 }
-END_TEST
 
-START_TEST(what_goes_out) {
+TEST("sizes", what_goes_out) {
     Trainer own(options_of(MT_SGD));
     Batch four(4);
     trainer = &own, batch = &four;
@@ -250,13 +248,5 @@ START_TEST(what_goes_out) {
         each("mt_resident", 0, resident,
              [](void *given) { return mt_device_resident("cpu", into<mt_resident>(given)); });
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("shim_sizes");
-    TCase *sizes = suite_case(suite, "sizes");
-    tcase_add_test(sizes, a_card);
-    tcase_add_test(sizes, what_comes_in);
-    tcase_add_test(sizes, what_goes_out);
-    return suite_run(suite);
-}
+SUITE("shim_sizes")

@@ -56,7 +56,7 @@ mt_torch_options plain_sgd(void) {
 } // namespace
 
 /* AdamW with a weight decay would move them; momentum and steps stay at 0 too. */
-START_TEST(no_gradient_no_update) {
+TEST("gradients", no_gradient_no_update) {
     for (mt_optimizer optimizer : {MT_SGD, MT_ADAM, MT_ADAMW}) {
         Trainer trainer(options_of(optimizer));
         Batch batch(8);
@@ -71,10 +71,9 @@ START_TEST(no_gradient_no_update) {
         ck_assert_double_eq(state.tensors["optimizer.step.linear.bias"].item().toDouble(), 3.0);
     }
 }
-END_TEST
 
 /* A gradient that arrives in one step and not in the next. */
-START_TEST(gradient_now_and_then) {
+TEST("gradients", gradient_now_and_then) {
     bool use = false;
     Trainer trainer(options_of(MT_ADAMW), {}, [&use](Net &net) {
         if (use) net.unused.sum().backward();
@@ -91,10 +90,9 @@ START_TEST(gradient_now_and_then) {
     ck_ok(step(trainer, batch, {8}));
     ck_assert(at::equal(trainer.net->unused, after));
 }
-END_TEST
 
 /* What the model's code puts into .grad is the gradient, and the view is back afterwards. */
-START_TEST(replaced_gradient) {
+TEST("gradients", replaced_gradient) {
     Trainer trainer(plain_sgd(), {},
                     [](Net &net) { net.unused.mutable_grad() = at::full_like(net.unused, 0.25); });
     Batch batch(8);
@@ -105,10 +103,9 @@ START_TEST(replaced_gradient) {
     ck_ok(step(trainer, batch, {4, 4}));
     ck_assert(at::equal(trainer.net->unused, at::full_like(trainer.net->unused, 0.5)));
 }
-END_TEST
 
 /* zero_grad() in the loss takes the gradients away: what comes after it is the gradient. */
-START_TEST(undefined_gradient) {
+TEST("gradients", undefined_gradient) {
     int calls = 0;
     NetOptions plain;
     plain.norm = plain.dropout = false;
@@ -131,10 +128,9 @@ START_TEST(undefined_gradient) {
     ck_assert(at::equal(trainer.net->conv1->weight, other.net->conv1->weight));
     ck_assert(trainer.net->linear->bias.grad().defined());
 }
-END_TEST
 
 /* A failed chunk whose code has replaced a gradient is taken back like any other. */
-START_TEST(replaced_gradient_is_rolled_back) {
+TEST("gradients", replaced_gradient_is_rolled_back) {
     Trainer trainer(plain_sgd(), {}, [](Net &net) { net.zero_grad(); });
     Batch batch(8);
     std::string before = trainer.hash();
@@ -147,10 +143,9 @@ START_TEST(replaced_gradient_is_rolled_back) {
     for (const at::Tensor &parameter : trainer.net->parameters())
         ck_assert_double_eq(parameter.grad().abs().sum().item().toDouble(), 0.0);
 }
-END_TEST
 
 /* Frozen parameters stay where they are and as they are; shared ones are laid out and moved once. */
-START_TEST(frozen_and_shared) {
+TEST("layout", frozen_and_shared) {
     struct Tied : nn::Module {
         at::Tensor frozen = register_parameter("frozen", at::full_like(at::zeros({4}), 2.0), false);
         at::Tensor first = register_parameter("first", at::zeros({4}));
@@ -188,10 +183,9 @@ START_TEST(frozen_and_shared) {
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* Parameters of the model lie in one block, 64-byte aligned, and the model keeps them afterwards. */
-START_TEST(layout) {
+TEST("layout", layout) {
     mt_model *model;
     mt_torch *torch;
     std::shared_ptr<Net> net;
@@ -225,10 +219,9 @@ START_TEST(layout) {
     ck_status(mt_torch_new(model, nullptr, &torch), MT_EINVAL);
     mt_torch_free(again);
 }
-END_TEST
 
 /* Code that puts another tensor in the place of a buffer, or another shape. */
-START_TEST(buffers_made_anew) {
+TEST("kept", buffers_made_anew) {
     bool replace = false;
     Trainer trainer(options_of(MT_ADAMW), {}, [&replace](Net &net) {
         if (!replace) return;
@@ -249,10 +242,9 @@ START_TEST(buffers_made_anew) {
         ck_assert(before == trainer.hash());
     }
 }
-END_TEST
 
 /* A module that assigns another tensor to its registered buffer, of another shape even. */
-START_TEST(buffers_assigned) {
+TEST("kept", buffers_assigned) {
     struct Counting : nn::Module {
         at::Tensor weight = register_parameter("weight", at::zeros({2}));
         at::Tensor &seen = register_buffer("seen", at::zeros({2}));
@@ -292,10 +284,9 @@ START_TEST(buffers_assigned) {
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* The generator comes back with the second half of a pair of normal samples. */
-START_TEST(generator_is_restored) {
+TEST("kept", generator_is_restored) {
     Trainer trainer(options_of(MT_ADAMW), {}, [](Net &) { at::randn({3}); });
     Batch batch(8);
     mt_chunk_result result = chunk_result();
@@ -310,10 +301,9 @@ START_TEST(generator_is_restored) {
         ck_assert(at::equal(rng(), before));
     }
 }
-END_TEST
 
 /* Evaluation: the model's other mode, no change of any state, and training mode afterwards. */
-START_TEST(evaluation) {
+TEST("kept", evaluation) {
     std::vector<bool> modes;
     Trainer trainer(options_of(MT_ADAMW), {}, [&modes](Net &net) {
         modes.push_back(net.is_training());
@@ -336,9 +326,8 @@ START_TEST(evaluation) {
     ck_ok(step(trainer, batch, {8}));
     ck_assert(modes == std::vector<bool>({true, false, false, false, true}));
 }
-END_TEST
 
-START_TEST(state_by_name) {
+TEST("hash", state_by_name) {
     Trainer trainer(options_of(MT_ADAMW));
     Batch batch(8);
     ck_ok(step(trainer, batch, {8}));
@@ -356,10 +345,9 @@ START_TEST(state_by_name) {
     ck_assert_uint_eq(State(sgd).tensors.count("optimizer.momentum_buffer.conv1.weight"), 1);
     ck_assert_uint_eq(State(Trainer(plain_sgd())).names.size(), 9 + 3);
 }
-END_TEST
 
 /* The same run gives the same hash, twice in a process and, by its number, in another one. */
-START_TEST(hash_is_stable) {
+TEST("hash", hash_is_stable) {
     std::string hashes[2];
     for (std::string &hash : hashes) {
         Trainer trainer(options_of(MT_ADAMW));
@@ -375,10 +363,9 @@ START_TEST(hash_is_stable) {
     ck_assert_str_eq(hashes[0].c_str(), hashes[1].c_str());
     ck_assert_uint_eq(hashes[0].size(), 64);
 }
-END_TEST
 
 /* Every byte counts: one element of each tensor changes the hash, and back again. */
-START_TEST(hash_sees_everything) {
+TEST("hash", hash_sees_everything) {
     Trainer trainer(options_of(MT_ADAMW));
     std::string before = trainer.hash();
     c10::NoGradGuard no_grad;
@@ -391,25 +378,5 @@ START_TEST(hash_sees_everything) {
         tensor.sub_(1);
     }
 }
-END_TEST
 
-int main() {
-    Suite *suite = suite_create("shim_state");
-    TCase *gradients = suite_case(suite, "gradients"), *layouts = suite_case(suite, "layout"),
-          *kept = suite_case(suite, "kept"), *hashes = suite_case(suite, "hash");
-    tcase_add_test(gradients, no_gradient_no_update);
-    tcase_add_test(gradients, gradient_now_and_then);
-    tcase_add_test(gradients, replaced_gradient);
-    tcase_add_test(gradients, undefined_gradient);
-    tcase_add_test(gradients, replaced_gradient_is_rolled_back);
-    tcase_add_test(layouts, frozen_and_shared);
-    tcase_add_test(layouts, layout);
-    tcase_add_test(kept, buffers_made_anew);
-    tcase_add_test(kept, buffers_assigned);
-    tcase_add_test(kept, generator_is_restored);
-    tcase_add_test(kept, evaluation);
-    tcase_add_test(hashes, state_by_name);
-    tcase_add_test(hashes, hash_is_stable);
-    tcase_add_test(hashes, hash_sees_everything);
-    return suite_run(suite);
-}
+SUITE("shim_state")

@@ -64,7 +64,7 @@ std::vector<at::Tensor> gradients_in(const std::vector<size_t> &sizes, double *o
 
 } // namespace
 
-START_TEST(chunks_add_up) {
+TEST("sums", chunks_add_up) {
     double whole_loss, loss;
     auto whole = gradients_in({12}, &whole_loss);
     for (const std::vector<size_t> &sizes : {std::vector<size_t>{6, 6},
@@ -77,10 +77,9 @@ START_TEST(chunks_add_up) {
         ck_assert_double_eq_tol(loss, whole_loss, 1e-4);
     }
 }
-END_TEST
 
 /* Counts of results against a forward pass by hand. */
-START_TEST(results) {
+TEST("sums", results) {
     NetOptions plain;
     plain.dropout = false;
     Trainer trainer(options_of(MT_SGD), plain);
@@ -104,7 +103,6 @@ START_TEST(results) {
     ck_assert_uint_eq(result.refused, 0);
     ck_ok(mt_rollback(trainer.torch));
 }
-END_TEST
 
 /* The state after one step, by the number of the request that failed; 0: none. */
 static void run_to_the_end(mt_optimizer optimizer, double clip, uint64_t fail_at, bool persistent,
@@ -137,7 +135,7 @@ static void run_to_the_end(mt_optimizer optimizer, double clip, uint64_t fail_at
 }
 
 /* Every single allocation fails, once or from then on: nothing half-happened, and redoing is exact. */
-START_TEST(every_allocation_fails) {
+TEST_LOOP("faults", every_allocation_fails, 6) {
     mt_optimizer optimizer = optimizers[_i / 2];
     bool fired = true, persistent = _i % 2;
     std::string expected, hash;
@@ -151,10 +149,9 @@ START_TEST(every_allocation_fails) {
     if (getenv("CHECK_VERBOSE"))
         std::printf("%d: %u positions\n", _i, static_cast<unsigned>(n - 2));
 }
-END_TEST
 
 /* On a card it does, before anything changes: every_allocation_fails has those requests. */
-START_TEST(apply_allocates_nothing) {
+TEST_LOOP("updates", apply_allocates_nothing, 6) {
     mt_torch_options options = options_of(optimizers[_i / 2], _i % 2 ? 0.01 : 0.0);
     Trainer trainer(options);
     Batch batch(8);
@@ -173,9 +170,8 @@ START_TEST(apply_allocates_nothing) {
         if (_i % 2) ck_assert_double_gt(applied.grad_norm, 0.01);
     }
 }
-END_TEST
 
-START_TEST(begin_and_rollback_allocate_nothing) {
+TEST("faults", begin_and_rollback_allocate_nothing) {
     Trainer trainer(options_of(MT_ADAMW));
     Batch batch(8);
     uint64_t requests;
@@ -194,7 +190,6 @@ START_TEST(begin_and_rollback_allocate_nothing) {
     mt_injected(&requests, nullptr);
     ck_assert_uint_eq(requests, 0);
 }
-END_TEST
 
 /* Three steps of torch::optim on a copy of the network, with the same gradients. */
 template <class Optimizer, class Options>
@@ -232,7 +227,7 @@ static double distance_to(const mt_torch_options &options, const Options &theirs
     return difference(trainer.net->parameters(), reference.parameters());
 }
 
-START_TEST(same_as_torch_optim) {
+TEST("updates", same_as_torch_optim) {
     /* On a card the norm to clip by is added up in another order: SGD ends 6e-8 apart then. Adam divides by the size of a
      * gradient, so one that weight decay all but cancels moves its parameter another way. */
     const double adam_bound = suite_on_cpu() ? 1e-5 : 1e-3;
@@ -264,10 +259,9 @@ START_TEST(same_as_torch_optim) {
         ck_assert_double_lt(distance, adam_bound);
     }
 }
-END_TEST
 
 /* The norm is summed over fixed parts, in the same order whatever the number of threads. */
-START_TEST(norm_and_threads) {
+TEST("updates", norm_and_threads) {
     struct Wide : nn::Module {
         at::Tensor weight = register_parameter("weight", at::randn({300000}));
     };
@@ -298,19 +292,8 @@ START_TEST(norm_and_threads) {
     }
     ck_assert_double_eq(norms[0], norms[1]);
 }
-END_TEST
 
 int main() {
-    Suite *suite = suite_create("shim_step");
-    TCase *sums = suite_case(suite, "sums"), *faults = suite_case(suite, "faults"),
-          *updates = suite_case(suite, "updates");
-    tcase_set_timeout(faults, 120);
-    tcase_add_test(sums, chunks_add_up);
-    tcase_add_test(sums, results);
-    tcase_add_loop_test(faults, every_allocation_fails, 0, 6);
-    tcase_add_test(faults, begin_and_rollback_allocate_nothing);
-    tcase_add_loop_test(updates, apply_allocates_nothing, 0, 6);
-    tcase_add_test(updates, same_as_torch_optim);
-    tcase_add_test(updates, norm_and_threads);
-    return suite_run(suite);
+    tcase_set_timeout(suite_case_named("faults"), 120);
+    return suite_run_named("shim_step");
 }
