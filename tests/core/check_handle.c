@@ -118,7 +118,7 @@ static size_t fill_registry(mt_recording **recordings, size_t capacity) {
 }
 
 /* A place for all of its handles, and it is made; for one less, and nothing has happened. */
-START_TEST(made_or_not) {
+TEST_LOOP("room", made_or_not, LENGTH(makers)) {
     mt_recording *recordings[200];
     size_t count, needed = 0, live;
     mt_status status;
@@ -152,13 +152,12 @@ START_TEST(made_or_not) {
     mt_recording_free(recorded);
     ck_assert_uint_eq(counting_live(), 0);
 }
-END_TEST
 #endif
 
 /* ---- what is freed ----------------------------------------------------------------------------- */
 
 /* As another kind, or a second time, it is none: nothing is freed. */
-START_TEST(freed_as_what_it_is) {
+TEST("what", freed_as_what_it_is) {
     mt_recording *recording;
 
     ck_ok(counting_install());
@@ -173,7 +172,6 @@ START_TEST(freed_as_what_it_is) {
     mt_recording_free(recording);
     ck_assert_uint_eq(mt_recording_samples(recording), 0);
 }
-END_TEST
 
 /* ---- threads ----------------------------------------------------------------------------------- */
 
@@ -195,7 +193,7 @@ static void *make_and_free(void *unused) {
     return (void *)(uintptr_t)wrong;
 }
 
-START_TEST(threads_at_a_time) {
+TEST("threads", threads_at_a_time) {
     pthread_t threads[THREADS];
 
     for (int i = 0; i < THREADS; i++)
@@ -207,19 +205,5 @@ START_TEST(threads_at_a_time) {
         ck_assert_uint_eq((uintptr_t)wrong, 0);
     }
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("handle");
-    TCase *room = suite_case(suite, "room"), *what = suite_case(suite, "what"),
-          *threads = suite_case(suite, "threads");
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    tcase_add_loop_test(room, made_or_not, 0, LENGTH(makers));
-#else
-    (void)room;
-#endif
-    tcase_add_test(what, freed_as_what_it_is);
-    tcase_add_test(threads, threads_at_a_time);
-    return suite_run(suite);
-}
+SUITE("handle")

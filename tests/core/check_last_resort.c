@@ -34,7 +34,11 @@ static fake_options holding(size_t budget) {
 
 /* ---- when it is tried ------------------------------------------------------------------------ */
 
-/* What a backend tells of, and how the batch may be cut; all of it fits in the bytes of the batch alone. */
+/*
+ * What a backend tells of, and how the batch may be cut; all of it fits in the bytes of the batch alone. Those that are
+ * tried come first.
+ */
+enum { TRIED = 9 };
 static const struct {
     const char *name;
     unsigned absent;
@@ -72,7 +76,7 @@ static mt_trainer *trainer_of_kind(int row, size_t budget) {
 }
 
 /* Once it has gone through it is the plan, and memory does not run out again. */
-START_TEST(tried_where_nothing_else_fits) {
+TEST_LOOP("when", tried_where_nothing_else_fits, LENGTH(kinds)) {
     mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH));
     mt_step_report report;
     uint64_t refused;
@@ -98,10 +102,9 @@ START_TEST(tried_where_nothing_else_fits) {
     ck_assert_msg(!fake.holding, "%s", kinds[_i].name);
     done(trainer);
 }
-END_TEST
 
 /* One byte less: it is tried once, then it is remembered for some steps that it does not fit. */
-START_TEST(tried_in_vain) {
+TEST_LOOP("when", tried_in_vain, LENGTH(kinds)) {
     mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH) - 1);
 
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
@@ -114,10 +117,9 @@ START_TEST(tried_in_vain) {
     step(trainer, BATCH, 3);
     done(trainer);
 }
-END_TEST
 
 /* Not even the batch's own block fits: a user is told of the smallest chunk, not of the batch that was tried alone. */
-START_TEST(told_of_the_smallest) {
+TEST("when", told_of_the_smallest) {
     size_t block = fake_program_peak(&flat, BATCH);
     mt_trainer *trainer = trainer_of_kind(0, fake_defaults.resident_bytes + block - 1);
     char line[96];
@@ -129,10 +131,9 @@ START_TEST(told_of_the_smallest) {
     ck_contains(mt_last_error(), line);
     done(trainer);
 }
-END_TEST
 
 /* A batch that is larger than the one that went through is tried as well; a smaller one is known to fit. */
-START_TEST(other_batches) {
+TEST("when", other_batches) {
     mt_trainer *trainer = trainer_of_kind(0, alone(BATCH));
     uint64_t refused;
 
@@ -151,10 +152,9 @@ START_TEST(other_batches) {
     ck_assert_int_eq(fake.holding, 1);
     done(trainer);
 }
-END_TEST
 
 /* Room for held gradients and the smallest chunk: there is another way, so this one is not tried. */
-START_TEST(not_tried_where_something_fits) {
+TEST_LOOP("when", not_tried_where_something_fits, LENGTH(kinds)) {
     mt_trainer *trainer = trainer_of_kind(_i, beside(LEAST));
 
     step(trainer, LEAST, 1);
@@ -163,10 +163,9 @@ START_TEST(not_tried_where_something_fits) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* One chunk that is given, or all there can be, is known to fit alone and not in place: so it is planned. */
-START_TEST(known_of_one_chunk) {
+TEST_LOOP("when", known_of_one_chunk, 2) {
     static const int rows[] = {6, 7}; /* of kinds: one chunk is given; it cannot be cut */
     mt_trainer *trainer = trainer_of_kind(rows[_i], beside(BATCH) + FAKE_GRADIENT_BYTES);
 
@@ -185,10 +184,9 @@ START_TEST(known_of_one_chunk) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* Known not to fit either: it is not tried. */
-START_TEST(known_to_be_in_vain) {
+TEST_LOOP("when", known_to_be_in_vain, 2) {
     mt_trainer *trainer = trainer_of_kind(_i, beside(BATCH) + FAKE_GRADIENT_BYTES);
 
     step(trainer, BATCH, 1);
@@ -198,14 +196,13 @@ START_TEST(known_to_be_in_vain) {
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
     done(trainer);
 }
-END_TEST
 
 /* Small chunks are faster by far, but do not fit any more: they are not what is planned for that. */
 static double small_is_fast(size_t samples) {
     return 0.001 * (double)samples * (samples > 16 ? 3 : 1);
 }
 
-START_TEST(faster_chunks_that_do_not_fit) {
+TEST_LOOP("when", faster_chunks_that_do_not_fit, 3) {
     fake_options options = holding(beside(20));
     mt_trainer *trainer;
 
@@ -220,7 +217,6 @@ START_TEST(faster_chunks_that_do_not_fit) {
     ck_assert_int_eq(fake.holding, 0);
     done(trainer);
 }
-END_TEST
 
 /*
  * Chunks of 32 are the fastest, and fit neither way: what decides is whether those of 4, which fit beside gradients, are
@@ -234,7 +230,7 @@ static double four_are_fast(size_t samples) {
     return 0.001 * (double)samples * (samples < 20 ? 1.5 : samples > 40 ? 4 : 1);
 }
 
-START_TEST(the_fastest_fits_neither_way) {
+TEST_LOOP("when", the_fastest_fits_neither_way, 2) {
     static const fake_allocation allocations[] = {{1000, 50, FAKE_AT_END}};
     const fake_program medium = {allocations, 1};
     fake_options options = holding(0);
@@ -253,10 +249,9 @@ START_TEST(the_fastest_fits_neither_way) {
     ck_assert_uint_eq(fake.genuine, 0);
     done(trainer);
 }
-END_TEST
 
 /* One recording tells of the batch no more than a bound, which does not keep it from being tried. */
-START_TEST(one_recording_is_no_knowledge) {
+TEST("when", one_recording_is_no_knowledge) {
     fake_options options = holding(beside(LEAST) + 10);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -270,10 +265,9 @@ START_TEST(one_recording_is_no_knowledge) {
     ck_assert_int_eq(fake.holding, 0);
     done(trainer);
 }
-END_TEST
 
 /* That it was in vain in one step does not keep it from being tried in another, where there is more room. */
-START_TEST(in_vain_and_then_not) {
+TEST_LOOP("when", in_vain_and_then_not, TRIED) {
     mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH) - 1);
 
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
@@ -282,10 +276,9 @@ START_TEST(in_vain_and_then_not) {
     ck_assert_int_eq(fake.holding, 0);
     done(trainer);
 }
-END_TEST
 
 /* Without peaks it is known by what went through and what did not. */
-START_TEST(known_without_peaks) {
+TEST("when", known_without_peaks) {
     fake_options options = holding(alone(BATCH));
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -305,7 +298,6 @@ START_TEST(known_without_peaks) {
     step(trainer, BATCH, 5);
     done(trainer);
 }
-END_TEST
 
 /* ---- beside the ladder ------------------------------------------------------------------------ */
 
@@ -323,7 +315,7 @@ static const struct {
     {"a smaller batch has them held", 1, BIT(SMALLER_BATCH), 0, 1, 1},
 };
 
-START_TEST(before_each_rung) {
+TEST_LOOP("ladder", before_each_rung, LENGTH(ladders)) {
     fake_options options = holding(alone(BATCH) - ladders[_i].missing);
     mt_policy_options policy = allowing(ladders[_i].allowed);
     mt_trainer *trainer;
@@ -341,12 +333,11 @@ START_TEST(before_each_rung) {
     ck_assert_int_eq(fake.holding, ladders[_i].holding);
     done(trainer);
 }
-END_TEST
 
 /* ---- what it leaves --------------------------------------------------------------------------- */
 
 /* The same bits as a run that was given these chunks, gradients held all the time. */
-START_TEST(same_bits) {
+TEST_LOOP("after", same_bits, TRIED) {
     static const size_t whole[] = {BATCH};
     mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH));
     fake_options options = holding(0);
@@ -364,10 +355,9 @@ START_TEST(same_bits) {
     ck_assert_uint_eq(fake_hash(&fake), hash);
     done(trainer);
 }
-END_TEST
 
 /* What is named is what the smallest chunk needs beside gradients that are held, whatever ran last. */
-START_TEST(the_budget_that_is_named) {
+TEST("after", the_budget_that_is_named) {
     mt_trainer *trainer = trainer_of_kind(0, alone(BATCH) - 1);
     char text[4096], size[32], budget[64];
 
@@ -380,10 +370,9 @@ START_TEST(the_budget_that_is_named) {
     ck_assert_msg(strstr(text, "of 2 samples") != NULL, "%s", text);
     done(trainer);
 }
-END_TEST
 
 /* Alone a batch normalises over all of its samples, so that it is not done again. */
-START_TEST(shows_a_norm) {
+TEST("after", shows_a_norm) {
     fake_options options = holding(alone(BATCH));
     mt_trainer *trainer;
 
@@ -393,7 +382,6 @@ START_TEST(shows_a_norm) {
     ck_assert_uint_eq(step(trainer, BATCH, 2).chunk_count, 1);
     done(trainer);
 }
-END_TEST
 
 static size_t lines;
 
@@ -403,7 +391,7 @@ static void count_lines(void *user, const char *line) {
              strstr(line, "\"chunks\":[64]") != NULL && strstr(line, "\"alone\":true") != NULL;
 }
 
-START_TEST(in_the_trace) {
+TEST("after", in_the_trace) {
     fake_options options = holding(alone(BATCH));
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_trainer *trainer;
@@ -414,35 +402,5 @@ START_TEST(in_the_trace) {
     ck_assert_uint_eq(lines, 1);
     done(trainer);
 }
-END_TEST
 
-static Suite *suite_last_resort(void) {
-    Suite *suite = suite_create("last_resort");
-    TCase *when = suite_case(suite, "when"), *ladder = suite_case(suite, "ladder"),
-          *after = suite_case(suite, "after");
-    int tried = 0;
-
-    while (kinds[tried].is_tried) tried++;
-    tcase_add_loop_test(when, tried_where_nothing_else_fits, 0, LENGTH(kinds));
-    tcase_add_loop_test(when, tried_in_vain, 0, LENGTH(kinds));
-    tcase_add_test(when, told_of_the_smallest);
-    tcase_add_test(when, other_batches);
-    tcase_add_loop_test(when, not_tried_where_something_fits, 0, LENGTH(kinds));
-    tcase_add_loop_test(when, known_of_one_chunk, 0, 2);
-    tcase_add_loop_test(when, known_to_be_in_vain, 0, 2);
-    tcase_add_test(when, known_without_peaks);
-    tcase_add_loop_test(when, faster_chunks_that_do_not_fit, 0, 3);
-    tcase_add_loop_test(when, the_fastest_fits_neither_way, 0, 2);
-    tcase_add_test(when, one_recording_is_no_knowledge);
-    tcase_add_loop_test(when, in_vain_and_then_not, 0, tried);
-    tcase_add_loop_test(ladder, before_each_rung, 0, LENGTH(ladders));
-    tcase_add_loop_test(after, same_bits, 0, tried);
-    tcase_add_test(after, the_budget_that_is_named);
-    tcase_add_test(after, shows_a_norm);
-    tcase_add_test(after, in_the_trace);
-    return suite;
-}
-
-int main(void) {
-    return suite_run(suite_last_resort());
-}
+SUITE("last_resort")

@@ -79,7 +79,7 @@ static void ck_saved(void) {
 
 /* ---- modes and owners ---------------------------------------------------------------------------- */
 
-START_TEST(a_mode_stays) {
+TEST_LOOP("modes", a_mode_stays, 6) {
     static const mode_t modes[] = {0600, 0640, 0644, 0660, 0400, 0777};
     put_file(path, "old", 3);
     ck_assert_int_eq(chmod(path, modes[_i]), 0);
@@ -89,31 +89,28 @@ START_TEST(a_mode_stays) {
     ck_assert_uint_eq(mode_of(path), modes[_i]);
     ck_assert_uint_eq(mode_of(previous), modes[_i]);
 }
-END_TEST
 
-START_TEST(a_new_file_has_the_mode_of_the_umask) {
+TEST_LOOP("modes", a_new_file_has_the_mode_of_the_umask, 4) {
     static const mode_t masks[] = {022, 027, 077, 0};
     umask(masks[_i]);
     ck_ok(save());
     ck_assert_uint_eq(mode_of(path), 0666 & ~masks[_i]);
 }
-END_TEST
 
 static void is_private(void) {
     ck_assert_uint_eq(mode_of(temporary), 0600);
 }
 
 /* Nobody can open it before it has the mode of the one that it replaces. */
-START_TEST(private_while_it_is_written) {
+TEST("modes", private_while_it_is_written) {
     umask(0);
     put_file(path, "old", 3);
     ck_assert_int_eq(chmod(path, 0640), 0);
     ck_ok(save_as(path, 0, is_private));
 }
-END_TEST
 
 /* Needs root, which alone can give files away. */
-START_TEST(an_owner_stays) {
+TEST("modes", an_owner_stays) {
     if (geteuid() != 0) {
         suite_skip("an_owner_stays", "only root can give a file away");
         return;
@@ -126,10 +123,9 @@ START_TEST(an_owner_stays) {
     ck_assert_uint_eq(info_of(path).st_gid, 4321);
     ck_assert_uint_eq(mode_of(path), 0640);
 }
-END_TEST
 
 /* Its members were to read the file, those of the writer's own group were not. */
-START_TEST(a_group_that_cannot_stay) {
+TEST("modes", a_group_that_cannot_stay) {
     if (geteuid() != 0) {
         suite_skip("a_group_that_cannot_stay", "only root can be another user");
         return;
@@ -146,7 +142,6 @@ START_TEST(a_group_that_cannot_stay) {
     ck_assert_uint_eq(info_of(path).st_gid, 5555);
     ck_assert_uint_eq(mode_of(path), 0644);
 }
-END_TEST
 
 /* ---- what is no file ------------------------------------------------------------------------------ */
 
@@ -182,7 +177,7 @@ static const struct {
               {make_device, "is a device, a pipe or a socket"}};
 
 /* At PATH, at the unfinished file's name, and at PATH.1: refused by name, and as it was. */
-START_TEST(not_a_file) {
+TEST_LOOP("names", not_a_file, 3 * LENGTH(others)) {
     const char *names[] = {path, temporary, previous}, *name = names[_i % 3];
     int kind = _i / 3;
     if (others[kind].make(name) != 0) {
@@ -202,24 +197,21 @@ START_TEST(not_a_file) {
     remove(name);
     ck_ok(save_as(path, 1, NULL));
 }
-END_TEST
 
 /* Without a mknod of one's own: refused without harm. */
-START_TEST(the_null_device) {
+TEST("names", the_null_device) {
     struct stat before = info_of("/dev/null");
     ck_refused(save_as("/dev/null", 0, NULL), MT_EINVAL, "'/dev/null' is a device");
     struct stat after = info_of("/dev/null");
     ck_assert(S_ISCHR(after.st_mode) && before.st_ino == after.st_ino);
 }
-END_TEST
 
-START_TEST(a_users_own_file_beside_it) {
+TEST("names", a_users_own_file_beside_it) {
     snprintf(target, sizeof target, "%s/t.tmp", folder);
     put_file(target, "mine", 4);
     ck_ok(save());
     ck_holds(target, "mine");
 }
-END_TEST
 
 /* ---- two writers, and crashes --------------------------------------------------------------------- */
 
@@ -228,13 +220,12 @@ static void cannot_begin(void) {
     ck_assert(is_there(temporary));
 }
 
-START_TEST(a_second_writer) {
+TEST("writers", a_second_writer) {
     put_file(path, "old", 3);
     ck_ok(save_as(path, 0, cannot_begin));
     ck_saved();
     ck_ok(save());
 }
-END_TEST
 
 static void take_away(void) {
     ck_assert_int_eq(remove(temporary), 0);
@@ -242,20 +233,19 @@ static void take_away(void) {
 }
 
 /* Where there are no locks, another writer may take it for what a crash has left. */
-START_TEST(taken_away) {
+TEST("writers", taken_away) {
     put_file(path, "old", 3);
     ck_refused(save_as(path, 1, take_away), MT_EIO, "it is being written by another process");
     ck_holds(path, "old");
     ck_holds(temporary, "another's");
     ck_assert(!is_there(previous));
 }
-END_TEST
 
 static void crash(void) {
     _exit(42);
 }
 
-START_TEST(a_crash_while_it_is_written) {
+TEST("writers", a_crash_while_it_is_written) {
     int status;
     put_file(path, "old", 3);
     pid_t child = fork();
@@ -267,17 +257,15 @@ START_TEST(a_crash_while_it_is_written) {
     ck_ok(save());
     ck_saved();
 }
-END_TEST
 
 /* A second name of what is left keeps its bytes. */
-START_TEST(what_is_left_has_another_name) {
+TEST("writers", what_is_left_has_another_name) {
     put_file(temporary, "left", 4);
     ck_assert_int_eq(link(temporary, target), 0);
     ck_ok(save());
     ck_holds(target, "left");
     ck_saved();
 }
-END_TEST
 
 static void is_closed_by_exec(void) {
     struct stat wanted = info_of(temporary), info;
@@ -290,29 +278,13 @@ static void is_closed_by_exec(void) {
     ck_assert_int_eq(found, 1);
 }
 
-START_TEST(no_descriptor_for_children) {
+TEST("writers", no_descriptor_for_children) {
     ck_ok(save_as(path, 0, is_closed_by_exec));
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("new_file");
-    TCase *modes = suite_case(suite, "modes"), *names = suite_case(suite, "names"),
-          *writers = suite_case(suite, "writers");
-    TCase *all[] = {modes, names, writers};
-    for (int i = 0; i < LENGTH(all); i++) tcase_add_checked_fixture(all[i], make_all, remove_all);
-    tcase_add_loop_test(modes, a_mode_stays, 0, 6);
-    tcase_add_loop_test(modes, a_new_file_has_the_mode_of_the_umask, 0, 4);
-    tcase_add_test(modes, private_while_it_is_written);
-    tcase_add_test(modes, an_owner_stays);
-    tcase_add_test(modes, a_group_that_cannot_stay);
-    tcase_add_loop_test(names, not_a_file, 0, 3 * LENGTH(others));
-    tcase_add_test(names, the_null_device);
-    tcase_add_test(names, a_users_own_file_beside_it);
-    tcase_add_test(writers, a_second_writer);
-    tcase_add_test(writers, taken_away);
-    tcase_add_test(writers, a_crash_while_it_is_written);
-    tcase_add_test(writers, what_is_left_has_another_name);
-    tcase_add_test(writers, no_descriptor_for_children);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("modes"), make_all, remove_all);
+    tcase_add_checked_fixture(suite_case_named("names"), make_all, remove_all);
+    tcase_add_checked_fixture(suite_case_named("writers"), make_all, remove_all);
+    return suite_run_named("new_file");
 }

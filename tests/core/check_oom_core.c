@@ -359,26 +359,23 @@ static void loop(const variant *v, int persistent, mt_status status) {
     ck_assert_uint_gt(n, 30);
 }
 
-START_TEST(oom_once) {
+TEST_LOOP("once", oom_once, LENGTH(variants)) {
     loop(&variants[_i], 0, MT_EDEVMEM);
 }
-END_TEST
 
-START_TEST(oom_for_ever) {
+TEST_LOOP("for ever", oom_for_ever, LENGTH(variants)) {
     loop(&variants[_i], 1, MT_EDEVMEM);
 }
-END_TEST
 
 /* Failures that are no matter of memory end the step at once, and undo it. */
-START_TEST(other_failures) {
+TEST_LOOP("other", other_failures, LENGTH(variants)) {
     static const mt_status others[] = {MT_EUSER, MT_ETORCH, MT_EIO};
 
     loop(&variants[_i], 0, others[_i % 3]);
 }
-END_TEST
 
 /* Without any fault the budgets of all variants are enough for the script. */
-START_TEST(no_fault) {
+TEST_LOOP("none", no_fault, LENGTH(variants)) {
     const variant *v = &variants[_i];
 
     ck_assert_uint_eq(run_under_fault(v, 0, 0, MT_EDEVMEM), 0);
@@ -388,7 +385,6 @@ START_TEST(no_fault) {
         !v->options.no_peaks && !v->options.prepares)
         ck_assert_uint_eq(fake.genuine, 0);
 }
-END_TEST
 
 /* ---- many failures at once ------------------------------------------------------------------ */
 
@@ -457,7 +453,7 @@ static void line_at_random(mt_trainer *trainer, const variant *v, int index, uin
     ck_ok(status);
 }
 
-START_TEST(oom_at_random) {
+TEST_LOOP("random", oom_at_random, 1000) {
     uint64_t state = (uint64_t)_i * 1000003;
     variant v = random_variant(&state);
     fake_options options = options_of(&v);
@@ -470,27 +466,12 @@ START_TEST(oom_at_random) {
     mt_trainer_free(trainer);
     check_replay(&v, (uint64_t)_i);
 }
-END_TEST
-
-static Suite *suite_oom(void) {
-    Suite *suite = suite_create("oom_core");
-    TCase *once = suite_case(suite, "once"), *for_ever = suite_case(suite, "for ever"),
-          *other = suite_case(suite, "other"), *random = suite_case(suite, "random"),
-          *none = suite_case(suite, "none");
-
-    tcase_set_tags(once, "oom");
-    tcase_set_tags(for_ever, "oom");
-    tcase_set_tags(other, "oom");
-    tcase_set_tags(random, "oom");
-    tcase_set_timeout(random, 10);
-    tcase_add_loop_test(none, no_fault, 0, LENGTH(variants));
-    tcase_add_loop_test(once, oom_once, 0, LENGTH(variants));
-    tcase_add_loop_test(for_ever, oom_for_ever, 0, LENGTH(variants));
-    tcase_add_loop_test(other, other_failures, 0, LENGTH(variants));
-    tcase_add_loop_test(random, oom_at_random, 0, 1000);
-    return suite;
-}
 
 int main(void) {
-    return suite_run(suite_oom());
+    tcase_set_tags(suite_case_named("once"), "oom");
+    tcase_set_tags(suite_case_named("for ever"), "oom");
+    tcase_set_tags(suite_case_named("other"), "oom");
+    tcase_set_tags(suite_case_named("random"), "oom");
+    tcase_set_timeout(suite_case_named("random"), 10);
+    return suite_run_named("oom_core");
 }

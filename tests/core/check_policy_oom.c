@@ -17,7 +17,7 @@ static device oom_device(mt_policy_options options) {
  * Chunks of 32 do not fit any more: smaller ones are planned, for 4 steps, since what took the room may have
  * passed by then.
  */
-START_TEST(oom_by_the_budget) {
+TEST("oom", oom_by_the_budget) {
     mt_policy_options options = {.deterministic = 1};
     device dev = oom_device(options);
     size_t failed = mt_plan_chunk(&dev.plan, 0);
@@ -33,10 +33,9 @@ START_TEST(oom_by_the_budget) {
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), failed);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Refused again and again: each plan is smaller than what has failed, until none is left. */
-START_TEST(oom_again_and_again) {
+TEST_LOOP("oom", oom_again_and_again, 2) {
     mt_policy_options options = {.deterministic = _i};
     device dev = oom_device(options);
     mt_action action = MT_ACTION_REPLAN;
@@ -57,7 +56,6 @@ START_TEST(oom_again_and_again) {
     ck_assert(status == MT_EDEVMEM || status == MT_OK);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A first refusal beside a cache, and its answer; what is not told of leaves no evidence. */
 static const struct {
@@ -75,7 +73,7 @@ static const struct {
     {"no chunk, with evidence", 1, 0, 1, 0, MT_ACTION_GIVE_UP},
 };
 
-START_TEST(oom_at_first) {
+TEST_LOOP("oom", oom_at_first, LENGTH(refusals)) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_oom oom = oom_explained(&dev, refusals[_i].chunk, 1);
 
@@ -85,10 +83,9 @@ START_TEST(oom_at_first) {
     ck_assert_msg(answer(&dev, oom) == refusals[_i].expected, "%s", refusals[_i].name);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What is remembered is the room that the chunk began with, whatever is in use when it has failed. */
-START_TEST(oom_in_the_room_of_before) {
+TEST("oom", oom_in_the_room_of_before) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_oom oom = oom_explained(&dev, 32, 1);
 
@@ -99,10 +96,9 @@ START_TEST(oom_in_the_room_of_before) {
     ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* One clear for each chunk size, whichever reason was seen first. */
-START_TEST(oom_explained_after_a_clear) {
+TEST("oom", oom_explained_after_a_clear) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_oom oom = oom_explained(&dev, 32, 3);
 
@@ -112,10 +108,9 @@ START_TEST(oom_explained_after_a_clear) {
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Chunks do not fit in this step, but what happens outside of them may be an accident all the same. */
-START_TEST(oom_outside_in_a_shortage) {
+TEST("oom", oom_outside_in_a_shortage) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_oom oom = {.size = sizeof(oom), .phase = MT_PHASE_APPLY, .attempt = 2};
 
@@ -125,10 +120,9 @@ START_TEST(oom_outside_in_a_shortage) {
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_RETRY);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Of an evaluation there is no second set of gradients to give up, though the last step had one. */
-START_TEST(oom_of_an_evaluation) {
+TEST("oom", oom_of_an_evaluation) {
     mt_backend_info info = {.keeps_chunks = 1, .gradient_bytes = 100};
     device dev = device_new(need(40), (mt_policy_options){.keep_chunks = MT_KEEP_ALWAYS}, info);
     mt_oom oom;
@@ -144,10 +138,9 @@ START_TEST(oom_of_an_evaluation) {
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Injected: the same plan once more, and nothing is learnt. */
-START_TEST(oom_not_by_the_budget) {
+TEST("oom", oom_not_by_the_budget) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_plan before = dev.plan;
     size_t bytes = mt_policy_predict_bytes(dev.policy, MT_TRAIN, 32);
@@ -161,10 +154,9 @@ START_TEST(oom_not_by_the_budget) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Whatever is answered to endless refusals, it ends; the next step is as if nothing had been. */
-START_TEST(oom_injected_for_ever) {
+TEST_LOOP("oom", oom_injected_for_ever, 4) {
     static const unsigned retries[] = {0, 1, 3, 30};
     mt_policy_options options = {.deterministic = 1, .max_retries = retries[_i]};
     device dev = oom_device(options);
@@ -184,7 +176,6 @@ START_TEST(oom_injected_for_ever) {
     check_balanced(&dev.plan, 64, 2);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Another process has left room for so many samples, and nobody tells. */
 static mt_oom oom_in_a_shortage(const device *dev, size_t left, size_t chunk, unsigned attempt) {
@@ -208,7 +199,7 @@ static void cut_unexplained(device *dev) {
 }
 
 /* A step that is cut for that has met something that takes memory: for some steps there is as much less. */
-START_TEST(unexplained_again) {
+TEST("oom", unexplained_again) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
 
     for (int round = 0; round < 3; round++) {
@@ -222,10 +213,9 @@ START_TEST(unexplained_again) {
     }
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What takes the memory of one device takes none of another's. */
-START_TEST(a_shortage_stays_behind) {
+TEST("oom", a_shortage_stays_behind) {
     mt_policy_options options = {.deterministic = 1, .allow_rungs = MT_RUNG_BIT(MT_RUNG_CPU)};
     device dev =
         device_new(need(40), options, (mt_backend_info){.rungs = MT_RUNG_BIT(MT_RUNG_CPU)});
@@ -243,10 +233,9 @@ START_TEST(a_shortage_stays_behind) {
     check_balanced(&dev.plan, 64, 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* In a shortage that lasts each try costs one OOM, or two: no second try, no clear, no way down from the top. */
-START_TEST(a_try_in_vain) {
+TEST_LOOP("oom", a_try_in_vain, 2) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
     size_t tried = 0;
 
@@ -268,10 +257,9 @@ START_TEST(a_try_in_vain) {
     ck_assert_uint_le(tried, 10);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Fixed chunks, by replay or by the options, are tried again but never cut anew. */
-START_TEST(oom_fixed_plan) {
+TEST_LOOP("oom", oom_fixed_plan, 4) {
     mt_policy_options options = {.micro_batch = _i / 2 == 0 ? 0 : 32};
     device dev = oom_device(options);
     mt_action action;
@@ -290,10 +278,9 @@ START_TEST(oom_fixed_plan) {
     check_balanced(&dev.plan, 64, 2); /* nothing was learnt */
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* A replay takes no rung, which it has not run with; a step in chunks of the user's size does. */
-START_TEST(oom_fixed_plan_and_rungs) {
+TEST_LOOP("oom", oom_fixed_plan_and_rungs, 2) {
     const unsigned rung = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     mt_policy_options options = {.micro_batch = 32, .allow_rungs = rung};
     device dev = device_new(need(40), options, (mt_backend_info){.rungs = rung});
@@ -311,10 +298,9 @@ START_TEST(oom_fixed_plan_and_rungs) {
     ck_assert_int_eq(dev.plan.reason, _i ? MT_PLAN_USER : MT_PLAN_OOM);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Outside of a chunk there is nothing to make smaller. */
-START_TEST(oom_outside_a_chunk) {
+TEST_LOOP("oom", oom_outside_a_chunk, 2) {
     static const mt_phase phases[] = {MT_PHASE_BEGIN, MT_PHASE_APPLY};
     device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_oom oom = {.size = sizeof(oom), .phase = phases[_i]};
@@ -329,10 +315,9 @@ START_TEST(oom_outside_a_chunk) {
     check_balanced(&dev.plan, 64, 2);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What failed in little room may be tried in more. */
-START_TEST(oom_is_forgotten_in_more_room) {
+TEST("oom", oom_is_forgotten_in_more_room) {
     device dev = oom_device((mt_policy_options){.deterministic = 1});
 
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, 32, 1)), MT_ACTION_REPLAN);
@@ -343,10 +328,9 @@ START_TEST(oom_is_forgotten_in_more_room) {
     check_balanced(&dev.plan, 64, 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* What once failed in little room is no reason against a cut that is made for another reason. */
-START_TEST(oom_long_ago) {
+TEST("oom", oom_long_ago) {
     mt_policy_options options = {.deterministic = 1};
     device dev = device_new(need(12), options, (mt_backend_info){0});
     mt_action action = MT_ACTION_RETRY;
@@ -368,10 +352,9 @@ START_TEST(oom_long_ago) {
     check_balanced(&dev.plan, 64, 1); /* nothing was learnt */
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* No budget is known: sizes shrink by a third, not by one chunk, until they fit. */
-START_TEST(oom_without_a_budget) {
+TEST("oom", oom_without_a_budget) {
     device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
     mt_action action = MT_ACTION_REPLAN;
     size_t chunk = 90;
@@ -392,10 +375,9 @@ START_TEST(oom_without_a_budget) {
     ck_assert_uint_le(attempt, 8);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* Eight refusals without evidence that never come again: the plan is as before some batches later. */
-START_TEST(oom_that_passes_is_forgotten) {
+TEST("oom", oom_that_passes_is_forgotten) {
     device dev =
         device_new(need(64), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
     size_t before, after;
@@ -415,7 +397,6 @@ START_TEST(oom_that_passes_is_forgotten) {
     ck_assert_uint_eq(dev.ooms, 0);
     mt_policy_free(dev.policy);
 }
-END_TEST
 
 /* ---- a cache in the way ---------------------------------------------------------------------- */
 
@@ -437,7 +418,7 @@ static device silent_device(size_t budget) {
 }
 
 /* Down to one sample, each size is tried again with an empty cache, within the retries there are. */
-START_TEST(each_size_has_its_clear) {
+TEST_LOOP("oom", each_size_has_its_clear, 6) {
     static const size_t batches[] = {8, 64, 256};
     device dev = silent_device(_i < 3 ? 0 : need(64));
     mt_action action = MT_ACTION_REPLAN, before;
@@ -457,36 +438,8 @@ START_TEST(each_size_has_its_clear) {
     ck_assert_uint_le(attempt, 2 * 16 + 1);
     mt_policy_free(dev.policy);
 }
-END_TEST
-
-static Suite *suite_policy_oom(void) {
-    Suite *suite = suite_create("policy_oom");
-    TCase *oom = suite_case(suite, "oom");
-
-    tcase_set_tags(oom, "oom");
-    tcase_add_loop_test(oom, oom_at_first, 0, LENGTH(refusals));
-    tcase_add_test(oom, oom_by_the_budget);
-    tcase_add_test(oom, oom_in_the_room_of_before);
-    tcase_add_test(oom, oom_explained_after_a_clear);
-    tcase_add_test(oom, oom_outside_in_a_shortage);
-    tcase_add_test(oom, oom_of_an_evaluation);
-    tcase_add_loop_test(oom, oom_again_and_again, 0, 2);
-    tcase_add_test(oom, oom_not_by_the_budget);
-    tcase_add_loop_test(oom, oom_injected_for_ever, 0, 4);
-    tcase_add_test(oom, unexplained_again);
-    tcase_add_test(oom, a_shortage_stays_behind);
-    tcase_add_loop_test(oom, a_try_in_vain, 0, 2);
-    tcase_add_loop_test(oom, oom_fixed_plan, 0, 4);
-    tcase_add_loop_test(oom, oom_fixed_plan_and_rungs, 0, 2);
-    tcase_add_loop_test(oom, oom_outside_a_chunk, 0, 2);
-    tcase_add_test(oom, oom_is_forgotten_in_more_room);
-    tcase_add_test(oom, oom_long_ago);
-    tcase_add_test(oom, oom_without_a_budget);
-    tcase_add_test(oom, oom_that_passes_is_forgotten);
-    tcase_add_loop_test(oom, each_size_has_its_clear, 0, 6);
-    return suite;
-}
 
 int main(void) {
-    return suite_run(suite_policy_oom());
+    tcase_set_tags(suite_case_named("oom"), "oom");
+    return suite_run_named("policy_oom");
 }

@@ -114,7 +114,7 @@ static void still_there(const unsigned char *data, size_t bytes) {
     ck_assert(!is_there(temporary));
 }
 
-START_TEST(every_allocation_of_open_fails) {
+TEST_LOOP("faults", every_allocation_of_open_fails, 2) {
     mt_safetensors *file;
     size_t n = 1;
     ck_ok(counting_install());
@@ -131,9 +131,8 @@ START_TEST(every_allocation_of_open_fails) {
     mt_safetensors_free(file);
     ck_assert_uint_eq(counting_live(), 0);
 }
-END_TEST
 
-START_TEST(every_allocation_of_save_fails) {
+TEST_LOOP("faults", every_allocation_of_save_fails, 2) {
     static unsigned char data[FILE_MOST];
     size_t n = 1;
     ck_ok(counting_install());
@@ -149,10 +148,9 @@ START_TEST(every_allocation_of_save_fails) {
     ck_assert_uint_gt(n, 5);
     ck_assert(is_there(previous));
 }
-END_TEST
 
 /* Each call to the system fails in turn: the old file stays, or the new one is complete. */
-START_TEST(every_call_of_save_fails) {
+TEST_LOOP("faults", every_call_of_save_fails, 6) {
     static const int errors[] = {ENOSPC, EIO, EDQUOT};
     static unsigned char data[FILE_MOST];
     size_t bytes = put_small(data), seen = 0;
@@ -181,20 +179,18 @@ START_TEST(every_call_of_save_fails) {
     }
     ck_assert_uint_gt(seen, MANY / 2);
 }
-END_TEST
 
 /* Written, synchronised, the old one kept, renamed, and the folder synchronised: no other order is safe. */
-START_TEST(on_the_disk_before_its_name) {
+TEST("faults", on_the_disk_before_its_name) {
     ck_ok(save_other(0));
     disk_fail_at(SIZE_MAX, EIO);
     ck_ok(save_other(1));
     ck_assert_str_eq(disk.seen, "wflrf");
     disk_fail_at(0, 0);
 }
-END_TEST
 
 /* Half of a write, or none because a signal came, is no failure. */
-START_TEST(every_write_is_short) {
+TEST("faults", every_write_is_short) {
     static unsigned char whole[FILE_MOST], now[FILE_MOST];
     ck_ok(save_other(0));
     size_t bytes = get_file(path, whole);
@@ -211,9 +207,8 @@ START_TEST(every_write_is_short) {
         disk_fail_at(0, 0);
     }
 }
-END_TEST
 
-START_TEST(every_read_fails) {
+TEST_LOOP("faults", every_read_fails, 3) {
     static const int errors[] = {EIO, EINTR, 0};
     static unsigned char data[FILE_MOST];
     mt_safetensors *file = NULL;
@@ -229,10 +224,9 @@ START_TEST(every_read_fails) {
         mt_safetensors_free(file);
     }
 }
-END_TEST
 
 /* The system's own limit of a file's size, in the place of a disk that is full, at every byte. */
-START_TEST(disk_full_anywhere) {
+TEST("faults", disk_full_anywhere) {
     static unsigned char data[FILE_MOST], whole[FILE_MOST];
     signal(SIGXFSZ, SIG_IGN);
     ck_ok(save_other(0));
@@ -253,12 +247,11 @@ START_TEST(disk_full_anywhere) {
     ck_ok(save_other(1));
     ck_assert_uint_eq(get_file(path, data), all);
 }
-END_TEST
 
 /* ---- large files ---------------------------------------------------------------------------------- */
 
 /* What some systems do not take in one piece. No page of it is touched. */
-START_TEST(more_than_4_gib_at_once) {
+TEST("names", more_than_4_gib_at_once) {
     const size_t gib = (size_t)1 << 30, bytes = 4 * gib + gib / 2;
     const int64_t shape[] = {(int64_t)bytes}, few[] = {3};
     mt_safetensors *file;
@@ -291,7 +284,6 @@ START_TEST(more_than_4_gib_at_once) {
     mt_safetensors_free(file);
     munmap(data, bytes);
 }
-END_TEST
 
 /* ---- names ---------------------------------------------------------------------------------------- */
 
@@ -311,7 +303,7 @@ static size_t count_in(const char *name) {
     return count;
 }
 
-START_TEST(the_last_two_are_kept) {
+TEST("names", the_last_two_are_kept) {
     save_count(1, 1);
     ck_assert(!is_there(previous));
     for (size_t count = 2; count < 5; count++) {
@@ -324,10 +316,9 @@ START_TEST(the_last_two_are_kept) {
     ck_assert_uint_eq(count_in(previous), 3);
     ck_assert(!is_there(temporary));
 }
-END_TEST
 
 /* What a crash has left is written over; what another process is writing is not touched. */
-START_TEST(a_temporary_file_is_there) {
+TEST("names", a_temporary_file_is_there) {
     put_file(temporary, "left by a crash", 15);
     save_count(2, 0);
     ck_assert_uint_eq(count_in(path), 2);
@@ -341,9 +332,8 @@ START_TEST(a_temporary_file_is_there) {
     close(other);
     ck_ok(save_other(1));
 }
-END_TEST
 
-START_TEST(no_folder) {
+TEST("names", no_folder) {
     char name[2 * PATH];
     snprintf(name, sizeof name, "%s/none/t", folder);
     ck_refused(mt_safetensors_save(name, NULL, 0, NULL), MT_EIO, strerror(ENOENT));
@@ -351,24 +341,9 @@ START_TEST(no_folder) {
     ck_ok(mt_safetensors_save("t", NULL, 0, NULL));
     ck_assert(is_there(path));
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("safetensors_save");
-    TCase *faults = suite_case(suite, "faults"), *names = suite_case(suite, "names");
-    TCase *all[] = {faults, names};
-    for (int i = 0; i < LENGTH(all); i++)
-        tcase_add_checked_fixture(all[i], make_folder, remove_folder);
-    tcase_add_loop_test(faults, every_allocation_of_open_fails, 0, 2);
-    tcase_add_loop_test(faults, every_allocation_of_save_fails, 0, 2);
-    tcase_add_loop_test(faults, every_call_of_save_fails, 0, 6);
-    tcase_add_test(faults, on_the_disk_before_its_name);
-    tcase_add_test(faults, every_write_is_short);
-    tcase_add_loop_test(faults, every_read_fails, 0, 3);
-    tcase_add_test(faults, disk_full_anywhere);
-    tcase_add_test(names, more_than_4_gib_at_once);
-    tcase_add_test(names, the_last_two_are_kept);
-    tcase_add_test(names, a_temporary_file_is_there);
-    tcase_add_test(names, no_folder);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("faults"), make_folder, remove_folder);
+    tcase_add_checked_fixture(suite_case_named("names"), make_folder, remove_folder);
+    return suite_run_named("safetensors_save");
 }

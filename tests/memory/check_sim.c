@@ -245,10 +245,9 @@ static const row cuda_rows[] = {
 };
 /* clang-format on */
 
-START_TEST(cuda_rules) {
+TEST_LOOP("rules", cuda_rules, LENGTH(cuda_rows)) {
     check_row(&cuda_rows[_i]);
 }
-END_TEST
 
 /* ---- MPS ------------------------------------------------------------------------------------ */
 
@@ -354,14 +353,13 @@ static const row mps_rows[] = {
 };
 /* clang-format on */
 
-START_TEST(mps_rules) {
+TEST_LOOP("rules", mps_rules, LENGTH(mps_rows)) {
     check_row(&mps_rows[_i]);
 }
-END_TEST
 
 /* ---- words ---------------------------------------------------------------------------------- */
 
-START_TEST(cuda_words) {
+TEST("rest", cuda_words) {
     mt_sim_block block;
     mt_sim *sim = card_of((mt_sim_options){.total_bytes = 40 * MIB, .others_bytes = 10 * MIB});
 
@@ -386,9 +384,8 @@ START_TEST(cuda_words) {
     ck_assert_str_eq(mt_last_error(), "invalid fraction:1.5. Please set within [0, 1].");
     mt_sim_free(sim);
 }
-END_TEST
 
-START_TEST(mps_words) {
+TEST("rest", mps_words) {
     mt_sim_block block;
     mt_sim *sim =
         card_of((mt_sim_options){MAC, .others_bytes = 3 * GIB, .max_buffer_bytes = 12 * GIB});
@@ -415,7 +412,6 @@ START_TEST(mps_words) {
     ck_assert_str_eq(mt_last_error(), "invalid high watermark ratio 2.5");
     mt_sim_free(sim);
 }
-END_TEST
 
 /* ---- options and arguments ------------------------------------------------------------------ */
 
@@ -438,7 +434,7 @@ static const struct {
     {{.flavour = MT_SIM_MPS, .ratio = 0.7}, "invalid low watermark ratio 1.4"},
 };
 
-START_TEST(options_that_are_refused) {
+TEST_LOOP("rest", options_that_are_refused, LENGTH(refused_options)) {
     mt_sim_options options = refused_options[_i].options;
     mt_sim *sim = (mt_sim *)&options;
 
@@ -446,9 +442,8 @@ START_TEST(options_that_are_refused) {
     ck_refused(mt_sim_new(&options, &sim), MT_EINVAL, refused_options[_i].word);
     ck_assert_ptr_null(sim);
 }
-END_TEST
 
-START_TEST(defaults) {
+TEST("rest", defaults) {
     mt_sim *sim;
     mt_sim_stats stats;
 
@@ -468,9 +463,8 @@ START_TEST(defaults) {
     ck_assert_uint_eq(stats_of(sim).recommended_bytes, 48 * GIB);
     mt_sim_free(sim);
 }
-END_TEST
 
-START_TEST(arguments) {
+TEST("rest", arguments) {
     mt_sim_block block;
     mt_sim_stats stats = {0};
     mt_memory memory = {0};
@@ -502,7 +496,6 @@ START_TEST(arguments) {
     ck_status(mt_sim_reset_peak(NULL), MT_EINVAL);
     ck_status(mt_sim_refuse(NULL, 1), MT_EINVAL);
 }
-END_TEST
 
 /* ---- figures -------------------------------------------------------------------------------- */
 
@@ -513,7 +506,7 @@ static mt_memory memory_of(const mt_sim *sim) {
     return memory;
 }
 
-START_TEST(cuda_memory) {
+TEST("rest", cuda_memory) {
     mt_sim *sim = card_of((mt_sim_options){.total_bytes = 100 * MIB});
     mt_sim_block a, b;
     mt_memory m;
@@ -543,10 +536,9 @@ START_TEST(cuda_memory) {
     ck_assert_uint_eq(memory_of(sim).budget_bytes, 1);
     mt_sim_free(sim);
 }
-END_TEST
 
 /* Neither peak nor retries, which MPS does not count. */
-START_TEST(mps_memory) {
+TEST("rest", mps_memory) {
     mt_sim *sim = card_of((mt_sim_options){MAC});
     mt_sim_block a;
     mt_memory m;
@@ -562,7 +554,6 @@ START_TEST(mps_memory) {
     ck_assert_uint_eq(m.alloc_retries, 0);
     mt_sim_free(sim);
 }
-END_TEST
 
 /* ---- a random walk -------------------------------------------------------------------------- */
 
@@ -657,7 +648,7 @@ static const mt_sim_options walked[] = {
 };
 
 /* Everything goes back in the end, and meanwhile the books and the map agree. */
-START_TEST(random_walk) {
+TEST_LOOP("rest", random_walk, LENGTH(walked)) {
     walk w = {.random = 99, .is_cuda = walked[_i].flavour != MT_SIM_MPS};
     size_t kept = 0;
 
@@ -682,10 +673,9 @@ START_TEST(random_walk) {
     ck_assert_uint_eq(s.reserved_bytes, s.inactive_split_bytes);
     mt_sim_free(w.sim);
 }
-END_TEST
 
 /* Each request for host memory fails in turn: nothing has changed then, and nothing leaks. */
-START_TEST(host_memory_runs_out) {
+TEST("rest", host_memory_runs_out) {
     mt_sim *sim;
     mt_sim_block blocks[40];
     size_t n;
@@ -724,23 +714,5 @@ START_TEST(host_memory_runs_out) {
     }
     ck_assert_uint_gt(n, 10);
 }
-END_TEST
 
-int main(void) {
-    Suite *suite = suite_create("sim");
-    TCase *rules = suite_case(suite, "rules");
-    TCase *rest = suite_case(suite, "rest");
-
-    tcase_add_loop_test(rules, cuda_rules, 0, LENGTH(cuda_rows));
-    tcase_add_loop_test(rules, mps_rules, 0, LENGTH(mps_rows));
-    tcase_add_test(rest, cuda_words);
-    tcase_add_test(rest, mps_words);
-    tcase_add_loop_test(rest, options_that_are_refused, 0, LENGTH(refused_options));
-    tcase_add_test(rest, defaults);
-    tcase_add_test(rest, arguments);
-    tcase_add_test(rest, cuda_memory);
-    tcase_add_test(rest, mps_memory);
-    tcase_add_loop_test(rest, random_walk, 0, LENGTH(walked));
-    tcase_add_test(rest, host_memory_runs_out);
-    return suite_run(suite);
-}
+SUITE("sim")
