@@ -108,7 +108,7 @@ struct {
 
 } // namespace
 
-START_TEST(the_same_batches) {
+TEST_LOOP("batches", the_same_batches, 2 * LENGTH(ways)) {
     ex_dataset *pictures = open_pictures(food, _i % 2);
     ex_batches *batches = make(pictures, ways[_i / 2].workers, ways[_i / 2].prefetch);
     check_epochs(batches, pictures);
@@ -116,10 +116,9 @@ START_TEST(the_same_batches) {
     ex_batches_free(batches);
     ex_dataset_free(pictures);
 }
-END_TEST
 
 /* Ended in the middle of rendering, again and again. */
-START_TEST(ended_at_once) {
+TEST("batches", ended_at_once) {
     ex_dataset *pictures = open_pictures(food);
     for (int i = 0; i < 100; i++) {
         ex_batches *batches = make(pictures, 2, 4);
@@ -128,7 +127,6 @@ START_TEST(ended_at_once) {
     }
     ex_dataset_free(pictures);
 }
-END_TEST
 
 static mt_memory memory_now() {
     mt_memory memory = {};
@@ -137,7 +135,7 @@ static mt_memory memory_now() {
     return memory;
 }
 
-START_TEST(counted) {
+TEST("batches", counted) {
     ck_ok(mt_torch_init(nullptr));
     size_t before = memory_now().allocated_bytes;
     ex_dataset *pictures = open_pictures(food);
@@ -157,10 +155,9 @@ START_TEST(counted) {
     ex_dataset_free(pictures);
     ex_batches_free(nullptr);
 }
-END_TEST
 
 /* Of two at once both count, and what the first holds goes on counting when the second has gone. */
-START_TEST(two_are_counted) {
+TEST("batches", two_are_counted) {
     ck_ok(mt_torch_init(nullptr));
     size_t before = memory_now().allocated_bytes, one = batch * (side * side * 3 + 8);
     ex_dataset *pictures = open_pictures(food);
@@ -176,7 +173,6 @@ START_TEST(two_are_counted) {
     ex_batches_free(second);
     ex_dataset_free(pictures);
 }
-END_TEST
 
 namespace {
 
@@ -201,7 +197,7 @@ ex_status fill_nothing(const void *, ex_split, uint64_t, size_t, size_t, void *c
 } // namespace
 
 /* The second tensor cannot be made: the first is freed, and a later call begins anew. */
-START_TEST(a_view_that_fails_leaves_nothing) {
+TEST("batches", a_view_that_fails_leaves_nothing) {
     ck_ok(mt_torch_init(nullptr));
     ex_source source = {};
     source.unit = "things";
@@ -222,13 +218,12 @@ START_TEST(a_view_that_fails_leaves_nothing) {
     ck_assert_uint_le(heap_now(), kept + 1000 * 16);
     ex_batches_free(batches);
 }
-END_TEST
 
 /*
  * In the middle of rendering: the last batch stays as it is, those after it are the same, one at a time, and
  * nothing is counted.
  */
-START_TEST(stopped_ahead) {
+TEST_LOOP("batches", stopped_ahead, LENGTH(ways)) {
     ck_ok(mt_torch_init(nullptr));
     size_t before = memory_now().allocated_bytes;
     ex_dataset *pictures = open_pictures(food);
@@ -245,10 +240,9 @@ START_TEST(stopped_ahead) {
     ex_batches_free(batches);
     ex_dataset_free(pictures);
 }
-END_TEST
 
 /* A picture that is not kept has gone: the batch that needs it says so, others do not. */
-START_TEST(pictures_that_have_gone) {
+TEST_LOOP("batches", pictures_that_have_gone, 2) {
     fs::path copy = fs::temp_directory_path() / ("check_ex_batches." + std::to_string(getpid()));
     fs::copy(food, copy, fs::copy_options::recursive);
     ex_dataset *pictures = open_pictures(copy.c_str(), 1);
@@ -268,22 +262,5 @@ START_TEST(pictures_that_have_gone) {
     ex_batches_free(batches);
     ex_dataset_free(pictures);
 }
-END_TEST
 
-static Suite *suite_batches() {
-    Suite *suite = suite_create("ex_batches");
-    TCase *all = suite_case(suite, "batches");
-
-    tcase_add_loop_test(all, the_same_batches, 0, 2 * LENGTH(ways));
-    tcase_add_test(all, ended_at_once);
-    tcase_add_test(all, counted);
-    tcase_add_test(all, two_are_counted);
-    tcase_add_test(all, a_view_that_fails_leaves_nothing);
-    tcase_add_loop_test(all, stopped_ahead, 0, LENGTH(ways));
-    tcase_add_loop_test(all, pictures_that_have_gone, 0, 2);
-    return suite;
-}
-
-int main() {
-    return suite_run(suite_batches());
-}
+SUITE("ex_batches")

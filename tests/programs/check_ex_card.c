@@ -168,7 +168,8 @@ static double distance(int run, int draws, double *out_length) {
     return sqrt(apart);
 }
 
-START_TEST(a_step_is_that_of_the_cpu) {
+TEST_LOOP("programs", a_step_is_that_of_the_cpu,
+          (suite_on_cpu() ? LENGTH(kinds) : 1) * LENGTH(programs)) {
     int program = _i % LENGTH(programs), draws = programs[program].draws;
     const char *kind = suite_on_cpu() ? kinds[_i / LENGTH(programs)] : suite_device();
     if (!take_card(kind))
@@ -194,12 +195,8 @@ START_TEST(a_step_is_that_of_the_cpu) {
     own = 4e5 * distance(SIDE_BY_SIDE, draws, &length);
     expect_near(distance(ON_CARD, draws, &length), 0, length + own, "the distance of the states");
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_card");
-    TCase *cases = cli_case(suite, "programs");
-    int cards = suite_on_cpu() ? LENGTH(kinds) : 1;
-    tcase_add_loop_test(cases, a_step_is_that_of_the_cpu, 0, cards * LENGTH(programs));
-    return suite_run(suite);
+    cli_case_named("programs");
+    return suite_run_named("ex_card");
 }

@@ -35,7 +35,7 @@ static const char *tight_budget(void) {
 
 /* ---- flags --------------------------------------------------------------------------------------- */
 
-START_TEST(help_and_version_go_to_standard_output) {
+TEST("flags", help_and_version_go_to_standard_output) {
     EXPECT(0, "--help");
     ck_contains(cli_out, "\n\nUsage: food101 [--FLAG VALUE]...");
     ck_contains(cli_out, "--profile");
@@ -45,10 +45,9 @@ START_TEST(help_and_version_go_to_standard_output) {
     ck_contains(cli_out, "food101: libmemtrain " MT_VERSION_STRING);
     ck_assert_str_eq(cli_err, "");
 }
-END_TEST
 
 /* auto is at most what the user has set; the first number of a list counts. */
-START_TEST(threads_that_are_set_are_kept) {
+TEST("flags", threads_that_are_set_are_kept) {
     static const char *const environment[] = {"OMP_NUM_THREADS=1,2", NULL};
     cli_environment = environment;
     EXPECT(0, "--device", "cpu", "--image-size", "32", "--steps", "1", "--dev-samples", "40",
@@ -59,7 +58,6 @@ START_TEST(threads_that_are_set_are_kept) {
     ck_assert_ptr_nonnull(strstr(cli_out, "OMP_NUM_THREADS where that is set"));
     ck_assert_ptr_nonnull(strstr(cli_out, "129 SIGHUP"));
 }
-END_TEST
 
 static const char *const wrong[][3] = {
     {"--batch", "none", "from 1"},
@@ -83,7 +81,7 @@ static const char *const too_few[][5] = {
     {"--micro-batch", "2", "--batch", "13", NULL}, /* 224 pictures: a rest of 3 */
 };
 
-START_TEST(chunks_of_one_are_refused_by_flag) {
+TEST_LOOP("flags", chunks_of_one_are_refused_by_flag, LENGTH(too_few)) {
     const char *const *flags = too_few[_i];
     if (flags[2])
         EXPECT(2, FEW_PICTURES, flags[0], flags[1], flags[2], flags[3]);
@@ -93,9 +91,8 @@ START_TEST(chunks_of_one_are_refused_by_flag) {
     ck_contains(cli_err, flags[0]);
     ck_contains(cli_err, "the fewest samples that this network can be trained on at once");
 }
-END_TEST
 
-START_TEST(wrong_values_exit_2_with_one_line) {
+TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     if (strcmp(wrong[_i][1], "mps") == 0 && access("/System/Library", F_OK) == 0) return;
     EXPECT(2, wrong[_i][0], wrong[_i][1]);
     ck_assert_str_eq(cli_out, "");
@@ -105,11 +102,10 @@ START_TEST(wrong_values_exit_2_with_one_line) {
     ck_contains(cli_err, wrong[_i][1]);
     ck_contains(cli_err, wrong[_i][2]);
 }
-END_TEST
 
 /* ---- runs ---------------------------------------------------------------------------------------- */
 
-START_TEST(a_run_says_what_it_did) {
+TEST("runs", a_run_says_what_it_did) {
     EXPECT(0, FEW_PICTURES, "--epochs", "2", "--profile", "moderate", "--dev-samples", "60",
            "--trace", cli_trace);
     ck_contains(cli_out, "8 classes; always guessing '");
@@ -126,10 +122,9 @@ START_TEST(a_run_says_what_it_did) {
     ck_assert_int_eq(cli_number(cli_trace, "epoch", 2, "epoch"), 2);
     ck_assert_int_gt(cli_number(cli_trace, "end", 1, "steps"), 2);
 }
-END_TEST
 
 /* The order that is chosen and told is that of the run, to the bit; which one it is depends on the machine. */
-START_TEST(an_order_is_chosen) {
+TEST("runs", an_order_is_chosen) {
     char state[65];
     EXPECT(0, FEW_PICTURES, "--batch", "8", "--steps", "1", "--epochs", "1", "--progress", "off",
            "--channels-last", "auto", "--trace", cli_trace);
@@ -145,10 +140,9 @@ START_TEST(an_order_is_chosen) {
            strcmp(order, "on") ? "on" : "off", "--replay", cli_trace);
     ck_contains(cli_err, "--channels-last: ");
 }
-END_TEST
 
 /* All 64 digits of the state are for files and pipes; on a terminal the line would wrap. */
-START_TEST(a_terminal_has_fewer_digits) {
+TEST("runs", a_terminal_has_fewer_digits) {
     static char text[CLI_CAPACITY];
     size_t length = 0;
     int terminal = posix_openpt(O_RDWR | O_NOCTTY);
@@ -166,23 +160,20 @@ START_TEST(a_terminal_has_fewer_digits) {
     ck_assert_uint_eq(strspn(digits, "0123456789abcdef"), 16);
     ck_assert_int_eq(digits[16], '\r');
 }
-END_TEST
 
-START_TEST(the_pictures_are_found_from_anywhere) {
+TEST("runs", the_pictures_are_found_from_anywhere) {
     ck_assert_int_eq(chdir("/"), 0);
     EXPECT(0, FEW_PICTURES, "--steps", "1", "--epochs", "1", "--progress", "off");
     ck_assert_str_eq(cli_err, "");
 }
-END_TEST
 
-START_TEST(two_runs_are_equal) {
+TEST("runs", two_runs_are_equal) {
     EXPECT(0, FEW_PICTURES, "--steps", "3", "--trace", cli_trace);
     EXPECT(0, FEW_PICTURES, "--steps", "3", "--trace", cli_replayed);
     cli_same_state();
 }
-END_TEST
 
-START_TEST(explaining_changes_nothing) {
+TEST("runs", explaining_changes_nothing) {
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--trace", cli_trace);
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--trace", cli_replayed, "--explain");
     ck_contains(cli_out, "optimiser state");
@@ -190,24 +181,21 @@ START_TEST(explaining_changes_nothing) {
     ck_contains(cli_out, "A batch of 32 is cut into ");
     cli_same_state();
 }
-END_TEST
 
-START_TEST(the_network_can_be_cut) {
+TEST("runs", the_network_can_be_cut) {
     EXPECT(0, FEW_PICTURES, "--check");
     ck_contains(cli_out, "checked with 6 samples: 0 faults found\n");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
-END_TEST
 
-START_TEST(explaining_alone) {
+TEST("runs", explaining_alone) {
     EXPECT(0, FEW_PICTURES, "--epochs", "0", "--explain");
     ck_contains(cli_out, "What a chunk of the batch needs");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
-END_TEST
 
 /* A loss that is not finite makes no update, and so many in a row end the run: with or without their updates. */
-START_TEST(a_loss_that_explodes_stops_the_run) {
+TEST("runs", a_loss_that_explodes_stops_the_run) {
     EXPECT(1, FEW_PICTURES, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace",
            cli_trace);
     ck_contains(cli_err, " is taken back: its loss is ");
@@ -218,11 +206,10 @@ START_TEST(a_loss_that_explodes_stops_the_run) {
     ck_assert_ptr_null(strstr(cli_err, " is taken back"));
     ck_contains(cli_err, "food101: the losses of 10 steps up to step ");
 }
-END_TEST
 
 /* ---- budgets ------------------------------------------------------------------------------------- */
 
-START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
+TEST("budgets", a_budget_is_kept_where_the_whole_batch_does_not_fit) {
     const char *budget = tight_budget();
     EXPECT(0, SMALL, "--budget", budget, "--micro-batch", "32", "--steps", "2", "--trace",
            cli_trace); /* alone */
@@ -244,9 +231,8 @@ START_TEST(a_budget_is_kept_where_the_whole_batch_does_not_fit) {
     /* Two recordings, and the largest chunk of a deterministic run, at most half of the batch. */
     ck_assert_int_le(cli_number(cli_trace, "end", 1, "samples_discarded"), 6 + 32 / 2);
 }
-END_TEST
 
-START_TEST(a_model_that_does_not_fit_exits_3) {
+TEST("budgets", a_model_that_does_not_fit_exits_3) {
     EXPECT(3, FEW_PICTURES, "--budget", "100MiB");
     ck_contains(cli_err, "parameters 42.7 MiB, gradients 42.7 MiB, optimiser state 85.3 MiB");
     ck_contains(cli_err, "; together 17");
@@ -254,10 +240,9 @@ START_TEST(a_model_that_does_not_fit_exits_3) {
     ck_contains(cli_err, "--optimizer sgd");
     ck_assert_ptr_null(strstr(cli_err, "--image-size"));
 }
-END_TEST
 
 /* The parts and what is missing, where that is less than the buffers and the batches ahead. */
-START_TEST(a_state_that_hardly_does_not_fit_is_told_whole) {
+TEST("budgets", a_state_that_hardly_does_not_fit_is_told_whole) {
     EXPECT(3, FEW_PICTURES, "--budget", "170.74MiB", "--explain", "--workers", "1", "--prefetch",
            "1");
     ck_contains(cli_out, "  buffers ");
@@ -265,7 +250,6 @@ START_TEST(a_state_that_hardly_does_not_fit_is_told_whole) {
     ck_contains(cli_out, "  missing ");
     ck_contains(cli_err, "buffers 37.7 KiB, other tensors ");
 }
-END_TEST
 
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
 /* Of two limits the one that is too small is told of, and the other is no help. */
@@ -277,12 +261,11 @@ static const struct {
     {"200MiB", "100MiB", "in use: the rest of the process leaves tensors nothing", "of 1 B"},
 };
 
-START_TEST(one_of_two_limits_is_to_blame) {
+TEST_LOOP("budgets", one_of_two_limits_is_to_blame, LENGTH(both)) {
     EXPECT(3, FEW_PICTURES, "--budget", both[_i].budget, "--budget-resident", both[_i].limit);
     ck_contains(cli_err, both[_i].says);
     ck_assert_ptr_null(strstr(cli_err, both[_i].says_not));
 }
-END_TEST
 
 /* Limits well above code and state (300 MiB), in which the batches do not fit whole. */
 static const struct {
@@ -290,7 +273,7 @@ static const struct {
     double mib;
 } limits[] = {{"64", "32", "400MiB", 400}, {"96", "64", "550MiB", 550}};
 
-START_TEST(a_limit_of_the_process_is_kept) {
+TEST_LOOP("budgets", a_limit_of_the_process_is_kept, LENGTH(limits)) {
     double peak = 0, limit = 0;
     EXPECT(0, FEW_PICTURES, "--image-size", limits[_i].side, "--batch", limits[_i].batch, "--steps",
            "2", "--epochs", "1", "--budget", "auto", "--budget-resident", limits[_i].limit);
@@ -302,10 +285,9 @@ START_TEST(a_limit_of_the_process_is_kept) {
     ck_assert_msg(peak > 0 && peak <= 1.02 * limit, "%.1f MiB of %.1f", peak, limit);
     ck_assert_ptr_null(strstr(strchr(line + 1, '\n') + 1, "process ")); /* the last line */
 }
-END_TEST
 #endif
 
-START_TEST(an_arena_changes_no_number) {
+TEST("budgets", an_arena_changes_no_number) {
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
     ck_assert_ptr_null(strstr(cli_out, "\nprocess "));
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
@@ -317,10 +299,9 @@ START_TEST(an_arena_changes_no_number) {
     EXPECT(2, FEW_PICTURES, "--arena", "always");
     ck_contains(cli_err, "auto or never");
 }
-END_TEST
 
 /* Where activations wait shows in the memory alone, but for those that are rounded. */
-START_TEST(offload_changes_no_number) {
+TEST("budgets", offload_changes_no_number) {
     static const char *const kinds[] = {"host", "file"};
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace, "--offload",
            "never");
@@ -336,10 +317,9 @@ START_TEST(offload_changes_no_number) {
            "/no/such/folder");
     ck_contains(cli_err, "--offload-dir: cannot write to '/no/such/folder'");
 }
-END_TEST
 
 /* Whether activations are kept or computed again shows in the memory alone. */
-START_TEST(segments_change_no_number) {
+TEST("budgets", segments_change_no_number) {
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace,
            "--checkpointing", "off");
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_replayed,
@@ -348,13 +328,12 @@ START_TEST(segments_change_no_number) {
     EXPECT(2, FEW_PICTURES, "--checkpointing", "always");
     ck_contains(cli_err, "auto, on or off");
 }
-END_TEST
 
 /* ---- recoveries ---------------------------------------------------------------------------------- */
 
 static const char *const faults[] = {"2:1", "2:60", "2:200", "2:500", "2:900"};
 
-START_TEST(a_recovery_ends_as_its_replay) {
+TEST_LOOP("recoveries", a_recovery_ends_as_its_replay, LENGTH(faults)) {
     EXPECT(0, FEW_PICTURES, "--steps", "3", "--micro-batch", "11", "--inject-oom", faults[_i],
            "--trace", cli_trace, "--progress", "off");
     ck_assert_str_eq(cli_err, "");
@@ -365,10 +344,9 @@ START_TEST(a_recovery_ends_as_its_replay) {
     ck_contains(cli_out, "; 0 OOMs met, ");
     cli_same_state();
 }
-END_TEST
 
 /* Steps that were made smaller, and the last 7 pictures of each epoch, which are left out. */
-START_TEST(smaller_batches_end_as_their_replay) {
+TEST("recoveries", smaller_batches_end_as_their_replay) {
     EXPECT(0, SMALL, "--image-size", "96", "--batch", "31", "--min-micro-batch", "16", "--epochs",
            "2", "--steps", "9", "--lr-scaling", "linear", "--checkpointing", "off", "--budget",
            "262MiB", "--fallback", "smaller-batch", "--trace", cli_trace);
@@ -384,32 +362,28 @@ START_TEST(smaller_batches_end_as_their_replay) {
     ck_contains(cli_err, "step 8 has ");
     ck_assert_str_eq(cli_out, "");
 }
-END_TEST
 
-START_TEST(a_fault_that_stays_exits_3) {
+TEST("recoveries", a_fault_that_stays_exits_3) {
     EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:40:persistent", "--trace",
            cli_trace);
     ck_contains(cli_err, "food101: ");
     ck_assert_int_eq(cli_number(cli_trace, "step", 1, "step"), 1);
     ck_assert_int_eq(cli_number(cli_trace, "step", 2, "step"), -1);
 }
-END_TEST
 
-START_TEST(a_fault_that_never_comes_is_told) {
+TEST("recoveries", a_fault_that_never_comes_is_told) {
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--inject-oom", "2:1000000");
     ck_contains(cli_err, "warning: --inject-oom: step 2 made ");
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--inject-oom", "9:1");
     ck_contains(cli_err, "warning: --inject-oom: the run had 2 steps");
 }
-END_TEST
 
-START_TEST(a_replay_stops_where_the_trace_ends) {
+TEST("recoveries", a_replay_stops_where_the_trace_ends) {
     EXPECT(0, FEW_PICTURES, "--steps", "2", "--micro-batch", "8", "--trace", cli_trace);
     EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--trace", cli_replayed);
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 2);
     cli_same_state();
 }
-END_TEST
 
 /* Another value would replay to another state. */
 static const char *const others[][3] = {
@@ -431,7 +405,7 @@ static const char *const others[][3] = {
     {"--threads", "2", "food101: --threads: '2'"},
 };
 
-START_TEST(a_replay_of_another_run_is_refused) {
+TEST("recoveries", a_replay_of_another_run_is_refused) {
     EXPECT(0, FEW_PICTURES, "--steps", "1", "--batch", "32", "--trace", cli_trace);
     for (int i = 0; i < LENGTH(others); i++) {
         EXPECT(2, FEW_PICTURES, "--replay", cli_trace, others[i][0], others[i][1]);
@@ -439,10 +413,9 @@ START_TEST(a_replay_of_another_run_is_refused) {
         ck_assert_str_eq(cli_out, "");
     }
 }
-END_TEST
 
 /* Nor is a flag free that changes the numbers and is not given any more. */
-START_TEST(a_replay_without_what_a_run_had_is_refused) {
+TEST("recoveries", a_replay_without_what_a_run_had_is_refused) {
     EXPECT(0, FEW_PICTURES, "--steps", "1", "--offload", "pack", "--trace", cli_trace);
     EXPECT(2, FEW_PICTURES, "--replay", cli_trace);
     ck_contains(cli_err, "--offload: not pack, but '");
@@ -453,9 +426,8 @@ START_TEST(a_replay_without_what_a_run_had_is_refused) {
     EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--offload", "host", "--trace", cli_replayed);
     cli_same_state();
 }
-END_TEST
 
-START_TEST(a_replay_on_another_device_is_refused) {
+TEST("recoveries", a_replay_on_another_device_is_refused) {
     EXPECT(0, FEW_PICTURES, "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96",
            "--batch", "8", "--steps", "1", "--fallback", "cpu", "--checkpointing", "off",
            "--offload", "never", "--trace", cli_trace);
@@ -464,7 +436,6 @@ START_TEST(a_replay_on_another_device_is_refused) {
     ck_contains(cli_err, "step 1 went on with cpu, which this device does not have");
     ck_contains(cli_err, "--device sim:cuda");
 }
-END_TEST
 
 /* ---- pictures ------------------------------------------------------------------------------------ */
 
@@ -487,7 +458,7 @@ static void write_broken(const char *class_name) {
 }
 
 /* The second head has metrics of its own, and a table that lacks a class is refused. */
-START_TEST(nutrition_is_a_second_head) {
+TEST("runs", nutrition_is_a_second_head) {
     char data[CLI_PATH + 8], table[CLI_PATH + 32];
     EXPECT(0, FEW_PICTURES, "--include-nutrition", "--steps", "2", "--epochs", "1", "--batch",
            "16");
@@ -507,10 +478,9 @@ START_TEST(nutrition_is_a_second_head) {
     EXPECT(2, FEW_PICTURES, "--include-nutrition", "--data", data);
     ck_contains(cli_err, "has no number 'calories' for class 'sweets'");
 }
-END_TEST
 
 /* Each profile has its row; a batch that does not fit at once does in chunks. */
-START_TEST(a_table_of_profiles) {
+TEST("budgets", a_table_of_profiles) {
     static const char *const rows[] = {"ultra-safe        4   4              ok",
                                        "safe              8   8              ok",
                                        "target           24   16 to 24       ok",
@@ -527,9 +497,8 @@ START_TEST(a_table_of_profiles) {
     ck_contains(last, " ok ");
     ck_assert_str_eq(cli_err, "");
 }
-END_TEST
 
-START_TEST(bad_pictures_are_skipped_by_name) {
+TEST("pictures", bad_pictures_are_skipped_by_name) {
     char data[CLI_PATH + 8];
     snprintf(data, sizeof data, "%s/data", cli_root);
     copy_class("sweets", "examples/data/food/sweets/*");
@@ -546,12 +515,11 @@ START_TEST(bad_pictures_are_skipped_by_name) {
     ck_contains(cli_err, "food101: --data: ");
     ck_contains(cli_err, "stones");
 }
-END_TEST
 
 /* ---- threads ------------------------------------------------------------------------------------- */
 
 #ifdef __linux__
-START_TEST(threads_wait_asleep) {
+TEST("threads", threads_wait_asleep) {
     const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace", cli_trace, NULL};
     static char environment[CLI_CAPACITY];
     char path[64];
@@ -567,12 +535,11 @@ START_TEST(threads_wait_asleep) {
     cli_finish(child);
     ck_assert(found);
 }
-END_TEST
 #endif
 
 #ifdef __linux__
 /* The one core that a run is given has one thread, however many the machine has. */
-START_TEST(threads_are_those_of_the_cores_allowed) {
+TEST("threads", threads_are_those_of_the_cores_allowed) {
     cpu_set_t all, one;
     int core = 0;
     ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
@@ -584,54 +551,14 @@ START_TEST(threads_are_those_of_the_cores_allowed) {
     EXPECT(0, "--device", "cpu", "--image-size", "32", "--epochs", "0", "--trace", cli_trace);
     ck_assert_int_eq(cli_number(cli_trace, "program", 1, "threads"), 1);
 }
-END_TEST
 #endif
-
-/* ---- suite --------------------------------------------------------------------------------------- */
 
 int main(void) {
-    Suite *suite = suite_create("ex_cli");
-    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
-    TCase *budgets = cli_case(suite, "budgets"), *recoveries = cli_case(suite, "recoveries");
-    TCase *pictures = cli_case(suite, "pictures"), *threads = cli_case(suite, "threads");
-
-    tcase_add_test(flags, help_and_version_go_to_standard_output);
-    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
-    tcase_add_test(flags, threads_that_are_set_are_kept);
-    tcase_add_loop_test(flags, chunks_of_one_are_refused_by_flag, 0, LENGTH(too_few));
-    tcase_add_test(runs, a_run_says_what_it_did);
-    tcase_add_test(runs, the_pictures_are_found_from_anywhere);
-    tcase_add_test(runs, a_terminal_has_fewer_digits);
-    tcase_add_test(runs, an_order_is_chosen);
-    tcase_add_test(runs, two_runs_are_equal);
-    tcase_add_test(runs, explaining_changes_nothing);
-    tcase_add_test(runs, the_network_can_be_cut);
-    tcase_add_test(runs, explaining_alone);
-    tcase_add_test(runs, nutrition_is_a_second_head);
-    tcase_add_test(runs, a_loss_that_explodes_stops_the_run);
-    tcase_add_test(budgets, a_budget_is_kept_where_the_whole_batch_does_not_fit);
-    tcase_add_test(budgets, a_table_of_profiles);
-    tcase_add_test(budgets, a_model_that_does_not_fit_exits_3);
-    tcase_add_test(budgets, a_state_that_hardly_does_not_fit_is_told_whole);
-#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
-    tcase_add_loop_test(budgets, one_of_two_limits_is_to_blame, 0, LENGTH(both));
-    tcase_add_loop_test(budgets, a_limit_of_the_process_is_kept, 0, LENGTH(limits));
-#endif
-    tcase_add_test(budgets, an_arena_changes_no_number);
-    tcase_add_test(budgets, offload_changes_no_number);
-    tcase_add_test(budgets, segments_change_no_number);
-    tcase_add_loop_test(recoveries, a_recovery_ends_as_its_replay, 0, LENGTH(faults));
-    tcase_add_test(recoveries, a_fault_that_stays_exits_3);
-    tcase_add_test(recoveries, a_fault_that_never_comes_is_told);
-    tcase_add_test(recoveries, smaller_batches_end_as_their_replay);
-    tcase_add_test(recoveries, a_replay_stops_where_the_trace_ends);
-    tcase_add_test(recoveries, a_replay_of_another_run_is_refused);
-    tcase_add_test(recoveries, a_replay_without_what_a_run_had_is_refused);
-    tcase_add_test(recoveries, a_replay_on_another_device_is_refused);
-    tcase_add_test(pictures, bad_pictures_are_skipped_by_name);
-#ifdef __linux__
-    tcase_add_test(threads, threads_wait_asleep);
-    tcase_add_test(threads, threads_are_those_of_the_cores_allowed);
-#endif
-    return suite_run(suite);
+    cli_case_named("flags");
+    cli_case_named("runs");
+    cli_case_named("budgets");
+    cli_case_named("recoveries");
+    cli_case_named("pictures");
+    cli_case_named("threads");
+    return suite_run_named("ex_cli");
 }

@@ -116,35 +116,32 @@ static const struct {
     {"", "", {{"groups/cpu.max", "100000 100000\n"}}, 0},
 };
 
-START_TEST(quotas_of_groups) {
+TEST_LOOP("groups", quotas_of_groups, LENGTH(trees)) {
     write_file("proc/self/cgroup", trees[_i].group);
     write_file("proc/self/mountinfo", trees[_i].mounts);
     for (int i = 0; i < LENGTH(trees[_i].files) && trees[_i].files[i].name; i++)
         write_file(trees[_i].files[i].name, trees[_i].files[i].text);
     ck_assert_int_eq(ex_cores_quota(root), trees[_i].cores);
 }
-END_TEST
 
-START_TEST(no_groups_at_all) {
+TEST("groups", no_groups_at_all) {
     ck_assert_int_eq(ex_cores_quota(root), 0);
     ck_assert_int_eq(ex_cores_quota("/nonexistent"), 0);
 }
-END_TEST
 
 /* ---- affinity ------------------------------------------------------------------------------------ */
 
-START_TEST(at_least_one_and_no_more_than_there_are) {
+TEST("cores", at_least_one_and_no_more_than_there_are) {
     const ex_cores c = ex_cores_read();
     ck_assert_int_ge(c.usable, 1);
     ck_assert_int_le(c.usable, c.online);
     ck_assert_int_le(c.usable, c.allowed);
     ck_assert(!c.quota || c.usable <= c.quota);
 }
-END_TEST
 
 #ifdef __linux__
 /* What taskset does: one core after the other, of those that this process has. */
-START_TEST(affinity_is_followed) {
+TEST("cores", affinity_is_followed) {
     cpu_set_t all, one;
     ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
     if (CPU_COUNT(&all) < 2) printf("SKIP: affinity: there is one core alone\n");
@@ -157,18 +154,9 @@ START_TEST(affinity_is_followed) {
         ck_assert_int_eq(ex_cores_read().usable, 1);
     }
 }
-END_TEST
 #endif
 
 int main(void) {
-    Suite *suite = suite_create("ex_cores");
-    TCase *groups = suite_case(suite, "groups"), *cores = suite_case(suite, "cores");
-    tcase_add_checked_fixture(groups, set_up, tear_down);
-    tcase_add_loop_test(groups, quotas_of_groups, 0, LENGTH(trees));
-    tcase_add_test(groups, no_groups_at_all);
-    tcase_add_test(cores, at_least_one_and_no_more_than_there_are);
-#ifdef __linux__
-    tcase_add_test(cores, affinity_is_followed);
-#endif
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("groups"), set_up, tear_down);
+    return suite_run_named("ex_cores");
 }

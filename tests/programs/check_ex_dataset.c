@@ -171,7 +171,7 @@ static void check_refused(const char *folder, const ex_dataset_options *options,
 
 /* ---- opening -------------------------------------------------------------------------------- */
 
-START_TEST(embedded_data_opens) {
+TEST("opening", embedded_data_opens) {
     static const char *const classes[8] = {"bread_carbs", "drink",     "fast_food", "fruit",
                                            "ice_cream",   "meat_eggs", "sweets",    "vegetables"};
     ex_dataset *dataset = open_good(DATA, NULL);
@@ -185,10 +185,9 @@ START_TEST(embedded_data_opens) {
     ck_assert_uint_le(dataset->pixel_bytes, 279 * 128 * 128 * 3);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* All the bad files of one folder are skipped, counted and named; the good one is kept. */
-START_TEST(bad_files_are_skipped) {
+TEST("opening", bad_files_are_skipped) {
     static const char *const bad[] = {"cmyk.jpg",  "cut.jpg",  "dot.png",
                                       "empty.png", "text.png", "notes.txt"};
     struct warnings warnings = {0, ""};
@@ -217,33 +216,28 @@ START_TEST(bad_files_are_skipped) {
     }
     ex_dataset_free(dataset);
 }
-END_TEST
 
-START_TEST(missing_folder_is_refused) {
+TEST("opening", missing_folder_is_refused) {
     check_refused(below_root("nowhere"), NULL, "nowhere", "No such file");
 }
-END_TEST
 
-START_TEST(file_as_folder_is_refused) {
+TEST("opening", file_as_folder_is_refused) {
     write_bytes("file", "hello", 5);
     check_refused(below_root("file"), NULL, "file", "FOLDER/CLASS/picture.jpg");
 }
-END_TEST
 
-START_TEST(folder_without_classes_is_refused) {
+TEST("opening", folder_without_classes_is_refused) {
     write_png("picture.png", 20, 20, 0);
     check_refused(root, NULL, root, "no class folder");
 }
-END_TEST
 
-START_TEST(one_class_is_refused) {
+TEST("opening", one_class_is_refused) {
     make_class("only");
     write_png("only/picture.png", 20, 20, 0);
     check_refused(root, NULL, root, "only one class folder");
 }
-END_TEST
 
-START_TEST(class_without_pictures_is_refused) {
+TEST("opening", class_without_pictures_is_refused) {
     struct warnings warnings = {0, ""};
     ex_dataset_options options = {.warn = remember, .user = &warnings};
 
@@ -253,10 +247,9 @@ START_TEST(class_without_pictures_is_refused) {
     check_refused(root, &options, "/c: ", "no usable picture (1 files tried)");
     ck_assert_int_eq(warnings.count, 1);
 }
-END_TEST
 
 /* One without any file is no class; where that leaves one alone, nothing can be learnt. */
-START_TEST(empty_classes_are_left_out) {
+TEST("opening", empty_classes_are_left_out) {
     struct warnings warnings = {0, ""};
     ex_dataset_options options = {.warn = remember, .user = &warnings};
     ex_dataset *dataset;
@@ -281,9 +274,8 @@ START_TEST(empty_classes_are_left_out) {
     remove_tree(below_root("b"), 1);
     check_refused(root, &options, root, "no class folder with files in it");
 }
-END_TEST
 
-START_TEST(memory_bound_is_kept) {
+TEST("opening", memory_bound_is_kept) {
     ex_dataset_options options = {.max_bytes = 4 * 20 * 20 * 3};
     ex_dataset *dataset;
 
@@ -298,10 +290,9 @@ START_TEST(memory_bound_is_kept) {
     ck_assert_uint_eq(dataset->not_kept, 1);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* What is decoded again looks as it does when it is kept, also where it is kept smaller. */
-START_TEST(not_kept_is_decoded_again) {
+TEST("opening", not_kept_is_decoded_again) {
     static float kept[4 * 3 * 16 * 16], again[4 * 3 * 16 * 16];
     ex_dataset_options options = {.keep_side = 18, .validation = -1, .seed = 5};
     ex_dataset *dataset;
@@ -326,10 +317,9 @@ START_TEST(not_kept_is_decoded_again) {
     ck_assert_ptr_nonnull(strstr(error.text, "a/000.png"));
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* Large pictures are kept small, strips as well; small ones as they are. */
-START_TEST(pictures_are_kept_small) {
+TEST("opening", pictures_are_kept_small) {
     ex_dataset_options options = {.keep_side = 40};
     ex_dataset *dataset;
 
@@ -346,10 +336,9 @@ START_TEST(pictures_are_kept_small) {
     ck_assert_int_eq(dataset->samples[2].image.height, 160);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* A bound on the samples takes them evenly, and the same ones each time. */
-START_TEST(sample_bound_is_even) {
+TEST("opening", sample_bound_is_even) {
     ex_dataset_options options = {.max_samples = 50};
     ex_dataset *first = open_good(DATA, &options), *second = open_good(DATA, &options);
     size_t counts[8] = {0};
@@ -367,10 +356,9 @@ START_TEST(sample_bound_is_even) {
     options.max_samples = 7;
     check_refused(DATA, &options, DATA, "7 samples are too few for 8 classes");
 }
-END_TEST
 
 /* A class that runs out leaves its share to the others. */
-START_TEST(sample_bound_uses_what_is_there) {
+TEST("opening", sample_bound_uses_what_is_there) {
     ex_dataset_options options = {.max_samples = 10};
     ex_dataset *dataset;
 
@@ -381,12 +369,11 @@ START_TEST(sample_bound_uses_what_is_there) {
     ck_assert_uint_eq(dataset->sample_count, 10);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* ---- split ---------------------------------------------------------------------------------- */
 
 /* Disjoint, complete, about a fifth of each class. */
-START_TEST(split_is_stratified) {
+TEST("split and order", split_is_stratified) {
     ex_dataset *dataset = open_good(DATA, NULL);
     size_t all[8] = {0}, validation[8] = {0};
     unsigned char seen[279] = {0};
@@ -409,7 +396,6 @@ START_TEST(split_is_stratified) {
     }
     ex_dataset_free(dataset);
 }
-END_TEST
 
 static size_t stem_length(const char *name) {
     const char *end = strstr(name, "__");
@@ -418,7 +404,7 @@ static size_t stem_length(const char *name) {
 }
 
 /* Twins (equal up to "__") are never on both sides. */
-START_TEST(split_keeps_groups_together) {
+TEST("split and order", split_keeps_groups_together) {
     ex_dataset *dataset = open_good(DATA, NULL);
     size_t pairs = 0;
 
@@ -435,10 +421,9 @@ START_TEST(split_keeps_groups_together) {
     ck_assert_uint_gt(pairs, 60);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* The seed does not move pictures between training and validation. */
-START_TEST(split_does_not_depend_on_the_seed) {
+TEST("split and order", split_does_not_depend_on_the_seed) {
     ex_dataset_options options = {.seed = 12345};
     ex_dataset *first = open_good(DATA, NULL), *second = open_good(DATA, &options);
 
@@ -449,10 +434,9 @@ START_TEST(split_does_not_depend_on_the_seed) {
     ex_dataset_free(first);
     ex_dataset_free(second);
 }
-END_TEST
 
 /* One picture: training only. Two: one each. One group only: training only. None wanted: none. */
-START_TEST(small_classes_split_sensibly) {
+TEST("split and order", small_classes_split_sensibly) {
     ex_dataset_options none = {.validation = -1.0};
     ex_dataset *dataset;
 
@@ -473,7 +457,6 @@ START_TEST(small_classes_split_sensibly) {
     ck_assert_uint_eq(ex_dataset_count(dataset, EX_VALIDATION), 0);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* ---- order ---------------------------------------------------------------------------------- */
 
@@ -488,7 +471,7 @@ static void check_permutation(const ex_dataset *dataset, ex_split split, const s
 }
 
 /* A permutation that depends on seed and epoch, and on nothing else. */
-START_TEST(order_is_a_function_of_seed_and_epoch) {
+TEST("split and order", order_is_a_function_of_seed_and_epoch) {
     ex_dataset_options options = {.seed = 5};
     ex_dataset *zero = open_good(DATA, NULL), *five = open_good(DATA, &options);
     size_t a[279], b[279], bytes = ex_dataset_count(zero, EX_TRAINING) * sizeof *a;
@@ -505,9 +488,8 @@ START_TEST(order_is_a_function_of_seed_and_epoch) {
     ex_dataset_free(zero);
     ex_dataset_free(five);
 }
-END_TEST
 
-START_TEST(validation_order_is_fixed) {
+TEST("split and order", validation_order_is_fixed) {
     ex_dataset *dataset = open_good(DATA, NULL);
     size_t order[279];
 
@@ -517,10 +499,9 @@ START_TEST(validation_order_is_fixed) {
                      ex_dataset_count(dataset, EX_VALIDATION) * sizeof *order);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* Over 2,000 epochs each sample comes first about as often as any other. */
-START_TEST(order_is_fair) {
+TEST("split and order", order_is_fair) {
     size_t counts[20] = {0}, order[20];
     ex_dataset_options options = {.validation = -1.0};
     ex_dataset *dataset;
@@ -537,12 +518,11 @@ START_TEST(order_is_fair) {
     }
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* ---- batches -------------------------------------------------------------------------------- */
 
 /* The pixels and the label of a batch belong together. */
-START_TEST(fill_gives_pixels_and_labels) {
+TEST("batches", fill_gives_pixels_and_labels) {
     ex_dataset_options options = {.validation = -1.0};
     static float pixels[20 * FLOATS];
     int64_t labels[20];
@@ -561,10 +541,9 @@ START_TEST(fill_gives_pixels_and_labels) {
     }
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* Two batches of 12 are one batch of 24, whichever is asked for first. */
-START_TEST(fill_does_not_depend_on_the_batch) {
+TEST("batches", fill_does_not_depend_on_the_batch) {
     static float whole[24 * FLOATS], parts[24 * FLOATS];
     int64_t labels[24], part_labels[24];
     ex_dataset *dataset = open_good(DATA, NULL);
@@ -581,10 +560,9 @@ START_TEST(fill_does_not_depend_on_the_batch) {
     ck_assert_mem_eq(labels, part_labels, sizeof labels);
     ex_dataset_free(dataset);
 }
-END_TEST
 
 /* Augmentation changes with the epoch; without it the same picture comes out every time. */
-START_TEST(augmentation_follows_the_epoch) {
+TEST("batches", augmentation_follows_the_epoch) {
     static float plain[4 * FLOATS], first[4 * FLOATS], second[4 * FLOATS];
     int64_t labels[4];
     ex_dataset *dataset = open_good(DATA, NULL);
@@ -601,7 +579,6 @@ START_TEST(augmentation_follows_the_epoch) {
     }
     ex_dataset_free(dataset);
 }
-END_TEST
 
 static float corner_of(ex_fit fit) {
     static float pixels[FLOATS];
@@ -616,7 +593,7 @@ static float corner_of(ex_fit fit) {
 }
 
 /* Only padding shows white in the corner of a wide black picture. */
-START_TEST(fits_differ) {
+TEST("batches", fits_differ) {
     const float black = -0.485f / 0.229f, white = (1.0f - 0.485f) / 0.229f;
 
     make_class("a");
@@ -627,10 +604,9 @@ START_TEST(fits_differ) {
     ck_assert_float_eq_tol(corner_of(EX_FIT_CROP), black, 1e-5f);
     ck_assert_float_eq_tol(corner_of(EX_FIT_SQUASH), black, 1e-5f);
 }
-END_TEST
 
 /* Every embedded picture at the size of the documents' configurations, all finite. */
-START_TEST(fill_covers_all) {
+TEST("batches", fill_covers_all) {
     static float pixels[3 * 224 * 224];
     ex_dataset *dataset = open_good(DATA, NULL);
     int64_t label;
@@ -650,9 +626,8 @@ START_TEST(fill_covers_all) {
     }
     ex_dataset_free(dataset);
 }
-END_TEST
 
-START_TEST(fill_refuses_bad_positions) {
+TEST("batches", fill_refuses_bad_positions) {
     ex_dataset *dataset = open_good(DATA, NULL);
     size_t total = ex_dataset_count(dataset, EX_TRAINING);
     float pixel[3];
@@ -671,65 +646,10 @@ START_TEST(fill_refuses_bad_positions) {
     ex_dataset_free(dataset);
     ex_dataset_free(NULL);
 }
-END_TEST
-
-/* ---- suite ---------------------------------------------------------------------------------- */
-
-static TCase *opening_case(void) {
-    TCase *opening = tcase_create("opening");
-
-    tcase_add_checked_fixture(opening, make_root, remove_root);
-    tcase_add_test(opening, embedded_data_opens);
-    tcase_add_test(opening, bad_files_are_skipped);
-    tcase_add_test(opening, missing_folder_is_refused);
-    tcase_add_test(opening, file_as_folder_is_refused);
-    tcase_add_test(opening, folder_without_classes_is_refused);
-    tcase_add_test(opening, one_class_is_refused);
-    tcase_add_test(opening, class_without_pictures_is_refused);
-    tcase_add_test(opening, empty_classes_are_left_out);
-    tcase_add_test(opening, memory_bound_is_kept);
-    tcase_add_test(opening, not_kept_is_decoded_again);
-    tcase_add_test(opening, pictures_are_kept_small);
-    tcase_add_test(opening, sample_bound_is_even);
-    tcase_add_test(opening, sample_bound_uses_what_is_there);
-    tcase_set_timeout(opening, 60);
-    return opening;
-}
-
-static TCase *split_case(void) {
-    TCase *split = tcase_create("split and order");
-
-    tcase_add_checked_fixture(split, make_root, remove_root);
-    tcase_add_test(split, split_is_stratified);
-    tcase_add_test(split, split_keeps_groups_together);
-    tcase_add_test(split, split_does_not_depend_on_the_seed);
-    tcase_add_test(split, small_classes_split_sensibly);
-    tcase_add_test(split, order_is_a_function_of_seed_and_epoch);
-    tcase_add_test(split, validation_order_is_fixed);
-    tcase_add_test(split, order_is_fair);
-    tcase_set_timeout(split, 60);
-    return split;
-}
-
-static TCase *batches_case(void) {
-    TCase *batches = tcase_create("batches");
-
-    tcase_add_checked_fixture(batches, make_root, remove_root);
-    tcase_add_test(batches, fill_gives_pixels_and_labels);
-    tcase_add_test(batches, fill_does_not_depend_on_the_batch);
-    tcase_add_test(batches, augmentation_follows_the_epoch);
-    tcase_add_test(batches, fits_differ);
-    tcase_add_test(batches, fill_covers_all);
-    tcase_add_test(batches, fill_refuses_bad_positions);
-    tcase_set_timeout(batches, 60);
-    return batches;
-}
 
 int main(void) {
-    Suite *suite = suite_create("ex_dataset");
-
-    suite_add_tcase(suite, opening_case());
-    suite_add_tcase(suite, split_case());
-    suite_add_tcase(suite, batches_case());
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("opening"), make_root, remove_root);
+    tcase_add_checked_fixture(suite_case_named("split and order"), make_root, remove_root);
+    tcase_add_checked_fixture(suite_case_named("batches"), make_root, remove_root);
+    return suite_run_named("ex_dataset");
 }

@@ -51,7 +51,7 @@ static const char *device_row(const char *name) {
 
 /* ---- flags --------------------------------------------------------------------------------------- */
 
-START_TEST(help_and_version_go_to_standard_output) {
+TEST("flags", help_and_version_go_to_standard_output) {
     EXPECT(0, "--help");
     ck_contains(cli_out, "--version");
     ck_assert_ptr_null(strstr(cli_out, "Devices"));
@@ -60,11 +60,10 @@ START_TEST(help_and_version_go_to_standard_output) {
     ck_contains(cli_out, "doctor: libmemtrain " MT_VERSION_STRING ", libtorch ");
     ck_assert_str_eq(cli_err, "");
 }
-END_TEST
 
 static const char *const wrong[] = {"--stones", "stones", "--help=yes", "-v"};
 
-START_TEST(an_unknown_argument_exits_2_and_is_named) {
+TEST_LOOP("flags", an_unknown_argument_exits_2_and_is_named, LENGTH(wrong)) {
     char word[32];
     EXPECT(2, wrong[_i]);
     ck_assert_str_eq(cli_out, "");
@@ -74,9 +73,8 @@ START_TEST(an_unknown_argument_exits_2_and_is_named) {
     ck_contains(cli_err, "--help");
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
 }
-END_TEST
 
-START_TEST(a_budget_that_is_none_exits_2) {
+TEST("flags", a_budget_that_is_none_exits_2) {
     static const char *const none[] = {"much", "0", "0.5", "80%", "-1MiB", "4000"};
     for (int i = 0; i < LENGTH(none); i++) {
         char expected[80];
@@ -86,9 +84,8 @@ START_TEST(a_budget_that_is_none_exits_2) {
         ck_contains(cli_err, "600MiB");
     }
 }
-END_TEST
 
-START_TEST(a_full_standard_output_is_told) {
+TEST("flags", a_full_standard_output_is_told) {
     if (access("/dev/full", W_OK) != 0) {
         suite_skip("a_full_standard_output_is_told", "no /dev/full here");
         return;
@@ -97,14 +94,13 @@ START_TEST(a_full_standard_output_is_told) {
     EXPECT(1, NULL);
     ck_contains(cli_err, "doctor: standard output could not be written");
 }
-END_TEST
 
 /* ---- sections ------------------------------------------------------------------------------------ */
 
 static const char *const sections[] = {"Library",      "Devices",     "Host memory",
                                        "This process", "Environment", "A run here"};
 
-START_TEST(each_section_is_there) {
+TEST("sections", each_section_is_there) {
     const char *at = diagnosis();
     char title[32];
     ck_assert_str_eq(cli_err, "");
@@ -114,10 +110,9 @@ START_TEST(each_section_is_there) {
         at = strstr(at, title) + 1;
     }
 }
-END_TEST
 
 /* Without variables, whose values may be long. */
-START_TEST(it_fits_a_screen) {
+TEST("sections", it_fits_a_screen) {
     int lines = 0;
     for (const char *line = diagnosis(), *end; (end = strchr(line, '\n')); line = end + 1) {
         lines++;
@@ -126,17 +121,15 @@ START_TEST(it_fits_a_screen) {
     }
     ck_assert_int_le(lines, LINES);
 }
-END_TEST
 
-START_TEST(the_library_is_described) {
+TEST("sections", the_library_is_described) {
     const char *text = diagnosis();
     ck_contains(text, "\n  libmemtrain         " MT_VERSION_STRING "\n");
     ck_contains(text, "\n  threads             ");
     ck_contains(text, "\n  CPU budget          enforced by our allocator");
 }
-END_TEST
 
-START_TEST(figures_of_the_host_are_those_of_the_library) {
+TEST("sections", figures_of_the_host_are_those_of_the_library) {
     mt_host_memory host = {.size = sizeof host};
     char size[32], row[64];
     const char *text = diagnosis();
@@ -150,7 +143,6 @@ START_TEST(figures_of_the_host_are_those_of_the_library) {
     ck_contains(text, "\n  budget by default   ");
     ck_contains(text, "\n    its rule          0.");
 }
-END_TEST
 
 #ifdef __linux__
 /* The size that a row begins with, in bytes. */
@@ -171,7 +163,7 @@ static double size_in(const char *text, const char *label) {
     return 0;
 }
 
-START_TEST(the_process_is_described) {
+TEST("sections", the_process_is_described) {
     static const char *const parts[] = {"  code, libraries", "  heap", "  tensors", "  arenas"};
     const char *text = diagnosis();
     double all = size_in(text, "libtorch prepared"), sum = 0;
@@ -187,10 +179,9 @@ START_TEST(the_process_is_described) {
     ck_contains(text, "\n    tensors           0 B\n    arenas            0 B\n");
     ck_contains(text, "\n  --budget-resident   more than ");
 }
-END_TEST
 
 /* On top of tensors come a fiftieth, for what an arena takes above them, and what first chunks map. */
-START_TEST(the_process_of_a_budget_is_told) {
+TEST("sections", the_process_of_a_budget_is_told) {
     EXPECT(0, "--budget", "600MiB");
     double held = size_in(cli_out, "libtorch prepared"), budget = size_in(cli_out, "--budget");
     ck_assert(budget == 600.0 * (1 << 20));
@@ -200,7 +191,6 @@ START_TEST(the_process_of_a_budget_is_told) {
     ck_assert_msg(told > 0.97 * (held + budget) && told < 1.03 * (held + 1.08 * budget),
                   "%.0f with %.0f and %.0f", told, held, budget);
 }
-END_TEST
 #endif
 
 /* ---- devices ------------------------------------------------------------------------------------- */
@@ -218,7 +208,7 @@ static const struct {
     {"sim:mps", "\n| `sim:mps` |", 1},
 };
 
-START_TEST(a_device_is_usable_or_says_why_not) {
+TEST_LOOP("devices", a_device_is_usable_or_says_why_not, LENGTH(devices)) {
     EXPECT(0, NULL);
     const char *row = device_row(devices[_i].name);
     if (devices[_i].is_everywhere) ck_assert_msg(strncmp(row, "usable ", 7) == 0, "%.60s", row);
@@ -227,10 +217,9 @@ START_TEST(a_device_is_usable_or_says_why_not) {
     else
         ck_assert_msg(strncmp(row, "not usable: run so far", 22) != 0, "%.60s", row);
 }
-END_TEST
 
 /* A libtorch for AMD's cards has its part in a library of another name: it is looked for, and what it lacks is told. */
-START_TEST(amds_part_is_looked_for) {
+TEST("devices", amds_part_is_looked_for) {
     static char path[2 * CLI_PATH], variable[4 * CLI_PATH];
     const char *const one[] = {variable, NULL}, *before = getenv("LD_LIBRARY_PATH");
     EXPECT(0, NULL);
@@ -254,7 +243,6 @@ START_TEST(amds_part_is_looked_for) {
     ck_contains(row, "libtorch_hip.so: ");
     remove(path);
 }
-END_TEST
 
 /* The cells "last run on" and "with" of a row in docs, as the program writes them. */
 static void documented_status(const char *start, char *text, size_t capacity) {
@@ -271,7 +259,7 @@ static void documented_status(const char *start, char *text, size_t capacity) {
     snprintf(text, capacity, " run so far %s%s%s ", cells[2], *cells[3] ? "; " : "", cells[3]);
 }
 
-START_TEST(the_status_of_a_device_is_that_of_the_docs) {
+TEST_LOOP("devices", the_status_of_a_device_is_that_of_the_docs, LENGTH(devices)) {
     char path[CLI_PATH], expected[600];
     ck_assert(ex_find_in_tree(NULL, "docs/devices.md", path, sizeof path));
     cli_read_file(path, docs);
@@ -282,7 +270,6 @@ START_TEST(the_status_of_a_device_is_that_of_the_docs) {
     ck_assert_msg(strncmp(status, expected, strlen(expected)) == 0,
                   "'%s' is not at the start of %s", expected, status);
 }
-END_TEST
 
 /* ---- environment --------------------------------------------------------------------------------- */
 
@@ -330,7 +317,7 @@ static int names(const char *text, const char *name) {
     return strstr(text, label) != NULL;
 }
 
-START_TEST(a_variable_that_is_set_is_explained) {
+TEST_LOOP("environment", a_variable_that_is_set_is_explained, LENGTH(variables)) {
     const char *const one[] = {variables[_i].set, NULL};
     char name[64], other[64], expected[256], usable[256];
     const char *device = variables[_i].device;
@@ -350,9 +337,8 @@ START_TEST(a_variable_that_is_set_is_explained) {
     int idle = device && strncmp(device_row(device), "not", 3) == 0;
     ck_contains(reason, idle ? usable : variables[_i].explained);
 }
-END_TEST
 
-START_TEST(none_is_named_when_none_is_set) {
+TEST("environment", none_is_named_when_none_is_set) {
     char name[64];
     forget_all();
     const char *text = diagnosis();
@@ -366,33 +352,13 @@ START_TEST(none_is_named_when_none_is_set) {
     }
     ck_contains(text, "\nEnvironment\n  none set of the variables that matter\n");
 }
-END_TEST
-
-/* ---- suite --------------------------------------------------------------------------------------- */
 
 int main(void) {
-    Suite *suite = suite_create("ex_doctor");
     cli_program = "doctor";
     cli_says_nothing_of_threads = 1; /* it tells of what is set */
-    TCase *flags = cli_case(suite, "flags"), *rows = cli_case(suite, "sections");
-    TCase *places = cli_case(suite, "devices"), *environment = cli_case(suite, "environment");
-
-    tcase_add_test(flags, help_and_version_go_to_standard_output);
-    tcase_add_loop_test(flags, an_unknown_argument_exits_2_and_is_named, 0, LENGTH(wrong));
-    tcase_add_test(flags, a_budget_that_is_none_exits_2);
-    tcase_add_test(flags, a_full_standard_output_is_told);
-    tcase_add_test(rows, each_section_is_there);
-    tcase_add_test(rows, it_fits_a_screen);
-    tcase_add_test(rows, the_library_is_described);
-    tcase_add_test(rows, figures_of_the_host_are_those_of_the_library);
-#ifdef __linux__
-    tcase_add_test(rows, the_process_is_described);
-    tcase_add_test(rows, the_process_of_a_budget_is_told);
-#endif
-    tcase_add_loop_test(places, a_device_is_usable_or_says_why_not, 0, LENGTH(devices));
-    tcase_add_test(places, amds_part_is_looked_for);
-    tcase_add_loop_test(places, the_status_of_a_device_is_that_of_the_docs, 0, LENGTH(devices));
-    tcase_add_loop_test(environment, a_variable_that_is_set_is_explained, 0, LENGTH(variables));
-    tcase_add_test(environment, none_is_named_when_none_is_set);
-    return suite_run(suite);
+    cli_case_named("flags");
+    cli_case_named("sections");
+    cli_case_named("devices");
+    cli_case_named("environment");
+    return suite_run_named("ex_doctor");
 }

@@ -23,7 +23,7 @@ static const struct {
                {SIGTERM, "stopped by SIGTERM after step "},
                {SIGHUP, "stopped by SIGHUP after step "}};
 
-START_TEST(a_signal_finishes_the_step) {
+TEST_LOOP("signals", a_signal_finishes_the_step, LENGTH(signals)) {
     const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace", cli_trace, NULL};
     pid_t child = cli_start(arguments);
     cli_wait_for_step(2);
@@ -35,10 +35,9 @@ START_TEST(a_signal_finishes_the_step) {
     EXPECT(0, FEW_PICTURES, "--epochs", "1000", "--replay", cli_trace, "--trace", cli_replayed);
     cli_same_state();
 }
-END_TEST
 
 /* The rate is too small to change a float32, so that only the statistics of BatchNorm move, and settle. */
-START_TEST(epochs_that_are_not_better_end_the_run) {
+TEST("signals", epochs_that_are_not_better_end_the_run) {
     static const char told[] = "no epoch since ";
     EXPECT(0, FEW_PICTURES, "--optimizer", "sgd", "--momentum", "0", "--lr", "1e-30", "--epochs",
            "50", "--patience", "2", "--trace", cli_trace);
@@ -50,10 +49,9 @@ START_TEST(epochs_that_are_not_better_end_the_run) {
     /* 48 pictures are two batches. */
     ck_assert_int_eq((int)cli_number(cli_trace, "end", 1, "steps"), 2 * (best + 2));
 }
-END_TEST
 
 /* There is nothing to save yet, and it may take long: here it reads a trace that does not end. */
-START_TEST(a_signal_before_training_ends_at_once) {
+TEST_LOOP("signals", a_signal_before_training_ends_at_once, LENGTH(signals)) {
     const char *const arguments[] = {FEW_PICTURES, "--replay", cli_trace, NULL};
     int writer;
     ck_assert_int_eq(mkfifo(cli_trace, 0600), 0);
@@ -63,10 +61,9 @@ START_TEST(a_signal_before_training_ends_at_once) {
     ck_assert_int_eq(cli_finish(child), 128 + signals[_i].number);
     close(writer);
 }
-END_TEST
 
 /* A terminal that goes sends one, and its shell another: none of the two ends the run before it has saved. */
-START_TEST(a_second_hangup_changes_nothing) {
+TEST("signals", a_second_hangup_changes_nothing) {
     char file[CLI_PATH + 8];
     snprintf(file, sizeof file, "%s/c", cli_root);
     const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace",
@@ -80,10 +77,9 @@ START_TEST(a_second_hangup_changes_nothing) {
     ck_assert_int_eq(cli_finish(child), 128 + SIGHUP);
     ck_assert_int_eq(access(file, R_OK), 0);
 }
-END_TEST
 
 /* Under nohup, and in the background of a script, the parent has said that they are not to end the run. */
-START_TEST(an_ignored_signal_stays_ignored) {
+TEST_LOOP("signals", an_ignored_signal_stays_ignored, LENGTH(signals)) {
     const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace", cli_trace, NULL};
     int other = signals[_i].number == SIGTERM ? SIGINT : SIGTERM;
     signal(signals[_i].number, SIG_IGN);
@@ -97,12 +93,11 @@ START_TEST(an_ignored_signal_stays_ignored) {
     ck_assert_int_eq(cli_finish(child), 128 + other);
     ck_contains(cli_out, "stopped by ");
 }
-END_TEST
 
 /* Ctrl-Z, and on again: the run is the one that was not stopped. */
 static const int stopping[] = {SIGTSTP, SIGSTOP};
 
-START_TEST(a_run_that_is_stopped_and_goes_on) {
+TEST_LOOP("signals", a_run_that_is_stopped_and_goes_on, LENGTH(stopping)) {
     const char *const arguments[] = {FEW_PICTURES, "--steps", "12", "--trace", cli_trace, NULL};
     int status;
     pid_t child = cli_start(arguments);
@@ -115,7 +110,6 @@ START_TEST(a_run_that_is_stopped_and_goes_on) {
     EXPECT(0, FEW_PICTURES, "--replay", cli_trace, "--trace", cli_replayed);
     cli_same_state();
 }
-END_TEST
 
 /* ---- pipes that nobody reads any more ---------------------------------------------------------------- */
 
@@ -133,7 +127,7 @@ static void read_and_go(int reader) {
     close(reader);
 }
 
-START_TEST(a_trace_that_nobody_reads) {
+TEST("pipes", a_trace_that_nobody_reads) {
     const char *const arguments[] = {FEW_PICTURES, "--steps", "4", "--trace", cli_trace, NULL};
     int reader = open_reader(cli_trace);
     pid_t child = cli_start(arguments);
@@ -142,10 +136,9 @@ START_TEST(a_trace_that_nobody_reads) {
     ck_contains(cli_err, "--trace: ");
     ck_contains(cli_err, "Broken pipe");
 }
-END_TEST
 
 /* As in `food101 | head -1`: what was trained is saved, and the end says what has been lost. */
-START_TEST(a_standard_output_that_nobody_reads) {
+TEST("pipes", a_standard_output_that_nobody_reads) {
     char file[CLI_PATH + 8], output[CLI_PATH + 8];
     snprintf(file, sizeof file, "%s/c", cli_root);
     snprintf(output, sizeof output, "%s/pipe", cli_root);
@@ -158,13 +151,12 @@ START_TEST(a_standard_output_that_nobody_reads) {
     ck_contains(cli_err, "food101: standard output could not be written");
     ck_assert_int_eq(access(file, R_OK), 0);
 }
-END_TEST
 
 /* ---- what cannot be written -------------------------------------------------------------------------- */
 
 static const char *const printing[] = {"--help", "--version", "--explain"};
 
-START_TEST(a_full_standard_output_is_told) {
+TEST_LOOP("full", a_full_standard_output_is_told, LENGTH(printing)) {
     if (access("/dev/full", W_OK) != 0) {
         suite_skip("a_full_standard_output_is_told", "no /dev/full here");
         return;
@@ -174,10 +166,9 @@ START_TEST(a_full_standard_output_is_told) {
     ck_contains(cli_err, "food101: standard output could not be written");
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
 }
-END_TEST
 
 /* An epoch is told before its files are written: there is a folder in the place of the second one. */
-START_TEST(an_epoch_is_told_before_its_files) {
+TEST("full", an_epoch_is_told_before_its_files) {
     char file[CLI_PATH + 8], best[CLI_PATH + 16];
     snprintf(file, sizeof file, "%s/c", cli_root);
     snprintf(best, sizeof best, "%s.best", file);
@@ -187,10 +178,9 @@ START_TEST(an_epoch_is_told_before_its_files) {
     ck_contains(cli_out, "\nepoch 1  train loss ");
     ck_assert_ptr_null(strstr(cli_out, "\nvalidation accuracy "));
 }
-END_TEST
 
 /* Before anything is trained. */
-START_TEST(a_full_disk_for_the_trace_is_told_at_once) {
+TEST("full", a_full_disk_for_the_trace_is_told_at_once) {
     if (access("/dev/full", W_OK) != 0) {
         suite_skip("a_full_disk_for_the_trace_is_told_at_once", "no /dev/full here");
         return;
@@ -200,14 +190,12 @@ START_TEST(a_full_disk_for_the_trace_is_told_at_once) {
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1); /* once */
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
-END_TEST
 
-START_TEST(a_loss_that_explodes_ends_the_trace) {
+TEST("full", a_loss_that_explodes_ends_the_trace) {
     EXPECT(1, FEW_PICTURES, "--optimizer", "sgd", "--lr", "1e30", "--steps", "20", "--trace",
            cli_trace);
     ck_assert_int_ge(cli_number(cli_trace, "end", 1, "steps"), 1);
 }
-END_TEST
 
 /* ---- what cannot fit ----------------------------------------------------------------------------- */
 
@@ -224,7 +212,7 @@ static const struct {
      {"does not fit", "32 samples at once do not fit: ", "fixes the chunks"}},
 };
 
-START_TEST(explaining_what_cannot_fit_exits_3) {
+TEST_LOOP("fits", explaining_what_cannot_fit_exits_3, LENGTH(tight)) {
     const char *budget = strcmp(tight[_i].flags[0], "--budget") == 0 ? "1GiB" : "240MiB";
     EXPECT(3, "--device", "cpu", "--image-size", "96", "--threads", "1", "--explain", "--epochs",
            "0", "--budget", budget, tight[_i].flags[0], tight[_i].flags[1], tight[_i].flags[2],
@@ -235,10 +223,9 @@ START_TEST(explaining_what_cannot_fit_exits_3) {
     ck_contains(cli_err, "--budget SIZE");
     if (tight[_i].flags[2]) ck_contains(cli_err, "--checkpointing auto"); /* it was turned off */
 }
-END_TEST
 
 /* What helps is what was not asked for yet, and a budget does not help against what no budget explains. */
-START_TEST(flags_that_help_are_named) {
+TEST("fits", flags_that_help_are_named) {
     const char *folder = cli_root;
     EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:5:persistent", "--budget", "400MiB");
     ck_contains(cli_err,
@@ -255,10 +242,9 @@ START_TEST(flags_that_help_are_named) {
            "--offload", "never");
     ck_contains(cli_err, "  --offload auto       with --offload-dir DIR: activations wait");
 }
-END_TEST
 
 /* One that is too large by far: the one that is told trains, and none is told where none would. */
-START_TEST(the_smaller_chunk_that_is_told_trains) {
+TEST("fits", the_smaller_chunk_that_is_told_trains) {
     char least[8];
     EXPECT(3, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "210MiB",
            "--checkpointing", "off", "--steps", "1", "--min-micro-batch", "12");
@@ -276,9 +262,8 @@ START_TEST(the_smaller_chunk_that_is_told_trains) {
     ck_contains(cli_err,
                 "  --min-micro-batch N  at most 16, instead of 30: one chunk more, if that");
 }
-END_TEST
 
-START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
+TEST("fits", a_model_that_no_card_holds_goes_on_on_the_cpu) {
     static char traced[CLI_CAPACITY];
     EXPECT(0, FEW_PICTURES, "--device", "sim:cuda", "--budget", "150MiB", "--fallback", "cpu",
            "--steps", "2", "--trace", cli_trace);
@@ -288,7 +273,6 @@ START_TEST(a_model_that_no_card_holds_goes_on_on_the_cpu) {
     ck_contains(cli_out, "cpu");
     EXPECT(3, FEW_PICTURES, "--device", "sim:cuda", "--budget", "150MiB", "--steps", "2");
 }
-END_TEST
 
 /* ---- what is known beforehand -------------------------------------------------------------------- */
 
@@ -363,7 +347,7 @@ static const struct {
      {"two thirds", ""}},
 };
 
-START_TEST(explaining_says_what_is_known) {
+TEST_LOOP("fits", explaining_says_what_is_known, LENGTH(explained)) {
     const char *const *flags = explained[_i].flags;
     const char *arguments[CLI_MOST_ARGUMENTS] = {FEW_PICTURES, "--explain", "--epochs", "0"};
     static char all[2 * CLI_CAPACITY];
@@ -377,7 +361,6 @@ START_TEST(explaining_says_what_is_known) {
         if (*explained[_i].has_not[i])
             ck_assert_msg(!strstr(all, explained[_i].has_not[i]), "%s", all);
 }
-END_TEST
 
 /*
  * Budgets in which a step of 32 is one chunk, one alone, several, alone as a last resort, and needs a rung. What the
@@ -447,7 +430,7 @@ static size_t chunks_of(const char *line, size_t *first) {
 }
 
 /* Without --deterministic sizes grow, where nothing tells of them. */
-START_TEST(explaining_how_sizes_will_be_found) {
+TEST("fits", explaining_how_sizes_will_be_found) {
     size_t first;
     EXPECT(0, "--device", "sim:mps", "--image-size", "32", "--threads", "1", "--budget", "300MiB",
            "--steps", "1", "--epochs", "1", "--explain", "--trace", cli_trace);
@@ -457,9 +440,8 @@ START_TEST(explaining_how_sizes_will_be_found) {
     ck_assert_uint_gt(chunks_of(strstr(trace, "\"event\":\"step\""), &first), 1);
     ck_assert_uint_lt(first, 16);
 }
-END_TEST
 
-START_TEST(explaining_says_what_the_run_does) {
+TEST_LOOP("fits", explaining_says_what_the_run_does, LENGTH(foretold)) {
     size_t chunks, chunk, bytes, first;
     /* A batch that fits whole beside held gradients goes alone from the second on. */
     const int number = strstr(foretold[_i][2], "kept") ? 1 : 2;
@@ -489,10 +471,9 @@ START_TEST(explaining_says_what_the_run_does) {
     long long peak = cli_number(cli_trace, "step", number, "peak_bytes");
     ck_assert_int_lt(llabs(peak - (long long)bytes), peak / 100);
 }
-END_TEST
 
 /* A batch that cannot be cut, until it fits or can be made no smaller. */
-START_TEST(explaining_a_smaller_batch) {
+TEST("fits", explaining_a_smaller_batch) {
     size_t samples;
     EXPECT(0, "--device", "cpu", "--threads", "1", "--steps", "1", "--epochs", "1", "--progress",
            "off", "--image-size", "96", "--budget", "240MiB", "--batch", "21", "--min-micro-batch",
@@ -505,13 +486,12 @@ START_TEST(explaining_a_smaller_batch) {
     ck_assert_uint_lt(samples, 21);
     ck_assert_int_eq(cli_number(cli_trace, "step", 1, "samples"), (long long)samples);
 }
-END_TEST
 
 #define ON_A_SMALL_CARD                                                                            \
     "--device", "sim:cuda", "--budget", "200MiB", "--image-size", "96", "--threads", "1",          \
         "--batch", "8", "--steps", "1", "--progress", "off", "--offload", "never"
 
-START_TEST(explaining_a_fallback) {
+TEST("fits", explaining_a_fallback) {
     EXPECT(3, ON_A_SMALL_CARD, "--checkpointing", "off", "--explain");
     ck_contains(cli_err, "--fallback cpu");
     EXPECT(0, ON_A_SMALL_CARD, "--fallback", "amp,cpu", "--trace", cli_trace);
@@ -525,35 +505,13 @@ START_TEST(explaining_a_fallback) {
     ck_contains(cli_out, "With cpu: 2 at once fit.\nRungs that the run takes: cpu\n");
     cli_same_state();
 }
-END_TEST
 
 int main(void) {
     /* Started in the background, it would have children that ignore what they are sent. */
     for (int i = 0; i < LENGTH(signals); i++) signal(signals[i].number, SIG_DFL);
-    Suite *suite = suite_create("ex_ends");
-    TCase *stops = cli_case(suite, "signals"), *full = cli_case(suite, "full");
-    TCase *fits = cli_case(suite, "fits"), *pipes = cli_case(suite, "pipes");
-
-    tcase_add_test(stops, epochs_that_are_not_better_end_the_run);
-    tcase_add_loop_test(stops, a_signal_finishes_the_step, 0, LENGTH(signals));
-    tcase_add_loop_test(stops, a_signal_before_training_ends_at_once, 0, LENGTH(signals));
-    tcase_add_test(stops, a_second_hangup_changes_nothing);
-    tcase_add_loop_test(stops, an_ignored_signal_stays_ignored, 0, LENGTH(signals));
-    tcase_add_loop_test(stops, a_run_that_is_stopped_and_goes_on, 0, LENGTH(stopping));
-    tcase_add_test(pipes, a_trace_that_nobody_reads);
-    tcase_add_test(pipes, a_standard_output_that_nobody_reads);
-    tcase_add_loop_test(full, a_full_standard_output_is_told, 0, LENGTH(printing));
-    tcase_add_test(full, an_epoch_is_told_before_its_files);
-    tcase_add_test(full, a_full_disk_for_the_trace_is_told_at_once);
-    tcase_add_test(full, a_loss_that_explodes_ends_the_trace);
-    tcase_add_test(fits, a_model_that_no_card_holds_goes_on_on_the_cpu);
-    tcase_add_test(fits, flags_that_help_are_named);
-    tcase_add_test(fits, the_smaller_chunk_that_is_told_trains);
-    tcase_add_loop_test(fits, explaining_what_cannot_fit_exits_3, 0, LENGTH(tight));
-    tcase_add_loop_test(fits, explaining_says_what_is_known, 0, LENGTH(explained));
-    tcase_add_test(fits, explaining_how_sizes_will_be_found);
-    tcase_add_loop_test(fits, explaining_says_what_the_run_does, 0, LENGTH(foretold));
-    tcase_add_test(fits, explaining_a_smaller_batch);
-    tcase_add_test(fits, explaining_a_fallback);
-    return suite_run(suite);
+    cli_case_named("signals");
+    cli_case_named("full");
+    cli_case_named("fits");
+    cli_case_named("pipes");
+    return suite_run_named("ex_ends");
 }

@@ -246,7 +246,7 @@ static const struct png_kind png_kinds[] = {
 };
 
 /* Every kind of PNG comes out as 8-bit RGB over white. */
-START_TEST(png_kind_decodes) {
+TEST_LOOP("decoding", png_kind_decodes, sizeof png_kinds / sizeof *png_kinds) {
     const struct png_kind *kind = &png_kinds[_i];
     ex_image image;
     ex_error error;
@@ -262,10 +262,9 @@ START_TEST(png_kind_decodes) {
     }
     ex_image_clear(&image);
 }
-END_TEST
 
 /* Baseline and progressive; lossy, hence the tolerance of 3 levels. */
-START_TEST(jpeg_decodes) {
+TEST_LOOP("decoding", jpeg_decodes, 2) {
     static const unsigned char pixel[3] = {200, 120, 40};
     ex_image image;
     ex_error error;
@@ -277,9 +276,8 @@ START_TEST(jpeg_decodes) {
     check_pixel(&image, 32, 32, pixel, 3);
     ex_image_clear(&image);
 }
-END_TEST
 
-START_TEST(grey_jpeg_decodes) {
+TEST("decoding", grey_jpeg_decodes) {
     static const unsigned char grey[3] = {90, 90, 90};
     ex_image image;
 
@@ -288,10 +286,9 @@ START_TEST(grey_jpeg_decodes) {
     check_pixel(&image, 7, 7, grey, 2);
     ex_image_clear(&image);
 }
-END_TEST
 
 /* The type follows from the content: a JPEG named .png is a JPEG. */
-START_TEST(name_does_not_matter) {
+TEST("decoding", name_does_not_matter) {
     static const unsigned char pixel[3] = {1, 200, 3};
     ex_image image;
 
@@ -299,7 +296,6 @@ START_TEST(name_does_not_matter) {
     ck_assert_int_eq(ex_image_load(in_folder("wrong.png"), &image, NULL), EX_OK);
     ex_image_clear(&image);
 }
-END_TEST
 
 /* Calls `visit` for every embedded picture. */
 static void each_embedded(void (*visit)(const char *path, void *user), void *user) {
@@ -339,13 +335,12 @@ static void load_embedded(const char *path, void *user) {
     ++*count;
 }
 
-START_TEST(embedded_pictures_decode) {
+TEST("decoding", embedded_pictures_decode) {
     size_t count = 0;
 
     each_embedded(load_embedded, &count);
     ck_assert_uint_eq(count, 279);
 }
-END_TEST
 
 /* ---- decoding bad files --------------------------------------------------------------------- */
 
@@ -479,7 +474,7 @@ static void check_one_line(const ex_error *error, const char *name) {
 }
 
 /* Each bad file gives one line that names it and the reason, and no picture. */
-START_TEST(bad_file_is_refused) {
+TEST_LOOP("decoding", bad_file_is_refused, sizeof bad_files / sizeof *bad_files) {
     ex_image image = {1, 1, NULL};
     ex_error error = {{0}};
 
@@ -491,10 +486,9 @@ START_TEST(bad_file_is_refused) {
     ck_assert_ptr_null(image.pixels);
     ck_assert_int_eq(image.width, 0);
 }
-END_TEST
 
 /* Names beyond the buffer lose their head, names with control characters stay one line. */
-START_TEST(error_text_is_bounded) {
+TEST("decoding", error_text_is_bounded) {
     char name[2000];
     ex_error error;
 
@@ -505,7 +499,6 @@ START_TEST(error_text_is_bounded) {
     ck_assert_uint_lt(strlen(error.text), sizeof error.text);
     ex_error_set(NULL, name, "%s", "nobody listens");
 }
-END_TEST
 
 /* ---- damaged input -------------------------------------------------------------------------- */
 
@@ -571,7 +564,7 @@ static void fuzz_one(const char *path, void *user) {
 }
 
 /* Damaged files are decoded or refused; a sanitizer build sees whether memory stays intact. */
-START_TEST(damaged_files_do_no_harm) {
+TEST("decoding", damaged_files_do_no_harm) {
     struct fuzz fuzz = {0, 0, 0, {0, 0}};
 
     clock_gettime(CLOCK_MONOTONIC, &fuzz.start);
@@ -581,29 +574,8 @@ START_TEST(damaged_files_do_no_harm) {
     ck_assert_uint_gt(fuzz.refused, 0);
     ck_assert_uint_gt(fuzz.accepted, 0);
 }
-END_TEST
-
-/* ---- suite ---------------------------------------------------------------------------------- */
-
-static TCase *decoding_case(void) {
-    TCase *decoding = tcase_create("decoding");
-
-    tcase_add_checked_fixture(decoding, make_folder, remove_folder);
-    tcase_add_loop_test(decoding, png_kind_decodes, 0, sizeof png_kinds / sizeof *png_kinds);
-    tcase_add_loop_test(decoding, jpeg_decodes, 0, 2);
-    tcase_add_test(decoding, grey_jpeg_decodes);
-    tcase_add_test(decoding, name_does_not_matter);
-    tcase_add_test(decoding, embedded_pictures_decode);
-    tcase_add_loop_test(decoding, bad_file_is_refused, 0, sizeof bad_files / sizeof *bad_files);
-    tcase_add_test(decoding, error_text_is_bounded);
-    tcase_add_test(decoding, damaged_files_do_no_harm);
-    tcase_set_timeout(decoding, 60);
-    return decoding;
-}
 
 int main(void) {
-    Suite *suite = suite_create("ex_image");
-
-    suite_add_tcase(suite, decoding_case());
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("decoding"), make_folder, remove_folder);
+    return suite_run_named("ex_image");
 }

@@ -124,10 +124,9 @@ static void run_and_replay(uint64_t n) {
     ex_replay_free(replay);
 }
 
-START_TEST(a_replay_ends_in_the_same_state) {
+TEST("same state", a_replay_ends_in_the_same_state) {
     run_and_replay(0);
 }
-END_TEST
 
 START_TEST(a_replay_of_a_recovery_ends_in_the_same_state) {
     run_and_replay((uint64_t)_i);
@@ -135,7 +134,7 @@ START_TEST(a_replay_of_a_recovery_ends_in_the_same_state) {
 END_TEST
 
 /* Smaller batches of a run that has too little memory are replayed from whole ones. */
-START_TEST(a_replay_of_smaller_batches_ends_in_the_same_state) {
+TEST("same state", a_replay_of_smaller_batches_ends_in_the_same_state) {
     static run first, second;
     ex_replay *replay;
     start_whole(&first, tight(), path);
@@ -148,11 +147,10 @@ START_TEST(a_replay_of_smaller_batches_ends_in_the_same_state) {
     ck_assert_uint_eq(first.hash, second.hash);
     ex_replay_free(replay);
 }
-END_TEST
 
 /* ---- reading ------------------------------------------------------------------------------------- */
 
-START_TEST(no_trace_is_no_replay) {
+TEST("reading", no_trace_is_no_replay) {
     ex_replay *replay;
     ex_tracefile *file;
     ck_ok(ex_replay_open(NULL, &replay));
@@ -168,18 +166,16 @@ START_TEST(no_trace_is_no_replay) {
     ex_tracefile_line(NULL, "{}");
     ck_ok(ex_tracefile_close(NULL));
 }
-END_TEST
 
-START_TEST(other_events_are_passed_over) {
+TEST("reading", other_events_are_passed_over) {
     ex_replay *replay = open_text(RUN "{\"event\":\"oom\",\"chunks\":0}\n" STEP(
         1, 5, "[3,2]") "{\"event\":\"of a later version\"}\n" STEP(2, 4, "[4]"));
     ck_assert_uint_eq(ex_replay_steps(replay), 2);
     ck_assert_int_eq(ex_replay_threads(replay), 0);
     ex_replay_free(replay);
 }
-END_TEST
 
-START_TEST(the_program_line_tells_the_threads) {
+TEST("reading", the_program_line_tells_the_threads) {
     ex_tracefile *file;
     ex_replay *replay;
     char quoted[] = "say \"hi\"\n", broken[] = "\xff", program[] = "cat";
@@ -205,7 +201,6 @@ START_TEST(the_program_line_tells_the_threads) {
     ck_assert_uint_eq(ex_replay_steps(replay), 1);
     ex_replay_free(replay);
 }
-END_TEST
 
 static char logged[1024];
 
@@ -233,7 +228,7 @@ static const struct {
      ": --lr, --a; "},
 };
 
-START_TEST(what_a_trace_does_not_tell_is_said) {
+TEST_LOOP("reading", what_a_trace_does_not_tell_is_said, LENGTH(lost)) {
     const ex_setting rate = {"lr", "1"};
     ex_replay *replay = open_text(lost[_i].text);
     *logged = '\0';
@@ -246,23 +241,21 @@ START_TEST(what_a_trace_does_not_tell_is_said) {
         ck_assert_str_eq(logged, "");
     ex_replay_free(replay);
 }
-END_TEST
 
 /* From 2^63 on it is written as text, since not every reader of JSON has such numbers. */
-START_TEST(a_large_seed_is_compared_too) {
+TEST("reading", a_large_seed_is_compared_too) {
     ex_replay *replay =
         open_text("{\"event\":\"run\",\"seed\":\"9223372036854775808\"}\n" STEP(1, 4, "[4]"));
     ck_refused(ex_replay_check(replay, "cat", 1, 32, NULL, 0), MT_EINVAL, "--seed: 1, but '");
     ck_contains(mt_last_error(), "' was written with 9223372036854775808; a replay needs the same");
     ex_replay_free(replay);
 }
-END_TEST
 
 #define LOST_LOSS(more)                                                                            \
     "{\"event\":\"step\",\"step\":1,\"samples\":4,\"chunks\":[4],\"loss\":null" more "}\n"
 
 /* What an earlier version applied is taken back today, unless the same is asked for. */
-START_TEST(updates_of_losses_that_are_not_finite) {
+TEST("reading", updates_of_losses_that_are_not_finite) {
     const ex_setting off = {"apply-not-finite", "0"}, on = {"apply-not-finite", "1"};
     ex_replay *replay = open_text(RUN LOST_LOSS(""));
     ck_refused(ex_replay_check(replay, "cat", 1, 32, &off, 1), MT_EINVAL, "line 2");
@@ -274,7 +267,6 @@ START_TEST(updates_of_losses_that_are_not_finite) {
     ck_ok(ex_replay_check(replay, "cat", 1, 32, &off, 1));
     ex_replay_free(replay);
 }
-END_TEST
 
 static const struct {
     const char *text;
@@ -303,7 +295,7 @@ static const struct {
     {PROGRAM("1099511627776") STEP(1, 4, "[4]"), {"line 1", "'threads' is not a number from 1"}},
 };
 
-START_TEST(damaged_traces_are_refused_by_line) {
+TEST_LOOP("reading", damaged_traces_are_refused_by_line, LENGTH(damaged)) {
     ex_replay *replay = (ex_replay *)path;
     write_file(damaged[_i].text);
     ck_status(ex_replay_open(path, &replay), MT_EINVAL);
@@ -312,9 +304,8 @@ START_TEST(damaged_traces_are_refused_by_line) {
     ck_contains(mt_last_error(), "--replay");
     for (int i = 0; i < 2; i++) ck_contains(mt_last_error(), damaged[_i].has[i]);
 }
-END_TEST
 
-START_TEST(files_that_cannot_be_had) {
+TEST("reading", files_that_cannot_be_had) {
     ex_replay *replay;
     ex_tracefile *file;
     ck_refused(ex_replay_open("/nonexistent/t.jsonl", &replay), MT_EINVAL,
@@ -323,9 +314,8 @@ START_TEST(files_that_cannot_be_had) {
     ck_refused(ex_tracefile_open("/nonexistent/t.jsonl", &file), MT_EINVAL,
                "--trace: cannot write '/nonexistent/t.jsonl'");
 }
-END_TEST
 
-START_TEST(a_full_disk_is_told) {
+TEST("reading", a_full_disk_is_told) {
     ex_tracefile *file;
     if (access("/dev/full", W_OK) != 0) {
         suite_skip("a_full_disk_is_told", "no /dev/full here");
@@ -335,10 +325,9 @@ START_TEST(a_full_disk_is_told) {
     ex_tracefile_line(file, "{}");
     ck_refused(ex_tracefile_close(file), MT_EIO, "/dev/full");
 }
-END_TEST
 
 /* Until the first new line comes the old ones are there: a run may be refused before. */
-START_TEST(an_older_trace_stays_until_the_first_line) {
+TEST("reading", an_older_trace_stays_until_the_first_line) {
     char name[] = "/tmp/check_ex_replay.XXXXXX", text[16] = "";
     ex_tracefile *file;
     int made = mkstemp(name);
@@ -356,10 +345,9 @@ START_TEST(an_older_trace_stays_until_the_first_line) {
     }
     remove(name);
 }
-END_TEST
 
 /* A trace is written into what has the name, unlike a checkpoint: a link stays one, and a file keeps its mode. */
-START_TEST(a_trace_through_a_link) {
+TEST("reading", a_trace_through_a_link) {
     char target[] = "/tmp/check_ex_replay.XXXXXX", name[64], text[8] = "";
     struct stat info;
     ex_tracefile *file;
@@ -378,11 +366,10 @@ START_TEST(a_trace_through_a_link) {
     remove(name);
     remove(target);
 }
-END_TEST
 
 /* ---- a trace of another run ---------------------------------------------------------------------- */
 
-START_TEST(other_samples_are_refused) {
+TEST("another run", other_samples_are_refused) {
     static run r;
     ex_replay *replay = open_text(RUN STEP(1, 32, "[16,16]") STEP(2, 32, "[32]"));
     start(&r, 0, NULL);
@@ -392,7 +379,6 @@ START_TEST(other_samples_are_refused) {
     mt_trainer_free(r.trainer);
     ex_replay_free(replay);
 }
-END_TEST
 
 #define SMALLER(step, samples, epoch)                                                              \
     "{\"event\":\"step\",\"step\":" #step ",\"epoch\":" #epoch ",\"samples\":" #samples            \
@@ -422,7 +408,7 @@ static const struct {
     {SMALLER(1, 9, 1) SMALLER(2, 21, 1), 0, {"line 2", "step 2 has 21 samples there and 20 here"}},
 };
 
-START_TEST(other_batches_are_refused_before_the_first_step) {
+TEST_LOOP("another run", other_batches_are_refused_before_the_first_step, LENGTH(batches)) {
     const ex_epoch epoch = {50, 20, batches[_i].least};
     ex_replay *replay = open_text(batches[_i].text);
     ck_status(ex_replay_check_batches(replay, &epoch), batches[_i].has[0] ? MT_EINVAL : MT_OK);
@@ -431,9 +417,8 @@ START_TEST(other_batches_are_refused_before_the_first_step) {
     ck_ok(ex_replay_check_batches(NULL, &epoch));
     ex_replay_free(replay);
 }
-END_TEST
 
-START_TEST(the_end_of_the_trace_is_told) {
+TEST("another run", the_end_of_the_trace_is_told) {
     static run r;
     ex_replay *replay = open_text(STEP(1, 32, "[16,16]"));
     start(&r, 0, NULL);
@@ -442,7 +427,6 @@ START_TEST(the_end_of_the_trace_is_told) {
     mt_trainer_free(r.trainer);
     ex_replay_free(replay);
 }
-END_TEST
 
 #define SAVED(step, rungs)                                                                         \
     "{\"event\":\"step\",\"step\":" #step ",\"samples\":4,\"chunks\":[4],\"rungs\":[" rungs "]}\n"
@@ -464,7 +448,7 @@ static const struct {
     {SAVED(1, "\"cpu\""), 0, {"line 1", "with cpu, which", "of another kind"}},
 };
 
-START_TEST(savers_of_another_device_are_refused) {
+TEST_LOOP("another run", savers_of_another_device_are_refused, LENGTH(savers)) {
     ex_replay *replay = open_text(savers[_i].text);
     mt_status status = ex_replay_check_rungs(replay, savers[_i].known);
     ck_status(status, savers[_i].has[0] ? MT_EINVAL : MT_OK);
@@ -472,35 +456,12 @@ START_TEST(savers_of_another_device_are_refused) {
         ck_contains(mt_last_error(), savers[_i].has[i]);
     ex_replay_free(replay);
 }
-END_TEST
-
-/* ---- suite --------------------------------------------------------------------------------------- */
 
 int main(void) {
-    Suite *suite = suite_create("ex_replay");
-    TCase *same = suite_case(suite, "same state"), *reading = suite_case(suite, "reading");
-    TCase *other = suite_case(suite, "another run");
-    TCase *cases[] = {same, reading, other};
-
-    for (int i = 0; i < LENGTH(cases); i++)
-        tcase_add_checked_fixture(cases[i], make_file, remove_file);
-    tcase_add_test(same, a_replay_ends_in_the_same_state);
-    tcase_add_loop_test(same, a_replay_of_a_recovery_ends_in_the_same_state, 1, 40);
-    tcase_add_test(same, a_replay_of_smaller_batches_ends_in_the_same_state);
-    tcase_add_test(reading, no_trace_is_no_replay);
-    tcase_add_test(reading, other_events_are_passed_over);
-    tcase_add_test(reading, the_program_line_tells_the_threads);
-    tcase_add_loop_test(reading, what_a_trace_does_not_tell_is_said, 0, LENGTH(lost));
-    tcase_add_test(reading, a_large_seed_is_compared_too);
-    tcase_add_test(reading, updates_of_losses_that_are_not_finite);
-    tcase_add_loop_test(reading, damaged_traces_are_refused_by_line, 0, LENGTH(damaged));
-    tcase_add_test(reading, files_that_cannot_be_had);
-    tcase_add_test(reading, a_full_disk_is_told);
-    tcase_add_test(reading, an_older_trace_stays_until_the_first_line);
-    tcase_add_test(reading, a_trace_through_a_link);
-    tcase_add_test(other, other_samples_are_refused);
-    tcase_add_loop_test(other, other_batches_are_refused_before_the_first_step, 0, LENGTH(batches));
-    tcase_add_test(other, the_end_of_the_trace_is_told);
-    tcase_add_loop_test(other, savers_of_another_device_are_refused, 0, LENGTH(savers));
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("same state"), make_file, remove_file);
+    tcase_add_checked_fixture(suite_case_named("reading"), make_file, remove_file);
+    tcase_add_checked_fixture(suite_case_named("another run"), make_file, remove_file);
+    tcase_add_loop_test(suite_case_named("same state"),
+                        a_replay_of_a_recovery_ends_in_the_same_state, 1, 40);
+    return suite_run_named("ex_replay");
 }

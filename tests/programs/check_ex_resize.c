@@ -85,17 +85,16 @@ static void check_resize(const ex_box *box, int width, int height, const struct 
     ex_image_clear(&pattern);
 }
 
-START_TEST(resize_matches_pillow) {
+TEST("resizing", resize_matches_pillow) {
     static const ex_box box = {3.5, 2.25, 30.5, 18.5};
 
     check_resize(NULL, 16, 12, golden_down, 6);
     check_resize(NULL, 50, 40, golden_up, 6);
     check_resize(&box, 8, 8, golden_box, 4);
 }
-END_TEST
 
 /* A ramp of 256 levels to 8 pixels, also from Pillow: the ends show how edges are weighed. */
-START_TEST(ramp_matches_pillow) {
+TEST("resizing", ramp_matches_pillow) {
     static const unsigned char expected[8] = {19, 48, 80, 112, 144, 176, 208, 236};
     ex_image ramp = make_constant(256, 8, 0);
     ex_image out;
@@ -111,10 +110,9 @@ START_TEST(ramp_matches_pillow) {
     ex_image_clear(&out);
     ex_image_clear(&ramp);
 }
-END_TEST
 
 /* Weights that do not add up to one would show here, at any scale. */
-START_TEST(constant_stays_constant) {
+TEST_LOOP("resizing", constant_stays_constant, 256) {
     static const int sizes[][2] = {{1, 1}, {3, 5}, {31, 17}, {32, 32}, {100, 7}, {224, 224}};
     const unsigned char value[3] = {(unsigned char)_i, (unsigned char)_i, (unsigned char)_i};
     ex_image image = make_constant(31, 17, _i);
@@ -129,9 +127,8 @@ START_TEST(constant_stays_constant) {
     }
     ex_image_clear(&image);
 }
-END_TEST
 
-START_TEST(same_size_is_a_copy) {
+TEST("resizing", same_size_is_a_copy) {
     ex_image pattern = make_pattern();
     ex_image out;
 
@@ -140,9 +137,8 @@ START_TEST(same_size_is_a_copy) {
     ex_image_clear(&out);
     ex_image_clear(&pattern);
 }
-END_TEST
 
-START_TEST(resize_refuses_bad_arguments) {
+TEST("resizing", resize_refuses_bad_arguments) {
     static const ex_box bad[] = {
         {-1, 0, 5, 5}, {0, 0, 38, 5}, {0, 0, 5, 24}, {0, 0, 0, 5}, {0, 0, NAN, 5}};
     ex_image pattern = make_pattern();
@@ -156,12 +152,11 @@ START_TEST(resize_refuses_bad_arguments) {
     ck_assert_int_eq(ex_image_resize(&pattern, NULL, 1 << 20, 1 << 20, &out), EX_EINPUT);
     ex_image_clear(&pattern);
 }
-END_TEST
 
 /* ---- views ---------------------------------------------------------------------------------- */
 
 /* A 20 x 10 picture in a 20 x 20 box: five rows of white above and below, exactly. */
-START_TEST(view_pads_with_white) {
+TEST("resizing", view_pads_with_white) {
     static const unsigned char white[3] = {255, 255, 255}, dark[3] = {40, 40, 40};
     static const ex_box box = {0, -5, 20, 20};
     ex_image image = make_constant(20, 10, 40);
@@ -175,10 +170,9 @@ START_TEST(view_pads_with_white) {
     ex_image_clear(&out);
     ex_image_clear(&image);
 }
-END_TEST
 
 /* A box inside the picture is the same as resizing that box. */
-START_TEST(view_crops) {
+TEST("resizing", view_crops) {
     static const ex_box box = {7, 0, 23, 23};
     ex_image pattern = make_pattern();
     ex_image view, resized;
@@ -190,10 +184,9 @@ START_TEST(view_crops) {
     ex_image_clear(&resized);
     ex_image_clear(&pattern);
 }
-END_TEST
 
 /* Any box that meets the picture gives side x side pixels, however thin the overlap. */
-START_TEST(view_takes_any_overlap) {
+TEST("resizing", view_takes_any_overlap) {
     ex_image pattern = make_pattern();
 
     for (uint64_t i = 0; i < 500; i++) {
@@ -209,11 +202,10 @@ START_TEST(view_takes_any_overlap) {
     }
     ex_image_clear(&pattern);
 }
-END_TEST
 
 /* ---- pixels and random numbers -------------------------------------------------------------- */
 
-START_TEST(flip_mirrors) {
+TEST("pixels", flip_mirrors) {
     ex_image once = make_pattern(), twice = make_pattern();
 
     ex_image_flip(&once);
@@ -227,10 +219,9 @@ START_TEST(flip_mirrors) {
     ex_image_clear(&once);
     ex_image_clear(&twice);
 }
-END_TEST
 
 /* Planes in the order red, green, blue; the values follow from the published constants. */
-START_TEST(normalise_gives_planes) {
+TEST("pixels", normalise_gives_planes) {
     ex_image image = make_constant(2, 1, 0);
     float planes[6];
 
@@ -245,19 +236,17 @@ START_TEST(normalise_gives_planes) {
     ck_assert_float_eq_tol(planes[5], -1.804444f, 1e-5f);
     ex_image_clear(&image);
 }
-END_TEST
 
 /* Fixed values: a change would silently give every run another shuffle. */
-START_TEST(random_is_fixed) {
+TEST("pixels", random_is_fixed) {
     ck_assert_uint_eq(ex_random(1, 2, 3, 4), UINT64_C(0x336c3255cbcc01fe));
     ck_assert_uint_eq(ex_random(0, 0, 0, 0), UINT64_C(0x2130748aaac80268));
     ck_assert_uint_ne(ex_random(1, 2, 3, 4), ex_random(1, 2, 4, 3));
     ck_assert_uint_ne(ex_random(1, 2, 3, 4), ex_random(2, 1, 3, 4));
 }
-END_TEST
 
 /* Mean 1/2 and variance 1/12 of 100,000 draws, within about four standard errors. */
-START_TEST(random_unit_is_uniform) {
+TEST("pixels", random_unit_is_uniform) {
     double sum = 0, squares = 0, low = 1, high = 0;
 
     for (uint64_t i = 0; i < 100000; i++) {
@@ -271,39 +260,5 @@ START_TEST(random_unit_is_uniform) {
     ck_assert_double_eq_tol(sum / 100000, 0.5, 0.004);
     ck_assert_double_eq_tol(squares / 100000, 1.0 / 12.0, 0.001);
 }
-END_TEST
 
-/* ---- suite ---------------------------------------------------------------------------------- */
-
-static TCase *resizing_case(void) {
-    TCase *resizing = tcase_create("resizing");
-
-    tcase_add_test(resizing, resize_matches_pillow);
-    tcase_add_test(resizing, ramp_matches_pillow);
-    tcase_add_loop_test(resizing, constant_stays_constant, 0, 256);
-    tcase_add_test(resizing, same_size_is_a_copy);
-    tcase_add_test(resizing, resize_refuses_bad_arguments);
-    tcase_add_test(resizing, view_pads_with_white);
-    tcase_add_test(resizing, view_crops);
-    tcase_add_test(resizing, view_takes_any_overlap);
-    tcase_set_timeout(resizing, 60);
-    return resizing;
-}
-
-static TCase *pixels_case(void) {
-    TCase *pixels = tcase_create("pixels");
-
-    tcase_add_test(pixels, flip_mirrors);
-    tcase_add_test(pixels, normalise_gives_planes);
-    tcase_add_test(pixels, random_is_fixed);
-    tcase_add_test(pixels, random_unit_is_uniform);
-    return pixels;
-}
-
-int main(void) {
-    Suite *suite = suite_create("ex_resize");
-
-    suite_add_tcase(suite, resizing_case());
-    suite_add_tcase(suite, pixels_case());
-    return suite_run(suite);
-}
+SUITE("ex_resize")

@@ -25,23 +25,21 @@ static const char *const wrong[][3] = {
     {"--cpu-budget", "1GiB", "--cpu-budget: the run begins on the CPU, where it is --budget"},
 };
 
-START_TEST(wrong_values_exit_2_with_one_line) {
+TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     EXPECT(2, wrong[_i][0], wrong[_i][1], "--force-cpu");
     ck_assert_str_eq(cli_out, "");
     ck_contains(cli_err, wrong[_i][0]);
     ck_contains(cli_err, wrong[_i][2]);
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
 }
-END_TEST
 
-START_TEST(an_epoch_of_nothing_is_refused) {
+TEST("flags", an_epoch_of_nothing_is_refused) {
     EXPECT(2, TINY, "--scenes", "1");
     ck_contains(cli_err, "only 1 pictures for training; 2 are the fewest");
     EXPECT(0, TINY, "--scenes", "1", "--tier", "3", "--phase2-epochs", "0");
 }
-END_TEST
 
-START_TEST(epochs_are_those_of_the_phases) {
+TEST("flags", epochs_are_those_of_the_phases) {
     EXPECT(2, "--epochs", "5", "--phase1-epochs", "1", "--phase2-epochs", "1");
     ck_contains(cli_err, "--epochs: '5' is not accepted; accepted: 2");
     EXPECT(0, TINY, "--phase2-epochs", "0");
@@ -53,10 +51,9 @@ START_TEST(epochs_are_those_of_the_phases) {
     ck_contains(cli_out, "cpu, 2 threads");
     ck_contains(cli_out, "Effective batch size: 16");
 }
-END_TEST
 
 /* The figures of a tier, and some of them given otherwise. */
-START_TEST(tiers_by_name) {
+TEST("flags", tiers_by_name) {
     EXPECT(0, "--tier", "1", "--epochs", "0", "--device", "sim:mps");
     ck_contains(cli_out, "as in tier 1, the accelerator");
     ck_contains(cli_out, "sim:mps, 4 threads");
@@ -66,17 +63,15 @@ START_TEST(tiers_by_name) {
     ck_contains(cli_out, "cpu, 4 threads");
     ck_contains(cli_out, "Effective batch size: 32");
 }
-END_TEST
 
-START_TEST(the_network_can_be_cut) {
+TEST("runs", the_network_can_be_cut) {
     EXPECT(0, TINY, "--tier", "3", "--check");
     ck_contains(cli_out, "checked with 3 samples: 0 faults found\n");
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
-END_TEST
 
 /* Batches of one picture, as the tiers have them, train. */
-START_TEST(a_tier_trains) {
+TEST("runs", a_tier_trains) {
     EXPECT(0, "--tier", "3", "--image-size", "64", "--scenes", "32", "--validation-scenes", "4",
            "--epochs", "1", "--trace", cli_trace);
     ck_contains(cli_out, "cpu, 1 thread;");
@@ -86,27 +81,24 @@ START_TEST(a_tier_trains) {
     ck_contains(cli_err, "batch normalisation sees chunks of at most 1 of the batch's 32 samples");
     ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1); /* and no more */
 }
-END_TEST
 
 static const char *const networks[] = {"efficientnet_b4", "cspdarknet"};
 
-START_TEST(each_backbone_trains) {
+TEST_LOOP("runs", each_backbone_trains, is_slow() ? LENGTH(networks) : 0) {
     EXPECT(0, TINY, "--steps", "1", "--batch", "2", "--phase1-epochs", "0", "--budget", "auto",
            "--validation-scenes", "0", "--backbone", networks[_i]);
     ck_contains(cli_out, networks[_i]);
     ck_contains(cli_out, "for batch 2; 0 OOMs met");
 }
-END_TEST
 
 /* Chunks, phases and all: a replay, and a run in two parts that met in the middle of a phase. */
-START_TEST(a_run_can_be_repeated) {
+TEST_LOOP("runs", a_run_can_be_repeated, is_slow()) {
     EXPECT(0, TINY, "--trace", cli_trace, "--budget", "40MiB");
     EXPECT(0, TINY, "--replay", cli_trace, "--trace", cli_replayed);
     cli_same_state();
 }
-END_TEST
 
-START_TEST(a_run_goes_on_in_its_phase) {
+TEST("runs", a_run_goes_on_in_its_phase) {
     char path[CLI_PATH + 8];
     snprintf(path, sizeof path, "%s/run", cli_root);
     EXPECT(0, TINY, "--micro-batch", "4", "--trace", cli_trace);
@@ -116,7 +108,6 @@ START_TEST(a_run_goes_on_in_its_phase) {
     ck_contains(cli_err, "phase 2 from epoch 2 on");
     cli_same_state();
 }
-END_TEST
 
 /*
  * A card that has room for the state and for no two pictures: the step ends on the CPU, whole, or where that
@@ -127,7 +118,7 @@ static const char *const falls[][2] = {
     {"44MiB", "went through in tier 3, one thread and nothing beside the training, all 4 samples"},
 };
 
-START_TEST(a_small_card_is_left) {
+TEST_LOOP("runs", a_small_card_is_left, LENGTH(falls)) {
     EXPECT(0, "--device", "sim:mps", "--budget", "60MiB", "--image-size", "256", "--batch", "4",
            "--scenes", "8", "--validation-scenes", "0", "--phase1-epochs", "0", "--phase2-epochs",
            "1", "--threads", "1", "--deterministic", "--trace", cli_trace, "--cpu-budget",
@@ -137,13 +128,12 @@ START_TEST(a_small_card_is_left) {
     ck_contains(cli_err, falls[_i][1]);
     for (int i = 1; i <= 2; i++) ck_assert_int_eq(cli_number(cli_trace, "step", i, "samples"), 4);
 }
-END_TEST
 
 /*
  * What waits ahead of the step takes the memory that its smallest chunk needs: the same step goes through in
  * the last tier, where nothing is rendered ahead.
  */
-START_TEST(nothing_is_left_beside_the_training) {
+TEST("runs", nothing_is_left_beside_the_training) {
     EXPECT(0, TINY, "--phase1-epochs", "0", "--budget", "29MiB", "--prefetch", "32", "--trace",
            cli_trace);
     ck_contains(cli_err, "tier 2, the CPU, is left in step 1");
@@ -151,22 +141,10 @@ START_TEST(nothing_is_left_beside_the_training) {
                          "8 samples of it");
     for (int i = 1; i <= 2; i++) ck_assert_int_eq(cli_number(cli_trace, "step", i, "samples"), 8);
 }
-END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("ex_smartcash");
-    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
     cli_program = "smartcash";
-    tcase_add_loop_test(flags, wrong_values_exit_2_with_one_line, 0, LENGTH(wrong));
-    tcase_add_test(flags, an_epoch_of_nothing_is_refused);
-    tcase_add_test(flags, epochs_are_those_of_the_phases);
-    tcase_add_test(flags, tiers_by_name);
-    tcase_add_test(runs, the_network_can_be_cut);
-    tcase_add_test(runs, a_tier_trains);
-    if (is_slow()) tcase_add_loop_test(runs, each_backbone_trains, 0, LENGTH(networks));
-    if (is_slow()) tcase_add_test(runs, a_run_can_be_repeated);
-    tcase_add_test(runs, a_run_goes_on_in_its_phase);
-    tcase_add_loop_test(runs, a_small_card_is_left, 0, LENGTH(falls));
-    tcase_add_test(runs, nothing_is_left_beside_the_training);
-    return suite_run(suite);
+    cli_case_named("flags");
+    cli_case_named("runs");
+    return suite_run_named("ex_smartcash");
 }

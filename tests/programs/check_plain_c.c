@@ -9,12 +9,11 @@
 
 /* ---- flags ------------------------------------------------------------------------------------- */
 
-START_TEST(help_goes_to_standard_output) {
+TEST("flags", help_goes_to_standard_output) {
     EXPECT(0, "--help");
     ck_contains(cli_out, "--inject-oom STEP:N");
     ck_assert_str_eq(cli_err, "");
 }
-END_TEST
 
 static const char *const wrong[][3] = {
     {"--batch", "none", "from 1 to 1024"},
@@ -41,7 +40,7 @@ static const char *const wrong[][3] = {
     {"7", NULL, "no such flag"},
 };
 
-START_TEST(wrong_flags_exit_2_with_one_line) {
+TEST_LOOP("flags", wrong_flags_exit_2_with_one_line, LENGTH(wrong)) {
     const char *const *flag = wrong[_i];
     EXPECT(2, flag[0], flag[1]);
     ck_assert_str_eq(cli_out, "");
@@ -52,7 +51,6 @@ START_TEST(wrong_flags_exit_2_with_one_line) {
     if (flag[1]) ck_contains(cli_err, flag[1]);
     ck_contains(cli_err, flag[2]);
 }
-END_TEST
 
 /* ---- budgets ----------------------------------------------------------------------------------- */
 
@@ -67,7 +65,7 @@ static void check_steps(int count) {
     ck_assert_int_eq(cli_number(cli_trace, "step", count + 1, "step"), -1);
 }
 
-START_TEST(it_learns_inside_its_budget) {
+TEST("runs", it_learns_inside_its_budget) {
     double accuracy = 0;
     size_t smallest = 0, largest = 0;
     EXPECT(0, "--epochs", "3", "--trace", cli_trace);
@@ -84,9 +82,8 @@ START_TEST(it_learns_inside_its_budget) {
     ck_assert_uint_lt(largest, 64);
     check_steps(3 * 32);
 }
-END_TEST
 
-START_TEST(a_whole_batch_does_not_fit_where_chunks_do) {
+TEST("runs", a_whole_batch_does_not_fit_where_chunks_do) {
     EXPECT(3, "--micro-batch", "64", "--steps", "1");
     ck_contains(cli_err, "A batch of 64 samples does not fit on cpu");
     ck_contains(cli_err, "What would make it fit:");
@@ -95,7 +92,6 @@ START_TEST(a_whole_batch_does_not_fit_where_chunks_do) {
     EXPECT(0, "--micro-batch", "64", "--steps", "1", "--budget", "3MiB");
     ck_contains(cli_out, "chunks of 64 to 64");
 }
-END_TEST
 
 /* Weights, momentum and gradient take 103 KiB, a chunk of one 42 more. */
 static const struct {
@@ -108,11 +104,10 @@ static const struct {
     {"145KiB", "", 0},
 };
 
-START_TEST(the_smallest_budget) {
+TEST_LOOP("runs", the_smallest_budget, LENGTH(budgets)) {
     EXPECT(budgets[_i].status, "--budget", budgets[_i].budget, "--steps", "2", "--batch", "3");
     ck_contains(cli_err, budgets[_i].words);
 }
-END_TEST
 
 /* ---- recovery ---------------------------------------------------------------------------------- */
 
@@ -121,7 +116,7 @@ END_TEST
 /* 204,800 bytes have room for 8 pictures beside the state: three chunks, in each case. */
 static const char *const micro_batches[] = {"auto", "8"};
 
-START_TEST(each_request_that_fails_ends_as_its_replay) {
+TEST_LOOP("recovery", each_request_that_fails_ends_as_its_replay, LENGTH(micro_batches)) {
     for (int n = 1;; n++) {
         char fault[16];
         snprintf(fault, sizeof fault, "2:%d", n);
@@ -139,11 +134,10 @@ START_TEST(each_request_that_fails_ends_as_its_replay) {
         cli_same_state();
     }
 }
-END_TEST
 
 /* The chunks before it stay, so that the chunk that failed is all that is thrown away. The budget does not
    explain the failure, as the evidence tells, and so it teaches nothing. */
-START_TEST(a_failure_costs_its_chunk) {
+TEST("recovery", a_failure_costs_its_chunk) {
     static char trace[CLI_CAPACITY];
     EXPECT(0, SHORT, "--budget", "200KiB", "--trace", cli_trace, "--inject-oom", "2:20");
     cli_read_file(cli_trace, trace);
@@ -154,11 +148,10 @@ START_TEST(a_failure_costs_its_chunk) {
     ck_assert_int_gt(cli_number(cli_trace, "step", 2, "discarded"), 0);
     ck_assert_int_le(cli_number(cli_trace, "step", 2, "discarded"), 12);
 }
-END_TEST
 
 /* ---- replay ------------------------------------------------------------------------------------ */
 
-START_TEST(equal_chunks_are_equal_bits) {
+TEST("replays", equal_chunks_are_equal_bits) {
     EXPECT(0, SHORT, "--micro-batch", "5", "--trace", cli_trace);
     EXPECT(0, SHORT, "--micro-batch", "5", "--trace", cli_replayed, "--budget", "300KiB");
     cli_same_state();
@@ -170,27 +163,24 @@ START_TEST(equal_chunks_are_equal_bits) {
     EXPECT(0, SHORT, "--micro-batch", "5", "--seed", "2");
     ck_assert_ptr_null(strstr(cli_out, first));
 }
-END_TEST
 
-START_TEST(a_replay_ends_with_its_trace) {
+TEST("replays", a_replay_ends_with_its_trace) {
     EXPECT(0, "--batch", "500", "--epochs", "1", "--trace", cli_trace);
     EXPECT(0, "--batch", "500", "--epochs", "2", "--replay", cli_trace, "--trace", cli_replayed);
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 4);
     ck_assert_ptr_null(strstr(cli_out, "epoch 2"));
     cli_same_state();
 }
-END_TEST
 
 /* Chunks that are given stay as they are. */
-START_TEST(a_replay_needs_its_memory) {
+TEST("replays", a_replay_needs_its_memory) {
     EXPECT(0, SHORT, "--micro-batch", "24", "--trace", cli_trace);
     EXPECT(3, SHORT, "--replay", cli_trace, "--budget", "200KiB");
     ck_contains(cli_err, "smaller chunks than those that are given");
 }
-END_TEST
 
 /* The first version that others may have kept traces of: its policy chose other chunks than that of today does. */
-START_TEST(a_trace_of_an_earlier_version_is_replayed) {
+TEST("replays", a_trace_of_an_earlier_version_is_replayed) {
     const char *const chunks[] = {"2,4,3,3,3,3,3,3", "4,2,3,3,3,3,3,3", "8,8,8",
                                   "4,4,4,4,4,4",     "4,4,4,4,4,4",     "4,4,4,4,4,4"};
     char text[CLI_CAPACITY], wanted[96];
@@ -205,7 +195,6 @@ START_TEST(a_trace_of_an_earlier_version_is_replayed) {
     }
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), LENGTH(chunks));
 }
-END_TEST
 
 /* What is replaced in a trace by what, and what is said of it. */
 static const char *const damage[][3] = {
@@ -231,7 +220,7 @@ static void replace(const char *from, const char *to) {
     fclose(file);
 }
 
-START_TEST(another_trace_is_refused) {
+TEST_LOOP("replays", another_trace_is_refused, LENGTH(damage)) {
     EXPECT(0, SHORT, "--micro-batch", "8", "--trace", cli_trace);
     replace(damage[_i][0], damage[_i][1]);
     EXPECT(2, "--batch", "24", "--replay", cli_trace);
@@ -239,46 +228,26 @@ START_TEST(another_trace_is_refused) {
     ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "not one line: %s",
                   cli_err);
 }
-END_TEST
 
-START_TEST(a_trace_does_not_overwrite_its_replay) {
+TEST("replays", a_trace_does_not_overwrite_its_replay) {
     EXPECT(0, SHORT, "--trace", cli_trace);
     EXPECT(2, SHORT, "--trace", cli_trace, "--replay", cli_trace);
     ck_contains(cli_err, "is the file of --replay");
     ck_assert_int_eq(cli_number(cli_trace, "end", 1, "steps"), 3);
 }
-END_TEST
 
 #ifdef __linux__
-START_TEST(a_full_disk_is_told) {
+TEST("replays", a_full_disk_is_told) {
     EXPECT(1, SHORT, "--trace", "/dev/full");
     ck_contains(cli_err, "plain_c: --trace: '/dev/full'");
 }
-END_TEST
 #endif
 
 int main(void) {
-    Suite *suite = suite_create("plain_c");
     cli_program = "plain_c";
-    TCase *flags = cli_case(suite, "flags"), *runs = cli_case(suite, "runs");
-    TCase *recovery = cli_case(suite, "recovery"), *replays = cli_case(suite, "replays");
-
-    tcase_add_test(flags, help_goes_to_standard_output);
-    tcase_add_loop_test(flags, wrong_flags_exit_2_with_one_line, 0, LENGTH(wrong));
-    tcase_add_test(runs, it_learns_inside_its_budget);
-    tcase_add_test(runs, a_whole_batch_does_not_fit_where_chunks_do);
-    tcase_add_loop_test(runs, the_smallest_budget, 0, LENGTH(budgets));
-    tcase_add_loop_test(recovery, each_request_that_fails_ends_as_its_replay, 0,
-                        LENGTH(micro_batches));
-    tcase_add_test(recovery, a_failure_costs_its_chunk);
-    tcase_add_test(replays, equal_chunks_are_equal_bits);
-    tcase_add_test(replays, a_replay_ends_with_its_trace);
-    tcase_add_test(replays, a_replay_needs_its_memory);
-    tcase_add_test(replays, a_trace_of_an_earlier_version_is_replayed);
-    tcase_add_loop_test(replays, another_trace_is_refused, 0, LENGTH(damage));
-    tcase_add_test(replays, a_trace_does_not_overwrite_its_replay);
-#ifdef __linux__
-    tcase_add_test(replays, a_full_disk_is_told);
-#endif
-    return suite_run(suite);
+    cli_case_named("flags");
+    cli_case_named("runs");
+    cli_case_named("recovery");
+    cli_case_named("replays");
+    return suite_run_named("plain_c");
 }
