@@ -417,7 +417,7 @@ OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
     %/check_shim_contrastive,$(TESTS))
 # The longest by its cases, so that two of them run at a time.
 OOM_LONG := $(BUILD)/tests/check_oom_networks
-OOM_CASES = $(shell sed -n 's/.*add_case(suite, "\([a-z]*\)").*/\1/p' tests/models/check_oom_networks.cpp)
+OOM_CASES = $(shell sed -n 's/^TEST_LOOP("\([a-z]*\)".*/\1/p' tests/models/check_oom_networks.cpp | uniq)
 OOM_NEXT := $(addprefix $(BUILD)/tests/,check_model_smartcash check_model_profoct)
 by_cases = $(patsubst %,$(OOM_LONG):%,$(if $(filter $(OOM_LONG),$(1)),$(OOM_CASES))) \
     $(filter $(OOM_NEXT),$(1)) $(filter-out $(OOM_LONG) $(OOM_NEXT),$(1))

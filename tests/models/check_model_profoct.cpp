@@ -60,7 +60,7 @@ const struct {
     {18, 0, 3, 9769626, 11176512},
 };
 
-START_TEST(counts) {
+TEST_LOOP("network", counts, is_slow() ? LENGTH(sizes) : 2) {
     profoct_model_options o = PROFOCT_MODEL_OPTIONS_INIT;
     o.depth = sizes[_i].depth;
     o.feti = sizes[_i].feti;
@@ -72,9 +72,8 @@ START_TEST(counts) {
     ck_assert_int_eq(head, sizes[_i].head);
     ck_assert_int_eq(backbone, sizes[_i].backbone);
 }
-END_TEST
 
-START_TEST(names) {
+TEST("network", names) {
     const char *const expected = "proto_weight 5 5 1\n"
                                  "ATTN.input_linear.0.weight 512\n"
                                  "ATTN.input_linear.0.bias 512\n"
@@ -109,9 +108,8 @@ START_TEST(names) {
     ck_assert_str_eq(found.c_str(), expected);
     ck_assert_int_eq(parts, 3);
 }
-END_TEST
 
-START_TEST(wrong_options_are_refused) {
+TEST_LOOP("network", wrong_options_are_refused, 5) {
     static const struct {
         const char *word;
         int depth, ways, shots, queries, pool;
@@ -127,11 +125,9 @@ START_TEST(wrong_options_are_refused) {
     o.shots = rows[_i].shots;
     o.queries = rows[_i].queries;
     o.pool = rows[_i].pool;
-    ck_status(profoct_model_new(&o, &model), MT_EINVAL);
-    ck_contains(mt_last_error(), rows[_i].word);
+    ck_refused(profoct_model_new(&o, &model), MT_EINVAL, rows[_i].word);
     ck_assert_ptr_null(model);
 }
-END_TEST
 
 /* ---- the loss, by hand ---------------------------------------------------------------------------- */
 
@@ -274,7 +270,7 @@ void close_to(const char *name, double value, double expected) {
 }
 
 /* Another weight for each shot, so that prototypes are no plain means. */
-START_TEST(the_loss_is_the_one_by_hand) {
+TEST("network", the_loss_is_the_one_by_hand) {
     auto net = make_net(small_options(1));
     at::NoGradGuard no_grad;
     for (auto &item : net->named_parameters())
@@ -295,10 +291,9 @@ START_TEST(the_loss_is_the_one_by_hand) {
              expected.cross_entropy + 0.5 * expected.variance + 9 * expected.invariance +
                  0.5 * expected.covariance);
 }
-END_TEST
 
 /* The weights after an episode, from the sizes of its terms. */
-START_TEST(weights_follow_the_terms) {
+TEST("network", weights_follow_the_terms) {
     auto net = make_net(small_options(1));
     const EpisodeLoss e = net->forward(episodes(*net, 1));
     const double ce = e.cross_entropy.item<double>(), v = e.variance.item<double>(),
@@ -311,7 +306,6 @@ START_TEST(weights_follow_the_terms) {
     net->forward(episodes(*net, 1));
     ck_assert(row_of(net->named_buffers()["vic_weights"]) == after);
 }
-END_TEST
 
 /* ---- gradients -------------------------------------------------------------------------------------- */
 
@@ -340,17 +334,16 @@ double distance(const Values &a, const Values &b) {
     return std::sqrt(squares / all);
 }
 
-START_TEST(every_parameter_learns) {
+TEST_LOOP("network", every_parameter_learns, 2) {
     auto net = make_net(small_options(_i));
     const Values all = gradients(*net, episodes(*net, 2));
     ck_assert_uint_eq(all.size(), net->parameters().size());
     for (const auto &[name, row] : all)
         ck_assert_msg(norm_of(row) > 0, "%s gets no gradient", name.c_str());
 }
-END_TEST
 
 /* Of attention without its graph no gradient comes; with it another one does. */
-START_TEST(detached_attention_is_not_learnt_from) {
+TEST("network", detached_attention_is_not_learnt_from) {
     profoct_model_options o = small_options(1);
     o.dynamic = 0;
     auto with = make_net(o);
@@ -364,10 +357,9 @@ START_TEST(detached_attention_is_not_learnt_from) {
     ck_assert(distance(gradients(*with, pictures), expected) == 0);
     ck_assert(distance(gradients(*attached, pictures), expected) > 1e-5);
 }
-END_TEST
 
 /* Episodes one by one are the batch of them: gradients, buffers, and what the weights have become. */
-START_TEST(chunks_are_the_batch) {
+TEST_LOOP("network", chunks_are_the_batch, 2) {
     auto whole = make_net(small_options(_i)), parts = make_net(small_options(_i));
     at::Tensor pictures = episodes(*whole, 3);
     const Values expected = gradients(*whole, pictures);
@@ -384,12 +376,11 @@ START_TEST(chunks_are_the_batch) {
                           "%s: %.8g and %.8g", item.key().c_str(), a[i], b[i]);
     }
 }
-END_TEST
 
 /* ---- parts ------------------------------------------------------------------------------------------ */
 
 /* The d x d matrix and the m x m one have the same squares, and the same gradient. */
-START_TEST(two_forms_of_covariance_agree) {
+TEST("parts", two_forms_of_covariance_agree) {
     at::manual_seed(5);
     at::Tensor z = at::randn({3, 10, 40}, at::kDouble).requires_grad_();
     at::Tensor a = vic_covariance(vic_centred(z)), b = vic_covariance_by_matrix(vic_centred(z));
@@ -400,10 +391,9 @@ START_TEST(two_forms_of_covariance_agree) {
     b.sum().backward();
     ck_assert(at::allclose(gradient, z.grad(), 1e-11, 1e-14));
 }
-END_TEST
 
 /* One sample: to BatchNorm2d's roundings. */
-START_TEST(the_norm_of_one_sample_is_batch_norm) {
+TEST("parts", the_norm_of_one_sample_is_batch_norm) {
     SampleNorm norm(6);
     torch::nn::BatchNorm2d plain(6);
     at::manual_seed(5);
@@ -421,10 +411,9 @@ START_TEST(the_norm_of_one_sample_is_batch_norm) {
     plain->eval();
     ck_assert(at::allclose(norm(x), plain(x), 1e-5, 1e-5));
 }
-END_TEST
 
 /* Several samples by turns: each is normalised by itself, and remembered after the one before it. */
-START_TEST(the_norm_of_samples_is_that_of_each) {
+TEST("parts", the_norm_of_samples_is_that_of_each) {
     SampleNorm norm(6), alone(6);
     at::manual_seed(5);
     at::Tensor x = at::randn({3, 8, 6, 5, 5});
@@ -435,7 +424,6 @@ START_TEST(the_norm_of_samples_is_that_of_each) {
     ck_assert(at::allclose(norm->running_var, alone->running_var, 1e-5, 1e-6));
     ck_assert_int_eq(norm->num_batches_tracked.item<int64_t>(), 3);
 }
-END_TEST
 
 /* ---- as an mt_model --------------------------------------------------------------------------------- */
 
@@ -472,7 +460,7 @@ networks::TensorBatch batch_of(int64_t count) {
 }
 
 /* An episode may be a chunk, and a batch may be cut; metrics are those of the network. */
-START_TEST(the_model_says_what_it_is) {
+TEST("model", the_model_says_what_it_is) {
     Subject subject;
     mt_backend_info info = {};
     info.size = sizeof info;
@@ -483,10 +471,9 @@ START_TEST(the_model_says_what_it_is) {
     ck_assert_str_eq(info.metric_names[0], "accuracy");
     ck_assert_str_eq(info.metric_names[1], "accuracy_squared");
 }
-END_TEST
 
 /* _i & 1: the fault lasts; _i & 2: segments are computed again. Each of the two once in `make check`. */
-START_TEST(a_fault_changes_nothing) {
+TEST_LOOP("faults", a_fault_changes_nothing, 4) {
     if (!is_slow() && _i != 0 && _i != 3) return;
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     if (_i & 2) options.checkpointing = MT_CHECKPOINTING_ON;
@@ -496,27 +483,10 @@ START_TEST(a_fault_changes_nothing) {
                                          _i & 1 ? 1499 : 397, _i & 1,
                                          _i & 2 ? "profoct, segments" : "profoct");
 }
-END_TEST
 
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("model_profoct");
-    TCase *network = suite_case(suite, "network"), *parts = suite_case(suite, "parts"),
-          *model = suite_case(suite, "model"), *faults = suite_case(suite, "faults");
-    tcase_add_loop_test(network, counts, 0, is_slow() ? LENGTH(sizes) : 2);
-    tcase_add_test(network, names);
-    tcase_add_loop_test(network, wrong_options_are_refused, 0, 5);
-    tcase_add_test(network, the_loss_is_the_one_by_hand);
-    tcase_add_test(network, weights_follow_the_terms);
-    tcase_add_loop_test(network, every_parameter_learns, 0, 2);
-    tcase_add_test(network, detached_attention_is_not_learnt_from);
-    tcase_add_loop_test(network, chunks_are_the_batch, 0, 2);
-    tcase_add_test(parts, two_forms_of_covariance_agree);
-    tcase_add_test(parts, the_norm_of_one_sample_is_batch_norm);
-    tcase_add_test(parts, the_norm_of_samples_is_that_of_each);
-    tcase_add_test(model, the_model_says_what_it_is);
-    tcase_set_timeout(faults, 1800); /* all of them, one after another */
-    tcase_add_loop_test(faults, a_fault_changes_nothing, 0, 4);
-    return suite_run(suite);
+    tcase_set_timeout(suite_case_named("faults"), 1800); /* all of them, one after another */
+    return suite_run_named("model_profoct");
 }

@@ -310,111 +310,72 @@ void run_setting(int index, Kind kind, int persistent, int checkpointing = MT_CH
     ck_assert_uint_gt(fired, clean.requests / stride / 2);
 }
 
-START_TEST(a_fault_is_recovered_from) {
+TEST_LOOP("given", a_fault_is_recovered_from, SETTINGS) {
     run_setting(_i, GIVEN, 0);
 }
-END_TEST
 
-START_TEST(a_lasting_fault_changes_nothing) {
+TEST_LOOP("given", a_lasting_fault_changes_nothing, SETTINGS) {
     run_setting(_i, GIVEN, 1);
 }
-END_TEST
 
-START_TEST(a_fault_while_sizes_are_learnt) {
+TEST_LOOP("chosen", a_fault_while_sizes_are_learnt, SETTINGS) {
     run_setting(_i, CHOSEN_STEP, 0);
 }
-END_TEST
 
-START_TEST(a_lasting_fault_while_sizes_are_learnt) {
+TEST_LOOP("lasting", a_lasting_fault_while_sizes_are_learnt, SETTINGS) {
     run_setting(_i, CHOSEN_STEP, 1);
 }
-END_TEST
 
 /* In the second run of a segment, and the backward pass inside the backward pass, as anywhere. */
-START_TEST(a_fault_in_segments) {
+TEST_LOOP("segments", a_fault_in_segments, networks::count) {
     run_setting(_i * OPTIMIZERS, GIVEN, 0, MT_CHECKPOINTING_ON);
 }
-END_TEST
 
-START_TEST(a_lasting_fault_in_segments) {
+TEST_LOOP("segments", a_lasting_fault_in_segments, networks::count) {
     run_setting(_i * OPTIMIZERS, GIVEN, 1, MT_CHECKPOINTING_ON);
 }
-END_TEST
 
-START_TEST(a_fault_in_segments_while_sizes_are_learnt) {
+TEST_LOOP("segments", a_fault_in_segments_while_sizes_are_learnt, networks::count) {
     run_setting(_i * OPTIMIZERS, CHOSEN_STEP, 0, MT_CHECKPOINTING_ON);
 }
-END_TEST
 
 /* With saved tensors that wait elsewhere: requests for their memory fail too. */
 const int places[] = {MT_OFFLOAD_HOST, MT_OFFLOAD_FILE, MT_OFFLOAD_PACK};
 
-START_TEST(a_fault_in_offload) {
+TEST_LOOP("offload", a_fault_in_offload, 3 * networks::count) {
     run_setting(_i / 3 * OPTIMIZERS, GIVEN, 0, MT_CHECKPOINTING_AUTO, places[_i % 3]);
 }
-END_TEST
 
-START_TEST(a_lasting_fault_in_offload) {
+TEST_LOOP("offload", a_lasting_fault_in_offload, 3 * networks::count) {
     run_setting(_i / 3 * OPTIMIZERS, GIVEN, 1, MT_CHECKPOINTING_AUTO, places[_i % 3]);
 }
-END_TEST
 
 /* Not ResNet-18, whose gradients are most of what is left: a batch that fits alone does without them. */
-START_TEST(a_fault_in_offload_while_sizes_are_learnt) {
-    run_setting(_i * OPTIMIZERS, CHOSEN_STEP, 0, MT_CHECKPOINTING_ON, MT_OFFLOAD_HOST);
+TEST_LOOP("learnt", a_fault_in_offload_while_sizes_are_learnt, networks::count - 1) {
+    run_setting((_i + 1) * OPTIMIZERS, CHOSEN_STEP, 0, MT_CHECKPOINTING_ON, MT_OFFLOAD_HOST);
 }
-END_TEST
 
 /* Evaluation has no optimiser: one each network. */
-START_TEST(a_fault_in_evaluation) {
+TEST_LOOP("evaluation", a_fault_in_evaluation, networks::count) {
     run_setting(_i * OPTIMIZERS, CHOSEN_EVALUATION, 0);
 }
-END_TEST
 
-START_TEST(a_lasting_fault_in_evaluation) {
+TEST_LOOP("evaluation", a_lasting_fault_in_evaluation, networks::count) {
     run_setting(_i * OPTIMIZERS, CHOSEN_EVALUATION, 1);
 }
-END_TEST
 
 /* Keeps freed pages: thousands of steps would spend a third of their time on page faults. */
 void keep_pages() {
-#ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 1 << 30);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
-#endif
-}
-
-TCase *add_case(Suite *suite, const char *name) {
-    TCase *tcase = tcase_create(name);
-    tcase_set_timeout(tcase, 1800);
-    suite_add_tcase(suite, tcase);
-    return tcase;
 }
 
 } // namespace
 
 int main() {
     keep_pages();
-    Suite *suite = suite_create("oom_networks");
-    /* `make check-oom` runs them side by side and finds their names here. */
-    TCase *steps = add_case(suite, "given");
-    TCase *first = add_case(suite, "chosen");
-    TCase *lasting = add_case(suite, "lasting");
-    TCase *offload = add_case(suite, "offload");
-    TCase *segments = add_case(suite, "segments");
-    TCase *learnt = add_case(suite, "learnt");
-    TCase *evaluation = add_case(suite, "evaluation");
-    tcase_add_loop_test(steps, a_fault_is_recovered_from, 0, SETTINGS);
-    tcase_add_loop_test(steps, a_lasting_fault_changes_nothing, 0, SETTINGS);
-    tcase_add_loop_test(first, a_fault_while_sizes_are_learnt, 0, SETTINGS);
-    tcase_add_loop_test(lasting, a_lasting_fault_while_sizes_are_learnt, 0, SETTINGS);
-    tcase_add_loop_test(segments, a_fault_in_segments, 0, networks::count);
-    tcase_add_loop_test(segments, a_lasting_fault_in_segments, 0, networks::count);
-    tcase_add_loop_test(segments, a_fault_in_segments_while_sizes_are_learnt, 0, networks::count);
-    tcase_add_loop_test(offload, a_fault_in_offload, 0, 3 * networks::count);
-    tcase_add_loop_test(offload, a_lasting_fault_in_offload, 0, 3 * networks::count);
-    tcase_add_loop_test(learnt, a_fault_in_offload_while_sizes_are_learnt, 1, networks::count);
-    tcase_add_loop_test(evaluation, a_fault_in_evaluation, 0, networks::count);
-    tcase_add_loop_test(evaluation, a_lasting_fault_in_evaluation, 0, networks::count);
-    return suite_run(suite);
+    for (const char *name :
+         {"given", "chosen", "lasting", "offload", "segments", "learnt", "evaluation"})
+        tcase_set_timeout(suite_case_named(name), 1800);
+    return suite_run_named("oom_networks");
 }

@@ -823,20 +823,16 @@ void run(uint64_t seed) {
 
 } // namespace
 
-START_TEST(trouble_changes_no_bit) {
+TEST_LOOP("seeds", trouble_changes_no_bit, is_slow() ? 200 : 4) {
     ck_assert_int_eq(mt_torch_init(nullptr), MT_OK);
     ck_assert_int_eq(mt_torch_set_threads(1), MT_OK);
     for (int i = 0; i < PER_TEST; i++) run(static_cast<uint64_t>(_i * PER_TEST + i + 1));
 }
-END_TEST
 
 int main(int argc, char **argv) {
     if (argc == 1) {
-        Suite *suite = suite_create("random_networks");
-        TCase *cases = suite_case(suite, "seeds");
-        tcase_set_timeout(cases, 600);
-        tcase_add_loop_test(cases, trouble_changes_no_bit, 0, is_slow() ? 200 : 4);
-        return suite_run(suite);
+        tcase_set_timeout(suite_case_named("seeds"), 600);
+        return suite_run_named("random_networks");
     }
     if (argc != 3) {
         std::fprintf(stderr, "usage: check_random_networks [FROM COUNT]\n");

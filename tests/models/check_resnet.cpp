@@ -39,15 +39,14 @@ static golden::File golden_file(int i) {
 
 /* ---- what there is -------------------------------------------------------------------------- */
 
-START_TEST(names_and_shapes) {
+TEST_LOOP("structure", names_and_shapes, LENGTH(networks)) {
     const golden::File file = golden_file(_i);
     const ResNet net(ResNetOptions{networks[_i].depth, classes});
     same_lines(describe_state(*net), file.text("state"));
     same_lines(describe_parameters(*net), file.text("parameters"));
 }
-END_TEST
 
-START_TEST(counts) {
+TEST_LOOP("structure", counts, LENGTH(networks)) {
     at::set_num_threads(1);
     const ResNet net(ResNetOptions{networks[_i].depth, 1000});
     const std::vector<at::Tensor> parameters = net->parameters();
@@ -57,9 +56,8 @@ START_TEST(counts) {
     ck_assert_int_eq(parameters.size(), networks[_i].parameters);
     ck_assert_int_eq(parameters.size() + net->buffers().size(), networks[_i].entries);
 }
-END_TEST
 
-START_TEST(depth_refused) {
+TEST("structure", depth_refused) {
     bool refused = false;
     try {
         ResNet net(ResNetOptions{19, classes});
@@ -68,7 +66,6 @@ START_TEST(depth_refused) {
     }
     ck_assert(refused);
 }
-END_TEST
 
 /* ---- what it computes ----------------------------------------------------------------------- */
 
@@ -99,14 +96,13 @@ static const Tolerance tolerances[] = {
  * The same random numbers are drawn in the same order. The vectorised log and cos that make normal
  * ones of them differ in the last bits: 3e-5 was seen.
  */
-START_TEST(initial_values) {
+TEST_LOOP("numbers", initial_values, LENGTH(networks)) {
     const golden::File file = golden_file(_i);
     torch::manual_seed(0);
     const ResNet net(ResNetOptions{networks[_i].depth, classes});
     for (const auto &item : net->named_parameters())
         digest_within(file, "init", item.key(), item.value(), 3e-4, 3e-4);
 }
-END_TEST
 
 /* The loss of one forward pass, after it and the logits were compared. */
 static at::Tensor loss_as_expected(ResNet &net, const golden::File &file, const std::string &mode,
@@ -122,7 +118,7 @@ static at::Tensor loss_as_expected(ResNet &net, const golden::File &file, const 
 }
 
 /* Each network in each type, _i counting through both. */
-START_TEST(passes) {
+TEST_LOOP("numbers", passes, LENGTH(networks) * LENGTH(tolerances)) {
     const int network = _i / LENGTH(tolerances);
     const Tolerance &allowed = tolerances[_i % LENGTH(tolerances)];
     const golden::File file = golden_file(network);
@@ -141,21 +137,9 @@ START_TEST(passes) {
     for (const auto &item : net->named_buffers())
         digest_within(file, "buffer", item.key(), item.value(), allowed.buffer, allowed.buffer);
 }
-END_TEST
-
-static TCase *slow_case(Suite *suite, const char *name) {
-    TCase *test_case = suite_case(suite, name);
-    tcase_set_timeout(test_case, 120);
-    return test_case;
-}
 
 int main() {
-    Suite *suite = suite_create("resnet");
-    TCase *structure = slow_case(suite, "structure"), *numbers = slow_case(suite, "numbers");
-    tcase_add_loop_test(structure, names_and_shapes, 0, LENGTH(networks));
-    tcase_add_loop_test(structure, counts, 0, LENGTH(networks));
-    tcase_add_test(structure, depth_refused);
-    tcase_add_loop_test(numbers, initial_values, 0, LENGTH(networks));
-    tcase_add_loop_test(numbers, passes, 0, LENGTH(networks) * LENGTH(tolerances));
-    return suite_run(suite);
+    tcase_set_timeout(suite_case_named("structure"), 120);
+    tcase_set_timeout(suite_case_named("numbers"), 120);
+    return suite_run_named("resnet");
 }
