@@ -163,9 +163,9 @@ COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
 # Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and
-# check_shim_mps have hooks of their own for it, and check_card has the test device.
+# check_shim_mps have hooks of their own for it, and check_card and check_card_streams have the test device.
 ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
-OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps $(if $(CARD),,%/check_card))
+OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps $(if $(CARD),,%/check_card %/check_card_streams))
 on_device = $(if $(DEVICE),$(filter-out $(OWN_DEVICE),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
@@ -414,7 +414,7 @@ check-torch: all $(TESTS_EX) $(TESTS_TORCH) $(CARD_SO) ## the suites that use li
 	@$(run_tests) $(call chosen,$(TESTS_EX) $(TESTS_TORCH))
 
 OOM_TESTS := $(filter $(BUILD)/tests/check_oom% $(BUILD)/tests/check_model% \
-    %/check_shim_contrastive,$(TESTS))
+    %/check_shim_contrastive_memory,$(TESTS))
 # The longest by its cases, so that two of them run at a time.
 OOM_LONG := $(BUILD)/tests/check_oom_networks
 OOM_CASES = $(shell sed -n 's/^TEST_LOOP("\([a-z]*\)".*/\1/p' tests/models/check_oom_networks.cpp | uniq)
@@ -717,7 +717,7 @@ $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A)
 -include $(patsubst %,$(OBJ)/card_$(1)/%.d,$(CARD_SRC))
 endef
 # They start themselves again with the test device.
-$(BUILD)/tests/check_card $(BUILD)/tests/bench/card: | $(if $(filter Darwin,$(OS)),,$(foreach card,cuda xpu mps,$(call card_so,$(card))))
+$(BUILD)/tests/check_card $(BUILD)/tests/check_card_streams $(BUILD)/tests/bench/card: | $(if $(filter Darwin,$(OS)),,$(foreach card,cuda xpu mps,$(call card_so,$(card))))
 
 $(eval $(call card_rules,cuda,CUDA))
 $(eval $(call card_rules,xpu,XPU,-DCARD_IS_XPU))

@@ -1,0 +1,534 @@
+/*
+ * check_card_streams.cpp - what the shim does beside a card that computes, on the test device: how often it waits, copies,
+ * pinned memory, saved tensors on their way, sums of processes, streams and events.
+ */
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <memtrain/processes.h>
+#include <memtrain/tensor.h>
+#include <memtrain/trainer.hpp>
+
+#include "card_suite.hpp"
+
+using namespace card_suite;
+
+/* The norm of all gradients is waited for once, not once a parameter. */
+TEST(suite_device(), clipping_waits_once) {
+    uint64_t waits[2];
+    for (int clips = 0; clips < 2; clips++) {
+        Batch batch(8);
+        Trainer trainer(options_of(MT_SGD, clips ? 0.01 : 0.0));
+        ck_ok(train(trainer, batch));
+        uint64_t before = counters().waits;
+        ck_ok(train(trainer, batch));
+        waits[clips] = counters().waits - before;
+    }
+    ck_assert_uint_le(waits[1], waits[0] + 1);
+}
+
+/* Eight chunks of two; the backend does without collect, or has it. */
+struct Loop {
+    Batch batch{16};
+    Trainer trainer;
+    mt_trainer *loop = nullptr;
+    Loop(double clip, bool collects, int keep = MT_KEEP_AUTO)
+        : trainer(options_of(MT_ADAMW, clip)) {
+        mt_backend seam = seam_of(trainer);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        policy.micro_batch = 2;
+        policy.keep_chunks = keep;
+        own.policy = &policy;
+        ck_assert_ptr_nonnull(reinterpret_cast<void *>(seam.collect));
+        if (!collects) seam.collect = nullptr;
+        ck_ok(mt_trainer_new(&seam, &own, &loop));
+    }
+    ~Loop() { mt_trainer_free(loop); }
+    mt_step_report step() {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        ck_ok(mt_trainer_step(loop, batch.get(), &report));
+        return report;
+    }
+};
+
+/*
+ * The card is waited for once for all losses, and once for the update. Where MPS clips, its norm comes in between; and
+ * each copy to it is waited for.
+ */
+TEST(suite_device(), waits_twice_a_step) {
+    for (double clip : {0.0, 0.5}) {
+        Loop loop(clip, true);
+        loop.step();
+        mt_card_counters before = counters();
+        loop.step();
+        mt_card_counters after = counters();
+        uint64_t waits = after.waits - before.waits, copies = after.to_card - before.to_card;
+        if (suite_on_mps()) waits -= copies;
+        ck_assert_uint_eq(waits, suite_on_mps() && clip > 0.0 ? 3 : 2);
+    }
+}
+
+/* Nothing else changes by that: losses, metrics and weights have the same bits. */
+TEST(suite_device(), same_figures_without_waiting) {
+    for (int keep : {MT_KEEP_AUTO, MT_KEEP_ALWAYS}) {
+        Loop waits(0.5, false, keep), defers(0.5, true, keep);
+        for (int i = 0; i < 4; i++) {
+            /* one random generator serves both */
+            ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
+            mt_step_report a = waits.step();
+            ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
+            mt_step_report b = defers.step();
+            ck_assert_double_eq(a.loss, b.loss);
+            ck_assert_mem_eq(a.metrics, b.metrics, sizeof a.metrics);
+            ck_assert_double_eq(a.grad_norm, b.grad_norm);
+            ck_assert_uint_eq(a.chunk_count, b.chunk_count);
+            ck_assert_double_gt(b.seconds, 0.0);
+        }
+        ck_assert(waits.trainer.hash() == defers.trainer.hash());
+    }
+}
+
+/* Figures of chunks are read where XPU has no doubles, those that are waited for and others. */
+TEST_LOOP(suite_device(), no_doubles, suite_on_xpu()) {
+    mt_card_lack_doubles(1);
+    Loop loop(0.5, true);
+    for (int i = 0; i < 3; i++) {
+        mt_step_report report = loop.step();
+        ck_assert(std::isfinite(report.loss));
+        ck_assert_uint_eq(report.chunk_count, 8);
+    }
+}
+
+/* Each request of a step with deferred chunks is refused in turn: it goes through, with the bits of one that met nothing. */
+TEST_LOOP(suite_device(), every_request_of_deferred_chunks, 2) {
+    int keep = _i ? MT_KEEP_ALWAYS : MT_KEEP_NEVER, fired = 0;
+    std::string expected;
+    uint64_t stride = getenv("MT_TEST_SLOW") ? 1 : 4;
+    for (uint64_t n = 0;; n += n ? stride : 1) {
+        Loop loop(0.5, true, keep);
+        ck_ok(mt_torch_seed(5));
+        loop.step();
+        uint64_t count = 0;
+        ck_ok(mt_inject_oom(n, 0));
+        mt_step_report report = loop.step();
+        mt_injected(nullptr, &count);
+        ck_ok(mt_inject_oom(0, 0));
+        if (!n) expected = loop.trainer.hash();
+        ck_assert_msg(loop.trainer.hash() == expected, "request %llu: other bits",
+                      static_cast<unsigned long long>(n));
+        fired += count != 0;
+        if (n && !count) break;
+        ck_assert_uint_eq(report.chunk_count, 8);
+    }
+    ck_assert_int_gt(fired, 25);
+}
+
+/* Its driver takes up to a millisecond for an answer. */
+TEST_LOOP(suite_device(), driver_is_not_asked_in_a_step, !suite_on_mps()) {
+    Batch batch(8);
+    Trainer trainer(options_of(MT_SGD));
+    ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
+    mt_backend seam = seam_of(trainer);
+    mt_trainer *loop = nullptr;
+    ck_ok(mt_trainer_new(&seam, nullptr, &loop));
+    ck_ok(mt_trainer_step(loop, batch.get(), nullptr));
+    uint64_t before = counters().questions;
+    for (int i = 0; i < 3; i++) ck_ok(mt_trainer_step(loop, batch.get(), nullptr));
+    ck_assert_uint_eq(counters().questions, before);
+    mt_trainer_free(loop);
+}
+
+namespace {
+
+/* A batch of two samples in pinned memory, and a model that fails after its copy where it is told to. */
+struct PinnedBatch {
+    bool fails = false;
+    at::Tensor kept, data = at::full({2, 4}, 3.0).pin_memory();
+    std::optional<memtrain::Trainer> trainer;
+    memtrain::detail::Handle handle{data};
+    mt_tensor *tensors[1] = {handle.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    mt_chunk_result result = chunk_result();
+    PinnedBatch() {
+        ck_ok(mt_torch_init(nullptr));
+        trainer.emplace(
+            memtrain::model(std::make_shared<Half>(), {},
+                            [this](Half &half, const memtrain::Tensors &given) {
+                                kept = given[0];
+                                TORCH_CHECK(!fails, "no loss");
+                                return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
+                            }),
+            options_of(MT_SGD));
+        rows.tensors = tensors;
+        rows.count = 1;
+        batch.count = 2;
+        batch.data = &rows;
+    }
+};
+
+} // namespace
+
+/*
+ * A batch in pinned memory is the caller's again when a chunk has failed: the card has read it. The first chunk of a step zeroes
+ * gradients, which is a kernel that the copy is done before; it is the second that fails.
+ */
+TEST_LOOP(suite_device(), pinned_batch_of_a_chunk_that_fails, !suite_on_mps()) {
+    PinnedBatch of;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 1, 0.5, &of.result));
+    of.fails = true;
+    ck_status(mt_accumulate(of.trainer->torch(), 1, 1, 0.5, &of.result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    of.data.fill_(5.0);
+    ck_assert_double_eq(of.kept.sum().item().toDouble(), 12.0);
+    ck_ok(mt_rollback(of.trainer->torch()));
+}
+
+/* The same of an evaluation. */
+TEST_LOOP(suite_device(), pinned_batch_of_an_evaluation_that_fails, !suite_on_mps()) {
+    PinnedBatch of;
+    of.fails = true;
+    ck_status(mt_evaluate(of.trainer->torch(), &of.batch, 0, 2, &of.result), MT_ETORCH);
+    ck_contains(mt_last_error(), "no loss");
+    of.data.fill_(5.0);
+    ck_assert_double_eq(of.kept.sum().item().toDouble(), 24.0);
+}
+
+/* A rollback waits: of the chunks before it some may not have been waited for. */
+TEST_LOOP(suite_device(), rollback_waits, !suite_on_mps()) {
+    PinnedBatch of;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    of.result.deferred = 1;
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 1, 0.5, &of.result));
+    uint64_t before = counters().waits;
+    ck_ok(mt_rollback(of.trainer->torch()));
+    ck_assert_uint_gt(counters().waits, before);
+}
+
+/* What the writer of a tensor has given to any stream is done when the tensor is handed over. */
+TEST_LOOP(suite_device(), dlpack_waits_for_the_card, !suite_on_mps()) {
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor tensor = at::ones({2, 3}, at::device(c10::Device(suite_device())));
+    for (bool on_card : {true, false}) {
+        DLManagedTensor *out = nullptr;
+        mt_tensor *in = nullptr;
+        memtrain::detail::Handle handle(on_card ? tensor : at::ones({2, 3}));
+        ck_ok(mt_tensor_to_dlpack(handle.get(), &out));
+        uint64_t before = counters().waits;
+        ck_ok(mt_tensor_from_dlpack(out, &in));
+        ck_assert_uint_eq(counters().waits - before, on_card);
+        mt_tensor_free(in);
+    }
+}
+
+/*
+ * Chunks are copied while the card computes those before, so that slow copies cost a step of eight that of the first chunk. Numbers
+ * are those of copies that cost nothing; no more than two chunks are on the card, and the host waits for the card no more often.
+ */
+TEST_LOOP(suite_device(), copies_beside_kernels, !suite_on_mps()) {
+    uint64_t time = 0, kernels = 0;
+    size_t peaks[2];
+    std::string hashes[2];
+    for (bool is_slow : {false, true}) {
+        Loop loop(0.5, true);
+        for (int i = 0; i < 2; i++) loop.step();
+        mt_card_counters before = counters();
+        const mt_card_costs costs = {10, 1000, is_slow ? uint64_t{8000} << 10 : 0, 0};
+        mt_card_start_clock(&costs);
+        ck_ok(mt_torch_seed(7));
+        ck_ok(mt_device_reset_peak(suite_device()));
+        loop.step();
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 2);
+        ck_assert_uint_eq(counters().event_waits - before.event_waits, 6);
+        hashes[is_slow] = loop.trainer.hash();
+        peaks[is_slow] = memory_on(suite_device()).peak_bytes;
+        kernels = clock.kernels;
+        time = clock.host;
+        if (is_slow) ck_assert_uint_gt(clock.to_card, 8 * 10000);
+    }
+    ck_assert_uint_le(time, kernels + 20000);
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_eq(peaks[0], peaks[1]);
+}
+
+/* The CPU's budget knows of the pinned memory: two slots, each a power of two above 2 x 3 x 8 x 8 floats and 2 labels. */
+TEST_LOOP(suite_device(), pinned_memory_is_counted, !suite_on_mps()) {
+    size_t before = cpu_memory().allocated_bytes, with_slots = 0;
+    {
+        Loop loop(0.0, true);
+        size_t empty = cpu_memory().allocated_bytes;
+        loop.step();
+        with_slots = cpu_memory().allocated_bytes;
+        ck_assert_uint_eq(with_slots - empty, 2 * 2048);
+        loop.step();
+        ck_assert_uint_eq(cpu_memory().allocated_bytes, with_slots);
+    }
+    ck_assert_uint_eq(cpu_memory().allocated_bytes, before);
+}
+
+namespace {
+
+/* Eight layers of 512 numbers, of which each saves some that are large enough to be put away. */
+struct Chain : torch::nn::Module {
+    std::vector<nn::Linear> linears;
+    Chain() {
+        for (int i = 0; i < 8; i++)
+            linears.push_back(register_module("linear" + std::to_string(i), nn::Linear(512, 512)));
+    }
+};
+
+struct ChainLoop {
+    memtrain::Tensors batch;
+    std::optional<memtrain::Trainer> trainer;
+    explicit ChainLoop(int offload) {
+        mt_torch_options options = options_of(MT_SGD);
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        options.offload = offload;
+        policy.micro_batch = 4;
+        own.policy = &policy;
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_seed(3));
+        batch = {at::randn({16, 512})};
+        trainer.emplace(memtrain::model(std::make_shared<Chain>(), {},
+                                        [](Chain &net, const memtrain::Tensors &tensors) {
+                                            at::Tensor x = tensors[0];
+                                            for (nn::Linear &linear : net.linears)
+                                                x = at::sigmoid(linear->forward(x));
+                                            return memtrain::Output{x.square().mean(), {}};
+                                        }),
+                        options, &own);
+    }
+    std::string hash() const {
+        char hash[65];
+        ck_ok(mt_torch_state_sha256(trainer->torch(), hash));
+        return hash;
+    }
+};
+
+} // namespace
+
+/* Saved tensors go out and come back while the card computes: slow copies cost little time, and change no bit. */
+TEST_LOOP(suite_device(), offload_beside_kernels, !suite_on_mps()) {
+    uint64_t times[2];
+    std::string hashes[2];
+    for (int offload : {MT_OFFLOAD_NEVER, MT_OFFLOAD_HOST}) {
+        const mt_card_costs costs = {10, 1000, uint64_t{1500} << 7,
+                                     10}; /* 1500 a tensor of 8 KiB */
+        ChainLoop loop(offload);
+        for (int i = 0; i < 3; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_counters before = counters();
+        mt_card_start_clock(&costs);
+        for (int i = 0; i < 2; i++) (void)loop.trainer->step(loop.batch);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        mt_card_start_clock(nullptr);
+        ck_assert_uint_eq(counters().waits - before.waits, 4);
+        times[offload != MT_OFFLOAD_NEVER] = clock.host;
+        hashes[offload != MT_OFFLOAD_NEVER] = loop.hash();
+    }
+    ck_assert(hashes[0] == hashes[1]);
+    ck_assert_uint_le(times[1], times[0] + times[0] / 8);
+}
+
+/* What was changed in place keeps the numbers that were saved once it is out, which is when two others have followed it. */
+TEST_LOOP(suite_device(), changed_once_it_is_out, !suite_on_mps()) {
+    ck_ok(mt_torch_init(nullptr));
+    auto options = at::device(c10::Device(suite_device()));
+    for (bool others_follow : {true, false}) {
+        at::Tensor sum, x = at::ones({64, 512}, options).requires_grad_(true), wanted;
+        bool is_changed = false;
+        auto body = [&] {
+            at::Tensor y = x.exp();
+            sum = (y * y).sum();
+            if (others_follow) sum = sum + x.sin().tanh().tanh().tanh().sum();
+            c10::NoGradGuard no_graph;
+            if (is_changed) y.add_(1);
+        };
+        auto call = [](void *user) {
+            (*static_cast<decltype(body) *>(user))();
+            return MT_OK;
+        };
+        body();
+        sum.backward();
+        wanted = x.grad();
+        x.mutable_grad() = at::Tensor();
+        is_changed = true;
+        ck_ok(mt_offload(suite_device(), MT_OFFLOAD_HOST, nullptr, call, &body));
+        std::string words;
+        try {
+            sum.backward();
+            ck_assert(x.grad().equal(wanted));
+        } catch (const c10::Error &error) {
+            words = error.what();
+        }
+        if (others_follow)
+            ck_assert_str_eq(words.c_str(), "");
+        else
+            ck_contains(words.c_str(), "was on its way to the host");
+    }
+}
+
+namespace {
+
+/* 36 MiB, three pieces of a sum. */
+struct Long : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({9 << 20}));
+};
+
+/* Another process that has the same numbers; how many copies have been given when the pieces of a gradient are summed. */
+struct Twin {
+    std::vector<uint64_t> copies;
+    template <class Number> static mt_status sum(void *self, Number *values, size_t n) {
+        if (n > 1000) static_cast<Twin *>(self)->copies.push_back(counters().to_host);
+        for (size_t i = 0; i < n; i++) values[i] *= 2;
+        return MT_OK;
+    }
+};
+
+} // namespace
+
+/* While a piece is summed the next one is on its way, and none is lost or taken twice. */
+TEST_LOOP(suite_device(), sums_of_processes, !suite_on_mps()) {
+    Twin twin;
+    mt_process_group group = MT_PROCESS_GROUP_INIT;
+    group.self = &twin;
+    group.count = 2;
+    group.sum_floats = &Twin::sum<float>;
+    group.sum_doubles = &Twin::sum<double>;
+    mt_torch_options options = options_of(MT_SGD);
+    options.processes = &group;
+    ck_ok(mt_torch_init(nullptr));
+    auto net = std::make_shared<Long>();
+    memtrain::Trainer trainer(
+        memtrain::model(net, {},
+                        [](Long &self, const memtrain::Tensors &batch) {
+                            at::Tensor mean = self.weight.mean();
+                            return memtrain::Output{mean * batch[0].mean(), {}};
+                        }),
+        options);
+    for (int i = 0; i < 2; i++) {
+        at::Tensor before = net->weight.detach().clone();
+        twin.copies.clear();
+        (void)trainer.step({at::full({2, 1}, 1e6)});
+        ck_assert_uint_eq(twin.copies.size(), 3);
+        ck_assert_uint_eq(twin.copies[1] - twin.copies[0], 1);
+        ck_assert_uint_eq(twin.copies[2] - twin.copies[1], 0);
+        at::Tensor change = (net->weight.detach() - before).cpu();
+        ck_assert_double_lt(change[0].item().toDouble(), 0.0);
+        ck_assert_double_eq(change.min().item().toDouble(), change.max().item().toDouble());
+    }
+}
+
+/* ---- the test device's own promises ---- */
+
+namespace {
+
+/* Two streams of the card, a tensor of 1 MiB on it, and one in pinned memory. */
+struct Streams {
+    c10::Device device{suite_device()};
+    c10::impl::VirtualGuardImpl guard{device.type()};
+    c10::Stream side = c10::Stream(c10::Stream::DEFAULT, device);
+    at::Tensor there, pinned = at::ones({MiB / 4});
+    Streams() {
+        ck_ok(mt_torch_init(nullptr));
+        side = guard.getStreamFromGlobalPool(device);
+        there = at::zeros({MiB / 4}, at::device(device));
+        pinned = pinned.pin_memory();
+        guard.synchronizeDevice(0);
+    }
+    at::Tensor copied() const {
+        c10::StreamGuard on(side);
+        return pinned.to(device, /*non_blocking=*/true);
+    }
+    uint64_t time() const {
+        guard.synchronizeDevice(0);
+        mt_card_clock clock = {};
+        mt_card_read_clock(&clock);
+        return clock.host;
+    }
+};
+
+} // namespace
+
+/* A kernel and a copy of another stream take their time beside each other, and one after the other where an event says so. */
+TEST_LOOP(suite_device(), streams_beside_each_other, !suite_on_mps()) {
+    const mt_card_costs costs = {1, 1000, 800, 10};
+    Streams streams;
+    mt_card_start_clock(&costs);
+    at::Tensor copied = streams.copied();
+    streams.there.add_(1);
+    ck_assert_uint_eq(streams.time(), 1 + 1000 + 10);
+
+    mt_card_start_clock(&costs);
+    copied = streams.copied();
+    c10::Event event(streams.device.type());
+    event.record(streams.side);
+    event.block(streams.guard.getStream(streams.device));
+    copied.add_(1);
+    ck_assert(!event.query());
+    ck_assert_uint_eq(streams.time(), 800 + 1000 + 10);
+    ck_assert(event.query());
+    ck_assert_double_eq(copied[0].item().toDouble(), 2.0);
+}
+
+/* A stream that has not waited for what another one was given finds nothing there yet, and the test device says so. */
+TEST_LOOP(suite_device(), forgotten_events, !suite_on_mps()) {
+    std::string words;
+    Streams streams;
+    at::Tensor copied = streams.copied();
+    try {
+        copied.add_(1);
+    } catch (const c10::Error &error) {
+        words = error.what();
+    }
+    ck_contains(words.c_str(), "has not waited for it");
+}
+
+/* Memory that another stream uses is given to nobody until that one is through, where it was said to be used there. */
+TEST_LOOP(suite_device(), memory_that_another_stream_uses, !suite_on_mps()) {
+    for (bool is_told : {true, false}) {
+        const mt_card_costs costs = {0, 1000, 800, 0};
+        Streams streams;
+        at::Tensor host = at::zeros({MiB / 4}).pin_memory();
+        c10::Event event(streams.device.type());
+        mt_card_start_clock(&costs);
+        streams.there.fill_(3);
+        event.record(streams.guard.getStream(streams.device));
+        event.block(streams.side);
+        {
+            c10::StreamGuard on(streams.side);
+            host.copy_(streams.there, /*non_blocking=*/true);
+        }
+        if (is_told)
+            streams.guard.recordDataPtrOnStream(streams.there.storage().data_ptr(), streams.side);
+        const void *before = streams.there.const_data_ptr();
+        streams.there = at::Tensor();
+        streams.there = at::zeros({MiB / 4}, at::device(streams.device));
+        ck_assert_int_eq(streams.there.const_data_ptr() == before, !is_told);
+        ck_assert_uint_eq(streams.time(), 2000); /* of two kernels, the copy beside the second */
+        ck_assert_int_eq(host[0].item().toDouble() == 3.0, is_told);
+    }
+}
+
+int main(int, char **argv) {
+    return card_main("card_streams", argv);
+}
