@@ -524,6 +524,9 @@ TEST("threads", threads_wait_asleep) {
     static char environment[CLI_CAPACITY];
     char path[64];
     int found = 0;
+    cpu_set_t cores;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof cores, &cores), 0);
+    if (CPU_COUNT(&cores) < 2) return suite_skip("threads_wait_asleep", "one core has no others");
     cli_says_nothing_of_threads = 1;
     pid_t child = cli_start(arguments);
     cli_wait_for_step(1);
