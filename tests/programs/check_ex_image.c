@@ -7,6 +7,7 @@
  */
 #include "image.h"
 
+#include "pixels.h"
 #include "suite.h"
 #include <dirent.h>
 #include <stdio.h>
@@ -203,22 +204,6 @@ static void repair_chunks(unsigned char *bytes, size_t count) {
         }
         put32(bytes + at + 8 + length, chunk_crc(bytes + at + 4, length + 4));
         at += length + 12;
-    }
-}
-
-static const unsigned char *pixel_at(const ex_image *image, int x, int y) {
-    return image->pixels + ((size_t)y * (size_t)image->width + (size_t)x) * 3;
-}
-
-/* Asserts only on failure: every ck_assert that passes costs a write to the parent process. */
-static void check_pixel(const ex_image *image, int x, int y, const unsigned char *expected,
-                        int tolerance) {
-    const unsigned char *got = pixel_at(image, x, y);
-
-    for (int c = 0; c < 3; c++) {
-        if (abs(got[c] - expected[c]) > tolerance) {
-            ck_abort_msg("(%d, %d)[%d]: %d, expected %d", x, y, c, got[c], expected[c]);
-        }
     }
 }
 
