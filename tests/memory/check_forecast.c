@@ -55,8 +55,8 @@ static void end(void) {
 }
 
 /* Three do not fit where two do, which a bound in proportion to two cannot tell. */
-START_TEST(the_step_is_the_one_that_a_trainer_takes) {
-    const fake_options options = fitting((size_t)_i);
+TEST_LOOP("steps", the_step_is_the_one_that_a_trainer_takes, 10) {
+    const fake_options options = fitting((size_t)_i + 2);
     const mt_policy_options policy = deterministic();
     ck_ok(foretell(&options, &policy));
     size_t chunk = mt_plan_chunk(&plan, 0), bytes = plan.predicted_peak_bytes;
@@ -70,7 +70,6 @@ START_TEST(the_step_is_the_one_that_a_trainer_takes) {
     ck_assert_uint_eq(report.predicted_peak_bytes, bytes);
     done(trainer);
 }
-END_TEST
 
 /* Of kernels that have not run nothing is promised: a chunk of them runs before it is told. */
 TEST_LOOP("steps", kernels_that_have_not_run_are_run, 2) {
@@ -149,11 +148,12 @@ TEST("sizes", smaller_chunks_than_are_allowed_are_recorded_too) {
 }
 
 /* The batch of 32 in chunks of at most so many has a number of them, and that a smallest one. */
-START_TEST(a_smaller_least_chunk_is_found) {
-    const fake_options options = fitting((size_t)_i);
+TEST_LOOP("sizes", a_smaller_least_chunk_is_found, 9) {
+    const size_t m = (size_t)_i + 2;
+    const fake_options options = fitting(m);
     mt_policy_options policy = deterministic();
     batch = batch_of(BATCH, 1);
-    size_t least, chunks = (BATCH + (size_t)_i - 1) / (size_t)_i;
+    size_t least, chunks = (BATCH + m - 1) / m;
     fake_init(&fake, &options);
     backend = fake_seam(&fake);
     policy.min_micro_batch = 12;
@@ -165,7 +165,6 @@ START_TEST(a_smaller_least_chunk_is_found) {
     step(trainer, BATCH, 1);
     done(trainer);
 }
-END_TEST
 
 TEST("sizes", no_smaller_least_chunk_is_found) {
     fake_options options = fitting(2);
@@ -360,8 +359,4 @@ TEST("faults", every_call_of_the_backend_fails) {
     }
 }
 
-int main(void) {
-    tcase_add_loop_test(suite_case_named("steps"), the_step_is_the_one_that_a_trainer_takes, 2, 12);
-    tcase_add_loop_test(suite_case_named("sizes"), a_smaller_least_chunk_is_found, 2, 11);
-    return suite_run_named("forecast");
-}
+SUITE("forecast")

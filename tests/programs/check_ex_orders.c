@@ -94,7 +94,7 @@ static ex_source share_of(const ex_source *whole, ex_processes *p, int count) {
     return ex_processes_share(p, whole);
 }
 
-START_TEST(pictures_are_shuffled_once_an_epoch) {
+TEST_LOOP("sources", pictures_are_shuffled_once_an_epoch, 2) {
     ex_dataset_options options = {.seed = 3, .keep_side = 20, .max_samples = 60};
     ex_dataset *dataset;
     ex_processes processes;
@@ -102,14 +102,13 @@ START_TEST(pictures_are_shuffled_once_an_epoch) {
     ck_assert_int_eq(ex_dataset_open("examples/data/food", &options, &dataset, &error), EX_OK);
     const ex_pictures pictures = {dataset, SIDE};
     const ex_source whole = ex_pictures_source(&pictures);
-    const ex_source source = share_of(&whole, &processes, _i);
+    const ex_source source = share_of(&whole, &processes, _i + 1);
     fill_all(&source);
     ck_assert_uint_eq(ex_orders_made(dataset->orders), 2);
     ex_dataset_free(dataset);
 }
-END_TEST
 
-START_TEST(pairs_are_shuffled_once_an_epoch) {
+TEST_LOOP("sources", pairs_are_shuffled_once_an_epoch, 2) {
     const ex_captions_options options = {.seed = 3, .side = SIDE, .batch = 8};
     ex_captions *captions;
     ex_processes processes;
@@ -117,12 +116,11 @@ START_TEST(pairs_are_shuffled_once_an_epoch) {
     ck_assert_msg(ex_captions_read("examples/data", &options, &captions, &error) == EX_OK, "%s",
                   error.text);
     const ex_source whole = ex_captions_source(captions);
-    const ex_source source = share_of(&whole, &processes, _i);
+    const ex_source source = share_of(&whole, &processes, _i + 1);
     fill_all(&source);
     ck_assert_uint_eq(ex_orders_made(captions->orders), 2);
     ex_captions_free(captions);
 }
-END_TEST
 
 /* A share has the samples that the whole order has in its places. */
 TEST("sources", a_share_is_of_the_same_order) {
@@ -144,8 +142,4 @@ TEST("sources", a_share_is_of_the_same_order) {
     ex_dataset_free(dataset);
 }
 
-int main(void) {
-    tcase_add_loop_test(suite_case_named("sources"), pictures_are_shuffled_once_an_epoch, 1, 3);
-    tcase_add_loop_test(suite_case_named("sources"), pairs_are_shuffled_once_an_epoch, 1, 3);
-    return suite_run_named("ex_orders");
-}
+SUITE("ex_orders")

@@ -128,10 +128,9 @@ TEST("same state", a_replay_ends_in_the_same_state) {
     run_and_replay(0);
 }
 
-START_TEST(a_replay_of_a_recovery_ends_in_the_same_state) {
-    run_and_replay((uint64_t)_i);
+TEST_LOOP("same state", a_replay_of_a_recovery_ends_in_the_same_state, 39) {
+    run_and_replay((uint64_t)_i + 1);
 }
-END_TEST
 
 /* Smaller batches of a run that has too little memory are replayed from whole ones. */
 TEST("same state", a_replay_of_smaller_batches_ends_in_the_same_state) {
@@ -461,7 +460,5 @@ int main(void) {
     tcase_add_checked_fixture(suite_case_named("same state"), make_file, remove_file);
     tcase_add_checked_fixture(suite_case_named("reading"), make_file, remove_file);
     tcase_add_checked_fixture(suite_case_named("another run"), make_file, remove_file);
-    tcase_add_loop_test(suite_case_named("same state"),
-                        a_replay_of_a_recovery_ends_in_the_same_state, 1, 40);
     return suite_run_named("ex_replay");
 }
