@@ -160,26 +160,24 @@ void compare(const Network &network, int64_t side, mt_mode mode, const Setting &
     ck_assert_double_le(std::fabs(from.percent), spare_at_change);
 }
 
-START_TEST(recordings_predict_every_size) {
+TEST_LOOP("prediction", recordings_predict_every_size, 2 * networks::count) {
     const Network &network = networks::all[_i / 2];
     networks::prepare();
     compare(network, network.side, _i % 2 ? MT_EVALUATE : MT_TRAIN);
     compare(network, 2 * network.side, _i % 2 ? MT_EVALUATE : MT_TRAIN);
 }
-END_TEST
 
 /* Two threads and more have oneDNN do 1x1 convolutions of few samples too: no kernel changes. */
-START_TEST(and_with_two_threads) {
+TEST_LOOP("prediction", and_with_two_threads, networks::count) {
     const Network &network = networks::all[_i];
     networks::prepare();
     bench::must(mt_torch_set_threads(2), "threads");
     for (mt_mode mode : {MT_TRAIN, MT_EVALUATE}) compare(network, network.side, mode);
     compare(network, 2 * network.side, MT_TRAIN);
 }
-END_TEST
 
 /* The change is told of where there are 1x1 convolutions: also of ResNet-18, whose strides make it none. */
-START_TEST(change_is_told) {
+TEST_LOOP("prediction", change_is_told, networks::count) {
     const size_t told[] = {16, 16, 0};
     networks::prepare();
     Subject s(networks::all[_i], networks::all[_i].side);
@@ -188,7 +186,6 @@ START_TEST(change_is_told) {
     bench::must(mt_torch_set_threads(2), "threads");
     ck_assert_uint_eq(info_of(s).kernels_change, 0);
 }
-END_TEST
 
 const Setting settings[] = {
     {" with segments", MT_CHECKPOINTING_ON, MT_OFFLOAD_AUTO, MT_DTYPE_NONE},
@@ -202,19 +199,18 @@ const Setting settings[] = {
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
-START_TEST(and_of_savers_and_orders) {
+TEST_LOOP("prediction", and_of_savers_and_orders, (SETTINGS)*networks::count) {
     const Network &network = networks::all[_i / SETTINGS];
     networks::prepare();
     compare(network, network.side, MT_TRAIN, settings[_i % SETTINGS]);
 }
-END_TEST
 
 /*
  * Room for chunks of so many samples of 24, and no OOM on the way. The room is larger by what kernels
  * that change need more. Only the first step, and that whose chunks tell of those, predict nothing. Sizes come from memory
  * alone: a correction learnt at one size is too much for smaller ones, which times might ask for.
  */
-START_TEST(a_step_needs_what_was_predicted) {
+TEST_LOOP("prediction", a_step_needs_what_was_predicted, 2 * networks::count) {
     const Network &network = networks::all[_i / 2];
     bool keep = _i % 2;
     Worst worst;
@@ -250,10 +246,9 @@ START_TEST(a_step_needs_what_was_predicted) {
     std::fflush(stdout);
     ck_assert_double_le(std::fabs(worst.percent), tolerance_percent);
 }
-END_TEST
 
 /* Batches that leave a chunk of one sample: what that needs is told from its first run on. */
-START_TEST(one_sample_is_predicted_from_its_own) {
+TEST_LOOP("prediction", one_sample_is_predicted_from_its_own, networks::count) {
     const Network &network = networks::all[_i];
     Worst worst;
     networks::prepare();
@@ -280,7 +275,6 @@ START_TEST(one_sample_is_predicted_from_its_own) {
     std::fflush(stdout);
     ck_assert_double_le(std::fabs(worst.percent), tolerance_percent);
 }
-END_TEST
 
 /* ---- what a caching allocator reserves ---- */
 
@@ -331,7 +325,7 @@ size_t reserved_by(const Subject &s, const mt_batch &batch, size_t samples) {
  * Played on an empty card the blocks of any chunk tell what this one reserves, but for the free parts of
  * segments that the state lies in: one of 2 MiB, one of 20, and what is left of larger ones.
  */
-START_TEST(what_a_card_reserves) {
+TEST_LOOP("prediction", what_a_card_reserves, networks::count) {
     const Network &network = networks::all[_i];
     mt_sim_options card = MT_SIM_OPTIONS_INIT;
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
@@ -353,21 +347,10 @@ START_TEST(what_a_card_reserves) {
     std::fflush(stdout);
     ck_assert_uint_le(most_above, size_t{32} << 20);
 }
-END_TEST
 
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("peaks");
-    TCase *tcase = tcase_create("prediction");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_loop_test(tcase, recordings_predict_every_size, 0, 2 * networks::count);
-    tcase_add_loop_test(tcase, and_with_two_threads, 0, networks::count);
-    tcase_add_loop_test(tcase, change_is_told, 0, networks::count);
-    tcase_add_loop_test(tcase, and_of_savers_and_orders, 0, SETTINGS * networks::count);
-    tcase_add_loop_test(tcase, a_step_needs_what_was_predicted, 0, 2 * networks::count);
-    tcase_add_loop_test(tcase, one_sample_is_predicted_from_its_own, 0, networks::count);
-    tcase_add_loop_test(tcase, what_a_card_reserves, 0, networks::count);
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    tcase_set_timeout(suite_case_named("prediction"), 300);
+    return suite_run_named("peaks");
 }

@@ -44,7 +44,7 @@ struct Subject : ArenaSubject<Layers> {
 /* ---- those who keep to the plan ------------------------------------------------------------------- */
 
 /* Chunks of several sizes, apart and in place, and evaluations between: the bits of the heap. */
-START_TEST(the_bits_of_the_heap) {
+TEST("plan", the_bits_of_the_heap) {
     const size_t chunks[] = {2, 4, 16, 5, 7, 16, 3, 16, 16};
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
@@ -66,10 +66,9 @@ START_TEST(the_bits_of_the_heap) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* Counted bytes and refusals are the same: what is served from the arena counts as from the heap. */
-START_TEST(the_bytes_of_the_heap) {
+TEST("plan", the_bytes_of_the_heap) {
     size_t peak[2], refused[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         Subject s(arena);
@@ -92,7 +91,6 @@ START_TEST(the_bytes_of_the_heap) {
     ck_assert_uint_eq(peak[0], peak[1]);
     ck_assert_uint_eq(refused[0], refused[1]);
 }
-END_TEST
 
 /* ---- those who keep tensors -------------------------------------------------------------------------- */
 
@@ -116,7 +114,7 @@ static const struct {
 } keepers[] = {
     {"for ever", 0, 1}, {"one step", 1, 1}, {"three steps", 3, 1}, {"now and then", 5, 7}};
 
-START_TEST(tensors_are_kept) {
+TEST_LOOP("kept", tensors_are_kept, LENGTH(keepers)) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         Kept kept;
@@ -140,10 +138,9 @@ START_TEST(tensors_are_kept) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* Released on another thread, while the next chunk runs, and after the trainer is gone. */
-START_TEST(released_elsewhere) {
+TEST("kept", released_elsewhere) {
     Kept kept;
     {
         Subject s(MT_ARENA_AUTO, [&](const at::Tensor &hidden) { kept.keep(hidden); });
@@ -163,7 +160,6 @@ START_TEST(released_elsewhere) {
     kept.check();
     kept.tensors.clear();
 }
-END_TEST
 
 /* ---- those who ask for something else ------------------------------------------------------------------ */
 
@@ -231,7 +227,7 @@ static const struct {
      true},
 };
 
-START_TEST(something_else) {
+TEST_LOOP("something else", something_else, LENGTH(askers)) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         int step = 0;
@@ -249,10 +245,9 @@ START_TEST(something_else) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* Large tensors at random, some kept for many chunks: none is ever written over by another one. */
-START_TEST(guests_at_random) {
+TEST_LOOP("something else", guests_at_random, 8) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         std::vector<std::pair<at::Tensor, double>> kept;
@@ -283,10 +278,9 @@ START_TEST(guests_at_random) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* A loader's requests on its own thread never meet the plan. */
-START_TEST(another_thread_asks) {
+TEST("something else", another_thread_asks) {
     Subject s(MT_ARENA_AUTO);
     Batch batch(16);
     std::atomic<bool> stop{false}, right{true};
@@ -305,10 +299,9 @@ START_TEST(another_thread_asks) {
     ck_assert(right);
     ck_assert_uint_eq(s.stats().missed, 0);
 }
-END_TEST
 
 /* Two trainers in two threads have an arena each. */
-START_TEST(two_threads) {
+TEST("something else", two_threads) {
     /* Made one after the other: the seed is the process's. */
     Subject one(MT_ARENA_AUTO), other(MT_ARENA_AUTO);
     std::thread threads[2];
@@ -322,11 +315,10 @@ START_TEST(two_threads) {
     for (std::thread &thread : threads) thread.join();
     ck_assert(one.hash() == other.hash());
 }
-END_TEST
 
 /* ---- pages and options ----------------------------------------------------------------------------------- */
 
-START_TEST(pages_come_and_go) {
+TEST("pages", pages_come_and_go) {
     Subject s(MT_ARENA_AUTO);
     Batch batch(64);
     mt_clear_result cleared = {};
@@ -341,10 +333,9 @@ START_TEST(pages_come_and_go) {
     }
     ck_assert_uint_eq(s.stats().missed, 0);
 }
-END_TEST
 
 /* From within the chunks, and from another thread all the time: what a running chunk has is not given back. */
-START_TEST(emptied_while_chunks_run) {
+TEST("pages", emptied_while_chunks_run) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         Subject s(arena, [](const at::Tensor &) { ck_ok(mt_empty_cache("cpu", nullptr)); });
@@ -360,10 +351,9 @@ START_TEST(emptied_while_chunks_run) {
     }
     ck_assert(hash[0] == hash[1]);
 }
-END_TEST
 
 /* While a tensor of the arena is alive, its pages stay. */
-START_TEST(pages_of_kept_tensors_stay) {
+TEST("pages", pages_of_kept_tensors_stay) {
     Kept kept;
     Subject s(MT_ARENA_AUTO, [&](const at::Tensor &hidden) { kept.keep(hidden); });
     Batch batch(16);
@@ -373,10 +363,9 @@ START_TEST(pages_of_kept_tensors_stay) {
         kept.check();
     }
 }
-END_TEST
 
 /* Also the pages of the last tensor, when the trainer is gone. */
-START_TEST(pages_outlive_the_trainer) {
+TEST("pages", pages_outlive_the_trainer) {
     Kept kept;
     int step = 0;
     Subject s(MT_ARENA_AUTO, [&](const at::Tensor &hidden) {
@@ -395,12 +384,11 @@ START_TEST(pages_outlive_the_trainer) {
     kept.tensors.clear();
     ck_ok(mt_empty_cache("cpu", nullptr));
 }
-END_TEST
 
 /* ---- chunks within chunks ---------------------------------------------------------------------------------- */
 
 /* A model that asks another one, on the CPU or on a simulated card, or itself, from within its chunk. */
-START_TEST(a_chunk_within_a_chunk) {
+TEST("within", a_chunk_within_a_chunk) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         Batch batch(16);
@@ -438,10 +426,9 @@ START_TEST(a_chunk_within_a_chunk) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* A layer that is frozen between steps has no gradient to tell of, and trains on. */
-START_TEST(a_layer_is_frozen) {
+TEST("within", a_layer_is_frozen) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         Subject s(arena);
@@ -455,9 +442,8 @@ START_TEST(a_layer_is_frozen) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
-START_TEST(arguments_are_checked) {
+TEST("pages", arguments_are_checked) {
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     mt_arena_stats stats = MT_ARENA_STATS_INIT, unset = {};
     mt_torch *torch = nullptr;
@@ -466,8 +452,7 @@ START_TEST(arguments_are_checked) {
     ck_status(mt_torch_new(s.model, &options, &torch), MT_ESTATE);
     s.close();
     ck_ok(net_model_new({}, &s.model));
-    ck_status(mt_torch_new(s.model, &options, &torch), MT_EINVAL);
-    ck_contains(mt_last_error(), "options->arena is 1");
+    ck_refused(mt_torch_new(s.model, &options, &torch), MT_EINVAL, "options->arena is 1");
     options.arena = MT_ARENA_AUTO;
     ck_ok(mt_torch_new(s.model, &options, &s.torch));
     ck_status(mt_torch_arena(nullptr, &stats), MT_EINVAL);
@@ -475,7 +460,6 @@ START_TEST(arguments_are_checked) {
     ck_status(mt_torch_arena(s.torch, &unset), MT_EINVAL);
     ck_assert_uint_eq(s.stats().plans, 0);
 }
-END_TEST
 
 /* ---- what is made in a recorded chunk and stays ------------------------------------------------------------ */
 
@@ -486,7 +470,7 @@ size_t arena_bytes() {
 }
 
 /* A mask or a table of positions, made in the first forward: plans lie around it, other pages go. */
-START_TEST(a_buffer_is_made_late) {
+TEST("pages", a_buffer_is_made_late) {
     const size_t chunks[] = {64, 128, 256, 512};
     at::Tensor buffer;
     Subject s(MT_ARENA_AUTO, [&](const at::Tensor &) {
@@ -505,13 +489,12 @@ START_TEST(a_buffer_is_made_late) {
     ck_assert_uint_le(arena_bytes(), buffer.nbytes() + 4096);
     ck_assert_double_eq(buffer.max().item().toDouble(), 3.0);
 }
-END_TEST
 
 /*
  * Each chunk keeps a tensor of another size for 15 chunks: the mapping ends at some height, which
  * depends on how far the search for layouts got between steps. What creeps would triple.
  */
-START_TEST(the_mapping_does_not_creep) {
+TEST("pages", the_mapping_does_not_creep) {
     const size_t chunks[] = {64, 128, 256, 512};
     std::deque<at::Tensor> kept;
     std::mt19937 random(3);
@@ -527,10 +510,9 @@ START_TEST(the_mapping_does_not_creep) {
     }
     ck_assert_uint_le(arena_bytes(), then + then / 5);
 }
-END_TEST
 
 /* What a chunk would have taken is no room for others. */
-START_TEST(a_refused_chunk_makes_no_room) {
+TEST("pages", a_refused_chunk_makes_no_room) {
     Subject s(MT_ARENA_AUTO);
     Batch few(16), many(100000);
     mt_chunk_result result = {};
@@ -550,7 +532,6 @@ START_TEST(a_refused_chunk_makes_no_room) {
     ck_assert_uint_le(memory.budget_bytes, size_t(44) << 20);
     ck_ok(mt_device_set_resident_budget("cpu", 0));
 }
-END_TEST
 
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
 /* A chunk of so many samples, noted and taken back. */
@@ -574,7 +555,7 @@ mt_recording *record(const Subject &s, const Batch &batch, size_t samples) {
 }
 
 /* From two small chunks, against what the process has held at most when the large one has run. */
-START_TEST(the_resident_peak_is_told) {
+TEST("pages", the_resident_peak_is_told) {
     const size_t samples = 20000;
     Subject s(MT_ARENA_AUTO);
     Batch batch(samples);
@@ -603,40 +584,8 @@ START_TEST(the_resident_peak_is_told) {
     mt_recording_free(small);
     mt_recording_free(large);
 }
-END_TEST
 #endif
-
-Suite *suite_arena() {
-    Suite *suite = suite_create("shim_arena");
-    TCase *plan = suite_case(suite, "plan"), *kept = suite_case(suite, "kept");
-    TCase *other = suite_case(suite, "something else"), *pages = suite_case(suite, "pages");
-    TCase *within = suite_case(suite, "within");
-    tcase_add_test(plan, the_bits_of_the_heap);
-    tcase_add_test(plan, the_bytes_of_the_heap);
-    tcase_add_loop_test(kept, tensors_are_kept, 0, LENGTH(keepers));
-    tcase_add_test(kept, released_elsewhere);
-    tcase_add_loop_test(other, something_else, 0, LENGTH(askers));
-    tcase_add_loop_test(other, guests_at_random, 0, 8);
-    tcase_add_test(other, another_thread_asks);
-    tcase_add_test(other, two_threads);
-    tcase_add_test(pages, a_buffer_is_made_late);
-    tcase_add_test(pages, the_mapping_does_not_creep);
-    tcase_add_test(pages, a_refused_chunk_makes_no_room);
-#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
-    tcase_add_test(pages, the_resident_peak_is_told);
-#endif
-    tcase_add_test(pages, pages_come_and_go);
-    tcase_add_test(pages, emptied_while_chunks_run);
-    tcase_add_test(pages, pages_of_kept_tensors_stay);
-    tcase_add_test(pages, pages_outlive_the_trainer);
-    tcase_add_test(within, a_chunk_within_a_chunk);
-    tcase_add_test(within, a_layer_is_frozen);
-    tcase_add_test(pages, arguments_are_checked);
-    return suite;
-}
 
 } // namespace
 
-int main() {
-    return suite_run(suite_arena());
-}
+SUITE("shim_arena")

@@ -92,33 +92,29 @@ const struct {
      "register_module"},
 };
 
-START_TEST(what_is_visited) {
+TEST_LOOP("models", what_is_visited, LENGTH(visits)) {
     mt_torch *torch;
     mt_model *model = odd_model(visits[_i].visit);
     mt_set_error(MT_EIO, "an older line");
-    ck_status(mt_torch_new(model, nullptr, &torch), visits[_i].status);
-    ck_contains(mt_last_error(), visits[_i].says);
+    ck_refused(mt_torch_new(model, nullptr, &torch), visits[_i].status, visits[_i].says);
     ck_assert_ptr_null(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* A parameter is freed while it is in use: every later call says so. */
-START_TEST(freed_in_use) {
+TEST("models", freed_in_use) {
     char text[65];
     mt_torch *torch;
     mt_model *model = odd_model(only_weight);
     ck_ok(mt_torch_new(model, nullptr, &torch));
     mt_tensor_free(odd.weight);
-    ck_status(mt_torch_state_sha256(torch, text), MT_EINVAL);
-    ck_contains(mt_last_error(), "weight is not a live handle");
+    ck_refused(mt_torch_state_sha256(torch, text), MT_EINVAL, "weight is not a live handle");
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* The same tensor under one name twice, and an empty one, are nothing wrong. */
-START_TEST(what_is_passed_over) {
+TEST("models", what_is_passed_over) {
     mt_torch *torch;
     mt_tensor *empty = nullptr;
     ck_ok(mt_tensor_new(&empty));
@@ -137,11 +133,10 @@ START_TEST(what_is_passed_over) {
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* ---- steps ------------------------------------------------------------------------------------------ */
 
-START_TEST(nothing_to_train) {
+TEST("models", nothing_to_train) {
     mt_torch *torch;
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
     mt_model *model = odd_model(only_weight);
@@ -156,15 +151,14 @@ START_TEST(nothing_to_train) {
     mt_set_log(nullptr, nullptr);
     ck_contains(log.c_str(), "no parameter of the model requires a gradient");
     ck_ok(mt_evaluate(torch, batch.get(), 0, 2, &result));
-    ck_status(mt_train_step(torch, batch.get(), nullptr, nullptr), MT_EINVAL);
-    ck_contains(mt_last_error(), "no parameter that requires a gradient");
+    ck_refused(mt_train_step(torch, batch.get(), nullptr, nullptr), MT_EINVAL,
+               "no parameter that requires a gradient");
     ck_contains(mt_last_error(), "requires_grad_");
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
-START_TEST(fails_without_words) {
+TEST("models", fails_without_words) {
     mt_torch *torch;
     mt_model *model = odd_model(only_weight);
     Batch batch(2);
@@ -172,8 +166,8 @@ START_TEST(fails_without_words) {
     for (mt_status status : {MT_EUSER, MT_EIO}) {
         odd.fails = status;
         mt_set_error(MT_EINVAL, "an older line");
-        ck_status(mt_train_step(torch, batch.get(), nullptr, nullptr), status);
-        ck_contains(mt_last_error(), "the model's loss has failed and does not say why: ");
+        ck_refused(mt_train_step(torch, batch.get(), nullptr, nullptr), status,
+                   "the model's loss has failed and does not say why: ");
         ck_contains(mt_last_error(), mt_status_text(status));
     }
     odd.fails = MT_OK;
@@ -181,15 +175,13 @@ START_TEST(fails_without_words) {
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 mt_torch *called;
 int refusals;
 std::string last_logged;
 
 void is_refused(mt_status status) {
-    ck_status(status, MT_ESTATE);
-    ck_contains(mt_last_error(), "called by a function that a step has called");
+    ck_refused(status, MT_ESTATE, "called by a function that a step has called");
     refusals++;
 }
 
@@ -212,7 +204,7 @@ void call_back() {
 }
 
 /* The step that was under way goes on as if nothing had been called, and later calls are free to come. */
-START_TEST(calls_its_own_torch) {
+TEST("models", calls_its_own_torch) {
     mt_chunk_result chunk = MT_CHUNK_RESULT_INIT;
     mt_log_fn keep = [](void *, mt_log_level, const char *text) { last_logged = text; };
     mt_model *model = odd_model(only_weight);
@@ -227,26 +219,22 @@ START_TEST(calls_its_own_torch) {
     mt_torch_free(called);
     mt_model_free(model);
 }
-END_TEST
 
 /* ---- options and tensors ------------------------------------------------------------------------------ */
 
-START_TEST(orders_that_are_none) {
+TEST("others", orders_that_are_none) {
     for (int number : {-1, 2}) {
         mt_torch *torch;
         mt_torch_options options = MT_TORCH_OPTIONS_INIT;
         options.channels_last = number;
         mt_model *model = odd_model(only_weight);
-        ck_status(mt_torch_new(model, &options, &torch), MT_EINVAL);
-        ck_contains(mt_last_error(), "options->channels_last is ");
+        ck_refused(mt_torch_new(model, &options, &torch), MT_EINVAL, "options->channels_last is ");
         mt_model_free(model);
     }
 }
-END_TEST
 
-START_TEST(there_is_one_cpu) {
-    ck_status(mt_device_check("cpu:7"), MT_EINVAL);
-    ck_contains(mt_last_error(), "'cpu:7' is no device; accepted: cpu");
+TEST("others", there_is_one_cpu) {
+    ck_refused(mt_device_check("cpu:7"), MT_EINVAL, "'cpu:7' is no device; accepted: cpu");
     ck_ok(mt_device_check("cpu:0"));
     ck_ok(mt_device_check("cpu"));
     size_t count = 7;
@@ -256,26 +244,24 @@ START_TEST(there_is_one_cpu) {
     ck_assert_uint_eq(count, 0);
     ck_assert_str_eq(mt_last_error(),
                      "mt_device_count: 'cpu:0' is one device; accepted: its type, 'cpu'");
-    ck_status(mt_device_count("toaster", &count), MT_EINVAL);
-    ck_contains(mt_last_error(), "mt_device_count: 'toaster' is not the name of a device");
+    ck_refused(mt_device_count("toaster", &count), MT_EINVAL,
+               "mt_device_count: 'toaster' is not the name of a device");
     ck_status(mt_device_count("xla", &count), MT_ENOTSUP);
     ck_status(mt_device_count(nullptr, &count), MT_EINVAL);
     ck_status(mt_device_count("cpu", nullptr), MT_EINVAL);
     ck_assert_str_eq(mt_last_error(), "mt_device_count: out is NULL");
 }
-END_TEST
 
-START_TEST(complex_numbers) {
+TEST("others", complex_numbers) {
     float numbers[2];
     mt_tensor *handle;
     ck_ok(mt_tensor_new(&handle));
     *static_cast<at::Tensor *>(mt_tensor_get(handle)) =
         at::full({2}, c10::complex<double>(1, 2), at::kComplexFloat);
-    ck_status(mt_tensor_read(handle, MT_FLOAT32, numbers, sizeof numbers), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "aten::view_as_real");
+    ck_refused(mt_tensor_read(handle, MT_FLOAT32, numbers, sizeof numbers), MT_ENOTSUP,
+               "aten::view_as_real");
     mt_tensor_free(handle);
 }
-END_TEST
 
 /* ---- warnings ------------------------------------------------------------------------------------------ */
 
@@ -283,7 +269,7 @@ void keep(void *user, mt_log_level level, const char *text) {
     if (level == MT_LOG_WARNING) *static_cast<std::string *>(user) = text;
 }
 
-START_TEST(warnings_are_logged) {
+TEST("others", warnings_are_logged) {
     std::string logged;
     mt_torch *torch;
     mt_set_log(keep, &logged);
@@ -298,32 +284,15 @@ START_TEST(warnings_are_logged) {
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
-
-Suite *suite_callbacks() {
-    Suite *suite = suite_create("shim_callbacks");
-    TCase *models = suite_case(suite, "models");
-    TCase *others = suite_case(suite, "others");
-    auto init = [] {
-        ck_ok(mt_torch_init(nullptr));
-        ck_ok(mt_torch_set_threads(1));
-    };
-    for (TCase *tcase : {models, others}) tcase_add_checked_fixture(tcase, init, nullptr);
-    tcase_add_loop_test(models, what_is_visited, 0, LENGTH(visits));
-    tcase_add_test(models, freed_in_use);
-    tcase_add_test(models, calls_its_own_torch);
-    tcase_add_test(models, what_is_passed_over);
-    tcase_add_test(models, nothing_to_train);
-    tcase_add_test(models, fails_without_words);
-    tcase_add_test(others, orders_that_are_none);
-    tcase_add_test(others, there_is_one_cpu);
-    tcase_add_test(others, complex_numbers);
-    tcase_add_test(others, warnings_are_logged);
-    return suite;
-}
 
 } // namespace
 
 int main() {
-    return suite_run(suite_callbacks());
+    auto init = [] {
+        ck_ok(mt_torch_init(nullptr));
+        ck_ok(mt_torch_set_threads(1));
+    };
+    for (const char *name : {"models", "others"})
+        tcase_add_checked_fixture(suite_case_named(name), init, nullptr);
+    return suite_run_named("shim_callbacks");
 }

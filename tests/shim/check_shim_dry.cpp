@@ -39,7 +39,7 @@ enum { COUNTS = sizeof counts / sizeof *counts };
  * What a sample adds is that of real chunks. The same for each number of samples is left out on some CPUs: scratch memory of
  * kernels, see memtrain/torch_dry.h.
  */
-START_TEST(samples_take_what_they_really_take) {
+TEST_LOOP("dry", samples_take_what_they_really_take, 3 * networks::count) {
     const Network &network = networks::all[_i / 3];
     mt_torch_options options = MT_TORCH_OPTIONS_INIT;
     size_t real[COUNTS], dry[COUNTS];
@@ -67,9 +67,8 @@ START_TEST(samples_take_what_they_really_take) {
         ck_assert_double_le(std::fabs(grows_dry / grows - 1), is_in_scratch ? 0.13 : 0.01);
     }
 }
-END_TEST
 
-START_TEST(real_kernels_come_back) {
+TEST("dry", real_kernels_come_back) {
     at::Tensor a = at::arange(4.0).view({2, 2}), b = at::ones({2, 2});
     for (int i = 0; i < 2; i++) {
         ck_assert_int_eq(mt_dry_run(1), MT_OK);
@@ -80,22 +79,15 @@ START_TEST(real_kernels_come_back) {
         ck_assert_double_eq(at::matmul(a, b).sum().item<double>(), 12);
     }
 }
-END_TEST
 
-START_TEST(other_numbers_are_refused) {
+TEST("dry", other_numbers_are_refused) {
     ck_assert_int_eq(mt_dry_run(2), MT_EINVAL);
     ck_contains(mt_last_error(), "mt_dry_run: on is 2; accepted: 0 and 1");
 }
-END_TEST
 
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("shim_dry");
-    TCase *cases = suite_case(suite, "dry");
-    tcase_set_timeout(cases, 600);
-    tcase_add_loop_test(cases, samples_take_what_they_really_take, 0, 3 * networks::count);
-    tcase_add_test(cases, real_kernels_come_back);
-    tcase_add_test(cases, other_numbers_are_refused);
-    return suite_run(suite);
+    tcase_set_timeout(suite_case_named("dry"), 600);
+    return suite_run_named("shim_dry");
 }

@@ -42,7 +42,7 @@ extern "C" void free(void *block) noexcept {
 namespace {
 
 /* As a heap may hand out that keeps its own notes elsewhere: macOS's, jemalloc's. */
-START_TEST(the_page_before_is_not_there) {
+TEST("heap", the_page_before_is_not_there) {
     ck_ok(mt_torch_init(nullptr));
     size_t page = static_cast<size_t>(getpagesize()), before = cpu_memory().allocated_bytes;
     void *pages =
@@ -56,10 +56,9 @@ START_TEST(the_page_before_is_not_there) {
     foreign = nullptr;
     munmap(pages, 2 * page);
 }
-END_TEST
 
 /* Small ones would begin a page now and then, and each begins at most one. */
-START_TEST(ours_do_not_begin_a_page) {
+TEST("heap", ours_do_not_begin_a_page) {
     ck_ok(mt_torch_init(nullptr));
     c10::Allocator *ours = c10::GetCPUAllocator();
     size_t before = cpu_memory().allocated_bytes;
@@ -76,7 +75,6 @@ START_TEST(ours_do_not_begin_a_page) {
     for (void *block : blocks) ours->raw_deallocate(block);
     ck_assert_uint_eq(cpu_memory().allocated_bytes, before);
 }
-END_TEST
 
 /* Whether a request of so many bytes is mapped by itself. */
 bool is_mapped(size_t bytes) {
@@ -92,7 +90,7 @@ const char *const set[] = {"", "glibc.malloc.mmap_threshold=131072",
                            "glibc.malloc.trim_threshold=131072"};
 
 /* The C library has read its own at the start of the process; ours reads the variable when it is made ready. */
-START_TEST(tunables_have_precedence) {
+TEST_LOOP("heap", tunables_have_precedence, LENGTH(set)) {
     ck_assert_int_eq(setenv("GLIBC_TUNABLES", set[_i], 1), 0);
     unsetenv("MALLOC_MMAP_THRESHOLD_");
     unsetenv("MALLOC_TRIM_THRESHOLD_");
@@ -102,18 +100,10 @@ START_TEST(tunables_have_precedence) {
     ck_assert_int_eq(is_mapped(size_t{8} << 20), keeps);
     ck_assert(is_mapped(size_t{40} << 20));
 }
-END_TEST
 
 } // namespace
 
-int main() {
-    Suite *suite = suite_create("shim_foreign");
-    TCase *all = suite_case(suite, "heap");
-    tcase_add_test(all, the_page_before_is_not_there);
-    tcase_add_test(all, ours_do_not_begin_a_page);
-    tcase_add_loop_test(all, tunables_have_precedence, 0, LENGTH(set));
-    return suite_run(suite);
-}
+SUITE("shim_foreign")
 
 #else
 

@@ -61,7 +61,7 @@ at::Tensor some(std::mt19937 &random) {
 }
 
 /* Tensors that no plan knows of are kept for ever: soon the heap has new ones, and none is looked past. */
-START_TEST(ever_more_are_kept) {
+TEST("habits", ever_more_are_kept) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         std::mt19937 random(5);
@@ -80,7 +80,6 @@ START_TEST(ever_more_are_kept) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* After each n-th layer a tensor of another size each time; percent: of the requests of late chunks that are served. */
 static const struct {
@@ -88,7 +87,7 @@ static const struct {
     uint64_t percent;
 } sizes[] = {{1, 25}, {2, 40}, {3, 50}};
 
-START_TEST(sizes_never_repeat) {
+TEST_LOOP("habits", sizes_never_repeat, LENGTH(sizes)) {
     std::string hash[2];
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         std::mt19937 random(5);
@@ -108,7 +107,6 @@ START_TEST(sizes_never_repeat) {
     }
     ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
 }
-END_TEST
 
 /* ---- shapes that come in turn ------------------------------------------------------------------------ */
 
@@ -133,7 +131,7 @@ static const struct {
     uint64_t percent;
 } turns[] = {{33, 100}, {60, 100}, {100, 90}, {150, 10}};
 
-START_TEST(shapes_take_turns) {
+TEST_LOOP("habits", shapes_take_turns, LENGTH(turns)) {
     constexpr int samples = 8, rounds = 8;
     ArenaSubject<Pooled> s(MT_ARENA_AUTO, 20);
     std::vector<std::unique_ptr<networks::TensorBatch>> batches;
@@ -158,7 +156,6 @@ START_TEST(shapes_take_turns) {
     ck_assert_uint_le(100 * recorded, (100 - turns[_i].percent) * shapes);
     if (turns[_i].percent < 100) ck_assert_uint_gt(recorded, 0);
 }
-END_TEST
 
 /* ---- few addresses --------------------------------------------------------------------------------------- */
 
@@ -171,7 +168,7 @@ size_t address_space() {
 }
 
 /* Under ulimit -v: the arena takes of what is left less than half. */
-START_TEST(addresses_are_left) {
+TEST_LOOP("addresses", addresses_are_left, 2) {
     const size_t left = size_t(_i ? 1500 : 400) << 20;
     Subject s(MT_ARENA_AUTO, [](int) {});
     Batch batch(64);
@@ -188,25 +185,8 @@ START_TEST(addresses_are_left) {
     std::thread([&] { ran = true; }).join();
     ck_assert(ran);
 }
-END_TEST
 #endif
-
-Suite *suite_habits() {
-    Suite *suite = suite_create("shim_habits");
-    TCase *habits = suite_case(suite, "habits"), *addresses = suite_case(suite, "addresses");
-    tcase_add_test(habits, ever_more_are_kept);
-    tcase_add_loop_test(habits, sizes_never_repeat, 0, LENGTH(sizes));
-    tcase_add_loop_test(habits, shapes_take_turns, 0, LENGTH(turns));
-#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
-    tcase_add_loop_test(addresses, addresses_are_left, 0, 2);
-#else
-    (void)addresses;
-#endif
-    return suite;
-}
 
 } // namespace
 
-int main() {
-    return suite_run(suite_habits());
-}
+SUITE("shim_habits")

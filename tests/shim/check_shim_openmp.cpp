@@ -105,7 +105,7 @@ constexpr const char *spin = "threads of OpenMP spin while they wait";
 
 /* ---- the cases ------------------------------------------------------------------------------------- */
 
-START_TEST(a_program_starts_again_once) {
+TEST("reexec", a_program_starts_again_once) {
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2) {
         std::printf("SKIP: there is one core, whose threads do not wait for each other\n");
         return;
@@ -121,13 +121,12 @@ START_TEST(a_program_starts_again_once) {
                 "OTHER=kept\nargument [with a blank]\nargument []\nargument [last]\n");
     ck_assert_uint_eq(count(text, spin), 0);
 }
-END_TEST
 
 /* What is set says how threads wait, and a guard alone is enough to end it. */
 const char *const left_alone[] = {"OMP_WAIT_POLICY=ACTIVE", "GOMP_SPINCOUNT=5", "KMP_BLOCKTIME=7",
                                   "MEMTRAIN_REEXEC=1"};
 
-START_TEST(a_program_is_left_alone) {
+TEST_LOOP("reexec", a_program_is_left_alone, LENGTH(left_alone)) {
     const char *setting = left_alone[_i];
     std::string text = run({"OMP_NUM_THREADS=2", setting}, {"reexec", ""});
     ck_assert_uint_eq(count(text, "start "), 1);
@@ -136,26 +135,23 @@ START_TEST(a_program_is_left_alone) {
     ck_assert_uint_eq(count(text, "PASSIVE"), 0);
     ck_assert_uint_eq(count(text, spin), 0);
 }
-END_TEST
 
 #ifdef __linux__
-START_TEST(threads_that_spin_are_told_once) {
+TEST("reexec", threads_that_spin_are_told_once) {
     std::string text = run({"OMP_NUM_THREADS=2"}, {"", "2"});
     ck_contains(text.c_str(), "log 2 threads of OpenMP spin");
     ck_contains(text.c_str(), "export OMP_WAIT_POLICY=PASSIVE, or call mt_reexec_passive(argv)");
     ck_assert_uint_eq(count(text, spin), 1);
 }
-END_TEST
 
 /* OpenMP is told of one, and libtorch of more. */
-START_TEST(threads_that_are_set_are_told) {
+TEST("reexec", threads_that_are_set_are_told) {
     ck_assert_uint_eq(count(run({"OMP_NUM_THREADS=1"}, {"", "1"}), spin), 0);
     ck_contains(run({"OMP_NUM_THREADS=1"}, {"", "3"}).c_str(), "log 3 threads of OpenMP spin");
 }
-END_TEST
 
 /* The dynamic loader is the running file then, and is not started in the program's place. */
-START_TEST(a_program_in_a_loader_is_left_alone) {
+TEST("reexec", a_program_in_a_loader_is_left_alone) {
     dl_iterate_phdr(
         [](dl_phdr_info *info, size_t, void *) {
             for (int i = 0; i < info->dlpi_phnum; i++)
@@ -173,10 +169,9 @@ START_TEST(a_program_in_a_loader_is_left_alone) {
                 "OMP_WAIT_POLICY=-\nGOMP_SPINCOUNT=-\nKMP_BLOCKTIME=-\nMEMTRAIN_REEXEC=-\n");
     ck_contains(text.c_str(), "argument [last]\n");
 }
-END_TEST
 
 /* The system refuses to start it: it goes on as it was, and is warned. */
-START_TEST(a_program_that_cannot_start_again_goes_on) {
+TEST("reexec", a_program_that_cannot_start_again_goes_on) {
     std::string text = run({"OMP_NUM_THREADS=2", "OTHER=kept"}, {"too much", ""});
     ck_assert_uint_eq(count(text, "start "), 1);
     ck_contains(text.c_str(), "status MT_EIO mt_reexec_passive: the program cannot be started "
@@ -186,17 +181,15 @@ START_TEST(a_program_that_cannot_start_again_goes_on) {
         "OMP_WAIT_POLICY=-\nGOMP_SPINCOUNT=-\nKMP_BLOCKTIME=-\nMEMTRAIN_REEXEC=-\nOTHER=kept\n");
     ck_assert_uint_eq(count(text, spin), 1);
 }
-END_TEST
 #endif
 
-START_TEST(argv_is_needed) {
+TEST("reexec", argv_is_needed) {
     char *none[] = {nullptr};
     ck_status(mt_reexec_passive(nullptr), MT_EINVAL);
     ck_assert_str_eq(mt_last_error(), "mt_reexec_passive: argv is NULL");
     ck_status(mt_reexec_passive(none), MT_EINVAL);
     ck_assert_str_eq(mt_last_error(), "mt_reexec_passive: argv is empty");
 }
-END_TEST
 
 } // namespace
 
@@ -205,16 +198,5 @@ int main(int argc, char **argv) {
     char *path = realpath(argv[0], nullptr);
     own_path = path ? path : argv[0];
     std::free(path);
-    Suite *suite = suite_create("shim_openmp");
-    TCase *reexec = suite_case(suite, "reexec");
-    tcase_add_test(reexec, a_program_starts_again_once);
-    tcase_add_loop_test(reexec, a_program_is_left_alone, 0, LENGTH(left_alone));
-#ifdef __linux__
-    tcase_add_test(reexec, threads_that_spin_are_told_once);
-    tcase_add_test(reexec, threads_that_are_set_are_told);
-    tcase_add_test(reexec, a_program_in_a_loader_is_left_alone);
-    tcase_add_test(reexec, a_program_that_cannot_start_again_goes_on);
-#endif
-    tcase_add_test(reexec, argv_is_needed);
-    return suite_run(suite);
+    return suite_run_named("shim_openmp");
 }
