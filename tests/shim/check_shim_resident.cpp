@@ -66,7 +66,7 @@ size_t budget_within(size_t limit) {
 }
 
 /* The memory that the parameters were made in is no one's when they have moved. */
-START_TEST(parameters_leave_no_pages_behind) {
+TEST("limits", parameters_leave_no_pages_behind) {
     ck_ok(mt_torch_init(nullptr));
     mt_resident before = resident_now();
     Subject s;
@@ -74,7 +74,6 @@ START_TEST(parameters_leave_no_pages_behind) {
     ck_assert_uint_gt(after.tensor_bytes - before.tensor_bytes, 120 * mib);
     ck_assert_uint_lt(after.other_bytes, before.other_bytes + 20 * mib);
 }
-END_TEST
 
 void check_limits(size_t least) {
     for (size_t peak : {least, least + 10 * mib, 300 * mib, 1000 * mib}) {
@@ -84,7 +83,7 @@ void check_limits(size_t least) {
 }
 
 /* The limit that is told for a peak leaves tensors just that: before the first chunk, and later. */
-START_TEST(a_limit_leaves_what_was_predicted_for_it) {
+TEST("limits", a_limit_leaves_what_was_predicted_for_it) {
     ck_ok(mt_torch_init(nullptr));
     check_limits(mib);
     Subject s;
@@ -98,10 +97,9 @@ START_TEST(a_limit_leaves_what_was_predicted_for_it) {
     for (size_t chunk : {8, 32, 64, 8, 64}) s.step(batch, chunk);
     check_limits(memory.allocated_bytes + resident_now().arena_bytes);
 }
-END_TEST
 
 /* What the first chunks map of libtorch is reckoned with until it is there. */
-START_TEST(first_chunks_are_reckoned_with) {
+TEST("limits", first_chunks_are_reckoned_with) {
     ck_ok(mt_torch_init(nullptr));
     mt_resident start = resident_now();
     size_t told = predict(400 * mib);
@@ -114,7 +112,6 @@ START_TEST(first_chunks_are_reckoned_with) {
     mt_resident later = resident_now();
     ck_assert_uint_le(predict(400 * mib), later.other_bytes + 408 * mib);
 }
-END_TEST
 
 /* ---- pages that wait, and who else wants them ---------------------------------------------------------------- */
 
@@ -166,7 +163,7 @@ std::vector<at::Tensor> take_the_rest() {
 }
 
 /* Each alone fills most of the limit, with pages that the other cannot use. */
-START_TEST(two_trainers_take_turns) {
+TEST("pages", two_trainers_take_turns) {
     Runner one, other;
     Batch batch(all);
     size_t limit = limit_above(256 * mib);
@@ -174,10 +171,9 @@ START_TEST(two_trainers_take_turns) {
     ck_assert_uint_gt(resident_now().arena_bytes, 100 * mib);
     stays_within(limit);
 }
-END_TEST
 
 /* Tensors of the user's own get the pages that wait for a chunk, and no more than the limit. */
-START_TEST(a_user_takes_the_rest) {
+TEST("pages", a_user_takes_the_rest) {
     Runner s;
     Batch batch(all);
     size_t limit = limit_above(256 * mib);
@@ -192,10 +188,9 @@ START_TEST(a_user_takes_the_rest) {
     ck_assert(s.fits(batch)); /* what was freed is no one else's */
     stays_within(limit);
 }
-END_TEST
 
 /* Memory that the program takes by itself counts though nobody has asked for the budget. */
-START_TEST(others_grow_unasked) {
+TEST("pages", others_grow_unasked) {
     Runner s;
     Batch batch(all);
     (void)limit_above(256 * mib);
@@ -206,10 +201,9 @@ START_TEST(others_grow_unasked) {
     others = std::vector<char>();
     ck_assert(s.fits(batch));
 }
-END_TEST
 
 /* And what a chunk has left behind is theirs: a smaller one finds room at its first request. */
-START_TEST(others_grow_into_what_a_chunk_left) {
+TEST("pages", others_grow_into_what_a_chunk_left) {
     Runner s;
     Batch batch(all), few(all / 8);
     (void)limit_above(256 * mib);
@@ -220,7 +214,6 @@ START_TEST(others_grow_into_what_a_chunk_left) {
     ck_assert_msg(s.fits(few), "%s", mt_last_error());
     others = std::vector<char>();
 }
-END_TEST
 
 /* ---- a control group --------------------------------------------------------------------------------------- */
 
@@ -245,7 +238,7 @@ void remove_group() {
 }
 
 /* Its limit is one on resident bytes, though nobody has set a budget: who goes over it is ended by the system. */
-START_TEST(a_group_is_not_left) {
+TEST("groups", a_group_is_not_left) {
     if (group.empty() || !write_to(group + "/memory.limit_in_bytes", std::to_string(400 * mib)) ||
         !write_to(group + "/cgroup.procs", std::to_string(getpid()))) {
         suite_skip("shim_resident: a_group_is_not_left",
@@ -261,29 +254,13 @@ START_TEST(a_group_is_not_left) {
     own.clear();
     ck_assert(one.fits(batch));
 }
-END_TEST
 #endif
-
-Suite *suite_resident() {
-    Suite *suite = suite_create("shim_resident");
-#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
-    TCase *limits = suite_case(suite, "limits");
-    tcase_add_test(limits, parameters_leave_no_pages_behind);
-    tcase_add_test(limits, a_limit_leaves_what_was_predicted_for_it);
-    tcase_add_test(limits, first_chunks_are_reckoned_with);
-    TCase *pages = suite_case(suite, "pages"), *groups = suite_case(suite, "groups");
-    tcase_add_test(pages, two_trainers_take_turns);
-    tcase_add_test(pages, a_user_takes_the_rest);
-    tcase_add_test(pages, others_grow_unasked);
-    tcase_add_test(pages, others_grow_into_what_a_chunk_left);
-    tcase_add_unchecked_fixture(groups, make_group, remove_group);
-    tcase_add_test(groups, a_group_is_not_left);
-#endif
-    return suite;
-}
 
 } // namespace
 
 int main() {
-    return suite_run(suite_resident());
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+    tcase_add_unchecked_fixture(suite_case_named("groups"), make_group, remove_group);
+#endif
+    return suite_run_named("shim_resident");
 }

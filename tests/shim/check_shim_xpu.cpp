@@ -121,19 +121,18 @@ static const struct {
     {"mkldnn", MT_ENOTSUP, "mt_device_check: nothing is trained on 'mkldnn'; " NAMES},
 };
 
-START_TEST(names_that_are_refused) {
+TEST_LOOP("names", names_that_are_refused, LENGTH(refused_names)) {
     const auto &one = refused_names[_i];
     ck_status(mt_device_check(one.name), one.status);
     ck_assert_str_eq(mt_last_error(), one.line);
 }
-END_TEST
 
 /* The hooks are there, the allocator is not: the part of libtorch was not loaded. */
-START_TEST(told_to_leave_cards) {
+TEST("names", told_to_leave_cards) {
     for (const char *name : {"cuda", "xpu", "xpu:1"}) {
         if (!strcmp(name, suite_device())) continue; /* the test device is there */
-        ck_status(mt_device_check(name), MT_ENOTSUP);
-        ck_contains(mt_last_error(), "is not loaded: mt_torch_init was told to leave it");
+        ck_refused(mt_device_check(name), MT_ENOTSUP,
+                   "is not loaded: mt_torch_init was told to leave it");
         ck_contains(mt_last_error(), "accepted: cpu");
     }
     DLManagedTensor managed = {};
@@ -141,15 +140,12 @@ START_TEST(told_to_leave_cards) {
     managed.dl_tensor.data = &managed;
     managed.dl_tensor.dtype = {kDLFloat, 32, 1};
     managed.dl_tensor.device = {kDLOneAPI, 0};
-    ck_status(mt_tensor_from_dlpack(&managed, &tensor), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "XPU is not loaded");
-    ck_status(mt_device_check("mtia"), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "no library that brings MTIA is loaded");
+    ck_refused(mt_tensor_from_dlpack(&managed, &tensor), MT_ENOTSUP, "XPU is not loaded");
+    ck_refused(mt_device_check("mtia"), MT_ENOTSUP, "no library that brings MTIA is loaded");
 }
-END_TEST
 
 /* It says whose driver is missing; where there is a driver, what else is. */
-START_TEST(what_is_to_be_installed) {
+TEST("drivers", what_is_to_be_installed) {
     static const struct {
         const char *name, *driver;
     } cards[] = {{"cuda", "NVIDIA's driver"}, {"xpu", "Intel's driver"}};
@@ -163,11 +159,10 @@ START_TEST(what_is_to_be_installed) {
             ck_contains(mt_last_error(), one.driver);
     }
 }
-END_TEST
 
 /* ---- a card -------------------------------------------------------------------------------------- */
 
-START_TEST(presence) {
+TEST("generic", presence) {
     ck_ok(mt_device_check("xpu"));
     ck_ok(mt_device_check("xpu:1"));
     ck_assert_int_eq(card.inits, 0);
@@ -179,13 +174,11 @@ START_TEST(presence) {
     ck_assert_str_eq(mt_last_error(),
                      "mt_device_check: there is 1 XPU device; accepted: cpu, xpu:0");
     card.count = 0;
-    ck_status(mt_device_check("xpu"), MT_ENOTSUP);
-    ck_contains(mt_last_error(), "finds no card");
+    ck_refused(mt_device_check("xpu"), MT_ENOTSUP, "finds no card");
     ck_contains(mt_last_error(), "install a newer driver");
 }
-END_TEST
 
-START_TEST(figures) {
+TEST("generic", figures) {
     card.allocated = static_cast<int64_t>(100 * MiB);
     card.peak = static_cast<int64_t>(150 * MiB);
     card.reserved = static_cast<int64_t>(300 * MiB);
@@ -202,10 +195,9 @@ START_TEST(figures) {
     ck_ok(mt_empty_cache("xpu", &result));
     ck_assert_uint_eq(result.released_bytes, 200 * MiB);
 }
-END_TEST
 
 /* A limit that the allocator does not take is watched, and the log is told; each card has a budget of its own. */
-START_TEST(budget_is_told_to_be_watched) {
+TEST("generic", budget_is_told_to_be_watched) {
     mt_set_log(keep_log, nullptr);
     ck_ok(mt_device_set_budget("xpu:0", 250 * MiB));
     ck_assert_uint_eq(memory_of("xpu:0").budget_bytes, 250 * MiB);
@@ -217,10 +209,9 @@ START_TEST(budget_is_told_to_be_watched) {
     ck_assert_str_eq(logged.c_str(), "");
     mt_set_log(nullptr, nullptr);
 }
-END_TEST
 
 /* Some drivers do not tell what is free: no budget by default then, and one that is set is as it is. */
-START_TEST(driver_that_does_not_tell) {
+TEST("generic", driver_that_does_not_tell) {
     card.tells_free = false;
     card.reserved = static_cast<int64_t>(300 * MiB);
     ck_assert_uint_eq(memory_of("xpu").budget_bytes, 0);
@@ -228,19 +219,9 @@ START_TEST(driver_that_does_not_tell) {
     ck_ok(mt_device_set_budget("xpu", 250 * MiB));
     ck_assert_uint_eq(memory_of("xpu").budget_bytes, 250 * MiB);
 }
-END_TEST
 
 int main() {
-    Suite *suite = suite_create("shim_xpu");
-    TCase *names = suite_case(suite, "names"), *cases = suite_case(suite, "generic");
-    tcase_add_checked_fixture(names, init, nullptr);
-    tcase_add_loop_test(names, names_that_are_refused, 0, LENGTH(refused_names));
-    tcase_add_test(names, told_to_leave_cards);
-    tcase_add_test(suite_case(suite, "drivers"), what_is_to_be_installed);
-    tcase_add_checked_fixture(cases, init_with_card, nullptr);
-    tcase_add_test(cases, presence);
-    tcase_add_test(cases, figures);
-    tcase_add_test(cases, budget_is_told_to_be_watched);
-    tcase_add_test(cases, driver_that_does_not_tell);
-    return suite_run(suite);
+    tcase_add_checked_fixture(suite_case_named("names"), init, nullptr);
+    tcase_add_checked_fixture(suite_case_named("generic"), init_with_card, nullptr);
+    return suite_run_named("shim_xpu");
 }

@@ -103,7 +103,7 @@ mt_status collect(void *user, const char *, mt_tensor *handle) {
     return MT_OK;
 }
 
-START_TEST(chunks_equal_the_batch) {
+TEST_LOOP("trainer", chunks_equal_the_batch, 5) {
     static const size_t cuts[] = {1, 3, 4, 7, 12};
     prepare();
     bench::Batch batch(12, 32, 10);
@@ -130,7 +130,6 @@ START_TEST(chunks_equal_the_batch) {
                 "tensor %zu differs at micro-batch %zu", i, micro);
     }
 }
-END_TEST
 
 /*
  * What two steps in the smallest chunks take beside what there is before them. It is another number on another
@@ -153,7 +152,7 @@ static size_t room_for_segments() {
     return suite_on_cpu() ? 0 : size_t{60} << 20;
 }
 
-START_TEST(a_budget_is_kept_without_an_oom) {
+TEST_LOOP("trainer", a_budget_is_kept_without_an_oom, suite_on_mps() ? 0 : 4) {
     static const size_t above_least_mib[] = {1, 4, 16, 76};
     prepare();
     bench::Batch batch(32, 64, 10);
@@ -186,9 +185,8 @@ START_TEST(a_budget_is_kept_without_an_oom) {
     ck_assert_uint_eq(run.ooms, 0);
     ck_assert_uint_le(run.samples_discarded, 8);
 }
-END_TEST
 
-START_TEST(evaluation_keeps_the_budget_and_counts_once) {
+TEST_LOOP("trainer", evaluation_keeps_the_budget_and_counts_once, !suite_on_mps()) {
     prepare();
     bench::Batch batch(50, 64, 10);
     Trained t(bench::resnet18(10), nullptr, room_for_segments() + (12 << 20));
@@ -203,9 +201,9 @@ START_TEST(evaluation_keeps_the_budget_and_counts_once) {
     ck_assert_double_eq_tol(small.loss, large.loss, 1e-5);
     ck_assert_double_eq(small.metrics[0], large.metrics[0]);
 }
-END_TEST
 
-START_TEST(memory_taken_between_steps_shrinks_the_chunks_and_gives_them_back) {
+TEST_LOOP("trainer", memory_taken_between_steps_shrinks_the_chunks_and_gives_them_back,
+          suite_on_cpu()) {
     prepare();
     bench::Batch batch(32, 64, 10);
     mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
@@ -226,9 +224,8 @@ START_TEST(memory_taken_between_steps_shrinks_the_chunks_and_gives_them_back) {
     ck_assert_uint_eq(again.chunks[0], free_chunk);
     ck_assert_uint_eq(again.reason, MT_PLAN_GROWTH);
 }
-END_TEST
 
-START_TEST(what_cannot_fit_is_explained) {
+TEST_LOOP("trainer", what_cannot_fit_is_explained, !suite_on_mps()) {
     prepare();
     bench::Batch batch(8, 64, 10);
     Trained t(bench::resnet18(10), nullptr, 1 << 20);
@@ -247,10 +244,9 @@ START_TEST(what_cannot_fit_is_explained) {
     t.set_budget(size_t{200} << 20);
     ck_assert_int_eq(mt_trainer_step(t.trainer, &batch.batch, &report), MT_OK);
 }
-END_TEST
 
 /* Recorded and measured peaks are the same bytes, for chunks of any size. */
-START_TEST(a_recording_has_the_measured_peak) {
+TEST_LOOP("trainer", a_recording_has_the_measured_peak, suite_on_mps() ? 0 : 3) {
     static const size_t sizes[] = {2, 3, 8};
     prepare();
     bench::Batch batch(8, 32, 10);
@@ -275,25 +271,12 @@ START_TEST(a_recording_has_the_measured_peak) {
     }
     mt_recording_free(recording);
 }
-END_TEST
 
 } // namespace
 
 int main() {
-    Suite *suite = suite_create("torch_trainer");
-    TCase *tcase = tcase_create("trainer");
-    tcase_set_timeout(tcase, 180);
-    tcase_add_loop_test(tcase, chunks_equal_the_batch, 0, 5);
-    if (suite_on_cpu()) /* what is taken is the host's */
-        tcase_add_test(tcase, memory_taken_between_steps_shrinks_the_chunks_and_gives_them_back);
-    if (suite_on_mps()) {
-        printf("SKIP: torch_trainer: MPS has neither peaks nor recordings to keep a budget by\n");
-    } else {
-        tcase_add_loop_test(tcase, a_budget_is_kept_without_an_oom, 0, 4);
-        tcase_add_test(tcase, evaluation_keeps_the_budget_and_counts_once);
-        tcase_add_test(tcase, what_cannot_fit_is_explained);
-        tcase_add_loop_test(tcase, a_recording_has_the_measured_peak, 0, 3);
-    }
-    suite_add_tcase(suite, tcase);
-    return suite_run(suite);
+    tcase_set_timeout(suite_case_named("trainer"), 180);
+    if (suite_on_mps())
+        suite_skip("torch_trainer", "MPS has neither peaks nor recordings to keep a budget by");
+    return suite_run_named("torch_trainer");
 }
