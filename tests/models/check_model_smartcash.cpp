@@ -326,7 +326,7 @@ TEST_LOOP("memory", chunks_add_up_to_the_batch, LENGTH(small_ones)) {
  * Every 701st request of the first two of these in `make check`; of all four, and all requests, in
  * `make check-oom`: each network, kind of fault and phase comes twice.
  */
-START_TEST(a_fault_changes_nothing) {
+TEST_LOOP("memory", a_fault_changes_nothing, (is_slow() ? 2 : 1) * LENGTH(small_ones)) {
     static const char *const names[] = {"efficientnet-b0", "cspdarknet-small",
                                         "efficientnet-b0, frozen", "cspdarknet-small, frozen"};
     const smartcash_backbone backbone = small_ones[_i % 2];
@@ -336,11 +336,8 @@ START_TEST(a_fault_changes_nothing) {
     model_faults::every_allocation_fails(
         {subject.torch, subject.backend, subject.batch->get(), {3, 2}}, 701, persistent, names[_i]);
 }
-END_TEST
 
 int main() {
     tcase_set_timeout(suite_case_named("memory"), 1800);
-    tcase_add_loop_test(suite_case_named("memory"), a_fault_changes_nothing, 0,
-                        (is_slow() ? 2 : 1) * LENGTH(small_ones));
     return suite_run_named("model_smartcash");
 }

@@ -343,8 +343,8 @@ std::unique_ptr<at::ObserverContext> count(const at::RecordFunction &call) {
  * The rest is run again: that is what it is for. So is a convolution that a norm is behind, but not that norm; the
  * other norm is.
  */
-START_TEST(runs_once) {
-    const int ends = _i;
+TEST_LOOP("from C++", runs_once, 2) {
+    const int ends = _i + 1;
     prepare();
     Plane net = plane(ends);
     auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count));
@@ -357,12 +357,11 @@ START_TEST(runs_once) {
     ck_assert_int_eq(norms, ends + 1);
     ck_assert(net.conv->weight.grad().defined());
 }
-END_TEST
 
 /* After the forward pass the output alone is there; when the graph goes, nothing. */
-START_TEST(memory) {
+TEST_LOOP("from C++", memory, 2) {
     prepare();
-    Plane net = plane(_i);
+    Plane net = plane(_i + 1);
     size_t one = 5 * 8 * 16 * 16 * sizeof(float), start = tensor_memory().allocated_bytes;
     {
         at::Tensor y = net.forward(true);
@@ -372,11 +371,10 @@ START_TEST(memory) {
     at::Tensor y = net.forward(false);
     ck_assert_uint_gt(tensor_memory().allocated_bytes - start, 3 * one);
 }
-END_TEST
 
 /* Each request fails in turn: the type is libtorch's, nothing is left over, and a new try has the bits. */
-START_TEST(memory_runs_out) {
-    const int ends = _i;
+TEST_LOOP("from C++", memory_runs_out, 2) {
+    const int ends = _i + 1;
     prepare();
     auto expected = plane(ends).train(false);
     uint64_t n = 1;
@@ -388,7 +386,6 @@ START_TEST(memory_runs_out) {
     }
     ck_assert_uint_gt(n, 40);
 }
-END_TEST
 
 /* ---- from C ------------------------------------------------------------------------------------------ */
 
@@ -593,9 +590,4 @@ TEST("from C++", other_paddings) {
 
 } // namespace
 
-int main() {
-    tcase_add_loop_test(suite_case_named("from C++"), runs_once, 1, 3);
-    tcase_add_loop_test(suite_case_named("from C++"), memory, 1, 3);
-    tcase_add_loop_test(suite_case_named("from C++"), memory_runs_out, 1, 3);
-    return suite_run_named("shim_convolution");
-}
+SUITE("shim_convolution")

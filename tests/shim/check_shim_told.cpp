@@ -183,7 +183,7 @@ TEST_LOOP("finite", loss_of_a_plain_step, 2) {
 }
 
 /* The loss is a number and its gradient is not: the norm, which clipping takes anyway, tells. */
-START_TEST(gradient_where_it_is_clipped) {
+TEST_LOOP("finite", gradient_where_it_is_clipped, suite_on_cpu() ? 4 : 2) {
     static const char *const devices[] = {nullptr, "sim:cuda"};
     simulate("sim:cuda", 256 << 20);
     mt_torch_options options = options_of(MT_ADAM, 1.0);
@@ -212,7 +212,6 @@ START_TEST(gradient_where_it_is_clipped) {
     mt_torch_free(torch);
     mt_model_free(model);
 }
-END_TEST
 
 /* By a trainer, whose report gives the loss, or the norm. */
 TEST("finite", steps_of_a_trainer) {
@@ -792,8 +791,4 @@ TEST("once", tensors_from_before) {
     ck_assert_int_eq(log_lines, 2);
 }
 
-int main() {
-    tcase_add_loop_test(suite_case_named("finite"), gradient_where_it_is_clipped, 0,
-                        suite_on_cpu() ? 4 : 2);
-    return suite_run_named("shim_told");
-}
+SUITE("shim_told")
