@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { PATH = 512, SIDE = 16, FLOATS = 3 * SIDE * SIDE, MOST = 64 };
+enum { PATH = 512, SIDE = 16, BYTES = 3 * SIDE * SIDE, MOST = 64 };
 
 static char root[PATH];
 
@@ -237,14 +237,15 @@ TEST("captions", titles_that_are_alike) {
 /* ---- batches --------------------------------------------------------------------------------- */
 
 typedef struct batch {
-    float planes[MOST * FLOATS];
+    unsigned char pixels[MOST * BYTES];
     int64_t tokens[MOST * EX_CAPTION_CONTEXT];
 } batch;
 
 static void fill(const ex_captions *c, ex_split split, uint64_t epoch, size_t first, size_t count,
                  batch *out) {
     ex_source source = ex_captions_source(c);
-    void *buffers[] = {out->planes, out->tokens};
+    ck_assert_uint_eq(ex_tensor_bytes(&source.tensors[0]), BYTES);
+    void *buffers[] = {out->pixels, out->tokens};
     ex_error error = {""};
     ck_assert_msg(source.fill(source.self, split, epoch, first, count, buffers, &error) == EX_OK,
                   "%s", error.text);
@@ -273,7 +274,7 @@ TEST("captions", batches_are_pure_functions) {
         fill(c, (ex_split)split, 2, 0, MOST, &whole);
         for (size_t i = MOST; i-- > 0;) {
             fill(c, (ex_split)split, 2, i, 1, &part);
-            ck_assert_mem_eq(part.planes, whole.planes + i * FLOATS, FLOATS * sizeof(float));
+            ck_assert_mem_eq(part.pixels, whole.pixels + i * BYTES, BYTES);
             ck_assert_mem_eq(part.tokens, whole.tokens + i * EX_CAPTION_CONTEXT,
                              EX_CAPTION_CONTEXT * sizeof(int64_t));
         }
@@ -291,7 +292,7 @@ TEST("captions", keywords_are_said_in_training) {
     fill(c, EX_TRAINING, 1, 0, MOST, &plain);
     c->options.keywords = 1;
     fill(c, EX_TRAINING, 1, 0, MOST, &said);
-    ck_assert_mem_eq(plain.planes, said.planes, sizeof plain.planes);
+    ck_assert_mem_eq(plain.pixels, said.pixels, sizeof plain.pixels);
     size_t others = 0;
     for (size_t i = 0; i < MOST; i++)
         others +=
@@ -310,7 +311,7 @@ TEST("captions", keywords_are_said_in_training) {
 TEST("captions", pictures_without_room) {
     static batch kept, again;
     ex_captions_options options = options_of(0);
-    void *buffers[] = {again.planes, again.tokens};
+    void *buffers[] = {again.pixels, again.tokens};
     ex_error error = {""};
     write_file("captions.json", "[[\"fruit/apple.jpg\", \"c\"], [\"fruit/pear.png\", \"d\"],"
                                 " [\"fruit/prune.png\", \"e\"], [\"fruit/banana.jpg\", \"f\"],"

@@ -152,7 +152,8 @@ TEST("pictures", validation_has_files_of_its_own) {
 /* ---- samples ------------------------------------------------------------------------------------- */
 
 typedef struct samples {
-    float pictures[SCENES * 3 * PIXELS], masks[SCENES * PIXELS];
+    unsigned char pictures[SCENES * 3 * PIXELS];
+    float masks[SCENES * PIXELS];
     int64_t tokens[SCENES * EX_PROMPT_TOKENS];
 } samples;
 
@@ -162,6 +163,7 @@ static void fill(const ex_prompt_scenes *scenes, ex_split split, uint64_t epoch,
     const ex_source source = ex_prompt_scenes_source(scenes);
     ex_error error;
     ck_assert_uint_eq(source.count(source.self, split), SCENES);
+    ck_assert_uint_eq(ex_tensor_bytes(&source.tensors[0]), 3 * PIXELS);
     for (size_t at = SCENES; at > 0;) {
         size_t count = at < piece ? at : piece;
         at -= count;

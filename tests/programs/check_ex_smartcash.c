@@ -121,8 +121,8 @@ static const char *const falls[][2] = {
 TEST_LOOP("runs", a_small_card_is_left, LENGTH(falls)) {
     EXPECT(0, "--device", "sim:mps", "--budget", "60MiB", "--image-size", "256", "--batch", "4",
            "--scenes", "8", "--validation-scenes", "0", "--phase1-epochs", "0", "--phase2-epochs",
-           "1", "--threads", "1", "--deterministic", "--trace", cli_trace, "--cpu-budget",
-           falls[_i][0]);
+           "1", "--threads", "1", "--deterministic", "--prefetch", "8", "--trace", cli_trace,
+           "--cpu-budget", falls[_i][0]);
     ck_contains(cli_out, "begins in tier 1");
     ck_contains(cli_err, "tier 1, the accelerator, is left in step 1");
     ck_contains(cli_err, falls[_i][1]);
@@ -134,7 +134,7 @@ TEST_LOOP("runs", a_small_card_is_left, LENGTH(falls)) {
  * the last tier, where nothing is rendered ahead.
  */
 TEST("runs", nothing_is_left_beside_the_training) {
-    EXPECT(0, TINY, "--phase1-epochs", "0", "--budget", "29MiB", "--prefetch", "32", "--trace",
+    EXPECT(0, TINY, "--phase1-epochs", "0", "--budget", "22.5MiB", "--prefetch", "64", "--trace",
            cli_trace);
     ck_contains(cli_err, "tier 2, the CPU, is left in step 1");
     ck_contains(cli_err, "went through in tier 3, one thread and nothing beside the training, all "

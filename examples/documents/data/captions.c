@@ -333,15 +333,15 @@ static size_t context_of(const ex_captions *c) {
     return c->options.clip_tokens ? EX_CLIP_CONTEXT : EX_CAPTION_CONTEXT;
 }
 
-static ex_status fill_one(const ex_captions *c, size_t index, const ex_draw *draw, float *planes,
-                          int64_t *tokens, ex_error *error) {
+static ex_status fill_one(const ex_captions *c, size_t index, const ex_draw *draw,
+                          unsigned char *pixels, int64_t *tokens, ex_error *error) {
     const ex_pair *pair = &c->pairs[index];
     char text[CAPTION];
     ex_image again = {0, 0, NULL};
     ex_status status = pair->image.pixels ? EX_OK : load(c, pair, &again, error);
     if (status == EX_OK)
-        status = ex_view_fill(again.pixels ? &again : &pair->image, EX_FIT_PAD, c->options.side,
-                              draw, planes);
+        status = ex_view_pixels(again.pixels ? &again : &pair->image, EX_FIT_PAD, c->options.side,
+                                draw, pixels);
     ex_image_clear(&again);
     draw_text(c, pair, draw, text, sizeof text);
     if (c->options.clip_tokens)
@@ -354,7 +354,7 @@ static ex_status fill_one(const ex_captions *c, size_t index, const ex_draw *dra
 static ex_status fill_pairs(const void *self, ex_split split, uint64_t epoch, size_t first,
                             size_t count, void *const *buffers, ex_error *error) {
     const ex_captions *c = self;
-    const size_t planes = 3 * (size_t)c->options.side * (size_t)c->options.side;
+    const size_t bytes = 3 * (size_t)c->options.side * (size_t)c->options.side;
     /* Pairs for validation come first, in the order in which they are used. */
     const size_t *order = split == EX_TRAINING ? ex_orders_hold(c->orders, epoch) : NULL;
     ex_status status = order || split == EX_VALIDATION ? EX_OK : EX_ENOMEM;
@@ -362,7 +362,7 @@ static ex_status fill_pairs(const void *self, ex_split split, uint64_t epoch, si
         const size_t index = order ? order[first + i] : first + i;
         const ex_draw draw = {c->options.seed, epoch, index};
         status = fill_one(c, index, split == EX_TRAINING ? &draw : NULL,
-                          (float *)buffers[0] + i * planes,
+                          (unsigned char *)buffers[0] + i * bytes,
                           (int64_t *)buffers[1] + i * context_of(c), error);
     }
     if (order) ex_orders_release(c->orders, order);
@@ -379,11 +379,11 @@ static size_t count_pairs(const void *self, ex_split split) {
 
 ex_source ex_captions_source(const ex_captions *captions) {
     const int64_t side = captions->options.side;
-    return (ex_source){.self = captions,
-                       .unit = "pairs",
-                       .tensor_count = 2,
-                       .tensors = {{MT_FLOAT32, 3, {3, side, side}},
-                                   {MT_INT64, 1, {(int64_t)context_of(captions)}}},
-                       .count = count_pairs,
-                       .fill = fill_pairs};
+    return (ex_source){
+        .self = captions,
+        .unit = "pairs",
+        .tensor_count = 2,
+        .tensors = {{MT_UINT8, 3, {3, side, side}}, {MT_INT64, 1, {(int64_t)context_of(captions)}}},
+        .count = count_pairs,
+        .fill = fill_pairs};
 }

@@ -419,16 +419,11 @@ static ex_status fill(const void *self, ex_split split, uint64_t epoch, size_t f
                       void *const *buffers, ex_error *error) {
     const ex_card_scenes *s = self;
     int side = s->options.side;
-    size_t pixels = (size_t)side * (size_t)side;
-    float *pictures = buffers[0];
     float(*boxes)[EX_CARDS_MOST][EX_CARD_NUMBERS] = buffers[1];
-    ex_image canvas = {side, side, malloc(3 * pixels)};
-    if (!canvas.pixels) return no_memory(error, "a scene");
-    for (size_t i = 0; i < count; i++) {
+    ex_image canvas = {side, side, buffers[0]};
+    (void)error;
+    for (size_t i = 0; i < count; i++, canvas.pixels += 3 * (size_t)side * (size_t)side)
         draw_scene(s, split, epoch, first + i, &canvas, boxes[i]);
-        ex_image_normalise(&canvas, pictures + i * 3 * pixels);
-    }
-    free(canvas.pixels);
     return EX_OK;
 }
 
@@ -437,7 +432,7 @@ ex_source ex_card_scenes_source(const ex_card_scenes *scenes) {
     return (ex_source){.self = scenes,
                        .unit = "pictures",
                        .tensor_count = 2,
-                       .tensors = {{MT_FLOAT32, 3, {3, side, side}},
+                       .tensors = {{MT_UINT8, 3, {3, side, side}},
                                    {MT_FLOAT32, 2, {EX_CARDS_MOST, EX_CARD_NUMBERS}}},
                        .count = count_scenes,
                        .fill = fill};

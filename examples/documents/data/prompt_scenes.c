@@ -313,10 +313,10 @@ static size_t count(const void *self, ex_split split) {
 }
 
 static void write_sample(const ex_prompt_scenes *s, const ex_scene *scene, const sheet *paper,
-                         float *picture, float *mask, int64_t *tokens) {
+                         unsigned char *picture, float *mask, int64_t *tokens) {
     const ex_thing *named = &scene->things[scene->named];
     char text[EX_PROMPT_TOKENS];
-    ex_image_normalise(&paper->canvas, picture);
+    memcpy(picture, paper->canvas.pixels, 3 * paper->pixels);
     for (size_t p = 0; p < paper->pixels; p++) mask[p] = paper->owner[p] == scene->named + 1;
     ex_prompt_text(s, named->label, named->position, text);
     ex_prompt_tokens(text, tokens);
@@ -332,7 +332,7 @@ static ex_status fill(const void *self, ex_split split, uint64_t epoch, size_t f
         ex_prompt_scenes_describe(s, split, epoch, first + i, &scene);
         status = ex_prompt_scenes_draw(s, &scene, &paper.canvas, paper.owner);
         if (status == EX_OK)
-            write_sample(s, &scene, &paper, (float *)buffers[0] + 3 * i * paper.pixels,
+            write_sample(s, &scene, &paper, (unsigned char *)buffers[0] + 3 * i * paper.pixels,
                          (float *)buffers[1] + i * paper.pixels,
                          (int64_t *)buffers[2] + i * EX_PROMPT_TOKENS);
     }
@@ -345,7 +345,7 @@ ex_source ex_prompt_scenes_source(const ex_prompt_scenes *s) {
     return (ex_source){.self = s,
                        .unit = "scenes",
                        .tensor_count = 3,
-                       .tensors = {{MT_FLOAT32, 3, {3, side, side}},
+                       .tensors = {{MT_UINT8, 3, {3, side, side}},
                                    {MT_FLOAT32, 2, {side, side}},
                                    {MT_INT64, 1, {EX_PROMPT_TOKENS}}},
                        .count = count,
