@@ -356,7 +356,7 @@ static void print_rungs_left(const mt_backend_info *info, const ex_flags *flags)
 static void explain_unknown(const mt_backend *backend, const mt_backend_info *info, int has_budget,
                             const ex_flags *flags, const ex_device *device) {
     printf("What a chunk needs is not known beforehand on %s, which does not tell of its "
-           "allocations.\n",
+           "allocations; --device cpu tells what it needs there.\n",
            device->name);
     print_fixed(flags);
     if (!flags->micro_batch) printf("%s\n", search_of(backend, info, has_budget, flags));
