@@ -46,6 +46,15 @@ def read_output(output):
     return output, units, {str(key): _check_number("metric %r" % key, value) for key, value in metrics.items()}
 
 
+def check_own(model, optimizer):
+    own = set(map(id, model.parameters()))
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in own:
+                raise ValueError("optimizer has a parameter of shape %s in group %d that is none of the model's"
+                                 % (tuple(parameter.shape), index))
+
+
 class Backend:
     def __init__(self, model, device, loss_fn, optimizer, clip_norm, before_update, needs_whole_batch, apply_not_finite, scaler):
         self.model, self.device, self.loss_fn, self.optimizer = model, device, loss_fn, optimizer
@@ -60,6 +69,7 @@ class Backend:
         self.fresh, self.share, self.has_units = True, 0.0, False
         self.units, self.metric_sums = 0.0, {}
         self.pending, self.collected = Pending(device) if device.type != "cpu" else None, []
+        self.holds, self.kinds = False, []  # there are to be sums, of these parameters
         self.updates = False  # the last step has come as far as its update
 
     # ---- what the model is ---------------------------------------------------------------------------------
@@ -74,16 +84,17 @@ class Backend:
 
     def describe(self):
         norm = self.normalises()
-        for rng, buffers in ((self.rng, self.buffers), (self.chunk_rng, self.chunk_buffers)):
-            rng.take()
-            buffers.take(self.model)
+        if self.core is None:  # what a step keeps is there before the first is planned; later calls ask for no memory
+            for rng, buffers in ((self.rng, self.buffers), (self.chunk_rng, self.chunk_buffers)):
+                rng.take()
+                buffers.take(self.model)
         return {
             "version": torch.__version__, "min_micro_batch": 2 if norm else 1, "normalises_over_batch": norm,
             "needs_whole_batch": self.needs_whole_batch,
             "parameter_bytes": sum(p.nbytes for p in self.model.parameters()),
             "gradient_bytes": sum(p.nbytes for p in self.parameters),
             "optimizer_bytes": self.optimizer_bytes(),
-            "buffer_bytes": self.buffers.bytes(),
+            "buffer_bytes": sum(buffer.nbytes for buffer in self.model.buffers()),
         }
 
     def optimizer_bytes(self):
@@ -102,7 +113,14 @@ class Backend:
     # ---- gradients -----------------------------------------------------------------------------------------
 
     def hold_gradients(self, on):
-        self.sums = self.make_sums(self.find_parameters()) if on else None
+        self.sums, self.holds = None, False
+        if on:
+            parameters = self.find_parameters()
+            self.sums, self.kinds, self.holds = self.make_sums(parameters), self.kinds_of(parameters), True
+
+    @staticmethod
+    def kinds_of(parameters):
+        return [(id(p), p.dtype, p.shape, p.device) for p in parameters]
 
     @staticmethod
     def make_sums(parameters):
@@ -128,19 +146,31 @@ class Backend:
         for parameter in self.all_parameters:
             parameter.grad = None
 
+    def check_place(self, parameters):
+        for parameter in parameters:
+            if parameter.device != self.device:
+                raise ValueError("the model has moved to %s, and the trainer was made on %s: make another one"
+                                 % (parameter.device, self.device))
+
     def begin(self):
         self.updates = False
-        parameters, sums = self.find_parameters(), self.sums
-        if list(map(id, parameters)) != list(map(id, self.parameters)) and sums is not None:
-            self.sums = sums = None
-            sums = self.make_sums(parameters)
+        parameters = self.find_parameters()
+        inside, own = set(map(id, parameters)), {id(p): p for p in self.model.parameters()}
+        if not inside <= own.keys():  # a group was added, or a layer replaced, since the trainer was made
+            check_own(self.model, self.optimizer)
+        kinds = self.kinds_of(parameters)
+        if kinds != self.kinds:
+            self.check_place(parameters)
+            self.sums = None
+        if self.holds and self.sums is None:
+            self.sums = self.make_sums(parameters)
+        self.kinds = kinds
         self.scaler_undo = ScalerState(self.scaler, self.device) if self.scaler is not None else None
         self.rng.take()
         self.buffers.take(self.model)
-        self.empty(sums or [])
-        self.parameters, self.sums = parameters, sums
-        inside = set(map(id, parameters))
-        self.all_parameters = parameters + [p for p in self.model.parameters() if id(p) not in inside]
+        self.empty(self.sums or [])
+        self.parameters = parameters
+        self.all_parameters = parameters + [p for number, p in own.items() if number not in inside]
         self.versions = [p._version for p in self.all_parameters]
         self.before = [p.grad for p in self.all_parameters]
         self.touched = [False] * len(parameters)
@@ -192,12 +222,20 @@ class Backend:
                 raise ValueError("loss_fn writes to the parameter %s, which a step that is taken back could not undo: "
                                  "do it after trainer.step()" % name)
 
+    def check_gradients_untouched(self, apart):
+        """What loss_fn has done to .grad would be lost, or counted twice."""
+        for index, parameter in enumerate(self.parameters):
+            total, gradient = None if apart else self.sums[index], parameter.grad
+            if gradient is not total or (total is not None and total._version != self.sum_versions[index]):
+                name = next(name for name, p in self.model.named_parameters() if p is parameter)
+                raise ValueError("loss_fn changes the .grad of %s, by backward() or zero_grad(): trainer.step does both" % name)
+
     def tell_gradients(self):
         """Has the recording of a chunk know its gradients, until stop_telling()."""
         hooks = self.hooks
 
         def tell(parameter):
-            if hooks:
+            if hooks and parameter.grad is not None:  # a hook of the model's may have taken it
                 self.core.tell_gradient(parameter.grad.data_ptr())
         for parameter in self.parameters:
             hooks.append(parameter.register_post_accumulate_grad_hook(tell))
@@ -211,6 +249,8 @@ class Backend:
     @staticmethod
     def check_graph(loss):
         refuse_inference("the loss", loss)
+        if loss.is_complex():
+            raise ValueError("the loss is %s; accepted: a real number" % loss.dtype)
         if not loss.requires_grad:
             raise ValueError("the loss has no graph: it was detached, computed without gradients, or from nothing that "
                              "trains")
@@ -263,7 +303,7 @@ class Backend:
         """Sum of the loss, what it is over, and seconds, of the oldest chunk that was not waited for; settle() comes first."""
         return self.collected.pop(0)
 
-    def compute(self, first, count, weight, deferred):
+    def compute(self, first, count, weight, apart, deferred):
         """Forward and backward pass. The weight by units, what the loss is over, the loss and metrics; None: they wait."""
         loss, units, metrics = read_output(self.loss_fn(self.model, *self.batch.cut(first, count)))
         over = count if units is None else units
@@ -271,6 +311,7 @@ class Backend:
             self.has_units = True
             weight *= units / count
         self.check_unwritten()  # before autograd finds it, which names no tensor
+        self.check_gradients_untouched(apart)
         values = {None: loss.detach(), **metrics}
         if deferred and self.pending.takes(values.values()):
             self.pending.put(values, over, count)
@@ -292,7 +333,7 @@ class Backend:
             self.sum_versions = [total._version for total in self.sums]
         try:
             with torch.enable_grad():
-                weight, over, figures = self.compute(first, count, weight, deferred)
+                weight, over, figures = self.compute(first, count, weight, apart, deferred)
         finally:
             torch.clear_autocast_cache()  # of an autocast around the step: weights in fewer bits, with their graph
         self.check_unwritten()

@@ -1,6 +1,7 @@
 """A batch: tensors in tuples, lists and dicts, nested in any way, whose dimension 0 is the samples."""
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 
@@ -20,30 +21,27 @@ def _walk(value, path, found):
                         "the parts that loss_fn reads" % (path, type(value).__name__))
 
 
-def _cut(value, first, count):
-    """The same part with these samples of its tensors alone."""
+def _each(value, function):
+    """The same part, of the same types, with function(tensor) in the place of each tensor."""
     if isinstance(value, torch.Tensor):
-        return value.narrow(0, first, count)
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: _cut(part, first, count) for key, part in value.items()}
+        parts = {key: _each(part, function) for key, part in value.items()}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return parts
+        own = copy.copy(value)  # a defaultdict, or one with attributes
+        own.update(parts)
+        return own
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cut(part, first, count) for part in value))
+        return type(value)(*(_each(part, function) for part in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(_cut(part, first, count) for part in value)
+        return type(value)(_each(part, function) for part in value)
     return value
 
 
 def pick(value, index):
     """The same part with copies of the samples that the index names."""
-    if isinstance(value, torch.Tensor):
-        return value.index_select(0, index)
-    if isinstance(value, Mapping):
-        return {key: pick(part, index) for key, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(pick(part, index) for part in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(pick(part, index) for part in value)
-    return value
+    return _each(value, lambda tensor: tensor.index_select(0, index))
 
 
 def _number(key):
@@ -69,6 +67,9 @@ class Batch:
         _walk(values, "batch", self.parts)
         for path, tensor in self.parts if trains else ():
             refuse_inference(path, tensor)
+            if tensor.grad_fn is not None:
+                raise ValueError("%s has a graph, which the first chunk's backward pass would free: compute it in loss_fn, or "
+                                 "detach() it" % path)
         if not self.parts:
             raise ValueError("the batch has no tensor, so no samples")
         for path, tensor in self.parts:
@@ -81,8 +82,9 @@ class Batch:
     def _check(self, path, tensor, device):
         if tensor.device != device:
             raise ValueError("the model is on %s and %s on %s; accepted: one device" % (device, path, tensor.device))
-        if tensor.layout != torch.strided:
-            raise ValueError("%s is %s; accepted: dense tensors" % (path, tensor.layout))
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "a nested tensor" if tensor.is_nested else tensor.layout
+            raise ValueError("%s is %s; accepted: dense tensors" % (path, kind))
         if tensor.dim() == 0:
             raise ValueError("%s has no dimension of samples; what a chunk needs beside them loss_fn may capture" % path)
         first, own = self.parts[0], tensor.shape[0]
@@ -91,7 +93,7 @@ class Batch:
                              % (first[0], first[1].shape[0], path, own))
 
     def cut(self, first, count):
-        return _cut(self.values, first, count)
+        return _each(self.values, lambda tensor: tensor.narrow(0, first, count))
 
     def check_unwritten(self):
         """A chunk that is done again must find what it found the first time."""

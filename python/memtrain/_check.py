@@ -89,6 +89,10 @@ def _same(one, other):
     return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))
 
 
+def _squares(tensor):
+    return float((torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().square().sum())
+
+
 def _gradient_difference(one, other):
     """Length of the difference over the longer of the two; also whether all bits are equal."""
     apart = length = 0.0
@@ -98,8 +102,8 @@ def _gradient_difference(one, other):
             continue
         a, b = (torch.zeros_like(b) if a is None else a), (torch.zeros_like(a) if b is None else b)
         equal = equal and _same(a, b)
-        apart += float((a - b).double().square().sum())
-        length += float(max(a.double().square().sum(), b.double().square().sum()))
+        apart += _squares(a - b)
+        length += max(_squares(a), _squares(b))
     return (math.sqrt(apart / length) if length else 0.0), equal
 
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, T
 import torch
 
 from . import _native, _state
-from ._backend import Backend
+from ._backend import Backend, check_own
 from ._batch import Batch, refuse_inference
 from ._check import Check, CheckReport
 from ._report import EvalReport, Report, RunReport, StepReport, follow
@@ -173,12 +173,7 @@ def _check_optimizer(model, optimizer):
         raise ValueError("optimizer is %s, whose step() needs a closure; accepted: optimisers that step without" % name)
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError("optimizer is SparseAdam, whose gradients are sparse; accepted: optimisers of dense gradients")
-    own = set(map(id, model.parameters()))
-    for index, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            if id(parameter) not in own:
-                raise ValueError("optimizer has a parameter of shape %s in group %d that is none of the model's"
-                                 % (tuple(parameter.shape), index))
+    check_own(model, optimizer)
     if not any(p.requires_grad for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("optimizer has no parameter that requires a gradient")
 
@@ -191,6 +186,8 @@ def _leave_inference_mode():
 def _check_device(model):
     """The one device of the model."""
     for name, parameter in model.named_parameters():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ValueError("the parameter %s has no shape yet: run the model once before" % name)
         refuse_inference("the parameter %s" % name, parameter)
     devices, here = sorted({str(t.device) for t in list(model.parameters()) + list(model.buffers())}), _native.devices()
     if len(devices) != 1 or devices[0] not in here:
@@ -276,6 +273,8 @@ class Trainer:
                  trace: Optional[Callable[[str], Any]] = None, **policy: int) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError("model is a %s; accepted: a torch.nn.Module" % type(model).__name__)
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise NotImplementedError("model is a DistributedDataParallel; accepted: a model of one process")
         if not callable(loss_fn):
             raise TypeError("loss_fn is a %s; accepted: a function of model and batch" % type(loss_fn).__name__)
         if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
@@ -312,6 +311,10 @@ class Trainer:
         self._process, self._gate = os.getpid(), _native.Gate()
         self._last: Optional[Report] = None
         self._steps_before = self._skipped = 0
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a memtrain.Trainer cannot be copied or pickled: make one for the copy of the model; save() writes the "
+                        "state of the run")
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -152,9 +152,6 @@ class Buffers:
             module._buffers[name] = buffer
         self.copies.put_back()
 
-    def bytes(self):
-        return sum(copy.nbytes for copy in self.copies.saved)
-
 
 def _updates_in_place(optimizer, parameters):
     """
