@@ -329,6 +329,22 @@ class Refused(Case):
         half = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 5, device="meta"))
         self.refused(ValueError, "the model is on cpu, meta; accepted: one of cpu", memtrain.Trainer, half, loss_of, adam(half))
 
+    def test_several_processes(self):
+        model = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+        nn.Module.__init__(model)
+        model.module = layers()
+        self.refused(NotImplementedError, "model is a DistributedDataParallel; accepted: a model of one process",
+                     memtrain.Trainer, model, loss_of, adam(model))
+
+    def test_model_that_moves(self):
+        model = layers()
+        trainer = memtrain.Trainer(model, loss_of, adam(model))
+        torch.__future__.set_swap_module_params_on_conversion(True)  # so that the optimizer's parameters move as well
+        self.addCleanup(torch.__future__.set_swap_module_params_on_conversion, False)
+        model.to("meta")
+        self.refused(ValueError, "the model has moved to meta, and the trainer was made on cpu: make another one",
+                     trainer.step, *data()[:2])
+
     def test_sparse_gradient(self):
         """Added to dense sums, it is a dense one."""
         model, (_, y, tokens) = SparseWeight(), data()
