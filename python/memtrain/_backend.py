@@ -312,15 +312,14 @@ class Backend:
             weight *= units / count
         self.check_unwritten()  # before autograd finds it, which names no tensor
         self.check_gradients_untouched(apart)
-        values = {None: loss.detach(), **metrics}
-        if deferred and self.pending.takes(values.values()):
-            self.pending.put(values, over, count)
-            values = None
+        if deferred and self.pending.takes([loss, *metrics.values()]):
+            self.pending.put({None: loss.detach(), **metrics}, over, count)
+            metrics = None
         else:
             metrics = {name: float(value) for name, value in metrics.items()}
         if weight:
             self.backward(loss, weight)
-        return weight, over, values and (float(values[None]), metrics)
+        return weight, over, None if metrics is None else (float(loss.detach()), metrics)
 
     def accumulate(self, first, count, weight, marked, deferred):
         """What count() returns; None: the chunk is not waited for, see collect()."""
