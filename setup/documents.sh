@@ -27,12 +27,14 @@ wanted() {
 
 trim() { printf '%s' "$1" | sed 's/^ *//; s/ *$//'; }
 
-# The most resident bytes of a process, in KiB, noted once a second while it runs.
+# The most resident bytes of a process, in KiB, noted once a second while it runs, and more often in its first seconds.
 watch_memory() {
+    looks=0
     while kill -0 "$1" 2>/dev/null; do
         sed -n 's/^VmHWM:[[:space:]]*\([0-9]*\) kB/\1/p' "/proc/$1/status" 2>/dev/null >"$notes/now" || true
         if [ -s "$notes/now" ]; then mv "$notes/now" "$notes/resident"; fi
-        sleep 1
+        looks=$((looks + 1))
+        if [ $looks -gt 50 ] || ! sleep 0.1 2>/dev/null; then sleep 1; fi
     done
 }
 
