@@ -11,7 +11,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 tests=build/tests logs=${OUT:-build/card-logs}
-most_telling='check_ex_card check_shim_memory check_shim_step check_shim_hold check_shim_errors check_shim_told
+most_telling='check_ex_card check_shim_card_memory check_shim_step check_shim_hold check_shim_errors check_shim_told
 check_shim_segments check_model_prsmed check_shim_convolution check_shim_processes check_shim_ladder check_shim_offload
 check_shim_offload_torch check_shim_offload_rung check_shim_checkpointing check_shim_channels_last check_shim_groups
 check_shim_amp check_shim_scaler check_torch_trainer check_shim_sizes check_shim_kept check_shim_units

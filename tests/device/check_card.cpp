@@ -231,7 +231,7 @@ TEST_LOOP(suite_device(), swallowed_refusals_are_no_errors, !suite_on_mps()) {
 }
 
 /* What hides a refusal is one where there was one; handles that could not be made want memory. */
-TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : 21) {
+TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : 26) {
     static const struct {
         const char *text;
         bool swallowed;
@@ -244,6 +244,11 @@ TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : 21) {
          MT_EDEVMEM},
         {"cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
         {"cuFFT error: CUFFT_ALLOC_FAILED", false, MT_EDEVMEM},
+        {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", true, MT_EDEVMEM},
+        {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", false, MT_ETORCH},
+        {"CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", true, MT_EDEVMEM},
+        {"miopenStatusInternalError", true, MT_EDEVMEM},
+        {"miopenStatusInternalError", false, MT_ETORCH},
         {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
         {"HIP error: out of memory", false, MT_EDEVMEM},
         {"CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", false,
@@ -377,10 +382,10 @@ TEST_LOOP(suite_device(), cards_of_processes, suite_on_mps() ? 0 : 5) {
         const char *cards;
         int64_t processes, rank;
         const char *number;
-        bool is_told;
+        size_t sharers; /* of that card */
     } cases[] = {
-        {"4", 4, 3, ":3", false}, {"2", 4, 3, ":1", true}, {"2", 4, 2, ":0", true},
-        {"1", 2, 1, ":0", true},  {"2", 1, 0, "", false},
+        {"4", 4, 3, ":3", 1}, {"2", 4, 3, ":1", 2}, {"2", 4, 2, ":0", 2},
+        {"1", 2, 1, ":0", 2}, {"2", 1, 0, "", 1},
     };
     static std::string log;
     const auto &one = cases[_i];
@@ -392,12 +397,33 @@ TEST_LOOP(suite_device(), cards_of_processes, suite_on_mps() ? 0 : 5) {
     flags.device = "auto";
     flags.processes = flags.sharing = one.processes;
     flags.card = one.rank;
+    flags.budget = "0.5";
+    ck_ok(mt_torch_init(nullptr));
+    size_t whole = memory_on(suite_device()).free_bytes;
     ck_ok(ex_device_open(&flags, nullptr, 0, &device));
     ck_assert_str_eq(device.name, (suite_device() + std::string(one.number)).c_str());
+    ck_assert_uint_eq(device.room_bytes, whole / one.sharers);
     ck_ok(mt_device_count(suite_device(), &count));
     ck_assert_int_eq(static_cast<int>(count), std::atoi(one.cards));
     std::string words = "see " + std::string(one.cards) + " " + suite_device() + " device";
-    ck_assert_int_eq(log.find(words) != std::string::npos, one.is_told);
+    ck_assert_int_eq(log.find(words) != std::string::npos, one.sharers > 1);
+}
+
+/* A card that is named is the same for all processes of the machine, which is said; a fraction is of its part. */
+TEST(suite_device(), a_named_card_is_shared) {
+    static std::string log;
+    std::string name = suite_device();
+    ex_flags flags{};
+    ex_device device;
+    mt_set_log([](void *, mt_log_level, const char *text) { log += text; }, nullptr);
+    if (!suite_on_mps()) name += ":0";
+    flags.device = name.c_str();
+    flags.processes = flags.sharing = 2;
+    flags.budget = "0.5";
+    ck_ok(ex_device_open(&flags, nullptr, 0, &device));
+    ck_assert_str_eq(device.name, name.c_str());
+    ck_assert_uint_eq(device.sharers, 2);
+    ck_contains(log.c_str(), ("2 processes of this machine see 1 " + name + " device").c_str());
 }
 
 /* The line is said once, not by each process. */

@@ -362,6 +362,12 @@ static const Case texts[] = {
     {"CUDA error: invalid device function", MT_ETORCH},
     {"CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", MT_EDEVMEM},
     {"cuFFT error: CUFFT_ALLOC_FAILED", MT_EDEVMEM},
+    {"cusolver error: CUSOLVER_STATUS_NOT_INITIALIZED, when calling `cusolverDnCreate`",
+     MT_EDEVMEM},
+    {"CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`", MT_EDEVMEM},
+    {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", MT_EDEVMEM},
+    {"miopenStatusNotInitialized", MT_EDEVMEM},
+    {"level_zero backend failed with error: 38 (UR_RESULT_ERROR_OUT_OF_HOST_MEMORY)", MT_EDEVMEM},
     {"mat1 and mat2 shapes cannot be multiplied", MT_ETORCH},
     {"", MT_ETORCH},
 };
@@ -380,6 +386,30 @@ TEST_LOOP("exceptions", texts_of_libtorch_and_others, LENGTH(texts)) {
         ck_status(mt_torch_exception(), c.status);
     }
     ck_assert_str_eq(mt_last_error(), *c.text ? c.text : "and a second line");
+}
+
+/* Words of drivers and cards, and what is said to help. */
+static const char *const remedies[][2] = {
+    {"CUDA error: an illegal memory access was encountered", "started anew"},
+    {"HIP error: device-side assert triggered", "started anew"},
+    {"CUDA error: unspecified launch failure", "started anew"},
+    {"CUDA error: uncorrectable ECC error encountered", "started anew"},
+    {"level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", "started anew"},
+    {"CUDA error: no kernel image is available for execution on the device",
+     "has no kernels for the card"},
+    {"CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+     "the driver is older"},
+    {"The NVIDIA driver on your system is too old (found version 11040).", "the driver is older"},
+};
+
+TEST_LOOP("exceptions", what_helps_is_said, LENGTH(remedies)) {
+    try {
+        throw std::runtime_error(remedies[_i][0]);
+    } catch (...) {
+        ck_status(mt_torch_exception(), MT_ETORCH);
+    }
+    ck_assert_ptr_eq(strstr(mt_last_error(), remedies[_i][0]), mt_last_error());
+    ck_contains(mt_last_error(), remedies[_i][1]);
 }
 
 /* What a loss function throws, what becomes of it, and that the step can be taken back. */

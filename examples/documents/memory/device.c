@@ -56,6 +56,7 @@ static mt_status pick_card(const ex_flags *flags, const char *type, ex_device *d
     if (cards < (size_t)flags->sharing) {
         tell_shared(flags, type, cards);
         number %= cards;
+        device->sharers = ((size_t)flags->sharing + cards - 1) / cards;
     }
     snprintf(device->card, sizeof device->card, "%s:%zu", type, number);
     device->name = device->card;
@@ -70,6 +71,9 @@ static mt_status pick(const ex_flags *flags, ex_device *device) {
     if ((strcmp(name, "cuda") == 0 || strcmp(name, "xpu") == 0) && flags->processes > 1) {
         mt_status status = pick_card(flags, name, device);
         if (status != MT_OK) return status;
+    } else if (flags->sharing > 1 && !is_cpu(device) && !is_simulated(device)) {
+        tell_shared(flags, name, 1); /* a card that is named, which is the same for all */
+        device->sharers = (size_t)flags->sharing;
     }
     if (mt_device_check(device->name) == MT_OK) return MT_OK;
     return mt_set_error(MT_EINVAL, "--device: '%s' cannot be used here: %s", device->name,
@@ -108,6 +112,7 @@ static mt_status measure_room(const ex_flags *flags, ex_device *device) {
     mt_memory memory = MT_MEMORY_INIT;
     mt_status status = mt_device_memory(device->name, &memory);
     device->room_bytes = memory.free_bytes + memory.reserved_bytes;
+    if (device->sharers > 1) device->room_bytes /= device->sharers;
     return status;
 }
 

@@ -13,6 +13,7 @@ typedef struct ex_device {
     size_t own_bytes;     /* the same without --budget-resident ... */
     int resident_binds;   /* ... which leaves tensors less than that */
     size_t room_bytes;    /* what is there for tensors; 0: not known */
+    size_t sharers;       /* processes of this machine that have the same card; 0, 1: it alone */
     size_t card_bytes;    /* of a simulated card whose size was given; 0: no such card */
     size_t ahead_bytes;   /* of the CPU's budget, held by batches that are rendered ahead */
     size_t mapped_bytes;  /* of frozen weights that are pages of files, which no budget counts */
