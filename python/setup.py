@@ -41,7 +41,10 @@ class Build(build_ext):
     """Compiles two files at a time: C with the flags of C, and C++ against the headers of torch."""
 
     def build_extension(self, extension):
-        from torch import version as torch_version
+        try:
+            from torch import version as torch_version
+        except ImportError:
+            raise SystemExit("no torch here to build against: pip install --no-build-isolation ./python, beside torch")
         from torch.utils import cpp_extension
         minor = int(torch_version.__version__.split(".")[1])
         own = ["-I" + os.path.join(ROOT, "include")] + quoted("shim") + quoted("libmemtrain")

@@ -90,7 +90,9 @@ def _same(one, other):
 
 
 def _squares(tensor):
-    return float((torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().square().sum())
+    """Their sum, in pieces: doubles of a whole tensor might not fit."""
+    numbers = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+    return sum(float(piece.double().square().sum()) for piece in numbers.split(1 << 20))
 
 
 def _gradient_difference(one, other):

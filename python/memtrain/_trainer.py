@@ -26,7 +26,13 @@ _policy = {"micro_batch": int, "min_micro_batch": int, "max_micro_batch": int, "
 _fused = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _held: Dict[int, Dict[int, int]] = {}  # of each trainer that lives: the memory of its tensors that the budget's allocator did not make
 _numbers = iter(range(1, 1 << 62))
-_is_child_told = False
+_is_child_told = _is_child = False  # a child is to be told that it is one; this process is such a child
+
+
+def _enter_child():
+    global _is_child
+    _is_child = True
+    _native.enter_child()
 
 
 def set_budget(budget: Budget = None, device: Device = "cpu") -> None:
@@ -43,7 +49,7 @@ def set_budget(budget: Budget = None, device: Device = "cpu") -> None:
         return
     _native.install()
     if not _is_child_told:
-        os.register_at_fork(after_in_child=_native.enter_child)
+        os.register_at_fork(after_in_child=_enter_child)
         _is_child_told = True
     _native.set_budget(size)
 
@@ -282,6 +288,9 @@ class Trainer:
         for name, function in (("before_update", before_update), ("trace", trace)):
             if function is not None and not callable(function):
                 raise TypeError("%s is a %s; accepted: a function, or None" % (name, type(function).__name__))
+        if _is_child:
+            raise RuntimeError("this is a forked child of a process with a budget, and has none: a trainer is made in the "
+                               "parent, or in a process of its own (spawn)")
         _check_policy(policy)
         scaler = _check_scaler(scaler)
         optimizer = _make_optimizer(model, optimizer, lr)

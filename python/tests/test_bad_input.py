@@ -115,7 +115,8 @@ class BadInput(Case):
                 end = 1
                 try:
                     for call in (lambda: self.trainer.step(*batch()), lambda: self.trainer.evaluate(*batch()),
-                                 lambda: self.trainer.save(file.name + ".no"), lambda: self.trainer.check(*batch())):
+                                 lambda: self.trainer.save(file.name + ".no"), lambda: self.trainer.check(*batch()),
+                                 lambda: memtrain.Trainer(self.model, loss_of, self.optimizer, "1MiB")):
                         try:
                             call()
                         except RuntimeError as error:
@@ -127,7 +128,9 @@ class BadInput(Case):
             _, status = os.waitpid(child, 0)
             self.assertEqual(status, 0)
             line = "this is a child of the process that made the trainer: a trainer belongs to one process\n"
-            self.assertEqual(file.read(), 4 * line)
+            own = ("this is a forked child of a process with a budget, and has none: a trainer is made in the parent, or in a "
+                   "process of its own (spawn)\n")
+            self.assertEqual(file.read(), 4 * line + own)
         self.trainer.step(*batch())
 
     def test_arguments(self):
