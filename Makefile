@@ -165,7 +165,7 @@ CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.c
 # Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and
 # check_shim_mps have hooks of their own for it, and check_card and check_card_streams have the test device.
 ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
-OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps $(if $(CARD),,%/check_card %/check_card_streams))
+OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps %/check_card_other $(if $(CARD),,%/check_card %/check_card_streams))
 on_device = $(if $(DEVICE),$(filter-out $(OWN_DEVICE),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))
 card_so = $(BUILD)/tests/libcard_$(1).so
 CARD_SO := $(if $(CARD),$(call card_so,$(CARD)))
@@ -369,8 +369,13 @@ run_tests = $(static_env) $(suite_env) sh setup/run_tests.sh
 LONG := $(addprefix $(BUILD)/tests/,check_ex_cli check_ex_ends check_ex_processes check_ex_resume check_peaks)
 longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LONG),$(1))
 
+# Some of the suites that ask for a device, on the test device too: all of them take minutes (DEVICE=test:cuda).
+ALSO_CUDA := check_shim_step check_shim_offload check_shim_amp check_shim_channels_last check_shim_card_memory
+ALSO_MPS := check_shim_step check_shim_amp check_shim_card_memory check_torch_trainer
+also_on_cards := $(if $(filter Darwin,$(OS)),,$(addprefix $(BUILD)/tests/,$(addsuffix @cuda,$(ALSO_CUDA)) $(addsuffix @mps,$(ALSO_MPS))))
+
 check: all $(if $(DEVICE),$(on_device),tests) $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
-	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(STATIC))
+	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(also_on_cards) $(STATIC))
 
 # On a real card, or packed for a machine that has one.
 CARD_SUITES := $(addprefix $(BUILD)/tests/,$(shell SUITES='$(SUITES)' sh setup/card.sh --list))
@@ -717,11 +722,13 @@ $(call card_so,$(1)): $(patsubst %,$(OBJ)/card_$(1)/%.o,$(CARD_SRC)) $(MEMORY_A)
 -include $(patsubst %,$(OBJ)/card_$(1)/%.d,$(CARD_SRC))
 endef
 # They start themselves again with the test device.
-$(BUILD)/tests/check_card $(BUILD)/tests/check_card_streams $(BUILD)/tests/bench/card: | $(if $(filter Darwin,$(OS)),,$(foreach card,cuda xpu mps,$(call card_so,$(card))))
+PLAYED := cuda xpu mps custom
+$(BUILD)/tests/check_card $(BUILD)/tests/check_card_streams $(BUILD)/tests/check_card_other $(BUILD)/tests/bench/card: | $(if $(filter Darwin,$(OS)),,$(foreach card,$(PLAYED),$(call card_so,$(card))))
 
 $(eval $(call card_rules,cuda,CUDA))
 $(eval $(call card_rules,xpu,XPU,-DCARD_IS_XPU))
 $(eval $(call card_rules,mps,MPS,-DCARD_IS_MPS))
+$(eval $(call card_rules,custom,PrivateUse1,-DCARD_IS_OTHER))
 
 # They have examples in them.
 $(BUILD)/tests/check_adopt $(BUILD)/tests/check_ex_conv: $(DIGITS_OBJ)

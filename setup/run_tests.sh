@@ -8,8 +8,8 @@
 # "N passed, N failed, N skipped". A test program is one of Check's: its line
 # "100%: Checks: 12, Failures: 0, Errors: 0" is read; a line that starts with "SKIP:" is one skipped.
 # A static check prints "ok NAME", "FAIL NAME: why" or "SKIP: NAME: why". Fails when anything failed,
-# and when nothing passed. PROGRAM:CASE runs that case of the program alone. WRAP is put before each test
-# program (valgrind).
+# and when nothing passed. PROGRAM:CASE runs that case of the program alone. PROGRAM@KIND runs it on the test device, as a card
+# of that kind. WRAP is put before each test program (valgrind).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -20,6 +20,11 @@ run_one() {
     rc=0
     case $1 in
     *.sh) static=1 && sh "$1" >"$log.log" 2>&1 || rc=$? ;;
+    *@*)
+        static=0 kind=${1#*@} program=${1%@*}
+        MT_TEST_DEVICE=$kind ${WRAP:-} env LD_PRELOAD="$PWD/${program%/*}/libcard_$kind.so" "$program" \
+            >"$log.log" 2>&1 || rc=$?
+        ;;
     *:*) static=0 && CK_RUN_CASE=${1#*:} ${WRAP:-} "${1%:*}" >"$log.log" 2>&1 || rc=$? ;;
     *) static=0 && ${WRAP:-} "$1" >"$log.log" 2>&1 || rc=$? ;;
     esac

@@ -219,15 +219,15 @@ size_t count_of(const Device &device) {
     return static_cast<size_t>(std::max(count, 0));
 }
 
-/* What could be asked for in its place. */
-std::string devices_here() {
-    std::string names = "cpu";
-    for (const char *type : {"cuda", "xpu", "mps"}) {
+/* What could be asked for in its place: the known devices, and those of its own type. */
+std::string devices_here(const Device &device) {
+    std::string names = "cpu", own = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+    for (const std::string &type :
+         {std::string("cuda"), std::string("xpu"), std::string("mps"), own}) {
+        if (names.find(type) != std::string::npos) continue;
         size_t count = count_of(c10::Device(type));
-        for (size_t i = 0; i < count; i++) {
-            names += std::string(", ") + type;
-            if (std::strcmp(type, "mps")) names += ":" + std::to_string(i);
-        }
+        for (size_t i = 0; i < count; i++)
+            names += ", " + type + (type == "mps" ? "" : ":" + std::to_string(i));
     }
     return names;
 }
@@ -243,22 +243,22 @@ void tell_of_copies() {
 void check_mps(const char *function, const Device &device) {
     if (device.index() > 0 || !count_of(device))
         fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: %s",
-             function, devices_here().c_str());
+             function, devices_here(device).c_str());
     tell_of_copies();
 }
 
 void check_card(const char *function, const Device &device) {
     if (!compat::device_allocator(device.type()))
         fail(MT_ENOTSUP, "%s: %s; accepted: %s", function, why_absent(device.type()).c_str(),
-             devices_here().c_str());
+             devices_here(device).c_str());
     size_t count = count_of(device);
     if (!count)
         fail(MT_ENOTSUP, "%s: %s; accepted: %s", function, why_no_card(device.type()).c_str(),
-             devices_here().c_str());
+             devices_here(device).c_str());
     if (device.index() >= static_cast<int>(count))
         fail(MT_ENOTSUP, "%s: there %s %zu %s device%s; accepted: %s", function,
              count == 1 ? "is" : "are", count, c10::DeviceTypeName(device.type()).c_str(),
-             count == 1 ? "" : "s", devices_here().c_str());
+             count == 1 ? "" : "s", devices_here(device).c_str());
 }
 
 } // namespace

@@ -17,13 +17,16 @@ namespace memtrain::shim {
 /* libtorch parses more of them: the devices that others bring (docs/devices.md). */
 static const char device_names[] = "cpu, cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps";
 
-/* Throws for one that is none. An index beyond what libtorch counts with is cut off there: another card, or none. */
+/*
+ * Throws for one that is none. An index beyond what libtorch counts with would be cut off there, to that of another card. The
+ * last one takes its place, which no machine has either.
+ */
 static c10::Device named(const char *name) {
+    constexpr long last = std::numeric_limits<c10::DeviceIndex>::max();
     c10::Device device{std::string(name)};
     const char *colon = std::strchr(name, ':');
-    long index = colon ? std::strtol(colon + 1, nullptr, 10) : 0;
-    if (index > std::numeric_limits<c10::DeviceIndex>::max()) fail(MT_EINVAL, "too large");
-    return device;
+    bool is_beyond = colon && std::strtol(colon + 1, nullptr, 10) > last;
+    return is_beyond ? c10::Device(device.type(), last) : device;
 }
 
 mt_status parse_device(const char *name, const char *function, Device *out) {

@@ -128,8 +128,16 @@ std::unique_ptr<Staged> stage(const mt_torch_batch &batch, size_t first, size_t 
 } // namespace
 
 /*
- * Where nothing is staged the host waits, unless the memory is pinned, which libtorch keeps until the copy is through: MPS would
- * read the caller's own memory later, and what comes from a card would be read before it is there.
+ * MPS reads memory of the host where it lies, later. A batch is its step's until the host has waited for that. But what has to be
+ * put into another order first would be a temporary tensor, which is gone by then.
+ */
+bool is_read_in_place(const at::Tensor &part, const Placement &to, at::MemoryFormat order) {
+    return to.device.is_mps() && order == at::MemoryFormat::Preserve && part.is_contiguous();
+}
+
+/*
+ * Where nothing is staged the host waits for the copy, unless the memory is pinned, which libtorch keeps until the copy is
+ * through, or MPS reads it in place. What comes from a card would be read before it is there.
  */
 at::Tensor Chunk::placed(const at::Tensor &part, const Placement &to) {
     at::MemoryFormat order = to.channels_last && part.dim() == 4 ? at::MemoryFormat::ChannelsLast
@@ -137,8 +145,9 @@ at::Tensor Chunk::placed(const at::Tensor &part, const Placement &to) {
     bool is_uncounted = part.is_inference() && !to.only_counted;
     if (to.device.card || is_uncounted) return part.clone(order).to(at::device(to.device.where));
     if (staged_ && is_staged(part, to)) return staged_->send(part, order);
-    bool goes_on = part.is_cpu() && has_pinned_memory(to.device);
-    at::Tensor from = goes_on ? part.pin_memory() : part;
+    bool is_pinned = part.is_cpu() && has_pinned_memory(to.device);
+    bool goes_on = is_pinned || (part.is_cpu() && is_read_in_place(part, to, order));
+    at::Tensor from = is_pinned ? part.pin_memory() : part;
     return from.to(at::device(to.device.where), /*non_blocking=*/goes_on, /*copy=*/false, order);
 }
 

@@ -14,6 +14,8 @@
 #include <ATen/detail/MPSHooksInterface.h>
 #elif defined(CARD_IS_XPU)
 #include <ATen/detail/XPUHooksInterface.h>
+#elif defined(CARD_IS_OTHER)
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #endif
 #include <c10/core/Allocator.h>
 #include <c10/core/GeneratorImpl.h>
@@ -188,6 +190,9 @@ struct CardHooks final : XPUHooksInterface {
     DeviceIndex getNumGPUs() const override { return static_cast<DeviceIndex>(card::count()); }
     DeviceIndex current_device() const override { return card::current(); }
     void deviceSynchronize(DeviceIndex) const override { card::wait(); }
+#elif defined(CARD_IS_OTHER)
+struct CardHooks final : PrivateUse1HooksInterface {
+    DeviceIndex getCurrentDevice() const override { return card::current(); }
 #else
 struct CardHooks final : CUDAHooksInterface {
     explicit CardHooks(CUDAHooksArgs) {}
@@ -230,10 +235,17 @@ struct CardHooks final : CUDAHooksInterface {
 C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, CardHooks)
 #elif defined(CARD_IS_XPU)
 C10_REGISTER_CLASS(XPUHooksRegistry, XPUHooks, CardHooks)
+#elif defined(CARD_IS_OTHER)
+const bool is_registered = [] {
+    static CardHooks hooks;
+    c10::register_privateuse1_backend("custom");
+    RegisterPrivateUse1HooksInterface(&hooks);
+    return true;
+}();
 #endif
 
 /* A Python's torch may bring libtorch's part for CUDA along, which has its hooks there. libtorch has one kind of card at a time. */
-#if defined(CARD_IS_MPS) || defined(CARD_IS_XPU)
+#if defined(CARD_IS_MPS) || defined(CARD_IS_XPU) || defined(CARD_IS_OTHER)
 struct NoCuda final : CUDAHooksInterface {
     explicit NoCuda(CUDAHooksArgs) {}
 };
@@ -271,6 +283,10 @@ extern "C" void mt_card_lack_bfloat16(int lacks) {
 
 extern "C" void mt_card_lack_doubles(int lacks) {
     card::counters.lacks_doubles = lacks != 0;
+}
+
+extern "C" void mt_card_let_write(int lets) {
+    card::counters.lets_write = lets != 0;
 }
 
 extern "C" void mt_card_ignore(int ignores) {

@@ -66,6 +66,12 @@ MT_CARD_FUNCTION void mt_card_break(int broken);
 /* From now on (1) a convolution in bfloat16 has no engine, as on cards before compute capability 8.0; or has one (0). */
 MT_CARD_FUNCTION void mt_card_lack_bfloat16(int lacks);
 
+/*
+ * From now on (1) a stream may write to what another one is still reading, as real cards let it; or is refused (0), which helps to
+ * find who forgets an event.
+ */
+MT_CARD_FUNCTION void mt_card_let_write(int lets);
+
 /* From now on (1) it has no doubles, as some of Intel's cards; or has them (0). */
 MT_CARD_FUNCTION void mt_card_lack_doubles(int lacks);
 

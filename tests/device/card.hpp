@@ -1,5 +1,5 @@
 /*
- * card.hpp - a test device: a card of the type that CARD names (CUDA, XPU or MPS), registered under libtorch's own key for it
+ * card.hpp - a test device: a card of the type that CARD names (CUDA, XPU, MPS or PrivateUse1, the accelerators of others), registered under libtorch's own key for it
  * in a process whose libtorch has no part for that type.
  *
  * So the shim, the suites and the programs run their code for cards, unmodified, on any Linux machine. What a card does that
@@ -42,6 +42,8 @@ namespace card {
 constexpr c10::DeviceType type = CARD_TYPE(CARD);
 constexpr c10::DispatchKey key = CARD_KEY(CARD);
 constexpr bool is_mps = type == c10::DeviceType::MPS, is_xpu = type == c10::DeviceType::XPU;
+constexpr bool is_cuda = type == c10::DeviceType::CUDA,
+               is_other = type == c10::DeviceType::PrivateUse1;
 constexpr int most_cards = 4;
 
 /* MT_TEST_CARDS of the environment, or 1. */
@@ -60,7 +62,7 @@ struct Counters {
         questions{0}, detours{0};
     std::atomic<size_t> work_space{0}, kept_work_space{0};
     std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, lacks_doubles{false},
-        in_use{false};
+        lets_write{false}, in_use{false};
 };
 extern Counters counters;
 
@@ -86,7 +88,10 @@ void empty_cache();
 /* A library's own request: refused, it throws nothing. */
 void try_work_space(size_t bytes);
 
-/* The current stream is about to read memory of a card, or to write to it; it has to be after what wrote there last. */
+/*
+ * The current stream is about to read memory of a card, or to write to it. It has to be after what wrote there last, and a writer
+ * after what has read there since.
+ */
 void touch(const void *address, bool writes);
 
 /* A stream other than the one that the memory was asked for on uses it: given back, it is kept until that stream is through. */

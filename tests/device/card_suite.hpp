@@ -7,6 +7,7 @@
 
 #include <climits>
 #include <cstdlib>
+#include <initializer_list>
 
 #include <libgen.h>
 #include <sys/wait.h>
@@ -66,10 +67,11 @@ inline int run_with(const std::string &kind, char **argv) {
 }
 
 /* What main returns: of the suite here, or of this program as one with each kind of card. */
-inline int card_main(const char *name, char **argv) {
+inline int card_main(const char *name, char **argv,
+                     std::initializer_list<const char *> kinds = {"cuda", "xpu", "mps"}) {
     if (mt_card_read) return suite_run_named(name);
     int failed = 0;
-    for (const char *kind : {"cuda", "xpu", "mps"}) {
+    for (const char *kind : kinds) {
         int status = run_with(kind, argv);
         if (status < 0) suite_skip(kind, "the test device cannot be loaded before all else");
         failed |= status > 0;

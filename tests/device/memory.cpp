@@ -66,10 +66,11 @@ const Windows &windows() {
 
 struct Block {
     mt_sim_block at;
-    Point written;            /* by what; of a new one by all that its stream was given before */
-    Stream stream = 0;        /* that it was asked for on */
-    std::set<Stream> used_on; /* other ones */
-    std::vector<void *> left; /* given back: events of these */
+    Point written; /* by what; of a new one by all that its stream was given before */
+    std::map<Stream, uint64_t> read; /* since then: the last operation of each stream */
+    Stream stream = 0;               /* that it was asked for on */
+    std::set<Stream> used_on;        /* other ones */
+    std::vector<void *> left;        /* given back: events of these */
 };
 
 struct Model {
@@ -178,7 +179,7 @@ void *take(size_t bytes) {
     if (!card.first) card.first = block.segment_address;
     size_t offset = block.address - card.first;
     if (offset + block.bytes > window) abort();
-    card.blocks[offset] = {block, point_of(current_stream()), current_stream(), {}, {}};
+    card.blocks[offset] = {block, point_of(current_stream()), {}, current_stream(), {}, {}};
     mt_sim_stats now = read(index);
     lock.unlock();
     void *address = windows().device + window * static_cast<size_t>(index) + offset;
@@ -328,7 +329,15 @@ void touch(const void *address, bool writes) {
     Block *block = block_of(address);
     if (!block) return;
     check_order(block->written);
-    if (writes) block->written = point_of(current_stream());
+    Point now = point_of(current_stream());
+    if (!writes) {
+        block->read[now.stream] = now.operation;
+        return;
+    }
+    if (!counters.lets_write)
+        for (const auto &[stream, operation] : block->read) check_order({stream, operation});
+    block->read.clear();
+    block->written = now;
 }
 
 void use_on(const void *address, Stream stream) {

@@ -403,7 +403,7 @@ void keep_work_space(const c10::OperatorHandle &op) {
 
 /* CUDA adds the gradient of a bias up by at::sum, which autocast computes in float32. */
 void sum_in_float32(const Tensor &gradient, c10::IValue &of_bias) {
-    if (is_mps || is_xpu || !at::autocast::is_autocast_enabled(at::kCUDA)) return;
+    if (!is_cuda || !at::autocast::is_autocast_enabled(at::kCUDA)) return;
     if (!of_bias.isTensor() || !of_bias.toTensor().defined()) return;
     std::vector<int64_t> all_but_channels{0};
     for (int64_t i = 2; i < gradient.dim(); i++) all_but_channels.push_back(i);
@@ -459,10 +459,10 @@ std::optional<Tensor> added(const std::optional<Tensor> &mask, at::ScalarType dt
 
 Tensor attend(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
               double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
-    if (!is_mps && !is_xpu)
+    if (is_cuda)
         return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale,
                                                         enable_gqa);
-    /* libtorch would ask the part for MPS, or for XPU, for a choice of kernels. */
+    /* libtorch would ask the device's part for a choice of kernels. */
     return std::get<0>(at::_scaled_dot_product_attention_math(
         q, k, v, added(mask, q.scalar_type()), dropout, is_causal, {}, scale, enable_gqa));
 }
@@ -525,8 +525,11 @@ TORCH_LIBRARY_IMPL(aten, CARD, m) {
     m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&run_on_card>());
     m.impl("convolution_backward",
            torch::CppFunction::makeFromBoxedFunction<&run_backward_of_convolution>());
-    if (is_xpu) m.impl("convolution_overrideable", convolution);
-    if (is_xpu) m.impl("convolution_backward_overrideable", convolution_backward);
+    if (is_xpu || is_other) m.impl("convolution_overrideable", convolution);
+    if (is_xpu || is_other) m.impl("convolution_backward_overrideable", convolution_backward);
+    if (is_other)
+        m.impl("_has_compatible_shallow_copy_type",
+               [](const Tensor &, const Tensor &) { return true; });
 }
 
 } // namespace card
