@@ -148,49 +148,46 @@ bool has_one(const char *text, const char *const *list, size_t count) noexcept {
 }
 
 /*
- * Texts of what throws a plain c10::Error. Allocators: MPS, libtorch's own of the CPU, CUDA's runtime. CUDA's libraries: their
- * own memory, and the handles that each makes at its first use (CUDAContext's getCurrentCUDABlasHandle and its like), for which
- * a card that is full has no room. AMD's libraries say the same in names of their own. XPU's driver: what it answers, by the
- * names of the Unified Runtime. And a bad_alloc or an OutOfMemoryError that a C++ layer has turned into its text.
+ * Texts of what throws a plain c10::Error, each with the file of PyTorch's that says it or the library that it comes from. A
+ * library that is not initialised could not make its handle, which it does at its first use, and for which a full card has no
+ * room. AMD's libraries have CUDA's texts with HIP in place of CU, or names of their own.
  */
 const char *const texts_of_memory[] = {
-    "out of memory",
-    "can't allocate memory",
-    "not enough memory",
-    "Invalid buffer size",
-    "BLAS_STATUS_ALLOC_FAILED", /* CUBLAS_ and HIPBLAS_, likewise below */
-    "BLAS_STATUS_NOT_INITIALIZED",
-    "SOLVER_STATUS_ALLOC_FAILED",
+    "out of memory",               /* MPSAllocator.mm; CUDA's and AMD's runtime: CUDAException.cpp;
+                                      an OutOfMemoryError that a C++ layer has turned into its text */
+    "can't allocate memory",       /* alloc_cpu.cpp */
+    "not enough memory",           /* the same on Windows */
+    "Invalid buffer size",         /* MPSAllocator.mm: larger than a buffer of Metal's can be */
+    "BLAS_STATUS_ALLOC_FAILED",    /* cuBLAS, by ATen/cuda/Exceptions.cpp */
+    "BLAS_STATUS_NOT_INITIALIZED", /* the same, at cublasCreate: CublasHandlePool.cpp */
+    "SOLVER_STATUS_ALLOC_FAILED",  /* cuSOLVER, by ATen/cuda/Exceptions.cpp */
     "SOLVER_STATUS_NOT_INITIALIZED",
-    "SPARSE_STATUS_ALLOC_FAILED",
+    "SPARSE_STATUS_ALLOC_FAILED", /* cuSPARSE, by its cusparseGetErrorString */
     "SPARSE_STATUS_INSUFFICIENT_RESOURCES",
-    "FFT_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
+    "FFT_ALLOC_FAILED",          /* cuFFT, by ATen/native/cuda/CuFFTUtils.h */
+    "CUDNN_STATUS_ALLOC_FAILED", /* cuDNN, by its cudnnGetErrorString: ATen/cudnn/Exceptions.h */
     "CUDNN_STATUS_NOT_INITIALIZED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", /* from cuDNN 9 on */
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-    "miopenStatusAllocFailed",
+    "miopenStatusAllocFailed", /* MIOpen, by its miopenGetErrorString: ATen/miopen/Exceptions.h */
     "miopenStatusNotInitialized",
-    "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+    "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY", /* SYCL's Unified Runtime: ur_api.h */
     "UR_RESULT_ERROR_OUT_OF_HOST_MEMORY",
     "UR_RESULT_ERROR_OUT_OF_RESOURCES",
-    "std::bad_alloc",
+    "std::bad_alloc", /* libstdc++ and libc++: what() of one that a layer has turned into its text */
 };
 
-/*
- * Texts behind which a refusal hides, and other things too: TorchScript turns every type into std::runtime_error; cuDNN tries
- * one engine after the other and says that it found none (Conv_v8.cpp); an extension throws what it likes.
- */
+/* Texts behind which a refusal hides, and other things too. */
 const char *const texts_that_hide[] = {
-    "The following operation failed in the TorchScript interpreter",
-    "unable to find an engine",
-    "Unable to find a valid cuDNN algorithm",
+    "The following operation failed in the TorchScript interpreter", /* torch/csrc/jit/runtime/interpreter.cpp */
+    "unable to find an engine", /* cuDNN has tried all: ATen/native/cudnn/Conv_v8.cpp */
+    "Unable to find a valid cuDNN algorithm", /* ATen/native/cudnn/Conv_v7.cpp */
     "CUDNN_STATUS_EXECUTION_FAILED",
     "BLAS_STATUS_EXECUTION_FAILED",
     "miopenStatusUnknownError",
     "miopenStatusInternalError",
-    "could not create a",
-    "an exception that is no std::exception",
+    "could not create a",                     /* oneDNN: dnnl.hpp */
+    "an exception that is no std::exception", /* below: an extension throws what it likes */
 };
 
 } // namespace

@@ -196,6 +196,18 @@ TEST_LOOP("programs", a_step_is_that_of_the_cpu,
     expect_near(distance(ON_CARD, draws, &length), 0, length + own, "the distance of the states");
 }
 
+/* Of its norms over a sample the types are those that autocast wants: others end a process on MPS, and on the test device. */
+TEST("programs", profoct_in_half_precision) {
+    if (!suite_on_cpu()) return suite_skip("ex_card: profoct_in_half_precision", "it takes MPS");
+    if (!take_card("mps"))
+        return suite_skip("ex_card", "the test device cannot be loaded before all else");
+    cli_take_program("profoct");
+    EXPECT(0, "--device=mps", "--amp=bf16", "--image-size=32", "--threads=1", "--workers=0",
+           "--progress=off", "--epochs=1", "--batch=4", "--micro-batch=2", "--lr=1e-3",
+           "--backbone=ResNet18", "--n_way=2", "--k_shot=1", "--n_query=1", "--val-episodes=1",
+           "--test-episodes=1", "--episodes=4");
+}
+
 int main(void) {
     cli_case_named("programs");
     return suite_run_named("ex_card");

@@ -244,6 +244,35 @@ TEST("devices", amds_part_is_looked_for) {
     remove(path);
 }
 
+/* With a driver and nothing else of CUDA: what is missing is told, and that it has to be installed. Any library plays the driver. */
+TEST("devices", a_driver_without_the_rest) {
+    static char path[2 * CLI_PATH], core[2 * CLI_PATH], variable[4 * CLI_PATH];
+    const char *const one[] = {variable, NULL}, *before = getenv("LD_LIBRARY_PATH");
+    static const char no_driver[] = "not usable: CUDA is not loaded: NVIDIA's driver is missing";
+    static const char no_rest[] = "not usable: CUDA is not loaded: it cannot be loaded (";
+    char self[CLI_PATH];
+    EXPECT(0, NULL);
+    if (strncmp(device_row("cuda"), no_driver, sizeof no_driver - 1) != 0)
+        return suite_skip("ex_doctor: a_driver_without_the_rest", "there is a driver");
+    ck_assert(ex_program_path(NULL, self, sizeof self));
+    *strrchr(self, '/') = '\0';
+    snprintf(core, sizeof core, "%s/../lib/libmemtrain.so", self);
+    snprintf(path, sizeof path, "%s/libcuda.so.1", cli_root);
+    if (symlink(core, path) != 0 || access(path, R_OK) != 0)
+        return suite_skip("ex_doctor: a_driver_without_the_rest", "no library plays the driver");
+    snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s%s%s", cli_root, before ? ":" : "",
+             before ? before : "");
+    cli_environment = one;
+    EXPECT(0, NULL);
+    const char *row = device_row("cuda");
+    ck_assert_int_ne(strncmp(row, no_driver, sizeof no_driver - 1), 0);
+    if (strncmp(row, no_rest, sizeof no_rest - 1) == 0)
+        ck_contains(row, "install what is missing, and a libtorch for CUDA");
+    else
+        suite_skip("ex_doctor: a_driver_without_the_rest", "the rest of CUDA is here");
+    remove(path);
+}
+
 /* The cells "last run on" and "with" of a row in docs, as the program writes them. */
 static void documented_status(const char *start, char *text, size_t capacity) {
     char line[512], *cells[4];

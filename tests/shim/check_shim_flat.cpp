@@ -38,6 +38,9 @@ namespace {
 
 constexpr size_t most = 1024; /* 256 floats, 128 doubles */
 
+static_assert(memtrain::shim::most_block_bytes == size_t{1} << 32,
+              "MPSGraph takes arrays of up to 4 GiB");
+
 /* Elements of a parameter, and the block in which it has to be. */
 const struct {
     int64_t elements;
