@@ -44,31 +44,17 @@ static const int64_t MOST_BYTES = INT64_MAX / 8; /* of a line that was written *
 
 enum { UNPAIRED = -1 };
 
-/* The allocations of a recording in their order, and how many there are. */
-typedef struct sequence {
-    const mt_recording *recording;
-    size_t *events; /* index of the i-th allocation */
-    size_t count;
-} sequence;
-
-static int list_allocations(const mt_recording *r, sequence *out) {
-    out->recording = r;
-    out->count = 0;
-    out->events = mt__alloc(r->allocations, sizeof *out->events);
-    if (!out->events) return 0;
-    for (size_t i = 0; i < r->count; i++)
-        if (r->events[i].bytes) out->events[out->count++] = i;
-    return 1;
-}
-
-static size_t bytes_at(const sequence *s, size_t i) {
-    return s->recording->events[s->events[i]].bytes;
+/* Bytes of the allocations of a recording, in their order; NULL when out of host memory. */
+static size_t *list_bytes(const mt_recording *r) {
+    size_t *bytes = mt__alloc(r->allocations, sizeof *bytes), *next = bytes;
+    for (size_t i = 0; bytes && i < r->count; i++)
+        if (r->events[i].what == MT__TAKEN) *next++ = r->events[i].bytes;
+    return bytes;
 }
 
 /* Whether two sizes may be of one block: it neither falls nor grows faster than the samples. */
-static int is_alike(const sequence *s, const sequence *l, size_t i, size_t j) {
-    double a = (double)bytes_at(s, i), c = (double)bytes_at(l, j);
-    return a <= c && c <= a * (double)l->recording->samples / (double)s->recording->samples;
+static int is_alike(size_t small, size_t of_small, size_t large, size_t of_large) {
+    return small <= large && (double)large * (double)of_small <= (double)small * (double)of_large;
 }
 
 /* Whether the sequences have the same events in the same order: partners tell of what kind each is. */
@@ -97,24 +83,22 @@ static void trace_back(const size_t *row, size_t of_s, size_t skipped, ptrdiff_t
     }
 }
 
-/*
- * Writes for the i-th allocation of l the index of its partner in s, or UNPAIRED. Returns 0 when out of host memory, -1 where
- * too many have none: a chunk that loops over its samples has ever more allocations.
- */
-static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
-    int is_same = same_shape(s->recording, l->recording), found = -1;
-    for (size_t i = 0; i < l->count; i++) partner[i] = is_same ? (ptrdiff_t)i : UNPAIRED;
-    if (is_same) return 1;
+/* Pairs blocks of these bytes, of which partner has none yet. Results as of mt__pair_up. */
+static int skip_fewest(const mt_recording *small, const mt_recording *large, const size_t *s,
+                       const size_t *l, ptrdiff_t *partner) {
     /* A row for each number of skipped blocks, an entry for each number of these in s: how far in s that leads. */
     size_t *reached = mt__alloc((MOST_SKIPPED + 1) * (MOST_SKIPPED + 2) / 2, sizeof *reached),
            *row = reached;
-    if (!reached) return 0;
+    int found = -1;
+    if (!s || !l || !reached) found = 0;
     for (size_t skipped = 0; skipped <= MOST_SKIPPED && found < 0; row += ++skipped) {
         for (size_t of_s = 0; of_s <= skipped && found < 0; of_s++) {
             size_t i = start_of(row - skipped, of_s, skipped), j = i + skipped - 2 * of_s;
-            while (i < s->count && j < l->count && is_alike(s, l, i, j)) i++, j++;
+            while (i < small->allocations && j < large->allocations &&
+                   is_alike(s[i], small->samples, l[j], large->samples))
+                i++, j++;
             row[of_s] = i;
-            if (i < s->count || j < l->count) continue;
+            if (i < small->allocations || j < large->allocations) continue;
             trace_back(row, of_s, skipped, partner);
             found = 1;
         }
@@ -124,37 +108,32 @@ static int pair_up(const sequence *s, const sequence *l, ptrdiff_t *partner) {
 }
 
 int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t *partner) {
-    sequence s = {NULL, NULL, 0}, l = {NULL, NULL, 0};
-    int done = list_allocations(small, &s) && list_allocations(large, &l);
-    if (done) done = pair_up(&s, &l, partner) != 0;
-    mt__free(s.events);
-    mt__free(l.events);
-    return done;
-}
-
-/* Bytes on either side that have no partner. */
-static size_t unpaired_bytes(const sequence *s, const sequence *l, const ptrdiff_t *partner) {
-    size_t total = 0;
-    for (size_t i = 0; i < s->count; i++) total += bytes_at(s, i);
-    for (size_t i = 0; i < l->count; i++) {
-        if (partner[i] == UNPAIRED)
-            total += bytes_at(l, i);
-        else
-            total -= bytes_at(s, (size_t)partner[i]);
-    }
-    return total;
+    int is_same = same_shape(small, large);
+    for (size_t i = 0; i < large->allocations; i++) partner[i] = is_same ? (ptrdiff_t)i : UNPAIRED;
+    if (is_same) return 1;
+    size_t *s = list_bytes(small), *l = list_bytes(large);
+    int found = skip_fewest(small, large, s, l, partner);
+    mt__free(s);
+    mt__free(l);
+    return found;
 }
 
 /* ---- the envelope ------------------------------------------------------------------------------ */
 
-/* The size of each allocation of the larger chunk as a line in m. */
-static void sizes_of_two(const sequence *s, const sequence *l, const ptrdiff_t *partner,
-                         line *out) {
-    for (size_t i = 0; i < l->count; i++) {
-        int64_t large = (int64_t)bytes_at(l, i);
-        int64_t small = partner[i] == UNPAIRED ? large : (int64_t)bytes_at(s, (size_t)partner[i]);
-        out[i] = (line){small, large - small};
+/* The size of each allocation of the larger chunk as a line in m. Returns the bytes on either side that have no partner. */
+static size_t sizes_of_two(const size_t *small, size_t count, const mt_recording *large,
+                           const ptrdiff_t *partner, line *out) {
+    size_t unpaired = 0;
+    for (size_t i = 0; i < count; i++) unpaired += small[i];
+    for (size_t e = 0; e < large->count; e++) {
+        const mt__event *event = &large->events[e];
+        if (event->what != MT__TAKEN) continue;
+        ptrdiff_t other = partner[event->number];
+        size_t from = other == UNPAIRED ? event->bytes : small[other];
+        unpaired += other == UNPAIRED ? from : 0 - from;
+        *out++ = (line){(int64_t)from, (int64_t)event->bytes - (int64_t)from};
     }
+    return unpaired;
 }
 
 /* The same from one recording: gradients are as large in any chunk, all else is taken to grow with the samples. */
@@ -255,18 +234,17 @@ static mt_status from_one(const mt_recording *r, int apart, mt_memory_model **ou
 
 static mt_status from_two(const mt_recording *small, const mt_recording *large, int apart,
                           mt_memory_model **out) {
-    sequence s = {NULL, NULL, 0}, l = {NULL, NULL, 0};
-    mt_status status = MT_ENOMEM;
     ptrdiff_t *partner = mt__alloc(large->allocations, sizeof *partner);
     line *lines = mt__alloc(2 * large->allocations, sizeof *lines),
          *sizes = lines + large->allocations;
-    int done = partner && lines && list_allocations(small, &s) && list_allocations(large, &l);
-    if (done) done = pair_up(&s, &l, partner);
+    size_t *bytes = list_bytes(small);
+    int done = partner && lines && bytes ? mt__pair_up(small, large, partner) : 0;
+    mt_status status = MT_ENOMEM;
     if (done > 0) {
-        sizes_of_two(&s, &l, partner, sizes);
+        size_t unpaired = sizes_of_two(bytes, small->allocations, large, partner, sizes);
         size_t count = envelope(lines, collect(large, sizes, apart, lines));
-        status = finish(lines, count, small->samples, large->samples - small->samples,
-                        unpaired_bytes(&s, &l, partner), out);
+        status =
+            finish(lines, count, small->samples, large->samples - small->samples, unpaired, out);
     } else if (done < 0) {
         status = from_one(large, apart, out);
     } else {
@@ -274,8 +252,7 @@ static mt_status from_two(const mt_recording *small, const mt_recording *large, 
     }
     mt__free(partner);
     mt__free(lines);
-    mt__free(s.events);
-    mt__free(l.events);
+    mt__free(bytes);
     return status;
 }
 

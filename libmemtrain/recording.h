@@ -44,7 +44,7 @@ int mt__ends_life(const mt_recording *recording, const mt__event *event, int apa
 
 /*
  * Writes for the i-th allocation of large the number of its partner in small, negative for none. Returns
- * 0 when out of host memory.
+ * 0 when out of host memory; -1 where too many have none: a chunk that loops over its samples has ever more allocations.
  */
 int mt__pair_up(const mt_recording *small, const mt_recording *large, ptrdiff_t *partner);
 
