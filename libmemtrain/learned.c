@@ -13,6 +13,7 @@
 #include "json.h"
 #include "new_file.h"
 #include "policy_state.h"
+#include "tuned.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -273,7 +274,7 @@ static int take_times(reader *r) {
     mt__sizes *s = &r->kind->times->sizes;
     int is_new = !s->count;
     if (r->count % 3) return 0;
-    if (is_new) s->batches = 1;
+    if (is_new) s->batches = HUNDREDTH; /* so that none runs again before there was work */
     for (size_t i = 0; i < r->count; i += 3) {
         double seconds = (double)r->numbers[i + 2] * 1e-9;
         if (r->numbers[i] < 1 || r->numbers[i + 1] < 1 || r->numbers[i + 2] < 1) return 0;

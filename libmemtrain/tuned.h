@@ -14,8 +14,6 @@
 #define CLIFF 1.5
 /* Batches in which a size runs until it is known: the first one sets it up, of two others one may be busy. bench/sizes */
 #define KNOWN_RUNS 3
-/* A size that did not run for so many batches runs again, if it is not much slower. bench/sizes */
-#define RUN_AGAIN 96
 /*
  * What differs by this part or less is nearly the same: a size that is known (tests/core/check_policy_time), the
  * peak that two recordings of the same kernels foretell (tests/shim/check_peaks). Of what one
@@ -39,7 +37,8 @@
 
 /*
  * Plans before a size that failed is tried again, or a rung is left; steps for which a shortage's limit holds. More each time
- * that it is in vain, and so many times as many where nothing is known. bench/hog, tests/core/check_ladder_leave
+ * that it is in vain, and so many times as many where nothing is known. A size that is not much slower runs again after so
+ * many times as many batches as had been when it ran last. bench/hog, bench/sizes, tests/core/check_ladder_leave
  */
 #define PATIENCE 4
 /* Of one step with the same rungs. */

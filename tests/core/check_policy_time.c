@@ -151,8 +151,7 @@ TEST("time", time_of_small_sizes_is_found_out) {
     size_t largest;
 
     dev.seconds = with_set_up;
-    largest = largest_chunk_of_the_last(&dev, 64, 24,
-                                        3); /* others run again 16 batches after they did first */
+    largest = largest_chunk_of_the_last(&dev, 64, 40, 3); /* others run again at 4 times 3 to 6 */
     ck_assert_uint_lt(largest, 16);
     ck_assert_uint_ge(largest, 8);
     mt_policy_free(dev.policy);
@@ -163,7 +162,7 @@ TEST("time", time_shallow) {
     size_t largest;
 
     dev.seconds = shallow;
-    largest = largest_chunk_of_the_last(&dev, 64, 60, 40);
+    largest = largest_chunk_of_the_last(&dev, 64, 150, 40);
     ck_assert_uint_le(largest, 32);
     ck_assert_uint_gt(largest, 8);
     mt_policy_free(dev.policy);
@@ -366,7 +365,7 @@ TEST_LOOP("time", time_of_a_hiccup, 48) {
     find_the_largest(_i % 2, _i / 2 % 12 + 1, 1, factors[_i / 24], 8);
 }
 
-/* The machine is a fifth slower for a while: a larger size that met it has another run, 96 batches later. */
+/* The machine is a fifth slower for a while: a larger size that met it has other runs, ever later. */
 TEST_LOOP("time", time_of_a_slow_while, 96) {
     static const struct { int chunks, batches; } rows[] = {{2, 20}, {4, 130}, {8, 130}, {16, 130}};
 

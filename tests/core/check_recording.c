@@ -492,7 +492,8 @@ TEST_LOOP("model", model_without_host_memory, 2) {
         mt_memory_model_free(model);
         ck_assert_uint_eq(counting_live(), live);
     } while (status != MT_OK && n < 100);
-    ck_assert_uint_eq(n, _i == 0 ? 5 : 8); /* those that are not alike want lists and a table more */
+    ck_assert_uint_eq(n,
+                      _i == 0 ? 5 : 8); /* those that are not alike want lists and a table more */
     mt_recording_free(small);
     mt_recording_free(large);
     ck_assert_uint_eq(counting_live(), 0);
