@@ -86,15 +86,16 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     if (++t->retries > p->options.max_retries) return MT_ACTION_GIVE_UP;
 
     /* 2. The budget does not explain it: an accident, until it happens three times in a row. */
-    if (!explained && !shortage_is_known && !t->retried) {
-        t->retried = 1;
+    if (!explained && !shortage_is_known && t->tried < MT__THE_SAME) {
+        t->tried = MT__THE_SAME;
         return MT_ACTION_RETRY;
     }
 
     /* 3. A cache may hold what is missing. A chunk that cannot shrink is tried twice, unless that is sure to fail. */
     int may_help = explained ? has_cache && !cache_cannot_help : !shortage_is_known;
-    if (!t->cleared && (may_help || (cannot_shrink && (has_cache || !cache_cannot_help)))) {
-        t->cleared = 1;
+    if (t->tried < MT__CLEARED &&
+        (may_help || (cannot_shrink && (has_cache || !cache_cannot_help)))) {
+        t->tried = MT__CLEARED;
         t->retries -= p->step.cap != 0;
         return MT_ACTION_CLEAR;
     }
@@ -123,14 +124,14 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
         p->step.cap = (predicted || k->is_partial) && room < SIZE_MAX && (oom->refused || !is_short)
                           ? oom->chunk - 1
                           : oom->chunk / 2; /* nothing predicts one */
-        t->retried = t->cleared = 0;
+        t->tried = MT__NOTHING;
         return MT_ACTION_REPLAN;
     }
 
     /* 8. Rungs. An update takes no less after the whole batch alone. */
     if (oom->phase == MT_PHASE_APPLY) p->step.resort = MT__RESORT_ALONE;
     if (!mt__rungs_take(p, oom->mode, &oom->memory)) return MT_ACTION_GIVE_UP;
-    *t = (mt__trouble){0, 0, 0};
+    *t = (mt__trouble){0, MT__NOTHING};
     return MT_ACTION_REPLAN;
 }
 
@@ -148,7 +149,7 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (!k) return mt_set_error(MT_ENOMEM, "mt_policy_oom: out of host memory");
     /* An update that runs out of memory takes the chunks before it back, so the step has not moved on. */
     int moved_on = p->step.moved_on && own.phase != MT_PHASE_APPLY;
-    if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, 0, 0};
+    if (own.attempt <= 1 || moved_on) p->step.trouble = (mt__trouble){0, MT__NOTHING};
     p->step.moved_on = 0;
     /* A user is told of what the smallest chunk needs, not of the last resorts after it. */
     if (p->step.resort != MT__RESORT_ALONE && !p->step.try_size) {

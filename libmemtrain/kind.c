@@ -227,7 +227,7 @@ static int bears_out(const mt__range *r, const mt_recording *recording) {
     size_t told =
         mt__add(mt_memory_model_peak(model, recording->samples), mt_memory_model_margin(model));
     size_t error = peak > told ? peak - told : told - peak;
-    return error <= told / MODEL_TOLERANCE;
+    return error <= told / HUNDREDTH;
 }
 
 /* Whether two recordings are of the same kernels: they foretell of the larger one little more than it has. */
@@ -275,13 +275,6 @@ static void take_recording(mt__kind *k, mt_recording **recording) {
         return;
     }
     if (is_single && join(k, i, r)) return;
-    mt__range *next = is_above && i + 1 < k->ranges ? range + 1 : NULL;
-    int next_is_single = next && k->first && k->first->samples == next->from;
-    if (next && !next_is_single && bears_out(next, r)) {
-        next->from = r->samples;
-        return;
-    }
-    if (next_is_single && join(k, i + 1, r)) return;
     if (k->ranges == MT__RANGES) /* it is the last one that speaks for them, well or badly */
         range->top = mt__max(range->top, r->samples);
     else

@@ -205,7 +205,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
     f.ran = plan->groups ? plan->group[plan->groups - 1].samples : 0;
     f.room = mt__policy_room(p, memory);
     f.room_told = SIZE_MAX;
-    if (memory->budget_bytes && !p->is_watched)
+    if (memory->budget_bytes)
         f.room_told = memory->budget_bytes - mt__min(memory->budget_bytes, memory->allocated_bytes);
     f.room_alone = mt__policy_room_alone(p, memory);
     f.is_training = mode == MT_TRAIN;
@@ -407,8 +407,6 @@ mt_recording *mt_policy_recording(mt_policy *policy, mt_mode mode, size_t sample
     mt__kind *k = mt__policy_current(p, mode);
     mt__policy_end_recording(p);
     if (!k || !can_record(p) || !mt__kind_wants_recording(k, samples)) return NULL;
-    /* From the whole batch alone, where nothing smaller fits, smaller chunks cannot be told. */
-    if (mode == MT_TRAIN && p->keep == MT__ONLY_ONES && !k->ranges) return NULL;
     if (!p->recording && mt_recording_new(&p->recording) != MT_OK) return NULL;
     mt__recording_restart(p->recording, samples);
     return p->recording;
@@ -427,9 +425,7 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
     size_t room = p->budget ? p->budget - mt__min(p->budget, allocated_before) : SIZE_MAX;
     /* Where a budget is watched and not enforced, chunks go through above it: that proves nothing. */
-    int is_above = p->budget && result->peak_bytes > p->budget;
-    if (is_above) room = 0;
-    p->is_watched |= is_above;
+    if (p->budget && result->peak_bytes > p->budget) room = 0;
     mt__kind_learn(k, way, samples, peak, room, &p->recording);
     mt__policy_end_recording(p);
     if (way == MT__APART) p->step.moved_on = 1;

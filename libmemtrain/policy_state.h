@@ -30,10 +30,12 @@ typedef struct mt__shortage {
     unsigned patience; /* steps from then to the one that is tried without the limit */
 } mt__shortage;
 
+typedef enum mt__tried { MT__NOTHING, MT__THE_SAME, MT__CLEARED } mt__tried;
+
 /* What was tried for the chunk that did not fit. */
 typedef struct mt__trouble {
     unsigned retries; /* that count towards max_retries */
-    int retried, cleared;
+    mt__tried tried;  /* the most */
 } mt__trouble;
 
 /* What is tried before the next rung, in this order. */
@@ -76,7 +78,6 @@ struct mt_policy {
     mt__next next;
     size_t discarded; /* samples of a chunk that the last plan runs to be taken back; 0: none */
     size_t budget;    /* that the last plan was made for; 0: none */
-    int is_watched;   /* the budget is not enforced: a chunk went through above it */
     mt__kept keep;    /* of the last training plan */
     int was_whole;    /* it was one chunk */
     /* for reports */

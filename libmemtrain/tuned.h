@@ -22,11 +22,10 @@
 #define NEARLY 16
 /*
  * What is promised to a hundredth: peaks of lengths never seen, or other lengths tell nothing of a kind (tests/bench/lengths);
+ * peaks of sizes beside those recorded, or a new range begins (tests/shim/check_peaks);
  * the time of automatic clearing, or the steps where it has no price (bench/clear).
  */
 #define HUNDREDTH 100
-/* A range speaks for a larger size if it has foretold its peak to this part. tests/shim/check_peaks */
-#define MODEL_TOLERANCE 1024
 /* Of two recordings so many allocations at most have no partner; else the larger one speaks alone. tests/core/check_recording */
 #define MOST_SKIPPED 256
 /* Logarithm of the least ratio of two lengths that others are told from. tests/bench/lengths */

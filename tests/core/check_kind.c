@@ -134,21 +134,20 @@ static const struct {
       {32, 1, 2, 2, 400, 1},
       {64, 1, 2, 2, 400, 1},
       {50, 0, 2, 2, 400, 1}}},
-    /* The upper range comes down to where it begins. */
+    /* A size between two ranges that the lower one does not bear out begins one of its own. */
     {0,
      {{2, 1, 1, 0, 0, 0},
       {4, 1, 1, 2, 15, 1},
       {40, 1, 2, 2, 15, 1},
       {80, 1, 2, 2, 15, 1},
-      {20, 1, 2, 2, 15, 1},
-      {16, 1, 2, 2, 400, 1}}},
-    /* The lower one goes up, while the upper one waits for its second size. */
+      {20, 1, 3, 2, 15, 1},
+      {16, 1, 3, 2, 15, 1}}},
     {0,
      {{2, 1, 1, 0, 0, 0},
       {4, 1, 1, 2, 15, 1},
       {64, 1, 2, 2, 15, 1},
       {8, 1, 2, 2, 15, 1},
-      {32, 1, 2, 2, 15, 1}}},
+      {32, 1, 3, 2, 15, 0}}},
     /* One sample may take kernels of its own: with two it tells of no others. */
     {0, {{1, 1, 1, 0, 0, 0}, {2, 1, 2, 0, 0, 0}, {4, 1, 2, 2, 15, 1}}},
     /* Where kernels are said to change, two recordings on both sides are of no one range. */
@@ -176,11 +175,11 @@ TEST_LOOP("recorded", ranges_follow_the_kernels, LENGTH(ranges)) {
 }
 
 /* A third size after 2 and 4 of 100,000 bytes a sample: as many more or less are of other kernels. */
-TEST_LOOP("recorded", borne_out_within_a_1024th, 5) {
+TEST_LOOP("recorded", borne_out_within_a_hundredth, 5) {
     static const struct {
         int off;
         size_t ranges;
-    } rows[] = {{0, 1}, {781, 1}, {782, 2}, {-781, 1}, {-782, 2}};
+    } rows[] = {{0, 1}, {8000, 1}, {8001, 2}, {-8000, 1}, {-8001, 2}};
     mt__kind *k = kind_told(0);
 
     for (size_t m = 2; m <= 8; m *= 2)
