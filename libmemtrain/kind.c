@@ -127,12 +127,6 @@ static size_t small_and_alone(const mt__kind *k, mt__way way) {
     return !k->is_partial && only < 2 * FIRST_CHUNK ? only : 0;
 }
 
-/* Of a chunk that was cut short: in proportion to what it needs at least. */
-static size_t largest_of_partial(const mt__kind *k, mt__way way, size_t room) {
-    double need = (double)mt__kind_predict(k, way, k->range[0].from);
-    return to_size((double)room / need * (double)k->range[0].from);
-}
-
 /* Whether a failure is remembered, of at least so much room. */
 static int holds(const mt__kind *k, const mt__failure *f, size_t room) {
     return f->chunk && k->plans < f->until && room <= f->room;
@@ -143,7 +137,6 @@ size_t mt__kind_largest(const mt__kind *k, mt__way way, size_t room) {
     size_t left = room == SIZE_MAX ? room : room - mt__min(room, l->residual);
     size_t m =
         mt__kind_is_recorded(k, way) ? largest_recorded(k, way, left) : largest_measured(l, left);
-    if (k->is_partial && k->range[0].model[way]) m = largest_of_partial(k, way, room);
     m = mt__max(m, 2 * small_and_alone(k, way));
     for (int i = 0; i < 2; i++)
         if (holds(k, &l->failed[i], room)) m = mt__min(m, l->failed[i].chunk - 1);
@@ -289,18 +282,13 @@ void mt__kind_begin(mt__kind *k) {
     for (int way = 0; way < MT__WAYS; way++) k->limits[way].residual /= 2;
 }
 
-/* Of the same size a peak falls by half of what it was above the last one, and rises at once. */
-static size_t again(size_t before, size_t peak) {
-    return peak < before ? peak + (before - peak) / 2 : peak;
-}
-
 static void note_peak(mt__limits *l, size_t samples, size_t peak) {
     if (!l->low || samples <= l->low) {
-        l->low_peak = samples == l->low ? again(l->low_peak, peak) : peak;
+        l->low_peak = peak;
         l->low = samples;
     }
     if (samples >= l->high) {
-        l->high_peak = samples == l->high ? again(l->high_peak, peak) : peak;
+        l->high_peak = peak;
         l->high = samples;
     }
 }

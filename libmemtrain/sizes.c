@@ -49,10 +49,7 @@ void mt__sizes_note(mt__sizes *sizes, size_t samples, double seconds) {
     size_t i = position(sizes, samples);
     int is_known = i < sizes->count && sizes->entry[i].samples == samples;
     mt__size *e = is_known ? &sizes->entry[i] : insert(sizes, samples);
-    e->in_batch = e->runs >= KNOWN_RUNS && e->last_batch == sizes->batches ? e->in_batch + 1 : 1;
-    if (e->in_batch == 1) e->times[e->runs++ % MT__TIMES] = 0;
-    double *mean = &e->times[(e->runs - 1) % MT__TIMES];
-    *mean += (seconds - *mean) / (double)e->in_batch;
+    e->times[e->runs++ % MT__TIMES] = seconds;
     e->seconds = expected(e);
     e->last_batch = sizes->batches;
 }
