@@ -448,7 +448,8 @@ mt_status mt_policy_observe_seconds(mt_policy *policy, mt_mode mode, size_t samp
     mt_policy *p = policy;
     if (!(seconds > 0) || !isfinite(seconds)) return MT_OK;
     mt__kind *k = mt__policy_find_kind(p, mode, p->ladder.rungs); /* there since it was planned */
-    p->seconds += seconds;
-    if (k && !p->options.deterministic) mt__kind_note_time(k, samples, seconds);
+    if (p->options.deterministic) return MT_OK;
+    p->clear_credit += seconds / HUNDREDTH;
+    if (k) mt__kind_note_time(k, samples, seconds);
     return MT_OK;
 }

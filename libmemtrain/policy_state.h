@@ -92,7 +92,7 @@ struct mt_policy {
     uint64_t calls[MT__MODES];
     uint64_t last_alloc_retries;
     uint64_t cleared_at; /* the call that last said so on evidence, of both modes; 0: none */
-    double seconds, clear_seconds, last_clear_seconds;
+    double clear_credit; /* seconds that clears may take; below 0: they took more than they may */
 };
 
 /* Whether so many steps have gone by since the shortage was met that one is tried without its limit. */

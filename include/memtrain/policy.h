@@ -222,8 +222,8 @@ typedef enum mt_rate_rule {
 #define MT_KEEP_NEVER (-1)
 
 /*
- * When the cache is cleared. MT_CLEAR_AUTO: on evidence, for at most 1 % of the time, or of the
- * steps in deterministic runs. MT_CLEAR_NEVER: only after an OOM. MT_CLEAR_EPOCHS: at the end of
+ * When the cache is cleared. MT_CLEAR_AUTO: on evidence, for at most 1 % of the time and in at most
+ * 1 % of the steps. MT_CLEAR_NEVER: only after an OOM. MT_CLEAR_EPOCHS: at the end of
  * each epoch (mt_trainer_end_epoch), and after an OOM.
  */
 #define MT_CLEAR_AUTO 0
@@ -478,8 +478,8 @@ MT_API const char *mt_clear_reason_name(mt_clear_reason reason);
  * Decides whether to empty the cache now. Ask once before each step or evaluation call.
  *
  * MT_CLEAR_AUTO clears when more is reserved than the budget, or when the allocator had to retry.
- * All clears together take at most 1 % of the time. The first clear does not count. If no time is
- * measured, and in deterministic runs, it is one clear in 100 calls instead.
+ * There is at most one such clear in 100 calls. All clears together take at most 1 % of the time
+ * that chunks were told to take; the last clear does not count. Deterministic runs do not look at the time.
  *
  * Clearing every N steps comes before step N + 1, 2 N + 1, and so on.
  */

@@ -542,7 +542,7 @@ TEST("cache", cache_automatic) {
     options.seconds = fake_seconds;
     options.clear_seconds = 0.004;
     trainer = trainer_with(&options, NULL);
-    for (uint64_t id = 1; id <= 200; id++) step(trainer, 32, id);
+    for (uint64_t id = 1; id <= 400; id++) step(trainer, 32, id);
     ck_ok(mt_trainer_summary(trainer, &run));
     ck_assert_uint_gt(fake.clears, 2);
     ck_assert_double_le((double)fake.clears * 0.004, 0.01 * run.seconds + 0.004);
