@@ -394,15 +394,3 @@ void mt__kind_share_times(mt__kind *kind, const mt__kind *with) {
     kind->times = with->times;
     kind->times->kinds++;
 }
-
-/* ---- plans seen -------------------------------------------------------------------------------- */
-
-mt__seen *mt__kind_find_seen(mt__kind *k, size_t samples) {
-    for (size_t i = 0; i < MT__SEEN; i++)
-        if (k->seen[i].samples == samples) return &k->seen[i];
-    return NULL;
-}
-
-mt__seen *mt__kind_new_seen(mt__kind *k) {
-    return &k->seen[k->next_seen++ % MT__SEEN];
-}

@@ -11,7 +11,7 @@
 #include "recording.h"
 #include "sizes.h"
 
-enum { MT__SEEN = 8, MT__RANGES = 4 };
+enum { MT__RANGES = 4 };
 
 typedef enum mt__way { MT__IN_PLACE = 0, MT__APART = 1, MT__WAYS = 2 } mt__way;
 
@@ -45,9 +45,9 @@ typedef struct mt__limits {
     mt__failure failed[2];            /* of a size that never went through, and of one that had */
 } mt__limits;
 
-/* The last plan for a batch size, to tell why the next one differs. */
+/* The last plan, to tell why the next one for a batch of that size differs. */
 typedef struct mt__seen {
-    size_t samples; /* 0: free */
+    size_t samples; /* 0: there was none */
     size_t fewest;  /* chunks that memory asked for */
     size_t chunks;  /* chunks that were planned */
     mt_plan_reason reason;
@@ -79,8 +79,7 @@ struct mt__kind {
     size_t learnt;    /* the largest chunk that was run to learn from, and taken back; 0: none */
     mt__limits limits[MT__WAYS];
     mt__times *times; /* with one reference */
-    mt__seen seen[MT__SEEN];
-    size_t next_seen;
+    mt__seen seen;
 };
 
 /* NULL when out of host memory. length: of mt_shape; change: mt_backend_info.kernels_change. */
@@ -144,9 +143,5 @@ double mt__kind_seconds(const mt__kind *kind, size_t samples);
 
 /* Goes on with the times of another kind instead of its own, which are none yet. */
 void mt__kind_share_times(mt__kind *kind, const mt__kind *with);
-
-/* The entry of a batch size, or NULL; and one to overwrite. */
-mt__seen *mt__kind_find_seen(mt__kind *kind, size_t samples);
-mt__seen *mt__kind_new_seen(mt__kind *kind);
 
 #endif

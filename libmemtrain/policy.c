@@ -221,10 +221,10 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
     return f;
 }
 
-/* Why this plan, compared with the last one for a batch of this size; remembers it. */
+/* Why this plan, compared with the last one if it was for a batch of this size; remembers it. */
 static mt_plan_reason reason_of(const mt_policy *p, mt__kind *k, size_t samples, size_t fewest,
                                 size_t chunks) {
-    mt__seen *s = mt__kind_find_seen(k, samples);
+    const mt__seen *s = k->seen.samples == samples ? &k->seen : NULL;
     mt_plan_reason reason = chunks > fewest ? MT_PLAN_THROUGHPUT : MT_PLAN_START;
     if (p->next == MT__AFTER_OOM)
         reason = MT_PLAN_OOM;
@@ -236,8 +236,7 @@ static mt_plan_reason reason_of(const mt_policy *p, mt__kind *k, size_t samples,
         reason = MT_PLAN_BUDGET;
     else if (s)
         reason = chunks == s->chunks ? s->reason : MT_PLAN_THROUGHPUT;
-    if (!s) s = mt__kind_new_seen(k);
-    *s = (mt__seen){samples, fewest, chunks, reason};
+    k->seen = (mt__seen){samples, fewest, chunks, reason};
     return reason;
 }
 

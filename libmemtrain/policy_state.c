@@ -29,16 +29,17 @@ mt__kind *mt__policy_find_kind(const mt_policy *p, mt_mode mode, unsigned rungs)
     return k;
 }
 
-/* The kind that was not asked for for longest is forgotten. */
-static void forget_oldest(mt_policy *p) {
+/* Where there is no place for another kind, the one that was not asked for for longest is forgotten. */
+static void make_place(mt_policy *p) {
     mt__kind **oldest = NULL;
+    size_t count = 0;
     for (size_t i = 0; i < MT__BUCKETS; i++)
-        for (mt__kind **k = &p->kinds[i]; *k; k = &(*k)->next)
+        for (mt__kind **k = &p->kinds[i]; *k; k = &(*k)->next, count++)
             if (!oldest || (*k)->used < (*oldest)->used) oldest = k;
+    if (count < MT__KINDS) return;
     mt__kind *gone = *oldest;
     *oldest = gone->next;
     mt__kind_free(gone);
-    p->kind_count--;
 }
 
 mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
@@ -49,10 +50,9 @@ mt__kind *mt__policy_kind(mt_policy *p, mt_mode mode, unsigned rungs) {
         if (!k) return NULL;
         k->family = p->shape.family;
         if (!p->options.deterministic) mt__lengths_inherit(p, k);
-        if (p->kind_count == MT__KINDS) forget_oldest(p);
+        make_place(p);
         k->next = p->kinds[bucket_of(&key)];
         p->kinds[bucket_of(&key)] = k;
-        p->kind_count++;
     }
     k->used = p->steps;
     return k;

@@ -69,7 +69,6 @@ struct mt_policy {
     mt_shape shape; /* of the batches that calls are about */
     /* what is known */
     mt__kind *kinds[MT__BUCKETS];
-    size_t kind_count;
     mt_recording *recording; /* of the chunk that runs, or empty; NULL: none was needed yet */
     mt__shortage shortage;
     /* the step */

@@ -14,8 +14,8 @@ enum { MT__SIZES = 32, MT__TIMES = 8 };
 /* What was measured of one size. */
 typedef struct mt__size {
     size_t samples;
-    size_t runs;         /* times that it ran */
-    uint64_t last_batch; /* mt__sizes.batches when it ran last */
+    size_t runs;             /* times that it ran */
+    uint64_t last_batch;     /* mt__sizes.batches when it ran last */
     double times[MT__TIMES]; /* seconds of the last runs, in a ring */
     double seconds;          /* what a run is expected to take */
 } mt__size;

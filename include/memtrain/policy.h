@@ -123,7 +123,7 @@ MT_API size_t mt_memory_model_largest(const mt_memory_model *model, size_t room_
 
 /* Why a plan is as it is. */
 typedef enum mt_plan_reason {
-    MT_PLAN_START = 0,      /* the first plan of a run, or of a batch size not seen before */
+    MT_PLAN_START = 0,      /* the first plan of a run, or after a batch of another size */
     MT_PLAN_THROUGHPUT = 1, /* measured as faster, or to be measured */
     MT_PLAN_GROWTH = 2,     /* there is more room than before */
     MT_PLAN_OOM = 3,        /* memory ran out under the previous plan */

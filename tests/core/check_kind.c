@@ -527,18 +527,7 @@ TEST_LOOP("failed", small_and_alone, 4) {
     mt__kind_free(k);
 }
 
-/* ---- plans seen, and host memory ---------------------------------------------------------------- */
-
-TEST("rest", plans_seen) {
-    mt__kind *k = kind_told(0);
-
-    for (size_t n = 1; n <= MT__SEEN + 1; n++)
-        *mt__kind_new_seen(k) = (mt__seen){n, 1, 1, MT_PLAN_START};
-    ck_assert_ptr_null(mt__kind_find_seen(k, 1)); /* the oldest is gone */
-    for (size_t n = 2; n <= MT__SEEN + 1; n++)
-        ck_assert_uint_eq(mt__kind_find_seen(k, n)->samples, n);
-    mt__kind_free(k);
-}
+/* ---- host memory ---------------------------------------------------------------- */
 
 /* Without host memory a recording is dropped, and what was known stays. */
 TEST("rest", without_host_memory) {
