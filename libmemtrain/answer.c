@@ -37,22 +37,17 @@ static int is_shortage(const mt_policy *p, const mt__kind *k, const mt_oom *oom,
 }
 
 /*
- * What may be allocated from now on: less than was asked for, or when that fails again what was in use then. Where a try without
- * the limit was in vain, it is no higher than before and holds longer; but where more was in use than it allowed, it rises to
- * that, as something else has given room back.
+ * What may be allocated from now on: less than was asked for. Where a try without the limit was in vain, it is no higher than
+ * before and holds longer.
  */
 static void note_shortage(mt_policy *p, const mt_oom *oom, size_t predicted) {
     mt__shortage *s = &p->shortage;
-    int is_again = s->limit && s->noted_at == p->steps;
     int in_vain = s->limit && mt__policy_shortage_is_old(p);
     size_t limit = mt__add(oom->allocated_before_bytes, predicted);
-    if (oom->refused) limit = is_again ? oom->refused_in_use_bytes + 1 : asked_in_all(oom);
+    if (oom->refused) limit = asked_in_all(oom);
     limit = mt__max(2, limit) - 1;
-    int eases = in_vain && oom->refused && oom->refused_in_use_bytes > s->limit;
-    if (in_vain) limit = eases ? oom->refused_in_use_bytes : mt__min(limit, s->limit);
-    unsigned patience = PATIENCE; /* what changes may pass soon */
-    if (in_vain && !eases) patience = s->patience + 1;
-    *s = (mt__shortage){limit, p->steps, patience};
+    if (in_vain) limit = mt__min(limit, s->limit);
+    *s = (mt__shortage){limit, p->steps, in_vain ? s->patience + 1 : PATIENCE};
 }
 
 /* Whether no smaller chunk is legal, or all of them have been in vain. */

@@ -551,7 +551,7 @@ TEST("rungs", made_smaller_outside_the_step) {
     fake_fail_kind_for_ever(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
     fake.kind_fail_until[FAKE_ALLOCATION] = 6;
     ck_ok(mt_trainer_step(trainer, &batch, &report));
-    ck_assert_uint_eq(report.samples, 25);
+    ck_assert_uint_eq(report.samples, 32);
     ck_assert_uint_eq(report.discarded, 3 * 50 + 2 * 40 + 32);
     done(trainer);
 }
