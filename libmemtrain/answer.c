@@ -57,12 +57,6 @@ static int is_smallest(const mt_policy *p, const mt_oom *oom) {
     return oom->chunk <= mt__policy_attainable(p, mt__max(1, p->step.samples));
 }
 
-/* The size did not fit: it needs more than there was. */
-static void learn(mt_policy *p, mt__kind *k, const mt_oom *oom, size_t room) {
-    size_t need = oom->refused ? mt__policy_seen_need(oom) : 0;
-    mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room, need, p->recording);
-}
-
 /* The rows of the table in docs/policy.md, in its order. */
 static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     mt__trouble *t = &p->step.trouble;
@@ -102,7 +96,8 @@ static mt_action answer(mt_policy *p, mt__kind *k, const mt_oom *oom) {
     if (is_short)
         note_shortage(p, oom, predicted);
     else if (oom->chunk)
-        learn(p, k, oom, room);
+        mt__kind_fail(k, mt__policy_way(p, oom->mode), oom->chunk, room,
+                      oom->refused ? mt__policy_seen_need(oom) : 0, p->recording);
 
     /* 6. A second set of gradients is given up before anything else is. */
     if (explained && oom->chunk && oom->mode == MT_TRAIN && p->keep == MT__KEPT_APART)
@@ -157,6 +152,6 @@ mt_status mt_policy_oom(mt_policy *policy, const mt_oom *oom, mt_action *out) {
     if (*out != MT_ACTION_GIVE_UP) return MT_OK;
     /* Nothing of all that has helped, so it tells nothing. */
     if (p->shortage.noted_at == p->steps) p->shortage.limit = 0;
-    mt__rungs_give_back(p);
+    p->ladder = p->step.start;
     return MT_OK;
 }

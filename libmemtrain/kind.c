@@ -55,9 +55,16 @@ int mt__kind_is_recorded(const mt__kind *k, mt__way way) {
     return k->ranges > 0;
 }
 
-size_t mt__kind_recorded(const mt__kind *k, mt__way way, size_t samples) {
-    const mt_memory_model *model = k->range[range_of(k, samples)].model[way];
+static size_t told_by(const mt_memory_model *model, size_t samples) {
     return mt__add(mt_memory_model_peak(model, samples), mt_memory_model_margin(model));
+}
+
+static int is_near(size_t told, size_t peak) {
+    return (peak > told ? peak - told : told - peak) <= told / HUNDREDTH;
+}
+
+size_t mt__kind_recorded(const mt__kind *k, mt__way way, size_t samples) {
+    return told_by(k->range[range_of(k, samples)].model[way], samples);
 }
 
 static size_t to_size(double value) {
@@ -215,21 +222,15 @@ static void begin_range(mt__kind *k, size_t at, mt_recording **recording) {
 
 /* Whether a range has predicted the peak of a size that is none of its own. */
 static int bears_out(const mt__range *r, const mt_recording *recording) {
-    const mt_memory_model *model = r->model[MT__IN_PLACE];
-    size_t peak = mt__recording_peak(recording, 0);
-    size_t told =
-        mt__add(mt_memory_model_peak(model, recording->samples), mt_memory_model_margin(model));
-    size_t error = peak > told ? peak - told : told - peak;
-    return error <= told / HUNDREDTH;
+    return is_near(told_by(r->model[MT__IN_PLACE], recording->samples),
+                   mt__recording_peak(recording, 0));
 }
 
 /* Whether two recordings are of the same kernels: they foretell of the larger one little more than it has. */
 static int agree(const mt__kind *k, const mt__range *both, const mt_recording *small,
                  const mt_recording *large) {
-    const mt_memory_model *model = both->model[MT__IN_PLACE];
     size_t peak = mt__recording_peak(large, 0);
-    size_t told =
-        mt__add(mt_memory_model_peak(model, large->samples), mt_memory_model_margin(model));
+    size_t told = told_by(both->model[MT__IN_PLACE], large->samples);
     int is_changed = small->samples < k->change && large->samples >= k->change;
     return small->samples > 1 && !is_changed && told <= mt__add(peak, peak / NEARLY);
 }
@@ -308,9 +309,7 @@ static void note_run(mt__limits *l, size_t samples, size_t room) {
 /* What other lengths told of it is dropped where it is not so: kernels are others. */
 static void check_inherited(mt__kind *k, mt__way way, size_t samples, size_t peak) {
     if (!k->is_inherited || !peak || !mt__kind_is_recorded(k, way)) return;
-    size_t told = mt__kind_recorded(k, way, samples);
-    if ((peak > told ? peak - told : told - peak) <= told / HUNDREDTH) return;
-    mt__kind_drop_ranges(k);
+    if (!is_near(mt__kind_recorded(k, way, samples), peak)) mt__kind_drop_ranges(k);
 }
 
 void mt__kind_learn(mt__kind *k, mt__way way, size_t samples, size_t peak, size_t room,

@@ -39,32 +39,25 @@ static int is_apart(const mt__kind *of, const basis *b, int count) {
     return 1;
 }
 
-/* The nearest lengths that are apart. Returns 0 where there are too few. */
-static int find_basis(const mt_policy *p, const mt__kind *k, basis *b) {
-    for (int count = 0; count < MT__LENGTHS; count++) {
-        const mt__kind *nearest = NULL;
-        for (size_t i = 0; i < MT__BUCKETS; i++)
-            for (const mt__kind *of = p->kinds[i]; of; of = of->next)
-                if (is_relative(k, of) && is_learnt(of) && is_apart(of, b, count) &&
-                    (!nearest ||
-                     distance(k->length, of->length) < distance(k->length, nearest->length)))
-                    nearest = of;
-        if (!nearest) return 0;
-        b->of[count] = nearest;
-    }
-    return 1;
-}
-
-/* The nearest length of which a time is known, or NULL. */
-static const mt__kind *find_timed(const mt_policy *p, const mt__kind *k) {
+/* The nearest length that tells more than those of a basis; without one the nearest of which a time is known. NULL: none. */
+static const mt__kind *find_nearest(const mt_policy *p, const mt__kind *k, const basis *b,
+                                    int count) {
     const mt__kind *nearest = NULL;
     for (size_t i = 0; i < MT__BUCKETS; i++)
         for (const mt__kind *of = p->kinds[i]; of; of = of->next)
-            if (is_relative(k, of) && of->times->sizes.count &&
+            if (is_relative(k, of) &&
+                (b ? is_learnt(of) && is_apart(of, b, count) : of->times->sizes.count > 0) &&
                 (!nearest ||
                  distance(k->length, of->length) < distance(k->length, nearest->length)))
                 nearest = of;
     return nearest;
+}
+
+/* The nearest lengths that are apart. Returns 0 where there are too few. */
+static int find_basis(const mt_policy *p, const mt__kind *k, basis *b) {
+    for (int count = 0; count < MT__LENGTHS; count++)
+        if (!(b->of[count] = find_nearest(p, k, b, count))) return 0;
+    return 1;
 }
 
 /* Lagrange's weights; how much they come to without their signs, which is 1 between lengths and more beyond them. */
@@ -122,6 +115,6 @@ void mt__lengths_inherit(const mt_policy *p, mt__kind *k) {
     if (!k->length || !find_basis(p, k, &b)) return;
     if (weigh(k, &b) > MOST_WEIGHT || !are_alike(&b)) return;
     inherit_peaks(k, &b);
-    const mt__kind *timed = k->is_inherited ? find_timed(p, k) : NULL;
+    const mt__kind *timed = k->is_inherited ? find_nearest(p, k, NULL, 0) : NULL;
     if (timed) inherit_times(k, timed);
 }

@@ -319,7 +319,8 @@ static mt_status plan_here(mt_policy *p, mt_mode mode, size_t samples, const mt_
     plan->samples = mode == MT_TRAIN ? mt__rungs_samples(p, samples) : samples;
     plan->rungs = p->ladder.rungs;
     plan->rate = mt__rungs_rate(p, samples);
-    if (!mt__rungs_cross(p)) status = add_chunks(p, mode, k, memory, plan);
+    if (p->device == (p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU)))
+        status = add_chunks(p, mode, k, memory, plan);
     if (status == MT_OK && is_complete(plan)) promise(p, mode, k, memory, 0, plan);
     return status;
 }
@@ -366,7 +367,7 @@ mt_status mt_policy_plan(mt_policy *policy, mt_mode mode, size_t samples, const 
     /* Also what is known beforehand not to fit is a reason for a rung. */
     while (status == MT_EDEVMEM && mt__rungs_take(p, mode, memory))
         status = plan_here(p, mode, samples, memory, out);
-    if (status == MT_EDEVMEM) mt__rungs_give_back(p);
+    if (status == MT_EDEVMEM) p->ladder = p->step.start;
     if (status == MT_OK) p->device = p->ladder.rungs & MT_RUNG_BIT(MT_RUNG_CPU);
     if (status == MT_OK && mode == MT_TRAIN)
         p->was_whole =

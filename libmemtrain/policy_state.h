@@ -157,13 +157,7 @@ int mt__rungs_take(mt_policy *policy, mt_mode mode, const mt_memory *memory);
 /* Rungs that a run before ended with, of which those are taken that leave the numbers as they are. */
 void mt__rungs_begin_with(mt_policy *policy, unsigned rungs);
 
-/* Back to where the step began: the rungs that were taken in it were of no use. */
-void mt__rungs_give_back(mt_policy *policy);
-
 /* Leaves rungs where there is room, before a training step is planned. */
 void mt__rungs_leave(mt_policy *policy, size_t samples, const mt_memory *memory);
-
-/* Whether the rungs that are taken are of another device than that whose memory is known. */
-int mt__rungs_cross(const mt_policy *policy);
 
 #endif

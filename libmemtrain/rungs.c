@@ -241,16 +241,8 @@ void mt__rungs_leave(mt_policy *p, size_t samples, const mt_memory *memory) {
     if (chunk && before < whole && may_fit(p, rungs, before, memory)) leave(p, rungs, before);
 }
 
-int mt__rungs_cross(const mt_policy *p) {
-    return crosses_device(p, p->device);
-}
-
 void mt__rungs_begin_with(mt_policy *p, unsigned rungs) {
     p->ladder.rungs = rungs & allowed(p) & SAME_NUMBERS;
-}
-
-void mt__rungs_give_back(mt_policy *p) {
-    p->ladder = p->step.start;
 }
 
 mt_status mt_policy_rung_failed(mt_policy *policy, mt_rung rung, int on, mt_status why) {

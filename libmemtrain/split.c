@@ -5,10 +5,6 @@
 
 #include "tuned.h"
 
-size_t mt__attainable(size_t samples, size_t least) {
-    return mt__ceil_div(samples, mt__max(1, samples / mt__max(1, least)));
-}
-
 /* Whether rest is known to fit as one chunk without an accumulator. */
 static int fits_alone(const mt__facts *f, const mt__kind *k) {
     int is_known =
@@ -71,15 +67,14 @@ mt__split mt__split_batch(const mt__facts *f, const mt__kind *k) {
     }
 
     /* 4. The largest chunk that fits, balanced. */
-    size_t small = mt__attainable(f->rest, f->least);
+    size_t most_chunks = f->rest / f->least, small = mt__ceil_div(f->rest, most_chunks);
     size_t fits_batch = mt__min(mt__kind_largest(k, MT__IN_PLACE, f->room), f->most);
     size_t fits = mt__min(fits_batch, f->rest);
     int alone = fits_alone(f, k);
     int is_out = fits < small && mt__kind_rules_out(k, MT__IN_PLACE, small, f->room_told);
     if (alone && fits < small) return cut(1, f->rest + 1, 1); /* more chunks than there can be */
     if (is_out || f->most < small) return cut(0, 0, 0);
-    size_t most_chunks =
-        f->rest / f->least; /* legal ones; the smallest is tried where none is known to fit */
+    /* The smallest is tried where none is known to fit. */
     size_t fewest = mt__min(mt__ceil_div(f->rest, mt__max(fits, 1)), most_chunks);
     size_t top = mt__ceil_div(f->rest, fewest);
 

@@ -41,7 +41,4 @@ typedef struct mt__split {
 
 mt__split mt__split_batch(const mt__facts *facts, const mt__kind *kind);
 
-/* The largest chunk of the smallest legal split: 11 samples in chunks of at least 6 are one of 11. */
-size_t mt__attainable(size_t samples, size_t least);
-
 #endif

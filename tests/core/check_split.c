@@ -423,13 +423,4 @@ TEST_LOOP("rules", batches_are_split, LENGTH(rows)) {
     mt__kind_free(k);
 }
 
-TEST("rules", the_smallest_legal_split) {
-    static const struct {
-        size_t samples, least, largest;
-    } cases[] = {{11, 6, 11}, {12, 6, 6}, {13, 6, 7}, {5, 6, 5}, {5, 0, 1}};
-
-    for (int i = 0; i < LENGTH(cases); i++)
-        ck_assert_uint_eq(mt__attainable(cases[i].samples, cases[i].least), cases[i].largest);
-}
-
 SUITE("split")
