@@ -17,6 +17,7 @@ constexpr unsigned most_retries = 4; /* ... as often as this */
 constexpr size_t most_merged = 4;    /* times the requests of a chunk that a merged plan may have */
 constexpr size_t most_own = 64;      /* sizes of a kind that were recorded anew; the smallest go */
 constexpr size_t most_kept = 16;     /* tensors that outlived their chunks, for guests to join */
+constexpr size_t idle_share = 10;     /* of an arena's pages, that no tensor can use */
 constexpr size_t most_recordings = 6; /* of a kind; the oldest go */
 
 /* All arenas, for drop_all_pages(). */
@@ -90,9 +91,19 @@ void Arena::replace(Plan &plan, const mt_recording *recording) {
     retire_size(plan.kind, plan.samples);
 }
 
+/*
+ * Whether the pages are by a tenth more than what tensors outside of arenas leave of the budget. Those came later, as an
+ * optimiser's state does with its first update.
+ */
+bool Arena::touches_too_much() const noexcept {
+    size_t most = budget(), room = most - std::min(most, outside_arenas());
+    return touched_ > room && touched_ - room > touched_ / idle_share;
+}
+
 void Arena::begin(const Kind &kind, size_t samples, bool apart) noexcept {
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        if (touches_too_much()) drop_free_pages();
         in_window_ = true;
     }
     window_++;

@@ -145,6 +145,7 @@ private:
     void mark_busy();
     std::vector<mt_block> find_kept() const;
     void drop_free_pages() noexcept;
+    bool touches_too_much() const noexcept;
     void plan_around_kept();
     void adopt_search(Plan &plan);
     void search(Plan &plan, double seconds);

@@ -189,6 +189,25 @@ TEST("pages", a_user_takes_the_rest) {
     stays_within(limit);
 }
 
+/* Pages that the budget leaves no tensor of a chunk for go back: those of tensors that came later are resident alone. */
+TEST("pages", tensors_that_came_later) {
+    Runner s;
+    Batch batch(all);
+    mt_memory memory = MT_MEMORY_INIT;
+    ck_ok(mt_device_memory("cpu", &memory));
+    ck_ok(mt_device_set_budget("cpu", memory.allocated_bytes + 150 * mib));
+    s.step(batch, all);
+    size_t whole = resident_now().arena_bytes;
+    ck_assert_uint_gt(whole, 100 * mib);
+    at::Tensor few = at::full({1 << 20}, 1.0f); /* 4 MiB */
+    s.step(batch, all / 8);
+    ck_assert_uint_eq(resident_now().arena_bytes, whole);
+    at::Tensor many = at::full({25 << 20}, 1.0f); /* 100 MiB */
+    s.step(batch, all / 8);
+    ck_assert_uint_lt(resident_now().arena_bytes, 50 * mib);
+    ck_assert_uint_gt(resident_now().arena_bytes, 10 * mib);
+}
+
 /* Memory that the program takes by itself counts though nobody has asked for the budget. */
 TEST("pages", others_grow_unasked) {
     Runner s;
