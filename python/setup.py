@@ -1,7 +1,7 @@
 """Builds memtrain/_native against the torch that is installed: pip install --no-build-isolation ./python
 
 The extension has libmemtrain's core, planned memory, the CPU's allocator and what asks cards for their memory in it, and
-belongs to the minor version of torch that it was built with.
+belongs to the minor version of torch that it was built with, which memtrain/_built.py names.
 """
 import os
 import re
@@ -59,6 +59,8 @@ class Build(build_ext):
             objects, self.get_ext_fullpath(extension.name), target_lang="c++",
             libraries=["c10", "torch_cpu", "torch_python"], library_dirs=cpp_extension.library_paths(),
             extra_postargs=[] if os.uname().sysname == "Darwin" else ["-Wl,--exclude-libs,ALL"])
+        with open(os.path.join(os.path.dirname(self.get_ext_fullpath(extension.name)), "_built.py"), "w") as file:
+            file.write('"""Written by setup.py."""\nTORCH = "%s"\n' % torch_version.__version__)
 
     def compile_one(self, job):
         path, flags = job

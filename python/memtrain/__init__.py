@@ -6,9 +6,21 @@
 
 docs/python.md says what has been run, and what has not.
 """
-import torch  # noqa: F401, its libraries come first
+import torch  # its libraries come first
 
-from . import _native
+from ._built import TORCH as _built_for
+
+
+def _check_version():
+    """libtorch has no stable interface: what was built for one minor version would crash in another, or not load."""
+    if _built_for.split(".")[:2] != torch.__version__.split(".")[:2]:
+        raise ImportError("memtrain was built for torch %s, and torch %s is here: install it again beside this one, by pip "
+                          "install --force-reinstall --no-build-isolation ./python" % (_built_for, torch.__version__))
+
+
+_check_version()
+
+from . import _native  # noqa: E402
 from ._check import CheckReport, Finding
 from ._helpers import OutOfMemory
 from ._report import EvalReport, Report, RunReport, StepReport

@@ -212,23 +212,23 @@ class Backend:
 
     # ---- a chunk -------------------------------------------------------------------------------------------
 
+    def name_of(self, parameter):
+        return next(name for name, p in self.model.named_parameters() if p is parameter)
+
     def check_unwritten(self):
         self.batch.check_unwritten()
-        if [p._version for p in self.all_parameters] == self.versions:
-            return
-        for name, parameter in self.model.named_parameters():
-            place = [i for i, p in enumerate(self.all_parameters) if p is parameter]
-            if place and parameter._version != self.versions[place[0]]:
+        for parameter, version in zip(self.all_parameters, self.versions):
+            if parameter._version != version:
                 raise ValueError("loss_fn writes to the parameter %s, which a step that is taken back could not undo: "
-                                 "do it after trainer.step()" % name)
+                                 "do it after trainer.step()" % self.name_of(parameter))
 
     def check_gradients_untouched(self, apart):
         """What loss_fn has done to .grad would be lost, or counted twice."""
         for index, parameter in enumerate(self.parameters):
             total, gradient = None if apart else self.sums[index], parameter.grad
             if gradient is not total or (total is not None and total._version != self.sum_versions[index]):
-                name = next(name for name, p in self.model.named_parameters() if p is parameter)
-                raise ValueError("loss_fn changes the .grad of %s, by backward() or zero_grad(): trainer.step does both" % name)
+                raise ValueError("loss_fn changes the .grad of %s, by backward() or zero_grad(): trainer.step does both"
+                                 % self.name_of(parameter))
 
     def tell_gradients(self):
         """Has the recording of a chunk know its gradients, until stop_telling()."""

@@ -8,7 +8,7 @@ import torch
 from . import _native
 from ._backend import read_output
 from ._batch import Batch, pick
-from ._helpers import forget
+from ._helpers import OutOfMemory, forget
 from ._undo import Buffers, Rng
 
 # Relative differences that rounding alone does not make: of the loss, and of the gradient's length.
@@ -139,7 +139,7 @@ class Check:
                 _native.with_refusals_that_end(str(self.backend.device),
                                                lambda: self.run_chunk(run, values, count, gradients))
                 first += count
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
             raise _Failed from error
@@ -304,11 +304,42 @@ class Check:
             try:
                 function(self.parts(least, count))
                 return count * least
-            except torch.OutOfMemoryError as error:
+            except (torch.OutOfMemoryError, MemoryError) as error:
                 del self.findings[found:]
                 if count == 1:
                     raise
                 forget(error)
+
+    # ---- where not even the smallest chunk fits ------------------------------------------------------------------
+
+    def memory(self):
+        """Bytes in use and those of the budget; 0: not known."""
+        if self.backend.device.type == "cpu":
+            return _native.allocated(), _native.budget()
+        figures = _native.card_memory(str(self.backend.device))
+        return figures["allocated_bytes"], figures["budget_bytes"]
+
+    def explain(self, least, before, in_use):
+        """As Trainer.explain() of a step. before: _native.refusals() when the check began, and the bytes in use then."""
+        info, (_, budget) = self.backend.describe(), self.memory()
+        count, asked, then = _native.refusals()
+        known = count > before[0]  # of a card bytes are not told
+        size = _native.format_size
+        names = (("parameters", "parameter_bytes"), ("optimiser state", "optimizer_bytes"), ("buffers", "buffer_bytes"))
+        rows = [("budget", size(budget) if budget else "not known"), ("in use before the check", size(in_use))]
+        rows += [("  " + name, size(info[key])) for name, key in names if info[key]]
+        if known:
+            rows.append(("the run needs beside it", "%s (at least; the last request was for %s)"
+                         % (size(then + asked - in_use), size(asked))))
+        more = "a budget of more than %s, how much is not known" % size(then + asked) if known and then + asked > budget else "more memory"
+        remedies = [more + ": the run stopped at the first request that was refused (try half as much again)"]
+        if least > 1:
+            remedies.append("a smaller min_micro_batch than %d, if the network allows it" % least)
+        remedies += ["smaller samples: a smaller picture, a shorter sequence", "not a smaller batch: a check takes these few alone"]
+        return "\n".join(["A check with %d sample%s does not fit on %s: memory ran out, and everything was put back."
+                          % (least, "s" * (least > 1), self.backend.device)]
+                         + ["  %-28s %12s" % row for row in rows]
+                         + ["What would make it fit:"] + ["  " + remedy for remedy in remedies]) + "\n"
 
     def put_back(self, modes, gradients, kept):
         self.rng.put_back()
@@ -322,9 +353,18 @@ class Check:
                     parameter.copy_(copy)
 
     def __call__(self):
-        least = self.backend.describe()["min_micro_batch"]
+        least, before, (in_use, _) = self.backend.describe()["min_micro_batch"], _native.refusals(), self.memory()
         if self.whole.count < least:
             raise ValueError("the batch has %d samples; accepted: at least %d, the smallest chunk" % (self.whole.count, least))
+        try:
+            return self.find_all(least)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            line = str(error).split("\n")[0]
+            forget(error)
+        raise OutOfMemory("a check with %d sample%s does not fit on %s: %s"
+                          % (least, "s" * (least > 1), self.backend.device, line), self.explain(least, before, in_use))
+
+    def find_all(self, least):
         self.rng.take()
         self.buffers.take(self.model)
         modes = [(module, module.training) for module in self.model.modules()]

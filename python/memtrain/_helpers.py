@@ -10,7 +10,7 @@ _levels = (logging.DEBUG, logging.INFO, logging.WARNING)
 
 
 class OutOfMemory(torch.OutOfMemoryError):
-    """Not even the smallest chunk fits. The step was taken back whole, and the script can go on."""
+    """Not even the smallest chunk fits. The step, or the check, was taken back whole, and the script can go on."""
 
     def __init__(self, line: str, explanation: str = "") -> None:
         super().__init__(line)

@@ -406,7 +406,8 @@ class Trainer:
         """
         Whether steps in chunks give the numbers of the whole batch, and steps that are retried too: call it once with a
         batch, while the model is new. A few samples run, and everything is put back. The report's text says what is
-        wrong and what to do. It cannot see a coupling that exists in training mode alone.
+        wrong and what to do. It cannot see a coupling that exists in training mode alone. Raises memtrain.OutOfMemory where
+        not even the smallest chunk fits.
         """
         def check():
             self._backend.batch = Batch(batch, self._device)

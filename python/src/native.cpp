@@ -29,7 +29,6 @@
 #include "arguments.hpp"
 #include "backward_queue.hpp"
 #include "canary.hpp"
-#include "compat.hpp"
 #include "cpu_memory.hpp"
 #include "device_memory.hpp"
 #include "device_name.hpp"
@@ -265,14 +264,6 @@ mt_status Core::begin(void *self, const mt_batch *) {
     return core.call([&] { core.backend_.attr("begin")(); });
 }
 
-/* Of a chunk or an update: what was refused on this thread since then. */
-template <class Result> void add_evidence(const cpu::Refusals &before, Result *out) {
-    cpu::Refusals now = cpu::refusals();
-    out->refused = now.count - before.count;
-    out->refused_bytes = out->refused ? now.bytes : 0;
-    out->refused_in_use_bytes = out->refused ? now.in_use : 0;
-}
-
 /*
  * body(result) is one chunk, served from planned memory where that is wanted. What a chunk that failed still holds is in
  * cycles of Python's.
@@ -304,7 +295,7 @@ mt_status Core::run_chunk(bool training, size_t count, mt_chunk_result *out, Bod
         out->peak_bytes = call_peak(device_);
         is_more = device_allocated(device_) > allocated;
     });
-    add_evidence(before, out);
+    cpu::add_evidence(before, *out);
     if (status == MT_EDEVMEM && is_more) PyGC_Collect();
     return status;
 }
@@ -320,7 +311,8 @@ void read_sums(const py::object &returned, mt_chunk_result *out) {
 mt_status Core::accumulate(void *self, size_t first, size_t count, double weight,
                            mt_chunk_result *out) {
     Core &core = of(self);
-    if (!out->deferred) MT_RETURN_IF_FAILED(core.call([&] { core.backend_.attr("settle")(); }));
+    if (!out->deferred && !core.device_.is_cpu())
+        MT_RETURN_IF_FAILED(core.call([&] { core.backend_.attr("settle")(); }));
     mt_status status = core.run_chunk(true, count, out, [&] {
         bool may_wait = out->deferred != 0;
         py::object sums =
@@ -382,7 +374,7 @@ mt_status Core::apply(void *self, mt_apply_result *out) {
         out->skipped = std::get<1>(done);
         out->lr = std::get<2>(done);
     });
-    add_evidence(before, out);
+    cpu::add_evidence(before, *out);
     if (status == MT_OK) status = core.check_canary(true);
     if (status == MT_OK && !out->skipped)
         status = core.call_surely([&] { core.backend_.attr("commit")(); });
@@ -608,22 +600,24 @@ void write_log(void *, mt_log_level level, const char *text) {
 
 /* ---- cards ---- */
 
-/* "cpu", and the cards that are here: "cuda:0". */
 /* function(), as in a chunk: what a card refuses, libraries do not go on from. It is a torch.OutOfMemoryError all the same. */
 py::object with_refusals_that_end(const std::string &device, const py::object &function) {
-    injection::RefusalsEnd end(device_by(device));
+    Device place = device_by(device);
+    injection::RefusalsEnd end(place);
+    Refusals refusals(place);
     try {
         return function();
     } catch (const py::error_already_set &error) {
         std::string line = py::str(error.value());
         if (is_of(error, "torch", "OutOfMemoryError") ||
-            !is_out_of_memory(error, Evidence::none, line.c_str()))
+            !is_out_of_memory(error, refusals.evidence(), line.c_str()))
             throw;
         PyErr_SetString(py::module_::import("torch").attr("OutOfMemoryError").ptr(), line.c_str());
     }
     throw py::error_already_set();
 }
 
+/* "cpu", and the cards that are here: "cuda:0". */
 std::vector<std::string> devices() {
     std::vector<std::string> names = {"cpu"};
     for (const char *type : {"cuda", "xpu", "mps"}) {
@@ -686,6 +680,12 @@ std::pair<size_t, size_t> uncounted(const py::object &object) {
     return {reinterpret_cast<size_t>(tensor.storage().data()), tensor.storage().nbytes()};
 }
 
+/* How many requests of this thread the host has refused, and of the last one its bytes and those that were in use then. */
+std::tuple<uint64_t, size_t, size_t> refusals() {
+    cpu::Refusals all = cpu::refusals();
+    return {all.count, all.bytes, all.in_use};
+}
+
 /* A forked child has the parent's figures, and memory of its own: no budget of the parent's is its. */
 void enter_child() {
     cpu::set_budget(SIZE_MAX);
@@ -704,18 +704,9 @@ std::pair<uint64_t, uint64_t> injected() {
     return {requests, failed};
 }
 
-void check_version() {
-    if (compat::loaded() == compat::built_for) return;
-    std::string built =
-        std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
-    throw py::import_error("memtrain was built for torch " + built +
-                           ", and another one is loaded: install memtrain again");
-}
-
 } // namespace
 
 PYBIND11_MODULE(_native, m) {
-    check_version();
     mt_set_log(write_log, nullptr);
     m.def("install", install);
     m.def("installed", cpu::installed);
@@ -724,7 +715,7 @@ PYBIND11_MODULE(_native, m) {
     m.def("allocated", cpu::allocated);
     m.def("peak", cpu::peak);
     m.def("reset_peak", cpu::reset_peak);
-    m.def("refusals", [] { return cpu::refusals().count; });
+    m.def("refusals", refusals);
     m.def("hold", cpu::hold);
     m.def("resident_bytes", cpu::resident_bytes);
     m.def("peak_resident_bytes", cpu::peak_resident_bytes);

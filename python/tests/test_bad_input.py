@@ -1,5 +1,8 @@
 """What a script may get wrong: one exception each, which names it, and the script can go on."""
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -169,6 +172,29 @@ class BadInput(Case):
             memtrain.Trainer(self.model, loss_of, self.optimizer, budget=300)
         self.assertEqual(memtrain.memory()["budget_bytes"], 256 << 20)
         torch.randn(10000)
+
+    def test_another_torch(self):
+        """Built for another minor version of torch: the import says which is which. Another patch will do."""
+        major, minor = torch.__version__.split(".")[:2]
+        later = "%s.%d" % (major, int(minor) + 1)
+
+        def imported(version):
+            with tempfile.TemporaryDirectory() as folder:
+                package = shutil.copytree(os.path.dirname(memtrain.__file__), os.path.join(folder, "memtrain"))
+                with open(os.path.join(package, "_built.py"), "w") as file:
+                    file.write("TORCH = %r\n" % version)
+                path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+                code = "import memtrain; print(memtrain.__file__)"
+                return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                                      env=dict(os.environ, PYTHONPATH=path), cwd=folder)
+        done = imported(later + ".1+cpu")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.strip().split("\n")[-1],
+                         "ImportError: memtrain was built for torch %s.1+cpu, and torch %s is here: install it again beside this "
+                         "one, by pip install --force-reinstall --no-build-isolation ./python" % (later, torch.__version__))
+        done = imported("%s.%s.99" % (major, minor))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("memtrain", done.stdout)
 
 
 if __name__ == "__main__":

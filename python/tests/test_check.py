@@ -29,6 +29,12 @@ class Counting(nn.Module):
         return self.layer(x) * (self.calls if self.where == "member" else 1)
 
 
+def pixels():
+    """A small network with large activations, and without batch norms."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+
+
 class Found(Case):
     def kinds(self, model, loss_fn, *values, faults=True, **options):
         """Faults, by kind and name, that a check has found; state is as before."""
@@ -142,9 +148,8 @@ class Found(Case):
         self.assertEqual(found, [("skipped", "")])
 
     def test_little_room(self):
-        """Fewer samples where three do not fit, and OutOfMemory where one does not."""
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+        """Fewer samples where three do not fit."""
+        model = pixels()
         trainer = memtrain.Trainer(model, loss_of, torch.optim.SGD(model.parameters(), 0.1), "256MiB")
         values = batch(8, 64)
         used = memtrain.memory()["allocated_bytes"]
@@ -154,10 +159,42 @@ class Found(Case):
             samples.append(trainer.check(*values).samples)
         self.assertEqual(samples[0], 3)
         self.assertLess(samples[-1], 3)
-        memtrain.set_budget(used + (1 << 15))
-        self.assertRaises(torch.OutOfMemoryError, trainer.check, *values)
         memtrain.set_budget("256MiB")
         trainer.step(*values)
+
+    def test_no_room(self):
+        """OutOfMemory where the smallest chunk does not fit: what it was and what would help. Nothing has changed."""
+        def explained(model, loss_fn, room, *words):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            trainer, values = memtrain.Trainer(model, loss_fn, optimizer, "256MiB"), batch(8, 64)
+            trainer.step(*values)
+            before, used = state_of(model, optimizer), memtrain.memory()["allocated_bytes"]
+            memtrain.set_budget(used + room)
+            with self.assertRaises(memtrain.OutOfMemory) as caught:
+                trainer.check(*values)
+            self.assertEqual(difference(before, state_of(model, optimizer)), [])
+            self.assertEqual(memtrain.memory()["allocated_bytes"], used)
+            text = caught.exception.explain()
+            for part in words + ("in use before the check", "optimiser state", "What would make it fit", "smaller samples"):
+                self.assertIn(part, text)
+            memtrain.set_budget("256MiB")
+            trainer.step(*values)
+            self.assertTrue(trainer.check(*values))
+            return str(caught.exception), text
+        line, text = explained(pixels(), loss_of, 1 << 15, "the last request was for 48.0 KiB", "a budget of more than")
+        self.assertRegex(line, "^a check with 1 sample does not fit on cpu: budget: there is no room for a request for 48.0 KiB")
+        self.assertNotIn("min_micro_batch", text)
+        line, text = explained(network(), loss_of, 1 << 15, "a smaller min_micro_batch than 2", "buffers")
+        self.assertIn("a check with 2 samples does not fit on cpu", line)
+
+        def greedy(model, x, y):
+            if memtrain.memory()["budget_bytes"] < 1 << 28:
+                raise MemoryError("no room for a list")
+            return loss_of(model, x, y)
+        line, text = explained(pixels(), greedy, 1 << 26)
+        self.assertIn("1 sample does not fit on cpu: no room for a list", line)
+        self.assertIn("\n  more memory", text)
+        self.assertNotIn("the last request", text)
 
     def test_errors(self):
         """What fails for the whole batch comes out as it is."""

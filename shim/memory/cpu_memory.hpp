@@ -103,6 +103,19 @@ struct Refusals {
 };
 Refusals refusals() noexcept;
 
+/*
+ * Of a chunk or an update: what was refused on the calling thread since then. CUDA counts its refusals and does not tell
+ * their bytes. Told without bytes they would pass for requests within the budget, of which nothing is to be learnt, so they
+ * are not told.
+ */
+template <class Result> void add_evidence(const Refusals &before, Result &result) noexcept {
+    Refusals now = refusals();
+    result.refused = now.count - before.count;
+    if (!result.refused) return;
+    result.refused_bytes = now.bytes;
+    result.refused_in_use_bytes = now.in_use;
+}
+
 /* Requests of the calling thread that were refused, those by a simulated card too, which leaves no evidence. */
 uint64_t refused_requests() noexcept;
 

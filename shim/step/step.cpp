@@ -289,18 +289,6 @@ size_t peak_of(mt_torch &torch, const Listening &listening) {
     return peak;
 }
 
-/*
- * CUDA counts its refusals and does not tell their bytes. Told without bytes they would pass for
- * requests within the budget, of which nothing is to be learnt, so they are not told.
- */
-void add_evidence(const cpu::Refusals &before, mt_chunk_result &result) {
-    cpu::Refusals now = cpu::refusals();
-    result.refused = now.count - before.count;
-    if (!result.refused) return;
-    result.refused_bytes = now.bytes;
-    result.refused_in_use_bytes = now.in_use;
-}
-
 /* A chunk that is about to run; samples 0: several. */
 struct Run {
     bool training, backward;
@@ -377,7 +365,7 @@ mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &
         result.peak_bytes = std::max(result.peak_bytes, peak_of(torch, listening));
     });
     if (status != MT_OK) result = {};
-    add_evidence(before, result);
+    cpu::add_evidence(before, result);
     if (status == MT_ETORCH && result.refused) status = MT_EDEVMEM;
     hand_over(result, out);
     return status;
