@@ -1,8 +1,9 @@
 #!/bin/sh
 # The package memtrain (python/): a wheel built against Python's own torch, installed into build/python, and its tests.
 # MT_TEST_SLOW=1 has every request of each step fail, TESTS="test_trainer test_memory" runs these alone. test_devices wants
-# the test device, which make check builds, or make build/tests/libcard_cuda.so. Skipped where Python has no torch of a
-# version that is supported, or nothing to build with.
+# the test device, which make check builds, or make build/tests/libcard_cuda.so. A Python without torch gets the one in
+# build/libtorch (setup/python_torch.sh), and a few suites alone. Skipped where its torch is of no version that is supported,
+# or there is nothing to build with.
 set -eu
 PYTHON=${PYTHON:-python3} OUT=build/python
 
@@ -18,8 +19,14 @@ case $PYTHON in
 /*) ;;
 *) PYTHON=$PWD/$PYTHON ;;
 esac
-"$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' ||
-    skip "$PYTHON has no torch"
+# What Python compiles is kept, and not beside its source.
+PYTHONPYCACHEPREFIX=$PWD/build/pycache
+export PYTHONPYCACHEPREFIX
+if ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then
+    settings=$(PYTHON=$PYTHON sh setup/python_torch.sh) || skip "${settings:-$PYTHON has no torch}"
+    eval "$settings"
+    TESTS=${TESTS:-test_bad_input test_check test_trainer}
+fi
 version=$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null) ||
     skip "the torch of $PYTHON cannot be loaded"
 minor=$(echo "$version" | sed -n 's/^\(2\.[0-9]*\)\..*/\1/p')
@@ -41,8 +48,8 @@ rm -rf $OUT
 mv $OUT.new $OUT
 
 # Threads of OpenMP's that spin wait for each other where other programs run.
-OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD/$OUT${PYTHONPATH:+:$PYTHONPATH}
-export OMP_WAIT_POLICY PYTHONDONTWRITEBYTECODE PYTHONPATH
+OMP_WAIT_POLICY=PASSIVE PYTHONPATH=$PWD/$OUT${PYTHONPATH:+:$PYTHONPATH}
+export OMP_WAIT_POLICY PYTHONPATH
 cd python/tests
 failed=0
 for test in ${TESTS:-$(ls test_*.py | sed 's/\.py$//')}; do
