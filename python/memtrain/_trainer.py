@@ -49,7 +49,8 @@ def set_budget(budget: Budget = None, device: Device = "cpu") -> None:
         return
     _native.install()
     if not _is_child_told:
-        os.register_at_fork(after_in_child=_enter_child)
+        # Pages that wait for a chunk: the parent's next one would copy them, and leave a child the old ones.
+        os.register_at_fork(before=_native.drop_pages, after_in_child=_enter_child)
         _is_child_told = True
     _native.set_budget(size)
 
@@ -108,8 +109,8 @@ def memory(device: Device = "cpu") -> Dict[str, int]:
 def predict_resident(tensors: Budget = None) -> int:
     """
     The most bytes that the process will hold in memory while its tensors take at most so many: "300MiB" or bytes; None:
-    the budget. Memory of others than tensors is taken to stay as it is, so ask after the first steps. Forked workers of
-    a DataLoader are other processes. Raises RuntimeError where no budget has been set.
+    the budget. An estimate: memory of others than tensors is taken to stay as it is, so ask after the first steps. Workers
+    of a DataLoader are other processes, and are not in it. Raises RuntimeError where no budget has been set.
     """
     if not _native.installed():
         raise RuntimeError("memtrain.predict_resident: no budget has been set")

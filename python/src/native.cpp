@@ -680,6 +680,12 @@ std::pair<size_t, size_t> uncounted(const py::object &object) {
     return {reinterpret_cast<size_t>(tensor.storage().data()), tensor.storage().nbytes()};
 }
 
+/* Gives back what waits for the next chunk or tensor: pages of arenas, and the heap's. */
+void drop_pages() {
+    cpu::Arena::drop_all_pages();
+    cpu::trim_heap();
+}
+
 /* How many requests of this thread the host has refused, and of the last one its bytes and those that were in use then. */
 std::tuple<uint64_t, size_t, size_t> refusals() {
     cpu::Refusals all = cpu::refusals();
@@ -720,6 +726,8 @@ PYBIND11_MODULE(_native, m) {
     m.def("resident_bytes", cpu::resident_bytes);
     m.def("peak_resident_bytes", cpu::peak_resident_bytes);
     m.def("predict_resident", cpu::resident_for);
+    m.def("planned_bytes", cpu::Arena::touched_bytes);
+    m.def("drop_pages", drop_pages);
     m.def("uncounted", uncounted);
     m.def("parse_size", parse_size);
     m.def("format_size", format_size);

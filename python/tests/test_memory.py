@@ -393,6 +393,21 @@ class Processes(unittest.TestCase):
                     "    print(sum(trainer.step(x, y).samples for x, y in loader))")
                 self.assertEqual(out, ["24", "24"])
 
+    def test_pages_of_forked_children(self):
+        """Pages that wait for chunks are no child's: the parent's next chunk would copy them, and leave it the old ones."""
+        out = self.run_script(
+            "trainer.step(*subjects.batch(16, 64))",
+            "planned = memtrain._native.planned_bytes()",
+            "print(planned > 1 << 20)",
+            "child = os.fork()",
+            "if not child:",
+            "    print(memtrain._native.planned_bytes(), flush=True)",
+            "    os._exit(0)",
+            "os.waitpid(child, 0)",
+            "report = trainer.step(*subjects.batch(16, 64))",
+            "print(report.samples, memtrain._native.planned_bytes() > 1 << 20)")
+        self.assertEqual(out, ["True", "0", "16 True"])
+
     def test_forked_child(self):
         out = self.run_script(
             "trainer.step(*subjects.batch())",
