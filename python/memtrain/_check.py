@@ -323,14 +323,15 @@ class Check:
         """As Trainer.explain() of a step. before: _native.refusals() when the check began, and the bytes in use then."""
         info, (_, budget) = self.backend.describe(), self.memory()
         count, asked, then = _native.refusals()
-        known = count > before[0]  # of a card bytes are not told
+        # Of a card bytes are not told: what the host has refused beside it is no part of its figures.
+        known = self.backend.device.type == "cpu" and count > before[0]
         size = _native.format_size
         names = (("parameters", "parameter_bytes"), ("optimiser state", "optimizer_bytes"), ("buffers", "buffer_bytes"))
         rows = [("budget", size(budget) if budget else "not known"), ("in use before the check", size(in_use))]
         rows += [("  " + name, size(info[key])) for name, key in names if info[key]]
         if known:
             rows.append(("the run needs beside it", "%s (at least; the last request was for %s)"
-                         % (size(then + asked - in_use), size(asked))))
+                         % (size(max(then + asked - in_use, asked)), size(asked))))
         more = "a budget of more than %s, how much is not known" % size(then + asked) if known and then + asked > budget else "more memory"
         remedies = [more + ": the run stopped at the first request that was refused (try half as much again)"]
         if least > 1:
