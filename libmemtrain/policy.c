@@ -205,7 +205,7 @@ static mt__facts facts_of(const mt_policy *p, mt_mode mode, const mt_memory *mem
     f.ran = plan->groups ? plan->group[plan->groups - 1].samples : 0;
     f.room = mt__policy_room(p, memory);
     f.room_told = SIZE_MAX;
-    if (memory->budget_bytes)
+    if (memory->budget_bytes && !p->is_watched)
         f.room_told = memory->budget_bytes - mt__min(memory->budget_bytes, memory->allocated_bytes);
     f.room_alone = mt__policy_room_alone(p, memory);
     f.is_training = mode == MT_TRAIN;
@@ -425,7 +425,9 @@ mt_status mt_policy_observe(mt_policy *policy, mt_mode mode, size_t samples,
     size_t peak = result->peak_bytes - mt__min(result->peak_bytes, allocated_before);
     size_t room = p->budget ? p->budget - mt__min(p->budget, allocated_before) : SIZE_MAX;
     /* Where a budget is watched and not enforced, chunks go through above it: that proves nothing. */
-    if (p->budget && result->peak_bytes > p->budget) room = 0;
+    int is_above = p->budget && result->peak_bytes > p->budget;
+    if (is_above) room = 0;
+    p->is_watched |= is_above;
     mt__kind_learn(k, way, samples, peak, room, &p->recording);
     mt__policy_end_recording(p);
     if (way == MT__APART) p->step.moved_on = 1;

@@ -77,6 +77,7 @@ struct mt_policy {
     mt__next next;
     size_t discarded; /* samples of a chunk that the last plan runs to be taken back; 0: none */
     size_t budget;    /* that the last plan was made for; 0: none */
+    int is_watched;   /* the budget is not enforced: a chunk went through above it */
     mt__kept keep;    /* of the last training plan */
     int was_whole;    /* it was one chunk */
     /* for reports */
