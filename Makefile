@@ -371,8 +371,9 @@ longest_first = $(foreach long,$(LONG),$(filter $(long),$(1))) $(filter-out $(LO
 
 # Some of the suites that ask for a device, on the test device too: all of them take minutes (DEVICE=test:cuda).
 ALSO_CUDA := check_shim_step check_shim_offload check_shim_amp check_shim_channels_last check_shim_card_memory
+ALSO_XPU := check_shim_step check_shim_offload
 ALSO_MPS := check_shim_step check_shim_amp check_shim_card_memory check_torch_trainer
-also_on_cards := $(if $(filter Darwin,$(OS)),,$(addprefix $(BUILD)/tests/,$(addsuffix @cuda,$(ALSO_CUDA)) $(addsuffix @mps,$(ALSO_MPS))))
+also_on_cards := $(if $(filter Darwin,$(OS)),,$(addprefix $(BUILD)/tests/,$(addsuffix @cuda,$(ALSO_CUDA)) $(addsuffix @xpu,$(ALSO_XPU)) $(addsuffix @mps,$(ALSO_MPS))))
 
 check: all $(if $(DEVICE),$(on_device),tests) $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(also_on_cards) $(STATIC))

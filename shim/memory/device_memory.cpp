@@ -11,6 +11,7 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -221,10 +222,10 @@ size_t count_of(const Device &device) {
 
 /* What could be asked for in its place: the known devices, and those of its own type. */
 std::string devices_here(const Device &device) {
+    std::vector<std::string> types = {"cuda", "xpu", "mps"};
     std::string names = "cpu", own = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
-    for (const std::string &type :
-         {std::string("cuda"), std::string("xpu"), std::string("mps"), own}) {
-        if (names.find(type) != std::string::npos) continue;
+    if (std::find(types.begin(), types.end(), own) == types.end()) types.push_back(own);
+    for (const std::string &type : types) {
         size_t count = count_of(c10::Device(type));
         for (size_t i = 0; i < count; i++)
             names += ", " + type + (type == "mps" ? "" : ":" + std::to_string(i));
@@ -241,9 +242,12 @@ void tell_of_copies() {
 }
 
 void check_mps(const char *function, const Device &device) {
-    if (device.index() > 0 || !count_of(device))
+    if (!count_of(device))
         fail(MT_ENOTSUP, "%s: no MPS here: it wants a Mac with Apple's chip; accepted: %s",
              function, devices_here(device).c_str());
+    if (device.index() > 0)
+        fail(MT_ENOTSUP, "%s: there is 1 MPS device; accepted: %s", function,
+             devices_here(device).c_str());
     tell_of_copies();
 }
 

@@ -414,6 +414,14 @@ void wait_after_failure(mt_torch &torch) {
     (void)guard([&] { synchronize(torch.device); });
 }
 
+/* The same, and the line of the failure stays. */
+mt_status wait_with_reason(mt_torch &torch, mt_status status) {
+    char reason[512];
+    std::snprintf(reason, sizeof reason, "%s", mt_last_error());
+    wait_after_failure(torch);
+    return mt_set_error(status, "%s", reason);
+}
+
 /* A part of the step has failed. */
 mt_status fail_step(mt_torch &torch, mt_status status) {
     torch.phase = Phase::failed;
@@ -605,13 +613,13 @@ extern "C" mt_status mt_rollback(mt_torch *torch) {
     MT_RETURN_IF_FAILED(check_phase("mt_rollback", *torch, Phase::in_step, Phase::failed));
     Calling calling(*torch);
     mt_status status = guard(torch->device, [&] {
+        synchronize(torch->device); /* chunks that went through may not have been waited for */
         torch->cached.clear();
         torch->pending.clear();
         torch->flat->clear_gradients();
         torch->written.compare();
         put_back_state(*torch, WrittenParameters::step);
         torch->rng.restore();
-        synchronize(torch->device); /* chunks that went through may not have been waited for */
         torch->marked = false;
         torch->phase = Phase::idle;
     });
@@ -660,7 +668,8 @@ static Update update_weights(mt_torch &torch, bool &changing) {
         changing = !update.skipped;
         settle(torch, update);
     } else {
-        /* There is no gradient, so nothing for the scaler to count. */
+        /* There is no gradient, so nothing for the scaler to count. The batch may still be on its way. */
+        synchronize(torch.device);
         put_back_state(torch, WrittenParameters::step);
     }
     changing = true;
@@ -746,7 +755,8 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
                 forward_only(*torch, own, first, count, result);
         });
     if (cached) torch->evaluation.end_chunk(first, status == MT_OK ? count : 0);
-    return keeps ? end_evaluation(*torch, status) : status;
+    if (keeps) return end_evaluation(*torch, status);
+    return status == MT_OK ? MT_OK : wait_with_reason(*torch, status);
 }
 
 /*

@@ -468,6 +468,9 @@ extern "C" void mt_torch_free(mt_torch *torch) {
     if (!mt__handle_remove(torch, MT__KIND_TORCH)) return;
     mt_model *model = torch->model;
     if (torch->sink.event) cpu::set_sink(nullptr);
+    /* Of a step that was not ended the device may still read the batch. */
+    if (torch->phase != Phase::idle)
+        (void)guard(torch->device, [&] { synchronize(torch->device); });
     (void)guard(torch->device, [&] { delete torch; });
     release_model(model);
 }

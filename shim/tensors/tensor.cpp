@@ -125,8 +125,6 @@ std::unique_ptr<Staged> stage(const mt_torch_batch &batch, size_t first, size_t 
     return bytes ? std::make_unique<Staged>(*to.staging, bytes) : nullptr;
 }
 
-} // namespace
-
 /*
  * MPS reads memory of the host where it lies, later. A batch is its step's until the host has waited for that. But what has to be
  * put into another order first would be a temporary tensor, which is gone by then.
@@ -134,6 +132,8 @@ std::unique_ptr<Staged> stage(const mt_torch_batch &batch, size_t first, size_t 
 bool is_read_in_place(const at::Tensor &part, const Placement &to, at::MemoryFormat order) {
     return to.device.is_mps() && order == at::MemoryFormat::Preserve && part.is_contiguous();
 }
+
+} // namespace
 
 /*
  * Where nothing is staged the host waits for the copy, unless the memory is pinned, which libtorch keeps until the copy is

@@ -285,8 +285,8 @@ extern "C" void mt_card_lack_doubles(int lacks) {
     card::counters.lacks_doubles = lacks != 0;
 }
 
-extern "C" void mt_card_let_write(int lets) {
-    card::counters.lets_write = lets != 0;
+extern "C" void mt_card_let_race(int lets) {
+    card::counters.lets_race = lets != 0;
 }
 
 extern "C" void mt_card_ignore(int ignores) {

@@ -67,10 +67,10 @@ MT_CARD_FUNCTION void mt_card_break(int broken);
 MT_CARD_FUNCTION void mt_card_lack_bfloat16(int lacks);
 
 /*
- * From now on (1) a stream may write to what another one is still reading, as real cards let it; or is refused (0), which helps to
- * find who forgets an event.
+ * From now on (1) a stream may write to what another one is still reading, or give it back, as real cards let it; or (0) a write is
+ * refused and giving it back ends the process, which helps to find who forgets an event or recordStream.
  */
-MT_CARD_FUNCTION void mt_card_let_write(int lets);
+MT_CARD_FUNCTION void mt_card_let_race(int lets);
 
 /* From now on (1) it has no doubles, as some of Intel's cards; or has them (0). */
 MT_CARD_FUNCTION void mt_card_lack_doubles(int lacks);

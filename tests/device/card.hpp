@@ -62,7 +62,7 @@ struct Counters {
         questions{0}, detours{0};
     std::atomic<size_t> work_space{0}, kept_work_space{0};
     std::atomic<bool> broken{false}, ignores{false}, lacks_bfloat16{false}, lacks_doubles{false},
-        lets_write{false}, in_use{false};
+        lets_race{false}, in_use{false};
 };
 extern Counters counters;
 
@@ -157,6 +157,7 @@ struct Point {
 };
 Point point_of(Stream stream);
 void finish(Stream stream);
+bool is_after(Stream stream, const Point &point);
 void check_order(const Point &written);
 
 /* What the current stream is given takes its time. */

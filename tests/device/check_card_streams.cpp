@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
@@ -154,6 +156,7 @@ namespace {
  */
 struct LentBatch {
     bool fails = false;
+    std::function<void()> before; /* the next forward pass */
     at::Tensor kept, data = at::full({2, 4}, 3.0);
     std::optional<memtrain::Trainer> trainer;
     memtrain::detail::Handle handle{data = suite_on_mps() ? data : data.pin_memory()};
@@ -166,6 +169,7 @@ struct LentBatch {
         trainer.emplace(
             memtrain::model(std::make_shared<Half>(), {},
                             [this](Half &half, const memtrain::Tensors &given) {
+                                if (auto call = std::exchange(before, {})) call();
                                 kept = given[0];
                                 TORCH_CHECK(!fails, "no loss");
                                 return memtrain::Output{at::mul(half.weight, kept).sum(), {}};
@@ -204,6 +208,30 @@ TEST(suite_device(), batch_of_an_evaluation_that_fails) {
     ck_contains(mt_last_error(), "no loss");
     of.data.fill_(5.0);
     ck_assert_double_eq(of.kept.sum().item().toDouble(), 24.0);
+}
+
+/* And of one that a model makes within another, and goes on from. */
+TEST(suite_device(), batch_of_an_evaluation_within_another) {
+    LentBatch of;
+    at::Tensor inner;
+    memtrain::detail::Handle outer(at::ones({2, 4}));
+    mt_tensor *tensors[] = {outer.get()};
+    mt_torch_batch rows = MT_TORCH_BATCH_INIT;
+    mt_batch batch = MT_BATCH_INIT;
+    rows.tensors = tensors;
+    rows.count = 1;
+    batch.count = 2;
+    batch.data = &rows;
+    of.before = [&] {
+        of.fails = true;
+        ck_status(mt_evaluate(of.trainer->torch(), &of.batch, 0, 2, &of.result), MT_ETORCH);
+        ck_contains(mt_last_error(), "no loss");
+        of.fails = false;
+        of.data.fill_(5.0);
+        inner = of.kept;
+    };
+    ck_ok(mt_evaluate(of.trainer->torch(), &batch, 0, 2, &of.result));
+    ck_assert_double_eq(inner.sum().item().toDouble(), 24.0);
 }
 
 /* A rollback waits: of the chunks before it some may not have been waited for. */
@@ -349,7 +377,7 @@ TEST_LOOP(suite_device(), offload_beside_kernels, !suite_on_mps()) {
 /* What was changed in place keeps the numbers that were saved once it is out, which is when two others have followed it. */
 TEST_LOOP(suite_device(), changed_once_it_is_out, !suite_on_mps()) {
     ck_ok(mt_torch_init(nullptr));
-    mt_card_let_write(1);
+    mt_card_let_race(1);
     auto options = at::device(c10::Device(suite_device()));
     for (bool others_follow : {true, false}) {
         at::Tensor sum, x = at::ones({64, 512}, options).requires_grad_(true), wanted;
@@ -522,12 +550,14 @@ TEST_LOOP(suite_device(), forgotten_readers, !suite_on_mps()) {
             words = error.what();
         }
         ck_assert_int_eq(words.find("has not waited for it") == std::string::npos, has_event);
+        streams.guard.synchronizeDevice(0);
     }
 }
 
 /* Memory that another stream uses is given to nobody until that one is through, where it was said to be used there. */
 TEST_LOOP(suite_device(), memory_that_another_stream_uses, !suite_on_mps()) {
     for (bool is_told : {true, false}) {
+        mt_card_let_race(!is_told);
         const mt_card_costs costs = {0, 1000, 800, 0};
         Streams streams;
         at::Tensor host = at::zeros({MiB / 4}).pin_memory();

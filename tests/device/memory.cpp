@@ -5,6 +5,7 @@
 #include "card.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -188,6 +189,23 @@ void *take(size_t bytes) {
     return address;
 }
 
+/*
+ * Memory that is given back may be handed out again at once. Who uses it on another stream has told the allocator, or the
+ * memory's own stream has waited for it.
+ */
+void check_users(const Block &block) {
+    if (counters.lets_race) return;
+    auto check = [&](const Point &use) {
+        if (block.used_on.count(use.stream) || is_after(block.stream, use)) return;
+        std::fprintf(stderr,
+                     "test device: memory of stream %d is given back while stream %d uses it\n",
+                     static_cast<int>(block.stream), static_cast<int>(use.stream));
+        std::abort();
+    };
+    check(block.written);
+    for (const auto &[stream, operation] : block.read) check({stream, operation});
+}
+
 /* The memory's own stream goes on in it, so what that was given is done; other streams that use it are not waited for. */
 void give_back(void *address) {
     if (!address) return;
@@ -199,6 +217,7 @@ void give_back(void *address) {
     Block &block = found->second;
     auto bytes = static_cast<int64_t>(block.at.bytes);
     finish(block.stream);
+    check_users(block);
     for (Stream stream : block.used_on) record(&block.left.emplace_back(nullptr), stream);
     if (block.left.empty()) release(card, found);
     mt_sim_stats now = read(index);
@@ -334,7 +353,7 @@ void touch(const void *address, bool writes) {
         block->read[now.stream] = now.operation;
         return;
     }
-    if (!counters.lets_write)
+    if (!counters.lets_race)
         for (const auto &[stream, operation] : block->read) check_order({stream, operation});
     block->read.clear();
     block->written = now;

@@ -207,14 +207,16 @@ void finish(Stream stream) {
     run_up_to(line, line.given);
 }
 
-void check_order(const Point &written) {
+bool is_after(Stream stream, const Point &point) {
     Lock lock(mutex);
+    if (stream == point.stream) return true;
+    Points &after = lines[stream].after;
+    return std::max(after[point.stream], host_after[point.stream]) >= point.operation;
+}
+
+void check_order(const Point &written) {
     Stream mine = current_stream();
-    if (mine == written.stream) return;
-    Points &after = lines[mine].after;
-    bool is_after =
-        std::max(after[written.stream], host_after[written.stream]) >= written.operation;
-    TORCH_CHECK(is_after, "test device: stream ", mine, " touches memory of stream ",
+    TORCH_CHECK(is_after(mine, written), "test device: stream ", mine, " touches memory of stream ",
                 written.stream, " and has not waited for it");
 }
 

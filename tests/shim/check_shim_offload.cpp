@@ -180,7 +180,7 @@ TEST("alone", how_near_bf16_is) {
 
 /* What waits keeps the numbers that were saved; what stays, or is on its way yet, is refused, in libtorch's words. */
 TEST("alone", changed_in_place) {
-    if (mt_card_let_write) mt_card_let_write(1);
+    if (mt_card_let_race) mt_card_let_race(1);
     prepare();
     for (bool is_large : {true, false}) {
         at::Tensor x = (is_large ? large() : noise({2, 3}).set_requires_grad(true));
