@@ -17,6 +17,7 @@ typedef struct prsmed {
     int64_t lm_size, frozen, half;       /* --text-model, or 0; --frozen load; --text-type bf16 */
     const char *lm_weights, *lm_written; /* --text-weights, --write-text-weights */
     int cache_frozen, same_scenes;
+    double dropout;
     prsmed_lm *lm;
     prsmed_lm_figures told; /* at the end of the epoch before */
     const char *patterns, *weights;

@@ -3,6 +3,7 @@
  */
 #include "prsmed.h"
 
+#include <float.h>
 #include <string.h>
 
 #define DEFAULT_BUDGET "32MiB" /* a batch of 8 scenes of 64 x 64 takes 42 MiB at once */
@@ -87,6 +88,8 @@ static const ex_option own_flags[] = {
     OWN("write-text-weights", EX_TEXT, lm_written, "FILE",
         "write random weights of --text-model, bfloat16, and end", .accepts = "a file",
         .by_default = "none"),
+    OWN("dropout", EX_REAL, dropout, "X", "of the decoder's transformer layer",
+        .max = 1.0 - DBL_EPSILON, .decides = 1),
     OWN("scenes", EX_WHOLE, scenes[EX_TRAINING], "N", "scenes of an epoch", .least = 1,
         .most = 1000000000, .decides = 1),
     OWN("val-scenes", EX_WHOLE, scenes[EX_VALIDATION], "N",
@@ -134,6 +137,7 @@ prsmed_model_options prsmed_options(const prsmed *p) {
     options.text_width = p->text;
     options.text_layers = text_sizes[size].layers;
     options.text_steps = p->text_steps;
+    options.dropout = p->dropout;
     if (!p->lm_size) return options;
     options.words = 1;
     options.text_width = prsmed_lm_width((int)p->lm_size);
@@ -212,6 +216,7 @@ int prsmed_flags(prsmed *p, ex_program *program, int argc, char **argv, int *out
                       .size = size,
                       .encoder = size == EX_SIZE_PUBLISHED ? PRSMED_TINY_VIT : PRSMED_CONV,
                       .text = 128,
+                      .dropout = 0.1,
                       .scenes = {640, 128}};
         set_defaults(&p->flags, size);
         if (!ex_training_flags(program, "a segmenter that is told in words what to outline",
