@@ -409,28 +409,24 @@ bool is_skipped(const mt_torch &torch, const mt_chunk_result &chunk, size_t samp
     return true;
 }
 
-/* The device may still read the batch, which is its caller's again once the call has returned. */
-void wait_after_failure(mt_torch &torch) {
-    (void)guard([&] { synchronize(torch.device); });
-}
-
-/* The same, and the line of the failure stays. */
-mt_status wait_with_reason(mt_torch &torch, mt_status status) {
+/* Does what a failure asks for, which may fail too; the line of the failure stays. */
+template <class Body> mt_status after_failure(mt_status status, Body &&body) {
     char reason[512];
     std::snprintf(reason, sizeof reason, "%s", mt_last_error());
-    wait_after_failure(torch);
+    (void)guard(body);
     return mt_set_error(status, "%s", reason);
 }
 
-/* A part of the step has failed. */
+/* The device may still read the batch, which is its caller's again once the call has returned. */
+mt_status wait_after_failure(mt_torch &torch, mt_status status) {
+    return after_failure(status, [&] { synchronize(torch.device); });
+}
+
+/* A part of the step has failed. Without host memory for a new queue the old one's gradients stay until the next backward. */
 mt_status fail_step(mt_torch &torch, mt_status status) {
     torch.phase = Phase::failed;
-    /* Without host memory for a new queue the old one's gradients stay until the next backward. */
-    char reason[512];
-    std::snprintf(reason, sizeof reason, "%s", mt_last_error());
-    (void)guard([] { BackwardQueue::replace(BackwardQueue::make()); });
-    wait_after_failure(torch);
-    return mt_set_error(status, "%s", reason);
+    status = after_failure(status, [] { BackwardQueue::replace(BackwardQueue::make()); });
+    return wait_after_failure(torch, status);
 }
 
 /* Of the first batch: data that were made before the budget are the usual case. */
@@ -713,8 +709,8 @@ static void keep_for_evaluation(mt_torch &torch) {
 }
 
 static mt_status end_evaluation(mt_torch &torch, mt_status status) {
+    if (status != MT_OK) (void)wait_after_failure(torch, status);
     std::string reason = mt_last_error();
-    if (status != MT_OK) wait_after_failure(torch);
     mt_status ended = guard(torch.device, [&] {
         if (status == MT_OK) {
             torch.written.end_chunk();
@@ -756,7 +752,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
         });
     if (cached) torch->evaluation.end_chunk(first, status == MT_OK ? count : 0);
     if (keeps) return end_evaluation(*torch, status);
-    return status == MT_OK ? MT_OK : wait_with_reason(*torch, status);
+    return status == MT_OK ? MT_OK : wait_after_failure(*torch, status);
 }
 
 /*

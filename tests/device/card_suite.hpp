@@ -6,6 +6,8 @@
 #define CARD_SUITE_HPP
 
 #include <climits>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 
@@ -14,6 +16,8 @@
 #include <unistd.h>
 
 #include <ATen/ops/ones.h>
+
+#include <memtrain/safetensors.h>
 
 #include "check_shim.hpp"
 #include "card.h"
@@ -46,6 +50,38 @@ inline bool can_preload() {
 #else
     return true;
 #endif
+}
+
+/* The signal that ends a process in which the body runs; 0: none does. What it says of that is left out. */
+template <class Body> int signal_of(Body &&body) {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        if (!std::freopen("/dev/null", "w", stderr)) _exit(1);
+        body();
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+/* A file of the first has the generator of that name, and the second takes it up. */
+inline void same_by_file(const Trainer &one, const Trainer &other, const std::string &generator) {
+    char path[] = "/tmp/check_card.XXXXXX";
+    mt_torch_save_options options = MT_TORCH_SAVE_OPTIONS_INIT;
+    mt_safetensors *file = nullptr;
+    size_t index = 0;
+    int number = mkstemp(path);
+    ck_assert_int_ge(number, 0);
+    close(number);
+    options.keep = 0;
+    ck_ok(mt_torch_save(one.torch, path, &options));
+    ck_ok(mt_safetensors_open(path, &file));
+    ck_ok(mt_safetensors_find(file, generator.c_str(), &index));
+    mt_safetensors_free(file);
+    ck_ok(mt_torch_load(other.torch, path, nullptr, 0));
+    ck_assert(one.hash() == other.hash());
+    ck_assert_int_eq(std::remove(path), 0);
 }
 
 /* The exit status of this program as one with a card of that kind; -1: that cannot be done. */

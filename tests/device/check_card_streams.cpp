@@ -245,6 +245,37 @@ TEST(suite_device(), rollback_waits) {
     ck_assert_uint_gt(counters().waits, before);
 }
 
+/* So do an update without a gradient, and the end of a trainer within a step. */
+TEST_LOOP(suite_device(), others_wait, 2) {
+    LentBatch of;
+    mt_apply_result applied = MT_APPLY_RESULT_INIT;
+    ck_ok(mt_begin(of.trainer->torch(), &of.batch));
+    of.result.deferred = 1;
+    ck_ok(mt_accumulate(of.trainer->torch(), 0, 2, _i ? 0.5 : 0.0, &of.result));
+    uint64_t before = counters().waits;
+    if (_i)
+        of.trainer.reset();
+    else
+        ck_ok(mt_apply(of.trainer->torch(), &applied));
+    ck_assert_uint_gt(counters().waits, before);
+}
+
+/* The test device tells who gives memory back that MPS still reads, or hands it what would be a temporary tensor. */
+TEST_LOOP(suite_device(), memory_that_mps_still_reads, suite_on_mps()) {
+    ck_ok(mt_torch_init(nullptr));
+    at::Tensor rows = at::ones({4, 2});
+    auto sent = [](const at::Tensor &from) {
+        return from.to(c10::Device(suite_device()), from.scalar_type(), /*non_blocking=*/true);
+    };
+    ck_assert_int_eq(signal_of([&] { (void)sent(rows.t()); }), SIGABRT);
+    ck_assert_int_eq(signal_of([&] {
+                         at::Tensor there = sent(rows.clone());
+                         there.add_(1);
+                     }),
+                     SIGABRT);
+    ck_assert_int_eq(signal_of([&] { (void)sent(rows).add_(1); }), 0);
+}
+
 /* What the writer of a tensor has given to any stream is done when the tensor is handed over. */
 TEST_LOOP(suite_device(), dlpack_waits_for_the_card, !suite_on_mps()) {
     ck_ok(mt_device_check(suite_device()));

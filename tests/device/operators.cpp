@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -168,10 +170,22 @@ Tensor by_address(const Tensor &tensor) {
         at::device(tensor.device()).dtype(tensor.scalar_type()), tensor.device());
 }
 
+/* Metal reads the host's memory where it lies. What is given back meanwhile, or is a temporary tensor in row-major order, is gone. */
+void end_without(const char *what) {
+    std::fprintf(stderr, "test device: %s before MPS had read it\n", what);
+    std::abort();
+}
+
+/* Pinned memory is libtorch's until it has been read. */
 void copy_later(const Tensor &from, const Tensor &to) {
-    later([from, to = by_address(to)] {
+    bool is_borrowed = is_mps && !is_pinned(from.const_data_ptr());
+    if (is_borrowed && !from.is_contiguous()) end_without("a temporary tensor was given back");
+    auto storage = from.storage().getWeakStorageImpl();
+    Tensor kept = is_borrowed ? Tensor() : from, source = is_borrowed ? by_address(from) : from;
+    later([storage, kept, source, to = by_address(to)] {
+        if (!kept.defined() && storage.expired()) end_without("a batch was given back");
         Uncounted uncounted;
-        copy_now(from, to);
+        copy_now(source, to);
     });
 }
 
