@@ -9,14 +9,17 @@
  *   sums      gradients of 128 MiB are summed over two processes, a copy each way takes half as long as the sum of as many
  *             numbers: a step against one whose copies take no time
  *
- * No card has been asked. The test device has to be loaded before everything else, so the program starts itself again.
+ * As CUDA, as XPU, and the waits as MPS, whose copies are not hidden. No card has been asked. The test device has to be loaded
+ * before everything else, so the program starts itself again, once for each of them.
  */
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include <libgen.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <ATen/ops/mse_loss.h>
@@ -48,6 +51,10 @@ struct Chain : torch::nn::Module {
     }
 };
 
+const char *device() {
+    return std::getenv("MT_TEST_DEVICE");
+}
+
 mt_card_counters counters() {
     mt_card_counters now = {};
     mt_card_read(&now);
@@ -66,7 +73,7 @@ public:
         mt_torch_options options = memtrain::sgd(0.01);
         mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
         mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-        options.device = "cuda";
+        options.device = device();
         options.offload = offload;
         policy.micro_batch = chunk;
         own.policy = &policy;
@@ -120,18 +127,19 @@ double in_ms(uint64_t ns) {
 
 bool print(const char *row, double ratio, double most, const Taken &taken) {
     bool holds = ratio <= most;
-    std::printf("card      %-8s ratio=%.3f (at most %.2f)%s  ms=%.2f  kernels=%.2f  to_card=%.2f  "
-                "to_host=%.2f  event_waits=%llu\n",
-                row, ratio, most, holds ? "" : "  ABOVE", in_ms(taken.clock.host),
-                in_ms(taken.clock.kernels), in_ms(taken.clock.to_card), in_ms(taken.clock.to_host),
-                static_cast<unsigned long long>(taken.event_waits));
+    std::printf(
+        "card      %-4s %-8s ratio=%.3f (at most %.2f)%s  ms=%.2f  kernels=%.2f  to_card=%.2f  "
+        "to_host=%.2f  event_waits=%llu\n",
+        device(), row, ratio, most, holds ? "" : "  ABOVE", in_ms(taken.clock.host),
+        in_ms(taken.clock.kernels), in_ms(taken.clock.to_card), in_ms(taken.clock.to_host),
+        static_cast<unsigned long long>(taken.event_waits));
     return holds;
 }
 
 bool waits() {
     Taken taken = Loop(MT_OFFLOAD_NEVER).step({});
     bool holds = taken.waits <= 2 && taken.questions == 0;
-    std::printf("card      waits    waits=%llu (at most 2)  questions=%llu (0)%s\n",
+    std::printf("card      %-4s waits    waits=%llu (at most 2)  questions=%llu (0)%s\n", device(),
                 static_cast<unsigned long long>(taken.waits),
                 static_cast<unsigned long long>(taken.questions), holds ? "" : "  ABOVE");
     return holds;
@@ -176,7 +184,7 @@ bool sums() {
     group.sum_floats = &twice<float>;
     group.sum_doubles = &twice<double>;
     mt_torch_options options = memtrain::sgd(0.01);
-    options.device = "cuda";
+    options.device = device();
     options.processes = &group;
     memtrain::Trainer trainer(
         memtrain::model(std::make_shared<Long>(), {},
@@ -202,27 +210,42 @@ bool sums() {
                  taken);
 }
 
-/* Returns where it cannot be done. */
-void start_with_the_card(char **argv) {
+/* Its exit status as a program with that card; -1: that cannot be done. */
+int run_as(const char *kind, char **argv) {
     char folder[PATH_MAX];
-    if (!realpath(argv[0], folder)) return;
-    std::string library = std::string(dirname(dirname(folder))) + "/libcard_cuda.so";
-    if (access(library.c_str(), R_OK) || std::getenv("MT_TEST_DEVICE")) return;
-    setenv("LD_PRELOAD", library.c_str(), 1);
-    setenv("MT_TEST_DEVICE", "cuda", 1);
-    execv(argv[0], argv);
+    if (!realpath(argv[0], folder)) return -1;
+    std::string library = std::string(dirname(dirname(folder))) + "/libcard_" + kind + ".so";
+    if (access(library.c_str(), R_OK)) return -1;
+    std::fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("LD_PRELOAD", library.c_str(), 1);
+        setenv("MT_TEST_DEVICE", kind, 1);
+        execv(argv[0], argv);
+        _exit(127);
+    }
+    int status = 0;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+int run_as_each(char **argv) {
+    int failed = 0;
+    for (const char *kind : {"cuda", "xpu", "mps"}) {
+        int status = run_as(kind, argv);
+        if (status < 0)
+            std::printf("SKIP: card: %s: the test device cannot be loaded before all else\n", kind);
+        failed |= status > 0;
+    }
+    return failed;
 }
 
 } // namespace
 
 int main(int, char **argv) {
-    if (!mt_card_read) start_with_the_card(argv);
-    if (!mt_card_read) {
-        std::printf("SKIP: card: the test device cannot be loaded before all else\n");
-        return 0;
-    }
-    memtrain::must(mt_device_set_budget("cuda", size_t{1} << 30));
+    if (!mt_card_read) return run_as_each(argv);
+    memtrain::must(mt_device_set_budget(device(), size_t{2} << 30));
     bool holds = waits();
+    if (!std::strcmp(device(), "mps")) return !holds;
     holds &= staging();
     holds &= offload();
     holds &= sums();
