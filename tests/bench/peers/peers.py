@@ -208,7 +208,7 @@ def main(name, network, limit):
     logging.disable(logging.WARNING)
     title, function = PEERS[name]
     memtrain.set_budget("64GiB" if name == "whole" else limit)
-    refused, end = _native.refusals(), "finished"
+    refused, end = _native.refusals()[0], "finished"
     began, work = time.monotonic(), time.process_time()
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -219,7 +219,7 @@ def main(name, network, limit):
         print("| %s | not run: %s |" % (title, error))
         return
     seconds, work = time.monotonic() - began, time.process_time() - work
-    refused, vain, batch, loss = _native.refusals() - refused, computed, "-", "-"
+    refused, vain, batch, loss = _native.refusals()[0] - refused, computed, "-", "-"
     if end == "finished":
         vain, batch, loss = computed - SAMPLES, "%.4g" % (SAMPLES / updates), "%.3f" % loss_of_all()
     print("| %s | %s | %s | %d | %d | %s | %.1f | %.0f |" % (title, end, batch, refused, vain, loss, work, seconds), flush=True)
