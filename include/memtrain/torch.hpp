@@ -152,7 +152,8 @@ inline at::Tensor intersection_union(const at::Tensor &output, const at::Tensor 
     at::Tensor a = output.detach().to(at::kBool), b = target.to(at::kBool);
     at::Tensor sums =
         at::cat({a.logical_and(b).sum().reshape({1}), a.logical_or(b).sum().reshape({1})});
-    return sums.is_mps() ? sums : sums.to(at::kDouble); /* MPS has no doubles */
+    /* MPS has no doubles, and others may have none. */
+    return sums.is_cpu() || sums.is_cuda() ? sums.to(at::kDouble) : sums;
 }
 
 /*

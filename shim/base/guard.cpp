@@ -81,6 +81,11 @@ const char *remedy(const char *text) noexcept {
         {" error: device-side assert", broken},
         {" error: unspecified launch failure", broken},
         {" error: uncorrectable ECC error", broken},
+        {" error: misaligned address", broken},
+        {" error: an illegal instruction", broken},
+        {" error: the launch timed out", broken},
+        {" error: hardware stack error", broken},
+        {" error: invalid program counter", broken},
         {"UR_RESULT_ERROR_DEVICE_LOST", broken},
         {"no kernel image is available for execution", too_old_card},
         {"driver version is insufficient", too_old_driver},
@@ -162,6 +167,7 @@ const char *const texts_of_memory[] = {
     "BLAS_STATUS_NOT_INITIALIZED", /* the same, at cublasCreate: CublasHandlePool.cpp */
     "SOLVER_STATUS_ALLOC_FAILED",  /* cuSOLVER, by ATen/cuda/Exceptions.cpp */
     "SOLVER_STATUS_NOT_INITIALIZED",
+    "when calling `cusolverDnCreate", /* whatever it says of a handle that it could not make: CUDASolverHandlePool.cpp */
     "SPARSE_STATUS_ALLOC_FAILED", /* cuSPARSE, by its cusparseGetErrorString */
     "SPARSE_STATUS_INSUFFICIENT_RESOURCES",
     "FFT_ALLOC_FAILED",          /* cuFFT, by ATen/native/cuda/CuFFTUtils.h */
@@ -183,10 +189,12 @@ const char *const texts_that_hide[] = {
     "unable to find an engine", /* cuDNN has tried all: ATen/native/cudnn/Conv_v8.cpp */
     "Unable to find a valid cuDNN algorithm", /* ATen/native/cudnn/Conv_v7.cpp */
     "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
     "BLAS_STATUS_EXECUTION_FAILED",
     "miopenStatusUnknownError",
     "miopenStatusInternalError",
     "could not create a",                     /* oneDNN: dnnl.hpp */
+    "could not execute a primitive",          /* the same */
     "an exception that is no std::exception", /* below: an extension throws what it likes */
 };
 

@@ -247,6 +247,10 @@ TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : 26) {
         {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", true, MT_EDEVMEM},
         {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", false, MT_ETORCH},
         {"CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", true, MT_EDEVMEM},
+        {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", true, MT_EDEVMEM},
+        {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", false, MT_ETORCH},
+        {"could not execute a primitive", true, MT_EDEVMEM},
+        {"could not execute a primitive", false, MT_ETORCH},
         {"miopenStatusInternalError", true, MT_EDEVMEM},
         {"miopenStatusInternalError", false, MT_ETORCH},
         {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
@@ -409,8 +413,11 @@ TEST_LOOP(suite_device(), cards_of_processes, suite_on_mps() ? 0 : 5) {
     ck_assert_int_eq(log.find(words) != std::string::npos, one.sharers > 1);
 }
 
-/* A card that is named is the same for all processes of the machine, which is said; a fraction is of its part. */
-TEST(suite_device(), a_named_card_is_shared) {
+/*
+ * A card that is named is the same for all processes of the machine, which is said; a fraction is of its part, and what the
+ * device would take by itself is shared out.
+ */
+TEST_LOOP(suite_device(), a_named_card_is_shared, 2) {
     static std::string log;
     std::string name = suite_device();
     ex_flags flags{};
@@ -419,10 +426,13 @@ TEST(suite_device(), a_named_card_is_shared) {
     if (!suite_on_mps()) name += ":0";
     flags.device = name.c_str();
     flags.processes = flags.sharing = 2;
-    flags.budget = "0.5";
+    ck_ok(mt_device_set_budget(name.c_str(), 0));
+    size_t all = memory_on(name.c_str()).budget_bytes;
+    flags.budget = _i ? "auto" : "0.5";
     ck_ok(ex_device_open(&flags, nullptr, 0, &device));
     ck_assert_str_eq(device.name, name.c_str());
     ck_assert_uint_eq(device.sharers, 2);
+    if (_i) ck_assert_uint_eq(device.budget_bytes, all / 2);
     ck_contains(log.c_str(), ("2 processes of this machine see 1 " + name + " device").c_str());
 }
 

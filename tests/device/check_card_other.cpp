@@ -13,8 +13,12 @@
 
 using namespace card_suite;
 
-/* Its numbers are the CPU's, and it is waited for twice a step, as CUDA is: for all losses, and for the update. */
+/*
+ * Its numbers are the CPU's, and it is waited for twice a step, as CUDA is: for all losses, and for the update. It may have no
+ * doubles.
+ */
 TEST("custom", steps_as_on_the_cpu) {
+    mt_card_lack_doubles(1);
     Batch batch(16);
     NetOptions plain;
     plain.dropout = false;

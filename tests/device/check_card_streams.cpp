@@ -101,6 +101,10 @@ TEST(suite_device(), same_figures_without_waiting) {
 /* Figures of chunks are read where XPU has no doubles, those that are waited for and others. */
 TEST_LOOP(suite_device(), no_doubles, suite_on_xpu()) {
     mt_card_lack_doubles(1);
+    ck_ok(mt_device_check(suite_device()));
+    at::Tensor mask = at::ones({2, 2}, at::device(c10::Device(suite_device())));
+    ck_assert(
+        memtrain::intersection_union(mask, mask).cpu().to(at::kFloat).equal(at::full({2}, 4.0)));
     Loop loop(0.5, true);
     for (int i = 0; i < 3; i++) {
         mt_step_report report = loop.step();

@@ -116,18 +116,42 @@ static mt_status measure_room(const ex_flags *flags, ex_device *device) {
     return status;
 }
 
+/* The budget as it is now. */
+static mt_status read_device(ex_device *device) {
+    mt_memory memory = MT_MEMORY_INIT;
+    mt_status status = mt_device_memory(device->name, &memory);
+    device->budget_bytes = memory.budget_bytes;
+    return status;
+}
+
+/* What the device would take by itself is of all there is; on a card a process has its part of that. */
+static mt_status read_auto(const ex_flags *flags, ex_device *device, size_t *bytes) {
+    char all[32];
+    int is_share = is_cpu(device) && flags->sharing > 1;
+    if (device->sharers > 1) {
+        mt_status status = mt_device_set_budget(device->name, 0);
+        if (status == MT_OK) status = read_device(device);
+        *bytes = device->budget_bytes / device->sharers;
+        snprintf(device->budget_from, sizeof device->budget_from,
+                 "--budget auto: of %s for %zu processes",
+                 mt_format_size(device->budget_bytes, all, sizeof all), device->sharers);
+        return status;
+    }
+    if (strcmp(device->name, "mps") == 0)
+        snprintf(device->budget_from, sizeof device->budget_from,
+                 "--budget auto: of what Metal recommends");
+    else
+        snprintf(device->budget_from, sizeof device->budget_from,
+                 "--budget auto: of %s that are free%s",
+                 mt_format_size(device->room_bytes, all, sizeof all),
+                 is_share ? " for each process" : "");
+    return is_share ? mt_parse_size("0.9", device->room_bytes, bytes) : MT_OK;
+}
+
 static mt_status read_budget(const ex_flags *flags, ex_device *device, const char *text,
                              size_t *bytes) {
-    char room[32];
     *bytes = 0;
-    /* What the device would take by itself is of all there is. */
-    int is_auto = !text || strcmp(text, "auto") == 0,
-        is_share = is_cpu(device) && flags->sharing > 1;
-    snprintf(
-        device->budget_from, sizeof device->budget_from, "--budget auto: of %s that are free%s",
-        mt_format_size(device->room_bytes, room, sizeof room), is_share ? " for each process" : "");
-    if (is_auto && is_share) return mt_parse_size("0.9", device->room_bytes, bytes);
-    if (is_auto) return MT_OK;
+    if (!text || strcmp(text, "auto") == 0) return read_auto(flags, device, bytes);
     snprintf(device->budget_from, sizeof device->budget_from, "--budget %.40s", text);
     if (mt_parse_size(text, device->room_bytes, bytes) == MT_OK && *bytes) return MT_OK;
     return mt_set_error(MT_EINVAL,
@@ -154,14 +178,6 @@ static mt_status simulate(ex_device *device, size_t *bytes) {
     device->card_bytes = device->room_bytes = *bytes;
     *bytes = 0;
     return mt_device_simulate(device->name, &options);
-}
-
-/* The budget as it is now. */
-static mt_status read_device(ex_device *device) {
-    mt_memory memory = MT_MEMORY_INIT;
-    mt_status status = mt_device_memory(device->name, &memory);
-    device->budget_bytes = memory.budget_bytes;
-    return status;
 }
 
 static mt_status set_budget(const ex_flags *flags, ex_device *device, const char *text) {
