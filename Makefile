@@ -166,7 +166,7 @@ endif
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
 # Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and
-# check_shim_mps have hooks of their own for it, and check_card and check_card_streams have the test device.
+# check_shim_mps have hooks of their own for it; check_card, _streams and _other have the test device.
 ASK_DEVICE := $(if $(DEVICE),$(addprefix %/,$(shell sh setup/device_suites.sh)))
 OWN_DEVICE := $(if $(filter-out sim:%,$(DEVICE)),%/check_shim_cuda %/check_shim_xpu %/check_shim_mps %/check_card_other $(if $(CARD),,%/check_card %/check_card_streams))
 on_device = $(if $(DEVICE),$(filter-out $(OWN_DEVICE),$(filter $(ASK_DEVICE),$(TESTS))),$(TESTS))

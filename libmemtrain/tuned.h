@@ -23,7 +23,7 @@
 /*
  * What is promised to a hundredth: peaks of lengths never seen, or other lengths tell nothing of a kind (tests/bench/lengths);
  * peaks of sizes beside those recorded, or a new range begins (tests/shim/check_peaks);
- * the time of automatic clearing, or the steps where it has no price (bench/clear).
+ * the time of automatic clearing, and its steps (bench/clear).
  */
 #define HUNDREDTH 100
 /* Of two recordings so many allocations at most have no partner; else the larger one speaks alone. tests/core/check_recording */
