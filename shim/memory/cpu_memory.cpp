@@ -522,15 +522,22 @@ void set_budget(size_t bytes) noexcept {
     limit.store(bytes, std::memory_order_relaxed);
 }
 
-/* The default budget, and what a control group leaves. */
+/*
+ * The default budget, and what a control group leaves. The host is asked again after a while; in a group at once where others
+ * than tensors have grown, since the heap keeps the pages of tensors that were freed.
+ */
 static void follow_default() {
     using namespace std::chrono;
     static std::atomic<int64_t> last{0};
+    static std::atomic<size_t> others{0}; /* than tensors, when the host was asked last */
     int64_t now = duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
     size_t old = limit.load(std::memory_order_relaxed);
-    if (!is_default || !old || now - last.load() < follow_milliseconds) return;
+    if (!is_default || !old) return;
+    bool have_grown = in_group && others_now() > others + old / follow_share;
+    if (now - last < follow_milliseconds && !have_grown) return;
     last = now;
     size_t bytes = host_budget(), change = bytes > old ? bytes - old : old - bytes;
+    others = others_now();
     if (change > old / follow_share || (in_group && bytes < old))
         limit.compare_exchange_strong(old, bytes);
 }

@@ -256,16 +256,8 @@ void remove_group() {
     if (!group.empty()) rmdir(group.c_str());
 }
 
-/*
- * Its limit is one on resident bytes, though nobody has set a budget: who goes over it is ended by the system. On one machine that
- * happened in one run of four, and nobody knows yet what took the last bytes.
- */
+/* Its limit is one on resident bytes, though nobody has set a budget: who goes over it is ended by the system. */
 TEST("groups", a_group_is_not_left) {
-    if (!getenv("MT_TEST_SLOW")) {
-        suite_skip("shim_resident: a_group_is_not_left",
-                   "killed in one run of four on one machine; MT_TEST_SLOW=1 runs it");
-        return;
-    }
     if (group.empty() || !write_to(group + "/memory.limit_in_bytes", std::to_string(400 * mib)) ||
         !write_to(group + "/cgroup.procs", std::to_string(getpid()))) {
         suite_skip("shim_resident: a_group_is_not_left",
