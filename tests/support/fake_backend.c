@@ -1,41 +1,13 @@
 /*
  * fake_backend.c - the simulated model, its memory and its faults; see fake_backend.h.
  */
-#include "fake_backend.h"
+#include "fake_program.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Convex peak: the early instants have the large constants, the late ones the steep slopes. */
-static const fake_allocation train_allocations[] = {
-    {40000, 100, 2}, /* a workspace that is large whatever the chunk */
-    {1000, 2000, FAKE_AT_END},
-    {512, 1500, 9},
-    {64, 3000, 5},
-    {20000, 700, 6},
-    {256, 2500, 11},
-    {128, 4000, 8},
-    {8, 0, 8}, /* a scalar */
-    {300, 1250, 10},
-    {0, 3500, FAKE_AT_END},
-    {4096, 16, FAKE_AT_END},
-    {96, 900, FAKE_AT_END},
-};
-
-static const fake_allocation eval_allocations[] = {
-    {1000, 2000, 2}, {512, 1500, 3}, {64, 1800, 4}, {2000, 40, FAKE_AT_END}, {8, 8, FAKE_AT_END},
-};
-
-const fake_allocation fake_wide_allocations[FAKE_WIDE_COUNT] = {
-    {40000, 100, 2}, {1000, 2000, FAKE_AT_END},  {90000, 9000, 4}, {512, 1500, 9},
-    {64, 3000, 6},   {30000, 8000, FAKE_AT_END},
-};
-
 const double fake_unit_table[FAKE_UNITS_COUNT] = {3, 1, 0, 0, 5, 2.5, 1, 7, 0, 0, 0};
-
-const fake_program fake_train_program = {train_allocations, 12};
-const fake_program fake_eval_program = {eval_allocations, 5};
 
 const fake_options fake_defaults = {
     .seed = 1,
@@ -73,98 +45,11 @@ static void complain(fake_backend *fake, const char *text) {
     if (fake->complaint == NULL) fake->complaint = text;
 }
 
-/* ---- programs ------------------------------------------------------------------------------- */
-
-static size_t allocation_bytes(const fake_allocation *allocation, size_t samples) {
-    return (size_t)(allocation->base + allocation->per_sample * (int64_t)samples);
-}
-
-static int64_t share(int64_t bytes, unsigned rungs) {
-    for (rungs &= ~MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH); rungs > 0; rungs &= rungs - 1)
-        bytes = bytes * 3 / 5;
-    return bytes;
-}
-
-fake_program fake_program_with(const fake_program *program, unsigned rungs,
-                               fake_allocation storage[FAKE_ALLOCATIONS_MAX]) {
-    fake_program scaled = {storage, program->count};
-
-    for (size_t i = 0; i < program->count; i++) {
-        storage[i] = program->allocations[i];
-        storage[i].base = share(storage[i].base, rungs);
-        storage[i].per_sample = share(storage[i].per_sample, rungs);
-    }
-    return scaled;
-}
-
-static int dies_before(const fake_program *program, size_t which, size_t now) {
-    return program->allocations[which].dies_at == now && which < now;
-}
-
-size_t fake_program_peak(const fake_program *program, size_t samples) {
-    size_t live = 0, peak = 0;
-
-    for (size_t i = 0; i < program->count; i++) {
-        for (size_t j = 0; j < i; j++)
-            if (dies_before(program, j, i))
-                live -= allocation_bytes(&program->allocations[j], samples);
-        live += allocation_bytes(&program->allocations[i], samples);
-        if (live > peak) peak = live;
-    }
-    return peak;
-}
-
 fake_options fake_fits(const fake_program *program, size_t m) {
     fake_options options = fake_defaults;
 
     options.budget_bytes = options.resident_bytes + fake_program_peak(program, m);
     return options;
-}
-
-/* Blocks of a chunk that are alive, each in a slot; the lowest free slot is taken first. */
-typedef struct blocks {
-    size_t bytes[FAKE_ALLOCATIONS_MAX];
-    size_t slot_of[FAKE_ALLOCATIONS_MAX];
-    int taken[FAKE_ALLOCATIONS_MAX];
-    int alive[FAKE_ALLOCATIONS_MAX];
-} blocks;
-
-static void *slot_address(size_t slot) {
-    return (void *)(uintptr_t)(0x10000 + 0x1000 * slot);
-}
-
-static void tell(const mt_event_sink *sink, size_t slot, int64_t bytes) {
-    if (sink->event != NULL) sink->event(sink->user, slot_address(slot), bytes);
-}
-
-static void block_take(blocks *all, size_t which, size_t bytes, const mt_event_sink *sink) {
-    size_t slot = 0;
-
-    while (all->taken[slot]) slot++;
-    all->taken[slot] = 1;
-    all->alive[which] = 1;
-    all->slot_of[which] = slot;
-    all->bytes[which] = bytes;
-    tell(sink, slot, (int64_t)bytes);
-}
-
-static size_t block_release(blocks *all, size_t which, const mt_event_sink *sink) {
-    if (!all->alive[which]) return 0;
-    all->alive[which] = 0;
-    all->taken[all->slot_of[which]] = 0;
-    tell(sink, all->slot_of[which], -(int64_t)all->bytes[which]);
-    return all->bytes[which];
-}
-
-void fake_program_record(const fake_program *program, size_t samples, const mt_event_sink *sink) {
-    blocks all = {0};
-
-    for (size_t i = 0; i < program->count; i++) {
-        for (size_t j = 0; j < i; j++)
-            if (dies_before(program, j, i)) block_release(&all, j, sink);
-        block_take(&all, i, allocation_bytes(&program->allocations[i], samples), sink);
-    }
-    for (size_t i = program->count; i-- > 0;) block_release(&all, i, sink);
 }
 
 /* ---- faults --------------------------------------------------------------------------------- */
@@ -310,9 +195,9 @@ static mt_status allocate(fake_backend *fake, size_t bytes, mt_chunk_result *out
     return MT_OK;
 }
 
-static void deallocate(fake_backend *fake, blocks *all, size_t which) {
+static void deallocate(fake_backend *fake, fake_live *all, size_t which) {
     if (!all->alive[which]) return;
-    fake->allocated -= block_release(all, which, &fake->sink);
+    fake->allocated -= fake_block_release(all, which, &fake->sink);
     fake->live--;
 }
 
@@ -345,31 +230,31 @@ static double seconds_now(const fake_backend *fake, size_t samples) {
  * The second set of gradients comes to be at the end, when the chunk is through. In place they are
  * added as they come, and only a fake that tells of them needs memory for that.
  */
-static mt_status run_gradients(fake_backend *fake, blocks *all, size_t which, size_t *peak,
+static mt_status run_gradients(fake_backend *fake, fake_live *all, size_t which, size_t *peak,
                                mt_chunk_result *out) {
     mt_status status;
 
     if (!fake->marked && !fake->options.tells_gradients) return MT_OK;
     status = allocate(fake, FAKE_GRADIENT_BYTES, out);
     if (status != MT_OK) return status;
-    block_take(all, which, FAKE_GRADIENT_BYTES, &fake->sink);
+    fake_block_take(all, which, FAKE_GRADIENT_BYTES, &fake->sink);
     if (fake->allocated > *peak) *peak = fake->allocated;
-    if (fake->options.tells_gradients) tell(&fake->sink, all->slot_of[which], 0);
+    if (fake->options.tells_gradients) fake_tell(&fake->sink, all->slot_of[which], 0);
     if (!fake->marked) deallocate(fake, all, which);
     return MT_OK;
 }
 
 static mt_status program_run(fake_backend *fake, const fake_program *program, size_t samples,
-                             blocks *all, size_t *peak, mt_chunk_result *out) {
+                             fake_live *all, size_t *peak, mt_chunk_result *out) {
     for (size_t i = 0; i < program->count; i++) {
-        size_t bytes = allocation_bytes(&program->allocations[i], samples);
+        size_t bytes = fake_allocation_bytes(&program->allocations[i], samples);
         mt_status status;
 
         for (size_t j = 0; j < i; j++)
-            if (dies_before(program, j, i)) deallocate(fake, all, j);
+            if (fake_dies_before(program, j, i)) deallocate(fake, all, j);
         status = allocate(fake, bytes, out);
         if (status != MT_OK) return status;
-        block_take(all, i, bytes, &fake->sink);
+        fake_block_take(all, i, bytes, &fake->sink);
         if (fake->allocated > *peak) *peak = fake->allocated;
     }
     return run_gradients(fake, all, program->count, peak, out);
@@ -380,7 +265,7 @@ static mt_status chunk_memory(fake_backend *fake, const fake_program *program, s
                               mt_chunk_result *out) {
     fake_allocation storage[FAKE_ALLOCATIONS_MAX];
     fake_program now = fake_program_with(program, fake->rungs, storage);
-    blocks all = {0};
+    fake_live all = {0};
     size_t peak = fake->allocated;
     mt_status status;
 
