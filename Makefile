@@ -159,10 +159,11 @@ BENCHES_CORE := $(call bench_programs,$(filter %.c,$(BENCH_SRC)))
 HELPER_A := $(if $(HELPER_SRC),$(OBJ)/tests/support.a)
 COMMON_A := $(if $(COMMON_SRC),$(OBJ)/examples/documents.a)
 
-# The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 ifneq ($(DEVICE),$(filter cpu cuda cuda:% xpu xpu:% mps sim:cuda sim:mps test:cuda test:xpu test:mps,$(DEVICE)))
 $(error DEVICE is '$(DEVICE)'; accepted: cpu, cuda, cuda:N, xpu, xpu:N, mps, sim:cuda, sim:mps, test:cuda, test:xpu, test:mps)
 endif
+
+# The test device, a card under libtorch's own key (tests/device/card.hpp): DEVICE=test:cuda, test:xpu, test:mps.
 CARD := $(patsubst test:%,%,$(filter test:%,$(DEVICE)))
 CARD_SRC := $(filter-out tests/device/check_%,$(sort $(wildcard tests/device/*.cpp)))
 # Where a device is named, the suites that ask for it. Under one key there is one device: check_shim_cuda, check_shim_xpu and

@@ -12,15 +12,10 @@
  * As CUDA, as XPU, and the waits as MPS, whose copies are not hidden. No card has been asked. The test device has to be loaded
  * before everything else, so the program starts itself again, once for each of them.
  */
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
-
-#include <libgen.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
@@ -31,6 +26,7 @@
 #include <memtrain/trainer.hpp>
 
 #include "card.h"
+#include "card_process.hpp"
 
 namespace {
 
@@ -210,28 +206,10 @@ bool sums() {
                  taken);
 }
 
-/* Its exit status as a program with that card; -1: that cannot be done. */
-int run_as(const char *kind, char **argv) {
-    char folder[PATH_MAX];
-    if (!realpath(argv[0], folder)) return -1;
-    std::string library = std::string(dirname(dirname(folder))) + "/libcard_" + kind + ".so";
-    if (access(library.c_str(), R_OK)) return -1;
-    std::fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        setenv("LD_PRELOAD", library.c_str(), 1);
-        setenv("MT_TEST_DEVICE", kind, 1);
-        execv(argv[0], argv);
-        _exit(127);
-    }
-    int status = 0;
-    return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-}
-
 int run_as_each(char **argv) {
     int failed = 0;
     for (const char *kind : {"cuda", "xpu", "mps"}) {
-        int status = run_as(kind, argv);
+        int status = run_with_card(kind, argv, "../");
         if (status < 0)
             std::printf("SKIP: card: %s: the test device cannot be loaded before all else\n", kind);
         failed |= status > 0;

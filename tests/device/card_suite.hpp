@@ -1,17 +1,15 @@
 /*
- * card_suite.hpp - suites on the test device (tests/device/card.hpp): it is loaded before everything else, so the programs start
- * themselves again, once for each key of libtorch that it has.
+ * card_suite.hpp - suites on the test device (tests/device/card.hpp), whose programs start themselves again, once for each key of
+ * libtorch that it has.
  */
 #ifndef CARD_SUITE_HPP
 #define CARD_SUITE_HPP
 
-#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 
-#include <libgen.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +19,7 @@
 
 #include "check_shim.hpp"
 #include "card.h"
+#include "card_process.hpp"
 
 using namespace check_shim;
 
@@ -42,15 +41,6 @@ inline mt_status train(const Trainer &trainer, const Batch &batch) {
 struct Half : torch::nn::Module {
     at::Tensor weight = register_parameter("weight", at::ones({4}).to(at::kHalf));
 };
-
-/* Under a sanitizer its own library has to come first. */
-inline bool can_preload() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__APPLE__)
-    return false;
-#else
-    return true;
-#endif
-}
 
 /* The signal that ends a process in which the body runs; 0: none does. What it says of that is left out. */
 template <class Body> int signal_of(Body &&body) {
@@ -84,31 +74,13 @@ inline void same_by_file(const Trainer &one, const Trainer &other, const std::st
     ck_assert_int_eq(std::remove(path), 0);
 }
 
-/* The exit status of this program as one with a card of that kind; -1: that cannot be done. */
-inline int run_with(const std::string &kind, char **argv) {
-    char folder[PATH_MAX];
-    if (!can_preload() || !realpath(argv[0], folder)) return -1;
-    std::string library = std::string(dirname(folder)) + "/libcard_" + kind + ".so";
-    if (access(library.c_str(), R_OK)) return -1;
-    pid_t child = fork();
-    if (child == 0) {
-        setenv("LD_PRELOAD", library.c_str(), 1);
-        setenv("MT_TEST_DEVICE", kind.c_str(), 1);
-        execv(argv[0], argv);
-        _exit(127);
-    }
-    int status = 0;
-    if (child < 0 || waitpid(child, &status, 0) != child) return -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
-}
-
 /* What main returns: of the suite here, or of this program as one with each kind of card. */
 inline int card_main(const char *name, char **argv,
                      std::initializer_list<const char *> kinds = {"cuda", "xpu", "mps"}) {
     if (mt_card_read) return suite_run_named(name);
     int failed = 0;
     for (const char *kind : kinds) {
-        int status = run_with(kind, argv);
+        int status = run_with_card(kind, argv);
         if (status < 0) suite_skip(kind, "the test device cannot be loaded before all else");
         failed |= status > 0;
     }

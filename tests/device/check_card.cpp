@@ -230,51 +230,52 @@ TEST_LOOP(suite_device(), swallowed_refusals_are_no_errors, !suite_on_mps()) {
     ck_contains(mt_last_error(), "out of bounds");
 }
 
+/* Of a library's error, whether one of its requests was refused before, and what it is taken for. */
+static const struct {
+    const char *text;
+    bool swallowed;
+    mt_status status;
+} library_errors[] = {
+    {"GET was unable to find an engine to execute this computation", true, MT_EDEVMEM},
+    {"GET was unable to find an engine to execute this computation", false, MT_ETORCH},
+    {"Unable to find a valid cuDNN algorithm to run convolution", true, MT_EDEVMEM},
+    {"CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", false,
+     MT_EDEVMEM},
+    {"cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
+    {"cuFFT error: CUFFT_ALLOC_FAILED", false, MT_EDEVMEM},
+    {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", true, MT_EDEVMEM},
+    {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", false, MT_ETORCH},
+    {"CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", true, MT_EDEVMEM},
+    {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", true, MT_EDEVMEM},
+    {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", false, MT_ETORCH},
+    {"could not execute a primitive", true, MT_EDEVMEM},
+    {"could not execute a primitive", false, MT_ETORCH},
+    {"miopenStatusInternalError", true, MT_EDEVMEM},
+    {"miopenStatusInternalError", false, MT_ETORCH},
+    {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
+    {"HIP error: out of memory", false, MT_EDEVMEM},
+    {"CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", false,
+     MT_EDEVMEM},
+    {"CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
+    {"HIPSOLVER_STATUS_ALLOC_FAILED", false, MT_EDEVMEM},
+    {"CUDA error: HIPSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
+    {"cuFFT error: HIPFFT_ALLOC_FAILED", false, MT_EDEVMEM},
+    {"miopenStatusAllocFailed", false, MT_EDEVMEM},
+    {"miopenStatusUnknownError", true, MT_EDEVMEM},
+    {"miopenStatusUnknownError", false, MT_ETORCH},
+    {"HIP error: an illegal memory access was encountered", false, MT_ETORCH},
+    {"level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", false,
+     MT_EDEVMEM},
+    {"UR backend failed. UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", false,
+     MT_EDEVMEM},
+    {"level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", false, MT_ETORCH},
+    {"mat1 and mat2 shapes cannot be multiplied (8x72 and 71x5)", true, MT_ETORCH},
+};
+
 /* What hides a refusal is one where there was one; handles that could not be made want memory. */
-TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : 26) {
-    static const struct {
-        const char *text;
-        bool swallowed;
-        mt_status status;
-    } cases[] = {
-        {"GET was unable to find an engine to execute this computation", true, MT_EDEVMEM},
-        {"GET was unable to find an engine to execute this computation", false, MT_ETORCH},
-        {"Unable to find a valid cuDNN algorithm to run convolution", true, MT_EDEVMEM},
-        {"CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", false,
-         MT_EDEVMEM},
-        {"cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
-        {"cuFFT error: CUFFT_ALLOC_FAILED", false, MT_EDEVMEM},
-        {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", true, MT_EDEVMEM},
-        {"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", false, MT_ETORCH},
-        {"CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", true, MT_EDEVMEM},
-        {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", true, MT_EDEVMEM},
-        {"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", false, MT_ETORCH},
-        {"could not execute a primitive", true, MT_EDEVMEM},
-        {"could not execute a primitive", false, MT_ETORCH},
-        {"miopenStatusInternalError", true, MT_EDEVMEM},
-        {"miopenStatusInternalError", false, MT_ETORCH},
-        {"CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
-        {"HIP error: out of memory", false, MT_EDEVMEM},
-        {"CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", false,
-         MT_EDEVMEM},
-        {"CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED", false, MT_EDEVMEM},
-        {"HIPSOLVER_STATUS_ALLOC_FAILED", false, MT_EDEVMEM},
-        {"CUDA error: HIPSPARSE_STATUS_INSUFFICIENT_RESOURCES", false, MT_EDEVMEM},
-        {"cuFFT error: HIPFFT_ALLOC_FAILED", false, MT_EDEVMEM},
-        {"miopenStatusAllocFailed", false, MT_EDEVMEM},
-        {"miopenStatusUnknownError", true, MT_EDEVMEM},
-        {"miopenStatusUnknownError", false, MT_ETORCH},
-        {"HIP error: an illegal memory access was encountered", false, MT_ETORCH},
-        {"level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", false,
-         MT_EDEVMEM},
-        {"UR backend failed. UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", false,
-         MT_EDEVMEM},
-        {"level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", false,
-         MT_ETORCH},
-        {"mat1 and mat2 shapes cannot be multiplied (8x72 and 71x5)", true, MT_ETORCH},
-    };
+TEST_LOOP(suite_device(), texts, suite_on_mps() ? 0 : LENGTH(library_errors)) {
     Batch batch(8);
-    const auto &one = cases[_i];
+    const auto &one = library_errors[_i];
     Trainer trainer(options_of(MT_SGD), {}, [&](Net &net) {
         (void)net.conv1->forward(memtrain::tensor(batch.images()).to(device_of(net)));
         TORCH_CHECK(false, one.text);

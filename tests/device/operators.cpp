@@ -183,7 +183,7 @@ void copy_later(const Tensor &from, const Tensor &to) {
     auto storage = from.storage().getWeakStorageImpl();
     Tensor kept = is_borrowed ? Tensor() : from, source = is_borrowed ? by_address(from) : from;
     later([storage, kept, source, to = by_address(to)] {
-        if (!kept.defined() && storage.expired()) end_without("a batch was given back");
+        if (storage.expired()) end_without("a batch was given back");
         Uncounted uncounted;
         copy_now(source, to);
     });
