@@ -1,6 +1,6 @@
 #!/bin/sh
 # The package memtrain (python/): a wheel built against Python's own torch, installed into build/python, and its tests.
-# MT_TEST_SLOW=1 has every request of each step fail, TESTS="test_trainer test_memory" runs these alone. test_devices wants
+# MT_TEST_SLOW=1 has every request of each step fail, PYTHON_TESTS="test_trainer test_memory" runs these alone. test_devices wants
 # the test device, which make check builds, or make build/tests/libcard_cuda.so. A Python without torch gets the one in
 # build/libtorch (setup/python_torch.sh), and a few suites alone. Skipped where its torch is of no version that is supported,
 # or there is nothing to build with.
@@ -25,7 +25,7 @@ export PYTHONPYCACHEPREFIX
 if ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then
     settings=$(PYTHON=$PYTHON sh setup/python_torch.sh) || skip "${settings:-$PYTHON has no torch}"
     eval "$settings"
-    TESTS=${TESTS:-test_bad_input test_check test_trainer}
+    PYTHON_TESTS=${PYTHON_TESTS:-test_bad_input test_check test_trainer}
 fi
 version=$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null) ||
     skip "the torch of $PYTHON cannot be loaded"
@@ -52,7 +52,7 @@ OMP_WAIT_POLICY=PASSIVE PYTHONPATH=$PWD/$OUT${PYTHONPATH:+:$PYTHONPATH}
 export OMP_WAIT_POLICY PYTHONPATH
 cd python/tests
 failed=0
-for test in ${TESTS:-$(ls test_*.py | sed 's/\.py$//')}; do
+for test in ${PYTHON_TESTS:-$(ls test_*.py | sed 's/\.py$//')}; do
     if "$PYTHON" -m unittest "$test" >"../../build/python_$test.log" 2>&1; then
         echo "ok python package $test (torch $version): $(grep '^Ran' "../../build/python_$test.log")"
     else
