@@ -166,16 +166,16 @@ static mt_status check_units(const mt_trainer *t, const mt__work *w) {
                         w->weighed, w->count, own);
 }
 
-static void clear_result(mt_chunk_result *r) {
+static void clear_result(mt_chunk_result *r, int deferred) {
     memset(r, 0, sizeof *r);
     r->size = sizeof *r;
+    r->deferred = deferred;
 }
 
 /* Runs it; deferred: its figures may come later, and r->deferred tells whether they do. */
 static mt_status run_chunk(mt_trainer *t, mt__work *w, size_t first, size_t count, double weight,
                            int deferred, mt_chunk_result *r) {
-    clear_result(r);
-    r->deferred = deferred;
+    clear_result(r, deferred);
     if (w->mode == MT_EVALUATE)
         return t->backend.evaluate(t->backend.self, w->batch, first, count, r);
     return t->backend.accumulate(t->backend.self, first, count, weight, r);
@@ -281,7 +281,7 @@ static mt_status note_deferred_oom(mt_trainer *t, mt__work *w, const mt_chunk_re
 /* The figures of one chunk that was not waited for. */
 static mt_status collect_one(mt_trainer *t, mt__work *w, size_t samples) {
     mt_chunk_result r;
-    clear_result(&r);
+    clear_result(&r, 0);
     mt_status status = t->backend.collect(t->backend.self, &r);
     if (r.seconds > 0) w->seconds += r.seconds;
     if (status == MT_EDEVMEM) status = note_deferred_oom(t, w, &r);
@@ -378,19 +378,22 @@ static mt_status next_chunk(mt_trainer *t, mt__work *w, size_t *out) {
     return MT_OK;
 }
 
-/* The backend's prepare. What does not fit there is taken to be the largest chunk. */
+/* The backend's prepare. What does not fit there is taken to be the largest chunk. If any chunk is timed, this is too. */
 static mt_status prepare(mt_trainer *t, mt__work *w, const size_t *chunks, size_t count) {
     mt_memory before;
     mt_chunk_result r;
     size_t largest = 0;
+    int deferred = 1;
     mt_status status = mt__read_memory(t, &before);
     if (status != MT_OK) return status;
-    memset(&r, 0, sizeof r);
-    r.size = sizeof r;
+    for (size_t i = 0; i < count; i++) {
+        largest = mt__max(largest, chunks[i]);
+        deferred = deferred && may_be_deferred(t, w, chunks[i], 1.0);
+    }
+    clear_result(&r, deferred);
     w->allocated_before = before.allocated_bytes;
     status = t->backend.prepare(t->backend.self, chunks, count, &r);
     w->peak_bytes = mt__max(w->peak_bytes, r.peak_bytes);
-    for (size_t i = 0; i < count; i++) largest = mt__max(largest, chunks[i]);
     if (status == MT_EDEVMEM) mt__note_oom(w, phase_of(w), largest, &r, before.allocated_bytes);
     return status;
 }

@@ -229,7 +229,8 @@ typedef struct mt_chunk_result {
      * The trainer sets it to 1 before accumulate if two things hold: the backend has collect, and
      * the figures of this chunk (loss, metrics, time) are not needed at once. A backend that leaves
      * it at 1 has not waited for the device. Then collect gives the figures. A backend that has
-     * waited sets it to 0 and gives the figures here.
+     * waited sets it to 0 and gives the figures here. Before prepare it is 1 if it may be so for
+     * all chunks.
      */
     int deferred;
 } mt_chunk_result;
@@ -464,8 +465,9 @@ typedef struct mt_backend {
      *
      * After a failure rollback follows. MT_EDEVMEM, with the evidence in out, is treated as an OOM
      * of the largest chunk. Of out only the evidence and peak_bytes are read. So add the time of
-     * prepare to the seconds of the chunks. Memory that is taken here lives until apply or
-     * rollback.
+     * prepare to the seconds of the chunks. If all chunks may be deferred, the trainer sets
+     * out->deferred to 1: prepare need not wait for the device either. Memory that is taken here
+     * lives until apply or rollback.
      *
      * When such a step runs out of memory, all of it is rolled back and planned anew: mark, rewind
      * and hold_gradients off are not called for such a backend.

@@ -44,7 +44,7 @@ MT_API MT_NODISCARD mt_status mt_train_step(mt_torch *torch, const mt_batch *bat
  *                        (mt_chunk_result.deferred); call it once for each; the first call waits
  *                        for the card; MT_ESTATE when none is left
  *     mt_prepare         for a model with embeddings, below: takes the sizes of the count chunks
- *                        that follow
+ *                        that follow; waits for the card unless out->deferred is 1
  *     mt_mark            has the next chunk add its gradients only after its backward pass
  *     mt_rewind          after a marked chunk failed: restores what mt_mark saw, with the gradients
  *                        of earlier chunks

@@ -96,6 +96,7 @@ void Embeddings::put(const std::vector<at::Tensor> &chunk, size_t first, size_t 
 void CachedStep::clear() noexcept {
     told_.clear();
     gradients_.clear();
+    values_ = {};
     next_ = samples_ = 0;
 }
 
@@ -125,15 +126,15 @@ mt_status CachedStep::check_done(const char *function) const {
  * Buffers that the chunks have changed are put back, so that the chunks find what they found here, and
  * change them once.
  */
-void CachedStep::prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *chunks,
-                         size_t count) {
+void CachedStep::prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *chunks, size_t count,
+                         bool deferred) {
     Embeddings all;
     for (size_t i = 0; i < count; samples_ += chunks[i++])
         told_.push_back({samples_, chunks[i], {}, 0.0});
     {
         c10::NoGradGuard no_graph;
         NormWatch watch(looks_for_norms(torch));
-        for (Told &told : told_) embed(torch, kind, told, all);
+        for (Told &told : told_) embed(torch, kind, told, all, deferred);
         if (watch.found())
             fail(MT_EINVAL,
                  "the model has embeddings and normalises over the samples of a chunk (a batch "
@@ -146,19 +147,22 @@ void CachedStep::prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *c
     after_.take(torch.device);
     torch.written.compare();
     put_back_state(torch, WrittenParameters::step);
+    if (deferred) return;
     synchronize(torch.device);
     double seconds = seconds_since(start) / static_cast<double>(samples_);
     for (Told &told : told_) told.seconds += seconds * static_cast<double>(told.count);
 }
 
 /* The random numbers' state outlives the chunk, so it is taken before the arena serves. */
-void CachedStep::embed(mt_torch &torch, const cpu::Kind &kind, Told &told, Embeddings &all) {
+void CachedStep::embed(mt_torch &torch, const cpu::Kind &kind, Told &told, Embeddings &all,
+                       bool deferred) {
     auto start = Clock::now();
     told.rng.take(torch.device);
     cpu::Planned planned(torch.device.is_host() ? torch.arena.get() : nullptr, kind, told.count,
                          false);
     Chunk chunk(torch.batch, told.first, told.count, torch.placement());
     all.put(embed_chunk(torch, chunk, told.count), told.first, told.count, samples_);
+    if (deferred) return;
     synchronize(torch.device);
     told.seconds = seconds_since(start);
     planned.done(told.seconds);
@@ -179,8 +183,19 @@ void CachedStep::join(mt_torch &torch, Embeddings &all) {
     KeepOneDnn::check();
     torch.flat->end_chunk(false, false);
     for (at::Tensor &leaf : leaves) gradients_.push_back(std::move(leaf.mutable_grad()));
-    std::fill(std::begin(metrics_), std::end(metrics_), 0.0);
-    read_values(torch, values, &loss_, metrics_);
+    if (values.metrics.defined()) values.metrics = values.metrics.detach();
+    values_ = std::move(values);
+}
+
+/* The metrics of all come with the first. */
+void CachedStep::fill_result(mt_torch &torch, const Told &told, mt_chunk_result &result) const {
+    double units = static_cast<double>(told.count), loss = 0.0;
+    Loss values = {values_.loss, next_ == 0 ? values_.metrics : at::Tensor()};
+    result.seconds = told.seconds;
+    if (result.deferred) return torch.pending.put(values, units, told.count, torch.canary);
+    read_values(torch, values, &loss, result.metric_sums);
+    result.units = units;
+    result.loss_sum = loss * units;
 }
 
 void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
@@ -203,10 +218,7 @@ void CachedStep::accumulate(mt_torch &torch, mt_chunk_result &result) {
     torch.flat->end_chunk(false, false);
     note_segments(torch, rule, told.count, result);
     after_.restore();
-    result.units = static_cast<double>(told.count);
-    result.loss_sum = loss_ * result.units;
-    if (next_ == 0) std::copy(std::begin(metrics_), std::end(metrics_), result.metric_sums);
-    result.seconds = told.seconds;
+    fill_result(torch, told, result);
     next_++;
 }
 

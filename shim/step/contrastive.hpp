@@ -40,8 +40,12 @@ private:
 /* What prepare leaves for the chunks of a step. */
 class CachedStep {
 public:
-    /* The step's work up to the chunks' own: embeddings, of such chunks, join, and its backward pass. */
-    void prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *chunks, size_t count);
+    /*
+     * The step's work up to the chunks' own: embeddings, of such chunks, join, and its backward pass. deferred: nothing is
+     * waited for.
+     */
+    void prepare(mt_torch &torch, const cpu::Kind &kind, const size_t *chunks, size_t count,
+                 bool deferred);
 
     /* The next chunk, forward and backward. */
     void accumulate(mt_torch &torch, mt_chunk_result &result);
@@ -57,18 +61,18 @@ private:
     struct Told {
         size_t first, count;
         RngState rng;   /* as the chunk found it */
-        double seconds; /* its share of what was prepared */
+        double seconds; /* its share of what was prepared; 0 where that was not waited for */
     };
-    void embed(mt_torch &torch, const cpu::Kind &kind, Told &told, Embeddings &all);
+    void embed(mt_torch &torch, const cpu::Kind &kind, Told &told, Embeddings &all, bool deferred);
     void join(mt_torch &torch, Embeddings &all);
     void backward(mt_torch &torch, const Told &told, std::vector<at::Tensor> &&embeddings) const;
+    void fill_result(mt_torch &torch, const Told &told, mt_chunk_result &result) const;
 
     std::vector<Told> told_;
     size_t next_ = 0, samples_ = 0;
     RngState after_;                    /* as join left it */
     std::vector<at::Tensor> gradients_; /* of the embeddings; undefined where there is none */
-    double loss_ = 0;
-    double metrics_[MT_METRICS_MAX] = {};
+    Loss values_;                       /* of the batch */
 };
 
 /* An evaluation of one batch, whose chunks come by several calls. */

@@ -29,7 +29,8 @@ void Pending::lay_out(const Device &device, size_t metrics) {
 
 void Pending::begin(Canary &canary) {
     if (rows_.size() == most) read(canary);
-    if (rows_.empty()) start_ = Clock::now();
+    if (!has_begun_) start_ = Clock::now();
+    has_begun_ = true;
 }
 
 void Pending::put(const Loss &values, double units, size_t samples, Canary &canary) {
@@ -61,6 +62,7 @@ void Pending::add_result(const double *values, const Row &row, double seconds) {
 }
 
 void Pending::read(Canary &canary) {
+    has_begun_ = false;
     if (rows_.empty()) return;
     size_t width = metrics_ + 2, samples = 0;
     at::Tensor used = values_.narrow(0, 0, static_cast<int64_t>(rows_.size()));
@@ -81,6 +83,7 @@ void Pending::clear() {
     rows_.clear();
     read_.clear();
     next_ = 0;
+    has_begun_ = false;
 }
 
 } // namespace memtrain::shim

@@ -32,7 +32,7 @@ public:
 
     bool is_there() const { return values_.defined(); }
 
-    /* A chunk begins. Where all rows are in use they are read first. */
+    /* A chunk begins, or what is prepared for the first one. Where all rows are in use they are read first. */
     void begin(Canary &canary);
 
     /* Its last work on the card: its figures go into the next row. They count once keep() is called. */
@@ -60,7 +60,8 @@ private:
     size_t metrics_ = 0;
     std::vector<Row> rows_;                       /* of values_, those that are in use */
     Row last_ = {};                               /* that was put, and is to be kept or not */
-    std::chrono::steady_clock::time_point start_; /* of the first of them */
+    std::chrono::steady_clock::time_point start_; /* of the first of them, if it has begun */
+    bool has_begun_ = false;
     std::vector<mt_chunk_result> read_;
     size_t next_ = 0; /* of read_ */
 };

@@ -322,11 +322,10 @@ void wait_for_device(mt_torch &torch, bool is_update) {
 }
 
 /* Whether the caller of a training chunk does without its figures for now, and they can stay on the card. */
-bool is_deferred(const mt_torch &torch, const Run &run, const mt_chunk_result *out) {
+bool is_deferred(const mt_torch &torch, const mt_chunk_result *out) {
     mt_chunk_result given = {};
     copy_in(given, out);
-    return given.deferred && torch.pending.is_there() && run.samples &&
-           !torch.model->embedding_count;
+    return given.deferred && torch.pending.is_there();
 }
 
 /* What was given to the device before is not to be measured with what comes. */
@@ -343,7 +342,7 @@ void begin_chunk(mt_torch &torch, bool deferred) {
 template <class Body>
 mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &&body) {
     mt_chunk_result result = {};
-    bool deferred = run.training && is_deferred(torch, run, out);
+    bool deferred = run.training && is_deferred(torch, out);
     cpu::Refusals before = cpu::refusals();
     Calling calling(torch, run.training ? Call::step : Call::evaluation);
     KeepOneDnn keep;
@@ -548,7 +547,8 @@ extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t co
     MT_RETURN_IF_FAILED(check_cached("mt_prepare", *torch, true));
     MT_RETURN_IF_FAILED(guard([&] { check_chunks("mt_prepare", chunks, count, torch->samples); }));
     Run run = {true, false, 0, 0, torch->batch, 0, false}; /* no graph, so no savers */
-    mt_status status = measured(*torch, run, out, [&](mt_chunk_result &) {
+    torch->pending.clear();
+    mt_status status = measured(*torch, run, out, [&](mt_chunk_result &result) {
         torch->cached.clear();
         torch->flat->begin();
         if (!torch->fresh) {
@@ -557,7 +557,7 @@ extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t co
             torch->rng.restore();
         }
         torch->fresh = false;
-        torch->cached.prepare(*torch, kind_of(*torch, run), chunks, count);
+        torch->cached.prepare(*torch, kind_of(*torch, run), chunks, count, result.deferred);
     });
     return status == MT_OK ? MT_OK : fail_step(*torch, status);
 }

@@ -129,6 +129,24 @@ TEST("when", asked_for_once_a_step) {
     done(trainer);
 }
 
+/* What is prepared for chunks need not be waited for where none of them is. */
+TEST("when", preparations) {
+    fake_options options = timed(1);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer *trainer;
+
+    options.prepares = 1;
+    policy.micro_batch = 16;
+    trainer = trainer_with(&options, &policy);
+    step(trainer, 48, 1);
+    ck_assert_uint_eq(fake.deferred_preparations, 0);
+    step(trainer, 32, 2);
+    ck_assert_uint_eq(fake.deferred_preparations, 1);
+    step(trainer, 40, 3); /* 16, 16, and 8, a size that has not run */
+    ck_assert_uint_eq(fake.deferred_preparations, 1);
+    done(trainer);
+}
+
 /* A size that has not run three times is waited for, and none is in a run without times. */
 TEST("when", sizes_that_are_known) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;

@@ -25,6 +25,7 @@
 #include <memtrain/trainer.hpp>
 
 #include "card_suite.hpp"
+#include "contrastive_subject.hpp"
 
 using namespace card_suite;
 
@@ -76,6 +77,82 @@ TEST(suite_device(), waits_twice_a_step) {
         loop.step();
         ck_assert_uint_eq(counters().waits - before, suite_on_mps() && clip > 0.0 ? 3 : 2);
     }
+}
+
+/* A loss over sixteen pairs, in eight chunks, with dropout. */
+struct PairsLoop {
+    networks::Pairs pairs;
+    contrastive_subject::Subject subject;
+    mt_trainer *loop = nullptr;
+    explicit PairsLoop(bool collects)
+        : pairs(16, contrastive_subject::towers(0.2)),
+          subject(contrastive_subject::towers(0.2), options_of(MT_ADAMW)) {
+        mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+        mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+        policy.micro_batch = 2;
+        own.policy = &policy;
+        if (!collects) subject.seam.collect = nullptr;
+        ck_ok(mt_trainer_new(&subject.seam, &own, &loop));
+    }
+    ~PairsLoop() { mt_trainer_free(loop); }
+    PairsLoop(const PairsLoop &) = delete;
+    PairsLoop &operator=(const PairsLoop &) = delete;
+
+    mt_step_report step() {
+        mt_step_report report = MT_STEP_REPORT_INIT;
+        ck_ok(mt_trainer_step(loop, &pairs.batch, &report));
+        ck_assert_uint_eq(report.chunk_count, 8);
+        return report;
+    }
+};
+
+/* The embeddings of the batch come first, and nobody waits for them either. */
+TEST(suite_device(), waits_twice_a_step_of_pairs) {
+    PairsLoop loop(true);
+    for (int i = 0; i < 3; i++) loop.step();
+    uint64_t before = counters().waits;
+    loop.step();
+    ck_assert_uint_eq(counters().waits - before, 2);
+}
+
+TEST(suite_device(), same_figures_of_pairs_without_waiting) {
+    PairsLoop waits(false), defers(true);
+    double metrics = 0;
+    for (int i = 0; i < 5; i++) {
+        ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
+        mt_step_report a = waits.step();
+        ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
+        mt_step_report b = defers.step();
+        ck_assert_double_eq(a.loss, b.loss);
+        ck_assert_mem_eq(a.metrics, b.metrics, sizeof a.metrics);
+        ck_assert_double_gt(b.seconds, 0.0);
+        metrics += b.metrics[0];
+    }
+    ck_assert_double_gt(metrics, 0.0);
+    ck_assert_str_eq(waits.subject.hash().c_str(), defers.subject.hash().c_str());
+}
+
+/* Each request of such a step is refused in turn, the embeddings' too. */
+TEST(suite_device(), every_request_of_pairs_without_waiting) {
+    std::string expected;
+    int fired = 0;
+    uint64_t stride = getenv("MT_TEST_SLOW") ? 1 : 11;
+    for (uint64_t n = 0;; n += n ? stride : 1) {
+        PairsLoop loop(true);
+        ck_ok(mt_torch_seed(5));
+        for (int i = 0; i < 3; i++) loop.step();
+        uint64_t count = 0;
+        ck_ok(mt_inject_oom(n, 0));
+        loop.step();
+        mt_injected(nullptr, &count);
+        ck_ok(mt_inject_oom(0, 0));
+        if (!n) expected = loop.subject.hash();
+        ck_assert_msg(loop.subject.hash() == expected, "request %llu: other bits",
+                      static_cast<unsigned long long>(n));
+        fired += count != 0;
+        if (n && !count) break;
+    }
+    ck_assert_int_gt(fired, 25);
 }
 
 /* Nothing else changes by that: losses, metrics and weights have the same bits. */

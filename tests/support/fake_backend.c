@@ -410,6 +410,7 @@ static mt_status fake_prepare(void *self, const size_t *chunks, size_t count,
     size_t samples = prepare_check(fake, chunks, count, out);
     mt_status status = fallible(fake, FAKE_PREPARE);
 
+    if (out->deferred) fake->deferred_preparations++;
     forget_prepared(fake);
     fake_random(&fake->state.rng);
     for (size_t i = 0; i < count && status == MT_OK; i++)

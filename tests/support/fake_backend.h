@@ -187,6 +187,7 @@ typedef struct fake_backend {
         deferred[FAKE_DEFERRED_MAX];      /* figures of chunks that are still to be told, ... */
     size_t deferred_count, deferred_next; /* ... and how many of them were */
     uint64_t deferrals;                   /* chunks that were deferred, ever */
+    uint64_t deferred_preparations;       /* prepare was told that all of its chunks may be */
     mt_event_sink sink;                   /* sink.event NULL: not recording */
     uint64_t step;                        /* steps applied */
     size_t allocated, reserved, peak;
