@@ -51,7 +51,8 @@ def check_own(model, optimizer):
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if id(parameter) not in own:
-                raise ValueError("optimizer has a parameter of shape %s in group %d that is none of the model's"
+                raise ValueError("optimizer has a parameter of shape %s in group %d that is none of the model's; a layer that "
+                                 "was replaced, or moved to another kind of device, has new ones"
                                  % (tuple(parameter.shape), index))
 
 
@@ -436,6 +437,8 @@ class Backend:
             norm = self.clip()
         if self.before_update is not None:
             self.before_update(self.model)
+            if any(self.touched) and all(p.grad is None for p in self.parameters):
+                raise ValueError("before_update leaves no gradient, as zero_grad() does: trainer.step clears them itself")
         if not (math.isfinite(norm) or self.clip_norm is None or self.apply_not_finite):
             return self.skip(norm)
         rate = self.rate()

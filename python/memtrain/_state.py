@@ -55,7 +55,7 @@ def read(path):
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise ValueError("%s is no file of Trainer.save: %s" % (path, str(error).split("\n")[0])) from error
+        raise ValueError("%s is no file of Trainer.save, or it is damaged" % path) from error
     version = state.get("memtrain") if isinstance(state, dict) else None
     if version != FORMAT:
         raise ValueError("%s is no file of Trainer.save with format %d" % (path, FORMAT))

@@ -2,6 +2,7 @@
 import contextlib
 import inspect
 import os
+import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, TextIO, Tuple, TypeVar, Union
 
@@ -26,6 +27,8 @@ _policy = {"micro_batch": int, "min_micro_batch": int, "max_micro_batch": int, "
 _fused = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _held: Dict[int, Dict[int, int]] = {}  # of each trainer that lives: the memory of its tensors that the budget's allocator did not make
 _numbers = iter(range(1, 1 << 62))
+_running = threading.local()  # .trainers: those in whose calls this thread is
+_least = {"clear_every": -2, "keep_chunks": -1}  # of options that are numbers; others: 0
 _is_child_told = _is_child = False  # a child is to be told that it is one; this process is such a child
 
 
@@ -240,7 +243,10 @@ def _check_policy(options):
         if name not in _policy:
             raise TypeError("memtrain.Trainer has no option %r; accepted: %s" % (name, ", ".join(sorted(_policy))))
         if isinstance(value, bool) != (_policy[name] is bool) or not isinstance(value, (bool, int)):
-            raise TypeError("%s is %r; accepted: a %s" % (name, value, _policy[name].__name__))
+            raise TypeError("%s is %r; accepted: %s" % (name, value, _policy[name].__name__))
+        least = _least.get(name, 0)
+        if not least <= value < 1 << 31:
+            raise ValueError("%s is %r; accepted: a number from %d to %d" % (name, value, least, (1 << 31) - 1))
 
 
 class Trainer:
@@ -261,7 +267,8 @@ class Trainer:
     clip_norm       as torch.nn.utils.clip_grad_norm_ between backward and step; None: no clipping
     scaler          a torch.amp.GradScaler: losses are scaled, gradients unscaled before clipping. A step whose gradient
                     overflows is skipped, which the report says, and the scale becomes smaller
-    before_update   called with the model when the gradients of the batch are in .grad, before optimizer.step()
+    before_update   called with the model when the gradients of the batch are in .grad, before optimizer.step(); it may
+                    change them, but not drop them all
     needs_whole_batch  the loss couples the samples, and the batch must not be cut
     planned_memory  chunks lie in one piece of memory, each tensor at a place that is planned; on the CPU alone
     apply_not_finite   an update is made where loss or clipped norm is not finite; else that step is taken back
@@ -336,8 +343,19 @@ class Trainer:
         if os.getpid() != self._process:
             raise RuntimeError("this is a child of the process that made the trainer: a trainer belongs to one process")
         refusal = "the trainer is busy: %s is called inside of a step, or by another thread" % what
+
+        def run():
+            inside = _running.__dict__.setdefault("trainers", [])
+            if inside and what == "a step":
+                raise RuntimeError("a step inside a call of another trainer, which could not take it back: run one after the "
+                                   "other")
+            inside.append(self)
+            try:
+                return function()
+            finally:
+                inside.pop()
         with _leave_inference_mode():
-            return self._gate.run(function, refusal)
+            return self._gate.run(run, refusal)
 
     def _run(self, kind, what, function, batch):
         """function(samples) for a batch."""

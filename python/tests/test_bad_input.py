@@ -150,7 +150,10 @@ class BadInput(Case):
                 (TypeError, "before_update is a int; accepted: a function, or None", {"before_update": 3}),
                 (TypeError, "trace is a str", {"trace": "file"}),
                 (TypeError, "has no option 'micro'; accepted: clear_every, deterministic", {"micro": 4}),
-                (TypeError, "micro_batch is '4'; accepted: a int", {"micro_batch": "4"})):
+                (TypeError, "micro_batch is '4'; accepted: int", {"micro_batch": "4"}),
+                (ValueError, "micro_batch is -1; accepted: a number from 0 to 2147483647", {"micro_batch": -1}),
+                (ValueError, "max_retries is 1180591620717411303424; accepted: a number from 0", {"max_retries": 1 << 70}),
+                (ValueError, "clear_every is -3; accepted: a number from -2", {"clear_every": -3})):
             with self.subTest(options=options):
                 self.refused(kind, words, memtrain.Trainer, model, loss_of, optimizer, **options)
         self.refused(TypeError, "model is a int", memtrain.Trainer, 3, loss_of, optimizer)
@@ -165,6 +168,33 @@ class BadInput(Case):
         with self.assertRaises(AttributeError):
             self.trainer.optimizer = optimizer
         self.assertEqual(memtrain.memory()["budget_bytes"], 256 << 20)
+        self.trainer.step(*batch())
+
+    def test_step_inside_another(self):
+        """In any function of another trainer's: what it did could not be taken back with that one's step."""
+        words = "a step inside a call of another trainer"
+        model, _, inner = trainer_for("adamw", loss_of)
+        before = state_of(model, inner.optimizer)
+
+        def nested(loss):
+            inner.step(*batch())
+            return loss
+        for call in (self.trainer.step, self.trainer.evaluate, self.trainer.check):
+            self.wrong = [nested]
+            self.refused(RuntimeError, words, call, *batch())
+        self.wrong = []
+        outer = memtrain.Trainer(self.model, loss_of, self.optimizer, before_update=lambda model: inner.step(*batch()))
+        self.refused(RuntimeError, words, outer.step, *batch())
+        self.assertEqual(difference(before, state_of(model, inner.optimizer)), [])
+        for trainer in (self.trainer, inner):
+            self.assertEqual(trainer.step(*batch()).skipped, "")
+
+    def test_no_gradient_left(self):
+        """An update of nothing is not made in silence."""
+        trainer = memtrain.Trainer(self.model, loss_of, self.optimizer, before_update=lambda model: self.optimizer.zero_grad())
+        before = state_of(self.model, self.optimizer)
+        self.refused(ValueError, "before_update leaves no gradient", trainer.step, *batch())
+        self.assertEqual(difference(before, state_of(self.model, self.optimizer)), [])
         self.trainer.step(*batch())
 
     def test_budget_of_a_trainer_that_was_not_made(self):
