@@ -106,11 +106,11 @@ static void say_sizes(page *p, const mt_trainer *t) {
 /* Rungs that the backend has, and the user has forbidden or not asked for. */
 static void say_rungs(page *p, const mt_trainer *t) {
     static const char *const words[MT_RUNGS] = {
-        "computes activations again in the backward pass",
-        "has activations wait elsewhere",
-        "computes in half precision",
-        "takes 20 % off the batch at a time",
-        "goes on there",
+        [MT_RUNG_CHECKPOINTING] = "computes activations again in the backward pass",
+        [MT_RUNG_OFFLOAD] = "has activations wait elsewhere",
+        [MT_RUNG_AMP] = "computes in half precision",
+        [MT_RUNG_SMALLER_BATCH] = "takes 20 % off the batch at a time",
+        [MT_RUNG_CPU] = "goes on there",
     };
     const mt_policy_options *o = &t->policy_options;
     unsigned taken = (MT_RUNGS_DEFAULT | o->allow_rungs) & ~o->forbid_rungs, has = t->info.rungs;

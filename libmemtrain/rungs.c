@@ -12,9 +12,9 @@
 #include <math.h>
 
 const char *mt_rung_name(mt_rung rung) {
-    static const char *const names[] = {"checkpointing", "offload", "amp",
-                                        "smaller_batch", "cpu",     "minimal"};
-    return (size_t)rung < sizeof names / sizeof *names ? names[rung] : "?";
+    static const char *const names[MT_RUNGS] = {"checkpointing", "offload", "amp",
+                                                "smaller_batch", "cpu",     "minimal"};
+    return (size_t)rung < MT_RUNGS ? names[rung] : "?";
 }
 
 /* They spare what a backward pass needs, and leave the numbers as they are. */

@@ -75,8 +75,7 @@ TEST("up", no_set_rung) {
     done(trainer);
 }
 
-/* Evaluation that does not fit asks for the rungs too, but for a smaller batch. */
-/* Rungs that spare what a backward pass needs are none for it. */
+/* Evaluation that does not fit asks for rungs too, but for neither a smaller batch nor what spares a backward pass. */
 TEST("up", evaluation_climbs) {
     fake_options options = with_rungs(SAVERS | BIT(AMP), budget_with(0, 20));
     mt_policy_options policy = allowing(ALL);

@@ -5,10 +5,11 @@
 #include "suite.h"
 
 const char *letters(unsigned rungs) {
-    static const char letter[] = "coasum";
+    static const char letter[MT_RUNGS + 1] = "coasum";
     static char text[MT_RUNGS + 1];
     size_t used = 0;
 
+    ck_assert_uint_eq(strlen(letter), MT_RUNGS);
     for (unsigned r = 0; r < MT_RUNGS; r++)
         if (rungs & MT_RUNG_BIT(r)) text[used++] = letter[r];
     text[used] = '\0';

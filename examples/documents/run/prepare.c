@@ -135,7 +135,7 @@ static mt_status check_replay(const ex_training *t) {
 /* The run of a backend whose functions are told of nothing but its own self. */
 static ex_training *current;
 
-/* The last rung: nothing runs, is held or is drawn beside the training, from the step on that needs it. */
+/* The rung minimal: nothing runs, is held or is drawn beside the training, from the step on that needs it. */
 static void go_minimal(ex_training *t) {
     ex_batches_stop_ahead(t->batches);
     t->device.ahead_bytes = 0;
