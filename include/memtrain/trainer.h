@@ -268,7 +268,7 @@ MT_API const mt_policy *mt_trainer_policy(const mt_trainer *trainer);
 /*
  * Says why the last step or evaluation did not fit. The text has several lines: the budget, what is
  * allocated and by whom, what the smallest chunk needs, and what would make it fit. The text is ""
- * when nothing failed for memory.
+ * when no step or evaluation failed for memory. A batch that its source could not load is neither.
  *
  * @return the length without the final zero, as snprintf does
  */

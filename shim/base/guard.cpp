@@ -76,7 +76,8 @@ const char *remedy(const char *text) noexcept {
     } table[] = {
         {"Expected more than 1 value per channel when training",
          "; a layer that normalises over the batch has nothing to normalise over in a chunk of "
-         "one: a min_micro_batch of at least 2 is accepted, or larger samples"},
+         "one: a min_micro_batch of at least 2 is accepted, or larger samples; where the batch has "
+         "one sample, drop_small or mt_fit's drop_last leaves it out"},
         {" error: an illegal memory access", broken}, /* CUDA error, or HIP error */
         {" error: device-side assert", broken},
         {" error: unspecified launch failure", broken},

@@ -478,7 +478,8 @@ static const Thrown thrown[] = {
      "Expected more than 1 value per channel when training, got input size [1, 4]; a layer that "
      "normalises over the batch has nothing to normalise over in a chunk of one: a min_micro_batch "
      "of at "
-     "least 2 is accepted, or larger samples"},
+     "least 2 is accepted, or larger samples; where the batch has one sample, drop_small or "
+     "mt_fit's drop_last leaves it out"},
     {"grad mode left off",
      [] {
          c10::GradMode::set_enabled(false);
