@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
 namespace memtrain::shim {
@@ -61,11 +62,12 @@ void Pending::add_result(const double *values, const Row &row, double seconds) {
     read_.push_back(result);
 }
 
-void Pending::read(Canary &canary) {
+double Pending::read(Canary &canary, const at::Tensor &more) {
     has_begun_ = false;
-    if (rows_.empty()) return;
+    if (rows_.empty()) return 0.0;
     size_t width = metrics_ + 2, samples = 0;
-    at::Tensor used = values_.narrow(0, 0, static_cast<int64_t>(rows_.size()));
+    at::Tensor used = values_.narrow(0, 0, static_cast<int64_t>(rows_.size())).reshape({-1});
+    if (more.defined()) used = at::cat({used, more.to(used.scalar_type()).reshape({1})});
     at::Tensor host = used.to(at::kCPU).to(at::kDouble); /* waits for the card */
     double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     const double *values = host.const_data_ptr<double>();
@@ -77,6 +79,7 @@ void Pending::read(Canary &canary) {
     for (size_t i = 0; i < rows.size(); i++)
         add_result(values + i * width, rows[i],
                    seconds * static_cast<double>(rows[i].samples) / static_cast<double>(samples));
+    return more.defined() ? values[rows.size() * width] : 0.0;
 }
 
 void Pending::clear() {

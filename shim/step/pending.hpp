@@ -40,7 +40,11 @@ public:
     void keep() { rows_.push_back(last_); }
 
     /* Waits for the card, and looks whether it has done what it was given. Without a pending chunk nothing happens. */
-    void read(Canary &canary);
+    void read(Canary &canary) { read(canary, {}); }
+
+    /* The same, and one more number of the card's, by the same wait; 0 for an undefined tensor. */
+    double read(Canary &canary, const at::Tensor &more);
+    bool has_rows() const { return !rows_.empty(); }
 
     /* The oldest that was not taken yet; read() comes first. */
     bool is_empty() const { return next_ == read_.size(); }

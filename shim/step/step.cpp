@@ -525,13 +525,21 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
     return MT_OK;
 }
 
+/* All chunks have run, as far as is known here, so the norm of their gradient comes by the same wait. */
+static void read_pending(mt_torch &torch) {
+    if (!torch.pending.has_rows()) return;
+    at::Tensor norm = torch.shared ? at::Tensor() : torch.optimizer->norm_ahead();
+    double value = torch.pending.read(torch.canary, norm);
+    if (norm.defined()) torch.optimizer->norm_is(value);
+}
+
 extern "C" mt_status mt_collect(mt_torch *torch, mt_chunk_result *out) {
     CHECK_TORCH("mt_collect");
     MT_RETURN_IF_FAILED(check_sized(out, "mt_collect", "out"));
     MT_RETURN_IF_FAILED(check_phase("mt_collect", *torch, Phase::in_step, Phase::in_step));
     mt_chunk_result result = {};
     mt_status status = guard(torch->device, [&] {
-        torch->pending.read(torch->canary);
+        read_pending(*torch);
         if (torch->pending.is_empty()) fail(MT_ESTATE, "mt_collect: no chunk was deferred");
         result = torch->pending.take();
     });

@@ -23,6 +23,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include "fnv.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -179,11 +180,40 @@ void Optimizer::copy_state(const Optimizer &other) {
  * threads; float32 cannot overflow there, so a sum that is not finite tells of a gradient that is not.
  */
 double Optimizer::gradient_norm() {
+    if (known_norm_ && known_norm_->stamp == gradient_stamp()) return known_norm_->norm;
     if (on_mps_) return norm_on_device().item().toDouble(); /* one wait, however many parameters */
     double sum = 0.0;
     for (const Slot &slot : flat_.slots())
         if (Flat::touched(slot)) sum += cpu_sum_of_squares(slot.parameter.grad(), sums_);
     return std::sqrt(sum);
+}
+
+/* Which tensors the gradients are, and how often each was written to. */
+uint64_t Optimizer::gradient_stamp() const {
+    Fnv stamp;
+    for (const Slot &slot : flat_.slots()) {
+        if (!Flat::touched(slot)) continue;
+        const at::Tensor &gradient = slot.parameter.grad();
+        stamp.add(reinterpret_cast<uintptr_t>(gradient.unsafeGetTensorImpl()));
+        stamp.add(static_cast<uint64_t>(gradient._version()));
+    }
+    return stamp.value();
+}
+
+at::Tensor Optimizer::norm_ahead() {
+    known_norm_.reset();
+    if (!on_mps_ || options_.clip_norm <= 0.0) return {};
+    try {
+        c10::NoGradGuard no_grad;
+        return norm_on_device();
+    } catch (const c10::Error &) {
+        lists_.clear(); /* prepare() asks again, where an OOM is the update's */
+        return {};
+    }
+}
+
+void Optimizer::norm_is(double norm) {
+    known_norm_ = {norm, gradient_stamp()};
 }
 
 /* A scalar tensor as factor: a number would be wrapped in a new tensor at each call. */
@@ -299,6 +329,7 @@ void Optimizer::take_rows() {
 
 /* Else they would keep the memory of gradients that are taken back. */
 void Optimizer::forget_gradients() {
+    known_norm_.reset();
     lists_.clear();
     for (at::Tensor &row : gradient_rows_) row.reset();
 }

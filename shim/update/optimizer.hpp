@@ -35,6 +35,14 @@ public:
     void lay_out(const Device &device);
 
     /*
+     * For a device whose update asks the host for the norm: that of the gradient, on the device, to be read with other figures,
+     * which spares a wait. Undefined where none is wanted, or there is no memory for it. norm_is() gives what was read to
+     * prepare(), which looks whether the gradient is still the same.
+     */
+    at::Tensor norm_ahead();
+    void norm_is(double norm);
+
+    /*
      * Before step(). The gradient is divided by divisor and clipped as the options say; scaled: a loss scaler's scale
      * is in the divisor. Where one of the two looks at the norm, an update whose norm is not finite is skipped.
      * Allocates nothing on the CPU; throws before anything has changed.
@@ -96,6 +104,7 @@ private:
     void forget_gradients();
     void forget_outcome();
     double gradient_norm();
+    uint64_t gradient_stamp() const;
     void scale_gradients(double factor);
     at::Tensor norm_on_device();
     bool may_skip(bool scaled) const;
@@ -118,6 +127,11 @@ private:
     std::vector<at::Tensor> step_views_;
     std::vector<at::Tensor> factors_; /* a CPU scalar per block's dtype, for scale_gradients */
     std::vector<double> sums_;        /* partial sums of gradient_norm */
+    struct KnownNorm {
+        double norm;
+        uint64_t stamp; /* of the gradient that it is of */
+    };
+    std::optional<KnownNorm> known_norm_;
     Lists lists_;
 
     /* Of one update. Scalars in float32, where the parameters are; undefined: not wanted. */
