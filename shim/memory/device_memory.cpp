@@ -37,10 +37,11 @@ constexpr double default_share = 0.95;
 
 /*
  * What is kept of a device whose allocator is not ours: the budget that was set, and where an allocator of libtorch's tells it
- * the peak seen before the last start_call_peak. One for each device, and for the simulated cards.
+ * the peak seen before the last start_call_peak, and what was free or reserved when its driver was last asked. One for each
+ * device, and for the simulated cards.
  */
 struct Kept {
-    std::atomic<size_t> budget{0}, peak{0};
+    std::atomic<size_t> budget{0}, peak{0}, room{0};
 };
 constexpr int most_devices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 Kept device_kept[c10::COMPILE_TIME_MAX_DEVICE_TYPES][most_devices], simulated_kept[2];
@@ -137,8 +138,9 @@ size_t card_peak(const Device &device, const compat::DeviceStats &stats) {
 }
 
 /*
- * Without the driver being asked, where there is a budget, for what is free: that takes up to a millisecond. Some drivers do not
- * tell, and then there is no budget by default.
+ * Without the driver being asked for what is free: that takes up to a millisecond. Without a budget it is asked until it has
+ * told once, and again after forget_room(). Some drivers do not tell, and then there is no budget by default. A simulated card
+ * has no driver.
  */
 mt_memory card_memory(const Device &device, bool wants_free) {
     c10::DeviceAllocator &allocator = allocator_of(device);
@@ -150,11 +152,13 @@ mt_memory card_memory(const Device &device, bool wants_free) {
     memory.peak_bytes = card_peak(device, stats);
     memory.alloc_retries = static_cast<uint64_t>(stats.num_alloc_retries);
     memory.budget_bytes = kept(device).budget;
+    if (!wants_free && !memory.budget_bytes && !device.card)
+        memory.budget_bytes = share_of(kept(device).room);
     if (!wants_free && memory.budget_bytes) return memory;
     auto [free_bytes, total_bytes] = compat::memory_info(allocator, device);
     memory.free_bytes = free_bytes;
-    if (!memory.budget_bytes && total_bytes)
-        memory.budget_bytes = share_of(free_bytes + memory.reserved_bytes);
+    kept(device).room = total_bytes ? free_bytes + memory.reserved_bytes : 0;
+    if (!memory.budget_bytes) memory.budget_bytes = share_of(kept(device).room);
     return memory;
 }
 
@@ -324,6 +328,10 @@ void reset_device_peak(const Device &device) {
     kept(device).peak = 0;
 }
 
+void forget_room(const Device &device) {
+    kept(device).room = 0;
+}
+
 /* Reserved bytes tell what was released, on the CPU resident ones: the heap is the cache there. */
 mt_clear_result empty_device_cache(const Device &device) {
     Memory kind = device.memory();
@@ -333,6 +341,7 @@ mt_clear_result empty_device_cache(const Device &device) {
     };
     mt_clear_result result = {sizeof result, 0.0, 0};
     size_t before = taken();
+    forget_room(device);
     auto start = std::chrono::steady_clock::now();
     if (kind == Memory::allocator)
         allocator_of(device).emptyCache();

@@ -32,6 +32,9 @@ mt_memory device_memory(const Device &device, bool wants_free = true);
 size_t device_allocated(const Device &device);
 
 void reset_device_peak(const Device &device);
+/* After a failure: others may use the card too, so a budget by default is worked out anew. */
+void forget_room(const Device &device);
+
 mt_clear_result empty_device_cache(const Device &device);
 
 /* Waits until the device has done what it was given; nothing to wait for on the CPU. */

@@ -39,12 +39,16 @@ void Pending::put(const Loss &values, double units, size_t samples, Canary &cana
     int64_t metrics = static_cast<int64_t>(metrics_);
     at::Tensor row = values_[static_cast<int64_t>(rows_.size())];
     row.narrow(0, 0, 1).copy_(values.loss.detach().reshape({1}), /*non_blocking=*/true);
-    if (values.metrics.defined())
+    bool is_told = values.metrics.defined() && values.metrics.is_cpu();
+    if (values.metrics.defined() && !is_told)
         row.narrow(0, 1, metrics).copy_(values.metrics.reshape({-1}), /*non_blocking=*/true);
     else
         row.narrow(0, 1, metrics).zero_();
     canary.write(row[metrics + 1]);
-    last_ = {units, samples};
+    last_ = {units, samples, is_told, {}};
+    if (!is_told) return;
+    at::Tensor told = values.metrics.to(at::kDouble).contiguous();
+    std::copy_n(told.const_data_ptr<double>(), metrics_, last_.told.begin());
 }
 
 void set_sums(double loss, double units, mt_chunk_result &result) {
@@ -56,7 +60,7 @@ void set_sums(double loss, double units, mt_chunk_result &result) {
 
 void Pending::add_result(const double *values, const Row &row, double seconds) {
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
-    std::copy_n(values + 1, metrics_, result.metric_sums);
+    std::copy_n(row.is_told ? row.told.data() : values + 1, metrics_, result.metric_sums);
     set_sums(values[0], row.units, result);
     result.seconds = seconds;
     read_.push_back(result);

@@ -5,6 +5,7 @@
 #ifndef MEMTRAIN_SHIM_PENDING_HPP
 #define MEMTRAIN_SHIM_PENDING_HPP
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <vector>
@@ -56,6 +57,8 @@ private:
     struct Row {
         double units;
         size_t samples;
+        bool is_told; /* metrics that the model gave on the host, which are not read of the card */
+        std::array<double, MT_METRICS_MAX> told;
     };
     void add_result(const double *values, const Row &row, double seconds);
 

@@ -418,6 +418,7 @@ template <class Body> mt_status after_failure(mt_status status, Body &&body) {
 
 /* The device may still read the batch, which is its caller's again once the call has returned. */
 mt_status wait_after_failure(mt_torch &torch, mt_status status) {
+    forget_room(torch.device);
     return after_failure(status, [&] { synchronize(torch.device); });
 }
 

@@ -415,13 +415,16 @@ mt_status does_not_fit(const Device &device, const Needs &needs) {
     return mt_set_error(
         MT_EDEVMEM,
         "%s: does not fit: parameters %s, gradients %s, optimiser state %s, "
-        "buffers %s, other tensors %s; together %s, budget %s; activations come on top",
+        "buffers %s, other tensors %s; together %s, budget %s; activations come on top%s",
         name_of, mt_format_size(needs.parameters, parameters, sizeof parameters),
         mt_format_size(needs.gradients, gradients, sizeof gradients),
         mt_format_size(needs.optimizer, optimizer, sizeof optimizer),
         mt_format_size(needs.buffers, buffers, sizeof buffers),
         mt_format_size(needs.others, others, sizeof others), mt_format_size(sum, all, sizeof all),
-        budget);
+        budget,
+        device.memory() == Memory::mps
+            ? "; MPS reserves up to 1 GiB at a time, so that a budget below 1.5 GiB may not do"
+            : "");
 }
 
 } // namespace

@@ -155,6 +155,33 @@ TEST(suite_device(), every_request_of_pairs_without_waiting) {
     ck_assert_int_gt(fired, 10);
 }
 
+/* A metric that the model gives on the host is neither copied there and back, nor waited for. */
+TEST(suite_device(), metrics_on_the_host) {
+    Batch batch(16);
+    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
+    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+    policy.micro_batch = 2;
+    own.policy = &policy;
+    ck_ok(mt_torch_init(nullptr));
+    ck_ok(mt_torch_seed(7));
+    memtrain::Trainer trainer(
+        memtrain::model(std::make_shared<torch::nn::LinearImpl>(3 * 8 * 8, 5), {"count"},
+                        [](torch::nn::LinearImpl &net, const memtrain::Tensors &tensors) {
+                            at::Tensor logits = net.forward(tensors[0].flatten(1));
+                            return memtrain::Output{
+                                at::cross_entropy_loss(logits, tensors[1]),
+                                at::full({1}, static_cast<double>(logits.size(0)),
+                                         at::device(at::kCPU).dtype(at::kDouble))};
+                        }),
+        options_of(MT_SGD), &own);
+    memtrain::Tensors tensors = {memtrain::tensor(batch.images()),
+                                 memtrain::tensor(batch.labels())};
+    for (int i = 0; i < 2; i++) ck_assert_double_eq(trainer.step(tensors).metrics[0], 1.0);
+    uint64_t before = counters().waits;
+    ck_assert_double_eq(trainer.step(tensors).metrics[0], 1.0);
+    ck_assert_uint_eq(counters().waits - before, 2);
+}
+
 /* A norm that came with the losses is not that of a gradient that was changed since. */
 TEST(suite_device(), norm_of_a_gradient_that_is_changed) {
     double norms[2];
@@ -238,11 +265,11 @@ TEST_LOOP(suite_device(), every_request_of_deferred_chunks, 2) {
     ck_assert_int_gt(fired, 25);
 }
 
-/* Its driver takes up to a millisecond for an answer. */
-TEST_LOOP(suite_device(), driver_is_not_asked_in_a_step, !suite_on_mps()) {
+/* Its driver takes up to a millisecond for an answer. A budget is set, or there is that by default. */
+TEST_LOOP(suite_device(), driver_is_not_asked_in_a_step, suite_on_mps() ? 0 : 2) {
     Batch batch(8);
     Trainer trainer(options_of(MT_SGD));
-    ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
+    if (_i) ck_ok(mt_device_set_budget(suite_device(), 256 * MiB));
     mt_backend seam = seam_of(trainer);
     mt_trainer *loop = nullptr;
     ck_ok(mt_trainer_new(&seam, nullptr, &loop));
