@@ -330,6 +330,7 @@ bool is_deferred(const mt_torch &torch, const mt_chunk_result *out) {
 
 /* What was given to the device before is not to be measured with what comes. */
 void begin_chunk(mt_torch &torch, bool deferred) {
+    torch.optimizer->forget_norm();
     if (deferred) return torch.pending.begin(torch.canary);
     torch.pending.read(torch.canary);
     synchronize(torch.device);

@@ -37,10 +37,11 @@ public:
     /*
      * For a device whose update asks the host for the norm: that of the gradient, on the device, to be read with other figures,
      * which spares a wait. Undefined where none is wanted, or there is no memory for it. norm_is() gives what was read to
-     * prepare(), which looks whether the gradient is still the same.
+     * prepare(), which looks whether the gradient is still the same. A chunk makes another one: forget_norm().
      */
     at::Tensor norm_ahead();
     void norm_is(double norm);
+    void forget_norm() { known_norm_.reset(); }
 
     /*
      * Before step(). The gradient is divided by divisor and clipped as the options say; scaled: a loss scaler's scale

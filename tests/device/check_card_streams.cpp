@@ -206,6 +206,33 @@ TEST(suite_device(), norm_of_a_gradient_that_is_changed) {
     ck_assert_double_eq_tol(norms[1], 4 * norms[0], 1e-5 * norms[1]);
 }
 
+/* Nor that of a step that was taken back, whose gradients lay where the next one's lie. */
+TEST(suite_device(), norm_of_a_step_that_was_taken_back) {
+    double norms[2];
+    for (int before = 0; before < 2; before++) {
+        Batch batch(4), other(2);
+        Trainer trainer(options_of(MT_SGD, 0.5));
+        mt_apply_result applied = apply_result();
+        mt_chunk_result result = chunk_result();
+        ck_ok(mt_hold_gradients(trainer.torch, 0));
+        if (before) {
+            ck_ok(mt_begin(trainer.torch, batch.get()));
+            ck_ok(mt_mark(trainer.torch));
+            result.deferred = 1;
+            ck_ok(mt_accumulate(trainer.torch, 0, 4, 1.0, &result));
+            ck_ok(mt_collect(trainer.torch, &result));
+            ck_ok(mt_rollback(trainer.torch));
+        }
+        result = chunk_result();
+        ck_ok(mt_begin(trainer.torch, other.get()));
+        ck_ok(mt_mark(trainer.torch));
+        ck_ok(mt_accumulate(trainer.torch, 0, 2, 1.0, &result));
+        ck_ok(mt_apply(trainer.torch, &applied));
+        norms[before] = applied.grad_norm;
+    }
+    ck_assert_double_eq(norms[0], norms[1]);
+}
+
 /* Nothing else changes by that: losses, metrics and weights have the same bits. */
 TEST(suite_device(), same_figures_without_waiting) {
     for (int keep : {MT_KEEP_AUTO, MT_KEEP_ALWAYS}) {
