@@ -2,7 +2,6 @@
 import contextlib
 import inspect
 import os
-import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, TextIO, Tuple, TypeVar, Union
 
@@ -27,7 +26,6 @@ _policy = {"micro_batch": int, "min_micro_batch": int, "max_micro_batch": int, "
 _fused = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _held: Dict[int, Dict[int, int]] = {}  # of each trainer that lives: the memory of its tensors that the budget's allocator did not make
 _numbers = iter(range(1, 1 << 62))
-_running = threading.local()  # .trainers: those in whose calls this thread is
 _least = {"clear_every": -2, "keep_chunks": -1}  # of options that are numbers; others: 0
 _is_child_told = _is_child = False  # a child is to be told that it is one; this process is such a child
 
@@ -343,19 +341,9 @@ class Trainer:
         if os.getpid() != self._process:
             raise RuntimeError("this is a child of the process that made the trainer: a trainer belongs to one process")
         refusal = "the trainer is busy: %s is called inside of a step, or by another thread" % what
-
-        def run():
-            inside = _running.__dict__.setdefault("trainers", [])
-            if inside and what == "a step":
-                raise RuntimeError("a step inside a call of another trainer, which could not take it back: run one after the "
-                                   "other")
-            inside.append(self)
-            try:
-                return function()
-            finally:
-                inside.pop()
+        inside = "a step inside a call of another trainer, which could not take it back: run one after the other"
         with _leave_inference_mode():
-            return self._gate.run(run, refusal)
+            return self._gate.run(function, refusal, inside if what == "a step" else "")
 
     def _run(self, kind, what, function, batch):
         """function(samples) for a batch."""

@@ -564,20 +564,26 @@ void Core::set_chunks(const std::vector<size_t> &chunks) {
 
 /*
  * Lets one call in at a time, and puts back whether gradients are on: an interrupt may come inside of torch.no_grad()'s
- * end. None comes between the end of the call and that of being busy.
+ * end. None comes between the end of the call and that of being busy. What a step of one trainer does inside a call of another
+ * could not be taken back with that: a call with a refusal for it is refused there.
  */
 class Gate {
 public:
-    py::object run(const py::object &function, const std::string &refusal) {
+    py::object run(const py::object &function, const std::string &refusal,
+                   const std::string &refusal_inside) {
+        static thread_local int calls = 0; /* of any gate, that this thread is in */
         if (busy_) throw std::runtime_error(refusal);
+        if (calls && !refusal_inside.empty()) throw std::runtime_error(refusal_inside);
         struct Leave {
             bool &busy, grad;
             ~Leave() {
                 busy = false;
+                calls--;
                 c10::GradMode::set_enabled(grad);
             }
         } leave{busy_, c10::GradMode::is_enabled()};
         busy_ = true;
+        calls++;
         return function();
     }
 

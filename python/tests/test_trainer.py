@@ -288,7 +288,7 @@ class Arguments(Case):
         self.refused(TypeError, "model is a int", self.build, sgd, model=3)
         self.refused(TypeError, "loss_fn is a int", self.build, sgd, loss_fn=3)
         self.refused(TypeError, "no option 'micro'; accepted: clear_every", self.build, sgd, micro=3)
-        self.refused(TypeError, "micro_batch is '3'; accepted: a int", self.build, sgd, micro_batch="3")
+        self.refused(TypeError, "micro_batch is '3'; accepted: int", self.build, sgd, micro_batch="3")
         self.refused(ValueError, "7 apples", self.build, sgd, budget="7 apples")
         self.refused(ValueError, "the model is on meta", self.build, torch.optim.SGD(other.to("meta").parameters(), 0.1),
                      model=other)
