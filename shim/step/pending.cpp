@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -30,8 +31,7 @@ void Pending::lay_out(const Device &device, size_t metrics) {
 
 void Pending::begin(Canary &canary) {
     if (rows_.size() == most) read(canary);
-    if (!has_begun_) start_ = Clock::now();
-    has_begun_ = true;
+    if (!start_) start_ = Clock::now();
 }
 
 void Pending::put(const Loss &values, double units, size_t samples, Canary &canary) {
@@ -67,13 +67,13 @@ void Pending::add_result(const double *values, const Row &row, double seconds) {
 }
 
 double Pending::read(Canary &canary, const at::Tensor &more) {
-    has_begun_ = false;
+    auto start = std::exchange(start_, std::nullopt);
     if (rows_.empty()) return 0.0;
     size_t width = metrics_ + 2, samples = 0;
     at::Tensor used = values_.narrow(0, 0, static_cast<int64_t>(rows_.size())).reshape({-1});
     if (more.defined()) used = at::cat({used, more.to(used.scalar_type()).reshape({1})});
     at::Tensor host = used.to(at::kCPU).to(at::kDouble); /* waits for the card */
-    double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    double seconds = std::chrono::duration<double>(Clock::now() - *start).count();
     const double *values = host.const_data_ptr<double>();
     std::vector<Row> rows;
     rows.reserve(most);
@@ -90,7 +90,7 @@ void Pending::clear() {
     rows_.clear();
     read_.clear();
     next_ = 0;
-    has_begun_ = false;
+    start_.reset();
 }
 
 } // namespace memtrain::shim

@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -65,10 +66,9 @@ private:
     at::Tensor
         values_; /* [most][loss, metrics..., canary]: float64, or float32 where there are no doubles */
     size_t metrics_ = 0;
-    std::vector<Row> rows_;                       /* of values_, those that are in use */
-    Row last_ = {};                               /* that was put, and is to be kept or not */
-    std::chrono::steady_clock::time_point start_; /* of the first of them, if it has begun */
-    bool has_begun_ = false;
+    std::vector<Row> rows_; /* of values_, those that are in use */
+    Row last_ = {};         /* that was put, and is to be kept or not */
+    std::optional<std::chrono::steady_clock::time_point> start_; /* of the first of them */
     std::vector<mt_chunk_result> read_;
     size_t next_ = 0; /* of read_ */
 };

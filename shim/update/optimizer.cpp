@@ -201,7 +201,6 @@ uint64_t Optimizer::gradient_stamp() const {
 }
 
 at::Tensor Optimizer::norm_ahead() {
-    known_norm_.reset();
     if (!on_mps_ || options_.clip_norm <= 0.0) return {};
     try {
         c10::NoGradGuard no_grad;
@@ -329,7 +328,6 @@ void Optimizer::take_rows() {
 
 /* Else they would keep the memory of gradients that are taken back. */
 void Optimizer::forget_gradients() {
-    known_norm_.reset();
     lists_.clear();
     for (at::Tensor &row : gradient_rows_) row.reset();
 }

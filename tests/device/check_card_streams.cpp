@@ -61,6 +61,7 @@ struct Loop {
         ck_ok(mt_trainer_new(&seam, &own, &loop));
     }
     ~Loop() { mt_trainer_free(loop); }
+    std::string hash() const { return trainer.hash(); }
     mt_step_report step() {
         mt_step_report report = MT_STEP_REPORT_INIT;
         ck_ok(mt_trainer_step(loop, batch.get(), &report));
@@ -95,6 +96,7 @@ struct PairsLoop {
         ck_ok(mt_trainer_new(&subject.seam, &own, &loop));
     }
     ~PairsLoop() { mt_trainer_free(loop); }
+    std::string hash() const { return subject.hash(); }
     PairsLoop(const PairsLoop &) = delete;
     PairsLoop &operator=(const PairsLoop &) = delete;
 
@@ -115,44 +117,60 @@ TEST(suite_device(), waits_twice_a_step_of_pairs) {
     ck_assert_uint_eq(counters().waits - before, 2);
 }
 
-TEST(suite_device(), same_figures_of_pairs_without_waiting) {
-    PairsLoop waits(false), defers(true);
+/* Steps with the same random numbers have the same figures and bits; the sum of their metric. */
+template <class AnyLoop> double same_steps(AnyLoop &waits, AnyLoop &defers, int steps) {
     double metrics = 0;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < steps; i++) {
+        /* one random generator serves both */
         ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
         mt_step_report a = waits.step();
         ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
         mt_step_report b = defers.step();
         ck_assert_double_eq(a.loss, b.loss);
         ck_assert_mem_eq(a.metrics, b.metrics, sizeof a.metrics);
+        ck_assert_mem_eq(&a.grad_norm, &b.grad_norm, sizeof a.grad_norm); /* NaN without clipping */
+        ck_assert_uint_eq(a.chunk_count, b.chunk_count);
         ck_assert_double_gt(b.seconds, 0.0);
         metrics += b.metrics[0];
     }
-    ck_assert_double_gt(metrics, 0.0);
-    ck_assert(waits.subject.hash() == defers.subject.hash());
+    ck_assert(waits.hash() == defers.hash());
+    return metrics;
 }
 
-/* Each request of such a step is refused in turn, the embeddings' too. */
-TEST(suite_device(), every_request_of_pairs_without_waiting) {
-    std::string expected;
+/*
+ * Each stride-th request of a step is refused, after some steps that met nothing. It goes through, with the bits of one that met
+ * nothing. How many were refused.
+ */
+template <class Make> int every_request(Make make, int steps, uint64_t stride) {
     int fired = 0;
-    uint64_t stride = getenv("MT_TEST_SLOW") ? 11 : 101; /* of some 2,400 */
+    std::string expected;
     for (uint64_t n = 0;; n += n ? stride : 1) {
-        PairsLoop loop(true);
+        auto loop = make();
         ck_ok(mt_torch_seed(5));
-        for (int i = 0; i < 3; i++) loop.step();
+        for (int i = 0; i < steps; i++) loop.step();
         uint64_t count = 0;
         ck_ok(mt_inject_oom(n, 0));
-        loop.step();
+        mt_step_report report = loop.step();
         mt_injected(nullptr, &count);
         ck_ok(mt_inject_oom(0, 0));
-        if (!n) expected = loop.subject.hash();
-        ck_assert_msg(loop.subject.hash() == expected, "request %llu: other bits",
+        if (!n) expected = loop.hash();
+        ck_assert_msg(loop.hash() == expected, "request %llu: other bits",
                       static_cast<unsigned long long>(n));
         fired += count != 0;
-        if (n && !count) break;
+        if (n && !count) return fired;
+        ck_assert_uint_eq(report.chunk_count, 8);
     }
-    ck_assert_int_gt(fired, 10);
+}
+
+TEST(suite_device(), same_figures_of_pairs_without_waiting) {
+    PairsLoop waits(false), defers(true);
+    ck_assert_double_gt(same_steps(waits, defers, 5), 0.0);
+}
+
+/* The embeddings' too. */
+TEST(suite_device(), every_request_of_pairs_without_waiting) {
+    uint64_t stride = getenv("MT_TEST_SLOW") ? 11 : 101; /* of some 2,400 */
+    ck_assert_int_gt(every_request([] { return PairsLoop(true); }, 3, stride), 10);
 }
 
 /* A metric that the model gives on the host is neither copied there and back, nor waited for. */
@@ -206,50 +224,11 @@ TEST(suite_device(), norm_of_a_gradient_that_is_changed) {
     ck_assert_double_eq_tol(norms[1], 4 * norms[0], 1e-5 * norms[1]);
 }
 
-/* Nor that of a step that was taken back, whose gradients lay where the next one's lie. */
-TEST(suite_device(), norm_of_a_step_that_was_taken_back) {
-    double norms[2];
-    for (int before = 0; before < 2; before++) {
-        Batch batch(4), other(2);
-        Trainer trainer(options_of(MT_SGD, 0.5));
-        mt_apply_result applied = apply_result();
-        mt_chunk_result result = chunk_result();
-        ck_ok(mt_hold_gradients(trainer.torch, 0));
-        if (before) {
-            ck_ok(mt_begin(trainer.torch, batch.get()));
-            ck_ok(mt_mark(trainer.torch));
-            result.deferred = 1;
-            ck_ok(mt_accumulate(trainer.torch, 0, 4, 1.0, &result));
-            ck_ok(mt_collect(trainer.torch, &result));
-            ck_ok(mt_rollback(trainer.torch));
-        }
-        result = chunk_result();
-        ck_ok(mt_begin(trainer.torch, other.get()));
-        ck_ok(mt_mark(trainer.torch));
-        ck_ok(mt_accumulate(trainer.torch, 0, 2, 1.0, &result));
-        ck_ok(mt_apply(trainer.torch, &applied));
-        norms[before] = applied.grad_norm;
-    }
-    ck_assert_double_eq(norms[0], norms[1]);
-}
-
 /* Nothing else changes by that: losses, metrics and weights have the same bits. */
 TEST(suite_device(), same_figures_without_waiting) {
     for (int keep : {MT_KEEP_AUTO, MT_KEEP_ALWAYS}) {
         Loop waits(0.5, false, keep), defers(0.5, true, keep);
-        for (int i = 0; i < 4; i++) {
-            /* one random generator serves both */
-            ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
-            mt_step_report a = waits.step();
-            ck_ok(mt_torch_seed(static_cast<uint64_t>(i)));
-            mt_step_report b = defers.step();
-            ck_assert_double_eq(a.loss, b.loss);
-            ck_assert_mem_eq(a.metrics, b.metrics, sizeof a.metrics);
-            ck_assert_double_eq(a.grad_norm, b.grad_norm);
-            ck_assert_uint_eq(a.chunk_count, b.chunk_count);
-            ck_assert_double_gt(b.seconds, 0.0);
-        }
-        ck_assert(waits.trainer.hash() == defers.trainer.hash());
+        same_steps(waits, defers, 4);
     }
 }
 
@@ -268,28 +247,10 @@ TEST_LOOP(suite_device(), no_doubles, suite_on_xpu()) {
     }
 }
 
-/* Each request of a step with deferred chunks is refused in turn: it goes through, with the bits of one that met nothing. */
 TEST_LOOP(suite_device(), every_request_of_deferred_chunks, 2) {
-    int keep = _i ? MT_KEEP_ALWAYS : MT_KEEP_NEVER, fired = 0;
-    std::string expected;
+    int keep = _i ? MT_KEEP_ALWAYS : MT_KEEP_NEVER;
     uint64_t stride = getenv("MT_TEST_SLOW") ? 1 : 4;
-    for (uint64_t n = 0;; n += n ? stride : 1) {
-        Loop loop(0.5, true, keep);
-        ck_ok(mt_torch_seed(5));
-        loop.step();
-        uint64_t count = 0;
-        ck_ok(mt_inject_oom(n, 0));
-        mt_step_report report = loop.step();
-        mt_injected(nullptr, &count);
-        ck_ok(mt_inject_oom(0, 0));
-        if (!n) expected = loop.trainer.hash();
-        ck_assert_msg(loop.trainer.hash() == expected, "request %llu: other bits",
-                      static_cast<unsigned long long>(n));
-        fired += count != 0;
-        if (n && !count) break;
-        ck_assert_uint_eq(report.chunk_count, 8);
-    }
-    ck_assert_int_gt(fired, 25);
+    ck_assert_int_gt(every_request([keep] { return Loop(0.5, true, keep); }, 1, stride), 25);
 }
 
 /* Its driver takes up to a millisecond for an answer. A budget is set, or there is that by default. */
