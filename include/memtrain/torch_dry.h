@@ -18,9 +18,6 @@
  * times their weight on any. Peaks of large chunks are exact, or that much too low. In bfloat16 they
  * may be too high by copies of the weight.
  *
- * Depthwise convolutions take scratch memory that grows with the samples. A peak inside of one is told
- * up to an eighth too low. That was seen where activations wait in a file, and nowhere else.
- *
  * Losses, gradients and metrics of a dry run mean nothing. Take its steps back (rollback), and use
  * no file that was written in one.
  */

@@ -272,16 +272,22 @@ Three norm(const Tensor &input, const Maybe &weight, const Maybe &, const Maybe 
     return {out, at::empty({channels}, options).fill_(1), at::empty({channels}, options).fill_(1)};
 }
 
+bool is_dense(const Tensor &tensor) {
+    return tensor.is_contiguous() || tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
 Three norm_backward(const Tensor &grad, const Tensor &input, const Maybe &weight, const Maybe &,
                     const Maybe &, const Maybe &, const Maybe &, bool, double,
                     std::array<bool, 3> wanted) {
     at::TensorOptions options = weight && weight->defined() ? weight->options() : input.options();
     Tensor grad_input, grad_weight, grad_bias;
-    (void)grad;
-    if (wanted[0])
-        grad_input = blank(input.sizes(), input.options(), input.suggest_memory_format());
+    at::MemoryFormat format = input.suggest_memory_format();
+    if (wanted[0]) grad_input = blank(input.sizes(), input.options(), format);
     if (wanted[1]) grad_weight = blank({input.size(1)}, options);
     if (wanted[2]) grad_bias = blank({input.size(1)}, options);
+    /* libtorch makes it once more, before it lets the first one go, where both lie alike. */
+    if (wanted[0] && is_dense(input) && is_dense(grad) && grad.suggest_memory_format() == format)
+        grad_input = blank(input.sizes(), input.options(), format);
     return {grad_input, grad_weight, grad_bias};
 }
 
