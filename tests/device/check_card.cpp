@@ -434,7 +434,7 @@ TEST_LOOP(suite_device(), a_named_card_is_shared, 2) {
     ck_assert_str_eq(device.name, name.c_str());
     ck_assert_uint_eq(device.sharers, 2);
     if (_i) ck_assert_uint_eq(device.budget_bytes, all / 2);
-    ck_contains(log.c_str(), ("2 processes of this machine see 1 " + name + " device").c_str());
+    ck_contains(log.c_str(), ("2 processes of this machine share '" + name + "'").c_str());
 }
 
 /* The line is said once, not by each process. */

@@ -154,6 +154,14 @@ TEST_LOOP("accepted", devices_are_accepted, LENGTH(devices)) {
     ck_assert_str_eq(cat.flags.device, devices[_i]);
 }
 
+/* PyTorch's names for the only device of a type. */
+TEST("accepted", the_only_device_may_have_its_number) {
+    ACCEPT("--device", "cpu:0");
+    ck_assert_str_eq(cat.flags.device, "cpu");
+    ACCEPT("--device", "mps:0");
+    ck_assert_str_eq(cat.flags.device, "mps");
+}
+
 static const char *const budgets[] = {"600MiB", "8GB",     "0.95", "80%",  "auto",
                                       "1.5G",   "1048576", "1KiB", "4096B"};
 

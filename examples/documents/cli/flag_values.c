@@ -23,6 +23,9 @@ static int is_numbered(const char *text, const char *type) {
 int ex_read_device(const char *text, void *target) {
     static const char *const names[] = {"auto", "cpu", "cuda",     "xpu",
                                         "mps",  "sim", "sim:cuda", "sim:mps"};
+    /* PyTorch's names for the only device of a type. */
+    if (strcmp(text, "cpu:0") == 0) text = "cpu";
+    if (strcmp(text, "mps:0") == 0) text = "mps";
     int known = is_numbered(text, "cuda") || is_numbered(text, "xpu");
     for (size_t i = 0; i < EX_ROWS(names); i++) known = known || strcmp(text, names[i]) == 0;
     if (known) *(const char **)target = text;

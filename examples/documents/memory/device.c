@@ -32,6 +32,15 @@ static void tell_shared(const ex_flags *flags, const char *type, size_t cards) {
                (long long)flags->sharing, cards, type, cards == 1 ? "" : "s");
 }
 
+/* The same where all have the card that --device names. */
+static void tell_named(const ex_flags *flags, const char *name) {
+    if (ex_processes_is_first())
+        mt_log(MT_LOG_WARNING,
+               "--device: %lld processes of this machine share '%s', and --budget is for each%s",
+               (long long)flags->sharing, name,
+               strchr(name, ':') ? "; a type without a number gives each a card of its own" : "");
+}
+
 const char *ex_device_auto(void) {
     static const char *const cards[] = {"cuda", "xpu", "mps"};
     for (size_t i = 0; i < EX_ROWS(cards); i++)
@@ -72,7 +81,7 @@ static mt_status pick(const ex_flags *flags, ex_device *device) {
         mt_status status = pick_card(flags, name, device);
         if (status != MT_OK) return status;
     } else if (flags->sharing > 1 && !is_cpu(device) && !is_simulated(device)) {
-        tell_shared(flags, name, 1); /* a card that is named, which is the same for all */
+        tell_named(flags, name);
         device->sharers = (size_t)flags->sharing;
     }
     if (mt_device_check(device->name) == MT_OK) return MT_OK;
