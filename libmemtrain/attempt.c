@@ -263,7 +263,7 @@ static int is_open(const mt__work *w) {
  * it. In a plan that is open it does.
  */
 static int may_be_deferred(const mt_trainer *t, const mt__work *w, size_t count, double weight) {
-    if (!t->backend.collect || w->mode != MT_TRAIN || weight == 0) return 0;
+    if (!t->backend.collect || weight == 0) return 0;
     if (!w->forced && (w->plan.discard || is_open(w))) return 0;
     return !mt_policy_wants_seconds(t->policy, w->mode, count);
 }
@@ -423,11 +423,12 @@ static mt_status list_chunk(mt_trainer *t, const mt__work *w, size_t count) {
 }
 
 /* The chunks that are left. A recording that is to be taken back sees the first samples each time. */
-mt_status mt__do_chunks(mt_trainer *t, mt__work *w) {
+static mt_status run_chunks(mt_trainer *t, mt__work *w) {
     size_t count;
     for (;;) {
         mt_status status = next_chunk(t, w, &count);
-        if (status != MT_OK || count == 0) return status;
+        if (status != MT_OK) return status;
+        if (count == 0) return collect(t, w);
         status = tell_chunks(t, w, count);
         if (status == MT_OK) status = list_chunk(t, w, count);
         if (status != MT_OK) return status;
@@ -451,6 +452,13 @@ static void forget(mt__work *w) {
     w->weighed = 0;
     w->done = w->next = w->placed = w->deferred = 0;
     w->open = w->marked = 0;
+}
+
+mt_status mt__do_chunks(mt_trainer *t, mt__work *w) {
+    mt_status status = run_chunks(t, w);
+    /* An evaluation has no rollback. With the chunk that fails go those whose figures are still to come. */
+    if (status != MT_OK && w->mode == MT_EVALUATE && w->deferred) forget(w);
+    return status;
 }
 
 mt_status mt__roll_back(mt_trainer *t, mt__work *w, mt_status because) {
@@ -545,7 +553,6 @@ mt_status mt__attempt_step(mt_trainer *t, mt__work *w) {
     mt_status status = w->open ? MT_OK : begin(t, w);
     if (status != MT_OK) return status;
     status = mt__do_chunks(t, w);
-    if (status == MT_OK && !w->again) status = collect(t, w);
     if (status != MT_OK || w->plan.discard || w->again) return take_back(t, w, status);
     status = check_units(t, w);
     if (status != MT_OK) return mt__roll_back(t, w, status);

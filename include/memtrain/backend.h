@@ -226,11 +226,11 @@ typedef struct mt_chunk_result {
      */
     int normalises_over_batch;
     /*
-     * The trainer sets it to 1 before accumulate if two things hold: the backend has collect, and
-     * the figures of this chunk (loss, metrics, time) are not needed at once. A backend that leaves
-     * it at 1 has not waited for the device. Then collect gives the figures. A backend that has
-     * waited sets it to 0 and gives the figures here. Before prepare it is 1 if it may be so for
-     * all chunks.
+     * The trainer sets it to 1 before accumulate and evaluate if two things hold: the backend has
+     * collect, and the figures of this chunk (loss, metrics, time) are not needed at once. A backend
+     * that leaves it at 1 has not waited for the device. Then collect gives the figures. A backend
+     * that has waited sets it to 0 and gives the figures here. Before prepare it is 1 if it may be
+     * so for all chunks.
      */
     int deferred;
 } mt_chunk_result;
@@ -504,14 +504,14 @@ typedef struct mt_backend {
 
     /*
      * Optional. For a device that computes while the host goes on. Gives loss, units, metrics and
-     * time of the oldest deferred chunk (mt_chunk_result.deferred) that was not collected yet. It
-     * is called once for each of them, before apply. The first call waits for the device.
-     *
-     * Chunks of known size are deferred. So the trainer waits for the device once a step, and the
-     * host prepares a chunk while the device computes the one before.
+     * time of the oldest deferred chunk (mt_chunk_result.deferred) that was not collected yet. It is
+     * called once for each, before apply or at the end of an evaluation. The first call waits for
+     * the device. Chunks of known size are deferred. So the trainer waits once a step or evaluation,
+     * and the host prepares a chunk while the device computes the one before.
      *
      * If it fails, the step fails. MT_EDEVMEM is treated as an OOM of the largest deferred chunk. A
-     * rollback forgets the deferred chunks. A rewind does not.
+     * rollback forgets the deferred chunks. A rewind does not. An evaluate or a collect that fails
+     * outside of a step forgets them.
      */
     mt_status (*collect)(void *self, mt_chunk_result *out);
 } mt_backend;

@@ -343,6 +343,7 @@ mt_status Core::collect(void *self, mt_chunk_result *out) {
 mt_status Core::evaluate_chunk(void *self, const mt_batch *, size_t first, size_t count,
                                mt_chunk_result *out) {
     Core &core = of(self);
+    out->deferred = 0; /* its figures are read at once */
     return core.run_chunk(false, count, out,
                           [&] { read_sums(core.backend_.attr("evaluate")(first, count), out); });
 }

@@ -321,11 +321,13 @@ void wait_for_device(mt_torch &torch, bool is_update) {
     torch.canary.check(is_update);
 }
 
-/* Whether the caller of a training chunk does without its figures for now, and they can stay on the card. */
-bool is_deferred(const mt_torch &torch, const mt_chunk_result *out) {
+/* Whether the caller of a chunk does without its figures for now, and they can stay on the card. */
+bool is_deferred(const mt_torch &torch, const Run &run, const mt_chunk_result *out) {
     mt_chunk_result given = {};
     copy_in(given, out);
-    return given.deferred && torch.pending.is_there();
+    bool is_told_late =
+        !run.training && torch.model->embedding_count; /* with the last of its batch */
+    return given.deferred && !is_told_late && torch.pending.is_there();
 }
 
 /* What was given to the device before is not to be measured with what comes. */
@@ -343,7 +345,7 @@ void begin_chunk(mt_torch &torch, bool deferred) {
 template <class Body>
 mt_status measured(mt_torch &torch, const Run &run, mt_chunk_result *out, Body &&body) {
     mt_chunk_result result = {};
-    bool deferred = run.training && is_deferred(torch, out);
+    bool deferred = is_deferred(torch, run, out);
     cpu::Refusals before = cpu::refusals();
     Calling calling(torch, run.training ? Call::step : Call::evaluation);
     KeepOneDnn keep;
@@ -415,6 +417,11 @@ template <class Body> mt_status after_failure(mt_status status, Body &&body) {
     std::snprintf(reason, sizeof reason, "%s", mt_last_error());
     (void)guard(body);
     return mt_set_error(status, "%s", reason);
+}
+
+/* The figures of a chunk that has gone through count, if they are still to come. */
+void keep_deferred(mt_torch &torch, const mt_chunk_result &out) {
+    if (out.size >= sizeof out && out.deferred) torch.pending.keep();
 }
 
 /* The device may still read the batch, which is its caller's again once the call has returned. */
@@ -515,7 +522,7 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
             share = forward_backward(*torch, first, count, weight, result);
     });
     if (status != MT_OK) return fail_step(*torch, status);
-    if (out->size >= sizeof *out && out->deferred) torch->pending.keep();
+    keep_deferred(*torch, *out);
     torch->written.end_chunk();
     torch->written_buffers.end_chunk(torch->statistics);
     torch->written.is_learnt(true);
@@ -530,7 +537,8 @@ extern "C" mt_status mt_accumulate(mt_torch *torch, size_t first, size_t count, 
 /* All chunks have run, as far as is known here, so the norm of their gradient comes by the same wait. */
 static void read_pending(mt_torch &torch) {
     if (!torch.pending.has_rows()) return;
-    at::Tensor norm = torch.shared ? at::Tensor() : torch.optimizer->norm_ahead();
+    bool wants_norm = torch.phase == Phase::in_step && !torch.shared;
+    at::Tensor norm = wants_norm ? torch.optimizer->norm_ahead() : at::Tensor();
     double value = torch.pending.read(torch.canary, norm);
     if (norm.defined()) torch.optimizer->norm_is(value);
 }
@@ -538,7 +546,7 @@ static void read_pending(mt_torch &torch) {
 extern "C" mt_status mt_collect(mt_torch *torch, mt_chunk_result *out) {
     CHECK_TORCH("mt_collect");
     MT_RETURN_IF_FAILED(check_sized(out, "mt_collect", "out"));
-    MT_RETURN_IF_FAILED(check_phase("mt_collect", *torch, Phase::in_step, Phase::in_step));
+    MT_RETURN_IF_FAILED(check_phase("mt_collect", *torch, Phase::in_step, Phase::idle));
     mt_chunk_result result = {};
     mt_status status = guard(torch->device, [&] {
         read_pending(*torch);
@@ -546,7 +554,10 @@ extern "C" mt_status mt_collect(mt_torch *torch, mt_chunk_result *out) {
         result = torch->pending.take();
     });
     hand_over(result, out);
-    return status == MT_OK || status == MT_ESTATE ? status : fail_step(*torch, status);
+    if (status == MT_OK || status == MT_ESTATE) return status;
+    if (torch->phase == Phase::in_step) return fail_step(*torch, status);
+    torch->pending.clear();
+    return wait_after_failure(*torch, status);
 }
 
 extern "C" mt_status mt_prepare(mt_torch *torch, const size_t *chunks, size_t count,
@@ -721,6 +732,7 @@ static void keep_for_evaluation(mt_torch &torch) {
 static mt_status end_evaluation(mt_torch &torch, mt_status status) {
     if (status != MT_OK) (void)wait_after_failure(torch, status);
     std::string reason = mt_last_error();
+    if (status != MT_OK) torch.pending.clear();
     mt_status ended = guard(torch.device, [&] {
         if (status == MT_OK) {
             torch.written.end_chunk();
@@ -750,6 +762,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
     if (cached) MT_RETURN_IF_FAILED(torch->evaluation.check_next("mt_evaluate", *batch, first));
     bool keeps =
         torch->call != Call::evaluation; /* else a model's own evaluation of another batch */
+    if (keeps && first == 0) torch->pending.clear();
     if (keeps) MT_RETURN_IF_FAILED(guard(torch->device, [&] { keep_for_evaluation(*torch); }));
     mt_status status = measured(
         *torch, Run{false, false, 0, 0, own, count, false}, out, [&](mt_chunk_result &result) {
@@ -761,6 +774,7 @@ extern "C" mt_status mt_evaluate(mt_torch *torch, const mt_batch *batch, size_t 
                 forward_only(*torch, own, first, count, result);
         });
     if (cached) torch->evaluation.end_chunk(first, status == MT_OK ? count : 0);
+    if (status == MT_OK) keep_deferred(*torch, *out);
     if (keeps) return end_evaluation(*torch, status);
     return status == MT_OK ? MT_OK : wait_after_failure(*torch, status);
 }

@@ -67,6 +67,11 @@ struct Loop {
         ck_ok(mt_trainer_step(loop, batch.get(), &report));
         return report;
     }
+    mt_eval_report evaluate() {
+        mt_eval_report report = MT_EVAL_REPORT_INIT;
+        ck_ok(mt_trainer_evaluate(loop, batch.get(), &report));
+        return report;
+    }
 };
 
 /* The card is waited for once for all losses, and once for the update. Where MPS clips, its norm comes with the losses. */
@@ -77,6 +82,22 @@ TEST(suite_device(), waits_twice_a_step) {
         uint64_t before = counters().waits;
         loop.step();
         ck_assert_uint_eq(counters().waits - before, 2);
+    }
+}
+
+/* Its figures are read at its end, and are those of one that waits for each chunk. */
+TEST(suite_device(), an_evaluation_waits_once) {
+    Loop waits(0.0, false), defers(0.0, true);
+    for (int i = 0; i < 3; i++) {
+        uint64_t before = counters().waits;
+        mt_eval_report b = defers.evaluate();
+        uint64_t waited = counters().waits - before;
+        mt_eval_report a = waits.evaluate();
+        if (i > 0) ck_assert_uint_eq(waited, 1); /* the first chunks of a size are timed */
+        ck_assert_uint_eq(b.chunk_count, 8);
+        ck_assert_mem_eq(&a.loss, &b.loss, sizeof a.loss);
+        ck_assert_mem_eq(a.metrics, b.metrics, sizeof a.metrics);
+        ck_assert_double_gt(b.seconds, 0.0);
     }
 }
 

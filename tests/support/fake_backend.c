@@ -466,7 +466,6 @@ static mt_status fake_collect(void *self, mt_chunk_result *out) {
     size_t next = fake->deferred_next;
     mt_status status = fallible(fake, FAKE_COLLECT);
 
-    if (fake->batch == NULL) complain(fake, "collect outside a step");
     if (out->size != sizeof(*out) || out->units != 0) complain(fake, "collect: result not zeroed");
     if (next == fake->deferred_count) {
         complain(fake, "collect though no chunk was deferred");
@@ -478,6 +477,8 @@ static mt_status fake_collect(void *self, mt_chunk_result *out) {
         out->units = kept->units;
         out->seconds = kept->seconds;
         memcpy(out->metric_sums, kept->metric_sums, sizeof(out->metric_sums));
+    } else if (fake->batch == NULL) {
+        forget_deferred(fake); /* an evaluation has no rollback */
     }
     return note(fake, FAKE_COLLECT, next, 1, 0, status);
 }
@@ -747,6 +748,7 @@ static mt_status fake_evaluate(void *self, const mt_batch *batch, size_t first, 
     mt_status status;
 
     if (fake->batch != NULL) complain(fake, "evaluate inside a step");
+    if (first == 0) forget_deferred(fake);
     if (out->size != sizeof(*out) || out->units != 0) complain(fake, "evaluate: result not zeroed");
     if (count == 0 || first + count > batch->count)
         complain(fake, "evaluate: samples out of range");
@@ -755,6 +757,8 @@ static mt_status fake_evaluate(void *self, const mt_batch *batch, size_t first, 
     for (size_t i = first; i < first + count && status == MT_OK; i++)
         sample_run(fake, batch, i, 1.0, features, out);
     if (status == MT_OK) mean_of_nothing(fake, out);
+    if (status == MT_OK) defer(fake, out);
+    if (status != MT_OK) forget_deferred(fake);
     out->normalises_over_batch = fake->options.shows_norm == 2;
     return note(fake, FAKE_EVALUATE, first, count, 0, status);
 }
