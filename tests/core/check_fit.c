@@ -71,22 +71,19 @@ static const struct {
 };
 
 TEST_LOOP("fit", a_flow, LENGTH(flows)) {
-    mt_source source = fit_source(flows[_i].samples, "t");
-    mt_source validation = fit_source(flows[_i].validation, "v");
-    mt_fit_options options = fit_options(flows[_i].batch, flows[_i].epochs);
-    options.seed = 1;
-    options.shuffle = flows[_i].shuffle;
-    options.drop_last = flows[_i].drop_last;
-    options.evaluate_every = flows[_i].every;
-    if (flows[_i].validation) options.validation = &validation;
-    mt_fit_report report = fit_run(&source, &options);
+    fit_begin(flows[_i].samples, flows[_i].validation, flows[_i].batch, flows[_i].epochs);
+    fit.options.seed = 1;
+    fit.options.shuffle = flows[_i].shuffle;
+    fit.options.drop_last = flows[_i].drop_last;
+    fit.options.evaluate_every = flows[_i].every;
+    fit_run();
     ck_assert_str_eq(fit_seen.text, flows[_i].calls);
-    ck_assert_uint_eq(report.steps, flows[_i].steps);
-    ck_assert_uint_eq(report.total_steps, flows[_i].steps);
-    ck_assert_uint_eq(report.epochs_done, flows[_i].epochs);
-    ck_assert_uint_eq(report.epoch, flows[_i].epochs);
-    ck_assert_int_eq(report.end, MT_FIT_DONE);
-    ck_assert(isnan(report.rate));
+    ck_assert_uint_eq(fit.report.steps, flows[_i].steps);
+    ck_assert_uint_eq(fit.report.total_steps, flows[_i].steps);
+    ck_assert_uint_eq(fit.report.epochs_done, flows[_i].epochs);
+    ck_assert_uint_eq(fit.report.epoch, flows[_i].epochs);
+    ck_assert_int_eq(fit.report.end, MT_FIT_DONE);
+    ck_assert(isnan(fit.report.rate));
     ck_assert_uint_eq(fake.step, flows[_i].steps);
     for (size_t i = 0; flows[_i].validation && i < fit_seen.epoch_count; i++)
         ck_assert_uint_eq(fit_seen.epochs[i].eval_samples,
@@ -110,18 +107,12 @@ TEST("fit", with_defaults) {
 }
 
 TEST("fit", clocks) {
-    mt_source source = fit_source(4, "t");
-    mt_fit_options options = fit_options(2, 2);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
-
+    fit_begin(4, 0, 2, 2);
     fit_seen.clock = 1000;
-    callbacks.now = fit_now;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert(report.seconds == fit_seen.clock - 1000.5);
-    ck_assert(report.seconds > 1);
-    done(trainer);
+    fit.callbacks.now = fit_now;
+    ck_ok(fit_goes());
+    ck_assert(fit.report.seconds == fit_seen.clock - 1000.5);
+    ck_assert(fit.report.seconds > 1);
 }
 
 /* ---- rates ---------------------------------------------------------------------------------------------- */
@@ -135,18 +126,17 @@ TEST_LOOP("fit", some_rates, 5) {
                 {MT_SCHEDULE_LINEAR, 0, 6},
                 {MT_SCHEDULE_COSINE, 4, 4},
                 {MT_SCHEDULE_LINEAR, 100, 100}};
-    mt_source source = fit_source(5, "t");
-    mt_fit_options options = fit_options(2, 2);
-    mt_schedule schedule = MT_SCHEDULE_INIT;
 
-    schedule.kind = rows[_i].kind;
-    schedule.steps = rows[_i].steps;
-    options.schedule = &schedule;
-    mt_fit_report report = fit_run(&source, &options);
+    fit_begin(5, 0, 2, 2);
+    fit.schedule.kind = rows[_i].kind;
+    fit.schedule.steps = rows[_i].steps;
+    fit.options.schedule = &fit.schedule;
+    fit_run();
     ck_assert_uint_eq(fit_seen.rate_count, 6);
-    schedule.steps = rows[_i].as;
-    for (size_t i = 0; i < 6; i++) ck_assert(fit_seen.rates[i] == mt_schedule_rate(&schedule, i));
-    ck_assert(report.rate == fit_seen.rates[5]);
+    fit.schedule.steps = rows[_i].as;
+    for (size_t i = 0; i < 6; i++)
+        ck_assert(fit_seen.rates[i] == mt_schedule_rate(&fit.schedule, i));
+    ck_assert(fit.report.rate == fit_seen.rates[5]);
 }
 
 /* ---- the best, and patience ---------------------------------------------------------------------------- */
@@ -162,15 +152,8 @@ static const struct {
     {MT_FIT_LOSS, 0, 0, {5, 4, 3, 2, 1, 9}, 6, 5, 1, MT_FIT_DONE, 5},
     {MT_FIT_LOSS, 0, 2, {5, 4, 6, 7, 1, 1}, 4, 2, 2, MT_FIT_PATIENCE, 2},
     {MT_FIT_LOSS, 0, 2, {5, 4, 6, 3, 4, 2}, 6, 6, 0, MT_FIT_DONE, 4},
-    {MT_FIT_LOSS,
-     0,
-     1,
-     {5, 5, 1, 1, 1, 1},
-     2,
-     1,
-     1,
-     MT_FIT_PATIENCE,
-     1}, /* as good is not better */
+    /* As good is not better. */
+    {MT_FIT_LOSS, 0, 1, {5, 5, 1, 1, 1, 1}, 2, 1, 1, MT_FIT_PATIENCE, 1},
     {MT_FIT_LOSS, 0, 2, {NAN, NAN, 1, 1, 1, 1}, 2, 0, 2, MT_FIT_PATIENCE, 0},
     {MT_FIT_LOSS, 0, 3, {NAN, 2, INFINITY, -INFINITY, 1, 2}, 6, 5, 1, MT_FIT_DONE, 2},
     {MT_FIT_LOSS, 1, 2, {5, 4, 3, 2, 1, 9}, 3, 1, 2, MT_FIT_PATIENCE, 1},
@@ -185,65 +168,55 @@ static const struct {
 };
 
 TEST_LOOP("fit", an_end, LENGTH(ends)) {
-    mt_source source = fit_source(2, "t"), validation = fit_source(2, "v");
-    mt_fit_options options = fit_options(2, 6);
-    const mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_scripted_trainer();
     double best = ends[_i].best_epoch ? ends[_i].losses[ends[_i].best_epoch - 1] : NAN;
 
+    fit_begin(2, 2, 2, 6);
+    fit.trainer = fit_scripted_trainer();
     fit_script = ends[_i].losses;
-    options.validation = &validation;
-    options.metric = ends[_i].metric;
-    options.maximise = ends[_i].maximise;
-    options.patience = ends[_i].patience;
-    options.best = "best";
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert_uint_eq(report.epochs_done, ends[_i].epochs_done);
-    ck_assert_uint_eq(report.best_epoch, ends[_i].best_epoch);
-    ck_assert_uint_eq(report.worse, ends[_i].worse);
-    ck_assert_int_eq(report.end, ends[_i].end);
+    fit.options.metric = ends[_i].metric;
+    fit.options.maximise = ends[_i].maximise;
+    fit.options.patience = ends[_i].patience;
+    fit.options.best = "best";
+    ck_ok(fit_goes());
+    ck_assert_uint_eq(fit.report.epochs_done, ends[_i].epochs_done);
+    ck_assert_uint_eq(fit.report.best_epoch, ends[_i].best_epoch);
+    ck_assert_uint_eq(fit.report.worse, ends[_i].worse);
+    ck_assert_int_eq(fit.report.end, ends[_i].end);
     ck_assert_uint_eq(fit_count_of("save(best)"), ends[_i].saves);
     ck_assert_uint_eq(fit_count_of("!"), ends[_i].saves);
     if (ends[_i].metric >= 0) best = -best;
-    ck_assert(isnan(best) ? isnan(report.best) : report.best == best);
-    done(trainer);
+    ck_assert(isnan(best) ? isnan(fit.report.best) : fit.report.best == best);
 }
 
 /* The best is kept over a resume, and so is how long nothing was better. */
 TEST("fit", patience_goes_on) {
     static const double losses[] = {3, 2, 4, 5, 1};
-    mt_source source = fit_source(2, "t"), validation = fit_source(2, "v");
-    mt_fit_options options = fit_options(2, 3);
-    const mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_scripted_trainer();
 
+    fit_begin(2, 2, 2, 3);
+    fit.trainer = fit_scripted_trainer();
     fit_script = losses;
-    options.validation = &validation;
-    options.patience = 2;
-    options.last = "last";
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert_int_eq(report.end, MT_FIT_DONE);
-    mt_trainer_free(trainer);
-    trainer = fit_scripted_trainer();
-    options.epochs = 9;
-    options.resume = "last";
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert_int_eq(report.end, MT_FIT_PATIENCE);
-    ck_assert_uint_eq(report.epochs_done, 4);
-    ck_assert_uint_eq(report.best_epoch, 2);
-    ck_assert(report.best == 2);
+    fit.options.patience = 2;
+    fit.options.last = "last";
+    ck_ok(fit_goes());
+    ck_assert_int_eq(fit.report.end, MT_FIT_DONE);
+    fit_end();
+    fit.trainer = fit_scripted_trainer();
+    fit.options.epochs = 9;
+    fit.options.resume = "last";
+    ck_ok(fit_goes());
+    ck_assert_int_eq(fit.report.end, MT_FIT_PATIENCE);
+    ck_assert_uint_eq(fit.report.epochs_done, 4);
+    ck_assert_uint_eq(fit.report.best_epoch, 2);
+    ck_assert(fit.report.best == 2);
     /* A run that is over stays over, and trains nothing. */
     fake_log_clear(&fake);
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert_int_eq(report.end, MT_FIT_PATIENCE);
-    ck_assert_uint_eq(report.epoch, 4);
+    ck_ok(fit_goes());
+    ck_assert_int_eq(fit.report.end, MT_FIT_PATIENCE);
+    ck_assert_uint_eq(fit.report.epoch, 4);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
-    done(trainer);
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit"), fit_setup, NULL);
+    tcase_add_checked_fixture(suite_case_named("fit"), fit_setup, fit_end);
     return suite_run_named("fit");
 }

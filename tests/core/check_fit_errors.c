@@ -12,48 +12,40 @@
 /* Each call and allocation of the fake fails in turn, once and for good: the state is that of whole steps. */
 TEST_LOOP("fit_errors", every_call_fails, 2) {
     enum { STEPS = 6 };
-    mt_source source = fit_source(11, "t"), validation = fit_source(3, "v");
-    mt_fit_options options = fit_options(4, 2);
     uint64_t hashes[STEPS + 1];
-    mt_trainer *trainer;
     size_t failed = 0;
 
     fit_quiet = 1;
-    options.validation = &validation;
+    fit_begin(11, 3, 4, 2);
+    fit.callbacks.stop = fit_on_stop;
     for (uint64_t steps = 0; steps <= STEPS; steps++) {
-        mt_fit_callbacks callbacks = fit_callbacks();
-        callbacks.stop = fit_on_stop;
-        trainer = fit_trainer();
         fit_forget();
         fit_seen.stop_after =
             (size_t)(steps + 2 * (steps > 3)); /* before an evaluation, and each of its batches */
         if (steps == 6) fit_seen.stop_after = SIZE_MAX;
-        ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+        ck_ok(fit_goes());
         ck_assert_uint_eq(fake.step, steps);
         hashes[steps] = fake_hash(&fake);
-        done(trainer);
+        fit_end();
     }
+    fit.callbacks.stop = NULL;
     for (uint64_t n = 1;; n++) {
-        const mt_fit_callbacks callbacks = fit_callbacks();
-        mt_fit_report report = MT_FIT_REPORT_INIT;
-
-        trainer = fit_trainer();
+        fit.trainer = fit_trainer();
         fit_forget();
         fake_fail_at(&fake, n, _i);
-        mt_status status = mt_fit(trainer, &source, &options, &callbacks, &report);
+        mt_status status = fit_goes();
         if (!fake.fired) {
             ck_ok(status);
-            done(trainer);
             break;
         }
         ck_assert_msg(status == MT_OK || status == MT_EDEVMEM, "%llu: %s", (unsigned long long)n,
                       mt_last_error());
-        ck_assert_int_eq(report.end, status == MT_OK ? MT_FIT_DONE : MT_FIT_FAILED);
-        ck_assert_uint_eq(report.steps, fake.step);
+        ck_assert_int_eq(fit.report.end, status == MT_OK ? MT_FIT_DONE : MT_FIT_FAILED);
+        ck_assert_uint_eq(fit.report.steps, fake.step);
         ck_assert_uint_eq(fit_seen.loads, fit_seen.releases);
-        ck_assert(fake_hash(&fake) == hashes[report.steps]);
+        ck_assert(fake_hash(&fake) == hashes[fit.report.steps]);
         failed += status != MT_OK;
-        done(trainer);
+        fit_end();
     }
     ck_assert_uint_gt(failed, 0);
 }
@@ -80,47 +72,31 @@ static const struct {
 };
 
 TEST_LOOP("fit_errors", a_failure, LENGTH(failures)) {
-    mt_source source = fit_source(4, "t"), validation = fit_source(2, "v");
-    mt_schedule schedule = MT_SCHEDULE_INIT;
-    mt_fit_options options = fit_options(2, 2);
-    const mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
-
-    options.schedule = &schedule;
-    options.validation = &validation;
-    options.best = "best";
-    options.last = "last";
+    fit_begin(4, 2, 2, 2);
+    fit.options.schedule = &fit.schedule;
+    fit.options.best = "best";
+    fit.options.last = "last";
     if (strcmp(failures[_i].name, "position") == 0 || strcmp(failures[_i].name, "reload") == 0) {
-        mt_trainer_free(trainer);
-        fit_run(&source, &options);
-        trainer = fit_trainer();
+        fit_run();
         fit_forget();
-        options.resume = "last";
+        fit.options.resume = "last";
     }
     fit_seen.fails = failures[_i].name;
     fit_seen.fails_at = failures[_i].at;
     fit_seen.words = failures[_i].words;
     mt_set_error(MT_EIO, "of something else");
-    ck_refused(mt_fit(trainer, &source, &options, &callbacks, &report), MT_EIO, failures[_i].told);
-    ck_assert_int_eq(report.end, MT_FIT_FAILED);
-    ck_assert_uint_eq(report.steps, failures[_i].steps);
+    ck_refused(fit_goes(), MT_EIO, failures[_i].told);
+    ck_assert_int_eq(fit.report.end, MT_FIT_FAILED);
+    ck_assert_uint_eq(fit.report.steps, failures[_i].steps);
     ck_assert_uint_eq(fake.step, failures[_i].steps);
     ck_assert_uint_eq(fit_seen.loads, fit_seen.releases);
-    done(trainer);
 }
 
 /* Batches that the backend refuses, and a file that is not there. */
 TEST("fit_errors", no_such_file) {
-    mt_source source = fit_source(4, "t");
-    mt_fit_options options = fit_options(2, 2);
-    const mt_fit_callbacks callbacks = fit_callbacks();
-    mt_trainer *trainer = fit_trainer();
-
-    options.resume = "nowhere";
-    ck_refused(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO,
-               "there is no 'nowhere'");
-    done(trainer);
+    fit_begin(4, 0, 2, 2);
+    fit.options.resume = "nowhere";
+    ck_refused(fit_goes(), MT_EIO, "there is no 'nowhere'");
 }
 
 TEST("fit_errors", host_memory) {
@@ -144,51 +120,44 @@ TEST("fit_errors", host_memory) {
 
 /* ---- what is refused ------------------------------------------------------------------------------------ */
 
-typedef struct refusal {
-    mt_source source, validation;
-    mt_fit_options options;
-    mt_fit_callbacks callbacks;
-    mt_schedule schedule;
-    mt_fit_report report;
-} refusal;
-
 /* Each row is a change of arguments that are right. */
 #define ROWS(XX)                                                                                   \
-    XX(r->source.size = 0, "source->size is not set")                                              \
-    XX(r->source.load = NULL, "source->load is NULL")                                              \
-    XX(r->source.samples = 0, "source->samples is 0; at least 1")                                  \
-    XX(r->source.samples = SIZE_MAX, "source->samples is 18446744073709551615")                    \
-    XX(r->options.size = 1, "options->size is not set")                                            \
-    XX(r->options.batch = 0, "options->batch is 0; at least 1")                                    \
-    XX((r->options.batch = 9, r->options.drop_last = 1), "options->batch is 9; accepted with")     \
-    XX(r->options.epochs = UINT64_MAX, "options->epochs is 18446744073709551615; accepted: less")  \
-    XX(r->options.epochs = UINT64_MAX / 2, "options->epochs is 9223372036854775807")               \
-    XX(r->options.evaluate_every = 0, "options->evaluate_every is 0")                              \
-    XX(r->options.metric = -2, "options->metric is -2; accepted: MT_FIT_LOSS (-1)")                \
-    XX(r->options.metric = FAKE_METRICS, "options->metric is 2; accepted")                         \
-    XX(r->validation.load = NULL, "validation->load is NULL")                                      \
-    XX(r->validation.samples = 0, "validation->samples is 0")                                      \
-    XX(r->validation.size = 7, "validation->size is not set")                                      \
-    XX((r->options.validation = NULL, r->options.best = "b"),                                      \
+    XX(fit.source.size = 0, "source->size is not set")                                             \
+    XX(fit.source.load = NULL, "source->load is NULL")                                             \
+    XX(fit.source.samples = 0, "source->samples is 0; at least 1")                                 \
+    XX(fit.source.samples = SIZE_MAX, "source->samples is 18446744073709551615")                   \
+    XX(fit.options.size = 1, "options->size is not set")                                           \
+    XX(fit.options.batch = 0, "options->batch is 0; at least 1")                                   \
+    XX((fit.options.batch = 9, fit.options.drop_last = 1), "options->batch is 9; accepted with")   \
+    XX(fit.options.epochs = UINT64_MAX, "options->epochs is 18446744073709551615; accepted: less") \
+    XX(fit.options.epochs = UINT64_MAX / 2, "options->epochs is 9223372036854775807")              \
+    XX(fit.options.evaluate_every = 0, "options->evaluate_every is 0")                             \
+    XX(fit.options.metric = -2, "options->metric is -2; accepted: MT_FIT_LOSS (-1)")               \
+    XX(fit.options.metric = FAKE_METRICS, "options->metric is 2; accepted")                        \
+    XX(fit.validation.load = NULL, "validation->load is NULL")                                     \
+    XX(fit.validation.samples = 0, "validation->samples is 0")                                     \
+    XX(fit.validation.size = 7, "validation->size is not set")                                     \
+    XX((fit.options.validation = NULL, fit.options.best = "b"),                                    \
        "options->best is set, and options->v")                                                     \
-    XX((r->options.validation = NULL, r->options.patience = 1), "options->patience is set, and")   \
-    XX((r->callbacks.save = NULL, r->options.best = "b"),                                          \
+    XX((fit.options.validation = NULL, fit.options.patience = 1), "options->patience is set, and") \
+    XX((fit.callbacks.save = NULL, fit.options.best = "b"),                                        \
        "options->best is set, and callbacks->s")                                                   \
-    XX((r->callbacks.save = NULL, r->options.last = "l"),                                          \
+    XX((fit.callbacks.save = NULL, fit.options.last = "l"),                                        \
        "options->last is set, and callbacks->s")                                                   \
-    XX((r->callbacks.position = NULL, r->options.resume = "r"), "and callbacks->position is")      \
-    XX((r->callbacks.load = NULL, r->options.resume = "r"), "resume is set, and callbacks->load")  \
-    XX(r->callbacks.set_lr = NULL, "options->schedule is set, and callbacks->set_lr is NULL")      \
-    XX(r->options.save_every = 1, "options->save_every is set, and options->last is NULL")         \
-    XX(r->options.save_seconds = 1, "options->save_seconds is set, and options->last is NULL")     \
-    XX((r->options.save_seconds = 1, r->options.last = "l"),                                       \
+    XX((fit.callbacks.position = NULL, fit.options.resume = "r"), "and callbacks->position is")    \
+    XX((fit.callbacks.load = NULL, fit.options.resume = "r"),                                      \
+       "resume is set, and callbacks->load")                                                       \
+    XX(fit.callbacks.set_lr = NULL, "options->schedule is set, and callbacks->set_lr is NULL")     \
+    XX(fit.options.save_every = 1, "options->save_every is set, and options->last is NULL")        \
+    XX(fit.options.save_seconds = 1, "options->save_seconds is set, and options->last is NULL")    \
+    XX((fit.options.save_seconds = 1, fit.options.last = "l"),                                     \
        "options->save_seconds is set, and callbacks->now is NULL")                                 \
-    XX(r->options.save_seconds = -1, "options->save_seconds is -1; accepted: 0 for none")          \
-    XX(r->options.save_seconds = NAN, "options->save_seconds is nan; accepted")                    \
-    XX(r->callbacks.size = 3, "callbacks->size is not set")                                        \
-    XX(r->schedule.size = 0, "schedule->size is not set")                                          \
-    XX(r->schedule.rate = -1, "rate is -1; accepted: above 0")                                     \
-    XX(r->report.size = 0, "report->size is not set")
+    XX(fit.options.save_seconds = -1, "options->save_seconds is -1; accepted: 0 for none")         \
+    XX(fit.options.save_seconds = NAN, "options->save_seconds is nan; accepted")                   \
+    XX(fit.callbacks.size = 3, "callbacks->size is not set")                                       \
+    XX(fit.schedule.size = 0, "schedule->size is not set")                                         \
+    XX(fit.schedule.rate = -1, "rate is -1; accepted: above 0")                                    \
+    XX(fit.report.size = 0, "report->size is not set")
 
 #define ROW_FUNCTION(change, words)                                                                \
     if (row-- == 0) {                                                                              \
@@ -196,7 +165,7 @@ typedef struct refusal {
         return words;                                                                              \
     }
 
-static const char *change(refusal *r, int row) {
+static const char *change(int row) {
     ROWS(ROW_FUNCTION)
     return NULL;
 }
@@ -205,20 +174,16 @@ static const char *change(refusal *r, int row) {
 enum { REFUSALS = 0 ROWS(ONE) };
 
 TEST_LOOP("fit_errors", refused, REFUSALS) {
-    refusal r = {fit_source(8, "t"), fit_source(2, "v"), fit_options(2, 2),
-                 fit_callbacks(),    MT_SCHEDULE_INIT,   MT_FIT_REPORT_INIT};
-    mt_trainer *trainer = fit_trainer();
+    fit_begin(8, 2, 2, 2);
+    fit.trainer = fit_trainer();
+    fit.options.schedule = &fit.schedule;
+    fit.report.steps = 77;
     const uint64_t hash = fake_hash(&fake);
-
-    r.options.validation = &r.validation;
-    r.options.schedule = &r.schedule;
-    r.report.steps = 77;
-    const char *words = change(&r, _i);
-    ck_refused(mt_fit(trainer, &r.source, &r.options, &r.callbacks, &r.report), MT_EINVAL, words);
-    ck_assert_uint_eq(r.report.steps, 77);
+    const char *words = change(_i);
+    ck_refused(fit_goes(), MT_EINVAL, words);
+    ck_assert_uint_eq(fit.report.steps, 77);
     ck_assert_uint_eq(fit_seen.length, 0);
     ck_assert(fake_hash(&fake) == hash);
-    done(trainer);
 }
 
 /* A call from within a step, which the trainer's sums are of. */
@@ -277,28 +242,23 @@ static const struct {
 };
 
 TEST_LOOP("fit_errors", another_run, LENGTH(others)) {
-    mt_source source = fit_source(8, "t");
-    mt_schedule schedule = MT_SCHEDULE_INIT;
-    mt_fit_options options = fit_options(2, 2);
-    const mt_fit_callbacks callbacks = fit_callbacks();
-
-    schedule.kind = MT_SCHEDULE_LINEAR;
-    options.seed = 1;
-    options.schedule = &schedule;
-    options.last = "last";
-    fit_run(&source, &options);
-    options.resume = "last";
-    options.seed = others[_i].seed;
-    options.batch = others[_i].batch;
-    options.shuffle = others[_i].shuffle;
-    options.drop_last = others[_i].drop_last;
-    options.epochs = others[_i].epochs;
-    source.samples = others[_i].samples;
-    mt_trainer *trainer = fit_trainer();
+    fit_begin(8, 0, 2, 2);
+    fit.schedule.kind = MT_SCHEDULE_LINEAR;
+    fit.options.seed = 1;
+    fit.options.schedule = &fit.schedule;
+    fit.options.last = "last";
+    fit_run();
+    fit.options.resume = "last";
+    fit.options.seed = others[_i].seed;
+    fit.options.batch = others[_i].batch;
+    fit.options.shuffle = others[_i].shuffle;
+    fit.options.drop_last = others[_i].drop_last;
+    fit.options.epochs = others[_i].epochs;
+    fit.source.samples = others[_i].samples;
+    fit.trainer = fit_trainer();
     const uint64_t hash = fake_hash(&fake);
-    ck_refused(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EINVAL, others[_i].words);
+    ck_refused(fit_goes(), MT_EINVAL, others[_i].words);
     ck_assert(fake_hash(&fake) == hash); /* nothing was loaded */
-    done(trainer);
 }
 
 #define ORDER "{\"seed\":0,\"samples\":8,\"batch\":2,\"shuffle\":1,\"drop_last\":0,\"steps\":0,"
@@ -325,24 +285,18 @@ static const struct {
 };
 
 TEST_LOOP("fit_errors", a_position, LENGTH(positions)) {
-    mt_source source = fit_source(8, "t");
-    mt_fit_options options = fit_options(2, 3);
-    const mt_fit_callbacks callbacks = fit_callbacks();
-    mt_trainer *trainer = fit_trainer();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-
-    fit_files[0].path = options.resume = "last";
+    fit_begin(8, 0, 2, 3);
+    fit.trainer = fit_trainer();
+    fit_files[0].path = fit.options.resume = "last";
     fit_files[0].state = fake.state;
     snprintf(fit_files[0].position, sizeof fit_files[0].position, "%s", positions[_i].position);
-    mt_status status = mt_fit(trainer, &source, &options, &callbacks, &report);
-    ck_status(status, positions[_i].words ? MT_EINVAL : MT_OK);
+    ck_status(fit_goes(), positions[_i].words ? MT_EINVAL : MT_OK);
     if (positions[_i].words) ck_contains(mt_last_error(), positions[_i].words);
     ck_assert_uint_eq(fake.step, positions[_i].words ? 0 : 4);
-    ck_assert_int_eq(report.end, positions[_i].words ? MT_FIT_FAILED : MT_FIT_DONE);
-    done(trainer);
+    ck_assert_int_eq(fit.report.end, positions[_i].words ? MT_FIT_FAILED : MT_FIT_DONE);
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit_errors"), fit_setup, NULL);
+    tcase_add_checked_fixture(suite_case_named("fit_errors"), fit_setup, fit_end);
     return suite_run_named("fit_errors");
 }

@@ -10,8 +10,6 @@
 
 /* ---- an evaluation outside of epochs -------------------------------------------------------------------- */
 
-static mt_trainer *trained; /* of callbacks that evaluate */
-
 /* Of two batches, of 3 and 1 samples: their units, losses and metrics. */
 static struct { double units, loss, metrics[2]; } two[2];
 
@@ -43,38 +41,31 @@ static const struct {
     {{1, 0}, 1, 12, {1.25 / 20, 16}},            /* over each other: senseless, and an end */
 };
 
-static mt_trainer *evaluating_trainer(const int *over) {
-    mt_trainer *trainer = fit_scripted_trainer();
-    trainer->backend.evaluate = evaluated;
-    trainer->info.metric_over = over;
-    return trainer;
-}
-
 TEST_LOOP("fit_evaluate", means_of_a_source, LENGTH(overs)) {
-    mt_source source = fit_source(4, "v");
-    mt_fit_options options = fit_options(3, 1);
     mt_eval_report report = MT_EVAL_REPORT_INIT;
-    mt_trainer *trainer = evaluating_trainer(overs[_i].is_told ? overs[_i].over : NULL);
 
+    fit_begin(1, 4, 3, 1);
+    fit.trainer = fit_scripted_trainer();
+    fit.trainer->backend.evaluate = evaluated;
+    fit.trainer->info.metric_over = overs[_i].is_told ? overs[_i].over : NULL;
     two[0].units = 2, two[0].loss = 8, two[0].metrics[0] = 0.75;
     two[0].metrics[1] = overs[_i].union_of_first;
     two[1].units = 10, two[1].loss = 20, two[1].metrics[0] = 0.5, two[1].metrics[1] = 8;
     for (int twice = 0; twice < 2; twice++) {
         fit_forget();
-        ck_ok(mt_fit_evaluate(trainer, &source, &options, NULL, &report));
+        ck_ok(mt_fit_evaluate(fit.trainer, &fit.validation, &fit.options, NULL, &report));
         ck_assert_str_eq(fit_seen.text, "v0,1,2 v3 ");
         ck_assert_uint_eq(report.samples, 4);
         ck_assert_double_eq_tol(report.loss, 28.0 / 12, 1e-12); /* over units */
         ck_assert_double_eq(report.seconds, 0.5);               /* of two batches */
         /* An epoch that is under way has none of it. */
-        ck_assert_double_eq(trainer->epoch_seconds, 0);
-        ck_assert_uint_eq(trainer->epoch_peak_bytes, 0);
+        ck_assert_double_eq(fit.trainer->epoch_seconds, 0);
+        ck_assert_uint_eq(fit.trainer->epoch_peak_bytes, 0);
         for (int m = 0; m < 2; m++)
             ck_assert(isnan(overs[_i].metrics[m])
                           ? isnan(report.metrics[m])
                           : fabs(report.metrics[m] - overs[_i].metrics[m]) < 1e-12);
     }
-    done(trainer);
 }
 
 /* In an epoch it is none of the epoch's figures, and may be in a callback. */
@@ -83,46 +74,40 @@ static mt_status on_step_test(void *user, const mt_fit_report *so_far,
     mt_source source = fit_source(5, "w");
     mt_eval_report out = MT_EVAL_REPORT_INIT;
     (void)user, (void)so_far, (void)report;
-    ck_ok(mt_fit_evaluate(trained, &source, NULL, NULL, &out));
+    ck_ok(mt_fit_evaluate(fit.trainer, &source, NULL, NULL, &out));
     ck_assert_uint_eq(out.samples, 5);
     return MT_OK;
 }
 
 TEST("fit_evaluate", apart_from_the_epoch) {
-    mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
-    mt_fit_options options = fit_options(2, 2);
-    mt_fit_callbacks callbacks = fit_callbacks();
-
-    trained = fit_trainer();
-    callbacks.step = on_step_test;
-    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    fit_begin(4, 6, 2, 2);
+    fit.callbacks.step = on_step_test;
+    fit.options.validation = NULL;
+    ck_ok(fit_goes());
     ck_assert_uint_eq(fit_seen.epochs[1].eval_samples, 0);
-    options.validation = &validation;
-    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    fit.options.validation = &fit.validation;
+    ck_ok(fit_goes());
     ck_assert_uint_eq(fit_seen.epochs[2].eval_samples, 6);
-    done(trained);
 }
 
 TEST("fit_evaluate", a_stopped_evaluation) {
-    mt_source source = fit_source(6, "v");
-    mt_fit_options options = fit_options(2, 1);
-    mt_fit_callbacks callbacks = fit_callbacks();
     mt_eval_report report = MT_EVAL_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
 
-    callbacks.stop = fit_on_stop;
+    fit_begin(1, 6, 2, 1);
+    fit.trainer = fit_trainer();
+    fit.callbacks.stop = fit_on_stop;
     fit_seen.stop_after = 2;
-    ck_ok(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report));
+    ck_ok(mt_fit_evaluate(fit.trainer, &fit.validation, &fit.options, &fit.callbacks, &report));
     ck_assert_uint_eq(report.samples, 4);
     fit_seen.stop_after = 0;
-    ck_ok(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report));
+    ck_ok(mt_fit_evaluate(fit.trainer, &fit.validation, &fit.options, &fit.callbacks, &report));
     ck_assert_uint_eq(report.samples, 0);
     ck_assert_double_nan(report.loss);
     fit_seen.stop_after = SIZE_MAX;
     fit_seen.fails = "load";
     fit_seen.fails_at = 1;
-    ck_status(mt_fit_evaluate(trainer, &source, &options, &callbacks, &report), MT_EIO);
-    done(trainer);
+    ck_status(mt_fit_evaluate(fit.trainer, &fit.validation, &fit.options, &fit.callbacks, &report),
+              MT_EIO);
 }
 
 TEST("fit_evaluate", an_evaluation_is_refused) {
@@ -149,6 +134,6 @@ TEST("fit_evaluate", an_evaluation_is_refused) {
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit_evaluate"), fit_setup, NULL);
+    tcase_add_checked_fixture(suite_case_named("fit_evaluate"), fit_setup, fit_end);
     return suite_run_named("fit_evaluate");
 }

@@ -40,53 +40,39 @@ static double batches(void *user) {
 }
 
 TEST_LOOP("fit_files", saved_within_epochs, LENGTH(saves)) {
-    mt_source source = fit_source(5, "t");
-    mt_fit_options options = fit_options(2, 2);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_trainer *trainer = fit_trainer();
-
-    options.shuffle = 0;
-    options.last = "last";
-    options.save_every = saves[_i].every;
-    options.save_seconds = saves[_i].seconds;
-    callbacks.now = batches;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    fit_begin(5, 0, 2, 2);
+    fit.options.shuffle = 0;
+    fit.options.last = "last";
+    fit.options.save_every = saves[_i].every;
+    fit.options.save_seconds = saves[_i].seconds;
+    fit.callbacks.now = batches;
+    ck_ok(fit_goes());
     ck_assert_str_eq(fit_seen.text, saves[_i].text);
-    done(trainer);
 }
 
 /* The run is lost at any step; the next one goes on from the file, and ends as one that was never lost. */
 TEST("fit_files", on_from_within_an_epoch) {
-    mt_source source = fit_source(7, "t"), validation = fit_source(3, "v");
-    mt_fit_options options = fit_options(2, 2);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-
-    options.validation = &validation;
-    options.last = "last";
-    options.save_every = 1;
-    mt_trainer *trainer = fit_trainer();
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert_uint_eq(report.steps, 8);
+    fit_begin(7, 3, 2, 2);
+    fit.options.last = "last";
+    fit.options.save_every = 1;
+    fit_run();
+    ck_assert_uint_eq(fit.report.steps, 8);
     const uint64_t hash = fake_hash(&fake);
-    done(trainer);
     for (size_t lost = 2; lost <= 8; lost++) {
         fit_forget();
         memset(fit_files, 0, sizeof fit_files);
         fit_seen.fails = "step";
         fit_seen.fails_at = lost;
-        trainer = fit_trainer();
-        ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
-        done(trainer);
+        ck_status(fit_goes(), MT_EIO);
+        fit_end();
         fit_forget();
-        options.resume = "last";
-        trainer = fit_trainer();
-        ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-        options.resume = NULL;
-        ck_assert_uint_eq(report.steps, 8);
+        fit.options.resume = "last";
+        ck_ok(fit_goes());
+        fit.options.resume = NULL;
+        ck_assert_uint_eq(fit.report.steps, 8);
         ck_assert_uint_eq(fit_seen.loads, 8 - (lost - 1) + 2 * (lost > 4 ? 1 : 2));
         ck_assert(fake_hash(&fake) == hash);
-        done(trainer);
+        fit_end();
     }
 }
 
@@ -99,18 +85,14 @@ static mt_status on_step_note(void *user, const mt_fit_report *so_far,
 }
 
 TEST("fit_files", saved_after_the_callback) {
-    mt_source source = fit_source(4, "t");
-    mt_fit_options options = fit_options(2, 1);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_trainer *trainer = fit_trainer();
-
-    options.shuffle = 0;
-    options.last = "last";
-    options.save_every = 1;
-    callbacks.step = on_step_note;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    fit_begin(4, 0, 2, 1);
+    fit.options.shuffle = 0;
+    fit.options.last = "last";
+    fit.options.save_every = 1;
+    fit.callbacks.step = on_step_note;
+    fit.trainer = fit_trainer();
+    ck_ok(mt_fit(fit.trainer, &fit.source, &fit.options, &fit.callbacks, NULL)); /* no report */
     ck_assert_str_eq(fit_seen.text, "begin1 t0,1 step save(last) t2,3 step epoch1 save(last) ");
-    done(trainer);
 }
 
 /* Of several processes one is late: each of them writes its file. */
@@ -123,25 +105,21 @@ static mt_status sum_with_others(void *self, double *values, size_t count) {
 }
 
 TEST_LOOP("fit_files", saved_by_all_processes, 2) {
-    mt_source source = fit_source(6, "t");
-    mt_fit_options options = fit_options(2, 1);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_trainer *trainer = fit_trainer();
-
-    trainer->backend.agree = sum_with_others;
-    options.shuffle = 0;
-    options.last = "last";
-    options.save_seconds = 1000;
-    callbacks.now = batches;
+    fit_begin(6, 0, 2, 1);
+    fit.trainer = fit_trainer();
+    fit.trainer->backend.agree = sum_with_others;
+    fit.options.shuffle = 0;
+    fit.options.last = "last";
+    fit.options.save_seconds = 1000;
+    fit.callbacks.now = batches;
     late_others = _i;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
+    ck_ok(fit_goes());
     ck_assert_str_eq(fit_seen.text,
                      _i ? "begin1 t0,1 save(last) t2,3 save(last) t4,5 epoch1 save(last) "
                         : "begin1 t0,1 t2,3 t4,5 epoch1 save(last) ");
     fit_seen.fails = "agree";
     fit_seen.fails_at = 1;
-    ck_status(mt_fit(trainer, &source, &options, &callbacks, NULL), MT_EIO);
-    done(trainer);
+    ck_status(fit_goes(), MT_EIO);
 }
 
 /* ---- a number of steps ----------------------------------------------------------------------------------- */
@@ -170,90 +148,69 @@ static mt_status on_part(void *user, const mt_fit_report *at, const mt_epoch_rep
 }
 
 TEST_LOOP("fit_files", a_number_of_steps, LENGTH(bounds)) {
-    mt_source source = fit_source(5, "t"), validation = fit_source(1, "v");
-    mt_fit_options options = fit_options(2, 3);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
-
-    options.shuffle = 0;
-    options.validation = &validation;
-    options.evaluate_every = 3;
-    options.last = "last";
-    options.steps = bounds[_i].steps;
-    callbacks.epoch = on_part;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    fit_begin(5, 1, 2, 3);
+    fit.options.shuffle = 0;
+    fit.options.evaluate_every = 3;
+    fit.options.last = "last";
+    fit.options.steps = bounds[_i].steps;
+    fit.callbacks.epoch = on_part;
+    ck_ok(fit_goes());
     ck_assert_str_eq(fit_seen.text, bounds[_i].text);
-    ck_assert_uint_eq(report.steps, bounds[_i].steps < 9 ? bounds[_i].steps : 9);
-    ck_assert_uint_eq(report.epoch, bounds[_i].epoch);
-    ck_assert_uint_eq(report.epochs_done, bounds[_i].epochs_done);
-    ck_assert_int_eq(report.end, MT_FIT_DONE);
+    ck_assert_uint_eq(fit.report.steps, bounds[_i].steps < 9 ? bounds[_i].steps : 9);
+    ck_assert_uint_eq(fit.report.epoch, bounds[_i].epoch);
+    ck_assert_uint_eq(fit.report.epochs_done, bounds[_i].epochs_done);
+    ck_assert_int_eq(fit.report.end, MT_FIT_DONE);
     /* As many again: nothing is left, and the file is there all the same. */
     fit_forget();
-    options.resume = "last";
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    fit.options.resume = "last";
+    ck_ok(fit_goes());
     ck_assert_str_eq(fit_seen.text, "load(last) save(last) ");
-    ck_assert_int_eq(report.end, MT_FIT_DONE);
-    done(trainer);
+    ck_assert_int_eq(fit.report.end, MT_FIT_DONE);
 }
 
 /* In parts of so many steps as in one. */
 TEST_LOOP("fit_files", on_from_a_number_of_steps, 4) {
-    mt_source source = fit_source(5, "t");
-    mt_schedule schedule = MT_SCHEDULE_INIT;
-    mt_fit_options options = fit_options(2, 3);
-    mt_fit_callbacks callbacks = fit_callbacks();
+    const uint64_t part = (uint64_t)_i + 1;
 
-    schedule.kind = MT_SCHEDULE_COSINE;
-    options.schedule = &schedule;
-    callbacks.epoch = on_part;
-    fit_run(&source, &options);
+    fit_begin(5, 0, 2, 3);
+    fit.schedule.kind = MT_SCHEDULE_COSINE;
+    fit.options.schedule = &fit.schedule;
+    fit_run();
     const uint64_t hash = fake_hash(&fake);
-    options.last = "last";
-    for (uint64_t steps = (uint64_t)_i + 1; steps < 9 + (uint64_t)_i + 1;
-         steps += (uint64_t)_i + 1) {
-        mt_trainer *trainer = fit_trainer();
-        options.steps = steps;
-        ck_ok(mt_fit(trainer, &source, &options, &callbacks, NULL));
-        options.resume = "last";
+    fit.callbacks.epoch = on_part;
+    fit.options.last = "last";
+    for (uint64_t steps = part; steps < 9 + part; steps += part) {
+        fit.options.steps = steps;
+        ck_ok(fit_goes());
+        fit.options.resume = "last";
         ck_assert(fake_hash(&fake) == hash || steps < 9);
-        done(trainer);
+        fit_end();
     }
 }
 
 /* A stop once the steps are made is one before their evaluation. */
 TEST("fit_files", stopped_at_its_last_step) {
-    mt_source source = fit_source(5, "t"), validation = fit_source(1, "v");
-    mt_fit_options options = fit_options(2, 1);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
-
-    options.shuffle = 0;
-    options.validation = &validation;
-    options.last = "last";
-    options.steps = 2;
-    callbacks.stop = fit_on_stop;
+    fit_begin(5, 1, 2, 1);
+    fit.options.shuffle = 0;
+    fit.options.last = "last";
+    fit.options.steps = 2;
+    fit.callbacks.stop = fit_on_stop;
     fit_seen.stop_after = 2;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_ok(fit_goes());
     ck_assert_str_eq(fit_seen.text, "begin1 t0,1 t2,3 save(last) ");
-    ck_assert_int_eq(report.end, MT_FIT_STOPPED);
-    done(trainer);
+    ck_assert_int_eq(fit.report.end, MT_FIT_STOPPED);
 }
 
 /* No epoch: a file of what there is. */
 TEST("fit_files", no_epochs) {
-    mt_source source = fit_source(5, "t");
-    mt_schedule schedule = MT_SCHEDULE_INIT;
-    mt_fit_options options = fit_options(2, 0);
-
-    schedule.kind = MT_SCHEDULE_COSINE;
-    options.schedule = &schedule;
-    options.last = "last";
-    mt_fit_report report = fit_run(&source, &options);
+    fit_begin(5, 0, 2, 0);
+    fit.schedule.kind = MT_SCHEDULE_COSINE;
+    fit.options.schedule = &fit.schedule;
+    fit.options.last = "last";
+    fit_run();
     ck_assert_str_eq(fit_seen.text, "save(last) ");
-    ck_assert_int_eq(report.end, MT_FIT_DONE);
-    ck_assert_uint_eq(report.epoch, 0);
+    ck_assert_int_eq(fit.report.end, MT_FIT_DONE);
+    ck_assert_uint_eq(fit.report.epoch, 0);
 }
 
 /* ---- stopped, and on ------------------------------------------------------------------------------------ */
@@ -277,57 +234,44 @@ static void without_files(const char *text, char *out) {
     *out = 0;
 }
 
-static mt_fit_options parts_options(int row, const mt_source *validation,
-                                    const mt_schedule *schedule) {
-    mt_fit_options options = fit_options(4, 3);
-    options.seed = 9;
-    options.shuffle = parts[row].shuffle;
-    options.drop_last = parts[row].drop_last;
-    options.evaluate_every = parts[row].every;
-    options.schedule = schedule;
-    if (parts[row].validation) options.validation = validation;
-    return options;
-}
-
 /* Stopped the n-th time that it is asked, and on with a new trainer: the same samples, rates, figures and bits. */
 TEST_LOOP("fit_files", stopped_and_on, LENGTH(parts)) {
     static char whole[FIT_TEXT], both[FIT_TEXT], calls[FIT_TEXT];
-    mt_source source = fit_source(parts[_i].samples, "t");
-    mt_source validation = fit_source(parts[_i].validation, "v");
-    mt_schedule schedule = MT_SCHEDULE_INIT;
-    double rates[FIT_RATES];
+    double rates[FIT_RATES], before[FIT_RATES];
 
-    schedule.kind = parts[_i].spread ? MT_SCHEDULE_COSINE : MT_SCHEDULE_STEP;
-    schedule.step_every = 3;
-    mt_fit_options options = parts_options(_i, &validation, &schedule);
-    mt_fit_report first = fit_run(&source, &options);
+    fit_begin(parts[_i].samples, parts[_i].validation, 4, 3);
+    fit.options.seed = 9;
+    fit.options.shuffle = parts[_i].shuffle;
+    fit.options.drop_last = parts[_i].drop_last;
+    fit.options.evaluate_every = parts[_i].every;
+    fit.options.schedule = &fit.schedule;
+    fit.schedule.kind = parts[_i].spread ? MT_SCHEDULE_COSINE : MT_SCHEDULE_STEP;
+    fit.schedule.step_every = 3;
+    fit_run();
+    const mt_fit_report first = fit.report;
     const uint64_t hash = fake_hash(&fake);
     without_files(fit_seen.text, whole);
     memcpy(rates, fit_seen.rates, sizeof rates);
-    options.last = "last";
+    fit.options.last = "last";
     for (size_t n = 0;; n++) {
-        mt_fit_callbacks callbacks = fit_callbacks();
-        mt_fit_report report = MT_FIT_REPORT_INIT;
-        mt_trainer *trainer = fit_trainer();
-
         fit_forget();
         fit_seen.stop_after = n;
-        callbacks.stop = fit_on_stop;
-        options.resume = NULL;
-        ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-        done(trainer);
-        if (report.end == MT_FIT_DONE) break;
-        ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+        fit.callbacks.stop = fit_on_stop;
+        fit.options.resume = NULL;
+        ck_ok(fit_goes());
+        fit_end();
+        if (fit.report.end == MT_FIT_DONE) break;
+        ck_assert_int_eq(fit.report.end, MT_FIT_STOPPED);
         ck_assert_uint_eq(fit_seen.asked, n + 1); /* not asked again */
-        ck_assert_uint_eq(report.steps, fake.step);
+        ck_assert_uint_eq(fit.report.steps, fake.step);
 
         size_t rate_count = fit_seen.rate_count, length = fit_seen.length;
         memcpy(both, fit_seen.text, length + 1);
-        double before[FIT_RATES];
         memcpy(before, fit_seen.rates, sizeof before);
         fit_forget();
-        options.resume = "last";
-        mt_fit_report second = fit_run(&source, &options);
+        fit.callbacks.stop = NULL;
+        fit.options.resume = "last";
+        fit_run();
         memcpy(both + length, fit_seen.text, fit_seen.length + 1);
         memcpy(before + rate_count, fit_seen.rates, fit_seen.rate_count * sizeof *before);
         without_files(both, calls);
@@ -335,79 +279,63 @@ TEST_LOOP("fit_files", stopped_and_on, LENGTH(parts)) {
         ck_assert_uint_eq(rate_count + fit_seen.rate_count, first.total_steps);
         ck_assert(memcmp(before, rates, first.total_steps * sizeof *rates) == 0);
         ck_assert(fake_hash(&fake) == hash);
-        ck_assert_uint_eq(second.steps, first.steps);
-        ck_assert_uint_eq(second.best_epoch, first.best_epoch);
-        ck_assert(memcmp(&second.best, &first.best, sizeof first.best) == 0);
+        ck_assert_uint_eq(fit.report.steps, first.steps);
+        ck_assert_uint_eq(fit.report.best_epoch, first.best_epoch);
+        ck_assert(memcmp(&fit.report.best, &first.best, sizeof first.best) == 0);
     }
     ck_assert(fake_hash(&fake) == hash);
 }
 
 /* The best one's file is that of the end of its epoch. */
 TEST("fit_files", on_from_the_best) {
-    mt_source source = fit_source(8, "t"), validation = fit_source(4, "v");
-    mt_fit_options options = fit_options(4, 4);
-    options.validation = &validation;
-    options.best = "best";
-    mt_fit_report first = fit_run(&source, &options);
-    const uint64_t hash = fake_hash(&fake);
+    fit_begin(8, 4, 4, 4);
+    fit.options.best = "best";
+    fit_run();
+    const uint64_t hash = fake_hash(&fake), best_epoch = fit.report.best_epoch;
     fit_forget();
-    options.resume = "best";
-    mt_fit_report second = fit_run(&source, &options);
-    ck_assert_uint_eq(second.best_epoch, first.best_epoch);
+    fit.options.resume = "best";
+    fit_run();
+    ck_assert_uint_eq(fit.report.best_epoch, best_epoch);
     ck_assert(fake_hash(&fake) == hash);
 }
 
 /* The flag of a signal; and an evaluation that was stopped is none of the next one's figures. */
 TEST("fit_files", flag) {
     volatile sig_atomic_t stop = 1;
-    mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
-    mt_fit_options options = fit_options(2, 1);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
 
-    options.validation = &validation;
-    options.last = "last";
-    options.stop = &stop;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    fit_begin(4, 6, 2, 1);
+    fit.options.last = "last";
+    fit.options.stop = &stop;
+    ck_ok(fit_goes());
     ck_assert_str_eq(fit_seen.text, "begin1 save(last) ");
-    ck_assert_int_eq(report.end, MT_FIT_STOPPED);
+    ck_assert_int_eq(fit.report.end, MT_FIT_STOPPED);
     stop = 0;
-    callbacks.stop = fit_on_stop;
+    fit.callbacks.stop = fit_on_stop;
     fit_seen.stop_after = 5; /* two steps, the evaluation, two of its three batches */
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert_uint_eq(report.batch, 2);
-    ck_assert_uint_eq(report.epochs_done, 0);
-    options.resume = "last";
+    ck_ok(fit_goes());
+    ck_assert_uint_eq(fit.report.batch, 2);
+    ck_assert_uint_eq(fit.report.epochs_done, 0);
+    fit.options.resume = "last";
     fit_seen.stop_after = SIZE_MAX;
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
+    ck_ok(fit_goes());
     ck_assert_uint_eq(fit_seen.epochs[0].eval_samples, 6);
     ck_assert_uint_eq(fit_seen.epochs[0].samples, 0); /* those of this call */
-    done(trainer);
 }
 
 /* A callback may evaluate on its own: that is none of the run's figures. */
-static mt_trainer *trained;
-
 static mt_status on_step_evaluate(void *user, const mt_fit_report *so_far,
                                   const mt_step_report *report) {
     (void)user, (void)so_far, (void)report;
-    evaluate(trained, 5, 1);
+    evaluate(fit.trainer, 5, 1);
     return MT_OK;
 }
 
 TEST("fit_files", evaluations_of_callbacks) {
-    mt_source source = fit_source(4, "t"), validation = fit_source(6, "v");
-    mt_fit_options options = fit_options(2, 2);
-    mt_fit_callbacks callbacks = fit_callbacks();
-
-    trained = fit_trainer();
-    callbacks.step = on_step_evaluate;
-    options.validation = &validation;
-    ck_ok(mt_fit(trained, &source, &options, &callbacks, NULL));
+    fit_begin(4, 6, 2, 2);
+    fit.callbacks.step = on_step_evaluate;
+    ck_ok(fit_goes());
     ck_assert_uint_eq(fit_seen.epochs[0].eval_samples, 6);
     ck_assert_uint_eq(fit_seen.epochs[1].eval_samples, 6);
-    done(trained);
 }
 
 /* A batch that the trainer drops is one that is done: the rates and a resume count it. */
@@ -418,48 +346,42 @@ static mt_status on_dropped(void *user, const mt_fit_report *so_far, const mt_st
 }
 
 TEST("fit_files", dropped) {
-    mt_source source = fit_source(5, "t");
-    mt_fit_options options = fit_options(4, 2);
-    mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     fake_options fitting = fits(14);
 
     fitting.min_micro_batch = 2;
     own.drop_small = 1;
-    callbacks.step = on_dropped;
-    mt_trainer *trainer = trainer_of(&fitting, &own);
-    ck_ok(mt_fit(trainer, &source, &options, &callbacks, &report));
-    ck_assert_uint_eq(report.steps, 4);
+    fit_begin(5, 0, 4, 2);
+    fit.callbacks.step = on_dropped;
+    fit.trainer = trainer_of(&fitting, &own);
+    ck_ok(fit_goes());
+    ck_assert_uint_eq(fit.report.steps, 4);
     ck_assert_uint_eq(fake.step, 2);
-    done(trainer);
 }
 
 /* More epochs than before, where the rates of those that are done stay the same. */
 TEST("fit_files", more_epochs) {
-    mt_source source = fit_source(8, "t");
-    mt_schedule schedule = MT_SCHEDULE_INIT;
-    mt_fit_options options = fit_options(4, 4);
-    options.schedule = &schedule;
-    fit_run(&source, &options);
+    fit_begin(8, 0, 4, 4);
+    fit.options.schedule = &fit.schedule;
+    fit_run();
     const uint64_t hash = fake_hash(&fake);
-    options.epochs = 2;
-    options.last = "last";
-    fit_run(&source, &options);
-    options.epochs = 4;
-    options.resume = "last";
-    mt_fit_report report = fit_run(&source, &options);
-    ck_assert_uint_eq(report.epochs_done, 4);
+    fit.options.epochs = 2;
+    fit.options.last = "last";
+    fit_run();
+    fit.options.epochs = 4;
+    fit.options.resume = "last";
+    fit_run();
+    ck_assert_uint_eq(fit.report.epochs_done, 4);
     ck_assert(fake_hash(&fake) == hash);
-    options.epochs = 1; /* fewer: it is over */
+    fit.options.epochs = 1; /* fewer: it is over */
     fit_forget();
-    report = fit_run(&source, &options);
+    fit_run();
     ck_assert_str_eq(fit_seen.text, "load(last) save(last) ");
-    ck_assert_int_eq(report.end, MT_FIT_DONE);
-    ck_assert_uint_eq(report.epoch, 4);
+    ck_assert_int_eq(fit.report.end, MT_FIT_DONE);
+    ck_assert_uint_eq(fit.report.epoch, 4);
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit_files"), fit_setup, NULL);
+    tcase_add_checked_fixture(suite_case_named("fit_files"), fit_setup, fit_end);
     return suite_run_named("fit_files");
 }

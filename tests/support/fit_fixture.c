@@ -12,6 +12,7 @@
 fit_file fit_files[FIT_FILES];
 fit_calls fit_seen;
 int fit_quiet;
+fit_case fit;
 
 void fit_note(const char *format, ...) {
     va_list arguments;
@@ -177,15 +178,30 @@ void fit_setup(void) {
     fit_quiet = 0;
 }
 
-/* A run that goes through, on a new trainer. */
-mt_fit_report fit_run(const mt_source *source, const mt_fit_options *options) {
-    const mt_fit_callbacks callbacks = fit_callbacks();
-    mt_fit_report report = MT_FIT_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
-    ck_ok(mt_fit(trainer, source, options, &callbacks, &report));
+void fit_begin(size_t samples, size_t validation, size_t batch, uint64_t epochs) {
+    fit.source = fit_source(samples, "t");
+    fit.validation = fit_source(validation, "v");
+    fit.schedule = (mt_schedule)MT_SCHEDULE_INIT;
+    fit.options = fit_options(batch, epochs);
+    if (validation) fit.options.validation = &fit.validation;
+    fit.callbacks = fit_callbacks();
+    fit.report = (mt_fit_report)MT_FIT_REPORT_INIT;
+}
+
+mt_status fit_goes(void) {
+    if (!fit.trainer) fit.trainer = fit_trainer();
+    return mt_fit(fit.trainer, &fit.source, &fit.options, &fit.callbacks, &fit.report);
+}
+
+void fit_end(void) {
+    if (fit.trainer) done(fit.trainer);
+    fit.trainer = NULL;
+}
+
+void fit_run(void) {
+    ck_ok(fit_goes());
     ck_assert_uint_eq(fit_seen.loads, fit_seen.releases);
-    done(trainer);
-    return report;
+    fit_end();
 }
 
 /* Losses of an evaluation after another; metric 0 is minus that. */

@@ -49,15 +49,34 @@ mt_source fit_source(size_t samples, const char *mark);
 mt_fit_options fit_options(size_t batch, uint64_t epochs);
 mt_fit_callbacks fit_callbacks(void);
 
-/* Before each test; and what was seen, but not the files. */
+/* The arguments of the test's run, and what they come to. */
+typedef struct fit_case {
+    mt_source source, validation;
+    mt_schedule schedule; /* that options take if the test says so */
+    mt_fit_options options;
+    mt_fit_callbacks callbacks;
+    mt_fit_report report;
+    mt_trainer *trainer; /* NULL: the run makes one */
+} fit_case;
+
+extern fit_case fit;
+
+/* Samples "t", and samples "v" of the validation; without these there is none. The trainer stays. */
+void fit_begin(size_t samples, size_t validation, size_t batch, uint64_t epochs);
+
+/* mt_fit with all of it; and the trainer's end. */
+mt_status fit_goes(void);
+void fit_end(void);
+
+/* A run that goes through, and the trainer's end. */
+void fit_run(void);
+
+/* Before each test, and fit_end after it; and what was seen, but not the files. */
 void fit_setup(void);
 void fit_forget(void);
 
 /* Chunks of two samples: the same ones whatever is known of memory. */
 mt_trainer *fit_trainer(void);
-
-/* A run that goes through, on a new trainer. */
-mt_fit_report fit_run(const mt_source *source, const mt_fit_options *options);
 
 /* Losses of an evaluation after another; metric 0 is minus that. */
 extern const double *fit_script;
