@@ -7,12 +7,25 @@
 #include "suite.h"
 #include "tuned.h"
 
-static mt__kind *kind_told(size_t change) {
-    mt__key key = {MT_TRAIN, 0, 0};
-    mt__kind *kind = mt__kind_new(&key, 0, change);
+/* The kind of the test, of which nothing is known. */
+static mt__kind *k;
 
-    ck_assert_ptr_nonnull(kind);
-    return kind;
+/* In its place one whose kernels are said to change there; 0: that is not told. */
+static void begin_told(size_t change) {
+    mt__key key = {MT_TRAIN, 0, 0};
+
+    mt__kind_free(k);
+    k = mt__kind_new(&key, 0, change);
+    ck_assert_ptr_nonnull(k);
+}
+
+static void begin(void) {
+    begin_told(0);
+}
+
+static void end(void) {
+    mt__kind_free(k);
+    k = NULL;
 }
 
 /* ---- chunks that are recorded ------------------------------------------------------------------- */
@@ -56,49 +69,48 @@ static mt_recording *record(size_t m, mt__way way, int handed) {
     return r;
 }
 
-/* A chunk of m samples goes through, recorded if that is wanted; returns whether it was. */
-static int run(mt__kind *k, size_t m, mt__way way, int handed) {
-    int wanted = mt__kind_wants_recording(k, m);
-    mt_recording *r = wanted ? record(m, way, handed) : NULL;
-
-    mt__kind_learn(k, way, m, peak(m, way), SIZE_MAX, &r);
+/* What a recording that is not used any more tells. */
+static void learn(mt__way way, size_t m, size_t bytes, size_t room, mt_recording *r) {
+    mt__kind_learn(k, way, m, bytes, room, &r);
     mt_recording_free(r);
+}
+
+/* A chunk of m samples goes through, recorded if that is wanted; returns whether it was. */
+static int run(size_t m, mt__way way, int handed) {
+    int wanted = mt__kind_wants_recording(k, m);
+
+    learn(way, m, peak(m, way), SIZE_MAX, wanted ? record(m, way, handed) : NULL);
     return wanted;
 }
 
 /* One of a single block of so many bytes. */
-static void run_bytes(mt__kind *k, size_t m, size_t bytes) {
+static void run_bytes(size_t m, size_t bytes) {
     mt_recording *r;
 
     ck_ok(mt_recording_new(&r));
     mt__recording_restart(r, m);
     event(r, 0x100, (int64_t)bytes);
-    mt__kind_learn(k, MT__IN_PLACE, m, bytes, SIZE_MAX, &r);
-    mt_recording_free(r);
+    learn(MT__IN_PLACE, m, bytes, SIZE_MAX, r);
 }
 
 /* A chunk that went through unrecorded. */
-static void ran(mt__kind *k, mt__way way, size_t m, size_t bytes, size_t room) {
-    mt_recording *none = NULL;
-
-    mt__kind_learn(k, way, m, bytes, room, &none);
+static void ran(mt__way way, size_t m, size_t bytes, size_t room) {
+    learn(way, m, bytes, room, NULL);
 }
 
 TEST_LOOP("recorded", both_peaks_from_either_way, 4) {
     mt__way way = _i & 1 ? MT__APART : MT__IN_PLACE;
     int handed = _i >> 1;
-    mt__kind *k = kind_told(0);
 
     ck_assert(!mt__kind_is_recorded(k, MT__IN_PLACE));
-    ck_assert(run(k, 2, way, handed));
-    ck_assert(run(k, 4, way, handed));
+    ck_assert(run(2, way, handed));
+    ck_assert(run(4, way, handed));
     ck_assert_int_eq(mt__kind_is_recorded(k, MT__IN_PLACE), way == MT__IN_PLACE || handed);
     ck_assert_int_eq(mt__kind_is_recorded(k, MT__APART), handed);
     for (size_t m = 2; m < CHANGE; m++)
         for (int w = 0; w < MT__WAYS; w++)
             if (mt__kind_is_recorded(k, (mt__way)w))
                 ck_assert_uint_eq(mt__kind_predict(k, (mt__way)w, m), peak(m, (mt__way)w));
-    mt__kind_free(k);
 }
 
 TEST("recorded", nothing_is_no_kind) {
@@ -158,12 +170,11 @@ static const struct {
 };
 
 TEST_LOOP("recorded", ranges_follow_the_kernels, LENGTH(ranges)) {
-    mt__kind *k = kind_told(ranges[_i].change);
-
+    begin_told(ranges[_i].change);
     for (int i = 0; i < 8 && ranges[_i].steps[i].run; i++) {
         size_t m = ranges[_i].steps[i].run;
 
-        ck_assert_int_eq(run(k, m, MT__IN_PLACE, 1), ranges[_i].steps[i].recorded);
+        ck_assert_int_eq(run(m, MT__IN_PLACE, 1), ranges[_i].steps[i].recorded);
         ck_assert_uint_eq(k->ranges, ranges[_i].steps[i].ranges);
         ck_assert_int_eq(mt__kind_is_sure(k, MT__IN_PLACE, 40), ranges[_i].steps[i].sure40);
         ck_assert_uint_ge(mt__kind_predict(k, MT__IN_PLACE, m), peak(m, MT__IN_PLACE));
@@ -171,7 +182,6 @@ TEST_LOOP("recorded", ranges_follow_the_kernels, LENGTH(ranges)) {
             for (int way = 0; way < MT__WAYS; way++)
                 ck_assert_uint_eq(mt__kind_predict(k, (mt__way)way, m), peak(m, (mt__way)way));
     }
-    mt__kind_free(k);
 }
 
 /* A third size after 2 and 4 of 100,000 bytes a sample: as many more or less are of other kernels. */
@@ -180,40 +190,31 @@ TEST_LOOP("recorded", borne_out_within_a_hundredth, 5) {
         int off;
         size_t ranges;
     } rows[] = {{0, 1}, {8000, 1}, {8001, 2}, {-8000, 1}, {-8001, 2}};
-    mt__kind *k = kind_told(0);
 
     for (size_t m = 2; m <= 8; m *= 2)
-        run_bytes(k, m, (size_t)(100000 * (int64_t)m + (m == 8 ? rows[_i].off : 0)));
+        run_bytes(m, (size_t)(100000 * (int64_t)m + (m == 8 ? rows[_i].off : 0)));
     ck_assert_uint_eq(k->ranges, rows[_i].ranges);
-    mt__kind_free(k);
 }
 
 /* Kernels that change all the time: there are no more ranges than there is place for, and the last speaks for all above. */
 TEST("recorded", ranges_are_full) {
-    mt__kind *k = kind_told(0);
-
     for (size_t m = 2; m < ((size_t)1 << 20); m *= 2) {
         ck_assert(mt__kind_wants_recording(k, m));
-        run_bytes(k, m, m * m);
+        run_bytes(m, m * m);
         ck_assert_uint_ge(mt__kind_predict(k, MT__IN_PLACE, m), m * m);
         ck_assert(!mt__kind_wants_recording(k, m));
     }
     ck_assert_uint_eq(k->ranges, MT__RANGES);
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, SIZE_MAX), SIZE_MAX);
-    mt__kind_free(k);
 }
 
 /* The largest that fits is the last of which the prediction says so, whatever range that is in. */
 TEST("recorded", largest_agrees_with_predict) {
     static const size_t sizes[] = {4, 8, 16, 32};
-    mt__kind *k = kind_told(0);
 
     for (int i = 0; i < LENGTH(sizes); i++) {
-        mt_recording *r =
-            record(sizes[i], MT__IN_PLACE, 1); /* nothing has run, so nothing is proven */
-
-        mt__kind_learn(k, MT__IN_PLACE, sizes[i], 0, 0, &r);
-        mt_recording_free(r);
+        /* Nothing has run, so nothing is proven. */
+        learn(MT__IN_PLACE, sizes[i], 0, 0, record(sizes[i], MT__IN_PLACE, 1));
         for (size_t room = 1; room < 12000; room += 37)
             for (int way = 0; way < MT__WAYS; way++) {
                 size_t m = mt__kind_largest(k, (mt__way)way, room);
@@ -222,41 +223,34 @@ TEST("recorded", largest_agrees_with_predict) {
                 ck_assert_uint_gt(mt__kind_predict(k, (mt__way)way, m + 1), room);
             }
     }
-    mt__kind_free(k);
 }
 
 /* What two recordings tell of sizes among them rules sizes out; of one alone a 16th of its bytes is thought to grow. */
 TEST("recorded", recordings_rule_out) {
-    mt__kind *k = kind_told(0);
-
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1)); /* nothing is known */
-    run_bytes(k, 4, 1600);
+    run_bytes(4, 1600);
     ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 4, 1599));
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 4, 1600));
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 2, 1));   /* below what was recorded */
     ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 8, 1699)); /* 1500 and 25 a sample */
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 8, 1700));
-    run_bytes(k, 8, 2000);
+    run_bytes(8, 2000);
     ck_assert(mt__kind_rules_out(k, MT__IN_PLACE, 12, 2399));
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 12, 2400));
-    mt__kind_free(k);
-    k = kind_told(0); /* an event without a partner: the bytes are a bound */
-    run_bytes(k, 4, 1600);
+    begin_told(0); /* an event without a partner: the bytes are a bound */
+    run_bytes(4, 1600);
     mt_recording *r;
     ck_ok(mt_recording_new(&r));
     mt__recording_restart(r, 8);
     event(r, 0x100, 3200);
     event(r, 0x200, 64);
-    mt__kind_learn(k, MT__IN_PLACE, 8, 3264, SIZE_MAX, &r);
-    mt_recording_free(r);
+    learn(MT__IN_PLACE, 8, 3264, SIZE_MAX, r);
     ck_assert_uint_eq(k->ranges, 1);
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 12, 1));
-    mt__kind_free(k);
 }
 
 /* A recording that is of no use is none: incomplete, empty, or of gradients apart that were not handed over. */
 TEST("recorded", recordings_of_no_use) {
-    mt__kind *k = kind_told(0);
     mt_recording *r = record(2, MT__APART, 0);
 
     mt__kind_learn(k, MT__APART, 2, 0, 0, &r);
@@ -270,7 +264,6 @@ TEST("recorded", recordings_of_no_use) {
     ck_assert_uint_eq(k->ranges, 0);
     ck_assert(k->has_run);
     mt_recording_free(r);
-    mt__kind_free(k);
 }
 
 /* ---- peaks that were measured ------------------------------------------------------------------- */
@@ -295,66 +288,54 @@ static const struct {
 };
 
 TEST_LOOP("measured", peaks_are_measured, LENGTH(peaks)) {
-    mt__kind *k = kind_told(0);
-
     for (int i = 0; i < 4 && peaks[_i].runs[i].samples; i++)
-        ran(k, MT__IN_PLACE, peaks[_i].runs[i].samples, peaks[_i].runs[i].peak, 0);
+        ran(MT__IN_PLACE, peaks[_i].runs[i].samples, peaks[_i].runs[i].peak, 0);
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 2), peaks[_i].predict2);
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), peaks[_i].predict8);
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 16), peaks[_i].predict16);
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, peaks[_i].room), peaks[_i].largest);
     ck_assert(!mt__kind_rules_out(k, MT__IN_PLACE, 1000, 1));
     ck_assert_int_eq(mt__kind_is_sure(k, MT__IN_PLACE, 8), k->limits[MT__IN_PLACE].high == 8);
-    mt__kind_free(k);
 }
 
 /* Of chunks apart a peak is one of chunks in place at most; not the other way round. */
 TEST_LOOP("measured", peaks_of_one_way, MT__WAYS) {
-    mt__kind *k = kind_told(0);
-
-    ran(k, (mt__way)_i, 8, 800, 1000);
+    ran((mt__way)_i, 8, 800, 1000);
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 800);
     ck_assert_uint_eq(mt__kind_predict(k, MT__APART, 8), _i ? 800 : 0);
     ck_assert_uint_eq(k->limits[MT__APART].largest_ran, _i ? 8 : 0);
-    mt__kind_free(k);
 }
 
 /* What went through in as much room fits, whatever is predicted. */
 TEST("measured", what_ran_fits) {
-    mt__kind *k = kind_told(0);
-
-    run_bytes(k, 4, 400);
-    run_bytes(k, 8, 800);
-    ran(k, MT__IN_PLACE, 20, 0, 1000);
-    ran(k, MT__IN_PLACE, 20, 0, 900); /* in less */
-    ran(k, MT__IN_PLACE, 20, 0, 950);
-    ran(k, MT__IN_PLACE, 19, 0, 100); /* a smaller one proves nothing of it */
-    ran(k, MT__IN_PLACE, 30, 0, 0);   /* nor does one of which the room is not known */
+    run_bytes(4, 400);
+    run_bytes(8, 800);
+    ran(MT__IN_PLACE, 20, 0, 1000);
+    ran(MT__IN_PLACE, 20, 0, 900); /* in less */
+    ran(MT__IN_PLACE, 20, 0, 950);
+    ran(MT__IN_PLACE, 19, 0, 100); /* a smaller one proves nothing of it */
+    ran(MT__IN_PLACE, 30, 0, 0);   /* nor does one of which the room is not known */
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 900), 20);
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 899), 8);
     ck_assert_uint_eq(k->limits[MT__IN_PLACE].smallest_ran, 4);
     mt__kind_fail(k, MT__IN_PLACE, 20, 950, 0, NULL); /* until it fails */
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 900), 9);
-    mt__kind_free(k);
 }
 
 /* A peak above what recordings tell is added to all, and halves with each plan. */
 TEST("measured", residual) {
-    mt__kind *k = kind_told(0);
-
-    run_bytes(k, 4, 400);
-    run_bytes(k, 8, 800);
-    ran(k, MT__IN_PLACE, 6, 700, 1000);
-    ran(k, MT__IN_PLACE, 6, 650, 1000);
-    ran(k, MT__IN_PLACE, 6, 500, 1000);
+    run_bytes(4, 400);
+    run_bytes(8, 800);
+    ran(MT__IN_PLACE, 6, 700, 1000);
+    ran(MT__IN_PLACE, 6, 650, 1000);
+    ran(MT__IN_PLACE, 6, 500, 1000);
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 900);
     ck_assert_uint_eq(mt__kind_predict(k, MT__APART, 8), 0);
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1099), 9);
     mt__kind_begin(k);
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 850);
-    run_bytes(k, 12, 5000); /* a recording that is taken ends it where it begins a range */
+    run_bytes(12, 5000); /* a recording that is taken ends it where it begins a range */
     ck_assert_uint_eq(mt__kind_predict(k, MT__IN_PLACE, 8), 800);
-    mt__kind_free(k);
 }
 
 /* ---- what did not fit --------------------------------------------------------------------------- */
@@ -369,7 +350,7 @@ static const struct {
     {16, 900, {4, 8, 16, 32}}, {8, 0, {4, 8, 16, 32}}, /* a smaller one */
 };
 
-static unsigned plans_until_tried(mt__kind *k, size_t samples, size_t room) {
+static unsigned plans_until_tried(size_t samples, size_t room) {
     unsigned plans = 0;
 
     while (mt__kind_has_failed(k, MT__IN_PLACE, samples, room) && ++plans < 10000)
@@ -378,10 +359,8 @@ static unsigned plans_until_tried(mt__kind *k, size_t samples, size_t room) {
 }
 
 TEST_LOOP("failed", failures_are_remembered, LENGTH(patiences)) {
-    mt__kind *k = kind_told(0);
-
     mt__kind_begin(k);
-    if (patiences[_i].ran) ran(k, MT__IN_PLACE, patiences[_i].ran, 0, 1000);
+    if (patiences[_i].ran) ran(MT__IN_PLACE, patiences[_i].ran, 0, 1000);
     for (int i = 0; i < 4; i++) {
         mt__kind_fail(k, MT__IN_PLACE, 16, 1000, patiences[_i].need, NULL);
         ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 17, 999));
@@ -389,17 +368,14 @@ TEST_LOOP("failed", failures_are_remembered, LENGTH(patiences)) {
         ck_assert(!mt__kind_has_failed(k, MT__IN_PLACE, 17, 1001)); /* more room */
         ck_assert(!mt__kind_has_failed(k, MT__APART, 17, 999));
         ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1000), 15);
-        ck_assert_uint_eq(plans_until_tried(k, 16, 1000), patiences[_i].patience[i]);
+        ck_assert_uint_eq(plans_until_tried(16, 1000), patiences[_i].patience[i]);
     }
-    mt__kind_free(k);
 }
 
 /* The smaller chunk fails in the same plan: it is remembered, for as long; and the correction grows. */
 TEST("failed", smaller_chunks_fail) {
-    mt__kind *k = kind_told(0);
-
-    run_bytes(k, 4, 400);
-    run_bytes(k, 8, 800);
+    run_bytes(4, 400);
+    run_bytes(8, 800);
     mt__kind_fail(k, MT__IN_PLACE, 32, 3200, 0, NULL); /* 3200 were foretold, and 3201 are needed */
     ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 1);
     mt__kind_fail(k, MT__IN_PLACE, 31, 3200, 0, NULL);
@@ -410,11 +386,10 @@ TEST("failed", smaller_chunks_fail) {
     mt__kind_fail(k, MT__IN_PLACE, 21, 3200, 0, NULL); /* less is foretold than there is */
     ck_assert_uint_eq(k->limits[MT__IN_PLACE].residual, 202 + 899);
     ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
-    ck_assert_uint_eq(plans_until_tried(k, 21, 3200), PATIENCE);
+    ck_assert_uint_eq(plans_until_tried(21, 3200), PATIENCE);
     mt__kind_fail(k, MT__IN_PLACE, 40, 3200, 9000,
                   NULL); /* 21 that failed once are not forgotten for 40 */
     ck_assert(mt__kind_has_failed(k, MT__IN_PLACE, 21, 3200));
-    mt__kind_free(k);
 }
 
 /* As large as what failed goes through: in no more room, or when it is tried again. */
@@ -428,26 +403,20 @@ static const struct {
 };
 
 TEST_LOOP("failed", failures_are_forgiven, LENGTH(forgiven)) {
-    mt__kind *k = kind_told(0);
-
     mt__kind_fail(k, MT__IN_PLACE, 16, 1000, 0, NULL);
     for (unsigned i = 0; i < forgiven[_i].plans; i++) mt__kind_begin(k);
-    ran(k, MT__IN_PLACE, forgiven[_i].samples, 0, forgiven[_i].room);
+    ran(MT__IN_PLACE, forgiven[_i].samples, 0, forgiven[_i].room);
     ck_assert_int_eq(k->limits[MT__IN_PLACE].failed[0].chunk == 0, forgiven[_i].forgiven);
-    mt__kind_free(k);
 }
 
 /* Of another device all is forgotten at once, both ways. */
 TEST("failed", failures_of_another_device) {
-    mt__kind *k = kind_told(0);
-
     for (int way = 0; way < MT__WAYS; way++) mt__kind_fail(k, (mt__way)way, 16, SIZE_MAX, 0, NULL);
     for (int way = 0; way < MT__WAYS; way++)
         ck_assert(mt__kind_has_failed(k, (mt__way)way, 16, SIZE_MAX));
     mt__kind_forget(k);
     for (int way = 0; way < MT__WAYS; way++)
         ck_assert(!mt__kind_has_failed(k, (mt__way)way, 16, 1));
-    mt__kind_free(k);
 }
 
 /* Less than what goes through needs more than there is: sizes as small are not to be tried. */
@@ -459,20 +428,17 @@ TEST_LOOP("failed", too_small, 5) {
                 {4, 999, 1200, 0},
                 {4, 1000, 0, 0},
                 {8, 1000, 1200, 0}};
-    mt__kind *k = kind_told(0);
 
-    ran(k, MT__IN_PLACE, 8, 0, 1000);
+    ran(MT__IN_PLACE, 8, 0, 1000);
     mt__kind_fail(k, MT__IN_PLACE, rows[_i].samples, rows[_i].room, rows[_i].need, NULL);
     ck_assert_uint_eq(k->too_small, rows[_i].too_small);
     ck_assert_int_eq(mt__kind_has_failed(k, MT__IN_PLACE, 8, 999), !rows[_i].too_small);
     mt__kind_fail(k, MT__IN_PLACE, 2, 1000, 1200, NULL); /* the largest of them counts */
     ck_assert_uint_eq(k->too_small, rows[_i].too_small ? 4 : 2);
-    mt__kind_free(k);
 }
 
 /* What was recorded before the refusal is what the chunk needs at least; a chunk that goes through is better. */
 TEST("failed", partial_recordings) {
-    mt__kind *k = kind_told(0);
     mt_recording *r = record(8, MT__IN_PLACE, 1);
     size_t least = mt__recording_peak(r, 0);
 
@@ -491,16 +457,14 @@ TEST("failed", partial_recordings) {
     size_t largest = mt__kind_largest(k, MT__IN_PLACE, 8 * least);
     ck_assert_uint_le(mt__kind_predict(k, MT__IN_PLACE, largest), 8 * least);
     ck_assert_uint_gt(mt__kind_predict(k, MT__IN_PLACE, largest + 1), 8 * least);
-    ck_assert(run(k, 2, MT__IN_PLACE, 1));
+    ck_assert(run(2, MT__IN_PLACE, 1));
     ck_assert(!k->is_partial);
     ck_assert_uint_eq(k->ranges, 1);
     ck_assert_uint_eq(k->range[0].from, 2);
-    mt__kind_free(k);
 }
 
 /* Where no gradient was handed over it tells nothing of chunks apart. */
 TEST("failed", partial_of_one_way) {
-    mt__kind *k = kind_told(0);
     mt_recording *r = record(8, MT__IN_PLACE, 0);
 
     mt__kind_fail(k, MT__IN_PLACE, 8, 1500, 0, r);
@@ -508,7 +472,6 @@ TEST("failed", partial_of_one_way) {
     ck_assert_uint_eq(mt__kind_largest(k, MT__APART, 1), SIZE_MAX);
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1), 0);
     mt_recording_free(r);
-    mt__kind_free(k);
 }
 
 /* One size that is small and of which it is not known what grows: twice as many are tried, whatever it needs. */
@@ -518,13 +481,10 @@ TEST_LOOP("failed", small_and_alone, 4) {
         int handed;
         size_t largest; /* of those that are tried in one byte */
     } rows[] = {{2, 0, 4}, {3, 0, 6}, {4, 0, 0}, {2, 1, 0}};
-    mt__kind *k = kind_told(0);
-    mt_recording *r = record(rows[_i].samples, MT__IN_PLACE, rows[_i].handed);
 
-    mt__kind_learn(k, MT__IN_PLACE, rows[_i].samples, 0, 0, &r);
-    mt_recording_free(r);
+    learn(MT__IN_PLACE, rows[_i].samples, 0, 0,
+          record(rows[_i].samples, MT__IN_PLACE, rows[_i].handed));
     ck_assert_uint_eq(mt__kind_largest(k, MT__IN_PLACE, 1), rows[_i].largest);
-    mt__kind_free(k);
 }
 
 /* ---- host memory ---------------------------------------------------------------- */
@@ -535,10 +495,10 @@ TEST("rest", without_host_memory) {
 
     ck_ok(counting_install());
     for (size_t fail = 1; !done; fail++) {
-        mt__kind *k = kind_told(0);
         mt_recording *small = record(2, MT__IN_PLACE, 1), *large = record(4, MT__IN_PLACE, 1);
         mt_recording *other = record(64, MT__IN_PLACE, 1), *refused = record(9, MT__IN_PLACE, 1);
 
+        begin();
         counting_fail_at(fail, 0);
         mt__kind_fail(k, MT__IN_PLACE, 9, 10, 0, refused);
         mt__kind_learn(k, MT__IN_PLACE, 2, 0, 0, &small);
@@ -553,11 +513,17 @@ TEST("rest", without_host_memory) {
         mt_recording_free(large);
         mt_recording_free(other);
         mt_recording_free(refused);
-        mt__kind_free(k);
+        end();
         ck_assert_uint_eq(counting_live(), 0);
     }
     counting_fail_at(1, 0);
     ck_assert_ptr_null(mt__kind_new(&(mt__key){MT_TRAIN, 0, 0}, 0, 0));
 }
 
-SUITE("kind")
+int main(void) {
+    static const char *const with_a_kind[] = {"recorded", "measured", "failed"};
+
+    for (int i = 0; i < LENGTH(with_a_kind); i++)
+        tcase_add_checked_fixture(suite_case_named(with_a_kind[i]), begin, end);
+    return suite_run_named("kind");
+}
