@@ -165,61 +165,65 @@ static void put(const char *path, const char *text) {
     remember(full);
 }
 
-static void put_number(const char *path, unsigned long long number) {
-    char text[40];
+static void put_in(const char *folder, const char *name, const char *text) {
+    char path[200];
 
-    snprintf(text, sizeof(text), "%llu\n", number);
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
     put(path, text);
 }
 
-/* 16 GiB, 8 of them available. */
-static void put_meminfo(void) {
-    put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n"
-                        "MemAvailable:    8388608 kB\nBuffers:          100000 kB\n");
+static void put_number(const char *folder, const char *name, unsigned long long number) {
+    char text[40];
+
+    snprintf(text, sizeof(text), "%llu\n", number);
+    put_in(folder, name, text);
 }
 
+#define ROOT_MOUNT "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 #define V2_MOUNT "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate\n"
 #define V1_MOUNT "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 
-static void put_v2(const char *group) {
-    put("proc/self/cgroup", group);
-    put("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V2_MOUNT);
+/* 16 GiB, 8 of them available; the lines of this process's groups and of mounts, NULL: no such file. */
+static void put_proc(const char *groups, const char *mounts) {
+    put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n"
+                        "MemAvailable:    8388608 kB\nBuffers:          100000 kB\n");
+    if (groups) put("proc/self/cgroup", groups);
+    if (mounts) put("proc/self/mountinfo", mounts);
+}
+
+static void put_v2(const char *groups) {
+    put_proc(groups, ROOT_MOUNT V2_MOUNT);
     put("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n");
 }
 
 /* Limits and use of one group; file pages that are clean, so that they count as free. */
 static void put_v2_group(const char *group, const char *max, const char *high, size_t current,
                          size_t file) {
-    char path[200], text[300];
+    char folder[150], text[300];
 
-    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.max", group);
-    put(path, max);
-    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.high", group);
-    put(path, high);
-    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.current", group);
-    put_number(path, current);
-    snprintf(path, sizeof(path), "sys/fs/cgroup%s/memory.stat", group);
+    snprintf(folder, sizeof(folder), "sys/fs/cgroup%s", group);
+    put_in(folder, "memory.max", max);
+    put_in(folder, "memory.high", high);
+    put_number(folder, "memory.current", current);
     snprintf(text, sizeof(text),
              "anon %zu\nfile %zu\nshmem 0\nfile_mapped 0\nfile_dirty 0\nfile_writeback 0\n"
              "inactive_anon 0\nactive_anon 0\ninactive_file %zu\nactive_file 0\n",
              current - file, file, file);
-    put(path, text);
+    put_in(folder, "memory.stat", text);
 }
 
-static void put_v1_group(const char *group, unsigned long long limit, size_t usage, size_t file) {
-    char path[200], text[300];
+static void put_v1_group(const char *group, const char *limit, size_t usage, size_t file) {
+    char folder[150], text[300];
 
-    snprintf(path, sizeof(path), "sys/fs/cgroup/memory%s/memory.limit_in_bytes", group);
-    put_number(path, limit);
-    snprintf(path, sizeof(path), "sys/fs/cgroup/memory%s/memory.usage_in_bytes", group);
-    put_number(path, usage);
-    snprintf(path, sizeof(path), "sys/fs/cgroup/memory%s/memory.stat", group);
+    snprintf(folder, sizeof(folder), "sys/fs/cgroup/memory%s", group);
+    put_in(folder, "memory.limit_in_bytes", limit);
+    put_number(folder, "memory.usage_in_bytes", usage);
     snprintf(text, sizeof(text),
              "cache %zu\nrss %zu\ndirty 0\nwriteback 0\ninactive_file %zu\nactive_file 0\n"
              "total_cache %zu\ntotal_dirty 0\ntotal_writeback 0\ntotal_inactive_file %zu\n"
              "total_active_file 0\n",
              file, usage - file, file, file, file);
-    put(path, text);
+    put_in(folder, "memory.stat", text);
 }
 
 static mt_host_memory read_root(void) {
@@ -230,102 +234,96 @@ static mt_host_memory read_root(void) {
     return memory;
 }
 
-static void check_groups(mt_host_memory memory, size_t limit, size_t room) {
-    ck_assert_uint_eq(memory.cgroup_limit_bytes, limit);
-    ck_assert_uint_eq(memory.cgroup_room_bytes, room);
+static void check_groups(const char *name, mt_host_memory memory, size_t limit, size_t room) {
+    ck_assert_msg(memory.cgroup_limit_bytes == limit && memory.cgroup_room_bytes == room,
+                  "%s: limit %zu, room %zu", name, memory.cgroup_limit_bytes,
+                  memory.cgroup_room_bytes);
 }
 
-/* 0.9 of these bytes, to a page. */
-static void check_budget(mt_host_memory memory, size_t bytes) {
+/* 0.9 of these bytes, to a page; for none at all 1, as 0 is no limit. */
+static void check_budget(const char *name, mt_host_memory memory, size_t bytes) {
     double difference = 0.9 * (double)bytes - (double)memory.budget_bytes;
 
-    ck_assert_msg(difference > -4096 && difference < 4096, "budget %zu of %zu", memory.budget_bytes,
-                  bytes);
+    ck_assert_msg(bytes ? difference > -4096 && difference < 4096 : memory.budget_bytes == 1,
+                  "%s: budget %zu of %zu", name, memory.budget_bytes, bytes);
+}
+
+#define GI_1 "1073741824\n"
+#define GI_2 "2147483648\n"
+#define GI_3 "3221225472\n"
+#define GI_4 "4294967296\n"
+#define GI_6 "6442450944\n"
+#define GI_12 "12884901888\n"
+#define MAX "max\n"
+
+/* clang-format off */
+/* Groups of this process, and what they leave it. */
+static const struct {
+    const char *name, *lines; /* of /proc/self/cgroup */
+    const char *mounts;       /* of v1; NULL: v2 */
+    struct {
+        const char *path, *max, *high; /* v1: max is the limit, and there is no high */
+        size_t used, file;
+    } groups[2];
+    size_t limit, room;
+} trees[] = {
+    {"v2", "0::/job/a\n", NULL,
+     {{"/job", MAX, MAX, 3 * GI, 0}, {"/job/a", GI_4, MAX, GI, GI / 4}}, 4 * GI, 3 * GI + GI / 4},
+    {"v2, the ancestor is tighter", "0::/job/a\n", NULL,
+     {{"/job", GI_6, MAX, 5 * GI, 0}, {"/job/a", GI_4, MAX, GI, 0}}, 4 * GI, GI},
+    {"v2, high", "0::/job\n", NULL, {{"/job", GI_4, GI_2, GI, 0}}, 2 * GI, GI},
+    {"v2, a namespace", "0::/\n", NULL, {{"", GI_2, MAX, GI / 2, 0}}, 2 * GI, 3 * GI / 2},
+    {"v2, unlimited", "0::/job\n", NULL, {{"/job", MAX, MAX, GI, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v2, over the limit", "0::/job\n", NULL, {{"/job", GI_1, MAX, 2 * GI, 0}}, GI, 0},
+    {"v2, less is available", "0::/job\n", NULL, {{"/job", GI_12, MAX, GI, 0}}, 12 * GI, 11 * GI},
+    {"v1", "5:cpu,cpuacct:/box/x\n4:memory:/box/x\n", ROOT_MOUNT V1_MOUNT,
+     {{"/box/x", GI_3, NULL, GI, GI / 8}}, 3 * GI, 2 * GI + GI / 8},
+    {"v1, unlimited", "4:memory:/box\n", ROOT_MOUNT V1_MOUNT,
+     {{"/box", "9223372036854771712\n", NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
+    /* In a container the group's path is that of the outside; what is visible is the mount's root. */
+    {"v1, the path is not visible", "4:memory:/docker/abc\n",
+     "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n",
+     {{"", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+};
+/* clang-format on */
+
+TEST_LOOP("host", host_groups, LENGTH(trees)) {
+    mt_host_memory memory;
+
+    if (trees[_i].mounts)
+        put_proc(trees[_i].lines, trees[_i].mounts);
+    else
+        put_v2(trees[_i].lines);
+    for (int i = 0; i < 2 && trees[_i].groups[i].path; i++) {
+        const char *path = trees[_i].groups[i].path, *max = trees[_i].groups[i].max;
+        size_t used = trees[_i].groups[i].used, file = trees[_i].groups[i].file;
+
+        if (trees[_i].mounts)
+            put_v1_group(path, max, used, file);
+        else
+            put_v2_group(path, max, trees[_i].groups[i].high, used, file);
+    }
+    memory = read_root();
+    check_groups(trees[_i].name, memory, trees[_i].limit, trees[_i].room);
+    check_budget(trees[_i].name, memory, trees[_i].room < 8 * GI ? trees[_i].room : 8 * GI);
 }
 
 TEST("host", host_without_groups) {
     mt_host_memory memory;
 
-    put_meminfo();
+    put_proc(NULL, NULL);
     memory = read_root();
     ck_assert_uint_eq(memory.available_bytes, 8 * GI);
-    check_groups(memory, SIZE_MAX, SIZE_MAX);
-    check_budget(memory, 8 * GI);
-}
-
-TEST("host", host_v2) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v2("0::/job/a\n");
-    put_v2_group("/job", "max\n", "max\n", 3 * GI, 0);
-    put_v2_group("/job/a", "4294967296\n", "max\n", GI, GI / 4);
-    memory = read_root();
-    check_groups(memory, 4 * GI, 3 * GI + GI / 4);
-    check_budget(memory, 3 * GI + GI / 4);
-}
-
-TEST("host", host_v2_ancestor_is_tighter) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v2("0::/job/a\n");
-    put_v2_group("/job", "6442450944\n", "max\n", 5 * GI, 0);
-    put_v2_group("/job/a", "4294967296\n", "max\n", GI, 0);
-    memory = read_root();
-    check_groups(memory, 4 * GI, GI);
-    check_budget(memory, GI);
-}
-
-TEST("host", host_v2_high) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v2("0::/job\n");
-    put_v2_group("/job", "4294967296\n", "2147483648\n", GI, 0);
-    memory = read_root();
-    check_groups(memory, 2 * GI, GI);
-}
-
-TEST("host", host_v2_in_a_namespace) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v2("0::/\n");
-    put_v2_group("", "2147483648\n", "max\n", GI / 2, 0);
-    memory = read_root();
-    check_groups(memory, 2 * GI, 3 * GI / 2);
-}
-
-TEST("host", host_v2_unlimited) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v2("0::/job\n");
-    put_v2_group("/job", "max\n", "max\n", GI, 0);
-    memory = read_root();
-    check_groups(memory, SIZE_MAX, SIZE_MAX);
-    check_budget(memory, 8 * GI);
-}
-
-TEST("host", host_v2_over_the_limit) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v2("0::/job\n");
-    put_v2_group("/job", "1073741824\n", "max\n", 2 * GI, 0);
-    memory = read_root();
-    check_groups(memory, GI, 0);
-    ck_assert_uint_eq(memory.budget_bytes, 1); /* not 0, which is no limit */
+    check_groups("none", memory, SIZE_MAX, SIZE_MAX);
+    check_budget("none", memory, 8 * GI);
 }
 
 /* A limit without its use tells the limit at least. */
 TEST("host", host_v2_no_use) {
     mt_host_memory memory;
 
-    put_meminfo();
     put_v2("0::/job\n");
-    put("sys/fs/cgroup/job/memory.max", "2147483648\n");
+    put("sys/fs/cgroup/job/memory.max", GI_2);
     memory = read_root();
     ck_assert_uint_eq(memory.cgroup_limit_bytes, 2 * GI);
     ck_assert(memory.cgroup_room_bytes == 2 * GI || memory.cgroup_room_bytes == SIZE_MAX);
@@ -333,15 +331,14 @@ TEST("host", host_v2_no_use) {
 
 /* The peak is that of the group that binds. */
 TEST("host", host_peak_of_the_group) {
-    put_meminfo();
     put_v2("0::/job/step\n");
-    put_v2_group("/job", "3221225472\n", "max\n", 2 * GI, 0);
-    put_v2_group("/job/step", "2147483648\n", "max\n", GI / 2, 0);
+    put_v2_group("/job", GI_3, MAX, 2 * GI, 0);
+    put_v2_group("/job/step", GI_2, MAX, GI / 2, 0);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 0); /* before Linux 5.19 */
-    put_number("sys/fs/cgroup/job/memory.peak", 5 * GI / 2);
-    put_number("sys/fs/cgroup/job/step/memory.peak", GI);
+    put_number("sys/fs/cgroup/job", "memory.peak", 5 * GI / 2);
+    put_number("sys/fs/cgroup/job/step", "memory.peak", GI);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 5 * GI / 2);
-    put_v2_group("/job/step", "2147483648\n", "max\n", 3 * GI / 2, 0);
+    put_v2_group("/job/step", GI_2, MAX, 3 * GI / 2, 0);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, GI);
 }
 
@@ -363,34 +360,16 @@ static const struct {
 };
 
 TEST_LOOP("host", host_v2_limits, LENGTH(limits)) {
-    put_meminfo();
     put_v2("0::/job\n");
-    put_v2_group("/job", limits[_i].text, "max\n", 0, 0);
+    put_v2_group("/job", limits[_i].text, MAX, 0, 0);
     ck_assert_uint_eq(read_root().cgroup_limit_bytes, limits[_i].limit);
 }
 
-static void put_v1(const char *group) {
-    put("proc/self/cgroup", group);
-    put("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V1_MOUNT);
-}
-
 TEST("host", host_v1_peak) {
-    put_meminfo();
-    put_v1("4:memory:/box\n");
-    put_v1_group("/box", 2 * (unsigned long long)GI, GI, 0);
-    put_number("sys/fs/cgroup/memory/box/memory.max_usage_in_bytes", 3 * GI / 2);
+    put_proc("4:memory:/box\n", ROOT_MOUNT V1_MOUNT);
+    put_v1_group("/box", GI_2, GI, 0);
+    put_number("sys/fs/cgroup/memory/box", "memory.max_usage_in_bytes", 3 * GI / 2);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 3 * GI / 2);
-}
-
-TEST("host", host_v1) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v1("5:cpu,cpuacct:/box/x\n4:memory:/box/x\n");
-    put_v1_group("/box/x", 3 * GI, GI, GI / 8);
-    memory = read_root();
-    check_groups(memory, 3 * GI, 2 * GI + GI / 8);
-    check_budget(memory, 2 * GI + GI / 8);
 }
 
 /* Which line of /proc/self/cgroup is of the controller of memory. */
@@ -410,35 +389,10 @@ static const struct {
 };
 
 TEST_LOOP("host", host_v1_controllers, LENGTH(controllers)) {
-    put_meminfo();
-    put_v1(controllers[_i].lines);
-    put_v1_group("/box", 2 * GI, GI, 0);
-    check_groups(read_root(), controllers[_i].is_found ? 2 * GI : SIZE_MAX,
+    put_proc(controllers[_i].lines, ROOT_MOUNT V1_MOUNT);
+    put_v1_group("/box", GI_2, GI, 0);
+    check_groups(controllers[_i].lines, read_root(), controllers[_i].is_found ? 2 * GI : SIZE_MAX,
                  controllers[_i].is_found ? GI : SIZE_MAX);
-}
-
-TEST("host", host_v1_unlimited) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v1("4:memory:/box\n");
-    put_v1_group("/box", 9223372036854771712U, GI, 0);
-    memory = read_root();
-    check_groups(memory, SIZE_MAX, SIZE_MAX);
-    check_budget(memory, 8 * GI);
-}
-
-/* In a container the group's path is that of the outside; what is visible is the mount's root. */
-TEST("host", host_v1_path_not_visible) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put("proc/self/cgroup", "4:memory:/docker/abc\n");
-    put("proc/self/mountinfo",
-        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n");
-    put_v1_group("", 2 * GI, GI, 0);
-    memory = read_root();
-    check_groups(memory, 2 * GI, GI);
 }
 
 /*
@@ -462,24 +416,22 @@ static const struct {
 };
 
 TEST_LOOP("host", host_group_below_a_mount, 2 * LENGTH(mounts)) {
-    char text[300];
+    char groups[100], mount[200];
     int v1 = _i % 2, row = _i / 2;
     mt_host_memory memory;
 
-    put_meminfo();
-    snprintf(text, sizeof(text), "%s:%s\n", v1 ? "4:memory" : "0:", mounts[row].group);
-    put("proc/self/cgroup", text);
-    snprintf(text, sizeof(text), "35 31 0:32 %s /sys/fs/cgroup%s ro - %s rw,memory\n",
+    snprintf(groups, sizeof(groups), "%s:%s\n", v1 ? "4:memory" : "0:", mounts[row].group);
+    snprintf(mount, sizeof(mount), "35 31 0:32 %s /sys/fs/cgroup%s ro - %s rw,memory\n",
              mounts[row].base, v1 ? "/memory" : "", v1 ? "cgroup cgroup" : "cgroup2 cgroup2");
-    put("proc/self/mountinfo", text);
+    put_proc(groups, mount);
     if (v1) {
-        put_v1_group("", 2 * GI, 0, 0);
-        put_v1_group("/x", GI, 0, 0);
-        put_v1_group("d/x", 4 * GI, 0, 0); /* where the rest of /docker/abcd/x would lead */
+        put_v1_group("", GI_2, 0, 0);
+        put_v1_group("/x", GI_1, 0, 0);
+        put_v1_group("d/x", GI_4, 0, 0); /* where the rest of /docker/abcd/x would lead */
     } else {
-        put_v2_group("", "2147483648\n", "max\n", 0, 0);
-        put_v2_group("/x", "1073741824\n", "max\n", 0, 0);
-        put_v2_group("d/x", "4294967296\n", "max\n", 0, 0);
+        put_v2_group("", GI_2, MAX, 0, 0);
+        put_v2_group("/x", GI_1, MAX, 0, 0);
+        put_v2_group("d/x", GI_4, MAX, 0, 0);
     }
     memory = read_root();
     ck_assert_msg(memory.cgroup_limit_bytes == mounts[row].limit, "%s below %s: limit %zu",
@@ -488,27 +440,11 @@ TEST_LOOP("host", host_group_below_a_mount, 2 * LENGTH(mounts)) {
 
 /* Both versions at once: the memory controller is in v1, the unified tree has none. */
 TEST("host", host_hybrid) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put("proc/self/cgroup", "4:memory:/box\n0::/\n");
-    put("proc/self/mountinfo",
-        V1_MOUNT "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+    put_proc("4:memory:/box\n0::/\n",
+             V1_MOUNT "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
     put("sys/fs/cgroup/unified/cgroup.controllers", "\n");
-    put_v1_group("/box", 2 * GI, GI, 0);
-    memory = read_root();
-    check_groups(memory, 2 * GI, GI);
-}
-
-TEST("host", host_available_is_least) {
-    mt_host_memory memory;
-
-    put_meminfo();
-    put_v2("0::/job\n");
-    put_v2_group("/job", "12884901888\n", "max\n", GI, 0);
-    memory = read_root();
-    check_groups(memory, 12 * GI, 11 * GI);
-    check_budget(memory, 8 * GI);
+    put_v1_group("/box", GI_2, GI, 0);
+    check_groups("hybrid", read_root(), 2 * GI, GI);
 }
 
 /* Kernels before 3.14 say nothing of what is available. */
@@ -524,10 +460,9 @@ TEST("host", host_available_unknown) {
 
 /* Groups without a list of mounts are none. */
 TEST("host", host_without_mounts) {
-    put_meminfo();
-    put("proc/self/cgroup", "0::/job\n4:memory:/box\n");
-    put_v2_group("/job", "1073741824\n", "max\n", 0, 0);
-    check_groups(read_root(), SIZE_MAX, SIZE_MAX);
+    put_proc("0::/job\n4:memory:/box\n", NULL);
+    put_v2_group("/job", GI_1, MAX, 0, 0);
+    check_groups("no mounts", read_root(), SIZE_MAX, SIZE_MAX);
 }
 
 /* A key is a word, not the beginning of one. */
@@ -545,11 +480,8 @@ TEST("host", host_long_paths) {
     char deep[LONGEST + 1];
     size_t length = strlen(root), read = 0, limited = 0, roomy = 0, pressed = 0;
 
-    put_meminfo();
-    put("proc/self/cgroup", "0::/job\n");
-    put("proc/self/mountinfo",
-        "30 23 0:26 / /sys/fs/cgroup/unified/tree rw - cgroup2 cgroup2 rw\n");
-    put_v2_group("/unified/tree/job", "2147483648\n", "max\n", GI, GI / 2);
+    put_proc("0::/job\n", "30 23 0:26 / /sys/fs/cgroup/unified/tree rw - cgroup2 cgroup2 rw\n");
+    put_v2_group("/unified/tree/job", GI_2, MAX, GI, GI / 2);
     put("sys/fs/cgroup/unified/tree/job/memory.pressure", "some avg10=20.00 avg60=0.00\n");
     memset(deep, '/', LONGEST);
     memcpy(deep, root, length);
@@ -589,17 +521,13 @@ TEST_LOOP("host", host_unknown, LENGTH(no_meminfo)) {
 /* Rubbish in the control groups is no limit, and no crash. */
 TEST("host", host_rubbish_groups) {
     static char longest[20000];
-    mt_host_memory memory;
 
     memset(longest, 'a', sizeof(longest) - 1);
     longest[0] = '0';
     longest[1] = longest[2] = ':';
     longest[3] = '/';
-    put_meminfo();
-    put("proc/self/cgroup", longest);
-    put("proc/self/mountinfo", "rubbish\n\n - - -\n");
-    memory = read_root();
-    check_groups(memory, SIZE_MAX, SIZE_MAX);
+    put_proc(longest, "rubbish\n\n - - -\n");
+    check_groups("rubbish", read_root(), SIZE_MAX, SIZE_MAX);
 }
 
 #define SOME(avg10) "some avg10=" avg10 " avg60=0.00 avg300=0.00 total=0\nfull avg10=99.00\n"
@@ -621,9 +549,8 @@ static const struct {
 TEST_LOOP("host", host_pressure, LENGTH(pressures)) {
     mt_host_memory memory;
 
-    put_meminfo();
     put_v2("0::/job\n");
-    put_v2_group("/job", "max\n", "max\n", GI, 0);
+    put_v2_group("/job", MAX, MAX, GI, 0);
     if (pressures[_i].system) put("proc/pressure/memory", pressures[_i].system);
     if (pressures[_i].group) put("sys/fs/cgroup/job/memory.pressure", pressures[_i].group);
     memory = read_root();
