@@ -14,27 +14,28 @@ static mt_forecast *f;
 static mt_plan plan;
 static mt_backend backend;
 static mt_batch batch;
+static fake_options options;
+static mt_policy_options policy;
 
 /* Chunks of at most so many samples fit; of fewer than two none can be trained. */
-static fake_options fitting(size_t m) {
-    fake_options options = fits(m);
+static void fitting(size_t m) {
+    options = fits(m);
     options.min_micro_batch = 2;
     options.normalises_over_batch = 1;
-    return options;
+    policy = (mt_policy_options)MT_POLICY_OPTIONS_INIT;
+    policy.deterministic = 1;
 }
 
-static mt_policy_options deterministic(void) {
-    mt_policy_options options = MT_POLICY_OPTIONS_INIT;
-    options.deterministic = 1;
-    return options;
-}
-
-static mt_status foretell(const fake_options *options, const mt_policy_options *policy) {
-    ck_ok(counting_install());
-    fake_init(&fake, options);
+static void start(void) {
+    fake_init(&fake, &options);
     backend = fake_seam(&fake);
     batch = batch_of(BATCH, 1);
-    ck_ok(mt_forecast_new(&backend, &batch, policy, &f));
+}
+
+static mt_status foretell(void) {
+    ck_ok(counting_install());
+    start();
+    ck_ok(mt_forecast_new(&backend, &batch, &policy, &f));
     return mt_forecast_step(f, &plan);
 }
 
@@ -54,41 +55,37 @@ static void end(void) {
     ck_assert_uint_eq(counting_live(), 0);
 }
 
+/* What was foretold is the last of so many steps. */
+static void check_trainer_takes_it(uint64_t steps) {
+    mt_trainer *trainer = trainer_with(&options, &policy);
+    mt_step_report report;
+    for (uint64_t id = 1; id <= steps; id++) report = step(trainer, BATCH, id);
+    ck_assert_uint_eq(report.chunks[0], mt_plan_chunk(&plan, 0));
+    ck_assert_uint_eq(report.predicted_peak_bytes, plan.predicted_peak_bytes);
+    done(trainer);
+}
+
 /* Three do not fit where two do, which a bound in proportion to two cannot tell. */
 TEST_LOOP("steps", the_step_is_the_one_that_a_trainer_takes, 10) {
-    const fake_options options = fitting((size_t)_i + 2);
-    const mt_policy_options policy = deterministic();
-    ck_ok(foretell(&options, &policy));
-    size_t chunk = mt_plan_chunk(&plan, 0), bytes = plan.predicted_peak_bytes;
+    fitting((size_t)_i + 2);
+    ck_ok(foretell());
     ck_assert_int_eq(mt_forecast_is_bound(f, &plan), 0);
-    ck_assert_uint_le(bytes, options.budget_bytes);
+    ck_assert_uint_le(plan.predicted_peak_bytes, options.budget_bytes);
     end();
-    mt_trainer *trainer = trainer_with(&options, &policy);
-    step(trainer, BATCH, 1);
-    mt_step_report report = step(trainer, BATCH, 2);
-    ck_assert_uint_eq(report.chunks[0], chunk);
-    ck_assert_uint_eq(report.predicted_peak_bytes, bytes);
-    done(trainer);
+    check_trainer_takes_it(2);
 }
 
 /* Of kernels that have not run nothing is promised: a chunk of them runs before it is told. */
 TEST_LOOP("steps", kernels_that_have_not_run_are_run, 2) {
-    fake_options options = fitting(12);
-    const mt_policy_options policy = deterministic();
+    fitting(12);
     options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
     options.wide_above = 4;
     options.tells_wide = _i;
     options.budget_bytes = options.resident_bytes + fake_program_peak(&options.wide, 6);
-    ck_ok(foretell(&options, &policy));
-    size_t chunk = mt_plan_chunk(&plan, 0), bytes = plan.predicted_peak_bytes;
-    ck_assert_uint_gt(chunk, options.wide_above);
+    ck_ok(foretell());
+    ck_assert_uint_gt(mt_plan_chunk(&plan, 0), options.wide_above);
     end();
-    mt_trainer *trainer = trainer_with(&options, &policy);
-    mt_step_report report = step(trainer, BATCH, 1);
-    for (uint64_t id = 2; id < 4; id++) report = step(trainer, BATCH, id);
-    ck_assert_uint_eq(report.chunks[0], chunk);
-    ck_assert_uint_eq(report.predicted_peak_bytes, bytes);
-    done(trainer);
+    check_trainer_takes_it(3);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------- */
@@ -101,11 +98,10 @@ static mt_chunk_need need_of(size_t chunk) {
 
 /* What three would need is told by two samples and by nothing else. */
 TEST("sizes", one_size_alone_tells_a_bound) {
-    const fake_options options = fitting(2);
-    const mt_policy_options policy = deterministic();
     const mt_plan other = {.samples = BATCH, .group = {{4, 8}}, .groups = 1};
     size_t largest;
-    ck_ok(foretell(&options, &policy));
+    fitting(2);
+    ck_ok(foretell());
     ck_ok(mt_forecast_record(f));
     ck_ok(mt_forecast_largest(f, BATCH, &largest));
     ck_assert_uint_eq(largest, 2);
@@ -119,9 +115,8 @@ TEST("sizes", one_size_alone_tells_a_bound) {
 }
 
 TEST("sizes", two_sizes_tell_of_all) {
-    const fake_options options = fitting(3);
-    const mt_policy_options policy = deterministic();
-    ck_ok(foretell(&options, &policy));
+    fitting(3);
+    ck_ok(foretell());
     ck_ok(mt_forecast_record(f));
     for (size_t m = 2; m <= BATCH; m++) {
         mt_chunk_need need = need_of(m);
@@ -135,11 +130,10 @@ TEST("sizes", two_sizes_tell_of_all) {
 }
 
 TEST("sizes", smaller_chunks_than_are_allowed_are_recorded_too) {
-    const fake_options options = fitting(6);
-    mt_policy_options policy = deterministic();
     size_t largest;
+    fitting(6);
     policy.min_micro_batch = 12;
-    ck_status(foretell(&options, &policy), MT_EDEVMEM);
+    ck_status(foretell(), MT_EDEVMEM);
     ck_ok(mt_forecast_record(f));
     ck_ok(mt_forecast_largest(f, BATCH, &largest));
     ck_assert_uint_eq(largest, 6);
@@ -150,12 +144,9 @@ TEST("sizes", smaller_chunks_than_are_allowed_are_recorded_too) {
 /* The batch of 32 in chunks of at most so many has a number of them, and that a smallest one. */
 TEST_LOOP("sizes", a_smaller_least_chunk_is_found, 9) {
     const size_t m = (size_t)_i + 2;
-    const fake_options options = fitting(m);
-    mt_policy_options policy = deterministic();
-    batch = batch_of(BATCH, 1);
+    fitting(m);
     size_t least, chunks = (BATCH + m - 1) / m;
-    fake_init(&fake, &options);
-    backend = fake_seam(&fake);
+    start();
     policy.min_micro_batch = 12;
     ck_ok(mt_forecast_least(&backend, &batch, &policy, &least));
     ck_assert_uint_eq(least, BATCH / chunks);
@@ -167,13 +158,10 @@ TEST_LOOP("sizes", a_smaller_least_chunk_is_found, 9) {
 }
 
 TEST("sizes", no_smaller_least_chunk_is_found) {
-    fake_options options = fitting(2);
-    mt_policy_options policy = deterministic();
-    batch = batch_of(BATCH, 1);
+    fitting(2);
     size_t least = 1;
     options.budget_bytes -= 1;
-    fake_init(&fake, &options);
-    backend = fake_seam(&fake);
+    start();
     for (policy.min_micro_batch = 1; policy.min_micro_batch < 5; policy.min_micro_batch++) {
         ck_ok(mt_forecast_least(&backend, &batch, &policy, &least));
         ck_assert_uint_eq(least, 0);
@@ -182,10 +170,9 @@ TEST("sizes", no_smaller_least_chunk_is_found) {
 }
 
 TEST("sizes", where_nothing_goes_through_nothing_is_recorded) {
-    fake_options options = fitting(2);
-    const mt_policy_options policy = deterministic();
+    fitting(2);
     options.budget_bytes = options.resident_bytes + 1;
-    ck_status(foretell(&options, &policy), MT_EDEVMEM);
+    ck_status(foretell(), MT_EDEVMEM);
     ck_status(mt_forecast_record(f), MT_EDEVMEM);
     ck_assert_uint_eq(met().refused, 2);
     end();
@@ -195,12 +182,11 @@ TEST("sizes", where_nothing_goes_through_nothing_is_recorded) {
 
 /* Two samples need more than there is, and 0.6 of it fits: the rung is on until the end. */
 TEST("rungs", rungs_are_told_and_go_off_again) {
-    fake_options options = fitting(2);
-    const mt_policy_options policy = deterministic();
     mt_rungs_tried tried = MT_RUNGS_TRIED_INIT;
+    fitting(2);
     options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     options.budget_bytes -= 1;
-    ck_ok(foretell(&options, &policy));
+    ck_ok(foretell());
     ck_assert_uint_eq(met().rungs, options.rungs);
     ck_assert_uint_eq(met().failed, 2);
     ck_assert_uint_gt(strlen(met().error), 0);
@@ -217,59 +203,41 @@ TEST("rungs", rungs_are_told_and_go_off_again) {
 
 /* ---- what is refused --------------------------------------------------------------------------- */
 
-static mt_policy_options given;
-
 static mt_status make(void) {
-    mt_status status = mt_forecast_new(&backend, &batch, &given, &f);
+    mt_status status = mt_forecast_new(&backend, &batch, &policy, &f);
     mt_forecast_free(f);
     return status;
 }
 
 static mt_status least(void) {
     size_t out;
-    return mt_forecast_least(&backend, &batch, &given, &out);
-}
-
-static void without_size(void) {
-    backend.size = 0;
-}
-static void of_nothing(void) {
-    batch.count = 0;
-}
-static void batch_without_size(void) {
-    batch.size = 0;
-}
-static void policy_without_size(void) {
-    given.size = 0;
-}
-static void without_record(void) {
-    backend.record = NULL;
-}
-static void with_a_rung(void) {
-    fake.options.record_rungs = MT_RUNG_BIT(MT_RUNG_OFFLOAD);
+    return mt_forecast_least(&backend, &batch, &policy, &out);
 }
 
 static const struct {
-    void (*spoil)(void);
+    size_t *zeroed; /* NULL: none */
+    mt_rung rung;   /* under which alone the backend records; MT_RUNGS: it does not at all */
     mt_status status;
     const char *words;
 } unusable[] = {
-    {without_size, MT_EINVAL, "backend->size is not set"},
-    {of_nothing, MT_EINVAL, "batch->count is 0"},
-    {batch_without_size, MT_EINVAL, "batch->size is not set"},
-    {policy_without_size, MT_EINVAL, "policy->size is not set"},
-    {without_record, MT_ENOTSUP, "does not record"},
-    {with_a_rung, MT_ENOTSUP, "without a rung"},
+    {&backend.size, 0, MT_EINVAL, "backend->size is not set"},
+    {&batch.count, 0, MT_EINVAL, "batch->count is 0"},
+    {&batch.size, 0, MT_EINVAL, "batch->size is not set"},
+    {&policy.size, 0, MT_EINVAL, "policy->size is not set"},
+    {NULL, MT_RUNGS, MT_ENOTSUP, "does not record"},
+    {NULL, MT_RUNG_OFFLOAD, MT_ENOTSUP, "without a rung"},
 };
 
 TEST_LOOP("refused", unusable_arguments_are_refused, LENGTH(unusable)) {
-    const fake_options options = fitting(4);
-    fake_init(&fake, &options);
-    backend = fake_seam(&fake);
-    batch = batch_of(BATCH, 1);
-    given = deterministic();
-    given.min_micro_batch = 12;
-    unusable[_i].spoil();
+    fitting(4);
+    policy.min_micro_batch = 12;
+    start();
+    if (unusable[_i].zeroed)
+        *unusable[_i].zeroed = 0;
+    else if (unusable[_i].rung == MT_RUNGS)
+        backend.record = NULL;
+    else
+        fake.options.record_rungs = MT_RUNG_BIT(unusable[_i].rung);
     ck_refused(make(), unusable[_i].status, unusable[_i].words);
     ck_assert_ptr_null(f);
     ck_refused(least(), unusable[_i].status, unusable[_i].words);
@@ -277,13 +245,12 @@ TEST_LOOP("refused", unusable_arguments_are_refused, LENGTH(unusable)) {
 }
 
 TEST("refused", unusable_handles_and_numbers_are_refused) {
-    const fake_options options = fitting(4);
-    const mt_policy_options own = deterministic();
     mt_forecast_report report = MT_FORECAST_REPORT_INIT;
     mt_rungs_tried tried = MT_RUNGS_TRIED_INIT;
     mt_chunk_need need = MT_CHUNK_NEED_INIT;
     size_t largest;
-    ck_ok(foretell(&options, &own));
+    fitting(4);
+    ck_ok(foretell());
     ck_refused(mt_forecast_need(f, BATCH, 0, &need), MT_EINVAL, "chunk is 0; accepted: 1 to");
     ck_refused(mt_forecast_need(f, BATCH, 33, &need), MT_EINVAL, "chunk is 33");
     ck_refused(mt_forecast_largest(f, 0, &largest), MT_EINVAL, "samples is 0");
@@ -306,7 +273,7 @@ TEST("refused", unusable_handles_and_numbers_are_refused) {
 static mt_status ask(void) {
     mt_chunk_need need = MT_CHUNK_NEED_INIT;
     size_t largest;
-    mt_status status = mt_forecast_new(&backend, &batch, &given, &f);
+    mt_status status = mt_forecast_new(&backend, &batch, &policy, &f);
     if (status == MT_OK) status = mt_forecast_step(f, &plan);
     if (status == MT_OK) status = mt_forecast_record(f);
     if (status == MT_OK) status = mt_forecast_largest(f, BATCH, &largest);
@@ -316,14 +283,11 @@ static mt_status ask(void) {
 }
 
 TEST("faults", every_request_for_host_memory_fails) {
-    const fake_options options = fitting(6);
     size_t fired = 1, lost = 0;
     ck_ok(counting_install());
-    given = deterministic();
+    fitting(6);
     for (size_t n = 1; fired; n++) {
-        fake_init(&fake, &options);
-        backend = fake_seam(&fake);
-        batch = batch_of(BATCH, 1);
+        start();
         uint64_t before = fake_hash(&fake);
         counting_fail_at(n, 0);
         mt_status status = ask();
@@ -339,14 +303,11 @@ TEST("faults", every_request_for_host_memory_fails) {
 }
 
 TEST("faults", every_call_of_the_backend_fails) {
-    fake_options options = fitting(6);
     int fired = 1;
+    fitting(6);
     options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
-    given = deterministic();
     for (uint64_t n = 1; fired; n++) {
-        fake_init(&fake, &options);
-        backend = fake_seam(&fake);
-        batch = batch_of(BATCH, 1);
+        start();
         uint64_t before = fake_hash(&fake);
         fake_fail_at(&fake, n, 0);
         mt_status status = ask();
