@@ -169,11 +169,12 @@ static mt_backend seam(inner *b) {
 
 /* ---- rehearsals of it -------------------------------------------------------------------------- */
 
-enum { SAMPLES = 16, FULL = 100000 };
+enum { SAMPLES = 16, FULL = 100000, SIZE = sizeof(mt_rehearsal_options) };
 
 static inner own;
 static mt_backend real, outer;
 static mt_rehearsal *rehearsal;
+static mt_chunk_result result; /* of the last chunk that was rehearsed */
 static size_t batch_length, batch_samples = SAMPLES;
 
 static mt_status make_batch(void *user, size_t length, mt_batch *out) {
@@ -213,15 +214,15 @@ static void event(void *recording, void *address, int64_t bytes) {
     mt_recording_event(recording, address, bytes);
 }
 
-static mt_status rehearse(size_t samples, int marked, mt_recording *to, mt_chunk_result *out) {
+static mt_status rehearse(size_t samples, int marked, mt_recording *to) {
     const mt_batch batch = {sizeof batch, NULL, SAMPLES, 0};
     const mt_event_sink sink = {to, event};
-    *out = (mt_chunk_result)MT_CHUNK_RESULT_INIT;
+    result = (mt_chunk_result)MT_CHUNK_RESULT_INIT;
     mt_status status = outer.begin(outer.self, &batch);
     if (status == MT_OK && marked) status = outer.mark(outer.self);
     if (status == MT_OK && to) status = mt_recording_start(to, samples);
     if (status == MT_OK && to) status = outer.record(outer.self, &sink);
-    if (status == MT_OK) status = outer.accumulate(outer.self, 0, samples, 0.5, out);
+    if (status == MT_OK) status = outer.accumulate(outer.self, 0, samples, 0.5, &result);
     if (to) ck_ok(outer.record(outer.self, NULL));
     ck_ok(outer.rollback(outer.self));
     return status;
@@ -231,13 +232,11 @@ static mt_status rehearse(size_t samples, int marked, mt_recording *to, mt_chunk
 TEST_LOOP("chunks", as_if_it_had_run, 24) {
     mt_recording *told, *ran;
     mt_block blocks[2][BLOCKS];
-    mt_chunk_result result;
     mt_memory memory = MT_MEMORY_INIT;
     size_t samples = (size_t)_i / 2 + 1, peak, counts[2];
-    start();
     ck_ok(mt_recording_new(&told));
     ck_ok(mt_recording_new(&ran));
-    ck_ok(rehearse(samples, _i % 2, told, &result));
+    ck_ok(rehearse(samples, _i % 2, told));
     ck_assert_uint_eq(own.longest, 144);
     ck_assert_int_eq(own.marks, _i % 2 ? 3 : 0);
     ck_ok(mt_recording_start(ran, samples));
@@ -261,32 +260,26 @@ TEST_LOOP("chunks", as_if_it_had_run, 24) {
     }
     mt_recording_free(told);
     mt_recording_free(ran);
-    end();
 }
 
 /* It is a small part of the peak, and stays one. */
 TEST_LOOP("chunks", irregular_scratch_memory, LENGTH(scratch)) {
-    mt_chunk_result result;
     size_t peak;
-    start();
     own.scratch = scratch[_i];
-    ck_ok(rehearse(3, 0, NULL, &result));
+    ck_ok(rehearse(3, 0, NULL));
     ck_ok(run(&own, 3, FULL, &peak));
     ck_assert_uint_ge(result.peak_bytes, IN_USE + peak - peak / 1000);
     ck_assert_uint_le(result.peak_bytes, IN_USE + peak + peak / 1000);
-    end();
 }
 
 /* A request that the real chunk would be refused is refused, with the same evidence; a byte more, and the next one is. */
 TEST("chunks", out_of_memory_where_it_would_be) {
-    mt_chunk_result result;
     size_t peak, refusals = 0;
-    start();
     ck_ok(run(&own, 3, FULL, &peak));
     for (own.budget = IN_USE + peak; own.budget > IN_USE + peak / 64; own.budget -= peak / 50) {
         mt_status expected = run(&own, 3, FULL, &(size_t){0});
         mt_chunk_result would = own.result;
-        ck_status(rehearse(3, 0, NULL, &result), expected);
+        ck_status(rehearse(3, 0, NULL), expected);
         if (expected == MT_OK) continue;
         refusals++;
         ck_assert_uint_eq(result.refused, 1);
@@ -295,41 +288,31 @@ TEST("chunks", out_of_memory_where_it_would_be) {
         ck_contains(mt_last_error(), "budget of");
     }
     ck_assert_uint_gt(refusals, 40);
-    end();
 }
 
 /* The short chunks themselves may not fit. */
 TEST("chunks", short_chunks_that_do_not_fit) {
-    mt_chunk_result result;
-    start();
     own.budget = IN_USE + 100;
-    ck_status(rehearse(3, 0, NULL, &result), MT_EDEVMEM);
-    end();
+    ck_status(rehearse(3, 0, NULL), MT_EDEVMEM);
 }
 
 TEST_LOOP("chunks", other_blocks_at_another_length, 3) {
-    mt_chunk_result result;
     static const size_t odd[] = {64, 100, 144};
-    start();
     own.odd_length = odd[_i];
-    ck_refused(rehearse(2, 0, NULL, &result), MT_ENOTSUP, "chunks of length 64 take ");
+    ck_refused(rehearse(2, 0, NULL), MT_ENOTSUP, "chunks of length 64 take ");
     ck_contains(mt_last_error(), " other things at other lengths");
-    end();
 }
 
 TEST("edges", fewer_samples_than_asked) {
-    mt_chunk_result result;
     start();
     batch_samples = 3;
-    ck_refused(rehearse(4, 0, NULL, &result), MT_EINVAL,
-               "a batch of length 64 has 3 samples; accepted: 16");
+    ck_refused(rehearse(4, 0, NULL), MT_EINVAL, "a batch of length 64 has 3 samples; accepted: 16");
     end();
 }
 
 TEST("chunks", what_goes_to_the_inner_backend) {
     mt_backend_info info = {.size = sizeof info};
     mt_apply_result applied = MT_APPLY_RESULT_INIT;
-    start();
     ck_ok(outer.describe(outer.self, &info));
     ck_assert_uint_eq(info.gradient_bytes, 640);
     ck_ok(outer.set_rung(outer.self, MT_RUNG_CHECKPOINTING, 1));
@@ -349,27 +332,23 @@ TEST("chunks", what_goes_to_the_inner_backend) {
     ck_assert_ptr_null(outer.rewind);
     ck_assert_ptr_null(outer.set_rung);
     ck_assert_ptr_null(outer.hold_gradients);
-    end();
 }
 
 /* Each call of the inner backend fails in turn: its status comes out, and nothing is left begun. */
 TEST("edges", each_call_fails) {
-    mt_chunk_result result;
     mt_status status = MT_EIO;
     int n = 0;
     start();
     for (; status != MT_OK && n < 100; n++) {
         own.calls = 0;
         own.fails_at = n + 1;
-        status = rehearse(2, 1, NULL, &result);
+        status = rehearse(2, 1, NULL);
         if (status != MT_OK) ck_status(status, MT_EIO);
         ck_assert_int_eq(own.begun, 0);
         ck_assert_int_eq(own.recording, 0);
     }
-    ck_assert_int_eq(
-        n,
-        3 * 6 +
-            2); /* batch, begin, mark, record, accumulate, rollback; memory; one that is not reached */
+    /* Batch, begin, mark, record, accumulate, rollback; memory; one that is not reached. */
+    ck_assert_int_eq(n, 3 * 6 + 2);
     end();
 }
 
@@ -381,53 +360,36 @@ static mt_status refuse_prepare(void *self, const size_t *chunks, size_t count,
     return MT_OK;
 }
 
-static void no_size(mt_rehearsal_options *o) {
-    o->size = 8;
-}
-static void no_batch(mt_rehearsal_options *o) {
-    o->batch = NULL;
-}
-static void no_backend(mt_rehearsal_options *o) {
-    o->backend = NULL;
-}
-static void zero(mt_rehearsal_options *o) {
-    o->short_lengths[0] = 0;
-}
-static void equal(mt_rehearsal_options *o) {
-    o->short_lengths[2] = 100;
-}
-static void falling(mt_rehearsal_options *o) {
-    o->length = 143;
-}
-static void silent(mt_rehearsal_options *o) {
-    real.record = NULL, (void)o;
-}
-static void told(mt_rehearsal_options *o) {
-    real.prepare = refuse_prepare, (void)o;
-}
+static mt_backend silent, with_prepare;
 
+/* clang-format off */
 static const struct {
-    void (*spoil)(mt_rehearsal_options *o);
+    mt_rehearsal_options options;
     mt_status status;
     const char *words;
 } bad[] = {
-    {no_size, MT_EINVAL, "options->size is 8; accepted: "},
-    {no_batch, MT_EINVAL, "options->batch is NULL"},
-    {no_backend, MT_EINVAL, "options->backend is NULL"},
-    {zero, MT_EINVAL, "options->short_lengths[0] is 0; accepted: above 0"},
-    {equal, MT_EINVAL, "options->short_lengths[2] is 100; accepted: above 100"},
-    {falling, MT_EINVAL, "options->length is 143; accepted: at least the longest short one, 144"},
-    {silent, MT_ENOTSUP, "has no record"},
-    {told, MT_ENOTSUP, "has prepare"},
+    {{8, &real, make_batch, &own, {64, 100, 144}, FULL},
+     MT_EINVAL, "options->size is 8; accepted: "},
+    {{SIZE, &real, NULL, &own, {64, 100, 144}, FULL}, MT_EINVAL, "options->batch is NULL"},
+    {{SIZE, NULL, make_batch, &own, {64, 100, 144}, FULL}, MT_EINVAL, "options->backend is NULL"},
+    {{SIZE, &real, make_batch, &own, {0, 100, 144}, FULL},
+     MT_EINVAL, "options->short_lengths[0] is 0; accepted: above 0"},
+    {{SIZE, &real, make_batch, &own, {64, 100, 100}, FULL},
+     MT_EINVAL, "options->short_lengths[2] is 100; accepted: above 100"},
+    {{SIZE, &real, make_batch, &own, {64, 100, 144}, 143},
+     MT_EINVAL, "options->length is 143; accepted: at least the longest short one, 144"},
+    {{SIZE, &silent, make_batch, &own, {64, 100, 144}, FULL}, MT_ENOTSUP, "has no record"},
+    {{SIZE, &with_prepare, make_batch, &own, {64, 100, 144}, FULL}, MT_ENOTSUP, "has prepare"},
 };
+/* clang-format on */
 
 TEST_LOOP("edges", options_are_checked, LENGTH(bad)) {
-    mt_rehearsal_options o = options();
-    bad[_i].spoil(&o);
+    real = silent = with_prepare = seam(&own);
+    silent.record = NULL;
+    with_prepare.prepare = refuse_prepare;
     rehearsal = (mt_rehearsal *)&own;
-    ck_status(mt_rehearsal_new(&o, &rehearsal), bad[_i].status);
+    ck_refused(mt_rehearsal_new(&bad[_i].options, &rehearsal), bad[_i].status, bad[_i].words);
     ck_assert_ptr_null(rehearsal);
-    ck_contains(mt_last_error(), bad[_i].words);
 }
 
 TEST("edges", arguments_are_checked) {
@@ -443,7 +405,6 @@ TEST("edges", arguments_are_checked) {
 
 TEST("edges", host_memory_runs_out) {
     mt_status status = MT_ENOMEM;
-    mt_chunk_result result;
     size_t n = 0;
     ck_ok(counting_install());
     for (; status != MT_OK && n < 100; n++) {
@@ -452,7 +413,7 @@ TEST("edges", host_memory_runs_out) {
         status = mt_rehearsal_new(&o, &rehearsal);
         if (status == MT_OK) {
             ck_ok(mt_rehearsal_backend(rehearsal, &outer));
-            status = rehearse(2, 0, NULL, &result);
+            status = rehearse(2, 0, NULL);
             mt_rehearsal_free(rehearsal);
         }
         if (status != MT_OK) ck_status(status, MT_ENOMEM);
@@ -463,4 +424,7 @@ TEST("edges", host_memory_runs_out) {
     ck_assert_uint_eq(counting_live(), 0);
 }
 
-SUITE("rehearsal")
+int main(void) {
+    tcase_add_checked_fixture(suite_case_named("chunks"), start, end);
+    return suite_run_named("rehearsal");
+}
