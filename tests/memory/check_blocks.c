@@ -11,30 +11,52 @@ static void event(void *recording, void *address, int64_t bytes) {
     mt_recording_event(recording, address, bytes);
 }
 
-static mt_recording *record(const fake_program *program, size_t samples) {
+/* The two recordings of a test, and the blocks that they tell of. */
+static mt_recording *small, *large;
+static mt_block blocks[FAKE_ALLOCATIONS_MAX];
+static size_t count;
+
+static mt_status tell(size_t samples, int apart, size_t capacity) {
+    return mt_recording_blocks(small, large, samples, apart, blocks, capacity, &count);
+}
+
+static void free_recordings(void) {
+    mt_recording_free(small);
+    mt_recording_free(large);
+    small = large = NULL;
+}
+
+/* One that events are told to. */
+static mt_recording *recording_of(size_t samples) {
     mt_recording *recording;
-    mt_event_sink sink;
 
     ck_ok(mt_recording_new(&recording));
     ck_ok(mt_recording_start(recording, samples));
-    sink = (mt_event_sink){recording, event};
+    return recording;
+}
+
+static mt_recording *record(const fake_program *program, size_t samples) {
+    mt_recording *recording = recording_of(samples);
+    mt_event_sink sink = {recording, event};
+
     fake_program_record(program, samples, &sink);
     return recording;
 }
 
 /* Of any size, also between and below those recorded: as if it had been recorded itself. */
 TEST("blocks", blocks_of_any_size) {
-    mt_recording *small = record(&fake_train_program, 2), *large = record(&fake_train_program, 4);
-    mt_block blocks[FAKE_ALLOCATIONS_MAX], own[FAKE_ALLOCATIONS_MAX];
-    size_t count, own_count;
+    mt_block own[FAKE_ALLOCATIONS_MAX];
+    size_t own_count;
 
+    small = record(&fake_train_program, 2);
+    large = record(&fake_train_program, 4);
     for (size_t m = 1; m < 40; m++) {
         mt_recording *recording = record(&fake_train_program, m);
         mt_layout layout = MT_LAYOUT_INIT;
 
         ck_ok(mt_recording_blocks(small, large, m, 0, NULL, 0, &count));
         ck_assert_uint_eq(count, fake_train_program.count);
-        ck_ok(mt_recording_blocks(small, large, m, 0, blocks, FAKE_ALLOCATIONS_MAX, &count));
+        ck_ok(tell(m, 0, FAKE_ALLOCATIONS_MAX));
         ck_ok(mt_recording_blocks(recording, NULL, m, 0, own, FAKE_ALLOCATIONS_MAX, &own_count));
         ck_assert_uint_eq(count, own_count);
         ck_assert_mem_eq(blocks, own, count * sizeof(*blocks));
@@ -42,52 +64,44 @@ TEST("blocks", blocks_of_any_size) {
         ck_assert_uint_eq(layout.lower_bound_bytes, fake_program_peak(&fake_train_program, m));
         mt_recording_free(recording);
     }
-    mt_recording_free(small);
-    mt_recording_free(large);
 }
 
 /* A gradient ends where it is handed over, or with the chunk. */
 TEST("blocks", gradients_live_on) {
-    mt_recording *recording;
-    mt_block blocks[2];
-    size_t count;
-
-    ck_ok(mt_recording_new(&recording));
-    ck_ok(mt_recording_start(recording, 3));
-    event(recording, (void *)0x40, 100);
-    event(recording, (void *)0x80, 200);
-    event(recording, (void *)0x80, 0);
-    event(recording, (void *)0x40, -100);
-    event(recording, (void *)0x80, -200);
-    ck_ok(mt_recording_blocks(recording, NULL, 3, 0, blocks, 2, &count));
+    small = recording_of(3);
+    event(small, (void *)0x40, 100);
+    event(small, (void *)0x80, 200);
+    event(small, (void *)0x80, 0);
+    event(small, (void *)0x40, -100);
+    event(small, (void *)0x80, -200);
+    ck_ok(tell(3, 0, 2));
     ck_assert_uint_eq(count, 2);
     ck_assert_uint_eq(blocks[0].end, 2);
     ck_assert_uint_eq(blocks[1].begin, 1);
     ck_assert_uint_eq(blocks[1].end, 2);
-    ck_ok(mt_recording_blocks(recording, NULL, 3, 1, blocks, 2, &count));
+    ck_ok(tell(3, 1, 2));
     ck_assert_uint_eq(blocks[0].end, 2);
     ck_assert_uint_eq(blocks[1].end, SIZE_MAX);
-    mt_recording_free(recording);
 }
 
 TEST("edges", recordings_are_checked) {
-    mt_recording *two = record(&fake_train_program, 2), *four = record(&fake_train_program, 4);
-    mt_block blocks[FAKE_ALLOCATIONS_MAX];
-    size_t count = 9, all = FAKE_ALLOCATIONS_MAX;
+    const size_t all = FAKE_ALLOCATIONS_MAX;
 
-    ck_status(mt_recording_blocks(NULL, four, 8, 0, blocks, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, all, NULL), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 8, 0, NULL, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 8, 0, blocks, 3, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, four, 0, 0, blocks, all, &count), MT_EINVAL);
-    ck_status(mt_recording_blocks(two, NULL, 4, 0, blocks, all, &count), MT_EINVAL);
-    ck_refused(mt_recording_blocks(four, two, 8, 0, blocks, all, &count), MT_EINVAL,
+    small = record(&fake_train_program, 2);
+    large = record(&fake_train_program, 4);
+    count = 9;
+    ck_status(mt_recording_blocks(NULL, large, 8, 0, blocks, all, &count), MT_EINVAL);
+    ck_status(mt_recording_blocks(small, large, 8, 0, blocks, all, NULL), MT_EINVAL);
+    ck_status(mt_recording_blocks(small, large, 8, 0, NULL, all, &count), MT_EINVAL);
+    ck_status(tell(8, 0, 3), MT_EINVAL);
+    ck_status(tell(0, 0, all), MT_EINVAL);
+    ck_status(mt_recording_blocks(small, NULL, 4, 0, blocks, all, &count), MT_EINVAL);
+    ck_refused(mt_recording_blocks(large, small, 8, 0, blocks, all, &count), MT_EINVAL,
                "'small' is of 4 samples and 'large' of 2");
-    ck_refused(mt_recording_blocks(two, (mt_recording *)(void *)blocks, 8, 0, blocks, all, &count),
-               MT_EINVAL, "large");
+    ck_refused(
+        mt_recording_blocks(small, (mt_recording *)(void *)blocks, 8, 0, blocks, all, &count),
+        MT_EINVAL, "large");
     ck_assert_uint_eq(count, 0);
-    mt_recording_free(two);
-    mt_recording_free(four);
 }
 
 /* The larger chunk has a block that the smaller one has not: it keeps its size, the others grow. */
@@ -96,54 +110,45 @@ TEST("blocks", one_block_more) {
     static const fake_allocation more[] = {
         {0, 100, FAKE_AT_END}, {7777, 0, 2}, {64, 30, FAKE_AT_END}};
     static const fake_program small_program = {few, 2}, large_program = {more, 3};
-    mt_recording *small = record(&small_program, 2), *large = record(&large_program, 4);
-    mt_block blocks[3];
-    size_t count;
 
+    small = record(&small_program, 2);
+    large = record(&large_program, 4);
     ck_ok(mt_recording_blocks(small, large, 8, 0, NULL, 0, &count));
     ck_assert_uint_eq(count, 3);
-    ck_ok(mt_recording_blocks(small, large, 8, 0, blocks, 3, &count));
+    ck_ok(tell(8, 0, 3));
     ck_assert_uint_eq(blocks[0].bytes, 800);
     ck_assert_uint_eq(blocks[1].bytes, 7777);
     ck_assert_uint_eq(blocks[1].end, 2);
     ck_assert_uint_eq(blocks[2].bytes, 304);
-    mt_recording_free(small);
-    mt_recording_free(large);
 }
 
 /* One chunk ran apart and the other in place: the same blocks, as either of them asks. */
 TEST("blocks", recordings_of_both_ways) {
-    mt_recording *recording[2];
-    mt_block blocks[2];
-    size_t count;
-
     for (size_t i = 0; i < 2; i++) {
-        ck_ok(mt_recording_new(&recording[i]));
-        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
-        event(recording[i], (void *)0x80, 200);
-        event(recording[i], (void *)0x80, 0);
-        if (i == 0) event(recording[i], (void *)0x80, -200);
-        event(recording[i], (void *)0x40, 100 + 20 * (int64_t)i);
-        event(recording[i], (void *)0x40, -1);
-        if (i == 1) event(recording[i], (void *)0x80, -200);
+        mt_recording *recording = recording_of(2 + 2 * i);
+
+        event(recording, (void *)0x80, 200);
+        event(recording, (void *)0x80, 0);
+        if (i == 0) event(recording, (void *)0x80, -200);
+        event(recording, (void *)0x40, 100 + 20 * (int64_t)i);
+        event(recording, (void *)0x40, -1);
+        if (i == 1) event(recording, (void *)0x80, -200);
+        *(i == 0 ? &small : &large) = recording;
     }
     for (int apart = 0; apart < 2; apart++) {
-        ck_ok(mt_recording_blocks(recording[0], recording[1], 8, apart, blocks, 2, &count));
+        ck_ok(tell(8, apart, 2));
         ck_assert_uint_eq(blocks[0].bytes, 200);
         ck_assert_uint_eq(blocks[0].end, apart ? SIZE_MAX : 1);
         ck_assert_uint_eq(blocks[1].bytes, 160);
         ck_assert_uint_eq(blocks[1].end, 2);
     }
-    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
 }
 
 /* Blocks of so many bytes each, none of them released: a recording by hand. */
-static mt_recording *record_sizes(size_t samples, const int64_t *bytes, size_t count) {
-    mt_recording *recording;
+static mt_recording *record_sizes(size_t samples, const int64_t *bytes, size_t number) {
+    mt_recording *recording = recording_of(samples);
 
-    ck_ok(mt_recording_new(&recording));
-    ck_ok(mt_recording_start(recording, samples));
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < number; i++)
         event(recording, (void *)(uintptr_t)(0x40 * (i + 1)), bytes[i]);
     return recording;
 }
@@ -151,31 +156,25 @@ static mt_recording *record_sizes(size_t samples, const int64_t *bytes, size_t c
 /* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
 TEST("blocks", no_whole_number) {
     static const int64_t sizes[2][2] = {{100, 100}, {103, 40}};
-    mt_recording *small = record_sizes(2, sizes[0], 2), *large = record_sizes(4, sizes[1], 2);
-    mt_block blocks[2];
-    size_t count;
 
-    ck_ok(mt_recording_blocks(small, large, 7, 0, blocks, 2, &count));
+    small = record_sizes(2, sizes[0], 2);
+    large = record_sizes(4, sizes[1], 2);
+    ck_ok(tell(7, 0, 2));
     ck_assert_uint_eq(blocks[0].bytes, 108);
     ck_assert_uint_ge(blocks[1].bytes, 1);
-    ck_ok(mt_recording_blocks(small, large, 1, 0, blocks, 2, &count));
+    ck_ok(tell(1, 0, 2));
     ck_assert_uint_eq(blocks[0].bytes, 99);
-    mt_recording_free(small);
-    mt_recording_free(large);
 }
 
 /* Beyond any memory: as large as a sum of some blocks can still be counted. */
 TEST("edges", endless_samples) {
     static const int64_t sizes[2][2] = {{1000, 50}, {2000, 50}};
-    mt_recording *small = record_sizes(2, sizes[0], 2), *large = record_sizes(4, sizes[1], 2);
-    mt_block blocks[2];
-    size_t count;
 
-    ck_ok(mt_recording_blocks(small, large, (size_t)INT64_MAX, 0, blocks, 2, &count));
+    small = record_sizes(2, sizes[0], 2);
+    large = record_sizes(4, sizes[1], 2);
+    ck_ok(tell((size_t)INT64_MAX, 0, 2));
     ck_assert_uint_eq(blocks[0].bytes, SIZE_MAX / 8);
     ck_assert_uint_eq(blocks[1].bytes, 50);
-    mt_recording_free(small);
-    mt_recording_free(large);
 }
 
 /* Where the product of two of the numbers has more than 63 bits, so has no result. */
@@ -197,27 +196,21 @@ static const struct {
 };
 
 TEST_LOOP("edges", immense_numbers, LENGTH(immense)) {
-    mt_recording *small = record_sizes(immense[_i].from, &immense[_i].small, 1);
-    mt_recording *large = record_sizes(immense[_i].to, &immense[_i].large, 1);
-    size_t near = immense[_i].bytes / 1000000, count;
-    mt_block block;
+    size_t near = immense[_i].bytes / 1000000;
 
-    ck_ok(mt_recording_blocks(small, large, immense[_i].samples, 0, &block, 1, &count));
-    ck_assert_uint_ge(block.bytes, immense[_i].bytes - near);
-    ck_assert_uint_le(block.bytes, immense[_i].bytes + near);
-    mt_recording_free(small);
-    mt_recording_free(large);
+    small = record_sizes(immense[_i].from, &immense[_i].small, 1);
+    large = record_sizes(immense[_i].to, &immense[_i].large, 1);
+    ck_ok(tell(immense[_i].samples, 0, 1));
+    ck_assert_uint_ge(blocks[0].bytes, immense[_i].bytes - near);
+    ck_assert_uint_le(blocks[0].bytes, immense[_i].bytes + near);
 }
 
 TEST("edges", immense_recording) {
     static const int64_t size = 50;
-    mt_recording *small = record_sizes(2, &size, 1), *large = record_sizes(SIZE_MAX, &size, 1);
-    mt_block block;
-    size_t count;
 
-    ck_status(mt_recording_blocks(small, large, 8, 0, &block, 1, &count), MT_EINVAL);
-    mt_recording_free(small);
-    mt_recording_free(large);
+    small = record_sizes(2, &size, 1);
+    large = record_sizes(SIZE_MAX, &size, 1);
+    ck_status(tell(8, 0, 1), MT_EINVAL);
 }
 
 /* One of the two has no blocks: those of the larger are what it had, whatever the size. */
@@ -225,48 +218,38 @@ static const struct { size_t small, large; /* blocks */ } few[] = {{0, 2}, {2, 0
 
 TEST_LOOP("edges", no_blocks, LENGTH(few)) {
     static const int64_t sizes[] = {1000, 50};
-    mt_recording *small = record_sizes(2, sizes, few[_i].small);
-    mt_recording *large = record_sizes(4, sizes, few[_i].large);
-    mt_block blocks[2];
-    size_t count;
 
-    ck_ok(mt_recording_blocks(small, large, 8, 0, blocks, 2, &count));
+    small = record_sizes(2, sizes, few[_i].small);
+    large = record_sizes(4, sizes, few[_i].large);
+    ck_ok(tell(8, 0, 2));
     ck_assert_uint_eq(count, few[_i].large);
     for (size_t i = 0; i < count; i++) {
         ck_assert_uint_eq(blocks[i].bytes, (size_t)sizes[i]);
         ck_assert_uint_eq(blocks[i].begin, i);
         ck_assert_uint_eq(blocks[i].end, SIZE_MAX);
     }
-    mt_recording_free(small);
-    mt_recording_free(large);
 }
 
 /* Host memory ran out while one of them was made. */
 TEST_LOOP("edges", incomplete, 2) {
-    mt_recording *recording[2];
-    mt_block blocks[2];
-    size_t count;
-
     ck_ok(counting_install());
-    for (size_t i = 0; i < 2; i++) {
-        ck_ok(mt_recording_new(&recording[i]));
-        ck_ok(mt_recording_start(recording[i], 2 + 2 * i));
-        counting_fail_at(i == (size_t)_i, 0);
-        event(recording[i], (void *)0x40, 100);
-    }
-    ck_refused(mt_recording_blocks(recording[0], recording[1], 8, 0, blocks, 2, &count), MT_EINVAL,
-               "incomplete");
+    small = recording_of(2);
+    counting_fail_at(_i == 0, 0);
+    event(small, (void *)0x40, 100);
+    large = recording_of(4);
+    counting_fail_at(_i == 1, 0);
+    event(large, (void *)0x40, 100);
+    ck_refused(tell(8, 0, 2), MT_EINVAL, "incomplete");
     ck_assert_uint_eq(count, 0);
-    for (size_t i = 0; i < 2; i++) mt_recording_free(recording[i]);
+    free_recordings();
     ck_assert_uint_eq(counting_live(), 0);
 }
 
 /* Each request for host memory fails in turn: nothing is told and nothing kept; then the same as ever. */
 TEST("edges", without_host_memory) {
     static const int64_t sizes[2][3] = {{100, 64}, {200, 7777, 64}};
-    mt_recording *small, *large;
-    mt_block expected[3], blocks[3];
-    size_t n = 0, count, live;
+    mt_block expected[3];
+    size_t n = 0, live;
     mt_status status;
 
     ck_ok(counting_install());
@@ -276,18 +259,21 @@ TEST("edges", without_host_memory) {
     live = counting_live();
     do {
         counting_fail_at(++n, 0);
-        status = mt_recording_blocks(small, large, 8, 0, blocks, 3, &count);
+        status = tell(8, 0, 3);
         ck_assert_uint_eq(counting_live(), live);
         ck_assert_uint_eq(count, status == MT_OK ? 3 : 0);
         if (status != MT_OK) ck_status(status, MT_ENOMEM);
         if (status != MT_OK) ck_contains(mt_last_error(), "out of host memory");
     } while (status != MT_OK && n < 100);
     ck_assert_uint_eq(n, 6); /* a list, partners, two orders, a table */
-    ck_assert_mem_eq(blocks, expected, sizeof(blocks));
+    ck_assert_mem_eq(blocks, expected, sizeof(expected));
     counting_fail_at(0, 0);
-    mt_recording_free(small);
-    mt_recording_free(large);
+    free_recordings();
     ck_assert_uint_eq(counting_live(), 0);
 }
 
-SUITE("blocks")
+int main(void) {
+    tcase_add_checked_fixture(suite_case_named("blocks"), NULL, free_recordings);
+    tcase_add_checked_fixture(suite_case_named("edges"), NULL, free_recordings);
+    return suite_run_named("blocks");
+}
