@@ -15,6 +15,16 @@
 
 #include <math.h>
 
+/* A function that makes this call with a struct that is given to it. */
+#define CALL(name, call)                                                                           \
+    static mt_status name(void *given) {                                                           \
+        return call;                                                                               \
+    }
+
+/* A struct as callers begin with it, and the call that takes it at any size. */
+#define ROW(type, initial, call)                                                                   \
+    { #type ", " #call, sizeof(type), 0, &(type)initial, call }
+
 /* ---- the policy and the trainer ------------------------------------------------------------------------ */
 
 static mt_status policy_options(void *given) {
@@ -51,9 +61,7 @@ static mt_status some_steps(const mt_backend *seam, const mt_trainer_options *op
     return status;
 }
 
-static mt_status backend(void *given) {
-    return some_steps(given, NULL);
-}
+CALL(backend, some_steps(given, NULL))
 
 static mt_status trainer_options(void *given) {
     mt_backend seam = fake_seam(&fake);
@@ -70,34 +78,14 @@ static mt_status options_of_the_policy(void *given) {
 }
 
 static mt_trainer *trainer;
+static mt_batch eight; /* samples */
 
-static mt_status batch(void *given) {
-    return mt_trainer_step(trainer, given, NULL);
-}
-
-static mt_status step_report(void *given) {
-    mt_batch own = batch_of(8, 1);
-
-    return mt_trainer_step(trainer, &own, given);
-}
-
-static mt_status eval_report(void *given) {
-    mt_batch own = batch_of(8, 1);
-
-    return mt_trainer_evaluate(trainer, &own, given);
-}
-
-static mt_status epoch_report(void *given) {
-    return mt_trainer_end_epoch(trainer, given);
-}
-
-static mt_status run_report(void *given) {
-    return mt_trainer_summary(trainer, given);
-}
-
-static mt_status last_report(void *given) {
-    return mt_trainer_finish(trainer, given);
-}
+CALL(batch, mt_trainer_step(trainer, given, NULL))
+CALL(step_report, mt_trainer_step(trainer, &eight, given))
+CALL(eval_report, mt_trainer_evaluate(trainer, &eight, given))
+CALL(epoch_report, mt_trainer_end_epoch(trainer, given))
+CALL(run_report, mt_trainer_summary(trainer, given))
+CALL(last_report, mt_trainer_finish(trainer, given))
 
 static mt_status load_of_source(void *self, const size_t *index, size_t count, mt_batch *out) {
     (void)self, (void)index, (void)count, (void)out;
@@ -106,61 +94,41 @@ static mt_status load_of_source(void *self, const size_t *index, size_t count, m
 
 static const mt_source source = {sizeof source, NULL, 8, load_of_source, NULL};
 
-static mt_status fit_source(void *given) {
-    return mt_fit(trainer, given, NULL, NULL, NULL);
-}
-
-static mt_status fit_options(void *given) {
-    return mt_fit(trainer, &source, given, NULL, NULL);
-}
-
-static mt_status fit_callbacks(void *given) {
-    return mt_fit(trainer, &source, NULL, given, NULL);
-}
-
-static mt_status fit_report(void *given) {
-    return mt_fit(trainer, &source, NULL, NULL, given);
-}
+CALL(fit_source, mt_fit(trainer, given, NULL, NULL, NULL))
+CALL(fit_options, mt_fit(trainer, &source, given, NULL, NULL))
+CALL(fit_callbacks, mt_fit(trainer, &source, NULL, given, NULL))
+CALL(fit_report, mt_fit(trainer, &source, NULL, NULL, given))
 
 TEST("sizes", policy_and_trainer) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
-    mt_step_report step = MT_STEP_REPORT_INIT;
-    mt_eval_report eval = MT_EVAL_REPORT_INIT;
-    mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
-    mt_run_report run = MT_RUN_REPORT_INIT;
-    mt_fit_options loop = MT_FIT_OPTIONS_INIT;
-    mt_fit_callbacks callbacks = MT_FIT_CALLBACKS_INIT;
-    mt_fit_report end = MT_FIT_REPORT_INIT;
-    mt_backend_info info = {sizeof info, "cpu", "1",  1, 0, 0, 0, 0, 0, 0, 0, NULL,
-                            0,           0,     NULL, 0, 0, 0, 0, 0, 0, 0, 0};
-    mt_batch full = batch_of(8, 1);
+    mt_backend_info info = {
+        .size = sizeof info, .device = "cpu", .version = "1", .min_micro_batch = 1};
     fake_options fitting = fits(14);
     mt_backend seam;
 
     fake_init(&fake, &fitting);
     seam = fake_seam(&fake);
     const edge_row alone[] = {
-        {"mt_policy_options", sizeof policy, 0, &policy, policy_options},
-        {"mt_policy_options of a trainer", sizeof policy, 0, &policy, options_of_the_policy},
+        ROW(mt_policy_options, MT_POLICY_OPTIONS_INIT, policy_options),
+        ROW(mt_policy_options, MT_POLICY_OPTIONS_INIT, options_of_the_policy),
         {"mt_backend_info", sizeof info, 0, &info, backend_info},
         {"mt_backend", sizeof seam, offsetof(mt_backend, evaluate), &seam, backend},
-        {"mt_trainer_options", sizeof options, 0, &options, trainer_options},
+        ROW(mt_trainer_options, MT_TRAINER_OPTIONS_INIT, trainer_options),
     };
     for (int i = 0; i < LENGTH(alone); i++) edge_each(&alone[i]);
 
     trainer = trainer_of(&fitting, NULL);
+    eight = batch_of(8, 1);
     const edge_row of_a_trainer[] = {
-        {"mt_batch", sizeof full, sizeof full, &full, batch},
-        {"mt_step_report", sizeof step, 0, &step, step_report},
-        {"mt_eval_report", sizeof eval, 0, &eval, eval_report},
-        {"mt_epoch_report", sizeof epoch, 0, &epoch, epoch_report},
-        {"mt_run_report", sizeof run, 0, &run, run_report},
-        {"mt_run_report at the end", sizeof run, 0, &run, last_report},
+        {"mt_batch", sizeof eight, sizeof eight, &eight, batch},
+        ROW(mt_step_report, MT_STEP_REPORT_INIT, step_report),
+        ROW(mt_eval_report, MT_EVAL_REPORT_INIT, eval_report),
+        ROW(mt_epoch_report, MT_EPOCH_REPORT_INIT, epoch_report),
+        ROW(mt_run_report, MT_RUN_REPORT_INIT, run_report),
+        ROW(mt_run_report, MT_RUN_REPORT_INIT, last_report),
         {"mt_source", sizeof source, offsetof(mt_source, release), &source, fit_source},
-        {"mt_fit_options", sizeof loop, 0, &loop, fit_options},
-        {"mt_fit_callbacks", sizeof callbacks, 0, &callbacks, fit_callbacks},
-        {"mt_fit_report", sizeof end, 0, &end, fit_report},
+        ROW(mt_fit_options, MT_FIT_OPTIONS_INIT, fit_options),
+        ROW(mt_fit_callbacks, MT_FIT_CALLBACKS_INIT, fit_callbacks),
+        ROW(mt_fit_report, MT_FIT_REPORT_INIT, fit_report),
     };
     for (int i = 0; i < LENGTH(of_a_trainer); i++) edge_each(&of_a_trainer[i]);
     done(trainer);
@@ -178,21 +146,10 @@ static mt_status sim_options(void *given) {
     return status;
 }
 
-static mt_status sim_stats(void *given) {
-    return mt_sim_read_stats(card, given);
-}
-
-static mt_status sim_memory(void *given) {
-    return mt_sim_memory(card, given);
-}
-
-static mt_status host_memory(void *given) {
-    return mt_host_memory_read(NULL, given);
-}
-
-static mt_status schedule(void *given) {
-    return isnan(mt_schedule_rate(given, 3)) ? MT_EINVAL : MT_OK;
-}
+CALL(sim_stats, mt_sim_read_stats(card, given))
+CALL(sim_memory, mt_sim_memory(card, given))
+CALL(host_memory, mt_host_memory_read(NULL, given))
+CALL(schedule, isnan(mt_schedule_rate(given, 3)) ? MT_EINVAL : MT_OK)
 
 static mt_status segments_choice(void *given) {
     const mt_segment_cost costs[] = {{100, 10, 1.0, 0}, {200, 10, 1.0, 0}};
@@ -223,26 +180,18 @@ static mt_status save_options(void *given) {
 }
 
 TEST("sizes", what_needs_no_trainer) {
-    mt_sim_options options = MT_SIM_OPTIONS_INIT;
-    mt_sim_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    mt_memory memory = {sizeof memory, 0, 0, 0, 0, 0, 0};
-    mt_host_memory host = {sizeof host, 0, 0, 0, 0, 0, 0, 0, 0};
-    mt_schedule rates = MT_SCHEDULE_INIT;
-    mt_segments_choice choice = MT_SEGMENTS_CHOICE_INIT;
-    mt_layout place = MT_LAYOUT_INIT;
-    mt_safetensors_save_options saving = MT_SAFETENSORS_SAVE_OPTIONS_INIT;
+    const edge_row rows[] = {
+        ROW(mt_sim_options, MT_SIM_OPTIONS_INIT, sim_options),
+        ROW(mt_sim_stats, MT_SIM_STATS_INIT, sim_stats),
+        ROW(mt_memory, MT_MEMORY_INIT, sim_memory),
+        ROW(mt_host_memory, MT_HOST_MEMORY_INIT, host_memory),
+        ROW(mt_schedule, MT_SCHEDULE_INIT, schedule),
+        ROW(mt_segments_choice, MT_SEGMENTS_CHOICE_INIT, segments_choice),
+        ROW(mt_layout, MT_LAYOUT_INIT, layout),
+        ROW(mt_safetensors_save_options, MT_SAFETENSORS_SAVE_OPTIONS_INIT, save_options),
+    };
 
     ck_ok(mt_sim_new(NULL, &card));
-    const edge_row rows[] = {
-        {"mt_sim_options", sizeof options, 0, &options, sim_options},
-        {"mt_sim_stats", sizeof stats, 0, &stats, sim_stats},
-        {"mt_memory of a card", sizeof memory, 0, &memory, sim_memory},
-        {"mt_host_memory", sizeof host, 0, &host, host_memory},
-        {"mt_schedule", sizeof rates, 0, &rates, schedule},
-        {"mt_segments_choice", sizeof choice, 0, &choice, segments_choice},
-        {"mt_layout", sizeof place, 0, &place, layout},
-        {"mt_safetensors_save_options", sizeof saving, 0, &saving, save_options},
-    };
     for (int i = 0; i < LENGTH(rows); i++) edge_each(&rows[i]);
     mt_sim_free(card);
 }
