@@ -39,59 +39,33 @@ static int calloc_is_ours(void) {
 
 static mt_recording *recorded; /* what the model is made of */
 
-static mt_status make_recording(void **out) {
-    return mt_recording_new((mt_recording **)out);
-}
+/* make_NAME, which returns made, and free_NAME, which does freed. */
+#define MAKER(name, made, freed)                                                                   \
+    static mt_status make_##name(void **out) {                                                     \
+        return made;                                                                               \
+    }                                                                                              \
+    static void free_##name(void *handle) {                                                        \
+        freed;                                                                                     \
+    }
 
-static void free_recording(void *handle) {
-    mt_recording_free(handle);
-}
+static const mt_block searched[] = {{100, 0, 2, 0}, {50, 1, 3, 0}};
 
-static mt_status make_model(void **out) {
-    return mt_memory_model_new(recorded, NULL, (mt_memory_model **)out);
-}
-
-static void free_model(void *handle) {
-    mt_memory_model_free(handle);
-}
-
-static mt_status make_policy(void **out) {
-    return mt_policy_new(NULL, NULL, (mt_policy **)out);
-}
-
-static void free_policy(void *handle) {
-    mt_policy_free(handle);
-}
-
-static mt_status make_trainer(void **out) {
+static mt_status new_trainer(mt_trainer **out) {
     mt_backend seam;
 
     fake_init(&fake, &fake_defaults);
     seam = fake_seam(&fake);
-    return mt_trainer_new(&seam, NULL, (mt_trainer **)out);
+    return mt_trainer_new(&seam, NULL, out);
 }
 
-static void free_trainer(void *handle) {
-    mt_trainer_free(handle);
-}
-
-static mt_status make_search(void **out) {
-    static const mt_block blocks[] = {{100, 0, 2, 0}, {50, 1, 3, 0}};
-
-    return mt_arena_search_new(blocks, 2, 0, 64, (mt_arena_search **)out);
-}
-
-static void free_search(void *handle) {
-    mt_arena_search_free(handle);
-}
-
-static mt_status make_sim(void **out) {
-    return mt_sim_new(NULL, (mt_sim **)out);
-}
-
-static void free_sim(void *handle) {
-    mt_sim_free(handle);
-}
+MAKER(recording, mt_recording_new((mt_recording **)out), mt_recording_free(handle))
+MAKER(model, mt_memory_model_new(recorded, NULL, (mt_memory_model **)out),
+      mt_memory_model_free(handle))
+MAKER(policy, mt_policy_new(NULL, NULL, (mt_policy **)out), mt_policy_free(handle))
+MAKER(trainer, new_trainer((mt_trainer **)out), mt_trainer_free(handle))
+MAKER(search, mt_arena_search_new(searched, 2, 0, 64, (mt_arena_search **)out),
+      mt_arena_search_free(handle))
+MAKER(sim, mt_sim_new(NULL, (mt_sim **)out), mt_sim_free(handle))
 
 static const struct {
     const char *name;
