@@ -144,90 +144,70 @@ TEST("blocks", recordings_of_both_ways) {
     }
 }
 
-/* Blocks of so many bytes each, none of them released: a recording by hand. */
-static mt_recording *record_sizes(size_t samples, const int64_t *bytes, size_t number) {
+/* Blocks of so many bytes each up to a 0, none of them released: a recording by hand. */
+static mt_recording *record_sizes(size_t samples, const int64_t *bytes) {
     mt_recording *recording = recording_of(samples);
 
-    for (size_t i = 0; i < number; i++)
+    for (size_t i = 0; bytes[i]; i++)
         event(recording, (void *)(uintptr_t)(0x40 * (i + 1)), bytes[i]);
     return recording;
 }
 
-/* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
-TEST("blocks", no_whole_number) {
-    static const int64_t sizes[2][2] = {{100, 100}, {103, 40}};
+#define BIT(n) ((int64_t)1 << (n))
 
-    small = record_sizes(2, sizes[0], 2);
-    large = record_sizes(4, sizes[1], 2);
-    ck_ok(tell(7, 0, 2));
-    ck_assert_uint_eq(blocks[0].bytes, 108);
-    ck_assert_uint_ge(blocks[1].bytes, 1);
-    ck_ok(tell(1, 0, 2));
-    ck_assert_uint_eq(blocks[0].bytes, 99);
-}
-
-/* Beyond any memory: as large as a sum of some blocks can still be counted. */
-TEST("edges", endless_samples) {
-    static const int64_t sizes[2][2] = {{1000, 50}, {2000, 50}};
-
-    small = record_sizes(2, sizes[0], 2);
-    large = record_sizes(4, sizes[1], 2);
-    ck_ok(tell((size_t)INT64_MAX, 0, 2));
-    ck_assert_uint_eq(blocks[0].bytes, SIZE_MAX / 8);
-    ck_assert_uint_eq(blocks[1].bytes, 50);
-}
-
-/* Where the product of two of the numbers has more than 63 bits, so has no result. */
 static const struct {
-    size_t from, to, samples;
-    int64_t small, large;
-    size_t bytes;
-} immense[] = {
-    {1, ((size_t)1 << 40) + 1, (size_t)1 << 30, 1, (int64_t)1 << 40, (size_t)1 << 30},
-    {2, 4, SIZE_MAX, 50, 50, 50},
-    {2, 4, SIZE_MAX, 50, 51, SIZE_MAX / 16},
-    {2, 4, SIZE_MAX, 51, 50, 1},
-    {2, 4, SIZE_MAX / 2 + 1, 50, 48, 1},
-    {2, SIZE_MAX / 8, 3, 50, 51, 51},
-    {2, 4, 3, INT64_MAX, 1, SIZE_MAX / 8},
-    {2, 4, 3, 1, INT64_MAX, SIZE_MAX / 8},
-    {2, 4, 4, INT64_MAX, (int64_t)1 << 60, SIZE_MAX / 8},
-    {2, 4, 2, (int64_t)1 << 60, INT64_MAX, SIZE_MAX / 8},
+    const char *name;
+    size_t from, to, samples;   /* of the two recordings, and of the blocks that they tell of */
+    int64_t small[3], large[3]; /* bytes */
+    size_t bytes[2];
+    int nearly; /* to a millionth */
+} sizes[] = {
+    /* 3 bytes more in 2 samples are rounded up at one sample more, and no size falls below 1. */
+    {"no whole number", 2, 4, 7, {100, 100}, {103, 40}, {108, 1}, 0},
+    {"no whole number, fewer", 2, 4, 1, {100, 100}, {103, 40}, {99, 130}, 0},
+    /* Beyond any memory: as large as a sum of some blocks can still be counted. */
+    {"endless", 2, 4, (size_t)INT64_MAX, {1000, 50}, {2000, 50}, {SIZE_MAX / 8, 50}, 0},
+    /* One of the two has no blocks: those of the larger are what it had, whatever the size. */
+    {"none in the small one", 2, 4, 8, {0}, {1000, 50}, {1000, 50}, 0},
+    {"none in the large one", 2, 4, 8, {1000, 50}, {0}, {0}, 0},
+    {"none at all", 2, 4, 8, {0}, {0}, {0}, 0},
+    /* Where the product of two of the numbers has more than 63 bits, so has no result. */
+    {"a rise of almost 1", 1, BIT(40) + 1, BIT(30), {1}, {BIT(40)}, {BIT(30)}, 1},
+    {"immense, the same", 2, 4, SIZE_MAX, {50}, {50}, {50}, 1},
+    {"immense, one more", 2, 4, SIZE_MAX, {50}, {51}, {SIZE_MAX / 16}, 1},
+    {"immense, one less", 2, 4, SIZE_MAX, {51}, {50}, {1}, 1},
+    {"half as many, two less", 2, 4, SIZE_MAX / 2 + 1, {50}, {48}, {1}, 1},
+    {"an immense recording", 2, SIZE_MAX / 8, 3, {50}, {51}, {51}, 1},
+    {"between", 2, 4, 3, {INT64_MAX}, {1}, {SIZE_MAX / 8}, 1},
+    {"between, rising", 2, 4, 3, {1}, {INT64_MAX}, {SIZE_MAX / 8}, 1},
+    {"as many as one has", 2, 4, 4, {INT64_MAX}, {BIT(60)}, {SIZE_MAX / 8}, 1},
+    {"as many as the other has", 2, 4, 2, {BIT(60)}, {INT64_MAX}, {SIZE_MAX / 8}, 1},
 };
 
-TEST_LOOP("edges", immense_numbers, LENGTH(immense)) {
-    size_t near = immense[_i].bytes / 1000000;
+TEST_LOOP("edges", blocks_by_hand, LENGTH(sizes)) {
+    size_t expected = 0;
 
-    small = record_sizes(immense[_i].from, &immense[_i].small, 1);
-    large = record_sizes(immense[_i].to, &immense[_i].large, 1);
-    ck_ok(tell(immense[_i].samples, 0, 1));
-    ck_assert_uint_ge(blocks[0].bytes, immense[_i].bytes - near);
-    ck_assert_uint_le(blocks[0].bytes, immense[_i].bytes + near);
-}
-
-TEST("edges", immense_recording) {
-    static const int64_t size = 50;
-
-    small = record_sizes(2, &size, 1);
-    large = record_sizes(SIZE_MAX, &size, 1);
-    ck_status(tell(8, 0, 1), MT_EINVAL);
-}
-
-/* One of the two has no blocks: those of the larger are what it had, whatever the size. */
-static const struct { size_t small, large; /* blocks */ } few[] = {{0, 2}, {2, 0}, {0, 0}};
-
-TEST_LOOP("edges", no_blocks, LENGTH(few)) {
-    static const int64_t sizes[] = {1000, 50};
-
-    small = record_sizes(2, sizes, few[_i].small);
-    large = record_sizes(4, sizes, few[_i].large);
-    ck_ok(tell(8, 0, 2));
-    ck_assert_uint_eq(count, few[_i].large);
+    small = record_sizes(sizes[_i].from, sizes[_i].small);
+    large = record_sizes(sizes[_i].to, sizes[_i].large);
+    while (expected < 2 && sizes[_i].bytes[expected]) expected++;
+    ck_ok(tell(sizes[_i].samples, 0, 2));
+    ck_assert_uint_eq(count, expected);
     for (size_t i = 0; i < count; i++) {
-        ck_assert_uint_eq(blocks[i].bytes, (size_t)sizes[i]);
+        size_t bytes = sizes[_i].bytes[i], near = sizes[_i].nearly ? bytes / 1000000 : 0;
+
+        ck_assert_msg(blocks[i].bytes >= bytes - near && blocks[i].bytes <= bytes + near,
+                      "%s: %zu, not %zu", sizes[_i].name, blocks[i].bytes, bytes);
         ck_assert_uint_eq(blocks[i].begin, i);
         ck_assert_uint_eq(blocks[i].end, SIZE_MAX);
     }
+}
+
+TEST("edges", immense_recording) {
+    static const int64_t size[] = {50, 0};
+
+    small = record_sizes(2, size);
+    large = record_sizes(SIZE_MAX, size);
+    ck_status(tell(8, 0, 1), MT_EINVAL);
 }
 
 /* Host memory ran out while one of them was made. */
@@ -247,14 +227,14 @@ TEST_LOOP("edges", incomplete, 2) {
 
 /* Each request for host memory fails in turn: nothing is told and nothing kept; then the same as ever. */
 TEST("edges", without_host_memory) {
-    static const int64_t sizes[2][3] = {{100, 64}, {200, 7777, 64}};
+    static const int64_t two[] = {100, 64, 0}, three[] = {200, 7777, 64, 0};
     mt_block expected[3];
     size_t n = 0, live;
     mt_status status;
 
     ck_ok(counting_install());
-    small = record_sizes(2, sizes[0], 2);
-    large = record_sizes(4, sizes[1], 3); /* of another shape, so that they are aligned */
+    small = record_sizes(2, two);
+    large = record_sizes(4, three); /* of another shape, so that they are aligned */
     ck_ok(mt_recording_blocks(small, large, 8, 0, expected, 3, &count));
     live = counting_live();
     do {
