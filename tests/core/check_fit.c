@@ -92,18 +92,17 @@ TEST_LOOP("fit", a_flow, LENGTH(flows)) {
 
 /* Nothing but a trainer and a source. */
 TEST("fit", with_defaults) {
-    mt_source source = fit_source(70, "t");
-    mt_trainer *trainer = fit_trainer();
     size_t order[70];
     char first[16];
 
-    source.release = NULL;
-    ck_ok(mt_fit(trainer, &source, NULL, NULL, NULL));
+    fit_begin(70, 0, 1, 1);
+    fit.source.release = NULL;
+    fit.trainer = fit_trainer();
+    ck_ok(mt_fit(fit.trainer, &fit.source, NULL, NULL, NULL));
     ck_assert_uint_eq(fake.step, 3); /* of 32, 32 and 6 samples */
     ck_ok(mt_fit_order(0, 1, 70, order));
     snprintf(first, sizeof first, "t%zu,%zu,", order[0], order[1]);
     ck_assert(strncmp(fit_seen.text, first, strlen(first)) == 0);
-    done(trainer);
 }
 
 TEST("fit", clocks) {

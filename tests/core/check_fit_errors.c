@@ -100,22 +100,20 @@ TEST("fit_errors", no_such_file) {
 }
 
 TEST("fit_errors", host_memory) {
-    mt_source source = fit_source(4, "t");
-    mt_fit_report report = MT_FIT_REPORT_INIT;
     size_t live;
 
     ck_ok(counting_install());
-    mt_trainer *trainer = fit_trainer();
-    ck_ok(mt_fit(trainer, &source, NULL, NULL, NULL)); /* lists have grown */
+    fit_begin(4, 0, 1, 1);
+    fit.trainer = fit_trainer();
+    ck_ok(mt_fit(fit.trainer, &fit.source, NULL, NULL, NULL)); /* lists have grown */
     live = counting_live();
     counting_fail_at(1, 1);
-    report.steps = 77;
-    ck_status(mt_fit(trainer, &source, NULL, NULL, &report), MT_ENOMEM);
-    ck_assert_uint_eq(report.steps, 77);
+    fit.report.steps = 77;
+    ck_status(mt_fit(fit.trainer, &fit.source, NULL, NULL, &fit.report), MT_ENOMEM);
+    ck_assert_uint_eq(fit.report.steps, 77);
     counting_fail_at(0, 0);
-    ck_ok(mt_fit(trainer, &source, NULL, NULL, &report));
+    ck_ok(mt_fit(fit.trainer, &fit.source, NULL, NULL, &fit.report));
     ck_assert_uint_eq(counting_live(), live);
-    done(trainer);
 }
 
 /* ---- what is refused ------------------------------------------------------------------------------------ */
@@ -198,22 +196,20 @@ static mt_status calls_back(void *self, mt_memory *out) {
 }
 
 TEST("fit_errors", no_trainer) {
-    mt_source source = fit_source(2, "t"), validation = fit_source(2, "v");
-    mt_fit_options options = MT_FIT_OPTIONS_INIT;
-    fake_options plain = fits(14);
     mt_trainer *trainer = fit_trainer();
+    fake_options plain = fits(14);
 
-    ck_refused(mt_fit(NULL, &source, NULL, NULL, NULL), MT_EINVAL, "mt_fit: trainer is NULL");
+    fit_begin(2, 2, 1, 1);
+    ck_refused(mt_fit(NULL, &fit.source, NULL, NULL, NULL), MT_EINVAL, "mt_fit: trainer is NULL");
     ck_refused(mt_fit(trainer, NULL, NULL, NULL, NULL), MT_EINVAL, "mt_fit: source is NULL");
     done(trainer);
-    ck_status(mt_fit(trainer, &source, NULL, NULL, NULL), MT_EINVAL);
+    ck_status(mt_fit(trainer, &fit.source, NULL, NULL, NULL), MT_EINVAL);
 
     plain.absent = FAKE_BIT(FAKE_EVALUATE);
-    trainer = trainer_of(&plain, NULL);
-    options.validation = &validation;
-    ck_refused(mt_fit(trainer, &source, &options, NULL, NULL), MT_ENOTSUP,
+    fit.trainer = trainer_of(&plain, NULL);
+    ck_refused(mt_fit(fit.trainer, &fit.source, &fit.options, NULL, NULL), MT_ENOTSUP,
                "the backend has no evaluate");
-    done(trainer);
+    fit_end();
 
     mt_backend seam = fake_seam(&fake);
     mt_batch batch = batch_of(4, 1);

@@ -111,26 +111,26 @@ TEST("fit_evaluate", a_stopped_evaluation) {
 }
 
 TEST("fit_evaluate", an_evaluation_is_refused) {
-    mt_source source = fit_source(6, "v");
-    mt_fit_options options = fit_options(0, 1);
     mt_eval_report report = MT_EVAL_REPORT_INIT;
-    mt_trainer *trainer = fit_trainer();
+    const mt_source *source = &fit.validation;
 
-    ck_status(mt_fit_evaluate(NULL, &source, NULL, NULL, &report), MT_EINVAL);
-    ck_refused(mt_fit_evaluate(trainer, NULL, NULL, NULL, &report), MT_EINVAL, "source is NULL");
-    ck_refused(mt_fit_evaluate(trainer, &source, NULL, NULL, NULL), MT_EINVAL, "report is NULL");
-    ck_refused(mt_fit_evaluate(trainer, &source, &options, NULL, &report), MT_EINVAL,
+    fit_begin(1, 6, 0, 1);
+    fit.trainer = fit_trainer();
+    ck_status(mt_fit_evaluate(NULL, source, NULL, NULL, &report), MT_EINVAL);
+    ck_refused(mt_fit_evaluate(fit.trainer, NULL, NULL, NULL, &report), MT_EINVAL,
+               "source is NULL");
+    ck_refused(mt_fit_evaluate(fit.trainer, source, NULL, NULL, NULL), MT_EINVAL, "report is NULL");
+    ck_refused(mt_fit_evaluate(fit.trainer, source, &fit.options, NULL, &report), MT_EINVAL,
                "options->batch is 0; at least 1");
     report.size = 1;
-    ck_refused(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_EINVAL,
+    ck_refused(mt_fit_evaluate(fit.trainer, source, NULL, NULL, &report), MT_EINVAL,
                "report->size is not set");
     report.size = offsetof(mt_eval_report, metrics); /* of an earlier version: no more is written */
     report.metrics[0] = 77;
-    ck_ok(mt_fit_evaluate(trainer, &source, NULL, NULL, &report));
+    ck_ok(mt_fit_evaluate(fit.trainer, source, NULL, NULL, &report));
     ck_assert(report.metrics[0] == 77 && report.samples == 6);
-    trainer->backend.evaluate = NULL;
-    ck_status(mt_fit_evaluate(trainer, &source, NULL, NULL, &report), MT_ENOTSUP);
-    done(trainer);
+    fit.trainer->backend.evaluate = NULL;
+    ck_status(mt_fit_evaluate(fit.trainer, source, NULL, NULL, &report), MT_ENOTSUP);
 }
 
 int main(void) {

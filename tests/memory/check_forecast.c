@@ -282,42 +282,33 @@ static mt_status ask(void) {
     return status;
 }
 
-TEST("faults", every_request_for_host_memory_fails) {
-    size_t fired = 1, lost = 0;
+/* Each request for host memory fails in turn, and each call of the backend. */
+TEST_LOOP("faults", every_request_and_every_call_fails, 2) {
+    int of_the_backend = _i, fired = 1;
+    size_t lost = 0;
     ck_ok(counting_install());
     fitting(6);
+    if (of_the_backend) options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     for (size_t n = 1; fired; n++) {
         start();
         uint64_t before = fake_hash(&fake);
-        counting_fail_at(n, 0);
+        if (of_the_backend)
+            fake_fail_at(&fake, n, 0);
+        else
+            counting_fail_at(n, 0);
         mt_status status = ask();
-        fired = counting_fired();
+        fired = fake.fired > 0 || counting_fired() > 0;
         counting_fail_at(0, 0);
-        ck_assert_msg(status == MT_OK || (fired && status == MT_ENOMEM), "request %zu: %s", n,
-                      mt_last_error());
-        lost += status == MT_ENOMEM;
-        ck_assert_uint_eq(fake_hash(&fake), before);
-        ck_assert_uint_eq(counting_live(), 0);
-    }
-    ck_assert_uint_gt(lost, 0);
-}
-
-TEST("faults", every_call_of_the_backend_fails) {
-    int fired = 1;
-    fitting(6);
-    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
-    for (uint64_t n = 1; fired; n++) {
-        start();
-        uint64_t before = fake_hash(&fake);
-        fake_fail_at(&fake, n, 0);
-        mt_status status = ask();
-        fired = fake.fired > 0;
-        ck_assert_msg(status == MT_OK || (fired && status == MT_EDEVMEM), "call %d: %s", (int)n,
-                      mt_last_error());
+        if (status != MT_OK) ck_status(status, of_the_backend ? MT_EDEVMEM : MT_ENOMEM);
+        ck_assert_msg(status == MT_OK || fired, "%s %zu: %s", of_the_backend ? "call" : "request",
+                      n, mt_last_error());
+        lost += status != MT_OK;
         ck_assert_uint_eq(fake_hash(&fake), before);
         ck_assert_uint_eq(fake_live_handles(&fake), 0);
         ck_assert_msg(!fake.complaint, "%s", fake.complaint);
+        ck_assert_uint_eq(counting_live(), 0);
     }
+    ck_assert_uint_gt(lost, 0);
 }
 
 SUITE("forecast")

@@ -368,13 +368,10 @@ TEST("rest", cuda_words) {
     ck_assert_str_eq(
         mt_last_error(),
         "CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 40.00 MiB "
-        "of "
-        "which 10.00 MiB is free. Including non-PyTorch memory, this process has 20.00 MiB memory "
-        "in "
-        "use. Of the allocated memory 5.00 MiB is allocated by PyTorch, and 15.00 MiB is reserved "
-        "by "
-        "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.");
+        "of which 10.00 MiB is free. Including non-PyTorch memory, this process has 20.00 MiB "
+        "memory in use. Of the allocated memory 5.00 MiB is allocated by PyTorch, and 15.00 MiB is "
+        "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+        "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.");
     ck_ok(mt_sim_set_ratio(sim, 0.5));
     ck_refused(mt_sim_refuse(sim, 100), MT_EDEVMEM, "Tried to allocate 2.00 MiB.");
     ck_contains(mt_last_error(), "20.00 MiB allowed; Of the allocated");

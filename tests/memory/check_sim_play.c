@@ -131,10 +131,8 @@ TEST("plays", arguments) {
     ck_status(mt_sim_play(NULL, unordered, 2), MT_EINVAL);
     ck_status(mt_sim_play(sim, NULL, 1), MT_EINVAL);
     ck_ok(mt_sim_play(sim, NULL, 0));
-    ck_status(mt_sim_play(sim, &backwards, 1), MT_EINVAL);
-    ck_assert_ptr_nonnull(strstr(mt_last_error(), "block 0 lives from 3 to 3"));
-    ck_status(mt_sim_play(sim, unordered, 2), MT_EINVAL);
-    ck_assert_ptr_nonnull(strstr(mt_last_error(), "block 1 begins at 1"));
+    ck_refused(mt_sim_play(sim, &backwards, 1), MT_EINVAL, "block 0 lives from 3 to 3");
+    ck_refused(mt_sim_play(sim, unordered, 2), MT_EINVAL, "block 1 begins at 1");
     mt_sim_free(sim);
 }
 

@@ -138,27 +138,6 @@ mt_source fit_source(size_t samples, const char *mark) {
     return source;
 }
 
-mt_fit_options fit_options(size_t batch, uint64_t epochs) {
-    mt_fit_options options = MT_FIT_OPTIONS_INIT;
-    options.batch = batch;
-    options.epochs = epochs;
-    return options;
-}
-
-mt_fit_callbacks fit_callbacks(void) {
-    mt_fit_callbacks callbacks = MT_FIT_CALLBACKS_INIT;
-    callbacks.user = &fit_seen;
-    callbacks.begin = on_begin;
-    callbacks.step = on_step;
-    callbacks.epoch = on_epoch;
-    callbacks.state = &fake;
-    callbacks.save = save;
-    callbacks.position = position;
-    callbacks.load = reload;
-    callbacks.set_lr = set_lr;
-    return callbacks;
-}
-
 void fit_forget(void) {
     memset(&fit_seen, 0, sizeof fit_seen);
     fit_seen.stop_after = SIZE_MAX;
@@ -182,9 +161,20 @@ void fit_begin(size_t samples, size_t validation, size_t batch, uint64_t epochs)
     fit.source = fit_source(samples, "t");
     fit.validation = fit_source(validation, "v");
     fit.schedule = (mt_schedule)MT_SCHEDULE_INIT;
-    fit.options = fit_options(batch, epochs);
+    fit.options = (mt_fit_options)MT_FIT_OPTIONS_INIT;
+    fit.options.batch = batch;
+    fit.options.epochs = epochs;
     if (validation) fit.options.validation = &fit.validation;
-    fit.callbacks = fit_callbacks();
+    fit.callbacks = (mt_fit_callbacks)MT_FIT_CALLBACKS_INIT;
+    fit.callbacks.user = &fit_seen;
+    fit.callbacks.begin = on_begin;
+    fit.callbacks.step = on_step;
+    fit.callbacks.epoch = on_epoch;
+    fit.callbacks.state = &fake;
+    fit.callbacks.save = save;
+    fit.callbacks.position = position;
+    fit.callbacks.load = reload;
+    fit.callbacks.set_lr = set_lr;
     fit.report = (mt_fit_report)MT_FIT_REPORT_INIT;
 }
 

@@ -46,8 +46,6 @@ double fit_now(void *user);
 
 /* Samples whose numbers are in the text behind the mark. */
 mt_source fit_source(size_t samples, const char *mark);
-mt_fit_options fit_options(size_t batch, uint64_t epochs);
-mt_fit_callbacks fit_callbacks(void);
 
 /* The arguments of the test's run, and what they come to. */
 typedef struct fit_case {
