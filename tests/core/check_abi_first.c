@@ -123,10 +123,10 @@ static mt_backend seam(void) {
         type it;                                                                                   \
         unsigned char after[256];                                                                  \
     }
-#define FENCE(fenced, initial)                                                                     \
+#define FENCE(fenced, type, initial)                                                               \
     do {                                                                                           \
         memset(&(fenced), 0xa5, sizeof(fenced));                                                   \
-        (fenced).it = initial;                                                                     \
+        (fenced).it = (type)initial;                                                               \
     } while (0)
 #define CHECK_FENCE(fenced)                                                                        \
     for (size_t fence_ = 0; fence_ < sizeof(fenced).after; fence_++)                               \
@@ -141,10 +141,6 @@ TEST("first", headers_are_older) {
 }
 
 TEST("first", trains) {
-    const mt_step_report step_init = MT_STEP_REPORT_INIT;
-    const mt_eval_report eval_init = MT_EVAL_REPORT_INIT;
-    const mt_epoch_report epoch_init = MT_EPOCH_REPORT_INIT;
-    const mt_run_report run_init = MT_RUN_REPORT_INIT;
     FENCED(mt_step_report) step;
     FENCED(mt_eval_report) eval;
     FENCED(mt_epoch_report) epoch;
@@ -155,7 +151,7 @@ TEST("first", trains) {
 
     ck_ok(mt_trainer_new(&backend, NULL, &trainer));
     for (uint64_t i = 1; i <= 60; i++) {
-        FENCE(step, step_init);
+        FENCE(step, mt_step_report, MT_STEP_REPORT_INIT);
         ck_ok(mt_trainer_step(trainer, &batch, &step.it));
         CHECK_FENCE(step);
         ck_assert_uint_eq(step.it.size, sizeof step.it);
@@ -167,9 +163,9 @@ TEST("first", trains) {
     ck_assert_uint_ge(line.rollbacks, 1);
     ck_assert_double_eq_tol(line.w, 2, 0.05);
     ck_assert_double_eq_tol(line.b, 1, 0.05);
-    FENCE(eval, eval_init);
-    FENCE(epoch, epoch_init);
-    FENCE(run, run_init);
+    FENCE(eval, mt_eval_report, MT_EVAL_REPORT_INIT);
+    FENCE(epoch, mt_epoch_report, MT_EPOCH_REPORT_INIT);
+    FENCE(run, mt_run_report, MT_RUN_REPORT_INIT);
     ck_ok(mt_trainer_evaluate(trainer, &batch, &eval.it));
     ck_ok(mt_trainer_end_epoch(trainer, &epoch.it));
     ck_ok(mt_trainer_finish(trainer, &run.it));
@@ -185,7 +181,6 @@ TEST("first", trains) {
 
 /* Options of then, whose last field is the last one that is read. */
 TEST("first", options_of_then) {
-    const mt_policy_options policy_init = MT_POLICY_OPTIONS_INIT;
     FENCED(mt_policy_options) policy;
     mt_trainer_options options;
     mt_step_report step = MT_STEP_REPORT_INIT;
@@ -193,7 +188,8 @@ TEST("first", options_of_then) {
     mt_batch batch = {sizeof batch, NULL, POINTS, 7};
     mt_trainer *trainer;
 
-    FENCE(policy, policy_init); /* what follows would be refused as rungs and rules */
+    /* What follows would be refused as rungs and rules. */
+    FENCE(policy, mt_policy_options, MT_POLICY_OPTIONS_INIT);
     policy.it.micro_batch = 4;
     /* Field by field, so that there is anything in its padding. */
     memset(&options, 0xa5, sizeof options);
@@ -218,10 +214,9 @@ TEST("first", options_of_then) {
 }
 
 TEST("first", memory_of_the_host) {
-    const mt_host_memory initial = {sizeof initial, 0, 0, 0, 0, 0};
     FENCED(mt_host_memory) host;
 
-    FENCE(host, initial);
+    FENCE(host, mt_host_memory, {.size = sizeof(mt_host_memory)});
     ck_ok(mt_host_memory_read(NULL, &host.it));
     CHECK_FENCE(host);
     ck_assert_uint_gt(host.it.total_bytes, 0);
