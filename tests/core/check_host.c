@@ -180,10 +180,12 @@ static void put_number(const char *folder, const char *name, unsigned long long 
 }
 
 #define ROOT_MOUNT "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
-#define V2_MOUNT "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate\n"
-#define V1_MOUNT "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+#define V2_MOUNT                                                                                   \
+    ROOT_MOUNT "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate\n"
+#define V1_MOUNT                                                                                   \
+    ROOT_MOUNT "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 
-/* 16 GiB, 8 of them available; the lines of this process's groups and of mounts, NULL: no such file. */
+/* 16 GiB, 8 of them available; lines of this process's groups and of mounts; NULL: no such file. */
 static void put_proc(const char *groups, const char *mounts) {
     put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n"
                         "MemAvailable:    8388608 kB\nBuffers:          100000 kB\n");
@@ -192,7 +194,7 @@ static void put_proc(const char *groups, const char *mounts) {
 }
 
 static void put_v2(const char *groups) {
-    put_proc(groups, ROOT_MOUNT V2_MOUNT);
+    put_proc(groups, V2_MOUNT);
     put("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n");
 }
 
@@ -276,14 +278,43 @@ static const struct {
     {"v2, unlimited", "0::/job\n", NULL, {{"/job", MAX, MAX, GI, 0}}, SIZE_MAX, SIZE_MAX},
     {"v2, over the limit", "0::/job\n", NULL, {{"/job", GI_1, MAX, 2 * GI, 0}}, GI, 0},
     {"v2, less is available", "0::/job\n", NULL, {{"/job", GI_12, MAX, GI, 0}}, 12 * GI, 11 * GI},
-    {"v1", "5:cpu,cpuacct:/box/x\n4:memory:/box/x\n", ROOT_MOUNT V1_MOUNT,
+    /* What is no number of bytes that there could be is no limit. */
+    {"v2, a number", "0::/job\n", NULL, {{"/job", GI_1, MAX, 0, 0}}, GI, GI},
+    {"v2, without an end of line", "0::/job\n", NULL, {{"/job", "1073741824", MAX, 0, 0}}, GI, GI},
+    {"v2, 7 << 60, less one", "0::/job\n", NULL, {{"/job", "8070450532247928831\n", MAX, 0, 0}},
+     0x6fffffffffffffff, 0x6fffffffffffffff},
+    {"v2, 7 << 60", "0::/job\n", NULL, {{"/job", "8070450532247928832\n", MAX, 0, 0}},
+     SIZE_MAX, SIZE_MAX},
+    {"v2, above 2^64", "0::/job\n", NULL, {{"/job", "99999999999999999999999\n", MAX, 0, 0}},
+     SIZE_MAX, SIZE_MAX},
+    {"v2, max", "0::/job\n", NULL, {{"/job", MAX, MAX, 0, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v2, nothing", "0::/job\n", NULL, {{"/job", "", MAX, 0, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v2, below 0", "0::/job\n", NULL, {{"/job", "-1\n", MAX, 0, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v2, a space", "0::/job\n", NULL, {{"/job", " 5\n", MAX, 0, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v2, a colon", "0::/job\n", NULL, {{"/job", ":5\n", MAX, 0, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v1", "5:cpu,cpuacct:/box/x\n4:memory:/box/x\n", V1_MOUNT,
      {{"/box/x", GI_3, NULL, GI, GI / 8}}, 3 * GI, 2 * GI + GI / 8},
-    {"v1, unlimited", "4:memory:/box\n", ROOT_MOUNT V1_MOUNT,
+    {"v1, unlimited", "4:memory:/box\n", V1_MOUNT,
      {{"/box", "9223372036854771712\n", NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
     /* In a container the group's path is that of the outside; what is visible is the mount's root. */
     {"v1, the path is not visible", "4:memory:/docker/abc\n",
      "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n",
      {{"", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    /* Which line of /proc/self/cgroup is of the controller of memory. */
+    {"v1, alone", "4:memory:/box\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    {"v1, last", "4:cpu,memory:/box\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    {"v1, first", "4:memory,cpu:/box\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    {"v1, between", "4:cpu,memory,pids:/box\n", V1_MOUNT,
+     {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    {"v1, huge", "4:hugememory:/box\n", V1_MOUNT,
+     {{"/box", GI_2, NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v1, another one", "4:memory2:/box\n", V1_MOUNT,
+     {{"/box", GI_2, NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v1, behind others", "4:memory2,hugememory,memory:/box\n", V1_MOUNT,
+     {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    {"v1, cpu", "4:cpu:/memory\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
+    {"v1, behind rubbish", "rubbish\n4:rubbish\n4:memory:/box\n", V1_MOUNT,
+     {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
 };
 /* clang-format on */
 
@@ -342,57 +373,11 @@ TEST("host", host_peak_of_the_group) {
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, GI);
 }
 
-/* What is no number of bytes that there could be is no limit. */
-static const struct {
-    const char *text;
-    size_t limit;
-} limits[] = {
-    {"1073741824\n", GI},
-    {"1073741824", GI},
-    {"8070450532247928831\n", 0x6fffffffffffffff},
-    {"8070450532247928832\n", SIZE_MAX},
-    {"99999999999999999999999\n", SIZE_MAX},
-    {"max\n", SIZE_MAX},
-    {"", SIZE_MAX},
-    {"-1\n", SIZE_MAX},
-    {" 5\n", SIZE_MAX},
-    {":5\n", SIZE_MAX},
-};
-
-TEST_LOOP("host", host_v2_limits, LENGTH(limits)) {
-    put_v2("0::/job\n");
-    put_v2_group("/job", limits[_i].text, MAX, 0, 0);
-    ck_assert_uint_eq(read_root().cgroup_limit_bytes, limits[_i].limit);
-}
-
 TEST("host", host_v1_peak) {
-    put_proc("4:memory:/box\n", ROOT_MOUNT V1_MOUNT);
+    put_proc("4:memory:/box\n", V1_MOUNT);
     put_v1_group("/box", GI_2, GI, 0);
     put_number("sys/fs/cgroup/memory/box", "memory.max_usage_in_bytes", 3 * GI / 2);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 3 * GI / 2);
-}
-
-/* Which line of /proc/self/cgroup is of the controller of memory. */
-static const struct {
-    const char *lines;
-    int is_found;
-} controllers[] = {
-    {"4:memory:/box\n", 1},
-    {"4:cpu,memory:/box\n", 1},
-    {"4:memory,cpu:/box\n", 1},
-    {"4:cpu,memory,pids:/box\n", 1},
-    {"4:hugememory:/box\n", 0},
-    {"4:memory2:/box\n", 0},
-    {"4:memory2,hugememory,memory:/box\n", 1},
-    {"4:cpu:/memory\n", 0},
-    {"rubbish\n4:rubbish\n4:memory:/box\n", 1},
-};
-
-TEST_LOOP("host", host_v1_controllers, LENGTH(controllers)) {
-    put_proc(controllers[_i].lines, ROOT_MOUNT V1_MOUNT);
-    put_v1_group("/box", GI_2, GI, 0);
-    check_groups(controllers[_i].lines, read_root(), controllers[_i].is_found ? 2 * GI : SIZE_MAX,
-                 controllers[_i].is_found ? GI : SIZE_MAX);
 }
 
 /*
@@ -447,11 +432,17 @@ TEST("host", host_hybrid) {
     check_groups("hybrid", read_root(), 2 * GI, GI);
 }
 
-/* Kernels before 3.14 say nothing of what is available. */
-TEST("host", host_available_unknown) {
+static const char *const unknown[] = {
+    /* Kernels before 3.14 say nothing of what is available. */
+    "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n",
+    /* A key is a word, not the beginning of one. */
+    "MemTotalHuge: 1 kB\nMemTotal 16777216 kB\nMemAvailableHuge: 1 kB\n",
+};
+
+TEST_LOOP("host", host_available_unknown, LENGTH(unknown)) {
     mt_host_memory memory;
 
-    put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n");
+    put("proc/meminfo", unknown[_i]);
     memory = read_root();
     ck_assert_uint_eq(memory.available_bytes, SIZE_MAX);
     ck_assert_uint_gt(memory.budget_bytes, 0);
@@ -463,12 +454,6 @@ TEST("host", host_without_mounts) {
     put_proc("0::/job\n4:memory:/box\n", NULL);
     put_v2_group("/job", GI_1, MAX, 0, 0);
     check_groups("no mounts", read_root(), SIZE_MAX, SIZE_MAX);
-}
-
-/* A key is a word, not the beginning of one. */
-TEST("host", host_other_keys) {
-    put("proc/meminfo", "MemTotalHuge: 1 kB\nMemTotal 16777216 kB\nMemAvailableHuge: 1 kB\n");
-    ck_assert_uint_eq(read_root().available_bytes, SIZE_MAX);
 }
 
 /*

@@ -491,27 +491,23 @@ TEST_LOOP("failed", small_and_alone, 4) {
 
 /* Without host memory a recording is dropped, and what was known stays. */
 TEST("rest", without_host_memory) {
+    static const size_t sizes[] = {2, 4, 64};
     int done = 0;
 
     ck_ok(counting_install());
     for (size_t fail = 1; !done; fail++) {
-        mt_recording *small = record(2, MT__IN_PLACE, 1), *large = record(4, MT__IN_PLACE, 1);
-        mt_recording *other = record(64, MT__IN_PLACE, 1), *refused = record(9, MT__IN_PLACE, 1);
+        mt_recording *refused = record(9, MT__IN_PLACE, 1), *recordings[3];
 
+        for (int i = 0; i < 3; i++) recordings[i] = record(sizes[i], MT__IN_PLACE, 1);
         begin();
         counting_fail_at(fail, 0);
         mt__kind_fail(k, MT__IN_PLACE, 9, 10, 0, refused);
-        mt__kind_learn(k, MT__IN_PLACE, 2, 0, 0, &small);
-        mt__kind_learn(k, MT__IN_PLACE, 4, 0, 0, &large);
-        mt__kind_learn(k, MT__IN_PLACE, 64, 0, 0, &other);
+        for (int i = 0; i < 3; i++) learn(MT__IN_PLACE, sizes[i], 0, 0, recordings[i]);
         done = counting_fired() == 0;
         counting_fail_at(0, 0);
         ck_assert_uint_ge(k->ranges, 1);
         for (size_t i = 0; i < k->ranges; i++)
             ck_assert_ptr_nonnull(k->range[i].model[MT__IN_PLACE]);
-        mt_recording_free(small);
-        mt_recording_free(large);
-        mt_recording_free(other);
         mt_recording_free(refused);
         end();
         ck_assert_uint_eq(counting_live(), 0);
