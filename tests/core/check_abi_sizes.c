@@ -61,21 +61,17 @@ static mt_status some_steps(const mt_backend *seam, const mt_trainer_options *op
     return status;
 }
 
-CALL(backend, some_steps(given, NULL))
-
-static mt_status trainer_options(void *given) {
-    mt_backend seam = fake_seam(&fake);
-
-    return some_steps(&seam, given);
-}
+static mt_backend seam;
 
 static mt_status options_of_the_policy(void *given) {
-    mt_backend seam = fake_seam(&fake);
     mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
 
     own.policy = given;
     return some_steps(&seam, &own);
 }
+
+CALL(backend, some_steps(given, NULL))
+CALL(trainer_options, some_steps(&seam, given))
 
 static mt_trainer *trainer;
 static mt_batch eight; /* samples */
@@ -103,7 +99,6 @@ TEST("sizes", policy_and_trainer) {
     mt_backend_info info = {
         .size = sizeof info, .device = "cpu", .version = "1", .min_micro_batch = 1};
     fake_options fitting = fits(14);
-    mt_backend seam;
 
     fake_init(&fake, &fitting);
     seam = fake_seam(&fake);

@@ -215,7 +215,4 @@ TEST("fit", patience_goes_on) {
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
 }
 
-int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit"), fit_setup, fit_end);
-    return suite_run_named("fit");
-}
+FIT_SUITE("fit")

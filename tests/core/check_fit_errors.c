@@ -289,7 +289,4 @@ TEST_LOOP("fit_errors", a_position, LENGTH(positions)) {
     ck_assert_int_eq(fit.report.end, positions[_i].words ? MT_FIT_FAILED : MT_FIT_DONE);
 }
 
-int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit_errors"), fit_setup, fit_end);
-    return suite_run_named("fit_errors");
-}
+FIT_SUITE("fit_errors")

@@ -11,7 +11,7 @@
 /* ---- an evaluation outside of epochs -------------------------------------------------------------------- */
 
 /* Of two batches, of 3 and 1 samples: their units, losses and metrics. */
-static struct { double units, loss, metrics[2]; } two[2];
+static struct { double units, loss, metrics[2]; } two[] = {{2, 8, {0.75, 0}}, {10, 20, {0.5, 8}}};
 
 static mt_status evaluated(void *self, const mt_batch *batch, size_t first, size_t count,
                            mt_chunk_result *out) {
@@ -48,9 +48,7 @@ TEST_LOOP("fit_evaluate", means_of_a_source, LENGTH(overs)) {
     fit.trainer = fit_scripted_trainer();
     fit.trainer->backend.evaluate = evaluated;
     fit.trainer->info.metric_over = overs[_i].is_told ? overs[_i].over : NULL;
-    two[0].units = 2, two[0].loss = 8, two[0].metrics[0] = 0.75;
     two[0].metrics[1] = overs[_i].union_of_first;
-    two[1].units = 10, two[1].loss = 20, two[1].metrics[0] = 0.5, two[1].metrics[1] = 8;
     for (int twice = 0; twice < 2; twice++) {
         fit_forget();
         ck_ok(mt_fit_evaluate(fit.trainer, &fit.validation, &fit.options, NULL, &report));
@@ -133,7 +131,4 @@ TEST("fit_evaluate", an_evaluation_is_refused) {
     ck_status(mt_fit_evaluate(fit.trainer, source, NULL, NULL, &report), MT_ENOTSUP);
 }
 
-int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit_evaluate"), fit_setup, fit_end);
-    return suite_run_named("fit_evaluate");
-}
+FIT_SUITE("fit_evaluate")

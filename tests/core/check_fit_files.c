@@ -39,10 +39,15 @@ static double batches(void *user) {
     return (double)fit_seen.loads;
 }
 
-TEST_LOOP("fit_files", saved_within_epochs, LENGTH(saves)) {
-    fit_begin(5, 0, 2, 2);
+/* In order, and with a file. */
+static void begin_in_order(size_t samples, size_t validation, size_t batch, uint64_t epochs) {
+    fit_begin(samples, validation, batch, epochs);
     fit.options.shuffle = 0;
     fit.options.last = "last";
+}
+
+TEST_LOOP("fit_files", saved_within_epochs, LENGTH(saves)) {
+    begin_in_order(5, 0, 2, 2);
     fit.options.save_every = saves[_i].every;
     fit.options.save_seconds = saves[_i].seconds;
     fit.callbacks.now = batches;
@@ -85,9 +90,7 @@ static mt_status on_step_note(void *user, const mt_fit_report *so_far,
 }
 
 TEST("fit_files", saved_after_the_callback) {
-    fit_begin(4, 0, 2, 1);
-    fit.options.shuffle = 0;
-    fit.options.last = "last";
+    begin_in_order(4, 0, 2, 1);
     fit.options.save_every = 1;
     fit.callbacks.step = on_step_note;
     fit.trainer = fit_trainer();
@@ -105,11 +108,9 @@ static mt_status sum_with_others(void *self, double *values, size_t count) {
 }
 
 TEST_LOOP("fit_files", saved_by_all_processes, 2) {
-    fit_begin(6, 0, 2, 1);
+    begin_in_order(6, 0, 2, 1);
     fit.trainer = fit_trainer();
     fit.trainer->backend.agree = sum_with_others;
-    fit.options.shuffle = 0;
-    fit.options.last = "last";
     fit.options.save_seconds = 1000;
     fit.callbacks.now = batches;
     late_others = _i;
@@ -148,10 +149,8 @@ static mt_status on_part(void *user, const mt_fit_report *at, const mt_epoch_rep
 }
 
 TEST_LOOP("fit_files", a_number_of_steps, LENGTH(bounds)) {
-    fit_begin(5, 1, 2, 3);
-    fit.options.shuffle = 0;
+    begin_in_order(5, 1, 2, 3);
     fit.options.evaluate_every = 3;
-    fit.options.last = "last";
     fit.options.steps = bounds[_i].steps;
     fit.callbacks.epoch = on_part;
     ck_ok(fit_goes());
@@ -190,9 +189,7 @@ TEST_LOOP("fit_files", on_from_a_number_of_steps, 4) {
 
 /* A stop once the steps are made is one before their evaluation. */
 TEST("fit_files", stopped_at_its_last_step) {
-    fit_begin(5, 1, 2, 1);
-    fit.options.shuffle = 0;
-    fit.options.last = "last";
+    begin_in_order(5, 1, 2, 1);
     fit.options.steps = 2;
     fit.callbacks.stop = fit_on_stop;
     fit_seen.stop_after = 2;
@@ -381,7 +378,4 @@ TEST("fit_files", more_epochs) {
     ck_assert_uint_eq(fit.report.epoch, 4);
 }
 
-int main(void) {
-    tcase_add_checked_fixture(suite_case_named("fit_files"), fit_setup, fit_end);
-    return suite_run_named("fit_files");
-}
+FIT_SUITE("fit_files")

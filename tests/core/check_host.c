@@ -258,15 +258,24 @@ static void check_budget(const char *name, mt_host_memory memory, size_t bytes) 
 #define GI_12 "12884901888\n"
 #define MAX "max\n"
 
+typedef struct group {
+    const char *path, *max, *high; /* v1: max is the limit, and there is no high */
+    size_t used, file;
+} group;
+
+static void put_group(int v1, const group *g) {
+    if (v1)
+        put_v1_group(g->path, g->max, g->used, g->file);
+    else
+        put_v2_group(g->path, g->max, g->high, g->used, g->file);
+}
+
 /* clang-format off */
 /* Groups of this process, and what they leave it. */
 static const struct {
     const char *name, *lines; /* of /proc/self/cgroup */
     const char *mounts;       /* of v1; NULL: v2 */
-    struct {
-        const char *path, *max, *high; /* v1: max is the limit, and there is no high */
-        size_t used, file;
-    } groups[2];
+    group groups[2];
     size_t limit, room;
 } trees[] = {
     {"v2", "0::/job/a\n", NULL,
@@ -296,7 +305,7 @@ static const struct {
      {{"/box/x", GI_3, NULL, GI, GI / 8}}, 3 * GI, 2 * GI + GI / 8},
     {"v1, unlimited", "4:memory:/box\n", V1_MOUNT,
      {{"/box", "9223372036854771712\n", NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
-    /* In a container the group's path is that of the outside; what is visible is the mount's root. */
+    /* In a container the group's path is that of the outside; the mount's root is visible. */
     {"v1, the path is not visible", "4:memory:/docker/abc\n",
      "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n",
      {{"", GI_2, NULL, GI, 0}}, 2 * GI, GI},
@@ -325,15 +334,8 @@ TEST_LOOP("host", host_groups, LENGTH(trees)) {
         put_proc(trees[_i].lines, trees[_i].mounts);
     else
         put_v2(trees[_i].lines);
-    for (int i = 0; i < 2 && trees[_i].groups[i].path; i++) {
-        const char *path = trees[_i].groups[i].path, *max = trees[_i].groups[i].max;
-        size_t used = trees[_i].groups[i].used, file = trees[_i].groups[i].file;
-
-        if (trees[_i].mounts)
-            put_v1_group(path, max, used, file);
-        else
-            put_v2_group(path, max, trees[_i].groups[i].high, used, file);
-    }
+    for (int i = 0; i < 2 && trees[_i].groups[i].path; i++)
+        put_group(trees[_i].mounts != NULL, &trees[_i].groups[i]);
     memory = read_root();
     check_groups(trees[_i].name, memory, trees[_i].limit, trees[_i].room);
     check_budget(trees[_i].name, memory, trees[_i].room < 8 * GI ? trees[_i].room : 8 * GI);
@@ -401,6 +403,11 @@ static const struct {
 };
 
 TEST_LOOP("host", host_group_below_a_mount, 2 * LENGTH(mounts)) {
+    static const group shown[] = {
+        {"", GI_2, MAX, 0, 0},
+        {"/x", GI_1, MAX, 0, 0},
+        {"d/x", GI_4, MAX, 0, 0}, /* where the rest of /docker/abcd/x would lead */
+    };
     char groups[100], mount[200];
     int v1 = _i % 2, row = _i / 2;
     mt_host_memory memory;
@@ -409,15 +416,7 @@ TEST_LOOP("host", host_group_below_a_mount, 2 * LENGTH(mounts)) {
     snprintf(mount, sizeof(mount), "35 31 0:32 %s /sys/fs/cgroup%s ro - %s rw,memory\n",
              mounts[row].base, v1 ? "/memory" : "", v1 ? "cgroup cgroup" : "cgroup2 cgroup2");
     put_proc(groups, mount);
-    if (v1) {
-        put_v1_group("", GI_2, 0, 0);
-        put_v1_group("/x", GI_1, 0, 0);
-        put_v1_group("d/x", GI_4, 0, 0); /* where the rest of /docker/abcd/x would lead */
-    } else {
-        put_v2_group("", GI_2, MAX, 0, 0);
-        put_v2_group("/x", GI_1, MAX, 0, 0);
-        put_v2_group("d/x", GI_4, MAX, 0, 0);
-    }
+    for (int i = 0; i < LENGTH(shown); i++) put_group(v1, &shown[i]);
     memory = read_root();
     ck_assert_msg(memory.cgroup_limit_bytes == mounts[row].limit, "%s below %s: limit %zu",
                   mounts[row].group, mounts[row].base, memory.cgroup_limit_bytes);

@@ -203,17 +203,6 @@ TEST("rungs", rungs_are_told_and_go_off_again) {
 
 /* ---- what is refused --------------------------------------------------------------------------- */
 
-static mt_status make(void) {
-    mt_status status = mt_forecast_new(&backend, &batch, &policy, &f);
-    mt_forecast_free(f);
-    return status;
-}
-
-static mt_status least(void) {
-    size_t out;
-    return mt_forecast_least(&backend, &batch, &policy, &out);
-}
-
 static const struct {
     size_t *zeroed; /* NULL: none */
     mt_rung rung;   /* under which alone the backend records; MT_RUNGS: it does not at all */
@@ -229,6 +218,7 @@ static const struct {
 };
 
 TEST_LOOP("refused", unusable_arguments_are_refused, LENGTH(unusable)) {
+    size_t least;
     fitting(4);
     policy.min_micro_batch = 12;
     start();
@@ -238,9 +228,11 @@ TEST_LOOP("refused", unusable_arguments_are_refused, LENGTH(unusable)) {
         backend.record = NULL;
     else
         fake.options.record_rungs = MT_RUNG_BIT(unusable[_i].rung);
-    ck_refused(make(), unusable[_i].status, unusable[_i].words);
+    ck_refused(mt_forecast_new(&backend, &batch, &policy, &f), unusable[_i].status,
+               unusable[_i].words);
     ck_assert_ptr_null(f);
-    ck_refused(least(), unusable[_i].status, unusable[_i].words);
+    ck_refused(mt_forecast_least(&backend, &batch, &policy, &least), unusable[_i].status,
+               unusable[_i].words);
     ck_assert_uint_eq(fake_live_handles(&fake), 0);
 }
 

@@ -185,16 +185,8 @@ static mt_status make_batch(void *user, size_t length, mt_batch *out) {
 }
 
 static mt_rehearsal_options options(void) {
-    mt_rehearsal_options o = MT_REHEARSAL_OPTIONS_INIT;
     real = seam(&own);
-    o.backend = &real;
-    o.batch = make_batch;
-    o.user = &own;
-    o.short_lengths[0] = 64;
-    o.short_lengths[1] = 100;
-    o.short_lengths[2] = 144;
-    o.length = FULL;
-    return o;
+    return (mt_rehearsal_options){SIZE, &real, make_batch, &own, {64, 100, 144}, FULL};
 }
 
 static void start(void) {

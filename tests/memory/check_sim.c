@@ -496,17 +496,23 @@ TEST("rest", arguments) {
 
 /* ---- figures -------------------------------------------------------------------------------- */
 
-static mt_memory memory_of(const mt_sim *sim) {
+static mt_memory check_memory(const mt_sim *sim, size_t budget, size_t allocated, size_t reserved,
+                              size_t peak, uint64_t retries) {
     mt_memory memory = {.size = sizeof(memory)};
 
     ck_ok(mt_sim_memory(sim, &memory));
+    ck_assert_uint_eq(memory.budget_bytes, budget);
+    ck_assert_uint_eq(memory.allocated_bytes, allocated);
+    ck_assert_uint_eq(memory.reserved_bytes, reserved);
+    ck_assert_uint_eq(memory.peak_bytes, peak);
+    ck_assert_uint_eq(memory.alloc_retries, retries);
     return memory;
 }
 
 TEST("rest", cuda_memory) {
     mt_sim *sim = card_of((mt_sim_options){.total_bytes = 100 * MIB});
     mt_sim_block a, b;
-    mt_memory m;
+    mt_memory memory;
 
     ck_ok(mt_sim_alloc(sim, 30 * MIB, &a));
     ck_ok(mt_sim_alloc(sim, 5 * MIB, &b));
@@ -515,22 +521,15 @@ TEST("rest", cuda_memory) {
     ck_assert_uint_eq(b.segment_bytes, 20 * MIB);
     ck_ok(mt_sim_release(sim, a.address));
     ck_ok(mt_sim_set_others(sim, 10 * MIB));
-    m = memory_of(sim);
-    ck_assert_uint_eq(m.budget_bytes, 90 * MIB);
-    ck_assert_uint_eq(m.allocated_bytes, 5 * MIB);
-    ck_assert_uint_eq(m.reserved_bytes, 50 * MIB);
-    ck_assert_uint_eq(m.peak_bytes, 35 * MIB);
-    ck_assert_uint_eq(m.free_bytes, 40 * MIB);
+    memory = check_memory(sim, 90 * MIB, 5 * MIB, 50 * MIB, 35 * MIB, 0);
+    ck_assert_uint_eq(memory.free_bytes, 40 * MIB);
     ck_ok(mt_sim_set_ratio(sim, 0.6));
     ck_ok(mt_sim_reset_peak(sim));
     ck_ok(mt_sim_alloc(sim, 32 * MIB, &a));
-    m = memory_of(sim);
-    ck_assert_uint_eq(m.budget_bytes, 60 * MIB);
-    ck_assert_uint_eq(m.peak_bytes, 37 * MIB);
-    ck_assert_uint_eq(m.alloc_retries, 1);
+    check_memory(sim, 60 * MIB, 37 * MIB, 52 * MIB, 37 * MIB, 1);
     ck_assert_uint_eq(stats_of(sim).peak_reserved_bytes, 52 * MIB);
     ck_ok(mt_sim_set_others(sim, 200 * MIB));
-    ck_assert_uint_eq(memory_of(sim).budget_bytes, 1);
+    check_memory(sim, 1, 37 * MIB, 52 * MIB, 37 * MIB, 1);
     mt_sim_free(sim);
 }
 
@@ -538,17 +537,11 @@ TEST("rest", cuda_memory) {
 TEST("rest", mps_memory) {
     mt_sim *sim = card_of((mt_sim_options){MAC});
     mt_sim_block a;
-    mt_memory m;
 
     ck_ok(mt_sim_alloc(sim, 5 * MIB, &a));
     ck_ok(mt_sim_set_others(sim, GIB));
     ck_ok(mt_sim_set_ratio(sim, 0.5));
-    m = memory_of(sim);
-    ck_assert_uint_eq(m.budget_bytes, 4 * GIB);
-    ck_assert_uint_eq(m.allocated_bytes, 5 * MIB);
-    ck_assert_uint_eq(m.reserved_bytes, 32 * MIB);
-    ck_assert_uint_eq(m.peak_bytes, 0);
-    ck_assert_uint_eq(m.alloc_retries, 0);
+    check_memory(sim, 4 * GIB, 5 * MIB, 32 * MIB, 0, 0);
     mt_sim_free(sim);
 }
 

@@ -59,7 +59,7 @@ typedef struct fit_case {
 
 extern fit_case fit;
 
-/* Samples "t", and samples "v" of the validation; without these there is none. The trainer stays. */
+/* Samples "t"; samples "v" of the validation, and without these none. The trainer stays. */
 void fit_begin(size_t samples, size_t validation, size_t batch, uint64_t epochs);
 
 /* mt_fit with all of it; and the trainer's end. */
@@ -69,9 +69,16 @@ void fit_end(void);
 /* A run that goes through, and the trainer's end. */
 void fit_run(void);
 
-/* Before each test, and fit_end after it; and what was seen, but not the files. */
+/* Before each test; and what was seen, but not the files. */
 void fit_setup(void);
 void fit_forget(void);
+
+/* A program of the tests in the case of this name. */
+#define FIT_SUITE(name)                                                                            \
+    int main(void) {                                                                               \
+        tcase_add_checked_fixture(suite_case_named(name), fit_setup, fit_end);                     \
+        return suite_run_named(name);                                                              \
+    }
 
 /* Chunks of two samples: the same ones whatever is known of memory. */
 mt_trainer *fit_trainer(void);
