@@ -165,18 +165,19 @@ static void put(const char *path, const char *text) {
     remember(full);
 }
 
-static void put_in(const char *folder, const char *name, const char *text) {
+/* A file of a group below a mount. */
+static void put_in(const char *mount, const char *group, const char *name, const char *text) {
     char path[200];
 
-    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    snprintf(path, sizeof(path), "sys/fs/cgroup%s%s/%s", mount, group, name);
     put(path, text);
 }
 
-static void put_number(const char *folder, const char *name, unsigned long long number) {
+static void put_number(const char *mount, const char *group, const char *name, size_t number) {
     char text[40];
 
-    snprintf(text, sizeof(text), "%llu\n", number);
-    put_in(folder, name, text);
+    snprintf(text, sizeof(text), "%zu\n", number);
+    put_in(mount, group, name, text);
 }
 
 #define ROOT_MOUNT "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
@@ -201,31 +202,29 @@ static void put_v2(const char *groups) {
 /* Limits and use of one group; file pages that are clean, so that they count as free. */
 static void put_v2_group(const char *group, const char *max, const char *high, size_t current,
                          size_t file) {
-    char folder[150], text[300];
+    char text[300];
 
-    snprintf(folder, sizeof(folder), "sys/fs/cgroup%s", group);
-    put_in(folder, "memory.max", max);
-    put_in(folder, "memory.high", high);
-    put_number(folder, "memory.current", current);
+    put_in("", group, "memory.max", max);
+    put_in("", group, "memory.high", high);
+    put_number("", group, "memory.current", current);
     snprintf(text, sizeof(text),
              "anon %zu\nfile %zu\nshmem 0\nfile_mapped 0\nfile_dirty 0\nfile_writeback 0\n"
              "inactive_anon 0\nactive_anon 0\ninactive_file %zu\nactive_file 0\n",
              current - file, file, file);
-    put_in(folder, "memory.stat", text);
+    put_in("", group, "memory.stat", text);
 }
 
 static void put_v1_group(const char *group, const char *limit, size_t usage, size_t file) {
-    char folder[150], text[300];
+    char text[300];
 
-    snprintf(folder, sizeof(folder), "sys/fs/cgroup/memory%s", group);
-    put_in(folder, "memory.limit_in_bytes", limit);
-    put_number(folder, "memory.usage_in_bytes", usage);
+    put_in("/memory", group, "memory.limit_in_bytes", limit);
+    put_number("/memory", group, "memory.usage_in_bytes", usage);
     snprintf(text, sizeof(text),
              "cache %zu\nrss %zu\ndirty 0\nwriteback 0\ninactive_file %zu\nactive_file 0\n"
              "total_cache %zu\ntotal_dirty 0\ntotal_writeback 0\ntotal_inactive_file %zu\n"
              "total_active_file 0\n",
              file, usage - file, file, file, file);
-    put_in(folder, "memory.stat", text);
+    put_in("/memory", group, "memory.stat", text);
 }
 
 static mt_host_memory read_root(void) {
@@ -271,6 +270,8 @@ static void put_group(int v1, const group *g) {
 }
 
 /* clang-format off */
+#define BOX {{"/box", GI_2, NULL, GI, 0}} /* of v1 */
+
 /* Groups of this process, and what they leave it. */
 static const struct {
     const char *name, *lines; /* of /proc/self/cgroup */
@@ -309,31 +310,31 @@ static const struct {
     {"v1, the path is not visible", "4:memory:/docker/abc\n",
      "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n",
      {{"", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    /* Both versions at once: the memory controller is in v1, the unified tree has none. */
+    {"v1 and v2", "4:memory:/box\n0::/\n",
+     V1_MOUNT "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n", BOX, 2 * GI, GI},
     /* Which line of /proc/self/cgroup is of the controller of memory. */
-    {"v1, alone", "4:memory:/box\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
-    {"v1, last", "4:cpu,memory:/box\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
-    {"v1, first", "4:memory,cpu:/box\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
-    {"v1, between", "4:cpu,memory,pids:/box\n", V1_MOUNT,
-     {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
-    {"v1, huge", "4:hugememory:/box\n", V1_MOUNT,
-     {{"/box", GI_2, NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
-    {"v1, another one", "4:memory2:/box\n", V1_MOUNT,
-     {{"/box", GI_2, NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
-    {"v1, behind others", "4:memory2,hugememory,memory:/box\n", V1_MOUNT,
-     {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
-    {"v1, cpu", "4:cpu:/memory\n", V1_MOUNT, {{"/box", GI_2, NULL, GI, 0}}, SIZE_MAX, SIZE_MAX},
-    {"v1, behind rubbish", "rubbish\n4:rubbish\n4:memory:/box\n", V1_MOUNT,
-     {{"/box", GI_2, NULL, GI, 0}}, 2 * GI, GI},
+    {"v1, alone", "4:memory:/box\n", V1_MOUNT, BOX, 2 * GI, GI},
+    {"v1, last", "4:cpu,memory:/box\n", V1_MOUNT, BOX, 2 * GI, GI},
+    {"v1, first", "4:memory,cpu:/box\n", V1_MOUNT, BOX, 2 * GI, GI},
+    {"v1, between", "4:cpu,memory,pids:/box\n", V1_MOUNT, BOX, 2 * GI, GI},
+    {"v1, huge", "4:hugememory:/box\n", V1_MOUNT, BOX, SIZE_MAX, SIZE_MAX},
+    {"v1, another one", "4:memory2:/box\n", V1_MOUNT, BOX, SIZE_MAX, SIZE_MAX},
+    {"v1, behind others", "4:memory2,hugememory,memory:/box\n", V1_MOUNT, BOX, 2 * GI, GI},
+    {"v1, cpu", "4:cpu:/memory\n", V1_MOUNT, BOX, SIZE_MAX, SIZE_MAX},
+    {"v1, behind rubbish", "rubbish\n4:rubbish\n4:memory:/box\n", V1_MOUNT, BOX, 2 * GI, GI},
 };
 /* clang-format on */
 
 TEST_LOOP("host", host_groups, LENGTH(trees)) {
     mt_host_memory memory;
 
-    if (trees[_i].mounts)
+    if (trees[_i].mounts) {
         put_proc(trees[_i].lines, trees[_i].mounts);
-    else
+        put("sys/fs/cgroup/unified/cgroup.controllers", "\n"); /* for the row that mounts it */
+    } else {
         put_v2(trees[_i].lines);
+    }
     for (int i = 0; i < 2 && trees[_i].groups[i].path; i++)
         put_group(trees[_i].mounts != NULL, &trees[_i].groups[i]);
     memory = read_root();
@@ -368,8 +369,8 @@ TEST("host", host_peak_of_the_group) {
     put_v2_group("/job", GI_3, MAX, 2 * GI, 0);
     put_v2_group("/job/step", GI_2, MAX, GI / 2, 0);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 0); /* before Linux 5.19 */
-    put_number("sys/fs/cgroup/job", "memory.peak", 5 * GI / 2);
-    put_number("sys/fs/cgroup/job/step", "memory.peak", GI);
+    put_number("", "/job", "memory.peak", 5 * GI / 2);
+    put_number("", "/job/step", "memory.peak", GI);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 5 * GI / 2);
     put_v2_group("/job/step", GI_2, MAX, 3 * GI / 2, 0);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, GI);
@@ -378,7 +379,7 @@ TEST("host", host_peak_of_the_group) {
 TEST("host", host_v1_peak) {
     put_proc("4:memory:/box\n", V1_MOUNT);
     put_v1_group("/box", GI_2, GI, 0);
-    put_number("sys/fs/cgroup/memory/box", "memory.max_usage_in_bytes", 3 * GI / 2);
+    put_number("/memory", "/box", "memory.max_usage_in_bytes", 3 * GI / 2);
     ck_assert_uint_eq(read_root().cgroup_peak_bytes, 3 * GI / 2);
 }
 
@@ -420,15 +421,6 @@ TEST_LOOP("host", host_group_below_a_mount, 2 * LENGTH(mounts)) {
     memory = read_root();
     ck_assert_msg(memory.cgroup_limit_bytes == mounts[row].limit, "%s below %s: limit %zu",
                   mounts[row].group, mounts[row].base, memory.cgroup_limit_bytes);
-}
-
-/* Both versions at once: the memory controller is in v1, the unified tree has none. */
-TEST("host", host_hybrid) {
-    put_proc("4:memory:/box\n0::/\n",
-             V1_MOUNT "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
-    put("sys/fs/cgroup/unified/cgroup.controllers", "\n");
-    put_v1_group("/box", GI_2, GI, 0);
-    check_groups("hybrid", read_root(), 2 * GI, GI);
 }
 
 static const char *const unknown[] = {
