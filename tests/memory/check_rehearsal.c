@@ -295,11 +295,9 @@ TEST_LOOP("chunks", other_blocks_at_another_length, 3) {
     ck_contains(mt_last_error(), " other things at other lengths");
 }
 
-TEST("edges", fewer_samples_than_asked) {
-    start();
+TEST("chunks", fewer_samples_than_asked) {
     batch_samples = 3;
     ck_refused(rehearse(4, 0, NULL), MT_EINVAL, "a batch of length 64 has 3 samples; accepted: 16");
-    end();
 }
 
 TEST("chunks", what_goes_to_the_inner_backend) {
@@ -327,10 +325,9 @@ TEST("chunks", what_goes_to_the_inner_backend) {
 }
 
 /* Each call of the inner backend fails in turn: its status comes out, and nothing is left begun. */
-TEST("edges", each_call_fails) {
+TEST("chunks", each_call_fails) {
     mt_status status = MT_EIO;
     int n = 0;
-    start();
     for (; status != MT_OK && n < 100; n++) {
         own.calls = 0;
         own.fails_at = n + 1;
@@ -341,7 +338,6 @@ TEST("edges", each_call_fails) {
     }
     /* Batch, begin, mark, record, accumulate, rollback; memory; one that is not reached. */
     ck_assert_int_eq(n, 3 * 6 + 2);
-    end();
 }
 
 /* ---- bad input --------------------------------------------------------------------------------- */
