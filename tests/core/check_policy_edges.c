@@ -4,12 +4,10 @@
  * branch of it untried (make coverage).
  */
 #include "counting_allocator.h"
-#include "policy_device.h"
-#include "suite.h"
+#include "policy_tests.h"
+#include "rungs.h"
 
 #include <math.h>
-
-#define BIT(rung) MT_RUNG_BIT(MT_RUNG_##rung)
 
 /* ---- arguments ------------------------------------------------------------------------------ */
 
@@ -33,9 +31,8 @@ TEST_LOOP("arguments", options_are_checked, LENGTH(bad_options)) {
     mt_policy *policy;
 
     options.size = sizeof(options);
-    ck_status(mt_policy_new(&options, NULL, &policy), MT_EINVAL);
+    ck_refused(mt_policy_new(&options, NULL, &policy), MT_EINVAL, bad_options[_i].named);
     ck_assert_ptr_null(policy);
-    ck_contains(mt_last_error(), bad_options[_i].named);
 }
 
 /* What the backend says of its smallest chunk; a smallest one of the user's goes before it. */
@@ -75,18 +72,18 @@ TEST_LOOP("arguments", options_on_the_bounds, 5) {
 }
 
 TEST("arguments", arguments_are_checked) {
-    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
-    mt_memory memory = device_memory(&dev);
     mt_chunk_result result = {.size = sizeof(result)};
-    mt_oom oom = oom_explained(&dev, 4, 1);
-    mt_policy *p = dev.policy;
+    mt_backend_info info = {.size = 1};
     const mt_mode bad = (mt_mode)2;
+    mt_policy *none;
     mt_action action;
     mt_plan plan;
 
+    dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = device_memory(&dev);
+    mt_oom oom = oom_explained(&dev, 4, 1);
+    mt_policy *p = dev.policy;
     ck_status(mt_policy_new(NULL, NULL, NULL), MT_EINVAL);
-    mt_backend_info info = {.size = 1};
-    mt_policy *none;
     ck_status(mt_policy_new(NULL, &info, &none), MT_EINVAL);
     ck_status(mt_policy_plan(p, bad, 8, &memory, &plan), MT_EINVAL);
     ck_status(mt_policy_plan(p, MT_TRAIN, 0, &memory, &plan), MT_EINVAL);
@@ -115,15 +112,14 @@ TEST("arguments", arguments_are_checked) {
     ck_assert_double_eq(mt_policy_predict_seconds(p, bad, 8), 0);
     ck_assert_double_eq(mt_policy_predict_seconds(p, MT_TRAIN, 0), 0);
     ck_assert_double_eq(mt_policy_predict_seconds(NULL, MT_TRAIN, 8), 0);
-    mt_policy_free(p);
 }
 
 /* What extends a plan: an open one, with groups left for it. */
 TEST("arguments", extend_is_checked) {
-    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
-    mt_memory memory = device_memory(&dev);
     mt_plan plan = {.size = sizeof(plan), .samples = 8, .groups = 1, .group = {{8, 1}}};
 
+    dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = device_memory(&dev);
     ck_status(mt_policy_extend(dev.policy, (mt_mode)2, &memory, &plan), MT_EINVAL);
     ck_status(mt_policy_extend(dev.policy, MT_TRAIN, NULL, &plan), MT_EINVAL);
     ck_status(mt_policy_extend(dev.policy, MT_TRAIN, &memory, NULL), MT_EINVAL);
@@ -133,15 +129,14 @@ TEST("arguments", extend_is_checked) {
     plan.groups = 1;
     ck_refused(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &plan), MT_EINVAL,
                "covers its 8 samples already");
-    mt_policy_free(dev.policy);
 }
 
 /* A plan by hand that has so many groups already is refused, not written past its end. */
 TEST_LOOP("arguments", extend_a_full_plan, 2) {
-    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
-    mt_memory memory = device_memory(&dev);
     mt_plan plan = {.size = sizeof(plan), .samples = 200};
 
+    dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_memory memory = device_memory(&dev);
     plan.groups = 7 + (size_t)_i; /* a group short, or full */
     for (size_t g = 0; g < plan.groups; g++) plan.group[g] = (mt_chunk_group){2, 1};
     ck_ok(device_chunk(&dev, MT_TRAIN, 2));
@@ -149,7 +144,6 @@ TEST_LOOP("arguments", extend_a_full_plan, 2) {
     ck_refused(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &plan), MT_EINVAL,
                "too many groups");
     ck_assert_uint_le(plan.groups, MT_PLAN_GROUPS);
-    mt_policy_free(dev.policy);
 }
 
 /* ---- host memory ----------------------------------------------------------------------------- */
@@ -177,44 +171,32 @@ TEST("host memory", new_without_host_memory) {
     mt_policy_free(policy);
 }
 
-/* A device whose chunks are kept, so that a chunk is of two kinds. */
-static device keeping(void) {
-    mt_backend_info info = {.keeps_chunks = 1};
-    device dev = device_new(
-        need(40), (mt_policy_options){.deterministic = 1, .keep_chunks = MT_KEEP_ALWAYS}, info);
-
-    for (int batch = 0; batch < 2; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_assert_int_eq(dev.plan.keep, 1);
-    return dev;
-}
-
 /* A shape not seen before needs memory: each call says so, and leaves what is known alone. */
-static mt_status ask(device *dev, int call) {
-    mt_memory memory = device_memory(dev);
+static mt_status ask(int call) {
+    mt_memory memory = device_memory(&dev);
     mt_chunk_result result = {.size = sizeof(result)};
-    mt_oom oom = oom_explained(dev, 4, 1);
+    mt_oom oom = oom_explained(&dev, 4, 1);
     mt_plan open = {.size = sizeof(open), .samples = 8, .groups = 1, .group = {{4, 1}}};
     mt_action action;
 
     switch (call) {
     case 0:
-        return mt_policy_plan(dev->policy, MT_TRAIN, 8, &memory, &dev->plan);
+        return mt_policy_plan(dev.policy, MT_TRAIN, 8, &memory, &dev.plan);
     case 1:
-        return mt_policy_extend(dev->policy, MT_TRAIN, &memory, &open);
+        return mt_policy_extend(dev.policy, MT_TRAIN, &memory, &open);
     case 2:
-        return mt_policy_observe(dev->policy, MT_TRAIN, 8, 0, &result);
+        return mt_policy_observe(dev.policy, MT_TRAIN, 8, 0, &result);
     case 3:
-        return mt_policy_oom(dev->policy, &oom, &action);
+        return mt_policy_oom(dev.policy, &oom, &action);
     default:
-        return mt_policy_recording(dev->policy, MT_TRAIN, 8) != NULL ? MT_OK : MT_ENOMEM;
+        return mt_policy_recording(dev.policy, MT_TRAIN, 8) != NULL ? MT_OK : MT_ENOMEM;
     }
 }
 
 /* What is told of a step, by a trainer or by a loop of one's own. */
 TEST("arguments", facts_are_checked) {
-    mt_policy_options options = {.micro_batch = 3};
     mt_backend_info info = {.size = sizeof(info)};
-    mt_policy *policy = policy_new(options, info);
+    mt_policy *policy = policy_new((mt_policy_options){.micro_batch = 3}, info);
 
     ck_status(mt_policy_begin(NULL, NULL), MT_EINVAL);
     ck_status(mt_policy_replan(NULL), MT_EINVAL);
@@ -239,9 +221,8 @@ TEST("arguments", facts_are_checked) {
 /* A plan that says discard, and then a plan for something else: nothing was learnt of that. */
 TEST("arguments", discard_and_another_mode) {
     mt_backend_info info = {.normalises_over_batch = 1, .min_micro_batch = 2};
-    mt_policy_options options = {.deterministic = 1};
     mt_memory memory = {.size = sizeof(memory), .budget_bytes = 1 << 20};
-    mt_policy *policy = policy_new(options, info);
+    mt_policy *policy = policy_new((mt_policy_options){.deterministic = 1}, info);
     mt_plan plan;
 
     ck_ok(mt_policy_begin(policy, &(mt_shape){.id = 3}));
@@ -253,44 +234,41 @@ TEST("arguments", discard_and_another_mode) {
 }
 
 TEST_LOOP("host memory", shape_without_host_memory, 5) {
-    device dev;
+    mt_policy_options options = {.deterministic = 1, .keep_chunks = MT_KEEP_ALWAYS};
 
     ck_ok(counting_install());
-    dev = keeping();
+    dev = device_new(need(40), options, (mt_backend_info){.keeps_chunks = 1});
+    train(2, 64);
+    ck_assert_int_eq(dev.plan.keep, 1); /* so that a chunk is of two kinds */
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
     counting_fail_at(1, 1);
-    ck_status(ask(&dev, _i), MT_ENOMEM);
+    ck_status(ask(_i), MT_ENOMEM);
     counting_fail_at(0, 0);
-    ck_ok(ask(&dev, _i));
+    ck_ok(ask(_i));
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), rung_peak(0, 8));
-    mt_policy_free(dev.policy);
+    free_device();
     ck_assert_uint_eq(counting_live(), 0);
 }
 
 /* No recording without host memory for one, and none of what was told is lost. */
 TEST("host memory", recording_without_host_memory) {
-    device dev;
-
     ck_ok(counting_install());
     dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
     counting_fail_at(1, 1);
     ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 8));
     counting_fail_at(0, 0);
     ck_assert_ptr_nonnull(mt_policy_recording(dev.policy, MT_TRAIN, 8));
-    mt_policy_free(dev.policy);
 }
 
 /* ---- sizes and times ------------------------------------------------------------------------- */
 
 /* So many samples that their bytes are no number any more. */
 TEST("sizes", endless_samples) {
-    device dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
-
+    dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){0});
     dev.records = 0;
     ck_ok(device_chunk(&dev, MT_TRAIN, 8));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, SIZE_MAX), SIZE_MAX);
-    mt_policy_free(dev.policy);
 }
 
 /* A time without an end is none. */
@@ -324,66 +302,57 @@ TEST_LOOP("sizes", above_the_budget_is_no_proof, 2) {
 
 /* It failed in less room than there is now, but no legal cut is smaller: the line says just that. */
 TEST("fit", failed_though_it_should_fit) {
-    device dev =
-        device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, (mt_backend_info){0});
     mt_oom oom;
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, (mt_backend_info){0});
+    train(1, 32);
     dev.budget = need(5) - 1;
-    ck_ok(device_batch(&dev, MT_TRAIN, 8));
+    train(1, 8);
     oom = oom_explained(&dev, 5, 1); /* it cannot be cut, and the budget explains it */
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN); /* the batch of 8 can */
     dev.budget = need(24);
     ck_refused(device_plan(&dev, MT_TRAIN, 5), MT_EDEVMEM, "did not fit beside");
-    mt_policy_free(dev.policy);
 }
 
 /* The same of a chunk of which nothing is known. */
 TEST("fit", failed_and_nothing_is_known) {
-    device dev =
-        device_new(need(24), (mt_policy_options){.min_micro_batch = 4, .max_micro_batch = 7},
-                   (mt_backend_info){0});
-
+    dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 4, .max_micro_batch = 7},
+                     (mt_backend_info){0});
     ck_ok(device_plan(&dev, MT_TRAIN, 8));
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_REPLAN);
     ck_refused(device_plan(&dev, MT_TRAIN, 5), MT_EDEVMEM, "a chunk of 5 did not fit beside");
-    mt_policy_free(dev.policy);
 }
 
 /* The same where gradients need not be held: the whole batch alone is planned at once, before that is an error. */
 TEST("fit", failed_and_the_batch_may_be_alone) {
     mt_backend_info info = {.holds_gradients = 1, .keeps_chunks = 1, .gradient_bytes = 100};
-    device dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, info);
 
+    dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 4}, info);
     ck_ok(device_plan(&dev, MT_TRAIN, 5));
-    ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_REPLAN);
-    ck_ok(device_plan(&dev, MT_TRAIN, 5));
+    ck_assert_int_eq(answer_and_plan(oom_explained(&dev, 5, 1), 5), MT_ACTION_REPLAN);
     ck_assert(dev.plan.alone && dev.plan.keep);
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_OOM);
-    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0),
-                      5); /* a trainer takes the step back and asks for all of it */
-    mt_policy_free(dev.policy);
+    /* A trainer takes the step back and asks for all of it. */
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 5);
 }
 
 /* That no chunk fits is known before one is tried, and of the batch alone nothing is: that is planned. */
 TEST("fit", ruled_out_but_for_the_batch_alone) {
     mt_backend_info info = {.holds_gradients = 1, .keeps_chunks = 1, .gradient_bytes = 100};
-    device dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 2}, info);
 
-    for (int batch = 0; batch < 2; batch++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev = device_new(need(24), (mt_policy_options){.min_micro_batch = 2}, info);
+    train(2, 32);
     dev.budget = need(2) - 1;
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert(dev.plan.alone);
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_BUDGET);
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 32);
-    mt_policy_free(dev.policy);
 }
 
 /* No budget is told, and a single sample has failed: it is tried again all the same. */
 TEST("fit", one_sample_without_a_budget) {
-    device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
+    dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
     mt_oom oom = oom_explained(&dev, 1, 1);
-
     ck_ok(device_plan(&dev, MT_TRAIN, 1));
     oom.memory.budget_bytes = 0;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
@@ -391,135 +360,98 @@ TEST("fit", one_sample_without_a_budget) {
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
     ck_ok(device_plan(&dev, MT_TRAIN, 1));
     check_balanced(&dev.plan, 1, 1);
-    mt_policy_free(dev.policy);
 }
 
 /* A batch that must not be cut, and is known from two sizes not to fit: said beforehand. */
 TEST("fit", whole_batch_known_not_to_fit) {
-    device dev =
-        device_new(need(40), (mt_policy_options){0}, (mt_backend_info){.needs_whole_batch = 1});
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 20));
-    ck_ok(device_batch(&dev, MT_TRAIN, 30));
+    dev = device_new(need(40), (mt_policy_options){0}, (mt_backend_info){.needs_whole_batch = 1});
+    train(1, 20);
+    train(1, 30);
     dev.budget = need(25) - 1;
     ck_refused(device_plan(&dev, MT_TRAIN, 25), MT_EDEVMEM, "a chunk of 25 needs");
     dev.budget++;
-    ck_ok(device_batch(&dev, MT_TRAIN, 25));
-    mt_policy_free(dev.policy);
+    train(1, 25);
 }
 
 /* 11 samples in chunks of at least 6 are one chunk: that is what is looked at, and what is told. */
 TEST("fit", attainable_chunk_known_not_to_fit) {
-    device dev =
-        device_new(need(40), (mt_policy_options){.min_micro_batch = 6}, (mt_backend_info){0});
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    dev = device_new(need(40), (mt_policy_options){.min_micro_batch = 6}, (mt_backend_info){0});
+    train(1, 64);
     dev.budget = need(8);
     ck_refused(device_plan(&dev, MT_TRAIN, 11), MT_EDEVMEM, "a chunk of 11 needs");
-    ck_ok(device_batch(&dev, MT_TRAIN, 12));
+    train(1, 12);
     dev.budget = need(11);
-    ck_ok(device_batch(&dev, MT_TRAIN, 11));
+    train(1, 11);
     ck_assert_uint_eq(dev.ooms, 0);
-    mt_policy_free(dev.policy);
 }
 
 /* One OOM of such a chunk that says nothing: cleared and tried again, as any other. */
 TEST_LOOP("fit", attainable_chunk_fails_once, 2) {
-    device dev =
-        device_new(need(40), (mt_policy_options){.min_micro_batch = 6}, (mt_backend_info){0});
     mt_mode mode = _i == 0 ? MT_TRAIN : MT_EVALUATE;
     mt_oom oom;
 
+    dev = device_new(need(40), (mt_policy_options){.min_micro_batch = 6}, (mt_backend_info){0});
     ck_ok(device_batch(&dev, mode, 64));
     ck_ok(device_plan(&dev, mode, 11));
-    oom = oom_explained(&dev, 11, 1);
+    oom = oom_untold(11, 1);
     oom.mode = mode;
-    oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
     oom.attempt = 2;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_GIVE_UP);
-    mt_policy_free(dev.policy);
 }
 
 /* Chunks of 4 need more than those of 8 do: these are planned again, unless they do not fit either any more. */
 TEST("fit", small_chunks_need_more) {
-    device dev = device_new(need(24), (mt_policy_options){0}, (mt_backend_info){0});
-
+    dev = device_new(need(24), (mt_policy_options){0}, (mt_backend_info){0});
     dev.records = 0;
     for (int fits = 1; fits >= 0; fits--) {
         ck_ok(device_plan(&dev, MT_TRAIN, 16));
         if (fits) ck_ok(device_chunk(&dev, MT_TRAIN, 8));
         if (!fits) dev.budget = need(4);
-        ck_assert_int_eq(answer(&dev, oom_explained(&dev, 4, 1)), MT_ACTION_REPLAN);
-        ck_ok(device_plan(&dev, MT_TRAIN, 16));
+        ck_assert_int_eq(answer_and_plan(oom_explained(&dev, 4, 1), 16), MT_ACTION_REPLAN);
         ck_assert_int_eq(mt_plan_chunk(&dev.plan, 0) > 4, fits);
-        ck_assert_int_eq(answer(&dev, oom_explained(&dev, 4, 2)),
-                         MT_ACTION_REPLAN); /* that was in vain */
-        ck_ok(device_plan(&dev, MT_TRAIN, 16));
+        /* That was in vain. */
+        ck_assert_int_eq(answer_and_plan(oom_explained(&dev, 4, 2), 16), MT_ACTION_REPLAN);
         ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 4);
     }
-    mt_policy_free(dev.policy);
 }
 
 /* ---- the ladder ------------------------------------------------------------------------------ */
 
-enum { PATIENCE = 4 };
+/* A rung is on, long after it was taken, and no batch has been planned in more room. */
+static const struct {
+    const char *name;
+    unsigned rung;
+    int wait;       /* batches */
+    size_t fits;    /* then; 0: the budget is not known any more */
+    uint64_t shape; /* that comes; 7 has been seen without the rung, and not with it */
+    unsigned on;
+} on_a_rung[] = {
+    {"nothing is known of a shape without the rung, which stays", BIT(CHECKPOINTING), PATIENCE, 40,
+     99, BIT(CHECKPOINTING)},
+    {"the way back from the CPU is just tried", BIT(CPU), PATIENCE *PATIENCE - 1, 40, 99, 0},
+    {"a shape known without the rung", BIT(CHECKPOINTING), PATIENCE, 40, 7, 0},
+    {"without a budget there is room", BIT(CHECKPOINTING), PATIENCE, 0, 0, 0},
+};
 
-/* A device with a rung on, as long as its budget is not enough without it. */
-static device on_a_rung(unsigned rung) {
-    mt_policy_options options = {.allow_rungs = rung};
-    device dev = device_new(need(40), options, (mt_backend_info){.rungs = rung});
+TEST_LOOP("ladder", leaves_a_rung, LENGTH(on_a_rung)) {
+    unsigned rung = on_a_rung[_i].rung;
 
+    dev = device_new(need(40), (mt_policy_options){.allow_rungs = rung},
+                     (mt_backend_info){.rungs = rung});
     dev.cpu_budget = need(40);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 0}));
     dev.budget = 5000 + rung_peak(rung, 4);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     ck_assert_uint_eq(dev.rungs, rung);
-    return dev;
-}
-
-/* Long after it was taken, and no batch has been planned in more room. */
-static void wait_for_it(device *dev, int batches) {
-    for (int batch = 0; batch < batches; batch++) ck_ok(device_batch(dev, MT_TRAIN, 32));
-}
-
-/* A shape not seen before: nothing is known of it without the rung, which stays. */
-TEST_LOOP("ladder", new_shape_on_a_rung, 2) {
-    unsigned rung = _i == 0 ? BIT(CHECKPOINTING) : BIT(CPU);
-    device dev = on_a_rung(rung);
-
-    wait_for_it(&dev, _i == 0 ? PATIENCE : PATIENCE * PATIENCE - 1);
-    dev.budget = need(40);
-    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 99}));
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_uint_eq(dev.rungs, _i == 0 ? rung : 0); /* the way back from the CPU is just tried */
-    mt_policy_free(dev.policy);
-}
-
-/* One that has been seen without it, and not with it: it is left. */
-TEST("ladder", shape_known_without_the_rung) {
-    device dev = on_a_rung(BIT(CHECKPOINTING));
-
-    wait_for_it(&dev, PATIENCE);
-    dev.budget = need(40);
-    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = 7}));
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_uint_eq(dev.rungs, 0);
-    mt_policy_free(dev.policy);
-}
-
-/* The budget is not known any more: there is room. */
-TEST("ladder", leaves_without_a_budget) {
-    device dev = on_a_rung(BIT(CHECKPOINTING));
-
-    wait_for_it(&dev, PATIENCE);
-    dev.budget = 0;
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    ck_assert_uint_eq(dev.rungs, 0);
-    mt_policy_free(dev.policy);
+    train(on_a_rung[_i].wait, 32);
+    dev.budget = on_a_rung[_i].fits ? need(on_a_rung[_i].fits) : 0;
+    ck_ok(mt_policy_begin(dev.policy, &(mt_shape){.id = on_a_rung[_i].shape}));
+    train(1, 32);
+    ck_assert_msg(dev.rungs == on_a_rung[_i].on, "%s", on_a_rung[_i].name);
 }
 
 static double steady(size_t samples) {
@@ -528,62 +460,56 @@ static double steady(size_t samples) {
 
 /* Times are known without the rung, and not with it: it is left all the same. */
 TEST("ladder", leaves_without_times) {
-    device dev = device_new(need(40), (mt_policy_options){0},
-                            (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
-
+    dev = device_new(need(40), (mt_policy_options){0},
+                     (mt_backend_info){.rungs = BIT(CHECKPOINTING)});
     dev.seconds = steady;
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     dev.seconds = NULL;
     dev.budget = 5000 + rung_peak(BIT(CHECKPOINTING), 4);
-    wait_for_it(&dev, PATIENCE + 1);
+    train(PATIENCE + 1, 32);
     ck_assert_uint_eq(dev.rungs, BIT(CHECKPOINTING));
     dev.budget = need(40);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     ck_assert_uint_eq(dev.rungs, 0);
-    mt_policy_free(dev.policy);
 }
 
 /* A batch of one sample has nothing to give, however often others were made smaller. */
 TEST("ladder", one_sample_is_not_shortened) {
     mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH), .rate_rule = MT_RATE_LINEAR};
-    device dev = device_new(need(4), options, (mt_backend_info){.needs_whole_batch = 1});
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 8));
+    dev = device_new(need(4), options, (mt_backend_info){.needs_whole_batch = 1});
+    train(1, 8);
     ck_assert_uint_eq(dev.plan.samples, 4);
-    ck_ok(device_batch(&dev, MT_TRAIN, 1));
+    train(1, 1);
     ck_assert_uint_eq(dev.plan.samples, 1);
     ck_assert_double_eq(dev.plan.rate, 1);
-    mt_policy_free(dev.policy);
 }
 
 /* A rung above the smaller batch is refused: the batch stays as small as it was. */
 TEST("ladder", refused_above_a_smaller_batch) {
     mt_policy_options options = {.allow_rungs = BIT(SMALLER_BATCH) | BIT(MINIMAL)};
     mt_backend_info info = {.rungs = BIT(MINIMAL), .needs_whole_batch = 1};
-    device dev = device_new(need(1) - 1, options, info);
 
+    dev = device_new(need(1) - 1, options, info);
     dev.refused_on = BIT(MINIMAL);
     dev.why = MT_EDEVMEM;
     ck_status(device_batch(&dev, MT_TRAIN, 8), MT_EDEVMEM);
     ck_assert_uint_eq(dev.plan.samples, 1);
     ck_assert_uint_eq(dev.plan.rungs, BIT(SMALLER_BATCH));
-    mt_policy_free(dev.policy);
 }
 
 /* On another device the first batch may be a recording and nothing else. */
 TEST("ladder", recording_on_the_cpu) {
-    mt_policy_options options = {.allow_rungs = BIT(CPU)};
     mt_backend_info info = {.rungs = BIT(CPU), .normalises_over_batch = 1};
-    device dev = device_new(need(40), options, info);
 
+    dev = device_new(need(40), (mt_policy_options){.allow_rungs = BIT(CPU)}, info);
     dev.cpu_budget = need(40);
-    ck_ok(device_batch(&dev, MT_TRAIN, 6));
+    train(1, 6);
     dev.budget = need(1) - 1;
-    ck_ok(device_batch(&dev, MT_TRAIN, 6));
+    train(1, 6);
     ck_assert_uint_eq(dev.rungs, BIT(CPU));
     ck_assert_uint_eq(dev.discarded, 2);
     ck_assert_uint_eq(dev.count, 1);
-    mt_policy_free(dev.policy);
 }
 
-SUITE("policy_edges")
+DEVICE_SUITE("policy_edges")

@@ -1,13 +1,12 @@
 /*
  * check_policy_learn.c - what the first chunks teach.
  */
-#include "policy_device.h"
+#include "policy_tests.h"
 #include "suite.h"
 
 TEST("learning", learning_open) {
-    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+    dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
     mt_memory memory = device_memory(&dev);
-
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_int_eq(dev.plan.discard, 0);
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
@@ -18,7 +17,6 @@ TEST("learning", learning_open) {
     ck_ok(mt_policy_extend(dev.policy, MT_TRAIN, &memory, &dev.plan));
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 2); /* and the smallest candidate to grow from */
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 1), 4);
-    mt_policy_free(dev.policy);
 }
 
 /*
@@ -37,10 +35,10 @@ static const struct {
 
 TEST_LOOP("learning", learning_repeatable, LENGTH(repeatable)) {
     mt_policy_options options = {.deterministic = 1, .min_micro_batch = repeatable[_i].least};
-    device dev = device_new(need(repeatable[_i].room), options, (mt_backend_info){0});
 
+    dev = device_new(need(repeatable[_i].room), options, (mt_backend_info){0});
     for (int batch = 0; batch < 3; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, repeatable[_i].samples));
+        train(1, repeatable[_i].samples);
         for (size_t i = 0; i < 4; i++) {
             size_t learnt = i < dev.learnt_count ? dev.learnt[i] : 0;
             size_t chunk = i < dev.count ? dev.chunks[i] : 0;
@@ -50,7 +48,6 @@ TEST_LOOP("learning", learning_repeatable, LENGTH(repeatable)) {
         }
         ck_assert_uint_eq(dev.ooms, 0);
     }
-    mt_policy_free(dev.policy);
 }
 
 /*
@@ -82,10 +79,9 @@ TEST("learning", learning_of_its_own) {
 
 /* The bytes are exact from the second chunk on, and recording is over. */
 TEST("learning", learning_is_exact) {
-    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
-
+    dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 8), 0);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     check_covers(&dev, 32);
     ck_assert_uint_eq(dev.ooms, 0);
     for (size_t m = 1; m < 100; m++)
@@ -93,25 +89,23 @@ TEST("learning", learning_is_exact) {
                           fake_program_peak(&fake_train_program, m));
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(dev.plan.predicted_peak_bytes, need(mt_plan_chunk(&dev.plan, 0)));
-    ck_ok(device_batch(&dev, MT_TRAIN, 32)); /* of 11 samples */
+    train(1, 32); /* of 11 samples */
     ck_assert_ptr_null(mt_policy_recording(dev.policy, MT_TRAIN, 7));
-    mt_policy_free(dev.policy);
 }
 
 TEST("learning", learning_discards) {
     mt_backend_info info = {.normalises_over_batch = 1};
-    device dev = device_new(need(12), (mt_policy_options){0}, info);
 
+    dev = device_new(need(12), (mt_policy_options){0}, info);
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_int_eq(dev.plan.discard, 0); /* it is not known yet that larger ones come */
     ck_assert_uint_eq(mt_plan_covered(&dev.plan), 2);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     ck_assert_uint_eq(dev.discarded, 2);
     for (size_t i = 0; i < dev.count; i++) ck_assert_uint_gt(dev.chunks[i], 2);
     check_covers(&dev, 32);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(1, 32);
     ck_assert_uint_eq(dev.discarded, 0);
-    mt_policy_free(dev.policy);
 }
 
 /*
@@ -139,10 +133,10 @@ TEST_LOOP("learning", learning_discards_little, LENGTH(discards)) {
                                  .max_micro_batch = discards[_i].most,
                                  .min_micro_batch = discards[_i].least};
     mt_backend_info info = {.normalises_over_batch = 1, .kernels_change = discards[_i].change};
-    device dev = device_new(need(discards[_i].room), options, info);
 
+    dev = device_new(need(discards[_i].room), options, info);
     if (!discards[_i].untimed) dev.seconds = fake_seconds;
-    ck_ok(device_batch(&dev, MT_TRAIN, discards[_i].samples));
+    train(1, discards[_i].samples);
     ck_assert_uint_eq(dev.discarded, discards[_i].discarded);
     ck_assert_uint_eq(dev.chunks[0], discards[_i].next);
     check_covers(&dev, discards[_i].samples);
@@ -151,48 +145,45 @@ TEST_LOOP("learning", learning_discards_little, LENGTH(discards)) {
         ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, m),
                           fake_program_peak(&fake_train_program, m));
     for (int batch = 0; batch < 5; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, discards[_i].samples));
+        train(1, discards[_i].samples);
         ck_assert_uint_eq(dev.discarded, 0);
         ck_assert_uint_eq(dev.ooms, 0);
         for (size_t i = 0; i < dev.count; i++) ck_assert_uint_ge(dev.chunks[i], 8);
     }
-    mt_policy_free(dev.policy);
 }
 
 /* Once it is known that larger chunks come, none is taken back, whatever the next batch is. */
 TEST_LOOP("learning", learning_discards_once, 4) {
     static const size_t after[] = {15, 4, 3, 16};
     mt_backend_info info = {.normalises_over_batch = 1};
-    device dev = device_new(need(100), (mt_policy_options){0}, info);
     size_t failed;
 
+    dev = device_new(need(100), (mt_policy_options){0}, info);
     dev.seconds = fake_seconds;
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_ok(device_attempt(&dev, MT_TRAIN, &failed));
     ck_assert_int_eq(dev.plan.discard, 1);
-    ck_ok(device_batch(&dev, MT_TRAIN, after[_i]));
+    train(1, after[_i]);
     ck_assert_uint_eq(dev.discarded, 0);
     for (int batch = 0; batch < 2; batch++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 3));
+        train(1, 3);
         ck_assert_uint_eq(dev.discarded, 0);
         ck_assert_uint_eq(dev.count, 1);
     }
-    mt_policy_free(dev.policy);
 }
 
 /* Evaluation does not normalise over the chunk: nothing is thrown away. It learns on its own. */
 TEST("learning", learning_by_mode) {
     mt_backend_info info = {.normalises_over_batch = 1};
-    device dev = device_new(need(12), (mt_policy_options){0}, info);
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev = device_new(need(12), (mt_policy_options){0}, info);
+    train(1, 32);
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_EVALUATE, 8), 0);
     ck_ok(device_plan(&dev, MT_EVALUATE, 32));
     ck_assert_int_eq(dev.plan.discard, 0);
     ck_assert_uint_lt(mt_plan_covered(&dev.plan), 32);
     ck_ok(device_batch(&dev, MT_EVALUATE, 32));
     ck_assert_uint_gt(mt_policy_predict_bytes(dev.policy, MT_EVALUATE, 8), 0);
-    mt_policy_free(dev.policy);
 }
 
 /* Batches of every size as the first one, for every smallest legal chunk. */
@@ -202,61 +193,53 @@ TEST_LOOP("learning", learning_any_batch, 40) {
     for (size_t least = 0; least <= 9; least++)
         for (int normalises = 0; normalises < 2; normalises++) {
             mt_backend_info info = {.min_micro_batch = least, .normalises_over_batch = normalises};
-            device dev = device_new(need(30), (mt_policy_options){0}, info);
 
+            dev = device_new(need(30), (mt_policy_options){0}, info);
             for (int step = 0; step < 3; step++) {
-                ck_ok(device_batch(&dev, MT_TRAIN, samples));
+                train(1, samples);
                 check_covers(&dev, samples);
                 ck_assert_uint_eq(dev.ooms, 0);
                 for (size_t i = 0; i < dev.count; i++)
                     ck_assert(dev.chunks[i] >= least || samples < least);
             }
-            mt_policy_free(dev.policy);
+            free_device();
         }
 }
 
-TEST("learning", learning_from_the_smallest_legal) {
-    mt_backend_info info = {.min_micro_batch = 8};
-    mt_policy_options options = {.min_micro_batch = 3};
-    device backend_says = device_new(need(40), (mt_policy_options){0}, info);
-    device user_says = device_new(need(40), options, info);
+/* The backend's, or the user's where there is one. */
+TEST_LOOP("learning", learning_from_the_smallest_legal, 2) {
+    static const size_t by_user[] = {0, 3}, first[] = {8, 3};
 
-    ck_ok(device_plan(&backend_says, MT_TRAIN, 64));
-    ck_assert_uint_eq(mt_plan_chunk(&backend_says.plan, 0), 8);
-    ck_assert_uint_eq(mt_plan_covered(&backend_says.plan), 8);
-    ck_ok(device_plan(&user_says, MT_TRAIN, 64));
-    ck_assert_uint_eq(mt_plan_chunk(&user_says.plan, 0), 3);
-    ck_assert_uint_eq(mt_plan_covered(&user_says.plan), 3);
-    mt_policy_free(backend_says.policy);
-    mt_policy_free(user_says.policy);
+    dev = device_new(need(40), (mt_policy_options){.min_micro_batch = by_user[_i]},
+                     (mt_backend_info){.min_micro_batch = 8});
+    ck_ok(device_plan(&dev, MT_TRAIN, 64));
+    ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), first[_i]);
+    ck_assert_uint_eq(mt_plan_covered(&dev.plan), first[_i]);
 }
 
 /* A backend without recordings: sizes are found by trying, from the peaks that were measured. */
 TEST("learning", learning_without_recordings) {
-    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
-
+    dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
     dev.records = 0;
     for (int step = 0; step < 20; step++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, 32));
+        train(1, 32);
         check_covers(&dev, 32);
     }
     ck_assert_uint_eq(dev.ooms, 0);
     ck_assert_uint_le(dev.count, 8);
-    mt_policy_free(dev.policy);
 }
 
 /* A recording that an OOM cut short is not taken for that of a later chunk. */
 TEST("learning", learning_after_an_oom) {
-    device dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
-    mt_recording *recording = mt_policy_recording(dev.policy, MT_TRAIN, 2);
     mt_chunk_result result = {.size = sizeof(result)};
 
+    dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
+    mt_recording *recording = mt_policy_recording(dev.policy, MT_TRAIN, 2);
     ck_assert_ptr_nonnull(recording);
     mt_recording_event(recording, &dev, 100);
     answer(&dev, oom_explained(&dev, 2, 1));
     ck_ok(mt_policy_observe(dev.policy, MT_TRAIN, 1, dev.resident, &result));
     ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 1), 0);
-    mt_policy_free(dev.policy);
 }
 
 /* ---- plans in parts ---------------------------------------------------------------------------- */
@@ -343,4 +326,4 @@ TEST_LOOP("learning", plans_in_parts_tell_their_peak, 12) {
     }
 }
 
-SUITE("policy_learn")
+DEVICE_SUITE("policy_learn")

@@ -1,16 +1,13 @@
 /*
  * check_policy_oom.c - what an OOM is answered with, and what is remembered of it.
  */
-#include "policy_device.h"
+#include "policy_tests.h"
 #include "suite.h"
 
-/* A device that has learnt, at a plan of two chunks of 32. */
-static device oom_device(mt_policy_options options) {
-    device dev = device_new(need(40), options, (mt_backend_info){0});
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    return dev;
+/* The device has learnt, and is at a plan of two chunks of 32. */
+static void learn(mt_policy_options options) {
+    dev = device_new(need(40), options, (mt_backend_info){0});
+    train(2, 64);
 }
 
 /*
@@ -18,31 +15,27 @@ static device oom_device(mt_policy_options options) {
  * passed by then.
  */
 TEST("oom", oom_by_the_budget) {
-    mt_policy_options options = {.deterministic = 1};
-    device dev = oom_device(options);
+    learn((mt_policy_options){.deterministic = 1});
     size_t failed = mt_plan_chunk(&dev.plan, 0);
-
     ck_assert_uint_eq(failed, 32);
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, failed, 1)), MT_ACTION_REPLAN);
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     ck_assert_int_eq(dev.plan.reason, MT_PLAN_OOM);
     for (int step = 0; step < 4; step++) {
         ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), failed);
-        ck_ok(device_batch(&dev, MT_TRAIN, 64));
+        train(1, 64);
     }
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), failed);
-    mt_policy_free(dev.policy);
 }
 
 /* Refused again and again: each plan is smaller than what has failed, until none is left. */
 TEST_LOOP("oom", oom_again_and_again, 2) {
-    mt_policy_options options = {.deterministic = _i};
-    device dev = oom_device(options);
     mt_action action = MT_ACTION_REPLAN;
     mt_status status = MT_OK;
     unsigned attempt = 0;
     size_t last = SIZE_MAX;
 
+    learn((mt_policy_options){.deterministic = _i});
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     while (status == MT_OK && action != MT_ACTION_GIVE_UP) {
         size_t m = mt_plan_chunk(&dev.plan, 0);
@@ -54,7 +47,6 @@ TEST_LOOP("oom", oom_again_and_again, 2) {
         if (action == MT_ACTION_REPLAN) status = device_plan(&dev, MT_TRAIN, 64);
     }
     ck_assert(status == MT_EDEVMEM || status == MT_OK);
-    mt_policy_free(dev.policy);
 }
 
 /* A first refusal beside a cache, and its answer; what is not told of leaves no evidence. */
@@ -74,180 +66,159 @@ static const struct {
 };
 
 TEST_LOOP("oom", oom_at_first, LENGTH(refusals)) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    learn((mt_policy_options){.deterministic = 1});
     mt_oom oom = oom_explained(&dev, refusals[_i].chunk, 1);
-
     oom.refused_in_use_bytes = dev.budget - 4096 + refusals[_i].missing;
     oom.memory.reserved_bytes += refusals[_i].cached;
     if (!refusals[_i].is_told) oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
     ck_assert_msg(answer(&dev, oom) == refusals[_i].expected, "%s", refusals[_i].name);
-    mt_policy_free(dev.policy);
 }
 
 /* What is remembered is the room that the chunk began with, whatever is in use when it has failed. */
 TEST("oom", oom_in_the_room_of_before) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    learn((mt_policy_options){.deterministic = 1});
     mt_oom oom = oom_explained(&dev, 32, 1);
-
     oom.memory.allocated_bytes = oom.memory.reserved_bytes = dev.budget;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN);
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     ck_ok(device_plan(&dev, MT_TRAIN, 64)); /* the next step */
     ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
-    mt_policy_free(dev.policy);
 }
 
 /* One clear for each chunk size, whichever reason was seen first. */
 TEST("oom", oom_explained_after_a_clear) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    learn((mt_policy_options){.deterministic = 1});
     mt_oom oom = oom_explained(&dev, 32, 3);
-
     oom.memory.reserved_bytes += 8192;
     ck_assert_int_eq(answer(&dev, oom_injected(&dev, 32, 1)), MT_ACTION_RETRY);
     ck_assert_int_eq(answer(&dev, oom_injected(&dev, 32, 2)), MT_ACTION_CLEAR);
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_REPLAN);
-    mt_policy_free(dev.policy);
 }
 
 /* Chunks do not fit in this step, but what happens outside of them may be an accident all the same. */
 TEST("oom", oom_outside_in_a_shortage) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_oom oom = {.size = sizeof(oom), .phase = MT_PHASE_APPLY, .attempt = 2};
 
+    learn((mt_policy_options){.deterministic = 1});
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, 32, 1)), MT_ACTION_REPLAN);
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     oom.memory = device_memory(&dev);
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_RETRY);
-    mt_policy_free(dev.policy);
 }
 
 /* Of an evaluation there is no second set of gradients to give up, though the last step had one. */
 TEST("oom", oom_of_an_evaluation) {
     mt_backend_info info = {.keeps_chunks = 1, .gradient_bytes = 100};
-    device dev = device_new(need(40), (mt_policy_options){.keep_chunks = MT_KEEP_ALWAYS}, info);
     mt_oom oom;
 
-    for (int step = 0; step < 2; step++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev = device_new(need(40), (mt_policy_options){.keep_chunks = MT_KEEP_ALWAYS}, info);
+    train(2, 32);
     ck_assert_int_eq(dev.plan.keep, 1);
     ck_ok(device_batch(&dev, MT_EVALUATE, 32));
     ck_assert_int_eq(dev.plan.keep, 0);
     ck_ok(device_plan(&dev, MT_EVALUATE, 1));
-    oom = oom_explained(&dev, 1, 1);
-    oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
+    oom = oom_untold(1, 1);
     oom.mode = MT_EVALUATE;
     ck_assert_int_eq(answer(&dev, oom), MT_ACTION_CLEAR);
-    mt_policy_free(dev.policy);
 }
 
 /* Injected: the same plan once more, and nothing is learnt. */
 TEST("oom", oom_not_by_the_budget) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
+    learn((mt_policy_options){.deterministic = 1});
     mt_plan before = dev.plan;
     size_t bytes = mt_policy_predict_bytes(dev.policy, MT_TRAIN, 32);
-
     for (int step = 0; step < 10; step++) {
         ck_assert_int_eq(answer(&dev, oom_injected(&dev, 32, 1)), MT_ACTION_RETRY);
         ck_ok(device_plan(&dev, MT_TRAIN, 64));
         check_balanced(&dev.plan, 64, mt_plan_chunks(&before));
         ck_assert_uint_eq(mt_policy_predict_bytes(dev.policy, MT_TRAIN, 32), bytes);
-        ck_ok(device_batch(&dev, MT_TRAIN, 64));
+        train(1, 64);
     }
-    mt_policy_free(dev.policy);
 }
 
 /* Whatever is answered to endless refusals, it ends; the next step is as if nothing had been. */
 TEST_LOOP("oom", oom_injected_for_ever, 4) {
     static const unsigned retries[] = {0, 1, 3, 30};
-    mt_policy_options options = {.deterministic = 1, .max_retries = retries[_i]};
-    device dev = oom_device(options);
     unsigned bound = retries[_i] > 0 ? retries[_i] : 16, attempt = 0;
     mt_action action;
 
+    learn((mt_policy_options){.deterministic = 1, .max_retries = retries[_i]});
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     do {
         size_t m = mt_plan_chunk(&dev.plan, 0);
 
         ck_assert_uint_le(++attempt, bound + 1);
-        action = answer(&dev, oom_injected(&dev, m, attempt));
-        if (action == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 64));
+        action = answer_and_plan(oom_injected(&dev, m, attempt), 64);
     } while (action != MT_ACTION_GIVE_UP);
     ck_assert_uint_gt(attempt, 1);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     check_balanced(&dev.plan, 64, 2);
-    mt_policy_free(dev.policy);
 }
 
 /* Another process has left room for so many samples, and nobody tells. */
-static mt_oom oom_in_a_shortage(const device *dev, size_t left, size_t chunk, unsigned attempt) {
-    mt_oom oom = oom_injected(dev, chunk, attempt);
+static mt_oom oom_in_a_shortage(size_t left, size_t chunk, unsigned attempt) {
+    mt_oom oom = oom_injected(&dev, chunk, attempt);
 
-    oom.refused_in_use_bytes = dev->resident + rung_peak(0, left);
+    oom.refused_in_use_bytes = dev.resident + rung_peak(0, left);
     oom.refused_bytes = 1;
     return oom;
 }
 
 /* Refusals that the budget does not explain, until the chunk is cut. */
-static void cut_unexplained(device *dev) {
+static void cut_unexplained(void) {
     mt_action action = MT_ACTION_RETRY;
 
     for (unsigned attempt = 1; action != MT_ACTION_REPLAN; attempt++) {
         ck_assert_uint_le(attempt, 4);
-        action = answer(dev, oom_in_a_shortage(dev, 20, 32, attempt));
+        action = answer_and_plan(oom_in_a_shortage(20, 32, attempt), 64);
     }
-    ck_ok(device_plan(dev, MT_TRAIN, 64));
-    ck_assert_uint_lt(mt_plan_chunk(&dev->plan, 0), 32);
+    ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
 }
 
 /* A step that is cut for that has met something that takes memory: for some steps there is as much less. */
 TEST("oom", unexplained_again) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
-
+    learn((mt_policy_options){.deterministic = 1});
     for (int round = 0; round < 3; round++) {
-        cut_unexplained(&dev);
+        cut_unexplained();
         for (int step = 0; step < 3; step++) {
-            ck_ok(device_batch(&dev, MT_TRAIN, 64));
+            train(1, 64);
             ck_assert_uint_lt(mt_plan_chunk(&dev.plan, 0), 32);
         }
-        ck_ok(device_batch(&dev, MT_TRAIN, 64));
+        train(1, 64);
         ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), 32);
     }
-    mt_policy_free(dev.policy);
 }
 
 /* What takes the memory of one device takes none of another's. */
 TEST("oom", a_shortage_stays_behind) {
     mt_policy_options options = {.deterministic = 1, .allow_rungs = MT_RUNG_BIT(MT_RUNG_CPU)};
-    device dev =
-        device_new(need(40), options, (mt_backend_info){.rungs = MT_RUNG_BIT(MT_RUNG_CPU)});
     unsigned attempt = 0;
 
+    dev = device_new(need(40), options, (mt_backend_info){.rungs = MT_RUNG_BIT(MT_RUNG_CPU)});
     dev.cpu_budget = need(400);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     while (!dev.rungs) {
         ck_assert_uint_le(++attempt, 30);
-        if (answer(&dev, oom_in_a_shortage(&dev, 1, mt_plan_chunk(&dev.plan, 0), attempt)) ==
-            MT_ACTION_REPLAN)
-            ck_ok(device_plan(&dev, MT_TRAIN, 64));
+        answer_and_plan(oom_in_a_shortage(1, mt_plan_chunk(&dev.plan, 0), attempt), 64);
     }
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     check_balanced(&dev.plan, 64, 1);
-    mt_policy_free(dev.policy);
 }
 
 /* In a shortage that lasts each try costs one OOM, or two: no second try, no clear, no way down from the top. */
 TEST_LOOP("oom", a_try_in_vain, 2) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
     size_t tried = 0;
 
+    learn((mt_policy_options){.deterministic = 1});
     for (int step = 0; step < 60; step++) {
         unsigned ooms = 0;
 
         ck_ok(device_plan(&dev, MT_TRAIN, 64));
         while (mt_plan_chunk(&dev.plan, 0) > 8) { /* another process has left room for 8 */
-            mt_oom oom = oom_in_a_shortage(&dev, 8, mt_plan_chunk(&dev.plan, 0), ++ooms);
+            mt_oom oom = oom_in_a_shortage(8, mt_plan_chunk(&dev.plan, 0), ++ooms);
 
             oom.memory.reserved_bytes += _i ? 2000 : 0;
-            if (answer(&dev, oom) == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 64));
+            answer_and_plan(oom, 64);
         }
         for (size_t i = 0; i < 8; i++) ck_ok(device_chunk(&dev, MT_TRAIN, 8));
         tried += ooms > 0;
@@ -255,16 +226,14 @@ TEST_LOOP("oom", a_try_in_vain, 2) {
     }
     ck_assert_uint_ge(tried, 5);
     ck_assert_uint_le(tried, 10);
-    mt_policy_free(dev.policy);
 }
 
 /* Fixed chunks, by replay or by the options, are tried again but never cut anew. */
 TEST_LOOP("oom", oom_fixed_plan, 4) {
-    mt_policy_options options = {.micro_batch = _i / 2 == 0 ? 0 : 32};
-    device dev = oom_device(options);
     mt_action action;
     unsigned attempt = 0;
 
+    learn((mt_policy_options){.micro_batch = _i / 2 == 0 ? 0 : 32});
     do {
         mt_oom oom =
             _i % 2 == 0 ? oom_explained(&dev, 32, ++attempt) : oom_injected(&dev, 32, ++attempt);
@@ -274,19 +243,18 @@ TEST_LOOP("oom", oom_fixed_plan, 4) {
         action = answer(&dev, oom);
         ck_assert_int_ne(action, MT_ACTION_REPLAN);
     } while (action != MT_ACTION_GIVE_UP);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     check_balanced(&dev.plan, 64, 2); /* nothing was learnt */
-    mt_policy_free(dev.policy);
 }
 
 /* A replay takes no rung, which it has not run with; a step in chunks of the user's size does. */
 TEST_LOOP("oom", oom_fixed_plan_and_rungs, 2) {
     const unsigned rung = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     mt_policy_options options = {.micro_batch = 32, .allow_rungs = rung};
-    device dev = device_new(need(40), options, (mt_backend_info){.rungs = rung});
     mt_action action = MT_ACTION_RETRY;
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    dev = device_new(need(40), options, (mt_backend_info){.rungs = rung});
+    train(1, 64);
     for (unsigned attempt = 1; action == MT_ACTION_RETRY || action == MT_ACTION_CLEAR; attempt++) {
         mt_oom oom = oom_injected(&dev, 32, attempt);
 
@@ -296,50 +264,45 @@ TEST_LOOP("oom", oom_fixed_plan_and_rungs, 2) {
     ck_assert_int_eq(action, _i ? MT_ACTION_GIVE_UP : MT_ACTION_REPLAN);
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     ck_assert_int_eq(dev.plan.reason, _i ? MT_PLAN_USER : MT_PLAN_OOM);
-    mt_policy_free(dev.policy);
 }
 
 /* Outside of a chunk there is nothing to make smaller. */
 TEST_LOOP("oom", oom_outside_a_chunk, 2) {
     static const mt_phase phases[] = {MT_PHASE_BEGIN, MT_PHASE_APPLY};
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
     mt_oom oom = {.size = sizeof(oom), .phase = phases[_i]};
     unsigned attempt = 0;
 
+    learn((mt_policy_options){.deterministic = 1});
     oom.memory = device_memory(&dev);
     do {
         oom.attempt = ++attempt;
         ck_assert_uint_le(attempt, 17);
     } while (answer(&dev, oom) != MT_ACTION_GIVE_UP);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     check_balanced(&dev.plan, 64, 2);
-    mt_policy_free(dev.policy);
 }
 
 /* What failed in little room may be tried in more. */
 TEST("oom", oom_is_forgotten_in_more_room) {
-    device dev = oom_device((mt_policy_options){.deterministic = 1});
-
+    learn((mt_policy_options){.deterministic = 1});
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, 32, 1)), MT_ACTION_REPLAN);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     ck_assert_uint_lt(dev.chunks[0], 32);
     dev.budget = 4 * need(64);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     check_balanced(&dev.plan, 64, 1);
-    mt_policy_free(dev.policy);
 }
 
 /* What once failed in little room is no reason against a cut that is made for another reason. */
 TEST("oom", oom_long_ago) {
-    mt_policy_options options = {.deterministic = 1};
-    device dev = device_new(need(12), options, (mt_backend_info){0});
     mt_action action = MT_ACTION_RETRY;
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    dev = device_new(need(12), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    train(1, 64);
     ck_assert_int_eq(answer(&dev, oom_explained(&dev, 5, 1)), MT_ACTION_REPLAN);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     dev.budget = need(400);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
+    train(1, 64);
     check_balanced(&dev.plan, 64, 1);
     for (unsigned attempt = 1; attempt < 8 && action != MT_ACTION_REPLAN; attempt++) {
         action = answer(&dev, oom_injected(&dev, 64, attempt));
@@ -347,19 +310,18 @@ TEST("oom", oom_long_ago) {
     }
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     ck_assert_uint_ge(mt_plan_chunks(&dev.plan), 2);
-    ck_ok(device_batch(&dev, MT_TRAIN, 64)); /* more than was said to be left */
+    train(1, 64); /* more than was said to be left */
     ck_ok(device_plan(&dev, MT_TRAIN, 64));
     check_balanced(&dev.plan, 64, 1); /* nothing was learnt */
-    mt_policy_free(dev.policy);
 }
 
 /* No budget is known: sizes shrink by a third, not by one chunk, until they fit. */
 TEST("oom", oom_without_a_budget) {
-    device dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
     mt_action action = MT_ACTION_REPLAN;
     size_t chunk = 90;
     unsigned attempt = 0;
 
+    dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){0});
     ck_ok(device_plan(&dev, MT_TRAIN, 90));
     ck_ok(device_chunk(&dev, MT_TRAIN, 4));
     while (chunk > 8) {
@@ -373,73 +335,56 @@ TEST("oom", oom_without_a_budget) {
         chunk = mt_plan_chunk(&dev.plan, 0);
     }
     ck_assert_uint_le(attempt, 8);
-    mt_policy_free(dev.policy);
 }
 
 /* Eight refusals without evidence that never come again: the plan is as before some batches later. */
 TEST("oom", oom_that_passes_is_forgotten) {
-    device dev =
-        device_new(need(64), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
-    size_t before, after;
+    size_t before;
 
-    for (int step = 0; step < 2; step++) ck_ok(device_batch(&dev, MT_TRAIN, 128));
+    dev = device_new(need(64), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    train(2, 128);
     before = mt_plan_chunks(&dev.plan);
-    for (unsigned attempt = 1; attempt <= 8; attempt++) {
-        mt_oom oom = oom_explained(&dev, mt_plan_chunk(&dev.plan, 0), attempt);
-
-        oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
-        if (answer(&dev, oom) == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, 128));
-    }
+    for (unsigned attempt = 1; attempt <= 8; attempt++)
+        answer_and_plan(oom_untold(mt_plan_chunk(&dev.plan, 0), attempt), 128);
     ck_assert_uint_gt(mt_plan_chunks(&dev.plan), before);
-    for (int step = 0; step < 100; step++) ck_ok(device_batch(&dev, MT_TRAIN, 128));
-    after = mt_plan_chunks(&dev.plan);
-    ck_assert_uint_eq(after, before);
+    train(100, 128);
+    ck_assert_uint_eq(mt_plan_chunks(&dev.plan), before);
     ck_assert_uint_eq(dev.ooms, 0);
-    mt_policy_free(dev.policy);
 }
 
 /* ---- a cache in the way ---------------------------------------------------------------------- */
 
 /* Without evidence, beside a cache: all that a device like MPS tells. */
-static mt_oom oom_beside_a_cache(const device *dev, size_t chunk, unsigned attempt) {
-    mt_oom oom = oom_explained(dev, chunk, attempt);
+static mt_oom oom_beside_a_cache(size_t chunk, unsigned attempt) {
+    mt_oom oom = oom_untold(chunk, attempt);
 
-    oom.refused = oom.refused_bytes = oom.refused_in_use_bytes = 0;
     oom.memory.reserved_bytes += 2000;
     return oom;
-}
-
-/* A device of which nothing but the budget is known, or not even that: 0. */
-static device silent_device(size_t budget) {
-    device dev = device_new(budget, (mt_policy_options){0}, (mt_backend_info){0});
-
-    dev.records = 0;
-    return dev;
 }
 
 /* Down to one sample, each size is tried again with an empty cache, within the retries there are. */
 TEST_LOOP("oom", each_size_has_its_clear, 6) {
     static const size_t batches[] = {8, 64, 256};
-    device dev = silent_device(_i < 3 ? 0 : need(64));
     mt_action action = MT_ACTION_REPLAN, before;
     unsigned attempt = 0;
     size_t chunk;
 
+    dev = device_new(_i < 3 ? 0 : need(64), (mt_policy_options){0}, (mt_backend_info){0});
+    dev.records = 0; /* nothing but the budget is known, or not even that: 0 */
     ck_ok(device_plan(&dev, MT_TRAIN, batches[_i % 3]));
     do {
         before = action;
         chunk = mt_plan_chunk(&dev.plan, 0);
-        action = answer(&dev, oom_beside_a_cache(&dev, chunk, ++attempt));
+        action = answer_and_plan(oom_beside_a_cache(chunk, ++attempt), batches[_i % 3]);
         if (before == MT_ACTION_REPLAN) ck_assert_int_eq(action, MT_ACTION_CLEAR);
         if (before == MT_ACTION_CLEAR) ck_assert_int_ne(action, MT_ACTION_CLEAR);
-        if (action == MT_ACTION_REPLAN) ck_ok(device_plan(&dev, MT_TRAIN, batches[_i % 3]));
     } while (action != MT_ACTION_GIVE_UP);
     ck_assert_uint_eq(chunk, 1);
     ck_assert_uint_le(attempt, 2 * 16 + 1);
-    mt_policy_free(dev.policy);
 }
 
 int main(void) {
+    suite_each_test(NULL, free_device);
     tcase_set_tags(suite_case_named("oom"), "oom");
     return suite_run_named("policy_oom");
 }

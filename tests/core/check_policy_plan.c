@@ -2,7 +2,7 @@
  * check_policy_plan.c - plans, and the sizes that memory and bounds leave.
  */
 #include "counting_allocator.h"
-#include "policy_device.h"
+#include "policy_tests.h"
 #include "suite.h"
 
 #include <stdio.h>
@@ -82,39 +82,35 @@ static const struct {
 
 TEST_LOOP("sizes", cut_deterministic, LENGTH(cuts)) {
     mt_policy_options options = {.deterministic = 1};
-    device dev;
 
     options.min_micro_batch = cuts[_i].least;
     options.max_micro_batch = cuts[_i].most;
     dev = device_new(need(cuts[_i].fits), options, (mt_backend_info){0});
     ck_assert_uint_eq(device_fits(&dev), cuts[_i].fits);
     for (int step = 0; step < 4; step++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, cuts[_i].samples));
+        train(1, cuts[_i].samples);
         check_covers(&dev, cuts[_i].samples);
         ck_assert_uint_eq(dev.ooms, 0);
         for (size_t i = 0; i < dev.count && cuts[_i].most > 0; i++)
             ck_assert_uint_le(dev.chunks[i], cuts[_i].most);
     }
     check_balanced(&dev.plan, cuts[_i].samples, cuts[_i].chunks);
-    mt_policy_free(dev.policy);
 }
 
 /* The same for many budgets at once, without a table. */
 TEST_LOOP("sizes", cut_property, 70) {
     size_t fits = 4 + (size_t)_i;
-    mt_policy_options options = {.deterministic = 1};
-    device dev = device_new(need(fits), options, (mt_backend_info){0});
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 64));
-    ck_ok(device_batch(&dev, MT_TRAIN, 1));
+    dev = device_new(need(fits), (mt_policy_options){.deterministic = 1}, (mt_backend_info){0});
+    train(1, 64);
+    train(1, 1);
     ck_assert_uint_eq(dev.plan.predicted_peak_bytes, 0); /* one may have kernels of its own */
     for (size_t samples = 1; samples <= 64; samples++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, samples));
+        train(1, samples);
         ck_assert_uint_eq(dev.ooms, 0);
         check_balanced(&dev.plan, samples, (samples + fits - 1) / fits);
         ck_assert_uint_eq(dev.plan.predicted_peak_bytes, need(dev.chunks[0]));
     }
-    mt_policy_free(dev.policy);
 }
 
 /*
@@ -122,18 +118,15 @@ TEST_LOOP("sizes", cut_property, 70) {
  * with an empty cache.
  */
 TEST("sizes", bounds_conflict) {
-    mt_policy_options options = {.min_micro_batch = 4};
-    device dev = device_new(need(4), options, (mt_backend_info){0});
+    dev = device_new(need(4), (mt_policy_options){.min_micro_batch = 4}, (mt_backend_info){0});
     mt_status status = device_batch(&dev, MT_TRAIN, 10);
-
     ck_assert(status == MT_OK || status == MT_EDEVMEM);
     for (unsigned i = 2; i < dev.ooms; i++)
         ck_assert_msg(dev.tried_too_large[i] < dev.tried_too_large[i - 2],
                       "%zu samples did not fit, and were tried again", dev.tried_too_large[i]);
     dev.budget = need(40); /* there is room now: what failed before is no obstacle */
-    for (int step = 0; step < 3; step++) ck_ok(device_batch(&dev, MT_TRAIN, 10));
+    train(3, 10);
     check_covers(&dev, 10);
-    mt_policy_free(dev.policy);
 }
 
 /* Chunks that the user has fixed: none below the smallest, and else none above the size. */
@@ -147,59 +140,51 @@ static const struct {
 TEST_LOOP("sizes", cut_fixed, 2 * LENGTH(fixed_cuts)) {
     mt_policy_options by_user = {.micro_batch = fixed_cuts[_i / 2].fixed};
     mt_backend_info info = {0};
-    device dev;
 
     if (_i % 2 == 0) by_user.min_micro_batch = fixed_cuts[_i / 2].least;
     if (_i % 2 == 1) info.min_micro_batch = fixed_cuts[_i / 2].least;
     dev = device_new(need(40), by_user, info);
-    ck_ok(device_batch(&dev, MT_TRAIN, fixed_cuts[_i / 2].samples));
+    train(1, fixed_cuts[_i / 2].samples);
     check_balanced(&dev.plan, fixed_cuts[_i / 2].samples, fixed_cuts[_i / 2].chunks);
-    mt_policy_free(dev.policy);
 }
 
 TEST_LOOP("sizes", no_budget, 2) {
-    mt_backend_info info = {.normalises_over_batch = _i};
-    device dev = device_new(0, (mt_policy_options){0}, info);
-
+    dev = device_new(0, (mt_policy_options){0}, (mt_backend_info){.normalises_over_batch = _i});
     for (size_t samples = 1; samples < 600; samples += 37) {
         ck_ok(device_plan(&dev, MT_TRAIN, samples));
         check_balanced(&dev.plan, samples, 1);
         ck_assert_int_eq(dev.plan.discard, 0);
         ck_ok(device_chunk(&dev, MT_TRAIN, samples));
     }
-    mt_policy_free(dev.policy);
 }
 
 /* The budget is not known any more after the sizes are: whole batches, and no hanging. */
 TEST("endless", budget_forgotten) {
-    device dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
-
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
+    train(1, 32);
     dev.budget = 0;
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
-    mt_policy_free(dev.policy);
 }
 
 /* More budget than any memory: the same. */
 TEST_LOOP("endless", budget_endless, 3) {
     static const size_t budgets[] = {SIZE_MAX, SIZE_MAX / 2, (size_t)1 << 62};
-    device dev = device_new(budgets[_i], (mt_policy_options){0}, (mt_backend_info){0});
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev = device_new(budgets[_i], (mt_policy_options){0}, (mt_backend_info){0});
+    train(1, 32);
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(mt_plan_chunks(&dev.plan), 1);
-    mt_policy_free(dev.policy);
 }
 
 /* Known not to fit: said before anything is run. */
 TEST_LOOP("sizes", nothing_fits, 2) {
     static const size_t least[] = {2, 8};
     mt_policy_options options = {.min_micro_batch = least[_i]};
-    device dev = device_new(need(24), options, (mt_backend_info){0});
     char bytes[3][32], text[300];
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    dev = device_new(need(24), options, (mt_backend_info){0});
+    train(1, 32);
     dev.budget = need(least[_i]) - 1;
     ck_status(device_plan(&dev, MT_TRAIN, 32), MT_EDEVMEM);
     snprintf(text, sizeof(text),
@@ -213,43 +198,38 @@ TEST_LOOP("sizes", nothing_fits, 2) {
     ck_ok(device_plan(&dev, MT_TRAIN, 32));
     ck_assert_uint_eq(mt_plan_chunk(&dev.plan, 0), least[_i]);
     dev.budget = need(24);
-    ck_ok(device_batch(&dev, MT_TRAIN, 32));
-    mt_policy_free(dev.policy);
+    train(1, 32);
 }
 
 /* A budget in which not even the first recording fits is found out by trying. */
 TEST("sizes", first_recording_does_not_fit) {
-    device dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
     device none = device_new(need(1) - 1, (mt_policy_options){0}, (mt_backend_info){0});
 
-    ck_ok(device_batch(&dev, MT_TRAIN, 8));
+    dev = device_new(need(1), (mt_policy_options){0}, (mt_backend_info){0});
+    train(1, 8);
     check_covers(&dev, 8);
     ck_assert_uint_le(dev.ooms, 3);
     ck_status(device_batch(&none, MT_TRAIN, 8), MT_EDEVMEM);
     ck_assert_uint_le(none.ooms, 5);
-    mt_policy_free(dev.policy);
     mt_policy_free(none.policy);
 }
 
 TEST("sizes", fixed_micro_batch) {
     static const size_t samples[] = {32, 33, 5, 1, 64};
-    mt_policy_options options = {.micro_batch = 8};
-    device dev = device_new(need(30), options, (mt_backend_info){0});
 
+    dev = device_new(need(30), (mt_policy_options){.micro_batch = 8}, (mt_backend_info){0});
     for (int i = 0; i < LENGTH(samples); i++) {
-        ck_ok(device_batch(&dev, MT_TRAIN, samples[i]));
+        train(1, samples[i]);
         check_covers(&dev, samples[i]);
         ck_assert_uint_eq(dev.count, (samples[i] + 7) / 8);
         ck_assert_int_eq(dev.plan.reason, MT_PLAN_USER);
         for (size_t j = 0; j < dev.count; j++) ck_assert_uint_le(dev.chunks[j], 8);
     }
     ck_assert_uint_eq(dev.chunks[0], 8);
-    mt_policy_free(dev.policy);
 }
 
 TEST("sizes", plans_allocate_nothing) {
     mt_memory memory;
-    device dev;
 
     ck_ok(counting_install());
     dev = device_new(need(12), (mt_policy_options){0}, (mt_backend_info){0});
@@ -257,15 +237,16 @@ TEST("sizes", plans_allocate_nothing) {
     memory = device_memory(&dev);
     ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, 32, &memory, &dev.plan));
     counting_fail_at(0, 0);
-    for (int step = 0; step < 3; step++) ck_ok(device_batch(&dev, MT_TRAIN, 32));
+    train(3, 32);
     counting_fail_at(1, 1);
-    for (size_t samples = 1; samples < 64; samples++) ck_ok(device_batch(&dev, MT_TRAIN, samples));
+    for (size_t samples = 1; samples < 64; samples++) train(1, samples);
     ck_assert_uint_eq(counting_requests(), 0);
-    mt_policy_free(dev.policy);
+    free_device();
     ck_assert_uint_eq(counting_live(), 0);
 }
 
 int main(void) {
+    suite_each_test(NULL, free_device);
     tcase_set_timeout(suite_case_named("endless"), 5);
     return suite_run_named("policy_plan");
 }

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE /* on_exit */
 #endif
 #include "suite.h"
+#include "each_test.h"
 
 #include <memtrain/torch.h>
 #include <unistd.h>
@@ -69,6 +70,10 @@ TCase *suite_case_named(const char *name) {
 void suite_leave_out(const char *test) {
     if (named.left_out_count == LEFT_OUT_MOST) abort();
     named.left_out[named.left_out_count++] = test;
+}
+
+void suite_each_test(void (*before)(void), void (*after)(void)) {
+    for (int i = 0; i < named.count; i++) tcase_add_checked_fixture(named.cases[i], before, after);
 }
 
 int suite_run_named(const char *name) {
