@@ -4,6 +4,7 @@
  */
 #include "suite.h"
 #include "trainer_rungs.h"
+#include "trainer_tests.h"
 
 #include <stdio.h>
 
@@ -22,14 +23,11 @@ static size_t beside(size_t samples) {
     return alone(samples) + FAKE_GRADIENT_BYTES;
 }
 
-static fake_options holding(size_t budget) {
-    fake_options options = fake_defaults;
-
+static void hold(size_t budget) {
     options.train = flat;
     options.keep = options.tells_gradients = options.holds = 1;
     options.min_micro_batch = LEAST;
     options.budget_bytes = budget;
-    return options;
 }
 
 /* ---- when it is tried ------------------------------------------------------------------------ */
@@ -61,30 +59,28 @@ static const struct {
     {"nothing is kept", FAKE_BIT(FAKE_REWIND), 0, 0, 0, 0, {0}, 0},
 };
 
-static mt_trainer *trainer_of_kind(int row, size_t budget) {
-    fake_options options = holding(budget);
-    mt_policy_options policy = kinds[row].policy;
-
+static void train_kind(int row, size_t budget) {
+    hold(budget);
+    policy = kinds[row].policy;
+    policy.size = sizeof(policy);
     options.absent = kinds[row].absent & ~FAKE_BIT(FAKE_REWIND);
     options.keep = !(kinds[row].absent & FAKE_BIT(FAKE_REWIND));
     options.normalises_over_batch = kinds[row].normalises;
     options.no_evidence = kinds[row].no_evidence;
     options.no_peaks = kinds[row].no_peaks;
     options.needs_whole_batch = kinds[row].needs_whole;
-    policy.size = sizeof(policy);
-    return trainer_with(&options, &policy);
+    trainer = trainer_with(&options, &policy);
 }
 
 /* Once it has gone through it is the plan, and memory does not run out again. */
 TEST_LOOP("when", tried_where_nothing_else_fits, LENGTH(kinds)) {
-    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH));
     mt_step_report report;
     uint64_t refused;
 
+    train_kind(_i, alone(BATCH));
     if (!kinds[_i].is_tried) {
         step_fails(trainer, BATCH, 1, MT_EDEVMEM);
         ck_assert_msg(fake.holding, "%s", kinds[_i].name);
-        done(trainer);
         return;
     }
     step(trainer, BATCH, 1);
@@ -92,21 +88,18 @@ TEST_LOOP("when", tried_where_nothing_else_fits, LENGTH(kinds)) {
     refused = fake.genuine;
     for (uint64_t id = 2; id < 40; id++) {
         fake_log_clear(&fake);
-        report = step(trainer, BATCH, id);
-        check_log("begin accumulate(0+64) apply");
+        report = step_by(BATCH, id, "begin accumulate(0+64) apply");
         if (!kinds[_i].no_peaks) ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
     }
     if (!kinds[_i].no_peaks) ck_assert_uint_eq(fake.genuine, refused);
     fake.options.budget_bytes = beside(BATCH); /* there would be room for them again */
     step(trainer, BATCH, 40);
     ck_assert_msg(!fake.holding, "%s", kinds[_i].name);
-    done(trainer);
 }
 
 /* One byte less: it is tried once, then it is remembered for some steps that it does not fit. */
 TEST_LOOP("when", tried_in_vain, LENGTH(kinds)) {
-    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH) - 1);
-
+    train_kind(_i, alone(BATCH) - 1);
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS) > 0, kinds[_i].is_tried);
     fake_log_clear(&fake);
@@ -115,33 +108,30 @@ TEST_LOOP("when", tried_in_vain, LENGTH(kinds)) {
         ck_assert_uint_le(count_kind(FAKE_HOLD_GRADIENTS), 1); /* taken again, not given back */
     fake.options.budget_bytes = beside(BATCH);
     step(trainer, BATCH, 3);
-    done(trainer);
 }
 
 /* Not even the batch's own block fits: a user is told of the smallest chunk, not of the batch that was tried alone. */
 TEST("when", told_of_the_smallest) {
     size_t block = fake_program_peak(&flat, BATCH);
-    mt_trainer *trainer = trainer_of_kind(0, fake_defaults.resident_bytes + block - 1);
     char line[96];
 
+    train_kind(0, fake_defaults.resident_bytes + block - 1);
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
     ck_assert_uint_gt(count_kind(FAKE_HOLD_GRADIENTS), 0);
     snprintf(line, sizeof(line), "does not fit on fake:0: refused %zu bytes",
              fake_program_peak(&flat, LEAST));
     ck_contains(mt_last_error(), line);
-    done(trainer);
 }
 
 /* A batch that is larger than the one that went through is tried as well; a smaller one is known to fit. */
 TEST("when", other_batches) {
-    mt_trainer *trainer = trainer_of_kind(0, alone(BATCH));
     uint64_t refused;
 
+    train_kind(0, alone(BATCH));
     step(trainer, BATCH, 1);
     refused = fake.genuine;
     fake_log_clear(&fake);
-    step(trainer, BATCH / 2, 2);
-    check_log("begin accumulate(0+32) apply");
+    step_by(BATCH / 2, 2, "begin accumulate(0+32) apply");
     ck_assert_uint_eq(fake.genuine, refused);
     step_fails(trainer, BATCH + 1, 3, MT_EDEVMEM);
     fake.options.budget_bytes = alone(BATCH + 8);
@@ -150,25 +140,22 @@ TEST("when", other_batches) {
     fake.options.budget_bytes = beside(BATCH + 8);
     step(trainer, 16 * BATCH, 5); /* that does not fit alone */
     ck_assert_int_eq(fake.holding, 1);
-    done(trainer);
 }
 
 /* Room for held gradients and the smallest chunk: there is another way, so this one is not tried. */
 TEST_LOOP("when", not_tried_where_something_fits, LENGTH(kinds)) {
-    mt_trainer *trainer = trainer_of_kind(_i, beside(LEAST));
-
+    train_kind(_i, beside(LEAST));
     step(trainer, LEAST, 1);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
     for (uint64_t id = 2; id < 9; id++) step(trainer, LEAST, id);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* One chunk that is given, or all there can be, is known to fit alone and not in place: so it is planned. */
 TEST_LOOP("when", known_of_one_chunk, 2) {
     static const int rows[] = {6, 7}; /* of kinds: one chunk is given; it cannot be cut */
-    mt_trainer *trainer = trainer_of_kind(rows[_i], beside(BATCH) + FAKE_GRADIENT_BYTES);
 
+    train_kind(rows[_i], beside(BATCH) + FAKE_GRADIENT_BYTES);
     step(trainer, BATCH, 1);
     if (_i == 0)
         step(trainer, BATCH / 2, 2); /* two whole ones in a row would be a reason of their own */
@@ -176,25 +163,20 @@ TEST_LOOP("when", known_of_one_chunk, 2) {
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0); /* there is room for them */
     fake.options.budget_bytes = alone(BATCH);
     fake_log_clear(&fake);
-    step(trainer, BATCH, 4);
-    check_log("hold begin accumulate(0+64) apply");
+    step_by(BATCH, 4, "hold begin accumulate(0+64) apply");
     fake.options.budget_bytes = beside(BATCH) + FAKE_GRADIENT_BYTES;
-    step(trainer, BATCH, 5);
-    check_log("begin accumulate(0+64) apply");
+    step_by(BATCH, 5, "begin accumulate(0+64) apply");
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* Known not to fit either: it is not tried. */
 TEST_LOOP("when", known_to_be_in_vain, 2) {
-    mt_trainer *trainer = trainer_of_kind(_i, beside(BATCH) + FAKE_GRADIENT_BYTES);
-
+    train_kind(_i, beside(BATCH) + FAKE_GRADIENT_BYTES);
     step(trainer, BATCH, 1);
     fake.options.budget_bytes = alone(BATCH) - 1;
     step_fails(trainer, BATCH, 2, MT_EDEVMEM);
     ck_assert_uint_eq(fake.genuine, 0);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
-    done(trainer);
 }
 
 /* Small chunks are faster by far, but do not fit any more: they are not what is planned for that. */
@@ -203,9 +185,7 @@ static double small_is_fast(size_t samples) {
 }
 
 TEST_LOOP("when", faster_chunks_that_do_not_fit, 3) {
-    fake_options options = holding(beside(20));
-    mt_trainer *trainer;
-
+    hold(beside(20));
     options.min_micro_batch = (size_t)_i;
     options.seconds = small_is_fast;
     trainer = trainer_with(&options, NULL);
@@ -215,7 +195,6 @@ TEST_LOOP("when", faster_chunks_that_do_not_fit, 3) {
     for (uint64_t id = 9; id < 99; id++) step(trainer, BATCH, id);
     ck_assert_uint_le(fake.genuine, 2);
     ck_assert_int_eq(fake.holding, 0);
-    done(trainer);
 }
 
 /*
@@ -233,9 +212,8 @@ static double four_are_fast(size_t samples) {
 TEST_LOOP("when", the_fastest_fits_neither_way, 2) {
     static const fake_allocation allocations[] = {{1000, 50, FAKE_AT_END}};
     const fake_program medium = {allocations, 1};
-    fake_options options = holding(0);
-    mt_trainer *trainer;
 
+    hold(0);
     options.train = medium;
     options.seconds = _i ? four_are_fast : four_are_slow;
     options.budget_bytes =
@@ -247,15 +225,11 @@ TEST_LOOP("when", the_fastest_fits_neither_way, 2) {
     for (uint64_t id = 21; id < 25; id++) step(trainer, BATCH, id);
     ck_assert_int_eq(fake.holding, _i);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* One recording tells of the batch no more than a bound, which does not keep it from being tried. */
 TEST("when", one_recording_is_no_knowledge) {
-    fake_options options = holding(beside(LEAST) + 10);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
+    hold(beside(LEAST) + 10);
     policy.deterministic = 1;
     options.normalises_over_batch = 1;
     trainer = trainer_with(&options, &policy);
@@ -263,27 +237,22 @@ TEST("when", one_recording_is_no_knowledge) {
     fake.options.budget_bytes = alone(BATCH);
     step(trainer, BATCH, 2);
     ck_assert_int_eq(fake.holding, 0);
-    done(trainer);
 }
 
 /* That it was in vain in one step does not keep it from being tried in another, where there is more room. */
 TEST_LOOP("when", in_vain_and_then_not, TRIED) {
-    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH) - 1);
-
+    train_kind(_i, alone(BATCH) - 1);
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
     fake.options.budget_bytes = alone(BATCH);
     step(trainer, BATCH, 2);
     ck_assert_int_eq(fake.holding, 0);
-    done(trainer);
 }
 
 /* Without peaks it is known by what went through and what did not. */
 TEST("when", known_without_peaks) {
-    fake_options options = holding(alone(BATCH));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
     uint64_t refused;
 
+    hold(alone(BATCH));
     policy.micro_batch = BATCH;
     options.no_peaks = 1;
     trainer = trainer_with(&options, &policy);
@@ -296,7 +265,6 @@ TEST("when", known_without_peaks) {
     step_fails(trainer, BATCH, 4, MT_EDEVMEM);
     fake.options.budget_bytes += 1;
     step(trainer, BATCH, 5);
-    done(trainer);
 }
 
 /* ---- beside the ladder ------------------------------------------------------------------------ */
@@ -316,10 +284,8 @@ static const struct {
 };
 
 TEST_LOOP("ladder", before_each_rung, LENGTH(ladders)) {
-    fake_options options = holding(alone(BATCH) - ladders[_i].missing);
-    mt_policy_options policy = allowing(ladders[_i].allowed);
-    mt_trainer *trainer;
-
+    hold(alone(BATCH) - ladders[_i].missing);
+    policy = allowing(ladders[_i].allowed);
     options.rungs = ladders[_i].allowed;
     options.cpu_bytes = beside(BATCH);
     options.may_shorten = 1;
@@ -331,7 +297,6 @@ TEST_LOOP("ladder", before_each_rung, LENGTH(ladders)) {
         step_fails(trainer, BATCH, 1, MT_EDEVMEM); /* chunks of 2 are as small as it gets */
     ck_assert_uint_eq(fake.rungs, ladders[_i].taken);
     ck_assert_int_eq(fake.holding, ladders[_i].holding);
-    done(trainer);
 }
 
 /* ---- what it leaves --------------------------------------------------------------------------- */
@@ -339,28 +304,26 @@ TEST_LOOP("ladder", before_each_rung, LENGTH(ladders)) {
 /* The same bits as a run that was given these chunks, gradients held all the time. */
 TEST_LOOP("after", same_bits, TRIED) {
     static const size_t whole[] = {BATCH};
-    mt_trainer *trainer = trainer_of_kind(_i, alone(BATCH));
-    fake_options options = holding(0);
     uint64_t hash;
 
+    train_kind(_i, alone(BATCH));
+    hold(0);
     step(trainer, BATCH, 1);
     step(trainer, BATCH, 2);
     hash = fake_hash(&fake);
     mt_trainer_free(trainer);
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id <= 2; id++) {
-        ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
-        step(trainer, BATCH, id);
+        step_in(whole, 1, BATCH, id);
     }
     ck_assert_uint_eq(fake_hash(&fake), hash);
-    done(trainer);
 }
 
 /* What is named is what the smallest chunk needs beside gradients that are held, whatever ran last. */
 TEST("after", the_budget_that_is_named) {
-    mt_trainer *trainer = trainer_of_kind(0, alone(BATCH) - 1);
     char text[4096], size[32], budget[64];
 
+    train_kind(0, alone(BATCH) - 1);
     step_fails(trainer, BATCH, 1, MT_EDEVMEM);
     ck_assert_int_eq(fake.holding, 0);
     mt_trainer_explain(trainer, text, sizeof(text));
@@ -368,19 +331,15 @@ TEST("after", the_budget_that_is_named) {
     snprintf(budget, sizeof(budget), "a budget of more than %s", size);
     ck_assert_msg(strstr(text, budget) != NULL, "%s", text);
     ck_assert_msg(strstr(text, "of 2 samples") != NULL, "%s", text);
-    done(trainer);
 }
 
 /* Alone a batch normalises over all of its samples, so that it is not done again. */
 TEST("after", shows_a_norm) {
-    fake_options options = holding(alone(BATCH));
-    mt_trainer *trainer;
-
+    hold(alone(BATCH));
     options.shows_norm = 1;
     trainer = trainer_with(&options, NULL);
     ck_assert_uint_eq(step(trainer, BATCH, 1).chunk_count, 1);
     ck_assert_uint_eq(step(trainer, BATCH, 2).chunk_count, 1);
-    done(trainer);
 }
 
 static size_t lines;
@@ -392,15 +351,11 @@ static void count_lines(void *user, const char *line) {
 }
 
 TEST("after", in_the_trace) {
-    fake_options options = holding(alone(BATCH));
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
-
+    hold(alone(BATCH));
     own.trace = count_lines;
     trainer = trainer_of(&options, &own);
     step(trainer, BATCH, 1);
     ck_assert_uint_eq(lines, 1);
-    done(trainer);
 }
 
-SUITE("last_resort")
+TRAINER_SUITE("last_resort")

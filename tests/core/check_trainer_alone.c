@@ -3,7 +3,7 @@
  * memory in which those of several are added up is given back, and taken again when it is needed.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 /* One allocation that lives as long as the chunk: the gradients add to the peak. */
 static const fake_allocation plain_allocations[] = {{1000, 2000, FAKE_AT_END}};
@@ -17,20 +17,13 @@ static size_t room_for(size_t samples) {
     return fake_defaults.resident_bytes + fake_program_peak(&plain, samples) + FAKE_GRADIENT_BYTES;
 }
 
-static fake_options holding(size_t budget) {
-    fake_options options = fake_defaults;
-
+/* Gradients that are held, chunks by memory alone, and room for a batch without gradients beside its own. */
+static void begin(void) {
+    begin_defaults();
     options.train = plain;
     options.keep = options.tells_gradients = options.holds = 1;
-    options.budget_bytes = budget;
-    return options;
-}
-
-static mt_policy_options by_memory(void) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-
+    options.budget_bytes = room_for(BATCH);
     policy.deterministic = 1;
-    return policy;
 }
 
 /* The budget becomes another before so many more chunks. */
@@ -53,16 +46,12 @@ static mt_status accumulate_and_change(void *self, size_t first, size_t count, d
 
 static size_t many[MANY], many_count; /* the chunks of the one that was cut */
 
-/* A trainer that has learnt from one batch, and had one that was cut; its log is empty. */
-static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
+/* The trainer has learnt from one batch, and had one that was cut; its log is empty. */
+static void learn(void) {
+    mt_backend seam = change.seam = new_seam();
     mt_step_report cut;
-    mt_trainer *trainer;
-    mt_backend seam;
 
-    own.policy = policy;
-    fake_init(&fake, options);
-    change.seam = seam = fake_seam(&fake);
+    own.policy = &policy;
     seam.accumulate = accumulate_and_change;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
     step(trainer, BATCH, 1);
@@ -70,21 +59,18 @@ static mt_trainer *learnt(const fake_options *options, const mt_policy_options *
     memcpy(many, cut.chunks, cut.chunk_count * sizeof(*many));
     many_count = cut.chunk_count;
     fake_log_clear(&fake);
-    return trainer;
 }
 
-/* One whose gradients are not held any more: a batch has been one chunk without. */
-static mt_trainer *alone(void) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
-
+/* Its gradients are not held any more: a batch has been one chunk without. */
+static void run_alone(void) {
+    learn();
     step(trainer, BATCH, 2);
     fake_log_clear(&fake);
-    return trainer;
 }
 
 #define PARTS "begin accumulate(0+32) accumulate(32+32) apply"
+#define WHOLE "begin accumulate(0+64) apply"
+#define ALONE "hold begin accumulate(0+64) apply"
 
 /* ---- when it is done ------------------------------------------------------------------------- */
 
@@ -95,39 +81,33 @@ static const struct {
     mt_policy_options policy;
     const char *calls;
 } rooms[] = {
-    {"to the byte", 0, {0}, {0}, "hold begin accumulate(0+64) apply"},
+    {"to the byte", 0, {0}, {0}, ALONE},
     {"one byte is missing", -1, {0}, {0}, PARTS},
-    {"gradients fit beside it", FAKE_GRADIENT_BYTES, {0}, {0}, "begin accumulate(0+64) apply"},
-    {"all but one byte of them",
-     FAKE_GRADIENT_BYTES - 1,
-     {0},
-     {0},
-     "hold begin accumulate(0+64) apply"},
+    {"gradients fit beside it", FAKE_GRADIENT_BYTES, {0}, {0}, WHOLE},
+    {"all but one byte of them", FAKE_GRADIENT_BYTES - 1, {0}, {0}, ALONE},
     {"whole steps are wanted", 0, {0}, {.keep_chunks = MT_KEEP_NEVER}, PARTS},
     {"chunks are bounded", 0, {0}, {.max_micro_batch = 63}, PARTS},
     {"chunks are given", 0, {0}, {.micro_batch = 32}, PARTS},
     {"nothing is recorded", 0, {.absent = FAKE_BIT(FAKE_RECORD)}, {0}, NULL},
-    {"normalising", 0, {.normalises_over_batch = 1}, {0}, "hold begin accumulate(0+64) apply"},
+    {"normalising", 0, {.normalises_over_batch = 1}, {0}, ALONE},
 };
 
 TEST_LOOP("when", room_for_it_alone, LENGTH(rooms)) {
-    fake_options options = holding(room_for(BATCH) + (size_t)rooms[_i].more);
-    mt_policy_options policy = rooms[_i].policy;
-    mt_trainer *trainer;
     mt_step_report report;
 
+    options.budget_bytes = room_for(BATCH) + (size_t)rooms[_i].more;
+    policy = rooms[_i].policy;
     policy.size = sizeof(policy);
     policy.deterministic = 1;
     options.absent = rooms[_i].options.absent;
     options.normalises_over_batch = rooms[_i].options.normalises_over_batch;
-    trainer = learnt(&options, &policy);
+    learn();
     report = step(trainer, BATCH, 2);
     if (rooms[_i].calls != NULL) check_log(rooms[_i].calls);
     ck_assert_uint_eq(fake.genuine, 0);
     ck_assert_uint_le(report.peak_bytes, options.budget_bytes);
     if (options.absent == 0 && policy.micro_batch == 0)
         ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
-    done(trainer);
 }
 
 /* Chunks that are faster are taken where they are: memory that is given back gains nothing then. */
@@ -145,23 +125,17 @@ static const struct {
 } speeds[] = {{cliff, 1}, {no_cliff, 0}};
 
 TEST_LOOP("when", the_fastest_that_fits, LENGTH(speeds)) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
     options.seconds = speeds[_i].seconds;
-    trainer = learnt(&options, &policy);
+    policy.deterministic = 0;
+    learn();
     for (uint64_t id = 2; id < 11; id++) step(trainer, BATCH, id);
     ck_assert_int_eq(fake.holding, speeds[_i].holding);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* Sizes grow step by step to the largest that fits beside gradients; only then is it the whole batch. */
 TEST("when", not_at_once) {
     static const size_t chunks[] = {5, 4, 3, 1, 1};
-    fake_options options = holding(room_for(BATCH));
-    mt_trainer *trainer;
 
     options.seconds = no_cliff;
     trainer = trainer_with(&options, NULL);
@@ -169,55 +143,40 @@ TEST("when", not_at_once) {
     for (int i = 0; i < LENGTH(chunks); i++)
         ck_assert_uint_eq(step(trainer, BATCH, 2 + (uint64_t)i).chunk_count, chunks[i]);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* No cut is legal, and the whole batch does not fit beside gradients: known before it is tried. */
 TEST_LOOP("when", no_other_way, 2) {
-    fake_options options = holding(room_for(4 * BATCH));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
+    options.budget_bytes = room_for(4 * BATCH);
     policy.min_micro_batch = BATCH;
     policy.deterministic = _i;
     trainer = trainer_with(&options, &policy);
     step(trainer, 3 * BATCH, 1);
     fake.options.budget_bytes = room_for(BATCH);
     fake_log_clear(&fake);
-    step(trainer, BATCH, 2);
-    check_log("hold begin accumulate(0+64) apply");
+    step_by(BATCH, 2, ALONE);
     fake.options.budget_bytes -= 1;
     step_fails(trainer, BATCH, 3, MT_EDEVMEM);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* ---- and back --------------------------------------------------------------------------------- */
 
 /* What needs parts takes the memory again; what does not leaves it where it is. */
 TEST("and back", there_and_back) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
-
-    step(trainer, BATCH, 2);
-    check_log("hold begin accumulate(0+64) apply");
-    step(trainer, BATCH, 3);
-    check_log("begin accumulate(0+64) apply");
+    learn();
+    step_by(BATCH, 2, ALONE);
+    step_by(BATCH, 3, WHOLE);
     step(trainer, 20, 4); /* would fit beside them too */
     check_log("begin accumulate(0+20) apply");
-    step(trainer, 2 * BATCH, 5);
-    check_log("hold(0+1) begin accumulate(0+43) accumulate(43+43) accumulate(86+42) apply");
-    step(trainer, BATCH, 6);
-    check_log("hold begin accumulate(0+64) apply");
+    step_by(2 * BATCH, 5,
+            "hold(0+1) begin accumulate(0+43) accumulate(43+43) accumulate(86+42) apply");
+    step_by(BATCH, 6, ALONE);
     fake.options.budget_bytes -= 1;
-    step(trainer, BATCH, 7);
-    check_log("hold(0+1) begin accumulate(0+32) accumulate(32+32) apply");
+    step_by(BATCH, 7, "hold(0+1) begin accumulate(0+32) accumulate(32+32) apply");
     fake.options.budget_bytes += FAKE_GRADIENT_BYTES + 1;
-    step(trainer, BATCH, 8);
-    check_log("begin accumulate(0+64) apply");
+    step_by(BATCH, 8, WHOLE);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /*
@@ -225,21 +184,16 @@ TEST("and back", there_and_back) {
  * is one, so that nothing goes to and fro where every other batch is cut.
  */
 TEST("and back", whole_twice) {
-    fake_options options = holding(room_for(BATCH) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
-
-    step(trainer, BATCH, 2);
-    check_log("begin accumulate(0+64) apply");
-    step(trainer, BATCH, 3);
-    check_log("hold begin accumulate(0+64) apply");
+    options.budget_bytes = room_for(BATCH) + FAKE_GRADIENT_BYTES;
+    learn();
+    step_by(BATCH, 2, WHOLE);
+    step_by(BATCH, 3, ALONE);
     for (uint64_t id = 4; id < 12; id++) {
         step(trainer, id % 2 ? BATCH : 2 * BATCH, id);
         ck_assert_int_eq(fake.holding, 1);
     }
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 1);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* Of larger batches: a chunk's gradients need as much as the samples that two recordings take. */
@@ -254,43 +208,30 @@ static size_t beside(size_t samples) {
 
 /* What is left of a first batch has the gradients of its recordings to add to. */
 TEST("and back", a_step_has_begun) {
-    fake_options options = holding(0);
-    mt_trainer *trainer;
-
     options.train = flat;
     options.budget_bytes = beside(BATCH) - FAKE_GRADIENT_BYTES;
     trainer = trainer_with(&options, NULL);
-    step(trainer, BATCH, 1);
-    check_log(
+    step_by(
+        BATCH, 1,
         "begin accumulate(0+2) accumulate(2+7) accumulate(9+7) accumulate(16+7) accumulate(23+7) "
         "accumulate(30+7) accumulate(37+7) accumulate(44+7) accumulate(51+7) accumulate(58+6) "
         "apply");
-    step(trainer, BATCH, 2);
-    check_log("hold begin accumulate(0+64) apply");
-    done(trainer);
+    step_by(BATCH, 2, ALONE);
 }
 
 /* So has what is left after a chunk that failed: it would fit alone, but finished chunks stay. */
 TEST("and back", what_is_left_of_a_step) {
-    fake_options options = holding(room_for(BATCH / 2) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
-
-    step(trainer, BATCH, 2);
-    check_log(PARTS);
+    options.budget_bytes = room_for(BATCH / 2) + FAKE_GRADIENT_BYTES;
+    learn();
+    step_by(BATCH, 2, PARTS);
     change_in(2, room_for(BATCH / 2));
-    step(trainer, BATCH, 3);
-    check_log("begin accumulate(0+32) accumulate!(32+32) rewind accumulate(32+16) "
-              "accumulate(48+16) apply");
-    done(trainer);
+    step_by(BATCH, 3,
+            "begin accumulate(0+32) accumulate!(32+32) rewind accumulate(32+16) "
+            "accumulate(48+16) apply");
 }
 
 /* Kernels of larger chunks run once beside gradients that are held, whatever the batch needs alone. */
 TEST("and back", other_kernels_come_first) {
-    fake_options options = holding(0);
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer;
-
     options.train = options.wide = flat;
     options.budget_bytes = beside(BATCH) - 500;
     options.wide_above = 47;
@@ -298,19 +239,12 @@ TEST("and back", other_kernels_come_first) {
     trainer = trainer_with(&options, &policy);
     step(trainer, 20, 1);
     fake_log_clear(&fake);
-    step(trainer, BATCH, 2);
-    check_log("begin accumulate(0+32) rollback hold begin accumulate(0+64) apply");
-    step(trainer, BATCH, 3);
-    check_log("begin accumulate(0+64) apply");
-    done(trainer);
+    step_by(BATCH, 2, "begin accumulate(0+32) rollback hold begin accumulate(0+64) apply");
+    step_by(BATCH, 3, WHOLE);
 }
 
 /* Where they have no room beside gradients that are held, no chunk of them comes before the batch alone. */
 TEST("and back", other_kernels_have_no_room) {
-    fake_options options = holding(0);
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer;
-
     options.train = options.wide = flat;
     options.budget_bytes = beside(BATCH + 3) - FAKE_GRADIENT_BYTES; /* with a 32nd to spare */
     ck_assert_uint_lt(options.budget_bytes, beside(48));
@@ -322,16 +256,12 @@ TEST("and back", other_kernels_have_no_room) {
         step(trainer, BATCH, id);
         ck_assert_uint_eq(fake.genuine, 0);
     }
-    check_log("begin accumulate(0+64) apply");
-    done(trainer);
+    check_log(WHOLE);
 }
 
 /* Where no chunk fits beside gradients that are held nothing comes first. */
 TEST("and back", nothing_else_fits) {
     static const fake_allocation hardly_growing[] = {{1000, 10, FAKE_AT_END}};
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer;
 
     options.train = options.wide = (fake_program){hardly_growing, 1};
     options.wide_above = 47;
@@ -342,91 +272,72 @@ TEST("and back", nothing_else_fits) {
     fake_log_clear(&fake);
     fake.options.budget_bytes = options.resident_bytes + fake_program_peak(&options.train, BATCH) +
                                 FAKE_GRADIENT_BYTES + 50;
-    step(trainer, BATCH, 2);
-    check_log("hold begin accumulate(0+64) apply");
-    done(trainer);
+    step_by(BATCH, 2, ALONE);
 }
 
 /* Without a budget there is room beside them too, which is no reason to take the memory again. */
 TEST("and back", no_budget_is_told) {
-    mt_trainer *trainer = alone();
-
+    run_alone();
     fake.options.budget_bytes = 0;
-    step(trainer, BATCH, 3);
-    check_log("begin accumulate(0+64) apply");
+    step_by(BATCH, 3, WHOLE);
     ck_assert_int_eq(fake.holding, 0);
-    done(trainer);
 }
 
 /* What a batch needs alone is not known where recordings do not tell of gradients: it is not tried. */
 TEST("and back", gradients_are_not_told) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer;
-
     options.tells_gradients = 0;
-    trainer = learnt(&options, &policy);
+    learn();
     for (uint64_t id = 2; id < 6; id++) {
         step(trainer, BATCH, id);
         step(trainer, 2 * BATCH, id);
     }
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
-    done(trainer);
 }
 
 TEST("and back", evaluation_in_between) {
-    mt_trainer *trainer = alone();
-
+    run_alone();
     evaluate(trainer, 20, 3);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
     step(trainer, BATCH, 4);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), 0);
-    done(trainer);
 }
 
 /* A replay may cut as it likes. */
 TEST("and back", chunks_are_given) {
     static const size_t chunks[] = {30, 30};
-    mt_trainer *trainer = alone();
 
+    run_alone();
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
-    step(trainer, 60, 3);
-    check_log("hold(0+1) begin accumulate(0+30) accumulate(30+30) apply");
-    done(trainer);
+    step_by(60, 3, "hold(0+1) begin accumulate(0+30) accumulate(30+30) apply");
 }
 
 /* A whole batch that is given goes without them where it does not fit else, and leaves them where they are. */
 TEST("and back", a_whole_batch_is_given) {
     static const size_t whole[] = {BATCH};
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
     mt_step_report report;
 
+    learn();
     ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
-    report = step(trainer, BATCH, 2);
-    check_log("begin accumulate!(0+64) rollback hold begin accumulate(0+64) apply");
+    report =
+        step_by(BATCH, 2, "begin accumulate!(0+64) rollback hold begin accumulate(0+64) apply");
     ck_assert_uint_le(report.peak_bytes, options.budget_bytes);
     fake_log_clear(&fake);
     ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
-    step(trainer, BATCH, 3);
-    check_log("begin accumulate(0+64) apply");
-    done(trainer);
+    step_by(BATCH, 3, WHOLE);
 }
 
 /* A step that was made smaller is none, also where it is one chunk: gradients are held for it. */
 TEST_LOOP("and back", a_part_of_a_batch_is_given, 2) {
     static const size_t part[] = {BATCH / 2};
-    mt_trainer *trainer = alone();
     mt_batch batch = batch_of(BATCH, 3);
 
+    run_alone();
     fake.options.may_shorten = 1;
     fake.options.budget_bytes = room_for(BATCH / 2) + (_i ? 0 : FAKE_GRADIENT_BYTES);
     ck_ok(mt_trainer_set_chunks(trainer, part, 1));
     ck_ok(mt_trainer_set_rungs(trainer, MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH), 1.0));
     ck_status(mt_trainer_step(trainer, &batch, NULL), _i ? MT_EDEVMEM : MT_OK);
     ck_assert_int_eq(fake.holding, 1);
-    done(trainer);
 }
 
 /* With less room still it gives up, bounded; without the permission, or a chunk of its own, at once. */
@@ -443,34 +354,27 @@ static const struct {
 
 TEST_LOOP("and back", a_whole_batch_that_does_not_fit, LENGTH(too_large)) {
     static const size_t whole[] = {BATCH};
-    fake_options options = holding(room_for(BATCH) - too_large[_i].missing);
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer;
 
+    options.budget_bytes = room_for(BATCH) - too_large[_i].missing;
     policy.keep_chunks = too_large[_i].keep_chunks;
     options.keep = too_large[_i].keeps;
-    trainer = learnt(&options, &policy);
+    learn();
     ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
     step_fails(trainer, BATCH, 2, MT_EDEVMEM);
     ck_assert_uint_eq(count_kind(FAKE_HOLD_GRADIENTS), too_large[_i].given_back);
     step(trainer, BATCH, 3);
-    done(trainer);
 }
 
 /* The backend of one that held nothing is another trainer's now. */
 TEST("and back", another_trainer) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer = learnt(&options, &policy);
+    learn();
     mt_backend seam = fake_seam(&fake);
-
     step(trainer, BATCH, 2);
     mt_trainer_free(trainer);
     ck_assert_int_eq(fake.holding, 0);
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
     ck_assert_int_eq(fake.holding, 1);
     step(trainer, BATCH, 3);
-    done(trainer);
 }
 
 /* ---- what fails ------------------------------------------------------------------------------- */
@@ -478,100 +382,80 @@ TEST("and back", another_trainer) {
 /* The same chunks with gradients held all the time end with the same bits. */
 static void check_same_bits(const mt_step_report *last) {
     static const size_t whole[] = {BATCH};
-    fake_options options = holding(0);
-    mt_policy_options policy = by_memory();
     uint64_t hash = fake_hash(&fake);
     size_t chunks[8], count = last->chunk_count;
-    mt_trainer *trainer;
 
     memcpy(chunks, last->chunks, count * sizeof(*chunks));
+    end_trainer();
+    options.budget_bytes = 0;
     trainer = trainer_with(&options, &policy);
-    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
-    step(trainer, BATCH, 1);
-    ck_ok(mt_trainer_set_chunks(trainer, many, many_count));
-    step(trainer, MANY, 1);
-    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
-    step(trainer, BATCH, 2);
-    ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
-    step(trainer, BATCH, 3);
+    step_in(whole, 1, BATCH, 1);
+    step_in(many, many_count, MANY, 1);
+    step_in(whole, 1, BATCH, 2);
+    step_in(chunks, count, BATCH, 3);
     ck_assert_uint_eq(fake_hash(&fake), hash);
-    done(trainer);
 }
 
 /* Less room in the middle of such a step: it is taken back, and cut. */
 TEST("fails", less_room) {
-    mt_trainer *trainer = alone();
     mt_step_report report;
 
+    run_alone();
     change_in(1, room_for(40) + FAKE_GRADIENT_BYTES);
-    report = step(trainer, BATCH, 3);
-    check_log("begin accumulate!(0+64) rewind rollback hold(0+1) begin accumulate(0+32) "
-              "accumulate(32+32) apply");
+    report = step_by(BATCH, 3,
+                     "begin accumulate!(0+64) rewind rollback hold(0+1) begin accumulate(0+32) "
+                     "accumulate(32+32) apply");
     ck_assert_uint_eq(report.discarded, BATCH);
     check_same_bits(&report);
-    mt_trainer_free(trainer);
 }
 
 /* A limit that nobody tells of: what did not fit is not tried again. */
 TEST("fails", no_budget_any_more) {
-    mt_trainer *trainer = alone();
-
+    run_alone();
     fake.options.budget_bytes = 0;
     fake.options.device_bytes = room_for(BATCH) - 1;
     step(trainer, BATCH, 3);
     ck_assert_uint_le(fake.genuine, 2);
     ck_assert_int_eq(fake.holding, 1);
-    done(trainer);
 }
 
 /* On another device it is cut as that device's memory has it, in the step that goes there. */
 TEST("fails", on_the_way_to_the_cpu) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer *trainer;
-
     options.rungs = policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_CPU);
     options.cpu_bytes = options.budget_bytes;
-    trainer = learnt(&options, &policy);
+    learn();
     step(trainer, BATCH, 2);
     fake.options.budget_bytes = 1;
     step(trainer, BATCH, 3);
     ck_assert_int_eq(fake.holding, 1);
     step(trainer, BATCH, 4);
     ck_assert_uint_eq(fake.rungs, MT_RUNG_BIT(MT_RUNG_CPU));
-    done(trainer);
 }
 
 /* A refusal that the budget does not explain costs the chunk. */
 TEST("fails", an_accident) {
-    mt_trainer *trainer = alone();
     mt_step_report report;
 
+    run_alone();
     fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
-    report = step(trainer, BATCH, 3);
-    check_log("begin accumulate!(0+64) rewind accumulate(0+64) apply");
+    report = step_by(BATCH, 3, "begin accumulate!(0+64) rewind accumulate(0+64) apply");
     check_same_bits(&report);
-    mt_trainer_free(trainer);
 }
 
 /* Without a mark the chunk must not run: its gradients would have no place. */
 TEST("fails", mark_fails) {
-    mt_trainer *trainer = alone();
-
+    run_alone();
     fake_fail_kind(&fake, FAKE_MARK, 1, MT_EDEVMEM);
-    step(trainer, BATCH, 3);
-    check_log("begin rollback begin accumulate(0+64) apply");
-    done(trainer);
+    step_by(BATCH, 3, "begin rollback begin accumulate(0+64) apply");
 }
 
 /* The memory is not there when it is wanted again: tried like any other that is refused. */
 TEST("fails", not_given_back) {
-    mt_trainer *trainer = alone();
-
+    run_alone();
     fake_fail_kind(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EDEVMEM);
-    step(trainer, 2 * BATCH, 3);
-    check_log("hold!(0+1) hold(0+1) begin accumulate(0+43) accumulate(43+43) accumulate(86+42) "
-              "apply");
+    step_by(2 * BATCH, 3,
+            "hold!(0+1) hold(0+1) begin accumulate(0+43) accumulate(43+43) accumulate(86+42) "
+            "apply");
     step(trainer, BATCH, 4);
     fake_fail_kind_for_ever(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EDEVMEM);
     step_fails(trainer, 2 * BATCH, 5, MT_EDEVMEM);
@@ -580,7 +464,6 @@ TEST("fails", not_given_back) {
     fake_fail_kind(&fake, FAKE_HOLD_GRADIENTS, 1, MT_EUSER);
     step(trainer, BATCH, 6);
     step_fails(trainer, 2 * BATCH, 7, MT_EUSER);
-    done(trainer);
 }
 
 /* ---- the trace -------------------------------------------------------------------------------- */
@@ -594,29 +477,21 @@ static void count_plans(void *user, const char *line) {
 }
 
 TEST("trace", in_the_trace) {
-    fake_options options = holding(room_for(BATCH));
-    mt_policy_options policy = by_memory();
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
-
     own.policy = &policy;
     own.trace = count_plans;
     trainer = trainer_of(&options, &own);
     for (uint64_t id = 1; id < 4; id++) step(trainer, BATCH, id);
     ck_assert_uint_eq(plans_alone, 1);
-    done(trainer);
 }
 
 /* The same chunk of other samples, beside gradients that are held and then without: another plan. */
 TEST("trace", in_the_trace_of_two_shapes) {
     static const uint64_t large[] = {1, 0, 1};  /* twice as large */
     static const size_t expected[] = {1, 2, 2}; /* the last one is the plan of before */
-    fake_options options = holding(room_for(2 * BATCH));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
 
+    options.budget_bytes = room_for(2 * BATCH);
     policy.keep_chunks = MT_KEEP_ALWAYS;
+    policy.deterministic = 0;
     options.shapes = 1;
     own.policy = &policy;
     own.trace = count_plans;
@@ -625,7 +500,6 @@ TEST("trace", in_the_trace_of_two_shapes) {
         for (uint64_t id = 0; id < 4; id++) step(trainer, BATCH, (large[i] << 32) + id);
         ck_assert_uint_eq(plans_alone, expected[i]);
     }
-    done(trainer);
 }
 
 static int plans_by_memory;
@@ -638,17 +512,12 @@ static void count_reasons(void *user, const char *line) {
 
 /* Whether the batch is one chunk or several is a matter of speed while memory stays what it is. */
 TEST_LOOP("trace", the_reason_is_speed, LENGTH(speeds)) {
-    fake_options options = holding(room_for(BATCH));
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
-
     options.seconds = speeds[_i].seconds;
     own.trace = count_reasons;
     trainer = trainer_of(&options, &own);
     for (uint64_t id = 1; id < 12; id++) step(trainer, BATCH, id);
     ck_assert_int_eq(fake.holding, speeds[_i].holding);
     ck_assert_int_eq(plans_by_memory, 0);
-    done(trainer);
 }
 
-SUITE("trainer_alone")
+TRAINER_SUITE_FROM("trainer_alone", begin)

@@ -2,28 +2,21 @@
  * check_trainer_batch.c - batches below the smallest legal chunk, and those that must not be cut.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 TEST("cut", small_batch_is_one_chunk) {
-    fake_options options = fits(30);
-    mt_trainer *trainer;
-
+    options = fits(30);
     options.min_micro_batch = 8;
     trainer = trainer_with(&options, NULL);
     step(trainer, 64, 1);
     fake_log_clear(&fake);
-    step(trainer, 5, 2);
-    check_log("begin accumulate(0+5) apply");
-    done(trainer);
+    step_by(5, 2, "begin accumulate(0+5) apply");
 }
 
 TEST("cut", small_batch_is_dropped) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_batch small = batch_of(7, 2);
-    fake_options options = fake_defaults;
-    mt_trainer *trainer;
     uint64_t before;
 
     options.min_micro_batch = 8;
@@ -41,17 +34,14 @@ TEST("cut", small_batch_is_dropped) {
     ck_ok(mt_trainer_summary(trainer, &run));
     ck_assert_uint_eq(run.samples_trained, 40);
     ck_assert_uint_eq(run.steps, 2);
-    done(trainer);
 }
 
 /* What was said of a dropped batch is said of it alone: its chunks, and no failure of before. */
 TEST("cut", dropped_batch_leaves_nothing) {
     static const size_t chunks[] = {4, 3};
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_batch small = batch_of(7, 2);
-    fake_options options = fits(20);
-    mt_trainer *trainer;
 
+    options = fits(20);
     options.min_micro_batch = 8;
     own.drop_small = 1;
     trainer = trainer_of(&options, &own);
@@ -66,62 +56,49 @@ TEST("cut", dropped_batch_leaves_nothing) {
     fake_log_clear(&fake);
     ck_assert_int_ne(step(trainer, 16, 3).reason, MT_PLAN_REPLAY);
     check_log("begin accumulate(0+16) apply");
-    done(trainer);
 }
 
 TEST("cut", whole_batch_fits) {
-    fake_options options = fits(30);
-    mt_trainer *trainer;
-
+    options = fits(30);
     options.needs_whole_batch = 1;
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id < 4; id++) {
         fake_log_clear(&fake);
-        step(trainer, 30, id);
-        check_log("begin accumulate(0+30) apply");
+        step_by(30, id, "begin accumulate(0+30) apply");
     }
-    done(trainer);
 }
 
 TEST("cut", whole_batch_does_not_fit) {
-    fake_options options = fits(30);
-    char text[2000];
-    mt_trainer *trainer;
-
+    options = fits(30);
     options.needs_whole_batch = 1;
     trainer = trainer_with(&options, NULL);
     step_fails(trainer, 31, 1, MT_EDEVMEM);
     ck_assert_uint_le(count_kind(FAKE_BEGIN), 17);
     check_only_chunks_of(31);
-    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
+    ck_assert_str_ne(explanation(), "");
     step(trainer, 30, 2);
-    done(trainer);
 }
 
 /* Cutting would change the loss, whoever asks for it; and the refusal is over with the step. */
 TEST("cut", whole_batch_is_not_cut) {
     static const size_t chunks[] = {8, 8}, whole[] = {16};
-    fake_options options = fits(30);
-    mt_trainer *trainer;
 
+    options = fits(30);
     options.needs_whole_batch = 1;
     trainer = trainer_with(&options, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     step_fails(trainer, 16, 1, MT_EINVAL);
     check_log("");
     step(trainer, 16, 1);
-    ck_ok(mt_trainer_set_chunks(trainer, whole, 1));
-    step(trainer, 16, 2);
-    done(trainer);
+    step_in(whole, 1, 16, 2);
 }
 
 /* A loss that couples the samples is another figure in chunks: evaluation does not cut it either. */
 TEST("cut", whole_batch_is_evaluated_whole) {
-    fake_options options = fits(30);
     mt_batch batch = batch_of(16, 1);
     mt_eval_report report = MT_EVAL_REPORT_INIT;
-    mt_trainer *trainer;
 
+    options = fits(30);
     options.needs_whole_batch = 1;
     trainer = trainer_with(&options, NULL);
     ck_ok(mt_trainer_evaluate(trainer, &batch, &report));
@@ -129,21 +106,16 @@ TEST("cut", whole_batch_is_evaluated_whole) {
     batch.count = 4000;
     ck_refused(mt_trainer_evaluate(trainer, &batch, &report), MT_EDEVMEM,
                "a batch of 4000 samples does not fit");
-    done(trainer);
 }
 
 TEST("cut", whole_batch_against_micro_batch) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    fake_options options = fits(30);
     mt_batch batch = batch_of(16, 1);
-    mt_trainer *trainer;
     mt_backend seam;
     mt_status status;
 
+    options = fits(30);
     options.needs_whole_batch = 1;
-    fake_init(&fake, &options);
-    seam = fake_seam(&fake);
+    seam = new_seam();
     policy.micro_batch = 4;
     own.policy = &policy;
     status = mt_trainer_new(&seam, &own, &trainer);
@@ -151,7 +123,6 @@ TEST("cut", whole_batch_against_micro_batch) {
         status = mt_trainer_step(trainer, &batch, NULL);
     ck_status(status, MT_EINVAL);
     ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 0);
-    mt_trainer_free(trainer);
 }
 
-SUITE("trainer_batch")
+TRAINER_SUITE("trainer_batch")

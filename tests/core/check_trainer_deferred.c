@@ -3,7 +3,7 @@
  */
 #include "counting_allocator.h"
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 #include <math.h>
 #include <memtrain/policy.h>
@@ -17,17 +17,17 @@ typedef struct seen {
     double loss, metrics[FAKE_METRICS], seconds;
 } seen;
 
-static fake_options timed(int defers) {
-    fake_options options = fits(20);
-
+/* A backend that defers, and chunks of 16. */
+static void begin(void) {
+    begin_defaults();
+    options = fits(20);
     options.seconds = fake_seconds;
-    options.defers = defers;
-    return options;
+    options.defers = 1;
+    policy.micro_batch = 16;
 }
 
-static void run(const fake_options *options, const mt_policy_options *policy, seen *out) {
-    mt_trainer *trainer = trainer_with(options, policy);
-
+static void run(seen *out) {
+    trainer = trainer_with(&options, &policy);
     for (uint64_t i = 0; i < STEPS; i++) {
         mt_step_report report = step(trainer, BATCH, i);
 
@@ -39,7 +39,7 @@ static void run(const fake_options *options, const mt_policy_options *policy, se
         memcpy(out[i].metrics, report.metrics, sizeof(out[i].metrics));
         out[i].seconds = report.seconds;
     }
-    done(trainer);
+    end_trainer();
 }
 
 static void check_same(const seen *a, const seen *b) {
@@ -75,49 +75,39 @@ static const struct {
 /* Chunks, sums and times are those of a backend that waits for each chunk. */
 TEST_LOOP("same", nothing_else_changes, LENGTH(rows)) {
     static seen waits[STEPS], defers[STEPS], never[STEPS];
-    fake_options options = rows[_i].options, base = fits(14);
-    mt_policy_options policy = rows[_i].policy;
+    fake_options base = fits(14);
 
+    options = rows[_i].options;
+    policy = rows[_i].policy;
     policy.size = sizeof(policy);
     options.seed = base.seed;
     options.noise = base.noise;
     options.resident_bytes = base.resident_bytes;
     options.budget_bytes = base.budget_bytes;
-    run(&options, &policy, waits);
+    run(waits);
     options.defers = 1;
-    run(&options, &policy, defers);
+    run(defers);
     ck_assert_uint_ge(fake.deferrals, rows[_i].least);
     check_same(waits, defers);
     options.defers = 2;
-    run(&options, &policy, never);
+    run(never);
     ck_assert_uint_eq(fake.deferrals, 0);
     check_same(waits, never);
 }
 
-/* A trainer with chunks of 16 that has made a step, whose log is empty. */
-static mt_trainer *by_sixteen(int keep, int how) {
-    fake_options options = timed(1);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
+/* A step has gone through, and the log is empty. */
+static void learn(int keep, int how) {
     options.keep = keep;
-    policy.micro_batch = 16;
     policy.keep_chunks = how;
     trainer = trainer_with(&options, &policy);
     step(trainer, BATCH, 0);
     fake_log_clear(&fake);
-    return trainer;
 }
 
 #define CALLS (FAKE_BIT(FAKE_ACCUMULATE) | FAKE_BIT(FAKE_COLLECT) | FAKE_BIT(FAKE_APPLY))
 
 /* All figures of a step are asked for at its end, once a size is known. */
 TEST("when", asked_for_once_a_step) {
-    fake_options options = timed(1);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
-    policy.micro_batch = 16;
     trainer = trainer_with(&options, &policy);
     step(trainer, 48, 1); /* the first three chunks of a size are waited for */
     ck_assert_str_eq(fake_log_text(&fake, CALLS),
@@ -126,17 +116,11 @@ TEST("when", asked_for_once_a_step) {
     step(trainer, 32, 2);
     ck_assert_str_eq(fake_log_text(&fake, CALLS),
                      "accumulate(0+16) accumulate(16+16) collect(0+1) collect(1+1) apply");
-    done(trainer);
 }
 
 /* What is prepared for chunks need not be waited for where none of them is. */
 TEST("when", preparations) {
-    fake_options options = timed(1);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
     options.prepares = 1;
-    policy.micro_batch = 16;
     trainer = trainer_with(&options, &policy);
     step(trainer, 48, 1);
     ck_assert_uint_eq(fake.deferred_preparations, 0);
@@ -144,68 +128,63 @@ TEST("when", preparations) {
     ck_assert_uint_eq(fake.deferred_preparations, 1);
     step(trainer, 40, 3); /* 16, 16, and 8, a size that has not run */
     ck_assert_uint_eq(fake.deferred_preparations, 1);
-    done(trainer);
 }
 
 /* A size that has not run three times is waited for, and none is in a run without times. */
 TEST("when", sizes_that_are_known) {
-    mt_policy_options options = MT_POLICY_OPTIONS_INIT;
+    mt_policy_options wishes = MT_POLICY_OPTIONS_INIT;
     mt_memory memory = MT_MEMORY_INIT;
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
-    mt_policy *policy;
+    mt_policy *asked;
     mt_plan plan;
 
     result.seconds = 0.5;
-    options.micro_batch = 8;
-    ck_ok(mt_policy_new(&options, NULL, &policy));
+    wishes.micro_batch = 8;
+    ck_ok(mt_policy_new(&wishes, NULL, &asked));
     for (int i = 0; i < 3; i++) {
-        ck_ok(mt_policy_plan(policy, MT_TRAIN, 8, &memory, &plan));
-        ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 1);
-        ck_ok(mt_policy_observe(policy, MT_TRAIN, 8, 0, &result));
+        ck_ok(mt_policy_plan(asked, MT_TRAIN, 8, &memory, &plan));
+        ck_assert_int_eq(mt_policy_wants_seconds(asked, MT_TRAIN, 8), 1);
+        ck_ok(mt_policy_observe(asked, MT_TRAIN, 8, 0, &result));
     }
-    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 0);
-    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 7), 1);
-    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_EVALUATE, 8), 1);
+    ck_assert_int_eq(mt_policy_wants_seconds(asked, MT_TRAIN, 8), 0);
+    ck_assert_int_eq(mt_policy_wants_seconds(asked, MT_TRAIN, 7), 1);
+    ck_assert_int_eq(mt_policy_wants_seconds(asked, MT_EVALUATE, 8), 1);
     ck_assert_int_eq(mt_policy_wants_seconds(NULL, MT_TRAIN, 8), 0);
-    ck_assert_int_eq(mt_policy_wants_seconds(policy, (mt_mode)9, 8), 0);
-    mt_policy_free(policy);
-    options.deterministic = 1;
-    ck_ok(mt_policy_new(&options, NULL, &policy));
-    ck_assert_int_eq(mt_policy_wants_seconds(policy, MT_TRAIN, 8), 0);
-    mt_policy_free(policy);
+    ck_assert_int_eq(mt_policy_wants_seconds(asked, (mt_mode)9, 8), 0);
+    mt_policy_free(asked);
+    wishes.deterministic = 1;
+    ck_ok(mt_policy_new(&wishes, NULL, &asked));
+    ck_assert_int_eq(mt_policy_wants_seconds(asked, MT_TRAIN, 8), 0);
+    mt_policy_free(asked);
 }
 
 /* Seconds that come later are as good as those that come at once. */
 TEST("when", seconds_that_come_later) {
     static const double bad[] = {0, -1, NAN, INFINITY};
-    mt_policy *policy;
+    mt_policy *asked;
 
-    ck_ok(mt_policy_new(NULL, NULL, &policy));
-    for (size_t i = 0; i < 4; i++) ck_ok(mt_policy_observe_seconds(policy, MT_TRAIN, 8, bad[i]));
-    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0);
-    ck_ok(mt_policy_observe_seconds(policy, MT_TRAIN, 8, 0.25));
-    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0.25);
-    ck_ok(mt_policy_begin(policy, &(mt_shape){.id = 5})); /* of which nothing was planned */
-    ck_ok(mt_policy_observe_seconds(policy, MT_TRAIN, 8, 0.25));
-    ck_assert_double_eq(mt_policy_predict_seconds(policy, MT_TRAIN, 8), 0);
+    ck_ok(mt_policy_new(NULL, NULL, &asked));
+    for (size_t i = 0; i < 4; i++) ck_ok(mt_policy_observe_seconds(asked, MT_TRAIN, 8, bad[i]));
+    ck_assert_double_eq(mt_policy_predict_seconds(asked, MT_TRAIN, 8), 0);
+    ck_ok(mt_policy_observe_seconds(asked, MT_TRAIN, 8, 0.25));
+    ck_assert_double_eq(mt_policy_predict_seconds(asked, MT_TRAIN, 8), 0.25);
+    ck_ok(mt_policy_begin(asked, &(mt_shape){.id = 5})); /* of which nothing was planned */
+    ck_ok(mt_policy_observe_seconds(asked, MT_TRAIN, 8, 0.25));
+    ck_assert_double_eq(mt_policy_predict_seconds(asked, MT_TRAIN, 8), 0);
     ck_status(mt_policy_observe_seconds(NULL, MT_TRAIN, 8, 1), MT_EINVAL);
-    ck_status(mt_policy_observe_seconds(policy, (mt_mode)9, 8, 1), MT_EINVAL);
-    ck_status(mt_policy_observe_seconds(policy, MT_TRAIN, 0, 1), MT_EINVAL);
-    mt_policy_free(policy);
+    ck_status(mt_policy_observe_seconds(asked, (mt_mode)9, 8, 1), MT_EINVAL);
+    ck_status(mt_policy_observe_seconds(asked, MT_TRAIN, 0, 1), MT_EINVAL);
+    mt_policy_free(asked);
 }
 
 /* Memory that ran out while the device worked is told of late. The step is taken back whole and goes through. */
 TEST_LOOP("fails", memory_runs_out_late, 2) {
     static seen reference[STEPS];
-    fake_options options = timed(1);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
     mt_step_report report;
 
     options.keep = _i;
-    policy.micro_batch = 16;
-    run(&options, &policy, reference);
-    trainer = by_sixteen(_i, MT_KEEP_AUTO);
+    run(reference);
+    learn(_i, MT_KEEP_AUTO);
     fake_fail_kind(&fake, FAKE_COLLECT, 2, MT_EDEVMEM);
     report = step(trainer, BATCH, 1);
     ck_assert_uint_eq(report.retries, 1);
@@ -213,23 +192,20 @@ TEST_LOOP("fails", memory_runs_out_late, 2) {
     ck_assert_double_eq(report.loss, reference[1].loss);
     ck_assert_ptr_nonnull(strstr(fake_log_text(&fake, CALLS | FAKE_BIT(FAKE_ROLLBACK)),
                                  "collect(0+1) collect!(1+1) rollback"));
-    done(trainer);
 }
 
 TEST("fails", another_failure) {
-    mt_trainer *trainer = by_sixteen(0, MT_KEEP_AUTO);
-
+    learn(0, MT_KEEP_AUTO);
     fake_fail_kind(&fake, FAKE_COLLECT, 4, MT_EIO);
     step_fails(trainer, BATCH, 1, MT_EIO);
     step(trainer, BATCH, 1);
-    done(trainer);
 }
 
 /* A chunk that is taken back alone leaves those before it: their figures are asked for all the same. */
 TEST("fails", a_rewind_keeps_them) {
-    mt_trainer *trainer = by_sixteen(1, MT_KEEP_ALWAYS);
     mt_step_report report;
 
+    learn(1, MT_KEEP_ALWAYS);
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 3, MT_EDEVMEM);
     report = step(trainer, BATCH, 1);
     ck_assert_uint_eq(report.discarded, 16);
@@ -237,20 +213,17 @@ TEST("fails", a_rewind_keeps_them) {
                      "accumulate(0+16) accumulate(16+16) accumulate!(32+16) rewind "
                      "accumulate(32+16) accumulate(48+16) collect(0+1) collect(1+1) collect(2+1) "
                      "collect(3+1) apply");
-    done(trainer);
 }
 
 /* Where host memory is short a step fails as a whole, or goes through. */
 TEST("fails", no_host_memory) {
-    fake_options options = timed(1);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_batch batch = batch_of(8, 0);
     int failed = 0;
 
     policy.micro_batch = 1;
     ck_ok(counting_install());
     for (size_t n = 1, fired = 1; fired; n++) {
-        mt_trainer *trainer = trainer_with(&options, &policy);
+        trainer = trainer_with(&options, &policy);
         uint64_t before = fake_hash(&fake);
         counting_fail_at(n, 0);
         mt_status status = mt_trainer_step(trainer, &batch, NULL);
@@ -260,9 +233,9 @@ TEST("fails", no_host_memory) {
         if (status != MT_OK) ck_status(status, MT_ENOMEM);
         if (status != MT_OK) ck_assert_uint_eq(fake_hash(&fake), before);
         step(trainer, 8, 0);
-        done(trainer);
+        end_trainer();
     }
     ck_assert_int_ge(failed, 2); /* the lists of chunks: of all, and of those that are deferred */
 }
 
-SUITE("trainer_deferred")
+TRAINER_SUITE_FROM("trainer_deferred", begin)

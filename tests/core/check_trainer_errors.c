@@ -2,7 +2,7 @@
  * check_trainer_errors.c - what fails for good and is no matter of memory; a poisoned trainer.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,26 +19,23 @@ static const struct {
 
 /* A failure that is no matter of memory: the step is over and undone, its text arrives. */
 TEST_LOOP("failure", failure_is_handed_on, LENGTH(failures)) {
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
-
+    trainer = trainer_with(&fake_defaults, NULL);
     fake_fail_kind(&fake, failures[_i].kind, 1, failures[_i].status);
-    step_fails(trainer, 32, 1, failures[_i].status);
-    ck_contains(mt_last_error(), "injected: ");
+    step_refused(32, 1, failures[_i].status, "injected: ");
     ck_assert_uint_eq(fake.fired, 1);
     ck_assert(fake_gradients_zero(&fake));
     ck_assert_uint_eq(fake_live_handles(&fake), 0);
     ck_assert_uint_le(count_kind(FAKE_BEGIN), 1);
     ck_assert_uint_eq(mt_trainer_explain(trainer, NULL, 0), 0); /* not for memory */
     ck_assert_uint_eq(step(trainer, 32, 1).step, 1);
-    done(trainer);
 }
 
 /* A user's callback stops in the middle of a batch. */
 TEST("failure", user_stops) {
-    fake_options options = fits(6);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     mt_run_report run = MT_RUN_REPORT_INIT;
 
+    options = fits(6);
+    trainer = trainer_with(&options, NULL);
     step(trainer, 30, 1);
     fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 3, MT_EUSER);
@@ -48,19 +45,15 @@ TEST("failure", user_stops) {
     ck_assert_uint_eq(run.steps, 1);
     ck_assert_uint_eq(run.samples_trained, 30);
     ck_assert_uint_eq(run.ooms, 0);
-    done(trainer);
 }
 
 TEST("failure", describe_fails) {
-    mt_trainer *trainer;
-    mt_backend seam;
+    mt_backend seam = new_seam();
+    mt_trainer *none;
 
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
     fake_fail_kind(&fake, FAKE_DESCRIBE, 1, MT_ENOTSUP);
-    ck_status(mt_trainer_new(&seam, NULL, &trainer), MT_ENOTSUP);
-    ck_assert_ptr_null(trainer);
-    ck_contains(mt_last_error(), "injected: describe");
+    ck_refused(mt_trainer_new(&seam, NULL, &none), MT_ENOTSUP, "injected: describe");
+    ck_assert_ptr_null(none);
 }
 
 static mt_status describe_too_many(void *self, mt_backend_info *out) {
@@ -82,30 +75,26 @@ static const struct {
                    {describe_without_names, "metric_names is NULL"}};
 
 TEST_LOOP("failure", metrics_are_checked, LENGTH(bad_metrics)) {
-    mt_trainer *trainer;
-    mt_backend seam;
+    mt_backend seam = new_seam();
+    mt_trainer *none;
 
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
     seam.describe = bad_metrics[_i].describe;
-    ck_status(mt_trainer_new(&seam, NULL, &trainer), MT_EINVAL);
-    ck_assert_ptr_null(trainer);
-    ck_contains(mt_last_error(), bad_metrics[_i].says);
+    ck_refused(mt_trainer_new(&seam, NULL, &none), MT_EINVAL, bad_metrics[_i].says);
+    ck_assert_ptr_null(none);
 }
 
 /* Numbers of samples that are none: nothing is begun. */
 static const size_t bad_counts[] = {0, (size_t)INT64_MAX + 1, SIZE_MAX};
 
 TEST_LOOP("failure", batch_is_checked, LENGTH(bad_counts)) {
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_batch batch = batch_of(bad_counts[_i], 1);
     char count[32];
 
+    trainer = trainer_with(&fake_defaults, NULL);
     snprintf(count, sizeof(count), "batch->count is %zu", bad_counts[_i]);
     ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL, count);
     ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_EINVAL, count);
     ck_assert_uint_eq(fake.logged, 0);
-    done(trainer);
 }
 
 static mt_status begin_silently(void *self, const mt_batch *batch) {
@@ -117,18 +106,14 @@ static mt_status begin_silently(void *self, const mt_batch *batch) {
 /* A backend without words: the line says what the status means, and no older line is taken for its own. */
 TEST("failure", refused_without_words) {
     mt_batch batch = batch_of(8, 1);
-    mt_trainer *trainer;
-    mt_backend seam;
+    mt_backend seam = new_seam();
 
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
     seam.begin = begin_silently;
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
     mt_set_error(MT_EIO, "an older line");
     ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM,
                "a batch of 8 samples does not fit on fake:0: ");
     ck_contains(mt_last_error(), mt_status_text(MT_EDEVMEM));
-    done(trainer);
 }
 
 static mt_status stop(void *self, const mt_batch *batch) {
@@ -156,11 +141,8 @@ static void says_that_it_does_not(mt_status status, mt_status expected) {
 /* The same where it is no matter of memory. */
 TEST("failure", failed_without_words) {
     mt_batch batch = batch_of(8, 1);
-    mt_trainer *trainer;
-    mt_backend seam;
+    mt_backend seam = new_seam();
 
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
     seam.begin = stop;
     seam.evaluate = evaluate_silently;
     seam.state_sha256 = hash_silently;
@@ -171,7 +153,6 @@ TEST("failure", failed_without_words) {
     says_that_it_does_not(mt_trainer_evaluate(trainer, &batch, NULL), MT_EIO);
     mt_set_error(MT_EUSER, "an older line");
     says_that_it_does_not(mt_trainer_finish(trainer, NULL), MT_EIO);
-    done(trainer);
 }
 
 static double units_told;
@@ -187,29 +168,18 @@ static mt_status tell_units(void *self, const mt_batch *batch, size_t first, siz
 TEST_LOOP("failure", units_that_are_none, 3) {
     static const double none[] = {-1, NAN, INFINITY};
     mt_batch batch = batch_of(8, 1);
-    mt_trainer *trainer;
-    mt_backend seam;
+    mt_backend seam = new_seam();
 
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
     seam.units = tell_units;
     units_told = none[_i];
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
     ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL,
                "the backend's units of samples 0 to 8 are ");
-    done(trainer);
 }
 
 /* ---- a backend that calls its own trainer ---------------------------------------------------------- */
 
-static mt_trainer *called;
 static size_t refusals;
-static char logged[128];
-
-static void keep_line(void *user, mt_log_level level, const char *text) {
-    (void)user;
-    if (level == MT_LOG_WARNING) snprintf(logged, sizeof(logged), "%s", text);
-}
 
 static void is_refused(mt_status status, const char *function) {
     ck_refused(status, MT_ESTATE, function);
@@ -222,15 +192,15 @@ static void call_back(void) {
     mt_batch batch = batch_of(8, 2);
     mt_run_report run = MT_RUN_REPORT_INIT;
 
-    is_refused(mt_trainer_step(called, &batch, NULL), "mt_trainer_step");
-    is_refused(mt_trainer_evaluate(called, &batch, NULL), "mt_trainer_evaluate");
-    is_refused(mt_trainer_set_chunks(called, chunks, 1), "mt_trainer_set_chunks");
-    is_refused(mt_trainer_set_rungs(called, 0, 1), "mt_trainer_set_rungs");
-    is_refused(mt_trainer_end_epoch(called, NULL), "mt_trainer_end_epoch");
-    is_refused(mt_trainer_finish(called, NULL), "mt_trainer_finish");
-    mt_trainer_free(called);
+    is_refused(mt_trainer_step(trainer, &batch, NULL), "mt_trainer_step");
+    is_refused(mt_trainer_evaluate(trainer, &batch, NULL), "mt_trainer_evaluate");
+    is_refused(mt_trainer_set_chunks(trainer, chunks, 1), "mt_trainer_set_chunks");
+    is_refused(mt_trainer_set_rungs(trainer, 0, 1), "mt_trainer_set_rungs");
+    is_refused(mt_trainer_end_epoch(trainer, NULL), "mt_trainer_end_epoch");
+    is_refused(mt_trainer_finish(trainer, NULL), "mt_trainer_finish");
+    mt_trainer_free(trainer);
     ck_contains(logged, "mt_trainer_free: called by its own backend");
-    ck_ok(mt_trainer_summary(called, &run)); /* this is no more than reading */
+    ck_ok(mt_trainer_summary(trainer, &run)); /* this is no more than reading */
 }
 
 static mt_status begin_calls_back(void *self, const mt_batch *batch) {
@@ -256,37 +226,33 @@ static mt_status hash_calls_back(void *self, char out[65]) {
 
 TEST_LOOP("failure", calls_its_own_trainer, 4) {
     mt_batch batch = batch_of(8, 1);
-    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_backend seam;
 
     policy.clear_every = MT_CLEAR_EPOCHS;
-    options.policy = &policy;
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
+    own.policy = &policy;
+    seam = new_seam();
     if (_i == 0) seam.begin = begin_calls_back;
     if (_i == 1) seam.evaluate = evaluate_calls_back;
     if (_i == 2) seam.empty_cache = clear_calls_back;
     if (_i == 3) seam.state_sha256 = hash_calls_back;
     refusals = 0;
-    mt_set_log(keep_line, NULL);
-    ck_ok(mt_trainer_new(&seam, &options, &called));
-    ck_ok(mt_trainer_step(called, &batch, NULL));
-    ck_ok(mt_trainer_evaluate(called, &batch, NULL));
-    ck_ok(mt_trainer_end_epoch(called, NULL));
-    ck_ok(mt_trainer_finish(called, NULL));
+    mt_set_log(keep_log, NULL);
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    ck_ok(mt_trainer_evaluate(trainer, &batch, NULL));
+    ck_ok(mt_trainer_end_epoch(trainer, NULL));
+    ck_ok(mt_trainer_finish(trainer, NULL));
     ck_assert_uint_ge(refusals, 6);
     mt_set_log(NULL, NULL);
-    done(called);
 }
 
 /* ---- ends ------------------------------------------------------------------------------------------ */
 
 /* The state cannot be hashed: the run is not over, and can be ended later. */
 TEST("failure", hash_fails) {
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_run_report run = MT_RUN_REPORT_INIT;
 
+    trainer = trainer_with(&fake_defaults, NULL);
     step(trainer, 32, 1);
     fake_fail_kind(&fake, FAKE_SHA256, 1, MT_EIO);
     ck_refused(mt_trainer_finish(trainer, &run), MT_EIO, "injected: sha256");
@@ -294,17 +260,16 @@ TEST("failure", hash_fails) {
     ck_ok(mt_trainer_finish(trainer, &run));
     ck_assert_uint_eq(run.steps, 1);
     ck_assert_uint_eq(strlen(run.state_sha256), 64);
-    done(trainer);
 }
 
 /* After a failed rollback nothing is done any more, and each refusal says why. */
 TEST_LOOP("failure", poisoned, 2) {
     static const size_t chunks[] = {8};
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_batch batch = batch_of(8, 1);
     size_t calls;
 
+    trainer = trainer_with(&fake_defaults, NULL);
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 1, MT_EDEVMEM);
     fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
     ck_assert_int_ne(mt_trainer_step(trainer, &batch, NULL), MT_OK);
@@ -317,7 +282,6 @@ TEST_LOOP("failure", poisoned, 2) {
         ck_status(mt_trainer_end_epoch(trainer, NULL), MT_ESTATE);
         ck_refused(mt_trainer_finish(trainer, &run), MT_ESTATE, "injected: rollback");
     }
-    mt_trainer_free(trainer);
 }
 
-SUITE("trainer_errors")
+TRAINER_SUITE("trainer_errors")

@@ -2,7 +2,7 @@
  * check_trainer_eval.c - evaluation and epochs: each sample counts once.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 #include <math.h>
 
@@ -14,13 +14,13 @@ static fake_options eval_fits(size_t m) {
 
 /* Fails each allocation of an evaluation in turn: each sample counts once all the same. */
 TEST("eval", evaluation_counts_once) {
-    fake_options options = eval_fits(9);
     mt_eval_report clean;
-    mt_trainer *trainer = trainer_with(&options, NULL);
-    uint64_t n, before = fake_hash(&fake);
 
+    options = eval_fits(9);
+    trainer = trainer_with(&options, NULL);
+    uint64_t n, before = fake_hash(&fake);
     clean = evaluate(trainer, 40, 4);
-    done(trainer);
+    end_trainer();
     for (n = 1; n < 1000; n++) {
         mt_eval_report report;
         size_t went_through = 0;
@@ -36,17 +36,17 @@ TEST("eval", evaluation_counts_once) {
             went_through += fake.log[i].kind == FAKE_EVALUATE && fake.log[i].status == MT_OK;
         ck_assert_uint_eq(report.chunk_count, went_through);
         ck_assert_uint_eq(fake_hash(&fake), before);
-        done(trainer);
+        end_trainer();
         if (fake.fired == 0) break;
     }
     ck_assert_uint_gt(n, 20);
 }
 
 TEST("eval", evaluation_in_its_own_chunks) {
-    fake_options options = eval_fits(9);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     mt_eval_report report;
 
+    options = eval_fits(9);
+    trainer = trainer_with(&options, NULL);
     evaluate(trainer, 27, 1);
     fake_log_clear(&fake);
     report = evaluate(trainer, 27, 2);
@@ -54,16 +54,14 @@ TEST("eval", evaluation_in_its_own_chunks) {
     ck_assert_uint_eq(report.chunk_count, 3);
     ck_assert_uint_eq(report.peak_bytes, options.budget_bytes);
     ck_assert_uint_eq(report.retries, 0);
-    done(trainer);
 }
 
 /* It fits by no means: no sums are handed over, the epoch does not count it. */
 TEST("eval", evaluation_does_not_fit) {
-    fake_options options = eval_fits(1);
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_batch batch = batch_of(6, 1);
-    mt_trainer *trainer;
 
+    options = eval_fits(1);
     options.budget_bytes--;
     trainer = trainer_with(&options, NULL);
     ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
@@ -71,26 +69,22 @@ TEST("eval", evaluation_does_not_fit) {
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
     ck_assert_uint_eq(epoch.eval_samples, 0);
     ck_assert(isnan(epoch.eval_loss));
-    done(trainer);
 }
 
 TEST("eval", evaluation_fails_otherwise) {
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_batch batch = batch_of(16, 1);
 
+    trainer = trainer_with(&fake_defaults, NULL);
     fake_fail_kind(&fake, FAKE_EVALUATE, 1, MT_EUSER);
     ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_EUSER, "injected: evaluate");
     ck_assert_uint_eq(fake.logged > 0 ? count_kind(FAKE_EVALUATE) : 0, 1);
     evaluate(trainer, 16, 1);
-    done(trainer);
 }
 
 /* ---- epochs --------------------------------------------------------------------------------- */
 
 TEST("eval", epoch_means) {
-    fake_options options = with_units(6);
-    mt_trainer *trainer;
-
+    options = with_units(6);
     options.seconds = fake_seconds;
     trainer = trainer_with(&options, NULL);
     for (uint64_t number = 1; number <= 3; number++) {
@@ -125,13 +119,12 @@ TEST("eval", epoch_means) {
         ck_assert_double_eq_tol(epoch.seconds, seconds, 1e-9);
         ck_assert_uint_ge(epoch.peak_bytes, peak);
     }
-    done(trainer);
 }
 
 TEST("eval", epoch_of_nothing) {
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
+    trainer = trainer_with(&fake_defaults, NULL);
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
     ck_assert_uint_eq(epoch.epoch, 1);
     ck_assert_uint_eq(epoch.samples, 0);
@@ -141,7 +134,6 @@ TEST("eval", epoch_of_nothing) {
     ck_assert_uint_eq(epoch.epoch, 2);
     ck_assert_uint_eq(epoch.samples, 8);
     ck_assert(isfinite(epoch.loss) && isnan(epoch.eval_loss));
-    done(trainer);
 }
 
-SUITE("trainer_eval")
+TRAINER_SUITE("trainer_eval")

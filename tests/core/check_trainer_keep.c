@@ -3,7 +3,7 @@
  * it hits, where there is room for a second set of gradients.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 /* One allocation that lives as long as the chunk: a second set of gradients adds to the peak. */
 static const fake_allocation plain_allocations[] = {{1000, 2000, FAKE_AT_END}};
@@ -16,23 +16,15 @@ static size_t room_for(size_t m) {
     return fake_defaults.resident_bytes + fake_program_peak(&plain, m);
 }
 
-static fake_options keeping(size_t budget) {
-    fake_options options = fake_defaults;
-
+/* Chunks of 16, as memory and options have it, and room for more. */
+static void begin(void) {
+    begin_defaults();
     options.train = plain;
     options.keep = 1;
-    options.budget_bytes = budget;
-    return options;
-}
-
-/* Chunks of 16, as memory and options have it. */
-static mt_policy_options by_sixteen(void) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-
+    options.budget_bytes = room_for(40);
     policy.deterministic = 1;
     policy.max_micro_batch = 16;
     policy.keep_chunks = MT_KEEP_ALWAYS;
-    return policy;
 }
 
 static void check_calls(const char *expected) {
@@ -47,9 +39,14 @@ static struct {
     size_t budget;
 } change;
 
+static int calls_to_fail[2]; /* of accumulate from here on; 0: none */
+
 static mt_status accumulate_and_change(void *self, size_t first, size_t count, double weight,
                                        mt_chunk_result *out) {
     if (change.chunks > 0 && --change.chunks == 0) fake.options.budget_bytes = change.budget;
+    for (int i = 0; i < 2; i++)
+        if (calls_to_fail[i] > 0 && --calls_to_fail[i] == 0)
+            fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
     return change.seam.accumulate(self, first, count, weight, out);
 }
 
@@ -58,46 +55,30 @@ static void change_budget_at(int chunks, size_t budget) {
     change.budget = budget;
 }
 
-/* A trainer that has learnt, and whose log is empty. */
-static mt_trainer *learnt_traced(const fake_options *options, const mt_policy_options *policy,
-                                 mt_trace_fn trace) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
-    mt_backend seam;
+/* The trainer has learnt, and its log is empty. */
+static void learn(void) {
+    mt_backend seam = change.seam = new_seam();
 
-    own.policy = policy;
-    own.trace = trace;
-    fake_init(&fake, options);
-    change.seam = seam = fake_seam(&fake);
+    own.policy = &policy;
     seam.accumulate = accumulate_and_change;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
     step(trainer, 64, 1);
     fake_log_clear(&fake);
-    return trainer;
-}
-
-static mt_trainer *learnt(const fake_options *options, const mt_policy_options *policy) {
-    return learnt_traced(options, policy, NULL);
 }
 
 /* The last step's chunks, given to a trainer that meets no OOM, end with the same bits. */
-static void check_same_bits(const fake_options *options, const mt_policy_options *policy,
-                            const mt_step_report *report) {
+static void check_same_bits(const mt_step_report *report) {
     static const size_t first[] = {16, 16, 16, 16}; /* as the one that has learnt took them */
-    fake_options clean = *options;
     size_t chunks[64], count = report->chunk_count;
     uint64_t hash = fake_hash(&fake);
-    mt_trainer *trainer;
 
     memcpy(chunks, report->chunks, count * sizeof(*chunks));
-    clean.budget_bytes = 0;
-    trainer = trainer_with(&clean, policy);
-    ck_ok(mt_trainer_set_chunks(trainer, first, LENGTH(first)));
-    step(trainer, 64, 1);
-    ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
-    step(trainer, 64, 2);
+    end_trainer();
+    options.budget_bytes = 0;
+    trainer = trainer_with(&options, &policy);
+    step_in(first, LENGTH(first), 64, 1);
+    step_in(chunks, count, 64, 2);
     ck_assert_uint_eq(fake_hash(&fake), hash);
-    done(trainer);
 }
 
 /* ---- one chunk is taken back ----------------------------------------------------------------- */
@@ -135,31 +116,10 @@ static const struct {
      2, 32},
 };
 
-static int calls_to_fail[2];
-
-static mt_status accumulate_and_fail(void *self, size_t first, size_t count, double weight,
-                                     mt_chunk_result *out) {
-    for (int i = 0; i < 2; i++)
-        if (calls_to_fail[i] > 0 && --calls_to_fail[i] == 0)
-            fake_fail_kind(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
-    return change.seam.accumulate(self, first, count, weight, out);
-}
-
 TEST_LOOP("back", finished_chunks_stay, LENGTH(failures)) {
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
     mt_step_report report;
-    mt_backend seam;
 
-    own.policy = &policy;
-    fake_init(&fake, &options);
-    change.seam = seam = fake_seam(&fake);
-    seam.accumulate = accumulate_and_fail;
-    ck_ok(mt_trainer_new(&seam, &own, &trainer));
-    step(trainer, 64, 1);
-    fake_log_clear(&fake);
+    learn();
     calls_to_fail[0] = failures[_i].first;
     calls_to_fail[1] = failures[_i].second;
     report = step(trainer, 64, 2);
@@ -167,39 +127,33 @@ TEST_LOOP("back", finished_chunks_stay, LENGTH(failures)) {
     ck_assert_uint_eq(report.retries, failures[_i].retries);
     ck_assert_uint_eq(report.discarded, failures[_i].discarded);
     ck_assert_uint_eq(report.chunk_count, 4);
-    check_same_bits(&options, &policy, &report);
-    mt_trainer_free(trainer);
+    check_same_bits(&report);
 }
 
 /* Apply and begin have nothing that could be kept. */
 TEST("back", apply_fails) {
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
     mt_step_report report;
 
+    learn();
     fake_fail_kind(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
-    report = step(trainer, 32, 2);
-    check_log("begin accumulate(0+16) accumulate(16+16) apply! rollback begin accumulate(0+16) "
-              "accumulate(16+16) apply");
+    report =
+        step_by(32, 2,
+                "begin accumulate(0+16) accumulate(16+16) apply! rollback begin accumulate(0+16) "
+                "accumulate(16+16) apply");
     ck_assert_uint_eq(report.discarded, 32);
-    done(trainer);
 }
 
 /* A plan for what was left of a step is none for the whole of it, once that is taken back. */
 TEST("back", apply_fails_after_a_chunk) {
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
     mt_step_report report;
 
+    learn();
     change_budget_at(4, room_for(12));
     fake_fail_kind(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
     report = step(trainer, 64, 2);
     ck_assert_uint_eq(report.samples, 64);
     ck_assert_uint_eq(count_kind(FAKE_APPLY), 2);
-    check_same_bits(&options, &policy, &report);
-    mt_trainer_free(trainer);
+    check_same_bits(&report);
 }
 
 /* ---- when there is room ----------------------------------------------------------------------- */
@@ -223,17 +177,13 @@ static const struct {
 
 TEST_LOOP("room", room_for_a_second_set, LENGTH(rooms)) {
     size_t more = rooms[_i].budget;
-    fake_options options = keeping(more == SIZE_MAX ? 0 : room_for(16) + more);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
     mt_backend seam;
 
+    options.budget_bytes = more == SIZE_MAX ? 0 : room_for(16) + more;
     policy.keep_chunks = rooms[_i].whole_steps ? MT_KEEP_NEVER : MT_KEEP_ALWAYS;
     own.policy = &policy;
     options.normalises_over_batch = rooms[_i].normalises;
-    fake_init(&fake, &options);
-    seam = fake_seam(&fake);
+    seam = new_seam();
     if (rooms[_i].absent == FAKE_MARK) seam.mark = NULL;
     if (rooms[_i].absent == FAKE_REWIND) seam.rewind = NULL;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
@@ -243,15 +193,10 @@ TEST_LOOP("room", room_for_a_second_set, LENGTH(rooms)) {
     ck_assert_msg(count_kind(FAKE_MARK) == rooms[_i].marks, "%s", rooms[_i].name);
     ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), 4);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* What chunks with a second set were measured to need goes before the bound. */
 TEST("room", known_by_measuring) {
-    fake_options options = keeping(0);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer;
-
     options.train = fake_train_program; /* its peak is past when the gradients come */
     options.budget_bytes = fake_defaults.resident_bytes +
                            fake_program_peak(&fake_train_program, 16) + FAKE_GRADIENT_BYTES;
@@ -262,7 +207,6 @@ TEST("room", known_by_measuring) {
     step(trainer, 64, 5);
     ck_assert_uint_eq(count_kind(FAKE_MARK), 4);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /*
@@ -284,10 +228,6 @@ static const struct {
 };
 
 TEST_LOOP("room", known_from_one_recording, LENGTH(known_rooms)) {
-    fake_options options = keeping(0);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer;
-
     policy.keep_chunks = MT_KEEP_AUTO;
     options.train = *known_rooms[_i].program;
     options.tells_gradients = known_rooms[_i].tells;
@@ -300,15 +240,11 @@ TEST_LOOP("room", known_from_one_recording, LENGTH(known_rooms)) {
     ck_assert_msg(count_kind(FAKE_MARK) == known_rooms[_i].marks, "%s", known_rooms[_i].name);
     ck_assert_uint_eq(count_kind(FAKE_ACCUMULATE), known_rooms[_i].chunks);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* Chunks of an evaluation, of a replay and of a recording that is taken back are not marked. */
 TEST("room", not_marked) {
     static const size_t chunks[] = {16, 16};
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer;
 
     options.normalises_over_batch = 1;
     trainer = trainer_with(&options, &policy);
@@ -322,43 +258,9 @@ TEST("room", not_marked) {
     step(trainer, 32, 2);
     check_calls("begin accumulate(0+16) accumulate!(16+16) rollback begin accumulate(0+16) "
                 "accumulate(16+16) apply");
-    done(trainer);
 }
 
 /* ---- the second set is given up ---------------------------------------------------------------- */
-
-/* The room for it is gone in the middle of a step: chunks keep their size, and what is done stays. */
-TEST("given up", given_up_first) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
-    mt_step_report report;
-
-    change_budget_at(2, room_for(16) + 100);
-    report = step(trainer, 64, 2);
-    check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rewind accumulate(16+16) "
-                "accumulate(32+16) accumulate(48+16) apply");
-    ck_assert_uint_eq(report.discarded, 16);
-    check_same_bits(&options, &policy, &report);
-    mt_trainer_free(trainer);
-}
-
-/* Less room than for the chunk itself: then it is made smaller, and what is done is done again. */
-TEST("given up", then_smaller_chunks) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
-    mt_step_report report;
-
-    change_budget_at(2, room_for(9));
-    report = step(trainer, 64, 2);
-    check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rewind accumulate(16+8) "
-                "accumulate(24+8) accumulate(32+8) accumulate(40+8) accumulate(48+8) "
-                "accumulate(56+8) apply");
-    ck_assert_uint_eq(report.chunk_count, 7);
-    check_same_bits(&options, &policy, &report);
-    mt_trainer_free(trainer);
-}
 
 static size_t ooms, given_up;
 
@@ -374,12 +276,10 @@ static void count_ooms(void *user, const char *line) {
  * the batch is planned anew; that there is none for that either is told once.
  */
 TEST("given up", nothing_fits_any_more) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer;
-
+    options.budget_bytes = room_for(16) + FAKE_GRADIENT_BYTES;
     policy.min_micro_batch = 8;
-    trainer = learnt_traced(&options, &policy, count_ooms);
+    own.trace = count_ooms;
+    learn();
     ooms = given_up = 0;
     change_budget_at(2, room_for(8) - 1);
     step_fails(trainer, 64, 2, MT_EDEVMEM);
@@ -388,40 +288,60 @@ TEST("given up", nothing_fits_any_more) {
     ck_assert_uint_eq(given_up, 1);
     fake.options.budget_bytes = options.budget_bytes;
     step(trainer, 64, 2);
-    done(trainer);
 }
 
-/* What is left of a step may be no more to cut, where its whole batch is: then that is. */
-TEST("given up", whole_batch_is_cut) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer;
+/* The budget shrinks in the middle of a step; what is done stays wherever it can. */
+static const struct {
+    const char *name;
+    int chunk;       /* before which it does */
+    size_t fits;     /* chunks of so many samples, ... */
+    size_t more;     /* and these bytes */
+    size_t smallest; /* legal chunk */
+    size_t discarded, chunks;
+    const char *calls;
+} shrinks[] = {
+    {"the room for the second set is gone: chunks keep their size", 2, 16, 100, 0, 16, 4,
+     "begin mark accumulate(0+16) mark accumulate!(16+16) rewind accumulate(16+16) "
+     "accumulate(32+16) accumulate(48+16) apply"},
+    {"less room than for the chunk itself: then it is made smaller", 2, 9, 0, 0, 16, 7,
+     "begin mark accumulate(0+16) mark accumulate!(16+16) rewind accumulate(16+8) accumulate(24+8) "
+     "accumulate(32+8) accumulate(40+8) accumulate(48+8) accumulate(56+8) apply"},
+    {"what is left may be no more to cut, where the whole batch is: then that is", 4, 14, 0, 12, 64,
+     5,
+     "begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
+     "accumulate!(48+16) rewind rollback begin accumulate(0+13) accumulate(13+13) "
+     "accumulate(26+13) accumulate(39+13) accumulate(52+12) apply"},
+};
+
+TEST_LOOP("given up", given_up_first, LENGTH(shrinks)) {
     mt_step_report report;
 
-    policy.min_micro_batch = 12;
-    trainer = learnt_traced(&options, &policy, count_ooms);
-    change_budget_at(4, room_for(14));
+    options.budget_bytes = room_for(16) + FAKE_GRADIENT_BYTES;
+    policy.min_micro_batch = shrinks[_i].smallest;
+    own.trace = count_ooms;
+    learn();
+    change_budget_at(shrinks[_i].chunk, room_for(shrinks[_i].fits) + shrinks[_i].more);
     report = step(trainer, 64, 2);
-    check_calls("begin mark accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) mark "
-                "accumulate!(48+16) rewind rollback begin accumulate(0+13) accumulate(13+13) "
-                "accumulate(26+13) accumulate(39+13) accumulate(52+12) apply");
-    ck_assert_uint_eq(report.discarded, 64);
+    ck_assert_msg(strcmp(fake_log_text(&fake, KEEP_KINDS), shrinks[_i].calls) == 0, "%s: %s",
+                  shrinks[_i].name, fake_log_text(&fake, KEEP_KINDS));
+    ck_assert_uint_eq(report.discarded, shrinks[_i].discarded);
+    ck_assert_uint_eq(report.chunk_count, shrinks[_i].chunks);
     ck_assert_uint_eq(given_up, 0);
-    done(trainer);
+    check_same_bits(&report);
 }
 
 /* Wherever in a step with an OOM the backend's memory cannot be read: the step is over and undone. */
 TEST("given up", memory_is_not_told) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
     uint64_t n = 0, failed = 0, fired;
 
+    options.budget_bytes = room_for(16) + FAKE_GRADIENT_BYTES;
     do {
-        mt_trainer *trainer = learnt(&options, &policy);
-        uint64_t before = fake_hash(&fake);
         mt_batch batch = batch_of(64, 2);
+        uint64_t before;
         mt_status status;
 
+        learn();
+        before = fake_hash(&fake);
         change_budget_at(2, room_for(9));
         fake_fail_kind(&fake, FAKE_MEMORY, ++n, MT_EIO);
         status = mt_trainer_step(trainer, &batch, NULL);
@@ -433,7 +353,7 @@ TEST("given up", memory_is_not_told) {
         change_budget_at(0, 0);
         fake_fail_kind(&fake, FAKE_MEMORY, 0, MT_OK);
         step(trainer, 64, 2);
-        done(trainer);
+        end_trainer();
     } while (fired);
     ck_assert_uint_ge(failed, 10); /* all but the one of the report */
     ck_assert_uint_eq(failed, n - 2);
@@ -441,10 +361,8 @@ TEST("given up", memory_is_not_told) {
 
 /* More room than there was when it failed: it is kept again at once. */
 TEST("given up", kept_again_in_more_room) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
-
+    options.budget_bytes = room_for(16) + FAKE_GRADIENT_BYTES;
+    learn();
     change_budget_at(2, room_for(16) + 100);
     step(trainer, 64, 2);
     fake_log_clear(&fake);
@@ -453,19 +371,16 @@ TEST("given up", kept_again_in_more_room) {
     fake.options.budget_bytes = options.budget_bytes;
     step(trainer, 64, 4);
     ck_assert_uint_eq(count_kind(FAKE_MARK), 4);
-    done(trainer);
 }
 
 /* The budget says that there is room, and there is not: tried again ever more seldom. */
 TEST("given up", forgotten_after_a_while) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer;
     uint64_t id = 2;
 
+    options.budget_bytes = room_for(16) + FAKE_GRADIENT_BYTES;
     options.device_bytes = room_for(16) + 100;
     options.no_evidence = 1;
-    trainer = learnt(&options, &policy); /* it fails, and is given up */
+    learn(); /* it fails, and is given up */
     for (int round = 0, wait = 4; round < 3; round++, wait *= 2) {
         int without = 0;
 
@@ -474,21 +389,17 @@ TEST("given up", forgotten_after_a_while) {
         ck_assert_int_ge(without, wait - 1);
         ck_assert_int_le(without, wait);
     }
-    done(trainer);
 }
 
 /* ---- other rungs ------------------------------------------------------------------------------- */
 
 /* They change outside a step alone: what is done has to be taken back after all. */
 TEST("rungs", other_rungs) {
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer;
     mt_step_report report;
 
     options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     policy.min_micro_batch = 8;
-    trainer = learnt(&options, &policy);
+    learn();
     change_budget_at(3, room_for(8) - 1);
     report = step(trainer, 64, 2);
     ck_assert_uint_eq(report.rungs, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING));
@@ -496,19 +407,16 @@ TEST("rungs", other_rungs) {
     ck_assert_ptr_nonnull(strstr(fake_log_text(&fake, FAKE_STEP_KINDS),
                                  "accumulate!(32+16) rewind rollback set_rung(1+1) begin "));
     ck_assert_uint_ge(report.discarded, 48);
-    done(trainer);
 }
 
 /* A batch made smaller: its chunks cover its samples, in every attempt. */
 TEST_LOOP("rungs", with_a_smaller_batch, 3) {
     static const fake_kind kinds[] = {FAKE_ACCUMULATE, FAKE_MARK, FAKE_APPLY};
     static const size_t taken[] = {24, 27, 27}; /* a chunk that fails twice is made smaller again */
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_batch small = batch_of(12, 1), large = batch_of(30, 2);
-    mt_trainer *trainer;
 
+    policy = (mt_policy_options)MT_POLICY_OPTIONS_INIT;
     options.may_shorten = 1;
     options.min_micro_batch = 8;
     options.units = fake_unit_table;
@@ -530,17 +438,15 @@ TEST_LOOP("rungs", with_a_smaller_batch, 3) {
     ck_ok(mt_trainer_step(trainer, &large, &report));
     ck_assert_uint_eq(report.samples, taken[_i]);
     ck_assert_uint_eq(count_kind(FAKE_MARK), 0); /* what is left would be made smaller again */
-    done(trainer);
 }
 
 /* A step of one chunk that has failed for no reason twice is made smaller outside of it. */
 TEST("rungs", made_smaller_outside_the_step) {
-    fake_options options = keeping(room_for(100));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_batch batch = batch_of(50, 2);
-    mt_trainer *trainer;
 
+    options.budget_bytes = room_for(100);
+    policy = (mt_policy_options)MT_POLICY_OPTIONS_INIT;
     options.may_shorten = 1;
     options.needs_whole_batch = 1;
     policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
@@ -553,7 +459,6 @@ TEST("rungs", made_smaller_outside_the_step) {
     ck_ok(mt_trainer_step(trainer, &batch, &report));
     ck_assert_uint_eq(report.samples, 32);
     ck_assert_uint_eq(report.discarded, 3 * 50 + 2 * 40 + 32);
-    done(trainer);
 }
 
 /* ---- what fails -------------------------------------------------------------------------------- */
@@ -561,10 +466,8 @@ TEST("rungs", made_smaller_outside_the_step) {
 /* A mark for which there was no room has not happened: the chunk runs without. */
 TEST_LOOP("fails", mark_refused, 4) {
     static const mt_status why[] = {MT_EDEVMEM, MT_ENOTSUP};
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
 
+    learn();
     fake_fail_kind(&fake, FAKE_MARK, 2, why[_i % 2]);
     if (_i / 2 == 1) fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EDEVMEM);
     ck_assert_uint_eq(step(trainer, 48, 2).retries, (unsigned)_i / 2);
@@ -574,42 +477,31 @@ TEST_LOOP("fails", mark_refused, 4) {
     else /* and where it fails it costs the step */
         check_calls("begin mark accumulate(0+16) mark! accumulate!(16+16) rollback begin mark "
                     "accumulate(0+16) mark accumulate(16+16) mark accumulate(32+16) apply");
-    done(trainer);
 }
 
 TEST_LOOP("fails", mark_fails, 3) {
     static const mt_status why[] = {MT_EIO, MT_EUSER, MT_ETORCH};
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
 
+    learn();
     fake_fail_kind(&fake, FAKE_MARK, 2, why[_i]);
-    step_fails(trainer, 48, 2, why[_i]);
-    ck_contains(mt_last_error(), "injected: mark");
+    step_refused(48, 2, why[_i], "injected: mark");
     check_calls("begin mark accumulate(0+16) mark! rollback");
     step(trainer, 48, 2);
-    done(trainer);
 }
 
 /* A chunk that fails for another reason than memory ends the step, which is taken back whole. */
 TEST("fails", chunk_fails) {
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
-
+    learn();
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EUSER);
     step_fails(trainer, 48, 2, MT_EUSER);
     check_calls("begin mark accumulate(0+16) mark accumulate!(16+16) rollback");
-    done(trainer);
 }
 
 TEST("fails", rewind_fails) {
-    fake_options options = keeping(room_for(40));
-    mt_policy_options policy = by_sixteen();
-    mt_trainer *trainer = learnt(&options, &policy);
     mt_batch batch = batch_of(48, 2);
     size_t calls;
 
+    learn();
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 2, MT_EDEVMEM);
     fake_fail_kind(&fake, FAKE_REWIND, 1, MT_EIO);
     ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE, "rewind");
@@ -617,7 +509,8 @@ TEST("fails", rewind_fails) {
     ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE, "injected: rewind");
     ck_status(mt_trainer_set_rungs(trainer, 0, 1), MT_ESTATE);
     ck_assert_uint_eq(fake.logged, calls);
-    mt_trainer_free(trainer);
+    mt_trainer_free(trainer); /* its mark stays open */
+    trainer = NULL;
 }
 
 /* A recording that does not stop, of a chunk that went through or of one that did not fit. */
@@ -637,22 +530,15 @@ static mt_status record_and_fail(void *self, const mt_event_sink *sink) {
 
 /* It is no chunk that failed, so none is taken back alone. */
 TEST_LOOP("fails", recording_does_not_stop, 2) {
-    fake_options options =
-        keeping(0); /* as much as it likes: chunks are marked from the first on */
-    mt_policy_options policy = by_sixteen();
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-
+    options.budget_bytes = 0; /* as much as it likes: chunks are marked from the first on */
     own.policy = &policy;
     stop.chunk_fails = _i;
     for (stop.fail_at = 1; stop.fail_at < 100; stop.fail_at++) {
         mt_batch batch = batch_of(64, 1);
-        mt_trainer *trainer;
-        mt_backend seam;
+        mt_backend seam = change.seam = new_seam();
         uint64_t before;
         mt_status status;
 
-        fake_init(&fake, &options);
-        change.seam = seam = fake_seam(&fake);
         seam.record = record_and_fail;
         stop.stops = 0;
         ck_ok(mt_trainer_new(&seam, &own, &trainer));
@@ -661,7 +547,6 @@ TEST_LOOP("fails", recording_does_not_stop, 2) {
         ck_assert_uint_eq(count_kind(FAKE_REWIND), 0);
         if (stop.stops < stop.fail_at) { /* so many chunks were recorded */
             ck_ok(status);
-            done(trainer);
             break;
         }
         ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
@@ -669,7 +554,7 @@ TEST_LOOP("fails", recording_does_not_stop, 2) {
         if (_i == 0) ck_contains(mt_last_error(), "still recording");
         ck_assert((fake_hash(&fake) == before) == (_i == 0));
         step(trainer, 64, 2);
-        done(trainer);
+        end_trainer();
     }
     ck_assert_uint_gt(stop.fail_at, 1);
     ck_assert_uint_lt(stop.fail_at, 100);
@@ -677,13 +562,11 @@ TEST_LOOP("fails", recording_does_not_stop, 2) {
 
 /* What is finished is to be taken back after all, for a plan of the whole, and cannot be. */
 TEST("fails", rollback_fails) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
     mt_batch batch = batch_of(64, 2);
-    mt_trainer *trainer;
 
+    options.budget_bytes = room_for(16) + FAKE_GRADIENT_BYTES;
     policy.min_micro_batch = 12;
-    trainer = learnt(&options, &policy);
+    learn();
     change_budget_at(4, room_for(14));
     fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
     ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE, "injected: rollback");
@@ -691,7 +574,6 @@ TEST("fails", rollback_fails) {
                 "accumulate!(48+16) rewind rollback!");
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
     check_calls("");
-    mt_trainer_free(trainer);
 }
 
 /* ---- the trace --------------------------------------------------------------------------------- */
@@ -707,11 +589,7 @@ static void count_plans(void *user, const char *line) {
 
 /* Plans say whether chunks are kept; giving that up is another plan. */
 TEST("trace", keep_in_the_trace) {
-    fake_options options = keeping(room_for(16) + FAKE_GRADIENT_BYTES);
-    mt_policy_options policy = by_sixteen();
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
-
+    options.budget_bytes = room_for(16) + FAKE_GRADIENT_BYTES;
     own.policy = &policy;
     own.trace = count_plans;
     trainer = trainer_of(&options, &own);
@@ -723,7 +601,6 @@ TEST("trace", keep_in_the_trace) {
     step(trainer, 64, 3);
     ck_assert_uint_eq(plans, 5);
     ck_assert_uint_eq(plans_with_keep, 1);
-    done(trainer);
 }
 
-SUITE("trainer_keep")
+TRAINER_SUITE_FROM("trainer_keep", begin)

@@ -4,9 +4,16 @@
  */
 #include "suite.h"
 #include "trainer_rungs.h"
+#include "trainer_tests.h"
+
+/* The savers, and room for 20 samples without them. */
+static void begin(void) {
+    begin_defaults();
+    options = with_rungs(SAVERS, budget_with(0, 20));
+}
 
 /* Steps until other rungs are on, or most. */
-static int steps_until_other(mt_trainer *trainer, int most) {
+static int steps_until_other(int most) {
     unsigned before = fake.rungs;
     int steps = 0;
 
@@ -39,11 +46,10 @@ static const struct {
 TEST_LOOP("up", climbs, 2 * LENGTH(rows)) {
     int row = _i / 2, beforehand = _i % 2;
     size_t enough = budget_with(rows[row].suffice, 4);
-    fake_options options = with_rungs(rows[row].has, beforehand ? budget_with(0, 20) : enough);
-    mt_policy_options policy = allowing(rows[row].allow);
-    mt_trainer *trainer;
     mt_step_report report;
 
+    options = with_rungs(rows[row].has, beforehand ? budget_with(0, 20) : enough);
+    policy = allowing(rows[row].allow);
     policy.forbid_rungs = rows[row].forbid;
     trainer = trainer_with(&options, &policy);
     if (beforehand) step(trainer, 32, 1);
@@ -58,76 +64,58 @@ TEST_LOOP("up", climbs, 2 * LENGTH(rows)) {
     fake_log_clear(&fake);
     step(trainer, 32, 3); /* and it stays so */
     ck_assert_str_eq(fake_log_text(&fake, FAKE_BIT(FAKE_SET_RUNG)), "");
-    done(trainer);
 }
 
 /* A backend without set_rung has none, whatever it says of itself. */
 TEST("up", no_set_rung) {
-    fake_options options = with_rungs(SAVERS, budget_with(SAVERS, 4));
     mt_backend seam;
-    mt_trainer *trainer;
 
-    fake_init(&fake, &options);
-    seam = fake_seam(&fake);
+    options = with_rungs(SAVERS, budget_with(SAVERS, 4));
+    seam = new_seam();
     seam.set_rung = NULL;
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
     step_fails(trainer, 32, 1, MT_EDEVMEM);
-    done(trainer);
 }
 
 /* Evaluation that does not fit asks for rungs too, but for neither a smaller batch nor what spares a backward pass. */
 TEST("up", evaluation_climbs) {
-    fake_options options = with_rungs(SAVERS | BIT(AMP), budget_with(0, 20));
-    mt_policy_options policy = allowing(ALL);
-    fake_program heavy = fake_train_program;
-    mt_trainer *trainer;
-
-    options.eval = heavy;
+    options = with_rungs(SAVERS | BIT(AMP), budget_with(0, 20));
+    policy = allowing(ALL);
+    options.eval = fake_train_program; /* as heavy as training */
     trainer = trainer_with(&options, &policy);
     evaluate(trainer, 32, 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
     evaluate(trainer, 32, 2);
     ck_assert_uint_eq(fake.rungs, BIT(AMP));
-    done(trainer);
 }
 
 /* ---- a rung that cannot be set --------------------------------------------------------------- */
 
 /* A step has gone through that no rung was needed for; the next one needs one, which memory runs out for. */
-static mt_trainer *trainer_short_of_memory(void) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
+static void run_short_of_memory(void) {
     policy.clear_every = MT_CLEAR_NEVER;
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
     fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_SET_RUNG, 1, MT_EDEVMEM);
-    return trainer;
 }
 
 /* Refused for want of memory: once more with an empty cache, before it is done without. */
 TEST("refused", refused_once) {
-    mt_trainer *trainer = trainer_short_of_memory();
-
+    run_short_of_memory();
     step(trainer, 32, 2);
     ck_assert_str_eq(fake_log_text(&fake, FAKE_BIT(FAKE_SET_RUNG) | FAKE_BIT(FAKE_EMPTY_CACHE)),
                      "set_rung!(1+1) empty_cache set_rung(1+1)");
-    done(trainer);
 }
 
 /* A cache that cannot be emptied for another reason than memory says nothing of the rung. */
 TEST("refused", refused_and_not_cleared) {
-    mt_trainer *trainer = trainer_short_of_memory();
-
+    run_short_of_memory();
     fake_fail_kind(&fake, FAKE_EMPTY_CACHE, 1, MT_EIO);
-    step_fails(trainer, 32, 2, MT_EIO);
-    ck_contains(mt_last_error(), "injected: empty_cache");
+    step_refused(32, 2, MT_EIO, "injected: empty_cache");
     ck_assert_uint_eq(fake.rungs, 0);
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(CHECKPOINTING)); /* and it is tried again */
-    done(trainer);
 }
 
 /* The next one instead: for this step, or for good. */
@@ -136,9 +124,8 @@ TEST_LOOP("refused", refused_on, 2) {
         mt_status why;
         unsigned later;
     } cases[] = {{MT_EDEVMEM, BIT(CHECKPOINTING)}, {MT_ENOTSUP, BIT(OFFLOAD)}};
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer = trainer_with(&options, NULL);
 
+    trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
     fake.options.refused_on = BIT(CHECKPOINTING);
     fake.options.refused_status = cases[_i].why;
@@ -146,17 +133,14 @@ TEST_LOOP("refused", refused_on, 2) {
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(OFFLOAD));
     fake.options.refused_on = 0;
     fake.options.budget_bytes = budget_with(0, 20);
-    ck_assert_int_eq(steps_until_other(trainer, 100), PATIENCE + 1);
+    ck_assert_int_eq(steps_until_other(100), PATIENCE + 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
     ck_assert_uint_eq(step(trainer, 32, 3).rungs, cases[_i].later);
-    done(trainer);
 }
 
 /* Turned off in vain, it stays on, and the steps go on. */
 TEST_LOOP("refused", refused_off, 2) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer = trainer_with(&options, NULL);
-
+    trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
     step(trainer, 32, 2);
@@ -169,17 +153,14 @@ TEST_LOOP("refused", refused_off, 2) {
     ck_assert_uint_ge(count_kind(FAKE_SET_RUNG), 2);
     ck_assert_uint_le(count_kind(FAKE_SET_RUNG), 8);
     fake.options.refused_off = 0;
-    ck_assert_int_lt(steps_until_other(trainer, 200), 200);
-    done(trainer);
+    ck_assert_int_lt(steps_until_other(200), 200);
 }
 
 /* Any other failure is no matter of memory, and ends the step. */
 TEST_LOOP("refused", set_rung_fails, 2) {
     static const fake_kind kinds[] = {FAKE_SET_RUNG, FAKE_SET_RATE};
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer;
 
+    policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
     options.rungs = _i == 0 ? SAVERS : 0;
     options.needs_whole_batch = _i;
@@ -187,31 +168,27 @@ TEST_LOOP("refused", set_rung_fails, 2) {
     step(trainer, 20, 1);
     fake.options.budget_bytes = _i == 0 ? budget_with(BIT(CHECKPOINTING), 4) : budget_with(0, 10);
     fake_fail_kind(&fake, kinds[_i], 1, MT_EIO);
-    step_fails(trainer, 20, 2, MT_EIO);
-    ck_contains(mt_last_error(), "injected: set_r");
+    step_refused(20, 2, MT_EIO, "injected: set_r");
     some(trainer, 20, 2);
-    done(trainer);
 }
 
 /* ---- down ----------------------------------------------------------------------------------- */
 
 TEST("down", leaves) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer = trainer_with(&options, NULL);
     int wait = PATIENCE;
 
+    trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
     for (int round = 0; round < 4; round++) {
         fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
         step(trainer, 32, 2);
         ck_assert_uint_eq(fake.rungs, BIT(CHECKPOINTING));
         fake.options.budget_bytes = budget_with(0, 20);
-        ck_assert_int_eq(steps_until_other(trainer, 1000), wait + 1);
+        ck_assert_int_eq(steps_until_other(1000), wait + 1);
         ck_assert_uint_eq(fake.rungs, 0);
         wait *= 2;
     }
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* ---- a smaller batch ------------------------------------------------------------------------ */
@@ -222,14 +199,13 @@ TEST_LOOP("smaller", shortened_step, 3) {
         mt_rate_rule rule;
         double rate;
     } rules[] = {{MT_RATE_KEEP, 1}, {MT_RATE_LINEAR, 0.625}, {MT_RATE_SQRT, 0.79056941504209483}};
-    fake_options options = whole(20);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_step_report first, second, expected;
-    mt_trainer *trainer;
     uint64_t hash;
 
+    options = whole(20);
+    policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = rules[_i].rule;
     trainer = trainer_with(&options, &policy);
     first = some(trainer, 32, 1);
@@ -258,27 +234,22 @@ TEST_LOOP("smaller", shortened_step, 3) {
     ck_assert_mem_eq(expected.metrics, second.metrics, sizeof(expected.metrics));
     ck_assert_double_eq(expected.grad_norm, second.grad_norm);
     ck_assert_uint_eq(fake_hash(&fake), hash);
-    done(trainer);
 }
 
 /* A batch that can be cut is cut, however small the room. */
 TEST("smaller", not_where_it_can_be_cut) {
-    fake_options options = with_rungs(0, budget_with(0, 4));
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
-    mt_trainer *trainer = trainer_with(&options, &policy);
-
+    options = with_rungs(0, budget_with(0, 4));
+    policy = allowing(BIT(SMALLER_BATCH));
+    trainer = trainer_with(&options, &policy);
     for (uint64_t id = 1; id < 4; id++) ck_assert_uint_eq(step(trainer, 32, id).rungs, 0);
     fake.options.budget_bytes = budget_with(0, 1) - 1;
     step_fails(trainer, 32, 4, MT_EDEVMEM);
-    done(trainer);
 }
 
 /* Samples are chunks of at least 8: a batch of 12 is one, and has to be made smaller. */
 TEST("smaller", smallest_chunk) {
-    fake_options options = with_rungs(0, budget_with(0, 10));
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
-    mt_trainer *trainer;
-
+    options = with_rungs(0, budget_with(0, 10));
+    policy = allowing(BIT(SMALLER_BATCH));
     options.min_micro_batch = 8;
     trainer = trainer_with(&options, &policy);
     ck_assert_uint_eq(some(trainer, 30, 1).samples, 30);
@@ -288,32 +259,28 @@ TEST("smaller", smallest_chunk) {
     fake.options.budget_bytes = budget_with(0, 8) - 1;
     step_fails(trainer, 8, 5, MT_EDEVMEM); /* a smaller chunk is not legal */
     ck_assert_uint_eq(some(trainer, 7, 6).samples, 7);
-    done(trainer);
 }
 
 /* A batch that cannot be made smaller has passed a rung over, which the next one needs. */
 TEST("smaller", passed_over) {
-    fake_options options = with_rungs(BIT(MINIMAL), budget_with(BIT(MINIMAL), 12));
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH) | BIT(MINIMAL));
-    mt_trainer *trainer;
     mt_step_report report;
 
+    options = with_rungs(BIT(MINIMAL), budget_with(BIT(MINIMAL), 12));
+    policy = allowing(BIT(SMALLER_BATCH) | BIT(MINIMAL));
     options.min_micro_batch = 8;
     trainer = trainer_with(&options, &policy);
     ck_assert_uint_eq(step(trainer, 8, 1).rungs, BIT(MINIMAL));
     report = some(trainer, 15, 2);
     ck_assert_uint_eq(report.rungs, BIT(SMALLER_BATCH) | BIT(MINIMAL));
     ck_assert_uint_eq(report.samples, 12);
-    done(trainer);
 }
 
 /* There is room again: one cut less at a time, and at last the whole batch at the full rate. */
 TEST("smaller", grows_back) {
-    fake_options options = whole(16);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_step_report report;
-    mt_trainer *trainer;
 
+    options = whole(16);
+    policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
     trainer = trainer_with(&options, &policy);
     ck_assert_uint_eq(some(trainer, 32, 1).samples, 16);
@@ -329,34 +296,30 @@ TEST("smaller", grows_back) {
     ck_assert_uint_eq(report.rungs, 0);
     ck_assert_double_eq(report.rate, 1);
     ck_assert_double_eq(fake.rate, 1);
-    done(trainer);
 }
 
 /* A backend without set_rate keeps its rate, and the report says so. */
 TEST("smaller", no_set_rate) {
-    fake_options options = whole(20);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_step_report report;
-    mt_trainer *trainer;
 
+    options = whole(20);
+    policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
     options.absent = FAKE_BIT(FAKE_SET_RATE);
     trainer = trainer_with(&options, &policy);
     report = some(trainer, 32, 1);
     ck_assert_uint_eq(report.samples, 20);
     ck_assert_double_eq(report.rate, 1);
-    done(trainer);
 }
 
 /* A large batch of which little fits, and nothing is known of it: one step finds what does. */
 TEST_LOOP("smaller", far_too_large, 5) {
     static const size_t fitting[] = {20, 8, 4, 2, 1};
-    fake_options options = whole(fitting[_i]);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
-    mt_trainer *trainer = trainer_with(&options, &policy);
 
+    options = whole(fitting[_i]);
+    policy = allowing(BIT(SMALLER_BATCH));
+    trainer = trainer_with(&options, &policy);
     ck_assert_uint_le(some(trainer, 32, 1).samples, fitting[_i]);
-    done(trainer);
 }
 
 /* ---- the other device ----------------------------------------------------------------------- */
@@ -364,11 +327,10 @@ TEST_LOOP("smaller", far_too_large, 5) {
 /* Nothing fits any more, and then all does: no step is lost on the way there and back, each time. */
 TEST_LOOP("device", to_the_cpu_and_back, 2) {
     unsigned rungs = _i == 0 ? BIT(CPU) : BIT(CPU) | BIT(MINIMAL);
-    fake_options options = with_rungs(rungs, budget_with(0, 20));
-    mt_policy_options policy = allowing(rungs);
-    mt_trainer *trainer;
     uint64_t id = 1;
 
+    options = with_rungs(rungs, budget_with(0, 20));
+    policy = allowing(rungs);
     options.seconds = fake_seconds;
     options.rung_seconds[MT_RUNG_CPU] = 5;
     if (_i == 1) options.cpu_bytes = budget_with(rungs, 4);
@@ -378,20 +340,18 @@ TEST_LOOP("device", to_the_cpu_and_back, 2) {
         fake.options.budget_bytes = options.resident_bytes + 100;
         for (int i = 0; i < 20; i++) ck_assert_uint_eq(step(trainer, 32, id++).rungs, rungs);
         fake.options.budget_bytes = budget_with(0, 20);
-        ck_assert_int_lt(steps_until_other(trainer, 2000), 2000);
+        ck_assert_int_lt(steps_until_other(2000), 2000);
         ck_assert_uint_eq(fake.rungs, 0);
     }
     ck_assert_uint_eq(fake.step, fake.state.updates);
-    done(trainer);
 }
 
 /* The chunks on the other device are those that its memory holds, from the first step there. */
 TEST("device", chunks_fit_the_device) {
-    fake_options options = with_rungs(BIT(CPU), budget_with(0, 20));
-    mt_policy_options policy = allowing(BIT(CPU));
-    mt_trainer *trainer;
     uint64_t genuine;
 
+    options = with_rungs(BIT(CPU), budget_with(0, 20));
+    policy = allowing(BIT(CPU));
     policy.deterministic = 1;
     options.cpu_bytes = budget_with(BIT(CPU), 7);
     trainer = trainer_with(&options, &policy);
@@ -407,7 +367,6 @@ TEST("device", chunks_fit_the_device) {
     ck_assert_uint_eq(step(trainer, 40, 7).rungs, BIT(CPU)); /* again: it is known by now */
     ck_assert_uint_eq(fake.genuine, genuine);
     ck_assert_uint_le(step(trainer, 40, 8).chunks[0], 7);
-    done(trainer);
 }
 
 /*
@@ -415,11 +374,10 @@ TEST("device", chunks_fit_the_device) {
  * as soon as it is there, so what chunks need there is foretold to the byte.
  */
 TEST_LOOP("device", recordings_of_one_device, 2) {
-    fake_options options = with_rungs(BIT(CPU), budget_with(0, 20));
-    mt_policy_options policy = allowing(BIT(CPU));
-    mt_trainer *trainer;
     mt_step_report report;
 
+    options = with_rungs(BIT(CPU), budget_with(0, 20));
+    policy = allowing(BIT(CPU));
     options.record_rungs = BIT(CPU);
     options.normalises_over_batch = _i;
     options.cpu_bytes = budget_with(BIT(CPU), 20);
@@ -435,7 +393,6 @@ TEST_LOOP("device", recordings_of_one_device, 2) {
         ck_assert_uint_eq(report.rungs, BIT(CPU));
         ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
     }
-    done(trainer);
 }
 
-SUITE("trainer_ladder")
+TRAINER_SUITE_FROM("trainer_ladder", begin)

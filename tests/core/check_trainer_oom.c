@@ -3,7 +3,7 @@
  * and the cache.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,11 +12,9 @@
 
 TEST_LOOP("memory", retries_are_bounded, 4) {
     static const unsigned retries[] = {0, 1, 2, 5};
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(14);
     unsigned bound = retries[_i] > 0 ? retries[_i] : 16;
-    mt_trainer *trainer;
 
+    options = fits(14);
     policy.max_retries = retries[_i];
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
@@ -29,16 +27,14 @@ TEST_LOOP("memory", retries_are_bounded, 4) {
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), count_kind(FAKE_ROLLBACK));
     fake_fail_at(&fake, 0, 0);
     step(trainer, 32, 2);
-    done(trainer);
 }
 
 /* The text names the budget, what is allocated and by whom, what a chunk needs, what would help. */
 TEST("memory", explained) {
-    fake_options options = fits(1);
     char text[4000], budget[40], cut[20];
-    mt_trainer *trainer;
     size_t length;
 
+    options = fits(1);
     options.budget_bytes--;
     trainer = trainer_with(&options, NULL);
     ck_assert_uint_eq(mt_trainer_explain(trainer, text, sizeof(text)), 0);
@@ -59,7 +55,6 @@ TEST("memory", explained) {
     fake.options.budget_bytes *= 10;
     step(trainer, 32, 1);
     ck_assert_uint_eq(mt_trainer_explain(trainer, text, sizeof(text)), 0);
-    done(trainer);
 }
 
 static char last_oom[1000];
@@ -79,12 +74,8 @@ static const struct {
 
 /* Known not to fit before anything runs: nothing does, and the trace says where it would have been. */
 TEST_LOOP("memory", known_not_to_fit, LENGTH(ruled_out)) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    fake_options options = fake_defaults;
     int trains = ruled_out[_i].mode == MT_TRAIN;
     mt_batch batch = batch_of(32, 2);
-    mt_trainer *trainer;
-    char text[4000];
 
     own.trace = keep_oom;
     options.min_micro_batch = 4;
@@ -98,8 +89,7 @@ TEST_LOOP("memory", known_not_to_fit, LENGTH(ruled_out)) {
     check_log("");
     ck_contains(last_oom, ruled_out[_i].phase);
     ck_contains(last_oom, "\"attempt\":0,\"action\":\"give_up\"");
-    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
-    done(trainer);
+    ck_assert_str_ne(explanation(), "");
 }
 
 static mt_status describe_adam(void *self, mt_backend_info *out) {
@@ -119,27 +109,20 @@ static mt_status describe_once(void *self, mt_backend_info *out) {
 TEST_LOOP("memory", explained_by_case, 5) {
     static const char *const words[] = {"micro-batch", "optimiser", "not known", "optimiser",
                                         "micro-batch"};
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    fake_options options = fits(2);
-    mt_trainer *trainer;
     mt_backend seam;
-    char text[4000];
 
+    options = fits(2);
     if (_i == 2) { /* a device with a limit that it does not tell */
         options.device_bytes = options.resident_bytes + 100;
         options.budget_bytes = 0;
     }
-    fake_init(&fake, &options);
-    seam = fake_seam(&fake);
+    seam = new_seam();
     seam.describe = _i < 3 ? describe_adam : _i == 3 ? describe_once : NULL;
     policy.micro_batch = 8;
     own.policy = &policy;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
     step_fails(trainer, 32, 1, MT_EDEVMEM);
-    ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof(text)), 0);
-    ck_contains(text, words[_i]);
-    done(trainer);
+    ck_contains(explanation(), words[_i]);
 }
 
 /* Rungs that there are and that are not taken are named, those that were of no use are not. */
@@ -156,44 +139,35 @@ TEST_LOOP("memory", explained_rungs, 4) {
         {MT_RUNG_BIT(MT_RUNG_CPU) | MT_RUNG_BIT(MT_RUNG_AMP), MT_RUNG_BIT(MT_RUNG_AMP), 0,
          "rung cpu", "rung amp"},
     };
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(1);
-    mt_trainer *trainer;
-    char text[4000];
 
+    options = fits(1);
     policy.allow_rungs = rows[_i].allow;
     policy.forbid_rungs = rows[_i].forbid;
     options.rungs = rows[_i].has;
     options.budget_bytes = options.resident_bytes + 100;
     trainer = trainer_with(&options, &policy);
     step_fails(trainer, 32, 1, MT_EDEVMEM);
-    mt_trainer_explain(trainer, text, sizeof(text));
-    ck_contains(text, rows[_i].named);
-    ck_assert_ptr_null(strstr(text, rows[_i].not_named));
-    done(trainer);
+    ck_contains(explanation(), rows[_i].named);
+    ck_assert_ptr_null(strstr(explanation(), rows[_i].not_named));
 }
 
 /* The budget that the text asks for is the one that suffices, to the byte, also where that was refused. */
 static const size_t smallest[] = {8, 1};
 
 TEST_LOOP("memory", explained_budget_suffices, LENGTH(smallest)) {
-    fake_options options = fits(40);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    size_t enough = options.resident_bytes + fake_program_peak(&fake_train_program, smallest[_i]);
-    char text[4000], number[40];
-    mt_trainer *trainer;
+    size_t enough = fits(smallest[_i]).budget_bytes;
+    char number[40];
 
+    options = fits(40);
     policy.min_micro_batch = smallest[_i];
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
     fake.options.budget_bytes = enough - 1;
     step_fails(trainer, 32, 1, MT_EDEVMEM);
-    mt_trainer_explain(trainer, text, sizeof(text));
     snprintf(number, sizeof(number), "(%zu bytes)", enough);
-    ck_contains(text, number);
+    ck_contains(explanation(), number);
     fake.options.budget_bytes = enough;
     step(trainer, 32, 1);
-    done(trainer);
 }
 
 static const fake_allocation costly_allocations[] = {{90000, 9000, FAKE_AT_END}};
@@ -206,27 +180,22 @@ static mt_status set_costly_rung(void *self, mt_rung rung, int on) {
 
 /* The line that names a budget, of a job with that rung or with none. */
 static void explain_budget(unsigned rung, int known, char line[200]) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(40);
-    char text[4000];
-    mt_trainer *trainer;
+    mt_backend seam;
 
+    options = fits(40);
     options.rungs = policy.allow_rungs = rung;
     policy.min_micro_batch = 4;
     own.policy = &policy;
-    fake_init(&fake, &options);
-    mt_backend seam = cheap = fake_seam(&fake);
+    seam = cheap = new_seam();
     seam.set_rung = rung ? set_costly_rung : NULL;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
     if (known) step(trainer, 32, 1);
     fake.options.budget_bytes = fits(3).budget_bytes;
     step_fails(trainer, 32, 2, MT_EDEVMEM);
-    mt_trainer_explain(trainer, text, sizeof(text));
-    ck_contains(text, "a budget of ");
-    snprintf(line, 200, "%s", strstr(text, "a budget of "));
+    ck_contains(explanation(), "a budget of ");
+    snprintf(line, 200, "%s", strstr(explanation(), "a budget of "));
     *strchr(line, '\n') = '\0';
-    done(trainer);
+    end_trainer();
 }
 
 /* What the last rung needs is no reason to ask for more than would do without it. */
@@ -259,13 +228,11 @@ static const struct {
 };
 
 TEST_LOOP("memory", explained_without_evidence, LENGTH(untold)) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(12);
     mt_batch batch = batch_of(untold[_i].samples, 2);
-    char text[4000], phase[60];
-    mt_trainer *trainer;
-    const char *budget;
+    char phase[60];
+    const char *text, *budget;
 
+    options = fits(12);
     options.eval = fake_train_program;
     policy.min_micro_batch = untold[_i].least;
     policy.deterministic = 1;
@@ -277,7 +244,7 @@ TEST_LOOP("memory", explained_without_evidence, LENGTH(untold)) {
         ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
     else
         step_fails(trainer, untold[_i].samples, 2, MT_EDEVMEM);
-    mt_trainer_explain(trainer, text, sizeof(text));
+    text = explanation();
     snprintf(phase, sizeof(phase), "memory ran out in %s,", untold[_i].phase);
     ck_contains(text, phase);
     ck_contains(text, untold[_i].has);
@@ -289,15 +256,11 @@ TEST_LOOP("memory", explained_without_evidence, LENGTH(untold)) {
     budget = strstr(text, "  a budget of ");
     budget = budget != NULL ? strchr(budget, '(') : NULL;
     if (budget != NULL) ck_assert_uint_gt(strtoull(budget + 1, NULL, 10), options.budget_bytes);
-    done(trainer);
 }
 
 /* Chunks that went through are taken back with the update that did not: the step has not moved on, and gives up. */
 TEST("memory", update_that_never_fits) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(64);
-    mt_trainer *trainer;
-
+    options = fits(64);
     options.keep = options.tells_gradients = 1;
     policy.keep_chunks = MT_KEEP_ALWAYS;
     trainer = trainer_with(&options, &policy);
@@ -305,7 +268,6 @@ TEST("memory", update_that_never_fits) {
     fake_fail_kind_for_ever(&fake, FAKE_APPLY, 1, MT_EDEVMEM);
     step_fails(trainer, 36, 2, MT_EDEVMEM);
     ck_assert_uint_le(fake.kind_calls[FAKE_APPLY], 17);
-    done(trainer);
 }
 
 static mt_backend fits_in_chunks; /* before its update asks for more than there is */
@@ -332,16 +294,15 @@ static mt_status describe_state(void *self, mt_backend_info *out) {
  * text is about the update. _i: whether the backend tells what was refused.
  */
 TEST_LOOP("memory", explained_update, 2) {
-    fake_options options = fits(12);
-    char text[4000], more[120], has[40];
-    mt_trainer *trainer;
+    char more[120], has[40];
+    const char *text;
     mt_backend seam;
 
+    options = fits(12);
     options.keep = options.tells_gradients = options.holds = 1;
-    options.absent =
-        FAKE_BIT(FAKE_RECORD); /* so the whole batch alone may fit, for all that is known */
-    fake_init(&fake, &options);
-    seam = fits_in_chunks = fake_seam(&fake);
+    /* So the whole batch alone may fit, for all that is known. */
+    options.absent = FAKE_BIT(FAKE_RECORD);
+    seam = fits_in_chunks = new_seam();
     seam.describe = describe_state;
     if (_i) seam.apply = greedy_apply;
     state_bytes = 0;
@@ -351,7 +312,7 @@ TEST_LOOP("memory", explained_update, 2) {
     step_fails(trainer, 36, 1, MT_EDEVMEM);
     if (_i) ck_assert_uint_eq(fake.kind_calls[FAKE_APPLY], 2); /* once more with an empty cache */
     ck_assert_int_eq(fake.holding, 1);
-    mt_trainer_explain(trainer, text, sizeof(text));
+    text = explanation();
     ck_contains(text, "memory ran out in apply, the optimiser's update");
     ck_contains(text, "in use before the update");
     ck_contains(text, "7.0 KiB"); /* the optimiser's state, made since */
@@ -362,15 +323,13 @@ TEST_LOOP("memory", explained_update, 2) {
              has);
     ck_contains(text, _i ? more : "how much is not known: the error line");
     if (_i) ck_contains(text, "last request was for 2.9 KiB");
-    done(trainer);
 }
 
 /* What the allocator holds beside tensors is in the way of a chunk as well. */
 TEST("memory", explained_with_a_cache) {
-    fake_options options = fits(12);
-    mt_trainer *trainer;
-    char text[4000], held[32];
+    char held[32];
 
+    options = fits(12);
     options.cache_keeps_bytes = 3000;
     options.no_evidence = 1;
     trainer = trainer_with(&options, NULL);
@@ -378,49 +337,39 @@ TEST("memory", explained_with_a_cache) {
     fake.options.budget_bytes = options.resident_bytes + 6000;
     fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, MT_EDEVMEM);
     step_fails(trainer, 8, 2, MT_EDEVMEM);
-    mt_trainer_explain(trainer, text, sizeof(text));
-    ck_contains(text, "held beside it, unused");
-    ck_contains(strstr(text, "held beside"), mt_format_size(3000, held, sizeof(held)));
-    done(trainer);
+    ck_contains(explanation(), "held beside it, unused");
+    ck_contains(strstr(explanation(), "held beside"), mt_format_size(3000, held, sizeof(held)));
 }
 
 /* Chunks that were given can be given smaller. */
 TEST("memory", explained_for_given_chunks) {
     static const size_t chunks[] = {16};
-    fake_options options = fits(12);
-    mt_trainer *trainer = trainer_with(&options, NULL);
-    char text[4000];
 
+    options = fits(12);
+    trainer = trainer_with(&options, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 1));
     step_fails(trainer, 16, 1, MT_EDEVMEM);
-    mt_trainer_explain(trainer, text, sizeof(text));
-    ck_contains(text, "smaller chunks than those that are given");
-    done(trainer);
+    ck_contains(explanation(), "smaller chunks than those that are given");
 }
 
 /* A size that the user fixed is not made smaller behind the user's back. */
 TEST("memory", fixed_micro_batch_does_not_fit) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(6);
-    mt_trainer *trainer;
-
+    options = fits(6);
     policy.micro_batch = 8;
     trainer = trainer_with(&options, &policy);
     step_fails(trainer, 32, 1, MT_EDEVMEM);
     ck_assert_uint_le(count_kind(FAKE_BEGIN), 17);
     check_only_chunks_of(8);
     step(trainer, 6, 2); /* one chunk of 6 */
-    done(trainer);
 }
 
 /* ---- budgets that change, models that are wrong ---------------------------------------------- */
 
 /* Memory taken by others and given back, between steps: no OOM at all. */
 TEST("memory", hog_comes_and_goes) {
-    fake_options options = fits(20);
-    mt_trainer *trainer;
     size_t largest[31];
 
+    options = fits(20);
     options.hog_from = 10;
     options.hog_until = 20;
     options.hog_bytes = 100000;
@@ -429,40 +378,31 @@ TEST("memory", hog_comes_and_goes) {
     ck_assert_uint_eq(fake.genuine, 0);
     for (uint64_t id = 10; id < 20; id++) ck_assert_uint_lt(largest[id], largest[9]);
     ck_assert_uint_eq(largest[30], largest[9]);
-    done(trainer);
 }
 
 /* A limit of the device below the budget that it tells. */
 TEST_LOOP("memory", device_holds_less_than_it_says, 2) {
-    fake_options options = fits(40);
-    mt_trainer *trainer;
-
+    options = fits(40);
     options.device_bytes = options.resident_bytes + fake_program_peak(&fake_train_program, 13);
     options.no_evidence = _i;
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id <= 10; id++) step(trainer, 64, id);
-    done(trainer);
 }
 
 /* Another kernel above 10 samples, which the recordings of 2 and 4 do not show. */
 TEST_LOOP("memory", kernel_changes_with_the_chunk, 2) {
-    fake_options options = fits(25);
-    mt_trainer *trainer;
-
+    options = fits(25);
     options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
     options.wide_above = 10;
     options.absent = _i == 0 ? 0 : FAKE_BIT(FAKE_RECORD);
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id <= 30; id++) step(trainer, 64, id);
     ck_assert_uint_le(fake.genuine, 2); /* it learns: not one OOM a step */
-    done(trainer);
 }
 
 /* A recording that is run and taken back, and from which nothing is learnt, is not run for ever. */
 TEST_LOOP("endless", nothing_is_learnt_from_the_recording, 2) {
-    fake_options options = fits(_i == 0 ? 30 : 12);
-    mt_trainer *trainer;
-
+    options = fits(_i == 0 ? 30 : 12);
     options.normalises_over_batch = 1;
     options.absent = FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK);
     options.no_peaks = 1;
@@ -472,29 +412,23 @@ TEST_LOOP("endless", nothing_is_learnt_from_the_recording, 2) {
 
         ck_assert_uint_le(report.discarded, id == 1 ? 200 : 96);
     }
-    done(trainer);
 }
 
 /* Nothing but the budget is known: no recordings, no peaks, no evidence. */
 TEST("memory", nothing_is_known) {
-    fake_options options = fits(13);
-    mt_trainer *trainer;
-
+    options = fits(13);
     options.absent = FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK);
     options.no_peaks = 1;
     options.no_evidence = 1;
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id <= 30; id++) step(trainer, 64, id);
     ck_assert_uint_le(fake.genuine, 12);
-    done(trainer);
 }
 
 /* ---- cache ---------------------------------------------------------------------------------- */
 
 TEST("cache", cache_every) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
-    mt_trainer *trainer;
 
     policy.clear_every = 3;
     trainer = trainer_with(&fake_defaults, &policy);
@@ -502,14 +436,10 @@ TEST("cache", cache_every) {
     ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), 10);
     ck_ok(mt_trainer_summary(trainer, &run));
     ck_assert_uint_eq(run.clears, 10);
-    done(trainer);
 }
 
 TEST("cache", cache_after_epochs) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(14);
-    mt_trainer *trainer;
-
+    options = fits(14);
     policy.clear_every = MT_CLEAR_EPOCHS;
     options.cache_keeps_bytes = 30000;
     trainer = trainer_with(&options, &policy);
@@ -519,14 +449,10 @@ TEST("cache", cache_after_epochs) {
         ck_ok(mt_trainer_end_epoch(trainer, NULL));
         ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), epoch + 1);
     }
-    done(trainer);
 }
 
 TEST("cache", cache_never) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(14);
-    mt_trainer *trainer;
-
+    options = fits(14);
     policy.clear_every = MT_CLEAR_NEVER;
     policy.eval_clear_every = MT_CLEAR_NEVER;
     options.cache_keeps_bytes = 30000;
@@ -536,15 +462,13 @@ TEST("cache", cache_never) {
         evaluate(trainer, 16, id);
     }
     ck_assert_uint_eq(count_kind(FAKE_EMPTY_CACHE), 0);
-    done(trainer);
 }
 
 /* On evidence, at no more than 1 % of the time. */
 TEST("cache", cache_automatic) {
-    fake_options options = fits(14);
     mt_run_report run = MT_RUN_REPORT_INIT;
-    mt_trainer *trainer;
 
+    options = fits(14);
     options.cache_keeps_bytes = 30000;
     options.seconds = fake_seconds;
     options.clear_seconds = 0.004;
@@ -553,17 +477,14 @@ TEST("cache", cache_automatic) {
     ck_ok(mt_trainer_summary(trainer, &run));
     ck_assert_uint_gt(fake.clears, 2);
     ck_assert_double_le((double)fake.clears * 0.004, 0.01 * run.seconds + 0.004);
-    done(trainer);
 }
 
 /* The cache cannot be emptied for want of memory: whatever it was for goes on. */
 TEST_LOOP("cache", cache_is_not_emptied, 2) {
     mt_status why = _i == 0 ? MT_EDEVMEM : MT_EIO;
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_eval_report report = MT_EVAL_REPORT_INIT;
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_batch batch = batch_of(16, 1);
-    mt_trainer *trainer;
 
     policy.clear_every = policy.eval_clear_every = 1;
     trainer = trainer_with(&fake_defaults, &policy);
@@ -575,27 +496,22 @@ TEST_LOOP("cache", cache_is_not_emptied, 2) {
     ck_assert_int_eq(mt_trainer_end_epoch(trainer, NULL), _i == 0 ? MT_OK : why);
     ck_ok(mt_trainer_summary(trainer, &run));
     ck_assert_uint_eq(run.clears, 0);
-    done(trainer);
 }
 
 /* Nor does it matter in the answer to an OOM. */
 TEST("cache", cache_is_not_emptied_for_an_oom) {
-    fake_options options = fits(6);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
+    options = fits(6);
     policy.micro_batch = 8;
     options.no_evidence = 1;
     trainer = trainer_with(&options, &policy);
     fake_fail_kind_for_ever(&fake, FAKE_EMPTY_CACHE, 1, MT_EDEVMEM);
-    step_fails(trainer, 32, 1, MT_EDEVMEM);
-    ck_contains(mt_last_error(), "a batch of 32 samples does not fit");
+    step_refused(32, 1, MT_EDEVMEM, "a batch of 32 samples does not fit");
     ck_assert_uint_ge(count_kind(FAKE_EMPTY_CACHE), 1);
     step(trainer, 6, 2);
-    done(trainer);
 }
 
 int main(void) {
+    suite_each_test(begin_defaults, end_trainer);
     tcase_set_timeout(suite_case_named("endless"), 5);
     return suite_run_named("trainer_oom");
 }

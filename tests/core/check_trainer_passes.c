@@ -3,7 +3,7 @@
  * and afterwards all is as before; and what never fits is tried ever more rarely.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 /* What a backend knows, from most to least. */
 static const struct {
@@ -24,20 +24,17 @@ static size_t bytes_for(size_t samples) {
     return fake_defaults.resident_bytes + fake_program_peak(&fake_train_program, samples);
 }
 
-static fake_options options_of(int row) {
-    fake_options options = fake_defaults;
-
+static void take_options(int row) {
     options.budget_bytes = bytes_for(40) + FAKE_GRADIENT_BYTES;
     options.seconds = fake_seconds;
     options.absent = backends[row].absent;
     options.no_peaks = backends[row].no_peaks;
     options.no_evidence = backends[row].no_evidence;
     options.keep = options.tells_gradients = backends[row].keep;
-    return options;
 }
 
 /* Seconds of the steps from id on, the last one's. */
-static double steps(mt_trainer *trainer, uint64_t *id, int count) {
+static double steps(uint64_t *id, int count) {
     double seconds = 0;
 
     for (int i = 0; i < count; i++) seconds = step(trainer, 64, (*id)++).seconds;
@@ -48,37 +45,34 @@ static double steps(mt_trainer *trainer, uint64_t *id, int count) {
 TEST_LOOP("passes", a_shortage_passes, 2 * LENGTH(backends)) {
     static const size_t left[] = {4, 13};
     int row = _i / 2;
-    fake_options options = options_of(row);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     uint64_t id = 1;
-    double before = steps(trainer, &id, 40), during, after;
 
+    take_options(row);
+    trainer = trainer_with(&options, NULL);
+    double before = steps(&id, 40), during, after;
     fake.options.device_bytes = bytes_for(left[_i % 2]);
-    during = steps(trainer, &id, 1);
+    during = steps(&id, 1);
     fake.options.device_bytes = 0;
-    after = steps(trainer, &id, 10);
+    after = steps(&id, 10);
     ck_assert_msg(after <= before * 1.001, "%s: %g s a step before, %g in and %g after it",
                   backends[row].name, before, during, after);
-    done(trainer);
 }
 
 /* A hog that nothing tells of, in half of 500 steps: none fails, and some time later the speed is back. */
 TEST_LOOP("passes", hog_that_is_not_told, LENGTH(backends)) {
-    fake_options options = options_of(_i);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     uint64_t id = 1, state = 7;
-    double before = steps(trainer, &id, 40);
 
+    take_options(_i);
+    trainer = trainer_with(&options, NULL);
+    double before = steps(&id, 40);
     while (id < 540) {
         fake.options.device_bytes =
             fake_random(&state) % 2 ? bytes_for(fake_random(&state) % 30 + 4) : 0;
-        steps(trainer, &id, (int)(fake_random(&state) % 6) + 1);
+        steps(&id, (int)(fake_random(&state) % 6) + 1);
     }
     fake.options.device_bytes = 0;
-    steps(trainer, &id,
-          140); /* what was tried in vain is tried ever more rarely: 8, 32, 128 steps */
-    ck_assert_msg(steps(trainer, &id, 1) <= before * 1.001, "%s", backends[_i].name);
-    done(trainer);
+    steps(&id, 140); /* what was tried in vain is tried ever more rarely: 8, 32, 128 steps */
+    ck_assert_msg(steps(&id, 1) <= before * 1.001, "%s", backends[_i].name);
 }
 
 /* The program with so many per cent more of each allocation, for other kernels. */
@@ -102,22 +96,20 @@ static double mostly_set_up(size_t samples) {
 /* From 16 samples on kernels need more, and 16 would fit but for that: one that never does. */
 TEST_LOOP("stays", what_never_fits_is_tried_rarely, 2) {
     static const int percent[] = {2, 10};
-    fake_options options = options_of(0);
-    mt_trainer *trainer;
     uint64_t id = 1, early;
 
+    take_options(0);
     options.wide = larger_by(percent[_i]);
     options.wide_above = 15;
     options.budget_bytes = bytes_for(16) + 500;
     options.seconds = mostly_set_up;
     trainer = trainer_with(&options, NULL);
-    steps(trainer, &id, 100);
+    steps(&id, 100);
     early = fake.genuine;
     ck_assert_uint_ge(early, 1);
     ck_assert_uint_le(early, 8);
-    steps(trainer, &id, 3000);
+    steps(&id, 3000);
     ck_assert_uint_le(fake.genuine - early, 10);
-    done(trainer);
 }
 
 /*
@@ -125,9 +117,7 @@ TEST_LOOP("stays", what_never_fits_is_tried_rarely, 2) {
  * place, so that the recording tells both, and the whole batch is next.
  */
 TEST("stays", more_room_and_other_kernels) {
-    fake_options options = fake_defaults;
     mt_step_report report;
-    mt_trainer *trainer;
     uint64_t id = 1;
 
     options.wide = (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
@@ -142,15 +132,11 @@ TEST("stays", more_room_and_other_kernels) {
     fake.options.budget_bytes *= 4;
     for (int i = 0; i < 12; i++) report = step(trainer, 24, id++);
     ck_assert_uint_eq(report.chunk_count, 1);
-    done(trainer);
 }
 
 /* Two recordings whose kernels differ say nothing of each other: the larger one stands for sizes from there. */
 TEST_LOOP("stays", a_change_between_the_first_two_recordings, 2) {
     static const size_t batches[] = {128, 16}, budgets[] = {350000, 325000};
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fake_defaults;
-    mt_trainer *trainer;
     mt_step_report report;
     uint64_t id = 1;
 
@@ -164,14 +150,10 @@ TEST_LOOP("stays", a_change_between_the_first_two_recordings, 2) {
     ck_assert_uint_eq(fake.genuine, 0);
     ck_assert_uint_eq(report.predicted_peak_bytes, report.peak_bytes);
     ck_assert_uint_le(report.chunk_count, batches[_i] / 19 + 2); /* 19 fit */
-    done(trainer);
 }
 
 /* Above 6 samples, the most that fit, kernels need more, which no recording has seen: larger ones fail at first. */
 TEST("stays", sizes_below_a_failure_are_tried) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fake_defaults;
-    mt_trainer *trainer;
     uint64_t id = 1;
 
     policy.deterministic = 1;
@@ -181,10 +163,9 @@ TEST("stays", sizes_below_a_failure_are_tried) {
     options.wide_above = 6;
     trainer = trainer_with(&options, &policy);
     step(trainer, 3, id++);
-    steps(trainer, &id, 60);
+    steps(&id, 60);
     ck_assert_uint_eq(step(trainer, 64, id++).chunk_count, 11); /* of 6 and 5 */
     ck_assert_uint_le(fake.genuine, 16);
-    done(trainer);
 }
 
 static double off_a_cliff(size_t samples) {
@@ -214,11 +195,9 @@ static const struct {
 
 /* A rung that one bad step has forced on is left, where the step is faster without it. */
 TEST_LOOP("passes", a_rung_is_left, LENGTH(rungs_taken)) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(64);
-    mt_trainer *trainer;
     uint64_t id = 1;
 
+    options = fits(64);
     options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
     options.seconds = rungs_taken[_i].seconds;
     options.rung_seconds[MT_RUNG_CHECKPOINTING] = 1.3;
@@ -233,7 +212,6 @@ TEST_LOOP("passes", a_rung_is_left, LENGTH(rungs_taken)) {
     fake.options.device_bytes = 0;
     for (int i = 0; i < 12; i++) step(trainer, rungs_taken[_i].batch, id++);
     ck_assert_msg(fake.rungs == 0, "%s", rungs_taken[_i].name);
-    done(trainer);
 }
 
 /* The n-th call of accumulate meets a refusal that does not come again, for these n. */
@@ -254,21 +232,17 @@ static mt_status accumulate_or_refuse(void *self, size_t first, size_t count, do
 
 /* Four of them in one step, each of another chunk, where chunks stay: more than one chunk would be given. */
 TEST_LOOP("tries", each_chunk_has_its_own_tries, 2) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_batch batch = batch_of(64, 1);
-    fake_options options = fits(40);
     mt_step_report report = MT_STEP_REPORT_INIT;
-    mt_trainer *trainer;
     mt_backend seam;
 
+    options = fits(40);
     policy.micro_batch = 2;
     policy.max_retries = _i == 0 ? 16 : 2;
     options.keep = options.tells_gradients = 1;
     options.no_evidence = 0;
     options.budget_bytes += FAKE_GRADIENT_BYTES;
-    fake_init(&fake, &options);
-    refusing.seam = seam = fake_seam(&fake);
+    refusing.seam = seam = new_seam();
     seam.accumulate = accumulate_or_refuse;
     own.policy = &policy;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
@@ -279,7 +253,6 @@ TEST_LOOP("tries", each_chunk_has_its_own_tries, 2) {
     ck_ok(mt_trainer_step(trainer, &batch, &report));
     ck_assert_uint_eq(report.retries, 4);
     ck_assert_uint_eq(report.chunk_count, 32);
-    mt_trainer_free(trainer);
 }
 
 /* What the user has taken is released while the n-th chunk runs, that does not fit all the same. */
@@ -297,17 +270,15 @@ static mt_status accumulate_and_release(void *self, size_t first, size_t count, 
 
 /* There is more room for the next plan than the chunk had that failed: it is for a smaller one still. */
 TEST_LOOP("passes", memory_comes_back, 2) {
-    fake_options options = fits(20);
     mt_batch batch = batch_of(128, 1);
-    mt_trainer *trainer;
     mt_backend seam;
 
+    options = fits(20);
     options.absent = _i == 0 ? FAKE_BIT(FAKE_RECORD) | FAKE_BIT(FAKE_RESET_PEAK) : 0;
     options.no_peaks = _i == 0;
     options.wide = _i == 0 ? options.wide : (fake_program){fake_wide_allocations, FAKE_WIDE_COUNT};
     options.wide_above = 10;
-    fake_init(&fake, &options);
-    releasing.seam = seam = fake_seam(&fake);
+    releasing.seam = seam = new_seam();
     seam.accumulate = accumulate_and_release;
     releasing.chunks = _i == 0 ? 6 : 5;
     releasing.bytes = 5000;
@@ -315,32 +286,26 @@ TEST_LOOP("passes", memory_comes_back, 2) {
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
     ck_ok(mt_trainer_step(trainer, &batch, NULL));
     if (_i == 0) ck_assert_uint_ge(fake.genuine, 1);
-    mt_trainer_free(trainer);
 }
 
 /* Neither recordings nor peaks: nothing is run for their sake and taken back. */
 TEST("tries", nothing_is_recorded_in_vain) {
-    fake_options options = options_of(5);
-    mt_trainer *trainer;
-
+    take_options(5);
     options.normalises_over_batch = 1;
     trainer = trainer_with(&options, NULL);
     ck_assert_uint_eq(step(trainer, 32, 1).discarded, 0);
-    done(trainer);
 }
 
 /* One sample is all that is known, and its bound says that no more fit. */
 TEST_LOOP("tries", a_bound_of_few_is_tried, 2) {
-    fake_options options = options_of(_i ? 3 : 0);
-    mt_trainer *trainer;
     uint64_t id = 1;
 
+    take_options(_i ? 3 : 0);
     options.budget_bytes = bytes_for(6);
     trainer = trainer_with(&options, NULL);
     step(trainer, 1, id++);
-    steps(trainer, &id, 60);
+    steps(&id, 60);
     ck_assert_uint_ge(step(trainer, 64, id).chunks[0], 5);
-    done(trainer);
 }
 
-SUITE("trainer_passes")
+TRAINER_SUITE("trainer_passes")

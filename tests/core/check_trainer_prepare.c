@@ -5,34 +5,28 @@
  */
 #include "counting_allocator.h"
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 #define PREPARE_KINDS (FAKE_STEP_KINDS | FAKE_BIT(FAKE_MARK))
 
-/* Room for chunks of m samples beside what is prepared for a batch of 64. */
-static fake_options telling(size_t m) {
-    fake_options options = fits(m);
+static void begin(void) {
+    begin_defaults();
+    policy.deterministic = 1;
+}
 
+/* Room for chunks of m samples beside what is prepared for a batch of 64. */
+static void tell(size_t m) {
+    options = fits(m);
     options.prepares = 1;
     options.budget_bytes += (size_t)64 * FAKE_PREPARED_BYTES;
-    return options;
 }
 
-static mt_policy_options deterministic(void) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-
-    policy.deterministic = 1;
-    return policy;
-}
-
-/* A trainer that has had a batch of 32, and whose log is empty. */
-static mt_trainer *learnt(const fake_options *options) {
-    mt_policy_options policy = deterministic();
-    mt_trainer *trainer = trainer_with(options, &policy);
-
+/* The trainer has had a batch of 32, and its log is empty. */
+static void learn(size_t m) {
+    tell(m);
+    trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
     fake_log_clear(&fake);
-    return trainer;
 }
 
 /* ---- the order of the calls ----------------------------------------------------------------------- */
@@ -40,27 +34,22 @@ static mt_trainer *learnt(const fake_options *options) {
 /* Recordings are taken back, each told of alone; then all chunks of the batch. "prepare(3+32)": three of
    32 samples. */
 TEST("calls", order) {
-    fake_options options = telling(12);
-    mt_policy_options policy = deterministic();
-    mt_trainer *trainer = trainer_with(&options, &policy);
-
-    step(trainer, 32, 1);
-    check_log(
+    tell(12);
+    trainer = trainer_with(&options, &policy);
+    step_by(
+        32, 1,
         "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+4) accumulate(0+4) rollback "
         "begin prepare(1+11) accumulate(0+11) rollback "
         "begin prepare(3+32) accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
-    step(trainer, 12, 2);
-    check_log("begin prepare(1+12) accumulate(0+12) apply");
+    step_by(12, 2, "begin prepare(1+12) accumulate(0+12) apply");
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* A first batch that begins with a small chunk is closed before it begins: that chunk is no recording for it. */
 TEST_LOOP("calls", begins_small, 2) {
-    fake_options options = telling(_i ? 200 : 24);
     mt_step_report report;
-    mt_trainer *trainer;
 
+    tell(_i ? 200 : 24);
     options.seconds = fake_seconds;
     trainer = trainer_with(&options, NULL);
     report = step(trainer, 60, 1);
@@ -74,14 +63,11 @@ TEST_LOOP("calls", begins_small, 2) {
                   "accumulate(24+8) accumulate(32+7) accumulate(39+7) accumulate(46+7) "
                   "accumulate(53+7) apply");
     for (uint64_t id = 2; id < 30; id++) step(trainer, 60, id);
-    done(trainer);
 }
 
 /* All chunks of a batch have one size: one that is to be known is that of a whole batch, and each is tried for one or two. */
 TEST("calls", does_not_run_again) {
-    fake_options options = telling(64);
-    mt_trainer *trainer;
-
+    tell(64);
     options.seconds = fake_seconds;
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id < 12; id++) {
@@ -91,62 +77,46 @@ TEST("calls", does_not_run_again) {
             ck_assert_uint_le(report.chunks[0] - report.chunks[i], 1);
     }
     fake_log_clear(&fake);
-    step(trainer, 64, 12);
-    check_log("begin prepare(1+64) accumulate(0+64) apply");
-    done(trainer);
+    step_by(64, 12, "begin prepare(1+64) accumulate(0+64) apply");
 }
 
 /* Chunks that are given; and those of a batch too small to record two. */
 TEST("calls", given_and_small) {
     static const size_t chunks[] = {5, 20, 7};
-    fake_options options = telling(40);
-    mt_trainer *trainer = learnt(&options);
 
+    learn(40);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 3));
-    step(trainer, 32, 2);
-    check_log("begin prepare(3+32) accumulate(0+5) accumulate(5+20) accumulate(25+7) apply");
+    step_by(32, 2, "begin prepare(3+32) accumulate(0+5) accumulate(5+20) accumulate(25+7) apply");
     done(trainer);
     trainer = trainer_with(&options, NULL);
-    step(trainer, 3, 1);
-    check_log(
-        "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+3) accumulate(0+3) apply");
-    done(trainer);
+    step_by(3, 1,
+            "begin prepare(1+2) accumulate(0+2) rollback begin prepare(1+3) accumulate(0+3) apply");
 }
 
 /* Chunks are neither marked nor are gradients given back, though the backend could. */
 TEST("calls", neither_marked_nor_alone) {
-    fake_options options = telling(32);
-    mt_policy_options policy = deterministic();
-    mt_trainer *trainer;
-
+    tell(32);
     options.keep = options.holds = options.tells_gradients = 1;
     policy.keep_chunks = MT_KEEP_ALWAYS;
     trainer = trainer_with(&options, &policy);
     for (uint64_t id = 1; id < 5; id++) step(trainer, 32, id);
     ck_assert_uint_eq(count_kind(FAKE_MARK) + count_kind(FAKE_REWIND), 0);
     ck_assert_int_eq(fake.holding, 1);
-    done(trainer);
 }
 
 /* Evaluation is not told of, and its first chunks are recorded as ever. */
 TEST("calls", evaluation) {
-    fake_options options = telling(12);
-    mt_trainer *trainer = learnt(&options);
-
+    learn(12);
     evaluate(trainer, 40, 1);
     ck_assert_uint_eq(count_kind(FAKE_PREPARE), 0);
-    done(trainer);
 }
 
 /* A batch that is made smaller is told of as such. */
 TEST("calls", fewer_samples) {
-    fake_options options = telling(4);
-    mt_policy_options policy = deterministic();
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_step_report report = MT_STEP_REPORT_INIT;
     mt_batch batch = batch_of(10, 1);
-    mt_trainer *trainer;
 
+    tell(4);
     options.may_shorten = 1;
     policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     options.needs_whole_batch = 1;
@@ -155,7 +125,6 @@ TEST("calls", fewer_samples) {
     ck_ok(mt_trainer_step(trainer, &batch, &report));
     ck_assert_uint_lt(report.samples, 10);
     ck_assert_uint_eq(fake.told_next, 0); /* forgotten with the step */
-    done(trainer);
 }
 
 /* ---- what fails -------------------------------------------------------------------------------------- */
@@ -181,26 +150,19 @@ static const struct {
 
 /* Whatever runs out of memory once, the whole step is taken back and told of again. */
 TEST_LOOP("fails", taken_back_whole, LENGTH(failures)) {
-    fake_options options = telling(12);
-    mt_trainer *trainer = learnt(&options);
-
+    learn(12);
     fake_fail_kind(&fake, failures[_i].kind, (uint64_t)failures[_i].call, MT_EDEVMEM);
     ck_assert_uint_eq(step(trainer, 32, 2).retries, 1);
     check_log(failures[_i].calls);
-    done(trainer);
 }
 
 /* What is no matter of memory ends the step, also in prepare. */
 TEST("fails", failure_is_handed_on) {
-    fake_options options = telling(12);
-    mt_trainer *trainer = learnt(&options);
-
+    learn(12);
     fake_fail_kind(&fake, FAKE_PREPARE, 1, MT_EUSER);
-    step_fails(trainer, 32, 2, MT_EUSER);
-    ck_contains(mt_last_error(), "injected: prepare");
+    step_refused(32, 2, MT_EUSER, "injected: prepare");
     check_log("begin prepare!(3+32) rollback");
     step(trainer, 32, 2);
-    done(trainer);
 }
 
 /* prepare runs out of memory while there are chunks as large as this. */
@@ -216,17 +178,13 @@ static mt_status prepare_small(void *self, const size_t *chunks, size_t count,
 
 /* An OOM of prepare is one of the largest chunk: without evidence it is that size that did not fit. */
 TEST("fails", answered_as_the_largest) {
-    fake_options options = telling(12);
-    mt_policy_options policy = deterministic();
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
     mt_step_report report;
-    mt_trainer *trainer;
     mt_backend seam;
 
+    tell(12);
     own.policy = &policy;
     options.no_evidence = 1;
-    fake_init(&fake, &options);
-    real = seam = fake_seam(&fake);
+    real = seam = new_seam();
     seam.prepare = prepare_small;
     too_large = 8;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
@@ -234,21 +192,18 @@ TEST("fails", answered_as_the_largest) {
     ck_assert_uint_gt(report.retries, 0);
     for (size_t i = 0; i < report.chunk_count; i++) ck_assert_uint_lt(report.chunks[i], 8);
     too_large = 0;
-    done(trainer);
 }
 
 /* Given chunks are not changed: after a clear the step gives up. */
 TEST("fails", given_chunks_give_up) {
     static const size_t chunks[] = {16, 16};
-    fake_options options = telling(40);
-    mt_trainer *trainer = learnt(&options);
 
+    learn(40);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     fake_fail_kind_for_ever(&fake, FAKE_PREPARE, 1, MT_EDEVMEM);
     step_fails(trainer, 32, 2, MT_EDEVMEM);
     fake_fail_kind(&fake, FAKE_PREPARE, 0, MT_OK);
     step(trainer, 32, 2);
-    done(trainer);
 }
 
 /*
@@ -256,22 +211,18 @@ TEST("fails", given_chunks_give_up) {
  * first step on, and not tried in each.
  */
 TEST("fails", what_is_prepared_is_learnt) {
-    fake_options options = fits(16);
-    mt_policy_options policy = deterministic();
-    mt_trainer *trainer;
-
+    options = fits(16);
     options.prepares = 1;
     options.budget_bytes += (size_t)4 * FAKE_PREPARED_BYTES; /* as much as recordings have shown */
     trainer = trainer_with(&options, &policy);
     step(trainer, 64, 1);
     ck_assert_uint_le(fake.genuine, 1);
     fake_log_clear(&fake);
-    step(trainer, 64, 2);
-    check_log("begin prepare(5+64) accumulate(0+13) accumulate(13+13) accumulate(26+13) "
-              "accumulate(39+13) accumulate(52+12) apply");
+    step_by(64, 2,
+            "begin prepare(5+64) accumulate(0+13) accumulate(13+13) accumulate(26+13) "
+            "accumulate(39+13) accumulate(52+12) apply");
     for (uint64_t id = 3; id <= 20; id++) step(trainer, 64, id);
     ck_assert_uint_le(fake.genuine, 1);
-    done(trainer);
 }
 
 /* Host memory runs out at each request in turn: the step is undone, and the next one goes through. */
@@ -280,12 +231,13 @@ TEST("fails", without_host_memory) {
 
     ck_ok(counting_install());
     do {
-        fake_options options = telling(2);
-        mt_trainer *trainer = trainer_with(&options, NULL);
         mt_batch batch = batch_of(64, 1);
-        uint64_t before = fake_hash(&fake);
+        uint64_t before;
         mt_status status;
 
+        tell(2);
+        trainer = trainer_with(&options, NULL);
+        before = fake_hash(&fake);
         counting_fail_at(++n, 0);
         status = mt_trainer_step(trainer, &batch, NULL);
         fired = counting_fired();
@@ -294,10 +246,10 @@ TEST("fails", without_host_memory) {
         ck_assert((fake_hash(&fake) == before) == (status != MT_OK));
         if (status == MT_ENOMEM) ck_contains(mt_last_error(), "out of host memory");
         step(trainer, 64, 2);
-        done(trainer);
+        end_trainer();
         ck_assert_uint_eq(counting_live(), 0);
     } while (fired);
     ck_assert_uint_gt(n, 4);
 }
 
-SUITE("trainer_prepare")
+TRAINER_SUITE_FROM("trainer_prepare", begin)

@@ -4,7 +4,7 @@
  * others wait for it, and that a step is applied by all or by none.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 #include <math.h>
 
@@ -34,23 +34,18 @@ static mt_status agree(void *self, double *values, size_t count) {
     return MT_OK;
 }
 
-static mt_status new_trainer(const fake_options *options, const mt_trainer_options *own,
-                             mt_trainer **out) {
-    mt_backend seam;
+/* A new trainer beside them; join: one that is made, and whose log is empty. */
+static mt_status try_to_join(const mt_trainer_options *wishes) {
+    mt_backend seam = new_seam();
 
     memset(&peers, 0, sizeof(peers));
-    fake_init(&fake, options);
-    seam = fake_seam(&fake);
     seam.agree = agree;
-    return mt_trainer_new(&seam, own, out);
+    return mt_trainer_new(&seam, wishes, &trainer);
 }
 
-static mt_trainer *joined(const fake_options *options, const mt_trainer_options *own) {
-    mt_trainer *trainer;
-
-    ck_ok(new_trainer(options, own, &trainer));
+static void join(const mt_trainer_options *wishes) {
+    ck_ok(try_to_join(wishes));
     fake_log_clear(&fake);
-    return trainer;
 }
 
 /* What another process has done: so many samples, each with this loss and a first metric of 1. */
@@ -66,9 +61,8 @@ static void say(size_t call, size_t samples, double loss) {
 /* ---- steps that go through ---------------------------------------------------------------------- */
 
 TEST("go_through", two_words_a_step) {
-    fake_options options = fits(12);
-    mt_trainer *trainer = joined(&options, NULL);
-
+    options = fits(12);
+    join(NULL);
     for (size_t id = 1; id <= 3; id++) {
         peers.calls = 0;
         step(trainer, 32, id);
@@ -79,16 +73,15 @@ TEST("go_through", two_words_a_step) {
         ck_assert(peers.heard[0][FAILED] == 0 && peers.heard[1][FAILED] == 0);
         ck_assert(peers.heard[1][SAMPLES] == 32);
     }
-    done(trainer);
 }
 
 /* Weights are shares of all samples, so the gradients of all add up; reports are of all, but for samples. */
 TEST("go_through", sums_are_of_all) {
-    fake_options options = fits(12);
-    mt_trainer *trainer = joined(&options, NULL);
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
     mt_step_report report;
 
+    options = fits(12);
+    join(NULL);
     say(0, 96, 0);
     say(1, 96, 5.0);
     report = step(trainer, 32, 1);
@@ -101,27 +94,24 @@ TEST("go_through", sums_are_of_all) {
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
     ck_assert_uint_eq(epoch.samples, 128);
     ck_assert_double_eq_tol(epoch.loss, report.loss, 1e-12);
-    done(trainer);
 }
 
 TEST("go_through", alone_it_changes_nothing) {
-    fake_options options = with_units(12);
-    mt_trainer *trainer = trainer_with(&options, NULL);
+    options = with_units(12);
+    trainer = trainer_with(&options, NULL);
     mt_step_report report = step(trainer, 32, 1);
     uint64_t hash = fake_hash(&fake);
-
     mt_trainer_free(trainer);
-    trainer = joined(&options, NULL);
+    join(NULL);
     ck_assert(step(trainer, 32, 1).loss == report.loss);
     ck_assert_uint_eq(fake_hash(&fake), hash);
-    done(trainer);
 }
 
 /* One loss that is no number is everybody's. */
 TEST("go_through", all_skip_or_none) {
-    mt_trainer *trainer = joined(&fake_defaults, NULL);
     mt_step_report report;
 
+    join(NULL);
     say(0, 32, 0);
     say(1, 32, (double)NAN);
     report = step(trainer, 32, 1);
@@ -129,7 +119,6 @@ TEST("go_through", all_skip_or_none) {
     ck_assert(isnan(report.loss));
     ck_assert_uint_eq(count_kind(FAKE_APPLY), 0);
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 1);
-    done(trainer);
 }
 
 /*
@@ -138,13 +127,12 @@ TEST("go_through", all_skip_or_none) {
  */
 TEST_LOOP("go_through", no_label_here, 2) {
     static const double none[] = {0};
-    fake_options options = fits(12);
-    mt_trainer *trainer;
     mt_step_report report;
 
+    options = fits(12);
     options.units = none;
     options.unit_count = options.mean_of_nothing = 1;
-    trainer = joined(&options, NULL);
+    join(NULL);
     for (int call = 0; call < 2 && _i; call++) say((size_t)call, 96, 5.0);
     report = step(trainer, 32, 1);
     ck_assert_int_eq(report.skipped, _i ? MT_SKIP_NOT : MT_SKIP_NO_UNITS);
@@ -157,22 +145,19 @@ TEST_LOOP("go_through", no_label_here, 2) {
     if (_i) say(0, 96, 5.0);
     if (_i) peers.say[0][LOSS] = 5.0 * 96;
     if (_i) ck_assert_double_eq_tol(evaluate(trainer, 32, 2).loss, 5.0, 1e-12);
-    done(trainer);
 }
 
 /* ---- steps that do not ---------------------------------------------------------------------------- */
 
 /* Another process has failed before the step, or in it: nothing has happened, and the next step goes through. */
 TEST_LOOP("fail", another_fails, 2) {
-    fake_options options = fits(12);
-    mt_trainer *trainer = joined(&options, NULL);
-
+    options = fits(12);
+    join(NULL);
     step(trainer, 32, 1);
     fake_log_clear(&fake);
     peers.calls = 0;
     peers.say[_i][FAILED] = 2;
-    step_fails(trainer, 32, 2, MT_EPEER);
-    ck_contains(mt_last_error(), "2 of the processes could not");
+    step_refused(32, 2, MT_EPEER, "2 of the processes could not");
     ck_assert_uint_eq(peers.calls, (size_t)_i + 1);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), (size_t)_i);
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), (size_t)_i);
@@ -180,34 +165,31 @@ TEST_LOOP("fail", another_fails, 2) {
     peers.say[_i][FAILED] = 0;
     peers.calls = 0;
     step(trainer, 32, 2);
-    done(trainer);
 }
 
 /* They are not to be reached: that is not tried again, even where it is a matter of memory. */
 TEST_LOOP("fail", nobody_is_there, 4) {
     static const mt_status why[] = {MT_EIO, MT_EDEVMEM};
-    fake_options options = fits(12);
-    mt_trainer *trainer = joined(&options, NULL);
 
+    options = fits(12);
+    join(NULL);
     step(trainer, 32, 1);
     fake_log_clear(&fake);
     peers.calls = 0;
     peers.fail_at = 1 + (size_t)_i / 2;
     peers.fail_status = why[_i % 2];
-    step_fails(trainer, 32, 2, why[_i % 2]);
-    ck_contains(mt_last_error(), "nobody is there");
+    step_refused(32, 2, why[_i % 2], "nobody is there");
     ck_assert_uint_eq(peers.calls, peers.fail_at);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), peers.fail_at - 1);
     ck_assert_uint_eq(count_kind(FAKE_APPLY), 0);
-    done(trainer);
 }
 
 /* Others may have applied it by then. */
 TEST("fail", apply_is_not_tried_again) {
-    fake_options options = fits(12);
-    mt_trainer *trainer = joined(&options, NULL);
     char text[2048];
 
+    options = fits(12);
+    join(NULL);
     step(trainer, 32, 1);
     fake_log_clear(&fake);
     peers.calls = 0;
@@ -217,25 +199,25 @@ TEST("fail", apply_is_not_tried_again) {
     ck_assert_uint_eq(count_kind(FAKE_APPLY), 1);
     ck_assert_uint_gt(mt_trainer_explain(trainer, text, sizeof text), 0);
     ck_contains(text, "memory ran out in apply");
-    done(trainer);
 }
 
 /* All calls of the seam fail in turn, once and for good: each time the others hear twice how it went. */
 TEST_LOOP("fail", they_always_hear_of_it, 4) {
     static const mt_status why[] = {MT_EDEVMEM, MT_EDEVMEM, MT_EIO};
-    fake_options options = fits(12);
     size_t failed = 0, recovered = 0;
 
+    options = fits(12);
     options.keep = options.tells_gradients = _i % 2;
     options.normalises_over_batch = _i / 2;
     for (int kind = 0; kind < LENGTH(why); kind++) {
         for (uint64_t n = 1;; n++) {
-            mt_trainer *trainer = joined(&options, NULL);
             mt_batch batch = batch_of(32, 1);
-            uint64_t before = fake_hash(&fake);
+            uint64_t before;
             mt_status status;
             int in_join;
 
+            join(NULL);
+            before = fake_hash(&fake);
             if (kind == 2)
                 fake_fail_with(&fake, n, why[kind]);
             else
@@ -254,7 +236,7 @@ TEST_LOOP("fail", they_always_hear_of_it, 4) {
             recovered += status == MT_OK && fake.fired > 0;
             uint64_t fired = fake.fired;
             fake_fail_at(&fake, 0, 0);
-            done(trainer);
+            end_trainer();
             if (!fired) break;
         }
     }
@@ -265,11 +247,11 @@ TEST_LOOP("fail", they_always_hear_of_it, 4) {
 /* Calls that are refused are calls that others wait for. */
 TEST("fail", they_hear_of_what_is_refused) {
     static const size_t wrong[] = {3, 3};
-    mt_trainer *trainer = joined(&fake_defaults, NULL);
     mt_batch batch = batch_of(0, 1);
     mt_step_report report = {.size = 0};
     mt_eval_report eval = {.size = 0};
 
+    join(NULL);
     ck_refused(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL, "batch->count is 0");
     ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EINVAL);
     batch.count = 32;
@@ -286,13 +268,14 @@ TEST("fail", they_hear_of_what_is_refused) {
     peers.calls = 0;
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL); /* it is freed */
     ck_assert_uint_eq(peers.calls, 0);
+    trainer = NULL;
 }
 
 /* One whose state is lost has lost it for all. */
 TEST("fail", they_hear_of_a_poisoned_one) {
-    mt_trainer *trainer = joined(&fake_defaults, NULL);
     mt_batch batch = batch_of(32, 1);
 
+    join(NULL);
     fake_fail_kind(&fake, FAKE_ACCUMULATE, 1, MT_EIO);
     fake_fail_kind(&fake, FAKE_ROLLBACK, 1, MT_EIO);
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
@@ -300,60 +283,46 @@ TEST("fail", they_hear_of_a_poisoned_one) {
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_ESTATE);
     ck_assert_uint_eq(peers.calls, 3);
     ck_assert(peers.heard[1][FAILED] == 1 && peers.heard[2][FAILED] == 1);
-    mt_trainer_free(trainer);
 }
 
 /* ---- batches that are left out -------------------------------------------------------------------- */
 
-static mt_trainer *with_drops(void) {
-    fake_options options = fits(12);
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-
-    options.min_micro_batch = 4;
-    own.drop_small = 1;
-    return joined(&options, &own);
-}
-
-static void nothing_is_done(mt_trainer *trainer, size_t count) {
-    mt_batch batch = batch_of(count, 1);
+/* Whoever has too few samples, all leave the batch out. */
+TEST_LOOP("others", all_leave_it_out, 2) {
+    mt_batch batch = batch_of(_i ? 32 : 3, 1);
     mt_step_report report = MT_STEP_REPORT_INIT;
 
+    options = fits(12);
+    options.min_micro_batch = 4;
+    own.drop_small = 1;
+    join(&own);
+    peers.say[0][SAMPLES] = _i;
     ck_ok(mt_trainer_step(trainer, &batch, &report));
     ck_assert_uint_eq(report.samples, 0);
     ck_assert_uint_eq(peers.calls, 1);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
-}
-
-/* Whoever has too few samples, all leave the batch out. */
-TEST_LOOP("others", all_leave_it_out, 2) {
-    mt_trainer *trainer = with_drops();
-
-    peers.say[0][SAMPLES] = _i;
-    nothing_is_done(trainer, _i ? 32 : 3);
     ck_assert(peers.heard[0][SAMPLES] == !_i);
-    done(trainer);
 }
 
 /* ---- evaluation ----------------------------------------------------------------------------------- */
 
 TEST("others", an_evaluation_is_of_all) {
-    mt_trainer *trainer = joined(&fake_defaults, NULL);
     mt_eval_report report;
 
+    join(NULL);
     peers.say[0][LOSS] = 70;
     peers.say[0][UNITS] = peers.say[0][SAMPLES] = peers.say[0][METRICS] = 10;
     report = evaluate(trainer, 20, 1);
     ck_assert_uint_eq(peers.calls, 1);
     ck_assert_double_eq_tol(report.loss, (peers.heard[0][LOSS] + 70) / 30, 1e-12);
     ck_assert_double_eq_tol(report.metrics[0], (peers.heard[0][METRICS] + 10) / 30, 1e-12);
-    done(trainer);
 }
 
 TEST_LOOP("others", an_evaluation_fails, 2) {
     static const fake_kind kinds[] = {FAKE_MEMORY, FAKE_EVALUATE};
-    mt_trainer *trainer = joined(&fake_defaults, NULL);
     mt_batch batch = batch_of(20, 1);
 
+    join(NULL);
     fake_fail_kind(&fake, kinds[_i], 1, MT_EIO);
     ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_EIO, "injected");
     ck_assert_uint_eq(peers.calls, 1);
@@ -361,21 +330,16 @@ TEST_LOOP("others", an_evaluation_fails, 2) {
     peers.calls = 0;
     peers.say[0][FAILED] = 1;
     ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EPEER);
-    done(trainer);
 }
 
 /* ---- options -------------------------------------------------------------------------------------- */
 
 TEST("others", batches_keep_their_size) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
-
     policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     own.policy = &policy;
-    ck_refused(new_trainer(&fake_defaults, &own, &trainer), MT_ENOTSUP, "smaller_batch");
+    ck_refused(try_to_join(&own), MT_ENOTSUP, "smaller_batch");
     policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_AMP);
-    done(joined(&fake_defaults, &own));
+    join(&own);
 }
 
-SUITE("trainer_processes")
+TRAINER_SUITE("trainer_processes")

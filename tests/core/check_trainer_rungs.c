@@ -5,18 +5,23 @@
  */
 #include "suite.h"
 #include "trainer_rungs.h"
+#include "trainer_tests.h"
 
 #include <math.h>
 #include <stdio.h>
+
+/* The savers, and room for 20 samples without them. */
+static void begin(void) {
+    begin_defaults();
+    options = with_rungs(SAVERS, budget_with(0, 20));
+}
 
 /* ---- the end of the ladder ------------------------------------------------------------------- */
 
 /* Everything is as before, and the next step starts where this one did. */
 TEST_LOOP("end", gives_up, 4) {
-    fake_options options = with_rungs(ALL, budget_with(0, 20));
-    mt_policy_options policy = allowing(ALL);
-    mt_trainer *trainer;
-
+    options = with_rungs(ALL, budget_with(0, 20));
+    policy = allowing(ALL);
     options.needs_whole_batch = _i % 2;
     options.keep = _i / 2;
     options.cpu_bytes = options.resident_bytes + 10;
@@ -29,7 +34,6 @@ TEST_LOOP("end", gives_up, 4) {
     ck_assert_uint_eq(step(trainer, 20, 2).rungs, 0);
     ck_assert_uint_eq(fake.rungs, 0);
     ck_assert_double_eq(fake.rate, 1);
-    done(trainer);
 }
 
 /* What was taken in vain is turned off, the newest first; those of before stay, and are not tried. */
@@ -57,11 +61,8 @@ static const struct {
 };
 
 TEST_LOOP("end", gives_rungs_back, LENGTH(backs)) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
     static const fake_allocation huge[] = {{10000000, 1, FAKE_AT_END}};
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
     mt_batch batch = batch_of(32, 3);
-    mt_trainer *trainer;
     mt_status status;
 
     if (backs[_i].evaluates) {
@@ -86,7 +87,6 @@ TEST_LOOP("end", gives_rungs_back, LENGTH(backs)) {
     fake.options.refused_off = 0;
     fake.options.budget_bytes = budget_with(0, 20);
     step(trainer, 32, 4);
-    done(trainer);
 }
 
 static char warned[512];
@@ -98,10 +98,6 @@ static void keep_warning(void *user, mt_log_level level, const char *text) {
 
 /* One that was left by the step that fails is turned on again; where that cannot be, it is told. */
 TEST_LOOP("end", gives_a_left_rung_back, 2) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
     policy.max_retries = 1;
     trainer = trainer_with(&options, &policy);
     step(trainer, 32, 1);
@@ -123,16 +119,14 @@ TEST_LOOP("end", gives_a_left_rung_back, 2) {
     mt_set_log(NULL, NULL);
     fake.options.device_bytes = 0;
     ck_assert_uint_eq(step(trainer, 32, 5).rungs, _i == 0 ? BIT(CHECKPOINTING) : 0);
-    done(trainer);
 }
 
 /* Nor does the rate of a batch made smaller stay. */
 TEST("end", gives_rate_back) {
-    fake_options options = whole(20);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_batch batch = batch_of(20, 2);
-    mt_trainer *trainer;
 
+    options = whole(20);
+    policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
     options.absent = FAKE_BIT(FAKE_RECORD); /* so that it is tried */
     trainer = trainer_with(&options, &policy);
@@ -142,24 +136,23 @@ TEST("end", gives_rate_back) {
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
     ck_assert_double_eq(fake.rate, 1);
     ck_assert_uint_ge(count_kind(FAKE_SET_RATE), 2);
-    done(trainer);
 }
 
 /* Each rate that cannot be set, on the way to fewer samples or back: the step is over with that. */
 TEST("end", rate_fails) {
-    fake_options options = whole(20);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     mt_batch batch = batch_of(20, 2);
     mt_step_report report;
     uint64_t n = 0;
     mt_status status;
 
+    options = whole(20);
+    policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
     options.absent = FAKE_BIT(FAKE_RECORD); /* so that it is tried */
     do {
-        mt_trainer *trainer = trainer_with(&options, &policy);
         uint64_t before;
 
+        trainer = trainer_with(&options, &policy);
         some(trainer, 20, 1);
         before = fake_hash(&fake);
         fake.options.budget_bytes = options.resident_bytes + 10;
@@ -171,17 +164,13 @@ TEST("end", rate_fails) {
         fake.options.budget_bytes = options.budget_bytes;
         report = some(trainer, 20, 2);
         ck_assert_double_eq(fake.rate, (double)report.samples / 20);
-        done(trainer);
+        end_trainer();
     } while (status == MT_EIO);
     ck_assert_uint_ge(n, 3);
 }
 
 /* The same by failures that no budget explains, with a recording to be taken back on each rung. */
 TEST_LOOP("end", gives_up_for_no_reason, 4) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
-
     policy.max_retries = 100;
     options.normalises_over_batch = _i % 2;
     options.min_micro_batch = 4;
@@ -193,15 +182,12 @@ TEST_LOOP("end", gives_up_for_no_reason, 4) {
     step_fails(trainer, 32, 2, MT_EDEVMEM);
     fake_fail_kind(&fake, FAKE_ALLOCATION, 0, MT_OK);
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, 0);
-    done(trainer);
 }
 
 /* Evaluation that does not fit takes no rung away that training needs. */
 TEST("end", evaluation_gives_up) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
     static const fake_allocation huge[] = {{10000000, 1, FAKE_AT_END}};
     mt_batch batch = batch_of(16, 3);
-    mt_trainer *trainer;
 
     options.eval = (fake_program){huge, 1};
     options.absent = FAKE_BIT(FAKE_RECORD); /* so that to climb again would cost an OOM */
@@ -214,17 +200,15 @@ TEST("end", evaluation_gives_up) {
     ck_assert_uint_eq(step(trainer, 32, 4).rungs, BIT(CHECKPOINTING));
     ck_assert_uint_eq(fake.rungs, BIT(CHECKPOINTING));
     ck_assert_uint_eq(count_kind(FAKE_ROLLBACK), 0);
-    done(trainer);
 }
 
 /* Nor is evaluation tried again and again with a smaller batch, which is of no use to it. */
 TEST("end", evaluation_is_not_shortened) {
-    fake_options options = whole(20);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
     static const fake_allocation huge[] = {{10000000, 1, FAKE_AT_END}};
     mt_batch batch = batch_of(16, 3);
-    mt_trainer *trainer;
 
+    options = whole(20);
+    policy = allowing(BIT(SMALLER_BATCH));
     options.eval = (fake_program){huge, 1};
     trainer = trainer_with(&options, &policy);
     step(trainer, 20, 1);
@@ -232,7 +216,6 @@ TEST("end", evaluation_is_not_shortened) {
     ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
     ck_assert_uint_le(count_kind(FAKE_EVALUATE), 3);
     ck_assert_uint_eq(step(trainer, 20, 4).rungs, 0);
-    done(trainer);
 }
 
 /* ---- replay --------------------------------------------------------------------------------- */
@@ -243,11 +226,10 @@ TEST_LOOP("replay", replay_is_bit_equal, 2) {
     size_t chunks[STEPS][64], counts[STEPS], samples[STEPS];
     unsigned rungs[STEPS], seen = 0;
     double rates[STEPS];
-    fake_options options = _i == 0 ? whole(16) : with_rungs(ALL, budget_with(0, 8));
-    mt_policy_options policy = allowing(ALL);
-    mt_trainer *trainer;
     uint64_t hash;
 
+    options = _i == 0 ? whole(16) : with_rungs(ALL, budget_with(0, 8));
+    policy = allowing(ALL);
     policy.rate_rule = MT_RATE_LINEAR;
     trainer = trainer_with(&options, &policy);
     for (int i = 0; i < STEPS; i++) {
@@ -277,19 +259,18 @@ TEST_LOOP("replay", replay_is_bit_equal, 2) {
         ck_assert_double_eq(fake.rate, rates[i]);
     }
     ck_assert_uint_eq(fake_hash(&fake), hash);
-    done(trainer);
 }
 
 /* The batch as it was handed over the first time: the first samples of it are trained, and weighed alone. */
 TEST("replay", replay_of_a_whole_batch) {
     enum { STEPS = 8 };
-    fake_options options = whole(20);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
-    mt_trainer *trainer = trainer_with(&options, &policy);
     mt_step_report reports[STEPS];
     size_t chunks[STEPS];
     uint64_t hash;
 
+    options = whole(20);
+    policy = allowing(BIT(SMALLER_BATCH));
+    trainer = trainer_with(&options, &policy);
     for (int i = 0; i < STEPS; i++) {
         reports[i] = some(trainer, i == 3 ? 15 : 32, (uint64_t)i);
         ck_assert_uint_eq(reports[i].chunk_count, 1);
@@ -307,7 +288,6 @@ TEST("replay", replay_of_a_whole_batch) {
         ck_assert_uint_eq(some(trainer, i == 3 ? 15 : 32, (uint64_t)i).samples, chunks[i]);
     }
     ck_assert_uint_eq(fake_hash(&fake), hash);
-    done(trainer);
 }
 
 /* Fewer samples than the batch are a step that was made smaller; more are none of this batch. */
@@ -322,23 +302,21 @@ static const struct {
 };
 
 TEST_LOOP("replay", replay_of_more_or_fewer_samples, LENGTH(of_32)) {
-    fake_options options = with_rungs(SAVERS, 0);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     mt_batch batch = batch_of(32, 1);
 
+    options = with_rungs(SAVERS, 0);
+    trainer = trainer_with(&options, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, &of_32[_i].chunk, 1));
     ck_ok(mt_trainer_set_rungs(trainer, of_32[_i].rungs, 1));
     ck_status(mt_trainer_step(trainer, &batch, NULL), of_32[_i].status);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), of_32[_i].status == MT_OK);
-    done(trainer);
 }
 
 /* For one step alone: the next one with chunks, or without, has no rung again. */
 TEST_LOOP("replay", set_rungs_is_used_once, 2) {
     static const size_t chunks[] = {8, 8};
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer = trainer_with(&options, NULL);
 
+    trainer = trainer_with(&options, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     ck_ok(mt_trainer_set_rungs(trainer, SAVERS, 0.5));
     ck_assert_uint_eq(step(trainer, 16, 1).rungs, SAVERS);
@@ -347,41 +325,34 @@ TEST_LOOP("replay", set_rungs_is_used_once, 2) {
     ck_assert_uint_eq(step(trainer, 16, 2).rungs, 0);
     ck_assert_double_eq(fake.rate, 1);
     ck_status(mt_trainer_set_rungs(trainer, 0, 1), MT_EINVAL);
-    done(trainer);
 }
 
 /* Chunks that were given teach nothing of rungs that they ran without. */
 TEST("replay", replay_teaches_nothing_wrong) {
     static const size_t chunks[] = {3, 3};
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer = trainer_with(&options, NULL);
-    const mt_policy *policy = mt_trainer_policy(trainer);
     size_t bytes;
 
+    trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
     step(trainer, 32, 2);
-    bytes = mt_policy_predict_bytes(policy, MT_TRAIN, 8);
+    bytes = mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 8);
     fake.options.budget_bytes = budget_with(0, 20);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     ck_assert_uint_eq(step(trainer, 6, 3).rungs, 0);
-    ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, 8), bytes);
-    done(trainer);
+    ck_assert_uint_eq(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 8), bytes);
 }
 
 /* A rung that cannot be set ends the step: it would not be the one of the trace. */
 TEST("replay", replay_fails) {
     static const size_t chunks[] = {8, 8};
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer = trainer_with(&options, NULL);
 
+    trainer = trainer_with(&options, NULL);
     fake.options.refused_on = BIT(OFFLOAD);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     ck_ok(mt_trainer_set_rungs(trainer, SAVERS, 1));
-    step_fails(trainer, 16, 1, MT_ENOTSUP);
-    ck_contains(mt_last_error(), "refused: offload");
+    step_refused(16, 1, MT_ENOTSUP, "refused: offload");
     ck_assert_uint_eq(step(trainer, 16, 1).rungs, 0);
-    done(trainer);
 }
 
 static const struct {
@@ -399,16 +370,14 @@ static const struct {
 
 TEST_LOOP("replay", set_rungs_is_checked, LENGTH(bad_rungs)) {
     static const size_t chunks[] = {8, 8};
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
-    mt_trainer *trainer = trainer_with(&options, NULL);
 
+    trainer = trainer_with(&options, NULL);
     ck_status(mt_trainer_set_rungs(NULL, 0, 1), MT_EINVAL);
     ck_refused(mt_trainer_set_rungs(trainer, 0, 1), MT_EINVAL, "mt_trainer_set_chunks first");
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     ck_refused(mt_trainer_set_rungs(trainer, bad_rungs[_i].rungs, bad_rungs[_i].rate), MT_EINVAL,
                bad_rungs[_i].named);
     ck_assert_uint_eq(step(trainer, 16, 1).rungs, 0);
-    done(trainer);
 }
 
 /* ---- the trace ------------------------------------------------------------------------------ */
@@ -421,14 +390,6 @@ static void keep_line(void *user, const char *line) {
     if (traced < 400) snprintf(trace[traced++], sizeof(trace[0]), "%s", line);
 }
 
-static mt_trainer *traced_trainer(const fake_options *options, const mt_policy_options *policy) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-
-    own.policy = policy;
-    own.trace = keep_line;
-    return trainer_of(options, &own);
-}
-
 /* Lines with both texts in them. */
 static size_t lines_with(const char *one, const char *other) {
     size_t count = 0;
@@ -439,10 +400,10 @@ static size_t lines_with(const char *one, const char *other) {
 }
 
 TEST("trace", rungs_in_the_trace) {
-    fake_options options = with_rungs(SAVERS, budget_with(0, 20));
     static const size_t chunks[] = {16};
-    mt_trainer *trainer = traced_trainer(&options, NULL);
 
+    own.trace = keep_line;
+    trainer = trainer_of(&options, &own);
     step(trainer, 32, 1);
     ck_assert_uint_eq(lines_with("\"rungs\"", ""), 0);
     ck_assert_uint_eq(lines_with("\"rate\"", ""), 0);
@@ -462,16 +423,15 @@ TEST("trace", rungs_in_the_trace) {
     step(trainer, 16, 4);
     ck_assert_uint_eq(lines_with("\"on\":true,\"reason\":\"replay\"}", ""), 2);
     ck_assert_uint_eq(lines_with("\"rungs\":[\"checkpointing\",\"offload\"],\"rate\":0.25", ""), 1);
-    done(trainer);
 }
 
 TEST("trace", smaller_batch_in_the_trace) {
-    fake_options options = whole(20);
-    mt_policy_options policy = allowing(BIT(SMALLER_BATCH));
-    mt_trainer *trainer;
-
+    options = whole(20);
+    policy = allowing(BIT(SMALLER_BATCH));
     policy.rate_rule = MT_RATE_LINEAR;
-    trainer = traced_trainer(&options, &policy);
+    own.policy = &policy;
+    own.trace = keep_line;
+    trainer = trainer_of(&options, &own);
     some(trainer, 32, 1);
     ck_assert_uint_eq(lines_with("\"event\":\"rung\"",
                                  "\"name\":\"smaller_batch\",\"on\":true,\"reason\":\"oom\"}"),
@@ -479,7 +439,6 @@ TEST("trace", smaller_batch_in_the_trace) {
     ck_assert_uint_eq(lines_with("\"event\":\"step\"", "\"samples\":20,\"chunks\":[20]"), 1);
     ck_assert_uint_eq(
         lines_with("\"event\":\"step\"", "\"rungs\":[\"smaller_batch\"],\"rate\":0.625"), 1);
-    done(trainer);
 }
 
-SUITE("trainer_rungs")
+TRAINER_SUITE_FROM("trainer_rungs", begin)

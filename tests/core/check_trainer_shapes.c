@@ -3,7 +3,7 @@
  * and what is known of one is exact however they alternate.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 /* In the fake, samples of shape s are 1 + s times as large. */
 static uint64_t id_of(uint64_t shape, uint64_t number) {
@@ -14,11 +14,9 @@ static size_t chunk_bytes(uint64_t shape, size_t m) {
     return fake_program_peak(&fake_train_program, m * (size_t)(1 + shape));
 }
 
-static fake_options shaped(size_t fits) {
-    fake_options options = fake_fits(&fake_train_program, fits);
-
+static void shape(size_t fits) {
+    options = fake_fits(&fake_train_program, fits);
     options.shapes = 1;
-    return options;
 }
 
 static size_t largest_chunk(const mt_step_report *report) {
@@ -34,10 +32,8 @@ TEST_LOOP("shapes", alternating, 5) {
     static const struct {
         int shapes, steps;
     } runs[] = {{1, 10}, {2, 20}, {3, 30}, {7, 70}, {30, 90}};
-    fake_options options = shaped(130);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
 
+    shape(130);
     policy.deterministic = 1;
     trainer = trainer_with(&options, &policy);
     for (int i = 0; i < runs[_i].steps; i++) {
@@ -51,31 +47,25 @@ TEST_LOOP("shapes", alternating, 5) {
                           options.resident_bytes + chunk_bytes(shape, largest_chunk(&report)));
     }
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* A backend that says nothing of itself has shapes all the same. */
 TEST("shapes", without_describe) {
-    fake_options options = shaped(130);
-    mt_trainer *trainer;
-
+    shape(130);
     options.absent = FAKE_BIT(FAKE_DESCRIBE);
     trainer = trainer_with(&options, NULL);
     for (uint64_t i = 0; i < 8; i++) step(trainer, 32, id_of(i % 2, i));
-    done(trainer);
 }
 
 /* And one that fails to say it anew ends the step before it began. */
 TEST("shapes", describe_fails) {
-    fake_options options = shaped(130);
-    mt_trainer *trainer = trainer_with(&options, NULL);
-
+    shape(130);
+    trainer = trainer_with(&options, NULL);
     step(trainer, 32, id_of(0, 0));
     fake_fail_kind(&fake, FAKE_DESCRIBE, 1, MT_EIO);
     step_fails(trainer, 32, id_of(1, 1), MT_EIO);
     fake_fail_at(&fake, 0, 0);
     step(trainer, 32, id_of(1, 1));
-    done(trainer);
 }
 
 /* Times are apart too: each shape ends with the chunks that are the fastest for it. */
@@ -84,10 +74,9 @@ static double falls_off(size_t samples) {
 }
 
 TEST("shapes", times_are_apart) {
-    fake_options options = shaped(200);
     mt_step_report report[2];
-    mt_trainer *trainer;
 
+    shape(200);
     options.seconds = falls_off;
     trainer = trainer_with(&options, NULL);
     for (uint64_t i = 0; i < 60; i++) report[i % 2] = step(trainer, 32, id_of(i % 2, i));
@@ -96,32 +85,27 @@ TEST("shapes", times_are_apart) {
     ck_assert_uint_gt(largest_chunk(&report[0]), 8);
     report[1] = step(trainer, 32, id_of(1, 61)); /* twice as large */
     ck_assert_uint_le(largest_chunk(&report[1]), 8);
-    done(trainer);
 }
 
 /* More shapes than are remembered: they are learnt anew, without an OOM. */
 TEST("shapes", more_than_are_remembered) {
-    fake_options options = shaped(200);
-    mt_trainer *trainer = trainer_with(&options, NULL);
-
+    shape(200);
+    trainer = trainer_with(&options, NULL);
     for (uint64_t i = 0; i < 120; i++) step(trainer, 16, id_of(i % 40, i));
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 TEST("shapes", shape_fails) {
-    fake_options options = shaped(64);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     mt_batch batch = batch_of(16, 1);
 
+    shape(64);
+    trainer = trainer_with(&options, NULL);
     fake_fail_kind(&fake, FAKE_SHAPE, 1, MT_EIO);
-    step_fails(trainer, 16, 1, MT_EIO);
-    ck_contains(mt_last_error(), "injected: shape");
+    step_refused(16, 1, MT_EIO, "injected: shape");
     fake_fail_kind(&fake, FAKE_SHAPE, 1, MT_EIO);
     ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EIO);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
     step(trainer, 16, 1);
-    done(trainer);
 }
 
-SUITE("trainer_shapes")
+TRAINER_SUITE("trainer_shapes")

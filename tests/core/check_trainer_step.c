@@ -4,7 +4,7 @@
  * check_oom_core.c.
  */
 #include "suite.h"
-#include "trainer_fixture.h"
+#include "trainer_tests.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -12,28 +12,21 @@
 /* ---- order of the calls --------------------------------------------------------------------- */
 
 TEST("order", order_plain) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = fits(12);
-    mt_trainer *trainer;
-
+    options = fits(12);
     policy.deterministic = 1;
     trainer = trainer_with(&options, &policy);
-    step(trainer, 32, 1);
-    check_log("begin accumulate(0+2) rollback begin accumulate(0+4) rollback begin "
-              "accumulate(0+11) rollback "
-              "begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
-    step(trainer, 32, 2);
-    check_log("begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
-    step(trainer, 12, 3);
-    check_log("begin accumulate(0+12) apply");
-    done(trainer);
+    step_by(32, 1,
+            "begin accumulate(0+2) rollback begin accumulate(0+4) rollback begin "
+            "accumulate(0+11) rollback "
+            "begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
+    step_by(32, 2, "begin accumulate(0+11) accumulate(11+11) accumulate(22+10) apply");
+    step_by(12, 3, "begin accumulate(0+12) apply");
 }
 
 TEST("order", order_discarded_recording) {
-    fake_options options = fits(12);
     mt_step_report report;
-    mt_trainer *trainer;
 
+    options = fits(12);
     options.normalises_over_batch = 1;
     trainer = trainer_with(&options, NULL);
     report = step(trainer, 24, 1);
@@ -42,55 +35,42 @@ TEST("order", order_discarded_recording) {
     for (size_t i = 0; i < report.chunk_count; i++) ck_assert_uint_gt(report.chunks[i], 2);
     ck_assert_uint_eq(report.discarded, 2);
     fake_log_clear(&fake);
-    step(trainer, 24, 2);
-    check_log("begin accumulate(0+12) accumulate(12+12) apply");
-    done(trainer);
+    step_by(24, 2, "begin accumulate(0+12) accumulate(12+12) apply");
 }
 
 TEST("order", order_transient_failure) {
-    fake_options options = fits(16);
-    mt_trainer *trainer = trainer_with(&options, NULL);
-
+    options = fits(16);
+    trainer = trainer_with(&options, NULL);
     step(trainer, 32, 1);
     fake_log_clear(&fake);
     fake_fail_kind(&fake, FAKE_ALLOCATION, 15, MT_EDEVMEM);
     ck_assert_uint_eq(step(trainer, 32, 2).retries, 1);
     check_log("begin accumulate(0+16) accumulate!(16+16) rollback "
               "begin accumulate(0+16) accumulate(16+16) apply");
-    done(trainer);
 }
 
 /* Nothing has begun when begin fails, so nothing is taken back. */
 TEST("order", order_begin_fails) {
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
-
+    trainer = trainer_with(&fake_defaults, NULL);
     fake_fail_kind(&fake, FAKE_BEGIN, 1, MT_EIO);
-    step_fails(trainer, 16, 1, MT_EIO);
-    ck_contains(mt_last_error(), "injected: begin");
+    step_refused(16, 1, MT_EIO, "injected: begin");
     check_log("begin!");
-    done(trainer);
 }
 
 TEST("order", order_apply_fails) {
-    fake_options options = fake_defaults;
-    mt_trainer *trainer;
-
     options.budget_bytes = 0;
     trainer = trainer_with(&options, NULL);
     fake_fail_kind(&fake, FAKE_APPLY, 1, MT_ETORCH);
-    step_fails(trainer, 16, 1, MT_ETORCH);
-    ck_contains(mt_last_error(), "injected: apply");
+    step_refused(16, 1, MT_ETORCH, "injected: apply");
     check_log("begin accumulate(0+16) apply! rollback");
-    done(trainer);
 }
 
 /* The least a backend has: memory, begin, accumulate, rollback, apply. */
 TEST("order", order_least_backend) {
-    fake_options options = fits(12);
     mt_run_report run = MT_RUN_REPORT_INIT;
     mt_batch batch = batch_of(32, 1);
-    mt_trainer *trainer;
 
+    options = fits(12);
     options.absent = ~0U;
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id <= 10; id++) step(trainer, 32, id);
@@ -100,30 +80,28 @@ TEST("order", order_least_backend) {
     ck_assert_uint_eq(run.samples_trained, 320);
     ck_assert_uint_eq(fake.state.updates, 10);
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /* The batch that begin sees is the caller's. */
 TEST("order", order_batch_is_passed_on) {
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_batch batch = batch_of(7, 99);
 
+    trainer = trainer_with(&fake_defaults, NULL);
     batch.data = &fake;
     ck_ok(mt_trainer_step(trainer, &batch, NULL));
     ck_assert_ptr_eq(fake.batch_seen.data, &fake);
     ck_assert_uint_eq(fake.batch_seen.count, 7);
     ck_assert_uint_eq(fake.batch_seen.id, 99);
-    done(trainer);
 }
 
 /* ---- weights and gradients ------------------------------------------------------------------ */
 
 /* Each weight is the chunk's share of the batch's units; they sum to 1. */
 TEST("weights", weights_are_shares) {
-    fake_options options = with_units(5);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     double sum = 0;
 
+    options = with_units(5);
+    trainer = trainer_with(&options, NULL);
     step(trainer, 31, 1);
     fake_log_clear(&fake);
     step(trainer, 31, 2);
@@ -136,53 +114,47 @@ TEST("weights", weights_are_shares) {
         sum += call->weight;
     }
     ck_assert_double_eq_tol(sum, 1, 1e-12);
-    done(trainer);
 }
 
 TEST("weights", weights_without_units) {
     static const size_t chunks[] = {5, 5, 1};
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     size_t seen = 0;
 
-    ck_ok(mt_trainer_set_chunks(trainer, chunks, 3));
-    step(trainer, 11, 1);
+    trainer = trainer_with(&fake_defaults, NULL);
+    step_in(chunks, 3, 11, 1);
     for (size_t i = 0; i < fake.logged; i++)
         if (fake.log[i].kind == FAKE_ACCUMULATE)
             ck_assert_double_eq(fake.log[i].weight, (double)chunks[seen++] / 11.0);
     ck_assert_uint_eq(seen, 3);
-    done(trainer);
 }
 
 /* A chunk without units has no weight, and a batch without any moves nothing. */
 TEST("weights", weights_of_no_units) {
     static const size_t chunks[] = {2, 2, 4}, empty[] = {2, 1};
     static const double nothing[] = {0};
-    fake_options options = with_units(40);
-    mt_trainer *trainer = trainer_with(&options, NULL);
     uint64_t before;
 
+    options = with_units(40);
+    trainer = trainer_with(&options, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 3));
     ck_assert(isfinite(step(trainer, 8, 1).loss));
     fake.options.units = nothing;
     fake.options.unit_count = 1;
     memset(fake.state.momentum, 0, sizeof(fake.state.momentum));
     before = fake_hash(&fake);
-    ck_ok(mt_trainer_set_chunks(trainer, empty, 2));
-    step(trainer, 3, 2);
+    step_in(empty, 2, 3, 2);
     ck_assert_uint_eq(fake_hash(&fake), before);
     ck_assert_uint_eq(count_kind(FAKE_APPLY), 1);
     for (size_t i = 0; i < fake.logged; i++) ck_assert(isfinite(fake.log[i].weight));
     for (int j = 0; j < FAKE_PARAMETERS; j++) ck_assert(isfinite(fake.state.parameters[j]));
-    done(trainer);
 }
 
 /* Units are counts or sums: no backend means a negative one, or none that is a number. */
 /* Chunks without a weight run no backward pass: they are not recorded, and those that have one are. */
 TEST("weights", weights_of_no_units_teach_nothing) {
     static const double units[] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    fake_options options = fits(40);
-    mt_trainer *trainer;
 
+    options = fits(40);
     options.units = units;
     options.unit_count = LENGTH(units);
     options.seconds = fake_seconds;
@@ -196,7 +168,6 @@ TEST("weights", weights_of_no_units_teach_nothing) {
     ck_assert_uint_eq(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 16),
                       fake_program_peak(&fake_train_program, 16));
     ck_assert_uint_eq(fake.genuine, 0);
-    done(trainer);
 }
 
 /*
@@ -206,10 +177,8 @@ TEST("weights", weights_of_no_units_teach_nothing) {
 TEST_LOOP("weights", weights_of_no_units_recorded, 4) {
     static const double units[] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    fake_options options = fits(24);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer *trainer;
 
+    options = fits(24);
     options.units = units + (_i % 2 ? 4 : 0); /* 6 without, or 2 */
     options.unit_count = LENGTH(units) - (_i % 2 ? 4 : 0);
     options.seconds = fake_seconds;
@@ -220,44 +189,41 @@ TEST_LOOP("weights", weights_of_no_units_recorded, 4) {
     for (uint64_t id = 2; id < 5; id++) step(trainer, 24, id);
     ck_assert_uint_ge(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, 16),
                       fake_program_peak(&fake_train_program, 16));
-    done(trainer);
 }
 
 TEST_LOOP("weights", weights_of_impossible_units, 2) {
     static const double values[] = {-1, NAN};
-    fake_options options = with_units(40);
-    mt_trainer *trainer;
 
+    options = with_units(40);
     options.units = &values[_i];
     options.unit_count = 1;
     trainer = trainer_with(&options, NULL);
     step_fails(trainer, 8, 1, MT_EINVAL);
-    done(trainer);
 }
 
 /* The parameters after one step on 23 samples in k balanced chunks. */
-static void parameters_in_chunks(const fake_options *options, size_t k, double *out, double *loss) {
-    mt_trainer *trainer = trainer_with(options, NULL);
+static void parameters_in_chunks(size_t k, double *out, double *loss) {
     size_t chunks[23];
     mt_plan plan;
 
+    trainer = trainer_with(&options, NULL);
     ck_ok(mt_plan_balanced(23, k, &plan));
     for (size_t i = 0; i < k; i++) chunks[i] = mt_plan_chunk(&plan, i);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, k));
     *loss = step(trainer, 23, 5).loss;
     memcpy(out, fake.state.parameters, sizeof(fake.state.parameters));
-    done(trainer);
+    end_trainer();
 }
 
 /* k chunks give the gradient and the loss of the whole batch; with and without units. */
 TEST_LOOP("weights", gradients_add_up, 2) {
-    fake_options options = _i == 0 ? with_units(40) : fake_defaults;
     double whole[FAKE_PARAMETERS], cut[FAKE_PARAMETERS], whole_loss, loss;
 
+    options = _i == 0 ? with_units(40) : fake_defaults;
     options.noise = 0;
-    parameters_in_chunks(&options, 1, whole, &whole_loss);
+    parameters_in_chunks(1, whole, &whole_loss);
     for (size_t k = 2; k <= 23; k++) {
-        parameters_in_chunks(&options, k, cut, &loss);
+        parameters_in_chunks(k, cut, &loss);
         ck_assert_double_eq_tol(loss, whole_loss, 1e-12);
         for (int j = 0; j < FAKE_PARAMETERS; j++) ck_assert_double_eq_tol(cut[j], whole[j], 1e-13);
     }
@@ -267,55 +233,49 @@ TEST_LOOP("weights", gradients_add_up, 2) {
 
 TEST("given", given_chunks) {
     static const size_t chunks[] = {1, 7, 2, 6};
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
     mt_step_report report;
 
+    trainer = trainer_with(&fake_defaults, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 4));
-    report = step(trainer, 16, 1);
-    check_log("begin accumulate(0+1) accumulate(1+7) accumulate(8+2) accumulate(10+6) apply");
+    report = step_by(
+        16, 1, "begin accumulate(0+1) accumulate(1+7) accumulate(8+2) accumulate(10+6) apply");
     ck_assert_int_eq(report.reason, MT_PLAN_REPLAY);
     ck_assert_uint_eq(report.chunk_count, 4);
     ck_assert_mem_eq(report.chunks, chunks, sizeof(chunks));
     report = step(trainer, 16, 2); /* used once */
     ck_assert_int_ne(report.reason, MT_PLAN_REPLAY);
-    done(trainer);
 }
 
 /* Any two sizes teach the model, the larger one first as well. */
 TEST("given", given_chunks_teach) {
     static const size_t chunks[] = {9, 7};
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
-    const mt_policy *policy = mt_trainer_policy(trainer);
 
-    ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
-    step(trainer, 16, 1);
+    trainer = trainer_with(&fake_defaults, NULL);
+    step_in(chunks, 2, 16, 1);
     for (size_t m = 1; m < 40; m++)
-        ck_assert_uint_eq(mt_policy_predict_bytes(policy, MT_TRAIN, m),
+        ck_assert_uint_eq(mt_policy_predict_bytes(mt_trainer_policy(trainer), MT_TRAIN, m),
                           fake_program_peak(&fake_train_program, m));
-    done(trainer);
 }
 
 /* The caller's array may change after the call, and the last one given counts. */
 TEST("given", given_chunks_are_copied) {
     size_t chunks[] = {3, 5};
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
+    trainer = trainer_with(&fake_defaults, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     chunks[0] = 4;
     chunks[1] = 4;
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     chunks[0] = 0;
-    step(trainer, 8, 1);
-    check_log("begin accumulate(0+4) accumulate(4+4) apply");
-    done(trainer);
+    step_by(8, 1, "begin accumulate(0+4) accumulate(4+4) apply");
 }
 
 TEST("given", given_chunks_that_do_not_add_up) {
     static const size_t few[] = {4, 4}, overflow[] = {SIZE_MAX, 9};
     mt_batch batch = batch_of(9, 1);
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
-    uint64_t before = fake_hash(&fake);
 
+    trainer = trainer_with(&fake_defaults, NULL);
+    uint64_t before = fake_hash(&fake);
     ck_ok(mt_trainer_set_chunks(trainer, few, 2));
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
     ck_assert_uint_eq(fake_hash(&fake), before);
@@ -324,31 +284,28 @@ TEST("given", given_chunks_that_do_not_add_up) {
     ck_ok(mt_trainer_set_chunks(trainer, overflow, 2));
     batch.count = 8; /* what the sum is, modulo 2^64 */
     ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EINVAL);
-    done(trainer);
 }
 
 TEST("given", given_chunks_retry_but_stay) {
     static const size_t chunks[] = {9, 7};
-    mt_trainer *trainer = trainer_with(&fake_defaults, NULL);
 
+    trainer = trainer_with(&fake_defaults, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     fake_fail_kind(&fake, FAKE_ALLOCATION, 14, MT_EDEVMEM);
-    step(trainer, 16, 1);
-    check_log("begin accumulate(0+9) accumulate!(9+7) rollback "
-              "begin accumulate(0+9) accumulate(9+7) apply");
-    done(trainer);
+    step_by(16, 1,
+            "begin accumulate(0+9) accumulate!(9+7) rollback "
+            "begin accumulate(0+9) accumulate(9+7) apply");
 }
 
 TEST("given", given_chunks_that_do_not_fit) {
     static const size_t chunks[] = {30, 2};
-    fake_options options = fits(20);
-    mt_trainer *trainer = trainer_with(&options, NULL);
 
+    options = fits(20);
+    trainer = trainer_with(&options, NULL);
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
     step_fails(trainer, 32, 1, MT_EDEVMEM);
     check_only_chunks_of(30);
     step(trainer, 32, 1);
-    done(trainer);
 }
 
 /* ---- two at once ---------------------------------------------------------------------------- */
@@ -356,28 +313,28 @@ TEST("given", given_chunks_that_do_not_fit) {
 static fake_backend fakes[2];
 
 static void *trainer_thread(void *argument) {
-    fake_backend *own = argument;
-    mt_backend seam = fake_seam(own);
-    mt_trainer *trainer = NULL;
-    mt_status status = mt_trainer_new(&seam, NULL, &trainer);
+    fake_backend *one = argument;
+    mt_backend seam = fake_seam(one);
+    mt_trainer *mine = NULL;
+    mt_status status = mt_trainer_new(&seam, NULL, &mine);
 
     for (uint64_t id = 1; id <= 300 && status == MT_OK; id++) {
         mt_batch batch = batch_of(32, id);
 
-        if (id % 10 == 0) fake_fail_kind(own, FAKE_ALLOCATION, 3, MT_EDEVMEM);
-        status = mt_trainer_step(trainer, &batch, NULL);
-        if (status == MT_OK) status = mt_trainer_evaluate(trainer, &batch, NULL);
+        if (id % 10 == 0) fake_fail_kind(one, FAKE_ALLOCATION, 3, MT_EDEVMEM);
+        status = mt_trainer_step(mine, &batch, NULL);
+        if (status == MT_OK) status = mt_trainer_evaluate(mine, &batch, NULL);
     }
-    mt_trainer_free(trainer);
-    return status == MT_OK ? own : NULL;
+    mt_trainer_free(mine);
+    return status == MT_OK ? one : NULL;
 }
 
 /* Two trainers in two threads go their way as if alone. */
 TEST("threads", two_threads) {
-    fake_options options = fits(14);
     pthread_t threads[2];
     void *result;
 
+    options = fits(14);
     for (int i = 0; i < 2; i++) {
         fake_init(&fakes[i], &options);
         ck_assert_int_eq(pthread_create(&threads[i], NULL, trainer_thread, &fakes[i]), 0);
@@ -392,4 +349,4 @@ TEST("threads", two_threads) {
     ck_assert_uint_eq(fake_hash(&fakes[1]), fake_hash(&fake));
 }
 
-SUITE("trainer_step")
+TRAINER_SUITE("trainer_step")
