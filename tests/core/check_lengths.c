@@ -3,15 +3,15 @@
  * is dropped where it is not so.
  */
 #include "counting_allocator.h"
+#include "each_test.h"
 #include "fake_backend.h"
-#include "suite.h"
 
 #include "recording.h"
 
 enum { BATCH = 64, RESIDENT = 5000 };
 
-/* A device whose chunks are a little transformer: bytes of weights, of tokens, and of pairs of tokens. */
-typedef struct device {
+/* The device of a test, whose chunks are a little transformer: bytes of weights, of tokens, and of pairs of tokens. */
+static struct {
     mt_policy *policy;
     size_t budget;
     size_t wide_from; /* samples this long take a kernel that needs twice as much; 0: none do */
@@ -21,12 +21,10 @@ typedef struct device {
         recorded; /* of the last batch: its first chunk, chunks, those that were recorded */
     int ooms;
     int no_peaks; /* chunks do not tell theirs */
-} device;
+} dev;
 
-static fake_program program_of(const device *dev, size_t length, size_t samples,
-                               fake_allocation storage[5]) {
-    int is_wide =
-        (dev->wide_from && length >= dev->wide_from) || (length == dev->odd && samples >= 8);
+static fake_program program_of(size_t length, size_t samples, fake_allocation storage[5]) {
+    int is_wide = (dev.wide_from && length >= dev.wide_from) || (length == dev.odd && samples >= 8);
     int64_t tokens = (int64_t)length, more = is_wide ? 2 : 1;
 
     storage[0] = (fake_allocation){4096, 0, FAKE_AT_END};
@@ -37,17 +35,17 @@ static fake_program program_of(const device *dev, size_t length, size_t samples,
     return (fake_program){storage, 5};
 }
 
-static size_t peak_of(const device *dev, size_t length, size_t samples) {
+static size_t peak_of(size_t length, size_t samples) {
     fake_allocation storage[5];
-    fake_program program = program_of(dev, length, samples, storage);
+    fake_program program = program_of(length, samples, storage);
 
     return fake_program_peak(&program, samples);
 }
 
-static size_t fits(const device *dev, size_t length) {
+static size_t fits(size_t length) {
     size_t m = 0;
 
-    while (m < BATCH && RESIDENT + peak_of(dev, length, m + 1) <= dev->budget) m++;
+    while (m < BATCH && RESIDENT + peak_of(length, m + 1) <= dev.budget) m++;
     return m;
 }
 
@@ -55,11 +53,15 @@ static double by_tokens(size_t samples, size_t length) {
     return 2e-3 + 1e-6 * (double)(samples * length);
 }
 
-static device device_new(size_t budget, const mt_policy_options *options) {
-    device dev = {.budget = budget, .seconds = by_tokens};
-
+static void new_device(size_t budget, const mt_policy_options *options) {
+    dev.budget = budget;
+    dev.seconds = by_tokens;
     ck_ok(mt_policy_new(options, NULL, &dev.policy));
-    return dev;
+}
+
+static void free_device(void) {
+    mt_policy_free(dev.policy);
+    memset(&dev, 0, sizeof(dev));
 }
 
 static void sink_recording(void *user, void *address, int64_t bytes) {
@@ -67,44 +69,44 @@ static void sink_recording(void *user, void *address, int64_t bytes) {
 }
 
 /* 0: there was no room. */
-static int chunk(device *dev, mt_mode mode, size_t length, size_t samples) {
-    mt_event_sink sink = {mt_policy_recording(dev->policy, mode, samples), sink_recording};
+static int chunk(mt_mode mode, size_t length, size_t samples) {
+    mt_event_sink sink = {mt_policy_recording(dev.policy, mode, samples), sink_recording};
     mt_chunk_result result = MT_CHUNK_RESULT_INIT;
     fake_allocation storage[5];
-    fake_program program = program_of(dev, length, samples, storage);
+    fake_program program = program_of(length, samples, storage);
 
     result.peak_bytes = RESIDENT + fake_program_peak(&program, samples);
-    if (result.peak_bytes > dev->budget) return 0;
-    if (!dev->ran++) dev->first = samples;
+    if (result.peak_bytes > dev.budget) return 0;
+    if (!dev.ran++) dev.first = samples;
     if (sink.user) fake_program_record(&program, samples, &sink);
-    if (sink.user) dev->recorded++;
-    if (dev->no_peaks) result.peak_bytes = 0;
+    if (sink.user) dev.recorded++;
+    if (dev.no_peaks) result.peak_bytes = 0;
     result.units = (double)samples;
-    result.seconds = dev->seconds(samples, length);
-    ck_ok(mt_policy_observe(dev->policy, mode, samples, RESIDENT, &result));
+    result.seconds = dev.seconds(samples, length);
+    ck_ok(mt_policy_observe(dev.policy, mode, samples, RESIDENT, &result));
     return 1;
 }
 
-static void batch_of(device *dev, mt_mode mode, uint64_t family, size_t length) {
-    mt_memory memory = {.size = sizeof(memory), .budget_bytes = dev->budget};
+static void batch_of(mt_mode mode, uint64_t family, size_t length) {
+    mt_memory memory = {.size = sizeof(memory), .budget_bytes = dev.budget};
     mt_shape shape = {family * 100000 + length, family, length};
     mt_plan plan;
 
     memory.allocated_bytes = memory.reserved_bytes = RESIDENT;
-    dev->ooms = 0;
-    dev->first = dev->ran = dev->recorded = 0;
-    ck_ok(mt_policy_begin(dev->policy, &shape));
-    ck_ok(mt_policy_plan(dev->policy, mode, BATCH, &memory, &plan));
+    dev.ooms = 0;
+    dev.first = dev.ran = dev.recorded = 0;
+    ck_ok(mt_policy_begin(dev.policy, &shape));
+    ck_ok(mt_policy_plan(dev.policy, mode, BATCH, &memory, &plan));
     for (size_t i = 0, covered = 0; covered < BATCH || plan.discard; i++) {
         if (i == mt_plan_chunks(&plan) && plan.discard) {
-            ck_ok(mt_policy_plan(dev->policy, mode, BATCH, &memory, &plan));
+            ck_ok(mt_policy_plan(dev.policy, mode, BATCH, &memory, &plan));
             i = covered = 0;
         } else if (i == mt_plan_chunks(&plan)) {
-            ck_ok(mt_policy_extend(dev->policy, mode, &memory, &plan));
+            ck_ok(mt_policy_extend(dev.policy, mode, &memory, &plan));
         }
         if (i == mt_plan_chunks(&plan)) continue; /* it says discard now */
         size_t m = mt_plan_chunk(&plan, i);
-        if (chunk(dev, mode, length, m)) {
+        if (chunk(mode, length, m)) {
             covered += m;
             continue;
         }
@@ -112,22 +114,22 @@ static void batch_of(device *dev, mt_mode mode, uint64_t family, size_t length) 
         mt_action action;
 
         oom.chunk = m;
-        oom.attempt = (unsigned)++dev->ooms;
+        oom.attempt = (unsigned)++dev.ooms;
         oom.refused = 1;
-        oom.refused_in_use_bytes = dev->budget - 100;
+        oom.refused_in_use_bytes = dev.budget - 100;
         oom.refused_bytes = 4096;
         oom.allocated_before_bytes = RESIDENT;
         oom.memory = memory;
-        ck_ok(mt_policy_oom(dev->policy, &oom, &action));
+        ck_ok(mt_policy_oom(dev.policy, &oom, &action));
         ck_assert_int_eq(action, MT_ACTION_REPLAN);
-        ck_ok(mt_policy_plan(dev->policy, mode, BATCH, &memory, &plan));
+        ck_ok(mt_policy_plan(dev.policy, mode, BATCH, &memory, &plan));
         i = SIZE_MAX;
         covered = 0;
     }
 }
 
-static void learn(device *dev, mt_mode mode, uint64_t family, const size_t *lengths, int count) {
-    for (int i = 0; i < count; i++) batch_of(dev, mode, family, lengths[i]);
+static void learn(mt_mode mode, uint64_t family, const size_t *lengths, int count) {
+    for (int i = 0; i < count; i++) batch_of(mode, family, lengths[i]);
 }
 
 static const size_t three[] = {100, 320, 200};
@@ -139,34 +141,30 @@ static const size_t told[] = {101, 150, 199, 201, 250, 300, 319, 321, 350, 380, 
 /* The first batch of a length between three, or a little beyond, is that of a kind that is known. */
 TEST_LOOP("told", new_length, LENGTH(told)) {
     size_t length = told[_i];
-    device dev = device_new(4 << 20, NULL);
-
-    learn(&dev, MT_TRAIN, 1, three, 3);
+    new_device(4 << 20, NULL);
+    learn(MT_TRAIN, 1, three, 3);
     ck_assert_uint_gt(dev.recorded, 0);
-    batch_of(&dev, MT_TRAIN, 1, length);
+    batch_of(MT_TRAIN, 1, length);
     ck_assert_uint_eq(dev.recorded, 0);
     ck_assert_uint_gt(dev.first, 2);
     ck_assert_int_eq(dev.ooms, 0);
     for (size_t m = 1; m <= BATCH; m *= 2) {
-        double is = (double)peak_of(&dev, length, m),
+        double is = (double)peak_of(length, m),
                was_told = (double)mt_policy_predict_bytes(dev.policy, MT_TRAIN, m);
         ck_assert_double_le(is, was_told);
         ck_assert_double_lt(was_told, 1.01 * is);
     }
-    mt_policy_free(dev.policy);
 }
 
 /* What is little beyond is told; what is far is learnt as a kind alone is. */
 static const size_t far[] = {20, 700, 1000};
 
 TEST_LOOP("told", far_length, LENGTH(far)) {
-    device dev = device_new(4 << 20, NULL);
-
-    learn(&dev, MT_TRAIN, 1, three, 3);
-    batch_of(&dev, MT_TRAIN, 1, far[_i]);
+    new_device(4 << 20, NULL);
+    learn(MT_TRAIN, 1, three, 3);
+    batch_of(MT_TRAIN, 1, far[_i]);
     ck_assert_uint_gt(dev.recorded, 0);
     ck_assert_uint_eq(dev.first, 2);
-    mt_policy_free(dev.policy);
 }
 
 /* Two tell nothing, nor do those of another family or mode, nor where there is no length. */
@@ -179,25 +177,21 @@ static const struct {
     {MT_TRAIN, 1, 2, 150}, {MT_TRAIN, 2, 3, 150}, {MT_EVALUATE, 1, 3, 150}, {MT_TRAIN, 1, 3, 0}};
 
 TEST_LOOP("told", stranger, LENGTH(strangers)) {
-    device dev = device_new(4 << 20, NULL);
-
-    learn(&dev, MT_TRAIN, 1, three, strangers[_i].count);
-    batch_of(&dev, strangers[_i].mode, strangers[_i].family, strangers[_i].length);
+    new_device(4 << 20, NULL);
+    learn(MT_TRAIN, 1, three, strangers[_i].count);
+    batch_of(strangers[_i].mode, strangers[_i].family, strangers[_i].length);
     ck_assert_uint_gt(dev.recorded, 0);
-    mt_policy_free(dev.policy);
 }
 
 /* A run that is stopped and goes on has seen other lengths before, and is to have the same chunks. */
 TEST("told", deterministic) {
     mt_policy_options options = MT_POLICY_OPTIONS_INIT;
-    device dev;
 
     options.deterministic = 1;
-    dev = device_new(4 << 20, &options);
-    learn(&dev, MT_TRAIN, 1, three, 3);
-    batch_of(&dev, MT_TRAIN, 1, 150);
+    new_device(4 << 20, &options);
+    learn(MT_TRAIN, 1, three, 3);
+    batch_of(MT_TRAIN, 1, 150);
     ck_assert_uint_gt(dev.recorded, 0);
-    mt_policy_free(dev.policy);
 }
 
 /* ---- what is so all the same ---------------------------------------------------------------------- */
@@ -207,32 +201,29 @@ TEST("told", deterministic) {
  * told too little. Away from it nearly all is told again.
  */
 TEST("shown", other_kernels) {
-    device dev = device_new(4 << 20, NULL);
     int ooms = 0, recorded = 0;
 
+    new_device(4 << 20, NULL);
     dev.wide_from = 210;
     for (size_t i = 0; i < 120; i++) {
         size_t length = 90 + i * 97 % 241;
 
-        batch_of(&dev, MT_TRAIN, 1, length);
+        batch_of(MT_TRAIN, 1, length);
         ck_assert_int_le(dev.ooms, 1);
         ooms += dev.ooms;
         recorded += i > 80 && (length < 150 || length > 270) && dev.recorded > 0;
     }
     ck_assert_int_le(ooms, 6);
     ck_assert_int_le(recorded, 2);
-    mt_policy_free(dev.policy);
 }
 
 /* Where large chunks of one of the lengths take kernels of their own it tells nothing of another length's. */
 TEST("shown", odd_one_out) {
-    device dev = device_new(64 << 20, NULL);
-
+    new_device(64 << 20, NULL);
     dev.odd = 200;
-    for (int i = 0; i < 4; i++) learn(&dev, MT_TRAIN, 1, three, 3);
-    batch_of(&dev, MT_TRAIN, 1, 150);
+    for (int i = 0; i < 4; i++) learn(MT_TRAIN, 1, three, 3);
+    batch_of(MT_TRAIN, 1, 150);
     ck_assert_uint_gt(dev.recorded, 0);
-    mt_policy_free(dev.policy);
 }
 
 static double no_clock(size_t samples, size_t length) {
@@ -243,65 +234,60 @@ static double no_clock(size_t samples, size_t length) {
 
 /* Without times peaks are told all the same. */
 TEST("shown", without_a_clock) {
-    device dev = device_new(4 << 20, NULL);
-
+    new_device(4 << 20, NULL);
     dev.seconds = no_clock;
-    learn(&dev, MT_TRAIN, 1, three, 3);
-    batch_of(&dev, MT_TRAIN, 1, 150);
+    learn(MT_TRAIN, 1, three, 3);
+    batch_of(MT_TRAIN, 1, 150);
     ck_assert_uint_eq(dev.recorded, 0);
     ck_assert_int_eq(dev.ooms, 0);
-    mt_policy_free(dev.policy);
 }
 
 /* 300 lengths in turn: nearly all begin at once, and none fails. */
 TEST("shown", many) {
-    device dev = device_new(4 << 20, NULL);
     size_t learnt = 0;
 
+    new_device(4 << 20, NULL);
     for (size_t i = 0; i < 300; i++) {
         size_t length = 40 + i * 97 % 361;
 
-        batch_of(&dev, MT_TRAIN, 1, length);
+        batch_of(MT_TRAIN, 1, length);
         learnt += dev.recorded > 0;
         ck_assert_int_eq(dev.ooms, 0);
         if (!dev.recorded) ck_assert_uint_ge(dev.first, 4);
-        ck_assert_uint_le(dev.first, fits(&dev, length));
+        ck_assert_uint_le(dev.first, fits(length));
     }
     ck_assert_uint_le(learnt, 15);
-    mt_policy_free(dev.policy);
 }
 
 /* Chunks whose peaks nobody tells say nothing against what is told. */
 TEST("shown", no_peaks) {
-    device dev = device_new(4 << 20, NULL);
-
-    learn(&dev, MT_TRAIN, 1, three, 3);
+    new_device(4 << 20, NULL);
+    learn(MT_TRAIN, 1, three, 3);
     dev.no_peaks = 1;
     for (int i = 0; i < 3; i++) {
-        batch_of(&dev, MT_TRAIN, 1, 150);
+        batch_of(MT_TRAIN, 1, 150);
         ck_assert_uint_eq(dev.recorded, 0);
     }
     /* Nor does one that runs in a way of which nothing was told. */
     dev.no_peaks = 0;
     ck_ok(mt_policy_given(dev.policy, 1));
-    ck_assert_int_eq(chunk(&dev, MT_TRAIN, 150, 4), 1);
-    batch_of(&dev, MT_TRAIN, 1, 150);
+    ck_assert_int_eq(chunk(MT_TRAIN, 150, 4), 1);
+    batch_of(MT_TRAIN, 1, 150);
     ck_assert_uint_eq(dev.recorded, 0);
-    mt_policy_free(dev.policy);
 }
 
 /* One sample does not fit, as is told: it is tried all the same, since nothing of that length has run. */
 TEST("shown", told_not_to_fit) {
-    device dev = device_new(4 << 20, NULL);
     mt_memory memory = {.size = sizeof(memory)};
     mt_shape shape = {100150, 1, 150};
     mt_plan plan;
     mt_oom oom = {.size = sizeof(oom), .mode = MT_TRAIN, .phase = MT_PHASE_ACCUMULATE, .chunk = 1};
     mt_action action;
 
-    learn(&dev, MT_TRAIN, 1, three, 3);
+    new_device(4 << 20, NULL);
+    learn(MT_TRAIN, 1, three, 3);
     memory.allocated_bytes = memory.reserved_bytes = RESIDENT;
-    memory.budget_bytes = RESIDENT + peak_of(&dev, 150, 1) / 2;
+    memory.budget_bytes = RESIDENT + peak_of(150, 1) / 2;
     ck_ok(mt_policy_begin(dev.policy, &shape));
     ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, BATCH, &memory, &plan));
     ck_assert_uint_eq(mt_plan_chunk(&plan, 0), 1);
@@ -317,7 +303,6 @@ TEST("shown", told_not_to_fit) {
     ck_ok(mt_policy_begin(dev.policy, &shape));
     ck_ok(mt_policy_plan(dev.policy, MT_TRAIN, BATCH, &memory, &plan));
     ck_assert_uint_gt(mt_plan_chunk(&plan, 0), 2);
-    mt_policy_free(dev.policy);
 }
 
 /* ---- the model between lengths ----------------------------------------------------------------------- */
@@ -371,24 +356,27 @@ TEST("shown", no_host_memory) {
     for (size_t n = 1, fired = 1; fired; n++) {
         mt_memory memory = {.size = sizeof(memory), .budget_bytes = 4 << 20};
         mt_shape shape = {100150, 1, 150};
-        device dev = device_new(4 << 20, NULL);
         mt_plan plan;
         mt_status status;
 
+        new_device(4 << 20, NULL);
         memory.allocated_bytes = memory.reserved_bytes = RESIDENT;
-        learn(&dev, MT_TRAIN, 1, three, 3);
+        learn(MT_TRAIN, 1, three, 3);
         ck_ok(mt_policy_begin(dev.policy, &shape));
         counting_fail_at(n, 0);
         status = mt_policy_plan(dev.policy, MT_TRAIN, BATCH, &memory, &plan);
         fired = counting_fired();
         counting_fail_at(0, 0);
         if (status != MT_OK) ck_status(status, MT_ENOMEM);
-        batch_of(&dev, MT_TRAIN, 1, 150);
+        batch_of(MT_TRAIN, 1, 150);
         /* Without the kind the plan's second try has it. */
         if (n > 2) ck_assert_int_eq(dev.recorded > 0, fired && status == MT_OK);
-        mt_policy_free(dev.policy);
+        free_device();
         ck_assert_uint_eq(counting_live(), 0);
     }
 }
 
-SUITE("lengths")
+int main(void) {
+    suite_each_test(NULL, free_device);
+    return suite_run_named("lengths");
+}

@@ -2,14 +2,12 @@
  * check_trace.c - the trace: every line parses, has its keys with their types, agrees with the
  * reports, and its step lines alone replay the run to the bit.
  */
-#include "fake_backend.h"
 #include "locales.h"
-#include "suite.h"
+#include "trainer_tests.h"
 
 #include <jansson.h>
 #include <locale.h>
 #include <math.h>
-#include <memtrain/trainer.h>
 
 /* ---- collecting ----------------------------------------------------------------------------- */
 
@@ -89,50 +87,48 @@ static const char *string(const json_t *line, const char *key) {
 
 /* ---- a run ---------------------------------------------------------------------------------- */
 
-static fake_backend fake;
-
-static uint64_t seed = 1;
-
-static mt_trainer *traced(const fake_options *options, const mt_policy_options *policy,
-                          const mt_backend *given) {
-    mt_trainer_options own = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *trainer;
-    mt_backend seam;
-
-    fake_init(&fake, options);
-    seam = given != NULL ? *given : fake_seam(&fake);
-    own.policy = policy;
+static void begin(void) {
+    begin_defaults();
     own.trace = collect;
     own.trace_user = lines;
     own.batch = 32;
-    own.seed = seed;
-    ck_ok(mt_trainer_new(&seam, &own, &trainer));
-    return trainer;
+    own.seed = 1;
 }
 
-static fake_options eventful_options(void) {
-    fake_options options = fake_fits(&fake_train_program, 13);
+static void end(void) {
+    end_trainer();
+    forget();
+}
 
+/* The trainer of a test, with the fake's seam or a given one; its lines are collected. */
+static void trace(const mt_backend *given) {
+    mt_backend seam = given != NULL ? *given : new_seam();
+
+    ck_ok(mt_trainer_new(&seam, &own, &trainer));
+}
+
+static void eventful_options(void) {
+    options = fits(13);
     options.seconds = fake_seconds;
     options.hog_from = 6;
     options.hog_until = 9;
     options.hog_bytes = 50000;
     options.normalises_over_batch = 1;
     options.skip_step = 4;
-    return options;
 }
 
-/* Two epochs with everything in them: faults, clears, a hog, evaluation, a step that failed. */
-static void eventful_run(mt_run_report *run) {
-    static const fake_kind faults[] = {FAKE_ALLOCATION, FAKE_APPLY, FAKE_BEGIN, FAKE_EVALUATE};
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    fake_options options = eventful_options();
-    mt_trainer *trainer;
+static mt_run_report run = MT_RUN_REPORT_INIT;
 
+/* Two epochs with everything in them: faults, clears, a hog, evaluation, a step that failed. */
+static void eventful_run(void) {
+    static const fake_kind faults[] = {FAKE_ALLOCATION, FAKE_APPLY, FAKE_BEGIN, FAKE_EVALUATE};
+
+    eventful_options();
     policy.clear_every = 4;
-    trainer = traced(&options, &policy, NULL);
+    own.policy = &policy;
+    trace(NULL);
     for (uint64_t id = 1; id <= 16; id++) {
-        mt_batch batch = {sizeof(batch), NULL, id == 5 ? 17 : 32, id};
+        mt_batch batch = batch_of(id == 5 ? 17 : 32, id);
 
         fake_fail_kind(&fake, faults[id % 4], id % 2 == 0 ? 0 : id, MT_EDEVMEM);
         fake_fail_kind(&fake, FAKE_ALLOCATION, id % 3 == 0 ? 0 : id, MT_EDEVMEM);
@@ -141,8 +137,8 @@ static void eventful_run(mt_run_report *run) {
         if (id % 4 == 0) ck_ok(mt_trainer_evaluate(trainer, &batch, NULL));
         if (id % 8 == 0) ck_ok(mt_trainer_end_epoch(trainer, NULL));
     }
-    ck_ok(mt_trainer_finish(trainer, run));
-    mt_trainer_free(trainer);
+    ck_ok(mt_trainer_finish(trainer, &run));
+    end_trainer();
 }
 
 /* ---- keys ----------------------------------------------------------------------------------- */
@@ -222,10 +218,9 @@ static int has_type(const json_t *value, char type) {
 }
 
 TEST_LOOP("shape", keys_and_types, LENGTH(keys)) {
-    mt_run_report run = MT_RUN_REPORT_INIT;
     size_t seen = 0;
 
-    eventful_run(&run);
+    eventful_run();
     for (size_t i = 0; i < line_count; i++) {
         if (!is_event(i, keys[_i].event)) continue;
         ck_assert_msg(has_type(json_object_get(lines[i], keys[_i].key), keys[_i].type),
@@ -233,15 +228,13 @@ TEST_LOOP("shape", keys_and_types, LENGTH(keys)) {
         seen++;
     }
     ck_assert_msg(seen > 0, "no line of event '%s'", keys[_i].event);
-    forget();
 }
 
 /* The rate of an update, and none of a step that made no update. */
 TEST("shape", rates_of_updates) {
-    mt_run_report run = MT_RUN_REPORT_INIT;
     size_t skipped = 0, updated = 0;
 
-    eventful_run(&run);
+    eventful_run();
     for (size_t i = 0; i < line_count; i++) {
         const json_t *rate = json_object_get(lines[i], "lr");
         int is_skipped = json_is_true(json_object_get(lines[i], "skipped"));
@@ -252,7 +245,6 @@ TEST("shape", rates_of_updates) {
         updated += (size_t)!is_skipped;
     }
     ck_assert(skipped > 0 && updated > 0);
-    forget();
 }
 
 static int is_word(const char *word, const char *words) {
@@ -263,9 +255,7 @@ static int is_word(const char *word, const char *words) {
 }
 
 TEST("shape", words_are_known) {
-    mt_run_report run = MT_RUN_REPORT_INIT;
-
-    eventful_run(&run);
+    eventful_run();
     for (size_t i = 0; i < line_count; i++) {
         const char *words = NULL, *key = "reason";
 
@@ -279,7 +269,6 @@ TEST("shape", words_are_known) {
         }
         if (words != NULL) ck_assert_msg(is_word(string(lines[i], key), words), "%s", texts[i]);
     }
-    forget();
 }
 
 /* ---- what the lines say ---------------------------------------------------------------------- */
@@ -290,11 +279,10 @@ static int has_word(size_t i, const char *event, const char *key, const char *wo
 
 /* What happens between steps, in an evaluation or after an epoch, is no part of the step to come. */
 TEST("content", events_tell_their_step) {
-    mt_run_report run = MT_RUN_REPORT_INIT;
     uint64_t done = 0;
     size_t between = 0, evaluations = 0;
 
-    eventful_run(&run);
+    eventful_run();
     for (size_t i = 0; i < line_count; i++) {
         int is_of_evaluation = has_word(i, "oom", "phase", "evaluate");
         int is_between = is_of_evaluation || has_word(i, "clear", "reason", "epoch");
@@ -312,16 +300,14 @@ TEST("content", events_tell_their_step) {
     }
     ck_assert_uint_ge(evaluations, 1);
     ck_assert_uint_ge(between, evaluations + 2);
-    forget();
 }
 
 TEST("content", lines_agree_with_the_reports) {
-    mt_run_report run = MT_RUN_REPORT_INIT;
     const json_t *end;
     size_t samples = 0;
-    uint64_t step = 0;
+    uint64_t steps = 0;
 
-    eventful_run(&run);
+    eventful_run();
     ck_assert(is_event(0, "run"));
     ck_assert(is_event(line_count - 1, "end"));
     ck_assert_uint_eq(count_event("run"), 1);
@@ -333,8 +319,8 @@ TEST("content", lines_agree_with_the_reports) {
     ck_assert_uint_ge(count_event("plan"), 2);
     for (size_t i = 0; i < line_count; i++)
         if (is_event(i, "step")) {
-            ck_assert_uint_eq(integer(lines[i], "step"), ++step);
-            ck_assert_uint_eq(integer(lines[i], "epoch"), step <= 8 ? 1 : 2);
+            ck_assert_uint_eq(integer(lines[i], "step"), ++steps);
+            ck_assert_uint_eq(integer(lines[i], "epoch"), steps <= 8 ? 1 : 2);
             samples += integer(lines[i], "samples");
         }
     end = line_of("end", 0);
@@ -347,69 +333,54 @@ TEST("content", lines_agree_with_the_reports) {
     ck_assert_double_eq(number(end, "seconds"), run.seconds);
     ck_assert_str_eq(string(end, "state_sha256"), run.state_sha256);
     ck_assert(json_is_true(json_object_get(line_of("step", 3), "skipped")));
-    forget();
 }
 
 TEST("content", first_line) {
-    fake_options options = fake_defaults;
-    mt_trainer *trainer = traced(&options, NULL, NULL);
-    const json_t *run = line_of("run", 0);
+    const json_t *line;
 
-    ck_assert_str_eq(string(run, "version"), MT_VERSION_STRING);
-    ck_assert_str_eq(string(run, "torch"), "1.2.3");
-    ck_assert_str_eq(string(run, "device"), "fake:0");
-    ck_assert_uint_eq(integer(run, "budget_bytes"), options.budget_bytes);
-    ck_assert_uint_eq(integer(run, "batch"), 32);
-    ck_assert_uint_eq(integer(run, "seed"), 1);
-    mt_trainer_free(trainer);
-    forget();
+    trace(NULL);
+    line = line_of("run", 0);
+    ck_assert_str_eq(string(line, "version"), MT_VERSION_STRING);
+    ck_assert_str_eq(string(line, "torch"), "1.2.3");
+    ck_assert_str_eq(string(line, "device"), "fake:0");
+    ck_assert_uint_eq(integer(line, "budget_bytes"), options.budget_bytes);
+    ck_assert_uint_eq(integer(line, "batch"), 32);
+    ck_assert_uint_eq(integer(line, "seed"), 1);
 }
 
 /* A seed above what a signed integer holds: many parsers refuse the whole line. */
 TEST("content", large_seed) {
-    mt_trainer *trainer;
-
-    seed = UINT64_MAX;
-    trainer = traced(&fake_defaults, NULL, NULL);
+    own.seed = UINT64_MAX;
+    trace(NULL);
     ck_assert_uint_eq(count_event("run"), 1);
     ck_contains(texts[0], "18446744073709551615");
-    mt_trainer_free(trainer);
-    forget();
 }
 
 /* ---- replay --------------------------------------------------------------------------------- */
 
 /* Chunks and samples come from the step lines; the backend has no limit this time. */
-static void replay_step(mt_trainer *trainer, const json_t *line) {
+static void replay_step(const json_t *line) {
     const json_t *list = json_object_get(line, "chunks");
     size_t count = json_array_size(list), chunks[2000];
-    mt_batch batch = {sizeof(batch), NULL, integer(line, "samples"), integer(line, "step")};
 
     for (size_t i = 0; i < count; i++)
         chunks[i] = (size_t)json_integer_value(json_array_get(list, i));
-    ck_ok(mt_trainer_set_chunks(trainer, chunks, count));
-    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    step_in(chunks, count, integer(line, "samples"), integer(line, "step"));
 }
 
 TEST("content", replay) {
-    mt_run_report run = MT_RUN_REPORT_INIT, again = MT_RUN_REPORT_INIT;
-    fake_options options = eventful_options();
-    mt_trainer *trainer;
-    mt_backend seam;
+    mt_run_report again = MT_RUN_REPORT_INIT;
 
-    eventful_run(&run);
+    eventful_run();
     ck_assert_uint_gt(run.ooms, 5);
+    eventful_options();
     options.budget_bytes = 0;
-    fake_init(&fake, &options);
-    seam = fake_seam(&fake);
-    ck_ok(mt_trainer_new(&seam, NULL, &trainer));
+    trainer = trainer_of(&options, NULL);
     for (size_t i = 0; i < line_count; i++)
-        if (is_event(i, "step")) replay_step(trainer, lines[i]);
+        if (is_event(i, "step")) replay_step(lines[i]);
     ck_ok(mt_trainer_finish(trainer, &again));
     ck_assert_str_eq(again.state_sha256, run.state_sha256);
     ck_assert_str_eq(again.state_sha256, string(line_of("end", 0), "state_sha256"));
-    mt_trainer_free(trainer);
-    forget();
 }
 
 /* ---- awkward values -------------------------------------------------------------------------- */
@@ -430,24 +401,18 @@ static mt_status describe_awkward(void *self, mt_backend_info *out) {
 
 TEST("awkward", strings_are_escaped) {
     const json_t *metrics;
-    mt_batch batch = {sizeof(batch), NULL, 8, 1};
-    mt_backend seam;
-    mt_trainer *trainer;
+    mt_backend seam = new_seam();
 
-    fake_init(&fake, &fake_defaults);
-    seam = fake_seam(&fake);
     seam.describe = describe_awkward;
-    trainer = traced(&fake_defaults, NULL, &seam);
+    trace(&seam);
     ck_assert_str_eq(string(line_of("run", 0), "device"), AWKWARD);
-    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    step(trainer, 8, 1);
     ck_ok(mt_trainer_end_epoch(trainer, NULL));
     metrics = json_object_get(line_of("epoch", 0), "metrics");
     ck_assert_uint_eq(json_object_size(metrics), LENGTH(awkward_metrics));
     for (int i = 0; i < LENGTH(awkward_metrics); i++)
         ck_assert(
             json_is_number(json_object_get(metrics, awkward_metrics[i] ? awkward_metrics[i] : "")));
-    mt_trainer_free(trainer);
-    forget();
 }
 
 static mt_backend inner;
@@ -465,59 +430,45 @@ static mt_status accumulate_bad(void *self, size_t first, size_t count, double w
 /* JSON has no number for them. */
 TEST_LOOP("awkward", not_finite, 3) {
     const double values[] = {NAN, INFINITY, -INFINITY};
-    mt_batch batch = {sizeof(batch), NULL, 8, 1};
-    mt_backend seam;
-    mt_trainer *trainer;
+    mt_backend seam = inner = new_seam();
 
     bad_value = values[_i];
-    fake_init(&fake, &fake_defaults);
-    seam = inner = fake_seam(&fake);
     seam.accumulate = accumulate_bad;
-    trainer = traced(&fake_defaults, NULL, &seam);
-    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    trace(&seam);
+    step(trainer, 8, 1);
     ck_ok(mt_trainer_end_epoch(trainer, NULL));
     ck_assert(json_is_null(json_object_get(line_of("step", 0), "loss")));
     ck_assert(json_is_null(json_object_get(line_of("epoch", 0), "loss")));
-    mt_trainer_free(trainer);
-    forget();
 }
 
 /* Numbers are read back to the bit, whatever the locale calls a decimal point. */
 TEST_LOOP("awkward", numbers_to_the_bit, 3) {
     static const char *const locales[] = {"C", LOCALE_COMMA, LOCALE_ARABIC};
-    mt_step_report report = MT_STEP_REPORT_INIT;
-    mt_batch batch = {sizeof(batch), NULL, 8, 1};
-    fake_options options = fake_defaults;
-    mt_trainer *trainer;
+    mt_step_report report;
     double loss;
 
     if (_i && !locales_make("trace: numbers_to_the_bit")) return;
     ck_assert_ptr_nonnull(setlocale(LC_NUMERIC, locales[_i]));
     options.seconds = fake_seconds;
-    trainer = traced(&options, NULL, NULL);
-    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    trace(NULL);
+    report = step(trainer, 8, 1);
     setlocale(LC_NUMERIC, "C");
     locales_remove();
     loss = number(line_of("step", 0), "loss");
     ck_assert(loss == report.loss);
     ck_assert(number(line_of("step", 0), "seconds") == report.seconds);
-    mt_trainer_free(trainer);
-    forget();
 }
 
 /* Lists of a thousand chunks, chosen and given. */
 TEST("awkward", long_lists) {
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_batch batch = {sizeof(batch), NULL, 1000, 1};
     size_t ones[1000], plans = 0;
-    mt_trainer *trainer;
 
     policy.micro_batch = 1;
-    trainer = traced(&fake_defaults, &policy, NULL);
+    own.policy = &policy;
+    trace(NULL);
     for (int i = 0; i < 1000; i++) ones[i] = 1;
-    ck_ok(mt_trainer_step(trainer, &batch, NULL));
-    ck_ok(mt_trainer_set_chunks(trainer, ones, 1000));
-    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    step(trainer, 1000, 1);
+    step_in(ones, 1000, 1000, 1);
     for (size_t i = 0; i < line_count; i++) {
         const json_t *list = json_object_get(lines[i], "chunks");
 
@@ -528,27 +479,19 @@ TEST("awkward", long_lists) {
     }
     ck_assert_uint_eq(plans, 2);
     ck_assert_uint_eq(count_event("step"), 2);
-    mt_trainer_free(trainer);
-    forget();
 }
 
 /* A step that never went through has no step line, but its ooms are told. */
 TEST("content", failed_step) {
-    fake_options options = fake_defaults;
-    mt_batch batch = {sizeof(batch), NULL, 8, 1};
-    mt_trainer *trainer;
-
     options.budget_bytes = options.resident_bytes + 100;
-    trainer = traced(&options, NULL, NULL);
-    ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
+    trace(NULL);
+    step_fails(trainer, 8, 1, MT_EDEVMEM);
     ck_assert_uint_eq(count_event("step"), 0);
     ck_assert_uint_ge(count_event("oom"), 1);
     ck_assert_uint_gt(integer(line_of("oom", 0), "requested_bytes"), 100);
     ck_assert_uint_eq(integer(line_of("oom", 0), "step"), 1);
     ck_ok(mt_trainer_finish(trainer, NULL));
     ck_assert_uint_eq(integer(line_of("end", 0), "steps"), 0);
-    mt_trainer_free(trainer);
-    forget();
 }
 
 static int is_planned(const json_t *plan, uint64_t chunk) {
@@ -561,18 +504,17 @@ static int is_planned(const json_t *plan, uint64_t chunk) {
 
 /* What ran out of memory is a chunk of the plan before it, though that was still open: each request fails in turn. */
 TEST("content", ooms_are_of_plans) {
-    fake_options options = fake_fits(&fake_train_program, 13);
     size_t ooms = 0;
 
+    options = fits(13);
     options.seconds = fake_seconds;
     for (uint64_t n = 1;; n++) {
-        mt_trainer *trainer = traced(&options, NULL, NULL);
-        mt_batch batch = {sizeof(batch), NULL, 32, 1};
         const json_t *plan = NULL;
         size_t before = ooms;
 
+        trace(NULL);
         fake_fail_kind(&fake, FAKE_ALLOCATION, n, MT_EDEVMEM);
-        ck_ok(mt_trainer_step(trainer, &batch, NULL));
+        step(trainer, 32, 1);
         for (size_t i = 0; i < line_count; i++) {
             if (is_event(i, "plan")) plan = lines[i];
             if (!is_event(i, "oom")) continue;
@@ -580,11 +522,13 @@ TEST("content", ooms_are_of_plans) {
                           (unsigned long long)n, texts[i]);
             ooms++;
         }
-        mt_trainer_free(trainer);
-        forget();
+        end();
         if (ooms == before) break;
     }
     ck_assert_uint_gt(ooms, 10);
 }
 
-SUITE("trace")
+int main(void) {
+    suite_each_test(begin, end);
+    return suite_run_named("trace");
+}
