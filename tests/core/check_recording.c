@@ -3,9 +3,9 @@
  * affine program itself at every chunk size.
  */
 #include "counting_allocator.h"
+#include "each_test.h"
 #include "fake_backend.h"
 #include "recording.h"
-#include "suite.h"
 
 #include <memtrain/policy.h>
 #include <stdio.h>
@@ -30,25 +30,31 @@ static mt_recording *recording_of(const fake_program *program, size_t samples) {
     return recording;
 }
 
-static mt_memory_model *model_of(mt_recording *small, mt_recording *large) {
-    mt_memory_model *model;
+static mt_memory_model *model; /* of the test */
 
+static void free_model(void) {
+    mt_memory_model_free(model);
+    model = NULL;
+}
+
+static void make_model(mt_recording *small, mt_recording *large) {
     ck_ok(mt_memory_model_new(small, large, &model));
     mt_recording_free(small);
     mt_recording_free(large);
-    return model;
 }
 
-static mt_memory_model *model_of_program(const fake_program *program, size_t small, size_t large) {
-    return model_of(recording_of(program, small), large > 0 ? recording_of(program, large) : NULL);
+/* From chunks of so many samples; large 0: from one chunk. */
+static void make_model_of(const fake_program *program, size_t small, size_t large) {
+    make_model(recording_of(program, small), large > 0 ? recording_of(program, large) : NULL);
 }
 
 static size_t below(uint64_t *state, size_t bound) {
     return (size_t)(fake_random(state) % bound);
 }
 
-/* Between 1 and 60 allocations, lifetimes that overlap at random; seed 0 is the fake's own. */
-static fake_program random_program(uint64_t seed, fake_allocation *allocations) {
+/* Between 1 and 60 allocations, lifetimes that overlap at random; seed 0 is the fake's own. Static. */
+static fake_program random_program(uint64_t seed) {
+    static fake_allocation allocations[64];
     fake_program program = {allocations, 0};
     uint64_t state = seed * 77;
 
@@ -72,8 +78,7 @@ static const struct {
 /* ---- recordings ----------------------------------------------------------------------------- */
 
 TEST_LOOP("recording", recording_counts, 20) {
-    fake_allocation allocations[64];
-    fake_program program = random_program((uint64_t)_i, allocations);
+    fake_program program = random_program((uint64_t)_i);
 
     for (size_t m = 1; m < 40; m += 3) {
         mt_recording *recording = recording_of(&program, m);
@@ -91,6 +96,14 @@ static mt_recording *hand;
 static void hand_start(size_t samples) {
     if (hand == NULL) ck_ok(mt_recording_new(&hand));
     ck_ok(mt_recording_start(hand, samples));
+}
+
+/* It is the caller's now. */
+static mt_recording *hand_over(void) {
+    mt_recording *recording = hand;
+
+    hand = NULL;
+    return recording;
 }
 
 static void event(size_t block, int64_t bytes) {
@@ -221,23 +234,21 @@ TEST("recording", recording_zero_bytes) {
 /* ---- the model: exactness ------------------------------------------------------------------- */
 
 TEST_LOOP("model", model_exact, SEEDS) {
-    fake_allocation allocations[64];
-    fake_program program = random_program((uint64_t)_i, allocations);
+    fake_program program = random_program((uint64_t)_i);
 
     for (int p = 0; p < LENGTH(pairs); p++) {
-        mt_memory_model *model = model_of_program(&program, pairs[p].small, pairs[p].large);
-
+        make_model_of(&program, pairs[p].small, pairs[p].large);
         ck_assert_uint_eq(mt_memory_model_margin(model), 0);
         for (size_t m = 1; m <= SAMPLES_MAX; m++)
             ck_assert_msg(mt_memory_model_peak(model, m) == fake_program_peak(&program, m),
                           "seed %d, recorded %zu and %zu, at %zu: %zu instead of %zu", _i,
                           pairs[p].small, pairs[p].large, m, mt_memory_model_peak(model, m),
                           fake_program_peak(&program, m));
-        mt_memory_model_free(model);
+        free_model();
     }
 }
 
-static size_t largest_by_force(const mt_memory_model *model, size_t room) {
+static size_t largest_by_force(size_t room) {
     size_t m = 0;
 
     while (m < 4 * SAMPLES_MAX &&
@@ -246,8 +257,8 @@ static size_t largest_by_force(const mt_memory_model *model, size_t room) {
     return m;
 }
 
-static void check_largest(const mt_memory_model *model, size_t room) {
-    size_t expected = largest_by_force(model, room);
+static void check_largest(size_t room) {
+    size_t expected = largest_by_force(room);
 
     if (expected < 4 * SAMPLES_MAX)
         ck_assert_msg(mt_memory_model_largest(model, room) == expected,
@@ -258,76 +269,70 @@ static void check_largest(const mt_memory_model *model, size_t room) {
 }
 
 /* Rooms at, just below and just above the peaks, and rooms at random. */
-static void check_inverse(const mt_memory_model *model, uint64_t seed) {
+static void check_inverse(uint64_t seed) {
     size_t margin = mt_memory_model_margin(model);
     uint64_t state = seed + 5;
 
-    check_largest(model, 0);
+    check_largest(0);
     for (size_t m = 1; m < SAMPLES_MAX; m += 1 + m / 3) {
         size_t need = mt_memory_model_peak(model, m) + margin;
 
-        check_largest(model, need);
-        check_largest(model, need - 1);
-        check_largest(model, need + 1);
+        check_largest(need);
+        check_largest(need - 1);
+        check_largest(need + 1);
     }
     for (int i = 0; i < 20; i++)
-        check_largest(model, below(&state, mt_memory_model_peak(model, SAMPLES_MAX) + 1));
+        check_largest(below(&state, mt_memory_model_peak(model, SAMPLES_MAX) + 1));
 }
 
 TEST_LOOP("model", model_inverse, SEEDS) {
-    fake_allocation allocations[64];
-    fake_program program = random_program((uint64_t)_i, allocations);
-    mt_memory_model *two = model_of_program(&program, 2, 4);
-    mt_memory_model *one = model_of_program(&program, 2, 0);
+    fake_program program = random_program((uint64_t)_i);
 
-    check_inverse(two, (uint64_t)_i);
-    check_inverse(one, (uint64_t)_i);
-    mt_memory_model_free(two);
-    mt_memory_model_free(one);
+    for (size_t large = 0; large <= 4; large += 4) {
+        make_model_of(&program, 2, large);
+        check_inverse((uint64_t)_i);
+        free_model();
+    }
 }
 
 TEST_LOOP("model", model_grows_with_the_chunk, 20) {
-    fake_allocation allocations[64];
-    fake_program program = random_program((uint64_t)_i, allocations);
-    mt_memory_model *model = model_of_program(&program, 2, 4);
+    fake_program program = random_program((uint64_t)_i);
     size_t last = 0;
 
+    make_model_of(&program, 2, 4);
     for (size_t m = 1; m <= SAMPLES_MAX; m++) {
         ck_assert_uint_ge(mt_memory_model_peak(model, m), last);
         last = mt_memory_model_peak(model, m);
     }
     ck_assert_uint_ge(mt_memory_model_peak(model, SIZE_MAX / 2), last);
     ck_assert_uint_ge(mt_memory_model_peak(model, SIZE_MAX), last);
-    mt_memory_model_free(model);
 }
 
 /* Rooms beyond any memory: an answer, and at once. */
 TEST_LOOP("endless", model_in_all_the_room, 4) {
     static const size_t rooms[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX / 2, SIZE_MAX / 4};
-    mt_memory_model *two = model_of_program(&fake_train_program, 2, 4);
-    mt_memory_model *one = model_of_program(&fake_train_program, 2, 0);
 
-    ck_assert_uint_ge(mt_memory_model_largest(two, rooms[_i]), SAMPLES_MAX);
-    ck_assert_uint_ge(mt_memory_model_largest(one, rooms[_i]), SAMPLES_MAX);
-    mt_memory_model_free(two);
-    mt_memory_model_free(one);
+    for (size_t large = 0; large <= 4; large += 4) {
+        make_model_of(&fake_train_program, 2, large);
+        ck_assert_uint_ge(mt_memory_model_largest(model, rooms[_i]), SAMPLES_MAX);
+        free_model();
+    }
 }
 
 TEST_LOOP("model", model_one_recording, SEEDS) {
     static const size_t recorded[] = {1, 2, 5};
-    fake_allocation allocations[64];
-    fake_program program = random_program((uint64_t)_i, allocations);
+    fake_program program = random_program((uint64_t)_i);
 
     for (int r = 0; r < LENGTH(recorded); r++) {
-        mt_memory_model *model = model_of_program(&program, recorded[r], 0);
         size_t peak = fake_program_peak(&program, recorded[r]);
 
+        make_model_of(&program, recorded[r], 0);
         for (size_t m = 1; m <= SAMPLES_MAX; m++)
             ck_assert_uint_ge(mt_memory_model_peak(model, m) + mt_memory_model_margin(model),
                               fake_program_peak(&program, m));
         ck_assert_uint_eq(mt_memory_model_peak(model, recorded[r]), peak);
         ck_assert_uint_eq(mt_memory_model_peak(model, 7 * recorded[r]), 7 * peak);
-        mt_memory_model_free(model);
+        free_model();
     }
 }
 
@@ -339,12 +344,11 @@ TEST("model", model_huge) {
         {77, 150000000000001, FAKE_AT_END},
     };
     fake_program program = {allocations, 3};
-    mt_memory_model *model = model_of_program(&program, 2, 4);
 
+    make_model_of(&program, 2, 4);
     for (size_t m = 1; m <= SAMPLES_MAX; m++)
         ck_assert_uint_eq(mt_memory_model_peak(model, m), fake_program_peak(&program, m));
-    check_inverse(model, 11);
-    mt_memory_model_free(model);
+    check_inverse(11);
 }
 
 /* A byte a sample, in rooms about those beyond which sizes are not counted any more. */
@@ -352,27 +356,25 @@ TEST("model", model_tiny_samples) {
     static const fake_allocation allocations[] = {{1000, 1, FAKE_AT_END}};
     const size_t most = 1000000000000000, uncounted = (size_t)1 << 50;
     fake_program program = {allocations, 1};
-    mt_memory_model *model = model_of_program(&program, 2, 4);
 
+    make_model_of(&program, 2, 4);
     ck_assert_uint_eq(mt_memory_model_largest(model, most + 1000 - 1), most - 1);
     ck_assert_uint_eq(mt_memory_model_largest(model, most + 1000), most);
     ck_assert_uint_eq(mt_memory_model_largest(model, most + 1100), most + 100);
     ck_assert_uint_eq(mt_memory_model_largest(model, uncounted + 1000 - 1), uncounted - 1);
     ck_assert_uint_eq(mt_memory_model_largest(model, uncounted + 1000), SIZE_MAX);
     ck_assert_uint_eq(mt_memory_model_largest(model, INT64_MAX / 4), SIZE_MAX);
-    mt_memory_model_free(model);
 }
 
 /* Memory that does not depend on the chunk: any chunk fits, or none. */
 TEST("model", model_constant) {
     static const fake_allocation allocations[] = {{100, 0, 2}, {50, 0, FAKE_AT_END}};
     fake_program program = {allocations, 2};
-    mt_memory_model *model = model_of_program(&program, 2, 4);
 
+    make_model_of(&program, 2, 4);
     ck_assert_uint_eq(mt_memory_model_peak(model, 100000), 150);
     ck_assert_uint_ge(mt_memory_model_largest(model, 150), (size_t)1 << 30);
     ck_assert_uint_eq(mt_memory_model_largest(model, 149), 0);
-    mt_memory_model_free(model);
 }
 
 /* Sizes that shrink as the chunk grows must not turn negative. */
@@ -383,12 +385,11 @@ TEST("model", model_shrinking_sizes) {
         {500, -10, 2},
     };
     fake_program program = {allocations, 3};
-    mt_memory_model *model = model_of_program(&program, 2, 4);
 
+    make_model_of(&program, 2, 4);
     ck_assert_uint_eq(mt_memory_model_peak(model, 2), fake_program_peak(&program, 2));
     ck_assert_uint_eq(mt_memory_model_peak(model, 4), fake_program_peak(&program, 4));
     ck_assert_uint_lt(mt_memory_model_peak(model, 100), 1000000);
-    mt_memory_model_free(model);
 }
 
 /* Allocators round; the two sizes recorded are exact nevertheless. */
@@ -399,27 +400,25 @@ TEST_LOOP("model", model_rounded_sizes, 20) {
 
     for (int i = 0; i < 20; i++) slope[i] = 1 + below(&state, 700);
     for (int r = 0; r < 2; r++) {
-        hand = NULL;
         hand_start(r == 0 ? 2 : 5);
         for (size_t i = 0; i < 20; i++)
             event(i, (int64_t)((slope[i] * (r == 0 ? 2 : 5) + 63) / 64 * 64));
-        recordings[r] = hand;
         peaks[r] = mt_recording_peak_bytes(hand);
+        recordings[r] = hand_over();
     }
-    mt_memory_model *model = model_of(recordings[0], recordings[1]);
+    make_model(recordings[0], recordings[1]);
     ck_assert_uint_eq(mt_memory_model_peak(model, 2), peaks[0]);
     ck_assert_uint_eq(mt_memory_model_peak(model, 5), peaks[1]);
     ck_assert_uint_ge(mt_memory_model_peak(model, 3), peaks[0]);
-    mt_memory_model_free(model);
 }
 
 /* ---- the model: what is refused ------------------------------------------------------------- */
 
 static void check_refused(const mt_recording *small, const mt_recording *large) {
-    mt_memory_model *model = (mt_memory_model *)(void *)&model;
+    mt_memory_model *none = (mt_memory_model *)(void *)&none;
 
-    ck_status(mt_memory_model_new(small, large, &model), MT_EINVAL);
-    ck_assert_ptr_null(model);
+    ck_status(mt_memory_model_new(small, large, &none), MT_EINVAL);
+    ck_assert_ptr_null(none);
 }
 
 TEST("model", model_refuses_empty) {
@@ -452,8 +451,6 @@ static void many_events(size_t count) {
 
 /* The recorder ran out of host memory: the recording says nothing any more, until started again. */
 TEST("model", model_refuses_incomplete) {
-    mt_memory_model *model;
-
     ck_ok(counting_install());
     hand_start(2);
     counting_fail_at(1, 0);
@@ -463,7 +460,7 @@ TEST("model", model_refuses_incomplete) {
     hand_start(2);
     many_events(10);
     ck_ok(mt_memory_model_new(hand, NULL, &model));
-    mt_memory_model_free(model);
+    free_model();
     mt_recording_free(hand);
     ck_assert_uint_eq(counting_live(), 0);
 }
@@ -481,19 +478,18 @@ TEST_LOOP("model", model_without_host_memory, 2) {
     large = recording_of(&longer, 4);
     live = counting_live();
     do {
-        mt_memory_model *model = (mt_memory_model *)(void *)&model;
-
+        model = (mt_memory_model *)(void *)&model;
         counting_fail_at(++n, 0);
         status = mt_memory_model_new(small, large, &model);
         if (status != MT_OK) {
             ck_refused(status, MT_ENOMEM, "out of host memory");
             ck_assert_ptr_null(model);
         }
-        mt_memory_model_free(model);
+        free_model();
         ck_assert_uint_eq(counting_live(), live);
     } while (status != MT_OK && n < 100);
-    ck_assert_uint_eq(n,
-                      _i == 0 ? 5 : 8); /* those that are not alike want lists and a table more */
+    /* Those that are not alike want lists and a table more. */
+    ck_assert_uint_eq(n, _i == 0 ? 5 : 8);
     mt_recording_free(small);
     mt_recording_free(large);
     ck_assert_uint_eq(counting_live(), 0);
@@ -595,20 +591,16 @@ static size_t script_play(int which, size_t samples, int in, int record) {
 }
 
 static mt_recording *script_record(int which, size_t samples, int in) {
-    mt_recording *recording;
-
-    hand = NULL;
     hand_start(samples);
     ck_assert_uint_eq(script_play(which, samples, in, 1), mt_recording_peak_bytes(hand));
-    recording = hand;
-    hand = NULL;
-    return recording;
+    return hand_over();
 }
 
 TEST_LOOP("align", model_aligns, LENGTH(scripts)) {
-    mt_memory_model *model = model_of(script_record(_i, 2, SMALL), script_record(_i, 4, LARGE));
-    size_t margin = mt_memory_model_margin(model);
+    size_t margin;
 
+    make_model(script_record(_i, 2, SMALL), script_record(_i, 4, LARGE));
+    margin = mt_memory_model_margin(model);
     ck_assert_msg(margin == scripts[_i].margin, "%s: margin %zu instead of %zu", scripts[_i].name,
                   margin, scripts[_i].margin);
     for (size_t m = 1; m <= SAMPLES_MAX; m++) {
@@ -620,8 +612,7 @@ TEST_LOOP("align", model_aligns, LENGTH(scripts)) {
                       margin, small, large);
         ck_assert_uint_le(peak, either + margin);
     }
-    check_inverse(model, (uint64_t)_i);
-    mt_memory_model_free(model);
+    check_inverse((uint64_t)_i);
 }
 
 /* A copy of the program that lacks some allocations, and the bytes they have at m samples. */
@@ -655,25 +646,22 @@ static fake_program thinned(const fake_program *program, fake_allocation *alloca
  * of the sizes that were recorded.
  */
 TEST_LOOP("align", model_covers_what_was_recorded, SEEDS) {
-    fake_allocation all[64], some[64], others[64];
+    fake_allocation some[64], others[64];
     uint64_t state = (uint64_t)_i * 31 + 9;
-    fake_program program = random_program((uint64_t)_i + 1, all);
+    fake_program program = random_program((uint64_t)_i + 1);
     fake_program small = thinned(&program, some, &state);
     fake_program large = thinned(&program, others, &state);
-    mt_memory_model *model;
     size_t margin;
 
     if (small.count == 0 || large.count == 0) return;
-    model = model_of(recording_of(&small, 2), recording_of(&large, 4));
+    make_model(recording_of(&small, 2), recording_of(&large, 4));
     margin = mt_memory_model_margin(model);
     ck_assert_uint_ge(mt_memory_model_peak(model, 2) + margin, fake_program_peak(&small, 2));
     ck_assert_uint_ge(mt_memory_model_peak(model, 4) + margin, fake_program_peak(&large, 4));
-    mt_memory_model_free(model);
 }
 
 /* A network of the size of real ones: 20000 allocations, a handful of them without a partner. */
 static mt_recording *long_recording(size_t samples) {
-    hand = NULL;
     hand_start(samples);
     for (size_t i = 0; i < 20000; i++) {
         event(i, (int64_t)(1000 + (i * 7919 % 1000) * samples));
@@ -683,17 +671,14 @@ static mt_recording *long_recording(size_t samples) {
             event(30000, -50);
         }
     }
-    return hand;
+    return hand_over();
 }
 
 TEST("align", model_of_long_recordings) {
-    mt_memory_model *model = model_of(long_recording(2), long_recording(4));
-
-    hand = NULL;
+    make_model(long_recording(2), long_recording(4));
     ck_assert_uint_eq(mt_memory_model_margin(model), 5 * 50);
     ck_assert_uint_ge(mt_memory_model_peak(model, 64), 100 * 1000);
-    check_inverse(model, 3);
-    mt_memory_model_free(model);
+    check_inverse(3);
 }
 
 /* What a model of one recording of 2 tells of 6 samples: gradients are as large in any chunk, all else grows. */
@@ -710,7 +695,6 @@ static const struct {
 
 TEST_LOOP("model", model_of_gradients_handed_over, LENGTH(handed_over)) {
     size_t count = 0, peak = 0;
-    mt_memory_model *model;
 
     hand_start(2);
     while (count < 4 && handed_over[_i].blocks[count]) {
@@ -724,9 +708,7 @@ TEST_LOOP("model", model_of_gradients_handed_over, LENGTH(handed_over)) {
     ck_assert_uint_eq(mt_memory_model_peak(model, 2), peak);
     ck_assert_uint_eq(mt_memory_model_peak(model, 6), handed_over[_i].peak6);
     ck_assert_uint_eq(mt_memory_model_peak(model, 1), peak); /* no less for fewer samples */
-    mt_memory_model_free(model);
     mt_recording_free(hand);
-    hand = NULL;
 }
 
 /* A chunk that loops over its samples, with so many blocks of 8 bytes for each; and one of 8 a sample. */
@@ -734,9 +716,7 @@ static mt_recording *looping(size_t samples, size_t blocks) {
     hand_start(samples);
     event(1000000, (int64_t)(8 * samples));
     for (size_t i = 0; i < blocks * samples; i++) event(i, 8);
-    mt_recording *recording = hand;
-    hand = NULL;
-    return recording;
+    return hand_over();
 }
 
 /* Where the larger recording has more than 256 allocations more, none is paired: it speaks alone. */
@@ -745,13 +725,12 @@ TEST_LOOP("align", model_of_loops, 2) {
         size_t blocks; /* a sample; the recordings are of 2 and 4 samples */
         size_t margin, peak8;
     } rows[] = {{128, 256 * 8, 64 + 256 * 8}, {129, 0, 64 + 129 * 8 * 8}};
-    mt_memory_model *model = model_of(looping(2, rows[_i].blocks), looping(4, rows[_i].blocks));
     size_t four = 8 * 4 + rows[_i].blocks * 8 * 4;
 
+    make_model(looping(2, rows[_i].blocks), looping(4, rows[_i].blocks));
     ck_assert_uint_eq(mt_memory_model_margin(model), rows[_i].margin);
     ck_assert_uint_ge(mt_memory_model_peak(model, 4) + mt_memory_model_margin(model), four);
     if (_i == 1) ck_assert_uint_eq(mt_memory_model_peak(model, 8), rows[_i].peak8);
-    mt_memory_model_free(model);
 }
 
 /* Very long ones are paired as others are, in time that grows with their length. */
@@ -766,13 +745,11 @@ TEST_LOOP("align", model_of_very_long_recordings, 2) {
         }
         if (_i == 1 && r == 0) event(2, 7);
         event(3, 50);
-        pair[r] = hand;
-        hand = NULL;
+        pair[r] = hand_over();
     }
-    mt_memory_model *model = model_of(pair[0], pair[1]);
+    make_model(pair[0], pair[1]);
     ck_assert_uint_eq(mt_memory_model_margin(model), _i ? 7 : 0);
     ck_assert_uint_eq(mt_memory_model_peak(model, 8), 800);
-    mt_memory_model_free(model);
 }
 
 /* A line that falls is flat from the recorded size on: a chunk of 1 that does not fit rules out none that does. */
@@ -782,14 +759,14 @@ TEST("model", model_of_less_for_more) {
         size_t room, largest;
     } rows[] = {{799, 0}, {800, 7}, {1010, 10}, {5010, 50}};
     fake_program program = {allocations, 2};
-    mt_memory_model *model = model_of_program(&program, 2, 4);
 
+    make_model_of(&program, 2, 4);
     for (int i = 0; i < LENGTH(rows); i++)
         ck_assert_uint_eq(mt_memory_model_largest(model, rows[i].room), rows[i].largest);
-    mt_memory_model_free(model);
 }
 
 int main(void) {
+    suite_each_test(NULL, free_model);
     tcase_set_timeout(suite_case_named("endless"), 5);
     return suite_run_named("recording");
 }
