@@ -2,41 +2,36 @@
  * check_trainer_metrics.c - what metrics are divided by: samples, units, or another metric's sum; the
  * same over chunks of any size, in training, evaluation and over an epoch.
  */
-#include "suite.h"
-#include "trainer_fixture.h"
-
-#include <stdio.h>
+#include "trainer_tests.h"
 
 static const int *over; /* of the trainer that is being made */
-static mt_backend seam;
+static mt_backend real;
 
 static mt_status describe(void *self, mt_backend_info *out) {
-    mt_status status = seam.describe(self, out);
+    mt_status status = real.describe(self, out);
 
     out->metric_over = over;
     return status;
 }
 
-static mt_status trainer_over(const int *metric_over, mt_trainer **out) {
-    fake_options options = with_units(40);
-    mt_backend own;
+static mt_status trainer_over(const int *metric_over) {
+    mt_backend seam;
 
-    fake_init(&fake, &options);
-    seam = own = fake_seam(&fake);
-    own.describe = describe;
+    options = with_units(40);
+    seam = real = new_seam();
+    seam.describe = describe;
     over = metric_over;
-    return mt_trainer_new(&own, NULL, out);
+    return mt_trainer_new(&seam, NULL, &trainer);
 }
 
 /* Sums of the two metrics over a batch, from a trainer that divides by samples. */
 static void sums_of(size_t count, double *out) {
-    mt_trainer *trainer;
     mt_eval_report report;
 
-    ck_ok(trainer_over(NULL, &trainer));
+    ck_ok(trainer_over(NULL));
     report = evaluate(trainer, count, 1);
     for (int i = 0; i < FAKE_METRICS; i++) out[i] = report.metrics[i] * (double)count;
-    mt_trainer_free(trainer);
+    end_trainer();
 }
 
 static const struct {
@@ -56,11 +51,10 @@ static double expected(const double *sums, size_t count, int metric, int by) {
 TEST_LOOP("means", divided, LENGTH(cases)) {
     double sums[FAKE_METRICS];
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
-    mt_trainer *trainer;
     mt_eval_report report;
 
     sums_of(30, sums);
-    ck_ok(trainer_over(cases[_i].over, &trainer));
+    ck_ok(trainer_over(cases[_i].over));
     report = evaluate(trainer, 30, 1);
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
     for (int i = 0; i < FAKE_METRICS; i++) {
@@ -69,20 +63,16 @@ TEST_LOOP("means", divided, LENGTH(cases)) {
         ck_assert_double_eq_tol(report.metrics[i], value, 1e-12);
         ck_assert_double_eq_tol(epoch.eval_metrics[i], value, 1e-12);
     }
-    done(trainer);
 }
 
 TEST_LOOP("means", refused, 3) {
     static const int wrong[][FAKE_METRICS] = {{2, -1}, {-1, -3}, {-1, 7}};
-    mt_trainer *trainer;
 
-    ck_refused(trainer_over(wrong[_i], &trainer), MT_EINVAL, "metric_over[");
+    ck_refused(trainer_over(wrong[_i]), MT_EINVAL, "metric_over[");
 }
 
 /* ---- sums that look like means ------------------------------------------------------------------- */
 
-static char logged[512];
-static int log_lines;
 /* The first metric of each chunk, from the number of samples that are right. */
 static double (*metric)(double right, size_t count);
 
@@ -106,20 +96,13 @@ static double nothing_of(double right, size_t count) {
     return 0;
 }
 
-static void keep_line(void *user, mt_log_level level, const char *message) {
-    (void)user;
-    (void)level;
-    snprintf(logged, sizeof logged, "%s", message);
-    log_lines++;
-}
-
 static void change(size_t count, mt_chunk_result *out) {
     out->metric_sums[0] = metric(out->metric_sums[0], count);
 }
 
 static mt_status accumulate(void *self, size_t first, size_t count, double weight,
                             mt_chunk_result *out) {
-    mt_status status = seam.accumulate(self, first, count, weight, out);
+    mt_status status = real.accumulate(self, first, count, weight, out);
 
     change(count, out);
     return status;
@@ -127,7 +110,7 @@ static mt_status accumulate(void *self, size_t first, size_t count, double weigh
 
 static mt_status run_evaluation(void *self, const mt_batch *batch, size_t first, size_t count,
                                 mt_chunk_result *out) {
-    mt_status status = seam.evaluate(self, batch, first, count, out);
+    mt_status status = real.evaluate(self, batch, first, count, out);
 
     change(count, out);
     return status;
@@ -144,28 +127,26 @@ static const struct {
 
 /* Once, in training or evaluation; small batches tell nothing, and honest sums of any kind are never told. */
 TEST_LOOP("means", means_are_told, LENGTH(looks)) {
-    fake_options options = fits(60);
-    mt_trainer *trainer;
-    mt_backend own;
-
+    options = fits(60);
     metric = looks[_i].metric;
-    mt_set_log(keep_line, NULL);
+    mt_set_log(keep_log, NULL);
     for (uint64_t seed = 1; seed <= (looks[_i].lines ? 1 : 100); seed++) {
+        mt_backend seam;
+
         options.seed = seed;
-        fake_init(&fake, &options);
-        seam = own = fake_seam(&fake);
-        own.accumulate = accumulate;
-        own.evaluate = run_evaluation;
-        ck_ok(mt_trainer_new(&own, NULL, &trainer));
+        seam = real = new_seam();
+        seam.accumulate = accumulate;
+        seam.evaluate = run_evaluation;
+        ck_ok(mt_trainer_new(&seam, NULL, &trainer));
         for (uint64_t id = 1; id <= 10; id++) {
             step(trainer, looks[_i].samples, 1000 * seed + id);
             evaluate(trainer, looks[_i].samples, 1000 * seed + id + 100);
         }
-        done(trainer);
+        end_trainer();
     }
     ck_assert_msg(log_lines == looks[_i].lines, "%d lines: %s", log_lines, logged);
     if (log_lines) ck_contains(logged, "metric 'positive' looks like a mean: it is 0.");
     if (log_lines) ck_contains(logged, "metrics are sums over a chunk's samples");
 }
 
-SUITE("trainer_metrics")
+TRAINER_SUITE("trainer_metrics")
