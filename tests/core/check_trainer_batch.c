@@ -2,6 +2,7 @@
  * check_trainer_batch.c - batches below the smallest legal chunk, and those that must not be cut.
  */
 #include "suite.h"
+#include "trainer_rungs.h"
 #include "trainer_tests.h"
 
 TEST("cut", small_batch_is_one_chunk) {
@@ -14,9 +15,8 @@ TEST("cut", small_batch_is_one_chunk) {
 }
 
 TEST("cut", small_batch_is_dropped) {
-    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_step_report report;
     mt_run_report run = MT_RUN_REPORT_INIT;
-    mt_batch small = batch_of(7, 2);
     uint64_t before;
 
     options.min_micro_batch = 8;
@@ -25,7 +25,7 @@ TEST("cut", small_batch_is_dropped) {
     step(trainer, 32, 1);
     before = fake_hash(&fake);
     fake_log_clear(&fake);
-    ck_ok(mt_trainer_step(trainer, &small, &report));
+    report = some(trainer, 7, 2);
     check_log("");
     ck_assert_uint_eq(report.samples, 0);
     ck_assert_uint_eq(report.chunk_count, 0);
@@ -39,7 +39,6 @@ TEST("cut", small_batch_is_dropped) {
 /* What was said of a dropped batch is said of it alone: its chunks, and no failure of before. */
 TEST("cut", dropped_batch_leaves_nothing) {
     static const size_t chunks[] = {4, 3};
-    mt_batch small = batch_of(7, 2);
 
     options = fits(20);
     options.min_micro_batch = 8;
@@ -51,7 +50,7 @@ TEST("cut", dropped_batch_leaves_nothing) {
     ck_assert_uint_gt(mt_trainer_explain(trainer, NULL, 0), 0);
     fake.options.budget_bytes = options.budget_bytes;
     ck_ok(mt_trainer_set_chunks(trainer, chunks, 2));
-    ck_ok(mt_trainer_step(trainer, &small, NULL));
+    some(trainer, 7, 2);
     ck_assert_uint_eq(mt_trainer_explain(trainer, NULL, 0), 0);
     fake_log_clear(&fake);
     ck_assert_int_ne(step(trainer, 16, 3).reason, MT_PLAN_REPLAY);

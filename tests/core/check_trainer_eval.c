@@ -59,12 +59,11 @@ TEST("eval", evaluation_in_its_own_chunks) {
 /* It fits by no means: no sums are handed over, the epoch does not count it. */
 TEST("eval", evaluation_does_not_fit) {
     mt_epoch_report epoch = MT_EPOCH_REPORT_INIT;
-    mt_batch batch = batch_of(6, 1);
 
     options = eval_fits(1);
     options.budget_bytes--;
     trainer = trainer_with(&options, NULL);
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+    evaluation_fails(6, 1, MT_EDEVMEM);
     ck_assert_uint_gt(mt_trainer_explain(trainer, NULL, 0), 0);
     ck_ok(mt_trainer_end_epoch(trainer, &epoch));
     ck_assert_uint_eq(epoch.eval_samples, 0);
@@ -72,11 +71,10 @@ TEST("eval", evaluation_does_not_fit) {
 }
 
 TEST("eval", evaluation_fails_otherwise) {
-    mt_batch batch = batch_of(16, 1);
-
     trainer = trainer_with(&fake_defaults, NULL);
     fake_fail_kind(&fake, FAKE_EVALUATE, 1, MT_EUSER);
-    ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_EUSER, "injected: evaluate");
+    evaluation_fails(16, 1, MT_EUSER);
+    ck_contains(mt_last_error(), "injected: evaluate");
     ck_assert_uint_eq(fake.logged > 0 ? count_kind(FAKE_EVALUATE) : 0, 1);
     evaluate(trainer, 16, 1);
 }

@@ -3,6 +3,7 @@
  * it hits, where there is room for a second set of gradients.
  */
 #include "suite.h"
+#include "trainer_rungs.h"
 #include "trainer_tests.h"
 
 /* One allocation that lives as long as the chunk: a second set of gradients adds to the peak. */
@@ -397,12 +398,12 @@ TEST("given up", forgotten_after_a_while) {
 TEST("rungs", other_rungs) {
     mt_step_report report;
 
-    options.rungs = MT_RUNG_BIT(MT_RUNG_CHECKPOINTING);
+    options.rungs = BIT(CHECKPOINTING);
     policy.min_micro_batch = 8;
     learn();
     change_budget_at(3, room_for(8) - 1);
     report = step(trainer, 64, 2);
-    ck_assert_uint_eq(report.rungs, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING));
+    ck_assert_uint_eq(report.rungs, BIT(CHECKPOINTING));
     ck_assert_uint_eq(count_kind(FAKE_REWIND), 1);
     ck_assert_ptr_nonnull(strstr(fake_log_text(&fake, FAKE_STEP_KINDS),
                                  "accumulate!(32+16) rewind rollback set_rung(1+1) begin "));
@@ -413,50 +414,42 @@ TEST("rungs", other_rungs) {
 TEST_LOOP("rungs", with_a_smaller_batch, 3) {
     static const fake_kind kinds[] = {FAKE_ACCUMULATE, FAKE_MARK, FAKE_APPLY};
     static const size_t taken[] = {24, 27, 27}; /* a chunk that fails twice is made smaller again */
-    mt_step_report report = MT_STEP_REPORT_INIT;
-    mt_batch small = batch_of(12, 1), large = batch_of(30, 2);
 
-    policy = (mt_policy_options)MT_POLICY_OPTIONS_INIT;
+    policy = allowing(BIT(SMALLER_BATCH));
     options.may_shorten = 1;
     options.min_micro_batch = 8;
     options.units = fake_unit_table;
     options.unit_count = FAKE_UNITS_COUNT;
-    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     policy.rate_rule = MT_RATE_LINEAR;
     trainer = trainer_with(&options, &policy);
     step(trainer, 64, 1);
     fake.options.budget_bytes = room_for(12) - 1;
-    ck_ok(mt_trainer_step(trainer, &small, &report));
-    ck_assert_uint_eq(report.samples, 9);
+    ck_assert_uint_eq(some(trainer, 12, 1).samples, 9);
     fake.options.budget_bytes = room_for(12) + FAKE_GRADIENT_BYTES;
     fake_fail_kind_for_ever(&fake, kinds[_i], 2, MT_EDEVMEM);
     fake.kind_fail_until[kinds[_i]] = 3; /* twice: the second time it is planned again */
-    ck_ok(mt_trainer_step(trainer, &large, &report));
-    ck_assert_uint_eq(report.samples, taken[_i]);
+    ck_assert_uint_eq(some(trainer, 30, 2).samples, taken[_i]);
     ck_assert_double_eq(fake.rate, (double)taken[_i] / 30);
     fake_log_clear(&fake);
-    ck_ok(mt_trainer_step(trainer, &large, &report));
-    ck_assert_uint_eq(report.samples, taken[_i]);
+    ck_assert_uint_eq(some(trainer, 30, 2).samples, taken[_i]);
     ck_assert_uint_eq(count_kind(FAKE_MARK), 0); /* what is left would be made smaller again */
 }
 
 /* A step of one chunk that has failed for no reason twice is made smaller outside of it. */
 TEST("rungs", made_smaller_outside_the_step) {
-    mt_step_report report = MT_STEP_REPORT_INIT;
-    mt_batch batch = batch_of(50, 2);
+    mt_step_report report;
 
     options.budget_bytes = room_for(100);
-    policy = (mt_policy_options)MT_POLICY_OPTIONS_INIT;
+    policy = allowing(BIT(SMALLER_BATCH));
     options.may_shorten = 1;
     options.needs_whole_batch = 1;
-    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
     policy.rate_rule = MT_RATE_LINEAR;
     policy.max_retries = 100;
     trainer = trainer_with(&options, &policy);
     step(trainer, 50, 1);
     fake_fail_kind_for_ever(&fake, FAKE_ALLOCATION, 1, MT_EDEVMEM);
     fake.kind_fail_until[FAKE_ALLOCATION] = 6;
-    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    report = some(trainer, 50, 2);
     ck_assert_uint_eq(report.samples, 32);
     ck_assert_uint_eq(report.discarded, 3 * 50 + 2 * 40 + 32);
 }

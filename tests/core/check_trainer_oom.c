@@ -2,6 +2,7 @@
  * check_trainer_oom.c - memory runs out for good, budgets that change, models that are wrong,
  * and the cache.
  */
+#include "rungs.h"
 #include "suite.h"
 #include "trainer_tests.h"
 
@@ -74,9 +75,6 @@ static const struct {
 
 /* Known not to fit before anything runs: nothing does, and the trace says where it would have been. */
 TEST_LOOP("memory", known_not_to_fit, LENGTH(ruled_out)) {
-    int trains = ruled_out[_i].mode == MT_TRAIN;
-    mt_batch batch = batch_of(32, 2);
-
     own.trace = keep_oom;
     options.min_micro_batch = 4;
     trainer = trainer_of(&options, &own);
@@ -84,8 +82,10 @@ TEST_LOOP("memory", known_not_to_fit, LENGTH(ruled_out)) {
     evaluate(trainer, 32, 1);
     fake.options.budget_bytes = fake_defaults.resident_bytes + 10;
     fake_log_clear(&fake);
-    if (trains) ck_status(mt_trainer_step(trainer, &batch, NULL), MT_EDEVMEM);
-    if (!trains) ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+    if (ruled_out[_i].mode == MT_TRAIN)
+        step_fails(trainer, 32, 2, MT_EDEVMEM);
+    else
+        evaluation_fails(32, 2, MT_EDEVMEM);
     check_log("");
     ck_contains(last_oom, ruled_out[_i].phase);
     ck_contains(last_oom, "\"attempt\":0,\"action\":\"give_up\"");
@@ -131,13 +131,10 @@ TEST_LOOP("memory", explained_rungs, 4) {
         unsigned has, allow, forbid;
         const char *named, *not_named;
     } rows[] = {
-        {MT_RUNG_BIT(MT_RUNG_CHECKPOINTING), 0, MT_RUNG_BIT(MT_RUNG_CHECKPOINTING),
-         "rung checkpointing, which", "rung amp"},
-        {MT_RUNG_BIT(MT_RUNG_OFFLOAD), 0, MT_RUNG_BIT(MT_RUNG_OFFLOAD), "rung offload", "rung ch"},
-        {MT_RUNG_BIT(MT_RUNG_AMP) | MT_RUNG_BIT(MT_RUNG_CHECKPOINTING), 0, 0, "rung amp",
-         "rung checkpointing"},
-        {MT_RUNG_BIT(MT_RUNG_CPU) | MT_RUNG_BIT(MT_RUNG_AMP), MT_RUNG_BIT(MT_RUNG_AMP), 0,
-         "rung cpu", "rung amp"},
+        {BIT(CHECKPOINTING), 0, BIT(CHECKPOINTING), "rung checkpointing, which", "rung amp"},
+        {BIT(OFFLOAD), 0, BIT(OFFLOAD), "rung offload", "rung ch"},
+        {BIT(AMP) | BIT(CHECKPOINTING), 0, 0, "rung amp", "rung checkpointing"},
+        {BIT(CPU) | BIT(AMP), BIT(AMP), 0, "rung cpu", "rung amp"},
     };
 
     options = fits(1);
@@ -203,7 +200,7 @@ TEST_LOOP("memory", explained_budget_is_the_least_of_all_rungs, 2) {
     char without[200], with[200];
 
     explain_budget(0, _i, without);
-    explain_budget(MT_RUNG_BIT(MT_RUNG_AMP), _i, with);
+    explain_budget(BIT(AMP), _i, with);
     ck_assert_str_eq(with, without);
     ck_assert_int_eq(strstr(with, "more than") == NULL, _i);
 }
@@ -228,7 +225,6 @@ static const struct {
 };
 
 TEST_LOOP("memory", explained_without_evidence, LENGTH(untold)) {
-    mt_batch batch = batch_of(untold[_i].samples, 2);
     char phase[60];
     const char *text, *budget;
 
@@ -241,7 +237,7 @@ TEST_LOOP("memory", explained_without_evidence, LENGTH(untold)) {
     evaluate(trainer, 36, 1);
     fake_fail_kind_for_ever(&fake, untold[_i].kind, untold[_i].n, MT_EDEVMEM);
     if (untold[_i].kind == FAKE_EVALUATE)
-        ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+        evaluation_fails(untold[_i].samples, 2, MT_EDEVMEM);
     else
         step_fails(trainer, untold[_i].samples, 2, MT_EDEVMEM);
     text = explanation();

@@ -232,8 +232,7 @@ static mt_status accumulate_or_refuse(void *self, size_t first, size_t count, do
 
 /* Four of them in one step, each of another chunk, where chunks stay: more than one chunk would be given. */
 TEST_LOOP("tries", each_chunk_has_its_own_tries, 2) {
-    mt_batch batch = batch_of(64, 1);
-    mt_step_report report = MT_STEP_REPORT_INIT;
+    mt_step_report report;
     mt_backend seam;
 
     options = fits(40);
@@ -246,11 +245,10 @@ TEST_LOOP("tries", each_chunk_has_its_own_tries, 2) {
     seam.accumulate = accumulate_or_refuse;
     own.policy = &policy;
     ck_ok(mt_trainer_new(&seam, &own, &trainer));
-    ck_ok(mt_trainer_step(trainer, &batch,
-                          NULL)); /* what a chunk needs is known now, so it may stay */
+    step(trainer, 64, 1); /* what a chunk needs is known now, so it may stay */
     refusing.call = 0;
     for (int i = 0; i < 4; i++) refusing.refused[i] = 5 + 6 * i;
-    ck_ok(mt_trainer_step(trainer, &batch, &report));
+    report = step(trainer, 64, 1);
     ck_assert_uint_eq(report.retries, 4);
     ck_assert_uint_eq(report.chunk_count, 32);
 }
@@ -270,7 +268,6 @@ static mt_status accumulate_and_release(void *self, size_t first, size_t count, 
 
 /* There is more room for the next plan than the chunk had that failed: it is for a smaller one still. */
 TEST_LOOP("passes", memory_comes_back, 2) {
-    mt_batch batch = batch_of(128, 1);
     mt_backend seam;
 
     options = fits(20);
@@ -284,7 +281,7 @@ TEST_LOOP("passes", memory_comes_back, 2) {
     releasing.bytes = 5000;
     fake.allocated += releasing.bytes;
     ck_ok(mt_trainer_new(&seam, NULL, &trainer));
-    ck_ok(mt_trainer_step(trainer, &batch, NULL));
+    step(trainer, 128, 1);
     if (_i == 0) ck_assert_uint_ge(fake.genuine, 1);
 }
 

@@ -5,6 +5,7 @@
  */
 #include "counting_allocator.h"
 #include "suite.h"
+#include "trainer_rungs.h"
 #include "trainer_tests.h"
 
 #define PREPARE_KINDS (FAKE_STEP_KINDS | FAKE_BIT(FAKE_MARK))
@@ -113,17 +114,12 @@ TEST("calls", evaluation) {
 
 /* A batch that is made smaller is told of as such. */
 TEST("calls", fewer_samples) {
-    mt_step_report report = MT_STEP_REPORT_INIT;
-    mt_batch batch = batch_of(10, 1);
-
     tell(4);
     options.may_shorten = 1;
-    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    policy.allow_rungs = BIT(SMALLER_BATCH);
     options.needs_whole_batch = 1;
-    own.policy = &policy;
-    trainer = trainer_of(&options, &own);
-    ck_ok(mt_trainer_step(trainer, &batch, &report));
-    ck_assert_uint_lt(report.samples, 10);
+    trainer = trainer_with(&options, &policy);
+    ck_assert_uint_lt(some(trainer, 10, 1).samples, 10);
     ck_assert_uint_eq(fake.told_next, 0); /* forgotten with the step */
 }
 

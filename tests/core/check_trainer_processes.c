@@ -4,6 +4,7 @@
  * others wait for it, and that a step is applied by all or by none.
  */
 #include "suite.h"
+#include "trainer_rungs.h"
 #include "trainer_tests.h"
 
 #include <math.h>
@@ -289,16 +290,12 @@ TEST("fail", they_hear_of_a_poisoned_one) {
 
 /* Whoever has too few samples, all leave the batch out. */
 TEST_LOOP("others", all_leave_it_out, 2) {
-    mt_batch batch = batch_of(_i ? 32 : 3, 1);
-    mt_step_report report = MT_STEP_REPORT_INIT;
-
     options = fits(12);
     options.min_micro_batch = 4;
     own.drop_small = 1;
     join(&own);
     peers.say[0][SAMPLES] = _i;
-    ck_ok(mt_trainer_step(trainer, &batch, &report));
-    ck_assert_uint_eq(report.samples, 0);
+    ck_assert_uint_eq(some(trainer, _i ? 32 : 3, 1).samples, 0);
     ck_assert_uint_eq(peers.calls, 1);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
     ck_assert(peers.heard[0][SAMPLES] == !_i);
@@ -320,25 +317,25 @@ TEST("others", an_evaluation_is_of_all) {
 
 TEST_LOOP("others", an_evaluation_fails, 2) {
     static const fake_kind kinds[] = {FAKE_MEMORY, FAKE_EVALUATE};
-    mt_batch batch = batch_of(20, 1);
 
     join(NULL);
     fake_fail_kind(&fake, kinds[_i], 1, MT_EIO);
-    ck_refused(mt_trainer_evaluate(trainer, &batch, NULL), MT_EIO, "injected");
+    evaluation_fails(20, 1, MT_EIO);
+    ck_contains(mt_last_error(), "injected");
     ck_assert_uint_eq(peers.calls, 1);
     ck_assert(peers.heard[0][FAILED] == 1);
     peers.calls = 0;
     peers.say[0][FAILED] = 1;
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EPEER);
+    evaluation_fails(20, 1, MT_EPEER);
 }
 
 /* ---- options -------------------------------------------------------------------------------------- */
 
 TEST("others", batches_keep_their_size) {
-    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_SMALLER_BATCH);
+    policy.allow_rungs = BIT(SMALLER_BATCH);
     own.policy = &policy;
     ck_refused(try_to_join(&own), MT_ENOTSUP, "smaller_batch");
-    policy.allow_rungs = MT_RUNG_BIT(MT_RUNG_AMP);
+    policy.allow_rungs = BIT(AMP);
     join(&own);
 }
 

@@ -187,7 +187,6 @@ TEST_LOOP("end", gives_up_for_no_reason, 4) {
 /* Evaluation that does not fit takes no rung away that training needs. */
 TEST("end", evaluation_gives_up) {
     static const fake_allocation huge[] = {{10000000, 1, FAKE_AT_END}};
-    mt_batch batch = batch_of(16, 3);
 
     options.eval = (fake_program){huge, 1};
     options.absent = FAKE_BIT(FAKE_RECORD); /* so that to climb again would cost an OOM */
@@ -195,7 +194,7 @@ TEST("end", evaluation_gives_up) {
     step(trainer, 32, 1);
     fake.options.budget_bytes = budget_with(BIT(CHECKPOINTING), 4);
     ck_assert_uint_eq(step(trainer, 32, 2).rungs, BIT(CHECKPOINTING));
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+    evaluation_fails(16, 3, MT_EDEVMEM);
     fake_log_clear(&fake);
     ck_assert_uint_eq(step(trainer, 32, 4).rungs, BIT(CHECKPOINTING));
     ck_assert_uint_eq(fake.rungs, BIT(CHECKPOINTING));
@@ -205,7 +204,6 @@ TEST("end", evaluation_gives_up) {
 /* Nor is evaluation tried again and again with a smaller batch, which is of no use to it. */
 TEST("end", evaluation_is_not_shortened) {
     static const fake_allocation huge[] = {{10000000, 1, FAKE_AT_END}};
-    mt_batch batch = batch_of(16, 3);
 
     options = whole(20);
     policy = allowing(BIT(SMALLER_BATCH));
@@ -213,7 +211,7 @@ TEST("end", evaluation_is_not_shortened) {
     trainer = trainer_with(&options, &policy);
     step(trainer, 20, 1);
     fake_log_clear(&fake);
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EDEVMEM);
+    evaluation_fails(16, 3, MT_EDEVMEM);
     ck_assert_uint_le(count_kind(FAKE_EVALUATE), 3);
     ck_assert_uint_eq(step(trainer, 20, 4).rungs, 0);
 }

@@ -96,14 +96,12 @@ TEST("shapes", more_than_are_remembered) {
 }
 
 TEST("shapes", shape_fails) {
-    mt_batch batch = batch_of(16, 1);
-
     shape(64);
     trainer = trainer_with(&options, NULL);
     fake_fail_kind(&fake, FAKE_SHAPE, 1, MT_EIO);
     step_refused(16, 1, MT_EIO, "injected: shape");
     fake_fail_kind(&fake, FAKE_SHAPE, 1, MT_EIO);
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_EIO);
+    evaluation_fails(16, 1, MT_EIO);
     ck_assert_uint_eq(count_kind(FAKE_BEGIN), 0);
     step(trainer, 16, 1);
 }

@@ -68,13 +68,12 @@ TEST("order", order_apply_fails) {
 /* The least a backend has: memory, begin, accumulate, rollback, apply. */
 TEST("order", order_least_backend) {
     mt_run_report run = MT_RUN_REPORT_INIT;
-    mt_batch batch = batch_of(32, 1);
 
     options = fits(12);
     options.absent = ~0U;
     trainer = trainer_with(&options, NULL);
     for (uint64_t id = 1; id <= 10; id++) step(trainer, 32, id);
-    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), MT_ENOTSUP);
+    evaluation_fails(32, 1, MT_ENOTSUP);
     ck_ok(mt_trainer_finish(trainer, &run));
     ck_assert_str_eq(run.state_sha256, "");
     ck_assert_uint_eq(run.samples_trained, 320);

@@ -47,6 +47,13 @@ static inline void step_refused(size_t count, uint64_t id, mt_status expected, c
     ck_contains(mt_last_error(), words);
 }
 
+/* One evaluation that fails with this status. */
+static inline void evaluation_fails(size_t count, uint64_t id, mt_status expected) {
+    mt_batch batch = batch_of(count, id);
+
+    ck_status(mt_trainer_evaluate(trainer, &batch, NULL), expected);
+}
+
 /* One step in chunks that are given. */
 static inline mt_step_report step_in(const size_t *chunks, size_t chunk_count, size_t count,
                                      uint64_t id) {
