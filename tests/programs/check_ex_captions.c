@@ -5,44 +5,21 @@
  * Runs from the project's root: the pictures are those of examples/data, seen through a link.
  */
 #include "captions.h"
-#include "suite.h"
+#include "cli.h"
 #include "tokens.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-enum { PATH = 512, SIDE = 16, BYTES = 3 * SIDE * SIDE, MOST = 64 };
+enum { SIDE = 16, BYTES = 3 * SIDE * SIDE, MOST = 64 };
 
-static char root[PATH];
-
-static const char *path_of(const char *name) {
-    static char path[2 * PATH];
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    return path;
+static void link_pictures(void) {
+    for (int i = 0; i < 2; i++)
+        cli_shell("ln -s \"$PWD/examples/data/food/fruit\" '%s'",
+                  cli_path(i ? "captioned" : "fruit"));
 }
 
-static void set_up(void) {
-    char here[PATH], target[2 * PATH];
-    snprintf(root, sizeof root, "/tmp/check_ex_captions.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(root));
-    ck_assert_ptr_nonnull(getcwd(here, sizeof here));
-    snprintf(target, sizeof target, "%s/examples/data/food/fruit", here);
-    ck_assert_int_eq(symlink(target, path_of("fruit")), 0);
-    ck_assert_int_eq(symlink(target, path_of("captioned")), 0);
-}
-
-static void tear_down(void) {
-    static const char *const names[] = {"captions.json", "broken.png", "fruit", "captioned"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(path_of(names[i]));
-    rmdir(root);
-}
-
-static void write_file(const char *name, const char *text) {
-    FILE *file = fopen(path_of(name), "w");
-    ck_assert_ptr_nonnull(file);
-    fputs(text, file);
-    fclose(file);
+static void write_list(const char *text) {
+    cli_write_file(cli_path("captions.json"), text);
 }
 
 static ex_captions_options options_of(size_t batch) {
@@ -128,8 +105,7 @@ TEST("captions", captions_say_title_and_folder) {
                                            "a picture of banana, bent", "a picture of cherries",
                                            "a picture of lemon"};
     char text[128];
-    write_file(
-        "captions.json",
+    write_list(
         "[[\"fruit/apple.jpg\", \"an apple\", [\"food\"]],"
         " [\"captioned/banana.jpg\", \"banana\", [\"unsorted\", \"yellow\", \"bent\", \"long\"]],"
         " [\"captioned/cherries.jpg\", \"cherries\", [\"unsorted\"]],"
@@ -137,7 +113,7 @@ TEST("captions", captions_say_title_and_folder) {
         " [\"fruit/orange.png\", \"orange\", [\"unsorted\", \"bent\", \"unsorted\"]], "
         "[\"fruit/pear.png\", \"pear\"],"
         " [\"fruit/prune.png\", \"prune\"]]");
-    ex_captions *c = open_with(root, options_of(0));
+    ex_captions *c = open_with(cli_root, options_of(0));
     ck_assert_uint_eq(c->count, 7);
     ck_assert_uint_eq(c->validation, 1);
     int found = 0;
@@ -167,11 +143,10 @@ TEST_LOOP("captions", a_list_that_is_none, LENGTH(wrong)) {
     ex_captions_options options = options_of(0);
     ex_captions *captions;
     ex_error error = {""};
-    if (wrong[_i].text) write_file("captions.json", wrong[_i].text);
-    ck_assert_int_eq(ex_captions_read(root, &options, &captions, &error), EX_EINPUT);
+    if (wrong[_i].text) write_list(wrong[_i].text);
+    ck_assert_int_eq(ex_captions_read(cli_root, &options, &captions, &error), EX_EINPUT);
     ck_assert_ptr_null(captions);
-    ck_contains(error.text, root);
-    ck_contains(error.text, wrong[_i].words);
+    ck_says(error.text, cli_root, wrong[_i].words);
 }
 
 static void count_line(void *user, const char *line) {
@@ -184,13 +159,12 @@ TEST("captions", pictures_that_cannot_be_used_are_skipped) {
     ex_captions_options options = options_of(0);
     options.warn = count_line;
     options.user = &lines;
-    write_file("broken.png", "no picture");
-    write_file("captions.json",
-               "[[\"broken.png\", \"a\"], [\"gone.png\", \"b\"], [\"fruit/apple.jpg\", \"c\"],"
+    cli_write_file(cli_path("broken.png"), "no picture");
+    write_list("[[\"broken.png\", \"a\"], [\"gone.png\", \"b\"], [\"fruit/apple.jpg\", \"c\"],"
                " [\"fruit/pear.png\", \"d\"], [\"fruit/prune.png\", \"e\"],"
                " [\"fruit/banana.jpg\", \"f\"], [\"fruit/lemon.png\", \"g\"],"
                " [\"fruit/orange.png\", \"h\"], [\"fruit/cherries.jpg\", \"i\"]]");
-    ex_captions *c = open_with(root, options);
+    ex_captions *c = open_with(cli_root, options);
     ck_assert_int_eq(lines, 2);
     ck_assert_uint_eq(c->skipped, 2);
     ck_assert_uint_eq(c->count, 7);
@@ -224,8 +198,8 @@ TEST("captions", titles_that_are_alike) {
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s[\"fruit/apple.jpg\", \"%s\"]",
                  i ? "," : "", i < 4 ? titles[i] : "abcdefgh" + i - 4);
     strcat(list, "]");
-    write_file("captions.json", list);
-    ex_captions *c = open_with(root, options_of(0));
+    write_list(list);
+    ex_captions *c = open_with(cli_root, options_of(0));
     uint64_t groups[4] = {0};
     for (size_t i = 0; i < c->count; i++)
         for (int j = 0; j < 4; j++)
@@ -313,21 +287,21 @@ TEST("captions", pictures_without_room) {
     ex_captions_options options = options_of(0);
     void *buffers[] = {again.pixels, again.tokens};
     ex_error error = {""};
-    write_file("captions.json", "[[\"fruit/apple.jpg\", \"c\"], [\"fruit/pear.png\", \"d\"],"
-                                " [\"fruit/prune.png\", \"e\"], [\"fruit/banana.jpg\", \"f\"],"
-                                " [\"fruit/lemon.png\", \"g\"], [\"fruit/orange.png\", \"h\"],"
-                                " [\"fruit/cherries.jpg\", \"i\"]]");
-    ex_captions *c = open_with(root, options);
+    write_list("[[\"fruit/apple.jpg\", \"c\"], [\"fruit/pear.png\", \"d\"],"
+               " [\"fruit/prune.png\", \"e\"], [\"fruit/banana.jpg\", \"f\"],"
+               " [\"fruit/lemon.png\", \"g\"], [\"fruit/orange.png\", \"h\"],"
+               " [\"fruit/cherries.jpg\", \"i\"]]");
+    ex_captions *c = open_with(cli_root, options);
     ck_assert_uint_eq(c->not_kept, 0);
     ck_assert_uint_gt(c->pixel_bytes, 0);
     options.max_bytes = c->pixel_bytes / 2;
-    ex_captions *half = open_with(root, options);
+    ex_captions *half = open_with(cli_root, options);
     ck_assert_uint_gt(half->not_kept, 0);
     ck_assert_uint_lt(half->not_kept, 7);
     fill(c, EX_TRAINING, 1, 0, 6, &kept);
     fill(half, EX_TRAINING, 1, 0, 6, &again);
     ck_assert_mem_eq(&kept, &again, sizeof kept);
-    ck_assert_int_eq(unlink(path_of("fruit")), 0);
+    ck_assert_int_eq(unlink(cli_path("fruit")), 0);
     ex_source source = ex_captions_source(half);
     ck_assert_int_eq(source.fill(half, EX_TRAINING, 1, 0, 6, buffers, &error), EX_EINPUT);
     ck_contains(error.text, "fruit/");
@@ -336,6 +310,6 @@ TEST("captions", pictures_without_room) {
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("captions"), set_up, tear_down);
+    tcase_add_checked_fixture(cli_folder_case("captions"), link_pictures, NULL);
     return suite_run_named("ex_captions");
 }

@@ -5,39 +5,16 @@
 #define _GNU_SOURCE /* sched_setaffinity */
 #endif
 #include "cores.h"
-#include "suite.h"
+#include "cli.h"
 
 #include <sched.h>
-#include <stdio.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-static char root[64];
-
-static void set_up(void) {
-    snprintf(root, sizeof root, "/tmp/check_ex_cores.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(root));
-}
-
-static void tear_down(void) {
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf '%s'", root);
-    ck_assert_int_eq(system(command), 0);
-}
 
 /* A file below the root, with the folders on the way to it. */
 static void write_file(const char *name, const char *text) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    for (char *slash = path + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = '\0';
-        mkdir(path, 0700);
-        *slash = '/';
-    }
-    FILE *file = fopen(path, "w");
-    ck_assert_msg(file != NULL, "cannot write %s", path);
-    fputs(text, file);
-    ck_assert_int_eq(fclose(file), 0);
+    const char *path = cli_path(name);
+    cli_shell("mkdir -p \"$(dirname '%s')\"", path);
+    cli_write_file(path, text);
 }
 
 /* ---- quotas -------------------------------------------------------------------------------------- */
@@ -121,11 +98,11 @@ TEST_LOOP("groups", quotas_of_groups, LENGTH(trees)) {
     write_file("proc/self/mountinfo", trees[_i].mounts);
     for (int i = 0; i < LENGTH(trees[_i].files) && trees[_i].files[i].name; i++)
         write_file(trees[_i].files[i].name, trees[_i].files[i].text);
-    ck_assert_int_eq(ex_cores_quota(root), trees[_i].cores);
+    ck_assert_int_eq(ex_cores_quota(cli_root), trees[_i].cores);
 }
 
 TEST("groups", no_groups_at_all) {
-    ck_assert_int_eq(ex_cores_quota(root), 0);
+    ck_assert_int_eq(ex_cores_quota(cli_root), 0);
     ck_assert_int_eq(ex_cores_quota("/nonexistent"), 0);
 }
 
@@ -157,6 +134,6 @@ TEST("cores", affinity_is_followed) {
 #endif
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("groups"), set_up, tear_down);
+    cli_folder_case("groups");
     return suite_run_named("ex_cores");
 }

@@ -2,9 +2,8 @@
  * check_ex_files.c - two flags that mean one file, however that is spelled: refused before anything is opened.
  */
 #include "files.h"
-#include "suite.h"
+#include "cli.h"
 
-#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,27 +21,15 @@ static const ex_option rows[] = {
     EX_FLAG("report", EX_TEXT, given, report, "FILE", "written", .file = EX_FILE_WRITTEN),
 };
 
-static char root[64];
-
 /* A folder of its own, in which "there" is a file with two more names and "in" a folder. */
 static void set_up(void) {
-    snprintf(root, sizeof root, "/tmp/check_ex_files.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(root));
-    ck_assert_int_eq(chdir(root), 0);
-    FILE *file = fopen("there", "w");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(chdir(cli_root), 0);
+    cli_write_file("there", "");
     ck_assert_int_eq(mkdir("in", 0700), 0);
     ck_assert_int_eq(link("there", "hard"), 0);
     ck_assert_int_eq(symlink("there", "soft"), 0);
     ck_assert_int_eq(symlink("../made", "in/dangling"), 0);
     ck_assert_int_eq(symlink("in", "folder"), 0);
-}
-
-static void tear_down(void) {
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf '%s'", root);
-    ck_assert_int_eq(system(command), 0);
 }
 
 static int check(given files, int processes, ex_error *error) {
@@ -119,6 +106,6 @@ TEST_LOOP("files", others_are_accepted, LENGTH(apart)) {
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("files"), set_up, tear_down);
+    tcase_add_checked_fixture(cli_folder_case("files"), set_up, NULL);
     return suite_run_named("ex_files");
 }

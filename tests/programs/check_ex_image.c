@@ -7,68 +7,25 @@
  */
 #include "image.h"
 
+#include "jpeg_file.h"
 #include "pixels.h"
-#include "suite.h"
+
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <jpeglib.h>
 #include <png.h>
 
 #define DATA "examples/data/food"
 #define PATH_BYTES 512
 
-static char folder[PATH_BYTES];
-
 /* ---- fixtures and file writers -------------------------------------------------------------- */
-
-static void make_folder(void) {
-    snprintf(folder, sizeof folder, "/tmp/check_ex_image.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
-}
-
-static void remove_folder(void) {
-    DIR *stream = opendir(folder);
-    const struct dirent *entry;
-    char path[2 * PATH_BYTES];
-
-    ck_assert_ptr_nonnull(stream);
-    while ((entry = readdir(stream)) != NULL) {
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        if (entry->d_name[0] != '.') {
-            remove(path);
-        }
-    }
-    closedir(stream);
-    rmdir(folder);
-}
-
-/* The path of a file in the temporary folder; valid until the next call. */
-static const char *in_folder(const char *name) {
-    static char path[2 * PATH_BYTES];
-
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
-
-static void write_bytes(const char *name, const void *bytes, size_t count) {
-    FILE *file = fopen(in_folder(name), "wb");
-
-    ck_assert_ptr_nonnull(file);
-    ck_assert_uint_eq(fwrite(bytes, 1, count, file), count);
-    fclose(file);
-}
 
 static unsigned char *read_whole(const char *path, size_t *count) {
     FILE *file = fopen(path, "rb");
     unsigned char *bytes;
     long size;
-
     ck_assert_msg(file != NULL, "cannot open %s", path);
     fseek(file, 0, SEEK_END);
     size = ftell(file);
@@ -78,55 +35,8 @@ static unsigned char *read_whole(const char *path, size_t *count) {
     ck_assert_ptr_nonnull(bytes);
     *count = fread(bytes, 1, (size_t)size, file);
     fclose(file);
-    if (*count != (size_t)size) {
-        ck_abort_msg("cannot read %s", path);
-    }
+    if (*count != (size_t)size) ck_abort_msg("cannot read %s", path);
     return bytes;
-}
-
-/* A JPEG in memory in which every pixel has the same components; free() the result. */
-static unsigned char *make_jpeg(int side, J_COLOR_SPACE space, const unsigned char *pixel,
-                                int components, int progressive, size_t *count) {
-    struct jpeg_compress_struct encoder;
-    struct jpeg_error_mgr errors;
-    unsigned char *bytes = NULL;
-    unsigned long size = 0;
-    unsigned char *row = malloc((size_t)side * (size_t)components);
-
-    ck_assert_ptr_nonnull(row);
-    for (int i = 0; i < side * components; i++) {
-        row[i] = pixel[i % components];
-    }
-    encoder.err = jpeg_std_error(&errors);
-    jpeg_create_compress(&encoder);
-    jpeg_mem_dest(&encoder, &bytes, &size);
-    encoder.image_width = (JDIMENSION)side;
-    encoder.image_height = (JDIMENSION)side;
-    encoder.input_components = components;
-    encoder.in_color_space = space;
-    jpeg_set_defaults(&encoder);
-    jpeg_set_quality(&encoder, 95, TRUE);
-    if (progressive) {
-        jpeg_simple_progression(&encoder);
-    }
-    jpeg_start_compress(&encoder, TRUE);
-    while (encoder.next_scanline < encoder.image_height) {
-        jpeg_write_scanlines(&encoder, &row, 1);
-    }
-    jpeg_finish_compress(&encoder);
-    jpeg_destroy_compress(&encoder);
-    free(row);
-    *count = size;
-    return bytes;
-}
-
-static void write_jpeg(const char *name, int side, J_COLOR_SPACE space, const unsigned char *pixel,
-                       int components, int progressive) {
-    size_t count;
-    unsigned char *bytes = make_jpeg(side, space, pixel, components, progressive, &count);
-
-    write_bytes(name, bytes, count);
-    free(bytes);
 }
 
 /* What one kind of PNG is made of: every pixel has the same `pixel_bytes` bytes. */
@@ -139,18 +49,16 @@ struct png_kind {
     unsigned char expected[3];
 };
 
-static void write_png(const char *name, int side, const struct png_kind *kind) {
+/* `cut` bytes are left off at the end. */
+static void write_png(const char *name, int side, const struct png_kind *kind, long cut) {
     static png_color palette[2] = {{10, 20, 30}, {200, 100, 0}};
     static png_byte alpha[2] = {255, 0};
     png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, NULL, NULL, NULL);
     png_infop info = png_create_info_struct(png);
-    FILE *file = fopen(in_folder(name), "wb");
+    FILE *file = fopen(cli_path(name), "wb");
     unsigned char row[64 * 8];
-
     ck_assert(file != NULL && side <= 64);
-    for (int i = 0; i < side * kind->pixel_bytes; i++) {
-        row[i] = kind->pixel[i % kind->pixel_bytes];
-    }
+    for (int i = 0; i < side * kind->pixel_bytes; i++) row[i] = kind->pixel[i % kind->pixel_bytes];
     png_init_io(png, file);
     png_set_IHDR(png, info, (png_uint_32)side, (png_uint_32)side, kind->depth, kind->colour_type,
                  kind->interlace, PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
@@ -159,33 +67,27 @@ static void write_png(const char *name, int side, const struct png_kind *kind) {
         png_set_tRNS(png, info, alpha, 2, NULL);
     }
     png_write_info(png, info);
-    for (int pass = png_set_interlace_handling(png); pass > 0; pass--) {
-        for (int y = 0; y < side; y++) {
-            png_write_row(png, row);
-        }
-    }
+    for (int pass = png_set_interlace_handling(png); pass > 0; pass--)
+        for (int y = 0; y < side; y++) png_write_row(png, row);
     png_write_end(png, info);
     png_destroy_write_struct(&png, &info);
+    fflush(file);
+    ck_assert_int_eq(ftruncate(fileno(file), ftell(file) - cut), 0);
     fclose(file);
 }
 
 /* The CRC of PNG chunks, written out so that the test needs no further library. */
 static uint32_t chunk_crc(const unsigned char *bytes, size_t count) {
     uint32_t crc = 0xffffffffu;
-
     for (size_t i = 0; i < count; i++) {
         crc ^= bytes[i];
-        for (int bit = 0; bit < 8; bit++) {
-            crc = crc & 1 ? (crc >> 1) ^ 0xedb88320u : crc >> 1;
-        }
+        for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? (crc >> 1) ^ 0xedb88320u : crc >> 1;
     }
     return ~crc;
 }
 
 static void put32(unsigned char *to, uint32_t value) {
-    for (int i = 0; i < 4; i++) {
-        to[i] = (unsigned char)(value >> (24 - 8 * i));
-    }
+    for (int i = 0; i < 4; i++) to[i] = (unsigned char)(value >> (24 - 8 * i));
 }
 
 static uint32_t get32(const unsigned char *from) {
@@ -195,13 +97,9 @@ static uint32_t get32(const unsigned char *from) {
 /* Makes the checksums right again, so that damage reaches the code behind them. */
 static void repair_chunks(unsigned char *bytes, size_t count) {
     size_t at = 8;
-
     while (at + 12 <= count) {
         size_t length = get32(bytes + at);
-
-        if (length > count - at - 12) {
-            break;
-        }
+        if (length > count - at - 12) break;
         put32(bytes + at + 8 + length, chunk_crc(bytes + at + 4, length + 4));
         at += length + 12;
     }
@@ -231,20 +129,16 @@ static const struct png_kind png_kinds[] = {
 };
 
 /* Every kind of PNG comes out as 8-bit RGB over white. */
-TEST_LOOP("decoding", png_kind_decodes, sizeof png_kinds / sizeof *png_kinds) {
+TEST_LOOP("decoding", png_kind_decodes, LENGTH(png_kinds)) {
     const struct png_kind *kind = &png_kinds[_i];
     ex_image image;
     ex_error error;
-
-    write_png("kind.png", 21, kind);
-    ck_assert_msg(ex_image_load(in_folder("kind.png"), &image, &error) == EX_OK, "%s", error.text);
+    write_png("kind.png", 21, kind, 0);
+    ck_assert_msg(ex_image_load(cli_path("kind.png"), &image, &error) == EX_OK, "%s", error.text);
     ck_assert_int_eq(image.width, 21);
     ck_assert_int_eq(image.height, 21);
-    for (int y = 0; y < 21; y++) {
-        for (int x = 0; x < 21; x++) {
-            check_pixel(&image, x, y, kind->expected, 0);
-        }
-    }
+    for (int y = 0; y < 21; y++)
+        for (int x = 0; x < 21; x++) check_pixel(&image, x, y, kind->expected, 0);
     ex_image_clear(&image);
 }
 
@@ -253,9 +147,8 @@ TEST_LOOP("decoding", jpeg_decodes, 2) {
     static const unsigned char pixel[3] = {200, 120, 40};
     ex_image image;
     ex_error error;
-
-    write_jpeg("rgb.jpg", 33, JCS_RGB, pixel, 3, _i);
-    ck_assert_msg(ex_image_load(in_folder("rgb.jpg"), &image, &error) == EX_OK, "%s", error.text);
+    write_jpeg("rgb.jpg", 33, JCS_RGB, pixel, 3, _i, 0);
+    ck_assert_msg(ex_image_load(cli_path("rgb.jpg"), &image, &error) == EX_OK, "%s", error.text);
     ck_assert_int_eq(image.width, 33);
     check_pixel(&image, 0, 0, pixel, 3);
     check_pixel(&image, 32, 32, pixel, 3);
@@ -265,9 +158,8 @@ TEST_LOOP("decoding", jpeg_decodes, 2) {
 TEST("decoding", grey_jpeg_decodes) {
     static const unsigned char grey[3] = {90, 90, 90};
     ex_image image;
-
-    write_jpeg("grey.jpg", 16, JCS_GRAYSCALE, grey, 1, 0);
-    ck_assert_int_eq(ex_image_load(in_folder("grey.jpg"), &image, NULL), EX_OK);
+    write_jpeg("grey.jpg", 16, JCS_GRAYSCALE, grey, 1, 0, 0);
+    ck_assert_int_eq(ex_image_load(cli_path("grey.jpg"), &image, NULL), EX_OK);
     check_pixel(&image, 7, 7, grey, 2);
     ex_image_clear(&image);
 }
@@ -276,9 +168,8 @@ TEST("decoding", grey_jpeg_decodes) {
 TEST("decoding", name_does_not_matter) {
     static const unsigned char pixel[3] = {1, 200, 3};
     ex_image image;
-
-    write_jpeg("wrong.png", 16, JCS_RGB, pixel, 3, 0);
-    ck_assert_int_eq(ex_image_load(in_folder("wrong.png"), &image, NULL), EX_OK);
+    write_jpeg("wrong.png", 16, JCS_RGB, pixel, 3, 0, 0);
+    ck_assert_int_eq(ex_image_load(cli_path("wrong.png"), &image, NULL), EX_OK);
     ex_image_clear(&image);
 }
 
@@ -286,15 +177,11 @@ TEST("decoding", name_does_not_matter) {
 static void each_embedded(void (*visit)(const char *path, void *user), void *user) {
     DIR *classes = opendir(DATA);
     const struct dirent *entry, *file;
-
     ck_assert_msg(classes != NULL, "run from the project's root: %s is missing", DATA);
     while ((entry = readdir(classes)) != NULL) {
         char path[2 * PATH_BYTES];
         DIR *files;
-
-        if (entry->d_name[0] == '.') {
-            continue;
-        }
+        if (entry->d_name[0] == '.') continue;
         snprintf(path, sizeof path, "%s/%s", DATA, entry->d_name);
         files = opendir(path);
         while (files && (file = readdir(files)) != NULL) {
@@ -312,7 +199,6 @@ static void load_embedded(const char *path, void *user) {
     size_t *count = user;
     ex_image image;
     ex_error error;
-
     ck_assert_msg(ex_image_load(path, &image, &error) == EX_OK, "%s", error.text);
     ck_assert_int_le(image.width, 128);
     ck_assert_int_le(image.height, 128);
@@ -322,76 +208,39 @@ static void load_embedded(const char *path, void *user) {
 
 TEST("decoding", embedded_pictures_decode) {
     size_t count = 0;
-
     each_embedded(load_embedded, &count);
     ck_assert_uint_eq(count, 279);
 }
 
 /* ---- decoding bad files --------------------------------------------------------------------- */
 
-static void make_truncated_jpeg(void) {
-    static const unsigned char pixel[3] = {10, 220, 30};
-    size_t count;
-    unsigned char *bytes = make_jpeg(64, JCS_RGB, pixel, 3, 0, &count);
+static const unsigned char colour[4] = {10, 220, 30, 40};
 
-    write_bytes("bad", bytes, count - 20);
-    free(bytes);
+static void make_truncated_jpeg(void) {
+    write_jpeg("bad", 64, JCS_RGB, colour, 3, 0, 20);
+}
+
+static void make_cmyk_jpeg(void) {
+    write_jpeg("bad", 32, JCS_CMYK, colour, 4, 0, 0);
 }
 
 /* The frame header of a small JPEG is patched to claim 60,000 x 60,000 pixels. */
 static void make_huge_jpeg(void) {
-    static const unsigned char pixel[3] = {10, 220, 30};
     size_t count, at = 0;
-    unsigned char *bytes = make_jpeg(16, JCS_RGB, pixel, 3, 0, &count);
-
-    while (at + 9 < count && !(bytes[at] == 0xff && bytes[at + 1] == 0xc0)) {
-        at++;
-    }
+    unsigned char *bytes = make_jpeg(16, JCS_RGB, colour, 3, 0, &count);
+    while (at + 9 < count && !(bytes[at] == 0xff && bytes[at + 1] == 0xc0)) at++;
     ck_assert_uint_lt(at + 9, count);
     put32(bytes + at + 5, (uint32_t)60000 << 16 | 60000);
-    write_bytes("bad", bytes, count);
-    free(bytes);
-}
-
-static void make_cmyk_jpeg(void) {
-    static const unsigned char pixel[4] = {10, 20, 30, 40};
-
-    write_jpeg("bad", 32, JCS_CMYK, pixel, 4, 0);
-}
-
-static void make_one_pixel_png(void) {
-    write_png("bad", 1, &png_kinds[0]);
-}
-
-static void make_truncated_png(void) {
-    size_t count;
-    unsigned char *bytes;
-
-    write_png("bad", 40, &png_kinds[0]);
-    bytes = read_whole(in_folder("bad"), &count);
-    write_bytes("bad", bytes, count - 15);
-    free(bytes);
-}
-
-/* All the pixels are there, but the chunk that ends a PNG is not. */
-static void make_endless_png(void) {
-    size_t count;
-    unsigned char *bytes;
-
-    write_png("bad", 40, &png_kinds[0]);
-    bytes = read_whole(in_folder("bad"), &count);
-    write_bytes("bad", bytes, count - 12);
+    cli_write_bytes(cli_path("bad"), bytes, count);
     free(bytes);
 }
 
 static void make_damaged_png(void) {
     size_t count;
-    unsigned char *bytes;
-
-    write_png("bad", 40, &png_kinds[0]);
-    bytes = read_whole(in_folder("bad"), &count);
+    write_png("bad", 40, &png_kinds[0], 0);
+    unsigned char *bytes = read_whole(cli_path("bad"), &count);
     bytes[count - 20] ^= 0x55;
-    write_bytes("bad", bytes, count);
+    cli_write_bytes(cli_path("bad"), bytes, count);
     free(bytes);
 }
 
@@ -399,75 +248,66 @@ static void make_damaged_png(void) {
 static void make_huge_png(void) {
     unsigned char bytes[45] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n',
                                0,    0,   0,   13,  'I',  'H',  'D',  'R'};
-
     put32(bytes + 16, 50000);
     put32(bytes + 20, 50000);
     bytes[24] = 8; /* bits a channel */
     bytes[25] = PNG_COLOR_TYPE_RGBA;
     memcpy(bytes + 37, "IDAT", 4); /* an empty chunk of picture data ends the header */
     repair_chunks(bytes, sizeof bytes);
-    write_bytes("bad", bytes, sizeof bytes);
-}
-
-static void make_text(void) {
-    write_bytes("bad", "this is no picture\n", 19);
-}
-
-static void make_empty(void) {
-    write_bytes("bad", "", 0);
-}
-
-static void make_magic_only(void) {
-    write_bytes("bad", "\xff\xd8\xff", 3);
+    cli_write_bytes(cli_path("bad"), bytes, sizeof bytes);
 }
 
 static void make_directory(void) {
-    ck_assert_int_eq(mkdir(in_folder("bad"), 0700), 0);
+    ck_assert_int_eq(mkdir(cli_path("bad"), 0700), 0);
 }
-
-static void make_nothing(void) {}
 
 /* A sparse file: its size is refused before a byte of it is read. */
 static void make_large(void) {
-    write_bytes("bad", "", 0);
-    ck_assert_int_eq(truncate(in_folder("bad"), (off_t)EX_IMAGE_MAX_FILE_BYTES + 1), 0);
+    cli_write_file(cli_path("bad"), "");
+    ck_assert_int_eq(truncate(cli_path("bad"), (off_t)EX_IMAGE_MAX_FILE_BYTES + 1), 0);
 }
 
+/* What makes the file, or what stands in it, or a PNG without its last bytes. */
 static const struct bad_file {
-    void (*make)(void);
     const char *reason;
+    void (*make)(void);
+    const char *text;
+    int png_side;
+    long cut;
 } bad_files[] = {
-    {make_truncated_jpeg, "truncated JPEG"},
-    {make_huge_jpeg, "60000 x 60000 pixels, at most"},
-    {make_cmyk_jpeg, "CMYK"},
-    {make_one_pixel_png, "1 x 1 pixels, at least 8"},
-    {make_truncated_png, "truncated PNG"},
-    {make_endless_png, "truncated PNG"},
-    {make_damaged_png, "not a readable PNG"},
-    {make_huge_png, "50000 x 50000 pixels, at most"},
-    {make_text, "neither a JPEG nor a PNG"},
-    {make_empty, "empty file"},
-    {make_magic_only, "JPEG"},
-    {make_directory, "not a regular file"},
-    {make_nothing, "No such file"},
-    {make_large, "file of more than"},
+    {"truncated JPEG", .make = make_truncated_jpeg},
+    {"60000 x 60000 pixels, at most", .make = make_huge_jpeg},
+    {"CMYK", .make = make_cmyk_jpeg},
+    {"1 x 1 pixels, at least 8", .png_side = 1},
+    {"truncated PNG", .png_side = 40, .cut = 15},
+    {"truncated PNG", .png_side = 40, .cut = 12}, /* all but the chunk that ends a PNG */
+    {"not a readable PNG", .make = make_damaged_png},
+    {"50000 x 50000 pixels, at most", .make = make_huge_png},
+    {"neither a JPEG nor a PNG", .text = "this is no picture\n"},
+    {"empty file", .text = ""},
+    {"JPEG", .text = "\xff\xd8\xff"}, /* its magic bytes alone */
+    {"not a regular file", .make = make_directory},
+    {"No such file", .make = NULL},
+    {"file of more than", .make = make_large},
 };
 
 static void check_one_line(const ex_error *error, const char *name) {
-    ck_assert_msg(strstr(error->text, name) != NULL, "'%s' does not name %s", error->text, name);
+    ck_contains(error->text, name);
     ck_assert_ptr_null(strchr(error->text, '\n'));
 }
 
 /* Each bad file gives one line that names it and the reason, and no picture. */
-TEST_LOOP("decoding", bad_file_is_refused, sizeof bad_files / sizeof *bad_files) {
+TEST_LOOP("decoding", bad_file_is_refused, LENGTH(bad_files)) {
+    const struct bad_file *bad = &bad_files[_i];
+    const char *path = cli_path("bad");
     ex_image image = {1, 1, NULL};
     ex_error error = {{0}};
-
-    bad_files[_i].make();
-    ck_assert_int_eq(ex_image_load(in_folder("bad"), &image, &error), EX_EINPUT);
-    check_one_line(&error, in_folder("bad"));
-    ck_assert_msg(strstr(error.text, bad_files[_i].reason) != NULL, "'%s' lacks '%s'", error.text,
-                  bad_files[_i].reason);
+    if (bad->make) bad->make();
+    if (bad->text) cli_write_file(path, bad->text);
+    if (bad->png_side) write_png("bad", bad->png_side, &png_kinds[0], bad->cut);
+    ck_assert_msg(ex_image_load(path, &image, &error) == EX_EINPUT, "not '%s'", bad->reason);
+    check_one_line(&error, path);
+    ck_contains(error.text, bad->reason);
     ck_assert_ptr_null(image.pixels);
     ck_assert_int_eq(image.width, 0);
 }
@@ -476,11 +316,10 @@ TEST_LOOP("decoding", bad_file_is_refused, sizeof bad_files / sizeof *bad_files)
 TEST("decoding", error_text_is_bounded) {
     char name[2000];
     ex_error error;
-
     memset(name, 'a', sizeof name);
     memcpy(name + sizeof name - 5, "z\npg", 5);
     ex_error_set(&error, name, "%s", "the reason");
-    ck_assert_ptr_nonnull(strstr(error.text, "z?pg: the reason"));
+    ck_contains(error.text, "z?pg: the reason");
     ck_assert_uint_lt(strlen(error.text), sizeof error.text);
     ex_error_set(NULL, name, "%s", "nobody listens");
 }
@@ -497,7 +336,6 @@ struct fuzz {
 
 static double seconds_since(const struct timespec *start) {
     struct timespec now;
-
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)(now.tv_sec - start->tv_sec) + 1e-9 * (double)(now.tv_nsec - start->tv_nsec);
 }
@@ -505,16 +343,11 @@ static double seconds_since(const struct timespec *start) {
 /* Flips up to eight bytes and now and then cuts the end off; returns the new length. */
 static size_t damage(unsigned char *bytes, size_t count, uint64_t round) {
     uint64_t flips = ex_random(7, round, 0, 0) % 9;
-
-    for (uint64_t i = 1; i <= flips; i++) {
+    for (uint64_t i = 1; i <= flips; i++)
         bytes[ex_random(7, round, i, 0) % count] ^= (unsigned char)ex_random(7, round, i, 1);
-    }
-    if (ex_random(7, round, 0, 1) % 4 == 0) {
-        count = (size_t)(ex_random(7, round, 0, 2) % count);
-    }
-    if (ex_random(7, round, 0, 3) % 2 == 0 && count > 8 && bytes[1] == 'P') {
+    if (ex_random(7, round, 0, 1) % 4 == 0) count = (size_t)(ex_random(7, round, 0, 2) % count);
+    if (ex_random(7, round, 0, 3) % 2 == 0 && count > 8 && bytes[1] == 'P')
         repair_chunks(bytes, count);
-    }
     return count;
 }
 
@@ -524,10 +357,7 @@ static void fuzz_one(const char *path, void *user) {
     unsigned char *bytes, *exact;
     ex_image image;
     ex_error error;
-
-    if (seconds_since(&fuzz->start) > FUZZ_SECONDS) {
-        return;
-    }
+    if (seconds_since(&fuzz->start) > FUZZ_SECONDS) return;
     bytes = read_whole(path, &count);
     kept = damage(bytes, count, fuzz->round++);
     exact = malloc(kept ? kept : 1); /* its own block, so that a sanitizer sees reads past it */
@@ -551,16 +381,13 @@ static void fuzz_one(const char *path, void *user) {
 /* Damaged files are decoded or refused; a sanitizer build sees whether memory stays intact. */
 TEST("decoding", damaged_files_do_no_harm) {
     struct fuzz fuzz = {0, 0, 0, {0, 0}};
-
     clock_gettime(CLOCK_MONOTONIC, &fuzz.start);
-    for (int i = 0; i < 40; i++) {
-        each_embedded(fuzz_one, &fuzz);
-    }
+    for (int i = 0; i < 40; i++) each_embedded(fuzz_one, &fuzz);
     ck_assert_uint_gt(fuzz.refused, 0);
     ck_assert_uint_gt(fuzz.accepted, 0);
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("decoding"), make_folder, remove_folder);
+    cli_folder_case("decoding");
     return suite_run_named("ex_image");
 }

@@ -2,12 +2,11 @@
  * check_ex_replay.c - traces as files: written by a run, read back, replayed to the same state; and
  * traces that are damaged or belong to another run.
  */
+#include "cli.h"
 #include "fake_backend.h"
-#include "suite.h"
 #include "replay.h"
 #include "tracefile.h"
 
-#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,30 +15,10 @@
 #define PROGRAM(threads) "{\"event\":\"program\",\"threads\":" threads "}\n"
 #define RUN "{\"event\":\"run\",\"version\":\"0.1.0\"}\n"
 
-static char path[64];
-
-static void make_file(void) {
-    snprintf(path, sizeof path, "/tmp/check_ex_replay.XXXXXX");
-    int file = mkstemp(path);
-    ck_assert_int_ge(file, 0);
-    close(file);
-}
-
-static void remove_file(void) {
-    remove(path);
-}
-
-static void write_file(const char *text) {
-    FILE *file = fopen(path, "w");
-    ck_assert_ptr_nonnull(file);
-    fputs(text, file);
-    ck_assert_int_eq(fclose(file), 0);
-}
-
 static ex_replay *open_text(const char *text) {
     ex_replay *replay;
-    write_file(text);
-    ck_ok(ex_replay_open(path, &replay));
+    cli_write_file(cli_trace, text);
+    ck_ok(ex_replay_open(cli_trace, &replay));
     return replay;
 }
 
@@ -113,9 +92,9 @@ static size_t tight(void) {
 static void run_and_replay(uint64_t n) {
     static run first, second;
     ex_replay *replay;
-    start(&first, tight(), path);
+    start(&first, tight(), cli_trace);
     train(&first, n, NULL);
-    ck_ok(ex_replay_open(path, &replay));
+    ck_ok(ex_replay_open(cli_trace, &replay));
     ck_assert_uint_eq(ex_replay_steps(replay), STEPS);
     start(&second, 0, NULL); /* without a limit it would not cut at all */
     train(&second, 0, replay);
@@ -136,10 +115,10 @@ TEST_LOOP("same state", a_replay_of_a_recovery_ends_in_the_same_state, 39) {
 TEST("same state", a_replay_of_smaller_batches_ends_in_the_same_state) {
     static run first, second;
     ex_replay *replay;
-    start_whole(&first, tight(), path);
+    start_whole(&first, tight(), cli_trace);
     train(&first, 0, NULL);
     ck_assert_str_eq(first.chunks[STEPS - 2], "12 ");
-    ck_ok(ex_replay_open(path, &replay));
+    ck_ok(ex_replay_open(cli_trace, &replay));
     start_whole(&second, 0, NULL);
     train(&second, 0, replay);
     for (int i = 0; i < STEPS; i++) ck_assert_str_eq(first.chunks[i], second.chunks[i]);
@@ -181,13 +160,13 @@ TEST("reading", the_program_line_tells_the_threads) {
     char *argv[] = {program, quoted, broken, NULL};
     const ex_setting settings[] = {{"batch", "3"}, {"lr", "0.001"}}, rate = {"lr", "0.1"};
     const ex_setting later = {"of-a-later-version", "1"};
-    ck_ok(ex_tracefile_open(path, &file));
+    ck_ok(ex_tracefile_open(cli_trace, &file));
     ex_tracefile_line(file, "{\"event\":\"run\"}");
     ex_trace_program(ex_tracefile_line, file, "cat", 7, 32, NULL, NULL, settings, LENGTH(settings),
                      argv);
     ex_tracefile_line(file, "{\"event\":\"step\",\"step\":1,\"samples\":3,\"chunks\":[3]}");
     ck_ok(ex_tracefile_close(file));
-    ck_ok(ex_replay_open(path, &replay));
+    ck_ok(ex_replay_open(cli_trace, &replay));
     ck_assert_int_eq(ex_replay_threads(replay), 7);
     ck_ok(ex_replay_check(replay, "cat", 1, 32, settings, LENGTH(settings)));
     ck_ok(ex_replay_check(replay, "cat", 1, 32, &later, 1));
@@ -295,13 +274,11 @@ static const struct {
 };
 
 TEST_LOOP("reading", damaged_traces_are_refused_by_line, LENGTH(damaged)) {
-    ex_replay *replay = (ex_replay *)path;
-    write_file(damaged[_i].text);
-    ck_status(ex_replay_open(path, &replay), MT_EINVAL);
+    ex_replay *replay = (ex_replay *)cli_trace;
+    cli_write_file(cli_trace, damaged[_i].text);
+    ck_status(ex_replay_open(cli_trace, &replay), MT_EINVAL);
     ck_assert_ptr_null(replay);
-    ck_contains(mt_last_error(), path);
-    ck_contains(mt_last_error(), "--replay");
-    for (int i = 0; i < 2; i++) ck_contains(mt_last_error(), damaged[_i].has[i]);
+    ck_says(mt_last_error(), cli_trace, "--replay", damaged[_i].has[0], damaged[_i].has[1]);
 }
 
 TEST("reading", files_that_cannot_be_had) {
@@ -316,10 +293,7 @@ TEST("reading", files_that_cannot_be_had) {
 
 TEST("reading", a_full_disk_is_told) {
     ex_tracefile *file;
-    if (access("/dev/full", W_OK) != 0) {
-        suite_skip("a_full_disk_is_told", "no /dev/full here");
-        return;
-    }
+    if (!cli_has_full_disk("a_full_disk_is_told")) return;
     ck_ok(ex_tracefile_open("/dev/full", &file));
     ex_tracefile_line(file, "{}");
     ck_refused(ex_tracefile_close(file), MT_EIO, "/dev/full");
@@ -327,43 +301,34 @@ TEST("reading", a_full_disk_is_told) {
 
 /* Until the first new line comes the old ones are there: a run may be refused before. */
 TEST("reading", an_older_trace_stays_until_the_first_line) {
-    char name[] = "/tmp/check_ex_replay.XXXXXX", text[16] = "";
+    static char text[CLI_CAPACITY];
     ex_tracefile *file;
-    int made = mkstemp(name);
-    ck_assert_int_eq(write(made, "{\"old\":1}\n", 10), 10);
-    close(made);
+    cli_write_file(cli_trace, "{\"old\":1}\n");
     for (int i = 0; i < 2; i++) {
-        ck_ok(ex_tracefile_open(name, &file));
+        ck_ok(ex_tracefile_open(cli_trace, &file));
         if (i) ex_tracefile_line(file, "{}");
         ck_ok(ex_tracefile_close(file));
-        FILE *stream = fopen(name, "r");
-        size_t count = fread(text, 1, sizeof text - 1, stream);
-        fclose(stream);
-        text[count] = '\0';
+        cli_read_file(cli_trace, text);
         ck_assert_str_eq(text, i ? "{}\n" : "{\"old\":1}\n");
     }
-    remove(name);
 }
 
 /* A trace is written into what has the name, unlike a checkpoint: a link stays one, and a file keeps its mode. */
 TEST("reading", a_trace_through_a_link) {
-    char target[] = "/tmp/check_ex_replay.XXXXXX", name[64], text[8] = "";
+    static char text[CLI_CAPACITY];
+    const char *name = cli_path("link");
     struct stat info;
     ex_tracefile *file;
-    close(mkstemp(target)); /* mode 0600 */
-    snprintf(name, sizeof name, "%s.link", target);
-    ck_assert_int_eq(symlink(target, name), 0);
+    cli_write_file(cli_trace, "");
+    ck_assert_int_eq(chmod(cli_trace, 0600), 0);
+    ck_assert_int_eq(symlink(cli_trace, name), 0);
     ck_ok(ex_tracefile_open(name, &file));
     ex_tracefile_line(file, "{}");
     ck_ok(ex_tracefile_close(file));
     ck_assert(lstat(name, &info) == 0 && S_ISLNK(info.st_mode));
-    ck_assert(stat(target, &info) == 0 && (info.st_mode & 0777) == 0600);
-    FILE *stream = fopen(target, "r");
-    ck_assert_ptr_nonnull(fgets(text, sizeof text, stream));
-    fclose(stream);
+    ck_assert(stat(cli_trace, &info) == 0 && (info.st_mode & 0777) == 0600);
+    cli_read_file(cli_trace, text);
     ck_assert_str_eq(text, "{}\n");
-    remove(name);
-    remove(target);
 }
 
 /* ---- a trace of another run ---------------------------------------------------------------------- */
@@ -457,8 +422,8 @@ TEST_LOOP("another run", savers_of_another_device_are_refused, LENGTH(savers)) {
 }
 
 int main(void) {
-    tcase_add_checked_fixture(suite_case_named("same state"), make_file, remove_file);
-    tcase_add_checked_fixture(suite_case_named("reading"), make_file, remove_file);
-    tcase_add_checked_fixture(suite_case_named("another run"), make_file, remove_file);
+    cli_folder_case("same state");
+    cli_folder_case("reading");
+    cli_folder_case("another run");
     return suite_run_named("ex_replay");
 }

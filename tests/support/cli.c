@@ -3,12 +3,11 @@
  */
 #include "cli.h"
 #include "program_path.h"
-#include "suite.h"
 
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdio.h>
+#include <stdarg.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,11 +22,15 @@ static char program[CLI_PATH], out_path[CLI_PATH], err_path[CLI_PATH];
 
 /* ---- running ------------------------------------------------------------------------------------- */
 
-static void find_program(void) {
-    char self[CLI_PATH - 64];
+const char *cli_self(void) {
+    static char self[CLI_PATH - 64];
     ck_assert(ex_program_path(NULL, self, sizeof self));
     *strrchr(self, '/') = '\0';
-    snprintf(program, sizeof program, "%s/../examples/%.31s", self, cli_program);
+    return self;
+}
+
+static void find_program(void) {
+    snprintf(program, sizeof program, "%s/../examples/%.31s", cli_self(), cli_program);
     ck_assert_msg(access(program, X_OK) == 0, "%s is not there", program);
 }
 
@@ -40,20 +43,34 @@ void cli_take_path(const char *path) {
     snprintf(program, sizeof program, "%s", path);
 }
 
-static void set_up(void) {
-    snprintf(cli_root, sizeof cli_root, "/tmp/check_ex_cli.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(cli_root));
-    snprintf(cli_trace, sizeof cli_trace, "%.400s/t.jsonl", cli_root);
-    snprintf(cli_replayed, sizeof cli_replayed, "%.400s/r.jsonl", cli_root);
-    snprintf(out_path, sizeof out_path, "%.400s/out", cli_root);
-    snprintf(err_path, sizeof err_path, "%.400s/err", cli_root);
-    find_program();
+const char *cli_path(const char *name) {
+    static char paths[32][CLI_PATH];
+    static size_t turn;
+    char *path = paths[turn++ % 32];
+    snprintf(path, CLI_PATH, "%.300s/%.200s", cli_root, name);
+    return path;
 }
 
-static void tear_down(void) {
-    char command[CLI_PATH + 16];
-    snprintf(command, sizeof command, "rm -rf '%s'", cli_root);
-    ck_assert_int_eq(system(command), 0);
+void cli_shell(const char *format, ...) {
+    static char command[8 * CLI_PATH];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    ck_assert_msg(system(command) == 0, "%s", command);
+}
+
+static void make_folder(void) {
+    snprintf(cli_root, sizeof cli_root, "/tmp/check_ex_cli.XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(cli_root));
+    strcpy(cli_trace, cli_path("t.jsonl"));
+    strcpy(cli_replayed, cli_path("r.jsonl"));
+    strcpy(out_path, cli_path("out"));
+    strcpy(err_path, cli_path("err"));
+}
+
+static void remove_folder(void) {
+    cli_shell("rm -rf '%s'", cli_root);
 }
 
 void cli_read_file(const char *path, char *text) {
@@ -62,6 +79,25 @@ void cli_read_file(const char *path, char *text) {
     size_t length = fread(text, 1, CLI_CAPACITY - 1, file);
     text[length] = '\0';
     fclose(file);
+}
+
+static void write_how(const char *path, const char *how, const void *bytes, size_t count) {
+    FILE *file = fopen(path, how);
+    ck_assert_msg(file != NULL, "cannot write %s", path);
+    ck_assert_uint_eq(fwrite(bytes, 1, count, file), count);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+void cli_write_file(const char *path, const char *text) {
+    write_how(path, "w", text, strlen(text));
+}
+
+void cli_append_file(const char *path, const char *text) {
+    write_how(path, "a", text, strlen(text));
+}
+
+void cli_write_bytes(const char *path, const void *bytes, size_t count) {
+    write_how(path, "wb", bytes, count);
 }
 
 static void redirect(const char *path, int to) {
@@ -102,6 +138,19 @@ void cli_expect(int expected, const char *const *arguments) {
     int status = cli_finish(cli_start(arguments));
     ck_assert_msg(status == expected, "exit status %d instead of %d\n%s%s", status, expected,
                   cli_out, cli_err);
+}
+
+void cli_one_line(const char *begin) {
+    ck_assert_msg(strncmp(cli_err, begin, strlen(begin)) == 0, "'%s' is not '%s...'", cli_err,
+                  begin);
+    ck_assert_msg(*cli_err && strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1,
+                  "not one line: %s", cli_err);
+}
+
+int cli_has_full_disk(const char *test) {
+    int is_there = access("/dev/full", W_OK) == 0;
+    if (!is_there) suite_skip(test, "no /dev/full here");
+    return is_there;
 }
 
 /* ---- traces -------------------------------------------------------------------------------------- */
@@ -178,16 +227,15 @@ void cli_wait_for_step(int n) {
     ck_abort_msg("no step %d in the trace", n);
 }
 
-static TCase *with_runs(TCase *test_case) {
-    tcase_set_timeout(test_case, 300); /* several runs, each of which loads libtorch */
-    tcase_add_checked_fixture(test_case, set_up, tear_down);
+TCase *cli_folder_case(const char *name) {
+    TCase *test_case = suite_case_named(name);
+    tcase_add_checked_fixture(test_case, make_folder, remove_folder);
     return test_case;
 }
 
-TCase *cli_case(Suite *suite, const char *name) {
-    return with_runs(suite_case(suite, name));
-}
-
 TCase *cli_case_named(const char *name) {
-    return with_runs(suite_case_named(name));
+    TCase *test_case = cli_folder_case(name);
+    tcase_set_timeout(test_case, 300); /* several runs, each of which loads libtorch */
+    tcase_add_checked_fixture(test_case, find_program, NULL);
+    return test_case;
 }

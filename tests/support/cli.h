@@ -8,13 +8,23 @@
 #ifndef MEMTRAIN_TESTS_CLI_H
 #define MEMTRAIN_TESTS_CLI_H
 
-#include <check.h>
+#include "suite.h"
+
 #include <sys/types.h>
 
 enum { CLI_CAPACITY = 65536, CLI_PATH = 512, CLI_MOST_ARGUMENTS = 32 };
 
 /* A folder of the test's own, and two traces in it. */
 extern char cli_root[CLI_PATH], cli_trace[CLI_PATH], cli_replayed[CLI_PATH];
+
+/* What has this name in it: static, one of 32 that take turns. */
+const char *cli_path(const char *name);
+
+/* The folder that the running program is in. */
+const char *cli_self(void);
+
+/* A line of the shell, as of printf, which has to succeed. */
+void cli_shell(const char *format, ...) CK_ATTRIBUTE_FORMAT(printf, 1, 2);
 
 /* What the last run wrote. */
 extern char cli_out[CLI_CAPACITY], cli_err[CLI_CAPACITY];
@@ -55,6 +65,22 @@ int cli_finish(pid_t child);
 void cli_wait_for_step(int n);
 
 void cli_read_file(const char *path, char *text);
+void cli_write_file(const char *path, const char *text);
+void cli_append_file(const char *path, const char *text);
+void cli_write_bytes(const char *path, const void *bytes, size_t count);
+
+/* The text must have each of these words in it. */
+#define ck_says(text, ...)                                                                         \
+    do {                                                                                           \
+        const char *const words_[] = {__VA_ARGS__};                                                \
+        for (int word_ = 0; word_ < LENGTH(words_); word_++) ck_contains(text, words_[word_]);     \
+    } while (0)
+
+/* What the last run wrote on standard error is one line, which begins so. */
+void cli_one_line(const char *begin);
+
+/* Whether there is a disk that is always full, "/dev/full"; else the test says that it is skipped. */
+int cli_has_full_disk(const char *test);
 
 /* A number of the n-th line (from 1) of an event in a trace; -1 when there is none. */
 long long cli_number(const char *path, const char *name, int n, const char *key);
@@ -63,10 +89,10 @@ double cli_real(const char *path, const char *name, int n, const char *key); /* 
 /* The two traces end with the same state_sha256. */
 void cli_same_state(void);
 
-/* A case of tests that run the program: with a folder, and time enough to load libtorch. */
-TCase *cli_case(Suite *suite, const char *name);
-
-/* The same of a case among those of TEST. */
+/* A case, among those of TEST, whose tests run the program: with a folder, and time enough to load libtorch. */
 TCase *cli_case_named(const char *name);
+
+/* One of tests that run no program, with a folder alone. */
+TCase *cli_folder_case(const char *name);
 
 #endif

@@ -25,8 +25,9 @@ size_t page_count(const char *word) {
 }
 
 /* Not ck_contains, whose message would be the whole page. */
-void page_has(const char *word) {
-    ck_assert_msg(strstr(page, word) != NULL, "'%s' is not on the page", word);
+void page_has_each(const char *const *words) {
+    for (; *words; words++)
+        ck_assert_msg(strstr(page, *words) != NULL, "'%s' is not on the page", *words);
 }
 
 static const char *skip_name(const char *p) {
@@ -100,4 +101,10 @@ void page_check_self_contained(void) {
                                         "@import", "fetch(", "nan",  "inf\"", "-nan"};
     for (int i = 0; i < LENGTH(words); i++)
         ck_assert_msg(!strstr(page, words[i]), "'%s' is on the page", words[i]);
+}
+
+void page_read_whole(const char *path) {
+    page_read(path);
+    page_check_well_formed();
+    page_check_self_contained();
 }

@@ -14,12 +14,16 @@ extern char page[PAGE_MOST];
 /* Reads a file, which must be there. */
 void page_read(const char *path);
 
-/* How often the word is on it; that it is. */
+/* How often the word is on it; that each of these is. */
 size_t page_count(const char *word);
-void page_has(const char *word);
+#define page_has(...) page_has_each((const char *const[]){__VA_ARGS__, NULL})
+void page_has_each(const char *const *words);
 
 /* Tags nest and end, texts are escaped: an SVG begins with its tag, a page with its type. */
 void page_check_well_formed(void);
 void page_check_self_contained(void);
+
+/* Reads a page that must be so. */
+void page_read_whole(const char *path);
 
 #endif
