@@ -3,11 +3,9 @@
  * machine that is.
  */
 #include "cli.h"
-#include "suite.h"
 #include "program_path.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <unistd.h>
 
 enum { LINES = 68, COLUMNS = 96 };
@@ -68,10 +66,8 @@ TEST_LOOP("flags", an_unknown_argument_exits_2_and_is_named, LENGTH(wrong)) {
     EXPECT(2, wrong[_i]);
     ck_assert_str_eq(cli_out, "");
     snprintf(word, sizeof word, "%.6s", wrong[_i]);
-    ck_assert_msg(strncmp(cli_err, "doctor: ", 8) == 0, "%s", cli_err);
-    ck_contains(cli_err, word);
-    ck_contains(cli_err, "--help");
-    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+    cli_one_line("doctor: ");
+    ck_says(cli_err, word, "--help");
 }
 
 TEST("flags", a_budget_that_is_none_exits_2) {
@@ -86,10 +82,7 @@ TEST("flags", a_budget_that_is_none_exits_2) {
 }
 
 TEST("flags", a_full_standard_output_is_told) {
-    if (access("/dev/full", W_OK) != 0) {
-        suite_skip("a_full_standard_output_is_told", "no /dev/full here");
-        return;
-    }
+    if (!cli_has_full_disk("a_full_standard_output_is_told")) return;
     cli_stdout = "/dev/full";
     EXPECT(1, NULL);
     ck_contains(cli_err, "doctor: standard output could not be written");
@@ -124,9 +117,8 @@ TEST("sections", it_fits_a_screen) {
 
 TEST("sections", the_library_is_described) {
     const char *text = diagnosis();
-    ck_contains(text, "\n  libmemtrain         " MT_VERSION_STRING "\n");
-    ck_contains(text, "\n  threads             ");
-    ck_contains(text, "\n  CPU budget          enforced by our allocator");
+    ck_says(text, "\n  libmemtrain         " MT_VERSION_STRING "\n", "\n  threads             ",
+            "\n  CPU budget          enforced by our allocator");
 }
 
 TEST("sections", figures_of_the_host_are_those_of_the_library) {
@@ -139,9 +131,7 @@ TEST("sections", figures_of_the_host_are_those_of_the_library) {
     ck_contains(text, row);
     snprintf(row, sizeof row, "\n  control group       %s",
              host.cgroup_limit_bytes == SIZE_MAX ? "no limit\n" : "limit ");
-    ck_contains(text, row);
-    ck_contains(text, "\n  budget by default   ");
-    ck_contains(text, "\n    its rule          0.");
+    ck_says(text, row, "\n  budget by default   ", "\n    its rule          0.");
 }
 
 #ifdef __linux__
@@ -218,51 +208,44 @@ TEST_LOOP("devices", a_device_is_usable_or_says_why_not, LENGTH(devices)) {
         ck_assert_msg(strncmp(row, "not usable: run so far", 22) != 0, "%.60s", row);
 }
 
-/* A libtorch for AMD's cards has its part in a library of another name: it is looked for, and what it lacks is told. */
-TEST("devices", amds_part_is_looked_for) {
-    static char path[2 * CLI_PATH], variable[4 * CLI_PATH];
-    const char *const one[] = {variable, NULL}, *before = getenv("LD_LIBRARY_PATH");
-    EXPECT(0, NULL);
-    if (strncmp(device_row("cuda"), "not usable: ", 12) != 0) {
-        suite_skip("ex_doctor: amds_part_is_looked_for", "there is a card");
-        return;
-    }
-    ck_assert_ptr_null(strstr(cli_out, "libtorch_hip"));
-    snprintf(path, sizeof path, "%s/libtorch_hip.so", cli_root);
-    FILE *file = fopen(path, "w");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs("no library\n", file), 0);
-    ck_assert_int_eq(fclose(file), 0);
+/* The programs that are started look for libraries in the test's folder first. */
+static void look_in_folder(void) {
+    static char variable[4 * CLI_PATH];
+    static const char *const one[] = {variable, NULL};
+    const char *before = getenv("LD_LIBRARY_PATH");
     snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s%s%s", cli_root, before ? ":" : "",
              before ? before : "");
     cli_environment = one;
+}
+
+/* A libtorch for AMD's cards has its part in a library of another name: it is looked for, and what it lacks is told. */
+TEST("devices", amds_part_is_looked_for) {
+    EXPECT(0, NULL);
+    if (strncmp(device_row("cuda"), "not usable: ", 12) != 0)
+        return suite_skip("ex_doctor: amds_part_is_looked_for", "there is a card");
+    ck_assert_ptr_null(strstr(cli_out, "libtorch_hip"));
+    cli_write_file(cli_path("libtorch_hip.so"), "no library\n");
+    look_in_folder();
     EXPECT(0, NULL);
     const char *row = device_row("cuda");
     ck_assert_msg(strncmp(row, "not usable: CUDA is not loaded: it cannot be loaded (", 53) == 0,
                   "%.80s", row);
     ck_contains(row, "libtorch_hip.so: ");
-    remove(path);
 }
 
 /* With a driver and nothing else of CUDA: what is missing is told, and that it has to be installed. Any library plays the driver. */
 TEST("devices", a_driver_without_the_rest) {
-    static char path[2 * CLI_PATH], core[2 * CLI_PATH], variable[4 * CLI_PATH];
-    const char *const one[] = {variable, NULL}, *before = getenv("LD_LIBRARY_PATH");
+    char core[2 * CLI_PATH];
     static const char no_driver[] = "not usable: CUDA is not loaded: NVIDIA's driver is missing";
     static const char no_rest[] = "not usable: CUDA is not loaded: it cannot be loaded (";
-    char self[CLI_PATH];
     EXPECT(0, NULL);
     if (strncmp(device_row("cuda"), no_driver, sizeof no_driver - 1) != 0)
         return suite_skip("ex_doctor: a_driver_without_the_rest", "there is a driver");
-    ck_assert(ex_program_path(NULL, self, sizeof self));
-    *strrchr(self, '/') = '\0';
-    snprintf(core, sizeof core, "%s/../lib/libmemtrain.so", self);
-    snprintf(path, sizeof path, "%s/libcuda.so.1", cli_root);
+    const char *path = cli_path("libcuda.so.1");
+    snprintf(core, sizeof core, "%s/../lib/libmemtrain.so", cli_self());
     if (symlink(core, path) != 0 || access(path, R_OK) != 0)
         return suite_skip("ex_doctor: a_driver_without_the_rest", "no library plays the driver");
-    snprintf(variable, sizeof variable, "LD_LIBRARY_PATH=%s%s%s", cli_root, before ? ":" : "",
-             before ? before : "");
-    cli_environment = one;
+    look_in_folder();
     EXPECT(0, NULL);
     const char *row = device_row("cuda");
     ck_assert_int_ne(strncmp(row, no_driver, sizeof no_driver - 1), 0);
@@ -270,7 +253,6 @@ TEST("devices", a_driver_without_the_rest) {
         ck_contains(row, "install what is missing, and a libtorch for CUDA");
     else
         suite_skip("ex_doctor: a_driver_without_the_rest", "the rest of CUDA is here");
-    remove(path);
 }
 
 /* The cells "last run on" and "with" of a row in docs, as the program writes them. */
@@ -375,10 +357,8 @@ TEST("environment", none_is_named_when_none_is_set) {
         name_of(i, name, sizeof name);
         ck_assert_msg(!names(text, name) || getenv(name), "%s: %s", name, text);
     }
-    if (getenv("LD_PRELOAD") || getenv("LD_LIBRARY_PATH")) {
-        suite_skip("ex_doctor", "LD_PRELOAD or LD_LIBRARY_PATH is set");
-        return;
-    }
+    if (getenv("LD_PRELOAD") || getenv("LD_LIBRARY_PATH"))
+        return suite_skip("ex_doctor", "LD_PRELOAD or LD_LIBRARY_PATH is set");
     ck_contains(text, "\nEnvironment\n  none set of the variables that matter\n");
 }
 

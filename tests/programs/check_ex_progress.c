@@ -4,14 +4,30 @@
  */
 #include "html_text.h"
 #include "progress.h"
-#include "suite.h"
-
-#include <stdio.h>
+#include "cli.h"
 
 #define MIB ((size_t)1024 * 1024)
 
+static FILE *stream; /* of a test */
+
+static void open_stream(void) {
+    stream = tmpfile();
+}
+
+static void close_stream(void) {
+    fclose(stream);
+}
+
+/* All that stands in it. */
+static const char *written(void) {
+    static char text[4096];
+    rewind(stream);
+    text[fread(text, 1, sizeof text - 1, stream)] = '\0';
+    return text;
+}
+
 /* An epoch of 20 steps after 12 of them, without a terminal. */
-static ex_progress halfway(FILE *stream, ex_progress_mode mode) {
+static ex_progress halfway(ex_progress_mode mode) {
     static const size_t chunks[] = {11, 11, 10};
     ex_progress progress;
     mt_step_report report = MT_STEP_REPORT_INIT;
@@ -29,24 +45,19 @@ static ex_progress halfway(FILE *stream, ex_progress_mode mode) {
 
 TEST("lines", a_wide_line_has_it_all) {
     char line[512];
-    FILE *file = tmpfile();
-    ex_progress progress = halfway(file, EX_PROGRESS_OFF);
+    ex_progress progress = halfway(EX_PROGRESS_OFF);
     ex_progress_line(&progress, 120, line, sizeof line);
-    ck_contains(line, "epoch 2/5 [==================>           ] 12/20");
-    ck_contains(line, "  loss 1.43  ");
-    ck_contains(line, " pictures/s  214/280 MiB  chunks 11,11,10");
-    fclose(file);
+    ck_says(line, "epoch 2/5 [==================>           ] 12/20", "  loss 1.43  ",
+            " pictures/s  214/280 MiB  chunks 11,11,10");
 }
 
 TEST("lines", the_line_keeps_within_the_terminal) {
     char line[512];
-    FILE *file = tmpfile();
-    ex_progress progress = halfway(file, EX_PROGRESS_OFF);
+    ex_progress progress = halfway(EX_PROGRESS_OFF);
     for (size_t columns = 1; columns < 300; columns++) {
         ex_progress_line(&progress, columns, line, sizeof line);
         ck_assert_uint_lt(strlen(line), columns);
     }
-    fclose(file);
 }
 
 /* The last column at which each part is still left out, from the one that goes first on. */
@@ -54,8 +65,7 @@ TEST("lines", memory_goes_last) {
     static const char *const parts[] = {"chunks", "pictures/s", "[", "loss", "MiB"};
     char line[512];
     size_t narrow[LENGTH(parts)] = {0};
-    FILE *file = tmpfile();
-    ex_progress progress = halfway(file, EX_PROGRESS_OFF);
+    ex_progress progress = halfway(EX_PROGRESS_OFF);
     for (size_t columns = 1; columns < 200; columns++) {
         ex_progress_line(&progress, columns, line, sizeof line);
         for (int i = 0; i < LENGTH(parts); i++)
@@ -63,9 +73,7 @@ TEST("lines", memory_goes_last) {
     }
     for (int i = 1; i < LENGTH(parts); i++) ck_assert_uint_lt(narrow[i], narrow[i - 1]);
     ex_progress_line(&progress, 60, line, sizeof line);
-    ck_contains(line, "  loss 1.43  214/280 MiB");
-    ck_contains(line, "epoch 2/5 [=");
-    fclose(file);
+    ck_says(line, "  loss 1.43  214/280 MiB", "epoch 2/5 [=");
 }
 
 static const struct {
@@ -95,34 +103,25 @@ TEST("lines", huge_chunks_are_short_too) {
 }
 
 TEST("modes", a_pipe_gets_a_few_plain_lines) {
-    char text[2048];
-    FILE *file = tmpfile();
-    ex_progress progress = halfway(file, EX_PROGRESS_AUTO);
+    ex_progress progress = halfway(EX_PROGRESS_AUTO);
     ck_assert_int_eq(progress.mode, EX_PROGRESS_PLAIN);
     ex_progress_evaluate(&progress, 1, 2);
     ex_progress_clear(&progress);
-    rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    const char *text = written();
     ck_assert_ptr_null(strchr(text, '\r'));
     ck_assert_ptr_null(strchr(text, '\033'));
-    ck_contains(text, "epoch 2/5  step 5/20  loss 1.43");
-    ck_contains(text, "epoch 2/5  step 10/20  loss 1.43");
+    ck_says(text, "epoch 2/5  step 5/20  loss 1.43", "epoch 2/5  step 10/20  loss 1.43");
     ck_assert_ptr_null(strstr(text, "step 12/20"));
-    fclose(file);
 }
 
 TEST("modes", a_bar_is_taken_away) {
-    char text[4096];
-    FILE *file = tmpfile();
-    ex_progress progress = halfway(file, EX_PROGRESS_BAR);
+    ex_progress progress = halfway(EX_PROGRESS_BAR);
     ex_progress_log(&progress, MT_LOG_WARNING, "the cat sat on the keyboard");
     ex_progress_log(&progress, MT_LOG_DEBUG, "not for people");
-    rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    const char *text = written();
     ck_contains(text, "\r\033[Kwarning: the cat sat on the keyboard\n");
     ck_assert_ptr_null(strstr(text, "not for people"));
     ck_assert_int_eq(progress.on_screen, 0);
-    fclose(file);
 }
 
 TEST("modes", a_bar_becomes_plain_lines) {
@@ -131,23 +130,23 @@ TEST("modes", a_bar_becomes_plain_lines) {
     } modes[] = {{EX_PROGRESS_BAR, EX_PROGRESS_PLAIN},
                  {EX_PROGRESS_PLAIN, EX_PROGRESS_PLAIN},
                  {EX_PROGRESS_OFF, EX_PROGRESS_OFF}};
-    FILE *file = tmpfile();
     for (int i = 0; i < LENGTH(modes); i++) {
-        ex_progress progress = halfway(file, modes[i].before);
+        ex_progress progress = halfway(modes[i].before);
         ex_progress_no_bar(&progress);
         ck_assert_int_eq(progress.mode, modes[i].after);
         ck_assert_int_eq(progress.on_screen, 0);
     }
-    fclose(file);
 }
 
 TEST("modes", off_is_silent) {
-    FILE *file = tmpfile();
-    ex_progress progress = halfway(file, EX_PROGRESS_OFF);
+    ex_progress progress = halfway(EX_PROGRESS_OFF);
     ex_progress_evaluate(&progress, 1, 2);
     ex_progress_clear(&progress);
-    ck_assert_int_eq(ftell(file), 0);
-    fclose(file);
+    ck_assert_int_eq(ftell(stream), 0);
 }
 
-SUITE("ex_progress")
+int main(void) {
+    tcase_add_checked_fixture(suite_case_named("lines"), open_stream, close_stream);
+    tcase_add_checked_fixture(suite_case_named("modes"), open_stream, close_stream);
+    return suite_run_named("ex_progress");
+}

@@ -4,26 +4,18 @@
  */
 #include "cli.h"
 #include "page.h"
-#include "suite.h"
 
 #include <signal.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-static char out[CLI_PATH], a[CLI_PATH], b[CLI_PATH];
+static const char *out, *a, *b;
 
 static void name_files(void) {
-    snprintf(out, sizeof out, "%.400s/out.html", cli_root);
-    snprintf(a, sizeof a, "%.400s/a.jsonl", cli_root);
-    snprintf(b, sizeof b, "%.400s/b.jsonl", cli_root);
-}
-
-static void write_text(const char *path, const char *how, const char *text) {
-    FILE *file = fopen(path, how);
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(text, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
+    out = cli_path("out.html");
+    a = cli_path("a.jsonl");
+    b = cli_path("b.jsonl");
 }
 
 #define RUN(version, device)                                                                       \
@@ -44,16 +36,13 @@ static void write_text(const char *path, const char *how, const char *text) {
 
 /* What every page is. */
 static void read_out(void) {
-    page_read(out);
-    page_check_well_formed();
-    page_check_self_contained();
+    page_read_whole(out);
     page_has("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>");
     ck_assert_msg(!strstr(page, "min-width:6"), "a plot that is wider than a phone");
 }
 
 static void draw(const char *text) {
-    name_files();
-    write_text(a, "w", text);
+    cli_write_file(a, text);
     EXPECT(0, a, "-o", out);
     read_out();
 }
@@ -62,33 +51,25 @@ static void draw(const char *text) {
 
 /* No libtorch and none of its programs: the trace of examples/plain_c.c. */
 TEST("one", a_backend_of_ones_own) {
-    name_files();
     cli_take_program("plain_c");
     EXPECT(0, "--trace", a, "--steps", "40", "--inject-oom", "3:2");
     cli_take_program("memtrain-report");
     EXPECT(0, a, "-o", out);
     ck_assert_str_eq(cli_err, "");
     read_out();
-    page_has("<h1>a on cpu</h1><span class=\"pill done\">done</span>");
-    page_has("<b>40</b><span>steps</span>");
-    page_has("<title>1 OOM, step 3</title>");
-    page_has("Memory ran out 1 time; answers: ");
-    page_has("<h3>accuracy</h3>");
-    page_has("Learning rate");
-    page_has("learning rate 0.05");
-    page_has("class=\"eval\"");
-    page_has("dashed with dots: validation");
-    page_has("memory: grey what stays between steps; dashed the budget");
+    page_has("<h1>a on cpu</h1><span class=\"pill done\">done</span>",
+             "<b>40</b><span>steps</span>", "<title>1 OOM, step 3</title>",
+             "Memory ran out 1 time; answers: ", "<h3>accuracy</h3>", "Learning rate",
+             "learning rate 0.05", "class=\"eval\"", "dashed with dots: validation",
+             "memory: grey what stays between steps; dashed the budget");
 }
 
 TEST("one", loss_and_validation) {
     draw(OURS STEP("1", "0.5", "0.1") STEP("2", "0.25", "0.1") EPOCH("0.375") END);
     ck_assert_uint_eq(page_count("<svg class=\"plot\""), 6);
-    page_has("validation loss 0.375");
-    page_has("learning rate 0.1");
-    page_has("<h3>hits</h3>");
-    page_has("<h3>Peak memory <span>MiB, over the time of the steps in s</span></h3>");
-    page_has("data-over=\"time\" data-first=\"0\" data-last=\"1\"");
+    page_has("validation loss 0.375", "learning rate 0.1", "<h3>hits</h3>",
+             "<h3>Peak memory <span>MiB, over the time of the steps in s</span></h3>",
+             "data-over=\"time\" data-first=\"0\" data-last=\"1\"");
     ck_assert_uint_eq(page_count("log axis"), 0);
 }
 
@@ -112,12 +93,11 @@ TEST_LOOP("one", an_axis_of_decades, LENGTH(scales)) {
 /* A rate that goes down to nothing in its last steps does not span decades before. */
 TEST("one", a_cosine_has_a_plain_axis) {
     char line[1024];
-    name_files();
-    write_text(a, "w", OURS);
+    cli_write_file(a, OURS);
     for (int i = 1; i <= 100; i++) {
         snprintf(line, sizeof line, "{\"event\":\"step\",\"step\":%d,\"loss\":1,\"lr\":%g}\n", i,
                  i < 95 ? 1.0 - i * 0.01 : 1e-6 * (101 - i));
-        write_text(a, "a", line);
+        cli_append_file(a, line);
     }
     EXPECT(0, a, "-o", out);
     read_out();
@@ -127,61 +107,48 @@ TEST("one", a_cosine_has_a_plain_axis) {
 TEST("one", a_run_that_left_its_device) {
     draw(OURS STEP("1", "0.5", "0.1") "{\"event\":\"rung\",\"step\":2,\"name\":\"cpu\",\"on\":true,"
                                       "\"reason\":\"oom\"}\n" STEP("2", "0.5", "0.1"));
-    page_has("<h1>a on gpu</h1>");
-    page_has("<p>From step 2 on it trained on the CPU: the device&#39;s memory ran out.</p>");
-    page_has("<p>The trace has no last line: the run goes on, or was killed.</p>");
+    page_has("<h1>a on gpu</h1>",
+             "<p>From step 2 on it trained on the CPU: the device&#39;s memory ran out.</p>",
+             "<p>The trace has no last line: the run goes on, or was killed.</p>");
 }
 
 TEST("one", plots_alone) {
-    name_files();
-    write_text(a, "w", OURS STEP("1", "0.5", "0.1") STEP("2", "0.25", "0.1") EPOCH("0.375") END);
-    snprintf(out, sizeof out, "%.400s/out.svg", cli_root);
+    cli_write_file(a, OURS STEP("1", "0.5", "0.1") STEP("2", "0.25", "0.1") EPOCH("0.375") END);
+    out = cli_path("out.svg");
     EXPECT(0, a, "-o", out);
     page_read(out);
     page_check_well_formed();
-    page_has("<svg xmlns=");
+    page_has("<svg xmlns=", ">a on gpu</text>");
     ck_assert_uint_eq(page_count("class=\"title\""), 1 + 6);
-    page_has(">a on gpu</text>");
 }
 
 /* ---- several runs ------------------------------------------------------------------------------ */
 
 TEST("several", runs_over_one_another) {
-    name_files();
-    write_text(a, "w", OURS STEP("1", "0.5", "0.1") EPOCH("0.375") END);
-    write_text(b, "w",
-               RUN(MT_VERSION_STRING, "cpu")
-                   STEP("1", "0.75", "0.2") "{\"event\":\"oom\",\"step\":2,\"phase\":"
-                                            "\"accumulate\",\"action\":\"replan\"}\n");
+    cli_write_file(a, OURS STEP("1", "0.5", "0.1") EPOCH("0.375") END);
+    cli_write_file(b, RUN(MT_VERSION_STRING, "cpu")
+                          STEP("1", "0.75", "0.2") "{\"event\":\"oom\",\"step\":2,\"phase\":"
+                                                   "\"accumulate\",\"action\":\"replan\"}\n");
     EXPECT(0, a, b, "-o", out);
     read_out();
-    page_has("<h1>2 runs</h1>");
-    page_has("<th>best validation loss</th>");
-    page_has("<td>gpu</td><td>1</td><td>0.5</td><td>0.375</td>");
-    page_has("<td>cpu</td><td>1</td><td>0.75</td><td>-</td>");
-    page_has("<title>b: 1 OOM, step 2</title>");
-    page_has("<details><summary>b</summary>");
+    page_has("<h1>2 runs</h1>", "<th>best validation loss</th>",
+             "<td>gpu</td><td>1</td><td>0.5</td><td>0.375</td>",
+             "<td>cpu</td><td>1</td><td>0.75</td><td>-</td>", "<title>b: 1 OOM, step 2</title>",
+             "<details><summary>b</summary>", "{name:\"b\",base:1,");
     ck_assert_uint_eq(page_count("<path class=\"line\" style=\"--c:var(--run1)\""), 6);
     ck_assert_uint_eq(page_count("<path class=\"line\" style=\"--c:var(--run2)\""), 6);
-    page_has("{name:\"b\",base:1,");
 }
 
 /* Names that would end the script or the page, and files of one name in two folders. */
 TEST("several", names_of_runs) {
-    char folder[CLI_PATH], odd[CLI_PATH + 32], other[CLI_PATH + 32];
-    name_files();
-    snprintf(folder, sizeof folder, "%.400s/x", cli_root);
-    ck_assert_int_eq(mkdir(folder, 0700), 0);
-    snprintf(odd, sizeof odd, "%s/<i>\"&.jsonl", folder);
-    snprintf(other, sizeof other, "%s/a.jsonl", folder);
-    write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
-    write_text(odd, "w", OURS STEP("1", "0.5", "0.1"));
-    write_text(other, "w", OURS STEP("1", "0.5", "0.1"));
+    const char *odd = cli_path("x/<i>\"&.jsonl"), *other = cli_path("x/a.jsonl");
+    ck_assert_int_eq(mkdir(cli_path("x"), 0700), 0);
+    cli_write_file(a, OURS STEP("1", "0.5", "0.1"));
+    cli_write_file(odd, OURS STEP("1", "0.5", "0.1"));
+    cli_write_file(other, OURS STEP("1", "0.5", "0.1"));
     EXPECT(0, a, odd, other, "-o", out);
     read_out();
-    page_has("<summary>&lt;i&gt;&quot;&amp;</summary>");
-    page_has("name:\"i>\"");
-    page_has("/x/a</summary>");
+    page_has("<summary>&lt;i&gt;&quot;&amp;</summary>", "name:\"i>\"", "/x/a</summary>");
 }
 
 TEST("several", a_file_with_two_runs) {
@@ -213,19 +180,16 @@ static const struct {
 };
 
 TEST_LOOP("wrong", a_file_that_is_wrong, LENGTH(files)) {
-    name_files();
-    write_text(a, "w", files[_i].text);
+    cli_write_file(a, files[_i].text);
     EXPECT(files[_i].status, a, "-o", out);
-    ck_contains(cli_err, a);
-    ck_contains(cli_err, files[_i].says);
+    ck_says(cli_err, a, files[_i].says);
     ck_assert_int_eq(access(out, F_OK) == 0, files[_i].status == 0);
     if (files[_i].status == 0) read_out();
 }
 
 /* A line that is whole needs no newline behind it. */
 TEST("wrong", a_last_line_without_an_end) {
-    name_files();
-    write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
+    cli_write_file(a, OURS STEP("1", "0.5", "0.1"));
     ck_assert_int_eq(truncate(a, (off_t)strlen(OURS STEP("1", "0.5", "0.1")) - 1), 0);
     EXPECT(0, a, "-o", out);
     ck_assert_str_eq(cli_err, "");
@@ -235,19 +199,15 @@ TEST("wrong", a_last_line_without_an_end) {
 
 /* All that is wrong is named, not the first alone. */
 TEST("wrong", files_that_are_not_there) {
-    name_files();
-    write_text(a, "w", "");
+    cli_write_file(a, "");
     EXPECT(2, a, b, cli_root, "-o", out);
-    ck_contains(cli_err, "a.jsonl' is empty");
-    ck_contains(cli_err, "b.jsonl': No such file or directory");
-    ck_contains(cli_err, ": is a folder");
+    ck_says(cli_err, "a.jsonl' is empty", "b.jsonl': No such file or directory", ": is a folder");
     ck_assert_int_ne(access(out, F_OK), 0);
 }
 
 TEST("wrong", an_output_that_cannot_be_written) {
-    char link[CLI_PATH + 16];
-    name_files();
-    write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
+    const char *link = cli_path("link.html");
+    cli_write_file(a, OURS STEP("1", "0.5", "0.1"));
     EXPECT(2, a, "-o", "/nonexistent/out.html");
     ck_contains(cli_err, "memtrain-report: -o: cannot write '/nonexistent/out.html': No such file");
     EXPECT(2, a, "-o", cli_root);
@@ -256,15 +216,11 @@ TEST("wrong", an_output_that_cannot_be_written) {
     ck_contains(cli_err, "accepted: another file than the traces");
     EXPECT(2, a, "-o", "/dev/null", "--watch");
     ck_contains(cli_err, "accepted with --watch: a regular file");
-    snprintf(link, sizeof link, "%s/link.html", cli_root);
     ck_assert_int_eq(symlink(out, link), 0);
     EXPECT(2, a, "-o", link);
     ck_contains(cli_err, "is a symbolic link");
     ck_assert_int_ne(access(out, F_OK), 0);
-    if (access("/dev/full", W_OK) != 0) {
-        suite_skip("an_output_that_cannot_be_written", "no /dev/full here");
-        return;
-    }
+    if (!cli_has_full_disk("an_output_that_cannot_be_written")) return;
     EXPECT(1, a, "-o", "/dev/full");
     ck_contains(cli_err, "-o: cannot write '/dev/full': ");
 }
@@ -281,12 +237,11 @@ TEST_LOOP("wrong", a_flag_that_is_wrong, LENGTH(wrong_flags)) {
     const char *const arguments[] = {wrong_flags[_i][0], wrong_flags[_i][1], NULL};
     cli_expect(2, arguments);
     ck_contains(cli_err, wrong_flags[_i][2]);
-    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+    cli_one_line("memtrain-report: ");
 }
 
 TEST("wrong", more_runs_than_colours) {
-    name_files();
-    write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
+    cli_write_file(a, OURS STEP("1", "0.5", "0.1"));
     EXPECT(0, a, a, a, a, a, a, a, a, "-o", out);
     EXPECT(2, a, a, a, a, a, a, a, a, a, "-o", out);
     ck_contains(cli_err, "accepted: 8 files at most");
@@ -321,19 +276,18 @@ static void wait_for(const char *word) {
 /* The file of a run that has just begun is empty; lines come in pieces; another run takes its place. */
 TEST_LOOP("watched", a_page_that_follows_a_run, 2) {
     const char *const arguments[] = {a, "-o", out, "--watch", NULL};
-    name_files();
     signal(SIGINT, SIG_DFL); /* a shell's background job ignores it, and so would the program */
-    write_text(a, "w", "");
+    cli_write_file(a, "");
     pid_t child = cli_start(arguments);
     wait_for("no step was completed");
     page_has("<meta http-equiv=\"refresh\"");
-    write_text(a, "a", OURS STEP("1", "0.5", "0.1") "{\"event\":\"step\",\"step\":2,\"lo");
+    cli_append_file(a, OURS STEP("1", "0.5", "0.1") "{\"event\":\"step\",\"step\":2,\"lo");
     wait_for("<b>1</b><span>step</span>");
-    write_text(a, "a", "ss\":0.125}\n" END);
+    cli_append_file(a, "ss\":0.125}\n" END);
     wait_for("loss 0.125");
     page_has(">done<");
     page_check_well_formed();
-    write_text(b, "w", OURS STEP("1", "0.0625", "0.1"));
+    cli_write_file(b, OURS STEP("1", "0.0625", "0.1"));
     ck_assert_int_eq(rename(b, a), 0);
     wait_for("loss 0.0625");
     page_has("<b>1</b><span>step</span>");
@@ -347,12 +301,11 @@ TEST_LOOP("watched", a_page_that_follows_a_run, 2) {
 /* The trace goes, and comes back. */
 TEST("watched", a_trace_that_goes) {
     const char *const arguments[] = {a, "-o", out, "--watch", NULL};
-    name_files();
-    write_text(a, "w", OURS STEP("1", "0.5", "0.1"));
+    cli_write_file(a, OURS STEP("1", "0.5", "0.1"));
     pid_t child = cli_start(arguments);
     wait_for("loss 0.5");
     ck_assert_int_eq(unlink(a), 0);
-    write_text(b, "w", OURS STEP("1", "0.25", "0.1"));
+    cli_write_file(b, OURS STEP("1", "0.25", "0.1"));
     ck_assert_int_eq(rename(b, a), 0);
     wait_for("loss 0.25");
     ck_assert_int_eq(kill(child, SIGTERM), 0);
@@ -361,9 +314,8 @@ TEST("watched", a_trace_that_goes) {
 
 int main(void) {
     cli_program = "memtrain-report";
-    cli_case_named("one");
-    cli_case_named("several");
-    cli_case_named("wrong");
-    cli_case_named("watched");
+    static const char *const cases[] = {"one", "several", "wrong", "watched"};
+    for (int i = 0; i < LENGTH(cases); i++)
+        tcase_add_checked_fixture(cli_case_named(cases[i]), name_files, NULL);
     return suite_run_named("ex_report_program");
 }
