@@ -3,9 +3,6 @@
  * program as a person runs it.
  */
 #include "cli.h"
-#include "suite.h"
-
-#include <stdio.h>
 
 int program_main(int argc, char **argv);
 #define main program_main /* the program's own is not called */
@@ -193,8 +190,7 @@ TEST_LOOP("program", flags_and_exit_statuses, LENGTH(answers)) {
     EXPECT(answers[_i].status, answers[_i].flag, answers[_i].value);
     ck_contains(cli_err, answers[_i].words);
     if (answers[_i].status == 0) ck_contains(cli_out, "--micro-batch N|auto");
-    if (answers[_i].status == 2)
-        ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "%s", cli_err);
+    if (answers[_i].status == 2) cli_one_line("conv: ");
 }
 
 int main(void) {

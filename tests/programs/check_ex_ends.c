@@ -3,13 +3,9 @@
  * that is known to be too small.
  */
 #include "cli.h"
-#include "suite.h"
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,8 +25,7 @@ TEST_LOOP("signals", a_signal_finishes_the_step, LENGTH(signals)) {
     cli_wait_for_step(2);
     ck_assert_int_eq(kill(child, signals[_i].number), 0);
     ck_assert_int_eq(cli_finish(child), 128 + signals[_i].number);
-    ck_contains(cli_out, signals[_i].name);
-    ck_contains(cli_out, "; state sha256 ");
+    ck_says(cli_out, signals[_i].name, "; state sha256 ");
     ck_assert_int_ge(cli_number(cli_trace, "end", 1, "steps"), 2);
     EXPECT(0, FEW_PICTURES, "--epochs", "1000", "--replay", cli_trace, "--trace", cli_replayed);
     cli_same_state();
@@ -64,8 +59,7 @@ TEST_LOOP("signals", a_signal_before_training_ends_at_once, LENGTH(signals)) {
 
 /* A terminal that goes sends one, and its shell another: none of the two ends the run before it has saved. */
 TEST("signals", a_second_hangup_changes_nothing) {
-    char file[CLI_PATH + 8];
-    snprintf(file, sizeof file, "%s/c", cli_root);
+    const char *file = cli_path("c");
     const char *const arguments[] = {FEW_PICTURES, "--epochs", "1000", "--trace",
                                      cli_trace,    "--save",   file,   NULL};
     pid_t child = cli_start(arguments);
@@ -133,15 +127,12 @@ TEST("pipes", a_trace_that_nobody_reads) {
     pid_t child = cli_start(arguments);
     read_and_go(reader);
     ck_assert_int_eq(cli_finish(child), 1);
-    ck_contains(cli_err, "--trace: ");
-    ck_contains(cli_err, "Broken pipe");
+    ck_says(cli_err, "--trace: ", "Broken pipe");
 }
 
 /* As in `food101 | head -1`: what was trained is saved, and the end says what has been lost. */
 TEST("pipes", a_standard_output_that_nobody_reads) {
-    char file[CLI_PATH + 8], output[CLI_PATH + 8];
-    snprintf(file, sizeof file, "%s/c", cli_root);
-    snprintf(output, sizeof output, "%s/pipe", cli_root);
+    const char *file = cli_path("c"), *output = cli_path("pipe");
     const char *const arguments[] = {FEW_PICTURES, "--steps", "4", "--save", file, NULL};
     int reader = open_reader(output);
     cli_stdout = output;
@@ -157,23 +148,16 @@ TEST("pipes", a_standard_output_that_nobody_reads) {
 static const char *const printing[] = {"--help", "--version", "--explain"};
 
 TEST_LOOP("full", a_full_standard_output_is_told, LENGTH(printing)) {
-    if (access("/dev/full", W_OK) != 0) {
-        suite_skip("a_full_standard_output_is_told", "no /dev/full here");
-        return;
-    }
+    if (!cli_has_full_disk("a_full_standard_output_is_told")) return;
     cli_stdout = "/dev/full";
     EXPECT(1, FEW_PICTURES, "--steps", "1", "--progress", "off", printing[_i]);
-    ck_contains(cli_err, "food101: standard output could not be written");
-    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+    cli_one_line("food101: standard output could not be written");
 }
 
 /* An epoch is told before its files are written: there is a folder in the place of the second one. */
 TEST("full", an_epoch_is_told_before_its_files) {
-    char file[CLI_PATH + 8], best[CLI_PATH + 16];
-    snprintf(file, sizeof file, "%s/c", cli_root);
-    snprintf(best, sizeof best, "%s.best", file);
-    ck_assert_int_eq(mkdir(best, 0700), 0);
-    EXPECT(2, FEW_PICTURES, "--epochs", "1", "--save", file);
+    ck_assert_int_eq(mkdir(cli_path("c.best"), 0700), 0);
+    EXPECT(2, FEW_PICTURES, "--epochs", "1", "--save", cli_path("c"));
     ck_contains(cli_err, ".best");
     ck_contains(cli_out, "\nepoch 1  train loss ");
     ck_assert_ptr_null(strstr(cli_out, "\nvalidation accuracy "));
@@ -181,13 +165,9 @@ TEST("full", an_epoch_is_told_before_its_files) {
 
 /* Before anything is trained. */
 TEST("full", a_full_disk_for_the_trace_is_told_at_once) {
-    if (access("/dev/full", W_OK) != 0) {
-        suite_skip("a_full_disk_for_the_trace_is_told_at_once", "no /dev/full here");
-        return;
-    }
+    if (!cli_has_full_disk("a_full_disk_for_the_trace_is_told_at_once")) return;
     EXPECT(1, FEW_PICTURES, "--epochs", "100000", "--trace", "/dev/full");
-    ck_contains(cli_err, "food101: --trace: cannot write '/dev/full': ");
-    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1); /* once */
+    cli_one_line("food101: --trace: cannot write '/dev/full': "); /* once */
     ck_assert_ptr_null(strstr(cli_out, "epoch 1"));
 }
 
@@ -217,8 +197,7 @@ TEST_LOOP("fits", explaining_what_cannot_fit_exits_3, LENGTH(tight)) {
     EXPECT(3, "--device", "cpu", "--image-size", "96", "--threads", "1", "--explain", "--epochs",
            "0", "--budget", budget, tight[_i].flags[0], tight[_i].flags[1], tight[_i].flags[2],
            tight[_i].flags[3]);
-    ck_contains(cli_out, "What takes memory on cpu");
-    ck_contains(cli_out, "gradients                        42.7 MiB");
+    ck_says(cli_out, "What takes memory on cpu", "gradients                        42.7 MiB");
     for (int i = 0; i < LENGTH(tight[_i].has); i++) ck_contains(cli_out, tight[_i].has[i]);
     ck_contains(cli_err, "--budget SIZE");
     if (tight[_i].flags[2]) ck_contains(cli_err, "--checkpointing auto"); /* it was turned off */
@@ -226,7 +205,6 @@ TEST_LOOP("fits", explaining_what_cannot_fit_exits_3, LENGTH(tight)) {
 
 /* What helps is what was not asked for yet, and a budget does not help against what no budget explains. */
 TEST("fits", flags_that_help_are_named) {
-    const char *folder = cli_root;
     EXPECT(3, FEW_PICTURES, "--steps", "3", "--inject-oom", "2:5:persistent", "--budget", "400MiB");
     ck_contains(cli_err,
                 "  --inject-oom         left out: every request of step 2 from number 5 on");
@@ -236,29 +214,29 @@ TEST("fits", flags_that_help_are_named) {
     ck_contains(cli_err, "  --budget SIZE        ");
     ck_contains(cli_err, "  --offload-dir DIR    activations wait in a file there");
     EXPECT(3, FEW_PICTURES, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1",
-           "--offload-dir", folder);
+           "--offload-dir", cli_root);
     ck_assert_ptr_null(strstr(cli_err, "--offload"));
     EXPECT(3, FEW_PICTURES, "--budget", "175MiB", "--checkpointing", "off", "--steps", "1",
            "--offload", "never");
     ck_contains(cli_err, "  --offload auto       with --offload-dir DIR: activations wait");
 }
 
+#define AT_96 "--threads", "1", "--image-size", "96", "--steps", "1"
+
 /* One that is too large by far: the one that is told trains, and none is told where none would. */
 TEST("fits", the_smaller_chunk_that_is_told_trains) {
     char least[8];
-    EXPECT(3, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "210MiB",
-           "--checkpointing", "off", "--steps", "1", "--min-micro-batch", "12");
+    EXPECT(3, "--device", "cpu", AT_96, "--budget", "210MiB", "--checkpointing", "off",
+           "--min-micro-batch", "12");
     const char *told = strstr(cli_err, "  --min-micro-batch ");
     ck_assert_msg(told && sscanf(told, "  --min-micro-batch %7s instead of 12: ", least) == 1, "%s",
                   cli_err);
     ck_assert_int_lt(atoi(least), 12);
-    EXPECT(0, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "210MiB",
-           "--checkpointing", "off", "--steps", "1", "--epochs", "1", "--min-micro-batch", least);
-    EXPECT(3, "--device", "cpu", "--threads", "1", "--image-size", "96", "--budget", "180MiB",
-           "--steps", "1", "--min-micro-batch", "12");
+    EXPECT(0, "--device", "cpu", AT_96, "--budget", "210MiB", "--checkpointing", "off", "--epochs",
+           "1", "--min-micro-batch", least);
+    EXPECT(3, "--device", "cpu", AT_96, "--budget", "180MiB", "--min-micro-batch", "12");
     ck_assert_ptr_null(strstr(cli_err, "--min-micro-batch"));
-    EXPECT(3, "--device", "sim:mps", "--threads", "1", "--image-size", "96", "--budget", "220MiB",
-           "--steps", "1", "--min-micro-batch", "30");
+    EXPECT(3, "--device", "sim:mps", AT_96, "--budget", "220MiB", "--min-micro-batch", "30");
     ck_contains(cli_err,
                 "  --min-micro-batch N  at most 16, instead of 30: one chunk more, if that");
 }

@@ -3,12 +3,7 @@
  * program against budgets.
  */
 #include "cli.h"
-#include "suite.h"
-#include "program_path.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,10 +15,9 @@ static void tell_where_libtorch_is(void) {
 }
 
 TEST("flags", a_list_without_a_budget) {
-    static const char *const programs[] = {"food101    original", "smartcash  tier1",
-                                           "prsmed     0", "car_clip   16x8", "profoct    minimal"};
     EXPECT(0, NULL);
-    for (size_t i = 0; i < LENGTH(programs); i++) ck_contains(cli_out, programs[i]);
+    ck_says(cli_out, "food101    original", "smartcash  tier1", "prsmed     0", "car_clip   16x8",
+            "profoct    minimal");
     EXPECT(0, "--example", "profoct");
     ck_assert_ptr_null(strstr(cli_out, "food101"));
 }
@@ -38,8 +32,7 @@ static const char *const wrong[][4] = {
 
 TEST_LOOP("flags", wrong_flags_exit_2, LENGTH(wrong)) {
     cli_expect(2, wrong[_i]);
-    ck_contains(cli_err, "plan: ");
-    ck_contains(cli_err, wrong[_i][3]);
+    ck_says(cli_err, "plan: ", wrong[_i][3]);
     ck_assert_str_eq(cli_out, "");
 }
 
@@ -59,9 +52,8 @@ TEST_LOOP("runs", a_program_against_budgets, LENGTH(budgets)) {
 
 /* Programs that are not there say nothing of a budget: plan alone, in a folder beside the libraries. */
 TEST("runs", a_program_that_is_not_there) {
-    char self[CLI_PATH], command[8 * CLI_PATH], out[2 * CLI_PATH];
-    ck_assert(ex_program_path(NULL, self, sizeof self));
-    *strrchr(self, '/') = '\0';
+    char command[8 * CLI_PATH];
+    const char *self = cli_self();
     snprintf(
         command, sizeof command,
         "cd %s && mkdir examples && ln -s '%s/../lib' lib && ln -s '%s/../libtorch' libtorch && cp "
@@ -71,8 +63,7 @@ TEST("runs", a_program_that_is_not_there) {
     tell_where_libtorch_is();
     int status = system(command);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    snprintf(out, sizeof out, "%s/out", cli_root);
-    cli_read_file(out, cli_out);
+    cli_read_file(cli_path("out"), cli_out);
     ck_contains(cli_out, "not known: car_clip is not there to be run");
     ck_assert_ptr_null(strstr(cli_out, "does not fit"));
 }
@@ -82,45 +73,33 @@ static const char *const folders[] = {"with a blank", "x';touch INJECTED;'",
                                       "\"$(touch INJECTED)\"", "two\nlines", "*"};
 
 TEST_LOOP("runs", the_folder_is_no_command, LENGTH(folders)) {
-    char self[CLI_PATH], path[2 * CLI_PATH], to[CLI_PATH + 64], here[CLI_PATH];
-    static const char *const parts[] = {"lib", "libtorch"}, *const names[] = {"plan", "profoct"};
-    ck_assert(ex_program_path(NULL, self, sizeof self));
-    *strrchr(self, '/') = '\0';
+    char path[2 * CLI_PATH], here[CLI_PATH];
+    const char *self = cli_self(), *to = cli_path(folders[_i]);
     ck_assert_ptr_nonnull(getcwd(here, sizeof here));
-    for (int i = 0; i < LENGTH(parts); i++) {
-        snprintf(path, sizeof path, "%s/../%s", self, parts[i]);
-        snprintf(to, sizeof to, "%s/%s", cli_root, parts[i]);
-        ck_assert_int_eq(symlink(path, to), 0);
-    }
-    snprintf(to, sizeof to, "%s/%s", cli_root, folders[_i]);
+    cli_shell("ln -s '%s/../lib' '%s/../libtorch' '%s'", self, self, cli_root);
     ck_assert_int_eq(mkdir(to, 0700), 0);
     ck_assert_int_eq(chdir(to), 0);
-    for (int i = 0; i < LENGTH(names); i++) {
-        snprintf(path, sizeof path, "cp '%s/../examples/%s' .", self, names[i]);
-        ck_assert_int_eq(system(path), 0);
-    }
+    cli_shell("cp '%s/../examples/plan' '%s/../examples/profoct' .", self, self);
     ck_assert_int_eq(chdir(here), 0);
     snprintf(path, sizeof path, "%s/plan", to);
     cli_take_path(path);
     tell_where_libtorch_is();
     EXPECT(3, "--example", "profoct", "--config", "minimal", "--budget", "100MiB");
-    ck_contains(cli_out, "profoct, minimal: few-shot episodes");
-    ck_contains(cli_out, "What takes memory on cpu");
+    ck_says(cli_out, "profoct, minimal: few-shot episodes", "What takes memory on cpu");
     ck_assert_int_ne(unlink("INJECTED"), 0);
 }
 
 /* Which row is asked is said before its answer, which may take minutes: on standard error, one line each. */
 TEST("runs", rows_are_told_while_they_are_asked) {
     EXPECT(3, "--example", "profoct", "--budget", "100MiB");
-    ck_contains(cli_err, "plan: 1 of 2: profoct minimal, few-shot episodes");
-    ck_contains(cli_err, "plan: 2 of 2: profoct maximum, ");
+    ck_says(cli_err, "plan: 1 of 2: profoct minimal, few-shot episodes",
+            "plan: 2 of 2: profoct maximum, ");
     ck_assert_ptr_null(strstr(cli_out, " of 2: "));
 }
 
 TEST("runs", one_configuration_alone) {
     EXPECT(0, "--example", "profoct", "--config", "minimal", "--budget", "900MiB");
-    ck_contains(cli_out, "--preset minimal\n");
-    ck_contains(cli_out, "What takes memory on cpu");
+    ck_says(cli_out, "--preset minimal\n", "What takes memory on cpu");
     EXPECT(3, "--example", "profoct", "--config", "minimal", "--budget", "100MiB");
 }
 

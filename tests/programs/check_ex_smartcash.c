@@ -4,9 +4,6 @@
  */
 #include "cli.h"
 #include "slow.h"
-#include "suite.h"
-
-#include <stdio.h>
 
 /* Few and small pictures; two phases of one epoch. */
 #define TINY                                                                                       \
@@ -28,9 +25,8 @@ static const char *const wrong[][3] = {
 TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     EXPECT(2, wrong[_i][0], wrong[_i][1], "--force-cpu");
     ck_assert_str_eq(cli_out, "");
-    ck_contains(cli_err, wrong[_i][0]);
-    ck_contains(cli_err, wrong[_i][2]);
-    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1);
+    cli_one_line("smartcash: ");
+    ck_says(cli_err, wrong[_i][0], wrong[_i][2]);
 }
 
 TEST("flags", an_epoch_of_nothing_is_refused) {
@@ -48,20 +44,17 @@ TEST("flags", epochs_are_those_of_the_phases) {
     EXPECT(0, "--tier", "2", "--epochs", "1", "--steps", "1", "--scenes", "16", "--image-size",
            "64", "--validation-scenes", "4");
     ck_assert_ptr_null(strstr(cli_err, "phase"));
-    ck_contains(cli_out, "cpu, 2 threads");
-    ck_contains(cli_out, "Effective batch size: 16");
+    ck_says(cli_out, "cpu, 2 threads", "Effective batch size: 16");
 }
 
 /* The figures of a tier, and some of them given otherwise. */
 TEST("flags", tiers_by_name) {
     EXPECT(0, "--tier", "1", "--epochs", "0", "--device", "sim:mps");
-    ck_contains(cli_out, "as in tier 1, the accelerator");
-    ck_contains(cli_out, "sim:mps, 4 threads");
-    ck_contains(cli_out, "Effective batch size: 8");
+    ck_says(cli_out, "as in tier 1, the accelerator", "sim:mps, 4 threads",
+            "Effective batch size: 8");
     EXPECT(0, "--tier", "1", "--epochs", "0", "--force-cpu", "--gradient-accumulation", "16",
            "--batch-size", "2");
-    ck_contains(cli_out, "cpu, 4 threads");
-    ck_contains(cli_out, "Effective batch size: 32");
+    ck_says(cli_out, "cpu, 4 threads", "Effective batch size: 32");
 }
 
 TEST("runs", the_network_can_be_cut) {
@@ -74,12 +67,10 @@ TEST("runs", the_network_can_be_cut) {
 TEST("runs", a_tier_trains) {
     EXPECT(0, "--tier", "3", "--image-size", "64", "--scenes", "32", "--validation-scenes", "4",
            "--epochs", "1", "--trace", cli_trace);
-    ck_contains(cli_out, "cpu, 1 thread;");
-    ck_contains(cli_out, "chunks of 1 for batch 32");
+    ck_says(cli_out, "cpu, 1 thread;", "chunks of 1 for batch 32", "of the cards");
     ck_assert_int_eq(cli_number(cli_trace, "step", 1, "samples"), 32);
-    ck_contains(cli_out, "of the cards");
     ck_contains(cli_err, "batch normalisation sees chunks of at most 1 of the batch's 32 samples");
-    ck_assert_ptr_eq(strchr(cli_err, '\n'), cli_err + strlen(cli_err) - 1); /* and no more */
+    cli_one_line(""); /* and no more */
 }
 
 static const char *const networks[] = {"efficientnet_b4", "cspdarknet"};
@@ -87,8 +78,7 @@ static const char *const networks[] = {"efficientnet_b4", "cspdarknet"};
 TEST_LOOP("runs", each_backbone_trains, is_slow() ? LENGTH(networks) : 0) {
     EXPECT(0, TINY, "--steps", "1", "--batch", "2", "--phase1-epochs", "0", "--budget", "auto",
            "--validation-scenes", "0", "--backbone", networks[_i]);
-    ck_contains(cli_out, networks[_i]);
-    ck_contains(cli_out, "for batch 2; 0 OOMs met");
+    ck_says(cli_out, networks[_i], "for batch 2; 0 OOMs met");
 }
 
 /* Chunks, phases and all: a replay, and a run in two parts that met in the middle of a phase. */
@@ -99,13 +89,11 @@ TEST_LOOP("runs", a_run_can_be_repeated, is_slow()) {
 }
 
 TEST("runs", a_run_goes_on_in_its_phase) {
-    char path[CLI_PATH + 8];
-    snprintf(path, sizeof path, "%s/run", cli_root);
+    const char *path = cli_path("run");
     EXPECT(0, TINY, "--micro-batch", "4", "--trace", cli_trace);
     EXPECT(0, TINY, "--micro-batch", "4", "--steps", "1", "--save", path);
     EXPECT(0, TINY, "--micro-batch", "4", "--resume", path, "--trace", cli_replayed);
-    ck_contains(cli_err, "phase 1 from epoch 1 on");
-    ck_contains(cli_err, "phase 2 from epoch 2 on");
+    ck_says(cli_err, "phase 1 from epoch 1 on", "phase 2 from epoch 2 on");
     cli_same_state();
 }
 
@@ -124,8 +112,7 @@ TEST_LOOP("runs", a_small_card_is_left, LENGTH(falls)) {
            "1", "--threads", "1", "--deterministic", "--prefetch", "8", "--trace", cli_trace,
            "--cpu-budget", falls[_i][0]);
     ck_contains(cli_out, "begins in tier 1");
-    ck_contains(cli_err, "tier 1, the accelerator, is left in step 1");
-    ck_contains(cli_err, falls[_i][1]);
+    ck_says(cli_err, "tier 1, the accelerator, is left in step 1", falls[_i][1]);
     for (int i = 1; i <= 2; i++) ck_assert_int_eq(cli_number(cli_trace, "step", i, "samples"), 4);
 }
 
@@ -136,9 +123,9 @@ TEST_LOOP("runs", a_small_card_is_left, LENGTH(falls)) {
 TEST("runs", nothing_is_left_beside_the_training) {
     EXPECT(0, TINY, "--phase1-epochs", "0", "--budget", "22.5MiB", "--prefetch", "64", "--trace",
            cli_trace);
-    ck_contains(cli_err, "tier 2, the CPU, is left in step 1");
-    ck_contains(cli_err, "went through in tier 3, one thread and nothing beside the training, all "
-                         "8 samples of it");
+    ck_says(cli_err, "tier 2, the CPU, is left in step 1",
+            "went through in tier 3, one thread and nothing beside the training, all 8 samples of "
+            "it");
     for (int i = 1; i <= 2; i++) ck_assert_int_eq(cli_number(cli_trace, "step", i, "samples"), 8);
 }
 
