@@ -3,9 +3,6 @@
  * names, both ways to train, budgets.
  */
 #include "cli.h"
-#include "suite.h"
-
-#include <stdio.h>
 
 /* The smallest network, few pairs a step. */
 #define TINY                                                                                       \
@@ -16,10 +13,8 @@
 
 TEST("flags", help_names_the_flags) {
     EXPECT(0, "--help");
-    ck_contains(cli_out, "--contrastive");
-    ck_contains(cli_out, "--gradient-accumulation");
-    ck_contains(cli_out, "--empty-cache-frequency");
-    ck_contains(cli_out, "(default: 16)");
+    ck_says(cli_out, "--contrastive", "--gradient-accumulation", "--empty-cache-frequency",
+            "(default: 16)");
     ck_assert_str_eq(cli_err, "");
 }
 
@@ -32,18 +27,14 @@ static const char *const wrong[][3] = {
 
 TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     EXPECT(2, wrong[_i][0], wrong[_i][1]);
-    ck_assert_msg(strncmp(cli_err, "car_clip: --", 12) == 0, "%s", cli_err);
-    ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "not one line: %s",
-                  cli_err);
-    ck_contains(cli_err, wrong[_i][1]);
-    ck_contains(cli_err, wrong[_i][2]);
+    cli_one_line("car_clip: --");
+    ck_says(cli_err, wrong[_i][1], wrong[_i][2]);
 }
 
 /* A loss of chunks depends on their size: it is that of --batch. */
 TEST("flags", plain_chunks_are_not_chosen) {
     EXPECT(2, "--contrastive", "plain", "--micro-batch", "4");
-    ck_contains(cli_err, "car_clip: --micro-batch");
-    ck_contains(cli_err, "16");
+    ck_says(cli_err, "car_clip: --micro-batch", "16");
 }
 
 TEST("flags", one_pair_is_told_from_nothing) {
@@ -62,8 +53,7 @@ TEST("flags", the_script_s_names_mean_the_same) {
            "--prefetch_factor=1", "--mixed_precision=off", "--memory_fraction=0.95", "--trace",
            cli_replayed);
     cli_same_state();
-    ck_contains(cli_out, "\nCPU Memory - Allocated: 0.");
-    ck_contains(cli_out, " GB, Peak: 0.");
+    ck_says(cli_out, "\nCPU Memory - Allocated: 0.", " GB, Peak: 0.");
 }
 
 /* ---- runs ---------------------------------------------------------------------------------------- */
@@ -87,11 +77,8 @@ static int count_memory_lines(void) {
 TEST("runs", a_run_says_what_it_did) {
     EXPECT(0, TINY, "--batch", "8", "--accumulate", "4", "--epochs", "1", "--steps", "4",
            "--clear-every", "2", "--trace", cli_trace);
-    ck_contains(cli_out, " for validation, whose titles are others");
-    ck_contains(cli_out, "\nEffective batch size: 32\n");
-    ck_contains(cli_out, "recall@1");
-    ck_contains(cli_out, "among 32: loss ");
-    ck_contains(cli_out, "by chance 3.1 % and 15.6 %");
+    ck_says(cli_out, " for validation, whose titles are others", "\nEffective batch size: 32\n",
+            "recall@1", "among 32: loss ", "by chance 3.1 % and 15.6 %");
     ck_assert_int_eq(count_memory_lines(), 2);
     ck_assert_ptr_null(strstr(cli_out, "Plain"));
     for (int step = 1; step <= 4; step++)
@@ -108,10 +95,9 @@ TEST("runs", the_network_can_be_cut) {
 TEST("runs", plain_says_what_it_is) {
     EXPECT(0, TINY, "--contrastive", "plain", "--batch", "8", "--accumulate", "4", "--epochs", "1",
            "--steps", "2", "--trace", cli_trace);
-    ck_contains(cli_out, "Plain accumulation: each pair is told from the 7 others of its chunk");
-    ck_contains(cli_out, "4 such losses do not add up to that of a batch of 32");
-    ck_contains(cli_out, "chunks of 8 for batch 32");
-    ck_contains(cli_out, "among 32: loss ");
+    ck_says(cli_out, "Plain accumulation: each pair is told from the 7 others of its chunk",
+            "4 such losses do not add up to that of a batch of 32", "chunks of 8 for batch 32",
+            "among 32: loss ");
 }
 
 /* Chunks of any size train the same thing, so that a small budget takes smaller ones. */

@@ -3,9 +3,6 @@
  * refused, the tables of memory, and a run in half the memory that a batch takes.
  */
 #include "cli.h"
-#include "suite.h"
-
-#include <stdio.h>
 
 /* Few scenes and a text model that stays random. */
 #define QUICK                                                                                      \
@@ -25,15 +22,13 @@ static const char *const wrong[][3] = {
 
 TEST_LOOP("flags", wrong_values_exit_2_with_one_line, LENGTH(wrong)) {
     EXPECT(2, "--device", "cpu", wrong[_i][0], wrong[_i][1]);
-    ck_assert_msg(strncmp(cli_err, "prsmed: --", 10) == 0, "%s", cli_err);
-    ck_assert_msg(strchr(cli_err, '\n') == cli_err + strlen(cli_err) - 1, "%s", cli_err);
+    cli_one_line("prsmed: --");
     ck_contains(cli_err, wrong[_i][2]);
 }
 
 TEST("flags", what_there_is_not_is_refused) {
     EXPECT(2, "--compile-model");
-    ck_contains(cli_err, "prsmed: --compile-model: ");
-    ck_contains(cli_err, "torch.compile");
+    ck_says(cli_err, "prsmed: --compile-model: ", "torch.compile");
     EXPECT(2, "--use-amp", "--no-use-amp");
     ck_contains(cli_err, "--no-use-amp: not together with --use-amp");
     EXPECT(2, "--use-amp", "--amp", "off");
@@ -93,12 +88,9 @@ TEST_LOOP("flags", configurations_cut_as_the_script_does, LENGTH(configurations)
 
 TEST("runs", a_run_says_what_it_did) {
     EXPECT(0, QUICK);
-    ck_contains(cli_out, "16 scenes an epoch for training, 8 for validation, of 20 classes\n");
-    ck_contains(cli_out, "\nepoch 1  train loss ");
-    ck_contains(cli_out, "\nCPU Memory Allocated: 0.0");
-    ck_contains(cli_out, " GB, Cached: ");
-    ck_contains(cli_out, "\nvalidation Dice ");
-    ck_contains(cli_out, "; without the prompt: all pixels ");
+    ck_says(cli_out, "16 scenes an epoch for training, 8 for validation, of 20 classes\n",
+            "\nepoch 1  train loss ", "\nCPU Memory Allocated: 0.0",
+            " GB, Cached: ", "\nvalidation Dice ", "; without the prompt: all pixels ");
 }
 
 TEST("runs", the_network_can_be_cut) {
@@ -109,18 +101,12 @@ TEST("runs", the_network_can_be_cut) {
 
 /* They draw random numbers, and the run's are none of these. */
 TEST("runs", the_tables_of_memory_change_nothing) {
-    static const char *const rows[] = {"\n  input ",
-                                       "\n  frozen text model ",
-                                       "\n  vision backbone ",
-                                       "\n  mask head ",
-                                       "\n  gradients ",
-                                       "\n  all together ",
-                                       "\n  half precision (bf16) ",
-                                       "\n  chunks of 1 "};
     EXPECT(0, QUICK, "--steps", "1", "--deterministic", "--trace", cli_trace, "--batch", "4");
     EXPECT(0, QUICK, "--steps", "1", "--deterministic", "--trace", cli_replayed, "--breakdown",
            "--batch", "4");
-    for (int i = 0; i < LENGTH(rows); i++) ck_contains(cli_out, rows[i]);
+    ck_says(cli_out, "\n  input ", "\n  frozen text model ", "\n  vision backbone ",
+            "\n  mask head ", "\n  gradients ", "\n  all together ", "\n  half precision (bf16) ",
+            "\n  chunks of 1 ");
     cli_same_state();
 }
 
@@ -137,15 +123,20 @@ TEST("runs", a_device_that_tells_no_peaks) {
     ck_assert_ptr_null(strstr(cli_out, " 0 B"));
 }
 
-/* Half of what a batch takes beside what is there before it. */
-TEST("runs", half_the_memory_is_enough) {
-    char budget[32];
+/* A budget with half of what a batch takes beside what is there before it. */
+static const char *half_the_memory(void) {
+    static char budget[32];
     EXPECT(0, QUICK, "--budget", "auto", "--micro-batch", "8", "--trace", cli_trace);
     long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
     long long state = cli_number(cli_trace, "step", 2, "allocated_bytes");
     ck_assert_int_gt(peak, state);
     ck_assert_int_gt(state, 0);
     snprintf(budget, sizeof budget, "%lld", state + (peak - state) / 2);
+    return budget;
+}
+
+TEST("runs", half_the_memory_is_enough) {
+    const char *budget = half_the_memory();
     EXPECT(0, QUICK, "--budget", budget, "--trace", cli_replayed, "--workers", "0");
     ck_contains(cli_out, " for batch 8; ");
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "samples_trained"), 16);
@@ -154,8 +145,7 @@ TEST("runs", half_the_memory_is_enough) {
 
 /* The text model is in the file, and is not trained a second time. */
 TEST("runs", a_run_goes_on) {
-    char path[CLI_PATH + 8];
-    snprintf(path, sizeof path, "%s/state", cli_root);
+    const char *path = cli_path("state");
 #define LEARNT QUICK, "--text-steps", "1", "--micro-batch", "4"
     EXPECT(0, LEARNT, "--trace", cli_trace);
     ck_contains(cli_err, "text model: 1 step");
@@ -167,13 +157,7 @@ TEST("runs", a_run_goes_on) {
 
 /* No layer normalises over the batch, so small chunks would be part of the first step; a deterministic one has none. */
 TEST("runs", chosen_chunks_go_on) {
-    char path[CLI_PATH + 8], budget[32];
-    snprintf(path, sizeof path, "%s/state", cli_root);
-    EXPECT(0, QUICK, "--budget", "auto", "--micro-batch", "8", "--steps", "2", "--trace",
-           cli_trace);
-    long long peak = cli_number(cli_trace, "step", 2, "peak_bytes");
-    long long state = cli_number(cli_trace, "step", 2, "allocated_bytes");
-    snprintf(budget, sizeof budget, "%lld", state + (peak - state) / 2);
+    const char *path = cli_path("state"), *budget = half_the_memory();
 #define CHOSEN                                                                                     \
     QUICK, "--budget", budget, "--deterministic", "--workers", "0", "--schedule", "constant"
     EXPECT(0, CHOSEN, "--epochs", "2", "--trace", cli_trace);
@@ -186,15 +170,13 @@ TEST("runs", chosen_chunks_go_on) {
 
 /* Prompts that come again are not read again, and mapped and loaded weights are the same in each type. */
 TEST("runs", an_epoch_that_comes_again_reads_nothing) {
-    char weights[CLI_PATH + 8];
-    snprintf(weights, sizeof weights, "%s/weights", cli_root);
+    const char *weights = cli_path("weights");
 #define TWO_EPOCHS                                                                                 \
     QUICK, "--text-model", "tiny", "--text-weights", weights, "--micro-batch", "4", "--epochs",    \
         "2", "--same-scenes", "--cache-frozen"
     EXPECT(0, "--text-model", "tiny", "--write-text-weights", weights);
     EXPECT(0, TWO_EPOCHS, "--text-type", "bf16", "--trace", cli_trace);
-    ck_contains(cli_out, "1 passes in bf16, of 16 prompts");
-    ck_contains(cli_out, "0 passes in bf16, of 0 prompts");
+    ck_says(cli_out, "1 passes in bf16, of 16 prompts", "0 passes in bf16, of 0 prompts");
     EXPECT(0, TWO_EPOCHS, "--text-type", "bf16", "--frozen", "load", "--trace", cli_replayed);
     ck_contains(cli_out, "language model: 167872 parameters, 327.9 KiB in memory, 0 B mapped");
     cli_same_state();
@@ -204,9 +186,7 @@ TEST("runs", an_epoch_that_comes_again_reads_nothing) {
 
 /* Mapped, loaded, kept, in other chunks and in two parts: one state. */
 TEST("runs", a_language_model_reads_the_prompts) {
-    char weights[CLI_PATH + 8], state[CLI_PATH + 8];
-    snprintf(weights, sizeof weights, "%s/weights", cli_root);
-    snprintf(state, sizeof state, "%s/state", cli_root);
+    const char *weights = cli_path("weights"), *state = cli_path("state");
 #define LANGUAGE_MODEL                                                                             \
     QUICK, "--text-model", "tiny", "--text-weights", weights, "--micro-batch", "4"
     EXPECT(1, QUICK, "--text-model", "tiny", "--text-weights", "/nonexistent/w");

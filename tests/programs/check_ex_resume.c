@@ -3,13 +3,10 @@
  * stopped, to the bit; and files that it cannot go on from are refused before anything is trained.
  */
 #include "cli.h"
-#include "suite.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -47,14 +44,12 @@ TEST("parts", in_parts_as_in_one) {
 
 /* Each epoch is saved: the file and the one before it are those of the last two. */
 TEST("parts", after_each_epoch) {
-    char first[CLI_PATH + 8];
     EXPECT(0, EIGHTS, "--epochs", "3", "--save", file, "--trace", cli_trace);
     EXPECT(0, EIGHTS, "--epochs", "3", "--resume", file, "--trace", cli_replayed);
     ck_assert_int_eq(cli_number(cli_replayed, "end", 1, "steps"), 0);
     ck_contains(cli_err, "nothing is left to do: --epochs 3 are done");
     cli_same_state();
-    snprintf(first, sizeof first, "%s.1", file);
-    EXPECT(0, EIGHTS, "--epochs", "3", "--resume", first, "--trace", cli_replayed);
+    EXPECT(0, EIGHTS, "--epochs", "3", "--resume", cli_path("c.1"), "--trace", cli_replayed);
     ck_assert_int_gt(cli_number(cli_replayed, "end", 1, "steps"), 0);
     cli_same_state();
     EXPECT(2, EIGHTS, "--epochs", "3", "--replay", cli_replayed);
@@ -132,11 +127,8 @@ TEST_LOOP("parts", other_bits_are_told, LENGTH(bits)) {
 
 /* A file whose first part had steps planned anew. */
 TEST("parts", memory_that_ran_out_is_told) {
-    char command[4 * CLI_PATH];
     EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "4", "--save", file);
-    snprintf(command, sizeof command,
-             "LC_ALL=C sed 's/replans\\\\\":0/replans\\\\\":3/' '%s' >'%s.told'", file, file);
-    ck_assert_int_eq(system(command), 0);
+    cli_shell("LC_ALL=C sed 's/replans\\\\\":0/replans\\\\\":3/' '%s' >'%s.told'", file, file);
     strcat(file, ".told");
     EXPECT(0, EIGHTS, "--epochs", "3", "--steps", "5", "--resume", file);
     ck_contains(cli_err, OTHER_BITS "what was learnt when memory ran out, in 3 of its steps, is");
@@ -213,13 +205,10 @@ TEST("refused", another_run_is_refused) {
 
 /* Two classes of pictures: the same flags, and another last layer. */
 TEST("refused", another_network_is_refused) {
-    char data[CLI_PATH + 16], command[4 * CLI_PATH];
-    snprintf(data, sizeof data, "%.400s/data", cli_root);
-    snprintf(command, sizeof command,
-             "mkdir '%s' && for c in $(ls examples/data/food | grep -v '\\.' | head -n 2); do "
-             "cp -r examples/data/food/$c '%s'; done",
-             data, data);
-    ck_assert_int_eq(system(command), 0);
+    const char *data = cli_path("data");
+    cli_shell("mkdir '%s' && for c in $(ls examples/data/food | grep -v '\\.' | head -n 2); do "
+              "cp -r examples/data/food/$c '%s'; done",
+              data, data);
     EXPECT(0, EIGHTS, "--steps", "1", "--save", file);
     EXPECT(2, EIGHTS, "--data", data, "--resume", file);
     ck_contains(cli_err, "does not fit the model; different: fc.bias (F32 [");
@@ -264,12 +253,10 @@ TEST("refused", a_link_is_refused) {
 
 /* Whoever may not read the file may not read the weights beside it. */
 TEST("parts", the_best_is_as_private) {
-    char best[CLI_PATH + 16];
     struct stat info;
     ck_assert_int_eq(close(open(file, O_WRONLY | O_CREAT, 0600)), 0);
-    snprintf(best, sizeof best, "%s.best", file);
     EXPECT(0, EIGHTS, "--epochs", "1", "--save", file);
-    ck_assert_int_eq(stat(best, &info), 0);
+    ck_assert_int_eq(stat(cli_path("c.best"), &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
 }
 
