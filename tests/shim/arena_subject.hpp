@@ -6,53 +6,40 @@
 
 #include <utility>
 
-#include "check_shim.hpp"
+#include "owned.hpp"
 
 namespace check_shim {
 
 /* What is made of one argument, and has forward(images) to logits of 5 classes. */
-template <class Net> struct ArenaSubject {
-    mt_model *model = nullptr;
-    mt_torch *torch = nullptr;
+template <class Net> struct ArenaSubject : Owned {
     std::shared_ptr<Net> net;
 
     template <class Habit> explicit ArenaSubject(int arena, Habit habit) {
         mt_torch_options options = MT_TORCH_OPTIONS_INIT;
         options.arena = arena;
-        ck_ok(mt_torch_init(nullptr));
-        ck_ok(mt_torch_set_threads(1));
-        ck_ok(mt_torch_seed(7));
-        ck_ok(memtrain::make_model(&model, [&] {
+        auto describe = [&] {
             net = std::make_shared<Net>(std::move(habit));
             return memtrain::model(net, {"accuracy"}, [](Net &own, const memtrain::Tensors &batch) {
                 at::Tensor logits = own.forward(batch[0]);
                 return memtrain::Output{at::cross_entropy_loss(logits, batch[1]),
                                         memtrain::correct(logits, batch[1])};
             });
-        }));
-        ck_ok(mt_torch_new(model, &options, &torch));
+        };
+        make(describe, options);
     }
-    ~ArenaSubject() { close(); }
     void close() {
-        mt_torch_free(torch);
-        mt_model_free(model);
-        torch = nullptr;
-        model = nullptr;
+        Owned::close();
         net.reset();
     }
-    ArenaSubject(const ArenaSubject &) = delete;
-    ArenaSubject &operator=(const ArenaSubject &) = delete;
 
     /* One step in chunks of so many samples. */
     void step(const Batch &batch, size_t chunk, bool marked = false) {
         size_t all = batch.get()->count;
-        mt_apply_result applied = {};
-        applied.size = sizeof applied;
+        mt_apply_result applied = apply_result();
         ck_ok(mt_begin(torch, batch.get()));
         for (size_t first = 0; first < all; first += chunk) {
             size_t count = std::min(chunk, all - first);
-            mt_chunk_result result = {};
-            result.size = sizeof result;
+            mt_chunk_result result = chunk_result();
             if (marked) ck_ok(mt_mark(torch));
             ck_ok(mt_accumulate(torch, first, count,
                                 static_cast<double>(count) / static_cast<double>(all), &result));
@@ -60,8 +47,7 @@ template <class Net> struct ArenaSubject {
         ck_ok(mt_apply(torch, &applied));
     }
     void evaluate(const Batch &batch, size_t count) {
-        mt_chunk_result result = {};
-        result.size = sizeof result;
+        mt_chunk_result result = chunk_result();
         ck_ok(mt_evaluate(torch, batch.get(), 0, count, &result));
     }
     mt_arena_stats stats() const {
@@ -69,12 +55,13 @@ template <class Net> struct ArenaSubject {
         ck_ok(mt_torch_arena(torch, &stats));
         return stats;
     }
-    std::string hash() const {
-        char text[65];
-        ck_ok(mt_torch_state_sha256(torch, text));
-        return text;
-    }
 };
+
+/* run gives the hash of its state: planned memory and the heap end with the same bits. */
+template <class Run> void same_as_the_heap(Run &&run) {
+    std::string planned = run(MT_ARENA_AUTO), heap = run(MT_ARENA_NEVER);
+    ck_assert_str_eq(planned.c_str(), heap.c_str());
+}
 
 } // namespace check_shim
 #endif

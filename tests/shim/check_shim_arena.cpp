@@ -46,15 +46,13 @@ struct Subject : ArenaSubject<Layers> {
 /* Chunks of several sizes, apart and in place, and evaluations between: the bits of the heap. */
 TEST("plan", the_bits_of_the_heap) {
     const size_t chunks[] = {2, 4, 16, 5, 7, 16, 3, 16, 16};
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         Subject s(arena);
         Batch batch(16);
         for (size_t chunk : chunks) {
             s.step(batch, chunk, chunk % 2);
             s.evaluate(batch, chunk);
         }
-        hash[arena == MT_ARENA_NEVER] = s.hash();
         mt_arena_stats stats = s.stats();
         ck_assert_uint_eq(stats.missed, 0);
         ck_assert_int_eq(stats.served > 100, arena == MT_ARENA_AUTO);
@@ -63,8 +61,8 @@ TEST("plan", the_bits_of_the_heap) {
         ck_assert_uint_ge(stats.bytes, stats.lower_bound_bytes);
         ck_assert_double_le(static_cast<double>(stats.bytes),
                             1.1 * static_cast<double>(stats.lower_bound_bytes));
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* Counted bytes and refusals are the same: what is served from the arena counts as from the heap. */
@@ -73,8 +71,7 @@ TEST("plan", the_bytes_of_the_heap) {
     for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
         Subject s(arena);
         Batch batch(16);
-        mt_chunk_result result = {};
-        result.size = sizeof result;
+        mt_chunk_result result = chunk_result();
         for (size_t chunk : {2, 4, 16}) s.step(batch, chunk);
         ck_ok(mt_begin(s.torch, batch.get()));
         ck_ok(mt_accumulate(s.torch, 0, 16, 1.0, &result));
@@ -115,8 +112,7 @@ static const struct {
     {"for ever", 0, 1}, {"one step", 1, 1}, {"three steps", 3, 1}, {"now and then", 5, 7}};
 
 TEST_LOOP("kept", tensors_are_kept, LENGTH(keepers)) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         Kept kept;
         int step = 0;
         uint64_t missed = 0;
@@ -133,10 +129,9 @@ TEST_LOOP("kept", tensors_are_kept, LENGTH(keepers)) {
         }
         /* What is kept is left to the heap, and then nothing departs from the plan any more. */
         if (keepers[_i].every == 1) ck_assert_uint_eq(s.stats().missed, missed);
-        hash[arena == MT_ARENA_NEVER] = s.hash();
         kept.check();
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* Released on another thread, while the next chunk runs, and after the trainer is gone. */
@@ -228,8 +223,7 @@ static const struct {
 };
 
 TEST_LOOP("something else", something_else, LENGTH(askers)) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         int step = 0;
         uint64_t missed = 0;
         Subject s(arena, [&](const at::Tensor &hidden) { askers[_i].ask(step, hidden); });
@@ -241,15 +235,13 @@ TEST_LOOP("something else", something_else, LENGTH(askers)) {
         if (askers[_i].settles) ck_assert_uint_eq(s.stats().missed, missed);
         /* A chunk that is not as planned finds back to its plan. */
         if (arena == MT_ARENA_AUTO) ck_assert_uint_gt(s.stats().served, s.stats().missed);
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* Large tensors at random, some kept for many chunks: none is ever written over by another one. */
 TEST_LOOP("something else", guests_at_random, 8) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         std::vector<std::pair<at::Tensor, double>> kept;
         std::mt19937 random(static_cast<unsigned>(_i));
         auto check = [&](size_t i) {
@@ -274,9 +266,8 @@ TEST_LOOP("something else", guests_at_random, 8) {
         for (int step = 0; step < 60; step++) s.step(batch, 1 + random() % 16, random() % 2);
         for (size_t i = 0; i < kept.size(); i++) check(i);
         ck_assert_int_eq(s.stats().guests > 100, arena == MT_ARENA_AUTO);
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* A loader's requests on its own thread never meet the plan. */
@@ -321,8 +312,7 @@ TEST("something else", two_threads) {
 TEST("pages", pages_come_and_go) {
     Subject s(MT_ARENA_AUTO);
     Batch batch(64);
-    mt_clear_result cleared = {};
-    cleared.size = sizeof cleared;
+    mt_clear_result cleared = MT_CLEAR_RESULT_INIT;
     for (size_t chunk : {2, 4, 64, 64}) s.step(batch, chunk);
     std::string before = s.hash();
     ck_ok(mt_empty_cache("cpu", &cleared));
@@ -336,8 +326,7 @@ TEST("pages", pages_come_and_go) {
 
 /* From within the chunks, and from another thread all the time: what a running chunk has is not given back. */
 TEST("pages", emptied_while_chunks_run) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         Subject s(arena, [](const at::Tensor &) { ck_ok(mt_empty_cache("cpu", nullptr)); });
         Batch batch(256);
         std::atomic<bool> stop{false};
@@ -347,9 +336,8 @@ TEST("pages", emptied_while_chunks_run) {
         for (size_t chunk : {2, 4, 256, 256, 256, 256, 256, 256}) s.step(batch, chunk);
         stop = true;
         other.join();
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-    }
-    ck_assert(hash[0] == hash[1]);
+        return s.hash();
+    });
 }
 
 /* While a tensor of the arena is alive, its pages stay. */
@@ -389,23 +377,20 @@ TEST("pages", pages_outlive_the_trainer) {
 
 /* A model that asks another one, on the CPU or on a simulated card, or itself, from within its chunk. */
 TEST("within", a_chunk_within_a_chunk) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         Batch batch(16);
         Subject teacher(arena), *itself = nullptr;
-        mt_model *carded = nullptr;
-        mt_torch *on_card = nullptr;
+        Owned on_card;
         mt_torch_options options = MT_TORCH_OPTIONS_INIT;
         options.device = "sim:cuda";
-        ck_ok(net_model_new({}, &carded));
-        ck_ok(mt_torch_new(carded, &options, &on_card));
+        ck_ok(net_model_new({}, &on_card.model));
+        ck_ok(mt_torch_new(on_card.model, &options, &on_card.torch));
         int depth = 0;
         Subject student(arena, [&](const at::Tensor &) {
-            mt_chunk_result result = {};
-            result.size = sizeof result;
+            mt_chunk_result result = chunk_result();
             if (depth++ == 0) {
                 teacher.evaluate(batch, 16);
-                ck_ok(mt_evaluate(on_card, batch.get(), 0, 16, &result));
+                ck_ok(mt_evaluate(on_card.torch, batch.get(), 0, 16, &result));
                 if (!at::GradMode::is_enabled()) itself->evaluate(batch, 5);
             }
             depth--;
@@ -415,22 +400,18 @@ TEST("within", a_chunk_within_a_chunk) {
             student.step(batch, step < 2 ? 2 + 2 * static_cast<size_t>(step) : 16);
             student.evaluate(batch, 16);
         }
-        hash[arena == MT_ARENA_NEVER] = student.hash();
         if (arena == MT_ARENA_AUTO) {
             ck_assert_uint_gt(student.stats().served, 200);
             ck_assert_uint_gt(teacher.stats().served, 50);
             ck_assert_uint_lt(student.stats().missed, 50);
         }
-        mt_torch_free(on_card);
-        mt_model_free(carded);
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return student.hash();
+    });
 }
 
 /* A layer that is frozen between steps has no gradient to tell of, and trains on. */
 TEST("within", a_layer_is_frozen) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         Subject s(arena);
         Batch batch(16);
         s.step(batch, 16);
@@ -438,9 +419,8 @@ TEST("within", a_layer_is_frozen) {
         for (size_t chunk : {2, 4, 16, 5}) s.step(batch, chunk);
         s.net->first->weight.set_requires_grad(true);
         for (size_t chunk : {7, 16}) s.step(batch, chunk);
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 TEST("pages", arguments_are_checked) {
@@ -515,11 +495,8 @@ TEST("pages", the_mapping_does_not_creep) {
 TEST("pages", a_refused_chunk_makes_no_room) {
     Subject s(MT_ARENA_AUTO);
     Batch few(16), many(100000);
-    mt_chunk_result result = {};
+    mt_chunk_result result = chunk_result();
     mt_resident resident = MT_RESIDENT_INIT;
-    mt_memory memory = {};
-    result.size = sizeof result;
-    memory.size = sizeof memory;
     for (size_t chunk : {2, 4, 16}) s.step(few, chunk);
     ck_ok(mt_empty_cache("cpu", nullptr));
     ck_ok(mt_device_resident("cpu", &resident));
@@ -528,8 +505,7 @@ TEST("pages", a_refused_chunk_makes_no_room) {
     ck_status(mt_accumulate(s.torch, 0, 100000, 1.0, &result), MT_EDEVMEM);
     ck_ok(mt_rollback(s.torch));
     ck_assert_uint_lt(arena_bytes(), size_t(4) << 20);
-    ck_ok(mt_device_memory("cpu", &memory));
-    ck_assert_uint_le(memory.budget_bytes, size_t(44) << 20);
+    ck_assert_uint_le(cpu_memory().budget_bytes, size_t(44) << 20);
     ck_ok(mt_device_set_resident_budget("cpu", 0));
 }
 
@@ -537,15 +513,13 @@ TEST("pages", a_refused_chunk_makes_no_room) {
 /* A chunk of so many samples, noted and taken back. */
 mt_recording *record(const Subject &s, const Batch &batch, size_t samples) {
     mt_recording *recording = nullptr;
-    mt_backend backend = MT_BACKEND_INIT;
-    mt_chunk_result result = {};
-    result.size = sizeof result;
+    mt_backend backend = seam_of(s.torch);
+    mt_chunk_result result = chunk_result();
     ck_ok(mt_recording_new(&recording));
     ck_ok(mt_recording_start(recording, samples));
     mt_event_sink sink = {recording, [](void *user, void *address, int64_t bytes) {
                               mt_recording_event(static_cast<mt_recording *>(user), address, bytes);
                           }};
-    ck_ok(mt_torch_backend(s.torch, &backend));
     ck_ok(mt_begin(s.torch, batch.get()));
     ck_ok(backend.record(backend.self, &sink));
     ck_ok(mt_accumulate(s.torch, 0, samples, 0.5, &result));
@@ -561,13 +535,10 @@ TEST("pages", the_resident_peak_is_told) {
     Batch batch(samples);
     mt_recording *small = record(s, batch, 200), *large = record(s, batch, 400);
     mt_memory_model *model = nullptr;
-    mt_memory memory = {};
     mt_resident resident = MT_RESIDENT_INIT;
     size_t told = 0;
-    memory.size = sizeof memory;
     ck_ok(mt_memory_model_new(small, large, &model));
-    ck_ok(mt_device_memory("cpu", &memory));
-    size_t peak = memory.allocated_bytes + mt_memory_model_peak(model, samples);
+    size_t peak = cpu_memory().allocated_bytes + mt_memory_model_peak(model, samples);
     ck_assert_uint_gt(peak, size_t(50) << 20);
     ck_ok(mt_device_predict_resident("cpu", peak, &told));
     for (int i = 0; i < 3; i++) s.step(batch, samples);

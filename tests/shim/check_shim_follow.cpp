@@ -68,12 +68,11 @@ struct Requests {
 
 Requests step(Subject &s, const Batch &batch, size_t chunk = 16) {
     uint64_t all = 0;
-    mt_backend backend = MT_BACKEND_INIT;
+    mt_backend backend = seam_of(s.torch);
     mt_event_sink sink = {&all, [](void *user, void *, int64_t bytes) {
                               *static_cast<uint64_t *>(user) += bytes > 0;
                           }};
     mt_arena_stats before = s.stats();
-    ck_ok(mt_torch_backend(s.torch, &backend));
     ck_ok(backend.record(backend.self, &sink));
     s.step(batch, chunk);
     ck_ok(backend.record(backend.self, nullptr));
@@ -144,10 +143,9 @@ static const struct {
 };
 
 TEST_LOOP("once", the_rest_is_served, ALL_WIDTHS *LENGTH(edits)) {
-    std::string hash[2];
     const auto &edit = edits[_i / ALL_WIDTHS];
     const Widths widths = Widths(_i % ALL_WIDTHS);
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         bool now = false;
         Subject s(arena, Tower::Options{widths, [&](const at::Tensor &x, int layer) {
                                             return (now ? edit.once : edit.usual)(x, layer);
@@ -159,8 +157,7 @@ TEST_LOOP("once", the_rest_is_served, ALL_WIDTHS *LENGTH(edits)) {
         Requests once = step(s, batch);
         now = false;
         Requests again = step(s, batch);
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-        if (arena == MT_ARENA_NEVER) continue;
+        if (arena == MT_ARENA_NEVER) return s.hash();
         ck_assert_uint_gt(usual.all, 200);
         ck_assert_uint_eq(usual.served, usual.all);
         ck_assert_uint_eq(again.served, again.all);
@@ -169,8 +166,8 @@ TEST_LOOP("once", the_rest_is_served, ALL_WIDTHS *LENGTH(edits)) {
                       edit.name, static_cast<unsigned>(once.served),
                       static_cast<unsigned>(unchanged));
         ck_assert_uint_eq(once.served + once.missed, once.all);
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* ---- two ways -------------------------------------------------------------------------------------- */
@@ -195,9 +192,8 @@ at::Tensor branch(const at::Tensor &x, int layer, int way) {
 }
 
 TEST_LOOP("ways", ways_take_turns, ALL_WIDTHS *LENGTH(turns)) {
-    std::string hash[2];
     const auto &turn = turns[_i / ALL_WIDTHS];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         int now = 0;
         Requests least[3] = {{1, 0, 1}, {1, 0, 1}, {1, 0, 1}};
         Subject s(arena,
@@ -210,14 +206,13 @@ TEST_LOOP("ways", ways_take_turns, ALL_WIDTHS *LENGTH(turns)) {
             Requests &own = least[turn.way(now)];
             if (now >= 30 && requests.served * own.all <= own.served * requests.all) own = requests;
         }
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-        if (arena == MT_ARENA_NEVER) continue;
+        if (arena == MT_ARENA_NEVER) return s.hash();
         for (const Requests &own : least)
             ck_assert_msg(10 * own.served >= 9 * own.all, "%s: %u of %u", turn.name,
                           static_cast<unsigned>(own.served), static_cast<unsigned>(own.all));
         ck_assert_uint_le(s.stats().recorded, 2 + 4);
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* A way that is left for good: the plan is of the other one alone, and no larger than it must be. */

@@ -67,8 +67,7 @@ at::Tensor some(std::mt19937 &random) {
 
 /* Tensors that no plan knows of are kept for ever: soon the heap has new ones, and none is looked past. */
 TEST("habits", ever_more_are_kept) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         std::mt19937 random(5);
         std::vector<at::Tensor> kept;
         Subject s(arena, [&](int) {
@@ -81,9 +80,8 @@ TEST("habits", ever_more_are_kept) {
         ck_assert_uint_eq(s.stats().guests, guests);
         for (const at::Tensor &tensor : kept)
             ck_assert_double_eq(tensor.sum().item().toDouble(), double(tensor.numel()));
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* After each n-th layer a tensor of another size each time; percent: of the requests of late chunks that are served. */
@@ -93,8 +91,7 @@ static const struct {
 } sizes[] = {{1, 25}, {2, 40}, {3, 50}};
 
 TEST_LOOP("habits", sizes_never_repeat, LENGTH(sizes)) {
-    std::string hash[2];
-    for (int arena : {MT_ARENA_AUTO, MT_ARENA_NEVER}) {
+    same_as_the_heap([&](int arena) {
         std::mt19937 random(5);
         Subject s(arena, [&](int layer) {
             if (layer % sizes[_i].each == 0) some(random);
@@ -104,13 +101,12 @@ TEST_LOOP("habits", sizes_never_repeat, LENGTH(sizes)) {
         mt_arena_stats before = s.stats();
         for (int step = 0; step < 50; step++) s.step(batch, 64);
         mt_arena_stats after = s.stats();
-        hash[arena == MT_ARENA_NEVER] = s.hash();
-        if (arena == MT_ARENA_NEVER) continue;
+        if (arena == MT_ARENA_NEVER) return s.hash();
         uint64_t served = after.served - before.served, missed = after.missed - before.missed;
         ck_assert_uint_ge(100 * served, sizes[_i].percent * (served + missed));
         ck_assert_uint_le(after.recorded, 3 * 4); /* three sizes of chunk */
-    }
-    ck_assert_str_eq(hash[0].c_str(), hash[1].c_str());
+        return s.hash();
+    });
 }
 
 /* ---- shapes that come in turn ------------------------------------------------------------------------ */
@@ -147,10 +143,8 @@ TEST_LOOP("habits", shapes_take_turns, LENGTH(turns)) {
     for (int round = 0; round < rounds; round++) {
         before = s.stats();
         for (const auto &batch : batches) {
-            mt_apply_result applied = {};
-            mt_chunk_result result = {};
-            applied.size = sizeof applied;
-            result.size = sizeof result;
+            mt_apply_result applied = apply_result();
+            mt_chunk_result result = chunk_result();
             ck_ok(mt_begin(s.torch, batch->get()));
             ck_ok(mt_accumulate(s.torch, 0, samples, 1.0, &result));
             ck_ok(mt_apply(s.torch, &applied));

@@ -15,8 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -25,10 +25,10 @@
 
 #include <memtrain/safetensors.h>
 #include <memtrain/torch_map.hpp>
-#include <memtrain/trainer.h>
 
-#include "check_shim.hpp"
+#include "owned.hpp"
 #include "model_faults.hpp"
+#include "networks/batches.hpp"
 
 using namespace check_shim;
 using memtrain::Tensors;
@@ -116,48 +116,51 @@ struct Setting {
     const char *path = "w";
 };
 
-mt_map_options map_options() {
-    return MT_MAP_OPTIONS_INIT;
+mt_map_options map_options(int strict = 1) {
+    mt_map_options options = MT_MAP_OPTIONS_INIT;
+    options.strict = strict;
+    return options;
+}
+
+/* The file of that name in the folder. */
+mt_status map(mt_model *model, const char *name, const mt_map_options &options) {
+    return mt_model_map_weights(model, in_folder(name).c_str(), &options);
+}
+
+mt_map_stats stats_of(const mt_model *model) {
+    mt_map_stats stats = MT_MAP_STATS_INIT;
+    ck_ok(mt_model_map_stats(model, &stats));
+    return stats;
 }
 
 /* The model, with the file's weights unless path is NULL, and its optimiser. */
-struct Run {
-    mt_model *model = nullptr;
-    mt_torch *torch = nullptr;
+struct Run : Owned {
     Adapted net{nullptr};
-    at::Tensor pictures, labels;
-    mt_tensor *handles[2] = {nullptr, nullptr};
-    mt_torch_batch data = MT_TORCH_BATCH_INIT;
-    mt_batch batch = MT_BATCH_INIT;
+    networks::TensorBatch batch = made_up();
 
     explicit Run(const Setting &setting) {
-        prepare();
-        make(setting.way);
-        mt_map_options options = map_options();
+        ck_ok(new_model(setting.way, &model, &net));
+        mt_map_options options = map_options(0);
         options.load = setting.load;
-        options.strict = 0;
-        if (setting.path)
-            ck_ok(mt_model_map_weights(model, in_folder(setting.path).c_str(), &options));
+        if (setting.path) ck_ok(map(model, setting.path, options));
         mt_torch_options torch_options = options_of(MT_ADAMW, 1.0);
         torch_options.device = "cpu";
         torch_options.lr = 1e-2;
         torch_options.amp = static_cast<mt_dtype>(setting.amp);
         torch_options.offload = setting.offload;
         ck_ok(mt_torch_new(model, &torch_options, &torch));
-        make_batch();
     }
-    ~Run() {
-        for (mt_tensor *handle : handles) mt_tensor_free(handle);
-        mt_torch_free(torch);
-        mt_model_free(model);
-    }
-    Run(const Run &) = delete;
-    Run &operator=(const Run &) = delete;
 
     static void prepare() {
-        ck_ok(mt_torch_init(nullptr));
-        ck_ok(mt_torch_set_threads(1));
+        start();
         ck_ok(mt_torch_seed(11));
+    }
+
+    static networks::TensorBatch made_up() {
+        prepare();
+        at::Tensor i = at::arange(8 * width, at::kFloat), n = at::arange(8);
+        return networks::TensorBatch(
+            {((i * 37 + 11).remainder(101) / 50 - 1).view({8, width}), n.remainder(3)});
     }
 
     static mt_status new_model(Way way, mt_model **out, Adapted *out_net) {
@@ -172,7 +175,7 @@ struct Run {
 
     mt_status step(const std::vector<size_t> &sizes, std::string *losses = nullptr) {
         mt_apply_result applied = apply_result();
-        mt_status status = mt_begin(torch, &batch);
+        mt_status status = mt_begin(torch, batch.get());
         size_t first = 0;
         for (size_t size : sizes) {
             mt_chunk_result result = chunk_result();
@@ -192,34 +195,23 @@ struct Run {
         return bytes;
     }
 
-    std::string hash() const {
-        char text[65];
-        ck_ok(mt_torch_state_sha256(torch, text));
-        return text;
-    }
+    mt_map_stats stats() const { return stats_of(model); }
+};
 
-    mt_map_stats stats() const {
-        mt_map_stats out = MT_MAP_STATS_INIT;
-        ck_ok(mt_model_map_stats(model, &out));
-        return out;
+/* A model without weights of a file. */
+struct Fresh : Owned {
+    Adapted net{nullptr};
+    Fresh() {
+        Run::prepare();
+        ck_ok(Run::new_model(FROZEN, &model, &net));
     }
-
-private:
-    void make(Way way) { ck_ok(new_model(way, &model, &net)); }
-    void make_batch() {
-        at::Tensor numbers = at::empty({8, width}), targets = at::empty({8}, at::kLong);
-        for (int64_t i = 0; i < numbers.numel(); i++)
-            numbers.data_ptr<float>()[i] = static_cast<float>((i * 37 + 11) % 101) / 50 - 1;
-        for (int64_t i = 0; i < 8; i++) targets.data_ptr<int64_t>()[i] = i % 3;
-        pictures = numbers;
-        labels = targets;
-        const int64_t shape[] = {8, width};
-        ck_ok(mt_tensor_from_memory(pictures.data_ptr(), MT_FLOAT32, 2, shape, &handles[0]));
-        ck_ok(mt_tensor_from_memory(labels.data_ptr(), MT_INT64, 1, shape, &handles[1]));
-        data.tensors = handles;
-        data.count = 2;
-        batch.data = &data;
-        batch.count = 8;
+    mt_status map(const char *name, const mt_map_options &options) const {
+        return ::map(model, name, options);
+    }
+    void refuses(const char *name, const mt_map_options &options, mt_status expected,
+                 const char *word) const {
+        ck_refused(map(name, options), expected, word);
+        ck_assert_uint_eq(stats_of(model).tensors, 0);
     }
 };
 
@@ -279,7 +271,6 @@ void write_shards(at::ScalarType dtype) {
 }
 
 constexpr at::ScalarType dtypes[] = {at::kFloat, at::kHalf, at::kBFloat16};
-enum { DTYPES = 3 };
 
 /* ---- the same bits ---- */
 
@@ -295,7 +286,7 @@ Result train(const Setting &setting) {
     ck_ok(run.step({8}, &result.losses));
     ck_ok(run.step({2, 2, 4}, &result.losses));
     mt_chunk_result evaluated = chunk_result();
-    ck_ok(mt_evaluate(run.torch, &run.batch, 0, 8, &evaluated));
+    ck_ok(mt_evaluate(run.torch, run.batch.get(), 0, 8, &evaluated));
     result.losses.append(reinterpret_cast<char *>(&evaluated.loss_sum), sizeof(double));
     result.state = run.state();
     return result;
@@ -308,9 +299,9 @@ void check_equal(const Result &a, const Result &b, const char *what) {
         ck_assert_msg(bytes == b.state.at(name), "%s: other bits in %s", what, name.c_str());
 }
 
-TEST_LOOP("bits", mapped_is_loaded, 2 * DTYPES) {
-    const at::ScalarType dtype = dtypes[_i % DTYPES];
-    const int amp = _i / DTYPES ? MT_BFLOAT16 : MT_DTYPE_NONE;
+TEST_LOOP("bits", mapped_is_loaded, 2 * LENGTH(dtypes)) {
+    const at::ScalarType dtype = dtypes[_i % LENGTH(dtypes)];
+    const int amp = _i / LENGTH(dtypes) ? MT_BFLOAT16 : MT_DTYPE_NONE;
     write_file("w", frozen_weights(dtype));
     const Result plain = train({PLAIN, true, amp});
     check_equal(train({FROZEN, true, amp}), plain, "loaded, in frozen blocks");
@@ -319,7 +310,7 @@ TEST_LOOP("bits", mapped_is_loaded, 2 * DTYPES) {
     ck_assert(random.losses != plain.losses); /* the file matters */
 }
 
-TEST_LOOP("bits", shards_are_one_file, DTYPES) {
+TEST_LOOP("bits", shards_are_one_file, LENGTH(dtypes)) {
     write_file("w", frozen_weights(dtypes[_i]));
     write_shards(dtypes[_i]);
     const Result whole = train({FROZEN, false});
@@ -338,18 +329,12 @@ TEST("bits", offload_is_the_same) {
 
 /* ---- what is held ---- */
 
-TEST_LOOP("held", no_budget_counts_it, DTYPES) {
+TEST_LOOP("held", no_budget_counts_it, LENGTH(dtypes)) {
     const at::ScalarType dtype = dtypes[_i];
     const uint64_t numbers = block_count * block_numbers;
     write_file("w", frozen_weights(dtype));
     Run loaded({FROZEN, true}), mapped({FROZEN, false});
-    mt_backend_info with = {}, without = {};
-    with.size = without.size = sizeof with;
-    mt_backend backend = MT_BACKEND_INIT;
-    ck_ok(mt_torch_backend(loaded.torch, &backend));
-    ck_ok(backend.describe(backend.self, &with));
-    ck_ok(mt_torch_backend(mapped.torch, &backend));
-    ck_ok(backend.describe(backend.self, &without));
+    mt_backend_info with = info_of(seam_of(loaded.torch)), without = info_of(seam_of(mapped.torch));
     ck_assert_uint_eq(with.parameter_bytes - without.parameter_bytes, 4 * numbers);
     ck_assert(with.model != without.model); /* what one has learnt is not the other's */
     mt_map_stats stats = mapped.stats();
@@ -371,22 +356,18 @@ TEST_LOOP("held", no_budget_counts_it, DTYPES) {
 TEST("held", a_place_without_memory) {
     write_file("w", frozen_weights(at::kBFloat16));
     for (int load = 0; load < 2; load++) {
-        mt_model *model = nullptr;
-        Adapted net{nullptr};
-        Run::prepare();
-        ck_ok(Run::new_model(FROZEN, &model, &net));
+        Fresh fresh;
+        const Adapted &net = fresh.net;
         for (const auto &item : net->named_parameters())
             if (!item.value().requires_grad())
                 item.value().set_data(at::zeros({1}).expand(item.value().sizes()));
         const size_t before = cpu_memory().allocated_bytes;
-        mt_map_options options = map_options();
-        options.strict = 0;
+        mt_map_options options = map_options(0);
         options.load = load;
-        ck_ok(mt_model_map_weights(model, in_folder("w").c_str(), &options));
+        ck_ok(fresh.map("w", options));
         const size_t numbers = block_count * block_numbers * 4, now = cpu_memory().allocated_bytes;
         ck_assert(load ? now > before + numbers / 2 : now <= before);
         ck_assert(net->blocks[1]->linear->weight.is_contiguous());
-        mt_model_free(model);
     }
 }
 
@@ -415,37 +396,29 @@ TEST("held", blocks_are_read_ahead) {
 TEST_LOOP("faults", every_request_of_a_step_fails, 2) {
     write_file("w", frozen_weights(at::kBFloat16));
     Run run({FROZEN, false});
-    mt_backend backend = MT_BACKEND_INIT;
-    ck_ok(mt_torch_backend(run.torch, &backend));
-    model_faults::every_allocation_fails({run.torch, backend, &run.batch, {2, 3, 3}, "cpu"}, 3, _i,
-                                         "map");
+    model_faults::every_allocation_fails(
+        {run.torch, seam_of(run.torch), run.batch.get(), {2, 3, 3}, "cpu"}, 3, _i, "map");
 }
 
 TEST_LOOP("faults", every_request_of_a_call_fails, 2) {
-    mt_map_options options = map_options();
-    mt_model *model = nullptr;
-    Adapted net{nullptr};
+    mt_map_options options = map_options(0);
     write_file("w", frozen_weights(at::kBFloat16));
-    Run::prepare();
-    ck_ok(Run::new_model(FROZEN, &model, &net));
-    options.strict = 0;
+    Fresh fresh;
+    const Adapted &net = fresh.net;
     options.load = _i;
     std::map<std::string, std::string> before;
     for (const auto &item : net->named_parameters()) before[item.key()] = raw_bytes(item.value());
     uint64_t failed = 1, n = 0;
     while (failed) {
-        ck_ok(mt_inject_oom(++n, 0));
-        mt_status status = mt_model_map_weights(model, in_folder("w").c_str(), &options);
-        mt_injected(nullptr, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        ck_assert_msg(status == (failed ? MT_EDEVMEM : MT_OK), "request %d: %s",
+        Tried tried = with_fault(++n, [&] { return fresh.map("w", options); });
+        failed = tried.failed;
+        ck_assert_msg(tried.status == (failed ? MT_EDEVMEM : MT_OK), "request %d: %s",
                       static_cast<int>(n), mt_last_error());
         for (const auto &item : net->named_parameters())
             if (failed) ck_assert(raw_bytes(item.value()) == before[item.key()]);
     }
     ck_assert_uint_ge(n, _i ? 4 * block_count : 1); /* views need none */
     ck_assert(raw_bytes(net->blocks[0]->linear->weight) != before["block0.linear.weight"]);
-    mt_model_free(model);
 }
 
 /* ---- the state ---- */
@@ -504,47 +477,27 @@ TEST("state", a_tensor_outlives_the_model) {
 
 /* ---- wrong requests and files ---- */
 
-struct Fresh {
-    mt_model *model = nullptr;
-    Adapted net{nullptr};
-    Fresh() {
-        Run::prepare();
-        ck_ok(Run::new_model(FROZEN, &model, &net));
-    }
-    ~Fresh() { mt_model_free(model); }
-    Fresh(const Fresh &) = delete;
-    Fresh &operator=(const Fresh &) = delete;
-
-    void refuses(const char *name, const mt_map_options &options, mt_status expected,
-                 const char *word) const {
-        ck_refused(mt_model_map_weights(model, in_folder(name).c_str(), &options), expected, word);
-        mt_map_stats stats = MT_MAP_STATS_INIT;
-        ck_ok(mt_model_map_stats(model, &stats));
-        ck_assert_uint_eq(stats.tensors, 0);
-    }
-};
-
 TEST("wrong", options_are_checked) {
+    const struct {
+        void (*set)(mt_map_options &);
+        const char *word;
+    } rows[] = {
+        {[](mt_map_options &o) { o.size = 1; }, "options"},
+        {[](mt_map_options &o) { o.strict = 2; }, "options->strict is 2"},
+        {[](mt_map_options &o) { o.load = -1; }, "options->load is -1"},
+        {[](mt_map_options &o) { o.trained = 2; }, "options->trained is 2"},
+        {[](mt_map_options &o) { o.drop = 3; }, "options->drop is 3"},
+    };
     write_file("w", frozen_weights(at::kFloat));
     Fresh fresh;
-    mt_map_options options = map_options();
     const std::string path = in_folder("w");
     ck_status(mt_model_map_weights(nullptr, path.c_str(), nullptr), MT_EINVAL);
     ck_status(mt_model_map_weights(fresh.model, nullptr, nullptr), MT_EINVAL);
-    options.size = 1;
-    fresh.refuses("w", options, MT_EINVAL, "options");
-    options = map_options();
-    options.strict = 2;
-    fresh.refuses("w", options, MT_EINVAL, "options->strict is 2");
-    options = map_options();
-    options.load = -1;
-    fresh.refuses("w", options, MT_EINVAL, "options->load is -1");
-    options = map_options();
-    options.trained = 2;
-    fresh.refuses("w", options, MT_EINVAL, "options->trained is 2");
-    options = map_options();
-    options.drop = 3;
-    fresh.refuses("w", options, MT_EINVAL, "options->drop is 3");
+    for (const auto &row : rows) {
+        mt_map_options options = map_options();
+        row.set(options);
+        fresh.refuses("w", options, MT_EINVAL, row.word);
+    }
     mt_map_stats stats = MT_MAP_STATS_INIT;
     ck_status(mt_model_map_stats(nullptr, &stats), MT_EINVAL);
     ck_status(mt_model_map_stats(fresh.model, nullptr), MT_EINVAL);
@@ -562,15 +515,13 @@ TEST("wrong", names_have_prefixes) {
     options.prefix = "base.";
     fresh.refuses("w", options, MT_EINVAL, "missing there: prompt");
     options.model_prefix = "block1.";
-    ck_ok(mt_model_map_weights(fresh.model, in_folder("w").c_str(), &options));
+    ck_ok(fresh.map("w", options));
     ck_assert(raw_bytes(fresh.net->blocks[1]->linear->bias) ==
               raw_bytes(content["base.linear.bias"]));
     Fresh other;
     options.skip = "linear.";
-    ck_ok(mt_model_map_weights(other.model, in_folder("w").c_str(), &options));
-    mt_map_stats stats = MT_MAP_STATS_INIT;
-    ck_ok(mt_model_map_stats(other.model, &stats));
-    ck_assert_uint_eq(stats.tensors, 2);
+    ck_ok(other.map("w", options));
+    ck_assert_uint_eq(stats_of(other.model).tensors, 2);
 }
 
 TEST("wrong", files_that_do_not_fit) {
@@ -610,17 +561,15 @@ TEST("wrong", what_trains_is_refused_or_loaded) {
     content["head.bias"] = at::ones({3}, at::kBFloat16);
     write_file("w", content);
     Fresh fresh;
-    mt_map_options options = map_options();
-    options.strict = 0;
+    mt_map_options options = map_options(0);
     fresh.refuses("w", options, MT_EINVAL, "these parameters train");
     fresh.refuses("w", options, MT_EINVAL, "adapter1.weight, head.bias; accepted");
     options.trained = MT_MAP_TRAINED_LOAD;
-    ck_ok(mt_model_map_weights(fresh.model, in_folder("w").c_str(), &options));
+    ck_ok(fresh.map("w", options));
     const at::Tensor &adapter = fresh.net->adapters[1]->weight;
     ck_assert(adapter.requires_grad() && adapter.scalar_type() == at::kFloat);
     ck_assert_float_eq(adapter[3][3].item<float>(), 0.125f);
-    mt_map_stats stats = MT_MAP_STATS_INIT;
-    ck_ok(mt_model_map_stats(fresh.model, &stats));
+    mt_map_stats stats = stats_of(fresh.model);
     ck_assert_uint_eq(stats.tensors, 4 * block_count);
     ck_assert_uint_eq(stats.loaded_bytes, 4 * (width * width + 3));
 }
@@ -643,22 +592,20 @@ TEST("wrong", indices_that_are_wrong) {
         {"{\"weight_map\": {\"block1.linear.bias\": \"w1\"}}", "which does not have it"},
         {"{\"weight_map\": {\"block0.linear.bias\": \"w1\", \"x\": \"w\"}}", "is in "},
     };
-    mt_map_options options = map_options();
-    options.strict = 0;
+    mt_map_options options = map_options(0);
     write_shards(at::kHalf);
     write_file("w", frozen_weights(at::kHalf));
     Fresh fresh;
     for (const auto &one : cases) {
         write_text("w.json", one.text);
-        mt_status status = mt_model_map_weights(fresh.model, in_folder("w.json").c_str(), &options);
+        mt_status status = fresh.map("w.json", options);
         ck_assert_msg(status == MT_EINVAL || status == MT_EIO, "%s: %s", one.text, mt_last_error());
         ck_contains(mt_last_error(), one.word);
     }
 }
 
 TEST("wrong", shards_that_are_wrong) {
-    mt_map_options options = map_options();
-    options.strict = 0;
+    mt_map_options options = map_options(0);
     write_shards(at::kHalf);
     Fresh fresh;
     std::string text = text_of("w2");
@@ -667,21 +614,19 @@ TEST("wrong", shards_that_are_wrong) {
     std::remove(in_folder("w2").c_str());
     fresh.refuses("w.json", options, MT_EIO, "w2'");
     write_text("w2", text);
-    ck_ok(mt_model_map_weights(fresh.model, in_folder("w.json").c_str(), &options));
+    ck_ok(fresh.map("w.json", options));
 }
 
 TEST("wrong", a_model_in_use_and_a_card) {
     write_file("w", frozen_weights(at::kHalf));
-    mt_map_options options = map_options();
-    options.strict = 0;
+    mt_map_options options = map_options(0);
     Run run({FROZEN, false});
-    ck_refused(mt_model_map_weights(run.model, in_folder("w").c_str(), &options), MT_ESTATE,
-               "before mt_torch_new");
+    ck_refused(map(run.model, "w", options), MT_ESTATE, "before mt_torch_new");
     Fresh fresh;
     mt_torch *torch = nullptr;
     mt_torch_options torch_options = MT_TORCH_OPTIONS_INIT;
     torch_options.device = "sim:cuda";
-    ck_ok(mt_model_map_weights(fresh.model, in_folder("w").c_str(), &options));
+    ck_ok(fresh.map("w", options));
     ck_refused(mt_torch_new(fresh.model, &torch_options, &torch), MT_ENOTSUP, "mapped weights");
 }
 
@@ -695,11 +640,9 @@ TEST("wrong", bytes_that_are_not_aligned) {
     text[0] = static_cast<char>(header.size());
     write_text("w", text + header + raw_bytes(bias));
     Fresh fresh;
-    mt_map_options options = map_options();
-    options.strict = 0;
-    ck_ok(mt_model_map_weights(fresh.model, in_folder("w").c_str(), &options));
-    mt_map_stats stats = MT_MAP_STATS_INIT;
-    ck_ok(mt_model_map_stats(fresh.model, &stats));
+    mt_map_options options = map_options(0);
+    ck_ok(fresh.map("w", options));
+    mt_map_stats stats = stats_of(fresh.model);
     ck_assert_uint_eq(stats.tensors, 0);
     ck_assert_uint_eq(stats.loaded_bytes, 96);
     ck_assert(raw_bytes(fresh.net->blocks[0]->linear->bias) == raw_bytes(bias));
@@ -721,9 +664,7 @@ const struct {
     {"bytes and has", [] { std::ofstream(in_folder("w"), std::ios::app) << "x"; }},
     {"bytes and has", [] { ck_assert_int_eq(truncate(in_folder("w").c_str(), 0), 0); }},
 };
-enum { CHANGES = 3 };
-
-TEST_LOOP("change", a_change_is_told, CHANGES) {
+TEST_LOOP("change", a_change_is_told, LENGTH(changes)) {
     write_file("w", frozen_weights(at::kBFloat16));
     Run run({FROZEN, false});
     ck_ok(run.step({8}));
@@ -806,12 +747,8 @@ TEST("blocks", no_gradient_no_graph) {
 } // namespace
 
 int main() {
-    tcase_add_checked_fixture(suite_case_named("bits"), make_folder, remove_folder);
-    tcase_add_checked_fixture(suite_case_named("held"), make_folder, remove_folder);
-    tcase_add_checked_fixture(suite_case_named("faults"), make_folder, remove_folder);
-    tcase_add_checked_fixture(suite_case_named("state"), make_folder, remove_folder);
-    tcase_add_checked_fixture(suite_case_named("wrong"), make_folder, remove_folder);
-    tcase_add_checked_fixture(suite_case_named("change"), make_folder, remove_folder);
+    for (const char *name : {"bits", "held", "faults", "state", "wrong", "change"})
+        tcase_add_checked_fixture(suite_case_named(name), make_folder, remove_folder);
     tcase_add_unchecked_fixture(suite_case_named("signals"), make_folder, remove_folder);
     tcase_add_test_raise_signal(suite_case_named("signals"), other_bus_errors_pass, SIGBUS);
     return suite_run_named("shim_map");
