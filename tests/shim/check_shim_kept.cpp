@@ -4,7 +4,6 @@
  */
 #include <map>
 #include <string>
-#include <unistd.h>
 
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/arange.h>
@@ -16,7 +15,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include "check_shim.hpp"
+#include "owned.hpp"
 
 using namespace check_shim;
 
@@ -35,17 +34,12 @@ struct Own : nn::Module {
 using Code = std::function<void(Own &)>;
 
 /* An Own that trains; change is run in each forward pass, without a graph. */
-struct Run {
-    mt_model *model = nullptr;
-    mt_torch *torch = nullptr;
+struct Run : Owned {
     std::shared_ptr<Own> net;
 
     Run(const mt_torch_options &options, const Code &make, const Code &change,
         bool in_segment = false) {
-        ck_ok(mt_torch_init(nullptr));
-        ck_ok(mt_torch_set_threads(1));
-        ck_ok(mt_torch_seed(7));
-        ck_ok(memtrain::make_model(&model, [&] {
+        auto describe = [&] {
             net = std::make_shared<Own>();
             make(*net);
             return memtrain::model(net, {}, [=](Own &own, const memtrain::Tensors &batch) {
@@ -63,20 +57,8 @@ struct Run {
                     in_segment ? memtrain::checkpoint(forward, batch[0]) : forward(batch[0]);
                 return memtrain::Output{at::cross_entropy_loss(out, batch[1]), {}};
             });
-        }));
-        ck_ok(mt_torch_new(model, &options, &torch));
-    }
-    ~Run() {
-        mt_torch_free(torch);
-        mt_model_free(model);
-    }
-    Run(const Run &) = delete;
-    Run &operator=(const Run &) = delete;
-
-    std::string hash() const {
-        char text[65];
-        ck_ok(mt_torch_state_sha256(torch, text));
-        return text;
+        };
+        Owned::make(describe, options);
     }
 };
 
@@ -120,8 +102,6 @@ const struct Way {
     {"layer.weight", [](Own &) {}, [](Own &own) { own.layer->weight.mul_(0.5); }},
     {"layer.bias", [](Own &) {}, [](Own &own) { own.layer->bias.variable_data().add_(1); }},
 };
-
-enum { WAYS = sizeof ways / sizeof *ways };
 
 /* ---- steps ----------------------------------------------------------------------------------------- */
 
@@ -192,10 +172,26 @@ void keep_warnings(void *, mt_log_level level, const char *line) {
     if (level == MT_LOG_WARNING) warnings.emplace_back(line);
 }
 
-void name_of_file(char *path) {
-    int file = mkstemp(path);
-    ck_assert_int_ge(file, 0);
-    close(file);
+/* So large a scale that the first updates are skipped. */
+mt_torch_options skipping() {
+    mt_torch_options options = options_of(MT_SGD);
+    options.amp = MT_FLOAT16;
+    options.scale_start = 4294967296.0;
+    return options;
+}
+
+/* Of an Own to which make has added something: what mt_torch_new says. */
+mt_status new_own(Owned &owned, const Code &make) {
+    mt_torch_options options = options_of(MT_SGD);
+    ck_ok(memtrain::make_model(&owned.model, [&] {
+        auto net = std::make_shared<Own>();
+        make(*net);
+        return memtrain::model(net, {}, [](Own &own, const memtrain::Tensors &batch) {
+            at::Tensor out = own.layer(batch[0].flatten(1));
+            return memtrain::Output{at::cross_entropy_loss(out, batch[1]), {}};
+        });
+    }));
+    return mt_torch_new(owned.model, &options, &owned.torch);
 }
 
 } // namespace
@@ -203,24 +199,23 @@ void name_of_file(char *path) {
 /* ---- evaluation ------------------------------------------------------------------------------------ */
 
 /* A chunk of an evaluation that fails is taken back as one of a step is: what it wrote to, it has written once in the end. */
-TEST_LOOP("evaluation", written_in_an_evaluation, 2 * WAYS) {
+TEST_LOOP("evaluation", written_in_an_evaluation, 2 * LENGTH(ways)) {
     const bool trained = _i % 2;
     const Way &way = ways[_i / 2];
     mt_torch_options options = options_of(MT_SGD);
     auto evaluate = [&](const Run &run, uint64_t n) {
         Batch batch(8);
-        uint64_t failed = 0;
-        if (trained) ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
-        if (n) ck_ok(mt_inject_oom(n, 0));
-        for (size_t first = 0; first < 8;) {
-            mt_chunk_result result = chunk_result();
-            mt_status status = mt_evaluate(run.torch, batch.get(), first, 4, &result);
-            if (status != MT_EDEVMEM) ck_ok(status);
-            first += status == MT_OK ? 4 : 0;
-        }
-        mt_injected(nullptr, &failed);
-        if (n) ck_ok(mt_inject_oom(0, 0));
-        return n && failed;
+        if (trained) ck_ok(run.train_step(batch.get()));
+        auto chunks = [&] {
+            for (size_t first = 0; first < 8;) {
+                mt_chunk_result result = chunk_result();
+                mt_status status = mt_evaluate(run.torch, batch.get(), first, 4, &result);
+                if (status != MT_EDEVMEM) ck_ok(status);
+                first += status == MT_OK ? 4 : 0;
+            }
+            return MT_OK;
+        };
+        return with_fault(n, chunks).failed != 0;
     };
     Run plain(options, way.make, way.change);
     evaluate(plain, 0);
@@ -249,26 +244,18 @@ static bool are_apart(const char *test) {
 /* The memory is not made larger by what keeps it. */
 TEST("buffers", shared_elements_cost_their_memory) {
     if (are_apart("shared_elements_cost_their_memory")) return;
-    mt_backend_info info = {};
-    info.size = sizeof info;
     Run run(options_of(MT_SGD), make_overlapping, change_overlapping);
-    mt_backend backend = MT_BACKEND_INIT;
-    ck_ok(mt_torch_backend(run.torch, &backend));
-    ck_ok(backend.describe(backend.self, &info));
-    ck_assert_uint_eq(info.buffer_bytes, (192 + 4 * 3) * sizeof(float));
+    ck_assert_uint_eq(info_of(seam_of(run.torch)).buffer_bytes, (192 + 4 * 3) * sizeof(float));
 }
 
 /* What a skipped update leaves as it was. */
 TEST("buffers", shared_elements_of_a_skipped_step) {
     if (has_no_scaler("shared_elements_of_a_skipped_step")) return;
-    mt_torch_options options = options_of(MT_SGD);
-    options.amp = MT_FLOAT16;
-    options.scale_start = 4294967296.0;
-    Run run(options, make_overlapping, change_overlapping);
+    Run run(skipping(), make_overlapping, change_overlapping);
     Batch batch(8);
     mt_apply_result applied = apply_result();
     at::Tensor before = run.net->mask.clone(), windows = run.net->windows.clone();
-    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, &applied));
+    ck_ok(run.train_step(batch.get(), &applied));
     ck_assert_int_eq(applied.skipped, 1);
     ck_assert(at::equal(run.net->mask, before));
     ck_assert(at::equal(run.net->windows, windows));
@@ -281,32 +268,29 @@ TEST("buffers", shared_elements_in_a_segment) {
     options.checkpointing = MT_CHECKPOINTING_ON;
     Run run(options, make_overlapping, change_overlapping, true);
     Batch batch(8);
-    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+    ck_ok(run.train_step(batch.get()));
     ck_assert_double_eq(run.net->mask[3][5].item().toDouble(), 1.25);
 }
 
 TEST("buffers", shared_elements_in_files) {
     if (are_apart("shared_elements_in_files")) return;
-    char path[] = "/tmp/check_kept.XXXXXX";
-    name_of_file(path);
+    File file;
     Run run(options_of(MT_ADAMW), make_overlapping, change_overlapping);
     Batch batch(8);
-    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+    ck_ok(run.train_step(batch.get()));
     std::string saved = run.hash();
-    ck_ok(mt_torch_save(run.torch, path, nullptr));
-    ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+    ck_ok(mt_torch_save(run.torch, file.path(), nullptr));
+    ck_ok(run.train_step(batch.get()));
     ck_assert(run.hash() != saved);
-    ck_ok(mt_torch_load(run.torch, path, nullptr, 0));
+    ck_ok(mt_torch_load(run.torch, file.path(), nullptr, 0));
     ck_assert(run.hash() == saved);
     ck_assert_int_eq(run.net->mask.stride(0), 0);
-    remove(path);
 }
 
 /* A file whose rows differ has no place in rows that are one: refused, and nothing is lost. */
 TEST("buffers", different_elements_in_files) {
     if (are_apart("different_elements_in_files")) return;
-    char path[] = "/tmp/check_kept.XXXXXX";
-    name_of_file(path);
+    File file;
     for (bool weights : {false, true})
         for (bool of_mask : {false, true}) {
             auto make_dense = [of_mask](Own &own) {
@@ -320,19 +304,18 @@ TEST("buffers", different_elements_in_files) {
             Run run(options_of(MT_ADAMW), make_overlapping, change_overlapping);
             Run dense(options_of(MT_ADAMW), make_dense, change_dense);
             Batch batch(8);
-            ck_ok(mt_train_step(dense.torch, batch.get(), nullptr, nullptr));
-            ck_ok(mt_torch_save(dense.torch, path, nullptr));
+            ck_ok(dense.train_step(batch.get()));
+            ck_ok(mt_torch_save(dense.torch, file.path(), nullptr));
             mt_weights_options lax = MT_WEIGHTS_OPTIONS_INIT;
             lax.strict = 0;
             std::string before = run.hash();
-            ck_refused(weights ? mt_model_load_weights(run.model, path, &lax)
-                               : mt_torch_load(run.torch, path, nullptr, 0),
+            ck_refused(weights ? mt_model_load_weights(run.model, file.path(), &lax)
+                               : mt_torch_load(run.torch, file.path(), nullptr, 0),
                        MT_EINVAL, of_mask ? "'mask'" : "'windows'");
             ck_contains(mt_last_error(), "share memory");
             ck_assert(run.hash() == before);
-            ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+            ck_ok(run.train_step(batch.get()));
         }
-    remove(path);
 }
 
 /* To the CPU and back, and rolled back there. */
@@ -343,20 +326,22 @@ TEST("buffers", shared_elements_move) {
         Run run(options, way ? ways[0].make : make_overlapping,
                 way ? ways[0].change : change_overlapping);
         Batch batch(8);
-        mt_backend backend = MT_BACKEND_INIT;
-        ck_ok(mt_torch_backend(run.torch, &backend));
+        mt_backend backend = seam_of(run.torch);
         for (int on : {1, 0}) {
-            ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+            ck_ok(run.train_step(batch.get()));
             std::string before = run.hash();
             ck_ok(backend.set_rung(backend.self, MT_RUNG_CPU, on));
             ck_assert(run.hash() == before);
             if (!way) ck_assert_int_eq(run.net->mask.stride(0), 0);
-            ck_ok(mt_inject_oom(4, 0));
-            ck_status(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_EDEVMEM);
-            ck_ok(mt_inject_oom(0, 0));
+            ck_status(with_fault(4, [&] { return run.train_step(batch.get()); }).status,
+                      MT_EDEVMEM);
             ck_assert(run.hash() == before);
         }
     }
+}
+
+static at::Tensor matrix() {
+    return at::ones({3, 4});
 }
 
 /* Each kind of tensor is kept, or refused by its name before anything is trained. */
@@ -366,32 +351,12 @@ TEST("buffers", kinds_of_buffers) {
         at::Tensor (*make)();
         bool kept;
     } rows[] = {
-        {"sparse",
-         [] {
-             return at::ones({3, 4}).to_sparse();
-         },
-         false},
-        {"csr",
-         [] {
-             return at::ones({3, 4}).to_sparse_csr();
-         },
-         false},
-        {"quantised",
-         [] {
-             return at::quantize_per_tensor(at::ones({3, 4}), 0.1, 0, c10::kQInt8);
-         },
-         false},
+        {"sparse", [] { return matrix().to_sparse(); }, false},
+        {"csr", [] { return matrix().to_sparse_csr(); }, false},
+        {"quantised", [] { return at::quantize_per_tensor(matrix(), 0.1, 0, c10::kQInt8); }, false},
         {"complex128", [] { return at::ones({3}).to(c10::kComplexDouble); }, false},
-        {"meta",
-         [] {
-             return at::ones({3, 4}).to(c10::kMeta);
-         },
-         false},
-        {"complex",
-         [] {
-             return at::ones({3, 4}).to(c10::kComplexFloat);
-         },
-         true},
+        {"meta", [] { return matrix().to(c10::kMeta); }, false},
+        {"complex", [] { return matrix().to(c10::kComplexFloat); }, true},
         {"empty",
          [] {
              return at::zeros({0, 4});
@@ -405,36 +370,25 @@ TEST("buffers", kinds_of_buffers) {
         {"half", [] { return at::ones({3}).to(c10::kHalf); }, true},
         {"bool", [] { return at::ones({3}).to(c10::kBool); }, true},
     };
-    mt_torch_options options = options_of(MT_SGD);
     ck_ok(mt_torch_init(nullptr));
     for (const auto &row : rows)
         for (bool parameter : {false, true}) {
-            mt_model *model = nullptr;
-            mt_torch *torch = nullptr;
-            ck_ok(memtrain::make_model(&model, [&] {
-                auto net = std::make_shared<Own>();
+            Owned owned;
+            mt_status status = new_own(owned, [&](Own &own) {
                 if (parameter)
-                    net->register_parameter(row.name, row.make(), false);
+                    own.register_parameter(row.name, row.make(), false);
                 else
-                    net->register_buffer(row.name, row.make());
-                return memtrain::model(net, {}, [](Own &own, const memtrain::Tensors &batch) {
-                    at::Tensor out = own.layer(batch[0].flatten(1));
-                    return memtrain::Output{at::cross_entropy_loss(out, batch[1]), {}};
-                });
-            }));
-            mt_status status = mt_torch_new(model, &options, &torch);
+                    own.register_buffer(row.name, row.make());
+            });
             if (!row.kept) {
                 ck_refused(status, MT_ENOTSUP, row.name);
-            } else {
-                Batch batch(8);
-                ck_ok(status);
-                ck_ok(mt_inject_oom(2, 0));
-                ck_status(mt_train_step(torch, batch.get(), nullptr, nullptr), MT_EDEVMEM);
-                ck_ok(mt_inject_oom(0, 0));
-                ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
+                continue;
             }
-            mt_torch_free(torch);
-            mt_model_free(model);
+            Batch batch(8);
+            auto step = [&] { return owned.train_step(batch.get()); };
+            ck_ok(status);
+            ck_status(with_fault(2, step).status, MT_EDEVMEM);
+            ck_ok(step());
         }
 }
 
@@ -474,40 +428,26 @@ const struct {
      }},
 };
 
-enum { SHARING = sizeof sharing / sizeof *sharing };
-
 } // namespace
 
 /* A parameter that trains moves, and no other tensor with it; the same tensor is one under any names. */
-TEST_LOOP("buffers", shared_memory, SHARING) {
-    mt_torch_options options = options_of(MT_SGD);
-    mt_model *model = nullptr;
-    mt_torch *torch = nullptr;
+TEST_LOOP("buffers", shared_memory, LENGTH(sharing)) {
+    Owned owned;
     Batch batch(8);
-    ck_ok(memtrain::make_model(&model, [&] {
-        auto net = std::make_shared<Own>();
-        sharing[_i].make(*net);
-        return memtrain::model(net, {}, [](Own &own, const memtrain::Tensors &tensors) {
-            at::Tensor out = own.layer(tensors[0].flatten(1));
-            return memtrain::Output{at::cross_entropy_loss(out, tensors[1]), {}};
-        });
-    }));
-    mt_status status = mt_torch_new(model, &options, &torch);
-    ck_status(status, sharing[_i].name ? MT_EINVAL : MT_OK);
-    if (sharing[_i].name) {
-        ck_contains(mt_last_error(), "'layer.weight'");
-        ck_contains(mt_last_error(), sharing[_i].name);
-        ck_contains(mt_last_error(), "share memory and are two tensors");
-    } else {
-        ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
+    mt_status status = new_own(owned, sharing[_i].make);
+    if (!sharing[_i].name) {
+        ck_ok(status);
+        ck_ok(owned.train_step(batch.get()));
+        return;
     }
-    mt_torch_free(torch);
-    mt_model_free(model);
+    ck_refused(status, MT_EINVAL, "'layer.weight'");
+    ck_contains(mt_last_error(), sharing[_i].name);
+    ck_contains(mt_last_error(), "share memory and are two tensors");
 }
 
 /* ---- parameters ------------------------------------------------------------------------------------ */
 
-TEST_LOOP("written", every_allocation_fails, WAYS) {
+TEST_LOOP("written", every_allocation_fails, LENGTH(ways)) {
     fail_each(options_of(MT_ADAMW), ways[_i].make, ways[_i].change);
 }
 
@@ -528,7 +468,7 @@ TEST("written", frozen_by_a_group) {
 }
 
 /* One line, once, that names it. */
-TEST_LOOP("written", is_told, WAYS) {
+TEST_LOOP("written", is_told, LENGTH(ways)) {
     mt_set_log(keep_warnings, nullptr);
     Run run(options_of(MT_SGD), ways[_i].make, ways[_i].change);
     train(run, false);
@@ -541,16 +481,12 @@ TEST_LOOP("written", is_told, WAYS) {
 /* What nobody writes to costs no copy and no word. */
 TEST("written", others_cost_nothing) {
     mt_set_log(keep_warnings, nullptr);
-    mt_backend_info info = {};
-    info.size = sizeof info;
-    mt_backend backend = MT_BACKEND_INIT;
     for (int way = 0; way < 2; way++) {
         Run run(
             options_of(MT_ADAMW), make_key, way ? ways[0].change : [](Own &) {});
         train(run, true);
-        ck_ok(mt_torch_backend(run.torch, &backend));
-        ck_ok(backend.describe(backend.self, &info));
-        ck_assert_uint_eq(info.buffer_bytes, way ? 5 * 192 * sizeof(float) : 0);
+        ck_assert_uint_eq(info_of(seam_of(run.torch)).buffer_bytes,
+                          way ? 5 * 192 * sizeof(float) : 0);
         ck_assert_uint_eq(warnings.size(), way);
     }
 }
@@ -563,49 +499,46 @@ TEST("written", begins_late) {
             if (on) own.key.mul_(0.5);
         });
         Batch batch(8);
-        ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+        ck_ok(run.train_step(batch.get()));
         on = true;
         if (!fails) {
-            ck_ok(mt_train_step(run.torch, batch.get(), nullptr, nullptr));
+            ck_ok(run.train_step(batch.get()));
             std::string before = run.hash();
             ck_ok(mt_inject_oom(5, 0));
-            ck_status(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_EDEVMEM);
+            ck_status(run.train_step(batch.get()), MT_EDEVMEM);
             ck_assert(run.hash() == before);
             continue;
         }
         ck_ok(mt_inject_oom(5, 0));
-        ck_refused(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_ESTATE, "'key'");
-        ck_refused(mt_train_step(run.torch, batch.get(), nullptr, nullptr), MT_ESTATE, "'key'");
+        ck_refused(run.train_step(batch.get()), MT_ESTATE, "'key'");
+        ck_refused(run.train_step(batch.get()), MT_ESTATE, "'key'");
     }
 }
 
 /* A step that half precision skips leaves it as it was. */
-TEST_LOOP("written", skipped_step, WAYS) {
+TEST_LOOP("written", skipped_step, LENGTH(ways)) {
     if (has_no_scaler("skipped_step")) return;
-    mt_torch_options options = options_of(MT_SGD);
-    options.amp = MT_FLOAT16;
-    options.scale_start = 4294967296.0;
-    Run run(options, ways[_i].make, ways[_i].change);
+    Run run(skipping(), ways[_i].make, ways[_i].change);
     Batch batch(8);
     mt_apply_result applied = apply_result();
     for (int i = 0; i < 2; i++) {
         at::Tensor key = run.net->key.defined() ? run.net->key : run.net->layer->weight;
         at::Tensor before = key.clone();
-        ck_ok(mt_train_step(run.torch, batch.get(), nullptr, &applied));
+        ck_ok(run.train_step(batch.get(), &applied));
         ck_assert_int_eq(applied.skipped, 1);
         ck_assert(at::equal(key, before));
     }
 }
 
 /* A segment that is run again would write twice. */
-TEST_LOOP("written", not_in_a_segment, WAYS) {
+TEST_LOOP("written", not_in_a_segment, LENGTH(ways)) {
     mt_torch_options options = options_of(MT_SGD);
     for (bool on : {true, false}) {
         options.checkpointing = on ? MT_CHECKPOINTING_ON : MT_CHECKPOINTING_AUTO;
         Run run(options, ways[_i].make, ways[_i].change, true);
         Batch batch(8);
         std::string before = run.hash();
-        mt_status status = mt_train_step(run.torch, batch.get(), nullptr, nullptr);
+        mt_status status = run.train_step(batch.get());
         if (!on) {
             ck_ok(status);
             continue;
