@@ -6,15 +6,12 @@
 #include <cstdio>
 #include <limits>
 #include <map>
-#include <unistd.h>
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <memtrain/trainer.h>
-
-#include "check_shim.hpp"
+#include "owned.hpp"
 
 using namespace check_shim;
 
@@ -49,9 +46,8 @@ std::map<std::string, std::string> contents(const Trainer &trainer) {
     ck_ok(mt_torch_visit_state(
         trainer.torch,
         [](void *user, const char *name, mt_tensor *handle) {
-            const at::Tensor tensor = memtrain::tensor(handle).detach().contiguous().cpu();
             auto &map = *static_cast<std::map<std::string, std::string> *>(user);
-            map[name] = std::string(static_cast<const char *>(tensor.data_ptr()), tensor.nbytes());
+            map[name] = raw_bytes(memtrain::tensor(handle));
             return MT_OK;
         },
         &state));
@@ -231,18 +227,16 @@ TEST("groups", refused) {
         {{group_of("conv1"), small}, "groups[1].size is 3"},
         {{group_of("*", 1.0, 0.0, 1)}, "leave no parameter to train"},
     };
-    mt_model *model = nullptr;
-    mt_torch *torch = nullptr;
+    Owned owned;
     ck_ok(mt_torch_init(nullptr));
-    ck_ok(net_model_new({}, &model));
+    ck_ok(net_model_new({}, &owned.model));
     for (const auto &row : rows) {
         mt_torch_options options = with_groups(options_of(MT_SGD), row.groups);
-        ck_refused(mt_torch_new(model, &options, &torch), MT_EINVAL, row.words);
+        ck_refused(mt_torch_new(owned.model, &options, &owned.torch), MT_EINVAL, row.words);
     }
     mt_torch_options options = options_of(MT_SGD);
     options.group_count = 1;
-    ck_status(mt_torch_new(model, &options, &torch), MT_EINVAL);
-    mt_model_free(model);
+    ck_status(mt_torch_new(owned.model, &options, &owned.torch), MT_EINVAL);
 
     Trainer trainer(options_of(MT_SGD));
     Batch batch(8);
@@ -317,15 +311,13 @@ TEST("freeze", every_allocation_fails) {
     Batch batch(8);
     ck_ok(train(trainer, batch));
     ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 1));
-    uint64_t failed = 1;
+    bool failed = true;
     for (uint64_t n = 1; failed; n++) {
         std::string before = trainer.hash();
-        ck_ok(mt_inject_oom(n, 0));
-        mt_status status = train(trainer, batch);
-        mt_injected(nullptr, &failed);
-        ck_ok(mt_inject_oom(0, 0));
-        if (failed) ck_status(status, MT_EDEVMEM);
-        ck_assert_int_eq(trainer.hash() == before, failed != 0);
+        Tried tried = with_fault(n, [&] { return train(trainer, batch); });
+        failed = tried.failed != 0;
+        if (failed) ck_status(tried.status, MT_EDEVMEM);
+        ck_assert_int_eq(trainer.hash() == before, failed);
     }
 }
 
@@ -335,14 +327,12 @@ TEST_LOOP("groups", apply_allocates_nothing, 3) {
     Batch batch(8);
     mt_chunk_result chunk = chunk_result();
     mt_apply_result applied = apply_result();
-    uint64_t requests = 1, failed = 1;
     ck_ok(mt_torch_freeze(trainer.torch, "conv1.weight", 1));
     ck_ok(mt_begin(trainer.torch, batch.get()));
     ck_ok(mt_accumulate(trainer.torch, 0, 8, 1.0, &chunk));
-    ck_ok(mt_inject_oom(0, 0));
-    ck_ok(mt_apply(trainer.torch, &applied));
-    mt_injected(&requests, &failed);
-    if (suite_on_cpu()) ck_assert_uint_eq(requests, 0);
+    Tried tried = with_fault(0, [&] { return mt_apply(trainer.torch, &applied); });
+    ck_ok(tried.status);
+    if (suite_on_cpu()) ck_assert_uint_eq(tried.requests, 0);
 }
 
 /*
@@ -354,14 +344,9 @@ TEST_LOOP("freeze", predictions, 2) {
     const int ways[] = {MT_FREEZE_KEEP, MT_FREEZE_GIVE_BACK};
     Trainer trainer(options_of(MT_ADAMW));
     mt_backend seam = seam_of(trainer);
-    mt_policy_options policy = MT_POLICY_OPTIONS_INIT;
-    mt_trainer_options options = MT_TRAINER_OPTIONS_INIT;
-    mt_trainer *driver = nullptr;
-    policy.deterministic = 1;
-    options.policy = &policy;
     Batch batch(32);
     std::vector<uint64_t> shapes;
-    ck_ok(mt_trainer_new(&seam, &options, &driver));
+    Driver driver(seam, deterministic());
     size_t peaks[3] = {};
     for (int phase = 0; phase < 3; phase++) {
         mt_shape shape = {};
@@ -370,9 +355,7 @@ TEST_LOOP("freeze", predictions, 2) {
         ck_ok(seam.shape(seam.self, batch.get(), &shape));
         shapes.push_back(shape.id);
         for (int i = 0; i < 8; i++) {
-            mt_step_report report = {};
-            report.size = sizeof report;
-            ck_ok(mt_trainer_step(driver, batch.get(), &report));
+            mt_step_report report = driver.step(batch.get());
             if (i < 6) continue;
             ck_assert_uint_eq(report.peak_bytes, report.predicted_peak_bytes);
             peaks[phase] = report.peak_bytes;
@@ -382,7 +365,6 @@ TEST_LOOP("freeze", predictions, 2) {
     ck_assert_uint_eq(peaks[2], peaks[0]);
     ck_assert(shapes[1] != shapes[0]);
     ck_assert(shapes[2] == shapes[0]);
-    mt_trainer_free(driver);
 }
 
 /* From a card to the CPU and back, with frozen parameters: nothing is lost, and thawing works there. */
@@ -411,9 +393,8 @@ TEST("freeze", moves) {
     /* Without room on the way back nothing has happened. */
     ck_ok(mt_torch_freeze(trainer.torch, "conv1.", 1));
     before = contents(trainer);
-    ck_ok(mt_inject_oom(3, 1));
-    ck_status(seam.set_rung(seam.self, MT_RUNG_CPU, 0), MT_EDEVMEM);
-    ck_ok(mt_inject_oom(0, 0));
+    auto way_back = [&] { return seam.set_rung(seam.self, MT_RUNG_CPU, 0); };
+    ck_status(with_fault(3, way_back, 1).status, MT_EDEVMEM);
     ck_assert(contents(trainer) == before);
     check_frozen(*trainer.net, "conv1.weight conv1.bias ");
 }
@@ -428,13 +409,11 @@ TEST_LOOP("memory", frozen_from_the_start, 3) {
     std::vector<mt_parameter_group> groups = {group_of("conv", 1.0, -1.0, 1)};
     for (int way = 0; way < 2; way++) {
         mt_torch_options options = options_of(optimizers[_i]);
-        mt_model *model = nullptr;
-        mt_torch *torch = nullptr;
+        Owned one;
         std::shared_ptr<Net> net;
-        ck_ok(mt_torch_init(nullptr));
-        ck_ok(mt_torch_set_threads(1));
+        start();
         ck_ok(mt_torch_seed(7));
-        ck_ok(net_model_new({}, &model, &net));
+        ck_ok(net_model_new({}, &one.model, &net));
         if (way == 0)
             options = with_groups(options, groups);
         else
@@ -443,21 +422,13 @@ TEST_LOOP("memory", frozen_from_the_start, 3) {
                     parameter.set_requires_grad(false);
         size_t before = cpu_memory().allocated_bytes;
         void *place = net->conv1->weight.data_ptr();
-        ck_ok(mt_torch_new(model, &options, &torch));
+        ck_ok(mt_torch_new(one.model, &options, &one.torch));
         bytes[way] = cpu_memory().allocated_bytes - before;
         if (suite_on_cpu()) ck_assert_ptr_eq(net->conv1->weight.data_ptr(), place);
-        mt_backend seam = MT_BACKEND_INIT;
-        infos[way] = {};
-        infos[way].size = sizeof infos[way];
-        ck_ok(mt_torch_backend(torch, &seam));
-        ck_ok(seam.describe(seam.self, &infos[way]));
+        infos[way] = info_of(seam_of(one.torch));
         Batch batch(8);
-        for (int i = 0; i < 3; i++) ck_ok(mt_train_step(torch, batch.get(), nullptr, nullptr));
-        char text[65];
-        ck_ok(mt_torch_state_sha256(torch, text));
-        hashes[way] = text;
-        mt_torch_free(torch);
-        mt_model_free(model);
+        for (int i = 0; i < 3; i++) ck_ok(one.train_step(batch.get()));
+        hashes[way] = one.hash();
     }
     ck_assert(hashes[0] == hashes[1]);
     ck_assert_uint_eq(infos[0].gradient_bytes, infos[1].gradient_bytes);
@@ -511,27 +482,19 @@ TEST("memory", each_change_of_memory_fails) {
     mt_backend seam = seam_of(trainer);
     Batch batch(8);
     auto gradient_bytes = [&] {
-        mt_backend_info info = {};
-        info.size = sizeof info;
-        ck_ok(seam.describe(seam.self, &info));
+        mt_backend_info info = info_of(seam);
         return info.gradient_bytes + info.optimizer_bytes;
     };
     for (int on : {MT_FREEZE_GIVE_BACK, MT_FREEZE_OFF}) {
         ck_ok(train(trainer, batch));
         std::string before = trainer.hash(), names = frozen(*trainer.net);
         size_t bytes = cpu_memory().allocated_bytes, told = gradient_bytes();
+        auto change = [&] { return mt_torch_freeze(trainer.torch, "conv", on); };
         uint64_t n = 0;
         for (;;) {
-            uint64_t failed = 0;
-            ck_ok(mt_inject_oom(++n, 0));
-            mt_status status = mt_torch_freeze(trainer.torch, "conv", on);
-            mt_injected(nullptr, &failed);
-            ck_ok(mt_inject_oom(0, 0));
-            if (!failed) {
-                ck_ok(status);
-                break;
-            }
-            ck_status(status, MT_EDEVMEM);
+            Tried tried = with_fault(++n, change);
+            ck_status(tried.status, tried.failed ? MT_EDEVMEM : MT_OK);
+            if (!tried.failed) break;
             ck_assert(trainer.hash() == before);
             check_frozen(*trainer.net, names.c_str());
             ck_assert_uint_eq(cpu_memory().allocated_bytes, bytes);
@@ -545,10 +508,7 @@ TEST("memory", each_change_of_memory_fails) {
 
 /* A run that gave memory back, saved and went on in another way: each time the same bits. */
 TEST_LOOP("memory", given_back_in_files, 3) {
-    char path[] = "/tmp/check_groups.XXXXXX";
-    int file = mkstemp(path);
-    ck_assert_int_ge(file, 0);
-    close(file);
+    File file;
     mt_torch_options options = options_of(optimizers[_i], 0.1);
     std::vector<mt_parameter_group> groups = {group_of("conv1.", 1.0, -1.0, 1)};
     Batch batch(8);
@@ -564,7 +524,7 @@ TEST_LOOP("memory", given_back_in_files, 3) {
         {
             Trainer trainer(options);
             run(trainer, 0, saved);
-            ck_ok(mt_torch_save(trainer.torch, path, nullptr));
+            ck_ok(mt_torch_save(trainer.torch, file.path(), nullptr));
             at_saving = trainer.hash();
             run(trainer, saved, 10);
             expected = trainer.hash();
@@ -572,7 +532,7 @@ TEST_LOOP("memory", given_back_in_files, 3) {
         for (int way = 0; way < 3; way++) {
             Trainer trainer(way == 1 ? with_groups(options, groups) : options);
             if (way == 2) ck_ok(mt_torch_freeze(trainer.torch, "conv1.", MT_FREEZE_KEEP));
-            ck_ok(mt_torch_load(trainer.torch, path, nullptr, 0));
+            ck_ok(mt_torch_load(trainer.torch, file.path(), nullptr, 0));
             bool trains = frozen(*trainer.net).empty();
             if (saved != 4 || !trains) ck_assert(trainer.hash() == at_saving);
             ck_ok(mt_torch_freeze(trainer.torch, "conv1.",
@@ -582,42 +542,36 @@ TEST_LOOP("memory", given_back_in_files, 3) {
             ck_assert_msg(trainer.hash() == expected, "saved at %d, way %d", saved, way);
         }
     }
-    remove(path);
 }
 
 /* A file that does not fit leaves the memory as it is. */
 TEST("memory", refused_files_change_no_memory) {
-    char path[] = "/tmp/check_groups.XXXXXX";
-    int file = mkstemp(path);
-    ck_assert_int_ge(file, 0);
-    close(file);
+    File file;
     std::vector<mt_parameter_group> groups = {group_of("conv1.", 1.0, -1.0, 1)};
     Batch batch(8);
     {
         Trainer trainer(options_of(MT_ADAMW));
         ck_ok(train(trainer, batch));
-        ck_ok(mt_torch_save(trainer.torch, path, nullptr));
+        ck_ok(mt_torch_save(trainer.torch, file.path(), nullptr));
     }
     Trainer trainer(with_groups(options_of(MT_ADAMW), groups));
+    auto load = [&] { return mt_torch_load(trainer.torch, file.path(), nullptr, 0); };
     std::string before = trainer.hash();
     size_t bytes = cpu_memory().allocated_bytes;
     for (uint64_t n = 1; n < 4; n++) {
-        ck_ok(mt_inject_oom(n, 0));
-        ck_status(mt_torch_load(trainer.torch, path, nullptr, 0), MT_EDEVMEM);
-        ck_ok(mt_inject_oom(0, 0));
+        ck_status(with_fault(n, load).status, MT_EDEVMEM);
         ck_assert(trainer.hash() == before);
         if (suite_on_cpu()) ck_assert_uint_eq(cpu_memory().allocated_bytes, bytes);
     }
-    FILE *stream = fopen(path, "r+b");
+    FILE *stream = fopen(file.path(), "r+b");
     ck_assert_ptr_nonnull(stream);
     ck_assert_int_eq(fseek(stream, -3, SEEK_END), 0);
     ck_assert_int_ne(fputc(0x55, stream), EOF);
     ck_assert_int_eq(fclose(stream), 0);
-    ck_refused(mt_torch_load(trainer.torch, path, nullptr, 0), MT_EINVAL, "damaged");
+    ck_refused(load(), MT_EINVAL, "damaged");
     ck_assert(trainer.hash() == before);
     if (suite_on_cpu()) ck_assert_uint_eq(cpu_memory().allocated_bytes, bytes);
     ck_ok(train(trainer, batch));
-    remove(path);
 }
 
 /* Another device has no more memory for them than this one; thawed there they begin anew. */
@@ -648,32 +602,33 @@ TEST("memory", given_back_moves) {
 TEST("freeze", given_back) {
     std::vector<mt_parameter_group> groups = {group_of("conv1.", 1.0, 0.0, 1)};
     mt_torch_options options = with_groups(options_of(MT_ADAMW), groups);
-    mt_model *model = nullptr;
-    mt_torch *torch = nullptr;
+    Owned owned;
     std::shared_ptr<Net> net;
     ck_ok(mt_torch_init(nullptr));
-    ck_ok(net_model_new({}, &model, &net));
+    ck_ok(net_model_new({}, &owned.model, &net));
     net->conv2->bias.set_requires_grad(false); /* the caller's own */
-    ck_ok(mt_torch_new(model, &options, &torch));
+    ck_ok(mt_torch_new(owned.model, &options, &owned.torch));
     check_frozen(*net, "conv1.weight conv1.bias conv2.bias ");
-    mt_torch_free(torch);
+    owned.close();
     check_frozen(*net, "conv2.bias ");
-    mt_model_free(model);
+}
+
+/* With a scale that is soon too large, and grows again. */
+static mt_torch_options in_half_precision(mt_optimizer optimizer) {
+    mt_torch_options options = options_of(optimizer, 0.1);
+    options.amp = half_precision();
+    options.scale_start = 4194304.0;
+    options.scale_growth_interval = 3;
+    return options;
 }
 
 /* Half precision, groups and phases, saved in the middle of one: the run goes on to the bit. */
 TEST_LOOP("groups", resumes, 3) {
-    char path[] = "/tmp/check_groups.XXXXXX";
-    int file = mkstemp(path);
-    ck_assert_int_ge(file, 0);
-    close(file);
+    File file;
     std::vector<mt_parameter_group> groups = three_groups();
-    mt_torch_options options = with_groups(options_of(optimizers[_i], 0.1), groups);
+    mt_torch_options options = with_groups(in_half_precision(optimizers[_i]), groups);
     mt_torch_save_options saving = MT_TORCH_SAVE_OPTIONS_INIT;
     saving.keep = 0;
-    options.amp = half_precision();
-    options.scale_start = 4194304.0;
-    options.scale_growth_interval = 3;
     Batch batch(8);
     auto run = [&](const Trainer &trainer, int first, int last) {
         for (int i = first; i < last; i++) {
@@ -685,52 +640,40 @@ TEST_LOOP("groups", resumes, 3) {
     for (int again = 0; again < 2; again++) {
         Trainer trainer(options);
         run(trainer, 0, 10);
-        if (!again) ck_ok(mt_torch_save(trainer.torch, path, &saving));
+        if (!again) ck_ok(mt_torch_save(trainer.torch, file.path(), &saving));
         run(trainer, 10, 20);
         if (again) ck_assert(trainer.hash() == expected);
         expected = trainer.hash();
     }
     Trainer trainer(options);
     ck_ok(mt_torch_freeze(trainer.torch, "conv1", 1)); /* as in step 8 */
-    ck_ok(mt_torch_load(trainer.torch, path, nullptr, 0));
+    ck_ok(mt_torch_load(trainer.torch, file.path(), nullptr, 0));
     run(trainer, 10, 20);
     ck_assert(trainer.hash() == expected);
-    remove(path);
 }
 
 /* A run of half precision, groups and phases that met OOMs, and one that is given its chunks: same bits. */
 TEST("groups", replays) {
     std::vector<mt_parameter_group> groups = three_groups();
-    mt_torch_options options = with_groups(options_of(MT_ADAMW, 0.1), groups);
-    options.amp = half_precision();
-    options.scale_start = 4194304.0;
-    options.scale_growth_interval = 3;
+    mt_torch_options options = with_groups(in_half_precision(MT_ADAMW), groups);
     std::vector<std::vector<size_t>> chunks;
     std::string hashes[2];
     uint64_t retries = 0, skipped = 0;
     Batch batch(24);
     for (int again = 0; again < 2; again++) {
         Trainer trainer(options);
-        mt_backend seam = seam_of(trainer);
-        mt_trainer *driver = nullptr;
-        ck_ok(mt_trainer_new(&seam, nullptr, &driver));
+        Driver driver(seam_of(trainer));
         for (size_t i = 0; i < 10; i++) {
-            mt_step_report report = {};
-            report.size = sizeof report;
             if (i % 3 == 1) ck_ok(mt_torch_freeze(trainer.torch, "conv1", i % 2 == 0));
-            if (again)
-                ck_ok(mt_trainer_set_chunks(driver, chunks[i].data(), chunks[i].size()));
-            else
-                ck_ok(mt_inject_oom(i % 2 ? 20 * i : 0, 0));
-            ck_ok(mt_trainer_step(driver, batch.get(), &report));
+            if (!again) ck_ok(mt_inject_oom(i % 2 ? 20 * i : 0, 0));
+            mt_step_report report = driver.step(batch.get(), again ? &chunks[i] : nullptr);
             ck_ok(mt_inject_oom(0, 0));
             if (again) continue;
-            chunks.emplace_back(report.chunks, report.chunks + report.chunk_count);
             retries += report.retries;
             skipped += report.skipped != 0;
         }
         hashes[again] = trainer.hash();
-        mt_trainer_free(driver);
+        if (!again) chunks = driver.chunks;
     }
     ck_assert_uint_gt(retries, 0);
     ck_assert_int_eq(skipped > 0, !suite_on_mps());
