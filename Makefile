@@ -379,7 +379,11 @@ ALSO_XPU := check_shim_step check_shim_offload
 ALSO_MPS := check_shim_step check_shim_amp check_shim_card_memory check_torch_trainer
 also_on_cards := $(if $(filter Darwin,$(OS)),,$(addprefix $(BUILD)/tests/,$(addsuffix @cuda,$(ALSO_CUDA)) $(addsuffix @xpu,$(ALSO_XPU)) $(addsuffix @mps,$(ALSO_MPS))))
 
-check: all $(if $(DEVICE),$(on_device),tests) $(CARD_SO) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
+# A run of a few suites builds these alone. Those of the core need no program.
+few_checked = $(call chosen,$(on_device)) $(if $(filter-out $(TESTS_CORE),$(call chosen,$(on_device))),all $(CARD_SO))
+checked = $(if $(SUITES),$(few_checked),all $(if $(DEVICE),$(on_device),tests) $(CARD_SO))
+
+check: $(checked) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(also_on_cards) $(STATIC))
 
 # On a real card, or packed for a machine that has one.

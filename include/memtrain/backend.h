@@ -56,7 +56,7 @@ extern "C" {
 
 /*
  * The rungs of the ladder: savers for when the smallest legal chunk does not fit. They are in the
- * order of their price. A rung is on or off. memtrain/policy.h says when.
+ * order of their price, and later ones come last. A rung is on or off: memtrain/policy.h says when.
  */
 typedef enum mt_rung {
     MT_RUNG_CHECKPOINTING = 0, /* activations are computed again in the backward pass */
