@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device_memory.hpp"
 #include "guard.hpp"
 
 namespace memtrain::shim {
@@ -184,6 +185,8 @@ void Mapping::begin(const std::vector<const MappedView *> &views) {
     next_[last_] = views[0];
     last_ = {last_.second, views[0]};
     stats_.blocks++;
+    if (!first_) first_ = views[0];
+    if (stats_.drops && views[0] == first_) (void)empty_device_cache(c10::Device(c10::kCPU));
     auto next = next_.find(last_);
     if (next == next_.end() || next->second == views[0]) return;
     for (const Range &range : blocks_[next->second]) {

@@ -86,7 +86,8 @@ public:
 
     /*
      * A block with these views begins: its files are checked, and what came next after it and the one before it, the
-     * last time, is read ahead. No views: nothing happens.
+     * last time, is read ahead. No views: nothing happens. Where memory is too short for the files, a pass begins with the
+     * pages that the heap keeps for nothing: they would push out of a control group what is read ahead, before it is used.
      */
     void begin(const std::vector<const MappedView *> &views);
 
@@ -110,6 +111,7 @@ private:
     std::vector<std::shared_ptr<MappedFile>> files_;
     std::map<Key, Ranges> blocks_;
     std::map<std::pair<Key, Key>, Key> next_; /* after two blocks in a row */
+    Key first_ = nullptr;                     /* with which a pass begins */
     std::pair<Key, Key> last_ = {nullptr, nullptr};
     mt_map_stats stats_ = MT_MAP_STATS_INIT;
 };

@@ -114,6 +114,7 @@ struct Setting {
     int amp = MT_DTYPE_NONE;
     int offload = MT_OFFLOAD_NEVER;
     const char *path = "w";
+    int drop = MT_MAP_DROP_AUTO;
 };
 
 mt_map_options map_options(int strict = 1) {
@@ -142,6 +143,7 @@ struct Run : Owned {
         ck_ok(new_model(setting.way, &model, &net));
         mt_map_options options = map_options(0);
         options.load = setting.load;
+        options.drop = setting.drop;
         if (setting.path) ck_ok(map(model, setting.path, options));
         mt_torch_options torch_options = options_of(MT_ADAMW, 1.0);
         torch_options.device = "cpu";
@@ -389,6 +391,30 @@ TEST("held", blocks_are_read_ahead) {
     /* All but the turn and the next pass's first block, which are the block that has just been there. */
     ck_assert_uint_ge(fourth.read_ahead_bytes - third.read_ahead_bytes,
                       2 * (block_count - 1) * bytes);
+}
+
+size_t resident() {
+    mt_resident now = MT_RESIDENT_INIT;
+    ck_ok(mt_device_resident("cpu", &now));
+    return now.resident_bytes;
+}
+
+/* Where memory is too short for the files, a pass gives back what the heap keeps for nothing, before it reads ahead. */
+TEST_LOOP("held", a_pass_needs_the_heap_s_pages, 2) {
+    const size_t pieces = 1000, bytes = size_t{100} << 10;
+    write_file("w", frozen_weights(at::kHalf));
+    Setting setting;
+    setting.drop = _i ? MT_MAP_DROP_ALWAYS : MT_MAP_DROP_NEVER;
+    Run run(setting);
+    ck_ok(run.step({8}));
+    std::vector<std::vector<char>> kept;
+    for (size_t i = 0; i <= pieces; i++) kept.emplace_back(bytes, 'x');
+    kept.erase(kept.begin(), kept.end() - 1); /* the last one holds the end of the heap */
+    const size_t before = resident();
+    ck_ok(run.step({8}));
+    const size_t after = resident(), half = pieces * bytes / 2;
+    ck_assert_msg(_i ? after + half < before : after + half > before, "%zu, then %zu", before,
+                  after);
 }
 
 /* ---- memory runs out ---- */
