@@ -176,12 +176,22 @@ TEST("runs", an_epoch_that_comes_again_reads_nothing) {
         "2", "--same-scenes", "--cache-frozen"
     EXPECT(0, "--text-model", "tiny", "--write-text-weights", weights);
     EXPECT(0, TWO_EPOCHS, "--text-type", "bf16", "--trace", cli_trace);
-    ck_says(cli_out, "1 passes in bf16, of 16 prompts", "0 passes in bf16, of 0 prompts");
+    ck_says(cli_out, "1 pass in bf16, of 16 prompts", "0 passes in bf16, of 0 prompts");
     EXPECT(0, TWO_EPOCHS, "--text-type", "bf16", "--frozen", "load", "--trace", cli_replayed);
     ck_contains(cli_out, "language model: 167872 parameters, 327.9 KiB in memory, 0 B mapped");
     cli_same_state();
     EXPECT(0, TWO_EPOCHS);
     ck_contains(cli_out, "0 passes in float32, of 0 prompts");
+}
+
+/* What chunks take does not depend on what it says. */
+TEST("runs", an_explanation_reads_nothing) {
+    const char *weights = cli_path("weights");
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", weights);
+    EXPECT(0, QUICK, "--text-model", "tiny", "--text-weights", weights, "--epochs", "0",
+           "--explain");
+    ck_contains(cli_out, "mapped weights, not counted");
+    ck_assert_ptr_null(strstr(cli_out, " of 16 prompts"));
 }
 
 /* Mapped, loaded, kept, in other chunks and in two parts: one state. */

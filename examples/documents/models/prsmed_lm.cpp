@@ -21,7 +21,7 @@ struct prsmed_lm {
     Mistral net{nullptr};
     mt_model *model = nullptr;
     MistralOptions options{};
-    bool keeps = false, half = false;
+    bool keeps = false, half = false, dry = false;
     torch::Tensor mean, scale; /* [width] */
     /* By the bytes of its tokens: states [words, width] and which words there are. */
     std::map<std::string, Words> kept;
@@ -112,8 +112,9 @@ private:
 /* One pass over the weights, whatever the number of rows. */
 Words read(prsmed_lm &lm, const torch::Tensor &tokens) {
     torch::NoGradGuard no_grad;
-    const Pass pass(lm, tokens.size(0));
     torch::Tensor text = without_padding(tokens);
+    if (lm.dry) return mean_words(text, at::zeros({text.size(0), text.size(1), lm.options.width}));
+    const Pass pass(lm, tokens.size(0));
     Words words = mean_words(text, lm.net->forward(byte_tokens(text)).to(at::kFloat));
     if (lm.mean.defined()) words.states = (words.states - lm.mean) * lm.scale;
     return words;
@@ -163,6 +164,7 @@ mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
     lm.options = mistral_options(name_of(o.model));
     lm.keeps = o.keep != 0;
     lm.half = o.half != 0;
+    lm.dry = o.dry != 0;
     mt_status status = memtrain::make_model(&lm.model, [&] {
         lm.net = Mistral(lm.options, o.half ? at::kBFloat16 : at::kFloat);
         if (!o.weights) lm.net->draw();
@@ -174,7 +176,7 @@ mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
     mt_map_options map = MT_MAP_OPTIONS_INIT;
     map.load = o.load;
     if (status == MT_OK && o.weights) status = mt_model_map_weights(lm.model, o.weights, &map);
-    if (status != MT_OK || !o.prompt_count) return status;
+    if (status != MT_OK || !o.prompt_count || lm.dry) return status;
     return guard(
         [&] { return centre(lm, rows_of(o.prompts, o.prompt_count, o.prompt_length)), MT_OK; });
 }

@@ -33,10 +33,11 @@ typedef struct prsmed_lm_options {
     const int64_t *prompts;
     size_t prompt_count, prompt_length;
     int half; /* 1: it computes in bfloat16, and needs no casts of such a file; 0: in float32 */
+    int dry;  /* 1: it reads nothing, and all states are zeros: to see what the rest takes */
 } prsmed_lm_options;
 
 #define PRSMED_LM_OPTIONS_INIT                                                                     \
-    { sizeof(prsmed_lm_options), PRSMED_LM_TINY, NULL, 0, 0, NULL, 0, 0, 0 }
+    { sizeof(prsmed_lm_options), PRSMED_LM_TINY, NULL, 0, 0, NULL, 0, 0, 0, 0 }
 
 typedef struct prsmed_lm prsmed_lm;
 

@@ -13,8 +13,8 @@ static void tell_language_model(prsmed *p) {
     char read[32];
     if (!p->lm || prsmed_lm_figures_of(p->lm, &now) != MT_OK) return;
     uint64_t passes = now.passes - p->told.passes, bytes = now.disk_bytes - p->told.disk_bytes;
-    printf("language model: %llu passes in %s, of %llu prompts, %.1f s; ",
-           (unsigned long long)passes, p->half ? "bf16" : "float32",
+    printf("language model: %llu pass%s in %s, of %llu prompts, %.1f s; ",
+           (unsigned long long)passes, passes == 1 ? "" : "es", p->half ? "bf16" : "float32",
            (unsigned long long)(now.read_prompts - p->told.read_prompts),
            now.seconds - p->told.seconds);
     printf("%s read from the disk", mt_format_size(bytes, read, sizeof read));

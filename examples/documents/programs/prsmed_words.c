@@ -44,6 +44,7 @@ static mt_status open_language_model(prsmed *p) {
     options.load = (int)p->frozen;
     options.keep = p->cache_frozen;
     options.half = (int)p->half;
+    options.dry = p->flags.explain;
     mt_status status = prsmed_lm_new(&options, &p->lm);
     free(prompts);
     return status;

@@ -296,7 +296,7 @@ static mt_status explain(ex_training *t) {
                (long long)flags->image_size, (long long)flags->image_size);
         status = ex_explain(&rehearsal.backend, &rehearsal.batch, flags, &t->device);
     } else if (flags->rehearse == EX_REHEARSE_AUTO) {
-        mt_log(MT_LOG_INFO, "chunks are run, since they cannot be rehearsed: %s", mt_last_error());
+        mt_log(MT_LOG_INFO, "smaller pictures cannot tell what these take: %s", mt_last_error());
     }
     ex_rehearse_close(&rehearsal);
     return goes || flags->rehearse == EX_REHEARSE_ON ? status : explain_chunks(t);
