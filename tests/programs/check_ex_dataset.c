@@ -62,7 +62,7 @@ static struct {
 
 static void remember(void *user, const char *line) {
     size_t used = strlen(warnings.text);
-    (void)user;
+    ck_assert_ptr_eq(user, &warnings);
     warnings.count++;
     snprintf(warnings.text + used, sizeof warnings.text - used, "%s\n", line);
 }
@@ -109,7 +109,7 @@ TEST("opening", embedded_data_opens) {
 /* All the bad files of one folder are skipped, counted and named; the good one is kept. */
 TEST("opening", bad_files_are_skipped) {
     static const unsigned char pixel[4] = {77, 77, 77, 77};
-    ex_dataset_options options = {.warn = remember};
+    ex_dataset_options options = {.warn = remember, .user = &warnings};
     make_two_classes(1);
     write_jpeg("a/cmyk.jpg", 32, JCS_CMYK, pixel, 4, 0, 0);
     write_jpeg("a/cut.jpg", 32, JCS_RGB, pixel, 3, 0, 30);
@@ -152,7 +152,7 @@ TEST("opening", one_class_is_refused) {
 }
 
 TEST("opening", class_without_pictures_is_refused) {
-    ex_dataset_options options = {.warn = remember};
+    ex_dataset_options options = {.warn = remember, .user = &warnings};
     make_two_classes(2);
     make_class("c");
     write_text("c/text.png");
@@ -162,7 +162,7 @@ TEST("opening", class_without_pictures_is_refused) {
 
 /* One without any file is no class; where that leaves one alone, nothing can be learnt. */
 TEST("opening", empty_classes_are_left_out) {
-    ex_dataset_options options = {.warn = remember};
+    ex_dataset_options options = {.warn = remember, .user = &warnings};
     make_two_classes(2);
     make_class("Empty");
     make_class("aa");
