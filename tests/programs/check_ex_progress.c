@@ -38,7 +38,7 @@ static ex_progress halfway(ex_progress_mode mode) {
     report.peak_bytes = 214 * MIB;
     report.budget_bytes = 280 * MIB;
     ex_progress_init(&progress, mode, "pictures", stream);
-    ex_progress_epoch(&progress, 2, 5, 20);
+    ex_progress_epoch(&progress, 2, 5, 0, 20);
     for (int i = 0; i < 12; i++) ex_progress_step(&progress, &report);
     return progress;
 }
@@ -49,6 +49,17 @@ TEST("lines", a_wide_line_has_it_all) {
     ex_progress_line(&progress, 120, line, sizeof line);
     ck_says(line, "epoch 2/5 [==================>           ] 12/20", "  loss 1.43  ",
             " pictures/s  214/280 MiB  chunks 11,11,10");
+}
+
+/* What was done of it before counts. */
+TEST("lines", an_epoch_that_goes_on) {
+    char line[512];
+    ex_progress progress = halfway(EX_PROGRESS_OFF);
+    const mt_step_report report = MT_STEP_REPORT_INIT;
+    ex_progress_epoch(&progress, 1, 2, 3, 7);
+    ex_progress_step(&progress, &report);
+    ex_progress_line(&progress, 120, line, sizeof line);
+    ck_contains(line, "] 4/7");
 }
 
 TEST("lines", the_line_keeps_within_the_terminal) {

@@ -184,6 +184,20 @@ TEST("runs", an_epoch_that_comes_again_reads_nothing) {
     ck_contains(cli_out, "0 passes in float32, of 0 prompts");
 }
 
+/* A run goes on with the weights that it began with, wherever their file lies, and with no others. */
+TEST("runs", a_checkpoint_knows_the_weights) {
+    const char *weights = cli_path("weights"), *moved = cli_path("moved"),
+               *state = cli_path("state");
+#define WITH_WEIGHTS QUICK, "--text-model", "tiny", "--epochs", "1", "--text-weights"
+    EXPECT(0, "--text-model", "tiny", "--write-text-weights", weights);
+    cli_shell("cp '%s' '%s'", weights, moved);
+    EXPECT(0, WITH_WEIGHTS, weights, "--steps", "1", "--save", state);
+    EXPECT(0, WITH_WEIGHTS, moved, "--resume", state);
+    cli_shell("printf abcd | dd of='%s' bs=1 seek=300000 conv=notrunc 2>/dev/null", moved);
+    EXPECT(2, WITH_WEIGHTS, moved, "--resume", state);
+    ck_says(cli_err, "--text-weights: content ", "was written with content ");
+}
+
 /* What chunks take does not depend on what it says. */
 TEST("runs", an_explanation_reads_nothing) {
     const char *weights = cli_path("weights");

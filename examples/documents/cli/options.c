@@ -3,6 +3,8 @@
  */
 #include "options.h"
 
+#include "content.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -240,7 +242,10 @@ static void write_value(const ex_option *row, const void *base, char *text, size
     }
     if (row->kind == EX_TEXT) {
         const char *given = *(const char *const *)target;
-        write_end(given ? given : "", text, capacity);
+        if (given && row->decides == EX_BY_CONTENT)
+            ex_content_mark(given, text, capacity);
+        else
+            write_end(given ? given : "", text, capacity);
         return;
     }
     int64_t value = row->kind == EX_SWITCH ? *(const int *)target : *(const int64_t *)target;

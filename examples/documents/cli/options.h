@@ -48,6 +48,8 @@ typedef struct ex_word {
     int64_t value;
 } ex_word;
 
+enum { EX_BY_CONTENT = 2 }; /* of decides: what is in the file of that name, wherever it lies */
+
 /* One flag, or with `section` set a heading of the help. What is not set is zero. */
 typedef struct ex_option {
     const char *section;
@@ -61,7 +63,7 @@ typedef struct ex_option {
     const ex_word *words;
     int64_t least, most; /* both included */
     double min, max;     /* both included */
-    int decides;      /* 1: another value ends in another state, so that a replay needs the same */
+    int decides; /* 1: another value ends in another state, so that a replay needs the same; or EX_BY_CONTENT */
     ex_file_use file; /* EX_TEXT: what becomes of the file of that name */
     /* EX_PARSED: 1 when text was accepted and stored, 0 when not. text lives as long as argv. */
     int (*read)(const char *text, void *target);
@@ -91,7 +93,10 @@ typedef struct ex_table {
 int ex_options_parse(const char *program, const ex_table *tables, int argc, char **argv,
                      ex_error *error);
 
-/* A flag that decides the state in which a run ends, and its value as text; "": a text that is not given. */
+/*
+ * A flag that decides the state in which a run ends, and its value as text, or the mark of the file that it names (content.h); "":
+ * a text that is not given.
+ */
 typedef struct ex_setting {
     const char *name;
     char value[32];

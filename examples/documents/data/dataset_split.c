@@ -7,12 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint64_t ex_hash(uint64_t hash, const void *data, size_t bytes) {
-    const unsigned char *byte = data;
-    for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 /* Mixed once more because FNV's high bits are weak. */
 uint64_t ex_name_hash(const char *class_name, const char *name, size_t length) {
     uint64_t hash = ex_hash(EX_HASH_INIT, class_name, strlen(class_name));

@@ -76,7 +76,7 @@ static const ex_option own_flags[] = {
         .words = lm_sizes, .decides = 1),
     OWN("text-weights", EX_TEXT, lm_weights, "FILE",
         "its weights, a safetensors file or the index of several; without, they are random",
-        .accepts = "a safetensors file", .by_default = "random"),
+        .accepts = "a safetensors file", .by_default = "random", .decides = EX_BY_CONTENT),
     OWN("frozen", EX_WORD, frozen, "WAY",
         "map: its weights are pages of the file, which no budget counts; load: they are in memory",
         .words = frozen_ways),

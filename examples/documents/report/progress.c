@@ -165,12 +165,14 @@ void ex_progress_init(ex_progress *progress, ex_progress_mode mode, const char *
     progress->stream = stream;
 }
 
-void ex_progress_epoch(ex_progress *progress, uint64_t epoch, uint64_t epochs, size_t steps) {
+void ex_progress_epoch(ex_progress *progress, uint64_t epoch, uint64_t epochs, size_t done,
+                       size_t steps) {
     ex_progress *p = progress;
     p->epoch = epoch;
     p->epochs = epochs;
     p->steps = steps;
-    p->done = p->samples = 0;
+    p->done = done;
+    p->samples = 0;
     p->loss_sum = 0;
     p->started = p->drawn_at = ex_seconds();
     if (p->mode == EX_PROGRESS_BAR) draw_bar(p);

@@ -33,8 +33,9 @@ typedef struct ex_progress {
 
 void ex_progress_init(ex_progress *progress, ex_progress_mode mode, const char *unit, FILE *stream);
 
-/* An epoch begins; so many steps belong to it. */
-void ex_progress_epoch(ex_progress *progress, uint64_t epoch, uint64_t epochs, size_t steps);
+/* An epoch begins, or goes on; so many of its steps are done, and so many belong to it. */
+void ex_progress_epoch(ex_progress *progress, uint64_t epoch, uint64_t epochs, size_t done,
+                       size_t steps);
 
 /* A step went through. */
 void ex_progress_step(ex_progress *progress, const mt_step_report *report);

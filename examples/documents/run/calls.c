@@ -65,7 +65,7 @@ static mt_status check_model(ex_training *t) {
 static void begin_to_train(ex_training *t) {
     if (!t->began) ex_interrupt_catch();
     t->began = ex_seconds();
-    ex_progress_epoch(&t->progress, t->at.epoch, t->at.epochs, t->at.batches);
+    ex_progress_epoch(&t->progress, t->at.epoch, t->at.epochs, t->at.batch, t->at.batches);
 }
 
 static mt_status on_begin(void *user, const mt_fit_report *at) {
