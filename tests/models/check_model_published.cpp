@@ -104,6 +104,11 @@ void same_numbers(const golden::File &file, Net &net, const std::string &name, R
     ck_assert_uint_ge(gradients, 10);
 }
 
+/* ViT-B/32, or with a ResNet-50 for the pictures. */
+ClipOptions published_clip(bool is_resnet) {
+    return {{768, 12}, {512, 12}, is_resnet ? 1024 : 512, 224, 32, 49408, 77, is_resnet ? 64 : 0};
+}
+
 } // namespace
 
 /* ---- counts -------------------------------------------------------------------------------------- */
@@ -114,18 +119,8 @@ TEST("counts", known_counts) {
     const EfficientNet b4(EfficientNetOptions{1.4, 1.8, 0.2, true});
     ck_assert_int_eq(count(b4) + 1792 * 1000 + 1000, 19341616); /* and its classifier */
     ck_assert_int_eq(count(*TinyVitEncoder()), 5743892);
-    ClipOptions vit;
-    vit.image = {768, 12};
-    vit.text = {512, 12};
-    vit.embedding = 512;
-    vit.side = 224;
-    vit.patch = 32;
-    vit.vocabulary = 49408;
-    vit.context = 77;
-    ck_assert_int_eq(count(*Clip(vit)), 151277313);
-    vit.resnet_width = 64;
-    vit.embedding = 1024;
-    ck_assert_int_eq(count(*Clip(vit)), 102007137);
+    ck_assert_int_eq(count(*Clip(published_clip(false))), 151277313);
+    ck_assert_int_eq(count(*Clip(published_clip(true))), 102007137);
 }
 
 /* The neck of YOLOv5s has 2,834,688, and three heads of seven classes 32,364. */
@@ -235,16 +230,7 @@ TEST("numbers", cspdarknet_is_timms) {
 TEST_LOOP("numbers", clip_is_open_clips, 2) {
     const std::string name = _i ? "clip_rn50" : "clip_vit";
     const golden::File file = golden_file();
-    ClipOptions o;
-    o.image = {128, 2};
-    o.text = {128, 2};
-    o.embedding = 96;
-    o.side = 64;
-    o.patch = 32;
-    o.vocabulary = 50;
-    o.context = 9;
-    o.resnet_width = _i ? 16 : 0;
-    Clip net(o);
+    Clip net(ClipOptions{{128, 2}, {128, 2}, 96, 64, 32, 50, 9, _i ? 16 : 0});
     same_lines(lines(*net), file.text(name + ".state"));
     const at::Tensor images = golden::uniform("images", {3, 3, 64, 64});
     at::Tensor tokens = golden::classes("tokens", 27, 49).view({3, 9});
@@ -258,16 +244,8 @@ TEST_LOOP("numbers", clip_is_open_clips, 2) {
 /* The names at full size, whose numbers were compared in small. */
 TEST_LOOP("numbers", clip_at_full_size, 2) {
     const golden::File file = golden_file();
-    ClipOptions o;
-    o.image = {768, 12};
-    o.text = {512, 12};
-    o.embedding = _i ? 1024 : 512;
-    o.side = 224;
-    o.patch = 32;
-    o.vocabulary = 49408;
-    o.context = 77;
-    o.resnet_width = _i ? 64 : 0;
-    same_lines(lines(*Clip(o)), file.text(_i ? "clip_rn50_full.state" : "clip_vit_b32.state"));
+    same_lines(lines(*Clip(published_clip(_i))),
+               file.text(_i ? "clip_rn50_full.state" : "clip_vit_b32.state"));
 }
 
 /* In training, too, the running statistics, which stay as they are. */
@@ -299,45 +277,29 @@ TEST("names", efficientnet_by_timms_names) {
 
 namespace {
 
-/* A file of the network's tensors by timm's names. */
-void save_as_timm(const torch::nn::Module &net, const char *path) {
-    std::vector<std::string> names;
-    std::vector<at::Tensor> tensors;
+void save(const std::string &path, const Outputs &named) {
     std::vector<mt_safetensors_tensor> entries;
-    for (const auto &list : {net.named_parameters(), net.named_buffers()})
-        for (const auto &item : list) {
-            const std::string name = efficientnet_timm_name(item.key());
-            if (name.empty()) continue;
-            names.push_back(name);
-            tensors.push_back(item.value().detach().contiguous());
-        }
-    for (size_t i = 0; i < names.size(); i++) {
-        const at::Tensor &t = tensors[i];
-        entries.push_back({names[i].c_str(), t.is_floating_point() ? MT_ST_F32 : MT_ST_I64,
+    for (const auto &[name, t] : named)
+        entries.push_back({name.c_str(), t.is_floating_point() ? MT_ST_F32 : MT_ST_I64,
                            static_cast<size_t>(t.dim()), t.sizes().data(), t.nbytes(),
                            t.const_data_ptr()});
-    }
-    ck_ok(mt_safetensors_save(path, entries.data(), entries.size(), nullptr));
+    ck_ok(mt_safetensors_save(path.c_str(), entries.data(), entries.size(), nullptr));
 }
-
-mt_status same_weights(void *user, const char *name, mt_tensor *tensor) {
-    const auto &expected = *static_cast<const std::shared_ptr<EfficientNet> *>(user);
-    const auto parameters = expected->named_parameters(), buffers = expected->named_buffers();
-    const at::Tensor *there = parameters.find(name) ? parameters.find(name) : buffers.find(name);
-    if (there) ck_assert_msg(memtrain::tensor(tensor).equal(*there), "%s is another one", name);
-    return MT_OK;
-}
-
-} // namespace
-
-namespace {
 
 mt_status same_as_source(void *user, const char *name, mt_tensor *tensor) {
-    const auto &source = *static_cast<const ProfoctImpl *>(user);
+    const auto &source = *static_cast<const torch::nn::Module *>(user);
     const auto parameters = source.named_parameters(), buffers = source.named_buffers();
     const at::Tensor *there = parameters.find(name) ? parameters.find(name) : buffers.find(name);
     if (there) ck_assert_msg(memtrain::tensor(tensor).equal(*there), "%s is another one", name);
     return MT_OK;
+}
+
+/* All tensors of the model that the network has, too. */
+void has_weights_of(mt_model *model, torch::nn::Module &source) {
+    mt_torch *torch = nullptr;
+    ck_ok(mt_torch_new(model, nullptr, &torch));
+    ck_ok(mt_torch_visit_state(torch, same_as_source, &source));
+    mt_torch_free(torch);
 }
 
 } // namespace
@@ -352,7 +314,14 @@ TEST("names", loads_by_timms_names) {
     seed();
     auto source = std::make_shared<EfficientNet>(EfficientNetOptions{1, 1});
     golden::fill(*source);
-    save_as_timm(*source, path);
+    Outputs by_timms_names;
+    for (const auto &list : {source->named_parameters(), source->named_buffers()})
+        for (const auto &item : list) {
+            const std::string name = efficientnet_timm_name(item.key());
+            if (!name.empty())
+                by_timms_names.emplace_back(name, item.value().detach().contiguous());
+        }
+    save(path, by_timms_names);
     o.backbone = SMARTCASH_EFFICIENTNET_B0;
     ck_ok(smartcash_model_new(&o, &model));
     weights.strict = 0;
@@ -360,10 +329,7 @@ TEST("names", loads_by_timms_names) {
     weights.other_name = smartcash_model_timm_name;
     ck_ok(mt_model_load_weights(model, path, &weights));
     unlink(path);
-    mt_torch *torch = nullptr;
-    ck_ok(mt_torch_new(model, nullptr, &torch));
-    ck_ok(mt_torch_visit_state(torch, same_weights, &source));
-    mt_torch_free(torch);
+    has_weights_of(model, *source);
     mt_model_free(model);
 }
 
@@ -381,33 +347,20 @@ TEST("names", loads_several_files) {
     std::string map;
     for (int part = 0; part < 2; part++) {
         const std::string name = "model-" + std::to_string(part) + ".safetensors";
-        std::vector<mt_safetensors_tensor> entries;
-        std::vector<std::string> names;
-        std::vector<at::Tensor> tensors;
+        Outputs half;
         int number = 0;
         for (const auto &list : {source.named_parameters(), source.named_buffers()})
             for (const auto &item : list)
                 if (number++ % 2 == part) {
-                    names.push_back(item.key());
-                    tensors.push_back(item.value().detach().contiguous());
+                    half.emplace_back(item.key(), item.value().detach().contiguous());
                     map += (map.empty() ? "" : ",") + ("\"" + item.key() + "\":\"" + name + "\"");
                 }
-        for (size_t i = 0; i < names.size(); i++) {
-            const at::Tensor &t = tensors[i];
-            entries.push_back({names[i].c_str(), t.is_floating_point() ? MT_ST_F32 : MT_ST_I64,
-                               static_cast<size_t>(t.dim()), t.sizes().data(), t.nbytes(),
-                               t.const_data_ptr()});
-        }
-        ck_ok(mt_safetensors_save((std::string(folder) + "/" + name).c_str(), entries.data(),
-                                  entries.size(), nullptr));
+        save(std::string(folder) + "/" + name, half);
     }
     std::ofstream(index) << "{\"metadata\":{\"total_size\":1},\"weight_map\":{" << map << "}}";
     ck_ok(profoct_model_new(&o, &model));
     ck_ok(mt_model_load_weights(model, index.c_str(), nullptr));
-    mt_torch *torch = nullptr;
-    ck_ok(mt_torch_new(model, nullptr, &torch));
-    ck_ok(mt_torch_visit_state(torch, same_as_source, &source));
-    mt_torch_free(torch);
+    has_weights_of(model, source);
     unlink((std::string(folder) + "/model-1.safetensors").c_str());
     ck_refused(mt_model_load_weights(model, index.c_str(), nullptr), MT_EIO, "model-1.safetensors");
     mt_model_free(model);
