@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,17 +18,11 @@
 #include "mistral.hpp"
 #include "prsmed_lm.h"
 
-#include "suite.h" /* last: check.h has macros with short names */
+#include "owned.hpp" /* last: check.h has macros with short names */
 
 using namespace memtrain_models;
 
 namespace {
-
-void prepare() {
-    ck_ok(mt_torch_init(nullptr));
-    ck_ok(mt_torch_set_threads(1));
-    ck_ok(mt_torch_seed(3));
-}
 
 std::string folder;
 
@@ -90,7 +85,7 @@ torch::Tensor golden_tokens() {
 }
 
 TEST("network", it_computes_what_the_equations_say) {
-    prepare();
+    check_shim::prepare(3);
     Mistral net(small, at::kFloat);
     fill(*net);
     const torch::Tensor tokens = golden_tokens();
@@ -101,7 +96,7 @@ TEST("network", it_computes_what_the_equations_say) {
 
 /* Rows that run some at a time. */
 TEST("network", many_rows_are_few_rows) {
-    prepare();
+    check_shim::prepare(3);
     Mistral net(small, at::kFloat);
     fill(*net);
     const torch::Tensor tokens = golden_tokens().repeat({120, 1}); /* 1200 tokens */
@@ -115,7 +110,7 @@ TEST("network", sizes_are_the_published_ones) {
         const char *name;
         int64_t size;
     } cases[] = {{"500m", 513590784}, {"1.1b", 1100048384}, {"7b", 7241732096}};
-    prepare();
+    check_shim::prepare(3);
     for (const auto &one : cases) {
         const Mistral net(mistral_options(one.name), at::kBFloat16);
         ck_assert_int_eq(net->size(), one.size);
@@ -144,46 +139,53 @@ const int64_t rows[3][LENGTH_OF_ROW] = {
     {256, 'a', ' ', 'b', 'c', 257, 258, 258, 258, 258, 258, 258},
 };
 
+using Lm = std::unique_ptr<prsmed_lm, void (*)(prsmed_lm *)>;
+
 struct Said {
     std::vector<float> states = std::vector<float>(3 * PRSMED_LM_WORDS * 64);
     std::vector<float> exist = std::vector<float>(3 * PRSMED_LM_WORDS);
 
-    explicit Said(prsmed_lm *lm) {
-        ck_ok(prsmed_lm_words(lm, rows[0], 3, LENGTH_OF_ROW, states.data(), exist.data()));
+    explicit Said(const Lm &lm) {
+        ck_ok(prsmed_lm_words(lm.get(), rows[0], 3, LENGTH_OF_ROW, states.data(), exist.data()));
     }
     bool operator==(const Said &other) const {
         return states == other.states && exist == other.exist;
     }
 };
 
-prsmed_lm *new_lm(prsmed_lm_options options) {
+Lm new_lm(prsmed_lm_options options) {
     prsmed_lm *lm = nullptr;
     options.prompts = rows[0];
     options.prompt_count = 2;
     options.prompt_length = LENGTH_OF_ROW;
     ck_ok(prsmed_lm_new(&options, &lm));
-    return lm;
+    return Lm(lm, prsmed_lm_free);
 }
 
-prsmed_lm_figures figures_of(const prsmed_lm *lm) {
+prsmed_lm_figures figures_of(const Lm &lm) {
     prsmed_lm_figures figures = PRSMED_LM_FIGURES_INIT;
-    ck_ok(prsmed_lm_figures_of(lm, &figures));
+    ck_ok(prsmed_lm_figures_of(lm.get(), &figures));
     return figures;
+}
+
+prsmed_lm_options of_a_written_file(const std::string &path) {
+    prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
+    ck_ok(prsmed_lm_write(PRSMED_LM_TINY, path.c_str()));
+    options.weights = path.c_str();
+    return options;
 }
 
 /* Mapped, loaded, kept. */
 TEST("program", a_written_file_is_read) {
-    prepare();
+    check_shim::prepare(3);
     const std::string path = in_folder("w");
-    ck_ok(prsmed_lm_write(PRSMED_LM_TINY, path.c_str()));
-    prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
-    options.weights = path.c_str();
-    prsmed_lm *mapped = new_lm(options);
+    prsmed_lm_options options = of_a_written_file(path);
+    const Lm mapped = new_lm(options);
     options.load = 1;
-    prsmed_lm *loaded = new_lm(options);
+    const Lm loaded = new_lm(options);
     options.load = 0;
     options.keep = 1;
-    prsmed_lm *kept = new_lm(options);
+    const Lm kept = new_lm(options);
     const Said said(mapped);
     ck_assert(said == Said(loaded));
     for (int i = 0; i < 3; i++) (void)Said(mapped);
@@ -201,23 +203,18 @@ TEST("program", a_written_file_is_read) {
     ck_assert_uint_eq(figures_of(mapped).held_bytes, 0);
     ck_assert_uint_eq(figures_of(loaded).mapped_bytes, 0);
     ck_assert_uint_eq(figures_of(loaded).held_bytes, 4 * numbers);
-    prsmed_lm_free(mapped);
-    prsmed_lm_free(loaded);
-    prsmed_lm_free(kept);
 }
 
 /* In bfloat16: mapped as loaded, half the bytes, and near what float32 says. */
 TEST("program", half_precision) {
-    prepare();
+    check_shim::prepare(3);
     const std::string path = in_folder("w");
-    ck_ok(prsmed_lm_write(PRSMED_LM_TINY, path.c_str()));
-    prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
-    options.weights = path.c_str();
-    prsmed_lm *wide = new_lm(options);
+    prsmed_lm_options options = of_a_written_file(path);
+    const Lm wide = new_lm(options);
     options.half = 1;
-    prsmed_lm *mapped = new_lm(options);
+    const Lm mapped = new_lm(options);
     options.load = 1;
-    prsmed_lm *loaded = new_lm(options);
+    const Lm loaded = new_lm(options);
     const Said exact(wide), said(mapped);
     ck_assert(said == Said(loaded));
     ck_assert(!(said == exact));
@@ -230,16 +227,13 @@ TEST("program", half_precision) {
         all += x * x;
     }
     ck_assert_double_lt(apart, 0.01 * all);
-    prsmed_lm_free(wide);
-    prsmed_lm_free(mapped);
-    prsmed_lm_free(loaded);
 }
 
 /* Words are told apart, and padding is no word. */
 TEST("program", words_are_centred) {
-    prepare();
+    check_shim::prepare(3);
     prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
-    prsmed_lm *lm = new_lm(options);
+    const Lm lm = new_lm(options);
     const Said said(lm);
     const int counts[] = {2, 3, 2};
     for (int row = 0; row < 3; row++)
@@ -254,11 +248,10 @@ TEST("program", words_are_centred) {
     }
     ck_assert_double_eq_tol(sum / 5, 0, 1e-4);
     ck_assert_double_eq_tol(squares / 5, 1, 1e-3);
-    prsmed_lm_free(lm);
 }
 
 TEST("program", wrong_requests) {
-    prepare();
+    check_shim::prepare(3);
     prsmed_lm *lm = nullptr;
     prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
     ck_status(prsmed_lm_new(nullptr, &lm), MT_EINVAL);
@@ -279,19 +272,16 @@ TEST("program", wrong_requests) {
 
 /* A file that changes is told, though all prompts are kept. */
 TEST("program", a_change_is_told) {
-    prepare();
+    check_shim::prepare(3);
     const std::string path = in_folder("w");
-    ck_ok(prsmed_lm_write(PRSMED_LM_TINY, path.c_str()));
-    prsmed_lm_options options = PRSMED_LM_OPTIONS_INIT;
-    options.weights = path.c_str();
+    prsmed_lm_options options = of_a_written_file(path);
     options.keep = 1;
-    prsmed_lm *lm = new_lm(options);
+    const Lm lm = new_lm(options);
     Said said(lm);
     std::ofstream(path, std::ios::app) << "x";
     ck_refused(
-        prsmed_lm_words(lm, rows[0], 3, LENGTH_OF_ROW, said.states.data(), said.exist.data()),
+        prsmed_lm_words(lm.get(), rows[0], 3, LENGTH_OF_ROW, said.states.data(), said.exist.data()),
         MT_EIO, "has changed");
-    prsmed_lm_free(lm);
 }
 
 } // namespace
