@@ -15,10 +15,15 @@
 
 namespace check_shim {
 
-/* Our allocator, and one thread. */
+/* Our allocator and one thread; and a seed. */
 inline void start() {
     ck_ok(mt_torch_init(nullptr));
     ck_ok(mt_torch_set_threads(1));
+}
+
+inline void prepare(uint64_t seed) {
+    start();
+    ck_ok(mt_torch_seed(seed));
 }
 
 inline std::string hash_of(mt_torch *torch) {
@@ -64,8 +69,7 @@ struct Owned {
 
     template <class Make>
     void make(Make &&describe, const mt_torch_options &options, uint64_t seed = 7) {
-        start();
-        ck_ok(mt_torch_seed(seed));
+        prepare(seed);
         ck_ok(memtrain::make_model(&model, describe));
         ck_ok(mt_torch_new(model, &options, &torch));
     }
