@@ -134,9 +134,11 @@ static mt_status run_accumulate(void *self, size_t first, size_t count, double w
 static mt_status run_evaluate(void *self, const mt_batch *batch, size_t first, size_t count,
                               mt_chunk_result *out) {
     run *r = self;
+    int has_untold = r->fake.deferred_count > r->fake.deferred_next;
     mt_status status = called(r, 1);
 
     if (status == MT_OK) status = r->plain_seam.evaluate(self, batch, first, count, out);
+    if (status != MT_OK && has_untold) r->evaluated = 0; /* it begins anew */
     if (status != MT_OK) return status;
     if (first != r->evaluated) fails(r, "evaluation: samples out of order");
     r->evaluated += count;
