@@ -5,7 +5,9 @@
 
 #include "clock.h"
 
-enum { TRIES = 2 };
+/* Each order is tried so often at least, and more often until so many seconds have gone by. */
+enum { LEAST_TRIES = 2, MOST_TRIES = 20 };
+static const double enough_seconds = 0.5;
 
 /* What a chunk has of pixels: more take longer and tell no more. */
 static const int64_t most_pixels = 8 * 224 * 224;
@@ -19,6 +21,7 @@ typedef struct trial {
     mt_backend backend;
     size_t samples;
     double seconds; /* of the fastest try; 0: none */
+    double spent;   /* by all tries */
 } trial;
 
 static mt_status run_chunk(trial *r, const mt_batch *batch) {
@@ -31,6 +34,7 @@ static mt_status run_chunk(trial *r, const mt_batch *batch) {
     double seconds = ex_seconds() - since;
     mt_status back = b->rollback(b->self);
     if (!r->seconds || seconds < r->seconds) r->seconds = seconds;
+    r->spent += seconds;
     return status == MT_OK ? back : status;
 }
 
@@ -51,17 +55,33 @@ static mt_status open_trial(const ex_training *t, ex_make_fn make, int channels_
     return status;
 }
 
+static int wants_try(const trial *r, int tries) {
+    return tries < LEAST_TRIES || (tries < MOST_TRIES && r->spent < enough_seconds);
+}
+
+/* Goes on with what earlier tries have found. */
 static mt_status try_order(ex_training *t, ex_make_fn make, int channels_last, trial *out) {
-    trial r = {.backend.size = sizeof r.backend};
+    trial r = {.backend.size = sizeof r.backend, .seconds = out->seconds};
     mt_batch batch;
     mt_status status = open_trial(t, make, channels_last, &r);
     if (status == MT_OK) status = ex_batches_fill(t->batches, EX_TRAINING, 1, 0, &batch);
     if (status == MT_OK && r.samples > batch.count) r.samples = batch.count;
-    for (int i = 0; i < TRIES && status == MT_OK; i++) status = run_chunk(&r, &batch);
+    for (int i = 0; status == MT_OK && wants_try(&r, i); i++) status = run_chunk(&r, &batch);
     if (status != MT_OK) r.seconds = 0;
     mt_torch_free(r.torch);
     mt_model_free(r.model);
     *out = r;
+    return status;
+}
+
+/* Twice in turn where that is quick: a busy moment of the machine is that of one order alone else. */
+static mt_status try_orders(ex_training *t, ex_make_fn make, trial *rows, trial *last) {
+    mt_status status = MT_OK;
+    for (int round = 0; status == MT_OK && round < 2; round++) {
+        if (rows->spent + last->spent > 4 * enough_seconds) break;
+        status = try_order(t, make, 0, rows);
+        if (status == MT_OK) status = try_order(t, make, 1, last);
+    }
     return status;
 }
 
@@ -95,8 +115,7 @@ static void tell(const trial *rows, const trial *last, int is_on) {
 mt_status ex_training_order(ex_training *t, ex_make_fn make) {
     trial rows = {0}, last = {0};
     if (t->flags->channels_last != EX_CHANNELS_LAST_AUTO) return MT_OK;
-    mt_status status = try_order(t, make, 0, &rows);
-    if (status == MT_OK) status = try_order(t, make, 1, &last);
+    mt_status status = try_orders(t, make, &rows, &last);
     mt_status shared = share_times(t, &rows, &last);
     if (status != MT_OK && status != MT_EDEVMEM) return status;
     if (shared != MT_OK) return shared;
