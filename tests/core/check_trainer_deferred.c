@@ -1,5 +1,6 @@
 /*
- * check_trainer_deferred.c - chunks that are not waited for: their figures come once a step, and nothing else changes.
+ * check_trainer_deferred.c - chunks that are not waited for: their figures come once a step or evaluation, and nothing
+ * else changes.
  */
 #include "counting_allocator.h"
 #include "suite.h"
@@ -236,6 +237,84 @@ TEST("fails", no_host_memory) {
         end_trainer();
     }
     ck_assert_int_ge(failed, 2); /* the lists of chunks: of all, and of those that are deferred */
+}
+
+/* ---- evaluations ------------------------------------------------------------------------------------ */
+
+#define EVALUATIONS (FAKE_BIT(FAKE_EVALUATE) | FAKE_BIT(FAKE_COLLECT))
+
+/* An evaluation has gone through, so that times are known, and the log is empty. */
+static void learn_to_evaluate(int defers) {
+    end_trainer();
+    options.defers = defers;
+    trainer = trainer_with(&options, &policy);
+    evaluate(trainer, BATCH, 0);
+    fake_log_clear(&fake);
+}
+
+/* Has the figures of a backend that waits for each chunk; the trainer is then one that does not. */
+static mt_eval_report waited_for(void) {
+    learn_to_evaluate(2);
+    mt_eval_report report = evaluate(trainer, BATCH, 1);
+
+    ck_assert_uint_eq(fake.deferrals, 0);
+    learn_to_evaluate(1);
+    return report;
+}
+
+static void check_same_figures(const mt_eval_report *a, const mt_eval_report *b) {
+    ck_assert_mem_eq(&a->loss, &b->loss, sizeof(a->loss));
+    ck_assert_mem_eq(a->metrics, b->metrics, sizeof(a->metrics));
+    ck_assert_uint_eq(a->samples, b->samples);
+}
+
+#define ALL "evaluate(0+16) evaluate(16+16) evaluate(32+16) evaluate(48+16)"
+#define TOLD "collect(0+1) collect(1+1) collect(2+1) collect(3+1)"
+
+/* What fails once, by memory, and the calls then: what was not told is forgotten, and all is done again. */
+static const struct {
+    const char *name;
+    fake_kind call;
+    uint64_t at; /* 0: never */
+    const char *calls;
+} evaluations[] = {
+    {"nothing", FAKE_EVALUATE, 0, ALL " " TOLD},
+    {"the first chunk", FAKE_EVALUATE, 1, "evaluate!(0+16) " ALL " " TOLD},
+    {"a later chunk", FAKE_EVALUATE, 3,
+     "evaluate(0+16) evaluate(16+16) evaluate!(32+16) " ALL " " TOLD},
+    {"the first figures", FAKE_COLLECT, 1, ALL " collect!(0+1) " ALL " " TOLD},
+    {"later figures", FAKE_COLLECT, 3,
+     ALL " collect(0+1) collect(1+1) collect!(2+1) " ALL " " TOLD},
+};
+
+TEST_LOOP("evaluate", told_at_the_end, LENGTH(evaluations)) {
+    uint64_t at = evaluations[_i].at;
+    mt_eval_report waits = waited_for(), defers;
+
+    if (at) fake_fail_kind(&fake, evaluations[_i].call, at, MT_EDEVMEM);
+    defers = evaluate(trainer, BATCH, 1);
+    ck_assert_msg(strcmp(fake_log_text(&fake, EVALUATIONS), evaluations[_i].calls) == 0, "%s: %s",
+                  evaluations[_i].name, fake_log_text(&fake, EVALUATIONS));
+    check_same_figures(&waits, &defers);
+    ck_assert_uint_eq(defers.retries, at != 0);
+}
+
+/* Another failure ends the evaluation. What was not told is not taken for figures of the next one. */
+TEST_LOOP("evaluate", a_failure_ends_it, 2) {
+    mt_eval_report waits = waited_for(), defers;
+
+    fake_fail_kind(&fake, _i ? FAKE_COLLECT : FAKE_EVALUATE, 3, MT_EIO);
+    evaluation_fails(BATCH, 1, MT_EIO);
+    defers = evaluate(trainer, BATCH, 1);
+    check_same_figures(&waits, &defers);
+}
+
+/* A size that has not run three times is waited for. */
+TEST("evaluate", sizes_that_are_not_known) {
+    learn_to_evaluate(1);
+    evaluate(trainer, 40, 1);
+    ck_assert_str_eq(fake_log_text(&fake, EVALUATIONS),
+                     "evaluate(0+14) evaluate(14+13) evaluate(27+13)");
 }
 
 TRAINER_SUITE_FROM("trainer_deferred", begin)
