@@ -687,7 +687,7 @@ $(CALLS): %: $$(call main_of,$$@) $(DIGITS_OBJ) $(COMMON_A) $(CORE_SO) $(MEMORY_
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(INSTRUMENT) $(rpath) $(LDFLAGS) -o $@ $(filter %.o,$^) $(COMMON_A) $(LAZY) \
-	    $(LIBS_LINK) -lm -lpthread
+	    $(LIBS_LINK) $(JSON_LIBS) -lm -lpthread
 
 $(TESTS_CORE) $(FUZZ): %: $$(call main_of,$$@) $(HELPER_A) $(MEMORY_A) $(CORE_A)
 	$(call say,LINK,$@)
