@@ -86,8 +86,8 @@ public:
 
     /*
      * A block with these views begins: its files are checked, and what came next after it and the one before it, the
-     * last time, is read ahead. No views: nothing happens. Where memory is too short for the files, a pass begins with the
-     * pages that the heap keeps for nothing: they would push out of a control group what is read ahead, before it is used.
+     * last time, is read ahead. No views: nothing happens. Where memory is too short for the files, a pass begins by giving
+     * back what the heap keeps for nothing: in a control group that would push out what is read ahead, before it is used.
      */
     void begin(const std::vector<const MappedView *> &views);
 

@@ -85,8 +85,7 @@ static const ex_option own_flags[] = {
         .words = text_types, .decides = 1),
     OWN("cache-frozen", EX_SWITCH, cache_frozen, NULL,
         "keep what it says of a prompt in memory, and read no prompt twice; a pass of other "
-        "prompts "
-        "rounds otherwise, so bits may differ",
+        "prompts rounds otherwise, so bits may differ",
         .most = 1, .decides = 1),
     OWN("write-text-weights", EX_TEXT, lm_written, "FILE",
         "write random weights of --text-model, bfloat16, and end", .accepts = "a file",
