@@ -382,8 +382,10 @@ also_on_cards := $(if $(filter Darwin,$(OS)),,$(addprefix $(BUILD)/tests/,$(adds
 # A run of a few suites builds these alone. Those of the core need no program.
 few_checked = $(call chosen,$(on_device)) $(if $(filter-out $(TESTS_CORE),$(call chosen,$(on_device))),all $(CARD_SO))
 checked = $(if $(SUITES),$(few_checked),all $(if $(DEVICE),$(on_device),tests) $(CARD_SO))
+no_suites = $(filter-out $(notdir $(TESTS)),$(SUITES))
 
 check: $(checked) ## all tests and static checks (DEVICE=cuda|xpu|mps|sim:cuda|sim:mps|test:cuda|test:xpu|test:mps, SUITES="check_a check_b")
+	@$(if $(no_suites),echo 'check: SUITES: there is no $(no_suites)' >&2; exit 2)
 	@$(run_tests) $(call longest_first,$(call chosen,$(on_device))) $(if $(SUITES)$(DEVICE),,$(also_on_cards) $(STATIC))
 
 # On a real card, or packed for a machine that has one.
