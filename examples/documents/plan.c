@@ -6,7 +6,7 @@
  *     build/examples/plan --example prsmed --config 1 --budget 8GiB
  *
  * The configurations are those of the scripts that the example programs follow. Each is the program itself
- * with --explain and no epochs: a recording of two small chunks, run once and taken back, tells what
+ * with --explain and no epochs: a recording of two small chunks, which take their memory and compute nothing, tells what
  * chunks of any size take.
  */
 #include "child.h"
@@ -25,26 +25,32 @@ typedef struct configuration {
 } configuration;
 
 static const configuration configurations[] = {
-    {"food101", "first", "batch 32 at 1024 pixels, which ran out of 47.7 GiB",
-     "--batch 32 --image-size 1024"},
-    {"food101", "original", "batch 32 at 224 pixels", "--profile original --image-size 224"},
-    {"food101", "target", "batch 24 at 224 pixels", "--profile target --image-size 224"},
-    {"food101", "safe", "batch 8 at 224 pixels", "--profile safe --image-size 224"},
+    {"food101", "first", "ResNet-50 at 1024 pixels, batch 32, which ran out of 47.7 GiB",
+     "--size published --image-size 1024 --batch 32"},
+    {"food101", "original", "ResNet-50 at 224 pixels, batch 32", "--size published --batch 32"},
+    {"food101", "target", "ResNet-50 at 224 pixels, batch 24", "--size published --batch 24"},
+    {"food101", "safe", "ResNet-50 at 224 pixels, batch 8", "--size published --batch 8"},
     {"smartcash", "tier1", "EfficientNet-B4 at 640 pixels, 8 batches of 1",
-     "--tier 1 --backbone efficientnet_b4 --image-size 640"},
-    {"smartcash", "tier3", "CSPDarkNet-53 at 640 pixels, 32 batches of 1",
-     "--tier 3 --backbone cspdarknet --image-size 640"},
-    {"prsmed", "0", "batch 8 at 1024 pixels", "--config 0 --image-size 1024 --encoder vit_ti"},
-    {"prsmed", "1", "2 x 4 at 1024 pixels, checkpointing",
-     "--config 1 --image-size 1024 --encoder vit_ti"},
-    {"prsmed", "16gb", "1 x 8 at 1024 pixels, checkpointing",
-     "--config 16gb --image-size 1024 --encoder vit_ti"},
-    {"car_clip", "16x8", "ViT-S/16 at 128 pixels, 8 batches of 16",
-     "--size w384-l12 --image-size 128 --patch 16 --batch 16 --accumulate 8"},
-    {"car_clip", "128", "ViT-S/16 at 128 pixels, one batch of 128",
-     "--size w384-l12 --image-size 128 --patch 16 --batch 128 --accumulate 1"},
+     "--size published --tier 1"},
+    {"smartcash", "tier3", "EfficientNet-B4 at 640 pixels, 32 batches of 1",
+     "--size published --tier 3"},
+    {"smartcash", "16", "EfficientNet-B4 at 640 pixels, batch 16", "--size published"},
+    {"smartcash", "darknet", "CSPDarknet-53 at 640 pixels, batch 16",
+     "--size published --backbone cspdarknet"},
+    {"prsmed", "0", "TinyViT-5M at 1024 pixels, batch 8", "--size published --config 0"},
+    {"prsmed", "16gb", "TinyViT-5M at 1024 pixels, 1 x 8, checkpointing",
+     "--size published --config 16gb"},
+    {"car_clip", "16x8", "ViT-B/32 at 224 pixels, 8 batches of 16",
+     "--size published --batch 16 --accumulate 8"},
+    {"car_clip", "96", "ViT-B/32 at 224 pixels, one batch of 96",
+     "--size published --batch 96 --accumulate 1"},
+    {"car_clip", "128", "ViT-B/32 at 224 pixels, one batch of 128",
+     "--size published --batch 128 --accumulate 1"},
     {"profoct", "minimal", "few-shot episodes, its preset for 8 GB", "--preset minimal"},
-    {"profoct", "maximum", "few-shot episodes, its preset for 24 GB", "--preset maximum"},
+    {"profoct", "balanced", "ResNet34 at 224 pixels, its preset for 16 GB",
+     "--size published --preset balanced"},
+    {"profoct", "maximum", "ResNet34 at 224 pixels, its preset for 24 GB",
+     "--size published --preset maximum"},
 };
 
 typedef struct plan {
@@ -236,9 +242,7 @@ static int show(const plan *p, const configuration *c, const char *argv0) {
 static int compare(const plan *p, const char *argv0) {
     int worst = 0, is_known = 1;
     size_t number = 0, count = count_chosen(p);
-    printf("%zu configurations, of each of which two small chunks are run: seconds for small "
-           "pictures, minutes for large ones\n",
-           count);
+    printf("%zu configurations, some seconds each\n", count);
     for (size_t i = 0; i < EX_ROWS(configurations); i++) {
         const configuration *c = &configurations[i];
         command asked;

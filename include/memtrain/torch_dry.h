@@ -8,8 +8,9 @@
  * A step at 1024 x 1024 pixels takes minutes, and nearly all of them are spent in convolutions and
  * matrix products. What it takes of memory does not depend on their values. In a dry run they make
  * their results, and the copies that oneDNN makes of what is row-major, and compute nothing. So do
- * batch norms, max pools, sums of two tensors, and rectifiers. Results of up to 1 MiB are zeros. Larger
- * ones hold what was there before. Activations that wait in a file are not written. All else runs.
+ * batch norms, max pools, attention, softmax, and operators number by number such as add, mul and gelu.
+ * Results of up to 1 MiB are zeros, or are computed. Larger ones hold what was there before. Activations
+ * that wait in a file are not written. All else runs, and a budget stays as it is meanwhile.
  * So the allocations of a chunk are those of the real one, and so are recordings, predictions and
  * refusals.
  *
@@ -32,9 +33,11 @@ extern "C" {
 
 /*
  * Begins or ends a dry run, for all threads of the process and for tensors of the CPU, those of
- * simulated cards included. Products (mm, addmm, bmm, baddbmm), convolutions and max pools in two
- * dimensions, batch norms, add and relu of dense tensors are dry. Transposed convolutions and those in one or three dimensions
- * are computed. No other thread may compute with libtorch meanwhile.
+ * simulated cards included. Dry are products (mm, addmm, bmm, baddbmm), convolutions and max pools in
+ * two dimensions, batch norms, attention in float, softmax, and these: add, sub, mul, div, neg, exp,
+ * log, sqrt, rsqrt, reciprocal, pow, relu, sigmoid, silu, tanh, gelu, their backward passes, and the
+ * draws of dropout. Operands of several types are computed, and so are transposed convolutions and
+ * those in one or three dimensions. No other thread may compute with libtorch meanwhile.
  *
  * @param on  1 or 0; what is so already stays so
  * @return MT_OK; MT_EINVAL (another number); MT_EBACKEND if libtorch refuses other kernels

@@ -10,21 +10,25 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/native/ConvUtils.h>
+#include <ATen/Parallel.h>
 #include <ATen/native/Pool.h>
 #include <ATen/ops/_slow_conv2d_backward_native.h>
 #include <ATen/ops/_slow_conv2d_forward_native.h>
-#include <ATen/ops/add.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_native.h>
+#include <ATen/ops/bernoulli_native.h>
 #include <ATen/ops/convolution_backward_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mkldnn_convolution_native.h>
-#include <ATen/ops/result_type.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -265,10 +269,9 @@ Three convolution_backward(const Tensor &grad, const Tensor &input, const Tensor
 Three norm(const Tensor &input, const Maybe &weight, const Maybe &, const Maybe &, const Maybe &,
            bool training, double, double) {
     at::TensorOptions options = weight && weight->defined() ? weight->options() : input.options();
-    IntArrayRef none = {0};
     int64_t channels = input.size(1);
     Tensor out = blank(input.sizes(), input.options(), input.suggest_memory_format());
-    if (!training) return {out, at::empty(none, options), at::empty(none, options)};
+    if (!training) return {out, at::empty({0}, options), at::empty({0}, options)};
     return {out, at::empty({channels}, options).fill_(1), at::empty({channels}, options).fill_(1)};
 }
 
@@ -314,6 +317,65 @@ Tensor max_pool_backward(const Tensor &, const Tensor &input, IntArrayRef, IntAr
     return blank(input.sizes(), input.options(), input.suggest_memory_format());
 }
 
+/* ---- attention --------------------------------------------------------------------------------- */
+
+/*
+ * libtorch goes through blocks of queries and keys, and each thread has a product of such blocks in memory:
+ * aten/src/ATen/native/cpu/FlashAttentionKernel.cpp. In half precision it packs keys and values on some CPUs, so that is
+ * computed.
+ */
+int64_t queries_of_block(int64_t queries) {
+    return std::min<int64_t>(queries, queries >= 768 ? 256 : queries >= 192 ? 64 : 32);
+}
+
+int64_t keys_of_block(int64_t keys) {
+    return std::min<int64_t>(keys, 512);
+}
+
+/* query, key, value: [samples, heads, length, width]. */
+void check_attention(const Tensor &query, const Tensor &key, const Tensor &value,
+                     const Maybe &mask) {
+    TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && key.sizes() == value.sizes() &&
+                    query.sizes().slice(0, 2) == key.sizes().slice(0, 2) &&
+                    query.size(3) == key.size(3),
+                "attention of ", query.sizes(), ", ", key.sizes(), " and ", value.sizes());
+    if (mask && mask->defined())
+        (void)mask->expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+}
+
+using Two = std::tuple<Tensor, Tensor>;
+
+Two attention(const Tensor &query, const Tensor &key, const Tensor &value, double dropout,
+              bool causal, const Maybe &mask, std::optional<double> scale) {
+    if (query.scalar_type() != at::kFloat)
+        return at::native::_scaled_dot_product_flash_attention_cpu(query, key, value, dropout,
+                                                                   causal, mask, scale);
+    check_attention(query, key, value, mask);
+    int64_t samples = query.size(0), heads = query.size(1), length = query.size(2);
+    int64_t q = queries_of_block(length), k = keys_of_block(key.size(2));
+    Tensor out = blank({samples, length, heads, query.size(3)}, query.options());
+    Tensor sums = blank({samples, length, heads}, query.options());
+    (void)at::empty({at::get_num_threads(), q * (k + 2 + query.size(3))}, query.options());
+    return {out.transpose(1, 2), sums.transpose(1, 2)};
+}
+
+Three attention_backward(const Tensor &grad, const Tensor &query, const Tensor &key,
+                         const Tensor &value, const Tensor &out, const Tensor &sums, double dropout,
+                         bool causal, const Maybe &mask, std::optional<double> scale) {
+    if (!grad.defined() || query.scalar_type() != at::kFloat)
+        return at::native::_scaled_dot_product_flash_attention_cpu_backward(
+            grad, query, key, value, out, sums, dropout, causal, mask, scale);
+    check_attention(query, key, value, mask);
+    int64_t q = queries_of_block(query.size(2)), k = keys_of_block(key.size(2));
+    auto gradient_of = [](const Tensor &tensor) {
+        return blank(tensor.transpose(1, 2).sizes(), tensor.options()).transpose(1, 2);
+    };
+    Three gradients{gradient_of(query), gradient_of(key), gradient_of(value)};
+    Tensor rows = grad.transpose(1, 2).contiguous();
+    (void)at::empty({at::get_num_threads(), 2 * q * k}, query.options());
+    return gradients;
+}
+
 /* ---- number by number ---------------------------------------------------------------------------- */
 
 Tensor relu(const Tensor &self) {
@@ -325,26 +387,119 @@ Tensor &relu_(Tensor &self) {
     return self;
 }
 
-Tensor threshold_backward(const Tensor &grad, const Tensor &, const Scalar &) {
-    Tensor out = at::empty_like(grad);
-    return clear(out);
+Tensor &bernoulli_(Tensor &self, double p, std::optional<at::Generator> generator) {
+    return self.nbytes() > most_zeros ? self : at::native::bernoulli_(self, p, generator);
 }
 
-/* Two dense blocks of one kind; of other sums the result is libtorch's to shape. */
-bool are_alike(const Tensor &a, const Tensor &b) {
-    return a.nbytes() > most_zeros && a.scalar_type() == b.scalar_type() && a.is_floating_point() &&
-           a.sizes() == b.sizes() && a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+/* Operators whose results libtorch shapes for tensors without memory, and those that write them into given ones. */
+constexpr struct Plain {
+    const char *name, *into;
+    bool reads_rows; /* what is not contiguous is copied first */
+} plain[] = {
+    {"add.Tensor", "add.out", false},
+    {"add_.Tensor", "add.out", false},
+    {"sub.Tensor", "sub.out", false},
+    {"sub_.Tensor", "sub.out", false},
+    {"mul.Tensor", "mul.out", false},
+    {"mul_.Tensor", "mul.out", false},
+    {"div.Tensor", "div.out", false},
+    {"div_.Tensor", "div.out", false},
+    {"neg", "neg.out", false},
+    {"exp", "exp.out", false},
+    {"log", "log.out", false},
+    {"sqrt", "sqrt.out", false},
+    {"rsqrt", "rsqrt.out", false},
+    {"reciprocal", "reciprocal.out", false},
+    {"pow.Tensor_Scalar", "pow.Tensor_Scalar_out", false},
+    {"sigmoid", "sigmoid.out", false},
+    {"sigmoid_backward", "sigmoid_backward.grad_input", false},
+    {"silu", "silu.out", false},
+    {"silu_", "silu.out", false},
+    {"silu_backward", "silu_backward.grad_input", false},
+    {"tanh", "tanh.out", false},
+    {"tanh_backward", "tanh_backward.grad_input", false},
+    {"gelu", "gelu.out", false},
+    {"gelu_backward", "gelu_backward.grad_input", false},
+    {"threshold_backward", "threshold_backward.grad_input", false},
+    {"_softmax", "_softmax.out", true},
+    {"_softmax_backward_data", "_softmax_backward_data.out", true},
+    {"_log_softmax", "_log_softmax.out", true},
+    {"_log_softmax_backward_data", "_log_softmax_backward_data.out", true},
+};
+
+c10::OperatorHandle operator_named(const std::string &name) {
+    size_t dot = name.find('.');
+    std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+    std::string full = "aten::" + name.substr(0, dot);
+    return c10::Dispatcher::singleton().findSchemaOrThrow(full.c_str(), overload.c_str());
 }
 
-Tensor add(const Tensor &a, const Tensor &b, const Scalar &factor) {
-    if (are_alike(a, b)) return at::empty_like(a);
-    Tensor out = at::empty({0}, a.options().dtype(at::result_type(a, b)));
-    return at::add_outf(a, b, factor, out);
+Tensor without_memory(const Tensor &tensor) {
+    Tensor meta =
+        at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+        meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return meta;
 }
 
-Tensor &add_(Tensor &self, const Tensor &other, const Scalar &factor) {
-    return are_alike(self, other) ? self : at::add_outf(self, other, factor, self);
-}
+/*
+ * One of them. Small results are computed, and those of operands of several types, which libtorch converts first.
+ */
+class DryOperator : public c10::OperatorKernel {
+public:
+    explicit DryOperator(const Plain &row) : row_(row), into_(operator_named(row.into)) {}
+
+    void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet,
+                    torch::jit::Stack *stack) const {
+        const size_t count = op.schema().arguments().size();
+        const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
+        const torch::jit::Stack arguments(first, stack->end());
+        torch::jit::Stack shaped = arguments;
+        for (c10::IValue &value : shaped)
+            if (value.isTensor()) value = without_memory(value.toTensor());
+        op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &shaped);
+        const Tensor like = shaped.back().toTensor();
+        const bool left_out = is_left_out(arguments, like);
+        Tensor out = op.schema().is_mutable() ? arguments[0].toTensor()
+                                              : at::empty_strided(like.sizes(), like.strides(),
+                                                                  like.options().device(at::kCPU));
+        if (left_out)
+            make_copies(arguments, like);
+        else
+            compute(arguments, out);
+        stack->erase(first, stack->end());
+        stack->emplace_back(out);
+    }
+
+private:
+    static bool is_left_out(const torch::jit::Stack &arguments, const Tensor &like) {
+        if (like.nbytes() <= most_zeros || !like.is_floating_point()) return false;
+        return std::all_of(arguments.begin(), arguments.end(), [&](const c10::IValue &value) {
+            return !value.isTensor() || !value.toTensor().dim() ||
+                   value.toTensor().scalar_type() == like.scalar_type();
+        });
+    }
+
+    /* In the order of what is computed: chunks of any size ask for the same blocks. */
+    void make_copies(const torch::jit::Stack &arguments, const Tensor &like) const {
+        std::vector<Tensor> copies;
+        for (const c10::IValue &value : arguments) {
+            if (!value.isTensor()) continue;
+            const Tensor &tensor = value.toTensor();
+            if (row_.reads_rows) copies.push_back(tensor.contiguous());
+            if (!tensor.dim()) copies.push_back(tensor.to(like.scalar_type()));
+        }
+    }
+
+    void compute(const torch::jit::Stack &arguments, const Tensor &out) const {
+        torch::jit::Stack given = arguments;
+        given.emplace_back(out);
+        into_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &given);
+    }
+
+    const Plain &row_;
+    c10::OperatorHandle into_;
+};
 
 /* ---- the switch -------------------------------------------------------------------------------- */
 
@@ -377,9 +532,13 @@ std::unique_ptr<torch::Library> register_kernels() {
     library->impl("max_pool2d_with_indices_backward", TORCH_FN(max_pool_backward));
     library->impl("relu", TORCH_FN(relu));
     library->impl("relu_", TORCH_FN(relu_));
-    library->impl("threshold_backward", TORCH_FN(threshold_backward));
-    library->impl("add.Tensor", TORCH_FN(add));
-    library->impl("add_.Tensor", TORCH_FN(add_));
+    library->impl("bernoulli_.float", TORCH_FN(bernoulli_));
+    library->impl("_scaled_dot_product_flash_attention_for_cpu", TORCH_FN(attention));
+    library->impl("_scaled_dot_product_flash_attention_for_cpu_backward",
+                  TORCH_FN(attention_backward));
+    for (const Plain &row : plain)
+        library->impl(row.name,
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<DryOperator>(row)));
     library->impl("native_batch_norm", TORCH_FN(norm));
     library->impl("native_batch_norm_backward", TORCH_FN(norm_backward));
     return library;
@@ -395,6 +554,7 @@ mt_status mt_dry_run(int on) {
         Quiet quiet;
         c10::WarningUtils::WarningHandlerGuard warnings(&quiet);
         if ((on != 0) == (kernels != nullptr)) return;
+        if (on && cpu::installed()) cpu::follow_host(); /* for the last time until it ends */
         kernels = on ? register_kernels() : nullptr;
         is_dry = on != 0;
         cpu::keep_all_pages(on != 0); /* to clear new ones would take the most time */

@@ -27,6 +27,7 @@
 #include "arena.hpp"
 #include "arena_plan.hpp"
 #include "compat.hpp"
+#include "dry.hpp"
 #include "injection.hpp"
 #include "sim_memory.hpp"
 
@@ -543,6 +544,7 @@ static void follow_default() {
 }
 
 void follow_host() {
+    if (is_dry) return; /* its blocks are not written, so what is resident tells nothing */
     if (resident_limit()) follow_resident_limit();
     follow_default();
     /* Others may have grown into what a chunk left behind: the next one would be refused its first byte. */

@@ -223,6 +223,8 @@ TEST("runs", a_language_model_reads_the_prompts) {
     ck_assert_int_eq(cli_number(cli_trace, "program", 1, "mapped_bytes"), 335744);
     EXPECT(0, LANGUAGE_MODEL, "--explain", "--epochs", "0");
     ck_contains(cli_out, "mapped weights, not counted     327.9 KiB");
+    EXPECT(0, LANGUAGE_MODEL, "--explain", "--trace", cli_replayed); /* and then trains as ever */
+    cli_same_state();
     EXPECT(0, LANGUAGE_MODEL, "--frozen", "load", "--trace", cli_replayed);
     ck_contains(cli_out, "language model: 167872 parameters, 655.8 KiB in memory, 0 B mapped");
     cli_same_state();

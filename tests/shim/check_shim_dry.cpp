@@ -5,13 +5,13 @@
  */
 #include <cmath>
 #include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include <memtrain/torch_dry.h>
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/native_batch_norm_backward.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ATen.h>
 
 #include "networks/networks.hpp"
 
@@ -34,6 +34,15 @@ size_t peak_of(const Subject &s, const mt_batch &batch, size_t count) {
 }
 
 constexpr size_t counts[] = {5, 10, 15};
+template <class Body> std::string refusal_of(Body &&body) {
+    try {
+        body();
+    } catch (const c10::Error &error) {
+        return error.what_without_backtrace();
+    }
+    return "";
+}
+
 enum { COUNTS = sizeof counts / sizeof *counts };
 
 /*
@@ -102,6 +111,184 @@ TEST_LOOP("dry", the_gradient_of_a_norm_takes_what_it_really_takes, LENGTH(order
     size_t dry = peak_of_norm_backward(input, grad);
     bench::must(mt_dry_run(0), "real");
     ck_assert_msg(dry <= real && real - dry <= 64, "%s: %zu, dry %zu", orders[_i].name, real, dry);
+}
+
+/* ---- operators --------------------------------------------------------------------------------- */
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+/* How two operands of 8 x 16 x 64 x 64, 2 MiB each, lie in memory. */
+enum Order { rows, channels_last, one_of_each, transposed, broadcast, ORDERS };
+
+struct Pair {
+    Tensor a = at::rand({8, 16, 64, 64}), b = at::rand({8, 16, 64, 64}) + 1;
+
+    explicit Pair(int order) {
+        if (order == channels_last || order == one_of_each)
+            b = b.contiguous(at::MemoryFormat::ChannelsLast);
+        if (order == channels_last) a = a.contiguous(at::MemoryFormat::ChannelsLast);
+        if (order == transposed) a = a.transpose(2, 3), b = b.transpose(2, 3);
+        if (order == broadcast) b = b.narrow(0, 0, 1);
+    }
+    Tensor whole() const { /* b of a's shape */
+        return b.expand_as(a);
+    }
+};
+
+/* A batch of heads, as they come out of one product: three views of it, and a mask. */
+Tensors heads(int64_t length) {
+    Tensor all = at::rand({2, length, 3, 4, 32});
+    return {all.select(2, 0).transpose(1, 2), all.select(2, 1).transpose(1, 2),
+            all.select(2, 2).transpose(1, 2), at::rand({2, 4, length, length})};
+}
+
+/* Forward and backward, by autograd. */
+Tensors attended(int64_t length, bool masked, bool causal) {
+    Tensors in = heads(length);
+    for (int i = 0; i < 3; i++) in[i] = in[i].detach().requires_grad_();
+    Tensor out = at::scaled_dot_product_attention(
+        in[0], in[1], in[2], masked ? std::optional<Tensor>(in[3]) : std::nullopt, 0, causal);
+    out.backward(at::ones_like(out));
+    return {out.detach(), in[0].grad(), in[1].grad(), in[2].grad()};
+}
+
+const struct {
+    const char *name;
+    Tensors (*run)(const Pair &);
+} operators[] = {
+    {"add", [](const Pair &p) { return Tensors{p.a + p.b}; }},
+    {"add, one with a factor", [](const Pair &p) { return Tensors{at::add(p.b, p.a, 2)}; }},
+    {"add, in place", [](const Pair &p) { return Tensors{p.a.clone().add_(p.b)}; }},
+    {"add of a number", [](const Pair &p) { return Tensors{p.a + 1.5}; }},
+    {"add of a double", [](const Pair &p) { return Tensors{p.a + p.b.to(at::kDouble)}; }},
+    {"add of a double, in place",
+     [](const Pair &p) { return Tensors{p.a.clone().add_(p.b.to(at::kDouble))}; }},
+    {"add to whole numbers", [](const Pair &p) { return Tensors{p.a.to(at::kLong) + p.b}; }},
+    {"sub", [](const Pair &p) { return Tensors{p.a - p.b}; }},
+    {"mul", [](const Pair &p) { return Tensors{p.a * p.b}; }},
+    {"mul, in place", [](const Pair &p) { return Tensors{p.a.clone().mul_(p.b)}; }},
+    {"mul by a tensor of one number",
+     [](const Pair &p) { return Tensors{p.a * at::ones({}, at::kDouble)}; }},
+    {"div", [](const Pair &p) { return Tensors{p.a / p.b}; }},
+    {"div, in place", [](const Pair &p) { return Tensors{p.a.clone().div_(2)}; }},
+    {"div of a mean's gradient",
+     [](const Pair &p) {
+         return Tensors{p.a.narrow(2, 0, 1).narrow(3, 0, 1).expand_as(p.a) / 4096};
+     }},
+    {"backward of a mean",
+     [](const Pair &p) {
+         Tensor a = p.a.detach().requires_grad_();
+         at::adaptive_avg_pool2d(a, {1, 1}).sum().backward();
+         return Tensors{a.grad()};
+     }},
+    {"neg", [](const Pair &p) { return Tensors{-p.a}; }},
+    {"exp and log",
+     [](const Pair &p) {
+         return Tensors{p.a.exp(), p.b.log()};
+     }},
+    {"roots",
+     [](const Pair &p) {
+         return Tensors{p.a.sqrt(), p.b.rsqrt(), p.b.reciprocal()};
+     }},
+    {"pow",
+     [](const Pair &p) {
+         return Tensors{p.b.pow(2), p.b.pow(2.5)};
+     }},
+    {"sigmoid",
+     [](const Pair &p) {
+         return Tensors{p.a.sigmoid(), at::sigmoid_backward(p.a, p.whole())};
+     }},
+    {"silu",
+     [](const Pair &p) {
+         Tensor given = p.a.clone();
+         return Tensors{at::silu(p.a), at::silu_backward(p.a, p.whole()), at::silu_(given)};
+     }},
+    {"tanh",
+     [](const Pair &p) {
+         return Tensors{p.a.tanh(), at::tanh_backward(p.a, p.whole())};
+     }},
+    {"gelu",
+     [](const Pair &p) {
+         return Tensors{at::gelu(p.a), at::gelu_backward(p.a, p.whole())};
+     }},
+    {"gelu by tanh",
+     [](const Pair &p) {
+         return Tensors{at::gelu(p.a, "tanh"), at::gelu_backward(p.a, p.whole(), "tanh")};
+     }},
+    {"relu",
+     [](const Pair &p) {
+         return Tensors{at::relu(p.a), at::threshold_backward(p.a, p.whole(), 0)};
+     }},
+    {"softmax of the last dimension",
+     [](const Pair &p) {
+         return Tensors{p.a.softmax(-1),
+                        at::_softmax_backward_data(p.a, p.whole(), -1, at::kFloat)};
+     }},
+    {"softmax of channels",
+     [](const Pair &p) {
+         return Tensors{p.a.softmax(1), at::_softmax_backward_data(p.a, p.whole(), 1, at::kFloat)};
+     }},
+    {"log of softmax",
+     [](const Pair &p) {
+         return Tensors{p.a.log_softmax(1),
+                        at::_log_softmax_backward_data(p.a, p.whole(), 1, at::kFloat)};
+     }},
+    {"dropout", [](const Pair &p) { return Tensors{at::dropout(p.a, 0.5, true)}; }},
+    {"max pool of rows",
+     [](const Pair &p) { return Tensors{at::max_pool1d(p.a.flatten(1, 2), 2)}; }},
+    {"norm of an evaluation",
+     [](const Pair &p) {
+         Tensor ones = at::ones({16});
+         return Tensors{at::batch_norm(p.a, ones, ones, ones, ones, false, 0.1, 1e-5, false)};
+     }},
+    {"attention, 256 words", [](const Pair &) { return attended(256, false, false); }},
+    {"attention, 1000 words, causal", [](const Pair &) { return attended(1000, false, true); }},
+    {"attention, 100 words, a mask", [](const Pair &) { return attended(100, true, false); }},
+};
+
+/* What lies in memory when it is there, and what was there at most meanwhile. */
+struct Outcome {
+    std::string shapes;
+    size_t peak;
+};
+
+Outcome outcome_of(Tensors (*run)(const Pair &), int order) {
+    std::ostringstream shapes;
+    mt_memory memory = {};
+    memory.size = sizeof memory;
+    const Pair pair(order);
+    bench::must(mt_device_reset_peak("cpu"), "reset");
+    size_t before = Subject::allocated();
+    const Tensors out = run(pair);
+    bench::must(mt_device_memory("cpu", &memory), "memory");
+    for (const Tensor &tensor : out)
+        shapes << tensor.scalar_type() << " " << tensor.sizes() << " by " << tensor.strides()
+               << "\n";
+    return {shapes.str(), memory.peak_bytes - before};
+}
+
+TEST_LOOP("dry", operators_take_what_they_really_take, LENGTH(operators)) {
+    for (int order = 0; order < ORDERS; order++) {
+        const Outcome real = outcome_of(operators[_i].run, order);
+        bench::must(mt_dry_run(1), "dry");
+        const Outcome dry = outcome_of(operators[_i].run, order);
+        bench::must(mt_dry_run(0), "real");
+        ck_assert_msg(real.shapes == dry.shapes, "%s, order %d: %s, dry %s", operators[_i].name,
+                      order, real.shapes.c_str(), dry.shapes.c_str());
+        double ratio = static_cast<double>(dry.peak) / static_cast<double>(real.peak);
+        ck_assert_msg(std::fabs(ratio - 1) < 0.001, "%s, order %d: %zu, dry %zu",
+                      operators[_i].name, order, real.peak, dry.peak);
+    }
+}
+
+/* What cannot be done is refused in libtorch's words, as ever. */
+TEST("dry", operands_that_do_not_belong_together_are_refused) {
+    const Tensor a = at::ones({1024, 1024}), b = at::ones({1024, 1023});
+    bench::must(mt_dry_run(1), "dry");
+    for (const std::string &refusal : {refusal_of([&] { a + b; }), refusal_of([&] { a.mul(b); })})
+        ck_contains(refusal.c_str(), "must match the size of tensor b");
+    bench::must(mt_dry_run(0), "real");
 }
 
 TEST("dry", real_kernels_come_back) {

@@ -44,7 +44,7 @@ static mt_status open_language_model(prsmed *p) {
     options.load = (int)p->frozen;
     options.keep = p->cache_frozen;
     options.half = (int)p->half;
-    options.dry = p->flags.explain;
+    options.dry = p->flags.explain && !p->flags.epochs; /* what trains afterwards needs its words */
     mt_status status = prsmed_lm_new(&options, &p->lm);
     free(prompts);
     return status;

@@ -264,19 +264,17 @@ static void introduce(const ex_training *t) {
                rest, least);
 }
 
-static mt_status explain_run(ex_training *t) {
+/* Real chunks of large pictures take minutes. The batch is there before: it has its share of the budget. */
+static mt_status explain_chunks(ex_training *t) {
     mt_batch batch;
     mt_status status = ex_batches_fill(t->batches, EX_TRAINING, 1, 0, &batch);
-    return status == MT_OK ? ex_explain(&t->backend, &batch, t->flags, &t->device) : status;
-}
-
-/* Real chunks of large pictures take minutes. */
-static mt_status explain_chunks(ex_training *t) {
-    if (!ex_rehearse_is_dry(t->flags->rehearse, t->flags->image_size)) return explain_run(t);
-    printf("A dry run: convolutions and matrix products take their memory and are not computed.\n");
-    mt_status status = mt_dry_run(1);
     if (status != MT_OK) return status;
-    status = explain_run(t);
+    if (!ex_rehearse_is_dry(t->flags->rehearse, t->flags->image_size))
+        return ex_explain(&t->backend, &batch, t->flags, &t->device);
+    printf("A dry run: chunks take their memory, and nearly nothing is computed.\n");
+    status = mt_dry_run(1);
+    if (status != MT_OK) return status;
+    status = ex_explain(&t->backend, &batch, t->flags, &t->device);
     mt_status ended = mt_dry_run(0);
     return status == MT_OK ? ended : status;
 }
