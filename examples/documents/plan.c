@@ -40,6 +40,8 @@ static const configuration configurations[] = {
     {"prsmed", "0", "TinyViT-5M at 1024 pixels, batch 8", "--size published --config 0"},
     {"prsmed", "16gb", "TinyViT-5M at 1024 pixels, 1 x 8, checkpointing",
      "--size published --config 16gb"},
+    {"prsmed", "500m", "the same as 0, beside a frozen language model of 0.5 B in memory",
+     "--size published --config 0 --text-model 500m"},
     {"car_clip", "16x8", "ViT-B/32 at 224 pixels, 8 batches of 16",
      "--size published --batch 16 --accumulate 8"},
     {"car_clip", "96", "ViT-B/32 at 224 pixels, one batch of 96",

@@ -206,6 +206,8 @@ TEST("runs", an_explanation_reads_nothing) {
            "--explain");
     ck_contains(cli_out, "mapped weights, not counted");
     ck_assert_ptr_null(strstr(cli_out, " of 16 prompts"));
+    EXPECT(0, QUICK, "--text-model", "tiny", "--epochs", "0", "--explain");
+    ck_contains(cli_out, "language model: 167872 parameters, 655.8 KiB in memory, 0 B mapped");
 }
 
 /* Mapped, loaded, kept, in other chunks and in two parts: one state. */

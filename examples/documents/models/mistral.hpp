@@ -231,10 +231,15 @@ public:
     /* In memory, from libtorch's generator: norms are 1, all else has a deviation of 0.02. */
     void draw() {
         torch::NoGradGuard no_grad;
-        for (torch::Tensor &parameter : parameters()) {
-            torch::Tensor made = at::zeros(parameter.sizes(), parameter.scalar_type());
-            parameter.set_data(parameter.dim() == 1 ? made.fill_(1) : made.normal_(0, 0.02));
-        }
+        allocate();
+        for (torch::Tensor &parameter : parameters())
+            (void)(parameter.dim() == 1 ? parameter.fill_(1) : parameter.normal_(0, 0.02));
+    }
+
+    /* Memory alone, for who wants to see what it takes. */
+    void allocate() {
+        for (torch::Tensor &parameter : parameters())
+            parameter.set_data(at::empty(parameter.sizes(), parameter.scalar_type()));
     }
 
 private:

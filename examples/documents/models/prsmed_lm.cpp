@@ -167,7 +167,7 @@ mt_status build(const prsmed_lm_options &o, prsmed_lm &lm) {
     lm.dry = o.dry != 0;
     mt_status status = memtrain::make_model(&lm.model, [&] {
         lm.net = Mistral(lm.options, o.half ? at::kBFloat16 : at::kFloat);
-        if (!o.weights) lm.net->draw();
+        if (!o.weights) lm.dry ? lm.net->allocate() : lm.net->draw();
         return memtrain::model(lm.net.ptr(), {},
                                [](MistralImpl &net, const memtrain::Tensors &batch) {
                                    return memtrain::Output{net.loss(batch.at(0)), {}};
